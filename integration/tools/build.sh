@@ -1,0 +1,68 @@
+#!/bin/sh
+# Builds what the integration tests run against: containerd, ctr,
+# containerd-shim-runc-v2 and runc, at the versions that go.mod beside this
+# script pins, with the build tags that the stock packages use.
+# Usage: build.sh OUTDIR
+#
+# What is up to date is skipped: a stamp file beside each binary holds the
+# recipe's key (pinned modules, this script, compiler).
+set -eu
+
+if [ $# -ne 1 ]; then
+	echo "usage: $0 OUTDIR" >&2
+	exit 2
+fi
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+GO=${GO:-go}
+cd "$here"
+
+# The module is built as pinned, whatever the caller's environment says.
+export GOWORK=off GOFLAGS=-mod=readonly
+
+containerd_version=$("$GO" list -m -f '{{.Version}}' github.com/containerd/containerd/v2)
+runc_version=$("$GO" list -m -f '{{.Version}}' github.com/opencontainers/runc)
+key=$({ cat go.mod go.sum build.sh; "$GO" version; "$GO" env GOARCH CC; } | sha256sum | cut -d ' ' -f 1)
+
+# fresh NAME: is OUTDIR/NAME there and made from this recipe?
+fresh() {
+	[ -x "$out/$1" ] && [ "$(cat "$out/.$1.stamp" 2>/dev/null)" = "$key" ]
+}
+
+# put NAME: move the finished binary into place, then say that it is fresh.
+put() {
+	rm -f "$out/.$1.stamp"
+	mv -f "$out/.$1.new" "$out/$1"
+	echo "$key" >"$out/.$1.stamp"
+}
+
+# build_containerd NAME TAGS: a command of containerd, static and without cgo.
+build_containerd() {
+	if fresh "$1"; then
+		return
+	fi
+	echo "building $1 $containerd_version"
+	CGO_ENABLED=0 "$GO" build -trimpath -tags "$2" \
+		-ldflags "-s -w -X github.com/containerd/containerd/v2/version.Version=$containerd_version" \
+		-o "$out/.$1.new" "github.com/containerd/containerd/v2/cmd/$1"
+	put "$1"
+}
+
+build_containerd containerd "no_btrfs no_zfs no_devmapper"
+build_containerd ctr "no_btrfs no_zfs no_devmapper"
+# containerd's own Makefile builds the shim with this tag.
+build_containerd containerd-shim-runc-v2 "no_grpc"
+
+if ! fresh runc; then
+	if ! pkg-config --exists libseccomp 2>/dev/null; then
+		echo "build.sh: runc needs libseccomp's headers and pkg-config; run $here/apt.sh" >&2
+		exit 1
+	fi
+	echo "building runc $runc_version"
+	# runc embeds its own VERSION file, so no version is set here.
+	CGO_ENABLED=1 "$GO" build -trimpath -tags "seccomp netgo osusergo" \
+		-ldflags "-s -w -extldflags -static" \
+		-o "$out/.runc.new" github.com/opencontainers/runc
+	put runc
+fi
