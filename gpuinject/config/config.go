@@ -1,0 +1,252 @@
+package config
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+	"golang.org/x/sys/unix"
+)
+
+// DefaultPath is read when EnvFile is not set; it may be missing.
+const DefaultPath = "/etc/nvidia-shim/config.toml"
+
+// EnvFile names, in the environment of containerd, another configuration file.
+// A file named this way must exist.
+const EnvFile = "NVIDIA_SHIM_CONFIG"
+
+// maxSize bounds the configuration file, in bytes.
+const maxSize = 1 << 20
+
+// Config is the whole configuration. Every path is absolute.
+type Config struct {
+	Host      Host      `toml:"host"`
+	Container Container `toml:"container"`
+	Policy    Policy    `toml:"policy"`
+	Log       Log       `toml:"log"`
+}
+
+// Host says where the things of this host are.
+type Host struct {
+	// DriverRoot is where driver files are looked up: "/", or the root of a driver
+	// container such as /run/nvidia/driver.
+	DriverRoot string `toml:"driver-root"`
+	// DriverLibraries are further directories to search, below DriverRoot.
+	DriverLibraries []string `toml:"driver-libraries"`
+	// DevRoot holds the device nodes: <DevRoot>/dev/nvidia0.
+	DevRoot string `toml:"dev-root"`
+	// ProcRoot is the procfs to read: <ProcRoot>/driver/nvidia, <ProcRoot>/devices.
+	ProcRoot string `toml:"proc-root"`
+	// SysRoot is the sysfs to read.
+	SysRoot string `toml:"sys-root"`
+	// StateDir holds the views and caches of this boot; root only.
+	StateDir string `toml:"state-dir"`
+	// ProcMaskTarget is the directory inside the container that the mask covers.
+	// It must be below /proc.
+	ProcMaskTarget string `toml:"proc-mask-target"`
+}
+
+// Container says what containers get and may ask for.
+type Container struct {
+	// DefaultCapabilities apply where NVIDIA_DRIVER_CAPABILITIES is unset or empty.
+	DefaultCapabilities []string `toml:"default-capabilities"`
+	// SupportedCapabilities bound what NVIDIA_DRIVER_CAPABILITIES may ask for.
+	SupportedCapabilities []string `toml:"supported-capabilities"`
+}
+
+// Kubernetes policy modes.
+const (
+	// Enforce gives a pod's container the devices that its specification already
+	// carries; environment variables only select among them.
+	Enforce = "enforce"
+	// Audit does what the environment asks for and logs what Enforce would refuse.
+	Audit = "audit"
+	// TrustEnv gives what the environment asks for.
+	TrustEnv = "trust-env"
+)
+
+// Foreign hook policies.
+const (
+	// Replace removes NVIDIA's own OCI hooks where the shim injects the GPUs itself.
+	Replace = "replace"
+	// Refuse fails the create of a container that carries such hooks.
+	Refuse = "refuse"
+)
+
+// Policy says who may have what.
+type Policy struct {
+	// Kubernetes is Enforce, Audit or TrustEnv, for containers that CRI created.
+	Kubernetes string `toml:"kubernetes"`
+	// TrustedNamespaces are the Kubernetes namespaces whose pods may use the
+	// environment as a grant: monitoring agents and the device plugin itself.
+	TrustedNamespaces []string `toml:"trusted-namespaces"`
+	// AcceptEnvWhenUnprivileged lets containers outside Kubernetes ask by environment.
+	AcceptEnvWhenUnprivileged bool `toml:"accept-env-when-unprivileged"`
+	// ForeignHooks is Replace or Refuse.
+	ForeignHooks string `toml:"foreign-hooks"`
+}
+
+// Log says how much the shim writes to containerd's log.
+type Log struct {
+	// Level is one of "error", "warn", "info", "debug".
+	Level string `toml:"level"`
+}
+
+// capabilities are the names that NVIDIA_DRIVER_CAPABILITIES knows.
+var capabilities = []string{"compute", "compat32", "graphics", "utility", "video", "display", "ngx"}
+
+// Default is the configuration of a host without a file.
+func Default() *Config {
+	return &Config{
+		Host: Host{
+			DriverRoot:     "/",
+			DevRoot:        "/",
+			ProcRoot:       "/proc",
+			SysRoot:        "/sys",
+			StateDir:       "/run/nvidia-shim",
+			ProcMaskTarget: "/proc/driver/nvidia",
+		},
+		Container: Container{
+			DefaultCapabilities:   []string{"compute", "utility"},
+			SupportedCapabilities: slices.Clone(capabilities),
+		},
+		Policy: Policy{
+			Kubernetes:                Enforce,
+			TrustedNamespaces:         []string{"kube-system", "gpu-operator", "nvidia-gpu-operator", "nvidia-device-plugin", "nvidia-dra-driver-gpu"},
+			AcceptEnvWhenUnprivileged: true,
+			ForeignHooks:              Replace,
+		},
+		Log: Log{Level: "info"},
+	}
+}
+
+// FromEnvironment loads the file that this process' environment names, or the
+// default one. The shim's environment is containerd's, not a container's.
+func FromEnvironment() (*Config, error) {
+	if name := os.Getenv(EnvFile); name != "" {
+		return Load(name)
+	}
+	c, err := Load(DefaultPath)
+	if errors.Is(err, fs.ErrNotExist) {
+		return Default(), nil
+	}
+	return c, err
+}
+
+// Load reads the configuration file name. Keys that it does not set keep their
+// default. Errors name the file, the key and the value.
+func Load(name string) (*Config, error) {
+	data, err := readTrusted(name)
+	if err != nil {
+		return nil, fmt.Errorf("configuration %s: %w", name, err)
+	}
+	c := Default()
+	dec := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields()
+	if err := dec.Decode(c); err != nil {
+		return nil, fmt.Errorf("configuration %s: %s", name, describe(err))
+	}
+	if err := c.validate(); err != nil {
+		return nil, fmt.Errorf("configuration %s: %w", name, err)
+	}
+	return c, nil
+}
+
+// readTrusted reads a file that only root can have written: what it says steers
+// mounts (T61).
+func readTrusted(name string) ([]byte, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
+		return nil, err
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return nil, errors.New("is not a regular file")
+	case st.Uid != uint32(os.Geteuid()) && st.Uid != 0:
+		return nil, fmt.Errorf("is owned by uid %d: chown it to root", st.Uid)
+	case st.Mode&0o022 != 0:
+		return nil, fmt.Errorf("can be written by others than root (mode %04o): chmod go-w it", st.Mode&0o7777)
+	case st.Size > maxSize:
+		return nil, fmt.Errorf("is larger than %d bytes", maxSize)
+	}
+	return io.ReadAll(io.LimitReader(f, maxSize))
+}
+
+// describe turns the decoder's errors, some of which are many lines, into one
+// line with the key.
+func describe(err error) string {
+	var strict *toml.StrictMissingError
+	if errors.As(err, &strict) && len(strict.Errors) > 0 {
+		e := strict.Errors[0]
+		row, _ := e.Position()
+		return fmt.Sprintf("line %d: unknown key %q", row, strings.Join(e.Key(), "."))
+	}
+	var de *toml.DecodeError
+	if errors.As(err, &de) {
+		row, _ := de.Position()
+		if key := strings.Join(de.Key(), "."); key != "" {
+			return fmt.Sprintf("line %d: key %q: %s", row, key, de.Error())
+		}
+		return fmt.Sprintf("line %d: %s", row, de.Error())
+	}
+	return strings.ReplaceAll(err.Error(), "\n", " ")
+}
+
+func (c *Config) validate() error {
+	for key, p := range map[string]*string{
+		"host.driver-root": &c.Host.DriverRoot, "host.dev-root": &c.Host.DevRoot,
+		"host.proc-root": &c.Host.ProcRoot, "host.sys-root": &c.Host.SysRoot,
+		"host.state-dir": &c.Host.StateDir, "host.proc-mask-target": &c.Host.ProcMaskTarget,
+	} {
+		if !filepath.IsAbs(*p) {
+			return fmt.Errorf("key %q: %q is not an absolute path", key, *p)
+		}
+		*p = filepath.Clean(*p)
+	}
+	for i, p := range c.Host.DriverLibraries {
+		if !filepath.IsAbs(p) {
+			return fmt.Errorf("key %q: %q is not an absolute path", "host.driver-libraries", p)
+		}
+		c.Host.DriverLibraries[i] = filepath.Clean(p)
+	}
+	if !strings.HasPrefix(c.Host.ProcMaskTarget, "/proc/") {
+		return fmt.Errorf("key %q: %q is not below /proc", "host.proc-mask-target", c.Host.ProcMaskTarget)
+	}
+	if c.Host.StateDir == "/" {
+		return fmt.Errorf("key %q: %q cannot hold the state of the shim", "host.state-dir", c.Host.StateDir)
+	}
+	for _, name := range c.Container.SupportedCapabilities {
+		if !slices.Contains(capabilities, name) {
+			return fmt.Errorf("key %q: unknown capability %q (known: %s)", "container.supported-capabilities", name, strings.Join(capabilities, ", "))
+		}
+	}
+	for _, name := range c.Container.DefaultCapabilities {
+		if !slices.Contains(capabilities, name) {
+			return fmt.Errorf("key %q: unknown capability %q (known: %s)", "container.default-capabilities", name, strings.Join(capabilities, ", "))
+		}
+	}
+	for _, e := range []struct {
+		key, value string
+		allowed    []string
+	}{
+		{"policy.kubernetes", c.Policy.Kubernetes, []string{Enforce, Audit, TrustEnv}},
+		{"policy.foreign-hooks", c.Policy.ForeignHooks, []string{Replace, Refuse}},
+		{"log.level", c.Log.Level, []string{"error", "warn", "info", "debug"}},
+	} {
+		if !slices.Contains(e.allowed, e.value) {
+			return fmt.Errorf("key %q: %q is not one of %s", e.key, e.value, strings.Join(e.allowed, ", "))
+		}
+	}
+	return nil
+}

@@ -1,0 +1,217 @@
+package procmask
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// target is a directory that every procfs has, whether or not a driver is loaded.
+const target = "/proc/driver"
+
+// TestMain lets the test binary be the waiting process of a container: started
+// with a shell script in its environment it runs it in namespaces of its own.
+func TestMain(m *testing.M) {
+	if os.Geteuid() != 0 {
+		os.Stderr.WriteString("procmask: the tests mount file systems: run them as root\n")
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+// sandbox starts a process in its own mount namespace (and more, by flags), runs
+// setup there and waits until the test is done with it.
+type sandbox struct {
+	cmd *exec.Cmd
+	in  io.WriteCloser
+	out *bytes.Buffer
+}
+
+func start(t *testing.T, flags uintptr, setup string) *sandbox {
+	t.Helper()
+	ready, w, err := os.Pipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &sandbox{out: &bytes.Buffer{}}
+	s.cmd = exec.Command("/bin/sh", "-c", setup+"\necho ready >&3; exec 3>&-; read line; eval \"$line\"")
+	s.cmd.ExtraFiles = []*os.File{w}
+	s.cmd.Stdout, s.cmd.Stderr = s.out, s.out
+	s.cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: flags}
+	if flags&syscall.CLONE_NEWUSER != 0 {
+		s.cmd.SysProcAttr.UidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100000, Size: 65536}}
+		s.cmd.SysProcAttr.GidMappings = []syscall.SysProcIDMap{{ContainerID: 0, HostID: 100000, Size: 65536}}
+		s.cmd.SysProcAttr.Credential = &syscall.Credential{}
+	}
+	if s.in, err = s.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	t.Cleanup(func() { s.in.Close(); _ = s.cmd.Wait() })
+	if b, _ := io.ReadAll(ready); string(b) != "ready\n" {
+		s.in.Close()
+		_ = s.cmd.Wait()
+		t.Fatalf("sandbox did not start: %s", s.out)
+	}
+	return s
+}
+
+// finish lets the sandbox run one more line and returns its output.
+func (s *sandbox) finish(line string) string {
+	_, _ = io.WriteString(s.in, line+"\n")
+	s.in.Close()
+	_ = s.cmd.Wait()
+	return s.out.String()
+}
+
+const freshProc = "mount --make-rprivate / && mount -t proc proc /proc"
+
+func newMask(t *testing.T) *Mask {
+	t.Helper()
+	m, err := New([]File{
+		{"version", []byte("NVRM version: test\n")},
+		{"params", []byte("ModifyDeviceFiles: 0\n")},
+		{"gpus/0000:65:00.0/information", []byte("Device Minor: 3\n")},
+		{"gpus/0000:66:00.0/information", []byte("Device Minor: 4\n")},
+	}, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { m.Close() })
+	return m
+}
+
+func mountinfo(t *testing.T) string {
+	t.Helper()
+	b, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}
+
+func TestMaskIsSeenInTheContainerOnlyAndCannotBeChanged(t *testing.T) {
+	for name, flags := range map[string]uintptr{
+		"plain":                 syscall.CLONE_NEWNS | syscall.CLONE_NEWPID,
+		"with a user namespace": syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUSER,
+	} {
+		t.Run(name, func(t *testing.T) {
+			before := mountinfo(t)
+			s := start(t, flags, freshProc)
+			if err := newMask(t).Attach(s.cmd.Process.Pid, target); err != nil {
+				t.Fatal(err)
+			}
+			out := s.finish(`cd /proc/driver; find . -type f | sort; cat params gpus/*/information; ` +
+				`(echo 1 > params); touch new; mkdir d; rm -f version; mount -o remount,rw /proc/driver && touch new2; ls -ld .`)
+			for _, want := range []string{
+				"./gpus/0000:65:00.0/information\n./gpus/0000:66:00.0/information\n./params\n./version\n",
+				"ModifyDeviceFiles: 0\nDevice Minor: 3\nDevice Minor: 4\n", "dr-xr-xr-x",
+			} {
+				if !strings.Contains(out, want) {
+					t.Errorf("missing %q in:\n%s", want, out)
+				}
+			}
+			if strings.Count(out, "Read-only file system")+strings.Count(out, "ermission denied") < 4 {
+				t.Errorf("a write was not refused:\n%s", out)
+			}
+			if after := mountinfo(t); after != before {
+				t.Errorf("the host's mount table changed:\n%s", after)
+			}
+		})
+	}
+}
+
+func TestAttachRefusesWhateverIsNotProcfs(t *testing.T) {
+	ns := uintptr(syscall.CLONE_NEWNS | syscall.CLONE_NEWPID)
+	for name, tc := range map[string]struct{ setup, target string }{
+		"a tmpfs over the target":          {freshProc + " && mount -t tmpfs none /proc/driver", target},
+		"a /proc that is a tmpfs":          {freshProc + " && mount -t tmpfs none /proc && mkdir /proc/driver", target},
+		"a bind of a host directory":       {freshProc + " && mount --bind /etc /proc/driver", target},
+		"a magic link":                     {freshProc, "/proc/1/root/etc"},
+		"a symbolic link":                  {freshProc, "/proc/self/task"},
+		"a way up":                         {freshProc, "/proc/../etc"},
+		"a missing directory":              {freshProc, "/proc/driver/missing"},
+		"a file":                           {freshProc, "/proc/version"},
+		"a target that is not below /proc": {freshProc, "/etc"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t, ns, tc.setup)
+			pid := s.cmd.Process.Pid
+			before, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/mountinfo")
+			if err := newMask(t).Attach(pid, tc.target); err == nil {
+				t.Error("attached")
+			}
+			after, _ := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/mountinfo")
+			if string(before) != string(after) {
+				t.Errorf("mount table of the container changed:\n%s", after)
+			}
+		})
+	}
+}
+
+func TestAttachRefusesTheMountNamespaceOfTheHost(t *testing.T) {
+	before := mountinfo(t)
+	s := start(t, syscall.CLONE_NEWPID, "true")
+	if err := newMask(t).Attach(s.cmd.Process.Pid, target); err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
+		t.Errorf("got %v", err)
+	}
+	if after := mountinfo(t); after != before {
+		t.Errorf("the host's mount table changed:\n%s", after)
+	}
+}
+
+func TestAttachRefusesAProcessThatEnded(t *testing.T) {
+	s := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc)
+	pid := s.cmd.Process.Pid
+	s.finish("true")
+	if err := newMask(t).Attach(pid, target); err == nil {
+		t.Error("attached")
+	}
+}
+
+func TestMaskStaysWithinItself(t *testing.T) {
+	for _, name := range []string{"../x", "/x", "a/../../x"} {
+		if m, err := New([]File{{name, nil}}, ""); err == nil {
+			m.Close()
+			t.Errorf("file %q accepted", name)
+		}
+	}
+}
+
+// The process that attaches goes on in its own namespaces on every thread.
+func TestAttachLeavesTheCallerWhereItWas(t *testing.T) {
+	own, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 20 {
+		s := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc)
+		if err := newMask(t).Attach(s.cmd.Process.Pid, target); err != nil {
+			t.Fatal(err)
+		}
+		s.finish("true")
+	}
+	tasks, err := filepath.Glob("/proc/self/task/*/ns/mnt")
+	if err != nil || len(tasks) == 0 {
+		t.Fatal(tasks, err)
+	}
+	for _, task := range tasks {
+		if ns, err := os.Readlink(task); err == nil && ns != own {
+			t.Errorf("%s is %s, the process is in %s", task, ns, own)
+		} else if err != nil && !errors.Is(err, os.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
+			t.Error(err)
+		}
+	}
+}

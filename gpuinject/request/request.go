@@ -1,0 +1,180 @@
+package request
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Environment variables of the contract.
+const (
+	EnvVisibleDevices = "NVIDIA_VISIBLE_DEVICES"
+	EnvCapabilities   = "NVIDIA_DRIVER_CAPABILITIES"
+	envCUDAVersion    = "CUDA_VERSION"
+	envRequireCUDA    = "NVIDIA_REQUIRE_CUDA"
+)
+
+// Capability names of NVIDIA_DRIVER_CAPABILITIES.
+const (
+	Compute  = "compute"
+	Compat32 = "compat32"
+	Graphics = "graphics"
+	Utility  = "utility"
+	Video    = "video"
+	Display  = "display"
+	NGX      = "ngx"
+)
+
+// All is the value that means every device, and every supported capability.
+const All = "all"
+
+// maxQuoted is how much of a user's value an error repeats, in bytes (T47).
+const maxQuoted = 256
+
+// maxDevices bounds the identifiers of one request; no host has as many GPUs and
+// MIG instances.
+const maxDevices = 1024
+
+// Request is what a container asks for.
+type Request struct {
+	// Driver is set when the container asks for the driver at all: with GPUs, or
+	// with NVIDIA_VISIBLE_DEVICES=none without one. Nothing else is set otherwise.
+	Driver bool `json:"driver"`
+	// Reason says, for people, what in the container led to this request.
+	Reason string `json:"reason"`
+	// Devices are the identifiers as written, trimmed, without empty items; just
+	// "all" where that is among them. Empty means the driver without a GPU.
+	Devices []string `json:"devices"`
+	// Capabilities are the driver capabilities, sorted, a subset of Bounds.Supported.
+	Capabilities []string `json:"capabilities"`
+}
+
+// Bounds are the operator's limits on driver capabilities.
+type Bounds struct {
+	Default   []string
+	Supported []string
+}
+
+// FromEnv reads the request of a container from its environment.
+//
+// The last of repeated variables wins, as getenv(3) would not but every shell and
+// NVIDIA's stack do. An entry without "=" is not a variable and is passed over:
+// NVIDIA's stack fails such a container, which has nothing to do with GPUs.
+func FromEnv(env []string, bounds Bounds) (Request, error) {
+	vars := variables(env)
+	visible, set := vars[EnvVisibleDevices]
+	legacy := vars[envCUDAVersion] != "" && vars[envRequireCUDA] == ""
+
+	if !set && !legacy {
+		return Request{Reason: EnvVisibleDevices + " is not set"}, nil
+	}
+	if !set {
+		visible = All
+	}
+	devices, asks, reason, err := parseDevices(visible)
+	if err != nil || !asks {
+		return Request{Reason: reason}, err
+	}
+	if !set {
+		reason = EnvVisibleDevices + " is not set and " + envCUDAVersion + " is, without " + envRequireCUDA + ": an image older than CUDA 9"
+	}
+	// For such an image NVIDIA's rule is every capability; only where it set none.
+	caps, capsSet := vars[EnvCapabilities]
+	if !capsSet && legacy {
+		caps = All
+	}
+	capabilities, err := parseCapabilities(caps, bounds)
+	if err != nil {
+		return Request{}, err
+	}
+	return Request{Driver: true, Reason: reason, Devices: devices, Capabilities: capabilities}, nil
+}
+
+// variables picks the variables of the contract out of env; the last one wins.
+func variables(env []string) map[string]string {
+	vars := make(map[string]string, 4)
+	for _, entry := range env {
+		name, value, ok := strings.Cut(entry, "=")
+		if !ok {
+			continue
+		}
+		switch name {
+		case EnvVisibleDevices, EnvCapabilities, envCUDAVersion, envRequireCUDA:
+			vars[name] = value
+		}
+	}
+	return vars
+}
+
+// parseDevices reads the value of NVIDIA_VISIBLE_DEVICES. The first of the words
+// "all", "none" and "void" in the list decides; asks is false where the container
+// wants nothing to do with the driver.
+func parseDevices(value string) (devices []string, asks bool, reason string, err error) {
+	if strings.TrimSpace(value) == "" {
+		return nil, false, EnvVisibleDevices + " is empty", nil
+	}
+	reason = EnvVisibleDevices + "=" + Quote(value)
+	for _, item := range strings.Split(value, ",") {
+		switch item = strings.TrimSpace(item); item {
+		case "":
+			continue
+		case "void":
+			return nil, false, reason, nil
+		case "none":
+			return nil, true, reason, nil
+		case All:
+			return []string{All}, true, reason, nil
+		}
+		devices = append(devices, item)
+		if len(devices) > maxDevices {
+			return nil, false, "", fmt.Errorf("%s names more than %d devices", EnvVisibleDevices, maxDevices)
+		}
+	}
+	if len(devices) == 0 {
+		return nil, false, EnvVisibleDevices + " names no device", nil
+	}
+	return devices, true, reason, nil
+}
+
+// parseCapabilities reads the value of NVIDIA_DRIVER_CAPABILITIES.
+func parseCapabilities(value string, bounds Bounds) ([]string, error) {
+	var caps []string
+	for _, item := range strings.Split(value, ",") {
+		item = strings.TrimSpace(item)
+		if item == All {
+			caps = slices.Clone(bounds.Supported)
+			slices.Sort(caps)
+			return slices.Compact(caps), nil
+		}
+		if item != "" {
+			caps = append(caps, item)
+		}
+	}
+	if len(caps) == 0 {
+		for _, name := range bounds.Default {
+			if slices.Contains(bounds.Supported, name) {
+				caps = append(caps, name)
+			}
+		}
+	}
+	for _, name := range caps {
+		if !slices.Contains(bounds.Supported, name) {
+			return nil, fmt.Errorf("%s=%s: capability %s is not supported here (supported: %s; see supported-capabilities in the shim's configuration)",
+				EnvCapabilities, Quote(value), Quote(name), strings.Join(bounds.Supported, ","))
+		}
+	}
+	slices.Sort(caps)
+	return slices.Compact(caps), nil
+}
+
+// Has tells whether the request includes the capability name.
+func (r Request) Has(name string) bool { return slices.Contains(r.Capabilities, name) }
+
+// Quote repeats a user's value in an error or a log line: quoted, so that control
+// characters and line breaks show as escapes, and cut at 256 bytes (N-14, T47).
+func Quote(s string) string {
+	if len(s) > maxQuoted {
+		return fmt.Sprintf("%q…", s[:maxQuoted])
+	}
+	return fmt.Sprintf("%q", s)
+}

@@ -1,0 +1,270 @@
+package rootfs
+
+import (
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// resolve is how every name in an image is looked up: symbolic links stay inside
+// the root, magic links (/proc/PID/root) and mount crossings are refused.
+const resolve = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS | unix.RESOLVE_NO_XDEV
+
+// ErrNotRegular says that a name exists but is not what the caller may open: a
+// FIFO, a device node, a socket or a directory where a file is needed (T09).
+var ErrNotRegular = errors.New("not a regular file")
+
+// ErrTooLarge says that a regular file is larger than the caller's limit (T10).
+var ErrTooLarge = errors.New("file too large")
+
+// Root is an open root file system of a container.
+type Root struct {
+	f *os.File
+}
+
+// Open opens the directory dir, a host path that the caller (never an image)
+// chose, as a root file system.
+func Open(dir string) (*Root, error) {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open root file system: %w", &os.PathError{Op: "open", Path: dir, Err: err})
+	}
+	return &Root{f: os.NewFile(uintptr(fd), dir)}, nil
+}
+
+// Close releases the root. Nothing that was read is affected.
+func (r *Root) Close() error { return r.f.Close() }
+
+// IsHost tells whether the root is the root directory of this process itself, as
+// in `ctr run --rootfs /`. Nothing may be written there.
+func (r *Root) IsHost() bool {
+	var a, b unix.Stat_t
+	if unix.Fstat(int(r.f.Fd()), &a) != nil || unix.Stat("/", &b) != nil {
+		return true
+	}
+	return a.Dev == b.Dev && a.Ino == b.Ino
+}
+
+// lookup resolves name inside the root to an O_PATH descriptor.
+func (r *Root) lookup(name string, flags uint64) (*os.File, error) {
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | flags, Resolve: resolve}
+	fd, err := openat2(int(r.f.Fd()), relative(name), &how)
+	if err != nil {
+		return nil, &os.PathError{Op: "openat2", Path: name, Err: err}
+	}
+	return os.NewFile(uintptr(fd), name), nil
+}
+
+// openat2 repeats the call where the kernel asks for it: RESOLVE_IN_ROOT answers
+// EAGAIN when a rename or mount elsewhere raced with a ".." look-up.
+func openat2(dirfd int, name string, how *unix.OpenHow) (int, error) {
+	for tries := 0; ; tries++ {
+		fd, err := unix.Openat2(dirfd, name, how)
+		if (err == unix.EAGAIN || err == unix.EINTR) && tries < 64 {
+			continue
+		}
+		return fd, err
+	}
+}
+
+// relative turns an absolute path of the container into one below the root.
+func relative(name string) string {
+	name = strings.TrimLeft(path.Clean("/"+name), "/")
+	if name == "" {
+		return "."
+	}
+	return name
+}
+
+// Stat describes what name resolves to inside the root, links followed.
+func (r *Root) Stat(name string) (fs.FileInfo, error) {
+	f, err := r.lookup(name, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return f.Stat()
+}
+
+// Canonical returns the path in the container that name resolves to, links
+// followed: "/lib/x86_64-linux-gnu" is "/usr/lib/x86_64-linux-gnu" where /lib is
+// a link to /usr/lib. It exists for directories and files alike.
+func (r *Root) Canonical(name string) (string, error) {
+	f, err := r.lookup(name, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	root, err := fdPath(r.f)
+	if err != nil {
+		return "", err
+	}
+	full, err := fdPath(f)
+	if err != nil {
+		return "", err
+	}
+	if root == "/" {
+		return full, nil
+	}
+	if full == root {
+		return "/", nil
+	}
+	rest, ok := strings.CutPrefix(full, root+"/")
+	if !ok {
+		return "", &os.PathError{Op: "canonical", Path: name, Err: unix.EXDEV}
+	}
+	return "/" + rest, nil
+}
+
+// fdPath is the kernel's own name for an open file.
+func fdPath(f *os.File) (string, error) {
+	return os.Readlink("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))
+}
+
+// OpenFile opens the regular file name, of at most limit bytes, for reading.
+// Errors: fs.ErrNotExist, ErrNotRegular, ErrTooLarge, or what the kernel said.
+func (r *Root) OpenFile(name string, limit int64) (*os.File, fs.FileInfo, error) {
+	p, err := r.lookup(name, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	defer p.Close()
+	info, err := p.Stat()
+	if err != nil {
+		return nil, nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, nil, &os.PathError{Op: "open", Path: name, Err: ErrNotRegular}
+	}
+	if info.Size() > limit {
+		return nil, nil, &os.PathError{Op: "open", Path: name, Err: ErrTooLarge}
+	}
+	f, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(int(p.Fd())), os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC|unix.O_NOCTTY, 0)
+	if err != nil {
+		return nil, nil, err
+	}
+	return f, info, nil
+}
+
+// ReadFile reads the regular file name, of at most limit bytes.
+func (r *Root) ReadFile(name string, limit int64) ([]byte, error) {
+	f, info, err := r.OpenFile(name, limit)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	buf := make([]byte, info.Size())
+	n, err := io.ReadFull(f, buf)
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return buf[:n], nil
+}
+
+// ReadDir returns at most limit names of the directory name, unsorted. A
+// directory with more entries is an error: no image makes us read forever.
+func (r *Root) ReadDir(name string, limit int) ([]string, error) {
+	how := unix.OpenHow{Flags: unix.O_RDONLY | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: resolve}
+	fd, err := openat2(int(r.f.Fd()), relative(name), &how)
+	if err != nil {
+		return nil, &os.PathError{Op: "openat2", Path: name, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	names, err := f.Readdirnames(limit + 1)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	if len(names) > limit {
+		return nil, fmt.Errorf("directory %q has more than %d entries", name, limit)
+	}
+	return names, nil
+}
+
+// WriteFile makes name a regular file with the given bytes and mode, replacing
+// what is there by rename, so that a reader sees the old file or the new one.
+// The directory must exist unless mkdir is set, in which case its last component
+// is made. The owner is the owner of the directory: that is the container's root
+// also where its ids are shifted. A file that already has these bytes is left alone.
+//
+// It is called before `runc create` only, while the root file system is the only
+// mount and no process of the container exists (invariant I4).
+func (r *Root) WriteFile(name string, data []byte, mode os.FileMode, mkdir bool) error {
+	if old, err := r.ReadFile(name, int64(len(data))); err == nil && string(old) == string(data) {
+		return nil
+	}
+	dirName, base := path.Split(path.Clean("/" + name))
+	dir, err := r.lookup(dirName, unix.O_DIRECTORY)
+	if errors.Is(err, fs.ErrNotExist) && mkdir {
+		if err := r.mkdir(dirName); err != nil {
+			return err
+		}
+		dir, err = r.lookup(dirName, unix.O_DIRECTORY)
+	}
+	if err != nil {
+		return err
+	}
+	defer dir.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
+		return &os.PathError{Op: "fstat", Path: dirName, Err: err}
+	}
+
+	// The name is random: an image cannot have put anything there beforehand, and
+	// a name left by a killed shim is never in the way.
+	var salt [8]byte
+	if _, err := rand.Read(salt[:]); err != nil {
+		return err
+	}
+	tmp := "." + base + "." + hex.EncodeToString(salt[:])
+	fd, err := unix.Openat(int(dir.Fd()), tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return &os.PathError{Op: "create", Path: name, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), name)
+	_, err = f.Write(data)
+	if err == nil {
+		err = f.Chown(int(st.Uid), int(st.Gid))
+	}
+	if err == nil {
+		err = f.Chmod(mode)
+	}
+	if cerr := f.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = unix.Renameat(int(dir.Fd()), tmp, int(dir.Fd()), base)
+	}
+	if err != nil {
+		_ = unix.Unlinkat(int(dir.Fd()), tmp, 0)
+		return fmt.Errorf("write %s in the image: %w", name, err)
+	}
+	return nil
+}
+
+// mkdir makes the last component of dirName, mode 0755, owned like its parent.
+func (r *Root) mkdir(dirName string) error {
+	parentName, base := path.Split(path.Clean(dirName))
+	parent, err := r.lookup(parentName, unix.O_DIRECTORY)
+	if err != nil {
+		return err
+	}
+	defer parent.Close()
+	var st unix.Stat_t
+	if err := unix.Fstat(int(parent.Fd()), &st); err != nil {
+		return &os.PathError{Op: "fstat", Path: parentName, Err: err}
+	}
+	if err := unix.Mkdirat(int(parent.Fd()), base, 0o755); err != nil {
+		return &os.PathError{Op: "mkdir", Path: dirName, Err: err}
+	}
+	return unix.Fchownat(int(parent.Fd()), base, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW)
+}
