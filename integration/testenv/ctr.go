@@ -1,0 +1,293 @@
+package testenv
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+)
+
+// ctrTimeout limits one ctr command that is not given another limit.
+const ctrTimeout = 2 * time.Minute
+
+// DefaultRuntime is the runtime of Run and Create when none is named.
+const DefaultRuntime = "io.containerd.nvidia.v2"
+
+// StockRuntime is containerd's own runc shim.
+const StockRuntime = "io.containerd.runc.v2"
+
+// ctrCommand is ctr with this environment's socket and namespace.
+func (e *Env) ctrCommand(args ...string) *exec.Cmd {
+	argv := append([]string{"--address", e.Address, "--namespace", e.ID}, args...)
+	cmd := exec.Command(filepath.Join(e.Options.ToolsDir, "ctr"), argv...)
+	cmd.Dir = e.Dir
+	// The warning about cgroup v1 would be mixed with what containers print.
+	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=" + e.Dir, "CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1"}
+	return cmd
+}
+
+// result runs ctr within the limit. err is a failure to run it or the limit
+// reached; an exit status other than 0 is in the Result.
+func (e *Env) result(limit time.Duration, args ...string) (Result, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
+	defer cancel()
+	plain := e.ctrCommand(args...)
+	cmd := exec.CommandContext(ctx, plain.Path, plain.Args[1:]...)
+	cmd.Dir, cmd.Env = plain.Dir, plain.Env
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	// A detached container's shim could hold ctr's pipes open.
+	cmd.WaitDelay = 5 * time.Second
+	err := cmd.Run()
+	r := Result{Stdout: stdout.String(), Stderr: stderr.String()}
+	if ctx.Err() != nil {
+		return r, fmt.Errorf("ctr %s: not done after %v", strings.Join(args, " "), limit)
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Exited() {
+		r.ExitCode = exit.ExitCode()
+		return r, nil
+	}
+	return r, err
+}
+
+// CtrErr runs ctr with the environment's socket and namespace. err says how it
+// failed, with ctr's own words in it.
+func (e *Env) CtrErr(args ...string) (stdout, stderr string, err error) {
+	r, err := e.result(ctrTimeout, args...)
+	if err == nil && r.ExitCode != 0 {
+		err = fmt.Errorf("ctr %s: exit status %d: %s", strings.Join(args, " "), r.ExitCode, strings.TrimSpace(r.Stderr))
+	}
+	return r.Stdout, r.Stderr, err
+}
+
+// Ctr runs ctr and fails the test if it fails.
+func (e *Env) Ctr(t testing.TB, args ...string) string {
+	t.Helper()
+	stdout, _, err := e.CtrErr(args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stdout
+}
+
+// Import puts an image tar into containerd and unpacks it.
+func (e *Env) Import(t testing.TB, imageTar string) {
+	t.Helper()
+	r, err := e.result(5*time.Minute, "images", "import", "--snapshotter", e.Options.Snapshotter, imageTar)
+	if err != nil || r.ExitCode != 0 {
+		t.Fatalf("import %s: %v\n%s%s", imageTar, err, r.Stdout, r.Stderr)
+	}
+}
+
+// RunOptions is one container. Image or RootfsDir is needed, and Args unless the
+// image has an entry point.
+type RunOptions struct {
+	// ID is the container's name; by default a new one.
+	ID string
+	// Image is the reference of an imported image.
+	Image string
+	// RootfsDir, instead of Image, is a directory used as it is.
+	RootfsDir string
+	// Runtime is a runtime name or an absolute path to a shim; DefaultRuntime.
+	Runtime string
+	// Env holds NAME=value, in order. Nothing stops a name from being repeated.
+	Env []string
+	// Args is the command line in the container.
+	Args []string
+	// Mounts are in ctr's form: "type=bind,src=/a,dst=/b,options=rbind:ro".
+	Mounts []string
+	// Annotations holds key=value.
+	Annotations []string
+	// ReadOnly makes the container's root read-only.
+	ReadOnly bool
+	// User is "name", "uid" or "uid:gid".
+	User string
+	// Privileged gives all capabilities and host devices.
+	Privileged bool
+	// Detach returns when the container has started.
+	Detach bool
+	// Keep leaves container and snapshot in place when the command has ended.
+	Keep bool
+	// Extra holds further flags of `ctr run`.
+	Extra []string
+	// Timeout is for the whole command; 60 s.
+	Timeout time.Duration
+}
+
+// Result is what a command in a container did.
+type Result struct {
+	// ID is the container's name.
+	ID string
+	// Stdout and Stderr are the command's output; ctr's own errors are in Stderr.
+	Stdout, Stderr string
+	// ExitCode is the command's, or 1 if ctr failed.
+	ExitCode int
+}
+
+// flags are the flags and operands that `ctr run` and `ctr container create`
+// share. It is a pure function of the options and the environment.
+func (e *Env) flags(o RunOptions) (flags, operands []string) {
+	flags = []string{"--runtime", o.Runtime}
+	if o.RootfsDir != "" {
+		// ctr takes PATH from an image and has none of its own.
+		flags = append(flags, "--env", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
+	}
+	for _, v := range o.Env {
+		flags = append(flags, "--env", v)
+	}
+	for _, v := range o.Mounts {
+		flags = append(flags, "--mount", v)
+	}
+	for _, v := range o.Annotations {
+		flags = append(flags, "--annotation", v)
+	}
+	if o.ReadOnly {
+		flags = append(flags, "--read-only")
+	}
+	if o.User != "" {
+		flags = append(flags, "--user", o.User)
+	}
+	if o.Privileged {
+		flags = append(flags, "--privileged")
+	}
+	if o.RootfsDir != "" {
+		flags = append(flags, "--rootfs")
+		operands = append(operands, o.RootfsDir)
+	} else {
+		flags = append(flags, "--snapshotter", e.Options.Snapshotter)
+		operands = append(operands, o.Image)
+	}
+	flags = append(flags, o.Extra...)
+	return flags, append(append(operands, o.ID), o.Args...)
+}
+
+func (e *Env) fill(t testing.TB, o RunOptions) RunOptions {
+	t.Helper()
+	if (o.Image == "") == (o.RootfsDir == "") {
+		t.Fatal("RunOptions: exactly one of Image and RootfsDir is needed")
+	}
+	if o.ID == "" {
+		o.ID = e.NewID()
+	}
+	if o.Runtime == "" {
+		o.Runtime = DefaultRuntime
+	}
+	if o.Timeout == 0 {
+		o.Timeout = time.Minute
+	}
+	return o
+}
+
+// NewID is a container name that this environment has not used yet.
+func (e *Env) NewID() string { return fmt.Sprintf("c%d", e.nextID.Add(1)) }
+
+func (e *Env) fifoDir() string { return filepath.Join(e.Dir, "fifo") }
+
+// TryRun runs a container and says what happened. A failure of ctr itself, for
+// example because the shim refused, is exit status 1 with the message in Stderr;
+// err means that the time was up, and the container has been removed.
+func (e *Env) TryRun(t testing.TB, o RunOptions) (Result, error) {
+	t.Helper()
+	o = e.fill(t, o)
+	flags, operands := e.flags(o)
+	argv := append([]string{"run", "--fifo-dir", e.fifoDir()}, flags...)
+	if e.private() {
+		// Where the v1 hierarchies hold the controllers, the cgroup2 tree has none,
+		// and ctr's default of 1024 shares could not be set. `containers create` sets none.
+		argv = append(argv, "--cpu-shares", "0")
+	}
+	switch {
+	case o.Detach:
+		// Without standard streams: ctr would leave when it has started the
+		// container, and the container would then wait for a reader.
+		argv = append(argv, "--detach", "--null-io")
+	case !o.Keep:
+		argv = append(argv, "--rm")
+	}
+	r, err := e.result(o.Timeout, append(argv, operands...)...)
+	r.ID = o.ID
+	if err != nil {
+		e.forceRemove(o.ID)
+	}
+	return r, err
+}
+
+// Run runs a container and fails the test if it cannot be run in time. The
+// command's own exit status is for the caller to judge.
+func (e *Env) Run(t testing.TB, o RunOptions) Result {
+	t.Helper()
+	r, err := e.TryRun(t, o)
+	if err != nil {
+		t.Fatalf("%v\nstdout: %s\nstderr: %s", err, r.Stdout, r.Stderr)
+	}
+	if o.Detach && r.ExitCode != 0 {
+		t.Fatalf("run container %s: %s", r.ID, r.Stderr)
+	}
+	return r
+}
+
+// MustRun is Run for a command that has to exit with 0; it returns its output.
+func (e *Env) MustRun(t testing.TB, o RunOptions) string {
+	t.Helper()
+	r := e.Run(t, o)
+	if r.ExitCode != 0 {
+		t.Fatalf("%q in container %s: exit status %d\nstdout: %s\nstderr: %s", o.Args, r.ID, r.ExitCode, r.Stdout, r.Stderr)
+	}
+	return r.Stdout
+}
+
+// Create makes a container without a task and returns its name; see StartTask.
+func (e *Env) Create(t testing.TB, o RunOptions) string {
+	t.Helper()
+	o = e.fill(t, o)
+	flags, operands := e.flags(o)
+	e.Ctr(t, append(append([]string{"containers", "create"}, flags...), operands...)...)
+	return o.ID
+}
+
+// StartTask creates and starts the task of a container that Create made, waits
+// for its end and deletes it; the container stays, so it can be started again.
+func (e *Env) StartTask(t testing.TB, id string) Result {
+	t.Helper()
+	r, err := e.result(time.Minute, "tasks", "start", "--fifo-dir", e.fifoDir(), id)
+	r.ID = id
+	if err != nil {
+		e.forceRemove(id)
+		t.Fatalf("%v\nstdout: %s\nstderr: %s", err, r.Stdout, r.Stderr)
+	}
+	return r
+}
+
+// Exec runs a further command in a running container.
+func (e *Env) Exec(t testing.TB, id string, args ...string) Result {
+	t.Helper()
+	argv := append([]string{"tasks", "exec", "--fifo-dir", e.fifoDir(), "--exec-id", e.NewID(), id}, args...)
+	r, err := e.result(time.Minute, argv...)
+	r.ID = id
+	if err != nil {
+		t.Fatalf("%v\nstdout: %s\nstderr: %s", err, r.Stdout, r.Stderr)
+	}
+	return r
+}
+
+// Remove kills a container's task, if there is one, and deletes task, container
+// and snapshot.
+func (e *Env) Remove(t testing.TB, id string) {
+	t.Helper()
+	if err := e.forceRemove(id); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (e *Env) forceRemove(id string) error {
+	// ctr says "not found" for a container without a task; the last step decides.
+	_, _, _ = e.CtrErr("tasks", "rm", "--force", id)
+	_, _, err := e.CtrErr("containers", "rm", id)
+	return err
+}

@@ -1,0 +1,133 @@
+package testenv
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sort"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// process is one process that belongs to an environment.
+type process struct {
+	pid     int
+	command string
+}
+
+// processes finds the environment's processes other than containerd itself:
+// shims by their working directory (the bundle) or command line (namespace and
+// socket), containers by their cgroup.
+func (e *Env) processes() []process {
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	daemon := e.PID()
+	var found []process
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil || pid == os.Getpid() || pid == daemon || !e.owns(pid) {
+			continue
+		}
+		found = append(found, process{pid, commandLine(pid)})
+	}
+	sort.Slice(found, func(i, j int) bool { return found[i].pid < found[j].pid })
+	return found
+}
+
+// owns reports whether the process belongs to this environment.
+func (e *Env) owns(pid int) bool {
+	proc := filepath.Join("/proc", strconv.Itoa(pid))
+	for _, link := range []string{"cwd", "root"} {
+		target, err := os.Readlink(filepath.Join(proc, link))
+		if err == nil && (target == e.Dir || strings.HasPrefix(target, e.Dir+"/")) {
+			return true
+		}
+	}
+	cgroups, err := os.ReadFile(filepath.Join(proc, "cgroup"))
+	if err == nil && bytes.Contains(cgroups, []byte("/"+e.ID+"/")) {
+		return true
+	}
+	argv, err := os.ReadFile(filepath.Join(proc, "cmdline"))
+	if err != nil {
+		return false
+	}
+	name, rest, _ := bytes.Cut(argv, []byte{0})
+	if !bytes.HasPrefix([]byte(filepath.Base(string(name))), []byte("containerd-shim-")) {
+		return false
+	}
+	for _, arg := range bytes.Split(rest, []byte{0}) {
+		if string(arg) == e.ID || strings.HasPrefix(string(arg), e.Dir+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+func commandLine(pid int) string {
+	argv, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(pid), "cmdline"))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSpace(string(bytes.ReplaceAll(argv, []byte{0}, []byte{' '})))
+}
+
+// killProcesses ends what is left of the environment's processes.
+func (e *Env) killProcesses() error {
+	deadline := time.Now().Add(10 * time.Second)
+	for {
+		left := e.processes()
+		if len(left) == 0 {
+			return nil
+		}
+		for _, p := range left {
+			e.kill(p.pid)
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("processes of %s do not end: %v", e.ID, left)
+		}
+		time.Sleep(10 * time.Millisecond)
+	}
+}
+
+// kill sends SIGKILL to the process if it is the environment's. The descriptor
+// is taken first: between the check and the signal the id cannot become another
+// process's.
+func (e *Env) kill(pid int) {
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	if e.owns(pid) {
+		_ = unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0)
+	}
+}
+
+// ShimPIDs lists the shim processes of a container, for tests that kill them.
+func (e *Env) ShimPIDs(id string) []int {
+	var pids []int
+	for _, p := range e.processes() {
+		argv := strings.Fields(p.command)
+		if len(argv) == 0 || !strings.HasPrefix(filepath.Base(argv[0]), "containerd-shim-") {
+			continue
+		}
+		cwd, _ := os.Readlink(filepath.Join("/proc", strconv.Itoa(p.pid), "cwd"))
+		if filepath.Base(cwd) == id {
+			pids = append(pids, p.pid)
+			continue
+		}
+		for i, arg := range argv {
+			if arg == "-id" && i+1 < len(argv) && argv[i+1] == id {
+				pids = append(pids, p.pid)
+				break
+			}
+		}
+	}
+	return pids
+}
