@@ -1,0 +1,461 @@
+/*
+ * The simulated libnvidia-ml: initialization, the list of GPUs and MIG devices,
+ * and the properties that tools read first. The functions keep the names, types
+ * and return codes of nvml.h.
+ */
+#include "sim.h"
+
+#define EXPORT __attribute__((visibility("default")))
+
+enum {
+	NVML_SUCCESS = 0,
+	NVML_ERROR_UNINITIALIZED = 1,
+	NVML_ERROR_INVALID_ARGUMENT = 2,
+	NVML_ERROR_NOT_SUPPORTED = 3,
+	NVML_ERROR_NOT_FOUND = 6,
+	NVML_ERROR_INSUFFICIENT_SIZE = 7,
+	NVML_ERROR_DRIVER_NOT_LOADED = 9,
+	NVML_ERROR_FUNCTION_NOT_FOUND = 13,
+	NVML_ERROR_UNKNOWN = 999,
+};
+
+/* struct device is what a handle points to: a GPU, or a MIG device with its
+ * parent. */
+typedef struct device {
+	const struct sim_gpu *gpu;
+	const struct sim_mig *mig;
+	struct device *parent;
+	unsigned index;
+} *nvmlDevice_t;
+
+static unsigned users;
+static struct device gpus[SIM_GPU_COUNT + 1], migs[SIM_MIG_COUNT + 1];
+static unsigned gpu_count, mig_count;
+
+static int may_use_mig(const struct sim_mig *m)
+{
+	char gi[48], ci[48];
+
+	snprintf(gi, sizeof gi, "nvidia-caps/nvidia-cap%u", m->gi_minor);
+	snprintf(ci, sizeof ci, "nvidia-caps/nvidia-cap%u", m->ci_minor);
+	return sim_may_open(gi, O_RDONLY) && sim_may_open(ci, O_RDONLY);
+}
+
+EXPORT int nvmlInitWithFlags(unsigned flags)
+{
+	unsigned seen[SIM_GPU_COUNT + 1], i, k, n;
+
+	(void)flags;
+	if (users > 0) {
+		users++;
+		return NVML_SUCCESS;
+	}
+	if (!sim_may_open("nvidiactl", O_RDWR))
+		return NVML_ERROR_DRIVER_NOT_LOADED;
+	gpu_count = sim_visible(seen);
+	mig_count = 0;
+	for (i = 0; i < gpu_count; i++) {
+		gpus[i].gpu = &sim_gpus[seen[i]];
+		gpus[i].index = i;
+		for (k = n = 0; k < SIM_MIG_COUNT; k++) {
+			if (sim_migs[k].gpu != seen[i] || !may_use_mig(&sim_migs[k]))
+				continue;
+			migs[mig_count].gpu = gpus[i].gpu;
+			migs[mig_count].mig = &sim_migs[k];
+			migs[mig_count].parent = &gpus[i];
+			migs[mig_count++].index = n++;
+		}
+	}
+	users = 1;
+	return NVML_SUCCESS;
+}
+
+EXPORT int nvmlInit_v2(void)
+{
+	return nvmlInitWithFlags(0);
+}
+
+EXPORT int nvmlInit(void)
+{
+	return nvmlInitWithFlags(0);
+}
+
+EXPORT int nvmlShutdown(void)
+{
+	if (users == 0)
+		return NVML_ERROR_UNINITIALIZED;
+	users--;
+	return NVML_SUCCESS;
+}
+
+EXPORT const char *nvmlErrorString(int code)
+{
+	switch (code) {
+	case NVML_SUCCESS:
+		return "The operation was successful";
+	case NVML_ERROR_UNINITIALIZED:
+		return "NVML was not first initialized with nvmlInit()";
+	case NVML_ERROR_INVALID_ARGUMENT:
+		return "A supplied argument is invalid";
+	case NVML_ERROR_NOT_SUPPORTED:
+		return "The requested operation is not available on target device";
+	case NVML_ERROR_NOT_FOUND:
+		return "A query to find an object was unsuccessful";
+	case NVML_ERROR_INSUFFICIENT_SIZE:
+		return "An input argument is not large enough";
+	case NVML_ERROR_DRIVER_NOT_LOADED:
+		return "Driver is not loaded";
+	case NVML_ERROR_FUNCTION_NOT_FOUND:
+		return "Local version of NVML doesn't implement this function";
+	}
+	return "Unknown Error";
+}
+
+/* put copies s to a caller's buffer of len bytes, or says that it is too small. */
+static int put(char *to, unsigned len, const char *s)
+{
+	if (users == 0)
+		return NVML_ERROR_UNINITIALIZED;
+	if (!to)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	if (strlen(s) >= len)
+		return NVML_ERROR_INSUFFICIENT_SIZE;
+	memcpy(to, s, strlen(s) + 1);
+	return NVML_SUCCESS;
+}
+
+EXPORT int nvmlSystemGetDriverVersion(char *version, unsigned len)
+{
+	return put(version, len, SIM_VERSION);
+}
+
+EXPORT int nvmlSystemGetNVMLVersion(char *version, unsigned len)
+{
+	char s[64];
+
+	snprintf(s, sizeof s, "%d.%s", SIM_CUDA / 1000, SIM_VERSION);
+	return put(version, len, s);
+}
+
+EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version)
+{
+	if (!version)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*version = SIM_CUDA;
+	return NVML_SUCCESS;
+}
+
+EXPORT int nvmlSystemGetCudaDriverVersion(int *version)
+{
+	return nvmlSystemGetCudaDriverVersion_v2(version);
+}
+
+/* valid checks what every device function checks first. */
+static int valid(nvmlDevice_t d, const void *out)
+{
+	if (users == 0)
+		return NVML_ERROR_UNINITIALIZED;
+	return d && out ? NVML_SUCCESS : NVML_ERROR_INVALID_ARGUMENT;
+}
+
+EXPORT int nvmlDeviceGetCount_v2(unsigned *n)
+{
+	int rc = valid(gpus, n);
+
+	if (rc == NVML_SUCCESS)
+		*n = gpu_count;
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *d)
+{
+	int rc = valid(gpus, d);
+
+	if (rc != NVML_SUCCESS)
+		return rc;
+	if (index >= gpu_count)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*d = &gpus[index];
+	return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, nvmlDevice_t *d)
+{
+	unsigned i;
+	int rc = valid(gpus, d);
+
+	if (rc != NVML_SUCCESS)
+		return rc;
+	if (!uuid)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	for (i = 0; i < gpu_count; i++)
+		if (!strcasecmp(uuid, gpus[i].gpu->uuid)) {
+			*d = &gpus[i];
+			return NVML_SUCCESS;
+		}
+	for (i = 0; i < mig_count; i++)
+		if (!strcasecmp(uuid, migs[i].mig->uuid)) {
+			*d = &migs[i];
+			return NVML_SUCCESS;
+		}
+	return NVML_ERROR_NOT_FOUND;
+}
+
+EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *d)
+{
+	char full[32], brief[32];
+	unsigned i;
+	int rc = valid(gpus, d);
+
+	if (rc != NVML_SUCCESS)
+		return rc;
+	if (!id)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	for (i = 0; i < gpu_count; i++) {
+		const struct sim_gpu *g = gpus[i].gpu;
+
+		snprintf(full, sizeof full, "%08X:%02X:%02X.0", g->domain, g->bus, g->device);
+		snprintf(brief, sizeof brief, "%04X:%02X:%02X.0", g->domain, g->bus, g->device);
+		if (!strcasecmp(id, full) || !strcasecmp(id, brief)) {
+			*d = &gpus[i];
+			return NVML_SUCCESS;
+		}
+	}
+	return NVML_ERROR_NOT_FOUND;
+}
+
+EXPORT int nvmlDeviceGetName(nvmlDevice_t d, char *name, unsigned len)
+{
+	int rc = valid(d, name);
+
+	return rc == NVML_SUCCESS ? put(name, len, d->mig ? SIM_MIG_NAME : SIM_NAME) : rc;
+}
+
+EXPORT int nvmlDeviceGetUUID(nvmlDevice_t d, char *uuid, unsigned len)
+{
+	int rc = valid(d, uuid);
+
+	return rc == NVML_SUCCESS ? put(uuid, len, d->mig ? d->mig->uuid : d->gpu->uuid) : rc;
+}
+
+EXPORT int nvmlDeviceGetMinorNumber(nvmlDevice_t d, unsigned *minor)
+{
+	int rc = valid(d, minor);
+
+	if (rc == NVML_SUCCESS)
+		*minor = d->gpu->minor;
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetIndex(nvmlDevice_t d, unsigned *index)
+{
+	int rc = valid(d, index);
+
+	if (rc == NVML_SUCCESS)
+		*index = d->index;
+	return rc;
+}
+
+typedef struct {
+	char busIdLegacy[16];
+	unsigned domain, bus, device, pciDeviceId, pciSubSystemId;
+	char busId[32];
+} nvmlPciInfo_t;
+
+EXPORT int nvmlDeviceGetPciInfo_v3(nvmlDevice_t d, nvmlPciInfo_t *p)
+{
+	int rc = valid(d, p);
+
+	if (rc != NVML_SUCCESS)
+		return rc;
+	memset(p, 0, sizeof *p);
+	p->domain = d->gpu->domain;
+	p->bus = d->gpu->bus;
+	p->device = d->gpu->device;
+	p->pciDeviceId = 0x233510de;
+	p->pciSubSystemId = 0x18be10de;
+	snprintf(p->busIdLegacy, sizeof p->busIdLegacy, "%04X:%02X:%02X.0", p->domain & 0xffff, p->bus & 0xff, p->device & 0xff);
+	snprintf(p->busId, sizeof p->busId, "%08X:%02X:%02X.0", p->domain, p->bus, p->device);
+	return NVML_SUCCESS;
+}
+
+typedef struct {
+	unsigned long long total, free, used;
+} nvmlMemory_t;
+
+EXPORT int nvmlDeviceGetMemoryInfo(nvmlDevice_t d, nvmlMemory_t *m)
+{
+	int rc = valid(d, m);
+
+	if (rc != NVML_SUCCESS)
+		return rc;
+	m->total = m->free = d->mig ? SIM_MIG_MEMORY : SIM_MEMORY;
+	m->used = 0;
+	return NVML_SUCCESS;
+}
+
+typedef struct {
+	unsigned version;
+	unsigned long long total, reserved, free, used;
+} nvmlMemory_v2_t;
+
+EXPORT int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, nvmlMemory_v2_t *m)
+{
+	int rc = valid(d, m);
+
+	if (rc != NVML_SUCCESS)
+		return rc;
+	m->total = m->free = d->mig ? SIM_MIG_MEMORY : SIM_MEMORY;
+	m->reserved = m->used = 0;
+	return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetCudaComputeCapability(nvmlDevice_t d, int *major, int *minor)
+{
+	int rc = valid(d, major && minor ? major : NULL);
+
+	if (rc == NVML_SUCCESS) {
+		*major = 9;
+		*minor = 0;
+	}
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetArchitecture(nvmlDevice_t d, unsigned *arch)
+{
+	int rc = valid(d, arch);
+
+	if (rc == NVML_SUCCESS)
+		*arch = 9; /* NVML_DEVICE_ARCH_HOPPER */
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetBrand(nvmlDevice_t d, unsigned *brand)
+{
+	int rc = valid(d, brand);
+
+	if (rc == NVML_SUCCESS)
+		*brand = 14; /* NVML_BRAND_NVIDIA */
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetPersistenceMode(nvmlDevice_t d, unsigned *mode)
+{
+	int rc = valid(d, mode);
+
+	if (rc == NVML_SUCCESS)
+		*mode = 1;
+	return rc;
+}
+
+typedef struct {
+	unsigned gpu, memory;
+} nvmlUtilization_t;
+
+EXPORT int nvmlDeviceGetUtilizationRates(nvmlDevice_t d, nvmlUtilization_t *u)
+{
+	int rc = valid(d, u);
+
+	if (rc == NVML_SUCCESS)
+		u->gpu = u->memory = 0;
+	return rc;
+}
+
+/* No process ever uses a simulated GPU. */
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *n, void *infos)
+{
+	int rc = valid(d, n);
+
+	(void)infos;
+	if (rc == NVML_SUCCESS)
+		*n = 0;
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned *n, void *infos)
+{
+	return nvmlDeviceGetComputeRunningProcesses_v3(d, n, infos);
+}
+
+EXPORT int nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *current, unsigned *pending)
+{
+	int rc = valid(d, current && pending ? current : NULL);
+
+	if (rc == NVML_SUCCESS)
+		*current = *pending = (unsigned)d->gpu->mig;
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t d, unsigned *n)
+{
+	int rc = valid(d, n);
+
+	if (rc == NVML_SUCCESS)
+		*n = d->gpu->mig ? SIM_MAX_MIG : 0;
+	return rc;
+}
+
+EXPORT int nvmlDeviceIsMigDeviceHandle(nvmlDevice_t d, unsigned *is)
+{
+	int rc = valid(d, is);
+
+	if (rc == NVML_SUCCESS)
+		*is = d->mig != NULL;
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t d, unsigned index, nvmlDevice_t *mig)
+{
+	unsigned i;
+	int rc = valid(d, mig);
+
+	if (rc != NVML_SUCCESS)
+		return rc;
+	for (i = 0; i < mig_count; i++)
+		if (migs[i].parent == d && migs[i].index == index) {
+			*mig = &migs[i];
+			return NVML_SUCCESS;
+		}
+	return NVML_ERROR_NOT_FOUND;
+}
+
+EXPORT int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvmlDevice_t mig, nvmlDevice_t *d)
+{
+	int rc = valid(mig, d);
+
+	if (rc != NVML_SUCCESS)
+		return rc;
+	if (!mig->mig)
+		return NVML_ERROR_INVALID_ARGUMENT;
+	*d = mig->parent;
+	return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetGpuInstanceId(nvmlDevice_t d, unsigned *id)
+{
+	int rc = valid(d, id);
+
+	if (rc != NVML_SUCCESS)
+		return rc;
+	if (!d->mig)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*id = d->mig->gi;
+	return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetComputeInstanceId(nvmlDevice_t d, unsigned *id)
+{
+	int rc = valid(d, id);
+
+	if (rc != NVML_SUCCESS)
+		return rc;
+	if (!d->mig)
+		return NVML_ERROR_NOT_SUPPORTED;
+	*id = d->mig->ci;
+	return NVML_SUCCESS;
+}
+
+EXPORT const char *nvidia_sim_library(void)
+{
+	return "libnvidia-ml " SIM_VERSION;
+}
