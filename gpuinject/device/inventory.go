@@ -1,0 +1,284 @@
+package device
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// maxProcFile bounds every file of procfs that is read, in bytes. The largest
+// seen are about 1 KiB.
+const maxProcFile = 64 << 10
+
+// ErrNoDriver says that no NVIDIA kernel module is loaded: its version file in
+// procfs is missing.
+var ErrNoDriver = errors.New("no NVIDIA driver is loaded on this host")
+
+// Roots says where this host's file systems are: [host] of the configuration.
+type Roots struct {
+	// Proc is a procfs: <Proc>/driver/nvidia, <Proc>/devices.
+	Proc string
+	// Dev is the directory *above* dev: the nodes are <Dev>/dev/nvidia0.
+	Dev string
+	// Sys is a sysfs: <Sys>/bus/pci/devices.
+	Sys string
+}
+
+// GPU is one physical GPU.
+type GPU struct {
+	// Index counts the GPUs that are not excluded in the order of their PCI bus
+	// ids. It is -1 for an excluded GPU.
+	Index int
+	// Minor is N of /dev/nvidiaN. It follows the order in which the kernel found
+	// the GPUs, which need not be Index. It is -1 for an excluded GPU without one.
+	Minor int
+	// UUID is "GPU-" and 36 characters, or empty while the driver does not know it
+	// (it prints question marks until the GPU was initialised once).
+	UUID string
+	// BusID is the PCI address as procfs has it: "0000:65:00.0".
+	BusID string
+	// Model is the marketing name: "NVIDIA H200".
+	Model string
+}
+
+// Inventory is what the loaded kernel module reports.
+type Inventory struct {
+	// DriverVersion is the version of the *loaded* kernel module: "580.159.04".
+	DriverVersion string
+	// GPUs are those that can be used, in index order.
+	GPUs []GPU
+	// Excluded are those that the administrator took from use (NVreg_ExcludedGpus),
+	// in bus id order.
+	Excluded []GPU
+	// Roots is where all this was found; Nodes looks there.
+	Roots Roots
+}
+
+// Discover reads the driver's procfs. It is cheap (two files and one more for each
+// GPU), so callers run it for every container instead of caching. Without a loaded
+// driver the error is ErrNoDriver.
+func Discover(roots Roots) (*Inventory, error) {
+	dir := filepath.Join(roots.Proc, "driver/nvidia")
+	version, err := readVersion(filepath.Join(dir, "version"))
+	if err != nil {
+		return nil, err
+	}
+	inv := &Inventory{DriverVersion: version, Roots: roots}
+	names, err := readNames(filepath.Join(dir, "gpus"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fmt.Errorf("list GPUs: %w", err)
+	}
+	for _, name := range names {
+		if _, ok := parseBusID(name); !ok {
+			continue
+		}
+		file := filepath.Join(dir, "gpus", name, "information")
+		data, err := readBounded(file)
+		if err != nil {
+			return nil, fmt.Errorf("read GPU information: %w", err)
+		}
+		info, err := parseInformation(data)
+		if err != nil {
+			return nil, fmt.Errorf("read GPU information: %s: %w", file, err)
+		}
+		gpu := GPU{Index: -1, Minor: info.minor, UUID: info.uuid, BusID: name, Model: info.model}
+		if info.excluded {
+			inv.Excluded = append(inv.Excluded, gpu)
+			continue
+		}
+		if gpu.Minor < 0 {
+			return nil, fmt.Errorf("read GPU information: %s: no device minor", file)
+		}
+		inv.GPUs = append(inv.GPUs, gpu)
+	}
+	slices.SortFunc(inv.GPUs, compareBusID)
+	slices.SortFunc(inv.Excluded, compareBusID)
+	for i := range inv.GPUs {
+		inv.GPUs[i].Index = i
+	}
+	return inv, nil
+}
+
+func readVersion(file string) (string, error) {
+	data, err := readBounded(file)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("%w: %s is missing; load the nvidia kernel module (nvidia-smi must work on the host)", ErrNoDriver, file)
+	}
+	if err != nil {
+		return "", fmt.Errorf("read driver version: %w", err)
+	}
+	version, ok := parseVersion(data)
+	if !ok {
+		return "", fmt.Errorf("read driver version: %s has no line \"NVRM version:\" with a version", file)
+	}
+	return version, nil
+}
+
+// parseVersion finds the version in <proc>/driver/nvidia/version. The open kernel
+// module prints "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64
+// 580.159.04  Release Build  (…)", the proprietary one "NVRM version: NVIDIA UNIX
+// x86_64 Kernel Module  535.104.05  Sat Aug 19 …". The first word of digits and
+// dots is it in both.
+func parseVersion(data []byte) (string, bool) {
+	for line := range bytes.Lines(data) {
+		rest, ok := strings.CutPrefix(strings.TrimSpace(string(line)), "NVRM version:")
+		if !ok {
+			continue
+		}
+		for word := range strings.FieldsSeq(rest) {
+			if isVersion(word) {
+				return word, true
+			}
+		}
+	}
+	return "", false
+}
+
+// isVersion accepts two or three groups of digits: "570.86" and "580.159.04".
+func isVersion(s string) bool {
+	groups := strings.Split(s, ".")
+	if len(groups) < 2 || len(groups) > 3 {
+		return false
+	}
+	for _, g := range groups {
+		if !isDigits(g) || len(g) > 6 {
+			return false
+		}
+	}
+	return true
+}
+
+func isDigits(s string) bool {
+	return s != "" && strings.Trim(s, "0123456789") == ""
+}
+
+// information is what is used of <proc>/driver/nvidia/gpus/<bus id>/information.
+type information struct {
+	model, uuid string
+	minor       int // -1 when absent
+	excluded    bool
+}
+
+// parseInformation reads lines of "Key: value" with any blanks around the value.
+// Drivers before 455 say "Blacklisted" for "GPU Excluded".
+func parseInformation(data []byte) (information, error) {
+	info := information{minor: -1}
+	for line := range bytes.Lines(data) {
+		key, value, ok := strings.Cut(string(line), ":")
+		if !ok {
+			continue
+		}
+		value = strings.TrimSpace(value)
+		switch strings.TrimSpace(key) {
+		case "Model":
+			info.model = value
+		case "GPU UUID":
+			// "GPU-????????-????-…" until the GPU was initialised.
+			if isUUID(value) {
+				info.uuid = value
+			}
+		case "Device Minor":
+			n, err := strconv.ParseUint(value, 10, 20) // the kernel's minors have 20 bits
+			if err != nil {
+				return info, fmt.Errorf("device minor %q is not a number", cut(value))
+			}
+			info.minor = int(n)
+		case "GPU Excluded", "GPU Blacklisted", "Blacklisted":
+			info.excluded = strings.EqualFold(value, "yes")
+		}
+	}
+	return info, nil
+}
+
+// isUUID accepts "GPU-" and 8-4-4-4-12 hexadecimal digits.
+func isUUID(s string) bool {
+	rest, ok := strings.CutPrefix(s, "GPU-")
+	if !ok || len(rest) != 36 {
+		return false
+	}
+	for i, c := range []byte(rest) {
+		dash := i == 8 || i == 13 || i == 18 || i == 23
+		if dash != (c == '-') || !dash && !isHex(c) {
+			return false
+		}
+	}
+	return true
+}
+
+func isHex(c byte) bool {
+	return '0' <= c && c <= '9' || 'a' <= c && c <= 'f' || 'A' <= c && c <= 'F'
+}
+
+// busID is a PCI address in a form that can be compared.
+type busID struct{ domain, bus, device, function uint64 }
+
+// parseBusID accepts "0000:65:00.0" with a domain of four to eight digits, in any
+// case: procfs prints four, NVML eight.
+func parseBusID(s string) (busID, bool) {
+	head, function, ok1 := strings.Cut(s, ".")
+	parts := strings.Split(head, ":")
+	if !ok1 || len(parts) != 3 || len(parts[0]) < 4 || len(parts[0]) > 8 ||
+		len(parts[1]) != 2 || len(parts[2]) != 2 || len(function) != 1 {
+		return busID{}, false
+	}
+	var n [4]uint64
+	for i, p := range append(parts, function) {
+		v, err := strconv.ParseUint(p, 16, 32)
+		if err != nil {
+			return busID{}, false
+		}
+		n[i] = v
+	}
+	return busID{n[0], n[1], n[2], n[3]}, true
+}
+
+func compareBusID(a, b GPU) int {
+	x, _ := parseBusID(a.BusID)
+	y, _ := parseBusID(b.BusID)
+	return cmp.Or(cmp.Compare(x.domain, y.domain), cmp.Compare(x.bus, y.bus),
+		cmp.Compare(x.device, y.device), cmp.Compare(x.function, y.function))
+}
+
+// readNames lists a directory without asking for each entry's type.
+func readNames(dir string) ([]string, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return f.Readdirnames(-1)
+}
+
+// readBounded reads a whole file of at most maxProcFile bytes.
+func readBounded(file string) ([]byte, error) {
+	f, err := os.Open(file)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	buf := bytes.NewBuffer(make([]byte, 0, 2048))
+	n, err := buf.ReadFrom(io.LimitReader(f, maxProcFile+1))
+	if err != nil {
+		return nil, err
+	}
+	if n > maxProcFile {
+		return nil, fmt.Errorf("%s is larger than %d bytes", file, maxProcFile)
+	}
+	return buf.Bytes(), nil
+}
+
+// cut bounds a foreign value in a message.
+func cut(s string) string {
+	if len(s) > 256 {
+		return s[:256]
+	}
+	return s
+}

@@ -1,0 +1,181 @@
+package device
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// nodeHost has the nodes of hosts.md 1 for fourGPUs, with DRM nodes for index 0.
+func nodeHost(t testing.TB) *fakeHost {
+	h := fourGPUs(t)
+	h.node("nvidiactl", 195, 255, 0o666)
+	for minor := range uint32(4) {
+		h.node(fmt.Sprintf("nvidia%d", minor), 195, minor, 0o666)
+	}
+	h.node("nvidia-uvm", 238, 0, 0o666)
+	h.node("nvidia-uvm-tools", 238, 1, 0o666)
+	h.node("nvidia-modeset", 195, 254, 0o666)
+	for _, name := range []string{"card1", "renderD129", "card1-DP-1", "controlD65"} {
+		h.write(h.roots.Sys+"/bus/pci/devices/0000:65:00.0/drm/"+name+"/dev", "226:0\n")
+	}
+	h.node("dri/card1", 226, 1, 0o660)
+	h.node("dri/renderD129", 226, 129, 0o660)
+	h.node("dri/card0", 226, 0, 0o660)
+	return h
+}
+
+func TestNodes(t *testing.T) {
+	h := nodeHost(t)
+	inv := h.discover()
+	for _, tt := range []struct {
+		name string
+		gpus []string
+		caps []string
+		want []string
+	}{
+		{"utility gets the control node and the GPU by its minor", []string{"0"}, []string{"utility"},
+			[]string{"/dev/nvidiactl 195:255", "/dev/nvidia2 195:2"}},
+		{"compute adds both nodes of nvidia-uvm", []string{"1"}, []string{"compute", "utility"},
+			[]string{"/dev/nvidiactl 195:255", "/dev/nvidia0 195:0", "/dev/nvidia-uvm 238:0", "/dev/nvidia-uvm-tools 238:1"}},
+		{"video needs nvidia-uvm, because its libraries load CUDA", []string{"1"}, []string{"video"},
+			[]string{"/dev/nvidiactl 195:255", "/dev/nvidia0 195:0", "/dev/nvidia-uvm 238:0", "/dev/nvidia-uvm-tools 238:1"}},
+		{"graphics adds modeset and the DRM nodes of that GPU only", []string{"0"}, []string{"graphics"},
+			[]string{"/dev/nvidiactl 195:255", "/dev/nvidia2 195:2", "/dev/nvidia-modeset 195:254", "/dev/dri/card1 226:1", "/dev/dri/renderD129 226:129"}},
+		{"display is the same for a GPU without DRM nodes", []string{"1"}, []string{"display"},
+			[]string{"/dev/nvidiactl 195:255", "/dev/nvidia0 195:0", "/dev/nvidia-modeset 195:254"}},
+		{"no GPU is the control node", nil, []string{"utility"}, []string{"/dev/nvidiactl 195:255"}},
+		{"no capability is the control node and the GPU", []string{"0"}, nil, []string{"/dev/nvidiactl 195:255", "/dev/nvidia2 195:2"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			gpus, err := inv.Select(tt.gpus)
+			if err != nil {
+				t.Fatal(err)
+			}
+			nodes, err := inv.Nodes(gpus, tt.caps)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, n := range nodes {
+				got = append(got, fmt.Sprintf("%s %d:%d", n.Path, n.Major, n.Minor))
+				if n.HostPath != h.roots.Dev+n.Path {
+					t.Errorf("host path %s of %s", n.HostPath, n.Path)
+				}
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
+	}
+	t.Run("mode and owner are the host's", func(t *testing.T) {
+		if err := os.Chown(h.roots.Dev+"/dev/dri/card1", 0, 44); err != nil {
+			t.Fatal(err)
+		}
+		nodes, err := inv.Nodes(inv.GPUs[:1], []string{"graphics"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n := nodes[3]; n.Path != "/dev/dri/card1" || n.Mode != 0o660 || n.UID != 0 || n.GID != 44 {
+			t.Errorf("got %+v", n)
+		}
+	})
+	t.Run("a driver before 550.40 calls itself nvidia-frontend", func(t *testing.T) {
+		h := nodeHost(t)
+		h.write(h.roots.Proc+"/devices", "Character devices:\n195 nvidia-frontend\n238 nvidia-uvm\n")
+		if _, err := h.discover().Nodes(h.discover().GPUs, []string{"compute"}); err != nil {
+			t.Error(err)
+		}
+	})
+	t.Run("optional nodes that are missing are skipped", func(t *testing.T) {
+		h := nodeHost(t)
+		for _, name := range []string{"nvidia-uvm-tools", "nvidia-modeset", "dri/card1", "dri/renderD129"} {
+			os.Remove(h.roots.Dev + "/dev/" + name)
+		}
+		inv := h.discover()
+		nodes, err := inv.Nodes(inv.GPUs[:1], []string{"compute", "display"})
+		if err != nil || len(nodes) != 3 {
+			t.Errorf("got %+v, %v", nodes, err)
+		}
+	})
+	t.Run("without a GPU, compute does not insist on nvidia-uvm", func(t *testing.T) {
+		h := nodeHost(t)
+		os.Remove(h.roots.Dev + "/dev/nvidia-uvm")
+		os.Remove(h.roots.Dev + "/dev/nvidia-uvm-tools")
+		if nodes, err := h.discover().Nodes(nil, []string{"compute"}); err != nil || len(nodes) != 1 {
+			t.Errorf("got %+v, %v", nodes, err)
+		}
+	})
+}
+
+func TestNodesRefuses(t *testing.T) {
+	caps := []string{"compute", "graphics"}
+	for _, tt := range []struct {
+		name   string
+		change func(h *fakeHost, dev string)
+		want   []string
+	}{
+		{"a missing GPU node, saying how to make it", func(_ *fakeHost, dev string) { os.Remove(dev + "nvidia2") },
+			[]string{"dev/nvidia2 is missing", "nvidia-modprobe -c2"}},
+		{"a missing control node", func(_ *fakeHost, dev string) { os.Remove(dev + "nvidiactl") },
+			[]string{"dev/nvidiactl is missing", "nvidia-modprobe -c255"}},
+		{"a missing nvidia-uvm", func(_ *fakeHost, dev string) { os.Remove(dev + "nvidia-uvm") },
+			[]string{"dev/nvidia-uvm is missing", "nvidia-modprobe -u -c0"}},
+		{"a link to the right node (T38)", func(_ *fakeHost, dev string) { relink(dev+"nvidia2", dev+"nvidia0") },
+			[]string{"dev/nvidia2 is a symbolic link"}},
+		{"a regular file (T38)", func(h *fakeHost, dev string) { os.Remove(dev + "nvidia2"); h.write(dev+"nvidia2", "") },
+			[]string{"dev/nvidia2 is a regular file"}},
+		{"an optional node that is a link (T38)", func(_ *fakeHost, dev string) { relink(dev+"dri/card1", dev+"dri/card0") },
+			[]string{"dev/dri/card1 is a symbolic link"}},
+		{"a node with another major (T38)", func(h *fakeHost, dev string) { os.Remove(dev + "nvidia2"); h.node("nvidia2", 8, 2, 0o666) },
+			[]string{"dev/nvidia2 is 8:2", "195:2"}},
+		{"a node with another minor", func(h *fakeHost, dev string) { os.Remove(dev + "nvidia2"); h.node("nvidia2", 195, 3, 0o666) },
+			[]string{"dev/nvidia2 is 195:3", "195:2"}},
+		{"a DRM node of another card", func(h *fakeHost, dev string) { os.Remove(dev + "dri/card1"); h.node("dri/card1", 226, 0, 0o666) },
+			[]string{"dev/dri/card1 is 226:0", "226:1"}},
+		{"a major that changed after the inventory (T37)", func(h *fakeHost, _ string) {
+			h.write(h.roots.Proc+"/devices", strings.Replace(charDevices, "238 nvidia-uvm\n", "511 nvidia-uvm\n", 1))
+		}, []string{"dev/nvidia-uvm is 238:0", "511:0"}},
+		{"a node whose driver went away, also if a block device has its name", func(h *fakeHost, _ string) {
+			h.write(h.roots.Proc+"/devices", strings.Replace(charDevices, "238 nvidia-uvm\n", "", 1)+"238 nvidia-uvm\n")
+		}, []string{"dev/nvidia-uvm is there", `"nvidia-uvm"`}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			h := nodeHost(t)
+			inv := h.discover()
+			tt.change(h, h.roots.Dev+"/dev/")
+			nodes, err := inv.Nodes(inv.GPUs[:1], caps)
+			if err == nil {
+				t.Fatalf("got %+v", nodes)
+			}
+			for _, w := range tt.want {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("%q does not say %q", err, w)
+				}
+			}
+		})
+	}
+}
+
+func relink(path, target string) {
+	os.Remove(path)
+	os.Symlink(target, path)
+}
+
+func BenchmarkNodesEightGPUs(b *testing.B) {
+	h := eightGPUs(b)
+	h.node("nvidiactl", 195, 255, 0o666)
+	for minor := range uint32(8) {
+		h.node(fmt.Sprintf("nvidia%d", minor), 195, minor, 0o666)
+	}
+	h.node("nvidia-uvm", 238, 0, 0o666)
+	inv := h.discover()
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := inv.Nodes(inv.GPUs, []string{"compute", "utility"}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

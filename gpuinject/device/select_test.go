@@ -1,0 +1,113 @@
+package device
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func TestSelect(t *testing.T) {
+	inv := fourGPUs(t).discover()
+	for _, tt := range []struct {
+		name string
+		ids  []string
+		want []int
+	}{
+		{"no id is no GPU", nil, nil},
+		{"all leaves excluded GPUs out", []string{"all"}, []int{0, 1, 2}},
+		{"all beside an index is still all, once", []string{"1", "all"}, []int{0, 1, 2}},
+		{"an index", []string{"1"}, []int{1}},
+		{"the result is in index order", []string{"2", "0"}, []int{0, 2}},
+		{"a full UUID", []string{uuid("fef8089b")}, []int{1}},
+		{"a UUID in capitals", []string{strings.ToUpper(uuid("fef8089b"))}, []int{1}},
+		{"the beginning of one UUID", []string{"GPU-fef80"}, []int{1}},
+		{"the beginning of one UUID in capitals", []string{"gpu-FEF8A"}, []int{0}},
+		{"a bus id as procfs has it", []string{"0000:65:00.0"}, []int{0}},
+		{"a bus id as NVML has it", []string{"00000000:C1:00.0"}, []int{1}},
+		{"a bus id with a long domain", []string{"00010000:01:00.0"}, []int{2}},
+		{"duplicates by any name are one GPU", []string{"0", "0", uuid("fef8aaaa"), "GPU-fef8a", "00000000:65:00.0"}, []int{0}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			gpus, err := inv.Select(tt.ids)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []int
+			for _, g := range gpus {
+				got = append(got, g.Index)
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("got %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestSelectRefuses(t *testing.T) {
+	inv := fourGPUs(t).discover()
+	known := []string{"0 (" + uuid("fef8aaaa") + ", 0000:65:00.0)", "1 (" + uuid("fef8089b") + ", 0000:c1:00.0)", "2 ("}
+	for _, tt := range []struct {
+		name, id string
+		want     []string
+	}{
+		{"an index that the host does not have", "3", append([]string{`unknown GPU "3"`}, known...)},
+		{"an index beyond any integer", strings.Repeat("9", 40), append([]string{"unknown GPU"}, known...)},
+		{"a negative index", "-1", []string{`unknown GPU "-1"`}},
+		{"an unknown UUID", uuid("00000000"), append([]string{`unknown GPU "GPU-00000000-`}, known...)},
+		{"an ambiguous UUID names its matches only", "GPU-fef8", append([]string{`"GPU-fef8" is the beginning of 2 UUIDs`}, known[:2]...)},
+		{"a bare GPU-", "GPU-", []string{`"GPU-" is the beginning of every UUID`}},
+		{"a UUID with a tail", uuid("fef8089b") + "0", []string{"unknown GPU"}},
+		{"an unknown bus id", "0000:66:00.0", []string{`unknown GPU "0000:66:00.0"`}},
+		{"a bus id without its domain", "65:00.0", []string{"unknown GPU"}},
+		{"an excluded GPU by UUID", "GPU-dddd", []string{"excluded"}},
+		{"an excluded GPU by bus id", "0000:81:00.0", []string{"excluded"}},
+		{"a MIG UUID", "MIG-12345678-1111-2222-3333-444444444444", []string{"MIG instances cannot be selected by this release"}},
+		{"an old MIG UUID", "MIG-" + uuid("fef8089b") + "/1/0", []string{"MIG instances cannot be selected by this release"}},
+		{"a MIG index", "0:1", []string{"MIG instances cannot be selected by this release"}},
+		{"a blank", " 0", []string{`unknown GPU " 0"`}},
+		{"an empty id", "", []string{`unknown GPU ""`}},
+		{"all in capitals, which is no word of the contract", "ALL", []string{`unknown GPU "ALL"`}},
+		{"a name of several lines", "a\nb", []string{`"a\nb"`}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			gpus, err := inv.Select([]string{"0", tt.id})
+			if err == nil {
+				t.Fatalf("got %+v", gpus)
+			}
+			for _, w := range tt.want {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("%q does not say %q", err, w)
+				}
+			}
+			if strings.Contains(err.Error(), "\n") {
+				t.Errorf("%q has several lines", err)
+			}
+		})
+	}
+	t.Run("a long id is cut at 256 bytes", func(t *testing.T) {
+		_, err := inv.Select([]string{strings.Repeat("x", 5000)})
+		if n := strings.Count(err.Error(), "x"); n != 256 {
+			t.Errorf("%d bytes in %q", n, err)
+		}
+	})
+	t.Run("a GPU without a known UUID can be chosen by index and is not matched by a prefix", func(t *testing.T) {
+		h := newHost(t)
+		h.gpu("0000:65:00.0", 0, "GPU-????????-????-????-????-????????????", "No")
+		inv := h.discover()
+		if _, err := inv.Select([]string{"0"}); err != nil {
+			t.Error(err)
+		}
+		if _, err := inv.Select([]string{"GPU-?"}); err == nil || !strings.Contains(err.Error(), "UUID not known") {
+			t.Errorf("got %v", err)
+		}
+	})
+	t.Run("a host without a GPU says so", func(t *testing.T) {
+		inv := newHost(t).discover()
+		if gpus, err := inv.Select([]string{"all"}); err != nil || len(gpus) != 0 {
+			t.Errorf("all: %v, %v", gpus, err)
+		}
+		if _, err := inv.Select([]string{"0"}); err == nil || !strings.Contains(err.Error(), "no usable GPU") {
+			t.Errorf("got %v", err)
+		}
+	})
+}

@@ -1,0 +1,224 @@
+package driver
+
+import (
+	"encoding/json"
+	"reflect"
+	"slices"
+	"testing"
+)
+
+// everything is a root with a library of each kind.
+func everything(t testing.TB) *fakeRoot {
+	r := newRoot(t)
+	_, machine32, _, triple32 := machines()
+	for stem, k := range kinds {
+		name := stem + ".so." + version
+		if k.own {
+			name = stem + ".so.1.1.20"
+		}
+		r.lib("usr/lib64/"+name, stem+".so.1")
+	}
+	r.lib("usr/lib64/libnvidia-future.so."+version, "libnvidia-future.so.1")
+	r.lib("usr/lib64/libother.so."+version, "libother.so.1")
+	r.lib("usr/lib64/libnvidia-container.so.1.18.0", "libnvidia-container.so.1")
+	r.lib("usr/lib64/libcudart.so.13.0.48", "libcudart.so.13")
+	r.lib("usr/lib64/libGL.so.1.7.0", "libGL.so.1")
+	for _, stem := range []string{"libcuda", "libnvidia-ml", "libGLX_nvidia"} {
+		r.write("usr/lib/"+triple32+"/"+stem+".so."+version, elf32(machine32, stem+".so.1"), 0o755)
+	}
+	r.write("usr/lib64/xorg/modules/drivers/nvidia_drv.so", nil, 0o755)
+	r.write("usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so."+version, nil, 0o755)
+	r.link("usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so", "libglxserver_nvidia.so."+version)
+	r.write("etc/OpenCL/vendors/nvidia.icd", []byte("libnvidia-opencl.so.1\n"), 0o644)
+	r.write("usr/share/nvidia/nvoptix.bin", nil, 0o644)
+	for _, b := range binaryKinds {
+		r.write("usr/bin/"+b.Name, nil, 0o755)
+	}
+	return r
+}
+
+func TestFor(t *testing.T) {
+	files := everything(t).discover()
+	own := ".so.1.1.20"
+	v := ".so." + version
+	for _, tt := range []struct {
+		name    string
+		caps    []string
+		has     []string
+		lacks   []string
+		bin     int
+		data    []string
+		has32   int
+		unknown bool
+	}{
+		{name: "no capability is no file"},
+		{name: "compat32 alone is no file", caps: []string{"compat32"}},
+		{name: "utility is NVML and the tools", caps: []string{"utility"}, bin: 4,
+			has:   []string{"libnvidia-ml" + v, "libnvidia-cfg" + v, "libnvidia-nscq" + v, "libnvidia-sandboxutils" + v},
+			lacks: []string{"libcuda" + v, "libGLX_nvidia" + v}},
+		{name: "compute is CUDA, OpenCL and the unknown library of the driver", caps: []string{"compute"}, bin: 2, unknown: true,
+			has:   []string{"libcuda" + v, "libnvidia-nvvm70" + own, "libnvidia-gpucomp" + v, "libcudadebugger" + v},
+			lacks: []string{"libnvidia-ml" + v, "libnvidia-encode" + v, "libGLX_nvidia" + v, "libcudart.so.13.0.48"},
+			data:  []string{"/etc/OpenCL/vendors/nvidia.icd"}},
+		{name: "video brings CUDA with it", caps: []string{"video"}, bin: 2, unknown: true,
+			has:   []string{"libnvcuvid" + v, "libnvidia-encode" + v, "libcuda" + v, "libvdpau_nvidia" + v},
+			lacks: []string{"libGLX_nvidia" + v}, data: []string{"/etc/OpenCL/vendors/nvidia.icd"}},
+		{name: "graphics is GL, Vulkan, their platforms and Xorg", caps: []string{"graphics"}, unknown: true,
+			has:   []string{"libGLX_nvidia" + v, "libnvidia-egl-wayland" + own, "libnvidia-egl-gbm" + own, "libnvidia-gpucomp" + v, "libnvidia-tls" + v, "libGL" + v, "nvidia-drm_gbm.so"},
+			lacks: []string{"libcuda" + v, "libnvidia-ml" + v, "libGL.so.1.7.0"},
+			data: []string{"/usr/share/nvidia/nvoptix.bin", "/usr/lib64/xorg/modules/drivers/nvidia_drv.so",
+				"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so." + version, "/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so"}},
+		{name: "display brings graphics with it", caps: []string{"display"}, unknown: true, has: []string{"libGLX_nvidia" + v},
+			data: []string{"/usr/share/nvidia/nvoptix.bin", "/usr/lib64/xorg/modules/drivers/nvidia_drv.so",
+				"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so." + version, "/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so"}},
+		{name: "ngx is one library", caps: []string{"ngx"}, has: []string{"libnvidia-ngx" + v}, lacks: []string{"libcuda" + v}},
+		{name: "compat32 doubles what the others chose", caps: []string{"utility", "compat32"}, bin: 4, has: []string{"libnvidia-ml" + v}, has32: 1},
+		{name: "compat32 with all the others", caps: []string{"compute", "graphics", "utility", "compat32"}, bin: 6, unknown: true, has32: 3,
+			data: []string{"/usr/share/nvidia/nvoptix.bin", "/etc/OpenCL/vendors/nvidia.icd", "/usr/lib64/xorg/modules/drivers/nvidia_drv.so",
+				"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so." + version, "/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			got := files.For(tt.caps)
+			var names, dests []string
+			n32, unknown := 0, false
+			for _, l := range got.Libraries {
+				names = append(names, l.Name)
+				if l.Bits == 32 {
+					n32++
+				}
+				if l.Unknown {
+					unknown = true
+					if l.Name != "libnvidia-future.so."+version {
+						t.Errorf("unknown %+v", l)
+					}
+				}
+			}
+			for _, d := range got.Data {
+				dests = append(dests, d.Dest)
+			}
+			for _, n := range tt.has {
+				if !slices.Contains(names, n) {
+					t.Errorf("no %s in %v", n, names)
+				}
+			}
+			for _, n := range append(tt.lacks, "libother.so."+version, "libnvidia-gtk3.so."+version, "libnvidia-container.so.1.18.0") {
+				if slices.Contains(names, n) {
+					t.Errorf("%s is there", n)
+				}
+			}
+			if len(tt.has) == 0 && tt.has32 == 0 && len(names) != 0 {
+				t.Errorf("got %v", names)
+			}
+			if n32 != tt.has32 || unknown != tt.unknown || len(got.Binaries) != tt.bin {
+				t.Errorf("%d 32-bit libraries, unknown %v, %d programs", n32, unknown, len(got.Binaries))
+			}
+			if !slices.Equal(dests, tt.data) {
+				t.Errorf("data %v, want %v", dests, tt.data)
+			}
+		})
+	}
+}
+
+func TestEveryKindIsFound(t *testing.T) {
+	files := everything(t).discover()
+	names := libraryNames(files)
+	for stem, k := range kinds {
+		name := stem + ".so." + version
+		if k.own {
+			name = stem + ".so.1.1.20"
+		}
+		if k.subdir != "" {
+			name = k.subdir + "/" + name
+		}
+		if slices.Contains(names, name) != (len(k.capabilities) > 0) {
+			t.Errorf("%s: found is %v; refused %v", name, slices.Contains(names, name), files.Refused)
+		}
+	}
+}
+
+func TestLibraryPlaces(t *testing.T) {
+	t.Run("vdpau and tls below a library directory are searched", func(t *testing.T) {
+		r := newRoot(t)
+		r.lib("usr/lib64/vdpau/libvdpau_nvidia.so."+version, "libvdpau_nvidia.so.1")
+		r.lib("usr/lib64/tls/libnvidia-tls.so."+version, "libnvidia-tls.so."+version)
+		if got := libraryNames(r.discover()); !slices.Equal(got, []string{"vdpau/libvdpau_nvidia.so." + version, "tls/libnvidia-tls.so." + version}) {
+			t.Errorf("got %v", got)
+		}
+	})
+	t.Run("a library beside tls wins over the one in it", func(t *testing.T) {
+		r := newRoot(t)
+		r.lib("usr/lib64/libnvidia-tls.so."+version, "libnvidia-tls.so."+version)
+		r.lib("usr/lib64/tls/libnvidia-tls.so."+version, "libnvidia-tls.so."+version)
+		if got := libraryNames(r.discover()); !slices.Equal(got, []string{"libnvidia-tls.so." + version}) {
+			t.Errorf("got %v", got)
+		}
+	})
+	t.Run("of a library with versions of its own the one that its SONAME names is taken", func(t *testing.T) {
+		r := newRoot(t)
+		machine, _, _, _ := machines()
+		for _, v := range []string{"1.1.1", "1.1.3", "1.1.2"} {
+			r.write("usr/lib64/libnvidia-egl-gbm.so."+v, elf64(machine, "libnvidia-egl-gbm.so.1"), 0o755)
+		}
+		r.link("usr/lib64/libnvidia-egl-gbm.so.1", "libnvidia-egl-gbm.so.1.1.3")
+		if got := libraryNames(r.discover()); !slices.Equal(got, []string{"libnvidia-egl-gbm.so.1.1.3"}) {
+			t.Errorf("got %v", got)
+		}
+	})
+	t.Run("names that are hard links of one file are found", func(t *testing.T) {
+		r := newRoot(t)
+		machine, _, _, _ := machines()
+		name := r.write("usr/lib64/libcuda.so."+version, elf64(machine, "libcuda.so.1"), 0o755)
+		r.check(linkFile(name, r.dir+"/usr/lib64/libcuda.so.1"))
+		if got := libraryNames(r.discover()); !slices.Equal(got, []string{"libcuda.so." + version}) {
+			t.Errorf("got %v", got)
+		}
+	})
+}
+
+func TestCheck(t *testing.T) {
+	t.Run("a host without libraries says where it looked and what to do", func(t *testing.T) {
+		r := newRoot(t)
+		r.write("usr/lib64/libc.so.6", nil, 0o755)
+		files := r.discover()
+		says(t, files.Check([]string{"compute"}), version+" is loaded", "libcuda.so."+version, r.dir+"/usr/lib64", "host.driver-root")
+		says(t, files.Check([]string{"utility"}), "libnvidia-ml.so."+version)
+		says(t, files.Check([]string{"video"}), "libcuda.so."+version)
+		if err := files.Check([]string{"graphics", "display", "ngx", "compat32"}); err != nil {
+			t.Errorf("servers have no graphics: %v", err)
+		}
+	})
+	t.Run("an empty driver root says so", func(t *testing.T) {
+		says(t, newRoot(t).discover().Check([]string{"compute"}), "none of the known directories")
+	})
+	t.Run("another version says both versions and what to do", func(t *testing.T) {
+		r := newRoot(t)
+		r.core("usr/lib64", "570.86.15")
+		files := r.discover()
+		if len(files.Libraries) != 0 {
+			t.Errorf("got %v", libraryNames(files))
+		}
+		says(t, files.Check([]string{"compute"}), "libcuda.so.570.86.15", version, "reboot", "reload the nvidia module", "reinstall")
+		says(t, files.Check([]string{"utility"}), "libnvidia-ml.so.570.86.15", version)
+	})
+	t.Run("only 32-bit libraries are not enough", func(t *testing.T) {
+		r := newRoot(t)
+		_, machine32, _, _ := machines()
+		r.write("usr/lib32/libcuda.so."+version, elf32(machine32, "libcuda.so.1"), 0o755)
+		says(t, r.discover().Check([]string{"compute"}), "not found")
+	})
+}
+
+func TestFilesSurviveJSON(t *testing.T) {
+	files := everything(t).settled()
+	data, err := json.Marshal(files)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var back Files
+	if err := json.Unmarshal(data, &back); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(files, &back) {
+		t.Errorf("got %+v, want %+v", back, files)
+	}
+}

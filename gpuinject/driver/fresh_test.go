@@ -1,0 +1,143 @@
+package driver
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+)
+
+func linkFile(from, to string) error { return os.Link(from, to) }
+
+func TestFresh(t *testing.T) {
+	lib := "/usr/local/nvidia/lib64/libcuda.so." + version
+	machine, _, _, _ := machines()
+	for _, tt := range []struct {
+		name   string
+		fresh  bool
+		change func(r *fakeRoot)
+	}{
+		{"nothing changed", true, func(*fakeRoot) {}},
+		{"something else changed", true, func(r *fakeRoot) { r.write("etc/resolv.conf", nil, 0o644); r.write("var/lib/x", nil, 0o644) }},
+		{"a library was read", true, func(r *fakeRoot) { os.ReadFile(r.dir + lib) }},
+		{"a library was touched", false, func(r *fakeRoot) { r.check(os.Chtimes(r.dir+lib, time.Now(), time.Now())) }},
+		{"a library was overwritten in place with as many bytes and its old times", false, func(r *fakeRoot) {
+			st, err := os.Stat(r.dir + lib)
+			r.check(err)
+			f, err := os.OpenFile(r.dir+lib, os.O_WRONLY, 0)
+			r.check(err)
+			f.WriteAt([]byte{0x7f}, 0)
+			r.check(f.Close())
+			r.check(os.Chtimes(r.dir+lib, st.ModTime(), st.ModTime()))
+		}},
+		{"a library was replaced by rename", false, func(r *fakeRoot) {
+			r.write("new", elf64(machine, "libcuda.so.1"), 0o755)
+			r.check(os.Rename(r.dir+"/new", r.dir+lib))
+		}},
+		{"a library was removed", false, func(r *fakeRoot) { r.check(os.Remove(r.dir + lib)) }},
+		{"an upgrade added the next version beside it", false, func(r *fakeRoot) { r.core("usr/local/nvidia/lib64", "580.200.01") }},
+		{"the whole driver directory was replaced", false, func(r *fakeRoot) {
+			r.check(os.Rename(r.dir+"/usr/local/nvidia", r.dir+"/usr/local/old"))
+			r.core("usr/local/nvidia/lib64", version)
+		}},
+		{"a directory that was absent appeared", false, func(r *fakeRoot) { r.core("run/opengl-driver/lib", version) }},
+		{"ld.so.cache was written", false, func(r *fakeRoot) { r.cache("/lib/libcuda.so.1") }},
+		{"a refused library was repaired", false, func(r *fakeRoot) { r.check(os.Chmod(r.dir+"/usr/lib64/libnvidia-ngx.so."+version, 0o755)) }},
+		{"what a dangling link names appeared", false, func(r *fakeRoot) { r.lib("opt/x/libnvidia-cbl.so."+version, "libnvidia-cbl.so."+version) }},
+		{"nvidia-smi was replaced", false, func(r *fakeRoot) {
+			r.check(os.Remove(r.dir + "/usr/local/nvidia/bin/nvidia-smi"))
+			r.write("usr/local/nvidia/bin/nvidia-smi", []byte("x"), 0o755)
+		}},
+		{"an absent program appeared", false, func(r *fakeRoot) { r.write("usr/bin/nv-fabricmanager", nil, 0o755) }},
+		{"an absent data file appeared", false, func(r *fakeRoot) { r.write("etc/OpenCL/vendors/nvidia.icd", nil, 0o644) }},
+		{"a data file appeared in a directory that was there", false, func(r *fakeRoot) { r.write("usr/share/vulkan/icd.d/nvidia_icd.json", nil, 0o644) }},
+		{"the configuration names another directory", false, func(r *fakeRoot) { r.host.DriverLibraries = []string{"/opt"} }},
+		{"the configuration names another root", false, func(r *fakeRoot) { r.host.DriverRoot = r.dir + "/usr" }},
+		{"the driver root went away", false, func(r *fakeRoot) { r.check(os.Rename(r.dir, r.dir+"-gone")) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			t.Parallel()
+			r := squashfs(t)
+			r.write("usr/lib64/libnvidia-ngx.so."+version, elf64(machine, ""), 0o757)
+			r.link("usr/lib64/libnvidia-cbl.so."+version, "/opt/x/libnvidia-cbl.so."+version)
+			r.write("usr/bin/sh", nil, 0o755)
+			r.write("usr/share/vulkan/icd.d/intel_icd.json", nil, 0o644)
+			data, err := json.Marshal(r.settled())
+			r.check(err)
+			var files Files
+			r.check(json.Unmarshal(data, &files))
+			if !files.Fresh(r.host) {
+				t.Fatal("not fresh before the change")
+			}
+			tt.change(r)
+			if got := files.Fresh(r.host); got != tt.fresh {
+				t.Errorf("fresh is %v", got)
+			}
+		})
+	}
+	t.Run("a driver root that is a link is stale when the link changes", func(t *testing.T) {
+		a, b := squashfs(t), squashfs(t)
+		link := filepath.Join(t.TempDir(), "driver")
+		a.check(os.Symlink(a.dir, link))
+		a.host.DriverRoot = link
+		files := a.settled()
+		if !files.Fresh(a.host) {
+			t.Fatal("not fresh")
+		}
+		a.check(os.Remove(link))
+		a.check(os.Symlink(b.dir, link))
+		if files.Fresh(a.host) {
+			t.Error("fresh")
+		}
+	})
+	t.Run("absolute links are followed in the driver root", func(t *testing.T) {
+		r := newRoot(t)
+		r.core("opt/real", version)
+		r.link("usr/lib64", "/opt/real")
+		r.link("run/opengl-driver", "/nowhere")
+		files := r.settled()
+		if len(files.Libraries) != 2 || !files.Fresh(r.host) {
+			t.Fatalf("not fresh: %v", libraryNames(files))
+		}
+		r.core("nowhere/lib", version)
+		if files.Fresh(r.host) {
+			t.Error("fresh although the link leads somewhere in the root now")
+		}
+	})
+	t.Run("files that were written at the same moment are not trusted", func(t *testing.T) {
+		r := squashfs(t)
+		r.settled()
+		r.check(os.Chtimes(r.dir+lib, time.Now(), time.Now()))
+		if files := r.discover(); files.Settled || files.Fresh(r.host) {
+			t.Error("fresh")
+		}
+	})
+	t.Run("the zero value is not fresh", func(t *testing.T) {
+		if (&Files{}).Fresh(config.Host{}) {
+			t.Error("fresh")
+		}
+	})
+}
+
+func BenchmarkFresh(b *testing.B) {
+	r := squashfs(b)
+	files := r.settled()
+	b.ReportAllocs()
+	for b.Loop() {
+		if !files.Fresh(r.host) {
+			b.Fatal("not fresh")
+		}
+	}
+	b.ReportMetric(float64(len(files.Stamps)), "stamps")
+}
+
+func BenchmarkDiscover(b *testing.B) {
+	r := squashfs(b)
+	b.ReportAllocs()
+	for b.Loop() {
+		r.discover()
+	}
+}

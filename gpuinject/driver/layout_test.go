@@ -1,0 +1,291 @@
+package driver
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+// h200 are the 28 libraries of hosts.md 1 with their SONAMEs.
+var h200 = []string{
+	"libEGL_nvidia.so.0", "libGLESv1_CM_nvidia.so.1", "libGLESv2_nvidia.so.2", "libGLX_nvidia.so.0", "libcuda.so.1",
+	"libcudadebugger.so.1", "libnvcuvid.so.1", "libnvidia-allocator.so.1", "libnvidia-cfg.so.1", "libnvidia-eglcore.so." + version,
+	"libnvidia-encode.so.1", "libnvidia-fbc.so.1", "libnvidia-glcore.so." + version, "libnvidia-glsi.so." + version,
+	"libnvidia-glvkspirv.so." + version, "libnvidia-gpucomp.so." + version, "libnvidia-ml.so.1", "libnvidia-nvvm.so.4",
+	"libnvidia-opencl.so.1", "libnvidia-opticalflow.so.1", "libnvidia-pkcs11-openssl3.so." + version,
+	"libnvidia-ptxjitcompiler.so.1", "libnvidia-rtcore.so." + version, "libnvidia-tls.so." + version, "libnvoptix.so.1", "libvdpau_nvidia.so.1",
+}
+
+// squashfs makes the layout of hosts.md 1: everything below /usr/local/nvidia, and a
+// second libcuda in /lib.
+func squashfs(t testing.TB) *fakeRoot {
+	r := newRoot(t)
+	for _, soname := range h200 {
+		stem, _, _ := split(soname)
+		r.lib("usr/local/nvidia/lib64/"+stem+".so."+version, soname)
+	}
+	r.lib("lib/libcuda.so."+version, "libcuda.so.1")
+	r.cache("/usr/local/nvidia/lib64/libcuda.so.1", "/lib/libcuda.so.1", "/lib/libc.so.6")
+	for _, name := range []string{"nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-modprobe", "nvidia-settings"} {
+		r.write("usr/local/nvidia/bin/"+name, nil, 0o755)
+	}
+	for _, name := range []string{"glvnd/egl_vendor.d/10_nvidia.json", "vulkan/icd.d/nvidia_icd.json", "vulkan/implicit_layer.d/nvidia_layers.json"} {
+		r.write("usr/local/nvidia/share/"+name, []byte("{}"), 0o644)
+	}
+	return r
+}
+
+func TestDiscoverSquashfs(t *testing.T) {
+	r := squashfs(t)
+	files := r.discover()
+	if n := len(h200) + 1; len(files.Libraries) != n {
+		t.Errorf("%d libraries, want %d: %v", len(files.Libraries), n, libraryNames(files))
+	}
+	t.Run("of two copies the one that ld.so.cache lists first is taken", func(t *testing.T) {
+		l := r.library(files, "libcuda.so."+version)
+		if l.Path != r.dir+"/usr/local/nvidia/lib64/libcuda.so."+version {
+			t.Errorf("took %s", l.Path)
+		}
+		if l.SOName != "libcuda.so.1" || !slices.Equal(l.Links, []string{"libcuda.so.1", "libcuda.so"}) || l.Bits != 64 || l.Flags == 0 {
+			t.Errorf("got %+v", l)
+		}
+		r.cache("/lib/libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so.1")
+		if l := r.library(r.discover(), "libcuda.so."+version); l.Path != r.dir+"/lib/libcuda.so."+version {
+			t.Errorf("with the other order took %s", l.Path)
+		}
+	})
+	t.Run("special names get their links and subdirectories", func(t *testing.T) {
+		if l := r.library(files, "libGLX_nvidia.so."+version); !slices.Equal(l.Links, []string{"libGLX_nvidia.so.0", "libGLX_indirect.so.0"}) {
+			t.Errorf("%+v", l)
+		}
+		if l := r.library(files, "libvdpau_nvidia.so."+version); l.Subdir != "vdpau" {
+			t.Errorf("%+v", l)
+		}
+		if l := r.library(files, "nvidia-drm_gbm.so"); l.Subdir != "gbm" || filepath.Base(l.Path) != "libnvidia-allocator.so."+version || len(l.Links) != 0 {
+			t.Errorf("%+v", l)
+		}
+		if l := r.library(files, "libnvidia-glcore.so."+version); len(l.Links) != 0 {
+			t.Errorf("a SONAME that is the name needs no link: %+v", l)
+		}
+	})
+	t.Run("programs and data come from beside the libraries", func(t *testing.T) {
+		var names []string
+		for _, b := range files.Binaries {
+			names = append(names, b.Name)
+			if b.Path != r.dir+"/usr/local/nvidia/bin/"+b.Name {
+				t.Errorf("%+v", b)
+			}
+		}
+		if want := []string{"nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}; !slices.Equal(names, want) {
+			t.Errorf("got %v, want %v", names, want)
+		}
+		var dests []string
+		for _, d := range files.Data {
+			dests = append(dests, d.Dest)
+		}
+		if want := []string{"/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "/etc/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/implicit_layer.d/nvidia_layers.json"}; !slices.Equal(dests, want) {
+			t.Errorf("got %v, want %v", dests, want)
+		}
+	})
+	if err := files.Check([]string{"compute", "utility", "graphics", "video"}); err != nil {
+		t.Error(err)
+	}
+	if !slices.Equal(files.Missing, []string{"ngx: libnvidia-ngx.so." + version}) {
+		t.Errorf("missing %v", files.Missing)
+	}
+}
+
+func TestDiscoverLayouts(t *testing.T) {
+	_, _, triple, _ := machines()
+	for _, tt := range []struct {
+		name  string
+		build func(r *fakeRoot)
+		cuda  string // where libcuda is
+		smi   string
+	}{
+		{"Debian", func(r *fakeRoot) {
+			r.core("usr/lib/"+triple, version)
+			r.link("lib", "usr/lib")
+			r.write("usr/bin/nvidia-smi", nil, 0o755)
+		}, "/usr/lib/" + triple, "/usr/bin/nvidia-smi"},
+		{"Red Hat", func(r *fakeRoot) {
+			r.core("usr/lib64", version)
+			r.link("lib64", "usr/lib64")
+			r.write("usr/bin/nvidia-smi", nil, 0o755)
+		}, "/usr/lib64", "/usr/bin/nvidia-smi"},
+		{"Debian with nvidia/current and alternatives", func(r *fakeRoot) {
+			current := "usr/lib/" + triple + "/nvidia/current"
+			r.core(current, version)
+			r.link("usr/lib/"+triple+"/libcuda.so.1", "/etc/alternatives/glx--libcuda.so.1")
+			r.link("etc/alternatives/glx--libcuda.so.1", "/"+current+"/libcuda.so.1")
+			r.write("usr/lib/nvidia/current/nvidia-smi", nil, 0o755)
+			r.link("usr/bin/nvidia-smi", "/etc/alternatives/nvidia--nvidia-smi")
+			r.link("etc/alternatives/nvidia--nvidia-smi", "/usr/lib/nvidia/current/nvidia-smi")
+		}, "/usr/lib/" + triple + "/nvidia/current", "/usr/lib/nvidia/current/nvidia-smi"},
+		{"Container-Optimized OS", func(r *fakeRoot) {
+			r.core("home/kubernetes/bin/nvidia/lib64", version)
+			r.write("home/kubernetes/bin/nvidia/bin/nvidia-smi", nil, 0o755)
+		}, "/home/kubernetes/bin/nvidia/lib64", "/home/kubernetes/bin/nvidia/bin/nvidia-smi"},
+		{"NixOS", func(r *fakeRoot) {
+			r.core("nix/store/abc-nvidia-x11/lib", version)
+			for _, n := range []string{"libcuda.so.1", "libnvidia-ml.so." + version} {
+				r.link("nix/store/def-graphics-drivers/lib/"+n, "/nix/store/abc-nvidia-x11/lib/"+n)
+			}
+			r.link("run/opengl-driver", "/nix/store/def-graphics-drivers")
+			r.write("nix/store/ghi-nvidia-bin/bin/nvidia-smi", nil, 0o555)
+			r.link("run/current-system/sw/bin/nvidia-smi", "/nix/store/ghi-nvidia-bin/bin/nvidia-smi")
+		}, "/nix/store/abc-nvidia-x11/lib", "/nix/store/ghi-nvidia-bin/bin/nvidia-smi"},
+		{"a directory that only ld.so.cache names", func(r *fakeRoot) {
+			r.core("opt/vendor/lib", version)
+			r.cache("/opt/vendor/lib/libcuda.so.1")
+			r.write("opt/vendor/bin/nvidia-smi", nil, 0o755)
+		}, "/opt/vendor/lib", "/opt/vendor/bin/nvidia-smi"},
+		{"a directory that only the configuration names", func(r *fakeRoot) {
+			r.core("opt/vendor/lib64", version)
+			r.host.DriverLibraries = []string{"/opt/vendor/lib64"}
+			r.write("opt/bin/nvidia-smi", nil, 0o755)
+		}, "/opt/vendor/lib64", "/opt/bin/nvidia-smi"},
+		{"a damaged ld.so.cache does not hide the directories", func(r *fakeRoot) {
+			r.core("usr/lib64", version)
+			r.write("etc/ld.so.cache", []byte("glibc-ld.so.cache1.1garbage"), 0o644)
+			r.write("usr/bin/nvidia-smi", nil, 0o755)
+		}, "/usr/lib64", "/usr/bin/nvidia-smi"},
+		{"two versions installed, the loaded one is taken although the cache names the other", func(r *fakeRoot) {
+			r.core("usr/lib64", "570.86.15")
+			r.core("usr/lib64", version)
+			r.cache("/usr/lib64/libcuda.so.1")
+			r.write("usr/bin/nvidia-smi", nil, 0o755)
+		}, "/usr/lib64", "/usr/bin/nvidia-smi"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRoot(t)
+			tt.build(r)
+			files := r.discover()
+			if err := files.Check([]string{"compute", "utility"}); err != nil {
+				t.Fatal(err)
+			}
+			if l := r.library(files, "libcuda.so."+version); l.Path != filepath.Join(r.dir, tt.cuda, l.Name) {
+				t.Errorf("libcuda is %s", l.Path)
+			}
+			if n := len(files.Libraries); n != 2 {
+				t.Errorf("%d libraries: %v", n, libraryNames(files))
+			}
+			if len(files.Binaries) != 1 || files.Binaries[0].Path != r.dir+tt.smi {
+				t.Errorf("binaries %+v", files.Binaries)
+			}
+		})
+	}
+	t.Run("the driver root / is this host", func(t *testing.T) {
+		r := newRoot(t)
+		r.core("lib64", version)
+		r.host.DriverRoot, r.host.DriverLibraries = "/", []string{r.dir + "/lib64"}
+		if l := r.library(r.discover(), "libcuda.so."+version); l.Path != r.dir+"/lib64/"+l.Name {
+			t.Errorf("%+v", l)
+		}
+	})
+}
+
+// TestDriverContainer is security.md T63: a driver root that somebody else filled.
+func TestDriverContainer(t *testing.T) {
+	t.Run("absolute links stay in the driver root", func(t *testing.T) {
+		r := newRoot(t)
+		real := r.lib("opt/real/libcuda.so."+version, "libcuda.so.1")
+		r.link("usr/lib64/libcuda.so.1", "/opt/real/libcuda.so."+version)
+		if l := r.library(r.discover(), "libcuda.so."+version); l.Path != real {
+			t.Errorf("%+v", l)
+		}
+	})
+	t.Run("links to files of the host lead nowhere", func(t *testing.T) {
+		r := newRoot(t)
+		outside := newRoot(t)
+		secret := outside.lib("libcuda.so."+version, "libcuda.so.1")
+		up := strings.Repeat("../", 20)
+		r.link("usr/lib64/libcuda.so."+version, secret)
+		r.link("usr/lib64/libnvidia-ml.so."+version, up+secret)
+		r.link("usr/bin/nvidia-smi", "/etc/shadow")
+		r.link("usr/bin/nvidia-debugdump", "/proc/1/root/bin/sh")
+		r.link("etc/OpenCL/vendors/nvidia.icd", up+"etc/shadow")
+		r.link("home/kubernetes/bin/nvidia/lib64", outside.dir)
+		files := r.discover()
+		if len(files.Libraries)+len(files.Binaries)+len(files.Data) != 0 {
+			t.Errorf("got %+v %+v %+v", files.Libraries, files.Binaries, files.Data)
+		}
+	})
+	t.Run("a magic link is not followed even where it exists in the root", func(t *testing.T) {
+		r := newRoot(t)
+		r.core("lib64", version)
+		r.host.DriverRoot, r.host.DriverLibraries = "/", []string{r.dir + "/links"}
+		r.link("links/libcuda.so."+version, "/proc/self/root"+r.dir+"/lib64/libcuda.so."+version)
+		if files := r.discover(); len(files.Libraries) != 0 {
+			t.Errorf("got %v", libraryNames(files))
+		}
+	})
+	machine, machine32, _, _ := machines()
+	for _, tt := range []struct {
+		name, reason string
+		change       func(r *fakeRoot, path string)
+	}{
+		{"a set-user-id file is refused", "set-user-id", func(r *fakeRoot, p string) { r.check(os.Chmod(p, 0o755|os.ModeSetuid)) }},
+		{"a set-group-id file is refused", "set-user-id or set-group-id", func(r *fakeRoot, p string) { r.check(os.Chmod(p, 0o755|os.ModeSetgid)) }},
+		{"a file that everybody can write is refused", "written by everybody", func(r *fakeRoot, p string) { r.check(os.Chmod(p, 0o757)) }},
+		{"a file of another owner is refused", "uid 1000", func(r *fakeRoot, p string) { r.check(os.Chown(p, 1000, 0)) }},
+		{"a text file is refused", "not a shared library", func(r *fakeRoot, p string) { r.check(os.WriteFile(p, []byte("INPUT(libcuda.so.1)"), 0o755)) }},
+		{"a library of another machine is refused", "another machine", func(r *fakeRoot, p string) {
+			other := machine + 1
+			r.check(os.WriteFile(p, elf64(other, "libcuda.so.1"), 0o755))
+		}},
+		{"a library of x32 is refused", "another machine", func(r *fakeRoot, p string) { r.check(os.WriteFile(p, elf32(machine, "libcuda.so.1"), 0o755)) }},
+		{"a 64-bit library of the 32-bit machine is refused", "another machine", func(r *fakeRoot, p string) { r.check(os.WriteFile(p, elf64(machine32, "libcuda.so.1"), 0o755)) }},
+		{"a SONAME with a slash is refused", "SONAME", func(r *fakeRoot, p string) { r.check(os.WriteFile(p, elf64(machine, "../../etc/passwd"), 0o755)) }},
+		{"a directory in place of a library is refused", "not a regular file", func(r *fakeRoot, p string) { r.check(os.Remove(p)); r.check(os.Mkdir(p, 0o755)) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRoot(t)
+			r.core("usr/lib64", version)
+			name := "libcuda.so." + version
+			tt.change(r, r.dir+"/usr/lib64/"+name)
+			files := r.discover()
+			if slices.Contains(libraryNames(files), name) {
+				t.Error("taken")
+			}
+			if got := refusal(files, name); !strings.Contains(got, tt.reason) {
+				t.Errorf("reason %q, want %q", got, tt.reason)
+			}
+			if tt.name != "a directory in place of a library is refused" {
+				says(t, files.Check([]string{"compute"}), name, "refused", tt.reason)
+			}
+		})
+	}
+	t.Run("a set-user-id or plain program is refused", func(t *testing.T) {
+		r := newRoot(t)
+		r.write("usr/bin/nvidia-smi", nil, 0o755|os.ModeSetuid)
+		r.write("usr/bin/nvidia-debugdump", nil, 0o644)
+		files := r.discover()
+		if len(files.Binaries) != 0 || len(files.Refused) != 2 {
+			t.Errorf("got %+v, refused %+v", files.Binaries, files.Refused)
+		}
+	})
+	t.Run("a directory that everybody can write is not searched", func(t *testing.T) {
+		r := newRoot(t)
+		r.core("usr/lib64", version)
+		r.check(os.Chmod(r.dir+"/usr/lib64", 0o777))
+		if files := r.discover(); len(files.Libraries) != 0 || refusal(files, "lib64") == "" {
+			t.Errorf("got %v, refused %v", libraryNames(files), files.Refused)
+		}
+	})
+	t.Run("a driver root that does not exist is an error that names the key", func(t *testing.T) {
+		r := newRoot(t)
+		r.host.DriverRoot += "/none"
+		_, err := Discover(r.host, version)
+		says(t, err, "host.driver-root", r.host.DriverRoot)
+	})
+	t.Run("a version that could be a path is an error", func(t *testing.T) {
+		r := newRoot(t)
+		for _, v := range []string{"", "../580", "580 "} {
+			_, err := Discover(r.host, v)
+			says(t, err, "not a driver version")
+		}
+	})
+}

@@ -1,0 +1,190 @@
+package driver
+
+import (
+	"runtime"
+	"strings"
+)
+
+// kind is what is known about a library by its stem, the name before ".so".
+type kind struct {
+	capabilities []string
+	// own: the version in its name is its own and not the driver's.
+	own bool
+	// develop: it gets a link without a version, which programs are linked with or
+	// dlopen (what NVIDIA's installer creates).
+	develop bool
+	// subdir is where programs look for it below a library directory.
+	subdir string
+}
+
+var (
+	utility     = []string{"utility"}
+	compute     = []string{"compute"}
+	video       = []string{"video"}
+	graphics    = []string{"graphics"}
+	ngx         = []string{"ngx"}
+	computeAndG = []string{"compute", "graphics"}
+)
+
+// kinds is toolkit.md 4.1 (libnvidia-container's lists) with the names that
+// nvidia-container-toolkit adds (4.2) and those of drivers up to 590.
+var kinds = map[string]kind{
+	"libnvidia-ml":            {capabilities: utility, develop: true},
+	"libnvidia-cfg":           {capabilities: utility, develop: true},
+	"libnvidia-nscq":          {capabilities: utility},
+	"libnvsdm":                {capabilities: utility},
+	"libnvidia-sandboxutils":  {capabilities: utility},
+	"libcuda":                 {capabilities: compute, develop: true},
+	"libcudadebugger":         {capabilities: compute},
+	"libnvidia-opencl":        {capabilities: compute},
+	"libnvidia-gpucomp":       {capabilities: computeAndG},
+	"libnvidia-allocator":     {capabilities: computeAndG, develop: true},
+	"libnvidia-api":           {capabilities: computeAndG, own: true},
+	"libnvidia-compiler":      {capabilities: compute},
+	"libnvidia-compiler-next": {capabilities: compute},
+
+	"libnvidia-ptxjitcompiler":    {capabilities: compute, develop: true},
+	"libnvidia-fatbinaryloader":   {capabilities: compute},
+	"libnvidia-pkcs11":            {capabilities: compute},
+	"libnvidia-pkcs11-openssl3":   {capabilities: compute},
+	"libnvidia-nvvm":              {capabilities: compute},
+	"libnvidia-nvvm70":            {capabilities: compute, own: true},
+	"libnvidia-tileiras":          {capabilities: compute},
+	"libvdpau_nvidia":             {capabilities: video, develop: true, subdir: "vdpau"},
+	"libnvidia-encode":            {capabilities: video, develop: true},
+	"libnvidia-opticalflow":       {capabilities: video, develop: true},
+	"libnvcuvid":                  {capabilities: video, develop: true},
+	"libnvidia-ngx":               {capabilities: ngx},
+	"libnvidia-eglcore":           {capabilities: graphics},
+	"libnvidia-glcore":            {capabilities: graphics},
+	"libnvidia-tls":               {capabilities: graphics},
+	"libnvidia-glsi":              {capabilities: graphics},
+	"libnvidia-fbc":               {capabilities: graphics, develop: true},
+	"libnvidia-ifr":               {capabilities: graphics, develop: true},
+	"libnvidia-rtcore":            {capabilities: graphics},
+	"libnvoptix":                  {capabilities: graphics},
+	"libGLX_nvidia":               {capabilities: graphics},
+	"libEGL_nvidia":               {capabilities: graphics},
+	"libGLESv2_nvidia":            {capabilities: graphics},
+	"libGLESv1_CM_nvidia":         {capabilities: graphics},
+	"libnvidia-glvkspirv":         {capabilities: graphics},
+	"libnvidia-cbl":               {capabilities: graphics},
+	"libnvidia-present":           {capabilities: graphics},
+	"libnvidia-vksc-core":         {capabilities: graphics},
+	"libnvidia-vulkan-producer":   {capabilities: graphics, develop: true},
+	"libnvidia-wayland-client":    {capabilities: graphics},
+	"libnvidia-egl-wayland":       {capabilities: graphics, own: true},
+	"libnvidia-egl-wayland2":      {capabilities: graphics, own: true},
+	"libnvidia-egl-gbm":           {capabilities: graphics, own: true},
+	"libnvidia-egl-xcb":           {capabilities: graphics, own: true},
+	"libnvidia-egl-xlib":          {capabilities: graphics, own: true},
+	"libnvidia-egl-nvidia-client": {capabilities: graphics},
+
+	// Drivers without GLVND; those of GLVND carry another version and stay out.
+	"libGL":        {capabilities: graphics},
+	"libEGL":       {capabilities: graphics},
+	"libGLESv1_CM": {capabilities: graphics},
+	"libGLESv2":    {capabilities: graphics},
+
+	// Widgets of nvidia-settings, which no container gets.
+	"libnvidia-gtk2": {},
+	"libnvidia-gtk3": {},
+}
+
+// split takes "libcuda.so.580.159.04" apart: "libcuda" and "580.159.04". A name
+// that ends in ".so" has an empty version.
+func split(name string) (stem, version string, ok bool) {
+	stem, rest, ok := strings.Cut(name, ".so")
+	if !ok || stem == "" || rest != "" && rest[0] != '.' {
+		return "", "", false
+	}
+	return stem, strings.TrimPrefix(rest, "."), true
+}
+
+// candidate tells from a name alone whether the file behind it is worth a look.
+func candidate(name, version string) bool {
+	stem, have, ok := split(name)
+	if !ok {
+		return false
+	}
+	if k, known := kinds[stem]; known {
+		return len(k.capabilities) > 0
+	}
+	return have == version && foreign(stem)
+}
+
+// foreign tells whether an unknown stem can be a library of the driver.
+func foreign(stem string) bool {
+	return strings.HasPrefix(stem, "libnvidia-") || strings.HasPrefix(stem, "libcuda")
+}
+
+// arch is what the file system calls this machine.
+var arch = map[string]struct{ triple, triple32 string }{
+	"amd64": {"x86_64-linux-gnu", "i386-linux-gnu"},
+	"arm64": {"aarch64-linux-gnu", "arm-linux-gnueabihf"},
+}[runtime.GOARCH]
+
+// libraryDirs are the known places, in the order in which they are searched after
+// ld.so.cache and the configuration.
+func libraryDirs() []string {
+	return []string{
+		"/usr/lib/" + arch.triple,
+		"/usr/lib/" + arch.triple + "/nvidia/current", // Debian's alternatives
+		"/usr/lib64",
+		"/usr/lib64/nvidia/current",
+		"/lib64",
+		"/lib/" + arch.triple,
+		"/lib/" + arch.triple + "/nvidia/current",
+		"/usr/lib",
+		"/usr/lib32",
+		"/usr/lib/" + arch.triple32,
+		"/usr/local/nvidia/lib64",
+		"/usr/local/nvidia/lib",
+		"/home/kubernetes/bin/nvidia/lib64", // Container-Optimized OS
+		"/run/opengl-driver/lib",            // NixOS
+		"/run/opengl-driver-32/lib",
+	}
+}
+
+// librarySubdirs are searched below each of them.
+var librarySubdirs = []string{"vdpau", "tls"}
+
+// binaryKinds are the programs of toolkit.md 4.1. nvidia-modprobe (set-user-id),
+// nvidia-settings and nvidia-xconfig are never given.
+var binaryKinds = []Binary{
+	{Name: "nvidia-smi", Capabilities: utility},
+	{Name: "nvidia-debugdump", Capabilities: utility},
+	{Name: "nvidia-persistenced", Capabilities: utility},
+	{Name: "nv-fabricmanager", Capabilities: utility},
+	{Name: "nvidia-cuda-mps-control", Capabilities: compute},
+	{Name: "nvidia-cuda-mps-server", Capabilities: compute},
+}
+
+var binaryDirs = []string{"/usr/bin", "/usr/local/nvidia/bin", "/opt/bin", "/run/current-system/sw/bin", "/bin"}
+
+// dataKinds are the data files of toolkit.md 4.2: where they are below a data
+// directory, and which of /etc and /usr/share they go to in the container. The
+// Vulkan files go to /etc, where images that bring copies of their own have them:
+// two manifests of one driver would show every GPU twice.
+var dataKinds = []struct {
+	dest, dir    string
+	capabilities []string
+	names        []string
+}{
+	{"/usr/share", "glvnd/egl_vendor.d", graphics, []string{"10_nvidia.json"}},
+	{"/usr/share", "egl/egl_external_platform.d", graphics, []string{"15_nvidia_gbm.json", "10_nvidia_wayland.json", "09_nvidia_wayland2.json", "20_nvidia_xcb.json", "20_nvidia_xlib.json"}},
+	{"/usr/share", "nvidia", graphics, []string{"nvoptix.bin"}},
+	{"/usr/share", "X11/xorg.conf.d", graphics, []string{"10-nvidia.conf", "nvidia-drm-outputclass.conf"}},
+	{"/etc", "vulkan/icd.d", graphics, []string{"nvidia_icd.json", "nvidia_icd.x86_64.json", "nvidia_icd.aarch64.json", "nvidia_layers.json"}},
+	{"/etc", "vulkan/implicit_layer.d", graphics, []string{"nvidia_layers.json"}},
+	{"/etc", "OpenCL/vendors", compute, []string{"nvidia.icd"}},
+}
+
+var dataDirs = []string{"/etc", "/usr/local/share", "/usr/share", "/run/opengl-driver/share"}
+
+// xorgDirs hold modules of the X server.
+var xorgDirs = []string{
+	"/usr/lib/" + arch.triple + "/nvidia/xorg", "/usr/lib64/nvidia/xorg",
+	"/usr/lib/xorg/modules/drivers", "/usr/lib/xorg/modules/extensions",
+	"/usr/lib64/xorg/modules/drivers", "/usr/lib64/xorg/modules/extensions",
+}
