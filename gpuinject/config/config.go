@@ -143,14 +143,14 @@ func FromEnvironment() (*Config, error) {
 // Load reads the configuration file name. Keys that it does not set keep their
 // default. Errors name the file, the key and the value.
 func Load(name string) (*Config, error) {
-	data, err := readTrusted(name)
+	data, err := ReadTrusted(name)
 	if err != nil {
 		return nil, fmt.Errorf("configuration %s: %w", name, err)
 	}
 	c := Default()
 	dec := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields()
 	if err := dec.Decode(c); err != nil {
-		return nil, fmt.Errorf("configuration %s: %s", name, describe(err))
+		return nil, fmt.Errorf("configuration %s: %s", name, Describe(err))
 	}
 	if err := c.validate(); err != nil {
 		return nil, fmt.Errorf("configuration %s: %w", name, err)
@@ -158,9 +158,9 @@ func Load(name string) (*Config, error) {
 	return c, nil
 }
 
-// readTrusted reads a file that only root can have written: what it says steers
-// mounts (T61).
-func readTrusted(name string) ([]byte, error) {
+// ReadTrusted reads a configuration file that only root can have written: what it
+// says steers mounts (T61).
+func ReadTrusted(name string) ([]byte, error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, err
@@ -183,9 +183,9 @@ func readTrusted(name string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(f, maxSize))
 }
 
-// describe turns the decoder's errors, some of which are many lines, into one
-// line with the key.
-func describe(err error) string {
+// Describe turns an error of the TOML decoder, some of which are many lines, into
+// one line with the key.
+func Describe(err error) string {
 	var strict *toml.StrictMissingError
 	if errors.As(err, &strict) && len(strict.Errors) > 0 {
 		e := strict.Errors[0]
@@ -201,6 +201,19 @@ func describe(err error) string {
 		return fmt.Sprintf("line %d: %s", row, de.Error())
 	}
 	return strings.ReplaceAll(err.Error(), "\n", " ")
+}
+
+// Override sets what the tables [policy] and [container] of a runtime handler's
+// options say; other keys keep their value.
+func (c *Config) Override(tables []byte) error {
+	over := struct {
+		Container *Container `toml:"container"`
+		Policy    *Policy    `toml:"policy"`
+	}{&c.Container, &c.Policy}
+	if err := toml.NewDecoder(bytes.NewReader(tables)).DisallowUnknownFields().Decode(&over); err != nil {
+		return errors.New(Describe(err))
+	}
+	return c.validate()
 }
 
 func (c *Config) validate() error {

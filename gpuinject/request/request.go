@@ -55,6 +55,18 @@ type Bounds struct {
 	Supported []string
 }
 
+// Wants tells whether env asks for the driver at all, whatever else is in it. It
+// needs no configuration and never fails.
+func Wants(env []string) bool {
+	vars := variables(env)
+	visible, set := vars[EnvVisibleDevices]
+	if !set {
+		return vars[envCUDAVersion] != "" && vars[envRequireCUDA] == ""
+	}
+	_, asks, _, err := parseDevices(visible)
+	return asks || err != nil
+}
+
 // FromEnv reads the request of a container from its environment.
 //
 // The last of repeated variables wins, as getenv(3) would not but every shell and

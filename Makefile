@@ -1,0 +1,33 @@
+# containerd-shim-nvidia. `make` alone prints the targets.
+
+GO       ?= go
+BIN      := $(CURDIR)/bin
+TOOLS    := $(BIN)/tools
+VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unreleased)
+REVISION ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
+MODULE   := github.com/containerd-shim-nvidia/containerd-shim-nvidia
+CTRD     := github.com/containerd/containerd/v2/version
+LDFLAGS  := -s -w -X $(MODULE)/shim.Version=$(VERSION) -X $(MODULE)/shim.Revision=$(REVISION) \
+            -X $(CTRD).Version=$(VERSION) -X $(CTRD).Revision=$(REVISION)
+# Without gRPC: containerd's own Makefile builds its shim with this tag.
+SHIM_TAGS := no_grpc
+MAX_SHIM_BYTES := 10000000
+
+.DEFAULT_GOAL := help
+.PHONY: help build tools demo test test-unit test-gpu bench lint fuzz install clean deps
+
+help: ## print the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+deps: ## install the Debian packages that tools and tests need (as root)
+	integration/tools/apt.sh
+
+build: ## build the shim (static, no cgo) and nvidia-shimctl into bin/
+	@mkdir -p $(BIN)
+	CGO_ENABLED=0 $(GO) build -trimpath -tags "$(SHIM_TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/containerd-shim-nvidia-v2 ./cmd/containerd-shim-nvidia-v2
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o $(BIN)/nvidia-shimctl ./cmd/nvidia-shimctl
+	@size=$$(stat -c %s $(BIN)/containerd-shim-nvidia-v2); \
+	if [ $$size -gt $(MAX_SHIM_BYTES) ]; then echo "the shim has $$size bytes, more than $(MAX_SHIM_BYTES)"; exit 1; fi
+
+tools: ## build containerd, ctr, the stock shim and runc into bin/tools/ from Go modules
+	integration/tools/build.sh $(TOOLS)

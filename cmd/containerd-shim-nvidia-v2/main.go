@@ -1,0 +1,40 @@
+// Command containerd-shim-nvidia-v2 is the containerd shim io.containerd.nvidia.v2.
+// containerd finds it by name in its PATH and starts it; it is not run by hand.
+package main
+
+import (
+	"context"
+
+	ctrdshim "github.com/containerd/containerd/v2/pkg/shim"
+	"github.com/containerd/containerd/v2/pkg/shutdown"
+	"github.com/containerd/containerd/v2/plugins"
+	"github.com/containerd/plugin"
+	"github.com/containerd/plugin/registry"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim"
+)
+
+// The registration is that of containerd's runc shim (task/plugin), which cannot
+// be imported: the registry allows one plugin of the name.
+func init() {
+	registry.Register(&plugin.Registration{
+		Type:     plugins.TTRPCPlugin,
+		ID:       "task",
+		Requires: []plugin.Type{plugins.EventPlugin, plugins.InternalPlugin},
+		InitFn: func(ic *plugin.InitContext) (any, error) {
+			publisher, err := ic.GetByID(plugins.EventPlugin, "publisher")
+			if err != nil {
+				return nil, err
+			}
+			sd, err := ic.GetByID(plugins.InternalPlugin, "shutdown")
+			if err != nil {
+				return nil, err
+			}
+			return shim.NewService(ic.Context, publisher.(ctrdshim.Publisher), sd.(shutdown.Service))
+		},
+	})
+}
+
+func main() {
+	ctrdshim.RunShim(context.Background(), shim.NewManager())
+}

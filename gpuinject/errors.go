@@ -1,0 +1,33 @@
+package gpuinject
+
+import "fmt"
+
+// Kind says whose turn it is; the Task API edge makes gRPC codes of it.
+type Kind int
+
+const (
+	// Internal: something failed that should not have.
+	Internal Kind = iota
+	// Invalid: the container asks for what no host has (InvalidArgument).
+	Invalid
+	// Precondition: this host is not ready to give it (FailedPrecondition).
+	Precondition
+	// Denied: the operator's policy does not let the container have it
+	// (PermissionDenied).
+	Denied
+)
+
+// Error is a failed or refused request, in one line.
+type Error struct {
+	Kind Kind
+	Err  error
+}
+
+func (e *Error) Error() string { return "nvidia: " + e.Err.Error() }
+
+// Unwrap returns the cause.
+func (e *Error) Unwrap() error { return e.Err }
+
+func fail(kind Kind, format string, args ...any) error {
+	return &Error{Kind: kind, Err: fmt.Errorf(format, args...)}
+}

@@ -1,0 +1,119 @@
+package gpuinject
+
+import (
+	"bytes"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
+)
+
+// Job is a container that asks for the driver, on its way through the steps.
+type Job struct {
+	// Config is the configuration in force.
+	Config *config.Config
+	// Request is what the container asks for.
+	Request request.Request
+	// Container is who asks.
+	Container policy.Container
+	// Plan is what it gets so far.
+	Plan Plan
+
+	bundle *bundle.Bundle
+	inv    *device.Inventory
+	gpus   []device.GPU
+	nodes  []device.Node
+	state  *view.State
+	stamp  string
+	files  driver.Files
+}
+
+// Examine reads the bundle dir and returns nil where the container does not ask
+// for the driver: unset, empty or void variables, and the sandbox (pause)
+// container of a pod, whose variables say nothing about what it is for. Such a
+// container never meets the configuration, the driver or their errors.
+//
+// raw is config.json as it was read, for what else the caller wants of it; nil
+// where it is not an ordinary file of root's.
+func Examine(dir string, load func() (*config.Config, error)) (job *Job, raw []byte, err error) {
+	raw, mode, err := bundle.Read(dir)
+	if err != nil {
+		// Not a file that we would edit. Where it does not ask for a GPU either,
+		// that is between containerd and runc.
+		if name := filepath.Join(dir, bundle.ConfigName); !asksSomewhere(name) {
+			return nil, nil, nil
+		}
+		return nil, nil, fail(Precondition, "%w", err)
+	}
+	if !mightAsk(raw) {
+		return nil, raw, nil
+	}
+	b, err := bundle.Parse(dir, raw, mode)
+	if err != nil {
+		return nil, raw, fail(Invalid, "%w", err)
+	}
+	job, err = examine(b, load)
+	return job, raw, err
+}
+
+func examine(b *bundle.Bundle, load func() (*config.Config, error)) (*Job, error) {
+	if b.Spec.Process == nil || !request.Wants(b.Spec.Process.Env) {
+		return nil, nil
+	}
+	who := policy.Identify(&b.Spec)
+	if who.Sandbox {
+		return nil, nil
+	}
+	cfg, err := load()
+	if err != nil {
+		return nil, fail(Precondition, "%w", err)
+	}
+	req, err := request.FromEnv(b.Spec.Process.Env, request.Bounds{
+		Default:   cfg.Container.DefaultCapabilities,
+		Supported: cfg.Container.SupportedCapabilities,
+	})
+	if err != nil {
+		return nil, fail(Invalid, "%w", err)
+	}
+	return &Job{
+		Config: cfg, Request: req, Container: who, bundle: b,
+		Plan: Plan{GPU: true, Reason: req.Reason, Asked: req.Devices, Capabilities: req.Capabilities},
+	}, nil
+}
+
+// mightAsk is a test of a few microseconds that most containers fail: no variable
+// of the contract is anywhere in the configuration.
+func mightAsk(raw []byte) bool {
+	return bytes.Contains(raw, []byte(request.EnvVisibleDevices)) || bytes.Contains(raw, []byte("CUDA_VERSION"))
+}
+
+func asksSomewhere(name string) bool {
+	if info, err := os.Stat(name); err != nil || !info.Mode().IsRegular() {
+		return false
+	}
+	raw, err := os.ReadFile(name)
+	return err == nil && mightAsk(raw)
+}
+
+// RootPath returns the host path of the root file system of the bundle dir, as
+// its configuration has it, for callers of containerd that mounted it themselves.
+func RootPath(dir string) (string, error) {
+	b, err := bundle.Load(dir)
+	if err != nil {
+		return "", err
+	}
+	root := "rootfs"
+	if b.Spec.Root != nil && b.Spec.Root.Path != "" {
+		root = b.Spec.Root.Path
+	}
+	if !filepath.IsAbs(root) {
+		root = filepath.Join(dir, root)
+	}
+	return root, nil
+}

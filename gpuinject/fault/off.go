@@ -1,0 +1,6 @@
+//go:build !shimfault
+
+package fault
+
+// Point does nothing.
+func Point(string) error { return nil }

@@ -1,0 +1,126 @@
+package gpuinject
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"path"
+	"reflect"
+	"slices"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
+)
+
+// ViewDir is where a container finds the driver: the place that the PATH and
+// LD_LIBRARY_PATH of CUDA images have always pointed at.
+const ViewDir = "/usr/local/nvidia"
+
+// Directories of a view. 32-bit libraries have one of their own.
+const (
+	viewLib   = "lib64"
+	viewLib32 = "lib"
+	viewBin   = "bin"
+)
+
+// manifestName is where the state directory keeps what was learned about the
+// driver's files.
+const manifestName = "driver.json"
+
+// manifest is the driver's files as they were found, with what they were found by.
+type manifest struct {
+	Host    config.Host
+	Version string
+	Files   driver.Files
+}
+
+// findFiles gets the driver's files for the request: from the manifest where
+// nothing changed since (some dozen stat calls), else by looking anew.
+func (j *Job) findFiles() error {
+	state, err := view.OpenState(j.Config.Host.StateDir)
+	if err != nil {
+		return fail(Precondition, "%w", err)
+	}
+	j.state = state
+	var m manifest
+	if !state.Load(manifestName, &m) || m.Version != j.inv.DriverVersion || !reflect.DeepEqual(m.Host, j.Config.Host) || !m.Files.Fresh(j.Config.Host) {
+		files, err := driver.Discover(j.Config.Host, j.inv.DriverVersion)
+		if err != nil {
+			return fail(Precondition, "%w", err)
+		}
+		m = manifest{Host: j.Config.Host, Version: j.inv.DriverVersion, Files: *files}
+		if err := state.Store(manifestName, &m); err != nil {
+			return fail(Internal, "keep the list of driver files: %w", err)
+		}
+	}
+	if err := m.Files.Check(j.Request.Capabilities); err != nil {
+		return fail(Precondition, "%w", err)
+	}
+	stamps, err := json.Marshal(m.Files.Stamps)
+	if err != nil {
+		return fail(Internal, "%w", err)
+	}
+	sum := sha256.Sum256(stamps)
+	j.stamp = m.Version + "-" + hex.EncodeToString(sum[:8])
+	j.files = m.Files.For(j.Request.Capabilities)
+	return nil
+}
+
+// viewSpec lays the files out. Libraries that the image's forward compatibility
+// package brings itself are left out, so that no search path finds ours first.
+func (j *Job) viewSpec(leaveOut []string) view.Spec {
+	spec := view.Spec{Driver: j.stamp}
+	for _, l := range j.files.Libraries {
+		if l.Bits == 64 && suppliedBy(l, leaveOut) {
+			continue
+		}
+		spec.Files = append(spec.Files, view.File{Source: l.Path, Name: path.Join(libDir(l), l.Name), Links: l.Links})
+	}
+	for _, b := range j.files.Binaries {
+		spec.Files = append(spec.Files, view.File{Source: b.Path, Name: path.Join(viewBin, b.Name)})
+	}
+	return spec
+}
+
+func libDir(l driver.Library) string {
+	if l.Bits == 32 {
+		return path.Join(viewLib32, l.Subdir)
+	}
+	return path.Join(viewLib, l.Subdir)
+}
+
+func suppliedBy(l driver.Library, names []string) bool {
+	return slices.Contains(names, l.SOName)
+}
+
+// loaderLibraries are the names by which a program can ask the loader for what the
+// view holds.
+func loaderLibraries(files driver.Files, leaveOut []string) []linker.Library {
+	var libs []linker.Library
+	for _, l := range files.Libraries {
+		// What is in a directory of its own (vdpau, gbm) is opened by path.
+		if l.Subdir != "" || l.Bits == 64 && suppliedBy(l, leaveOut) {
+			continue
+		}
+		dir := path.Join(ViewDir, libDir(l))
+		names := []string{l.SOName}
+		for _, link := range l.Links {
+			if !slices.Contains(names, link) {
+				names = append(names, link)
+			}
+		}
+		for _, name := range names {
+			if name == "" {
+				continue
+			}
+			target := path.Join(dir, name)
+			if name == l.SOName && !slices.Contains(l.Links, name) {
+				target = path.Join(dir, l.Name)
+			}
+			libs = append(libs, linker.Library{Name: name, Path: target, Flags: l.Flags})
+		}
+	}
+	return libs
+}

@@ -1,0 +1,32 @@
+package gpuinject
+
+import (
+	"path"
+	"slices"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// foreignHooks are the programs of NVIDIA's own stack that other tools put into a
+// specification as OCI hooks: docker --gpus, CDI specifications. They would inject
+// the same GPUs again, by executing programs around the image (CVE-2025-23266,
+// CVE-2025-23267).
+var foreignHooks = []string{"nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli", "nvidia-ctk", "nvidia-cdi-hook"}
+
+func isForeignHook(h specs.Hook) bool {
+	return slices.Contains(foreignHooks, path.Base(h.Path))
+}
+
+// findHook returns the first hook of any stage that match chooses.
+func findHook(hooks *specs.Hooks, match func(specs.Hook) bool) *specs.Hook {
+	if hooks == nil {
+		return nil
+	}
+	//nolint:staticcheck // Prestart is deprecated and still what docker --gpus uses.
+	for _, stage := range [][]specs.Hook{hooks.Prestart, hooks.CreateRuntime, hooks.CreateContainer, hooks.StartContainer, hooks.Poststart, hooks.Poststop} {
+		if i := slices.IndexFunc(stage, match); i >= 0 {
+			return &stage[i]
+		}
+	}
+	return nil
+}

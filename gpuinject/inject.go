@@ -1,0 +1,254 @@
+package gpuinject
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/fault"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
+)
+
+// ldCache is the loader's cache in an image.
+const ldCache = "/etc/ld.so.cache"
+
+// Injection is an edited bundle that is ready for runc.
+type Injection struct {
+	Plan Plan
+	mask *procmask.Mask
+	at   string
+}
+
+// Inject makes the changes that Resolve decided on: in the image whose root file
+// system is mounted at the host directory root, and in the bundle. It runs before
+// `runc create`, while nothing of the container exists (invariant I4).
+//
+// The caller closes the Injection. After an error the image may hold a linker
+// configuration for a directory that nothing is mounted on, which is harmless, and
+// the bundle an edited config.json, which goes with it.
+func (j *Job) Inject(root string) (_ *Injection, err error) {
+	inj := &Injection{at: j.Config.Host.ProcMaskTarget}
+	defer func() {
+		if err != nil {
+			inj.Close()
+		}
+	}()
+	var (
+		img    *linker.Image
+		edits  bundle.Edits
+		image  *rootfs.Root
+		compat []string
+		dir    string
+	)
+	steps := []struct {
+		name string
+		run  func() error
+	}{
+		{"mask-build", func() (err error) {
+			if err := j.checkIsolation(); err != nil {
+				return err
+			}
+			if j.needsMask() {
+				inj.mask, err = j.buildMask()
+			}
+			return err
+		}},
+		{"image", func() (err error) {
+			if image, err = rootfs.Open(root); err != nil {
+				return fail(Internal, "%w", err)
+			}
+			img, compat, err = j.inspect(image)
+			return err
+		}},
+		{"view", func() (err error) {
+			if dir, err = j.ensureView(compat); err != nil {
+				return err
+			}
+			edits.Mounts, err = j.mounts(dir, img.LibDir, compat)
+			return err
+		}},
+		{"linker", func() error {
+			mounts, err := j.link(image, img, compat)
+			edits.Mounts = append(edits.Mounts, mounts...)
+			return err
+		}},
+		{"edit", func() error { return j.edit(edits) }},
+		{"record", func() error { return j.record() }},
+	}
+	defer func() {
+		if image != nil {
+			image.Close()
+		}
+	}()
+	for _, step := range steps {
+		if err := fault.Point(step.name); err != nil {
+			return nil, fail(Internal, "%w", err)
+		}
+		if err := step.run(); err != nil {
+			return nil, err
+		}
+	}
+	inj.Plan = j.Plan
+	return inj, nil
+}
+
+// Attach puts the mask into the mount namespace of the created, not yet started
+// container whose init process is pid. Where it fails the container must not be
+// started (invariant I8). A container without a mask needs nothing.
+func (i *Injection) Attach(pid int) error {
+	if i.mask == nil {
+		return nil
+	}
+	if err := fault.Point("mask"); err != nil {
+		return fail(Internal, "%w", err)
+	}
+	if err := i.mask.Attach(pid, i.at); err != nil {
+		return fail(Internal, "%w", err)
+	}
+	return nil
+}
+
+// Close gives up what the injection holds; an attached mask stays.
+func (i *Injection) Close() {
+	if i.mask != nil {
+		i.mask.Close()
+		i.mask = nil
+	}
+}
+
+// inspect looks at the image: its C library and its forward compatibility package.
+// leaveOut are the SONAMEs that the latter brings, where it is used.
+func (j *Job) inspect(image *rootfs.Root) (img *linker.Image, leaveOut []string, err error) {
+	img, err = linker.Inspect(image, j.inv.DriverVersion)
+	if err != nil {
+		return nil, nil, fail(Internal, "look at the image: %w", err)
+	}
+	j.Plan.Linker.LibC, j.Plan.Linker.Directory = string(img.LibC), img.LibDir
+	if img.Compat.Dir != "" {
+		j.Plan.note("forward compatibility: " + img.Compat.Reason)
+	}
+	if !j.Request.Has("compute") {
+		img.Compat.Use = false
+	}
+	if img.Compat.Use {
+		leaveOut = img.Compat.SONames
+		j.Plan.Linker.Compat = img.Compat.Dir
+	}
+	if img.LibC == "" {
+		j.Plan.note("the image has no C library that the driver could use: its files are at " + ViewDir + " all the same")
+	}
+	return img, leaveOut, nil
+}
+
+// ensureView gets the view for what the container is given.
+func (j *Job) ensureView(compat []string) (string, error) {
+	spec := j.viewSpec(compat)
+	dir, err := j.state.Ensure(spec)
+	if err != nil {
+		return "", fail(Internal, "%w", err)
+	}
+	j.Plan.Libraries, j.Plan.Binaries = []string{}, []string{}
+	for _, f := range spec.Files {
+		if path.Dir(f.Name) == viewBin {
+			j.Plan.Binaries = append(j.Plan.Binaries, path.Base(f.Name))
+		} else {
+			j.Plan.Libraries = append(j.Plan.Libraries, path.Base(f.Name))
+		}
+	}
+	slices.Sort(j.Plan.Libraries)
+	return dir, nil
+}
+
+// link tells the image's dynamic loader where the driver is. Where the image
+// cannot be written, a generated cache is mounted over its own: nobody can run
+// ldconfig there, so that a mounted file cannot be replaced does no harm.
+func (j *Job) link(image *rootfs.Root, img *linker.Image, compat []string) ([]specs.Mount, error) {
+	dirs := []string{path.Join(ViewDir, viewLib)}
+	if slices.ContainsFunc(j.files.Libraries, func(l driver.Library) bool { return l.Bits == 32 }) {
+		dirs = append(dirs, path.Join(ViewDir, viewLib32))
+	}
+	files, notes := img.Update(image, dirs, loaderLibraries(j.files, compat))
+	for _, n := range notes {
+		j.Plan.note(n)
+	}
+	j.Plan.Linker.Cache = "unchanged"
+	writable := !image.IsHost()
+	var mounts []specs.Mount
+	for _, f := range files {
+		if writable {
+			err := image.WriteFile(f.Path, f.Data, f.Mode, f.Mkdir)
+			if err == nil {
+				if f.Path == ldCache {
+					j.Plan.Linker.Cache = "written"
+				}
+				continue
+			}
+			j.Plan.note(fmt.Sprintf("%s was not written in the image: %v", f.Path, err))
+		}
+		if f.Path != ldCache {
+			continue
+		}
+		name := "ld.so.cache"
+		if err := bundle.WriteFile(j.bundle.Dir, name, f.Data, 0o644); err != nil {
+			return nil, fail(Internal, "%w", err)
+		}
+		mounts = append(mounts, specs.Mount{Source: filepath.Join(j.bundle.Dir, name), Destination: ldCache, Type: "bind", Options: fileOptions})
+		j.Plan.Linker.Cache = "mounted"
+	}
+	return mounts, nil
+}
+
+// edit writes the configuration.
+func (j *Job) edit(e bundle.Edits) error {
+	for _, n := range j.nodes {
+		mode, uid, gid := n.Mode, n.UID, n.GID
+		e.Devices = append(e.Devices, specs.LinuxDevice{
+			Path: n.Path, Type: "c", Major: int64(n.Major), Minor: int64(n.Minor), FileMode: &mode, UID: &uid, GID: &gid,
+		})
+		major, minor := int64(n.Major), int64(n.Minor)
+		e.Rules = append(e.Rules, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"})
+		// A node that only a group may use (render, video): a program of the image
+		// that is not root gets that group.
+		if n.GID != 0 && n.Mode.Perm()&0o006 != 0o006 && n.Mode.Perm()&0o060 == 0o060 && !slices.Contains(e.AdditionalGids, n.GID) {
+			e.AdditionalGids = append(e.AdditionalGids, n.GID)
+		}
+	}
+	if j.Config.Policy.ForeignHooks == config.Refuse {
+		if h := findHook(j.bundle.Spec.Hooks, isForeignHook); h != nil {
+			return fail(Denied, "the container has NVIDIA's OCI hook %s and foreign-hooks is \"refuse\": remove what adds it", h.Path)
+		}
+	}
+	e.RemoveHook = isForeignHook
+	removed, err := j.bundle.Apply(e)
+	if err != nil {
+		return fail(Invalid, "%w", err)
+	}
+	j.Plan.RemovedHooks = append([]string{}, removed...)
+	j.Plan.setMounts(e.Mounts)
+	if err := j.bundle.Save(); err != nil {
+		return fail(Internal, "%w", err)
+	}
+	return nil
+}
+
+// record writes what was done and why beside the configuration.
+func (j *Job) record() error {
+	data, err := json.MarshalIndent(j.Plan, "", "  ")
+	if err != nil {
+		return fail(Internal, "%w", err)
+	}
+	if err := bundle.WriteFile(j.bundle.Dir, RecordName, append(data, '\n'), os.FileMode(0o600)); err != nil {
+		return fail(Internal, "%w", err)
+	}
+	return nil
+}

@@ -1,0 +1,133 @@
+package gpuinject
+
+import (
+	"bytes"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
+)
+
+// maxProcFile bounds what is copied from the driver's procfs, in bytes a file.
+const maxProcFile = 64 << 10
+
+// modifyDeviceFiles is the parameter that lets NVIDIA's libraries make device nodes
+// by themselves. Missing means 1 (nvidia-modprobe, init_device_file_parameters).
+var modifyDeviceFiles = regexp.MustCompile(`(?m)^ModifyDeviceFiles:.*$`)
+
+// needsMask tells whether the container gets the mask. A privileged container can
+// take any mask off; a container in a user namespace that asked for an unmasked
+// /proc wants to run containers itself, which the kernel refuses under a mask
+// (mount_too_revealing), and cannot write those files anyway.
+func (j *Job) needsMask() bool {
+	linux := j.bundle.Spec.Linux
+	userns := linux != nil && hasNamespace(linux.Namespaces, specs.UserNamespace)
+	return !j.Container.Privileged && !(userns && len(linux.MaskedPaths) == 0)
+}
+
+// checkIsolation refuses a container whose mounts would not be its own: the mask
+// and the driver would land on the host or in another container (T26).
+func (j *Job) checkIsolation() error {
+	spec := j.bundle.Spec
+	if spec.Linux == nil || !hasNamespace(spec.Linux.Namespaces, specs.MountNamespace) {
+		return fail(Invalid, "the container has no mount namespace of its own: a GPU container needs one")
+	}
+	for _, m := range spec.Mounts {
+		if filepath.Clean(m.Destination) == "/proc" && m.Type == "proc" {
+			return nil
+		}
+	}
+	if j.needsMask() {
+		return fail(Invalid, "the container has no procfs at /proc to hide the GPUs in that were not granted: mount one")
+	}
+	return nil
+}
+
+// hasNamespace tells whether the container gets a new namespace of the type.
+func hasNamespace(list []specs.LinuxNamespace, kind specs.LinuxNamespaceType) bool {
+	for _, ns := range list {
+		if ns.Type == kind {
+			return ns.Path == ""
+		}
+	}
+	return false
+}
+
+// buildMask assembles the mask, unattached.
+func (j *Job) buildMask() (*procmask.Mask, error) {
+	dir := filepath.Join(j.Config.Host.ProcRoot, "driver/nvidia")
+	version, err := readProc(filepath.Join(dir, "version"))
+	if err != nil {
+		return nil, fail(Precondition, "%w", err)
+	}
+	params, err := readProc(filepath.Join(dir, "params"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, fail(Precondition, "%w", err)
+	}
+	files := []procmask.File{
+		{Path: "version", Data: version},
+		{Path: "params", Data: withoutDeviceFiles(params)},
+	}
+	for _, g := range j.gpus {
+		for _, name := range []string{"information", "power"} {
+			data, err := readProc(filepath.Join(dir, "gpus", g.BusID, name))
+			if errors.Is(err, fs.ErrNotExist) && name != "information" {
+				continue
+			}
+			if err != nil {
+				return nil, fail(Precondition, "%w", err)
+			}
+			files = append(files, procmask.File{Path: filepath.Join("gpus", g.BusID, name), Data: data})
+		}
+		j.Plan.Proc.GPUs = append(j.Plan.Proc.GPUs, g.BusID)
+	}
+	j.Plan.Proc.Masked = true
+	m, err := procmask.New(files, j.bundle.Spec.Linux.MountLabel)
+	if err != nil {
+		return nil, fail(Internal, "%w", err)
+	}
+	return m, nil
+}
+
+// withoutDeviceFiles is the params file with ModifyDeviceFiles at 0.
+func withoutDeviceFiles(params []byte) []byte {
+	const off = "ModifyDeviceFiles: 0"
+	if modifyDeviceFiles.Match(params) {
+		return modifyDeviceFiles.ReplaceAll(params, []byte(off))
+	}
+	params = bytes.TrimRight(params, "\n")
+	if len(params) > 0 {
+		params = append(params, '\n')
+	}
+	return append(params, off+"\n"...)
+}
+
+func readProc(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var b bytes.Buffer
+	_, err = b.ReadFrom(&limited{f, maxProcFile})
+	return b.Bytes(), err
+}
+
+// limited reads at most n bytes and then fails: a cut file would say another thing.
+type limited struct {
+	f *os.File
+	n int
+}
+
+func (l *limited) Read(p []byte) (int, error) {
+	n, err := l.f.Read(p)
+	if l.n -= n; l.n < 0 {
+		return 0, &os.PathError{Op: "read", Path: l.f.Name(), Err: errors.New("file too large")}
+	}
+	return n, err
+}

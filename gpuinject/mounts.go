@@ -1,0 +1,105 @@
+package gpuinject
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
+)
+
+// fileOptions are those of a single driver file. Libraries and programs are mapped
+// executable, so never noexec.
+var fileOptions = []string{"bind", "ro", "nosuid", "nodev", "rprivate"}
+
+// viewOptions are those of the view, which is a tree of mounts.
+var viewOptions = []string{"rbind", "ro", "nosuid", "nodev", "rprivate"}
+
+// directNames are bound into the image's own library directory as well: programs
+// look for these files by path, or there is no cache to find them by.
+var directNames = []string{"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"}
+
+// directPrograms are bound into /usr/bin: scripts call them whatever PATH says.
+var directPrograms = []string{"nvidia-smi"}
+
+// mounts are what the container gets mounted: the view, a handful of direct binds
+// from it, and the data files that consuming libraries open at fixed paths.
+func (j *Job) mounts(viewRoot, libDir string, leaveOut []string) ([]specs.Mount, error) {
+	if m, ok := j.covering(ViewDir); ok {
+		return nil, fail(Invalid, "the container mounts %s at %s, over %s where the NVIDIA driver goes: remove that mount", m.Source, m.Destination, ViewDir)
+	}
+	mounts := []specs.Mount{{Source: viewRoot, Destination: ViewDir, Type: "bind", Options: viewOptions}}
+	add := func(source, dest string) {
+		// A volume of the container's own there, or around it: nothing may be made
+		// in that (T53), and the loader finds the driver without.
+		if m, ok := j.covering(dest); ok {
+			j.Plan.note(fmt.Sprintf("not mounted at %s: the container mounts %s there", dest, m.Destination))
+			return
+		}
+		mounts = append(mounts, specs.Mount{Source: source, Destination: dest, Type: "bind", Options: fileOptions})
+	}
+	if libDir != "" {
+		for _, l := range j.files.Libraries {
+			if l.Bits != 64 || suppliedBy(l, leaveOut) {
+				continue
+			}
+			if name, ok := pluginName(l); ok {
+				add(path.Join(viewRoot, viewLib, l.Subdir, l.Name), path.Join(libDir, l.Subdir, name))
+				continue
+			}
+			for _, name := range directNames {
+				if name == l.SOName || slices.Contains(l.Links, name) {
+					add(path.Join(viewRoot, viewLib, l.Name), path.Join(libDir, name))
+				}
+			}
+		}
+	}
+	for _, b := range j.files.Binaries {
+		if slices.Contains(directPrograms, b.Name) {
+			add(path.Join(viewRoot, viewBin, b.Name), path.Join("/usr/bin", b.Name))
+		}
+	}
+	for _, d := range j.files.Data {
+		add(d.Path, d.Dest)
+	}
+	return mounts, nil
+}
+
+// pluginName is the name by which a consuming library opens the driver's plugin
+// in a directory below the image's own library directory: libvdpau by SONAME,
+// Mesa's libgbm by the DRM driver's name.
+func pluginName(l driver.Library) (string, bool) {
+	switch l.Subdir {
+	case "vdpau":
+		return l.SOName, l.SOName != ""
+	case "gbm":
+		return l.Name, true
+	}
+	return "", false
+}
+
+// covering returns the mount of the container that a destination is at or below,
+// where that is a volume: a bind of something that outlives the container.
+func (j *Job) covering(dest string) (specs.Mount, bool) {
+	for _, m := range j.bundle.Spec.Mounts {
+		at := path.Clean("/" + m.Destination)
+		if m.Type != "bind" && !slices.Contains(m.Options, "bind") && !slices.Contains(m.Options, "rbind") {
+			continue
+		}
+		if j.ours(m) {
+			continue
+		}
+		if dest == at || strings.HasPrefix(dest, at+"/") || at == "/" {
+			return m, true
+		}
+	}
+	return specs.Mount{}, false
+}
+
+// ours tells a mount that an earlier injection into the same configuration made.
+func (j *Job) ours(m specs.Mount) bool {
+	return strings.HasPrefix(m.Source, path.Join(j.Config.Host.StateDir, "view")+"/")
+}

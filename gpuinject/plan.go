@@ -1,0 +1,100 @@
+package gpuinject
+
+import (
+	"path"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
+)
+
+// RecordName is the file in the bundle that says what was asked, granted and
+// injected, and why. It goes with the bundle.
+const RecordName = "nvidia.json"
+
+// Plan is what a container gets and why. The shim's record, nvidia-shimctl and the
+// tests read the same one.
+type Plan struct {
+	// GPU says whether the container gets the driver at all.
+	GPU    bool   `json:"gpu"`
+	Reason string `json:"reason"`
+	Error  string `json:"error,omitempty"`
+	// Asked is the request as the container wrote it: device identifiers.
+	Asked         []string     `json:"asked"`
+	Grant         string       `json:"grant"`
+	DriverVersion string       `json:"driver_version"`
+	GPUs          []PlanGPU    `json:"gpus"`
+	Capabilities  []string     `json:"capabilities"`
+	Devices       []PlanDevice `json:"devices"`
+	Libraries     []string     `json:"libraries"`
+	Binaries      []string     `json:"binaries"`
+	Mounts        []PlanMount  `json:"mounts"`
+	Proc          PlanProc     `json:"proc"`
+	Linker        PlanLinker   `json:"linker"`
+	RemovedHooks  []string     `json:"removed_hooks"`
+	Notes         []string     `json:"notes"`
+}
+
+// PlanGPU is a GPU that the container gets.
+type PlanGPU struct {
+	Index int    `json:"index"`
+	Minor int    `json:"minor"`
+	UUID  string `json:"uuid"`
+	PCI   string `json:"pci"`
+}
+
+// PlanDevice is a device node that the container gets, with read and write access.
+type PlanDevice struct {
+	Path  string `json:"path"`
+	Major uint32 `json:"major"`
+	Minor uint32 `json:"minor"`
+}
+
+// PlanMount is a mount that the container gets.
+type PlanMount struct {
+	Source      string   `json:"source"`
+	Destination string   `json:"destination"`
+	Options     []string `json:"options"`
+}
+
+// PlanProc is what the mask over /proc/driver/nvidia shows.
+type PlanProc struct {
+	// Masked is false for privileged containers.
+	Masked bool     `json:"masked"`
+	GPUs   []string `json:"gpus"`
+}
+
+// PlanLinker is how programs of the image find the driver.
+type PlanLinker struct {
+	// LibC is "glibc", "musl" or empty.
+	LibC string `json:"libc"`
+	// Directory is the image's own library directory that got direct binds.
+	Directory string `json:"directory"`
+	// Cache says how the loader was told: "written", "mounted" or "unchanged".
+	Cache string `json:"cache"`
+	// Compat is the forward compatibility directory of the image that is used.
+	Compat string `json:"compat"`
+}
+
+func (p *Plan) setGPUs(gpus []device.GPU) {
+	p.GPUs = []PlanGPU{}
+	for _, g := range gpus {
+		p.GPUs = append(p.GPUs, PlanGPU{Index: g.Index, Minor: g.Minor, UUID: g.UUID, PCI: g.BusID})
+	}
+}
+
+func (p *Plan) setDevices(nodes []device.Node) {
+	p.Devices = []PlanDevice{}
+	for _, n := range nodes {
+		p.Devices = append(p.Devices, PlanDevice{Path: n.Path, Major: n.Major, Minor: n.Minor})
+	}
+}
+
+func (p *Plan) setMounts(mounts []specs.Mount) {
+	p.Mounts = []PlanMount{}
+	for _, m := range mounts {
+		p.Mounts = append(p.Mounts, PlanMount{Source: m.Source, Destination: path.Clean(m.Destination), Options: m.Options})
+	}
+}
+
+func (p *Plan) note(s string) { p.Notes = append(p.Notes, s) }

@@ -1,0 +1,251 @@
+package view
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/osthread"
+)
+
+// File is one file of a view.
+type File struct {
+	// Source is the file on the host: absolute, no symbolic link.
+	Source string `json:"source"`
+	// Name is where it is in the view: "lib64/libcuda.so.580.159.04".
+	Name string `json:"name"`
+	// Links are symbolic links beside it, by base name: "libcuda.so.1".
+	Links []string `json:"links,omitempty"`
+}
+
+// Spec is what a view holds.
+type Spec struct {
+	// Driver identifies the driver's files as they are now; a view of another
+	// driver is out of date.
+	Driver string `json:"driver"`
+	Files  []File `json:"files"`
+}
+
+// grace is how long a view of an older driver stays after its last use, so that
+// no create that has just chosen it finds it gone.
+var grace = time.Hour
+
+// key is the name of the view's directory: the driver first, so that views of
+// other drivers can be told by name.
+func (s Spec) key() string {
+	body, _ := json.Marshal(s.Files)
+	return short([]byte(s.Driver)) + "-" + short(body)
+}
+
+func short(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:8])
+}
+
+// Ensure returns the directory of the view for spec, building it where this host
+// has not got it yet. What it returns is a mount whose whole tree is read-only,
+// nosuid and nodev.
+func (s *State) Ensure(spec Spec) (string, error) {
+	dir := filepath.Join(s.dir, "view", spec.key())
+	root := filepath.Join(dir, "root")
+	if mounted(root) {
+		// The time of last use, for collect.
+		_ = unix.UtimesNanoAt(unix.AT_FDCWD, dir, nil, 0)
+		return root, nil
+	}
+	if err := os.MkdirAll(root, 0o700); err != nil {
+		return "", fmt.Errorf("driver view: %w", err)
+	}
+	lock, err := os.OpenFile(filepath.Join(s.dir, "view", "lock"), os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return "", fmt.Errorf("driver view: %w", err)
+	}
+	defer lock.Close()
+	if err := flock(lock); err != nil {
+		return "", fmt.Errorf("driver view: lock: %w", err)
+	}
+	if mounted(root) {
+		return root, nil
+	}
+	if err := build(root, spec.Files); err != nil {
+		return "", fmt.Errorf("driver view: %w", err)
+	}
+	s.collect(short([]byte(spec.Driver)))
+	return root, nil
+}
+
+func flock(f *os.File) error {
+	for {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		if !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
+}
+
+// mounted tells whether dir is the root of a mount in this mount namespace.
+// STATX_ATTR_MOUNT_ROOT: kernel 5.8.
+func mounted(dir string) bool {
+	var stx unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, dir, unix.AT_SYMLINK_NOFOLLOW|unix.AT_NO_AUTOMOUNT, unix.STATX_TYPE, &stx)
+	return err == nil && stx.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
+}
+
+// build assembles the view on the directory root in a mount namespace of its own
+// and attaches the finished tree to root in ours, in one step. A mount tree can be
+// put together unattached only from kernel 6.15 on; a clone of an attached one
+// works from 5.2 on.
+func build(root string, files []File) error {
+	tree := -1
+	err := osthread.Do(func() (err error) {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return fmt.Errorf("make mounts private: %w", err)
+		}
+		if err := assemble(root, files); err != nil {
+			return err
+		}
+		tree, err = unix.OpenTree(unix.AT_FDCWD, root, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+		if err != nil {
+			return fmt.Errorf("clone the tree: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(tree)
+	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, root, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("attach: %w", err)
+	}
+	// Not shared with whoever mounted the state directory's file system shared.
+	if err := unix.Mount("", root, "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make it private: %w", err)
+	}
+	return nil
+}
+
+const bindFlags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
+
+// assemble mounts a tmpfs on root and fills it. It runs in a mount namespace that
+// ends with its thread.
+func assemble(root string, files []File) error {
+	if err := unix.Mount("nvidia-shim", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size=1m"); err != nil {
+		return fmt.Errorf("mount tmpfs: %w", err)
+	}
+	for _, f := range files {
+		name := path.Clean("/" + f.Name)
+		target := root + name
+		if err := os.MkdirAll(path.Dir(target), 0o755); err != nil {
+			return err
+		}
+		if err := bind(f.Source, target); err != nil {
+			return fmt.Errorf("%s: %w", f.Source, err)
+		}
+		for _, link := range f.Links {
+			if strings.Contains(link, "/") || link == path.Base(name) {
+				continue
+			}
+			if err := os.Symlink(path.Base(name), path.Join(path.Dir(target), link)); err != nil && !errors.Is(err, os.ErrExist) {
+				return err
+			}
+		}
+	}
+	if err := unix.Mount("", root, "", unix.MS_REMOUNT|bindFlags, ""); err != nil {
+		return fmt.Errorf("make the tmpfs read-only: %w", err)
+	}
+	return nil
+}
+
+// bind makes target a read-only bind of the regular file source. Files that could
+// raise privileges or that others than root can write are refused (T63): nosuid
+// makes a setuid bit inert, but such a file is no driver file to begin with.
+func bind(source, target string) error {
+	fd, err := unix.Open(source, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	switch {
+	case st.Mode&unix.S_IFMT != unix.S_IFREG:
+		return errors.New("is not a regular file")
+	case st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0:
+		return errors.New("has a setuid or setgid bit")
+	case st.Mode&0o002 != 0:
+		return errors.New("can be written by anyone")
+	}
+	file, err := os.OpenFile(target, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o444)
+	if err != nil {
+		return err
+	}
+	if err := file.Close(); err != nil {
+		return err
+	}
+	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return fmt.Errorf("open_tree: %w", err)
+	}
+	defer unix.Close(tree)
+	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("bind: %w", err)
+	}
+	if err := unix.Mount("", target, "", unix.MS_REMOUNT|unix.MS_BIND|bindFlags, ""); err != nil {
+		return fmt.Errorf("make the bind read-only: %w", err)
+	}
+	return nil
+}
+
+// collect takes views of other drivers than the present one off the host. It holds
+// the lock; what fails is tried again with the next new view.
+func (s *State) collect(driver string) {
+	entries, _ := os.ReadDir(filepath.Join(s.dir, "view"))
+	for _, e := range entries {
+		info, err := e.Info()
+		if err != nil || !e.IsDir() || strings.HasPrefix(e.Name(), driver+"-") || time.Since(info.ModTime()) < grace {
+			continue
+		}
+		dir := filepath.Join(s.dir, "view", e.Name())
+		root := filepath.Join(dir, "root")
+		for mounted(root) {
+			if unix.Unmount(root, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW) != nil {
+				break
+			}
+		}
+		_ = os.Remove(root)
+		_ = os.Remove(dir)
+	}
+}
+
+// Remove unmounts every view and removes the state directory: for an
+// administrator who uninstalls, and for tests.
+func (s *State) Remove() error {
+	roots, err := filepath.Glob(filepath.Join(s.dir, "view", "*", "root"))
+	if err != nil {
+		return err
+	}
+	slices.Sort(roots)
+	for _, root := range roots {
+		for mounted(root) {
+			if err := unix.Unmount(root, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+				return &os.PathError{Op: "unmount", Path: root, Err: err}
+			}
+		}
+	}
+	return os.RemoveAll(s.dir)
+}

@@ -1,0 +1,228 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/fault"
+)
+
+// Create gives the container its GPUs and hands over to the embedded service. A
+// container that asks for none passes with its bundle as containerd wrote it.
+func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
+	opts, err := Translate(r.Options)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	job, raw, err := examine(r.Bundle, opts, s.load)
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	if err := setOptions(ctx, r, opts, raw); err != nil {
+		return nil, toGRPC(err)
+	}
+	if job == nil {
+		return s.TTRPCTaskService.Create(ctx, r)
+	}
+	switch err := guard(job.Resolve); {
+	case errors.Is(err, gpuinject.ErrNotGranted):
+		logNotGranted(ctx, r.ID, job)
+		return s.TTRPCTaskService.Create(ctx, r)
+	case err != nil:
+		return nil, toGRPC(err)
+	}
+	resp, err := s.createWithGPU(ctx, r, job)
+	return resp, toGRPC(err)
+}
+
+// examine reads the bundle with the configuration of this handler.
+func examine(dir string, opts Options, load func() (*config.Config, error)) (job *gpuinject.Job, raw []byte, err error) {
+	err = guard(func() error {
+		job, raw, err = gpuinject.Examine(dir, func() (*config.Config, error) {
+			cfg, err := load()
+			if err == nil && len(opts.Overrides) > 0 {
+				err = cfg.Override(opts.Overrides)
+			}
+			return cfg, err
+		})
+		return err
+	})
+	return job, raw, err
+}
+
+// setOptions hands runc's options on, with the cgroup driver that the form of the
+// container's cgroup path calls for.
+func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts Options, raw []byte) error {
+	if systemd, known := systemdForm(raw); known && systemd != opts.Runc.SystemdCgroup {
+		if opts.SystemdCgroupSet {
+			log.G(ctx).WithField("id", r.ID).Warnf("nvidia: SystemdCgroup is %v in the runtime's options, but the cgroup path has the other form: following the path", opts.Runc.SystemdCgroup)
+		}
+		opts.Runc.SystemdCgroup = systemd
+	}
+	message, err := opts.message()
+	r.Options = message
+	return err
+}
+
+// guard turns a panic over hostile input into an error: this process manages every
+// container of a pod (N-06).
+func guard(fn func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			log.L.Errorf("nvidia: panic: %v\n%s", p, debug.Stack())
+			err = fmt.Errorf("nvidia: internal error: %v: %w", p, errdefs.ErrInternal)
+		}
+	}()
+	return fn()
+}
+
+// createWithGPU mounts the root file system where the embedded service would have,
+// has the changes made, creates the container and attaches the mask. Whatever
+// fails, nothing is left.
+func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskRequest, job *gpuinject.Job) (_ *taskapi.CreateTaskResponse, err error) {
+	start := time.Now()
+	c := &gpuContainer{}
+	root, err := mountRootfs(r, c)
+	if err != nil {
+		return nil, err
+	}
+	s.put(r.ID, c)
+	defer func() {
+		if err != nil {
+			s.put(r.ID, nil)
+			unmountRootfs(ctx, c)
+		}
+	}()
+	var inj *gpuinject.Injection
+	if err := guard(func() (err error) {
+		inj, err = job.Inject(root)
+		return err
+	}); err != nil {
+		return nil, err
+	}
+	injected := time.Since(start)
+
+	if c.rootfs != "" {
+		// Mounted already; the service would mount it a second time.
+		s.events.rootfs.Store(r.ID, r.Rootfs)
+		r.Rootfs = nil
+	}
+	defer s.events.rootfs.Delete(r.ID)
+	if err := fault.Point("create"); err != nil {
+		inj.Close()
+		return nil, err
+	}
+	resp, err := s.TTRPCTaskService.Create(ctx, r)
+	if err != nil {
+		inj.Close()
+		return nil, err
+	}
+	if r.Checkpoint != "" {
+		// There is no process yet: runc restore runs in Start.
+		c.restore = inj
+		logGranted(ctx, r.ID, job, injected)
+		return resp, nil
+	}
+	defer inj.Close()
+	if err := inj.Attach(int(resp.Pid)); err != nil {
+		s.destroy(ctx, r.ID)
+		return nil, err
+	}
+	s.mu.Lock()
+	c.ready = true
+	s.mu.Unlock()
+	logGranted(ctx, r.ID, job, injected)
+	return resp, nil
+}
+
+// mountRootfs mounts the container's root file system at the place where the
+// embedded service would mount it a moment later, and returns where it is. Mounting
+// it once, here, costs nothing; looking at a second, temporary mount of the same
+// writable snapshot would cost a sync of its file system at unmount.
+func mountRootfs(r *taskapi.CreateTaskRequest, c *gpuContainer) (string, error) {
+	if len(r.Rootfs) == 0 {
+		return gpuinject.RootPath(r.Bundle)
+	}
+	root := filepath.Join(r.Bundle, "rootfs")
+	if err := os.Mkdir(root, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
+		return "", err
+	}
+	mounts := mount.FromProto(r.Rootfs)
+	if err := mount.All(mounts, root); err != nil {
+		_ = mount.UnmountMounts(mounts, root, 0)
+		return "", fmt.Errorf("failed to mount rootfs component: %w", err)
+	}
+	c.rootfs = root
+	return root, nil
+}
+
+// unmountRootfs takes away what mountRootfs made.
+func unmountRootfs(ctx context.Context, c *gpuContainer) {
+	if c.rootfs == "" {
+		return
+	}
+	if err := mount.UnmountRecursive(c.rootfs, 0); err != nil {
+		log.G(ctx).WithError(err).Warn("failed to cleanup rootfs mount")
+	}
+}
+
+// destroy ends and removes a created container that must not start (invariant I8).
+func (s *Service) destroy(ctx context.Context, id string) {
+	// Also when the request that failed was cancelled.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+	defer cancel()
+	if _, err := s.TTRPCTaskService.Kill(ctx, &taskapi.KillRequest{ID: id, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
+		log.G(ctx).WithError(err).WithField("id", id).Warn("nvidia: kill a container that may not start")
+	}
+	_, _ = s.TTRPCTaskService.Wait(ctx, &taskapi.WaitRequest{ID: id})
+	if _, err := s.TTRPCTaskService.Delete(ctx, &taskapi.DeleteRequest{ID: id}); err != nil {
+		log.G(ctx).WithError(err).WithField("id", id).Error("nvidia: delete a container that may not start")
+	}
+}
+
+// logGranted writes the one line of a GPU container.
+func logGranted(ctx context.Context, id string, job *gpuinject.Job, injected time.Duration) {
+	if !logs(job.Config, "info") {
+		return
+	}
+	var gpus []string
+	for _, g := range job.Plan.GPUs {
+		gpus = append(gpus, g.UUID)
+	}
+	log.G(ctx).WithFields(log.Fields{
+		"id": id, "gpus": strings.Join(gpus, ","), "capabilities": strings.Join(job.Plan.Capabilities, ","),
+		"driver": job.Plan.DriverVersion, "reason": job.Plan.Reason, "grant": job.Plan.Grant, "took": injected.String(),
+	}).Info("nvidia: GPUs injected")
+	if logs(job.Config, "debug") {
+		for _, n := range job.Plan.Notes {
+			log.G(ctx).WithField("id", id).Info("nvidia: " + n)
+		}
+	}
+}
+
+func logNotGranted(ctx context.Context, id string, job *gpuinject.Job) {
+	if logs(job.Config, "warn") {
+		log.G(ctx).WithFields(log.Fields{"id": id, "reason": job.Plan.Reason, "grant": job.Plan.Grant}).
+			Warn("nvidia: the container asks for GPUs and starts without")
+	}
+}
+
+// logs tells whether the configured level includes lines of the given level.
+func logs(cfg *config.Config, level string) bool {
+	order := map[string]int{"error": 0, "warn": 1, "info": 2, "debug": 3}
+	return order[level] <= order[cfg.Log.Level]
+}

@@ -1,0 +1,24 @@
+package shim
+
+import (
+	"context"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+)
+
+// Delete deletes the container and takes the root file system away that Create
+// mounted, as the embedded service does with one that it mounted itself.
+func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
+	resp, err := s.TTRPCTaskService.Delete(ctx, r)
+	if err != nil || r.ExecID != "" {
+		return resp, err
+	}
+	if c := s.get(r.ID); c != nil {
+		unmountRootfs(ctx, c)
+		if c.restore != nil {
+			c.restore.Close()
+		}
+		s.put(r.ID, nil)
+	}
+	return resp, nil
+}
