@@ -114,9 +114,9 @@ func tryBuild(name string, r recipe, opts []Option) (string, error) {
 	})
 }
 
-// cached gives <dir>/<name>-<key>.tar, calling make under a lock if it is not
-// there. make gets the path to write, atomically, and a directory to work in.
-func cached(dir, name, key string, make func(path, work string) error) (string, error) {
+// cached gives <dir>/<name>-<key>.tar, calling create under a lock if it is not
+// there. create gets the path to write, atomically, and a directory to work in.
+func cached(dir, name, key string, create func(path, work string) error) (string, error) {
 	path := filepath.Join(dir, name+"-"+key+".tar")
 	lock, err := os.OpenFile(filepath.Join(dir, "."+name+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
@@ -134,7 +134,7 @@ func cached(dir, name, key string, make func(path, work string) error) (string, 
 		return "", err
 	}
 	defer os.RemoveAll(work)
-	return path, make(path, work)
+	return path, create(path, work)
 }
 
 // recipeKey is a hash of all that goes into an image: the recipe, the sources of

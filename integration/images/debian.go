@@ -120,7 +120,7 @@ func debianMirror() (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("ask apt for Debian's mirror: %w", err)
 	}
-	any := ""
+	other := ""
 	for line := range strings.Lines(string(out)) {
 		f := strings.Fields(line)
 		if len(f) != 4 || f[2] != "main" || f[3] != "Debian" {
@@ -129,14 +129,14 @@ func debianMirror() (string, error) {
 		if f[1] == codename {
 			return f[0], nil
 		}
-		if any == "" && !strings.Contains(f[1], "-") { // "-security" is another archive
-			any = f[0]
+		if other == "" && !strings.Contains(f[1], "-") { // "-security" is another archive
+			other = f[0]
 		}
 	}
-	if any == "" {
+	if other == "" {
 		return "", errors.New("apt has no Debian mirror configured, or no package lists yet (apt-get update)")
 	}
-	return any, nil
+	return other, nil
 }
 
 // aptProxy is the proxy that the host's apt is configured to use, as the

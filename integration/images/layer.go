@@ -42,6 +42,8 @@ type layerWriter struct {
 	tw *tar.Writer
 	// written holds the paths that have an entry.
 	written map[string]bool
+	// entries holds what has been written, for hard links to it.
+	entries map[string]File
 	// inodes holds the first path of each file with several links.
 	inodes map[inode]string
 }
@@ -59,7 +61,7 @@ func (l Layer) write(w io.Writer) error {
 		_, err = io.Copy(w, f)
 		return err
 	}
-	lw := &layerWriter{tw: tar.NewWriter(w), written: map[string]bool{}, inodes: map[inode]string{}}
+	lw := &layerWriter{tw: tar.NewWriter(w), written: map[string]bool{}, entries: map[string]File{}, inodes: map[inode]string{}}
 	if l.Dir != "" {
 		if err := lw.tree(l.Dir, l.Skip); err != nil {
 			return err
@@ -143,6 +145,13 @@ func (lw *layerWriter) file(f File) error {
 	if err := lw.parents(path.Dir(name)); err != nil {
 		return err
 	}
+	if f.Kind == HardLink {
+		// Whoever unpacks the layer sets owner and mode once more for each link.
+		f.Target = strings.TrimPrefix(path.Clean("/"+f.Target), "/")
+		if to, ok := lw.entries[f.Target]; ok {
+			f.Mode, f.UID, f.GID = to.Mode, to.UID, to.GID
+		}
+	}
 	h := &tar.Header{
 		Format: tar.FormatPAX, Name: name, Mode: int64(f.Mode),
 		Uid: f.UID, Gid: f.GID, ModTime: mtime,
@@ -154,7 +163,7 @@ func (lw *layerWriter) file(f File) error {
 	case SymbolicLink:
 		h.Typeflag, h.Linkname = tar.TypeSymlink, f.Target
 	case HardLink:
-		h.Typeflag, h.Linkname = tar.TypeLink, strings.TrimPrefix(path.Clean("/"+f.Target), "/")
+		h.Typeflag, h.Linkname = tar.TypeLink, f.Target
 	case CharDevice:
 		h.Typeflag, h.Devmajor, h.Devminor = tar.TypeChar, int64(f.Major), int64(f.Minor)
 	case BlockDevice:
@@ -173,6 +182,7 @@ func (lw *layerWriter) file(f File) error {
 		return fmt.Errorf("unknown kind %d", f.Kind)
 	}
 	lw.written[name] = true
+	lw.entries[name] = f
 	if err := lw.tw.WriteHeader(h); err != nil {
 		return err
 	}

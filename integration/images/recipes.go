@@ -14,7 +14,7 @@ var recipes = map[string]recipe{
 	"debian12":      {version: 1, packages: []string{"libc6-dev"}, make: debian12},
 	"glibc-nocache": {version: 1, packages: glibcPackages, make: glibcNoCache},
 	"glibc-hwcaps":  {version: 1, packages: glibcPackages, make: glibcHwcaps},
-	"usrlib64":      {version: 1, packages: glibcPackages, make: usrLib64},
+	"usrlib64":      {version: 2, packages: glibcPackages, make: usrLib64},
 	"musl":          {version: 1, packages: []string{"busybox-static", "libc6-dev", "musl"}, make: muslImage},
 	"large":         {version: 1, packages: glibcPackages, make: large},
 }
@@ -236,7 +236,8 @@ func glibcHwcaps(b *builder) (Image, error) {
 }
 
 // usrLib64 is laid out as RHEL. Debian's loader does not look in /usr/lib64 by
-// itself, so here the cache, made with that directory configured, is needed.
+// itself, so here the cache is needed, made with both names of that directory
+// configured; as on RHEL the entries are below /lib64.
 func usrLib64(b *builder) (Image, error) {
 	files, err := b.glibcBase("usr/lib64")
 	if err != nil {
@@ -247,7 +248,7 @@ func usrLib64(b *builder) (Image, error) {
 		return Image{}, err
 	}
 	files = append(files, Text("etc/redhat-release", 0o644, "a layout like Red Hat's\n"))
-	return b.withCache(append(files, libs...), map[string]string{"usrlib64": "/usr/lib64"})
+	return b.withCache(append(files, libs...), map[string]string{"usrlib64": "/lib64\n/usr/lib64"})
 }
 
 // large has LargeLibraries names of one small library. Without a SONAME, ldconfig

@@ -197,9 +197,10 @@ func (e *Env) TryRun(t testing.TB, o RunOptions) (Result, error) {
 	o = e.fill(t, o)
 	flags, operands := e.flags(o)
 	argv := append([]string{"run", "--fifo-dir", e.fifoDir()}, flags...)
-	if e.private() {
-		// Where the v1 hierarchies hold the controllers, the cgroup2 tree has none,
-		// and ctr's default of 1024 shares could not be set. `containers create` sets none.
+	if e.Options.Cgroup == 2 {
+		// A cgroup2 tree beside v1 hierarchies, or in a container, has no cpu
+		// controller, and ctr's default of 1024 shares could not be set.
+		// `containers create` sets none.
 		argv = append(argv, "--cpu-shares", "0")
 	}
 	switch {

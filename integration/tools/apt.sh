@@ -13,7 +13,8 @@ set -eu
 #   busybox-static               /bin/sh and friends in the small images
 #   musl musl-tools              the musl image and its programs
 #   debootstrap dpkg             the Debian image and the package inside it
-#   util-linux mount             unshare and mount, for the private cgroup2 tree
+#   debian-archive-keyring       the key that debootstrap checks against
+#   mount                        mount and umount, for the private cgroup2 tree
 #   ca-certificates              TLS for the Go module proxy and Debian's mirror
 packages="
 gcc libc6-dev binutils
@@ -21,8 +22,8 @@ libseccomp-dev pkg-config
 libc-bin
 busybox-static
 musl musl-tools
-debootstrap dpkg
-util-linux mount
+debootstrap dpkg debian-archive-keyring
+mount
 ca-certificates
 "
 
