@@ -1,0 +1,236 @@
+package gpu
+
+import (
+	"debug/elf"
+	_ "embed"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+func TestMain(m *testing.M) {
+	if _, err := os.Stat("/proc/driver/nvidia/version"); err != nil {
+		fmt.Fprintln(os.Stderr, "FAIL: these tests need a host with NVIDIA GPUs and a loaded driver; /proc/driver/nvidia/version is missing. `make test` needs neither.")
+		os.Exit(1)
+	}
+	testenv.Main(m, "containerd-shim-nvidia-v2")
+}
+
+// gpu is one GPU as the host's own nvidia-smi lists it.
+type gpu struct {
+	Index, UUID, Bus, Line string
+	Minor                  string
+}
+
+var listed = regexp.MustCompile(`^GPU (\d+): .* \(UUID: (GPU-[0-9a-f-]+)\)$`)
+
+// hostGPUs asks the host's nvidia-smi.
+func hostGPUs(t testing.TB) []gpu {
+	t.Helper()
+	out, err := exec.Command("nvidia-smi", "-L").Output()
+	if err != nil {
+		t.Fatalf("nvidia-smi -L on the host: %v", err)
+	}
+	var gpus []gpu
+	for line := range strings.Lines(string(out)) {
+		line = strings.TrimSpace(line)
+		if m := listed.FindStringSubmatch(line); m != nil {
+			gpus = append(gpus, gpu{Index: m[1], UUID: m[2], Line: line})
+		}
+	}
+	if len(gpus) == 0 {
+		t.Fatalf("the host lists no GPU: %s", out)
+	}
+	infos, err := filepath.Glob("/proc/driver/nvidia/gpus/*/information")
+	if err != nil || len(infos) == 0 {
+		t.Fatal("no GPU in /proc/driver/nvidia/gpus", err)
+	}
+	for _, name := range infos {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range gpus {
+			if strings.Contains(string(data), gpus[i].UUID) {
+				gpus[i].Bus = filepath.Base(filepath.Dir(name))
+				m := regexp.MustCompile(`Device Minor:\s*(\d+)`).FindSubmatch(data)
+				gpus[i].Minor = string(m[1])
+			}
+		}
+	}
+	return gpus
+}
+
+//go:embed programs/vectoradd.c
+var vectorAdd []byte
+
+// programs are what the image is made of, besides the CUDA program.
+var programs = []string{"sh", "cat", "ls", "find", "grep", "mknod", "stat", "sleep", "true", "id", "mount", "env", "dd"}
+
+// buildImage makes an image of the host's own programs and C library, and of the
+// CUDA program, which NVIDIA_SHIM_VECTORADD may name where there is no compiler.
+var buildImage = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "nvgpu")
+	if err != nil {
+		return "", err
+	}
+	program := os.Getenv("NVIDIA_SHIM_VECTORADD")
+	if program == "" {
+		source := filepath.Join(dir, "vectoradd.c")
+		program = filepath.Join(dir, "vectoradd")
+		if err := os.WriteFile(source, vectorAdd, 0o644); err != nil {
+			return "", err
+		}
+		if out, err := exec.Command("gcc", "-O2", "-o", program, source, "-ldl").CombinedOutput(); err != nil {
+			return "", fmt.Errorf("gcc: %w: %s", err, out)
+		}
+	}
+	files := []images.File{
+		images.Dir("dev", 0o755), images.Dir("proc", 0o755), images.Dir("sys", 0o755), images.Dir("tmp", 0o1777),
+		images.Dir("etc", 0o755), images.Dir("usr/bin", 0o755), images.Dir("usr/sbin", 0o755), images.Dir("usr/lib64", 0o755),
+		images.Symlink("bin", "usr/bin"), images.Symlink("sbin", "usr/sbin"), images.Symlink("lib", "usr/lib"), images.Symlink("lib64", "usr/lib64"),
+		images.Text("etc/passwd", 0o644, "root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/:/bin/sh\n"),
+		images.Text("etc/ld.so.conf", 0o644, "/usr/lib/x86_64-linux-gnu\n"),
+	}
+	have := map[string]bool{}
+	var queue []string
+	for _, name := range append(slices.Clone(programs), "ldconfig.real", "ldconfig") {
+		found, err := exec.LookPath(name)
+		if err != nil {
+			if found = "/sbin/" + name; !exists(found) {
+				continue
+			}
+		}
+		real, err := filepath.EvalSymlinks(found)
+		if err != nil {
+			continue
+		}
+		dest := "usr/bin/" + name
+		if strings.HasPrefix(name, "ldconfig") {
+			dest = "usr/sbin/" + name
+		}
+		files = append(files, images.FromHost(dest, 0o755, real))
+		queue = append(queue, real)
+	}
+	files = append(files, images.FromHost("usr/bin/vectoradd", 0o755, program))
+	queue = append(queue, program)
+	libs, err := hostLibraries()
+	if err != nil {
+		return "", err
+	}
+	// nvidia-smi and the driver's libraries want these of the C library.
+	want := []string{"libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6", "libc.so.6", "ld-linux-x86-64.so.2"}
+	for len(queue) > 0 {
+		f, err := elf.Open(queue[0])
+		queue = queue[1:]
+		if err != nil {
+			continue
+		}
+		needed, _ := f.ImportedLibraries()
+		f.Close()
+		want = append(want, needed...)
+		for _, name := range want {
+			if have[name] || libs[name] == "" {
+				continue
+			}
+			have[name] = true
+			dest := "usr/lib/x86_64-linux-gnu/" + name
+			if strings.HasPrefix(name, "ld-linux") {
+				dest = "usr/lib64/" + name
+			}
+			files = append(files, images.FromHost(dest, 0o755, libs[name]))
+			queue = append(queue, libs[name])
+		}
+	}
+	name := filepath.Join(dir, "image.tar")
+	return name, images.Image{
+		Name:   imageRef,
+		Config: images.Config{Env: []string{"PATH=/usr/sbin:/usr/bin"}},
+		Layers: []images.Layer{{Files: files}},
+	}.Write(name)
+})
+
+const imageRef = "test/gpu:latest"
+
+func exists(name string) bool { _, err := os.Stat(name); return err == nil }
+
+// hostLibraries maps SONAMEs to real files, by the host's own ld.so.cache; never
+// to one of the driver's.
+func hostLibraries() (map[string]string, error) {
+	data, err := os.ReadFile("/etc/ld.so.cache")
+	if err != nil {
+		return nil, err
+	}
+	cache, err := linker.ParseCache(data)
+	if err != nil {
+		return nil, err
+	}
+	libs := map[string]string{}
+	for _, e := range cache.Entries {
+		if e.Flags != 0x0303 || e.HWCap != 0 || libs[e.Name] != "" || strings.Contains(e.Path, "nvidia") {
+			continue
+		}
+		if real, err := filepath.EvalSymlinks(e.Path); err == nil {
+			libs[e.Name] = real
+		}
+	}
+	return libs, nil
+}
+
+// newEnv starts a containerd that uses the real driver, with the image in it.
+func newEnv(t testing.TB, extra string) *testenv.Env {
+	t.Helper()
+	before := testenv.Snapshot(t)
+	t.Cleanup(func() { testenv.AssertUnchanged(t, before) })
+	dir, err := os.MkdirTemp("", "nvgpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	state := filepath.Join(dir, "state")
+	t.Cleanup(func() {
+		unmountBelow(t, state)
+		if err := os.RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	config := filepath.Join(dir, "config.toml")
+	if err := os.WriteFile(config, []byte("[host]\nstate-dir = \""+state+"\"\n"+extra), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	env := testenv.Start(t, testenv.Options{ShimConfig: config, ShimDir: testenv.ShimDir()})
+	tar, err := buildImage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	env.Import(t, tar)
+	return env
+}
+
+// unmountBelow takes the driver views of a state directory away.
+func unmountBelow(t testing.TB, dir string) {
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var points []string
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") && strings.HasSuffix(f[4], "/root") {
+			points = append(points, f[4])
+		}
+	}
+	for _, p := range points {
+		if out, err := exec.Command("umount", "-l", p).CombinedOutput(); err != nil {
+			t.Errorf("umount %s: %v: %s", p, err, out)
+		}
+	}
+}
