@@ -9,11 +9,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 )
 
-// classified is an error with its class, without the class in its text.
+// classified is an error's text with its class, without the class in the text.
+// It unwraps to the class alone: of an error with two branches errgrpc makes two
+// details, which a client prints as lines of their own.
 type classified struct{ err, class error }
 
-func (e *classified) Error() string   { return e.err.Error() }
-func (e *classified) Unwrap() []error { return []error{e.err, e.class} }
+func (e *classified) Error() string { return e.err.Error() }
+func (e *classified) Unwrap() error { return e.class }
 
 // toGRPC is the one place where errors of the injection get a gRPC code.
 func toGRPC(err error) error {

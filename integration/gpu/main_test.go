@@ -2,7 +2,7 @@ package gpu
 
 import (
 	"debug/elf"
-	_ "embed"
+	"embed"
 	"fmt"
 	"os"
 	"os/exec"
@@ -12,6 +12,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
@@ -71,29 +73,40 @@ func hostGPUs(t testing.TB) []gpu {
 	return gpus
 }
 
-//go:embed programs/vectoradd.c
-var vectorAdd []byte
+//go:embed programs
+var sources embed.FS
 
-// programs are what the image is made of, besides the CUDA program.
-var programs = []string{"sh", "cat", "ls", "find", "grep", "mknod", "stat", "sleep", "true", "id", "mount", "env", "dd"}
+// compiled are the programs of sources. NVIDIA_SHIM_GPU_PROGRAMS names a directory
+// with them for a host without a compiler.
+var compiled = []string{"vectoradd", "mapbar"}
 
-// buildImage makes an image of the host's own programs and C library, and of the
-// CUDA program, which NVIDIA_SHIM_VECTORADD may name where there is no compiler.
+func compile(dir, name string) (string, error) {
+	if ready := os.Getenv("NVIDIA_SHIM_GPU_PROGRAMS"); ready != "" {
+		return filepath.Join(ready, name), nil
+	}
+	text, err := sources.ReadFile("programs/" + name + ".c")
+	if err != nil {
+		return "", err
+	}
+	source, program := filepath.Join(dir, name+".c"), filepath.Join(dir, name)
+	if err := os.WriteFile(source, text, 0o644); err != nil {
+		return "", err
+	}
+	if out, err := exec.Command("gcc", "-O2", "-o", program, source, "-ldl").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("gcc: %w: %s", err, out)
+	}
+	return program, nil
+}
+
+// programs are what the image is made of, besides the compiled ones.
+var programs = []string{"sh", "cat", "ls", "find", "grep", "mknod", "stat", "sleep", "true", "id", "mount", "env", "rm", "head"}
+
+// buildImage makes an image of the host's own programs and C library, and of those
+// of sources.
 var buildImage = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "nvgpu")
 	if err != nil {
 		return "", err
-	}
-	program := os.Getenv("NVIDIA_SHIM_VECTORADD")
-	if program == "" {
-		source := filepath.Join(dir, "vectoradd.c")
-		program = filepath.Join(dir, "vectoradd")
-		if err := os.WriteFile(source, vectorAdd, 0o644); err != nil {
-			return "", err
-		}
-		if out, err := exec.Command("gcc", "-O2", "-o", program, source, "-ldl").CombinedOutput(); err != nil {
-			return "", fmt.Errorf("gcc: %w: %s", err, out)
-		}
 	}
 	files := []images.File{
 		images.Dir("dev", 0o755), images.Dir("proc", 0o755), images.Dir("sys", 0o755), images.Dir("tmp", 0o1777),
@@ -122,8 +135,14 @@ var buildImage = sync.OnceValues(func() (string, error) {
 		files = append(files, images.FromHost(dest, 0o755, real))
 		queue = append(queue, real)
 	}
-	files = append(files, images.FromHost("usr/bin/vectoradd", 0o755, program))
-	queue = append(queue, program)
+	for _, name := range compiled {
+		program, err := compile(dir, name)
+		if err != nil {
+			return "", err
+		}
+		files = append(files, images.FromHost("usr/bin/"+name, 0o755, program))
+		queue = append(queue, program)
+	}
 	libs, err := hostLibraries()
 	if err != nil {
 		return "", err
@@ -229,8 +248,8 @@ func unmountBelow(t testing.TB, dir string) {
 		}
 	}
 	for _, p := range points {
-		if out, err := exec.Command("umount", "-l", p).CombinedOutput(); err != nil {
-			t.Errorf("umount %s: %v: %s", p, err, out)
+		if err := unix.Unmount(p, unix.MNT_DETACH); err != nil {
+			t.Errorf("unmount %s: %v", p, err)
 		}
 	}
 }
