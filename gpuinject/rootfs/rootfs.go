@@ -266,5 +266,11 @@ func (r *Root) mkdir(dirName string) error {
 	if err := unix.Mkdirat(int(parent.Fd()), base, 0o755); err != nil {
 		return &os.PathError{Op: "mkdir", Path: dirName, Err: err}
 	}
-	return unix.Fchownat(int(parent.Fd()), base, int(st.Uid), int(st.Gid), unix.AT_SYMLINK_NOFOLLOW)
+	fd, err := unix.Openat(int(parent.Fd()), base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: dirName, Err: err}
+	}
+	defer unix.Close(fd)
+	// Whatever containerd's umask is: programs that are not root read what is in it.
+	return errors.Join(unix.Fchown(fd, int(st.Uid), int(st.Gid)), unix.Fchmod(fd, 0o755))
 }

@@ -30,10 +30,18 @@ func OpenState(dir string) (*State, error) {
 			return nil, fmt.Errorf("state directory: %w", err)
 		}
 	}
+	parent := filepath.Dir(dir)
+	// The parent may be reached through a link, as /var/run is, if root made it.
+	var st unix.Stat_t
+	if err := unix.Lstat(parent, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK && st.Uid == 0 {
+		if parent, err = filepath.EvalSymlinks(parent); err != nil {
+			return nil, fmt.Errorf("state directory: %w", err)
+		}
+	}
 	for _, c := range []struct {
 		name   string
 		sticky bool
-	}{{dir, false}, {filepath.Dir(dir), true}} {
+	}{{dir, false}, {parent, true}} {
 		var st unix.Stat_t
 		if err := unix.Lstat(c.name, &st); err != nil {
 			return nil, fmt.Errorf("state directory: %w", &os.PathError{Op: "lstat", Path: c.name, Err: err})
