@@ -1,0 +1,15 @@
+// Package conformance runs containerd's conformance suite for shims,
+// github.com/containerd/shimtest, against the stock runc shim and against
+// containerd-shim-nvidia-v2, and asserts that both give the same result for every
+// test.
+//
+// It is a module of its own, so that the product's go.mod stays short, and test
+// code only: `go test ./...` in this directory, as root, after `make build tools`.
+//
+// The checksum database does not list shimtest v0.3.0. go.sum pins it; whoever
+// changes the version sets GONOSUMDB=github.com/containerd/shimtest once.
+//
+// Of the suites, Run, Exec and OOM are used. Transfer, UDS and Layers are for
+// shims with virtual machines, and Network wants host-like networking, which the
+// stock shim has not got either.
+package conformance
