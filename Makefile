@@ -7,7 +7,7 @@ VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unr
 REVISION ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 MODULE   := github.com/containerd-shim-nvidia/containerd-shim-nvidia
 CTRD     := github.com/containerd/containerd/v2/version
-LDFLAGS  := -s -w -X $(MODULE)/shim.Version=$(VERSION) -X $(MODULE)/shim.Revision=$(REVISION) \
+LDFLAGS  := -s -w -X $(MODULE)/shim/version.Version=$(VERSION) -X $(MODULE)/shim/version.Revision=$(REVISION) \
             -X $(CTRD).Version=$(VERSION) -X $(CTRD).Revision=$(REVISION)
 # Without gRPC: containerd's own Makefile builds its shim with this tag.
 SHIM_TAGS := no_grpc

@@ -22,11 +22,15 @@ func findHook(hooks *specs.Hooks, match func(specs.Hook) bool) *specs.Hook {
 	if hooks == nil {
 		return nil
 	}
-	//nolint:staticcheck // Prestart is deprecated and still what docker --gpus uses.
-	for _, stage := range [][]specs.Hook{hooks.Prestart, hooks.CreateRuntime, hooks.CreateContainer, hooks.StartContainer, hooks.Poststart, hooks.Poststop} {
-		if i := slices.IndexFunc(stage, match); i >= 0 {
-			return &stage[i]
-		}
+	all := allHooks(hooks)
+	if i := slices.IndexFunc(all, match); i >= 0 {
+		return &all[i]
 	}
 	return nil
+}
+
+// allHooks are the hooks of all stages.
+func allHooks(hooks *specs.Hooks) []specs.Hook {
+	//nolint:staticcheck // Prestart is deprecated and still what docker --gpus uses.
+	return slices.Concat(hooks.Prestart, hooks.CreateRuntime, hooks.CreateContainer, hooks.StartContainer, hooks.Poststart, hooks.Poststop)
 }

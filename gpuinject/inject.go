@@ -17,6 +17,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 // ldCache is the loader's cache in an image.
@@ -157,6 +158,12 @@ func (j *Job) ensureView(compat []string) (string, error) {
 	if err != nil {
 		return "", fail(Internal, "%w", err)
 	}
+	j.listFiles(spec)
+	return dir, nil
+}
+
+// listFiles enters the files of the view in the plan.
+func (j *Job) listFiles(spec view.Spec) {
 	j.Plan.Libraries, j.Plan.Binaries = []string{}, []string{}
 	for _, f := range spec.Files {
 		if path.Dir(f.Name) == viewBin {
@@ -166,7 +173,6 @@ func (j *Job) ensureView(compat []string) (string, error) {
 		}
 	}
 	slices.Sort(j.Plan.Libraries)
-	return dir, nil
 }
 
 // link tells the image's dynamic loader where the driver is. Where the image

@@ -12,6 +12,8 @@ import (
 	ctrdshim "github.com/containerd/containerd/v2/pkg/shim"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/version"
 )
 
 // NewManager returns what containerd's shim library runs for `start`, `delete` and
@@ -85,8 +87,8 @@ func (m *shimManager) Info(ctx context.Context, r io.Reader) (*types.RuntimeInfo
 	if err != nil {
 		// runc is not there (yet): the shim is, and containerd asked for the shim
 		// (containerd issue 13352).
-		return &types.RuntimeInfo{Name: m.Name(), Version: &types.RuntimeVersion{Version: Version, Revision: Revision}}, nil
+		return &types.RuntimeInfo{Name: m.Name(), Version: &types.RuntimeVersion{Version: version.Version, Revision: version.Revision}}, nil
 	}
-	info.Version = &types.RuntimeVersion{Version: Version, Revision: Revision}
+	info.Version = &types.RuntimeVersion{Version: version.Version, Revision: version.Revision}
 	return info, nil
 }

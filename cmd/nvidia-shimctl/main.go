@@ -1,2 +1,86 @@
+// Command nvidia-shimctl is the operator's tool of io.containerd.nvidia.v2: it says
+// what this host has for containers, and what a container would get and why, by the
+// very code that the shim runs.
+//
+// Exit status: 0 fine, 1 a problem found or a request refused, 2 wrong usage.
 package main
-func main(){}
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/version"
+)
+
+func main() {
+	os.Exit(run(context.Background(), os.Args, os.Stdout, os.Stderr))
+}
+
+// errProblem ends a command with status 1 after it printed what is wrong.
+var errProblem = errors.New("problem")
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	app := &cli.Command{
+		Name:    "nvidia-shimctl",
+		Usage:   "look at GPUs with the eyes of the containerd shim io.containerd.nvidia.v2",
+		Version: version.Version + " (" + version.Revision + ")",
+		Writer:  stdout, ErrWriter: stderr,
+		// A device list has commas of its own.
+		DisableSliceFlagSeparator: true,
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "config", Usage: "configuration `FILE` of the shim (default: " + config.DefaultPath + ")", Sources: cli.EnvVars(config.EnvFile)},
+			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
+		},
+		Commands:       []*cli.Command{infoCommand(), planCommand()},
+		ExitErrHandler: func(context.Context, *cli.Command, error) {},
+		OnUsageError:   onUsageError,
+		Action: func(ctx context.Context, c *cli.Command) error {
+			if c.Args().Present() {
+				return usage(fmt.Errorf("unknown command %q", c.Args().First()))
+			}
+			return cli.ShowAppHelp(c)
+		},
+	}
+	err := app.Run(ctx, args)
+	var u *usageError
+	switch {
+	case err == nil:
+		return 0
+	case errors.Is(err, errProblem):
+		return 1
+	case errors.As(err, &u):
+		fmt.Fprintf(stderr, "nvidia-shimctl: %v (nvidia-shimctl --help shows how)\n", err)
+		return 2
+	}
+	fmt.Fprintf(stderr, "nvidia-shimctl: %v\n", err)
+	return 1
+}
+
+// usageError is a command line that makes no sense.
+type usageError struct{ error }
+
+func onUsageError(_ context.Context, _ *cli.Command, err error, _ bool) error { return usage(err) }
+
+func usage(err error) error { return &usageError{err} }
+
+// loader reads the configuration that the command line names, or the shim's own.
+func loader(c *cli.Command) func() (*config.Config, error) {
+	if name := c.String("config"); name != "" {
+		return func() (*config.Config, error) { return config.Load(name) }
+	}
+	return config.FromEnvironment
+}
+
+func printJSON(w io.Writer, v any) error {
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}

@@ -52,12 +52,17 @@ func short(b []byte) string {
 	return hex.EncodeToString(sum[:8])
 }
 
+// Path is where the view for spec is, or would be.
+func (s *State) Path(spec Spec) string {
+	return filepath.Join(s.dir, "view", spec.key(), "root")
+}
+
 // Ensure returns the directory of the view for spec, building it where this host
 // has not got it yet. What it returns is a mount whose whole tree is read-only,
 // nosuid and nodev.
 func (s *State) Ensure(spec Spec) (string, error) {
-	dir := filepath.Join(s.dir, "view", spec.key())
-	root := filepath.Join(dir, "root")
+	root := s.Path(spec)
+	dir := filepath.Dir(root)
 	if mounted(root) {
 		// The time of last use, for collect.
 		_ = unix.UtimesNanoAt(unix.AT_FDCWD, dir, nil, 0)

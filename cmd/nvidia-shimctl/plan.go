@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"github.com/urfave/cli/v3"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+)
+
+func planCommand() *cli.Command {
+	return &cli.Command{
+		Name:                      "plan",
+		OnUsageError:              onUsageError,
+		DisableSliceFlagSeparator: true,
+		Usage:                     "show what the shim would do for a container, and why; nothing is changed",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "bundle", Usage: "OCI bundle `DIR` of the container"},
+			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "environment variable `K=V` of the container"},
+			&cli.StringSliceFlag{Name: "mount", Usage: "bind mount `SRC:DST` of the container"},
+			&cli.StringSliceFlag{Name: "annotation", Usage: "annotation `K=V` of the container"},
+			&cli.BoolFlag{Name: "privileged", Usage: "the container is privileged"},
+			&cli.StringFlag{Name: "rootfs", Usage: "root file system `DIR` of the image, to look at its C library"},
+		},
+		Action: func(_ context.Context, c *cli.Command) error {
+			plan, err := makePlan(c)
+			var refused *gpuinject.Error
+			if err != nil && !errors.As(err, &refused) {
+				return err
+			}
+			if err != nil {
+				plan.GPU, plan.Error = false, err.Error()
+			}
+			w := c.Root().Writer
+			if c.Bool("json") {
+				if perr := printJSON(w, plan); perr != nil {
+					return perr
+				}
+			} else {
+				printPlan(w, plan)
+			}
+			if err != nil {
+				return errProblem
+			}
+			return nil
+		},
+	}
+}
+
+// makePlan takes the container through the shim's own steps, less the changes.
+func makePlan(c *cli.Command) (gpuinject.Plan, error) {
+	job, root, err := examine(c)
+	if err != nil {
+		return gpuinject.Plan{}, err
+	}
+	if job == nil {
+		return gpuinject.Plan{Reason: "the container does not ask for the driver: the shim leaves it alone"}, nil
+	}
+	switch err := job.Resolve(); {
+	case errors.Is(err, gpuinject.ErrNotGranted):
+		return job.Plan, nil
+	case err != nil:
+		return job.Plan, err
+	}
+	if r := c.String("rootfs"); r != "" {
+		root = r
+	}
+	err = job.Preview(root)
+	return job.Plan, err
+}
+
+func examine(c *cli.Command) (job *gpuinject.Job, root string, err error) {
+	if dir := c.String("bundle"); dir != "" {
+		if len(c.StringSlice("env"))+len(c.StringSlice("mount"))+len(c.StringSlice("annotation")) > 0 || c.Bool("privileged") {
+			return nil, "", usage(errors.New("--bundle goes with no description of the container"))
+		}
+		job, _, err := gpuinject.Examine(dir, loader(c))
+		if err != nil || job == nil {
+			return job, "", err
+		}
+		root, err = gpuinject.RootPath(dir)
+		return job, root, err
+	}
+	spec := &specs.Spec{
+		Process:     &specs.Process{Env: c.StringSlice("env"), Capabilities: &specs.LinuxCapabilities{}},
+		Annotations: map[string]string{},
+		Mounts:      []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
+		Linux: &specs.Linux{
+			Namespaces:  []specs.LinuxNamespace{{Type: specs.MountNamespace}},
+			MaskedPaths: []string{"/proc/kcore"},
+		},
+	}
+	if c.Bool("privileged") {
+		spec.Process.Capabilities.Bounding = []string{"CAP_SYS_ADMIN"}
+		spec.Linux.MaskedPaths = nil
+	}
+	for _, m := range c.StringSlice("mount") {
+		src, dst, ok := strings.Cut(m, ":")
+		if !ok || !strings.HasPrefix(dst, "/") {
+			return nil, "", usage(fmt.Errorf("--mount %q is not SRC:DST", m))
+		}
+		spec.Mounts = append(spec.Mounts, specs.Mount{Source: src, Destination: dst, Type: "bind", Options: []string{"rbind"}})
+	}
+	for _, a := range c.StringSlice("annotation") {
+		key, value, ok := strings.Cut(a, "=")
+		if !ok {
+			return nil, "", usage(fmt.Errorf("--annotation %q is not K=V", a))
+		}
+		spec.Annotations[key] = value
+	}
+	job, err = gpuinject.ExamineSpec(spec, loader(c))
+	return job, "", err
+}
+
+func printPlan(w io.Writer, p gpuinject.Plan) {
+	if p.Error != "" {
+		fmt.Fprintf(w, "refused: %s\n", p.Error)
+		return
+	}
+	if !p.GPU {
+		fmt.Fprintf(w, "no GPU: %s\n", p.Reason)
+		if p.Grant != "" {
+			fmt.Fprintf(w, "  %s\n", p.Grant)
+		}
+		return
+	}
+	fmt.Fprintf(w, "asked:        %s\n", p.Reason)
+	fmt.Fprintf(w, "grant:        %s\n", p.Grant)
+	fmt.Fprintf(w, "driver:       %s\n", p.DriverVersion)
+	fmt.Fprintf(w, "capabilities: %s\n", strings.Join(p.Capabilities, ","))
+	for _, g := range p.GPUs {
+		fmt.Fprintf(w, "GPU %d:        %s at %s, minor %d\n", g.Index, g.UUID, g.PCI, g.Minor)
+	}
+	for _, d := range p.Devices {
+		fmt.Fprintf(w, "device:       %s (%d:%d rw)\n", d.Path, d.Major, d.Minor)
+	}
+	for _, m := range p.Mounts {
+		fmt.Fprintf(w, "mount:        %s from %s\n", m.Destination, m.Source)
+	}
+	fmt.Fprintf(w, "libraries:    %s\n", strings.Join(p.Libraries, " "))
+	fmt.Fprintf(w, "binaries:     %s\n", strings.Join(p.Binaries, " "))
+	if p.Proc.Masked {
+		fmt.Fprintf(w, "proc:         masked, shows %s\n", strings.Join(p.Proc.GPUs, " "))
+	} else {
+		fmt.Fprintln(w, "proc:         not masked")
+	}
+	for _, h := range p.RemovedHooks {
+		fmt.Fprintf(w, "hook removed: %s\n", h)
+	}
+	for _, n := range p.Notes {
+		fmt.Fprintf(w, "note:         %s\n", n)
+	}
+}

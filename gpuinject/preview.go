@@ -1,0 +1,65 @@
+package gpuinject
+
+import (
+	"encoding/json"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
+)
+
+// ExamineSpec is Examine for a specification that is in no bundle.
+func ExamineSpec(spec any, load func() (*config.Config, error)) (*Job, error) {
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return nil, err
+	}
+	b, err := bundle.Parse("", raw, 0o600)
+	if err != nil {
+		return nil, fail(Invalid, "%w", err)
+	}
+	return examine(b, load)
+}
+
+// Preview completes the plan after Resolve by the decisions of Inject, without any
+// of its changes. root is the root file system of the image, or empty where none is
+// at hand: the plan then says nothing of the linker.
+func (j *Job) Preview(root string) error {
+	if err := j.checkIsolation(); err != nil {
+		return err
+	}
+	img := &linker.Image{}
+	var compat []string
+	if root != "" {
+		image, err := rootfs.Open(root)
+		if err != nil {
+			return fail(Precondition, "%w", err)
+		}
+		defer image.Close()
+		if img, compat, err = j.inspect(image); err != nil {
+			return err
+		}
+	}
+	if j.Plan.Proc.Masked = j.needsMask(); j.Plan.Proc.Masked {
+		for _, g := range j.gpus {
+			j.Plan.Proc.GPUs = append(j.Plan.Proc.GPUs, g.BusID)
+		}
+	}
+	spec := j.viewSpec(compat)
+	j.listFiles(spec)
+	mounts, err := j.mounts(j.state.Path(spec), img.LibDir, compat)
+	if err != nil {
+		return err
+	}
+	j.Plan.setMounts(mounts)
+	j.Plan.RemovedHooks = []string{}
+	if hooks := j.bundle.Spec.Hooks; hooks != nil {
+		for _, h := range allHooks(hooks) {
+			if isForeignHook(h) {
+				j.Plan.RemovedHooks = append(j.Plan.RemovedHooks, h.Path)
+			}
+		}
+	}
+	return nil
+}

@@ -1,7 +1,0 @@
-package shim
-
-// Version and Revision of this shim, set at link time.
-var (
-	Version  = "unreleased"
-	Revision = "unknown"
-)
