@@ -68,7 +68,7 @@ func (c Compat) Build(opts ...Option) (string, error) {
 	if c.Version == "" {
 		return "", fmt.Errorf("compat image: no driver version")
 	}
-	return build(c.Name(), recipe{version: 1, packages: glibcPackages, make: c.make}, opts)
+	return build(c.Name(), recipe{version: 2, packages: glibcPackages, make: c.make}, opts)
 }
 
 func (c Compat) make(b *builder) (Image, error) {

@@ -12,11 +12,11 @@ import (
 var recipes = map[string]recipe{
 	"busybox":       {version: 1, packages: []string{"busybox-static", "libc6-dev"}, make: busybox},
 	"debian12":      {version: 1, packages: []string{"libc6-dev"}, make: debian12},
-	"glibc-nocache": {version: 1, packages: glibcPackages, make: glibcNoCache},
-	"glibc-hwcaps":  {version: 1, packages: glibcPackages, make: glibcHwcaps},
-	"usrlib64":      {version: 2, packages: glibcPackages, make: usrLib64},
+	"glibc-nocache": {version: 2, packages: glibcPackages, make: glibcNoCache},
+	"glibc-hwcaps":  {version: 2, packages: glibcPackages, make: glibcHwcaps},
+	"usrlib64":      {version: 3, packages: glibcPackages, make: usrLib64},
 	"musl":          {version: 1, packages: []string{"busybox-static", "libc6-dev", "musl"}, make: muslImage},
-	"large":         {version: 1, packages: glibcPackages, make: large},
+	"large":         {version: 2, packages: glibcPackages, make: large},
 }
 
 var glibcPackages = []string{"busybox-static", "libc6-dev", "libc6", "libc-bin"}
@@ -109,6 +109,10 @@ func muslImage(b *builder) (Image, error) {
 	return Image{Config: defaultConfig(), Layers: []Layer{{Files: files}}}, nil
 }
 
+// libcLibraries are the parts of Debian's libc6 that NVIDIA's programs ask for by
+// name, also where they are empty since glibc 2.34.
+var libcLibraries = []string{"libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"}
+
 // glibcBase is a merged-/usr image with busybox, the programs, and the host's
 // loader and libc in libDir.
 func (b *builder) glibcBase(libDir string) ([]File, error) {
@@ -128,7 +132,7 @@ func (b *builder) glibcBase(libDir string) ([]File, error) {
 		return nil, err
 	}
 	files = append(append(append(files, sh...), own...), dynamic...)
-	for _, name := range []string{b.arch.loader, "libc.so.6"} {
+	for _, name := range append([]string{b.arch.loader}, libcLibraries...) {
 		host, err := b.hostLibrary(name)
 		if err != nil {
 			return nil, err
