@@ -1,21 +1,18 @@
 package gpu
 
 import (
-	"debug/elf"
 	"embed"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
@@ -108,103 +105,23 @@ var buildImage = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	files := []images.File{
-		images.Dir("dev", 0o755), images.Dir("proc", 0o755), images.Dir("sys", 0o755), images.Dir("tmp", 0o1777),
-		images.Dir("etc", 0o755), images.Dir("usr/bin", 0o755), images.Dir("usr/sbin", 0o755), images.Dir("usr/lib64", 0o755),
-		images.Symlink("bin", "usr/bin"), images.Symlink("sbin", "usr/sbin"), images.Symlink("lib", "usr/lib"), images.Symlink("lib64", "usr/lib64"),
-		images.Text("etc/passwd", 0o644, "root:x:0:0::/:/bin/sh\nuser:x:1000:1000::/:/bin/sh\n"),
-		images.Text("etc/ld.so.conf", 0o644, "/usr/lib/x86_64-linux-gnu\n"),
-	}
-	have := map[string]bool{}
-	var queue []string
-	for _, name := range append(slices.Clone(programs), "ldconfig.real", "ldconfig") {
-		found, err := exec.LookPath(name)
-		if err != nil {
-			if found = "/sbin/" + name; !exists(found) {
-				continue
-			}
-		}
-		real, err := filepath.EvalSymlinks(found)
-		if err != nil {
-			continue
-		}
-		dest := "usr/bin/" + name
-		if strings.HasPrefix(name, "ldconfig") {
-			dest = "usr/sbin/" + name
-		}
-		files = append(files, images.FromHost(dest, 0o755, real))
-		queue = append(queue, real)
-	}
+	var files []images.File
 	for _, name := range compiled {
 		program, err := compile(dir, name)
 		if err != nil {
 			return "", err
 		}
 		files = append(files, images.FromHost("usr/bin/"+name, 0o755, program))
-		queue = append(queue, program)
 	}
-	libs, err := hostLibraries()
+	image, err := images.FromHostPrograms(imageRef, programs, files...)
 	if err != nil {
 		return "", err
 	}
-	// nvidia-smi and the driver's libraries want these of the C library.
-	want := []string{"libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6", "libc.so.6", "ld-linux-x86-64.so.2"}
-	for len(queue) > 0 {
-		f, err := elf.Open(queue[0])
-		queue = queue[1:]
-		if err != nil {
-			continue
-		}
-		needed, _ := f.ImportedLibraries()
-		f.Close()
-		want = append(want, needed...)
-		for _, name := range want {
-			if have[name] || libs[name] == "" {
-				continue
-			}
-			have[name] = true
-			dest := "usr/lib/x86_64-linux-gnu/" + name
-			if strings.HasPrefix(name, "ld-linux") {
-				dest = "usr/lib64/" + name
-			}
-			files = append(files, images.FromHost(dest, 0o755, libs[name]))
-			queue = append(queue, libs[name])
-		}
-	}
 	name := filepath.Join(dir, "image.tar")
-	return name, images.Image{
-		Name:   imageRef,
-		Config: images.Config{Env: []string{"PATH=/usr/sbin:/usr/bin"}},
-		Layers: []images.Layer{{Files: files}},
-	}.Write(name)
+	return name, image.Write(name)
 })
 
 const imageRef = "test/gpu:latest"
-
-func exists(name string) bool { _, err := os.Stat(name); return err == nil }
-
-// hostLibraries maps SONAMEs to real files, by the host's own ld.so.cache; never
-// to one of the driver's.
-func hostLibraries() (map[string]string, error) {
-	data, err := os.ReadFile("/etc/ld.so.cache")
-	if err != nil {
-		return nil, err
-	}
-	cache, err := linker.ParseCache(data)
-	if err != nil {
-		return nil, err
-	}
-	libs := map[string]string{}
-	for _, e := range cache.Entries {
-		if e.Flags != 0x0303 || e.HWCap != 0 || libs[e.Name] != "" || strings.Contains(e.Path, "nvidia") {
-			continue
-		}
-		if real, err := filepath.EvalSymlinks(e.Path); err == nil {
-			libs[e.Name] = real
-		}
-	}
-	return libs, nil
-}
 
 // newEnv starts a containerd that uses the real driver, with the image in it.
 func newEnv(t testing.TB, extra string) *testenv.Env {

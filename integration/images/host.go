@@ -1,0 +1,119 @@
+package images
+
+import (
+	"debug/elf"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
+)
+
+// FromHostPrograms is an image of this host's own programs (by name, looked up in
+// PATH and the sbin directories), the libraries that they need, and its dynamic
+// loader and ldconfig: real parts for a host that can fetch nothing. Programs that
+// are absent are left out. files are added; what is an ELF program among them gets
+// its libraries too.
+func FromHostPrograms(ref string, programs []string, files ...File) (Image, error) {
+	all := append([]File{
+		Dir("dev", 0o755), Dir("proc", 0o755), Dir("sys", 0o755), Dir("tmp", 0o1777), Dir("etc", 0o755),
+		Dir("usr/bin", 0o755), Dir("usr/sbin", 0o755), Dir("usr/lib64", 0o755), Dir("usr/local/bin", 0o755),
+		Symlink("bin", "usr/bin"), Symlink("sbin", "usr/sbin"), Symlink("lib", "usr/lib"), Symlink("lib64", "usr/lib64"),
+		Text("etc/passwd", 0o644, "root:x:0:0::/:/bin/sh\n"+testerPasswd),
+		Text("etc/ld.so.conf", 0o644, hostLibDir+"\n"),
+	}, files...)
+	libs, err := hostLibraries()
+	if err != nil {
+		return Image{}, err
+	}
+	var queue []string
+	for _, f := range files {
+		if f.Host != "" {
+			queue = append(queue, f.Host)
+		}
+	}
+	// ldconfig.real is what ldconfig calls on Ubuntu.
+	for _, name := range append(slices.Clone(programs), "ldconfig", "ldconfig.real") {
+		found, err := lookProgram(name)
+		if err != nil {
+			continue
+		}
+		dir := "usr/bin/"
+		if strings.HasPrefix(name, "ldconfig") {
+			dir = "usr/sbin/"
+		}
+		all = append(all, FromHost(dir+name, 0o755, found))
+		queue = append(queue, found)
+	}
+	// The driver's libraries want all of the C library.
+	want := []string{"ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1", "libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1"}
+	have := map[string]bool{}
+	for len(queue) > 0 {
+		if f, err := elf.Open(queue[0]); err == nil {
+			needed, _ := f.ImportedLibraries()
+			f.Close()
+			want = append(want, needed...)
+		}
+		queue = queue[1:]
+		for _, name := range want {
+			if have[name] || libs[name] == "" {
+				continue
+			}
+			have[name] = true
+			dest := hostLibDir[1:] + "/" + name
+			if strings.HasPrefix(name, "ld-linux-x86") {
+				dest = "usr/lib64/" + name
+			} else if strings.HasPrefix(name, "ld-linux") {
+				dest = "usr/lib/" + name
+			}
+			all = append(all, FromHost(dest, 0o755, libs[name]))
+			queue = append(queue, libs[name])
+		}
+	}
+	return Image{Name: ref, Config: Config{Env: []string{defaultPath}, Cmd: []string{"/bin/sh"}}, Layers: []Layer{{Files: all}}}, nil
+}
+
+func lookProgram(name string) (string, error) {
+	found, err := exec.LookPath(name)
+	for _, dir := range []string{"/usr/sbin/", "/sbin/"} {
+		if err != nil {
+			if _, serr := os.Stat(dir + name); serr == nil {
+				found, err = dir+name, nil
+			}
+		}
+	}
+	if err != nil {
+		return "", err
+	}
+	return filepath.EvalSymlinks(found)
+}
+
+// hostLibraries maps SONAMEs to real files by this host's ld.so.cache, without
+// those of an NVIDIA driver.
+func hostLibraries() (map[string]string, error) {
+	data, err := os.ReadFile("/etc/ld.so.cache")
+	if err != nil {
+		return nil, fmt.Errorf("the host's libraries: %w", err)
+	}
+	cache, err := linker.ParseCache(data)
+	if err != nil {
+		return nil, fmt.Errorf("the host's libraries: %w", err)
+	}
+	flags, ok := linker.FlagsFor(elf.ELFCLASS64, hostMachine)
+	if !ok {
+		return nil, fmt.Errorf("the host's libraries: no 64-bit ABI for %v", hostMachine)
+	}
+	libs := map[string]string{}
+	for _, e := range cache.Entries {
+		if e.Flags != flags || e.HWCap != 0 || libs[e.Name] != "" || strings.Contains(e.Path, "nvidia") {
+			continue
+		}
+		if real, err := filepath.EvalSymlinks(e.Path); err == nil {
+			libs[e.Name] = real
+		}
+	}
+	return libs, nil
+}
