@@ -1,0 +1,177 @@
+package integration
+
+import (
+	"encoding/json"
+	"fmt"
+	"strings"
+	"testing"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// Exactly the node of the GPU that was asked for opens, whether the image brings a
+// node, the container makes one, or NVML and CUDA look for it (T33). On hosts where
+// a GPU's index is not its minor number, too.
+func TestAContainerOpensOnlyTheGPUsThatItWasGiven(t *testing.T) {
+	testenv.EachCgroup(t, func(t *testing.T, version int) {
+		for _, tc := range []struct {
+			gpus     int
+			requests [][]int
+		}{
+			{3, [][]int{{0}, {1}, {2}, {0, 2}}},
+			{4, [][]int{{0}, {1}, {2}, {3}, {1, 2}, {0, 1, 2, 3}}},
+			{8, [][]int{{0}, {3}, {7}, {2, 6}}},
+		} {
+			t.Run(fmt.Sprintf("%d GPUs", tc.gpus), func(t *testing.T) {
+				h := newDevHost(t, hostOptions{Options: sim.Options{GPUs: tc.gpus}, testenv: testenv.Options{Cgroup: version}})
+				minors := devCheckMinors(t, h.Driver)
+				for _, indices := range tc.requests {
+					var words []string
+					for _, i := range indices {
+						words = append(words, fmt.Sprint(i))
+					}
+					list := strings.Join(words, ",")
+					t.Run("GPU "+list, func(t *testing.T) {
+						got := h.devRun(t, "NVIDIA_VISIBLE_DEVICES="+list)
+						devCompare(t, got, devExpect(h.Driver, minors, indices))
+					})
+				}
+				t.Run("all", func(t *testing.T) {
+					var every []int
+					for i := range tc.gpus {
+						every = append(every, i)
+					}
+					devCompare(t, h.devRun(t, "NVIDIA_VISIBLE_DEVICES=all"), devExpect(h.Driver, minors, every))
+				})
+				t.Run("none is the driver without a GPU", func(t *testing.T) {
+					got := h.devRun(t, "NVIDIA_VISIBLE_DEVICES=none")
+					devCompare(t, got, devExpect(h.Driver, minors, nil))
+					if want := "No devices found.\n"; got.smiText != want {
+						t.Errorf("nvidia-smi -L: got %q, want %q", got.smiText, want)
+					}
+					if !strings.Contains(got.cudaText, "libcuda /") || !strings.Contains(got.cudaText, "cuInit 100") {
+						t.Errorf("libcuda is not there, or finds devices: %q", got.cudaText)
+					}
+				})
+			})
+		}
+	})
+}
+
+// What the container has is what every process in it has, at any time of its life.
+func TestDevicesStayTheSameWhileAContainerLives(t *testing.T) {
+	testenv.EachCgroup(t, func(t *testing.T, version int) {
+		h := newDevHost(t, hostOptions{Options: sim.Options{GPUs: 3}, testenv: testenv.Options{Cgroup: version}})
+		minors := devCheckMinors(t, h.Driver)
+		probe := devProbeScript(devNodes(h.Driver, minors))
+		first := h.devSleep(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}})
+		second := h.devSleep(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=2"}})
+		check := func(t *testing.T, id string, indices ...int) {
+			t.Helper()
+			r := h.Exec(t, id, probe...)
+			if r.ExitCode != 0 {
+				t.Fatalf("exec: exit status %d: %s", r.ExitCode, r.Stderr)
+			}
+			devCompare(t, devParse(r.Stdout), devExpect(h.Driver, minors, indices))
+		}
+		t.Run("exec sees the container's GPU", func(t *testing.T) { check(t, first, 0) })
+		t.Run("another container beside it sees its own", func(t *testing.T) { check(t, second, 2) })
+		t.Run("after pause and resume", func(t *testing.T) {
+			h.Ctr(t, "tasks", "pause", first)
+			if out := h.Ctr(t, "tasks", "ls"); !strings.Contains(out, "PAUSED") {
+				t.Errorf("no task is paused:\n%s", out)
+			}
+			h.Ctr(t, "tasks", "resume", first)
+			check(t, first, 0)
+		})
+		t.Run("after an update of its resources that denies every device", func(t *testing.T) {
+			limit := int64(512 << 20)
+			value, err := json.Marshal(specs.LinuxResources{
+				Memory: &specs.LinuxMemory{Limit: &limit}, Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}},
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if version == 2 && !devHasController(t, h, first, "memory") {
+				// A cgroup2 tree beside v1 hierarchies has no controller but the
+				// device program, so the update changes nothing else.
+				if value, err = json.Marshal(specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			task, ctx := h.devTask(t, first)
+			if _, err := task.Update(ctx, &taskapi.UpdateTaskRequest{
+				ID: first, Resources: &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources", Value: value},
+			}); err != nil {
+				t.Fatal(err)
+			}
+			check(t, first, 0)
+			check(t, second, 2)
+		})
+		t.Run("after containerd was restarted", func(t *testing.T) {
+			h.Restart(t)
+			check(t, first, 0)
+		})
+		t.Run("after its neighbour was deleted", func(t *testing.T) {
+			h.Remove(t, second)
+			check(t, first, 0)
+		})
+	})
+}
+
+func devHasController(t testing.TB, h *devHost, id, name string) bool {
+	t.Helper()
+	r := h.Exec(t, id, "/bin/cat", "/sys/fs/cgroup/cgroup.controllers")
+	return strings.Contains(r.Stdout, name)
+}
+
+// A container whose task is deleted and created again has what it asked for the
+// second time as well, from the same snapshot.
+func TestATaskThatIsCreatedAgainHasItsGPUAgain(t *testing.T) {
+	h := newDevHost(t, hostOptions{Options: sim.Options{GPUs: 3}})
+	minors := devCheckMinors(t, h.Driver)
+	id := h.Create(t, testenv.RunOptions{
+		Image: h.Image, Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: devProbeScript(devNodes(h.Driver, minors)),
+	})
+	defer h.Remove(t, id)
+	for range 3 {
+		r := h.StartTask(t, id)
+		if r.ExitCode != 0 {
+			t.Fatalf("exit status %d: %s", r.ExitCode, r.Stderr)
+		}
+		devCompare(t, devParse(r.Stdout), devExpect(h.Driver, minors, []int{1}))
+	}
+}
+
+// GPUs that the administrator took from use are neither counted nor given.
+func TestAnExcludedGPUIsNeverGiven(t *testing.T) {
+	h := newDevHost(t, hostOptions{Options: sim.Options{GPUs: 3, Excluded: []int{1}}})
+	minors := devCheckMinors(t, h.Driver)
+	excluded := h.Driver.GPUs[1]
+	for _, id := range []string{excluded.UUID, excluded.BusID, excluded.UUID[:12]} {
+		t.Run("asked for as "+id, func(t *testing.T) {
+			r := h.Run(t, testenv.RunOptions{Image: h.Image, Env: []string{"NVIDIA_VISIBLE_DEVICES=" + id}, Args: []string{"/bin/true"}})
+			if r.ExitCode == 0 || !strings.Contains(r.Stderr, "is excluded from use on this host") {
+				t.Errorf("exit status %d: %s", r.ExitCode, r.Stderr)
+			}
+		})
+	}
+	// Index 1 is the next one that can be used.
+	t.Run("indices count the others", func(t *testing.T) {
+		devCompare(t, h.devRun(t, "NVIDIA_VISIBLE_DEVICES=1"), devExpect(h.Driver, minors, []int{2}))
+	})
+	t.Run("all is the others", func(t *testing.T) {
+		devCompare(t, h.devRun(t, "NVIDIA_VISIBLE_DEVICES=all"), devExpect(h.Driver, minors, []int{0, 2}))
+	})
+	t.Run("index 2 does not exist", func(t *testing.T) {
+		r := h.Run(t, testenv.RunOptions{Image: h.Image, Env: []string{"NVIDIA_VISIBLE_DEVICES=2"}, Args: []string{"/bin/true"}})
+		if r.ExitCode == 0 || !strings.Contains(r.Stderr, `unknown GPU "2"`) || strings.Contains(r.Stderr, excluded.UUID) {
+			t.Errorf("exit status %d: %s", r.ExitCode, r.Stderr)
+		}
+	})
+}
