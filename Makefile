@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools demo test test-unit test-gpu bench lint fuzz install clean deps
+.PHONY: help build tools demo test test-unit test-gpu bench lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -31,3 +31,39 @@ build: ## build the shim (static, no cgo) and nvidia-shimctl into bin/
 
 tools: ## build containerd, ctr, the stock shim and runc into bin/tools/ from Go modules
 	integration/tools/build.sh $(TOOLS)
+
+demo: deps build tools ## show a GPU inside a container: the real driver where there is one, else a simulated one
+	$(GO) run ./integration/demo -bin $(BIN)
+
+# One package at a time: the tests look at the mount table of the whole host.
+TEST_FLAGS ?= -count=1 -p 1 -timeout 40m
+
+test: deps build tools ## run all tests that need no GPU (as root)
+	$(GO) test $(TEST_FLAGS) -tags shimfault ./gpuinject/fault
+	cd integration/conformance && $(GO) test $(TEST_FLAGS) ./...
+	$(GO) test $(TEST_FLAGS) ./...
+
+test-unit: ## run the tests that need no containerd
+	$(GO) test -count=1 ./gpuinject/... ./shim/... ./cmd/...
+
+test-gpu: build tools ## run the acceptance tests on this host's real GPUs (as root)
+	$(GO) test -count=1 -v -timeout 20m -tags gpu ./integration/gpu
+
+bench: deps build tools ## measure against the stock shim and write docs/benchmarks.md
+	$(GO) run ./integration/bench -out docs/benchmarks.md
+
+lint: ## run golangci-lint with the rules that guard the invariants
+	@mkdir -p $(TOOLS)
+	cd integration/tools/lint && $(GO) build -trimpath -o $(TOOLS)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	$(TOOLS)/golangci-lint run ./...
+
+FUZZTIME ?= 20s
+
+fuzz: ## run every fuzz target for FUZZTIME
+	@set -e; for pkg in $$($(GO) list ./gpuinject/...); do \
+	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
+	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$pkg; \
+	  done; done
+
+clean: ## remove what was built
+	rm -rf $(BIN)
