@@ -184,8 +184,9 @@ func (f *Files) For(caps []string) Files {
 			out.Libraries = append(out.Libraries, l)
 		}
 	}
+	// Libraries and data are implied, programs are not: video needs no MPS server.
 	for _, b := range f.Binaries {
-		if wanted(b.Capabilities) {
+		if slices.ContainsFunc(b.Capabilities, func(c string) bool { return slices.Contains(caps, c) }) {
 			out.Binaries = append(out.Binaries, b)
 		}
 	}

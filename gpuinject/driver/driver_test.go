@@ -60,7 +60,7 @@ func TestFor(t *testing.T) {
 			has:   []string{"libcuda" + v, "libnvidia-nvvm70" + own, "libnvidia-gpucomp" + v, "libcudadebugger" + v},
 			lacks: []string{"libnvidia-ml" + v, "libnvidia-encode" + v, "libGLX_nvidia" + v, "libcudart.so.13.0.48"},
 			data:  []string{"/etc/OpenCL/vendors/nvidia.icd"}},
-		{name: "video brings CUDA with it", caps: []string{"video"}, bin: 2, unknown: true,
+		{name: "video brings CUDA with it, without its programs", caps: []string{"video"}, unknown: true,
 			has:   []string{"libnvcuvid" + v, "libnvidia-encode" + v, "libcuda" + v, "libvdpau_nvidia" + v},
 			lacks: []string{"libGLX_nvidia" + v}, data: []string{"/etc/OpenCL/vendors/nvidia.icd"}},
 		{name: "graphics is GL, Vulkan, their platforms and Xorg", caps: []string{"graphics"}, unknown: true,

@@ -47,7 +47,7 @@ var kinds = map[string]kind{
 	"libnvidia-fatbinaryloader":   {capabilities: compute},
 	"libnvidia-pkcs11":            {capabilities: compute},
 	"libnvidia-pkcs11-openssl3":   {capabilities: compute},
-	"libnvidia-nvvm":              {capabilities: compute},
+	"libnvidia-nvvm":              {capabilities: compute, develop: true},
 	"libnvidia-nvvm70":            {capabilities: compute, own: true},
 	"libnvidia-tileiras":          {capabilities: compute},
 	"libvdpau_nvidia":             {capabilities: video, develop: true, subdir: "vdpau"},
