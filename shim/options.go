@@ -44,13 +44,13 @@ func Translate(any *anypb.Any) (Options, error) {
 	case "containerd.runc.v1.Options":
 		o := &options.Options{}
 		if err := proto.Unmarshal(any.GetValue(), o); err != nil {
-			return Options{}, fmt.Errorf("runtime options of type %q: %v: %w", name, err, errdefs.ErrInvalidArgument)
+			return Options{}, fmt.Errorf("runtime options of type %q: %s: %w", name, err.Error(), errdefs.ErrInvalidArgument)
 		}
 		return Options{Runc: o, SystemdCgroupSet: o.SystemdCgroup}, nil
 	case "runtimeoptions.v1.Options", "cri.runtimeoptions.v1.Options":
 		o := &runtimeoptions.Options{}
 		if err := proto.Unmarshal(any.GetValue(), o); err != nil {
-			return Options{}, fmt.Errorf("runtime options of type %q: %v: %w", name, err, errdefs.ErrInvalidArgument)
+			return Options{}, fmt.Errorf("runtime options of type %q: %s: %w", name, err.Error(), errdefs.ErrInvalidArgument)
 		}
 		return fromTOML(o)
 	}
@@ -60,18 +60,16 @@ func Translate(any *anypb.Any) (Options, error) {
 
 // table is a handler's options table. The keys are runc's, in containerd's spelling.
 type table struct {
-	NoPivotRoot    bool
-	NoNewKeyring   bool
-	ShimCgroup     string
-	IoUID          uint32 `toml:"IoUid"`
-	IoGID          uint32 `toml:"IoGid"`
-	BinaryName     string
-	Root           string
-	SystemdCgroup  *bool
-	CriuImagePath  string
-	CriuWorkPath   string
-	TaskAPIAddress string `toml:"TaskApiAddress"`
-	TaskAPIVersion uint32 `toml:"TaskApiVersion"`
+	NoPivotRoot   bool
+	NoNewKeyring  bool
+	ShimCgroup    string
+	IoUID         uint32 `toml:"IoUid"`
+	IoGID         uint32 `toml:"IoGid"`
+	BinaryName    string
+	Root          string
+	SystemdCgroup *bool
+	CriuImagePath string
+	CriuWorkPath  string
 
 	// The keys by which CRI finds the table itself; they are no options.
 	TypeURL    string `toml:"TypeUrl"`
@@ -89,7 +87,7 @@ func fromTOML(o *runtimeoptions.Options) (Options, error) {
 		var err error
 		where = "runtime options " + o.GetConfigPath()
 		if body, err = config.ReadTrusted(o.GetConfigPath()); err != nil {
-			return Options{}, fmt.Errorf("%s: %v: %w", where, err, errdefs.ErrInvalidArgument)
+			return Options{}, fmt.Errorf("%s: %s: %w", where, err.Error(), errdefs.ErrInvalidArgument)
 		}
 	}
 	var t table
@@ -101,7 +99,6 @@ func fromTOML(o *runtimeoptions.Options) (Options, error) {
 			NoPivotRoot: t.NoPivotRoot, NoNewKeyring: t.NoNewKeyring, ShimCgroup: t.ShimCgroup,
 			IoUid: t.IoUID, IoGid: t.IoGID, BinaryName: t.BinaryName, Root: t.Root,
 			CriuImagePath: t.CriuImagePath, CriuWorkPath: t.CriuWorkPath,
-			TaskApiAddress: t.TaskAPIAddress, TaskApiVersion: t.TaskAPIVersion,
 		},
 		SystemdCgroupSet: t.SystemdCgroup != nil,
 	}
@@ -118,12 +115,12 @@ func fromTOML(o *runtimeoptions.Options) (Options, error) {
 	if len(overrides) > 0 {
 		var err error
 		if out.Overrides, err = toml.Marshal(overrides); err != nil {
-			return Options{}, fmt.Errorf("%s: %v: %w", where, err, errdefs.ErrInvalidArgument)
+			return Options{}, fmt.Errorf("%s: %s: %w", where, err.Error(), errdefs.ErrInvalidArgument)
 		}
 		// A handler with a broken table fails its first container, GPU or not: the
 		// table is in containerd's configuration, and no container may depend on it.
 		if err := config.Default().Override(out.Overrides); err != nil {
-			return Options{}, fmt.Errorf("%s: %v: %w", where, err, errdefs.ErrInvalidArgument)
+			return Options{}, fmt.Errorf("%s: %s: %w", where, err.Error(), errdefs.ErrInvalidArgument)
 		}
 	}
 	return out, nil
