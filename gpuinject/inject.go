@@ -216,11 +216,20 @@ func (j *Job) link(image *rootfs.Root, img *linker.Image, compat []string) ([]sp
 
 // edit writes the configuration.
 func (j *Job) edit(e bundle.Edits) error {
+	linux := j.bundle.Spec.Linux
+	userns := linux != nil && hasNamespace(linux.Namespaces, specs.UserNamespace)
 	for _, n := range j.nodes {
-		mode, uid, gid := n.Mode, n.UID, n.GID
-		e.Devices = append(e.Devices, specs.LinuxDevice{
-			Path: n.Path, Type: "c", Major: int64(n.Major), Minor: int64(n.Minor), FileMode: &mode, UID: &uid, GID: &gid,
-		})
+		if userns && n.HostPath != n.Path {
+			// Nobody may mknod in a user namespace, so runc binds the host's node,
+			// which it expects at the same path (rootfs_linux.go, createDeviceNode).
+			// With another dev-root it is elsewhere.
+			e.Mounts = append(e.Mounts, specs.Mount{Source: n.HostPath, Destination: n.Path, Type: "bind", Options: nodeOptions})
+		} else {
+			mode, uid, gid := n.Mode, n.UID, n.GID
+			e.Devices = append(e.Devices, specs.LinuxDevice{
+				Path: n.Path, Type: "c", Major: int64(n.Major), Minor: int64(n.Minor), FileMode: &mode, UID: &uid, GID: &gid,
+			})
+		}
 		major, minor := int64(n.Major), int64(n.Minor)
 		e.Rules = append(e.Rules, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"})
 		// A node that only a group may use (render, video): a program of the image

@@ -15,6 +15,9 @@ import (
 // executable, so never noexec.
 var fileOptions = []string{"bind", "ro", "nosuid", "nodev", "rprivate"}
 
+// nodeOptions are those of a device node that is bound.
+var nodeOptions = []string{"bind", "nosuid", "noexec", "rprivate"}
+
 // viewOptions are those of the view, which is a tree of mounts.
 var viewOptions = []string{"rbind", "ro", "nosuid", "nodev", "rprivate"}
 

@@ -8,6 +8,7 @@ import (
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
@@ -174,4 +175,44 @@ func TestAnExcludedGPUIsNeverGiven(t *testing.T) {
 			t.Errorf("exit status %d: %s", r.ExitCode, r.Stderr)
 		}
 	})
+}
+
+// In a user namespace nobody may make nodes: the host's own are bound.
+func TestAUserNamespaceHasTheDevicesToo(t *testing.T) {
+	testenv.EachCgroup(t, func(t *testing.T, version int) {
+		h := newDevHost(t, hostOptions{Options: sim.Options{GPUs: 3}, testenv: testenv.Options{Cgroup: version}})
+		minors := devCheckMinors(t, h.Driver)
+		out := h.MustRun(t, testenv.RunOptions{
+			Image: h.Image, Env: []string{"NVIDIA_VISIBLE_DEVICES=0,2"}, Args: devProbeScript(devNodes(h.Driver, minors)),
+			Extra: []string{"--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"},
+		})
+		want := devExpect(h.Driver, minors, []int{0, 2})
+		for i, n := range devNodes(h.Driver, minors) {
+			want.mknod[i] = n.number + " mknod EPERM"
+		}
+		devCompare(t, devParse(out), want)
+		// What the container may do to a node must not reach the host's (T35).
+		before := devModes(t, h)
+		h.MustRun(t, testenv.RunOptions{
+			Image: h.Image, Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}, Args: []string{"/bin/sh", "-c", "chmod 600 /dev/nvidia2; chown 5 /dev/nvidia2; rm /dev/nvidia2; true"},
+			Extra: []string{"--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"},
+		})
+		if after := devModes(t, h); after != before {
+			t.Errorf("the host's nodes were\n%s\nand are\n%s", before, after)
+		}
+	})
+}
+
+func devModes(t *testing.T, h *devHost) string {
+	t.Helper()
+	var b strings.Builder
+	for _, g := range h.Driver.GPUs {
+		var st unix.Stat_t
+		name := fmt.Sprintf("%s/dev/nvidia%d", h.Driver.DevRoot, g.Minor)
+		if err := unix.Lstat(name, &st); err != nil {
+			t.Fatal(err)
+		}
+		fmt.Fprintf(&b, "%s %o %d:%d\n", name, st.Mode, st.Uid, st.Gid)
+	}
+	return b.String()
 }

@@ -22,11 +22,10 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// devBase is small and has what the probe needs but one thing: libdl.so.2, which
-// nvidia-smi is linked with.
-const devBase = "glibc-nocache"
+// devImage is small and has what the probe needs: a shell, glibc, the programs.
+const devImage = "glibc-nocache"
 
-// devHost is a host with the image of these tests imported.
+// devHost is a host with devImage imported.
 type devHost struct {
 	*host
 	Image string
@@ -35,26 +34,17 @@ type devHost struct {
 func newDevHost(t testing.TB, o hostOptions) *devHost {
 	t.Helper()
 	h := newHost(t, o)
-	tar := filepath.Join(h.Dir, "dev.tar")
-	image := images.Image{
-		Name: images.Ref("dev"), Config: images.Config{Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, WorkingDir: "/"},
-		Layers: []images.Layer{{Dir: h.devTree(t)}},
-	}
-	if err := image.Write(tar); err != nil {
-		t.Fatal(err)
-	}
-	h.Import(t, tar)
-	return &devHost{host: h, Image: image.Name}
+	return &devHost{host: h, Image: h.image(t, devImage)}
 }
 
 // devTree is the image as a directory of the host.
-func (h *host) devTree(t testing.TB) string {
+func (h *devHost) devTree(t testing.TB) string {
 	t.Helper()
 	root := filepath.Join(h.Dir, "tree")
 	if _, err := os.Stat(root); err == nil {
 		return root
 	}
-	tar, err := images.Build(devBase)
+	tar, err := images.Build(devImage)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -62,19 +52,6 @@ func (h *host) devTree(t testing.TB) string {
 		t.Fatal(err)
 	}
 	if err := images.Unpack(tar, root); err != nil {
-		t.Fatal(err)
-	}
-	libc, err := filepath.Glob(filepath.Join(root, "usr/lib/*/libc.so.6"))
-	if err != nil || len(libc) != 1 {
-		t.Fatalf("the image %s has %d C libraries: %v", devBase, len(libc), err)
-	}
-	// The same file of this host, which is where the image's C library is from.
-	dir := filepath.Dir(strings.TrimPrefix(libc[0], root))
-	data, err := os.ReadFile(filepath.Join(dir, "libdl.so.2"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(root, dir, "libdl.so.2"), data, 0o644); err != nil {
 		t.Fatal(err)
 	}
 	return root
