@@ -11,6 +11,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
@@ -32,6 +33,8 @@ type Job struct {
 	state  *view.State
 	stamp  string
 	files  driver.Files
+	// image is open from inspect on, for as long as the caller has it open.
+	image *rootfs.Root
 }
 
 // Examine reads the bundle dir and returns nil where the container does not ask

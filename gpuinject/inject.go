@@ -130,6 +130,7 @@ func (i *Injection) Close() {
 // inspect looks at the image: its C library and its forward compatibility package.
 // leaveOut are the SONAMEs that the latter brings, where it is used.
 func (j *Job) inspect(image *rootfs.Root) (img *linker.Image, leaveOut []string, err error) {
+	j.image = image
 	img, err = linker.Inspect(image, j.inv.DriverVersion)
 	if err != nil {
 		return nil, nil, fail(Internal, "look at the image: %w", err)

@@ -31,7 +31,11 @@ var directPrograms = []string{"nvidia-smi"}
 // mounts are what the container gets mounted: the view, a handful of direct binds
 // from it, and the data files that consuming libraries open at fixed paths.
 func (j *Job) mounts(viewRoot, libDir string, leaveOut []string) ([]specs.Mount, error) {
-	if m, ok := j.covering(ViewDir); ok {
+	m, ok := j.covering(ViewDir)
+	if !ok {
+		m, ok = j.hidden()
+	}
+	if ok {
 		return nil, fail(Invalid, "the container mounts %s at %s, over %s where the NVIDIA driver goes: remove that mount", m.Source, m.Destination, ViewDir)
 	}
 	mounts := []specs.Mount{{Source: viewRoot, Destination: ViewDir, Type: "bind", Options: viewOptions}}
@@ -85,21 +89,45 @@ func pluginName(l driver.Library) (string, bool) {
 }
 
 // covering returns the mount of the container that a destination is at or below,
-// where that is a volume: a bind of something that outlives the container.
+// where that is a volume: a bind of something that outlives the container. Both are
+// taken where the links of the image lead, as runc does: in most images /lib is
+// /usr/lib.
 func (j *Job) covering(dest string) (specs.Mount, bool) {
-	for _, m := range j.bundle.Spec.Mounts {
-		at := path.Clean("/" + m.Destination)
-		if m.Type != "bind" && !slices.Contains(m.Options, "bind") && !slices.Contains(m.Options, "rbind") {
-			continue
-		}
-		if j.ours(m) {
-			continue
-		}
-		if dest == at || strings.HasPrefix(dest, at+"/") || at == "/" {
+	for _, m := range j.volumes() {
+		if at := j.target(m.Destination); at == "/" || below(j.target(dest), at) {
 			return m, true
 		}
 	}
 	return specs.Mount{}, false
+}
+
+// hidden returns a volume that nobody could see below the view.
+func (j *Job) hidden() (specs.Mount, bool) {
+	for _, m := range j.volumes() {
+		if below(j.target(m.Destination), j.target(ViewDir)) {
+			return m, true
+		}
+	}
+	return specs.Mount{}, false
+}
+
+// below tells whether name is dir or inside it.
+func below(name, dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
+
+// target is where a destination really is in the image.
+func (j *Job) target(dest string) string {
+	if j.image == nil {
+		return path.Clean("/" + dest)
+	}
+	return j.image.Target(dest)
+}
+
+// volumes are the container's own binds.
+func (j *Job) volumes() []specs.Mount {
+	return slices.DeleteFunc(slices.Clone(j.bundle.Spec.Mounts), func(m specs.Mount) bool {
+		bind := m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
+		return !bind || j.ours(m)
+	})
 }
 
 // ours tells a mount that an earlier injection into the same configuration made.

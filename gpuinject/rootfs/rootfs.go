@@ -125,6 +125,56 @@ func (r *Root) Canonical(name string) (string, error) {
 	return "/" + rest, nil
 }
 
+// maxLinks is how many links a look-up follows: the kernel's MAXSYMLINKS.
+const maxLinks = 40
+
+// Target returns the path in the container where name would be made: like
+// Canonical, but the last components need not exist, and a link into nowhere leads
+// to where it points. It is what a runtime mounts on that makes what is missing.
+func (r *Root) Target(name string) string {
+	name = path.Clean("/" + name)
+	at := name
+	for range maxLinks {
+		dir, rest := at, ""
+		real, err := r.Canonical(dir)
+		for err != nil && dir != "/" {
+			dir, rest = path.Dir(dir), path.Join(path.Base(dir), rest)
+			real, err = r.Canonical(dir)
+		}
+		if err != nil {
+			return name
+		}
+		if rest == "" {
+			return real
+		}
+		first, more, _ := strings.Cut(rest, "/")
+		target, err := r.readlink(path.Join(real, first))
+		if err != nil {
+			return path.Join(real, rest)
+		}
+		if !path.IsAbs(target) {
+			target = path.Join(real, target)
+		}
+		at = path.Join(target, more)
+	}
+	return name
+}
+
+// readlink returns what the link name holds.
+func (r *Root) readlink(name string) (string, error) {
+	f, err := r.lookup(name, unix.O_NOFOLLOW)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	buf := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(int(f.Fd()), "", buf)
+	if err != nil {
+		return "", &os.PathError{Op: "readlink", Path: name, Err: err}
+	}
+	return string(buf[:n]), nil
+}
+
 // fdPath is the kernel's own name for an open file.
 func fdPath(f *os.File) (string, error) {
 	return os.Readlink("/proc/self/fd/" + strconv.Itoa(int(f.Fd())))

@@ -180,6 +180,35 @@ func TestALinkInsideTheRootIsFollowedAsInTheContainer(t *testing.T) {
 	}
 }
 
+func TestTargetIsWhereARuntimeWouldMakeAName(t *testing.T) {
+	i := newImage(t)
+	i.write("usr/lib/libc.so.6", "libc")
+	i.link("usr/lib", "lib")
+	i.link("/mnt/volume/nvidia", "usr/local/nvidia")
+	i.link("../../mnt/volume", "usr/local/up")
+	i.link("/usr/local/nvidia/deeper", "etc/chain")
+	i.link("../../../../../../host", "etc/out")
+	i.link("loop", "etc/loop")
+	for name, want := range map[string]string{
+		"/lib/libc.so.6":              "/usr/lib/libc.so.6",
+		"/lib/x/new":                  "/usr/lib/x/new",
+		"/usr/local/nvidia":           "/mnt/volume/nvidia",
+		"/usr/local/nvidia/lib64":     "/mnt/volume/nvidia/lib64",
+		"/usr/local/up/made":          "/mnt/volume/made",
+		"/etc/chain/file":             "/mnt/volume/nvidia/deeper/file",
+		"/etc/out/file":               "/host/file",
+		"/none/of/these":              "/none/of/these",
+		"/etc/../lib/../lib/new":      "/usr/lib/new",
+		"/":                           "/",
+		"/etc/loop":                   "/etc/loop",
+		"/usr/lib/libc.so.6/not/here": "/usr/lib/libc.so.6/not/here",
+	} {
+		if got := i.root.Target(name); got != want {
+			t.Errorf("%s is made at %s, want %s", name, got, want)
+		}
+	}
+}
+
 func TestALoopOfLinksIsAnErrorAndNotAHang(t *testing.T) {
 	i := newImage(t)
 	i.link("b", "etc/a")
