@@ -5,6 +5,8 @@ import (
 	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
 // foreignHooks are the programs of NVIDIA's own stack that other tools put into a
@@ -33,4 +35,16 @@ func findHook(hooks *specs.Hooks, match func(specs.Hook) bool) *specs.Hook {
 func allHooks(hooks *specs.Hooks) []specs.Hook {
 	//nolint:staticcheck // Prestart is deprecated and still what docker --gpus uses.
 	return slices.Concat(hooks.Prestart, hooks.CreateRuntime, hooks.CreateContainer, hooks.StartContainer, hooks.Poststart, hooks.Poststop)
+}
+
+// checkHooks refuses a container that has hooks of NVIDIA's where the operator
+// wants none, before anything is changed.
+func (j *Job) checkHooks() error {
+	if j.Config.Policy.ForeignHooks != config.Refuse {
+		return nil
+	}
+	if h := findHook(j.bundle.Spec.Hooks, isForeignHook); h != nil {
+		return fail(Denied, "the container has NVIDIA's OCI hook %s and foreign-hooks is \"refuse\": remove what adds it", h.Path)
+	}
+	return nil
 }

@@ -11,7 +11,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/fault"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
@@ -237,11 +236,6 @@ func (j *Job) edit(e bundle.Edits) error {
 		// that is not root gets that group.
 		if n.GID != 0 && n.Mode.Perm()&0o006 != 0o006 && n.Mode.Perm()&0o060 == 0o060 && !slices.Contains(e.AdditionalGids, n.GID) {
 			e.AdditionalGids = append(e.AdditionalGids, n.GID)
-		}
-	}
-	if j.Config.Policy.ForeignHooks == config.Refuse {
-		if h := findHook(j.bundle.Spec.Hooks, isForeignHook); h != nil {
-			return fail(Denied, "the container has NVIDIA's OCI hook %s and foreign-hooks is \"refuse\": remove what adds it", h.Path)
 		}
 	}
 	e.RemoveHook = isForeignHook

@@ -30,6 +30,9 @@ func (j *Job) Resolve() error {
 		return err
 	}
 	j.Plan.setGPUs(j.gpus)
+	if err := j.checkHooks(); err != nil {
+		return err
+	}
 	if j.nodes, err = inv.Nodes(j.gpus, j.Request.Capabilities); err != nil {
 		return fail(Precondition, "%w", err)
 	}

@@ -14,8 +14,10 @@ import (
 	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/ttrpc"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
@@ -319,4 +321,14 @@ func devWriteFile(t testing.TB, name, content string) string {
 		t.Fatal(err)
 	}
 	return name
+}
+
+// devTable is runtime options that carry a handler's table.
+func devTable(t testing.TB, toml string) *anypb.Any {
+	t.Helper()
+	any, err := anypb.New(&runtimeoptions.Options{ConfigBody: []byte(toml)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return any
 }

@@ -1,0 +1,51 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+)
+
+func TestToGRPC(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		err  error
+		want error
+		text string
+	}{
+		{"what no host has", &gpuinject.Error{Kind: gpuinject.Invalid, Err: errors.New("a")}, errdefs.ErrInvalidArgument, "nvidia: a"},
+		{"what this host is not ready for", &gpuinject.Error{Kind: gpuinject.Precondition, Err: errors.New("b")}, errdefs.ErrFailedPrecondition, "nvidia: b"},
+		{"what policy denies", &gpuinject.Error{Kind: gpuinject.Denied, Err: errors.New("c")}, errdefs.ErrPermissionDenied, "nvidia: c"},
+		{"what should not fail", &gpuinject.Error{Kind: gpuinject.Internal, Err: errors.New("d")}, errdefs.ErrInternal, "nvidia: d"},
+		{"a wrapped error", fmt.Errorf("create: %w", &gpuinject.Error{Kind: gpuinject.Denied, Err: errors.New("e")}), errdefs.ErrPermissionDenied, "create: nvidia: e"},
+		{"an error of containerd's", fmt.Errorf("f: %w", errdefs.ErrNotFound), errdefs.ErrNotFound, "f: not found"},
+		{"a cancelled request", context.Canceled, context.Canceled, "context canceled"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			got := errgrpc.ToNative(toGRPC(tc.err))
+			if !errors.Is(got, tc.want) || got.Error() != tc.text {
+				t.Errorf("got %q, want %q with the code of %q", got, tc.text, tc.want)
+			}
+		})
+	}
+	if err := toGRPC(nil); err != nil {
+		t.Errorf("no error became %v", err)
+	}
+}
+
+func TestAPanicBecomesAnError(t *testing.T) {
+	err := guard(func() error {
+		var m map[string]int
+		m["x"] = 1
+		return nil
+	})
+	if !errors.Is(err, errdefs.ErrInternal) {
+		t.Errorf("got %v", err)
+	}
+}
