@@ -14,6 +14,7 @@ set -eu
 #   musl musl-tools              the musl image and its programs
 #   debootstrap dpkg             the Debian image and the package inside it
 #   debian-archive-keyring       the key that debootstrap checks against
+#   strace                       the trace of what the shim executes
 #   mount                        mount and umount, for the private cgroup2 tree
 #   ca-certificates              TLS for the Go module proxy and Debian's mirror
 packages="
@@ -23,6 +24,7 @@ libc-bin
 busybox-static
 musl musl-tools
 debootstrap dpkg debian-archive-keyring
+strace
 mount
 ca-certificates
 "
