@@ -216,8 +216,19 @@ func (j *Job) link(image *rootfs.Root, img *linker.Image, compat []string) ([]sp
 
 // edit writes the configuration.
 func (j *Job) edit(e bundle.Edits) error {
+	if err := j.apply(e); err != nil {
+		return err
+	}
+	if err := j.bundle.Save(); err != nil {
+		return fail(Internal, "%w", err)
+	}
+	return nil
+}
+
+// apply edits the configuration in memory.
+func (j *Job) apply(e bundle.Edits) error {
 	linux := j.bundle.Spec.Linux
-	userns := linux != nil && hasNamespace(linux.Namespaces, specs.UserNamespace)
+	userns := inUserNamespace(linux)
 	for _, n := range j.nodes {
 		if userns && n.HostPath != n.Path {
 			// Nobody may mknod in a user namespace, so runc binds the host's node,
@@ -234,8 +245,19 @@ func (j *Job) edit(e bundle.Edits) error {
 		e.Rules = append(e.Rules, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"})
 		// A node that only a group may use (render, video): a program of the image
 		// that is not root gets that group.
-		if n.GID != 0 && n.Mode.Perm()&0o006 != 0o006 && n.Mode.Perm()&0o060 == 0o060 && !slices.Contains(e.AdditionalGids, n.GID) {
-			e.AdditionalGids = append(e.AdditionalGids, n.GID)
+		if n.GID == 0 || n.Mode.Perm()&0o006 == 0o006 || n.Mode.Perm()&0o060 != 0o060 {
+			continue
+		}
+		gid, ok := n.GID, true
+		if userns {
+			gid, ok = containerID(linux.GIDMappings, n.GID)
+		}
+		switch {
+		case !ok:
+			// setgroups(2) fails for it, and so would the container.
+			j.Plan.note(fmt.Sprintf("%s belongs to group %d, which the container's user namespace does not have: it cannot be opened there", n.Path, n.GID))
+		case !slices.Contains(e.AdditionalGids, gid):
+			e.AdditionalGids = append(e.AdditionalGids, gid)
 		}
 	}
 	e.RemoveHook = isForeignHook
@@ -245,10 +267,17 @@ func (j *Job) edit(e bundle.Edits) error {
 	}
 	j.Plan.RemovedHooks = append([]string{}, removed...)
 	j.Plan.setMounts(e.Mounts)
-	if err := j.bundle.Save(); err != nil {
-		return fail(Internal, "%w", err)
-	}
 	return nil
+}
+
+// containerID is the id of a user namespace that a host's id has there.
+func containerID(mappings []specs.LinuxIDMapping, host uint32) (uint32, bool) {
+	for _, m := range mappings {
+		if host >= m.HostID && host-m.HostID < m.Size {
+			return m.ContainerID + host - m.HostID, true
+		}
+	}
+	return 0, false
 }
 
 // record writes what was done and why beside the configuration.

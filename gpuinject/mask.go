@@ -7,9 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 )
 
@@ -23,11 +25,26 @@ var modifyDeviceFiles = regexp.MustCompile(`(?m)^ModifyDeviceFiles:.*$`)
 // needsMask tells whether the container gets the mask. A privileged container can
 // take any mask off; a container in a user namespace that asked for an unmasked
 // /proc wants to run containers itself, which the kernel refuses under a mask
-// (mount_too_revealing), and cannot write those files anyway.
+// (mount_too_revealing), and cannot write those files anyway, unless the namespace
+// has the host's root in it.
 func (j *Job) needsMask() bool {
 	linux := j.bundle.Spec.Linux
-	userns := linux != nil && hasNamespace(linux.Namespaces, specs.UserNamespace)
-	return !j.Container.Privileged && !(userns && len(linux.MaskedPaths) == 0)
+	if j.Container.Privileged {
+		return false
+	}
+	return !inUserNamespace(linux) || mapsHostRoot(linux.UIDMappings) || len(linux.MaskedPaths) > 0
+}
+
+// inUserNamespace tells whether the container runs in a user namespace: one of its
+// own, or that of its pod, which CRI names by path (WithPodNamespaces).
+func inUserNamespace(linux *bundle.Linux) bool {
+	return linux != nil && slices.ContainsFunc(linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.UserNamespace })
+}
+
+// mapsHostRoot tells whether the host's root is, or may be, somebody in the user
+// namespace: then the owner of the driver's files in procfs is.
+func mapsHostRoot(mappings []specs.LinuxIDMapping) bool {
+	return len(mappings) == 0 || slices.ContainsFunc(mappings, func(m specs.LinuxIDMapping) bool { return m.HostID == 0 && m.Size > 0 })
 }
 
 // checkIsolation refuses a container whose mounts would not be its own: the mask
@@ -37,13 +54,20 @@ func (j *Job) checkIsolation() error {
 	if spec.Linux == nil || !hasNamespace(spec.Linux.Namespaces, specs.MountNamespace) {
 		return fail(Invalid, "the container has no mount namespace of its own: a GPU container needs one")
 	}
+	if !j.needsMask() {
+		return nil
+	}
+	// The last mount at /proc is the one that the mask goes on. A bind of the host's
+	// procfs there is no procfs of the container's: with rootfsPropagation "shared"
+	// the mask would show on the host.
+	own := false
 	for _, m := range spec.Mounts {
-		if filepath.Clean(m.Destination) == "/proc" && m.Type == "proc" {
-			return nil
+		if filepath.Clean("/"+m.Destination) == "/proc" {
+			own = m.Type == "proc"
 		}
 	}
-	if j.needsMask() {
-		return fail(Invalid, "the container has no procfs at /proc to hide the GPUs in that were not granted: mount one")
+	if !own {
+		return fail(Invalid, "the container has no procfs of its own at /proc to hide the GPUs in that were not granted: mount one")
 	}
 	return nil
 }

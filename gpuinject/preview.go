@@ -52,14 +52,6 @@ func (j *Job) Preview(root string) error {
 	if err != nil {
 		return err
 	}
-	j.Plan.setMounts(mounts)
-	j.Plan.RemovedHooks = []string{}
-	if hooks := j.bundle.Spec.Hooks; hooks != nil {
-		for _, h := range allHooks(hooks) {
-			if isForeignHook(h) {
-				j.Plan.RemovedHooks = append(j.Plan.RemovedHooks, h.Path)
-			}
-		}
-	}
-	return nil
+	// In memory only: what an edit would refuse, a plan refuses too.
+	return j.apply(bundle.Edits{Mounts: mounts})
 }

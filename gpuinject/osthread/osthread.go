@@ -7,13 +7,15 @@
 package osthread
 
 import (
+	"fmt"
 	"runtime"
 
 	"golang.org/x/sys/unix"
 )
 
 // Do runs fn on a thread of its own that ends with it and returns fn's error.
-// fn must not start goroutines that rely on the thread.
+// fn must not start goroutines that rely on the thread. A panic of fn is an error:
+// on a goroutine that nobody recovers it would end the process.
 func Do(fn func() error) error {
 	result := make(chan error, 1)
 	go run(fn, result)
@@ -24,7 +26,7 @@ func run(fn func() error, result chan<- error) {
 	// Never unlocked: the runtime ends the thread with the goroutine.
 	runtime.LockOSThread()
 	if unix.Gettid() != unix.Getpid() {
-		result <- fn()
+		result <- protect(fn)
 		return
 	}
 	// This goroutine sits on the main thread, which cannot be thrown away. While
@@ -33,4 +35,13 @@ func run(fn func() error, result chan<- error) {
 	done := make(chan error, 1)
 	go run(fn, done)
 	result <- <-done
+}
+
+func protect(fn func() error) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("panic: %v", p)
+		}
+	}()
+	return fn()
 }

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
@@ -24,9 +26,11 @@ type Container struct {
 	// Sandbox is set for the pause container of a pod.
 	Sandbox              bool
 	Namespace, Pod, Name string
-	// Privileged containers have CAP_SYS_ADMIN in their bounding set and nothing of
-	// /proc masked: what `--privileged` and `privileged: true` make. CAP_SYS_ADMIN
-	// alone is not enough, unlike in NVIDIA's stack.
+	// Privileged containers have CAP_SYS_ADMIN in their bounding set, nothing of
+	// /proc masked and no user namespace: what `--privileged` and `privileged: true`
+	// make. CAP_SYS_ADMIN alone is not enough, unlike in NVIDIA's stack, and in a
+	// user namespace, where a pod may ask for an unmasked /proc, it ends at the
+	// namespace.
 	Privileged bool
 	// Nodes are the character devices that the specification carries already.
 	Nodes []Number
@@ -50,7 +54,8 @@ func Identify(spec *bundle.Spec) Container {
 	if spec.Linux == nil {
 		return c
 	}
-	c.Privileged = bounding && len(spec.Linux.MaskedPaths) == 0
+	userns := slices.ContainsFunc(spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.UserNamespace })
+	c.Privileged = bounding && len(spec.Linux.MaskedPaths) == 0 && !userns
 	for _, d := range spec.Linux.Devices {
 		if d.Type == "c" || d.Type == "u" {
 			c.Nodes = append(c.Nodes, Number{d.Major, d.Minor})

@@ -1,0 +1,463 @@
+package gpuinject
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+)
+
+func TestOneGPUIsAddedToWhatTheContainerHad(t *testing.T) {
+	spec := newSpec("PATH=/bin", "NVIDIA_VISIBLE_DEVICES=2", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
+	dir := newBundle(t, spec)
+	inj := mustInject(t, hostConfig(t), dir)
+	got := readSpec(t, dir)
+
+	var nodes []string
+	for _, d := range got.Linux.Devices {
+		nodes = append(nodes, d.Path)
+		if d.Type != "c" || d.FileMode == nil || d.UID == nil || d.GID == nil {
+			t.Errorf("device %+v has no type, mode or owner", d)
+		}
+	}
+	want := []string{"/dev/nvidiactl", fmt.Sprintf("/dev/nvidia%d", simulated.GPUs[2].Minor), "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
+	if !slices.Equal(nodes, want) {
+		t.Errorf("nodes %v, want %v", nodes, want)
+	}
+	rules := got.Linux.Resources.Devices
+	if len(rules) != 1+len(want) || !reflect.DeepEqual(rules[0], spec.Linux.Resources.Devices[0]) {
+		t.Errorf("rules %v, want the container's own and then %d", rules, len(want))
+	}
+	if !slices.Equal(got.Process.Env, spec.Process.Env) {
+		t.Errorf("the environment became %v", got.Process.Env)
+	}
+	if !reflect.DeepEqual(got.Mounts[:len(spec.Mounts)], spec.Mounts) {
+		t.Errorf("the container's own mounts became %v", got.Mounts)
+	}
+	dest := destinations(got.Mounts[len(spec.Mounts):])
+	if dest[0] != ViewDir || !slices.Contains(dest, "/usr/bin/nvidia-smi") {
+		t.Errorf("mounts %v, want %s first and nvidia-smi", dest, ViewDir)
+	}
+	for _, name := range directNames {
+		if !slices.ContainsFunc(dest, func(d string) bool { return strings.HasPrefix(d, "/usr/lib") && filepath.Base(d) == name }) {
+			t.Errorf("%s is not bound into the library directory: %v", name, dest)
+		}
+	}
+	if inj.Plan.Linker.Cache != "written" || inj.Plan.Linker.LibC != "glibc" {
+		t.Errorf("linker %+v", inj.Plan.Linker)
+	}
+}
+
+func destinations(mounts []specs.Mount) []string {
+	var out []string
+	for _, m := range mounts {
+		out = append(out, m.Destination)
+	}
+	return out
+}
+
+// Invariant I6, property T34: whatever is asked for.
+func TestEveryRuleNamesOneDeviceForReadingAndWriting(t *testing.T) {
+	for _, devices := range []string{"all", "none", "0", "3,1", "all,none", simulated.GPUs[1].UUID, simulated.GPUs[3].BusID} {
+		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES="+devices, "NVIDIA_DRIVER_CAPABILITIES=all"))
+		mustInject(t, hostConfig(t), dir)
+		spec := readSpec(t, dir)
+		for _, r := range spec.Linux.Resources.Devices[1:] {
+			if !r.Allow || r.Type != "c" || r.Major == nil || r.Minor == nil || *r.Major < 0 || *r.Minor < 0 || r.Access != "rw" {
+				t.Errorf("NVIDIA_VISIBLE_DEVICES=%s: rule %+v", devices, r)
+			}
+		}
+		if len(spec.Linux.Resources.Devices)-1 != len(spec.Linux.Devices) {
+			t.Errorf("NVIDIA_VISIBLE_DEVICES=%s: %d rules for %d nodes", devices, len(spec.Linux.Resources.Devices)-1, len(spec.Linux.Devices))
+		}
+	}
+}
+
+// Invariant I2: nothing of the image is a mount source.
+func TestEveryMountSourceIsTheDriversOrTheBundles(t *testing.T) {
+	cfg := hostConfig(t)
+	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"))
+	mustInject(t, cfg, dir)
+	for _, m := range readSpec(t, dir).Mounts[2:] {
+		if strings.HasPrefix(m.Source, filepath.Join(dir, "rootfs")) || !strings.HasPrefix(m.Source, cfg.Host.StateDir+"/view/") && !strings.HasPrefix(m.Source, simulated.Root+"/") {
+			t.Errorf("mount source %s", m.Source)
+		}
+		for _, o := range []string{"ro", "nosuid", "nodev", "rprivate"} {
+			if !slices.Contains(m.Options, o) {
+				t.Errorf("mount at %s is not %s: %v", m.Destination, o, m.Options)
+			}
+		}
+		if slices.Contains(m.Options, "noexec") {
+			t.Errorf("mount at %s is noexec: no library of it can be mapped", m.Destination)
+		}
+	}
+}
+
+func TestInjectingTwiceIsInjectingOnce(t *testing.T) {
+	cfg := hostConfig(t)
+	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0,1", "NVIDIA_DRIVER_CAPABILITIES=all"))
+	mustInject(t, cfg, dir)
+	once, cache := readSpec(t, dir), readFile(t, dir, "rootfs/etc/ld.so.cache")
+	mustInject(t, cfg, dir)
+	if twice := readSpec(t, dir); !reflect.DeepEqual(once, twice) {
+		t.Errorf("once %+v\ntwice %+v", once, twice)
+	}
+	if !bytes.Equal(cache, readFile(t, dir, "rootfs/etc/ld.so.cache")) {
+		t.Error("ld.so.cache changed")
+	}
+	if conf, err := os.ReadDir(filepath.Join(dir, "rootfs/etc/ld.so.conf.d")); err != nil || len(conf) != 1 {
+		t.Errorf("ld.so.conf.d: %v, %v", conf, err)
+	}
+}
+
+func readFile(t testing.TB, dir, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+func TestWhatThisBuildHasNeverHeardOfReachesRunc(t *testing.T) {
+	raw, err := json.Marshal(newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Replace(string(raw), `"linux":{`, `"future":{"a":1.00},"linux":{"landlock":[1e2],`, 1)
+	dir := newBundle(t, json.RawMessage(text))
+	mustInject(t, hostConfig(t), dir)
+	got := string(readFile(t, dir, bundle.ConfigName))
+	for _, want := range []string{`"future":{"a":1.00}`, `"landlock":[1e2]`} {
+		if !strings.Contains(got, want) {
+			t.Errorf("%s is lost", want)
+		}
+	}
+}
+
+func TestTheRecordIsThePlan(t *testing.T) {
+	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=1"))
+	inj := mustInject(t, hostConfig(t), dir)
+	var record Plan
+	if err := json.Unmarshal(readFile(t, dir, RecordName), &record); err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(record, inj.Plan) {
+		t.Errorf("the record says %+v\nthe plan %+v", record, inj.Plan)
+	}
+	info, err := os.Stat(filepath.Join(dir, RecordName))
+	if err != nil || info.Mode() != 0o600 {
+		t.Errorf("the record has mode %v, %v", info.Mode(), err)
+	}
+	gpu := simulated.GPUs[1]
+	if !slices.Equal(record.GPUs, []PlanGPU{{Index: 1, Minor: gpu.Minor, UUID: gpu.UUID, PCI: gpu.BusID}}) ||
+		!record.Proc.Masked || !slices.Equal(record.Proc.GPUs, []string{gpu.BusID}) || record.DriverVersion != simulated.Version {
+		t.Errorf("record %+v", record)
+	}
+}
+
+func TestNoneIsTheDriverWithoutAGPU(t *testing.T) {
+	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_DRIVER_CAPABILITIES=utility"))
+	inj := mustInject(t, hostConfig(t), dir)
+	if p := inj.Plan; !p.GPU || len(p.GPUs) != 0 || len(p.Devices) != 1 || p.Devices[0].Path != "/dev/nvidiactl" || len(p.Proc.GPUs) != 0 {
+		t.Errorf("plan %+v", p)
+	}
+}
+
+func TestAReadOnlyImageGetsItsCacheMountedFromTheBundle(t *testing.T) {
+	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	root := filepath.Join(dir, "rootfs")
+	mount(t, root, root, "", unix.MS_BIND)
+	mount(t, "", root, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY)
+	inj := mustInject(t, hostConfig(t), dir)
+	if inj.Plan.Linker.Cache != "mounted" {
+		t.Errorf("cache %q", inj.Plan.Linker.Cache)
+	}
+	mounts := readSpec(t, dir).Mounts
+	last := mounts[len(mounts)-1]
+	if last.Destination != ldCache || filepath.Dir(last.Source) != dir || len(readFile(t, dir, filepath.Base(last.Source))) == 0 {
+		t.Errorf("last mount %+v", last)
+	}
+}
+
+// mount mounts in the test's own mount namespace.
+func mount(t *testing.T, source, target, kind string, flags uintptr) {
+	t.Helper()
+	if err := unix.Mount(source, target, kind, flags, ""); err != nil {
+		t.Fatal(err)
+	}
+	if flags&unix.MS_REMOUNT == 0 {
+		t.Cleanup(func() {
+			if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestTheHostsOwnRootIsNeverWritten(t *testing.T) {
+	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
+	spec.Root.Path = "/"
+	before, _ := os.ReadFile(ldCache)
+	mustInject(t, hostConfig(t), newBundle(t, spec))
+	after, _ := os.ReadFile(ldCache)
+	if _, err := os.Stat("/etc/ld.so.conf.d/000-nvidia-shim.conf"); err == nil || !bytes.Equal(before, after) {
+		t.Error("the linker's files of the host changed")
+	}
+}
+
+func TestADeviceThatIsThereWithOtherNumbersIsRefused(t *testing.T) {
+	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
+	spec.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/nvidiactl", Type: "c", Major: 1, Minor: 11}}
+	dir := newBundle(t, spec)
+	_, err := inject(t, hostConfig(t), dir)
+	refused(t, err, Invalid, "/dev/nvidiactl", "c 1:11")
+	if _, err := os.Stat(filepath.Join(dir, RecordName)); err == nil {
+		t.Error("a refused container has a record")
+	}
+}
+
+func TestNVIDIAsHooksGoAndTheOthersStayInOrder(t *testing.T) {
+	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
+	spec.Hooks = &specs.Hooks{
+		//nolint:staticcheck // Prestart is what docker --gpus uses.
+		Prestart: []specs.Hook{{Path: "/usr/bin/nvidia-container-runtime-hook", Args: []string{"x", "prestart"}}, {Path: "/opt/first"}},
+		CreateContainer: []specs.Hook{
+			{Path: "/opt/second"}, {Path: "/usr/bin/nvidia-cdi-hook"}, {Path: "/opt/nvidia-ctk-of-mine"}, {Path: "/usr/local/nvidia/toolkit/nvidia-ctk"},
+		},
+		Poststop: []specs.Hook{{Path: "/usr/bin/nvidia-container-toolkit"}, {Path: "/usr/bin/nvidia-container-cli"}},
+	}
+	dir := newBundle(t, spec)
+	inj := mustInject(t, hostConfig(t), dir)
+	var left []string
+	for _, h := range allHooks(readSpec(t, dir).Hooks) {
+		left = append(left, h.Path)
+	}
+	if want := []string{"/opt/first", "/opt/second", "/opt/nvidia-ctk-of-mine"}; !slices.Equal(left, want) {
+		t.Errorf("hooks left %v, want %v", left, want)
+	}
+	if len(inj.Plan.RemovedHooks) != 5 {
+		t.Errorf("removed %v", inj.Plan.RemovedHooks)
+	}
+
+	cfg := hostConfig(t)
+	cfg.Policy.ForeignHooks = config.Refuse
+	_, err := resolve(t, cfg, spec)
+	refused(t, err, Denied, "nvidia-container-runtime-hook", "foreign-hooks")
+	spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/opt/second"}}}
+	if _, err := resolve(t, cfg, spec); err != nil {
+		t.Errorf("hooks of others: %v", err)
+	}
+}
+
+// A user namespace has groups of its own: one of the host's that it does not map
+// fails setgroups(2), and with it the container.
+func TestTheGroupOfANodeIsTheOneThatTheContainerKnowsItBy(t *testing.T) {
+	mappings := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 1000}, {ContainerID: 2000, HostID: 40, Size: 10}}
+	render := device.Node{Path: "/dev/dri/renderD128", HostPath: "/dev/dri/renderD128", Major: 226, Minor: 128, Mode: 0o660}
+	for _, tc := range []struct {
+		name string
+		user string // "", "own" or "pod"
+		gid  uint32
+		mode os.FileMode
+		want []uint32
+	}{
+		{"no user namespace", "", 44, 0o660, []uint32{44}},
+		{"a node that everybody may open", "", 44, 0o666, nil},
+		{"a node that only its owner may open", "", 44, 0o600, nil},
+		{"a node of root's group", "", 0, 0o660, nil},
+		{"mapped in a user namespace", "own", 44, 0o660, []uint32{2004}},
+		{"mapped in the pod's user namespace", "pod", 100005, 0o660, []uint32{5}},
+		{"the last mapped id", "own", 49, 0o660, []uint32{2009}},
+		{"not mapped", "own", 50, 0o660, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
+			if tc.user != "" {
+				ns := specs.LinuxNamespace{Type: specs.UserNamespace}
+				if tc.user == "pod" {
+					ns.Path = "/proc/7/ns/user"
+				}
+				spec.Linux.Namespaces = append(spec.Linux.Namespaces, ns)
+				spec.Linux.UIDMappings, spec.Linux.GIDMappings = mappings, mappings
+			}
+			job, err := ExamineSpec(spec, loading(hostConfig(t)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			node := render
+			node.GID, node.Mode = tc.gid, tc.mode
+			job.nodes = []device.Node{node, node}
+			if err := job.apply(bundle.Edits{}); err != nil {
+				t.Fatal(err)
+			}
+			if got := job.bundle.Spec.Process.User.AdditionalGids; !slices.Equal(got, tc.want) {
+				t.Errorf("groups %v, want %v", got, tc.want)
+			}
+			if noted := len(job.Plan.Notes) > 0; noted != (tc.name == "not mapped") {
+				t.Errorf("notes %q", job.Plan.Notes)
+			}
+		})
+	}
+}
+
+// runc makes no node in a user namespace but binds the host's, which it takes from
+// the same path: the pod's namespace that CRI names counts too.
+func TestNodesOfAnotherDevRootAreBoundInUserNamespaces(t *testing.T) {
+	for _, path := range []string{"", "/proc/7/ns/user"} {
+		spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
+		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: path})
+		dir := newBundle(t, spec)
+		mustInject(t, hostConfig(t), dir)
+		got := readSpec(t, dir)
+		i := slices.IndexFunc(got.Mounts, func(m specs.Mount) bool { return m.Destination == "/dev/nvidiactl" })
+		if len(got.Linux.Devices) != 0 || i < 0 || got.Mounts[i].Source != filepath.Join(simulated.DevRoot, "dev/nvidiactl") {
+			t.Errorf("user namespace %q: devices %v, mounts %v", path, got.Linux.Devices, destinations(got.Mounts))
+		}
+	}
+}
+
+func TestAPlanIsWhatInjectDoesAndChangesNothing(t *testing.T) {
+	cfg := hostConfig(t)
+	spec := newSpec("NVIDIA_VISIBLE_DEVICES=3,0", "NVIDIA_DRIVER_CAPABILITIES=all")
+	spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/usr/bin/nvidia-cdi-hook"}}}
+	dir := newBundle(t, spec)
+	before := readFile(t, dir, bundle.ConfigName)
+	job, _, err := Examine(dir, loading(cfg))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := job.Resolve(); err != nil {
+		t.Fatal(err)
+	}
+	if err := job.Preview(filepath.Join(dir, "rootfs")); err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(before, readFile(t, dir, bundle.ConfigName)) {
+		t.Error("config.json changed")
+	}
+	if _, err := os.Stat(filepath.Join(dir, "rootfs/etc/ld.so.cache")); err == nil {
+		t.Error("the image changed")
+	}
+	if entries, err := os.ReadDir(filepath.Join(cfg.Host.StateDir, "view")); err == nil {
+		t.Errorf("a view was made: %v", entries)
+	}
+	plan := job.Plan
+	done := mustInject(t, cfg, dir).Plan
+	plan.Linker.Cache = done.Linker.Cache // only writing it says whether it can be
+	if plan.Notes = nil; true {
+		done.Notes = nil
+	}
+	if !reflect.DeepEqual(plan, done) {
+		t.Errorf("planned %+v\ndone    %+v", plan, done)
+	}
+}
+
+func TestAPlanRefusesWhatInjectWouldRefuse(t *testing.T) {
+	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
+	spec.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/nvidiactl", Type: "c", Major: 1, Minor: 11}}
+	job, err := resolve(t, hostConfig(t), spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused(t, job.Preview(""), Invalid, "/dev/nvidiactl")
+}
+
+func TestTheListOfDriverFilesIsKeptUntilTheDriverChanges(t *testing.T) {
+	cfg := hostConfig(t)
+	first, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(cfg.Host.StateDir, manifestName)
+	kept, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	second, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	if err != nil || second.stamp != first.stamp {
+		t.Fatalf("stamp %q, then %q (%v)", first.stamp, second.stamp, err)
+	}
+	// Damaged: found out anew, never believed (T62).
+	for _, damaged := range []string{"", "{}", string(kept[:len(kept)/2]), strings.Replace(string(kept), "libcuda.so.1", "libevil.so.1", 1)} {
+		writeFile(t, name, damaged, 0o600)
+		third, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+		if err != nil || !reflect.DeepEqual(third.files.Libraries, first.files.Libraries) {
+			t.Errorf("with %d bytes of manifest: %v", len(damaged), err)
+		}
+	}
+	// Of other settings: not ours.
+	other := *cfg
+	other.Host.DriverLibraries = []string{"/opt/none"}
+	if _, err := resolve(t, &other, newSpec("NVIDIA_VISIBLE_DEVICES=0")); err != nil {
+		t.Error(err)
+	}
+	if again, _ := os.ReadFile(name); bytes.Equal(again, kept) {
+		t.Error("the list of other settings was taken")
+	}
+}
+
+func TestLibrariesOfAnotherVersionThanTheModuleAreRefused(t *testing.T) {
+	version := simulated.KernelVersion
+	if err := simulated.LoadModule("999.10.01"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := simulated.LoadModule(version); err != nil {
+			t.Error(err)
+		}
+	})
+	_, err := resolve(t, hostConfig(t), newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	refused(t, err, Precondition, "999.10.01", version)
+}
+
+func TestWithoutADriverTheReasonIsSaid(t *testing.T) {
+	cfg := hostConfig(t)
+	cfg.Host.ProcRoot = t.TempDir()
+	_, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	refused(t, err, Precondition, "NVIDIA_VISIBLE_DEVICES", "no NVIDIA driver is loaded")
+}
+
+func TestTheStateDirectoryMustBeRootsAlone(t *testing.T) {
+	cfg := hostConfig(t)
+	if err := os.Mkdir(cfg.Host.StateDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(cfg.Host.StateDir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	_, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	refused(t, err, Precondition, cfg.Host.StateDir, "0777")
+	if err := os.Chmod(cfg.Host.StateDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// number finds the node of each GPU, whose minor need not be its index.
+func TestAGPUIsKnownByItsNode(t *testing.T) {
+	job, err := resolve(t, hostConfig(t), newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, gpu := range job.inv.GPUs {
+		if n := job.number(gpu); n.Minor != int64(simulated.GPUs[i].Minor) || n.Major <= 0 {
+			t.Errorf("GPU %d: %+v, want minor %d", i, n, simulated.GPUs[i].Minor)
+		}
+	}
+	if n := job.number(device.GPU{Minor: 77}); n != (policy.Number{Major: -1, Minor: -1}) {
+		t.Errorf("a GPU without a node: %+v", n)
+	}
+}

@@ -1,0 +1,239 @@
+package gpuinject
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+)
+
+// The test binary runs itself in a mount namespace of its own, so that nothing it
+// mounts is ever the host's.
+const envInside = "GPUINJECT_TEST_INSIDE"
+
+// simulated is the driver of all tests: four GPUs, whose minors are not their
+// indices.
+var simulated *sim.Driver
+
+func TestMain(m *testing.M) {
+	if os.Geteuid() != 0 {
+		os.Stderr.WriteString("gpuinject: the tests make device nodes and mount file systems: run them as root\n")
+		os.Exit(1)
+	}
+	if os.Getenv(envInside) != "" {
+		os.Exit(withDriver(m))
+	}
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Args[0] = os.Args[0]
+	cmd.Env = append(os.Environ(), envInside+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	// The os package makes the mounts of the new namespace private.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	err := cmd.Run()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		os.Exit(max(1, exit.ExitCode()))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+func withDriver(m *testing.M) int {
+	dir, err := os.MkdirTemp("", "gpuinject")
+	if err == nil {
+		defer os.RemoveAll(dir)
+		simulated, err = sim.Create(context.Background(), sim.Options{Dir: filepath.Join(dir, "driver"), GPUs: 4})
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return m.Run()
+}
+
+// hostConfig is the configuration of a host with the simulated driver and a state
+// directory of the test's own.
+func hostConfig(t testing.TB) *config.Config {
+	t.Helper()
+	cfg, err := config.Load(simulated.ConfigPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.Host.StateDir = filepath.Join(t.TempDir(), "state")
+	t.Cleanup(func() {
+		state, err := view.OpenState(cfg.Host.StateDir)
+		if err == nil {
+			err = state.Remove()
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	return cfg
+}
+
+// loading returns what Examine loads the configuration with.
+func loading(cfg *config.Config) func() (*config.Config, error) {
+	return func() (*config.Config, error) { return cfg, nil }
+}
+
+// newSpec is the configuration of a container as containerd makes it, with the
+// variables env.
+func newSpec(env ...string) *specs.Spec {
+	return &specs.Spec{
+		Version: specs.Version,
+		Root:    &specs.Root{Path: "rootfs"},
+		Process: &specs.Process{Env: env, Capabilities: &specs.LinuxCapabilities{Bounding: []string{"CAP_MKNOD"}}},
+		Mounts: []specs.Mount{
+			{Destination: "/proc", Type: "proc", Source: "proc"},
+			{Destination: "/dev", Type: "tmpfs", Source: "tmpfs"},
+		},
+		Annotations: map[string]string{},
+		Linux: &specs.Linux{
+			Namespaces:  []specs.LinuxNamespace{{Type: specs.MountNamespace}, {Type: specs.PIDNamespace}},
+			MaskedPaths: []string{"/proc/kcore"},
+			Resources:   &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Access: "rwm"}}},
+		},
+	}
+}
+
+// newBundle writes spec into a bundle with an image that has the C library of this
+// machine, in a merged /usr.
+func newBundle(t testing.TB, spec any) string {
+	t.Helper()
+	dir := t.TempDir()
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, filepath.Join(dir, bundle.ConfigName), string(raw), 0o600)
+	found, _ := filepath.Glob("/lib/*-linux-gnu/libc.so.6")
+	libdir := "usr/lib/x86_64-linux-gnu"
+	if len(found) == 0 {
+		found = []string{"/lib64/libc.so.6"}
+	} else {
+		libdir = filepath.Join("usr/lib", filepath.Base(filepath.Dir(found[0])))
+	}
+	libc, err := os.ReadFile(found[0])
+	if err != nil {
+		t.Fatalf("the tests need this machine's glibc: %v", err)
+	}
+	root := filepath.Join(dir, "rootfs")
+	writeFile(t, filepath.Join(root, libdir, "libc.so.6"), string(libc), 0o755)
+	for _, d := range []string{"etc", "proc", "dev", "usr/bin", "usr/local"} {
+		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := os.Symlink("usr/lib", filepath.Join(root, "lib")); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func writeFile(t testing.TB, name, content string, mode os.FileMode) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(content), mode); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(name, mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// readSpec is the configuration as runc would read it.
+func readSpec(t testing.TB, dir string) *specs.Spec {
+	t.Helper()
+	raw, err := os.ReadFile(filepath.Join(dir, bundle.ConfigName))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(raw, &spec); err != nil {
+		t.Fatal(err)
+	}
+	return &spec
+}
+
+// resolve takes a container through Examine and Resolve.
+func resolve(t testing.TB, cfg *config.Config, spec any) (*Job, error) {
+	t.Helper()
+	job, err := ExamineSpec(spec, loading(cfg))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if job == nil {
+		t.Fatal("the container asks for the driver, and Examine says that it does not")
+	}
+	return job, job.Resolve()
+}
+
+// inject takes the container of the bundle dir through all steps but Attach.
+func inject(t testing.TB, cfg *config.Config, dir string) (*Injection, error) {
+	t.Helper()
+	job, _, err := Examine(dir, loading(cfg))
+	if err != nil || job == nil {
+		t.Fatalf("examine: %v, %v", job, err)
+	}
+	if err := job.Resolve(); err != nil {
+		t.Fatal(err)
+	}
+	root, err := RootPath(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	inj, err := job.Inject(root)
+	if inj != nil {
+		t.Cleanup(inj.Close)
+	}
+	return inj, err
+}
+
+func mustInject(t testing.TB, cfg *config.Config, dir string) *Injection {
+	t.Helper()
+	inj, err := inject(t, cfg, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return inj
+}
+
+// refused fails the test unless err is of the kind, in one line that has all of
+// words.
+func refused(t testing.TB, err error, kind Kind, words ...string) {
+	t.Helper()
+	var e *Error
+	if !errors.As(err, &e) {
+		t.Fatalf("error %v, want one of kind %d", err, kind)
+	}
+	if e.Kind != kind {
+		t.Errorf("error %q is of kind %d, want %d", err, e.Kind, kind)
+	}
+	if strings.ContainsAny(err.Error(), "\n\r") {
+		t.Errorf("error %q is more than one line", err)
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("error %q does not say %q", err, w)
+		}
+	}
+}

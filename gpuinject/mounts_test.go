@@ -1,0 +1,73 @@
+package gpuinject
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+func volume(dest string) specs.Mount {
+	return specs.Mount{Source: "/srv/volume", Destination: dest, Type: "bind", Options: []string{"rbind", "rw"}}
+}
+
+func TestNothingIsMadeInAVolumeOfTheContainers(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		mount   specs.Mount
+		spared  string // prefix of destinations that must not be there
+		refused bool
+	}{
+		{name: "over the programs", mount: volume("/usr/bin"), spared: "/usr/bin/"},
+		{name: "over the libraries", mount: volume("/usr/lib"), spared: "/usr/lib/"},
+		{name: "over the libraries, by a link of the image", mount: volume("/lib"), spared: "/usr/lib/"},
+		{name: "over one file", mount: volume("/usr/bin/nvidia-smi"), spared: "/usr/bin/nvidia-smi"},
+		{name: "written oddly", mount: volume("usr//bin/../bin/"), spared: "/usr/bin/"},
+		{name: "bind by option only", mount: specs.Mount{Source: "/srv", Destination: "/usr/bin", Type: "none", Options: []string{"bind"}}, spared: "/usr/bin/"},
+		{name: "beside", mount: volume("/usr/binary")},
+		{name: "a tmpfs", mount: specs.Mount{Source: "tmpfs", Destination: "/usr/local", Type: "tmpfs"}},
+		{name: "around the driver's place", mount: volume("/usr/local"), refused: true},
+		{name: "at the driver's place", mount: volume("/usr/local/nvidia"), refused: true},
+		{name: "below the driver's place", mount: volume("/usr/local/nvidia/lib64"), refused: true},
+		{name: "at the root", mount: volume("/"), refused: true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
+			spec.Mounts = append(spec.Mounts, tc.mount)
+			dir := newBundle(t, spec)
+			inj, err := inject(t, hostConfig(t), dir)
+			if tc.refused {
+				refused(t, err, Invalid, tc.mount.Destination, "remove that mount")
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			added := destinations(readSpec(t, dir).Mounts[len(spec.Mounts):])
+			if added[0] != ViewDir {
+				t.Errorf("mounts %v", added)
+			}
+			spared := tc.spared != "" && !slices.ContainsFunc(added, func(d string) bool { return strings.HasPrefix(d, tc.spared) })
+			if spared != (tc.spared != "") {
+				t.Errorf("mounts %v", added)
+			}
+			if noted := strings.Contains(strings.Join(inj.Plan.Notes, "\n"), "not mounted at"); noted != (tc.spared != "") {
+				t.Errorf("notes %q", inj.Plan.Notes)
+			}
+		})
+	}
+}
+
+func TestALinkOfTheImageLeadsNothingIntoAVolume(t *testing.T) {
+	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
+	spec.Mounts = append(spec.Mounts, volume("/data"))
+	dir := newBundle(t, spec)
+	if err := os.Symlink("/data/driver", filepath.Join(dir, "rootfs/usr/local/nvidia")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := inject(t, hostConfig(t), dir)
+	refused(t, err, Invalid, "/data")
+}
