@@ -96,17 +96,22 @@ func guard(fn func() error) (err error) {
 func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskRequest, job *gpuinject.Job) (_ *taskapi.CreateTaskResponse, err error) {
 	start := time.Now()
 	c := &gpuContainer{}
+	if !s.add(r.ID, c) {
+		// Undoing this one would take the other's root file system away.
+		return nil, fmt.Errorf("container %s: %w", r.ID, errdefs.ErrAlreadyExists)
+	}
+	gone := true
+	defer func() {
+		// A container that could not be destroyed stays known, so that Start refuses it.
+		if err != nil && gone {
+			unmountRootfs(ctx, c)
+			s.put(r.ID, nil)
+		}
+	}()
 	root, err := mountRootfs(r, c)
 	if err != nil {
 		return nil, err
 	}
-	s.put(r.ID, c)
-	defer func() {
-		if err != nil {
-			s.put(r.ID, nil)
-			unmountRootfs(ctx, c)
-		}
-	}()
 	var inj *gpuinject.Injection
 	if err := guard(func() (err error) {
 		inj, err = job.Inject(root)
@@ -121,25 +126,25 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		s.events.rootfs.Store(r.ID, r.Rootfs)
 		r.Rootfs = nil
 	}
-	defer s.events.rootfs.Delete(r.ID)
-	if err := fault.Point("create"); err != nil {
-		inj.Close()
-		return nil, err
-	}
-	resp, err := s.TTRPCTaskService.Create(ctx, r)
+	resp, err := s.createInner(ctx, r)
 	if err != nil {
+		// No event was sent. One of a container that was created goes out by itself,
+		// maybe after this function has returned.
+		s.events.rootfs.Delete(r.ID)
 		inj.Close()
 		return nil, err
 	}
 	if r.Checkpoint != "" {
 		// There is no process yet: runc restore runs in Start.
+		s.mu.Lock()
 		c.restore = inj
+		s.mu.Unlock()
 		logGranted(ctx, r.ID, job, injected)
 		return resp, nil
 	}
 	defer inj.Close()
-	if err := inj.Attach(int(resp.Pid)); err != nil {
-		s.destroy(ctx, r.ID)
+	if err := guard(func() error { return inj.Attach(int(resp.Pid)) }); err != nil {
+		gone = s.destroy(ctx, r.ID)
 		return nil, err
 	}
 	s.mu.Lock()
@@ -147,6 +152,24 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	s.mu.Unlock()
 	logGranted(ctx, r.ID, job, injected)
 	return resp, nil
+}
+
+// add enters a container, unless there is one of the id.
+func (s *Service) add(id string, c *gpuContainer) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.containers[id] != nil {
+		return false
+	}
+	s.containers[id] = c
+	return true
+}
+
+func (s *Service) createInner(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
+	if err := fault.Point("create"); err != nil {
+		return nil, err
+	}
+	return s.TTRPCTaskService.Create(ctx, r)
 }
 
 // mountRootfs mounts the container's root file system at the place where the
@@ -180,8 +203,9 @@ func unmountRootfs(ctx context.Context, c *gpuContainer) {
 	}
 }
 
-// destroy ends and removes a created container that must not start (invariant I8).
-func (s *Service) destroy(ctx context.Context, id string) {
+// destroy ends and removes a created container that must not start (invariant I8),
+// and tells whether it is gone.
+func (s *Service) destroy(ctx context.Context, id string) bool {
 	// Also when the request that failed was cancelled.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
@@ -191,7 +215,9 @@ func (s *Service) destroy(ctx context.Context, id string) {
 	_, _ = s.TTRPCTaskService.Wait(ctx, &taskapi.WaitRequest{ID: id})
 	if _, err := s.TTRPCTaskService.Delete(ctx, &taskapi.DeleteRequest{ID: id}); err != nil {
 		log.G(ctx).WithError(err).WithField("id", id).Error("nvidia: delete a container that may not start")
+		return false
 	}
+	return true
 }
 
 // logGranted writes the one line of a GPU container.

@@ -2,6 +2,7 @@ package shim
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"strings"
@@ -136,7 +137,26 @@ func (o Options) message() (*anypb.Any, error) {
 }
 
 // cgroupsPath finds linux.cgroupsPath in a configuration without decoding it.
-var cgroupsPath = regexp.MustCompile(`"cgroupsPath"\s*:\s*"([^"\\]*)"`)
+var cgroupsPath = regexp.MustCompile(`"cgroupsPath"\s*:\s*("(?:[^"\\]|\\.)*")`)
+
+// findCgroupsPath returns linux.cgroupsPath of a configuration. A key of that name
+// elsewhere, an annotation's, makes it decode the whole.
+func findCgroupsPath(raw []byte) (path string, ok bool) {
+	found := cgroupsPath.FindAllSubmatch(raw, 2)
+	if len(found) == 1 {
+		err := json.Unmarshal(found[0][1], &path)
+		return path, err == nil
+	}
+	var spec struct {
+		Linux struct {
+			CgroupsPath *string `json:"cgroupsPath"`
+		} `json:"linux"`
+	}
+	if len(found) == 0 || json.Unmarshal(raw, &spec) != nil || spec.Linux.CgroupsPath == nil {
+		return "", false
+	}
+	return *spec.Linux.CgroupsPath, true
+}
 
 // systemdForm tells whether the configuration names a systemd unit,
 // "slice:prefix:name", rather than a cgroup path. runc with the wrong driver puts
@@ -144,10 +164,10 @@ var cgroupsPath = regexp.MustCompile(`"cgroupsPath"\s*:\s*"([^"\\]*)"`)
 // so the form decides (runc libcontainer/specconv, specconvCgroupsPath; gVisor
 // issue 13301). known is false where there is no cgroupsPath.
 func systemdForm(raw []byte) (systemd, known bool) {
-	m := cgroupsPath.FindSubmatch(raw)
-	if m == nil {
+	path, ok := findCgroupsPath(raw)
+	if !ok {
 		return false, false
 	}
-	parts := strings.Split(string(m[1]), ":")
+	parts := strings.Split(path, ":")
 	return len(parts) == 3 && (parts[0] == "" || strings.HasSuffix(parts[0], ".slice")), true
 }

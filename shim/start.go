@@ -25,18 +25,19 @@ func (s *Service) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.
 	if err != nil || ready {
 		return resp, err
 	}
-	if err := restore.Attach(int(resp.Pid)); err != nil {
-		s.destroy(ctx, r.ID)
-		unmountRootfs(ctx, c)
-		s.put(r.ID, nil)
-		restore.Close()
-		return nil, toGRPC(err)
-	}
+	err = guard(func() error { return restore.Attach(int(resp.Pid)) })
 	restore.Close()
 	s.mu.Lock()
-	c.ready, c.restore = true, nil
+	c.ready, c.restore = err == nil, nil
 	s.mu.Unlock()
-	return resp, nil
+	if err == nil {
+		return resp, nil
+	}
+	if s.destroy(ctx, r.ID) {
+		unmountRootfs(ctx, c)
+		s.put(r.ID, nil)
+	}
+	return nil, toGRPC(err)
 }
 
 type errNotReady string
