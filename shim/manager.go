@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"os"
 
 	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
 	"github.com/containerd/containerd/api/types"
@@ -44,6 +45,11 @@ func (m *shimManager) Start(ctx context.Context, params *bootapi.BootstrapParams
 	result, err := m.Shim.Start(ctx, params)
 	if err != nil {
 		return nil, err
+	}
+	if dir, err := os.Getwd(); err == nil {
+		if version := keptVersion(dir, params.GetInstanceID(), result.GetAddress()); version != 0 {
+			result.Version = version
+		}
 	}
 	// Without this extension containerd 2.4 executes `shim -info` for every runtime
 	// that is not runc's, to look for a deprecated annotation.

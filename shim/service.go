@@ -54,9 +54,11 @@ func NewService(ctx context.Context, publisher ctrdshim.Publisher, sd shutdown.S
 	}, nil
 }
 
-// RegisterTTRPC registers this service. The embedded one would register itself.
+// RegisterTTRPC registers this service, for daemons of every version. The embedded
+// one would register itself.
 func (s *Service) RegisterTTRPC(server *ttrpc.Server) error {
 	taskapi.RegisterTTRPCTaskService(server, s)
+	registerV2(server, s)
 	return nil
 }
 

@@ -36,5 +36,5 @@ func init() {
 }
 
 func main() {
-	ctrdshim.RunShim(context.Background(), shim.NewManager())
+	shim.Run(context.Background())
 }
