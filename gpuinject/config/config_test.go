@@ -1,0 +1,243 @@
+package config
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+func write(t testing.TB, text string) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "config.toml")
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+func TestAnEmptyFileIsTheDefault(t *testing.T) {
+	for _, text := range []string{"", "# nothing\n", "[host]\n[container]\n[policy]\n[log]\n"} {
+		c, err := Load(write(t, text))
+		if err != nil || !reflect.DeepEqual(c, Default()) {
+			t.Errorf("%q: %+v, %v", text, c, err)
+		}
+	}
+	if err := Default().validate(); err != nil {
+		t.Errorf("the default is not valid: %v", err)
+	}
+}
+
+// What the default is, is a promise: Kubernetes never trusts an image.
+func TestTheDefaultIsTheSafeOne(t *testing.T) {
+	c := Default()
+	if c.Policy.Kubernetes != Enforce || c.Policy.ForeignHooks != Replace || c.Host.StateDir != "/run/nvidia-shim" ||
+		c.Host.ProcMaskTarget != "/proc/driver/nvidia" || !slices.Equal(c.Container.DefaultCapabilities, []string{"compute", "utility"}) {
+		t.Errorf("default %+v", c)
+	}
+	c.Container.SupportedCapabilities[0] = "changed"
+	c.Policy.TrustedNamespaces[0] = "changed"
+	if d := Default(); d.Container.SupportedCapabilities[0] == "changed" || d.Policy.TrustedNamespaces[0] == "changed" {
+		t.Error("two defaults share their lists")
+	}
+}
+
+func TestWhatTheFileSaysReplacesTheDefaultKeyByKey(t *testing.T) {
+	c, err := Load(write(t, `
+[host]
+driver-root = "/run/nvidia/driver/"
+driver-libraries = ["/opt//lib"]
+[container]
+supported-capabilities = ["utility"]
+[policy]
+trusted-namespaces = []
+kubernetes = "audit"
+[log]
+level = "debug"
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := Default()
+	want.Host.DriverRoot, want.Host.DriverLibraries = "/run/nvidia/driver", []string{"/opt/lib"}
+	want.Container.SupportedCapabilities = []string{"utility"}
+	want.Policy.TrustedNamespaces, want.Policy.Kubernetes, want.Log.Level = []string{}, Audit, "debug"
+	if !reflect.DeepEqual(c, want) {
+		t.Errorf("got  %+v\nwant %+v", c, want)
+	}
+}
+
+func TestAnErrorNamesFileKeyAndValueInOneLine(t *testing.T) {
+	for _, tc := range []struct {
+		name, text string
+		says       []string
+	}{
+		{"an unknown key", "[host]\ndriver-rot = \"/\"\n", []string{"line 2", "host.driver-rot"}},
+		{"an unknown table", "[hosts]\nx = 1\n", []string{"line 1", "hosts"}},
+		{"another case", "[host]\nDriver-Root = 1\n", []string{"Driver-Root"}},
+		{"a relative path", "[host]\ndev-root = \"dev\"\n", []string{"host.dev-root", `"dev"`, "absolute"}},
+		{"an empty path", "[host]\nstate-dir = \"\"\n", []string{"host.state-dir"}},
+		{"the root as state directory", "[host]\nstate-dir = \"/run/..\"\n", []string{"host.state-dir", `"/"`}},
+		{"a relative library directory", "[host]\ndriver-libraries = [\"/a\", \"b\"]\n", []string{"host.driver-libraries", `"b"`}},
+		{"a mask outside of /proc", "[host]\nproc-mask-target = \"/proc/../sys\"\n", []string{"host.proc-mask-target", `"/sys"`}},
+		{"a mask over all of /proc", "[host]\nproc-mask-target = \"/proc\"\n", []string{"host.proc-mask-target"}},
+		{"an unknown capability", "[container]\ndefault-capabilities = [\"compute\", \"magic\"]\n", []string{"container.default-capabilities", `"magic"`, "compute"}},
+		{"an unknown supported capability", "[container]\nsupported-capabilities = [\"all\"]\n", []string{"container.supported-capabilities", `"all"`}},
+		{"an unknown mode", "[policy]\nkubernetes = \"trust\"\n", []string{"policy.kubernetes", `"trust"`, "trust-env"}},
+		{"an unknown hook policy", "[policy]\nforeign-hooks = \"keep\"\n", []string{"policy.foreign-hooks", `"keep"`, "replace"}},
+		{"an unknown level", "[log]\nlevel = \"trace\"\n", []string{"log.level", `"trace"`, "debug"}},
+		{"a number for a path", "[host]\ndriver-root = 1\n", []string{"line 2", "driver-root"}},
+		{"a string for a list", "[policy]\ntrusted-namespaces = \"x\"\n", []string{"line 2", "trusted-namespaces"}},
+		{"a string for a boolean", "[policy]\naccept-env-when-unprivileged = \"false\"\n", []string{"line 2", "accept-env-when-unprivileged"}},
+		{"a list with a number", "[container]\ndefault-capabilities = [1]\n", []string{"line 2"}},
+		{"a key twice", "[log]\nlevel = \"info\"\nlevel = \"info\"\n", []string{"level"}},
+		{"no TOML", "host: {}\n", []string{"line 1"}},
+		{"a value over two lines", "[policy]\nkubernetes = \"\"\"a\nb\"\"\"\n", []string{"policy.kubernetes", `"a\nb"`}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			name := write(t, tc.text)
+			_, err := Load(name)
+			if err == nil {
+				t.Fatal("accepted")
+			}
+			for _, w := range append(tc.says, "configuration "+name) {
+				if !strings.Contains(err.Error(), w) {
+					t.Errorf("error %q does not say %q", err, w)
+				}
+			}
+			if strings.ContainsAny(err.Error(), "\n\r") {
+				t.Errorf("error %q is more than one line", err)
+			}
+		})
+	}
+}
+
+// T61: what the file says steers mounts.
+func TestAFileThatOthersCouldHaveWrittenIsRefused(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Fatal("the test changes owners: run it as root")
+	}
+	good := "[log]\nlevel = \"debug\"\n"
+	for _, tc := range []struct {
+		name   string
+		change func(name string) error
+		says   string // "" where it is taken
+	}{
+		{"of root", func(string) error { return nil }, ""},
+		{"readable by all", func(n string) error { return os.Chmod(n, 0o644) }, ""},
+		{"of another user", func(n string) error { return os.Chown(n, 1000, 0) }, "uid 1000"},
+		{"writable by a group", func(n string) error { return os.Chmod(n, 0o664) }, "0664"},
+		{"writable by all", func(n string) error { return os.Chmod(n, 0o602) }, "0602"},
+		{"a directory", func(n string) error { return errors.Join(os.Remove(n), os.Mkdir(n, 0o755)) }, "not a regular file"},
+		{"a FIFO", func(n string) error { return errors.Join(os.Remove(n), unix.Mkfifo(n, 0o600)) }, "not a regular file"},
+		{"a link to one of another user", func(n string) error {
+			return errors.Join(os.Rename(n, n+".real"), os.Chown(n+".real", 1000, 0), os.Symlink(n+".real", n))
+		}, "uid 1000"},
+		{"a link to one of root", func(n string) error {
+			return errors.Join(os.Rename(n, n+".real"), os.Symlink(n+".real", n))
+		}, ""},
+		{"too large", func(n string) error { return os.Truncate(n, maxSize+1) }, "larger"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			name := write(t, good)
+			if err := tc.change(name); err != nil {
+				t.Fatal(err)
+			}
+			c, err := Load(name)
+			if tc.says == "" {
+				if err != nil || c.Log.Level != "debug" {
+					t.Errorf("%+v, %v", c, err)
+				}
+				return
+			}
+			if err == nil || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), name) {
+				t.Errorf("error %v, want one that says %q", err, tc.says)
+			}
+		})
+	}
+}
+
+func TestTheEnvironmentOfContainerdNamesTheFile(t *testing.T) {
+	t.Setenv(EnvFile, write(t, "[log]\nlevel = \"warn\"\n"))
+	if c, err := FromEnvironment(); err != nil || c.Log.Level != "warn" {
+		t.Errorf("%+v, %v", c, err)
+	}
+	// A file that is named must be there: its absence is no default.
+	t.Setenv(EnvFile, filepath.Join(t.TempDir(), "none.toml"))
+	if _, err := FromEnvironment(); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("a named file that is missing: %v", err)
+	}
+}
+
+func TestAHandlersTableOverridesItsKeysOnly(t *testing.T) {
+	c := Default()
+	c.Policy.TrustedNamespaces = []string{"a", "b", "c"}
+	err := c.Override([]byte("[policy]\nkubernetes = \"trust-env\"\ntrusted-namespaces = [\"z\"]\n[container]\ndefault-capabilities = [\"utility\"]\n"))
+	want := Default()
+	want.Policy.Kubernetes, want.Policy.TrustedNamespaces = TrustEnv, []string{"z"}
+	want.Container.DefaultCapabilities = []string{"utility"}
+	if err != nil || !reflect.DeepEqual(c, want) {
+		t.Errorf("got  %+v\nwant %+v (%v)", c, want, err)
+	}
+	if err := c.Override(nil); err != nil || !reflect.DeepEqual(c, want) {
+		t.Errorf("nothing to override: %v", err)
+	}
+	for text, says := range map[string]string{
+		"[host]\ndriver-root = \"/x\"\n":                  "host",
+		"[log]\nlevel = \"debug\"\n":                      "log",
+		"[policy]\nkubernetes = \"no\"\n":                 "policy.kubernetes",
+		"[policy]\nunknown = 1\n":                         "policy.unknown",
+		"[container]\nsupported-capabilities = [\"x\"]\n": "container.supported-capabilities",
+		"[container]\ndefault-capabilities = \"compute\"": "default-capabilities",
+	} {
+		if err := Default().Override([]byte(text)); err == nil || !strings.Contains(err.Error(), says) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q: error %v, want one line that says %q", text, err, says)
+		}
+	}
+}
+
+func FuzzLoad(f *testing.F) {
+	f.Add([]byte(""))
+	f.Add([]byte("[host]\ndriver-root = \"/run/nvidia/driver\"\ndriver-libraries = [\"/a\"]\nproc-mask-target = \"/proc/driver\"\n"))
+	f.Add([]byte("[policy]\nkubernetes = \"audit\"\ntrusted-namespaces = [\"x\"]\naccept-env-when-unprivileged = false\n"))
+	f.Add([]byte("[container]\ndefault-capabilities = [\"compute\"]\n[log]\nlevel = \"debug\"\n"))
+	f.Add([]byte("[policy]\nkubernetes = \"\"\"a\nb\"\"\"\n"))
+	f.Add([]byte("host.driver-root = 1979-05-27T07:32:00Z"))
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, data []byte) {
+		name := filepath.Join(dir, "config.toml")
+		if err := os.WriteFile(name, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := Load(name)
+		if err != nil {
+			if strings.ContainsAny(err.Error(), "\n\r") {
+				t.Errorf("error %q is more than one line", err)
+			}
+			return
+		}
+		for _, p := range []string{c.Host.DriverRoot, c.Host.DevRoot, c.Host.ProcRoot, c.Host.SysRoot, c.Host.StateDir, c.Host.ProcMaskTarget} {
+			if !filepath.IsAbs(p) || filepath.Clean(p) != p {
+				t.Errorf("path %q", p)
+			}
+		}
+		if !strings.HasPrefix(c.Host.ProcMaskTarget, "/proc/") || c.Host.StateDir == "/" {
+			t.Errorf("host %+v", c.Host)
+		}
+		if !slices.Contains([]string{Enforce, Audit, TrustEnv}, c.Policy.Kubernetes) {
+			t.Errorf("policy %+v", c.Policy)
+		}
+		// Valid once, valid again: nothing of it changes.
+		before := *c
+		if err := c.validate(); err != nil || !reflect.DeepEqual(before, *c) {
+			t.Errorf("validated again: %v", err)
+		}
+		_ = Default().Override(data)
+	})
+}

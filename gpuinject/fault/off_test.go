@@ -1,0 +1,13 @@
+//go:build !shimfault
+
+package fault
+
+import "testing"
+
+// The product has no fault that an environment variable could cause.
+func TestWithoutTheTagNothingIsReadFromTheEnvironment(t *testing.T) {
+	t.Setenv("NVIDIA_SHIM_FAULT", "mask=error")
+	if err := Point("mask"); err != nil {
+		t.Error(err)
+	}
+}
