@@ -1,0 +1,103 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// Names of the cases that are referred to.
+const (
+	caseNone  = "no GPU"
+	caseOne   = "one GPU"
+	caseAll   = "all GPUs"
+	caseLarge = "one GPU, large image"
+	caseCold  = "one GPU, cold view"
+)
+
+// The budgets of the design, as ratios of create + start to the stock shim's, and
+// in the units that their names say.
+const (
+	budgetNone       = 1.01
+	budgetOneReal    = 1.05 // on a GPU host
+	budgetOneSmall   = 1.10 // on a test host of two cores
+	budgetAll        = 1.25
+	budgetColdMS     = 100
+	budgetLinkerMS   = 5
+	budgetBinary     = 10_000_000 // bytes
+	budgetMemory     = 1.10
+	budgetExecutions = 0
+)
+
+// setup is what the cases are made from.
+type setup struct {
+	real bool
+	gpus int
+	// small, middle and large are references of images: without a C library, with
+	// one, and with 5,000 libraries; "" where there is none.
+	small, middle, large string
+	peers                []Variant
+}
+
+// cases are the kinds of containers that are compared.
+func (s setup) cases() []Case {
+	one := []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"}
+	all := []string{"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"}
+	plain := func(image string) Variant {
+		return Variant{Name: stock, image: image, runtime: testenv.StockRuntime, gpus: -1}
+	}
+	gpu := func(image string, env []string, gpus int) Variant {
+		return Variant{Name: ours, image: image, runtime: testenv.DefaultRuntime, env: env, gpus: gpus}
+	}
+	again := plain(s.small)
+	again.Name = "stock, again"
+	budgetOne := budgetOneSmall
+	if s.real {
+		budgetOne = budgetOneReal
+	}
+	kind := "simulated GPUs"
+	if s.real {
+		kind = "GPUs"
+	}
+	out := []Case{
+		{
+			Name: caseNone, Budget: budgetNone,
+			Means:    "A container that asks for nothing. “stock, again” is the stock shim measured a second time: how far apart two equal things are on this host.",
+			Variants: []Variant{plain(s.small), gpu(s.small, nil, -1), again},
+		},
+		{
+			Name: caseOne, Budget: budgetOne,
+			Means:    fmt.Sprintf("1 of %d %s, `compute,utility`, the view is there already; stock is the same image without a GPU.", s.gpus, kind),
+			Variants: append([]Variant{plain(s.middle), gpu(s.middle, one, 1)}, s.peers...),
+		},
+		{
+			Name: caseAll, Budget: budgetAll,
+			Means:    fmt.Sprintf("All %d %s with all capabilities.", s.gpus, kind),
+			Variants: []Variant{plain(s.middle), gpu(s.middle, all, s.gpus)},
+		},
+	}
+	if s.large != "" {
+		out = append(out, Case{
+			Name: caseLarge, Means: "The same with an image of 5,000 libraries.",
+			Variants: []Variant{plain(s.large), gpu(s.large, one, 1)},
+		})
+	}
+	cold := gpu(s.middle, one, 1)
+	cold.cold, cold.skipRun = true, true
+	return append(out, Case{
+		Name: caseCold, BudgetAdded: budgetColdMS, AddedTo: caseOne,
+		Means:    "The first GPU container since boot: the shim's state directory was removed before, so that the driver's files are looked for and the view is built.",
+		Variants: []Variant{cold},
+	})
+}
+
+// variant finds a variant of a case.
+func variant(cases []Case, name, runtime string) Variant {
+	for _, c := range cases {
+		if i := slices.IndexFunc(c.Variants, func(v Variant) bool { return v.Name == runtime }); c.Name == name && i >= 0 {
+			return c.Variants[i]
+		}
+	}
+	panic("no variant " + runtime + " of " + name)
+}

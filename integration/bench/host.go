@@ -1,0 +1,77 @@
+package main
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// filesystems are names of the types that statfs(2) gives (linux/magic.h).
+var filesystems = map[int64]string{
+	unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs",
+	unix.TMPFS_MAGIC: "tmpfs", unix.OVERLAYFS_SUPER_MAGIC: "overlayfs", 0x2fc12fc1: "zfs",
+}
+
+// describeHost says what kind of host this is; dir is where containerd keeps its
+// snapshots, tools where its programs are.
+func describeHost(dir, shimDir, toolsDir string, cgroup int) Host {
+	h := Host{
+		CPU: field("/proc/cpuinfo", "model name"), Cores: runtime.NumCPU(), Cgroup: cgroup,
+		Filesystem: "unknown", Date: time.Now().UTC().Format(time.DateOnly),
+		Containerd: version(filepath.Join(toolsDir, "containerd"), "--version"),
+		Runc:       version(filepath.Join(toolsDir, "runc"), "--version"),
+		Shim:       version(filepath.Join(shimDir, "containerd-shim-nvidia-v2"), "-v"),
+	}
+	if kib, err := strconv.Atoi(strings.TrimSuffix(field("/proc/meminfo", "MemTotal"), " kB")); err == nil {
+		h.MemoryGiB = (kib + 1<<19) >> 20
+	}
+	var uts unix.Utsname
+	if unix.Uname(&uts) == nil {
+		h.Kernel = unix.ByteSliceToString(uts.Release[:])
+	}
+	var st unix.Statfs_t
+	if unix.Statfs(dir, &st) == nil {
+		h.Filesystem = fmt.Sprintf("type %#x", st.Type)
+		if name, ok := filesystems[int64(st.Type)]; ok { //nolint:unconvert // 32 bits on some architectures
+			h.Filesystem = name
+		}
+	}
+	return h
+}
+
+// field is the value of the first line "name : value" of a file of procfs.
+func field(file, name string) string {
+	f, err := os.Open(file)
+	if err != nil {
+		return ""
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		if key, value, ok := strings.Cut(s.Text(), ":"); ok && strings.TrimSpace(key) == name {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+// versionWord is a version as containerd, runc and the shims print theirs, each in
+// a form of its own: "v2.4.2", "1.5.2", "35ffb22-dirty".
+var versionWord = regexp.MustCompile(`(?i)version:?\s+(\S+)|\s(v[0-9]\S*)`)
+
+// version is what a program says about itself.
+func version(program string, args ...string) string {
+	out, err := exec.Command(program, args...).Output()
+	if m := versionWord.FindSubmatch(out); err == nil && m != nil {
+		return string(append(m[1], m[2]...)) // one of them is empty
+	}
+	return "unknown"
+}

@@ -1,0 +1,265 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// simulatedGPUs is how many GPUs the simulated host has.
+const simulatedGPUs = 8
+
+// options are the command line.
+type options struct {
+	rounds    int
+	out       string
+	json      string
+	only      string
+	bin       string
+	imagesDir string
+	prepare   string
+	render    string
+	real      bool
+	cgroup    int
+}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout)
+	stop()
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	var o options
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags.IntVar(&o.rounds, "n", 40, "how often each case is measured")
+	flags.StringVar(&o.out, "out", "docs/benchmarks.md", "the `page` whose generated part is replaced; empty for none")
+	flags.StringVar(&o.json, "json", "", "`file` for all samples, for -render")
+	flags.StringVar(&o.only, "only", "", "measure only the cases and other rows (linker, memory, programs) whose `name` contains this, and write no page")
+	flags.StringVar(&o.bin, "bin", "", "`directory` with the shim, and in its tools/ containerd, ctr, the stock shim and runc (default: bin/ of the repository)")
+	flags.StringVar(&o.imagesDir, "images", "", "`directory` with images that -prepare made; nothing is built then")
+	flags.StringVar(&o.prepare, "prepare", "", "build the images into a `directory`, for a host without a compiler, and end")
+	flags.StringVar(&o.render, "render", "", "make the page from a `file` that -json wrote, and end")
+	flags.BoolVar(&o.real, "real", false, "use the NVIDIA driver of this host")
+	flags.IntVar(&o.cgroup, "cgroup", 0, "cgroup `version`, 1 or 2 (default: the host's own)")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 || o.rounds < 1 {
+		return errors.New("there are no arguments, and -n is at least 1: see -help")
+	}
+	switch {
+	case o.prepare != "":
+		return prepare(o.prepare)
+	case o.render != "":
+		r, err := load(o.render)
+		if err != nil {
+			return err
+		}
+		return publish(r, o.out, out)
+	}
+	if o.bin != "" {
+		bin, err := filepath.Abs(o.bin)
+		if err != nil {
+			return err
+		}
+		os.Setenv("NVIDIA_SHIM_BIN", bin)
+	}
+	if missing := testenv.Missing("containerd-shim-nvidia-v2"); len(missing) > 0 {
+		return fmt.Errorf("this host lacks: %s", strings.Join(missing, "; "))
+	}
+	r := &Result{Real: o.real, Rounds: o.rounds}
+	h := &harness{}
+	if err := h.run(func() error { return o.measure(ctx, h, r) }); err != nil {
+		return err
+	}
+	if o.json != "" {
+		if err := r.store(o.json); err != nil {
+			return err
+		}
+	}
+	if o.only != "" {
+		o.out = ""
+	}
+	return publish(r, o.out, out)
+}
+
+// prebuilt are the images that a run takes from -images.
+var prebuilt = []string{"busybox", "usrlib64", "large"}
+
+func prepare(dir string) error {
+	for _, name := range prebuilt {
+		if _, err := images.Build(name, images.CacheDir(dir)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// image is the tar of an image: built here, or the one in -images.
+func (o options) image(name string) (string, error) {
+	if o.imagesDir == "" {
+		return images.Build(name)
+	}
+	tars, err := filepath.Glob(filepath.Join(o.imagesDir, name+"-*.tar"))
+	if err != nil || len(tars) == 0 {
+		return "", fmt.Errorf("%s has no image %s: make it with -prepare", o.imagesDir, name)
+	}
+	return tars[len(tars)-1], nil
+}
+
+// wants tells whether a row is to be measured.
+func (o options) wants(name string) bool { return strings.Contains(name, o.only) }
+
+// measure fills in the result.
+func (o options) measure(ctx context.Context, h *harness, r *Result) error {
+	work, err := os.MkdirTemp("", "nvbench")
+	if err != nil {
+		return err
+	}
+	h.Cleanup(func() { os.RemoveAll(work) })
+	// Containers with user namespaces pass through on the way to the driver.
+	if err := os.Chmod(work, 0o755); err != nil {
+		return err
+	}
+	var (
+		s          = setup{real: o.real}
+		tars       []string
+		host       config.Host
+		configPath string
+		driver     string
+	)
+	if o.real {
+		cfg, path, inv, err := realDriver(work)
+		if err != nil {
+			return err
+		}
+		s.gpus, driver, host, configPath = len(inv.GPUs), inv.DriverVersion, cfg.Host, path
+		tar, err := hostImage(work)
+		if err != nil {
+			return fmt.Errorf("assemble an image from this host's C library: %w", err)
+		}
+		s.small, s.middle = images.Ref("host"), images.Ref("host")
+		tars = append(tars, tar)
+		s.peers, r.Notes = peers(h, s.middle)
+	} else {
+		d, err := sim.Create(ctx, sim.Options{Dir: filepath.Join(work, "driver"), GPUs: simulatedGPUs})
+		if err != nil {
+			return err
+		}
+		h.Cleanup(func() {
+			if err := d.Remove(); err != nil {
+				h.Error(err)
+			}
+		})
+		cfg, err := config.Load(d.ConfigPath)
+		if err != nil {
+			return err
+		}
+		s.gpus, driver, host, configPath = len(d.GPUs), d.KernelVersion, cfg.Host, d.ConfigPath
+		for name, ref := range map[string]*string{"busybox": &s.small, "usrlib64": &s.middle} {
+			tar, err := o.image(name)
+			if err != nil {
+				return err
+			}
+			*ref = images.Ref(name)
+			tars = append(tars, tar)
+		}
+	}
+	large, err := o.image("large")
+	switch {
+	case err == nil:
+		s.large = images.Ref("large")
+		tars = append(tars, large)
+	case !o.real:
+		return err
+	default:
+		r.Notes = append(r.Notes, "The large image was not measured: "+err.Error())
+	}
+	r.Cases = s.cases()
+	all := slices.Clone(r.Cases)
+
+	env := testenv.Options{Cgroup: o.cgroup, ShimConfig: configPath, ShimDir: testenv.ShimDir()}
+	b := &bench{harness: h, stateDir: host.StateDir, result: r}
+	// What the shims leave mounted is taken away after containerd has ended.
+	h.Cleanup(func() {
+		if err := b.removeState(); err != nil {
+			h.Error(err)
+		}
+	})
+	b.env = testenv.Start(h, env)
+	for _, tar := range tars {
+		b.env.Import(h, tar)
+	}
+	if b.client, err = dial(b.env); err != nil {
+		return err
+	}
+	h.Cleanup(b.client.close)
+	r.Host = describeHost(b.env.Root, testenv.ShimDir(), b.env.Options.ToolsDir, b.env.Options.Cgroup)
+	r.Host.Driver, r.Host.GPUs = driver, s.gpus
+	if b.env.Options.Cgroup == 2 && testenv.CgroupVersions()[0] == 1 {
+		return errors.New("-cgroup 2 on a host with version 1 puts containerd into a mount namespace where the cold view cannot be arranged")
+	}
+	if o.real {
+		smi := variant(all, caseOne, ours).options("nvidia-smi", "-L")
+		fmt.Fprint(os.Stderr, "nvidia-smi -L in a container with one GPU: ", b.env.MustRun(h, smi))
+	}
+
+	r.Cases = slices.DeleteFunc(r.Cases, func(c Case) bool { return !o.wants(c.Name) })
+	err = b.measure(ctx, o.rounds, func(round int) { fmt.Fprintf(os.Stderr, "\rround %d of %d ", round+1, o.rounds) })
+	fmt.Fprintln(os.Stderr)
+	if err != nil {
+		return err
+	}
+	one, plain := variant(all, caseOne, ours), variant(all, caseOne, stock)
+	if o.wants("memory") {
+		if r.Memory, err = b.memory(ctx, plain, one); err != nil {
+			return err
+		}
+	}
+	if o.wants("linker") && large != "" {
+		if r.Linker, err = linkerStep(large, work, host, driver); err != nil {
+			return err
+		}
+	}
+	if err := r.measureBinaries(testenv.ShimDir(), b.env.Options.ToolsDir); err != nil {
+		return err
+	}
+	if o.wants("programs") {
+		if r.Programs, err = programs(ctx, h, env, tars, plain, one); err != nil {
+			r.Notes = append(r.Notes, "The programs were not counted: "+err.Error()+".")
+		}
+	}
+	return nil
+}
+
+func (r *Result) measureBinaries(shimDir, toolsDir string) error {
+	r.Binaries = map[string]int64{}
+	for name, dir := range map[string]string{"containerd-shim-nvidia-v2": shimDir, "containerd-shim-runc-v2": toolsDir} {
+		info, err := os.Stat(filepath.Join(dir, name))
+		if err != nil {
+			return err
+		}
+		r.Binaries[name] = info.Size()
+	}
+	return nil
+}

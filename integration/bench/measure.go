@@ -1,0 +1,141 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// settle is how long the host is left alone before a measured call: the shim of
+// the container before, and containerd's cleanup behind it, are still at work when
+// the delete call returns.
+const settle = 50 * time.Millisecond
+
+// bench is a containerd with the driver that its shims use.
+type bench struct {
+	*harness
+	env    *testenv.Env
+	client *client
+	// stateDir is that of our shim.
+	stateDir string
+	result   *Result
+}
+
+// measure takes n rounds of all cases.
+func (b *bench) measure(ctx context.Context, n int, progress func(round int)) error {
+	if err := b.warmUp(ctx); err != nil {
+		return err
+	}
+	for round := range n {
+		progress(round)
+		for _, i := range rand.Perm(len(b.result.Cases)) {
+			c := b.result.Cases[i]
+			for _, j := range rand.Perm(len(c.Variants)) {
+				s, err := b.sample(ctx, c.Variants[j])
+				if err != nil {
+					return fmt.Errorf("%s, %s: %w", c.Name, c.Variants[j].Name, err)
+				}
+				s.Case, s.Variant, s.Round = c.Name, c.Variants[j].Name, round
+				b.result.Samples = append(b.result.Samples, s)
+			}
+		}
+	}
+	return nil
+}
+
+// warmUp takes every variant once, unmeasured, and checks that it is what it
+// claims to be: containers with the GPUs that were asked for, or untouched.
+func (b *bench) warmUp(ctx context.Context) error {
+	for _, c := range b.result.Cases {
+		for _, v := range c.Variants {
+			if _, err := b.sample(ctx, v); err != nil {
+				return fmt.Errorf("%s, %s: %w", c.Name, v.Name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// sample measures one variant once.
+func (b *bench) sample(ctx context.Context, v Variant) (Sample, error) {
+	t, err := b.started(ctx, v)
+	if err != nil {
+		return Sample{}, err
+	}
+	s := Sample{Create: milliseconds(t.create), Start: milliseconds(t.start)}
+	if err := b.check(t.id, v); err != nil {
+		return s, err
+	}
+	if err := t.remove(ctx); err != nil || v.skipRun {
+		return s, err
+	}
+	o := v.options("true")
+	time.Sleep(settle)
+	began := time.Now()
+	r := b.env.Run(b, o)
+	s.Run = milliseconds(time.Since(began))
+	if r.ExitCode != 0 {
+		return s, fmt.Errorf("ctr run: exit status %d: %s", r.ExitCode, r.Stderr)
+	}
+	return s, nil
+}
+
+// started makes a container that runs until it is removed.
+func (b *bench) started(ctx context.Context, v Variant) (*task, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	id := b.env.Create(b, v.options("sleep", "1000"))
+	if v.cold {
+		if err := b.removeState(); err != nil {
+			return nil, err
+		}
+	}
+	time.Sleep(settle)
+	return b.client.start(ctx, id)
+}
+
+func (v Variant) options(args ...string) testenv.RunOptions {
+	return testenv.RunOptions{Image: v.image, Runtime: v.runtime, Env: v.env, Extra: v.extra, Args: args}
+}
+
+// check compares the shim's record of a running container with what the variant
+// is for.
+func (b *bench) check(id string, v Variant) error {
+	data, err := os.ReadFile(filepath.Join(b.env.BundleDir(id), gpuinject.RecordName))
+	if errors.Is(err, fs.ErrNotExist) && v.gpus < 0 {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("the shim's record: %w", err)
+	}
+	var plan gpuinject.Plan
+	if err := json.Unmarshal(data, &plan); err != nil {
+		return err
+	}
+	if len(plan.GPUs) != v.gpus {
+		return fmt.Errorf("the container got %d GPUs, want %d (-1: no record)", len(plan.GPUs), v.gpus)
+	}
+	return nil
+}
+
+// removeState makes the next GPU container the first one since boot.
+func (b *bench) removeState() error {
+	state, err := view.OpenState(b.stateDir)
+	if err != nil {
+		return err
+	}
+	return state.Remove()
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }

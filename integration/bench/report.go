@@ -1,0 +1,204 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+)
+
+// publish prints the generated part and puts it into the page out, if there is to
+// be one. A simulated and a real run have a part each.
+func publish(r *Result, out string, w io.Writer) error {
+	text := r.markdown()
+	fmt.Fprint(w, text)
+	if out == "" {
+		return nil
+	}
+	page, err := os.ReadFile(out)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return os.WriteFile(out, []byte(replacePart(string(page), r.part(), text)), 0o644)
+}
+
+func (r *Result) part() string {
+	if r.Real {
+		return "real"
+	}
+	return "simulated"
+}
+
+// replacePart replaces what is between the part's markers, or appends the part to a
+// page that has none.
+func replacePart(page, part, text string) string {
+	begin := "<!-- begin " + part + ": written by integration/bench, do not edit -->\n"
+	end := "<!-- end " + part + " -->\n"
+	before, rest, found := strings.Cut(page, begin)
+	if found {
+		if _, after, closed := strings.Cut(rest, end); closed {
+			return before + begin + "\n" + text + "\n" + end + after
+		}
+	}
+	if page != "" && !strings.HasSuffix(page, "\n") {
+		page += "\n"
+	}
+	return page + begin + "\n" + text + "\n" + end
+}
+
+// steps are what is timed of a container.
+var steps = []struct {
+	name  string
+	value func(Sample) float64
+}{
+	{"create", func(s Sample) float64 { return s.Create }},
+	{"start", func(s Sample) float64 { return s.Start }},
+	{both, func(s Sample) float64 { return s.Create + s.Start }},
+	{"`ctr run --rm`", func(s Sample) float64 { return s.Run }},
+}
+
+// both is the step that has a budget.
+const both = "create + start"
+
+// markdown is the generated part.
+func (r *Result) markdown() string {
+	var b strings.Builder
+	b.WriteString(r.host())
+	b.WriteString("\n")
+	r.latency(&b)
+	r.budgets(&b)
+	for _, n := range r.Notes {
+		fmt.Fprintf(&b, "\nNot measured: %s\n", n)
+	}
+	return b.String()
+}
+
+func (r *Result) host() string {
+	h := r.Host
+	driver := fmt.Sprintf("Simulated driver %s with %d GPUs", h.Driver, h.GPUs)
+	if r.Real {
+		driver = fmt.Sprintf("NVIDIA driver %s with %d GPUs", h.Driver, h.GPUs)
+	}
+	return fmt.Sprintf("%s; %d cores (%s), %d GiB, Linux %s, cgroup v%d, overlayfs snapshotter on %s; containerd %s, runc %s, this shim %s; %d rounds, %s.\n",
+		driver, h.Cores, h.CPU, h.MemoryGiB, h.Kernel, h.Cgroup, h.Filesystem, h.Containerd, h.Runc, h.Shim, r.Rounds, h.Date)
+}
+
+// latency is the table of the cases with a stock shim to compare with.
+func (r *Result) latency(b *strings.Builder) {
+	b.WriteString("| container | runtime | step | stock, ms | ms | p90, ms | ratio | 95 % interval | budget | |\n|---|---|---|---|---|---|---|---|---|---|\n")
+	for _, c := range r.Cases {
+		for _, v := range c.Variants {
+			if v.Name == stock {
+				continue
+			}
+			for _, step := range steps {
+				base, own := r.series(c.Name, stock, step.value), r.series(c.Name, v.Name, step.value)
+				ratios := combine(own, base, func(x, y float64) float64 { return x / y })
+				if len(ratios) == 0 {
+					continue
+				}
+				low, high := bootstrap(ratios)
+				limit, result := "", ""
+				if c.Budget > 0 && step.name == both && v.Name == ours {
+					limit, result = fmt.Sprintf("≤ %.2f", c.Budget), verdict(median(ratios), low, high, c.Budget)
+				}
+				fmt.Fprintf(b, "| %s | %s | %s | %.1f | %.1f | %.1f | %.3f | %.3f – %.3f | %s | %s |\n",
+					c.Name, v.Name, step.name, median(values(base)), median(values(own)), quantile(values(own), 0.9),
+					median(ratios), low, high, limit, result)
+			}
+		}
+	}
+}
+
+// budgets is the table of everything else.
+func (r *Result) budgets(b *strings.Builder) {
+	b.WriteString("\n| what | stock | this shim | | budget | |\n|---|---|---|---|---|---|\n")
+	row := func(what, base, own, compared, limit, result string) {
+		fmt.Fprintf(b, "| %s | %s | %s | %s | %s | %s |\n", what, base, own, compared, limit, result)
+	}
+	for _, c := range r.Cases {
+		if c.BudgetAdded == 0 {
+			continue
+		}
+		value := steps[2].value
+		warm, cold := r.series(c.AddedTo, ours, value), r.series(c.Name, ours, value)
+		added := combine(cold, warm, func(x, y float64) float64 { return x - y })
+		if len(added) == 0 {
+			continue
+		}
+		low, high := bootstrap(added)
+		row(both+", "+c.Name, "", fmt.Sprintf("%.1f ms", median(values(cold))),
+			fmt.Sprintf("%+.1f ms (%.1f – %.1f)", median(added), low, high),
+			fmt.Sprintf("≤ %.0f ms added", c.BudgetAdded), verdict(median(added), low, high, c.BudgetAdded))
+	}
+	if len(r.Linker) > 0 {
+		low, high := bootstrap(r.Linker)
+		row("linker step, 5,000 libraries", "", fmt.Sprintf("%.2f ms, p90 %.2f", median(r.Linker), quantile(r.Linker, 0.9)), "",
+			fmt.Sprintf("≤ %d ms", budgetLinkerMS), verdict(median(r.Linker), low, high, budgetLinkerMS))
+	}
+	if r.Programs != nil {
+		extra := len(r.Programs[ours]) - len(r.Programs[stock])
+		row("programs executed, create and start", fmt.Sprint(len(r.Programs[stock])), fmt.Sprint(len(r.Programs[ours])),
+			fmt.Sprintf("%+d", extra), fmt.Sprintf("+%d", budgetExecutions), verdict(float64(extra), float64(extra), float64(extra), budgetExecutions))
+	}
+	if len(r.Binaries) > 0 {
+		base, own := r.Binaries["containerd-shim-runc-v2"], r.Binaries["containerd-shim-nvidia-v2"]
+		row("binary", megabytes(base), megabytes(own), fmt.Sprintf("%.2f ×", float64(own)/float64(base)),
+			"≤ "+megabytes(budgetBinary), verdict(float64(own), float64(own), float64(own), budgetBinary))
+	}
+	for _, m := range []struct {
+		name   string
+		value  func(Memory) float64
+		budget float64
+	}{
+		{"resident memory of the shim (VmRSS), one running GPU container", func(m Memory) float64 { return float64(m.RSS) }, budgetMemory},
+		{"of that, anonymous (RssAnon)", func(m Memory) float64 { return float64(m.Anon) }, 0},
+	} {
+		var base, own []float64
+		for _, x := range r.Memory[stock] {
+			base = append(base, m.value(x))
+		}
+		for _, x := range r.Memory[ours] {
+			own = append(own, m.value(x))
+		}
+		if len(base) == 0 || len(own) == 0 {
+			continue
+		}
+		ratio := median(own) / median(base)
+		limit, result := "", ""
+		if m.budget > 0 {
+			limit, result = fmt.Sprintf("≤ %.2f ×", m.budget), verdict(ratio, ratio, ratio, m.budget)
+		}
+		row(m.name, fmt.Sprintf("%.1f MiB", median(base)/1024), fmt.Sprintf("%.1f MiB", median(own)/1024), fmt.Sprintf("%.2f ×", ratio), limit, result)
+	}
+	if r.Programs != nil {
+		fmt.Fprintf(b, "\nPrograms executed by the stock shim: %s; by this shim: %s.\n", list(r.Programs[stock]), list(r.Programs[ours]))
+	}
+}
+
+func megabytes(n int64) string { return fmt.Sprintf("%.2f MB", float64(n)/1e6) }
+
+// list is programs in the order of their names, as the order in which two of them
+// were seen to start is chance.
+func list(programs []string) string {
+	return "`" + strings.Join(slices.Sorted(slices.Values(programs)), "`, `") + "`"
+}
+
+// verdict compares the median with the budget, and says where the rounds do not
+// decide.
+func verdict(value, low, high, budget float64) string {
+	v := "pass"
+	if value > budget {
+		v = "**miss**"
+	}
+	if low <= budget && budget < high {
+		v += ", within the noise"
+	}
+	return v
+}
+
+func values(m map[int]float64) []float64 { return slices.Collect(maps.Values(m)) }

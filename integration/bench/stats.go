@@ -1,0 +1,58 @@
+package main
+
+import (
+	"math"
+	"math/rand/v2"
+	"slices"
+)
+
+// quantile is the q-quantile (0 to 1) of values, linear between neighbours. It is
+// NaN without values.
+func quantile(values []float64, q float64) float64 {
+	if len(values) == 0 {
+		return math.NaN()
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	at := q * float64(len(sorted)-1)
+	low := int(at)
+	if low+1 >= len(sorted) {
+		return sorted[len(sorted)-1]
+	}
+	return sorted[low] + (at-float64(low))*(sorted[low+1]-sorted[low])
+}
+
+func median(values []float64) float64 { return quantile(values, 0.5) }
+
+// resamples is how often bootstrap draws.
+const resamples = 4000
+
+// bootstrap is the 95 % percentile interval of the median of values: how far the
+// median would move if the rounds had fallen out otherwise. The same values give
+// the same interval.
+func bootstrap(values []float64) (low, high float64) {
+	if len(values) == 0 {
+		return math.NaN(), math.NaN()
+	}
+	random := rand.New(rand.NewPCG(1, 2))
+	medians := make([]float64, resamples)
+	drawn := make([]float64, len(values))
+	for i := range medians {
+		for j := range drawn {
+			drawn[j] = values[random.IntN(len(values))]
+		}
+		medians[i] = median(drawn)
+	}
+	return quantile(medians, 0.025), quantile(medians, 0.975)
+}
+
+// combine applies f to what a and b have for the same round.
+func combine(a, b map[int]float64, f func(x, y float64) float64) []float64 {
+	var out []float64
+	for round, x := range a {
+		if y, ok := b[round]; ok {
+			out = append(out, f(x, y))
+		}
+	}
+	slices.Sort(out)
+	return out
+}

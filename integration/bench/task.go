@@ -1,0 +1,91 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	containers "github.com/containerd/containerd/api/services/containers/v1"
+	snapshots "github.com/containerd/containerd/api/services/snapshots/v1"
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// client speaks containerd's task API, without a client program in between.
+type client struct {
+	env  *testenv.Env
+	conn *grpc.ClientConn
+}
+
+func dial(e *testenv.Env) (*client, error) {
+	conn, err := grpc.NewClient("unix://"+e.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return nil, err
+	}
+	return &client{e, conn}, nil
+}
+
+func (c *client) close() { c.conn.Close() }
+
+// context carries containerd's namespace.
+func (c *client) context(ctx context.Context) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, "containerd-namespace", c.env.ID)
+}
+
+// task is a container with its task.
+type task struct {
+	*client
+	id            string
+	create, start time.Duration
+}
+
+// start creates the task of a container that exists and starts it. What is timed
+// are the two calls; the snapshot was made before.
+func (c *client) start(ctx context.Context, id string) (*task, error) {
+	ctx = c.context(ctx)
+	snapshotter := c.env.Options.Snapshotter
+	mounts, err := snapshots.NewSnapshotsClient(c.conn).Mounts(ctx, &snapshots.MountsRequest{Snapshotter: snapshotter, Key: id})
+	if err != nil {
+		return nil, fmt.Errorf("snapshot of %s: %w", id, err)
+	}
+	t := &task{client: c, id: id}
+	api := tasks.NewTasksClient(c.conn)
+	began := time.Now()
+	if _, err := api.Create(ctx, &tasks.CreateTaskRequest{ContainerID: id, Rootfs: mounts.Mounts}); err != nil {
+		return nil, fmt.Errorf("create %s: %w", id, err)
+	}
+	created := time.Now()
+	if _, err := api.Start(ctx, &tasks.StartRequest{ContainerID: id}); err != nil {
+		return nil, fmt.Errorf("start %s: %w", id, err)
+	}
+	t.create, t.start = created.Sub(began), time.Since(created)
+	return t, nil
+}
+
+// remove ends the task and deletes it, its container and its snapshot.
+func (t *task) remove(ctx context.Context) error {
+	ctx = t.context(ctx)
+	api := tasks.NewTasksClient(t.conn)
+	if _, err := api.Kill(ctx, &tasks.KillRequest{ContainerID: t.id, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
+		return fmt.Errorf("kill %s: %w", t.id, err)
+	}
+	if _, err := api.Wait(ctx, &tasks.WaitRequest{ContainerID: t.id}); err != nil {
+		return fmt.Errorf("wait for %s: %w", t.id, err)
+	}
+	if _, err := api.Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: t.id}); err != nil {
+		return fmt.Errorf("delete the task of %s: %w", t.id, err)
+	}
+	if _, err := containers.NewContainersClient(t.conn).Delete(ctx, &containers.DeleteContainerRequest{ID: t.id}); err != nil {
+		return fmt.Errorf("delete container %s: %w", t.id, err)
+	}
+	_, err := snapshots.NewSnapshotsClient(t.conn).Remove(ctx, &snapshots.RemoveSnapshotRequest{Snapshotter: t.env.Options.Snapshotter, Key: t.id})
+	if err != nil {
+		return fmt.Errorf("remove the snapshot of %s: %w", t.id, err)
+	}
+	return nil
+}
