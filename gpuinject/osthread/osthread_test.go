@@ -3,10 +3,13 @@ package osthread
 import (
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
+	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -35,29 +38,115 @@ func TestAPanicIsAnErrorAndNotTheEndOfTheProcess(t *testing.T) {
 	}
 }
 
-func TestTheThreadIsNeitherTheMainOneNorUsedAgain(t *testing.T) {
+// A process dies with the thread that started it where it has a parent death
+// signal, as every runc of containerd's has.
+func TestTheThreadIsNotTheMainOneAndNeverEnds(t *testing.T) {
 	for range 20 {
 		var tid int
 		if err := Do(func() error {
 			tid = unix.Gettid()
-			// What changes the thread must not be seen by any other.
-			return unix.Unshare(unix.CLONE_FS)
+			return unix.Unshare(unix.CLONE_NEWNS)
 		}); err != nil {
 			t.Fatal(err)
 		}
 		if tid == os.Getpid() {
 			t.Error("the function ran on the main thread")
 		}
-		gone := func() bool {
-			_, err := os.Stat(filepath.Join("/proc/self/task", strconv.Itoa(tid)))
-			return errors.Is(err, os.ErrNotExist)
+		time.Sleep(5 * time.Millisecond)
+		if _, err := os.Stat(filepath.Join("/proc/self/task", strconv.Itoa(tid))); err != nil {
+			t.Errorf("the thread ended: %v", err)
 		}
-		for deadline := time.Now().Add(5 * time.Second); !gone() && time.Now().Before(deadline); {
-			time.Sleep(time.Millisecond)
+	}
+}
+
+func TestChildrenWithAParentDeathSignalOutliveTheFunctions(t *testing.T) {
+	var group sync.WaitGroup
+	stop := make(chan struct{})
+	group.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = Do(func() error { return unix.Unshare(unix.CLONE_NEWNS) })
+			}
 		}
-		if !gone() {
-			t.Errorf("thread %d is still there", tid)
+	})
+	errs := make(chan error, 400)
+	var children sync.WaitGroup
+	for range 4 {
+		children.Go(func() {
+			for range 50 {
+				cmd := exec.Command("sleep", "0.02")
+				cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
+				// As containerd's reaper does: locked while it starts, no longer.
+				runtime.LockOSThread()
+				err := cmd.Start()
+				runtime.UnlockOSThread()
+				if err == nil {
+					// As its reaper too: no thread sits in wait(2).
+					time.Sleep(25 * time.Millisecond)
+					err = cmd.Wait()
+				}
+				if err != nil {
+					errs <- err
+				}
+			}
+		})
+	}
+	children.Wait()
+	close(stop)
+	group.Wait()
+	if n := len(errs); n > 0 {
+		t.Errorf("%d of 200 children: %v", n, <-errs)
+	}
+}
+
+func TestTheThreadGoesBackToItsMountNamespace(t *testing.T) {
+	here, err := os.Readlink("/proc/self/ns/mnt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for range 5 {
+		var before, inside string
+		if err := Do(func() (err error) {
+			if before, err = os.Readlink("/proc/thread-self/ns/mnt"); err != nil {
+				return err
+			}
+			if err = unix.Unshare(unix.CLONE_NEWNS); err != nil {
+				return err
+			}
+			inside, err = os.Readlink("/proc/thread-self/ns/mnt")
+			return err
+		}); err != nil {
+			t.Fatal(err)
 		}
+		if before != here || inside == here {
+			t.Errorf("the thread was in %s and went to %s; the process is in %s", before, inside, here)
+		}
+	}
+}
+
+func TestFunctionsAtTheSameTimeHaveThreadsOfTheirOwn(t *testing.T) {
+	const n = 10
+	var inside, done sync.WaitGroup
+	inside.Add(n)
+	var tids sync.Map
+	for range n {
+		done.Go(func() {
+			_ = Do(func() error {
+				tids.Store(unix.Gettid(), true)
+				inside.Done()
+				inside.Wait()
+				return nil
+			})
+		})
+	}
+	done.Wait()
+	count := 0
+	tids.Range(func(any, any) bool { count++; return true })
+	if count != n {
+		t.Errorf("%d functions ran on %d threads", n, count)
 	}
 }
 
@@ -69,10 +158,10 @@ func TestMain(m *testing.M) {
 		os.Stderr.WriteString("osthread: the tests do not begin on the main thread\n")
 		os.Exit(1)
 	}
-	// run is what Do starts on a goroutine of its own; here it is on the main thread.
+	// work is what Do starts on a goroutine of its own; here it is on the main thread.
 	result := make(chan error, 1)
 	var tid int
-	run(func() error { tid = unix.Gettid(); return nil }, result)
+	work(job{fn: func() error { tid = unix.Gettid(); return nil }, result: result}, make(chan struct{}))
 	if err := <-result; err != nil || tid == os.Getpid() || tid == 0 {
 		os.Stderr.WriteString("osthread: on the main thread the function must run on another one\n")
 		os.Exit(1)

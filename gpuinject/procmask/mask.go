@@ -7,6 +7,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -58,7 +59,13 @@ func New(files []File, label string) (*Mask, error) {
 		return nil, fmt.Errorf("mask: fsmount: %w", err)
 	}
 	m := &Mask{f: os.NewFile(uintptr(mfd), "mask")}
-	if err := m.fill(files); err != nil {
+	// A process that is being started has copies of this one's files until it is
+	// executed, and no file of a file system that becomes read-only may be open for
+	// writing: while the files are written, nothing is started.
+	syscall.ForkLock.RLock()
+	err = m.fill(files)
+	syscall.ForkLock.RUnlock()
+	if err != nil {
 		m.Close()
 		return nil, fmt.Errorf("mask: %w", err)
 	}

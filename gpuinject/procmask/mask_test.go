@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -214,4 +215,33 @@ func TestAttachLeavesTheCallerWhereItWas(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// Other containers of a pod are created at the same time: a process between fork
+// and exec holds copies of the files that are being written.
+func TestAMaskIsMadeWhileProcessesAreStarted(t *testing.T) {
+	stop := make(chan struct{})
+	var starters sync.WaitGroup
+	for range 4 {
+		starters.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+					_ = exec.Command("/bin/true").Run()
+				}
+			}
+		})
+	}
+	for range 200 {
+		m, err := New([]File{{Path: "version", Data: []byte("1\n")}, {Path: "gpus/0/information", Data: []byte("2\n")}}, "")
+		if err != nil {
+			t.Error(err)
+			break
+		}
+		m.Close()
+	}
+	close(stop)
+	starters.Wait()
 }

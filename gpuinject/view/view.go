@@ -195,12 +195,10 @@ func bind(source, target string) error {
 	case st.Mode&0o002 != 0:
 		return errors.New("can be written by anyone")
 	}
-	file, err := os.OpenFile(target, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o444)
-	if err != nil {
-		return err
-	}
-	if err := file.Close(); err != nil {
-		return err
+	// Made without being opened: a process that is being started meanwhile would have
+	// it open for writing, and the tmpfs could not be made read-only.
+	if err := unix.Mknod(target, unix.S_IFREG|0o444, 0); err != nil {
+		return &os.PathError{Op: "mknod", Path: target, Err: err}
 	}
 	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
 	if err != nil {
