@@ -5,12 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 )
 
 func planCommand() *cli.Command {
@@ -78,6 +81,11 @@ func examine(c *cli.Command) (job *gpuinject.Job, root string, err error) {
 	if dir := c.String("bundle"); dir != "" {
 		if len(c.StringSlice("env"))+len(c.StringSlice("mount"))+len(c.StringSlice("annotation")) > 0 || c.Bool("privileged") {
 			return nil, "", usage(errors.New("--bundle goes with no description of the container"))
+		}
+		// To the shim a bundle without a configuration is somebody else's affair; here
+		// it is a mistyped name.
+		if _, err := os.Stat(filepath.Join(dir, bundle.ConfigName)); err != nil {
+			return nil, "", err
 		}
 		job, _, err := gpuinject.Examine(dir, loader(c))
 		if err != nil || job == nil {

@@ -1,0 +1,214 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+)
+
+// simulate makes a driver with three GPUs.
+func simulate(t *testing.T) *sim.Driver {
+	t.Helper()
+	d, err := sim.Create(t.Context(), sim.Options{Dir: filepath.Join(t.TempDir(), "driver"), GPUs: 3})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	return d
+}
+
+// ctl runs the tool as a shell would.
+func ctl(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	t.Setenv(config.EnvFile, "")
+	var out, errs bytes.Buffer
+	status = run(t.Context(), append([]string{"nvidia-shimctl"}, args...), &out, &errs)
+	return status, out.String(), errs.String()
+}
+
+func decode(t *testing.T, text string, v any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), v); err != nil {
+		t.Fatalf("no JSON: %v\n%s", err, text)
+	}
+}
+
+func TestAPlanSaysWhatTheContainerWouldGet(t *testing.T) {
+	d := simulate(t)
+	status, out, errs := ctl(t, "--config", d.ConfigPath, "--json", "plan", "--env", "NVIDIA_VISIBLE_DEVICES=2,0")
+	if status != 0 || errs != "" {
+		t.Fatalf("status %d, stderr %q", status, errs)
+	}
+	var plan gpuinject.Plan
+	decode(t, out, &plan)
+	want := []gpuinject.PlanGPU{
+		{Index: 0, Minor: d.GPUs[0].Minor, UUID: d.GPUs[0].UUID, PCI: d.GPUs[0].BusID},
+		{Index: 2, Minor: d.GPUs[2].Minor, UUID: d.GPUs[2].UUID, PCI: d.GPUs[2].BusID},
+	}
+	if !plan.GPU || !slices.Equal(plan.GPUs, want) || !slices.Equal(plan.Capabilities, []string{"compute", "utility"}) || plan.DriverVersion != d.Version {
+		t.Errorf("plan %+v", plan)
+	}
+	if len(plan.Devices) != 5 || !slices.Contains(plan.Libraries, "libcuda.so."+d.Version) || !slices.Contains(plan.Binaries, "nvidia-smi") || !plan.Proc.Masked {
+		t.Errorf("plan %+v", plan)
+	}
+	if len(plan.Mounts) == 0 || plan.Mounts[0].Destination != gpuinject.ViewDir {
+		t.Errorf("mounts %+v", plan.Mounts)
+	}
+	// Programs read this.
+	var keys map[string]json.RawMessage
+	decode(t, out, &keys)
+	for _, key := range []string{"gpu", "reason", "gpus", "capabilities", "devices", "libraries", "binaries", "mounts", "proc", "linker", "removed_hooks"} {
+		if v, ok := keys[key]; !ok || string(v) == "null" {
+			t.Errorf("key %q is %s", key, v)
+		}
+	}
+
+	status, out, errs = ctl(t, "--config", d.ConfigPath, "plan", "-e", "NVIDIA_VISIBLE_DEVICES=2", "--privileged")
+	if status != 0 || errs != "" || !strings.Contains(out, d.GPUs[2].UUID) || strings.Contains(out, d.GPUs[0].UUID) || !strings.Contains(out, "not masked") {
+		t.Errorf("status %d, stderr %q, output:\n%s", status, errs, out)
+	}
+}
+
+func TestAContainerThatDoesNotAskIsLeftAloneAndThatIsFine(t *testing.T) {
+	// Without a driver, and with a broken configuration: neither is looked at.
+	name := filepath.Join(t.TempDir(), "config.toml")
+	if err := os.WriteFile(name, []byte("broken"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, args := range [][]string{
+		{"plan"}, {"plan", "--env", "NVIDIA_VISIBLE_DEVICES=void"}, {"plan", "--env", "PATH=/bin", "--privileged"},
+		{"plan", "--env", "NVIDIA_VISIBLE_DEVICES=all", "--annotation", "io.kubernetes.cri.container-type=sandbox"},
+	} {
+		status, out, errs := ctl(t, append([]string{"--config", name, "--json"}, args...)...)
+		var plan gpuinject.Plan
+		decode(t, out, &plan)
+		if status != 0 || errs != "" || plan.GPU || plan.Error != "" || plan.Reason == "" {
+			t.Errorf("%v: status %d, stderr %q, plan %+v", args, status, errs, plan)
+		}
+	}
+}
+
+func TestWhatIsRefusedEndsWithStatusOneAndSaysWhy(t *testing.T) {
+	d := simulate(t)
+	refusing := filepath.Join(t.TempDir(), "config.toml")
+	text, err := os.ReadFile(d.ConfigPath)
+	if err == nil {
+		err = os.WriteFile(refusing, append(text, "[policy]\naccept-env-when-unprivileged = false\n"...), 0o600)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name   string
+		config string
+		args   []string
+		says   string
+	}{
+		{"an unknown GPU", d.ConfigPath, []string{"--env", "NVIDIA_VISIBLE_DEVICES=7"}, d.GPUs[2].UUID},
+		{"an unknown capability", d.ConfigPath, []string{"--env", "NVIDIA_VISIBLE_DEVICES=0", "--env", "NVIDIA_DRIVER_CAPABILITIES=compute,magic"}, "magic"},
+		{"a volume over the driver", d.ConfigPath, []string{"--env", "NVIDIA_VISIBLE_DEVICES=0", "--mount", "/srv:/usr/local"}, "/usr/local"},
+		{"by policy", refusing, []string{"--env", "NVIDIA_VISIBLE_DEVICES=0"}, "accept-env-when-unprivileged"},
+		{"a configuration that is missing", filepath.Join(d.Dir, "none.toml"), []string{"--env", "NVIDIA_VISIBLE_DEVICES=0"}, "none.toml"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			status, out, errs := ctl(t, append([]string{"--config", tc.config, "--json", "plan"}, tc.args...)...)
+			var plan gpuinject.Plan
+			decode(t, out, &plan)
+			if status != 1 || errs != "" || plan.GPU || !strings.Contains(plan.Error, tc.says) {
+				t.Errorf("status %d, stderr %q, plan %+v", status, errs, plan)
+			}
+			status, out, _ = ctl(t, append([]string{"--config", tc.config, "plan"}, tc.args...)...)
+			if status != 1 || !strings.HasPrefix(out, "refused: ") || strings.Count(out, "\n") != 1 {
+				t.Errorf("status %d, output %q", status, out)
+			}
+		})
+	}
+}
+
+func TestWrongUsageEndsWithStatusTwo(t *testing.T) {
+	for _, args := range [][]string{
+		{"plam"},
+		{"--no-such-flag"},
+		{"plan", "--no-such-flag"},
+		{"info", "--no-such-flag"},
+		{"plan", "--mount", "/srv"},
+		{"plan", "--mount", "/srv:relative"},
+		{"plan", "--annotation", "key"},
+		{"plan", "--bundle", "/x", "--env", "A=B"},
+		{"plan", "--bundle", "/x", "--privileged"},
+	} {
+		status, out, errs := ctl(t, args...)
+		if status != 2 || !strings.Contains(errs, "--help") || strings.Count(errs, "\n") != 1 {
+			t.Errorf("%v: status %d, stdout %q, stderr %q", args, status, out, errs)
+		}
+	}
+	if status, out, _ := ctl(t); status != 0 || !strings.Contains(out, "plan") {
+		t.Errorf("without arguments: status %d, output %q", status, out)
+	}
+}
+
+func TestABundleIsReadAsTheShimReadsIt(t *testing.T) {
+	d := simulate(t)
+	dir := t.TempDir()
+	spec := fmt.Sprintf(`{"root": {"path": "rootfs"}, "process": {"env": ["NVIDIA_VISIBLE_DEVICES=%s"]},
+		"mounts": [{"destination": "/proc", "type": "proc"}], "linux": {"namespaces": [{"type": "mount"}]}}`, d.GPUs[1].UUID)
+	err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(spec), 0o600)
+	if err == nil {
+		err = os.Mkdir(filepath.Join(dir, "rootfs"), 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	status, out, errs := ctl(t, "--config", d.ConfigPath, "--json", "plan", "--bundle", dir)
+	var plan gpuinject.Plan
+	decode(t, out, &plan)
+	if status != 0 || errs != "" || len(plan.GPUs) != 1 || plan.GPUs[0].UUID != d.GPUs[1].UUID {
+		t.Errorf("status %d, stderr %q, plan %+v", status, errs, plan)
+	}
+	if after, _ := os.ReadFile(filepath.Join(dir, "config.json")); string(after) != spec {
+		t.Errorf("config.json became %s", after)
+	}
+	// A name that is mistyped is no container that asks for nothing.
+	status, out, errs = ctl(t, "--config", d.ConfigPath, "plan", "--bundle", dir+"x")
+	if status != 1 || !strings.Contains(errs, dir+"x") {
+		t.Errorf("no such bundle: status %d, stdout %q, stderr %q", status, out, errs)
+	}
+}
+
+func TestInfoListsTheHostAndEndsWithStatusOneWithoutADriver(t *testing.T) {
+	d := simulate(t)
+	status, out, errs := ctl(t, "--config", d.ConfigPath, "--json", "info")
+	var info hostInfo
+	decode(t, out, &info)
+	if status != 0 || errs != "" || info.DriverVersion != d.Version || len(info.GPUs) != 3 || info.GPUs[1].UUID != d.GPUs[1].UUID || info.Roots["driver"] != d.Root {
+		t.Errorf("status %d, stderr %q, info %+v", status, errs, info)
+	}
+	if !slices.ContainsFunc(info.Files["compute"], func(f string) bool { return filepath.Base(f) == "libcuda.so."+d.Version }) {
+		t.Errorf("files of compute: %v", info.Files["compute"])
+	}
+	status, out, _ = ctl(t, "--config", d.ConfigPath, "info")
+	if status != 0 || !strings.Contains(out, d.GPUs[2].UUID) || !strings.Contains(out, d.Version) {
+		t.Errorf("status %d, output:\n%s", status, out)
+	}
+
+	if err := os.RemoveAll(filepath.Join(d.ProcRoot, "driver")); err != nil {
+		t.Fatal(err)
+	}
+	status, out, errs = ctl(t, "--config", d.ConfigPath, "info")
+	if status != 1 || out != "" || !strings.Contains(errs, "no NVIDIA driver is loaded") || strings.Count(errs, "\n") != 1 {
+		t.Errorf("without a driver: status %d, stdout %q, stderr %q", status, out, errs)
+	}
+}
