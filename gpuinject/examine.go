@@ -3,6 +3,7 @@ package gpuinject
 import (
 	"bytes"
 	"os"
+	"path"
 	"path/filepath"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
@@ -25,6 +26,9 @@ type Job struct {
 	Container policy.Container
 	// Plan is what it gets so far.
 	Plan Plan
+	// AskKubelet asks the kubelet behind a socket what it allocated to a pod. It is
+	// called at most once, and only where nothing else says what was allocated.
+	AskKubelet func(socket, namespace, pod string) (policy.Allocation, error)
 
 	bundle *bundle.Bundle
 	inv    *device.Inventory
@@ -66,7 +70,12 @@ func Examine(dir string, load func() (*config.Config, error)) (job *Job, raw []b
 }
 
 func examine(b *bundle.Bundle, load func() (*config.Config, error)) (*Job, error) {
-	if b.Spec.Process == nil || !request.Wants(b.Spec.Process.Env) {
+	if b.Spec.Process == nil {
+		return nil, nil
+	}
+	env := b.Spec.Process.Env
+	list, listErr := request.DeviceList(b.Spec.Mounts)
+	if !request.Wants(env) && len(list) == 0 && listErr == nil {
 		return nil, nil
 	}
 	who := policy.Identify(&b.Spec)
@@ -77,10 +86,18 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (*Job, error
 	if err != nil {
 		return nil, fail(Precondition, "%w", err)
 	}
-	req, err := request.FromEnv(b.Spec.Process.Env, request.Bounds{
-		Default:   cfg.Container.DefaultCapabilities,
-		Supported: cfg.Container.SupportedCapabilities,
-	})
+	bounds := request.Bounds{Default: cfg.Container.DefaultCapabilities, Supported: cfg.Container.SupportedCapabilities}
+	var req request.Request
+	switch mounted := cfg.Policy.AcceptVolumeMounts; {
+	case mounted && listErr != nil:
+		err = listErr
+	case mounted && len(list) > 0:
+		req, err = request.WithDeviceList(list, env, bounds)
+	default:
+		if req, err = request.FromEnv(env, bounds); err == nil && !req.Driver {
+			return nil, nil
+		}
+	}
 	if err != nil {
 		return nil, fail(Invalid, "%w", err)
 	}
@@ -93,7 +110,8 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (*Job, error
 // mightAsk is a test of a few microseconds that most containers fail: no variable
 // of the contract is anywhere in the configuration.
 func mightAsk(raw []byte) bool {
-	return bytes.Contains(raw, []byte(request.EnvVisibleDevices)) || bytes.Contains(raw, []byte("CUDA_VERSION"))
+	return bytes.Contains(raw, []byte(request.EnvVisibleDevices)) || bytes.Contains(raw, []byte("CUDA_VERSION")) ||
+		bytes.Contains(raw, []byte(path.Base(request.DeviceListDir)))
 }
 
 func asksSomewhere(name string) bool {

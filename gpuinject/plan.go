@@ -32,7 +32,9 @@ type Plan struct {
 	Proc          PlanProc     `json:"proc"`
 	Linker        PlanLinker   `json:"linker"`
 	RemovedHooks  []string     `json:"removed_hooks"`
-	Notes         []string     `json:"notes"`
+	// Audit says what kubernetes = "enforce" would have refused, where it is "audit".
+	Audit string   `json:"audit,omitempty"`
+	Notes []string `json:"notes"`
 }
 
 // PlanGPU is a GPU that the container gets.

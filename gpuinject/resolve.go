@@ -20,6 +20,11 @@ var ErrNotGranted = errors.New("nothing was granted")
 func (j *Job) Resolve() error {
 	h := j.Config.Host
 	inv, err := device.Discover(device.Roots{Proc: h.ProcRoot, Dev: h.DevRoot, Sys: h.SysRoot})
+	if errors.Is(err, device.ErrNoDriver) && !j.namesDevices() && j.Container.Kubernetes &&
+		!policy.EnvironmentGrants(j.Config.Policy, j.Container) {
+		// Nothing can have been allocated here, and the image's wish is no grant.
+		return j.notGranted("no GPU can have been allocated: " + err.Error())
+	}
 	if err != nil {
 		return fail(Precondition, "%s: %w", j.Request.Reason, err)
 	}
@@ -40,21 +45,40 @@ func (j *Job) Resolve() error {
 	return j.findFiles()
 }
 
+// namesDevices tells a request for particular GPUs from one for all of them, or for
+// the driver without one.
+func (j *Job) namesDevices() bool {
+	return len(j.Request.Devices) > 0 && !slices.Equal(j.Request.Devices, []string{request.All})
+}
+
+// notGranted ends with a container that starts without a GPU.
+func (j *Job) notGranted(reason string) error {
+	j.Plan.GPU, j.Plan.Grant = false, reason
+	return ErrNotGranted
+}
+
 // selectGPUs narrows the request to what policy grants.
 func (j *Job) selectGPUs() error {
-	grant := policy.Decide(j.Config.Policy, j.Container, j.inv.GPUs, j.number)
-	j.Plan.Grant = grant.Reason
-	if grant.Audit != "" {
-		j.Plan.note("enforce would have said: " + grant.Audit)
+	grant, err := policy.Decide(j.Config.Policy, j.Container, policy.Host{
+		GPUs: j.inv.GPUs, Node: j.number, Select: j.inv.Select,
+		Mounted: j.mounted(),
+		Kubelet: func() (policy.Allocation, error) {
+			if j.AskKubelet == nil {
+				return policy.Allocation{}, errors.New("nobody is there to ask it")
+			}
+			return j.AskKubelet(j.Config.Policy.KubeletSocket, j.Container.Namespace, j.Container.Pod)
+		},
+	})
+	if err != nil {
+		return fail(Precondition, "%s: %w", j.Request.Reason, err)
 	}
-	all := slices.Equal(j.Request.Devices, []string{request.All})
-	if (all || len(j.Request.Devices) == 0) && !grant.All && len(grant.GPUs) == 0 {
-		j.Plan.GPU = false
-		return ErrNotGranted
+	j.Plan.Grant = grant.Reason
+	if !j.namesDevices() && grant.Nothing() {
+		return j.notGranted(grant.Reason)
 	}
 	for _, id := range j.Request.Devices {
 		gpus, err := j.inv.Select([]string{id})
-		if !grant.All && !all && (err != nil || !grantsAll(grant, gpus)) {
+		if !grant.All && j.namesDevices() && (err != nil || !grant.AllowsAll(gpus)) {
 			// The same words for a GPU that is somebody else's and for one that does
 			// not exist: a pod learns nothing of its neighbours.
 			return fail(Denied, "GPU %s is not this container's: %s", request.Quote(id), grant.Reason)
@@ -69,11 +93,18 @@ func (j *Job) selectGPUs() error {
 		}
 	}
 	slices.SortFunc(j.gpus, func(a, b device.GPU) int { return a.Index - b.Index })
+	if e := grant.Enforced; e != nil && (e.Nothing() || !e.AllowsAll(j.gpus)) {
+		j.Plan.Audit = "kubernetes = \"enforce\" would have refused this: " + e.Reason
+	}
 	return nil
 }
 
-func grantsAll(grant policy.Grant, gpus []device.GPU) bool {
-	return !slices.ContainsFunc(gpus, func(g device.GPU) bool { return !grant.Allows(g) })
+// mounted are the identifiers of the device-list mounts, which are a grant.
+func (j *Job) mounted() []string {
+	if j.Request.Mounted {
+		return j.Request.Devices
+	}
+	return nil
 }
 
 // number is the device number of a GPU's node.

@@ -104,8 +104,8 @@ func TestInKubernetesTheEnvironmentSelectsAndNeverGrants(t *testing.T) {
 			if !slices.Equal(got, tc.want) {
 				t.Errorf("GPUs %v, want %v", got, tc.want)
 			}
-			if notes := strings.Join(job.Plan.Notes, "; "); !strings.Contains(notes, tc.note) || tc.note == "" && notes != "" {
-				t.Errorf("notes %q", notes)
+			if audit := job.Plan.Audit; !strings.Contains(audit, tc.note) || tc.note == "" && audit != "" {
+				t.Errorf("audit %q", audit)
 			}
 		})
 	}

@@ -161,7 +161,6 @@ var (
 			"/usr/share/nvidia/nvoptix.bin",
 			"/usr/share/X11/xorg.conf.d/nvidia-drm-outputclass.conf",
 			"/usr/lib/xorg/modules/drivers/nvidia_drv.so",
-			"/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so.V",
 			"/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so",
 		},
 		libraries32: []string{

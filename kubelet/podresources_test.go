@@ -2,86 +2,39 @@ package kubelet
 
 import (
 	"context"
-	"net"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 	"time"
 
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	"google.golang.org/protobuf/encoding/protowire"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/kubelet/kubelettest"
 )
 
-func field(b []byte, num protowire.Number, value []byte) []byte {
-	return protowire.AppendBytes(protowire.AppendTag(b, num, protowire.BytesType), value)
+var pods = []kubelettest.Pod{
+	{Namespace: "default", Name: "other", Containers: map[string]kubelettest.Devices{"main": {"nvidia.com/gpu": {"GPU-other"}}}},
+	{Namespace: "team", Name: "train", Containers: map[string]kubelettest.Devices{
+		"main": {"nvidia.com/gpu": {"GPU-a", "GPU-b::3"}, "example.com/nic": {"eth1"}}, "sidecar": nil,
+	}},
 }
 
-func container(name string, devices map[string][]string) []byte {
-	b := field(nil, containerName, []byte(name))
-	for resource, ids := range devices {
-		d := field(nil, devicesResource, []byte(resource))
-		for _, id := range ids {
-			d = field(d, devicesIDs, []byte(id))
-		}
-		b = field(b, containerDevices, d)
-	}
-	// cpu_ids, which is no business of ours.
-	return protowire.AppendVarint(protowire.AppendTag(b, 3, protowire.VarintType), 7)
-}
-
-func pod(namespace, name string, containers ...[]byte) []byte {
-	b := field(field(nil, podName, []byte(name)), podNamespace, []byte(namespace))
-	for _, c := range containers {
-		b = field(b, podContainers, c)
-	}
-	return b
-}
-
-var pods = [][]byte{
-	pod("default", "other", container("main", map[string][]string{"nvidia.com/gpu": {"GPU-other"}})),
-	pod("team", "train",
-		container("main", map[string][]string{"nvidia.com/gpu": {"GPU-a", "GPU-b::3"}, "example.com/nic": {"eth1"}}),
-		container("sidecar", nil)),
-}
-
-// serve is a kubelet: a real gRPC server on a real socket.
 func serve(t *testing.T, get, list func() ([]byte, error)) string {
 	t.Helper()
 	socket := filepath.Join(t.TempDir(), "kubelet.sock")
-	l, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	handler := func(_ any, stream grpc.ServerStream) error {
-		var request []byte
-		if err := stream.RecvMsg(&request); err != nil {
-			return err
+	kubelettest.Serve(t, socket, func(method string) ([]byte, error) {
+		if method == "Get" {
+			return get()
 		}
-		method, _ := grpc.MethodFromServerStream(stream)
-		answer := list
-		if method == methodGet {
-			answer = get
-		}
-		b, err := answer()
-		if err != nil {
-			return err
-		}
-		return stream.SendMsg(b)
-	}
-	server := grpc.NewServer(grpc.ForceServerCodec(raw{}), grpc.UnknownServiceHandler(handler))
-	go func() { _ = server.Serve(l) }()
-	t.Cleanup(server.Stop)
+		return list()
+	})
 	return socket
 }
 
 func TestAllocated(t *testing.T) {
-	var listed []byte
-	for _, p := range pods {
-		listed = field(listed, responsePods, p)
-	}
+	listed := kubelettest.List(pods...)
 	list := func() ([]byte, error) { return listed, nil }
 	want := Pod{Found: true, Containers: map[string][]string{"main": {"GPU-a", "GPU-b::3"}, "sidecar": {}}}
 	for name, tc := range map[string]struct {
@@ -90,7 +43,7 @@ func TestAllocated(t *testing.T) {
 		want      Pod
 		err       string
 	}{
-		"by Get": {func() ([]byte, error) { return field(nil, responsePods, pods[1]), nil }, "team", want, ""},
+		"by Get": {func() ([]byte, error) { return kubelettest.List(pods[1]), nil }, "team", want, ""},
 		"by List where Get is disabled": {func() ([]byte, error) {
 			return nil, status.Error(codes.Unknown, "PodResources API Get method disabled")
 		}, "team", want, ""},
@@ -134,7 +87,7 @@ func TestAKubeletThatDoesNotAnswerIsNotWaitedFor(t *testing.T) {
 }
 
 func FuzzParse(f *testing.F) {
-	f.Add(field(nil, responsePods, pods[0]))
+	f.Add(kubelettest.List(pods[0]))
 	f.Fuzz(func(t *testing.T, b []byte) {
 		p, err := parse(b, "default", "other")
 		if err == nil && p.Found && p.Containers == nil {

@@ -59,6 +59,9 @@ func examine(dir string, opts Options, load func() (*config.Config, error)) (job
 			}
 			return cfg, err
 		})
+		if job != nil {
+			job.AskKubelet = askKubelet
+		}
 		return err
 	})
 	return job, raw, err
@@ -222,6 +225,9 @@ func (s *Service) destroy(ctx context.Context, id string) bool {
 
 // logGranted writes the one line of a GPU container.
 func logGranted(ctx context.Context, id string, job *gpuinject.Job, injected time.Duration) {
+	if job.Plan.Audit != "" && logs(job.Config, "warn") {
+		log.G(ctx).WithField("id", id).Warn("nvidia: " + job.Plan.Audit)
+	}
 	if !logs(job.Config, "info") {
 		return
 	}

@@ -64,6 +64,7 @@ func makePlan(c *cli.Command) (gpuinject.Plan, error) {
 	if job == nil {
 		return gpuinject.Plan{Reason: "the container does not ask for the driver: the shim leaves it alone"}, nil
 	}
+	job.AskKubelet = askKubelet
 	switch err := job.Resolve(); {
 	case errors.Is(err, gpuinject.ErrNotGranted):
 		return job.Plan, nil
@@ -159,6 +160,9 @@ func printPlan(w io.Writer, p gpuinject.Plan) {
 	}
 	for _, h := range p.RemovedHooks {
 		fmt.Fprintf(w, "hook removed: %s\n", h)
+	}
+	if p.Audit != "" {
+		fmt.Fprintf(w, "audit:        %s\n", p.Audit)
 	}
 	for _, n := range p.Notes {
 		fmt.Fprintf(w, "note:         %s\n", n)

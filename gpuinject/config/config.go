@@ -87,6 +87,15 @@ type Policy struct {
 	// TrustedNamespaces are the Kubernetes namespaces whose pods may use the
 	// environment as a grant: monitoring agents and the device plugin itself.
 	TrustedNamespaces []string `toml:"trusted-namespaces"`
+	// KubeletSocket is the kubelet's PodResources socket. Where nothing else says what
+	// was allocated to a pod, the kubelet is asked there; without a socket at that
+	// path this is no kubelet's node, and the environment grants.
+	KubeletSocket string `toml:"kubelet-socket"`
+	// AcceptVolumeMounts takes /dev/null mounted at
+	// /var/run/nvidia-container-devices/<id> as request and grant of that device, as
+	// the device plugin's strategy volume-mounts makes it. It is sound where pods may
+	// not mount host paths.
+	AcceptVolumeMounts bool `toml:"accept-volume-mounts"`
 	// AcceptEnvWhenUnprivileged lets containers outside Kubernetes ask by environment.
 	AcceptEnvWhenUnprivileged bool `toml:"accept-env-when-unprivileged"`
 	// ForeignHooks is Replace or Refuse.
@@ -120,6 +129,8 @@ func Default() *Config {
 		Policy: Policy{
 			Kubernetes:                Enforce,
 			TrustedNamespaces:         []string{"kube-system", "gpu-operator", "nvidia-gpu-operator", "nvidia-device-plugin", "nvidia-dra-driver-gpu"},
+			KubeletSocket:             "/var/lib/kubelet/pod-resources/kubelet.sock",
+			AcceptVolumeMounts:        true,
 			AcceptEnvWhenUnprivileged: true,
 			ForeignHooks:              Replace,
 		},
@@ -221,6 +232,7 @@ func (c *Config) validate() error {
 		"host.driver-root": &c.Host.DriverRoot, "host.dev-root": &c.Host.DevRoot,
 		"host.proc-root": &c.Host.ProcRoot, "host.sys-root": &c.Host.SysRoot,
 		"host.state-dir": &c.Host.StateDir, "host.proc-mask-target": &c.Host.ProcMaskTarget,
+		"policy.kubelet-socket": &c.Policy.KubeletSocket,
 	} {
 		if !filepath.IsAbs(*p) {
 			return fmt.Errorf("key %q: %q is not an absolute path", key, *p)

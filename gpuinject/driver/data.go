@@ -111,7 +111,9 @@ func (s *search) xorg() {
 	dirs = slices.DeleteFunc(dirs, func(d string) bool { return !s.exists(d) })
 	glx := "libglxserver_nvidia.so." + s.files.Version
 	for _, m := range []struct{ name, real string }{
-		{"nvidia_drv.so", ""}, {glx, ""}, {"libglxserver_nvidia.so", glx},
+		// The versioned name is never asked for, and would leave a placeholder for each
+		// version in a snapshot that outlives driver upgrades.
+		{"nvidia_drv.so", ""}, {"libglxserver_nvidia.so", glx},
 	} {
 		for _, dir := range dirs {
 			name := path.Join(dir, m.name)

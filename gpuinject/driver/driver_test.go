@@ -67,15 +67,15 @@ func TestFor(t *testing.T) {
 			has:   []string{"libGLX_nvidia" + v, "libnvidia-egl-wayland" + own, "libnvidia-egl-gbm" + own, "libnvidia-gpucomp" + v, "libnvidia-tls" + v, "libGL" + v, "nvidia-drm_gbm.so"},
 			lacks: []string{"libcuda" + v, "libnvidia-ml" + v, "libGL.so.1.7.0"},
 			data: []string{"/usr/share/nvidia/nvoptix.bin", "/usr/lib64/xorg/modules/drivers/nvidia_drv.so",
-				"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so." + version, "/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so"}},
+				"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so"}},
 		{name: "display brings graphics with it", caps: []string{"display"}, unknown: true, has: []string{"libGLX_nvidia" + v},
 			data: []string{"/usr/share/nvidia/nvoptix.bin", "/usr/lib64/xorg/modules/drivers/nvidia_drv.so",
-				"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so." + version, "/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so"}},
+				"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so"}},
 		{name: "ngx is one library", caps: []string{"ngx"}, has: []string{"libnvidia-ngx" + v}, lacks: []string{"libcuda" + v}},
 		{name: "compat32 doubles what the others chose", caps: []string{"utility", "compat32"}, bin: 4, has: []string{"libnvidia-ml" + v}, has32: 1},
 		{name: "compat32 with all the others", caps: []string{"compute", "graphics", "utility", "compat32"}, bin: 6, unknown: true, has32: 3,
 			data: []string{"/usr/share/nvidia/nvoptix.bin", "/etc/OpenCL/vendors/nvidia.icd", "/usr/lib64/xorg/modules/drivers/nvidia_drv.so",
-				"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so." + version, "/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so"}},
+				"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := files.For(tt.caps)

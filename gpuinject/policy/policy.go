@@ -1,6 +1,8 @@
 package policy
 
 import (
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -64,6 +66,31 @@ func Identify(spec *bundle.Spec) Container {
 	return c
 }
 
+// Allocation is what the kubelet allocated to a pod, as the probe reports it.
+type Allocation struct {
+	// Found says that the kubelet knows the pod.
+	Found bool `json:"found"`
+	// Containers maps a container's name to its device ids. Init containers that run
+	// to completion and ephemeral ones are not in it (kubernetes issue 126765).
+	Containers map[string][]string `json:"containers"`
+}
+
+// ErrNoKubelet says that there is no socket to ask at: this is no kubelet's node.
+var ErrNoKubelet = errors.New("no kubelet socket")
+
+// Host is what a decision needs to know of this host.
+type Host struct {
+	GPUs []device.GPU
+	// Node is the device number of a GPU's node.
+	Node func(device.GPU) Number
+	// Select turns device ids into GPUs.
+	Select func(ids []string) ([]device.GPU, error)
+	// Mounted are the ids of accepted device-list mounts.
+	Mounted []string
+	// Kubelet asks for the pod's allocation. ErrNoKubelet where there is none.
+	Kubelet func() (Allocation, error)
+}
+
 // Grant is what a container may select from.
 type Grant struct {
 	// All is set where every GPU of the host may be selected.
@@ -72,8 +99,8 @@ type Grant struct {
 	GPUs []device.GPU
 	// Reason says, for people, where the grant comes from.
 	Reason string
-	// Audit is set where enforcing would have given less: what it would have been.
-	Audit string
+	// Enforced is what enforcing would have granted, where the mode is audit.
+	Enforced *Grant
 }
 
 // Allows tells whether the grant includes the GPU.
@@ -81,35 +108,117 @@ func (g Grant) Allows(gpu device.GPU) bool {
 	return g.All || slices.ContainsFunc(g.GPUs, func(x device.GPU) bool { return x.BusID == gpu.BusID })
 }
 
-// Decide says what the container may select from. node returns the device number
-// of a GPU's node.
-func Decide(p config.Policy, c Container, gpus []device.GPU, node func(device.GPU) Number) Grant {
+// AllowsAll tells whether the grant includes every one of the GPUs.
+func (g Grant) AllowsAll(gpus []device.GPU) bool {
+	return !slices.ContainsFunc(gpus, func(gpu device.GPU) bool { return !g.Allows(gpu) })
+}
+
+// Nothing tells whether nothing may be selected.
+func (g Grant) Nothing() bool { return !g.All && len(g.GPUs) == 0 }
+
+// EnvironmentGrants tells whether the container's environment alone is a grant.
+func EnvironmentGrants(p config.Policy, c Container) bool { return environment(p, c) != "" }
+
+// environment is the reason why the environment is a grant; empty where it is none.
+func environment(p config.Policy, c Container) string {
 	switch {
 	case !c.Kubernetes && (c.Privileged || p.AcceptEnvWhenUnprivileged):
-		return Grant{All: true, Reason: "outside Kubernetes the environment grants"}
+		return "outside Kubernetes the environment grants"
 	case !c.Kubernetes:
-		return Grant{Reason: "accept-env-when-unprivileged is off and the container is not privileged"}
+		return ""
 	case p.Kubernetes == config.TrustEnv:
-		return Grant{All: true, Reason: "kubernetes = \"trust-env\""}
+		return "kubernetes = \"trust-env\""
 	case c.Privileged:
-		return Grant{All: true, Reason: "the container is privileged"}
+		return "the container is privileged"
 	case c.Namespace != "" && slices.Contains(p.TrustedNamespaces, c.Namespace):
-		return Grant{All: true, Reason: "namespace " + c.Namespace + " is trusted"}
+		return "namespace " + c.Namespace + " is trusted"
 	}
-	var granted []device.GPU
-	var names []string
-	for _, gpu := range gpus {
-		if slices.Contains(c.Nodes, node(gpu)) {
-			granted = append(granted, gpu)
-			names = append(names, gpu.UUID)
+	return ""
+}
+
+// Decide says what the container may select from. An error means that this cannot
+// be found out, so that a container which asks for a GPU must not start.
+func Decide(p config.Policy, c Container, h Host) (Grant, error) {
+	if reason := environment(p, c); reason != "" {
+		return Grant{All: true, Reason: reason}, nil
+	}
+	enforced, err := allocated(p, c, h)
+	if c.Kubernetes && p.Kubernetes == config.Audit {
+		if err != nil {
+			enforced = Grant{Reason: err.Error()}
+		}
+		return Grant{All: true, Reason: "kubernetes = \"audit\"", Enforced: &enforced}, nil
+	}
+	return enforced, err
+}
+
+// allocated finds what was allocated to the container: device nodes and device-list
+// mounts of its specification, else what the kubelet says.
+func allocated(p config.Policy, c Container, h Host) (Grant, error) {
+	var gpus []device.GPU
+	if len(h.Mounted) > 0 {
+		mounted, err := h.Select(h.Mounted)
+		if err != nil {
+			return Grant{}, err
+		}
+		gpus = mounted
+	}
+	for _, gpu := range h.GPUs {
+		if slices.Contains(c.Nodes, h.Node(gpu)) && !slices.Contains(gpus, gpu) {
+			gpus = append(gpus, gpu)
 		}
 	}
-	reason := "no GPU was allocated to the container"
-	if len(granted) > 0 {
-		reason = "allocated by the kubelet: " + strings.Join(names, ",")
+	if len(gpus) > 0 {
+		return Grant{GPUs: gpus, Reason: "in the container's specification: " + names(gpus)}, nil
 	}
-	if p.Kubernetes == config.Audit {
-		return Grant{All: true, Reason: "kubernetes = \"audit\"", Audit: reason}
+	if !c.Kubernetes {
+		return Grant{Reason: "accept-env-when-unprivileged is off and the container is not privileged"}, nil
 	}
-	return Grant{GPUs: granted, Reason: reason}
+	if c.Namespace == "" || c.Pod == "" {
+		return Grant{Reason: "no GPU was allocated: the container's specification does not name its pod"}, nil
+	}
+	a, err := h.Kubelet()
+	switch {
+	case errors.Is(err, ErrNoKubelet):
+		return Grant{All: true, Reason: "there is no kubelet at " + p.KubeletSocket + ": the environment grants"}, nil
+	case err != nil:
+		return Grant{}, fmt.Errorf("what was allocated to pod %s/%s is not known: the kubelet at %s: %w", c.Namespace, c.Pod, p.KubeletSocket, err)
+	case !a.Found:
+		return Grant{Reason: "no GPU was allocated: the kubelet does not know pod " + c.Namespace + "/" + c.Pod}, nil
+	}
+	ids := a.ids(c.Name)
+	if len(ids) == 0 {
+		return Grant{Reason: "no GPU was allocated to the container, says the kubelet"}, nil
+	}
+	if gpus, err = h.Select(ids); err != nil {
+		return Grant{}, fmt.Errorf("the kubelet allocated what this host does not have: %w", err)
+	}
+	return Grant{GPUs: gpus, Reason: "allocated by the kubelet: " + names(gpus)}, nil
+}
+
+// ids are the devices of the container. One that the kubelet does not list is an
+// init container or an ephemeral one, and shares what its pod has.
+func (a Allocation) ids(container string) []string {
+	listed, ok := a.Containers[container]
+	if !ok {
+		for _, ids := range a.Containers {
+			listed = append(listed, ids...)
+		}
+	}
+	out := make([]string, 0, len(listed))
+	for _, id := range listed {
+		// A time-slicing replica of a GPU: "GPU-…::3".
+		id, _, _ = strings.Cut(id, "::")
+		out = append(out, id)
+	}
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+func names(gpus []device.GPU) string {
+	list := make([]string, len(gpus))
+	for i, g := range gpus {
+		list[i] = g.UUID
+	}
+	return strings.Join(list, ",")
 }

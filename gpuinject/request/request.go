@@ -45,6 +45,8 @@ type Request struct {
 	// Devices are the identifiers as written, trimmed, without empty items; just
 	// "all" where that is among them. Empty means the driver without a GPU.
 	Devices []string `json:"devices"`
+	// Mounted is set where device-list mounts made the request, not the environment.
+	Mounted bool `json:"mounted"`
 	// Capabilities are the driver capabilities, sorted, a subset of Bounds.Supported.
 	Capabilities []string `json:"capabilities"`
 }
