@@ -7,6 +7,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 // foreignHooks are the programs of NVIDIA's own stack that other tools put into a
@@ -44,7 +45,7 @@ func (j *Job) checkHooks() error {
 		return nil
 	}
 	if h := findHook(j.bundle.Spec.Hooks, isForeignHook); h != nil {
-		return fail(Denied, "the container has NVIDIA's OCI hook %s and foreign-hooks is \"refuse\": remove what adds it", h.Path)
+		return fail(Denied, "the container has NVIDIA's OCI hook %s and foreign-hooks is \"refuse\": remove what adds it", request.Quote(h.Path))
 	}
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 // fileOptions are those of a single driver file. Libraries and programs are mapped
@@ -36,14 +37,14 @@ func (j *Job) mounts(viewRoot, libDir string, leaveOut []string) ([]specs.Mount,
 		m, ok = j.hidden()
 	}
 	if ok {
-		return nil, fail(Invalid, "the container mounts %s at %s, over %s where the NVIDIA driver goes: remove that mount", m.Source, m.Destination, ViewDir)
+		return nil, fail(Invalid, "the container mounts %s at %s, over %s where the NVIDIA driver goes: remove that mount", request.Quote(m.Source), request.Quote(m.Destination), ViewDir)
 	}
 	mounts := []specs.Mount{{Source: viewRoot, Destination: ViewDir, Type: "bind", Options: viewOptions}}
 	add := func(source, dest string) {
 		// A volume of the container's own there, or around it: nothing may be made
 		// in that (T53), and the loader finds the driver without.
 		if m, ok := j.covering(dest); ok {
-			j.Plan.note(fmt.Sprintf("not mounted at %s: the container mounts %s there", dest, m.Destination))
+			j.Plan.note(fmt.Sprintf("not mounted at %s: the container mounts %s there", dest, request.Quote(m.Destination)))
 			return
 		}
 		mounts = append(mounts, specs.Mount{Source: source, Destination: dest, Type: "bind", Options: fileOptions})

@@ -71,3 +71,20 @@ func TestALinkOfTheImageLeadsNothingIntoAVolume(t *testing.T) {
 	_, err := inject(t, hostConfig(t), dir)
 	refused(t, err, Invalid, "/data")
 }
+
+// N-14: what a container's configuration says is repeated as text, not as lines.
+func TestAMessageRepeatsAContainersPathsQuotedAndCut(t *testing.T) {
+	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
+	spec.Mounts = append(spec.Mounts, volume("/usr/local/nvidia/x\nlevel=info msg=forged\x1b[31m"+strings.Repeat("x", 2000)))
+	_, err := inject(t, hostConfig(t), newBundle(t, spec))
+	refused(t, err, Invalid, `\nlevel=info`, `\x1b`)
+	if len(err.Error()) > 800 {
+		t.Errorf("the message has %d bytes", len(err.Error()))
+	}
+
+	spec.Mounts[len(spec.Mounts)-1].Destination = "/\n/../usr/bin"
+	inj := mustInject(t, hostConfig(t), newBundle(t, spec))
+	if notes := strings.Join(inj.Plan.Notes, ""); !strings.Contains(notes, "not mounted at /usr/bin/nvidia-smi") || strings.Contains(notes, "\n") {
+		t.Errorf("notes %q", inj.Plan.Notes)
+	}
+}
