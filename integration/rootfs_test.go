@@ -188,7 +188,7 @@ func TestAVolumeWhereTheDriverGoes(t *testing.T) {
 			if r.ExitCode == 0 {
 				t.Errorf("%s: it started", dst)
 			}
-			lnWant(t, r.Stderr, "the container mounts "+dir+" at "+dst, "/usr/local/nvidia", "remove that mount")
+			lnWant(t, r.Stderr, fmt.Sprintf("the container mounts %q at %q", dir, dst), "/usr/local/nvidia", "remove that mount")
 			if n := strings.Count(strings.TrimSpace(r.Stderr), "\n"); n != 0 {
 				t.Errorf("%s: not one line: %q", dst, r.Stderr)
 			}
