@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	eventsapi "github.com/containerd/containerd/api/events"
@@ -74,6 +76,26 @@ func (p *publisher) Publish(_ context.Context, _ string, e events.Event) error {
 
 func (p *publisher) Close() error { return nil }
 
+// inOwnMounts runs the calling test in a process with a mount namespace of its own,
+// so that nothing that it mounts is ever the host's, and says whether this is that
+// process.
+func inOwnMounts(t *testing.T) bool {
+	t.Helper()
+	const inside = "SHIM_TEST_INSIDE"
+	if os.Getenv(inside) != "" {
+		return true
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), inside+"=1")
+	// The os package makes the mounts of the new namespace private.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	return false
+}
+
 // gateService is a service around f on a host with a simulated driver, and the
 // bundle of a container that asks for a GPU.
 func gateService(t *testing.T, f *fakeTasks) (*Service, *publisher, string) {
@@ -121,6 +143,9 @@ func gateBundle(t *testing.T) string {
 
 // Invariant I8, also where nothing goes as it should.
 func TestAContainerWithoutItsMaskIsNeverStartedEvenWhenItCannotBeDeleted(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
 	f := &fakeTasks{deleteErr: errors.New("runc is gone")}
 	s, _, dir := gateService(t, f)
 	_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir})
@@ -142,6 +167,9 @@ func TestAContainerWithoutItsMaskIsNeverStartedEvenWhenItCannotBeDeleted(t *test
 }
 
 func TestAContainerWhoseMaskFailedIsKilledDeletedAndForgotten(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
 	f := &fakeTasks{}
 	s, _, dir := gateService(t, f)
 	if _, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir}); err == nil {
@@ -153,6 +181,9 @@ func TestAContainerWhoseMaskFailedIsKilledDeletedAndForgotten(t *testing.T) {
 }
 
 func TestASecondContainerOfTheSameIDDoesNotDisturbTheFirst(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
 	f := &fakeTasks{}
 	s, _, dir := gateService(t, f)
 	first := &gpuContainer{ready: true}
@@ -166,6 +197,9 @@ func TestASecondContainerOfTheSameIDDoesNotDisturbTheFirst(t *testing.T) {
 // The embedded service sends its events on a goroutine of its own, so that they can
 // be published after Create has returned.
 func TestTheCreateEventHasItsMountsHoweverLateItIsPublished(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
 	f := &fakeTasks{}
 	s, p, dir := gateService(t, f)
 	image := filepath.Join(t.TempDir(), "image")
