@@ -142,6 +142,18 @@ func (h *robHost) mark(t *testing.T, id string) []byte {
 	return data
 }
 
+// settle waits until the containers that run have left their marks and do the rest:
+// before, they are other processes.
+func (h *robHost) settle(t *testing.T) {
+	t.Helper()
+	marking := func() bool {
+		return slices.ContainsFunc(h.snapshot(t).Section("processes"), func(s string) bool { return strings.Contains(s, "/marks/") })
+	}
+	for deadline := time.Now().Add(10 * time.Second); marking() && time.Now().Before(deadline); {
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
 // robMasked is what a container sees of the masked directory.
 const robMasked = "gpus\nparams\nversion\n"
 
@@ -545,6 +557,7 @@ func TestAShimKilledWhileItsContainerRunsTakesNothingElseWithIt(t *testing.T) {
 		neighbour := h.run(t, "neighbour", 0, "sleep 600")
 		neighbour.Detach = true
 		h.Run(t, neighbour)
+		h.settle(t)
 		views := h.checkState(t)
 		before := h.snapshot(t)
 		sockets := map[string]int{}
@@ -629,6 +642,7 @@ func TestFiveHundredCreatesAndDeletesMakeNothingGrow(t *testing.T) {
 	holder := h.run(t, "holder", 0, "sleep 3600")
 	holder.Detach, holder.Annotations = true, group
 	h.Run(t, holder)
+	h.settle(t)
 	shims := h.ShimPIDs("holder")
 	if len(shims) != 1 {
 		t.Fatalf("shims of the pod: %v", shims)
