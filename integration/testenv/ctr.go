@@ -24,7 +24,7 @@ const StockRuntime = "io.containerd.runc.v2"
 // ctrCommand is ctr with this environment's socket and namespace.
 func (e *Env) ctrCommand(args ...string) *exec.Cmd {
 	argv := append([]string{"--address", e.Address, "--namespace", e.ID}, args...)
-	cmd := exec.Command(filepath.Join(e.Options.ToolsDir, "ctr"), argv...)
+	cmd := exec.Command(filepath.Join(e.Options.daemonDir(), "ctr"), argv...)
 	cmd.Dir = e.Dir
 	// The warning about cgroup v1 would be mixed with what containers print.
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "TMPDIR=" + e.Dir, "CONTAINERD_SUPPRESS_DEPRECATION_WARNINGS=1"}

@@ -39,11 +39,23 @@ type Options struct {
 	ShimDir string
 	// ToolsDir holds containerd, ctr, the stock shim and runc; default ToolsDir().
 	ToolsDir string
+	// DaemonDir, when set, holds containerd and ctr of another release. It comes
+	// before ToolsDir in containerd's PATH. A test may change it in Env.Options
+	// before Restart: the daemon is then replaced while containers run.
+	DaemonDir string
+	// ConfigVersion is that of config.toml: 3, or 2 for containerd before 2.0.
+	// Default 3.
+	ConfigVersion int
+	// SocketDir is where the sockets of shims are with containerd since 2.3, below
+	// Env.Dir by default. Releases before have them in /run/containerd/s.
+	SocketDir string
+	// CRI leaves Kubernetes' plugins enabled; Config says how they work.
+	CRI bool
 	// Snapshotter is used by Run and Create; default "overlayfs".
 	Snapshotter string
 	// LogLevel is containerd's and so its shims' level; default "info".
 	LogLevel string
-	// Config is appended to containerd's config.toml (version 3).
+	// Config is appended to containerd's config.toml.
 	Config string
 	// Wrapper, when set, is put before containerd's command line; it must exec it
 	// in place, so that the process keeps its id.
@@ -122,8 +134,15 @@ func (o Options) withDefaults() (Options, error) {
 		}
 		o.ToolsDir = dir
 	}
-	if missing := lacking(o.ToolsDir, Tools); len(missing) > 0 {
+	missing := lacking(o.ToolsDir, Tools)
+	if o.DaemonDir != "" {
+		missing = append(missing, lacking(o.DaemonDir, []string{"containerd", "ctr"})...)
+	}
+	if len(missing) > 0 {
 		return o, errors.New(strings.Join(missing, "; "))
+	}
+	if o.ConfigVersion == 0 {
+		o.ConfigVersion = 3
 	}
 	if o.Snapshotter == "" {
 		o.Snapshotter = "overlayfs"
@@ -132,6 +151,14 @@ func (o Options) withDefaults() (Options, error) {
 		o.LogLevel = "info"
 	}
 	return o, nil
+}
+
+// daemonDir is where containerd and ctr are.
+func (o Options) daemonDir() string {
+	if o.DaemonDir != "" {
+		return o.DaemonDir
+	}
+	return o.ToolsDir
 }
 
 // newEnv makes the directory and the configuration.
@@ -150,6 +177,9 @@ func newEnv(o Options) (*Env, error) {
 	dir := filepath.Join(parent, id)
 	if err := os.Mkdir(dir, 0o711); err != nil {
 		return nil, fmt.Errorf("make the environment's directory: %w", err)
+	}
+	if o.SocketDir == "" {
+		o.SocketDir = filepath.Join(dir, "s")
 	}
 	e := &Env{
 		ID: id, Dir: dir, Options: o,
@@ -172,18 +202,22 @@ func (e *Env) configPath() string { return filepath.Join(e.Dir, "config.toml") }
 // config is containerd's configuration: every path below Dir, and no plugin that
 // would look elsewhere on the host.
 func (e *Env) config() string {
-	return fmt.Sprintf(`version = 3
+	cri := `  "io.containerd.grpc.v1.cri",
+  "io.containerd.cri.v1.images",
+  "io.containerd.cri.v1.runtime",
+  "io.containerd.podsandbox.controller.v1.podsandbox",
+  "io.containerd.nri.v1.nri",
+`
+	if e.Options.CRI {
+		cri = ""
+	}
+	return fmt.Sprintf(`version = %[11]d
 root = %[1]q
 state = %[2]q
 temp = %[3]q
 imports = []
 disabled_plugins = [
-  "io.containerd.grpc.v1.cri",
-  "io.containerd.cri.v1.images",
-  "io.containerd.cri.v1.runtime",
-  "io.containerd.podsandbox.controller.v1.podsandbox",
-  "io.containerd.nri.v1.nri",
-  "io.containerd.snapshotter.v1.blockfile",
+%[12]s  "io.containerd.snapshotter.v1.blockfile",
   "io.containerd.snapshotter.v1.devmapper",
   "io.containerd.snapshotter.v1.erofs",
   "io.containerd.tracing.processor.v1.otlp",
@@ -210,7 +244,8 @@ disabled_plugins = [
 
 %[10]s
 `, e.Root, e.State, filepath.Join(e.Dir, "temp"), e.Address, e.Address+".ttrpc", e.Options.LogLevel,
-		filepath.Join(e.Dir, "opt"), filepath.Join(e.Dir, "verifier"), filepath.Join(e.Dir, "s"), e.Options.Config)
+		filepath.Join(e.Dir, "opt"), filepath.Join(e.Dir, "verifier"), e.Options.SocketDir, e.Options.Config,
+		e.Options.ConfigVersion, cri)
 }
 
 // cgroup2Script makes the calling mount namespace one with pure cgroup v2 and
@@ -230,7 +265,7 @@ func (e *Env) startDaemon() error {
 	defer log.Close()
 
 	argv := append([]string{}, e.Options.Wrapper...)
-	argv = append(argv, filepath.Join(e.Options.ToolsDir, "containerd"), "--config", e.configPath())
+	argv = append(argv, filepath.Join(e.Options.daemonDir(), "containerd"), "--config", e.configPath())
 	if e.private() {
 		argv = append([]string{"/bin/sh", "-c", cgroup2Script, "sh"}, argv...)
 	}
@@ -274,7 +309,7 @@ func (e *Env) startDaemon() error {
 // environment is containerd's environment. It is made from nothing, so that a
 // variable of the developer's shell never decides a test.
 func (e *Env) environment() []string {
-	path := []string{e.Options.ToolsDir, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+	path := []string{e.Options.daemonDir(), e.Options.ToolsDir, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 	if e.Options.ShimDir != "" {
 		path = append([]string{e.Options.ShimDir}, path...)
 	}

@@ -1,0 +1,76 @@
+#!/bin/sh
+# Builds the daemon and the client (containerd and ctr) of older containerd
+# releases, each at the version that the go.mod of its directory pins:
+# OUTDIR/containerd-1.7/containerd and so on. Usage: build.sh OUTDIR
+#
+# What is up to date is skipped: a stamp file beside the binaries holds the
+# recipe's key (pinned modules, this script, compiler).
+#
+# Debian's own containerd and runc are unpacked, not installed, into
+# OUTDIR/debian, where apt-get can download them. Where it cannot, that is said
+# here, and again by the tests.
+set -eu
+
+if [ $# -ne 1 ]; then
+	echo "usage: $0 OUTDIR" >&2
+	exit 2
+fi
+here=$(cd "$(dirname "$0")" && pwd)
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+GO=${GO:-go}
+
+# The modules are built as pinned, whatever the caller's environment says.
+export GOWORK=off GOFLAGS=-mod=readonly
+
+# build NAME MODULE: containerd and ctr of the module, static and without cgo.
+# CRI stays in: Kubernetes' way in is tested as well.
+build() {
+	cd "$here/$1"
+	key=$({ cat go.mod go.sum "$here/build.sh"; "$GO" version; "$GO" env GOARCH; } | sha256sum | cut -d ' ' -f 1)
+	if [ -x "$out/$1/containerd" ] && [ -x "$out/$1/ctr" ] && [ "$(cat "$out/$1/.stamp" 2>/dev/null)" = "$key" ]; then
+		return
+	fi
+	version=$("$GO" list -m -f '{{.Version}}' "$2")
+	echo "building containerd and ctr $version"
+	mkdir -p "$out/$1"
+	rm -f "$out/$1/.stamp"
+	for program in containerd ctr; do
+		CGO_ENABLED=0 "$GO" build -trimpath -tags "no_btrfs no_zfs no_devmapper no_aufs" \
+			-ldflags "-s -w -X $2/version.Version=$version" \
+			-o "$out/$1/.$program.new" "$2/cmd/$program"
+		mv -f "$out/$1/.$program.new" "$out/$1/$program"
+	done
+	echo "$key" >"$out/$1/.stamp"
+}
+
+build containerd-1.7 github.com/containerd/containerd
+build containerd-2.2 github.com/containerd/containerd/v2
+build containerd-2.3 github.com/containerd/containerd/v2
+
+if [ -e "$out/debian/.stamp" ]; then
+	exit 0
+fi
+if ! command -v apt-get >/dev/null 2>&1 || ! command -v dpkg >/dev/null 2>&1; then
+	echo "build.sh: Debian's containerd is left out: there is no apt-get and dpkg here" >&2
+	exit 0
+fi
+work=$(mktemp -d "$out/.debian.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+# apt's own sandbox user downloads into the directory.
+chmod 711 "$work"
+mkdir -m 777 "$work/deb"
+cd "$work/deb"
+if ! apt-get -q download containerd runc; then
+	apt-get -q update && apt-get -q download containerd runc || {
+		echo "build.sh: Debian's containerd is left out: apt-get cannot download it" >&2
+		exit 0
+	}
+fi
+for package in *.deb; do
+	dpkg -x "$package" "$work/tree"
+done
+rm -rf "$out/debian"
+mkdir "$out/debian"
+mv "$work/tree/usr/bin/containerd" "$work/tree/usr/bin/ctr" "$work/tree/usr/sbin/runc" "$out/debian/"
+dpkg-deb --show ./*.deb >"$out/debian/.stamp"

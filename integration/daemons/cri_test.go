@@ -1,0 +1,396 @@
+package daemons
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// CRI's names of the images; it completes every name to one of a registry.
+const (
+	criImage   = "docker.io/test/" + testImage + ":latest"
+	pauseImage = "docker.io/test/pause:latest"
+)
+
+// criNamespace is where CRI's containers are.
+const criNamespace = "k8s.io"
+
+// handler is one way to register the shim with CRI.
+type handler struct {
+	name string
+	// text is the handler's TOML. SHIM is the path of the shim, FILE that of a file
+	// with options, TABLE the name of the handler's own table.
+	text string
+	// path says that the text names the shim by runtime_path.
+	path bool
+	// video says that the text, or FILE, sets a capability that is no default.
+	video bool
+}
+
+var handlers = []handler{
+	{name: "default", text: "runtime_type = 'io.containerd.nvidia.v2'\n"},
+	{name: "nvidia", text: "runtime_type = 'io.containerd.nvidia.v2'\n"},
+	{name: "nvidia-options", video: true, text: `runtime_type = 'io.containerd.nvidia.v2'
+[TABLE.options]
+BinaryName = 'runc'
+SystemdCgroup = false
+[TABLE.options.container]
+default-capabilities = ['compute', 'utility', 'video']
+`},
+	// As Docker and nerdctl send them.
+	{name: "nvidia-file", video: true, text: `runtime_type = 'io.containerd.nvidia.v2'
+[TABLE.options]
+TypeUrl = 'runtimeoptions.v1.Options'
+ConfigPath = 'FILE'
+`},
+	{name: "nvidia-path", path: true, text: `runtime_type = 'io.containerd.runc.v2'
+runtime_path = 'SHIM'
+`},
+	{name: "nvidia-path-options", path: true, text: `runtime_type = 'io.containerd.runc.v2'
+runtime_path = 'SHIM'
+[TABLE.options]
+BinaryName = 'runc'
+SystemdCgroup = false
+`},
+	// Wrong on purpose: the pod's cgroup is a path, whatever the option says.
+	{name: "nvidia-systemd", path: true, text: `runtime_type = 'io.containerd.runc.v2'
+runtime_path = 'SHIM'
+[TABLE.options]
+SystemdCgroup = true
+`},
+}
+
+// criConfig is containerd's configuration of CRI with all handlers; dir is a
+// directory for what it would look for elsewhere on the host.
+func criConfig(t *testing.T, r release, dir string) string {
+	t.Helper()
+	file := filepath.Join(dir, "options.toml")
+	if err := os.WriteFile(file, []byte("[container]\ndefault-capabilities = ['compute', 'utility', 'video']\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	runtime, image := "io.containerd.cri.v1.runtime", fmt.Sprintf("[plugins.'io.containerd.cri.v1.images'.pinned_images]\nsandbox = %q\n", pauseImage)
+	var extra string
+	if r.config == 2 {
+		runtime, image = "io.containerd.grpc.v1.cri", ""
+		extra = fmt.Sprintf("sandbox_image = %q\n", pauseImage)
+	}
+	var b strings.Builder
+	fmt.Fprintf(&b, "[plugins.'io.containerd.nri.v1.nri']\ndisable = true\n%s", image)
+	fmt.Fprintf(&b, "[plugins.'%s']\nrestrict_oom_score_adj = true\ndisable_apparmor = true\n%s", runtime, extra)
+	fmt.Fprintf(&b, "[plugins.'%s'.cni]\nconf_dir = %q\n", runtime, filepath.Join(dir, "net.d"))
+	fmt.Fprintf(&b, "[plugins.'%s'.containerd]\ndefault_runtime_name = 'default'\n", runtime)
+	shim := filepath.Join(testenv.ShimDir(), "containerd-shim-nvidia-v2")
+	for _, h := range handlers {
+		name := fmt.Sprintf("plugins.'%s'.containerd.runtimes.%s", runtime, h.name)
+		text := strings.NewReplacer("SHIM", shim, "FILE", file, "TABLE", name).Replace(h.text)
+		fmt.Fprintf(&b, "[%s]\n%s", name, text)
+	}
+	return b.String()
+}
+
+// pause is an image that does what a pod's first container does: nothing.
+func pause(t *testing.T, dir string) string {
+	t.Helper()
+	path := filepath.Join(dir, "pause.tar")
+	image := images.Image{
+		Name: pauseImage,
+		Config: images.Config{
+			// As an image that asks for everything: a sandbox gets nothing.
+			Env:        []string{"PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all"},
+			Entrypoint: []string{"/bin/busybox", "sleep", "86400"}, WorkingDir: "/",
+		},
+		Layers: []images.Layer{{Files: []images.File{
+			images.Dir("bin", 0o755), images.FromHost("bin/busybox", 0o755, "/bin/busybox"),
+			images.Dir("dev", 0o755), images.Dir("etc", 0o755), images.Dir("proc", 0o755), images.Dir("sys", 0o755),
+		}}},
+	}
+	if err := image.Write(path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// node is a containerd with CRI, and a client of it.
+type node struct {
+	*host
+	runtime cri.RuntimeServiceClient
+	ctx     context.Context
+}
+
+func newNode(t *testing.T, r release) *node {
+	t.Helper()
+	dir := tempDir(t)
+	h := newHost(t, r, testenv.Options{CRI: true, Config: criConfig(t, r, dir)})
+	h.Ctr(t, "--namespace", criNamespace, "images", "import", pause(t, dir))
+	tar, err := images.Build(testImage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Ctr(t, "--namespace", criNamespace, "images", "import", tar)
+	h.Ctr(t, "--namespace", criNamespace, "images", "tag", h.Image, criImage)
+	// Who may have what is tested elsewhere; there is no kubelet here to say it.
+	f, err := os.OpenFile(h.Driver.ConfigPath, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.WriteString("\n[policy]\nkubernetes = \"trust-env\"\n"); err != nil {
+		t.Fatal(err)
+	}
+	f.Close()
+	conn, err := grpc.NewClient("unix://"+h.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	t.Cleanup(cancel)
+	return &node{host: h, runtime: cri.NewRuntimeServiceClient(conn), ctx: ctx}
+}
+
+// sandbox is a pod's configuration, with the host's network: no CNI is needed.
+func (n *node) sandbox(name string) *cri.PodSandboxConfig {
+	return &cri.PodSandboxConfig{
+		Metadata: &cri.PodSandboxMetadata{Name: name, Namespace: "default", Uid: name},
+		Linux: &cri.LinuxPodSandboxConfig{
+			CgroupParent: "/" + n.ID,
+			SecurityContext: &cri.LinuxSandboxSecurityContext{
+				NamespaceOptions: &cri.NamespaceOption{Network: cri.NamespaceMode_NODE},
+			},
+		},
+	}
+}
+
+// run starts a pod's sandbox.
+func (n *node) run(t *testing.T, handler string, pod *cri.PodSandboxConfig) string {
+	t.Helper()
+	r, err := n.runtime.RunPodSandbox(n.ctx, &cri.RunPodSandboxRequest{Config: pod, RuntimeHandler: handler})
+	if err != nil {
+		t.Fatalf("run the sandbox: %v", err)
+	}
+	return r.PodSandboxId
+}
+
+// start starts a container that waits, with the environment given.
+func (n *node) start(pod string, config *cri.PodSandboxConfig, name, devices string) (string, error) {
+	c := &cri.ContainerConfig{
+		Metadata: &cri.ContainerMetadata{Name: name},
+		Image:    &cri.ImageSpec{Image: criImage},
+		Command:  []string{"/bin/sleep", "600"},
+		Linux:    &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: config.Linux.SecurityContext.NamespaceOptions}},
+	}
+	if devices != "" {
+		c.Envs = []*cri.KeyValue{{Key: "NVIDIA_VISIBLE_DEVICES", Value: []byte(devices)}}
+	}
+	r, err := n.runtime.CreateContainer(n.ctx, &cri.CreateContainerRequest{PodSandboxId: pod, Config: c, SandboxConfig: config})
+	if err != nil {
+		return "", err
+	}
+	_, err = n.runtime.StartContainer(n.ctx, &cri.StartContainerRequest{ContainerId: r.ContainerId})
+	return r.ContainerId, err
+}
+
+// exec runs a command in a container, as `kubectl exec` and probes do.
+func (n *node) exec(t *testing.T, id string, command []string) string {
+	t.Helper()
+	r, err := n.runtime.ExecSync(n.ctx, &cri.ExecSyncRequest{ContainerId: id, Cmd: command, Timeout: 30})
+	if err != nil {
+		t.Errorf("exec: %v", err)
+		return ""
+	}
+	return string(r.Stdout) + string(r.Stderr)
+}
+
+// bundle is the directory of a container's bundle.
+func (n *node) bundle(id string) string {
+	return filepath.Join(n.State, "io.containerd.runtime.v2.task", criNamespace, id)
+}
+
+func (n *node) removeContainer(t *testing.T, id string) {
+	t.Helper()
+	if _, err := n.runtime.StopContainer(n.ctx, &cri.StopContainerRequest{ContainerId: id}); err != nil {
+		t.Error(err)
+	}
+	if _, err := n.runtime.RemoveContainer(n.ctx, &cri.RemoveContainerRequest{ContainerId: id}); err != nil {
+		t.Error(err)
+	}
+}
+
+// remove removes a pod with its containers.
+func (n *node) remove(t *testing.T, pod string) {
+	t.Helper()
+	if _, err := n.runtime.StopPodSandbox(n.ctx, &cri.StopPodSandboxRequest{PodSandboxId: pod}); err != nil {
+		t.Error(err)
+	}
+	if _, err := n.runtime.RemovePodSandbox(n.ctx, &cri.RemovePodSandboxRequest{PodSandboxId: pod}); err != nil {
+		t.Error(err)
+	}
+}
+
+func TestPodsOfEveryHandlerGetTheirGPUs(t *testing.T) {
+	eachRelease(t, func(t *testing.T, r release) {
+		n := newNode(t, r)
+		for _, h := range handlers {
+			if h.path && !r.runtimePath {
+				t.Logf("NOT TESTED: handler %s: containerd %s starts sandboxes by the runtime's name only", h.name, r.name)
+				continue
+			}
+			t.Run(h.name, func(t *testing.T) {
+				config := n.sandbox(h.name)
+				asked := h.name
+				if h.name == "default" {
+					asked = ""
+				}
+				pod := n.run(t, asked, config)
+				// The first one makes the driver's view, which stays.
+				settle, err := n.start(pod, config, "settle", "0")
+				if err != nil {
+					t.Fatal(err)
+				}
+				n.removeContainer(t, settle)
+				before := n.Snapshot(t)
+				first, err := n.start(pod, config, "first", "1")
+				if err != nil {
+					t.Fatal(err)
+				}
+				second, err := n.start(pod, config, "second", "2")
+				if err != nil {
+					t.Fatal(err)
+				}
+				plain, err := n.start(pod, config, "plain", "")
+				if err != nil {
+					t.Fatal(err)
+				}
+				if shims := n.ShimPIDs(pod); len(shims) != 1 {
+					t.Errorf("shims of the pod: %v, want one", shims)
+				}
+				for id, index := range map[string]int{first: 1, second: 2} {
+					if got, want := n.exec(t, id, n.probe()), n.wantProbe(index); got != want {
+						t.Errorf("GPU %d:\ngot  %q\nwant %q", index, got, want)
+					}
+					if shims := n.ShimPIDs(id); len(shims) != 0 {
+						t.Errorf("%s has shims of its own: %v", id, shims)
+					}
+				}
+				for _, id := range []string{plain, first} {
+					// Below the pod's cgroup, not in one of a literal name.
+					if got, want := n.exec(t, id, []string{"/bin/cat", "/proc/self/cgroup"}), "/"+n.ID+"/"+id; !strings.Contains(got, want) && !strings.Contains(got, ":/\n") {
+						t.Errorf("cgroups of %s: got %q, want %q", id, got, want)
+					}
+				}
+				if got := n.exec(t, plain, []string{"/bin/sh", "-c", "ls /dev | grep nvidia"}); got != "" {
+					t.Errorf("a container that asks for nothing sees %q", got)
+				}
+				if _, err := os.Stat(filepath.Join(n.bundle(pod), "nvidia.json")); !os.IsNotExist(err) {
+					t.Errorf("the sandbox was given something: %v", err)
+				}
+				record, err := os.ReadFile(filepath.Join(n.bundle(first), "nvidia.json"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				want := h.video && (r.table || h.name == "nvidia-file")
+				if got := strings.Contains(string(record), `"video"`); got != want {
+					t.Errorf("the handler's own settings: in force %v, want %v: %s", got, want, record)
+				}
+				if _, err := n.start(pod, config, "unknown", "9"); err == nil || !strings.Contains(err.Error(), `unknown GPU "9"`) {
+					t.Errorf("an unknown GPU: %v", err)
+				}
+				for _, id := range []string{first, second, plain} {
+					n.removeContainer(t, id)
+				}
+				n.AssertUnchanged(t, before)
+				n.remove(t, pod)
+			})
+		}
+	})
+}
+
+// A pod goes on when its containerd is started again, and takes further containers.
+func TestAPodOutlivesContainerd(t *testing.T) {
+	eachRelease(t, func(t *testing.T, r release) {
+		n := newNode(t, r)
+		config := n.sandbox("pod")
+		pod := n.run(t, "nvidia", config)
+		first, err := n.start(pod, config, "first", "0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.Restart(t)
+		n.await(t)
+		second, err := n.start(pod, config, "second", "3")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for id, index := range map[string]int{first: 0, second: 3} {
+			if got, want := n.exec(t, id, n.probe()), n.wantProbe(index); got != want {
+				t.Errorf("GPU %d:\ngot  %q\nwant %q", index, got, want)
+			}
+		}
+		if shims := n.ShimPIDs(pod); len(shims) != 1 {
+			t.Errorf("shims of the pod: %v, want one", shims)
+		}
+		n.remove(t, pod)
+	})
+}
+
+// await returns when CRI answers.
+func (n *node) await(t *testing.T) {
+	t.Helper()
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		_, err := n.runtime.Version(n.ctx, &cri.VersionRequest{}, grpc.WaitForReady(true))
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatal(err)
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// What the kubelet needs to know for hostUsers: false and recursive read-only mounts
+// comes from `-info` of the shim.
+func TestCRIReportsTheFeaturesOfOurHandlers(t *testing.T) {
+	eachRelease(t, func(t *testing.T, r release) {
+		n := newNode(t, r)
+		status, err := n.runtime.Status(n.ctx, &cri.StatusRequest{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !r.features {
+			if len(status.RuntimeHandlers) != 0 {
+				t.Errorf("containerd %s reports %v", r.name, status.RuntimeHandlers)
+			}
+			t.Logf("NOT TESTED: containerd %s has no report of features", r.name)
+			return
+		}
+		var reported []string
+		for _, h := range status.RuntimeHandlers {
+			// containerd adds runc's own handler.
+			if h.Name != "runc" && h.Features.GetRecursiveReadOnlyMounts() && h.Features.GetUserNamespaces() {
+				reported = append(reported, h.Name)
+			}
+		}
+		want := []string{""} // the default runtime's second entry
+		for _, h := range handlers {
+			want = append(want, h.name)
+		}
+		slices.Sort(want)
+		slices.Sort(reported)
+		if !slices.Equal(reported, want) {
+			t.Errorf("handlers with all features: %q, want %q", reported, want)
+		}
+	})
+}

@@ -1,0 +1,227 @@
+package daemons
+
+import (
+	"bufio"
+	"context"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// release is a containerd that is in the field.
+type release struct {
+	name string
+	// dir is where build.sh put it, below bin/daemons; empty for the containerd of
+	// `make tools`.
+	dir string
+	// config is the version of its config.toml.
+	config int
+	// pathRuntime says that ctr takes the path of a shim for --runtime; containerd
+	// has it since 1.6.21 (containerd pull request 8209).
+	pathRuntime bool
+	// runtimePath says that CRI starts sandboxes by the handler's runtime_path too,
+	// and not by a shim of the runtime's name only (containerd issue 8207).
+	runtimePath bool
+	// table says that CRI sends the options table of a handler whose type is not
+	// runc's; containerd 1.6 sends its TypeUrl and ConfigPath only.
+	table bool
+	// features says that CRI reports the features of handlers.
+	features bool
+	// bootstrap says that it speaks the protocol of 2.3.
+	bootstrap bool
+}
+
+// The rows are in the order of their age.
+var releases = []release{
+	{name: "Debian's 1.6.20", dir: "debian", config: 2},
+	{name: "1.7.35", dir: "containerd-1.7", config: 2, pathRuntime: true, runtimePath: true, table: true},
+	{name: "2.2.9", dir: "containerd-2.2", config: 3, pathRuntime: true, runtimePath: true, table: true, features: true},
+	{name: "2.3.7", dir: "containerd-2.3", config: 3, pathRuntime: true, runtimePath: true, table: true, features: true, bootstrap: true},
+	{name: "2.4.2", config: 3, pathRuntime: true, runtimePath: true, table: true, features: true, bootstrap: true},
+}
+
+func (r release) daemonDir() string {
+	if r.dir == "" {
+		return ""
+	}
+	return filepath.Join(testenv.ShimDir(), "daemons", r.dir)
+}
+
+// debianMissing says why Debian's containerd cannot be tested here; empty where it
+// can.
+func debianMissing() string {
+	dir := releases[0].daemonDir()
+	for _, name := range []string{"containerd", "ctr", "runc"} {
+		if err := exec.Command(filepath.Join(dir, name), "--version").Run(); err != nil {
+			return fmt.Sprintf("%s: %v (build.sh unpacks Debian's packages where apt-get has them; runc needs libseccomp2)", filepath.Join(dir, name), err)
+		}
+	}
+	return ""
+}
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	var missing []string
+	for _, r := range releases {
+		for _, name := range []string{"containerd", "ctr"} {
+			if r.dir == "" || r.dir == "debian" {
+				continue
+			}
+			if _, err := exec.LookPath(filepath.Join(r.daemonDir(), name)); err != nil {
+				missing = append(missing, fmt.Sprintf("containerd %s: %v: run integration/daemons/build.sh bin/daemons", r.name, err))
+			}
+		}
+	}
+	for _, name := range []string{"unshare", "nsenter"} {
+		if _, err := exec.LookPath(name); err != nil {
+			missing = append(missing, name+" (Debian's util-linux)")
+		}
+	}
+	if len(missing) > 0 {
+		fmt.Fprintf(os.Stderr, "FAIL: the integration tests of this package cannot run here:\n  - %s\n", strings.Join(missing, "\n  - "))
+		os.Exit(1)
+	}
+	testenv.Main(m, "containerd-shim-nvidia-v2")
+}
+
+// eachRelease runs test once for each containerd, and logs the one that is not here.
+func eachRelease(t *testing.T, test func(t *testing.T, r release)) {
+	t.Helper()
+	for _, r := range releases {
+		if r.dir == "debian" {
+			if missing := debianMissing(); missing != "" {
+				t.Logf("NOT TESTED with %s: %s", r.name, missing)
+				continue
+			}
+		}
+		t.Run("containerd "+r.name, func(t *testing.T) { test(t, r) })
+	}
+}
+
+// testImage is small and has what the probes need: a shell, glibc, the programs.
+const testImage = "glibc-nocache"
+
+// host is one release of containerd with a simulated driver of four GPUs.
+type host struct {
+	*testenv.Env
+	Driver *sim.Driver
+	// Run holds what is /run/containerd to this containerd and its shims: daemons
+	// before 2.3 cannot be told another place for sockets, and runc's state is
+	// there as well.
+	RunDir string
+	Image  string
+}
+
+// newHost starts a containerd. When the test ends it is gone, and the host as it was
+// before.
+func newHost(t *testing.T, r release, o testenv.Options) *host {
+	t.Helper()
+	before := testenv.Snapshot(t)
+	t.Cleanup(func() { testenv.AssertUnchanged(t, before) })
+	dir := tempDir(t)
+	driver, err := sim.Create(context.Background(), sim.Options{Dir: filepath.Join(dir, "d"), GPUs: 4})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := driver.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	run := filepath.Join(dir, "run")
+	o.DaemonDir, o.ConfigVersion = r.daemonDir(), r.config
+	o.ShimConfig, o.ShimDir = driver.ConfigPath, testenv.ShimDir()
+	o.Wrapper, o.SocketDir = privateRun(t, run), "/run/containerd/s"
+	h := &host{Env: testenv.Start(t, o), Driver: driver, RunDir: run, Image: images.Ref(testImage)}
+	tar, err := images.Build(testImage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Import(t, tar)
+	return h
+}
+
+// tempDir is short, and below a directory that only root can write.
+func tempDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "nvd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
+}
+
+// privateRun makes a mount namespace in which /run/containerd is dir, and returns
+// the command that runs another one in it. The namespace outlives a containerd, as
+// a host does.
+func privateRun(t *testing.T, dir string) []string {
+	t.Helper()
+	if err := os.Mkdir(dir, 0o711); err != nil {
+		t.Fatal(err)
+	}
+	const script = `mkdir -p /run/containerd && mount --bind "$1" /run/containerd && echo ready && exec sleep 86400`
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script, "sh", dir)
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+		t.Fatalf("make a mount namespace: %q, %v", line, err)
+	}
+	return []string{"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", cmd.Process.Pid), "--"}
+}
+
+// sleep starts a container that waits.
+func (h *host) sleep(t *testing.T, o testenv.RunOptions) string {
+	t.Helper()
+	o.Image, o.Detach, o.Args = h.Image, true, []string{"/bin/sleep", "600"}
+	return h.Run(t, o).ID
+}
+
+// gpu is the environment that asks for the GPU with this index.
+func gpu(index int) []string { return []string{fmt.Sprintf("NVIDIA_VISIBLE_DEVICES=%d", index)} }
+
+// probe prints what a container can see and do: the GPUs that nvidia-smi and libcuda
+// know, and for each GPU node of the host what opening it gives, by name and by a
+// node that the container makes itself.
+func (h *host) probe() []string {
+	script := []string{"nvidia-smi -L", "/test/cucount | grep -e count -e GPU-"}
+	for _, g := range h.Driver.GPUs {
+		script = append(script, fmt.Sprintf("/test/opendev /dev/nvidia%d; /test/mkdev %d:%d", g.Minor, h.Driver.Majors.GPU, g.Minor))
+	}
+	return []string{"/bin/sh", "-c", strings.Join(script, "\n")}
+}
+
+// wantProbe is what probe prints in a container that was given the GPU with this
+// index and nothing else. There is no driver behind the node: ENXIO is what a device
+// cgroup lets through.
+func (h *host) wantProbe(index int) string {
+	var b strings.Builder
+	granted := h.Driver.GPUs[index]
+	fmt.Fprintf(&b, "GPU 0: NVIDIA H200 (UUID: %s)\ncount 1\n0 %s\n", granted.UUID, granted.UUID)
+	for _, g := range h.Driver.GPUs {
+		node, made := "ENOENT", "EPERM"
+		if g.Index == index {
+			node, made = "ENXIO", "ENXIO"
+		}
+		fmt.Fprintf(&b, "/dev/nvidia%d %s\n%d:%d %s\n", g.Minor, node, h.Driver.Majors.GPU, g.Minor, made)
+	}
+	return b.String()
+}
