@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -459,5 +460,45 @@ func TestAGPUIsKnownByItsNode(t *testing.T) {
 	}
 	if n := job.number(device.GPU{Minor: 77}); n != (policy.Number{Major: -1, Minor: -1}) {
 		t.Errorf("a GPU without a node: %+v", n)
+	}
+}
+
+// What the host installs beside the driver must not make a second view of it, and
+// what replaces a file of the driver must.
+func TestAViewIsOfTheDriversFilesAndOfNothingBeside(t *testing.T) {
+	cfg := hostConfig(t)
+	root := func() string {
+		t.Helper()
+		// Let what was just written settle (driver.Files.Settled).
+		time.Sleep(50 * time.Millisecond)
+		job, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return job.state.Path(job.viewSpec(nil))
+	}
+	before := root()
+	job, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	if err != nil || len(fileStamps(&job.files)) < len(job.files.Libraries)+len(job.files.Binaries) {
+		t.Fatalf("%d stamps for %d libraries and %d programs (%v)", len(fileStamps(&job.files)), len(job.files.Libraries), len(job.files.Binaries), err)
+	}
+	lib := job.files.Libraries[0].Path
+	beside := filepath.Join(filepath.Dir(lib), "libunrelated.so.1")
+	writeFile(t, beside, "x", 0o644)
+	t.Cleanup(func() { _ = os.Remove(beside) })
+	if after := root(); after != before {
+		t.Errorf("a file beside the driver made another view: %s, then %s", before, after)
+	}
+
+	data, err := os.ReadFile(lib)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, lib+".new", string(data), 0o755)
+	if err := os.Rename(lib+".new", lib); err != nil {
+		t.Fatal(err)
+	}
+	if after := root(); after == before {
+		t.Error("a file of the driver was replaced, and the view is the same")
 	}
 }
