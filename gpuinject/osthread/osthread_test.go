@@ -18,7 +18,7 @@ import (
 
 func TestTheErrorOfTheFunctionComesBack(t *testing.T) {
 	want := errors.New("x")
-	if err := Do(func() error { return want }); err != want {
+	if err := Do(func() error { return want }); !errors.Is(err, want) {
 		t.Errorf("error %v", err)
 	}
 	if err := Do(func() error { return nil }); err != nil {
