@@ -38,7 +38,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			&cli.StringFlag{Name: "config", Usage: "configuration `FILE` of the shim (default: " + config.DefaultPath + ")", Sources: cli.EnvVars(config.EnvFile)},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
 		},
-		Commands:       []*cli.Command{infoCommand(), planCommand()},
+		Commands:       []*cli.Command{infoCommand(), planCommand(), probeCommand(), checkCommand(), installCommand(), uninstallCommand(), manifestCommand()},
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},
 		OnUsageError:   onUsageError,
 		Action: func(ctx context.Context, c *cli.Command) error {

@@ -1,0 +1,183 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+// snapshot reads all files below a directory.
+func snapshot(t *testing.T, dir string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	err := filepath.Walk(dir, func(p string, st os.FileInfo, err error) error {
+		if err != nil || st.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(p)
+		out[p] = fmt.Sprint(st.Mode(), string(data))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func write(t *testing.T, name, text string, mode os.FileMode) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), mode); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(name, mode); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// installTree is a root directory with a configuration, a containerd that says its
+// version, and programs to install.
+func installTree(t *testing.T, version, config string) (root, daemon, from string) {
+	t.Helper()
+	root, from = t.TempDir(), t.TempDir()
+	daemon = filepath.Join(t.TempDir(), "containerd")
+	write(t, daemon, "#!/bin/sh\necho containerd github.com/containerd/containerd/v2 "+version+"\n", 0o755)
+	if config != "" {
+		write(t, filepath.Join(root, runtimeclass.DefaultContainerdConfig), config, 0o644)
+	}
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range runtimeclass.Programs {
+		write(t, filepath.Join(from, name), string(self), 0o755)
+	}
+	return root, daemon, from
+}
+
+const containerdTOML = `version = 3
+# mine
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+`
+
+func TestInstallCommand(t *testing.T) {
+	root, daemon, from := installTree(t, "v2.3.7", containerdTOML)
+	before := snapshot(t, root)
+	args := []string{"install", "--root", root, "--containerd", daemon, "--from", from}
+
+	status, diff, notes := ctl(t, append(args, "--dry-run", "--set-default")...)
+	if status != 0 || !strings.HasPrefix(diff, "--- /etc/containerd/config.toml\n+++ ") || !strings.Contains(diff, `+  default_runtime_name = "nvidia"`) {
+		t.Errorf("status %d, %s", status, diff)
+	}
+	for _, want := range []string{"containerd 2.3.7", "hostUsers: false", "would install /usr/local/bin/" + runtimeclass.ShimName} {
+		if !strings.Contains(notes, want) {
+			t.Errorf("no %q in %s", want, notes)
+		}
+	}
+	if now := snapshot(t, root); !reflect.DeepEqual(now, before) {
+		t.Fatal("a dry run changed files")
+	}
+
+	status, out, _ := ctl(t, args...)
+	if status != 0 || !strings.Contains(out, "systemctl restart containerd") {
+		t.Errorf("status %d, %s", status, out)
+	}
+	for _, name := range runtimeclass.Programs {
+		if st, err := os.Stat(filepath.Join(root, "usr/local/bin", name)); err != nil || st.Mode().Perm() != 0o755 {
+			t.Errorf("%v %v", st, err)
+		}
+	}
+	installed := snapshot(t, root)
+	status, out, _ = ctl(t, append([]string{"--json"}, args...)...)
+	var o outcome
+	if err := json.Unmarshal([]byte(out), &o); err != nil {
+		t.Fatal(err)
+	}
+	if status != 0 || o.Changed || len(o.Programs) != 0 || o.Restart != "" || o.Handler != "nvidia" {
+		t.Errorf("status %d, %+v", status, o)
+	}
+	if now := snapshot(t, root); !reflect.DeepEqual(now, installed) {
+		t.Error("a second installation changed files")
+	}
+
+	if status, out, errs := ctl(t, "uninstall", "--root", root, "--dry-run"); status != 0 || !strings.Contains(out, "-# >>> nvidia-shim") || !reflect.DeepEqual(snapshot(t, root), installed) {
+		t.Errorf("uninstall --dry-run: %d %s %s", status, out, errs)
+	}
+	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 {
+		t.Errorf("uninstall: %d %s", status, errs)
+	}
+	if now := snapshot(t, root); !reflect.DeepEqual(now, before) {
+		t.Errorf("not as before: %v", now)
+	}
+}
+
+func TestInstallOtherTargets(t *testing.T) {
+	root, _, from := installTree(t, "v2.4.2", "")
+	dir := filepath.Join(root, runtimeclass.Distributions["k3s"].Dir)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	for target, file := range map[string]string{"k3s": filepath.Join(dir, "config-v3.toml.tmpl"), "docker": filepath.Join(root, runtimeclass.DefaultDockerConfig)} {
+		if status, out, errs := ctl(t, "install", "--root", root, "--from", from, "--target", target); status != 0 {
+			t.Fatalf("%s: %d %s %s", target, status, out, errs)
+		}
+		if data, err := os.ReadFile(file); err != nil || !strings.Contains(string(data), "nvidia") {
+			t.Errorf("%s: %s %v", target, data, err)
+		}
+		if status, _, errs := ctl(t, "uninstall", "--root", root, "--target", target); status != 0 {
+			t.Fatalf("%s: %s", target, errs)
+		}
+	}
+	if now := snapshot(t, root); len(now) != 0 {
+		t.Errorf("left: %v", now)
+	}
+	if status, out, _ := ctl(t, "install", "--target", "kind"); status != 0 || !strings.Contains(out, "containerdConfigPatches:\n") {
+		t.Errorf("kind: %d %s", status, out)
+	}
+}
+
+func TestInstallRefuses(t *testing.T) {
+	root, daemon, from := installTree(t, "nonsense", containerdTOML)
+	for name, c := range map[string]struct {
+		args   []string
+		status int
+		want   string
+	}{
+		"an unknown target":              {[]string{"install", "--target", "podman"}, 2, "podman"},
+		"a handler that is no label":     {[]string{"install", "--handler", "a_b"}, 2, "DNS label"},
+		"a flag of another target":       {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
+		"a relative configuration":       {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
+		"a restart of another root":      {[]string{"install", "--root", root, "--restart"}, 2, "--restart"},
+		"an argument":                    {[]string{"uninstall", "now"}, 2, "now"},
+		"a daemon that says nonsense":    {[]string{"install", "--root", root, "--containerd", daemon, "--from", from}, 1, "no version"},
+		"programs that are not there":    {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
+		"rke2 where there is none":       {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 1, "is not on this host"},
+		"a manifest with a wrong value":  {[]string{"manifest", "--overhead", "memory=much"}, 2, "memory=much"},
+		"a manifest with half a label":   {[]string{"manifest", "--node-selector", "gpu"}, 2, "K=V"},
+		"uninstall of a kind cluster":    {[]string{"uninstall", "--target", "kind"}, 2, "kind delete"},
+		"check with an argument":         {[]string{"check", "this"}, 2, "this"},
+		"a manifest with an argument":    {[]string{"manifest", "x"}, 2, "x"},
+		"a manifest with a wrong effect": {[]string{"manifest", "--toleration", "a:Never"}, 2, "Never"},
+	} {
+		status, _, errs := ctl(t, c.args...)
+		if status != c.status || !strings.Contains(errs, c.want) {
+			t.Errorf("%s: status %d, %s", name, status, errs)
+		}
+	}
+}
+
+func TestManifestCommand(t *testing.T) {
+	status, out, errs := ctl(t, "manifest", "--handler", "gpu", "--node-selector", "nvidia.com/gpu.present=true", "--overhead", "memory=16Mi", "--toleration", "nvidia.com/gpu:NoSchedule")
+	if status != 0 || !strings.Contains(out, "handler: \"gpu\"\n") || !strings.Contains(out, "operator: Exists\n    effect: NoSchedule\n") {
+		t.Errorf("%d %s %s", status, out, errs)
+	}
+}

@@ -1,0 +1,521 @@
+package runtimeclass
+
+import (
+	"bytes"
+	"errors"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const testConfig = "/etc/containerd/config.toml"
+
+// versions of containerd that tests speak of.
+var (
+	v1735 = Version{Major: 1, Minor: 7, Patch: 35}
+	v2010 = Version{Minor: 0, Major: 2, Patch: 10}
+	v229  = Version{Major: 2, Minor: 2, Patch: 9}
+	v237  = Version{Major: 2, Minor: 3, Patch: 7}
+	v242  = Version{Major: 2, Minor: 4, Patch: 2}
+)
+
+func fixture(t testing.TB, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// tree makes a root directory with the given files.
+func tree(t testing.TB, files map[string][]byte) string {
+	t.Helper()
+	root := t.TempDir()
+	for name, data := range files {
+		p := filepath.Join(root, name)
+		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(p, data, 0o640); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return root
+}
+
+// contents reads all files below a root, with mode and text.
+func contents(t testing.TB, root string) map[string]string {
+	t.Helper()
+	out := map[string]string{}
+	err := filepath.Walk(root, func(p string, st os.FileInfo, err error) error {
+		if err != nil || st.IsDir() {
+			return err
+		}
+		data, err := os.ReadFile(p)
+		rel, _ := filepath.Rel(root, p)
+		out["/"+rel] = st.Mode().String() + "\n" + string(data)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// registrations are the files that an installer meets, and what must come of them.
+var registrations = []struct {
+	name    string
+	files   map[string]string // path below root: fixture, or text with a newline
+	daemon  Version
+	reg     Registration
+	changed []string
+	want    Runtime
+	// theDefault is the default runtime afterwards.
+	theDefault string
+}{
+	{name: "the default configuration of 2.4.2 imports conf.d", files: map[string]string{testConfig: "default-2.4.2.toml"}, daemon: v242,
+		changed: []string{"/etc/containerd/conf.d/nvidia-shim.toml"}, want: Runtime{Type: RuntimeType}, theDefault: "runc"},
+	{name: "with set-default", files: map[string]string{testConfig: "default-2.4.2.toml"}, daemon: v242, reg: Registration{Default: true},
+		changed: []string{"/etc/containerd/conf.d/nvidia-shim.toml"}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
+	{name: "a directory out of PATH needs the path", files: map[string]string{testConfig: "default-2.4.2.toml"}, daemon: v242, reg: Registration{BinDir: "/opt/shim"},
+		changed: []string{"/etc/containerd/conf.d/nvidia-shim.toml"},
+		want:    Runtime{Type: stockType, Path: "/opt/shim/" + ShimName, Options: map[string]any{"SystemdCgroup": false}}, theDefault: "runc"},
+	{name: "2.3 is given the path", files: map[string]string{testConfig: "v3-imports.toml"}, daemon: v237,
+		changed: []string{"/etc/containerd/conf.d/nvidia-shim.toml"},
+		want:    Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, theDefault: "runc"},
+	{name: "2.0 does not merge imports", files: map[string]string{testConfig: "v3-imports.toml"}, daemon: v2010, reg: Registration{Default: true},
+		changed: []string{testConfig},
+		want:    Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, theDefault: "nvidia"},
+	{name: "1.7", files: map[string]string{testConfig: "v2-1.7.toml"}, daemon: v1735, reg: Registration{Default: true},
+		changed: []string{testConfig},
+		want:    Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, theDefault: "nvidia"},
+	{name: "1.7 with an import that has the section", files: map[string]string{
+		testConfig:                     "version = 2\nimports = [\"/etc/containerd/extra.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"a\"\n",
+		"/etc/containerd/extra.toml":   "v2-1.7.toml",
+		"/etc/containerd/ignored.toml": "v3-imports.toml",
+	}, daemon: v1735, changed: []string{"/etc/containerd/extra.toml"},
+		want: Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, theDefault: "runc"},
+	{name: "an unknown version is served by the path", files: map[string]string{testConfig: "v2-1.7.toml"},
+		changed: []string{testConfig},
+		want:    Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, theDefault: "runc"},
+	{name: "comments, odd formatting, no newline at the end", files: map[string]string{testConfig: "comments.toml"}, daemon: v242, reg: Registration{Default: true},
+		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
+	{name: "kind's node", files: map[string]string{testConfig: "kind.toml"}, daemon: v229,
+		changed: []string{testConfig},
+		want:    Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, theDefault: "runc"},
+	{name: "without a version", files: map[string]string{testConfig: "no-version.toml"}, daemon: v242,
+		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "runc"},
+	{name: "without a version, 1.7", files: map[string]string{testConfig: "no-version.toml"}, daemon: v1735, reg: Registration{Default: true},
+		changed: []string{testConfig}, want: Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName}, theDefault: "nvidia"},
+	{name: "without a version, 2.2, which does not migrate such sections", files: map[string]string{testConfig: "no-version.toml"}, daemon: v229, reg: Registration{Default: true},
+		changed: []string{testConfig}, want: Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName}, theDefault: "nvidia"},
+	{name: "no file", daemon: v242, reg: Registration{Default: true},
+		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
+	{name: "no file, 1.7", daemon: v1735,
+		changed: []string{testConfig}, want: Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName}, theDefault: "runc"},
+	{name: "an empty file", files: map[string]string{testConfig: ""}, daemon: v242,
+		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "runc"},
+	{name: "beside NVIDIA's toolkit", files: map[string]string{testConfig: "toolkit.toml"}, daemon: v242, reg: Registration{Handler: "nvidia-shim"},
+		changed: []string{"/etc/containerd/conf.d/nvidia-shim.toml"}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
+	{name: "in place of NVIDIA's toolkit", files: map[string]string{testConfig: "toolkit.toml"}, daemon: v242, reg: Registration{Replace: true},
+		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
+	{name: "below a default table without the key", files: map[string]string{testConfig: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n  snapshotter = \"native\"\n"},
+		daemon: v242, reg: Registration{Default: true}, changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
+	{name: "the default as the last line, without its end", files: map[string]string{testConfig: "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd]\ndefault_runtime_name = \"runc\""},
+		daemon: v242, reg: Registration{Default: true}, changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
+	{name: "lines that end like those of Windows", files: map[string]string{testConfig: "version = 3\r\n[plugins.\"io.containerd.cri.v1.runtime\".containerd]\r\n  default_runtime_name = \"runc\"\r\n"},
+		daemon: v242, reg: Registration{Default: true}, changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
+}
+
+func prepare(t testing.TB, files map[string]string) string {
+	t.Helper()
+	texts := map[string][]byte{}
+	for name, f := range files {
+		texts[name] = []byte(f)
+		if f != "" && !strings.Contains(f, "\n") {
+			texts[name] = fixture(t, f)
+		}
+	}
+	return tree(t, texts)
+}
+
+func (r Registration) filled() Registration {
+	if r.Handler == "" {
+		r.Handler = DefaultHandler
+	}
+	if r.BinDir == "" {
+		r.BinDir = DefaultBinDir
+	}
+	return r
+}
+
+func TestInstallContainerd(t *testing.T) {
+	for _, c := range registrations {
+		t.Run(c.name, func(t *testing.T) {
+			reg := c.reg.filled()
+			h := Host{Root: prepare(t, c.files), Daemon: c.daemon}
+			before := contents(t, h.Root)
+
+			plan, err := InstallContainerd(h, testConfig, reg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
+				t.Error("planning changed files")
+			}
+			if plan.Diff() == "" || len(plan.Notes) == 0 {
+				t.Errorf("diff %q, notes %q", plan.Diff(), plan.Notes)
+			}
+			if err := plan.Apply(); err != nil {
+				t.Fatal(err)
+			}
+			after := contents(t, h.Root)
+			checkKept(t, before, after, c.changed)
+			checkRegistered(t, h, reg, c.want, c.theDefault)
+
+			again, err := InstallContainerd(h, testConfig, reg)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if again.Changed() {
+				t.Errorf("a second installation changes:\n%s", again.Diff())
+			}
+			if err := again.Apply(); err != nil {
+				t.Fatal(err)
+			}
+			if now := contents(t, h.Root); !reflect.DeepEqual(now, after) {
+				t.Error("a second installation changed files")
+			}
+			uninstall(t, h)
+			if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
+				t.Errorf("not as before:\n%v\nwant\n%v", now, before)
+			}
+		})
+	}
+}
+
+func uninstall(t testing.TB, h Host) *Plan {
+	t.Helper()
+	plan, err := UninstallContainerd(h, testConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := plan.Apply(); err != nil {
+		t.Fatal(err)
+	}
+	return plan
+}
+
+// checkKept demands that only the named files changed, that each line of theirs is
+// still there in its order, and that there is a back-up of what was.
+func checkKept(t *testing.T, before, after map[string]string, changed []string) {
+	t.Helper()
+	for name, text := range before {
+		now, ok := after[name]
+		if !ok {
+			t.Fatalf("%s is gone", name)
+		}
+		if !slices.Contains(changed, name) {
+			if now != text {
+				t.Errorf("%s changed", name)
+			}
+			continue
+		}
+		rest := now
+		for line := range strings.Lines(text) {
+			_, behind, ok := strings.Cut(rest, strings.TrimRight(line, "\r\n"))
+			if !ok {
+				t.Errorf("%s: the line %q is lost", name, line)
+			}
+			rest = behind
+		}
+		if after[name+BackupSuffix] != text {
+			t.Errorf("the back-up of %s is %q", name, after[name+BackupSuffix])
+		}
+	}
+	for _, name := range changed {
+		if before[name] == after[name] {
+			t.Errorf("%s did not change", name)
+		}
+	}
+	// Each of them has a back-up, or is new itself.
+	if len(after) != len(before)+len(changed) {
+		t.Errorf("files: %v", slices.Sorted(maps.Keys(after)))
+	}
+}
+
+func checkRegistered(t *testing.T, h Host, reg Registration, want Runtime, theDefault string) {
+	t.Helper()
+	c, err := ReadConfiguration(h, testConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.Runtimes[reg.Handler]; !reflect.DeepEqual(got, want) {
+		t.Errorf("runtime %+v, want %+v", got, want)
+	}
+	if c.Default != theDefault {
+		t.Errorf("default %q, want %q", c.Default, theDefault)
+	}
+}
+
+func TestUninstallKeepsWhatOthersChanged(t *testing.T) {
+	h := Host{Root: prepare(t, map[string]string{testConfig: "v2-1.7.toml"}), Daemon: v1735}
+	plan, err := InstallContainerd(h, testConfig, Registration{Default: true}.filled())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := plan.Apply(); err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(h.Root, testConfig)
+	installed, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	edit := func(b []byte) []byte {
+		b = bytes.Replace(b, []byte("pause:3.8"), []byte("pause:3.10"), 1)
+		return append(b, "\n[debug]\n  level = \"debug\"\n"...)
+	}
+	if err := os.WriteFile(name, edit(installed), 0o640); err != nil {
+		t.Fatal(err)
+	}
+	// The operator's lines are behind ours now; nothing has to move for that.
+	again, err := InstallContainerd(h, testConfig, Registration{Default: true}.filled())
+	if err != nil || again.Changed() {
+		t.Errorf("%v\n%s", err, again.Diff())
+	}
+	p := uninstall(t, h)
+	got, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := edit(fixture(t, "v2-1.7.toml")); !bytes.Equal(got, want) {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+	if !strings.Contains(strings.Join(p.Notes, "\n"), "has been changed since") {
+		t.Errorf("notes %q", p.Notes)
+	}
+	if backup, err := os.ReadFile(name + BackupSuffix); err != nil || !bytes.Equal(backup, fixture(t, "v2-1.7.toml")) {
+		t.Errorf("back-up %q, %v", backup, err)
+	}
+}
+
+// The last installation holds, and none leaves a trace of the one before; the back-up
+// stays that of the first.
+func TestInstallAgainWithAnotherChoice(t *testing.T) {
+	h := Host{Root: prepare(t, map[string]string{testConfig: "v3-imports.toml"}), Daemon: v2010}
+	before := contents(t, h.Root)
+	steps := []struct {
+		daemon Version
+		reg    Registration
+		want   Runtime
+		def    string
+	}{
+		{v2010, Registration{Default: true}, Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, "nvidia"},
+		{v2010, Registration{Handler: "gpu"}, Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, "runc"},
+		// After an update of containerd the drop-in takes the place of the edit.
+		{v242, Registration{}, Runtime{Type: RuntimeType}, "runc"},
+		{v2010, Registration{Handler: "gpu", Default: true}, Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, "gpu"},
+	}
+	for i, s := range steps {
+		h.Daemon = s.daemon
+		plan, err := InstallContainerd(h, testConfig, s.reg.filled())
+		if err != nil {
+			t.Fatal(i, err)
+		}
+		if err := plan.Apply(); err != nil {
+			t.Fatal(i, err)
+		}
+		checkRegistered(t, h, s.reg.filled(), s.want, s.def)
+		c, err := ReadConfiguration(h, testConfig)
+		if err != nil || len(c.Runtimes) != 2 {
+			t.Errorf("step %d: %v %v", i, c.Runtimes, err)
+		}
+	}
+	uninstall(t, h)
+	if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
+		t.Errorf("not as before: %v", now)
+	}
+}
+
+func TestInstallContainerdRefuses(t *testing.T) {
+	for _, c := range []struct {
+		name, text string
+		daemon     Version
+		reg        Registration
+		taken      bool
+		want       string
+	}{
+		{name: "a handler of another runtime, in the file to edit", text: "v2-1.7.toml", daemon: v1735, reg: Registration{Handler: "runc"}, taken: true, want: `runtime_type = "io.containerd.runc.v2"`},
+		{name: "a handler of another runtime, beside a drop-in", text: "toolkit.toml", daemon: v242, taken: true, want: `BinaryName = "/usr/bin/nvidia-container-runtime"`},
+		{name: "broken TOML", text: "version = 2\n[plugins", daemon: v242, want: testConfig},
+		{name: "a version that is not known", text: "version = 5\n", daemon: v242, want: "version 5"},
+		{name: "a version that is no number", text: "version = \"2\"\n", daemon: v242, want: "version"},
+		{name: "runtimes as an inline table", text: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\nruntimes = { runc = { runtime_type = \"io.containerd.runc.v2\" } }\n", daemon: v242, want: "by hand"},
+		{name: "a handler that is no label", text: "version = 2\n", daemon: v242, reg: Registration{Handler: "a.b"}, want: "DNS label"},
+		{name: "a handler that would leave its table", text: "version = 2\n", daemon: v242, reg: Registration{Handler: "x]\nroot"}, want: "DNS label"},
+		{name: "a directory that is relative", text: "version = 2\n", daemon: v242, reg: Registration{BinDir: "bin"}, want: "absolute"},
+		{name: "our block without its end", text: "version = 2\n" + blockBegin + "\n", daemon: v242, want: "has no"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := Host{Root: prepare(t, map[string]string{testConfig: c.text}), Daemon: c.daemon}
+			_, err := InstallContainerd(h, testConfig, c.reg.filled())
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if errors.Is(err, ErrTaken) != c.taken {
+				t.Errorf("ErrTaken: %v", err)
+			}
+			if !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %q has no %q", err, c.want)
+			}
+		})
+	}
+}
+
+func TestApplyLeavesChangedFilesAlone(t *testing.T) {
+	h := Host{Root: prepare(t, map[string]string{testConfig: "v2-1.7.toml"}), Daemon: v1735}
+	plan, err := InstallContainerd(h, testConfig, Registration{}.filled())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(h.Root, testConfig), []byte("version = 2\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := plan.Apply(); err == nil || !strings.Contains(err.Error(), "changed meanwhile") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestInstallKeepsLinks(t *testing.T) {
+	h := Host{Root: prepare(t, map[string]string{"/etc/real/config.toml": "v2-1.7.toml"}), Daemon: v1735}
+	link := filepath.Join(h.Root, testConfig)
+	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/etc/real/config.toml", link); err != nil {
+		t.Fatal(err)
+	}
+	plan, err := InstallContainerd(h, testConfig, Registration{}.filled())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := plan.Apply(); err != nil {
+		t.Fatal(err)
+	}
+	if to, err := os.Readlink(link); err != nil || to != "/etc/real/config.toml" {
+		t.Errorf("link %q, %v", to, err)
+	}
+	if data, err := os.ReadFile(filepath.Join(h.Root, "/etc/real/config.toml")); err != nil || !bytes.Contains(data, []byte(ShimName)) {
+		t.Errorf("%s %v", data, err)
+	}
+}
+
+// programs are the containerd binaries that tests can ask, by a label.
+func programs(t *testing.T) map[string]string {
+	t.Helper()
+	bin := os.Getenv("NVIDIA_SHIM_BIN")
+	if bin == "" {
+		bin = "../bin"
+	}
+	bin, err := filepath.Abs(bin)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := map[string]string{}
+	if p, err := exec.LookPath(filepath.Join(bin, "tools/containerd")); err == nil {
+		out["tools"] = p
+	}
+	found, _ := filepath.Glob(filepath.Join(bin, "daemons/*/containerd"))
+	for _, p := range found {
+		out[filepath.Base(filepath.Dir(p))] = p
+	}
+	if len(found) == 0 {
+		t.Logf("NOT TESTED with older daemons: no %s", filepath.Join(bin, "daemons/*/containerd"))
+	}
+	return out
+}
+
+// The proof that counts: containerd's own reading of the result.
+func TestContainerdReadsTheResult(t *testing.T) {
+	all := programs(t)
+	if len(all) == 0 {
+		if testing.Short() {
+			t.Skip("SKIP (-short): no bin/tools/containerd: run `make tools`")
+		}
+		t.Fatal("no bin/tools/containerd: run `make tools`")
+	}
+	for label, program := range all {
+		out, err := exec.Command(program, "--version").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		version, err := ParseVersion(string(out))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, c := range registrations {
+			if c.daemon.AtLeast(2, 0, 0) != version.AtLeast(2, 0, 0) && c.daemon.Known() {
+				continue
+			}
+			t.Run(label+"/"+c.name, func(t *testing.T) {
+				reg := c.reg.filled()
+				h := Host{Root: prepare(t, c.files), Daemon: version}
+				// The program sees the files at their real place.
+				for name := range c.files {
+					p := filepath.Join(h.Root, name)
+					data, err := os.ReadFile(p)
+					if err != nil {
+						t.Fatal(err)
+					}
+					data = bytes.ReplaceAll(data, []byte(`'/etc/containerd/`), []byte(`'`+h.Root+`/etc/containerd/`))
+					data = bytes.ReplaceAll(data, []byte(`"/etc/containerd/`), []byte(`"`+h.Root+`/etc/containerd/`))
+					// containerd 1.7 leaves plugins out of its dump that are switched off.
+					data = bytes.ReplaceAll(data, []byte(`["cri"]`), []byte(`[]`))
+					if err := os.WriteFile(p, data, 0o600); err != nil {
+						t.Fatal(err)
+					}
+				}
+				config := filepath.Join(h.Root, testConfig)
+				plan, err := InstallContainerd(Host{Daemon: version}, config, reg)
+				if err != nil && c.daemon.Known() && c.daemon != version {
+					t.Skipf("this case is for containerd %s: %v", c.daemon, err)
+				}
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := plan.Apply(); err != nil {
+					t.Fatal(err)
+				}
+				dump, err := exec.Command(program, "--config", config, "config", "dump").Output()
+				if err != nil {
+					t.Fatalf("config dump: %v", err)
+				}
+				got, err := ParseConfiguration(dump)
+				if err != nil {
+					t.Fatal(err)
+				}
+				r := got.Runtimes[reg.Handler]
+				byName := version.AtLeast(2, 4, 0) && reg.inPath()
+				if !r.Ours() || (r.Type == RuntimeType) != byName || !byName && r.Path != reg.shim() {
+					t.Errorf("%s: handler %+v", version, r)
+				}
+				if got.Default != c.theDefault {
+					t.Errorf("default %q, want %q", got.Default, c.theDefault)
+				}
+				if _, ok := got.Runtimes["runc"]; !ok {
+					t.Errorf("runc is lost: %v", got.Runtimes)
+				}
+				if _, ok := r.Options["BinaryName"].(string); ok && r.Options["BinaryName"] != "" {
+					t.Errorf("options of another runtime: %v", r.Options)
+				}
+			})
+		}
+	}
+}

@@ -1,0 +1,60 @@
+package runtimeclass
+
+import (
+	"cmp"
+	"fmt"
+	"regexp"
+	"strconv"
+)
+
+// Version is a program's version, such as containerd's or runc's. The zero value is
+// an unknown one.
+type Version struct {
+	Major, Minor, Patch int
+	// Suffix is what follows: "-rc.1" is before the release; "~ds1" or "-k3s1" is
+	// what a distribution made of it.
+	Suffix string
+}
+
+var (
+	versionText = regexp.MustCompile(`(?:^|[\s:])v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})([-~+][-~+.0-9A-Za-z]*)?(?:\s|$)`)
+	preRelease  = regexp.MustCompile(`^[-~](rc|beta|alpha)`)
+	developer   = regexp.MustCompile(`^\+|^-[0-9]+-g[0-9a-f]+|^-dirty`)
+)
+
+// ParseVersion reads the first version in a program's --version output.
+func ParseVersion(output string) (Version, error) {
+	m := versionText.FindStringSubmatch(output)
+	if m == nil {
+		return Version{}, fmt.Errorf("no version in %.256q", output)
+	}
+	var n [3]int
+	for i := range n {
+		// At most six digits.
+		n[i], _ = strconv.Atoi(m[i+1])
+	}
+	return Version{Major: n[0], Minor: n[1], Patch: n[2], Suffix: m[4]}, nil
+}
+
+func (v Version) String() string {
+	if !v.Known() {
+		return "unknown"
+	}
+	return fmt.Sprintf("%d.%d.%d%s", v.Major, v.Minor, v.Patch, v.Suffix)
+}
+
+// Known is false for the zero value.
+func (v Version) Known() bool { return v != Version{} }
+
+// AtLeast tells whether v is major.minor.patch or newer. A pre-release comes before
+// its release.
+func (v Version) AtLeast(major, minor, patch int) bool {
+	c := cmp.Or(cmp.Compare(v.Major, major), cmp.Compare(v.Minor, minor), cmp.Compare(v.Patch, patch))
+	return c > 0 || c == 0 && !preRelease.MatchString(v.Suffix)
+}
+
+// Distribution tells whether a distribution packaged this version under a number of
+// its own, possibly with fixes of later ones.
+func (v Version) Distribution() bool {
+	return v.Suffix != "" && !preRelease.MatchString(v.Suffix) && !developer.MatchString(v.Suffix)
+}
