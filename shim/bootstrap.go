@@ -96,10 +96,6 @@ func (i invocation) start(ctx context.Context, s ctrdshim.Shim) (done bool, err 
 	if err != nil {
 		return false, err
 	}
-	// 1.6 and 1.7 find the shim by this file after a restart.
-	if err := writeAddress("address", result.GetAddress()); err != nil {
-		return false, err
-	}
 	// The one form that all of them take. It means version 2 of the Task API over
 	// ttrpc; nothing tells a shim whether the daemon knows version 3.
 	_, err = os.Stdout.WriteString(result.GetAddress())
@@ -155,14 +151,16 @@ func putBack(input []byte) error {
 	return nil
 }
 
-// writeAddress writes the file at once or not at all: a daemon that restarts
-// meanwhile reads it.
-func writeAddress(name, address string) error {
-	temp := "." + name
+// writeAddress notes in a bundle where its shim is, as shims before 2.3 did.
+// containerd 1.6 and 1.7 find the shim by it after a restart, and a server removes
+// the socket of that name when it ends: without, the socket of a pod that is not
+// named after its first container stays. The file is there at once or not at all.
+func writeAddress(dir, address string) error {
+	temp := filepath.Join(dir, ".address")
 	if err := os.WriteFile(temp, []byte(address), 0o644); err != nil {
 		return err
 	}
-	return os.Rename(temp, name)
+	return os.Rename(temp, filepath.Join(dir, "address"))
 }
 
 // groupAnnotations name the pod that a container shares the shim with, in the

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/containerd/api/types/runc/options"
 	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
@@ -112,6 +113,7 @@ func TestOptionsOfOldDaemonsAreTranslatedAtStart(t *testing.T) {
 			if err != nil || !legacy {
 				t.Fatalf("%v, %v", legacy, err)
 			}
+			t.Chdir(t.TempDir())
 			fake := &fakeShim{}
 			if _, err := (&shimManager{Shim: fake}).Start(context.Background(), params); err != nil {
 				t.Fatal(err)
@@ -205,7 +207,7 @@ func TestAnOldDaemonGetsThePlainAddressAndTheAddressFile(t *testing.T) {
 	t.Setenv("TTRPC_ADDRESS", "/run/c.sock.ttrpc")
 	fake := &fakeShim{address: "unix:///run/containerd/s/abc"}
 	out := withStdio(t, nil, func() {
-		done, err := invocation{id: "c1", namespace: "k8s.io", debug: true}.start(context.Background(), fake)
+		done, err := invocation{id: "c1", namespace: "k8s.io", debug: true}.start(context.Background(), &shimManager{Shim: fake})
 		if err != nil || !done {
 			t.Fatalf("%v, %v", done, err)
 		}
@@ -227,7 +229,7 @@ func TestAnOldDaemonGetsThePlainAddressAndTheAddressFile(t *testing.T) {
 func TestAFailedStartPrintsNoAddress(t *testing.T) {
 	t.Chdir(t.TempDir())
 	out := withStdio(t, nil, func() {
-		if _, err := (invocation{id: "broken", namespace: "k8s.io"}).start(context.Background(), &fakeShim{}); err == nil {
+		if _, err := (invocation{id: "broken", namespace: "k8s.io"}).start(context.Background(), &shimManager{Shim: &fakeShim{}}); err == nil {
 			t.Error("no error")
 		}
 	})
@@ -306,6 +308,38 @@ func TestTheVersionOfARunningPodIsKept(t *testing.T) {
 	}
 }
 
+// Docker's daemon.json and nerdctl send the type and at most a path; whether systemd
+// manages the cgroup is in the path that they make.
+func TestDockersOptionsAndCgroupPathMeanSystemd(t *testing.T) {
+	for config, want := range map[string]bool{
+		`{"linux":{"cgroupsPath":"system.slice:docker:abc"}}`: true,
+		`{"linux":{"cgroupsPath":"user.slice:nerdctl:abc"}}`:  true,
+		`{"linux":{"cgroupsPath":"/docker/abc"}}`:             false,
+	} {
+		for name, any := range map[string]*anypb.Any{
+			"nothing":                  nil,
+			"a type and no more":       {TypeUrl: "runtimeoptions.v1.Options", Value: marshal(t, &runtimeoptions.Options{TypeUrl: "io.containerd.nvidia.v2.Options"})},
+			"a message without fields": {TypeUrl: "runtimeoptions.v1.Options"},
+		} {
+			r := &taskapi.CreateTaskRequest{ID: "c1", Options: any}
+			opts, err := Translate(any)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := setOptions(t.Context(), r, opts, []byte(config)); err != nil {
+				t.Fatal(err)
+			}
+			var got options.Options
+			if err := proto.Unmarshal(r.Options.GetValue(), &got); err != nil || r.Options.GetTypeUrl() != "containerd.runc.v1.Options" {
+				t.Fatalf("%v, %v", r.Options, err)
+			}
+			if got.SystemdCgroup != want {
+				t.Errorf("%s with %s: SystemdCgroup %v, want %v", config, name, got.SystemdCgroup, want)
+			}
+		}
+	}
+}
+
 // What a daemon since 2.3 pays for those before.
 func BenchmarkStartOfANewDaemon(b *testing.B) {
 	args := strings.Fields("-namespace k8s.io -address /run/c.sock -publish-binary /usr/bin/containerd -id c1 start")
@@ -338,6 +372,9 @@ func BenchmarkStartOfANewDaemon(b *testing.B) {
 		os.Stdin.Close()
 		if v := keptVersion(dir, "c1", "unix:///run/containerd/s/abc"); v != 0 {
 			b.Fatal(v)
+		}
+		if err := writeAddress(dir, "unix:///run/containerd/s/abc"); err != nil {
+			b.Fatal(err)
 		}
 	}
 }

@@ -46,10 +46,15 @@ func (m *shimManager) Start(ctx context.Context, params *bootapi.BootstrapParams
 	if err != nil {
 		return nil, err
 	}
-	if dir, err := os.Getwd(); err == nil {
-		if version := keptVersion(dir, params.GetInstanceID(), result.GetAddress()); version != 0 {
-			result.Version = version
-		}
+	dir, err := os.Getwd() // the bundle
+	if err != nil {
+		return nil, err
+	}
+	if version := keptVersion(dir, params.GetInstanceID(), result.GetAddress()); version != 0 {
+		result.Version = version
+	}
+	if err := writeAddress(dir, result.GetAddress()); err != nil {
+		return nil, err
 	}
 	// Without this extension containerd 2.4 executes `shim -info` for every runtime
 	// that is not runc's, to look for a deprecated annotation.

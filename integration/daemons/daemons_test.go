@@ -198,6 +198,26 @@ func TestTheContainersOfAPodShareOneShimAndNotTheirGPUs(t *testing.T) {
 	})
 }
 
+// A group may have a name of its own; its socket goes with its shim as well.
+func TestNothingIsLeftOfAGroupThatIsNamedOtherwise(t *testing.T) {
+	eachRelease(t, func(t *testing.T, r release) {
+		h := newHost(t, r, testenv.Options{})
+		before := h.settle(t)
+		group := []string{"io.containerd.runc.v2.group=some-group"}
+		first := h.sleep(t, testenv.RunOptions{Env: gpu(1), Annotations: group})
+		second := h.sleep(t, testenv.RunOptions{Env: gpu(2), Annotations: group})
+		if n := len(h.ShimPIDs(first)) + len(h.ShimPIDs(second)); n != 1 {
+			t.Errorf("%d shims, want one", n)
+		}
+		h.Remove(t, first)
+		if got := h.Exec(t, second, h.probe()...); got.Stdout != h.wantProbe(2) {
+			t.Errorf("the second container, when the first is gone: %+v", got)
+		}
+		h.Remove(t, second)
+		h.AssertUnchanged(t, before)
+	})
+}
+
 // A node's containerd is upgraded under its pods: they go on, take part in what the
 // new daemon does, and keep the version of the Task API that they were started with.
 func TestContainerdIsUpgradedWhileAPodRuns(t *testing.T) {
