@@ -154,13 +154,9 @@ func putBack(input []byte) error {
 // writeAddress notes in a bundle where its shim is, as shims before 2.3 did.
 // containerd 1.6 and 1.7 find the shim by it after a restart, and a server removes
 // the socket of that name when it ends: without, the socket of a pod that is not
-// named after its first container stays. The file is there at once or not at all.
+// named after its first container stays.
 func writeAddress(dir, address string) error {
-	temp := filepath.Join(dir, ".address")
-	if err := os.WriteFile(temp, []byte(address), 0o644); err != nil {
-		return err
-	}
-	return os.Rename(temp, filepath.Join(dir, "address"))
+	return os.WriteFile(filepath.Join(dir, "address"), []byte(address), 0o644)
 }
 
 // groupAnnotations name the pod that a container shares the shim with, in the
