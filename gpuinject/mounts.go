@@ -123,11 +123,15 @@ func (j *Job) target(dest string) string {
 	return j.image.Target(dest)
 }
 
-// volumes are the container's own binds.
+// ephemeral are the types of mounts that end with the container.
+var ephemeral = []string{"tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2", "ramfs"}
+
+// volumes are the container's own mounts of what outlives it: binds, and file
+// systems of whatever type.
 func (j *Job) volumes() []specs.Mount {
 	return slices.DeleteFunc(slices.Clone(j.bundle.Spec.Mounts), func(m specs.Mount) bool {
 		bind := m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
-		return !bind || j.ours(m)
+		return !bind && slices.Contains(ephemeral, m.Type) || j.ours(m)
 	})
 }
 

@@ -107,7 +107,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	defer func() {
 		// A container that could not be destroyed stays known, so that Start refuses it.
 		if err != nil && gone {
-			unmountRootfs(ctx, c)
+			_ = unmountRootfs(ctx, c)
 			s.put(r.ID, nil)
 		}
 	}()
@@ -197,13 +197,15 @@ func mountRootfs(r *taskapi.CreateTaskRequest, c *gpuContainer) (string, error) 
 }
 
 // unmountRootfs takes away what mountRootfs made.
-func unmountRootfs(ctx context.Context, c *gpuContainer) {
+func unmountRootfs(ctx context.Context, c *gpuContainer) error {
 	if c.rootfs == "" {
-		return
+		return nil
 	}
 	if err := mount.UnmountRecursive(c.rootfs, 0); err != nil {
 		log.G(ctx).WithError(err).Warn("failed to cleanup rootfs mount")
+		return fmt.Errorf("failed rootfs umount: %w", err)
 	}
+	return nil
 }
 
 // destroy ends and removes a created container that must not start (invariant I8),

@@ -14,11 +14,13 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 		return resp, err
 	}
 	if c := s.get(r.ID); c != nil {
-		unmountRootfs(ctx, c)
 		if c.restore != nil {
 			c.restore.Close()
 		}
 		s.put(r.ID, nil)
+		if err := unmountRootfs(ctx, c); err != nil {
+			return nil, toGRPC(err)
+		}
 	}
 	return resp, nil
 }

@@ -34,7 +34,7 @@ func (s *Service) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.
 		return resp, nil
 	}
 	if s.destroy(ctx, r.ID) {
-		unmountRootfs(ctx, c)
+		_ = unmountRootfs(ctx, c)
 		s.put(r.ID, nil)
 	}
 	return nil, toGRPC(err)

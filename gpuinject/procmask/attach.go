@@ -98,7 +98,7 @@ func (m *Mask) attachIn(nsfd int, rel string) error {
 		return fmt.Errorf("open it in the container: %w", err)
 	}
 	defer unix.Close(dir)
-	if err := isProcfs(dir); err != nil {
+	if err := isProcfsOrMask(dir); err != nil {
 		return err
 	}
 	if err := unix.MoveMount(int(m.f.Fd()), "", dir, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
@@ -113,6 +113,16 @@ func openBeneath(dirfd int, name string) (int, error) {
 		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
 	})
+}
+
+// isProcfsOrMask also takes a read-only tmpfs: what runc puts over a directory of
+// linux.maskedPaths, and an earlier mask that a checkpoint brought back.
+func isProcfsOrMask(fd int) error {
+	var st unix.Statfs_t
+	if err := unix.Fstatfs(fd, &st); err == nil && st.Type == unix.TMPFS_MAGIC && st.Flags&unix.ST_RDONLY != 0 {
+		return nil
+	}
+	return isProcfs(fd)
 }
 
 func isProcfs(fd int) error {

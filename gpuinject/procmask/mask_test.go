@@ -162,6 +162,17 @@ func TestAttachRefusesWhateverIsNotProcfs(t *testing.T) {
 	}
 }
 
+// What runc puts over a masked path, and what a checkpoint brings back.
+func TestAttachCoversAReadOnlyTmpfs(t *testing.T) {
+	s := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc+" && mount -t tmpfs -o ro none /proc/driver")
+	if err := newMask(t).Attach(s.cmd.Process.Pid, target); err != nil {
+		t.Fatal(err)
+	}
+	if out := s.finish("cat /proc/driver/params"); !strings.Contains(out, "ModifyDeviceFiles: 0") {
+		t.Error(out)
+	}
+}
+
 func TestAttachRefusesTheMountNamespaceOfTheHost(t *testing.T) {
 	before := mountinfo(t)
 	s := start(t, syscall.CLONE_NEWPID, "true")

@@ -9,7 +9,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
 	"time"
 
@@ -82,6 +81,9 @@ func (s *State) Ensure(spec Spec) (string, error) {
 	if mounted(root) {
 		return root, nil
 	}
+	if err := s.keepPrivate(); err != nil {
+		return "", fmt.Errorf("driver view: %w", err)
+	}
 	if err := build(root, spec.Files); err != nil {
 		return "", fmt.Errorf("driver view: %w", err)
 	}
@@ -89,13 +91,74 @@ func (s *State) Ensure(spec Spec) (string, error) {
 	return root, nil
 }
 
+// lockTimeout is how long a view that another shim builds is waited for. Building
+// takes milliseconds; a shim that was stopped in the middle must not stop all.
+const lockTimeout = 10 * time.Second
+
 func flock(f *os.File) error {
-	for {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX)
-		if !errors.Is(err, unix.EINTR) {
+	for start := time.Now(); ; time.Sleep(2 * time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
 			return err
 		}
+		if time.Since(start) > lockTimeout {
+			return fmt.Errorf("another shim has held it for %s", lockTimeout)
+		}
 	}
+}
+
+// keepPrivate makes the directory of the views a private mount where the state
+// directory is on a shared one, as /run is under systemd: a view attached to a
+// shared mount is copied, file by file, into every mount namespace that follows it.
+// It is called with the lock held.
+func (s *State) keepPrivate() error {
+	dir := filepath.Join(s.dir, "view")
+	if mounted(dir) {
+		return nil
+	}
+	shared, err := onSharedMount(dir)
+	if err != nil || !shared {
+		return err
+	}
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
+		return fmt.Errorf("bind %s: %w", dir, err)
+	}
+	if err := unix.Mount("", dir, "", unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make %s private: %w", dir, err)
+	}
+	return nil
+}
+
+// onSharedMount tells whether dir is on a mount with shared propagation
+// (mount_namespaces(7); proc_pid_mountinfo(5), optional fields).
+func onSharedMount(dir string) (bool, error) {
+	real, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return false, err
+	}
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return false, err
+	}
+	longest, shared := -1, false
+	for line := range strings.Lines(string(data)) {
+		fields := strings.Fields(line)
+		if len(fields) < 7 {
+			continue
+		}
+		at := fields[4]
+		if at != "/" && real != at && !strings.HasPrefix(real, at+"/") || len(at) < longest {
+			continue
+		}
+		longest, shared = len(at), false
+		for _, option := range fields[6:] {
+			if option == "-" {
+				break
+			}
+			shared = shared || strings.HasPrefix(option, "shared:")
+		}
+	}
+	return shared, nil
 }
 
 // mounted tells whether dir is the root of a mount in this mount namespace.
@@ -242,8 +305,7 @@ func (s *State) Remove() error {
 	if err != nil {
 		return err
 	}
-	slices.Sort(roots)
-	for _, root := range roots {
+	for _, root := range append(roots, filepath.Join(s.dir, "view")) {
 		for mounted(root) {
 			if err := unix.Unmount(root, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 				return &os.PathError{Op: "unmount", Path: root, Err: err}

@@ -630,3 +630,48 @@ func TestRemoveTakesEverythingAway(t *testing.T) {
 		t.Errorf("the driver's own files: %v", entries)
 	}
 }
+
+// /run is shared under systemd: what is attached there shows up in every mount
+// namespace that follows it.
+func TestAViewBelowASharedMountStaysInThisMountNamespace(t *testing.T) {
+	dir := t.TempDir()
+	if err := unix.Mount("test", dir, "tmpfs", 0, "mode=0755"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+	peer := t.TempDir()
+	if err := unix.Mount("", dir, "", unix.MS_SHARED, ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(dir, peer, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = unix.Unmount(peer, unix.MNT_DETACH) })
+	s, err := OpenState(filepath.Join(dir, "state"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	source := filepath.Join(t.TempDir(), "lib.so")
+	if err := os.WriteFile(source, []byte("x"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	root, err := s.Ensure(Spec{Driver: "1", Files: []File{{Source: source, Name: "lib64/lib.so"}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(root, "lib64/lib.so")); err != nil {
+		t.Error(err)
+	}
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Fields(line); strings.HasPrefix(f[4], peer+"/") && strings.Contains(line, "nvidia-shim") || strings.HasPrefix(f[4], peer+"/") && strings.Contains(line, "lib.so") {
+			t.Errorf("the view is in the peer too: %s", line)
+		}
+	}
+	if err := s.Remove(); err != nil {
+		t.Error(err)
+	}
+}

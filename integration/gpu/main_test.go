@@ -162,8 +162,9 @@ func unmountBelow(t testing.TB, dir string) {
 	}
 	var points []string
 	for line := range strings.Lines(string(data)) {
-		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") && strings.HasSuffix(f[4], "/root") {
-			points = append(points, f[4])
+		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") && (strings.HasSuffix(f[4], "/root") || strings.HasSuffix(f[4], "/view")) {
+			// The inner first.
+			points = append([]string{f[4]}, points...)
 		}
 	}
 	for _, p := range points {
