@@ -115,6 +115,16 @@ var registrations = []struct {
 		changed: []string{testConfig}, want: Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName}, theDefault: "nvidia"},
 	{name: "without a version, 2.2, which does not migrate such sections", files: map[string]string{testConfig: "no-version.toml"}, daemon: v229, reg: Registration{Default: true},
 		changed: []string{testConfig}, want: Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName}, theDefault: "nvidia"},
+	{name: "a section of version 1, 2.2", files: map[string]string{testConfig: "[plugins.cri]\n  disable_apparmor = true\n"}, daemon: v229,
+		changed: []string{testConfig}, want: Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName}, theDefault: "runc"},
+	{name: "a section of version 1, 2.4", files: map[string]string{testConfig: "[plugins.cri.containerd]\n  default_runtime_name = \"runc\"\n"}, daemon: v242, reg: Registration{Default: true},
+		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
+	{name: "a section of version 2 without a version, 2.4", files: map[string]string{testConfig: "[plugins.\"io.containerd.grpc.v1.cri\"]\n  disable_apparmor = true\n"}, daemon: v242, reg: Registration{Default: true},
+		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
+	{name: "a section of version 1, 1.7", files: map[string]string{testConfig: "[plugins.cri]\n  disable_apparmor = true\n"}, daemon: v1735, reg: Registration{Default: true},
+		changed: []string{testConfig}, want: Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName}, theDefault: "nvidia"},
+	{name: "a value of several lines at the end, without the last line's end", files: map[string]string{testConfig: "version = 2\nrequired_plugins = [\n # none\n]"}, daemon: v242,
+		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "runc"},
 	{name: "no file", daemon: v242, reg: Registration{Default: true},
 		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
 	{name: "no file, 1.7", daemon: v1735,
@@ -336,6 +346,10 @@ func TestInstallAgainWithAnotherChoice(t *testing.T) {
 		c, err := ReadConfiguration(h, testConfig)
 		if err != nil || len(c.Runtimes) != 2 {
 			t.Errorf("step %d: %v %v", i, c.Runtimes, err)
+		}
+		backup, err := os.ReadFile(filepath.Join(h.Root, testConfig+BackupSuffix))
+		if s.daemon == v2010 && (err != nil || !bytes.Equal(backup, fixture(t, "v3-imports.toml"))) {
+			t.Errorf("step %d: the back-up is not the first state: %v\n%s", i, err, backup)
 		}
 	}
 	uninstall(t, h)

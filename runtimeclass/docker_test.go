@@ -93,12 +93,17 @@ func uninstallDocker(t *testing.T, h Host) {
 func TestUninstallDockerKeepsWhatOthersChanged(t *testing.T) {
 	const before = `{"default-runtime": "crun", "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`
 	h := Host{Root: tree(t, map[string][]byte{DefaultDockerConfig: []byte(before)})}
-	plan, err := InstallDocker(h, DefaultDockerConfig, Registration{Default: true, Replace: true}.filled())
-	if err != nil {
-		t.Fatal(err)
+	for _, reg := range []Registration{{Replace: true}, {Default: true, Replace: true}} {
+		plan, err := InstallDocker(h, DefaultDockerConfig, reg.filled())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := plan.Apply(); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := plan.Apply(); err != nil {
-		t.Fatal(err)
+	if backup, err := h.read(DefaultDockerConfig + BackupSuffix); err != nil || string(backup) != before {
+		t.Errorf("the back-up is not the first state: %v %s", err, backup)
 	}
 	name := filepath.Join(h.Root, DefaultDockerConfig)
 	now, err := os.ReadFile(name)

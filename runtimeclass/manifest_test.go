@@ -104,12 +104,16 @@ func TestUnifiedDiff(t *testing.T) {
 		"no newline at the end":  {"a\nb", "a\nb\nc\n"},
 		"two hunks":              {"x\n" + long + "y\n", "X\n" + long + "Y\n"},
 		"one hunk of two places": {"x\ns\ns\ny\n", "X\ns\ns\nY\n"},
+		"six same lines, 1 hunk": {"x\n1\n2\n3\n4\n5\n6\ny\n", "X\n1\n2\n3\n4\n5\n6\nY\n"},
 		"removed":                {long + "z\n" + long, long + long},
 		"from nothing":           {"", "a\n"},
 	} {
 		diff := unifiedDiff("f", []byte(c[0]), []byte(c[1]))
 		if !strings.HasPrefix(diff, "--- f\n+++ f\n@@ ") {
 			t.Errorf("%s: %s", name, diff)
+		}
+		if hunks := strings.Count(diff, "\n@@ "); (hunks > 1) != (name == "two hunks") {
+			t.Errorf("%s: %d hunks\n%s", name, hunks, diff)
 		}
 		if _, err := exec.LookPath("patch"); err != nil {
 			continue

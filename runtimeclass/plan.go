@@ -193,7 +193,7 @@ func replaceFile(name, like string, data []byte, mode os.FileMode) (err error) {
 	defer func() {
 		f.Close()
 		if err != nil {
-			os.Remove(tmp)
+			_ = os.Remove(tmp)
 		}
 	}()
 	if _, err := f.Write(data); err != nil {

@@ -64,10 +64,6 @@ func statements(text []byte) ([]statement, error) {
 			last = int(node.Raw.Offset + node.Raw.Length)
 		}
 		s.start = bytes.LastIndexByte(text[:s.keyStart], '\n') + 1
-		// The range of a value may end with the newline behind it.
-		if last > s.keyEnd && text[last-1] == '\n' {
-			last--
-		}
 		s.end = len(text)
 		if i := bytes.IndexByte(text[last:], '\n'); i >= 0 {
 			s.end = last + i + 1

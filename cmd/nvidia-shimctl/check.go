@@ -344,10 +344,11 @@ func (n *node) checkProgram(p string) finding {
 	if err != nil {
 		return problem(fix, "%s is not a program: %v", p, err)
 	}
-	defer f.Close()
+	// Reading needs no error of Close.
+	defer func() { _ = f.Close() }()
 	self, err := elf.Open("/proc/self/exe")
 	if err == nil {
-		defer self.Close()
+		defer func() { _ = self.Close() }()
 		if self.Machine != f.Machine {
 			return problem(fix, "%s is a program for %v, this host is %v", p, f.Machine, self.Machine)
 		}
@@ -594,9 +595,6 @@ func checkState(_ context.Context, n *node) []finding {
 	return []finding{fine("%s belongs to root alone", dir)}
 }
 
-// podResources is the kubelet's socket below its directory.
-const podResources = "pod-resources/kubelet.sock"
-
 // dialTimeout is for a socket of this host.
 const dialTimeout = 2 * time.Second
 
@@ -604,16 +602,18 @@ func checkKubelet(ctx context.Context, n *node) []finding {
 	if _, err := os.Stat(filepath.Join(n.root, n.kubeletDir)); errors.Is(err, fs.ErrNotExist) {
 		return []finding{fine("there is no %s: not a Kubernetes node", n.kubeletDir)}
 	}
-	socket := filepath.Join(n.root, n.kubeletDir, podResources)
-	const fix = "start the kubelet; its --root-dir must be the directory that --kubelet-dir names"
+	name := n.cfg.Policy.KubeletSocket
+	const fix = "start the kubelet, or let policy.kubelet-socket name pod-resources/kubelet.sock in its --root-dir"
+	socket := filepath.Join(n.root, name)
 	if _, err := os.Stat(socket); err != nil {
-		return []finding{warning(fix, "the kubelet's socket is not there: %v", err)}
+		// Without a socket the shim takes the node for one outside Kubernetes.
+		return []finding{warning(fix, "there is a kubelet's %s, but no socket %s: containers are not held to what the kubelet allocated", n.kubeletDir, name)}
 	}
 	d := net.Dialer{Timeout: dialTimeout}
 	conn, err := d.DialContext(ctx, "unix", socket)
 	if err != nil {
-		return []finding{problem(fix, "the kubelet does not answer: %v", err)}
+		return []finding{problem(fix, "the kubelet does not answer at %s: %v", name, err)}
 	}
-	conn.Close()
-	return []finding{fine("the kubelet listens at %s", filepath.Join(n.kubeletDir, podResources))}
+	_ = conn.Close()
+	return []finding{fine("the kubelet listens at %s", name)}
 }

@@ -165,6 +165,7 @@ func TestCheck(t *testing.T) {
 		{"broken TOML", toml("version = "), "handler", levelProblem, "config.toml"},
 		{"CRI is off", toml("disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n" + v3), "handler", levelWarning, "switched off"},
 		{"options with runtime_type alone", handler("  runtime_type = \"io.containerd.nvidia.v2\"\n  options = {SystemdCgroup = true}\n"), "handler", levelWarning, "hostUsers"},
+		{"a dump with every key of containerd 1.7", handler("  runtime_type = \"io.containerd.runc.v2\"\n  runtime_path = \"/usr/local/bin/containerd-shim-nvidia-v2\"\n  options = {CriuPath = \"\", IoUid = 0, NoPivotRoot = false}\n"), "handler", levelOK, `"nvidia"`},
 		{"an unknown option", handler("  runtime_type = \"io.containerd.nvidia.v2\"\n  options = {Binary = \"x\"}\n"), "handler", levelProblem, `unknown key "Binary"`},
 		{"a bad policy", handler("  runtime_type = \"io.containerd.nvidia.v2\"\n  options = {policy = {kubernetes = \"no\"}}\n"), "handler", levelProblem, "policy.kubernetes"},
 		{"NVIDIA's runtime below", handler("  runtime_type = \"io.containerd.nvidia.v2\"\n  options = {BinaryName = \"/usr/bin/nvidia-container-runtime\"}\n"), "handler", levelProblem, "twice"},
@@ -181,9 +182,9 @@ func TestCheck(t *testing.T) {
 			os.Mkdir(filepath.Join(n.root, "state"), 0o700)
 			os.Chmod(filepath.Join(n.root, "state"), 0o777)
 		}, "state", levelProblem, "written by others"},
-		{"a kubelet without its socket", func(t *testing.T, n *node) { os.MkdirAll(filepath.Join(n.root, n.kubeletDir), 0o755) }, "kubelet", levelWarning, "kubelet.sock"},
+		{"a kubelet without its socket", func(t *testing.T, n *node) { os.MkdirAll(filepath.Join(n.root, n.kubeletDir), 0o755) }, "kubelet", levelWarning, "not held to"},
 		{"a kubelet that does not answer", func(t *testing.T, n *node) {
-			write(t, filepath.Join(n.root, n.kubeletDir, podResources), "", 0o644)
+			write(t, filepath.Join(n.root, "var/lib/kubelet/pod-resources/kubelet.sock"), "", 0o644)
 		}, "kubelet", levelProblem, "does not answer"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -259,10 +260,12 @@ func TestCheckKubeletListens(t *testing.T) {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	n.root, n.kubeletDir = dir, "/k"
+	n.cfg = config.Default()
+	n.cfg.Policy.KubeletSocket = "/k/pod-resources/kubelet.sock"
 	if err := os.MkdirAll(filepath.Join(dir, "k/pod-resources"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	l, err := net.Listen("unix", filepath.Join(dir, "k", podResources))
+	l, err := net.Listen("unix", filepath.Join(dir, n.cfg.Policy.KubeletSocket))
 	if err != nil {
 		t.Fatal(err)
 	}
