@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools demo test test-unit test-gpu bench lint fuzz clean deps
+.PHONY: help build tools daemons demo test test-unit test-gpu bench lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ build: ## build the shim (static, no cgo) and nvidia-shimctl into bin/
 	@size=$$(stat -c %s $(BIN)/containerd-shim-nvidia-v2); \
 	if [ $$size -gt $(MAX_SHIM_BYTES) ]; then echo "the shim has $$size bytes, more than $(MAX_SHIM_BYTES)"; exit 1; fi
 
+daemons: ## build older containerds, which the shim must serve too, into bin/daemons/
+	integration/daemons/build.sh $(BIN)/daemons
+
 tools: ## build containerd, ctr, the stock shim and runc into bin/tools/ from Go modules
 	integration/tools/build.sh $(TOOLS)
 
@@ -38,13 +41,14 @@ demo: deps build tools ## show a GPU inside a container: the real driver where t
 # One package at a time: the tests look at the mount table of the whole host.
 TEST_FLAGS ?= -count=1 -p 1 -timeout 40m
 
-test: deps build tools ## run all tests that need no GPU (as root)
+test: deps build tools daemons ## run all tests that need no GPU (as root)
 	$(GO) test $(TEST_FLAGS) -tags shimfault ./gpuinject/fault
 	cd integration/conformance && $(GO) test $(TEST_FLAGS) ./...
+	cd integration/daemons && $(GO) test $(TEST_FLAGS) ./...
 	$(GO) test $(TEST_FLAGS) ./...
 
 test-unit: ## run the tests that need no containerd
-	$(GO) test -count=1 ./gpuinject/... ./shim/... ./cmd/...
+	$(GO) test -count=1 ./gpuinject/... ./shim/... ./kubelet/... ./runtimeclass/... ./cmd/... ./integration/docs
 
 test-gpu: build tools ## run the acceptance tests on this host's real GPUs (as root)
 	$(GO) test -count=1 -v -timeout 20m -tags gpu ./integration/gpu
