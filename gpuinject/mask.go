@@ -6,7 +6,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -17,10 +16,6 @@ import (
 
 // maxProcFile bounds what is copied from the driver's procfs, in bytes a file.
 const maxProcFile = 64 << 10
-
-// modifyDeviceFiles is the parameter that lets NVIDIA's libraries make device nodes
-// by themselves. Missing means 1 (nvidia-modprobe, init_device_file_parameters).
-var modifyDeviceFiles = regexp.MustCompile(`(?m)^ModifyDeviceFiles:.*$`)
 
 // needsMask tells whether the container gets the mask. A privileged container can
 // take any mask off; a container in a user namespace that asked for an unmasked
@@ -118,17 +113,28 @@ func (j *Job) buildMask() (*procmask.Mask, error) {
 	return m, nil
 }
 
-// withoutDeviceFiles is the params file with ModifyDeviceFiles at 0.
+// withoutDeviceFiles is the params file with ModifyDeviceFiles at 0: the parameter
+// that lets NVIDIA's libraries make device nodes by themselves. Missing means 1
+// (nvidia-modprobe, init_device_file_parameters).
 func withoutDeviceFiles(params []byte) []byte {
-	const off = "ModifyDeviceFiles: 0"
-	if modifyDeviceFiles.Match(params) {
-		return modifyDeviceFiles.ReplaceAll(params, []byte(off))
+	const name, off = "ModifyDeviceFiles:", "ModifyDeviceFiles: 0"
+	var out []byte
+	found := false
+	for line := range bytes.Lines(params) {
+		if bytes.HasPrefix(line, []byte(name)) {
+			end := line[len(bytes.TrimSuffix(line, []byte("\n"))):]
+			out, found = append(append(out, off...), end...), true
+			continue
+		}
+		out = append(out, line...)
 	}
-	params = bytes.TrimRight(params, "\n")
-	if len(params) > 0 {
-		params = append(params, '\n')
+	if found {
+		return out
 	}
-	return append(params, off+"\n"...)
+	if out = bytes.TrimRight(out, "\n"); len(out) > 0 {
+		out = append(out, '\n')
+	}
+	return append(out, off+"\n"...)
 }
 
 func readProc(name string) ([]byte, error) {

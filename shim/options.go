@@ -2,9 +2,7 @@ package shim
 
 import (
 	"bytes"
-	"encoding/json"
 	"fmt"
-	"regexp"
 	"strings"
 
 	"github.com/containerd/containerd/api/types/runc/options"
@@ -14,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
@@ -136,35 +135,13 @@ func (o Options) message() (*anypb.Any, error) {
 	return &anypb.Any{TypeUrl: "containerd.runc.v1.Options", Value: value}, nil
 }
 
-// cgroupsPath finds linux.cgroupsPath in a configuration without decoding it.
-var cgroupsPath = regexp.MustCompile(`"cgroupsPath"\s*:\s*("(?:[^"\\]|\\.)*")`)
-
-// findCgroupsPath returns linux.cgroupsPath of a configuration. A key of that name
-// elsewhere, an annotation's, makes it decode the whole.
-func findCgroupsPath(raw []byte) (path string, ok bool) {
-	found := cgroupsPath.FindAllSubmatch(raw, 2)
-	if len(found) == 1 {
-		err := json.Unmarshal(found[0][1], &path)
-		return path, err == nil
-	}
-	var spec struct {
-		Linux struct {
-			CgroupsPath *string `json:"cgroupsPath"`
-		} `json:"linux"`
-	}
-	if len(found) == 0 || json.Unmarshal(raw, &spec) != nil || spec.Linux.CgroupsPath == nil {
-		return "", false
-	}
-	return *spec.Linux.CgroupsPath, true
-}
-
 // systemdForm tells whether the configuration names a systemd unit,
 // "slice:prefix:name", rather than a cgroup path. runc with the wrong driver puts
 // the container into a cgroup of that literal name, outside the pod's, or fails;
 // so the form decides (runc libcontainer/specconv, specconvCgroupsPath; gVisor
 // issue 13301). known is false where there is no cgroupsPath.
 func systemdForm(raw []byte) (systemd, known bool) {
-	path, ok := findCgroupsPath(raw)
+	path, ok := bundle.CgroupsPath(raw)
 	if !ok {
 		return false, false
 	}

@@ -200,6 +200,9 @@ func TestSystemdForm(t *testing.T) {
 			}
 		})
 	}
+	if systemd, known := systemdForm([]byte(`{"annotations":{"cgroupsPath":"a.slice:b:c"},"linux":{}}`)); systemd || known {
+		t.Errorf("an annotation is taken for the path: got %v, %v", systemd, known)
+	}
 	if systemd, known := systemdForm([]byte(`{"linux":{}}`)); systemd || known {
 		t.Errorf("without a path: got %v, %v", systemd, known)
 	}
@@ -248,5 +251,17 @@ func TestOnlyOptionsAreTakenForOptions(t *testing.T) {
 	}
 	if any, err := anypb.New(&types.MountCapabilities{}); err != nil || isOptions(any) {
 		t.Errorf("mount capabilities are taken for options: %v", err)
+	}
+}
+
+func BenchmarkSystemdForm(b *testing.B) {
+	profile := strings.Repeat(`{"names":["name_of_a_system_call"],"action":"SCMP_ACT_ALLOW"},`, 1000)
+	raw := []byte(`{"linux":{"cgroupsPath":"kubepods.slice:cri-containerd:abc","seccomp":{"syscalls":[` + strings.TrimSuffix(profile, ",") + `]}}}`)
+	b.ReportAllocs()
+	b.SetBytes(int64(len(raw)))
+	for b.Loop() {
+		if systemd, known := systemdForm(raw); !systemd || !known {
+			b.Fatal("not known")
+		}
 	}
 }

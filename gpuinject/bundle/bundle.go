@@ -112,7 +112,11 @@ func Load(dir string) (*Bundle, error) {
 // Parse takes the bytes of a configuration that Read returned.
 func Parse(dir string, raw []byte, mode os.FileMode) (*Bundle, error) {
 	b := &Bundle{Dir: dir, raw: raw, mode: mode}
-	if err := json.Unmarshal(raw, &b.Spec); err != nil {
+	text := raw
+	if json.Valid(raw) {
+		text = withoutSeccomp(raw)
+	}
+	if err := json.Unmarshal(text, &b.Spec); err != nil {
 		return nil, fmt.Errorf("%s: %w", filepath.Join(dir, ConfigName), err)
 	}
 	return b, nil
@@ -144,36 +148,73 @@ func (b *Bundle) Apply(e Edits) (removed []string, err error) {
 	if err != nil {
 		return nil, err
 	}
+	rules, mounts, gids := b.newRules(e.Rules), b.newMounts(e.Mounts), b.newGids(e.AdditionalGids)
 	steps := []struct {
 		path []string
 		skip bool
 		fn   func(json.RawMessage) (json.RawMessage, error)
 	}{
 		{[]string{"linux", "devices"}, len(devices) == 0, appending(devices)},
-		{[]string{"linux", "resources", "devices"}, len(e.Rules) == 0, appending(b.newRules(e.Rules))},
-		{[]string{"mounts"}, len(e.Mounts) == 0, appending(b.newMounts(e.Mounts))},
-		{[]string{"process", "user", "additionalGids"}, len(e.AdditionalGids) == 0, appending(b.newGids(e.AdditionalGids))},
+		{[]string{"linux", "resources", "devices"}, len(e.Rules) == 0, appending(rules)},
+		{[]string{"mounts"}, len(e.Mounts) == 0, appending(mounts)},
+		{[]string{"process", "user", "additionalGids"}, len(e.AdditionalGids) == 0, appending(gids)},
 	}
 	for _, s := range steps {
 		if s.skip {
 			continue
 		}
-		if o, err = o.edit(s.path, s.fn); err != nil {
+		if err := o.edit(s.path, s.fn); err != nil {
 			return nil, b.wrap(err)
 		}
 	}
 	if e.RemoveHook != nil && b.Spec.Hooks != nil {
-		if o, removed, err = removeHooks(o, e.RemoveHook); err != nil {
+		if removed, err = removeHooks(o, e.RemoveHook); err != nil {
 			return nil, b.wrap(err)
 		}
 	}
-	raw := o.encode()
-	edited, err := Parse(b.Dir, raw, b.mode)
-	if err != nil {
-		return nil, err
+	if o.changed {
+		var edited bytes.Buffer
+		edited.Grow(len(b.raw) + 8<<10)
+		o.encode(&edited)
+		b.raw = edited.Bytes()
+		b.Spec.add(devices, rules, mounts, gids)
+		if len(removed) > 0 {
+			b.Spec.removeHooks(e.RemoveHook)
+		}
 	}
-	*b = *edited
 	return removed, nil
+}
+
+// add brings the view to what Parse would make of the edited configuration.
+func (s *Spec) add(devices []specs.LinuxDevice, rules []specs.LinuxDeviceCgroup, mounts []specs.Mount, gids []uint32) {
+	if s.Linux == nil && len(devices)+len(rules) > 0 {
+		s.Linux = &Linux{}
+	}
+	if len(devices) > 0 {
+		s.Linux.Devices = append(s.Linux.Devices, devices...)
+	}
+	if len(rules) > 0 {
+		if s.Linux.Resources == nil {
+			s.Linux.Resources = &Resources{}
+		}
+		s.Linux.Resources.Devices = append(s.Linux.Resources.Devices, rules...)
+	}
+	s.Mounts = append(s.Mounts, mounts...)
+	if len(gids) > 0 {
+		if s.Process == nil {
+			s.Process = &Process{}
+		}
+		s.Process.User.AdditionalGids = append(s.Process.User.AdditionalGids, gids...)
+	}
+}
+
+// removeHooks is removeHooks for the view.
+func (s *Spec) removeHooks(drop func(specs.Hook) bool) {
+	h := s.Hooks
+	//nolint:staticcheck // Prestart is deprecated and still what docker --gpus uses.
+	for _, stage := range []*[]specs.Hook{&h.Prestart, &h.CreateRuntime, &h.CreateContainer, &h.StartContainer, &h.Poststart, &h.Poststop} {
+		*stage = slices.DeleteFunc(*stage, drop)
+	}
 }
 
 func (b *Bundle) wrap(err error) error {
@@ -267,16 +308,11 @@ var hookStages = []string{"prestart", "createRuntime", "createContainer", "start
 
 // removeHooks takes the hooks out that drop chooses; the others keep their bytes
 // and order.
-func removeHooks(o object, drop func(specs.Hook) bool) (object, []string, error) {
-	var removed []string
+func removeHooks(o *object, drop func(specs.Hook) bool) (removed []string, err error) {
 	for _, stage := range hookStages {
-		var err error
-		o, err = o.edit([]string{"hooks", stage}, func(raw json.RawMessage) (json.RawMessage, error) {
-			var array []json.RawMessage
-			if len(raw) == 0 {
-				return nil, nil
-			}
-			if err := json.Unmarshal(raw, &array); err != nil {
+		err := o.edit([]string{"hooks", stage}, func(raw json.RawMessage) (json.RawMessage, error) {
+			array, err := elements(raw)
+			if err != nil {
 				return nil, err
 			}
 			kept := array[:0]
@@ -298,10 +334,10 @@ func removeHooks(o object, drop func(specs.Hook) bool) (object, []string, error)
 			return encodeArray(kept), nil
 		})
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 	}
-	return o, removed, nil
+	return removed, nil
 }
 
 // Save writes the configuration by temporary file and rename, with the mode that

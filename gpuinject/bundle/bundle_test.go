@@ -81,6 +81,19 @@ func TestEditsChangeOnlyWhatTheyAdd(t *testing.T) {
 	if !strings.Contains(string(b.Raw()), "1.0e400") {
 		t.Error("a number that no Go type holds was not kept as written")
 	}
+	sameView(t, b)
+}
+
+// sameView fails the test where the view is not that of the bytes.
+func sameView(t *testing.T, b *Bundle) {
+	t.Helper()
+	again, err := Parse(b.Dir, b.Raw(), b.mode)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !reflect.DeepEqual(again.Spec, b.Spec) {
+		t.Errorf("the view is %+v, of the same bytes Parse makes %+v", b.Spec, again.Spec)
+	}
 }
 
 func TestEditingTwiceChangesNothing(t *testing.T) {
@@ -177,6 +190,71 @@ func TestOnlyAnOrdinaryFileOfRootIsRead(t *testing.T) {
 	}
 }
 
+// The fast ways through a configuration find what encoding/json finds.
+func FuzzScan(f *testing.F) {
+	f.Add([]byte(config))
+	f.Add([]byte(`{"linux":{"seccomp":{"a":["]\\\""]},"cgroupsPath":"/a"},"annotations":{"cgroupsPath":"b:c:d"}}`))
+	f.Add([]byte(`{"annotations":{"\u0063groupsPath":"x"},"linux":{"cgroupsPath":"a:b:c","seccomp":null}}`))
+	f.Add([]byte(`{"linux":{"cgroupsPath":"`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		path, ok := CgroupsPath(raw)
+		if !json.Valid(raw) {
+			return
+		}
+		var want, got Spec
+		if err := json.Unmarshal(raw, &want); err != nil {
+			return
+		}
+		if err := json.Unmarshal(withoutSeccomp(raw), &got); err != nil || !reflect.DeepEqual(got, want) {
+			t.Errorf("without seccomp: %+v, want %+v (%v)", got, want, err)
+		}
+		if ok && (want.Linux == nil || want.Linux.CgroupsPath != path) {
+			t.Errorf("cgroups path %q, want that of %+v", path, want.Linux)
+		}
+	})
+}
+
+func TestCgroupsPathIsThatOfLinux(t *testing.T) {
+	for text, want := range map[string]string{
+		`{"linux":{"cgroupsPath":"a.slice:b:c"}}`:                                                             "a.slice:b:c",
+		"{ \"process\" : {\"args\":[\"cgroupsPath\"]},\n\t\"linux\" : { \"cgroupsPath\" :\t\"/a\\u0062\" } }": "/ab",
+		`{"annotations":{"cgroupsPath":"no"},"linux":{"cgroupsPath":"/yes"}}`:                                 "/yes",
+		`{"linux":{"x":{"cgroupsPath":"no"},"cgroupsPath":"/yes"}}`:                                           "/yes",
+		`{"annotations":{"cgroupsPath":"no"}}`:                                                                "none",
+		`{"annotations":{"cgroupsPath":"no"},"linux":{}}`:                                                     "none",
+		`{"process":{"env":["\"cgroupsPath\":\"no\""]},"linux":{"seccomp":{"cgroupsPath":"no"}}}`:             "none",
+		`{"linux":{"cgroupsPath":null}}`:                                                                      "none",
+		`{"linux":{"cgroupsPath":1}}`:                                                                         "none",
+		`{"linux":{"cgroupsPath":"a`:                                                                          "none",
+		`{"linux":{"cgroupsPath"`:                                                                             "none",
+		``:                                                                                                    "none",
+	} {
+		path, ok := CgroupsPath([]byte(text))
+		if !ok {
+			path = "none"
+		}
+		if path != want {
+			t.Errorf("%s: got %q, want %q", text, path, want)
+		}
+	}
+}
+
+func BenchmarkApply(b *testing.B) {
+	profile := strings.Repeat(`{"names":["name_of_a_system_call","another_name"],"action":"SCMP_ACT_ALLOW"},`, 800)
+	text := strings.Replace(config, `"seccomp": {`, `"seccomp": {"syscalls":[`+strings.TrimSuffix(profile, ",")+`],`, 1)
+	b.ReportAllocs()
+	b.SetBytes(int64(len(text)))
+	for b.Loop() {
+		c, err := Parse("", []byte(text), 0o600)
+		if err == nil {
+			_, err = c.Apply(edits())
+		}
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
 func FuzzApply(f *testing.F) {
 	f.Add([]byte(config))
 	f.Add([]byte(`{"linux":{"devices":[{}]},"mounts":null}`))
@@ -192,6 +270,7 @@ func FuzzApply(f *testing.F) {
 		if !json.Valid(b.Raw()) {
 			t.Fatalf("not JSON: %s", b.Raw())
 		}
+		sameView(t, b)
 		for _, d := range b.Spec.Linux.Devices {
 			if d.Path == "/dev/nvidia0" {
 				return

@@ -7,138 +7,131 @@ import (
 	"strings"
 )
 
-// member is one key of a JSON object with its value as it was written.
+// member is one key of a JSON object with its value as it was written, or the object
+// that an edit made of it.
 type member struct {
 	key   string
 	value json.RawMessage
+	child *object
 }
 
 // object is a JSON object that keeps the order of its members and the bytes of
 // their values.
-type object []member
-
-// parseObject reads one JSON object; null and absent are an empty one.
-func parseObject(raw json.RawMessage) (object, error) {
-	raw = bytes.TrimSpace(raw)
-	if len(raw) == 0 || string(raw) == "null" {
-		return nil, nil
-	}
-	dec := json.NewDecoder(bytes.NewReader(raw))
-	tok, err := dec.Token()
-	if err != nil {
-		return nil, err
-	}
-	if tok != json.Delim('{') {
-		return nil, fmt.Errorf("is not a JSON object")
-	}
-	var o object
-	for dec.More() {
-		tok, err := dec.Token()
-		if err != nil {
-			return nil, err
-		}
-		key, ok := tok.(string)
-		if !ok {
-			return nil, fmt.Errorf("has a key that is not a string")
-		}
-		var value json.RawMessage
-		if err := dec.Decode(&value); err != nil {
-			return nil, err
-		}
-		o = append(o, member{key, value})
-	}
-	if _, err := dec.Token(); err != nil {
-		return nil, err
-	}
-	return o, nil
+type object struct {
+	members []member
+	changed bool
 }
 
-// encode writes the object back, values byte for byte.
-func (o object) encode() json.RawMessage {
-	var b bytes.Buffer
+// parseObject reads one JSON object; null and absent are an empty one.
+func parseObject(raw json.RawMessage) (*object, error) {
+	o := &object{}
+	if raw = bytes.TrimSpace(raw); len(raw) == 0 || string(raw) == "null" {
+		return o, nil
+	}
+	err := eachMember(raw, func(key string, value span) bool {
+		o.members = append(o.members, member{key: key, value: value.of(raw)})
+		return false
+	})
+	return o, err
+}
+
+// encode writes the object, values that were not edited byte for byte.
+func (o *object) encode(b *bytes.Buffer) {
 	b.WriteByte('{')
-	for i, m := range o {
+	for i, m := range o.members {
 		if i > 0 {
 			b.WriteByte(',')
 		}
 		key, _ := json.Marshal(m.key)
 		b.Write(key)
 		b.WriteByte(':')
-		b.Write(m.value)
+		if m.child != nil && m.child.changed {
+			m.child.encode(b)
+		} else {
+			b.Write(m.value)
+		}
 	}
 	b.WriteByte('}')
-	return b.Bytes()
 }
 
-// get returns the value of key. Go's JSON decoder, which runc uses, takes a key
-// in any case and the last of several; an object where that makes a difference
-// could mean one thing to us and another to runc, so it is refused (T51).
-func (o object) get(key string) (json.RawMessage, error) {
-	var found json.RawMessage
+// find returns the index of the member key, -1 where there is none. Go's JSON decoder,
+// which runc uses, takes a key in any case and the last of several; an object where
+// that makes a difference could mean one thing to us and another to runc, so it is
+// refused (T51).
+func (o *object) find(key string) (int, error) {
+	found := -1
 	n := 0
-	for _, m := range o {
+	for i, m := range o.members {
 		if strings.EqualFold(m.key, key) {
 			n++
 			if m.key != key {
-				return nil, fmt.Errorf("has a key %q beside the standard %q", m.key, key)
+				return -1, fmt.Errorf("has a key %q beside the standard %q", m.key, key)
 			}
-			found = m.value
+			found = i
 		}
 	}
 	if n > 1 {
-		return nil, fmt.Errorf("has the key %q %d times", key, n)
+		return -1, fmt.Errorf("has the key %q %d times", key, n)
 	}
 	return found, nil
-}
-
-// set replaces the value of key, or appends the member.
-func (o object) set(key string, value json.RawMessage) object {
-	for i := range o {
-		if o[i].key == key {
-			o[i].value = value
-			return o
-		}
-	}
-	return append(o, member{key, value})
 }
 
 // edit rewrites the value at the path of nested objects below o. fn gets the
 // present value, nil where there is none, and returns the new one; nil leaves all
 // as it is.
-func (o object) edit(path []string, fn func(json.RawMessage) (json.RawMessage, error)) (object, error) {
-	old, err := o.get(path[0])
+func (o *object) edit(path []string, fn func(json.RawMessage) (json.RawMessage, error)) error {
+	i, err := o.find(path[0])
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var value json.RawMessage
+	m := member{key: path[0]}
+	if i >= 0 {
+		m = o.members[i]
+	}
 	if len(path) == 1 {
-		value, err = fn(old)
-	} else {
-		var child, edited object
-		if child, err = parseObject(old); err == nil {
-			if edited, err = child.edit(path[1:], fn); err == nil && edited != nil {
-				value = edited.encode()
-			}
+		value, err := fn(m.value)
+		if err != nil {
+			return fmt.Errorf("%s: %w", path[0], err)
 		}
+		if value != nil {
+			m.value = value
+			o.put(i, m)
+			o.changed = true
+		}
+		return nil
+	}
+	if m.child == nil {
+		m.child, err = parseObject(m.value)
+	}
+	if err == nil {
+		err = m.child.edit(path[1:], fn)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%s: %w", path[0], err)
+		return fmt.Errorf("%s: %w", path[0], err)
 	}
-	if value == nil {
-		return o, nil
+	if m.child.changed || i >= 0 {
+		o.put(i, m)
+		o.changed = o.changed || m.child.changed
 	}
-	return o.set(path[0], value), nil
+	return nil
+}
+
+// put replaces the member i, or appends one.
+func (o *object) put(i int, m member) {
+	if i < 0 {
+		o.members = append(o.members, m)
+		return
+	}
+	o.members[i] = m
 }
 
 // appendElements adds elements to a raw JSON array, null and absent being empty.
-func appendElements[T any](raw json.RawMessage, elements []T) (json.RawMessage, error) {
-	var array []json.RawMessage
-	if len(bytes.TrimSpace(raw)) > 0 {
-		if err := json.Unmarshal(raw, &array); err != nil {
-			return nil, err
-		}
+func appendElements[T any](raw json.RawMessage, added []T) (json.RawMessage, error) {
+	array, err := elements(raw)
+	if err != nil {
+		return nil, err
 	}
-	for _, e := range elements {
+	for _, e := range added {
 		enc, err := json.Marshal(e)
 		if err != nil {
 			return nil, err
@@ -150,14 +143,16 @@ func appendElements[T any](raw json.RawMessage, elements []T) (json.RawMessage, 
 
 // encodeArray writes raw elements as an array, byte for byte.
 func encodeArray(array []json.RawMessage) json.RawMessage {
-	var b bytes.Buffer
-	b.WriteByte('[')
+	size := 2
+	for _, e := range array {
+		size += len(e) + 1
+	}
+	b := append(make([]byte, 0, size), '[')
 	for i, e := range array {
 		if i > 0 {
-			b.WriteByte(',')
+			b = append(b, ',')
 		}
-		b.Write(e)
+		b = append(b, e...)
 	}
-	b.WriteByte(']')
-	return b.Bytes()
+	return append(b, ']')
 }
