@@ -1,0 +1,165 @@
+package kubernetes
+
+import (
+	"bytes"
+	"context"
+	"crypto/tls"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/url"
+	"strings"
+	"time"
+
+	"golang.org/x/net/websocket"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// api is a client of the API server: HTTP and JSON, as kubectl's, without its size.
+type api struct {
+	base, token string
+	http        *http.Client
+}
+
+// apiError is an answer other than 2xx.
+type apiError struct {
+	code int
+	text string
+}
+
+func (e *apiError) Error() string {
+	return fmt.Sprintf("%d %s: %s", e.code, http.StatusText(e.code), e.text)
+}
+
+func isNotFound(err error) bool {
+	var e *apiError
+	return errors.As(err, &e) && e.code == http.StatusNotFound
+}
+
+func newAPI(base, token string) *api {
+	// The server makes its certificate itself, and the network is the test's own.
+	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
+	return &api{base: base, token: token, http: &http.Client{Transport: transport, Timeout: 30 * time.Second}}
+}
+
+// kubeconfig is what the kubelet and the scheduler find the API server by.
+func (a *api) kubeconfig() string {
+	return fmt.Sprintf(`apiVersion: v1
+kind: Config
+clusters: [{name: test, cluster: {server: %q, insecure-skip-tls-verify: true}}]
+users: [{name: admin, user: {token: %q}}]
+contexts: [{name: test, context: {cluster: test, user: admin}}]
+current-context: test
+`, a.base, a.token)
+}
+
+// do sends in as JSON and reads the answer into out; either may be nil.
+func (a *api) do(method, path string, in, out any) error {
+	var body []byte
+	if in != nil {
+		var err error
+		if body, err = json.Marshal(in); err != nil {
+			return err
+		}
+	}
+	return a.send(method, path, "application/json", body, out)
+}
+
+// send is do for a body of any type.
+func (a *api) send(method, path, contentType string, body []byte, out any) error {
+	data, err := a.raw(method, path, contentType, body)
+	if err != nil || out == nil {
+		return err
+	}
+	if err := json.Unmarshal(data, out); err != nil {
+		return fmt.Errorf("%s %s: %w", method, path, err)
+	}
+	return nil
+}
+
+// raw sends a request and returns the answer's body.
+func (a *api) raw(method, path, contentType string, body []byte) ([]byte, error) {
+	request, err := http.NewRequest(method, a.base+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	request.Header.Set("Authorization", "Bearer "+a.token)
+	if body != nil {
+		request.Header.Set("Content-Type", contentType)
+	}
+	response, err := a.http.Do(request)
+	if err != nil {
+		return nil, err
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(response.Body)
+	if err != nil {
+		return nil, err
+	}
+	if response.StatusCode/100 != 2 {
+		var status metav1.Status
+		text := string(data)
+		if json.Unmarshal(data, &status) == nil && status.Message != "" {
+			text = status.Message
+		}
+		return nil, fmt.Errorf("%s %s: %w", method, path, &apiError{response.StatusCode, text})
+	}
+	return data, nil
+}
+
+// Channels of the remote command protocol (v4.channel.k8s.io): the first byte of
+// each message.
+const (
+	channelStdout = 1
+	channelStderr = 2
+	channelError  = 3
+)
+
+// exec runs a command in a container the way of `kubectl exec`: API server, kubelet
+// and containerd's streaming server. err says how the command failed.
+func (a *api) exec(namespace, pod, container string, command ...string) (output string, err error) {
+	query := url.Values{"container": {container}, "stdout": {"1"}, "stderr": {"1"}, "command": command}
+	address := fmt.Sprintf("%s/api/v1/namespaces/%s/pods/%s/exec?%s", strings.Replace(a.base, "https", "wss", 1), namespace, pod, query.Encode())
+	config, err := websocket.NewConfig(address, a.base)
+	if err != nil {
+		return "", err
+	}
+	config.Protocol = []string{"v4.channel.k8s.io"}
+	config.TlsConfig = &tls.Config{InsecureSkipVerify: true}
+	config.Header.Set("Authorization", "Bearer "+a.token)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	conn, err := config.DialContext(ctx)
+	if err != nil {
+		return "", fmt.Errorf("exec in %s/%s: %w", namespace, pod, err)
+	}
+	defer conn.Close()
+	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for {
+		var message []byte
+		if err := websocket.Message.Receive(conn, &message); err != nil {
+			return b.String(), fmt.Errorf("exec in %s/%s: %w", namespace, pod, err)
+		}
+		if len(message) == 0 {
+			continue
+		}
+		switch message[0] {
+		case channelStdout, channelStderr:
+			b.Write(message[1:])
+		case channelError:
+			var status metav1.Status
+			if err := json.Unmarshal(message[1:], &status); err != nil {
+				return b.String(), err
+			}
+			if status.Status != metav1.StatusSuccess {
+				return b.String(), errors.New(status.Message)
+			}
+			return b.String(), nil
+		}
+	}
+}

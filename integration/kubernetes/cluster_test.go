@@ -1,0 +1,493 @@
+package kubernetes
+
+import (
+	"context"
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+const (
+	// nodeName is the node's name in the API.
+	nodeName = "node"
+	// criNamespace is where CRI's containers are in containerd.
+	criNamespace = "k8s.io"
+	// handler is the name of the runtime class and of containerd's handler.
+	handler = "nvidia"
+	// annotatedHandler passes every annotation of pods on to the specification, as
+	// some operators configure it.
+	annotatedHandler = "nvidia-annotated"
+)
+
+// Images as CRI names them.
+const (
+	pauseImage = "docker.io/test/pause:latest"
+	// plainImage says nothing of GPUs.
+	plainImage = "docker.io/test/plain:latest"
+	// greedyImage is the attack of an image: ENV NVIDIA_VISIBLE_DEVICES=all.
+	greedyImage = "docker.io/test/greedy:latest"
+)
+
+// cluster is a node with its control plane.
+type cluster struct {
+	*testenv.Env
+	*api
+	Driver  *sim.Driver
+	Plugin  *plugin // nvidia.com/gpu: the four GPUs
+	Slices  *plugin // nvidia.com/gpu.shared: replicas of the last GPU
+	runtime cri.RuntimeServiceClient
+
+	dir       string // of Kubernetes' files
+	shimBase  string // the shim's configuration without a policy
+	processes map[string]*process
+}
+
+// start brings the node up. life is what ends it.
+func start(life *lifetime) (*cluster, error) {
+	began := time.Now()
+	c := &cluster{processes: map[string]*process{}}
+	for _, step := range []func(*lifetime) error{
+		c.makeDriver, c.startContainerd, c.importImages, c.startControlPlane, c.startKubelet, c.createRuntimeClasses, c.startPlugins,
+	} {
+		if err := step(life); err != nil {
+			c.logTails(life)
+			return nil, err
+		}
+	}
+	fmt.Fprintf(os.Stderr, "the node is ready after %.1f s\n", time.Since(began).Seconds())
+	return c, nil
+}
+
+func (c *cluster) makeDriver(life *lifetime) error {
+	// Short, and below a directory that only root can write.
+	dir, err := os.MkdirTemp("", "nvsim")
+	if err != nil {
+		return err
+	}
+	life.Cleanup(func() { os.RemoveAll(dir) })
+	if c.Driver, err = sim.Create(context.Background(), sim.Options{Dir: filepath.Join(dir, "d"), GPUs: 4}); err != nil {
+		return err
+	}
+	life.Cleanup(func() {
+		if err := c.Driver.Remove(); err != nil {
+			life.Error(err)
+		}
+	})
+	base, err := os.ReadFile(c.Driver.ConfigPath)
+	c.shimBase = string(base)
+	return err
+}
+
+func (c *cluster) startContainerd(life *lifetime) error {
+	dir, err := os.MkdirTemp("", "nvcri")
+	if err != nil {
+		return err
+	}
+	life.Cleanup(func() { os.RemoveAll(dir) })
+	c.dir = dir
+	for _, sub := range []string{"net.d", "cdi"} {
+		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
+			return err
+		}
+	}
+	const network = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods0", "isGateway": true,
+  "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "198.51.100.0/24"}]]}}]}`
+	if err := os.WriteFile(filepath.Join(dir, "net.d", "pods.conflist"), fmt.Appendf(nil, network, filepath.Join(dir, "ipam")), 0o600); err != nil {
+		return err
+	}
+	config := fmt.Sprintf(`
+[plugins.'io.containerd.nri.v1.nri']
+disable = true
+[plugins.'io.containerd.cri.v1.images'.pinned_images]
+sandbox = %q
+[plugins.'io.containerd.cri.v1.runtime']
+restrict_oom_score_adj = true
+disable_apparmor = true
+cdi_spec_dirs = [%q]
+[plugins.'io.containerd.cri.v1.runtime'.cni]
+bin_dirs = [%q]
+conf_dir = %q
+[plugins.'io.containerd.cri.v1.runtime'.containerd]
+default_runtime_name = 'runc'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
+runtime_type = 'io.containerd.runc.v2'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%s]
+runtime_type = 'io.containerd.nvidia.v2'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%s]
+runtime_type = 'io.containerd.nvidia.v2'
+pod_annotations = ['*', '*/*']
+container_annotations = ['*', '*/*']
+`, pauseImage, filepath.Join(dir, "cdi"), filepath.Join(binDir(), "cni"), filepath.Join(dir, "net.d"), handler, annotatedHandler)
+	c.Env = testenv.Start(life, testenv.Options{
+		CRI: true, Config: config, ShimConfig: c.Driver.ConfigPath, ShimDir: testenv.ShimDir(),
+	})
+	conn, err := grpc.NewClient("unix://"+c.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	life.Cleanup(func() { conn.Close() })
+	c.runtime = cri.NewRuntimeServiceClient(conn)
+	return writePolicy(c, "")
+}
+
+// importImages makes the images and gives them to containerd.
+func (c *cluster) importImages(life *lifetime) error {
+	tar, err := images.Build("glibc-nocache")
+	if err != nil {
+		return err
+	}
+	root := filepath.Join(c.dir, "image")
+	if err := os.Mkdir(root, 0o755); err != nil {
+		return err
+	}
+	if err := images.Unpack(tar, root); err != nil {
+		return err
+	}
+	path := "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	greedy := []string{path, "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"}
+	layers := []images.Layer{{Dir: root}}
+	for i, image := range []images.Image{
+		{Name: plainImage, Config: images.Config{Env: []string{path}, WorkingDir: "/"}, Layers: layers},
+		{Name: greedyImage, Config: images.Config{Env: greedy, WorkingDir: "/"}, Layers: layers},
+		// The sandbox's image is greedy as well: it gets nothing all the same.
+		{Name: pauseImage, Config: images.Config{Env: greedy, Entrypoint: []string{"/bin/sh", "-c", untilTerm}, WorkingDir: "/"}, Layers: layers},
+	} {
+		file := filepath.Join(c.dir, fmt.Sprintf("image%d.tar", i))
+		if err := image.Write(file); err != nil {
+			return err
+		}
+		if _, _, err := c.CtrErr("--namespace", criNamespace, "images", "import", file); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// add starts a command of Kubernetes and stops it when the node ends.
+func (c *cluster) add(life *lifetime, name string, args ...string) error {
+	p := &process{
+		name: name, argv: append([]string{filepath.Join(binDir(), name)}, args...),
+		dir: c.dir, log: filepath.Join(c.dir, name+".log"),
+		env: []string{"PATH=" + binDir() + ":/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + c.dir, "TMPDIR=" + c.dir},
+	}
+	if err := p.start(); err != nil {
+		return err
+	}
+	life.Cleanup(p.stop)
+	c.processes[name] = p
+	return nil
+}
+
+// await polls until done says yes. An error of done is the reason reported when the
+// time is up, or when a process of the node has ended.
+func (c *cluster) await(what string, limit time.Duration, done func() error) error {
+	deadline := time.Now().Add(limit)
+	for {
+		err := done()
+		if err == nil {
+			return nil
+		}
+		for _, p := range c.processes {
+			if ended := p.ended(); ended != nil {
+				return fmt.Errorf("%s: %w", what, ended)
+			}
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("%s: not within %s: %w", what, limit, err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+func (c *cluster) startControlPlane(life *lifetime) error {
+	token, err := randomToken()
+	if err != nil {
+		return err
+	}
+	key := filepath.Join(c.dir, "service-account.key")
+	if err := writeKey(key); err != nil {
+		return err
+	}
+	tokens := filepath.Join(c.dir, "tokens.csv")
+	if err := os.WriteFile(tokens, []byte(token+",admin,admin,system:masters\n"), 0o600); err != nil {
+		return err
+	}
+	c.api = newAPI("https://127.0.0.1:6443", token)
+	if err := os.WriteFile(c.kubeconfig(), []byte(c.api.kubeconfig()), 0o600); err != nil {
+		return err
+	}
+	if err := c.add(life, "etcd", "--data-dir="+filepath.Join(c.dir, "etcd"), "--unsafe-no-fsync", "--log-level=warn",
+		"--listen-client-urls=http://127.0.0.1:2379", "--advertise-client-urls=http://127.0.0.1:2379",
+		"--listen-peer-urls=http://127.0.0.1:2380", "--initial-advertise-peer-urls=http://127.0.0.1:2380", "--initial-cluster=default=http://127.0.0.1:2380"); err != nil {
+		return err
+	}
+	if err := c.add(life, "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--secure-port=6443", "--bind-address=127.0.0.1",
+		"--advertise-address="+nodeIP, "--endpoint-reconciler-type=none", "--cert-dir="+filepath.Join(c.dir, "apiserver"),
+		"--token-auth-file="+tokens, "--authorization-mode=AlwaysAllow", "--allow-privileged=true",
+		// Who would make service accounts, and take away the taint of a new node, is
+		// the controller manager, which is not here.
+		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+		"--service-account-issuer=https://test", "--service-account-key-file="+key, "--service-account-signing-key-file="+key,
+		"--service-cluster-ip-range=203.0.113.0/24", "--kubelet-preferred-address-types=InternalIP"); err != nil {
+		return err
+	}
+	if err := c.await("the API server", 2*time.Minute, func() error {
+		return c.do("GET", "/readyz", nil, nil)
+	}); err != nil {
+		return err
+	}
+	config := filepath.Join(c.dir, "scheduler.yaml")
+	if err := os.WriteFile(config, fmt.Appendf(nil, `apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+leaderElection: {leaderElect: false}
+clientConnection: {kubeconfig: %q}
+`, c.kubeconfig()), 0o600); err != nil {
+		return err
+	}
+	return c.add(life, "kube-scheduler", "--config="+config, "--secure-port=0")
+}
+
+func (c *cluster) kubeconfig() string { return filepath.Join(c.dir, "kubeconfig") }
+
+// kubeletRoot is the kubelet's root directory.
+func (c *cluster) kubeletRoot() string { return filepath.Join(c.dir, "kubelet") }
+
+// podResources is the kubelet's socket that says what was allocated.
+func (c *cluster) podResources() string {
+	return filepath.Join(c.kubeletRoot(), "pod-resources", "kubelet.sock")
+}
+
+func (c *cluster) startKubelet(life *lifetime) error {
+	// The node's pods are below the environment's cgroup, which testenv removes.
+	for _, top := range cgroupTops() {
+		if err := os.Mkdir(filepath.Join(top, c.ID), 0o755); err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	config := filepath.Join(c.dir, "kubelet.yaml")
+	// The static CPU manager moves all other containers when a pod gets a CPU of its
+	// own: that is how a kubelet comes to update running containers.
+	if err := os.WriteFile(config, fmt.Appendf(nil, `apiVersion: kubelet.config.k8s.io/v1beta1
+kind: KubeletConfiguration
+address: %[1]s
+healthzPort: 0
+readOnlyPort: 0
+authentication: {anonymous: {enabled: true}, webhook: {enabled: false}}
+authorization: {mode: AlwaysAllow}
+containerRuntimeEndpoint: unix://%[2]s
+cgroupDriver: cgroupfs
+cgroupRoot: /%[3]s
+enforceNodeAllocatable: []
+failCgroupV1: false
+failSwapOn: false
+cpuManagerPolicy: static
+cpuManagerReconcilePeriod: 2s
+reservedSystemCPUs: "0"
+evictionHard: {memory.available: 1Mi, nodefs.available: 1Mi, imagefs.available: 1Mi, nodefs.inodesFree: 10, imagefs.inodesFree: 10}
+imageGCHighThresholdPercent: 100
+podLogsDir: %[4]s/pods
+volumePluginDir: %[4]s/volume-plugins
+serializeImagePulls: false
+syncFrequency: 5s
+oomScoreAdj: 0
+registerNode: true
+shutdownGracePeriod: 0s
+`, nodeIP, c.Address, c.ID, c.dir), 0o600); err != nil {
+		return err
+	}
+	if err := c.add(life, "kubelet", "--config="+config, "--kubeconfig="+c.kubeconfig(), "--root-dir="+c.kubeletRoot(),
+		"--cert-dir="+filepath.Join(c.dir, "kubelet-certificates"), "--hostname-override="+nodeName, "--node-ip="+nodeIP, "--v=3"); err != nil {
+		return err
+	}
+	return c.await("the node", 2*time.Minute, c.ready)
+}
+
+// ready says why the node is not ready.
+func (c *cluster) ready() error {
+	var node corev1.Node
+	if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
+		return err
+	}
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue {
+			return nil
+		} else if condition.Type == corev1.NodeReady {
+			return errors.New(condition.Message)
+		}
+	}
+	return errors.New("no condition Ready")
+}
+
+// createRuntimeClasses uses the manifest that users are given.
+func (c *cluster) createRuntimeClasses(*lifetime) error {
+	manifest, err := exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), "manifest").Output()
+	if err != nil {
+		return fmt.Errorf("nvidia-shimctl manifest: %w", err)
+	}
+	if err := c.send("POST", "/apis/node.k8s.io/v1/runtimeclasses", "application/yaml", manifest, nil); err != nil {
+		return fmt.Errorf("%w\n%s", err, manifest)
+	}
+	return c.do("POST", "/apis/node.k8s.io/v1/runtimeclasses", map[string]any{
+		"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass",
+		"metadata": map[string]string{"name": annotatedHandler}, "handler": annotatedHandler,
+	}, nil)
+}
+
+func (c *cluster) startPlugins(life *lifetime) error {
+	var ids, slices []string
+	for _, gpu := range c.Driver.GPUs {
+		ids = append(ids, gpu.UUID)
+	}
+	for i := range 4 {
+		slices = append(slices, fmt.Sprintf("%s::%d", ids[len(ids)-1], i))
+	}
+	c.Plugin = newPlugin(c.Driver, filepath.Join(c.dir, "cdi"), "nvidia.com/gpu", ids)
+	c.Slices = newPlugin(c.Driver, filepath.Join(c.dir, "cdi"), "nvidia.com/gpu.shared", slices)
+	for _, p := range []*plugin{c.Plugin, c.Slices} {
+		if err := p.start(life); err != nil {
+			return err
+		}
+	}
+	return c.awaitDevices()
+}
+
+// awaitDevices returns when the node offers all devices of both plugins.
+func (c *cluster) awaitDevices() error {
+	return c.await("the device plugins' resources", time.Minute, func() error {
+		var node corev1.Node
+		if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
+			return err
+		}
+		for _, p := range []*plugin{c.Plugin, c.Slices} {
+			if q := node.Status.Allocatable[corev1.ResourceName(p.resource)]; int(q.Value()) != len(p.ids) {
+				return fmt.Errorf("the node offers %s %s", q.String(), p.resource)
+			}
+		}
+		return nil
+	})
+}
+
+// restartKubelet ends the kubelet (the pods go on) and starts it again.
+func (c *cluster) restartKubelet(t testing.TB) {
+	t.Helper()
+	p := c.processes["kubelet"]
+	p.stop()
+	if err := p.start(); err != nil {
+		t.Fatal(err)
+	}
+	for _, plugin := range []*plugin{c.Plugin, c.Slices} {
+		if err := plugin.register(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := c.awaitDevices(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// bundle is the directory of a container's bundle.
+func (c *cluster) bundle(id string) string {
+	return filepath.Join(c.State, "io.containerd.runtime.v2.task", criNamespace, id)
+}
+
+// record reads what the shim wrote about a container; ok is false where it wrote
+// nothing.
+func (c *cluster) record(t testing.TB, id string) (plan gpuinject.Plan, ok bool) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(c.bundle(id), gpuinject.RecordName))
+	if errors.Is(err, os.ErrNotExist) {
+		return plan, false
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(data, &plan); err != nil {
+		t.Fatal(err)
+	}
+	return plan, true
+}
+
+// policy sets the shim's policy for the rest of the test. The kubelet's socket is
+// this node's unless text names another.
+func (c *cluster) policy(t testing.TB, text string) {
+	t.Helper()
+	if err := writePolicy(c, text); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := writePolicy(c, ""); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func writePolicy(c *cluster, text string) error {
+	if !strings.Contains(text, "kubelet-socket") {
+		text += fmt.Sprintf("\nkubelet-socket = %q\n", c.podResources())
+	}
+	// The shim reads the file whenever it creates a container.
+	next := c.Driver.ConfigPath + ".new"
+	if err := os.WriteFile(next, []byte(c.shimBase+"[policy]\n"+text), 0o644); err != nil {
+		return err
+	}
+	return os.Rename(next, c.Driver.ConfigPath)
+}
+
+// logTails logs what the commands of the node said last.
+func (c *cluster) logTails(t testing.TB) {
+	for _, name := range []string{"etcd", "kube-apiserver", "kube-scheduler", "kubelet"} {
+		if p := c.processes[name]; p != nil {
+			t.Log(p.tail(6 << 10))
+		}
+	}
+}
+
+// cgroupTops are the roots of the host's cgroup hierarchies.
+func cgroupTops() []string {
+	if testenv.CgroupVersions()[0] == 2 {
+		return []string{"/sys/fs/cgroup"}
+	}
+	var tops []string
+	found, _ := filepath.Glob("/sys/fs/cgroup/*/cgroup.procs")
+	for _, f := range found {
+		tops = append(tops, filepath.Dir(f))
+	}
+	return tops
+}
+
+func randomToken() (string, error) {
+	b := make([]byte, 16)
+	_, err := rand.Read(b)
+	return hex.EncodeToString(b), err
+}
+
+// writeKey makes the key that signs service account tokens, which nobody uses.
+func writeKey(path string) error {
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	if err != nil {
+		return err
+	}
+	block := &pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)}
+	return os.WriteFile(path, pem.EncodeToMemory(block), 0o600)
+}

@@ -1,0 +1,176 @@
+package kubernetes
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+)
+
+// running starts a pod for each strategy that the shim has a part in, and returns a
+// function that checks them all.
+func running(t *testing.T) (check func(what string)) {
+	t.Helper()
+	c := shared
+	type given struct {
+		pod  *corev1.Pod
+		gpus []sim.GPU
+	}
+	var all []given
+	for i, s := range []strategy{{list: envvar}, {list: volumeMounts}, {list: silent, devices: true}} {
+		c.use(t, s)
+		pod := newPod("running-"+string(rune('a'+i)), with(wait("main", greedyImage), 1))
+		c.startPod(t, pod)
+		all = append(all, given{pod, c.checkAllocated(t, pod, "main", true, 1)})
+	}
+	return func(what string) {
+		t.Helper()
+		for _, g := range all {
+			now := c.awaitRunning(t, g.pod)
+			if n := status(t, now, "main").RestartCount; n != 0 {
+				t.Errorf("%s: pod %s was restarted %d times", what, g.pod.Name, n)
+			}
+			c.check(t, g.pod, "main", true, g.gpus...)
+		}
+	}
+}
+
+// another starts one more pod, with the last GPU.
+func another(t *testing.T) {
+	t.Helper()
+	c := shared
+	c.use(t, strategy{list: envvar})
+	pod := newPod("another", with(wait("main", greedyImage), 1))
+	c.startPod(t, pod)
+	c.checkAllocated(t, pod, "main", true, 1)
+	greedy := newPod("another-greedy", wait("main", greedyImage))
+	c.startPod(t, greedy)
+	c.check(t, greedy, "main", true)
+}
+
+func TestPodsOutliveTheirKubelet(t *testing.T) {
+	check := running(t)
+	shared.restartKubelet(t)
+	check("after the kubelet's restart")
+	another(t)
+	check("with another pod")
+}
+
+func TestPodsOutliveContainerd(t *testing.T) {
+	c := shared
+	check := running(t)
+	c.Restart(t)
+	if err := c.await("the node", time.Minute, func() error {
+		_, err := c.runtime.Version(t.Context(), &cri.VersionRequest{})
+		return errors.Join(err, c.ready())
+	}); err != nil {
+		t.Fatal(err)
+	}
+	check("after containerd's restart")
+	another(t)
+	check("with another pod")
+}
+
+// cpus are the processors that a container may use.
+func cpus(t *testing.T, pod *corev1.Pod) string {
+	t.Helper()
+	got, err := shared.exec(pod.Namespace, pod.Name, "main", "/bin/grep", "Cpus_allowed_list", "/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.TrimSpace(strings.TrimPrefix(got, "Cpus_allowed_list:"))
+}
+
+// The kubelet's CPU manager takes a processor away from every running container when
+// a pod gets one for itself: an update, which must not cost a GPU.
+func TestTheCPUManagersUpdatesKeepTheGPU(t *testing.T) {
+	c := shared
+	for _, s := range []strategy{{list: envvar}, {list: envvar, devices: true}, {list: cdiCRI}} {
+		t.Run(s.String(), func(t *testing.T) {
+			c.use(t, s)
+			pod := newPod("updated", with(wait("main", greedyImage), 1))
+			c.startPod(t, pod)
+			gpus := c.checkAllocated(t, pod, "main", true, 1)
+			before := cpus(t, pod)
+			exclusive := wait("main", plainImage)
+			exclusive.Resources.Limits = corev1.ResourceList{
+				corev1.ResourceCPU: resource.MustParse("1"), corev1.ResourceMemory: resource.MustParse("64Mi"),
+			}
+			guaranteed := newPod("exclusive", exclusive)
+			c.startPod(t, guaranteed)
+			if err := c.await("fewer processors", 30*time.Second, func() error {
+				if cpus(t, pod) == before {
+					return errors.New("still " + before)
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			c.check(t, pod, "main", true, gpus...)
+			c.delete(t, guaranteed)
+			if err := c.await("all processors again", 30*time.Second, func() error {
+				if now := cpus(t, pod); now != before {
+					return errors.New("still " + now)
+				}
+				return nil
+			}); err != nil {
+				t.Fatal(err)
+			}
+			c.check(t, pod, "main", true, gpus...)
+		})
+	}
+}
+
+func TestUpdateContainerResourcesKeepsTheGPU(t *testing.T) {
+	c := shared
+	pod := newPod("cri-updated", with(wait("main", greedyImage), 2))
+	now := c.startPod(t, pod)
+	gpus := c.checkAllocated(t, pod, "main", true, 2)
+	for _, shares := range []int64{512, 2048} {
+		if _, err := c.runtime.UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{
+			ContainerId: id(t, now, "main"), Linux: &cri.LinuxContainerResources{CpuShares: shares, MemoryLimitInBytes: 512 << 20},
+		}); err != nil {
+			t.Fatal(err)
+		}
+		c.check(t, pod, "main", true, gpus...)
+	}
+}
+
+// What probes of the kubelet do.
+func TestExecSyncSeesTheGPU(t *testing.T) {
+	c := shared
+	pod := newPod("exec-sync", with(wait("main", greedyImage), 1))
+	now := c.startPod(t, pod)
+	gpus := c.checkAllocated(t, pod, "main", true, 1)
+	r, err := c.runtime.ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: id(t, now, "main"), Cmd: c.probe(true), Timeout: 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := string(r.Stdout), c.want(true, gpus...); got != want {
+		t.Errorf("got %q, want %q (%s)", got, want, r.Stderr)
+	}
+}
+
+// When a pod is gone, nothing of it is left: no shim, no bundle.
+func TestNothingIsLeftOfAPod(t *testing.T) {
+	c := shared
+	pod := newPod("gone", with(wait("one", greedyImage), 1), with(wait("two", greedyImage), 1), wait("none", greedyImage))
+	now := c.startPod(t, pod)
+	sandbox := c.sandbox(t, pod)
+	ids := []string{sandbox, id(t, now, "one"), id(t, now, "two"), id(t, now, "none")}
+	c.delete(t, pod)
+	if err := c.await("the end of the pod's shim and bundles", 30*time.Second, func() error {
+		if shims := c.ShimPIDs(sandbox); len(shims) > 0 {
+			return errors.New("the shim lives")
+		}
+		return c.bundlesGone(ids)
+	}); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,185 @@
+package kubernetes
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// inside is set in the environment of the test process that is in the namespaces.
+const inside = "NVIDIA_SHIM_TEST_NAMESPACES"
+
+// nodeIP is an address of documentation (RFC 5737) on the loopback interface of the
+// test's network namespace: the kubelet takes no 127.0.0.1.
+const nodeIP = "192.0.2.1"
+
+// programs are what build.sh makes.
+var programs = []string{"etcd", "kube-apiserver", "kube-scheduler", "kubelet", "cni/bridge", "cni/host-local", "cni/loopback"}
+
+// shared is the node of all tests.
+var shared *cluster
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	if os.Getenv(inside) == "" {
+		os.Exit(outside())
+	}
+	if err := errors.Join(setUpLoopback(), coverPlaces()); err != nil {
+		fmt.Fprintln(os.Stderr, "FAIL:", err)
+		os.Exit(1)
+	}
+	life := &lifetime{}
+	code := 1
+	err := life.run(func() error {
+		var err error
+		if shared, err = start(life); err != nil {
+			return err
+		}
+		code = m.Run()
+		if code != 0 {
+			shared.logTails(life)
+		}
+		return nil
+	})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "FAIL:", err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+// outside runs the tests in a process with namespaces of its own and gives its exit
+// status. The kubelet's changes of the kernel's settings are undone.
+func outside() int {
+	if missing := missing(); len(missing) > 0 {
+		fmt.Fprintf(os.Stderr, "FAIL: the tests of this package cannot run here:\n  - %s\n", strings.Join(missing, "\n  - "))
+		return 1
+	}
+	defer keepSysctls()()
+	defer makeMountPoints()()
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	// The os package makes all mounts of the new namespace private.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGTERM}
+	runtime.LockOSThread() // Pdeathsig is about the thread that forked
+	err := cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return 0
+	case errors.As(err, &exit) && exit.Exited():
+		return exit.ExitCode()
+	}
+	fmt.Fprintln(os.Stderr, "FAIL: run the tests in namespaces of their own:", err)
+	return 1
+}
+
+// binDir holds what build.sh makes.
+func binDir() string { return filepath.Join(testenv.ShimDir(), "kubernetes") }
+
+func missing() []string {
+	missing := testenv.Missing("containerd-shim-nvidia-v2", "nvidia-shimctl")
+	for _, name := range programs {
+		if _, err := exec.LookPath(filepath.Join(binDir(), name)); err != nil {
+			missing = append(missing, fmt.Sprintf("%v: run integration/kubernetes/build.sh bin/kubernetes", err))
+		}
+	}
+	return missing
+}
+
+// sysctls are what the kubelet sets on its host (pkg/kubelet/cm,
+// setupKernelTunables).
+var sysctls = []string{"vm/overcommit_memory", "vm/panic_on_oom", "kernel/panic", "kernel/panic_on_oops", "kernel/keys/root_maxkeys", "kernel/keys/root_maxbytes"}
+
+// keepSysctls returns the function that gives the host its settings back.
+func keepSysctls() func() {
+	was := map[string][]byte{}
+	for _, name := range sysctls {
+		if value, err := os.ReadFile("/proc/sys/" + name); err == nil {
+			was[name] = value
+		}
+	}
+	return func() {
+		for name, value := range was {
+			if now, err := os.ReadFile("/proc/sys/" + name); err == nil && string(now) == string(value) {
+				continue
+			}
+			if err := os.WriteFile("/proc/sys/"+name, value, 0o644); err != nil {
+				fmt.Fprintln(os.Stderr, "a setting of the kernel stays as the kubelet made it:", err)
+			}
+		}
+	}
+}
+
+// places are those that containerd, runc and the kubelet use whatever they are told:
+// each is an empty file system in the tests' mount namespace.
+var places = []string{"/run/containerd", "/var/lib/kubelet", "/var/log"}
+
+// coverPlaces runs in the tests' mount namespace.
+func coverPlaces() error {
+	for _, dir := range places {
+		if err := unix.Mount("tmpfs", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755"); err != nil {
+			return fmt.Errorf("mount a tmpfs on %s: %w", dir, err)
+		}
+	}
+	return nil
+}
+
+// makeMountPoints makes the places that this host lacks, and returns the function
+// that removes them.
+func makeMountPoints() func() {
+	var made []string
+	for _, dir := range places {
+		if os.Mkdir(dir, 0o711) == nil {
+			made = append(made, dir)
+		}
+	}
+	return func() {
+		for _, dir := range made {
+			_ = os.Remove(dir) // not where somebody else uses it by now
+		}
+	}
+}
+
+// setUpLoopback makes the namespace's loopback interface usable and gives it the
+// node's address.
+func setUpLoopback() error {
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	up, err := unix.NewIfreq("lo")
+	if err != nil {
+		return err
+	}
+	up.SetUint16(unix.IFF_UP | unix.IFF_RUNNING | unix.IFF_LOOPBACK)
+	if err := unix.IoctlIfreq(fd, unix.SIOCSIFFLAGS, up); err != nil {
+		return fmt.Errorf("set the loopback interface up: %w", err)
+	}
+	address, err := unix.NewIfreq("lo:1")
+	if err != nil {
+		return err
+	}
+	ip := netip.MustParseAddr(nodeIP).As4()
+	if err := address.SetInet4Addr(ip[:]); err != nil {
+		return err
+	}
+	if err := unix.IoctlIfreq(fd, unix.SIOCSIFADDR, address); err != nil {
+		return fmt.Errorf("give the loopback interface the address %s: %w", nodeIP, err)
+	}
+	return nil
+}

@@ -1,0 +1,243 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	deviceplugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+)
+
+// strategy is how a device plugin tells the runtime what was allocated: the values
+// of NVIDIA's DEVICE_LIST_STRATEGY, and two of PASS_DEVICE_SPECS.
+type strategy struct {
+	list    string
+	devices bool // with the kubelet's device specifications
+}
+
+func (s strategy) String() string {
+	if s.devices {
+		return s.list + " with device specifications"
+	}
+	return s.list
+}
+
+// The lists of NVIDIA's plugin.
+const (
+	envvar         = "envvar"
+	volumeMounts   = "volume-mounts"
+	cdiAnnotations = "cdi-annotations"
+	cdiCRI         = "cdi-cri"
+	// silent sets nothing: what an image asks for is then all that the shim sees.
+	silent = "nothing"
+)
+
+// cdiKind is the kind of NVIDIA's plugin's devices.
+const cdiKind = "k8s.device-plugin.nvidia.com/gpu"
+
+// plugin is a device plugin: a gRPC server whose socket the kubelet is told.
+type plugin struct {
+	deviceplugin.UnimplementedDevicePluginServer
+	driver   *sim.Driver
+	resource string
+	ids      []string
+	socket   string
+	cdi      string // directory for CDI specifications
+
+	mu       sync.Mutex
+	strategy strategy
+}
+
+func newPlugin(driver *sim.Driver, cdi, resource string, ids []string) *plugin {
+	name := strings.NewReplacer("/", "-", ".", "-").Replace(resource) + ".sock"
+	return &plugin{
+		driver: driver, resource: resource, ids: ids, cdi: cdi,
+		socket: filepath.Join(deviceplugin.DevicePluginPath, name), strategy: strategy{list: envvar},
+	}
+}
+
+// start serves the API and registers with the kubelet.
+func (p *plugin) start(life *lifetime) error {
+	if err := p.writeCDI(); err != nil {
+		return err
+	}
+	server := grpc.NewServer()
+	deviceplugin.RegisterDevicePluginServer(server, p)
+	life.Cleanup(server.Stop)
+	// The kubelet clears its directory when it starts. The server goes on listening
+	// at a place that the kubelet leaves alone, and register links it.
+	l, err := net.Listen("unix", p.hidden())
+	if err != nil {
+		return err
+	}
+	go func() { _ = server.Serve(l) }()
+	return p.register()
+}
+
+func (p *plugin) hidden() string {
+	return filepath.Join(filepath.Dir(filepath.Dir(p.socket)), filepath.Base(p.socket))
+}
+
+// register makes the plugin known to a kubelet that has just started.
+func (p *plugin) register() error {
+	conn, err := grpc.NewClient("unix://"+deviceplugin.KubeletSocket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return err
+	}
+	defer conn.Close()
+	deadline := time.Now().Add(time.Minute)
+	for {
+		// The kubelet removes what it finds in its directory when it starts.
+		if err := os.Link(p.hidden(), p.socket); err != nil && !os.IsExist(err) {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		_, err := deviceplugin.NewRegistrationClient(conn).Register(ctx, &deviceplugin.RegisterRequest{
+			Version: deviceplugin.Version, Endpoint: filepath.Base(p.socket), ResourceName: p.resource,
+		})
+		cancel()
+		if err == nil {
+			return nil
+		}
+		if time.Now().After(deadline) {
+			return fmt.Errorf("register %s: %w", p.resource, err)
+		}
+		time.Sleep(100 * time.Millisecond)
+	}
+}
+
+// use sets the strategy for the allocations to come.
+func (p *plugin) use(s strategy) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.strategy = s
+}
+
+func (p *plugin) GetDevicePluginOptions(context.Context, *deviceplugin.Empty) (*deviceplugin.DevicePluginOptions, error) {
+	return &deviceplugin.DevicePluginOptions{}, nil
+}
+
+func (p *plugin) ListAndWatch(_ *deviceplugin.Empty, stream grpc.ServerStreamingServer[deviceplugin.ListAndWatchResponse]) error {
+	var devices []*deviceplugin.Device
+	for _, id := range p.ids {
+		devices = append(devices, &deviceplugin.Device{ID: id, Health: deviceplugin.Healthy})
+	}
+	if err := stream.Send(&deviceplugin.ListAndWatchResponse{Devices: devices}); err != nil {
+		return err
+	}
+	<-stream.Context().Done()
+	return nil
+}
+
+func (p *plugin) Allocate(_ context.Context, r *deviceplugin.AllocateRequest) (*deviceplugin.AllocateResponse, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	answer := &deviceplugin.AllocateResponse{}
+	for _, container := range r.ContainerRequests {
+		answer.ContainerResponses = append(answer.ContainerResponses, p.respond(container.DevicesIds))
+	}
+	return answer, nil
+}
+
+// respond does what NVIDIA's plugin does (internal/plugin/server.go, v0.19).
+func (p *plugin) respond(ids []string) *deviceplugin.ContainerAllocateResponse {
+	var gpus []string // without the numbers of replicas, each once
+	for _, id := range ids {
+		id, _, _ = strings.Cut(id, "::")
+		if !slices.Contains(gpus, id) {
+			gpus = append(gpus, id)
+		}
+	}
+	slices.Sort(gpus)
+	r := &deviceplugin.ContainerAllocateResponse{}
+	switch p.strategy.list {
+	case envvar:
+		r.Envs = map[string]string{"NVIDIA_VISIBLE_DEVICES": strings.Join(gpus, ",")}
+	case volumeMounts:
+		const dir = "/var/run/nvidia-container-devices"
+		r.Envs = map[string]string{"NVIDIA_VISIBLE_DEVICES": dir}
+		for _, id := range gpus {
+			r.Mounts = append(r.Mounts, &deviceplugin.Mount{HostPath: "/dev/null", ContainerPath: filepath.Join(dir, id)})
+		}
+	case cdiAnnotations:
+		var names []string
+		for _, id := range gpus {
+			names = append(names, cdiKind+"="+id)
+		}
+		r.Annotations = map[string]string{"cdi.k8s.io/nvidia-device-plugin_" + gpus[0][4:12]: strings.Join(names, ",")}
+	case cdiCRI:
+		for _, id := range gpus {
+			r.CdiDevices = append(r.CdiDevices, &deviceplugin.CDIDevice{Name: cdiKind + "=" + id})
+		}
+	}
+	if p.strategy.devices {
+		nodes := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
+		for _, gpu := range p.driver.GPUs {
+			if slices.Contains(gpus, gpu.UUID) {
+				nodes = append(nodes, fmt.Sprintf("nvidia%d", gpu.Minor))
+			}
+		}
+		for _, name := range nodes {
+			r.Devices = append(r.Devices, &deviceplugin.DeviceSpec{
+				ContainerPath: "/dev/" + name, HostPath: filepath.Join(p.driver.DevRoot, "dev", name), Permissions: "rw",
+			})
+		}
+	}
+	return r
+}
+
+// writeCDI writes the specification that NVIDIA's plugin would: the nodes of each
+// GPU; for all of them the driver, as single files, and the variable that keeps an
+// NVIDIA runtime from doing the same again.
+func (p *plugin) writeCDI() error {
+	type node struct {
+		Path     string `json:"path"`
+		HostPath string `json:"hostPath"`
+	}
+	type mount struct {
+		HostPath      string   `json:"hostPath"`
+		ContainerPath string   `json:"containerPath"`
+		Options       []string `json:"options"`
+	}
+	type edits struct {
+		Env         []string `json:"env,omitempty"`
+		DeviceNodes []node   `json:"deviceNodes,omitempty"`
+		Mounts      []mount  `json:"mounts,omitempty"`
+	}
+	type device struct {
+		Name  string `json:"name"`
+		Edits edits  `json:"containerEdits"`
+	}
+	nodeOf := func(name string) node {
+		return node{"/dev/" + name, filepath.Join(p.driver.DevRoot, "dev", name)}
+	}
+	var devices []device
+	for _, gpu := range p.driver.GPUs {
+		devices = append(devices, device{gpu.UUID, edits{DeviceNodes: []node{nodeOf(fmt.Sprintf("nvidia%d", gpu.Minor))}}})
+	}
+	lib, bin := p.driver.Layout.LibDir(), p.driver.Layout.BinDir()
+	common := edits{Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}, DeviceNodes: []node{nodeOf("nvidiactl"), nodeOf("nvidia-uvm")}}
+	for _, file := range []struct{ host, container string }{
+		{filepath.Join(lib, "libnvidia-ml.so."+p.driver.Version), filepath.Join("/", lib, "libnvidia-ml.so.1")},
+		{filepath.Join(lib, "libcuda.so."+p.driver.Version), filepath.Join("/", lib, "libcuda.so.1")},
+		{filepath.Join(bin, "nvidia-smi"), "/usr/bin/nvidia-smi"},
+	} {
+		common.Mounts = append(common.Mounts, mount{filepath.Join(p.driver.Root, file.host), file.container, []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}})
+	}
+	data, err := json.Marshal(map[string]any{"cdiVersion": "0.5.0", "kind": cdiKind, "devices": devices, "containerEdits": common})
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(p.cdi, "k8s.device-plugin.nvidia.com-gpu.json"), data, 0o644)
+}

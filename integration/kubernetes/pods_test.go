@@ -1,0 +1,358 @@
+package kubernetes
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+)
+
+// podLimit is how long a pod may take to do anything.
+const podLimit = 90 * time.Second
+
+// untilTerm waits, and ends at once when it is told to. A process with id 1 does not
+// do that by itself.
+const untilTerm = `trap "exit 0" TERM; sleep 86400 & wait`
+
+// wait is a container that waits.
+func wait(name, image string) corev1.Container {
+	return run(name, image, "/bin/sh", "-c", untilTerm)
+}
+
+// run is a container that runs a command.
+func run(name, image string, command ...string) corev1.Container {
+	return corev1.Container{Name: name, Image: image, Command: command, ImagePullPolicy: corev1.PullNever}
+}
+
+// with gives a container a limit of GPUs.
+func with(c corev1.Container, count int64) corev1.Container {
+	return limited(c, "nvidia.com/gpu", count)
+}
+
+func limited(c corev1.Container, name corev1.ResourceName, count int64) corev1.Container {
+	c.Resources.Limits = corev1.ResourceList{name: *resource.NewQuantity(count, resource.DecimalSI)}
+	return c
+}
+
+// env adds a variable to a container.
+func env(c corev1.Container, name, value string) corev1.Container {
+	c.Env = append(slices.Clone(c.Env), corev1.EnvVar{Name: name, Value: value})
+	return c
+}
+
+// secured gives a container a security context.
+func secured(c corev1.Container, s corev1.SecurityContext) corev1.Container {
+	c.SecurityContext = &s
+	return c
+}
+
+// newPod is a pod of the runtime class, on the node's network.
+func newPod(name string, containers ...corev1.Container) *corev1.Pod {
+	class, no, now := handler, false, int64(1)
+	return &corev1.Pod{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceDefault},
+		Spec: corev1.PodSpec{
+			RuntimeClassName: &class, HostNetwork: true, RestartPolicy: corev1.RestartPolicyNever,
+			TerminationGracePeriodSeconds: &now, EnableServiceLinks: &no, AutomountServiceAccountToken: &no,
+			Containers: containers,
+		},
+	}
+}
+
+func podPath(pod *corev1.Pod) string {
+	return "/api/v1/namespaces/" + pod.Namespace + "/pods/" + pod.Name
+}
+
+// create makes a pod, and deletes it when the test ends.
+func (c *cluster) create(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	t.Cleanup(func() { c.delete(t, pod) })
+	if err := c.do("POST", "/api/v1/namespaces/"+pod.Namespace+"/pods", pod, nil); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// delete deletes a pod and waits until the kubelet has let go of it.
+func (c *cluster) delete(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	if err := c.do("DELETE", podPath(pod), nil, nil); err != nil && !isNotFound(err) {
+		t.Error(err)
+		return
+	}
+	if err := c.await("the end of pod "+pod.Name, podLimit, func() error {
+		err := c.do("GET", podPath(pod), nil, nil)
+		if err == nil {
+			return errors.New("it is still there")
+		}
+		if isNotFound(err) {
+			return nil
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+}
+
+// namespace makes a namespace, once.
+func (c *cluster) namespace(t *testing.T, name string) {
+	t.Helper()
+	err := c.do("POST", "/api/v1/namespaces", map[string]any{
+		"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]string{"name": name},
+	}, nil)
+	var e *apiError
+	if err != nil && !(errors.As(err, &e) && e.code == 409) {
+		t.Fatal(err)
+	}
+}
+
+// awaitPod polls until done says nothing more against the pod.
+func (c *cluster) awaitPod(t *testing.T, pod *corev1.Pod, what string, done func(corev1.Pod) error) corev1.Pod {
+	t.Helper()
+	var now corev1.Pod
+	if err := c.await("pod "+pod.Name+": "+what, podLimit, func() error {
+		now = corev1.Pod{}
+		if err := c.do("GET", podPath(pod), nil, &now); err != nil {
+			return err
+		}
+		return done(now)
+	}); err != nil {
+		status, _ := json.MarshalIndent(now.Status, "", " ")
+		t.Fatalf("%v\n%s\n%s", err, status, c.events(pod))
+	}
+	return now
+}
+
+// start creates a pod and returns it when all its containers run.
+func (c *cluster) startPod(t *testing.T, pod *corev1.Pod) corev1.Pod {
+	t.Helper()
+	c.create(t, pod)
+	return c.awaitRunning(t, pod)
+}
+
+func (c *cluster) awaitRunning(t *testing.T, pod *corev1.Pod) corev1.Pod {
+	t.Helper()
+	return c.awaitPod(t, pod, "all containers run", func(now corev1.Pod) error {
+		if len(now.Status.ContainerStatuses) != len(pod.Spec.Containers) {
+			return errors.New("not all containers are known")
+		}
+		for _, s := range now.Status.ContainerStatuses {
+			if s.State.Running == nil {
+				return fmt.Errorf("container %s does not run", s.Name)
+			}
+		}
+		return nil
+	})
+}
+
+// finish creates a pod and returns it when all its containers have ended.
+func (c *cluster) finish(t *testing.T, pod *corev1.Pod) corev1.Pod {
+	t.Helper()
+	c.create(t, pod)
+	return c.awaitPod(t, pod, "has ended", func(now corev1.Pod) error {
+		if now.Status.Phase != corev1.PodSucceeded && now.Status.Phase != corev1.PodFailed {
+			return fmt.Errorf("its phase is %s", now.Status.Phase)
+		}
+		return nil
+	})
+}
+
+// status finds a container's status among those of all kinds.
+func status(t *testing.T, pod corev1.Pod, name string) corev1.ContainerStatus {
+	t.Helper()
+	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses) {
+		if s.Name == name {
+			return s
+		}
+	}
+	t.Fatalf("pod %s has no container %s", pod.Name, name)
+	return corev1.ContainerStatus{}
+}
+
+// id is a container's id in containerd.
+func id(t *testing.T, pod corev1.Pod, name string) string {
+	t.Helper()
+	return strings.TrimPrefix(status(t, pod, name).ContainerID, "containerd://")
+}
+
+// message is what the pod's status says of a container that could not start.
+func message(t *testing.T, pod corev1.Pod, name string) string {
+	t.Helper()
+	s := status(t, pod, name)
+	for _, state := range []corev1.ContainerState{s.State, s.LastTerminationState} {
+		if state.Terminated != nil && state.Terminated.Reason == "StartError" {
+			return state.Terminated.Message
+		}
+		if state.Waiting != nil && state.Waiting.Message != "" {
+			return state.Waiting.Message
+		}
+	}
+	return ""
+}
+
+// events are those of a pod, for the log of a test that failed.
+func (c *cluster) events(pod *corev1.Pod) string {
+	var list corev1.EventList
+	if err := c.do("GET", "/api/v1/namespaces/"+pod.Namespace+"/events?fieldSelector=involvedObject.name%3D"+pod.Name, nil, &list); err != nil {
+		return err.Error()
+	}
+	var b strings.Builder
+	for _, e := range list.Items {
+		fmt.Fprintf(&b, "%s: %s\n", e.Reason, e.Message)
+	}
+	return b.String()
+}
+
+// logs is what a container printed, as `kubectl logs` has it.
+func (c *cluster) logs(t *testing.T, pod *corev1.Pod, container string) string {
+	t.Helper()
+	data, err := c.raw("GET", podPath(pod)+"/log?container="+container, "", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// allocated asks the kubelet, with Kubernetes' own client, what it allocated.
+func (c *cluster) allocated(t *testing.T, pod *corev1.Pod, container string) []string {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+c.podResources(), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	r, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for _, p := range r.PodResources {
+		for _, cont := range p.Containers {
+			if p.Namespace != pod.Namespace || p.Name != pod.Name || cont.Name != container {
+				continue
+			}
+			for _, d := range cont.Devices {
+				ids = append(ids, d.DeviceIds...)
+			}
+		}
+	}
+	return ids
+}
+
+// gpus finds GPUs by their ids, those of replicas included.
+func (c *cluster) gpus(t *testing.T, ids ...string) []sim.GPU {
+	t.Helper()
+	var found []sim.GPU
+	for _, id := range ids {
+		id, _, _ = strings.Cut(id, "::")
+		i := slices.IndexFunc(c.Driver.GPUs, func(g sim.GPU) bool { return g.UUID == id })
+		if i < 0 {
+			t.Fatalf("%q is no GPU of this node", id)
+		}
+		if !slices.Contains(found, c.Driver.GPUs[i]) {
+			found = append(found, c.Driver.GPUs[i])
+		}
+	}
+	return found
+}
+
+// probe is a command that prints, inside a container, which GPUs the driver lists and
+// what opening each node of the host gives. With mknod, the container makes the
+// nodes itself as well, so that the device cgroup answers and not what is in /dev.
+func (c *cluster) probe(mknod bool) []string {
+	var nodes, numbers []string
+	for _, gpu := range c.Driver.GPUs {
+		nodes = append(nodes, fmt.Sprintf("/dev/nvidia%d", gpu.Minor))
+		numbers = append(numbers, fmt.Sprintf("%d:%d", c.Driver.Majors.GPU, gpu.Minor))
+	}
+	script := "nvidia-smi -L 2>/dev/null | grep -o 'GPU-[0-9a-f-]*'; /test/opendev " + strings.Join(nodes, " ")
+	if mknod {
+		script += "; /test/mkdev " + strings.Join(numbers, " ")
+	}
+	return []string{"/bin/sh", "-c", script}
+}
+
+// want is what probe prints where exactly these GPUs were given.
+func (c *cluster) want(mknod bool, gpus ...sim.GPU) string {
+	var list, nodes, made strings.Builder
+	for _, gpu := range c.Driver.GPUs {
+		node, cgroup := "ENOENT", "EPERM"
+		if slices.Contains(gpus, gpu) {
+			fmt.Fprintf(&list, "%s\n", gpu.UUID)
+			node, cgroup = "ENXIO", "ENXIO"
+		}
+		fmt.Fprintf(&nodes, "/dev/nvidia%d %s\n", gpu.Minor, node)
+		if mknod {
+			fmt.Fprintf(&made, "%d:%d %s\n", c.Driver.Majors.GPU, gpu.Minor, cgroup)
+		}
+	}
+	return list.String() + nodes.String() + made.String()
+}
+
+// check runs the probe in a running container.
+func (c *cluster) check(t *testing.T, pod *corev1.Pod, container string, mknod bool, gpus ...sim.GPU) {
+	t.Helper()
+	got, err := c.exec(pod.Namespace, pod.Name, container, c.probe(mknod)...)
+	if err != nil {
+		t.Errorf("%s/%s: %v\n%s", pod.Name, container, err, got)
+		return
+	}
+	if want := c.want(mknod, gpus...); got != want {
+		t.Errorf("%s/%s:\ngot  %q\nwant %q", pod.Name, container, got, want)
+	}
+}
+
+// checkAllocated is check for what the kubelet says it allocated, which must be count
+// GPUs. It returns them.
+func (c *cluster) checkAllocated(t *testing.T, pod *corev1.Pod, container string, mknod bool, count int) []sim.GPU {
+	t.Helper()
+	gpus := c.gpus(t, c.allocated(t, pod, container)...)
+	if len(gpus) != count {
+		t.Errorf("%s/%s: the kubelet allocated %d GPUs, want %d", pod.Name, container, len(gpus), count)
+	}
+	c.check(t, pod, container, mknod, gpus...)
+	return gpus
+}
+
+// refused creates a pod and checks that its container does not start, for the reason
+// given, and that this is in the pod's status.
+func (c *cluster) refused(t *testing.T, pod *corev1.Pod, container string, reasons ...string) {
+	t.Helper()
+	now := c.finish(t, pod)
+	got := message(t, now, container)
+	for _, reason := range reasons {
+		if !strings.Contains(got, reason) {
+			t.Errorf("the status of %s/%s says %q, want %q in it", pod.Name, container, got, reason)
+		}
+	}
+	if strings.Contains(strings.TrimSpace(got), "\n") {
+		t.Errorf("the message has more than one line: %q", got)
+	}
+	t.Logf("pod status: %s", got)
+}
+
+// bundlesGone says which of the containers still has a bundle.
+func (c *cluster) bundlesGone(ids []string) error {
+	for _, id := range ids {
+		if _, err := os.Stat(c.bundle(id)); !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("the bundle of %s is still there", id)
+		}
+	}
+	return nil
+}

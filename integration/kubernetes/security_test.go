@@ -1,0 +1,118 @@
+package kubernetes
+
+import (
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+func yes() *bool { v := true; return &v }
+
+func no() *bool { v := false; return &v }
+
+func TestAReadOnlyRootFileSystemHasItsGPU(t *testing.T) {
+	c := shared
+	pod := newPod("read-only", secured(with(wait("main", plainImage), 1), corev1.SecurityContext{ReadOnlyRootFilesystem: yes()}))
+	c.startPod(t, pod)
+	c.checkAllocated(t, pod, "main", false, 1)
+	if got, err := c.exec(pod.Namespace, pod.Name, "main", "/bin/touch", "/file"); err == nil {
+		t.Errorf("the root file system can be written: %s", got)
+	}
+}
+
+func TestAUserOtherThanRootCanOpenItsGPU(t *testing.T) {
+	c := shared
+	user := int64(1000)
+	for _, s := range []strategy{{list: envvar}, {list: envvar, devices: true}, {list: cdiCRI}} {
+		t.Run(s.String(), func(t *testing.T) {
+			c.use(t, s)
+			pod := newPod("non-root", secured(with(wait("main", plainImage), 1), corev1.SecurityContext{
+				RunAsNonRoot: yes(), RunAsUser: &user, AllowPrivilegeEscalation: no(),
+				Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
+			}))
+			c.startPod(t, pod)
+			c.checkAllocated(t, pod, "main", false, 1)
+			if got, err := c.exec(pod.Namespace, pod.Name, "main", "/bin/id", "-u"); err != nil || got != "1000\n" {
+				t.Errorf("uid %q, %v", got, err)
+			}
+		})
+	}
+}
+
+func TestAPrivilegedPodSelectsByEnvironment(t *testing.T) {
+	c := shared
+	privileged := corev1.SecurityContext{Privileged: yes()}
+	pod := newPod("privileged",
+		secured(wait("all", greedyImage), privileged), secured(env(wait("one", plainImage), "NVIDIA_VISIBLE_DEVICES", "2"), privileged),
+		secured(wait("none", plainImage), privileged), secured(with(wait("own", plainImage), 1), privileged))
+	now := c.startPod(t, pod)
+	c.check(t, pod, "all", false, c.Driver.GPUs...)
+	c.check(t, pod, "one", false, c.Driver.GPUs[2])
+	c.check(t, pod, "none", false)
+	c.checkAllocated(t, pod, "own", false, 1)
+	if plan, _ := c.record(t, id(t, now, "all")); plan.Grant != "the container is privileged" {
+		t.Errorf("grant %q", plan.Grant)
+	}
+}
+
+// CAP_SYS_ADMIN is what NVIDIA's stack takes for privileged.
+func TestACapabilityIsNoPrivilege(t *testing.T) {
+	c := shared
+	pod := newPod("admin", secured(wait("main", greedyImage), corev1.SecurityContext{
+		Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"SYS_ADMIN"}},
+	}))
+	c.startPod(t, pod)
+	c.check(t, pod, "main", true)
+}
+
+// inUserNamespace makes a pod one with hostUsers: false, which excludes the node's
+// network.
+func inUserNamespace(pod *corev1.Pod) *corev1.Pod {
+	pod.Spec.HostUsers, pod.Spec.HostNetwork = no(), false
+	return pod
+}
+
+func TestAPodInAUserNamespaceGetsExactlyItsGPU(t *testing.T) {
+	c := shared
+	for _, s := range []strategy{{list: envvar}, {list: volumeMounts}} {
+		t.Run(s.String(), func(t *testing.T) {
+			c.use(t, s)
+			pod := inUserNamespace(newPod("userns", with(wait("main", greedyImage), 1), wait("none", greedyImage)))
+			c.startPod(t, pod)
+			c.checkAllocated(t, pod, "main", false, 1)
+			c.check(t, pod, "none", false)
+			got, err := c.exec(pod.Namespace, pod.Name, "main", "/bin/cat", "/proc/self/uid_map")
+			if fields := strings.Fields(got); err != nil || len(fields) != 3 || fields[0] != "0" || fields[1] == "0" {
+				t.Errorf("uid_map %q, %v", got, err)
+			}
+			// The mask is there: only the pod's GPU, and no file that could be written.
+			if got, err := c.exec(pod.Namespace, pod.Name, "main", "/bin/cat", "/proc/driver/params"); err != nil || !strings.Contains(got, "ModifyDeviceFiles: 0") {
+				t.Errorf("params %q, %v", got, err)
+			}
+		})
+	}
+}
+
+// With an unmasked /proc, which a nested container needs, a pod is not privileged.
+func TestAnUnmaskedProcInAUserNamespaceIsNoPrivilege(t *testing.T) {
+	c := shared
+	unmasked := corev1.UnmaskedProcMount
+	context := corev1.SecurityContext{ProcMount: &unmasked, Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"SYS_ADMIN"}}}
+	pod := inUserNamespace(newPod("unmasked", secured(with(wait("main", greedyImage), 1), context), secured(wait("none", greedyImage), context)))
+	c.startPod(t, pod)
+	c.checkAllocated(t, pod, "main", false, 1)
+	c.check(t, pod, "none", false)
+}
+
+// The network of a pod is CNI's: nothing of a GPU depends on hostNetwork.
+func TestAPodWithANetworkOfItsOwn(t *testing.T) {
+	c := shared
+	pod := newPod("network", with(wait("main", plainImage), 1))
+	pod.Spec.HostNetwork = false
+	now := c.startPod(t, pod)
+	c.checkAllocated(t, pod, "main", true, 1)
+	if !strings.HasPrefix(now.Status.PodIP, "198.51.100.") {
+		t.Errorf("the pod's address is %s", now.Status.PodIP)
+	}
+}
