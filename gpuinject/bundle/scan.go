@@ -172,11 +172,11 @@ func unquote(raw []byte) (string, error) {
 // and false where there is none. A key of that name elsewhere, an annotation's, is
 // another one.
 func CgroupsPath(raw []byte) (path string, ok bool) {
-	switch bytes.Count(raw, []byte(`"cgroupsPath"`)) {
-	case 0:
+	first := indexCgroupsPath(raw, 0)
+	if first < 0 {
 		return "", false
-	case 1:
-	default:
+	}
+	if indexCgroupsPath(raw, first+len(`"cgroupsPath"`)) >= 0 {
 		var spec struct {
 			Linux struct {
 				CgroupsPath *string `json:"cgroupsPath"`
@@ -188,20 +188,54 @@ func CgroupsPath(raw []byte) (path string, ok bool) {
 		}
 		return *spec.Linux.CgroupsPath, true
 	}
-	// containerd writes it before the seccomp profile: little is looked at.
-	_ = eachMember(raw, func(key string, linux span) bool {
-		if strings.EqualFold(key, "linux") {
-			_ = eachMember(linux.of(raw), func(key string, value span) bool {
-				if key == "cgroupsPath" {
-					value := value.of(linux.of(raw))
-					ok = value[0] == '"' && json.Unmarshal(value, &path) == nil
-				}
-				return ok
-			})
+	if i := skipSpace(raw, stringEnd(raw, first)); at(raw, i) == ':' && inLinux(raw, first) {
+		i = skipSpace(raw, i+1)
+		if end := stringEnd(raw, i); end > 0 {
+			err := json.Unmarshal(raw[i:end], &path)
+			return path, err == nil
 		}
-		return ok
-	})
-	return path, ok
+	}
+	return "", false
+}
+
+// indexCgroupsPath finds the string in raw[from:]. It looks for the one letter in it
+// that is rare.
+func indexCgroupsPath(raw []byte, from int) int {
+	const head, tail = `"cgroups`, `Path"`
+	for {
+		n := bytes.Index(raw[from:], []byte(tail))
+		if n < 0 {
+			return -1
+		}
+		if start := from + n - len(head); start >= 0 && string(raw[start:from+n]) == head {
+			return start
+		}
+		from += n + 1
+	}
+}
+
+// inLinux tells whether raw[:end] ends in the member linux of the outermost object,
+// and no deeper.
+func inLinux(raw []byte, end int) bool {
+	depth, key := 0, ""
+	for i := 0; i < end; i++ {
+		switch raw[i] {
+		case '"':
+			start := i
+			if i = stringEnd(raw, start); i < 0 || i > end {
+				return false
+			}
+			if depth == 1 && at(raw, skipSpace(raw, i)) == ':' {
+				key, _ = unquote(raw[start:i])
+			}
+			i--
+		case '{', '[':
+			depth++
+		case '}', ']':
+			depth--
+		}
+	}
+	return depth == 2 && strings.EqualFold(key, "linux")
 }
 
 // withoutSeccomp is the configuration with null for the seccomp profile, for a view
