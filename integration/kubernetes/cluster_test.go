@@ -304,7 +304,7 @@ failSwapOn: false
 cpuManagerPolicy: static
 cpuManagerReconcilePeriod: 2s
 reservedSystemCPUs: "0"
-evictionHard: {memory.available: 1Mi, nodefs.available: 1Mi, imagefs.available: 1Mi, nodefs.inodesFree: 10, imagefs.inodesFree: 10}
+evictionHard: {memory.available: 1Mi, nodefs.available: 1Mi, imagefs.available: 1Mi, nodefs.inodesFree: "10", imagefs.inodesFree: "10"}
 imageGCHighThresholdPercent: 100
 podLogsDir: %[4]s/pods
 volumePluginDir: %[4]s/volume-plugins
