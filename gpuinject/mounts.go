@@ -32,9 +32,10 @@ var directPrograms = []string{"nvidia-smi"}
 // mounts are what the container gets mounted: the view, a handful of direct binds
 // from it, and the data files that consuming libraries open at fixed paths.
 func (j *Job) mounts(viewRoot, libDir string, leaveOut []string) ([]specs.Mount, error) {
-	m, ok := j.covering(ViewDir)
+	volumes := j.volumes()
+	m, ok := j.covering(volumes, ViewDir)
 	if !ok {
-		m, ok = j.hidden()
+		m, ok = j.hidden(volumes)
 	}
 	if ok {
 		return nil, fail(Invalid, "the container mounts %s at %s, over %s where the NVIDIA driver goes: remove that mount", request.Quote(m.Source), request.Quote(m.Destination), ViewDir)
@@ -43,7 +44,7 @@ func (j *Job) mounts(viewRoot, libDir string, leaveOut []string) ([]specs.Mount,
 	add := func(source, dest string) {
 		// A volume of the container's own there, or around it: nothing may be made
 		// in that (T53), and the loader finds the driver without.
-		if m, ok := j.covering(dest); ok {
+		if m, ok := j.covering(volumes, dest); ok {
 			j.Plan.note(fmt.Sprintf("not mounted at %s: the container mounts %s there", dest, request.Quote(m.Destination)))
 			return
 		}
@@ -89,24 +90,38 @@ func pluginName(l driver.Library) (string, bool) {
 	return "", false
 }
 
-// covering returns the mount of the container that a destination is at or below,
-// where that is a volume: a bind of something that outlives the container. Both are
-// taken where the links of the image lead, as runc does: in most images /lib is
-// /usr/lib.
-func (j *Job) covering(dest string) (specs.Mount, bool) {
-	for _, m := range j.volumes() {
-		if at := j.target(m.Destination); at == "/" || below(j.target(dest), at) {
-			return m, true
+// placed is a mount of the container's own of what outlives it, and where in the image
+// that really goes.
+type placed struct {
+	specs.Mount
+	at string
+}
+
+// covering returns the volume of the container that a destination is at or below.
+// Both are taken where the links of the image lead, as runc does: in most images /lib
+// is /usr/lib.
+func (j *Job) covering(volumes []placed, dest string) (specs.Mount, bool) {
+	if len(volumes) == 0 {
+		return specs.Mount{}, false
+	}
+	dest = j.target(dest)
+	for _, v := range volumes {
+		if v.at == "/" || below(dest, v.at) {
+			return v.Mount, true
 		}
 	}
 	return specs.Mount{}, false
 }
 
 // hidden returns a volume that nobody could see below the view.
-func (j *Job) hidden() (specs.Mount, bool) {
-	for _, m := range j.volumes() {
-		if below(j.target(m.Destination), j.target(ViewDir)) {
-			return m, true
+func (j *Job) hidden(volumes []placed) (specs.Mount, bool) {
+	if len(volumes) == 0 {
+		return specs.Mount{}, false
+	}
+	view := j.target(ViewDir)
+	for _, v := range volumes {
+		if below(v.at, view) {
+			return v.Mount, true
 		}
 	}
 	return specs.Mount{}, false
@@ -127,12 +142,17 @@ func (j *Job) target(dest string) string {
 var ephemeral = []string{"tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2", "ramfs"}
 
 // volumes are the container's own mounts of what outlives it: binds, and file
-// systems of whatever type.
-func (j *Job) volumes() []specs.Mount {
-	return slices.DeleteFunc(slices.Clone(j.bundle.Spec.Mounts), func(m specs.Mount) bool {
+// systems of whatever type. Each is looked up in the image once, however many
+// destinations are compared with it.
+func (j *Job) volumes() []placed {
+	var out []placed
+	for _, m := range j.bundle.Spec.Mounts {
 		bind := m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
-		return !bind && slices.Contains(ephemeral, m.Type) || j.ours(m)
-	})
+		if (bind || !slices.Contains(ephemeral, m.Type)) && !j.ours(m) {
+			out = append(out, placed{m, j.target(m.Destination)})
+		}
+	}
+	return out
 }
 
 // ours tells a mount that an earlier injection into the same configuration made.
