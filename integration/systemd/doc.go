@@ -1,0 +1,23 @@
+// Package systemd shows that a container keeps its GPUs, and gets no others, where
+// systemd manages the cgroups, and where crun is the OCI runtime.
+//
+// The field's best known bug is that of a GPU that is gone after `systemctl
+// daemon-reload`, `docker update` or the kubelet's CPU manager: device rules that
+// were made behind the back of runc and systemd last until one of them writes its
+// own again. Ours are in the bundle's configuration, so they are part of the scope
+// unit. The tests do to a running container what administrators and kubelets do,
+// look at what it can open after each, and do the same to a container whose rules
+// were changed behind systemd's back, which loses its device.
+//
+// It holds tests only, and they need root. In: the binaries of bin/ and bin/tools,
+// and a Debian tree with systemd, dbus and crun, made by debootstrap from the
+// mirror that the host's apt is configured with and kept in the user's cache
+// directory (or beside the images, NVIDIA_SHIM_IMAGE_CACHE). Out: a machine, which
+// is systemd as the first process of mount, PID, cgroup, UTS and IPC namespaces of
+// the test's own, with containerd as a service of it.
+//
+// A machine shares the host's network and kernel. So it must never have a writable
+// /proc/sys or /sys, the capabilities to load modules, to set the time or to
+// configure auditing, or a service that would use them; and nothing of it may be
+// left when its test ends.
+package systemd

@@ -1,0 +1,250 @@
+package systemd
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/ttrpc"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// container is a running container of a machine.
+type container struct {
+	m  *machine
+	id string
+	// gpu is the index of its GPU, or -1.
+	gpu int
+	// slice is the systemd slice that its scope is in.
+	slice string
+}
+
+// noGPU is the index of no GPU.
+const noGPU = -1
+
+// containerOptions say how a container is run; the zero value is one of Docker's and
+// nerdctl's form of cgroup path, with our shim.
+type containerOptions struct {
+	runtime string
+	slice   string
+	flags   []string
+}
+
+// sleep starts a container that waits, with one GPU or with none. The form of its
+// cgroup path is all that says that systemd manages it.
+func (m *machine) sleep(t testing.TB, gpu int, o containerOptions) *container {
+	t.Helper()
+	if o.runtime == "" {
+		o.runtime = testenv.DefaultRuntime
+	}
+	if o.slice == "" {
+		o.slice = "system.slice"
+	}
+	m.nextID++
+	c := &container{m: m, id: fmt.Sprintf("c%d", m.nextID), gpu: gpu, slice: o.slice}
+	// A cgroup2 tree beside hierarchies of version 1 has no cpu controller, and ctr's
+	// default of 1024 shares could not be set.
+	argv := []string{"ctr", "run", "--detach", "--null-io", "--cpu-shares", "0", "--runtime", o.runtime, "--cgroup", o.slice + ":nvidia:" + c.id}
+	if gpu != noGPU {
+		argv = append(argv, "--env", "NVIDIA_VISIBLE_DEVICES="+strconv.Itoa(gpu))
+	}
+	m.run(t, append(append(argv, o.flags...), images.Ref(imageName), c.id, "/bin/sleep", "3600")...)
+	return c
+}
+
+// scope is the container's unit.
+func (c *container) scope() string { return "nvidia-" + c.id + ".scope" }
+
+// remove ends the container.
+func (c *container) remove(t testing.TB) {
+	t.Helper()
+	c.m.run(t, "ctr", "tasks", "rm", "--force", c.id)
+	c.m.run(t, "ctr", "containers", "rm", c.id)
+}
+
+// exec runs a command in the container.
+func (c *container) exec(t testing.TB, argv ...string) string {
+	t.Helper()
+	c.m.nextID++
+	return c.m.run(t, append([]string{"ctr", "tasks", "exec", "--exec-id", fmt.Sprintf("e%d", c.m.nextID), c.id}, argv...)...)
+}
+
+// property is one property of the container's unit, its values sorted.
+func (c *container) property(t testing.TB, name string) []string {
+	t.Helper()
+	var values []string
+	for line := range strings.Lines(c.m.run(t, "systemctl", "show", "--property", name, c.scope())) {
+		if value := strings.TrimPrefix(strings.TrimSpace(line), name+"="); value != "" {
+			values = append(values, value)
+		}
+	}
+	slices.Sort(values)
+	return values
+}
+
+// cgroupDir is the container's cgroup as the host sees it.
+func (c *container) cgroupDir(t testing.TB) string {
+	t.Helper()
+	group := c.property(t, "ControlGroup")
+	if len(group) != 1 {
+		t.Fatalf("%s has no cgroup", c.scope())
+	}
+	return filepath.Join(c.m.cgroup, group[0])
+}
+
+// devices are the nodes of the driver that a container with the given GPU has, by
+// major and minor number.
+func devices(d *sim.Driver, gpu int) (granted, refused map[string]string) {
+	granted, refused = map[string]string{}, map[string]string{}
+	number := func(major, minor uint32) string { return fmt.Sprintf("%d:%d", major, minor) }
+	shared := refused
+	if gpu != noGPU {
+		shared = granted
+	}
+	shared[number(d.Majors.GPU, 255)] = "nvidiactl"
+	shared[number(d.Majors.UVM, 0)] = "nvidia-uvm"
+	shared[number(d.Majors.UVM, 1)] = "nvidia-uvm-tools"
+	for _, g := range d.GPUs {
+		to := refused
+		if g.Index == gpu {
+			to = granted
+		}
+		to[number(d.Majors.GPU, uint32(g.Minor))] = fmt.Sprintf("nvidia%d", g.Minor)
+	}
+	return granted, refused
+}
+
+// script prints what the container can open: its own nodes by name and every node
+// of the driver by number, made in the container. A device without a driver answers
+// ENXIO where the device program lets through, and EPERM where it does not.
+func script(d *sim.Driver, gpu int) []string {
+	granted, refused := devices(d, gpu)
+	lines := []string{"set -e", "cd /dev"}
+	var names, numbers []string
+	for number, name := range granted {
+		names, numbers = append(names, name), append(numbers, number)
+	}
+	for number := range refused {
+		numbers = append(numbers, number)
+	}
+	if len(names) > 0 {
+		lines = append(lines, "/test/opendev "+strings.Join(names, " "))
+	}
+	return []string{"/bin/sh", "-c", strings.Join(append(lines, "/test/mkdev "+strings.Join(numbers, " ")), "\n")}
+}
+
+// want is what script has to print, sorted.
+func want(d *sim.Driver, gpu int) []string {
+	granted, refused := devices(d, gpu)
+	var lines []string
+	for number, name := range granted {
+		lines = append(lines, name+" ENXIO", number+" ENXIO")
+	}
+	for number := range refused {
+		lines = append(lines, number+" EPERM")
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+func sorted(output string) []string {
+	lines := strings.Split(strings.TrimSpace(output), "\n")
+	slices.Sort(lines)
+	return lines
+}
+
+// smi is what nvidia-smi -L prints in a container with the GPU.
+func smi(d *sim.Driver, gpu int) string {
+	return "GPU 0: NVIDIA H200 (UUID: " + d.GPUs[gpu].UUID + ")\n"
+}
+
+// check makes sure that the container opens the nodes of its GPU and no others.
+func (c *container) check(t testing.TB) {
+	t.Helper()
+	if got, want := sorted(c.exec(t, script(c.m.Driver, c.gpu)...)), want(c.m.Driver, c.gpu); !slices.Equal(got, want) {
+		t.Errorf("container %s with GPU %d:\ngot  %q\nwant %q", c.id, c.gpu, got, want)
+	}
+	if c.gpu == noGPU {
+		return
+	}
+	if got, want := c.exec(t, "nvidia-smi", "-L"), smi(c.m.Driver, c.gpu); got != want {
+		t.Errorf("container %s: nvidia-smi -L: got %q, want %q", c.id, got, want)
+	}
+}
+
+// settle returns when systemd has written its own rules for a container that had
+// every device. It does so a moment after it has answered systemctl.
+func (c *container) settle(t testing.TB) {
+	t.Helper()
+	for deadline := time.Now().Add(10 * time.Second); strings.Count(c.exec(t, script(c.m.Driver, c.gpu)...), " EPERM\n") == 0; {
+		if time.Now().After(deadline) {
+			t.Fatalf("systemd has not written the device rules of %s again", c.scope())
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// taskService is the Task service of the shim whose bundle has this bootstrap.json;
+// root is where the shim's file system is.
+func taskService(t testing.TB, bootstrap, root, namespace string) (taskapi.TTRPCTaskService, context.Context) {
+	t.Helper()
+	var boot struct{ Address, Protocol string }
+	if err := json.Unmarshal([]byte(bootstrap), &boot); err != nil {
+		t.Fatal(err)
+	}
+	if boot.Protocol != "ttrpc" {
+		t.Fatalf("the shim speaks %q", boot.Protocol)
+	}
+	conn, err := net.Dial("unix", filepath.Join(root, strings.TrimPrefix(boot.Address, "unix://")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := ttrpc.NewClient(conn)
+	t.Cleanup(func() { client.Close() })
+	ctx, cancel := context.WithTimeout(namespaces.WithNamespace(context.Background(), namespace), 30*time.Second)
+	t.Cleanup(cancel)
+	return taskapi.NewTTRPCTaskClient(client), ctx
+}
+
+// denyAll is what CRI sends with every update of a container's resources: the device
+// rules that it knows, which are not those that the shim added
+// (internal/cri/server/container_update_resources.go).
+func denyAll() *specs.LinuxResources {
+	return &specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}
+}
+
+// update sends an update of the container's resources to its shim.
+func update(t testing.TB, service taskapi.TTRPCTaskService, ctx context.Context, id string, resources *specs.LinuxResources) {
+	t.Helper()
+	value, err := json.Marshal(resources)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := service.Update(ctx, &taskapi.UpdateTaskRequest{
+		ID: id, Resources: &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources", Value: value},
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// update is the function of this name for a container of a machine.
+func (c *container) update(t testing.TB, resources *specs.LinuxResources) {
+	t.Helper()
+	bootstrap := c.m.run(t, "cat", "/run/containerd/io.containerd.runtime.v2.task/"+namespace+"/"+c.id+"/bootstrap.json")
+	service, ctx := taskService(t, bootstrap, fmt.Sprintf("/proc/%d/root", c.m.cmd.Process.Pid), namespace)
+	update(t, service, ctx, c.id, resources)
+}
