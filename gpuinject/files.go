@@ -1,9 +1,6 @@
 package gpuinject
 
 import (
-	"crypto/sha256"
-	"encoding/hex"
-	"encoding/json"
 	"path"
 	"reflect"
 	"slices"
@@ -58,34 +55,9 @@ func (j *Job) findFiles() error {
 	if err := m.Files.Check(j.Request.Capabilities); err != nil {
 		return fail(Precondition, "%w", err)
 	}
-	stamps, err := json.Marshal(fileStamps(&m.Files))
-	if err != nil {
-		return fail(Internal, "%w", err)
-	}
-	sum := sha256.Sum256(stamps)
-	j.stamp = m.Version + "-" + hex.EncodeToString(sum[:8])
+	j.stamp = m.Version + "-" + m.Files.Identity
 	j.files = m.Files.For(j.Request.Capabilities)
 	return nil
-}
-
-// fileStamps are the stamps of the files themselves, which a view is made of. Those
-// of directories and of ld.so.cache change with every package that the host installs,
-// and the view need not.
-func fileStamps(files *driver.Files) []driver.Stamp {
-	given := make(map[string]bool)
-	for _, l := range files.Libraries {
-		given[l.Path] = true
-	}
-	for _, b := range files.Binaries {
-		given[b.Path] = true
-	}
-	var stamps []driver.Stamp
-	for _, stamp := range files.Stamps {
-		if given[path.Join(files.RealRoot, stamp.Path)] {
-			stamps = append(stamps, stamp)
-		}
-	}
-	return stamps
 }
 
 // viewSpec lays the files out. Libraries that the image's forward compatibility

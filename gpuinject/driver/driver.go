@@ -18,22 +18,22 @@ type Library struct {
 	Name string
 	// SOName is the name that programs are linked with, libcuda.so.1; it may equal
 	// Name or be empty.
-	SOName string
+	SOName string `json:",omitempty"`
 	// Links are further names to create beside it: the SONAME, the .so link that
 	// compilers use, libGLX_indirect.so.0.
-	Links []string
+	Links []string `json:",omitempty"`
 	// Capabilities are those that it belongs to. For knows what implies what.
 	Capabilities []string
 	// Bits is 64 or 32.
 	Bits int
 	// Subdir is where it belongs below a library directory: "", "vdpau", "gbm" or
 	// "tls". Only libraries without one belong in ld.so.cache.
-	Subdir string
+	Subdir string `json:",omitempty"`
 	// Flags are its flags in ld.so.cache.
 	Flags int32
 	// Unknown says that only its name's beginning and version speak for it: a
 	// library that is newer than this package.
-	Unknown bool
+	Unknown bool `json:",omitempty"`
 }
 
 // File is a data file that has one fixed place in the container.
@@ -78,8 +78,14 @@ type Files struct {
 	Others []string
 	// Refused are files that were found but may not be given to a container.
 	Refused []Refused
-	// Stamps are what Fresh compares.
-	Stamps []Stamp
+	// Watched are the paths in the driver root that Fresh looks at, each behind one
+	// letter that says how, and State is the sum of what was found there.
+	Watched []string
+	State   string
+	// Identity is the sum of the states of Libraries and Binaries, which a view is made
+	// of. Those of directories and of ld.so.cache change with every package that the
+	// host installs, and the view need not.
+	Identity string
 	// Settled says that no stamped file changed so shortly before Discover that a
 	// further change could carry the same time. Without it Fresh is false.
 	Settled bool
@@ -111,6 +117,7 @@ func Discover(host config.Host, version string) (*Files, error) {
 	s.data()
 	s.xorg()
 	s.missing()
+	s.seal()
 	return s.files, nil
 }
 
@@ -119,6 +126,7 @@ type search struct {
 	*tree
 	files   *Files
 	start   time.Time
+	stamps  []stamp
 	stamped map[string]bool   // paths in the root that have a stamp
 	seen    map[identity]bool // library files looked at
 	listed  map[identity]bool // directories listed

@@ -1,6 +1,10 @@
 package driver
 
 import (
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/hex"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -10,12 +14,17 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// Stamp is the state of a file, a directory, or an absence, at Discover.
-type Stamp struct {
-	// Path is in the driver root; links in it are followed.
-	Path string
+// stamp is the state of a file, a directory, or an absence, at Discover.
+type stamp struct {
+	// path is in the driver root; links in it are followed.
+	path string
+	state
+}
+
+// state is what two looks at a path are compared by.
+type state struct {
 	// Absent says that nothing could be resolved there. The rest is then zero.
-	Absent     bool `json:",omitempty"`
+	Absent     bool
 	Dev, Inode uint64
 	Size       int64
 	// Mtime and Ctime are nanoseconds since 1970. A program that overwrites a file
@@ -27,14 +36,31 @@ type Stamp struct {
 // kernel's clock for files ticks every 10 ms at worst (HZ=100).
 const settling = 20 * time.Millisecond
 
-func newStamp(path string, st *unix.Stat_t) Stamp {
+func stateOf(st *unix.Stat_t) state {
 	if st == nil {
-		return Stamp{Path: path, Absent: true}
+		return state{Absent: true}
 	}
-	return Stamp{
-		Path: path, Dev: uint64(st.Dev), Inode: st.Ino, Size: st.Size, //nolint:unconvert // Dev has 32 bits on some architectures
+	return state{
+		Dev: uint64(st.Dev), Inode: st.Ino, Size: st.Size, //nolint:unconvert // Dev has 32 bits on some architectures
 		Mtime: st.Mtim.Nano(), Ctime: st.Ctim.Nano(),
 	}
+}
+
+// append adds the state to what is summed up, in a form of one length.
+func (s state) append(b []byte) []byte {
+	present := uint64(1)
+	if s.Absent {
+		present = 0
+	}
+	for _, n := range [...]uint64{present, s.Dev, s.Inode, uint64(s.Size), uint64(s.Mtime), uint64(s.Ctime)} {
+		b = binary.LittleEndian.AppendUint64(b, n)
+	}
+	return b
+}
+
+func sum(b []byte) string {
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])
 }
 
 // stamp records the state of a path, or with a nil st its absence.
@@ -43,13 +69,51 @@ func (s *search) stamp(path string, st *unix.Stat_t) {
 		return
 	}
 	s.stamped[path] = true
-	stamp := newStamp(path, st)
-	s.files.Stamps = append(s.files.Stamps, stamp)
+	is := stateOf(st)
+	s.stamps = append(s.stamps, stamp{path, is})
 	// Times far in the future come from file systems that bring their own.
-	since := time.Duration(stamp.Ctime - s.start.UnixNano())
-	if !stamp.Absent && -settling < since && since < time.Hour {
+	since := time.Duration(is.Ctime - s.start.UnixNano())
+	if !is.Absent && -settling < since && since < time.Hour {
 		s.files.Settled = false
 	}
+}
+
+// How Fresh looks at a path: the first byte of each of Files.Watched.
+const (
+	// plainly is stat(2), a third of the cost of resolving in the root. It can leave
+	// the root by an absolute link, so it serves where it found the same as inRoot, and
+	// only its "the very same file, unmodified" is believed.
+	plainly = '='
+	inRoot  = '~'
+)
+
+// seal turns the stamps into what Fresh compares and a view is known by. It does not
+// look again at what Discover has seen: that may have changed since.
+func (s *search) seal() {
+	given := make(map[string]bool)
+	for _, l := range s.files.Libraries {
+		given[l.Path] = true
+	}
+	for _, b := range s.files.Binaries {
+		given[b.Path] = true
+	}
+	var all []byte
+	var files []string
+	for _, stamp := range s.stamps {
+		all = stamp.append(all)
+		how := byte(inRoot)
+		var st unix.Stat_t
+		if err := unix.Fstatat(s.fd, strings.TrimPrefix(stamp.path, "/"), &st, 0); err == nil && stateOf(&st) == stamp.state {
+			how = plainly
+		}
+		s.files.Watched = append(s.files.Watched, string(how)+stamp.path)
+		if given[path.Join(s.files.RealRoot, stamp.path)] {
+			files = append(files, string(stamp.append(append([]byte(stamp.path), 0))))
+		}
+	}
+	// In whatever order the cache lists them.
+	slices.Sort(files)
+	s.files.State, s.files.Identity = sum(all), sum([]byte(strings.Join(files, "")))
 }
 
 // Fresh tells whether Discover would find the same again: the settings are the
@@ -57,7 +121,7 @@ func (s *search) stamp(path string, st *unix.Stat_t) {
 // place where nothing was, and the ld.so.cache are still what they were. It only
 // looks at metadata. The caller compares Version with the loaded kernel module's.
 func (f *Files) Fresh(host config.Host) bool {
-	if !f.Settled || len(f.Stamps) == 0 || f.Root != host.DriverRoot || !slices.Equal(f.Extra, host.DriverLibraries) {
+	if !f.Settled || len(f.Watched) == 0 || f.Root != host.DriverRoot || !slices.Equal(f.Extra, host.DriverLibraries) {
 		return false
 	}
 	t, err := openTree(host.DriverRoot)
@@ -68,29 +132,29 @@ func (f *Files) Fresh(host config.Host) bool {
 	if t.real != f.RealRoot {
 		return false
 	}
-	for i := range f.Stamps {
-		if !t.unchanged(f.Stamps[i]) {
+	all := make([]byte, 0, len(f.Watched)*len(state{}.append(nil)))
+	for _, w := range f.Watched {
+		if w == "" {
 			return false
 		}
+		all = t.look(w[0], w[1:]).append(all)
 	}
-	return true
+	return sum(all) == f.State
 }
 
-// unchanged compares one stamp. Plain stat is a third of the cost of resolving in
-// the root. It can leave the root by an absolute link, so only its "the very same
-// file, unmodified" is believed; everything else is looked up again in the root.
-func (t *tree) unchanged(stamp Stamp) bool {
+// look is the present state of a path.
+func (t *tree) look(how byte, name string) state {
 	var st unix.Stat_t
-	if !stamp.Absent {
-		err := unix.Fstatat(t.fd, strings.TrimPrefix(stamp.Path, "/"), &st, 0)
-		if err == nil && newStamp(stamp.Path, &st) == stamp {
-			return true
+	if how == plainly {
+		if err := unix.Fstatat(t.fd, strings.TrimPrefix(name, "/"), &st, 0); err != nil {
+			return state{Absent: true}
 		}
+		return stateOf(&st)
 	}
-	fd, st, err := t.open(stamp.Path)
+	fd, st, err := t.open(name)
 	if err != nil {
-		return stamp.Absent
+		return state{Absent: true}
 	}
 	unix.Close(fd)
-	return newStamp(stamp.Path, &st) == stamp
+	return stateOf(&st)
 }

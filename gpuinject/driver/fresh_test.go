@@ -122,6 +122,41 @@ func TestFresh(t *testing.T) {
 	})
 }
 
+// A view is of the driver's files: every one of them, and nothing beside.
+func TestIdentityIsOfEveryLibraryAndProgramAndNothingElse(t *testing.T) {
+	r := squashfs(t)
+	files := r.settled()
+	r.write("usr/local/nvidia/lib64/libunrelated.so", nil, 0o644)
+	r.write("etc/ld.so.cache", []byte("x"), 0o644)
+	before := r.discover()
+	if before.State == files.State || before.Identity != files.Identity {
+		t.Fatalf("a file beside the driver: state %s, then %s; identity %s, then %s", files.State, before.State, files.Identity, before.Identity)
+	}
+	paths := []string{}
+	for _, l := range before.Libraries {
+		paths = append(paths, l.Path)
+	}
+	for _, b := range before.Binaries {
+		paths = append(paths, b.Path)
+	}
+	if len(paths) < 10 {
+		t.Fatalf("only %d files", len(paths))
+	}
+	for _, name := range paths {
+		data, err := os.ReadFile(name)
+		r.check(err)
+		info, err := os.Stat(name)
+		r.check(err)
+		r.check(os.WriteFile(name+".new", data, info.Mode()))
+		r.check(os.Rename(name+".new", name))
+		after := r.discover()
+		if after.Identity == before.Identity {
+			t.Errorf("%s was replaced, and the identity is the same", name)
+		}
+		before = after
+	}
+}
+
 func BenchmarkFresh(b *testing.B) {
 	r := squashfs(b)
 	files := r.settled()
@@ -131,7 +166,7 @@ func BenchmarkFresh(b *testing.B) {
 			b.Fatal("not fresh")
 		}
 	}
-	b.ReportMetric(float64(len(files.Stamps)), "stamps")
+	b.ReportMetric(float64(len(files.Watched)), "paths")
 }
 
 func BenchmarkDiscover(b *testing.B) {
