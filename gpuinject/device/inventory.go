@@ -1,17 +1,17 @@
 package device
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // maxProcFile bounds every file of procfs that is read, in bytes. The largest
@@ -128,8 +128,8 @@ func readVersion(file string) (string, error) {
 // x86_64 Kernel Module  535.104.05  Sat Aug 19 …". The first word of digits and
 // dots is it in both.
 func parseVersion(data []byte) (string, bool) {
-	for line := range bytes.Lines(data) {
-		rest, ok := strings.CutPrefix(strings.TrimSpace(string(line)), "NVRM version:")
+	for line := range strings.Lines(string(data)) {
+		rest, ok := strings.CutPrefix(strings.TrimSpace(line), "NVRM version:")
 		if !ok {
 			continue
 		}
@@ -171,8 +171,8 @@ type information struct {
 // Drivers before 455 say "Blacklisted" for "GPU Excluded".
 func parseInformation(data []byte) (information, error) {
 	info := information{minor: -1}
-	for line := range bytes.Lines(data) {
-		key, value, ok := strings.Cut(string(line), ":")
+	for line := range strings.Lines(string(data)) {
+		key, value, ok := strings.Cut(line, ":")
 		if !ok {
 			continue
 		}
@@ -257,22 +257,36 @@ func readNames(dir string) ([]string, error) {
 	return f.Readdirnames(-1)
 }
 
-// readBounded reads a whole file of at most maxProcFile bytes.
+// readBounded reads a whole file of at most maxProcFile bytes. System calls alone:
+// package os would ask what kind of file it is.
 func readBounded(file string) ([]byte, error) {
-	f, err := os.Open(file)
+	fd, err := retry(func() (int, error) { return unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
 	if err != nil {
-		return nil, err
+		return nil, &fs.PathError{Op: "open", Path: file, Err: err}
 	}
-	defer f.Close()
-	buf := bytes.NewBuffer(make([]byte, 0, 2048))
-	n, err := buf.ReadFrom(io.LimitReader(f, maxProcFile+1))
-	if err != nil {
-		return nil, err
+	defer unix.Close(fd)
+	buf := make([]byte, 0, 1024)
+	for {
+		n, err := retry(func() (int, error) { return unix.Read(fd, buf[len(buf):cap(buf)]) })
+		if err != nil {
+			return nil, &fs.PathError{Op: "read", Path: file, Err: err}
+		}
+		if n == 0 {
+			return buf, nil
+		}
+		if buf = buf[:len(buf)+n]; len(buf) > maxProcFile {
+			return nil, fmt.Errorf("%s is larger than %d bytes", file, maxProcFile)
+		}
+		if len(buf) == cap(buf) {
+			buf = slices.Grow(buf, len(buf))
+		}
 	}
-	if n > maxProcFile {
-		return nil, fmt.Errorf("%s is larger than %d bytes", file, maxProcFile)
+}
+
+func retry(call func() (int, error)) (n int, err error) {
+	for n, err = call(); err == unix.EINTR; n, err = call() {
 	}
-	return buf.Bytes(), nil
+	return n, err
 }
 
 // cut bounds a foreign value in a message.

@@ -1,7 +1,6 @@
 package device
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -191,21 +190,25 @@ func readMajors(file string) (map[string]uint32, error) {
 func parseMajors(data []byte) map[string]uint32 {
 	majors := map[string]uint32{}
 	character := false
-	for line := range bytes.Lines(data) {
-		fields := strings.Fields(string(line))
-		if len(fields) == 2 && fields[1] == "devices:" {
-			character = fields[0] == "Character"
+	for line := range strings.Lines(string(data)) {
+		number, name, ok := strings.Cut(strings.TrimSpace(line), " ")
+		name = strings.TrimSpace(name)
+		if !ok || strings.ContainsAny(name, " \t") {
 			continue
 		}
-		if !character || len(fields) != 2 {
+		if name == "devices:" {
+			character = number == "Character"
 			continue
 		}
-		n, err := strconv.ParseUint(fields[0], 10, 12) // the kernel's majors have 12 bits
+		if !character {
+			continue
+		}
+		n, err := strconv.ParseUint(number, 10, 12) // the kernel's majors have 12 bits
 		if err != nil {
 			continue
 		}
-		if _, ok := majors[fields[1]]; !ok {
-			majors[fields[1]] = uint32(n)
+		if _, ok := majors[name]; !ok {
+			majors[name] = uint32(n)
 		}
 	}
 	return majors
