@@ -37,19 +37,40 @@ type Pod struct {
 	Containers map[string][]string `json:"containers"`
 }
 
-// Allocated asks the kubelet behind the socket for one pod.
-func Allocated(ctx context.Context, socket, namespace, name string) (Pod, error) {
-	conn, err := grpc.NewClient("passthrough:///kubelet",
+// dial prepares calls to the kubelet behind the socket.
+func dial(socket string) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///kubelet",
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			var d net.Dialer
 			return d.DialContext(ctx, "unix", socket)
 		}),
 		grpc.WithDefaultCallOptions(grpc.ForceCodec(raw{}), grpc.MaxCallRecvMsgSize(maxMessage)))
+}
+
+// Ping finds out whether the kubelet behind the socket answers, by a List, and returns
+// how many pods it knows.
+func Ping(ctx context.Context, socket string) (pods int, err error) {
+	conn, err := dial(socket)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = conn.Close() }()
+
+	var answer []byte
+	if err := conn.Invoke(ctx, methodList, []byte{}, &answer); err != nil {
+		return 0, err
+	}
+	return count(answer)
+}
+
+// Allocated asks the kubelet behind the socket for one pod.
+func Allocated(ctx context.Context, socket, namespace, name string) (Pod, error) {
+	conn, err := dial(socket)
 	if err != nil {
 		return Pod{}, err
 	}
-	defer conn.Close()
+	defer func() { _ = conn.Close() }()
 
 	var answer []byte
 	err = conn.Invoke(ctx, methodGet, getRequest(namespace, name), &answer)

@@ -71,6 +71,37 @@ func TestAllocated(t *testing.T) {
 	}
 }
 
+func TestPingCountsThePodsThatAKubeletLists(t *testing.T) {
+	listed := kubelettest.List(pods...)
+	for name, tc := range map[string]struct {
+		list func() ([]byte, error)
+		want int
+		err  string
+	}{
+		"two pods":                     {func() ([]byte, error) { return listed, nil }, 2, ""},
+		"a node without pods":          {func() ([]byte, error) { return nil, nil }, 0, ""},
+		"a kubelet that is overloaded": {func() ([]byte, error) { return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit") }, 0, "rate limit"},
+		"an answer that is cut":        {func() ([]byte, error) { return listed[:len(listed)-3], nil }, 0, "malformed"},
+		"a pod that is cut":            {func() ([]byte, error) { return []byte{1<<3 | 2, 2, 3<<3 | 2, 9}, nil }, 0, "malformed"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			get := func() ([]byte, error) { return nil, status.Error(codes.Internal, "Get was called") }
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+			defer cancel()
+			got, err := Ping(ctx, serve(t, get, tc.list))
+			if tc.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.err) {
+					t.Fatalf("got %v, want an error with %q", err, tc.err)
+				}
+				return
+			}
+			if err != nil || got != tc.want {
+				t.Errorf("got %d %v, want %d", got, err, tc.want)
+			}
+		})
+	}
+}
+
 func TestAKubeletThatDoesNotAnswerIsNotWaitedFor(t *testing.T) {
 	block := make(chan struct{})
 	defer close(block)
@@ -80,6 +111,14 @@ func TestAKubeletThatDoesNotAnswerIsNotWaitedFor(t *testing.T) {
 	defer cancel()
 	if _, err := Allocated(ctx, socket, "team", "train"); err == nil {
 		t.Error("no error")
+	}
+	short, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if _, err := Ping(short, socket); status.Code(err) != codes.DeadlineExceeded {
+		t.Errorf("Ping: %v, want the end of its time", err)
+	}
+	if _, err := Ping(t.Context(), filepath.Join(t.TempDir(), "none.sock")); status.Code(err) != codes.Unavailable {
+		t.Errorf("Ping of a missing socket: %v", err)
 	}
 	if _, err := Allocated(ctx, filepath.Join(t.TempDir(), "none.sock"), "team", "train"); err == nil {
 		t.Error("no error for a missing socket")

@@ -72,6 +72,20 @@ func parse(answer []byte, namespace, name string) (Pod, error) {
 	return found, err
 }
 
+// count tells how many pods a ListPodResourcesResponse has; all of them must be well
+// formed.
+func count(answer []byte) (pods int, err error) {
+	err = each(answer, func(field protowire.Number, value []byte) error {
+		if field != responsePods {
+			return nil
+		}
+		pods++
+		_, _, _, err := parsePod(value)
+		return err
+	})
+	return pods, err
+}
+
 func parsePod(message []byte) (pod Pod, namespace, name string, err error) {
 	pod = Pod{Found: true, Containers: map[string][]string{}}
 	err = each(message, func(field protowire.Number, value []byte) error {

@@ -37,6 +37,8 @@ type Configuration struct {
 	Default  string
 	// CRIDisabled says that the plugin that serves Kubernetes is switched off.
 	CRIDisabled bool
+	// CDI is CRI's enable_cdi, which containerd up to 2.3 reads; nil where it is not set.
+	CDI *bool
 	// Files are those that were read, in containerd's order; none for a dump.
 	Files []string
 }
@@ -179,6 +181,9 @@ func effective(files []*file) *Configuration {
 	}
 	if name, _ := lookup(cri, "containerd", "default_runtime_name").(string); name != "" {
 		c.Default = name
+	}
+	if on, ok := lookup(cri, "enable_cdi").(bool); ok {
+		c.CDI = &on
 	}
 	for name, v := range table(cri, "containerd", "runtimes") {
 		t, ok := v.(map[string]any)

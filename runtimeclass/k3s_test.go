@@ -4,11 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 	"text/template"
+
+	"github.com/pelletier/go-toml/v2"
 )
 
 const k3sDir = "/var/lib/rancher/k3s/agent/etc/containerd/"
@@ -149,42 +152,163 @@ func TestInstallDistributionWithoutIt(t *testing.T) {
 	}
 }
 
-// kind merges the patch of its nodes' version into their configuration.
-func TestKind(t *testing.T) {
-	text, err := Kind(Registration{Default: true, BinDir: "/opt/shim"}.filled())
+// kindFiles are a cluster's file and what is in it, for a plain and for a hard case.
+func kindFiles(t *testing.T) map[string]map[string]any {
+	t.Helper()
+	out := map[string]map[string]any{}
+	for _, r := range []Registration{
+		{},
+		{Default: true, BinDir: "/opt/shim"},
+		{Default: true, BinDir: "/opt/- a: b #1, [c] & *d | é", Handler: "true"},
+	} {
+		text, err := Kind(r.filled())
+		if err != nil {
+			t.Fatal(err)
+		}
+		doc, err := parseYAML(text)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, text)
+		}
+		m, ok := doc.(map[string]any)
+		if !ok {
+			t.Fatalf("no mapping:\n%s", text)
+		}
+		out[r.filled().BinDir] = m
+	}
+	return out
+}
+
+func TestKindIsAClusterFile(t *testing.T) {
+	for dir, doc := range kindFiles(t) {
+		mount := func(from, to string) map[string]any {
+			return map[string]any{"hostPath": from, "containerPath": to, "readOnly": "true"}
+		}
+		all := mount("/dev/null", "/var/run/nvidia-container-devices/all")
+		delete(all, "readOnly")
+		patches, _ := doc["containerdConfigPatches"].([]any)
+		if len(patches) != 2 {
+			t.Fatalf("patches %v", doc["containerdConfigPatches"])
+		}
+		want := map[string]any{
+			"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "containerdConfigPatches": patches,
+			"nodes": []any{map[string]any{"role": "control-plane", "extraMounts": []any{
+				mount(dir+"/"+ShimName, "/usr/local/bin/"+ShimName), mount(dir+"/"+CtlName, "/usr/local/bin/"+CtlName), all,
+			}}},
+		}
+		if !reflect.DeepEqual(doc, want) {
+			t.Errorf("%s: got %v\nwant %v", dir, doc, want)
+		}
+	}
+}
+
+// patched merges the patches of a cluster's file into a node's configuration as kind
+// does: those of another version are left out.
+func patched(t *testing.T, doc map[string]any, node []byte) (config map[string]any, applied int) {
+	t.Helper()
+	config, err := decode(node)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if !strings.Contains(text, `- hostPath: "/opt/shim/containerd-shim-nvidia-v2"`) || strings.Count(text, "containerPath") != 3 {
-		t.Errorf("mounts:\n%s", text)
-	}
-	applied := 0
-	for _, name := range []string{"kind.toml", "k3s-v3.toml"} {
-		config, err := decode(fixture(t, name))
+	for _, p := range doc["containerdConfigPatches"].([]any) {
+		patch, err := decode([]byte(p.(string)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, p := range strings.Split(text, "- |-\n")[1:] {
-			patch, err := decode([]byte(p))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if patch["version"] != config["version"] {
-				continue
-			}
+		if patch["version"] == config["version"] {
 			merge(config, patch)
 			applied++
 		}
-		v, err := configVersion(config)
+	}
+	return config, applied
+}
+
+// kind merges the patch of its nodes' version into their configuration.
+func TestKindPatchesNodesOfBothVersions(t *testing.T) {
+	for dir, doc := range kindFiles(t) {
+		for _, name := range []string{"kind.toml", "k3s-v3.toml"} {
+			config, applied := patched(t, doc, fixture(t, name))
+			if applied != 1 {
+				t.Errorf("%s: %d patches applied, want one for each version", name, applied)
+			}
+			v, err := configVersion(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c := effective([]*file{{config: config, version: v, cri: table(config, "plugins", criPlugin(v, config, Version{}))}})
+			checkKindRuntimes(t, dir, name, c)
+		}
+	}
+}
+
+// checkKindRuntimes looks for what kindFiles asked for.
+func checkKindRuntimes(t *testing.T, dir, label string, c *Configuration) {
+	t.Helper()
+	handler, theDefault := "nvidia", "nvidia"
+	switch {
+	case dir == DefaultBinDir:
+		theDefault = "runc"
+	case dir != "/opt/shim":
+		handler, theDefault = "true", "true"
+	}
+	if r := c.Runtimes[handler]; r.Path != "/usr/local/bin/"+ShimName || r.Type != stockType || c.Default != theDefault {
+		t.Errorf("%s, programs in %q: %+v, default %q", label, dir, r, c.Default)
+	}
+	if _, ok := c.Runtimes["runc"]; !ok {
+		t.Errorf("%s: runc is lost: %v", label, c.Runtimes)
+	}
+}
+
+// containerd's own reading of what kind makes of the patches.
+func TestContainerdReadsKindsNodes(t *testing.T) {
+	all := programs(t)
+	if len(all) == 0 {
+		if testing.Short() {
+			t.Skip("SKIP (-short): no bin/tools/containerd: run `make tools`")
+		}
+		t.Fatal("no bin/tools/containerd: run `make tools`")
+	}
+	v3 := []byte(`version = 3
+[plugins."io.containerd.cri.v1.runtime".containerd]
+  default_runtime_name = "runc"
+[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+  base_runtime_spec = "/etc/containerd/cri-base.json"
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+    SystemdCgroup = true
+`)
+	for label, program := range all {
+		out, err := exec.Command(program, "--version").Output()
 		if err != nil {
 			t.Fatal(err)
 		}
-		c := effective([]*file{{config: config, version: v, cri: table(config, "plugins", criPlugin(v, config, Version{}))}})
-		if r := c.Runtimes["nvidia"]; r.Path != "/usr/local/bin/"+ShimName || c.Default != "nvidia" {
-			t.Errorf("%s: %+v, default %q", name, r, c.Default)
+		version, err := ParseVersion(string(out))
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	if applied != 2 {
-		t.Errorf("%d patches applied, want one for each version", applied)
+		for dir, doc := range kindFiles(t) {
+			for name, node := range map[string][]byte{"version 2": fixture(t, "kind.toml"), "version 3": v3} {
+				if name == "version 3" && !version.AtLeast(2, 0, 0) {
+					continue
+				}
+				config, _ := patched(t, doc, node)
+				text, err := toml.Marshal(config)
+				if err != nil {
+					t.Fatal(err)
+				}
+				p := filepath.Join(t.TempDir(), "config.toml")
+				if err := os.WriteFile(p, text, 0o600); err != nil {
+					t.Fatal(err)
+				}
+				dump, err := exec.Command(program, "--config", p, "config", "dump").Output()
+				if err != nil {
+					t.Fatalf("%s: config dump: %v\n%s", label, err, text)
+				}
+				c, err := ParseConfiguration(dump)
+				if err != nil {
+					t.Fatal(err)
+				}
+				checkKindRuntimes(t, dir, label+", "+name, c)
+			}
+		}
 	}
 }

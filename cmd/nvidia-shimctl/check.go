@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"debug/elf"
 	"errors"
@@ -9,13 +8,10 @@ import (
 	"io"
 	"io/fs"
 	"maps"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
-	"time"
 
 	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"github.com/pelletier/go-toml/v2"
@@ -27,6 +23,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/kubelet"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim"
 )
@@ -100,6 +97,7 @@ var checks = []struct {
 	{"libraries", checkLibraries},
 	{"state", checkState},
 	{"kubelet", checkKubelet},
+	{"device-plugin", checkDevicePlugin},
 }
 
 func checkCommand() *cli.Command {
@@ -237,38 +235,11 @@ func (n *node) readRegistered(ctx context.Context) (*runtimeclass.Configuration,
 // running finds containerd's process: the file that it executes, its environment, and
 // the configuration that its command line names.
 func (n *node) running() (program string, environ map[string]string, configFile string) {
-	entries, err := os.ReadDir(n.proc)
-	if err != nil {
-		return "", nil, ""
-	}
-	for _, e := range entries {
-		if _, err := strconv.Atoi(e.Name()); err != nil {
-			continue
-		}
-		dir := filepath.Join(n.proc, e.Name())
-		// Processes end while they are looked at.
+	for _, p := range n.processes(func(dir string) bool {
 		comm, err := os.ReadFile(filepath.Join(dir, "comm"))
-		if err != nil || strings.TrimSpace(string(comm)) != "containerd" {
-			continue
-		}
-		exe, err := os.Readlink(filepath.Join(dir, "exe"))
-		if err != nil {
-			continue
-		}
-		data, err := os.ReadFile(filepath.Join(dir, "environ"))
-		if err != nil {
-			continue
-		}
-		cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
-		if err != nil {
-			continue
-		}
-		environ = map[string]string{}
-		for _, v := range bytes.Split(data, []byte{0}) {
-			key, value, _ := strings.Cut(string(v), "=")
-			environ[key] = value
-		}
-		return strings.TrimSuffix(exe, " (deleted)"), environ, namedConfig(strings.Split(string(cmdline), "\x00"))
+		return err == nil && strings.TrimSpace(string(comm)) == "containerd"
+	}) {
+		return p.program, p.environ, namedConfig(p.args)
 	}
 	return "", nil, ""
 }
@@ -445,16 +416,7 @@ func (n *node) checkOptions(name string, r runtimeclass.Runtime) []finding {
 			out = append(out, warning(byPath, "handler %q: containerd %s cannot run pods with hostUsers: false by this runtime_type", name, n.daemon))
 		}
 	}
-	options := maps.Clone(r.Options)
-	// `containerd config dump` writes every key.
-	maps.DeleteFunc(options, func(_ string, v any) bool { return v == "" || v == int64(0) || v == false })
-	body, err := toml.Marshal(options)
-	if err == nil {
-		var value []byte
-		if value, err = proto.Marshal(&runtimeoptions.Options{ConfigBody: body}); err == nil {
-			_, err = shim.Translate(&anypb.Any{TypeUrl: "runtimeoptions.v1.Options", Value: value})
-		}
-	}
+	_, err := translate(r)
 	if err != nil {
 		out = append(out, problem("correct that key in "+n.containerdConfig, "handler %q: %v", name, err))
 	}
@@ -466,6 +428,22 @@ func (n *node) checkOptions(name string, r runtimeclass.Runtime) []finding {
 		out = append(out, warning("give both the same value", "handler %q has SystemdCgroup = %t, the default runtime %q has %t; the shim follows the form of the cgroup path", name, own, n.registered.Default, *driver))
 	}
 	return out
+}
+
+// translate reads a handler's options table as the shim will.
+func translate(r runtimeclass.Runtime) (shim.Options, error) {
+	options := maps.Clone(r.Options)
+	// `containerd config dump` writes every key.
+	maps.DeleteFunc(options, func(_ string, v any) bool { return v == "" || v == int64(0) || v == false })
+	body, err := toml.Marshal(options)
+	if err != nil {
+		return shim.Options{}, err
+	}
+	value, err := proto.Marshal(&runtimeoptions.Options{ConfigBody: body})
+	if err != nil {
+		return shim.Options{}, err
+	}
+	return shim.Translate(&anypb.Any{TypeUrl: "runtimeoptions.v1.Options", Value: value})
 }
 
 func checkCgroupDriver(_ context.Context, n *node) []finding {
@@ -595,25 +573,25 @@ func checkState(_ context.Context, n *node) []finding {
 	return []finding{fine("%s belongs to root alone", dir)}
 }
 
-// dialTimeout is for a socket of this host.
-const dialTimeout = 2 * time.Second
-
 func checkKubelet(ctx context.Context, n *node) []finding {
-	if _, err := os.Stat(filepath.Join(n.root, n.kubeletDir)); errors.Is(err, fs.ErrNotExist) {
-		return []finding{fine("there is no %s: not a Kubernetes node", n.kubeletDir)}
-	}
 	name := n.cfg.Policy.KubeletSocket
-	const fix = "start the kubelet, or let policy.kubelet-socket name pod-resources/kubelet.sock in its --root-dir"
 	socket := filepath.Join(n.root, name)
+	const ofRootDir = "let policy.kubelet-socket name pod-resources/kubelet.sock in its --root-dir"
 	if _, err := os.Stat(socket); err != nil {
+		if _, err := os.Stat(filepath.Join(n.root, n.kubeletDir)); errors.Is(err, fs.ErrNotExist) {
+			return []finding{fine("there is no %s: not a Kubernetes node", n.kubeletDir)}
+		}
 		// Without a socket the shim takes the node for one outside Kubernetes.
-		return []finding{warning(fix, "there is a kubelet's %s, but no socket %s: containers are not held to what the kubelet allocated", n.kubeletDir, name)}
+		return []finding{warning("start the kubelet, or "+ofRootDir,
+			"there is a kubelet's %s, but no socket %s: containers are not held to what the kubelet allocated", n.kubeletDir, name)}
 	}
-	d := net.Dialer{Timeout: dialTimeout}
-	conn, err := d.DialContext(ctx, "unix", socket)
+	// The shim's probe waits no longer.
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	pods, err := kubelet.Ping(ctx, socket)
 	if err != nil {
-		return []finding{problem(fix, "the kubelet does not answer at %s: %v", name, err)}
+		return []finding{problem("see whether the kubelet runs (systemctl status kubelet) and what its log says, or "+ofRootDir,
+			"the kubelet does not answer at %s: %s", name, strings.ReplaceAll(err.Error(), "\n", " "))}
 	}
-	_ = conn.Close()
-	return []finding{fine("the kubelet listens at %s", name)}
+	return []finding{fine("the kubelet answers at %s, with %d pods", name, pods)}
 }

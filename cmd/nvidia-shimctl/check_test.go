@@ -5,15 +5,18 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/kubelet/kubelettest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -100,6 +103,16 @@ func versions(containerd, runc string) func(context.Context, string, ...string) 
 	}
 }
 
+// byPath answers --version of one program below the node's root, and of containerd.
+func byPath(p, answer string) func(context.Context, string, ...string) (string, error) {
+	return func(ctx context.Context, program string, args ...string) (string, error) {
+		if strings.HasSuffix(program, p) {
+			return answer, nil
+		}
+		return versions("2.4.2", "1.0.0")(ctx, program, args...)
+	}
+}
+
 func TestCheck(t *testing.T) {
 	toml := func(text string) func(*testing.T, *node) {
 		return func(t *testing.T, n *node) {
@@ -127,6 +140,7 @@ func TestCheck(t *testing.T) {
 		{"a healthy node: device nodes", nil, "nodes", levelOK, "3 device nodes"},
 		{"a healthy node: state", nil, "state", levelOK, "first GPU container"},
 		{"a healthy node: no kubelet", nil, "kubelet", levelOK, "not a Kubernetes node"},
+		{"a healthy node: no device plugin", nil, "device-plugin", levelOK, "does not run"},
 		{"a broken configuration", func(_ *testing.T, n *node) {
 			n.load = func() (*config.Config, error) { return nil, errors.New("unknown key \"x\"") }
 		}, "configuration", levelProblem, `unknown key "x"`},
@@ -159,6 +173,23 @@ func TestCheck(t *testing.T) {
 		{"no containerd that answers", func(_ *testing.T, n *node) { n.containerd = "/usr/bin/nothing" }, "containerd", levelProblem, "not found"},
 		{"runc below the floor", func(_ *testing.T, n *node) { n.execute = versions("2.4.2", "1.3.5") }, "runc", levelProblem, "1.3.6"},
 		{"a pre-release of runc", func(_ *testing.T, n *node) { n.execute = versions("2.4.2", "1.5.0-rc.1") }, "runc", levelProblem, "1.5.0"},
+		{"another runc of the handler, below the floor", func(t *testing.T, n *node) {
+			handler("  runtime_type = \"io.containerd.nvidia.v2\"\n  options = {BinaryName = \"/opt/old/runc\"}\n")(t, n)
+			n.execute = byPath("/opt/old/runc", "runc version 1.2.4\n")
+		}, "runc", levelProblem, "runc 1.2.4"},
+		{"another runc of the handler, by its name in containerd's PATH", func(t *testing.T, n *node) {
+			handler("  runtime_type = \"io.containerd.nvidia.v2\"\n  options = {BinaryName = \"runc-old\"}\n")(t, n)
+			write(t, filepath.Join(n.root, "usr/sbin/runc-old"), "", 0o755)
+			n.execute = byPath("/usr/sbin/runc-old", "runc version 1.4.2\n")
+		}, "runc", levelProblem, "runc 1.4.2"},
+		{"a handler whose runc is safe where the one in PATH is not", func(t *testing.T, n *node) {
+			handler("  runtime_type = \"io.containerd.nvidia.v2\"\n  options = {BinaryName = \"/opt/new/runc\"}\n")(t, n)
+			n.execute = byPath("/opt/new/runc", "runc version 1.5.2\n")
+		}, "runc", levelOK, "runc 1.5.2"},
+		{"a handler with crun", func(t *testing.T, n *node) {
+			handler("  runtime_type = \"io.containerd.nvidia.v2\"\n  options = {BinaryName = \"/usr/bin/crun\"}\n")(t, n)
+			n.execute = byPath("/usr/bin/crun", "crun version 1.21\n")
+		}, "runc", levelOK, "crun version 1.21"},
 		{"no runc", func(_ *testing.T, n *node) { os.Remove(filepath.Join(n.root, "usr/bin/runc")) }, "runc", levelProblem, "no container can start"},
 		{"no handler", toml(v3), "handler", levelProblem, "no runtime handler"},
 		{"no file", func(_ *testing.T, n *node) { os.Remove(filepath.Join(n.root, n.containerdConfig)) }, "handler", levelProblem, "no runtime handler"},
@@ -251,27 +282,42 @@ func TestCheckAsksTheRunningDaemon(t *testing.T) {
 	}
 }
 
-func TestCheckKubeletListens(t *testing.T) {
-	n := healthy(t)
-	// The path of a socket is short.
-	dir, err := os.MkdirTemp("", "k")
-	if err != nil {
-		t.Fatal(err)
+func TestCheckAsksTheKubelet(t *testing.T) {
+	answer := func(b []byte, err error) func(*testing.T, string) {
+		return func(t *testing.T, socket string) {
+			kubelettest.Serve(t, socket, func(method string) ([]byte, error) {
+				if method != "List" {
+					return nil, status.Error(codes.Internal, method+" was called")
+				}
+				return b, err
+			})
+		}
 	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	n.root, n.kubeletDir = dir, "/k"
-	n.cfg = config.Default()
-	n.cfg.Policy.KubeletSocket = "/k/pod-resources/kubelet.sock"
-	if err := os.MkdirAll(filepath.Join(dir, "k/pod-resources"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	l, err := net.Listen("unix", filepath.Join(dir, n.cfg.Policy.KubeletSocket))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	if f := checkKubelet(t.Context(), n); len(f) != 1 || f[0].Level != levelOK {
-		t.Errorf("%+v", f)
+	pod := kubelettest.Pod{Namespace: "default", Name: "p", Containers: map[string]kubelettest.Devices{"c": nil}}
+	for _, c := range []struct {
+		name  string
+		serve func(*testing.T, string)
+		level string
+		want  string
+	}{
+		{"a kubelet that answers", answer(kubelettest.List(pod, pod), nil), levelOK, "with 2 pods"},
+		{"a kubelet that refuses", answer(nil, status.Error(codes.ResourceExhausted, "rejected\nby rate limit")), levelProblem, "rejected by rate limit"},
+		{"something else that answers", answer([]byte("HTTP/1.1 200"), nil), levelProblem, "malformed"},
+		{"a socket that takes connections and says nothing", listen, levelProblem, "DeadlineExceeded"},
+		{"a socket that a dead kubelet left", func(t *testing.T, socket string) { write(t, socket, "", 0o600) }, levelProblem, "connection refused"},
+		{"no socket", func(*testing.T, string) {}, levelWarning, "not held to"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			n, socket := kubeletSocket(t)
+			c.serve(t, socket)
+			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+			defer cancel()
+			f := checkKubelet(ctx, n)
+			if len(f) != 1 || f[0].Level != c.level || !strings.Contains(f[0].Message, c.want) || strings.Contains(f[0].Message, "\n") ||
+				(f[0].Level != levelOK) != strings.Contains(f[0].Fix, "policy.kubelet-socket") {
+				t.Errorf("%+v", f)
+			}
+		})
 	}
 }
 

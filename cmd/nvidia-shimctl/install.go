@@ -274,15 +274,19 @@ func restart(ctx context.Context, c *cli.Command, plan *runtimeclass.Plan) error
 	}
 	units := plan.Restart.Units
 	for _, unit := range units {
-		if _, err := execute(ctx, "systemctl", "is-active", "--quiet", unit); err != nil && len(units) > 1 {
-			continue
+		if len(units) > 1 {
+			if _, err := execute(ctx, "systemctl", "is-active", "--quiet", unit); err != nil {
+				continue
+			}
 		}
 		cmd := exec.CommandContext(ctx, "systemctl", plan.Restart.Verb, unit)
 		cmd.Stdout, cmd.Stderr = c.Root().ErrWriter, c.Root().ErrWriter
 		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("systemctl %s %s: %w", plan.Restart.Verb, unit, err)
+			// A second run changes nothing, and so restarts nothing.
+			return fmt.Errorf("systemctl %[1]s %[2]s: %[3]w: the files are changed and stay so; `journalctl -u %[2]s` says why, then run `systemctl %[1]s %[2]s` by hand",
+				plan.Restart.Verb, unit, err)
 		}
 		return nil
 	}
-	return fmt.Errorf("none of %s is active: nothing was restarted", strings.Join(units, ", "))
+	return fmt.Errorf("none of %s is active: nothing was restarted; the files are changed and count from its next start on", strings.Join(units, ", "))
 }

@@ -53,11 +53,12 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 	if err := printOutcome(c, plan, outcome{}, "remove"); err != nil {
 		return err
 	}
-	if err := restart(ctx, c, plan); err != nil {
+	err = restart(ctx, c, plan)
+	if c.Bool("keep-programs") {
 		return err
 	}
-	if c.Bool("keep-programs") {
-		return nil
+	if err != nil {
+		return fmt.Errorf("%w, and uninstall again to remove the programs", err)
 	}
 	// After the restart: until then the daemon may start the shim.
 	stay, err := host.RemoveBinaries(filepath.Clean(c.String("bin-dir")), "/proc")

@@ -1,0 +1,70 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// process is what procfs says about a process of this host.
+type process struct {
+	pid int
+	// program is the file that it executes, as its mount namespace has it.
+	program string
+	args    []string
+	environ map[string]string
+}
+
+// processes are those whose procfs directory match chooses. Processes end while they
+// are looked at; one that cannot be read is passed over.
+func (n *node) processes(match func(dir string) bool) []process {
+	entries, err := os.ReadDir(n.proc)
+	if err != nil {
+		return nil
+	}
+	var out []process
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		dir := filepath.Join(n.proc, e.Name())
+		if !match(dir) {
+			continue
+		}
+		if p, err := readProcess(dir); err == nil {
+			p.pid = pid
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+func readProcess(dir string) (process, error) {
+	p := process{environ: map[string]string{}}
+	var err error
+	if p.program, err = executed(dir); err != nil {
+		return process{}, err
+	}
+	environ, err := os.ReadFile(filepath.Join(dir, "environ"))
+	if err != nil {
+		return process{}, err
+	}
+	for v := range strings.SplitSeq(string(environ), "\x00") {
+		key, value, _ := strings.Cut(v, "=")
+		p.environ[key] = value
+	}
+	cmdline, err := os.ReadFile(filepath.Join(dir, "cmdline"))
+	if err != nil {
+		return process{}, err
+	}
+	p.args = strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00")
+	return p, nil
+}
+
+// executed is the path of a process' program.
+func executed(dir string) (string, error) {
+	exe, err := os.Readlink(filepath.Join(dir, "exe"))
+	return strings.TrimSuffix(exe, " (deleted)"), err
+}

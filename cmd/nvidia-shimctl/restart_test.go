@@ -1,0 +1,162 @@
+package main
+
+import (
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+// fakeSystemctl is the first systemctl in PATH: it writes its arguments down, one call
+// a line, and runs the script. calls reads them.
+func fakeSystemctl(t *testing.T, script string) (calls func() []string) {
+	t.Helper()
+	dir := t.TempDir()
+	record := filepath.Join(dir, "calls")
+	write(t, filepath.Join(dir, "systemctl"), "#!/bin/sh\nprintf '%s|' \"$@\" >> '"+record+"'\necho >> '"+record+"'\n"+script+"\n", 0o755)
+	t.Setenv("PATH", dir+string(filepath.ListSeparator)+os.Getenv("PATH"))
+	return func() []string {
+		data, err := os.ReadFile(record)
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		return strings.Fields(string(data))
+	}
+}
+
+// onThisHost is a host whose files are all below a directory, and the arguments of
+// install and uninstall for it: --restart wants the root of this host.
+func onThisHost(t *testing.T) (config string, install, uninstall []string) {
+	t.Helper()
+	root, daemon, from := installTree(t, "v2.4.2", containerdTOML)
+	config = filepath.Join(root, runtimeclass.DefaultContainerdConfig)
+	common := []string{"--containerd-config", config, "--bin-dir", filepath.Join(root, "bin")}
+	install = append([]string{"install", "--containerd", daemon, "--from", from}, common...)
+	return config, install, append([]string{"uninstall"}, common...)
+}
+
+func TestInstallRestartsTheDaemonOnlyWhenAskedToAndNeeded(t *testing.T) {
+	calls := fakeSystemctl(t, "echo restarting")
+	config, install, uninstall := onThisHost(t)
+	step := func(what string, want []string, args ...string) string {
+		t.Helper()
+		status, out, errs := ctl(t, args...)
+		if status != 0 {
+			t.Fatalf("%s: status %d, %s", what, status, errs)
+		}
+		if got := calls(); !slices.Equal(got, want) {
+			t.Fatalf("%s: systemctl was called with %q, want %q", what, got, want)
+		}
+		return out
+	}
+	step("a dry run", nil, append(install, "--dry-run", "--restart")...)
+	if out := step("without --restart", nil, install...); !strings.Contains(out, "not restarted: run `systemctl restart containerd`") {
+		t.Errorf("nobody says how to restart: %s", out)
+	}
+	step("nothing to change", nil, append(install, "--restart")...)
+	step("uninstall without --restart", nil, append(uninstall, "--keep-programs")...)
+
+	once := []string{"restart|containerd|"}
+	if out := step("with --restart", once, append(install, "--restart")...); strings.Contains(out, "not restarted") || strings.Contains(out, "restarting") {
+		t.Errorf("stdout: %s", out)
+	}
+	if data, err := os.ReadFile(config); err != nil || !strings.Contains(string(data), "nvidia") {
+		t.Errorf("%s %v", data, err)
+	}
+	step("uninstall with --restart", append(once, once...), append(uninstall, "--restart")...)
+	if data, err := os.ReadFile(config); err != nil || string(data) != containerdTOML {
+		t.Errorf("%s %v", data, err)
+	}
+}
+
+func TestInstallWhoseRestartFailsKeepsItsFilesAndSaysWhatToDo(t *testing.T) {
+	calls := fakeSystemctl(t, "echo 'Job for containerd.service failed.' >&2\nexit 5")
+	config, install, uninstall := onThisHost(t)
+	status, _, errs := ctl(t, append(install, "--restart")...)
+	if status != 1 || !slices.Equal(calls(), []string{"restart|containerd|"}) {
+		t.Errorf("status %d, calls %q", status, calls())
+	}
+	for _, want := range []string{
+		"Job for containerd.service failed.", "nvidia-shimctl: systemctl restart containerd: exit status 5: the files are changed and stay so",
+		"`journalctl -u containerd`", "run `systemctl restart containerd` by hand",
+	} {
+		if !strings.Contains(errs, want) {
+			t.Errorf("no %q in %s", want, errs)
+		}
+	}
+	installed, err := os.ReadFile(config)
+	if err != nil || !strings.Contains(string(installed), runtimeclass.RuntimeType) && !strings.Contains(string(installed), runtimeclass.ShimName) {
+		t.Errorf("the configuration: %s %v", installed, err)
+	}
+	bin := filepath.Join(filepath.Dir(config), "../../bin")
+	for _, name := range runtimeclass.Programs {
+		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
+			t.Error(err)
+		}
+	}
+
+	// A daemon that was not restarted may still start the shim.
+	if status, _, errs := ctl(t, append(uninstall, "--restart")...); status != 1 || !strings.Contains(errs, "by hand, and uninstall again to remove the programs") {
+		t.Errorf("uninstall: status %d, %s", status, errs)
+	}
+	if data, err := os.ReadFile(config); err != nil || string(data) != containerdTOML {
+		t.Errorf("uninstall left %s %v", data, err)
+	}
+	for _, name := range runtimeclass.Programs {
+		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
+			t.Errorf("uninstall took %v before the daemon knew", err)
+		}
+	}
+}
+
+func TestDockerIsReloaded(t *testing.T) {
+	calls := fakeSystemctl(t, "")
+	_, _, from := installTree(t, "v2.4.2", "")
+	dir := t.TempDir()
+	status, _, errs := ctl(t, "install", "--target", "docker", "--restart", "--from", from, "--bin-dir", filepath.Join(dir, "bin"), "--docker-config", filepath.Join(dir, "daemon.json"))
+	if status != 0 || !slices.Equal(calls(), []string{"reload|docker|"}) {
+		t.Errorf("status %d, calls %q, %s", status, calls(), errs)
+	}
+}
+
+// k3s and RKE2 have a unit for servers and one for agents.
+func TestTheActiveOneOfSeveralUnitsIsRestarted(t *testing.T) {
+	asked := []string{"is-active|--quiet|k3s|", "is-active|--quiet|k3s-agent|"}
+	for _, c := range []struct {
+		name, script string
+		calls        []string
+		err          string
+	}{
+		{"the server", "", []string{asked[0], "restart|k3s|"}, ""},
+		{"the agent", `[ "$3" != k3s ]`, append(slices.Clone(asked), "restart|k3s-agent|"), ""},
+		{"none", `[ "$1" = restart ]`, asked, "none of k3s, k3s-agent is active: nothing was restarted; the files are changed"},
+		{"an agent that fails", `[ "$3" = k3s-agent ]`, append(slices.Clone(asked), "restart|k3s-agent|"), "systemctl restart k3s-agent: exit status 1"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			calls := fakeSystemctl(t, c.script)
+			plan := &runtimeclass.Plan{
+				Changes: []runtimeclass.Change{{Path: "/x", After: []byte("x")}},
+				Restart: runtimeclass.Restart{Verb: "restart", Units: runtimeclass.Distributions["k3s"].Units},
+			}
+			cmd := &cli.Command{
+				Writer: io.Discard, ErrWriter: io.Discard, Flags: []cli.Flag{&cli.BoolFlag{Name: "restart"}},
+				ExitErrHandler: func(context.Context, *cli.Command, error) {},
+				Action:         func(ctx context.Context, c *cli.Command) error { return restart(ctx, c, plan) },
+			}
+			err := cmd.Run(t.Context(), []string{"install", "--restart"})
+			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
+				t.Errorf("got %v, want an error with %q", err, c.err)
+			}
+			if got := calls(); !slices.Equal(got, c.calls) {
+				t.Errorf("systemctl was called with %q, want %q", got, c.calls)
+			}
+		})
+	}
+}
