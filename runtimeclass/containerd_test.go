@@ -516,7 +516,7 @@ func TestContainerdReadsTheResult(t *testing.T) {
 					t.Fatal(err)
 				}
 				r := got.Runtimes[reg.Handler]
-				byName := version.AtLeast(2, 4, 0) && reg.inPath()
+				byName := version.AtLeast(2, 4, 0) && reg.inPath() || !version.AtLeast(1, 7, 0)
 				if !r.Ours() || (r.Type == RuntimeType) != byName || !byName && r.Path != reg.shim() {
 					t.Errorf("%s: handler %+v", version, r)
 				}
