@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
@@ -46,7 +47,29 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 		return nil, toGRPC(err)
 	}
 	resp, err := s.createWithGPU(ctx, r, job)
+	s.tidy.after(tidyDelay)
 	return resp, toGRPC(err)
+}
+
+// tidyDelay is long enough for a pod's containers to be created and started.
+const tidyDelay = 2 * time.Second
+
+// tidy gives back the memory that only a create needed, once after the last one and
+// off every container's way. The shim library does the same every 30 seconds, which
+// is late for the hundreds of shims of a node that starts.
+type tidy struct {
+	mu    sync.Mutex
+	timer *time.Timer
+}
+
+func (t *tidy) after(d time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.timer == nil {
+		t.timer = time.AfterFunc(d, debug.FreeOSMemory)
+		return
+	}
+	t.timer.Reset(d)
 }
 
 // examine reads the bundle with the configuration of this handler.
@@ -229,6 +252,11 @@ func (s *Service) destroy(ctx context.Context, id string) bool {
 func logGranted(ctx context.Context, id string, job *gpuinject.Job, injected time.Duration) {
 	if job.Plan.Audit != "" && logs(job.Config, "warn") {
 		log.G(ctx).WithField("id", id).Warn("nvidia: " + job.Plan.Audit)
+	}
+	for _, s := range job.Plan.Ignored {
+		if logs(job.Config, "warn") {
+			log.G(ctx).WithField("id", id).Warn("nvidia: ignored: " + s)
+		}
 	}
 	if !logs(job.Config, "info") {
 		return

@@ -23,6 +23,7 @@ type Service struct {
 
 	load   func() (*config.Config, error)
 	events *createEvents
+	tidy   tidy
 
 	mu sync.Mutex
 	// containers are those that got the driver, by id.
