@@ -249,7 +249,7 @@ func (r *Root) ReadDir(name string, limit int) ([]string, error) {
 // It is called before `runc create` only, while the root file system is the only
 // mount and no process of the container exists (invariant I4).
 func (r *Root) WriteFile(name string, data []byte, mode os.FileMode, mkdir bool) error {
-	if old, err := r.ReadFile(name, int64(len(data))); err == nil && string(old) == string(data) {
+	if r.holds(name, data) {
 		return nil
 	}
 	dirName, base := path.Split(path.Clean("/" + name))
@@ -299,6 +299,21 @@ func (r *Root) WriteFile(name string, data []byte, mode os.FileMode, mkdir bool)
 		return fmt.Errorf("write %s in the image: %w", name, err)
 	}
 	return nil
+}
+
+// holds tells whether name has these bytes. Most often its size says no.
+func (r *Root) holds(name string, data []byte) bool {
+	f, info, err := r.OpenFile(name, int64(len(data)))
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	if info.Size() != int64(len(data)) {
+		return false
+	}
+	old := make([]byte, len(data))
+	_, err = io.ReadFull(f, old)
+	return err == nil && string(old) == string(data)
 }
 
 // mkdir makes the last component of dirName, mode 0755, owned like its parent.
