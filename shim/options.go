@@ -20,8 +20,8 @@ import (
 type Options struct {
 	// Runc is what the embedded service and go-runc get.
 	Runc *options.Options
-	// Overrides is TOML with the tables [policy] and [container] of a handler that
-	// has settings of its own; empty without.
+	// Overrides is the handler's TOML where it has the tables [policy] or [container],
+	// for config.Override; empty without.
 	Overrides []byte
 	// SystemdCgroupSet says that the handler named SystemdCgroup explicitly.
 	SystemdCgroupSet bool
@@ -76,8 +76,8 @@ type table struct {
 	ConfigPath string
 	ConfigBody string
 
-	Policy    map[string]any `toml:"policy"`
-	Container map[string]any `toml:"container"`
+	Policy    *config.Policy    `toml:"policy"`
+	Container *config.Container `toml:"container"`
 }
 
 // fromTOML reads the handler's table, from the request or the file that it names.
@@ -105,18 +105,8 @@ func fromTOML(o *runtimeoptions.Options) (Options, error) {
 	if t.SystemdCgroup != nil {
 		out.Runc.SystemdCgroup = *t.SystemdCgroup
 	}
-	overrides := map[string]any{}
-	if t.Policy != nil {
-		overrides["policy"] = t.Policy
-	}
-	if t.Container != nil {
-		overrides["container"] = t.Container
-	}
-	if len(overrides) > 0 {
-		var err error
-		if out.Overrides, err = toml.Marshal(overrides); err != nil {
-			return Options{}, fmt.Errorf("%s: %s: %w", where, err.Error(), errdefs.ErrInvalidArgument)
-		}
+	if t.Policy != nil || t.Container != nil {
+		out.Overrides = body
 		// A handler with a broken table fails its first container, GPU or not: the
 		// table is in containerd's configuration, and no container may depend on it.
 		if err := config.Default().Override(out.Overrides); err != nil {

@@ -2,11 +2,13 @@ package shim
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -17,6 +19,8 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
 func anyOf(t testing.TB, typeURL string, m proto.Message) *anypb.Any {
@@ -119,6 +123,27 @@ func TestTranslateTakesTheTablesOfThisShim(t *testing.T) {
 	}
 	if !got.Runc.SystemdCgroup {
 		t.Error("runc's key beside the tables was lost")
+	}
+	// Every key of runc's and CRI's may stand beside the tables.
+	for i := range reflect.TypeFor[table]().NumField() {
+		field := reflect.TypeFor[table]().Field(i)
+		key, value := cmp.Or(field.Tag.Get("toml"), field.Name), `""`
+		switch k := field.Type.Kind(); {
+		case key == "policy" || key == "container":
+			continue
+		case k == reflect.Bool || k == reflect.Pointer:
+			value = "true"
+		case k == reflect.Uint32:
+			value = "1"
+		}
+		o, err := Translate(tomlTable(t, key+" = "+value+"\n[policy]\nkubernetes = \"audit\"\n"))
+		cfg := config.Default()
+		if err == nil {
+			err = cfg.Override(o.Overrides)
+		}
+		if err != nil || cfg.Policy.Kubernetes != config.Audit {
+			t.Errorf("%s beside a table: %v, policy %q", key, err, cfg.Policy.Kubernetes)
+		}
 	}
 }
 

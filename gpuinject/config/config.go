@@ -215,12 +215,17 @@ func Describe(err error) string {
 }
 
 // Override sets what the tables [policy] and [container] of a runtime handler's
-// options say; other keys keep their value.
+// options say; other keys keep their value. The options that stand beside them, runc's
+// and those by which CRI found the table, say nothing here.
 func (c *Config) Override(tables []byte) error {
 	over := struct {
 		Container *Container `toml:"container"`
 		Policy    *Policy    `toml:"policy"`
-	}{&c.Container, &c.Policy}
+
+		NoPivotRoot, NoNewKeyring, ShimCgroup, IoUid, IoGid, BinaryName, Root any //nolint:revive,staticcheck // runc's spelling
+		SystemdCgroup, CriuImagePath, CriuWorkPath                            any
+		TypeUrl, ConfigPath, ConfigBody                                       any //nolint:revive,staticcheck // CRI's spelling
+	}{Container: &c.Container, Policy: &c.Policy}
 	if err := toml.NewDecoder(bytes.NewReader(tables)).DisallowUnknownFields().Decode(&over); err != nil {
 		return errors.New(Describe(err))
 	}
