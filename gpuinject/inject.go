@@ -7,6 +7,7 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/fault"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
@@ -261,6 +263,9 @@ func (j *Job) apply(e bundle.Edits) error {
 		}
 	}
 	e.RemoveHook = isForeignHook
+	if j.Request.Mounted && userns {
+		e.RemoveMount = isIDMappedListMount
+	}
 	removed, err := j.bundle.Apply(e)
 	if err != nil {
 		return fail(Invalid, "%w", err)
@@ -268,6 +273,15 @@ func (j *Job) apply(e bundle.Edits) error {
 	j.Plan.RemovedHooks = append([]string{}, removed...)
 	j.Plan.setMounts(e.Mounts)
 	return nil
+}
+
+// isIDMappedListMount tells a mount of the device list that runc would have to map to
+// the ids of a user namespace. It cannot: /dev/null is on devtmpfs, which has no
+// mapped mounts, and the container would not start (containerd maps every mount of
+// such a pod). The list has been read, and nothing in a container reads it.
+func isIDMappedListMount(m specs.Mount) bool {
+	return len(m.UIDMappings)+len(m.GIDMappings) > 0 && path.Clean(m.Source) == "/dev/null" &&
+		strings.HasPrefix(path.Clean("/"+m.Destination), request.DeviceListDir+"/")
 }
 
 // containerID is the id of a user namespace that a host's id has there.

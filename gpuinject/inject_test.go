@@ -331,6 +331,31 @@ func TestNodesOfAnotherDevRootAreBoundInUserNamespaces(t *testing.T) {
 	}
 }
 
+// containerd has runc map every mount of a pod with hostUsers: false, and devtmpfs,
+// where /dev/null is, has no mapped mounts: the device list would keep the container
+// from starting.
+func TestADeviceListIsTakenOutOfAUserNamespaceAndStaysElsewhere(t *testing.T) {
+	list := specs.Mount{Source: "/dev/null", Destination: "/var/run/nvidia-container-devices/" + simulated.GPUs[1].UUID, Type: "bind"}
+	other := specs.Mount{Source: "/dev/null", Destination: "/var/run/nvidia-container-devicesX/1", Type: "bind"}
+	for name, userns := range map[string]bool{"in a user namespace": true, "elsewhere": false} {
+		t.Run(name, func(t *testing.T) {
+			spec, list, other := newSpec("NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices"), list, other
+			if userns {
+				spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
+				mapping := []specs.LinuxIDMapping{{HostID: 65536, Size: 65536}}
+				list.UIDMappings, other.UIDMappings = mapping, mapping
+			}
+			spec.Mounts = append(spec.Mounts, list, other)
+			dir := newBundle(t, spec)
+			mustInject(t, hostConfig(t), dir)
+			got := destinations(readSpec(t, dir).Mounts)
+			if slices.Contains(got, list.Destination) == userns || !slices.Contains(got, other.Destination) {
+				t.Errorf("mounts %v", got)
+			}
+		})
+	}
+}
+
 func TestAPlanIsWhatInjectDoesAndChangesNothing(t *testing.T) {
 	cfg := hostConfig(t)
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=3,0", "NVIDIA_DRIVER_CAPABILITIES=all")

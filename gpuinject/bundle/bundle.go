@@ -131,6 +131,8 @@ type Edits struct {
 	Rules          []specs.LinuxDeviceCgroup
 	Mounts         []specs.Mount
 	AdditionalGids []uint32
+	// RemoveMount tells which mounts of the configuration to take out; nil keeps all.
+	RemoveMount func(specs.Mount) bool
 	// RemoveHook tells which OCI hooks to take out; nil keeps all.
 	RemoveHook func(specs.Hook) bool
 }
@@ -167,6 +169,12 @@ func (b *Bundle) Apply(e Edits) (removed []string, err error) {
 			return nil, b.wrap(err)
 		}
 	}
+	dropMounts := e.RemoveMount != nil && slices.ContainsFunc(b.Spec.Mounts, e.RemoveMount)
+	if dropMounts {
+		if err := o.edit([]string{"mounts"}, removing(e.RemoveMount, func(specs.Mount) {})); err != nil {
+			return nil, b.wrap(err)
+		}
+	}
 	if e.RemoveHook != nil && b.Spec.Hooks != nil {
 		if removed, err = removeHooks(o, e.RemoveHook); err != nil {
 			return nil, b.wrap(err)
@@ -178,6 +186,9 @@ func (b *Bundle) Apply(e Edits) (removed []string, err error) {
 		o.encode(&edited)
 		b.raw = edited.Bytes()
 		b.Spec.add(devices, rules, mounts, gids)
+		if dropMounts {
+			b.Spec.Mounts = slices.DeleteFunc(b.Spec.Mounts, e.RemoveMount)
+		}
 		if len(removed) > 0 {
 			b.Spec.removeHooks(e.RemoveHook)
 		}
@@ -310,34 +321,40 @@ var hookStages = []string{"prestart", "createRuntime", "createContainer", "start
 // and order.
 func removeHooks(o *object, drop func(specs.Hook) bool) (removed []string, err error) {
 	for _, stage := range hookStages {
-		err := o.edit([]string{"hooks", stage}, func(raw json.RawMessage) (json.RawMessage, error) {
-			array, err := elements(raw)
-			if err != nil {
-				return nil, err
-			}
-			kept := array[:0]
-			n := len(array)
-			for _, element := range array {
-				var h specs.Hook
-				if err := json.Unmarshal(element, &h); err != nil {
-					return nil, err
-				}
-				if drop(h) {
-					removed = append(removed, h.Path)
-					continue
-				}
-				kept = append(kept, element)
-			}
-			if len(kept) == n {
-				return nil, nil
-			}
-			return encodeArray(kept), nil
-		})
+		err := o.edit([]string{"hooks", stage}, removing(drop, func(h specs.Hook) { removed = append(removed, h.Path) }))
 		if err != nil {
 			return nil, err
 		}
 	}
 	return removed, nil
+}
+
+// removing takes the elements out of an array that drop chooses, and tells dropped of
+// each.
+func removing[T any](drop func(T) bool, dropped func(T)) func(json.RawMessage) (json.RawMessage, error) {
+	return func(raw json.RawMessage) (json.RawMessage, error) {
+		array, err := elements(raw)
+		if err != nil {
+			return nil, err
+		}
+		kept := array[:0]
+		n := len(array)
+		for _, element := range array {
+			var value T
+			if err := json.Unmarshal(element, &value); err != nil {
+				return nil, err
+			}
+			if drop(value) {
+				dropped(value)
+				continue
+			}
+			kept = append(kept, element)
+		}
+		if len(kept) == n {
+			return nil, nil
+		}
+		return encodeArray(kept), nil
+	}
 }
 
 // Save writes the configuration by temporary file and rename, with the mode that

@@ -96,6 +96,21 @@ func sameView(t *testing.T, b *Bundle) {
 	}
 }
 
+func TestAMountThatIsTakenOutLeavesTheOthersAsTheyWere(t *testing.T) {
+	b := load(t, `{"mounts": [{"destination": "/a", "future": 1}, {"destination": "/b", "uidMappings": [{"containerID": 0, "hostID": 9, "size": 1}]}, {"destination": "/c"}]}`)
+	mapped := Edits{RemoveMount: func(m specs.Mount) bool { return len(m.UIDMappings) > 0 }}
+	for range 2 {
+		if _, err := b.Apply(mapped); err != nil {
+			t.Fatal(err)
+		}
+		want := generic(t, []byte(`{"mounts": [{"destination": "/a", "future": 1}, {"destination": "/c"}]}`))
+		if got := generic(t, b.Raw()); !reflect.DeepEqual(got, want) {
+			t.Errorf("got  %v\nwant %v", got, want)
+		}
+		sameView(t, b)
+	}
+}
+
 func TestEditingTwiceChangesNothing(t *testing.T) {
 	b := load(t, config)
 	if _, err := b.Apply(edits()); err != nil {

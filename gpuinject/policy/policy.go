@@ -187,6 +187,10 @@ func allocated(p config.Policy, c Container, h Host) (Grant, error) {
 		return Grant{Reason: "no GPU was allocated: the kubelet does not know pod " + c.Namespace + "/" + c.Pod}, nil
 	}
 	ids := a.ids(c.Name)
+	if _, listed := a.Containers[c.Name]; len(ids) == 0 && !listed {
+		// It may be an init container whose GPU no other container gets.
+		return Grant{Reason: "no GPU was allocated to a container that the kubelet lists, and init containers it does not list: have the device plugin pass device specifications (PASS_DEVICE_SPECS=true)"}, nil
+	}
 	if len(ids) == 0 {
 		return Grant{Reason: "no GPU was allocated to the container, says the kubelet"}, nil
 	}

@@ -122,6 +122,18 @@ func selectGPUs(ids []string) (out []device.GPU, err error) {
 	return out, nil
 }
 
+func TestAnInitContainerThatTheKubeletDoesNotListIsToldWhatToDo(t *testing.T) {
+	for name, want := range map[string]string{"c": "says the kubelet", "other": "PASS_DEVICE_SPECS"} {
+		kubelet := func() (Allocation, error) {
+			return Allocation{Found: true, Containers: map[string][]string{name: {}}}, nil
+		}
+		g, err := Decide(config.Default().Policy, Identify(spec(pod("default"), nil, []string{"/proc/kcore"})), Host{GPUs: gpus, Node: node, Select: selectGPUs, Kubelet: kubelet})
+		if err != nil || !g.Nothing() || !strings.Contains(g.Reason, want) {
+			t.Errorf("listed %s: %+v %v, want %q", name, g, err, want)
+		}
+	}
+}
+
 func TestTheKindOfContainerIsWhatContainerdSays(t *testing.T) {
 	if c := Identify(spec(map[string]string{annotationContainerType: "sandbox"}, nil, nil)); !c.Sandbox || !c.Kubernetes {
 		t.Errorf("sandbox is %+v", c)
