@@ -253,11 +253,6 @@ func logGranted(ctx context.Context, id string, job *gpuinject.Job, injected tim
 	if job.Plan.Audit != "" && logs(job.Config, "warn") {
 		log.G(ctx).WithField("id", id).Warn("nvidia: " + job.Plan.Audit)
 	}
-	for _, s := range job.Plan.Ignored {
-		if logs(job.Config, "warn") {
-			log.G(ctx).WithField("id", id).Warn("nvidia: ignored: " + s)
-		}
-	}
 	if !logs(job.Config, "info") {
 		return
 	}
