@@ -321,6 +321,17 @@ func TestCheckAsksTheKubelet(t *testing.T) {
 	}
 }
 
+func TestCheckWaitsForTheKubeletNoLongerThanTheProbeDoes(t *testing.T) {
+	n, socket := kubeletSocket(t)
+	listen(t, socket)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*probeTimeout)
+	defer cancel()
+	start := time.Now()
+	if f := checkKubelet(ctx, n); len(f) != 1 || f[0].Level != levelProblem || ctx.Err() != nil {
+		t.Errorf("after %v: %+v", time.Since(start), f)
+	}
+}
+
 func TestCheckCommand(t *testing.T) {
 	empty := filepath.Join(t.TempDir(), "none.toml")
 	status, out, errs := ctl(t, "--json", "check", "--containerd-config", empty, "--containerd", "/nonexistent/containerd")
