@@ -32,6 +32,7 @@ type Job struct {
 
 	bundle *bundle.Bundle
 	inv    *device.Inventory
+	grant  policy.Grant
 	gpus   []device.GPU
 	nodes  []device.Node
 	state  *view.State
@@ -97,6 +98,9 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (*Job, error
 		if req, err = request.FromEnv(env, bounds); err == nil && !req.Driver {
 			return nil, nil
 		}
+	}
+	if err == nil && cfg.Policy.AcceptVolumeMounts {
+		err = req.AddChannelMounts(b.Spec.Mounts)
 	}
 	if err != nil {
 		return nil, fail(Invalid, "%w", err)

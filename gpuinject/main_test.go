@@ -58,7 +58,9 @@ func withDriver(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "gpuinject")
 	if err == nil {
 		defer os.RemoveAll(dir)
-		simulated, err = sim.Create(context.Background(), sim.Options{Dir: filepath.Join(dir, "driver"), GPUs: 4})
+		simulated, err = sim.Create(context.Background(), sim.Options{
+			Dir: filepath.Join(dir, "driver"), GPUs: 4, Others: sim.Others{IMEX: 3, GDS: true, MOFED: true, GDRCopy: true, NVSwitch: true},
+		})
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)

@@ -20,18 +20,25 @@ type Plan struct {
 	Reason string `json:"reason"`
 	Error  string `json:"error,omitempty"`
 	// Asked is the request as the container wrote it: device identifiers.
-	Asked         []string     `json:"asked"`
-	Grant         string       `json:"grant"`
-	DriverVersion string       `json:"driver_version"`
-	GPUs          []PlanGPU    `json:"gpus"`
-	Capabilities  []string     `json:"capabilities"`
-	Devices       []PlanDevice `json:"devices"`
-	Libraries     []string     `json:"libraries"`
-	Binaries      []string     `json:"binaries"`
-	Mounts        []PlanMount  `json:"mounts"`
-	Proc          PlanProc     `json:"proc"`
-	Linker        PlanLinker   `json:"linker"`
-	RemovedHooks  []string     `json:"removed_hooks"`
+	Asked         []string  `json:"asked"`
+	Grant         string    `json:"grant"`
+	DriverVersion string    `json:"driver_version"`
+	GPUs          []PlanGPU `json:"gpus"`
+	Capabilities  []string  `json:"capabilities"`
+	// Classes are the other classes of devices that it gets: "imex", "gds", "gdrcopy",
+	// "mofed", "nvswitch". Their nodes are among Devices.
+	Classes []string `json:"classes,omitempty"`
+	// IMEX are the numbers of the IMEX channels.
+	IMEX         []int        `json:"imex,omitempty"`
+	Devices      []PlanDevice `json:"devices"`
+	Libraries    []string     `json:"libraries"`
+	Binaries     []string     `json:"binaries"`
+	Mounts       []PlanMount  `json:"mounts"`
+	Proc         PlanProc     `json:"proc"`
+	Linker       PlanLinker   `json:"linker"`
+	RemovedHooks []string     `json:"removed_hooks"`
+	// Ignored says what it asks for and does not get, though it gets its GPUs.
+	Ignored []string `json:"ignored,omitempty"`
 	// Audit says what kubernetes = "enforce" would have refused, where it is "audit".
 	Audit string   `json:"audit,omitempty"`
 	Notes []string `json:"notes"`

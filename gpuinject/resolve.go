@@ -15,7 +15,8 @@ import (
 // gave it one. The plan says why.
 var ErrNotGranted = errors.New("nothing was granted")
 
-// Resolve finds out what the container gets: GPUs, device nodes, driver files. It
+// Resolve finds out what the container gets: GPUs, device nodes of theirs and of other
+// classes, driver files. It
 // reads the host and changes nothing but the shim's own cache.
 func (j *Job) Resolve() error {
 	h := j.Config.Host
@@ -41,8 +42,15 @@ func (j *Job) Resolve() error {
 	if j.nodes, err = inv.Nodes(j.gpus, j.Request.Capabilities); err != nil {
 		return fail(Precondition, "%w", err)
 	}
+	if err := j.addOthers(); err != nil {
+		return err
+	}
 	j.Plan.setDevices(j.nodes)
-	return j.findFiles()
+	if err := j.findFiles(); err != nil {
+		return err
+	}
+	j.addClassFiles()
+	return nil
 }
 
 // namesDevices tells a request for particular GPUs from one for all of them, or for
@@ -72,7 +80,7 @@ func (j *Job) selectGPUs() error {
 	if err != nil {
 		return fail(Precondition, "%s: %w", j.Request.Reason, err)
 	}
-	j.Plan.Grant = grant.Reason
+	j.Plan.Grant, j.grant = grant.Reason, grant
 	if !j.namesDevices() && grant.Nothing() {
 		return j.notGranted(grant.Reason)
 	}
@@ -94,7 +102,7 @@ func (j *Job) selectGPUs() error {
 	}
 	slices.SortFunc(j.gpus, func(a, b device.GPU) int { return a.Index - b.Index })
 	if e := grant.Enforced; e != nil && (e.Nothing() || !e.AllowsAll(j.gpus)) {
-		j.Plan.Audit = "kubernetes = \"enforce\" would have refused this: " + e.Reason
+		j.audit(e.Reason)
 	}
 	return nil
 }

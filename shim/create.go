@@ -253,6 +253,11 @@ func logGranted(ctx context.Context, id string, job *gpuinject.Job, injected tim
 	if job.Plan.Audit != "" && logs(job.Config, "warn") {
 		log.G(ctx).WithField("id", id).Warn("nvidia: " + job.Plan.Audit)
 	}
+	for _, s := range job.Plan.Ignored {
+		if logs(job.Config, "warn") {
+			log.G(ctx).WithField("id", id).Warnf("nvidia: ignored: %s", s)
+		}
+	}
 	if !logs(job.Config, "info") {
 		return
 	}

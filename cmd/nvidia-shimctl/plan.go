@@ -161,6 +161,9 @@ func printPlan(w io.Writer, p gpuinject.Plan) {
 	for _, h := range p.RemovedHooks {
 		fmt.Fprintf(w, "hook removed: %s\n", h)
 	}
+	for _, i := range p.Ignored {
+		fmt.Fprintf(w, "ignored:      %s\n", i)
+	}
 	if p.Audit != "" {
 		fmt.Fprintf(w, "audit:        %s\n", p.Audit)
 	}

@@ -98,6 +98,9 @@ type Policy struct {
 	AcceptVolumeMounts bool `toml:"accept-volume-mounts"`
 	// AcceptEnvWhenUnprivileged lets containers outside Kubernetes ask by environment.
 	AcceptEnvWhenUnprivileged bool `toml:"accept-env-when-unprivileged"`
+	// AllowFromEnvironment are the classes of devices besides GPUs (classes) that any
+	// pod's container may have by asking in its environment.
+	AllowFromEnvironment []string `toml:"allow-from-environment"`
 	// ForeignHooks is Replace or Refuse.
 	ForeignHooks string `toml:"foreign-hooks"`
 }
@@ -110,6 +113,9 @@ type Log struct {
 
 // capabilities are the names that NVIDIA_DRIVER_CAPABILITIES knows.
 var capabilities = []string{"compute", "compat32", "graphics", "utility", "video", "display", "ngx"}
+
+// classes are the kinds of devices besides GPUs that a container can ask for.
+var classes = []string{"imex", "gds", "gdrcopy", "mofed", "nvswitch"}
 
 // Default is the configuration of a host without a file.
 func Default() *Config {
@@ -132,6 +138,7 @@ func Default() *Config {
 			KubeletSocket:             "/var/lib/kubelet/pod-resources/kubelet.sock",
 			AcceptVolumeMounts:        true,
 			AcceptEnvWhenUnprivileged: true,
+			AllowFromEnvironment:      []string{},
 			ForeignHooks:              Replace,
 		},
 		Log: Log{Level: "info"},
@@ -264,6 +271,11 @@ func (c *Config) validate() error {
 	for _, name := range c.Container.DefaultCapabilities {
 		if !slices.Contains(capabilities, name) {
 			return fmt.Errorf("key %q: unknown capability %q (known: %s)", "container.default-capabilities", name, strings.Join(capabilities, ", "))
+		}
+	}
+	for _, name := range c.Policy.AllowFromEnvironment {
+		if !slices.Contains(classes, name) {
+			return fmt.Errorf("key %q: unknown class of devices %q (known: %s)", "policy.allow-from-environment", name, strings.Join(classes, ", "))
 		}
 	}
 	for _, e := range []struct {

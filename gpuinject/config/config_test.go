@@ -37,7 +37,7 @@ func TestAnEmptyFileIsTheDefault(t *testing.T) {
 // What the default is, is a promise: Kubernetes never trusts an image.
 func TestTheDefaultIsTheSafeOne(t *testing.T) {
 	c := Default()
-	if c.Policy.Kubernetes != Enforce || c.Policy.ForeignHooks != Replace || c.Host.StateDir != "/run/nvidia-shim" ||
+	if c.Policy.Kubernetes != Enforce || len(c.Policy.AllowFromEnvironment) != 0 || c.Policy.ForeignHooks != Replace || c.Host.StateDir != "/run/nvidia-shim" ||
 		c.Host.ProcMaskTarget != "/proc/driver/nvidia" || !slices.Equal(c.Container.DefaultCapabilities, []string{"compute", "utility"}) {
 		t.Errorf("default %+v", c)
 	}
@@ -58,6 +58,7 @@ supported-capabilities = ["utility"]
 [policy]
 trusted-namespaces = []
 kubernetes = "audit"
+allow-from-environment = ["imex", "gds", "gdrcopy", "mofed", "nvswitch"]
 [log]
 level = "debug"
 `))
@@ -67,6 +68,7 @@ level = "debug"
 	want := Default()
 	want.Host.DriverRoot, want.Host.DriverLibraries = "/run/nvidia/driver", []string{"/opt/lib"}
 	want.Container.SupportedCapabilities = []string{"utility"}
+	want.Policy.AllowFromEnvironment = []string{"imex", "gds", "gdrcopy", "mofed", "nvswitch"}
 	want.Policy.TrustedNamespaces, want.Policy.Kubernetes, want.Log.Level = []string{}, Audit, "debug"
 	if !reflect.DeepEqual(c, want) {
 		t.Errorf("got  %+v\nwant %+v", c, want)
@@ -90,6 +92,7 @@ func TestAnErrorNamesFileKeyAndValueInOneLine(t *testing.T) {
 		{"an unknown capability", "[container]\ndefault-capabilities = [\"compute\", \"magic\"]\n", []string{"container.default-capabilities", `"magic"`, "compute"}},
 		{"an unknown supported capability", "[container]\nsupported-capabilities = [\"all\"]\n", []string{"container.supported-capabilities", `"all"`}},
 		{"an unknown mode", "[policy]\nkubernetes = \"trust\"\n", []string{"policy.kubernetes", `"trust"`, "trust-env"}},
+		{"an unknown class of devices", "[policy]\nallow-from-environment = [\"imex\", \"gpu\"]\n", []string{"policy.allow-from-environment", `"gpu"`, "gdrcopy"}},
 		{"an unknown hook policy", "[policy]\nforeign-hooks = \"keep\"\n", []string{"policy.foreign-hooks", `"keep"`, "replace"}},
 		{"an unknown level", "[log]\nlevel = \"trace\"\n", []string{"log.level", `"trace"`, "debug"}},
 		{"a number for a path", "[host]\ndriver-root = 1\n", []string{"line 2", "driver-root"}},

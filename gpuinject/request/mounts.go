@@ -2,7 +2,6 @@ package request
 
 import (
 	"fmt"
-	"path"
 	"slices"
 	"strings"
 
@@ -19,18 +18,15 @@ const cdiKind = "nvidia.com/gpu"
 
 // DeviceList returns the identifiers that device-list mounts name, in their order,
 // each once. The destination must be below the directory by whole components: a
-// look-alike such as <dir>X/all is an ordinary mount (T44).
+// look-alike such as <dir>X/all is an ordinary mount (T44). IMEX channels (imex/<id>)
+// are left to AddChannelMounts.
 func DeviceList(mounts []specs.Mount) (ids []string, err error) {
 	for _, m := range mounts {
-		if path.Clean(m.Source) != "/dev/null" {
+		id, ok := listed(m)
+		if !ok || strings.HasPrefix(id, imexDir) {
 			continue
 		}
-		id, ok := strings.CutPrefix(path.Clean("/"+m.Destination), DeviceListDir+"/")
-		if !ok {
-			continue
-		}
-		switch kind, rest, _ := strings.Cut(id, "/"); kind {
-		case "cdi":
+		if rest, ok := strings.CutPrefix(id, "cdi/"); ok {
 			// cdi/<vendor>/<class>/<name>, or the name with its equals sign.
 			name, ours := strings.CutPrefix(rest, cdiKind+"/")
 			if !ours {
@@ -40,8 +36,6 @@ func DeviceList(mounts []specs.Mount) (ids []string, err error) {
 				return nil, fmt.Errorf("the mount at %s names the CDI device %s, which is not of kind %s", Quote(m.Destination), Quote(rest), cdiKind)
 			}
 			id = name
-		case "imex":
-			return nil, fmt.Errorf("the mount at %s asks for an IMEX channel, which this release does not give", Quote(m.Destination))
 		}
 		if !slices.Contains(ids, id) {
 			ids = append(ids, id)
@@ -54,7 +48,7 @@ func DeviceList(mounts []specs.Mount) (ids []string, err error) {
 }
 
 // WithDeviceList makes a request of a device list, which goes before the
-// environment; the environment still says which capabilities.
+// environment; the environment still says which capabilities and other devices.
 func WithDeviceList(ids, env []string, bounds Bounds) (Request, error) {
 	vars := variables(env)
 	caps := vars[EnvCapabilities]
@@ -62,10 +56,12 @@ func WithDeviceList(ids, env []string, bounds Bounds) (Request, error) {
 	if err != nil {
 		return Request{}, err
 	}
-	return Request{
+	r := Request{
 		Driver: true, Reason: "device-list mounts name " + Quote(strings.Join(ids, ",")),
 		Devices: normal(ids), Capabilities: capabilities, Mounted: true,
-	}, nil
+	}
+	err = r.addOthers(vars)
+	return r, err
 }
 
 // normal gives a list its meaning: "all" is all, "none" the driver without a GPU.

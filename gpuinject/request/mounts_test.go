@@ -28,7 +28,7 @@ func TestDeviceList(t *testing.T) {
 		{"a way out of the directory is an ordinary mount", "/dev/null", []string{DeviceListDir + "/../all"}, nil, ""},
 		{"the directory itself names nothing", "/dev/null", []string{DeviceListDir, DeviceListDir + "/"}, nil, ""},
 		{"another CDI kind is refused by name", "/dev/null", []string{DeviceListDir + "/cdi/example.com/nic/0"}, nil, "example.com/nic/0"},
-		{"an IMEX channel is refused", "/dev/null", []string{DeviceListDir + "/imex/0"}, nil, "IMEX"},
+		{"an IMEX channel is not a GPU", "/dev/null", []string{DeviceListDir + "/imex/0", DeviceListDir + "/1"}, []string{"1"}, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			var mounts []specs.Mount

@@ -49,6 +49,15 @@ type Request struct {
 	Mounted bool `json:"mounted"`
 	// Capabilities are the driver capabilities, sorted, a subset of Bounds.Supported.
 	Capabilities []string `json:"capabilities"`
+	// Classes are the other kinds of devices that are asked for beside a GPU: IMEX
+	// first, then GDS, GDRCopy, MOFED, NVSwitch.
+	Classes []string `json:"classes"`
+	// Channels are the numbers of the IMEX channels, sorted.
+	Channels []int `json:"channels"`
+	// AllChannels is set where device-list mounts ask for every channel of the host.
+	AllChannels bool `json:"all_channels"`
+	// ChannelsMounted is set where the channels are device-list mounts'.
+	ChannelsMounted bool `json:"channels_mounted"`
 }
 
 // Bounds are the operator's limits on driver capabilities.
@@ -101,7 +110,9 @@ func FromEnv(env []string, bounds Bounds) (Request, error) {
 	if err != nil {
 		return Request{}, err
 	}
-	return Request{Driver: true, Reason: reason, Devices: devices, Capabilities: capabilities}, nil
+	r := Request{Driver: true, Reason: reason, Devices: devices, Capabilities: capabilities}
+	err = r.addOthers(vars)
+	return r, err
 }
 
 // variables picks the variables of the contract out of env; the last one wins.
@@ -113,7 +124,8 @@ func variables(env []string) map[string]string {
 			continue
 		}
 		switch name {
-		case EnvVisibleDevices, EnvCapabilities, envCUDAVersion, envRequireCUDA:
+		case EnvVisibleDevices, EnvCapabilities, envCUDAVersion, envRequireCUDA,
+			EnvIMEXChannels, "NVIDIA_GDS", "NVIDIA_GDRCOPY", "NVIDIA_MOFED", "NVIDIA_NVSWITCH":
 			vars[name] = value
 		}
 	}

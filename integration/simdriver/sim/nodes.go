@@ -16,9 +16,14 @@ import (
 // NVIDIA's GPUs and gives out the others as modules are loaded.
 type Majors struct {
 	GPU, UVM, Caps, DRM uint32
+	// Those of Others.
+	IMEX, Switch, FS, Verbs, GDR, Misc uint32
 }
 
-var defaultMajors = Majors{GPU: 195, UVM: 238, Caps: 241, DRM: 226}
+var defaultMajors = Majors{
+	GPU: 195, UVM: 238, Caps: 241, DRM: 226,
+	IMEX: 242, Switch: 239, FS: 506, Verbs: 231, GDR: 507, Misc: 508,
+}
 
 // Minors of the nodes that belong to no GPU.
 const (
@@ -53,7 +58,11 @@ func chooseMajors(want Majors) (Majors, error) {
 	for _, m := range []struct {
 		major *uint32
 		def   uint32
-	}{{&want.GPU, 0}, {&want.UVM, defaultMajors.UVM}, {&want.Caps, defaultMajors.Caps}, {&want.DRM, defaultMajors.DRM}} {
+	}{
+		{&want.GPU, 0}, {&want.UVM, defaultMajors.UVM}, {&want.Caps, defaultMajors.Caps}, {&want.DRM, defaultMajors.DRM},
+		{&want.IMEX, defaultMajors.IMEX}, {&want.Switch, defaultMajors.Switch}, {&want.FS, defaultMajors.FS},
+		{&want.Verbs, defaultMajors.Verbs}, {&want.GDR, defaultMajors.GDR}, {&want.Misc, defaultMajors.Misc},
+	} {
 		if *m.major != 0 {
 			if name, ok := used[*m.major]; ok {
 				return Majors{}, fmt.Errorf("major number %d belongs to %q on this host", *m.major, name)
@@ -138,7 +147,7 @@ func (d *Driver) nodes() []node {
 			}
 		}
 	}
-	return all
+	return append(all, d.otherNodes()...)
 }
 
 // card0 is the display of the server's management controller.

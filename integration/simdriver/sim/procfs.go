@@ -147,11 +147,10 @@ func (d *Driver) procDevices() (string, error) {
 	if d.Layout.hasDRM() {
 		chars = append(chars, deviceDriver{d.Majors.DRM, "drm"})
 	}
-	// No node has these, so they only appear where the number is free.
-	for major, name := range map[uint32]string{239: "nvidia-nvswitch", 240: "nvidia-nvlink", 242: "nvidia-caps-imex-channels"} {
-		if !slices.ContainsFunc(chars, func(c deviceDriver) bool { return c.major == major }) {
-			chars = append(chars, deviceDriver{major, name})
-		}
+	chars = append(chars, d.otherDrivers()...)
+	// No node has it, so it only appears where the number is free.
+	if nvlink := uint32(240); !slices.ContainsFunc(chars, func(c deviceDriver) bool { return c.major == nvlink }) {
+		chars = append(chars, deviceDriver{nvlink, "nvidia-nvlink"})
 	}
 	slices.SortStableFunc(chars, func(a, b deviceDriver) int { return int(a.major) - int(b.major) })
 	var b strings.Builder

@@ -42,8 +42,20 @@ type Options struct {
 	Excluded []int
 	// MIG are the MIG devices; their GPUs have MIG mode enabled.
 	MIG []MIGDevice
+	// Others are devices of other kinds that the host has.
+	Others
 	// Majors override the major numbers of the device nodes; zero is the default.
 	Majors Majors
+}
+
+// Others are kinds of devices besides GPUs; the zero value is a host without them.
+type Others struct {
+	// IMEX is how many IMEX channels have a node, 0 to 2048.
+	IMEX int
+	// GDS: two nvidia-fs nodes, the udev database and cuFile's configuration. MOFED:
+	// two adapters and the connection manager. GDRCopy: one node. NVSwitch: two
+	// switches and their control node.
+	GDS, MOFED, GDRCopy, NVSwitch bool
 }
 
 // MIGDevice is one compute instance of a GPU instance.
@@ -86,6 +98,7 @@ type Driver struct {
 	Majors                 Majors
 	GPUs                   []GPU
 	MIG                    []MIG
+	Others                 Others
 	// Installed are the driver's files and links below Root, for Upgrade.
 	Installed []string
 }
@@ -118,6 +131,7 @@ func Create(ctx context.Context, o Options) (_ *Driver, err error) {
 	for _, step := range []func() error{
 		func() error { return d.install(ctx) },
 		d.makeNodes,
+		d.writeOthers,
 		d.writeProc,
 		d.writeSys,
 		func() error { return writeFile(d.ConfigPath, d.config(), 0o644) },
@@ -253,7 +267,10 @@ func plan(o Options) (*Driver, error) {
 		Root: filepath.Join(dir, "root"), DevRoot: filepath.Join(dir, "devroot"),
 		ProcRoot: filepath.Join(dir, "proc"), SysRoot: filepath.Join(dir, "sys"),
 		StateDir: filepath.Join(dir, "state"), ConfigPath: filepath.Join(dir, "config.toml"),
-		GPUs: planGPUs(o.GPUs),
+		GPUs: planGPUs(o.GPUs), Others: o.Others,
+	}
+	if o.IMEX < 0 || o.IMEX > maxIMEX {
+		return nil, fmt.Errorf("%d IMEX channels: up to %d can be simulated", o.IMEX, maxIMEX)
 	}
 	for _, i := range o.Excluded {
 		if i < 0 || i >= o.GPUs {
