@@ -229,9 +229,9 @@ func (c *Config) Override(tables []byte) error {
 		Container *Container `toml:"container"`
 		Policy    *Policy    `toml:"policy"`
 
-		NoPivotRoot, NoNewKeyring, ShimCgroup, IoUid, IoGid, BinaryName, Root any //nolint:revive,staticcheck // runc's spelling
+		NoPivotRoot, NoNewKeyring, ShimCgroup, IoUid, IoGid, BinaryName, Root any
 		SystemdCgroup, CriuImagePath, CriuWorkPath                            any
-		TypeUrl, ConfigPath, ConfigBody                                       any //nolint:revive,staticcheck // CRI's spelling
+		TypeUrl, ConfigPath, ConfigBody                                       any
 	}{Container: &c.Container, Policy: &c.Policy}
 	if err := toml.NewDecoder(bytes.NewReader(tables)).DisallowUnknownFields().Decode(&over); err != nil {
 		return errors.New(Describe(err))

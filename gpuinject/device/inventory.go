@@ -284,7 +284,7 @@ func readBounded(file string) ([]byte, error) {
 }
 
 func retry(call func() (int, error)) (n int, err error) {
-	for n, err = call(); err == unix.EINTR; n, err = call() {
+	for n, err = call(); errors.Is(err, unix.EINTR); n, err = call() {
 	}
 	return n, err
 }
