@@ -29,7 +29,7 @@ type job struct {
 
 // idle are the threads that wait for a function. There are as many as functions
 // have run at the same time.
-var idle = make(chan chan<- job, 4096)
+var idle = make(chan chan<- job, 256)
 
 // Do runs fn on a thread of its own and returns fn's error. Afterwards the thread's
 // mount namespace and root are what they were; what else fn changes of it, fn
