@@ -45,16 +45,20 @@ func TestAPodGetsExactlyWhatWasAllocatedWithEveryStrategy(t *testing.T) {
 		t.Run(tc.strategy.String(), func(t *testing.T) {
 			c.use(t, tc.strategy)
 			for _, image := range []string{plainImage, greedyImage} {
-				for _, count := range []int64{1, 3} {
-					pod := newPod(fmt.Sprintf("gets-%d", count), with(wait("main", image), count))
-					now := c.startPod(t, pod)
-					c.checkAllocated(t, pod, "main", true, int(count))
+				// Together all GPUs of the node.
+				one, three := newPod("gets-one", with(wait("main", image), 1)), newPod("gets-three", with(wait("main", image), 3))
+				c.create(t, one)
+				c.create(t, three)
+				for count, pod := range map[int]*corev1.Pod{1: one, 3: three} {
+					now := c.awaitRunning(t, pod)
+					c.checkAllocated(t, pod, "main", true, count)
 					plan, given := c.record(t, id(t, now, "main"))
 					if given != (tc.grant != "") || !strings.HasPrefix(plan.Grant, tc.grant) {
 						t.Errorf("record %v: grant %q, want %q", given, plan.Grant, tc.grant)
 					}
-					c.delete(t, pod)
 				}
+				c.delete(t, one)
+				c.delete(t, three)
 			}
 		})
 	}
@@ -122,6 +126,8 @@ func TestReplicasOfATimeSlicedGPUAreThatGPU(t *testing.T) {
 func (c *cluster) sandbox(t *testing.T, pod *corev1.Pod) string {
 	t.Helper()
 	r, err := c.runtime.ListPodSandbox(t.Context(), &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{
+		// Those of pods that are gone wait for the kubelet's garbage collection.
+		State:         &cri.PodSandboxStateValue{State: cri.PodSandboxState_SANDBOX_READY},
 		LabelSelector: map[string]string{"io.kubernetes.pod.name": pod.Name, "io.kubernetes.pod.namespace": pod.Namespace},
 	}})
 	if err != nil {
@@ -197,9 +203,10 @@ func TestInitContainersSharePodsGPUs(t *testing.T) {
 		})
 	}
 	// The kubelet says nothing of init containers (kubernetes issue 126765), not even
-	// where one has devices that no other container gets.
+	// where one has devices that no other container gets. What it has must then be in
+	// its specification; an environment variable alone proves nothing.
 	t.Run("an init container alone", func(t *testing.T) {
-		for _, s := range []strategy{{list: envvar}, {list: envvar, devices: true}, {list: volumeMounts}, {list: cdiCRI}} {
+		for _, s := range []strategy{{list: envvar, devices: true}, {list: volumeMounts}, {list: cdiCRI}} {
 			c.use(t, s)
 			pod := newPod("init-alone", run("main", plainImage, c.probe(true)...))
 			pod.Spec.InitContainers = []corev1.Container{with(run("prepare", plainImage, c.probe(true)...), 1)}
@@ -209,8 +216,11 @@ func TestInitContainersSharePodsGPUs(t *testing.T) {
 			} else if got, want := c.logs(t, pod, "main"), c.want(true); got != want {
 				t.Errorf("%s: main container:\ngot  %q\nwant %q", s, got, want)
 			}
-			c.delete(t, pod)
 		}
+		c.use(t, strategy{list: envvar})
+		pod := newPod("init-alone", run("main", plainImage, "true"))
+		pod.Spec.InitContainers = []corev1.Container{with(run("prepare", plainImage, "true"), 1)}
+		c.refused(t, pod, "prepare", "is not this container's", "PASS_DEVICE_SPECS")
 	})
 	t.Run("an init container of a greedy image", func(t *testing.T) {
 		pod := newPod("init-greedy", run("main", plainImage, "true"))

@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds what the Kubernetes tests run beside containerd: one program that is
 # etcd, kube-apiserver, kube-scheduler and kubelet by the name it is called with,
-# and the CNI plugins, at the versions that cluster/go.mod pins.
-# Usage: build.sh OUTDIR
+# the CNI plugins, and NVIDIA's device plugin, at the versions that the go.mod of
+# cluster/ and deviceplugin/ pin. Usage: build.sh OUTDIR
 #
 # OUTDIR/kube is the program, OUTDIR/{etcd,kube-apiserver,kube-scheduler,kubelet}
 # are links to it, OUTDIR/cni holds the plugins. What is up to date is skipped: a
@@ -21,27 +21,44 @@ GO=${GO:-go}
 cd "$here/cluster"
 
 # The module is built as pinned, whatever the caller's environment says.
-export GOWORK=off GOFLAGS=-mod=readonly CGO_ENABLED=0
+export GOWORK=off GOFLAGS=-mod=readonly
 
-key=$({ cat go.mod go.sum ./*.go ../build.sh; "$GO" version; "$GO" env GOARCH; } | sha256sum | cut -d ' ' -f 1)
-if [ "$(cat "$out/.stamp" 2>/dev/null)" = "$key" ] && [ -x "$out/kube" ]; then
-	exit 0
+# fresh NAME FILE...: is what OUTDIR/.NAME.stamp stands for made from these files?
+# The recipe's key is left in $key.
+fresh() {
+	name=$1
+	shift
+	key=$({ cat "$@" ../build.sh; "$GO" version; "$GO" env GOARCH CC; } | sha256sum | cut -d ' ' -f 1)
+	[ "$(cat "$out/.$name.stamp" 2>/dev/null)" = "$key" ]
+}
+
+if ! fresh kube go.mod go.sum ./*.go; then
+	rm -f "$out/.kube.stamp"
+	version=$("$GO" list -m -f '{{.Version}}' k8s.io/kubernetes)
+	minor=${version#v1.}
+	base=k8s.io/component-base/version
+	echo "building etcd, kube-apiserver, kube-scheduler and kubelet $version (some ten minutes from an empty cache)"
+	# The API server refuses to compare versions without these.
+	CGO_ENABLED=0 "$GO" build -trimpath -ldflags "-s -w -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=${minor%%.*} -X $base.gitTreeState=clean" \
+		-o "$out/.kube.new" .
+	mv -f "$out/.kube.new" "$out/kube"
+	for name in etcd kube-apiserver kube-scheduler kubelet; do
+		ln -sfn kube "$out/$name"
+	done
+	for plugin in main/bridge main/loopback ipam/host-local; do
+		CGO_ENABLED=0 "$GO" build -trimpath -ldflags "-s -w" -o "$out/cni/.new" "github.com/containernetworking/plugins/plugins/$plugin"
+		mv -f "$out/cni/.new" "$out/cni/${plugin#*/}"
+	done
+	echo "$key" >"$out/.kube.stamp"
 fi
-rm -f "$out/.stamp"
 
-version=$("$GO" list -m -f '{{.Version}}' k8s.io/kubernetes)
-minor=${version#v1.}
-base=k8s.io/component-base/version
-echo "building etcd, kube-apiserver, kube-scheduler and kubelet $version (some ten minutes from an empty cache)"
-# The API server refuses to compare versions without these.
-"$GO" build -trimpath -ldflags "-s -w -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=${minor%%.*} -X $base.gitTreeState=clean" \
-	-o "$out/.kube.new" .
-mv -f "$out/.kube.new" "$out/kube"
-for name in etcd kube-apiserver kube-scheduler kubelet; do
-	ln -sfn kube "$out/$name"
-done
-for plugin in main/bridge main/loopback ipam/host-local; do
-	"$GO" build -trimpath -ldflags "-s -w" -o "$out/cni/.new" "github.com/containernetworking/plugins/plugins/$plugin"
-	mv -f "$out/cni/.new" "$out/cni/${plugin#*/}"
-done
-echo "$key" >"$out/.stamp"
+cd "$here/deviceplugin"
+if ! fresh nvidia-device-plugin go.mod go.sum; then
+	rm -f "$out/.nvidia-device-plugin.stamp"
+	echo "building nvidia-device-plugin $("$GO" list -m -f '{{.Version}}' github.com/NVIDIA/k8s-device-plugin)"
+	# NVML is found when the program runs: what is not called need not be there.
+	CGO_ENABLED=1 "$GO" build -trimpath -ldflags "-s -w -extldflags=-Wl,-z,lazy" \
+		-o "$out/.new" github.com/NVIDIA/k8s-device-plugin/cmd/nvidia-device-plugin
+	mv -f "$out/.new" "$out/nvidia-device-plugin"
+	echo "$key" >"$out/.nvidia-device-plugin.stamp"
+fi

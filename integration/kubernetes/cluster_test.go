@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
@@ -67,7 +68,7 @@ type cluster struct {
 func start(life *lifetime) (*cluster, error) {
 	began := time.Now()
 	c := &cluster{processes: map[string]*process{}}
-	for _, step := range []func(*lifetime) error{
+	for _, step := range []func(life *lifetime) error{
 		c.makeDriver, c.startContainerd, c.importImages, c.startControlPlane, c.startKubelet, c.createRuntimeClasses, c.startPlugins,
 	} {
 		if err := step(life); err != nil {
@@ -75,6 +76,11 @@ func start(life *lifetime) (*cluster, error) {
 			return nil, err
 		}
 	}
+	life.Cleanup(func() {
+		if err := c.drain(); err != nil {
+			life.Error(err)
+		}
+	})
 	fmt.Fprintf(os.Stderr, "the node is ready after %.1f s\n", time.Since(began).Seconds())
 	return c, nil
 }
@@ -285,6 +291,11 @@ func (c *cluster) startKubelet(life *lifetime) error {
 			return err
 		}
 	}
+	life.Cleanup(func() {
+		// The kubelet mounts its directory on itself.
+		for unix.Unmount(c.kubeletRoot(), unix.MNT_DETACH) == nil {
+		}
+	})
 	config := filepath.Join(c.dir, "kubelet.yaml")
 	// The static CPU manager moves all other containers when a pod gets a CPU of its
 	// own: that is how a kubelet comes to update running containers.

@@ -26,7 +26,7 @@ const inside = "NVIDIA_SHIM_TEST_NAMESPACES"
 const nodeIP = "192.0.2.1"
 
 // programs are what build.sh makes.
-var programs = []string{"etcd", "kube-apiserver", "kube-scheduler", "kubelet", "cni/bridge", "cni/host-local", "cni/loopback"}
+var programs = []string{"etcd", "kube-apiserver", "kube-scheduler", "kubelet", "cni/bridge", "cni/host-local", "cni/loopback", "nvidia-device-plugin"}
 
 // shared is the node of all tests.
 var shared *cluster

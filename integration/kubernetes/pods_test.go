@@ -8,6 +8,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -60,9 +61,12 @@ func secured(c corev1.Container, s corev1.SecurityContext) corev1.Container {
 	return c
 }
 
-// newPod is a pod of the runtime class, on the node's network.
+var podNumber atomic.Int64
+
+// newPod is a pod of the runtime class, on the node's network. Its name is new.
 func newPod(name string, containers ...corev1.Container) *corev1.Pod {
 	class, no, now := handler, false, int64(1)
+	name = fmt.Sprintf("%s-%d", name, podNumber.Add(1))
 	return &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceDefault},
@@ -78,10 +82,15 @@ func podPath(pod *corev1.Pod) string {
 	return "/api/v1/namespaces/" + pod.Namespace + "/pods/" + pod.Name
 }
 
-// create makes a pod, and deletes it when the test ends.
+// create makes a pod, which is deleted when the test ends.
 func (c *cluster) create(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
-	t.Cleanup(func() { c.delete(t, pod) })
+	t.Cleanup(func() {
+		// The scheduler knows when its GPUs are free; nobody has to wait for that.
+		if err := c.do("DELETE", podPath(pod), nil, nil); err != nil && !isNotFound(err) {
+			t.Error(err)
+		}
+	})
 	if err := c.do("POST", "/api/v1/namespaces/"+pod.Namespace+"/pods", pod, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -137,7 +146,7 @@ func (c *cluster) awaitPod(t *testing.T, pod *corev1.Pod, what string, done func
 	return now
 }
 
-// start creates a pod and returns it when all its containers run.
+// startPod creates a pod and returns it when all its containers run.
 func (c *cluster) startPod(t *testing.T, pod *corev1.Pod) corev1.Pod {
 	t.Helper()
 	c.create(t, pod)
@@ -163,6 +172,11 @@ func (c *cluster) awaitRunning(t *testing.T, pod *corev1.Pod) corev1.Pod {
 func (c *cluster) finish(t *testing.T, pod *corev1.Pod) corev1.Pod {
 	t.Helper()
 	c.create(t, pod)
+	return c.awaitEnd(t, pod)
+}
+
+func (c *cluster) awaitEnd(t *testing.T, pod *corev1.Pod) corev1.Pod {
+	t.Helper()
 	return c.awaitPod(t, pod, "has ended", func(now corev1.Pod) error {
 		if now.Status.Phase != corev1.PodSucceeded && now.Status.Phase != corev1.PodFailed {
 			return fmt.Errorf("its phase is %s", now.Status.Phase)
@@ -330,11 +344,39 @@ func (c *cluster) checkAllocated(t *testing.T, pod *corev1.Pod, container string
 	return gpus
 }
 
+// drain deletes all pods and waits until the kubelet has let go of them.
+func (c *cluster) drain() error {
+	return c.await("the end of all pods", podLimit, func() error {
+		var list corev1.PodList
+		if err := c.do("GET", "/api/v1/pods", nil, &list); err != nil {
+			return err
+		}
+		for _, pod := range list.Items {
+			if pod.DeletionTimestamp == nil {
+				if err := c.do("DELETE", podPath(&pod), nil, nil); err != nil && !isNotFound(err) {
+					return err
+				}
+			}
+		}
+		if n := len(list.Items); n > 0 {
+			return fmt.Errorf("%d are still there", n)
+		}
+		return nil
+	})
+}
+
 // refused creates a pod and checks that its container does not start, for the reason
 // given, and that this is in the pod's status.
 func (c *cluster) refused(t *testing.T, pod *corev1.Pod, container string, reasons ...string) {
 	t.Helper()
-	now := c.finish(t, pod)
+	c.create(t, pod)
+	c.awaitRefused(t, pod, container, reasons...)
+}
+
+// awaitRefused is refused for a pod that has been created.
+func (c *cluster) awaitRefused(t *testing.T, pod *corev1.Pod, container string, reasons ...string) {
+	t.Helper()
+	now := c.awaitEnd(t, pod)
 	got := message(t, now, container)
 	for _, reason := range reasons {
 		if !strings.Contains(got, reason) {

@@ -35,14 +35,19 @@ func TestAPodThatNamesAnotherPodsGPUFails(t *testing.T) {
 			victim := newPod("victim", with(wait("main", plainImage), 1))
 			c.startPod(t, victim)
 			theirs := c.checkAllocated(t, victim, "main", true, 1)[0]
+			thieves, owners := map[string]*corev1.Pod{}, map[string]*corev1.Pod{}
 			for name, value := range map[string]string{
-				"uuid": theirs.UUID, "index": fmt.Sprint(theirs.Index), "uuid-that-is-not": "GPU-00000000-0000-0000-0000-000000000000",
+				"uuid": theirs.UUID, "index": fmt.Sprint(theirs.Index), "nobody": "GPU-00000000-0000-0000-0000-000000000000",
 			} {
+				thieves[value] = newPod("thief-"+name, env(wait("main", plainImage), "NVIDIA_VISIBLE_DEVICES", value))
+				owners[value] = newPod("owner-"+name, env(with(wait("main", plainImage), 1), "NVIDIA_VISIBLE_DEVICES", value))
+				c.create(t, thieves[value])
+				c.create(t, owners[value])
+			}
+			for value, thief := range thieves {
 				reason := fmt.Sprintf("GPU %q is not this container's", value)
-				thief := newPod("thief-"+name, env(wait("main", plainImage), "NVIDIA_VISIBLE_DEVICES", value))
-				c.refused(t, thief, "main", reason, "no GPU was allocated")
-				owner := newPod("owner-"+name, env(with(wait("main", plainImage), 1), "NVIDIA_VISIBLE_DEVICES", value))
-				c.refused(t, owner, "main", reason)
+				c.awaitRefused(t, thief, "main", reason, "no GPU was allocated")
+				c.awaitRefused(t, owners[value], "main", reason)
 			}
 			// It takes nothing from who has it.
 			c.check(t, victim, "main", true, theirs)
@@ -135,7 +140,6 @@ func TestDeviceListMountsOfAPod(t *testing.T) {
 		pod := mounted("look-alike", dir+"/"+gpu.UUID)
 		c.startPod(t, pod)
 		c.check(t, pod, "main", true)
-		c.delete(t, pod)
 	}
 	c.policy(t, "accept-volume-mounts = false\n")
 	pod := mounted("not-accepted", "/var/run/nvidia-container-devices/"+gpu.UUID)
@@ -186,8 +190,9 @@ func TestAKubeletThatDoesNotAnswerIsNamedInThePodsStatus(t *testing.T) {
 	defer l.Close()
 	c.policy(t, fmt.Sprintf("kubelet-socket = %q\n", socket))
 	started := time.Now()
-	c.refused(t, newPod("unknown-all", wait("main", greedyImage)), "main", "what was allocated to pod default/unknown-all is not known", socket)
-	c.refused(t, newPod("unknown-own", with(wait("main", plainImage), 1)), "main", "what was allocated to pod default/unknown-own is not known", socket)
+	for _, pod := range []*corev1.Pod{newPod("unknown-all", wait("main", greedyImage)), newPod("unknown-own", with(wait("main", plainImage), 1))} {
+		c.refused(t, pod, "main", "what was allocated to pod default/"+pod.Name+" is not known", socket)
+	}
 	if took := time.Since(started); took > time.Minute {
 		t.Errorf("it took %s", took)
 	}

@@ -377,6 +377,26 @@ EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned *n,
 	return nvmlDeviceGetComputeRunningProcesses_v3(d, n, infos);
 }
 
+/* NVML_TOPOLOGY_SYSTEM: the GPUs have nothing in common. */
+EXPORT int nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, unsigned *level)
+{
+	int rc = valid(a, level);
+
+	if (rc == NVML_SUCCESS)
+		rc = valid(b, level);
+	if (rc == NVML_SUCCESS)
+		*level = 50;
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetNvLinkState(nvmlDevice_t d, unsigned link, unsigned *active)
+{
+	int rc = valid(d, active);
+
+	(void)link;
+	return rc == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : rc;
+}
+
 EXPORT int nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *current, unsigned *pending)
 {
 	int rc = valid(d, current && pending ? current : NULL);

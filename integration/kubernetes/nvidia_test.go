@@ -1,0 +1,115 @@
+package kubernetes
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+)
+
+// nvidia runs NVIDIA's device plugin, on the simulated NVML, in place of the test's
+// own for the rest of the test. config is its configuration file.
+func nvidia(t *testing.T, config string, args ...string) {
+	t.Helper()
+	c, dir := shared, t.TempDir()
+	file := filepath.Join(dir, "config.yaml")
+	if err := os.WriteFile(file, []byte("version: v1\n"+config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := &process{
+		name: "nvidia-device-plugin",
+		argv: append([]string{
+			filepath.Join(binDir(), "nvidia-device-plugin"), "--config-file=" + file, "--device-discovery-strategy=nvml",
+			"--nvidia-dev-root=" + c.Driver.DevRoot, "--gdrcopy-enabled=false", "--gds-enabled=false", "--mofed-enabled=false",
+		}, args...),
+		dir: dir, log: filepath.Join(dir, "log"),
+		env: []string{
+			"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=" + filepath.Join(c.Driver.Root, c.Driver.Layout.LibDir()),
+			"NVIDIA_SIM_DEV=" + filepath.Join(c.Driver.DevRoot, "dev"),
+			// The simulated NVML has no events.
+			"DP_DISABLE_HEALTHCHECKS=all",
+		},
+	}
+	if err := p.start(); err != nil {
+		t.Fatal(err)
+	}
+	c.processes[p.name] = p
+	t.Cleanup(func() {
+		delete(c.processes, p.name)
+		p.stop()
+		// The kubelet is to forget it before it hears of the test's own again.
+		for _, own := range []*plugin{c.Plugin, c.Slices} {
+			if err := own.register(); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := c.awaitDevices(); err != nil {
+			t.Error(err)
+		}
+		if t.Failed() {
+			t.Log(p.tail(8 << 10))
+		}
+	})
+	if err := c.await("the plugin's registration", time.Minute, func() error {
+		if !strings.Contains(p.tail(1<<20), "Registered device plugin for") {
+			return errors.New(p.tail(4 << 10))
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestNVIDIAsDevicePlugin(t *testing.T) {
+	c := shared
+	for _, args := range [][]string{
+		{"--device-list-strategy=envvar"},
+		{"--device-list-strategy=envvar", "--device-id-strategy=index"},
+		{"--device-list-strategy=envvar", "--pass-device-specs"},
+		{"--device-list-strategy=volume-mounts"},
+		{"--device-list-strategy=volume-mounts", "--pass-device-specs"},
+	} {
+		t.Run(strings.ReplaceAll(strings.Join(args, " "), "--", ""), func(t *testing.T) {
+			nvidia(t, "", args...)
+			one, two, none := newPod("nvidia-one", with(wait("main", plainImage), 1)), newPod("nvidia-two", with(wait("main", greedyImage), 2)), newPod("nvidia-none", wait("main", greedyImage))
+			for _, pod := range []*corev1.Pod{one, two, none} {
+				c.create(t, pod)
+			}
+			for count, pod := range []*corev1.Pod{none, one, two} {
+				c.awaitRunning(t, pod)
+				c.checkAllocated(t, pod, "main", true, count)
+			}
+		})
+	}
+	t.Run("time-slicing", func(t *testing.T) {
+		const config = "sharing:\n  timeSlicing:\n    renameByDefault: true\n    resources:\n    - {name: nvidia.com/gpu, replicas: 3}\n"
+		nvidia(t, config, "--device-list-strategy=envvar")
+		if err := c.await("the replicas", time.Minute, func() error {
+			var node corev1.Node
+			if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
+				return err
+			}
+			if q := node.Status.Allocatable["nvidia.com/gpu.shared"]; q.Value() != int64(3*len(c.Driver.GPUs)) {
+				return fmt.Errorf("the node offers %s", q.String())
+			}
+			return nil
+		}); err != nil {
+			t.Fatal(err)
+		}
+		var pods []*corev1.Pod
+		for range len(c.Driver.GPUs) + 1 { // so that two share one
+			pod := newPod("nvidia-slice", limited(wait("main", greedyImage), "nvidia.com/gpu.shared", 1))
+			pods = append(pods, pod)
+			c.create(t, pod)
+		}
+		for _, pod := range pods {
+			c.awaitRunning(t, pod)
+			c.checkAllocated(t, pod, "main", true, 1)
+		}
+	})
+}
