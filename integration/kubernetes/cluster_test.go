@@ -112,10 +112,8 @@ func (c *cluster) startContainerd(life *lifetime) error {
 	}
 	life.Cleanup(func() { os.RemoveAll(dir) })
 	c.dir = dir
-	for _, sub := range []string{"net.d", "cdi"} {
-		if err := os.Mkdir(filepath.Join(dir, sub), 0o755); err != nil {
-			return err
-		}
+	if err := os.Mkdir(filepath.Join(dir, "net.d"), 0o755); err != nil {
+		return err
 	}
 	const network = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods0", "isGateway": true,
   "ipam": {"type": "host-local", "dataDir": %q, "ranges": [[{"subnet": "198.51.100.0/24"}]]}}]}`
@@ -144,7 +142,7 @@ runtime_type = 'io.containerd.nvidia.v2'
 runtime_type = 'io.containerd.nvidia.v2'
 pod_annotations = ['*', '*/*']
 container_annotations = ['*', '*/*']
-`, pauseImage, filepath.Join(dir, "cdi"), filepath.Join(binDir(), "cni"), filepath.Join(dir, "net.d"), handler, annotatedHandler)
+`, pauseImage, cdiDir, filepath.Join(binDir(), "cni"), filepath.Join(dir, "net.d"), handler, annotatedHandler)
 	c.Env = testenv.Start(life, testenv.Options{
 		CRI: true, Config: config, ShimConfig: c.Driver.ConfigPath, ShimDir: testenv.ShimDir(),
 	})
@@ -373,8 +371,8 @@ func (c *cluster) startPlugins(life *lifetime) error {
 	for i := range 4 {
 		slices = append(slices, fmt.Sprintf("%s::%d", ids[len(ids)-1], i))
 	}
-	c.Plugin = newPlugin(c.Driver, filepath.Join(c.dir, "cdi"), "nvidia.com/gpu", ids)
-	c.Slices = newPlugin(c.Driver, filepath.Join(c.dir, "cdi"), "nvidia.com/gpu.shared", slices)
+	c.Plugin = newPlugin(c.Driver, "nvidia.com/gpu", ids)
+	c.Slices = newPlugin(c.Driver, "nvidia.com/gpu.shared", slices)
 	for _, p := range []*plugin{c.Plugin, c.Slices} {
 		if err := p.start(life); err != nil {
 			return err

@@ -15,7 +15,7 @@ import (
 
 // running starts a pod for each strategy that the shim has a part in, and returns a
 // function that checks them all.
-func running(t *testing.T) (check func(what string)) {
+func running(t *testing.T) (pods []*corev1.Pod, check func(what string)) {
 	t.Helper()
 	c := shared
 	type given struct {
@@ -27,9 +27,10 @@ func running(t *testing.T) (check func(what string)) {
 		c.use(t, s)
 		pod := newPod("running-"+string(rune('a'+i)), with(wait("main", greedyImage), 1))
 		c.startPod(t, pod)
+		pods = append(pods, pod)
 		all = append(all, given{pod, c.checkAllocated(t, pod, "main", true, 1)})
 	}
-	return func(what string) {
+	return pods, func(what string) {
 		t.Helper()
 		for _, g := range all {
 			now := c.awaitRunning(t, g.pod)
@@ -55,7 +56,7 @@ func another(t *testing.T) {
 }
 
 func TestPodsOutliveTheirKubelet(t *testing.T) {
-	check := running(t)
+	_, check := running(t)
 	shared.restartKubelet(t)
 	check("after the kubelet's restart")
 	another(t)
@@ -64,10 +65,11 @@ func TestPodsOutliveTheirKubelet(t *testing.T) {
 
 func TestPodsOutliveContainerd(t *testing.T) {
 	c := shared
-	check := running(t)
+	pods, check := running(t)
 	c.Restart(t)
 	if err := c.await("the node", time.Minute, func() error {
-		_, err := c.runtime.Version(t.Context(), &cri.VersionRequest{})
+		// The kubelet takes a moment to find its runtime again.
+		_, err := c.exec(pods[0].Namespace, pods[0].Name, "main", "/bin/true")
 		return errors.Join(err, c.ready())
 	}); err != nil {
 		t.Fatal(err)

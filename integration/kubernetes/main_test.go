@@ -28,6 +28,9 @@ const nodeIP = "192.0.2.1"
 // programs are what build.sh makes.
 var programs = []string{"etcd", "kube-apiserver", "kube-scheduler", "kubelet", "cni/bridge", "cni/host-local", "cni/loopback", "nvidia-device-plugin"}
 
+// makeNode brings the node up; with the tag gpu, one with real GPUs.
+var makeNode = start
+
 // shared is the node of all tests.
 var shared *cluster
 
@@ -44,7 +47,7 @@ func TestMain(m *testing.M) {
 	code := 1
 	err := life.run(func() error {
 		var err error
-		if shared, err = start(life); err != nil {
+		if shared, err = makeNode(life); err != nil {
 			return err
 		}
 		code = m.Run()
@@ -126,7 +129,7 @@ func keepSysctls() func() {
 
 // places are those that containerd, runc and the kubelet use whatever they are told:
 // each is an empty file system in the tests' mount namespace.
-var places = []string{"/run/containerd", "/var/lib/kubelet", "/var/log"}
+var places = []string{"/run/cdi", "/run/containerd", "/var/lib/kubelet", "/var/log"}
 
 // coverPlaces runs in the tests' mount namespace.
 func coverPlaces() error {

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 )
 
@@ -29,11 +30,29 @@ func nvidia(t *testing.T, config string, args ...string) {
 		}, args...),
 		dir: dir, log: filepath.Join(dir, "log"),
 		env: []string{
+			"NVIDIA_DRIVER_ROOT=" + c.Driver.Root, "DRIVER_ROOT_CTR_PATH=" + c.Driver.Root, "NVIDIA_CDI_HOOK_PATH=/bin/true",
 			"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=" + filepath.Join(c.Driver.Root, c.Driver.Layout.LibDir()),
 			"NVIDIA_SIM_DEV=" + filepath.Join(c.Driver.DevRoot, "dev"),
 			// The simulated NVML has no events.
 			"DP_DISABLE_HEALTHCHECKS=all",
 		},
+	}
+	// Without a container of its own it looks for nodes below the driver's root.
+	dev := filepath.Join(c.Driver.Root, "dev")
+	if err := os.MkdirAll(dev, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(filepath.Join(c.Driver.DevRoot, "dev"), dev, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := errors.Join(unix.Unmount(dev, unix.MNT_DETACH), os.Remove(dev)); err != nil {
+			t.Error(err)
+		}
+	})
+	// It writes its own, of the same kind.
+	if err := os.Remove(c.Plugin.cdiSpec()); err != nil {
+		t.Fatal(err)
 	}
 	if err := p.start(); err != nil {
 		t.Fatal(err)
@@ -42,6 +61,9 @@ func nvidia(t *testing.T, config string, args ...string) {
 	t.Cleanup(func() {
 		delete(c.processes, p.name)
 		p.stop()
+		if err := c.Plugin.writeCDI(); err != nil {
+			t.Error(err)
+		}
 		// The kubelet is to forget it before it hears of the test's own again.
 		for _, own := range []*plugin{c.Plugin, c.Slices} {
 			if err := own.register(); err != nil {
@@ -65,6 +87,23 @@ func nvidia(t *testing.T, config string, args ...string) {
 	}
 }
 
+// checkNodes is checkAllocated for the nodes alone. NVIDIA's CDI specifications tell
+// the shim to stay out, and their libraries can be found only where NVIDIA's hooks
+// have made links to them; here the hook is /bin/true.
+func (c *cluster) checkNodes(t *testing.T, pod *corev1.Pod, count int) {
+	t.Helper()
+	gpus := c.gpus(t, c.allocated(t, pod, "main")...)
+	got, err := c.exec(pod.Namespace, pod.Name, "main", c.probe(true)...)
+	if err != nil {
+		t.Errorf("%s: %v\n%s", pod.Name, err, got)
+		return
+	}
+	nodes := func(text string) string { return text[strings.Index(text, "/dev/"):] }
+	if want := c.want(true, gpus...); !strings.Contains(got, "/dev/") || nodes(got) != nodes(want) || len(gpus) != count {
+		t.Errorf("%s has %d GPUs allocated, want %d:\ngot  %q\nwant %q", pod.Name, len(gpus), count, got, want)
+	}
+}
+
 func TestNVIDIAsDevicePlugin(t *testing.T) {
 	c := shared
 	for _, args := range [][]string{
@@ -73,6 +112,8 @@ func TestNVIDIAsDevicePlugin(t *testing.T) {
 		{"--device-list-strategy=envvar", "--pass-device-specs"},
 		{"--device-list-strategy=volume-mounts"},
 		{"--device-list-strategy=volume-mounts", "--pass-device-specs"},
+		{"--device-list-strategy=cdi-annotations"},
+		{"--device-list-strategy=cdi-cri"},
 	} {
 		t.Run(strings.ReplaceAll(strings.Join(args, " "), "--", ""), func(t *testing.T) {
 			nvidia(t, "", args...)
@@ -82,6 +123,10 @@ func TestNVIDIAsDevicePlugin(t *testing.T) {
 			}
 			for count, pod := range []*corev1.Pod{none, one, two} {
 				c.awaitRunning(t, pod)
+				if strings.Contains(args[0], "cdi") {
+					c.checkNodes(t, pod, count)
+					continue
+				}
 				c.checkAllocated(t, pod, "main", true, count)
 			}
 		})

@@ -43,6 +43,9 @@ const (
 	silent = "nothing"
 )
 
+// cdiDir is where NVIDIA's plugin writes CDI specifications.
+const cdiDir = "/run/cdi"
+
 // cdiKind is the kind of NVIDIA's plugin's devices.
 const cdiKind = "k8s.device-plugin.nvidia.com/gpu"
 
@@ -53,16 +56,15 @@ type plugin struct {
 	resource string
 	ids      []string
 	socket   string
-	cdi      string // directory for CDI specifications
 
 	mu       sync.Mutex
 	strategy strategy
 }
 
-func newPlugin(driver *sim.Driver, cdi, resource string, ids []string) *plugin {
+func newPlugin(driver *sim.Driver, resource string, ids []string) *plugin {
 	name := strings.NewReplacer("/", "-", ".", "-").Replace(resource) + ".sock"
 	return &plugin{
-		driver: driver, resource: resource, ids: ids, cdi: cdi,
+		driver: driver, resource: resource, ids: ids,
 		socket: filepath.Join(deviceplugin.DevicePluginPath, name), strategy: strategy{list: envvar},
 	}
 }
@@ -239,5 +241,10 @@ func (p *plugin) writeCDI() error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(p.cdi, "k8s.device-plugin.nvidia.com-gpu.json"), data, 0o644)
+	return os.WriteFile(p.cdiSpec(), data, 0o644)
+}
+
+// cdiSpec is the file of writeCDI, which has the name that NVIDIA's plugin uses.
+func (p *plugin) cdiSpec() string {
+	return filepath.Join(cdiDir, "k8s.device-plugin.nvidia.com-gpu.json")
 }

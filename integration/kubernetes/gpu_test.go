@@ -1,0 +1,164 @@
+//go:build gpu
+
+package kubernetes
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+)
+
+// With the tag gpu the node has the host's real GPUs, NVIDIA's own device plugin and
+// images of the host's own programs: run -test.run '^TestOnRealGPUs'. The other
+// tests need a node with the simulated driver.
+func init() { makeNode = startReal }
+
+func startReal(life *lifetime) (*cluster, error) {
+	began := time.Now()
+	c := &cluster{processes: map[string]*process{}}
+	for _, step := range []func(life *lifetime) error{
+		c.realDriver, c.delegateCgroups, c.startContainerd, c.importHostImages, c.startControlPlane, c.startKubelet, c.createRuntimeClasses, c.realPlugin,
+	} {
+		if err := step(life); err != nil {
+			c.logTails(life)
+			return nil, err
+		}
+	}
+	life.Cleanup(func() {
+		if err := c.drain(); err != nil {
+			life.Error(err)
+		}
+	})
+	fmt.Fprintf(os.Stderr, "the node is ready after %.1f s\n", time.Since(began).Seconds())
+	return c, nil
+}
+
+// realDriver writes a configuration that uses the host's driver with a state
+// directory of the test's own.
+func (c *cluster) realDriver(life *lifetime) error {
+	if _, err := os.Stat("/proc/driver/nvidia/version"); err != nil {
+		return fmt.Errorf("this host has no NVIDIA driver: %w", err)
+	}
+	dir, err := os.MkdirTemp("", "nvgpu")
+	if err != nil {
+		return err
+	}
+	life.Cleanup(func() {
+		for _, pattern := range []string{"state/view/*/root", "state/view"} {
+			points, _ := filepath.Glob(filepath.Join(dir, pattern))
+			for _, p := range points {
+				_ = unix.Unmount(p, unix.MNT_DETACH)
+			}
+		}
+		os.RemoveAll(dir)
+	})
+	c.Driver = &sim.Driver{ConfigPath: filepath.Join(dir, "config.toml")}
+	c.shimBase = fmt.Sprintf("[host]\nstate-dir = %q\n", filepath.Join(dir, "state"))
+	return nil
+}
+
+// delegateCgroups makes the controllers available that the kubelet wants, on a
+// cgroup v2 host that no systemd has set up.
+func (c *cluster) delegateCgroups(*lifetime) error {
+	const root = "/sys/fs/cgroup"
+	for _, controller := range []string{"cpu", "cpuset", "memory", "pids", "hugetlb", "io"} {
+		_ = os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), []byte("+"+controller), 0)
+	}
+	return nil
+}
+
+func (c *cluster) importHostImages(*lifetime) error {
+	programs := []string{"sh", "sleep", "ls", "cat", "grep", "true"}
+	var files []images.File
+	if dir := os.Getenv("NVIDIA_SHIM_GPU_PROGRAMS"); dir != "" {
+		files = append(files, images.FromHost("usr/bin/vectoradd", 0o755, filepath.Join(dir, "vectoradd")))
+	}
+	for i, name := range []string{plainImage, greedyImage, pauseImage} {
+		image, err := images.FromHostPrograms(name, programs, files...)
+		if err != nil {
+			return err
+		}
+		if name != plainImage {
+			image.Config.Env = append(image.Config.Env, "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
+		}
+		if name == pauseImage {
+			image.Config.Entrypoint = []string{"/bin/sh", "-c", untilTerm}
+		}
+		file := filepath.Join(c.dir, fmt.Sprintf("host%d.tar", i))
+		if err := image.Write(file); err != nil {
+			return err
+		}
+		if _, _, err := c.CtrErr("--namespace", criNamespace, "images", "import", file); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// realPlugin runs NVIDIA's device plugin as a node has it by default.
+func (c *cluster) realPlugin(life *lifetime) error {
+	p := &process{
+		name: "nvidia-device-plugin",
+		argv: []string{filepath.Join(binDir(), "nvidia-device-plugin"), "--device-discovery-strategy=nvml", "--device-list-strategy=envvar"},
+		dir:  c.dir, log: filepath.Join(c.dir, "plugin.log"),
+		env: []string{"PATH=/usr/bin:/bin", "NVIDIA_DRIVER_ROOT=/", "DRIVER_ROOT_CTR_PATH=/"},
+	}
+	if err := p.start(); err != nil {
+		return err
+	}
+	life.Cleanup(p.stop)
+	c.processes[p.name] = p
+	return c.await("the GPUs in the node's status", time.Minute, func() error {
+		var node corev1.Node
+		if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
+			return err
+		}
+		if q := node.Status.Allocatable["nvidia.com/gpu"]; q.Value() == 0 {
+			return fmt.Errorf("none yet: %s", p.tail(2<<10))
+		}
+		return nil
+	})
+}
+
+func TestOnRealGPUsAPodGetsTheAllocatedGPUAndAGreedyImageNone(t *testing.T) {
+	c := shared
+	one, none := newPod("one", with(wait("main", greedyImage), 1)), newPod("none", wait("main", greedyImage))
+	for _, pod := range []*corev1.Pod{one, none} {
+		c.create(t, pod)
+	}
+	for _, pod := range []*corev1.Pod{one, none} {
+		c.awaitRunning(t, pod)
+	}
+	ids := c.allocated(t, one, "main")
+	if len(ids) != 1 {
+		t.Fatalf("the kubelet allocated %q", ids)
+	}
+	out, err := c.exec(one.Namespace, one.Name, "main", "nvidia-smi", "-L")
+	if err != nil || strings.Count(out, "GPU-") != 1 || !strings.Contains(out, ids[0]) {
+		t.Errorf("the pod with GPU %s: %q %v", ids[0], out, err)
+	}
+	t.Logf("allocated %s, nvidia-smi -L in the pod: %s", ids[0], out)
+	if os.Getenv("NVIDIA_SHIM_GPU_PROGRAMS") != "" {
+		out, err := c.exec(one.Namespace, one.Name, "main", "vectoradd")
+		if err != nil || !strings.HasPrefix(out, "count 1\n") || !strings.Contains(out, ids[0]) || !strings.Contains(out, " ok\n") {
+			t.Errorf("a CUDA kernel in the pod: %q %v", out, err)
+		}
+		t.Log(out)
+	}
+	out, err = c.exec(none.Namespace, none.Name, "main", "sh", "-c", "ls /dev | grep nvidia; ls /usr/local/nvidia 2>&1; true")
+	if err != nil || strings.Contains(out, "nvidia0") || !strings.Contains(out, "No such file") {
+		t.Errorf("the pod without a GPU, whose image asks for all: %q %v", out, err)
+	}
+	other := newPod("other", env(wait("main", plainImage), "NVIDIA_VISIBLE_DEVICES", ids[0]))
+	c.create(t, other)
+	c.awaitRefused(t, other, "main", "is not this container's")
+}
