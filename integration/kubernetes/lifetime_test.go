@@ -3,6 +3,7 @@ package kubernetes
 import (
 	"fmt"
 	"os"
+	"sync"
 	"testing"
 )
 
@@ -12,6 +13,7 @@ type lifetime struct {
 	testing.TB
 	cleanups []func()
 	failed   bool
+	ending   sync.Mutex
 }
 
 // failure is what Fatal ends the function with, by panic, so that cleanups run.
@@ -31,15 +33,26 @@ func (l *lifetime) Fatalf(f string, a ...any) { l.Fatal(fmt.Sprintf(f, a...)) }
 func (l *lifetime) run(fn func() error) error {
 	err := guard(fn)
 	l.failed = l.failed || err != nil
+	if e := l.end(); e != nil && err == nil {
+		err = e
+	}
+	if err == nil && l.failed {
+		err = fmt.Errorf("the node did not end as it should")
+	}
+	return err
+}
+
+// end calls what was registered with Cleanup. Where it is called twice, the second
+// call waits for the first.
+func (l *lifetime) end() (err error) {
+	l.ending.Lock()
+	defer l.ending.Unlock()
 	for len(l.cleanups) > 0 {
 		last := l.cleanups[len(l.cleanups)-1]
 		l.cleanups = l.cleanups[:len(l.cleanups)-1]
 		if e := guard(func() error { last(); return nil }); e != nil && err == nil {
 			err = e
 		}
-	}
-	if err == nil && l.failed {
-		err = fmt.Errorf("the node did not end as it should")
 	}
 	return err
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"os/signal"
 	"path/filepath"
 	"runtime"
 	"strings"
@@ -45,6 +46,14 @@ func TestMain(m *testing.M) {
 	}
 	life := &lifetime{}
 	code := 1
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, syscall.SIGTERM, syscall.SIGINT)
+	go func() {
+		<-interrupted
+		fmt.Fprintln(os.Stderr, "FAIL: interrupted")
+		_ = life.end()
+		os.Exit(1)
+	}()
 	err := life.run(func() error {
 		var err error
 		if shared, err = makeNode(life); err != nil {
@@ -78,7 +87,19 @@ func outside() int {
 	// The os package makes all mounts of the new namespace private.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGTERM}
 	runtime.LockOSThread() // Pdeathsig is about the thread that forked
-	err := cmd.Run()
+	if err := cmd.Start(); err != nil {
+		fmt.Fprintln(os.Stderr, "FAIL: run the tests in namespaces of their own:", err)
+		return 1
+	}
+	// Who ends this process ends the tests, which then take the node down.
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, syscall.SIGTERM, syscall.SIGINT)
+	go func() {
+		for sig := range interrupted {
+			_ = cmd.Process.Signal(sig)
+		}
+	}()
+	err := cmd.Wait()
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
