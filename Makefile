@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools daemons demo test test-unit test-gpu bench lint fuzz clean deps
+.PHONY: help build tools daemons kubernetes demo test test-unit test-gpu bench lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,9 @@ build: ## build the shim (static, no cgo) and nvidia-shimctl into bin/
 daemons: ## build older containerds, which the shim must serve too, into bin/daemons/
 	integration/daemons/build.sh $(BIN)/daemons
 
+kubernetes: ## build etcd, API server, scheduler, kubelet, CNI and NVIDIA's device plugin into bin/kubernetes/
+	integration/kubernetes/build.sh $(BIN)/kubernetes
+
 tools: ## build containerd, ctr, the stock shim and runc into bin/tools/ from Go modules
 	integration/tools/build.sh $(TOOLS)
 
@@ -41,17 +44,19 @@ demo: deps build tools ## show a GPU inside a container: the real driver where t
 # One package at a time: the tests look at the mount table of the whole host.
 TEST_FLAGS ?= -count=1 -p 1 -timeout 40m
 
-test: deps build tools daemons ## run all tests that need no GPU (as root)
+test: deps build tools daemons kubernetes ## run all tests that need no GPU (as root)
 	$(GO) test $(TEST_FLAGS) -tags shimfault ./gpuinject/fault
 	cd integration/conformance && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/daemons && $(GO) test $(TEST_FLAGS) ./...
+	cd integration/kubernetes && $(GO) test $(TEST_FLAGS) .
 	$(GO) test $(TEST_FLAGS) ./...
 
 test-unit: ## run the tests that need no containerd
 	$(GO) test -count=1 ./gpuinject/... ./shim/... ./kubelet/... ./runtimeclass/... ./cmd/... ./integration/docs
 
-test-gpu: build tools ## run the acceptance tests on this host's real GPUs (as root)
+test-gpu: build tools kubernetes ## run the acceptance tests on this host's real GPUs (as root)
 	$(GO) test -count=1 -v -timeout 20m -tags gpu ./integration/gpu
+	cd integration/kubernetes && $(GO) test -count=1 -v -timeout 20m -tags gpu -run '^TestOnRealGPUs' .
 
 bench: deps build tools ## measure against the stock shim and write docs/benchmarks.md
 	$(GO) run ./integration/bench -out docs/benchmarks.md
