@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"time"
 
@@ -48,7 +47,7 @@ func probeCommand() *cli.Command {
 				defer cancel()
 				pod, err := kubelet.Allocated(ctx, c.String("socket"), c.String("namespace"), c.String("pod"))
 				if err != nil {
-					return fmt.Errorf("ask the kubelet at %s: %w", c.String("socket"), err)
+					return err
 				}
 				return printJSON(c.Root().Writer, pod)
 			},
