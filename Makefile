@@ -69,7 +69,7 @@ lint: ## run golangci-lint with the rules that guard the invariants
 FUZZTIME ?= 20s
 
 fuzz: ## run every fuzz target for FUZZTIME
-	@set -e; for pkg in $$($(GO) list ./gpuinject/...); do \
+	@set -e; for pkg in $$($(GO) list ./gpuinject/... ./kubelet); do \
 	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
 	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$pkg; \
 	  done; done
