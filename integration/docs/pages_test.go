@@ -142,7 +142,7 @@ func TestMakeTargetsExist(t *testing.T) {
 }
 
 func TestNothingOfOneMachineIsInThePages(t *testing.T) {
-	bad := regexp.MustCompile(`/work/|/root/|/home/[^k]|\bTODO\b|\bFIXME\b|\bXXX\b|\bTBD\b`)
+	bad := regexp.MustCompile(`/wor[k]/|/roo[t]/|/home/[^k]|\bTODO\b|\bFIXME\b|\bXXX\b|\bTBD\b`)
 	for name, text := range pages(t) {
 		if m := bad.FindString(text); m != "" {
 			t.Errorf("%s has %q", name, m)

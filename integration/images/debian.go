@@ -45,8 +45,10 @@ func debian12(b *builder) (Image, error) {
 	return Image{Config: defaultConfig(), Layers: []Layer{{Tar: base}, {Files: files}}}, nil
 }
 
-// debootstrap makes the base layer's tar.
-func debootstrap(path, work string) (err error) {
+// Debootstrap makes a Debian tree of the release of the image debian12, with the
+// packages (separated by commas) besides the minimal ones, in the directory root,
+// from the mirror that the host's own apt uses. It takes about a minute.
+func Debootstrap(root, packages string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("debootstrap needs root")
 	}
@@ -58,8 +60,7 @@ func debootstrap(path, work string) (err error) {
 	if err != nil {
 		return err
 	}
-	root := filepath.Join(work, "root")
-	cmd := exec.Command(program, "--variant=minbase", "--include="+debianPackages, codename, root, mirror)
+	cmd := exec.Command(program, "--variant=minbase", "--include="+packages, codename, root, mirror)
 	cmd.Env = append(os.Environ(), aptProxy()...)
 	cmd.Env = append(cmd.Env, "LC_ALL=C", "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
 	// It mounts proc and sys below root; in a namespace of its own these mounts
@@ -67,6 +68,15 @@ func debootstrap(path, work string) (err error) {
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return fmt.Errorf("debootstrap: %w\n%s", err, lastLines(string(out), 20))
+	}
+	return nil
+}
+
+// debootstrap makes the base layer's tar.
+func debootstrap(path, work string) (err error) {
+	root := filepath.Join(work, "root")
+	if err := Debootstrap(root, debianPackages); err != nil {
+		return err
 	}
 	// The user that the other images have as well.
 	for name, line := range map[string]string{"passwd": testerPasswd, "group": testerGroup} {

@@ -8,19 +8,17 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
-	"syscall"
 	"testing"
 	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 )
 
 // treeVersion is raised when makeTree changes in a way that nothing else shows.
 const treeVersion = 1
 
-// treeRelease and treePackages are what a machine consists of.
-const (
-	treeRelease  = "bookworm"
-	treePackages = "systemd,systemd-sysv,dbus,crun"
-)
+// treePackages is what a machine consists of, besides a minimal Debian 12.
+const treePackages = "systemd,systemd-sysv,dbus,crun"
 
 // debianTree is a directory with Debian and treePackages in it, made once and kept
 // in the cache. It must not be written to.
@@ -38,7 +36,7 @@ func cachedTree(logf func(string, ...any)) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	tree := filepath.Join(cache, fmt.Sprintf("%s-%d-%s", treeRelease, treeVersion, runtime.GOARCH))
+	tree := filepath.Join(cache, fmt.Sprintf("debian12-%d-%s", treeVersion, runtime.GOARCH))
 	lock, err := os.OpenFile(filepath.Join(cache, ".lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
 		return "", err
@@ -84,21 +82,8 @@ func cacheDir() (string, error) {
 }
 
 func makeTree(root string) error {
-	program, err := lookTool("debootstrap")
-	if err != nil {
+	if err := images.Debootstrap(root, treePackages); err != nil {
 		return err
-	}
-	mirror, err := debianMirror()
-	if err != nil {
-		return err
-	}
-	cmd := exec.Command(program, "--variant=minbase", "--include="+treePackages, treeRelease, root, mirror)
-	cmd.Env = append(append(os.Environ(), aptProxy()...), "LC_ALL=C", "PATH="+systemPath)
-	// It mounts proc and sys below root; in a namespace of its own these mounts end
-	// with it, whatever happens.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return fmt.Errorf("debootstrap: %w\n%s", err, lastLines(string(out), 20))
 	}
 	for _, name := range []string{"var/cache/apt", "var/lib/apt/lists", "usr/share/doc", "usr/share/man", "usr/share/locale"} {
 		if err := os.RemoveAll(filepath.Join(root, name)); err != nil {
@@ -106,50 +91,6 @@ func makeTree(root string) error {
 		}
 	}
 	return nil
-}
-
-// debianMirror is the mirror from which the host's own apt takes Debian: the one
-// that has the wanted release, or else any with Debian's main component.
-func debianMirror() (string, error) {
-	out, err := exec.Command("apt-get", "indextargets",
-		"--format", "$(REPO_URI) $(CODENAME) $(COMPONENT) $(ORIGIN)", "Created-By: Packages").Output()
-	if err != nil {
-		return "", fmt.Errorf("ask apt for Debian's mirror: %w", err)
-	}
-	other := ""
-	for line := range strings.Lines(string(out)) {
-		f := strings.Fields(line)
-		if len(f) != 4 || f[2] != "main" || f[3] != "Debian" {
-			continue
-		}
-		if f[1] == treeRelease {
-			return f[0], nil
-		}
-		if other == "" && !strings.Contains(f[1], "-") { // "-security" is another archive
-			other = f[0]
-		}
-	}
-	if other == "" {
-		return "", errors.New("apt has no Debian mirror configured, or no package lists yet (apt-get update)")
-	}
-	return other, nil
-}
-
-// aptProxy is the proxy that the host's apt is configured to use, as the
-// environment that debootstrap understands.
-func aptProxy() []string {
-	var env []string
-	for _, scheme := range []string{"http", "https"} {
-		out, err := exec.Command("apt-config", "shell", "proxy", "Acquire::"+scheme+"::Proxy").Output()
-		if err != nil {
-			continue
-		}
-		value := strings.Trim(strings.TrimPrefix(strings.TrimSpace(string(out)), "proxy="), "'")
-		if value != "" && value != "DIRECT" {
-			env = append(env, scheme+"_proxy="+value)
-		}
-	}
-	return env
 }
 
 // systemPath is where the host's and the machine's programs are.
