@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/bench/report"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -214,7 +215,7 @@ func (o options) measure(ctx context.Context, h *harness, r *Result) error {
 		return err
 	}
 	h.Cleanup(b.client.close)
-	r.Host = describeHost(b.env.Root, testenv.ShimDir(), b.env.Options.ToolsDir, b.env.Options.Cgroup)
+	r.Host = report.DescribeHost(b.env.Root, testenv.ShimDir(), b.env.Options.ToolsDir, b.env.Options.Cgroup)
 	r.Host.Driver, r.Host.GPUs = driver, s.gpus
 	if b.env.Options.Cgroup == 2 && testenv.CgroupVersions()[0] == 1 {
 		return errors.New("-cgroup 2 on a host with version 1 puts containerd into a mount namespace where the cold view cannot be arranged")

@@ -1,14 +1,13 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"maps"
-	"os"
 	"slices"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/bench/report"
 )
 
 // publish prints the generated part and puts it into the page out, if there is to
@@ -19,11 +18,7 @@ func publish(r *Result, out string, w io.Writer) error {
 	if out == "" {
 		return nil
 	}
-	page, err := os.ReadFile(out)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return os.WriteFile(out, []byte(replacePart(string(page), r.part(), text)), 0o644)
+	return report.WritePart(out, r.part(), "integration/bench", text)
 }
 
 func (r *Result) part() string {
@@ -31,23 +26,6 @@ func (r *Result) part() string {
 		return "real"
 	}
 	return "simulated"
-}
-
-// replacePart replaces what is between the part's markers, or appends the part to a
-// page that has none.
-func replacePart(page, part, text string) string {
-	begin := "<!-- begin " + part + ": written by integration/bench, do not edit -->\n"
-	end := "<!-- end " + part + " -->\n"
-	before, rest, found := strings.Cut(page, begin)
-	if found {
-		if _, after, closed := strings.Cut(rest, end); closed {
-			return before + begin + "\n" + text + "\n" + end + after
-		}
-	}
-	if page != "" && !strings.HasSuffix(page, "\n") {
-		page += "\n"
-	}
-	return page + begin + "\n" + text + "\n" + end
 }
 
 // steps are what is timed of a container.
@@ -83,8 +61,7 @@ func (r *Result) host() string {
 	if r.Real {
 		driver = fmt.Sprintf("NVIDIA driver %s with %d GPUs", h.Driver, h.GPUs)
 	}
-	return fmt.Sprintf("%s; %d cores (%s), %d GiB, Linux %s, cgroup v%d, overlayfs snapshotter on %s; containerd %s, runc %s, this shim %s; %d rounds, %s.\n",
-		driver, h.Cores, h.CPU, h.MemoryGiB, h.Kernel, h.Cgroup, h.Filesystem, h.Containerd, h.Runc, h.Shim, r.Rounds, h.Date)
+	return h.Line(driver, r.Rounds)
 }
 
 // latency is the table of the cases with a stock shim to compare with.
@@ -97,18 +74,18 @@ func (r *Result) latency(b *strings.Builder) {
 			}
 			for _, step := range steps {
 				base, own := r.series(c.Name, stock, step.value), r.series(c.Name, v.Name, step.value)
-				ratios := combine(own, base, func(x, y float64) float64 { return x / y })
+				ratios := report.Combine(own, base, func(x, y float64) float64 { return x / y })
 				if len(ratios) == 0 {
 					continue
 				}
-				low, high := bootstrap(ratios)
+				low, high := report.Bootstrap(ratios)
 				limit, result := "", ""
 				if c.Budget > 0 && step.name == both && v.Name == ours {
-					limit, result = fmt.Sprintf("≤ %.2f", c.Budget), verdict(median(ratios), low, high, c.Budget)
+					limit, result = fmt.Sprintf("≤ %.2f", c.Budget), verdict(report.Median(ratios), low, high, c.Budget)
 				}
 				fmt.Fprintf(b, "| %s | %s | %s | %.1f | %.1f | %.1f | %.3f | %.3f – %.3f | %s | %s |\n",
-					c.Name, v.Name, step.name, median(values(base)), median(values(own)), quantile(values(own), 0.9),
-					median(ratios), low, high, limit, result)
+					c.Name, v.Name, step.name, report.Median(values(base)), report.Median(values(own)), report.Quantile(values(own), 0.9),
+					report.Median(ratios), low, high, limit, result)
 			}
 		}
 	}
@@ -126,19 +103,19 @@ func (r *Result) budgets(b *strings.Builder) {
 		}
 		value := steps[2].value
 		warm, cold := r.series(c.AddedTo, ours, value), r.series(c.Name, ours, value)
-		added := combine(cold, warm, func(x, y float64) float64 { return x - y })
+		added := report.Combine(cold, warm, func(x, y float64) float64 { return x - y })
 		if len(added) == 0 {
 			continue
 		}
-		low, high := bootstrap(added)
-		row(both+", "+c.Name, "", fmt.Sprintf("%.1f ms", median(values(cold))),
-			fmt.Sprintf("%+.1f ms (%.1f – %.1f)", median(added), low, high),
-			fmt.Sprintf("≤ %.0f ms added", c.BudgetAdded), verdict(median(added), low, high, c.BudgetAdded))
+		low, high := report.Bootstrap(added)
+		row(both+", "+c.Name, "", fmt.Sprintf("%.1f ms", report.Median(values(cold))),
+			fmt.Sprintf("%+.1f ms (%.1f – %.1f)", report.Median(added), low, high),
+			fmt.Sprintf("≤ %.0f ms added", c.BudgetAdded), verdict(report.Median(added), low, high, c.BudgetAdded))
 	}
 	if len(r.Linker) > 0 {
-		low, high := bootstrap(r.Linker)
-		row("linker step, 5,000 libraries", "", fmt.Sprintf("%.2f ms, p90 %.2f", median(r.Linker), quantile(r.Linker, 0.9)), "",
-			fmt.Sprintf("≤ %d ms", budgetLinkerMS), verdict(median(r.Linker), low, high, budgetLinkerMS))
+		low, high := report.Bootstrap(r.Linker)
+		row("linker step, 5,000 libraries", "", fmt.Sprintf("%.2f ms, p90 %.2f", report.Median(r.Linker), report.Quantile(r.Linker, 0.9)), "",
+			fmt.Sprintf("≤ %d ms", budgetLinkerMS), verdict(report.Median(r.Linker), low, high, budgetLinkerMS))
 	}
 	if r.Programs != nil {
 		extra := len(r.Programs[ours]) - len(r.Programs[stock])
@@ -168,12 +145,12 @@ func (r *Result) budgets(b *strings.Builder) {
 		if len(base) == 0 || len(own) == 0 {
 			continue
 		}
-		ratio := median(own) / median(base)
+		ratio := report.Median(own) / report.Median(base)
 		limit, result := "", ""
 		if m.budget > 0 {
 			limit, result = fmt.Sprintf("≤ %.2f ×", m.budget), verdict(ratio, ratio, ratio, m.budget)
 		}
-		row(m.name, fmt.Sprintf("%.1f MiB", median(base)/1024), fmt.Sprintf("%.1f MiB", median(own)/1024), fmt.Sprintf("%.2f ×", ratio), limit, result)
+		row(m.name, fmt.Sprintf("%.1f MiB", report.Median(base)/1024), fmt.Sprintf("%.1f MiB", report.Median(own)/1024), fmt.Sprintf("%.2f ×", ratio), limit, result)
 	}
 	if r.Programs != nil {
 		fmt.Fprintf(b, "\nPrograms executed by the stock shim: %s; by this shim: %s.\n", list(r.Programs[stock]), list(r.Programs[ours]))

@@ -3,13 +3,15 @@ package main
 import (
 	"encoding/json"
 	"os"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/bench/report"
 )
 
 // Result is everything that a run measured; the page is made from it alone.
 type Result struct {
 	// Real says that the host's own driver was used and not a simulated one.
-	Real bool `json:"real"`
-	Host Host `json:"host"`
+	Real bool        `json:"real"`
+	Host report.Host `json:"host"`
 	// Rounds is how often each case was measured.
 	Rounds int    `json:"rounds"`
 	Cases  []Case `json:"cases"`
@@ -26,22 +28,6 @@ type Result struct {
 	Programs map[string][]string `json:"programs"`
 	// Notes tell what was not measured, and why.
 	Notes []string `json:"notes"`
-}
-
-// Host is the kind of host, in words.
-type Host struct {
-	CPU        string `json:"cpu"`
-	Cores      int    `json:"cores"`
-	MemoryGiB  int    `json:"memory_gib"`
-	Kernel     string `json:"kernel"`
-	Cgroup     int    `json:"cgroup"`
-	Filesystem string `json:"filesystem"`
-	Containerd string `json:"containerd"`
-	Runc       string `json:"runc"`
-	Shim       string `json:"shim"`
-	Driver     string `json:"driver"`
-	GPUs       int    `json:"gpus"`
-	Date       string `json:"date"`
 }
 
 // Case is one kind of container, with the runtimes that start it.

@@ -1,4 +1,4 @@
-package main
+package report
 
 import (
 	"bufio"
@@ -15,15 +15,37 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Host is the kind of host, in words.
+type Host struct {
+	CPU        string `json:"cpu"`
+	Cores      int    `json:"cores"`
+	MemoryGiB  int    `json:"memory_gib"`
+	Kernel     string `json:"kernel"`
+	Cgroup     int    `json:"cgroup"`
+	Filesystem string `json:"filesystem"`
+	Containerd string `json:"containerd"`
+	Runc       string `json:"runc"`
+	Shim       string `json:"shim"`
+	Driver     string `json:"driver"`
+	GPUs       int    `json:"gpus"`
+	Date       string `json:"date"`
+}
+
+// Line is the sentence above a table; driver says in words what drives the GPUs.
+func (h Host) Line(driver string, rounds int) string {
+	return fmt.Sprintf("%s; %d cores (%s), %d GiB, Linux %s, cgroup v%d, overlayfs snapshotter on %s; containerd %s, runc %s, this shim %s; %d rounds, %s.\n",
+		driver, h.Cores, h.CPU, h.MemoryGiB, h.Kernel, h.Cgroup, h.Filesystem, h.Containerd, h.Runc, h.Shim, rounds, h.Date)
+}
+
 // filesystems are names of the types that statfs(2) gives (linux/magic.h).
 var filesystems = map[int64]string{
 	unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs",
 	unix.TMPFS_MAGIC: "tmpfs", unix.OVERLAYFS_SUPER_MAGIC: "overlayfs", 0x2fc12fc1: "zfs",
 }
 
-// describeHost says what kind of host this is; dir is where containerd keeps its
+// DescribeHost says what kind of host this is; dir is where containerd keeps its
 // snapshots, tools where its programs are.
-func describeHost(dir, shimDir, toolsDir string, cgroup int) Host {
+func DescribeHost(dir, shimDir, toolsDir string, cgroup int) Host {
 	h := Host{
 		CPU: field("/proc/cpuinfo", "model name"), Cores: runtime.NumCPU(), Cgroup: cgroup,
 		Filesystem: "unknown", Date: time.Now().UTC().Format(time.DateOnly),

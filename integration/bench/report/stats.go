@@ -1,4 +1,4 @@
-package main
+package report
 
 import (
 	"math"
@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// quantile is the q-quantile (0 to 1) of values, linear between neighbours. It is
+// Quantile is the q-quantile (0 to 1) of values, linear between neighbours. It is
 // NaN without values.
-func quantile(values []float64, q float64) float64 {
+func Quantile(values []float64, q float64) float64 {
 	if len(values) == 0 {
 		return math.NaN()
 	}
@@ -21,15 +21,16 @@ func quantile(values []float64, q float64) float64 {
 	return sorted[low] + (at-float64(low))*(sorted[low+1]-sorted[low])
 }
 
-func median(values []float64) float64 { return quantile(values, 0.5) }
+// Median is the middle of values.
+func Median(values []float64) float64 { return Quantile(values, 0.5) }
 
-// resamples is how often bootstrap draws.
+// resamples is how often Bootstrap draws.
 const resamples = 4000
 
-// bootstrap is the 95 % percentile interval of the median of values: how far the
+// Bootstrap is the 95 % percentile interval of the median of values: how far the
 // median would move if the rounds had fallen out otherwise. The same values give
 // the same interval.
-func bootstrap(values []float64) (low, high float64) {
+func Bootstrap(values []float64) (low, high float64) {
 	if len(values) == 0 {
 		return math.NaN(), math.NaN()
 	}
@@ -40,13 +41,13 @@ func bootstrap(values []float64) (low, high float64) {
 		for j := range drawn {
 			drawn[j] = values[random.IntN(len(values))]
 		}
-		medians[i] = median(drawn)
+		medians[i] = Median(drawn)
 	}
-	return quantile(medians, 0.025), quantile(medians, 0.975)
+	return Quantile(medians, 0.025), Quantile(medians, 0.975)
 }
 
-// combine applies f to what a and b have for the same round.
-func combine(a, b map[int]float64, f func(x, y float64) float64) []float64 {
+// Combine applies f to what a and b have for the same round.
+func Combine(a, b map[int]float64, f func(x, y float64) float64) []float64 {
 	var out []float64
 	for round, x := range a {
 		if y, ok := b[round]; ok {
