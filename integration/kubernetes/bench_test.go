@@ -1,0 +1,234 @@
+package kubernetes
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/bench/report"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/kubelet"
+)
+
+// benchPage names the page that BenchmarkPodContainer writes its tables into.
+const benchPage = "NVIDIA_SHIM_BENCH_PAGE"
+
+// measured is one kind of container of BenchmarkPodContainer.
+type measured struct {
+	name    string
+	pod     *benchPod
+	envs    []*cri.KeyValue
+	devices []*cri.Device
+	grant   string // how the shim's record of what it granted begins; empty for no record
+}
+
+// benchPod is a pod that the kubelet runs, in whose sandbox containers are measured.
+type benchPod struct {
+	*corev1.Pod
+	sandbox  string
+	config   *cri.PodSandboxConfig
+	attempts uint32 // 0 is the kubelet's own container
+}
+
+// BenchmarkPodContainer measures what a pod's container costs under CRI beside the
+// stock shim, and what the kubelet's answer costs: -benchtime 30x is 30 rounds. Each
+// round takes every kind of container once, in random order.
+func BenchmarkPodContainer(b *testing.B) {
+	c := shared
+	stockPod, pod := newPod("bench-stock", wait("main", plainImage)), newPod("bench", with(wait("main", plainImage), 1))
+	stockPod.Spec.RuntimeClassName = nil
+	stock, ours := c.benchPod(b, stockPod), c.benchPod(b, pod)
+	answer, err := kubelet.Allocated(b.Context(), c.podResources(), pod.Namespace, pod.Name)
+	if err != nil || len(answer.Containers["main"]) != 1 {
+		b.Fatalf("the kubelet allocated %v: %v", answer.Containers, err)
+	}
+	// As the kubelet passes on what the device plugin answers.
+	allocated := (&plugin{driver: c.Driver, strategy: strategy{list: envvar, devices: true}}).respond(answer.Containers["main"])
+	var envs []*cri.KeyValue
+	for key, value := range allocated.Envs {
+		envs = append(envs, &cri.KeyValue{Key: key, Value: []byte(value)})
+	}
+	var devices []*cri.Device
+	for _, d := range allocated.Devices {
+		devices = append(devices, &cri.Device{ContainerPath: d.ContainerPath, HostPath: d.HostPath, Permissions: d.Permissions})
+	}
+	kinds := []measured{
+		{name: "no GPU, stock", pod: stock},
+		{name: "no GPU, stock, again", pod: stock},
+		{name: "no GPU, ours", pod: ours},
+		{name: "one GPU, ours, device nodes in the request", pod: ours, envs: envs, devices: devices, grant: "in the container's specification"},
+		{name: "one GPU, ours, the kubelet is asked", pod: ours, envs: envs, grant: "allocated by the kubelet"},
+	}
+	const (
+		answered = "the answer alone"
+		probed   = "the probe process that asks for it"
+	)
+	for _, k := range kinds {
+		c.measure(b, k) // what only the first container pays, such as the view
+	}
+	times := map[string]map[int]float64{answered: {}, probed: {}}
+	for _, k := range kinds {
+		times[k.name] = map[int]float64{}
+	}
+	rounds := 0
+	for b.Loop() {
+		for _, i := range rand.Perm(len(kinds)) {
+			times[kinds[i].name][rounds] = c.measure(b, kinds[i])
+		}
+		times[answered][rounds] = timed(b, func() error {
+			_, err := kubelet.Allocated(b.Context(), c.podResources(), pod.Namespace, pod.Name)
+			return err
+		})
+		times[probed][rounds] = timed(b, exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"),
+			"probe", "pod-resources", "--socket="+c.podResources(), "--namespace="+pod.Namespace, "--pod="+pod.Name).Run)
+		rounds++
+	}
+	b.ReportMetric(0, "ns/op") // a whole round says nothing
+
+	var text strings.Builder
+	text.WriteString(c.benchHost(b, rounds))
+	text.WriteString("\n| container | ms | p90, ms | ratio | 95 % interval |\n|---|---|---|---|---|\n")
+	spread := func(name string) string {
+		values := slices.Collect(maps.Values(times[name]))
+		return fmt.Sprintf("| %s | %.1f | %.1f |", name, report.Median(values), report.Quantile(values, 0.9))
+	}
+	for i, k := range kinds {
+		if i == 0 {
+			text.WriteString(spread(k.name) + "  |  |\n")
+			continue
+		}
+		ratios := report.Combine(times[k.name], times[kinds[0].name], func(x, y float64) float64 { return x / y })
+		low, high := report.Bootstrap(ratios)
+		fmt.Fprintf(&text, "%s %.3f | %.3f – %.3f |\n", spread(k.name), report.Median(ratios), low, high)
+	}
+	text.WriteString("\n| the kubelet's answer | ms | p90, ms |\n|---|---|---|\n")
+	text.WriteString(spread(answered) + "\n" + spread(probed) + "\n")
+	added := report.Combine(times[kinds[4].name], times[kinds[3].name], func(x, y float64) float64 { return x - y })
+	low, high := report.Bootstrap(added)
+	fmt.Fprintf(&text, "\nAsking adds %+.1f ms (95 %% interval %.1f – %.1f) to a container that has no device nodes in the request.\n", report.Median(added), low, high)
+	fmt.Print("\n" + text.String())
+	if page := os.Getenv(benchPage); page != "" {
+		if err := report.WritePart(page, "kubernetes", "integration/kubernetes", text.String()); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// benchHost is the line above the tables.
+func (c *cluster) benchHost(b *testing.B, rounds int) string {
+	b.Helper()
+	var node corev1.Node
+	if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
+		b.Fatal(err)
+	}
+	h := report.DescribeHost(c.Root, testenv.ShimDir(), c.Options.ToolsDir, c.Options.Cgroup)
+	return h.Line(fmt.Sprintf("Kubernetes %s, simulated driver %s with %d GPUs",
+		node.Status.NodeInfo.KubeletVersion, c.Driver.KernelVersion, len(c.Driver.GPUs)), rounds)
+}
+
+// benchPod creates the pod, waits until it runs and finds its sandbox.
+func (c *cluster) benchPod(b *testing.B, pod *corev1.Pod) *benchPod {
+	b.Helper()
+	b.Cleanup(func() {
+		if err := c.do("DELETE", podPath(pod), nil, nil); err != nil && !isNotFound(err) {
+			b.Error(err)
+		}
+	})
+	if err := c.do("POST", "/api/v1/namespaces/"+pod.Namespace+"/pods", pod, nil); err != nil {
+		b.Fatal(err)
+	}
+	if err := c.await("pod "+pod.Name, podLimit, func() error {
+		var now corev1.Pod
+		if err := c.do("GET", podPath(pod), nil, &now); err != nil {
+			return err
+		}
+		if now.Status.Phase != corev1.PodRunning {
+			return errors.New(c.events(pod))
+		}
+		return nil
+	}); err != nil {
+		b.Fatal(err)
+	}
+	list, err := c.runtime.ListPodSandbox(b.Context(), &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{
+		LabelSelector: map[string]string{"io.kubernetes.pod.name": pod.Name, "io.kubernetes.pod.namespace": pod.Namespace},
+	}})
+	if err != nil || len(list.Items) != 1 {
+		b.Fatalf("sandboxes of pod %s: %v, %v", pod.Name, list, err)
+	}
+	// A container is made with the configuration that its sandbox was made with.
+	status, err := c.runtime.PodSandboxStatus(b.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: list.Items[0].Id, Verbose: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var info struct {
+		Config *cri.PodSandboxConfig `json:"config"`
+	}
+	if err := json.Unmarshal([]byte(status.Info["info"]), &info); err != nil || info.Config.GetMetadata().GetName() != pod.Name {
+		b.Fatalf("the sandbox of pod %s is made with %v: %v", pod.Name, info.Config, err)
+	}
+	return &benchPod{Pod: pod, sandbox: list.Items[0].Id, config: info.Config}
+}
+
+// measure starts a container and removes it, and returns the milliseconds from the
+// request to create it until it runs.
+func (c *cluster) measure(b *testing.B, k measured) float64 {
+	b.Helper()
+	p := k.pod
+	p.attempts++
+	config := &cri.ContainerConfig{
+		// The name is what the shim asks the kubelet for. By the labels the kubelet
+		// takes it for a container of this pod, which it does not end, but not for
+		// the pod's own, whose place it would take.
+		Metadata: &cri.ContainerMetadata{Name: "main", Attempt: p.attempts},
+		Labels: map[string]string{
+			"io.kubernetes.container.name": "measured", "io.kubernetes.pod.name": p.Name,
+			"io.kubernetes.pod.namespace": p.Namespace, "io.kubernetes.pod.uid": p.config.Metadata.Uid,
+		},
+		Image: &cri.ImageSpec{Image: plainImage}, Command: p.Spec.Containers[0].Command,
+		Envs: k.envs, Devices: k.devices,
+		Linux: &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{
+			NamespaceOptions: p.config.GetLinux().GetSecurityContext().GetNamespaceOptions(),
+		}},
+	}
+	var id string
+	took := timed(b, func() error {
+		created, err := c.runtime.CreateContainer(b.Context(), &cri.CreateContainerRequest{PodSandboxId: p.sandbox, Config: config, SandboxConfig: p.config})
+		if err != nil {
+			return err
+		}
+		id = created.ContainerId
+		_, err = c.runtime.StartContainer(b.Context(), &cri.StartContainerRequest{ContainerId: id})
+		return err
+	})
+	if plan, given := c.record(b, id); given != (k.grant != "") || !strings.HasPrefix(plan.Grant, k.grant) {
+		b.Errorf("%s: record %v: grant %q, want %q", k.name, given, plan.Grant, k.grant)
+	}
+	if _, err := c.runtime.RemoveContainer(b.Context(), &cri.RemoveContainerRequest{ContainerId: id}); err != nil {
+		b.Error(err)
+	}
+	return took
+}
+
+// timed returns how many milliseconds fn took.
+func timed(b *testing.B, fn func() error) float64 {
+	b.Helper()
+	began := time.Now()
+	err := fn()
+	took := time.Since(began)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return float64(took.Microseconds()) / 1000
+}
