@@ -273,6 +273,9 @@ func skipRun(envs []*Env) func(string) bool {
 		switch path {
 		case "/run/user", "/run/systemd", "/run/udev", "/run/docker":
 			return true
+		case "/run/mount":
+			// util-linux makes it when the first mount or umount of a boot runs.
+			return true
 		}
 		return foreign(path, envs)
 	}
