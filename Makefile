@@ -58,8 +58,9 @@ test-gpu: build tools kubernetes ## run the acceptance tests on this host's real
 	$(GO) test -count=1 -v -timeout 20m -tags gpu ./integration/gpu
 	cd integration/kubernetes && $(GO) test -count=1 -v -timeout 20m -tags gpu -run '^TestOnRealGPUs' .
 
-bench: deps build tools ## measure against the stock shim and write docs/benchmarks.md
+bench: deps build tools kubernetes ## measure against the stock shim and write docs/benchmarks.md
 	$(GO) run ./integration/bench -out docs/benchmarks.md
+	cd integration/kubernetes && NVIDIA_SHIM_BENCH_PAGE=$(CURDIR)/docs/benchmarks.md $(GO) test -count=1 -timeout 40m -run '^$$' -bench PodContainer -benchtime 30x .
 
 lint: ## run golangci-lint with the rules that guard the invariants
 	@mkdir -p $(TOOLS)
