@@ -17,6 +17,7 @@ const testConfig = "/etc/containerd/config.toml"
 
 // versions of containerd that tests speak of.
 var (
+	v1620 = Version{Major: 1, Minor: 6, Patch: 20}
 	v1735 = Version{Major: 1, Minor: 7, Patch: 35}
 	v2010 = Version{Minor: 0, Major: 2, Patch: 10}
 	v229  = Version{Major: 2, Minor: 2, Patch: 9}
@@ -92,6 +93,10 @@ var registrations = []struct {
 	{name: "2.0 does not merge imports", files: map[string]string{testConfig: "v3-imports.toml"}, daemon: v2010, reg: Registration{Default: true},
 		changed: []string{testConfig},
 		want:    Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, theDefault: "nvidia"},
+	{name: "1.6 is given the name", files: map[string]string{testConfig: "v2-1.7.toml"}, daemon: v1620,
+		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "runc"},
+	{name: "1.6 is given the name, even out of PATH", files: map[string]string{testConfig: "v2-1.7.toml"}, daemon: v1620, reg: Registration{BinDir: "/opt/shim"},
+		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "runc"},
 	{name: "1.7", files: map[string]string{testConfig: "v2-1.7.toml"}, daemon: v1735, reg: Registration{Default: true},
 		changed: []string{testConfig},
 		want:    Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, theDefault: "nvidia"},

@@ -112,7 +112,11 @@ func (r Registration) form(daemon Version, systemdCgroup *bool) (handler, string
 	case !daemon.AtLeast(1, 7, 0):
 		// 1.6 starts a pod's sandbox without looking at runtime_path (containerd issue
 		// 8207), so the handler would be the stock one and nobody told.
-		return handler{runtimeType: RuntimeType}, fmt.Sprintf("containerd %s: runtime_type %q, because before 1.7 a pod ignores runtime_path", daemon, RuntimeType)
+		why := fmt.Sprintf("containerd %s: runtime_type %q, because before 1.7 a pod ignores runtime_path", daemon, RuntimeType)
+		if !r.inPath() {
+			why += fmt.Sprintf("; pods fail until %s is in the PATH of containerd's service", r.BinDir)
+		}
+		return handler{runtimeType: RuntimeType}, why
 	case !daemon.AtLeast(2, 4, 0):
 		return byPath, fmt.Sprintf("containerd %s: runtime_type %q with runtime_path, because before 2.4 only that type is asked for its features and can run pods with hostUsers: false", daemon, stockType)
 	case !r.inPath():

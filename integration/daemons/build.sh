@@ -1,7 +1,10 @@
 #!/bin/sh
-# Builds the daemon and the client (containerd and ctr) of older containerd
+# Builds the daemon, the client (ctr) and the stock shim of older containerd
 # releases, each at the version that the go.mod of its directory pins:
 # OUTDIR/containerd-1.7/containerd and so on. Usage: build.sh OUTDIR
+#
+# The stock shim belongs to them, because that of 2.4 does not start under a
+# daemon before 2.3.
 #
 # What is up to date is skipped: a stamp file beside the binaries holds the
 # recipe's key (pinned modules, this script, compiler).
@@ -23,19 +26,24 @@ GO=${GO:-go}
 # The modules are built as pinned, whatever the caller's environment says.
 export GOWORK=off GOFLAGS=-mod=readonly
 
-# build NAME MODULE: containerd and ctr of the module, static and without cgo.
+# complete DIR: whether all programs are there.
+complete() {
+	[ -x "$1/containerd" ] && [ -x "$1/ctr" ] && [ -x "$1/containerd-shim-runc-v2" ]
+}
+
+# build NAME MODULE: the programs of the module, static and without cgo.
 # CRI stays in: Kubernetes' way in is tested as well.
 build() {
 	cd "$here/$1"
 	key=$({ cat go.mod go.sum "$here/build.sh"; "$GO" version; "$GO" env GOARCH; } | sha256sum | cut -d ' ' -f 1)
-	if [ -x "$out/$1/containerd" ] && [ -x "$out/$1/ctr" ] && [ "$(cat "$out/$1/.stamp" 2>/dev/null)" = "$key" ]; then
+	if complete "$out/$1" && [ "$(cat "$out/$1/.stamp" 2>/dev/null)" = "$key" ]; then
 		return
 	fi
 	version=$("$GO" list -m -f '{{.Version}}' "$2")
-	echo "building containerd and ctr $version"
+	echo "building containerd, ctr and the stock shim $version"
 	mkdir -p "$out/$1"
 	rm -f "$out/$1/.stamp"
-	for program in containerd ctr; do
+	for program in containerd ctr containerd-shim-runc-v2; do
 		CGO_ENABLED=0 "$GO" build -trimpath -tags "no_btrfs no_zfs no_devmapper no_aufs" \
 			-ldflags "-s -w -X $2/version.Version=$version" \
 			-o "$out/$1/.$program.new" "$2/cmd/$program"
@@ -48,7 +56,7 @@ build containerd-1.7 github.com/containerd/containerd
 build containerd-2.2 github.com/containerd/containerd/v2
 build containerd-2.3 github.com/containerd/containerd/v2
 
-if [ -e "$out/debian/.stamp" ]; then
+if [ -e "$out/debian/.stamp" ] && complete "$out/debian"; then
 	exit 0
 fi
 if ! command -v apt-get >/dev/null 2>&1 || ! command -v dpkg >/dev/null 2>&1; then
@@ -72,5 +80,6 @@ for package in *.deb; do
 done
 rm -rf "$out/debian"
 mkdir "$out/debian"
-mv "$work/tree/usr/bin/containerd" "$work/tree/usr/bin/ctr" "$work/tree/usr/sbin/runc" "$out/debian/"
+mv "$work/tree/usr/bin/containerd" "$work/tree/usr/bin/ctr" "$work/tree/usr/bin/containerd-shim-runc-v2" \
+	"$work/tree/usr/sbin/runc" "$out/debian/"
 dpkg-deb --show ./*.deb >"$out/debian/.stamp"

@@ -72,24 +72,40 @@ SystemdCgroup = true
 `},
 }
 
-// criConfig is containerd's configuration of CRI with all handlers; dir is a
-// directory for what it would look for elsewhere on the host.
-func criConfig(t *testing.T, r release, dir string) string {
-	t.Helper()
-	file := filepath.Join(dir, "options.toml")
-	if err := os.WriteFile(file, []byte("[container]\ndefault-capabilities = ['compute', 'utility', 'video']\n"), 0o600); err != nil {
-		t.Fatal(err)
+// criPlugin is the plugin that has the handlers in the configuration of a release.
+func (r release) criPlugin() string {
+	if r.config == 2 {
+		return "io.containerd.grpc.v1.cri"
 	}
-	runtime, image := "io.containerd.cri.v1.runtime", fmt.Sprintf("[plugins.'io.containerd.cri.v1.images'.pinned_images]\nsandbox = %q\n", pauseImage)
+	return "io.containerd.cri.v1.runtime"
+}
+
+// plainConfig is containerd's configuration of CRI without a handler; dir is a
+// directory for what it would look for elsewhere on the host.
+func plainConfig(r release, dir string) string {
+	runtime, image := r.criPlugin(), fmt.Sprintf("[plugins.'io.containerd.cri.v1.images'.pinned_images]\nsandbox = %q\n", pauseImage)
 	var extra string
 	if r.config == 2 {
-		runtime, image = "io.containerd.grpc.v1.cri", ""
+		image = ""
 		extra = fmt.Sprintf("sandbox_image = %q\n", pauseImage)
 	}
 	var b strings.Builder
 	fmt.Fprintf(&b, "[plugins.'io.containerd.nri.v1.nri']\ndisable = true\n%s", image)
 	fmt.Fprintf(&b, "[plugins.'%s']\nrestrict_oom_score_adj = true\ndisable_apparmor = true\n%s", runtime, extra)
 	fmt.Fprintf(&b, "[plugins.'%s'.cni]\nconf_dir = %q\n", runtime, filepath.Join(dir, "net.d"))
+	return b.String()
+}
+
+// criConfig is plainConfig with all handlers.
+func criConfig(t *testing.T, r release, dir string) string {
+	t.Helper()
+	file := filepath.Join(dir, "options.toml")
+	if err := os.WriteFile(file, []byte("[container]\ndefault-capabilities = ['compute', 'utility', 'video']\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	runtime := r.criPlugin()
+	var b strings.Builder
+	b.WriteString(plainConfig(r, dir))
 	fmt.Fprintf(&b, "[plugins.'%s'.containerd]\ndefault_runtime_name = 'default'\n", runtime)
 	shim := filepath.Join(testenv.ShimDir(), "containerd-shim-nvidia-v2")
 	for _, h := range handlers {
@@ -132,7 +148,13 @@ type node struct {
 func newNode(t *testing.T, r release) *node {
 	t.Helper()
 	dir := tempDir(t)
-	h := newHost(t, r, testenv.Options{CRI: true, Config: criConfig(t, r, dir)})
+	return newNodeOf(t, r, dir, criConfig(t, r, dir))
+}
+
+// newNodeOf starts containerd with a configuration of CRI; dir is for files.
+func newNodeOf(t *testing.T, r release, dir, config string) *node {
+	t.Helper()
+	h := newHost(t, r, testenv.Options{CRI: true, Config: config})
 	h.Ctr(t, "--namespace", criNamespace, "images", "import", pause(t, dir))
 	tar, err := images.Build(testImage)
 	if err != nil {

@@ -59,8 +59,8 @@ func (r release) daemonDir() string {
 // can.
 func debianMissing() string {
 	dir := releases[0].daemonDir()
-	for _, name := range []string{"containerd", "ctr", "runc"} {
-		if err := exec.Command(filepath.Join(dir, name), "--version").Run(); err != nil {
+	for name, flag := range map[string]string{"containerd": "--version", "ctr": "--version", "runc": "--version", stockShim: "-v"} {
+		if err := exec.Command(filepath.Join(dir, name), flag).Run(); err != nil {
 			return fmt.Sprintf("%s: %v (build.sh unpacks Debian's packages where apt-get has them; runc needs libseccomp2)", filepath.Join(dir, name), err)
 		}
 	}
@@ -71,7 +71,7 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	var missing []string
 	for _, r := range releases {
-		for _, name := range []string{"containerd", "ctr"} {
+		for _, name := range []string{"containerd", "ctr", stockShim} {
 			if r.dir == "" || r.dir == "debian" {
 				continue
 			}
@@ -105,6 +105,9 @@ func eachRelease(t *testing.T, test func(t *testing.T, r release)) {
 		t.Run("containerd "+r.name, func(t *testing.T) { test(t, r) })
 	}
 }
+
+// stockShim starts the pods of no handler.
+const stockShim = "containerd-shim-runc-v2"
 
 // testImage is small and has what the probes need: a shell, glibc, the programs.
 const testImage = "glibc-nocache"
