@@ -29,8 +29,12 @@ type Job struct {
 	// AskKubelet asks the kubelet behind a socket what it allocated to a pod. It is
 	// called at most once, and only where nothing else says what was allocated.
 	AskKubelet func(socket, namespace, pod string) (policy.Allocation, error)
+	// AskNVML asks the probe for what only NVML knows. It is called at most once, and
+	// only where a request needs it and no earlier answer is good.
+	AskNVML func() (device.Facts, error)
 
 	bundle *bundle.Bundle
+	known  *device.Facts
 	inv    *device.Inventory
 	grant  policy.Grant
 	gpus   []device.GPU

@@ -36,11 +36,10 @@ type manifest struct {
 // findFiles gets the driver's files for the request: from the manifest where
 // nothing changed since (some dozen stat calls), else by looking anew.
 func (j *Job) findFiles() error {
-	state, err := view.OpenState(j.Config.Host.StateDir)
-	if err != nil {
-		return fail(Precondition, "%w", err)
+	if err := j.openState(); err != nil {
+		return err
 	}
-	j.state = state
+	state := j.state
 	var m manifest
 	if !state.Load(manifestName, &m) || m.Version != j.inv.DriverVersion || !reflect.DeepEqual(m.Host, j.Config.Host) || !m.Files.Fresh(j.Config.Host) {
 		files, err := driver.Discover(j.Config.Host, j.inv.DriverVersion)
