@@ -5,7 +5,6 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -19,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cmd/nvidia-shimctl/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
@@ -148,8 +148,9 @@ func reportFindings(c *cli.Command, all []finding) error {
 			return err
 		}
 	} else {
+		o := term.New(w)
 		for _, f := range all {
-			printFinding(w, f)
+			printFinding(o, f)
 		}
 	}
 	if wrong {
@@ -158,10 +159,14 @@ func reportFindings(c *cli.Command, all []finding) error {
 	return nil
 }
 
-func printFinding(w io.Writer, f finding) {
-	fmt.Fprintf(w, "%-8s %s: %s\n", f.Level, f.Check, f.Message)
+// levelStyles are the colours of the levels on a terminal.
+var levelStyles = map[string]term.Style{levelOK: term.Green, levelWarning: term.Yellow, levelProblem: term.Red}
+
+func printFinding(o *term.Output, f finding) {
+	const columns = 9
+	o.StyledField(f.Level, columns, levelStyles[f.Level], f.Check+": "+f.Message)
 	if f.Fix != "" {
-		fmt.Fprintf(w, "         fix: %s\n", f.Fix)
+		o.Field("", columns, term.Plain, "fix: "+f.Fix)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cmd/nvidia-shimctl/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/kubelet/kubelettest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
@@ -246,7 +247,7 @@ func TestCheck(t *testing.T) {
 func text(all []finding) string {
 	var b strings.Builder
 	for _, f := range all {
-		printFinding(&b, f)
+		printFinding(term.New(&b), f)
 	}
 	return b.String()
 }

@@ -4,13 +4,14 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"maps"
 	"path"
 	"slices"
 	"strings"
-	"text/tabwriter"
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cmd/nvidia-shimctl/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
@@ -111,35 +112,31 @@ func gpuInfos(gpus []device.GPU) []gpuInfo {
 }
 
 func (i *hostInfo) print(w io.Writer) error {
-	fmt.Fprintf(w, "Driver %s\n", i.DriverVersion)
-	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(tw, "INDEX\tMINOR\tUUID\tPCI\tMODEL")
+	o := term.New(w)
+	o.Line(o.Paint(term.Bold, "Driver "+i.DriverVersion))
+	t := o.Table("INDEX", "MINOR", "UUID", "PCI", "MODEL")
 	for _, g := range i.GPUs {
-		fmt.Fprintf(tw, "%d\t%d\t%s\t%s\t%s\n", g.Index, g.Minor, g.UUID, g.PCI, g.Model)
+		t.Row(term.Textf("%d", g.Index), term.Textf("%d", g.Minor), term.Text(g.UUID), term.Text(g.PCI), term.Styled(term.Green, g.Model))
 	}
 	for _, g := range i.Excluded {
-		fmt.Fprintf(tw, "excluded\t-\t%s\t%s\t%s\n", g.UUID, g.PCI, g.Model)
+		t.Row(term.Styled(term.Yellow, "excluded"), term.Text("-"), term.Text(g.UUID), term.Text(g.PCI), term.Text(g.Model))
 	}
-	if err := tw.Flush(); err != nil {
+	if err := t.Flush(); err != nil {
 		return err
 	}
-	names := make([]string, 0, len(i.Files))
-	for name := range i.Files {
-		names = append(names, name)
-	}
-	slices.Sort(names)
-	for _, name := range names {
-		fmt.Fprintf(w, "%s: %d files\n", name, len(i.Files[name]))
+	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
+		o.Line(fmt.Sprintf("%s %d files", o.Paint(term.Bold, name+":"), len(i.Files[name])))
 		for _, f := range i.Files[name] {
-			fmt.Fprintf(w, "  %s\n", path.Clean(f))
+			o.Field("", 2, term.Plain, path.Clean(f))
 		}
 	}
-	fmt.Fprintf(w, "searched: %s\n", strings.Join(i.Searched, ", "))
+	field := func(label string, s term.Style, value string) { o.Field(label, len(label)+1, s, value) }
+	field("searched:", term.Plain, strings.Join(i.Searched, ", "))
 	for _, m := range i.Missing {
-		fmt.Fprintf(w, "missing: %s\n", m)
+		field("missing:", term.Yellow, m)
 	}
 	for _, r := range i.Refused {
-		fmt.Fprintf(w, "refused: %s: it %s\n", r.Path, r.Reason)
+		field("refused:", term.Red, r.Path+": it "+r.Reason)
 	}
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/urfave/cli/v3"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cmd/nvidia-shimctl/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 )
@@ -126,48 +127,55 @@ func examine(c *cli.Command) (job *gpuinject.Job, root string, err error) {
 	return job, "", err
 }
 
+// planLabel is how many columns the labels of a plan take.
+const planLabel = 14
+
 func printPlan(w io.Writer, p gpuinject.Plan) {
+	o := term.New(w)
 	if p.Error != "" {
-		fmt.Fprintf(w, "refused: %s\n", p.Error)
+		o.Field("refused:", len("refused: "), term.Red, p.Error)
 		return
 	}
 	if !p.GPU {
-		fmt.Fprintf(w, "no GPU: %s\n", p.Reason)
+		o.Field("no GPU:", len("no GPU: "), term.Yellow, p.Reason)
 		if p.Grant != "" {
-			fmt.Fprintf(w, "  %s\n", p.Grant)
+			o.Field("", 2, term.Plain, p.Grant)
 		}
 		return
 	}
-	fmt.Fprintf(w, "asked:        %s\n", p.Reason)
-	fmt.Fprintf(w, "grant:        %s\n", p.Grant)
-	fmt.Fprintf(w, "driver:       %s\n", p.DriverVersion)
-	fmt.Fprintf(w, "capabilities: %s\n", strings.Join(p.Capabilities, ","))
+	field := func(label string, s term.Style, format string, args ...any) {
+		o.Field(label+":", planLabel, s, fmt.Sprintf(format, args...))
+	}
+	field("asked", term.Plain, "%s", p.Reason)
+	field("grant", term.Plain, "%s", p.Grant)
+	field("driver", term.Plain, "%s", p.DriverVersion)
+	field("capabilities", term.Plain, "%s", strings.Join(p.Capabilities, ","))
 	for _, g := range p.GPUs {
-		fmt.Fprintf(w, "GPU %d:        %s at %s, minor %d\n", g.Index, g.UUID, g.PCI, g.Minor)
+		field(fmt.Sprintf("GPU %d", g.Index), term.Green, "%s at %s, minor %d", g.UUID, g.PCI, g.Minor)
 	}
 	for _, d := range p.Devices {
-		fmt.Fprintf(w, "device:       %s (%d:%d rw)\n", d.Path, d.Major, d.Minor)
+		field("device", term.Plain, "%s (%d:%d rw)", d.Path, d.Major, d.Minor)
 	}
 	for _, m := range p.Mounts {
-		fmt.Fprintf(w, "mount:        %s from %s\n", m.Destination, m.Source)
+		field("mount", term.Plain, "%s from %s", m.Destination, m.Source)
 	}
-	fmt.Fprintf(w, "libraries:    %s\n", strings.Join(p.Libraries, " "))
-	fmt.Fprintf(w, "binaries:     %s\n", strings.Join(p.Binaries, " "))
+	field("libraries", term.Plain, "%s", strings.Join(p.Libraries, " "))
+	field("binaries", term.Plain, "%s", strings.Join(p.Binaries, " "))
 	if p.Proc.Masked {
-		fmt.Fprintf(w, "proc:         masked, shows %s\n", strings.Join(p.Proc.GPUs, " "))
+		field("proc", term.Plain, "masked, shows %s", strings.Join(p.Proc.GPUs, " "))
 	} else {
-		fmt.Fprintln(w, "proc:         not masked")
+		field("proc", term.Yellow, "not masked")
 	}
 	for _, h := range p.RemovedHooks {
-		fmt.Fprintf(w, "hook removed: %s\n", h)
+		field("hook removed", term.Plain, "%s", h)
 	}
 	for _, i := range p.Ignored {
-		fmt.Fprintf(w, "ignored:      %s\n", i)
+		field("ignored", term.Yellow, "%s", i)
 	}
 	if p.Audit != "" {
-		fmt.Fprintf(w, "audit:        %s\n", p.Audit)
+		field("audit", term.Yellow, "%s", p.Audit)
 	}
 	for _, n := range p.Notes {
-		fmt.Fprintf(w, "note:         %s\n", n)
+		field("note", term.Cyan, "%s", n)
 	}
 }

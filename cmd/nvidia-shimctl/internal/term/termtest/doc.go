@@ -1,0 +1,2 @@
+// Package termtest makes pseudo-terminals, for tests of what a person would see.
+package termtest
