@@ -24,7 +24,9 @@ type Plan struct {
 	Grant         string    `json:"grant"`
 	DriverVersion string    `json:"driver_version"`
 	GPUs          []PlanGPU `json:"gpus"`
-	Capabilities  []string  `json:"capabilities"`
+	// Requirements are those of the image, all of them fulfilled.
+	Requirements []PlanRequirement `json:"requirements,omitempty"`
+	Capabilities []string          `json:"capabilities"`
 	// Classes are the other classes of devices that it gets: "imex", "gds", "gdrcopy",
 	// "mofed", "nvswitch". Their nodes are among Devices.
 	Classes []string `json:"classes,omitempty"`

@@ -36,6 +36,9 @@ func (j *Job) Resolve() error {
 		return err
 	}
 	j.Plan.setGPUs(j.gpus)
+	if err := j.checkRequirements(); err != nil {
+		return err
+	}
 	if err := j.checkHooks(); err != nil {
 		return err
 	}

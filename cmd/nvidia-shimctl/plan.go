@@ -15,6 +15,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cmd/nvidia-shimctl/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 func planCommand() *cli.Command {
@@ -152,6 +153,9 @@ func printPlan(w io.Writer, p gpuinject.Plan) {
 	field("capabilities", term.Plain, "%s", strings.Join(p.Capabilities, ","))
 	for _, g := range p.GPUs {
 		field(fmt.Sprintf("GPU %d", g.Index), term.Green, "%s at %s, minor %d", g.UUID, g.PCI, g.Minor)
+	}
+	for _, r := range p.Requirements {
+		fmt.Fprintf(w, "requirement:  %s, fulfilled by %s\n", r.Variable, request.Quote(strings.Join(r.SatisfiedBy, " ")))
 	}
 	for _, d := range p.Devices {
 		field("device", term.Plain, "%s (%d:%d rw)", d.Path, d.Major, d.Minor)

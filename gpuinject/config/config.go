@@ -101,6 +101,8 @@ type Policy struct {
 	// AllowFromEnvironment are the classes of devices besides GPUs (classes) that any
 	// pod's container may have by asking in its environment.
 	AllowFromEnvironment []string `toml:"allow-from-environment"`
+	// DisableRequire skips what images require by NVIDIA_REQUIRE_*.
+	DisableRequire bool `toml:"disable-require"`
 	// ForeignHooks is Replace or Refuse.
 	ForeignHooks string `toml:"foreign-hooks"`
 }

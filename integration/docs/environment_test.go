@@ -15,16 +15,17 @@ import (
 func TestEnvironmentTableIsTheTestTable(t *testing.T) {
 	text := page(t, "docs/environment.md")
 	for _, tc := range []struct{ heading, file, function string }{
-		{"NVIDIA_VISIBLE_DEVICES", "request_test.go", "TestVisibleDevices"},
-		{"NVIDIA_DRIVER_CAPABILITIES", "request_test.go", "TestDriverCapabilities"},
-		{"Other devices", "others_test.go", "TestOtherDevices"},
+		{"NVIDIA_VISIBLE_DEVICES", "request/request_test.go", "TestVisibleDevices"},
+		{"NVIDIA_DRIVER_CAPABILITIES", "request/request_test.go", "TestDriverCapabilities"},
+		{"Other devices", "request/others_test.go", "TestOtherDevices"},
+		{"Requirements", "requirements_test.go", "TestRequirements"},
 	} {
 		t.Run(tc.heading, func(t *testing.T) {
 			var documented []string
 			for _, row := range rows(text, tc.heading) {
 				documented = append(documented, row[0])
 			}
-			cases := caseNames(t, "gpuinject/request/"+tc.file, tc.function)
+			cases := caseNames(t, "gpuinject/"+tc.file, tc.function)
 			if len(cases) == 0 || !slices.Equal(cases, documented) {
 				t.Errorf("%s has the cases\n%q\ndocs/environment.md has the rows\n%q", tc.function, cases, documented)
 			}

@@ -1,0 +1,238 @@
+package require
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+var h200 = Host{Driver: "580.159.04", CUDA: "13.0", GPU: &GPU{Arch: "9.0", Brand: "nvidia"}}
+
+func TestCheck(t *testing.T) {
+	for _, tc := range []struct {
+		name  string
+		text  string
+		host  Host
+		want  Verdict
+		group string
+	}{
+		{"nothing is required", "", h200, Met, ""},
+		{"blanks and commas require nothing", " , ,,  ", h200, Met, ""},
+		{"one term that holds", "cuda>=12.8", h200, Met, "cuda>=12.8"},
+		{"one term that does not", "cuda>=13.1", h200, Unmet, ""},
+		{"a comma is AND", "cuda>=12,driver>=590", h200, Unmet, ""},
+		{"a space is OR", "cuda>=14 driver>=580", h200, Met, "driver>=580"},
+		{"AND binds more than OR", "cuda>=14,driver>=500 arch>=9,brand=nvidia", h200, Met, "arch>=9,brand=nvidia"},
+		{"empty groups and terms are of no account", "  ,cuda>=14,  ,,arch>=9, ", h200, Met, "arch>=9"},
+		{"the first group that holds", "cuda>=14 cuda>=12 cuda>=11", h200, Met, "cuda>=12"},
+		{"equal", "driver=580.159.04", h200, Met, "driver=580.159.04"},
+		{"equal by number", "driver=580.159.4", h200, Met, "driver=580.159.4"},
+		{"a prefix is not equal", "driver=580.159", h200, Unmet, ""},
+		{"not equal", "driver!=580.159", h200, Met, "driver!=580.159"},
+		{"not equal to itself", "cuda!=13", h200, Unmet, ""},
+		{"trailing zeros are ignored", "cuda=13", h200, Met, "cuda=13"},
+		{"trailing zeros of the text are ignored", "cuda=13.0.0", h200, Met, "cuda=13.0.0"},
+		{"a zero within counts", "driver=580.159.0.4", h200, Unmet, ""},
+		{"components are numbers", "driver>580.65.06", h200, Met, "driver>580.65.06"},
+		{"leading zeros are none", "arch=09.00", h200, Met, "arch=09.00"},
+		{"less", "driver<580.159.04", h200, Unmet, ""},
+		{"less than a longer one", "driver<580.159.04.1", h200, Met, "driver<580.159.04.1"},
+		{"less or equal", "driver<=580.159.04", h200, Met, "driver<=580.159.04"},
+		{"greater", "cuda>13", h200, Unmet, ""},
+		{"greater than a shorter one", "driver>580.159", h200, Met, "driver>580.159"},
+		{"greater or equal", "cuda>=13.0", h200, Met, "cuda>=13.0"},
+		{"properties in any case", "CUDA>=12,Driver>=580,ArCh=9,BRAND=nvidia", h200, Met, "CUDA>=12,Driver>=580,ArCh=9,BRAND=nvidia"},
+		{"brands in any case", "brand=NVIDIA", h200, Met, "brand=NVIDIA"},
+		{"another brand", "brand=tesla", h200, Unmet, ""},
+		{"not that brand", "brand!=tesla", h200, Met, "brand!=tesla"},
+		{"dots that follow one another", "cuda>=12..8.", h200, Met, "cuda>=12..8."},
+		{"version zero", "cuda>0", h200, Met, "cuda>0"},
+		{"without a GPU arch and brand hold", "arch>=99,brand=tesla", Host{Driver: "580"}, Met, "arch>=99,brand=tesla"},
+		{"CUDA is not known", "cuda>=12", Host{Driver: "580"}, Unknown, "cuda>=12"},
+		{"arch is not known", "arch>=9", Host{Driver: "580", GPU: &GPU{}}, Unknown, "arch>=9"},
+		{"brand is not known", "brand!=tesla", Host{Driver: "580", GPU: &GPU{}}, Unknown, "brand!=tesla"},
+		{"what is not known does not matter beside what holds", "cuda>=12 driver>=570", Host{Driver: "580"}, Met, "driver>=570"},
+		{"what is not known does not matter beside what fails", "cuda>=12,driver>=590", Host{Driver: "580"}, Unmet, ""},
+		{"what is not known matters beside a group that fails", "driver>=590 cuda>=12", Host{Driver: "580"}, Unknown, "cuda>=12"},
+		{"a driver's version that is none is not known", "driver>=570", Host{Driver: "580-custom"}, Unknown, "driver>=570"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			e, err := Parse(tc.text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, group := e.Check(tc.host)
+			if got != tc.want || group.String() != tc.group {
+				t.Errorf("%q: %v by %q, want %v by %q", tc.text, got, group, tc.want, tc.group)
+			}
+		})
+	}
+}
+
+func TestInvalidExpressions(t *testing.T) {
+	for _, tc := range []struct{ name, text, err string }{
+		{"an unknown property", "cuda>=12,memory>=1", `"memory" is not one of the properties`},
+		{"no property", ">=12", `"" is not one of the properties`},
+		{"no operator", "cuda", "no operator"},
+		{"an operator of another language", "cuda==12", `"==" is not one of the operators`},
+		{"an operator the wrong way round", "cuda=>12", `"=>" is not one of the operators`},
+		{"an exclamation mark alone", "cuda!12", `"!" is not one of the operators`},
+		{"no value", "cuda>=", "no value"},
+		{"a value that is no version", "cuda>=twelve", `"twelve" is not a version`},
+		{"a version with a suffix", "driver>=580.65a", `"580.65a" is not a version`},
+		{"a version with a sign", "driver>=-1", `"-1" is not a version`},
+		{"a version that begins with a dot", "driver>=.5", `".5" is not a version`},
+		{"a number that is too large", "driver>=18446744073709551616", "is not a version"},
+		{"digits of another script", "driver>=٣", "is not a version"},
+		{"a brand by greater", "brand>=tesla", "by = and != only"},
+		{"blanks in a term", "cuda >= 12", `"cuda"`},
+		{"a tab between groups", "cuda>=12\tcuda>=11", "is not"},
+		{"parentheses", "(cuda>=12)", `"(cuda"`},
+		{"a mistake in a group that nobody needs", "cuda>=1 foo=1", `"foo"`},
+		{"too long a text", strings.Repeat("cuda>=1 ", maxLength/8) + " ", "no more than 16384"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := Parse(tc.text)
+			if err == nil || !strings.Contains(err.Error(), tc.err) {
+				t.Fatalf("%.50q: error %v, want one with %q", tc.text, err, tc.err)
+			}
+			if s := err.Error(); len(s) > 1500 || strings.ContainsAny(s, "\n\t") {
+				t.Errorf("error of %d bytes: %.80q", len(s), s)
+			}
+		})
+	}
+}
+
+func TestFromEnv(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		env  []string
+		want []string // variable and expression
+		err  string
+	}{
+		{"no variable", []string{"PATH=/bin"}, nil, ""},
+		{"several, by name", []string{"NVIDIA_REQUIRE_DRIVER=driver>=570", "NVIDIA_REQUIRE_ARCH=arch>=9", "NVIDIA_REQUIRE_CUDA=cuda>=12"},
+			[]string{"NVIDIA_REQUIRE_ARCH arch>=9", "NVIDIA_REQUIRE_CUDA cuda>=12", "NVIDIA_REQUIRE_DRIVER driver>=570"}, ""},
+		{"the last of repeated variables wins", []string{"NVIDIA_REQUIRE_X=no", "NVIDIA_REQUIRE_X=cuda>=1"}, []string{"NVIDIA_REQUIRE_X cuda>=1"}, ""},
+		{"an entry without = is passed over", []string{"NVIDIA_REQUIRE_X"}, nil, ""},
+		{"the prefix alone is a variable", []string{"NVIDIA_REQUIRE_=arch>=1"}, []string{"NVIDIA_REQUIRE_ arch>=1"}, ""},
+		{"Jetpack's are of another kind", []string{"NVIDIA_REQUIRE_JETPACK=csv-mounts=all", "NVIDIA_REQUIRE_JETPACK_HOST_MOUNTS=base"}, nil, ""},
+		{"names are case-sensitive", []string{"nvidia_require_cuda=foo"}, nil, ""},
+		{"an image older than CUDA 9", []string{"CUDA_VERSION=8.0.61"}, []string{"CUDA_VERSION cuda>=8.0"}, ""},
+		{"with an empty requirement it is one", []string{"CUDA_VERSION=8.0.61", "NVIDIA_REQUIRE_CUDA="}, []string{"NVIDIA_REQUIRE_CUDA ", "CUDA_VERSION cuda>=8.0"}, ""},
+		{"a newer image says it itself", []string{"CUDA_VERSION=12.9.1", "NVIDIA_REQUIRE_CUDA=cuda>=12.9"}, []string{"NVIDIA_REQUIRE_CUDA cuda>=12.9"}, ""},
+		{"a version of one component", []string{"CUDA_VERSION=12"}, []string{"CUDA_VERSION cuda>=12.0"}, ""},
+		{"a version with a suffix", []string{"CUDA_VERSION=v10.1.243-rc1"}, []string{"CUDA_VERSION cuda>=10.1"}, ""},
+		{"a version of four components", []string{"CUDA_VERSION=8.0.61.2"}, []string{"CUDA_VERSION cuda>=8.0"}, ""},
+		{"an empty version", []string{"CUDA_VERSION="}, nil, ""},
+		{"a version that is none", []string{"CUDA_VERSION=cu121"}, nil, `CUDA_VERSION="cu121"`},
+		{"a version whose patch is none", []string{"CUDA_VERSION=12.1.x"}, nil, `"12.1.x"`},
+		{"a blank version", []string{"CUDA_VERSION= "}, nil, `" "`},
+		{"a mistake names its variable", []string{"NVIDIA_REQUIRE_CUDA=cuda>=1", "NVIDIA_REQUIRE_DRIVER=driver"}, nil, `NVIDIA_REQUIRE_DRIVER: invalid expression: "driver"`},
+		{"an odd name is quoted", []string{"NVIDIA_REQUIRE_\n=driver"}, nil, `"NVIDIA_REQUIRE_\n": invalid expression`},
+		{"too many", many(maxVariables + 1), nil, "more than 32 variables"},
+		{"as many as there may be", many(maxVariables), nil, "-"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			list, err := FromEnv(tc.env)
+			if tc.err == "-" {
+				if err != nil || len(list) != maxVariables {
+					t.Errorf("%d, %v", len(list), err)
+				}
+				return
+			}
+			if tc.err != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.err) {
+					t.Errorf("error %v, want one with %q", err, tc.err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, r := range list {
+				got = append(got, r.Variable+" "+r.Text)
+			}
+			if !slices.Equal(got, tc.want) {
+				t.Errorf("got %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+func many(n int) (env []string) {
+	for i := range n {
+		env = append(env, "NVIDIA_REQUIRE_"+strings.Repeat("X", i)+"=cuda>=1")
+	}
+	return env
+}
+
+func TestDisabled(t *testing.T) {
+	for value, want := range map[string]bool{
+		"1": true, "t": true, "T": true, "true": true, "TRUE": true, "True": true,
+		"0": false, "false": false, "": false, "yes": false, "on": false, " true": false, "tRUE": false,
+	} {
+		if got := Disabled([]string{"A=b", "NVIDIA_DISABLE_REQUIRE=" + value}); got != want {
+			t.Errorf("%q: %v", value, got)
+		}
+	}
+	if Disabled([]string{"NVIDIA_DISABLE_REQUIRE=1", "NVIDIA_DISABLE_REQUIRE=0"}) || Disabled([]string{"NVIDIA_DISABLE_REQUIRE"}) {
+		t.Error("the last of repeated variables does not win")
+	}
+}
+
+// A text of the largest size must not take long, however it is made.
+func TestNothingTakesLong(t *testing.T) {
+	for _, unit := range []string{"cuda>=1 ", "cuda>=1,", "1.", "<", "cuda>=1.1.1.1.1.1.1.1.1.1.1.1.1.1 "} {
+		text := strings.Repeat(unit, maxLength/len(unit))
+		if unit == "1." {
+			text = "cuda>=" + text[:len(text)-6]
+		}
+		start := time.Now()
+		for range 50 {
+			if e, err := Parse(text); err == nil {
+				e.Check(h200)
+			}
+		}
+		if d := time.Since(start); d > 5*time.Second {
+			t.Errorf("%q: %v for 50 times", unit, d)
+		}
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, s := range []string{"", "cuda>=12.8 brand=unknown,driver>=470,driver<471", "arch!=9.0", "driver<=580.159.04", "a", "cuda>=1..", "brand=\x00", " ,, "} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		e, err := Parse(text)
+		if err != nil {
+			if strings.ContainsAny(err.Error(), "\n\r\x1b\x00") {
+				t.Fatalf("control characters in %q", err)
+			}
+			return
+		}
+		// What is more known never turns one certain verdict into the other.
+		little, _ := e.Check(Host{GPU: &GPU{}})
+		all, group := e.Check(h200)
+		if all == Unknown || little != Unknown && little != all {
+			t.Fatalf("%q: %v with nothing known and %v with everything", text, little, all)
+		}
+		if all == Met && len(e) > 0 {
+			if v, _ := group.Check(h200); v != Met {
+				t.Fatalf("%q: group %q does not hold", text, group)
+			}
+		}
+		// It reads what it prints.
+		var groups []string
+		for _, g := range e {
+			groups = append(groups, g.String())
+		}
+		again, err := Parse(strings.Join(groups, " "))
+		if err != nil || len(again) != len(e) {
+			t.Fatalf("%q: %v", text, err)
+		}
+	})
+}

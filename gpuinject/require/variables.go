@@ -1,0 +1,124 @@
+package require
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+)
+
+// Variables of the contract.
+const (
+	// EnvDisable set to true skips every check.
+	EnvDisable = "NVIDIA_DISABLE_REQUIRE"
+
+	prefix         = "NVIDIA_REQUIRE_"
+	jetpack        = "NVIDIA_REQUIRE_JETPACK"
+	envRequireCUDA = "NVIDIA_REQUIRE_CUDA"
+	envCUDAVersion = "CUDA_VERSION"
+)
+
+// maxVariables bounds the variables of a container, as NVIDIA's stack does.
+const maxVariables = 32
+
+// Requirement is what one variable of a container requires.
+type Requirement struct {
+	// Variable is its name, fit to be printed: one that is not made of letters, digits
+	// and underscores is quoted.
+	Variable string
+	// Text is the expression as it was written, or as CUDA_VERSION means it.
+	Text       string
+	Expression Expression
+}
+
+// Disabled tells whether env switches the checks off: NVIDIA_DISABLE_REQUIRE with a
+// value that Go's ParseBool takes as true. Any other value is false.
+func Disabled(env []string) bool {
+	value := ""
+	for _, entry := range env {
+		if v, ok := strings.CutPrefix(entry, EnvDisable+"="); ok {
+			value = v
+		}
+	}
+	disabled, _ := strconv.ParseBool(value)
+	return disabled
+}
+
+// FromEnv returns what env requires, by the variables' names: every NVIDIA_REQUIRE_*
+// but those of Jetpack, which ask for mounts, and CUDA_VERSION without
+// NVIDIA_REQUIRE_CUDA, by which images older than CUDA 9 say what they need. The last
+// of repeated variables wins. The error names the variable.
+func FromEnv(env []string) ([]Requirement, error) {
+	var (
+		values  map[string]string
+		version string
+	)
+	for _, entry := range env {
+		name, value, ok := strings.Cut(entry, "=")
+		switch {
+		case !ok:
+		case name == envCUDAVersion:
+			version = value
+		case strings.HasPrefix(name, prefix) && !strings.HasPrefix(name, jetpack):
+			if values == nil {
+				values = map[string]string{}
+			}
+			values[name] = value
+		}
+	}
+	if len(values) > maxVariables {
+		return nil, fmt.Errorf("more than %d variables %s*", maxVariables, prefix)
+	}
+	var list []Requirement
+	for _, name := range slices.Sorted(maps.Keys(values)) {
+		e, err := Parse(values[name])
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", printable(name), err)
+		}
+		list = append(list, Requirement{Variable: printable(name), Text: values[name], Expression: e})
+	}
+	if version != "" && values[envRequireCUDA] == "" {
+		r, err := fromCUDAVersion(version)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, r)
+	}
+	return list, nil
+}
+
+// fromCUDAVersion is the rule for images older than CUDA 9: the driver must support
+// the version of CUDA that the image is made of, but for its patch level.
+func fromCUDAVersion(value string) (Requirement, error) {
+	// 8.0.61, and what semantic versions have around it: v10.1.243-rc1+build.
+	number, _, _ := strings.Cut(strings.TrimPrefix(value, "v"), "+")
+	number, _, _ = strings.Cut(number, "-")
+	parts := strings.SplitN(number, ".", 3)
+	if len(parts) == 1 {
+		parts = append(parts, "0")
+	}
+	text := "cuda>=" + parts[0] + "." + parts[1]
+	var e Expression
+	_, err := parseVersion(number)
+	if err == nil {
+		e, err = Parse(text)
+	}
+	if err != nil {
+		return Requirement{}, fmt.Errorf("%s=%s, without %s, is not a version of CUDA: correct it in the image, or set %s=true", envCUDAVersion, request.Quote(value), envRequireCUDA, EnvDisable)
+	}
+	return Requirement{Variable: envCUDAVersion, Text: text, Expression: e}, nil
+}
+
+// printable is a variable's name as an error or a record may have it.
+func printable(name string) string {
+	odd := func(r rune) bool {
+		return r != '_' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
+	}
+	if len(name) > 64 || strings.ContainsFunc(name, odd) {
+		return request.Quote(name)
+	}
+	return name
+}
