@@ -29,15 +29,17 @@ type Job struct {
 	// AskKubelet asks the kubelet behind a socket what it allocated to a pod. It is
 	// called at most once, and only where nothing else says what was allocated.
 	AskKubelet func(socket, namespace, pod string) (policy.Allocation, error)
-	// AskNVML asks the probe for what only NVML knows. It is called at most once, and
-	// only where a request needs it and no earlier answer is good.
+	// AskNVML asks the probe for what only NVML knows. It is called only where a request
+	// needs it and no earlier answer is good, and again where MIG changed meanwhile.
 	AskNVML func() (device.Facts, error)
 
 	bundle *bundle.Bundle
 	known  *device.Facts
+	asked  bool // known is an answer to this job, not an earlier one
 	inv    *device.Inventory
 	grant  policy.Grant
-	gpus   []device.GPU
+	set    device.Set   // what the container gets
+	gpus   []device.GPU // what it sees: whole ones and those of its MIG devices
 	nodes  []device.Node
 	state  *view.State
 	stamp  string

@@ -23,23 +23,23 @@ type knownFacts struct {
 // requests that need it get here, and an answer is good until the host boots, loads
 // another driver, or its MIG layout changes.
 func (j *Job) facts() (*device.Facts, error) {
-	if j.known != nil {
-		return j.known, nil
+	if facts := j.keptFacts(); facts != nil {
+		return facts, nil
+	}
+	return j.freshFacts()
+}
+
+// freshFacts asks the probe, whatever is known, and keeps the answer.
+func (j *Job) freshFacts() (*device.Facts, error) {
+	if j.AskNVML == nil {
+		return nil, errors.New("nobody is there to ask NVML")
 	}
 	if err := j.openState(); err != nil {
 		return nil, err
 	}
-	key, err := j.factsKey()
+	before, err := j.factsKey()
 	if err != nil {
 		return nil, err
-	}
-	var k knownFacts
-	if j.state.Load(factsName, &k) && k.Key == key {
-		j.known = &k.Facts
-		return j.known, nil
-	}
-	if j.AskNVML == nil {
-		return nil, errors.New("nobody is there to ask NVML")
 	}
 	facts, err := j.AskNVML()
 	if err != nil {
@@ -48,11 +48,41 @@ func (j *Job) facts() (*device.Facts, error) {
 	if facts.Driver != j.inv.DriverVersion {
 		return nil, fmt.Errorf("NVML is of driver %s and the loaded kernel module %s: install the driver's user space of the same version, or reboot", facts.Driver, j.inv.DriverVersion)
 	}
-	if err := j.state.Store(factsName, &knownFacts{Key: key, Facts: facts}); err != nil {
+	j.known, j.asked = &facts, true
+	// An answer from while MIG was being configured is of neither layout.
+	if after, err := j.factsKey(); err != nil || after != before {
+		return j.known, err
+	}
+	if err := j.state.Store(factsName, &knownFacts{Key: before, Facts: facts}); err != nil {
 		return nil, fmt.Errorf("keep what NVML said: %w", err)
 	}
-	j.known = &facts
 	return j.known, nil
+}
+
+// askFacts is facts for device.Select.
+func (j *Job) askFacts(again bool) (facts *device.Facts, fresh bool, err error) {
+	if again {
+		facts, err = j.freshFacts()
+	} else {
+		facts, err = j.facts()
+	}
+	return facts, j.asked, err
+}
+
+// keptFacts are the facts as far as they are known already; nil where they are not.
+func (j *Job) keptFacts() *device.Facts {
+	if j.known != nil {
+		return j.known
+	}
+	var k knownFacts
+	if err := j.openState(); err != nil || !j.state.Load(factsName, &k) {
+		return nil
+	}
+	if key, err := j.factsKey(); err != nil || k.Key != key {
+		return nil
+	}
+	j.known = &k.Facts
+	return j.known
 }
 
 // factsKey is what the probe's answer depends on.

@@ -18,7 +18,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 )
 
 func TestOneGPUIsAddedToWhatTheContainerHad(t *testing.T) {
@@ -469,22 +468,6 @@ func TestTheStateDirectoryMustBeRootsAlone(t *testing.T) {
 	refused(t, err, Precondition, cfg.Host.StateDir, "0777")
 	if err := os.Chmod(cfg.Host.StateDir, 0o700); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// number finds the node of each GPU, whose minor need not be its index.
-func TestAGPUIsKnownByItsNode(t *testing.T) {
-	job, err := resolve(t, hostConfig(t), newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, gpu := range job.inv.GPUs {
-		if n := job.number(gpu); n.Minor != int64(simulated.GPUs[i].Minor) || n.Major <= 0 {
-			t.Errorf("GPU %d: %+v, want minor %d", i, n, simulated.GPUs[i].Minor)
-		}
-	}
-	if n := job.number(device.GPU{Minor: 77}); n != (policy.Number{Major: -1, Minor: -1}) {
-		t.Errorf("a GPU without a node: %+v", n)
 	}
 }
 

@@ -103,9 +103,15 @@ func (j *Job) buildMask() (*procmask.Mask, error) {
 			}
 			files = append(files, procmask.File{Path: filepath.Join("gpus", g.BusID, name), Data: data})
 		}
-		j.Plan.Proc.GPUs = append(j.Plan.Proc.GPUs, g.BusID)
 	}
-	j.Plan.Proc.Masked = true
+	for _, c := range j.set.Capabilities() {
+		data, err := readProc(j.inv.CapabilityFile(c))
+		if err != nil {
+			return nil, fail(Precondition, "%w", err)
+		}
+		files = append(files, procmask.File{Path: filepath.Join("capabilities", c.File), Data: withLine(data, "DeviceFileModify:", "DeviceFileModify: 0")})
+	}
+	j.planMask()
 	m, err := procmask.New(files, j.bundle.Spec.Linux.MountLabel)
 	if err != nil {
 		return nil, fail(Internal, "%w", err)
@@ -113,20 +119,36 @@ func (j *Job) buildMask() (*procmask.Mask, error) {
 	return m, nil
 }
 
+// planMask enters in the plan what the mask shows.
+func (j *Job) planMask() {
+	j.Plan.Proc = PlanProc{Masked: true, GPUs: []string{}, Capabilities: []string{}}
+	for _, g := range j.gpus {
+		j.Plan.Proc.GPUs = append(j.Plan.Proc.GPUs, g.BusID)
+	}
+	for _, c := range j.set.Capabilities() {
+		j.Plan.Proc.Capabilities = append(j.Plan.Proc.Capabilities, c.File)
+	}
+}
+
 // withoutDeviceFiles is the params file with ModifyDeviceFiles at 0: the parameter
-// that lets NVIDIA's libraries make device nodes by themselves. Missing means 1
-// (nvidia-modprobe, init_device_file_parameters).
+// that lets NVIDIA's libraries make device nodes by themselves. A capability file has
+// one of its own, DeviceFileModify. Missing means 1 (nvidia-modprobe,
+// init_device_file_parameters).
 func withoutDeviceFiles(params []byte) []byte {
-	const name, off = "ModifyDeviceFiles:", "ModifyDeviceFiles: 0"
+	return withLine(params, "ModifyDeviceFiles:", "ModifyDeviceFiles: 0")
+}
+
+// withLine is text with line in place of the one that begins with name, or at its end.
+func withLine(text []byte, name, line string) []byte {
 	var out []byte
 	found := false
-	for line := range bytes.Lines(params) {
-		if bytes.HasPrefix(line, []byte(name)) {
-			end := line[len(bytes.TrimSuffix(line, []byte("\n"))):]
-			out, found = append(append(out, off...), end...), true
+	for old := range bytes.Lines(text) {
+		if bytes.HasPrefix(old, []byte(name)) {
+			end := old[len(bytes.TrimSuffix(old, []byte("\n"))):]
+			out, found = append(append(out, line...), end...), true
 			continue
 		}
-		out = append(out, line...)
+		out = append(out, old...)
 	}
 	if found {
 		return out
@@ -134,7 +156,7 @@ func withoutDeviceFiles(params []byte) []byte {
 	if out = bytes.TrimRight(out, "\n"); len(out) > 0 {
 		out = append(out, '\n')
 	}
-	return append(out, off+"\n"...)
+	return append(out, line+"\n"...)
 }
 
 func readProc(name string) ([]byte, error) {

@@ -20,10 +20,14 @@ type Plan struct {
 	Reason string `json:"reason"`
 	Error  string `json:"error,omitempty"`
 	// Asked is the request as the container wrote it: device identifiers.
-	Asked         []string  `json:"asked"`
-	Grant         string    `json:"grant"`
-	DriverVersion string    `json:"driver_version"`
-	GPUs          []PlanGPU `json:"gpus"`
+	Asked         []string `json:"asked"`
+	Grant         string   `json:"grant"`
+	DriverVersion string   `json:"driver_version"`
+	// GPUs are whole GPUs; that of a MIG device is not among them.
+	GPUs []PlanGPU `json:"gpus"`
+	MIG  []PlanMIG `json:"mig"`
+	// MIGRights are rights over all MIG devices: "config", "monitor".
+	MIGRights []string `json:"mig_rights,omitempty"`
 	// Requirements are those of the image, all of them fulfilled.
 	Requirements []PlanRequirement `json:"requirements,omitempty"`
 	Capabilities []string          `json:"capabilities"`
@@ -54,6 +58,20 @@ type PlanGPU struct {
 	PCI   string `json:"pci"`
 }
 
+// PlanMIG is a MIG device that the container gets.
+type PlanMIG struct {
+	// UUID and Profile are NVML's and empty where it was not asked.
+	UUID    string `json:"uuid"`
+	Profile string `json:"profile,omitempty"`
+	// GPU is the index of the GPU, GI and CI the ids of the GPU instance and of the
+	// compute instance in it.
+	GPU int `json:"gpu"`
+	GI  int `json:"gi"`
+	CI  int `json:"ci"`
+	// Name is the UUID, or the name that needs no NVML: MIG-GPU-<uuid>/<gi>/<ci>.
+	Name string `json:"name"`
+}
+
 // PlanDevice is a device node that the container gets, with read and write access.
 type PlanDevice struct {
 	Path  string `json:"path"`
@@ -73,6 +91,8 @@ type PlanProc struct {
 	// Masked is false for privileged containers.
 	Masked bool     `json:"masked"`
 	GPUs   []string `json:"gpus"`
+	// Capabilities are the capability files of MIG: "gpu0/mig/gi1/access".
+	Capabilities []string `json:"capabilities"`
 }
 
 // PlanLinker is how programs of the image find the driver.

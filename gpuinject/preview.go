@@ -41,10 +41,8 @@ func (j *Job) Preview(root string) error {
 			return err
 		}
 	}
-	if j.Plan.Proc.Masked = j.needsMask(); j.Plan.Proc.Masked {
-		for _, g := range j.gpus {
-			j.Plan.Proc.GPUs = append(j.Plan.Proc.GPUs, g.BusID)
-		}
+	if j.needsMask() {
+		j.planMask()
 	}
 	spec := j.viewSpec(compat)
 	j.listFiles(spec)

@@ -3,7 +3,6 @@ package gpuinject
 import (
 	"errors"
 	"slices"
-	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
@@ -32,17 +31,18 @@ func (j *Job) Resolve() error {
 	j.inv = inv
 	j.Plan.DriverVersion = inv.DriverVersion
 
-	if err := j.selectGPUs(); err != nil {
+	if err := j.selectDevices(); err != nil {
 		return err
 	}
-	j.Plan.setGPUs(j.gpus)
+	j.Plan.setGPUs(j.set.GPUs)
+	j.Plan.setMIG(j.set)
 	if err := j.checkRequirements(); err != nil {
 		return err
 	}
 	if err := j.checkHooks(); err != nil {
 		return err
 	}
-	if j.nodes, err = inv.Nodes(j.gpus, j.Request.Capabilities); err != nil {
+	if j.nodes, err = inv.Nodes(j.set, j.Request.Capabilities); err != nil {
 		return fail(Precondition, "%w", err)
 	}
 	if err := j.addOthers(); err != nil {
@@ -68,10 +68,10 @@ func (j *Job) notGranted(reason string) error {
 	return ErrNotGranted
 }
 
-// selectGPUs narrows the request to what policy grants.
-func (j *Job) selectGPUs() error {
+// selectDevices narrows the request to what policy grants.
+func (j *Job) selectDevices() error {
 	grant, err := policy.Decide(j.Config.Policy, j.Container, policy.Host{
-		GPUs: j.inv.GPUs, Node: j.number, Select: j.inv.Select,
+		Given: j.inv.Given, Select: j.find,
 		Mounted: j.mounted(),
 		Kubelet: func() (policy.Allocation, error) {
 			if j.AskKubelet == nil {
@@ -87,28 +87,65 @@ func (j *Job) selectGPUs() error {
 	if !j.namesDevices() && grant.Nothing() {
 		return j.notGranted(grant.Reason)
 	}
+	if err := j.mayManage(); err != nil {
+		return err
+	}
 	for _, id := range j.Request.Devices {
-		gpus, err := j.inv.Select([]string{id})
-		if !grant.All && j.namesDevices() && (err != nil || !grant.AllowsAll(gpus)) {
-			// The same words for a GPU that is somebody else's and for one that does
-			// not exist: a pod learns nothing of its neighbours.
-			return fail(Denied, "GPU %s is not this container's: %s", request.Quote(id), grant.Reason)
-		}
-		if err != nil {
-			return fail(Invalid, "%s: %w", j.Request.Reason, err)
-		}
-		for _, gpu := range gpus {
-			if grant.Allows(gpu) && !slices.Contains(j.gpus, gpu) {
-				j.gpus = append(j.gpus, gpu)
-			}
+		if err := j.selectDevice(id); err != nil {
+			return err
 		}
 	}
-	slices.SortFunc(j.gpus, func(a, b device.GPU) int { return a.Index - b.Index })
-	if e := grant.Enforced; e != nil && (e.Nothing() || !e.AllowsAll(j.gpus)) {
+	if err := j.manage(); err != nil {
+		return err
+	}
+	j.nameMIG()
+	j.gpus = j.inv.Visible(j.set)
+	if e := grant.Enforced; e != nil && (e.Nothing() || !e.AllowsAll(j.set)) {
 		j.audit(e.Reason)
 	}
 	return nil
 }
+
+// selectDevice adds what id names, as far as it is granted.
+func (j *Job) selectDevice(id string) error {
+	var set device.Set
+	var err error
+	// Nobody has to be asked what an id means of which nothing can be granted.
+	named, nothing := j.namesDevices(), j.grant.Nothing()
+	if !nothing {
+		set, err = j.find([]string{id})
+	}
+	if errors.Is(err, device.ErrFacts) {
+		return fail(Precondition, "%s: %w", j.Request.Reason, err)
+	}
+	if !j.grant.All && named && (nothing || err != nil || !j.grant.AllowsAll(set)) {
+		// The same words for a GPU that is somebody else's and for one that does
+		// not exist: a pod learns nothing of its neighbours.
+		return fail(Denied, "GPU %s is not this container's: %s", request.Quote(id), j.grant.Reason)
+	}
+	if err != nil {
+		return fail(Invalid, "%s: %w", j.Request.Reason, err)
+	}
+	if named {
+		if err := j.checkWhole(id, set.GPUs); err != nil {
+			return err
+		}
+	}
+	for _, gpu := range set.GPUs {
+		if j.grant.Allows(gpu) {
+			j.set.AddGPU(gpu)
+		}
+	}
+	for _, in := range set.MIG {
+		if j.grant.AllowsMIG(in) {
+			j.set.AddMIG(in)
+		}
+	}
+	return nil
+}
+
+// find turns device ids into devices.
+func (j *Job) find(ids []string) (device.Set, error) { return j.inv.Select(ids, j.askFacts) }
 
 // mounted are the identifiers of the device-list mounts, which are a grant.
 func (j *Job) mounted() []string {
@@ -116,18 +153,4 @@ func (j *Job) mounted() []string {
 		return j.Request.Devices
 	}
 	return nil
-}
-
-// number is the device number of a GPU's node.
-func (j *Job) number(gpu device.GPU) policy.Number {
-	nodes, err := j.inv.Nodes([]device.GPU{gpu}, nil)
-	if err != nil {
-		return policy.Number{Major: -1, Minor: -1}
-	}
-	for _, n := range nodes {
-		if strings.HasPrefix(n.Path, "/dev/nvidia") && n.Path != "/dev/nvidiactl" {
-			return policy.Number{Major: int64(n.Major), Minor: int64(n.Minor)}
-		}
-	}
-	return policy.Number{Major: -1, Minor: -1}
 }

@@ -18,13 +18,10 @@ func pod(t *testing.T, namespace string, allocated []int, env ...string) *specs.
 	spec := newSpec(env...)
 	spec.Annotations["io.kubernetes.cri.container-type"] = "container"
 	spec.Annotations["io.kubernetes.cri.sandbox-namespace"] = namespace
-	all, err := resolve(t, hostConfig(t), newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, i := range allocated {
-		n := all.number(all.inv.GPUs[i])
-		spec.Linux.Devices = append(spec.Linux.Devices, specs.LinuxDevice{Path: "/dev/nvidia-of-the-plugin", Type: "c", Major: n.Major, Minor: n.Minor})
+		spec.Linux.Devices = append(spec.Linux.Devices, specs.LinuxDevice{
+			Path: "/dev/nvidia-of-the-plugin", Type: "c", Major: int64(simulated.Majors.GPU), Minor: int64(simulated.GPUs[i].Minor),
+		})
 	}
 	return spec
 }

@@ -265,6 +265,9 @@ func logGranted(ctx context.Context, id string, job *gpuinject.Job, injected tim
 	for _, g := range job.Plan.GPUs {
 		gpus = append(gpus, g.UUID)
 	}
+	for _, m := range job.Plan.MIG {
+		gpus = append(gpus, m.Name)
+	}
 	log.G(ctx).WithFields(log.Fields{
 		"id": id, "gpus": strings.Join(gpus, ","), "capabilities": strings.Join(job.Plan.Capabilities, ","),
 		"driver": job.Plan.DriverVersion, "reason": job.Plan.Reason, "grant": job.Plan.Grant, "took": injected.String(),

@@ -541,7 +541,7 @@ func checkNodes(_ context.Context, n *node) []finding {
 	if err != nil {
 		return nil
 	}
-	nodes, err := inv.Nodes(inv.GPUs, []string{"compute", "utility"})
+	nodes, err := inv.Nodes(device.Set{GPUs: inv.GPUs}, []string{"compute", "utility"})
 	if err != nil {
 		return []finding{problem("create the device nodes at boot: nvidia-modprobe -c0 -u, or run nvidia-persistenced", "%v", err)}
 	}

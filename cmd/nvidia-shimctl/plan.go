@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -157,6 +158,12 @@ func printPlan(w io.Writer, p gpuinject.Plan) {
 	for _, r := range p.Requirements {
 		fmt.Fprintf(w, "requirement:  %s, fulfilled by %s\n", r.Variable, request.Quote(strings.Join(r.SatisfiedBy, " ")))
 	}
+	for _, m := range p.MIG {
+		field("MIG device", term.Green, "%s", m)
+	}
+	for _, right := range p.MIGRights {
+		field("MIG right", term.Yellow, "%s", right)
+	}
 	for _, d := range p.Devices {
 		field("device", term.Plain, "%s (%d:%d rw)", d.Path, d.Major, d.Minor)
 	}
@@ -166,7 +173,7 @@ func printPlan(w io.Writer, p gpuinject.Plan) {
 	field("libraries", term.Plain, "%s", strings.Join(p.Libraries, " "))
 	field("binaries", term.Plain, "%s", strings.Join(p.Binaries, " "))
 	if p.Proc.Masked {
-		field("proc", term.Plain, "masked, shows %s", strings.Join(p.Proc.GPUs, " "))
+		field("proc", term.Plain, "masked, shows %s", strings.Join(slices.Concat(p.Proc.GPUs, p.Proc.Capabilities), " "))
 	} else {
 		field("proc", term.Yellow, "not masked")
 	}

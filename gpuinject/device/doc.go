@@ -1,13 +1,15 @@
-// Package device says which NVIDIA GPUs this host has and which device nodes a
-// container needs to use some of them.
+// Package device says which NVIDIA GPUs and MIG devices this host has and which
+// device nodes a container needs to use some of them.
 //
 // In: procfs (<proc>/driver/nvidia/version, <proc>/driver/nvidia/gpus/*/information,
-// <proc>/devices), sysfs (the DRM nodes of a PCI device) and the nodes themselves.
-// Out: an Inventory, the GPUs that a list of ids selects, and verified Nodes.
+// <proc>/driver/nvidia/capabilities, <proc>/devices), sysfs (the DRM nodes of a PCI
+// device) and the nodes themselves; for MIG UUIDs and "0:1" the Facts that the caller
+// got from NVML. Out: an Inventory, the Set of devices that a list of ids selects, and
+// verified Nodes.
 //
 //	inv, err := device.Discover(device.Roots{Proc: "/proc", Dev: "/", Sys: "/sys"})
-//	gpus, err := inv.Select([]string{"0", "GPU-fef8089b"})
-//	nodes, err := inv.Nodes(gpus, []string{"compute", "utility"})
+//	set, err := inv.Select([]string{"0", "GPU-fef8089b"}, ask)
+//	nodes, err := inv.Nodes(set, []string{"compute", "utility"})
 //
 // NVML is not used: a wedged GPU must not wedge a shim, and a library that is
 // loaded into the shim is code that the driver's owner could replace. The GPU

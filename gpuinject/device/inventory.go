@@ -60,6 +60,9 @@ type Inventory struct {
 	Excluded []GPU
 	// Roots is where all this was found; Nodes looks there.
 	Roots Roots
+
+	// instances are the MIG devices by minor number of their GPU, once looked at.
+	instances map[int][]Instance
 }
 
 // Discover reads the driver's procfs. It is cheap (two files and one more for each

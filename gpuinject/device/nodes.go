@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -47,13 +48,26 @@ type wanted struct {
 	remedy   string
 }
 
-// Nodes returns the nodes that a container with these GPUs and capabilities needs:
+// The drivers of the nodes as <proc>/devices names them. The GPUs' is called
+// nvidia-frontend before 550.40.
+const capsDriver = "nvidia-caps"
+
+func gpuDriver(majors map[string]uint32) string {
+	if _, ok := majors["nvidia"]; ok {
+		return "nvidia"
+	}
+	return "nvidia-frontend"
+}
+
+// Nodes returns the nodes that a container with these devices and capabilities needs:
 //
 //	nvidiactl                    always, also without a GPU
-//	nvidia<minor>                of each GPU
+//	nvidia<minor>                of each GPU, whole or of a MIG device
 //	nvidia-uvm, nvidia-uvm-tools with compute or video (whose libraries need CUDA)
 //	nvidia-modeset               with graphics or display
-//	dri/card<n>, dri/renderD<n>  of each GPU, with graphics or display
+//	dri/card<n>, dri/renderD<n>  of each GPU, with graphics or display; of a MIG
+//	                             device where its profile is for graphics
+//	nvidia-caps/nvidia-cap<n>    of each MIG device two, and those of Set.Manage
 //
 // after toolkit.md 4.1 and 4.2. nvidia-uvm-tools, nvidia-modeset and the DRM nodes
 // are skipped where the host has none, nvidia-uvm also when no GPU is asked for;
@@ -62,13 +76,13 @@ type wanted struct {
 // <proc>/devices is read again here: a major that changed since Discover, or a node
 // left over from an earlier module load, is refused (security.md T37), as is a node
 // that is a link or an ordinary file (T38).
-func (inv *Inventory) Nodes(gpus []GPU, caps []string) ([]Node, error) {
-	majors, err := readMajors(filepath.Join(inv.Roots.Proc, "devices"))
+func (inv *Inventory) Nodes(set Set, caps []string) ([]Node, error) {
+	majors, err := inv.majors()
 	if err != nil {
 		return nil, err
 	}
 	var nodes []Node
-	for _, w := range inv.wanted(gpus, caps, majors) {
+	for _, w := range inv.wanted(set, caps, majors) {
 		node, err := verify(inv.Roots.Dev, w)
 		if errors.Is(err, fs.ErrNotExist) && !w.required {
 			continue
@@ -82,12 +96,8 @@ func (inv *Inventory) Nodes(gpus []GPU, caps []string) ([]Node, error) {
 }
 
 // wanted lists the nodes in the order in which they are given.
-func (inv *Inventory) wanted(gpus []GPU, caps []string, majors map[string]uint32) []wanted {
-	// The driver is called nvidia-frontend before 550.40.
-	driver := "nvidia"
-	if _, ok := majors[driver]; !ok {
-		driver = "nvidia-frontend"
-	}
+func (inv *Inventory) wanted(set Set, caps []string, majors map[string]uint32) []wanted {
+	driver, gpus := gpuDriver(majors), inv.Visible(set)
 	list := []wanted{{name: "nvidiactl", driver: driver, minor: minorControl, required: true, remedy: "nvidia-modprobe -c255"}}
 	for _, g := range gpus {
 		n := strconv.Itoa(g.Minor)
@@ -104,8 +114,16 @@ func (inv *Inventory) wanted(gpus []GPU, caps []string, majors map[string]uint32
 	if has("graphics", "display") {
 		list = append(list, wanted{name: "nvidia-modeset", driver: driver, minor: minorModeset})
 		for _, g := range gpus {
-			list = append(list, drmNodes(inv.Roots.Sys, g.BusID)...)
+			if set.HasGPU(g) || slices.ContainsFunc(set.MIG, func(in Instance) bool { return in.Minor == g.Minor && in.graphics() }) {
+				list = append(list, drmNodes(inv.Roots.Sys, g.BusID)...)
+			}
 		}
+	}
+	for _, c := range set.Capabilities() {
+		list = append(list, wanted{
+			name: "nvidia-caps/nvidia-cap" + strconv.Itoa(int(c.Minor)), driver: capsDriver, minor: c.Minor, required: true,
+			remedy: "nvidia-modprobe -f " + path.Join("/proc", capabilitiesDir, c.File),
+		})
 	}
 	for i := range list {
 		list[i].major, list[i].known = majors[list[i].driver]
@@ -174,6 +192,10 @@ func fileType(mode uint32) string {
 		return "a block device"
 	}
 	return "a special file"
+}
+
+func (inv *Inventory) majors() (map[string]uint32, error) {
+	return readMajors(filepath.Join(inv.Roots.Proc, "devices"))
 }
 
 // readMajors reads the character devices of <proc>/devices: name to major.

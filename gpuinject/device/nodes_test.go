@@ -50,7 +50,7 @@ func TestNodes(t *testing.T) {
 		{"no capability is the control node and the GPU", []string{"0"}, nil, []string{"/dev/nvidiactl 195:255", "/dev/nvidia2 195:2"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			gpus, err := inv.Select(tt.gpus)
+			gpus, err := inv.Select(tt.gpus, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -74,7 +74,7 @@ func TestNodes(t *testing.T) {
 		if err := os.Chown(h.roots.Dev+"/dev/dri/card1", 0, 44); err != nil {
 			t.Fatal(err)
 		}
-		nodes, err := inv.Nodes(inv.GPUs[:1], []string{"graphics"})
+		nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, []string{"graphics"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -85,7 +85,7 @@ func TestNodes(t *testing.T) {
 	t.Run("a driver before 550.40 calls itself nvidia-frontend", func(t *testing.T) {
 		h := nodeHost(t)
 		h.write(h.roots.Proc+"/devices", "Character devices:\n195 nvidia-frontend\n238 nvidia-uvm\n")
-		if _, err := h.discover().Nodes(h.discover().GPUs, []string{"compute"}); err != nil {
+		if _, err := h.discover().Nodes(Set{GPUs: h.discover().GPUs}, []string{"compute"}); err != nil {
 			t.Error(err)
 		}
 	})
@@ -95,7 +95,7 @@ func TestNodes(t *testing.T) {
 			os.Remove(h.roots.Dev + "/dev/" + name)
 		}
 		inv := h.discover()
-		nodes, err := inv.Nodes(inv.GPUs[:1], []string{"compute", "display"})
+		nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, []string{"compute", "display"})
 		if err != nil || len(nodes) != 3 {
 			t.Errorf("got %+v, %v", nodes, err)
 		}
@@ -104,7 +104,7 @@ func TestNodes(t *testing.T) {
 		h := nodeHost(t)
 		os.Remove(h.roots.Dev + "/dev/nvidia-uvm")
 		os.Remove(h.roots.Dev + "/dev/nvidia-uvm-tools")
-		if nodes, err := h.discover().Nodes(nil, []string{"compute"}); err != nil || len(nodes) != 1 {
+		if nodes, err := h.discover().Nodes(Set{}, []string{"compute"}); err != nil || len(nodes) != 1 {
 			t.Errorf("got %+v, %v", nodes, err)
 		}
 	})
@@ -146,7 +146,7 @@ func TestNodesRefuses(t *testing.T) {
 			h := nodeHost(t)
 			inv := h.discover()
 			tt.change(h, h.roots.Dev+"/dev/")
-			nodes, err := inv.Nodes(inv.GPUs[:1], caps)
+			nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, caps)
 			if err == nil {
 				t.Fatalf("got %+v", nodes)
 			}
@@ -174,7 +174,7 @@ func BenchmarkNodesEightGPUs(b *testing.B) {
 	inv := h.discover()
 	b.ReportAllocs()
 	for b.Loop() {
-		if _, err := inv.Nodes(inv.GPUs, []string{"compute", "utility"}); err != nil {
+		if _, err := inv.Nodes(Set{GPUs: inv.GPUs}, []string{"compute", "utility"}); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -1,51 +1,79 @@
 package device
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
 	"strings"
 )
 
-// Select turns ids into GPUs, in index order, each GPU once however often it is
-// named. An id is
+// Ask gets what only NVML knows. fresh says that it was asked just now and not
+// earlier; again wants just that. Its errors are turned into ErrFacts.
+type Ask func(again bool) (facts *Facts, fresh bool, err error)
+
+// ErrFacts says that Select had to ask NVML, and why that failed. It says nothing of
+// the id.
+var ErrFacts = errors.New("only NVML knows MIG devices by UUID and index")
+
+// Select turns ids into devices, each once however often it is named. An id is
 //
-//	all             every GPU that is not excluded (none on a host without one)
-//	0, 1, …         an index
-//	GPU-fef8089b-…  a UUID in any case, or the beginning of exactly one
-//	0000:65:00.0    a PCI bus id in any case, with a domain of 4 to 8 digits
+//	all                      every GPU that is not excluded (none on a host without
+//	                         one); of a GPU that has MIG devices these, not the GPU
+//	0, 1, …                  a GPU's index
+//	GPU-fef8089b-…           a GPU's UUID in any case, or the beginning of exactly one
+//	0000:65:00.0             a PCI bus id in any case, with a domain of 4 to 8 digits
+//	MIG-a3cd0fca-…           a MIG device's UUID, or the beginning of exactly one
+//	MIG-GPU-fef8089b-…/1/0   a MIG device by its GPU and the ids of its instances
+//	0:1                      MIG device 1 of GPU 0, as nvidia-smi -L counts them
 //
-// An unknown id is an error that lists what the host has. MIG instances ("MIG-…",
-// "0:1") are an error of their own.
-func (inv *Inventory) Select(ids []string) ([]GPU, error) {
-	chosen := make([]bool, len(inv.GPUs))
+// Only the first and the last form of MIG devices need ask. An unknown id is an error
+// that lists what the host has. That a GPU which is named has MIG devices is the
+// caller's to judge.
+func (inv *Inventory) Select(ids []string, ask Ask) (Set, error) {
+	var set Set
 	for _, id := range ids {
-		if id == "all" {
-			for i := range chosen {
-				chosen[i] = true
+		switch {
+		case id == "all":
+			if err := inv.addAll(&set); err != nil {
+				return Set{}, err
 			}
-			continue
+		case IsMIG(id):
+			in, err := inv.findMIG(id, ask)
+			if err != nil {
+				return Set{}, err
+			}
+			set.AddMIG(in)
+		default:
+			i, err := inv.find(id)
+			if err != nil {
+				return Set{}, err
+			}
+			set.AddGPU(inv.GPUs[i])
 		}
-		i, err := inv.find(id)
+	}
+	return set, nil
+}
+
+func (inv *Inventory) addAll(set *Set) error {
+	for _, gpu := range inv.GPUs {
+		instances, err := inv.InstancesOf(gpu)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		chosen[i] = true
-	}
-	var gpus []GPU
-	for i, yes := range chosen {
-		if yes {
-			gpus = append(gpus, inv.GPUs[i])
+		if len(instances) == 0 {
+			set.AddGPU(gpu)
+		}
+		for _, in := range instances {
+			set.AddMIG(in)
 		}
 	}
-	return gpus, nil
+	return nil
 }
 
 // find returns the index of the one GPU that id names.
 func (inv *Inventory) find(id string) (int, error) {
 	switch {
-	case isMIG(id):
-		return 0, fmt.Errorf("GPU %q: MIG instances cannot be selected by this release; ask for a whole GPU: %s", cut(id), inv.list())
 	case isDigits(id):
 		if n, err := strconv.Atoi(id); err == nil && n < len(inv.GPUs) {
 			return n, nil
@@ -84,7 +112,7 @@ func (inv *Inventory) findUUID(id string) (int, error) {
 	case len(found) > 1:
 		var names []string
 		for _, i := range found {
-			names = append(names, describe(inv.GPUs[i]))
+			names = append(names, inv.describe(inv.GPUs[i]))
 		}
 		return 0, fmt.Errorf("GPU %q is the beginning of %d UUIDs: %s", cut(id), len(found), strings.Join(names, ", "))
 	case slices.ContainsFunc(inv.Excluded, starts):
@@ -97,12 +125,6 @@ func (inv *Inventory) excluded(id string) error {
 	return fmt.Errorf("GPU %q is excluded from use on this host (NVreg_ExcludedGpus): %s", cut(id), inv.list())
 }
 
-// isMIG recognises "MIG-<uuid>", "MIG-GPU-<uuid>/<gi>/<ci>" and "<gpu>:<instance>".
-func isMIG(id string) bool {
-	gpu, instance, ok := strings.Cut(id, ":")
-	return hasPrefixFold(id, "MIG-") || ok && isDigits(gpu) && isDigits(instance)
-}
-
 // list says in one line what the host has.
 func (inv *Inventory) list() string {
 	if len(inv.GPUs) == 0 {
@@ -110,17 +132,21 @@ func (inv *Inventory) list() string {
 	}
 	var names []string
 	for _, g := range inv.GPUs {
-		names = append(names, describe(g))
+		names = append(names, inv.describe(g))
 	}
 	return "this host has " + strings.Join(names, ", ")
 }
 
-func describe(g GPU) string {
+func (inv *Inventory) describe(g GPU) string {
 	uuid := g.UUID
 	if uuid == "" {
 		uuid = "UUID not known before nvidia-smi ran once"
 	}
-	return fmt.Sprintf("%d (%s, %s)", g.Index, uuid, g.BusID)
+	mig := ""
+	if instances, err := inv.InstancesOf(g); err == nil && len(instances) > 0 {
+		mig = fmt.Sprintf(", %d MIG devices", len(instances))
+	}
+	return fmt.Sprintf("%d (%s, %s%s)", g.Index, uuid, g.BusID, mig)
 }
 
 func hasPrefixFold(s, prefix string) bool {

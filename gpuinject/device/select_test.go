@@ -28,12 +28,12 @@ func TestSelect(t *testing.T) {
 		{"duplicates by any name are one GPU", []string{"0", "0", uuid("fef8aaaa"), "GPU-fef8a", "00000000:65:00.0"}, []int{0}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			gpus, err := inv.Select(tt.ids)
+			set, err := inv.Select(tt.ids, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
 			var got []int
-			for _, g := range gpus {
+			for _, g := range set.GPUs {
 				got = append(got, g.Index)
 			}
 			if !slices.Equal(got, tt.want) {
@@ -42,6 +42,9 @@ func TestSelect(t *testing.T) {
 		})
 	}
 }
+
+// nobody is NVML on a host without MIG.
+func nobody(bool) (*Facts, bool, error) { return &Facts{}, true, nil }
 
 func TestSelectRefuses(t *testing.T) {
 	inv := fourGPUs(t).discover()
@@ -61,18 +64,18 @@ func TestSelectRefuses(t *testing.T) {
 		{"a bus id without its domain", "65:00.0", []string{"unknown GPU"}},
 		{"an excluded GPU by UUID", "GPU-dddd", []string{"excluded"}},
 		{"an excluded GPU by bus id", "0000:81:00.0", []string{"excluded"}},
-		{"a MIG UUID", "MIG-12345678-1111-2222-3333-444444444444", []string{"MIG instances cannot be selected by this release"}},
-		{"an old MIG UUID", "MIG-" + uuid("fef8089b") + "/1/0", []string{"MIG instances cannot be selected by this release"}},
-		{"a MIG index", "0:1", []string{"MIG instances cannot be selected by this release"}},
+		{"a MIG UUID on a host without MIG", "MIG-12345678-1111-2222-3333-444444444444", append([]string{`unknown MIG device "MIG-12345678-`, "there is no MIG device"}, known...)},
+		{"an old MIG UUID on a host without MIG", "MIG-" + uuid("fef8089b") + "/1/0", append([]string{"unknown MIG device", "there is no MIG device"}, known...)},
+		{"a MIG index on a host without MIG", "0:1", append([]string{`unknown MIG device "0:1"`, "there is no MIG device"}, known...)},
 		{"a blank", " 0", []string{`unknown GPU " 0"`}},
 		{"an empty id", "", []string{`unknown GPU ""`}},
 		{"all in capitals, which is no word of the contract", "ALL", []string{`unknown GPU "ALL"`}},
 		{"a name of several lines", "a\nb", []string{`"a\nb"`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			gpus, err := inv.Select([]string{"0", tt.id})
+			set, err := inv.Select([]string{"0", tt.id}, nobody)
 			if err == nil {
-				t.Fatalf("got %+v", gpus)
+				t.Fatalf("got %+v", set)
 			}
 			for _, w := range tt.want {
 				if !strings.Contains(err.Error(), w) {
@@ -85,7 +88,7 @@ func TestSelectRefuses(t *testing.T) {
 		})
 	}
 	t.Run("a long id is cut at 256 bytes", func(t *testing.T) {
-		_, err := inv.Select([]string{strings.Repeat("x", 5000)})
+		_, err := inv.Select([]string{strings.Repeat("x", 5000)}, nil)
 		if n := strings.Count(err.Error(), "x"); n != 256 {
 			t.Errorf("%d bytes in %q", n, err)
 		}
@@ -94,19 +97,19 @@ func TestSelectRefuses(t *testing.T) {
 		h := newHost(t)
 		h.gpu("0000:65:00.0", 0, "GPU-????????-????-????-????-????????????", "No")
 		inv := h.discover()
-		if _, err := inv.Select([]string{"0"}); err != nil {
+		if _, err := inv.Select([]string{"0"}, nil); err != nil {
 			t.Error(err)
 		}
-		if _, err := inv.Select([]string{"GPU-?"}); err == nil || !strings.Contains(err.Error(), "UUID not known") {
+		if _, err := inv.Select([]string{"GPU-?"}, nil); err == nil || !strings.Contains(err.Error(), "UUID not known") {
 			t.Errorf("got %v", err)
 		}
 	})
 	t.Run("a host without a GPU says so", func(t *testing.T) {
 		inv := newHost(t).discover()
-		if gpus, err := inv.Select([]string{"all"}); err != nil || len(gpus) != 0 {
-			t.Errorf("all: %v, %v", gpus, err)
+		if set, err := inv.Select([]string{"all"}, nil); err != nil || !set.Empty() {
+			t.Errorf("all: %v, %v", set, err)
 		}
-		if _, err := inv.Select([]string{"0"}); err == nil || !strings.Contains(err.Error(), "no usable GPU") {
+		if _, err := inv.Select([]string{"0"}, nil); err == nil || !strings.Contains(err.Error(), "no usable GPU") {
 			t.Errorf("got %v", err)
 		}
 	})

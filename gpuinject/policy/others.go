@@ -36,7 +36,7 @@ func DecideOthers(p config.Policy, c Container, g Grant, class string, nodes []d
 		return Others{All: true, Reason: "allow-from-environment"}
 	}
 	given := func(n device.Other) bool {
-		return slices.Contains(c.Nodes, Number{int64(n.Major), int64(n.Minor)})
+		return slices.Contains(c.Nodes, Number{Major: int64(n.Major), Minor: int64(n.Minor)})
 	}
 	if !slices.ContainsFunc(nodes, given) {
 		return Others{Reason: "no device of that kind was allocated to the container, and policy.allow-from-environment has no \"" + class + "\""}

@@ -22,13 +22,13 @@ func TestDecideOthers(t *testing.T) {
 		want    string
 	}{
 		{"the environment grants where it grants GPUs", Grant{All: true}, nil, "", false, "all"},
-		{"a GPU that was allocated grants nothing else", Grant{GPUs: gpus}, []Number{{195, 0}}, "", false, ""},
-		{"the operator allows the class", Grant{GPUs: gpus}, nil, "mofed", false, "all"},
-		{"the operator allows another class", Grant{GPUs: gpus}, nil, "imex", false, ""},
-		{"device-list mounts grant", Grant{GPUs: gpus}, nil, "", true, "all"},
-		{"a node of the class in the specification brings what all share", Grant{GPUs: gpus}, []Number{{231, 1}}, "", false, "verbs1 cm"},
-		{"what all share brings no node that is handed out by itself", Grant{GPUs: gpus}, []Number{{231, 9}}, "", false, "cm"},
-		{"a node of the same minor and another major is none of the class", Grant{GPUs: gpus}, []Number{{195, 1}}, "", false, ""},
+		{"a GPU that was allocated grants nothing else", Grant{Set: device.Set{GPUs: gpus}}, []Number{{Major: 195, Minor: 0}}, "", false, ""},
+		{"the operator allows the class", Grant{Set: device.Set{GPUs: gpus}}, nil, "mofed", false, "all"},
+		{"the operator allows another class", Grant{Set: device.Set{GPUs: gpus}}, nil, "imex", false, ""},
+		{"device-list mounts grant", Grant{Set: device.Set{GPUs: gpus}}, nil, "", true, "all"},
+		{"a node of the class in the specification brings what all share", Grant{Set: device.Set{GPUs: gpus}}, []Number{{Major: 231, Minor: 1}}, "", false, "verbs1 cm"},
+		{"what all share brings no node that is handed out by itself", Grant{Set: device.Set{GPUs: gpus}}, []Number{{Major: 231, Minor: 9}}, "", false, "cm"},
+		{"a node of the same minor and another major is none of the class", Grant{Set: device.Set{GPUs: gpus}}, []Number{{Major: 195, Minor: 1}}, "", false, ""},
 		{"nothing at all", Grant{}, nil, "", false, ""},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -34,12 +34,15 @@ type Container struct {
 	// user namespace, where a pod may ask for an unmasked /proc, it ends at the
 	// namespace.
 	Privileged bool
+	// Admin containers have CAP_SYS_ADMIN in their bounding set and are in no user
+	// namespace: what `--cap-add SYS_ADMIN` makes, and every privileged container.
+	Admin bool
 	// Nodes are the character devices that the specification carries already.
 	Nodes []Number
 }
 
 // Number is a device number.
-type Number struct{ Major, Minor int64 }
+type Number = device.Number
 
 // Identify reads who a container is from its specification.
 func Identify(spec *bundle.Spec) Container {
@@ -57,10 +60,11 @@ func Identify(spec *bundle.Spec) Container {
 		return c
 	}
 	userns := slices.ContainsFunc(spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.UserNamespace })
-	c.Privileged = bounding && len(spec.Linux.MaskedPaths) == 0 && !userns
+	c.Admin = bounding && !userns
+	c.Privileged = c.Admin && len(spec.Linux.MaskedPaths) == 0
 	for _, d := range spec.Linux.Devices {
 		if d.Type == "c" || d.Type == "u" {
-			c.Nodes = append(c.Nodes, Number{d.Major, d.Minor})
+			c.Nodes = append(c.Nodes, Number{Major: d.Major, Minor: d.Minor})
 		}
 	}
 	return c
@@ -80,11 +84,10 @@ var ErrNoKubelet = errors.New("no kubelet socket")
 
 // Host is what a decision needs to know of this host.
 type Host struct {
-	GPUs []device.GPU
-	// Node is the device number of a GPU's node.
-	Node func(device.GPU) Number
-	// Select turns device ids into GPUs.
-	Select func(ids []string) ([]device.GPU, error)
+	// Given are the devices whose nodes a specification carries.
+	Given func([]Number) (device.Set, error)
+	// Select turns device ids into devices.
+	Select func(ids []string) (device.Set, error)
 	// Mounted are the ids of accepted device-list mounts.
 	Mounted []string
 	// Kubelet asks for the pod's allocation. ErrNoKubelet where there is none.
@@ -93,28 +96,34 @@ type Host struct {
 
 // Grant is what a container may select from.
 type Grant struct {
-	// All is set where every GPU of the host may be selected.
+	// All is set where every device of the host may be selected.
 	All bool
-	// GPUs are those that may be selected where All is not set.
-	GPUs []device.GPU
+	// Set are those that may be selected where All is not set.
+	Set device.Set
 	// Reason says, for people, where the grant comes from.
 	Reason string
 	// Enforced is what enforcing would have granted, where the mode is audit.
 	Enforced *Grant
 }
 
-// Allows tells whether the grant includes the GPU.
-func (g Grant) Allows(gpu device.GPU) bool {
-	return g.All || slices.ContainsFunc(g.GPUs, func(x device.GPU) bool { return x.BusID == gpu.BusID })
+// Allows tells whether the grant includes the whole GPU.
+func (g Grant) Allows(gpu device.GPU) bool { return g.All || g.Set.HasGPU(gpu) }
+
+// AllowsMIG tells whether the grant includes the MIG device: by itself, or because the
+// whole GPU was given when or although it had MIG devices.
+func (g Grant) AllowsMIG(in device.Instance) bool {
+	return g.All || g.Set.HasMIG(in) ||
+		slices.ContainsFunc(g.Set.GPUs, func(gpu device.GPU) bool { return gpu.Minor == in.Minor })
 }
 
-// AllowsAll tells whether the grant includes every one of the GPUs.
-func (g Grant) AllowsAll(gpus []device.GPU) bool {
-	return !slices.ContainsFunc(gpus, func(gpu device.GPU) bool { return !g.Allows(gpu) })
+// AllowsAll tells whether the grant includes every one of the devices.
+func (g Grant) AllowsAll(set device.Set) bool {
+	return !slices.ContainsFunc(set.GPUs, func(gpu device.GPU) bool { return !g.Allows(gpu) }) &&
+		!slices.ContainsFunc(set.MIG, func(in device.Instance) bool { return !g.AllowsMIG(in) })
 }
 
 // Nothing tells whether nothing may be selected.
-func (g Grant) Nothing() bool { return !g.All && len(g.GPUs) == 0 }
+func (g Grant) Nothing() bool { return !g.All && g.Set.Empty() }
 
 // EnvironmentGrants tells whether the container's environment alone is a grant.
 func EnvironmentGrants(p config.Policy, c Container) bool { return environment(p, c) != "" }
@@ -155,21 +164,21 @@ func Decide(p config.Policy, c Container, h Host) (Grant, error) {
 // allocated finds what was allocated to the container: device nodes and device-list
 // mounts of its specification, else what the kubelet says.
 func allocated(p config.Policy, c Container, h Host) (Grant, error) {
-	var gpus []device.GPU
+	var given device.Set
 	if len(h.Mounted) > 0 {
 		mounted, err := h.Select(h.Mounted)
 		if err != nil {
 			return Grant{}, err
 		}
-		gpus = mounted
+		given = mounted
 	}
-	for _, gpu := range h.GPUs {
-		if slices.Contains(c.Nodes, h.Node(gpu)) && !slices.Contains(gpus, gpu) {
-			gpus = append(gpus, gpu)
-		}
+	nodes, err := h.Given(c.Nodes)
+	if err != nil {
+		return Grant{}, err
 	}
-	if len(gpus) > 0 {
-		return Grant{GPUs: gpus, Reason: "in the container's specification: " + names(gpus)}, nil
+	given.Add(nodes)
+	if !given.Empty() {
+		return Grant{Set: given, Reason: "in the container's specification: " + names(given)}, nil
 	}
 	if !c.Kubernetes {
 		return Grant{Reason: "accept-env-when-unprivileged is off and the container is not privileged"}, nil
@@ -194,10 +203,10 @@ func allocated(p config.Policy, c Container, h Host) (Grant, error) {
 	if len(ids) == 0 {
 		return Grant{Reason: "no GPU was allocated to the container, says the kubelet"}, nil
 	}
-	if gpus, err = h.Select(ids); err != nil {
+	if given, err = h.Select(ids); err != nil {
 		return Grant{}, fmt.Errorf("the kubelet allocated what this host does not have: %w", err)
 	}
-	return Grant{GPUs: gpus, Reason: "allocated by the kubelet: " + names(gpus)}, nil
+	return Grant{Set: given, Reason: "allocated by the kubelet: " + names(given)}, nil
 }
 
 // ids are the devices of the container. One that the kubelet does not list is an
@@ -219,10 +228,4 @@ func (a Allocation) ids(container string) []string {
 	return slices.Compact(out)
 }
 
-func names(gpus []device.GPU) string {
-	list := make([]string, len(gpus))
-	for i, g := range gpus {
-		list[i] = g.UUID
-	}
-	return strings.Join(list, ",")
-}
+func names(set device.Set) string { return strings.Join(set.Names(), ",") }

@@ -15,7 +15,14 @@ import (
 
 var gpus = []device.GPU{{Index: 0, Minor: 1, UUID: "GPU-a", BusID: "0000:01:00.0"}, {Index: 1, Minor: 0, UUID: "GPU-b", BusID: "0000:02:00.0"}}
 
-func node(g device.GPU) Number { return Number{195, int64(g.Minor)} }
+func given(nodes []Number) (set device.Set, err error) {
+	for _, g := range gpus {
+		if slices.Contains(nodes, Number{Major: 195, Minor: int64(g.Minor)}) {
+			set.AddGPU(g)
+		}
+	}
+	return set, nil
+}
 
 func spec(annotations map[string]string, caps []string, masked []string, minors ...int64) *bundle.Spec {
 	s := &bundle.Spec{
@@ -85,7 +92,7 @@ func TestDecide(t *testing.T) {
 			if tc.change != nil {
 				tc.change(&p)
 			}
-			g, err := Decide(p, Identify(tc.spec), Host{GPUs: gpus, Node: node, Select: selectGPUs, Mounted: tc.mounted, Kubelet: tc.kubelet})
+			g, err := Decide(p, Identify(tc.spec), Host{Given: given, Select: selectGPUs, Mounted: tc.mounted, Kubelet: tc.kubelet})
 			if want, ok := strings.CutPrefix(tc.want, "error: "); ok {
 				if err == nil || !strings.Contains(err.Error(), want) {
 					t.Errorf("got %v %+v, want an error with %q", err, g, want)
@@ -111,15 +118,15 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-func selectGPUs(ids []string) (out []device.GPU, err error) {
+func selectGPUs(ids []string) (set device.Set, err error) {
 	for _, id := range ids {
 		i := slices.IndexFunc(gpus, func(g device.GPU) bool { return g.UUID == id })
 		if i < 0 {
-			return nil, errors.New("no such GPU")
+			return device.Set{}, errors.New("no such GPU")
 		}
-		out = append(out, gpus[i])
+		set.AddGPU(gpus[i])
 	}
-	return out, nil
+	return set, nil
 }
 
 func TestAnInitContainerThatTheKubeletDoesNotListIsToldWhatToDo(t *testing.T) {
@@ -127,7 +134,7 @@ func TestAnInitContainerThatTheKubeletDoesNotListIsToldWhatToDo(t *testing.T) {
 		kubelet := func() (Allocation, error) {
 			return Allocation{Found: true, Containers: map[string][]string{name: {}}}, nil
 		}
-		g, err := Decide(config.Default().Policy, Identify(spec(pod("default"), nil, []string{"/proc/kcore"})), Host{GPUs: gpus, Node: node, Select: selectGPUs, Kubelet: kubelet})
+		g, err := Decide(config.Default().Policy, Identify(spec(pod("default"), nil, []string{"/proc/kcore"})), Host{Given: given, Select: selectGPUs, Kubelet: kubelet})
 		if err != nil || !g.Nothing() || !strings.Contains(g.Reason, want) {
 			t.Errorf("listed %s: %+v %v, want %q", name, g, err, want)
 		}

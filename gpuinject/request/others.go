@@ -49,7 +49,7 @@ func (r *Request) addOthers(vars map[string]string) error {
 			r.Classes = append(r.Classes, s.class)
 		}
 	}
-	return nil
+	return r.addMIG(vars)
 }
 
 // parseChannels reads the value of NVIDIA_IMEX_CHANNELS: numbers or channelN,

@@ -58,6 +58,8 @@ type Request struct {
 	AllChannels bool `json:"all_channels"`
 	// ChannelsMounted is set where the channels are device-list mounts'.
 	ChannelsMounted bool `json:"channels_mounted"`
+	// MIG are the rights over all MIG devices that are asked for: "config", "monitor".
+	MIG []string `json:"mig"`
 }
 
 // Bounds are the operator's limits on driver capabilities.
@@ -125,7 +127,8 @@ func variables(env []string) map[string]string {
 		}
 		switch name {
 		case EnvVisibleDevices, EnvCapabilities, envCUDAVersion, envRequireCUDA,
-			EnvIMEXChannels, "NVIDIA_GDS", "NVIDIA_GDRCOPY", "NVIDIA_MOFED", "NVIDIA_NVSWITCH":
+			EnvIMEXChannels, "NVIDIA_GDS", "NVIDIA_GDRCOPY", "NVIDIA_MOFED", "NVIDIA_NVSWITCH",
+			"NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES":
 			vars[name] = value
 		}
 	}
