@@ -4,6 +4,7 @@ import (
 	"path"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
@@ -20,6 +21,7 @@ const (
 	viewLib   = "lib64"
 	viewLib32 = "lib"
 	viewBin   = "bin"
+	viewShare = "share"
 )
 
 // manifestName is where the state directory keeps what was learned about the
@@ -41,7 +43,7 @@ func (j *Job) findFiles() error {
 	}
 	state := j.state
 	var m manifest
-	if !state.Load(manifestName, &m) || m.Version != j.inv.DriverVersion || !reflect.DeepEqual(m.Host, j.Config.Host) || !m.Files.Fresh(j.Config.Host) {
+	if !state.Load(manifestName, &m) || m.Version != j.inv.DriverVersion || !reflect.DeepEqual(m.Host, j.Config.Host) || !m.Files.Fresh(j.Config.Host, j.Request.Capabilities) {
 		files, err := driver.Discover(j.Config.Host, j.inv.DriverVersion)
 		if err != nil {
 			return fail(Precondition, "%w", err)
@@ -72,7 +74,18 @@ func (j *Job) viewSpec(leaveOut []string) view.Spec {
 	for _, b := range j.files.Binaries {
 		spec.Files = append(spec.Files, view.File{Source: b.Path, Name: path.Join(viewBin, b.Name)})
 	}
+	for _, d := range j.files.Data {
+		if d.Data != nil {
+			spec.Files = append(spec.Files, view.File{Data: d.Data, Name: generatedName(d)})
+		}
+	}
 	return spec
+}
+
+// generatedName is where the view has a file that is not the host's own: by the path
+// in the container, less its first component or two.
+func generatedName(d driver.File) string {
+	return path.Join(viewShare, strings.TrimPrefix(strings.TrimPrefix(d.Dest, "/etc"), "/usr/share"))
 }
 
 func libDir(l driver.Library) string {

@@ -76,8 +76,10 @@ func (j *Job) Inject(root string) (_ *Injection, err error) {
 			if dir, err = j.ensureView(compat); err != nil {
 				return err
 			}
-			edits.Mounts, err = j.mounts(dir, img.LibDir, compat)
-			return err
+			if edits.Mounts, err = j.mounts(dir, img, compat); err != nil {
+				return err
+			}
+			return j.writeDesktop()
 		}},
 		{"linker", func() error {
 			mounts, err := j.link(image, img, compat)
@@ -168,9 +170,11 @@ func (j *Job) ensureView(compat []string) (string, error) {
 func (j *Job) listFiles(spec view.Spec) {
 	j.Plan.Libraries, j.Plan.Binaries = []string{}, []string{}
 	for _, f := range spec.Files {
-		if path.Dir(f.Name) == viewBin {
+		switch {
+		case f.Data != nil: // among the mounts
+		case path.Dir(f.Name) == viewBin:
 			j.Plan.Binaries = append(j.Plan.Binaries, path.Base(f.Name))
-		} else {
+		default:
 			j.Plan.Libraries = append(j.Plan.Libraries, path.Base(f.Name))
 		}
 	}
@@ -206,11 +210,10 @@ func (j *Job) link(image *rootfs.Root, img *linker.Image, compat []string) ([]sp
 		if f.Path != ldCache {
 			continue
 		}
-		name := "ld.so.cache"
-		if err := bundle.WriteFile(j.bundle.Dir, name, f.Data, 0o644); err != nil {
+		if err := bundle.WriteFile(j.bundle.Dir, cacheName, f.Data, 0o644); err != nil {
 			return nil, fail(Internal, "%w", err)
 		}
-		mounts = append(mounts, specs.Mount{Source: filepath.Join(j.bundle.Dir, name), Destination: ldCache, Type: "bind", Options: fileOptions})
+		mounts = append(mounts, specs.Mount{Source: filepath.Join(j.bundle.Dir, cacheName), Destination: ldCache, Type: "bind", Options: fileOptions})
 		j.Plan.Linker.Cache = "mounted"
 	}
 	return mounts, nil

@@ -9,6 +9,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
@@ -31,7 +32,7 @@ var directPrograms = []string{"nvidia-smi"}
 
 // mounts are what the container gets mounted: the view, a handful of direct binds
 // from it, and the data files that consuming libraries open at fixed paths.
-func (j *Job) mounts(viewRoot, libDir string, leaveOut []string) ([]specs.Mount, error) {
+func (j *Job) mounts(viewRoot string, img *linker.Image, leaveOut []string) ([]specs.Mount, error) {
 	volumes := j.volumes()
 	m, ok := j.covering(volumes, ViewDir)
 	if !ok {
@@ -50,19 +51,21 @@ func (j *Job) mounts(viewRoot, libDir string, leaveOut []string) ([]specs.Mount,
 		}
 		mounts = append(mounts, specs.Mount{Source: source, Destination: dest, Type: "bind", Options: fileOptions})
 	}
-	if libDir != "" {
-		for _, l := range j.files.Libraries {
-			if l.Bits != 64 || suppliedBy(l, leaveOut) {
-				continue
-			}
-			if name, ok := pluginName(l); ok {
-				add(path.Join(viewRoot, viewLib, l.Subdir, l.Name), path.Join(libDir, l.Subdir, name))
-				continue
-			}
-			for _, name := range directNames {
-				if name == l.SOName || slices.Contains(l.Links, name) {
-					add(path.Join(viewRoot, viewLib, l.Name), path.Join(libDir, name))
-				}
+	for _, l := range j.files.Libraries {
+		dir := img.LibDir
+		if l.Bits == 32 {
+			dir = img.LibDir32
+		}
+		if dir == "" || l.Bits == 64 && suppliedBy(l, leaveOut) {
+			continue
+		}
+		if name, ok := pluginName(l); ok {
+			add(path.Join(viewRoot, libDir(l), l.Name), path.Join(pluginDir(dir), l.Subdir, name))
+			continue
+		}
+		for _, name := range directNames {
+			if l.Bits == 64 && (name == l.SOName || slices.Contains(l.Links, name)) {
+				add(path.Join(viewRoot, viewLib, l.Name), path.Join(dir, name))
 			}
 		}
 	}
@@ -72,7 +75,16 @@ func (j *Job) mounts(viewRoot, libDir string, leaveOut []string) ([]specs.Mount,
 		}
 	}
 	for _, d := range j.files.Data {
-		add(d.Path, d.Dest)
+		source := d.Path
+		if d.Data != nil {
+			source = path.Join(viewRoot, generatedName(d))
+		}
+		if dest := j.dataDest(d, img); dest != "" {
+			add(source, dest)
+		}
+	}
+	for _, m := range j.desktopMounts() {
+		add(m.source, m.dest)
 	}
 	return mounts, nil
 }
@@ -157,5 +169,6 @@ func (j *Job) volumes() []placed {
 
 // ours tells a mount that an earlier injection into the same configuration made.
 func (j *Job) ours(m specs.Mount) bool {
-	return strings.HasPrefix(m.Source, path.Join(j.Config.Host.StateDir, "view")+"/")
+	return strings.HasPrefix(m.Source, path.Join(j.Config.Host.StateDir, "view")+"/") ||
+		path.Dir(m.Source) == j.bundle.Dir && slices.Contains(bundleFiles, path.Base(m.Source))
 }

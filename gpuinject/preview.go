@@ -46,7 +46,7 @@ func (j *Job) Preview(root string) error {
 	}
 	spec := j.viewSpec(compat)
 	j.listFiles(spec)
-	mounts, err := j.mounts(j.state.Path(spec), img.LibDir, compat)
+	mounts, err := j.mounts(j.state.Path(spec), img, compat)
 	if err != nil {
 		return err
 	}

@@ -385,3 +385,25 @@ func WriteFile(dir, name string, data []byte, mode os.FileMode) (err error) {
 	}
 	return os.Rename(f.Name(), filepath.Join(dir, name))
 }
+
+// WriteLinks makes the directory name in the bundle dir, with symbolic links: their
+// names and what they hold. What an earlier run left there goes.
+func WriteLinks(dir, name string, links map[string]string) error {
+	dir = filepath.Join(dir, name)
+	err := os.RemoveAll(dir)
+	if err == nil {
+		err = os.Mkdir(dir, 0o755)
+	}
+	if err == nil { // whatever the umask is
+		err = os.Chmod(dir, 0o755)
+	}
+	for link, target := range links {
+		if err == nil {
+			err = os.Symlink(target, filepath.Join(dir, link))
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("write %s: %w", name, err)
+	}
+	return nil
+}

@@ -35,6 +35,8 @@ type Node struct {
 	Mode os.FileMode
 	// UID and GID own the node on the host.
 	UID, GID uint32
+	// Link is the name of a DRM node below /dev/dri/by-path: pci-0000:19:00.0-card.
+	Link string
 }
 
 // wanted is a node before it was looked at.
@@ -46,6 +48,7 @@ type wanted struct {
 	minor    uint32
 	required bool
 	remedy   string
+	link     string // see Node
 }
 
 // The drivers of the nodes as <proc>/devices names them. The GPUs' is called
@@ -141,12 +144,15 @@ func drmNodes(sys, busID string) []wanted {
 	slices.Sort(names) // cards before render nodes
 	var list []wanted
 	for _, name := range names {
+		kind := "card"
 		number, ok := strings.CutPrefix(name, "card")
 		if !ok {
+			kind = "render"
 			number, ok = strings.CutPrefix(name, "renderD")
 		}
 		if n, err := strconv.ParseUint(number, 10, 20); ok && err == nil {
-			list = append(list, wanted{name: "dri/" + name, driver: "drm", minor: uint32(n)})
+			// Named as udev does (60-drm.rules).
+			list = append(list, wanted{name: "dri/" + name, driver: "drm", minor: uint32(n), link: "pci-" + busID + "-" + kind})
 		}
 	}
 	return list
@@ -154,7 +160,7 @@ func drmNodes(sys, busID string) []wanted {
 
 // verify looks at a node without following it.
 func verify(devRoot string, w wanted) (Node, error) {
-	node := Node{Path: "/dev/" + w.name, HostPath: filepath.Join(devRoot, "dev", w.name)}
+	node := Node{Path: "/dev/" + w.name, HostPath: filepath.Join(devRoot, "dev", w.name), Link: w.link}
 	var st unix.Stat_t
 	if err := unix.Lstat(node.HostPath, &st); err != nil {
 		err := &fs.PathError{Op: "lstat", Path: node.HostPath, Err: err}

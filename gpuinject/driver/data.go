@@ -55,8 +55,9 @@ func (s *search) exists(dir string) bool {
 	return usable
 }
 
-// binaries looks beside the libraries first, so that nvidia-smi fits them.
-func (s *search) binaries() {
+// binaries looks beside the libraries first, so that nvidia-smi fits them. Those for
+// graphics alone are looked for apart.
+func (s *search) binaries(drawing bool) {
 	var dirs []string
 	for _, prefix := range s.prefixes() {
 		dirs = append(dirs, path.Join(prefix, "bin"))
@@ -64,6 +65,9 @@ func (s *search) binaries() {
 	dirs = append(dirs, binaryDirs...)
 	dirs = slices.DeleteFunc(dirs, func(d string) bool { return !s.exists(d) })
 	for _, b := range binaryKinds {
+		if desktop(b.Capabilities) != drawing {
+			continue
+		}
 		for _, dir := range dirs {
 			host, st, ok := s.file(path.Join(dir, b.Name))
 			if ok && st.Mode&0o111 == 0 {
@@ -72,54 +76,6 @@ func (s *search) binaries() {
 			}
 			if ok {
 				s.files.Binaries = append(s.files.Binaries, Binary{Path: host, Name: b.Name, Capabilities: b.Capabilities})
-				break
-			}
-		}
-	}
-}
-
-// data finds the files of dataKinds. The first place wins: /etc is the
-// administrator's.
-func (s *search) data() {
-	dirs := slices.Clone(dataDirs)
-	for _, prefix := range s.prefixes() {
-		// Container-Optimized OS has vulkan/icd.d directly below the prefix.
-		dirs = append(dirs, path.Join(prefix, "share"), prefix)
-	}
-	dirs = slices.DeleteFunc(dirs, func(d string) bool { return !s.exists(d) })
-	for _, k := range dataKinds {
-		places := slices.DeleteFunc(slices.Clone(dirs), func(d string) bool { return !s.exists(path.Join(d, k.dir)) })
-		for _, name := range k.names {
-			for _, dir := range places {
-				if host, _, ok := s.file(path.Join(dir, k.dir, name)); ok {
-					s.files.Data = append(s.files.Data, File{Path: host, Dest: path.Join(k.dest, k.dir, name), Capabilities: k.capabilities})
-					break
-				}
-			}
-		}
-	}
-}
-
-// xorg finds the modules of the X server. They keep the host's path, because
-// nvidia-drm-outputclass.conf names their directory.
-func (s *search) xorg() {
-	dirs := slices.Clone(xorgDirs)
-	for dir := range s.used {
-		dirs = append(dirs, path.Join(dir, "nvidia/xorg"), path.Join(dir, "xorg/modules/drivers"), path.Join(dir, "xorg/modules/extensions"))
-	}
-	slices.Sort(dirs[len(xorgDirs):])
-	dirs = slices.DeleteFunc(dirs, func(d string) bool { return !s.exists(d) })
-	glx := "libglxserver_nvidia.so." + s.files.Version
-	for _, m := range []struct{ name, real string }{
-		// The versioned name is never asked for, and would leave a placeholder for each
-		// version in a snapshot that outlives driver upgrades.
-		{"nvidia_drv.so", ""}, {"libglxserver_nvidia.so", glx},
-	} {
-		for _, dir := range dirs {
-			name := path.Join(dir, m.name)
-			host, _, ok := s.file(name)
-			if ok && (m.real == "" || path.Base(host) == m.real) {
-				s.files.Data = append(s.files.Data, File{Path: host, Dest: name, Capabilities: graphics})
 				break
 			}
 		}

@@ -26,8 +26,8 @@ type Library struct {
 	Capabilities []string
 	// Bits is 64 or 32.
 	Bits int
-	// Subdir is where it belongs below a library directory: "", "vdpau", "gbm" or
-	// "tls". Only libraries without one belong in ld.so.cache.
+	// Subdir is where it belongs below a library directory: "", "vdpau" or "gbm".
+	// Only libraries without one belong in ld.so.cache.
 	Subdir string `json:",omitempty"`
 	// Flags are its flags in ld.so.cache.
 	Flags int32
@@ -38,9 +38,20 @@ type Library struct {
 
 // File is a data file that has one fixed place in the container.
 type File struct {
-	// Path is the real file on the host; Dest its path in the container.
-	Path, Dest   string
+	// Path is the real file on the host, "" for one that the host lacks.
+	Path string
+	// Dest is its path in the container. A relative one is below the directory in
+	// which the X server of the image has its modules.
+	Dest         string
 	Capabilities []string
+	// Data, where not nil, is what the container gets in place of the host's file.
+	Data []byte `json:",omitempty"`
+	// Copies are further paths where images bring a copy of this file. One that is
+	// there is covered in place of Dest, so that nothing is listed twice.
+	Copies []string `json:",omitempty"`
+	// Needs, where not empty, are libraries, absolute or in the image's library
+	// directory: an image with none of them has no use for the file.
+	Needs []string `json:",omitempty"`
 }
 
 // Binary is a program of the driver.
@@ -82,6 +93,10 @@ type Files struct {
 	// letter that says how, and State is the sum of what was found there.
 	Watched []string
 	State   string
+	// DesktopWatched and DesktopState are the same for files that only graphics and
+	// display need.
+	DesktopWatched []string
+	DesktopState   string
 	// Identity is the sum of the states of Libraries and Binaries, which a view is made
 	// of. Those of directories and of ld.so.cache change with every package that the
 	// host installs, and the view need not.
@@ -110,11 +125,14 @@ func Discover(host config.Host, version string) (*Files, error) {
 			Extra: slices.Clone(host.DriverLibraries), Settled: true,
 		},
 		start: time.Now(), stamped: map[string]bool{}, seen: map[identity]bool{}, listed: map[identity]bool{},
-		have: map[string]bool{}, used: map[string]bool{},
+		have: map[string]bool{}, used: map[string]bool{}, tls: map[string]bool{},
 	}
 	s.libraries(host.DriverLibraries)
-	s.binaries()
-	s.data()
+	s.binaries(false)
+	s.data(false)
+	s.desktop = true
+	s.binaries(true)
+	s.data(true)
 	s.xorg()
 	s.missing()
 	s.seal()
@@ -131,7 +149,9 @@ type search struct {
 	seen    map[identity]bool // library files looked at
 	listed  map[identity]bool // directories listed
 	have    map[string]bool   // "64 libcuda.so.1": libraries taken
+	tls     map[string]bool   // of these, the ones with today's TLS ABI
 	used    map[string]bool   // directories that gave a library
+	desktop bool              // what only graphics and display need is being looked for
 }
 
 func (s *search) refuse(path, reason string) {
@@ -176,6 +196,11 @@ func implied(caps []string) []string {
 		caps = append(caps, "graphics")
 	}
 	return caps
+}
+
+// desktop tells whether these capabilities include one that draws.
+func desktop(caps []string) bool {
+	return slices.Contains(caps, "graphics") || slices.Contains(caps, "display")
 }
 
 // For returns what a container with these capabilities gets. 32-bit libraries need

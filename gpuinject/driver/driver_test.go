@@ -37,6 +37,15 @@ func everything(t testing.TB) *fakeRoot {
 	return r
 }
 
+// drawn is what graphics brings besides libraries: of these the root has two, the
+// manifests are made.
+var drawn = []string{
+	"/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "/usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json",
+	"/usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json", "/usr/share/egl/egl_external_platform.d/09_nvidia_wayland2.json",
+	"/usr/share/egl/egl_external_platform.d/20_nvidia_xcb.json", "/usr/share/egl/egl_external_platform.d/20_nvidia_xlib.json",
+	"/usr/share/nvidia/nvoptix.bin", "/etc/vulkan/icd.d/nvidia_icd.json", "drivers/nvidia_drv.so", "extensions/libglxserver_nvidia.so",
+}
+
 func TestFor(t *testing.T) {
 	files := everything(t).discover()
 	own := ".so.1.1.20"
@@ -53,7 +62,7 @@ func TestFor(t *testing.T) {
 	}{
 		{name: "no capability is no file"},
 		{name: "compat32 alone is no file", caps: []string{"compat32"}},
-		{name: "utility is NVML and the tools", caps: []string{"utility"}, bin: 4,
+		{name: "utility is NVML and the tools", caps: []string{"utility"}, bin: 6,
 			has:   []string{"libnvidia-ml" + v, "libnvidia-cfg" + v, "libnvidia-nscq" + v, "libnvidia-sandboxutils" + v},
 			lacks: []string{"libcuda" + v, "libGLX_nvidia" + v}},
 		{name: "compute is CUDA, OpenCL and the unknown library of the driver", caps: []string{"compute"}, bin: 2, unknown: true,
@@ -66,16 +75,12 @@ func TestFor(t *testing.T) {
 		{name: "graphics is GL, Vulkan, their platforms and Xorg", caps: []string{"graphics"}, unknown: true,
 			has:   []string{"libGLX_nvidia" + v, "libnvidia-egl-wayland" + own, "libnvidia-egl-gbm" + own, "libnvidia-gpucomp" + v, "libnvidia-tls" + v, "libGL" + v, "nvidia-drm_gbm.so"},
 			lacks: []string{"libcuda" + v, "libnvidia-ml" + v, "libGL.so.1.7.0"},
-			data: []string{"/usr/share/nvidia/nvoptix.bin", "/usr/lib64/xorg/modules/drivers/nvidia_drv.so",
-				"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so"}},
-		{name: "display brings graphics with it", caps: []string{"display"}, unknown: true, has: []string{"libGLX_nvidia" + v},
-			data: []string{"/usr/share/nvidia/nvoptix.bin", "/usr/lib64/xorg/modules/drivers/nvidia_drv.so",
-				"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so"}},
+			data:  drawn, bin: 1},
+		{name: "display brings graphics with it", caps: []string{"display"}, unknown: true, has: []string{"libGLX_nvidia" + v}, data: drawn, bin: 1},
 		{name: "ngx is one library", caps: []string{"ngx"}, has: []string{"libnvidia-ngx" + v}, lacks: []string{"libcuda" + v}},
-		{name: "compat32 doubles what the others chose", caps: []string{"utility", "compat32"}, bin: 4, has: []string{"libnvidia-ml" + v}, has32: 1},
-		{name: "compat32 with all the others", caps: []string{"compute", "graphics", "utility", "compat32"}, bin: 6, unknown: true, has32: 3,
-			data: []string{"/usr/share/nvidia/nvoptix.bin", "/etc/OpenCL/vendors/nvidia.icd", "/usr/lib64/xorg/modules/drivers/nvidia_drv.so",
-				"/usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so"}},
+		{name: "compat32 doubles what the others chose", caps: []string{"utility", "compat32"}, bin: 6, has: []string{"libnvidia-ml" + v}, has32: 1},
+		{name: "compat32 with all the others", caps: []string{"compute", "graphics", "utility", "compat32"}, bin: 9, unknown: true, has32: 3,
+			data: append([]string{"/etc/OpenCL/vendors/nvidia.icd"}, drawn...)},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			got := files.For(tt.caps)
@@ -141,7 +146,7 @@ func TestLibraryPlaces(t *testing.T) {
 		r := newRoot(t)
 		r.lib("usr/lib64/vdpau/libvdpau_nvidia.so."+version, "libvdpau_nvidia.so.1")
 		r.lib("usr/lib64/tls/libnvidia-tls.so."+version, "libnvidia-tls.so."+version)
-		if got := libraryNames(r.discover()); !slices.Equal(got, []string{"vdpau/libvdpau_nvidia.so." + version, "tls/libnvidia-tls.so." + version}) {
+		if got := libraryNames(r.discover()); !slices.Equal(got, []string{"vdpau/libvdpau_nvidia.so." + version, "libnvidia-tls.so." + version}) {
 			t.Errorf("got %v", got)
 		}
 	})

@@ -18,6 +18,8 @@ import (
 type stamp struct {
 	// path is in the driver root; links in it are followed.
 	path string
+	// desktop says that only graphics and display depend on it.
+	desktop bool
 	state
 }
 
@@ -70,7 +72,7 @@ func (s *search) stamp(path string, st *unix.Stat_t) {
 	}
 	s.stamped[path] = true
 	is := stateOf(st)
-	s.stamps = append(s.stamps, stamp{path, is})
+	s.stamps = append(s.stamps, stamp{path, s.desktop, is})
 	// Times far in the future come from file systems that bring their own.
 	since := time.Duration(is.Ctime - s.start.UnixNano())
 	if !is.Absent && -settling < since && since < time.Hour {
@@ -97,30 +99,34 @@ func (s *search) seal() {
 	for _, b := range s.files.Binaries {
 		given[b.Path] = true
 	}
-	var all []byte
+	var all, drawing []byte
 	var files []string
 	for _, stamp := range s.stamps {
-		all = stamp.append(all)
 		how := byte(inRoot)
 		var st unix.Stat_t
 		if err := unix.Fstatat(s.fd, strings.TrimPrefix(stamp.path, "/"), &st, 0); err == nil && stateOf(&st) == stamp.state {
 			how = plainly
 		}
-		s.files.Watched = append(s.files.Watched, string(how)+stamp.path)
+		if stamp.desktop {
+			s.files.DesktopWatched, drawing = append(s.files.DesktopWatched, string(how)+stamp.path), stamp.append(drawing)
+		} else {
+			s.files.Watched, all = append(s.files.Watched, string(how)+stamp.path), stamp.append(all)
+		}
 		if given[path.Join(s.files.RealRoot, stamp.path)] {
 			files = append(files, string(stamp.append(append([]byte(stamp.path), 0))))
 		}
 	}
 	// In whatever order the cache lists them.
 	slices.Sort(files)
-	s.files.State, s.files.Identity = sum(all), sum([]byte(strings.Join(files, "")))
+	s.files.State, s.files.DesktopState, s.files.Identity = sum(all), sum(drawing), sum([]byte(strings.Join(files, "")))
 }
 
-// Fresh tells whether Discover would find the same again: the settings are the
-// same, and every library directory, every file that was taken or refused, every
-// place where nothing was, and the ld.so.cache are still what they were. It only
-// looks at metadata. The caller compares Version with the loaded kernel module's.
-func (f *Files) Fresh(host config.Host) bool {
+// Fresh tells whether Discover would find the same again for these capabilities: the
+// settings are the same, and every library directory, every file that was taken or
+// refused, every place where nothing was, and the ld.so.cache are still what they
+// were. It only looks at metadata. The caller compares Version with the loaded
+// kernel module's.
+func (f *Files) Fresh(host config.Host, caps []string) bool {
 	if !f.Settled || len(f.Watched) == 0 || f.Root != host.DriverRoot || !slices.Equal(f.Extra, host.DriverLibraries) {
 		return false
 	}
@@ -129,17 +135,20 @@ func (f *Files) Fresh(host config.Host) bool {
 		return false
 	}
 	defer t.close()
-	if t.real != f.RealRoot {
-		return false
-	}
-	all := make([]byte, 0, len(f.Watched)*len(state{}.append(nil)))
-	for _, w := range f.Watched {
+	return t.real == f.RealRoot && t.same(f.Watched, f.State) &&
+		(!desktop(caps) || t.same(f.DesktopWatched, f.DesktopState))
+}
+
+// same tells whether what is watched is as it was.
+func (t *tree) same(watched []string, then string) bool {
+	all := make([]byte, 0, len(watched)*len(state{}.append(nil)))
+	for _, w := range watched {
 		if w == "" {
 			return false
 		}
 		all = t.look(w[0], w[1:]).append(all)
 	}
-	return sum(all) == f.State
+	return sum(all) == then
 }
 
 // look is the present state of a path.

@@ -69,11 +69,11 @@ func TestFresh(t *testing.T) {
 			r.check(err)
 			var files Files
 			r.check(json.Unmarshal(data, &files))
-			if !files.Fresh(r.host) {
+			if !files.Fresh(r.host, []string{"graphics"}) {
 				t.Fatal("not fresh before the change")
 			}
 			tt.change(r)
-			if got := files.Fresh(r.host); got != tt.fresh {
+			if got := files.Fresh(r.host, []string{"graphics"}); got != tt.fresh {
 				t.Errorf("fresh is %v", got)
 			}
 		})
@@ -84,12 +84,12 @@ func TestFresh(t *testing.T) {
 		a.check(os.Symlink(a.dir, link))
 		a.host.DriverRoot = link
 		files := a.settled()
-		if !files.Fresh(a.host) {
+		if !files.Fresh(a.host, []string{"graphics"}) {
 			t.Fatal("not fresh")
 		}
 		a.check(os.Remove(link))
 		a.check(os.Symlink(b.dir, link))
-		if files.Fresh(a.host) {
+		if files.Fresh(a.host, []string{"graphics"}) {
 			t.Error("fresh")
 		}
 	})
@@ -99,11 +99,11 @@ func TestFresh(t *testing.T) {
 		r.link("usr/lib64", "/opt/real")
 		r.link("run/opengl-driver", "/nowhere")
 		files := r.settled()
-		if len(files.Libraries) != 2 || !files.Fresh(r.host) {
+		if len(files.Libraries) != 2 || !files.Fresh(r.host, []string{"graphics"}) {
 			t.Fatalf("not fresh: %v", libraryNames(files))
 		}
 		r.core("nowhere/lib", version)
-		if files.Fresh(r.host) {
+		if files.Fresh(r.host, []string{"graphics"}) {
 			t.Error("fresh although the link leads somewhere in the root now")
 		}
 	})
@@ -111,12 +111,12 @@ func TestFresh(t *testing.T) {
 		r := squashfs(t)
 		r.settled()
 		r.check(os.Chtimes(r.dir+lib, time.Now(), time.Now()))
-		if files := r.discover(); files.Settled || files.Fresh(r.host) {
+		if files := r.discover(); files.Settled || files.Fresh(r.host, []string{"graphics"}) {
 			t.Error("fresh")
 		}
 	})
 	t.Run("the zero value is not fresh", func(t *testing.T) {
-		if (&Files{}).Fresh(config.Host{}) {
+		if (&Files{}).Fresh(config.Host{}, nil) {
 			t.Error("fresh")
 		}
 	})
@@ -162,7 +162,7 @@ func BenchmarkFresh(b *testing.B) {
 	files := r.settled()
 	b.ReportAllocs()
 	for b.Loop() {
-		if !files.Fresh(r.host) {
+		if !files.Fresh(r.host, []string{"compute", "utility"}) {
 			b.Fatal("not fresh")
 		}
 	}

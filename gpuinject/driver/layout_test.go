@@ -85,7 +85,7 @@ func TestDiscoverSquashfs(t *testing.T) {
 		for _, d := range files.Data {
 			dests = append(dests, d.Dest)
 		}
-		if want := []string{"/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "/etc/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/implicit_layer.d/nvidia_layers.json"}; !slices.Equal(dests, want) {
+		if want := []string{"/etc/OpenCL/vendors/nvidia.icd", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "/etc/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/implicit_layer.d/nvidia_layers.json"}; !slices.Equal(dests, want) {
 			t.Errorf("got %v, want %v", dests, want)
 		}
 	})

@@ -31,6 +31,16 @@ func (s *search) libraries(extra []string) {
 	}
 	dirs = append(dirs, extra...)
 	dirs = append(dirs, libraryDirs()...)
+	s.lists(dirs)
+	// A driver with a tree of its own has its 32-bit libraries beside the others.
+	for _, prefix := range s.prefixes() {
+		s.lists([]string{path.Join(prefix, "lib"), path.Join(prefix, "lib32")})
+	}
+	s.gbm()
+}
+
+// lists looks at directories and what belongs to them.
+func (s *search) lists(dirs []string) {
 	for _, dir := range dirs {
 		if s.stamped[dir] || !s.list(dir) {
 			continue
@@ -39,7 +49,6 @@ func (s *search) libraries(extra []string) {
 			s.list(path.Join(dir, sub))
 		}
 	}
-	s.gbm()
 }
 
 // cache returns the paths of ld.so.cache that may be driver libraries. A host
@@ -168,14 +177,12 @@ func (s *search) library(found string) {
 		s.refuse(host, reason)
 		return
 	}
-	if reason := lib.inspect(fd, st.Size, develop); reason != "" {
+	tls, reason := lib.inspect(fd, st.Size, develop)
+	if reason != "" {
 		s.refuse(host, reason)
 		return
 	}
-	if dir := path.Dir(found); path.Base(dir) == "tls" {
-		lib.Subdir = "tls"
-	}
-	s.take(lib, path.Dir(found))
+	s.take(lib, path.Dir(found), tls)
 }
 
 // classify decides by the real name whether this is a library of the wanted
@@ -211,16 +218,16 @@ func (s *search) classify(lib *Library) (develop, ok bool) {
 }
 
 // inspect reads the ELF headers. It returns why the file is no library for this
-// machine, or "".
-func (l *Library) inspect(fd int, size int64, develop bool) string {
+// machine, or "". See linker.ELF for tls.
+func (l *Library) inspect(fd int, size int64, develop bool) (tls bool, reason string) {
 	f, err := reopen(fd)
 	if err != nil {
-		return "cannot be opened: " + err.Error()
+		return false, "cannot be opened: " + err.Error()
 	}
 	defer f.Close()
 	e, err := linker.ReadELF(f, size)
 	if err != nil {
-		return "is not a shared library: " + err.Error()
+		return false, "is not a shared library: " + err.Error()
 	}
 	machine64, machine32 := elf.EM_X86_64, elf.EM_386
 	if runtime.GOARCH == "arm64" {
@@ -232,19 +239,19 @@ func (l *Library) inspect(fd int, size int64, develop bool) string {
 	case e.Class == elf.ELFCLASS32 && e.Machine == machine32:
 		l.Bits = 32
 	default:
-		return "is for another machine (" + e.Class.String() + ", " + e.Machine.String() + ")"
+		return false, "is for another machine (" + e.Class.String() + ", " + e.Machine.String() + ")"
 	}
 	flags, ok := linker.FlagsFor(e.Class, e.Machine)
 	if !ok {
-		return "is for a machine that ld.so.cache does not know"
+		return false, "is for a machine that ld.so.cache does not know"
 	}
 	l.Flags = flags
 	if strings.ContainsAny(e.SOName, "/\x00") || e.SOName == "." || e.SOName == ".." {
-		return "has a SONAME that is no file name"
+		return false, "has a SONAME that is no file name"
 	}
 	l.SOName = e.SOName
 	l.link(develop)
-	return ""
+	return e.TLSABI, ""
 }
 
 // link names the links that belong beside the library.
@@ -267,17 +274,23 @@ func (l *Library) link(develop bool) {
 	}
 }
 
-// take adds a library unless one for the same programs is there already.
-func (s *search) take(lib Library, dir string) {
+// take adds a library unless one for the same programs is there already. Of two
+// libnvidia-tls, one of them in a directory tls, it is the one with the TLS ABI of
+// today's systems (toolkit.md 4.1).
+func (s *search) take(lib Library, dir string, tls bool) {
 	name := lib.SOName
 	if name == "" {
 		name = lib.Name
 	}
 	key := strconv.Itoa(lib.Bits) + " " + name
 	if s.have[key] {
-		return
+		better := tls && !s.tls[key] && strings.HasPrefix(lib.Name, "libnvidia-tls.so.")
+		if !better {
+			return
+		}
+		s.files.Libraries = slices.DeleteFunc(s.files.Libraries, func(l Library) bool { return l.Bits == lib.Bits && l.Name == lib.Name })
 	}
-	s.have[key] = true
+	s.have[key], s.tls[key] = true, tls
 	s.used[dir] = true
 	s.files.Libraries = append(s.files.Libraries, lib)
 }

@@ -138,6 +138,7 @@ func libraryDirs() []string {
 		"/usr/lib",
 		"/usr/lib32",
 		"/usr/lib/" + arch.triple32,
+		"/usr/lib/" + arch.triple32 + "/nvidia/current",
 		"/usr/local/nvidia/lib64",
 		"/usr/local/nvidia/lib",
 		"/home/kubernetes/bin/nvidia/lib64", // Container-Optimized OS
@@ -149,42 +150,22 @@ func libraryDirs() []string {
 // librarySubdirs are searched below each of them.
 var librarySubdirs = []string{"vdpau", "tls"}
 
-// binaryKinds are the programs of toolkit.md 4.1. nvidia-modprobe (set-user-id),
-// nvidia-settings and nvidia-xconfig are never given.
+// binaryKinds are the programs of toolkit.md 4.1 and 4.2. nvidia-modprobe
+// (set-user-id) and nvidia-settings are never given.
 var binaryKinds = []Binary{
 	{Name: "nvidia-smi", Capabilities: utility},
 	{Name: "nvidia-debugdump", Capabilities: utility},
 	{Name: "nvidia-persistenced", Capabilities: utility},
 	{Name: "nv-fabricmanager", Capabilities: utility},
+	{Name: "nvidia-imex", Capabilities: utility},
+	{Name: "nvidia-imex-ctl", Capabilities: utility},
 	{Name: "nvidia-cuda-mps-control", Capabilities: compute},
 	{Name: "nvidia-cuda-mps-server", Capabilities: compute},
+	{Name: "nvidia-xconfig", Capabilities: []string{"graphics", "display"}},
 }
 
 var binaryDirs = []string{"/usr/bin", "/usr/local/nvidia/bin", "/opt/bin", "/run/current-system/sw/bin", "/bin"}
 
-// dataKinds are the data files of toolkit.md 4.2: where they are below a data
-// directory, and which of /etc and /usr/share they go to in the container. The
-// Vulkan files go to /etc, where images that bring copies of their own have them:
-// two manifests of one driver would show every GPU twice.
-var dataKinds = []struct {
-	dest, dir    string
-	capabilities []string
-	names        []string
-}{
-	{"/usr/share", "glvnd/egl_vendor.d", graphics, []string{"10_nvidia.json"}},
-	{"/usr/share", "egl/egl_external_platform.d", graphics, []string{"15_nvidia_gbm.json", "10_nvidia_wayland.json", "09_nvidia_wayland2.json", "20_nvidia_xcb.json", "20_nvidia_xlib.json"}},
-	{"/usr/share", "nvidia", graphics, []string{"nvoptix.bin"}},
-	{"/usr/share", "X11/xorg.conf.d", graphics, []string{"10-nvidia.conf", "nvidia-drm-outputclass.conf"}},
-	{"/etc", "vulkan/icd.d", graphics, []string{"nvidia_icd.json", "nvidia_icd.x86_64.json", "nvidia_icd.aarch64.json", "nvidia_layers.json"}},
-	{"/etc", "vulkan/implicit_layer.d", graphics, []string{"nvidia_layers.json"}},
-	{"/etc", "OpenCL/vendors", compute, []string{"nvidia.icd"}},
-}
-
-var dataDirs = []string{"/etc", "/usr/local/share", "/usr/share", "/run/opengl-driver/share"}
-
-// xorgDirs hold modules of the X server.
-var xorgDirs = []string{
-	"/usr/lib/" + arch.triple + "/nvidia/xorg", "/usr/lib64/nvidia/xorg",
-	"/usr/lib/xorg/modules/drivers", "/usr/lib/xorg/modules/extensions",
-	"/usr/lib64/xorg/modules/drivers", "/usr/lib64/xorg/modules/extensions",
-}
+// dataDirs are searched for the files of dataKinds. The first place wins: /etc is the
+// administrator's.
+var dataDirs = []string{"/etc", "/usr/local/share", "/usr/share", "/run/opengl-driver/etc", "/run/opengl-driver/share"}

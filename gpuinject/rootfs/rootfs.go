@@ -95,6 +95,15 @@ func (r *Root) Stat(name string) (fs.FileInfo, error) {
 	return f.Stat()
 }
 
+// Exists tells whether name resolves to something inside the root.
+func (r *Root) Exists(name string) bool {
+	f, err := r.lookup(name, 0)
+	if err == nil {
+		f.Close()
+	}
+	return err == nil
+}
+
 // Canonical returns the path in the container that name resolves to, links
 // followed: "/lib/x86_64-linux-gnu" is "/usr/lib/x86_64-linux-gnu" where /lib is
 // a link to /usr/lib. It exists for directories and files alike.

@@ -19,8 +19,10 @@ import (
 
 // File is one file of a view.
 type File struct {
-	// Source is the file on the host: absolute, no symbolic link.
+	// Source is the file on the host: absolute, no symbolic link. "" where Data is.
 	Source string `json:"source"`
+	// Data is the content of a file that no host has.
+	Data []byte `json:"data,omitempty"`
 	// Name is where it is in the view: "lib64/libcuda.so.580.159.04".
 	Name string `json:"name"`
 	// Links are symbolic links beside it, by base name: "libcuda.so.1".
@@ -219,7 +221,11 @@ func assemble(root string, files []File) error {
 		if err := os.MkdirAll(path.Dir(target), 0o755); err != nil {
 			return err
 		}
-		if err := bind(f.Source, target); err != nil {
+		if f.Data != nil {
+			if err := write(target, f.Data); err != nil {
+				return err
+			}
+		} else if err := bind(f.Source, target); err != nil {
 			return fmt.Errorf("%s: %w", f.Source, err)
 		}
 		for _, link := range f.Links {
@@ -235,6 +241,14 @@ func assemble(root string, files []File) error {
 		return fmt.Errorf("make the tmpfs read-only: %w", err)
 	}
 	return nil
+}
+
+// write makes a file of the view, readable to all whatever the umask is.
+func write(target string, data []byte) error {
+	if err := os.WriteFile(target, data, 0o444); err != nil {
+		return err
+	}
+	return os.Chmod(target, 0o444)
 }
 
 // bind makes target a read-only bind of the regular file source. Files that could
