@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -91,7 +92,7 @@ func readInfo(c *cli.Command) (*hostInfo, error) {
 		}
 		for _, d := range files.Data {
 			if slices.Contains(d.Capabilities, name) {
-				info.Files[name] = append(info.Files[name], d.Path)
+				info.Files[name] = append(info.Files[name], cmp.Or(d.Path, d.Dest+" (made, the host has none)"))
 			}
 		}
 	}
