@@ -1,0 +1,42 @@
+package gpuinject
+
+import "github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+
+func otherContract() []contractSection {
+	const channel = "/dev/nvidia-caps-imex-channels/channel"
+	imex := func(value string) []string { return []string{"NVIDIA_IMEX_CHANNELS=" + value} }
+	return []contractSection{{
+		title: "Other devices", env: append(devices("0"), caps("utility")...), show: showNodes,
+		cases: []contractCase{
+			{name: "an IMEX channel", env: imex("0"), here: "`" + channel + "0`", jit: same, legacy: same},
+			{name: "IMEX channels by name", env: imex("channel1,2"), here: "`" + channel + "1`, `" + channel + "2`", jit: same, legacy: same},
+			{name: "all IMEX channels by the environment", env: imex("all"), here: "no further node", jit: same, legacy: same},
+			{name: "an IMEX channel that the host does not have", env: imex("7"), here: "refused: channel7 is missing", jit: "the create fails", legacy: "left out"},
+			{name: "an IMEX channel beyond the kernel module's", env: imex("2048"), here: `refused: "2048" is not an IMEX channel`, jit: "the create fails: up to 1048575, if there is a node"},
+			{name: "an IMEX channel by a mount", mounts: []string{"imex/1"}, here: "`" + channel + "1`", jit: same, legacy: same},
+			{name: "IMEX channels by mounts and environment", env: imex("0"), mounts: []string{"imex/1"}, here: "`" + channel + "1`", jit: same, legacy: same},
+			{name: "GPUDirect Storage", env: []string{"NVIDIA_GDS=enabled"}, here: "`/dev/nvidia-fs0`, `/dev/nvidia-fs1`", jit: same, legacy: same},
+			{name: "RDMA adapters", env: []string{"NVIDIA_MOFED=enabled"}, here: "`/dev/infiniband/uverbs0`, `/dev/infiniband/uverbs1`, `/dev/infiniband/rdma_cm`", jit: same, legacy: same},
+			{name: "GDRCopy", env: []string{"NVIDIA_GDRCOPY=enabled"}, here: "`/dev/gdrdrv`", jit: same, legacy: same},
+			{name: "NVSwitches", env: []string{"NVIDIA_NVSWITCH=enabled"}, here: "`/dev/nvidia-nvswitchctl`, `/dev/nvidia-nvswitch0`, `/dev/nvidia-nvswitch1`", jit: same, legacy: same},
+			{name: "another word than enabled", env: []string{"NVIDIA_GDS=1", "NVIDIA_NVSWITCH=all"}, here: "no further node", jit: same, legacy: same},
+			{name: "in a pod that was given none", env: []string{"NVIDIA_GDS=enabled"}, with: "a pod with GPU 0", spec: inPod(0), here: "no further node", jit: "the nodes", legacy: "the nodes"},
+			{name: "in a pod, allowed by the operator", env: []string{"NVIDIA_GDRCOPY=enabled"}, with: "a pod with GPU 0; `policy.allow-from-environment = [\"gdrcopy\"]`", spec: inPod(0),
+				config: func(c *config.Config) { c.Policy.AllowFromEnvironment = []string{"gdrcopy"} }, here: "`/dev/gdrdrv`", jit: "the node, always", legacy: "the node, always"},
+		},
+	}, {
+		title: "Other devices without a GPU",
+		cases: []contractCase{
+			{name: "nothing else is asked for", env: []string{"NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=0"}, here: "left alone", jit: same, legacy: same},
+			{name: "by a mount", mounts: []string{"imex/0"}, here: "left alone", jit: same, legacy: same},
+		},
+	}, {
+		title: "Variables without a meaning", env: devices("0"),
+		cases: []contractCase{
+			{name: "descriptions in CUDA images", env: []string{"NVIDIA_PRODUCT_NAME=CUDA", "NVARCH=x86_64", "NV_CUDA_LIB_VERSION=12.9.1-1"}, here: "GPU 0", jit: same, legacy: same},
+			{name: "the driver's root", env: []string{"NVIDIA_DRIVER_ROOT=/tmp"}, here: "GPU 0", jit: same, legacy: same},
+			{name: "settings of the toolkit's programs", env: []string{"NVIDIA_CTK_DEBUG=true", "NVIDIA_CTK_DRIVER_ROOT=/tmp"}, here: "GPU 0", jit: same, legacy: same},
+			{name: "the pipe of MPS", env: []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp"}, here: "GPU 0", legacy: "read from the host's side only"},
+		},
+	}}
+}

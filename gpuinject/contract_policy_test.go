@@ -1,0 +1,81 @@
+package gpuinject
+
+import (
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+)
+
+// inPod makes the container one of a pod whose specification carries the nodes of the
+// allocated GPUs.
+func inPod(allocated ...int) func(*specs.Spec) {
+	return func(s *specs.Spec) {
+		s.Annotations["io.kubernetes.cri.container-type"] = "container"
+		s.Annotations["io.kubernetes.cri.sandbox-namespace"] = "default"
+		for _, i := range allocated {
+			s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{
+				Path: "/dev/of-the-plugin", Type: "c", Major: int64(simulated.Majors.GPU), Minor: int64(simulated.GPUs[i].Minor),
+			})
+		}
+	}
+}
+
+func admin(s *specs.Spec) {
+	s.Process.Capabilities.Bounding = append(s.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
+}
+
+func privileged(s *specs.Spec) {
+	admin(s)
+	s.Linux.MaskedPaths = nil
+}
+
+// withHook adds an OCI hook of the stage that docker --gpus uses.
+func withHook(program string) func(*specs.Spec) {
+	return func(s *specs.Spec) {
+		s.Hooks = &specs.Hooks{Prestart: []specs.Hook{{Path: program}}} //nolint:staticcheck // docker --gpus uses it.
+	}
+}
+
+func showHooks(j *Job) string {
+	if len(j.Plan.RemovedHooks) > 0 {
+		return showGPUs(j) + ", the hook is removed"
+	}
+	return showGPUs(j) + ", the hook stays"
+}
+
+func policyContract() []contractSection {
+	const (
+		off   = "`policy.accept-env-when-unprivileged = false`"
+		fails = "the create fails"
+	)
+	noEnv := func(c *config.Config) { c.Policy.AcceptEnvWhenUnprivileged = false }
+	trust := func(c *config.Config) { c.Policy.Kubernetes = config.TrustEnv }
+	return []contractSection{{
+		title: "Who may ask by environment",
+		cases: []contractCase{
+			{name: "everybody outside Kubernetes", env: devices("0"), here: "GPU 0", jit: same, legacy: same},
+			{name: "not the unprivileged, if the operator says so", env: devices("all"), with: off, config: noEnv, here: "starts without a GPU", jit: same, legacy: same},
+			{name: "the unprivileged name a GPU all the same", env: devices("0"), with: off, config: noEnv, here: "refused: accept-env-when-unprivileged is off", jit: "starts without a GPU", legacy: "starts without a GPU"},
+			{name: "the privileged still", env: devices("0"), with: "privileged; " + off, config: noEnv, spec: privileged, here: "GPU 0", jit: same, legacy: same},
+			{name: "the capability SYS_ADMIN alone", env: devices("0"), with: "`CAP_SYS_ADMIN`; " + off, config: noEnv, spec: admin, here: "refused: accept-env-when-unprivileged is off", jit: "GPU 0", legacy: "GPU 0"},
+			{name: "an image in a pod that was given nothing", env: devices("all"), with: "a pod", spec: inPod(), here: "starts without a GPU", jit: "every GPU", legacy: "every GPU"},
+			{name: "an image in a pod that was given a GPU", env: devices("all"), with: "a pod with GPU 2", spec: inPod(2), here: "GPU 2", jit: "every GPU", legacy: "every GPU"},
+			{name: "a pod names another's GPU", env: devices("0"), with: "a pod with GPU 2", spec: inPod(2), here: `refused: GPU "0" is not this container's`, jit: "GPU 0", legacy: "GPU 0"},
+			{name: "a pod where the environment is trusted", env: devices("0"), with: "a pod; `policy.kubernetes = \"trust-env\"`", spec: inPod(), config: trust, here: "GPU 0", jit: same, legacy: same},
+		},
+	}, {
+		title: "Hooks in the specification", env: devices("0"), show: showHooks,
+		cases: []contractCase{
+			{name: "the toolkit's, as Docker adds it", with: "`nvidia-container-runtime-hook`", spec: withHook("/usr/bin/nvidia-container-runtime-hook"), here: "GPU 0, the hook is removed", jit: same, legacy: "the hook injects"},
+			{name: "the toolkit's under its older name", with: "`nvidia-container-toolkit`", spec: withHook("/usr/bin/nvidia-container-toolkit"), here: "GPU 0, the hook is removed", jit: same},
+			{name: "where the operator wants none", with: "`nvidia-container-runtime-hook`; `policy.foreign-hooks = \"refuse\"`", spec: withHook("/usr/bin/nvidia-container-runtime-hook"),
+				config: func(c *config.Config) { c.Policy.ForeignHooks = config.Refuse }, here: "refused: NVIDIA's OCI hook"},
+			{name: "another vendor's", with: "`/opt/other/hook`", spec: withHook("/opt/other/hook"), here: "GPU 0, the hook stays", jit: same, legacy: same},
+		},
+	}, {
+		title: "Annotations",
+		cases: []contractCase{
+			{name: "of NVIDIA's NRI plugin", annotations: []string{"nvidia.cdi.k8s.io=nvidia.com/gpu=0"}, here: "left alone", jit: "read by that plugin alone", legacy: "read by that plugin alone"},
+		},
+	}}
+}
