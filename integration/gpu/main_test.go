@@ -3,7 +3,6 @@
 package gpu
 
 import (
-	"embed"
 	"fmt"
 	"os"
 	"os/exec"
@@ -15,7 +14,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
@@ -24,7 +22,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "FAIL: these tests need a host with NVIDIA GPUs and a loaded driver; /proc/driver/nvidia/version is missing. `make test` needs neither.")
 		os.Exit(1)
 	}
-	testenv.Main(m, "containerd-shim-nvidia-v2")
+	testenv.Main(m, "containerd-shim-nvidia-v2", "nvidia-shimctl")
 }
 
 // gpu is one GPU as the host's own nvidia-smi lists it.
@@ -72,55 +70,61 @@ func hostGPUs(t testing.TB) []gpu {
 	return gpus
 }
 
-//go:embed programs
-var sources embed.FS
-
-// compiled are the programs of sources. NVIDIA_SHIM_GPU_PROGRAMS names a directory
-// with them for a host without a compiler.
-var compiled = []string{"vectoradd", "mapbar"}
-
-func compile(dir, name string) (string, error) {
-	if ready := os.Getenv("NVIDIA_SHIM_GPU_PROGRAMS"); ready != "" {
-		return filepath.Join(ready, name), nil
+// compiled is the directory with Programs: what NVIDIA_SHIM_GPU_PROGRAMS names, for a
+// host without a compiler, or else made now.
+var compiled = sync.OnceValues(func() (string, error) {
+	if dir := os.Getenv("NVIDIA_SHIM_GPU_PROGRAMS"); dir != "" {
+		for _, name := range Programs {
+			if _, err := os.Stat(filepath.Join(dir, name)); err != nil {
+				return "", fmt.Errorf("NVIDIA_SHIM_GPU_PROGRAMS is not what integration/gpu/pack made of this version: %w", err)
+			}
+		}
+		return filepath.Abs(dir)
 	}
-	text, err := sources.ReadFile("programs/" + name + ".c")
-	if err != nil {
-		return "", err
-	}
-	source, program := filepath.Join(dir, name+".c"), filepath.Join(dir, name)
-	if err := os.WriteFile(source, text, 0o644); err != nil {
-		return "", err
-	}
-	if out, err := exec.Command("gcc", "-O2", "-o", program, source, "-ldl").CombinedOutput(); err != nil {
-		return "", fmt.Errorf("gcc: %w: %s", err, out)
-	}
-	return program, nil
-}
-
-// programs are what the image is made of, besides the compiled ones.
-var programs = []string{"sh", "cat", "ls", "find", "grep", "mknod", "stat", "sleep", "true", "id", "mount", "env", "rm", "head"}
-
-// buildImage makes an image of the host's own programs and C library, and of those
-// of sources.
-var buildImage = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "nvgpu")
 	if err != nil {
 		return "", err
 	}
-	var files []images.File
-	for _, name := range compiled {
-		program, err := compile(dir, name)
-		if err != nil {
-			return "", err
-		}
-		files = append(files, images.FromHost("usr/bin/"+name, 0o755, program))
+	return dir, Compile(dir)
+})
+
+// buildImage makes an image of the host's own programs and C library, and of those
+// that were compiled.
+var buildImage = sync.OnceValues(func() (string, error) {
+	programs, err := compiled()
+	if err != nil {
+		return "", err
 	}
-	image, err := images.FromHostPrograms(imageRef, programs, files...)
+	dir, err := os.MkdirTemp("", "nvgpu")
+	if err != nil {
+		return "", err
+	}
+	image, err := ProgramsImage(imageRef, programs)
 	if err != nil {
 		return "", err
 	}
 	name := filepath.Join(dir, "image.tar")
 	return name, image.Write(name)
+})
+
+// graphicsImage is the tar of GraphicsImage: from what NVIDIA_SHIM_GPU_IMAGES names,
+// for a host without the loaders, or else made now.
+var graphicsImage = sync.OnceValues(func() (string, error) {
+	if dir := os.Getenv("NVIDIA_SHIM_GPU_IMAGES"); dir != "" {
+		name := filepath.Join(dir, graphicsTar)
+		_, err := os.Stat(name)
+		return name, err
+	}
+	programs, err := compiled()
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp("", "nvgpu")
+	if err != nil {
+		return "", err
+	}
+	name := filepath.Join(dir, graphicsTar)
+	return name, writeGraphics(programs, name)
 })
 
 const imageRef = "test/gpu:latest"

@@ -117,3 +117,17 @@ func hostLibraries() (map[string]string, error) {
 	}
 	return libs, nil
 }
+
+// HostLibrary is the file that this host's own loader takes for a SONAME. What an
+// NVIDIA driver installed is not among them.
+func HostLibrary(soname string) (path string, ok bool) {
+	libs, err := hostLibraries()
+	if err != nil {
+		return "", false
+	}
+	path, ok = libs[soname]
+	return path, ok
+}
+
+// LibraryPath is the place of a library in an image of FromHostPrograms.
+func LibraryPath(soname string) string { return hostLibDir[1:] + "/" + soname }

@@ -1,0 +1,281 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// newGraphicsEnv is newEnv with the image of graphics programs besides.
+func newGraphicsEnv(t testing.TB) *testenv.Env {
+	t.Helper()
+	tar, err := graphicsImage()
+	if err != nil {
+		t.Fatal(err)
+	}
+	env := newEnv(t, "")
+	env.Import(t, tar)
+	return env
+}
+
+// graphics is a container of the graphics image.
+func graphics(env *testenv.Env, visible, capabilities, text string) testenv.RunOptions {
+	o := script(env, visible, text+"; true", "NVIDIA_DRIVER_CAPABILITIES="+capabilities)
+	o.Image = GraphicsRef
+	return o
+}
+
+// lister is a way to list GPUs.
+type lister struct {
+	program string
+	// with are capabilities that it needs, and without some that are not enough.
+	with, without string
+	// works is what each line has of a device that does its work.
+	works []string
+}
+
+// exactly runs the lister for every GPU, for all, and without its capability. What a
+// device does is only wanted where the host can do it outside of a container too.
+func (l lister) exactly(t *testing.T) {
+	gpus := hostGPUs(t)
+	env := newGraphicsEnv(t)
+	outside := onHost(t, loadersOnHost(t), l.program)
+	t.Logf("%s on the host:\n%s", l.program, outside)
+	able := slices.Equal(listedGPUs(outside, gpus), uuids(gpus))
+	if !able {
+		t.Logf("THE HOST'S LIST IS NOT ITS GPUS %v: only GPUs that were not granted are looked for inside", uuids(gpus))
+	}
+	works := able
+	for _, w := range l.works {
+		works = works && strings.Count(outside, w) >= len(gpus)
+	}
+	if !works {
+		t.Logf("THE HOST ITSELF DOES NOT SAY %q OF EVERY GPU: not wanted inside either", l.works)
+	}
+	check := func(visible string, granted []gpu) {
+		t.Helper()
+		out := env.MustRun(t, graphics(env, visible, l.with, l.program))
+		t.Logf("NVIDIA_VISIBLE_DEVICES=%s:\n%s", visible, out)
+		got := listedGPUs(out, gpus)
+		if able && !slices.Equal(got, uuids(granted)) {
+			t.Errorf("NVIDIA_VISIBLE_DEVICES=%s: %s lists %v, want %v", visible, l.program, got, uuids(granted))
+		}
+		for _, g := range gpus {
+			if !slices.Contains(uuids(granted), g.UUID) && slices.Contains(got, g.UUID) {
+				t.Errorf("NVIDIA_VISIBLE_DEVICES=%s: %s lists %s, which was not granted", visible, l.program, g.UUID)
+			}
+		}
+		for _, w := range l.works {
+			if works && strings.Count(out, w) < len(granted) {
+				t.Errorf("NVIDIA_VISIBLE_DEVICES=%s: not every device says %q, and outside they do", visible, w)
+			}
+		}
+	}
+	for i, g := range gpus {
+		check(g.Index, gpus[i:i+1])
+	}
+	if len(gpus) > 1 {
+		last := gpus[len(gpus)-1]
+		check(last.UUID+","+gpus[0].Bus, []gpu{gpus[0], last})
+		check("all", gpus)
+	}
+	out := env.MustRun(t, graphics(env, "0", l.without, l.program))
+	t.Logf("NVIDIA_DRIVER_CAPABILITIES=%s:\n%s", l.without, out)
+	if got := listedGPUs(out, gpus); len(got) > 0 {
+		t.Errorf("NVIDIA_DRIVER_CAPABILITIES=%s: %s lists %v", l.without, l.program, got)
+	}
+}
+
+func TestVulkanListsTheGrantedGPUAndNoOther(t *testing.T) {
+	lister{program: "vkdevices", with: "graphics,utility", without: "compute,utility", works: []string{" created\n"}}.exactly(t)
+}
+
+func TestEGLListsTheGrantedGPUAndNoOther(t *testing.T) {
+	lister{program: "egldevices", with: "graphics,utility", without: "compute,utility", works: []string{" initialized 1.", " draw ok"}}.exactly(t)
+}
+
+func TestOpenCLListsTheGrantedGPUAndNoOther(t *testing.T) {
+	lister{program: "cldevices", with: "compute,utility", without: "utility"}.exactly(t)
+}
+
+// With all capabilities the three still list one GPU, now with CUDA beside them.
+func TestGraphicsAndComputeAgree(t *testing.T) {
+	gpus := hostGPUs(t)
+	env := newGraphicsEnv(t)
+	g := gpus[len(gpus)-1]
+	out := env.MustRun(t, graphics(env, g.UUID, "all", "vectoradd; vkdevices; egldevices; cldevices"))
+	t.Log(out)
+	for _, other := range gpus {
+		if other.UUID != g.UUID && strings.Contains(out, other.UUID) {
+			t.Errorf("%s is there, and %s was granted", other.UUID, g.UUID)
+		}
+	}
+	if !strings.Contains(out, " ok\n") || !strings.Contains(out, g.UUID) {
+		t.Error("CUDA does not work with all capabilities")
+	}
+}
+
+// loaded runs the program loads in a container and says which of the names were
+// found, with the line of each.
+func loaded(t *testing.T, env *testenv.Env, capabilities string, names ...string) map[string]string {
+	t.Helper()
+	return loadLines(env.MustRun(t, graphics(env, "0", capabilities, "loads "+strings.Join(names, " "))))
+}
+
+func loadLines(out string) map[string]string {
+	lines := map[string]string{}
+	for line := range strings.Lines(out) {
+		name, rest, _ := strings.Cut(strings.TrimSpace(line), " ")
+		lines[name] = rest
+	}
+	return lines
+}
+
+func isLoaded(line string) bool { return strings.HasPrefix(line, "ok ") }
+
+func TestVideoLibrariesLoadWithTheCapabilityOnly(t *testing.T) {
+	env := newGraphicsEnv(t)
+	names := []string{
+		"libnvcuvid.so.1:cuvidGetDecoderCaps", "libnvidia-encode.so.1:NvEncodeAPIGetMaxSupportedVersion",
+		"libnvidia-opticalflow.so.1:NvOFAPICreateInstanceCuda",
+	}
+	have := infoFiles(t, env)
+	for _, capabilities := range []string{"video,utility", "compute,video,utility", "all", "compute,utility,graphics"} {
+		lines := loaded(t, env, capabilities, names...)
+		t.Logf("%s: %v", capabilities, lines)
+		for _, name := range names {
+			soname, _, _ := strings.Cut(name, ":")
+			want := strings.Contains(capabilities, "video") || capabilities == "all"
+			if want && !have.has(soname) {
+				t.Logf("THIS HOST HAS NO %s", soname)
+				continue
+			}
+			if isLoaded(lines[soname]) != want {
+				t.Errorf("NVIDIA_DRIVER_CAPABILITIES=%s: %s %s", capabilities, soname, lines[soname])
+			}
+		}
+	}
+	outside := onHost(t, loadersOnHost(t), "video")
+	inside := env.MustRun(t, graphics(env, "0", "compute,video,utility", "video"))
+	t.Logf("on the host:\n%sinside:\n%s", outside, inside)
+	// The host's first GPU is CUDA's, the fastest, and inside the granted one: of one
+	// kind on every host with several GPUs that we have.
+	if strings.Contains(outside, "h264 supported 1") && !strings.Contains(inside, "h264 supported 1") {
+		t.Error("the decoder answers outside of a container only")
+	}
+	if strings.Contains(outside, "encode version") && !strings.Contains(inside, "encode version") {
+		t.Error("the encoder's library answers outside of a container only")
+	}
+}
+
+func TestOpticsAndOpenCLLibrariesLoad(t *testing.T) {
+	env := newGraphicsEnv(t)
+	have := infoFiles(t, env)
+	for _, c := range []struct{ name, symbol, with, without string }{
+		{"libnvoptix.so.1", "optixQueryFunctionTable", "graphics,utility", "compute,utility"},
+		{"libnvidia-opencl.so.1", "clGetExtensionFunctionAddress", "compute,utility", "graphics,utility"},
+		{"libnvidia-ngx.so.1", "", "ngx,utility", "compute,utility"},
+	} {
+		if !have.has(c.name) {
+			t.Logf("THIS HOST HAS NO %s", c.name)
+			if c.name != "libnvidia-ngx.so.1" {
+				t.Errorf("a driver for GPUs has %s; `nvidia-shimctl info` does not list it", c.name)
+			}
+			continue
+		}
+		what := c.name
+		if c.symbol != "" {
+			what += ":" + c.symbol
+		}
+		for capabilities, want := range map[string]bool{c.with: true, c.without: false, "all": true} {
+			if line := loaded(t, env, capabilities, what)[c.name]; isLoaded(line) != want {
+				t.Errorf("NVIDIA_DRIVER_CAPABILITIES=%s: %s %s", capabilities, c.name, line)
+			} else {
+				t.Logf("NVIDIA_DRIVER_CAPABILITIES=%s: %s %s", capabilities, c.name, line)
+			}
+		}
+	}
+	// OptiX looks for its weights beside the driver's other data.
+	bin, _ := filepath.Glob("/usr/share/nvidia/nvoptix.bin")
+	if more, _ := filepath.Glob("/usr/local/nvidia/share/nvidia/nvoptix.bin"); len(bin)+len(more) == 0 {
+		t.Log("THIS HOST HAS NO nvoptix.bin")
+	} else if out := env.MustRun(t, graphics(env, "0", "graphics", "ls /usr/share/nvidia/nvoptix.bin")); !strings.Contains(out, "nvoptix.bin") {
+		t.Errorf("nvoptix.bin is not at /usr/share/nvidia: %s", out)
+	}
+}
+
+// Every library of the driver that opens on the host opens in a container that has
+// all capabilities.
+func TestWhatLoadsOnTheHostLoadsInside(t *testing.T) {
+	env := newGraphicsEnv(t)
+	var names []string
+	for _, file := range infoFiles(t, env).all() {
+		if !strings.HasPrefix(path.Base(file), "lib") || !strings.Contains(path.Base(file), ".so") {
+			continue
+		}
+		name, err := soname(file)
+		if err != nil {
+			t.Errorf("%s: %v", file, err)
+			continue
+		}
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	outside := loadLines(onHost(t, loadersOnHost(t), "loads", names...))
+	inside := loaded(t, env, "all", names...)
+	for _, name := range names {
+		t.Logf("%-40s outside: %s; inside: %s", name, outside[name], inside[name])
+		if !isLoaded(outside[name]) || isLoaded(inside[name]) {
+			continue
+		}
+		// A library of the distribution's, which this image does not have.
+		if missing, _, _ := strings.Cut(inside[name], ": cannot open shared object"); missing != inside[name] && missing != name && !slices.Contains(names, missing) {
+			t.Logf("%s needs %s, which the image does not have", name, missing)
+			continue
+		}
+		t.Errorf("%s opens on the host, and inside: %s", name, inside[name])
+	}
+}
+
+// driverFiles are the driver's files by capability, as `nvidia-shimctl info` lists them.
+type driverFiles map[string][]string
+
+func (f driverFiles) all() []string {
+	var all []string
+	for _, list := range f {
+		all = append(all, list...)
+	}
+	slices.Sort(all)
+	return slices.Compact(all)
+}
+
+// has tells whether the driver has a library with that SONAME.
+func (f driverFiles) has(name string) bool {
+	stem := name[:strings.Index(name, ".so")+3]
+	return slices.ContainsFunc(f.all(), func(file string) bool {
+		if !strings.HasPrefix(path.Base(file), stem+".") {
+			return false
+		}
+		_, err := os.Stat(file)
+		return err == nil
+	})
+}
+
+func infoFiles(t *testing.T, env *testenv.Env) driverFiles {
+	t.Helper()
+	var info struct{ Files driverFiles }
+	ctlJSON(t, env, &info, "info")
+	if len(info.Files) == 0 {
+		t.Fatal(fmt.Errorf("nvidia-shimctl info lists no files"))
+	}
+	return info.Files
+}
