@@ -54,7 +54,9 @@ func TestInfoAgreesWithNvidiaSmi(t *testing.T) {
 			t.Error(err)
 			continue
 		}
-		if !slices.ContainsFunc(info.Files.all(), func(f string) bool { return path.Base(f) == path.Base(real) }) {
+		if !strings.HasSuffix(real, info.DriverVersion) {
+			t.Logf("the host's programs get %s, a copy without a version", real)
+		} else if !slices.ContainsFunc(info.Files.all(), func(f string) bool { return path.Base(f) == path.Base(real) }) {
 			t.Errorf("the host's programs get %s, which info does not list", real)
 		}
 	}
