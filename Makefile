@@ -22,10 +22,18 @@ help: ## print the targets
 deps: ## install the Debian packages that tools and tests need (as root)
 	integration/tools/apt.sh
 
+# nvidia-shimctl loads libnvidia-ml and so needs cgo and the C library of the host that
+# builds it, or a newer one; user names and host names are looked up without it.
+# CTL_CGO=0 builds one that runs everywhere and cannot ask NVML.
+CTL_CGO  ?= 1
+CTL_TAGS := netgo,osusergo
+# go-nvml wraps what newer drivers call deprecated.
+CTL_ENV  := CGO_ENABLED=$(CTL_CGO) CGO_CFLAGS="-O2 -Wno-deprecated-declarations"
+
 build: ## build the shim (static, no cgo) and nvidia-shimctl into bin/
 	@mkdir -p $(BIN)
 	CGO_ENABLED=0 $(GO) build -trimpath -tags "$(SHIM_TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/containerd-shim-nvidia-v2 ./cmd/containerd-shim-nvidia-v2
-	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o $(BIN)/nvidia-shimctl ./cmd/nvidia-shimctl
+	$(CTL_ENV) $(GO) build -trimpath -tags "$(CTL_TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/nvidia-shimctl ./cmd/nvidia-shimctl
 	@size=$$(stat -c %s $(BIN)/containerd-shim-nvidia-v2); \
 	if [ $$size -gt $(MAX_SHIM_BYTES) ]; then echo "the shim has $$size bytes, more than $(MAX_SHIM_BYTES)"; exit 1; fi
 

@@ -5,44 +5,74 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
-// factsName is where the state directory keeps what the probe said.
-const factsName = "nvml.json"
+// factsName is where the state directory keeps what the probe said, and factsLock is
+// held while it is asked.
+const (
+	factsName = "nvml.json"
+	factsLock = "nvml.json.lock"
+)
+
+// factsWait is how long the answer to another container's question is waited for; that
+// question has a time limit of its own. A variable for the tests.
+var factsWait = 15 * time.Second
 
 // knownFacts is what the probe said, with what it was true for.
 type knownFacts struct {
-	Key   string
+	Key string
+	// Asked is when the probe was started.
+	Asked time.Time
 	Facts device.Facts
 }
 
 // facts returns what only NVML knows: as it was kept, or by asking the probe. Only
 // requests that need it get here, and an answer is good until the host boots, loads
-// another driver, or its MIG layout changes.
+// another driver, or its GPUs or MIG layout change.
 func (j *Job) facts() (*device.Facts, error) {
 	if facts := j.keptFacts(); facts != nil {
 		return facts, nil
 	}
-	return j.freshFacts()
+	return j.ask(time.Time{})
 }
 
 // freshFacts asks the probe, whatever is known, and keeps the answer.
-func (j *Job) freshFacts() (*device.Facts, error) {
+func (j *Job) freshFacts() (*device.Facts, error) { return j.ask(time.Now()) }
+
+// ask starts the probe, unless another container has had it started after the given
+// time: when a node has booted many want to know at once.
+func (j *Job) ask(since time.Time) (*device.Facts, error) {
 	if j.AskNVML == nil {
 		return nil, errors.New("nobody is there to ask NVML")
 	}
 	if err := j.openState(); err != nil {
 		return nil, err
 	}
+	lock, err := j.state.Lock(factsLock, factsWait)
+	if errors.Is(err, view.ErrBusy) {
+		return nil, fmt.Errorf("NVML is being asked for another container and has not answered within %s", factsWait)
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer lock.Close()
 	before, err := j.factsKey()
 	if err != nil {
 		return nil, err
 	}
+	var k knownFacts
+	if j.state.Load(factsName, &k) && k.Key == before && k.Asked.After(since) && k.Asked.Before(time.Now()) {
+		j.known, j.asked = &k.Facts, true
+		return j.known, nil
+	}
+	asked := time.Now()
 	facts, err := j.AskNVML()
 	if err != nil {
+		// A failure is not kept: what made it may be gone the next moment.
 		return nil, fmt.Errorf("NVML was asked: %w", err)
 	}
 	if facts.Driver != j.inv.DriverVersion {
@@ -53,7 +83,11 @@ func (j *Job) freshFacts() (*device.Facts, error) {
 	if after, err := j.factsKey(); err != nil || after != before {
 		return j.known, err
 	}
-	if err := j.state.Store(factsName, &knownFacts{Key: before, Facts: facts}); err != nil {
+	// A GPU that did not answer may do so later, without a boot.
+	if len(facts.GPUs) < len(j.inv.GPUs) {
+		return j.known, nil
+	}
+	if err := j.state.Store(factsName, &knownFacts{Key: before, Asked: asked, Facts: facts}); err != nil {
 		return nil, fmt.Errorf("keep what NVML said: %w", err)
 	}
 	return j.known, nil

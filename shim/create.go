@@ -83,7 +83,7 @@ func examine(dir string, opts Options, load func() (*config.Config, error)) (job
 			return cfg, err
 		})
 		if job != nil {
-			job.AskKubelet = askKubelet
+			job.AskKubelet, job.AskNVML = askKubelet, askNVML
 		}
 		return err
 	})

@@ -14,6 +14,8 @@ import (
 	"github.com/containerd/containerd/v2/pkg/sys/reaper"
 	"golang.org/x/sys/unix"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 )
 
@@ -22,8 +24,16 @@ import (
 // manages a pod.
 const probeName = "nvidia-shimctl"
 
-// probeTimeout bounds every question. A kubelet answers in milliseconds.
-const probeTimeout = 5 * time.Second
+// kubeletTimeout bounds a question to the kubelet, which answers in milliseconds.
+// A variable for the tests, as the next one.
+var kubeletTimeout = 5 * time.Second
+
+// nvmlTimeout bounds a question to NVML; the probe is told to give up before. Without
+// persistence mode the driver initialises every GPU first, which takes seconds.
+var nvmlTimeout = 10 * time.Second
+
+// nvmlGrace is what a probe that gives up has to say so.
+const nvmlGrace = 2 * time.Second
 
 // askKubelet runs the probe for what the kubelet allocated to a pod.
 func askKubelet(socket, namespace, pod string) (policy.Allocation, error) {
@@ -31,23 +41,35 @@ func askKubelet(socket, namespace, pod string) (policy.Allocation, error) {
 	if _, err := os.Lstat(socket); errors.Is(err, os.ErrNotExist) {
 		return a, policy.ErrNoKubelet
 	}
-	out, err := probe("probe", "pod-resources", "--socket="+socket, "--namespace="+namespace, "--pod="+pod)
-	if err != nil {
-		return a, err
-	}
-	if err := json.Unmarshal(out, &a); err != nil {
-		return a, fmt.Errorf("%s answered what is no JSON: %w", probeName, err)
-	}
-	return a, nil
+	err := probe(kubeletTimeout, &a, "probe", "pod-resources", "--socket="+socket, "--namespace="+namespace, "--pod="+pod)
+	return a, err
 }
 
-// probe runs the probe with an empty environment and returns what it printed. The
-// reaper waits for it: this process reaps whatever child ends, so that waiting for
-// one by oneself loses the race (containerd issue 2855).
-func probe(args ...string) ([]byte, error) {
+// askNVML runs the probe for what only NVML knows of this host's GPUs. Where the
+// configuration is comes from containerd's environment, as this process' own does;
+// nothing comes from a container.
+func askNVML() (device.Facts, error) {
+	var f device.Facts
+	args := []string{"probe", "nvml", "--timeout=" + nvmlTimeout.String()}
+	if name := os.Getenv(config.EnvFile); name != "" {
+		args = append([]string{"--config=" + name}, args...)
+	}
+	err := probe(nvmlTimeout+nvmlGrace, &f, args...)
+	return f, err
+}
+
+// probe runs the probe with an empty environment and decodes what it prints into v.
+// The reaper waits for it: this process reaps whatever child ends, so that waiting
+// for one by oneself loses the race (containerd issue 2855).
+//
+// A probe that does not end is killed and left to itself: one that hangs in the
+// kernel takes notice of no signal. What waits for it, a goroutine for the process
+// and one for each of its two pipes, stays until it ends. There is one such process
+// on a host: the next one finds its lock taken (cmd/nvidia-shimctl) and gives up.
+func probe(limit time.Duration, v any, args ...string) error {
 	path, err := probePath()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	var stdout, stderr bounded
 	cmd := exec.Command(path, args...)
@@ -56,17 +78,26 @@ func probe(args ...string) ([]byte, error) {
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	ec, err := reaper.Default.StartLocked(cmd)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	status, err := reaper.Default.WaitTimeout(cmd, ec, probeTimeout)
+	status, err := reaper.Default.WaitTimeout(cmd, ec, limit)
 	if err != nil {
-		return nil, fmt.Errorf("%s did not answer within %s", probeName, probeTimeout)
+		return fmt.Errorf("%s did not answer within %s", probeName, limit)
 	}
 	if status != 0 {
 		line, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n")
-		return nil, errors.New(strings.TrimPrefix(line, probeName+": "))
+		if line == "" {
+			return fmt.Errorf("%s ended with status %d and said nothing", probeName, status)
+		}
+		return errors.New(strings.TrimPrefix(line, probeName+": "))
 	}
-	return stdout.Bytes(), nil
+	if stdout.tooLong {
+		return fmt.Errorf("%s answered more than %d bytes", probeName, maxProbeOutput)
+	}
+	if err := json.Unmarshal(stdout.Bytes(), v); err != nil {
+		return fmt.Errorf("%s answered what is no JSON: %w", probeName, err)
+	}
+	return nil
 }
 
 // probePath is the probe beside this very executable, if only root can have put it
@@ -88,14 +119,16 @@ func probePath() (string, error) {
 	return path, nil
 }
 
-// maxProbeOutput bounds what a probe may print, in bytes; the rest is dropped and
-// makes no JSON.
+// maxProbeOutput bounds what a probe may print, in bytes; the rest is dropped.
 const maxProbeOutput = 4 << 20
 
-type bounded struct{ bytes.Buffer }
+type bounded struct {
+	bytes.Buffer
+	tooLong bool
+}
 
 func (b *bounded) Write(p []byte) (int, error) {
-	if b.Len()+len(p) > maxProbeOutput {
+	if b.tooLong = b.tooLong || b.Len()+len(p) > maxProbeOutput; b.tooLong {
 		return len(p), nil
 	}
 	return b.Buffer.Write(p)

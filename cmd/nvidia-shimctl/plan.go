@@ -16,6 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cmd/nvidia-shimctl/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
@@ -68,6 +69,7 @@ func makePlan(c *cli.Command) (gpuinject.Plan, error) {
 		return gpuinject.Plan{Reason: "the container does not ask for the driver: the shim leaves it alone"}, nil
 	}
 	job.AskKubelet = askKubelet
+	job.AskNVML = func() (facts device.Facts, err error) { return facts, askNVML(c, &facts) }
 	switch err := job.Resolve(); {
 	case errors.Is(err, gpuinject.ErrNotGranted):
 		return job.Plan, nil

@@ -30,7 +30,7 @@ func probeCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "probe",
 		Usage: "answer a question of the shim in a process of its own, as JSON",
-		Commands: []*cli.Command{{
+		Commands: []*cli.Command{nvmlCommand(), {
 			Name:         "pod-resources",
 			Usage:        "what the kubelet allocated to a pod",
 			OnUsageError: onUsageError,

@@ -7,8 +7,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -58,12 +60,25 @@ func OpenState(dir string) (*State, error) {
 	return &State{dir: dir}, nil
 }
 
+// maxState bounds a file of the state directory, in bytes.
+const maxState = 16 << 20
+
 // Load reads the value that Store kept under name into v. It says false where
-// there is none, or where the file is not exactly what Store wrote (T62): the
-// caller finds out anew.
+// there is none, or where the file is not exactly what Store wrote, or not by root
+// (T62): the caller finds out anew.
 func (s *State) Load(name string, v any) bool {
-	data, err := os.ReadFile(filepath.Join(s.dir, name))
+	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
+		return false
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxState ||
+		st.Uid != uint32(os.Geteuid()) && st.Uid != 0 || st.Mode&0o022 != 0 {
+		return false
+	}
+	data := make([]byte, st.Size)
+	if _, err := io.ReadFull(f, data); err != nil {
 		return false
 	}
 	sum, body, ok := bytes.Cut(data, []byte("\n"))
@@ -97,4 +112,35 @@ func (s *State) Store(name string, v any) error {
 func checksum(b []byte) string {
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])
+}
+
+// ErrBusy says that a lock is still another's at the end of the time.
+var ErrBusy = errors.New("somebody else has it")
+
+// Lock takes the lock name of this host, waiting as long as limit; then it returns
+// ErrBusy. The lock goes with the returned file, or with the process.
+func (s *State) Lock(name string, limit time.Duration) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	if err := flock(f, limit); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// flock takes the lock on f. It asks again and again: a process that was stopped
+// while it held the lock must not stop all others.
+func flock(f *os.File, limit time.Duration) error {
+	for start := time.Now(); ; time.Sleep(2 * time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		if time.Since(start) > limit {
+			return ErrBusy
+		}
+	}
 }

@@ -72,14 +72,14 @@ func (s *State) Ensure(spec Spec) (string, error) {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return "", fmt.Errorf("driver view: %w", err)
 	}
-	lock, err := os.OpenFile(filepath.Join(s.dir, "view", "lock"), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return "", fmt.Errorf("driver view: %w", err)
+	lock, err := s.Lock("view/lock", lockTimeout)
+	if errors.Is(err, ErrBusy) {
+		return "", fmt.Errorf("driver view: lock: another shim has held it for %s", lockTimeout)
 	}
-	defer lock.Close()
-	if err := flock(lock); err != nil {
+	if err != nil {
 		return "", fmt.Errorf("driver view: lock: %w", err)
 	}
+	defer lock.Close()
 	if mounted(root) {
 		return root, nil
 	}
@@ -96,18 +96,6 @@ func (s *State) Ensure(spec Spec) (string, error) {
 // lockTimeout is how long a view that another shim builds is waited for. Building
 // takes milliseconds; a shim that was stopped in the middle must not stop all.
 const lockTimeout = 10 * time.Second
-
-func flock(f *os.File) error {
-	for start := time.Now(); ; time.Sleep(2 * time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return err
-		}
-		if time.Since(start) > lockTimeout {
-			return fmt.Errorf("another shim has held it for %s", lockTimeout)
-		}
-	}
-}
 
 // keepPrivate makes the directory of the views a private mount where the state
 // directory is on a shared one, as /run is under systemd: a view attached to a

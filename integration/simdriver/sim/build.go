@@ -163,7 +163,7 @@ func (d *Driver) libraryUnit(l library) unit {
 		u.source = "library.c"
 	} else {
 		gpus, migs := d.tables()
-		u.defines = append(u.defines, fmt.Sprintf("SIM_CUDA=%d", cudaVersion(d.Version)), "SIM_GPUS="+gpus, "SIM_MIGS="+migs)
+		u.defines = append(u.defines, fmt.Sprintf("SIM_CUDA=%d", d.cudaVersion()), "SIM_GPUS="+gpus, "SIM_MIGS="+migs)
 	}
 	return u
 }
@@ -199,7 +199,9 @@ func (d *Driver) tables() (gpus, migs string) {
 		}
 		var domain, bus, device int
 		fmt.Sscanf(gpu.BusID, "%x:%x:%x", &domain, &bus, &device)
-		fmt.Fprintf(&g, "{%q,%d,%d,%d,%d,%d},", gpu.UUID, domain, bus, device, gpu.Minor, mig)
+		var major, minor int
+		fmt.Sscanf(gpu.Arch, "%d.%d", &major, &minor)
+		fmt.Fprintf(&g, "{%q,%d,%d,%d,%d,%d,%d,%d,%d,%q},", gpu.UUID, domain, bus, device, gpu.Minor, mig, brands[gpu.Brand], major, minor, gpu.Name)
 		position[gpu.Index] = n
 		n++
 	}

@@ -1,6 +1,9 @@
 package sim
 
-import "strings"
+import (
+	"fmt"
+	"strings"
+)
 
 // library is one shared object of the driver.
 type library struct {
@@ -93,9 +96,14 @@ var programs = []program{
 	{name: "nvidia-modprobe", setuid: true},
 }
 
-// cudaVersion is what a driver of this version says to cuDriverGetVersion.
-func cudaVersion(driver string) int {
-	major, _, _ := strings.Cut(driver, ".")
+// cudaVersion is what the driver says to cuDriverGetVersion: 13000 for 13.0.
+func (d *Driver) cudaVersion() int {
+	if d.CUDA != "" {
+		var major, minor int
+		fmt.Sscanf(d.CUDA, "%d.%d", &major, &minor)
+		return major*1000 + minor*10
+	}
+	major, _, _ := strings.Cut(d.Version, ".")
 	switch major {
 	case "535":
 		return 12020

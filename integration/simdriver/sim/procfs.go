@@ -176,7 +176,7 @@ func (d *Driver) information(g GPU) string {
 	if g.Excluded {
 		excluded = "Yes"
 	}
-	return "Model: \t\t NVIDIA H200\n" +
+	return "Model: \t\t " + g.Name + "\n" +
 		fmt.Sprintf("IRQ:   \t\t %d\n", 100+g.Index) +
 		"GPU UUID: \t " + g.UUID + "\n" +
 		"Video BIOS: \t 96.00.e8.00.01\n" +

@@ -44,6 +44,11 @@ type Options struct {
 	MIG []MIGDevice
 	// Others are devices of other kinds that the host has.
 	Others
+	// CUDA is the version that the driver supports, as "12.4"; that of the driver's
+	// branch by default.
+	CUDA string
+	// Models are what the GPUs are, by index; an H200 where there is none.
+	Models map[int]Model
 	// Majors override the major numbers of the device nodes; zero is the default.
 	Majors Majors
 }
@@ -73,6 +78,14 @@ type GPU struct {
 	UUID     string // GPU-xxxxxxxx-xxxx-…
 	BusID    string // 0000:19:00.0, as procfs names it
 	Excluded bool
+	Model
+}
+
+// Model is a kind of GPU. An empty field is the H200's.
+type Model struct {
+	Name  string // "NVIDIA H200"
+	Brand string // "nvidia", "tesla", … as in requirements
+	Arch  string // compute capability: "9.0"
 }
 
 // MIG is one simulated MIG device.
@@ -95,6 +108,7 @@ type Driver struct {
 	Layout     Layout
 	// Version is that of the installed libraries, KernelVersion that of the module.
 	Version, KernelVersion string
+	CUDA                   string // "" for that of the version's branch
 	Majors                 Majors
 	GPUs                   []GPU
 	MIG                    []MIG
@@ -267,7 +281,13 @@ func plan(o Options) (*Driver, error) {
 		Root: filepath.Join(dir, "root"), DevRoot: filepath.Join(dir, "devroot"),
 		ProcRoot: filepath.Join(dir, "proc"), SysRoot: filepath.Join(dir, "sys"),
 		StateDir: filepath.Join(dir, "state"), ConfigPath: filepath.Join(dir, "config.toml"),
-		GPUs: planGPUs(o.GPUs), Others: o.Others,
+		GPUs: planGPUs(o.GPUs), Others: o.Others, CUDA: o.CUDA,
+	}
+	if o.CUDA != "" && !shortVersion.MatchString(o.CUDA) {
+		return nil, fmt.Errorf("%q is not a CUDA version", o.CUDA)
+	}
+	if err := d.setModels(o.Models); err != nil {
+		return nil, err
 	}
 	if o.IMEX < 0 || o.IMEX > maxIMEX {
 		return nil, fmt.Errorf("%d IMEX channels: up to %d can be simulated", o.IMEX, maxIMEX)

@@ -79,7 +79,7 @@ EXPORT int cuDeviceGetName(char *name, int len, int device)
 	int rc = gpu(device, &g);
 
 	if (rc == CUDA_SUCCESS)
-		snprintf(name, (size_t)len, "%s", SIM_NAME);
+		snprintf(name, (size_t)len, "%s", g->name);
 	return rc;
 }
 
@@ -129,7 +129,7 @@ EXPORT int cuDeviceTotalMem_v2(size_t *bytes, int device)
 	return rc;
 }
 
-/* cuDeviceGetAttribute knows the compute capability, 9.0, and nothing else. */
+/* cuDeviceGetAttribute knows the compute capability and nothing else. */
 EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
 {
 	const struct sim_gpu *g;
@@ -139,10 +139,10 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
 		return rc;
 	switch (attribute) {
 	case 75:
-		*value = 9;
+		*value = g->major;
 		return CUDA_SUCCESS;
 	case 76:
-		*value = 0;
+		*value = g->minor_cc;
 		return CUDA_SUCCESS;
 	}
 	return CUDA_ERROR_INVALID_VALUE;

@@ -1,9 +1,21 @@
 /*
  * The simulated libnvidia-ml: initialization, the list of GPUs and MIG devices,
- * and the properties that tools read first. The functions keep the names, types
- * and return codes of nvml.h.
+ * and the properties that tools read. The functions keep the names, types and
+ * return codes of nvml.h.
+ *
+ * Files in nvidia-sim/ beside the device nodes steer it, where a test made them
+ * (sim.Driver.Place, Hang, Unsupport); a container never sees them:
+ *   processes    lines of <UUID of a GPU or MIG device> <pid> <bytes> <C or G>
+ *   hang         nvmlInit does not come back
+ *   unsupported  names of functions that say "not supported", one a line
+ *   modprobe     path that nvmlInit executes and makes a device node beside, as
+ *                the real library starts nvidia-modprobe
  */
 #include "sim.h"
+
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -41,6 +53,67 @@ static int may_use_mig(const struct sim_mig *m)
 	return sim_may_open(gi, O_RDONLY) && sim_may_open(ci, O_RDONLY);
 }
 
+static FILE *steering(const char *name)
+{
+	char path[512], below[64];
+
+	snprintf(below, sizeof below, "nvidia-sim/%s", name);
+	return sim_path(path, sizeof path, below) ? fopen(path, "re") : NULL;
+}
+
+/* unsupported tells whether a function is to say NVML_ERROR_NOT_SUPPORTED. */
+static int unsupported(const char *function)
+{
+	char line[128];
+	int found = 0;
+	FILE *f = steering("unsupported");
+
+	if (!f)
+		return 0;
+	while (!found && fgets(line, sizeof line, f)) {
+		line[strcspn(line, "\n")] = 0;
+		found = !strcmp(line, function);
+	}
+	fclose(f);
+	return found;
+}
+
+/* modprobe does what the real library does where it misses device nodes. */
+static void modprobe(void)
+{
+	char path[512], made[600];
+	FILE *f = steering("modprobe");
+	pid_t pid;
+
+	if (!f)
+		return;
+	if (fgets(path, sizeof path, f)) {
+		path[strcspn(path, "\n")] = 0;
+		snprintf(made, sizeof made, "%s.node", path);
+		/* glibc has a function for it since 2.33 only. */
+		syscall(SYS_mknodat, AT_FDCWD, made, S_IFREG | 0600, 0);
+		pid = fork();
+		if (pid == 0) {
+			execl(path, path, (char *)NULL);
+			_exit(127);
+		}
+		if (pid > 0)
+			waitpid(pid, NULL, 0);
+	}
+	fclose(f);
+}
+
+static void hang(void)
+{
+	FILE *f = steering("hang");
+
+	if (!f)
+		return;
+	fclose(f);
+	for (;;)
+		sleep(3600);
+}
+
 EXPORT int nvmlInitWithFlags(unsigned flags)
 {
 	unsigned seen[SIM_GPU_COUNT + 1], i, k, n;
@@ -50,8 +123,10 @@ EXPORT int nvmlInitWithFlags(unsigned flags)
 		users++;
 		return NVML_SUCCESS;
 	}
+	modprobe();
 	if (!sim_may_open("nvidiactl", O_RDWR))
 		return NVML_ERROR_DRIVER_NOT_LOADED;
+	hang();
 	gpu_count = sim_visible(seen);
 	mig_count = 0;
 	for (i = 0; i < gpu_count; i++) {
@@ -226,9 +301,15 @@ EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *d)
 
 EXPORT int nvmlDeviceGetName(nvmlDevice_t d, char *name, unsigned len)
 {
+	char mig[160];
 	int rc = valid(d, name);
 
-	return rc == NVML_SUCCESS ? put(name, len, d->mig ? SIM_MIG_NAME : SIM_NAME) : rc;
+	if (rc != NVML_SUCCESS)
+		return rc;
+	if (!d->mig)
+		return put(name, len, d->gpu->name);
+	snprintf(mig, sizeof mig, "%s MIG " SIM_MIG_PROFILE, d->gpu->name);
+	return put(name, len, mig);
 }
 
 EXPORT int nvmlDeviceGetUUID(nvmlDevice_t d, char *uuid, unsigned len)
@@ -280,6 +361,56 @@ EXPORT int nvmlDeviceGetPciInfo_v3(nvmlDevice_t d, nvmlPciInfo_t *p)
 }
 
 typedef struct {
+	unsigned pid;
+	unsigned long long used;
+	unsigned gi, ci;
+} nvmlProcessInfo_t;
+
+/* processes fills infos with those of a kind (0: of any) that the file places on
+ * a device; those of a GPU include those of its MIG devices. */
+static unsigned processes(nvmlDevice_t d, char kind, nvmlProcessInfo_t *infos, unsigned size)
+{
+	char line[256], uuid[96], what;
+	unsigned long long used;
+	unsigned pid, i, n = 0;
+	const struct sim_mig *on;
+	FILE *f = steering("processes");
+
+	if (!f)
+		return 0;
+	while (fgets(line, sizeof line, f)) {
+		if (sscanf(line, "%95s %u %llu %c", uuid, &pid, &used, &what) != 4 || (kind && what != kind))
+			continue;
+		on = NULL;
+		for (i = 0; i < mig_count; i++)
+			if ((d->mig ? &migs[i] == d : migs[i].parent == d) && !strcmp(uuid, migs[i].mig->uuid))
+				on = migs[i].mig;
+		if (!on && (d->mig || strcmp(uuid, d->gpu->uuid)))
+			continue;
+		if (n < size) {
+			infos[n].pid = pid;
+			infos[n].used = used;
+			infos[n].gi = on ? on->gi : 0xffffffff;
+			infos[n].ci = on ? on->ci : 0xffffffff;
+		}
+		n++;
+	}
+	fclose(f);
+	return n;
+}
+
+static unsigned long long used_memory(nvmlDevice_t d)
+{
+	nvmlProcessInfo_t infos[64];
+	unsigned i, n = processes(d, 0, infos, 64);
+	unsigned long long sum = 0;
+
+	for (i = 0; i < n && i < 64; i++)
+		sum += infos[i].used;
+	return sum;
+}
+
+typedef struct {
 	unsigned long long total, free, used;
 } nvmlMemory_t;
 
@@ -289,8 +420,9 @@ EXPORT int nvmlDeviceGetMemoryInfo(nvmlDevice_t d, nvmlMemory_t *m)
 
 	if (rc != NVML_SUCCESS)
 		return rc;
-	m->total = m->free = d->mig ? SIM_MIG_MEMORY : SIM_MEMORY;
-	m->used = 0;
+	m->total = d->mig ? SIM_MIG_MEMORY : SIM_MEMORY;
+	m->used = used_memory(d);
+	m->free = m->total - m->used;
 	return NVML_SUCCESS;
 }
 
@@ -305,8 +437,10 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, nvmlMemory_v2_t *m)
 
 	if (rc != NVML_SUCCESS)
 		return rc;
-	m->total = m->free = d->mig ? SIM_MIG_MEMORY : SIM_MEMORY;
-	m->reserved = m->used = 0;
+	m->total = d->mig ? SIM_MIG_MEMORY : SIM_MEMORY;
+	m->used = used_memory(d);
+	m->reserved = 0;
+	m->free = m->total - m->used;
 	return NVML_SUCCESS;
 }
 
@@ -315,8 +449,8 @@ EXPORT int nvmlDeviceGetCudaComputeCapability(nvmlDevice_t d, int *major, int *m
 	int rc = valid(d, major && minor ? major : NULL);
 
 	if (rc == NVML_SUCCESS) {
-		*major = 9;
-		*minor = 0;
+		*major = d->gpu->major;
+		*minor = d->gpu->minor_cc;
 	}
 	return rc;
 }
@@ -325,8 +459,8 @@ EXPORT int nvmlDeviceGetArchitecture(nvmlDevice_t d, unsigned *arch)
 {
 	int rc = valid(d, arch);
 
-	if (rc == NVML_SUCCESS)
-		*arch = 9; /* NVML_DEVICE_ARCH_HOPPER */
+	if (rc == NVML_SUCCESS) /* NVML_DEVICE_ARCH_AMPERE, ADA, HOPPER, BLACKWELL */
+		*arch = d->gpu->major == 8 ? (d->gpu->minor_cc == 9 ? 8 : 7) : d->gpu->major == 9 ? 9 : 10;
 	return rc;
 }
 
@@ -334,8 +468,10 @@ EXPORT int nvmlDeviceGetBrand(nvmlDevice_t d, unsigned *brand)
 {
 	int rc = valid(d, brand);
 
+	if (rc == NVML_SUCCESS && unsupported("nvmlDeviceGetBrand"))
+		return NVML_ERROR_NOT_SUPPORTED;
 	if (rc == NVML_SUCCESS)
-		*brand = 14; /* NVML_BRAND_NVIDIA */
+		*brand = d->gpu->brand;
 	return rc;
 }
 
@@ -356,25 +492,165 @@ EXPORT int nvmlDeviceGetUtilizationRates(nvmlDevice_t d, nvmlUtilization_t *u)
 {
 	int rc = valid(d, u);
 
-	if (rc == NVML_SUCCESS)
-		u->gpu = u->memory = 0;
+	if (rc == NVML_SUCCESS && (d->mig || unsupported("nvmlDeviceGetUtilizationRates")))
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (rc == NVML_SUCCESS) {
+		u->gpu = 7;
+		u->memory = 2;
+	}
 	return rc;
 }
 
-/* No process ever uses a simulated GPU. */
-EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *n, void *infos)
+static int running(nvmlDevice_t d, char kind, unsigned *n, nvmlProcessInfo_t *infos)
+{
+	unsigned size, found;
+	int rc = valid(d, n);
+
+	if (rc != NVML_SUCCESS)
+		return rc;
+	size = infos ? *n : 0;
+	*n = found = processes(d, kind, infos, size);
+	return found > size ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(nvmlDevice_t d, unsigned *n, nvmlProcessInfo_t *infos)
+{
+	return running(d, 'C', n, infos);
+}
+
+EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned *n, nvmlProcessInfo_t *infos)
+{
+	return running(d, 'G', n, infos);
+}
+
+/* NUMBER defines a function that reads one number of a GPU. A MIG device has none
+ * of these. */
+#define NUMBER(function, type, value) \
+	EXPORT int function(nvmlDevice_t d, type *out) \
+	{ \
+		int rc = valid(d, out); \
+\
+		if (rc == NVML_SUCCESS && (d->mig || unsupported(#function))) \
+			return NVML_ERROR_NOT_SUPPORTED; \
+		if (rc == NVML_SUCCESS) \
+			*out = (value); \
+		return rc; \
+	}
+
+/* The same with one argument before the result. */
+#define NUMBER_OF(function, type, value) \
+	EXPORT int function(nvmlDevice_t d, unsigned which, type *out) \
+	{ \
+		int rc = valid(d, out); \
+\
+		(void)which; \
+		if (rc == NVML_SUCCESS && (d->mig || unsupported(#function))) \
+			return NVML_ERROR_NOT_SUPPORTED; \
+		if (rc == NVML_SUCCESS) \
+			*out = (value); \
+		return rc; \
+	}
+
+NUMBER(nvmlDeviceGetPowerUsage, unsigned, 75250 + 1000 * d->index) /* mW */
+NUMBER(nvmlDeviceGetEnforcedPowerLimit, unsigned, 700000)
+NUMBER(nvmlDeviceGetMaxPcieLinkGeneration, unsigned, 5)
+NUMBER(nvmlDeviceGetMaxPcieLinkWidth, unsigned, 16)
+NUMBER(nvmlDeviceGetMemoryBusWidth, unsigned, 6144)
+NUMBER(nvmlDeviceGetNumGpuCores, unsigned, 16896)
+NUMBER_OF(nvmlDeviceGetTemperature, unsigned, 31 + d->index)
+NUMBER_OF(nvmlDeviceGetClockInfo, unsigned, which == 2 ? 3201 : 345)    /* NVML_CLOCK_MEM */
+NUMBER_OF(nvmlDeviceGetMaxClockInfo, unsigned, which == 2 ? 3201 : 1980)
+NUMBER_OF(nvmlDeviceGetPcieThroughput, unsigned, which == 0 ? 100 : 200) /* kB/s: TX, RX */
+
+/* percent over a period is what the encoder and the decoder report. */
+static int percent(nvmlDevice_t d, const char *function, unsigned value, unsigned *out, unsigned *period)
+{
+	int rc = valid(d, out && period ? out : NULL);
+
+	if (rc == NVML_SUCCESS && (d->mig || unsupported(function)))
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (rc == NVML_SUCCESS) {
+		*out = value;
+		*period = 167000;
+	}
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetEncoderUtilization(nvmlDevice_t d, unsigned *out, unsigned *period)
+{
+	return percent(d, "nvmlDeviceGetEncoderUtilization", 3, out, period);
+}
+
+EXPORT int nvmlDeviceGetDecoderUtilization(nvmlDevice_t d, unsigned *out, unsigned *period)
+{
+	return percent(d, "nvmlDeviceGetDecoderUtilization", 4, out, period);
+}
+
+typedef struct {
+	unsigned long long total, free, used;
+} nvmlBAR1Memory_t;
+
+EXPORT int nvmlDeviceGetBAR1MemoryInfo(nvmlDevice_t d, nvmlBAR1Memory_t *m)
+{
+	int rc = valid(d, m);
+
+	if (rc == NVML_SUCCESS && (d->mig || unsupported("nvmlDeviceGetBAR1MemoryInfo")))
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (rc == NVML_SUCCESS) {
+		m->total = 256ULL << 30;
+		m->used = 4ULL << 20;
+		m->free = m->total - m->used;
+	}
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetEccMode(nvmlDevice_t d, unsigned *current, unsigned *pending)
+{
+	int rc = valid(d, current && pending ? current : NULL);
+
+	if (rc == NVML_SUCCESS && (d->mig || unsupported("nvmlDeviceGetEccMode")))
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (rc == NVML_SUCCESS)
+		*current = *pending = 1;
+	return rc;
+}
+
+/* Two corrected errors, no uncorrected one. */
+EXPORT int nvmlDeviceGetTotalEccErrors(nvmlDevice_t d, unsigned type, unsigned counter, unsigned long long *n)
 {
 	int rc = valid(d, n);
 
-	(void)infos;
+	(void)counter;
+	if (rc == NVML_SUCCESS && (d->mig || unsupported("nvmlDeviceGetTotalEccErrors")))
+		return NVML_ERROR_NOT_SUPPORTED;
 	if (rc == NVML_SUCCESS)
-		*n = 0;
+		*n = type == 0 ? 2 : 0;
 	return rc;
 }
 
-EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned *n, void *infos)
+/* Locations 0 to 2 are the L1 cache, the L2 cache and the memory. */
+EXPORT int nvmlDeviceGetMemoryErrorCounter(nvmlDevice_t d, unsigned type, unsigned counter, unsigned location, unsigned long long *n)
 {
-	return nvmlDeviceGetComputeRunningProcesses_v3(d, n, infos);
+	int rc = valid(d, n);
+
+	(void)counter;
+	if (rc == NVML_SUCCESS && (d->mig || location > 2 || unsupported("nvmlDeviceGetMemoryErrorCounter")))
+		return NVML_ERROR_NOT_SUPPORTED;
+	if (rc == NVML_SUCCESS)
+		*n = type == 0 && location == 1 ? 2 : 0;
+	return rc;
+}
+
+/* CPUs 0 to 3. */
+EXPORT int nvmlDeviceGetCpuAffinity(nvmlDevice_t d, unsigned size, unsigned long *set)
+{
+	int rc = valid(d, set);
+
+	if (rc != NVML_SUCCESS)
+		return rc;
+	memset(set, 0, size * sizeof *set);
+	set[0] = 0xf;
+	return NVML_SUCCESS;
 }
 
 /* NVML_TOPOLOGY_SYSTEM: the GPUs have nothing in common. */

@@ -16,8 +16,7 @@
 #include <strings.h>
 #include <unistd.h>
 
-#define SIM_NAME "NVIDIA H200"
-#define SIM_MIG_NAME "NVIDIA H200 MIG 1g.18gb"
+#define SIM_MIG_PROFILE "1g.18gb"
 #define SIM_MEMORY (143771ULL << 20)
 #define SIM_MIG_MEMORY (16384ULL << 20)
 #define SIM_MAX_MIG 7 /* per GPU, as NVML reports for every GPU that has MIG */
@@ -26,6 +25,9 @@ struct sim_gpu {
 	const char *uuid;
 	unsigned domain, bus, device, minor;
 	int mig; /* MIG mode enabled */
+	unsigned brand;
+	int major, minor_cc; /* compute capability */
+	const char *name;
 };
 
 struct sim_mig {
@@ -41,6 +43,15 @@ static const struct sim_mig sim_migs[] = {SIM_MIGS{0}};
 #define SIM_GPU_COUNT ((unsigned)(sizeof sim_gpus / sizeof sim_gpus[0]))
 #define SIM_MIG_COUNT ((unsigned)(sizeof sim_migs / sizeof sim_migs[0]) - 1)
 
+/* sim_path names a file below /dev; it returns whether it fits. */
+static int sim_path(char *path, size_t size, const char *name)
+{
+	const char *dev = getenv("NVIDIA_SIM_DEV");
+	int n = snprintf(path, size, "%s/%s", dev && *dev ? dev : "/dev", name);
+
+	return n >= 0 && n < (int)size;
+}
+
 /*
  * sim_may_open says whether this process may open a device node. No driver is
  * behind the nodes, so the kernel answers ENXIO once the file permissions and
@@ -50,11 +61,9 @@ static const struct sim_mig sim_migs[] = {SIM_MIGS{0}};
 static int sim_may_open(const char *name, int flags)
 {
 	char path[512];
-	const char *dev = getenv("NVIDIA_SIM_DEV");
-	int fd, n;
+	int fd;
 
-	n = snprintf(path, sizeof path, "%s/%s", dev && *dev ? dev : "/dev", name);
-	if (n < 0 || n >= (int)sizeof path)
+	if (!sim_path(path, sizeof path, name))
 		return 0;
 	fd = open(path, flags | O_CLOEXEC);
 	if (fd >= 0) {

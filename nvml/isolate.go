@@ -1,0 +1,77 @@
+package nvml
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+)
+
+// isolate prepares the calling thread for NVML. The goroutine must be locked to the
+// thread and never unlock it.
+func isolate(devRoot string) error {
+	if devRoot != "/" {
+		if err := useDev(filepath.Join(devRoot, "dev")); err != nil {
+			return fmt.Errorf("give NVML the device nodes of host.dev-root: %w", err)
+		}
+	}
+	if err := refuse(denied); err != nil {
+		return fmt.Errorf("keep NVML from starting programs and making device nodes: %w", err)
+	}
+	return nil
+}
+
+// useDev shows dir as /dev to this thread and the threads that it starts.
+func useDev(dir string) error {
+	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+		return fmt.Errorf("mount namespace: %w", err)
+	}
+	// What is mounted next must not come out again through shared propagation.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return fmt.Errorf("make mounts private: %w", err)
+	}
+	if err := unix.Mount(dir, "/dev", "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+		return &os.PathError{Op: "bind on /dev", Path: dir, Err: err}
+	}
+	return nil
+}
+
+// refuse lets the given system calls of the whole process fail with EPERM from now
+// on, and those of another architecture's table (seccomp(2)). Whatever the process
+// starts inherits it.
+func refuse(calls []uint32) error {
+	// Offsets in struct seccomp_data.
+	const nr, arch = 0, 4
+	load := func(offset uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
+	}
+	ret := func(action uint32) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: action}
+	}
+	equal := func(k uint32, yes, no int) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: uint8(yes), Jf: uint8(no), K: k}
+	}
+	n := len(calls)
+	program := []unix.SockFilter{load(arch), equal(auditArch, 0, n+2), load(nr)}
+	for i, c := range calls {
+		program = append(program, equal(c, n-i, 0))
+	}
+	program = append(program, ret(unix.SECCOMP_RET_ALLOW), ret(unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)))
+	// Needed where the process may not administer the host; root's does not mind.
+	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
+		return fmt.Errorf("prctl: %w", err)
+	}
+	fprog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
+	stray, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&fprog)))
+	runtime.KeepAlive(program)
+	if errno != 0 {
+		return fmt.Errorf("seccomp: %w", errno)
+	}
+	if stray != 0 {
+		return fmt.Errorf("seccomp: thread %d has a filter of its own", stray)
+	}
+	return nil
+}

@@ -1,0 +1,11 @@
+//go:build !cgo
+
+package nvml
+
+import (
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
+)
+
+// Facts returns ErrNoCgo.
+func Facts(config.Host) (device.Facts, error) { return device.Facts{}, ErrNoCgo }
