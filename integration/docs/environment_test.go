@@ -19,6 +19,7 @@ func TestEnvironmentTableIsTheTestTable(t *testing.T) {
 		{"NVIDIA_DRIVER_CAPABILITIES", "request/request_test.go", "TestDriverCapabilities"},
 		{"Other devices", "request/others_test.go", "TestOtherDevices"},
 		{"Requirements", "requirements_test.go", "TestRequirements"},
+		{"Rights over MIG", "request/mig_test.go", "TestRightsOverMIG"},
 	} {
 		t.Run(tc.heading, func(t *testing.T) {
 			var documented []string

@@ -23,6 +23,9 @@
 //	defer d.Remove()
 //	daemon.Env = append(daemon.Env, "NVIDIA_SHIM_CONFIG="+d.ConfigPath)
 //
+// [Driver.Upgrade] installs another driver version, [Driver.Reconfigure] replaces the
+// MIG devices.
+//
 // Things differ where real hosts differ: with three GPUs or more the minor number
 // of a GPU is not its index; the layouts put their files where Debian, RHEL, GKE
 // and Debian's alternatives do.

@@ -138,15 +138,7 @@ func (d *Driver) nodes() []node {
 				node{fmt.Sprintf("dri/renderD%d", renderNumber(g)), m.DRM, uint32(renderNumber(g)), 0o660, renderGID})
 		}
 	}
-	seen := map[int]bool{}
-	for _, mig := range d.MIG {
-		for _, minor := range []int{mig.GIMinor, mig.CIMinor} {
-			if !seen[minor] {
-				seen[minor] = true
-				all = append(all, node{fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor), m.Caps, uint32(minor), 0o444, 0})
-			}
-		}
-	}
+	all = append(all, d.migNodes()...)
 	return append(all, d.otherNodes()...)
 }
 
@@ -155,23 +147,27 @@ func cardNumber(g GPU) int { return g.Index + 1 }
 
 func renderNumber(g GPU) int { return 128 + g.Index }
 
+func (d *Driver) makeNode(n node) error {
+	name := filepath.Join(d.DevRoot, "dev", n.name)
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		return err
+	}
+	if err := unix.Mknod(name, unix.S_IFCHR|uint32(n.mode), int(unix.Mkdev(n.major, n.minor))); err != nil {
+		return &fs.PathError{Op: "mknod (this needs root with CAP_MKNOD)", Path: name, Err: err}
+	}
+	if err := os.Chmod(name, n.mode); err != nil {
+		return err
+	}
+	return os.Chown(name, 0, n.gid)
+}
+
 func (d *Driver) makeNodes() error {
 	dev := filepath.Join(d.DevRoot, "dev")
 	if err := os.MkdirAll(dev, 0o755); err != nil {
 		return err
 	}
 	for _, n := range d.nodes() {
-		name := filepath.Join(dev, n.name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			return err
-		}
-		if err := unix.Mknod(name, unix.S_IFCHR|uint32(n.mode), int(unix.Mkdev(n.major, n.minor))); err != nil {
-			return &fs.PathError{Op: "mknod (this needs root with CAP_MKNOD)", Path: name, Err: err}
-		}
-		if err := os.Chmod(name, n.mode); err != nil {
-			return err
-		}
-		if err := os.Chown(name, 0, n.gid); err != nil {
+		if err := d.makeNode(n); err != nil {
 			return err
 		}
 	}

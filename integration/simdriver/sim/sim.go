@@ -298,19 +298,8 @@ func plan(o Options) (*Driver, error) {
 		}
 		d.GPUs[i].Excluded = true
 	}
-	for _, m := range o.MIG {
-		if m.GPU < 0 || m.GPU >= o.GPUs || m.GI < 0 || m.GI >= gpuInstances || m.CI < 0 || m.CI >= computeInstances {
-			return nil, fmt.Errorf("MIG device %d:%d:%d cannot exist", m.GPU, m.GI, m.CI)
-		}
-		g := d.GPUs[m.GPU]
-		d.MIG = append(d.MIG, MIG{
-			MIGDevice: m,
-			UUID:      "MIG-" + uuid(fmt.Sprintf("%s gi%d ci%d", g.BusID, m.GI, m.CI)),
-			GIMinor:   capMinor(g.Minor, m.GI, -1),
-			CIMinor:   capMinor(g.Minor, m.GI, m.CI),
-		})
-	}
-	return d, nil
+	d.MIG, err = d.planMIG(o.MIG)
+	return d, err
 }
 
 // config is the shim's configuration for this driver. procfs holds no new

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"debug/elf"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -335,6 +336,32 @@ func TestMIGDevicesAreListedWithTheirParent(t *testing.T) {
 	line := fmt.Sprintf("gpu%d/gi7/ci0/access %d\n", d.GPUs[1].Minor, d.MIG[0].CIMinor)
 	if !strings.Contains(read(t, d.ProcRoot, "driver/nvidia-caps/mig-minors"), line) {
 		t.Errorf("mig-minors lacks %q", line)
+	}
+}
+
+func TestMIGDevicesAreReplaced(t *testing.T) {
+	d := create(t, Options{GPUs: 2, MIG: []MIGDevice{{GPU: 1, GI: 7, CI: 0}, {GPU: 1, GI: 7, CI: 1}}})
+	old := d.MIG
+	if err := d.Reconfigure(t.Context(), []MIGDevice{{GPU: 0, GI: 3, CI: 0}, {GPU: 1, GI: 8, CI: 0}}); err != nil {
+		t.Fatal(err)
+	}
+	want := fmt.Sprintf("GPU 0: NVIDIA H200 (UUID: %s)\n  MIG 1g.18gb     Device  0: (UUID: %s)\nGPU 1: NVIDIA H200 (UUID: %s)\n  MIG 1g.18gb     Device  0: (UUID: %s)\n",
+		d.GPUs[0].UUID, d.MIG[0].UUID, d.GPUs[1].UUID, d.MIG[1].UUID)
+	if out, code := smi(t, d, "-L"); out != want || code != 0 {
+		t.Errorf("exit %d\n%swant\n%s", code, out, want)
+	}
+	for _, name := range []string{
+		fmt.Sprintf("%s/dev/nvidia-caps/nvidia-cap%d", d.DevRoot, old[0].GIMinor),
+		fmt.Sprintf("%s/dev/nvidia-caps/nvidia-cap%d", d.DevRoot, old[1].CIMinor),
+		fmt.Sprintf("%s/driver/nvidia/capabilities/gpu%d/mig/gi7", d.ProcRoot, d.GPUs[1].Minor),
+	} {
+		if _, err := os.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	again, err := Open(d.Dir)
+	if err != nil || !slices.Equal(again.MIG, d.MIG) {
+		t.Errorf("opened again: %+v, %v", again.MIG, err)
 	}
 }
 
