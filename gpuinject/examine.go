@@ -32,18 +32,22 @@ type Job struct {
 	// AskNVML asks the probe for what only NVML knows. It is called only where a request
 	// needs it and no earlier answer is good, and again where MIG changed meanwhile.
 	AskNVML func() (device.Facts, error)
+	// Explain enters every decision in the plan, for nvidia-shimctl.
+	Explain bool
 
 	bundle *bundle.Bundle
-	known  *device.Facts
-	asked  bool // known is an answer to this job, not an earlier one
-	inv    *device.Inventory
-	grant  policy.Grant
-	set    device.Set   // what the container gets
-	gpus   []device.GPU // what it sees: whole ones and those of its MIG devices
-	nodes  []device.Node
-	state  *view.State
-	stamp  string
-	files  driver.Files
+	// meanings are the identifiers of the request, kept for explanations only.
+	meanings []meaning
+	known    *device.Facts
+	asked    bool // known is an answer to this job, not an earlier one
+	inv      *device.Inventory
+	grant    policy.Grant
+	set      device.Set   // what the container gets
+	gpus     []device.GPU // what it sees: whole ones and those of its MIG devices
+	nodes    []device.Node
+	state    *view.State
+	stamp    string
+	files    driver.Files
 	// image is open from inspect on, for as long as the caller has it open.
 	image *rootfs.Root
 }

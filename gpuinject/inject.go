@@ -145,6 +145,7 @@ func (j *Job) inspect(image *rootfs.Root) (img *linker.Image, leaveOut []string,
 	if !j.Request.Has("compute") {
 		img.Compat.Use = false
 	}
+	j.explainCompat(img.Compat.Dir, img.Compat.Reason, img.Compat.Use)
 	if img.Compat.Use {
 		leaveOut = img.Compat.SONames
 		j.Plan.Linker.Compat = img.Compat.Dir
@@ -265,6 +266,7 @@ func (j *Job) apply(e bundle.Edits) error {
 			e.AdditionalGids = append(e.AdditionalGids, gid)
 		}
 	}
+	j.explainHooks()
 	e.RemoveHook = isForeignHook
 	if j.Request.Mounted && userns {
 		e.RemoveMount = isIDMappedListMount

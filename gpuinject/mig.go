@@ -41,6 +41,7 @@ func (j *Job) manage() error {
 		}
 		j.set.Manage = append(j.set.Manage, c)
 		j.Plan.MIGRights = append(j.Plan.MIGRights, name)
+		j.explain("MIG right "+name, "given", "asked for by %s", strings.Join(j.Request.MIGVariables(), " and "))
 	}
 	for _, gpu := range j.inv.Visible(j.set) {
 		instances, err := j.inv.InstancesOf(gpu)

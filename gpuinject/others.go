@@ -51,6 +51,7 @@ func (j *Job) addClass(class string) error {
 	case may.All:
 		may.Nodes = nodes
 	case len(may.Nodes) == 0:
+		j.explain(class, "ignored", "%s", may.Reason)
 		j.ignore(class, may.Reason)
 		return nil
 	}
@@ -65,6 +66,7 @@ func (j *Job) addClass(class string) error {
 			j.audit(class + ": " + would.Reason)
 		}
 	}
+	j.explain(class, "given", "%s", may.Reason)
 	j.Plan.Classes = append(j.Plan.Classes, class)
 	for _, n := range may.Nodes {
 		j.nodes = append(j.nodes, n.Node)

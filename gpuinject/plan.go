@@ -48,6 +48,8 @@ type Plan struct {
 	// Audit says what kubernetes = "enforce" would have refused, where it is "audit".
 	Audit string   `json:"audit,omitempty"`
 	Notes []string `json:"notes"`
+	// Decisions are every decision with its reason, where Job.Explain is set.
+	Decisions []Decision `json:"decisions,omitempty"`
 }
 
 // PlanGPU is a GPU that the container gets.

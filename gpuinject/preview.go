@@ -44,6 +44,7 @@ func (j *Job) Preview(root string) error {
 	if j.needsMask() {
 		j.planMask()
 	}
+	j.explainMask()
 	spec := j.viewSpec(compat)
 	j.listFiles(spec)
 	mounts, err := j.mounts(j.state.Path(spec), img, compat)

@@ -54,7 +54,9 @@ func (j *Job) checkRequirements() error {
 		if verdicts[i] == require.Unknown {
 			return fail(Precondition, "%s=%s cannot be checked: %s: %s", r.Variable, request.Quote(r.Text), unsaid(r, hosts), skipRequirements)
 		}
-		j.Plan.Requirements = append(j.Plan.Requirements, PlanRequirement{Variable: r.Variable, Expression: r.Text, SatisfiedBy: satisfying(r, hosts)})
+		by := satisfying(r, hosts)
+		j.Plan.Requirements = append(j.Plan.Requirements, PlanRequirement{Variable: r.Variable, Expression: r.Text, SatisfiedBy: by})
+		j.explain(r.Variable, "fulfilled", "by %q", by)
 	}
 	return nil
 }
@@ -67,9 +69,11 @@ func (j *Job) requirements() ([]require.Requirement, error) {
 	case err == nil && len(list) == 0:
 		return nil, nil
 	case j.Config.Policy.DisableRequire:
+		j.explain("requirements", "not checked", "policy.disable-require is true")
 		j.Plan.note("requirements of the image are not checked: policy.disable-require is true")
 		return nil, nil
 	case require.Disabled(env):
+		j.explain("requirements", "not checked", "%s is true", require.EnvDisable)
 		j.Plan.note("requirements of the image are not checked: " + require.EnvDisable + " is true")
 		return nil, nil
 	case err != nil:

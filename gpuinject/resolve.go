@@ -18,6 +18,7 @@ var ErrNotGranted = errors.New("nothing was granted")
 // classes, driver files. It
 // reads the host and changes nothing but the shim's own cache.
 func (j *Job) Resolve() error {
+	j.explainRequest()
 	h := j.Config.Host
 	inv, err := device.Discover(device.Roots{Proc: h.ProcRoot, Dev: h.DevRoot, Sys: h.SysRoot})
 	if errors.Is(err, device.ErrNoDriver) && !j.namesDevices() && j.Container.Kubernetes &&
@@ -84,6 +85,8 @@ func (j *Job) selectDevices() error {
 		return fail(Precondition, "%s: %w", j.Request.Reason, err)
 	}
 	j.Plan.Grant, j.grant = grant.Reason, grant
+	j.explainGrant()
+	defer j.explainDevices()
 	if !j.namesDevices() && grant.Nothing() {
 		return j.notGranted(grant.Reason)
 	}
@@ -114,6 +117,7 @@ func (j *Job) selectDevice(id string) error {
 	named, nothing := j.namesDevices(), j.grant.Nothing()
 	if !nothing {
 		set, err = j.find([]string{id})
+		j.remember(id, set)
 	}
 	if errors.Is(err, device.ErrFacts) {
 		return fail(Precondition, "%s: %w", j.Request.Reason, err)

@@ -68,7 +68,7 @@ func makePlan(c *cli.Command) (gpuinject.Plan, error) {
 	if job == nil {
 		return gpuinject.Plan{Reason: "the container does not ask for the driver: the shim leaves it alone"}, nil
 	}
-	job.AskKubelet = askKubelet
+	job.AskKubelet, job.Explain = askKubelet, true
 	job.AskNVML = func() (facts device.Facts, err error) { return facts, askNVML(c, &facts) }
 	switch err := job.Resolve(); {
 	case errors.Is(err, gpuinject.ErrNotGranted):
@@ -136,6 +136,7 @@ const planLabel = 14
 
 func printPlan(w io.Writer, p gpuinject.Plan) {
 	o := term.New(w)
+	defer printDecisions(o, p)
 	if p.Error != "" {
 		o.Field("refused:", len("refused: "), term.Red, p.Error)
 		return
@@ -158,7 +159,7 @@ func printPlan(w io.Writer, p gpuinject.Plan) {
 		field(fmt.Sprintf("GPU %d", g.Index), term.Green, "%s at %s, minor %d", g.UUID, g.PCI, g.Minor)
 	}
 	for _, r := range p.Requirements {
-		fmt.Fprintf(w, "requirement:  %s, fulfilled by %s\n", r.Variable, request.Quote(strings.Join(r.SatisfiedBy, " ")))
+		field("requirement", term.Plain, "%s, fulfilled by %s", r.Variable, request.Quote(strings.Join(r.SatisfiedBy, " ")))
 	}
 	for _, m := range p.MIG {
 		field("MIG device", term.Green, "%s", m)
@@ -190,5 +191,18 @@ func printPlan(w io.Writer, p gpuinject.Plan) {
 	}
 	for _, n := range p.Notes {
 		field("note", term.Cyan, "%s", n)
+	}
+}
+
+// printDecisions prints why. Of a container that is refused they are the decisions
+// before the one that it is refused by.
+func printDecisions(o *term.Output, p gpuinject.Plan) {
+	label := "because:"
+	if p.Error != "" {
+		label = "before:"
+	}
+	for _, d := range p.Decisions {
+		o.Field(label, planLabel, term.Plain, fmt.Sprintf("%s: %s: %s", d.Subject, d.Decision, d.Reason))
+		label = ""
 	}
 }

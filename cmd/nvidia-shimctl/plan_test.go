@@ -131,10 +131,28 @@ func TestWhatIsRefusedEndsWithStatusOneAndSaysWhy(t *testing.T) {
 				t.Errorf("status %d, stderr %q, plan %+v", status, errs, plan)
 			}
 			status, out, _ = ctl(t, append([]string{"--config", tc.config, "plan"}, tc.args...)...)
-			if status != 1 || !strings.HasPrefix(out, "refused: ") || strings.Count(out, "\n") != 1 {
+			if status != 1 || !strings.HasPrefix(out, "refused: ") {
 				t.Errorf("status %d, output %q", status, out)
 			}
+			// The refusal is one line; what was decided before it follows.
+			_, rest, _ := strings.Cut(out, "\n")
+			if (rest != "") != (len(plan.Decisions) > 0) || rest != "" && !strings.HasPrefix(rest, "before:       container: asks for the driver: ") {
+				t.Errorf("decisions %+v, output %q", plan.Decisions, rest)
+			}
 		})
+	}
+}
+
+func TestAPlanExplainsEveryGPUOfTheHost(t *testing.T) {
+	d := simulate(t)
+	status, out, _ := ctl(t, "--config", d.ConfigPath, "plan", "--env", "NVIDIA_VISIBLE_DEVICES=1")
+	if status != 0 || !strings.Contains(out, "because:      container: asks for the driver: NVIDIA_VISIBLE_DEVICES=\"1\"\n") {
+		t.Fatalf("status %d, output %q", status, out)
+	}
+	for _, line := range []string{"GPU 0: not given: not asked for", `GPU 1: given: asked for as "1"`, "GPU 2: not given: not asked for"} {
+		if !strings.Contains(out, "\n              "+line+"\n") {
+			t.Errorf("no line %q in\n%s", line, out)
+		}
 	}
 }
 

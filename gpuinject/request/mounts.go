@@ -51,7 +51,7 @@ func DeviceList(mounts []specs.Mount) (ids []string, err error) {
 // environment; the environment still says which capabilities and other devices.
 func WithDeviceList(ids, env []string, bounds Bounds) (Request, error) {
 	vars := variables(env)
-	caps := vars[EnvCapabilities]
+	caps, capsSet := vars[EnvCapabilities]
 	capabilities, err := parseCapabilities(caps, bounds)
 	if err != nil {
 		return Request{}, err
@@ -59,6 +59,7 @@ func WithDeviceList(ids, env []string, bounds Bounds) (Request, error) {
 	r := Request{
 		Driver: true, Reason: "device-list mounts name " + Quote(strings.Join(ids, ",")),
 		Devices: normal(ids), Capabilities: capabilities, Mounted: true,
+		CapabilitiesReason: capabilitiesReason(caps, capsSet, false),
 	}
 	err = r.addOthers(vars)
 	return r, err

@@ -49,6 +49,8 @@ type Request struct {
 	Mounted bool `json:"mounted"`
 	// Capabilities are the driver capabilities, sorted, a subset of Bounds.Supported.
 	Capabilities []string `json:"capabilities"`
+	// CapabilitiesReason says, for people, where the capabilities come from.
+	CapabilitiesReason string `json:"-"`
 	// Classes are the other kinds of devices that are asked for beside a GPU: IMEX
 	// first, then GDS, GDRCopy, MOFED, NVSwitch.
 	Classes []string `json:"classes"`
@@ -112,7 +114,7 @@ func FromEnv(env []string, bounds Bounds) (Request, error) {
 	if err != nil {
 		return Request{}, err
 	}
-	r := Request{Driver: true, Reason: reason, Devices: devices, Capabilities: capabilities}
+	r := Request{Driver: true, Reason: reason, Devices: devices, Capabilities: capabilities, CapabilitiesReason: capabilitiesReason(caps, capsSet, legacy)}
 	err = r.addOthers(vars)
 	return r, err
 }
@@ -194,6 +196,19 @@ func parseCapabilities(value string, bounds Bounds) ([]string, error) {
 	}
 	slices.Sort(caps)
 	return slices.Compact(caps), nil
+}
+
+// capabilitiesReason says where the capabilities come from.
+func capabilitiesReason(value string, set, legacy bool) string {
+	switch {
+	case set && strings.Trim(value, " ,") != "":
+		return EnvCapabilities + "=" + Quote(value)
+	case set:
+		return EnvCapabilities + " is empty: container.default-capabilities"
+	case legacy:
+		return EnvCapabilities + " is not set in an image older than CUDA 9: all that are supported"
+	}
+	return EnvCapabilities + " is not set: container.default-capabilities"
 }
 
 // Has tells whether the request includes the capability name.

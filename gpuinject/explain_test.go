@@ -1,0 +1,113 @@
+package gpuinject
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
+)
+
+func TestEveryDecisionIsExplained(t *testing.T) {
+	uuid := func(i int) string { return simulated.GPUs[i].UUID }
+	for _, tc := range []struct {
+		name   string
+		env    []string
+		spec   func(*specs.Spec)
+		config func(*config.Config)
+		want   []string // subject, decision and the beginning of the reason
+	}{
+		{name: "GPUs by name", env: devices("0," + uuid(2)), want: []string{
+			`container: asks for the driver: NVIDIA_VISIBLE_DEVICES="0,`,
+			"capabilities: compute,utility: NVIDIA_DRIVER_CAPABILITIES is not set",
+			"grant: every device of this host: outside Kubernetes the environment grants",
+			`GPU 0: given: asked for as "0"`, "GPU 1: not given: not asked for", `GPU 2: given: asked for as "` + uuid(2) + `"`, "GPU 3: not given: not asked for",
+			"/proc/driver/nvidia: masked: ",
+		}},
+		{name: "one GPU by two names", env: devices("1," + uuid(1)), want: []string{`GPU 1: given: asked for as "1" and "` + uuid(1) + `"`}},
+		{name: "the driver alone", env: devices("none"), want: []string{"GPU 0: not given: the driver was asked for without a GPU"}},
+		{name: "a pod's own among all", env: devices("all"), spec: inPod(2), want: []string{
+			"grant: " + uuid(2) + ": in the container's specification",
+			`GPU 0: refused: asked for as "all", and not among the devices that were granted: in the container's specification: ` + uuid(2),
+			`GPU 2: given: asked for as "all"`,
+		}},
+		{name: "a pod that names another's GPU before its own", env: devices("0,2"), spec: inPod(2), want: []string{
+			`GPU 0: refused: asked for as "0", and not among the devices that were granted`,
+			"GPU 1: not given: not asked for",
+			`GPU 2: not given: asked for as "2"; the request was refused`,
+		}},
+		{name: "a pod that was given nothing", env: devices("all"), spec: inPod(), want: []string{
+			"grant: none: no GPU was allocated", "GPU 3: not given: nothing was granted: no GPU was allocated",
+		}},
+		{name: "a pod that was given nothing and names a GPU", env: devices("3"), spec: inPod(), want: []string{"GPU 3: not given: nothing was granted: no GPU was allocated"}},
+		{name: "capabilities that were asked for", env: append(devices("0"), caps("all")...), want: []string{`capabilities: compat32,compute,display,graphics,ngx,utility,video: NVIDIA_DRIVER_CAPABILITIES="all"`}},
+		{name: "an image older than CUDA 9", env: []string{"CUDA_VERSION=8.0"}, want: []string{
+			"container: asks for the driver: NVIDIA_VISIBLE_DEVICES is not set and CUDA_VERSION is",
+			"capabilities: compat32,compute,display,graphics,ngx,utility,video: NVIDIA_DRIVER_CAPABILITIES is not set in an image older than CUDA 9",
+			`CUDA_VERSION: fulfilled: by ["cuda>=8.0"]`,
+		}},
+		{name: "requirements switched off", env: append(devices("0"), "NVIDIA_REQUIRE_CUDA=cuda>=99", "NVIDIA_DISABLE_REQUIRE=1"), want: []string{"requirements: not checked: NVIDIA_DISABLE_REQUIRE is true"}},
+		{name: "other devices of a pod", env: append(devices("all"), "NVIDIA_GDS=enabled", "NVIDIA_GDRCOPY=enabled"), spec: inPod(0),
+			config: func(c *config.Config) { c.Policy.AllowFromEnvironment = []string{"gdrcopy"} },
+			want:   []string{"gds: ignored: no device of that kind was allocated", "gdrcopy: given: allow-from-environment"}},
+		{name: "NVIDIA's hook", env: devices("0"), spec: withHook("/usr/bin/nvidia-container-runtime-hook"), want: []string{`hook "/usr/bin/nvidia-container-runtime-hook": removed: it is NVIDIA's`}},
+		{name: "another's hook", env: devices("0"), spec: withHook("/opt/hook"), want: []string{`hook "/opt/hook": kept: it is not one of NVIDIA's`}},
+		{name: "a privileged container", env: devices("0"), spec: privileged, want: []string{"/proc/driver/nvidia: not masked: a privileged container"}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg := hostConfig(t)
+			if tc.config != nil {
+				tc.config(cfg)
+			}
+			spec := newSpec(tc.env...)
+			if tc.spec != nil {
+				tc.spec(spec)
+			}
+			job, err := ExamineSpec(spec, loading(cfg))
+			if err != nil {
+				t.Fatal(err)
+			}
+			job.Explain = true
+			job.AskNVML = func() (device.Facts, error) { return someFacts(), nil }
+			if err := job.Resolve(); err == nil {
+				if err := job.Preview(""); err != nil {
+					t.Fatal(err)
+				}
+			} else if refused := new(Error); !errors.Is(err, ErrNotGranted) && (!errors.As(err, &refused) || refused.Kind != Denied) {
+				t.Fatal(err)
+			}
+			var got []string
+			gpus := 0
+			for _, d := range job.Plan.Decisions {
+				got = append(got, d.Subject+": "+d.Decision+": "+d.Reason)
+				if strings.HasPrefix(d.Subject, "GPU ") {
+					gpus++
+				}
+				if d.Decision == "" || d.Reason == "" {
+					t.Errorf("%+v does not say everything", d)
+				}
+			}
+			if gpus != len(simulated.GPUs) {
+				t.Errorf("%d GPUs are explained, of %d", gpus, len(simulated.GPUs))
+			}
+			for _, want := range tc.want {
+				if !slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, want) }) {
+					t.Errorf("no decision %q among\n%s", want, strings.Join(got, "\n"))
+				}
+			}
+		})
+	}
+}
+
+// The record of a container is read by whoever reads its bundle and its error by
+// whoever made it: neither tells of other GPUs.
+func TestNothingIsExplainedUnlessSomebodyAsks(t *testing.T) {
+	job, err := resolve(t, hostConfig(t), newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_DRIVER=driver>=1", "NVIDIA_GDS=enabled"))
+	if err != nil || len(job.Plan.Decisions) != 0 || job.meanings != nil {
+		t.Errorf("%v, %+v", err, job.Plan.Decisions)
+	}
+}
