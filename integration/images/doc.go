@@ -14,6 +14,8 @@
 //	usrlib64       libraries in /usr/lib64 as on RHEL; no /etc/debian_version
 //	musl           the musl loader and musl programs
 //	large          5,000 libraries in a real ld.so.cache
+//	loaders        Debian's loaders of EGL, Vulkan, OpenCL, VDPAU and GBM drivers, and
+//	               on x86-64 a 32-bit C library; /test/loaders, /test/dlopen32
 //
 // Compat.Build makes images with a CUDA forward compatibility library, and Image
 // with Write anything else, for example hostile images:

@@ -17,6 +17,7 @@ var recipes = map[string]recipe{
 	"usrlib64":      {version: 3, packages: glibcPackages, make: usrLib64},
 	"musl":          {version: 1, packages: []string{"busybox-static", "libc6-dev", "musl"}, make: muslImage},
 	"large":         {version: 2, packages: glibcPackages, make: large},
+	"loaders":       {version: 1, packages: glibcPackages, make: loaders},
 }
 
 var glibcPackages = []string{"busybox-static", "libc6-dev", "libc6", "libc-bin"}

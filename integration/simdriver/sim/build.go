@@ -159,9 +159,10 @@ func (d *Driver) libraryUnit(l library) unit {
 		source: l.source, soname: l.sonameOf(d.Version),
 		defines: []string{define("SIM_VERSION", d.Version), define("SIM_LIBRARY", l.name)},
 	}
-	if u.source == "" {
+	switch u.source {
+	case "":
 		u.source = "library.c"
-	} else {
+	case "cuda.c", "nvml.c":
 		gpus, migs := d.tables()
 		u.defines = append(u.defines, fmt.Sprintf("SIM_CUDA=%d", d.cudaVersion()), "SIM_GPUS="+gpus, "SIM_MIGS="+migs)
 	}

@@ -1,0 +1,139 @@
+package images
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+)
+
+// loaderPackages have the loaders and, without what no program here runs into, the
+// libraries that they are linked with.
+var loaderPackages = []string{
+	"libegl1", "libglvnd0", "libvulkan1", "ocl-icd-libopencl1",
+	"libvdpau1", "libx11-6", "libxext6", "libxcb1", "libxau6", "libxdmcp6", "libbsd0", "libmd0",
+	"libgbm1", "libdrm2", "libwayland-server0", "libffi8", "libexpat1",
+}
+
+// biarchPackage has the 32-bit C library as a package of the 64-bit architecture.
+const biarchPackage = "libc6-i386"
+
+// loaders is a Debian of the loaders alone.
+func loaders(b *builder) (Image, error) {
+	files, err := b.glibcBase("usr/lib/" + b.arch.tuple)
+	if err != nil {
+		return Image{}, err
+	}
+	packages := slices.Clone(loaderPackages)
+	confs := b.debianConfs()
+	if runtime.GOARCH == "amd64" {
+		packages = append(packages, biarchPackage)
+		confs["zz_i386-biarch-compat"] = "/lib32\n/usr/lib32"
+		files = append(files, Dir("usr/lib32", 0o755), Symlink("lib32", "usr/lib32"))
+	}
+	root, err := b.debs(packages)
+	if err != nil {
+		return Image{}, err
+	}
+	libs, err := packaged(root)
+	if err != nil {
+		return Image{}, err
+	}
+	own, err := b.programs(glibc, "loaders")
+	if err != nil {
+		return Image{}, err
+	}
+	files = append(append(files, libs...), own...)
+	if runtime.GOARCH == "amd64" {
+		f, err := b.program32("dlopen32", filepath.Join(root, "lib32/libc.so.6"))
+		if err != nil {
+			return Image{}, err
+		}
+		files = append(files, f)
+	}
+	return b.withCache(files, confs)
+}
+
+// debs fetches packages with the host's own apt and unpacks them below the build's
+// directory. Nothing is installed.
+func (b *builder) debs(packages []string) (string, error) {
+	dir, root := filepath.Join(b.work, "debs"), filepath.Join(b.work, "unpacked")
+	for _, d := range []string{dir, root} {
+		if err := os.Mkdir(d, 0o755); err != nil {
+			return "", err
+		}
+	}
+	apt, err := lookTool("apt-get")
+	if err != nil {
+		return "", fmt.Errorf("apt-get is missing: the packages %s come from this host's own Debian", strings.Join(packages, ", "))
+	}
+	cmd := exec.Command(apt, append([]string{"download"}, packages...)...)
+	cmd.Dir = dir
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("apt-get download (are the package lists there? apt-get update): %w\n%s", err, lastLines(string(out), 5))
+	}
+	found, err := filepath.Glob(filepath.Join(dir, "*.deb"))
+	if err != nil {
+		return "", err
+	}
+	for _, deb := range found {
+		if err := tool("dpkg", "dpkg-deb", "-x", deb, root); err != nil {
+			return "", err
+		}
+	}
+	return root, nil
+}
+
+// packaged are the libraries and configuration files of unpacked packages, for an
+// image in which /lib is a link.
+func packaged(root string) ([]File, error) {
+	var files []File
+	err := filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		at := strings.TrimPrefix(name, root+"/")
+		if strings.HasPrefix(at, "lib") {
+			at = "usr/" + at
+		}
+		switch {
+		case !strings.HasPrefix(at, "usr/lib") && !strings.HasPrefix(at, "etc/"), strings.HasPrefix(at, "etc/ld.so.conf.d/"):
+			return nil
+		case e.Type() == fs.ModeSymlink:
+			target, err := os.Readlink(name)
+			if err != nil {
+				return err
+			}
+			files = append(files, Symlink(at, target))
+		default:
+			mode := uint32(0o644)
+			if strings.HasPrefix(filepath.Base(at), "ld-") {
+				mode = 0o755
+			}
+			files = append(files, FromHost(at, mode, name))
+		}
+		return nil
+	})
+	return files, err
+}
+
+// program32 compiles programs/<name>.c for i386 with nothing but a C library.
+func (b *builder) program32(name, libc string) (File, error) {
+	dir, err := b.sources()
+	if err != nil {
+		return File{}, err
+	}
+	out := filepath.Join(b.work, name)
+	args := []string{
+		"-m32", "-O1", "-s", "-Wall", "-nostdlib", "-fno-pie", "-no-pie", "-fno-stack-protector", "-ffreestanding",
+		"-Wl,--dynamic-linker=/lib/ld-linux.so.2", "-Wl,--allow-shlib-undefined", "-Wl,--hash-style=both", "-o", out, filepath.Join(dir, name+".c"), libc,
+	}
+	if err := tool("gcc", "gcc", args...); err != nil {
+		return File{}, err
+	}
+	return FromHost("test/"+name, 0o755, out), nil
+}
