@@ -103,7 +103,7 @@ func devRefusals(d *sim.Driver) []devRefusal {
 		},
 		{
 			name: "the device node is missing", spoil: func(t *testing.T, _ *devHost) { devAway(t, node) },
-			env: zero, words: []string{node + " is missing", "nvidia-modprobe -c2"}, code: errdefs.ErrFailedPrecondition,
+			env: zero, words: []string{node + " is missing", "nvidia-shimctl prepare"}, code: errdefs.ErrFailedPrecondition,
 		},
 		{
 			name: "the device node is a regular file", spoil: func(t *testing.T, _ *devHost) {

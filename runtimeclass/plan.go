@@ -126,6 +126,17 @@ func (p *Plan) Changed() bool {
 	return false
 }
 
+// Changing are the paths of the files that would change.
+func (p *Plan) Changing() []string {
+	paths := []string{}
+	for _, c := range p.Changes {
+		if c.changes() {
+			paths = append(paths, c.Path)
+		}
+	}
+	return paths
+}
+
 // Diff shows the changes in unified form.
 func (p *Plan) Diff() string {
 	var b strings.Builder

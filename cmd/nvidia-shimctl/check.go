@@ -528,7 +528,7 @@ func (n *node) inventory() (*device.Inventory, error) {
 func checkDriver(_ context.Context, n *node) []finding {
 	inv, err := n.inventory()
 	if err != nil {
-		return []finding{problem("load the NVIDIA kernel module (modprobe nvidia), or keep GPU pods off this node by a node selector", "%v", err)}
+		return []finding{problem("nvidia-shimctl prepare --load-modules, or keep GPU pods off this node by a node selector", "%v", err)}
 	}
 	if len(inv.GPUs) == 0 {
 		return []finding{problem("look at the kernel's log (dmesg) for NVRM", "driver %s is loaded but has no usable GPU (%d excluded)", inv.DriverVersion, len(inv.Excluded))}
@@ -543,7 +543,7 @@ func checkNodes(_ context.Context, n *node) []finding {
 	}
 	nodes, err := inv.Nodes(device.Set{GPUs: inv.GPUs}, []string{"compute", "utility"})
 	if err != nil {
-		return []finding{problem("create the device nodes at boot: nvidia-modprobe -c0 -u, or run nvidia-persistenced", "%v", err)}
+		return []finding{problem("nvidia-shimctl prepare; for every boot: nvidia-shimctl install --prepare-unit", "%v", err)}
 	}
 	return []finding{fine("%d device nodes", len(nodes))}
 }

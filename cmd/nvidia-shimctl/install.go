@@ -54,6 +54,7 @@ func installCommand() *cli.Command {
 			&cli.BoolFlag{Name: "replace", Usage: "switch another runtime of that name off until uninstall"},
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM`, asked for its version (default: found in PATH)"},
 			&cli.StringFlag{Name: "from", Usage: "`DIR` with the programs to install (default: this program's)"},
+			&cli.BoolFlag{Name: "prepare-unit", Usage: "have systemd run nvidia-shimctl prepare at boot"},
 		),
 		Action: func(ctx context.Context, c *cli.Command) error { return install(ctx, c) },
 	}
@@ -98,8 +99,12 @@ func install(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
+	more, err := newExtras(c, host, reg)
+	if err != nil {
+		return err
+	}
 	if c.Bool("dry-run") {
-		return printInstall(c, plan, copies, handler, true)
+		return printInstall(c, plan, more, copies, handler, true)
 	}
 	if err := host.InstallBinaries(copies); err != nil {
 		return err
@@ -107,10 +112,18 @@ func install(ctx context.Context, c *cli.Command) error {
 	if err := plan.Apply(); err != nil {
 		return err
 	}
-	if err := printInstall(c, plan, copies, handler, false); err != nil {
+	if err := more.apply(); err != nil {
 		return err
 	}
-	return restart(ctx, c, plan)
+	if err := printInstall(c, plan, more, copies, handler, false); err != nil {
+		return err
+	}
+	err = more.start(ctx, c)
+	// The daemon runs containers without a GPU too.
+	if restarted := restart(ctx, c, plan); restarted != nil {
+		return restarted
+	}
+	return err
 }
 
 func installPlan(c *cli.Command, host runtimeclass.Host, target string, reg runtimeclass.Registration) (*runtimeclass.Plan, string, error) {
@@ -217,27 +230,30 @@ type outcome struct {
 	Handler  string   `json:"handler,omitempty"`
 	Programs []string `json:"programs"`
 	Changed  bool     `json:"changed"`
-	Diff     string   `json:"diff"`
-	Notes    []string `json:"notes"`
-	Restart  string   `json:"restart"`
+	// Files are those besides the daemon's configuration that change.
+	Files   []string `json:"files"`
+	Diff    string   `json:"diff"`
+	Notes   []string `json:"notes"`
+	Restart string   `json:"restart"`
 }
 
-func printInstall(c *cli.Command, plan *runtimeclass.Plan, copies []runtimeclass.Copy, handler string, dry bool) error {
+func printInstall(c *cli.Command, plan *runtimeclass.Plan, more *extras, copies []runtimeclass.Copy, handler string, dry bool) error {
 	programs := []string{}
 	for _, p := range copies {
 		if !p.Same {
 			programs = append(programs, p.To)
 		}
 	}
-	return printOutcome(c, plan, outcome{DryRun: dry, Handler: handler, Programs: programs}, "install")
+	return printOutcome(c, plan, more, outcome{DryRun: dry, Handler: handler, Programs: programs}, "install")
 }
 
 // printOutcome prints the notes and the difference. The difference is on stdout alone
 // in a dry run, so that it can be piped to patch.
-func printOutcome(c *cli.Command, plan *runtimeclass.Plan, o outcome, verb string) error {
+func printOutcome(c *cli.Command, plan *runtimeclass.Plan, more *extras, o outcome, verb string) error {
 	w, notes := c.Root().Writer, c.Root().Writer
-	o.Changed, o.Diff = plan.Changed(), plan.Diff()
-	o.Notes = append([]string{}, plan.Notes...)
+	o.Changed, o.Diff = plan.Changed(), plan.Diff()+more.plan.Diff()
+	o.Notes = append(append([]string{}, plan.Notes...), more.plan.Notes...)
+	o.Files = more.plan.Changing()
 	if o.Changed {
 		o.Restart = plan.Restart.String()
 	}
@@ -267,6 +283,13 @@ func printOutcome(c *cli.Command, plan *runtimeclass.Plan, o outcome, verb strin
 	return nil
 }
 
+// systemctl runs it with the operator as reader of its words.
+func systemctl(ctx context.Context, c *cli.Command, args ...string) error {
+	cmd := exec.CommandContext(ctx, "systemctl", args...)
+	cmd.Stdout, cmd.Stderr = c.Root().ErrWriter, c.Root().ErrWriter
+	return cmd.Run()
+}
+
 // restart makes the daemon read its configuration, if asked to and needed.
 func restart(ctx context.Context, c *cli.Command, plan *runtimeclass.Plan) error {
 	if !c.Bool("restart") || !plan.Changed() {
@@ -279,9 +302,7 @@ func restart(ctx context.Context, c *cli.Command, plan *runtimeclass.Plan) error
 				continue
 			}
 		}
-		cmd := exec.CommandContext(ctx, "systemctl", plan.Restart.Verb, unit)
-		cmd.Stdout, cmd.Stderr = c.Root().ErrWriter, c.Root().ErrWriter
-		if err := cmd.Run(); err != nil {
+		if err := systemctl(ctx, c, plan.Restart.Verb, unit); err != nil {
 			// A second run changes nothing, and so restarts nothing.
 			return fmt.Errorf("systemctl %[1]s %[2]s: %[3]w: the files are changed and stay so; `journalctl -u %[2]s` says why, then run `systemctl %[1]s %[2]s` by hand",
 				plan.Restart.Verb, unit, err)

@@ -26,8 +26,10 @@ func main() {
 // errProblem ends a command with status 1 after it printed what is wrong.
 var errProblem = errors.New("problem")
 
-func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
-	app := &cli.Command{
+// newApp is the command line. Each run has one of its own: the library keeps what it
+// parsed in it.
+func newApp(stdout, stderr io.Writer) *cli.Command {
+	return &cli.Command{
 		Name:    "nvidia-shimctl",
 		Usage:   "look at GPUs with the eyes of the containerd shim io.containerd.nvidia.v2",
 		Version: version.Version + " (" + version.Revision + ")",
@@ -38,7 +40,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			&cli.StringFlag{Name: "config", Usage: "configuration `FILE` of the shim (default: " + config.DefaultPath + ")", Sources: cli.EnvVars(config.EnvFile)},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
 		},
-		Commands:       []*cli.Command{infoCommand(), planCommand(), probeCommand(), checkCommand(), installCommand(), uninstallCommand(), manifestCommand()},
+		Commands:       []*cli.Command{infoCommand(), planCommand(), probeCommand(), checkCommand(), prepareCommand(), installCommand(), uninstallCommand(), manifestCommand()},
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},
 		OnUsageError:   onUsageError,
 		Action: func(ctx context.Context, c *cli.Command) error {
@@ -48,7 +50,10 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 			return cli.ShowAppHelp(c)
 		},
 	}
-	err := app.Run(ctx, args)
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
+	err := newApp(stdout, stderr).Run(ctx, args)
 	var u *usageError
 	switch {
 	case err == nil:

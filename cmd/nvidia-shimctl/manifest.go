@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -23,6 +24,22 @@ func manifestCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "toleration", Usage: "taint `K[=V][:EFFECT]` that its pods tolerate"},
 			&cli.StringSliceFlag{Name: "overhead", Usage: "resource `NAME=QUANTITY` that a pod costs by itself, as memory=16Mi"},
 		},
+		Commands: []*cli.Command{{
+			Name:         "systemd-unit",
+			Usage:        "print the unit that runs nvidia-shimctl prepare at boot, as install --prepare-unit writes it",
+			OnUsageError: onUsageError,
+			Flags: []cli.Flag{
+				&cli.StringFlag{Name: "bin-dir", Value: runtimeclass.DefaultBinDir, Usage: "`DIR` of the installed programs"},
+			},
+			Action: func(_ context.Context, c *cli.Command) error {
+				text, err := runtimeclass.PrepareUnit(c.String("bin-dir"))
+				if err != nil {
+					return usage(err)
+				}
+				_, err = io.WriteString(c.Root().Writer, text)
+				return err
+			},
+		}},
 		Action: func(_ context.Context, c *cli.Command) error {
 			m, err := manifest(c)
 			if err != nil {

@@ -44,13 +44,20 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
+	more, err := leftExtras(c, host)
+	if err != nil {
+		return err
+	}
 	if c.Bool("dry-run") {
-		return printOutcome(c, plan, outcome{DryRun: true}, "remove")
+		return printOutcome(c, plan, more, outcome{DryRun: true}, "remove")
 	}
 	if err := plan.Apply(); err != nil {
 		return err
 	}
-	if err := printOutcome(c, plan, outcome{}, "remove"); err != nil {
+	if err := more.apply(); err != nil {
+		return err
+	}
+	if err := printOutcome(c, plan, more, outcome{}, "remove"); err != nil {
 		return err
 	}
 	err = restart(ctx, c, plan)

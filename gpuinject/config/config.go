@@ -51,6 +51,9 @@ type Host struct {
 	// ProcMaskTarget is the directory inside the container that the mask covers.
 	// It must be below /proc.
 	ProcMaskTarget string `toml:"proc-mask-target"`
+	// LoadKernelModules lets `nvidia-shimctl prepare` load the driver's modules. The
+	// shim never does.
+	LoadKernelModules bool `toml:"load-kernel-modules"`
 }
 
 // Container says what containers get and may ask for.

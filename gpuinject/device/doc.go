@@ -11,6 +11,8 @@
 //	set, err := inv.Select([]string{"0", "GPU-fef8089b"}, ask)
 //	nodes, err := inv.Nodes(set, []string{"compute", "utility"})
 //
+// Package prepare makes the nodes that are missing, of what Expected lists.
+//
 // NVML is not used: a wedged GPU must not wedge a shim, and a library that is
 // loaded into the shim is code that the driver's owner could replace. The GPU
 // index is the order of PCI bus ids, which is NVML's order in practice; minor

@@ -252,7 +252,7 @@ func TestNodesOfMIGAreVerified(t *testing.T) {
 		change func(h *fakeHost)
 		want   string
 	}{
-		{"missing", func(h *fakeHost) { os.Remove(h.roots.Dev + "/dev/" + node) }, "nvidia-modprobe -f /proc/driver/nvidia/capabilities/gpu2/mig/gi9/ci0/access"},
+		{"missing", func(h *fakeHost) { os.Remove(h.roots.Dev + "/dev/" + node) }, "nvidia-shimctl prepare"},
 		{"of another major number", func(h *fakeHost) {
 			os.Remove(h.roots.Dev + "/dev/" + node)
 			h.node(node, 195, 355, 0o444)

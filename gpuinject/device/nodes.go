@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -22,6 +21,9 @@ const (
 	minorUVM      = 0
 	minorUVMTools = 1
 )
+
+// remedyPrepare makes a missing node.
+const remedyPrepare = "nvidia-shimctl prepare"
 
 // Node is a verified character device of this host.
 type Node struct {
@@ -101,17 +103,17 @@ func (inv *Inventory) Nodes(set Set, caps []string) ([]Node, error) {
 // wanted lists the nodes in the order in which they are given.
 func (inv *Inventory) wanted(set Set, caps []string, majors map[string]uint32) []wanted {
 	driver, gpus := gpuDriver(majors), inv.Visible(set)
-	list := []wanted{{name: "nvidiactl", driver: driver, minor: minorControl, required: true, remedy: "nvidia-modprobe -c255"}}
+	list := []wanted{{name: "nvidiactl", driver: driver, minor: minorControl, required: true, remedy: remedyPrepare}}
 	for _, g := range gpus {
 		n := strconv.Itoa(g.Minor)
-		list = append(list, wanted{name: "nvidia" + n, driver: driver, minor: uint32(g.Minor), required: true, remedy: "nvidia-modprobe -c" + n})
+		list = append(list, wanted{name: "nvidia" + n, driver: driver, minor: uint32(g.Minor), required: true, remedy: remedyPrepare})
 	}
 	has := func(names ...string) bool {
 		return slices.ContainsFunc(names, func(c string) bool { return slices.Contains(caps, c) })
 	}
 	if has("compute", "video") {
 		list = append(list,
-			wanted{name: "nvidia-uvm", driver: "nvidia-uvm", minor: minorUVM, required: len(gpus) > 0, remedy: "nvidia-modprobe -u -c0"},
+			wanted{name: "nvidia-uvm", driver: "nvidia-uvm", minor: minorUVM, required: len(gpus) > 0, remedy: remedyPrepare},
 			wanted{name: "nvidia-uvm-tools", driver: "nvidia-uvm", minor: minorUVMTools})
 	}
 	if has("graphics", "display") {
@@ -125,7 +127,7 @@ func (inv *Inventory) wanted(set Set, caps []string, majors map[string]uint32) [
 	for _, c := range set.Capabilities() {
 		list = append(list, wanted{
 			name: "nvidia-caps/nvidia-cap" + strconv.Itoa(int(c.Minor)), driver: capsDriver, minor: c.Minor, required: true,
-			remedy: "nvidia-modprobe -f " + path.Join("/proc", capabilitiesDir, c.File),
+			remedy: remedyPrepare,
 		})
 	}
 	for i := range list {
@@ -165,12 +167,15 @@ func verify(devRoot string, w wanted) (Node, error) {
 	if err := unix.Lstat(node.HostPath, &st); err != nil {
 		err := &fs.PathError{Op: "lstat", Path: node.HostPath, Err: err}
 		if errors.Is(err, fs.ErrNotExist) && w.remedy != "" {
+			if !w.known {
+				w.remedy += " --load-modules"
+			}
 			return Node{}, fmt.Errorf("device node %s is missing: run %q on the host: %w", node.HostPath, w.remedy, fs.ErrNotExist)
 		}
 		return Node{}, fmt.Errorf("device node: %w", err)
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
-		return Node{}, fmt.Errorf("device node %s is %s, not a character device: remove it and make it again with nvidia-modprobe",
+		return Node{}, fmt.Errorf("device node %s is %s, not a character device: run \"nvidia-shimctl prepare --replace\" on the host",
 			node.HostPath, fileType(st.Mode))
 	}
 	rdev := uint64(st.Rdev) //nolint:unconvert // 32 bits on some architectures
@@ -180,7 +185,7 @@ func verify(devRoot string, w wanted) (Node, error) {
 		return Node{}, fmt.Errorf("device node %s is there, but no driver %q in /proc/devices: load its kernel module", node.HostPath, w.driver)
 	}
 	if node.Major != w.major || node.Minor != w.minor {
-		return Node{}, fmt.Errorf("device node %s is %d:%d, but driver %q has %d:%d for it: remove the node and make it again with nvidia-modprobe",
+		return Node{}, fmt.Errorf("device node %s is %d:%d, but driver %q has %d:%d for it: run \"nvidia-shimctl prepare --replace\" on the host",
 			node.HostPath, node.Major, node.Minor, w.driver, w.major, w.minor)
 	}
 	return node, nil

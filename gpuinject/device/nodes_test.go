@@ -118,11 +118,11 @@ func TestNodesRefuses(t *testing.T) {
 		want   []string
 	}{
 		{"a missing GPU node, saying how to make it", func(_ *fakeHost, dev string) { os.Remove(dev + "nvidia2") },
-			[]string{"dev/nvidia2 is missing", "nvidia-modprobe -c2"}},
+			[]string{"dev/nvidia2 is missing", "nvidia-shimctl prepare"}},
 		{"a missing control node", func(_ *fakeHost, dev string) { os.Remove(dev + "nvidiactl") },
-			[]string{"dev/nvidiactl is missing", "nvidia-modprobe -c255"}},
+			[]string{"dev/nvidiactl is missing", "nvidia-shimctl prepare"}},
 		{"a missing nvidia-uvm", func(_ *fakeHost, dev string) { os.Remove(dev + "nvidia-uvm") },
-			[]string{"dev/nvidia-uvm is missing", "nvidia-modprobe -u -c0"}},
+			[]string{"dev/nvidia-uvm is missing", "nvidia-shimctl prepare"}},
 		{"a link to the right node (T38)", func(_ *fakeHost, dev string) { relink(dev+"nvidia2", dev+"nvidia0") },
 			[]string{"dev/nvidia2 is a symbolic link"}},
 		{"a regular file (T38)", func(h *fakeHost, dev string) { os.Remove(dev + "nvidia2"); h.write(dev+"nvidia2", "") },

@@ -167,7 +167,7 @@ func (k otherKind) verify(devRoot string, number int, majors []uint32, misc map[
 		err := &fs.PathError{Op: "lstat", Path: node.HostPath, Err: err}
 		if errors.Is(err, fs.ErrNotExist) && k.mknod && len(majors) > 0 {
 			return Node{}, fmt.Errorf("device node %s is missing: run %q on the host: %w",
-				node.HostPath, fmt.Sprintf("mknod %s c %d %d", node.HostPath, majors[0], number), fs.ErrNotExist)
+				node.HostPath, fmt.Sprintf("nvidia-shimctl prepare --imex-channels=%d", number), fs.ErrNotExist)
 		}
 		return Node{}, fmt.Errorf("device node: %w", err)
 	}

@@ -69,7 +69,7 @@ func TestOthers(t *testing.T) {
 	})
 	t.Run("a channel without a node is an error that says how to make it, beside those that are there", func(t *testing.T) {
 		nodes, err := inv.Others("imex", []int{0, 5})
-		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "channel5 is missing: run \"mknod ") || !strings.Contains(err.Error(), "channel5 c 242 5") {
+		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "channel5 is missing: run \"nvidia-shimctl prepare --imex-channels=5\"") {
 			t.Errorf("error %v", err)
 		}
 		if got := otherNames(nodes); got != "/dev/nvidia-caps-imex-channels/channel0 242:0 one" {

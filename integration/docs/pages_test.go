@@ -40,7 +40,7 @@ func pages(t *testing.T) map[string]string {
 	for _, name := range []string{
 		"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md",
 		"docs/architecture.md", "docs/configuration.md", "docs/contract.md", "docs/docker.md", "docs/environment.md", "docs/install.md", "docs/k3s.md",
-		"docs/kind.md", "docs/kubernetes.md", "docs/security.md", "docs/threat-model.md", "docs/troubleshooting.md",
+		"docs/kind.md", "docs/kubernetes.md", "docs/security.md", "docs/shimctl.md", "docs/threat-model.md", "docs/troubleshooting.md",
 	} {
 		if all[name] == "" {
 			t.Errorf("%s is missing or empty", name)

@@ -12,6 +12,8 @@ func (d *Driver) writeSys() error {
 	files := map[string]string{
 		"module/nvidia/version":   d.KernelVersion + "\n",
 		"module/nvidia/initstate": "live\n",
+		// Loaded by udev where nvidia-drm is, and its node is there.
+		"module/nvidia_modeset/initstate": "live\n",
 		// The display of the management controller: a VGA device of another vendor.
 		"bus/pci/devices/0000:02:00.0/vendor": "0x1a03\n",
 		"bus/pci/devices/0000:02:00.0/device": "0x2000\n",

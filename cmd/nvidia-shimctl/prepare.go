@@ -1,0 +1,117 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cmd/nvidia-shimctl/internal/term"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/prepare"
+)
+
+func prepareCommand() *cli.Command {
+	return &cli.Command{
+		Name:                      "prepare",
+		OnUsageError:              onUsageError,
+		DisableSliceFlagSeparator: true,
+		Usage:                     "load the driver's kernel modules and make missing device nodes, at boot or by hand",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "load-modules", Usage: "load modules that are missing (default: as host.load-kernel-modules says)"},
+			&cli.StringFlag{Name: "imex-channels", Usage: "make the nodes of these IMEX channels too: `LIST` as 0-3,7"},
+			&cli.BoolFlag{Name: "replace", Usage: "put right what is there and wrong: stale numbers, links, modes, owners"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "show what would be done, and change nothing"},
+		},
+		Action: func(ctx context.Context, c *cli.Command) error {
+			if c.Args().Present() {
+				return usage(fmt.Errorf("unexpected argument %q", c.Args().First()))
+			}
+			o := prepare.Options{Replace: c.Bool("replace"), DryRun: c.Bool("dry-run")}
+			if c.IsSet("imex-channels") {
+				var err error
+				if o.Channels, err = prepare.ParseChannels(c.String("imex-channels")); err != nil {
+					return usage(fmt.Errorf("--imex-channels: %w", err))
+				}
+			}
+			cfg, err := loader(c)()
+			if err != nil {
+				return err
+			}
+			o.Host, o.LoadModules = cfg.Host, cfg.Host.LoadKernelModules
+			if c.IsSet("load-modules") {
+				o.LoadModules = c.Bool("load-modules")
+			}
+			report, err := prepare.Run(ctx, o)
+			if err != nil {
+				return err
+			}
+			if c.Bool("json") {
+				err = printJSON(c.Root().Writer, report)
+			} else {
+				err = printPrepared(c.Root().Writer, report)
+			}
+			if err == nil && !report.Ready {
+				err = errProblem
+			}
+			return err
+		},
+	}
+}
+
+// preparedStyles are the colours of states on a terminal.
+var preparedStyles = map[string]term.Style{
+	prepare.Made: term.Green, prepare.Replaced: term.Yellow,
+	prepare.Missing: term.Red, prepare.Wrong: term.Red, prepare.Failed: term.Red,
+}
+
+func printPrepared(w io.Writer, r *prepare.Report) error {
+	o := term.New(w)
+	if len(r.Modules) > 0 {
+		t := o.Table("MODULE", "STATE")
+		for _, m := range r.Modules {
+			t.Row(term.Text(m.Name), preparedState(r, m.State, m.Required))
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	if len(r.Nodes) > 0 {
+		t := o.Table("NODE", "NUMBER", "MODE", "STATE")
+		for _, n := range r.Nodes {
+			t.Row(term.Text(n.Path), term.Textf("%d:%d", n.Major, n.Minor), term.Text(n.Mode), preparedState(r, n.State, true))
+		}
+		if err := t.Flush(); err != nil {
+			return err
+		}
+	}
+	say := func(name, message, fix string) {
+		if message != "" {
+			o.Field(name+":", len(name)+2, term.Plain, message)
+		}
+		if fix != "" {
+			o.Field("", 2, term.Plain, "fix: "+fix)
+		}
+	}
+	for _, m := range r.Modules {
+		say(m.Name, m.Message, m.Fix)
+	}
+	for _, n := range r.Nodes {
+		say(n.Path, n.Message, n.Fix)
+	}
+	for _, n := range r.Notes {
+		o.Field("note:", 6, term.Cyan, n)
+	}
+	return nil
+}
+
+func preparedState(r *prepare.Report, state string, required bool) term.Cell {
+	style := preparedStyles[state]
+	if !required && style == term.Red {
+		style = term.Yellow
+	}
+	if r.DryRun && (state == prepare.Made || state == prepare.Replaced) {
+		state = "to be " + state
+	}
+	return term.Styled(style, state)
+}

@@ -1,0 +1,43 @@
+package systemd
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+// Install's unit, run by systemd itself, makes the nodes that nobody made at boot.
+func TestTheUnitOfPrepareMakesTheNodes(t *testing.T) {
+	m := startMachine(t)
+	dev := filepath.Join(m.Driver.DevRoot, "dev")
+	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1", "nvidia2", "nvidia-caps"} {
+		if err := os.RemoveAll(filepath.Join(dev, name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	install := []string{"--bin-dir", inBin, "--containerd-config", "/etc/containerd/config.toml"}
+	m.run(t, append([]string{"nvidia-shimctl", "install", "--containerd", inBin + "/tools/containerd", "--prepare-unit", "--restart"}, install...)...)
+	show := m.run(t, "systemctl", "show", runtimeclass.UnitName, "--property", "ActiveState,Result,UnitFileState,Before,After")
+	for _, want := range []string{"ActiveState=active", "Result=success", "UnitFileState=enabled"} {
+		if !strings.Contains(show, want+"\n") {
+			t.Errorf("no %q in %s", want, show)
+		}
+	}
+	for line := range strings.Lines(show) {
+		if before, ok := strings.CutPrefix(line, "Before="); ok && !strings.Contains(before, "containerd.service") {
+			t.Errorf("not ordered before containerd: %s", show)
+		}
+	}
+	c := m.sleep(t, 1, containerOptions{})
+	c.check(t)
+	c.remove(t)
+
+	m.run(t, append([]string{"nvidia-shimctl", "uninstall", "--keep-programs"}, install...)...)
+	m.run(t, "systemctl", "daemon-reload")
+	if r := m.try(t, nil, "systemctl", "cat", runtimeclass.UnitName); r.exitCode == 0 {
+		t.Errorf("uninstall left the unit: %s", r.stdout)
+	}
+}

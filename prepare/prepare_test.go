@@ -1,0 +1,391 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+)
+
+// host is a fixture: every root is below one directory, the driver's too.
+type host struct {
+	t   *testing.T
+	dir string
+}
+
+const gpu = "0000:65:00.0"
+
+const devices = "Character devices:\n195 nvidia\n510 nvidia-uvm\n511 nvidia-caps\n512 nvidia-caps-imex-channels\n\nBlock devices:\n"
+
+// newHost has one GPU with minor 0, all modules loaded, and no node.
+func newHost(t *testing.T) host {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("device nodes need mknod: run this as root")
+	}
+	h := host{t, t.TempDir()}
+	h.mkdir("dev")
+	h.write("sys/bus/pci/devices/"+gpu+"/vendor", "0x10de\n")
+	h.write("sys/bus/pci/devices/"+gpu+"/class", "0x030200\n")
+	h.write("sys/bus/pci/devices/0000:00:1f.0/vendor", "0x8086\n")
+	h.write("sys/bus/pci/devices/0000:00:1f.0/class", "0x030000\n")
+	h.write("sys/module/nvidia_modeset/initstate", "live\n")
+	h.write("proc/devices", devices)
+	h.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build\n")
+	h.write("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\nImexChannelCount: 2048\n")
+	h.write("proc/driver/nvidia/gpus/"+gpu+"/information", "Model: \t NVIDIA H200\nDevice Minor: \t 0\n")
+	return h
+}
+
+func (h host) path(name string) string { return filepath.Join(h.dir, name) }
+
+func (h host) mkdir(name string) {
+	h.t.Helper()
+	if err := os.MkdirAll(h.path(name), 0o755); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h host) write(name, text string) {
+	h.t.Helper()
+	h.mkdir(filepath.Dir(name))
+	if err := os.WriteFile(h.path(name), []byte(text), 0o644); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h host) mknod(name string, major, minor uint32) {
+	h.t.Helper()
+	h.mkdir(filepath.Dir(name))
+	if err := unix.Mknod(h.path(name), unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))); err != nil {
+		h.t.Fatal(err)
+	}
+	if err := os.Chmod(h.path(name), 0o666); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+func (h host) options() Options {
+	c := config.Default().Host
+	c.DriverRoot, c.DevRoot, c.ProcRoot, c.SysRoot = h.path("root"), h.dir, h.path("proc"), h.path("sys")
+	return Options{Host: c}
+}
+
+func (h host) run(o Options) *Report {
+	h.t.Helper()
+	r, err := Run(h.t.Context(), o)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return r
+}
+
+// nodes describes everything below dev: "nvidia0 195:0 0666 0:0".
+func (h host) nodes() []string {
+	h.t.Helper()
+	list := []string{}
+	err := filepath.Walk(h.path("dev"), func(name string, st os.FileInfo, err error) error {
+		if err != nil || st.IsDir() {
+			return err
+		}
+		var s unix.Stat_t
+		if err := unix.Lstat(name, &s); err != nil {
+			return err
+		}
+		rel, _ := filepath.Rel(h.path("dev"), name)
+		kind := fmt.Sprintf("%d:%d", unix.Major(uint64(s.Rdev)), unix.Minor(uint64(s.Rdev)))
+		if s.Mode&unix.S_IFMT != unix.S_IFCHR {
+			kind = "no device"
+		}
+		list = append(list, fmt.Sprintf("%s %s %04o %d:%d", rel, kind, s.Mode&0o7777, s.Uid, s.Gid))
+		return nil
+	})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return list
+}
+
+// usual are the nodes of newHost.
+var usual = []string{"nvidia-modeset 195:254 0666 0:0", "nvidia-uvm 510:0 0666 0:0", "nvidia-uvm-tools 510:1 0666 0:0", "nvidia0 195:0 0666 0:0", "nvidiactl 195:255 0666 0:0"}
+
+// states are "nvidia0 made" and the like, for a few words in a test.
+func states(r *Report) string {
+	var b strings.Builder
+	for _, m := range r.Modules {
+		fmt.Fprintf(&b, "%s %s\n", m.Name, m.State)
+	}
+	for _, n := range r.Nodes {
+		fmt.Fprintf(&b, "%s %s %s\n", filepath.Base(n.Path), n.State, n.Message)
+	}
+	return b.String()
+}
+
+func TestMissingNodesAreMadeAndASecondRunTouchesNothing(t *testing.T) {
+	h := newHost(t)
+	defer unix.Umask(unix.Umask(0o077))
+	dry := h.options()
+	dry.DryRun = true
+	if r := h.run(dry); !r.Ready || strings.Count(states(r), Made) != 5 || len(h.nodes()) != 0 {
+		t.Errorf("a dry run: ready %v, %s%v", r.Ready, states(r), h.nodes())
+	}
+	r := h.run(h.options())
+	if !r.Ready || strings.Count(states(r), Made) != 5 || !slices.Equal(r.PCI, []string{gpu}) {
+		t.Errorf("ready %v, GPUs %v\n%s", r.Ready, r.PCI, states(r))
+	}
+	if got := h.nodes(); !slices.Equal(got, usual) {
+		t.Errorf("got %q", got)
+	}
+	inode := func() uint64 {
+		var st unix.Stat_t
+		if err := unix.Lstat(h.path("dev/nvidia0"), &st); err != nil {
+			t.Fatal(err)
+		}
+		return st.Ino
+	}
+	before := inode()
+	o := h.options()
+	o.Replace = true
+	if r := h.run(o); !r.Ready || strings.Count(states(r), Present) != 8 || inode() != before {
+		t.Errorf("a second run:\n%s", states(r))
+	}
+}
+
+func TestNodesAreAsTheDriversParametersSay(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		have  func(h host)
+		want  []string // further nodes, or all where nodes is set
+		all   bool
+		ready bool
+		says  string
+	}{
+		{"mode and owner", func(h host) {
+			h.write("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileUID: 7\nDeviceFileGID: 44\nDeviceFileMode: 432\n")
+			os.RemoveAll(h.path("sys/module"))
+		}, []string{"nvidia-uvm 510:0 0660 7:44", "nvidia-uvm-tools 510:1 0660 7:44", "nvidia0 195:0 0660 7:44", "nvidiactl 195:255 0660 7:44"}, true, true, ""},
+		{"a driver without a file of parameters", func(h host) { os.Remove(h.path("proc/driver/nvidia/params")) }, usual, true, true, ""},
+		{"a driver before 550.40", func(h host) {
+			h.write("proc/devices", strings.ReplaceAll(devices, "195 nvidia\n", "195 nvidia-frontend\n"))
+		}, usual, true, true, ""},
+		{"nodes are somebody else's affair", func(h host) {
+			h.write("proc/driver/nvidia/params", "ModifyDeviceFiles: 0\n")
+			h.mknod("dev/nvidiactl", 195, 255)
+		}, []string{"nvidiactl 195:255 0666 0:0"}, true, false, "nvidia0 missing"},
+		{"nodes are somebody else's affair, and all are there", func(h host) {
+			h.write("proc/driver/nvidia/params", "ModifyDeviceFiles: 0\n")
+			os.RemoveAll(h.path("sys/module"))
+			for name, minor := range map[string]uint32{"nvidiactl": 255, "nvidia0": 0} {
+				h.mknod("dev/"+name, 195, minor)
+			}
+			h.mknod("dev/nvidia-uvm", 510, 0)
+			h.mknod("dev/nvidia-uvm-tools", 510, 1)
+		}, []string{"nvidia-uvm 510:0 0666 0:0", "nvidia-uvm-tools 510:1 0666 0:0", "nvidia0 195:0 0666 0:0", "nvidiactl 195:255 0666 0:0"}, true, true, ""},
+		{"MIG, with a GPU instance that has no compute instance yet", func(h host) {
+			const caps = "proc/driver/nvidia/capabilities/"
+			h.write(caps+"mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
+			h.write(caps+"mig/monitor", "DeviceFileMinor: 2\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+			h.write(caps+"gpu0/mig/gi1/access", "DeviceFileMinor: 12\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+			h.write(caps+"gpu0/mig/gi1/ci0/access", "DeviceFileMinor: 13\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+			h.write(caps+"gpu0/mig/gi2/access", "DeviceFileMinor: 21\nDeviceFileMode: 288\nDeviceFileModify: 1\n")
+			// Owner and mode of the GPUs' nodes are not those of the capabilities.
+			h.write("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileGID: 44\nDeviceFileMode: 438\n")
+		}, []string{"nvidia-caps/nvidia-cap1 511:1 0400 0:0", "nvidia-caps/nvidia-cap12 511:12 0444 0:0", "nvidia-caps/nvidia-cap13 511:13 0444 0:0",
+			"nvidia-caps/nvidia-cap2 511:2 0444 0:0", "nvidia-caps/nvidia-cap21 511:21 0440 0:0"}, false, true, ""},
+		{"a capability whose node is not to be made", func(h host) {
+			h.write("proc/driver/nvidia/capabilities/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 0\n")
+		}, usual, true, false, "nvidia-cap1 missing"},
+		{"nvidia_modeset is not loaded", func(h host) { os.RemoveAll(h.path("sys/module")) }, usual[1:], true, true, "nvidia_modeset missing"},
+		{"nvidia_uvm is not loaded", func(h host) {
+			h.write("proc/devices", strings.ReplaceAll(devices, "510 nvidia-uvm\n", ""))
+		}, []string{"nvidia-modeset 195:254 0666 0:0", "nvidia0 195:0 0666 0:0", "nvidiactl 195:255 0666 0:0"}, true, false, "nvidia_uvm missing"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t)
+			c.have(h)
+			r := h.run(h.options())
+			got := h.nodes()
+			for _, n := range c.want {
+				if !slices.Contains(got, n) {
+					t.Errorf("no %q in %q", n, got)
+				}
+			}
+			if c.all && len(got) != len(c.want) {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+			if r.Ready != c.ready || !strings.Contains(states(r), c.says) {
+				t.Errorf("ready %v, no %q in\n%s", r.Ready, c.says, states(r))
+			}
+			for _, n := range r.Nodes {
+				if good(n.State) == (n.Fix != "") {
+					t.Errorf("a state and its fix: %+v", n)
+				}
+			}
+			if info, err := os.Stat(h.path("dev/nvidia-caps")); err == nil && info.Mode().Perm() != 0o755 {
+				t.Errorf("the directory of capabilities has mode %v", info.Mode())
+			}
+		})
+	}
+}
+
+func TestWhatIsThereAndWrongIsReplacedOnlyWhenToldTo(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		have func(h host)
+		says string
+		// stays says that it is not replaced even then.
+		stays bool
+	}{
+		{"a node of an earlier load of the module", func(h host) { h.mknod("dev/nvidia-uvm", 509, 0) }, "nvidia-uvm wrong it is 509:0, and the driver \"nvidia-uvm\" has 510:0", false},
+		{"a node of another minor", func(h host) { h.mknod("dev/nvidia0", 195, 3) }, "nvidia0 wrong it is 195:3", false},
+		{"a link", func(h host) { os.Symlink("../secret", h.path("dev/nvidia0")) }, "nvidia0 wrong it is no character device", false},
+		{"a file", func(h host) { h.write("dev/nvidiactl", "") }, "nvidiactl wrong it is no character device", false},
+		{"a directory", func(h host) { h.mkdir("dev/nvidia0/x") }, "nvidia0 wrong it is no character device", true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t)
+			h.write("secret", "text")
+			c.have(h)
+			r := h.run(h.options())
+			if r.Ready || !strings.Contains(states(r), c.says) {
+				t.Errorf("ready %v, no %q in\n%s", r.Ready, c.says, states(r))
+			}
+			o := h.options()
+			o.Replace, o.DryRun = true, true
+			before := h.nodes()
+			if r := h.run(o); r.Ready == c.stays || !slices.Equal(h.nodes(), before) {
+				t.Errorf("a dry run: ready %v, %q", r.Ready, h.nodes())
+			}
+			o.DryRun = false
+			if r = h.run(o); r.Ready == c.stays {
+				t.Errorf("with --replace: ready %v\n%s", r.Ready, states(r))
+			}
+			if got := h.nodes(); slices.Equal(got, usual) == c.stays {
+				t.Errorf("got %q", got)
+			}
+			if text, err := os.ReadFile(h.path("secret")); err != nil || string(text) != "text" {
+				t.Errorf("what the link led to: %q %v", text, err)
+			}
+		})
+	}
+	t.Run("another mode is left alone, and said", func(t *testing.T) {
+		h := newHost(t)
+		h.mknod("dev/nvidia0", 195, 0)
+		os.Chmod(h.path("dev/nvidia0"), 0o660)
+		if r := h.run(h.options()); !r.Ready || !strings.Contains(states(r), "nvidia0 present it has mode 0660") {
+			t.Errorf("%s", states(r))
+		}
+		o := h.options()
+		o.Replace = true
+		if h.run(o); !slices.Equal(h.nodes(), usual) {
+			t.Errorf("with --replace: %q", h.nodes())
+		}
+	})
+}
+
+// Whoever can change the directory could have root make a device of his choice
+// somewhere else.
+func TestADirectoryThatIsNotRootsAloneGetsNoNode(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		have func(h host)
+	}{
+		{"dev is a link", func(h host) { os.Remove(h.path("dev")); os.Symlink("elsewhere", h.path("dev")) }},
+		{"dev is open to a group", func(h host) { os.Chmod(h.path("dev"), 0o775) }},
+		{"dev is another user's", func(h host) { os.Chown(h.path("dev"), 1000, 0) }},
+		{"nvidia-caps is a link", func(h host) { os.Symlink("../elsewhere", h.path("dev/nvidia-caps")) }},
+		{"nvidia-caps is open to everybody", func(h host) { h.mkdir("dev/nvidia-caps"); os.Chmod(h.path("dev/nvidia-caps"), 0o777) }},
+		{"there is no dev", func(h host) { os.Remove(h.path("dev")) }},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t)
+			h.mkdir("elsewhere")
+			h.write("proc/driver/nvidia/capabilities/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
+			c.have(h)
+			r := h.run(h.options())
+			if r.Ready || !strings.Contains(states(r), "nvidia-cap1 failed") {
+				t.Errorf("ready %v\n%s", r.Ready, states(r))
+			}
+			if made, err := os.ReadDir(h.path("elsewhere")); err != nil || len(made) > 0 {
+				t.Errorf("made elsewhere: %v %v", made, err)
+			}
+		})
+	}
+}
+
+func TestImexChannelsAreMadeOnRequestOnly(t *testing.T) {
+	h := newHost(t)
+	o := h.options()
+	o.Channels = []int{0, 2047}
+	if r := h.run(o); !r.Ready || !slices.Equal(h.nodes()[:2], []string{"nvidia-caps-imex-channels/channel0 512:0 0666 0:0", "nvidia-caps-imex-channels/channel2047 512:2047 0666 0:0"}) {
+		t.Errorf("%q\n%s", h.nodes(), states(r))
+	}
+	o.Channels = []int{2048}
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "IMEX channel 2048: the driver has 0 to 2047") {
+		t.Errorf("error %v", err)
+	}
+	h.write("proc/devices", strings.ReplaceAll(devices, "512 nvidia-caps-imex-channels\n", ""))
+	o.Channels = []int{1}
+	if r := h.run(o); r.Ready || !strings.Contains(states(r), "channel1 missing") {
+		t.Errorf("without them in the driver:\n%s", states(r))
+	}
+}
+
+func TestParseChannels(t *testing.T) {
+	for text, want := range map[string][]int{"0": {0}, "0-3": {0, 1, 2, 3}, "7, 0-1,1": {0, 1, 7}} {
+		if got, err := ParseChannels(text); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%q: %v %v", text, got, err)
+		}
+	}
+	for _, text := range []string{"", "a", "3-1", "-1", "0,", "99999", "1-2-3", "0x1"} {
+		if got, err := ParseChannels(text); err == nil {
+			t.Errorf("%q: %v", text, got)
+		}
+	}
+}
+
+func TestAHostWithoutAGPUForContainersIsReady(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		have func(h host)
+	}{
+		{"no NVIDIA device", func(h host) { os.RemoveAll(h.path("sys/bus/pci/devices/" + gpu)) }},
+		{"no PCI", func(h host) { os.RemoveAll(h.path("sys")) }},
+		{"an audio function of NVIDIA's", func(h host) { h.write("sys/bus/pci/devices/"+gpu+"/class", "0x040300\n") }},
+		{"a GPU that a virtual machine has", func(h host) {
+			os.Symlink("../../../../bus/pci/drivers/vfio-pci", h.path("sys/bus/pci/devices/"+gpu+"/driver"))
+		}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			h := newHost(t)
+			os.RemoveAll(h.path("proc/driver"))
+			c.have(h)
+			o := h.options()
+			o.LoadModules = true // nothing is executed: there is no modprobe
+			if r := h.run(o); !r.Ready || len(r.Modules)+len(r.Nodes) != 0 || len(r.Notes) != 1 {
+				t.Errorf("%+v", r)
+			}
+		})
+	}
+}
+
+func TestAnUnreadableDriverIsAnError(t *testing.T) {
+	h := newHost(t)
+	h.write("proc/driver/nvidia/version", "nonsense\n")
+	if _, err := Run(t.Context(), h.options()); err == nil {
+		t.Error("no error")
+	}
+	ctx, cancel := context.WithCancelCause(t.Context())
+	cancel(errors.New("over"))
+	if err := modprobe(ctx, h.path("root"), "nvidia"); err == nil {
+		t.Error("no error after the end")
+	}
+}
