@@ -128,7 +128,7 @@ func TestOtherDevicesNeedAGrantOfTheirOwnInAPod(t *testing.T) {
 func TestAChannelWithoutANodeFailsOnlyWhoMayHaveIt(t *testing.T) {
 	ask := []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=0,7"}
 	_, err := resolve(t, hostConfig(t), newSpec(ask...))
-	refused(t, err, Precondition, "nvidia-caps-imex-channels/channel7 is missing", "mknod")
+	refused(t, err, Precondition, "nvidia-caps-imex-channels/channel7 is missing", "nvidia-shimctl prepare --imex-channels=7")
 	job, err := resolve(t, hostConfig(t), pod(t, "default", []int{0}, ask...))
 	if err != nil || len(job.Plan.Ignored) != 1 || len(job.Plan.IMEX) != 0 {
 		t.Errorf("%+v, %v", job.Plan, err)
