@@ -1,0 +1,25 @@
+package nvml
+
+import "testing"
+
+func TestBusIDsAreInTheFormOfProcfs(t *testing.T) {
+	for nvml, want := range map[string]string{
+		"00000000:65:00.0": "0000:65:00.0",
+		"00000000:4C:00.0": "0000:4c:00.0",
+		"0000:4C:00.0":     "0000:4c:00.0",
+		"00010000:01:00.0": "10000:01:00.0",
+		"0000ABCD:01:1F.7": "abcd:01:1f.7",
+	} {
+		if got := busID(nvml); got != want {
+			t.Errorf("%s is %s, want %s", nvml, got, want)
+		}
+	}
+}
+
+func TestBrandsAreSpeltAsRequirementsSpellThem(t *testing.T) {
+	for n, want := range map[int]string{0: "unknown", 2: "tesla", 7: "vapps", 11: "cloudgaming", 13: "nvidiartx", 14: "nvidia", 15: "geforcertx", 16: "titanrtx", 17: "unknown", -1: "unknown"} {
+		if got := brand(n); got != want {
+			t.Errorf("brand %d is %q, want %q", n, got, want)
+		}
+	}
+}
