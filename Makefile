@@ -27,13 +27,13 @@ deps: ## install the Debian packages that tools and tests need (as root)
 # CTL_CGO=0 builds one that runs everywhere and cannot ask NVML.
 CTL_CGO  ?= 1
 CTL_TAGS := netgo,osusergo
-# go-nvml wraps what newer drivers call deprecated.
-CTL_ENV  := CGO_ENABLED=$(CTL_CGO) CGO_CFLAGS="-O2 -Wno-deprecated-declarations"
+# go-nvml wraps what newer drivers call deprecated, and gcc would say so for each.
+export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 
 build: ## build the shim (static, no cgo) and nvidia-shimctl into bin/
 	@mkdir -p $(BIN)
 	CGO_ENABLED=0 $(GO) build -trimpath -tags "$(SHIM_TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/containerd-shim-nvidia-v2 ./cmd/containerd-shim-nvidia-v2
-	$(CTL_ENV) $(GO) build -trimpath -tags "$(CTL_TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/nvidia-shimctl ./cmd/nvidia-shimctl
+	CGO_ENABLED=$(CTL_CGO) $(GO) build -trimpath -tags "$(CTL_TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/nvidia-shimctl ./cmd/nvidia-shimctl
 	@size=$$(stat -c %s $(BIN)/containerd-shim-nvidia-v2); \
 	if [ $$size -gt $(MAX_SHIM_BYTES) ]; then echo "the shim has $$size bytes, more than $(MAX_SHIM_BYTES)"; exit 1; fi
 
@@ -54,13 +54,14 @@ TEST_FLAGS ?= -count=1 -p 1 -timeout 40m
 
 test: deps build tools daemons kubernetes ## run all tests that need no GPU (as root)
 	$(GO) test $(TEST_FLAGS) -tags shimfault ./gpuinject/fault
+	CGO_ENABLED=0 $(GO) test $(TEST_FLAGS) ./nvml
 	cd integration/conformance && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/daemons && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/kubernetes && $(GO) test $(TEST_FLAGS) .
 	$(GO) test $(TEST_FLAGS) ./...
 
 test-unit: ## run the tests that need no containerd
-	$(GO) test -count=1 ./gpuinject/... ./shim/... ./kubelet/... ./prepare/... ./runtimeclass/... ./cmd/... ./integration/docs
+	$(GO) test -count=1 ./gpuinject/... ./shim/... ./kubelet/... ./prepare/... ./runtimeclass/... ./nvml/... ./cmd/... ./integration/docs
 
 test-gpu: build tools kubernetes ## run the acceptance tests on this host's real GPUs (as root)
 	$(GO) test -count=1 -v -timeout 20m -tags gpu ./integration/gpu

@@ -1,7 +1,6 @@
 package shim
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -85,16 +84,15 @@ func probe(limit time.Duration, v any, args ...string) error {
 		return fmt.Errorf("%s did not answer within %s", probeName, limit)
 	}
 	if status != 0 {
-		line, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n")
-		if line == "" {
-			return fmt.Errorf("%s ended with status %d and said nothing", probeName, status)
+		if line := stderr.firstLine(); line != "" {
+			return errors.New(line)
 		}
-		return errors.New(strings.TrimPrefix(line, probeName+": "))
+		return fmt.Errorf("%s ended with status %d and said nothing", probeName, status)
 	}
 	if stdout.tooLong {
 		return fmt.Errorf("%s answered more than %d bytes", probeName, maxProbeOutput)
 	}
-	if err := json.Unmarshal(stdout.Bytes(), v); err != nil {
+	if err := json.Unmarshal(stdout.kept, v); err != nil {
 		return fmt.Errorf("%s answered what is no JSON: %w", probeName, err)
 	}
 	return nil
@@ -122,14 +120,22 @@ func probePath() (string, error) {
 // maxProbeOutput bounds what a probe may print, in bytes; the rest is dropped.
 const maxProbeOutput = 4 << 20
 
+// bounded keeps that much. It has no method but Write: io.Copy would use ReadFrom of
+// an embedded bytes.Buffer, which knows no bound.
 type bounded struct {
-	bytes.Buffer
+	kept    []byte
 	tooLong bool
 }
 
 func (b *bounded) Write(p []byte) (int, error) {
-	if b.tooLong = b.tooLong || b.Len()+len(p) > maxProbeOutput; b.tooLong {
-		return len(p), nil
+	if b.tooLong = b.tooLong || len(b.kept)+len(p) > maxProbeOutput; !b.tooLong {
+		b.kept = append(b.kept, p...)
 	}
-	return b.Buffer.Write(p)
+	return len(p), nil
+}
+
+// firstLine is what a probe complains about, in at most 1024 bytes.
+func (b *bounded) firstLine() string {
+	line, _, _ := strings.Cut(strings.TrimSpace(string(b.kept)), "\n")
+	return strings.TrimPrefix(line[:min(len(line), 1024)], probeName+": ")
 }

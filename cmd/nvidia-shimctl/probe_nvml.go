@@ -1,12 +1,10 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,8 +20,9 @@ import (
 )
 
 // nvmlTimeout is how long NVML may take. Without persistence mode the driver
-// initialises every GPU anew, which takes seconds on a large host.
-const nvmlTimeout = 10 * time.Second
+// initialises every GPU anew, which takes seconds on a large host. A variable for the
+// tests.
+var nvmlTimeout = 10 * time.Second
 
 // nvmlLock is held by the process that asks NVML, so that a hung driver collects no
 // heap of processes that nobody can kill.
@@ -128,7 +127,7 @@ var self = "/proc/self/exe"
 // askNVML asks in a process of its own, which may hang, and decodes what it prints
 // into v.
 func askNVML(c *cli.Command, v any) error {
-	args := []string{"probe", "nvml"}
+	args := []string{"probe", "nvml", "--timeout=" + nvmlTimeout.String()}
 	if name := c.String("config"); name != "" {
 		abs, err := filepath.Abs(name)
 		if err != nil {
@@ -142,10 +141,10 @@ func askNVML(c *cli.Command, v any) error {
 // askSelf runs this program with args and an empty environment, and decodes what it
 // prints. A process that does not end after limit is killed and not waited for.
 func askSelf(limit time.Duration, v any, args ...string) error {
-	var stdout, stderr bytes.Buffer
+	stdout, stderr := limited{most: 4 << 20}, limited{most: 64 << 10}
 	cmd := exec.Command(self, args...)
 	cmd.Env, cmd.Dir = []string{}, "/"
-	cmd.Stdout, cmd.Stderr = &limitedWriter{w: &stdout, left: 4 << 20}, &limitedWriter{w: &stderr, left: 64 << 10}
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	if err := cmd.Start(); err != nil {
 		return err
@@ -154,9 +153,12 @@ func askSelf(limit time.Duration, v any, args ...string) error {
 	go func() { done <- cmd.Wait() }()
 	select {
 	case err := <-done:
+		if stdout.tooLong {
+			return fmt.Errorf("the process that asked NVML answered more than %d bytes", stdout.most)
+		}
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {
-			line, _, _ := strings.Cut(strings.TrimSpace(stderr.String()), "\n")
+			line, _, _ := strings.Cut(strings.TrimSpace(string(stderr.kept)), "\n")
 			if line == "" {
 				line = "the process that asked NVML ended with " + exit.String()
 			}
@@ -169,21 +171,22 @@ func askSelf(limit time.Duration, v any, args ...string) error {
 		_ = cmd.Process.Kill()
 		return fmt.Errorf("NVML has not answered within %s, and the process that asked it hangs: the driver needs a reset or the host a reboot", limit)
 	}
-	if err := json.Unmarshal(stdout.Bytes(), v); err != nil {
+	if err := json.Unmarshal(stdout.kept, v); err != nil {
 		return fmt.Errorf("the process that asked NVML answered what is no JSON: %w", err)
 	}
 	return nil
 }
 
-// limitedWriter fails what writes more than left bytes.
-type limitedWriter struct {
-	w    io.Writer
-	left int
+// limited keeps at most so many bytes and drops the rest.
+type limited struct {
+	kept    []byte
+	most    int
+	tooLong bool
 }
 
-func (l *limitedWriter) Write(p []byte) (int, error) {
-	if l.left -= len(p); l.left < 0 {
-		return 0, errors.New("too long an answer")
+func (l *limited) Write(p []byte) (int, error) {
+	if l.tooLong = l.tooLong || len(l.kept)+len(p) > l.most; !l.tooLong {
+		l.kept = append(l.kept, p...)
 	}
-	return l.w.Write(p)
+	return len(p), nil
 }
