@@ -71,7 +71,7 @@ func startHold(t testing.TB, env *testenv.Env, visible string, mib int, variable
 		if strings.Contains(r.Stdout, "holding ") {
 			return id
 		}
-		if strings.Contains(r.Stdout, "failed") || time.Now().After(deadline) {
+		if strings.Contains(r.Stdout, "failed") || strings.Contains(r.Stderr, "stopped") || time.Now().After(deadline) {
 			t.Fatalf("container %s does not get %d MiB of GPU %s: %+v", id, mib, visible, r)
 		}
 		time.Sleep(100 * time.Millisecond)

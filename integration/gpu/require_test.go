@@ -213,3 +213,36 @@ func TestWhatTheProbeCosts(t *testing.T) {
 func stateDir(env *testenv.Env) string {
 	return filepath.Join(filepath.Dir(env.Options.ShimConfig), "state")
 }
+
+// What requirements are checked against is what nvidia-smi says.
+func TestTheProbeAgreesWithNvidiaSmi(t *testing.T) {
+	env := newEnv(t, "")
+	f := facts(t)
+	var p struct {
+		Driver, CUDA string
+		GPUs         []struct {
+			Index, Minor                 int
+			UUID, PCI, Name, Brand, Arch string
+			MIG                          bool
+		}
+	}
+	ctlJSON(t, env, &p, "probe", "nvml")
+	if p.Driver != f.driver || p.CUDA != f.cuda {
+		t.Errorf("the probe says driver %s and CUDA %s", p.Driver, p.CUDA)
+	}
+	rows := smi(t, "gpu", "index", "uuid", "pci.bus_id", "name", "compute_cap", "mig.mode.current")
+	gpus := hostGPUs(t)
+	if len(p.GPUs) != len(rows) {
+		t.Fatalf("the probe has %d GPUs, nvidia-smi %d", len(p.GPUs), len(rows))
+	}
+	for i, row := range rows {
+		want := fmt.Sprint(row["index"], " ", gpus[i].Minor, " ", row["uuid"], " ", pci(row["pci.bus_id"]), " ", row["name"], " ", row["compute_cap"], " ", row["mig.mode.current"] == "Enabled")
+		g := p.GPUs[i]
+		if got := fmt.Sprint(g.Index, " ", g.Minor, " ", g.UUID, " ", g.PCI, " ", g.Name, " ", g.Arch, " ", g.MIG); got != want {
+			t.Errorf("the probe says %s, nvidia-smi %s", got, want)
+		}
+		if i == 0 && g.Brand != f.brand {
+			t.Errorf("the probe says brand %s, nvidia-smi %s", g.Brand, f.brand)
+		}
+	}
+}
