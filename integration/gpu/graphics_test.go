@@ -63,11 +63,13 @@ func (l lister) exactly(t *testing.T) {
 	if !works {
 		t.Logf("THE HOST ITSELF DOES NOT SAY %q OF EVERY GPU: not wanted inside either", l.works)
 	}
+	shown := true
 	check := func(visible string, granted []gpu) {
 		t.Helper()
 		out := env.MustRun(t, graphics(env, visible, l.with, l.program))
 		t.Logf("NVIDIA_VISIBLE_DEVICES=%s:\n%s", visible, out)
 		got := listedGPUs(out, gpus)
+		shown = shown && slices.Equal(got, uuids(granted))
 		if named && !slices.Equal(got, uuids(granted)) || able && len(got) != len(granted) {
 			t.Errorf("NVIDIA_VISIBLE_DEVICES=%s: %s lists %v, want %v", visible, l.program, got, uuids(granted))
 		}
@@ -77,7 +79,9 @@ func (l lister) exactly(t *testing.T) {
 			}
 		}
 		for _, w := range l.works {
-			if works && strings.Count(out, w) < len(granted) {
+			enough := strings.Count(out, w) >= len(granted)
+			shown = shown && enough
+			if works && !enough {
 				t.Errorf("NVIDIA_VISIBLE_DEVICES=%s: not every device says %q, and outside they do", visible, w)
 			}
 		}
@@ -94,6 +98,9 @@ func (l lister) exactly(t *testing.T) {
 	t.Logf("NVIDIA_DRIVER_CAPABILITIES=%s:\n%s", l.without, out)
 	if got := listedGPUs(out, gpus); len(got) > 0 {
 		t.Errorf("NVIDIA_DRIVER_CAPABILITIES=%s: %s lists %v", l.without, l.program, got)
+	}
+	if !shown && !t.Failed() {
+		t.Skipf("NOT SHOWN: %s does not list, or does not work, on this host itself; no container got more than was granted", l.program)
 	}
 }
 
@@ -150,7 +157,7 @@ func TestVideoLibrariesLoadWithTheCapabilityOnly(t *testing.T) {
 		"libnvcuvid.so.1:cuvidGetDecoderCaps", "libnvidia-encode.so.1:NvEncodeAPIGetMaxSupportedVersion",
 		"libnvidia-opticalflow.so.1:NvOFAPICreateInstanceCuda",
 	}
-	loaders := loadersOnHost(t)
+	loaders, shown := loadersOnHost(t), true
 	outside := loadLines(onHost(t, loaders, "loads", names...))
 	t.Logf("on the host: %v", outside)
 	for _, capabilities := range []string{"video,utility", "compute,video,utility", "all", "compute,utility,graphics"} {
@@ -159,6 +166,7 @@ func TestVideoLibrariesLoadWithTheCapabilityOnly(t *testing.T) {
 		for name, line := range lines {
 			switch want := strings.Contains(capabilities, "video") || capabilities == "all"; {
 			case want && !isLoaded(outside[name]):
+				shown = shown && isLoaded(line)
 				t.Logf("THE HOST ITSELF SAYS OF %s: %s", name, outside[name])
 			case want && !isLoaded(line) && strings.Contains(line, "libcuda.so.1:"):
 				t.Logf("%s needs CUDA, which %s has not", name, capabilities)
@@ -178,11 +186,17 @@ func TestVideoLibrariesLoadWithTheCapabilityOnly(t *testing.T) {
 	if strings.Contains(decoder, "encode version") && !strings.Contains(inside, "encode version") {
 		t.Error("the encoder's library answers outside of a container only")
 	}
+	if !strings.Contains(inside, "h264 supported 1") || !strings.Contains(inside, "encode version") {
+		shown = false
+	}
+	if !shown && !t.Failed() {
+		t.Skip("NOT SHOWN: the video libraries do not work on this host itself")
+	}
 }
 
 func TestOpticsAndOpenCLLibrariesLoad(t *testing.T) {
 	env := newGraphicsEnv(t)
-	have, loaders := infoFiles(t, env), loadersOnHost(t)
+	have, loaders, shown := infoFiles(t, env), loadersOnHost(t), true
 	for _, c := range []struct{ name, symbol, with, without string }{
 		{"libnvoptix.so.1", "optixQueryFunctionTable", "graphics,utility", "compute,utility"},
 		{"libnvidia-opencl.so.1", "clGetExtensionFunctionAddress", "compute,utility", "graphics,utility"},
@@ -206,6 +220,7 @@ func TestOpticsAndOpenCLLibrariesLoad(t *testing.T) {
 		for capabilities, want := range map[string]bool{c.with: true, c.without: false, "all": true} {
 			line := loaded(t, env, capabilities, what)[c.name]
 			t.Logf("NVIDIA_DRIVER_CAPABILITIES=%s: %s %s", capabilities, c.name, line)
+			shown = shown && isLoaded(line) == want
 			if isLoaded(line) != want && (!want || isLoaded(outside)) {
 				t.Errorf("NVIDIA_DRIVER_CAPABILITIES=%s: %s %s", capabilities, c.name, line)
 			}
@@ -217,6 +232,9 @@ func TestOpticsAndOpenCLLibrariesLoad(t *testing.T) {
 		t.Log("THIS HOST HAS NO nvoptix.bin")
 	} else if out := env.MustRun(t, graphics(env, "0", "graphics", "ls /usr/share/nvidia/nvoptix.bin")); !strings.Contains(out, "nvoptix.bin") {
 		t.Errorf("nvoptix.bin is not at /usr/share/nvidia: %s", out)
+	}
+	if !shown && !t.Failed() {
+		t.Skip("NOT SHOWN: a library does not open on this host itself")
 	}
 }
 
