@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 )
 
 // typicalSpec has the size of what containerd writes for a container of a pod: about
@@ -74,6 +75,28 @@ func BenchmarkResolveWarm(b *testing.B) {
 			for b.Loop() {
 				job, _, err := Examine(dir, loading(cfg))
 				if err == nil {
+					err = job.Resolve()
+				}
+				if err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkRequirements is what a requirement as images of CUDA have it adds to Resolve,
+// on a host where NVML was asked before: they all have one.
+func BenchmarkRequirements(b *testing.B) {
+	for _, tc := range []struct{ name, variable string }{{"without", "A=B"}, {"with", "NVIDIA_REQUIRE_CUDA=" + cudaImage}} {
+		b.Run(tc.name, func(b *testing.B) {
+			cfg, _ := gpuBundle(b, "compute,utility")
+			dir := newBundle(b, typicalSpec("NVIDIA_VISIBLE_DEVICES=0", tc.variable))
+			b.ReportAllocs()
+			for b.Loop() {
+				job, _, err := Examine(dir, loading(cfg))
+				if err == nil {
+					job.AskNVML = func() (device.Facts, error) { return someFacts(), nil }
 					err = job.Resolve()
 				}
 				if err != nil {
