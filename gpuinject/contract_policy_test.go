@@ -4,17 +4,20 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
 // inPod makes the container one of a pod whose specification carries the nodes of the
 // allocated GPUs.
-func inPod(allocated ...int) func(*specs.Spec) {
+func inPod(allocated ...int) func(*specs.Spec) { return inPodOf(simulated, allocated...) }
+
+func inPodOf(d *sim.Driver, allocated ...int) func(*specs.Spec) {
 	return func(s *specs.Spec) {
 		s.Annotations["io.kubernetes.cri.container-type"] = "container"
 		s.Annotations["io.kubernetes.cri.sandbox-namespace"] = "default"
 		for _, i := range allocated {
 			s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{
-				Path: "/dev/of-the-plugin", Type: "c", Major: int64(simulated.Majors.GPU), Minor: int64(simulated.GPUs[i].Minor),
+				Path: "/dev/of-the-plugin", Type: "c", Major: int64(d.Majors.GPU), Minor: int64(d.GPUs[i].Minor),
 			})
 		}
 	}

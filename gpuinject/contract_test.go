@@ -27,6 +27,8 @@ const contractPage = "../docs/contract.md"
 // contractSection is one table of the page.
 type contractSection struct {
 	title string
+	// host is another one than that of most tables: with MIG devices.
+	host *migHost
 	// env is part of every case and is not shown.
 	env []string
 	// show says what of an outcome the table is about; GPUs where it is nil.
@@ -54,17 +56,21 @@ type contractCase struct {
 // same is the word for NVIDIA's cells.
 const same = "the same"
 
-func contract() []contractSection {
-	return slices.Concat(deviceContract(), requirementContract(), otherContract(), policyContract())
+func contract(t *testing.T) []contractSection {
+	t.Helper()
+	return slices.Concat(deviceContract(), migContract(t), requirementContract(), otherContract(), policyContract())
 }
 
 func TestContract(t *testing.T) {
 	cfg := hostConfig(t)
-	for _, s := range contract() {
+	for _, s := range contract(t) {
 		t.Run(s.title, func(t *testing.T) {
 			for _, tc := range s.cases {
 				t.Run(tc.name, func(t *testing.T) {
 					c := *cfg
+					if s.host != nil {
+						c = *s.host.cfg
+					}
 					if tc.config != nil {
 						tc.config(&c)
 					}
@@ -82,7 +88,12 @@ func TestContract(t *testing.T) {
 func (s contractSection) outcome(t *testing.T, tc contractCase, cfg *config.Config) string {
 	job, err := ExamineSpec(s.container(tc), loading(cfg))
 	if job != nil {
-		job.AskNVML = func() (device.Facts, error) { return someFacts(), nil }
+		job.AskNVML = func() (device.Facts, error) {
+			if s.host != nil {
+				return factsOf(s.host.Driver), nil
+			}
+			return someFacts(), nil
+		}
 		if err = job.Resolve(); err == nil {
 			err = job.Preview("")
 		}
@@ -214,7 +225,7 @@ func TestContractIsThePage(t *testing.T) {
 	}
 	tables := map[string][]string{}
 	names := map[string]bool{}
-	for _, s := range contract() {
+	for _, s := range contract(t) {
 		tables[s.title] = s.table()
 		for _, tc := range s.cases {
 			if names[s.title+tc.name] {
