@@ -1,6 +1,10 @@
 package gpuinject
 
 import (
+	"fmt"
+	"slices"
+	"strings"
+
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
@@ -46,6 +50,32 @@ func showHooks(j *Job) string {
 	return showGPUs(j) + ", the hook stays"
 }
 
+// showTwice shows whether a node is in the specification under two entries.
+func showTwice(j *Job) string {
+	seen := map[string]bool{}
+	for _, d := range j.bundle.Spec.Linux.Devices {
+		if seen[d.Path] {
+			return showGPUs(j) + ", and twice " + d.Path
+		}
+		seen[d.Path] = true
+	}
+	return showGPUs(j) + ", no node twice"
+}
+
+// showProc shows what of the host's GPUs is in the container's procfs.
+func showProc(j *Job) string {
+	if !j.Plan.Proc.Masked {
+		return "not masked"
+	}
+	var list []string
+	for _, g := range simulated.GPUs {
+		if slices.Contains(j.Plan.Proc.GPUs, g.BusID) {
+			list = append(list, fmt.Sprintf("GPU %d", g.Index))
+		}
+	}
+	return "masked, shows " + strings.Join(list, ", ")
+}
+
 func policyContract() []contractSection {
 	const (
 		off   = "`policy.accept-env-when-unprivileged = false`"
@@ -74,6 +104,36 @@ func policyContract() []contractSection {
 			{name: "where the operator wants none", with: "`nvidia-container-runtime-hook`; `policy.foreign-hooks = \"refuse\"`", spec: withHook("/usr/bin/nvidia-container-runtime-hook"),
 				config: func(c *config.Config) { c.Policy.ForeignHooks = config.Refuse }, here: "refused: NVIDIA's OCI hook"},
 			{name: "another vendor's", with: "`/opt/other/hook`", spec: withHook("/opt/other/hook"), here: "GPU 0, the hook stays", jit: same, legacy: same},
+		},
+	}, {
+		title: "Nodes in the specification", show: showTwice,
+		cases: []contractCase{
+			{name: "of the device plugin", env: devices("all"), with: "a pod with GPU 2 and its node", spec: func(s *specs.Spec) {
+				inPod(2)(s)
+				s.Linux.Devices[len(s.Linux.Devices)-1].Path = fmt.Sprintf("/dev/nvidia%d", simulated.GPUs[2].Minor)
+			}, here: "GPU 2, no node twice"},
+			{name: "with another device's number", env: devices("0"), with: "`/dev/nvidiactl` as 1:3", spec: func(s *specs.Spec) {
+				s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: "/dev/nvidiactl", Type: "c", Major: 1, Minor: 3})
+			}, here: "refused: is already in the container's configuration as c 1:3"},
+		},
+	}, {
+		title: "/proc/driver/nvidia", env: devices("0"), show: showProc,
+		cases: []contractCase{
+			{name: "of an ordinary container", here: "masked, shows GPU 0", jit: "every GPU; only `params` is covered", legacy: same},
+			{name: "of a privileged container", with: "privileged", spec: privileged, here: "not masked", jit: "every GPU; only `params` is covered"},
+		},
+	}, {
+		title: "Option",
+		cases: []contractCase{
+			{name: "`accept-nvidia-visible-devices-as-volume-mounts`", mounts: []string{"1"}, with: "`policy.accept-volume-mounts = false`",
+				config: func(c *config.Config) { c.Policy.AcceptVolumeMounts = false }, here: "left alone", jit: "the same, by default", legacy: "the same, by default"},
+			{name: "`accept-nvidia-visible-devices-envvar-when-unprivileged`", env: devices("all"), with: off, config: noEnv, here: "starts without a GPU", jit: same, legacy: same},
+			{name: "`disable-require`", env: append(devices("0"), "NVIDIA_REQUIRE_CUDA=cuda>=99"), with: "`policy.disable-require = true`",
+				config: func(c *config.Config) { c.Policy.DisableRequire = true }, here: "GPU 0", jit: "never checked", legacy: same},
+			{name: "`supported-driver-capabilities`", env: append(devices("0"), caps("video")...), with: "`container.supported-capabilities = [\"utility\"]`",
+				config: func(c *config.Config) { c.Container.SupportedCapabilities = []string{"utility"} }, here: "refused: supported: utility", jit: "capabilities are not read", legacy: fails},
+			{name: "`nvidia-container-cli.root`", env: devices("0"), with: "`host.driver-root = \"/nowhere\"`",
+				config: func(c *config.Config) { c.Host.DriverRoot = "/nowhere" }, here: "refused: host.driver-root", jit: "driver files of that root", legacy: "driver files of that root"},
 		},
 	}, {
 		title: "Annotations",

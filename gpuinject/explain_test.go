@@ -111,3 +111,43 @@ func TestNothingIsExplainedUnlessSomebodyAsks(t *testing.T) {
 		t.Errorf("%v, %+v", err, job.Plan.Decisions)
 	}
 }
+
+func TestMIGDevicesAreExplainedOneByOne(t *testing.T) {
+	h := newMIGHost(t)
+	for _, tc := range []struct {
+		name string
+		env  []string
+		spec func(*specs.Spec)
+		want []string
+	}{
+		{name: "all", env: devices("all"), want: []string{`GPU 0: given: asked for as "all"`, "GPU 1: not given: divided by MIG: its 3 MIG devices", `/5/1: given: asked for as "all"`}},
+		{name: "one", env: devices("1:0"), want: []string{"GPU 1: not given: divided by MIG", `: given: asked for as "1:0"`, "/5/0: not given: not asked for"}},
+		{name: "a divided GPU", env: devices("1"), want: []string{"GPU 0: not given: not asked for", "GPU 1: not given: divided by MIG"}},
+		{name: "with the right to configure", env: append(devices("0,1"), "NVIDIA_MIG_CONFIG_DEVICES=all"), spec: admin,
+			want: []string{"MIG right config: given: asked for by NVIDIA_MIG_CONFIG_DEVICES", `GPU 1: given: asked for as "1"`, "/5/1: given: it belongs to a GPU whose MIG devices"}},
+		{name: "a pod with another GPU", env: devices("all"), spec: inPodOf(h.Driver, 0), want: []string{`GPU 0: given: asked for as "all"`, `/5/1: refused: asked for as "all", and not among the devices that were granted`}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			spec := newSpec(tc.env...)
+			if tc.spec != nil {
+				tc.spec(spec)
+			}
+			job, err := ExamineSpec(spec, loading(h.cfg))
+			if err != nil {
+				t.Fatal(err)
+			}
+			job.Explain = true
+			job.AskNVML = func() (device.Facts, error) { return factsOf(h.Driver), nil }
+			_ = job.Resolve()
+			var got []string
+			for _, d := range job.Plan.Decisions {
+				got = append(got, d.Subject+": "+d.Decision+": "+d.Reason)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(strings.Join(got, "\n"), want) {
+					t.Errorf("no decision %q among\n%s", want, strings.Join(got, "\n"))
+				}
+			}
+		})
+	}
+}
