@@ -199,6 +199,15 @@ func TestA32BitProgramLoads32BitLibraries(t *testing.T) {
 				"/usr/lib32/vdpau/libvdpau_nvidia.so.1 OK", "/usr/lib32/gbm/nvidia-drm_gbm.so OK",
 				"libcuda.so.1 OK /usr/local/nvidia/lib64/libcuda.so.1\n",
 				"libcuda.so.1 (libc6,x86-64) => /usr/local/nvidia/lib64/libcuda.so.1\n", "libcuda.so.1 (libc6) => /usr/local/nvidia/lib/libcuda.so.1\n")
+			// An image of 32-bit programs alone.
+			tree := h.lnTree(t, "loaders")
+			if err := os.Remove(filepath.Join(tree, lnMultiarch(), "libc.so.6")); err != nil {
+				t.Fatal(err)
+			}
+			lnWant(t, h.MustRun(t, testenv.RunOptions{
+				RootfsDir: tree, Env: []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"},
+				Args: []string{"/test/dlopen32", "libcuda.so.1", "/usr/lib32/vdpau/libvdpau_nvidia.so.1"},
+			}), "libcuda.so.1 OK /usr/local/nvidia/lib/libcuda.so.1\n", "/usr/lib32/vdpau/libvdpau_nvidia.so.1 OK")
 			// Without the capability a 32-bit program finds no driver, and no 64-bit one either.
 			if out := run("compute,graphics,video"); strings.Contains(out, "nvidia/lib/") || !strings.Contains(out, "libcuda.so.1 OK /usr/local/nvidia/lib64/") {
 				t.Errorf("without compat32:\n%s", out)

@@ -20,12 +20,12 @@ const (
 
 // Image is what Inspect found out about an image.
 type Image struct {
-	// LibC is the C library of this machine's 64-bit ABI.
+	// LibC is the C library of this machine's 64-bit ABI, or else the 32-bit one.
 	LibC LibC
 	// LibDir is the canonical directory where that C library is, for the few driver
 	// files that are wanted at a place which is searched even without a cache. It is
 	// decided by the ELF class and machine of the file, never by the name of a
-	// distribution. "" where LibC is.
+	// distribution. "" where LibC is, and in an image of 32-bit programs only.
 	LibDir string
 	// LibDir32 is the same for glibc of the 32-bit ABI, "" where the image has none.
 	LibDir32 string
@@ -58,7 +58,7 @@ func Inspect(root *rootfs.Root, hostDriver string) (*Image, error) {
 			return img, nil
 		}
 	}
-	if img.LibDir = glibcIn(root, &a, unusualDirs(root, &a)); img.LibDir != "" {
+	if img.LibDir = glibcIn(root, &a, unusualDirs(root, &a)); img.LibDir != "" || img.LibDir32 != "" {
 		img.LibC = GLibC
 	}
 	return img, nil

@@ -78,13 +78,16 @@ func TestThe32BitCLibraryIsFoundBesidesTheOther(t *testing.T) {
 	for _, test := range []struct{ name, dir64, dir32 string }{
 		{"Debian", hostLib(), "/usr" + a32.dirs[0]},
 		{"Red Hat", "/usr/lib64", "/usr/lib"},
+		{"programs of 32 bits only", "", "/usr/lib"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
-			write(t, dir+test.dir64+"/libc.so.6", glibc)
+			if test.dir64 != "" {
+				write(t, dir+test.dir64+"/libc.so.6", glibc)
+			}
 			write(t, dir+test.dir32+"/libc.so.6", narrow)
 			img, err := Inspect(openRoot(t, dir), "")
-			if err != nil || img.LibDir != test.dir64 || img.LibDir32 != test.dir32 {
+			if err != nil || img.LibC != GLibC || img.LibDir != test.dir64 || img.LibDir32 != test.dir32 {
 				t.Errorf("got %+v, %v", img, err)
 			}
 		})
