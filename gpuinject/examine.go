@@ -47,6 +47,9 @@ type Job struct {
 	nodes    []device.Node
 	state    *view.State
 	stamp    string
+	// manifest is set by loadManifest; looked says that it is of this moment.
+	manifest *manifest
+	looked   bool
 	files    driver.Files
 	// image is open from inspect on, for as long as the caller has it open.
 	image *rootfs.Root

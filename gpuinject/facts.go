@@ -75,7 +75,7 @@ func (j *Job) ask(since time.Time) (*device.Facts, error) {
 		// A failure is not kept: what made it may be gone the next moment.
 		return nil, fmt.Errorf("NVML was asked: %w", err)
 	}
-	if facts.Driver != j.inv.DriverVersion {
+	if j.inv.DriverVersion != "" && facts.Driver != j.inv.DriverVersion {
 		return nil, fmt.Errorf("NVML is of driver %s and the loaded kernel module %s: install the driver's user space of the same version, or reboot", facts.Driver, j.inv.DriverVersion)
 	}
 	j.known, j.asked = &facts, true

@@ -38,19 +38,17 @@ type manifest struct {
 // findFiles gets the driver's files for the request: from the manifest where
 // nothing changed since (some dozen stat calls), else by looking anew.
 func (j *Job) findFiles() error {
-	if err := j.openState(); err != nil {
+	if j.stamp != "" {
+		return nil
+	}
+	if err := j.loadManifest(); err != nil {
 		return err
 	}
-	state := j.state
-	var m manifest
-	if !state.Load(manifestName, &m) || m.Version != j.inv.DriverVersion || !reflect.DeepEqual(m.Host, j.Config.Host) || !m.Files.Fresh(j.Config.Host, j.Request.Capabilities) {
-		files, err := driver.Discover(j.Config.Host, j.inv.DriverVersion)
-		if err != nil {
-			return fail(Precondition, "%w", err)
-		}
-		m = manifest{Host: j.Config.Host, Version: j.inv.DriverVersion, Files: *files}
-		if err := state.Store(manifestName, &m); err != nil {
-			return fail(Internal, "keep the list of driver files: %w", err)
+	m := j.manifest
+	if !j.looked && !m.Files.Fresh(j.Config.Host, j.Request.Capabilities) {
+		var err error
+		if m, err = j.newManifest(); err != nil {
+			return err
 		}
 	}
 	if err := m.Files.Check(j.Request.Capabilities); err != nil {
@@ -61,12 +59,44 @@ func (j *Job) findFiles() error {
 	return nil
 }
 
+// loadManifest gets the manifest that is kept, whether or not it is up to date, or
+// makes one where there is none for this host.
+func (j *Job) loadManifest() error {
+	if j.manifest != nil {
+		return nil
+	}
+	if err := j.openState(); err != nil {
+		return err
+	}
+	var m manifest
+	if j.state.Load(j.manifestFor(), &m) && m.Version == j.inv.DriverVersion && m.Files.Platform == string(j.inv.Platform) && reflect.DeepEqual(m.Host, j.Config.Host) {
+		j.manifest = &m
+		return nil
+	}
+	_, err := j.newManifest()
+	return err
+}
+
+// newManifest looks for the driver's files and keeps what it finds.
+func (j *Job) newManifest() (*manifest, error) {
+	files, err := DriverFiles(j.Config.Host, j.inv, j.allLists())
+	if err != nil {
+		return nil, fail(Precondition, "%w", err)
+	}
+	m := &manifest{Host: j.Config.Host, Version: j.inv.DriverVersion, Files: *files}
+	if err := j.state.Store(j.manifestFor(), m); err != nil {
+		return nil, fail(Internal, "keep the list of driver files: %w", err)
+	}
+	j.manifest, j.looked = m, true
+	return m, nil
+}
+
 // viewSpec lays the files out. Libraries that the image's forward compatibility
 // package brings itself are left out, so that no search path finds ours first.
 func (j *Job) viewSpec(leaveOut []string) view.Spec {
 	spec := view.Spec{Driver: j.stamp}
 	for _, l := range j.files.Libraries {
-		if l.Bits == 64 && suppliedBy(l, leaveOut) {
+		if l.Dir != "" || l.Bits == 64 && suppliedBy(l, leaveOut) {
 			continue
 		}
 		spec.Files = append(spec.Files, view.File{Source: l.Path, Name: path.Join(libDir(l), l.Name), Links: l.Links})
@@ -95,6 +125,16 @@ func libDir(l driver.Library) string {
 	return path.Join(viewLib, l.Subdir)
 }
 
+// placedNames are the names of a library that is at its own path, without its links.
+func placedNames(l driver.Library) (libs []linker.Library) {
+	for _, name := range append([]string{l.SOName, l.Name}, l.Links...) {
+		if name != "" && !slices.ContainsFunc(libs, func(x linker.Library) bool { return x.Name == name }) {
+			libs = append(libs, linker.Library{Name: name, Path: path.Join(l.Dir, l.Name), Flags: l.Flags})
+		}
+	}
+	return libs
+}
+
 func suppliedBy(l driver.Library, names []string) bool {
 	return slices.Contains(names, l.SOName)
 }
@@ -106,6 +146,10 @@ func loaderLibraries(files driver.Files, leaveOut []string) []linker.Library {
 	for _, l := range files.Libraries {
 		// What is in a directory of its own (vdpau, gbm) is opened by path.
 		if l.Subdir != "" || l.Bits == 64 && suppliedBy(l, leaveOut) {
+			continue
+		}
+		if l.Dir != "" {
+			libs = append(libs, placedNames(l)...)
 			continue
 		}
 		dir := path.Join(ViewDir, libDir(l))

@@ -134,7 +134,7 @@ func (i *Injection) Close() {
 // leaveOut are the SONAMEs that the latter brings, where it is used.
 func (j *Job) inspect(image *rootfs.Root) (img *linker.Image, leaveOut []string, err error) {
 	j.image = image
-	img, err = linker.Inspect(image, j.inv.DriverVersion)
+	img, err = linker.Inspect(image, j.compatDriver())
 	if err != nil {
 		return nil, nil, fail(Internal, "look at the image: %w", err)
 	}
@@ -179,6 +179,11 @@ func (j *Job) listFiles(spec view.Spec) {
 			j.Plan.Libraries = append(j.Plan.Libraries, path.Base(f.Name))
 		}
 	}
+	for _, l := range j.files.Libraries {
+		if l.Dir != "" {
+			j.Plan.Libraries = append(j.Plan.Libraries, l.Name)
+		}
+	}
 	slices.Sort(j.Plan.Libraries)
 }
 
@@ -190,6 +195,7 @@ func (j *Job) link(image *rootfs.Root, img *linker.Image, compat []string) ([]sp
 	if slices.ContainsFunc(j.files.Libraries, func(l driver.Library) bool { return l.Bits == 32 }) {
 		dirs = append(dirs, path.Join(ViewDir, viewLib32))
 	}
+	dirs = append(dirs, platformDirs(j.files)...)
 	files, notes := img.Update(image, dirs, loaderLibraries(j.files, compat))
 	for _, n := range notes {
 		j.Plan.note(n)

@@ -24,7 +24,8 @@ const maxProcFile = 64 << 10
 // has the host's root in it.
 func (j *Job) needsMask() bool {
 	linux := j.bundle.Spec.Linux
-	if j.Container.Privileged {
+	// Without NVIDIA's kernel module (WSL2) there is nothing to hide.
+	if j.Container.Privileged || j.inv.DriverVersion == "" {
 		return false
 	}
 	return !inUserNamespace(linux) || mapsHostRoot(linux.UIDMappings) || len(linux.MaskedPaths) > 0
@@ -93,6 +94,9 @@ func (j *Job) buildMask() (*procmask.Mask, error) {
 		{Path: "params", Data: withoutDeviceFiles(params)},
 	}
 	for _, g := range j.gpus {
+		if g.BusID == "" { // a Tegra's, of which procfs says nothing
+			continue
+		}
 		for _, name := range []string{"information", "power"} {
 			data, err := readProc(filepath.Join(dir, "gpus", g.BusID, name))
 			if errors.Is(err, fs.ErrNotExist) && name != "information" {
@@ -123,7 +127,9 @@ func (j *Job) buildMask() (*procmask.Mask, error) {
 func (j *Job) planMask() {
 	j.Plan.Proc = PlanProc{Masked: true, GPUs: []string{}, Capabilities: []string{}}
 	for _, g := range j.gpus {
-		j.Plan.Proc.GPUs = append(j.Plan.Proc.GPUs, g.BusID)
+		if g.BusID != "" {
+			j.Plan.Proc.GPUs = append(j.Plan.Proc.GPUs, g.BusID)
+		}
 	}
 	for _, c := range j.set.Capabilities() {
 		j.Plan.Proc.Capabilities = append(j.Plan.Proc.Capabilities, c.File)

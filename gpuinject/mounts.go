@@ -59,19 +59,28 @@ func (j *Job) mounts(viewRoot string, img *linker.Image, leaveOut []string) ([]s
 		if dir == "" || l.Bits == 64 && suppliedBy(l, leaveOut) {
 			continue
 		}
+		source := path.Join(viewRoot, libDir(l), l.Name)
+		if l.Dir != "" {
+			source = l.Path
+		}
 		if name, ok := pluginName(l); ok {
-			add(path.Join(viewRoot, libDir(l), l.Name), path.Join(pluginDir(dir), l.Subdir, name))
+			add(source, path.Join(pluginDir(dir), l.Subdir, name))
 			continue
 		}
 		for _, name := range directNames {
 			if l.Bits == 64 && (name == l.SOName || slices.Contains(l.Links, name)) {
-				add(path.Join(viewRoot, viewLib, l.Name), path.Join(dir, name))
+				add(source, path.Join(dir, name))
 			}
 		}
 	}
 	for _, b := range j.files.Binaries {
 		if slices.Contains(directPrograms, b.Name) {
 			add(path.Join(viewRoot, viewBin, b.Name), path.Join("/usr/bin", b.Name))
+		}
+	}
+	for _, l := range j.files.Libraries {
+		if l.Dir != "" {
+			add(l.Path, path.Join(l.Dir, l.Name))
 		}
 	}
 	for _, d := range j.files.Data {

@@ -1,6 +1,7 @@
 package gpuinject
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -102,12 +103,19 @@ func (j *Job) withoutFacts() []requirementHost {
 // withFacts are the hosts to check on: one for each selected GPU, since each must
 // fulfil every requirement, or one without a GPU.
 func (j *Job) withFacts(facts *device.Facts) []requirementHost {
-	h := require.Host{Driver: j.inv.DriverVersion, CUDA: facts.CUDA}
+	h := require.Host{Driver: cmp.Or(j.inv.DriverVersion, facts.Driver), CUDA: facts.CUDA}
 	if len(j.gpus) == 0 {
 		return []requirementHost{{Host: h, index: -1}}
 	}
 	var hosts []requirementHost
 	for _, gpu := range j.gpus {
+		if gpu.BusID == "" && len(facts.GPUs) > 0 { // one that stands for all (WSL2)
+			for _, f := range facts.GPUs {
+				h.GPU = &require.GPU{Arch: f.Arch, Brand: f.Brand}
+				hosts = append(hosts, requirementHost{Host: h, index: f.Index})
+			}
+			continue
+		}
 		h.GPU = &require.GPU{}
 		if i := slices.IndexFunc(facts.GPUs, func(f device.GPUFacts) bool { return strings.EqualFold(f.BusID, gpu.BusID) }); i >= 0 {
 			h.GPU = &require.GPU{Arch: facts.GPUs[i].Arch, Brand: facts.GPUs[i].Brand}

@@ -20,7 +20,7 @@ var ErrNotGranted = errors.New("nothing was granted")
 func (j *Job) Resolve() error {
 	j.explainRequest()
 	h := j.Config.Host
-	inv, err := device.Discover(device.Roots{Proc: h.ProcRoot, Dev: h.DevRoot, Sys: h.SysRoot})
+	inv, err := device.Discover(Roots(h))
 	if errors.Is(err, device.ErrNoDriver) && !j.namesDevices() && j.Container.Kubernetes &&
 		!policy.EnvironmentGrants(j.Config.Policy, j.Container) {
 		// Nothing can have been allocated here, and the image's wish is no grant.
@@ -31,6 +31,7 @@ func (j *Job) Resolve() error {
 	}
 	j.inv = inv
 	j.Plan.DriverVersion = inv.DriverVersion
+	j.withinContainer()
 
 	if err := j.selectDevices(); err != nil {
 		return err
@@ -43,8 +44,8 @@ func (j *Job) Resolve() error {
 	if err := j.checkHooks(); err != nil {
 		return err
 	}
-	if j.nodes, err = inv.Nodes(j.set, j.Request.Capabilities); err != nil {
-		return fail(Precondition, "%w", err)
+	if err := j.findNodes(); err != nil {
+		return err
 	}
 	if err := j.addOthers(); err != nil {
 		return err

@@ -30,6 +30,8 @@ type Roots struct {
 	Dev string
 	// Sys is a sysfs: <Sys>/bus/pci/devices.
 	Sys string
+	// Driver is the driver root, where a Platform is recognised by its files; "" is /.
+	Driver string
 }
 
 // GPU is one physical GPU.
@@ -51,13 +53,16 @@ type GPU struct {
 
 // Inventory is what the loaded kernel module reports.
 type Inventory struct {
-	// DriverVersion is the version of the *loaded* kernel module: "580.159.04".
+	// DriverVersion is the version of the *loaded* kernel module: "580.159.04". It is
+	// empty where a Platform has none of NVIDIA's.
 	DriverVersion string
 	// GPUs are those that can be used, in index order.
 	GPUs []GPU
 	// Excluded are those that the administrator took from use (NVreg_ExcludedGpus),
 	// in bus id order.
 	Excluded []GPU
+	// Platform is set where the GPUs are not those of procfs alone.
+	Platform Platform
 	// Roots is where all this was found; Nodes looks there.
 	Roots Roots
 
@@ -67,8 +72,21 @@ type Inventory struct {
 
 // Discover reads the driver's procfs. It is cheap (two files and one more for each
 // GPU), so callers run it for every container instead of caching. Without a loaded
-// driver the error is ErrNoDriver.
+// driver the error is ErrNoDriver, unless the host is of another Platform.
 func Discover(roots Roots) (*Inventory, error) {
+	if roots.Driver == "" {
+		roots.Driver = "/"
+	}
+	inv, err := discover(roots)
+	if errors.Is(err, ErrNoDriver) || err == nil && inv.maybeTegra() {
+		if found := discoverPlatform(roots, inv); found != nil {
+			return found, nil
+		}
+	}
+	return inv, err
+}
+
+func discover(roots Roots) (*Inventory, error) {
 	dir := filepath.Join(roots.Proc, "driver/nvidia")
 	version, err := readVersion(filepath.Join(dir, "version"))
 	if err != nil {

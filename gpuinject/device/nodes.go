@@ -78,10 +78,15 @@ func gpuDriver(majors map[string]uint32) string {
 // are skipped where the host has none, nvidia-uvm also when no GPU is asked for;
 // every other missing node is an error that says how to make it.
 //
+// Under WSL2 it is /dev/dxg alone. A Tegra's are not found here: see NodesAt.
+//
 // <proc>/devices is read again here: a major that changed since Discover, or a node
 // left over from an earlier module load, is refused (security.md T37), as is a node
 // that is a link or an ordinary file (T38).
 func (inv *Inventory) Nodes(set Set, caps []string) ([]Node, error) {
+	if inv.Platform == WSL {
+		return inv.wslNodes()
+	}
 	majors, err := inv.majors()
 	if err != nil {
 		return nil, err

@@ -74,6 +74,8 @@ func (inv *Inventory) addAll(set *Set) error {
 // find returns the index of the one GPU that id names.
 func (inv *Inventory) find(id string) (int, error) {
 	switch {
+	case id == "tegra" && inv.Platform == Tegra:
+		return 0, nil // what the device plugin calls it
 	case isDigits(id):
 		if n, err := strconv.Atoi(id); err == nil && n < len(inv.GPUs) {
 			return n, nil
@@ -138,6 +140,9 @@ func (inv *Inventory) list() string {
 }
 
 func (inv *Inventory) describe(g GPU) string {
+	if g.BusID == "" {
+		return fmt.Sprintf("one device, %q or %q: %s", "all", "0", g.Model)
+	}
 	uuid := g.UUID
 	if uuid == "" {
 		uuid = "UUID not known before nvidia-smi ran once"

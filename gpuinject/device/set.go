@@ -104,6 +104,9 @@ func (inv *Inventory) Given(numbers []Number) (Set, error) {
 	if len(numbers) == 0 {
 		return s, nil
 	}
+	if inv.Platform != "" {
+		return inv.platformGiven(numbers)
+	}
 	majors, err := inv.majors()
 	if err != nil {
 		return s, err

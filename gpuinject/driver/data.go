@@ -63,6 +63,7 @@ func (s *search) binaries(drawing bool) {
 		dirs = append(dirs, path.Join(prefix, "bin"))
 	}
 	dirs = append(dirs, binaryDirs...)
+	dirs = append(dirs, s.places.binaries...)
 	dirs = slices.DeleteFunc(dirs, func(d string) bool { return !s.exists(d) })
 	for _, b := range binaryKinds {
 		if desktop(b.Capabilities) != drawing {

@@ -79,6 +79,7 @@ func (s *search) data(drawing bool) {
 		// Container-Optimized OS has vulkan/icd.d directly below the prefix.
 		dirs = append(dirs, path.Join(prefix, "share"), prefix)
 	}
+	dirs = append(dirs, s.places.data...)
 	dirs = slices.DeleteFunc(dirs, func(d string) bool { return !s.exists(d) })
 	for _, k := range dataKinds {
 		if desktop(k.capabilities) != drawing {

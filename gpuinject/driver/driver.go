@@ -34,9 +34,13 @@ type Library struct {
 	// Unknown says that only its name's beginning and version speak for it: a
 	// library that is newer than this package.
 	Unknown bool `json:",omitempty"`
+	// Dir is the directory in the container where it must be under its name; "" for
+	// the view. Only a Tegra's libraries have one.
+	Dir string `json:",omitempty"`
 }
 
-// File is a data file that has one fixed place in the container.
+// File is a data file, or a directory of them, that has one fixed place in the
+// container.
 type File struct {
 	// Path is the real file on the host, "" for one that the host lacks.
 	Path string
@@ -71,8 +75,13 @@ type Refused struct {
 
 // Files are the driver files of a host. The zero value has none.
 type Files struct {
-	// Version is the version that the libraries were chosen by.
+	// Version is the version that the libraries were chosen by; empty for WSL2's and a
+	// Tegra's, whose names carry none.
 	Version string
+	// Platform is "", "wsl" or "tegra".
+	Platform string `json:",omitempty"`
+	// Nodes are the paths and patterns below /dev that a Tegra's lists name.
+	Nodes []string `json:",omitempty"`
 	// Root and Extra are the settings that Discover used; RealRoot is Root without
 	// links.
 	Root, RealRoot string
@@ -101,6 +110,9 @@ type Files struct {
 	// of. Those of directories and of ld.so.cache change with every package that the
 	// host installs, and the view need not.
 	Identity string
+	// Nested says that libcuda or libnvidia-ml is a mount of its own, as a container is
+	// given them: this host is a container itself.
+	Nested bool `json:",omitempty"`
 	// Settled says that no stamped file changed so shortly before Discover that a
 	// further change could carry the same time. Without it Fresh is false.
 	Settled bool
@@ -113,20 +125,12 @@ func Discover(host config.Host, version string) (*Files, error) {
 	if version == "" || strings.Trim(version, "0123456789.") != "" {
 		return nil, fmt.Errorf("find driver files: %.256q is not a driver version", version)
 	}
-	t, err := openTree(host.DriverRoot)
+	s, err := newSearch(host)
 	if err != nil {
-		return nil, fmt.Errorf("find driver files: host.driver-root: %w", err)
+		return nil, err
 	}
-	defer t.close()
-	s := &search{
-		tree: t,
-		files: &Files{
-			Version: version, Root: host.DriverRoot, RealRoot: t.real,
-			Extra: slices.Clone(host.DriverLibraries), Settled: true,
-		},
-		start: time.Now(), stamped: map[string]bool{}, seen: map[identity]bool{}, listed: map[identity]bool{},
-		have: map[string]bool{}, used: map[string]bool{}, tls: map[string]bool{},
-	}
+	defer s.close()
+	s.files.Version = version
 	s.libraries(host.DriverLibraries)
 	s.binaries(false)
 	s.data(false)
@@ -152,6 +156,24 @@ type search struct {
 	tls     map[string]bool   // of these, the ones with today's TLS ABI
 	used    map[string]bool   // directories that gave a library
 	desktop bool              // what only graphics and display need is being looked for
+	places  places            // of a host that has its driver elsewhere
+}
+
+// newSearch opens the driver root. The caller closes it.
+func newSearch(host config.Host) (*search, error) {
+	t, err := openTree(host.DriverRoot)
+	if err != nil {
+		return nil, fmt.Errorf("find driver files: host.driver-root: %w", err)
+	}
+	return &search{
+		tree: t,
+		files: &Files{
+			Root: host.DriverRoot, RealRoot: t.real,
+			Extra: slices.Clone(host.DriverLibraries), Settled: true,
+		},
+		start: time.Now(), stamped: map[string]bool{}, seen: map[identity]bool{}, listed: map[identity]bool{},
+		have: map[string]bool{}, used: map[string]bool{}, tls: map[string]bool{},
+	}, nil
 }
 
 func (s *search) refuse(path, reason string) {
@@ -240,6 +262,9 @@ func (f *Files) For(caps []string) Files {
 // video, or libnvidia-ml for utility, is absent, refused, or of another version
 // than the loaded kernel module ("Driver/library version mismatch" of NVML).
 func (f *Files) Check(caps []string) error {
+	if f.Platform != "" {
+		return f.checkPlatform(caps)
+	}
 	want := implied(caps)
 	for _, e := range expected {
 		name := e.stem + ".so." + f.Version

@@ -119,6 +119,16 @@ func (s *search) seal() {
 	// In whatever order the cache lists them.
 	slices.Sort(files)
 	s.files.State, s.files.DesktopState, s.files.Identity = sum(all), sum(drawing), sum([]byte(strings.Join(files, "")))
+	s.files.Nested = slices.ContainsFunc(s.files.Libraries, func(l Library) bool {
+		return (l.SOName == "libcuda.so.1" || l.SOName == "libnvidia-ml.so.1") && isMount(l)
+	})
+}
+
+// isMount tells whether a library is a mount of its own (statx(2), kernel 5.8).
+func isMount(l Library) bool {
+	var stx unix.Statx_t
+	err := unix.Statx(unix.AT_FDCWD, l.Path, unix.AT_SYMLINK_NOFOLLOW, unix.STATX_TYPE, &stx)
+	return err == nil && stx.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
 }
 
 // Fresh tells whether Discover would find the same again for these capabilities: the

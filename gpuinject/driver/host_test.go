@@ -6,7 +6,6 @@ import (
 	"encoding/binary"
 	"os"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -58,10 +57,7 @@ func (r *fakeRoot) link(name, target string) {
 }
 
 func machines() (elf.Machine, elf.Machine, string, string) {
-	if runtime.GOARCH == "arm64" {
-		return elf.EM_AARCH64, elf.EM_ARM, "aarch64-linux-gnu", "arm-linux-gnueabihf"
-	}
-	return elf.EM_X86_64, elf.EM_386, "x86_64-linux-gnu", "i386-linux-gnu"
+	return arch.machine64, arch.machine32, arch.triple, arch.triple32
 }
 
 // lib makes a 64-bit library with a SONAME and the link of that name.

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io"
 	"path"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,6 +31,7 @@ func (s *search) libraries(extra []string) {
 	dirs = append(dirs, extra...)
 	dirs = append(dirs, libraryDirs()...)
 	s.lists(dirs)
+	s.elsewhere()
 	// A driver with a tree of its own has its 32-bit libraries beside the others.
 	for _, prefix := range s.prefixes() {
 		s.lists([]string{path.Join(prefix, "lib"), path.Join(prefix, "lib32")})
@@ -229,14 +229,10 @@ func (l *Library) inspect(fd int, size int64, develop bool) (tls bool, reason st
 	if err != nil {
 		return false, "is not a shared library: " + err.Error()
 	}
-	machine64, machine32 := elf.EM_X86_64, elf.EM_386
-	if runtime.GOARCH == "arm64" {
-		machine64, machine32 = elf.EM_AARCH64, elf.EM_ARM
-	}
 	switch {
-	case e.Class == elf.ELFCLASS64 && e.Machine == machine64:
+	case e.Class == elf.ELFCLASS64 && e.Machine == arch.machine64:
 		l.Bits = 64
-	case e.Class == elf.ELFCLASS32 && e.Machine == machine32:
+	case e.Class == elf.ELFCLASS32 && e.Machine == arch.machine32:
 		l.Bits = 32
 	default:
 		return false, "is for another machine (" + e.Class.String() + ", " + e.Machine.String() + ")"

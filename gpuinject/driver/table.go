@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"debug/elf"
 	"runtime"
 	"strings"
 )
@@ -118,11 +119,19 @@ func foreign(stem string) bool {
 	return strings.HasPrefix(stem, "libnvidia-") || strings.HasPrefix(stem, "libcuda")
 }
 
-// arch is what the file system calls this machine.
-var arch = map[string]struct{ triple, triple32 string }{
-	"amd64": {"x86_64-linux-gnu", "i386-linux-gnu"},
-	"arm64": {"aarch64-linux-gnu", "arm-linux-gnueabihf"},
-}[runtime.GOARCH]
+// architecture is what file systems and ELF files call a machine.
+type architecture struct {
+	triple, triple32     string
+	machine64, machine32 elf.Machine
+}
+
+var architectures = map[string]architecture{
+	"amd64": {"x86_64-linux-gnu", "i386-linux-gnu", elf.EM_X86_64, elf.EM_386},
+	"arm64": {"aarch64-linux-gnu", "arm-linux-gnueabihf", elf.EM_AARCH64, elf.EM_ARM},
+}
+
+// arch is this machine's.
+var arch = architectures[runtime.GOARCH]
 
 // libraryDirs are the known places, in the order in which they are searched after
 // ld.so.cache and the configuration.

@@ -31,7 +31,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	o := sim.Options{Layout: sim.Debian}
 	flags.StringVar(&o.Dir, "dir", "", "`directory` to make; needed")
 	flags.IntVar(&o.GPUs, "gpus", 1, "how many GPUs, 1 to 16")
-	flags.Func("layout", "debian (default), rhel, gke or nvidia-current", func(s string) error {
+	flags.Func("layout", "debian (default), rhel, gke, nvidia-current, talos or nixos", func(s string) error {
 		o.Layout = sim.Layout(s)
 		return nil
 	})

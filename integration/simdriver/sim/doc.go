@@ -4,7 +4,7 @@
 // [Create] writes
 //
 //	root/        the driver root: real ELF libraries and programs, SONAME links,
-//	             ld.so.cache, data files and firmware, in one of four layouts
+//	             ld.so.cache, data files and firmware, in one of six layouts
 //	devroot/dev  the device nodes, made with mknod
 //	proc/        devices, driver/nvidia, driver/nvidia-caps as the kernel modules
 //	             print them
@@ -27,8 +27,8 @@
 // MIG devices.
 //
 // Things differ where real hosts differ: with three GPUs or more the minor number
-// of a GPU is not its index; the layouts put their files where Debian, RHEL, GKE
-// and Debian's alternatives do.
+// of a GPU is not its index; the layouts put their files where Debian, RHEL, GKE,
+// Debian's alternatives, Talos and NixOS do.
 //
 // The package needs root (mknod, ldconfig -r), gcc and ldconfig. It never issues
 // an ioctl, and refuses to make nodes with a major number that belongs to a

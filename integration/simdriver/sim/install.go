@@ -218,6 +218,11 @@ func (in *installer) extraLinks(libcuda string) error {
 	if err := in.link("libGLX_nvidia.so.0", path(in.libraryDir(), "libGLX_indirect.so.0")); err != nil {
 		return err
 	}
+	for name, target := range in.p.links {
+		if err := in.link(target, name); err != nil {
+			return err
+		}
+	}
 	if in.p.secondCUDA == "" {
 		return nil
 	}

@@ -20,10 +20,15 @@ const (
 	// NvidiaCurrent is Debian's own packaging: the files are in nvidia/current and
 	// reached by absolute links through /etc/alternatives.
 	NvidiaCurrent Layout = "nvidia-current"
+	// Talos has the libraries in the prefix of its glibc extension, where no
+	// ld.so.cache of the host lists them, and the programs in /usr/local/bin.
+	Talos Layout = "talos"
+	// NixOS has everything in its store, reached by absolute links from /run.
+	NixOS Layout = "nixos"
 )
 
 // Layouts are all of them.
-var Layouts = []Layout{Debian, RHEL, GKE, NvidiaCurrent}
+var Layouts = []Layout{Debian, RHEL, GKE, NvidiaCurrent, Talos, NixOS}
 
 func joinLayouts() string {
 	var names []string
@@ -65,6 +70,7 @@ type places struct {
 	// firmwareParameter is the value of firmware_class.path.
 	firmwareParameter string
 	ldConf            map[string]string // files in etc/ld.so.conf.d
+	links             map[string]string // further links: name to target
 }
 
 // multiarch is Debian's name for this architecture.
@@ -107,4 +113,22 @@ var layouts = map[Layout]places{
 		xorg: "usr/lib/nvidia/current", xorgExtensions: "usr/lib/nvidia/current",
 		ldConf: debianConf,
 	},
+	Talos: {
+		lib: "usr/local/glibc/usr/lib", bin: "usr/local/bin", share: "usr/local/glibc/usr/share",
+		firmware: "usr/lib/firmware", vdpau: "vdpau", vulkan: "usr/local/glibc/etc/vulkan/icd.d/nvidia_icd.json",
+	},
+	NixOS: {
+		lib: nixDriver + "/lib", bin: nixPrograms + "/bin", share: nixDriver + "/share",
+		firmware: nixDriver + "/lib/firmware", vdpau: "vdpau", vulkan: nixDriver + "/share/vulkan/icd.d/nvidia_icd." + machine + ".json",
+		links: map[string]string{
+			"run/opengl-driver": "/nix/store/2-graphics-drivers", "nix/store/2-graphics-drivers": "/" + nixDriver,
+			"run/current-system": "/nix/store/4-nixos-system", "nix/store/4-nixos-system/sw": "/" + nixPrograms,
+		},
+	},
 }
+
+// Packages in the store of NixOS; the hashes in their names are left out.
+const (
+	nixDriver   = "nix/store/1-nvidia-x11"
+	nixPrograms = "nix/store/3-nvidia-x11-bin"
+)
