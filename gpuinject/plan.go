@@ -23,6 +23,8 @@ type Plan struct {
 	Asked         []string `json:"asked"`
 	Grant         string   `json:"grant"`
 	DriverVersion string   `json:"driver_version"`
+	// Platform is "wsl" or "tegra" where the host is one, and has no driver version.
+	Platform device.Platform `json:"platform,omitempty"`
 	// GPUs are whole GPUs; that of a MIG device is not among them.
 	GPUs []PlanGPU `json:"gpus"`
 	MIG  []PlanMIG `json:"mig"`

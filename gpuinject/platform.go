@@ -29,6 +29,24 @@ func DriverFiles(h config.Host, inv *device.Inventory, all bool) (*driver.Files,
 	return driver.Discover(h, inv.DriverVersion)
 }
 
+// FindHost looks at the GPUs of the host and for the driver's files, for tools that
+// show what a container would find. Where only the files cannot be looked for, the
+// inventory comes with the error.
+func FindHost(h config.Host) (*device.Inventory, *driver.Files, error) {
+	inv, err := device.Discover(Roots(h))
+	if err != nil {
+		return nil, nil, err
+	}
+	files, err := DriverFiles(h, inv, false)
+	if err != nil {
+		return inv, nil, err
+	}
+	if files.Nested {
+		inv.OnlyPresent()
+	}
+	return inv, files, nil
+}
+
 // manifestFor is the name of the manifest: a Tegra has two.
 func (j *Job) manifestFor() string {
 	if j.allLists() {

@@ -30,7 +30,7 @@ func (j *Job) Resolve() error {
 		return fail(Precondition, "%s: %w", j.Request.Reason, err)
 	}
 	j.inv = inv
-	j.Plan.DriverVersion = inv.DriverVersion
+	j.Plan.DriverVersion, j.Plan.Platform = inv.DriverVersion, inv.Platform
 	j.withinContainer()
 
 	if err := j.selectDevices(); err != nil {

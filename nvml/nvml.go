@@ -2,25 +2,22 @@ package nvml
 
 import (
 	"errors"
-	"fmt"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
 )
 
 // ErrNoCgo is the answer of a build that cannot load a shared library.
 var ErrNoCgo = errors.New("this nvidia-shimctl was built without cgo and cannot ask NVML")
 
+// libraryName is NVML's SONAME. Under WSL2 the file's name carries no version.
+const libraryName = "libnvidia-ml.so.1"
+
 // libraryPath finds the libnvidia-ml of the loaded kernel module among the driver's
 // files: an ordinary file of root's that nobody else can write.
 func libraryPath(host config.Host) (string, error) {
-	inv, err := device.Discover(device.Roots{Proc: host.ProcRoot, Dev: host.DevRoot, Sys: host.SysRoot})
-	if err != nil {
-		return "", err
-	}
-	files, err := driver.Discover(host, inv.DriverVersion)
+	_, files, err := gpuinject.FindHost(host)
 	if err != nil {
 		return "", err
 	}
@@ -28,11 +25,12 @@ func libraryPath(host config.Host) (string, error) {
 		return "", err
 	}
 	for _, l := range files.Libraries {
-		if l.Name == "libnvidia-ml.so."+inv.DriverVersion && l.Bits == 64 {
+		if l.SOName == libraryName && l.Bits == 64 {
 			return l.Path, nil
 		}
 	}
-	return "", fmt.Errorf("libnvidia-ml.so.%s is not among the driver's files", inv.DriverVersion)
+	// A Tegra need not have it.
+	return "", errors.New(libraryName + " is not among the driver's files")
 }
 
 // brands are NVML's (nvmlBrandType_t) in the spelling of NVIDIA_REQUIRE_* conditions

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"debug/elf"
 	"errors"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cmd/nvidia-shimctl/internal/term"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
@@ -519,29 +521,37 @@ func (n *node) checkRuntimeProgram(ctx context.Context, name string) finding {
 	return belowFloor("runc", v, []floor{{1, 3, 6}, {1, 4, 3}, {1, 5, 0}})
 }
 
-// inventory reads the driver's procfs.
-func (n *node) inventory() (*device.Inventory, error) {
-	h := n.cfg.Host
-	return device.Discover(device.Roots{Proc: h.ProcRoot, Dev: h.DevRoot, Sys: h.SysRoot})
+// host looks at the GPUs and the driver's files. The inventory is there where only the
+// files cannot be looked for.
+func (n *node) host() (*device.Inventory, *driver.Files, error) {
+	return gpuinject.FindHost(n.cfg.Host)
 }
 
 func checkDriver(_ context.Context, n *node) []finding {
-	inv, err := n.inventory()
-	if err != nil {
+	inv, _, err := n.host()
+	if inv == nil {
 		return []finding{problem("nvidia-shimctl prepare --load-modules, or keep GPU pods off this node by a node selector", "%v", err)}
 	}
 	if len(inv.GPUs) == 0 {
 		return []finding{problem("look at the kernel's log (dmesg) for NVRM", "driver %s is loaded but has no usable GPU (%d excluded)", inv.DriverVersion, len(inv.Excluded))}
 	}
+	if inv.Platform != "" {
+		return []finding{fine("the driver of %s", inv.Platform)}
+	}
 	return []finding{fine("driver %s with %d GPUs", inv.DriverVersion, len(inv.GPUs))}
 }
 
 func checkNodes(_ context.Context, n *node) []finding {
-	inv, err := n.inventory()
-	if err != nil {
+	inv, files, err := n.host()
+	if inv == nil || err != nil && inv.Platform != "" {
 		return nil
 	}
-	nodes, err := inv.Nodes(device.Set{GPUs: inv.GPUs}, []string{"compute", "utility"})
+	var nodes []device.Node
+	if inv.Platform == device.Tegra {
+		nodes, err = inv.NodesAt(files.Nodes)
+	} else {
+		nodes, err = inv.Nodes(device.Set{GPUs: inv.GPUs}, []string{"compute", "utility"})
+	}
 	if err != nil {
 		return []finding{problem("nvidia-shimctl prepare; for every boot: nvidia-shimctl install --prepare-unit", "%v", err)}
 	}
@@ -549,18 +559,17 @@ func checkNodes(_ context.Context, n *node) []finding {
 }
 
 func checkLibraries(_ context.Context, n *node) []finding {
-	inv, err := n.inventory()
-	if err != nil {
+	inv, files, err := n.host()
+	if inv == nil {
 		return nil
 	}
-	files, err := driver.Discover(n.cfg.Host, inv.DriverVersion)
 	if err == nil {
 		err = files.Check(n.cfg.Container.DefaultCapabilities)
 	}
 	if err != nil {
 		return []finding{problem("install the driver's libraries in the version of the loaded kernel module, or reload the module", "%v", err)}
 	}
-	out := []finding{fine("%d driver libraries of version %s", len(files.Libraries), inv.DriverVersion)}
+	out := []finding{fine("%d driver libraries of version %s", len(files.Libraries), cmp.Or(inv.DriverVersion, "the platform"))}
 	for _, r := range files.Refused {
 		out = append(out, warning("reinstall the driver's package", "%s is not given to containers: it %s", r.Path, r.Reason))
 	}

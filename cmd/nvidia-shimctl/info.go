@@ -13,6 +13,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cmd/nvidia-shimctl/internal/term"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
@@ -21,6 +22,7 @@ import (
 // hostInfo is what `info` prints.
 type hostInfo struct {
 	DriverVersion string              `json:"driver_version"`
+	Platform      device.Platform     `json:"platform,omitempty"`
 	Roots         map[string]string   `json:"roots"`
 	GPUs          []gpuInfo           `json:"gpus"`
 	Excluded      []gpuInfo           `json:"excluded"`
@@ -63,16 +65,12 @@ func readInfo(c *cli.Command) (*hostInfo, error) {
 		return nil, err
 	}
 	h := cfg.Host
-	inv, err := device.Discover(device.Roots{Proc: h.ProcRoot, Dev: h.DevRoot, Sys: h.SysRoot})
-	if err != nil {
-		return nil, err
-	}
-	files, err := driver.Discover(h, inv.DriverVersion)
+	inv, files, err := gpuinject.FindHost(h)
 	if err != nil {
 		return nil, err
 	}
 	info := &hostInfo{
-		DriverVersion: inv.DriverVersion,
+		DriverVersion: inv.DriverVersion, Platform: inv.Platform,
 		Roots: map[string]string{
 			"driver": h.DriverRoot, "dev": h.DevRoot, "proc": h.ProcRoot, "sys": h.SysRoot, "state": h.StateDir,
 		},
@@ -114,7 +112,7 @@ func gpuInfos(gpus []device.GPU) []gpuInfo {
 
 func (i *hostInfo) print(w io.Writer) error {
 	o := term.New(w)
-	o.Line(o.Paint(term.Bold, "Driver "+i.DriverVersion))
+	o.Line(o.Paint(term.Bold, "Driver "+cmp.Or(i.DriverVersion, "of "+i.Platform.String())))
 	t := o.Table("INDEX", "MINOR", "UUID", "PCI", "MODEL")
 	for _, g := range i.GPUs {
 		t.Row(term.Textf("%d", g.Index), term.Textf("%d", g.Minor), term.Text(g.UUID), term.Text(g.PCI), term.Styled(term.Green, g.Model))

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -153,7 +154,7 @@ func printPlan(w io.Writer, p gpuinject.Plan) {
 	}
 	field("asked", term.Plain, "%s", p.Reason)
 	field("grant", term.Plain, "%s", p.Grant)
-	field("driver", term.Plain, "%s", p.DriverVersion)
+	field("driver", term.Plain, "%s", cmp.Or(p.DriverVersion, "of "+p.Platform.String()))
 	field("capabilities", term.Plain, "%s", strings.Join(p.Capabilities, ","))
 	for _, g := range p.GPUs {
 		field(fmt.Sprintf("GPU %d", g.Index), term.Green, "%s at %s, minor %d", g.UUID, g.PCI, g.Minor)

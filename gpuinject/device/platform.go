@@ -21,6 +21,11 @@ const (
 	Tegra Platform = "tegra"
 )
 
+// String is the platform for people.
+func (p Platform) String() string {
+	return map[Platform]string{WSL: "Windows, by WSL2", Tegra: "a Tegra, by its lists of files"}[p]
+}
+
 // Where a platform is recognised, in the driver root and in sysfs (toolkit.md 3.1).
 const (
 	dxcore       = "usr/lib/wsl/lib/libdxcore.so"
