@@ -116,10 +116,12 @@ var layouts = map[Layout]places{
 	Talos: {
 		lib: "usr/local/glibc/usr/lib", bin: "usr/local/bin", share: "usr/local/glibc/usr/share",
 		firmware: "usr/lib/firmware", vdpau: "vdpau", vulkan: "usr/local/glibc/etc/vulkan/icd.d/nvidia_icd.json",
+		xorg: "usr/local/glibc/usr/lib/xorg/modules/drivers", xorgExtensions: "usr/local/glibc/usr/lib/xorg/modules/extensions",
 	},
 	NixOS: {
 		lib: nixDriver + "/lib", bin: nixPrograms + "/bin", share: nixDriver + "/share",
 		firmware: nixDriver + "/lib/firmware", vdpau: "vdpau", vulkan: nixDriver + "/share/vulkan/icd.d/nvidia_icd." + machine + ".json",
+		xorg: nixDriver + "/lib/xorg/modules/drivers", xorgExtensions: nixDriver + "/lib/xorg/modules/extensions",
 		links: map[string]string{
 			"run/opengl-driver": "/nix/store/2-graphics-drivers", "nix/store/2-graphics-drivers": "/" + nixDriver,
 			"run/current-system": "/nix/store/4-nixos-system", "nix/store/4-nixos-system/sw": "/" + nixPrograms,
