@@ -61,7 +61,7 @@ test: deps build tools daemons kubernetes ## run all tests that need no GPU (as 
 	$(GO) test $(TEST_FLAGS) ./...
 
 test-unit: ## run the tests that need no containerd
-	$(GO) test -count=1 ./gpuinject/... ./shim/... ./kubelet/... ./prepare/... ./runtimeclass/... ./nvml/... ./cmd/... ./integration/docs
+	$(GO) test -count=1 ./gpuinject/... ./shim/... ./kubelet/... ./migrate/... ./prepare/... ./runtimeclass/... ./nvml/... ./cmd/... ./integration/docs
 
 test-gpu: build tools kubernetes ## run the acceptance tests on this host's real GPUs (as root)
 	$(GO) test -count=1 -v -timeout 20m -tags gpu ./integration/gpu

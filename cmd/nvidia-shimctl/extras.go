@@ -16,6 +16,10 @@ type extras struct {
 	plan *runtimeclass.Plan
 	// unit is set where the unit of prepare is to be there afterwards.
 	unit bool
+	// toolkit is what became of the configuration of NVIDIA's toolkit, if asked for.
+	toolkit *toolkitReport
+	// refused is why the real run of a dry one would end before it changed anything.
+	refused error
 }
 
 func newExtras(c *cli.Command, host runtimeclass.Host, reg runtimeclass.Registration) (*extras, error) {
@@ -29,7 +33,7 @@ func newExtras(c *cli.Command, host runtimeclass.Host, reg runtimeclass.Registra
 		x.plan.Changes = append(x.plan.Changes, change)
 		x.plan.Notes = append(x.plan.Notes, fmt.Sprintf("%s runs at every boot; for now: systemctl daemon-reload && systemctl start %s", runtimeclass.UnitName, runtimeclass.UnitName))
 	}
-	return x, nil
+	return x, x.fromToolkit(c)
 }
 
 // leftExtras are those that are there and of this program, to be removed.
@@ -38,7 +42,17 @@ func leftExtras(c *cli.Command, host runtimeclass.Host) (*extras, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &extras{plan: &runtimeclass.Plan{Host: host, Changes: []runtimeclass.Change{change}}}, nil
+	x := &extras{plan: &runtimeclass.Plan{Host: host, Changes: []runtimeclass.Change{change}}}
+	file := shimConfig(c)
+	change, edited, err := host.UninstallConfig(file)
+	if err != nil {
+		return nil, err
+	}
+	x.plan.Changes = append(x.plan.Changes, change)
+	if edited {
+		x.plan.Notes = append(x.plan.Notes, file+" stays: it was changed since --from-toolkit wrote it")
+	}
+	return x, nil
 }
 
 func (x *extras) apply() error {

@@ -54,6 +54,7 @@ func installCommand() *cli.Command {
 			&cli.BoolFlag{Name: "replace", Usage: "switch another runtime of that name off until uninstall"},
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM`, asked for its version (default: found in PATH)"},
 			&cli.StringFlag{Name: "from", Usage: "`DIR` with the programs to install (default: this program's)"},
+			&cli.GenericFlag{Name: "from-toolkit", Value: &optionalFile{}, Usage: "carry the options of NVIDIA's container toolkit over, from its configuration `[=FILE]` (default: where its package or operator has it)"},
 			&cli.BoolFlag{Name: "prepare-unit", Usage: "have systemd run nvidia-shimctl prepare at boot"},
 		),
 		Action: func(ctx context.Context, c *cli.Command) error { return install(ctx, c) },
@@ -104,7 +105,10 @@ func install(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	if c.Bool("dry-run") {
-		return printInstall(c, plan, more, copies, handler, true)
+		if err := printInstall(c, plan, more, copies, handler, true); err != nil {
+			return err
+		}
+		return more.refused
 	}
 	if err := host.InstallBinaries(copies); err != nil {
 		return err
@@ -235,6 +239,8 @@ type outcome struct {
 	Diff    string   `json:"diff"`
 	Notes   []string `json:"notes"`
 	Restart string   `json:"restart"`
+	// Toolkit is what became of the options of NVIDIA's toolkit.
+	Toolkit *toolkitReport `json:"toolkit,omitempty"`
 }
 
 func printInstall(c *cli.Command, plan *runtimeclass.Plan, more *extras, copies []runtimeclass.Copy, handler string, dry bool) error {
@@ -253,7 +259,7 @@ func printOutcome(c *cli.Command, plan *runtimeclass.Plan, more *extras, o outco
 	w, notes := c.Root().Writer, c.Root().Writer
 	o.Changed, o.Diff = plan.Changed(), plan.Diff()+more.plan.Diff()
 	o.Notes = append(append([]string{}, plan.Notes...), more.plan.Notes...)
-	o.Files = more.plan.Changing()
+	o.Files, o.Toolkit = more.plan.Changing(), more.toolkit
 	if o.Changed {
 		o.Restart = plan.Restart.String()
 	}
@@ -262,6 +268,9 @@ func printOutcome(c *cli.Command, plan *runtimeclass.Plan, more *extras, o outco
 	}
 	if o.DryRun {
 		notes = c.Root().ErrWriter
+	}
+	if err := o.Toolkit.print(notes); err != nil {
+		return err
 	}
 	for _, n := range o.Notes {
 		fmt.Fprintln(notes, n)

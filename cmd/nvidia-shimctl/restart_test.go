@@ -37,7 +37,7 @@ func onThisHost(t *testing.T) (config string, install, uninstall []string) {
 	t.Helper()
 	root, daemon, from := installTree(t, "v2.4.2", containerdTOML)
 	config = filepath.Join(root, runtimeclass.DefaultContainerdConfig)
-	common := []string{"--containerd-config", config, "--bin-dir", filepath.Join(root, "bin")}
+	common := []string{"--containerd-config", config, "--bin-dir", filepath.Join(root, "bin"), "--config", filepath.Join(root, "shim.toml")}
 	install = append([]string{"install", "--containerd", daemon, "--from", from}, common...)
 	return config, install, append([]string{"uninstall"}, common...)
 }

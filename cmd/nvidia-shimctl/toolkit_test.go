@@ -1,0 +1,127 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/migrate"
+)
+
+// toolkitTree is a host with NVIDIA's toolkit configured by one of the fixtures.
+func toolkitTree(t *testing.T, fixture, path string) (root string, install []string) {
+	t.Helper()
+	root, daemon, from := installTree(t, "v2.4.2", containerdTOML)
+	text, err := os.ReadFile(filepath.Join("../../migrate/testdata", fixture))
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, filepath.Join(root, path), string(text), 0o644)
+	return root, []string{"install", "--root", root, "--containerd", daemon, "--from", from}
+}
+
+func TestInstallFromToolkitAndBack(t *testing.T) {
+	for _, path := range migrate.Paths {
+		root, install := toolkitTree(t, "operator.toml", path)
+		before := snapshot(t, root)
+		file := filepath.Join(root, config.DefaultPath)
+		status, diff, notes := ctl(t, append(install, "--from-toolkit", "--dry-run")...)
+		if status != 0 || !strings.Contains(diff, "+driver-root = \"/run/nvidia/driver\"\n") || !reflect.DeepEqual(snapshot(t, root), before) {
+			t.Errorf("a dry run: %d %s", status, diff)
+		}
+		for _, want := range []string{path + ", for " + config.DefaultPath, "nvidia-container-cli.root: device nodes are looked up in /dev", "note: in Kubernetes"} {
+			if !strings.Contains(notes, want) {
+				t.Errorf("no %q in\n%s", want, notes)
+			}
+		}
+		if status, out, errs := ctl(t, append(install, "--from-toolkit")...); status != 0 || strings.Count(out, "OPTION") != 1 {
+			t.Fatalf("%d %s %s", status, out, errs)
+		}
+		c, err := config.Load(file)
+		if err != nil || c.Host.DriverRoot != "/run/nvidia/driver" || c.Policy.AcceptEnvWhenUnprivileged {
+			t.Errorf("%+v %v", c, err)
+		}
+		installed := snapshot(t, root)
+		// Again: nothing changes; with another file of the toolkit's, ours does.
+		status, out, _ := ctl(t, append([]string{"--json"}, append(install, "--from-toolkit="+path)...)...)
+		var o outcome
+		decode(t, out, &o)
+		if status != 0 || o.Changed || len(o.Files) != 0 || o.Toolkit == nil || o.Toolkit.From != path || len(o.Toolkit.Options) < 15 || !reflect.DeepEqual(snapshot(t, root), installed) {
+			t.Errorf("again: %d %+v", status, o)
+		}
+		write(t, filepath.Join(root, "/other.toml"), "disable-require = true\n", 0o644)
+		if status, _, errs := ctl(t, append(install, "--from-toolkit=/other.toml")...); status != 0 {
+			t.Fatal(errs)
+		}
+		if c, err := config.Load(file); err != nil || !c.Policy.DisableRequire || c.Host.DriverRoot != "/" {
+			t.Errorf("%+v %v", c, err)
+		}
+		os.Remove(filepath.Join(root, "other.toml"))
+		if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(snapshot(t, root), before) {
+			t.Errorf("uninstall: %d %s %v", status, errs, snapshot(t, root))
+		}
+	}
+}
+
+func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
+	root, install := toolkitTree(t, "package.toml", migrate.Paths[0])
+	file := filepath.Join(root, config.DefaultPath)
+	write(t, file, "[log]\nlevel = \"debug\"\n", 0o644)
+	before := snapshot(t, root)
+	status, _, errs := ctl(t, append(install, "--from-toolkit")...)
+	if status != 1 || !strings.Contains(errs, config.DefaultPath+" is there and is yours: it is not overwritten") || !reflect.DeepEqual(snapshot(t, root), before) {
+		t.Errorf("%d %s", status, errs)
+	}
+	// A dry run shows what to add.
+	status, _, errs = ctl(t, append(install, "--from-toolkit", "--dry-run")...)
+	if status != 1 || !strings.Contains(errs, "  load-kernel-modules = true\n") || !strings.Contains(errs, "it is not overwritten") || !reflect.DeepEqual(snapshot(t, root), before) {
+		t.Errorf("a dry run: %d %s", status, errs)
+	}
+	// One that says the same is fine, whoever wrote it, and stays when we go.
+	write(t, file, "# mine\n[host]\nload-kernel-modules = true\n", 0o644)
+	before = snapshot(t, root)
+	if status, _, errs := ctl(t, append(install, "--from-toolkit")...); status != 0 {
+		t.Errorf("%d %s", status, errs)
+	}
+	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(snapshot(t, root), before) {
+		t.Errorf("uninstall: %d %s", status, errs)
+	}
+	// What install wrote and the operator changed since is the operator's.
+	os.Remove(file)
+	if status, _, errs := ctl(t, append(install, "--from-toolkit")...); status != 0 {
+		t.Fatal(errs)
+	}
+	text, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	write(t, file, string(text)+"\n[log]\nlevel = \"debug\"\n", 0o644)
+	if status, _, errs := ctl(t, append(install, "--from-toolkit")...); status != 1 || !strings.Contains(errs, "it is not overwritten") {
+		t.Errorf("%d %s", status, errs)
+	}
+	status, out, _ := ctl(t, "uninstall", "--root", root)
+	if _, err := os.Stat(file); status != 0 || err != nil || !strings.Contains(out, config.DefaultPath+" stays: it was changed") {
+		t.Errorf("uninstall: %d %v %s", status, err, out)
+	}
+}
+
+func TestInstallFromToolkitRefuses(t *testing.T) {
+	root, install := toolkitTree(t, "broken.toml", migrate.Paths[0])
+	before := snapshot(t, root)
+	for _, c := range []struct {
+		flag   string
+		status int
+		says   string
+	}{
+		{"--from-toolkit", 1, migrate.Paths[0] + ": line 1: "},
+		{"--from-toolkit=/nowhere.toml", 1, "no configuration of NVIDIA's toolkit at /nowhere.toml"},
+		{"--from-toolkit=relative.toml", 2, "not an absolute path"},
+	} {
+		if status, _, errs := ctl(t, append(install, c.flag)...); status != c.status || !strings.Contains(errs, c.says) || !reflect.DeepEqual(snapshot(t, root), before) {
+			t.Errorf("%s: %d %s", c.flag, status, errs)
+		}
+	}
+}
