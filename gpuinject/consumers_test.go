@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
@@ -339,5 +340,99 @@ func TestLinksByPathStayOutOfAVolume(t *testing.T) {
 	inj := mustInject(t, hostConfig(t), dir)
 	if slices.Contains(destinations(readSpec(t, dir).Mounts), byPathDest) || !strings.Contains(strings.Join(inj.Plan.Notes, ""), "not mounted at "+byPathDest) {
 		t.Errorf("notes %q", inj.Plan.Notes)
+	}
+}
+
+// A MIG device is in the mask by its GPU; DRM nodes are for those with graphics alone.
+func TestAMIGDeviceIsInTheProfileByItsGPU(t *testing.T) {
+	h := newMIGHost(t)
+	for _, gfx := range []bool{false, true} {
+		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES="+h.MIG[0].UUID, "NVIDIA_DRIVER_CAPABILITIES=graphics"))
+		job, _, err := Examine(dir, loading(h.cfg))
+		if err != nil {
+			t.Fatal(err)
+		}
+		job.AskNVML = func() (device.Facts, error) {
+			facts := factsOf(h.Driver)
+			for i := range facts.GPUs[1].Instances {
+				if gfx {
+					facts.GPUs[1].Instances[i].Name += "+gfx"
+				}
+			}
+			return facts, nil
+		}
+		if err := job.Resolve(); err != nil {
+			t.Fatal(err)
+		}
+		inj, err := job.Inject(filepath.Join(dir, "rootfs"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		inj.Close()
+		spec := readSpec(t, dir)
+		data, _ := look(t, spec, profileDest)
+		if got, want := profileMask(t, data), uint64(1)<<h.GPUs[1].Minor; got != want {
+			t.Errorf("mask %x, want %x", got, want)
+		}
+		if links := slices.Contains(destinations(spec.Mounts), byPathDest); links != gfx {
+			t.Errorf("graphics of the MIG device is %v, links by path are %v", gfx, links)
+		}
+		if err := os.RemoveAll(h.cfg.Host.StateDir + "/nvml.json"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestThePlanSaysWhatBecameOfDataFiles(t *testing.T) {
+	hosts := hostsOfEveryKind(t)
+	for _, tc := range []struct {
+		name, host, caps string
+		image            string // a file of the image
+		want             string
+	}{
+		{"made", "nixos", "graphics", "", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json: made"},
+		{"rewritten", "nixos", "graphics", "", "/etc/vulkan/icd.d/nvidia_icd.json: rewritten"},
+		{"over the image's", "debian", "graphics", "usr/share/vulkan/icd.d/nvidia_icd.json", "/usr/share/vulkan/icd.d/nvidia_icd.json: covered"},
+		{"of no use", "without OpenCL", "compute", "", "/etc/OpenCL/vendors/nvidia.icd: not given"},
+		{"the profile", "debian", "display", "", "EGL: lists the container's GPUs only"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			d := hosts[tc.host]
+			if d == nil {
+				d = hosts["rhel"]
+				if err := os.Remove(filepath.Join(d.Root, "etc/OpenCL/vendors/nvidia.icd")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			cfg := hostConfig(t)
+			cfg.Host.DriverRoot = d.Root
+			dir := families()[0].build(t, newSpec())
+			if tc.image != "" {
+				writeFile(t, filepath.Join(dir, "rootfs", tc.image), "{}", 0o644)
+			}
+			job, err := ExamineSpec(newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES="+tc.caps), loading(cfg))
+			if err != nil {
+				t.Fatal(err)
+			}
+			job.Explain = true
+			if err := job.Resolve(); err != nil {
+				t.Fatal(err)
+			}
+			if err := job.Preview(filepath.Join(dir, "rootfs")); err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, x := range job.Plan.Decisions {
+				got = append(got, x.Subject+": "+x.Decision)
+			}
+			if !slices.Contains(got, tc.want) {
+				t.Errorf("no %q among %q", tc.want, got)
+			}
+			for _, m := range job.Plan.Mounts {
+				if !strings.HasPrefix(m.Source, "/") && !strings.HasPrefix(m.Source, "<bundle>/") {
+					t.Errorf("mount from %q", m.Source)
+				}
+			}
+		})
 	}
 }

@@ -1,6 +1,7 @@
 package gpuinject
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"slices"
@@ -77,13 +78,16 @@ type from struct{ source, dest string }
 // after /dev, which is a mount itself, and runc makes the nodes of linux.devices after
 // all mounts: so links in a mount at /dev/dri/by-path lead to them.
 func (j *Job) desktopMounts() (mounts []from) {
+	// A plan can be of no bundle.
+	dir := cmp.Or(j.bundle.Dir, "<bundle>")
 	if j.profile() != nil {
-		mounts = append(mounts, from{path.Join(j.bundle.Dir, profileName), profileDest})
+		mounts = append(mounts, from{path.Join(dir, profileName), profileDest})
+		j.explain("EGL", "lists the container's GPUs only", "by an application profile with their minor numbers")
 	} else if j.draws() && len(j.gpus) > 0 {
 		j.Plan.note(fmt.Sprintf("EGL may list GPUs that cannot be opened: a minor number above %d has no place in an application profile", maxProfileMinor))
 	}
 	if len(j.links()) > 0 {
-		mounts = append(mounts, from{path.Join(j.bundle.Dir, byPathName), byPathDest})
+		mounts = append(mounts, from{path.Join(dir, byPathName), byPathDest})
 	}
 	return mounts
 }
@@ -131,6 +135,21 @@ func (j *Job) dataDest(d driver.File, img *linker.Image) string {
 		}
 	}
 	return d.Dest
+}
+
+// explainData enters what became of a data file, where it is not simply the host's.
+func (j *Job) explainData(d driver.File, dest string) {
+	switch {
+	case dest == "":
+		j.explain(d.Dest, "not given", "this host has none, and the image has none of %s to read one that is made", strings.Join(d.Needs, ", "))
+	case d.Data != nil && d.Path == "":
+		j.explain(dest, "made", "this host has the library and no such file")
+	case d.Data != nil:
+		j.explain(dest, "rewritten", "%s of this host names libraries as no container finds them", d.Path)
+	}
+	if slices.Contains(d.Copies, dest) {
+		j.explain(dest, "covered", "the image has a file of its own there: with one at %s besides, each GPU would be listed twice", d.Dest)
+	}
 }
 
 // noteCopies says what else the image has of a file that goes to dest. Nothing can be

@@ -88,7 +88,9 @@ func (j *Job) mounts(viewRoot string, img *linker.Image, leaveOut []string) ([]s
 		if d.Data != nil {
 			source = path.Join(viewRoot, generatedName(d))
 		}
-		if dest := j.dataDest(d, img); dest != "" {
+		dest := j.dataDest(d, img)
+		j.explainData(d, dest)
+		if dest != "" {
 			add(source, dest)
 		}
 	}
