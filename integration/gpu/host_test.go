@@ -176,7 +176,13 @@ func onHost(t testing.TB, loaders, name string, args ...string) string {
 	if err := os.WriteFile(filepath.Join(vendors, "nvidia.icd"), []byte("libnvidia-opencl.so.1\n"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	cmd.Env = append(os.Environ(), "LD_LIBRARY_PATH="+loaders, "OCL_ICD_VENDORS="+vendors)
+	if has := os.Getenv("LD_LIBRARY_PATH"); has != "" && loaders != "" {
+		loaders += ":" + has
+	}
+	cmd.Env = append(os.Environ(), "OCL_ICD_VENDORS="+vendors)
+	if loaders != "" {
+		cmd.Env = append(cmd.Env, "LD_LIBRARY_PATH="+loaders)
+	}
 	for variable, file := range map[string]string{"VK_ICD_FILENAMES": "vulkan/icd.d/nvidia_icd*.json", "__EGL_VENDOR_LIBRARY_FILENAMES": "glvnd/egl_vendor.d/10_nvidia.json"} {
 		for _, place := range []string{"/etc/", "/usr/share/", "/usr/local/share/", "/usr/local/nvidia/share/"} {
 			if found, _ := filepath.Glob(place + file); len(found) > 0 {
