@@ -255,16 +255,19 @@ func (n *node) cdi() bool {
 	return !n.daemon.Known() || n.daemon.AtLeast(2, 0, 0)
 }
 
-// checkMIG looks for GPU instances where the plugin hands them out.
+// checkMIG compares what the plugin hands out with what GPUs are divided into.
 func (n *node) checkMIG(d devicePlugin) []finding {
-	if d.mig != "single" && d.mig != "mixed" {
+	inv, err := n.inventory()
+	if err != nil || slices.Contains(d.open, "mig-strategy") {
 		return nil
 	}
-	// The pattern is correct.
-	instances, _ := filepath.Glob(filepath.Join(n.cfg.Host.ProcRoot, "driver/nvidia/capabilities/gpu[0-9]*/mig/gi[0-9]*"))
-	if len(instances) == 0 {
+	instances, err := inv.Instances()
+	if err != nil || len(instances) == 0 {
 		return nil
 	}
-	return []finding{warning("let pods with MIG resources run on other nodes, or switch MIG off (nvidia-smi -mig 0)",
-		"the device plugin hands out the MIG instances of this node (%d GPU instances), which this release cannot select: containers that ask for one do not start", len(instances))}
+	if d.mig == "single" || d.mig == "mixed" {
+		return []finding{fine("the device plugin hands out MIG devices, of which this node has %d", len(instances))}
+	}
+	return []finding{warning("set MIG_STRATEGY=mixed or single in the device plugin's environment, or switch MIG off (nvidia-smi -mig 0)",
+		"mig-strategy %.256q: the device plugin hands out GPUs that MIG has divided as whole ones, which are of no use: containers that ask for them by name do not start", d.mig)}
 }

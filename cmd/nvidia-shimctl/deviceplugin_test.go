@@ -48,7 +48,9 @@ func TestCheckSaysWhatTheDevicePluginMeansForTheShim(t *testing.T) {
 		write(t, filepath.Join(n.root, config.Default().Policy.KubeletSocket), "", 0o644)
 	}
 	mig := func(t *testing.T, n *node) {
-		write(t, filepath.Join(n.root, "proc/driver/nvidia/capabilities/gpu0/mig/gi1/access"), "", 0o444)
+		for _, name := range []string{"access", "ci0/access"} {
+			write(t, filepath.Join(n.root, "proc/driver/nvidia/capabilities/gpu0/mig/gi1", name), "DeviceFileMinor: 12\n", 0o444)
+		}
 	}
 	const handler = "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.gpu]\nruntime_type = \"io.containerd.nvidia.v2\"\n"
 	type says struct{ level, message string }
@@ -70,7 +72,7 @@ func TestCheckSaysWhatTheDevicePluginMeansForTheShim(t *testing.T) {
 		{"a flag goes before the variable", []string{"PASS_DEVICE_SPECS=true"}, []string{"-pass-device-specs=false"}, socket, []says{{levelOK, "is asked at each create"}}, "fastest"},
 		{"an empty variable is one that is not set", []string{"DEVICE_LIST_STRATEGY="}, nil, socket, []says{{levelOK, `"envvar"`}}, "not known"},
 		{"a variable that only begins like it is another one", []string{"DEVICE_LIST_STRATEGYX=cdi-cri"}, []string{"--device-list-strategyx=cdi-cri"}, socket, []says{{levelOK, `"envvar"`}}, "cdi-cri"},
-		{"ids and MIG as they are set", []string{"DEVICE_ID_STRATEGY=index", "MIG_STRATEGY=none"}, []string{"--mig-strategy", "mixed"}, socket, []says{{levelOK, `"index", pass-device-specs false, mig-strategy "mixed"`}}, "MIG instances"},
+		{"ids and MIG as they are set", []string{"DEVICE_ID_STRATEGY=index", "MIG_STRATEGY=none"}, []string{"--mig-strategy", "mixed"}, socket, []says{{levelOK, `"index", pass-device-specs false, mig-strategy "mixed"`}}, "MIG devices"},
 		{"volume mounts grant", []string{"DEVICE_LIST_STRATEGY=volume-mounts"}, nil, nil, []says{{levelOK, "the mounts grant"}}, "kubelet is asked"},
 		{"volume mounts that the shim does not accept", []string{"DEVICE_LIST_STRATEGY=volume-mounts"}, nil, policy(func(p *config.Policy) { p.AcceptVolumeMounts = false }), []says{{levelProblem, "policy.accept-volume-mounts is false"}}, "the mounts grant"},
 		{"CDI is containerd's", []string{"DEVICE_LIST_STRATEGY=cdi-cri"}, nil, nil, []says{{levelOK, "cdi-cri: containerd puts the devices in by CDI"}, {levelOK, "replaced only for containers that also ask by environment"}}, "kubelet is asked"},
@@ -91,8 +93,9 @@ func TestCheckSaysWhatTheDevicePluginMeansForTheShim(t *testing.T) {
 		}, []says{{levelOK, "is asked at each create"}}, "trust-env"},
 		{"a configuration file may say everything", []string{"CONFIG_FILE=/config/config.yaml"}, nil, nil, []says{{levelOK, `"/config/config.yaml" is not looked at here and may set device-list-strategy, pass-device-specs, device-id-strategy, mig-strategy`}}, "alone grants"},
 		{"a configuration file may set what is left", []string{"CONFIG_FILE=/config/config.yaml", "DEVICE_LIST_STRATEGY=envvar"}, nil, nil, []says{{levelOK, "unless pass-device-specs is set"}}, "may set device-list"},
-		{"MIG instances that the shim cannot select", []string{"MIG_STRATEGY=single"}, nil, mig, []says{{levelWarning, "1 GPU instances"}}, ""},
-		{"MIG instances that nobody hands out", nil, nil, mig, nil, "MIG instances"},
+		{"MIG devices", []string{"MIG_STRATEGY=single"}, nil, mig, []says{{levelOK, "hands out MIG devices, of which this node has 1"}}, "of no use"},
+		{"MIG devices that nobody hands out", nil, nil, mig, []says{{levelWarning, `mig-strategy "none": the device plugin hands out GPUs that MIG has divided`}}, ""},
+		{"MIG devices that a configuration file may hand out", []string{"CONFIG_FILE=/config/config.yaml"}, nil, mig, nil, "of no use"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			n := healthy(t)

@@ -26,6 +26,7 @@ type hostInfo struct {
 	Roots         map[string]string   `json:"roots"`
 	GPUs          []gpuInfo           `json:"gpus"`
 	Excluded      []gpuInfo           `json:"excluded"`
+	MIG           []migInfo           `json:"mig"`
 	Files         map[string][]string `json:"files"`
 	Searched      []string            `json:"searched"`
 	Missing       []string            `json:"missing"`
@@ -38,6 +39,14 @@ type gpuInfo struct {
 	UUID  string `json:"uuid"`
 	PCI   string `json:"pci"`
 	Model string `json:"model"`
+}
+
+// migInfo is a MIG device by what procfs shows, with the name that needs no NVML.
+type migInfo struct {
+	GPU  int    `json:"gpu"`
+	GI   int    `json:"gi"`
+	CI   int    `json:"ci"`
+	Name string `json:"name"`
 }
 
 func infoCommand() *cli.Command {
@@ -69,12 +78,16 @@ func readInfo(c *cli.Command) (*hostInfo, error) {
 	if err != nil {
 		return nil, err
 	}
+	instances, err := inv.Instances()
+	if err != nil {
+		return nil, err
+	}
 	info := &hostInfo{
 		DriverVersion: inv.DriverVersion, Platform: inv.Platform,
 		Roots: map[string]string{
 			"driver": h.DriverRoot, "dev": h.DevRoot, "proc": h.ProcRoot, "sys": h.SysRoot, "state": h.StateDir,
 		},
-		GPUs: gpuInfos(inv.GPUs), Excluded: gpuInfos(inv.Excluded),
+		GPUs: gpuInfos(inv.GPUs), Excluded: gpuInfos(inv.Excluded), MIG: migInfos(instances),
 		Files: map[string][]string{}, Searched: files.Searched, Missing: files.Missing, Refused: files.Refused,
 	}
 	for _, name := range []string{request.Compute, request.Utility, request.Graphics, request.Video, request.Display, request.NGX} {
@@ -110,6 +123,14 @@ func gpuInfos(gpus []device.GPU) []gpuInfo {
 	return out
 }
 
+func migInfos(instances []device.Instance) []migInfo {
+	out := []migInfo{}
+	for _, in := range instances {
+		out = append(out, migInfo{GPU: in.GPU, GI: in.GI, CI: in.CI, Name: in.Name()})
+	}
+	return out
+}
+
 func (i *hostInfo) print(w io.Writer) error {
 	o := term.New(w)
 	o.Line(o.Paint(term.Bold, "Driver "+cmp.Or(i.DriverVersion, "of "+i.Platform.String())))
@@ -122,6 +143,9 @@ func (i *hostInfo) print(w io.Writer) error {
 	}
 	if err := t.Flush(); err != nil {
 		return err
+	}
+	for _, m := range i.MIG {
+		o.Field("MIG device:", len("MIG device:")+1, term.Green, fmt.Sprintf("%s, of GPU %d", m.Name, m.GPU))
 	}
 	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
 		o.Line(fmt.Sprintf("%s %d files", o.Paint(term.Bold, name+":"), len(i.Files[name])))

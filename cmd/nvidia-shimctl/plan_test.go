@@ -70,7 +70,7 @@ func TestAPlanSaysWhatTheContainerWouldGet(t *testing.T) {
 	// Programs read this.
 	var keys map[string]json.RawMessage
 	decode(t, out, &keys)
-	for _, key := range []string{"gpu", "reason", "gpus", "capabilities", "devices", "libraries", "binaries", "mounts", "proc", "linker", "removed_hooks"} {
+	for _, key := range []string{"gpu", "reason", "gpus", "mig", "capabilities", "devices", "libraries", "binaries", "mounts", "proc", "linker", "removed_hooks"} {
 		if v, ok := keys[key]; !ok || string(v) == "null" {
 			t.Errorf("key %q is %s", key, v)
 		}
@@ -216,6 +216,24 @@ func TestInfoListsTheHostAndEndsWithStatusOneWithoutADriver(t *testing.T) {
 	}
 	if !slices.ContainsFunc(info.Files["compute"], func(f string) bool { return filepath.Base(f) == "libcuda.so."+d.Version }) {
 		t.Errorf("files of compute: %v", info.Files["compute"])
+	}
+	if len(info.MIG) != 0 {
+		t.Errorf("MIG devices %+v", info.MIG)
+	}
+	if err := d.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}}); err != nil {
+		t.Fatal(err)
+	}
+	_, out, _ = ctl(t, "--config", d.ConfigPath, "--json", "info")
+	decode(t, out, &info)
+	older := "MIG-" + d.GPUs[1].UUID + "/9/0"
+	if !slices.Equal(info.MIG, []migInfo{{GPU: 1, GI: 9, CI: 0, Name: older}}) {
+		t.Errorf("MIG devices %+v", info.MIG)
+	}
+	if _, out, _ = ctl(t, "--config", d.ConfigPath, "info"); !strings.Contains(out, older) {
+		t.Errorf("output:\n%s", out)
+	}
+	if _, out, _ = ctl(t, "--config", d.ConfigPath, "plan", "--env", "NVIDIA_VISIBLE_DEVICES="+older); !strings.Contains(out, "GPU instance 9, compute instance 0 of GPU 1") || !strings.Contains(out, "gi9/ci0/access") {
+		t.Errorf("plan:\n%s", out)
 	}
 	status, out, _ = ctl(t, "--config", d.ConfigPath, "info")
 	if status != 0 || !strings.Contains(out, d.GPUs[2].UUID) || !strings.Contains(out, d.Version) {
