@@ -64,8 +64,8 @@ func devRefusals(d *sim.Driver) []devRefusal {
 		{name: "the beginning of every UUID", env: []string{"NVIDIA_VISIBLE_DEVICES=GPU-"}, words: append(list, "the beginning of every UUID"), code: errdefs.ErrInvalidArgument},
 		{name: "an unknown bus id", env: []string{"NVIDIA_VISIBLE_DEVICES=0000:01:00.0"}, words: append(list, "unknown GPU"), code: errdefs.ErrInvalidArgument},
 		{name: "a word in the wrong case", env: []string{"NVIDIA_VISIBLE_DEVICES=ALL"}, words: append(list, `unknown GPU "ALL"`), code: errdefs.ErrInvalidArgument},
-		{name: "a MIG device", env: []string{"NVIDIA_VISIBLE_DEVICES=MIG-00000000-0000-0000-0000-000000000000"}, words: []string{"MIG"}, code: errdefs.ErrInvalidArgument},
-		{name: "a MIG device by position", env: []string{"NVIDIA_VISIBLE_DEVICES=0:0"}, words: []string{"MIG"}, code: errdefs.ErrInvalidArgument},
+		{name: "a MIG device", env: []string{"NVIDIA_VISIBLE_DEVICES=MIG-00000000-0000-0000-0000-000000000000"}, words: []string{"unknown MIG device", "there is no MIG device"}, code: errdefs.ErrInvalidArgument},
+		{name: "a MIG device by position", env: []string{"NVIDIA_VISIBLE_DEVICES=0:0"}, words: []string{"unknown MIG device", "there is no MIG device"}, code: errdefs.ErrInvalidArgument},
 		{
 			name: "an unknown capability", env: append(zero, "NVIDIA_DRIVER_CAPABILITIES=compute,magic"),
 			words: []string{`"magic"`, "supported:", "compat32"}, code: errdefs.ErrInvalidArgument,

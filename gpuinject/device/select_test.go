@@ -43,8 +43,8 @@ func TestSelect(t *testing.T) {
 	}
 }
 
-// nobody is NVML on a host without MIG.
-func nobody(bool) (*Facts, bool, error) { return &Facts{}, true, nil }
+// nobody is NVML on a host without MIG, where it need not be asked.
+func nobody(bool) (*Facts, bool, error) { panic("NVML was asked") }
 
 func TestSelectRefuses(t *testing.T) {
 	inv := fourGPUs(t).discover()

@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strconv"
@@ -62,6 +63,10 @@ func (inv *Inventory) findMIG(id string, ask Ask) (Instance, error) {
 	}
 	if len(id) == len("MIG-") {
 		return Instance{}, fmt.Errorf("MIG device %q is the beginning of every UUID: %s", id, inv.listMIG(nil))
+	}
+	if all, err := inv.Instances(); err != nil || len(all) == 0 {
+		// Nothing that NVML could mean.
+		return Instance{}, cmp.Or(err, inv.unknownMIG(id, nil))
 	}
 	for again := false; ; again = true {
 		facts, fresh, err := ask(again)

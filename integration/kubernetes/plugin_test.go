@@ -132,7 +132,10 @@ func (p *plugin) GetDevicePluginOptions(context.Context, *deviceplugin.Empty) (*
 
 func (p *plugin) ListAndWatch(_ *deviceplugin.Empty, stream grpc.ServerStreamingServer[deviceplugin.ListAndWatchResponse]) error {
 	var devices []*deviceplugin.Device
-	for _, id := range p.ids {
+	p.mu.Lock()
+	ids := slices.Clone(p.ids)
+	p.mu.Unlock()
+	for _, id := range ids {
 		devices = append(devices, &deviceplugin.Device{ID: id, Health: deviceplugin.Healthy})
 	}
 	if err := stream.Send(&deviceplugin.ListAndWatchResponse{Devices: devices}); err != nil {
@@ -188,6 +191,12 @@ func (p *plugin) respond(ids []string) *deviceplugin.ContainerAllocateResponse {
 		for _, gpu := range p.driver.GPUs {
 			if slices.Contains(gpus, gpu.UUID) {
 				nodes = append(nodes, fmt.Sprintf("nvidia%d", gpu.Minor))
+			}
+		}
+		for _, m := range p.driver.MIG {
+			if slices.Contains(gpus, m.UUID) {
+				nodes = append(nodes, fmt.Sprintf("nvidia%d", p.driver.GPUs[m.GPU].Minor),
+					fmt.Sprintf("nvidia-caps/nvidia-cap%d", m.GIMinor), fmt.Sprintf("nvidia-caps/nvidia-cap%d", m.CIMinor))
 			}
 		}
 		for _, name := range nodes {

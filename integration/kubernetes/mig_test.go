@@ -1,0 +1,165 @@
+package kubernetes
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+)
+
+// mig divides GPUs for the rest of the test and has a device plugin hand the MIG
+// devices out as resource. "nvidia.com/gpu" is what NVIDIA's plugin does with the
+// strategy single, another name what it does with mixed.
+func (c *cluster) mig(t *testing.T, resource string, layout []sim.MIGDevice) *plugin {
+	t.Helper()
+	if err := c.Driver.Reconfigure(t.Context(), layout); err != nil {
+		t.Fatal(err)
+	}
+	var ids []string
+	for _, m := range c.Driver.MIG {
+		ids = append(ids, m.UUID)
+	}
+	p := c.Plugin
+	if resource != p.resource {
+		p = newPlugin(c.Driver, resource, nil)
+		life := &lifetime{}
+		if err := p.start(life); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := errors.Join(life.end(), os.Remove(p.socket)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	before := p.ids
+	offer := func(ids []string) error {
+		p.mu.Lock()
+		p.ids = ids
+		p.mu.Unlock()
+		if err := p.register(); err != nil {
+			return err
+		}
+		return c.await("the MIG devices", time.Minute, func() error {
+			var node corev1.Node
+			if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
+				return err
+			}
+			if q := node.Status.Allocatable[corev1.ResourceName(resource)]; int(q.Value()) != len(ids) {
+				return fmt.Errorf("the node offers %s %s, want %d", q.String(), resource, len(ids))
+			}
+			return nil
+		})
+	}
+	t.Cleanup(func() {
+		if err := c.Driver.Reconfigure(context.Background(), nil); err != nil {
+			t.Error(err)
+		}
+		p.use(strategy{list: envvar})
+		if err := offer(before); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := offer(ids); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// checkMIG finds in a container exactly the MIG devices that the kubelet allocated to
+// it, which must be count: in nvidia-smi -L, in /dev, and by what the device cgroup
+// says to nodes of the container's own making.
+func (c *cluster) checkMIG(t *testing.T, pod *corev1.Pod, count int) {
+	t.Helper()
+	allocated := c.allocated(t, pod, "main")
+	if len(allocated) != count {
+		t.Errorf("%s: the kubelet allocated %q, want %d", pod.Name, allocated, count)
+	}
+	var list, nodes, made, paths, numbers []string
+	given := map[int]bool{}
+	for _, m := range c.Driver.MIG {
+		if slices.Contains(allocated, m.UUID) {
+			list = append(list, m.UUID)
+			given[m.GIMinor], given[m.CIMinor] = true, true
+		}
+	}
+	seen := map[int]bool{}
+	for _, m := range c.Driver.MIG {
+		for _, minor := range []int{m.GIMinor, m.CIMinor} {
+			if seen[minor] {
+				continue
+			}
+			seen[minor] = true
+			path, number := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor), fmt.Sprintf("%d:%d", c.Driver.Majors.Caps, minor)
+			paths, numbers = append(paths, path), append(numbers, number)
+			if given[minor] {
+				nodes, made = append(nodes, path+" ENXIO"), append(made, number+" ENXIO")
+			} else {
+				nodes, made = append(nodes, path+" ENOENT"), append(made, number+" EPERM")
+			}
+		}
+	}
+	script := "nvidia-smi -L 2>/dev/null | grep -o 'MIG-[0-9a-f-]*'; /test/opendev " + strings.Join(paths, " ") + "; /test/mkdev " + strings.Join(numbers, " ")
+	got, err := c.exec(pod.Namespace, pod.Name, "main", "/bin/sh", "-c", script)
+	if err != nil {
+		t.Errorf("%s: %v\n%s", pod.Name, err, got)
+		return
+	}
+	if want := strings.Join(slices.Concat(list, nodes, made), "\n") + "\n"; got != want {
+		t.Errorf("%s:\ngot  %q\nwant %q", pod.Name, got, want)
+	}
+}
+
+func TestPodsGetTheMIGDevicesThatTheKubeletAllocated(t *testing.T) {
+	c := shared
+	mixed := []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}, {GPU: 1, GI: 5, CI: 0}, {GPU: 1, GI: 5, CI: 1}}
+	var single []sim.MIGDevice
+	for i := range c.Driver.GPUs {
+		single = append(single, sim.MIGDevice{GPU: i, GI: 2, CI: 0}, sim.MIGDevice{GPU: i, GI: 1, CI: 0})
+	}
+	for _, tc := range []struct {
+		name, resource string
+		layout         []sim.MIGDevice
+	}{{"mixed", "nvidia.com/mig-1g.18gb", mixed}, {"single", "nvidia.com/gpu", single}} {
+		t.Run(tc.name, func(t *testing.T) {
+			p, resource := c.mig(t, tc.resource, tc.layout), corev1.ResourceName(tc.resource)
+			for _, s := range []strategy{{list: envvar}, {list: envvar, devices: true}, {list: volumeMounts}, {list: silent}} {
+				t.Run(s.String(), func(t *testing.T) {
+					p.use(s)
+					// The greedy image asks for all.
+					image := plainImage
+					if s.list == silent {
+						image = greedyImage
+					}
+					one, two := newPod("mig-one", limited(wait("main", image), resource, 1)), newPod("mig-two", limited(wait("main", image), resource, 2))
+					none := newPod("mig-none", wait("main", greedyImage))
+					for _, pod := range []*corev1.Pod{one, two, none} {
+						c.create(t, pod)
+					}
+					for count, pod := range []*corev1.Pod{none, one, two} {
+						c.awaitRunning(t, pod)
+						c.checkMIG(t, pod, count)
+					}
+				})
+			}
+			t.Run("another pod's by its UUID", func(t *testing.T) {
+				p.use(strategy{list: silent})
+				one := newPod("mig-one", limited(wait("main", greedyImage), resource, 1))
+				c.create(t, one)
+				c.awaitRunning(t, one)
+				theirs := c.allocated(t, one, "main")[0]
+				thief := newPod("mig-thief", env(limited(wait("main", plainImage), resource, 1), "NVIDIA_VISIBLE_DEVICES", theirs))
+				c.create(t, thief)
+				c.awaitRefused(t, thief, "main", "is not this container's")
+			})
+		})
+	}
+}
