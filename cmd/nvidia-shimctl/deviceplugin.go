@@ -257,8 +257,8 @@ func (n *node) cdi() bool {
 
 // checkMIG compares what the plugin hands out with what GPUs are divided into.
 func (n *node) checkMIG(d devicePlugin) []finding {
-	inv, err := n.inventory()
-	if err != nil || slices.Contains(d.open, "mig-strategy") {
+	inv, _, err := n.host()
+	if inv == nil || err != nil || slices.Contains(d.open, "mig-strategy") {
 		return nil
 	}
 	instances, err := inv.Instances()

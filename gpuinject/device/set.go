@@ -111,14 +111,14 @@ func (inv *Inventory) Given(numbers []Number) (Set, error) {
 	if err != nil {
 		return s, err
 	}
-	major := majors[gpuDriver(majors)]
+	major, loaded := majors[gpuDriver(majors)]
 	caps, known := majors[capsDriver]
 	cap := func(minor uint32) bool {
 		return known && slices.Contains(numbers, Number{int64(caps), int64(minor)})
 	}
 	anyCap := known && slices.ContainsFunc(numbers, func(n Number) bool { return n.Major == int64(caps) })
 	for _, gpu := range inv.GPUs {
-		given := slices.Contains(numbers, Number{int64(major), int64(gpu.Minor)})
+		given := loaded && gpu.Minor >= 0 && slices.Contains(numbers, Number{int64(major), int64(gpu.Minor)})
 		if !given && !anyCap {
 			continue
 		}

@@ -34,6 +34,8 @@ const (
 type setup struct {
 	real bool
 	gpus int
+	// divided is how many of the GPUs have MIG devices, and mig how many those are.
+	divided, mig int
 	// small, middle and large are references of images: without a C library, with
 	// one, and with 5,000 libraries; "" where there is none.
 	small, middle, large string
@@ -60,6 +62,12 @@ func (s setup) cases() []Case {
 	if s.real {
 		kind = "GPUs"
 	}
+	means := fmt.Sprintf("All %d %s with all capabilities.", s.gpus, kind)
+	if s.mig > 0 {
+		means = fmt.Sprintf("All %d %s, %d of them divided into %d MIG devices, with all capabilities.", s.gpus, kind, s.divided, s.mig)
+	}
+	every := gpu(s.middle, all, s.gpus-s.divided)
+	every.mig = s.mig
 	out := []Case{
 		{
 			Name: caseNone, Budget: budgetNone,
@@ -73,8 +81,8 @@ func (s setup) cases() []Case {
 		},
 		{
 			Name: caseAll, Budget: budgetAll,
-			Means:    fmt.Sprintf("All %d %s with all capabilities.", s.gpus, kind),
-			Variants: []Variant{plain(s.middle), gpu(s.middle, all, s.gpus)},
+			Means:    means,
+			Variants: []Variant{plain(s.middle), every},
 		},
 	}
 	if s.large != "" {

@@ -23,6 +23,9 @@ import (
 // simulatedGPUs is how many GPUs the simulated host has.
 const simulatedGPUs = 8
 
+// simulatedMIG is how many MIG devices half of them are divided into.
+const simulatedMIG = 16
+
 // options are the command line.
 type options struct {
 	rounds    int
@@ -163,7 +166,12 @@ func (o options) measure(ctx context.Context, h *harness, r *Result) error {
 		tars = append(tars, tar)
 		s.peers, r.Notes = peers(h, s.middle)
 	} else {
-		d, err := sim.Create(ctx, sim.Options{Dir: filepath.Join(work, "driver"), GPUs: simulatedGPUs})
+		// The first half of the GPUs is whole.
+		var mig []sim.MIGDevice
+		for i := range simulatedMIG {
+			mig = append(mig, sim.MIGDevice{GPU: simulatedGPUs/2 + i/4, GI: 3 + i%4})
+		}
+		d, err := sim.Create(ctx, sim.Options{Dir: filepath.Join(work, "driver"), GPUs: simulatedGPUs, MIG: mig})
 		if err != nil {
 			return err
 		}
@@ -177,6 +185,7 @@ func (o options) measure(ctx context.Context, h *harness, r *Result) error {
 			return err
 		}
 		s.gpus, driver, host, configPath = len(d.GPUs), d.KernelVersion, cfg.Host, d.ConfigPath
+		s.divided, s.mig = simulatedGPUs/2, len(mig)
 		for name, ref := range map[string]*string{"busybox": &s.small, "usrlib64": &s.middle} {
 			tar, err := o.image(name)
 			if err != nil {

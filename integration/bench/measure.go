@@ -123,8 +123,8 @@ func (b *bench) check(id string, v Variant) error {
 	if err := json.Unmarshal(data, &plan); err != nil {
 		return err
 	}
-	if len(plan.GPUs) != v.gpus {
-		return fmt.Errorf("the container got %d GPUs, want %d (-1: no record)", len(plan.GPUs), v.gpus)
+	if len(plan.GPUs) != v.gpus || len(plan.MIG) != v.mig {
+		return fmt.Errorf("the container got %d GPUs and %d MIG devices, want %d (-1: no record) and %d", len(plan.GPUs), len(plan.MIG), v.gpus, v.mig)
 	}
 	return nil
 }

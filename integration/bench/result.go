@@ -55,6 +55,8 @@ type Variant struct {
 	// gpus is how many the container must have been given by our shim; -1 where the
 	// shim must have left the bundle alone.
 	gpus int
+	// mig is how many MIG devices, of GPUs that do not count.
+	mig int
 	// cold has the shim's state removed before.
 	cold bool
 	// skipRun leaves the whole `ctr run` out.
