@@ -4,7 +4,7 @@
 // It is a short list of steps over plain data, in the order of the design:
 //
 //	Examine   bundle, request      what does the container ask for; nil: not our business
-//	Resolve   host, policy, nodes, driver files: what it gets, or why not
+//	Resolve   host, policy, requirements, nodes, driver files: what it gets, or why not
 //	Inject    image, view, linker, edit, record: the changes, in the bundle and the image
 //	Attach    the mask over /proc/driver/nvidia, between runc create and start
 //
