@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/fault"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
@@ -257,7 +258,7 @@ func (j *Job) apply(e bundle.Edits) error {
 		e.Rules = append(e.Rules, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"})
 		// A node that only a group may use (render, video): a program of the image
 		// that is not root gets that group.
-		if n.GID == 0 || n.Mode.Perm()&0o006 == 0o006 || n.Mode.Perm()&0o060 != 0o060 {
+		if !needsGroup(n) {
 			continue
 		}
 		gid, ok := n.GID, true
@@ -284,6 +285,11 @@ func (j *Job) apply(e bundle.Edits) error {
 	j.Plan.RemovedHooks = append([]string{}, removed...)
 	j.Plan.setMounts(e.Mounts)
 	return nil
+}
+
+// needsGroup tells a node that a program needs its group for.
+func needsGroup(n device.Node) bool {
+	return n.GID != 0 && n.Mode.Perm()&0o006 != 0o006 && n.Mode.Perm()&0o060 == 0o060
 }
 
 // isIDMappedListMount tells a mount of the device list that runc would have to map to

@@ -69,8 +69,7 @@ func makePlan(c *cli.Command) (gpuinject.Plan, error) {
 	if job == nil {
 		return gpuinject.Plan{Reason: "the container does not ask for the driver: the shim leaves it alone"}, nil
 	}
-	job.AskKubelet, job.Explain = askKubelet, true
-	job.AskNVML = func() (facts device.Facts, err error) { return facts, askNVML(c, &facts) }
+	ask(c, job)
 	switch err := job.Resolve(); {
 	case errors.Is(err, gpuinject.ErrNotGranted):
 		return job.Plan, nil
@@ -82,6 +81,25 @@ func makePlan(c *cli.Command) (gpuinject.Plan, error) {
 	}
 	err = job.Preview(root)
 	return job.Plan, err
+}
+
+// ask lets the job ask as the shim does, and explain itself.
+func ask(c *cli.Command, job *gpuinject.Job) {
+	job.AskKubelet, job.Explain = askKubelet, true
+	job.AskNVML = func() (facts device.Facts, err error) { return facts, askNVML(c, &facts) }
+}
+
+// plainSpec is a container outside Kubernetes that is not privileged.
+func plainSpec(env []string) *specs.Spec {
+	return &specs.Spec{
+		Process:     &specs.Process{Env: env, Capabilities: &specs.LinuxCapabilities{}},
+		Annotations: map[string]string{},
+		Mounts:      []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
+		Linux: &specs.Linux{
+			Namespaces:  []specs.LinuxNamespace{{Type: specs.MountNamespace}},
+			MaskedPaths: []string{"/proc/kcore"},
+		},
+	}
 }
 
 func examine(c *cli.Command) (job *gpuinject.Job, root string, err error) {
@@ -101,15 +119,7 @@ func examine(c *cli.Command) (job *gpuinject.Job, root string, err error) {
 		root, err = gpuinject.RootPath(dir)
 		return job, root, err
 	}
-	spec := &specs.Spec{
-		Process:     &specs.Process{Env: c.StringSlice("env"), Capabilities: &specs.LinuxCapabilities{}},
-		Annotations: map[string]string{},
-		Mounts:      []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
-		Linux: &specs.Linux{
-			Namespaces:  []specs.LinuxNamespace{{Type: specs.MountNamespace}},
-			MaskedPaths: []string{"/proc/kcore"},
-		},
-	}
+	spec := plainSpec(c.StringSlice("env"))
 	if c.Bool("privileged") {
 		spec.Process.Capabilities.Bounding = []string{"CAP_SYS_ADMIN"}
 		spec.Linux.MaskedPaths = nil
