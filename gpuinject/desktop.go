@@ -43,7 +43,7 @@ func (j *Job) draws() bool {
 // The form is that of the chapter on application profiles in the driver's README: a
 // rule whose pattern is empty applies to every program.
 func (j *Job) profile() []byte {
-	if !j.draws() || len(j.gpus) == 0 {
+	if !j.profiled() {
 		return nil
 	}
 	var mask uint64
@@ -59,6 +59,10 @@ func (j *Job) profile() []byte {
 }
 `, mask)
 }
+
+// profiled tells whether there are GPUs to make a profile of: those of WSL2 and of a
+// Tegra have no minor numbers, and nothing beside them to hide.
+func (j *Job) profiled() bool { return j.draws() && len(j.gpus) > 0 && j.gpus[0].Minor >= 0 }
 
 // links are those of /dev/dri/by-path: to the container's own nodes only.
 func (j *Job) links() map[string]string {
@@ -83,7 +87,7 @@ func (j *Job) desktopMounts() (mounts []from) {
 	if j.profile() != nil {
 		mounts = append(mounts, from{path.Join(dir, profileName), profileDest})
 		j.explain("EGL", "lists the container's GPUs only", "by an application profile with their minor numbers")
-	} else if j.draws() && len(j.gpus) > 0 {
+	} else if j.profiled() {
 		j.Plan.note(fmt.Sprintf("EGL may list GPUs that cannot be opened: a minor number above %d has no place in an application profile", maxProfileMinor))
 	}
 	if len(j.links()) > 0 {

@@ -1,0 +1,348 @@
+package gpuinject
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+)
+
+// newHost makes a simulated host of the test's own and its configuration.
+func newHost(t testing.TB, o sim.Options) (*sim.Driver, *config.Config) {
+	t.Helper()
+	o.Dir = filepath.Join(t.TempDir(), "driver")
+	d, err := sim.Create(context.Background(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Remove(); err != nil {
+			t.Error(err)
+		}
+	})
+	cfg, err := config.Load(d.ConfigPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return d, cfg
+}
+
+// deviceNumbers are the nodes of a configuration, as "/dev/nvidia0 195:0".
+func deviceNumbers(t testing.TB, dir string) []string {
+	t.Helper()
+	var out []string
+	for _, d := range readSpec(t, dir).Linux.Devices {
+		out = append(out, fmt.Sprintf("%s %d:%d", d.Path, d.Major, d.Minor))
+	}
+	return out
+}
+
+// cached is what the loader of the image is told about a name.
+func cached(t testing.TB, dir, name string) []string {
+	t.Helper()
+	cache, err := linker.ParseCache(readFile(t, dir, "rootfs/etc/ld.so.cache"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var paths []string
+	for _, e := range cache.Entries {
+		if e.Name == name {
+			paths = append(paths, e.Path)
+		}
+	}
+	return paths
+}
+
+func TestContainersUnderWSL(t *testing.T) {
+	d, cfg := newHost(t, sim.Options{GPUs: 1})
+	if err := d.BecomeWSL(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=all"))
+	inj := mustInject(t, cfg, dir)
+	if got, want := deviceNumbers(t, dir), []string{fmt.Sprintf("/dev/dxg %d:125", d.Majors.Misc)}; !slices.Equal(got, want) {
+		t.Errorf("nodes %v, want %v", got, want)
+	}
+	dest := map[string]string{}
+	for _, m := range readSpec(t, dir).Mounts {
+		dest[m.Destination] = m.Source
+	}
+	for _, name := range []string{"/usr/lib/wsl/lib", "/" + sim.WSLPackage} {
+		if dest[name] != d.Root+name {
+			t.Errorf("at %s is %q: dxcore names files by the host's paths", name, dest[name])
+		}
+	}
+	if dest[ViewDir] == "" || dest["/usr/bin/nvidia-smi"] == "" {
+		t.Errorf("mounts %v", dest)
+	}
+	for name, want := range map[string]string{"libcuda.so.1": "libcuda.so.1", "libdxcore.so": "libdxcore.so", "libnvidia-ml.so.1": "libnvidia-ml.so.1"} {
+		if got := cached(t, dir, name); !slices.Equal(got, []string{ViewDir + "/lib64/" + want}) {
+			t.Errorf("the loader is told %v of %s", got, name)
+		}
+	}
+	if inj.Plan.Platform != device.WSL || inj.Plan.DriverVersion != "" || inj.Plan.Proc.Masked || inj.mask != nil {
+		t.Errorf("plan %+v", inj.Plan)
+	}
+	t.Run("the mask is not needed, so neither is a procfs of the container's own", func(t *testing.T) {
+		spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
+		spec.Mounts = spec.Mounts[1:]
+		mustInject(t, cfg, newBundle(t, spec))
+	})
+	t.Run("one GPU of several cannot be chosen", func(t *testing.T) {
+		_, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=1"))
+		refused(t, err, Invalid, `"1"`, `"all" or "0"`, "WSL2")
+	})
+	t.Run("what an image requires is asked of NVML, the driver's version too", func(t *testing.T) {
+		for driver, ok := range map[string]bool{"581.42": true, "470.1": false} {
+			job, err := ExamineSpec(newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=13.0,driver>=580,arch>=8.0"), loading(cfg))
+			if err != nil {
+				t.Fatal(err)
+			}
+			os.Remove(filepath.Join(cfg.Host.StateDir, factsName))
+			job.AskNVML = func() (device.Facts, error) {
+				return device.Facts{Driver: driver, CUDA: "13.0", GPUs: []device.GPUFacts{{Index: 0, BusID: "0000:01:00.0", Arch: "8.9", Brand: "geforcertx"}}}, nil
+			}
+			if err := job.Resolve(); (err == nil) != ok {
+				t.Errorf("driver %s: %v", driver, err)
+			}
+		}
+	})
+	t.Run("without NVIDIA's driver for Windows the message says so", func(t *testing.T) {
+		if err := os.RemoveAll(d.Root + "/usr/lib/wsl/drivers"); err != nil {
+			t.Fatal(err)
+		}
+		for _, n := range []string{"libcuda.so", "libcuda.so.1", "libcuda.so.1.1"} {
+			os.Remove(d.Root + "/usr/lib/wsl/lib/" + n)
+		}
+		_, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=all"))
+		refused(t, err, Precondition, "WSL2", "libcuda.so.1", "driver for Windows")
+	})
+}
+
+func TestContainersOnATegra(t *testing.T) {
+	d, cfg := newHost(t, sim.Options{GPUs: 1})
+	if err := d.BecomeTegra(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"))
+	inj := mustInject(t, cfg, dir)
+	want := []string{
+		fmt.Sprintf("/dev/nvmap %d:80", d.Majors.Misc), fmt.Sprintf("/dev/nvhost-gpu %d:2", d.Majors.FS), fmt.Sprintf("/dev/nvgpu/igpu0/as %d:0", d.Majors.GDR),
+	}
+	if got := deviceNumbers(t, dir); !slices.Equal(got, want) {
+		t.Errorf("nodes %v, want %v", got, want)
+	}
+	if gids := readSpec(t, dir).Process.User.AdditionalGids; !slices.Equal(gids, []uint32{44}) {
+		t.Errorf("groups %v: the nodes belong to video", gids)
+	}
+	dest := map[string]string{}
+	for _, m := range readSpec(t, dir).Mounts {
+		dest[m.Destination] = m.Source
+	}
+	nvidia := inj.Plan.Linker.Directory + "/nvidia"
+	for _, name := range []string{nvidia + "/libcuda.so.1.1", nvidia + "/libnvrm_gpu.so", "/usr/sbin/nvidia-smi", "/usr/lib/firmware/tegra234", "/etc/nv_tegra_release"} {
+		if dest[name] != d.Root+name {
+			t.Errorf("at %s is %q", name, dest[name])
+		}
+	}
+	for _, name := range []string{"libcuda.so.1", "libcuda.so", "libcuda.so.1.1"} {
+		if got := cached(t, dir, name); !slices.Equal(got, []string{nvidia + "/libcuda.so.1.1"}) {
+			t.Errorf("the loader is told %v of %s", got, name)
+		}
+	}
+	if _, ok := dest["/usr/local/cuda-10.2"]; ok || inj.Plan.Platform != device.Tegra || inj.Plan.Proc.Masked || !slices.Contains(inj.Plan.Libraries, "libnvrm_gpu.so") {
+		t.Errorf("plan %+v", inj.Plan)
+	}
+	t.Run("NVIDIA_REQUIRE_JETPACK brings the further lists", func(t *testing.T) {
+		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=all", jetpackAll))
+		mustInject(t, cfg, dir)
+		if !slices.Contains(destinations(readSpec(t, dir).Mounts), "/usr/local/cuda-10.2") {
+			t.Error("cuda.csv was not followed")
+		}
+		job, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=all"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range job.files.Data {
+			if f.Dest == "/usr/local/cuda-10.2" {
+				t.Error("the next container got them without asking")
+			}
+		}
+	})
+	t.Run("none is the files without a node", func(t *testing.T) {
+		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=none"))
+		mustInject(t, cfg, dir)
+		if got := deviceNumbers(t, dir); len(got) != 0 {
+			t.Errorf("nodes %v", got)
+		}
+	})
+	t.Run("without lists the message says which packages", func(t *testing.T) {
+		if err := os.RemoveAll(d.Root + "/etc/nvidia-container-runtime"); err != nil {
+			t.Fatal(err)
+		}
+		_, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=all"))
+		refused(t, err, Precondition, "Tegra", "host-files-for-container.d", "nvidia-l4t")
+	})
+}
+
+// A host that is a container: procfs shows every GPU, the files are mounts, the nodes
+// are those that the container was given.
+func TestAHostThatIsAContainerHasTheGPUsThatItWasGiven(t *testing.T) {
+	d, cfg := newHost(t, sim.Options{GPUs: 4})
+	// As an outer shim would: its view in place of the driver's files.
+	for _, name := range []string{"libcuda.so." + d.Version, "libnvidia-ml.so." + d.Version} {
+		file := filepath.Join(d.Root, d.Layout.LibDir(), name)
+		if err := unix.Mount(file, file, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	given := []sim.GPU{d.GPUs[1], d.GPUs[3]}
+	for _, g := range []sim.GPU{d.GPUs[0], d.GPUs[2]} {
+		if err := os.Remove(fmt.Sprintf("%s/dev/nvidia%d", d.DevRoot, g.Minor)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, tt := range []struct {
+		ask  string
+		want []sim.GPU
+	}{
+		{"all", given}, {"0", given[:1]}, {"1", given[1:]}, {given[1].UUID, given[1:]}, {given[0].BusID, given[:1]},
+	} {
+		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES="+tt.ask))
+		inj := mustInject(t, cfg, dir)
+		var buses []string
+		for i, g := range inj.Plan.GPUs {
+			if g.UUID != tt.want[i].UUID {
+				t.Errorf("%s: GPU %d is %s", tt.ask, i, g.UUID)
+			}
+			buses = append(buses, g.PCI)
+		}
+		if len(buses) != len(tt.want) || !slices.Equal(inj.Plan.Proc.GPUs, buses) {
+			t.Errorf("%s: GPUs %v, in the mask %v", tt.ask, buses, inj.Plan.Proc.GPUs)
+		}
+	}
+	for _, id := range []string{"2", d.GPUs[0].UUID, d.GPUs[2].BusID} {
+		_, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES="+id))
+		refused(t, err, Invalid, "unknown GPU", "this host has 0 ("+given[0].UUID)
+		if strings.Contains(err.Error(), "2 (") {
+			t.Errorf("%q counts a GPU that is not here", err)
+		}
+	}
+}
+
+// The same host, whose files are its own: a node that is missing is one to make, and no
+// reason to count GPUs otherwise.
+func TestAMissingNodeOfAHostChangesNoIndex(t *testing.T) {
+	d, cfg := newHost(t, sim.Options{GPUs: 2})
+	if err := os.Remove(fmt.Sprintf("%s/dev/nvidia%d", d.DevRoot, d.GPUs[0].Minor)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	refused(t, err, Precondition, "is missing")
+	job, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=1"))
+	if err != nil || job.Plan.GPUs[0].UUID != d.GPUs[1].UUID {
+		t.Errorf("%v, %v", job.Plan.GPUs, err)
+	}
+}
+
+// A driver container: its root is mounted at a place that is there before it, holds
+// absolute links that mean that root, and is another mount after each restart. Nodes
+// and procfs are the host's.
+func TestDriverContainerRoot(t *testing.T) {
+	d, cfg := newHost(t, sim.Options{GPUs: 2, Layout: sim.NvidiaCurrent})
+	at := filepath.Join(t.TempDir(), "run/nvidia/driver")
+	if err := os.MkdirAll(at, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Host.DriverRoot = at
+	container := func(image string) {
+		t.Helper()
+		if err := unix.Mount(image, at, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+	}
+	stop := func() {
+		t.Helper()
+		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask := func() (*Injection, string, error) {
+		t.Helper()
+		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+		job, _, err := Examine(dir, loading(cfg))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := job.Resolve(); err != nil {
+			return nil, dir, err
+		}
+		inj, err := job.Inject(filepath.Join(dir, "rootfs"))
+		if inj != nil {
+			t.Cleanup(inj.Close)
+		}
+		return inj, dir, err
+	}
+	source := func(dir string) string {
+		for _, m := range readSpec(t, dir).Mounts {
+			if m.Destination == ViewDir {
+				return m.Source
+			}
+		}
+		t.Fatal("no view")
+		return ""
+	}
+
+	_, _, err := ask()
+	refused(t, err, Precondition, "libcuda.so."+d.Version, "host.driver-root")
+	container(d.Root)
+	_, first, err := ask()
+	if err != nil {
+		t.Fatalf("the driver container came up after the first create: %v", err)
+	}
+	if got := deviceNumbers(t, first); len(got) != 4 || !strings.HasPrefix(got[1], fmt.Sprintf("/dev/nvidia%d ", d.GPUs[0].Minor)) {
+		t.Errorf("nodes %v", got)
+	}
+	stop()
+	if _, _, err = ask(); err == nil {
+		t.Error("the driver container is gone and containers are still given its driver")
+	}
+	// The restarted container has the same image, copied anew.
+	again := filepath.Join(t.TempDir(), "again")
+	if err := os.CopyFS(again, os.DirFS(d.Root)); err != nil {
+		t.Fatal(err)
+	}
+	container(again)
+	t.Cleanup(stop)
+	_, second, err := ask()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if source(first) == source(second) {
+		t.Errorf("a restarted driver container's files are taken from the view of the former's: %s", source(first))
+	}
+	for name, dir := range map[string]string{"before": first, "after": second} {
+		lib := filepath.Join(source(dir), "lib64", "libcuda.so.1")
+		if _, err := os.ReadFile(lib); err != nil {
+			t.Errorf("the view of %s the restart: %v", name, err)
+		}
+	}
+	state, err := view.OpenState(cfg.Host.StateDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := state.Remove(); err != nil {
+		t.Fatal(err)
+	}
+}
