@@ -69,7 +69,7 @@ func (j *Job) loadManifest() error {
 		return err
 	}
 	var m manifest
-	if j.state.Load(j.manifestFor(), &m) && m.Version == j.inv.DriverVersion && m.Files.Platform == string(j.inv.Platform) && reflect.DeepEqual(m.Host, j.Config.Host) {
+	if j.state.Load(j.manifestFor(), &m) && m.Version == j.inv.DriverVersion && reflect.DeepEqual(m.Host, j.Config.Host) {
 		j.manifest = &m
 		return nil
 	}

@@ -161,6 +161,10 @@ func TestContainersOnATegra(t *testing.T) {
 			t.Errorf("the loader is told %v of %s", got, name)
 		}
 	}
+	// What ldconfig in the container reads, whenever somebody runs it.
+	if conf := string(readFile(t, dir, "rootfs/etc/ld.so.conf.d/000-nvidia-shim.conf")); !slices.Contains(strings.Split(conf, "\n"), nvidia) {
+		t.Errorf("%s is not among the directories of the linker: %q", nvidia, conf)
+	}
 	if _, ok := dest["/usr/local/cuda-10.2"]; ok || inj.Plan.Platform != device.Tegra || inj.Plan.Proc.Masked || !slices.Contains(inj.Plan.Libraries, "libnvrm_gpu.so") {
 		t.Errorf("plan %+v", inj.Plan)
 	}
@@ -178,6 +182,12 @@ func TestContainersOnATegra(t *testing.T) {
 			if f.Dest == "/usr/local/cuda-10.2" {
 				t.Error("the next container got them without asking")
 			}
+		}
+	})
+	t.Run("forward compatibility packages of PCI GPUs are not its own", func(t *testing.T) {
+		j := Job{inv: &device.Inventory{DriverVersion: "540.4.0", Platform: device.Tegra}}
+		if v := j.compatDriver(); v != "" {
+			t.Errorf("they are judged by version %s", v)
 		}
 	})
 	t.Run("none is the files without a node", func(t *testing.T) {

@@ -213,7 +213,9 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", 
 			for dst, src := range map[string]string{"/in": in, "/in/image.tar": tar, "/tools": h.Options.ToolsDir, "/shim": h.Options.ShimDir, "/proc0": h.Driver.ProcRoot, "/sys0": h.Driver.SysRoot} {
 				o.Mounts = append(o.Mounts, "type=bind,src="+src+",dst="+dst+",options=rbind:rw")
 			}
-			slices.SortFunc(o.Mounts, func(a, b string) int { return strings.Compare(a[strings.Index(a, "dst="):], b[strings.Index(b, "dst="):]) })
+			slices.SortFunc(o.Mounts, func(a, b string) int {
+				return strings.Compare(a[strings.Index(a, "dst="):], b[strings.Index(b, "dst="):])
+			})
 			o.Args = []string{"/bin/sh", "-c", fmt.Sprintf(nestedScript, tc.prepare, h.ID, strings.Join(asks, " "), h.ID, h.Image, probe)}
 			out := h.MustRun(t, o)
 			if strings.Count(out, "== ask") != len(asks) {
