@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -434,5 +435,43 @@ func TestThePlanSaysWhatBecameOfDataFiles(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Only a file of the image's own is covered; what is something else there is no copy.
+func TestOnlyAFileOfTheImageCountsAsItsCopy(t *testing.T) {
+	const copied = "usr/share/vulkan/icd.d/nvidia_icd.json"
+	for name, tc := range map[string]struct {
+		make func(file string) error
+		want string
+	}{
+		"a file":                   {func(f string) error { return os.WriteFile(f, []byte("{}"), 0o644) }, "/" + copied},
+		"a link to a file":         {func(f string) error { return os.Symlink("/usr/bin/true", f) }, "/" + copied},
+		"a directory":              {func(f string) error { return os.Mkdir(f, 0o755) }, "/etc/vulkan/icd.d/nvidia_icd.json"},
+		"a FIFO":                   {func(f string) error { return syscall.Mkfifo(f, 0o644) }, "/etc/vulkan/icd.d/nvidia_icd.json"},
+		"a link into nowhere":      {func(f string) error { return os.Symlink("/nowhere", f) }, "/etc/vulkan/icd.d/nvidia_icd.json"},
+		"a link to a host's file":  {func(f string) error { return os.Symlink("/proc/1/root/etc/passwd", f) }, "/etc/vulkan/icd.d/nvidia_icd.json"},
+		"a link that climbs":       {func(f string) error { return os.Symlink(strings.Repeat("../", 40)+"etc/passwd", f) }, "/etc/vulkan/icd.d/nvidia_icd.json"},
+		"a link to itself, a loop": {func(f string) error { return os.Symlink(filepath.Base(f), f) }, "/etc/vulkan/icd.d/nvidia_icd.json"},
+	} {
+		dir := families()[0].build(t, newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"))
+		writeFile(t, filepath.Join(dir, "rootfs/usr/bin/true"), "x", 0o755)
+		file := filepath.Join(dir, "rootfs", copied)
+		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := tc.make(file); err != nil {
+			t.Fatal(err)
+		}
+		mustInject(t, hostConfig(t), dir)
+		var got []string
+		for _, d := range destinations(readSpec(t, dir).Mounts) {
+			if path.Base(d) == "nvidia_icd.json" {
+				got = append(got, d)
+			}
+		}
+		if !slices.Equal(got, []string{tc.want}) {
+			t.Errorf("%s: mounted at %v, want %s", name, got, tc.want)
+		}
 	}
 }

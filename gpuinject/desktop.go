@@ -124,16 +124,16 @@ func (j *Job) dataDest(d driver.File, img *linker.Image) string {
 		if !path.IsAbs(name) {
 			name = path.Join(img.LibDir, name)
 		}
-		return j.image.Exists(name)
+		return j.image.IsFile(name)
 	}) {
 		return ""
 	}
-	if len(d.Copies) == 0 || j.image.Exists(d.Dest) {
+	if len(d.Copies) == 0 || j.image.IsFile(d.Dest) {
 		j.noteCopies(d, d.Dest)
 		return d.Dest
 	}
 	for _, name := range d.Copies {
-		if j.image.Exists(name) {
+		if j.image.IsFile(name) {
 			j.noteCopies(d, name)
 			return name
 		}
@@ -161,7 +161,7 @@ func (j *Job) explainData(d driver.File, dest string) {
 func (j *Job) noteCopies(d driver.File, dest string) {
 	var more []string
 	for _, name := range d.Copies {
-		if name != dest && j.image.Exists(name) && j.image.Target(name) != j.image.Target(dest) {
+		if name != dest && j.image.IsFile(name) && j.image.Target(name) != j.image.Target(dest) {
 			more = append(more, name)
 		}
 	}

@@ -212,3 +212,23 @@ func (s *search) module(dirs, names []string, real string) (string, bool) {
 	}
 	return "", false
 }
+
+// wineLibraries are NGX for programs of Windows. Wine's NVAPI looks for them in
+// nvidia/wine beside the libGLX_nvidia that is loaded.
+var wineLibraries = []string{"nvngx.dll", "_nvngx.dll", "nvngx_dlssg.dll"}
+
+func (s *search) wine() {
+	var dirs []string
+	for dir := range s.used {
+		dirs = append(dirs, path.Join(dir, wineDir))
+	}
+	slices.Sort(dirs)
+	dirs = slices.DeleteFunc(dirs, func(d string) bool { return !s.exists(d) })
+	for _, name := range wineLibraries {
+		if file, ok := s.module(dirs, []string{name}, ""); ok {
+			s.files.Libraries = append(s.files.Libraries, Library{Path: file, Name: name, Capabilities: ngx, Bits: 64, Subdir: wineDir})
+		}
+	}
+}
+
+const wineDir = "nvidia/wine"

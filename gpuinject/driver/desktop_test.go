@@ -328,6 +328,25 @@ func TestModulesOfTheXServerAreFoundWhereverTheHostHasThem(t *testing.T) {
 	})
 }
 
+func TestNGXForWineIsBesideTheLibraries(t *testing.T) {
+	for _, dir := range []string{"usr/lib/" + arch.triple, "usr/lib64", "usr/local/nvidia/lib64"} {
+		r := drawing(t, dir)
+		r.lib(dir+"/libnvidia-ngx.so."+version, "libnvidia-ngx.so.1")
+		for _, name := range []string{"nvngx.dll", "_nvngx.dll", "other.dll"} {
+			r.write(dir+"/nvidia/wine/"+name, []byte("MZ"), 0o644)
+		}
+		files := r.settled()
+		got := files.For([]string{"ngx"})
+		if want := []string{"libnvidia-ngx.so." + version, "nvidia/wine/nvngx.dll", "nvidia/wine/_nvngx.dll"}; !slices.Equal(libraryNames(&got), want) {
+			t.Errorf("got %v, want %v", libraryNames(&got), want)
+		}
+		r.check(os.Remove(r.dir + "/" + dir + "/nvidia/wine/nvngx.dll"))
+		if files.Fresh(r.host, []string{"ngx"}) || !files.Fresh(r.host, []string{"compute"}) {
+			t.Error("who looks at them is wrong")
+		}
+	}
+}
+
 // A container that does not draw pays nothing for files that it does not get.
 func TestFilesForGraphicsAreWatchedForGraphicsOnly(t *testing.T) {
 	r := squashfs(t)
@@ -343,7 +362,7 @@ func TestFilesForGraphicsAreWatchedForGraphicsOnly(t *testing.T) {
 		t.Error("nothing is watched for graphics")
 	}
 	r.check(os.WriteFile(r.dir+"/usr/local/nvidia/share/vulkan/icd.d/nvidia_icd.json", []byte("{ }"), 0o644))
-	for caps, want := range map[string]bool{"compute": true, "video": true, "graphics": false, "display": false} {
+	for caps, want := range map[string]bool{"compute": true, "video": true, "compat32": true, "graphics": false, "display": false, "ngx": false} {
 		if got := files.Fresh(r.host, []string{caps}); got != want {
 			t.Errorf("%s: fresh is %v", caps, got)
 		}

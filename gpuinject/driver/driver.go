@@ -26,7 +26,8 @@ type Library struct {
 	Capabilities []string
 	// Bits is 64 or 32.
 	Bits int
-	// Subdir is where it belongs below a library directory: "", "vdpau" or "gbm".
+	// Subdir is where it belongs below a library directory: "", "vdpau", "gbm" or
+	// "nvidia/wine".
 	// Only libraries without one belong in ld.so.cache.
 	Subdir string `json:",omitempty"`
 	// Flags are its flags in ld.so.cache.
@@ -102,8 +103,8 @@ type Files struct {
 	// letter that says how, and State is the sum of what was found there.
 	Watched []string
 	State   string
-	// DesktopWatched and DesktopState are the same for files that only graphics and
-	// display need.
+	// DesktopWatched and DesktopState are the same for files that only graphics,
+	// display and ngx need.
 	DesktopWatched []string
 	DesktopState   string
 	// Identity is the sum of the states of Libraries and Binaries, which a view is made
@@ -138,6 +139,7 @@ func Discover(host config.Host, version string) (*Files, error) {
 	s.binaries(true)
 	s.data(true)
 	s.xorg()
+	s.wine()
 	s.missing()
 	s.seal()
 	return s.files, nil
@@ -155,7 +157,7 @@ type search struct {
 	have    map[string]bool   // "64 libcuda.so.1": libraries taken
 	tls     map[string]bool   // of these, the ones with today's TLS ABI
 	used    map[string]bool   // directories that gave a library
-	desktop bool              // what only graphics and display need is being looked for
+	desktop bool              // what DesktopWatched is for is being looked for
 	places  places            // of a host that has its driver elsewhere
 }
 
@@ -220,9 +222,9 @@ func implied(caps []string) []string {
 	return caps
 }
 
-// desktop tells whether these capabilities include one that draws.
+// desktop tells whether these capabilities include one whose files are watched apart.
 func desktop(caps []string) bool {
-	return slices.Contains(caps, "graphics") || slices.Contains(caps, "display")
+	return slices.ContainsFunc(caps, func(c string) bool { return c == "graphics" || c == "display" || c == "ngx" })
 }
 
 // For returns what a container with these capabilities gets. 32-bit libraries need

@@ -18,7 +18,7 @@ import (
 type stamp struct {
 	// path is in the driver root; links in it are followed.
 	path string
-	// desktop says that only graphics and display depend on it.
+	// desktop says that it is for DesktopWatched.
 	desktop bool
 	state
 }

@@ -95,13 +95,10 @@ func (r *Root) Stat(name string) (fs.FileInfo, error) {
 	return f.Stat()
 }
 
-// Exists tells whether name resolves to something inside the root.
-func (r *Root) Exists(name string) bool {
-	f, err := r.lookup(name, 0)
-	if err == nil {
-		f.Close()
-	}
-	return err == nil
+// IsFile tells whether name resolves to a regular file inside the root.
+func (r *Root) IsFile(name string) bool {
+	info, err := r.Stat(name)
+	return err == nil && info.Mode().IsRegular()
 }
 
 // Canonical returns the path in the container that name resolves to, links
