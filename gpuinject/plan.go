@@ -19,6 +19,8 @@ type Plan struct {
 	GPU    bool   `json:"gpu"`
 	Reason string `json:"reason"`
 	Error  string `json:"error,omitempty"`
+	// Container is whose plan this is, where there is a container.
+	Container *PlanContainer `json:"container,omitempty"`
 	// Asked is the request as the container wrote it: device identifiers.
 	Asked         []string `json:"asked"`
 	Grant         string   `json:"grant"`
@@ -52,6 +54,17 @@ type Plan struct {
 	Notes []string `json:"notes"`
 	// Decisions are every decision with its reason, where Job.Explain is set.
 	Decisions []Decision `json:"decisions,omitempty"`
+}
+
+// PlanContainer is a container as its daemon and Kubernetes know it.
+type PlanContainer struct {
+	// ID and Namespace are containerd's.
+	ID        string `json:"id"`
+	Namespace string `json:"namespace"`
+	// PodNamespace, Pod and Name are Kubernetes'; empty elsewhere.
+	PodNamespace string `json:"pod_namespace,omitempty"`
+	Pod          string `json:"pod,omitempty"`
+	Name         string `json:"name,omitempty"`
 }
 
 // PlanGPU is a GPU that the container gets.
@@ -133,3 +146,11 @@ func (p *Plan) setMounts(mounts []specs.Mount) {
 }
 
 func (p *Plan) note(s string) { p.Notes = append(p.Notes, s) }
+
+// Of says which container the plan is for, by containerd's id and namespace.
+func (j *Job) Of(id, namespace string) {
+	j.Plan.Container = &PlanContainer{
+		ID: id, Namespace: namespace,
+		PodNamespace: j.Container.Namespace, Pod: j.Container.Pod, Name: j.Container.Name,
+	}
+}

@@ -129,6 +129,11 @@ func (l *library) busID(d nvml.Device) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	return busIDOf(p), nil
+}
+
+// busIDOf is NVML's PCI address in procfs' form.
+func busIDOf(p nvml.PciInfo) string {
 	var s []byte
 	for _, c := range p.BusId {
 		if c == 0 {
@@ -136,7 +141,7 @@ func (l *library) busID(d nvml.Device) (string, error) {
 		}
 		s = append(s, byte(c))
 	}
-	return busID(string(s)), nil
+	return busID(string(s))
 }
 
 // arch is the compute capability, "9.0"; empty for what has none.

@@ -13,6 +13,7 @@ import (
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/v2/core/mount"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
@@ -39,6 +40,8 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if job == nil {
 		return s.TTRPCTaskService.Create(ctx, r)
 	}
+	namespace, _ := namespaces.Namespace(ctx)
+	job.Of(r.ID, namespace)
 	switch err := guard(job.Resolve); {
 	case errors.Is(err, gpuinject.ErrNotGranted):
 		logNotGranted(ctx, r.ID, job)

@@ -17,20 +17,25 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/nvml"
 )
 
 // hostInfo is what `info` prints.
 type hostInfo struct {
-	DriverVersion string              `json:"driver_version"`
-	Platform      device.Platform     `json:"platform,omitempty"`
-	Roots         map[string]string   `json:"roots"`
-	GPUs          []gpuInfo           `json:"gpus"`
-	Excluded      []gpuInfo           `json:"excluded"`
-	MIG           []migInfo           `json:"mig"`
-	Files         map[string][]string `json:"files"`
-	Searched      []string            `json:"searched"`
-	Missing       []string            `json:"missing"`
-	Refused       []driver.Refused    `json:"refused"`
+	DriverVersion string `json:"driver_version"`
+	// CUDAVersion is the newest that the driver supports, as NVML says.
+	CUDAVersion string `json:"cuda_version,omitempty"`
+	// NVMLError says why what only NVML knows is missing, or is of some GPUs.
+	NVMLError string              `json:"nvml_error,omitempty"`
+	Platform  device.Platform     `json:"platform,omitempty"`
+	Roots     map[string]string   `json:"roots"`
+	GPUs      []gpuInfo           `json:"gpus"`
+	Excluded  []gpuInfo           `json:"excluded"`
+	MIG       []migInfo           `json:"mig"`
+	Files     map[string][]string `json:"files"`
+	Searched  []string            `json:"searched"`
+	Missing   []string            `json:"missing"`
+	Refused   []driver.Refused    `json:"refused"`
 }
 
 type gpuInfo struct {
@@ -39,6 +44,18 @@ type gpuInfo struct {
 	UUID  string `json:"uuid"`
 	PCI   string `json:"pci"`
 	Model string `json:"model"`
+	// NVML is what only it knows; absent where it does not answer.
+	NVML *nvmlInfo `json:"nvml,omitempty"`
+}
+
+// nvmlInfo are a GPU's properties.
+type nvmlInfo struct {
+	Brand string                 `json:"brand"`
+	Arch  string                 `json:"arch,omitempty"`
+	MIG   bool                   `json:"mig"`
+	MIGs  []device.InstanceFacts `json:"mig_devices"`
+	Error string                 `json:"error,omitempty"`
+	*nvml.Info
 }
 
 // migInfo is a MIG device by what procfs shows, with the name that needs no NVML.
@@ -60,6 +77,7 @@ func infoCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
+			info.addNVML(c)
 			if c.Bool("json") {
 				return printJSON(c.Root().Writer, info)
 			}
@@ -133,7 +151,7 @@ func migInfos(instances []device.Instance) []migInfo {
 
 func (i *hostInfo) print(w io.Writer) error {
 	o := term.New(w)
-	o.Line(o.Paint(term.Bold, "Driver "+cmp.Or(i.DriverVersion, "of "+i.Platform.String())))
+	o.Line(o.Paint(term.Bold, driverLine(cmp.Or(i.DriverVersion, "of "+i.Platform.String()), i.CUDAVersion)))
 	t := o.Table("INDEX", "MINOR", "UUID", "PCI", "MODEL")
 	for _, g := range i.GPUs {
 		t.Row(term.Textf("%d", g.Index), term.Textf("%d", g.Minor), term.Text(g.UUID), term.Text(g.PCI), term.Styled(term.Green, g.Model))
@@ -147,6 +165,7 @@ func (i *hostInfo) print(w io.Writer) error {
 	for _, m := range i.MIG {
 		o.Field("MIG device:", len("MIG device:")+1, term.Green, fmt.Sprintf("%s, of GPU %d", m.Name, m.GPU))
 	}
+	i.printNVML(o)
 	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
 		o.Line(fmt.Sprintf("%s %d files", o.Paint(term.Bold, name+":"), len(i.Files[name])))
 		for _, f := range i.Files[name] {

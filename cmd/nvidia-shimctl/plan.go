@@ -86,7 +86,7 @@ func makePlan(c *cli.Command) (gpuinject.Plan, error) {
 // ask lets the job ask as the shim does, and explain itself.
 func ask(c *cli.Command, job *gpuinject.Job) {
 	job.AskKubelet, job.Explain = askKubelet, true
-	job.AskNVML = func() (facts device.Facts, err error) { return facts, askNVML(c, &facts) }
+	job.AskNVML = func() (facts device.Facts, err error) { return facts, askNVML(c, "facts", &facts) }
 }
 
 // plainSpec is a container outside Kubernetes that is not privileged.

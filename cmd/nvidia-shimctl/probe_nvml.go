@@ -34,22 +34,34 @@ func nvmlCommand() *cli.Command {
 		Usage:        "what only NVML knows of this host's GPUs",
 		OnUsageError: onUsageError,
 		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "what", Usage: "`PART` to print: facts, for the shim; info, what the GPUs are; state, what they do", Value: "facts"},
 			&cli.DurationFlag{Name: "timeout", Usage: "give up after `TIME`", Value: nvmlTimeout},
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
+			part, ok := nvmlParts[c.String("what")]
+			if !ok {
+				return usage(fmt.Errorf("--what %q is not one of facts, info, state", c.String("what")))
+			}
 			cfg, err := loader(c)()
 			if err != nil {
 				return err
 			}
 			return underWatch(cfg.Host, c.Duration("timeout"), func() error {
-				facts, err := nvml.Facts(cfg.Host)
+				answer, err := part(cfg.Host)
 				if err != nil {
 					return err
 				}
-				return printJSON(c.Root().Writer, facts)
+				return printJSON(c.Root().Writer, answer)
 			})
 		},
 	}
+}
+
+// nvmlParts are what the probe can be asked for.
+var nvmlParts = map[string]func(config.Host) (any, error){
+	"facts": func(h config.Host) (any, error) { return nvml.Facts(h) },
+	"info":  func(h config.Host) (any, error) { return nvml.Infos(h) },
+	"state": func(h config.Host) (any, error) { return nvml.States(h) },
 }
 
 // underWatch runs what loads NVML, alone on this host, and ends the process when it
@@ -125,9 +137,9 @@ func holder(name string) (pid string, until time.Time) {
 var self = "/proc/self/exe"
 
 // askNVML asks in a process of its own, which may hang, and decodes what it prints
-// into v.
-func askNVML(c *cli.Command, v any) error {
-	args := []string{"probe", "nvml", "--timeout=" + nvmlTimeout.String()}
+// into v; what is one of nvmlParts.
+func askNVML(c *cli.Command, what string, v any) error {
+	args := []string{"probe", "nvml", "--what=" + what, "--timeout=" + nvmlTimeout.String()}
 	if name := c.String("config"); name != "" {
 		abs, err := filepath.Abs(name)
 		if err != nil {

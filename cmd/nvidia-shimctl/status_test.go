@@ -1,0 +1,305 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/nvml"
+)
+
+// fixtureNode has a procfs of plain files and links.
+type fixtureNode struct {
+	*node
+	t     *testing.T
+	state string
+}
+
+func newFixtureNode(t *testing.T) *fixtureNode {
+	t.Helper()
+	f := &fixtureNode{node: &node{root: "/", proc: filepath.Join(t.TempDir(), "proc")}, t: t, state: filepath.Join(t.TempDir(), "state")}
+	f.process("self", "1", "/usr/bin/nvidia-shimctl", "", "/")
+	return f
+}
+
+// process adds one, by PID or "self", in a PID namespace and a cgroup.
+func (f *fixtureNode) process(pid, namespace, exe, cwd, cgroup string) {
+	f.t.Helper()
+	dir := filepath.Join(f.proc, pid)
+	if err := os.MkdirAll(filepath.Join(dir, "ns"), 0o755); err != nil {
+		f.t.Fatal(err)
+	}
+	for name, target := range map[string]string{"exe": exe, "cwd": cwd, "ns/pid": "pid:[" + namespace + "]"} {
+		if target == "" {
+			continue
+		}
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+	for name, text := range map[string]string{
+		"cgroup": "2:devices:" + cgroup + "\n1:name=systemd:/\n0::" + cgroup + "\n", "comm": filepath.Base(exe) + "\n", "environ": "", "cmdline": exe + "\x00",
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+}
+
+// bundle writes a container's record below a state directory.
+func (f *fixtureNode) bundle(state, namespace, id string, init int, plan any) string {
+	f.t.Helper()
+	dir := filepath.Join(state, tasksName, namespace, id)
+	data, err := json.Marshal(plan)
+	if err == nil {
+		err = os.MkdirAll(dir, 0o755)
+	}
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, gpuinject.RecordName), data, 0o600)
+	}
+	if err == nil && init > 0 {
+		err = os.WriteFile(filepath.Join(dir, "init.pid"), []byte(fmt.Sprint(init)), 0o644)
+	}
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return dir
+}
+
+func granted(id, namespace, pod string, gpus ...int) gpuinject.Plan {
+	p := gpuinject.Plan{GPU: true, Capabilities: []string{"compute"}, Grant: "because"}
+	if id != "" {
+		p.Container = &gpuinject.PlanContainer{ID: id, Namespace: namespace}
+	}
+	if pod != "" {
+		p.Container.PodNamespace, p.Container.Pod, p.Container.Name = "team", pod, "main"
+	}
+	for _, i := range gpus {
+		p.GPUs = append(p.GPUs, gpuinject.PlanGPU{Index: i, UUID: fmt.Sprintf("GPU-%d", i), PCI: fmt.Sprintf("0000:0%d:00.0", i)})
+	}
+	return p
+}
+
+func ids(list []gpuContainer) (names []string) {
+	for _, c := range list {
+		names = append(names, c.Namespace+"/"+c.ID)
+	}
+	return names
+}
+
+func TestContainersAreFoundByTheirRecords(t *testing.T) {
+	f := newFixtureNode(t)
+	elsewhere := filepath.Join(t.TempDir(), "odd")
+	in := func(state, ns, id string, plan any) string { return f.bundle(state, ns, id, 0, plan) }
+	first := in(elsewhere, "k8s.io", "sandbox", map[string]any{"gpu": false})
+	in(elsewhere, "k8s.io", "aa", granted("aa", "k8s.io", "train", 0))
+	in(elsewhere, "k8s.io", "bb", granted("bb", "k8s.io", "train", 1))
+	in(elsewhere, "old", "cc", granted("", "", "", 1))
+	in(f.state, "default", "dd", granted("dd", "default", "", 1))
+	in(f.state, "default", "plain", map[string]any{"gpu": false})
+	in(f.state, "default", "broken", "no plan")
+	if err := os.MkdirAll(filepath.Join(f.state, tasksName, "default", "norecord"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	// A pod's shim works in the bundle of its sandbox; the other has been replaced on
+	// disk; the third is a shim of somebody else.
+	f.process("100", "1", "/usr/local/bin/"+shimName, first, "/")
+	f.process("101", "1", "/usr/local/bin/"+shimName+" (deleted)", filepath.Join(elsewhere, tasksName, "old", "cc"), "/")
+	f.process("102", "1", "/usr/bin/containerd-shim-runc-v2", filepath.Join(t.TempDir(), "x"), "/")
+
+	if got, want := ids(f.containers([]string{f.state, "/nonexistent"})), []string{"default/dd", "k8s.io/aa", "k8s.io/bb", "old/cc"}; !slices.Equal(got, want) {
+		t.Errorf("containers %q, want %q", got, want)
+	}
+	if got, want := ids(f.containers([]string{elsewhere})), []string{"k8s.io/aa", "k8s.io/bb", "old/cc"}; !slices.Equal(got, want) {
+		t.Errorf("found in two ways, containers %q, want %q", got, want)
+	}
+}
+
+func TestAProcessBelongsToItsContainer(t *testing.T) {
+	f := newFixtureNode(t)
+	const long = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	f.bundle(f.state, "default", "one", 10, granted("one", "default", "", 0))
+	f.bundle(f.state, "default", "two", 20, granted("two", "default", "", 0))
+	f.bundle(f.state, "default", "nocgroup", 30, granted("nocgroup", "default", "", 0))
+	f.bundle(f.state, "default", "ended", 40, granted("ended", "default", "", 0))
+	f.bundle(f.state, "k8s.io", long, 0, granted(long, "k8s.io", "train", 0))
+	f.bundle(f.state, "default", "hostpid", 50, granted("hostpid", "default", "", 0))
+	f.bundle(f.state, "default", "outer", 60, granted("outer", "default", "", 0))
+	f.bundle(f.state, "default", "inner", 70, granted("inner", "default", "", 0))
+	f.process("10", "10", "/bin/sh", "", "/default/one")
+	f.process("20", "20", "/bin/sh", "", "/default/two")
+	f.process("30", "30", "/bin/sh", "", "/")
+	f.process("50", "1", "/bin/sh", "", "/default/hostpid")
+	f.process("60", "60", "/bin/sh", "", "/default/outer")
+	f.process("70", "70", "/bin/sh", "", "/default/outer/docker/inner")
+	list := f.containers([]string{f.state})
+	for _, tc := range []struct {
+		name, namespace, cgroup, want string
+	}{
+		{"the first process", "10", "/default/one", "one"},
+		{"one in a cgroup below", "10", "/default/one/worker", "one"},
+		{"one of another container", "20", "/default/two", "two"},
+		{"one whose cgroup only begins the same", "1", "/default/one-more", ""},
+		{"one of a container that shares the host's cgroup", "30", "/", "nocgroup"},
+		{"one of the host", "1", "/user.slice", ""},
+		{"one of the host at the root", "1", "/", ""},
+		{"one of a container that shares the host's PIDs", "1", "/default/hostpid", "hostpid"},
+		{"one of a pod by the name of its scope", "77", "/kubepods.slice/kubepods-pod1.slice/cri-containerd-" + long + ".scope", long},
+		{"one of a pod by the name of its cgroup", "77", "/kubepods/burstable/pod1/" + long, long},
+		{"one of a container in a container", "70", "/default/outer/docker/inner", "inner"},
+		{"one of the container around it", "60", "/default/outer/docker", "outer"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if err := os.RemoveAll(filepath.Join(f.proc, "999")); err != nil {
+				t.Fatal(err)
+			}
+			f.process("999", tc.namespace, "/bin/train", "", tc.cgroup)
+			got := ""
+			if c := f.owner(list, 999); c != nil {
+				got = c.ID
+			}
+			if got != tc.want {
+				t.Errorf("it is %q's, want %q", got, tc.want)
+			}
+		})
+	}
+	if f.owner(list, 998) != nil {
+		t.Error("a process that is gone has an owner")
+	}
+}
+
+func of[T any](v T) *T { return &v }
+
+// statusFixture is a node with two GPUs and three containers, and what NVML says.
+func statusFixture(t *testing.T) (*fixtureNode, *device.Inventory, *nvml.Snapshot) {
+	t.Helper()
+	f := newFixtureNode(t)
+	f.bundle(f.state, "default", "one", 10, granted("one", "default", "", 0, 1))
+	f.bundle(f.state, "k8s.io", "two", 20, granted("two", "k8s.io", "train", 0))
+	f.bundle(f.state, "default", "idle", 30, granted("idle", "default", "", 1))
+	f.process("10", "10", "/bin/one", "", "/default/one")
+	f.process("11", "10", "/bin/worker", "", "/default/one/a")
+	f.process("20", "20", "/bin/two", "", "/k8s/two")
+	f.process("30", "30", "/bin/idle", "", "/default/idle")
+	f.process("90", "1", "/usr/bin/Xorg", "", "/")
+	inv := &device.Inventory{DriverVersion: "580.1.2", GPUs: []device.GPU{
+		{Index: 0, Minor: 1, UUID: "GPU-0", BusID: "0000:00:00.0", Model: "NVIDIA H200"},
+		{Index: 1, Minor: 0, UUID: "GPU-1", BusID: "0000:01:00.0", Model: "NVIDIA H200"},
+	}}
+	live := &nvml.Snapshot{Driver: "580.1.2", CUDA: "13.0", GPUs: []nvml.GPU{
+		// NVML's order is not procfs' here.
+		{Facts: device.GPUFacts{Index: 0, UUID: "GPU-1", BusID: "0000:01:00.0"}, State: &nvml.State{Processes: []nvml.Process{
+			{PID: 10, Type: "C", Memory: of(uint64(1 << 30))}, {PID: 90, Type: "G", Memory: of(uint64(5 << 20))},
+		}}},
+		{Facts: device.GPUFacts{Index: 1, UUID: "GPU-0", BusID: "0000:00:00.0"}, State: &nvml.State{
+			Power: of(75.5), Memory: nvml.MemoryState{Used: of(uint64(3 << 30)), Total: of(uint64(140 << 30))},
+			Processes: []nvml.Process{{PID: 10, Type: "C", Memory: of(uint64(1 << 30))}, {PID: 11, Type: "C", Memory: of(uint64(1 << 20))}, {PID: 20, Type: "C+G"}},
+		}},
+	}}
+	return f, inv, live
+}
+
+func TestStatusJoinsRecordsAndNVML(t *testing.T) {
+	f, inv, live := statusFixture(t)
+	s, err := f.status(inv, f.containers([]string{f.state}), live)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := s.GPUs[0]; got.Power == nil || *got.Power != 75.5 || got.Temperature != nil || !slices.Equal(got.Containers, []string{"one", "two"}) {
+		t.Errorf("GPU 0 %+v", got)
+	}
+	var lines []string
+	for _, g := range s.GPUs {
+		for _, p := range g.Processes {
+			lines = append(lines, fmt.Sprintf("%d %d %s %s %q", g.Index, p.PID, p.Type, p.Name, p.Container))
+		}
+	}
+	if want := []string{`0 10 C one "one"`, `0 11 C worker "one"`, `0 20 C+G two "two"`, `1 10 C one "one"`, `1 90 G Xorg ""`}; !slices.Equal(lines, want) {
+		t.Errorf("processes %q\nwant %q", lines, want)
+	}
+	want := []containerStatus{
+		{PlanContainer: gpuinject.PlanContainer{ID: "idle", Namespace: "default"}, PID: 30, GPUs: []string{"GPU-1"}, Memory: of(uint64(0)), Processes: of(0)},
+		{PlanContainer: gpuinject.PlanContainer{ID: "one", Namespace: "default"}, PID: 10, GPUs: []string{"GPU-0", "GPU-1"}, Memory: of(uint64(2<<30 + 1<<20)), Processes: of(2)},
+		// NVML does not tell how much memory its process has: nor do we.
+		{PlanContainer: gpuinject.PlanContainer{ID: "two", Namespace: "k8s.io", PodNamespace: "team", Pod: "train", Name: "main"}, PID: 20, GPUs: []string{"GPU-0"}, Processes: of(1)},
+	}
+	for i := range want {
+		want[i].MIG, want[i].Capabilities, want[i].Grant = []string{}, []string{"compute"}, "because"
+	}
+	if !reflect.DeepEqual(s.Containers, want) {
+		t.Errorf("containers %s\nwant %s", asJSON(t, s.Containers), asJSON(t, want))
+	}
+}
+
+func TestStatusWithoutNVMLShowsGrants(t *testing.T) {
+	f, inv, _ := statusFixture(t)
+	s, err := f.status(inv, f.containers([]string{f.state}), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(s.Containers) != 3 || s.Containers[1].Memory != nil || s.Containers[1].Processes != nil || !slices.Equal(s.GPUs[0].Containers, []string{"one", "two"}) {
+		t.Errorf("%s", asJSON(t, s))
+	}
+	text := asJSON(t, s)
+	for _, field := range []string{"power_watts", "memory_bytes", "utilization", "processes"} {
+		if strings.Contains(text, field) {
+			t.Errorf("JSON has %q, which nobody knows:\n%s", field, text)
+		}
+	}
+}
+
+func TestAGPUThatNVMLDoesNotListIsShown(t *testing.T) {
+	f, inv, live := statusFixture(t)
+	live.GPUs, live.Error = live.GPUs[:1], "GPU is lost"
+	s, err := f.status(inv, nil, live)
+	if err != nil || s.GPUs[0].Error != "GPU is lost" || s.GPUs[0].State != nil || s.GPUs[1].State == nil {
+		t.Errorf("%s, %v", asJSON(t, s), err)
+	}
+}
+
+func asJSON(t *testing.T, v any) string {
+	t.Helper()
+	data, err := json.MarshalIndent(v, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// Every field of status and info is in docs/shimctl.md: programs rely on them.
+func TestEveryFieldIsDocumented(t *testing.T) {
+	data, err := os.ReadFile("../../docs/shimctl.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var walk func(typ reflect.Type)
+	walk = func(typ reflect.Type) {
+		switch typ.Kind() {
+		case reflect.Pointer, reflect.Slice:
+			walk(typ.Elem())
+			return
+		case reflect.Struct:
+		default:
+			return
+		}
+		for i := range typ.NumField() {
+			f := typ.Field(i)
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if name != "" && !strings.Contains(string(data), "`"+name+"`") {
+				t.Errorf("docs/shimctl.md does not name the field %q of %s", name, typ)
+			}
+			if f.Type.PkgPath() != "time" {
+				walk(f.Type)
+			}
+		}
+	}
+	walk(reflect.TypeFor[hostStatus]())
+	walk(reflect.TypeFor[nvmlInfo]())
+}
