@@ -136,7 +136,7 @@ func TestAProbeThatHangsCostsItsTimeLimit(t *testing.T) {
 		if err == nil || err.Error() != "nvidia-shimctl did not answer within 300ms" {
 			t.Fatalf("error %v", err)
 		}
-		if took := time.Since(start); took > 3*time.Second {
+		if took := time.Since(start); took > 10*time.Second {
 			t.Errorf("it took %s", took)
 		}
 	}

@@ -61,7 +61,7 @@ func TestAProbeOfAHungDriverEndsByItself(t *testing.T) {
 	if err == nil || out != "" || !strings.Contains(err.Error(), "nvidia-shimctl: NVML has not answered within 300ms: nvidia-smi on this host should hang as well") {
 		t.Errorf("%q, %v", out, err)
 	}
-	if took := time.Since(start); took > 3*time.Second {
+	if took := time.Since(start); took > 10*time.Second {
 		t.Errorf("it took %s", took)
 	}
 	if err := d.Hang(false); err != nil {
@@ -88,13 +88,14 @@ func TestOneProbeOfAHungDriverIsEnough(t *testing.T) {
 	}
 	defer lock.Close()
 	for _, tc := range []struct {
-		name  string
-		until time.Time
-		took  time.Duration
-		err   string
+		name    string
+		until   time.Time
+		timeout string
+		took    time.Duration
+		err     string
 	}{
-		{"it was to end long ago", time.Now().Add(-time.Minute), 200 * time.Millisecond, "process 4711 asked NVML and was to end at "},
-		{"it may still answer", time.Now().Add(time.Hour), 3 * time.Second, "process 4711 asks NVML and has not ended within 500ms"},
+		{"it was to end long ago", time.Now().Add(-time.Minute), "20s", 10 * time.Second, "process 4711 asked NVML and was to end at "},
+		{"it may still answer", time.Now().Add(time.Hour), "500ms", 10 * time.Second, "process 4711 asks NVML and has not ended within 500ms"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			note := fmt.Sprintf("4711 %d\n", tc.until.UnixNano())
@@ -102,7 +103,7 @@ func TestOneProbeOfAHungDriverIsEnough(t *testing.T) {
 				t.Fatal(err)
 			}
 			start := time.Now()
-			_, err := probeNVML(t, d, "--timeout=500ms")
+			_, err := probeNVML(t, d, "--timeout="+tc.timeout)
 			if err == nil || !strings.Contains(err.Error(), tc.err) {
 				t.Errorf("error %v", err)
 			}
@@ -134,11 +135,11 @@ func TestAPlanAsksNVMLWhereTheRequestNeedsIt(t *testing.T) {
 	require := []string{"--config", d.ConfigPath, "--json", "plan", "--env", "NVIDIA_VISIBLE_DEVICES=0", "--env"}
 	kept := filepath.Join(d.StateDir, "nvml.json")
 
-	status, out, errs := ctl(t, append(require, "A=B")...)
+	status, _, errs := ctl(t, append(require, "A=B")...)
 	if _, err := os.Stat(kept); status != 0 || !os.IsNotExist(err) {
 		t.Fatalf("status %d, %s; NVML was asked for a plain request: %v", status, errs, err)
 	}
-	status, out, errs = ctl(t, append(require, "NVIDIA_REQUIRE_X=cuda>=12,brand=nvidia,arch>=9")...)
+	status, out, errs := ctl(t, append(require, "NVIDIA_REQUIRE_X=cuda>=12,brand=nvidia,arch>=9")...)
 	if status != 0 || errs != "" {
 		t.Fatalf("status %d: %s%s", status, out, errs)
 	}
@@ -167,7 +168,7 @@ func TestAPlanDoesNotHangWithTheDriver(t *testing.T) {
 	if status != 1 || !strings.Contains(plan.Error, "NVML has not answered within 300ms") {
 		t.Errorf("status %d, %q", status, plan.Error)
 	}
-	if took := time.Since(start); took > 5*time.Second {
+	if took := time.Since(start); took > 10*time.Second {
 		t.Errorf("it took %s", took)
 	}
 }
