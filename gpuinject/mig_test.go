@@ -506,3 +506,17 @@ func TestNoCapabilityFileLetsLibrariesMakeNodes(t *testing.T) {
 		}
 	}
 }
+
+func TestAuditSaysWhichMIGDevicesWouldHaveBeenRefused(t *testing.T) {
+	h := newMIGHost(t)
+	h.cfg.Policy.Kubernetes = config.Audit
+	for asked, audited := range map[string]bool{"1:0": false, "1:1": true, "all": true} {
+		job, err := h.resolve(t, h.migPod([]int{0}, nil, "NVIDIA_VISIBLE_DEVICES="+asked))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if (job.Plan.Audit != "") != audited || audited && !strings.Contains(job.Plan.Audit, "MIG-"+h.GPUs[1].UUID+"/9/0") {
+			t.Errorf("%s: audit %q", asked, job.Plan.Audit)
+		}
+	}
+}
