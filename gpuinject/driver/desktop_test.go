@@ -368,3 +368,27 @@ func TestFilesForGraphicsAreWatchedForGraphicsOnly(t *testing.T) {
 		}
 	}
 }
+
+// Whatever a manifest of the host says, what is made of it is a manifest, and names
+// libraries by name.
+func FuzzPortableJSON(f *testing.F) {
+	s := &search{files: &Files{Libraries: []Library{
+		{Name: "libGLX_nvidia.so." + version, SOName: "libGLX_nvidia.so.0", Bits: 64}, {Name: "libGLX_nvidia.so." + version, SOName: "libGLX_nvidia.so.0", Bits: 32},
+	}}}
+	for _, seed := range []string{
+		`{}`, `{"ICD": {"library_path": "/x/libGLX_nvidia.so.0", "library_arch": "64"}}`, `{"ICD": [], "layer": {"library_path": 1}}`,
+		`{"layers": [{"library_path": "../libGLX_nvidia.so.0"}, null, []]}`, `{"ICD": {"library_path": "/"}}`, `[]`,
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		out, reason := s.portableJSON(text)
+		if out == nil {
+			return
+		}
+		again, more := s.portableJSON(out)
+		if reason != "" || more != "" || again != nil || strings.Contains(string(out), `"library_path": "/`) {
+			t.Errorf("%q gives %q (%s), and that %q (%s)", text, out, reason, again, more)
+		}
+	})
+}

@@ -200,6 +200,10 @@ const bindFlags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
 // assemble mounts a tmpfs on root and fills it. It runs in a mount namespace that
 // ends with its thread.
 func assemble(root string, files []File) error {
+	// Programs that are not root go through its directories, whatever umask the daemon
+	// has. The thread's is its own (osthread).
+	old := unix.Umask(0o022)
+	defer unix.Umask(old)
 	if err := unix.Mount("nvidia-shim", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size=1m"); err != nil {
 		return fmt.Errorf("mount tmpfs: %w", err)
 	}
@@ -210,7 +214,7 @@ func assemble(root string, files []File) error {
 			return err
 		}
 		if f.Data != nil {
-			if err := write(target, f.Data); err != nil {
+			if err := os.WriteFile(target, f.Data, 0o444); err != nil {
 				return err
 			}
 		} else if err := bind(f.Source, target); err != nil {
@@ -229,14 +233,6 @@ func assemble(root string, files []File) error {
 		return fmt.Errorf("make the tmpfs read-only: %w", err)
 	}
 	return nil
-}
-
-// write makes a file of the view, readable to all whatever the umask is.
-func write(target string, data []byte) error {
-	if err := os.WriteFile(target, data, 0o444); err != nil {
-		return err
-	}
-	return os.Chmod(target, 0o444)
 }
 
 // bind makes target a read-only bind of the regular file source. Files that could

@@ -18,6 +18,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/osthread"
 )
 
 // The test binary runs itself in a mount namespace of its own, so that nothing it
@@ -313,6 +315,43 @@ func TestNamesOfAViewStayInIt(t *testing.T) {
 	}
 	if names, _ := os.ReadDir(filepath.Join(f.dir, "view", spec.key())); len(names) != 1 {
 		t.Errorf("beside the view: %v", names)
+	}
+}
+
+func TestAViewHoldsFilesThatNoHostHas(t *testing.T) {
+	f := newFixture(t)
+	// As in a daemon with UMask=0077, on the thread that will build the view.
+	umask := func(mask int) {
+		check(t, osthread.Do(func() error { syscall.Umask(mask); return nil }))
+	}
+	umask(0o077)
+	defer umask(0o022)
+	spec := f.spec("580.1", 1)
+	with := func(text string) (Spec, string) {
+		s := Spec{Driver: spec.Driver, Files: append(slices.Clone(spec.Files), File{Data: []byte(text), Name: "share/vulkan/icd.d/nvidia_icd.json"})}
+		return s, f.ensure(s)
+	}
+	one, dir := with("one")
+	name := filepath.Join(dir, "share/vulkan/icd.d/nvidia_icd.json")
+	data, err := os.ReadFile(name)
+	check(t, err)
+	info, err := os.Stat(name)
+	check(t, err)
+	if string(data) != "one" || info.Mode() != 0o444 {
+		t.Errorf("%q, %v", data, info.Mode())
+	}
+	for _, d := range []string{"", "share", "share/vulkan/icd.d", "lib64"} {
+		info, err := os.Stat(filepath.Join(dir, d))
+		check(t, err)
+		if info.Mode().Perm() != 0o755 {
+			t.Errorf("/%s is %v: who is not root cannot enter it", d, info.Mode())
+		}
+	}
+	if err := os.WriteFile(name, []byte("x"), 0); !errors.Is(err, syscall.EROFS) {
+		t.Errorf("root can write to it: %v", err)
+	}
+	if _, other := with("two"); other == dir || f.state.Path(one) != dir {
+		t.Error("views with other content are one view")
 	}
 }
 
