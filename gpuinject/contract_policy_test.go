@@ -135,10 +135,5 @@ func policyContract() []contractSection {
 			{name: "`nvidia-container-cli.root`", env: devices("0"), with: "`host.driver-root = \"/nowhere\"`",
 				config: func(c *config.Config) { c.Host.DriverRoot = "/nowhere" }, here: "refused: host.driver-root", jit: "driver files of that root", legacy: "driver files of that root"},
 		},
-	}, {
-		title: "Annotations",
-		cases: []contractCase{
-			{name: "of NVIDIA's NRI plugin", annotations: []string{"nvidia.cdi.k8s.io=nvidia.com/gpu=0"}, here: "left alone", jit: "read by that plugin alone", legacy: "read by that plugin alone"},
-		},
 	}}
 }

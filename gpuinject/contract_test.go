@@ -58,7 +58,7 @@ const same = "the same"
 
 func contract(t *testing.T) []contractSection {
 	t.Helper()
-	return slices.Concat(deviceContract(), migContract(t), requirementContract(), otherContract(), policyContract())
+	return slices.Concat(deviceContract(), migContract(t), requirementContract(), otherContract(), policyContract(), askContract(t))
 }
 
 func TestContract(t *testing.T) {
@@ -94,6 +94,7 @@ func (s contractSection) outcome(t *testing.T, tc contractCase, cfg *config.Conf
 			}
 			return someFacts(), nil
 		}
+		job.AskCDI = askCDI
 		if err = job.Resolve(); err == nil {
 			err = job.Preview("")
 		}

@@ -5,6 +5,9 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
@@ -32,10 +35,18 @@ type Job struct {
 	// AskNVML asks the probe for what only NVML knows. It is called only where a request
 	// needs it and no earlier answer is good, and again where MIG changed meanwhile.
 	AskNVML func() (device.Facts, error)
+	// AskCDI asks the probe what CDI specifications say of other vendors' devices. It is
+	// called at most once, and only where a container asks for such devices and may
+	// have them.
+	AskCDI func(ForeignRequest) (Foreign, error)
 	// Explain enters every decision in the plan, for nvidia-shimctl.
 	Explain bool
 
 	bundle *bundle.Bundle
+	// taken is set where CDI put the devices into the specification, which are request
+	// and grant; granted are identifiers that elsewhere are grants by being named.
+	taken   bool
+	granted []string
 	// meanings are the identifiers of the request, kept for explanations only.
 	meanings []meaning
 	known    *device.Facts
@@ -51,6 +62,11 @@ type Job struct {
 	manifest *manifest
 	looked   bool
 	files    driver.Files
+	// all are the files of every capability.
+	all     driver.Files
+	sockets []specs.Mount
+	// foreign is what CDI specifications say of other vendors' devices.
+	foreign *Foreign
 	// image is open from inspect on, for as long as the caller has it open.
 	image *rootfs.Root
 }
@@ -88,47 +104,83 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (*Job, error
 		return nil, nil
 	}
 	env := b.Spec.Process.Env
+	taken := editedByCDI(&b.Spec)
 	list, listErr := request.DeviceList(b.Spec.Mounts)
-	if !request.Wants(env) && len(list) == 0 && listErr == nil {
-		return nil, nil
-	}
 	who := policy.Identify(&b.Spec)
-	if who.Sandbox {
+	named, namedErr := annotated(&b.Spec, who)
+	asks := request.Wants(env) || !list.Empty() || listErr != nil || !named.Empty() || namedErr != nil || taken || request.HasSwarm(env)
+	if !asks || who.Sandbox {
 		return nil, nil
 	}
 	cfg, err := load()
 	if err != nil {
 		return nil, fail(Precondition, "%w", err)
 	}
+	env = request.WithSwarm(env, cfg.Policy.SwarmResources)
 	bounds := request.Bounds{Default: cfg.Container.DefaultCapabilities, Supported: cfg.Container.SupportedCapabilities}
-	var req request.Request
-	switch mounted := cfg.Policy.AcceptVolumeMounts; {
+	job := &Job{Config: cfg, Container: who, bundle: b, taken: taken}
+	req := &job.Request
+	mounted := cfg.Policy.AcceptVolumeMounts
+	if mounted && listErr == nil {
+		job.granted = list.IDs()
+	}
+	switch {
+	case taken:
+		*req, err = request.FromNodes(env, bounds)
+	case namedErr != nil:
+		err = namedErr
+	case !named.Empty():
+		if !who.Kubernetes {
+			job.granted = append(job.granted, named.IDs()...)
+		}
+		*req, err = request.FromAnnotations(named, env, bounds)
 	case mounted && listErr != nil:
 		err = listErr
-	case mounted && len(list) > 0:
-		req, err = request.WithDeviceList(list, env, bounds)
+	case mounted && !list.Empty():
+		*req, err = request.WithDeviceList(list, env, bounds)
+	case !mounted && request.NamesDirectory(env):
+		return nil, fail(Denied, "%s=%s means the mounts there, and policy.accept-volume-mounts is false: set it to true, or have the device plugin use another strategy", request.EnvVisibleDevices, request.DeviceListDir)
 	default:
-		if req, err = request.FromEnv(env, bounds); err == nil && !req.Driver {
+		if *req, err = request.FromEnv(env, bounds); err == nil && !req.Driver {
 			return nil, nil
 		}
 	}
-	if err == nil && cfg.Policy.AcceptVolumeMounts {
+	if err == nil && mounted && !taken {
 		err = req.AddChannelMounts(b.Spec.Mounts)
 	}
 	if err != nil {
 		return nil, fail(Invalid, "%w", err)
 	}
-	return &Job{
-		Config: cfg, Request: req, Container: who, bundle: b,
-		Plan: Plan{GPU: true, Reason: req.Reason, Asked: req.Devices, Capabilities: req.Capabilities},
-	}, nil
+	job.Plan = Plan{GPU: true, Reason: req.Reason, Asked: req.Devices, Capabilities: req.Capabilities}
+	return job, nil
+}
+
+// annotated returns what CDI annotations name. A container that CDI has edited, which
+// says "void", has its devices. In a pod, containerd applies the annotations that are
+// the kubelet's, so that what other vendors' kinds and mistakes mean there is its
+// affair; a pod author can write annotations too, and they grant nothing.
+func annotated(spec *bundle.Spec, who policy.Container) (request.List, error) {
+	if len(spec.Annotations) == 0 || request.Void(spec.Process.Env) {
+		return request.List{}, nil
+	}
+	l, err := request.Annotated(spec.Annotations, who.Name)
+	if who.Kubernetes && (err != nil || l.OnlyForeign()) {
+		return request.List{}, nil
+	}
+	return l, err
 }
 
 // mightAsk is a test of a few microseconds that most containers fail: no variable
 // of the contract is anywhere in the configuration.
 func mightAsk(raw []byte) bool {
-	return bytes.Contains(raw, []byte(request.EnvVisibleDevices)) || bytes.Contains(raw, []byte("CUDA_VERSION")) ||
-		bytes.Contains(raw, []byte(path.Base(request.DeviceListDir)))
+	return slices.ContainsFunc(askWords, func(word []byte) bool { return bytes.Contains(raw, word) })
+}
+
+// askWords are in the configuration of every container that asks: of the contract's
+// variables, the device list, CDI annotations, swarm's variables and CDI's hooks.
+var askWords = [][]byte{
+	[]byte(request.EnvVisibleDevices), []byte("CUDA_VERSION"), []byte(path.Base(request.DeviceListDir)),
+	[]byte("cdi.k8s.io"), []byte(request.SwarmPrefix), []byte(cdiHook), []byte(ctkHook),
 }
 
 func asksSomewhere(name string) bool {

@@ -55,6 +55,7 @@ func (j *Job) findFiles() error {
 		return fail(Precondition, "%w", err)
 	}
 	j.stamp = m.Version + "-" + m.Files.Identity
+	j.all = m.Files
 	j.files = m.Files.For(j.Request.Capabilities)
 	return nil
 }

@@ -3,6 +3,7 @@ package gpuinject
 import (
 	"path"
 	"slices"
+	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -17,7 +18,17 @@ import (
 var foreignHooks = []string{"nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli", "nvidia-ctk", "nvidia-cdi-hook"}
 
 func isForeignHook(h specs.Hook) bool {
-	return slices.Contains(foreignHooks, path.Base(h.Path))
+	return slices.ContainsFunc(foreignHooks, func(name string) bool { return hookIs(h, name) })
+}
+
+// hookIs tells whether a hook runs a program of NVIDIA's: by its path, or where that
+// is a wrapper, by the name that it is given. GPU Operator's programs are wrappers of
+// <name>.real.
+func hookIs(h specs.Hook, program string) bool {
+	if strings.TrimSuffix(path.Base(h.Path), ".real") == program {
+		return true
+	}
+	return len(h.Args) > 0 && strings.TrimSuffix(path.Base(h.Args[0]), ".real") == program
 }
 
 // findHook returns the first hook of any stage that match chooses.

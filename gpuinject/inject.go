@@ -90,6 +90,9 @@ func (j *Job) Inject(root string) (_ *Injection, err error) {
 		{"edit", func() error { return j.edit(edits) }},
 		{"record", func() error { return j.record() }},
 	}
+	if j.Request.ForeignOnly {
+		steps = steps[len(steps)-2:]
+	}
 	defer func() {
 		if image != nil {
 			image.Close()
@@ -240,6 +243,11 @@ func (j *Job) edit(e bundle.Edits) error {
 
 // apply edits the configuration in memory.
 func (j *Job) apply(e bundle.Edits) error {
+	if j.taken {
+		if err := j.undoCDI(); err != nil {
+			return err
+		}
+	}
 	linux := j.bundle.Spec.Linux
 	userns := inUserNamespace(linux)
 	for _, n := range j.nodes {
@@ -274,6 +282,7 @@ func (j *Job) apply(e bundle.Edits) error {
 		}
 	}
 	j.explainHooks()
+	j.addForeign(&e)
 	e.RemoveHook = isForeignHook
 	if j.Request.Mounted && userns {
 		e.RemoveMount = isIDMappedListMount

@@ -186,6 +186,7 @@ func resolve(t testing.TB, cfg *config.Config, spec any) (*Job, error) {
 	if job == nil {
 		t.Fatal("the container asks for the driver, and Examine says that it does not")
 	}
+	job.AskCDI = askCDI
 	return job, job.Resolve()
 }
 
@@ -196,6 +197,7 @@ func inject(t testing.TB, cfg *config.Config, dir string) (*Injection, error) {
 	if err != nil || job == nil {
 		t.Fatalf("examine: %v, %v", job, err)
 	}
+	job.AskCDI = askCDI
 	if err := job.Resolve(); err != nil {
 		t.Fatal(err)
 	}

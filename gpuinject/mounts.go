@@ -97,7 +97,7 @@ func (j *Job) mounts(viewRoot string, img *linker.Image, leaveOut []string) ([]s
 	for _, m := range j.desktopMounts() {
 		add(m.source, m.dest)
 	}
-	return mounts, nil
+	return append(mounts, j.socketMounts(volumes)...), nil
 }
 
 // pluginName is the name by which a consuming library opens the driver's plugin
@@ -171,7 +171,7 @@ func (j *Job) volumes() []placed {
 	var out []placed
 	for _, m := range j.bundle.Spec.Mounts {
 		bind := m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
-		if (bind || !slices.Contains(ephemeral, m.Type)) && !j.ours(m) {
+		if (bind || !slices.Contains(ephemeral, m.Type)) && !j.ours(m) && !j.cdiMount(m) {
 			out = append(out, placed{m, j.target(m.Destination)})
 		}
 	}

@@ -25,6 +25,10 @@ const (
 // for and may have. What it may not have is ignored, and the plan says so: an image
 // that asks for more than its pod was given starts with its GPUs.
 func (j *Job) addOthers() error {
+	if j.taken {
+		j.keepClasses()
+		return nil
+	}
 	for _, class := range j.Request.Classes {
 		if err := j.addClass(class); err != nil {
 			return err
@@ -40,7 +44,7 @@ func (j *Job) addClass(class string) error {
 		channels = j.Request.Channels
 	}
 	nodes, err := j.inv.Others(class, channels)
-	mounted := imex && j.Request.ChannelsMounted
+	mounted := imex && j.Request.ChannelsMounted || j.namedGrant(class)
 	decide := func(g policy.Grant) policy.Others {
 		return policy.DecideOthers(j.Config.Policy, j.Container, g, class, nodes, mounted)
 	}
@@ -67,14 +71,26 @@ func (j *Job) addClass(class string) error {
 		}
 	}
 	j.explain(class, "given", "%s", may.Reason)
+	j.enterClass(class, may.Nodes)
+	return nil
+}
+
+// enterClass enters the nodes of a class that the container gets.
+func (j *Job) enterClass(class string, nodes []device.Other) {
 	j.Plan.Classes = append(j.Plan.Classes, class)
-	for _, n := range may.Nodes {
+	for _, n := range nodes {
 		j.nodes = append(j.nodes, n.Node)
-		if imex {
+		if class == request.IMEX {
 			j.Plan.IMEX = append(j.Plan.IMEX, int(n.Minor))
 		}
 	}
-	return nil
+}
+
+// namedGrant tells whether that a class is named in a list of devices is its grant:
+// in accepted mounts, and outside Kubernetes in annotations, neither of which an image
+// can make.
+func (j *Job) namedGrant(class string) bool {
+	return slices.Contains(j.Request.Named, class) && (j.Request.Mounted || j.Request.Annotated && !j.Container.Kubernetes)
 }
 
 // missingChannels are the channels that have no node among nodes. A channel is its
@@ -105,7 +121,7 @@ func (j *Job) audit(reason string) {
 // addClassFiles adds the files that go with the nodes, as far as the host has them.
 // They are bound read-only, like every data file of the driver.
 func (j *Job) addClassFiles() {
-	if !slices.Contains(j.Plan.Classes, request.GDS) {
+	if j.taken || !slices.Contains(j.Plan.Classes, request.GDS) {
 		return
 	}
 	data := slices.Clone(j.files.Data)

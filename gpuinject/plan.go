@@ -39,7 +39,12 @@ type Plan struct {
 	// "mofed", "nvswitch". Their nodes are among Devices.
 	Classes []string `json:"classes,omitempty"`
 	// IMEX are the numbers of the IMEX channels.
-	IMEX         []int        `json:"imex,omitempty"`
+	IMEX []int `json:"imex,omitempty"`
+	// Sockets are the daemons of this host whose sockets it gets: "persistenced",
+	// "fabricmanager", "mps".
+	Sockets []string `json:"sockets,omitempty"`
+	// Foreign are other vendors' devices, by their CDI names.
+	Foreign      []string     `json:"foreign,omitempty"`
 	Devices      []PlanDevice `json:"devices"`
 	Libraries    []string     `json:"libraries"`
 	Binaries     []string     `json:"binaries"`

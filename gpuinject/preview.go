@@ -26,6 +26,9 @@ func ExamineSpec(spec any, load func() (*config.Config, error)) (*Job, error) {
 // of its changes. root is the root file system of the image, or empty where none is
 // at hand: the plan then says nothing of the linker.
 func (j *Job) Preview(root string) error {
+	if j.Request.ForeignOnly {
+		return j.apply(bundle.Edits{})
+	}
 	if err := j.checkIsolation(); err != nil {
 		return err
 	}

@@ -18,6 +18,9 @@ var ErrNotGranted = errors.New("nothing was granted")
 // classes, driver files. It
 // reads the host and changes nothing but the shim's own cache.
 func (j *Job) Resolve() error {
+	if j.Request.ForeignOnly {
+		return j.resolveForeign()
+	}
 	j.explainRequest()
 	h := j.Config.Host
 	inv, err := device.Discover(Roots(h))
@@ -55,7 +58,8 @@ func (j *Job) Resolve() error {
 		return err
 	}
 	j.addClassFiles()
-	return nil
+	j.findSockets()
+	return j.findForeign()
 }
 
 // namesDevices tells a request for particular GPUs from one for all of them, or for
@@ -72,9 +76,12 @@ func (j *Job) notGranted(reason string) error {
 
 // selectDevices narrows the request to what policy grants.
 func (j *Job) selectDevices() error {
+	if j.taken {
+		return j.takeOver()
+	}
 	grant, err := policy.Decide(j.Config.Policy, j.Container, policy.Host{
 		Given: j.inv.Given, Select: j.find,
-		Mounted: j.mounted(),
+		Mounted: j.granted,
 		Kubelet: func() (policy.Allocation, error) {
 			if j.AskKubelet == nil {
 				return policy.Allocation{}, errors.New("nobody is there to ask it")
@@ -151,11 +158,3 @@ func (j *Job) selectDevice(id string) error {
 
 // find turns device ids into devices.
 func (j *Job) find(ids []string) (device.Set, error) { return j.inv.Select(ids, j.askFacts) }
-
-// mounted are the identifiers of the device-list mounts, which are a grant.
-func (j *Job) mounted() []string {
-	if j.Request.Mounted {
-		return j.Request.Devices
-	}
-	return nil
-}

@@ -86,7 +86,7 @@ func examine(dir string, opts Options, load func() (*config.Config, error)) (job
 			return cfg, err
 		})
 		if job != nil {
-			job.AskKubelet, job.AskNVML = askKubelet, askNVML
+			job.AskKubelet, job.AskNVML, job.AskCDI = askKubelet, askNVML, askCDI
 		}
 		return err
 	})

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/sys/reaper"
 	"golang.org/x/sys/unix"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
@@ -42,6 +43,28 @@ func askKubelet(socket, namespace, pod string) (policy.Allocation, error) {
 	}
 	err := probe(kubeletTimeout, &a, "probe", "pod-resources", "--socket="+socket, "--namespace="+namespace, "--pod="+pod)
 	return a, err
+}
+
+// cdiTimeout bounds the reading of CDI specifications, which are files of this host.
+var cdiTimeout = 5 * time.Second
+
+// askCDI runs the probe for what CDI specifications say of other vendors' devices. The
+// names come from the container: they have the few characters of CDI names, and no
+// shell ever sees them.
+func askCDI(r gpuinject.ForeignRequest) (gpuinject.Foreign, error) {
+	args := []string{"probe", "cdi", fmt.Sprintf("--uid=%d", r.UID), fmt.Sprintf("--gid=%d", r.GID)}
+	if r.UserNamespace {
+		args = append(args, "--user-namespace")
+	}
+	for _, dir := range r.Dirs {
+		args = append(args, "--dir="+dir)
+	}
+	for _, name := range r.Names {
+		args = append(args, "--device="+name)
+	}
+	var f gpuinject.Foreign
+	err := probe(cdiTimeout, &f, args...)
+	return f, err
 }
 
 // askNVML runs the probe for what only NVML knows of this host's GPUs. Where the

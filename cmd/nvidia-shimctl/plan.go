@@ -87,6 +87,7 @@ func makePlan(c *cli.Command) (gpuinject.Plan, error) {
 func ask(c *cli.Command, job *gpuinject.Job) {
 	job.AskKubelet, job.Explain = askKubelet, true
 	job.AskNVML = func() (facts device.Facts, err error) { return facts, askNVML(c, "facts", &facts) }
+	job.AskCDI = askCDI
 }
 
 // plainSpec is a container outside Kubernetes that is not privileged.

@@ -30,7 +30,7 @@ func probeCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "probe",
 		Usage: "answer a question of the shim in a process of its own, as JSON",
-		Commands: []*cli.Command{nvmlCommand(), {
+		Commands: []*cli.Command{nvmlCommand(), cdiCommand(), {
 			Name:         "pod-resources",
 			Usage:        "what the kubelet allocated to a pod",
 			OnUsageError: onUsageError,

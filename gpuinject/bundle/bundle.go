@@ -131,8 +131,15 @@ type Edits struct {
 	Rules          []specs.LinuxDeviceCgroup
 	Mounts         []specs.Mount
 	AdditionalGids []uint32
+	// Env are variables to set, as NAME=value.
+	Env []string
+	// Hooks are added behind those of their stage.
+	Hooks *specs.Hooks
 	// RemoveMount tells which mounts of the configuration to take out; nil keeps all.
 	RemoveMount func(specs.Mount) bool
+	// RemoveRule tells which device rules of the configuration to take out; nil keeps
+	// all.
+	RemoveRule func(specs.LinuxDeviceCgroup) bool
 	// RemoveHook tells which OCI hooks to take out; nil keeps all.
 	RemoveHook func(specs.Hook) bool
 }
@@ -175,6 +182,19 @@ func (b *Bundle) Apply(e Edits) (removed []string, err error) {
 			return nil, b.wrap(err)
 		}
 	}
+	dropRules := e.RemoveRule != nil && b.Spec.Linux != nil && b.Spec.Linux.Resources != nil &&
+		slices.ContainsFunc(b.Spec.Linux.Resources.Devices, e.RemoveRule)
+	if dropRules {
+		if err := o.edit([]string{"linux", "resources", "devices"}, removing(e.RemoveRule, func(specs.LinuxDeviceCgroup) {})); err != nil {
+			return nil, b.wrap(err)
+		}
+	}
+	if err := b.setEnv(o, e.Env); err != nil {
+		return nil, b.wrap(err)
+	}
+	if err := b.addHooks(o, e.Hooks); err != nil {
+		return nil, b.wrap(err)
+	}
 	if e.RemoveHook != nil && b.Spec.Hooks != nil {
 		if removed, err = removeHooks(o, e.RemoveHook); err != nil {
 			return nil, b.wrap(err)
@@ -188,6 +208,9 @@ func (b *Bundle) Apply(e Edits) (removed []string, err error) {
 		b.Spec.add(devices, rules, mounts, gids)
 		if dropMounts {
 			b.Spec.Mounts = slices.DeleteFunc(b.Spec.Mounts, e.RemoveMount)
+		}
+		if dropRules {
+			b.Spec.Linux.Resources.Devices = slices.DeleteFunc(b.Spec.Linux.Resources.Devices, e.RemoveRule)
 		}
 		if len(removed) > 0 {
 			b.Spec.removeHooks(e.RemoveHook)
@@ -221,9 +244,7 @@ func (s *Spec) add(devices []specs.LinuxDevice, rules []specs.LinuxDeviceCgroup,
 
 // removeHooks is removeHooks for the view.
 func (s *Spec) removeHooks(drop func(specs.Hook) bool) {
-	h := s.Hooks
-	//nolint:staticcheck // Prestart is deprecated and still what docker --gpus uses.
-	for _, stage := range []*[]specs.Hook{&h.Prestart, &h.CreateRuntime, &h.CreateContainer, &h.StartContainer, &h.Poststart, &h.Poststop} {
+	for _, stage := range stages(s.Hooks) {
 		*stage = slices.DeleteFunc(*stage, drop)
 	}
 }

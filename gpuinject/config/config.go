@@ -54,6 +54,10 @@ type Host struct {
 	// LoadKernelModules lets `nvidia-shimctl prepare` load the driver's modules. The
 	// shim never does.
 	LoadKernelModules bool `toml:"load-kernel-modules"`
+	// CDISpecDirs hold the CDI specifications of other vendors' devices.
+	CDISpecDirs []string `toml:"cdi-spec-dirs"`
+	// MPSPipeDirectory is CUDA_MPS_PIPE_DIRECTORY of this host's MPS control daemon.
+	MPSPipeDirectory string `toml:"mps-pipe-directory"`
 }
 
 // Container says what containers get and may ask for.
@@ -62,6 +66,8 @@ type Container struct {
 	DefaultCapabilities []string `toml:"default-capabilities"`
 	// SupportedCapabilities bound what NVIDIA_DRIVER_CAPABILITIES may ask for.
 	SupportedCapabilities []string `toml:"supported-capabilities"`
+	// Sockets are the daemons of this host (sockets) whose sockets containers get.
+	Sockets []string `toml:"sockets"`
 }
 
 // Kubernetes policy modes.
@@ -106,6 +112,9 @@ type Policy struct {
 	AllowFromEnvironment []string `toml:"allow-from-environment"`
 	// DisableRequire skips what images require by NVIDIA_REQUIRE_*.
 	DisableRequire bool `toml:"disable-require"`
+	// SwarmResources are the variables DOCKER_RESOURCE_<kind> whose values, where they
+	// are set, count in the place of NVIDIA_VISIBLE_DEVICES.
+	SwarmResources []string `toml:"swarm-resources"`
 	// ForeignHooks is Replace or Refuse.
 	ForeignHooks string `toml:"foreign-hooks"`
 }
@@ -122,20 +131,36 @@ var capabilities = []string{"compute", "compat32", "graphics", "utility", "video
 // classes are the kinds of devices besides GPUs that a container can ask for.
 var classes = []string{"imex", "gds", "gdrcopy", "mofed", "nvswitch"}
 
+// Daemons whose sockets containers can be given.
+const (
+	Persistenced  = "persistenced"
+	FabricManager = "fabricmanager"
+	MPS           = "mps"
+)
+
+var sockets = []string{Persistenced, FabricManager, MPS}
+
+// swarmPrefix begins the names of swarm's variables. The shim looks for it before it
+// reads this configuration.
+const swarmPrefix = "DOCKER_RESOURCE_"
+
 // Default is the configuration of a host without a file.
 func Default() *Config {
 	return &Config{
 		Host: Host{
-			DriverRoot:     "/",
-			DevRoot:        "/",
-			ProcRoot:       "/proc",
-			SysRoot:        "/sys",
-			StateDir:       "/run/nvidia-shim",
-			ProcMaskTarget: "/proc/driver/nvidia",
+			DriverRoot:       "/",
+			DevRoot:          "/",
+			ProcRoot:         "/proc",
+			SysRoot:          "/sys",
+			StateDir:         "/run/nvidia-shim",
+			ProcMaskTarget:   "/proc/driver/nvidia",
+			CDISpecDirs:      []string{"/etc/cdi", "/var/run/cdi"},
+			MPSPipeDirectory: "/tmp/nvidia-mps",
 		},
 		Container: Container{
 			DefaultCapabilities:   []string{"compute", "utility"},
 			SupportedCapabilities: slices.Clone(capabilities),
+			Sockets:               []string{},
 		},
 		Policy: Policy{
 			Kubernetes:                Enforce,
@@ -144,6 +169,7 @@ func Default() *Config {
 			AcceptVolumeMounts:        true,
 			AcceptEnvWhenUnprivileged: true,
 			AllowFromEnvironment:      []string{},
+			SwarmResources:            []string{},
 			ForeignHooks:              Replace,
 		},
 		Log: Log{Level: "info"},
@@ -249,18 +275,20 @@ func (c *Config) validate() error {
 		"host.driver-root": &c.Host.DriverRoot, "host.dev-root": &c.Host.DevRoot,
 		"host.proc-root": &c.Host.ProcRoot, "host.sys-root": &c.Host.SysRoot,
 		"host.state-dir": &c.Host.StateDir, "host.proc-mask-target": &c.Host.ProcMaskTarget,
-		"policy.kubelet-socket": &c.Policy.KubeletSocket,
+		"policy.kubelet-socket": &c.Policy.KubeletSocket, "host.mps-pipe-directory": &c.Host.MPSPipeDirectory,
 	} {
 		if !filepath.IsAbs(*p) {
 			return fmt.Errorf("key %q: %q is not an absolute path", key, *p)
 		}
 		*p = filepath.Clean(*p)
 	}
-	for i, p := range c.Host.DriverLibraries {
-		if !filepath.IsAbs(p) {
-			return fmt.Errorf("key %q: %q is not an absolute path", "host.driver-libraries", p)
+	for key, list := range map[string][]string{"host.driver-libraries": c.Host.DriverLibraries, "host.cdi-spec-dirs": c.Host.CDISpecDirs} {
+		for i, p := range list {
+			if !filepath.IsAbs(p) {
+				return fmt.Errorf("key %q: %q is not an absolute path", key, p)
+			}
+			list[i] = filepath.Clean(p)
 		}
-		c.Host.DriverLibraries[i] = filepath.Clean(p)
 	}
 	if !strings.HasPrefix(c.Host.ProcMaskTarget, "/proc/") {
 		return fmt.Errorf("key %q: %q is not below /proc", "host.proc-mask-target", c.Host.ProcMaskTarget)
@@ -281,6 +309,16 @@ func (c *Config) validate() error {
 	for _, name := range c.Policy.AllowFromEnvironment {
 		if !slices.Contains(classes, name) {
 			return fmt.Errorf("key %q: unknown class of devices %q (known: %s)", "policy.allow-from-environment", name, strings.Join(classes, ", "))
+		}
+	}
+	for _, name := range c.Container.Sockets {
+		if !slices.Contains(sockets, name) {
+			return fmt.Errorf("key %q: unknown daemon %q (known: %s)", "container.sockets", name, strings.Join(sockets, ", "))
+		}
+	}
+	for _, name := range c.Policy.SwarmResources {
+		if kind, ok := strings.CutPrefix(name, swarmPrefix); !ok || kind == "" {
+			return fmt.Errorf("key %q: %q is not the name of a variable %s<KIND>", "policy.swarm-resources", name, swarmPrefix)
 		}
 	}
 	for _, e := range []struct {

@@ -114,6 +114,14 @@ func candidate(name, version string) bool {
 	return have == version && foreign(stem)
 }
 
+// NamesLibrary tells from a name alone whether it is a library of the driver, of
+// whatever version: libcuda.so.570.86.10.
+func NamesLibrary(name string) bool {
+	stem, version, ok := split(name)
+	_, known := kinds[stem]
+	return ok && (known || foreign(stem)) && strings.Contains(version, ".") && strings.Trim(version, "0123456789.") == ""
+}
+
 // foreign tells whether an unknown stem can be a library of the driver.
 func foreign(stem string) bool {
 	return strings.HasPrefix(stem, "libnvidia-") || strings.HasPrefix(stem, "libcuda")

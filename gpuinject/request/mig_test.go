@@ -32,7 +32,7 @@ func TestRightsOverMIG(t *testing.T) {
 					if slices.Contains(env, "NVIDIA_VISIBLE_DEVICES=none") {
 						ids = []string{"none"}
 					}
-					return WithDeviceList(ids, env, stock)
+					return WithDeviceList(List{GPUs: ids}, env, stock)
 				},
 			} {
 				r, err := read(tc.env)

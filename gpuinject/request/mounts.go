@@ -13,61 +13,62 @@ import (
 // directory itself.
 const DeviceListDir = "/var/run/nvidia-container-devices"
 
-// cdiKind is the kind of our own devices where they are named the CDI way.
-const cdiKind = "nvidia.com/gpu"
-
-// DeviceList returns the identifiers that device-list mounts name, in their order,
-// each once. The destination must be below the directory by whole components: a
-// look-alike such as <dir>X/all is an ordinary mount (T44). IMEX channels (imex/<id>)
-// are left to AddChannelMounts.
-func DeviceList(mounts []specs.Mount) (ids []string, err error) {
+// DeviceList returns what device-list mounts name, in their order, each device once.
+// The destination must be below the directory by whole components: a look-alike such
+// as <dir>X/all is an ordinary mount (T44). IMEX channels (imex/<id>) are left to
+// AddChannelMounts.
+func DeviceList(mounts []specs.Mount) (l List, err error) {
 	for _, m := range mounts {
 		id, ok := listed(m)
 		if !ok || strings.HasPrefix(id, imexDir) {
 			continue
 		}
 		if rest, ok := strings.CutPrefix(id, "cdi/"); ok {
-			// cdi/<vendor>/<class>/<name>, or the name with its equals sign.
-			name, ours := strings.CutPrefix(rest, cdiKind+"/")
-			if !ours {
-				name, ours = strings.CutPrefix(rest, cdiKind+"=")
-			}
-			if !ours {
-				return nil, fmt.Errorf("the mount at %s names the CDI device %s, which is not of kind %s", Quote(m.Destination), Quote(rest), cdiKind)
-			}
-			id = name
+			id = qualified(rest)
 		}
-		if !slices.Contains(ids, id) {
-			ids = append(ids, id)
-		}
-		if len(ids) > maxDevices {
-			return nil, fmt.Errorf("more than %d devices are mounted below %s", maxDevices, DeviceListDir)
+		if err := l.add(id); err != nil {
+			return List{}, fmt.Errorf("the mount at %s: %w", Quote(m.Destination), err)
 		}
 	}
-	return ids, nil
+	l.GPUs = unique(l.GPUs)
+	return l, nil
 }
+
+// qualified makes a CDI name of what is below <dir>/cdi: the name itself, or
+// <vendor>/<class>/<name>.
+func qualified(rest string) string {
+	if parts := strings.SplitN(rest, "/", 3); len(parts) == 3 && !strings.Contains(parts[0]+parts[1], "=") {
+		return parts[0] + "/" + parts[1] + "=" + parts[2]
+	}
+	return rest
+}
+
+func unique(ids []string) (out []string) {
+	for _, id := range ids {
+		if !slices.Contains(out, id) {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+// IDs are the identifiers of GPUs that a list means: just "all" where that is among
+// them.
+func (l List) IDs() []string { return normal(l.GPUs) }
 
 // WithDeviceList makes a request of a device list, which goes before the
 // environment; the environment still says which capabilities and other devices.
-func WithDeviceList(ids, env []string, bounds Bounds) (Request, error) {
-	vars := variables(env)
-	caps, capsSet := vars[EnvCapabilities]
-	capabilities, err := parseCapabilities(caps, bounds)
-	if err != nil {
-		return Request{}, err
-	}
-	r := Request{
-		Driver: true, Reason: "device-list mounts name " + Quote(strings.Join(ids, ",")),
-		Devices: normal(ids), Capabilities: capabilities, Mounted: true,
-		CapabilitiesReason: capabilitiesReason(caps, capsSet, false),
-	}
-	err = r.addOthers(vars)
+func WithDeviceList(l List, env []string, bounds Bounds) (Request, error) {
+	r, err := fromList(l, env, bounds)
+	r.Reason, r.Mounted = "device-list mounts name "+Quote(l.String()), true
 	return r, err
 }
 
 // normal gives a list its meaning: "all" is all, "none" the driver without a GPU.
 func normal(ids []string) []string {
 	switch {
+	case len(ids) == 0:
+		return nil
 	case slices.Contains(ids, All):
 		return []string{All}
 	case slices.Equal(ids, []string{"none"}):

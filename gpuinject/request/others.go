@@ -101,6 +101,7 @@ func (r *Request) AddChannelMounts(mounts []specs.Mount) error {
 		return nil
 	}
 	var channels []int
+	all := false
 	for _, m := range mounts {
 		id, ok := listed(m)
 		if ok {
@@ -111,7 +112,7 @@ func (r *Request) AddChannelMounts(mounts []specs.Mount) error {
 		}
 		r.ChannelsMounted = true
 		if id == All {
-			r.AllChannels = true
+			all = true
 			continue
 		}
 		n, err := channel(id)
@@ -123,6 +124,7 @@ func (r *Request) AddChannelMounts(mounts []specs.Mount) error {
 	if !r.ChannelsMounted {
 		return nil
 	}
+	r.AllChannels = all
 	if r.AllChannels {
 		channels = nil
 	}

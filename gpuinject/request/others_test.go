@@ -86,7 +86,7 @@ func TestOnlyTheDeviceListNamesIMEXChannels(t *testing.T) {
 }
 
 func TestADeviceListTakesOtherDevicesFromTheEnvironment(t *testing.T) {
-	r, err := WithDeviceList([]string{"GPU-a"}, []string{"NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=4"}, stock)
+	r, err := WithDeviceList(List{GPUs: []string{"GPU-a"}}, []string{"NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=4"}, stock)
 	if got := fmt.Sprint(r.Classes, r.Channels); err != nil || got != "[imex gds] [4]" {
 		t.Errorf("%s %v", got, err)
 	}

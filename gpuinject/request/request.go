@@ -45,8 +45,10 @@ type Request struct {
 	// Devices are the identifiers as written, trimmed, without empty items; just
 	// "all" where that is among them. Empty means the driver without a GPU.
 	Devices []string `json:"devices"`
-	// Mounted is set where device-list mounts made the request, not the environment.
-	Mounted bool `json:"mounted"`
+	// Mounted is set where device-list mounts made the request, not the environment;
+	// Annotated where CDI annotations did.
+	Mounted   bool `json:"mounted"`
+	Annotated bool `json:"annotated"`
 	// Capabilities are the driver capabilities, sorted, a subset of Bounds.Supported.
 	Capabilities []string `json:"capabilities"`
 	// CapabilitiesReason says, for people, where the capabilities come from.
@@ -62,6 +64,12 @@ type Request struct {
 	ChannelsMounted bool `json:"channels_mounted"`
 	// MIG are the rights over all MIG devices that are asked for: "config", "monitor".
 	MIG []string `json:"mig"`
+	// Named are those of Classes that are named in the list of devices.
+	Named []string `json:"named"`
+	// Foreign are the CDI names of other vendors' devices. ForeignOnly is set where
+	// nothing else is asked for: the container gets no driver.
+	Foreign     []string `json:"foreign"`
+	ForeignOnly bool     `json:"foreign_only"`
 }
 
 // Bounds are the operator's limits on driver capabilities.
@@ -78,7 +86,7 @@ func Wants(env []string) bool {
 	if !set {
 		return vars[envCUDAVersion] != "" && vars[envRequireCUDA] == ""
 	}
-	_, asks, _, err := parseDevices(visible)
+	_, _, asks, _, err := parseDevices(visible)
 	return asks || err != nil
 }
 
@@ -98,9 +106,12 @@ func FromEnv(env []string, bounds Bounds) (Request, error) {
 	if !set {
 		visible = All
 	}
-	devices, asks, reason, err := parseDevices(visible)
+	devices, list, asks, reason, err := parseDevices(visible)
 	if err != nil || !asks {
 		return Request{Reason: reason}, err
+	}
+	if list.Directory {
+		return Request{}, fmt.Errorf("%s=%s means the mounts below %s, and the container has none: start it with the device plugin's mounts, or name the devices", EnvVisibleDevices, Quote(visible), DeviceListDir)
 	}
 	if !set {
 		reason = EnvVisibleDevices + " is not set and " + envCUDAVersion + " is, without " + envRequireCUDA + ": an image older than CUDA 9"
@@ -115,8 +126,12 @@ func FromEnv(env []string, bounds Bounds) (Request, error) {
 		return Request{}, err
 	}
 	r := Request{Driver: true, Reason: reason, Devices: devices, Capabilities: capabilities, CapabilitiesReason: capabilitiesReason(caps, capsSet, legacy)}
-	err = r.addOthers(vars)
-	return r, err
+	r.ForeignOnly = list.OnlyForeign()
+	if err := r.addOthers(vars); err != nil {
+		return Request{}, err
+	}
+	r.enter(list)
+	return r, nil
 }
 
 // variables picks the variables of the contract out of env; the last one wins.
@@ -139,32 +154,28 @@ func variables(env []string) map[string]string {
 
 // parseDevices reads the value of NVIDIA_VISIBLE_DEVICES. The first of the words
 // "all", "none" and "void" in the list decides; asks is false where the container
-// wants nothing to do with the driver.
-func parseDevices(value string) (devices []string, asks bool, reason string, err error) {
+// wants nothing to do with the driver. list has what is named besides GPUs.
+func parseDevices(value string) (devices []string, list List, asks bool, reason string, err error) {
 	if strings.TrimSpace(value) == "" {
-		return nil, false, EnvVisibleDevices + " is empty", nil
+		return nil, List{}, false, EnvVisibleDevices + " is empty", nil
+	}
+	list, err = parseList(value)
+	switch {
+	case err != nil:
+		return nil, List{}, false, "", fmt.Errorf("%s=%s: %w", EnvVisibleDevices, Quote(value), err)
+	case list.Empty():
+		return nil, List{}, false, EnvVisibleDevices + " names no device", nil
 	}
 	reason = EnvVisibleDevices + "=" + Quote(value)
-	for _, item := range strings.Split(value, ",") {
-		switch item = strings.TrimSpace(item); item {
-		case "":
-			continue
-		case "void":
-			return nil, false, reason, nil
-		case "none":
-			return nil, true, reason, nil
-		case All:
-			return []string{All}, true, reason, nil
-		}
-		devices = append(devices, item)
-		if len(devices) > maxDevices {
-			return nil, false, "", fmt.Errorf("%s names more than %d devices", EnvVisibleDevices, maxDevices)
-		}
+	switch list.word() {
+	case "void":
+		return nil, List{}, false, reason, nil
+	case "none":
+		return nil, list, true, reason, nil
+	case All:
+		return []string{All}, list, true, reason, nil
 	}
-	if len(devices) == 0 {
-		return nil, false, EnvVisibleDevices + " names no device", nil
-	}
-	return devices, true, reason, nil
+	return list.GPUs, list, true, reason, nil
 }
 
 // parseCapabilities reads the value of NVIDIA_DRIVER_CAPABILITIES.

@@ -16,6 +16,7 @@ func TestEnvironmentTableIsTheTestTable(t *testing.T) {
 	text := page(t, "docs/environment.md")
 	for _, tc := range []struct{ heading, file, function string }{
 		{"NVIDIA_VISIBLE_DEVICES", "request/request_test.go", "TestVisibleDevices"},
+		{"A CDI name", "request/cdi_test.go", "TestCDINames"},
 		{"NVIDIA_DRIVER_CAPABILITIES", "request/request_test.go", "TestDriverCapabilities"},
 		{"Other devices", "request/others_test.go", "TestOtherDevices"},
 		{"Requirements", "requirements_test.go", "TestRequirements"},

@@ -20,7 +20,7 @@ var verb = regexp.MustCompile(`%[-+# 0]*[0-9]*(\.[0-9]+)?[a-zA-Z]`)
 // are those that fail a create and are more than a cause passed on.
 func literals(t *testing.T) (all, required []string) {
 	t.Helper()
-	for _, dir := range []string{"shim", "gpuinject", "kubelet", "migrate", "prepare", "runtimeclass", "cmd", "nvml"} {
+	for _, dir := range []string{"shim", "gpuinject", "cdispec", "kubelet", "migrate", "prepare", "runtimeclass", "cmd", "nvml"} {
 		err := filepath.WalkDir(filepath.Join(root, dir), func(name string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
 				return err

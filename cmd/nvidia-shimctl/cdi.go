@@ -1,0 +1,48 @@
+package main
+
+import (
+	"context"
+	"errors"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cdispec"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+)
+
+// askCDI asks as the shim does, in this very process.
+func askCDI(r gpuinject.ForeignRequest) (gpuinject.Foreign, error) {
+	edits, err := cdispec.Find(r.Dirs, r.Names, cdispec.Container{UID: r.UID, GID: r.GID, UserNamespace: r.UserNamespace})
+	if err != nil {
+		return gpuinject.Foreign{}, err
+	}
+	return gpuinject.Foreign(*edits), nil
+}
+
+func cdiCommand() *cli.Command {
+	return &cli.Command{
+		Name:                      "cdi",
+		Usage:                     "what CDI specifications of this host say of other vendors' devices",
+		OnUsageError:              onUsageError,
+		DisableSliceFlagSeparator: true,
+		Flags: []cli.Flag{
+			&cli.StringSliceFlag{Name: "dir", Usage: "directory `DIR` of specifications; may be repeated"},
+			&cli.StringSliceFlag{Name: "device", Usage: "CDI name `VENDOR/CLASS=NAME`; may be repeated"},
+			&cli.Uint32Flag{Name: "uid", Usage: "user `ID` of the container's process"},
+			&cli.Uint32Flag{Name: "gid", Usage: "group `ID` of the container's process"},
+			&cli.BoolFlag{Name: "user-namespace", Usage: "the container has a user namespace"},
+		},
+		Action: func(_ context.Context, c *cli.Command) error {
+			if len(c.StringSlice("dir")) == 0 || len(c.StringSlice("device")) == 0 {
+				return usage(errors.New("--dir and --device say what is asked"))
+			}
+			edits, err := cdispec.Find(c.StringSlice("dir"), c.StringSlice("device"), cdispec.Container{
+				UID: c.Uint32("uid"), GID: c.Uint32("gid"), UserNamespace: c.Bool("user-namespace"),
+			})
+			if err != nil {
+				return err
+			}
+			return printJSON(c.Root().Writer, edits)
+		},
+	}
+}

@@ -1,0 +1,139 @@
+package gpuinject
+
+import (
+	"errors"
+	"io/fs"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+)
+
+// mpsDir is where CUDA looks for an MPS daemon by default, and envMPS the variable of
+// a container that looks elsewhere: the device plugin sets it, with mounts of its own.
+const (
+	mpsDir = "/tmp/nvidia-mps"
+	envMPS = "CUDA_MPS_PIPE_DIRECTORY"
+)
+
+// socketOptions are those of a daemon's directory. A socket of a read-only mount can be
+// connected to, and neither it nor what is beside it can be removed or changed. It is
+// the directory that is mounted, so that the container sees the socket of a daemon that
+// was restarted.
+var socketOptions = []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"}
+
+// mpsOptions are those of the directory of MPS, whose clients may make files there.
+var mpsOptions = []string{"bind", "rw", "nosuid", "nodev", "noexec", "rprivate"}
+
+// daemon is one whose socket a container can be given (toolkit.md 4.1, IPC).
+type daemon struct {
+	name, capability string
+	// below is the directory below /run.
+	below string
+}
+
+var daemons = []daemon{
+	{config.Persistenced, request.Utility, "nvidia-persistenced"},
+	{config.FabricManager, request.Utility, "nvidia-fabricmanager"},
+	{config.MPS, request.Compute, ""},
+}
+
+// runDirs are /run by both its names.
+var runDirs = []string{"/run", "/var/run"}
+
+// findSockets finds the sockets that the operator lets containers have, as far as the
+// daemons run. What is not as it should be is not given, and the plan says so.
+func (j *Job) findSockets() {
+	for _, d := range daemons {
+		if !slices.Contains(j.Config.Container.Sockets, d.name) || !j.Request.Has(d.capability) {
+			continue
+		}
+		var mounts []specs.Mount
+		var err error
+		if d.name == config.MPS {
+			mounts, err = j.mpsMounts()
+		} else {
+			mounts, err = j.daemonMounts(d.below)
+		}
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			j.noSocket(d.name, "it does not run on this host")
+		case err != nil:
+			j.noSocket(d.name, err.Error())
+		default:
+			j.sockets = append(j.sockets, mounts...)
+			j.Plan.Sockets = append(j.Plan.Sockets, d.name)
+			j.explain("socket of "+d.name, "given", "container.sockets has it")
+		}
+	}
+}
+
+func (j *Job) noSocket(name, reason string) {
+	j.Plan.note("no socket of " + name + ": " + reason)
+	j.explain("socket of "+name, "not given", "%s", reason)
+}
+
+// daemonMounts are those of a daemon's directory below /run, in the driver root.
+func (j *Job) daemonMounts(below string) ([]specs.Mount, error) {
+	var source string
+	var err error
+	for _, run := range runDirs {
+		source, err = driver.LocateSocket(j.Config.Host.DriverRoot, driver.Socket{Dir: run + "/" + below, Name: "socket"})
+		if !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	var mounts []specs.Mount
+	for _, run := range runDirs {
+		mounts = append(mounts, specs.Mount{Source: source, Destination: run + "/" + below, Type: "bind", Options: socketOptions})
+	}
+	return mounts, nil
+}
+
+// mpsMounts are those of the MPS daemon of this host.
+func (j *Job) mpsMounts() ([]specs.Mount, error) {
+	for _, entry := range j.bundle.Spec.Process.Env {
+		if strings.HasPrefix(entry, envMPS+"=") {
+			return nil, errors.New("the container has an MPS daemon of its own by " + envMPS)
+		}
+	}
+	if len(j.set.MIG) > 0 {
+		return nil, errors.New("a MIG device needs an MPS daemon of its own")
+	}
+	source, err := driver.LocateSocket("/", driver.Socket{Dir: j.Config.Host.MPSPipeDirectory, Name: "control", Pipe: true})
+	if err != nil {
+		return nil, err
+	}
+	return []specs.Mount{{Source: source, Destination: mpsDir, Type: "bind", Options: mpsOptions}}, nil
+}
+
+// socketMounts are those that the container gets: each place once, by whatever name,
+// and nothing where it has a mount itself.
+func (j *Job) socketMounts(volumes []placed) []specs.Mount {
+	var mounts []specs.Mount
+	var taken []string
+	for _, m := range j.sockets {
+		at := j.target(m.Destination)
+		if j.image == nil {
+			// Nearly every image's /var/run is /run.
+			at = strings.TrimPrefix(at, "/var")
+		}
+		if slices.Contains(taken, at) {
+			continue
+		}
+		taken = append(taken, at)
+		if v, ok := j.covering(volumes, m.Destination); ok {
+			j.Plan.note("not mounted at " + m.Destination + ": the container mounts " + request.Quote(v.Destination) + " there")
+			continue
+		}
+		mounts = append(mounts, m)
+	}
+	return mounts
+}
