@@ -99,6 +99,10 @@ func (m *Mask) fill(files []File) error {
 			if err := unix.Mkdirat(root, name[:i], 0o555); err != nil && !errors.Is(err, unix.EEXIST) {
 				return fmt.Errorf("make %s: %w", name[:i], err)
 			}
+			// Whatever umask the daemon has: programs that are not root read them too.
+			if err := unix.Fchmodat(root, name[:i], 0o555, 0); err != nil {
+				return fmt.Errorf("chmod %s: %w", name[:i], err)
+			}
 			made = append(made, name[:i])
 		}
 		fd, err := unix.Openat(root, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o444)
@@ -107,7 +111,7 @@ func (m *Mask) fill(files []File) error {
 		}
 		f := os.NewFile(uintptr(fd), name)
 		_, err = f.Write(file.Data)
-		if err := errors.Join(err, f.Close()); err != nil {
+		if err := errors.Join(err, f.Chmod(0o444), f.Close()); err != nil {
 			return fmt.Errorf("write %s: %w", name, err)
 		}
 	}

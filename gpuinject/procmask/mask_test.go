@@ -203,6 +203,25 @@ func TestMaskStaysWithinItself(t *testing.T) {
 }
 
 // The process that attaches goes on in its own namespaces on every thread.
+func TestAMaskCanBeReadByProgramsThatAreNotRoot(t *testing.T) {
+	old := syscall.Umask(0o077)
+	m, err := New([]File{{Path: "gpus/0000:19:00.0/information", Data: []byte("x")}, {Path: "version"}}, "")
+	syscall.Umask(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer m.Close()
+	for name, want := range map[string]os.FileMode{"": 0o555, "gpus": 0o555, "gpus/0000:19:00.0": 0o555, "gpus/0000:19:00.0/information": 0o444, "version": 0o444} {
+		info, err := os.Stat("/proc/self/fd/" + strconv.Itoa(int(m.f.Fd())) + "/" + name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode().Perm() != want {
+			t.Errorf("%q is %v", name, info.Mode())
+		}
+	}
+}
+
 func TestAttachLeavesTheCallerWhereItWas(t *testing.T) {
 	own, err := os.Readlink("/proc/self/ns/mnt")
 	if err != nil {
