@@ -34,11 +34,20 @@ func TestMain(m *testing.M) {
 }
 
 func answer(name string) int {
+	what, name, _ := strings.Cut(name, ":")
 	cfg, err := config.Load(name)
 	if err == nil {
-		var facts device.Facts
-		if facts, err = Facts(cfg.Host); err == nil {
-			err = json.NewEncoder(os.Stdout).Encode(facts)
+		var v any
+		switch what {
+		case "facts":
+			v, err = Facts(cfg.Host)
+		case "infos":
+			v, err = Infos(cfg.Host)
+		case "states":
+			v, err = States(cfg.Host)
+		}
+		if err == nil {
+			err = json.NewEncoder(os.Stdout).Encode(v)
 		}
 	}
 	if err != nil {
@@ -48,21 +57,27 @@ func answer(name string) int {
 	return 0
 }
 
-// askFacts asks the simulated driver's NVML, without anything in the environment that
-// could lead to another.
 func askFacts(t *testing.T, d *sim.Driver) (facts device.Facts, err error) {
+	t.Helper()
+	err = askFor(t, d, "facts", &facts)
+	return facts, err
+}
+
+// askFor asks the simulated driver's NVML, without anything in the environment that
+// could lead to another.
+func askFor(t *testing.T, d *sim.Driver, what string, v any) error {
 	t.Helper()
 	var out, errs bytes.Buffer
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = []string{envAsk + "=" + d.ConfigPath}
+	cmd.Env = []string{envAsk + "=" + what + ":" + d.ConfigPath}
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
-		return facts, fmt.Errorf("%s", strings.TrimSpace(errs.String()))
+		return fmt.Errorf("%s", strings.TrimSpace(errs.String()))
 	}
-	if err := json.Unmarshal(out.Bytes(), &facts); err != nil {
+	if err := json.Unmarshal(out.Bytes(), v); err != nil {
 		t.Fatal(err)
 	}
-	return facts, nil
+	return nil
 }
 
 func simulate(t *testing.T, o sim.Options) *sim.Driver {

@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -31,7 +32,7 @@ type gpuContainer struct {
 	// init is the container's first process; 0 where there is none, or where it is of
 	// another PID namespace than this process.
 	init int
-	// paths are init's cgroups other than the root, by hierarchy.
+	// paths are init's cgroups that its shim is not in, by hierarchy.
 	paths map[string]string
 	// pidNamespace is init's where it is not this process' own.
 	pidNamespace string
@@ -125,12 +126,34 @@ func (n *node) container(dir, id string, foreign bool) (c gpuContainer, ok bool)
 	if err != nil {
 		return c, true // ended
 	}
+	// Of cgroup v1 beside v2 the container need not have a cgroup in each hierarchy;
+	// where it has not, it is where its shim is, with half of the host.
+	if shared, err := n.cgroups(n.parent(pid)); err == nil {
+		maps.DeleteFunc(paths, func(hierarchy, path string) bool {
+			return shared[hierarchy] == path || strings.HasPrefix(shared[hierarchy], path+"/")
+		})
+	}
 	c.init, c.paths = pid, paths
 	namespace, _ := os.Readlink(filepath.Join(n.proc, strconv.Itoa(pid), "ns/pid"))
 	if own, _ := os.Readlink(filepath.Join(n.proc, "self/ns/pid")); namespace != own {
 		c.pidNamespace = namespace
 	}
 	return c, true
+}
+
+// parent is the PID of a process' parent; 0 where it is not known.
+func (n *node) parent(pid int) int {
+	data, err := os.ReadFile(filepath.Join(n.proc, strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0
+	}
+	// 12 (a name with any character) S 1 …
+	fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
+	if len(fields) < 2 {
+		return 0
+	}
+	parent, _ := strconv.Atoi(fields[1])
+	return parent
 }
 
 // cgroups are the cgroups of a process by hierarchy, less those at the root.

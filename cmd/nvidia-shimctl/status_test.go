@@ -1,15 +1,20 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cmd/nvidia-shimctl/internal/term/termtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/nvml"
@@ -26,6 +31,7 @@ func newFixtureNode(t *testing.T) *fixtureNode {
 	t.Helper()
 	f := &fixtureNode{node: &node{root: "/", proc: filepath.Join(t.TempDir(), "proc")}, t: t, state: filepath.Join(t.TempDir(), "state")}
 	f.process("self", "1", "/usr/bin/nvidia-shimctl", "", "/")
+	f.process("5", "1", "/usr/bin/shim", "", "/system.slice/containerd.service")
 	return f
 }
 
@@ -45,7 +51,9 @@ func (f *fixtureNode) process(pid, namespace, exe, cwd, cgroup string) {
 		}
 	}
 	for name, text := range map[string]string{
-		"cgroup": "2:devices:" + cgroup + "\n1:name=systemd:/\n0::" + cgroup + "\n", "comm": filepath.Base(exe) + "\n", "environ": "", "cmdline": exe + "\x00",
+		// One hierarchy of cgroup v1 has no container in it.
+		"cgroup": "2:freezer:/daemons\n1:name=systemd:/\n0::" + cgroup + "\n",
+		"stat":   pid + " (a ) name) S 5 1 1", "comm": filepath.Base(exe) + "\n", "environ": "", "cmdline": exe + "\x00",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			f.t.Fatal(err)
@@ -302,4 +310,105 @@ func TestEveryFieldIsDocumented(t *testing.T) {
 	}
 	walk(reflect.TypeFor[hostStatus]())
 	walk(reflect.TypeFor[nvmlInfo]())
+}
+
+func TestStatusOfAHungDriverShowsGrants(t *testing.T) {
+	defer func(d time.Duration) { nvmlTimeout = d }(nvmlTimeout)
+	nvmlTimeout = 300 * time.Millisecond
+	d := simulate(t)
+	if err := d.Hang(true); err != nil {
+		t.Fatal(err)
+	}
+	f := newFixtureNode(t)
+	plan := granted("of-a-hung-driver", "default", "")
+	plan.GPUs = []gpuinject.PlanGPU{{UUID: d.GPUs[1].UUID, PCI: d.GPUs[1].BusID}}
+	f.bundle(f.state, "default", "of-a-hung-driver", 0, plan)
+	for _, tc := range []struct {
+		name string
+		args []string
+		want []string
+	}{
+		{"status", []string{"status", "--state", f.state}, []string{"NVML: NVML has not answered within 300ms", "of-a-hung-driver", d.GPUs[1].Name}},
+		{"status as JSON", []string{"--json", "status", "--state", f.state}, []string{`"nvml_error": "NVML has not answered within 300ms`, `"of-a-hung-driver"`}},
+		{"info", []string{"info"}, []string{"NVML: NVML has not answered within 300ms", d.GPUs[1].UUID, "libcuda.so." + d.Version}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			status, out, errs := ctl(t, append([]string{"--config", d.ConfigPath}, tc.args...)...)
+			if status != 0 || errs != "" {
+				t.Fatalf("status %d: %s", status, errs)
+			}
+			for _, w := range tc.want {
+				if !strings.Contains(out, w) {
+					t.Errorf("no %q in\n%s", w, out)
+				}
+			}
+		})
+	}
+}
+
+func TestStatusIsWatched(t *testing.T) {
+	d := simulate(t)
+	watch := func(w io.Writer, args ...string) int {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		defer cancel()
+		args = append([]string{"nvidia-shimctl", "--config", d.ConfigPath}, args...)
+		return run(ctx, append(args, "status", "--watch", "--interval=100ms", "--state="+t.TempDir()), w, io.Discard)
+	}
+	t.Run("as lines of JSON", func(t *testing.T) {
+		var out bytes.Buffer
+		if status := watch(&out, "--json"); status != 0 {
+			t.Fatalf("status %d", status)
+		}
+		looks := strings.Split(strings.TrimSpace(out.String()), "\n")
+		if len(looks) < 2 {
+			t.Errorf("%d looks:\n%s", len(looks), out.String())
+		}
+		for _, l := range looks {
+			var s hostStatus
+			decode(t, l, &s)
+			if len(s.GPUs) != 3 || s.Time.IsZero() {
+				t.Errorf("look %s", l)
+			}
+		}
+	})
+	t.Run("in a pipe one after the other", func(t *testing.T) {
+		var out bytes.Buffer
+		if status := watch(&out); status != 0 || strings.Count(out.String(), "Driver "+d.Version) < 2 || strings.Contains(out.String(), "\x1b") {
+			t.Errorf("status %d:\n%q", status, out.String())
+		}
+	})
+	t.Run("on a terminal in its place", func(t *testing.T) {
+		t.Setenv("TERM", "xterm")
+		w, read := termtest.Open(t, 120)
+		if status := watch(w); status != 0 {
+			t.Errorf("status %d", status)
+		}
+		if screen := read(); strings.Count(screen, "\x1b[H\x1b[2J") < 2 {
+			t.Errorf("%q", screen)
+		}
+	})
+	for _, args := range [][]string{{"status", "--interval=1ms"}, {"status", "x"}, {"probe", "nvml", "--what=all"}} {
+		if status, _, errs := ctl(t, append([]string{"--config", d.ConfigPath}, args...)...); status != 2 {
+			t.Errorf("%q: status %d, %s", args, status, errs)
+		}
+	}
+}
+
+func TestInfoHasWhatNVMLKnows(t *testing.T) {
+	d := simulate(t)
+	status, out, errs := ctl(t, "--config", d.ConfigPath, "--json", "info")
+	if status != 0 {
+		t.Fatalf("status %d: %s", status, errs)
+	}
+	var info hostInfo
+	decode(t, out, &info)
+	if info.CUDAVersion != "13.0" || info.NVMLError != "" || info.GPUs[2].NVML == nil || info.GPUs[2].NVML.Brand != "nvidia" || *info.GPUs[2].NVML.Cores != 16896 || len(info.GPUs[2].NVML.Links) != 2 {
+		t.Errorf("%s", out)
+	}
+	_, out, _ = ctl(t, "--config", d.ConfigPath, "info")
+	for _, w := range []string{"Driver " + d.Version + ", CUDA 13.0\n", "GPU 1: Hopper, architecture 9.0, brand nvidia, 16896 cores, 143771 MiB with ECC", "links: GPU 0 SYS, GPU 2 SYS"} {
+		if !strings.Contains(out, w) {
+			t.Errorf("no %q in\n%s", w, out)
+		}
+	}
 }
