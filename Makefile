@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build tools daemons kubernetes demo test test-unit test-gpu bench lint fuzz clean deps
+.PHONY: help build man tools daemons kubernetes demo test test-unit test-gpu bench lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,15 @@ build: ## build the shim (static, no cgo) and nvidia-shimctl into bin/
 	CGO_ENABLED=$(CTL_CGO) $(GO) build -trimpath -tags "$(CTL_TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/nvidia-shimctl ./cmd/nvidia-shimctl
 	@size=$$(stat -c %s $(BIN)/containerd-shim-nvidia-v2); \
 	if [ $$size -gt $(MAX_SHIM_BYTES) ]; then echo "the shim has $$size bytes, more than $(MAX_SHIM_BYTES)"; exit 1; fi
+
+SHARE := $(BIN)/share
+
+man: build ## write manual pages and completion scripts into bin/share/, as they go into /usr/local/share/
+	@mkdir -p $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
+	$(BIN)/nvidia-shimctl man --dir $(SHARE)/man/man8
+	$(BIN)/nvidia-shimctl completion bash > $(SHARE)/bash-completion/completions/nvidia-shimctl
+	$(BIN)/nvidia-shimctl completion zsh > $(SHARE)/zsh/site-functions/_nvidia-shimctl
+	$(BIN)/nvidia-shimctl completion fish > $(SHARE)/fish/vendor_completions.d/nvidia-shimctl.fish
 
 daemons: ## build older containerds, which the shim must serve too, into bin/daemons/
 	integration/daemons/build.sh $(BIN)/daemons

@@ -54,7 +54,7 @@ func installCommand() *cli.Command {
 			&cli.BoolFlag{Name: "replace", Usage: "switch another runtime of that name off until uninstall"},
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM`, asked for its version (default: found in PATH)"},
 			&cli.StringFlag{Name: "from", Usage: "`DIR` with the programs to install (default: this program's)"},
-			&cli.GenericFlag{Name: "from-toolkit", Value: &optionalFile{}, Usage: "carry the options of NVIDIA's container toolkit over, from its configuration `[=FILE]` (default: where its package or operator has it)"},
+			&cli.GenericFlag{Name: "from-toolkit", Value: &optionalFile{}, Usage: "carry the options of NVIDIA's container toolkit over; `[=FILE]` is its configuration (default: where its package or operator has it)"},
 			&cli.BoolFlag{Name: "prepare-unit", Usage: "have systemd run nvidia-shimctl prepare at boot"},
 		),
 		Action: func(ctx context.Context, c *cli.Command) error { return install(ctx, c) },

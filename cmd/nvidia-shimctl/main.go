@@ -40,7 +40,11 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			&cli.StringFlag{Name: "config", Usage: "configuration `FILE` of the shim (default: " + config.DefaultPath + ")", Sources: cli.EnvVars(config.EnvFile)},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
 		},
-		Commands:       []*cli.Command{infoCommand(), statusCommand(), planCommand(), runArgsCommand(), probeCommand(), checkCommand(), prepareCommand(), installCommand(), uninstallCommand(), manifestCommand()},
+		Commands: []*cli.Command{
+			infoCommand(), statusCommand(), planCommand(), runArgsCommand(),
+			checkCommand(), prepareCommand(), installCommand(), uninstallCommand(), manifestCommand(),
+			probeCommand(), completionCommand(), completeCommand(), manCommand(),
+		},
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},
 		OnUsageError:   onUsageError,
 		Action: func(ctx context.Context, c *cli.Command) error {

@@ -17,6 +17,9 @@ func prepareCommand() *cli.Command {
 		OnUsageError:              onUsageError,
 		DisableSliceFlagSeparator: true,
 		Usage:                     "load the driver's kernel modules and make missing device nodes, at boot or by hand",
+		Description: "A node that is as it should be is not touched, and one that is wrong is named and left alone without --replace. " +
+			"Mode and owner are those of the driver's parameters. On a host without a GPU there is nothing to do. " +
+			"install --prepare-unit has systemd run it at every boot.",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "load-modules", Usage: "load modules that are missing (default: as host.load-kernel-modules says)"},
 			&cli.StringFlag{Name: "imex-channels", Usage: "make the nodes of these IMEX channels too: `LIST` as 0-3,7"},

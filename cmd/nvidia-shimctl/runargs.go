@@ -46,6 +46,8 @@ func runArgsCommand() *cli.Command {
 		OnUsageError:              onUsageError,
 		DisableSliceFlagSeparator: true,
 		Usage:                     "print the flags by which a container has the same GPUs without this shim",
+		Description: "Each flag is on a line of its own, for a command substitution: docker run $(nvidia-shimctl run-args --for docker) IMAGE. " +
+			"They come from the plan of the shim; what such flags cannot do is printed on the standard error.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "for", Usage: "`ENGINE` that the flags are for: " + strings.Join(engines, ", ")},
 			&cli.StringFlag{Name: "devices", Usage: "`LIST` of GPUs, as in NVIDIA_VISIBLE_DEVICES (default: all)"},
