@@ -91,6 +91,7 @@ func (j *Job) keepClasses() {
 		nodes, _ := j.inv.Others(class, nil)
 		nodes = slices.DeleteFunc(nodes, func(n device.Other) bool { return !j.has(policy.Number{Major: int64(n.Major), Minor: int64(n.Minor)}) })
 		if len(nodes) > 0 {
+			j.explain(class, "given", "CDI put its nodes into the specification")
 			j.enterClass(class, nodes)
 		}
 	}

@@ -96,12 +96,13 @@ func Examine(dir string, load func() (*config.Config, error)) (job *Job, raw []b
 		return nil, raw, fail(Invalid, "%w", err)
 	}
 	job, err = examine(b, load)
-	return job, raw, err
+	return job, raw, ordinary(err)
 }
 
+// examine returns leftAlone where the container is none of the shim's business.
 func examine(b *bundle.Bundle, load func() (*config.Config, error)) (*Job, error) {
 	if b.Spec.Process == nil {
-		return nil, nil
+		return nil, leftAlone("the container has no process")
 	}
 	env := b.Spec.Process.Env
 	taken := editedByCDI(&b.Spec)
@@ -109,8 +110,11 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (*Job, error
 	who := policy.Identify(&b.Spec)
 	named, namedErr := annotated(&b.Spec, who)
 	asks := request.Wants(env) || !list.Empty() || listErr != nil || !named.Empty() || namedErr != nil || taken || request.HasSwarm(env)
-	if !asks || who.Sandbox {
-		return nil, nil
+	switch {
+	case !asks:
+		return nil, leftAlone(request.WhyNot(env))
+	case who.Sandbox:
+		return nil, leftAlone("the sandbox container of a pod is never given a GPU")
 	}
 	cfg, err := load()
 	if err != nil {
@@ -142,7 +146,7 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (*Job, error
 		return nil, fail(Denied, "%s=%s means the mounts there, and policy.accept-volume-mounts is false: set it to true, or have the device plugin use another strategy", request.EnvVisibleDevices, request.DeviceListDir)
 	default:
 		if *req, err = request.FromEnv(env, bounds); err == nil && !req.Driver {
-			return nil, nil
+			return nil, leftAlone(req.Reason)
 		}
 	}
 	if err == nil && mounted && !taken {

@@ -1,10 +1,13 @@
 package gpuinject
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
@@ -26,13 +29,74 @@ func (j *Job) explain(subject, decision, format string, args ...any) {
 	}
 }
 
+// leftAlone says why a container is none of the shim's business.
+type leftAlone string
+
+func (l leftAlone) Error() string { return string(l) }
+
+// ordinary is an error without leftAlone, which is none.
+func ordinary(err error) error {
+	if alone := leftAlone(""); errors.As(err, &alone) {
+		return nil
+	}
+	return err
+}
+
+// WhyLeftAlone says why Examine and ExamineSpec return no job for the configuration
+// raw, by asking once more; empty where they do.
+func WhyLeftAlone(raw []byte, load func() (*config.Config, error)) string {
+	b, err := bundle.Parse("", raw, 0o600)
+	if err != nil {
+		return ""
+	}
+	_, err = examine(b, load)
+	alone := leftAlone("")
+	_ = errors.As(err, &alone)
+	return string(alone)
+}
+
 // explainRequest enters what made the container one that gets the driver.
 func (j *Job) explainRequest() {
 	if !j.Explain {
 		return
 	}
-	j.explain("container", "asks for the driver", "%s", j.Request.Reason)
+	what := "asks for the driver"
+	if j.Request.ForeignOnly {
+		what = "asks for other vendors' devices"
+	}
+	j.explain("container", what, "%s", j.Request.Reason)
+	j.explainOverridden()
+	if j.Request.ForeignOnly {
+		return
+	}
 	j.explain("capabilities", strings.Join(j.Request.Capabilities, ","), "%s", j.Request.CapabilitiesReason)
+}
+
+// explainOverridden enters the ways to ask that the container uses and that do not
+// count beside another.
+func (j *Job) explainOverridden() {
+	winner := ""
+	switch {
+	case j.taken:
+		winner = "what CDI put into the specification goes before it"
+	case j.Request.Annotated:
+		winner = "annotations go before it"
+	case j.Request.Mounted:
+		winner = "device-list mounts go before it"
+	}
+	list, err := request.DeviceList(j.bundle.Spec.Mounts)
+	if mounts := err == nil && !list.Empty(); mounts && !j.Config.Policy.AcceptVolumeMounts {
+		j.explain("device-list mounts", "not followed", "policy.accept-volume-mounts is false")
+	} else if mounts && !j.Request.Mounted && winner != "" {
+		j.explain("device-list mounts", "not followed", "%s", winner)
+	}
+	env := j.bundle.Spec.Process.Env
+	switch asks := request.Wants(env); {
+	case winner != "" && asks:
+		j.explain(request.EnvVisibleDevices, "not followed", "%s", winner)
+	case winner == "" && request.HasSwarm(env) && len(request.WithSwarm(env, j.Config.Policy.SwarmResources)) != len(env):
+		j.explain("swarm's resources", "followed", "policy.swarm-resources has them, and they go before %s", request.EnvVisibleDevices)
+	}
 }
 
 // explainGrant enters what the container may have.

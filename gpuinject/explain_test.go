@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 func TestEveryDecisionIsExplained(t *testing.T) {
@@ -56,6 +57,21 @@ func TestEveryDecisionIsExplained(t *testing.T) {
 			want:   []string{"gds: ignored: no device of that kind was allocated", "gdrcopy: given: allow-from-environment"}},
 		{name: "NVIDIA's hook", env: devices("0"), spec: withHook("/usr/bin/nvidia-container-runtime-hook"), want: []string{`hook "/usr/bin/nvidia-container-runtime-hook": removed: it is NVIDIA's`}},
 		{name: "another's hook", env: devices("0"), spec: withHook("/opt/hook"), want: []string{`hook "/opt/hook": kept: it is not one of NVIDIA's`}},
+		{name: "mounts before the environment", env: devices("all"), spec: listing("1"), want: []string{
+			`container: asks for the driver: device-list mounts name "1"`, "NVIDIA_VISIBLE_DEVICES: not followed: device-list mounts go before it", `GPU 1: given: asked for as "1"`,
+		}},
+		{name: "annotations before mounts and the environment", env: devices("all"), spec: func(s *specs.Spec) { listing("1")(s); s.Annotations["cdi.k8s.io/x"] = "nvidia.com/gpu=2" }, want: []string{
+			"device-list mounts: not followed: annotations go before it", "NVIDIA_VISIBLE_DEVICES: not followed: annotations go before it", `GPU 2: given: asked for as "2"`,
+		}},
+		{name: "mounts that are not accepted", env: devices("0"), spec: listing("1"), config: func(c *config.Config) { c.Policy.AcceptVolumeMounts = false }, want: []string{
+			"device-list mounts: not followed: policy.accept-volume-mounts is false", `GPU 0: given: asked for as "0"`,
+		}},
+		{name: "swarm", env: append(devices("all"), "DOCKER_RESOURCE_GPU=1"), config: func(c *config.Config) { c.Policy.SwarmResources = []string{"DOCKER_RESOURCE_GPU"} }, want: []string{
+			"swarm's resources: followed: policy.swarm-resources has them", `GPU 1: given: asked for as "1"`,
+		}},
+		{name: "what CDI put into the specification", env: devices("all"), spec: func(s *specs.Spec) { applyCDI(t, s, nvidiaCDI(t, ctkForms[0]), "nvidia.com/gpu=1") }, want: []string{
+			"container: asks for the driver: the container's specification has NVIDIA's CDI hooks", "GPU 1: given: asked for as", "GPU 0: not given: not asked for",
+		}},
 		{name: "a privileged container", env: devices("0"), spec: privileged, want: []string{"/proc/driver/nvidia: not masked: a privileged container"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -149,5 +165,14 @@ func TestMIGDevicesAreExplainedOneByOne(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// listing adds device-list mounts.
+func listing(ids ...string) func(*specs.Spec) {
+	return func(s *specs.Spec) {
+		for _, id := range ids {
+			s.Mounts = append(s.Mounts, specs.Mount{Source: "/dev/null", Destination: request.DeviceListDir + "/" + id, Type: "bind"})
+		}
 	}
 }

@@ -19,7 +19,8 @@ func ExamineSpec(spec any, load func() (*config.Config, error)) (*Job, error) {
 	if err != nil {
 		return nil, fail(Invalid, "%w", err)
 	}
-	return examine(b, load)
+	job, err := examine(b, load)
+	return job, ordinary(err)
 }
 
 // Preview completes the plan after Resolve by the decisions of Inject, without any

@@ -18,10 +18,10 @@ var ErrNotGranted = errors.New("nothing was granted")
 // classes, driver files. It
 // reads the host and changes nothing but the shim's own cache.
 func (j *Job) Resolve() error {
+	j.explainRequest()
 	if j.Request.ForeignOnly {
 		return j.resolveForeign()
 	}
-	j.explainRequest()
 	h := j.Config.Host
 	inv, err := device.Discover(Roots(h))
 	if errors.Is(err, device.ErrNoDriver) && !j.namesDevices() && j.Container.Kubernetes &&

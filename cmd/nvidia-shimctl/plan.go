@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -62,12 +63,16 @@ func planCommand() *cli.Command {
 
 // makePlan takes the container through the shim's own steps, less the changes.
 func makePlan(c *cli.Command) (gpuinject.Plan, error) {
-	job, root, err := examine(c)
+	job, root, raw, err := examine(c)
 	if err != nil {
 		return gpuinject.Plan{}, err
 	}
 	if job == nil {
-		return gpuinject.Plan{Reason: "the container does not ask for the driver: the shim leaves it alone"}, nil
+		reason := "the container does not ask for the driver: the shim leaves it alone"
+		if why := gpuinject.WhyLeftAlone(raw, loader(c)); why != "" {
+			reason += ": " + why
+		}
+		return gpuinject.Plan{Reason: reason}, nil
 	}
 	ask(c, job)
 	switch err := job.Resolve(); {
@@ -103,22 +108,24 @@ func plainSpec(env []string) *specs.Spec {
 	}
 }
 
-func examine(c *cli.Command) (job *gpuinject.Job, root string, err error) {
+// examine returns the container's root file system too, where there is a bundle, and
+// its configuration.
+func examine(c *cli.Command) (job *gpuinject.Job, root string, raw []byte, err error) {
 	if dir := c.String("bundle"); dir != "" {
 		if len(c.StringSlice("env"))+len(c.StringSlice("mount"))+len(c.StringSlice("annotation")) > 0 || c.Bool("privileged") {
-			return nil, "", usage(errors.New("--bundle goes with no description of the container"))
+			return nil, "", nil, usage(errors.New("--bundle goes with no description of the container"))
 		}
 		// To the shim a bundle without a configuration is somebody else's affair; here
 		// it is a mistyped name.
 		if _, err := os.Stat(filepath.Join(dir, bundle.ConfigName)); err != nil {
-			return nil, "", err
+			return nil, "", nil, err
 		}
-		job, _, err := gpuinject.Examine(dir, loader(c))
+		job, raw, err := gpuinject.Examine(dir, loader(c))
 		if err != nil || job == nil {
-			return job, "", err
+			return job, "", raw, err
 		}
 		root, err = gpuinject.RootPath(dir)
-		return job, root, err
+		return job, root, raw, err
 	}
 	spec := plainSpec(c.StringSlice("env"))
 	if c.Bool("privileged") {
@@ -128,19 +135,22 @@ func examine(c *cli.Command) (job *gpuinject.Job, root string, err error) {
 	for _, m := range c.StringSlice("mount") {
 		src, dst, ok := strings.Cut(m, ":")
 		if !ok || !strings.HasPrefix(dst, "/") {
-			return nil, "", usage(fmt.Errorf("--mount %q is not SRC:DST", m))
+			return nil, "", nil, usage(fmt.Errorf("--mount %q is not SRC:DST", m))
 		}
 		spec.Mounts = append(spec.Mounts, specs.Mount{Source: src, Destination: dst, Type: "bind", Options: []string{"rbind"}})
 	}
 	for _, a := range c.StringSlice("annotation") {
 		key, value, ok := strings.Cut(a, "=")
 		if !ok {
-			return nil, "", usage(fmt.Errorf("--annotation %q is not K=V", a))
+			return nil, "", nil, usage(fmt.Errorf("--annotation %q is not K=V", a))
 		}
 		spec.Annotations[key] = value
 	}
+	if raw, err = json.Marshal(spec); err != nil {
+		return nil, "", nil, err
+	}
 	job, err = gpuinject.ExamineSpec(spec, loader(c))
-	return job, "", err
+	return job, "", raw, err
 }
 
 // planLabel is how many columns the labels of a plan take.

@@ -88,15 +88,21 @@ func TestAContainerThatDoesNotAskIsLeftAloneAndThatIsFine(t *testing.T) {
 	if err := os.WriteFile(name, []byte("broken"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{
-		{"plan"}, {"plan", "--env", "NVIDIA_VISIBLE_DEVICES=void"}, {"plan", "--env", "PATH=/bin", "--privileged"},
-		{"plan", "--env", "NVIDIA_VISIBLE_DEVICES=all", "--annotation", "io.kubernetes.cri.container-type=sandbox"},
+	for _, tc := range []struct {
+		args []string
+		why  string
+	}{
+		{[]string{"plan"}, "NVIDIA_VISIBLE_DEVICES is not set"},
+		{[]string{"plan", "--env", "NVIDIA_VISIBLE_DEVICES=void"}, `NVIDIA_VISIBLE_DEVICES="void"`},
+		{[]string{"plan", "--env", "NVIDIA_VISIBLE_DEVICES="}, "NVIDIA_VISIBLE_DEVICES is empty"},
+		{[]string{"plan", "--env", "PATH=/bin", "--privileged"}, "NVIDIA_VISIBLE_DEVICES is not set"},
+		{[]string{"plan", "--env", "NVIDIA_VISIBLE_DEVICES=all", "--annotation", "io.kubernetes.cri.container-type=sandbox"}, "the sandbox container of a pod"},
 	} {
-		status, out, errs := ctl(t, append([]string{"--config", name, "--json"}, args...)...)
+		status, out, errs := ctl(t, append([]string{"--config", name, "--json"}, tc.args...)...)
 		var plan gpuinject.Plan
 		decode(t, out, &plan)
-		if status != 0 || errs != "" || plan.GPU || plan.Error != "" || plan.Reason == "" {
-			t.Errorf("%v: status %d, stderr %q, plan %+v", args, status, errs, plan)
+		if status != 0 || errs != "" || plan.GPU || plan.Error != "" || !strings.HasPrefix(plan.Reason, "the container does not ask for the driver: the shim leaves it alone: "+tc.why) {
+			t.Errorf("%v: status %d, stderr %q, plan %+v", tc.args, status, errs, plan)
 		}
 	}
 }

@@ -90,6 +90,15 @@ func Wants(env []string) bool {
 	return asks || err != nil
 }
 
+// WhyNot says, for people, why env asks for nothing.
+func WhyNot(env []string) string {
+	r, err := FromEnv(env, Bounds{})
+	if err != nil || r.Driver {
+		return ""
+	}
+	return r.Reason
+}
+
 // FromEnv reads the request of a container from its environment.
 //
 // The last of repeated variables wins, as getenv(3) would not but every shell and
