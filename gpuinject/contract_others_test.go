@@ -1,9 +1,25 @@
 package gpuinject
 
-import "github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+import (
+	"path/filepath"
+	"strings"
+	"testing"
 
-func otherContract() []contractSection {
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+)
+
+// showSockets shows the daemons whose sockets come.
+func showSockets(j *Job) string {
+	if len(j.Plan.Sockets) == 0 {
+		return "no socket"
+	}
+	return strings.Join(j.Plan.Sockets, ", ")
+}
+
+func otherContract(t *testing.T) []contractSection {
 	const channel = "/dev/nvidia-caps-imex-channels/channel"
+	// Where daemonsOf has made its pipe.
+	mps := func(c *config.Config) string { return filepath.Join(c.Host.StateDir+"-mps", "pipe") }
 	imex := func(value string) []string { return []string{"NVIDIA_IMEX_CHANNELS=" + value} }
 	return []contractSection{{
 		title: "Other devices", env: append(devices("0"), caps("utility")...), show: showNodes,
@@ -29,6 +45,16 @@ func otherContract() []contractSection {
 		cases: []contractCase{
 			{name: "nothing else is asked for", env: []string{"NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=0"}, here: "left alone", jit: same, legacy: same},
 			{name: "by a mount", mounts: []string{"imex/0"}, here: "left alone", jit: same, legacy: same},
+		},
+	}, {
+		title: "Sockets of daemons", env: devices("0"), show: showSockets,
+		cases: []contractCase{
+			{name: "of daemons that do not run", with: "`container.sockets = [\"persistenced\"]`", config: func(c *config.Config) { c.Container.Sockets = []string{config.Persistenced} }, here: "no socket", jit: same, legacy: same},
+			{name: "by default", with: "they all run", config: func(c *config.Config) { daemonsOf(t, c) }, here: "no socket", jit: "persistenced, fabricmanager, mps", legacy: "persistenced, fabricmanager, mps"},
+			{name: "by the operator", with: "`container.sockets = [\"persistenced\", \"fabricmanager\", \"mps\"]`", config: func(c *config.Config) {
+				c.Host.MPSPipeDirectory = mps(c)
+				c.Container.Sockets = []string{config.Persistenced, config.FabricManager, config.MPS}
+			}, here: "persistenced, fabricmanager, mps"},
 		},
 	}, {
 		title: "Variables without a meaning", env: devices("0"),

@@ -58,7 +58,7 @@ const same = "the same"
 
 func contract(t *testing.T) []contractSection {
 	t.Helper()
-	return slices.Concat(deviceContract(), migContract(t), requirementContract(), otherContract(), policyContract(), askContract(t))
+	return slices.Concat(deviceContract(), migContract(t), requirementContract(), otherContract(t), policyContract(), askContract(t))
 }
 
 func TestContract(t *testing.T) {
