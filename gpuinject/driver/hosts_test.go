@@ -360,6 +360,45 @@ func TestHosts(t *testing.T) {
 	}
 }
 
+// The table of hosts in the documentation is the one above, and those that other tests
+// are about.
+func TestHostsAreTheDocumentations(t *testing.T) {
+	page, err := os.ReadFile("../../docs/install.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, section, _ := strings.Cut(string(page), "\n## Hosts\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	known := []string{
+		"a driver container (GPU operator)", // TestDriverContainerRoot
+		"WSL2",                              // TestDiscoverWSL
+		"Tegra (Jetson)",                    // TestDiscoverTegra
+		"a container (a node of kind)",      // TestAHostThatIsAContainerHasTheGPUsThatItWasGiven
+		"a compute-only server driver",
+	}
+	for _, h := range hosts {
+		known = append(known, h.name)
+	}
+	documented := []string{"a compute-only server driver"}
+	for line := range strings.Lines(section) {
+		cells := strings.Split(line, "|")
+		if len(cells) < 4 || strings.TrimSpace(cells[1]) == "Host" || strings.HasPrefix(cells[1], "---") {
+			continue
+		}
+		for _, name := range strings.Split(strings.TrimSpace(cells[1]), ", ") {
+			documented = append(documented, name)
+			if !slices.ContainsFunc(known, func(k string) bool { return strings.HasPrefix(k, name) }) {
+				t.Errorf("docs/install.md has a host %q that no test is about", name)
+			}
+		}
+	}
+	for _, k := range known {
+		if !slices.ContainsFunc(documented, func(d string) bool { return strings.HasPrefix(k, d) }) {
+			t.Errorf("docs/install.md has no host %q", k)
+		}
+	}
+}
+
 func checkHost(t *testing.T, r *fakeRoot, files *Files, cuda, smi string) {
 	t.Helper()
 	if err := files.Check([]string{"compute", "utility"}); err != nil {
