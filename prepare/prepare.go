@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 )
@@ -87,6 +88,10 @@ func good(state string) bool { return state == Present || state == Made || state
 func Run(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{DryRun: o.DryRun, Modules: []Module{}, Nodes: []Node{}, Notes: []string{}}
 	roots := device.Roots{Proc: o.Host.ProcRoot, Dev: o.Host.DevRoot, Sys: o.Host.SysRoot}
+	if reason := nothingToPrepare(o.Host); reason != "" {
+		r.PCI, r.Notes, r.Ready = []string{}, append(r.Notes, reason+": nothing to do"), true
+		return r, nil
+	}
 	var err error
 	if r.PCI, err = roots.Display(); err != nil {
 		return nil, err
@@ -118,6 +123,20 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	r.Ready = r.allGood()
 	return r, nil
+}
+
+// nothingToPrepare says why this host's nodes are not the NVIDIA kernel module's, or not
+// ours to make, or "".
+func nothingToPrepare(h config.Host) string {
+	inv, files, _ := gpuinject.FindHost(h)
+	switch {
+	case inv != nil && inv.Platform != "":
+		return "the driver is that of " + inv.Platform.String()
+	case files != nil && files.Nested:
+		// With every node it would have every GPU.
+		return "this host is a container, which has the nodes that it was given"
+	}
+	return ""
 }
 
 func (r *Report) allGood() bool {
