@@ -97,14 +97,14 @@ func look(t *testing.T, spec *specs.Spec, name string) ([]byte, bool) {
 	return data, err == nil && len(data) > 0
 }
 
-// hostsOfEveryKind are the layouts of the simulated driver, and one as NixOS has it:
-// manifests with paths of the host, and none but those.
+// hostsOfEveryKind are the layouts of the simulated driver, and an odd one: without
+// one manifest, and with paths of the host in another.
 func hostsOfEveryKind(t *testing.T) map[string]*sim.Driver {
 	t.Helper()
 	hosts := map[string]*sim.Driver{}
-	for _, name := range append(slices.Clone(sim.Layouts), "nixos") {
+	for _, name := range append(slices.Clone(sim.Layouts), "odd") {
 		layout := name
-		if name == "nixos" {
+		if name == "odd" {
 			layout = sim.GKE
 		}
 		d, err := sim.Create(context.Background(), sim.Options{Dir: filepath.Join(t.TempDir(), "driver"), GPUs: 1, Layout: layout})
@@ -113,7 +113,7 @@ func hostsOfEveryKind(t *testing.T) map[string]*sim.Driver {
 		}
 		hosts[string(name)] = d
 	}
-	share := filepath.Join(hosts["nixos"].Root, "usr/local/nvidia/share")
+	share := filepath.Join(hosts["odd"].Root, "usr/local/nvidia/share")
 	if err := os.RemoveAll(filepath.Join(share, "glvnd")); err != nil {
 		t.Fatal(err)
 	}
@@ -391,8 +391,8 @@ func TestThePlanSaysWhatBecameOfDataFiles(t *testing.T) {
 		image            string // a file of the image
 		want             string
 	}{
-		{"made", "nixos", "graphics", "", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json: made"},
-		{"rewritten", "nixos", "graphics", "", "/etc/vulkan/icd.d/nvidia_icd.json: rewritten"},
+		{"made", "odd", "graphics", "", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json: made"},
+		{"rewritten", "odd", "graphics", "", "/etc/vulkan/icd.d/nvidia_icd.json: rewritten"},
 		{"over the image's", "debian", "graphics", "usr/share/vulkan/icd.d/nvidia_icd.json", "/usr/share/vulkan/icd.d/nvidia_icd.json: covered"},
 		{"of no use", "without OpenCL", "compute", "", "/etc/OpenCL/vendors/nvidia.icd: not given"},
 		{"the profile", "debian", "display", "", "EGL: lists the container's GPUs only"},
