@@ -11,7 +11,10 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"syscall"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
@@ -22,9 +25,16 @@ import (
 // isolate takes away does not come back.
 const envAsk = "NVML_TEST_ASK"
 
+// envShared has it ask in a mount namespace whose mounts are shared, as a host's are
+// under systemd, and compare the mounts before and after.
+const envShared = "NVML_TEST_SHARED"
+
 func TestMain(m *testing.M) {
 	if name := os.Getenv(envAsk); name != "" {
 		os.Exit(answer(name))
+	}
+	if name := os.Getenv(envShared); name != "" {
+		os.Exit(askShared(name))
 	}
 	if os.Geteuid() != 0 {
 		os.Stderr.WriteString("nvml: the tests make device nodes and mount them: run them as root\n")
@@ -193,6 +203,34 @@ func TestAQuestionChangesNothing(t *testing.T) {
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 3 {
 		t.Errorf("the simulated NVML by itself: %v, %v", entries, err)
 	}
+}
+
+// No mount of the probe comes out, least of all that over /dev.
+func TestOnAHostOfSharedMountsTheProbesStayItsOwn(t *testing.T) {
+	d := simulate(t, sim.Options{GPUs: 1})
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{envShared + "=" + d.ConfigPath}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func askShared(name string) int {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	before, _ := os.ReadFile("/proc/self/mountinfo")
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{envAsk + "=facts:" + name}
+	out, err := cmd.CombinedOutput()
+	after, _ := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || !bytes.Equal(before, after) || !bytes.Contains(before, []byte("shared:")) {
+		fmt.Fprintf(os.Stderr, "%v: %s: mounts\n%s\nwere\n%s\n", err, out, after, before)
+		return 1
+	}
+	return 0
 }
 
 func mountinfo(t *testing.T) string {
