@@ -155,6 +155,7 @@ func askNVML(c *cli.Command, what string, v any) error {
 func askSelf(limit time.Duration, v any, args ...string) error {
 	stdout, stderr := limited{most: 4 << 20}, limited{most: 64 << 10}
 	cmd := exec.Command(self, args...)
+	cmd.Args[0] = "nvidia-shimctl" // in lists of processes
 	cmd.Env, cmd.Dir = []string{}, "/"
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
