@@ -75,6 +75,30 @@ func (j *Job) hasCapability(c device.Capability) bool {
 	})
 }
 
+// checkAnnotations passes over what a pod's annotations name where it was not all
+// allocated to the container: their author may not have meant this runtime, and what
+// was allocated is given as if they were not there.
+func (j *Job) checkAnnotations() error {
+	if j.otherwise == nil {
+		return nil
+	}
+	ok := true
+	for _, id := range j.Request.Devices {
+		set, err := j.find([]string{id})
+		ok = ok && err == nil && (j.grant.AllowsAll(set) || id == request.All && !j.grant.Nothing())
+	}
+	if ok {
+		return nil
+	}
+	j.ignore(j.Request.Reason, "not what was allocated to the container: "+j.grant.Reason)
+	if !j.otherwise.Driver {
+		return j.notGranted(j.grant.Reason)
+	}
+	j.Request = *j.otherwise
+	j.plan()
+	return nil
+}
+
 // has tells whether the specification that containerd handed over has a node.
 func (j *Job) has(n policy.Number) bool { return slices.Contains(j.Container.Nodes, n) }
 

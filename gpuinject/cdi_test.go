@@ -311,7 +311,7 @@ func TestAnnotationsGrantOutsideKubernetesAndSelectInAPod(t *testing.T) {
 		allocated   []int
 		change      func(*config.Policy)
 		want        []int
-		denied      bool
+		nothing     bool
 		left        bool
 	}{
 		{name: "outside Kubernetes", value: "nvidia.com/gpu=3", want: []int{3}},
@@ -319,8 +319,12 @@ func TestAnnotationsGrantOutsideKubernetesAndSelectInAPod(t *testing.T) {
 		{name: "outside Kubernetes it grants where the environment does not", value: "nvidia.com/gpu=3", want: []int{3}, change: unprivileged},
 		{name: "void leaves it alone", value: "nvidia.com/gpu=3", env: []string{"NVIDIA_VISIBLE_DEVICES=void"}, left: true},
 		{name: "in a pod it selects among the allocated", value: "nvidia.com/gpu=3", pod: true, allocated: []int{1, 3}, want: []int{3}},
-		{name: "in a pod it does not grant", value: "nvidia.com/gpu=3", pod: true, allocated: []int{1}, denied: true},
-		{name: "in a pod without an allocation", value: "nvidia.com/gpu=3", pod: true, denied: true},
+		{name: "in a pod it does not grant", value: "nvidia.com/gpu=3", pod: true, allocated: []int{1}, nothing: true},
+		{name: "in a pod it does not stand in the way of what was allocated", value: "nvidia.com/gpu=3", env: []string{"NVIDIA_VISIBLE_DEVICES=all"}, pod: true, allocated: []int{1}, want: []int{1}},
+		{name: "in a pod that names GPUs by its environment too", value: "nvidia.com/gpu=1", env: []string{"NVIDIA_VISIBLE_DEVICES=all"}, pod: true, allocated: []int{1, 2}, want: []int{1}},
+		{name: "in a pod, all of what was allocated", value: "nvidia.com/gpu=all", pod: true, allocated: []int{1, 2}, want: []int{1, 2}},
+		{name: "in a pod without an allocation", value: "nvidia.com/gpu=3", pod: true, nothing: true},
+		{name: "in a pod, a GPU that no host has", value: "nvidia.com/gpu=77", pod: true, allocated: []int{1}, nothing: true},
 		{name: "in a pod, another vendor's", value: "example.com/nic=0", pod: true, left: true},
 		{name: "in a pod, a mistake", value: "k8s.gpu.nvidia.com/claim=abc", pod: true, left: true},
 	} {
@@ -341,8 +345,10 @@ func TestAnnotationsGrantOutsideKubernetesAndSelectInAPod(t *testing.T) {
 				return
 			}
 			job, err := resolve(t, cfg, spec)
-			if tc.denied {
-				refused(t, err, Denied, "not this container's")
+			if tc.nothing {
+				if err != ErrNotGranted || len(job.Plan.Ignored) != 1 {
+					t.Errorf("%v, ignored %q", err, job.Plan.Ignored)
+				}
 				return
 			}
 			if err != nil {
@@ -357,6 +363,15 @@ func TestAnnotationsGrantOutsideKubernetesAndSelectInAPod(t *testing.T) {
 			}
 		})
 	}
+	t.Run("in a pod on a host without a driver", func(t *testing.T) {
+		cfg := hostConfig(t)
+		spec := pod(t, "default", nil)
+		cfg.Host.ProcRoot = t.TempDir()
+		spec.Annotations[key] = "nvidia.com/gpu=0"
+		if _, err := resolve(t, cfg, spec); err != ErrNotGranted {
+			t.Errorf("%v", err)
+		}
+	})
 	t.Run("a malformed one outside Kubernetes is an error", func(t *testing.T) {
 		spec := newSpec()
 		spec.Annotations[key] = "nvidia.com/toaster=0"

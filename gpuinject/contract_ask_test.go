@@ -92,7 +92,7 @@ func askContract(t *testing.T) []contractSection {
 			{name: "a CDI name", annotations: []string{"cdi.k8s.io/x=nvidia.com/gpu=1"}, here: "GPU 1", jit: "only in its mode `cdi`", legacy: "not read"},
 			{name: "before the environment", env: devices("0"), annotations: []string{"cdi.k8s.io/x=nvidia.com/gpu=1"}, here: "GPU 1", jit: "only in its mode `cdi`", legacy: "not read"},
 			{name: "of NVIDIA's NRI plugin", annotations: []string{"nvidia.cdi.k8s.io=nvidia.com/gpu=0"}, here: "GPU 0", jit: "read by that plugin alone", legacy: "read by that plugin alone"},
-			{name: "in a pod that was given another", annotations: []string{"cdi.k8s.io/x=nvidia.com/gpu=1"}, with: "a pod with GPU 0", spec: inPod(0), here: "refused: is not this container's", jit: "GPU 1, in its mode `cdi`", legacy: "not read"},
+			{name: "in a pod that was given another", annotations: []string{"cdi.k8s.io/x=nvidia.com/gpu=1"}, with: "a pod with GPU 0", spec: inPod(0), here: "starts without a GPU", jit: "GPU 1, in its mode `cdi`", legacy: "not read"},
 			{name: "in a pod, another vendor's", annotations: []string{"cdi.k8s.io/x=example.com/nic=eth0"}, with: "a pod", spec: inPod(), here: "left alone", jit: "only in its mode `cdi`", legacy: "not read"},
 			{name: "beside void", env: devices("void"), annotations: []string{"cdi.k8s.io/x=nvidia.com/gpu=1"}, here: "left alone", jit: "only in its mode `cdi`", legacy: "not read"},
 		},

@@ -2,6 +2,7 @@ package gpuinject
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path"
 	"path/filepath"
@@ -47,6 +48,9 @@ type Job struct {
 	// and grant; granted are identifiers that elsewhere are grants by being named.
 	taken   bool
 	granted []string
+	// otherwise is the request without a pod's annotations, which only select; without
+	// Driver where there is none.
+	otherwise *request.Request
 	// meanings are the identifiers of the request, kept for explanations only.
 	meanings []meaning
 	known    *device.Facts
@@ -123,40 +127,60 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (*Job, error
 	env = request.WithSwarm(env, cfg.Policy.SwarmResources)
 	bounds := request.Bounds{Default: cfg.Container.DefaultCapabilities, Supported: cfg.Container.SupportedCapabilities}
 	job := &Job{Config: cfg, Container: who, bundle: b, taken: taken}
-	req := &job.Request
-	mounted := cfg.Policy.AcceptVolumeMounts
-	if mounted && listErr == nil {
+	accepted := cfg.Policy.AcceptVolumeMounts
+	if accepted && listErr == nil {
 		job.granted = list.IDs()
 	}
-	switch {
-	case taken:
-		*req, err = request.FromNodes(env, bounds)
-	case namedErr != nil:
-		err = namedErr
-	case !named.Empty():
-		if !who.Kubernetes {
+	read := func(named request.List) (req request.Request, err error) {
+		switch {
+		case taken:
+			return request.FromNodes(env, bounds)
+		case !named.Empty():
+			req, err = request.FromAnnotations(named, env, bounds)
+		case accepted && listErr != nil:
+			err = listErr
+		case accepted && !list.Empty():
+			req, err = request.WithDeviceList(list, env, bounds)
+		case !accepted && request.NamesDirectory(env):
+			return req, fail(Denied, "%s=%s means the mounts there, and policy.accept-volume-mounts is false: set it to true, or have the device plugin use another strategy", request.EnvVisibleDevices, request.DeviceListDir)
+		default:
+			req, err = request.FromEnv(env, bounds)
+		}
+		if err == nil && req.Driver && accepted {
+			err = req.AddChannelMounts(b.Spec.Mounts)
+		}
+		return req, err
+	}
+	if err = namedErr; err == nil {
+		job.Request, err = read(named)
+	}
+	if err == nil && !named.Empty() && !taken {
+		if who.Kubernetes {
+			// What a pod's author writes must not stand in the way of what was allocated.
+			var req request.Request
+			req, err = read(request.List{})
+			job.otherwise = &req
+		} else {
 			job.granted = append(job.granted, named.IDs()...)
 		}
-		*req, err = request.FromAnnotations(named, env, bounds)
-	case mounted && listErr != nil:
-		err = listErr
-	case mounted && !list.Empty():
-		*req, err = request.WithDeviceList(list, env, bounds)
-	case !mounted && request.NamesDirectory(env):
-		return nil, fail(Denied, "%s=%s means the mounts there, and policy.accept-volume-mounts is false: set it to true, or have the device plugin use another strategy", request.EnvVisibleDevices, request.DeviceListDir)
-	default:
-		if *req, err = request.FromEnv(env, bounds); err == nil && !req.Driver {
-			return nil, leftAlone(req.Reason)
-		}
 	}
-	if err == nil && mounted && !taken {
-		err = req.AddChannelMounts(b.Spec.Mounts)
-	}
-	if err != nil {
+	var refused *Error
+	switch {
+	case errors.As(err, &refused):
+		return nil, err
+	case err != nil:
 		return nil, fail(Invalid, "%w", err)
+	case !job.Request.Driver:
+		return nil, leftAlone(job.Request.Reason)
 	}
-	job.Plan = Plan{GPU: true, Reason: req.Reason, Asked: req.Devices, Capabilities: req.Capabilities}
+	job.plan()
 	return job, nil
+}
+
+// plan begins the plan with the request.
+func (j *Job) plan() {
+	r := j.Request
+	j.Plan.GPU, j.Plan.Reason, j.Plan.Asked, j.Plan.Capabilities = true, r.Reason, r.Devices, r.Capabilities
 }
 
 // annotated returns what CDI annotations name. A container that CDI has edited, which

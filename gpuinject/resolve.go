@@ -29,6 +29,9 @@ func (j *Job) Resolve() error {
 		// Nothing can have been allocated here, and the image's wish is no grant.
 		return j.notGranted("no GPU can have been allocated: " + err.Error())
 	}
+	if errors.Is(err, device.ErrNoDriver) && j.otherwise != nil && !j.otherwise.Driver {
+		return j.notGranted("no GPU can have been allocated: " + err.Error())
+	}
 	if err != nil {
 		return fail(Precondition, "%s: %w", j.Request.Reason, err)
 	}
@@ -94,6 +97,9 @@ func (j *Job) selectDevices() error {
 	}
 	j.Plan.Grant, j.grant = grant.Reason, grant
 	j.explainGrant()
+	if err := j.checkAnnotations(); err != nil {
+		return err
+	}
 	defer j.explainDevices()
 	if !j.namesDevices() && grant.Nothing() {
 		return j.notGranted(grant.Reason)

@@ -26,7 +26,7 @@
 //	}}}}.Write(path)
 //
 // All but debian12 have busybox as /bin/sh. The test programs are in /test:
-// opendev, mkdev (static, in every image), dlopen and cucount (dynamic, for the
+// opendev, mkdev, hear (static, in every image), dlopen and cucount (dynamic, for the
 // image's libc; not in busybox). Each prints one line for each item.
 //
 // Built images are kept in a cache directory under a name made from everything

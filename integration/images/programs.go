@@ -53,7 +53,7 @@ func (b *builder) program(name string, c libc) (File, error) {
 
 // staticPrograms are those that every image has.
 func (b *builder) staticPrograms() ([]File, error) {
-	return b.programs(static, "opendev", "mkdev")
+	return b.programs(static, "opendev", "mkdev", "hear")
 }
 
 func (b *builder) programs(c libc, names ...string) ([]File, error) {

@@ -30,7 +30,7 @@ func nvidia(t *testing.T, config string, args ...string) {
 		}, args...),
 		dir: dir, log: filepath.Join(dir, "log"),
 		env: []string{
-			"NVIDIA_DRIVER_ROOT=" + c.Driver.Root, "DRIVER_ROOT_CTR_PATH=" + c.Driver.Root, "NVIDIA_CDI_HOOK_PATH=/bin/true",
+			"NVIDIA_DRIVER_ROOT=" + c.Driver.Root, "DRIVER_ROOT_CTR_PATH=" + c.Driver.Root, "NVIDIA_CDI_HOOK_PATH=" + cdiHook(t),
 			"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=" + filepath.Join(c.Driver.Root, c.Driver.Layout.LibDir()),
 			"NVIDIA_SIM_DEV=" + filepath.Join(c.Driver.DevRoot, "dev"),
 			// The simulated NVML has no events.
@@ -87,20 +87,35 @@ func nvidia(t *testing.T, config string, args ...string) {
 	}
 }
 
-// checkNodes is checkAllocated for the nodes alone. NVIDIA's CDI specifications tell
-// the shim to stay out, and their libraries can be found only where NVIDIA's hooks
-// have made links to them; here the hook is /bin/true.
-func (c *cluster) checkNodes(t *testing.T, pod *corev1.Pod, count int) {
+// cdiHook is a program for the hooks of NVIDIA's CDI specifications that tells of
+// being run: the test then fails.
+func cdiHook(t *testing.T) string {
 	t.Helper()
-	gpus := c.gpus(t, c.allocated(t, pod, "main")...)
-	got, err := c.exec(pod.Namespace, pod.Name, "main", c.probe(true)...)
-	if err != nil {
-		t.Errorf("%s: %v\n%s", pod.Name, err, got)
-		return
+	dir := t.TempDir()
+	ran := filepath.Join(dir, "ran")
+	name := filepath.Join(dir, "nvidia-cdi-hook")
+	if err := os.WriteFile(name, []byte("#!/bin/sh\necho \"$@\" >>"+ran+"\n"), 0o755); err != nil {
+		t.Fatal(err)
 	}
-	nodes := func(text string) string { return text[strings.Index(text, "/dev/"):] }
-	if want := c.want(true, gpus...); !strings.Contains(got, "/dev/") || nodes(got) != nodes(want) || len(gpus) != count {
-		t.Errorf("%s has %d GPUs allocated, want %d:\ngot  %q\nwant %q", pod.Name, len(gpus), count, got, want)
+	t.Cleanup(func() {
+		if data, err := os.ReadFile(ran); err == nil {
+			t.Errorf("NVIDIA's hooks ran: %s", data)
+		}
+	})
+	return name
+}
+
+// checkTakenOver checks what became of a specification that NVIDIA's CDI has edited.
+func (c *cluster) checkTakenOver(t *testing.T, pod *corev1.Pod, now corev1.Pod) {
+	t.Helper()
+	plan, _ := c.record(t, id(t, now, "main"))
+	if !strings.HasPrefix(plan.Grant, "taken over from CDI: GPU-") || len(plan.RemovedHooks) == 0 {
+		t.Errorf("%s: grant %q, hooks removed %q", pod.Name, plan.Grant, plan.RemovedHooks)
+	}
+	// NVIDIA's mounts of single libraries at the host's places are gone.
+	out, err := c.exec(pod.Namespace, pod.Name, "main", "/bin/sh", "-c", "grep '\\.so\\."+c.Driver.Version+" ' /proc/mounts | grep -v ' /usr/local/nvidia/'; true")
+	if err != nil || out != "" {
+		t.Errorf("%s: libraries mounted by their full names: %q, %v", pod.Name, out, err)
 	}
 }
 
@@ -122,12 +137,11 @@ func TestNVIDIAsDevicePlugin(t *testing.T) {
 				c.create(t, pod)
 			}
 			for count, pod := range []*corev1.Pod{none, one, two} {
-				c.awaitRunning(t, pod)
-				if strings.Contains(args[0], "cdi") {
-					c.checkNodes(t, pod, count)
-					continue
-				}
+				now := c.awaitRunning(t, pod)
 				c.checkAllocated(t, pod, "main", true, count)
+				if strings.Contains(args[0], "cdi") && count > 0 {
+					c.checkTakenOver(t, pod, now)
+				}
 			}
 		})
 	}
