@@ -41,6 +41,9 @@ func editedByCDI(spec *bundle.Spec) bool {
 // takeOver makes the devices that CDI put into the specification request and grant.
 // Nodes count by their numbers, whatever they are called.
 func (j *Job) takeOver() error {
+	if err := j.checkMemoryLimit(); err != nil {
+		return err
+	}
 	set, err := j.inv.Given(j.Container.Nodes)
 	if err != nil {
 		return fail(Precondition, "%s: %w", j.Request.Reason, err)
@@ -64,6 +67,27 @@ func (j *Job) takeOver() error {
 	j.grant = policy.Grant{Set: set, Reason: j.Plan.Grant}
 	j.explainGrant()
 	j.explainDevices()
+	return nil
+}
+
+// memoryHook is what NVIDIA's hook is told that limits the GPU memory of a container,
+// by memoryVariables (nvidia-container-toolkit 1.20).
+const memoryHook = "apply-cuda-memory-limits"
+
+var memoryVariables = []string{"NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT"}
+
+// checkMemoryLimit refuses a container that would lose a limit with NVIDIA's hook.
+func (j *Job) checkMemoryLimit() error {
+	limits := func(h specs.Hook) bool { return isCDIHook(h) && slices.Contains(h.Args, memoryHook) }
+	if findHook(j.bundle.Spec.Hooks, limits) == nil {
+		return nil
+	}
+	for _, entry := range j.bundle.Spec.Process.Env {
+		name, _, _ := strings.Cut(entry, "=")
+		if slices.Contains(memoryVariables, name) {
+			return fail(Denied, "%s limits GPU memory by a hook of NVIDIA's CDI specification, which this runtime does not run: remove the variable, or start the container with another runtime", request.Quote(name))
+		}
+	}
 	return nil
 }
 
@@ -149,6 +173,9 @@ func (j *Job) cdiMount(m specs.Mount) bool {
 	}
 	source, dest := path.Clean(m.Source), path.Clean(m.Destination)
 	if isSocketMount(m) {
+		if dest == mpsDir && j.ownMPS() {
+			return false
+		}
 		return inRoot(source, j.Config.Host.DriverRoot, j.all.RealRoot) == dest || source == dest
 	}
 	if !slices.Contains(m.Options, "ro") {
@@ -186,7 +213,7 @@ func inRoot(name string, roots ...string) string {
 func isSocketMount(m specs.Mount) bool {
 	switch path.Clean(m.Destination) {
 	case "/run/nvidia-persistenced/socket", "/var/run/nvidia-persistenced/socket",
-		"/run/nvidia-fabricmanager/socket", "/var/run/nvidia-fabricmanager/socket", "/tmp/nvidia-mps":
+		"/run/nvidia-fabricmanager/socket", "/var/run/nvidia-fabricmanager/socket", mpsDir:
 		return hasAll(m.Options, "nosuid", "nodev", "noexec")
 	}
 	return false

@@ -563,3 +563,85 @@ func TestAPodGetsNoOtherVendorsDevicesByItsEnvironment(t *testing.T) {
 		}
 	}
 }
+
+// realCDI is what nvidia-ctk 1.20.1 wrote for the simulated host, with its paths put
+// in: testdata/README.md.
+func realCDI(t *testing.T, name string) string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join("testdata", name))
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, _ := filepath.Glob(simulated.Root + "/usr/lib/*/libcuda.so." + simulated.Version)
+	if len(found) == 0 {
+		t.Fatal("the simulated driver has no libcuda")
+	}
+	text := strings.NewReplacer("DEVROOT", simulated.DevRoot, "ROOT", simulated.Root, "VERSION", simulated.Version,
+		"TRIPLE", filepath.Base(filepath.Dir(found[0]))).Replace(string(data))
+	dir := t.TempDir()
+	if err := os.Chmod(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, filepath.Join(dir, "nvidia.yaml"), text, 0o644)
+	return dir
+}
+
+func TestWhatNVIDIAsToolWroteIsTakenOverToTheLastMount(t *testing.T) {
+	for _, tc := range []struct {
+		file, device string
+		gpus         []int
+	}{
+		{"nvidia-ctk-1.20.1.yaml", "2", []int{2}},
+		{"nvidia-ctk-1.20.1.yaml", "all", []int{0, 1, 2, 3}},
+	} {
+		t.Run(tc.device, func(t *testing.T) {
+			spec := newSpec("NVIDIA_VISIBLE_DEVICES=all")
+			before := len(spec.Mounts)
+			applyCDI(t, spec, realCDI(t, tc.file), "nvidia.com/gpu="+tc.device)
+			theirs := spec.Mounts[before:]
+			if len(theirs) < 40 || findHook(spec.Hooks, isCDIHook) == nil {
+				t.Fatalf("%d mounts: that is no specification of NVIDIA's", len(theirs))
+			}
+			cfg := hostConfig(t)
+			dir := newBundle(t, spec)
+			inj := mustInject(t, cfg, dir)
+			got := readSpec(t, dir)
+			if h := findHook(got.Hooks, func(specs.Hook) bool { return true }); h != nil {
+				t.Errorf("hook %+v is still there", h)
+			}
+			for _, m := range got.Mounts {
+				if slices.ContainsFunc(theirs, func(x specs.Mount) bool { return reflect.DeepEqual(x, m) }) {
+					t.Errorf("the mount of %s at %s is still there", m.Source, m.Destination)
+				}
+			}
+			var gpus []int
+			for _, g := range inj.Plan.GPUs {
+				gpus = append(gpus, g.Index)
+			}
+			if !slices.Equal(gpus, tc.gpus) {
+				t.Errorf("GPUs %v, want %v", gpus, tc.gpus)
+			}
+			seen := map[string]bool{}
+			for _, d := range destinations(got.Mounts) {
+				if seen[d] {
+					t.Errorf("%s is mounted twice", d)
+				}
+				seen[d] = true
+			}
+		})
+	}
+}
+
+func TestAMemoryLimitIsNotLostWithItsHook(t *testing.T) {
+	for env, refuses := range map[string]bool{"NVIDIA_GPU_MEMORY_LIMIT=1024": true, "NVIDIA_GPU_MEMORY_REQUEST=1": true, "NVIDIA_GPU_MEMORY_LIMITS=1": false} {
+		spec := newSpec(env)
+		applyCDI(t, spec, realCDI(t, "nvidia-ctk-1.20.1.yaml"), "nvidia.com/gpu=0")
+		_, err := resolve(t, hostConfig(t), spec)
+		if !refuses && err != nil {
+			t.Errorf("%s: %v", env, err)
+		}
+		if refuses {
+			refused(t, err, Denied, "limits GPU memory by a hook")
+		}
+	}
+}

@@ -97,12 +97,15 @@ func (j *Job) daemonMounts(below string) ([]specs.Mount, error) {
 	return mounts, nil
 }
 
+// ownMPS tells whether the container says where its MPS daemon is.
+func (j *Job) ownMPS() bool {
+	return slices.ContainsFunc(j.bundle.Spec.Process.Env, func(entry string) bool { return strings.HasPrefix(entry, envMPS+"=") })
+}
+
 // mpsMounts are those of the MPS daemon of this host.
 func (j *Job) mpsMounts() ([]specs.Mount, error) {
-	for _, entry := range j.bundle.Spec.Process.Env {
-		if strings.HasPrefix(entry, envMPS+"=") {
-			return nil, errors.New("the container has an MPS daemon of its own by " + envMPS)
-		}
+	if j.ownMPS() {
+		return nil, errors.New("the container has an MPS daemon of its own by " + envMPS)
 	}
 	if len(j.set.MIG) > 0 {
 		return nil, errors.New("a MIG device needs an MPS daemon of its own")

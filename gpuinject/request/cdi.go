@@ -248,8 +248,8 @@ func Void(env []string) bool {
 	if !set {
 		return false
 	}
-	l, err := parseList(visible)
-	return err == nil && l.word() == "void"
+	l, _ := parseList(visible)
+	return l.word() == "void"
 }
 
 // word is the first of the words "all", "none" and "void" among the GPUs, or empty.
@@ -261,14 +261,15 @@ func (l List) word() string {
 	return l.GPUs[i]
 }
 
-// parseList takes a list of a variable apart.
+// parseList takes a list of a variable apart. Beside an error it returns what comes
+// before the item that is wrong.
 func parseList(value string) (l List, err error) {
 	for _, item := range strings.Split(value, ",") {
 		if item = strings.TrimSpace(item); item == "" {
 			continue
 		}
 		if err := l.add(item); err != nil {
-			return List{}, err
+			return l, err
 		}
 	}
 	return l, nil

@@ -170,6 +170,8 @@ func parseDevices(value string) (devices []string, list List, asks bool, reason 
 	}
 	list, err = parseList(value)
 	switch {
+	case list.word() == "void":
+		return nil, List{}, false, EnvVisibleDevices + "=" + Quote(value), nil
 	case err != nil:
 		return nil, List{}, false, "", fmt.Errorf("%s=%s: %w", EnvVisibleDevices, Quote(value), err)
 	case list.Empty():
@@ -177,8 +179,6 @@ func parseDevices(value string) (devices []string, list List, asks bool, reason 
 	}
 	reason = EnvVisibleDevices + "=" + Quote(value)
 	switch list.word() {
-	case "void":
-		return nil, List{}, false, reason, nil
 	case "none":
 		return nil, list, true, reason, nil
 	case All:
