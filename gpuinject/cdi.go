@@ -83,12 +83,29 @@ func (j *Job) checkMemoryLimit() error {
 		return nil
 	}
 	for _, entry := range j.bundle.Spec.Process.Env {
-		name, _, _ := strings.Cut(entry, "=")
-		if slices.Contains(memoryVariables, name) {
+		if name := memoryVariable(entry); name != "" {
 			return fail(Denied, "%s limits GPU memory by a hook of NVIDIA's CDI specification, which this runtime does not run: remove the variable, or start the container with another runtime", request.Quote(name))
 		}
 	}
 	return nil
+}
+
+// memoryVariable is the name of an entry of an environment that limits GPU memory.
+func memoryVariable(entry string) string {
+	name, _, _ := strings.Cut(entry, "=")
+	if slices.Contains(memoryVariables, name) {
+		return name
+	}
+	return ""
+}
+
+// ignoreMemoryLimit tells of a limit that NVIDIA's default mode would set by a hook.
+func (j *Job) ignoreMemoryLimit() {
+	for _, entry := range j.bundle.Spec.Process.Env {
+		if name := memoryVariable(entry); name != "" {
+			j.ignore(name, "this runtime does not limit GPU memory")
+		}
+	}
 }
 
 // hasCapability tells whether the specification has the node of a right.

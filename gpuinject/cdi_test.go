@@ -110,6 +110,7 @@ func TestWhatCDIGaveIsTakenOver(t *testing.T) {
 			users := []specs.Mount{
 				{Source: simulated.Root + "/usr/bin/nvidia-smi", Destination: "/opt/smi", Type: "bind", Options: nvidiaMount},
 				{Source: simulated.Root + "/usr/bin/nvidia-debugdump", Destination: "/usr/bin/nvidia-debugdump", Type: "bind", Options: []string{"rbind", "rprivate"}},
+				{Source: simulated.Root + "/usr/bin/nvidia-persistenced", Destination: "/usr/bin/nvidia-persistenced", Type: "bind", Options: []string{"rbind", "rprivate", "ro"}},
 			}
 			spec.Mounts = append(spec.Mounts, users...)
 			before := len(spec.Linux.Devices)
@@ -629,6 +630,13 @@ func TestWhatNVIDIAsToolWroteIsTakenOverToTheLastMount(t *testing.T) {
 				seen[d] = true
 			}
 		})
+	}
+}
+
+func TestAMemoryLimitInTheEnvironmentIsIgnoredWithAWarning(t *testing.T) {
+	job, err := resolve(t, hostConfig(t), newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GPU_MEMORY_LIMIT=1024"))
+	if err != nil || !slices.Equal(job.Plan.Ignored, []string{"NVIDIA_GPU_MEMORY_LIMIT: this runtime does not limit GPU memory"}) {
+		t.Errorf("ignored %q, %v", job.Plan.Ignored, err)
 	}
 }
 

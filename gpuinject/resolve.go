@@ -61,6 +61,7 @@ func (j *Job) Resolve() error {
 		return err
 	}
 	j.addClassFiles()
+	j.ignoreMemoryLimit()
 	j.findSockets()
 	return j.findForeign()
 }

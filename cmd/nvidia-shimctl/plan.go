@@ -205,6 +205,12 @@ func printPlan(w io.Writer, p gpuinject.Plan) {
 	for _, h := range p.RemovedHooks {
 		field("hook removed", term.Plain, "%s", h)
 	}
+	for _, name := range p.Sockets {
+		field("socket", term.Plain, "%s", name)
+	}
+	for _, name := range p.Foreign {
+		field("CDI device", term.Plain, "%s", name)
+	}
 	for _, i := range p.Ignored {
 		field("ignored", term.Yellow, "%s", i)
 	}
