@@ -85,7 +85,8 @@ func TestFilesOfRealToolkits(t *testing.T) {
 			c.Policy.DisableRequire = true
 			c.Container.SupportedCapabilities = []string{"compute", "utility"}
 			c.Log.Level = "warn"
-			settle(c)
+			c.Policy.SwarmResources = []string{"DOCKER_RESOURCE_GPU", "DOCKER_RESOURCE_FAST"}
+			c.Host.CDISpecDirs = []string{"/opt/cdi"}
 		}, map[string]string{
 			"disable-require": Carried, "supported-driver-capabilities": Carried, "no-such-option": Attention,
 			"features.allow-cuda-compat-libs-from-container": Attention, "features.disable-imex-channel-creation": None,
@@ -138,6 +139,8 @@ func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 		`nvidia-container-runtime.mode = "new"`:                   "nvidia-container-runtime.mode",
 		`nvidia-container-runtime.modes.cdi.spec-dirs = [1]`:      "nvidia-container-runtime.modes.cdi.spec-dirs",
 		`features.no-additional-gids-for-device-nodes = "maybe"`:  "features.no-additional-gids-for-device-nodes",
+		`swarm-resource = "DOCKER_RESOURCE_GPU,MY_GPU"`:           "swarm-resource",
+		`nvidia-container-runtime.modes.cdi.spec-dirs = ["cdi"]`:  "nvidia-container-runtime.modes.cdi.spec-dirs",
 		`nvidia-container-cli.environment = true`:                 "nvidia-container-cli.environment",
 		`nvidia-container-runtime.runtimes = "/usr/bin/kata\"\n"`: "nvidia-container-runtime.runtimes",
 	} {

@@ -25,7 +25,7 @@ var rules = map[string]rule{
 	"accept-nvidia-visible-devices-envvar-when-unprivileged": boolean("policy.accept-env-when-unprivileged"),
 	"disable-require":               boolean("policy.disable-require"),
 	"supported-driver-capabilities": capabilities,
-	"swarm-resource":                list("policy.swarm-resources"),
+	"swarm-resource":                swarm,
 
 	"features.allow-cuda-compat-libs-from-container":    off("nothing of an image is ever mounted"),
 	"features.allow-ldconfig-from-container":            off("ldconfig is not run"),
@@ -54,7 +54,7 @@ var rules = map[string]rule{
 
 	"nvidia-container-runtime.modes.cdi.annotation-prefixes":   among([]string{"cdi.k8s.io/", "nvidia.cdi.k8s.io/"}, "devices in other annotations are not given"),
 	"nvidia-container-runtime.modes.cdi.default-kind":          among([]string{"nvidia.com/gpu"}, "a name without a kind is a GPU's index or UUID here"),
-	"nvidia-container-runtime.modes.cdi.spec-dirs":             list("host.cdi-spec-dirs"),
+	"nvidia-container-runtime.modes.cdi.spec-dirs":             specDirs,
 	"nvidia-container-runtime.modes.csv.compat-container-root": none("forward compatibility libraries of an image are used where they serve the host's driver"),
 	"nvidia-container-runtime.modes.csv.mount-spec-path":       only("/etc/nvidia-container-runtime/host-files-for-container.d", "lists of files for Tegra are not read from elsewhere"),
 	"nvidia-container-runtime.modes.legacy.cuda-compat-mode":   compatMode,
@@ -114,15 +114,38 @@ func boolean(to string) rule {
 	}
 }
 
-// list carries a list over.
-func list(to string) rule {
-	return func(m *migration, o *Option, value any) error {
-		l, err := texts(value)
-		if err != nil {
+// list carries a list over, if each item is accepted here.
+func list(m *migration, o *Option, value any, to string, refuse func(item string) error) error {
+	l, err := texts(value)
+	if err != nil {
+		return err
+	}
+	for _, item := range l {
+		if err := refuse(item); err != nil {
 			return err
 		}
-		return m.put(o, to, l)
 	}
+	return m.put(o, to, l)
+}
+
+// swarm carries the names of variables over. Here they all begin alike, so that the
+// shim can see without a configuration whether one is there.
+func swarm(m *migration, o *Option, value any) error {
+	return list(m, o, value, "policy.swarm-resources", func(name string) error {
+		if rest, ok := strings.CutPrefix(name, "DOCKER_RESOURCE_"); !ok || rest == "" {
+			return fmt.Errorf("%.64q does not begin with DOCKER_RESOURCE_, as the names in policy.swarm-resources do", name)
+		}
+		return nil
+	})
+}
+
+func specDirs(m *migration, o *Option, value any) error {
+	return list(m, o, value, "host.cdi-spec-dirs", func(dir string) error {
+		if !path.IsAbs(dir) {
+			return fmt.Errorf("%.256q is not an absolute path", dir)
+		}
+		return nil
+	})
 }
 
 // none is for an option that has nothing to say here, whatever its value.

@@ -100,7 +100,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		r.PCI = []string{}
 	}
 	if len(r.PCI) == 0 && !roots.ModuleLoaded(device.ModuleNVIDIA) {
-		r.Notes = append(r.Notes, "there is no NVIDIA GPU on this host: nothing to do")
+		r.Notes = append(r.Notes, "there is no NVIDIA GPU on the PCI bus of this host: nothing to do")
 		r.Ready = true
 		return r, nil
 	}

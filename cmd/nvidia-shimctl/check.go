@@ -69,6 +69,8 @@ type node struct {
 	// kubeletDir is the kubelet's --root-dir, below root.
 	kubeletDir string
 	load       func() (*config.Config, error)
+	// configName is the shim's configuration, where it is not the default one.
+	configName string
 	execute    func(ctx context.Context, program string, args ...string) (string, error)
 
 	// What prepare found: containerd's program and PATH, its configuration and the
@@ -96,7 +98,11 @@ var checks = []struct {
 	{"runc", checkRunc},
 	{"driver", checkDriver},
 	{"nodes", checkNodes},
+	{"mig", checkMIGDevices},
+	{"prepare", checkPrepare},
 	{"libraries", checkLibraries},
+	{"probe", checkProbe},
+	{"sockets", checkSockets},
 	{"state", checkState},
 	{"kubelet", checkKubelet},
 	{"device-plugin", checkDevicePlugin},
@@ -122,8 +128,8 @@ func checkCommand() *cli.Command {
 				root: "/", proc: "/proc", containerdConfig: c.String("containerd-config"), dump: c.Bool("dump"),
 				containerd: c.String("containerd"), kubeletDir: c.String("kubelet-dir"), execute: execute,
 			}
-			if c.String("config") != "" {
-				n.load = loader(c)
+			if name := c.String("config"); name != "" {
+				n.load, n.configName = loader(c), name
 			}
 			return reportFindings(c, n.check(ctx))
 		},
@@ -190,6 +196,7 @@ func (n *node) prepare(ctx context.Context) {
 		// What counts is the environment that the shim will have: containerd's.
 		if name := environ[config.EnvFile]; name != "" {
 			n.load = func() (*config.Config, error) { return config.Load(name) }
+			n.configName = name
 		}
 	}
 	n.cfg, n.cfgErr = n.load()
@@ -539,23 +546,6 @@ func checkDriver(_ context.Context, n *node) []finding {
 		return []finding{fine("the driver of %s", inv.Platform)}
 	}
 	return []finding{fine("driver %s with %d GPUs", inv.DriverVersion, len(inv.GPUs))}
-}
-
-func checkNodes(_ context.Context, n *node) []finding {
-	inv, files, err := n.host()
-	if inv == nil || err != nil && inv.Platform != "" {
-		return nil
-	}
-	var nodes []device.Node
-	if inv.Platform == device.Tegra {
-		nodes, err = inv.NodesAt(files.Nodes)
-	} else {
-		nodes, err = inv.Nodes(device.Set{GPUs: inv.GPUs}, []string{"compute", "utility"})
-	}
-	if err != nil {
-		return []finding{problem("nvidia-shimctl prepare; for every boot: nvidia-shimctl install --prepare-unit", "%v", err)}
-	}
-	return []finding{fine("%d device nodes", len(nodes))}
 }
 
 func checkLibraries(_ context.Context, n *node) []finding {

@@ -18,6 +18,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cmd/nvidia-shimctl/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/kubelet/kubelettest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -56,6 +57,7 @@ func healthy(t *testing.T) *node {
 	t.Helper()
 	root := t.TempDir()
 	program(t, filepath.Join(root, "usr/local/bin", runtimeclass.ShimName), false)
+	program(t, filepath.Join(root, "usr/local/bin", runtimeclass.CtlName), false)
 	write(t, filepath.Join(root, "usr/bin/runc"), "runc", 0o755)
 	write(t, filepath.Join(root, runtimeclass.DefaultContainerdConfig), `version = 3
 [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
@@ -68,7 +70,7 @@ func healthy(t *testing.T) *node {
 	write(t, filepath.Join(root, "proc/driver/nvidia/gpus/0000:65:00.0/information"),
 		"Model: NVIDIA H200\nGPU UUID: GPU-5a1d4e3c-7e5f-4b6e-9d5c-3f2a1b0c9d8e\nBus Location: 0000:65:00.0\nDevice Minor: 0\nGPU Excluded: No\n", 0o644)
 	write(t, filepath.Join(root, "proc/devices"), "Character devices:\n195 nvidia\n510 nvidia-uvm\n", 0o644)
-	for name, dev := range map[string]uint64{"nvidiactl": unix.Mkdev(195, 255), "nvidia0": unix.Mkdev(195, 0), "nvidia-uvm": unix.Mkdev(510, 0)} {
+	for name, dev := range map[string]uint64{"nvidiactl": unix.Mkdev(195, 255), "nvidia0": unix.Mkdev(195, 0), "nvidia-uvm": unix.Mkdev(510, 0), "nvidia-uvm-tools": unix.Mkdev(510, 1)} {
 		p := filepath.Join(root, "dev", name)
 		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
 			t.Fatal(err)
@@ -99,8 +101,20 @@ func versions(containerd, runc string) func(context.Context, string, ...string) 
 			return "containerd github.com/containerd/containerd/v2 " + containerd + " abc\n", nil
 		case filepath.Base(program) == "runc":
 			return "runc version " + runc + "\nspec: 1.3.0\n", nil
+		case filepath.Base(program) == runtimeclass.CtlName && args[0] == "probe":
+			return "{}", nil
 		}
 		return "", errors.New("executable file not found")
+	}
+}
+
+// failing is versions with a probe that ends with an error.
+func failing(probe error) func(context.Context, string, ...string) (string, error) {
+	return func(ctx context.Context, program string, args ...string) (string, error) {
+		if filepath.Base(program) == runtimeclass.CtlName {
+			return "", probe
+		}
+		return versions("2.4.2", "1.5.2")(ctx, program, args...)
 	}
 }
 
@@ -138,9 +152,13 @@ func TestCheck(t *testing.T) {
 		{"a healthy node: cgroup driver", nil, "cgroup-driver", levelOK, "systemd"},
 		{"a healthy node: runc", nil, "runc", levelOK, "1.5.2"},
 		{"a healthy node: driver", nil, "driver", levelOK, "580.159.04 with 1 GPUs"},
-		{"a healthy node: device nodes", nil, "nodes", levelOK, "3 device nodes"},
+		{"a healthy node: device nodes", nil, "nodes", levelOK, "4 device nodes"},
 		{"a healthy node: state", nil, "state", levelOK, "first GPU container"},
 		{"a healthy node: no kubelet", nil, "kubelet", levelOK, "not a Kubernetes node"},
+		{"a healthy node: MIG", nil, "mig", levelOK, "no GPU is divided"},
+		{"a healthy node: the unit", nil, "prepare", levelOK, "left to the driver's own tools"},
+		{"a healthy node: probe", nil, "probe", levelOK, "asks NVML"},
+		{"a healthy node: sockets", nil, "sockets", levelOK, "no sockets"},
 		{"a healthy node: no device plugin", nil, "device-plugin", levelOK, "does not run"},
 		{"a broken configuration", func(_ *testing.T, n *node) {
 			n.load = func() (*config.Config, error) { return nil, errors.New("unknown key \"x\"") }
@@ -209,6 +227,50 @@ func TestCheck(t *testing.T) {
 		{"no driver", func(_ *testing.T, n *node) { os.RemoveAll(filepath.Join(n.root, "proc/driver")) }, "driver", levelProblem, "no NVIDIA driver"},
 		{"no GPU", func(_ *testing.T, n *node) { os.RemoveAll(filepath.Join(n.root, "proc/driver/nvidia/gpus")) }, "driver", levelProblem, "no usable GPU"},
 		{"a node is missing", func(_ *testing.T, n *node) { os.Remove(filepath.Join(n.root, "dev/nvidia-uvm")) }, "nodes", levelProblem, "nvidia-uvm"},
+		{"a node that few containers need is missing", func(_ *testing.T, n *node) { os.Remove(filepath.Join(n.root, "dev/nvidia-uvm-tools")) }, "nodes", levelWarning, "nvidia-uvm-tools is missing"},
+		{"a node of another minor that few containers need", func(t *testing.T, n *node) {
+			write(t, filepath.Join(n.root, "proc/driver/nvidia/capabilities/mig/config"), "DeviceFileMinor: 1\nDeviceFileMode: 256\n", 0o444)
+			write(t, filepath.Join(n.root, "proc/devices"), "Character devices:\n195 nvidia\n510 nvidia-uvm\n511 nvidia-caps\n", 0o644)
+			write(t, filepath.Join(n.root, "dev/nvidia-caps/nvidia-cap1"), "", 0o644)
+		}, "nodes", levelWarning, "nvidia-cap1: it is no character device"},
+		{"a MIG device without its nodes", func(t *testing.T, n *node) {
+			const caps = "proc/driver/nvidia/capabilities/gpu0/mig/gi1/"
+			write(t, filepath.Join(n.root, "proc/devices"), "Character devices:\n195 nvidia\n510 nvidia-uvm\n511 nvidia-caps\n", 0o644)
+			write(t, filepath.Join(n.root, caps, "access"), "DeviceFileMinor: 12\nDeviceFileMode: 292\n", 0o444)
+			write(t, filepath.Join(n.root, caps, "ci0/access"), "DeviceFileMinor: 13\nDeviceFileMode: 292\n", 0o444)
+		}, "mig", levelProblem, "nvidia-cap12 is missing"},
+		{"modules are to be loaded and nobody does", func(_ *testing.T, n *node) {
+			load := n.load
+			n.load = func() (*config.Config, error) {
+				c, err := load()
+				c.Host.LoadKernelModules = true
+				return c, err
+			}
+		}, "prepare", levelWarning, "nothing runs that at boot"},
+		{"the unit of a program that is gone", func(t *testing.T, n *node) {
+			write(t, filepath.Join(n.root, runtimeclass.UnitPath), "[Service]\nExecStart=/opt/gone/nvidia-shimctl prepare\n", 0o644)
+		}, "prepare", levelProblem, "not made at boot"},
+		{"a unit that is not enabled", func(t *testing.T, n *node) {
+			write(t, filepath.Join(n.root, runtimeclass.UnitPath), "[Service]\nExecStart=/usr/local/bin/nvidia-shimctl prepare\n", 0o644)
+		}, "prepare", levelWarning, "not enabled"},
+		{"a unit that runs", func(t *testing.T, n *node) {
+			write(t, filepath.Join(n.root, runtimeclass.UnitPath), "[Service]\nExecStart=/usr/local/bin/nvidia-shimctl prepare\n", 0o644)
+			write(t, filepath.Join(n.root, runtimeclass.UnitLink), "", 0o644)
+		}, "prepare", levelOK, "runs at boot"},
+		{"no probe beside the shim", func(_ *testing.T, n *node) { os.Remove(filepath.Join(n.root, "usr/local/bin", runtimeclass.CtlName)) }, "probe", levelProblem, "is not beside the shim"},
+		{"a probe that others can write", func(_ *testing.T, n *node) {
+			os.Chmod(filepath.Join(n.root, "usr/local/bin", runtimeclass.CtlName), 0o775)
+		}, "probe", levelProblem, "changed by others"},
+		{"a probe without cgo", func(_ *testing.T, n *node) { n.execute = failing(nvml.ErrNoCgo) }, "probe", levelWarning, "built without cgo"},
+		{"a probe whose NVML fails", func(_ *testing.T, n *node) { n.execute = failing(errors.New("Driver/library\nversion mismatch")) }, "probe", levelWarning, "version mismatch"},
+		{"sockets of a daemon that does not run", func(_ *testing.T, n *node) {
+			load := n.load
+			n.load = func() (*config.Config, error) {
+				c, err := load()
+				c.Container.Sockets = []string{config.FabricManager}
+				return c, err
+			}
+		}, "sockets", levelWarning, "fabricmanager does not run"},
 		{"no libraries", nil, "libraries", levelProblem, "libcuda"},
 		{"state that others can write", func(t *testing.T, n *node) {
 			os.Mkdir(filepath.Join(n.root, "state"), 0o700)

@@ -1,0 +1,166 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/prepare"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+const fixPrepare = "nvidia-shimctl prepare; for every boot: nvidia-shimctl install --prepare-unit"
+
+// checkNodes looks at the nodes that every GPU container gets, which is a problem, and
+// at the others that the loaded driver has, those of MIG among them.
+func checkNodes(ctx context.Context, n *node) []finding {
+	inv, files, err := n.host()
+	if inv == nil || err != nil && inv.Platform != "" {
+		return nil
+	}
+	var nodes []device.Node
+	if inv.Platform == device.Tegra {
+		nodes, err = inv.NodesAt(files.Nodes)
+	} else {
+		nodes, err = inv.Nodes(device.Set{GPUs: inv.GPUs}, []string{"compute", "utility"})
+	}
+	if err != nil {
+		return []finding{problem(fixPrepare, "%v", err)}
+	}
+	out := []finding{fine("%d device nodes", len(nodes))}
+	if inv.Platform != "" {
+		return out // the platform's own modules make them
+	}
+	report, err := prepare.Run(ctx, prepare.Options{Host: n.cfg.Host, DryRun: true})
+	if err != nil {
+		return append(out, problem("look at the driver's files in procfs", "%v", err))
+	}
+	for _, p := range report.Nodes {
+		switch p.State {
+		case prepare.Present:
+		case prepare.Made:
+			out = append(out, warning(fixPrepare, "%s is missing: containers that are to have it do not get it", p.Path))
+		default:
+			out = append(out, warning(p.Fix, "%s: %s", p.Path, p.Message))
+		}
+	}
+	return out
+}
+
+// checkPrepare looks at what makes the nodes at boot, as far as that is ours.
+func checkPrepare(_ context.Context, n *node) []finding {
+	const fix = "nvidia-shimctl install --prepare-unit"
+	text, err := os.ReadFile(filepath.Join(n.root, runtimeclass.UnitPath))
+	if errors.Is(err, fs.ErrNotExist) {
+		if n.cfg.Host.LoadKernelModules {
+			return []finding{warning(fix, "host.load-kernel-modules is for nvidia-shimctl prepare, and nothing runs that at boot")}
+		}
+		return []finding{fine("no unit of ours makes the device nodes at boot: that is left to the driver's own tools")}
+	}
+	if err != nil {
+		return []finding{problem("look at that file", "%v", err)}
+	}
+	for line := range strings.Lines(string(text)) {
+		program, ok := strings.CutPrefix(line, "ExecStart=")
+		if !ok {
+			continue
+		}
+		program, _, _ = strings.Cut(strings.TrimSpace(program), " ")
+		if _, err := os.Stat(filepath.Join(n.root, program)); err != nil {
+			return []finding{problem(fix, "%s: %v: the device nodes are not made at boot", runtimeclass.UnitName, err)}
+		}
+	}
+	if _, err := os.Lstat(filepath.Join(n.root, runtimeclass.UnitLink)); err != nil {
+		return []finding{warning("systemctl enable "+runtimeclass.UnitName, "%s is there and not enabled: the device nodes are not made at boot", runtimeclass.UnitName)}
+	}
+	return []finding{fine("%s runs at boot", runtimeclass.UnitName)}
+}
+
+// checkProbe looks at the program beside the shim that asks the kubelet and NVML for
+// it, and has it ask NVML.
+func checkProbe(ctx context.Context, n *node) []finding {
+	shim, err := n.lookPath(runtimeclass.ShimName)
+	if err != nil {
+		return nil // the check of the shim says it
+	}
+	p := path.Join(path.Dir(shim), runtimeclass.CtlName)
+	real := filepath.Join(n.root, p)
+	var st unix.Stat_t
+	if err := unix.Stat(real, &st); err != nil {
+		return []finding{problem("nvidia-shimctl install", "%s is not beside the shim: pods whose allocation only the kubelet knows do not start: %v", p, err)}
+	}
+	if st.Uid != 0 || st.Mode&0o022 != 0 {
+		return []finding{problem("chown root "+p+" and chmod go-w it", "%s can be changed by others than root, and the shim does not run it", p)}
+	}
+	if inv, _, _ := n.host(); inv == nil || inv.Platform != "" {
+		return []finding{fine("%s is beside the shim", p)}
+	}
+	args := []string{"probe", "nvml", "--timeout=" + (versionTimeout * 8 / 10).String()}
+	if n.configName != "" {
+		args = append([]string{"--config=" + n.configName}, args...)
+	}
+	const needs = "what only NVML knows is not known: MIG devices by UUID, and images that require an architecture or a brand, are refused"
+	switch _, err := n.execute(ctx, real, args...); {
+	case err == nil:
+		return []finding{fine("%s asks NVML", p)}
+	case strings.Contains(err.Error(), nvml.ErrNoCgo.Error()):
+		return []finding{warning("make build with CTL_CGO=1, on a host with the C library of this one or an older one", "%s was built without cgo: %s", p, needs)}
+	default:
+		return []finding{warning("see that nvidia-smi works on this host", "%s; %s", oneLine(err), needs)}
+	}
+}
+
+func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", " ") }
+
+// checkSockets looks at the daemons whose sockets the operator wants containers to have.
+func checkSockets(_ context.Context, n *node) []finding {
+	names := slices.Sorted(slices.Values(n.cfg.Container.Sockets))
+	if len(names) == 0 {
+		return []finding{fine("no sockets of daemons are given to containers")}
+	}
+	var out []finding
+	for _, name := range names {
+		dir, err := gpuinject.DaemonSocket(n.cfg, name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			out = append(out, warning("start it, or take it out of container.sockets", "%s does not run on this host: containers start without its socket", name))
+		case err != nil:
+			out = append(out, warning("correct that, or take it out of container.sockets", "%s: containers start without its socket: %v", name, err))
+		default:
+			out = append(out, fine("containers get the socket of %s in %s", name, dir))
+		}
+	}
+	return out
+}
+
+// checkMIGDevices says what MIG devices there are, for whoever asks for them.
+func checkMIGDevices(_ context.Context, n *node) []finding {
+	inv, _, _ := n.host()
+	if inv == nil || inv.Platform != "" {
+		return nil
+	}
+	instances, err := inv.Instances()
+	if err != nil {
+		return []finding{problem("look at the driver's files below /proc/driver/nvidia/capabilities", "%v", err)}
+	}
+	if len(instances) == 0 {
+		return []finding{fine("no GPU is divided")}
+	}
+	// The nodes of each, as a container would get them.
+	for _, in := range instances {
+		if _, err := inv.Nodes(device.Set{MIG: []device.Instance{in}}, nil); err != nil {
+			return []finding{problem(fixPrepare, "MIG device %s: %v", in.Name(), err)}
+		}
+	}
+	return []finding{fine("%d MIG devices, with their nodes", len(instances))}
+}
