@@ -347,7 +347,7 @@ func TestAnnotationsGrantOutsideKubernetesAndSelectInAPod(t *testing.T) {
 			}
 			job, err := resolve(t, cfg, spec)
 			if tc.nothing {
-				if err != ErrNotGranted || len(job.Plan.Ignored) != 1 {
+				if !errors.Is(err, ErrNotGranted) || len(job.Plan.Ignored) != 1 {
 					t.Errorf("%v, ignored %q", err, job.Plan.Ignored)
 				}
 				return
@@ -369,7 +369,7 @@ func TestAnnotationsGrantOutsideKubernetesAndSelectInAPod(t *testing.T) {
 		spec := pod(t, "default", nil)
 		cfg.Host.ProcRoot = t.TempDir()
 		spec.Annotations[key] = "nvidia.com/gpu=0"
-		if _, err := resolve(t, cfg, spec); err != ErrNotGranted {
+		if _, err := resolve(t, cfg, spec); !errors.Is(err, ErrNotGranted) {
 			t.Errorf("%v", err)
 		}
 	})
