@@ -201,15 +201,21 @@ func annotated(spec *bundle.Spec, who policy.Container) (request.List, error) {
 // mightAsk is a test of a few microseconds that most containers fail: no variable
 // of the contract is anywhere in the configuration.
 func mightAsk(raw []byte) bool {
-	return slices.ContainsFunc(askWords, func(word []byte) bool { return bytes.Contains(raw, word) })
+	has := func(word []byte) bool { return bytes.Contains(raw, word) }
+	// One look for what three of the words begin with: every word costs microseconds.
+	return slices.ContainsFunc(askWords, has) || has(hyphenWord) && slices.ContainsFunc(hyphenWords, has)
 }
 
-// askWords are in the configuration of every container that asks: of the contract's
-// variables, the device list, CDI annotations, swarm's variables and CDI's hooks.
-var askWords = [][]byte{
-	[]byte(request.EnvVisibleDevices), []byte("CUDA_VERSION"), []byte(path.Base(request.DeviceListDir)),
-	[]byte("cdi.k8s.io"), []byte(request.SwarmPrefix), []byte(cdiHook), []byte(ctkHook),
-}
+// askWords and hyphenWords, which begin with hyphenWord, are in the configuration of
+// every container that asks: of the contract's variables, CDI annotations and swarm's
+// variables; of the device list and CDI's hooks.
+var (
+	askWords = [][]byte{
+		[]byte(request.EnvVisibleDevices), []byte("CUDA_VERSION"), []byte("cdi.k8s.io"), []byte(request.SwarmPrefix),
+	}
+	hyphenWord  = []byte("nvidia-c")
+	hyphenWords = [][]byte{[]byte(path.Base(request.DeviceListDir)), []byte(cdiHook), []byte(ctkHook)}
+)
 
 func asksSomewhere(name string) bool {
 	if info, err := os.Stat(name); err != nil || !info.Mode().IsRegular() {

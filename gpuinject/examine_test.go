@@ -131,3 +131,20 @@ func TestPrivilegedIsWhoMayDoEverythingOnTheHost(t *testing.T) {
 		})
 	}
 }
+
+// What the first look passes over never gets to the second.
+func TestTheFirstLookFindsEveryWayToAsk(t *testing.T) {
+	for _, word := range []string{
+		"NVIDIA_VISIBLE_DEVICES=0", "CUDA_VERSION=8.0", "/var/run/nvidia-container-devices/0", "cdi.k8s.io/x", "nvidia.cdi.k8s.io",
+		"DOCKER_RESOURCE_GPU=0", "/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk",
+	} {
+		if !mightAsk([]byte(`{"x": "` + word + `"}`)) {
+			t.Errorf("%s is passed over", word)
+		}
+	}
+	for _, word := range []string{"NVIDIA_DRIVER_CAPABILITIES=all", "/usr/bin/nvidia-container-runtime-hook", "nvidia-c", "example.com/nic=0"} {
+		if mightAsk([]byte(`{"x": "` + word + `"}`)) {
+			t.Errorf("%s is looked at", word)
+		}
+	}
+}
