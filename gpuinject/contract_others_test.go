@@ -31,6 +31,8 @@ func otherContract(t *testing.T) []contractSection {
 			{name: "an IMEX channel beyond the kernel module's", env: imex("2048"), here: `refused: "2048" is not an IMEX channel`, jit: "the create fails: up to 1048575, if there is a node"},
 			{name: "an IMEX channel by a mount", mounts: []string{"imex/1"}, here: "`" + channel + "1`", jit: same, legacy: same},
 			{name: "IMEX channels by mounts and environment", env: imex("0"), mounts: []string{"imex/1"}, here: "`" + channel + "1`", jit: same, legacy: same},
+			{name: "IMEX channels that the operator has ignored", env: imex("0"), mounts: []string{"imex/1"}, with: "`policy.ignore-imex-channels = true`",
+				config: func(c *config.Config) { c.Policy.IgnoreIMEXChannels = true }, here: "no further node", jit: "the same, by `features.ignore-imex-channel-requests`", legacy: "the same, by the same flag"},
 			{name: "GPUDirect Storage", env: []string{"NVIDIA_GDS=enabled"}, here: "`/dev/nvidia-fs0`, `/dev/nvidia-fs1`", jit: same, legacy: same},
 			{name: "RDMA adapters", env: []string{"NVIDIA_MOFED=enabled"}, here: "`/dev/infiniband/uverbs0`, `/dev/infiniband/uverbs1`, `/dev/infiniband/rdma_cm`", jit: same, legacy: same},
 			{name: "GDRCopy", env: []string{"NVIDIA_GDRCOPY=enabled"}, here: "`/dev/gdrdrv`", jit: same, legacy: same},

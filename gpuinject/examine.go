@@ -125,7 +125,10 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (*Job, error
 		return nil, fail(Precondition, "%w", err)
 	}
 	env = request.WithSwarm(env, cfg.Policy.SwarmResources)
-	bounds := request.Bounds{Default: cfg.Container.DefaultCapabilities, Supported: cfg.Container.SupportedCapabilities}
+	bounds := request.Bounds{
+		Default: cfg.Container.DefaultCapabilities, Supported: cfg.Container.SupportedCapabilities,
+		NoChannels: cfg.Policy.IgnoreIMEXChannels,
+	}
 	job := &Job{Config: cfg, Container: who, bundle: b, taken: taken}
 	accepted := cfg.Policy.AcceptVolumeMounts
 	if accepted && listErr == nil {
@@ -147,7 +150,7 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (*Job, error
 			req, err = request.FromEnv(env, bounds)
 		}
 		if err == nil && req.Driver && accepted {
-			err = req.AddChannelMounts(b.Spec.Mounts)
+			err = req.AddChannelMounts(b.Spec.Mounts, bounds)
 		}
 		return req, err
 	}

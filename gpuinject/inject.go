@@ -269,6 +269,10 @@ func (j *Job) apply(e bundle.Edits) error {
 		if !needsGroup(n) {
 			continue
 		}
+		if !j.Config.Container.AdditionalGIDs {
+			j.Plan.note(fmt.Sprintf("%s belongs to group %d, which is not added to the process: container.additional-gids is false", n.Path, n.GID))
+			continue
+		}
 		gid, ok := n.GID, true
 		if userns {
 			gid, ok = containerID(linux.GIDMappings, n.GID)

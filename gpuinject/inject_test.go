@@ -277,6 +277,7 @@ func TestTheGroupOfANodeIsTheOneThatTheContainerKnowsItBy(t *testing.T) {
 		want []uint32
 	}{
 		{"no user namespace", "", 44, 0o660, []uint32{44}},
+		{"not added by the operator's wish", "", 44, 0o660, nil},
 		{"a node that everybody may open", "", 44, 0o666, nil},
 		{"a node that only its owner may open", "", 44, 0o600, nil},
 		{"a node of root's group", "", 0, 0o660, nil},
@@ -299,6 +300,7 @@ func TestTheGroupOfANodeIsTheOneThatTheContainerKnowsItBy(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
+			job.Config.Container.AdditionalGIDs = tc.name != "not added by the operator's wish"
 			node := render
 			node.GID, node.Mode = tc.gid, tc.mode
 			job.nodes = []device.Node{node, node}
@@ -308,8 +310,12 @@ func TestTheGroupOfANodeIsTheOneThatTheContainerKnowsItBy(t *testing.T) {
 			if got := job.bundle.Spec.Process.User.AdditionalGids; !slices.Equal(got, tc.want) {
 				t.Errorf("groups %v, want %v", got, tc.want)
 			}
-			if noted := len(job.Plan.Notes) > 0; noted != (tc.name == "not mapped") {
+			if noted := len(job.Plan.Notes) > 0; noted != strings.HasPrefix(tc.name, "not ") {
 				t.Errorf("notes %q", job.Plan.Notes)
+			}
+			// What runs without the shim gets the same, by the host's ids.
+			if got := job.Standalone().Groups; tc.user == "" && !slices.Equal(got, tc.want) {
+				t.Errorf("groups outside the shim %v, want %v", got, tc.want)
 			}
 		})
 	}

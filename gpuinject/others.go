@@ -29,6 +29,11 @@ func (j *Job) addOthers() error {
 		j.keepClasses()
 		return nil
 	}
+	if j.Request.ChannelsIgnored {
+		const reason = "policy.ignore-imex-channels is true"
+		j.explain(request.IMEX, "ignored", reason)
+		j.ignore(request.IMEX, reason)
+	}
 	for _, class := range j.Request.Classes {
 		if err := j.addClass(class); err != nil {
 			return err

@@ -149,6 +149,26 @@ func TestAnImageWithoutAGPURequestGetsNoOtherDevices(t *testing.T) {
 	}
 }
 
+// No grant brings a channel that the operator has ignored: not the environment outside
+// Kubernetes, not a mount, not a node of the specification.
+func TestNobodyGetsAnIgnoredChannel(t *testing.T) {
+	ask := []string{"NVIDIA_VISIBLE_DEVICES=0,nvidia.com/imex-channel=1", "NVIDIA_IMEX_CHANNELS=0,7", "NVIDIA_GDRCOPY=enabled"}
+	given := pod(t, "default", []int{0}, ask...)
+	given.Linux.Devices = append(given.Linux.Devices, specs.LinuxDevice{Path: "/dev/c", Type: "c", Major: int64(simulated.Majors.IMEX), Minor: 1})
+	for name, spec := range map[string]*specs.Spec{"outside": newSpec(ask...), "a pod": given, "a trusted pod": pod(t, "kube-system", nil, ask...)} {
+		spec.Mounts = append(spec.Mounts, specs.Mount{Source: "/dev/null", Destination: request.DeviceListDir + "/imex/2", Type: "bind"})
+		cfg := hostConfig(t)
+		cfg.Policy.IgnoreIMEXChannels, cfg.Policy.AllowFromEnvironment = true, []string{"imex", "gdrcopy"}
+		job, err := resolve(t, cfg, spec)
+		if err != nil {
+			t.Fatal(name, err)
+		}
+		if got := otherNodes(job.Plan); got != "gdrdrv" || len(job.Plan.IMEX) != 0 || !slices.Equal(job.Plan.Ignored, []string{"imex: policy.ignore-imex-channels is true"}) {
+			t.Errorf("%s: nodes %q, channels %v, ignored %q", name, got, job.Plan.IMEX, job.Plan.Ignored)
+		}
+	}
+}
+
 // gdsMounts are the destinations of what GDS brings besides nodes, with their sources.
 func gdsMounts(mounts []PlanMount) map[string]string {
 	got := map[string]string{}

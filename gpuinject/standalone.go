@@ -30,7 +30,7 @@ type Bind struct {
 func (j *Job) Standalone() Standalone {
 	s := Standalone{Nodes: j.nodes}
 	for _, n := range j.nodes {
-		if needsGroup(n) && !slices.Contains(s.Groups, n.GID) {
+		if j.Config.Container.AdditionalGIDs && needsGroup(n) && !slices.Contains(s.Groups, n.GID) {
 			s.Groups = append(s.Groups, n.GID)
 		}
 	}

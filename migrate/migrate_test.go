@@ -83,6 +83,8 @@ func TestFilesOfRealToolkits(t *testing.T) {
 			c.Host.DriverRoot = "/opt/driver"
 			c.Policy.AcceptEnvWhenUnprivileged = false
 			c.Policy.DisableRequire = true
+			c.Policy.IgnoreIMEXChannels = true
+			c.Container.AdditionalGIDs = false
 			c.Container.SupportedCapabilities = []string{"compute", "utility"}
 			c.Log.Level = "warn"
 			c.Policy.SwarmResources = []string{"DOCKER_RESOURCE_GPU", "DOCKER_RESOURCE_FAST"}
@@ -90,6 +92,7 @@ func TestFilesOfRealToolkits(t *testing.T) {
 		}, map[string]string{
 			"disable-require": Carried, "supported-driver-capabilities": Carried, "no-such-option": Attention,
 			"features.allow-cuda-compat-libs-from-container": Attention, "features.disable-imex-channel-creation": None,
+			"features.ignore-imex-channel-requests": Carried, "features.no-additional-gids-for-device-nodes": Carried,
 			"nvidia-container-cli.ldcache": Attention, "nvidia-container-cli.load-kmods": Default, "nvidia-container-cli.no-cgroups": Attention,
 			"nvidia-container-cli.environment": Attention, "nvidia-container-cli.root": Carried, "nvidia-container-cli.user": None,
 			"nvidia-container-runtime.log-level": Carried, "nvidia-container-runtime.runtimes": Attention,

@@ -32,8 +32,8 @@ var rules = map[string]rule{
 	"features.allow-unknown-oci-spec-fields":            none("fields that this build does not know always reach runc unchanged"),
 	"features.disable-cuda-compat-lib-hook":             off("forward compatibility libraries of an image are used where they serve the host's driver; there is no switch"),
 	"features.disable-imex-channel-creation":            none("no node is ever made for a container: nvidia-shimctl prepare --imex-channels makes those of the host"),
-	"features.ignore-imex-channel-requests":             off("a pod gets IMEX channels by an allocation alone, unless policy.allow-from-environment names \"imex\"; elsewhere whoever may have GPUs may ask for them"),
-	"features.no-additional-gids-for-device-nodes":      off("a container with graphics or display gets the groups of its DRM nodes"),
+	"features.ignore-imex-channel-requests":             boolean("policy.ignore-imex-channels"),
+	"features.no-additional-gids-for-device-nodes":      inverse("container.additional-gids"),
 	"nvidia-container-cli.debug":                        none("the log is containerd's: log.level"),
 	"nvidia-container-cli.environment":                  filled("nothing is executed that would have an environment"),
 	"nvidia-container-cli.ldcache":                      only("/etc/ld.so.cache", "the loader's cache of host.driver-root is read; name further directories in host.driver-libraries"),
@@ -111,6 +111,17 @@ func boolean(to string) rule {
 			return err
 		}
 		return m.put(o, to, b)
+	}
+}
+
+// inverse carries a switch over whose counterpart here is the other way round.
+func inverse(to string) rule {
+	return func(m *migration, o *Option, value any) error {
+		b, err := flag(value)
+		if err != nil {
+			return err
+		}
+		return m.put(o, to, !b)
 	}
 }
 

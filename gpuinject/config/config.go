@@ -68,6 +68,9 @@ type Container struct {
 	SupportedCapabilities []string `toml:"supported-capabilities"`
 	// Sockets are the daemons of this host (sockets) whose sockets containers get.
 	Sockets []string `toml:"sockets"`
+	// AdditionalGIDs gives the process the groups of device nodes that only a group may
+	// use.
+	AdditionalGIDs bool `toml:"additional-gids"`
 }
 
 // Kubernetes policy modes.
@@ -110,6 +113,8 @@ type Policy struct {
 	// AllowFromEnvironment are the classes of devices besides GPUs (classes) that any
 	// pod's container may have by asking in its environment.
 	AllowFromEnvironment []string `toml:"allow-from-environment"`
+	// IgnoreIMEXChannels leaves requests for IMEX channels unfollowed, whoever makes them.
+	IgnoreIMEXChannels bool `toml:"ignore-imex-channels"`
 	// DisableRequire skips what images require by NVIDIA_REQUIRE_*.
 	DisableRequire bool `toml:"disable-require"`
 	// SwarmResources are the variables DOCKER_RESOURCE_<kind> whose values, where they
@@ -161,6 +166,7 @@ func Default() *Config {
 			DefaultCapabilities:   []string{"compute", "utility"},
 			SupportedCapabilities: slices.Clone(capabilities),
 			Sockets:               []string{},
+			AdditionalGIDs:        true,
 		},
 		Policy: Policy{
 			Kubernetes:                Enforce,

@@ -55,7 +55,9 @@ driver-root = "/run/nvidia/driver/"
 driver-libraries = ["/opt//lib"]
 [container]
 supported-capabilities = ["utility"]
+additional-gids = false
 [policy]
+ignore-imex-channels = true
 trusted-namespaces = []
 kubernetes = "audit"
 allow-from-environment = ["imex", "gds", "gdrcopy", "mofed", "nvswitch"]
@@ -68,6 +70,7 @@ level = "debug"
 	want := Default()
 	want.Host.DriverRoot, want.Host.DriverLibraries = "/run/nvidia/driver", []string{"/opt/lib"}
 	want.Container.SupportedCapabilities = []string{"utility"}
+	want.Container.AdditionalGIDs, want.Policy.IgnoreIMEXChannels = false, true
 	want.Policy.AllowFromEnvironment = []string{"imex", "gds", "gdrcopy", "mofed", "nvswitch"}
 	want.Policy.TrustedNamespaces, want.Policy.Kubernetes, want.Log.Level = []string{}, Audit, "debug"
 	if !reflect.DeepEqual(c, want) {

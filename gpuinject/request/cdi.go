@@ -116,10 +116,13 @@ func (l List) Empty() bool { return l.items == 0 }
 
 // enter adds what a list names besides GPUs to the request. Named channels go before
 // those of NVIDIA_IMEX_CHANNELS.
-func (r *Request) enter(l List) {
+func (r *Request) enter(l List, bounds Bounds) {
 	r.Foreign = l.Foreign
 	r.Named = slices.Clone(l.Classes)
-	if l.AllChannels || len(l.Channels) > 0 {
+	switch channels := l.AllChannels || len(l.Channels) > 0; {
+	case channels && bounds.NoChannels:
+		r.ChannelsIgnored = true
+	case channels:
 		r.Named = append(r.Named, IMEX)
 		r.AllChannels = l.AllChannels
 		if l.AllChannels {
@@ -229,10 +232,10 @@ func fromList(l List, env []string, bounds Bounds) (Request, error) {
 		CapabilitiesReason: capabilitiesReason(caps, capsSet, false),
 	}
 	r.ForeignOnly = l.OnlyForeign()
-	if err := r.addOthers(vars); err != nil {
+	if err := r.addOthers(vars, bounds); err != nil {
 		return Request{}, err
 	}
-	r.enter(l)
+	r.enter(l, bounds)
 	return r, nil
 }
 

@@ -35,15 +35,19 @@ const MaxChannels = 2048
 
 // addOthers reads what the environment asks for besides GPUs. It counts only where
 // the container asks for a GPU as well, as in NVIDIA's stack.
-func (r *Request) addOthers(vars map[string]string) error {
+func (r *Request) addOthers(vars map[string]string, bounds Bounds) error {
 	if len(r.Devices) == 0 {
 		return nil
 	}
 	channels, err := parseChannels(vars[EnvIMEXChannels])
-	if err != nil {
+	switch {
+	case bounds.NoChannels:
+		r.ChannelsIgnored = err != nil || len(channels) > 0
+	case err != nil:
 		return fmt.Errorf("%s=%s: %w", EnvIMEXChannels, Quote(vars[EnvIMEXChannels]), err)
+	default:
+		r.setChannels(channels)
 	}
-	r.setChannels(channels)
 	for _, s := range switches {
 		if vars[s.variable] == "enabled" {
 			r.Classes = append(r.Classes, s.class)
@@ -96,7 +100,7 @@ func (r *Request) setChannels(channels []int) {
 // AddChannelMounts enters the IMEX channels that device-list mounts name, which go
 // before the environment: <dir>/imex/<id>, and <dir>/imex/all for every channel of
 // the host. Like the variable they count only beside a request for a GPU.
-func (r *Request) AddChannelMounts(mounts []specs.Mount) error {
+func (r *Request) AddChannelMounts(mounts []specs.Mount, bounds Bounds) error {
 	if len(r.Devices) == 0 {
 		return nil
 	}
@@ -109,6 +113,10 @@ func (r *Request) AddChannelMounts(mounts []specs.Mount) error {
 		}
 		if !ok {
 			continue
+		}
+		if bounds.NoChannels {
+			r.ChannelsIgnored = true
+			return nil
 		}
 		r.ChannelsMounted = true
 		if id == All {

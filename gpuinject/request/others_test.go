@@ -41,7 +41,7 @@ func TestOtherDevices(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			r, err := FromEnv(append([]string{"NVIDIA_VISIBLE_DEVICES=0"}, tc.env...), stock)
 			if err == nil {
-				err = r.AddChannelMounts(imexMounts(tc.imex...))
+				err = r.AddChannelMounts(imexMounts(tc.imex...), stock)
 			}
 			if tc.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.err) {
@@ -79,7 +79,7 @@ func TestOnlyTheDeviceListNamesIMEXChannels(t *testing.T) {
 		{Source: "/dev/null", Destination: DeviceListDir + "/imex"},
 	} {
 		r := Request{Driver: true, Devices: []string{"0"}}
-		if err := r.AddChannelMounts([]specs.Mount{m}); err != nil || len(r.Classes) != 0 {
+		if err := r.AddChannelMounts([]specs.Mount{m}, stock); err != nil || len(r.Classes) != 0 {
 			t.Errorf("%s at %s: %+v, %v", m.Source, m.Destination, r, err)
 		}
 	}
@@ -89,5 +89,43 @@ func TestADeviceListTakesOtherDevicesFromTheEnvironment(t *testing.T) {
 	r, err := WithDeviceList(List{GPUs: []string{"GPU-a"}}, []string{"NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=4"}, stock)
 	if got := fmt.Sprint(r.Classes, r.Channels); err != nil || got != "[imex gds] [4]" {
 		t.Errorf("%s %v", got, err)
+	}
+}
+
+func TestIMEXChannelsAreIgnoredWhereTheOperatorSaysSo(t *testing.T) {
+	bounds := stock
+	bounds.NoChannels = true
+	for _, tc := range []struct {
+		name    string
+		visible string
+		env     []string
+		imex    []string
+		ignored bool
+		classes string
+	}{
+		{"a variable", "0", []string{"NVIDIA_IMEX_CHANNELS=0"}, nil, true, ""},
+		{"a variable that would be refused", "0", []string{"NVIDIA_IMEX_CHANNELS=9999"}, nil, true, ""},
+		{"a variable that asks for nothing", "0", []string{"NVIDIA_IMEX_CHANNELS=none"}, nil, false, ""},
+		{"a mount", "0", nil, []string{"1"}, true, ""},
+		{"all by a mount", "0", nil, []string{"all"}, true, ""},
+		{"a mount that would be refused", "0", nil, []string{"0/1"}, true, ""},
+		{"a CDI name", "0,nvidia.com/imex-channel=2", nil, nil, true, ""},
+		{"every channel by a CDI name", "0,nvidia.com/imex-channel=all", nil, nil, true, ""},
+		{"the kind of management containers", "management.nvidia.com/gpu=all", nil, nil, true, ""},
+		{"other classes are not", "0,nvidia.com/gds=all", []string{"NVIDIA_IMEX_CHANNELS=0", "NVIDIA_MOFED=enabled"}, []string{"1"}, true, "gds mofed"},
+		{"without a GPU nothing is asked for", "none", []string{"NVIDIA_IMEX_CHANNELS=0"}, []string{"1"}, false, ""},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r, err := FromEnv(append([]string{"NVIDIA_VISIBLE_DEVICES=" + tc.visible}, tc.env...), bounds)
+			if err == nil {
+				err = r.AddChannelMounts(imexMounts(tc.imex...), bounds)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := strings.Join(r.Classes, " "); got != tc.classes || r.ChannelsIgnored != tc.ignored || r.AllChannels || r.ChannelsMounted || len(r.Channels) != 0 || slices.Contains(r.Named, IMEX) {
+				t.Errorf("got %+v", r)
+			}
+		})
 	}
 }

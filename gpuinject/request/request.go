@@ -60,6 +60,8 @@ type Request struct {
 	Channels []int `json:"channels"`
 	// AllChannels is set where device-list mounts ask for every channel of the host.
 	AllChannels bool `json:"all_channels"`
+	// ChannelsIgnored is set where channels are asked for and Bounds.NoChannels holds.
+	ChannelsIgnored bool `json:"channels_ignored"`
 	// ChannelsMounted is set where the channels are device-list mounts'.
 	ChannelsMounted bool `json:"channels_mounted"`
 	// MIG are the rights over all MIG devices that are asked for: "config", "monitor".
@@ -72,10 +74,13 @@ type Request struct {
 	ForeignOnly bool     `json:"foreign_only"`
 }
 
-// Bounds are the operator's limits on driver capabilities.
+// Bounds are the operator's limits on what can be asked for.
 type Bounds struct {
+	// Default and Supported are driver capabilities.
 	Default   []string
 	Supported []string
+	// NoChannels leaves requests for IMEX channels unread, right ones and wrong ones.
+	NoChannels bool
 }
 
 // Wants tells whether env asks for the driver at all, whatever else is in it. It
@@ -136,10 +141,10 @@ func FromEnv(env []string, bounds Bounds) (Request, error) {
 	}
 	r := Request{Driver: true, Reason: reason, Devices: devices, Capabilities: capabilities, CapabilitiesReason: capabilitiesReason(caps, capsSet, legacy)}
 	r.ForeignOnly = list.OnlyForeign()
-	if err := r.addOthers(vars); err != nil {
+	if err := r.addOthers(vars, bounds); err != nil {
 		return Request{}, err
 	}
-	r.enter(list)
+	r.enter(list, bounds)
 	return r, nil
 }
 
