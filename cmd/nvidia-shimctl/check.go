@@ -247,11 +247,12 @@ func (n *node) readRegistered(ctx context.Context) (*runtimeclass.Configuration,
 }
 
 // running finds containerd's process: the file that it executes, its environment, and
-// the configuration that its command line names.
+// the configuration that its command line names. The file is executed in turn, and the
+// environment says where runc is.
 func (n *node) running() (program string, environ map[string]string, configFile string) {
 	for _, p := range n.processes(func(dir string) bool {
 		comm, err := os.ReadFile(filepath.Join(dir, "comm"))
-		return err == nil && strings.TrimSpace(string(comm)) == "containerd"
+		return err == nil && strings.TrimSpace(string(comm)) == "containerd" && n.administers(dir)
 	}) {
 		return p.program, p.environ, namedConfig(p.args)
 	}

@@ -321,12 +321,7 @@ func TestCheckAsksTheRunningDaemon(t *testing.T) {
 	n.containerd, n.containerdConfig, n.dump = "", "", true
 	file := filepath.Join(n.root, "shim.toml")
 	write(t, file, "nonsense = 1\n", 0o600)
-	write(t, filepath.Join(n.proc, "77/comm"), "containerd\n", 0o644)
-	write(t, filepath.Join(n.proc, "77/environ"), "PATH=/opt/x:/usr/bin\x00NVIDIA_SHIM_CONFIG="+file+"\x00", 0o644)
-	write(t, filepath.Join(n.proc, "77/cmdline"), "containerd\x00--config\x00/etc/other.toml\x00", 0o644)
-	if err := os.Symlink("/opt/x/containerd", filepath.Join(n.proc, "77/exe")); err != nil {
-		t.Fatal(err)
-	}
+	fixtureProcess(t, n, 77, "/opt/x/containerd", []string{"PATH=/opt/x:/usr/bin", "NVIDIA_SHIM_CONFIG=" + file}, "--config", "/etc/other.toml")
 	n.load = nil
 	n.execute = func(ctx context.Context, program string, args ...string) (string, error) {
 		if program == "/opt/x/containerd" && args[0] == "--config" {

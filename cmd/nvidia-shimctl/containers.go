@@ -59,7 +59,7 @@ func (n *node) containers(states []string) []gpuContainer {
 	own, _ := os.Readlink(filepath.Join(n.proc, "self/ns/pid"))
 	isShim := func(dir string) bool {
 		program, err := executed(dir)
-		return err == nil && filepath.Base(program) == shimName
+		return err == nil && filepath.Base(program) == shimName && n.administers(dir)
 	}
 	for _, p := range n.processes(isShim) {
 		dir := filepath.Join(n.proc, strconv.Itoa(p.pid))

@@ -18,7 +18,25 @@ func fixtureProcess(t *testing.T, n *node, pid int, program string, environ []st
 	write(t, filepath.Join(dir, "comm"), filepath.Base(program)[:min(15, len(filepath.Base(program)))]+"\n", 0o644)
 	write(t, filepath.Join(dir, "environ"), strings.Join(environ, "\x00")+"\x00", 0o644)
 	write(t, filepath.Join(dir, "cmdline"), strings.Join(append([]string{program}, args...), "\x00")+"\x00", 0o644)
-	if err := os.Symlink(program, filepath.Join(dir, "exe")); err != nil {
+	write(t, filepath.Join(dir, "status"), administrator, 0o644)
+	link(t, program, filepath.Join(dir, "exe"))
+	link(t, "user:[1]", filepath.Join(dir, "ns/user"))
+	if own := filepath.Join(n.proc, "self/ns/user"); !exists(own) {
+		link(t, "user:[1]", own)
+	}
+}
+
+func exists(name string) bool {
+	_, err := os.Lstat(name)
+	return err == nil
+}
+
+func link(t *testing.T, target, name string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(target, name); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // process is what procfs says about a process of this host.
@@ -67,4 +69,34 @@ func readProcess(dir string) (process, error) {
 func executed(dir string) (string, error) {
 	exe, err := os.Readlink(filepath.Join(dir, "exe"))
 	return strings.TrimSuffix(exe, " (deleted)"), err
+}
+
+// administers tells whether a process administers this host: root's, with
+// CAP_SYS_ADMIN, in the user namespace of this process. A name proves nothing: every
+// user can start a program called containerd, and every container one whose path is
+// that of a file of its choice on the host.
+func (n *node) administers(dir string) bool {
+	own, err := os.Readlink(filepath.Join(n.proc, "self/ns/user"))
+	if err != nil {
+		return false
+	}
+	if theirs, err := os.Readlink(filepath.Join(dir, "ns/user")); err != nil || theirs != own {
+		return false
+	}
+	status, err := os.ReadFile(filepath.Join(dir, "status"))
+	if err != nil {
+		return false
+	}
+	root, admin := false, false
+	for line := range strings.Lines(string(status)) {
+		key, value, _ := strings.Cut(line, ":")
+		switch fields := strings.Fields(value); {
+		case key == "Uid": // real, effective, saved, of files
+			root = strings.Join(fields, " ") == "0 0 0 0"
+		case key == "CapEff" && len(fields) == 1:
+			caps, err := strconv.ParseUint(fields[0], 16, 64)
+			admin = err == nil && caps&(1<<unix.CAP_SYS_ADMIN) != 0
+		}
+	}
+	return root && admin
 }

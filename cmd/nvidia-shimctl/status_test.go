@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -42,7 +43,7 @@ func (f *fixtureNode) process(pid, namespace, exe, cwd, cgroup string) {
 	if err := os.MkdirAll(filepath.Join(dir, "ns"), 0o755); err != nil {
 		f.t.Fatal(err)
 	}
-	for name, target := range map[string]string{"exe": exe, "cwd": cwd, "ns/pid": "pid:[" + namespace + "]"} {
+	for name, target := range map[string]string{"exe": exe, "cwd": cwd, "ns/pid": "pid:[" + namespace + "]", "ns/user": "user:[1]"} {
 		if target == "" {
 			continue
 		}
@@ -53,7 +54,7 @@ func (f *fixtureNode) process(pid, namespace, exe, cwd, cgroup string) {
 	for name, text := range map[string]string{
 		// One hierarchy of cgroup v1 has no container in it.
 		"cgroup": "2:freezer:/daemons\n1:name=systemd:/\n0::" + cgroup + "\n",
-		"stat":   pid + " (a ) name) S 5 1 1", "comm": filepath.Base(exe) + "\n", "environ": "", "cmdline": exe + "\x00",
+		"status": administrator, "stat": pid + " (a ) name) S 5 1 1", "comm": filepath.Base(exe) + "\n", "environ": "", "cmdline": exe + "\x00",
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o644); err != nil {
 			f.t.Fatal(err)
@@ -121,6 +122,13 @@ func TestContainersAreFoundByTheirRecords(t *testing.T) {
 	f.process("100", "1", "/usr/local/bin/"+shimName, first, "/")
 	f.process("101", "1", "/usr/local/bin/"+shimName+" (deleted)", filepath.Join(elsewhere, tasksName, "old", "cc"), "/")
 	f.process("102", "1", "/usr/bin/containerd-shim-runc-v2", filepath.Join(t.TempDir(), "x"), "/")
+	// A program of a container's or a user's that calls itself our shim says nothing.
+	forged := in(filepath.Join(t.TempDir(), "forged"), "default", "ee", granted("ee", "default", "", 0))
+	for i, change := range disguises {
+		pid := strconv.Itoa(103 + i)
+		f.process(pid, "1", "/usr/local/bin/"+shimName, forged, "/")
+		change(t, filepath.Join(f.proc, pid))
+	}
 
 	if got, want := ids(f.containers([]string{f.state, "/nonexistent"})), []string{"default/dd", "k8s.io/aa", "k8s.io/bb", "old/cc"}; !slices.Equal(got, want) {
 		t.Errorf("containers %q, want %q", got, want)
