@@ -39,6 +39,10 @@ func useDev(dir string) error {
 	return nil
 }
 
+// x32 is where the system calls of x86-64's x32 ABI begin, which a kernel can have under
+// the same architecture: the same calls by other numbers.
+const x32 = 0x40000000
+
 // refuse lets the given system calls of the whole process fail with EPERM from now
 // on, and those of another architecture's table (seccomp(2)). Whatever the process
 // starts inherits it.
@@ -51,11 +55,12 @@ func refuse(calls []uint32) error {
 	ret := func(action uint32) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: action}
 	}
-	equal := func(k uint32, yes, no int) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, Jt: uint8(yes), Jf: uint8(no), K: k}
+	jump := func(condition uint16, k uint32, yes, no int) unix.SockFilter {
+		return unix.SockFilter{Code: unix.BPF_JMP | condition | unix.BPF_K, Jt: uint8(yes), Jf: uint8(no), K: k}
 	}
+	equal := func(k uint32, yes, no int) unix.SockFilter { return jump(unix.BPF_JEQ, k, yes, no) }
 	n := len(calls)
-	program := []unix.SockFilter{load(arch), equal(auditArch, 0, n+2), load(nr)}
+	program := []unix.SockFilter{load(arch), equal(auditArch, 0, n+3), load(nr), jump(unix.BPF_JGE, x32, n+1, 0)}
 	for i, c := range calls {
 		program = append(program, equal(c, n-i, 0))
 	}
