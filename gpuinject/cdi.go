@@ -34,8 +34,16 @@ func isCDIHook(h specs.Hook) bool {
 func editedByCDI(spec *bundle.Spec) bool {
 	return spec.Linux != nil && findHook(spec.Hooks, isCDIHook) != nil &&
 		slices.ContainsFunc(spec.Linux.Devices, func(d specs.LinuxDevice) bool {
-			return (d.Type == "c" || d.Type == "u") && strings.HasPrefix(path.Clean(d.Path), "/dev/nvidia")
+			return (d.Type == "c" || d.Type == "u") && isDriverNode(path.Clean(d.Path))
 		})
+}
+
+// driverNodes begin the names of the driver's nodes: of PCI GPUs, of WSL2, and of a
+// Tegra, which need not have one of the first.
+var driverNodes = []string{"/dev/nvidia", "/dev/dxg", "/dev/nvhost-", "/dev/nvmap", "/dev/nvgpu/"}
+
+func isDriverNode(name string) bool {
+	return slices.ContainsFunc(driverNodes, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
 }
 
 // takeOver makes the devices that CDI put into the specification request and grant.
@@ -47,6 +55,11 @@ func (j *Job) takeOver() error {
 	set, err := j.inv.Given(j.Container.Nodes)
 	if err != nil {
 		return fail(Precondition, "%s: %w", j.Request.Reason, err)
+	}
+	if j.inv.Platform == device.Tegra {
+		if set, err = j.givenTegra(); err != nil {
+			return err
+		}
 	}
 	for _, name := range []string{"config", "monitor"} {
 		// A host without MIG has no such right.
@@ -106,6 +119,21 @@ func (j *Job) ignoreMemoryLimit() {
 			j.ignore(name, "this runtime does not limit GPU memory")
 		}
 	}
+}
+
+// givenTegra is the GPU of a Tegra where the specification has nodes of its lists.
+func (j *Job) givenTegra() (set device.Set, err error) {
+	if err := j.findFiles(); err != nil {
+		return set, err
+	}
+	nodes, err := j.inv.NodesAt(j.files.Nodes)
+	if err != nil {
+		return set, fail(Precondition, "%s: %w", j.Request.Reason, err)
+	}
+	if slices.ContainsFunc(nodes, func(n device.Node) bool { return j.has(policy.Number{Major: int64(n.Major), Minor: int64(n.Minor)}) }) {
+		set.GPUs = j.inv.GPUs
+	}
+	return set, nil
 }
 
 // hasCapability tells whether the specification has the node of a right.

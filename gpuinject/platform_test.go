@@ -11,6 +11,8 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
@@ -118,6 +120,17 @@ func TestContainersUnderWSL(t *testing.T) {
 			}
 		}
 	})
+	t.Run("what CDI gave is taken over", func(t *testing.T) {
+		spec := newSpec("NVIDIA_VISIBLE_DEVICES=void")
+		spec.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/dxg", Type: "c", Major: int64(d.Majors.Misc), Minor: 125}}
+		spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/usr/bin/nvidia-cdi-hook", Args: []string{"nvidia-cdi-hook", "update-ldcache"}}}}
+		dir := newBundle(t, spec)
+		inj := mustInject(t, cfg, dir)
+		got := readSpec(t, dir)
+		if len(inj.Plan.GPUs) != 1 || inj.Plan.Grant != "taken over from CDI: 0" || len(got.Hooks.CreateContainer) != 0 || len(deviceNumbers(t, dir)) != 1 {
+			t.Errorf("%s: GPUs %v, hooks %v, nodes %v", inj.Plan.Grant, inj.Plan.GPUs, got.Hooks, deviceNumbers(t, dir))
+		}
+	})
 	t.Run("without NVIDIA's driver for Windows the message says so", func(t *testing.T) {
 		if err := os.RemoveAll(d.Root + "/usr/lib/wsl/drivers"); err != nil {
 			t.Fatal(err)
@@ -188,6 +201,25 @@ func TestContainersOnATegra(t *testing.T) {
 		j := Job{inv: &device.Inventory{DriverVersion: "540.4.0", Platform: device.Tegra}}
 		if v := j.compatDriver(); v != "" {
 			t.Errorf("they are judged by version %s", v)
+		}
+	})
+	t.Run("what CDI gave is taken over", func(t *testing.T) {
+		spec := newSpec("NVIDIA_VISIBLE_DEVICES=void")
+		minor := int64(2)
+		major := int64(d.Majors.FS)
+		spec.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/nvhost-gpu", Type: "c", Major: major, Minor: minor}}
+		spec.Linux.Resources.Devices = append(spec.Linux.Resources.Devices, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rwm"})
+		spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/usr/bin/nvidia-ctk", Args: []string{"nvidia-ctk", "hook", "update-ldcache"}}}}
+		dir := newBundle(t, spec)
+		inj := mustInject(t, cfg, dir)
+		got := readSpec(t, dir)
+		if len(inj.Plan.GPUs) != 1 || len(got.Hooks.CreateContainer) != 0 || len(deviceNumbers(t, dir)) != len(want) {
+			t.Errorf("GPUs %v, hooks %v, nodes %v", inj.Plan.GPUs, got.Hooks, deviceNumbers(t, dir))
+		}
+		for _, r := range got.Linux.Resources.Devices {
+			if r.Allow && strings.Contains(r.Access, "m") {
+				t.Errorf("a right to mknod stays: %+v", r)
+			}
 		}
 	})
 	t.Run("none is the files without a node", func(t *testing.T) {

@@ -3,6 +3,7 @@ package device
 import (
 	"cmp"
 	"slices"
+	"strconv"
 )
 
 // Set is devices that a container asks for, may have or gets.
@@ -59,7 +60,8 @@ func (s *Set) Add(other Set) {
 func (s Set) Names() []string {
 	names := make([]string, 0, len(s.GPUs)+len(s.MIG))
 	for _, gpu := range s.GPUs {
-		names = append(names, gpu.UUID)
+		// Where the driver does not say the UUID, and of WSL2 and a Tegra.
+		names = append(names, cmp.Or(gpu.UUID, gpu.BusID, strconv.Itoa(gpu.Index)))
 	}
 	for _, in := range s.MIG {
 		names = append(names, in.Name())
