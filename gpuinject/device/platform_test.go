@@ -185,6 +185,10 @@ func TestTegraNodes(t *testing.T) {
 			t.Errorf("%s: %v, want %q", tt.path, err, tt.word)
 		}
 	}
+	h.write(h.roots.Dev+"/dev/nvhost-dir/x", "")
+	if nodes, err := inv.NodesAt([]string{"/dev/nvhost-*"}); err != nil || len(nodes) != 2 {
+		t.Errorf("a pattern that matches a file, a link and a directory too: %v, %v", nodes, err)
+	}
 	for i := range maxTegraNodes + 1 {
 		h.node(fmt.Sprintf("many-%d", i), 505, uint32(i), 0o600)
 	}

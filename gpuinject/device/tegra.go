@@ -7,6 +7,7 @@ import (
 	"os"
 	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -16,8 +17,9 @@ import (
 const maxTegraNodes = 256
 
 // NodesAt returns the nodes at paths below /dev, which the lists of a Tegra name
-// ("/dev/nvmap", "/dev/nvhost-*"). A pattern's star stays in its directory. What the
-// machine has not got is left out, as the lists are for a family of machines.
+// ("/dev/nvmap", "/dev/nvhost-*"). A pattern's star stays in its directory, and what else
+// it matches than character devices is passed over. What the machine has not got is left
+// out, as the lists are for a family of machines.
 //
 // Nothing says what numbers such a node must have: that it is a character device, and
 // no link, is all that can be verified.
@@ -35,6 +37,8 @@ func (inv *Inventory) NodesAt(paths []string) ([]Node, error) {
 			if found, err = filepath.Glob(found[0]); err != nil {
 				return nil, fmt.Errorf("device node %.256q: %w", p, err)
 			}
+			// "/dev/nvidia*" matches the directory nvidia-caps.
+			found = slices.DeleteFunc(found, isAnotherFile)
 			if len(found) > maxTegraNodes {
 				return nil, fmt.Errorf("device node %.256q stands for %d nodes, more than %d", p, len(found), maxTegraNodes)
 			}
@@ -59,6 +63,12 @@ func (inv *Inventory) NodesAt(paths []string) ([]Node, error) {
 		return nil, fmt.Errorf("none of the device nodes of this Tegra's lists exists below %s", filepath.Join(inv.Roots.Dev, "dev"))
 	}
 	return nodes, nil
+}
+
+// isAnotherFile tells what is there and no character device.
+func isAnotherFile(name string) bool {
+	var st unix.Stat_t
+	return unix.Lstat(name, &st) == nil && st.Mode&unix.S_IFMT != unix.S_IFCHR
 }
 
 // characterDevice looks at a node without following it.
