@@ -133,9 +133,10 @@ func TestDockersClientUnderstandsTheFlags(t *testing.T) {
 	for _, f := range r.Files {
 		binds = append(binds, f.Source+":"+f.Destination+":ro")
 	}
-	// The client has the binds in no order.
-	slices.Sort(binds)
-	slices.Sort(got.HostConfig.Binds)
+	// The client has the binds and the variables in no order.
+	for _, list := range [][]string{binds, got.HostConfig.Binds, got.Env, r.Env} {
+		slices.Sort(list)
+	}
 	if !slices.Equal(got.HostConfig.Devices, devices) || !slices.Equal(got.HostConfig.Binds, binds) || len(got.HostConfig.GroupAdd) != len(r.Groups) || !slices.Equal(got.Env, r.Env) {
 		t.Errorf("the daemon was asked for\n%+v\nwant\n%+v", got, r)
 	}
