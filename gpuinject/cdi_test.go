@@ -427,6 +427,13 @@ func TestSwarmsVariablesCountOnlyWhereTheyAreConfigured(t *testing.T) {
 	if err != nil || len(job.Plan.GPUs) != 1 || job.Plan.GPUs[0].Index != 2 {
 		t.Errorf("%+v, %v", job.Plan.GPUs, err)
 	}
+	// A pod with such a variable does not meet the configuration, broken or not.
+	job, err = ExamineSpec(pod(t, "default", nil, "DOCKER_RESOURCE_GPU=2"), func() (*config.Config, error) {
+		return nil, errors.New("configuration /etc/x: line 3: unknown key")
+	})
+	if job != nil || err != nil {
+		t.Errorf("a pod: %+v, %v", job, err)
+	}
 	if !mightAsk([]byte(`{"env": ["DOCKER_RESOURCE_GPU=2"]}`)) {
 		t.Error("the first look passes such a container over")
 	}

@@ -113,7 +113,9 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (*Job, error
 	list, listErr := request.DeviceList(b.Spec.Mounts)
 	who := policy.Identify(&b.Spec)
 	named, namedErr := annotated(&b.Spec, who)
-	asks := request.Wants(env) || !list.Empty() || listErr != nil || !named.Empty() || namedErr != nil || taken || request.HasSwarm(env)
+	// A pod is no task of a swarm, whatever its variables are called.
+	swarm := !who.Kubernetes && request.HasSwarm(env)
+	asks := request.Wants(env) || !list.Empty() || listErr != nil || !named.Empty() || namedErr != nil || taken || swarm
 	switch {
 	case !asks:
 		return nil, leftAlone(request.WhyNot(env))
@@ -124,7 +126,9 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (*Job, error
 	if err != nil {
 		return nil, fail(Precondition, "%w", err)
 	}
-	env = request.WithSwarm(env, cfg.Policy.SwarmResources)
+	if swarm {
+		env = request.WithSwarm(env, cfg.Policy.SwarmResources)
+	}
 	bounds := request.Bounds{
 		Default: cfg.Container.DefaultCapabilities, Supported: cfg.Container.SupportedCapabilities,
 		NoChannels: cfg.Policy.IgnoreIMEXChannels,

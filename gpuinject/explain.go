@@ -94,7 +94,7 @@ func (j *Job) explainOverridden() {
 	switch asks := request.Wants(env); {
 	case winner != "" && asks:
 		j.explain(request.EnvVisibleDevices, "not followed", "%s", winner)
-	case winner == "" && request.HasSwarm(env) && len(request.WithSwarm(env, j.Config.Policy.SwarmResources)) != len(env):
+	case winner == "" && !j.Container.Kubernetes && request.HasSwarm(env) && len(request.WithSwarm(env, j.Config.Policy.SwarmResources)) != len(env):
 		j.explain("swarm's resources", "followed", "policy.swarm-resources has them, and they go before %s", request.EnvVisibleDevices)
 	}
 }
