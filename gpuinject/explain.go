@@ -139,13 +139,21 @@ func (j *Job) explainDevices() {
 			j.explain(subject, "not given", "its MIG devices are not known: %v", err)
 			continue
 		}
+		withheld, err := j.inv.Withheld(gpu)
+		if err != nil {
+			j.explain(subject, "not given", "its MIG devices are not known: %v", err)
+			continue
+		}
 		divided := fmt.Sprintf("divided by MIG: its %d MIG devices are given by themselves", len(instances))
+		if len(instances) == 0 {
+			divided = "divided by MIG, and this host, a container itself, was given none of its MIG devices"
+		}
 		switch by := j.askedBy(func(s device.Set) bool { return s.HasGPU(gpu) }); {
 		case j.set.HasGPU(gpu):
 			j.explain(subject, "given", "%s", by)
 		case by != "" && !j.grant.Allows(gpu):
 			j.explain(subject, "refused", "%s, and not among the devices that were granted: %s", by, j.grant.Reason)
-		case len(instances) > 0:
+		case len(instances)+withheld > 0:
 			j.explain(subject, "not given", "%s", divided)
 		case by != "":
 			// It may be had, and something else is wrong.

@@ -48,7 +48,11 @@ func (j *Job) manage() error {
 		if err != nil {
 			return fail(Precondition, "%w", err)
 		}
-		all := true
+		withheld, err := j.inv.Withheld(gpu)
+		if err != nil {
+			return fail(Precondition, "%w", err)
+		}
+		all := withheld == 0
 		for _, in := range instances {
 			if j.grant.AllowsMIG(in) {
 				j.set.AddMIG(in)
@@ -77,6 +81,14 @@ func (j *Job) checkWhole(id string, gpus []device.GPU) error {
 		if len(instances) > 0 {
 			return fail(Invalid, "%s: GPU %s is divided by MIG and of no use by itself: ask for its MIG devices: %s",
 				j.Request.Reason, request.Quote(id), j.inv.DescribeMIG(instances, j.keptFacts()))
+		}
+		withheld, err := j.inv.Withheld(gpu)
+		if err != nil {
+			return fail(Precondition, "%w", err)
+		}
+		if withheld > 0 {
+			return fail(Invalid, "%s: GPU %s is divided by MIG, and this host, a container itself, was given none of its MIG devices: start it anew with what containers here are to have",
+				j.Request.Reason, request.Quote(id))
 		}
 	}
 	return nil

@@ -165,78 +165,121 @@ done
 exit 0
 `
 
-// A host that is a container of ours itself, as a node of kind is: what it starts gets
-// the GPUs that it was given, counted from 0, and no others. The outer one is privileged
-// (procfs shows every GPU) or has just the capabilities that runc needs (procfs is
-// masked by us).
-func TestNestedContainersGetTheGPUsOfTheOuterOne(t *testing.T) {
-	h := newDevHost(t, hostOptions{Options: sim.Options{GPUs: 4}, testenv: testenv.Options{Cgroup: 2}})
-	minors := devCheckMinors(t, h.Driver)
-	given := []int{1, 3}
+// nestedHosts are containers of ours that are hosts themselves, as a node of kind is:
+// privileged (procfs shows all of the machine) or with just the capabilities that runc
+// needs (procfs is masked by us).
+var nestedHosts = []struct {
+	name, prepare string
+	options       testenv.RunOptions
+}{
+	{"privileged, with the host's procfs", "mkdir -p /sim/driver && mount --bind /proc0 /sim || exit 93", testenv.RunOptions{Privileged: true}},
+	{
+		"unprivileged, with our mask for its procfs",
+		// The simulated driver's mask is at /proc/driver.
+		"mkdir -p /sim/driver/nvidia && cp /proc0/devices /sim && mount --bind /proc/driver /sim/driver/nvidia || exit 93",
+		testenv.RunOptions{Extra: []string{"--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_NET_ADMIN", "--cap-add", "CAP_SYS_PTRACE"}},
+	},
+}
+
+// nested starts a container as a host that is given what given names, and in it one
+// container after another that ask; they say what they see of nodes.
+func (h *devHost) nested(t *testing.T, prepare string, o testenv.RunOptions, given string, asks []string, nodes []devNode) map[string]string {
+	t.Helper()
 	tar, err := images.Build(devImage)
 	if err != nil {
 		t.Fatal(err)
 	}
-	nodes := devNodes(h.Driver, minors)
 	var paths []string
 	for _, n := range nodes {
 		paths = append(paths, "/dev/"+n.name)
 	}
 	probe := "echo == open; /test/opendev " + strings.Join(paths, " ") + "; echo == smi; nvidia-smi -L; echo == cuda; /test/cucount; echo == proc; ls /proc/driver/gpus; true"
-	uuid := func(i int) string { return h.Driver.GPUs[i].UUID }
-	asks := []string{"all", "0", "1", uuid(3), "2", uuid(0)}
-	for _, tc := range []struct {
-		name, prepare string
-		options       testenv.RunOptions
-	}{
-		{"privileged, with the host's procfs", "mkdir -p /sim/driver && mount --bind /proc0 /sim || exit 93", testenv.RunOptions{Privileged: true}},
-		{"unprivileged, with our mask for its procfs",
-			// The simulated driver's mask is at /proc/driver.
-			"mkdir -p /sim/driver/nvidia && cp /proc0/devices /sim && mount --bind /proc/driver /sim/driver/nvidia || exit 93",
-			testenv.RunOptions{Extra: []string{"--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_NET_ADMIN", "--cap-add", "CAP_SYS_PTRACE"}}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			in, err := os.MkdirTemp(h.Dir, "in")
-			if err != nil {
-				t.Fatal(err)
-			}
-			devWriteFile(t, filepath.Join(in, "shim.toml"), "[host]\nproc-root = \"/sim\"\nsys-root = \"/sys0\"\nproc-mask-target = \"/proc/driver\"\n")
-			devWriteFile(t, filepath.Join(in, "containerd.toml"), `version = 3
+	in, err := os.MkdirTemp(h.Dir, "in")
+	if err != nil {
+		t.Fatal(err)
+	}
+	devWriteFile(t, filepath.Join(in, "shim.toml"), "[host]\nproc-root = \"/sim\"\nsys-root = \"/sys0\"\nproc-mask-target = \"/proc/driver\"\n")
+	devWriteFile(t, filepath.Join(in, "containerd.toml"), `version = 3
 root = "/in/root"
 state = "/run/containerd"
 disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", "io.containerd.cri.v1.runtime", "io.containerd.podsandbox.controller.v1.podsandbox", "io.containerd.nri.v1.nri", "io.containerd.snapshotter.v1.blockfile", "io.containerd.snapshotter.v1.devmapper", "io.containerd.snapshotter.v1.erofs"]
 [grpc]
   address = "/run/in.sock"
 `)
-			o := tc.options
-			o.Image, o.Env = h.Image, []string{"NVIDIA_VISIBLE_DEVICES=1,3"}
-			for dst, src := range map[string]string{"/in": in, "/in/image.tar": tar, "/tools": h.Options.ToolsDir, "/shim": h.Options.ShimDir, "/proc0": h.Driver.ProcRoot, "/sys0": h.Driver.SysRoot} {
-				o.Mounts = append(o.Mounts, "type=bind,src="+src+",dst="+dst+",options=rbind:rw")
-			}
-			slices.SortFunc(o.Mounts, func(a, b string) int {
-				return strings.Compare(a[strings.Index(a, "dst="):], b[strings.Index(b, "dst="):])
-			})
-			o.Args = []string{"/bin/sh", "-c", fmt.Sprintf(nestedScript, tc.prepare, h.ID, strings.Join(asks, " "), h.ID, h.Image, probe)}
-			out := h.MustRun(t, o)
-			if strings.Count(out, "== ask") != len(asks) {
-				log, _ := os.ReadFile(filepath.Join(in, "log"))
-				t.Fatalf("%s\n%s", out, log)
-			}
-			got := map[string]string{}
-			for _, part := range strings.Split(out, "== ask ")[1:] {
-				ask, rest, _ := strings.Cut(part, "\n")
-				got[ask] = rest
-			}
-			for ask, want := range map[string][]int{"all": given, "0": {1}, "1": {3}, uuid(3): {3}} {
-				p, e := devParse(got[ask]), devExpect(h.Driver, minors, want)
-				e.mknod, e.dev, p.mknod, p.dev = nil, nil, nil, nil
-				devCompare(t, p, e)
-				if t.Failed() {
-					t.Fatalf("asked for %s:\n%s", ask, got[ask])
-				}
+	o.Image, o.Env = h.Image, []string{"NVIDIA_VISIBLE_DEVICES=" + given}
+	for dst, src := range map[string]string{"/in": in, "/in/image.tar": tar, "/tools": h.Options.ToolsDir, "/shim": h.Options.ShimDir, "/proc0": h.Driver.ProcRoot, "/sys0": h.Driver.SysRoot} {
+		o.Mounts = append(o.Mounts, "type=bind,src="+src+",dst="+dst+",options=rbind:rw")
+	}
+	slices.SortFunc(o.Mounts, func(a, b string) int {
+		return strings.Compare(a[strings.Index(a, "dst="):], b[strings.Index(b, "dst="):])
+	})
+	o.Args = []string{"/bin/sh", "-c", fmt.Sprintf(nestedScript, prepare, h.ID, strings.Join(asks, " "), h.ID, h.Image, probe)}
+	out := h.MustRun(t, o)
+	if strings.Count(out, "== ask") != len(asks) {
+		log, _ := os.ReadFile(filepath.Join(in, "log"))
+		t.Fatalf("%s\n%s", out, log)
+	}
+	got := map[string]string{}
+	for _, part := range strings.Split(out, "== ask ")[1:] {
+		ask, rest, _ := strings.Cut(part, "\n")
+		got[ask] = rest
+	}
+	return got
+}
+
+// nestedCompare compares what a container in a container sees.
+func nestedCompare(t *testing.T, ask, got string, want devProbe) {
+	t.Helper()
+	p := devParse(got)
+	want.mknod, want.dev, p.mknod, p.dev = nil, nil, nil, nil
+	devCompare(t, p, want)
+	if t.Failed() {
+		t.Fatalf("asked for %s:\n%s", ask, got)
+	}
+}
+
+// What a container that is a host starts gets the GPUs that it was given, counted from
+// 0, and no others.
+func TestNestedContainersGetTheGPUsOfTheOuterOne(t *testing.T) {
+	h := newDevHost(t, hostOptions{Options: sim.Options{GPUs: 4}, testenv: testenv.Options{Cgroup: 2}})
+	minors := devCheckMinors(t, h.Driver)
+	uuid := func(i int) string { return h.Driver.GPUs[i].UUID }
+	for _, tc := range nestedHosts {
+		t.Run(tc.name, func(t *testing.T) {
+			got := h.nested(t, tc.prepare, tc.options, "1,3", []string{"all", "0", "1", uuid(3), "2", uuid(0)}, devNodes(h.Driver, minors))
+			for ask, want := range map[string][]int{"all": {1, 3}, "0": {1}, "1": {3}, uuid(3): {3}} {
+				nestedCompare(t, ask, got[ask], devExpect(h.Driver, minors, want))
 			}
 			for _, ask := range []string{"2", uuid(0)} {
 				if !strings.Contains(got[ask], "unknown GPU") || strings.Contains(got[ask], "== open") {
+					t.Errorf("asked for %s, which the outer container was not given:\n%s", ask, got[ask])
+				}
+			}
+		})
+	}
+}
+
+// The same of MIG devices: GPU 1 of the host has three, of which the outer container
+// was given two, and nothing else but GPU 2.
+func TestNestedContainersGetTheMIGDevicesOfTheOuterOne(t *testing.T) {
+	h := newMIGHost(t, hostOptions{testenv: testenv.Options{Cgroup: 2}})
+	d, minors := h.Driver, devCheckMinors(t, h.Driver)
+	older := func(i int) string {
+		return fmt.Sprintf("MIG-%s/%d/%d", d.GPUs[1].UUID, d.MIG[i].GI, d.MIG[i].CI)
+	}
+	for _, tc := range nestedHosts {
+		t.Run(tc.name, func(t *testing.T) {
+			given := d.MIG[0].UUID + "," + d.MIG[2].UUID + ",2"
+			got := h.nested(t, tc.prepare, tc.options, given,
+				[]string{"all", "0:0", "0:1", d.MIG[2].UUID, older(0), "1", "0", "0:2", d.MIG[1].UUID, older(1)}, migNodes(d, minors))
+			for ask, want := range map[string]struct{ gpus, mig []int }{
+				"all": {[]int{2}, []int{0, 2}}, "0:0": {nil, []int{0}}, "0:1": {nil, []int{2}}, d.MIG[2].UUID: {nil, []int{2}},
+				older(0): {nil, []int{0}}, "1": {[]int{2}, nil},
+			} {
+				nestedCompare(t, ask, got[ask], migExpect(d, minors, want.gpus, want.mig))
+			}
+			for ask, message := range map[string]string{"0": "divided by MIG", "0:2": "unknown MIG device", d.MIG[1].UUID: "unknown MIG device", older(1): "unknown MIG device"} {
+				if !strings.Contains(got[ask], message) || strings.Contains(got[ask], "== open") {
 					t.Errorf("asked for %s, which the outer container was not given:\n%s", ask, got[ask])
 				}
 			}

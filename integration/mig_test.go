@@ -43,11 +43,9 @@ func migNodes(d *sim.Driver, minors []int) []devNode {
 	return nodes
 }
 
-// migRun runs the probe in a container that must have exactly the GPUs and the MIG
+// migExpect is what a container must see that was given exactly the GPUs and the MIG
 // devices given by position, and further capability nodes by number.
-func (h *devHost) migRun(t *testing.T, o testenv.RunOptions, gpus, mig []int, more ...int) {
-	t.Helper()
-	d, minors := h.Driver, devCheckMinors(t, h.Driver)
+func migExpect(d *sim.Driver, minors, gpus, mig []int, more ...int) devProbe {
 	granted := map[string]bool{"nvidiactl": true, "nvidia-uvm": true, "nvidia-uvm-tools": true}
 	caps := slices.Clone(more)
 	seen := slices.Clone(gpus)
@@ -83,8 +81,15 @@ func (h *devHost) migRun(t *testing.T, o testenv.RunOptions, gpus, mig []int, mo
 		}
 	}
 	slices.Sort(want.dev)
+	return want
+}
+
+// migRun runs the probe in a container that must have what migExpect says.
+func (h *devHost) migRun(t *testing.T, o testenv.RunOptions, gpus, mig []int, more ...int) {
+	t.Helper()
+	d, minors := h.Driver, devCheckMinors(t, h.Driver)
 	o.Image, o.Args = h.Image, devProbeScript(migNodes(d, minors))
-	devCompare(t, devParse(h.MustRun(t, o)), want)
+	devCompare(t, devParse(h.MustRun(t, o)), migExpect(d, minors, gpus, mig, more...))
 }
 
 func visible(value string, more ...string) testenv.RunOptions {
@@ -119,6 +124,36 @@ func TestMIGDevicesAreGivenExactlyAsAskedFor(t *testing.T) {
 			o := testenv.RunOptions{Mounts: []string{"type=bind,src=/dev/null,options=rbind:ro,dst=/var/run/nvidia-container-devices/" + older(1)}}
 			h.migRun(t, o, nil, []int{1})
 		})
+	})
+}
+
+// In a user namespace the host's capability nodes are bound, and the mask shows those
+// of the MIG device alone there too.
+func TestAUserNamespaceHasItsMIGDeviceToo(t *testing.T) {
+	testenv.EachCgroup(t, func(t *testing.T, version int) {
+		h := newMIGHost(t, hostOptions{testenv: testenv.Options{Cgroup: version}})
+		d, minors := h.Driver, devCheckMinors(t, h.Driver)
+		nodes := migNodes(d, minors)
+		o := visible("1:2")
+		o.Image, o.Extra = h.Image, []string{"--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"}
+		o.Args = devProbeScript(nodes)
+		o.Args[2] += "\necho '== capabilities'; cd " + devMask + "/capabilities && find . -type f | sort; for f in $(find . -type f); do grep Modify: $f; echo > $f; done 2>&1; true"
+		out := h.MustRun(t, o)
+		want := migExpect(d, minors, nil, []int{2})
+		for i, n := range nodes {
+			want.mknod[i] = n.number + " mknod EPERM"
+			// The host's mode, 0444, is for reading, as NVML opens it: nvidia-smi lists the
+			// MIG device. Only the host's root could open it for writing.
+			if strings.HasPrefix(n.name, "nvidia-caps/") {
+				want.open[i] = strings.Replace(want.open[i], "ENXIO", "EACCES", 1)
+			}
+		}
+		devCompare(t, devParse(out), want)
+		_, shown, _ := strings.Cut(out, "== capabilities\n")
+		gi := fmt.Sprintf("./gpu%d/mig/gi5", minors[1])
+		if !strings.HasPrefix(shown, gi+"/access\n"+gi+"/ci1/access\nDeviceFileModify: 0\n") || strings.Count(shown, "\n") != 6 || strings.Count(shown, "ead-only file system") != 2 {
+			t.Errorf("the mask shows\n%s", shown)
+		}
 	})
 }
 

@@ -66,8 +66,10 @@ type Inventory struct {
 	// Roots is where all this was found; Nodes looks there.
 	Roots Roots
 
-	// instances are the MIG devices by minor number of their GPU, once looked at.
-	instances map[int][]Instance
+	// nested is set by OnlyPresent.
+	nested bool
+	// layouts are the MIG devices by minor number of their GPU, once looked at.
+	layouts map[int]layout
 }
 
 // Discover reads the driver's procfs. It is cheap (two files and one more for each

@@ -86,6 +86,11 @@ func (inv *Inventory) Management(name string) (Capability, error) {
 // capabilitiesDir is where the driver shows which MIG instances exist.
 const capabilitiesDir = "driver/nvidia/capabilities"
 
+// node is the name of the capability's node below /dev.
+func (c Capability) node() string {
+	return "nvidia-caps/nvidia-cap" + strconv.FormatUint(uint64(c.Minor), 10)
+}
+
 // Instances lists the MIG devices that exist now, by GPU, GPU instance and compute
 // instance. It reads the driver's capability files; mig-minors lists every instance
 // that could exist, on a host without MIG as well.
@@ -96,7 +101,7 @@ func (inv *Inventory) Instances() ([]Instance, error) {
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, list...)
+		all = append(all, inv.divide(list).here...)
 	}
 	return all, nil
 }
@@ -104,18 +109,24 @@ func (inv *Inventory) Instances() ([]Instance, error) {
 // InstancesOf lists the MIG devices of a GPU as they were when this inventory was
 // first asked for them: a container is given what was there at one time.
 func (inv *Inventory) InstancesOf(gpu GPU) ([]Instance, error) {
-	if list, ok := inv.instances[gpu.Minor]; ok {
-		return list, nil
+	l, err := inv.layoutOf(gpu)
+	return l.here, err
+}
+
+func (inv *Inventory) layoutOf(gpu GPU) (layout, error) {
+	if l, ok := inv.layouts[gpu.Minor]; ok {
+		return l, nil
 	}
-	list, err := inv.readInstances(gpu)
+	all, err := inv.readInstances(gpu)
 	if err != nil {
-		return nil, err
+		return layout{}, err
 	}
-	if inv.instances == nil {
-		inv.instances = map[int][]Instance{}
+	if inv.layouts == nil {
+		inv.layouts = map[int]layout{}
 	}
-	inv.instances[gpu.Minor] = list
-	return list, nil
+	l := inv.divide(all)
+	inv.layouts[gpu.Minor] = l
+	return l, nil
 }
 
 func (inv *Inventory) readInstances(gpu GPU) ([]Instance, error) {

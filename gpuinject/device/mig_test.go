@@ -177,7 +177,7 @@ func TestAChangeOfTheLayoutIsNoticed(t *testing.T) {
 			h.destroy(2, 9)
 			h.destroy(2, 10)
 			h.instance(2, 5, 0)
-			inv.instances = nil
+			inv.layouts = nil
 			asked := 0
 			set, err := inv.Select([]string{tt.id}, func(again bool) (*Facts, bool, error) {
 				asked++

@@ -131,7 +131,7 @@ func (inv *Inventory) wanted(set Set, caps []string, majors map[string]uint32) [
 	}
 	for _, c := range set.Capabilities() {
 		list = append(list, wanted{
-			name: "nvidia-caps/nvidia-cap" + strconv.Itoa(int(c.Minor)), driver: capsDriver, minor: c.Minor, required: true,
+			name: c.node(), driver: capsDriver, minor: c.Minor, required: true,
 			remedy: remedyPrepare,
 		})
 	}

@@ -57,12 +57,17 @@ func (inv *Inventory) Select(ids []string, ask Ask) (Set, error) {
 
 func (inv *Inventory) addAll(set *Set) error {
 	for _, gpu := range inv.GPUs {
-		instances, err := inv.InstancesOf(gpu)
+		whole, err := inv.whole(gpu)
 		if err != nil {
 			return err
 		}
-		if len(instances) == 0 {
+		if whole {
 			set.AddGPU(gpu)
+			continue
+		}
+		instances, err := inv.InstancesOf(gpu)
+		if err != nil {
+			return err
 		}
 		for _, in := range instances {
 			set.AddMIG(in)
@@ -150,6 +155,8 @@ func (inv *Inventory) describe(g GPU) string {
 	mig := ""
 	if instances, err := inv.InstancesOf(g); err == nil && len(instances) > 0 {
 		mig = fmt.Sprintf(", %d MIG devices", len(instances))
+	} else if n, err := inv.Withheld(g); err == nil && n > 0 {
+		mig = ", MIG devices of others"
 	}
 	return fmt.Sprintf("%d (%s, %s%s)", g.Index, uuid, g.BusID, mig)
 }

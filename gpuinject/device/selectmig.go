@@ -83,7 +83,7 @@ func (inv *Inventory) findMIG(id string, ask Ask) (Instance, error) {
 			return Instance{}, inv.unknownMIG(id, facts)
 		}
 		// What NVML said, or what we read, is of another time: once more, both.
-		inv.instances = nil
+		inv.layouts = nil
 	}
 }
 
@@ -104,6 +104,13 @@ func (inv *Inventory) match(id string, facts *Facts) (in Instance, named, exists
 				return Instance{}, false, false, err
 			}
 			if !exists {
+				// NVML in a container may tell of all, if it asks procfs alone.
+				if other, err := inv.isElsewhere(gpu, f.GI, f.CI); other || err != nil {
+					if err != nil {
+						return Instance{}, false, false, err
+					}
+					continue
+				}
 				in = Instance{GPU: gpu.Index, Minor: gpu.Minor, GI: f.GI, CI: f.CI}
 			}
 			in.UUID, in.Index, in.Profile = f.UUID, f.Index, f.Name

@@ -128,7 +128,9 @@ func (inv *Inventory) Given(numbers []Number) (Set, error) {
 		if err != nil {
 			return Set{}, err
 		}
-		if given && len(instances) == 0 {
+		if whole, err := inv.whole(gpu); err != nil {
+			return Set{}, err
+		} else if given && whole {
 			s.AddGPU(gpu)
 		}
 		for _, in := range instances {
