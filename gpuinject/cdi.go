@@ -1,6 +1,7 @@
 package gpuinject
 
 import (
+	"errors"
 	"os"
 	"path"
 	"path/filepath"
@@ -151,10 +152,18 @@ func (j *Job) checkAnnotations() error {
 	if j.otherwise == nil {
 		return nil
 	}
-	ok := true
+	// Nobody has to be asked what an id means of which nothing can be granted.
+	ok := len(j.Request.Devices) == 0 || !j.grant.Nothing()
 	for _, id := range j.Request.Devices {
+		if !ok {
+			break
+		}
 		set, err := j.find([]string{id})
-		ok = ok && err == nil && (j.grant.AllowsAll(set) || id == request.All && !j.grant.Nothing())
+		if errors.Is(err, device.ErrFacts) {
+			// Not to be taken for another's: it may be the very device that was allocated.
+			return fail(Precondition, "%s: %w", j.Request.Reason, err)
+		}
+		ok = err == nil && (j.grant.AllowsAll(set) || id == request.All)
 	}
 	if ok {
 		return nil

@@ -293,6 +293,41 @@ func TestNVMLThatCannotBeAskedFailsOnlyWhoNeedsIt(t *testing.T) {
 	}
 }
 
+// A pod without a device has NVML asked by no annotation, and one that has a device does
+// not start without it because NVML was silent.
+func TestAnnotationsOfAPodWhereNVMLCannotBeAsked(t *testing.T) {
+	h := newMIGHost(t)
+	for _, tc := range []struct {
+		name  string
+		mig   []int
+		asked int
+	}{{"nothing was allocated", nil, 0}, {"the device was allocated", []int{0}, 1}} {
+		t.Run(tc.name, func(t *testing.T) {
+			spec := h.migPod(tc.mig, nil)
+			spec.Annotations["cdi.k8s.io/x"] = "nvidia.com/gpu=" + h.MIG[0].UUID
+			job, err := ExamineSpec(spec, loading(h.cfg))
+			if err != nil || job == nil {
+				t.Fatal(job, err)
+			}
+			asked := 0
+			job.AskNVML = func() (device.Facts, error) {
+				asked++
+				return device.Facts{}, errors.New("the GPU is gone")
+			}
+			if err = job.Resolve(); tc.mig == nil {
+				if !errors.Is(err, ErrNotGranted) {
+					t.Error(err)
+				}
+			} else {
+				refused(t, err, Precondition, "only NVML knows", "the GPU is gone")
+			}
+			if asked != tc.asked {
+				t.Errorf("NVML was asked %d times", asked)
+			}
+		})
+	}
+}
+
 // migPod is a pod whose specification has the nodes of MIG devices and GPUs.
 func (h *migHost) migPod(mig, gpus []int, env ...string) *specs.Spec {
 	spec := newSpec(env...)
