@@ -169,7 +169,10 @@ func (j *Job) checkAnnotations() error {
 		return nil
 	}
 	j.ignore(j.Request.Reason, "not what was allocated to the container: "+j.grant.Reason)
-	if !j.otherwise.Driver {
+	switch {
+	case j.otherwiseErr != nil:
+		return j.otherwiseErr
+	case !j.otherwise.Driver:
 		return j.notGranted(j.grant.Reason)
 	}
 	j.Request = *j.otherwise

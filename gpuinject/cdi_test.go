@@ -323,6 +323,9 @@ func TestAnnotationsGrantOutsideKubernetesAndSelectInAPod(t *testing.T) {
 		{name: "in a pod it does not grant", value: "nvidia.com/gpu=3", pod: true, allocated: []int{1}, nothing: true},
 		{name: "in a pod it does not stand in the way of what was allocated", value: "nvidia.com/gpu=3", env: []string{"NVIDIA_VISIBLE_DEVICES=all"}, pod: true, allocated: []int{1}, want: []int{1}},
 		{name: "in a pod that names GPUs by its environment too", value: "nvidia.com/gpu=1", env: []string{"NVIDIA_VISIBLE_DEVICES=all"}, pod: true, allocated: []int{1, 2}, want: []int{1}},
+		{name: "in a pod beside an environment that nobody has to read", value: "nvidia.com/gpu=1", env: []string{"NVIDIA_VISIBLE_DEVICES=nvidia.com/toaster=0"}, pod: true, allocated: []int{1, 2}, want: []int{1}},
+		{name: "in a pod beside a device list that does not count", value: "nvidia.com/gpu=1", env: []string{"NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices"}, pod: true, allocated: []int{1, 2}, want: []int{1},
+			change: func(p *config.Policy) { p.AcceptVolumeMounts = false }},
 		{name: "in a pod, all of what was allocated", value: "nvidia.com/gpu=all", pod: true, allocated: []int{1, 2}, want: []int{1, 2}},
 		{name: "in a pod without an allocation", value: "nvidia.com/gpu=3", pod: true, nothing: true},
 		{name: "in a pod, a GPU that no host has", value: "nvidia.com/gpu=77", pod: true, allocated: []int{1}, nothing: true},
@@ -372,6 +375,12 @@ func TestAnnotationsGrantOutsideKubernetesAndSelectInAPod(t *testing.T) {
 		if _, err := resolve(t, cfg, spec); !errors.Is(err, ErrNotGranted) {
 			t.Errorf("%v", err)
 		}
+	})
+	t.Run("in a pod that has to be read by its environment, a mistake there is an error", func(t *testing.T) {
+		spec := pod(t, "default", []int{1}, "NVIDIA_VISIBLE_DEVICES=nvidia.com/toaster=0")
+		spec.Annotations[key] = "nvidia.com/gpu=3"
+		_, err := resolve(t, hostConfig(t), spec)
+		refused(t, err, Invalid, "nvidia.com/toaster=0")
 	})
 	t.Run("a malformed one outside Kubernetes is an error", func(t *testing.T) {
 		spec := newSpec()

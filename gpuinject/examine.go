@@ -51,6 +51,8 @@ type Job struct {
 	// otherwise is the request without a pod's annotations, which only select; without
 	// Driver where there is none.
 	otherwise *request.Request
+	// otherwiseErr is why that cannot be read.
+	otherwiseErr error
 	// meanings are the identifiers of the request, kept for explanations only.
 	meanings []meaning
 	known    *device.Facts
@@ -164,24 +166,30 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (*Job, error
 	if err == nil && !named.Empty() && !taken {
 		if who.Kubernetes {
 			// What a pod's author writes must not stand in the way of what was allocated.
-			var req request.Request
-			req, err = read(request.List{})
-			job.otherwise = &req
+			// Nor must a mistake elsewhere, as long as nobody needs to look there.
+			req, err := read(request.List{})
+			job.otherwise, job.otherwiseErr = &req, asRefusal(err)
 		} else {
 			job.granted = append(job.granted, named.IDs()...)
 		}
 	}
-	var refused *Error
 	switch {
-	case errors.As(err, &refused):
-		return nil, err
 	case err != nil:
-		return nil, fail(Invalid, "%w", err)
+		return nil, asRefusal(err)
 	case !job.Request.Driver:
 		return nil, leftAlone(job.Request.Reason)
 	}
 	job.plan()
 	return job, nil
+}
+
+// asRefusal is an error of a request that cannot be read.
+func asRefusal(err error) error {
+	var refused *Error
+	if err == nil || errors.As(err, &refused) {
+		return err
+	}
+	return fail(Invalid, "%w", err)
 }
 
 // plan begins the plan with the request.

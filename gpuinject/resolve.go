@@ -29,7 +29,7 @@ func (j *Job) Resolve() error {
 		// Nothing can have been allocated here, and the image's wish is no grant.
 		return j.notGranted("no GPU can have been allocated: " + err.Error())
 	}
-	if errors.Is(err, device.ErrNoDriver) && j.otherwise != nil && !j.otherwise.Driver {
+	if errors.Is(err, device.ErrNoDriver) && j.otherwise != nil && j.otherwiseErr == nil && !j.otherwise.Driver {
 		return j.notGranted("no GPU can have been allocated: " + err.Error())
 	}
 	if err != nil {
