@@ -40,6 +40,10 @@ type setup struct {
 	// one, and with 5,000 libraries; "" where there is none.
 	small, middle, large string
 	peers                []Variant
+	// before is another build of our shim, "" for none.
+	before string
+	// quick leaves out what is no task call.
+	quick bool
 }
 
 // cases are the kinds of containers that are compared.
@@ -93,11 +97,22 @@ func (s setup) cases() []Case {
 	}
 	cold := gpu(s.middle, one, 1)
 	cold.cold, cold.skipRun = true, true
-	return append(out, Case{
+	out = append(out, Case{
 		Name: caseCold, BudgetAdded: budgetColdMS, AddedTo: caseOne,
 		Means:    "The first GPU container since boot: the shim's state directory was removed before, so that the driver's files are looked for and the view is built.",
 		Variants: []Variant{cold},
 	})
+	for i := range out {
+		if s.before != "" {
+			v := variant(out, out[i].Name, ours)
+			v.Name, v.runtime = before, s.before
+			out[i].Variants = append(out[i].Variants, v)
+		}
+		for k := range out[i].Variants {
+			out[i].Variants[k].skipRun = out[i].Variants[k].skipRun || s.quick
+		}
+	}
+	return out
 }
 
 // variant finds a variant of a case.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -31,7 +32,9 @@ type options struct {
 	rounds    int
 	out       string
 	json      string
-	only      string
+	only      *regexp.Regexp
+	before    string
+	quick     bool
 	bin       string
 	imagesDir string
 	prepare   string
@@ -58,7 +61,9 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.IntVar(&o.rounds, "n", 40, "how often each case is measured")
 	flags.StringVar(&o.out, "out", "docs/benchmarks.md", "the `page` whose generated part is replaced; empty for none")
 	flags.StringVar(&o.json, "json", "", "`file` for all samples, for -render")
-	flags.StringVar(&o.only, "only", "", "measure only the cases and other rows (linker, memory, programs) whose `name` contains this, and write no page")
+	only := flags.String("only", "", "measure only the cases and other rows (linker, memory, programs) whose name matches this `expression`, and write no page")
+	flags.StringVar(&o.before, "before", "", "measure another build of the shim as well, this `file`, and write no page")
+	flags.BoolVar(&o.quick, "quick", false, "leave ctr run --rm out")
 	flags.StringVar(&o.bin, "bin", "", "`directory` with the shim, and in its tools/ containerd, ctr, the stock shim and runc (default: bin/ of the repository)")
 	flags.StringVar(&o.imagesDir, "images", "", "`directory` with images that -prepare made; nothing is built then")
 	flags.StringVar(&o.prepare, "prepare", "", "build the images into a `directory`, for a host without a compiler, and end")
@@ -70,6 +75,16 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	}
 	if flags.NArg() > 0 || o.rounds < 1 {
 		return errors.New("there are no arguments, and -n is at least 1: see -help")
+	}
+	var err error
+	if o.only, err = regexp.Compile(*only); err != nil {
+		return err
+	}
+	if o.before != "" {
+		// containerd takes an absolute path for a runtime's name.
+		if o.before, err = filepath.Abs(o.before); err != nil {
+			return err
+		}
 	}
 	switch {
 	case o.prepare != "":
@@ -101,7 +116,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			return err
 		}
 	}
-	if o.only != "" {
+	if *only != "" || o.before != "" {
 		o.out = ""
 	}
 	return publish(r, o.out, out)
@@ -132,7 +147,7 @@ func (o options) image(name string) (string, error) {
 }
 
 // wants tells whether a row is to be measured.
-func (o options) wants(name string) bool { return strings.Contains(name, o.only) }
+func (o options) wants(name string) bool { return o.only.MatchString(name) }
 
 // measure fills in the result.
 func (o options) measure(ctx context.Context, h *harness, r *Result) error {
@@ -146,7 +161,7 @@ func (o options) measure(ctx context.Context, h *harness, r *Result) error {
 		return err
 	}
 	var (
-		s          = setup{real: o.real}
+		s          = setup{real: o.real, before: o.before, quick: o.quick}
 		tars       []string
 		host       config.Host
 		configPath string

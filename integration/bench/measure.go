@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,8 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
@@ -76,6 +79,7 @@ func (b *bench) sample(ctx context.Context, v Variant) (Sample, error) {
 	if err := b.check(t.id, v); err != nil {
 		return s, err
 	}
+	s.CPU = processorTime(append(b.env.ShimPIDs(t.id), t.pid))
 	if err := t.remove(ctx); err != nil || v.skipRun {
 		return s, err
 	}
@@ -139,3 +143,29 @@ func (b *bench) removeState() error {
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }
+
+// ticks are a second in the fields of /proc/PID/stat (USER_HZ).
+const ticks = 100
+
+// processorTime is what processes, and those that they waited for, have used, in
+// milliseconds: proc_pid_stat(5), fields utime, stime, cutime and cstime. Each is in
+// whole ticks, so that only means of many say anything.
+func processorTime(pids []int) float64 {
+	sum := 0
+	for _, pid := range pids {
+		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+		if err != nil {
+			return 0
+		}
+		// The name of the program is in parentheses and may have anything in it.
+		fields := strings.Fields(string(data[bytes.LastIndexByte(data, ')')+1:]))
+		if len(fields) < 15 {
+			return 0
+		}
+		for _, f := range fields[11:15] {
+			n, _ := strconv.Atoi(f)
+			sum += n
+		}
+	}
+	return float64(sum) * 1000 / ticks
+}

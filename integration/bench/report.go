@@ -48,6 +48,7 @@ func (r *Result) markdown() string {
 	b.WriteString(r.host())
 	b.WriteString("\n")
 	r.latency(&b)
+	r.processors(&b)
 	r.budgets(&b)
 	for _, n := range r.Notes {
 		fmt.Fprintf(&b, "\nNot measured: %s\n", n)
@@ -87,6 +88,25 @@ func (r *Result) latency(b *strings.Builder) {
 					c.Name, v.Name, step.name, report.Median(values(base)), report.Median(values(own)), report.Quantile(values(own), 0.9),
 					report.Median(ratios), low, high, limit, result)
 			}
+		}
+	}
+}
+
+// processors is the table of processor time, which tells builds apart where the clock
+// shows what else the host does.
+func (r *Result) processors(b *strings.Builder) {
+	b.WriteString("\n| container | runtime | processor time of shim, runc and init, ms (mean) |\n|---|---|---|\n")
+	for _, c := range r.Cases {
+		for _, v := range c.Variants {
+			used := values(r.series(c.Name, v.Name, func(s Sample) float64 { return s.CPU }))
+			if len(used) == 0 {
+				continue
+			}
+			sum := 0.0
+			for _, n := range used {
+				sum += n
+			}
+			fmt.Fprintf(b, "| %s | %s | %.1f |\n", c.Name, v.Name, sum/float64(len(used)))
 		}
 	}
 }

@@ -65,8 +65,9 @@ type Variant struct {
 
 // The names of variants that the page compares.
 const (
-	stock = "stock"
-	ours  = "ours"
+	stock  = "stock"
+	ours   = "ours"
+	before = "before" // another build of ours
 )
 
 // Sample is one container, in milliseconds: the Create and Start calls of
@@ -78,6 +79,9 @@ type Sample struct {
 	Create  float64 `json:"create"`
 	Start   float64 `json:"start"`
 	Run     float64 `json:"run,omitempty"`
+	// CPU is the processor time of the shim, of the runc that it started and of the
+	// container's init process until the container runs.
+	CPU float64 `json:"cpu,omitempty"`
 }
 
 // Memory is what /proc/PID/status says of a shim, in KiB.

@@ -43,6 +43,7 @@ func (c *client) context(ctx context.Context) context.Context {
 type task struct {
 	*client
 	id            string
+	pid           int // of the container's init process
 	create, start time.Duration
 }
 
@@ -58,13 +59,15 @@ func (c *client) start(ctx context.Context, id string) (*task, error) {
 	t := &task{client: c, id: id}
 	api := tasks.NewTasksClient(c.conn)
 	began := time.Now()
-	if _, err := api.Create(ctx, &tasks.CreateTaskRequest{ContainerID: id, Rootfs: mounts.Mounts}); err != nil {
+	made, err := api.Create(ctx, &tasks.CreateTaskRequest{ContainerID: id, Rootfs: mounts.Mounts})
+	if err != nil {
 		return nil, fmt.Errorf("create %s: %w", id, err)
 	}
 	created := time.Now()
 	if _, err := api.Start(ctx, &tasks.StartRequest{ContainerID: id}); err != nil {
 		return nil, fmt.Errorf("start %s: %w", id, err)
 	}
+	t.pid = int(made.Pid)
 	t.create, t.start = created.Sub(began), time.Since(created)
 	return t, nil
 }
