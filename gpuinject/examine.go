@@ -75,6 +75,8 @@ type Job struct {
 	foreign *Foreign
 	// image is open from inspect on, for as long as the caller has it open.
 	image *rootfs.Root
+	// targets are places in it as they are before anything is written.
+	targets *rootfs.Targets
 }
 
 // Examine reads the bundle dir and returns nil where the container does not ask

@@ -52,19 +52,25 @@ func (j *Job) Inject(root string) (_ *Injection, err error) {
 		image  *rootfs.Root
 		compat []string
 		dir    string
+		mask   *pendingMask
 	)
+	defer func() {
+		if mask != nil && inj.mask == nil {
+			mask.drop()
+		}
+	}()
 	steps := []struct {
 		name string
 		run  func() error
 	}{
-		{"mask-build", func() (err error) {
+		{"mask-build", func() error {
 			if err := j.checkIsolation(); err != nil {
 				return err
 			}
 			if j.needsMask() {
-				inj.mask, err = j.buildMask()
+				mask = j.startMask()
 			}
-			return err
+			return nil
 		}},
 		{"image", func() (err error) {
 			if image, err = rootfs.Open(root); err != nil {
@@ -85,6 +91,9 @@ func (j *Job) Inject(root string) (_ *Injection, err error) {
 		{"linker", func() error {
 			mounts, err := j.link(image, img, compat)
 			edits.Mounts = append(edits.Mounts, mounts...)
+			if err == nil && mask != nil {
+				inj.mask, err = mask.wait()
+			}
 			return err
 		}},
 		{"edit", func() error { return j.edit(edits) }},
@@ -137,7 +146,7 @@ func (i *Injection) Close() {
 // inspect looks at the image: its C library and its forward compatibility package.
 // leaveOut are the SONAMEs that the latter brings, where it is used.
 func (j *Job) inspect(image *rootfs.Root) (img *linker.Image, leaveOut []string, err error) {
-	j.image = image
+	j.image, j.targets = image, image.Targets()
 	img, err = linker.Inspect(image, j.compatDriver())
 	if err != nil {
 		return nil, nil, fail(Internal, "look at the image: %w", err)

@@ -78,6 +78,44 @@ func hasNamespace(list []specs.LinuxNamespace, kind specs.LinuxNamespaceType) bo
 	return false
 }
 
+// pendingMask is a mask that is made while the image is looked at.
+type pendingMask struct {
+	done     chan struct{}
+	mask     *procmask.Mask
+	err      error
+	panicked any
+}
+
+// startMask begins to make the mask and enters in the plan what it shows. Until wait or
+// drop has returned, nothing that it is made from may change.
+func (j *Job) startMask() *pendingMask {
+	j.planMask()
+	p := &pendingMask{done: make(chan struct{})}
+	go func() {
+		defer close(p.done)
+		// Nobody recovers on this goroutine: a panic goes where the result is awaited.
+		defer func() { p.panicked = recover() }()
+		p.mask, p.err = j.buildMask()
+	}()
+	return p
+}
+
+// wait returns the mask.
+func (p *pendingMask) wait() (*procmask.Mask, error) {
+	<-p.done
+	if p.panicked != nil {
+		panic(p.panicked)
+	}
+	return p.mask, p.err
+}
+
+// drop gives up a mask that wait has not returned.
+func (p *pendingMask) drop() {
+	if <-p.done; p.mask != nil {
+		p.mask.Close()
+	}
+}
+
 // buildMask assembles the mask, unattached.
 func (j *Job) buildMask() (*procmask.Mask, error) {
 	dir := filepath.Join(j.Config.Host.ProcRoot, "driver/nvidia")
@@ -115,7 +153,6 @@ func (j *Job) buildMask() (*procmask.Mask, error) {
 		}
 		files = append(files, procmask.File{Path: filepath.Join("capabilities", c.File), Data: withLine(data, "DeviceFileModify:", "DeviceFileModify: 0")})
 	}
-	j.planMask()
 	m, err := procmask.New(files, j.bundle.Spec.Linux.MountLabel)
 	if err != nil {
 		return nil, fail(Internal, "%w", err)

@@ -155,10 +155,10 @@ func below(name, dir string) bool { return name == dir || strings.HasPrefix(name
 
 // target is where a destination really is in the image.
 func (j *Job) target(dest string) string {
-	if j.image == nil {
+	if j.targets == nil {
 		return path.Clean("/" + dest)
 	}
-	return j.image.Target(dest)
+	return j.targets.Of(dest)
 }
 
 // ephemeral are the types of mounts that end with the container.

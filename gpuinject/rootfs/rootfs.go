@@ -56,12 +56,29 @@ func (r *Root) IsHost() bool {
 
 // lookup resolves name inside the root to an O_PATH descriptor.
 func (r *Root) lookup(name string, flags uint64) (*os.File, error) {
-	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | flags, Resolve: resolve}
-	fd, err := openat2(int(r.f.Fd()), relative(name), &how)
+	fd, err := r.open(name, flags)
 	if err != nil {
 		return nil, &os.PathError{Op: "openat2", Path: name, Err: err}
 	}
 	return os.NewFile(uintptr(fd), name), nil
+}
+
+// open is lookup without the cost of an os.File. The caller closes the descriptor.
+func (r *Root) open(name string, flags uint64) (int, error) {
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | flags, Resolve: resolve}
+	return openat2(int(r.f.Fd()), relative(name), &how)
+}
+
+// kind is the type of what name resolves to, as in st_mode.
+func (r *Root) kind(name string, flags uint64) (uint32, error) {
+	fd, err := r.open(name, flags)
+	if err != nil {
+		return 0, err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	err = unix.Fstat(fd, &st)
+	return st.Mode & unix.S_IFMT, err
 }
 
 // openat2 repeats the call where the kernel asks for it: RESOLVE_IN_ROOT answers
@@ -97,8 +114,8 @@ func (r *Root) Stat(name string) (fs.FileInfo, error) {
 
 // IsFile tells whether name resolves to a regular file inside the root.
 func (r *Root) IsFile(name string) bool {
-	info, err := r.Stat(name)
-	return err == nil && info.Mode().IsRegular()
+	kind, err := r.kind(name, 0)
+	return err == nil && kind == unix.S_IFREG
 }
 
 // Canonical returns the path in the container that name resolves to, links

@@ -189,6 +189,7 @@ func TestTargetIsWhereARuntimeWouldMakeAName(t *testing.T) {
 	i.link("/usr/local/nvidia/deeper", "etc/chain")
 	i.link("../../../../../../host", "etc/out")
 	i.link("loop", "etc/loop")
+	targets := i.root.Targets()
 	for name, want := range map[string]string{
 		"/lib/libc.so.6":              "/usr/lib/libc.so.6",
 		"/lib/x/new":                  "/usr/lib/x/new",
@@ -201,8 +202,16 @@ func TestTargetIsWhereARuntimeWouldMakeAName(t *testing.T) {
 		"/etc/../lib/../lib/new":      "/usr/lib/new",
 		"/":                           "/",
 		"/etc/loop":                   "/etc/loop",
+		"/etc/loop/file":              "/etc/loop/file",
+		"/lib":                        "/usr/lib",
+		"/usr/local/up/../new":        "/usr/local/new",
 		"/usr/lib/libc.so.6/not/here": "/usr/lib/libc.so.6/not/here",
 	} {
+		for range 2 { // looked up, and remembered
+			if got := targets.Of(name); got != want {
+				t.Errorf("%s leads to %s by Targets, want %s", name, got, want)
+			}
+		}
 		if got := i.root.Target(name); got != want {
 			t.Errorf("%s is made at %s, want %s", name, got, want)
 		}
