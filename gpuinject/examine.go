@@ -67,6 +67,7 @@ type Job struct {
 	// manifest is set by loadManifest; looked says that it is of this moment.
 	manifest *manifest
 	looked   bool
+	early    *earlyManifest
 	files    driver.Files
 	// all are the files of every capability.
 	all     driver.Files

@@ -60,7 +60,7 @@ func (j *Job) ask(since time.Time) (*device.Facts, error) {
 		return nil, err
 	}
 	defer lock.Close()
-	before, err := j.factsKey()
+	before, err := j.factsKey(j.inv.Instances)
 	if err != nil {
 		return nil, err
 	}
@@ -80,7 +80,7 @@ func (j *Job) ask(since time.Time) (*device.Facts, error) {
 	}
 	j.known, j.asked = &facts, true
 	// An answer from while MIG was being configured is of neither layout.
-	if after, err := j.factsKey(); err != nil || after != before {
+	if after, err := j.factsKey(j.inv.Instances); err != nil || after != before {
 		return j.known, err
 	}
 	// A GPU that did not answer may do so later, without a boot.
@@ -112,20 +112,22 @@ func (j *Job) keptFacts() *device.Facts {
 	if err := j.openState(); err != nil || !j.state.Load(factsName, &k) {
 		return nil
 	}
-	if key, err := j.factsKey(); err != nil || k.Key != key {
+	// The MIG devices are those that this container was shown: looking again would read
+	// two files for each, and an answer for others would be of no use.
+	if key, err := j.factsKey(j.inv.Seen); err != nil || k.Key != key {
 		return nil
 	}
 	j.known = &k.Facts
 	return j.known
 }
 
-// factsKey is what the probe's answer depends on.
-func (j *Job) factsKey() (string, error) {
+// factsKey is what the probe's answer depends on; list lists the MIG devices.
+func (j *Job) factsKey(list func() ([]device.Instance, error)) (string, error) {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return "", err
 	}
-	instances, err := j.inv.Instances()
+	instances, err := list()
 	if err != nil {
 		return "", err
 	}
@@ -143,6 +145,10 @@ func (j *Job) factsKey() (string, error) {
 // openState opens the state directory, once.
 func (j *Job) openState() error {
 	if j.state != nil {
+		return nil
+	}
+	if state := j.early.wait().state; state != nil {
+		j.state = state
 		return nil
 	}
 	state, err := view.OpenState(j.Config.Host.StateDir)

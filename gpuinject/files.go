@@ -45,7 +45,7 @@ func (j *Job) findFiles() error {
 		return err
 	}
 	m := j.manifest
-	if !j.looked && !m.Files.Fresh(j.Config.Host, j.Request.Capabilities) {
+	if !j.looked && !j.fresh(m) {
 		var err error
 		if m, err = j.newManifest(); err != nil {
 			return err
@@ -60,6 +60,14 @@ func (j *Job) findFiles() error {
 	return nil
 }
 
+// fresh tells whether the manifest is up to date.
+func (j *Job) fresh(m *manifest) bool {
+	if e := j.early.wait(); e.manifest == m && e.fresh {
+		return true
+	}
+	return m.Files.Fresh(j.Config.Host, j.Request.Capabilities)
+}
+
 // loadManifest gets the manifest that is kept, whether or not it is up to date, or
 // makes one where there is none for this host.
 func (j *Job) loadManifest() error {
@@ -69,9 +77,13 @@ func (j *Job) loadManifest() error {
 	if err := j.openState(); err != nil {
 		return err
 	}
-	var m manifest
-	if j.state.Load(j.manifestFor(), &m) && m.Version == j.inv.DriverVersion && reflect.DeepEqual(m.Host, j.Config.Host) {
-		j.manifest = &m
+	m, ok := j.early.wait().manifest, true
+	if m == nil || j.manifestFor() != manifestName {
+		m = &manifest{}
+		ok = j.state.Load(j.manifestFor(), m)
+	}
+	if ok && m.Version == j.inv.DriverVersion && reflect.DeepEqual(m.Host, j.Config.Host) {
+		j.manifest = m
 		return nil
 	}
 	_, err := j.newManifest()

@@ -23,6 +23,8 @@ func (j *Job) Resolve() error {
 		return j.resolveForeign()
 	}
 	h := j.Config.Host
+	j.readEarly()
+	defer j.early.wait()
 	inv, err := device.Discover(Roots(h))
 	if errors.Is(err, device.ErrNoDriver) && !j.namesDevices() && j.Container.Kubernetes &&
 		!policy.EnvironmentGrants(j.Config.Policy, j.Container) {

@@ -129,6 +129,19 @@ func (inv *Inventory) layoutOf(gpu GPU) (layout, error) {
 	return l, nil
 }
 
+// Seen lists the MIG devices as InstancesOf does, of all GPUs.
+func (inv *Inventory) Seen() ([]Instance, error) {
+	var all []Instance
+	for _, gpu := range inv.GPUs {
+		list, err := inv.InstancesOf(gpu)
+		if err != nil {
+			return nil, err
+		}
+		all = append(all, list...)
+	}
+	return all, nil
+}
+
 func (inv *Inventory) readInstances(gpu GPU) ([]Instance, error) {
 	dir := filepath.Join(inv.Roots.Proc, capabilitiesDir, "gpu"+strconv.Itoa(gpu.Minor), "mig")
 	gis, err := numbered(dir, "gi")
