@@ -86,17 +86,26 @@ type pendingMask struct {
 	panicked any
 }
 
+// fewFiles is how many GPUs and capabilities a mask shows for whose sake no other
+// thread is woken up: that takes as long as to make it.
+const fewFiles = 4
+
 // startMask begins to make the mask and enters in the plan what it shows. Until wait or
 // drop has returned, nothing that it is made from may change.
 func (j *Job) startMask() *pendingMask {
 	j.planMask()
 	p := &pendingMask{done: make(chan struct{})}
-	go func() {
+	build := func() {
 		defer close(p.done)
-		// Nobody recovers on this goroutine: a panic goes where the result is awaited.
+		// Nobody recovers on a goroutine: a panic goes where the result is awaited.
 		defer func() { p.panicked = recover() }()
 		p.mask, p.err = j.buildMask()
-	}()
+	}
+	if len(j.Plan.Proc.GPUs)+len(j.Plan.Proc.Capabilities) > fewFiles {
+		go build()
+	} else {
+		build()
+	}
 	return p
 }
 

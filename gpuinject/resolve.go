@@ -23,8 +23,11 @@ func (j *Job) Resolve() error {
 		return j.resolveForeign()
 	}
 	h := j.Config.Host
-	j.readEarly()
-	defer j.early.wait()
+	if len(j.Request.Devices) != 1 || !j.namesDevices() {
+		// With one device there is too little to do meanwhile to wake up a thread.
+		j.readEarly()
+		defer j.early.wait()
+	}
 	inv, err := device.Discover(Roots(h))
 	if errors.Is(err, device.ErrNoDriver) && !j.namesDevices() && j.Container.Kubernetes &&
 		!policy.EnvironmentGrants(j.Config.Policy, j.Container) {
