@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"strings"
-	"sync"
 	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
@@ -40,6 +39,8 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if job == nil {
 		return s.TTRPCTaskService.Create(ctx, r)
 	}
+	s.tidy.hold()
+	defer s.tidy.after(tidyDelay)
 	namespace, _ := namespaces.Namespace(ctx)
 	job.Of(r.ID, namespace)
 	switch err := guard(job.Resolve); {
@@ -50,29 +51,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 		return nil, toGRPC(err)
 	}
 	resp, err := s.createWithGPU(ctx, r, job)
-	s.tidy.after(tidyDelay)
 	return resp, toGRPC(err)
-}
-
-// tidyDelay is long enough for a pod's containers to be created and started.
-const tidyDelay = 2 * time.Second
-
-// tidy gives back the memory that only a create needed, once after the last one and
-// off every container's way. The shim library does the same every 30 seconds, which
-// is late for the hundreds of shims of a node that starts.
-type tidy struct {
-	mu    sync.Mutex
-	timer *time.Timer
-}
-
-func (t *tidy) after(d time.Duration) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.timer == nil {
-		t.timer = time.AfterFunc(d, debug.FreeOSMemory)
-		return
-	}
-	t.timer.Reset(d)
 }
 
 // examine reads the bundle with the configuration of this handler.
