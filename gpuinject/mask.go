@@ -88,7 +88,7 @@ type pendingMask struct {
 
 // fewFiles is how many GPUs and capabilities a mask shows for whose sake no other
 // thread is woken up: that takes as long as to make it.
-const fewFiles = 4
+const fewFiles = 3
 
 // startMask begins to make the mask and enters in the plan what it shows. Until wait or
 // drop has returned, nothing that it is made from may change.
