@@ -585,7 +585,10 @@ func TestTheShimAcceptsTheConfiguration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := config.Host{DriverRoot: d.Root, DevRoot: d.DevRoot, ProcRoot: d.ProcRoot, SysRoot: d.SysRoot, StateDir: d.StateDir, ProcMaskTarget: "/proc/driver"}
+	// What the file does not name has its default.
+	want := config.Default().Host
+	want.DriverRoot, want.DevRoot, want.ProcRoot, want.SysRoot = d.Root, d.DevRoot, d.ProcRoot, d.SysRoot
+	want.StateDir, want.ProcMaskTarget = d.StateDir, "/proc/driver"
 	if got := fmt.Sprint(c.Host); got != fmt.Sprint(want) {
 		t.Errorf("host is %s, want %v", got, want)
 	}
