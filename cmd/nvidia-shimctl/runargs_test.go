@@ -80,7 +80,7 @@ func TestShellQuote(t *testing.T) {
 func TestDockersClientUnderstandsTheFlags(t *testing.T) {
 	docker, err := exec.LookPath("docker")
 	if err != nil {
-		t.Skipf("Docker's client is missing: %v", err)
+		t.Skipf("Docker's client is missing: install the package docker.io: %v", err)
 	}
 	d := simulate(t)
 	// A path that a unix socket may have.

@@ -16,6 +16,9 @@ set -eu
 #   debian-archive-keyring       the key that debootstrap checks against
 #   strace                       the trace of what the shim executes
 #   mount                        mount and umount, for the private cgroup2 tree
+#   fish zsh                     shells that the tool's completion is tried in
+#   man-db                       man reads the manual pages
+#   systemd                      systemd-analyze reads the unit of prepare
 #   ca-certificates              TLS for the Go module proxy and Debian's mirror
 packages="
 gcc libc6-dev binutils
@@ -26,6 +29,7 @@ musl musl-tools
 debootstrap dpkg debian-archive-keyring
 strace
 mount
+fish zsh man-db systemd
 ca-certificates
 "
 
@@ -38,6 +42,11 @@ for p in $packages; do
 done
 missing=${missing# }
 if [ -z "$missing" ]; then
+	# Tests download packages into their images: that needs the package lists.
+	if [ "${1:-}" != --check ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1 &&
+		[ -z "$(apt-get indextargets --format '$(FILENAME)' 'Created-By: Packages' | while read -r f; do ls "$f"* 2>/dev/null; done)" ]; then
+		apt-get update
+	fi
 	exit 0
 fi
 if [ "${1:-}" = --check ]; then
