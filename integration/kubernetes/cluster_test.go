@@ -64,16 +64,19 @@ type cluster struct {
 	processes map[string]*process
 }
 
-// start brings the node up. life is what ends it.
+// start brings the node up, with the simulated driver. life is what ends it.
 func start(life *lifetime) (*cluster, error) {
-	began := time.Now()
 	c := &cluster{processes: map[string]*process{}}
-	for _, step := range []func(life *lifetime) error{
-		c.makeDriver, c.startContainerd, c.importImages, c.startControlPlane, c.startKubelet, c.createRuntimeClasses, c.startPlugins,
-	} {
+	return c, c.bringUp(life, c.makeDriver, c.startContainerd, c.importImages, c.startControlPlane, c.startKubelet, c.createRuntimeClasses, c.startPlugins)
+}
+
+// bringUp takes the steps of a node's start.
+func (c *cluster) bringUp(life *lifetime, steps ...func(*lifetime) error) error {
+	began := time.Now()
+	for _, step := range steps {
 		if err := step(life); err != nil {
 			c.logTails(life)
-			return nil, err
+			return err
 		}
 	}
 	life.Cleanup(func() {
@@ -82,7 +85,7 @@ func start(life *lifetime) (*cluster, error) {
 		}
 	})
 	fmt.Fprintf(os.Stderr, "the node is ready after %.1f s\n", time.Since(began).Seconds())
-	return c, nil
+	return nil
 }
 
 func (c *cluster) makeDriver(life *lifetime) error {

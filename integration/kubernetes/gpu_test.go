@@ -23,23 +23,8 @@ import (
 func init() { makeNode = startReal }
 
 func startReal(life *lifetime) (*cluster, error) {
-	began := time.Now()
 	c := &cluster{processes: map[string]*process{}}
-	for _, step := range []func(life *lifetime) error{
-		c.realDriver, c.delegateCgroups, c.startContainerd, c.importHostImages, c.startControlPlane, c.startKubelet, c.createRuntimeClasses, c.realPlugin,
-	} {
-		if err := step(life); err != nil {
-			c.logTails(life)
-			return nil, err
-		}
-	}
-	life.Cleanup(func() {
-		if err := c.drain(); err != nil {
-			life.Error(err)
-		}
-	})
-	fmt.Fprintf(os.Stderr, "the node is ready after %.1f s\n", time.Since(began).Seconds())
-	return c, nil
+	return c, c.bringUp(life, c.realDriver, c.delegateCgroups, c.startContainerd, c.importHostImages, c.startControlPlane, c.startKubelet, c.createRuntimeClasses, c.realPlugin)
 }
 
 // realDriver writes a configuration that uses the host's driver with a state
