@@ -9,68 +9,48 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 )
 
-// Container is what of a container's configuration the result depends on.
-type Container struct {
-	// UID and GID own nodes of which a specification does not say whose they are.
-	UID, GID uint32
-	// UserNamespace is set where it has one.
-	UserNamespace bool
-}
-
-// Edits are what the specifications add to a container.
-type Edits struct {
-	// Unknown says, in words, which device no specification has. Nothing else is set
-	// then.
-	Unknown        string                    `json:"unknown,omitempty"`
-	Env            []string                  `json:"env,omitempty"`
-	Devices        []specs.LinuxDevice       `json:"devices,omitempty"`
-	Rules          []specs.LinuxDeviceCgroup `json:"rules,omitempty"`
-	Mounts         []specs.Mount             `json:"mounts,omitempty"`
-	Hooks          *specs.Hooks              `json:"hooks,omitempty"`
-	AdditionalGids []uint32                  `json:"additional_gids,omitempty"`
-}
-
-// Find returns what the specifications in dirs say of the devices names, of which a
-// later directory goes before an earlier one.
+// Find answers what the specifications of this host say of devices.
 //
 // Device rules never allow mknod (invariant I6): CDI's default does.
-func Find(dirs, names []string, c Container) (*Edits, error) {
-	cache, err := cdi.NewCache(cdi.WithAutoRefresh(false), cdi.WithSpecDirs(dirs...))
+func Find(r bundle.CDIRequest) (*bundle.CDIEdits, error) {
+	cache, err := cdi.NewCache(cdi.WithAutoRefresh(false), cdi.WithSpecDirs(r.Dirs...))
 	if err != nil {
 		return nil, fmt.Errorf("read CDI specifications: %w", err)
 	}
 	// Refresh's error is of all files together; of those that matter GetErrors knows.
 	_ = cache.Refresh()
-	for _, name := range names {
+	for _, name := range r.Names {
 		device := cache.GetDevice(name)
 		if device == nil {
-			return &Edits{Unknown: fmt.Sprintf("unknown CDI device %.256q: no specification in %s has it%s", name, strings.Join(dirs, ", "), broken(cache))}, nil
+			return &bundle.CDIEdits{Unknown: fmt.Sprintf("unknown CDI device %.256q: no specification in %s has it%s", name, strings.Join(r.Dirs, ", "), broken(cache))}, nil
 		}
 		if err := trusted(device.GetSpec().GetPath()); err != nil {
 			return nil, err
 		}
 	}
-	spec := &specs.Spec{Process: &specs.Process{User: specs.User{UID: c.UID, GID: c.GID}}, Linux: &specs.Linux{}}
-	if c.UserNamespace {
+	spec := &specs.Spec{Process: &specs.Process{User: specs.User{UID: r.UID, GID: r.GID}}, Linux: &specs.Linux{}}
+	if r.UserNamespace {
 		spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.UserNamespace}}
 	}
-	if _, err := cache.InjectDevices(spec, names...); err != nil {
+	if _, err := cache.InjectDevices(spec, r.Names...); err != nil {
 		return nil, fmt.Errorf("apply CDI specifications: %s", oneLine(err))
 	}
 	if spec.Linux.IntelRdt != nil || len(spec.Linux.NetDevices) > 0 {
-		return nil, fmt.Errorf("the CDI specification of %.256s has network devices or a class of RDT: name the device to containerd instead (--device, or CDIDevices of CRI)", strings.Join(names, ", "))
+		return nil, fmt.Errorf("the CDI specification of %.256s has network devices or a class of RDT: name the device to containerd instead (--device, or CDIDevices of CRI)", strings.Join(r.Names, ", "))
 	}
-	e := &Edits{
+	e := &bundle.CDIEdits{
 		Env: spec.Process.Env, Devices: spec.Linux.Devices, Mounts: spec.Mounts, Hooks: spec.Hooks,
 		AdditionalGids: spec.Process.User.AdditionalGids,
 	}
 	if spec.Linux.Resources != nil {
-		for _, r := range spec.Linux.Resources.Devices {
-			r.Access = strings.ReplaceAll(r.Access, "m", "")
-			if r.Access != "" {
-				e.Rules = append(e.Rules, r)
+		for _, rule := range spec.Linux.Resources.Devices {
+			rule.Access = strings.ReplaceAll(rule.Access, "m", "")
+			if rule.Access != "" {
+				e.Rules = append(e.Rules, rule)
 			}
 		}
 	}

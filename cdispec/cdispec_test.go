@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 )
 
 const early = `
@@ -40,7 +42,7 @@ func specDirs(t *testing.T, texts ...string) (dirs []string) {
 }
 
 func TestRulesNeverAllowMknod(t *testing.T) {
-	e, err := Find(specDirs(t, early), []string{"example.com/nic=eth0"}, Container{})
+	e, err := Find(bundle.CDIRequest{Dirs: specDirs(t, early), Names: []string{"example.com/nic=eth0"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -56,7 +58,7 @@ func TestRulesNeverAllowMknod(t *testing.T) {
 func TestALaterDirectoryGoesBeforeAnEarlierOne(t *testing.T) {
 	dirs := specDirs(t, early, strings.ReplaceAll(strings.ReplaceAll(early, "eth1", "eth2"), "early", "late"))
 	for name, want := range map[string]string{"eth0": "WHERE=late", "eth1": "WHERE=early ONLY=early"} {
-		e, err := Find(dirs, []string{"example.com/nic=" + name}, Container{})
+		e, err := Find(bundle.CDIRequest{Dirs: dirs, Names: []string{"example.com/nic=" + name}})
 		if err != nil || strings.Join(e.Env, " ") != want {
 			t.Errorf("%s: %+v, %v", name, e, err)
 		}
@@ -65,7 +67,7 @@ func TestALaterDirectoryGoesBeforeAnEarlierOne(t *testing.T) {
 
 func TestAnUnknownDeviceNamesABrokenSpecification(t *testing.T) {
 	dirs := specDirs(t, "kind: [")
-	e, err := Find(append(dirs, "/nonexistent"), []string{"example.com/nic=eth0"}, Container{})
+	e, err := Find(bundle.CDIRequest{Dirs: append(dirs, "/nonexistent"), Names: []string{"example.com/nic=eth0"}})
 	if err != nil || !strings.Contains(e.Unknown, dirs[0]+"/nic.yaml cannot be used") || strings.Contains(e.Unknown, "\n") {
 		t.Errorf("%+v, %v", e, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cdispec"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
@@ -71,7 +72,7 @@ func nvidiaCDI(t testing.TB, hook []string) string {
 // rules that allow mknod included.
 func applyCDI(t testing.TB, spec *specs.Spec, dir string, names ...string) {
 	t.Helper()
-	e, err := cdispec.Find([]string{dir}, names, cdispec.Container{})
+	e, err := cdispec.Find(bundle.CDIRequest{Dirs: []string{dir}, Names: names})
 	if err != nil || e.Unknown != "" {
 		t.Fatal(e, err)
 	}
@@ -446,15 +447,6 @@ func TestSwarmsVariablesCountOnlyWhereTheyAreConfigured(t *testing.T) {
 	if !mightAsk([]byte(`{"env": ["DOCKER_RESOURCE_GPU=2"]}`)) {
 		t.Error("the first look passes such a container over")
 	}
-}
-
-// askCDI asks in this very process.
-func askCDI(r ForeignRequest) (Foreign, error) {
-	e, err := cdispec.Find(r.Dirs, r.Names, cdispec.Container{UID: r.UID, GID: r.GID, UserNamespace: r.UserNamespace})
-	if err != nil {
-		return Foreign{}, err
-	}
-	return Foreign(*e), nil
 }
 
 // foreignCDI is another vendor's specification.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
@@ -94,7 +95,7 @@ func (s contractSection) outcome(t *testing.T, tc contractCase, cfg *config.Conf
 			}
 			return someFacts(), nil
 		}
-		job.AskCDI = askCDI
+		job.AskCDI = cdispec.Find
 		if err = job.Resolve(); err == nil {
 			err = job.Preview("")
 		}

@@ -39,7 +39,7 @@ type Job struct {
 	// AskCDI asks the probe what CDI specifications say of other vendors' devices. It is
 	// called at most once, and only where a container asks for such devices and may
 	// have them.
-	AskCDI func(ForeignRequest) (Foreign, error)
+	AskCDI func(bundle.CDIRequest) (*bundle.CDIEdits, error)
 	// Explain enters every decision in the plan, for nvidia-shimctl.
 	Explain bool
 
@@ -73,7 +73,7 @@ type Job struct {
 	all     driver.Files
 	sockets []specs.Mount
 	// foreign is what CDI specifications say of other vendors' devices.
-	foreign *Foreign
+	foreign *bundle.CDIEdits
 	// image is open from inspect on, for as long as the caller has it open.
 	image *rootfs.Root
 	// targets are places in it as they are before anything is written.

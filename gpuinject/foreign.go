@@ -3,34 +3,11 @@ package gpuinject
 import (
 	"strings"
 
-	"github.com/opencontainers/runtime-spec/specs-go"
-
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
-
-// ForeignRequest asks what CDI specifications of this host say of devices.
-type ForeignRequest struct {
-	// Dirs hold the specifications; Names are CDI names.
-	Dirs, Names []string
-	// UID and GID are the container's, and UserNamespace tells whether it has one.
-	UID, GID      uint32
-	UserNamespace bool
-}
-
-// Foreign is what they say, as the probe reports it.
-type Foreign struct {
-	// Unknown says, in words, which device no specification has.
-	Unknown        string                    `json:"unknown"`
-	Env            []string                  `json:"env"`
-	Devices        []specs.LinuxDevice       `json:"devices"`
-	Rules          []specs.LinuxDeviceCgroup `json:"rules"`
-	Mounts         []specs.Mount             `json:"mounts"`
-	Hooks          *specs.Hooks              `json:"hooks"`
-	AdditionalGids []uint32                  `json:"additional_gids"`
-}
 
 // notForeign is why a pod's container gets no other vendors' devices by asking here.
 const notForeign = "in a pod the kubelet and containerd give other vendors' devices"
@@ -82,7 +59,7 @@ func (j *Job) loadForeign() error {
 		return fail(Internal, "%s: nobody is there to read CDI specifications", j.Request.Reason)
 	}
 	user := j.bundle.Spec.Process.User
-	found, err := j.AskCDI(ForeignRequest{
+	found, err := j.AskCDI(bundle.CDIRequest{
 		Dirs: j.Config.Host.CDISpecDirs, Names: j.Request.Foreign,
 		UID: user.UID, GID: user.GID, UserNamespace: inUserNamespace(j.bundle.Spec.Linux),
 	})
@@ -92,7 +69,7 @@ func (j *Job) loadForeign() error {
 	if found.Unknown != "" {
 		return fail(Invalid, "%s: %s", j.Request.Reason, found.Unknown)
 	}
-	j.foreign, j.Plan.Foreign = &found, j.Request.Foreign
+	j.foreign, j.Plan.Foreign = found, j.Request.Foreign
 	for _, name := range j.Request.Foreign {
 		j.explain(name, "given", "by the CDI specifications of this host")
 	}

@@ -14,6 +14,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
@@ -186,7 +187,7 @@ func resolve(t testing.TB, cfg *config.Config, spec any) (*Job, error) {
 	if job == nil {
 		t.Fatal("the container asks for the driver, and Examine says that it does not")
 	}
-	job.AskCDI = askCDI
+	job.AskCDI = cdispec.Find
 	return job, job.Resolve()
 }
 
@@ -197,7 +198,7 @@ func inject(t testing.TB, cfg *config.Config, dir string) (*Injection, error) {
 	if err != nil || job == nil {
 		t.Fatalf("examine: %v, %v", job, err)
 	}
-	job.AskCDI = askCDI
+	job.AskCDI = cdispec.Find
 	if err := job.Resolve(); err != nil {
 		t.Fatal(err)
 	}

@@ -13,7 +13,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/sys/reaper"
 	"golang.org/x/sys/unix"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
@@ -51,7 +51,7 @@ var cdiTimeout = 5 * time.Second
 // askCDI runs the probe for what CDI specifications say of other vendors' devices. The
 // names come from the container: they have the few characters of CDI names, and no
 // shell ever sees them.
-func askCDI(r gpuinject.ForeignRequest) (gpuinject.Foreign, error) {
+func askCDI(r bundle.CDIRequest) (*bundle.CDIEdits, error) {
 	args := []string{"probe", "cdi", fmt.Sprintf("--uid=%d", r.UID), fmt.Sprintf("--gid=%d", r.GID)}
 	if r.UserNamespace {
 		args = append(args, "--user-namespace")
@@ -62,9 +62,9 @@ func askCDI(r gpuinject.ForeignRequest) (gpuinject.Foreign, error) {
 	for _, name := range r.Names {
 		args = append(args, "--device="+name)
 	}
-	var f gpuinject.Foreign
-	err := probe(cdiTimeout, &f, args...)
-	return f, err
+	var e bundle.CDIEdits
+	err := probe(cdiTimeout, &e, args...)
+	return &e, err
 }
 
 // askNVML runs the probe for what only NVML knows of this host's GPUs. Where the

@@ -7,17 +7,8 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cdispec"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 )
-
-// askCDI asks as the shim does, in this very process.
-func askCDI(r gpuinject.ForeignRequest) (gpuinject.Foreign, error) {
-	edits, err := cdispec.Find(r.Dirs, r.Names, cdispec.Container{UID: r.UID, GID: r.GID, UserNamespace: r.UserNamespace})
-	if err != nil {
-		return gpuinject.Foreign{}, err
-	}
-	return gpuinject.Foreign(*edits), nil
-}
 
 func cdiCommand() *cli.Command {
 	return &cli.Command{
@@ -36,7 +27,8 @@ func cdiCommand() *cli.Command {
 			if len(c.StringSlice("dir")) == 0 || len(c.StringSlice("device")) == 0 {
 				return usage(errors.New("--dir and --device say what is asked"))
 			}
-			edits, err := cdispec.Find(c.StringSlice("dir"), c.StringSlice("device"), cdispec.Container{
+			edits, err := cdispec.Find(bundle.CDIRequest{
+				Dirs: c.StringSlice("dir"), Names: c.StringSlice("device"),
 				UID: c.Uint32("uid"), GID: c.Uint32("gid"), UserNamespace: c.Bool("user-namespace"),
 			})
 			if err != nil {

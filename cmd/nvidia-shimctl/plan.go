@@ -15,6 +15,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/urfave/cli/v3"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cmd/nvidia-shimctl/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
@@ -92,7 +93,7 @@ func makePlan(c *cli.Command) (gpuinject.Plan, error) {
 func ask(c *cli.Command, job *gpuinject.Job) {
 	job.AskKubelet, job.Explain = askKubelet, true
 	job.AskNVML = func() (facts device.Facts, err error) { return facts, askNVML(c, "facts", &facts) }
-	job.AskCDI = askCDI
+	job.AskCDI = cdispec.Find
 }
 
 // plainSpec is a container outside Kubernetes that is not privileged.
