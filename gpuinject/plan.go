@@ -80,6 +80,11 @@ type PlanGPU struct {
 	PCI   string `json:"pci"`
 }
 
+// NewPlanGPU is a GPU of this host as plans have it.
+func NewPlanGPU(g device.GPU) PlanGPU {
+	return PlanGPU{Index: g.Index, Minor: g.Minor, UUID: g.UUID, PCI: g.BusID}
+}
+
 // PlanMIG is a MIG device that the container gets.
 type PlanMIG struct {
 	// UUID and Profile are NVML's and empty where it was not asked.
@@ -132,7 +137,7 @@ type PlanLinker struct {
 func (p *Plan) setGPUs(gpus []device.GPU) {
 	p.GPUs = []PlanGPU{}
 	for _, g := range gpus {
-		p.GPUs = append(p.GPUs, PlanGPU{Index: g.Index, Minor: g.Minor, UUID: g.UUID, PCI: g.BusID})
+		p.GPUs = append(p.GPUs, NewPlanGPU(g))
 	}
 }
 

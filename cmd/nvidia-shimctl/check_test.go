@@ -80,7 +80,7 @@ func healthy(t *testing.T) *node {
 		}
 	}
 	return &node{
-		root: root, proc: filepath.Join(root, "processes"), containerdConfig: runtimeclass.DefaultContainerdConfig,
+		root: root, proc: procfs(filepath.Join(root, "processes")), containerdConfig: runtimeclass.DefaultContainerdConfig,
 		containerd: "/usr/bin/containerd", kubeletDir: "/var/lib/kubelet",
 		load: func() (*config.Config, error) {
 			c := config.Default()

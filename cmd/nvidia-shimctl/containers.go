@@ -13,10 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
-
-// shimName is the file name of the shim's program.
-const shimName = "containerd-shim-nvidia-v2"
 
 // tasksName is where containerd keeps the bundles of its tasks, by namespace and id,
 // below its state directory.
@@ -40,7 +38,7 @@ type gpuContainer struct {
 
 // containers reads the records that the shim left in bundles: in those beside the
 // working directory of every running shim, and in those of the state directories.
-func (n *node) containers(states []string) []gpuContainer {
+func (proc procfs) containers(states []string) []gpuContainer {
 	type place struct {
 		dir, namespace string
 		// foreign: PIDs in there are of another PID namespace.
@@ -56,13 +54,13 @@ func (n *node) containers(states []string) []gpuContainer {
 		seen[[2]uint64{uint64(st.Dev), st.Ino}] = true //nolint:unconvert // as above
 		places = append(places, place{dir, namespace, foreign})
 	}
-	own, _ := os.Readlink(filepath.Join(n.proc, "self/ns/pid"))
+	own, _ := os.Readlink(proc.of("self", "ns/pid"))
 	isShim := func(dir string) bool {
 		program, err := executed(dir)
-		return err == nil && filepath.Base(program) == shimName && n.administers(dir)
+		return err == nil && filepath.Base(program) == runtimeclass.ShimName && proc.administers(dir)
 	}
-	for _, p := range n.processes(isShim) {
-		dir := filepath.Join(n.proc, strconv.Itoa(p.pid))
+	for _, p := range proc.processes(isShim) {
+		dir := proc.of(strconv.Itoa(p.pid), "")
 		theirs, err := os.Readlink(filepath.Join(dir, "ns/pid"))
 		// By way of the process: its daemon may have mounts of its own, as a node of
 		// kind has. Not joined, because ".." is the parent of what the link leads to.
@@ -79,7 +77,7 @@ func (n *node) containers(states []string) []gpuContainer {
 	for _, p := range places {
 		entries, _ := os.ReadDir(p.dir)
 		for _, e := range entries {
-			if c, ok := n.container(p.dir, e.Name(), p.foreign); ok {
+			if c, ok := proc.container(p.dir, e.Name(), p.foreign); ok {
 				// A shim of an older build wrote no names.
 				c.Namespace = cmp.Or(c.Namespace, p.namespace)
 				list = append(list, c)
@@ -97,7 +95,7 @@ func (n *node) containers(states []string) []gpuContainer {
 const maxRecord = 4 << 20
 
 // container reads one bundle, which may have gone meanwhile or have no record.
-func (n *node) container(dir, id string, foreign bool) (c gpuContainer, ok bool) {
+func (proc procfs) container(dir, id string, foreign bool) (c gpuContainer, ok bool) {
 	bundle := dir + "/" + id
 	info, err := os.Lstat(bundle + "/" + gpuinject.RecordName)
 	if err != nil || !info.Mode().IsRegular() || info.Size() > maxRecord {
@@ -122,60 +120,28 @@ func (n *node) container(dir, id string, foreign bool) (c gpuContainer, ok bool)
 	if err != nil || pid <= 1 {
 		return c, true
 	}
-	paths, err := n.cgroups(pid)
+	paths, err := proc.cgroups(pid)
 	if err != nil {
 		return c, true // ended
 	}
 	// Of cgroup v1 beside v2 the container need not have a cgroup in each hierarchy;
 	// where it has not, it is where its shim is, with half of the host.
-	if shared, err := n.cgroups(n.parent(pid)); err == nil {
+	if shared, err := proc.cgroups(proc.parent(pid)); err == nil {
 		maps.DeleteFunc(paths, func(hierarchy, path string) bool {
 			return shared[hierarchy] == path || strings.HasPrefix(shared[hierarchy], path+"/")
 		})
 	}
 	c.init, c.paths = pid, paths
-	namespace, _ := os.Readlink(filepath.Join(n.proc, strconv.Itoa(pid), "ns/pid"))
-	if own, _ := os.Readlink(filepath.Join(n.proc, "self/ns/pid")); namespace != own {
+	namespace, _ := os.Readlink(proc.of(strconv.Itoa(pid), "ns/pid"))
+	if own, _ := os.Readlink(proc.of("self", "ns/pid")); namespace != own {
 		c.pidNamespace = namespace
 	}
 	return c, true
 }
 
-// parent is the PID of a process' parent; 0 where it is not known.
-func (n *node) parent(pid int) int {
-	data, err := os.ReadFile(filepath.Join(n.proc, strconv.Itoa(pid), "stat"))
-	if err != nil {
-		return 0
-	}
-	// 12 (a name with any character) S 1 …
-	fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
-	if len(fields) < 2 {
-		return 0
-	}
-	parent, _ := strconv.Atoi(fields[1])
-	return parent
-}
-
-// cgroups are the cgroups of a process by hierarchy, less those at the root.
-func (n *node) cgroups(pid int) (map[string]string, error) {
-	data, err := os.ReadFile(filepath.Join(n.proc, strconv.Itoa(pid), "cgroup"))
-	if err != nil {
-		return nil, err
-	}
-	paths := map[string]string{}
-	for line := range strings.Lines(string(data)) {
-		// 4:memory:/path, 0::/path for cgroup v2
-		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
-		if len(parts) == 3 && parts[2] != "/" && !strings.HasPrefix(parts[2], "/..") {
-			paths[parts[0]+":"+parts[1]] = parts[2]
-		}
-	}
-	return paths, nil
-}
-
 // owner is the container that a process belongs to; nil where it is none of list.
-func (n *node) owner(list []gpuContainer, pid int) *gpuContainer {
-	paths, err := n.cgroups(pid)
+func (proc procfs) owner(list []gpuContainer, pid int) *gpuContainer {
+	paths, err := proc.cgroups(pid)
 	if err != nil {
 		return nil
 	}
@@ -202,7 +168,7 @@ func (n *node) owner(list []gpuContainer, pid int) *gpuContainer {
 		}
 	}
 	// One without a cgroup of its own.
-	namespace, err := os.Readlink(filepath.Join(n.proc, strconv.Itoa(pid), "ns/pid"))
+	namespace, err := os.Readlink(proc.of(strconv.Itoa(pid), "ns/pid"))
 	for i := range list {
 		if err == nil && namespace != "" && list[i].pidNamespace == namespace {
 			return &list[i]

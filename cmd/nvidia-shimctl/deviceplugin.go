@@ -104,7 +104,7 @@ func (d devicePlugin) summary() string {
 func checkDevicePlugin(_ context.Context, n *node) []finding {
 	var seen []devicePlugin
 	var out []finding
-	for _, p := range n.processes(func(dir string) bool {
+	for _, p := range n.proc.processes(func(dir string) bool {
 		exe, err := executed(dir)
 		return err == nil && filepath.Base(exe) == devicePluginName
 	}) {
@@ -135,7 +135,7 @@ func (n *node) checkStrategies(d devicePlugin) []finding {
 		}
 	}
 	if slices.Contains(d.open, "device-list-strategy") {
-		return append(out, n.checkMIG(d)...)
+		return append(out, n.checkMIGStrategy(d)...)
 	}
 	for _, strategy := range d.lists {
 		switch strategy {
@@ -150,7 +150,7 @@ func (n *node) checkStrategies(d devicePlugin) []finding {
 				"device-list-strategy %.256q is not known to this release", strategy))
 		}
 	}
-	return append(out, n.checkMIG(d)...)
+	return append(out, n.checkMIGStrategy(d)...)
 }
 
 // policies are those that containers meet, by what to call the place that sets them: a
@@ -255,8 +255,8 @@ func (n *node) cdi() bool {
 	return !n.daemon.Known() || n.daemon.AtLeast(2, 0, 0)
 }
 
-// checkMIG compares what the plugin hands out with what GPUs are divided into.
-func (n *node) checkMIG(d devicePlugin) []finding {
+// checkMIGStrategy compares what the plugin hands out with what GPUs are divided into.
+func (n *node) checkMIGStrategy(d devicePlugin) []finding {
 	inv, _, err := n.host()
 	if inv == nil || err != nil || slices.Contains(d.open, "mig-strategy") {
 		return nil

@@ -14,14 +14,14 @@ import (
 // fixtureProcess puts a process into the node's procfs.
 func fixtureProcess(t *testing.T, n *node, pid int, program string, environ []string, args ...string) {
 	t.Helper()
-	dir := filepath.Join(n.proc, strconv.Itoa(pid))
+	dir := n.proc.of(strconv.Itoa(pid), "")
 	write(t, filepath.Join(dir, "comm"), filepath.Base(program)[:min(15, len(filepath.Base(program)))]+"\n", 0o644)
 	write(t, filepath.Join(dir, "environ"), strings.Join(environ, "\x00")+"\x00", 0o644)
 	write(t, filepath.Join(dir, "cmdline"), strings.Join(append([]string{program}, args...), "\x00")+"\x00", 0o644)
 	write(t, filepath.Join(dir, "status"), administrator, 0o644)
 	link(t, program, filepath.Join(dir, "exe"))
 	link(t, "user:[1]", filepath.Join(dir, "ns/user"))
-	if own := filepath.Join(n.proc, "self/ns/user"); !exists(own) {
+	if own := n.proc.of("self", "ns/user"); !exists(own) {
 		link(t, "user:[1]", own)
 	}
 }
@@ -122,7 +122,7 @@ func TestCheckSaysWhatTheDevicePluginMeansForTheShim(t *testing.T) {
 			}
 			fixtureProcess(t, n, 40, "/usr/bin/python3", []string{"DEVICE_LIST_STRATEGY=cdi-cri"}, "nvidia-device-plugin")
 			fixtureProcess(t, n, 41, plugin, append([]string{"PATH=/usr/bin"}, c.environ...), c.args...)
-			n.prepare(t.Context())
+			n.discover(t.Context())
 			all := checkDevicePlugin(t.Context(), n)
 			for _, f := range all {
 				if (f.Level != levelOK) != (f.Fix != "") || strings.Contains(f.Message+f.Fix, "\n") {
@@ -147,11 +147,11 @@ func TestCheckSaysWhatTheDevicePluginMeansForTheShim(t *testing.T) {
 
 func TestCheckWithoutADevicePluginIsANote(t *testing.T) {
 	n := healthy(t)
-	n.prepare(t.Context())
+	n.discover(t.Context())
 	if all := checkDevicePlugin(t.Context(), n); len(all) != 1 || all[0].Level != levelOK || !strings.Contains(all[0].Message, "does not run") {
 		t.Errorf("%+v", all)
 	}
-	n.proc = filepath.Join(n.root, "none")
+	n.proc = procfs(filepath.Join(n.root, "none"))
 	if all := checkDevicePlugin(t.Context(), n); len(all) != 1 || all[0].Level != levelOK {
 		t.Errorf("without a procfs: %+v", all)
 	}
@@ -163,7 +163,7 @@ func TestCheckTellsDevicePluginsApart(t *testing.T) {
 	fixtureProcess(t, n, 10, "/usr/bin/nvidia-device-plugin (deleted)", []string{"PASS_DEVICE_SPECS=true"})
 	fixtureProcess(t, n, 11, "/usr/bin/nvidia-device-plugin", []string{"PASS_DEVICE_SPECS=true"})
 	fixtureProcess(t, n, 12, "/usr/bin/nvidia-device-plugin", []string{"DEVICE_LIST_STRATEGY=cdi-cri"})
-	n.prepare(t.Context())
+	n.discover(t.Context())
 	got := text(checkDevicePlugin(t.Context(), n))
 	if strings.Count(got, "is NVIDIA's device plugin") != 2 || strings.Count(got, "fastest") != 1 || strings.Count(got, "by CDI") != 1 {
 		t.Errorf("got\n%s", got)

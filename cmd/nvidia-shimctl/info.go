@@ -39,10 +39,7 @@ type hostInfo struct {
 }
 
 type gpuInfo struct {
-	Index int    `json:"index"`
-	Minor int    `json:"minor"`
-	UUID  string `json:"uuid"`
-	PCI   string `json:"pci"`
+	gpuinject.PlanGPU
 	Model string `json:"model"`
 	// NVML is what only it knows; absent where it does not answer.
 	NVML *nvmlInfo `json:"nvml,omitempty"`
@@ -136,7 +133,7 @@ func readInfo(c *cli.Command) (*hostInfo, error) {
 func gpuInfos(gpus []device.GPU) []gpuInfo {
 	out := []gpuInfo{}
 	for _, g := range gpus {
-		out = append(out, gpuInfo{Index: g.Index, Minor: g.Minor, UUID: g.UUID, PCI: g.BusID, Model: g.Model})
+		out = append(out, gpuInfo{PlanGPU: gpuinject.NewPlanGPU(g), Model: g.Model})
 	}
 	return out
 }

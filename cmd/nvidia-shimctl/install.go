@@ -144,8 +144,8 @@ func installPlan(c *cli.Command, host runtimeclass.Host, target string, reg runt
 
 func checkTarget(c *cli.Command) (string, error) {
 	target := c.String("target")
-	if c.Args().Present() {
-		return "", usage(fmt.Errorf("unexpected argument %q", c.Args().First()))
+	if err := noArguments(c); err != nil {
+		return "", err
 	}
 	if !slices.Contains(targets, target) {
 		return "", usage(fmt.Errorf("--target %q is not one of %s", target, strings.Join(targets, ", ")))

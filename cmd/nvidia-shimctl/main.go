@@ -79,6 +79,14 @@ func onUsageError(_ context.Context, _ *cli.Command, err error, _ bool) error { 
 
 func usage(err error) error { return &usageError{err} }
 
+// noArguments refuses what is left of a command line behind its flags.
+func noArguments(c *cli.Command) error {
+	if c.Args().Present() {
+		return usage(fmt.Errorf("unexpected argument %q", c.Args().First()))
+	}
+	return nil
+}
+
 // loader reads the configuration that the command line names, or the shim's own.
 func loader(c *cli.Command) func() (*config.Config, error) {
 	if name := c.String("config"); name != "" {

@@ -57,8 +57,8 @@ func manifestCommand() *cli.Command {
 
 func manifest(c *cli.Command) (runtimeclass.Manifest, error) {
 	m := runtimeclass.Manifest{Handler: c.String("handler"), Name: c.String("name")}
-	if c.Args().Present() {
-		return m, usage(fmt.Errorf("unexpected argument %q", c.Args().First()))
+	if err := noArguments(c); err != nil {
+		return m, err
 	}
 	if m.Name == "" {
 		m.Name = m.Handler

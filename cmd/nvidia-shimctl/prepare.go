@@ -27,8 +27,8 @@ func prepareCommand() *cli.Command {
 			&cli.BoolFlag{Name: "dry-run", Usage: "show what would be done, and change nothing"},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
-			if c.Args().Present() {
-				return usage(fmt.Errorf("unexpected argument %q", c.Args().First()))
+			if err := noArguments(c); err != nil {
+				return err
 			}
 			o := prepare.Options{Replace: c.Bool("replace"), DryRun: c.Bool("dry-run")}
 			if c.IsSet("imex-channels") {

@@ -55,8 +55,8 @@ func runArgsCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "further environment variable `K=V` of the container, as NVIDIA_IMEX_CHANNELS=0"},
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
-			if c.Args().Present() {
-				return usage(fmt.Errorf("unexpected argument %q", c.Args().First()))
+			if err := noArguments(c); err != nil {
+				return err
 			}
 			engine := c.String("for")
 			if !slices.Contains(engines, engine) {

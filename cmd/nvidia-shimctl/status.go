@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -36,10 +35,7 @@ type hostStatus struct {
 
 // gpuStatus is a GPU, with its live state where NVML answers.
 type gpuStatus struct {
-	Index int    `json:"index"`
-	Minor int    `json:"minor"`
-	UUID  string `json:"uuid"`
-	PCI   string `json:"pci"`
+	gpuinject.PlanGPU
 	Model string `json:"model"`
 	Error string `json:"error,omitempty"`
 	// State is NVML's; its processes are those below.
@@ -96,8 +92,8 @@ func statusCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "state", Usage: "state `DIR` of a containerd (default: those of running shims, containerd, k3s and Docker)"},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
-			if c.Args().Present() {
-				return usage(fmt.Errorf("unexpected argument %q", c.Args().First()))
+			if err := noArguments(c); err != nil {
+				return err
 			}
 			if c.Duration("interval") < 100*time.Millisecond {
 				return usage(fmt.Errorf("--interval %s is less than 100ms", c.Duration("interval")))
@@ -160,14 +156,13 @@ func readStatus(c *cli.Command) (*hostStatus, error) {
 	if len(states) == 0 {
 		states = stateDirs
 	}
-	n := &node{root: "/", proc: "/proc"}
 	var snapshot *nvml.Snapshot
 	var live nvml.Snapshot
 	nvmlErr := askNVML(c, "state", &live)
 	if nvmlErr == nil {
 		snapshot = &live
 	}
-	s, err := n.status(inv, n.containers(states), snapshot)
+	s, err := hostProcfs.status(inv, hostProcfs.containers(states), snapshot)
 	if err == nil && nvmlErr != nil {
 		s.NVMLError = nvmlErr.Error()
 	}
@@ -175,7 +170,7 @@ func readStatus(c *cli.Command) (*hostStatus, error) {
 }
 
 // status puts together what the three sources say. Without NVML live is nil.
-func (n *node) status(inv *device.Inventory, list []gpuContainer, live *nvml.Snapshot) (*hostStatus, error) {
+func (proc procfs) status(inv *device.Inventory, list []gpuContainer, live *nvml.Snapshot) (*hostStatus, error) {
 	s := &hostStatus{Time: time.Now().Truncate(time.Second), DriverVersion: inv.DriverVersion, GPUs: []gpuStatus{}, Containers: []containerStatus{}}
 	if live != nil {
 		s.CUDAVersion, s.NVMLError = live.CUDA, live.Error
@@ -184,37 +179,9 @@ func (n *node) status(inv *device.Inventory, list []gpuContainer, live *nvml.Sna
 	if err != nil {
 		return nil, err
 	}
-	u := tally{node: n, list: list, memory: map[string]uint64{}, unknown: map[string]bool{}, pids: map[string]map[int]bool{}}
+	u := tally{procfs: proc, list: list, memory: map[string]uint64{}, unknown: map[string]bool{}, pids: map[string]map[int]bool{}}
 	for _, gpu := range inv.GPUs {
-		g := gpuStatus{
-			Index: gpu.Index, Minor: gpu.Minor, UUID: gpu.UUID, PCI: gpu.BusID, Model: gpu.Model,
-			Containers: users(list, gpu, -1, -1), Instances: []instanceStatus{},
-		}
-		var of *nvml.GPU
-		if live != nil {
-			i := slices.IndexFunc(live.GPUs, func(l nvml.GPU) bool { return strings.EqualFold(l.Facts.BusID, gpu.BusID) })
-			if i >= 0 {
-				of = &live.GPUs[i]
-				g.UUID, g.Error = cmp.Or(gpu.UUID, of.Facts.UUID), of.Error
-			} else {
-				g.Error = cmp.Or(live.Error, "NVML does not list it")
-			}
-		}
-		if of != nil && of.State != nil {
-			g.State = of.State
-			g.Processes = u.processes(of.State.Processes)
-		}
-		for _, in := range instances {
-			if in.GPU != gpu.Index {
-				continue
-			}
-			m := instanceStatus{GI: in.GI, CI: in.CI, Containers: users(list, gpu, in.GI, in.CI)}
-			if of != nil {
-				u.instance(&m, of)
-			}
-			g.Instances = append(g.Instances, m)
-		}
-		s.GPUs = append(s.GPUs, g)
+		s.GPUs = append(s.GPUs, u.gpu(gpu, instances, live))
 	}
 	for _, c := range list {
 		s.Containers = append(s.Containers, u.container(c, live != nil))
@@ -240,12 +207,44 @@ func users(list []gpuContainer, gpu device.GPU, gi, ci int) []string {
 
 // tally sums up what containers use while the processes are looked at.
 type tally struct {
-	*node
+	procfs
 	list   []gpuContainer
 	memory map[string]uint64
 	// unknown are containers with a process whose memory NVML does not tell.
 	unknown map[string]bool
 	pids    map[string]map[int]bool
+}
+
+func (u *tally) gpu(gpu device.GPU, instances []device.Instance, live *nvml.Snapshot) gpuStatus {
+	g := gpuStatus{
+		PlanGPU: gpuinject.NewPlanGPU(gpu), Model: gpu.Model,
+		Containers: users(u.list, gpu, -1, -1), Instances: []instanceStatus{},
+	}
+	var of *nvml.GPU
+	if live != nil {
+		i := slices.IndexFunc(live.GPUs, func(l nvml.GPU) bool { return strings.EqualFold(l.Facts.BusID, gpu.BusID) })
+		if i >= 0 {
+			of = &live.GPUs[i]
+			g.UUID, g.Error = cmp.Or(gpu.UUID, of.Facts.UUID), of.Error
+		} else {
+			g.Error = cmp.Or(live.Error, "NVML does not list it")
+		}
+	}
+	if of != nil && of.State != nil {
+		g.State = of.State
+		g.Processes = u.use(of.State.Processes)
+	}
+	for _, in := range instances {
+		if in.GPU != gpu.Index {
+			continue
+		}
+		m := instanceStatus{GI: in.GI, CI: in.CI, Containers: users(u.list, gpu, in.GI, in.CI)}
+		if of != nil {
+			u.instance(&m, of)
+		}
+		g.Instances = append(g.Instances, m)
+	}
+	return g
 }
 
 func (u *tally) instance(m *instanceStatus, of *nvml.GPU) {
@@ -256,16 +255,17 @@ func (u *tally) instance(m *instanceStatus, of *nvml.GPU) {
 		m.UUID, m.Profile = f.UUID, f.Name
 		if i < len(of.Instances) {
 			m.Memory = &of.Instances[i].Memory
-			m.Processes = u.processes(of.Instances[i].Processes)
+			m.Processes = u.use(of.Instances[i].Processes)
 		}
 	}
 }
 
-func (u *tally) processes(list []nvml.Process) []processStatus {
+// use adds up what processes use.
+func (u *tally) use(list []nvml.Process) []processStatus {
 	out := []processStatus{}
 	for _, p := range list {
 		s := processStatus{Process: p}
-		comm, err := os.ReadFile(filepath.Join(u.proc, strconv.Itoa(p.PID), "comm"))
+		comm, err := os.ReadFile(u.of(strconv.Itoa(p.PID), "comm"))
 		if err == nil {
 			s.Name = strings.TrimSuffix(string(comm), "\n")
 		}

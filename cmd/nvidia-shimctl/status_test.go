@@ -19,27 +19,28 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// fixtureNode has a procfs of plain files and links.
-type fixtureNode struct {
-	*node
+// fixtureProcfs is a procfs of plain files and links, with a containerd's state.
+type fixtureProcfs struct {
+	procfs
 	t     *testing.T
 	state string
 }
 
-func newFixtureNode(t *testing.T) *fixtureNode {
+func newFixtureProcfs(t *testing.T) *fixtureProcfs {
 	t.Helper()
-	f := &fixtureNode{node: &node{root: "/", proc: filepath.Join(t.TempDir(), "proc")}, t: t, state: filepath.Join(t.TempDir(), "state")}
+	f := &fixtureProcfs{procfs: procfs(filepath.Join(t.TempDir(), "proc")), t: t, state: filepath.Join(t.TempDir(), "state")}
 	f.process("self", "1", "/usr/bin/nvidia-shimctl", "", "/")
 	f.process("5", "1", "/usr/bin/shim", "", "/system.slice/containerd.service")
 	return f
 }
 
 // process adds one, by PID or "self", in a PID namespace and a cgroup.
-func (f *fixtureNode) process(pid, namespace, exe, cwd, cgroup string) {
+func (f *fixtureProcfs) process(pid, namespace, exe, cwd, cgroup string) {
 	f.t.Helper()
-	dir := filepath.Join(f.proc, pid)
+	dir := f.of(pid, "")
 	if err := os.MkdirAll(filepath.Join(dir, "ns"), 0o755); err != nil {
 		f.t.Fatal(err)
 	}
@@ -63,7 +64,7 @@ func (f *fixtureNode) process(pid, namespace, exe, cwd, cgroup string) {
 }
 
 // bundle writes a container's record below a state directory.
-func (f *fixtureNode) bundle(state, namespace, id string, init int, plan any) string {
+func (f *fixtureProcfs) bundle(state, namespace, id string, init int, plan any) string {
 	f.t.Helper()
 	dir := filepath.Join(state, tasksName, namespace, id)
 	data, err := json.Marshal(plan)
@@ -104,7 +105,7 @@ func ids(list []gpuContainer) (names []string) {
 }
 
 func TestContainersAreFoundByTheirRecords(t *testing.T) {
-	f := newFixtureNode(t)
+	f := newFixtureProcfs(t)
 	elsewhere := filepath.Join(t.TempDir(), "odd")
 	in := func(state, ns, id string, plan any) string { return f.bundle(state, ns, id, 0, plan) }
 	first := in(elsewhere, "k8s.io", "sandbox", map[string]any{"gpu": false})
@@ -119,15 +120,15 @@ func TestContainersAreFoundByTheirRecords(t *testing.T) {
 	}
 	// A pod's shim works in the bundle of its sandbox; the other has been replaced on
 	// disk; the third is a shim of somebody else.
-	f.process("100", "1", "/usr/local/bin/"+shimName, first, "/")
-	f.process("101", "1", "/usr/local/bin/"+shimName+" (deleted)", filepath.Join(elsewhere, tasksName, "old", "cc"), "/")
+	f.process("100", "1", "/usr/local/bin/"+runtimeclass.ShimName, first, "/")
+	f.process("101", "1", "/usr/local/bin/"+runtimeclass.ShimName+" (deleted)", filepath.Join(elsewhere, tasksName, "old", "cc"), "/")
 	f.process("102", "1", "/usr/bin/containerd-shim-runc-v2", filepath.Join(t.TempDir(), "x"), "/")
 	// A program of a container's or a user's that calls itself our shim says nothing.
 	forged := in(filepath.Join(t.TempDir(), "forged"), "default", "ee", granted("ee", "default", "", 0))
 	for i, change := range disguises {
 		pid := strconv.Itoa(103 + i)
-		f.process(pid, "1", "/usr/local/bin/"+shimName, forged, "/")
-		change(t, filepath.Join(f.proc, pid))
+		f.process(pid, "1", "/usr/local/bin/"+runtimeclass.ShimName, forged, "/")
+		change(t, f.of(pid, ""))
 	}
 
 	if got, want := ids(f.containers([]string{f.state, "/nonexistent"})), []string{"default/dd", "k8s.io/aa", "k8s.io/bb", "old/cc"}; !slices.Equal(got, want) {
@@ -139,7 +140,7 @@ func TestContainersAreFoundByTheirRecords(t *testing.T) {
 }
 
 func TestAProcessBelongsToItsContainer(t *testing.T) {
-	f := newFixtureNode(t)
+	f := newFixtureProcfs(t)
 	const long = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	f.bundle(f.state, "default", "one", 10, granted("one", "default", "", 0))
 	f.bundle(f.state, "default", "two", 20, granted("two", "default", "", 0))
@@ -173,7 +174,7 @@ func TestAProcessBelongsToItsContainer(t *testing.T) {
 		{"one of the container around it", "60", "/default/outer/docker", "outer"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if err := os.RemoveAll(filepath.Join(f.proc, "999")); err != nil {
+			if err := os.RemoveAll(f.of("999", "")); err != nil {
 				t.Fatal(err)
 			}
 			f.process("999", tc.namespace, "/bin/train", "", tc.cgroup)
@@ -194,9 +195,9 @@ func TestAProcessBelongsToItsContainer(t *testing.T) {
 func of[T any](v T) *T { return &v }
 
 // statusFixture is a node with two GPUs and three containers, and what NVML says.
-func statusFixture(t *testing.T) (*fixtureNode, *device.Inventory, *nvml.Snapshot) {
+func statusFixture(t *testing.T) (*fixtureProcfs, *device.Inventory, *nvml.Snapshot) {
 	t.Helper()
-	f := newFixtureNode(t)
+	f := newFixtureProcfs(t)
 	f.bundle(f.state, "default", "one", 10, granted("one", "default", "", 0, 1))
 	f.bundle(f.state, "k8s.io", "two", 20, granted("two", "k8s.io", "train", 0))
 	f.bundle(f.state, "default", "idle", 30, granted("idle", "default", "", 1))
@@ -327,7 +328,7 @@ func TestStatusOfAHungDriverShowsGrants(t *testing.T) {
 	if err := d.Hang(true); err != nil {
 		t.Fatal(err)
 	}
-	f := newFixtureNode(t)
+	f := newFixtureProcfs(t)
 	plan := granted("of-a-hung-driver", "default", "")
 	plan.GPUs = []gpuinject.PlanGPU{{UUID: d.GPUs[1].UUID, PCI: d.GPUs[1].BusID}}
 	f.bundle(f.state, "default", "of-a-hung-driver", 0, plan)

@@ -1,23 +1,71 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/prepare"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
+
+// host looks at the GPUs and the driver's files. The inventory is there where only the
+// files cannot be looked for.
+func (n *node) host() (*device.Inventory, *driver.Files, error) {
+	return gpuinject.FindHost(n.cfg.Host)
+}
+
+func checkDriver(_ context.Context, n *node) []finding {
+	inv, _, err := n.host()
+	if inv == nil {
+		return []finding{problem("nvidia-shimctl prepare --load-modules, or keep GPU pods off this node by a node selector", "%v", err)}
+	}
+	if len(inv.GPUs) == 0 {
+		return []finding{problem("look at the kernel's log (dmesg) for NVRM", "driver %s is loaded but has no usable GPU (%d excluded)", inv.DriverVersion, len(inv.Excluded))}
+	}
+	if inv.Platform != "" {
+		return []finding{fine("the driver of %s", inv.Platform)}
+	}
+	return []finding{fine("driver %s with %d GPUs", inv.DriverVersion, len(inv.GPUs))}
+}
+
+func checkLibraries(_ context.Context, n *node) []finding {
+	inv, files, err := n.host()
+	if inv == nil {
+		return nil
+	}
+	if err == nil {
+		err = files.Check(n.cfg.Container.DefaultCapabilities)
+	}
+	if err != nil {
+		return []finding{problem("install the driver's libraries in the version of the loaded kernel module, or reload the module", "%v", err)}
+	}
+	out := []finding{fine("%d driver libraries of version %s", len(files.Libraries), cmp.Or(inv.DriverVersion, "the platform"))}
+	for _, r := range files.Refused {
+		out = append(out, warning("reinstall the driver's package", "%s is not given to containers: it %s", r.Path, r.Reason))
+	}
+	return out
+}
+
+func checkState(_ context.Context, n *node) []finding {
+	dir := n.cfg.Host.StateDir
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+		return []finding{fine("%s is made by the first GPU container", dir)}
+	}
+	if _, err := view.OpenState(dir); err != nil {
+		return []finding{problem("chown it to root and chmod it 0700, or remove it when no GPU container runs", "%v", err)}
+	}
+	return []finding{fine("%s belongs to root alone", dir)}
+}
 
 const fixPrepare = "nvidia-shimctl prepare; for every boot: nvidia-shimctl install --prepare-unit"
 
@@ -85,42 +133,6 @@ func checkPrepare(_ context.Context, n *node) []finding {
 	}
 	return []finding{fine("%s runs at boot", runtimeclass.UnitName)}
 }
-
-// checkProbe looks at the program beside the shim that asks the kubelet and NVML for
-// it, and has it ask NVML.
-func checkProbe(ctx context.Context, n *node) []finding {
-	shim, err := n.lookPath(runtimeclass.ShimName)
-	if err != nil {
-		return nil // the check of the shim says it
-	}
-	p := path.Join(path.Dir(shim), runtimeclass.CtlName)
-	real := filepath.Join(n.root, p)
-	var st unix.Stat_t
-	if err := unix.Stat(real, &st); err != nil {
-		return []finding{problem("nvidia-shimctl install", "%s is not beside the shim: pods whose allocation only the kubelet knows do not start: %v", p, err)}
-	}
-	if st.Uid != 0 || st.Mode&0o022 != 0 {
-		return []finding{problem("chown root "+p+" and chmod go-w it", "%s can be changed by others than root, and the shim does not run it", p)}
-	}
-	if inv, _, _ := n.host(); inv == nil || inv.Platform != "" {
-		return []finding{fine("%s is beside the shim", p)}
-	}
-	args := []string{"probe", "nvml", "--timeout=" + (versionTimeout * 8 / 10).String()}
-	if n.configName != "" {
-		args = append([]string{"--config=" + n.configName}, args...)
-	}
-	const needs = "what only NVML knows is not known: MIG devices by UUID, and images that require an architecture or a brand, are refused"
-	switch _, err := n.execute(ctx, real, args...); {
-	case err == nil:
-		return []finding{fine("%s asks NVML", p)}
-	case strings.Contains(err.Error(), nvml.ErrNoCgo.Error()):
-		return []finding{warning("make build with CTL_CGO=1, on a host with the C library of this one or an older one", "%s was built without cgo: %s", p, needs)}
-	default:
-		return []finding{warning("see that nvidia-smi works on this host", "%s; %s", oneLine(err), needs)}
-	}
-}
-
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", " ") }
 
 // checkSockets looks at the daemons whose sockets the operator wants containers to have.
 func checkSockets(_ context.Context, n *node) []finding {

@@ -41,7 +41,7 @@ func TestAProgramIsNotExecutedBecauseAProcessCallsItselfContainerd(t *testing.T)
 			n := healthy(t)
 			n.containerd = ""
 			fixtureProcess(t, n, 10, "/tmp/evil/containerd", []string{"PATH=/tmp/evil"}, "--config=/tmp/evil/config.toml")
-			change(t, filepath.Join(n.proc, "10"))
+			change(t, n.proc.of("10", ""))
 			execute := n.execute
 			n.execute = func(ctx context.Context, program string, args ...string) (string, error) {
 				if strings.HasPrefix(program, "/tmp/evil") {
@@ -63,7 +63,7 @@ func TestRootMayAdministerTheHostByTheKernelsOwnProcfs(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := os.Geteuid() == 0 && caps[0].Effective&(1<<unix.CAP_SYS_ADMIN) != 0
-	if got := (&node{proc: "/proc"}).administers("/proc/self"); got != want {
+	if got := hostProcfs.administers("/proc/self"); got != want {
 		t.Errorf("this process: %v, want %v", got, want)
 	}
 }

@@ -18,10 +18,18 @@ type process struct {
 	environ map[string]string
 }
 
+// procfs is the directory of one: this host's, but in tests.
+type procfs string
+
+const hostProcfs procfs = "/proc"
+
+// of is the directory of a process by PID or "self", or a file in it.
+func (proc procfs) of(pid, name string) string { return filepath.Join(string(proc), pid, name) }
+
 // processes are those whose procfs directory match chooses. Processes end while they
 // are looked at; one that cannot be read is passed over.
-func (n *node) processes(match func(dir string) bool) []process {
-	entries, err := os.ReadDir(n.proc)
+func (proc procfs) processes(match func(dir string) bool) []process {
+	entries, err := os.ReadDir(string(proc))
 	if err != nil {
 		return nil
 	}
@@ -31,7 +39,7 @@ func (n *node) processes(match func(dir string) bool) []process {
 		if err != nil {
 			continue
 		}
-		dir := filepath.Join(n.proc, e.Name())
+		dir := proc.of(e.Name(), "")
 		if !match(dir) {
 			continue
 		}
@@ -75,8 +83,8 @@ func executed(dir string) (string, error) {
 // CAP_SYS_ADMIN, in the user namespace of this process. A name proves nothing: every
 // user can start a program called containerd, and every container one whose path is
 // that of a file of its choice on the host.
-func (n *node) administers(dir string) bool {
-	own, err := os.Readlink(filepath.Join(n.proc, "self/ns/user"))
+func (proc procfs) administers(dir string) bool {
+	own, err := os.Readlink(proc.of("self", "ns/user"))
 	if err != nil {
 		return false
 	}
@@ -99,4 +107,36 @@ func (n *node) administers(dir string) bool {
 		}
 	}
 	return root && admin
+}
+
+// parent is the PID of a process' parent; 0 where it is not known.
+func (proc procfs) parent(pid int) int {
+	data, err := os.ReadFile(proc.of(strconv.Itoa(pid), "stat"))
+	if err != nil {
+		return 0
+	}
+	// 12 (a name with any character) S 1 …
+	fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
+	if len(fields) < 2 {
+		return 0
+	}
+	parent, _ := strconv.Atoi(fields[1])
+	return parent
+}
+
+// cgroups are the cgroups of a process by hierarchy, less those at the root.
+func (proc procfs) cgroups(pid int) (map[string]string, error) {
+	data, err := os.ReadFile(proc.of(strconv.Itoa(pid), "cgroup"))
+	if err != nil {
+		return nil, err
+	}
+	paths := map[string]string{}
+	for line := range strings.Lines(string(data)) {
+		// 4:memory:/path, 0::/path for cgroup v2
+		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(parts) == 3 && parts[2] != "/" && !strings.HasPrefix(parts[2], "/..") {
+			paths[parts[0]+":"+parts[1]] = parts[2]
+		}
+	}
+	return paths, nil
 }
