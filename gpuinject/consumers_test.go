@@ -1,7 +1,6 @@
 package gpuinject
 
 import (
-	"context"
 	"encoding/json"
 	"os"
 	"path"
@@ -19,6 +18,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // family is a kind of image: where its C library is, and where its own libraries
@@ -107,11 +107,7 @@ func hostsOfEveryKind(t *testing.T) map[string]*sim.Driver {
 		if name == "odd" {
 			layout = sim.GKE
 		}
-		d, err := sim.Create(context.Background(), sim.Options{Dir: filepath.Join(t.TempDir(), "driver"), GPUs: 1, Layout: layout})
-		if err != nil {
-			t.Fatal(err)
-		}
-		hosts[string(name)] = d
+		hosts[string(name)] = simtest.New(t, sim.Options{GPUs: 1, Layout: layout})
 	}
 	share := filepath.Join(hosts["odd"].Root, "usr/local/nvidia/share")
 	if err := os.RemoveAll(filepath.Join(share, "glvnd")); err != nil {
@@ -194,10 +190,7 @@ func TestEveryConsumerFindsItsFileInEveryImageOnEveryHost(t *testing.T) {
 // OpenCL's file is made only for those who can use it: an image without OpenCL's
 // loader costs no mount.
 func TestOpenCLsFileIsMadeForImagesWithItsLoader(t *testing.T) {
-	d, err := sim.Create(context.Background(), sim.Options{Dir: filepath.Join(t.TempDir(), "driver"), GPUs: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := simtest.New(t, sim.Options{GPUs: 1})
 	if err := os.Remove(filepath.Join(d.Root, "etc/OpenCL/vendors/nvidia.icd")); err != nil {
 		t.Fatal(err)
 	}

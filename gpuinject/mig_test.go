@@ -15,25 +15,16 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // migDriver is a host with three GPUs, of which the middle one has MIG devices. NVML
 // counts them in another order than procfs shows them.
 func migDriver(t *testing.T) *sim.Driver {
 	t.Helper()
-	d, err := sim.Create(t.Context(), sim.Options{
-		Dir: filepath.Join(t.TempDir(), "driver"), GPUs: 3,
-		MIG: []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}, {GPU: 1, GI: 5, CI: 0}, {GPU: 1, GI: 5, CI: 1}},
+	return simtest.New(t, sim.Options{
+		GPUs: 3, MIG: []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}, {GPU: 1, GI: 5, CI: 0}, {GPU: 1, GI: 5, CI: 1}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := d.Remove(); err != nil {
-			t.Error(err)
-		}
-	})
-	return d
 }
 
 // factsOf are what NVML would say of the simulated driver.

@@ -1,7 +1,6 @@
 package gpuinject
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,30 +8,21 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // newHost makes a simulated host of the test's own and its configuration.
 func newHost(t testing.TB, o sim.Options) (*sim.Driver, *config.Config) {
 	t.Helper()
-	o.Dir = filepath.Join(t.TempDir(), "driver")
-	d, err := sim.Create(context.Background(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := d.Remove(); err != nil {
-			t.Error(err)
-		}
-	})
+	d := simtest.New(t, o)
 	cfg, err := config.Load(d.ConfigPath)
 	if err != nil {
 		t.Fatal(err)
@@ -303,23 +293,8 @@ func TestAMissingNodeOfAHostChangesNoIndex(t *testing.T) {
 // and procfs are the host's.
 func TestDriverContainerRoot(t *testing.T) {
 	d, cfg := newHost(t, sim.Options{GPUs: 2, Layout: sim.NvidiaCurrent})
-	at := filepath.Join(t.TempDir(), "run/nvidia/driver")
-	if err := os.MkdirAll(at, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	cfg.Host.DriverRoot = at
-	container := func(image string) {
-		t.Helper()
-		if err := unix.Mount(image, at, "", unix.MS_BIND, ""); err != nil {
-			t.Fatal(err)
-		}
-	}
-	stop := func() {
-		t.Helper()
-		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
-			t.Fatal(err)
-		}
-	}
+	container := simtest.NewDriverContainer(t, filepath.Join(t.TempDir(), "run/nvidia/driver"))
+	cfg.Host.DriverRoot = container.At
 	ask := func() (*Injection, string, error) {
 		t.Helper()
 		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
@@ -348,7 +323,7 @@ func TestDriverContainerRoot(t *testing.T) {
 
 	_, _, err := ask()
 	refused(t, err, Precondition, "libcuda.so."+d.Version, "host.driver-root")
-	container(d.Root)
+	container.Start(t, d.Root)
 	_, first, err := ask()
 	if err != nil {
 		t.Fatalf("the driver container came up after the first create: %v", err)
@@ -356,17 +331,11 @@ func TestDriverContainerRoot(t *testing.T) {
 	if got := deviceNumbers(t, first); len(got) != 4 || !strings.HasPrefix(got[1], fmt.Sprintf("/dev/nvidia%d ", d.GPUs[0].Minor)) {
 		t.Errorf("nodes %v", got)
 	}
-	stop()
+	container.Stop(t)
 	if _, _, err = ask(); err == nil {
 		t.Error("the driver container is gone and containers are still given its driver")
 	}
-	// The restarted container has the same image, copied anew.
-	again := filepath.Join(t.TempDir(), "again")
-	if err := os.CopyFS(again, os.DirFS(d.Root)); err != nil {
-		t.Fatal(err)
-	}
-	container(again)
-	t.Cleanup(stop)
+	container.Restart(t, d.Root, filepath.Join(t.TempDir(), "again"))
 	_, second, err := ask()
 	if err != nil {
 		t.Fatal(err)

@@ -8,10 +8,9 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
@@ -48,44 +47,24 @@ func (h *host) replaceConfig(t testing.TB, old, new string) {
 func TestDriverContainerComesAndGoesUnderContainerd(t *testing.T) {
 	h := newDevHost(t, hostOptions{Options: sim.Options{GPUs: 4, Layout: sim.NvidiaCurrent}, testenv: testenv.Options{Cgroup: testenv.CgroupVersions()[0]}})
 	minors := devCheckMinors(t, h.Driver)
-	at := filepath.Join(h.Driver.Dir, "run-nvidia-driver")
-	if err := os.Mkdir(at, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	h.replaceConfig(t, fmt.Sprintf("driver-root = %q", h.Driver.Root), fmt.Sprintf("driver-root = %q", at))
-	// ctr's client mounts nothing: what containerd's mount namespace sees is what the
-	// host mounts later, which is propagation where it has one of its own.
-	start := func(image string) {
-		t.Helper()
-		if err := unix.Mount(image, at, "", unix.MS_BIND, ""); err != nil {
-			t.Fatal(err)
-		}
-	}
-	stop := func() {
-		t.Helper()
-		if err := unix.Unmount(at, unix.MNT_DETACH); err != nil {
-			t.Fatal(err)
-		}
-	}
+	container := simtest.NewDriverContainer(t, filepath.Join(h.Driver.Dir, "run-nvidia-driver"))
+	h.replaceConfig(t, fmt.Sprintf("driver-root = %q", h.Driver.Root), fmt.Sprintf("driver-root = %q", container.At))
 	one := testenv.RunOptions{Image: h.Image, Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: devProbeScript(devNodes(h.Driver, minors))}
 	if r, err := h.TryRun(t, one); err != nil || r.ExitCode == 0 || !strings.Contains(r.Stderr, "host.driver-root") {
 		t.Fatalf("before the driver container: %v\n%s", err, r.Stderr)
 	}
-	start(h.Driver.Root)
+	// ctr's client mounts nothing: what containerd's mount namespace sees is what the
+	// host mounts later, which is propagation where it has one of its own.
+	container.Start(t, h.Driver.Root)
 	want := devExpect(h.Driver, minors, []int{1})
 	devCompare(t, devParse(h.MustRun(t, one)), want)
 	running := h.devSleep(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=3"}})
 
-	stop()
+	container.Stop(t)
 	if r, err := h.TryRun(t, one); err != nil || r.ExitCode == 0 {
 		t.Errorf("while the driver container is away: %v\n%s", err, r.Stderr)
 	}
-	again := filepath.Join(h.Driver.Dir, "again")
-	if err := os.CopyFS(again, os.DirFS(h.Driver.Root)); err != nil {
-		t.Fatal(err)
-	}
-	start(again)
-	t.Cleanup(stop)
+	container.Restart(t, h.Driver.Root, filepath.Join(h.Driver.Dir, "again"))
 	devCompare(t, devParse(h.MustRun(t, one)), want)
 	if r := h.Exec(t, running, "nvidia-smi", "-L"); r.ExitCode != 0 || !strings.Contains(r.Stdout, h.Driver.GPUs[3].UUID) {
 		t.Errorf("in the container from before the restart: %d\n%s%s", r.ExitCode, r.Stdout, r.Stderr)

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"context"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -10,6 +9,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
@@ -48,15 +48,7 @@ func newHost(t testing.TB, o hostOptions) *host {
 	if o.GPUs == 0 {
 		o.GPUs = 4
 	}
-	driver, err := sim.Create(context.Background(), o.Options)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := driver.Remove(); err != nil {
-			t.Error(err)
-		}
-	})
+	driver := simtest.New(t, o.Options)
 	if o.config != "" {
 		f, err := os.OpenFile(driver.ConfigPath, os.O_APPEND|os.O_WRONLY, 0)
 		if err != nil {

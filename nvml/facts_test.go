@@ -19,6 +19,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // The test binary asks NVML in a process of its own, as nvidia-shimctl does: what
@@ -93,21 +94,6 @@ func askFor(t *testing.T, d *sim.Driver, what string, v any) error {
 	return nil
 }
 
-func simulate(t *testing.T, o sim.Options) *sim.Driver {
-	t.Helper()
-	o.Dir = filepath.Join(t.TempDir(), "driver")
-	d, err := sim.Create(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := d.Remove(); err != nil {
-			t.Error(err)
-		}
-	})
-	return d
-}
-
 // wantFacts is what the probe must say of a simulated driver.
 func wantFacts(d *sim.Driver, cuda string) device.Facts {
 	want := device.Facts{Driver: d.Version, CUDA: cuda, GPUs: []device.GPUFacts{}}
@@ -149,7 +135,7 @@ func TestFactsAreThoseOfTheDriver(t *testing.T) {
 		{"of a driver behind links", sim.Options{GPUs: 1, Layout: sim.NvidiaCurrent}, "13.0"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d := simulate(t, tc.o)
+			d := simtest.New(t, tc.o)
 			facts, err := askFacts(t, d)
 			if err != nil {
 				t.Fatal(err)
@@ -162,7 +148,7 @@ func TestFactsAreThoseOfTheDriver(t *testing.T) {
 }
 
 func TestABrandThatTheDriverDoesNotTellIsUnknown(t *testing.T) {
-	d := simulate(t, sim.Options{GPUs: 1})
+	d := simtest.New(t, sim.Options{GPUs: 1})
 	if err := d.Unsupport("nvmlDeviceGetBrand"); err != nil {
 		t.Fatal(err)
 	}
@@ -175,7 +161,7 @@ func TestABrandThatTheDriverDoesNotTellIsUnknown(t *testing.T) {
 // What a question leaves on the host is nothing: no program ran, no file was made,
 // no mount is there.
 func TestAQuestionChangesNothing(t *testing.T) {
-	d := simulate(t, sim.Options{GPUs: 2})
+	d := simtest.New(t, sim.Options{GPUs: 2})
 	dir := t.TempDir()
 	program := filepath.Join(dir, "modprobe")
 	if err := os.WriteFile(program, []byte("#!/bin/sh\ntouch "+dir+"/ran\n"), 0o755); err != nil {
@@ -210,7 +196,7 @@ func TestAQuestionChangesNothing(t *testing.T) {
 
 // No mount of the probe comes out, least of all that over /dev.
 func TestOnAHostOfSharedMountsTheProbesStayItsOwn(t *testing.T) {
-	d := simulate(t, sim.Options{GPUs: 1})
+	d := simtest.New(t, sim.Options{GPUs: 1})
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{envShared + "=" + d.ConfigPath}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
@@ -272,7 +258,7 @@ func TestWhyNVMLCannotBeAskedIsSaid(t *testing.T) {
 		{"no nodes at all", func(d *sim.Driver, _ string) error { return os.RemoveAll(filepath.Join(d.DevRoot, "dev")) }, "give NVML the device nodes of host.dev-root: "},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			d := simulate(t, sim.Options{GPUs: 1})
+			d := simtest.New(t, sim.Options{GPUs: 1})
 			library := filepath.Join(d.Root, d.Layout.LibDir(), "libnvidia-ml.so."+d.Version)
 			if err := tc.change(d, library); err != nil {
 				t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // compact is JSON for comparison.
@@ -21,7 +22,7 @@ func compact(t *testing.T, v any) string {
 }
 
 func TestStatesAreThoseOfTheDriver(t *testing.T) {
-	d := simulate(t, sim.Options{GPUs: 2, MIG: []sim.MIGDevice{{GPU: 1, GI: 1}, {GPU: 1, GI: 2}}})
+	d := simtest.New(t, sim.Options{GPUs: 2, MIG: []sim.MIGDevice{{GPU: 1, GI: 1}, {GPU: 1, GI: 2}}})
 	if err := d.Place(
 		sim.Process{UUID: d.GPUs[0].UUID, PID: 10, Memory: 5 << 20}, sim.Process{UUID: d.GPUs[0].UUID, PID: 11, Memory: 1 << 20, Graphics: true},
 		sim.Process{UUID: d.GPUs[0].UUID, PID: 10, Memory: 5 << 20, Graphics: true}, sim.Process{UUID: d.MIG[1].UUID, PID: 12, Memory: 2 << 20},
@@ -57,7 +58,7 @@ func TestStatesAreThoseOfTheDriver(t *testing.T) {
 }
 
 func TestInfosAreThoseOfTheDriver(t *testing.T) {
-	d := simulate(t, sim.Options{GPUs: 3, Models: map[int]sim.Model{1: {Name: "NVIDIA L4", Brand: "nvidia", Arch: "8.9"}}})
+	d := simtest.New(t, sim.Options{GPUs: 3, Models: map[int]sim.Model{1: {Name: "NVIDIA L4", Brand: "nvidia", Arch: "8.9"}}})
 	var s Snapshot
 	if err := askFor(t, d, "infos", &s); err != nil {
 		t.Fatal(err)
@@ -74,7 +75,7 @@ func TestInfosAreThoseOfTheDriver(t *testing.T) {
 }
 
 func TestWhatAGPUDoesNotHaveIsAbsent(t *testing.T) {
-	d := simulate(t, sim.Options{GPUs: 1})
+	d := simtest.New(t, sim.Options{GPUs: 1})
 	if err := d.Unsupport("nvmlDeviceGetPowerUsage", "nvmlDeviceGetEnforcedPowerLimit", "nvmlDeviceGetTemperature", "nvmlDeviceGetUtilizationRates",
 		"nvmlDeviceGetEncoderUtilization", "nvmlDeviceGetDecoderUtilization", "nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetMemoryErrorCounter",
 		"nvmlDeviceGetClockInfo", "nvmlDeviceGetBAR1MemoryInfo", "nvmlDeviceGetPcieThroughput", "nvmlDeviceGetEccMode", "nvmlDeviceGetNumGpuCores",

@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // Where the nodes are not the kernel module's, or were given to this host as to a
@@ -32,11 +33,7 @@ func TestNodesOfOtherHostsAreNotOursToMake(t *testing.T) {
 		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			d, err := sim.Create(t.Context(), sim.Options{Dir: filepath.Join(t.TempDir(), "d"), GPUs: 2})
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { d.Remove() })
+			d := simtest.New(t, sim.Options{GPUs: 2})
 			if err := tt.become(d); err != nil {
 				t.Fatal(err)
 			}

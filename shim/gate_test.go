@@ -24,6 +24,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // fakeTasks is an embedded service whose containers are this very process, so that
@@ -100,14 +101,11 @@ func inOwnMounts(t *testing.T) bool {
 // bundle of a container that asks for a GPU.
 func gateService(t *testing.T, f *fakeTasks) (*Service, *publisher, string) {
 	t.Helper()
-	d, err := sim.Create(t.Context(), sim.Options{Dir: filepath.Join(t.TempDir(), "driver"), GPUs: 1})
-	if err != nil {
-		t.Fatal(err)
-	}
+	d := simtest.New(t, sim.Options{GPUs: 1})
 	t.Cleanup(func() {
 		state, err := view.OpenState(d.StateDir)
 		if err == nil {
-			err = errors.Join(state.Remove(), d.Remove())
+			err = state.Remove()
 		}
 		if err != nil {
 			t.Error(err)

@@ -13,21 +13,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // simulate makes a driver with three GPUs.
 func simulate(t *testing.T) *sim.Driver {
 	t.Helper()
-	d, err := sim.Create(t.Context(), sim.Options{Dir: filepath.Join(t.TempDir(), "driver"), GPUs: 3})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := d.Remove(); err != nil {
-			t.Error(err)
-		}
-	})
-	return d
+	return simtest.New(t, sim.Options{GPUs: 3})
 }
 
 // ctl runs the tool as a shell would.

@@ -2,7 +2,6 @@ package daemons
 
 import (
 	"bufio"
-	"context"
 	"flag"
 	"fmt"
 	"os"
@@ -13,6 +12,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
@@ -130,15 +130,7 @@ func newHost(t *testing.T, r release, o testenv.Options) *host {
 	before := testenv.Snapshot(t)
 	t.Cleanup(func() { testenv.AssertUnchanged(t, before) })
 	dir := tempDir(t)
-	driver, err := sim.Create(context.Background(), sim.Options{Dir: filepath.Join(dir, "d"), GPUs: 4})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := driver.Remove(); err != nil {
-			t.Error(err)
-		}
-	})
+	driver := simtest.New(t, sim.Options{Dir: filepath.Join(dir, "d"), GPUs: 4})
 	run := filepath.Join(dir, "run")
 	o.DaemonDir, o.ConfigVersion = r.daemonDir(), r.config
 	o.ShimConfig, o.ShimDir = driver.ConfigPath, testenv.ShimDir()
