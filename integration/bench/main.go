@@ -14,18 +14,10 @@ import (
 	"strings"
 	"syscall"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/bench/report"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
-
-// simulatedGPUs is how many GPUs the simulated host has.
-const simulatedGPUs = 8
-
-// simulatedMIG is how many MIG devices half of them are divided into.
-const simulatedMIG = 16
 
 // options are the command line.
 type options struct {
@@ -107,8 +99,8 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return fmt.Errorf("this host lacks: %s", strings.Join(missing, "; "))
 	}
 	r := &Result{Real: o.real, Rounds: o.rounds}
-	h := &harness{}
-	if err := h.run(func() error { return o.measure(ctx, h, r) }); err != nil {
+	h := &testenv.Lifetime{}
+	if err := h.Run(func() error { return o.measure(ctx, h, r) }); err != nil {
 		return err
 	}
 	if o.json != "" {
@@ -122,35 +114,11 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return publish(r, o.out, out)
 }
 
-// prebuilt are the images that a run takes from -images.
-var prebuilt = []string{"busybox", "usrlib64", "large"}
-
-func prepare(dir string) error {
-	for _, name := range prebuilt {
-		if _, err := images.Build(name, images.CacheDir(dir)); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// image is the tar of an image: built here, or the one in -images.
-func (o options) image(name string) (string, error) {
-	if o.imagesDir == "" {
-		return images.Build(name)
-	}
-	tars, err := filepath.Glob(filepath.Join(o.imagesDir, name+"-*.tar"))
-	if err != nil || len(tars) == 0 {
-		return "", fmt.Errorf("%s has no image %s: make it with -prepare", o.imagesDir, name)
-	}
-	return tars[len(tars)-1], nil
-}
-
 // wants tells whether a row is to be measured.
 func (o options) wants(name string) bool { return o.only.MatchString(name) }
 
 // measure fills in the result.
-func (o options) measure(ctx context.Context, h *harness, r *Result) error {
+func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) error {
 	work, err := os.MkdirTemp("", "nvbench")
 	if err != nil {
 		return err
@@ -160,71 +128,30 @@ func (o options) measure(ctx context.Context, h *harness, r *Result) error {
 	if err := os.Chmod(work, 0o755); err != nil {
 		return err
 	}
-	var (
-		s          = setup{real: o.real, before: o.before, quick: o.quick}
-		tars       []string
-		host       config.Host
-		configPath string
-		driver     string
-	)
+	var g *target
 	if o.real {
-		cfg, path, inv, err := realDriver(work)
-		if err != nil {
-			return err
-		}
-		s.gpus, driver, host, configPath = len(inv.GPUs), inv.DriverVersion, cfg.Host, path
-		tar, err := hostImage(work)
-		if err != nil {
-			return fmt.Errorf("assemble an image from this host's C library: %w", err)
-		}
-		s.small, s.middle = images.Ref("host"), images.Ref("host")
-		tars = append(tars, tar)
-		s.peers, r.Notes = peers(h, s.middle)
+		g, err = o.realTarget(h, work, r)
 	} else {
-		// The first half of the GPUs is whole.
-		var mig []sim.MIGDevice
-		for i := range simulatedMIG {
-			mig = append(mig, sim.MIGDevice{GPU: simulatedGPUs/2 + i/4, GI: 3 + i%4})
-		}
-		d, err := sim.Create(ctx, sim.Options{Dir: filepath.Join(work, "driver"), GPUs: simulatedGPUs, MIG: mig})
-		if err != nil {
-			return err
-		}
-		h.Cleanup(func() {
-			if err := d.Remove(); err != nil {
-				h.Error(err)
-			}
-		})
-		cfg, err := config.Load(d.ConfigPath)
-		if err != nil {
-			return err
-		}
-		s.gpus, driver, host, configPath = len(d.GPUs), d.KernelVersion, cfg.Host, d.ConfigPath
-		s.divided, s.mig = simulatedGPUs/2, len(mig)
-		for name, ref := range map[string]*string{"busybox": &s.small, "usrlib64": &s.middle} {
-			tar, err := o.image(name)
-			if err != nil {
-				return err
-			}
-			*ref = images.Ref(name)
-			tars = append(tars, tar)
-		}
+		g, err = o.simulatedTarget(ctx, h, work)
+	}
+	if err != nil {
+		return err
 	}
 	large, err := o.image("large")
 	switch {
 	case err == nil:
-		s.large = images.Ref("large")
-		tars = append(tars, large)
+		g.large = images.Ref("large")
+		g.tars = append(g.tars, large)
 	case !o.real:
 		return err
 	default:
 		r.Notes = append(r.Notes, "The large image was not measured: "+err.Error())
 	}
-	r.Cases = s.cases()
+	r.Cases = g.cases()
 	all := slices.Clone(r.Cases)
 
-	env := testenv.Options{Cgroup: o.cgroup, ShimConfig: configPath, ShimDir: testenv.ShimDir()}
-	b := &bench{harness: h, stateDir: host.StateDir, result: r}
+	env := testenv.Options{Cgroup: o.cgroup, ShimConfig: g.configPath, ShimDir: testenv.ShimDir()}
+	b := &bench{Lifetime: h, stateDir: g.host.StateDir, result: r}
 	// What the shims leave mounted is taken away after containerd has ended.
 	h.Cleanup(func() {
 		if err := b.removeState(); err != nil {
@@ -232,7 +159,7 @@ func (o options) measure(ctx context.Context, h *harness, r *Result) error {
 		}
 	})
 	b.env = testenv.Start(h, env)
-	for _, tar := range tars {
+	for _, tar := range g.tars {
 		b.env.Import(h, tar)
 	}
 	if b.client, err = dial(b.env); err != nil {
@@ -240,7 +167,7 @@ func (o options) measure(ctx context.Context, h *harness, r *Result) error {
 	}
 	h.Cleanup(b.client.close)
 	r.Host = report.DescribeHost(b.env.Root, testenv.ShimDir(), b.env.Options.ToolsDir, b.env.Options.Cgroup)
-	r.Host.Driver, r.Host.GPUs = driver, s.gpus
+	r.Host.Driver, r.Host.GPUs = g.driver, g.gpus
 	if b.env.Options.Cgroup == 2 && testenv.CgroupVersions()[0] == 1 {
 		return errors.New("-cgroup 2 on a host with version 1 puts containerd into a mount namespace where the cold view cannot be arranged")
 	}
@@ -262,7 +189,7 @@ func (o options) measure(ctx context.Context, h *harness, r *Result) error {
 		}
 	}
 	if o.wants("linker") && large != "" {
-		if r.Linker, err = linkerStep(large, work, host, driver); err != nil {
+		if r.Linker, err = linkerStep(large, work, g.host, g.driver); err != nil {
 			return err
 		}
 	}
@@ -270,7 +197,7 @@ func (o options) measure(ctx context.Context, h *harness, r *Result) error {
 		return err
 	}
 	if o.wants("programs") {
-		if r.Programs, err = programs(ctx, h, env, tars, plain, one); err != nil {
+		if r.Programs, err = programs(ctx, h, env, g.tars, plain, one); err != nil {
 			r.Notes = append(r.Notes, "The programs were not counted: "+err.Error()+".")
 		}
 	}

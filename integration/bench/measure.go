@@ -26,7 +26,7 @@ const settle = 50 * time.Millisecond
 
 // bench is a containerd with the driver that its shims use.
 type bench struct {
-	*harness
+	*testenv.Lifetime
 	env    *testenv.Env
 	client *client
 	// stateDir is that of our shim.

@@ -17,7 +17,7 @@ import (
 // programs lists what containerd and its descendants execute from the create call
 // of a container until it runs, for each variant. They are counted by strace, under
 // a containerd of their own, because nothing is timed there.
-func programs(ctx context.Context, h *harness, o testenv.Options, imageTars []string, variants ...Variant) (map[string][]string, error) {
+func programs(ctx context.Context, h *testenv.Lifetime, o testenv.Options, imageTars []string, variants ...Variant) (map[string][]string, error) {
 	strace, err := exec.LookPath("strace")
 	if err != nil {
 		return nil, fmt.Errorf("strace is not installed")
@@ -40,7 +40,7 @@ func programs(ctx context.Context, h *harness, o testenv.Options, imageTars []st
 		return nil, err
 	}
 	defer c.close()
-	b := &bench{harness: h, env: env, client: c}
+	b := &bench{Lifetime: h, env: env, client: c}
 	out := map[string][]string{}
 	for _, v := range variants {
 		// The first container of a runtime may teach containerd or the shim something.

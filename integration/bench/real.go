@@ -162,7 +162,7 @@ func dynamic(path string) (loader string, needed []string, err error) {
 
 // peers are the other ways to give a container a GPU that this host has; notes say
 // which it has not.
-func peers(h *harness, image string) (found []Variant, notes []string) {
+func peers(h *testenv.Lifetime, image string) (found []Variant, notes []string) {
 	if ctk, err := exec.LookPath("nvidia-ctk"); err != nil {
 		notes = append(notes, "containerd's CDI was not measured: nvidia-ctk is not installed on this host.")
 	} else if err := cdiSpec(h, ctk); err != nil {
@@ -186,7 +186,7 @@ func peers(h *harness, image string) (found []Variant, notes []string) {
 
 // cdiSpec makes sure that a CDI specification of the GPUs is there; one that it
 // makes is removed at the end.
-func cdiSpec(h *harness, ctk string) error {
+func cdiSpec(h *testenv.Lifetime, ctk string) error {
 	const dir = "/var/run/cdi"
 	for _, pattern := range []string{"/etc/cdi/*", dir + "/*"} {
 		names, _ := filepath.Glob(pattern)

@@ -3,7 +3,6 @@ package gpu
 import (
 	"debug/elf"
 	"embed"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -115,23 +114,9 @@ func loaders(work string) ([]images.File, error) {
 
 // loadersFromArchive fetches loaderPackages and unpacks them below work.
 func loadersFromArchive(work string) ([]images.File, error) {
-	if _, err := exec.LookPath("apt-get"); err != nil {
-		return nil, errors.New("there is no apt-get to fetch them with")
-	}
-	cmd := exec.Command("apt-get", append([]string{"download"}, loaderPackages...)...)
-	cmd.Dir = work
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return nil, fmt.Errorf("apt-get download: %w: %s", err, out)
-	}
-	debs, err := filepath.Glob(filepath.Join(work, "*.deb"))
+	root, err := images.UnpackPackages(work, loaderPackages)
 	if err != nil {
 		return nil, err
-	}
-	root := filepath.Join(work, "root")
-	for _, deb := range debs {
-		if out, err := exec.Command("dpkg-deb", "-x", deb, root).CombinedOutput(); err != nil {
-			return nil, fmt.Errorf("dpkg-deb -x %s: %w: %s", deb, err, out)
-		}
 	}
 	libs, err := filepath.Glob(filepath.Join(root, "usr/lib/*/lib*.so.*"))
 	if err != nil {

@@ -1,10 +1,8 @@
 package images
 
 import (
-	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -35,7 +33,7 @@ func loaders(b *builder) (Image, error) {
 		confs["zz_i386-biarch-compat"] = "/lib32\n/usr/lib32"
 		files = append(files, Dir("usr/lib32", 0o755), Symlink("lib32", "usr/lib32"))
 	}
-	root, err := b.debs(packages)
+	root, err := UnpackPackages(b.work, packages)
 	if err != nil {
 		return Image{}, err
 	}
@@ -56,36 +54,6 @@ func loaders(b *builder) (Image, error) {
 		files = append(files, f)
 	}
 	return b.withCache(files, confs)
-}
-
-// debs fetches packages with the host's own apt and unpacks them below the build's
-// directory. Nothing is installed.
-func (b *builder) debs(packages []string) (string, error) {
-	dir, root := filepath.Join(b.work, "debs"), filepath.Join(b.work, "unpacked")
-	for _, d := range []string{dir, root} {
-		if err := os.Mkdir(d, 0o755); err != nil {
-			return "", err
-		}
-	}
-	apt, err := lookTool("apt-get")
-	if err != nil {
-		return "", fmt.Errorf("apt-get is missing: the packages %s come from this host's own Debian", strings.Join(packages, ", "))
-	}
-	cmd := exec.Command(apt, append([]string{"download"}, packages...)...)
-	cmd.Dir = dir
-	if out, err := cmd.CombinedOutput(); err != nil {
-		return "", fmt.Errorf("apt-get download (are the package lists there? apt-get update): %w\n%s", err, lastLines(string(out), 5))
-	}
-	found, err := filepath.Glob(filepath.Join(dir, "*.deb"))
-	if err != nil {
-		return "", err
-	}
-	for _, deb := range found {
-		if err := tool("dpkg", "dpkg-deb", "-x", deb, root); err != nil {
-			return "", err
-		}
-	}
-	return root, nil
 }
 
 // packaged are the libraries and configuration files of unpacked packages, for an

@@ -65,13 +65,13 @@ type cluster struct {
 }
 
 // start brings the node up, with the simulated driver. life is what ends it.
-func start(life *lifetime) (*cluster, error) {
+func start(life *testenv.Lifetime) (*cluster, error) {
 	c := &cluster{processes: map[string]*process{}}
 	return c, c.bringUp(life, c.makeDriver, c.startContainerd, c.importImages, c.startControlPlane, c.startKubelet, c.createRuntimeClasses, c.startPlugins)
 }
 
 // bringUp takes the steps of a node's start.
-func (c *cluster) bringUp(life *lifetime, steps ...func(*lifetime) error) error {
+func (c *cluster) bringUp(life *testenv.Lifetime, steps ...func(*testenv.Lifetime) error) error {
 	began := time.Now()
 	for _, step := range steps {
 		if err := step(life); err != nil {
@@ -88,7 +88,7 @@ func (c *cluster) bringUp(life *lifetime, steps ...func(*lifetime) error) error 
 	return nil
 }
 
-func (c *cluster) makeDriver(life *lifetime) error {
+func (c *cluster) makeDriver(life *testenv.Lifetime) error {
 	// Short, and below a directory that only root can write.
 	dir, err := os.MkdirTemp("", "nvsim")
 	if err != nil {
@@ -108,7 +108,7 @@ func (c *cluster) makeDriver(life *lifetime) error {
 	return err
 }
 
-func (c *cluster) startContainerd(life *lifetime) error {
+func (c *cluster) startContainerd(life *testenv.Lifetime) error {
 	dir, err := os.MkdirTemp("", "nvcri")
 	if err != nil {
 		return err
@@ -159,7 +159,7 @@ container_annotations = ['*', '*/*']
 }
 
 // importImages makes the images and gives them to containerd.
-func (c *cluster) importImages(life *lifetime) error {
+func (c *cluster) importImages(life *testenv.Lifetime) error {
 	tar, err := images.Build("glibc-nocache")
 	if err != nil {
 		return err
@@ -192,7 +192,7 @@ func (c *cluster) importImages(life *lifetime) error {
 }
 
 // add starts a command of Kubernetes and stops it when the node ends.
-func (c *cluster) add(life *lifetime, name string, args ...string) error {
+func (c *cluster) add(life *testenv.Lifetime, name string, args ...string) error {
 	p := &process{
 		name: name, argv: append([]string{filepath.Join(binDir(), name)}, args...),
 		dir: c.dir, log: filepath.Join(c.dir, name+".log"),
@@ -227,7 +227,7 @@ func (c *cluster) await(what string, limit time.Duration, done func() error) err
 	}
 }
 
-func (c *cluster) startControlPlane(life *lifetime) error {
+func (c *cluster) startControlPlane(life *testenv.Lifetime) error {
 	token, err := randomToken()
 	if err != nil {
 		return err
@@ -285,7 +285,7 @@ func (c *cluster) podResources() string {
 	return filepath.Join(c.kubeletRoot(), "pod-resources", "kubelet.sock")
 }
 
-func (c *cluster) startKubelet(life *lifetime) error {
+func (c *cluster) startKubelet(life *testenv.Lifetime) error {
 	// The node's pods are below the environment's cgroup, which testenv removes.
 	for _, top := range cgroupTops() {
 		if err := os.Mkdir(filepath.Join(top, c.ID), 0o755); err != nil && !errors.Is(err, os.ErrExist) {
@@ -352,7 +352,7 @@ func (c *cluster) ready() error {
 }
 
 // createRuntimeClasses uses the manifest that users are given.
-func (c *cluster) createRuntimeClasses(*lifetime) error {
+func (c *cluster) createRuntimeClasses(*testenv.Lifetime) error {
 	manifest, err := exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), "manifest").Output()
 	if err != nil {
 		return fmt.Errorf("nvidia-shimctl manifest: %w", err)
@@ -366,7 +366,7 @@ func (c *cluster) createRuntimeClasses(*lifetime) error {
 	}, nil)
 }
 
-func (c *cluster) startPlugins(life *lifetime) error {
+func (c *cluster) startPlugins(life *testenv.Lifetime) error {
 	var ids, slices []string
 	for _, gpu := range c.Driver.GPUs {
 		ids = append(ids, gpu.UUID)

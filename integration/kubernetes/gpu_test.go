@@ -15,6 +15,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
 // With the tag gpu the node has the host's real GPUs, NVIDIA's own device plugin and
@@ -22,14 +23,14 @@ import (
 // tests need a node with the simulated driver.
 func init() { makeNode = startReal }
 
-func startReal(life *lifetime) (*cluster, error) {
+func startReal(life *testenv.Lifetime) (*cluster, error) {
 	c := &cluster{processes: map[string]*process{}}
 	return c, c.bringUp(life, c.realDriver, c.delegateCgroups, c.startContainerd, c.importHostImages, c.startControlPlane, c.startKubelet, c.createRuntimeClasses, c.realPlugin)
 }
 
 // realDriver writes a configuration that uses the host's driver with a state
 // directory of the test's own.
-func (c *cluster) realDriver(life *lifetime) error {
+func (c *cluster) realDriver(life *testenv.Lifetime) error {
 	if _, err := os.Stat("/proc/driver/nvidia/version"); err != nil {
 		return fmt.Errorf("this host has no NVIDIA driver: %w", err)
 	}
@@ -53,7 +54,7 @@ func (c *cluster) realDriver(life *lifetime) error {
 
 // delegateCgroups makes the controllers available that the kubelet wants, on a
 // cgroup v2 host that no systemd has set up.
-func (c *cluster) delegateCgroups(*lifetime) error {
+func (c *cluster) delegateCgroups(*testenv.Lifetime) error {
 	const root = "/sys/fs/cgroup"
 	for _, controller := range []string{"cpu", "cpuset", "memory", "pids", "hugetlb", "io"} {
 		_ = os.WriteFile(filepath.Join(root, "cgroup.subtree_control"), []byte("+"+controller), 0)
@@ -61,7 +62,7 @@ func (c *cluster) delegateCgroups(*lifetime) error {
 	return nil
 }
 
-func (c *cluster) importHostImages(*lifetime) error {
+func (c *cluster) importHostImages(*testenv.Lifetime) error {
 	programs := []string{"sh", "sleep", "ls", "cat", "grep", "true"}
 	var files []images.File
 	if dir := os.Getenv("NVIDIA_SHIM_GPU_PROGRAMS"); dir != "" {
@@ -90,7 +91,7 @@ func (c *cluster) importHostImages(*lifetime) error {
 }
 
 // realPlugin runs NVIDIA's device plugin as a node has it by default.
-func (c *cluster) realPlugin(life *lifetime) error {
+func (c *cluster) realPlugin(life *testenv.Lifetime) error {
 	p := &process{
 		name: "nvidia-device-plugin",
 		argv: []string{filepath.Join(binDir(), "nvidia-device-plugin"), "--device-discovery-strategy=nvml", "--device-list-strategy=envvar"},

@@ -44,17 +44,17 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "FAIL:", err)
 		os.Exit(1)
 	}
-	life := &lifetime{}
+	life := &testenv.Lifetime{}
 	code := 1
 	interrupted := make(chan os.Signal, 1)
 	signal.Notify(interrupted, syscall.SIGTERM, syscall.SIGINT)
 	go func() {
 		<-interrupted
 		fmt.Fprintln(os.Stderr, "FAIL: interrupted")
-		_ = life.end()
+		_ = life.End()
 		os.Exit(1)
 	}()
-	err := life.run(func() error {
+	err := life.Run(func() error {
 		var err error
 		if shared, err = makeNode(life); err != nil {
 			return err

@@ -13,6 +13,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
 // mig divides GPUs for the rest of the test and has a device plugin hand the MIG
@@ -30,12 +31,12 @@ func (c *cluster) mig(t *testing.T, resource string, layout []sim.MIGDevice) *pl
 	p := c.Plugin
 	if resource != p.resource {
 		p = newPlugin(c.Driver, resource, nil)
-		life := &lifetime{}
+		life := &testenv.Lifetime{}
 		if err := p.start(life); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() {
-			if err := errors.Join(life.end(), os.Remove(p.socket)); err != nil {
+			if err := errors.Join(life.End(), os.Remove(p.socket)); err != nil {
 				t.Error(err)
 			}
 		})

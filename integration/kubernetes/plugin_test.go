@@ -17,6 +17,7 @@ import (
 	deviceplugin "k8s.io/kubelet/pkg/apis/deviceplugin/v1beta1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
 // strategy is how a device plugin tells the runtime what was allocated: the values
@@ -70,7 +71,7 @@ func newPlugin(driver *sim.Driver, resource string, ids []string) *plugin {
 }
 
 // start serves the API and registers with the kubelet.
-func (p *plugin) start(life *lifetime) error {
+func (p *plugin) start(life *testenv.Lifetime) error {
 	if err := p.writeCDI(); err != nil {
 		return err
 	}

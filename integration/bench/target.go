@@ -1,0 +1,103 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// prebuilt are the images that a run takes from -images.
+var prebuilt = []string{"busybox", "usrlib64", "large"}
+
+func prepare(dir string) error {
+	for _, name := range prebuilt {
+		if _, err := images.Build(name, images.CacheDir(dir)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// image is the tar of an image: built here, or the one in -images.
+func (o options) image(name string) (string, error) {
+	if o.imagesDir == "" {
+		return images.Build(name)
+	}
+	tars, err := filepath.Glob(filepath.Join(o.imagesDir, name+"-*.tar"))
+	if err != nil || len(tars) == 0 {
+		return "", fmt.Errorf("%s has no image %s: make it with -prepare", o.imagesDir, name)
+	}
+	return tars[len(tars)-1], nil
+}
+
+// target is what the shims meet: GPUs with their driver, and images.
+type target struct {
+	setup
+	tars []string
+	host config.Host
+	// configPath is the shim's configuration, driver the version.
+	configPath, driver string
+}
+
+// realTarget has the NVIDIA driver of this host.
+func (o options) realTarget(h *testenv.Lifetime, work string, r *Result) (*target, error) {
+	cfg, path, inv, err := realDriver(work)
+	if err != nil {
+		return nil, err
+	}
+	tar, err := hostImage(work)
+	if err != nil {
+		return nil, fmt.Errorf("assemble an image from this host's C library: %w", err)
+	}
+	s := o.setup(len(inv.GPUs))
+	s.small, s.middle = images.Ref("host"), images.Ref("host")
+	s.peers, r.Notes = peers(h, s.middle)
+	return &target{setup: s, tars: []string{tar}, host: cfg.Host, configPath: path, driver: inv.DriverVersion}, nil
+}
+
+// simulatedTarget has a simulated driver, whose first half of the GPUs is whole.
+func (o options) simulatedTarget(ctx context.Context, h *testenv.Lifetime, work string) (*target, error) {
+	var mig []sim.MIGDevice
+	for i := range simulatedMIG {
+		mig = append(mig, sim.MIGDevice{GPU: simulatedGPUs/2 + i/4, GI: 3 + i%4})
+	}
+	d, err := sim.Create(ctx, sim.Options{Dir: filepath.Join(work, "driver"), GPUs: simulatedGPUs, MIG: mig})
+	if err != nil {
+		return nil, err
+	}
+	h.Cleanup(func() {
+		if err := d.Remove(); err != nil {
+			h.Error(err)
+		}
+	})
+	cfg, err := config.Load(d.ConfigPath)
+	if err != nil {
+		return nil, err
+	}
+	g := &target{setup: o.setup(len(d.GPUs)), host: cfg.Host, configPath: d.ConfigPath, driver: d.KernelVersion}
+	g.divided, g.mig = simulatedGPUs/2, len(mig)
+	for name, ref := range map[string]*string{"busybox": &g.small, "usrlib64": &g.middle} {
+		tar, err := o.image(name)
+		if err != nil {
+			return nil, err
+		}
+		*ref = images.Ref(name)
+		g.tars = append(g.tars, tar)
+	}
+	return g, nil
+}
+
+func (o options) setup(gpus int) setup {
+	return setup{real: o.real, before: o.before, quick: o.quick, gpus: gpus}
+}
+
+// simulatedGPUs is how many GPUs the simulated host has.
+const simulatedGPUs = 8
+
+// simulatedMIG is how many MIG devices half of them are divided into.
+const simulatedMIG = 16
