@@ -17,6 +17,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/bounded"
 )
 
 // probeName is the program beside the shim that answers what the shim does not ask
@@ -93,7 +94,7 @@ func probe(limit time.Duration, v any, args ...string) error {
 	if err != nil {
 		return err
 	}
-	var stdout, stderr bounded
+	stdout, stderr := bounded.Buffer{Most: maxProbeOutput}, bounded.Buffer{Most: maxProbeOutput}
 	cmd := exec.Command(path, args...)
 	cmd.Env, cmd.Dir = []string{}, "/"
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
@@ -107,15 +108,15 @@ func probe(limit time.Duration, v any, args ...string) error {
 		return fmt.Errorf("%s did not answer within %s", probeName, limit)
 	}
 	if status != 0 {
-		if line := stderr.firstLine(); line != "" {
+		if line := stderr.FirstLine(probeName); line != "" {
 			return errors.New(line)
 		}
 		return fmt.Errorf("%s ended with status %d and said nothing", probeName, status)
 	}
-	if stdout.tooLong {
+	if stdout.TooLong {
 		return fmt.Errorf("%s answered more than %d bytes", probeName, maxProbeOutput)
 	}
-	if err := json.Unmarshal(stdout.kept, v); err != nil {
+	if err := json.Unmarshal(stdout.Kept, v); err != nil {
 		return fmt.Errorf("%s answered what is no JSON: %w", probeName, err)
 	}
 	return nil
@@ -142,23 +143,3 @@ func probePath() (string, error) {
 
 // maxProbeOutput bounds what a probe may print, in bytes; the rest is dropped.
 const maxProbeOutput = 4 << 20
-
-// bounded keeps that much. It has no method but Write: io.Copy would use ReadFrom of
-// an embedded bytes.Buffer, which knows no bound.
-type bounded struct {
-	kept    []byte
-	tooLong bool
-}
-
-func (b *bounded) Write(p []byte) (int, error) {
-	if b.tooLong = b.tooLong || len(b.kept)+len(p) > maxProbeOutput; !b.tooLong {
-		b.kept = append(b.kept, p...)
-	}
-	return len(p), nil
-}
-
-// firstLine is what a probe complains about, in at most 1024 bytes.
-func (b *bounded) firstLine() string {
-	line, _, _ := strings.Cut(strings.TrimSpace(string(b.kept)), "\n")
-	return strings.TrimPrefix(line[:min(len(line), 1024)], probeName+": ")
-}

@@ -8,7 +8,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/bounded"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/nvml"
 )
 
@@ -153,7 +153,7 @@ func askNVML(c *cli.Command, what string, v any) error {
 // askSelf runs this program with args and an empty environment, and decodes what it
 // prints. A process that does not end after limit is killed and not waited for.
 func askSelf(limit time.Duration, v any, args ...string) error {
-	stdout, stderr := limited{most: 4 << 20}, limited{most: 64 << 10}
+	stdout, stderr := bounded.Buffer{Most: 4 << 20}, bounded.Buffer{Most: 64 << 10}
 	cmd := exec.Command(self, args...)
 	cmd.Args[0] = "nvidia-shimctl" // in lists of processes
 	cmd.Env, cmd.Dir = []string{}, "/"
@@ -166,16 +166,16 @@ func askSelf(limit time.Duration, v any, args ...string) error {
 	go func() { done <- cmd.Wait() }()
 	select {
 	case err := <-done:
-		if stdout.tooLong {
-			return fmt.Errorf("the process that asked NVML answered more than %d bytes", stdout.most)
+		if stdout.TooLong {
+			return fmt.Errorf("the process that asked NVML answered more than %d bytes", stdout.Most)
 		}
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {
-			line, _, _ := strings.Cut(strings.TrimSpace(string(stderr.kept)), "\n")
+			line := stderr.FirstLine("nvidia-shimctl")
 			if line == "" {
 				line = "the process that asked NVML ended with " + exit.String()
 			}
-			return errors.New(strings.TrimPrefix(line, "nvidia-shimctl: "))
+			return errors.New(line)
 		}
 		if err != nil {
 			return err
@@ -184,22 +184,8 @@ func askSelf(limit time.Duration, v any, args ...string) error {
 		_ = cmd.Process.Kill()
 		return fmt.Errorf("NVML has not answered within %s, and the process that asked it hangs: the driver needs a reset or the host a reboot", limit)
 	}
-	if err := json.Unmarshal(stdout.kept, v); err != nil {
+	if err := json.Unmarshal(stdout.Kept, v); err != nil {
 		return fmt.Errorf("the process that asked NVML answered what is no JSON: %w", err)
 	}
 	return nil
-}
-
-// limited keeps at most so many bytes and drops the rest.
-type limited struct {
-	kept    []byte
-	most    int
-	tooLong bool
-}
-
-func (l *limited) Write(p []byte) (int, error) {
-	if l.tooLong = l.tooLong || len(l.kept)+len(p) > l.most; !l.tooLong {
-		l.kept = append(l.kept, p...)
-	}
-	return len(p), nil
 }
