@@ -2,6 +2,7 @@ package gpuinject
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"slices"
 	"strings"
@@ -32,7 +33,7 @@ var mpsOptions = []string{"bind", "rw", "nosuid", "nodev", "noexec", "rprivate"}
 // daemon is one whose socket a container can be given (toolkit.md 4.1, IPC).
 type daemon struct {
 	name, capability string
-	// below is the directory below /run.
+	// below is the directory below /run; MPS has one that the operator chooses.
 	below string
 }
 
@@ -52,13 +53,7 @@ func (j *Job) findSockets() {
 		if !slices.Contains(j.Config.Container.Sockets, d.name) || !j.Request.Has(d.capability) {
 			continue
 		}
-		var mounts []specs.Mount
-		var err error
-		if d.name == config.MPS {
-			mounts, err = j.mpsMounts()
-		} else {
-			mounts, err = j.daemonMounts(d.below)
-		}
+		mounts, err := j.daemonMounts(d)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			j.noSocket(d.name, "it does not run on this host")
@@ -77,22 +72,44 @@ func (j *Job) noSocket(name, reason string) {
 	j.explain("socket of "+name, "not given", "%s", reason)
 }
 
-// daemonMounts are those of a daemon's directory below /run, in the driver root.
-func (j *Job) daemonMounts(below string) ([]specs.Mount, error) {
-	var source string
-	var err error
+// locate finds the directory of the daemon's socket: that of MPS on this host, those
+// of the others below /run in the driver root.
+func (d daemon) locate(h config.Host) (dir string, err error) {
+	if d.name == config.MPS {
+		return driver.LocateSocket("/", driver.Socket{Dir: h.MPSPipeDirectory, Name: "control", Pipe: true})
+	}
 	for _, run := range runDirs {
-		source, err = driver.LocateSocket(j.Config.Host.DriverRoot, driver.Socket{Dir: run + "/" + below, Name: "socket"})
+		dir, err = driver.LocateSocket(h.DriverRoot, driver.Socket{Dir: run + "/" + d.below, Name: "socket"})
 		if !errors.Is(err, fs.ErrNotExist) {
 			break
 		}
 	}
+	return dir, err
+}
+
+// DaemonSocket finds the socket of one of the daemons of container.sockets, as a
+// container would get it, and returns the directory that it is in. An error that is
+// fs.ErrNotExist says that the daemon does not run.
+func DaemonSocket(cfg *config.Config, name string) (dir string, err error) {
+	i := slices.IndexFunc(daemons, func(d daemon) bool { return d.name == name })
+	if i < 0 {
+		return "", fmt.Errorf("unknown daemon %q", name)
+	}
+	return daemons[i].locate(cfg.Host)
+}
+
+// daemonMounts are those of the directory of a daemon's socket.
+func (j *Job) daemonMounts(d daemon) ([]specs.Mount, error) {
+	if d.name == config.MPS {
+		return j.mpsMounts(d)
+	}
+	source, err := d.locate(j.Config.Host)
 	if err != nil {
 		return nil, err
 	}
 	var mounts []specs.Mount
 	for _, run := range runDirs {
-		mounts = append(mounts, specs.Mount{Source: source, Destination: run + "/" + below, Type: "bind", Options: socketOptions})
+		mounts = append(mounts, specs.Mount{Source: source, Destination: run + "/" + d.below, Type: "bind", Options: socketOptions})
 	}
 	return mounts, nil
 }
@@ -103,14 +120,14 @@ func (j *Job) ownMPS() bool {
 }
 
 // mpsMounts are those of the MPS daemon of this host.
-func (j *Job) mpsMounts() ([]specs.Mount, error) {
+func (j *Job) mpsMounts(d daemon) ([]specs.Mount, error) {
 	if j.ownMPS() {
 		return nil, errors.New("the container has an MPS daemon of its own by " + envMPS)
 	}
 	if len(j.set.MIG) > 0 {
 		return nil, errors.New("a MIG device needs an MPS daemon of its own")
 	}
-	source, err := driver.LocateSocket("/", driver.Socket{Dir: j.Config.Host.MPSPipeDirectory, Name: "control", Pipe: true})
+	source, err := d.locate(j.Config.Host)
 	if err != nil {
 		return nil, err
 	}
