@@ -1,9 +1,7 @@
 package gpuinject
 
 import (
-	"encoding/json"
 	"fmt"
-	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -28,47 +26,41 @@ const ldCache = "/etc/ld.so.cache"
 // Injection is an edited bundle that is ready for runc.
 type Injection struct {
 	Plan Plan
-	mask *procmask.Mask
-	at   string
+
+	job *Job
+	// done is closed when what Begin began has come to its end; the others are what it
+	// came to.
+	done     chan struct{}
+	mask     *procmask.Mask
+	err      error
+	panicked any
 }
 
 // Inject makes the changes that Resolve decided on: in the image whose root file
 // system is mounted at the host directory root, and in the bundle. It runs before
 // `runc create`, while nothing of the container exists (invariant I4).
 //
-// The caller closes the Injection. After an error the image may hold a linker
+// The caller calls Begin when runc can begin, and closes the Injection. After an error the image may hold a linker
 // configuration for a directory that nothing is mounted on, which is harmless, and
 // the bundle an edited config.json, which goes with it.
-func (j *Job) Inject(root string) (_ *Injection, err error) {
-	inj := &Injection{at: j.Config.Host.ProcMaskTarget}
-	defer func() {
-		if err != nil {
-			inj.Close()
-		}
-	}()
+func (j *Job) Inject(root string) (*Injection, error) {
 	var (
 		img    *linker.Image
 		edits  bundle.Edits
 		image  *rootfs.Root
 		compat []string
 		dir    string
-		mask   *pendingMask
 	)
-	defer func() {
-		if mask != nil && inj.mask == nil {
-			mask.drop()
-		}
-	}()
 	steps := []struct {
 		name string
 		run  func() error
 	}{
-		{"mask-build", func() error {
+		{"isolation", func() error {
 			if err := j.checkIsolation(); err != nil {
 				return err
 			}
 			if j.needsMask() {
-				mask = j.startMask()
+				j.planMask()
 			}
 			return nil
 		}},
@@ -91,16 +83,12 @@ func (j *Job) Inject(root string) (_ *Injection, err error) {
 		{"linker", func() error {
 			mounts, err := j.link(image, img, compat)
 			edits.Mounts = append(edits.Mounts, mounts...)
-			if err == nil && mask != nil {
-				inj.mask, err = mask.wait()
-			}
 			return err
 		}},
 		{"edit", func() error { return j.edit(edits) }},
-		{"record", func() error { return j.record() }},
 	}
 	if j.Request.ForeignOnly {
-		steps = steps[len(steps)-2:]
+		steps = steps[len(steps)-1:]
 	}
 	defer func() {
 		if image != nil {
@@ -115,32 +103,7 @@ func (j *Job) Inject(root string) (_ *Injection, err error) {
 			return nil, err
 		}
 	}
-	inj.Plan = j.Plan
-	return inj, nil
-}
-
-// Attach puts the mask into the mount namespace of the created, not yet started
-// container whose init process is pid. Where it fails the container must not be
-// started (invariant I8). A container without a mask needs nothing.
-func (i *Injection) Attach(pid int) error {
-	if i.mask == nil {
-		return nil
-	}
-	if err := fault.Point("mask"); err != nil {
-		return fail(Internal, "%w", err)
-	}
-	if err := i.mask.Attach(pid, i.at); err != nil {
-		return fail(Internal, "%w", err)
-	}
-	return nil
-}
-
-// Close gives up what the injection holds; an attached mask stays.
-func (i *Injection) Close() {
-	if i.mask != nil {
-		i.mask.Close()
-		i.mask = nil
-	}
+	return &Injection{Plan: j.Plan, job: j}, nil
 }
 
 // inspect looks at the image: its C library and its forward compatibility package.
@@ -331,16 +294,4 @@ func containerID(mappings []specs.LinuxIDMapping, host uint32) (uint32, bool) {
 		}
 	}
 	return 0, false
-}
-
-// record writes what was done and why beside the configuration.
-func (j *Job) record() error {
-	data, err := json.MarshalIndent(j.Plan, "", "  ")
-	if err != nil {
-		return fail(Internal, "%w", err)
-	}
-	if err := bundle.WriteFile(j.bundle.Dir, RecordName, append(data, '\n'), os.FileMode(0o600)); err != nil {
-		return fail(Internal, "%w", err)
-	}
-	return nil
 }

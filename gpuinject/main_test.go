@@ -207,10 +207,11 @@ func inject(t testing.TB, cfg *config.Config, dir string) (*Injection, error) {
 		t.Fatal(err)
 	}
 	inj, err := job.Inject(root)
-	if inj != nil {
-		t.Cleanup(inj.Close)
+	if err != nil {
+		return nil, err
 	}
-	return inj, err
+	t.Cleanup(inj.Close)
+	return inj, inj.Wait()
 }
 
 func mustInject(t testing.TB, cfg *config.Config, dir string) *Injection {

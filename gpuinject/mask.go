@@ -78,53 +78,6 @@ func hasNamespace(list []specs.LinuxNamespace, kind specs.LinuxNamespaceType) bo
 	return false
 }
 
-// pendingMask is a mask that is made while the image is looked at.
-type pendingMask struct {
-	done     chan struct{}
-	mask     *procmask.Mask
-	err      error
-	panicked any
-}
-
-// fewFiles is how many GPUs and capabilities a mask shows for whose sake no other
-// thread is woken up: that takes as long as to make it.
-const fewFiles = 3
-
-// startMask begins to make the mask and enters in the plan what it shows. Until wait or
-// drop has returned, nothing that it is made from may change.
-func (j *Job) startMask() *pendingMask {
-	j.planMask()
-	p := &pendingMask{done: make(chan struct{})}
-	build := func() {
-		defer close(p.done)
-		// Nobody recovers on a goroutine: a panic goes where the result is awaited.
-		defer func() { p.panicked = recover() }()
-		p.mask, p.err = j.buildMask()
-	}
-	if len(j.Plan.Proc.GPUs)+len(j.Plan.Proc.Capabilities) > fewFiles {
-		go build()
-	} else {
-		build()
-	}
-	return p
-}
-
-// wait returns the mask.
-func (p *pendingMask) wait() (*procmask.Mask, error) {
-	<-p.done
-	if p.panicked != nil {
-		panic(p.panicked)
-	}
-	return p.mask, p.err
-}
-
-// drop gives up a mask that wait has not returned.
-func (p *pendingMask) drop() {
-	if <-p.done; p.mask != nil {
-		p.mask.Close()
-	}
-}
-
 // buildMask assembles the mask, unattached.
 func (j *Job) buildMask() (*procmask.Mask, error) {
 	dir := filepath.Join(j.Config.Host.ProcRoot, "driver/nvidia")

@@ -134,7 +134,15 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		s.events.rootfs.Store(r.ID, r.Rootfs)
 		r.Rootfs = nil
 	}
-	resp, err := s.createInner(ctx, r)
+	inj.Begin()
+	if r.Checkpoint != "" {
+		// Nothing will be there that could be destroyed: runc restore runs in Start.
+		err = guard(inj.Wait)
+	}
+	var resp *taskapi.CreateTaskResponse
+	if err == nil {
+		resp, err = s.createInner(ctx, r)
+	}
 	if err != nil {
 		// No event was sent. One of a container that was created goes out by itself,
 		// maybe after this function has returned.

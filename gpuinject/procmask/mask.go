@@ -7,6 +7,7 @@ import (
 	"path"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -62,6 +63,7 @@ func New(files []File, label string) (*Mask, error) {
 	// A process that is being started has copies of this one's files until it is
 	// executed, and no file of a file system that becomes read-only may be open for
 	// writing: while the files are written, nothing is started.
+	tryPidfd()
 	syscall.ForkLock.RLock()
 	err = m.fill(files)
 	syscall.ForkLock.RUnlock()
@@ -79,6 +81,14 @@ func New(files []File, label string) (*Mask, error) {
 	}
 	return m, nil
 }
+
+// tryPidfd has Go's package os find out whether pidfds work. It does so before it first
+// starts a process, and starts one of its own for that without taking the lock.
+var tryPidfd = sync.OnceFunc(func() {
+	if p, err := os.FindProcess(os.Getpid()); err == nil {
+		_ = p.Release()
+	}
+})
 
 // Close gives the mask up; where it is attached it stays.
 func (m *Mask) Close() error { return m.f.Close() }
