@@ -12,10 +12,8 @@ import (
 
 func cdiCommand() *cli.Command {
 	return &cli.Command{
-		Name:                      "cdi",
-		Usage:                     "what CDI specifications of this host say of other vendors' devices",
-		OnUsageError:              onUsageError,
-		DisableSliceFlagSeparator: true,
+		Name:  "cdi",
+		Usage: "what CDI specifications of this host say of other vendors' devices",
 		Flags: []cli.Flag{
 			&cli.StringSliceFlag{Name: "dir", Usage: "directory `DIR` of specifications; may be repeated"},
 			&cli.StringSliceFlag{Name: "device", Usage: "CDI name `VENDOR/CLASS=NAME`; may be repeated"},

@@ -93,10 +93,8 @@ var checks = []struct {
 
 func checkCommand() *cli.Command {
 	return &cli.Command{
-		Name:                      "check",
-		OnUsageError:              onUsageError,
-		DisableSliceFlagSeparator: true,
-		Usage:                     "look for everything that can be wrong on this node, and say how to mend it; nothing is changed",
+		Name:  "check",
+		Usage: "look for everything that can be wrong on this node, and say how to mend it; nothing is changed",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "containerd-config", Usage: "containerd's configuration `FILE` (default: containerd's, k3s's or RKE2's)"},
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM` (default: that of the running process, or the one in PATH)"},

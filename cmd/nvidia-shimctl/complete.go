@@ -22,18 +22,16 @@ var shells = []string{"bash", "zsh", "fish"}
 
 func completionCommand() *cli.Command {
 	c := &cli.Command{
-		Name:         "completion",
-		Usage:        "print the completion script of a shell",
-		OnUsageError: onUsageError,
+		Name:  "completion",
+		Usage: "print the completion script of a shell",
 		Action: func(_ context.Context, c *cli.Command) error {
 			return usage(fmt.Errorf("%q is not one of %s", c.Args().First(), strings.Join(shells, ", ")))
 		},
 	}
 	for _, shell := range shells {
 		c.Commands = append(c.Commands, &cli.Command{
-			Name:         shell,
-			Usage:        "print the script of " + shell,
-			OnUsageError: onUsageError,
+			Name:  shell,
+			Usage: "print the script of " + shell,
 			Action: func(_ context.Context, c *cli.Command) error {
 				text, err := scripts.ReadFile("completion/" + shell)
 				if err == nil {

@@ -65,10 +65,8 @@ type migInfo struct {
 
 func infoCommand() *cli.Command {
 	return &cli.Command{
-		Name:                      "info",
-		OnUsageError:              onUsageError,
-		DisableSliceFlagSeparator: true,
-		Usage:                     "show the driver, the GPUs and the driver files that containers can get",
+		Name:  "info",
+		Usage: "show the driver, the GPUs and the driver files that containers can get",
 		Action: func(_ context.Context, c *cli.Command) error {
 			info, err := readInfo(c)
 			if err != nil {

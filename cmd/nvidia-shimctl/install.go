@@ -44,10 +44,8 @@ func installFlags() []cli.Flag {
 
 func installCommand() *cli.Command {
 	return &cli.Command{
-		Name:                      "install",
-		OnUsageError:              onUsageError,
-		DisableSliceFlagSeparator: true,
-		Usage:                     "install the programs and register the runtime handler",
+		Name:  "install",
+		Usage: "install the programs and register the runtime handler",
 		Flags: append(installFlags(),
 			&cli.StringFlag{Name: "handler", Value: runtimeclass.DefaultHandler, Usage: "`NAME` of the runtime handler"},
 			&cli.BoolFlag{Name: "set-default", Usage: "make it the runtime of containers that name none"},

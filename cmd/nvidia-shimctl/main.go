@@ -29,13 +29,11 @@ var errProblem = errors.New("problem")
 // newApp is the command line. Each run has one of its own: the library keeps what it
 // parsed in it.
 func newApp(stdout, stderr io.Writer) *cli.Command {
-	return &cli.Command{
+	app := &cli.Command{
 		Name:    "nvidia-shimctl",
 		Usage:   "look at GPUs with the eyes of the containerd shim io.containerd.nvidia.v2",
 		Version: version.Version + " (" + version.Revision + ")",
 		Writer:  stdout, ErrWriter: stderr,
-		// A device list has commas of its own.
-		DisableSliceFlagSeparator: true,
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "config", Usage: "configuration `FILE` of the shim (default: " + config.DefaultPath + ")", Sources: cli.EnvVars(config.EnvFile)},
 			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
@@ -46,13 +44,24 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			probeCommand(), completionCommand(), completeCommand(), manCommand(),
 		},
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},
-		OnUsageError:   onUsageError,
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if c.Args().Present() {
 				return usage(fmt.Errorf("unknown command %q", c.Args().First()))
 			}
 			return cli.ShowAppHelp(c)
 		},
+	}
+	strict(app)
+	return app
+}
+
+// strict makes a command and those below it refuse what is wrong usage, and take a
+// slice's item as it is written: a device list has commas of its own.
+func strict(c *cli.Command) {
+	c.OnUsageError = onUsageError
+	c.DisableSliceFlagSeparator = true
+	for _, sub := range c.Commands {
+		strict(sub)
 	}
 }
 

@@ -20,10 +20,9 @@ const manSection = 8
 
 func manCommand() *cli.Command {
 	return &cli.Command{
-		Name:         "man",
-		Usage:        "write the manual pages into a directory, or print that of one command",
-		Hidden:       true,
-		OnUsageError: onUsageError,
+		Name:   "man",
+		Usage:  "write the manual pages into a directory, or print that of one command",
+		Hidden: true,
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "dir", Usage: "`DIR` for the pages"},
 		},

@@ -13,10 +13,8 @@ import (
 
 func manifestCommand() *cli.Command {
 	return &cli.Command{
-		Name:                      "manifest",
-		OnUsageError:              onUsageError,
-		DisableSliceFlagSeparator: true,
-		Usage:                     "print the RuntimeClass for `kubectl apply -f -`",
+		Name:  "manifest",
+		Usage: "print the RuntimeClass for `kubectl apply -f -`",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "handler", Value: runtimeclass.DefaultHandler, Usage: "`NAME` of the handler in containerd's configuration"},
 			&cli.StringFlag{Name: "name", Usage: "`NAME` of the RuntimeClass (default: the handler's)"},
@@ -25,9 +23,8 @@ func manifestCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "overhead", Usage: "resource `NAME=QUANTITY` that a pod costs by itself, as memory=16Mi"},
 		},
 		Commands: []*cli.Command{{
-			Name:         "systemd-unit",
-			Usage:        "print the unit that runs nvidia-shimctl prepare at boot, as install --prepare-unit writes it",
-			OnUsageError: onUsageError,
+			Name:  "systemd-unit",
+			Usage: "print the unit that runs nvidia-shimctl prepare at boot, as install --prepare-unit writes it",
 			Flags: []cli.Flag{
 				&cli.StringFlag{Name: "bin-dir", Value: runtimeclass.DefaultBinDir, Usage: "`DIR` of the installed programs"},
 			},

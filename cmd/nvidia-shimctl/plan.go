@@ -25,10 +25,8 @@ import (
 
 func planCommand() *cli.Command {
 	return &cli.Command{
-		Name:                      "plan",
-		OnUsageError:              onUsageError,
-		DisableSliceFlagSeparator: true,
-		Usage:                     "show what the shim would do for a container, and why; nothing is changed",
+		Name:  "plan",
+		Usage: "show what the shim would do for a container, and why; nothing is changed",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "bundle", Usage: "OCI bundle `DIR` of the container"},
 			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "environment variable `K=V` of the container"},

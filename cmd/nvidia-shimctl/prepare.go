@@ -13,10 +13,8 @@ import (
 
 func prepareCommand() *cli.Command {
 	return &cli.Command{
-		Name:                      "prepare",
-		OnUsageError:              onUsageError,
-		DisableSliceFlagSeparator: true,
-		Usage:                     "load the driver's kernel modules and make missing device nodes, at boot or by hand",
+		Name:  "prepare",
+		Usage: "load the driver's kernel modules and make missing device nodes, at boot or by hand",
 		Description: "A node that is as it should be is not touched, and one that is wrong is named and left alone without --replace. " +
 			"Mode and owner are those of the driver's parameters. On a host without a GPU there is nothing to do. " +
 			"install --prepare-unit has systemd run it at every boot.",

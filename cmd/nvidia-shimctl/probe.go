@@ -31,9 +31,8 @@ func probeCommand() *cli.Command {
 		Name:  "probe",
 		Usage: "answer a question of the shim in a process of its own, as JSON",
 		Commands: []*cli.Command{nvmlCommand(), cdiCommand(), {
-			Name:         "pod-resources",
-			Usage:        "what the kubelet allocated to a pod",
-			OnUsageError: onUsageError,
+			Name:  "pod-resources",
+			Usage: "what the kubelet allocated to a pod",
 			Flags: []cli.Flag{
 				&cli.StringFlag{Name: "socket", Usage: "the kubelet's PodResources `SOCKET`", Value: "/var/lib/kubelet/pod-resources/kubelet.sock"},
 				&cli.StringFlag{Name: "namespace", Usage: "the pod's `NAMESPACE`"},

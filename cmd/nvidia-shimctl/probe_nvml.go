@@ -30,9 +30,8 @@ const nvmlLock = "nvml.lock"
 
 func nvmlCommand() *cli.Command {
 	return &cli.Command{
-		Name:         "nvml",
-		Usage:        "what only NVML knows of this host's GPUs",
-		OnUsageError: onUsageError,
+		Name:  "nvml",
+		Usage: "what only NVML knows of this host's GPUs",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "what", Usage: "`PART` to print: facts, for the shim; info, what the GPUs are; state, what they do", Value: "facts"},
 			&cli.DurationFlag{Name: "timeout", Usage: "give up after `TIME`", Value: nvmlTimeout},

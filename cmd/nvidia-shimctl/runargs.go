@@ -42,10 +42,8 @@ type nodePair struct {
 
 func runArgsCommand() *cli.Command {
 	return &cli.Command{
-		Name:                      "run-args",
-		OnUsageError:              onUsageError,
-		DisableSliceFlagSeparator: true,
-		Usage:                     "print the flags by which a container has the same GPUs without this shim",
+		Name:  "run-args",
+		Usage: "print the flags by which a container has the same GPUs without this shim",
 		Description: "Each flag is on a line of its own, for a command substitution: docker run $(nvidia-shimctl run-args --for docker) IMAGE. " +
 			"They come from the plan of the shim; what such flags cannot do is printed on the standard error.",
 		Flags: []cli.Flag{

@@ -82,10 +82,8 @@ type containerStatus struct {
 
 func statusCommand() *cli.Command {
 	return &cli.Command{
-		Name:                      "status",
-		OnUsageError:              onUsageError,
-		DisableSliceFlagSeparator: true,
-		Usage:                     "show the GPUs with the containers and pods that use them, and how much of their memory",
+		Name:  "status",
+		Usage: "show the GPUs with the containers and pods that use them, and how much of their memory",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "show it again and again, until it is interrupted"},
 			&cli.DurationFlag{Name: "interval", Usage: "`TIME` between two looks of --watch", Value: 2 * time.Second},

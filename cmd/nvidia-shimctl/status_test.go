@@ -396,7 +396,7 @@ func TestStatusIsWatched(t *testing.T) {
 			t.Errorf("%q", screen)
 		}
 	})
-	for _, args := range [][]string{{"status", "--interval=1ms"}, {"status", "x"}, {"probe", "nvml", "--what=all"}} {
+	for _, args := range [][]string{{"status", "--interval=1ms"}, {"status", "x"}, {"probe", "nvml", "--what=all"}, {"probe", "--what=facts"}} {
 		if status, _, errs := ctl(t, append([]string{"--config", d.ConfigPath}, args...)...); status != 2 {
 			t.Errorf("%q: status %d, %s", args, status, errs)
 		}

@@ -13,10 +13,8 @@ import (
 
 func uninstallCommand() *cli.Command {
 	return &cli.Command{
-		Name:                      "uninstall",
-		OnUsageError:              onUsageError,
-		DisableSliceFlagSeparator: true,
-		Usage:                     "bring the configuration back as it was, and remove the programs",
+		Name:  "uninstall",
+		Usage: "bring the configuration back as it was, and remove the programs",
 		Flags: append(installFlags(),
 			&cli.BoolFlag{Name: "keep-programs", Usage: "leave the programs where they are"},
 		),
