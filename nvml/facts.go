@@ -19,21 +19,12 @@ func Facts(host config.Host) (device.Facts, error) {
 }
 
 func (l *library) facts() (f device.Facts, err error) {
-	if f.Driver, err = call(l, "driver version", []string{"nvmlSystemGetDriverVersion"}, l.SystemGetDriverVersion); err != nil {
-		return f, err
-	}
-	if f.CUDA, err = l.cudaVersion(); err != nil {
-		return f, err
-	}
-	devices, lost, err := l.devices()
+	h, err := l.host()
 	if err != nil {
 		return f, err
 	}
-	if len(devices) == 0 && lost != nil {
-		return f, lost
-	}
-	f.GPUs = []device.GPUFacts{}
-	for _, d := range devices {
+	f = device.Facts{Driver: h.driver, CUDA: h.cuda, GPUs: []device.GPUFacts{}}
+	for _, d := range h.gpus {
 		g, err := l.gpuFacts(d)
 		if err != nil {
 			return f, fmt.Errorf("GPU %d: %w", d.index, err)
@@ -41,6 +32,32 @@ func (l *library) facts() (f device.Facts, err error) {
 		f.GPUs = append(f.GPUs, g)
 	}
 	return f, nil
+}
+
+// hostGPUs are a driver and its GPUs.
+type hostGPUs struct {
+	driver, cuda string
+	// gpus are those that answer; lost says why the first of the others does not.
+	gpus []gpu
+	lost error
+}
+
+// host looks at the driver and its GPUs. A host without one is no error, unless all are
+// lost.
+func (l *library) host() (h hostGPUs, err error) {
+	if h.driver, err = call(l, "driver version", []string{"nvmlSystemGetDriverVersion"}, l.SystemGetDriverVersion); err != nil {
+		return h, err
+	}
+	if h.cuda, err = l.cudaVersion(); err != nil {
+		return h, err
+	}
+	if h.gpus, h.lost, err = l.devices(); err != nil {
+		return h, err
+	}
+	if len(h.gpus) == 0 {
+		err = h.lost
+	}
+	return h, err
 }
 
 // cudaVersion is the newest CUDA of the driver, as "13.0".
