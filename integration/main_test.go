@@ -3,7 +3,9 @@ package integration
 import (
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
@@ -11,9 +13,10 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-func TestMain(m *testing.M) { testenv.Main(m, "containerd-shim-nvidia-v2") }
+func TestMain(m *testing.M) { testenv.Main(m, runtimeclass.ShimName, runtimeclass.CtlName) }
 
 // host is a containerd with a simulated driver.
 type host struct {
@@ -75,6 +78,19 @@ func (h *host) image(t testing.TB, name string) string {
 	}
 	h.Import(t, tar)
 	return images.Ref(name)
+}
+
+// ctl runs nvidia-shimctl with the host's configuration and returns what it prints.
+func (h *host) ctl(t testing.TB, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), append([]string{"--config", h.Driver.ConfigPath}, args...)...)
+	var stderr strings.Builder
+	cmd.Stderr = &stderr
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("nvidia-shimctl %s: %v: %s%s", strings.Join(args, " "), err, out, stderr.String())
+	}
+	return string(out)
 }
 
 // record reads what the shim wrote about a container.

@@ -2,13 +2,11 @@ package integration
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // A host after a boot on which nothing made the nodes: the shim's refusal says what to
@@ -31,10 +29,7 @@ func TestPrepareMakesAHostReadyForContainers(t *testing.T) {
 	if r.ExitCode == 0 || !strings.Contains(r.Stderr, `is missing: run "nvidia-shimctl prepare" on the host`) {
 		t.Errorf("without nodes: exit status %d, %s", r.ExitCode, r.Stderr)
 	}
-	ctl := filepath.Join(testenv.ShimDir(), runtimeclass.CtlName)
-	if out, err := exec.Command(ctl, "--config", h.Driver.ConfigPath, "prepare").CombinedOutput(); err != nil {
-		t.Fatalf("prepare: %v\n%s", err, out)
-	}
+	h.ctl(t, "prepare")
 	if out := h.MustRun(t, container); !strings.Contains(out, h.Driver.GPUs[1].UUID) || strings.Count(out, "UUID") != 1 {
 		t.Errorf("got %q, want %s alone", out, h.Driver.GPUs[1].UUID)
 	}

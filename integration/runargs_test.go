@@ -3,13 +3,10 @@ package integration
 import (
 	"encoding/json"
 	"fmt"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // The flags alone, under containerd's own runc shim: the same GPU, and no other.
@@ -17,13 +14,9 @@ func TestRunArgsGiveTheGPUWithoutTheShim(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
 		h := newHost(t, hostOptions{testenv: testenv.Options{Cgroup: version}})
 		image := h.image(t, "debian12")
-		ctl := filepath.Join(testenv.ShimDir(), runtimeclass.CtlName)
-		out, err := exec.Command(ctl, "--config", h.Driver.ConfigPath, "--json", "run-args", "--for", "ctr", "--devices", "1").Output()
-		if err != nil {
-			t.Fatal(err)
-		}
+		out := h.ctl(t, "--json", "run-args", "--for", "ctr", "--devices", "1")
 		var r struct{ Args []string }
-		if err := json.Unmarshal(out, &r); err != nil || len(r.Args) == 0 {
+		if err := json.Unmarshal([]byte(out), &r); err != nil || len(r.Args) == 0 {
 			t.Fatalf("%v: %s", err, out)
 		}
 		var refused, minors []string

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -55,12 +54,8 @@ type statusContainer struct {
 
 func (h *host) status(t testing.TB) status {
 	t.Helper()
-	out, err := exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), "--config", h.Driver.ConfigPath, "--json", "status").Output()
-	if err != nil {
-		t.Fatalf("nvidia-shimctl status: %v: %s", err, out)
-	}
 	var s status
-	if err := json.Unmarshal(out, &s); err != nil {
+	if err := json.Unmarshal([]byte(h.ctl(t, "--json", "status")), &s); err != nil {
 		t.Fatal(err)
 	}
 	return s

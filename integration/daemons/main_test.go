@@ -89,7 +89,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintf(os.Stderr, "FAIL: the integration tests of this package cannot run here:\n  - %s\n", strings.Join(missing, "\n  - "))
 		os.Exit(1)
 	}
-	testenv.Main(m, "containerd-shim-nvidia-v2")
+	testenv.Main(m, "containerd-shim-nvidia-v2", "nvidia-shimctl")
 }
 
 // eachRelease runs test once for each containerd, and logs the one that is not here.

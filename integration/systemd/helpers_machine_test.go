@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	if os.Args[0] == bootName {
 		bootMain()
 	}
-	testenv.Main(m, "containerd-shim-nvidia-v2")
+	testenv.Main(m, "containerd-shim-nvidia-v2", "nvidia-shimctl")
 }
 
 // Where things are in a machine.
