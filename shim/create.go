@@ -79,7 +79,7 @@ func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts Options,
 		if opts.SystemdCgroupSet {
 			log.G(ctx).WithField("id", r.ID).Warnf("nvidia: SystemdCgroup is %v in the runtime's options, but the cgroup path has the other form: following the path", opts.Runc.SystemdCgroup)
 		}
-		opts.Runc.SystemdCgroup = systemd
+		opts.Runc.SystemdCgroup, opts.sent = systemd, nil
 	}
 	message, err := opts.message()
 	r.Options = message

@@ -25,7 +25,12 @@ type Options struct {
 	Overrides []byte
 	// SystemdCgroupSet says that the handler named SystemdCgroup explicitly.
 	SystemdCgroupSet bool
+	// sent is the message that says the same as Runc already; nil where there is none.
+	sent *anypb.Any
 }
+
+// runcOptions is the name of the type of runc's own options.
+const runcOptions = "containerd.runc.v1.Options"
 
 // Translate turns the runtime options of a request into Options. containerd sends
 // nothing, runc's own Options (runtime_type io.containerd.runc.v2, or hostUsers:
@@ -35,18 +40,23 @@ type Options struct {
 // type), and with it the management of the pod.
 func Translate(any *anypb.Any) (Options, error) {
 	if any == nil || any.GetTypeUrl() == "" && len(any.GetValue()) == 0 {
-		return Options{Runc: &options.Options{}}, nil
+		// Without a value the embedded service reads nothing.
+		return Options{Runc: &options.Options{}, sent: &anypb.Any{TypeUrl: runcOptions}}, nil
 	}
 	// The name is behind the last slash, where there is one: typeurl leaves the
 	// prefix out that anypb writes.
 	name := any.GetTypeUrl()[strings.LastIndexByte(any.GetTypeUrl(), '/')+1:]
 	switch name {
-	case "containerd.runc.v1.Options":
+	case runcOptions:
 		o := &options.Options{}
 		if err := proto.Unmarshal(any.GetValue(), o); err != nil {
 			return Options{}, fmt.Errorf("runtime options of type %q: %s: %w", name, err.Error(), errdefs.ErrInvalidArgument)
 		}
-		return Options{Runc: o, SystemdCgroupSet: o.SystemdCgroup}, nil
+		out := Options{Runc: o, SystemdCgroupSet: o.SystemdCgroup}
+		if any.GetTypeUrl() == name {
+			out.sent = any
+		}
+		return out, nil
 	case "runtimeoptions.v1.Options", "cri.runtimeoptions.v1.Options":
 		o := &runtimeoptions.Options{}
 		if err := proto.Unmarshal(any.GetValue(), o); err != nil {
@@ -118,11 +128,14 @@ func fromTOML(o *runtimeoptions.Options) (Options, error) {
 
 // message is the Any that the embedded service gets.
 func (o Options) message() (*anypb.Any, error) {
+	if o.sent != nil {
+		return o.sent, nil
+	}
 	value, err := proto.Marshal(o.Runc)
 	if err != nil {
 		return nil, err
 	}
-	return &anypb.Any{TypeUrl: "containerd.runc.v1.Options", Value: value}, nil
+	return &anypb.Any{TypeUrl: runcOptions, Value: value}, nil
 }
 
 // systemdForm tells whether the configuration names a systemd unit,

@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/containerd/api/types/runc/options"
 	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
@@ -196,6 +197,37 @@ func TestMessageIsRuncsOwn(t *testing.T) {
 		if err != nil || message.TypeUrl != "containerd.runc.v1.Options" || !proto.Equal(again.Runc, o.Runc) {
 			t.Errorf("got %v, %v from %v", message, err, any)
 		}
+	}
+}
+
+// Nothing is taken apart and put together again that says the same already.
+func TestOptionsThatNeedNoTranslationPassAsTheyAre(t *testing.T) {
+	sent := anyOf(t, "containerd.runc.v1.Options", &options.Options{Root: "/r", SystemdCgroup: true})
+	for _, tc := range []struct {
+		name  string
+		any   *anypb.Any
+		path  string
+		value []byte // nil: none
+		same  bool
+	}{
+		{"none", nil, "/docker/abc", nil, false},
+		{"none, and a path of systemd's", nil, "system.slice:docker:abc", anyOf(t, "", &options.Options{SystemdCgroup: true}).Value, false},
+		{"runc's", sent, "system.slice:docker:abc", sent.Value, true},
+		{"runc's, and another path", sent, "/docker/abc", anyOf(t, "", &options.Options{Root: "/r"}).Value, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := &taskapi.CreateTaskRequest{ID: "c1", Options: tc.any}
+			opts, err := Translate(r.Options)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := setOptions(t.Context(), r, opts, []byte(`{"linux":{"cgroupsPath":"`+tc.path+`"}}`)); err != nil {
+				t.Fatal(err)
+			}
+			if got := r.Options; got.GetTypeUrl() != runcOptions || !bytes.Equal(got.GetValue(), tc.value) || (got.GetValue() == nil) != (tc.value == nil) || (got == tc.any) != tc.same {
+				t.Errorf("got %v", got)
+			}
+		})
 	}
 }
 
