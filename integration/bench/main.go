@@ -77,6 +77,10 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		if o.before, err = filepath.Abs(o.before); err != nil {
 			return err
 		}
+		// Its processes are known by their name.
+		if !strings.HasPrefix(filepath.Base(o.before), "containerd-shim-") {
+			return fmt.Errorf("-before %s: the file's name has to begin with containerd-shim-", o.before)
+		}
 	}
 	switch {
 	case o.prepare != "":
@@ -184,7 +188,11 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 	}
 	one, plain := variant(all, caseOne, ours), variant(all, caseOne, stock)
 	if o.wants("memory") {
-		if r.Memory, err = b.memory(ctx, plain, one); err != nil {
+		variants := []Variant{plain, one}
+		if o.before != "" {
+			variants = append(variants, variant(all, caseOne, before))
+		}
+		if r.Memory, err = b.memory(ctx, variants...); err != nil {
 			return err
 		}
 	}

@@ -155,22 +155,27 @@ func (r *Result) budgets(b *strings.Builder) {
 		{"resident memory of the shim (VmRSS), one running GPU container", func(m Memory) float64 { return float64(m.RSS) }, budgetMemory},
 		{"of that, anonymous (RssAnon)", func(m Memory) float64 { return float64(m.Anon) }, 0},
 	} {
-		var base, own []float64
-		for _, x := range r.Memory[stock] {
-			base = append(base, m.value(x))
+		median := func(runtime string) float64 {
+			var values []float64
+			for _, x := range r.Memory[runtime] {
+				values = append(values, m.value(x))
+			}
+			return report.Median(values)
 		}
-		for _, x := range r.Memory[ours] {
-			own = append(own, m.value(x))
+		for _, own := range []string{ours, before} {
+			if len(r.Memory[stock]) == 0 || len(r.Memory[own]) == 0 {
+				continue
+			}
+			name, limit, result := m.name, "", ""
+			ratio := median(own) / median(stock)
+			switch {
+			case own == before:
+				name += ", " + before
+			case m.budget > 0:
+				limit, result = fmt.Sprintf("≤ %.2f ×", m.budget), verdict(ratio, ratio, ratio, m.budget)
+			}
+			row(name, fmt.Sprintf("%.1f MiB", median(stock)/1024), fmt.Sprintf("%.1f MiB", median(own)/1024), fmt.Sprintf("%.2f ×", ratio), limit, result)
 		}
-		if len(base) == 0 || len(own) == 0 {
-			continue
-		}
-		ratio := report.Median(own) / report.Median(base)
-		limit, result := "", ""
-		if m.budget > 0 {
-			limit, result = fmt.Sprintf("≤ %.2f ×", m.budget), verdict(ratio, ratio, ratio, m.budget)
-		}
-		row(m.name, fmt.Sprintf("%.1f MiB", report.Median(base)/1024), fmt.Sprintf("%.1f MiB", report.Median(own)/1024), fmt.Sprintf("%.2f ×", ratio), limit, result)
 	}
 	if r.Programs != nil {
 		fmt.Fprintf(b, "\nPrograms executed by the stock shim: %s; by this shim: %s.\n", list(r.Programs[stock]), list(r.Programs[ours]))
