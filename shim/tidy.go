@@ -39,7 +39,8 @@ func (t *tidy) hold() {
 	t.percent = debug.SetGCPercent(-1)
 }
 
-// now lets the collector go on as before, and begins with a collection.
+// now lets the collector go on as before, begins with a collection, and gives the code
+// back that only a create runs.
 func (t *tidy) now() {
 	t.mu.Lock()
 	if t.held {
@@ -49,6 +50,7 @@ func (t *tidy) now() {
 	}
 	t.mu.Unlock() // the next create does not wait for the collection
 	debug.FreeOSMemory()
+	unmap(createCode())
 }
 
 // after has now called once d has gone by without another call of after.

@@ -1,0 +1,55 @@
+package shim
+
+import (
+	"encoding/binary"
+	"os"
+	"reflect"
+
+	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/process"
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+)
+
+// createCode is where the code lies that a create needs and an idle container does
+// not: packages follow each other in the order in which they depend on each other,
+// so from the first part of gpuinject to the last one, and on to the libraries for
+// cgroups, which are used once, to where containerd's own code for processes begins.
+// Where a linker orders them in another way, other pages are given back, which costs
+// a page fault each and no more.
+func createCode() (start, end uintptr) {
+	return reflect.ValueOf(bundle.Read).Pointer(), reflect.ValueOf(process.NewRunc).Pointer()
+}
+
+// Bits of an entry of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst).
+const (
+	pagePresent = 1 << 63
+	pageOfFile  = 1 << 61
+)
+
+// unmap takes the pages from start to end, of a file's private mapping, out of this
+// process. They stay in the page cache, where the next access finds them. Nothing is
+// done where one of the pages is no longer the file's: a debugger or a uprobe has
+// changed it, and the change would be lost.
+func unmap(start, end uintptr) {
+	size := uintptr(os.Getpagesize())
+	start, end = (start+size-1)/size, end/size
+	if end <= start {
+		return
+	}
+	f, err := os.Open("/proc/self/pagemap")
+	if err != nil {
+		return
+	}
+	defer f.Close()
+	entries := make([]byte, 8*(end-start))
+	if _, err := f.ReadAt(entries, int64(8*start)); err != nil {
+		return
+	}
+	for ; len(entries) > 0; entries = entries[8:] {
+		if e := binary.NativeEndian.Uint64(entries); e&pagePresent != 0 && e&pageOfFile == 0 {
+			return
+		}
+	}
+	_, _, _ = unix.Syscall(unix.SYS_MADVISE, start*size, (end-start)*size, unix.MADV_DONTNEED)
+}
