@@ -165,8 +165,8 @@ func TestWhatCDIGaveIsTakenOver(t *testing.T) {
 					t.Errorf("CDI's mount at %s is still there", m.Destination)
 				}
 			}
-			if n := strings.Count(strings.Join(destinations(got.Mounts), " ")+" ", "/usr/bin/nvidia-smi "); n != 1 {
-				t.Errorf("nvidia-smi is mounted %d times: %q", n, destinations(got.Mounts))
+			if n := strings.Count(strings.Join(given(t, dir), " ")+" ", "/usr/bin/nvidia-smi "); n != 1 {
+				t.Errorf("nvidia-smi is given %d times: %q", n, given(t, dir))
 			}
 			if !strings.Contains(strings.Join(inj.Plan.Notes, "\n"), "/run/nvidia-persistenced/socket") {
 				t.Errorf("notes %q do not tell of the socket", inj.Plan.Notes)

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
@@ -79,10 +80,17 @@ func (f family) build(t *testing.T, spec *specs.Spec) string {
 	return dir
 }
 
-// look gives the content that a program of the container finds at a path: in the
-// mount that is nearest, with the links in it.
-func look(t *testing.T, spec *specs.Spec, name string) ([]byte, bool) {
+// look gives the content that a program of the container finds at a path: where the
+// links of the image lead, in the mount that is nearest, with the links in it.
+func look(t *testing.T, dir, name string) ([]byte, bool) {
 	t.Helper()
+	image, err := rootfs.Open(filepath.Join(dir, "rootfs"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer image.Close()
+	spec := readSpec(t, dir)
+	name = image.Target(name)
 	best := -1
 	for i, m := range spec.Mounts {
 		if below(name, m.Destination) && (best < 0 || len(m.Destination) >= len(spec.Mounts[best].Destination)) {
@@ -135,7 +143,6 @@ func TestEveryConsumerFindsItsFileInEveryImageOnEveryHost(t *testing.T) {
 			t.Run(host+" host, "+f.name+" image", func(t *testing.T) {
 				dir := f.build(t, newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"))
 				mustInject(t, cfg, dir)
-				spec := readSpec(t, dir)
 				for _, name := range []string{
 					"/etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf", // the driver's EGL
 					"/usr/share/nvidia/nvoptix.bin",                                  // OptiX
@@ -143,7 +150,7 @@ func TestEveryConsumerFindsItsFileInEveryImageOnEveryHost(t *testing.T) {
 					"/usr/local/nvidia/lib64/libnvidia-opticalflow.so",
 					"/usr/local/nvidia/lib64/libnvidia-ngx.so.1",
 				} {
-					if _, ok := look(t, spec, name); !ok {
+					if _, ok := look(t, dir, name); !ok {
 						t.Errorf("nothing at %s", name)
 					}
 				}
@@ -153,7 +160,7 @@ func TestEveryConsumerFindsItsFileInEveryImageOnEveryHost(t *testing.T) {
 					"/usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json",
 					"/etc/vulkan/icd.d/nvidia_icd.json", // the Vulkan loader
 				} {
-					data, _ := look(t, spec, name)
+					data, _ := look(t, dir, name)
 					var m struct {
 						ICD struct {
 							LibraryPath string `json:"library_path"`
@@ -163,11 +170,11 @@ func TestEveryConsumerFindsItsFileInEveryImageOnEveryHost(t *testing.T) {
 						t.Errorf("%s: %q: %v", name, data, err)
 						continue
 					}
-					if _, ok := look(t, spec, "/usr/local/nvidia/lib64/"+m.ICD.LibraryPath); !ok || strings.Contains(m.ICD.LibraryPath, "/") {
+					if _, ok := look(t, dir, "/usr/local/nvidia/lib64/"+m.ICD.LibraryPath); !ok || strings.Contains(m.ICD.LibraryPath, "/") {
 						t.Errorf("%s names %q", name, m.ICD.LibraryPath)
 					}
 				}
-				if data, _ := look(t, spec, "/etc/OpenCL/vendors/nvidia.icd"); strings.TrimSpace(string(data)) != "libnvidia-opencl.so.1" {
+				if data, _ := look(t, dir, "/etc/OpenCL/vendors/nvidia.icd"); strings.TrimSpace(string(data)) != "libnvidia-opencl.so.1" {
 					t.Errorf("OpenCL's loader reads %q", data)
 				}
 				if f.plugins == "" {
@@ -178,8 +185,8 @@ func TestEveryConsumerFindsItsFileInEveryImageOnEveryHost(t *testing.T) {
 					files = append(files, f.modules+"/drivers/nvidia_drv.so", f.modules+"/extensions/libglxserver_nvidia.so")
 				}
 				for _, name := range files {
-					if _, ok := look(t, spec, name); !ok {
-						t.Errorf("nothing at %s; there is %v", name, destinations(spec.Mounts))
+					if _, ok := look(t, dir, name); !ok {
+						t.Errorf("nothing at %s; there is %v", name, given(t, dir))
 					}
 				}
 			})
@@ -203,7 +210,7 @@ func TestOpenCLsFileIsMadeForImagesWithItsLoader(t *testing.T) {
 			writeFile(t, filepath.Join(dir, "rootfs", loader), "x", 0o644)
 		}
 		mustInject(t, cfg, dir)
-		data, _ := look(t, readSpec(t, dir), "/etc/OpenCL/vendors/nvidia.icd")
+		data, _ := look(t, dir, "/etc/OpenCL/vendors/nvidia.icd")
 		if got := string(data) == "libnvidia-opencl.so.1\n"; got != want {
 			t.Errorf("with %q: %q", loader, data)
 		}
@@ -229,7 +236,7 @@ func TestTheProfileHasTheMinorsOfTheGrantedGPUs(t *testing.T) {
 	} {
 		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES="+tc.devices, "NVIDIA_DRIVER_CAPABILITIES="+tc.caps))
 		mustInject(t, hostConfig(t), dir)
-		data, _ := look(t, readSpec(t, dir), profileDest)
+		data, _ := look(t, dir, profileDest)
 		if tc.mask == 0 {
 			if data != nil {
 				t.Errorf("%s, %s: %s", tc.devices, tc.caps, data)
@@ -247,7 +254,7 @@ func TestTheProfileHasTheMinorsOfTheGrantedGPUs(t *testing.T) {
 				t.Fatal(err)
 			}
 			job.gpus[0].Minor = minor
-			mounts, err := job.mounts("/view", &linker.Image{}, nil)
+			mounts, _, err := job.mounts("/view", &linker.Image{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -364,7 +371,7 @@ func TestAMIGDeviceIsInTheProfileByItsGPU(t *testing.T) {
 		}
 		inj.Close()
 		spec := readSpec(t, dir)
-		data, _ := look(t, spec, profileDest)
+		data, _ := look(t, dir, profileDest)
 		if got, want := profileMask(t, data), uint64(1)<<h.GPUs[1].Minor; got != want {
 			t.Errorf("mask %x, want %x", got, want)
 		}
@@ -458,13 +465,13 @@ func TestOnlyAFileOfTheImageCountsAsItsCopy(t *testing.T) {
 		}
 		mustInject(t, hostConfig(t), dir)
 		var got []string
-		for _, d := range destinations(readSpec(t, dir).Mounts) {
+		for _, d := range given(t, dir) {
 			if path.Base(d) == "nvidia_icd.json" {
 				got = append(got, d)
 			}
 		}
 		if !slices.Equal(got, []string{tc.want}) {
-			t.Errorf("%s: mounted at %v, want %s", name, got, tc.want)
+			t.Errorf("%s: given at %v, want %s", name, got, tc.want)
 		}
 	}
 }

@@ -22,6 +22,7 @@ const (
 	viewLib32 = "lib"
 	viewBin   = "bin"
 	viewShare = "share"
+	viewXorg  = "xorg"
 )
 
 // manifestName is where the state directory keeps what was learned about the
@@ -118,17 +119,32 @@ func (j *Job) viewSpec(leaveOut []string) view.Spec {
 		spec.Files = append(spec.Files, view.File{Source: b.Path, Name: path.Join(viewBin, b.Name)})
 	}
 	for _, d := range j.files.Data {
-		if d.Data != nil {
-			spec.Files = append(spec.Files, view.File{Data: d.Data, Name: generatedName(d)})
+		switch {
+		case d.Data != nil:
+			spec.Files = append(spec.Files, view.File{Data: d.Data, Name: dataIn(d)})
+		case !d.Direct:
+			spec.Files = append(spec.Files, view.File{Source: d.Path, Name: dataIn(d)})
 		}
 	}
 	return spec
 }
 
-// generatedName is where the view has a file that is not the host's own: by the path
-// in the container, less its first component or two.
-func generatedName(d driver.File) string {
+// dataIn is the name of a data file in the view: by its path in the container, less the
+// first component or two.
+func dataIn(d driver.File) string {
+	if !path.IsAbs(d.Dest) {
+		return path.Join(viewXorg, d.Dest)
+	}
 	return path.Join(viewShare, strings.TrimPrefix(strings.TrimPrefix(d.Dest, "/etc"), "/usr/share"))
+}
+
+// libraryIn is the name of a library in the view: the one that is asked for, where it
+// has it.
+func libraryIn(l driver.Library, name string) string {
+	if !slices.Contains(l.Links, name) {
+		name = l.Name
+	}
+	return path.Join(libDir(l), name)
 }
 
 func libDir(l driver.Library) string {

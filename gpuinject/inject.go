@@ -50,6 +50,7 @@ func (j *Job) Inject(root string) (*Injection, error) {
 		image  *rootfs.Root
 		compat []string
 		dir    string
+		files  []placement
 	)
 	steps := []struct {
 		name string
@@ -75,10 +76,14 @@ func (j *Job) Inject(root string) (*Injection, error) {
 			if dir, err = j.ensureView(compat); err != nil {
 				return err
 			}
-			if edits.Mounts, err = j.mounts(dir, img, compat); err != nil {
+			if edits.Mounts, files, err = j.mounts(dir, img, compat); err != nil {
 				return err
 			}
 			return j.writeDesktop()
+		}},
+		{"links", func() error {
+			edits.Mounts = append(edits.Mounts, j.place(files, image.Symlink)...)
+			return nil
 		}},
 		{"linker", func() error {
 			mounts, err := j.link(image, img, compat)
@@ -147,11 +152,10 @@ func (j *Job) ensureView(compat []string) (string, error) {
 func (j *Job) listFiles(spec view.Spec) {
 	j.Plan.Libraries, j.Plan.Binaries = []string{}, []string{}
 	for _, f := range spec.Files {
-		switch {
-		case f.Data != nil: // among the mounts
-		case path.Dir(f.Name) == viewBin:
+		switch top, _, _ := strings.Cut(f.Name, "/"); top {
+		case viewBin:
 			j.Plan.Binaries = append(j.Plan.Binaries, path.Base(f.Name))
-		default:
+		case viewLib, viewLib32:
 			j.Plan.Libraries = append(j.Plan.Libraries, path.Base(f.Name))
 		}
 	}

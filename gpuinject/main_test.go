@@ -5,9 +5,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -242,4 +244,43 @@ func refused(t testing.TB, err error, kind Kind, words ...string) {
 			t.Errorf("error %q does not say %q", err, w)
 		}
 	}
+}
+
+// given are the places where a container finds what was injected: the destinations of
+// its mounts, and the links of its image into the view. Each link leads to a file of
+// the view, and the record has them all.
+func given(t testing.TB, dir string) []string {
+	t.Helper()
+	spec := readSpec(t, dir)
+	places := destinations(spec.Mounts)
+	var links []PlanLink
+	root := filepath.Join(dir, "rootfs")
+	err := filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
+		if err != nil || e.Type() != fs.ModeSymlink {
+			return err
+		}
+		target, err := os.Readlink(name)
+		if inView, ok := strings.CutPrefix(target, ViewDir+"/"); ok {
+			source := spec.Mounts[slices.Index(places, ViewDir)].Source
+			if info, err := os.Stat(filepath.Join(source, inView)); err != nil || !info.Mode().IsRegular() {
+				t.Errorf("%s leads to %s: %v", name, target, err)
+			}
+			links = append(links, PlanLink{strings.TrimPrefix(name, root), target})
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var record Plan
+	if err := json.Unmarshal(readFile(t, dir, RecordName), &record); err != nil {
+		t.Fatal(err)
+	}
+	if len(record.Links) != len(links) {
+		t.Errorf("links %v, recorded %v", links, record.Links)
+	}
+	for _, l := range links {
+		places = append(places, l.Path)
+	}
+	return places
 }

@@ -23,33 +23,44 @@ var nodeOptions = []string{"bind", "nosuid", "noexec", "rprivate"}
 // viewOptions are those of the view, which is a tree of mounts.
 var viewOptions = []string{"rbind", "ro", "nosuid", "nodev", "rprivate"}
 
-// directNames are bound into the image's own library directory as well: programs
-// look for these files by path, or there is no cache to find them by.
+// directNames are in the image's own library directory as well: programs look for
+// these files by path, or there is no cache to find them by.
 var directNames = []string{"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"}
 
-// directPrograms are bound into /usr/bin: scripts call them whatever PATH says.
+// directPrograms are in /usr/bin as well: scripts call them whatever PATH says.
 var directPrograms = []string{"nvidia-smi"}
 
-// mounts are what the container gets mounted: the view, a handful of direct binds
-// from it, and the data files that consuming libraries open at fixed paths.
-func (j *Job) mounts(viewRoot string, img *linker.Image, leaveOut []string) ([]specs.Mount, error) {
+// mounts are what the container gets mounted: the view, and what is not in it. files
+// are those of the view that it finds at other paths as well, for place: a handful of
+// libraries and programs, and what consuming libraries open at fixed paths.
+func (j *Job) mounts(viewRoot string, img *linker.Image, leaveOut []string) (mounts []specs.Mount, files []placement, err error) {
 	volumes := j.volumes()
 	m, ok := j.covering(volumes, ViewDir)
 	if !ok {
 		m, ok = j.hidden(volumes)
 	}
 	if ok {
-		return nil, fail(Invalid, "the container mounts %s at %s, over %s where the NVIDIA driver goes: remove that mount", request.Quote(m.Source), request.Quote(m.Destination), ViewDir)
+		return nil, nil, fail(Invalid, "the container mounts %s at %s, over %s where the NVIDIA driver goes: remove that mount", request.Quote(m.Source), request.Quote(m.Destination), ViewDir)
 	}
-	mounts := []specs.Mount{{Source: viewRoot, Destination: ViewDir, Type: "bind", Options: viewOptions}}
-	add := func(source, dest string) {
+	mounts = []specs.Mount{{Source: viewRoot, Destination: ViewDir, Type: "bind", Options: viewOptions}}
+	free := func(dest string) bool {
 		// A volume of the container's own there, or around it: nothing may be made
 		// in that (T53), and the loader finds the driver without.
-		if m, ok := j.covering(volumes, dest); ok {
+		m, ok := j.covering(volumes, dest)
+		if ok {
 			j.Plan.note(fmt.Sprintf("not mounted at %s: the container mounts %s there", dest, request.Quote(m.Destination)))
-			return
 		}
-		mounts = append(mounts, specs.Mount{Source: source, Destination: dest, Type: "bind", Options: fileOptions})
+		return !ok
+	}
+	bind := func(source, dest string) {
+		if free(dest) {
+			mounts = append(mounts, specs.Mount{Source: source, Destination: dest, Type: "bind", Options: fileOptions})
+		}
+	}
+	place := func(name, dest string) {
+		if free(dest) {
+			files = append(files, placement{path.Join(viewRoot, name), path.Join(ViewDir, name), dest})
+		}
 	}
 	for _, l := range j.files.Libraries {
 		dir := img.LibDir
@@ -59,45 +70,48 @@ func (j *Job) mounts(viewRoot string, img *linker.Image, leaveOut []string) ([]s
 		if dir == "" || l.Bits == 64 && suppliedBy(l, leaveOut) {
 			continue
 		}
-		source := path.Join(viewRoot, libDir(l), l.Name)
-		if l.Dir != "" {
-			source = l.Path
+		put := func(name, dest string) {
+			if l.Dir != "" {
+				bind(l.Path, dest)
+			} else {
+				place(libraryIn(l, name), dest)
+			}
 		}
 		if name, ok := pluginName(l); ok {
-			add(source, path.Join(pluginDir(dir), l.Subdir, name))
+			put(name, path.Join(pluginDir(dir), l.Subdir, name))
 			continue
 		}
 		for _, name := range directNames {
 			if l.Bits == 64 && (name == l.SOName || slices.Contains(l.Links, name)) {
-				add(source, path.Join(dir, name))
+				put(name, path.Join(dir, name))
 			}
 		}
 	}
 	for _, b := range j.files.Binaries {
 		if slices.Contains(directPrograms, b.Name) {
-			add(path.Join(viewRoot, viewBin, b.Name), path.Join("/usr/bin", b.Name))
+			place(path.Join(viewBin, b.Name), path.Join("/usr/bin", b.Name))
 		}
 	}
 	for _, l := range j.files.Libraries {
 		if l.Dir != "" {
-			add(l.Path, path.Join(l.Dir, l.Name))
+			bind(l.Path, path.Join(l.Dir, l.Name))
 		}
 	}
 	for _, d := range j.files.Data {
-		source := d.Path
-		if d.Data != nil {
-			source = path.Join(viewRoot, generatedName(d))
-		}
 		dest := j.dataDest(d, img)
 		j.explainData(d, dest)
-		if dest != "" {
-			add(source, dest)
+		switch {
+		case dest == "":
+		case d.Direct:
+			bind(d.Path, dest)
+		default:
+			place(dataIn(d), dest)
 		}
 	}
 	for _, m := range j.desktopMounts() {
-		add(m.source, m.dest)
+		bind(m.source, m.dest)
 	}
-	return append(mounts, j.socketMounts(volumes)...), nil
+	return append(mounts, j.socketMounts(volumes)...), files, nil
 }
 
 // pluginName is the name by which a consuming library opens the driver's plugin

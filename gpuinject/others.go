@@ -137,7 +137,7 @@ func (j *Job) addClassFiles() {
 		host, err := driver.Locate(f.root, f.name, f.directory)
 		switch {
 		case err == nil:
-			data = append(data, driver.File{Path: host, Dest: f.name})
+			data = append(data, driver.File{Path: host, Dest: f.name, Direct: true})
 		case !errors.Is(err, fs.ErrNotExist):
 			j.Plan.note(fmt.Sprintf("gds: %v", err))
 		}

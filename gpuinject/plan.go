@@ -44,14 +44,16 @@ type Plan struct {
 	// "fabricmanager", "mps".
 	Sockets []string `json:"sockets,omitempty"`
 	// Foreign are other vendors' devices, by their CDI names.
-	Foreign      []string     `json:"foreign,omitempty"`
-	Devices      []PlanDevice `json:"devices"`
-	Libraries    []string     `json:"libraries"`
-	Binaries     []string     `json:"binaries"`
-	Mounts       []PlanMount  `json:"mounts"`
-	Proc         PlanProc     `json:"proc"`
-	Linker       PlanLinker   `json:"linker"`
-	RemovedHooks []string     `json:"removed_hooks"`
+	Foreign   []string     `json:"foreign,omitempty"`
+	Devices   []PlanDevice `json:"devices"`
+	Libraries []string     `json:"libraries"`
+	Binaries  []string     `json:"binaries"`
+	Mounts    []PlanMount  `json:"mounts"`
+	// Links are symbolic links in the image to files of the mount at ViewDir.
+	Links        []PlanLink `json:"links"`
+	Proc         PlanProc   `json:"proc"`
+	Linker       PlanLinker `json:"linker"`
+	RemovedHooks []string   `json:"removed_hooks"`
 	// Ignored says what it asks for and does not get, though it gets its GPUs.
 	Ignored []string `json:"ignored,omitempty"`
 	// Audit says what kubernetes = "enforce" would have refused, where it is "audit".
@@ -113,6 +115,12 @@ type PlanMount struct {
 	Options     []string `json:"options"`
 }
 
+// PlanLink is a symbolic link that the container gets in its image.
+type PlanLink struct {
+	Path   string `json:"path"`
+	Target string `json:"target"`
+}
+
 // PlanProc is what the mask over /proc/driver/nvidia shows.
 type PlanProc struct {
 	// Masked is false for privileged containers.
@@ -126,7 +134,7 @@ type PlanProc struct {
 type PlanLinker struct {
 	// LibC is "glibc", "musl" or empty.
 	LibC string `json:"libc"`
-	// Directory is the image's own library directory that got direct binds.
+	// Directory is the image's own library directory.
 	Directory string `json:"directory"`
 	// Cache says how the loader was told: "written", "mounted" or "unchanged".
 	Cache string `json:"cache"`
@@ -150,6 +158,9 @@ func (p *Plan) setDevices(nodes []device.Node) {
 
 func (p *Plan) setMounts(mounts []specs.Mount) {
 	p.Mounts = []PlanMount{}
+	if p.Links == nil {
+		p.Links = []PlanLink{}
+	}
 	for _, m := range mounts {
 		p.Mounts = append(p.Mounts, PlanMount{Source: m.Source, Destination: path.Clean(m.Destination), Options: m.Options})
 	}

@@ -51,10 +51,11 @@ func (j *Job) Preview(root string) error {
 	j.explainMask()
 	spec := j.viewSpec(compat)
 	j.listFiles(spec)
-	mounts, err := j.mounts(j.state.Path(spec), img, compat)
+	mounts, files, err := j.mounts(j.state.Path(spec), img, compat)
 	if err != nil {
 		return err
 	}
+	mounts = append(mounts, j.place(files, nil)...)
 	// In memory only: what an edit would refuse, a plan refuses too.
 	return j.apply(bundle.Edits{Mounts: mounts})
 }

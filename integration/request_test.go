@@ -195,7 +195,8 @@ func devTreeOf(version string, compat32 bool, parts ...devFiles) (tree, nodes, d
 		}
 		nodes = append(nodes, p.nodes...)
 		for _, d := range p.data {
-			data = append(data, strings.ReplaceAll(d, ".V", "."+version))
+			data = append(data, d)
+			tree = append(tree, strings.NewReplacer("/etc/", "share/", "/usr/share/", "share/", "/usr/lib/xorg/modules/", "xorg/").Replace(d))
 		}
 	}
 	nodes = append(nodes, "nvidia2", "nvidiactl") // GPU 0 of 3 has minor 2
@@ -263,7 +264,7 @@ func devLook(t *testing.T, h *devHost, env, data []string) devSeen {
 		"echo '== tree'", "cd /usr/local/nvidia && find . ! -type d | while read f; do [ -s $f ] && echo $f; done",
 		"echo '== nodes'", "cd /dev && find . -type c | grep -e nvidia -e dri",
 		"echo '== data'", "for f in " + strings.Join(data, " ") + "; do [ -s $f ] && echo $f; done",
-		"echo '== suspicious'", "find / -xdev -name 'nvidia-modprobe*'; find /usr/local/nvidia -perm /6022 ! -type l; find /usr/bin/nvidia* -perm /6022; find /usr/local/nvidia -type f -size 0",
+		"echo '== suspicious'", "find / -xdev -name 'nvidia-modprobe*'; find /usr/local/nvidia -perm /6022 ! -type l; find -L /usr/bin/nvidia* -perm /6022; find /usr/local/nvidia -type f -size 0",
 		"true",
 	}, "\n")
 	out := h.MustRun(t, testenv.RunOptions{Image: h.Image, Env: env, Args: []string{"/bin/sh", "-c", script}})
@@ -353,7 +354,7 @@ func TestDriverFilesAreReadOnlyWithoutSetuidOrDevices(t *testing.T) {
 			}
 		}
 	}
-	for _, point := range []string{"/usr/local/nvidia", "/usr/bin/nvidia-smi"} {
+	for _, point := range []string{"/usr/local/nvidia", "/usr/local/nvidia/bin/nvidia-smi"} {
 		if !seen[point] {
 			t.Errorf("%s is no mount", point)
 		}

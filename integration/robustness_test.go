@@ -36,7 +36,7 @@ import (
 // robSteps are the steps of a create at which gpuinject/fault can end or fail the
 // shim, in their order: those of gpuinject.Inject, "create" just before runc is
 // called, what is done while it runs, and "mask" just before the mask is attached.
-var robSteps = []string{"isolation", "image", "view", "linker", "edit", "create", "record", "mask-build", "mask"}
+var robSteps = []string{"isolation", "image", "view", "links", "linker", "edit", "create", "record", "mask-build", "mask"}
 
 // robMeanwhile are the steps while runc is at work. The death of the shim takes a `runc
 // create` with it; one that has made its cgroups and not yet its state leaves them,

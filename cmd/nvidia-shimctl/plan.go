@@ -194,6 +194,9 @@ func printPlan(w io.Writer, p gpuinject.Plan) {
 	for _, m := range p.Mounts {
 		field("mount", term.Plain, "%s from %s", m.Destination, m.Source)
 	}
+	for _, l := range p.Links {
+		field("link", term.Plain, "%s to %s", l.Path, l.Target)
+	}
 	field("libraries", term.Plain, "%s", strings.Join(p.Libraries, " "))
 	field("binaries", term.Plain, "%s", strings.Join(p.Binaries, " "))
 	if p.Proc.Masked {

@@ -62,7 +62,7 @@ func TestAPlanSaysWhatTheContainerWouldGet(t *testing.T) {
 	// Programs read this.
 	var keys map[string]json.RawMessage
 	decode(t, out, &keys)
-	for _, key := range []string{"gpu", "reason", "gpus", "mig", "capabilities", "devices", "libraries", "binaries", "mounts", "proc", "linker", "removed_hooks"} {
+	for _, key := range []string{"gpu", "reason", "gpus", "mig", "capabilities", "devices", "libraries", "binaries", "mounts", "links", "proc", "linker", "removed_hooks"} {
 		if v, ok := keys[key]; !ok || string(v) == "null" {
 			t.Errorf("key %q is %s", key, v)
 		}

@@ -49,6 +49,9 @@ type File struct {
 	// which the X server of the image has its modules.
 	Dest         string
 	Capabilities []string
+	// Direct files are mounted by themselves and are in no view: directories, and what
+	// does not come with the driver or changes without it.
+	Direct bool `json:",omitempty"`
 	// Data, where not nil, is what the container gets in place of the host's file.
 	Data []byte `json:",omitempty"`
 	// Copies are further paths where images bring a copy of this file. One that is

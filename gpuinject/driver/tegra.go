@@ -245,5 +245,5 @@ func (t *tegraLists) data(name string) {
 	}
 	t.stamp(inner, &st)
 	t.placed[name] = true
-	t.files.Data = append(t.files.Data, File{Path: host, Dest: name, Capabilities: everyCapability})
+	t.files.Data = append(t.files.Data, File{Path: host, Dest: name, Capabilities: everyCapability, Direct: true})
 }

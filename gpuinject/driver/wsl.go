@@ -186,7 +186,7 @@ func (s *search) wslDirectory(dir string) {
 		s.refuse(s.host(dir), err.Error())
 		return
 	}
-	s.files.Data = append(s.files.Data, File{Path: host, Dest: dir, Capabilities: everyCapability})
+	s.files.Data = append(s.files.Data, File{Path: host, Dest: dir, Capabilities: everyCapability, Direct: true})
 }
 
 // platformExpected are the libraries that compute and utility cannot do without under

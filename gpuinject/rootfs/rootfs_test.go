@@ -720,3 +720,68 @@ func TestDescriptorsAreClosed(t *testing.T) {
 		t.Errorf("%d descriptors before, %d after", before, after)
 	}
 }
+
+func TestALinkIsMadeWhereNothingIs(t *testing.T) {
+	const own, target = "/opt/own", "/opt/own/bin/x"
+	for _, tc := range []struct {
+		name string
+		make func(i *image)
+		err  error
+		want string // the link afterwards; what was there before where it is empty
+	}{
+		{name: "nothing", make: func(i *image) { i.check(os.Mkdir(i.path("d"), 0o755)) }, want: target},
+		{name: "no directories", make: func(*image) {}, want: target},
+		{name: "a link to the same", make: func(i *image) { i.link(target, "d/e/x") }, want: target},
+		{name: "a link to another place in the directory", make: func(i *image) { i.link("/opt/own/y", "d/e/x") }, want: target},
+		{name: "a relative link into the directory", make: func(i *image) { i.link("../../opt/own/y", "d/e/x") }, want: target},
+		{name: "a link to the directory itself", make: func(i *image) { i.link("/opt/own", "d/e/x") }, err: fs.ErrExist},
+		{name: "a link elsewhere", make: func(i *image) { i.link("/opt/owner/y", "d/e/x") }, err: fs.ErrExist},
+		{name: "a file", make: func(i *image) { i.write("d/e/x", "theirs") }, err: fs.ErrExist},
+		{name: "a directory", make: func(i *image) { i.check(os.MkdirAll(i.path("d/e/x"), 0o755)) }, err: fs.ErrExist},
+		{name: "a file above", make: func(i *image) { i.write("d", "theirs") }, err: unix.ENOTDIR},
+		{name: "a link out of the image above", make: func(i *image) { i.link(i.host, "d") }, err: unix.EEXIST},
+		{name: "a link that climbs above", make: func(i *image) { i.link("../host", "d") }, err: unix.EEXIST},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			i := newImage(t)
+			tc.make(i)
+			before, _ := os.Readlink(i.path("d/e/x"))
+			can := i.root.CanSymlink("/d/e/x", own)
+			if err := i.root.Symlink("/d/e/x", target, own); !errors.Is(err, tc.err) {
+				t.Errorf("%v, want %v", err, tc.err)
+			}
+			if errors.Is(tc.err, fs.ErrExist) && tc.err == fs.ErrExist == can || tc.err == nil && !can {
+				t.Errorf("can be made: %v", can)
+			}
+			want := tc.want
+			if want == "" {
+				want = before
+			}
+			if got, _ := os.Readlink(i.path("d/e/x")); got != want {
+				t.Errorf("link to %q, want %q", got, want)
+			}
+			i.hostUnchanged()
+		})
+	}
+	t.Run("it belongs to the owner of its directory", func(t *testing.T) {
+		i := newImage(t)
+		i.check(os.Chown(i.path("etc"), 1234, 5678))
+		i.check(i.root.Symlink("/etc/a/b/x", target, own))
+		for _, name := range []string{"etc/a", "etc/a/b", "etc/a/b/x"} {
+			var st unix.Stat_t
+			i.check(unix.Lstat(i.path(name), &st))
+			if st.Uid != 1234 || st.Gid != 5678 {
+				t.Errorf("%s belongs to %d:%d", name, st.Uid, st.Gid)
+			}
+		}
+	})
+	t.Run("no mount is crossed", func(t *testing.T) {
+		i := newImage(t)
+		i.check(unix.Mount(i.host, i.path("etc"), "", unix.MS_BIND, ""))
+		t.Cleanup(func() { _ = unix.Unmount(i.path("etc"), unix.MNT_DETACH) })
+		if err := i.root.Symlink("/etc/x", target, own); !errors.Is(err, unix.EXDEV) {
+			t.Errorf("%v", err)
+		}
+		i.hostUnchanged()
+	})
+}

@@ -1,0 +1,111 @@
+package gpuinject
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+)
+
+// A file of the view is at its other places by a link where the image has nothing
+// there, and by a mount elsewhere. A plan says the same before anything is done.
+func TestFilesOfTheViewAreLinkedWhereTheImageHasNothing(t *testing.T) {
+	const smi, inView = "/usr/bin/nvidia-smi", ViewDir + "/bin/nvidia-smi"
+	for _, tc := range []struct {
+		name   string
+		image  func(root string) error
+		mounts []specs.Mount
+		bound  bool
+		// left is what the link holds afterwards, if it is not ours.
+		left string
+	}{
+		{name: "nothing"},
+		{name: "no directory either", image: func(root string) error { return os.RemoveAll(filepath.Join(root, "usr/bin")) }},
+		{name: "the same link, of an earlier start", image: link(inView, smi)},
+		{name: "a link to a place in the view that is gone", image: link(ViewDir+"/old/nvidia-smi", smi)},
+		{name: "a link of its own to the file in the view", image: link("../local/nvidia/bin/nvidia-smi", smi)},
+		{name: "a file", image: func(root string) error { return os.WriteFile(root+smi, []byte("#!"), 0o755) }, bound: true},
+		{name: "an empty file, which a mount left", image: func(root string) error { return os.WriteFile(root+smi, nil, 0o755) }, bound: true},
+		{name: "a FIFO", image: func(root string) error { return unix.Mkfifo(root+smi, 0o644) }, bound: true},
+		{name: "a link to a file", image: link("/bin/sh", smi), bound: true, left: "/bin/sh"},
+		{name: "a link into nowhere", image: link("/nowhere", smi), bound: true, left: "/nowhere"},
+		{name: "a link to itself", image: link("nvidia-smi", smi), bound: true, left: "nvidia-smi"},
+		{name: "a link that climbs", image: link(strings.Repeat("../", 40)+"etc/passwd", smi), bound: true, left: strings.Repeat("../", 40) + "etc/passwd"},
+		{name: "a tmpfs of the container above", mounts: []specs.Mount{{Source: "tmpfs", Destination: "/usr/bin", Type: "tmpfs"}}, bound: true},
+		{name: "a tmpfs of the container above, by a link of the image", image: link("usr", "/alias"), mounts: []specs.Mount{{Source: "tmpfs", Destination: "/alias/bin", Type: "tmpfs"}}, bound: true},
+		{name: "a tmpfs of the container beside", mounts: []specs.Mount{{Source: "tmpfs", Destination: "/usr/bi", Type: "tmpfs"}}},
+		{name: "an image that cannot be written", image: readOnly, bound: true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
+			spec.Mounts = append(spec.Mounts, tc.mounts...)
+			dir := newBundle(t, spec)
+			root := filepath.Join(dir, "rootfs")
+			if tc.image != nil {
+				if err := tc.image(root); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { _ = unix.Unmount(root, unix.MNT_DETACH) })
+			}
+			job, _, err := Examine(dir, loading(hostConfig(t)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := job.Resolve(); err != nil {
+				t.Fatal(err)
+			}
+			if err := job.Preview(root); err != nil {
+				t.Fatal(err)
+			}
+			inj := mustInject(t, hostConfig(t), dir)
+			bound := slices.ContainsFunc(readSpec(t, dir).Mounts, func(m specs.Mount) bool { return m.Destination == smi })
+			target, _ := os.Readlink(root + smi)
+			if bound != tc.bound || !bound && target != inView || tc.left != "" && target != tc.left {
+				t.Errorf("mounted: %v; link to %q", bound, target)
+			}
+			if given := given(t, dir); !slices.Contains(given, smi) {
+				t.Errorf("given %v", given)
+			}
+			if tc.name == "an image that cannot be written" {
+				if notes := strings.Join(inj.Plan.Notes, "\n"); !strings.Contains(notes, "no link was made in the image") {
+					t.Errorf("notes %q", notes)
+				}
+				return // a plan writes nothing, and cannot know
+			}
+			if !slices.Equal(job.Plan.Links, inj.Plan.Links) {
+				t.Errorf("links %v, planned %v", inj.Plan.Links, job.Plan.Links)
+			}
+		})
+	}
+}
+
+func link(target, name string) func(root string) error {
+	return func(root string) error { return os.Symlink(target, root+name) }
+}
+
+// readOnly makes a root file system one that nobody can write to.
+func readOnly(root string) error {
+	if err := unix.Mount(root, root, "", unix.MS_BIND, ""); err != nil {
+		return err
+	}
+	return unix.Mount("", root, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")
+}
+
+// A container that is started again, also after the driver was upgraded, has good
+// links: no name of one has the driver's version in it.
+func TestLinksOutliveTheDriversVersion(t *testing.T) {
+	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"))
+	inj := mustInject(t, hostConfig(t), dir)
+	if len(inj.Plan.Links) < 8 {
+		t.Errorf("links %v", inj.Plan.Links)
+	}
+	for _, l := range inj.Plan.Links {
+		if strings.Contains(l.Path+l.Target, simulated.Version) {
+			t.Errorf("link %v", l)
+		}
+	}
+}
