@@ -154,7 +154,7 @@ func (h *robHost) mark(t *testing.T, id string) []byte {
 func (h *robHost) settle(t *testing.T) {
 	t.Helper()
 	marking := func() bool {
-		return slices.ContainsFunc(h.snapshot(t).Section("processes"), func(s string) bool { return strings.Contains(s, "/marks/") })
+		return slices.ContainsFunc(h.snapshot(t).Section("processes"), func(s string) bool { return strings.Contains(s, "/marks/") || s == "runc init" })
 	}
 	for deadline := time.Now().Add(10 * time.Second); marking() && time.Now().Before(deadline); {
 		time.Sleep(20 * time.Millisecond)
