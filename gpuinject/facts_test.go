@@ -37,7 +37,7 @@ func newProbed(t *testing.T) *probed {
 
 // facts is what one create does that needs them.
 func (p *probed) facts() (*device.Facts, error) {
-	inv, err := device.Discover(device.Roots{Proc: p.cfg.Host.ProcRoot, Dev: p.cfg.Host.DevRoot, Sys: p.cfg.Host.SysRoot})
+	inv, err := device.Discover(Roots(p.cfg.Host))
 	if err != nil {
 		return nil, err
 	}

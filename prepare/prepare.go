@@ -87,7 +87,7 @@ func good(state string) bool { return state == Present || state == Made || state
 // be done is in the report.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{DryRun: o.DryRun, Modules: []Module{}, Nodes: []Node{}, Notes: []string{}}
-	roots := device.Roots{Proc: o.Host.ProcRoot, Dev: o.Host.DevRoot, Sys: o.Host.SysRoot}
+	roots := gpuinject.Roots(o.Host)
 	if reason := nothingToPrepare(o.Host); reason != "" {
 		r.PCI, r.Notes, r.Ready = []string{}, append(r.Notes, reason+": nothing to do"), true
 		return r, nil

@@ -259,7 +259,10 @@ func TestAMaskIsMadeWhileProcessesAreStarted(t *testing.T) {
 				case <-stop:
 					return
 				default:
-					_ = exec.Command("/bin/true").Run()
+					if err := exec.Command("/bin/true").Run(); err != nil {
+						t.Error(err)
+						return
+					}
 				}
 			}
 		})

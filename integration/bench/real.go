@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
@@ -27,7 +28,7 @@ func realDriver(work string) (cfg *config.Config, path string, inv *device.Inven
 	if cfg, err = config.Load(path); err != nil {
 		return nil, "", nil, err
 	}
-	inv, err = device.Discover(device.Roots{Proc: cfg.Host.ProcRoot, Dev: cfg.Host.DevRoot, Sys: cfg.Host.SysRoot})
+	inv, err = device.Discover(gpuinject.Roots(cfg.Host))
 	return cfg, path, inv, err
 }
 
