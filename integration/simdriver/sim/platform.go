@@ -8,9 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
-
-	"golang.org/x/sys/unix"
 )
 
 // WSLPackage is the driver package of a host that BecomeWSL made, in the driver root.
@@ -68,18 +65,56 @@ func (d *Driver) BecomeTegra(ctx context.Context) error {
 }
 
 // become takes away what the host has of the driver and gives it compiled files at
-// places, other files and nodes. libdxcore stands for a library of the platform's own.
+// places, other files and nodes.
 func (d *Driver) become(ctx context.Context, places map[string][]string, files map[string]string, nodes []node) error {
-	b, err := newBuilder(d.Dir)
-	if err != nil {
-		return err
-	}
-	defer b.close()
 	for _, name := range d.Installed {
 		if err := os.Remove(filepath.Join(d.Root, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return err
 		}
 	}
+	if err := d.place(ctx, places); err != nil {
+		return err
+	}
+	for name, content := range files {
+		if err := writeFile(filepath.Join(d.Root, name), content, 0o444); err != nil {
+			return err
+		}
+	}
+	for _, dir := range []string{filepath.Join(d.DevRoot, "dev"), filepath.Join(d.ProcRoot, "driver")} {
+		if err := os.RemoveAll(dir); err != nil {
+			return err
+		}
+	}
+	for _, n := range nodes {
+		if err := d.makeNode(n); err != nil {
+			return err
+		}
+	}
+	chars, rest, err := hostDevices()
+	if err != nil {
+		return err
+	}
+	devices := devicesText(append(chars, deviceDriver{d.Majors.Misc, "misc"}), rest)
+	for name, content := range map[string]string{"devices": devices, "misc": fmt.Sprintf("%3d dxg\n200 tun\n", dxgMinor)} {
+		if err := writeFile(filepath.Join(d.ProcRoot, name), content, 0o444); err != nil {
+			return err
+		}
+	}
+	if err := d.updateCache(ctx); err != nil {
+		return err
+	}
+	return d.openDirectories()
+}
+
+// place compiles libraries and programs by name and puts each at its places below the
+// driver root. A name that the driver has not, as libdxcore, stands for a library of
+// the platform's own.
+func (d *Driver) place(ctx context.Context, places map[string][]string) error {
+	b, err := newBuilder(d.Dir)
+	if err != nil {
+		return err
+	}
+	defer b.close()
 	for name, at := range places {
 		u := unit{source: "library.c", soname: filepath.Base(at[0]), defines: []string{define("SIM_VERSION", d.Version), define("SIM_LIBRARY", name)}}
 		if i := slices.IndexFunc(libraries, func(l library) bool { return l.name == name }); i >= 0 {
@@ -97,44 +132,5 @@ func (d *Driver) become(ctx context.Context, places map[string][]string, files m
 			}
 		}
 	}
-	for name, content := range files {
-		if err := writeFile(filepath.Join(d.Root, name), content, 0o444); err != nil {
-			return err
-		}
-	}
-	for _, dir := range []string{filepath.Join(d.DevRoot, "dev"), filepath.Join(d.ProcRoot, "driver")} {
-		if err := os.RemoveAll(dir); err != nil {
-			return err
-		}
-	}
-	for _, n := range nodes {
-		name := filepath.Join(d.DevRoot, "dev", n.name)
-		if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-			return err
-		}
-		if err := unix.Mknod(name, unix.S_IFCHR|uint32(n.mode), int(unix.Mkdev(n.major, n.minor))); err != nil {
-			return err
-		}
-		if err := errors.Join(os.Chmod(name, n.mode), os.Chown(name, 0, n.gid)); err != nil {
-			return err
-		}
-	}
-	chars, rest, err := hostDevices()
-	if err != nil {
-		return err
-	}
-	var list strings.Builder
-	list.WriteString("Character devices:\n")
-	for _, c := range append(chars, deviceDriver{d.Majors.Misc, "misc"}) {
-		fmt.Fprintf(&list, "%3d %s\n", c.major, c.name)
-	}
-	for name, content := range map[string]string{"devices": list.String() + "\n" + rest, "misc": fmt.Sprintf("%3d dxg\n200 tun\n", dxgMinor)} {
-		if err := writeFile(filepath.Join(d.ProcRoot, name), content, 0o444); err != nil {
-			return err
-		}
-	}
-	if err := d.updateCache(ctx); err != nil {
-		return err
-	}
-	return d.openDirectories()
+	return nil
 }

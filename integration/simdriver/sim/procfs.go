@@ -153,12 +153,17 @@ func (d *Driver) procDevices() (string, error) {
 		chars = append(chars, deviceDriver{nvlink, "nvidia-nvlink"})
 	}
 	slices.SortStableFunc(chars, func(a, b deviceDriver) int { return int(a.major) - int(b.major) })
+	return devicesText(chars, rest), nil
+}
+
+// devicesText is /proc/devices with the rest that hostDevices returned.
+func devicesText(chars []deviceDriver, rest string) string {
 	var b strings.Builder
 	b.WriteString("Character devices:\n")
 	for _, c := range chars {
 		fmt.Fprintf(&b, "%3d %s\n", c.major, c.name)
 	}
-	return b.String() + "\n" + rest, nil
+	return b.String() + "\n" + rest
 }
 
 func (d *Driver) procVersion() string {
