@@ -40,7 +40,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 		return s.TTRPCTaskService.Create(ctx, r)
 	}
 	s.tidy.hold()
-	defer s.tidy.after(tidyDelay)
+	defer s.tidy.after(codeDelay, collectorDelay)
 	namespace, _ := namespaces.Namespace(ctx)
 	job.Of(r.ID, namespace)
 	switch err := guard(job.Resolve); {

@@ -9,6 +9,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 )
 
 // createCode is where the code lies that a create needs and an idle container does
@@ -18,8 +19,12 @@ import (
 // Where a linker orders them in another way, other pages are given back, which costs
 // a page fault each and no more.
 func createCode() (start, end uintptr) {
-	return reflect.ValueOf(bundle.Read).Pointer(), reflect.ValueOf(process.NewRunc).Pointer()
+	// Which of the two is first depends on who else imports it.
+	return min(entry(bundle.Read), entry(device.Discover)), entry(process.NewRunc)
 }
+
+// entry is the address of a function.
+func entry(function any) uintptr { return reflect.ValueOf(function).Pointer() }
 
 // Bits of an entry of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst).
 const (

@@ -6,15 +6,23 @@ import (
 	"time"
 )
 
-// tidyDelay is long enough for a pod's containers to be created and started.
-const tidyDelay = 2 * time.Second
+const (
+	// codeDelay is long enough for a pod's containers to be created and started.
+	codeDelay = 2 * time.Second
+	// collectorDelay is when the shim library, which collects garbage and gives the
+	// memory back every 30 seconds, has done so.
+	collectorDelay = 31 * time.Second
+)
 
-// tidy gives back the memory that only a create needed, once after the last one and
-// off every container's way. The shim library does the same every 30 seconds, which
-// is late for the hundreds of shims of a node that starts.
+// tidy keeps the work of the memory off a create's way, and gives the code back that
+// only a create runs.
+//
+// It does not collect garbage itself. A collection touches more memory of the runtime's
+// own, 0.5 MB of lists of spans, than the garbage of a create is that it frees.
 type tidy struct {
-	mu    sync.Mutex
-	timer *time.Timer
+	mu sync.Mutex
+	// code and collector end what a create needed, after the last one.
+	code, collector *time.Timer
 	// held says that percent and limit are what the collector goes back to.
 	held    bool
 	percent int
@@ -31,6 +39,10 @@ const holdLimit = 32 << 20
 func (t *tidy) hold() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	if t.code != nil {
+		t.code.Stop()
+		t.collector.Stop()
+	}
 	if t.held {
 		return
 	}
@@ -39,27 +51,27 @@ func (t *tidy) hold() {
 	t.percent = debug.SetGCPercent(-1)
 }
 
-// now lets the collector go on as before, begins with a collection, and gives the code
-// back that only a create runs.
-func (t *tidy) now() {
+// release lets the collector go on as before.
+func (t *tidy) release() {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	if t.held {
 		debug.SetGCPercent(t.percent)
 		debug.SetMemoryLimit(t.limit)
 		t.held = false
 	}
-	t.mu.Unlock() // the next create does not wait for the collection
-	debug.FreeOSMemory()
-	unmap(createCode())
 }
 
-// after has now called once d has gone by without another call of after.
-func (t *tidy) after(d time.Duration) {
+// after unmaps the code of a create and lets the collector go on once that time has
+// gone by without another create.
+func (t *tidy) after(code, collector time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.timer == nil {
-		t.timer = time.AfterFunc(d, t.now)
+	if t.code == nil {
+		t.code = time.AfterFunc(code, func() { unmap(createCode()) })
+		t.collector = time.AfterFunc(collector, t.release)
 		return
 	}
-	t.timer.Reset(d)
+	t.code.Reset(code)
+	t.collector.Reset(collector)
 }
