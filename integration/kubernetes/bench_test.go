@@ -25,6 +25,14 @@ import (
 // benchPage names the page that BenchmarkPodContainer writes its tables into.
 const benchPage = "NVIDIA_SHIM_BENCH_PAGE"
 
+// Rows of the tables that are compared with each other.
+const (
+	withNodes    = "one GPU, ours, device nodes in the request"
+	withQuestion = "one GPU, ours, the kubelet is asked"
+	answered     = "the answer alone"
+	probed       = "the probe process that asks for it"
+)
+
 // measured is one kind of container of BenchmarkPodContainer.
 type measured struct {
 	name    string
@@ -68,13 +76,9 @@ func BenchmarkPodContainer(b *testing.B) {
 		{name: "no GPU, stock", pod: stock},
 		{name: "no GPU, stock, again", pod: stock},
 		{name: "no GPU, ours", pod: ours},
-		{name: "one GPU, ours, device nodes in the request", pod: ours, envs: envs, devices: devices, grant: "in the container's specification"},
-		{name: "one GPU, ours, the kubelet is asked", pod: ours, envs: envs, grant: "allocated by the kubelet"},
+		{name: withNodes, pod: ours, envs: envs, devices: devices, grant: "in the container's specification"},
+		{name: withQuestion, pod: ours, envs: envs, grant: "allocated by the kubelet"},
 	}
-	const (
-		answered = "the answer alone"
-		probed   = "the probe process that asks for it"
-	)
 	for _, k := range kinds {
 		c.measure(b, k) // what only the first container pays, such as the view
 	}
@@ -97,8 +101,19 @@ func BenchmarkPodContainer(b *testing.B) {
 	}
 	b.ReportMetric(0, "ns/op") // a whole round says nothing
 
+	text := c.benchHost(b, rounds) + tables(kinds, times)
+	fmt.Print("\n" + text)
+	if page := os.Getenv(benchPage); page != "" {
+		if err := report.WritePart(page, "kubernetes", "integration/kubernetes", text); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
+
+// tables are the times of each kind of container and of the kubelet's answer, by name
+// and round. The first kind is what the others are compared with.
+func tables(kinds []measured, times map[string]map[int]float64) string {
 	var text strings.Builder
-	text.WriteString(c.benchHost(b, rounds))
 	text.WriteString("\n| container | ms | p90, ms | ratio | 95 % interval |\n|---|---|---|---|---|\n")
 	spread := func(name string) string {
 		values := slices.Collect(maps.Values(times[name]))
@@ -115,15 +130,10 @@ func BenchmarkPodContainer(b *testing.B) {
 	}
 	text.WriteString("\n| the kubelet's answer | ms | p90, ms |\n|---|---|---|\n")
 	text.WriteString(spread(answered) + "\n" + spread(probed) + "\n")
-	added := report.Combine(times[kinds[4].name], times[kinds[3].name], func(x, y float64) float64 { return x - y })
+	added := report.Combine(times[withQuestion], times[withNodes], func(x, y float64) float64 { return x - y })
 	low, high := report.Bootstrap(added)
 	fmt.Fprintf(&text, "\nAsking adds %+.1f ms (95 %% interval %.1f – %.1f) to a container that has no device nodes in the request.\n", report.Median(added), low, high)
-	fmt.Print("\n" + text.String())
-	if page := os.Getenv(benchPage); page != "" {
-		if err := report.WritePart(page, "kubernetes", "integration/kubernetes", text.String()); err != nil {
-			b.Fatal(err)
-		}
-	}
+	return text.String()
 }
 
 // benchHost is the line above the tables.
