@@ -141,6 +141,24 @@ func TestMakeTargetsExist(t *testing.T) {
 	}
 }
 
+// sourceFile is a file of the sources as pages name it: by its path in the repository.
+var sourceFile = regexp.MustCompile("`([a-z][-a-z0-9_/]*/[-a-z0-9_]+\\.go)`")
+
+func TestSourceFilesThatPagesNameExist(t *testing.T) {
+	named := 0
+	for name, text := range pages(t) {
+		for _, m := range sourceFile.FindAllStringSubmatch(text, -1) {
+			named++
+			if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+	if named == 0 {
+		t.Error("no page names a file: the test looks for the wrong thing")
+	}
+}
+
 func TestNothingOfOneMachineIsInThePages(t *testing.T) {
 	bad := regexp.MustCompile(`/wor[k]/|/roo[t]/|/home/[^k]|\bTODO\b|\bFIXME\b|\bXXX\b|\bTBD\b`)
 	for name, text := range pages(t) {
