@@ -20,7 +20,7 @@ type earlyManifest struct {
 // readEarly begins to read the manifest, where this host has a state directory: a
 // container that is refused before it is needed leaves no trace.
 func (j *Job) readEarly() {
-	host, caps := j.Config.Host, j.Request.Capabilities
+	host, caps, ahead := j.Config.Host, j.Request.Capabilities, j.ahead
 	e := &earlyManifest{done: make(chan struct{})}
 	j.early = e
 	go func() {
@@ -34,9 +34,9 @@ func (j *Job) readEarly() {
 		if err != nil {
 			return // openState will say it
 		}
-		var m manifest
-		if e.state = state; state.Load(manifestName, &m) {
-			e.manifest, e.fresh = &m, m.Files.Fresh(host, caps)
+		e.state = state
+		if m, ok := ahead.load(state, manifestName); ok {
+			e.manifest, e.fresh = m, m.Files.Fresh(host, caps)
 		}
 	}()
 }

@@ -43,6 +43,7 @@ type Job struct {
 	// Explain enters every decision in the plan, for nvidia-shimctl.
 	Explain bool
 
+	ahead  *Ahead
 	bundle *bundle.Bundle
 	// taken is set where CDI put the devices into the specification, which are request
 	// and grant; granted are identifiers that elsewhere are grants by being named.
@@ -88,6 +89,11 @@ type Job struct {
 // raw is config.json as it was read, for what else the caller wants of it; nil
 // where it is not an ordinary file of root's.
 func Examine(dir string, load func() (*config.Config, error)) (job *Job, raw []byte, err error) {
+	return (*Ahead)(nil).Examine(dir, load)
+}
+
+// Examine is Examine without decoding anew what a saw.
+func (a *Ahead) Examine(dir string, load func() (*config.Config, error)) (job *Job, raw []byte, err error) {
 	raw, mode, err := bundle.Read(dir)
 	if err != nil {
 		// Not a file that we would edit. Where it does not ask for a GPU either,
@@ -97,14 +103,16 @@ func Examine(dir string, load func() (*config.Config, error)) (job *Job, raw []b
 		}
 		return nil, nil, fail(Precondition, "%w", err)
 	}
-	if !mightAsk(raw) {
+	if !a.asks(raw) {
 		return nil, raw, nil
 	}
-	b, err := bundle.Parse(dir, raw, mode)
+	b, err := a.parse(dir, raw, mode)
 	if err != nil {
 		return nil, raw, fail(Invalid, "%w", err)
 	}
-	job, err = examine(b, load)
+	if job, err = examine(b, load); job != nil {
+		job.ahead = a
+	}
 	return job, raw, ordinary(err)
 }
 

@@ -80,8 +80,7 @@ func (j *Job) loadManifest() error {
 	}
 	m, ok := j.early.wait().manifest, true
 	if m == nil || j.manifestFor() != manifestName {
-		m = &manifest{}
-		ok = j.state.Load(j.manifestFor(), m)
+		m, ok = j.ahead.load(j.state, j.manifestFor())
 	}
 	if ok && m.Version == j.inv.DriverVersion && reflect.DeepEqual(m.Host, j.Config.Host) {
 		j.manifest = m

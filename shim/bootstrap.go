@@ -34,7 +34,9 @@ const maxInput = 10 << 20
 // library's.
 func Run(ctx context.Context) {
 	s := NewManager()
-	if i, ok := parseStart(os.Args[1:]); ok {
+	i, action := parse(os.Args[1:])
+	switch action {
+	case "start":
 		// containerd takes standard error for a part of the answer.
 		log.L.Logger.SetOutput(io.Discard)
 		done, err := i.start(ctx, s)
@@ -45,20 +47,25 @@ func Run(ctx context.Context) {
 		if done {
 			return
 		}
+	case serve:
+		ctx = lookAhead(ctx, ".") // the bundle
 	}
 	ctrdshim.RunShim(ctx, s)
 }
 
-// invocation is a command line with the action `start`.
+// invocation is a command line of containerd or of the shim itself.
 type invocation struct {
 	id, namespace, address string
 	debug                  bool
 }
 
-// parseStart reads a command line of containerd. ok is false for another action
-// than `start`, and for flags that no containerd uses: RunShim says what is wrong
-// with those.
-func parseStart(args []string) (i invocation, ok bool) {
+// serve is the action of the process that serves the Task API: none. other is every
+// action that is nobody's business here, and what comes of flags that no containerd uses:
+// RunShim says what is wrong with those.
+const serve, other = "", "other"
+
+// parse reads a command line and returns the action.
+func parse(args []string) (i invocation, action string) {
 	fs := flag.NewFlagSet("", flag.ContinueOnError)
 	fs.SetOutput(io.Discard)
 	fs.StringVar(&i.id, "id", "", "")
@@ -68,12 +75,14 @@ func parseStart(args []string) (i invocation, ok bool) {
 	for _, name := range []string{"publish-binary", "bundle", "socket", "debug-socket"} {
 		fs.String(name, "", "")
 	}
-	var other bool
+	var print bool
 	for _, name := range []string{"v", "version", "info"} {
-		fs.BoolVar(&other, name, other, "")
+		fs.BoolVar(&print, name, print, "")
 	}
-	err := fs.Parse(args)
-	return i, err == nil && !other && fs.Arg(0) == "start" && i.namespace != ""
+	if err := fs.Parse(args); err != nil || print || i.namespace == "" {
+		return i, other
+	}
+	return i, fs.Arg(0)
 }
 
 // start answers a daemon before 2.3. For one since 2.3 done is false, and standard

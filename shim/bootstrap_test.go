@@ -35,27 +35,27 @@ func TestOnlyAStartByContainerdIsOursToAnswer(t *testing.T) {
 	for _, tc := range []struct {
 		name, args string
 		want       invocation
-		start      bool
+		action     string
 	}{
 		{"1.7", "-namespace k8s.io -address /run/c.sock -publish-binary /usr/bin/containerd -id c1 start",
-			invocation{id: "c1", namespace: "k8s.io", address: "/run/c.sock"}, true},
+			invocation{id: "c1", namespace: "k8s.io", address: "/run/c.sock"}, "start"},
 		{"1.7 with debug", "-namespace k8s.io -address /run/c.sock -publish-binary /usr/bin/containerd -id c1 -debug start",
-			invocation{id: "c1", namespace: "k8s.io", address: "/run/c.sock", debug: true}, true},
+			invocation{id: "c1", namespace: "k8s.io", address: "/run/c.sock", debug: true}, "start"},
 		{"2.4", "-namespace default -address /run/c.sock -publish-binary /usr/bin/containerd -id c1 start",
-			invocation{id: "c1", namespace: "default", address: "/run/c.sock"}, true},
-		{"delete", "-namespace default -address /run/c.sock -publish-binary /usr/bin/containerd -id c1 -bundle /b delete", invocation{}, false},
-		{"the server", "-namespace default -id c1 -address /run/c.sock", invocation{}, false},
-		{"-info", "-info", invocation{}, false},
-		{"-v", "-v", invocation{}, false},
-		{"-info with start", "-namespace default -info start", invocation{}, false},
-		{"no namespace", "-id c1 start", invocation{}, false},
-		{"a flag of nobody", "-namespace default -id c1 -nonesuch start", invocation{}, false},
-		{"nothing", "", invocation{}, false},
+			invocation{id: "c1", namespace: "default", address: "/run/c.sock"}, "start"},
+		{"delete", "-namespace default -address /run/c.sock -publish-binary /usr/bin/containerd -id c1 -bundle /b delete", invocation{}, "delete"},
+		{"the server", "-namespace default -id c1 -address /run/c.sock", invocation{}, serve},
+		{"-info", "-info", invocation{}, other},
+		{"-v", "-v", invocation{}, other},
+		{"-info with start", "-namespace default -info start", invocation{}, other},
+		{"no namespace", "-id c1 start", invocation{}, other},
+		{"a flag of nobody", "-namespace default -id c1 -nonesuch start", invocation{}, other},
+		{"nothing", "", invocation{}, other},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			got, start := parseStart(strings.Fields(tc.args))
-			if start != tc.start || start && got != tc.want {
-				t.Errorf("got %+v, %v; want %+v, %v", got, start, tc.want, tc.start)
+			got, action := parse(strings.Fields(tc.args))
+			if action != tc.action || action == "start" && got != tc.want {
+				t.Errorf("got %+v, %q; want %+v, %q", got, action, tc.want, tc.action)
 			}
 		})
 	}
@@ -365,8 +365,8 @@ func BenchmarkStartOfANewDaemon(b *testing.B) {
 	in := os.Stdin
 	defer func() { os.Stdin = in }()
 	for b.Loop() {
-		i, ok := parseStart(args)
-		if !ok {
+		i, action := parse(args)
+		if action != "start" {
 			b.Fatal("not a start")
 		}
 		if _, legacy, err := i.legacyParams(input, ""); legacy || err != nil {

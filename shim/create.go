@@ -29,7 +29,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if err != nil {
 		return nil, toGRPC(err)
 	}
-	job, raw, err := examine(r.Bundle, opts, s.load)
+	job, raw, err := examine(r.Bundle, opts, s.load, s.ahead.take())
 	if err != nil {
 		return nil, toGRPC(err)
 	}
@@ -54,10 +54,11 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	return resp, toGRPC(err)
 }
 
-// examine reads the bundle with the configuration of this handler.
-func examine(dir string, opts Options, load func() (*config.Config, error)) (job *gpuinject.Job, raw []byte, err error) {
+// examine reads the bundle with the configuration of this handler, helped by what was
+// seen of it.
+func examine(dir string, opts Options, load func() (*config.Config, error), ahead *gpuinject.Ahead) (job *gpuinject.Job, raw []byte, err error) {
 	err = guard(func() error {
-		job, raw, err = gpuinject.Examine(dir, func() (*config.Config, error) {
+		job, raw, err = ahead.Examine(dir, func() (*config.Config, error) {
 			cfg, err := load()
 			if err == nil && len(opts.Overrides) > 0 {
 				err = cfg.Override(opts.Overrides)

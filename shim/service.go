@@ -24,6 +24,7 @@ type Service struct {
 	load   func() (*config.Config, error)
 	events *createEvents
 	tidy   tidy
+	ahead  *ahead
 
 	mu sync.Mutex
 	// containers are those that got the driver, by id.
@@ -49,8 +50,9 @@ func NewService(ctx context.Context, publisher ctrdshim.Publisher, sd shutdown.S
 	if err != nil {
 		return nil, err
 	}
+	ahead, _ := ctx.Value(aheadKey{}).(*ahead)
 	return &Service{
-		TTRPCTaskService: inner, load: config.FromEnvironment, events: events,
+		TTRPCTaskService: inner, load: config.FromEnvironment, events: events, ahead: ahead,
 		containers: map[string]*gpuContainer{},
 	}, nil
 }

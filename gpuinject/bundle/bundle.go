@@ -122,6 +122,12 @@ func Parse(dir string, raw []byte, mode os.FileMode) (*Bundle, error) {
 	return b, nil
 }
 
+// At is b where the same bytes were read in dir, from a file of this mode.
+func (b *Bundle) At(dir string, mode os.FileMode) *Bundle {
+	b.Dir, b.mode = dir, mode
+	return b
+}
+
 // Raw returns the configuration as it stands, edits included.
 func (b *Bundle) Raw() []byte { return b.raw }
 

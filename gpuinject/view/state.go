@@ -67,25 +67,31 @@ const maxState = 16 << 20
 // there is none, or where the file is not exactly what Store wrote, or not by root
 // (T62): the caller finds out anew.
 func (s *State) Load(name string, v any) bool {
+	body, ok := s.Read(name)
+	return ok && json.Unmarshal(body, v) == nil
+}
+
+// Read is Load of the value as JSON.
+func (s *State) Read(name string) (body []byte, ok bool) {
 	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return false
+		return nil, false
 	}
 	defer f.Close()
 	var st unix.Stat_t
 	if unix.Fstat(int(f.Fd()), &st) != nil || st.Mode&unix.S_IFMT != unix.S_IFREG || st.Size > maxState ||
 		st.Uid != uint32(os.Geteuid()) && st.Uid != 0 || st.Mode&0o022 != 0 {
-		return false
+		return nil, false
 	}
 	data := make([]byte, st.Size)
 	if _, err := io.ReadFull(f, data); err != nil {
-		return false
+		return nil, false
 	}
 	sum, body, ok := bytes.Cut(data, []byte("\n"))
 	if !ok || string(sum) != checksum(body) {
-		return false
+		return nil, false
 	}
-	return json.Unmarshal(body, v) == nil
+	return body, true
 }
 
 // Store keeps v under name, by temporary file and rename.

@@ -1,0 +1,149 @@
+package gpuinject
+
+import (
+	"encoding/json"
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
+)
+
+// rewrite gives a bundle another configuration.
+func rewrite(t *testing.T, dir string, spec *specs.Spec) {
+	t.Helper()
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	writeFile(t, filepath.Join(dir, bundle.ConfigName), string(raw), 0o600)
+}
+
+func TestWhatWasSeenAheadCountsOnlyAsLongAsItIsThere(t *testing.T) {
+	for _, tc := range []struct {
+		name, seen, asked string
+		decoded           bool // ahead
+	}{
+		{"the same", "NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=0", true},
+		{"another GPU", "NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=1", false},
+		{"nothing any more", "NVIDIA_VISIBLE_DEVICES=0", "A=B", false},
+		{"a GPU after all", "A=B", "NVIDIA_VISIBLE_DEVICES=1", false},
+		{"nothing", "A=B", "A=B", false},
+		{"a word that means nothing", "NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_VISIBLE_DEVICES=void", true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg := hostConfig(t)
+			dir := newBundle(t, newSpec(tc.seen))
+			ahead := LookAhead(dir, loading(cfg))
+			seen := ahead.bundle
+			rewrite(t, dir, newSpec(tc.asked))
+
+			want, wantRaw, err := Examine(dir, loading(cfg))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, raw, err := ahead.Examine(dir, loading(cfg))
+			if err != nil || (got == nil) != (want == nil) || string(raw) != string(wantRaw) {
+				t.Fatalf("job %v, want %v (%v)", got, want, err)
+			}
+			if got == nil {
+				return
+			}
+			if !reflect.DeepEqual(got.Request, want.Request) || !reflect.DeepEqual(got.bundle, want.bundle) {
+				t.Errorf("got %+v of %+v, want %+v of %+v", got.Request, got.bundle, want.Request, want.bundle)
+			}
+			if (got.bundle == seen) != tc.decoded {
+				t.Errorf("decoded ahead: %v, want %v", got.bundle == seen, tc.decoded)
+			}
+			if again, _, err := ahead.Examine(dir, loading(cfg)); err != nil || again.bundle == got.bundle {
+				t.Errorf("two jobs have one bundle (%v)", err)
+			}
+		})
+	}
+}
+
+// containerd names the bundle by another path than the shim does.
+func TestWhatWasSeenAheadIsEditedWhereItWasAskedFor(t *testing.T) {
+	cfg := hostConfig(t)
+	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	t.Chdir(dir)
+	job, _, err := LookAhead(".", loading(cfg)).Examine(dir, loading(cfg))
+	if err != nil || job.bundle.Dir != dir {
+		t.Fatalf("bundle %+v, want it in %s (%v)", job, dir, err)
+	}
+}
+
+func TestADriverThatChangesAfterTheLookAheadIsFoundAnew(t *testing.T) {
+	cfg := hostConfig(t)
+	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	mustInject(t, cfg, dir)
+	time.Sleep(50 * time.Millisecond) // driver.Files.Settled
+	mustInject(t, cfg, dir)
+	ahead := LookAhead(dir, loading(cfg))
+	if ahead.manifest == nil {
+		t.Fatal("the manifest was not read")
+	}
+	resolved := func() *Job {
+		job, _, err := ahead.Examine(dir, loading(cfg))
+		if err == nil {
+			err = job.Resolve()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return job
+	}
+	if resolved().manifest != ahead.manifest {
+		t.Error("the manifest was decoded again, and nothing had changed")
+	}
+	libs := resolved().files.Libraries
+	now := time.Now()
+	if err := os.Chtimes(libs[0].Path, now, now); err != nil {
+		t.Fatal(err)
+	}
+	if job := resolved(); !job.looked || job.manifest == ahead.manifest {
+		t.Error("a library has changed, and the manifest of before it counts")
+	}
+	// Another shim has looked meanwhile.
+	state, err := view.OpenState(cfg.Host.StateDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := *ahead.manifest
+	other.Version = "1.2.3"
+	if err := state.Store(manifestName, &other); err != nil {
+		t.Fatal(err)
+	}
+	if m, ok := ahead.load(state, manifestName); !ok || m.Version != "1.2.3" {
+		t.Errorf("the manifest is %+v, want the one that is kept now", m)
+	}
+}
+
+func TestALookAheadLeavesNoTraceAndReportsNothing(t *testing.T) {
+	cfg := hostConfig(t)
+	broken := func() (*config.Config, error) { return nil, errors.New("broken") }
+	for name, look := range map[string]func() *Ahead{
+		"no state directory":     func() *Ahead { return LookAhead(newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0")), loading(cfg)) },
+		"a broken configuration": func() *Ahead { return LookAhead(newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0")), broken) },
+		"no bundle":              func() *Ahead { return LookAhead(t.TempDir(), broken) },
+		"a bundle of nonsense": func() *Ahead {
+			dir := t.TempDir()
+			writeFile(t, filepath.Join(dir, bundle.ConfigName), "NVIDIA_VISIBLE_DEVICES", 0o600)
+			return LookAhead(dir, broken)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			look()
+			if _, err := os.Lstat(cfg.Host.StateDir); !errors.Is(err, os.ErrNotExist) {
+				t.Errorf("there is a state directory (%v)", err)
+			}
+		})
+	}
+}
