@@ -3,12 +3,12 @@ package view
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -20,21 +20,21 @@ import (
 // File is one file of a view.
 type File struct {
 	// Source is the file on the host: absolute, no symbolic link. "" where Data is.
-	Source string `json:"source"`
+	Source string
 	// Data is the content of a file that no host has.
-	Data []byte `json:"data,omitempty"`
+	Data []byte
 	// Name is where it is in the view: "lib64/libcuda.so.580.159.04".
-	Name string `json:"name"`
+	Name string
 	// Links are symbolic links beside it, by base name: "libcuda.so.1".
-	Links []string `json:"links,omitempty"`
+	Links []string
 }
 
 // Spec is what a view holds.
 type Spec struct {
 	// Driver identifies the driver's files as they are now; a view of another
 	// driver is out of date.
-	Driver string `json:"driver"`
-	Files  []File `json:"files"`
+	Driver string
+	Files  []File
 }
 
 // grace is how long a view of an older driver stays after its last use, so that
@@ -44,8 +44,21 @@ var grace = time.Hour
 // key is the name of the view's directory: the driver first, so that views of
 // other drivers can be told by name.
 func (s Spec) key() string {
-	body, _ := json.Marshal(s.Files)
-	return short([]byte(s.Driver)) + "-" + short(body)
+	// Quoted, so that no two lists are the same text. Not JSON, whose encoder has to get
+	// to know the type first, in each shim.
+	var b []byte
+	for _, f := range s.Files {
+		b = strconv.AppendQuote(b, f.Source)
+		b = strconv.AppendQuote(b, f.Name)
+		if f.Data != nil {
+			b = strconv.AppendQuote(append(b, '='), string(f.Data))
+		}
+		for _, link := range f.Links {
+			b = strconv.AppendQuote(append(b, '@'), link)
+		}
+		b = append(b, '\n')
+	}
+	return short([]byte(s.Driver)) + "-" + short(b)
 }
 
 func short(b []byte) string {

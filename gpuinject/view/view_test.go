@@ -403,6 +403,31 @@ func TestDifferentSelectionsAreDifferentViews(t *testing.T) {
 	whole(t, f.ensure(other), other)
 }
 
+func TestNoTwoListsOfFilesHaveOneKey(t *testing.T) {
+	keys := map[string]bool{}
+	lists := [][]File{
+		nil,
+		{{Source: "/a", Name: "b"}},
+		{{Source: "/ab", Name: ""}},
+		{{Source: "/a\"", Name: "b"}},
+		{{Name: "b", Data: []byte("/a")}},
+		{{Name: "b", Data: []byte{}}},
+		{{Name: "b"}},
+		{{Source: "/a", Name: "b", Links: []string{"c"}}},
+		{{Source: "/a", Name: "b", Links: []string{"c", "d"}}},
+		{{Source: "/a", Name: "b", Links: []string{"cd"}}},
+		{{Source: "/a", Name: "b", Data: []byte("c")}},
+		{{Source: "/a", Name: "b"}, {Source: "c", Name: "d"}},
+		{{Source: "/a", Name: "b", Links: []string{"c", "d"}}, {}},
+	}
+	for _, files := range lists {
+		keys[Spec{Driver: "580.1", Files: files}.key()] = true
+	}
+	if len(keys) != len(lists) {
+		t.Errorf("%d lists have %d keys", len(lists), len(keys))
+	}
+}
+
 func TestAViewThatSomebodyUnmountedIsBuiltAgain(t *testing.T) {
 	f := newFixture(t)
 	spec := f.spec("580.1", 3)

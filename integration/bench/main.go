@@ -14,6 +14,8 @@ import (
 	"strings"
 	"syscall"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/bench/report"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -154,7 +156,14 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 	r.Cases = g.cases()
 	all := slices.Clone(r.Cases)
 
-	env := testenv.Options{Cgroup: o.cgroup, ShimConfig: g.configPath, ShimDir: testenv.ShimDir()}
+	state, err := stateDir(h)
+	if err != nil {
+		return err
+	}
+	if state == "" {
+		r.Notes = append(r.Notes, "containerd's state directory was on disk: this host has no tmpfs for it.")
+	}
+	env := testenv.Options{Cgroup: o.cgroup, ShimConfig: g.configPath, ShimDir: testenv.ShimDir(), StateDir: state}
 	b := &bench{Lifetime: h, stateDir: g.host.StateDir, result: r}
 	// What the shims leave mounted is taken away after containerd has ended.
 	h.Cleanup(func() {
@@ -210,6 +219,24 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 		}
 	}
 	return nil
+}
+
+// stateDir makes a directory for containerd's state, bundles with it, on a tmpfs, where
+// a host has it: /run/containerd. It returns none where this host has no tmpfs.
+func stateDir(h *testenv.Lifetime) (string, error) {
+	for _, parent := range []string{"/run", "/dev/shm"} {
+		var fs unix.Statfs_t
+		if err := unix.Statfs(parent, &fs); err != nil || fs.Type != unix.TMPFS_MAGIC {
+			continue
+		}
+		dir, err := os.MkdirTemp(parent, "nvbench")
+		if err != nil {
+			return "", err
+		}
+		h.Cleanup(func() { os.RemoveAll(dir) })
+		return dir, os.Chmod(dir, 0o711)
+	}
+	return "", nil
 }
 
 func (r *Result) measureBinaries(shimDir, toolsDir string) error {

@@ -2,6 +2,7 @@ package testenv
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
@@ -49,6 +50,8 @@ type Options struct {
 	// SocketDir is where the sockets of shims are with containerd since 2.3, below
 	// Env.Dir by default. Releases before have them in /run/containerd/s.
 	SocketDir string
+	// StateDir is containerd's state directory, below Env.Dir by default.
+	StateDir string
 	// CRI leaves Kubernetes' plugins enabled; Config says how they work.
 	CRI bool
 	// Snapshotter is used by Run and Create; default "overlayfs".
@@ -185,7 +188,7 @@ func newEnv(o Options) (*Env, error) {
 		ID: id, Dir: dir, Options: o,
 		Address: filepath.Join(dir, "c.sock"),
 		Root:    filepath.Join(dir, "root"),
-		State:   filepath.Join(dir, "state"),
+		State:   cmp.Or(o.StateDir, filepath.Join(dir, "state")),
 		logPath: filepath.Join(dir, "containerd.log"),
 	}
 	if len(e.Address)+len(".ttrpc") > maxSocketPath {
