@@ -5,8 +5,9 @@
 //
 //	Examine   bundle, request      what does the container ask for; nil: not our business
 //	Resolve   host, policy, requirements, nodes, driver files: what it gets, or why not
-//	Inject    image, view, linker, edit, record: the changes, in the bundle and the image
-//	Attach    the mask over /proc/driver/nvidia, between runc create and start
+//	Inject    image, view, linker, edit: the changes, in the bundle and the image
+//	Begin     the record, and the mask over /proc/driver/nvidia, while runc creates
+//	Attach    the mask goes on, between runc create and start
 //
 // The caller is the shim, which owns the life of the container, or a tool that
 // shows what would happen. In: a bundle directory, a mounted root file system and
