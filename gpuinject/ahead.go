@@ -4,16 +4,18 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
-// Ahead is a look at a bundle before anybody asked for its container. It only saves
-// decoding: what it keeps was made of the bytes of files, and serves where they have the
-// same bytes when they are read again. What it learned of the host is forgotten. nil is
-// one that saw nothing.
+// Ahead is a look at a bundle before anybody asked for its container. What it keeps was
+// made of the bytes of files, and serves where they have the same bytes when they are
+// read again. What the driver says of the GPUs serves for a moment, and for each that the
+// container gets it is read again before that starts. nil is one that saw nothing.
 type Ahead struct {
 	raw      []byte
 	mightAsk bool
@@ -22,7 +24,16 @@ type Ahead struct {
 	// body is what manifest was made of.
 	body     []byte
 	manifest *manifest
+	// listed is closed when the GPUs were looked at; inventory is nil where that failed,
+	// or somebody has it.
+	listed    chan struct{}
+	inventory *device.Inventory
+	roots     device.Roots
+	at        time.Time
 }
+
+// aheadFor is how long what the driver said of the GPUs serves.
+const aheadFor = 200 * time.Millisecond
 
 // LookAhead reads what the container of the bundle dir would be made from. It changes
 // nothing, and what fails is for Examine and Resolve to tell.
@@ -41,9 +52,35 @@ func LookAhead(dir string, load func() (*config.Config, error)) *Ahead {
 	}
 	a.bundle = b
 	if job, err := examine(b, load); err == nil {
+		a.listGPUs(Roots(job.Config.Host))
 		a.readManifest(job.Config.Host.StateDir)
 	}
 	return a
+}
+
+// listGPUs begins to look at the GPUs: with eight of them that takes a millisecond.
+func (a *Ahead) listGPUs(roots device.Roots) {
+	a.roots, a.at, a.listed = roots, time.Now(), make(chan struct{})
+	go func() {
+		defer close(a.listed)
+		// What panics here panics again when it is asked for, where it is told.
+		defer func() { _ = recover() }()
+		a.inventory, _ = device.Discover(roots)
+	}()
+}
+
+// gpus is device.Discover; confirm says that what the driver says of the GPUs is to be
+// read again.
+func (a *Ahead) gpus(roots device.Roots) (inv *device.Inventory, confirm bool, err error) {
+	if a != nil && a.listed != nil {
+		<-a.listed
+		inv, a.inventory = a.inventory, nil
+		if inv != nil && roots == a.roots && time.Since(a.at) < aheadFor && inv.Unchanged() {
+			return inv, true, nil
+		}
+	}
+	inv, err = device.Discover(roots)
+	return inv, false, err
 }
 
 // readManifest reads the manifest, where this host has a state directory.

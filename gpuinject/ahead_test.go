@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -13,7 +14,9 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
 // rewrite gives a bundle another configuration.
@@ -146,4 +149,70 @@ func TestALookAheadLeavesNoTraceAndReportsNothing(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestTheGPUsThatWereSeenAheadCountForAMomentAndAreConfirmed(t *testing.T) {
+	d, cfg := newHost(t, sim.Options{GPUs: 2})
+	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	ahead := func(before func(*Ahead)) (job *Job, seen *device.Inventory) {
+		t.Helper()
+		a := LookAhead(dir, loading(cfg))
+		<-a.listed
+		seen = a.inventory
+		before(a)
+		job, _, err := a.Examine(dir, loading(cfg))
+		if err == nil {
+			err = job.Resolve()
+		}
+		if err != nil || seen == nil {
+			t.Fatal(seen, err)
+		}
+		return job, seen
+	}
+	information := func(minor int) string {
+		for _, g := range d.GPUs {
+			if g.Minor == minor {
+				return filepath.Join(cfg.Host.ProcRoot, "driver/nvidia/gpus", g.BusID, "information")
+			}
+		}
+		t.Fatal("no such GPU")
+		return ""
+	}
+	t.Run("they count", func(t *testing.T) {
+		job, seen := ahead(func(*Ahead) {})
+		if job.inv != seen || !job.confirm {
+			t.Error("the GPUs were listed again")
+		}
+		if inv, confirm, err := job.ahead.gpus(Roots(cfg.Host)); err != nil || inv == seen || confirm {
+			t.Errorf("two jobs have one list of GPUs (%v)", err)
+		}
+	})
+	t.Run("not a moment later", func(t *testing.T) {
+		if job, seen := ahead(func(a *Ahead) { a.at = a.at.Add(-aheadFor) }); job.inv == seen || job.confirm {
+			t.Error("the GPUs were not listed again")
+		}
+	})
+	t.Run("not of another procfs", func(t *testing.T) {
+		if job, seen := ahead(func(a *Ahead) { a.roots.Proc += "/." }); job.inv == seen {
+			t.Error("the GPUs were not listed again")
+		}
+	})
+	t.Run("one that changes is refused before the container starts", func(t *testing.T) {
+		job, _ := ahead(func(*Ahead) {})
+		inj, err := job.Inject(filepath.Join(dir, "rootfs"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer inj.Close()
+		name := information(job.gpus[0].Minor)
+		old, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		changed := strings.Replace(string(old), job.gpus[0].UUID, "GPU-00000000-0000-0000-0000-000000000000", 1)
+		if err := os.WriteFile(name, []byte(changed), 0o444); err != nil {
+			t.Fatal(err)
+		}
+		refused(t, inj.Attach(os.Getpid()), Precondition, "has changed")
+	})
 }

@@ -59,6 +59,7 @@ type Job struct {
 	known    *device.Facts
 	asked    bool // known is an answer to this job, not an earlier one
 	inv      *device.Inventory
+	confirm  bool // inv is of before the request
 	grant    policy.Grant
 	set      device.Set   // what the container gets
 	gpus     []device.GPU // what it sees: whole ones and those of its MIG devices

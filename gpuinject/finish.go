@@ -10,8 +10,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 )
 
-// Begin begins what need not be done before the container is created: its record is
-// written, and its mask made. `runc create`, which takes ten times as long, goes on
+// Begin begins what need not be done before the container is created: what was seen of
+// its GPUs ahead is looked at again, its record is written, and its mask made. `runc create`, which takes ten times as long, goes on
 // meanwhile. Until Wait or Close has returned, nothing of the job may change.
 func (i *Injection) Begin() {
 	if i.done != nil {
@@ -64,8 +64,14 @@ func (i *Injection) Close() {
 	}
 }
 
-// finish writes the record and makes the mask, nil where the container gets none.
+// finish makes sure of the GPUs, writes the record and makes the mask, nil where the
+// container gets none.
 func (j *Job) finish() (*procmask.Mask, error) {
+	if j.confirm {
+		if err := j.inv.Confirm(j.gpus); err != nil {
+			return nil, fail(Precondition, "%w", err)
+		}
+	}
 	if err := fault.Point("record"); err != nil {
 		return nil, fail(Internal, "%w", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 )
@@ -44,6 +45,7 @@ func TestAnInjectionThatIsClosedGivesTheMaskUp(t *testing.T) {
 			for range 8 {
 				end()
 			}
+			time.Sleep(20 * time.Millisecond) // what is still made is open by now
 			if after := descriptors(t); after >= before+8 {
 				t.Errorf("%d descriptors are open, before it were %d", after, before)
 			}

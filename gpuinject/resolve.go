@@ -28,7 +28,7 @@ func (j *Job) Resolve() error {
 		j.readEarly()
 		defer j.early.wait()
 	}
-	inv, err := device.Discover(Roots(h))
+	inv, confirm, err := j.ahead.gpus(Roots(h))
 	if errors.Is(err, device.ErrNoDriver) && !j.namesDevices() && j.Container.Kubernetes &&
 		!policy.EnvironmentGrants(j.Config.Policy, j.Container) {
 		// Nothing can have been allocated here, and the image's wish is no grant.
@@ -40,7 +40,7 @@ func (j *Job) Resolve() error {
 	if err != nil {
 		return fail(Precondition, "%s: %w", j.Request.Reason, err)
 	}
-	j.inv = inv
+	j.inv, j.confirm = inv, confirm
 	j.Plan.DriverVersion, j.Plan.Platform = inv.DriverVersion, inv.Platform
 	j.withinContainer()
 

@@ -103,14 +103,9 @@ func discover(roots Roots) (*Inventory, error) {
 		if _, ok := parseBusID(name); !ok {
 			continue
 		}
-		file := filepath.Join(dir, "gpus", name, "information")
-		data, err := readBounded(file)
+		info, err := roots.information(name)
 		if err != nil {
-			return nil, fmt.Errorf("read GPU information: %w", err)
-		}
-		info, err := parseInformation(data)
-		if err != nil {
-			return nil, fmt.Errorf("read GPU information: %s: %w", file, err)
+			return nil, err
 		}
 		gpu := GPU{Index: -1, Minor: info.minor, UUID: info.uuid, BusID: name, Model: info.model}
 		if info.excluded {
@@ -118,7 +113,7 @@ func discover(roots Roots) (*Inventory, error) {
 			continue
 		}
 		if gpu.Minor < 0 {
-			return nil, fmt.Errorf("read GPU information: %s: no device minor", file)
+			return nil, fmt.Errorf("read GPU information: %s: no device minor", roots.informationFile(name))
 		}
 		inv.GPUs = append(inv.GPUs, gpu)
 	}
@@ -128,6 +123,71 @@ func discover(roots Roots) (*Inventory, error) {
 		inv.GPUs[i].Index = i
 	}
 	return inv, nil
+}
+
+func (r Roots) informationFile(bus string) string {
+	return filepath.Join(r.Proc, "driver/nvidia/gpus", bus, "information")
+}
+
+// information reads what the driver says of a GPU, which takes it a tenth of a
+// millisecond.
+func (r Roots) information(bus string) (information, error) {
+	file := r.informationFile(bus)
+	data, err := readBounded(file)
+	if err != nil {
+		return information{}, fmt.Errorf("read GPU information: %w", err)
+	}
+	info, err := parseInformation(data)
+	if err != nil {
+		return info, fmt.Errorf("read GPU information: %s: %w", file, err)
+	}
+	return info, nil
+}
+
+// Unchanged tells whether the same version of the driver shows the same GPUs as at
+// Discover. It does not read what it says of each: see Confirm.
+func (inv *Inventory) Unchanged() bool {
+	if inv.Platform != "" {
+		return false
+	}
+	dir := filepath.Join(inv.Roots.Proc, "driver/nvidia")
+	if version, err := readVersion(filepath.Join(dir, "version")); err != nil || version != inv.DriverVersion {
+		return false
+	}
+	names, err := readNames(filepath.Join(dir, "gpus"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return false
+	}
+	n := 0
+	for _, name := range names {
+		if _, ok := parseBusID(name); !ok {
+			continue
+		}
+		same := func(g GPU) bool { return g.BusID == name }
+		if !slices.ContainsFunc(inv.GPUs, same) && !slices.ContainsFunc(inv.Excluded, same) {
+			return false
+		}
+		n++
+	}
+	return n == len(inv.GPUs)+len(inv.Excluded)
+}
+
+// Confirm makes sure that the driver says of these GPUs what it said at Discover. A
+// UUID that was not known then may be known now.
+func (inv *Inventory) Confirm(gpus []GPU) error {
+	for _, g := range gpus {
+		if g.BusID == "" { // a Tegra's
+			continue
+		}
+		info, err := inv.Roots.information(g.BusID)
+		if err != nil {
+			return err
+		}
+		if info.minor != g.Minor || info.excluded || g.UUID != "" && info.uuid != g.UUID {
+			return fmt.Errorf("GPU %d (%s, %s) has changed while the container was created: it is not the one that was granted any more", g.Index, g.UUID, g.BusID)
+		}
+	}
+	return nil
 }
 
 func readVersion(file string) (string, error) {

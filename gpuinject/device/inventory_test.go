@@ -167,3 +167,71 @@ func BenchmarkDiscoverEightGPUs(b *testing.B) {
 		}
 	}
 }
+
+func TestAnInventoryIsUnchangedWhileTheSameDriverShowsTheSameGPUs(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		change func(h *fakeHost)
+		want   bool
+	}{
+		{"nothing", func(*fakeHost) {}, true},
+		{"a name that is no bus id", func(h *fakeHost) { h.write(h.roots.Proc+"/driver/nvidia/gpus/registry/information", "") }, true},
+		{"another version", func(h *fakeHost) {
+			h.write(h.roots.Proc+"/driver/nvidia/version", strings.Replace(openVersion, "580.159.04", "580.159.05", 1))
+		}, false},
+		{"the module is gone", func(h *fakeHost) { os.Remove(h.roots.Proc + "/driver/nvidia/version") }, false},
+		{"one GPU more", func(h *fakeHost) { h.gpu("0000:c2:00.0", 7, uuid("00000000"), "No") }, false},
+		{"one GPU less", func(h *fakeHost) { os.RemoveAll(h.roots.Proc + "/driver/nvidia/gpus/0000:c1:00.0") }, false},
+		{"an excluded GPU less", func(h *fakeHost) { os.RemoveAll(h.roots.Proc + "/driver/nvidia/gpus/0000:81:00.0") }, false},
+		{"one GPU in the place of another", func(h *fakeHost) {
+			os.RemoveAll(h.roots.Proc + "/driver/nvidia/gpus/0000:c1:00.0")
+			h.gpu("0000:c2:00.0", 0, uuid("fef8089b"), "No")
+		}, false},
+		{"no GPU", func(h *fakeHost) { os.RemoveAll(h.roots.Proc + "/driver/nvidia/gpus") }, false},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := fourGPUs(t)
+			inv := h.discover()
+			tc.change(h)
+			if got := inv.Unchanged(); got != tc.want {
+				t.Errorf("unchanged: %v, want %v", got, tc.want)
+			}
+		})
+	}
+}
+
+func TestAGPUIsConfirmedWhileTheDriverSaysTheSameOfIt(t *testing.T) {
+	const bus = "0000:c1:00.0"
+	for _, tc := range []struct {
+		name   string
+		change func(h *fakeHost)
+		want   string // in the error
+	}{
+		{"nothing", func(*fakeHost) {}, ""},
+		{"another GPU's UUID", func(h *fakeHost) { h.gpu("0000:65:00.0", 2, uuid("00000000"), "No") }, ""},
+		{"another UUID", func(h *fakeHost) { h.gpu(bus, 0, uuid("00000000"), "No") }, bus},
+		{"a UUID that is not known any more", func(h *fakeHost) { h.gpu(bus, 0, "GPU-????????-????-????-????-????????????", "No") }, bus},
+		{"another minor", func(h *fakeHost) { h.gpu(bus, 1, uuid("fef8089b"), "No") }, bus},
+		{"excluded", func(h *fakeHost) { h.gpu(bus, 0, uuid("fef8089b"), "Yes") }, bus},
+		{"gone", func(h *fakeHost) { os.RemoveAll(h.roots.Proc + "/driver/nvidia/gpus/" + bus) }, bus},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := fourGPUs(t)
+			inv := h.discover()
+			tc.change(h)
+			err := inv.Confirm(inv.GPUs[1:2])
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+		})
+	}
+	t.Run("a UUID that is known now", func(t *testing.T) {
+		h := newHost(t)
+		h.gpu(bus, 0, "GPU-????????-????-????-????-????????????", "No")
+		inv := h.discover()
+		h.gpu(bus, 0, uuid("fef8089b"), "No")
+		if err := inv.Confirm(inv.GPUs); err != nil {
+			t.Error(err)
+		}
+	})
+}

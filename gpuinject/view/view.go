@@ -54,7 +54,7 @@ func (s Spec) key() string {
 			b = strconv.AppendQuote(append(b, '='), string(f.Data))
 		}
 		for _, link := range f.Links {
-			b = strconv.AppendQuote(append(b, '@'), link)
+			b = strconv.AppendQuote(b, link)
 		}
 		b = append(b, '\n')
 	}
