@@ -1,9 +1,11 @@
 package shim
 
 import (
+	"debug/elf"
 	"encoding/binary"
 	"os"
 	"reflect"
+	"runtime"
 
 	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/process"
 	"golang.org/x/sys/unix"
@@ -25,6 +27,28 @@ func createCode() (start, end uintptr) {
 
 // entry is the address of a function.
 func entry(function any) uintptr { return reflect.ValueOf(function).Pointer() }
+
+// lineTables is where the runtime's tables of functions and lines lie (.gopclntab), the
+// greatest part of a Go program's read-only data. An idle shim reads none of them: they
+// are for stacks that grow, collections of garbage and panics. It is nothing where the
+// section is not found, or is not what the running program uses.
+func lineTables() (start, end uintptr) {
+	f, err := elf.Open("/proc/self/exe")
+	if err != nil {
+		return 0, 0
+	}
+	defer f.Close()
+	s := f.Section(".gopclntab")
+	if s == nil {
+		return 0, 0
+	}
+	start, end = uintptr(s.Addr), uintptr(s.Addr+s.Size)
+	// What describes a function is an address in the tables.
+	if at := reflect.ValueOf(runtime.FuncForPC(entry(bundle.Read))).Pointer(); at < start || at >= end {
+		return 0, 0
+	}
+	return start, end
+}
 
 // Bits of an entry of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst).
 const (

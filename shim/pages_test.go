@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
+	"strings"
 	"testing"
 	"unsafe"
 
@@ -109,6 +111,20 @@ func TestTheCodeOfACreateLiesTogether(t *testing.T) {
 		if inside(fn) {
 			t.Errorf("%s is at %#x, between %#x and %#x", name, entry(fn), start, end)
 		}
+	}
+}
+
+func TestTheLineTablesAreFoundAndNeededNoMoreThanRead(t *testing.T) {
+	start, end := lineTables()
+	if end-start < 1<<20 {
+		t.Fatalf("the line tables are from %#x to %#x", start, end)
+	}
+	unmap(start, end)
+	if all := int(end-start) / os.Getpagesize(); present(t, start, end) > all/2 {
+		t.Errorf("%d of %d pages are left", present(t, start, end), all)
+	}
+	if name := runtime.FuncForPC(entry(gpuinject.Examine)).Name(); !strings.HasSuffix(name, "gpuinject.Examine") {
+		t.Errorf("Examine is called %q", name)
 	}
 }
 

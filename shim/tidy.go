@@ -62,13 +62,16 @@ func (t *tidy) release() {
 	}
 }
 
-// after unmaps the code of a create and lets the collector go on once that time has
+// after unmaps the code of a create and the line tables, and lets the collector go on once that time has
 // gone by without another create.
 func (t *tidy) after(code, collector time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if t.code == nil {
-		t.code = time.AfterFunc(code, func() { unmap(createCode()) })
+		t.code = time.AfterFunc(code, func() {
+			unmap(createCode())
+			unmap(lineTables())
+		})
 		t.collector = time.AfterFunc(collector, t.release)
 		return
 	}
