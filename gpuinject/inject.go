@@ -82,7 +82,7 @@ func (j *Job) Inject(root string) (*Injection, error) {
 			return j.writeDesktop()
 		}},
 		{"links", func() error {
-			edits.Mounts = append(edits.Mounts, j.place(files, image.Symlink)...)
+			edits.Mounts = append(edits.Mounts, j.place(files, false)...)
 			return nil
 		}},
 		{"linker", func() error {

@@ -20,22 +20,29 @@ type placement struct {
 
 // place makes links of what the image has nothing in place of, and returns binds for
 // the rest. A link costs a create some microseconds, and a bind that runc has to make
-// a mount point for some hundred system calls. make is nil for a plan: nothing is
-// changed then.
-func (j *Job) place(files []placement, make func(name, target, own string) error) []specs.Mount {
+// a mount point for some hundred system calls. In a plan nothing is changed.
+func (j *Job) place(files []placement, planned bool) []specs.Mount {
 	var mounts []specs.Mount
-	own, hidden := j.target(ViewDir), j.hiddenPlaces()
+	hidden := j.hiddenPlaces()
 	linkable := j.image == nil || !j.image.IsHost()
+	link := func(name, target string) error { return nil }
+	if j.image != nil {
+		links := j.image.Links(j.target(ViewDir))
+		defer links.Close()
+		link = links.Make
+		if planned {
+			link = func(name, target string) error {
+				if !links.CanMake(name) {
+					return fs.ErrExist
+				}
+				return nil
+			}
+		}
+	}
 	for _, f := range files {
 		at := j.target(f.dest)
 		if linkable && !slices.ContainsFunc(hidden, func(dir string) bool { return below(at, dir) }) {
-			var err error
-			switch {
-			case make != nil:
-				err = make(f.dest, f.target, own)
-			case j.image != nil && !j.image.CanSymlink(f.dest, own):
-				err = fs.ErrExist
-			}
+			err := link(f.dest, f.target)
 			if err == nil {
 				j.Plan.Links = append(j.Plan.Links, PlanLink{Path: f.dest, Target: f.target})
 				continue

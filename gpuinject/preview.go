@@ -55,7 +55,7 @@ func (j *Job) Preview(root string) error {
 	if err != nil {
 		return err
 	}
-	mounts = append(mounts, j.place(files, nil)...)
+	mounts = append(mounts, j.place(files, true)...)
 	// In memory only: what an edit would refuse, a plan refuses too.
 	return j.apply(bundle.Edits{Mounts: mounts})
 }

@@ -276,21 +276,19 @@ func (r *Root) WriteFile(name string, data []byte, mode os.FileMode, mkdir bool)
 		return nil
 	}
 	dirName, base := path.Split(path.Clean("/" + name))
-	dir, err := r.lookup(dirName, unix.O_DIRECTORY)
+	dirName = path.Clean(dirName)
+	dir, err := r.directory(dirName)
 	if errors.Is(err, fs.ErrNotExist) && mkdir {
-		if err := r.mkdir(dirName); err != nil {
-			return err
+		var above *directory
+		if above, err = r.directory(path.Dir(dirName)); err == nil {
+			dir, err = above.mkdir(dirName)
+			unix.Close(above.fd)
 		}
-		dir, err = r.lookup(dirName, unix.O_DIRECTORY)
 	}
 	if err != nil {
 		return err
 	}
-	defer dir.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(dir.Fd()), &st); err != nil {
-		return &os.PathError{Op: "fstat", Path: dirName, Err: err}
-	}
+	defer unix.Close(dir.fd)
 
 	// The name is random: an image cannot have put anything there beforehand, and
 	// a name left by a killed shim is never in the way.
@@ -299,14 +297,14 @@ func (r *Root) WriteFile(name string, data []byte, mode os.FileMode, mkdir bool)
 		return err
 	}
 	tmp := "." + base + "." + hex.EncodeToString(salt[:])
-	fd, err := unix.Openat(int(dir.Fd()), tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	fd, err := unix.Openat(dir.fd, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return &os.PathError{Op: "create", Path: name, Err: err}
 	}
 	f := os.NewFile(uintptr(fd), name)
 	_, err = f.Write(data)
-	if err == nil {
-		err = f.Chown(int(st.Uid), int(st.Gid))
+	if err == nil && !dir.ours() {
+		err = f.Chown(dir.uid, dir.gid)
 	}
 	if err == nil {
 		err = f.Chmod(mode)
@@ -315,10 +313,10 @@ func (r *Root) WriteFile(name string, data []byte, mode os.FileMode, mkdir bool)
 		err = cerr
 	}
 	if err == nil {
-		err = unix.Renameat(int(dir.Fd()), tmp, int(dir.Fd()), base)
+		err = unix.Renameat(dir.fd, tmp, dir.fd, base)
 	}
 	if err != nil {
-		_ = unix.Unlinkat(int(dir.Fd()), tmp, 0)
+		_ = unix.Unlinkat(dir.fd, tmp, 0)
 		return fmt.Errorf("write %s in the image: %w", name, err)
 	}
 	return nil
@@ -337,28 +335,4 @@ func (r *Root) holds(name string, data []byte) bool {
 	old := make([]byte, len(data))
 	_, err = io.ReadFull(f, old)
 	return err == nil && string(old) == string(data)
-}
-
-// mkdir makes the last component of dirName, mode 0755, owned like its parent.
-func (r *Root) mkdir(dirName string) error {
-	parentName, base := path.Split(path.Clean(dirName))
-	parent, err := r.lookup(parentName, unix.O_DIRECTORY)
-	if err != nil {
-		return err
-	}
-	defer parent.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(parent.Fd()), &st); err != nil {
-		return &os.PathError{Op: "fstat", Path: parentName, Err: err}
-	}
-	if err := unix.Mkdirat(int(parent.Fd()), base, 0o755); err != nil {
-		return &os.PathError{Op: "mkdir", Path: dirName, Err: err}
-	}
-	fd, err := unix.Openat(int(parent.Fd()), base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return &os.PathError{Op: "open", Path: dirName, Err: err}
-	}
-	defer unix.Close(fd)
-	// Whatever containerd's umask is: programs that are not root read what is in it.
-	return errors.Join(unix.Fchown(fd, int(st.Uid), int(st.Gid)), unix.Fchmod(fd, 0o755))
 }

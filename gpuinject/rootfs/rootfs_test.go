@@ -721,12 +721,18 @@ func TestDescriptorsAreClosed(t *testing.T) {
 	}
 }
 
+func (i *image) links(own string) *Links {
+	l := i.root.Links(own)
+	i.t.Cleanup(l.Close)
+	return l
+}
+
 func TestALinkIsMadeWhereNothingIs(t *testing.T) {
 	const own, target = "/opt/own", "/opt/own/bin/x"
 	for _, tc := range []struct {
 		name string
 		make func(i *image)
-		can  bool // what CanSymlink says beforehand
+		can  bool // what CanMake says beforehand
 		err  error
 		want string // the link afterwards; what was there before where it is empty
 	}{
@@ -747,10 +753,11 @@ func TestALinkIsMadeWhereNothingIs(t *testing.T) {
 			i := newImage(t)
 			tc.make(i)
 			before, _ := os.Readlink(i.path("d/e/x"))
-			if can := i.root.CanSymlink("/d/e/x", own); can != tc.can {
+			links := i.links(own)
+			if can := links.CanMake("/d/e/x"); can != tc.can {
 				t.Errorf("can be made: %v", can)
 			}
-			if err := i.root.Symlink("/d/e/x", target, own); !errors.Is(err, tc.err) {
+			if err := links.Make("/d/e/x", target); !errors.Is(err, tc.err) {
 				t.Errorf("%v, want %v", err, tc.err)
 			}
 			want := tc.want
@@ -766,7 +773,7 @@ func TestALinkIsMadeWhereNothingIs(t *testing.T) {
 	t.Run("it belongs to the owner of its directory", func(t *testing.T) {
 		i := newImage(t)
 		i.check(os.Chown(i.path("etc"), 1234, 5678))
-		i.check(i.root.Symlink("/etc/a/b/x", target, own))
+		i.check(i.links(own).Make("/etc/a/b/x", target))
 		for _, name := range []string{"etc/a", "etc/a/b", "etc/a/b/x"} {
 			var st unix.Stat_t
 			i.check(unix.Lstat(i.path(name), &st))
@@ -775,11 +782,22 @@ func TestALinkIsMadeWhereNothingIs(t *testing.T) {
 			}
 		}
 	})
+	t.Run("everybody can follow it whatever the umask", func(t *testing.T) {
+		i := newImage(t)
+		old := unix.Umask(0o077)
+		defer unix.Umask(old)
+		i.check(i.links(own).Make("/etc/a/b/x", target))
+		for _, name := range []string{"etc/a", "etc/a/b"} {
+			if info, err := os.Stat(i.path(name)); err != nil || info.Mode().Perm() != 0o755 {
+				t.Errorf("%s: %v (%v)", name, info.Mode(), err)
+			}
+		}
+	})
 	t.Run("no mount is crossed", func(t *testing.T) {
 		i := newImage(t)
 		i.check(unix.Mount(i.host, i.path("etc"), "", unix.MS_BIND, ""))
 		t.Cleanup(func() { _ = unix.Unmount(i.path("etc"), unix.MNT_DETACH) })
-		if err := i.root.Symlink("/etc/x", target, own); !errors.Is(err, unix.EXDEV) {
+		if err := i.links(own).Make("/etc/x", target); !errors.Is(err, unix.EXDEV) {
 			t.Errorf("%v", err)
 		}
 		i.hostUnchanged()

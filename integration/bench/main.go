@@ -190,7 +190,9 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 	}
 
 	r.Cases = slices.DeleteFunc(r.Cases, func(c Case) bool { return !o.wants(c.Name) })
-	err = b.measure(ctx, o.rounds, func(round int) { fmt.Fprintf(os.Stderr, "\rround %d of %d ", round+1, o.rounds) })
+	err = b.measure(ctx, o.rounds, func(what string, round int) {
+		fmt.Fprintf(os.Stderr, "\r%s, round %d of %d ", what, round+1, o.rounds)
+	})
 	fmt.Fprintln(os.Stderr)
 	if err != nil {
 		return err
