@@ -4,18 +4,20 @@ import (
 	"bytes"
 	"encoding/json"
 	"os"
+	"slices"
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 // Ahead is a look at a bundle before anybody asked for its container. What it keeps was
 // made of the bytes of files, and serves where they have the same bytes when they are
-// read again. What the driver says of the GPUs serves for a moment, and for each that the
-// container gets it is read again before that starts. nil is one that saw nothing.
+// read again. What the driver says of the GPUs and of their MIG devices serves for a
+// moment, and for each that the container gets it is read again before that starts. nil is one that saw nothing.
 type Ahead struct {
 	raw      []byte
 	mightAsk bool
@@ -52,20 +54,25 @@ func LookAhead(dir string, load func() (*config.Config, error)) *Ahead {
 	}
 	a.bundle = b
 	if job, err := examine(b, load); err == nil {
-		a.listGPUs(Roots(job.Config.Host))
+		a.listGPUs(Roots(job.Config.Host), slices.Equal(job.Request.Devices, []string{request.All}))
 		a.readManifest(job.Config.Host.StateDir)
 	}
 	return a
 }
 
-// listGPUs begins to look at the GPUs: with eight of them that takes a millisecond.
-func (a *Ahead) listGPUs(roots device.Roots) {
+// listGPUs begins to look at the GPUs: with eight of them that takes a millisecond. With
+// divided it also looks at their MIG devices, which takes another one with sixteen.
+func (a *Ahead) listGPUs(roots device.Roots, divided bool) {
 	a.roots, a.at, a.listed = roots, time.Now(), make(chan struct{})
 	go func() {
 		defer close(a.listed)
 		// What panics here panics again when it is asked for, where it is told.
 		defer func() { _ = recover() }()
-		a.inventory, _ = device.Discover(roots)
+		inv, err := device.Discover(roots)
+		if err == nil && divided {
+			_, _ = inv.Seen() // what fails is tried again
+		}
+		a.inventory = inv
 	}()
 }
 

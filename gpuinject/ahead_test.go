@@ -3,6 +3,7 @@ package gpuinject
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -214,5 +215,77 @@ func TestTheGPUsThatWereSeenAheadCountForAMomentAndAreConfirmed(t *testing.T) {
 			t.Fatal(err)
 		}
 		refused(t, inj.Attach(os.Getpid()), Precondition, "has changed")
+	})
+}
+
+func TestMIGDevicesThatWereSeenAheadCountForAMomentAndAreConfirmed(t *testing.T) {
+	// ahead looks, lets before happen, and resolves.
+	ahead := func(t *testing.T, h *migHost, asked string, before func(dir string)) (job *Job, dir string, counted bool) {
+		t.Helper()
+		dir = newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES="+asked))
+		a := LookAhead(dir, loading(h.cfg))
+		<-a.listed
+		seen := a.inventory
+		before(dir)
+		job, _, err := a.Examine(dir, loading(h.cfg))
+		if err == nil {
+			err = job.Resolve()
+		}
+		if err != nil || seen == nil {
+			t.Fatal(seen, err)
+		}
+		return job, dir, job.inv == seen
+	}
+	reconfigure := func(t *testing.T, h *migHost, mig ...sim.MIGDevice) {
+		t.Helper()
+		if err := h.Reconfigure(t.Context(), mig); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Run("they are not read again", func(t *testing.T) {
+		h := newMIGHost(t)
+		hidden := filepath.Join(h.cfg.Host.ProcRoot, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/gi9", h.GPUs[1].Minor))
+		job, _, counted := ahead(t, h, "all", func(string) {
+			if err := os.Rename(filepath.Join(hidden, "access"), filepath.Join(hidden, "hidden")); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if !counted || len(job.set.MIG) != 3 {
+			t.Errorf("the MIG devices were listed again: %v", job.set.Names())
+		}
+	})
+	t.Run("another layout before the request", func(t *testing.T) {
+		h := newMIGHost(t)
+		job, _, counted := ahead(t, h, "all", func(string) { reconfigure(t, h, sim.MIGDevice{GPU: 0, GI: 2}) })
+		if counted || len(job.set.MIG) != 1 || job.set.MIG[0].GI != 2 || len(job.set.GPUs) != 2 {
+			t.Errorf("the container gets %v", job.set.Names())
+		}
+	})
+	t.Run("one that is gone before the start", func(t *testing.T) {
+		for name, mutate := range map[string]func(*specs.Spec){
+			"masked": func(*specs.Spec) {},
+			"unmasked": func(s *specs.Spec) {
+				s.Process.Capabilities.Bounding, s.Linux.MaskedPaths = []string{"CAP_SYS_ADMIN"}, nil
+			},
+		} {
+			t.Run(name, func(t *testing.T) {
+				h := newMIGHost(t)
+				job, dir, _ := ahead(t, h, "all", func(dir string) {
+					spec := newSpec("NVIDIA_VISIBLE_DEVICES=all")
+					mutate(spec)
+					rewrite(t, dir, spec)
+				})
+				inj, err := job.Inject(filepath.Join(dir, "rootfs"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer inj.Close()
+				if job.Plan.Proc.Masked != (name == "masked") {
+					t.Fatal("masked:", job.Plan.Proc.Masked)
+				}
+				reconfigure(t, h, sim.MIGDevice{GPU: 1, GI: 5}, sim.MIGDevice{GPU: 1, GI: 5, CI: 1})
+				refused(t, inj.Attach(os.Getpid()), Precondition, "read MIG capability", "gi9")
+			})
+		}
 	})
 }

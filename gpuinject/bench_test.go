@@ -13,6 +13,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // typicalSpec has the size of what containerd writes for a container of a pod: about
@@ -157,4 +160,89 @@ func processorTime() time.Duration {
 		return 0
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// newLargeHost is a host with eight GPUs, four of them divided into sixteen MIG devices.
+func newLargeHost(t testing.TB) (*sim.Driver, *config.Config) {
+	t.Helper()
+	var mig []sim.MIGDevice
+	for i := range 16 {
+		mig = append(mig, sim.MIGDevice{GPU: 4 + i/4, GI: 3 + i%4})
+	}
+	d := simtest.New(t, sim.Options{GPUs: 8, MIG: mig})
+	cfg, err := config.Load(d.ConfigPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if state, err := view.OpenState(cfg.Host.StateDir); err == nil {
+			_ = state.Remove()
+		}
+	})
+	return d, cfg
+}
+
+// BenchmarkEverything takes a container that gets all of a large host through what
+// precedes runc (resolve) and what goes on beside it (finish).
+func BenchmarkEverything(b *testing.B) {
+	_, cfg := newLargeHost(b)
+	dir := newBundle(b, typicalSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"))
+	original := readFile(b, dir, bundle.ConfigName)
+	prepare := func() *Job {
+		writeFile(b, filepath.Join(dir, bundle.ConfigName), string(original), 0o600)
+		ahead := LookAhead(dir, loading(cfg))
+		if ahead.listed != nil {
+			<-ahead.listed
+		}
+		job, _, err := ahead.Examine(dir, loading(cfg))
+		if err != nil {
+			b.Fatal(err)
+		}
+		return job
+	}
+	resolved := func() *Job {
+		job := prepare()
+		if err := job.Resolve(); err != nil {
+			b.Fatal(err)
+		}
+		return job
+	}
+	inj, err := resolved().Inject(filepath.Join(dir, "rootfs"))
+	if err == nil {
+		err = inj.Wait()
+	}
+	if err != nil {
+		b.Fatal(err)
+	}
+	inj.Close()
+	time.Sleep(50 * time.Millisecond) // driver.Files.Settled
+	resolved()
+	b.Run("resolve", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			b.StopTimer()
+			job := prepare()
+			b.StartTimer()
+			if err := job.Resolve(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+	b.Run("finish", func(b *testing.B) {
+		b.ReportAllocs()
+		for b.Loop() {
+			b.StopTimer()
+			inj, err := resolved().Inject(filepath.Join(dir, "rootfs"))
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.StartTimer()
+			if err := inj.Wait(); err != nil {
+				b.Fatal(err)
+			}
+			b.StopTimer()
+			inj.Close()
+			b.StartTimer()
+		}
+	})
 }

@@ -60,12 +60,14 @@ type Job struct {
 	asked    bool // known is an answer to this job, not an earlier one
 	inv      *device.Inventory
 	confirm  bool // inv is of before the request
-	grant    policy.Grant
-	set      device.Set   // what the container gets
-	gpus     []device.GPU // what it sees: whole ones and those of its MIG devices
-	nodes    []device.Node
-	state    *view.State
-	stamp    string
+	// read are files of the driver's procfs that were read to confirm it.
+	read  map[string][]byte
+	grant policy.Grant
+	set   device.Set   // what the container gets
+	gpus  []device.GPU // what it sees: whole ones and those of its MIG devices
+	nodes []device.Node
+	state *view.State
+	stamp string
 	// manifest is set by loadManifest; looked says that it is of this moment.
 	manifest *manifest
 	looked   bool

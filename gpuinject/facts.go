@@ -147,7 +147,7 @@ func (j *Job) openState() error {
 	if j.state != nil {
 		return nil
 	}
-	if state := j.early.wait().state; state != nil {
+	if state, _ := j.early.read(); state != nil {
 		j.state = state
 		return nil
 	}

@@ -63,7 +63,7 @@ func (j *Job) findFiles() error {
 
 // fresh tells whether the manifest is up to date.
 func (j *Job) fresh(m *manifest) bool {
-	if e := j.early.wait(); e.manifest == m && e.fresh {
+	if j.early.isFresh(m) {
 		return true
 	}
 	return m.Files.Fresh(j.Config.Host, j.Request.Capabilities)
@@ -78,7 +78,8 @@ func (j *Job) loadManifest() error {
 	if err := j.openState(); err != nil {
 		return err
 	}
-	m, ok := j.early.wait().manifest, true
+	_, m := j.early.read()
+	ok := true
 	if m == nil || j.manifestFor() != manifestName {
 		m, ok = j.ahead.load(j.state, j.manifestFor())
 	}

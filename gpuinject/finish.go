@@ -6,7 +6,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/fault"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/osthread"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 )
 
@@ -68,9 +67,11 @@ func (i *Injection) Close() {
 // container gets none.
 func (j *Job) finish() (*procmask.Mask, error) {
 	if j.confirm {
-		if err := j.inv.Confirm(j.gpus); err != nil {
+		read, err := j.inv.Confirm(j.gpus, j.set.Capabilities())
+		if err != nil {
 			return nil, fail(Precondition, "%w", err)
 		}
+		j.read = read
 	}
 	if err := fault.Point("record"); err != nil {
 		return nil, fail(Internal, "%w", err)
@@ -84,11 +85,7 @@ func (j *Job) finish() (*procmask.Mask, error) {
 	if err := fault.Point("mask-build"); err != nil {
 		return nil, fail(Internal, "%w", err)
 	}
-	mask, err := j.buildMask()
-	if err == nil {
-		osthread.Prepare() // for Attach
-	}
-	return mask, err
+	return j.buildMask()
 }
 
 // record writes what was done and why beside the configuration.

@@ -4,18 +4,15 @@ import (
 	"bytes"
 	"errors"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 )
-
-// maxProcFile bounds what is copied from the driver's procfs, in bytes a file.
-const maxProcFile = 64 << 10
 
 // needsMask tells whether the container gets the mask. A privileged container can
 // take any mask off; a container in a user namespace that asked for an unmasked
@@ -81,11 +78,11 @@ func hasNamespace(list []specs.LinuxNamespace, kind specs.LinuxNamespaceType) bo
 // buildMask assembles the mask, unattached.
 func (j *Job) buildMask() (*procmask.Mask, error) {
 	dir := filepath.Join(j.Config.Host.ProcRoot, "driver/nvidia")
-	version, err := readProc(filepath.Join(dir, "version"))
+	version, err := j.readProc(filepath.Join(dir, "version"))
 	if err != nil {
 		return nil, fail(Precondition, "%w", err)
 	}
-	params, err := readProc(filepath.Join(dir, "params"))
+	params, err := j.readProc(filepath.Join(dir, "params"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fail(Precondition, "%w", err)
 	}
@@ -98,7 +95,7 @@ func (j *Job) buildMask() (*procmask.Mask, error) {
 			continue
 		}
 		for _, name := range []string{"information", "power"} {
-			data, err := readProc(filepath.Join(dir, "gpus", g.BusID, name))
+			data, err := j.readProc(filepath.Join(dir, "gpus", g.BusID, name))
 			if errors.Is(err, fs.ErrNotExist) && name != "information" {
 				continue
 			}
@@ -109,7 +106,7 @@ func (j *Job) buildMask() (*procmask.Mask, error) {
 		}
 	}
 	for _, c := range j.set.Capabilities() {
-		data, err := readProc(j.inv.CapabilityFile(c))
+		data, err := j.readProc(j.inv.CapabilityFile(c))
 		if err != nil {
 			return nil, fail(Precondition, "%w", err)
 		}
@@ -164,27 +161,10 @@ func withLine(text []byte, name, line string) []byte {
 	return append(out, line+"\n"...)
 }
 
-func readProc(name string) ([]byte, error) {
-	f, err := os.Open(name)
-	if err != nil {
-		return nil, err
+// readProc reads a file of the driver's procfs, where it was not read just now.
+func (j *Job) readProc(name string) ([]byte, error) {
+	if data, ok := j.read[name]; ok {
+		return data, nil
 	}
-	defer f.Close()
-	var b bytes.Buffer
-	_, err = b.ReadFrom(&limited{f, maxProcFile})
-	return b.Bytes(), err
-}
-
-// limited reads at most n bytes and then fails: a cut file would say another thing.
-type limited struct {
-	f *os.File
-	n int
-}
-
-func (l *limited) Read(p []byte) (int, error) {
-	n, err := l.f.Read(p)
-	if l.n -= n; l.n < 0 {
-		return 0, &os.PathError{Op: "read", Path: l.f.Name(), Err: errors.New("file too large")}
-	}
-	return n, err
+	return device.ReadFile(name)
 }

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
 )
 
 // userNamespace puts the container of spec into a user namespace.
@@ -120,12 +122,12 @@ func TestTheParametersNeverLetLibrariesMakeNodes(t *testing.T) {
 
 func TestAProcfsFileThatIsTooLargeIsNotCut(t *testing.T) {
 	name := filepath.Join(t.TempDir(), "params")
-	writeFile(t, name, strings.Repeat("x", maxProcFile), 0o600)
-	if data, err := readProc(name); err != nil || len(data) != maxProcFile {
+	writeFile(t, name, strings.Repeat("x", device.MaxProcFile), 0o600)
+	if data, err := (&Job{}).readProc(name); err != nil || len(data) != device.MaxProcFile {
 		t.Errorf("%d bytes, %v", len(data), err)
 	}
-	writeFile(t, name, strings.Repeat("x", maxProcFile+1), 0o600)
-	if _, err := readProc(name); err == nil || !strings.Contains(err.Error(), "too large") {
+	writeFile(t, name, strings.Repeat("x", device.MaxProcFile+1), 0o600)
+	if _, err := (&Job{}).readProc(name); err == nil || !strings.Contains(err.Error(), "too large") {
 		t.Errorf("error %v", err)
 	}
 }

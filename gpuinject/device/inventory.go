@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -14,9 +13,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// maxProcFile bounds every file of procfs that is read, in bytes. The largest
+// MaxProcFile bounds every file of procfs that is read, in bytes. The largest
 // seen are about 1 KiB.
-const maxProcFile = 64 << 10
+const MaxProcFile = 64 << 10
+
+var errTooLarge = errors.New("file too large")
 
 // ErrNoDriver says that no NVIDIA kernel module is loaded: its version file in
 // procfs is missing.
@@ -132,20 +133,27 @@ func (r Roots) informationFile(bus string) string {
 // information reads what the driver says of a GPU, which takes it a tenth of a
 // millisecond.
 func (r Roots) information(bus string) (information, error) {
+	info, _, err := r.readInformation(bus)
+	return info, err
+}
+
+// readInformation is information, with the bytes of the file.
+func (r Roots) readInformation(bus string) (information, []byte, error) {
 	file := r.informationFile(bus)
 	data, err := readBounded(file)
 	if err != nil {
-		return information{}, fmt.Errorf("read GPU information: %w", err)
+		return information{}, nil, fmt.Errorf("read GPU information: %w", err)
 	}
 	info, err := parseInformation(data)
 	if err != nil {
-		return info, fmt.Errorf("read GPU information: %s: %w", file, err)
+		return info, nil, fmt.Errorf("read GPU information: %s: %w", file, err)
 	}
-	return info, nil
+	return info, data, nil
 }
 
 // Unchanged tells whether the same version of the driver shows the same GPUs as at
-// Discover. It does not read what it says of each: see Confirm.
+// Discover, divided as they were when that was looked at. It does not read what it says
+// of each: see Confirm.
 func (inv *Inventory) Unchanged() bool {
 	if inv.Platform != "" {
 		return false
@@ -169,25 +177,52 @@ func (inv *Inventory) Unchanged() bool {
 		}
 		n++
 	}
-	return n == len(inv.GPUs)+len(inv.Excluded)
+	return n == len(inv.GPUs)+len(inv.Excluded) && inv.sameInstances()
 }
 
-// Confirm makes sure that the driver says of these GPUs what it said at Discover. A
-// UUID that was not known then may be known now.
-func (inv *Inventory) Confirm(gpus []GPU) error {
+// sameInstances tells whether the GPUs have the GPU instances that they had when MIG
+// devices were looked for. A GPU whose instances had no compute instance is not the same:
+// it counted as whole.
+func (inv *Inventory) sameInstances() bool {
+	for minor, l := range inv.layouts {
+		gis, err := numbered(inv.migDir(minor), "gi")
+		if err != nil || !slices.Equal(gis, l.gis) || len(gis) > 0 && len(l.here)+len(l.elsewhere) == 0 {
+			return false
+		}
+	}
+	return true
+}
+
+// Confirm makes sure that the driver says of these GPUs what it said at Discover, and of
+// these capabilities what it said when they were listed. A UUID that was not known then
+// may be known now. read are the files that it has read, by path.
+func (inv *Inventory) Confirm(gpus []GPU, caps []Capability) (read map[string][]byte, err error) {
+	read = map[string][]byte{}
 	for _, g := range gpus {
 		if g.BusID == "" { // a Tegra's
 			continue
 		}
-		info, err := inv.Roots.information(g.BusID)
+		info, data, err := inv.Roots.readInformation(g.BusID)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		if info.minor != g.Minor || info.excluded || g.UUID != "" && info.uuid != g.UUID {
-			return fmt.Errorf("GPU %d (%s, %s) has changed while the container was created: it is not the one that was granted any more", g.Index, g.UUID, g.BusID)
+			return nil, fmt.Errorf("GPU %d (%s, %s) has changed while the container was created: it is not the one that was granted any more", g.Index, g.UUID, g.BusID)
 		}
+		read[inv.Roots.informationFile(g.BusID)] = data
 	}
-	return nil
+	for _, c := range caps {
+		file := inv.CapabilityFile(c)
+		minor, data, err := readCapability(file)
+		if err != nil {
+			return nil, err
+		}
+		if minor != c.Minor {
+			return nil, fmt.Errorf("MIG capability %s has changed while the container was created: it is not the one that was granted any more", c.File)
+		}
+		read[file] = data
+	}
+	return read, nil
 }
 
 func readVersion(file string) (string, error) {
@@ -330,17 +365,31 @@ func compareBusID(a, b GPU) int {
 		cmp.Compare(x.device, y.device), cmp.Compare(x.function, y.function))
 }
 
-// readNames lists a directory without asking for each entry's type.
-func readNames(dir string) ([]string, error) {
-	f, err := os.Open(dir)
+// readNames lists a directory without asking for each entry's type. System calls alone,
+// as in readBounded.
+func readNames(dir string) (names []string, err error) {
+	fd, err := retry(func() (int, error) { return unix.Open(dir, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0) })
 	if err != nil {
-		return nil, err
+		return nil, &fs.PathError{Op: "open", Path: dir, Err: err}
 	}
-	defer f.Close()
-	return f.Readdirnames(-1)
+	defer unix.Close(fd)
+	buf := make([]byte, 4096)
+	for {
+		n, err := retry(func() (int, error) { return unix.ReadDirent(fd, buf) })
+		if err != nil {
+			return nil, &fs.PathError{Op: "readdirent", Path: dir, Err: err}
+		}
+		if n == 0 {
+			return names, nil
+		}
+		_, _, names = unix.ParseDirent(buf[:n], -1, names)
+	}
 }
 
-// readBounded reads a whole file of at most maxProcFile bytes. System calls alone:
+// ReadFile reads a whole file of the driver's procfs, of at most MaxProcFile bytes.
+func ReadFile(name string) ([]byte, error) { return readBounded(name) }
+
+// readBounded reads a whole file of at most MaxProcFile bytes. System calls alone:
 // package os would ask what kind of file it is.
 func readBounded(file string) ([]byte, error) {
 	fd, err := retry(func() (int, error) { return unix.Open(file, unix.O_RDONLY|unix.O_CLOEXEC, 0) })
@@ -357,8 +406,8 @@ func readBounded(file string) ([]byte, error) {
 		if n == 0 {
 			return buf, nil
 		}
-		if buf = buf[:len(buf)+n]; len(buf) > maxProcFile {
-			return nil, fmt.Errorf("%s is larger than %d bytes", file, maxProcFile)
+		if buf = buf[:len(buf)+n]; len(buf) > MaxProcFile {
+			return nil, &fs.PathError{Op: "read", Path: file, Err: errTooLarge}
 		}
 		if len(buf) == cap(buf) {
 			buf = slices.Grow(buf, len(buf))

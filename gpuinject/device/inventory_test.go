@@ -219,7 +219,7 @@ func TestAGPUIsConfirmedWhileTheDriverSaysTheSameOfIt(t *testing.T) {
 			h := fourGPUs(t)
 			inv := h.discover()
 			tc.change(h)
-			err := inv.Confirm(inv.GPUs[1:2])
+			_, err := inv.Confirm(inv.GPUs[1:2], nil)
 			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got %v, want %q", err, tc.want)
 			}
@@ -230,7 +230,7 @@ func TestAGPUIsConfirmedWhileTheDriverSaysTheSameOfIt(t *testing.T) {
 		h.gpu(bus, 0, "GPU-????????-????-????-????-????????????", "No")
 		inv := h.discover()
 		h.gpu(bus, 0, uuid("fef8089b"), "No")
-		if err := inv.Confirm(inv.GPUs); err != nil {
+		if _, err := inv.Confirm(inv.GPUs, nil); err != nil {
 			t.Error(err)
 		}
 	})

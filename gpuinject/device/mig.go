@@ -97,11 +97,11 @@ func (c Capability) node() string {
 func (inv *Inventory) Instances() ([]Instance, error) {
 	var all []Instance
 	for _, gpu := range inv.GPUs {
-		list, err := inv.readInstances(gpu)
+		l, err := inv.readLayout(gpu)
 		if err != nil {
 			return nil, err
 		}
-		all = append(all, inv.divide(list).here...)
+		all = append(all, l.here...)
 	}
 	return all, nil
 }
@@ -117,14 +117,13 @@ func (inv *Inventory) layoutOf(gpu GPU) (layout, error) {
 	if l, ok := inv.layouts[gpu.Minor]; ok {
 		return l, nil
 	}
-	all, err := inv.readInstances(gpu)
+	l, err := inv.readLayout(gpu)
 	if err != nil {
 		return layout{}, err
 	}
 	if inv.layouts == nil {
 		inv.layouts = map[int]layout{}
 	}
-	l := inv.divide(all)
 	inv.layouts[gpu.Minor] = l
 	return l, nil
 }
@@ -142,12 +141,28 @@ func (inv *Inventory) Seen() ([]Instance, error) {
 	return all, nil
 }
 
-func (inv *Inventory) readInstances(gpu GPU) ([]Instance, error) {
-	dir := filepath.Join(inv.Roots.Proc, capabilitiesDir, "gpu"+strconv.Itoa(gpu.Minor), "mig")
-	gis, err := numbered(dir, "gi")
+// migDir is where the driver shows the GPU instances of the GPU with that minor number.
+func (inv *Inventory) migDir(minor int) string {
+	return filepath.Join(inv.Roots.Proc, capabilitiesDir, "gpu"+strconv.Itoa(minor), "mig")
+}
+
+func (inv *Inventory) readLayout(gpu GPU) (layout, error) {
+	gis, err := numbered(inv.migDir(gpu.Minor), "gi")
 	if err != nil {
-		return nil, fmt.Errorf("list MIG devices: %w", err)
+		return layout{}, fmt.Errorf("list MIG devices: %w", err)
 	}
+	all, err := inv.readInstances(gpu, gis)
+	if err != nil {
+		return layout{}, err
+	}
+	l := inv.divide(all)
+	l.gis = gis
+	return l, nil
+}
+
+// readInstances reads the compute instances of the GPU instances gis.
+func (inv *Inventory) readInstances(gpu GPU, gis []int) ([]Instance, error) {
+	dir := inv.migDir(gpu.Minor)
 	var list []Instance
 	for _, gi := range gis {
 		giDir := filepath.Join(dir, "gi"+strconv.Itoa(gi))
@@ -197,18 +212,24 @@ func numbered(dir, prefix string) ([]int, error) {
 
 // capabilityMinor reads "DeviceFileMinor: 12" of a capability file.
 func capabilityMinor(file string) (uint32, error) {
+	minor, _, err := readCapability(file)
+	return minor, err
+}
+
+// readCapability is capabilityMinor, with the bytes of the file.
+func readCapability(file string) (uint32, []byte, error) {
 	data, err := readBounded(file)
 	if err != nil {
-		return 0, fmt.Errorf("read MIG capability: %w", err)
+		return 0, nil, fmt.Errorf("read MIG capability: %w", err)
 	}
 	for line := range strings.Lines(string(data)) {
 		if value, ok := strings.CutPrefix(line, "DeviceFileMinor:"); ok {
 			n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 20)
 			if err != nil {
-				return 0, fmt.Errorf("read MIG capability: %s: minor %q is not a number", file, cut(strings.TrimSpace(value)))
+				return 0, nil, fmt.Errorf("read MIG capability: %s: minor %q is not a number", file, cut(strings.TrimSpace(value)))
 			}
-			return uint32(n), nil
+			return uint32(n), data, nil
 		}
 	}
-	return 0, fmt.Errorf("read MIG capability: %s has no line \"DeviceFileMinor:\"", file)
+	return 0, nil, fmt.Errorf("read MIG capability: %s has no line \"DeviceFileMinor:\"", file)
 }

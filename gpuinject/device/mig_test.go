@@ -349,3 +349,93 @@ func TestCapabilityFiles(t *testing.T) {
 		}
 	})
 }
+
+func TestAnInventoryIsUnchangedWhileItsGPUsAreDividedTheSame(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		change func(h *fakeHost)
+		want   bool
+	}{
+		{"nothing", func(*fakeHost) {}, true},
+		{"one GPU instance less", func(h *fakeHost) { h.destroy(2, 9) }, false},
+		{"one GPU instance more", func(h *fakeHost) { h.instance(2, 7, 0) }, false},
+		{"one in the place of another", func(h *fakeHost) { h.destroy(2, 9); h.instance(2, 8, 0) }, false},
+		{"a GPU that was whole", func(h *fakeHost) { h.instance(0, 1, 0) }, false},
+		{"a GPU that is whole now", func(h *fakeHost) { h.destroy(3, 1) }, false},
+		{"a compute instance less, which Confirm sees where it was granted", func(h *fakeHost) {
+			os.RemoveAll(filepath.Join(h.roots.Proc, "driver/nvidia/capabilities/gpu2/mig/gi10/ci1"))
+		}, true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := migHost(t)
+			inv := h.discover()
+			if _, err := inv.Seen(); err != nil {
+				t.Fatal(err)
+			}
+			tc.change(h)
+			if got := inv.Unchanged(); got != tc.want {
+				t.Errorf("unchanged: %v, want %v", got, tc.want)
+			}
+		})
+	}
+	t.Run("a GPU instance that may have a compute instance by now", func(t *testing.T) {
+		h := migHost(t)
+		ci := filepath.Join(h.roots.Proc, "driver/nvidia/capabilities/gpu3/mig/gi1/ci0")
+		if err := os.RemoveAll(ci); err != nil {
+			t.Fatal(err)
+		}
+		inv := h.discover()
+		if _, err := inv.Seen(); err != nil {
+			t.Fatal(err)
+		}
+		if inv.Unchanged() {
+			t.Error("a GPU that counted as whole may be divided now")
+		}
+	})
+}
+
+func TestACapabilityIsConfirmedWhileTheDriverSaysTheSameOfIt(t *testing.T) {
+	file := func(h *fakeHost) string {
+		return filepath.Join(h.roots.Proc, "driver/nvidia/capabilities/gpu2/mig/gi9/ci0/access")
+	}
+	for _, tc := range []struct {
+		name   string
+		change func(h *fakeHost)
+		want   string // in the error
+	}{
+		{"nothing", func(*fakeHost) {}, ""},
+		{"another line", func(h *fakeHost) {
+			h.write(file(h), fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileModify: 0\n", giNode(2, 9)+1))
+		}, ""},
+		{"another MIG device", func(h *fakeHost) { h.destroy(2, 10) }, ""},
+		{"another node", func(h *fakeHost) { h.write(file(h), "DeviceFileMinor: 4\n") }, "gpu2/mig/gi9/ci0/access has changed"},
+		{"nonsense", func(h *fakeHost) { h.write(file(h), "DeviceFileMinor: x\n") }, "is not a number"},
+		{"its compute instance is gone", func(h *fakeHost) { os.RemoveAll(filepath.Dir(file(h))) }, "gi9/ci0/access: no such file"},
+		{"its GPU instance is gone", func(h *fakeHost) { h.destroy(2, 9) }, "gi9/access: no such file"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			h := migHost(t)
+			inv := h.discover()
+			in, ok, err := inv.instance(inv.GPUs[0], 9, 0)
+			if err != nil || !ok {
+				t.Fatal(ok, err)
+			}
+			tc.change(h)
+			read, err := inv.Confirm(inv.GPUs[:1], Set{MIG: []Instance{in}}.Capabilities())
+			if (err == nil) != (tc.want == "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+			if err != nil {
+				return
+			}
+			for _, name := range []string{file(h), inv.Roots.informationFile(inv.GPUs[0].BusID)} {
+				if data, err := os.ReadFile(name); err != nil || string(data) != string(read[name]) {
+					t.Errorf("%s: read %q, there is %q (%v)", name, read[name], data, err)
+				}
+			}
+			if len(read) != 3 {
+				t.Errorf("%d files were read, want 3", len(read))
+			}
+		})
+	}
+}

@@ -35,6 +35,8 @@ type layout struct {
 	here []Instance
 	// elsewhere are those of the machine that this host, a container, was not given.
 	elsewhere []Instance
+	// gis are the ids of the GPU instances, with a compute instance or without.
+	gis []int
 }
 
 // divide tells the MIG devices of a GPU apart, as far as this host is a container.

@@ -32,9 +32,6 @@ func Do(fn func() error) error {
 	return <-j.result
 }
 
-// Prepare has a thread wait for a function, so that the next Do need not make one.
-func Prepare() { _ = Do(func() error { return nil }) }
-
 // work runs j and then what comes, on a thread that nothing else runs on. It closes
 // off when it has one that is not the main thread.
 func work(j job, off chan struct{}) {

@@ -5,12 +5,13 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"slices"
 	"strings"
 	"sync"
 	"syscall"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/osthread"
 )
 
 // File is one file of the mask.
@@ -65,7 +66,7 @@ func New(files []File, label string) (*Mask, error) {
 	// writing: while the files are written, nothing is started.
 	tryPidfd()
 	syscall.ForkLock.RLock()
-	err = m.fill(files)
+	err = osthread.Do(func() error { return fill(mfd, files) })
 	syscall.ForkLock.RUnlock()
 	if err != nil {
 		m.Close()
@@ -93,37 +94,46 @@ var tryPidfd = sync.OnceFunc(func() {
 // Close gives the mask up; where it is attached it stays.
 func (m *Mask) Close() error { return m.f.Close() }
 
-// fill writes the files through the descriptor of the detached mount.
-func (m *Mask) fill(files []File) error {
-	root := int(m.f.Fd())
-	var made []string
+// fill writes the files through root, the descriptor of the detached mount. It runs on
+// a thread of its own, whose umask is no other thread's: programs that are not root read
+// the files too, whatever umask the daemon has.
+func fill(root int, files []File) error {
+	defer unix.Umask(unix.Umask(0))
+	made := map[string]bool{}
 	for _, file := range files {
 		name := path.Clean(file.Path)
 		if path.IsAbs(name) || name == ".." || strings.HasPrefix(name, "../") {
 			return fmt.Errorf("file %q is outside the mask", file.Path)
 		}
 		for i := range name {
-			if name[i] != '/' || slices.Contains(made, name[:i]) {
+			if name[i] != '/' || made[name[:i]] {
 				continue
 			}
-			if err := unix.Mkdirat(root, name[:i], 0o555); err != nil && !errors.Is(err, unix.EEXIST) {
+			if err := unix.Mkdirat(root, name[:i], 0o555); err != nil {
 				return fmt.Errorf("make %s: %w", name[:i], err)
 			}
-			// Whatever umask the daemon has: programs that are not root read them too.
-			if err := unix.Fchmodat(root, name[:i], 0o555, 0); err != nil {
-				return fmt.Errorf("chmod %s: %w", name[:i], err)
-			}
-			made = append(made, name[:i])
+			made[name[:i]] = true
 		}
 		fd, err := unix.Openat(root, name, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o444)
 		if err != nil {
 			return fmt.Errorf("make %s: %w", name, err)
 		}
-		f := os.NewFile(uintptr(fd), name)
-		_, err = f.Write(file.Data)
-		if err := errors.Join(err, f.Chmod(0o444), f.Close()); err != nil {
+		if err := errors.Join(write(fd, file.Data), unix.Close(fd)); err != nil {
 			return fmt.Errorf("write %s: %w", name, err)
 		}
+	}
+	return nil
+}
+
+// write writes all of data. System calls alone: package os would ask what kind of file
+// it is.
+func write(fd int, data []byte) error {
+	for len(data) > 0 {
+		n, err := unix.Write(fd, data)
+		if err != nil && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		data = data[max(n, 0):]
 	}
 	return nil
 }

@@ -206,7 +206,9 @@ func TestMaskStaysWithinItself(t *testing.T) {
 func TestAMaskCanBeReadByProgramsThatAreNotRoot(t *testing.T) {
 	old := syscall.Umask(0o077)
 	m, err := New([]File{{Path: "gpus/0000:19:00.0/information", Data: []byte("x")}, {Path: "version"}}, "")
-	syscall.Umask(old)
+	if now := syscall.Umask(old); now != 0o077 {
+		t.Errorf("the umask of the process became %#o", now)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
