@@ -37,7 +37,7 @@ func lineTables() (start, end uintptr) {
 	if err != nil {
 		return 0, 0
 	}
-	defer f.Close()
+	defer func() { _ = f.Close() }()
 	s := f.Section(".gopclntab")
 	if s == nil {
 		return 0, 0

@@ -297,7 +297,7 @@ func (r *Root) WriteFile(name string, data []byte, mode os.FileMode, mkdir bool)
 		return err
 	}
 	tmp := "." + base + "." + hex.EncodeToString(salt[:])
-	fd, err := unix.Openat(dir.fd, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	fd, err := unix.Openat(dir.fd, tmp, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, uint32(mode.Perm()))
 	if err != nil {
 		return &os.PathError{Op: "create", Path: name, Err: err}
 	}
@@ -307,7 +307,7 @@ func (r *Root) WriteFile(name string, data []byte, mode os.FileMode, mkdir bool)
 		err = f.Chown(dir.uid, dir.gid)
 	}
 	if err == nil {
-		err = f.Chmod(mode)
+		err = chmod(f, mode)
 	}
 	if cerr := f.Close(); err == nil {
 		err = cerr
@@ -335,4 +335,14 @@ func (r *Root) holds(name string, data []byte) bool {
 	old := make([]byte, len(data))
 	_, err = io.ReadFull(f, old)
 	return err == nil && string(old) == string(data)
+}
+
+// chmod gives f these permissions, which it has unless a umask took some: each change is
+// written to the disk's journal.
+func chmod(f *os.File, mode os.FileMode) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(int(f.Fd()), &st); err == nil && st.Mode&0o7777 == uint32(mode.Perm()) {
+		return nil
+	}
+	return f.Chmod(mode)
 }
