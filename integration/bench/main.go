@@ -190,6 +190,13 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 	}
 
 	r.Cases = slices.DeleteFunc(r.Cases, func(c Case) bool { return !o.wants(c.Name) })
+	note, err := awaitInodes(ctx, b.env.Root)
+	if err != nil {
+		return err
+	}
+	if note != "" {
+		r.Notes = append(r.Notes, note)
+	}
 	err = b.measure(ctx, o.rounds, func(what string, round int) {
 		fmt.Fprintf(os.Stderr, "\r%s, round %d of %d ", what, round+1, o.rounds)
 	})
