@@ -29,8 +29,13 @@ const (
 // driver's files.
 const manifestName = "driver.json"
 
+// manifestFormat is raised where the same files would be found to be something else, so
+// that what an older shim kept is not believed.
+const manifestFormat = 1
+
 // manifest is the driver's files as they were found, with what they were found by.
 type manifest struct {
+	Format  int
 	Host    config.Host
 	Version string
 	Files   driver.Files
@@ -83,7 +88,7 @@ func (j *Job) loadManifest() error {
 	if m == nil || j.manifestFor() != manifestName {
 		m, ok = j.ahead.load(j.state, j.manifestFor())
 	}
-	if ok && m.Version == j.inv.DriverVersion && reflect.DeepEqual(m.Host, j.Config.Host) {
+	if ok && m.Format == manifestFormat && m.Version == j.inv.DriverVersion && reflect.DeepEqual(m.Host, j.Config.Host) {
 		j.manifest = m
 		return nil
 	}
@@ -97,7 +102,7 @@ func (j *Job) newManifest() (*manifest, error) {
 	if err != nil {
 		return nil, fail(Precondition, "%w", err)
 	}
-	m := &manifest{Host: j.Config.Host, Version: j.inv.DriverVersion, Files: *files}
+	m := &manifest{Format: manifestFormat, Host: j.Config.Host, Version: j.inv.DriverVersion, Files: *files}
 	if err := j.state.Store(j.manifestFor(), m); err != nil {
 		return nil, fail(Internal, "keep the list of driver files: %w", err)
 	}

@@ -40,9 +40,9 @@ type Injection struct {
 // system is mounted at the host directory root, and in the bundle. It runs before
 // `runc create`, while nothing of the container exists (invariant I4).
 //
-// The caller calls Begin when runc can begin, and closes the Injection. After an error the image may hold a linker
-// configuration for a directory that nothing is mounted on, which is harmless, and
-// the bundle an edited config.json, which goes with it.
+// The caller calls Begin when runc can begin, and closes the Injection. After an error
+// the image may hold links and a linker configuration for a directory that nothing is
+// mounted on, which is harmless, and the bundle an edited config.json, which goes with it.
 func (j *Job) Inject(root string) (*Injection, error) {
 	var (
 		img    *linker.Image

@@ -1,7 +1,9 @@
 package gpuinject
 
 import (
+	"cmp"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -9,6 +11,8 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
 // A file of the view is at its other places by a link where the image has nothing
@@ -106,6 +110,58 @@ func TestLinksOutliveTheDriversVersion(t *testing.T) {
 	for _, l := range inj.Plan.Links {
 		if strings.Contains(l.Path+l.Target, simulated.Version) {
 			t.Errorf("link %v", l)
+		}
+	}
+}
+
+// A data file that was replaced on the host is the new one in the next container: it is
+// in the view, which is made anew.
+func TestADataFileThatWasReplacedIsTheNewOne(t *testing.T) {
+	_, cfg := newHost(t, sim.Options{GPUs: 1})
+	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all")
+	const name = "/usr/share/nvidia/nvoptix.bin"
+	dir := newBundle(t, spec)
+	mustInject(t, cfg, dir)
+	before, ok := look(t, dir, name)
+	if !ok {
+		t.Fatalf("no %s", name)
+	}
+	host := path.Join(cfg.Host.DriverRoot, name)
+	if err := os.WriteFile(host+".new", append(before, "of the next package"...), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(host+".new", host); err != nil {
+		t.Fatal(err)
+	}
+	dir = newBundle(t, spec)
+	mustInject(t, cfg, dir)
+	if after, _ := look(t, dir, name); string(after) != string(before)+"of the next package" {
+		t.Errorf("the container reads %q, before %q", after, before)
+	}
+}
+
+// A container without our runtime has no view: each data file of the host is listed by
+// itself, and one that is made is said to be left out.
+func TestStandaloneNamesEveryDataFile(t *testing.T) {
+	job, err := resolve(t, hostConfig(t), newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := job.Preview(""); err != nil {
+		t.Fatal(err)
+	}
+	s := job.Standalone()
+	if len(job.files.Data) < 8 {
+		t.Fatalf("data files %v", job.files.Data)
+	}
+	for _, d := range job.files.Data {
+		dest := d.Dest
+		if !path.IsAbs(dest) {
+			dest = "/usr/lib/xorg/modules/" + dest
+		}
+		listed := slices.Contains(s.Files, Bind{d.Path, dest})
+		if omitted := slices.Contains(s.Omitted, dest); listed == omitted || listed != (d.Data == nil) {
+			t.Errorf("%s of %s: listed %v, omitted %v", dest, cmp.Or(d.Path, "nothing"), listed, omitted)
 		}
 	}
 }

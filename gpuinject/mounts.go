@@ -42,6 +42,9 @@ func (j *Job) mounts(viewRoot string, img *linker.Image, leaveOut []string) (mou
 	if ok {
 		return nil, nil, fail(Invalid, "the container mounts %s at %s, over %s where the NVIDIA driver goes: remove that mount", request.Quote(m.Source), request.Quote(m.Destination), ViewDir)
 	}
+	if j.target(ViewDir) == "/" {
+		return nil, nil, fail(Invalid, "%s of the image is its root directory, by a link: the NVIDIA driver cannot be mounted there", ViewDir)
+	}
 	mounts = []specs.Mount{{Source: viewRoot, Destination: ViewDir, Type: "bind", Options: viewOptions}}
 	free := func(dest string) bool {
 		// A volume of the container's own there, or around it: nothing may be made

@@ -61,6 +61,15 @@ func TestNothingIsMadeInAVolumeOfTheContainers(t *testing.T) {
 	}
 }
 
+func TestTheDriverIsNotMountedOverTheWholeImage(t *testing.T) {
+	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	if err := os.Symlink("/", filepath.Join(dir, "rootfs/usr/local/nvidia")); err != nil {
+		t.Fatal(err)
+	}
+	_, err := inject(t, hostConfig(t), dir)
+	refused(t, err, Invalid, "/usr/local/nvidia of the image is its root directory")
+}
+
 func TestALinkOfTheImageLeadsNothingIntoAVolume(t *testing.T) {
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
 	spec.Mounts = append(spec.Mounts, volume("/data"))

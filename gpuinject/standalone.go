@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
 )
 
 // Standalone is what a container needs of the host to have the same devices without
@@ -58,6 +59,16 @@ func (j *Job) Standalone() Standalone {
 	}
 	for _, b := range j.files.Binaries {
 		bind(b.Path, path.Join("/usr/bin", b.Name))
+	}
+	for _, d := range j.files.Data {
+		dest := j.dataDest(d, &linker.Image{})
+		switch {
+		case d.Direct: // among the mounts of the plan
+		case d.Data != nil:
+			s.Omitted = append(s.Omitted, dest)
+		default:
+			bind(d.Path, dest)
+		}
 	}
 	for _, m := range j.Plan.Mounts {
 		if m.Destination == ViewDir || slices.ContainsFunc(s.Files, func(b Bind) bool { return b.Destination == m.Destination }) {

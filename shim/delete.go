@@ -14,8 +14,11 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 		return resp, err
 	}
 	if c := s.get(r.ID); c != nil {
-		if c.restore != nil {
-			c.restore.Close()
+		s.mu.Lock()
+		restore := c.restore
+		s.mu.Unlock()
+		if restore != nil {
+			restore.Close()
 		}
 		s.put(r.ID, nil)
 		if err := unmountRootfs(ctx, c); err != nil {

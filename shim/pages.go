@@ -53,6 +53,7 @@ func lineTables() (start, end uintptr) {
 // Bits of an entry of /proc/PID/pagemap (Documentation/admin-guide/mm/pagemap.rst).
 const (
 	pagePresent = 1 << 63
+	pageSwapped = 1 << 62
 	pageOfFile  = 1 << 61
 )
 
@@ -76,7 +77,7 @@ func unmap(start, end uintptr) {
 		return
 	}
 	for ; len(entries) > 0; entries = entries[8:] {
-		if e := binary.NativeEndian.Uint64(entries); e&pagePresent != 0 && e&pageOfFile == 0 {
+		if e := binary.NativeEndian.Uint64(entries); e&pageSwapped != 0 || e&pagePresent != 0 && e&pageOfFile == 0 {
 			return
 		}
 	}

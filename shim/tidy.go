@@ -62,8 +62,8 @@ func (t *tidy) release() {
 	}
 }
 
-// after unmaps the code of a create and the line tables, and lets the collector go on once that time has
-// gone by without another create.
+// after unmaps the code of a create and the line tables, and lets the collector go on,
+// once those times have gone by without another create.
 func (t *tidy) after(code, collector time.Duration) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -110,7 +110,7 @@ type Files struct {
 	// display and ngx need.
 	DesktopWatched []string
 	DesktopState   string
-	// Identity is the sum of the states of Libraries and Binaries, which a view is made
+	// Identity is the sum of the states of Libraries, Binaries and Data, which a view is made
 	// of. Those of directories and of ld.so.cache change with every package that the
 	// host installs, and the view need not.
 	Identity string

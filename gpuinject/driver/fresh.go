@@ -99,6 +99,11 @@ func (s *search) seal() {
 	for _, b := range s.files.Binaries {
 		given[b.Path] = true
 	}
+	for _, d := range s.files.Data {
+		if d.Data == nil && !d.Direct {
+			given[d.Path] = true
+		}
+	}
 	var all, drawing []byte
 	var files []string
 	for _, stamp := range s.stamps {

@@ -11,7 +11,7 @@
 //
 // In: the directory of a mounted root file system. Out: bytes, names and file
 // information; and, before `runc create` only (invariant I4, CVE-2025-23267),
-// files written into it by temporary name and rename.
+// files written into it by temporary name and rename, and links where nothing is.
 //
 // It must never execute anything, never mount, and never follow a link out of
 // the root or onto another mount.

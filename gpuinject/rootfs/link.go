@@ -136,7 +136,7 @@ func (d *directory) mkdir(name string) (*directory, error) {
 	if err := unix.Mkdirat(d.fd, base, 0o755); err != nil {
 		return nil, &os.PathError{Op: "mkdir", Path: name, Err: err}
 	}
-	fd, err := unix.Openat(d.fd, base, unix.O_PATH|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat(d.fd, base, unix.O_RDONLY|unix.O_DIRECTORY|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, &os.PathError{Op: "open", Path: name, Err: err}
 	}
@@ -145,11 +145,11 @@ func (d *directory) mkdir(name string) (*directory, error) {
 	// Each change is written to the disk's journal: most often there is nothing to change.
 	if err == nil && (made.uid != d.uid || made.gid != d.gid) {
 		made.uid, made.gid = d.uid, d.gid
-		err = unix.Fchownat(d.fd, base, d.uid, d.gid, unix.AT_SYMLINK_NOFOLLOW)
+		err = unix.Fchown(fd, d.uid, d.gid)
 	}
 	if err == nil && mode != 0o755 {
 		// Whatever containerd's umask is: programs that are not root read what is in it.
-		err = unix.Fchmodat(d.fd, base, 0o755, 0)
+		err = unix.Fchmod(fd, 0o755)
 	}
 	if err != nil {
 		unix.Close(fd)

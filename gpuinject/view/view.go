@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -227,7 +228,7 @@ func assemble(root string, files []File) error {
 			return err
 		}
 		if f.Data != nil {
-			if err := os.WriteFile(target, f.Data, 0o444); err != nil {
+			if err := write(target, f.Data); err != nil {
 				return err
 			}
 		} else if err := bind(f.Source, target); err != nil {
@@ -246,6 +247,14 @@ func assemble(root string, files []File) error {
 		return fmt.Errorf("make the tmpfs read-only: %w", err)
 	}
 	return nil
+}
+
+// write makes a file. No process is started meanwhile: one that had it open for writing
+// until its exec would keep the tmpfs from becoming read-only.
+func write(name string, data []byte) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(name, data, 0o444)
 }
 
 // bind makes target a read-only bind of the regular file source. Files that could
