@@ -124,21 +124,27 @@ func (j *Job) dataDest(d driver.File, img *linker.Image) string {
 		if !path.IsAbs(name) {
 			name = path.Join(img.LibDir, name)
 		}
-		return j.image.IsFile(name)
+		return j.inImage(name)
 	}) {
 		return ""
 	}
-	if len(d.Copies) == 0 || j.image.IsFile(d.Dest) {
+	if len(d.Copies) == 0 || j.inImage(d.Dest) {
 		j.noteCopies(d, d.Dest)
 		return d.Dest
 	}
 	for _, name := range d.Copies {
-		if j.image.IsFile(name) {
+		if j.inImage(name) {
 			j.noteCopies(d, name)
 			return name
 		}
 	}
 	return d.Dest
+}
+
+// inImage tells whether the image has a file of this name. Most images lack most of the
+// directories in question, each of which is looked up once.
+func (j *Job) inImage(name string) bool {
+	return j.targets.There(path.Dir(name)) && j.image.IsFile(name)
 }
 
 // explainData enters what became of a data file, where it is not simply the host's.
@@ -161,7 +167,7 @@ func (j *Job) explainData(d driver.File, dest string) {
 func (j *Job) noteCopies(d driver.File, dest string) {
 	var more []string
 	for _, name := range d.Copies {
-		if name != dest && j.image.IsFile(name) && j.image.Target(name) != j.image.Target(dest) {
+		if name != dest && j.inImage(name) && j.image.Target(name) != j.image.Target(dest) {
 			more = append(more, name)
 		}
 	}

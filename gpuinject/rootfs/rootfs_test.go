@@ -211,6 +211,9 @@ func TestTargetIsWhereARuntimeWouldMakeAName(t *testing.T) {
 			if got := targets.Of(name); got != want {
 				t.Errorf("%s leads to %s by Targets, want %s", name, got, want)
 			}
+			if _, err := i.root.Stat(name); targets.There(name) != (err == nil) {
+				t.Errorf("%s is there by Targets: %v; %v", name, targets.There(name), err)
+			}
 		}
 		if got := i.root.Target(name); got != want {
 			t.Errorf("%s is made at %s, want %s", name, got, want)

@@ -28,6 +28,9 @@ func (r *Root) Targets() *Targets {
 // Of is Root.Target of name.
 func (t *Targets) Of(name string) string { return t.place(path.Clean("/" + name)).at }
 
+// There tells whether name, links followed, is in the root.
+func (t *Targets) There(name string) bool { return t.place(path.Clean("/" + name)).there }
+
 func (t *Targets) place(name string) place {
 	if p, ok := t.places[name]; ok {
 		return p
