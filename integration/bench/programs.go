@@ -28,6 +28,8 @@ func programs(ctx context.Context, h *testenv.Lifetime, o testenv.Options, image
 	}
 	defer os.RemoveAll(dir)
 	log := filepath.Join(dir, "trace")
+	// The other containerd runs still, and has its state directory locked.
+	o.StateDir = ""
 	// -D: the tracer is a grandchild, containerd keeps its process id.
 	o.Wrapper = []string{strace, "-D", "-f", "-qq", "-s", "256", "-e", "trace=execve,execveat", "-e", "signal=none", "-o", log}
 	env := testenv.Start(h, o)
