@@ -94,23 +94,28 @@ func (s *State) Read(name string) (body []byte, ok bool) {
 	return body, true
 }
 
-// Store keeps v under name, by temporary file and rename.
+// Store keeps v under name. It goes without a temporary file, which a shim that is
+// killed would leave behind: who has the old file open reads it to its end, and what a
+// killed shim has written of the new one lacks its checksum.
 func (s *State) Store(name string, v any) error {
 	body, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(s.dir, "."+name+".*")
+	full := filepath.Join(s.dir, name)
+	if err := os.Remove(full); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	f, err := os.OpenFile(full, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_CLOEXEC, 0o600)
+	if errors.Is(err, os.ErrExist) {
+		return nil // another shim has found out the same just now
+	}
 	if err != nil {
 		return err
 	}
 	_, err = f.Write(append([]byte(checksum(body)+"\n"), body...))
-	err = errors.Join(err, f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(s.dir, name))
-	}
-	if err != nil {
-		_ = os.Remove(f.Name())
+	if err = errors.Join(err, f.Close()); err != nil {
+		_ = os.Remove(full)
 	}
 	return err
 }

@@ -34,6 +34,8 @@ type helper struct {
 	Dir   string
 	Spec  Spec
 	Times int
+	// Store is the size of a value to keep again and again, until the process is killed.
+	Store int
 }
 
 func TestMain(m *testing.M) {
@@ -68,7 +70,13 @@ func TestMain(m *testing.M) {
 func ensureHelper(task string) int {
 	var h helper
 	err := json.Unmarshal([]byte(task), &h)
-	for n := 0; n < h.Times && err == nil; n++ {
+	for h.Store > 0 && err == nil {
+		if err = (&State{dir: h.Dir}).Store("v", strings.Repeat("x", h.Store)); err == nil && h.Times == 0 {
+			fmt.Println("stored")
+			h.Times++
+		}
+	}
+	for n := 0; n < h.Times && err == nil && h.Store == 0; n++ {
 		var s *State
 		if s, err = OpenState(h.Dir); err == nil {
 			var dir string
@@ -363,7 +371,7 @@ func TestManyCreatesAtOnceGetOneView(t *testing.T) {
 	var wg sync.WaitGroup
 	for range processes {
 		wg.Go(func() {
-			out, err := helper{f.dir, spec, times}.command(t).CombinedOutput()
+			out, err := helper{Dir: f.dir, Spec: spec, Times: times}.command(t).CombinedOutput()
 			if err != nil || strings.TrimSpace(string(out)) != strings.TrimSpace(strings.Repeat(want+"\n", times)) {
 				t.Errorf("%v: %s", err, out)
 			}
@@ -512,7 +520,7 @@ func TestABuilderThatIsKilledLeavesNothingHalfMade(t *testing.T) {
 	killed, finished := 0, 0
 	longest := 60 * time.Millisecond
 	for range 40 {
-		cmd := helper{f.dir, spec, 1}.command(t)
+		cmd := helper{Dir: f.dir, Spec: spec, Times: 1}.command(t)
 		check(t, cmd.Start())
 		time.Sleep(time.Duration(rand.Int64N(int64(longest))))
 		check(t, cmd.Process.Kill())
@@ -669,14 +677,75 @@ func TestStoringAtTheSameTimeNeverTearsAValue(t *testing.T) {
 				if err := f.state.Store("v", strings.Repeat("x", 1+n*10000)); err != nil {
 					t.Error(err)
 				}
+				// It may be away for a moment, and is never another's half.
 				var s string
-				if !f.state.Load("v", &s) || strings.Trim(s, "x") != "" {
+				if f.state.Load("v", &s) && (s == "" || strings.Trim(s, "x") != "") {
 					t.Errorf("%.20q", s)
 				}
 			}
 		})
 	}
 	wg.Wait()
+	var s string
+	if !f.state.Load("v", &s) {
+		t.Error("nothing is kept")
+	}
+}
+
+// A process that is killed while it stores a value leaves no other file, and nothing
+// that the next one could not store over.
+func TestAKilledStoreLeavesNothingElse(t *testing.T) {
+	f := newFixture(t)
+	for n := range 30 {
+		cmd := helper{Dir: f.dir, Store: 1 << 20}.command(t)
+		out, err := cmd.StdoutPipe()
+		check(t, err)
+		check(t, cmd.Start())
+		_, err = out.Read(make([]byte, 1))
+		time.Sleep(time.Duration(n) * 100 * time.Microsecond)
+		check(t, cmd.Process.Kill())
+		_ = cmd.Wait()
+		check(t, err)
+		entries, err := os.ReadDir(f.dir)
+		check(t, err)
+		for _, e := range entries {
+			if e.Name() != "v" {
+				t.Fatalf("%s was left", e.Name())
+			}
+		}
+		check(t, f.state.Store("v", "whole"))
+		var s string
+		if !f.state.Load("v", &s) || s != "whole" {
+			t.Fatalf("stored again it is %.20q", s)
+		}
+	}
+}
+
+// What is no file of ours is not written to, and gone when a value was stored.
+func TestAValueIsStoredInAFileOfItsOwn(t *testing.T) {
+	f := newFixture(t)
+	other := filepath.Join(t.TempDir(), "other")
+	check(t, os.WriteFile(other, []byte("theirs"), 0o666))
+	name := filepath.Join(f.dir, "v")
+	for what, make := range map[string]func() error{
+		"a link":               func() error { return os.Symlink(other, name) },
+		"another name":         func() error { return os.Link(other, name) },
+		"one of somebody else": func() error { return errors.Join(os.WriteFile(name, nil, 0o600), os.Chown(name, 1234, 1234)) },
+		"one that others may write": func() error {
+			return errors.Join(os.WriteFile(name, nil, 0o600), os.Chmod(name, 0o666))
+		},
+	} {
+		check(t, make())
+		check(t, f.state.Store("v", what))
+		var s string
+		if !f.state.Load("v", &s) || s != what {
+			t.Errorf("%s: stored is %q", what, s)
+		}
+		if data, err := os.ReadFile(other); err != nil || string(data) != "theirs" {
+			t.Errorf("%s: the other file holds %.20q (%v)", what, data, err)
+		}
+		check(t, os.Remove(name))
+	}
 }
 
 func TestRemoveTakesEverythingAway(t *testing.T) {
