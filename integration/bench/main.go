@@ -154,6 +154,9 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 		r.Notes = append(r.Notes, "The large image was not measured: "+err.Error())
 	}
 	r.Cases = g.cases()
+	if err := nodesOnly(h, g.cfg, r.Cases); err != nil {
+		return err
+	}
 	all := slices.Clone(r.Cases)
 
 	state, err := stateDir(h)
@@ -164,7 +167,7 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 		r.Notes = append(r.Notes, "containerd's state directory was on disk: this host has no tmpfs for it.")
 	}
 	env := testenv.Options{Cgroup: o.cgroup, ShimConfig: g.configPath, ShimDir: testenv.ShimDir(), StateDir: state}
-	b := &bench{Lifetime: h, stateDir: g.host.StateDir, result: r}
+	b := &bench{Lifetime: h, stateDir: g.cfg.Host.StateDir, result: r}
 	// What the shims leave mounted is taken away after containerd has ended.
 	h.Cleanup(func() {
 		if err := b.removeState(); err != nil {
@@ -215,7 +218,7 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 		}
 	}
 	if o.wants("linker") && large != "" {
-		if r.Linker, err = linkerStep(large, work, g.host, g.driver); err != nil {
+		if r.Linker, err = linkerStep(large, work, g.cfg.Host, g.driver); err != nil {
 			return err
 		}
 	}

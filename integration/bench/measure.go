@@ -115,7 +115,7 @@ func (b *bench) sample(ctx context.Context, v Variant) (Sample, error) {
 		return Sample{}, err
 	}
 	s := Sample{Create: milliseconds(t.create), Start: milliseconds(t.start)}
-	if err := b.check(t.id, v); err != nil {
+	if err := b.check(t, v); err != nil {
 		return s, err
 	}
 	s.CPU = processorTime(append(b.env.ShimPIDs(t.id), t.pid))
@@ -159,8 +159,14 @@ func (v Variant) options(args ...string) testenv.RunOptions {
 
 // check compares the shim's record of a running container with what the variant
 // is for.
-func (b *bench) check(id string, v Variant) error {
-	data, err := os.ReadFile(filepath.Join(b.env.BundleDir(id), gpuinject.RecordName))
+func (b *bench) check(t *task, v Variant) error {
+	for _, name := range v.nodes {
+		info, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", t.pid, name))
+		if err != nil || info.Mode()&fs.ModeCharDevice == 0 {
+			return fmt.Errorf("the container has no device node %s (%v)", name, err)
+		}
+	}
+	data, err := os.ReadFile(filepath.Join(b.env.BundleDir(t.id), gpuinject.RecordName))
 	if errors.Is(err, fs.ErrNotExist) && v.gpus < 0 {
 		return nil
 	}

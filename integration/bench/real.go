@@ -188,8 +188,7 @@ func peers(h *testenv.Lifetime, image string) (found []Variant, notes []string) 
 // cdiSpec makes sure that a CDI specification of the GPUs is there; one that it
 // makes is removed at the end.
 func cdiSpec(h *testenv.Lifetime, ctk string) error {
-	const dir = "/var/run/cdi"
-	for _, pattern := range []string{"/etc/cdi/*", dir + "/*"} {
+	for _, pattern := range []string{"/etc/cdi/*", cdiSpecs + "/*"} {
 		names, _ := filepath.Glob(pattern)
 		for _, name := range names {
 			if data, err := os.ReadFile(name); err == nil && strings.Contains(string(data), "nvidia.com/gpu") {
@@ -201,13 +200,25 @@ func cdiSpec(h *testenv.Lifetime, ctk string) error {
 	if err != nil {
 		return fmt.Errorf("nvidia-ctk cdi generate: %w", err)
 	}
-	if _, err := os.Stat(dir); os.IsNotExist(err) {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			return err
-		}
-		h.Cleanup(func() { os.Remove(dir) })
+	dir, err := cdiDir(h)
+	if err != nil {
+		return err
 	}
 	name := filepath.Join(dir, "nvidia-shim-bench.yaml")
 	h.Cleanup(func() { os.Remove(name) })
 	return os.WriteFile(name, spec, 0o644)
+}
+
+// cdiSpecs is where CDI specifications are that somebody generates.
+const cdiSpecs = "/var/run/cdi"
+
+// cdiDir makes that directory, for as long as the run takes, where it is missing.
+func cdiDir(h *testenv.Lifetime) (string, error) {
+	if _, err := os.Stat(cdiSpecs); os.IsNotExist(err) {
+		if err := os.MkdirAll(cdiSpecs, 0o755); err != nil {
+			return "", err
+		}
+		h.Cleanup(func() { os.Remove(cdiSpecs) })
+	}
+	return cdiSpecs, nil
 }

@@ -57,6 +57,8 @@ type Variant struct {
 	gpus int
 	// mig is how many MIG devices, of GPUs that do not count.
 	mig int
+	// nodes are paths of device nodes that it must have.
+	nodes []string
 	// cold has the shim's state removed before.
 	cold bool
 	// skipRun leaves the whole `ctr run` out.
@@ -68,6 +70,7 @@ const (
 	stock  = "stock"
 	ours   = "ours"
 	before = "before" // another build of ours
+	bare   = "stock, same nodes"
 )
 
 // Sample is one container, in milliseconds: the Create and Start calls of

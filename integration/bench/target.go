@@ -39,7 +39,7 @@ func (o options) image(name string) (string, error) {
 type target struct {
 	setup
 	tars []string
-	host config.Host
+	cfg  *config.Config
 	// configPath is the shim's configuration, driver the version.
 	configPath, driver string
 }
@@ -57,7 +57,7 @@ func (o options) realTarget(h *testenv.Lifetime, work string, r *Result) (*targe
 	s := o.setup(len(inv.GPUs))
 	s.small, s.middle = images.Ref("host"), images.Ref("host")
 	s.peers, r.Notes = peers(h, s.middle)
-	return &target{setup: s, tars: []string{tar}, host: cfg.Host, configPath: path, driver: inv.DriverVersion}, nil
+	return &target{setup: s, tars: []string{tar}, cfg: cfg, configPath: path, driver: inv.DriverVersion}, nil
 }
 
 // simulatedTarget has a simulated driver, whose first half of the GPUs is whole.
@@ -79,7 +79,7 @@ func (o options) simulatedTarget(ctx context.Context, h *testenv.Lifetime, work 
 	if err != nil {
 		return nil, err
 	}
-	g := &target{setup: o.setup(len(d.GPUs)), host: cfg.Host, configPath: d.ConfigPath, driver: d.KernelVersion}
+	g := &target{setup: o.setup(len(d.GPUs)), cfg: cfg, configPath: d.ConfigPath, driver: d.KernelVersion}
 	g.divided, g.mig = simulatedGPUs/2, len(mig)
 	for name, ref := range map[string]*string{"busybox": &g.small, "usrlib64": &g.middle} {
 		tar, err := o.image(name)

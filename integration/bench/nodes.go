@@ -1,0 +1,95 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// nodesKind is the CDI kind of the device nodes alone.
+const nodesKind = "benchmark.invalid/nodes"
+
+// nodesOnly gives each case the variant bare: the stock shim, with the device nodes that
+// ours gives and nothing else. runc makes them all the same, so that no shim that edits a
+// specification can be faster. The nodes are in a CDI specification that goes at the end.
+func nodesOnly(h *testenv.Lifetime, cfg *config.Config, cases []Case) error {
+	type node struct {
+		Path        string `json:"path"`
+		HostPath    string `json:"hostPath"`
+		Type        string `json:"type"`
+		Major       uint32 `json:"major"`
+		Minor       uint32 `json:"minor"`
+		FileMode    uint32 `json:"fileMode"`
+		Permissions string `json:"permissions"`
+		UID         uint32 `json:"uid"`
+		GID         uint32 `json:"gid"`
+	}
+	type edits struct {
+		DeviceNodes []node `json:"deviceNodes"`
+	}
+	type named struct {
+		Name  string `json:"name"`
+		Edits edits  `json:"containerEdits"`
+	}
+	spec := struct {
+		Version string  `json:"cdiVersion"`
+		Kind    string  `json:"kind"`
+		Devices []named `json:"devices"`
+	}{"0.6.0", nodesKind, nil}
+	for i := range cases {
+		c := &cases[i]
+		if c.Name != caseOne && c.Name != caseAll {
+			continue
+		}
+		nodes, err := nodesOf(cfg, variant(cases, c.Name, ours).env)
+		if err != nil {
+			return err
+		}
+		d := named{Name: fmt.Sprint("case", i)}
+		v := variant(cases, c.Name, stock)
+		v.Name, v.skipRun, v.extra = bare, true, []string{"--device", nodesKind + "=" + d.Name}
+		for _, n := range nodes {
+			v.nodes = append(v.nodes, n.Path)
+			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, node{
+				n.Path, n.HostPath, "c", n.Major, n.Minor, uint32(n.Mode.Perm()), "rw", n.UID, n.GID,
+			})
+		}
+		spec.Devices = append(spec.Devices, d)
+		c.Variants = append(c.Variants, v)
+	}
+	data, err := json.Marshal(spec)
+	if err != nil {
+		return err
+	}
+	dir, err := cdiDir(h)
+	if err != nil {
+		return err
+	}
+	name := filepath.Join(dir, "nvidia-shim-bench-nodes.json")
+	h.Cleanup(func() { os.Remove(name) })
+	return os.WriteFile(name, data, 0o644)
+}
+
+// nodesOf are the device nodes of a container with this environment.
+func nodesOf(cfg *config.Config, env []string) ([]device.Node, error) {
+	spec := &specs.Spec{
+		Version: specs.Version, Root: &specs.Root{Path: "rootfs"}, Process: &specs.Process{Env: env},
+		Linux: &specs.Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.MountNamespace}}, Resources: &specs.LinuxResources{}},
+	}
+	job, err := gpuinject.ExamineSpec(spec, func() (*config.Config, error) { return cfg, nil })
+	if err == nil {
+		err = job.Resolve()
+	}
+	if err != nil {
+		return nil, fmt.Errorf("the device nodes of a container with %q: %w", env, err)
+	}
+	return job.Standalone().Nodes, nil
+}
