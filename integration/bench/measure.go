@@ -162,8 +162,11 @@ func (v Variant) options(args ...string) testenv.RunOptions {
 func (b *bench) check(t *task, v Variant) error {
 	for _, name := range v.nodes {
 		info, err := os.Stat(fmt.Sprintf("/proc/%d/root%s", t.pid, name))
-		if err != nil || info.Mode()&fs.ModeCharDevice == 0 {
-			return fmt.Errorf("the container has no device node %s (%v)", name, err)
+		if err != nil {
+			return fmt.Errorf("a device node of the container: %w", err)
+		}
+		if info.Mode()&fs.ModeCharDevice == 0 {
+			return fmt.Errorf("%s in the container is no device node", name)
 		}
 	}
 	data, err := os.ReadFile(filepath.Join(b.env.BundleDir(t.id), gpuinject.RecordName))
