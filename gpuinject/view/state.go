@@ -71,8 +71,38 @@ func (s *State) Load(name string, v any) bool {
 	return ok && json.Unmarshal(body, v) == nil
 }
 
-// Read is Load of the value as JSON.
+// storeTimeout is how long a value that another process stores is waited for. That takes
+// less than a millisecond; a shim that was stopped in the middle must not stop all.
+const storeTimeout = 500 * time.Millisecond
+
+// Read is Load of the value as JSON. Where there is none it looks again when nobody
+// stores one any more.
 func (s *State) Read(name string) (body []byte, ok bool) {
+	if body, ok = s.read(name); ok {
+		return body, true
+	}
+	lock, err := s.exclusive()
+	if err != nil {
+		return nil, false
+	}
+	defer lock.Close()
+	return s.read(name)
+}
+
+// exclusive takes the lock of those who store values, on the directory itself.
+func (s *State) exclusive() (*os.File, error) {
+	f, err := os.Open(s.dir)
+	if err != nil {
+		return nil, err
+	}
+	if err := flock(f, storeTimeout); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+func (s *State) read(name string) (body []byte, ok bool) {
 	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return nil, false
@@ -95,21 +125,26 @@ func (s *State) Read(name string) (body []byte, ok bool) {
 }
 
 // Store keeps v under name. It goes without a temporary file, which a shim that is
-// killed would leave behind: who has the old file open reads it to its end, and what a
-// killed shim has written of the new one lacks its checksum.
+// killed would leave behind: the old file is removed and a new one written, while who
+// finds neither waits for the lock. What a killed shim has written lacks its checksum.
 func (s *State) Store(name string, v any) error {
 	body, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
+	lock, err := s.exclusive()
+	if errors.Is(err, ErrBusy) {
+		return nil // the next one finds out anew
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
 	full := filepath.Join(s.dir, name)
 	if err := os.Remove(full); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
 	f, err := os.OpenFile(full, os.O_WRONLY|os.O_CREATE|os.O_EXCL|unix.O_CLOEXEC, 0o600)
-	if errors.Is(err, os.ErrExist) {
-		return nil // another shim has found out the same just now
-	}
 	if err != nil {
 		return err
 	}

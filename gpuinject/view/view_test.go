@@ -670,26 +670,37 @@ func TestAStoredValueIsReadBackOrNotAtAll(t *testing.T) {
 func TestStoringAtTheSameTimeNeverTearsAValue(t *testing.T) {
 	f := newFixture(t)
 	check(t, f.state.Store("v", strings.Repeat("x", 10)))
-	var wg sync.WaitGroup
+	load := func() {
+		var s string
+		if !f.state.Load("v", &s) || s == "" || strings.Trim(s, "x") != "" {
+			t.Errorf("%.20q", s)
+		}
+	}
+	var writers, reader sync.WaitGroup
 	for n := range 4 {
-		wg.Go(func() {
+		writers.Go(func() {
 			for range 50 {
 				if err := f.state.Store("v", strings.Repeat("x", 1+n*10000)); err != nil {
 					t.Error(err)
 				}
-				// It may be away for a moment, and is never another's half.
-				var s string
-				if f.state.Load("v", &s) && (s == "" || strings.Trim(s, "x") != "") {
-					t.Errorf("%.20q", s)
-				}
+				load()
 			}
 		})
 	}
-	wg.Wait()
-	var s string
-	if !f.state.Load("v", &s) {
-		t.Error("nothing is kept")
-	}
+	stored := make(chan struct{})
+	reader.Go(func() {
+		for {
+			select {
+			case <-stored:
+				return
+			default:
+				load()
+			}
+		}
+	})
+	writers.Wait()
+	close(stored)
+	reader.Wait()
 }
 
 // A process that is killed while it stores a value leaves no other file, and nothing
@@ -718,6 +729,26 @@ func TestAKilledStoreLeavesNothingElse(t *testing.T) {
 		if !f.state.Load("v", &s) || s != "whole" {
 			t.Fatalf("stored again it is %.20q", s)
 		}
+	}
+}
+
+// A shim that was stopped while it stores a value keeps the others for a moment only.
+func TestAStoppedStoreStopsNobody(t *testing.T) {
+	f := newFixture(t)
+	held, err := f.state.exclusive()
+	check(t, err)
+	began := time.Now()
+	check(t, f.state.Store("v", "x"))
+	if f.state.Load("v", new(string)) {
+		t.Error("stored without the lock")
+	}
+	if took := time.Since(began); took < storeTimeout || took > 20*storeTimeout {
+		t.Errorf("took %v", took)
+	}
+	held.Close()
+	check(t, f.state.Store("v", "x"))
+	if !f.state.Load("v", new(string)) {
+		t.Error("not stored with the lock")
 	}
 }
 
