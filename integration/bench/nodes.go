@@ -3,10 +3,9 @@ package main
 import (
 	"encoding/json"
 	"fmt"
-	"os"
-	"path/filepath"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	cdi "tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
@@ -21,29 +20,7 @@ const nodesKind = "benchmark.invalid/nodes"
 // ours gives and nothing else. runc makes them all the same, so that no shim that edits a
 // specification can be faster. The nodes are in a CDI specification that goes at the end.
 func nodesOnly(h *testenv.Lifetime, cfg *config.Config, cases []Case) error {
-	type node struct {
-		Path        string `json:"path"`
-		HostPath    string `json:"hostPath"`
-		Type        string `json:"type"`
-		Major       uint32 `json:"major"`
-		Minor       uint32 `json:"minor"`
-		FileMode    uint32 `json:"fileMode"`
-		Permissions string `json:"permissions"`
-		UID         uint32 `json:"uid"`
-		GID         uint32 `json:"gid"`
-	}
-	type edits struct {
-		DeviceNodes []node `json:"deviceNodes"`
-	}
-	type named struct {
-		Name  string `json:"name"`
-		Edits edits  `json:"containerEdits"`
-	}
-	spec := struct {
-		Version string  `json:"cdiVersion"`
-		Kind    string  `json:"kind"`
-		Devices []named `json:"devices"`
-	}{"0.6.0", nodesKind, nil}
+	spec := cdi.Spec{Version: "0.6.0", Kind: nodesKind}
 	for i := range cases {
 		c := &cases[i]
 		if c.Name != caseOne && c.Name != caseAll {
@@ -53,13 +30,15 @@ func nodesOnly(h *testenv.Lifetime, cfg *config.Config, cases []Case) error {
 		if err != nil {
 			return err
 		}
-		d := named{Name: fmt.Sprint("case", i)}
+		d := cdi.Device{Name: fmt.Sprint("case", i)}
 		v := variant(cases, c.Name, stock)
 		v.Name, v.skipRun, v.extra = bare, true, []string{"--device", nodesKind + "=" + d.Name}
 		for _, n := range nodes {
 			v.nodes = append(v.nodes, n.Path)
-			d.Edits.DeviceNodes = append(d.Edits.DeviceNodes, node{
-				n.Path, n.HostPath, "c", n.Major, n.Minor, uint32(n.Mode.Perm()), "rw", n.UID, n.GID,
+			mode := n.Mode.Perm()
+			d.ContainerEdits.DeviceNodes = append(d.ContainerEdits.DeviceNodes, &cdi.DeviceNode{
+				Path: n.Path, HostPath: n.HostPath, Type: "c", Major: int64(n.Major), Minor: int64(n.Minor),
+				FileMode: &mode, Permissions: "rw", UID: &n.UID, GID: &n.GID,
 			})
 		}
 		spec.Devices = append(spec.Devices, d)
@@ -69,13 +48,7 @@ func nodesOnly(h *testenv.Lifetime, cfg *config.Config, cases []Case) error {
 	if err != nil {
 		return err
 	}
-	dir, err := cdiDir(h)
-	if err != nil {
-		return err
-	}
-	name := filepath.Join(dir, "nvidia-shim-bench-nodes.json")
-	h.Cleanup(func() { os.Remove(name) })
-	return os.WriteFile(name, data, 0o644)
+	return writeCDI(h, "nvidia-shim-bench-nodes.json", data)
 }
 
 // nodesOf are the device nodes of a container with this environment.

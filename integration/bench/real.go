@@ -200,25 +200,21 @@ func cdiSpec(h *testenv.Lifetime, ctk string) error {
 	if err != nil {
 		return fmt.Errorf("nvidia-ctk cdi generate: %w", err)
 	}
-	dir, err := cdiDir(h)
-	if err != nil {
-		return err
-	}
-	name := filepath.Join(dir, "nvidia-shim-bench.yaml")
-	h.Cleanup(func() { os.Remove(name) })
-	return os.WriteFile(name, spec, 0o644)
+	return writeCDI(h, "nvidia-shim-bench.yaml", spec)
 }
 
 // cdiSpecs is where CDI specifications are that somebody generates.
 const cdiSpecs = "/var/run/cdi"
 
-// cdiDir makes that directory, for as long as the run takes, where it is missing.
-func cdiDir(h *testenv.Lifetime) (string, error) {
+// writeCDI puts a CDI specification there, for as long as the run takes.
+func writeCDI(h *testenv.Lifetime, name string, spec []byte) error {
 	if _, err := os.Stat(cdiSpecs); os.IsNotExist(err) {
 		if err := os.MkdirAll(cdiSpecs, 0o755); err != nil {
-			return "", err
+			return err
 		}
 		h.Cleanup(func() { os.Remove(cdiSpecs) })
 	}
-	return cdiSpecs, nil
+	name = filepath.Join(cdiSpecs, name)
+	h.Cleanup(func() { os.Remove(name) })
+	return os.WriteFile(name, spec, 0o644)
 }
