@@ -7,7 +7,7 @@ VERSION  ?= $(shell git describe --tags --always --dirty 2>/dev/null || echo unr
 REVISION ?= $(shell git rev-parse HEAD 2>/dev/null || echo unknown)
 MODULE   := github.com/containerd-shim-nvidia/containerd-shim-nvidia
 CTRD     := github.com/containerd/containerd/v2/version
-LDFLAGS  := -s -w -X $(MODULE)/shim/version.Version=$(VERSION) -X $(MODULE)/shim/version.Revision=$(REVISION) \
+LDFLAGS  := -s -w -X $(MODULE)/internal/version.Version=$(VERSION) -X $(MODULE)/internal/version.Revision=$(REVISION) \
             -X $(CTRD).Version=$(VERSION) -X $(CTRD).Revision=$(REVISION)
 # Without gRPC: containerd's own Makefile builds its shim with this tag.
 SHIM_TAGS := no_grpc
@@ -62,15 +62,15 @@ demo: deps build tools ## show a GPU inside a container: the real driver where t
 TEST_FLAGS ?= -count=1 -p 1 -timeout 40m
 
 test: deps build tools daemons kubernetes ## run all tests that need no GPU (as root)
-	$(GO) test $(TEST_FLAGS) -tags shimfault ./gpuinject/fault
-	CGO_ENABLED=0 $(GO) test $(TEST_FLAGS) ./nvml
+	$(GO) test $(TEST_FLAGS) -tags shimfault ./internal/fault
+	CGO_ENABLED=0 $(GO) test $(TEST_FLAGS) ./internal/nvml
 	cd integration/conformance && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/daemons && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/kubernetes && $(GO) test $(TEST_FLAGS) .
 	$(GO) test $(TEST_FLAGS) ./...
 
 test-unit: ## run the tests that need no containerd
-	$(GO) test -count=1 ./gpuinject/... ./shim/... ./kubelet/... ./migrate/... ./prepare/... ./runtimeclass/... ./nvml/... ./cmd/... ./integration/docs
+	$(GO) test -count=1 ./gpuinject/... ./shim/... ./internal/... ./runtimeclass/... ./cmd/... ./integration/docs
 
 test-gpu: build tools kubernetes ## run the acceptance tests on this host's real GPUs (as root)
 	$(GO) test -count=1 -v -timeout 20m -tags gpu ./integration/gpu
@@ -88,7 +88,7 @@ lint: ## run golangci-lint with the rules that guard the invariants
 FUZZTIME ?= 20s
 
 fuzz: ## run every fuzz target for FUZZTIME
-	@set -e; for pkg in $$($(GO) list ./gpuinject/... ./kubelet); do \
+	@set -e; for pkg in $$($(GO) list ./gpuinject/... ./internal/...); do \
 	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
 	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$pkg; \
 	  done; done

@@ -14,9 +14,9 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
@@ -84,7 +84,7 @@ func (f family) build(t *testing.T, spec *specs.Spec) string {
 // links of the image lead, in the mount that is nearest, with the links in it.
 func look(t *testing.T, dir, name string) ([]byte, bool) {
 	t.Helper()
-	image, err := rootfs.Open(filepath.Join(dir, "rootfs"))
+	image, err := image.Open(filepath.Join(dir, "rootfs"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,7 +254,7 @@ func TestTheProfileHasTheMinorsOfTheGrantedGPUs(t *testing.T) {
 				t.Fatal(err)
 			}
 			job.gpus[0].Minor = minor
-			mounts, _, err := job.mounts("/view", &linker.Image{}, nil)
+			mounts, _, err := job.mounts("/view", &ldcache.Image{}, nil)
 			if err != nil {
 				t.Fatal(err)
 			}

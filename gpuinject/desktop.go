@@ -8,8 +8,8 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
@@ -113,7 +113,7 @@ func (j *Job) writeDesktop() error {
 
 // dataDest is where a data file goes in this image, "" where the image has no use
 // for it.
-func (j *Job) dataDest(d driver.File, img *linker.Image) string {
+func (j *Job) dataDest(d driver.File, img *ldcache.Image) string {
 	if !path.IsAbs(d.Dest) {
 		return path.Join(xorgModules(img), d.Dest)
 	}
@@ -179,7 +179,7 @@ func (j *Job) noteCopies(d driver.File, dest string) {
 // xorgModules is where the X server of the image looks for modules: in a directory
 // beside the libraries where these are in lib64 (Fedora, RHEL, openSUSE), and in
 // /usr/lib with everybody else, Debian's multiarch directories included.
-func xorgModules(img *linker.Image) string {
+func xorgModules(img *ldcache.Image) string {
 	if path.Base(img.LibDir) == "lib64" {
 		return "/usr/lib64/xorg/modules"
 	}

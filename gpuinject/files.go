@@ -7,8 +7,8 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
@@ -160,10 +160,10 @@ func libDir(l driver.Library) string {
 }
 
 // placedNames are the names of a library that is at its own path, without its links.
-func placedNames(l driver.Library) (libs []linker.Library) {
+func placedNames(l driver.Library) (libs []ldcache.Library) {
 	for _, name := range append([]string{l.SOName, l.Name}, l.Links...) {
-		if name != "" && !slices.ContainsFunc(libs, func(x linker.Library) bool { return x.Name == name }) {
-			libs = append(libs, linker.Library{Name: name, Path: path.Join(l.Dir, l.Name), Flags: l.Flags})
+		if name != "" && !slices.ContainsFunc(libs, func(x ldcache.Library) bool { return x.Name == name }) {
+			libs = append(libs, ldcache.Library{Name: name, Path: path.Join(l.Dir, l.Name), Flags: l.Flags})
 		}
 	}
 	return libs
@@ -175,8 +175,8 @@ func suppliedBy(l driver.Library, names []string) bool {
 
 // loaderLibraries are the names by which a program can ask the loader for what the
 // view holds.
-func loaderLibraries(files driver.Files, leaveOut []string) []linker.Library {
-	var libs []linker.Library
+func loaderLibraries(files driver.Files, leaveOut []string) []ldcache.Library {
+	var libs []ldcache.Library
 	for _, l := range files.Libraries {
 		// What is in a directory of its own (vdpau, gbm) is opened by path.
 		if l.Subdir != "" || l.Bits == 64 && suppliedBy(l, leaveOut) {
@@ -201,7 +201,7 @@ func loaderLibraries(files driver.Files, leaveOut []string) []linker.Library {
 			if name == l.SOName && !slices.Contains(l.Links, name) {
 				target = path.Join(dir, l.Name)
 			}
-			libs = append(libs, linker.Library{Name: name, Path: target, Flags: l.Flags})
+			libs = append(libs, ldcache.Library{Name: name, Path: target, Flags: l.Flags})
 		}
 	}
 	return libs

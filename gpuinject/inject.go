@@ -10,14 +10,14 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/fault"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/fault"
 )
 
 // ldCache is the loader's cache in an image.
@@ -45,9 +45,9 @@ type Injection struct {
 // mounted on, which is harmless, and the bundle an edited config.json, which goes with it.
 func (j *Job) Inject(root string) (*Injection, error) {
 	var (
-		img    *linker.Image
+		img    *ldcache.Image
 		edits  bundle.Edits
-		image  *rootfs.Root
+		rootFS *image.Root
 		compat []string
 		dir    string
 		files  []placement
@@ -66,10 +66,10 @@ func (j *Job) Inject(root string) (*Injection, error) {
 			return nil
 		}},
 		{"image", func() (err error) {
-			if image, err = rootfs.Open(root); err != nil {
+			if rootFS, err = image.Open(root); err != nil {
 				return fail(Internal, "%w", err)
 			}
-			img, compat, err = j.inspect(image)
+			img, compat, err = j.inspect(rootFS)
 			return err
 		}},
 		{"view", func() (err error) {
@@ -86,7 +86,7 @@ func (j *Job) Inject(root string) (*Injection, error) {
 			return nil
 		}},
 		{"linker", func() error {
-			mounts, err := j.link(image, img, compat)
+			mounts, err := j.link(rootFS, img, compat)
 			edits.Mounts = append(edits.Mounts, mounts...)
 			return err
 		}},
@@ -96,8 +96,8 @@ func (j *Job) Inject(root string) (*Injection, error) {
 		steps = steps[len(steps)-1:]
 	}
 	defer func() {
-		if image != nil {
-			image.Close()
+		if rootFS != nil {
+			rootFS.Close()
 		}
 	}()
 	for _, step := range steps {
@@ -113,9 +113,9 @@ func (j *Job) Inject(root string) (*Injection, error) {
 
 // inspect looks at the image: its C library and its forward compatibility package.
 // leaveOut are the SONAMEs that the latter brings, where it is used.
-func (j *Job) inspect(image *rootfs.Root) (img *linker.Image, leaveOut []string, err error) {
-	j.image, j.targets = image, image.Targets()
-	img, err = linker.Inspect(image, j.compatDriver())
+func (j *Job) inspect(rootFS *image.Root) (img *ldcache.Image, leaveOut []string, err error) {
+	j.image, j.targets = rootFS, rootFS.Targets()
+	img, err = ldcache.Inspect(rootFS, j.compatDriver())
 	if err != nil {
 		return nil, nil, fail(Internal, "look at the image: %w", err)
 	}
@@ -170,22 +170,22 @@ func (j *Job) listFiles(spec view.Spec) {
 // link tells the image's dynamic loader where the driver is. Where the image
 // cannot be written, a generated cache is mounted over its own: nobody can run
 // ldconfig there, so that a mounted file cannot be replaced does no harm.
-func (j *Job) link(image *rootfs.Root, img *linker.Image, compat []string) ([]specs.Mount, error) {
+func (j *Job) link(rootFS *image.Root, img *ldcache.Image, compat []string) ([]specs.Mount, error) {
 	dirs := []string{path.Join(ViewDir, viewLib)}
 	if slices.ContainsFunc(j.files.Libraries, func(l driver.Library) bool { return l.Bits == 32 }) {
 		dirs = append(dirs, path.Join(ViewDir, viewLib32))
 	}
 	dirs = append(dirs, platformDirs(j.files)...)
-	files, notes := img.Update(image, dirs, loaderLibraries(j.files, compat))
+	files, notes := img.Update(rootFS, dirs, loaderLibraries(j.files, compat))
 	for _, n := range notes {
 		j.Plan.note(n)
 	}
 	j.Plan.Linker.Cache = "unchanged"
-	writable := !image.IsHost()
+	writable := !rootFS.IsHost()
 	var mounts []specs.Mount
 	for _, f := range files {
 		if writable {
-			err := image.WriteFile(f.Path, f.Data, f.Mode, f.Mkdir)
+			err := rootFS.WriteFile(f.Path, f.Data, f.Mode, f.Mkdir)
 			if err == nil {
 				if f.Path == ldCache {
 					j.Plan.Linker.Cache = "written"

@@ -8,8 +8,8 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
@@ -33,7 +33,7 @@ var directPrograms = []string{"nvidia-smi"}
 // mounts are what the container gets mounted: the view, and what is not in it. files
 // are those of the view that it finds at other paths as well, for place: a handful of
 // libraries and programs, and what consuming libraries open at fixed paths.
-func (j *Job) mounts(viewRoot string, img *linker.Image, leaveOut []string) (mounts []specs.Mount, files []placement, err error) {
+func (j *Job) mounts(viewRoot string, img *ldcache.Image, leaveOut []string) (mounts []specs.Mount, files []placement, err error) {
 	volumes := j.volumes()
 	m, ok := j.covering(volumes, ViewDir)
 	if !ok {

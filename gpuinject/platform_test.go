@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
@@ -43,7 +43,7 @@ func deviceNumbers(t testing.TB, dir string) []string {
 // cached is what the loader of the image is told about a name.
 func cached(t testing.TB, dir, name string) []string {
 	t.Helper()
-	cache, err := linker.ParseCache(readFile(t, dir, "rootfs/etc/ld.so.cache"))
+	cache, err := ldcache.ParseCache(readFile(t, dir, "rootfs/etc/ld.so.cache"))
 	if err != nil {
 		t.Fatal(err)
 	}

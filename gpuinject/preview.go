@@ -5,8 +5,8 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
 
 // ExamineSpec is Examine for a specification that is in no bundle.
@@ -33,10 +33,10 @@ func (j *Job) Preview(root string) error {
 	if err := j.checkIsolation(); err != nil {
 		return err
 	}
-	img := &linker.Image{}
+	img := &ldcache.Image{}
 	var compat []string
 	if root != "" {
-		image, err := rootfs.Open(root)
+		image, err := image.Open(root)
 		if err != nil {
 			return fail(Precondition, "%w", err)
 		}

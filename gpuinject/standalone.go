@@ -4,8 +4,8 @@ import (
 	"path"
 	"slices"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
 
 // Standalone is what a container needs of the host to have the same devices without
@@ -61,7 +61,7 @@ func (j *Job) Standalone() Standalone {
 		bind(b.Path, path.Join("/usr/bin", b.Name))
 	}
 	for _, d := range j.files.Data {
-		dest := j.dataDest(d, &linker.Image{})
+		dest := j.dataDest(d, &ldcache.Image{})
 		switch {
 		case d.Direct: // among the mounts of the plan
 		case d.Data != nil:

@@ -24,7 +24,7 @@ func cpTree(t *testing.T, h *host, c images.Compat, more ...images.File) string 
 }
 
 // The host's driver is sim.DefaultVersion, 580.159.04. The rule is that of
-// linker.FindCompat.
+// ldcache.FindCompat.
 func TestTheForwardCompatibilityLibraryIsUsedWhenItIsNewerAndServesTheDriver(t *testing.T) {
 	h := newHost(t, hostOptions{})
 	const compatDir = "/usr/local/cuda-13.5/compat"

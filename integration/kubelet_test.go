@@ -9,7 +9,7 @@ import (
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/kubelet/kubelettest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet/kubelettest"
 )
 
 // kubeAnnotations are those that containerd's CRI plugin writes.

@@ -19,7 +19,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/fault"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/fault"
 )
 
 // Create gives the container its GPUs and hands over to the embedded service. A

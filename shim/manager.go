@@ -14,7 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/version"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
 // NewManager returns what containerd's shim library runs for `start`, `delete` and

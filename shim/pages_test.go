@@ -17,9 +17,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
 
 // present counts the pages from start to end that this process has.
@@ -101,7 +101,7 @@ func TestTheCodeOfACreateLiesTogether(t *testing.T) {
 	inside := func(function any) bool { at := entry(function); return at >= start && at < end }
 	for name, fn := range map[string]any{
 		"gpuinject.Examine": gpuinject.Examine, "driver.Discover": driver.Discover, "device.IsMIG": device.IsMIG,
-		"linker.ReadELF": linker.ReadELF, "bundle.Parse": bundle.Parse, "config.Load": config.Load,
+		"ldcache.ReadELF": ldcache.ReadELF, "bundle.Parse": bundle.Parse, "config.Load": config.Load,
 	} {
 		if !inside(fn) {
 			t.Errorf("%s is at %#x, not between %#x and %#x", name, entry(fn), start, end)

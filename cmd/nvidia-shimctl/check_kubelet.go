@@ -7,7 +7,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/kubelet"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
 )
 
 func checkKubelet(ctx context.Context, n *node) []finding {

@@ -7,8 +7,8 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cmd/nvidia-shimctl/internal/term"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/prepare"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
 func prepareCommand() *cli.Command {

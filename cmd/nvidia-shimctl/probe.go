@@ -9,7 +9,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/kubelet"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
 )
 
 // probeTimeout is how long a probe waits by itself; the shim has a limit of its own.

@@ -16,7 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/bounded"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 )
 
 // nvmlTimeout is how long NVML may take. Without persistence mode the driver

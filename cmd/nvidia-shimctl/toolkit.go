@@ -11,9 +11,9 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cmd/nvidia-shimctl/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/migrate"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -48,7 +48,7 @@ type toolkitReport struct {
 	// From and To are the two files, below the root.
 	From string `json:"from"`
 	To   string `json:"to"`
-	migrate.Report
+	toolkit.Report
 }
 
 // shimConfig is the file that the shim will read.
@@ -65,7 +65,7 @@ func (x *extras) fromToolkit(c *cli.Command) error {
 	if asked == nil || !asked.set {
 		return nil
 	}
-	names := migrate.Paths
+	names := toolkit.Paths
 	if asked.name != "" {
 		names = []string{asked.name}
 	}
@@ -74,7 +74,7 @@ func (x *extras) fromToolkit(c *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	report, err := migrate.Toolkit(text, func(path string) bool {
+	report, err := toolkit.Toolkit(text, func(path string) bool {
 		_, err := os.Lstat(filepath.Join(root, path))
 		return err == nil
 	})
@@ -126,7 +126,7 @@ func (r *toolkitReport) print(w io.Writer) error {
 	if r == nil {
 		return nil
 	}
-	styles := map[string]term.Style{migrate.Carried: term.Green, migrate.Attention: term.Yellow, migrate.None: term.Faint}
+	styles := map[string]term.Style{toolkit.Carried: term.Green, toolkit.Attention: term.Yellow, toolkit.None: term.Faint}
 	o := term.New(w)
 	o.Line(fmt.Sprintf("%s, for %s:", r.From, r.To))
 	t := o.Table("OPTION", "STATE", "HERE", "VALUE")

@@ -8,7 +8,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/migrate"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
 )
 
 // toolkitTree is a host with NVIDIA's toolkit configured by one of the fixtures.
@@ -24,7 +24,7 @@ func toolkitTree(t *testing.T, fixture, path string) (root string, install []str
 }
 
 func TestInstallFromToolkitAndBack(t *testing.T) {
-	for _, path := range migrate.Paths {
+	for _, path := range toolkit.Paths {
 		root, install := toolkitTree(t, "operator.toml", path)
 		before := snapshot(t, root)
 		file := filepath.Join(root, config.DefaultPath)
@@ -67,7 +67,7 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 }
 
 func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
-	root, install := toolkitTree(t, "package.toml", migrate.Paths[0])
+	root, install := toolkitTree(t, "package.toml", toolkit.Paths[0])
 	file := filepath.Join(root, config.DefaultPath)
 	write(t, file, "[log]\nlevel = \"debug\"\n", 0o644)
 	before := snapshot(t, root)
@@ -109,14 +109,14 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 }
 
 func TestInstallFromToolkitRefuses(t *testing.T) {
-	root, install := toolkitTree(t, "broken.toml", migrate.Paths[0])
+	root, install := toolkitTree(t, "broken.toml", toolkit.Paths[0])
 	before := snapshot(t, root)
 	for _, c := range []struct {
 		flag   string
 		status int
 		says   string
 	}{
-		{"--from-toolkit", 1, migrate.Paths[0] + ": line 1: "},
+		{"--from-toolkit", 1, toolkit.Paths[0] + ": line 1: "},
 		{"--from-toolkit=/nowhere.toml", 1, "no configuration of NVIDIA's toolkit at /nowhere.toml"},
 		{"--from-toolkit=relative.toml", 2, "not an absolute path"},
 	} {

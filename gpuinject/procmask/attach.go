@@ -9,7 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/osthread"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
 )
 
 // Attach mounts the mask on target, an absolute path below /proc, in the mount
@@ -42,7 +42,7 @@ func (m *Mask) Attach(pid int, target string) error {
 	if err := foreign(ns); err != nil {
 		return fmt.Errorf("mask: %w", err)
 	}
-	err = osthread.Do(func() error { return m.attachIn(int(ns.Fd()), rel) })
+	err = mountns.Do(func() error { return m.attachIn(int(ns.Fd()), rel) })
 	if err != nil {
 		return fmt.Errorf("mask %s: %w", target, err)
 	}

@@ -11,7 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/osthread"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
 )
 
 // File is one file of the mask.
@@ -66,7 +66,7 @@ func New(files []File, label string) (*Mask, error) {
 	// writing: while the files are written, nothing is started.
 	tryPidfd()
 	syscall.ForkLock.RLock()
-	err = osthread.Do(func() error { return fill(mfd, files) })
+	err = mountns.Do(func() error { return fill(mfd, files) })
 	syscall.ForkLock.RUnlock()
 	if err != nil {
 		m.Close()

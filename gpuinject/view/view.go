@@ -15,7 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/osthread"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
 )
 
 // File is one file of a view.
@@ -179,7 +179,7 @@ func mounted(dir string) bool {
 // works from 5.2 on.
 func build(root string, files []File) error {
 	tree := -1
-	err := osthread.Do(func() (err error) {
+	err := mountns.Do(func() (err error) {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}

@@ -19,7 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/osthread"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
 )
 
 // The test binary runs itself in a mount namespace of its own, so that nothing it
@@ -330,7 +330,7 @@ func TestAViewHoldsFilesThatNoHostHas(t *testing.T) {
 	f := newFixture(t)
 	// As in a daemon with UMask=0077, on the thread that will build the view.
 	umask := func(mask int) {
-		check(t, osthread.Do(func() error { syscall.Umask(mask); return nil }))
+		check(t, mountns.Do(func() error { syscall.Umask(mask); return nil }))
 	}
 	umask(0o077)
 	defer umask(0o022)

@@ -9,9 +9,9 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 )
 
@@ -66,13 +66,13 @@ func linkerStep(imageTar, work string, host config.Host, version string) ([]floa
 }
 
 // link is the linker step.
-func link(dir, version string, libs []linker.Library) error {
-	root, err := rootfs.Open(dir)
+func link(dir, version string, libs []ldcache.Library) error {
+	root, err := image.Open(dir)
 	if err != nil {
 		return err
 	}
 	defer root.Close()
-	img, err := linker.Inspect(root, version)
+	img, err := ldcache.Inspect(root, version)
 	if err != nil {
 		return err
 	}
@@ -89,12 +89,12 @@ func link(dir, version string, libs []linker.Library) error {
 }
 
 // libraries are the driver's as a container finds them.
-func libraries(files driver.Files) []linker.Library {
-	var libs []linker.Library
+func libraries(files driver.Files) []ldcache.Library {
+	var libs []ldcache.Library
 	for _, l := range files.Libraries {
 		for _, name := range append([]string{l.SOName}, l.Links...) {
 			if name != "" && l.Subdir == "" {
-				libs = append(libs, linker.Library{Name: name, Path: path.Join(gpuinject.ViewDir, "lib64", name), Flags: l.Flags})
+				libs = append(libs, ldcache.Library{Name: name, Path: path.Join(gpuinject.ViewDir, "lib64", name), Flags: l.Flags})
 			}
 		}
 	}

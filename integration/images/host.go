@@ -9,7 +9,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/linker"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
 
 // FromHostPrograms is an image of this host's own programs (by name, looked up in
@@ -98,11 +98,11 @@ func hostLibraries() (map[string]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("the host's libraries: %w", err)
 	}
-	cache, err := linker.ParseCache(data)
+	cache, err := ldcache.ParseCache(data)
 	if err != nil {
 		return nil, fmt.Errorf("the host's libraries: %w", err)
 	}
-	flags, ok := linker.FlagsFor(elf.ELFCLASS64, hostMachine)
+	flags, ok := ldcache.FlagsFor(elf.ELFCLASS64, hostMachine)
 	if !ok {
 		return nil, fmt.Errorf("the host's libraries: no 64-bit ABI for %v", hostMachine)
 	}

@@ -19,7 +19,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/bench/report"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/kubelet"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
 )
 
 // benchPage names the page that BenchmarkPodContainer writes its tables into.

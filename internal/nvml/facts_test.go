@@ -1,0 +1,272 @@
+//go:build cgo
+
+package nvml
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"syscall"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+)
+
+// The test binary asks NVML in a process of its own, as nvidia-shimctl does: what
+// isolate takes away does not come back.
+const envAsk = "NVML_TEST_ASK"
+
+// envShared has it ask in a mount namespace whose mounts are shared, as a host's are
+// under systemd, and compare the mounts before and after.
+const envShared = "NVML_TEST_SHARED"
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(envAsk); name != "" {
+		os.Exit(answer(name))
+	}
+	if name := os.Getenv(envShared); name != "" {
+		os.Exit(askShared(name))
+	}
+	if os.Getenv(envCalls) != "" {
+		os.Exit(tryCalls())
+	}
+	if os.Geteuid() != 0 {
+		os.Stderr.WriteString("nvml: the tests make device nodes and mount them: run them as root\n")
+		os.Exit(1)
+	}
+	os.Exit(m.Run())
+}
+
+func answer(name string) int {
+	what, name, _ := strings.Cut(name, ":")
+	cfg, err := config.Load(name)
+	if err == nil {
+		var v any
+		switch what {
+		case "facts":
+			v, err = Facts(cfg.Host)
+		case "infos":
+			v, err = Infos(cfg.Host)
+		case "states":
+			v, err = States(cfg.Host)
+		}
+		if err == nil {
+			err = json.NewEncoder(os.Stdout).Encode(v)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	return 0
+}
+
+func askFacts(t *testing.T, d *sim.Driver) (facts device.Facts, err error) {
+	t.Helper()
+	err = askFor(t, d, "facts", &facts)
+	return facts, err
+}
+
+// askFor asks the simulated driver's NVML, without anything in the environment that
+// could lead to another.
+func askFor(t *testing.T, d *sim.Driver, what string, v any) error {
+	t.Helper()
+	var out, errs bytes.Buffer
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{envAsk + "=" + what + ":" + d.ConfigPath}
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s", strings.TrimSpace(errs.String()))
+	}
+	if err := json.Unmarshal(out.Bytes(), v); err != nil {
+		t.Fatal(err)
+	}
+	return nil
+}
+
+// wantFacts is what the probe must say of a simulated driver.
+func wantFacts(d *sim.Driver, cuda string) device.Facts {
+	want := device.Facts{Driver: d.Version, CUDA: cuda, GPUs: []device.GPUFacts{}}
+	for _, g := range d.GPUs {
+		if g.Excluded {
+			continue
+		}
+		f := device.GPUFacts{
+			Index: len(want.GPUs), Minor: g.Minor, UUID: g.UUID, BusID: g.BusID, Name: g.Name, Brand: g.Brand, Arch: g.Arch,
+			Instances: []device.InstanceFacts{},
+		}
+		for _, m := range d.MIG {
+			if m.GPU == g.Index {
+				f.MIG = true
+				f.Instances = append(f.Instances, device.InstanceFacts{Index: len(f.Instances), UUID: m.UUID, GI: m.GI, CI: m.CI, Name: "1g.18gb"})
+			}
+		}
+		want.GPUs = append(want.GPUs, f)
+	}
+	return want
+}
+
+func TestFactsAreThoseOfTheDriver(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		o    sim.Options
+		cuda string
+	}{
+		{"of one GPU", sim.Options{GPUs: 1}, "13.0"},
+		{"of GPUs whose minors are not their indices", sim.Options{GPUs: 4}, "13.0"},
+		{"of GPUs behind one that is excluded", sim.Options{GPUs: 4, Excluded: []int{1}}, "13.0"},
+		{"of MIG devices", sim.Options{GPUs: 3, MIG: []sim.MIGDevice{{GPU: 1, GI: 1}, {GPU: 1, GI: 2, CI: 1}, {GPU: 2, GI: 13, CI: 7}}}, "13.0"},
+		{"of GPUs of several kinds", sim.Options{GPUs: 3, Models: map[int]sim.Model{
+			0: {Name: "Tesla T4", Brand: "tesla", Arch: "7.5"}, 2: {Name: "NVIDIA GeForce RTX 4090", Brand: "geforcertx", Arch: "8.9"},
+		}}, "13.0"},
+		{"of an older driver", sim.Options{GPUs: 1, Version: "550.54.15"}, "12.4"},
+		{"of another CUDA", sim.Options{GPUs: 1, CUDA: "11.8"}, "11.8"},
+		{"of a driver below /usr/local", sim.Options{GPUs: 1, Layout: sim.GKE}, "13.0"},
+		{"of a driver behind links", sim.Options{GPUs: 1, Layout: sim.NvidiaCurrent}, "13.0"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			d := simtest.New(t, tc.o)
+			facts, err := askFacts(t, d)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := wantFacts(d, tc.cuda); !reflect.DeepEqual(facts, want) {
+				t.Errorf("facts %+v\nwant  %+v", facts, want)
+			}
+		})
+	}
+}
+
+func TestABrandThatTheDriverDoesNotTellIsUnknown(t *testing.T) {
+	d := simtest.New(t, sim.Options{GPUs: 1})
+	if err := d.Unsupport("nvmlDeviceGetBrand"); err != nil {
+		t.Fatal(err)
+	}
+	facts, err := askFacts(t, d)
+	if err != nil || facts.GPUs[0].Brand != "unknown" {
+		t.Errorf("%+v, %v", facts, err)
+	}
+}
+
+// What a question leaves on the host is nothing: no program ran, no file was made,
+// no mount is there.
+func TestAQuestionChangesNothing(t *testing.T) {
+	d := simtest.New(t, sim.Options{GPUs: 2})
+	dir := t.TempDir()
+	program := filepath.Join(dir, "modprobe")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\ntouch "+dir+"/ran\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := d.Modprobe(program); err != nil {
+		t.Fatal(err)
+	}
+	before, list := mountinfo(t), tree(t, d.Dir)
+	if _, err := askFacts(t, d); err != nil {
+		t.Fatal(err)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
+		t.Errorf("NVML started a program or made a node: %v, %v", entries, err)
+	}
+	if after := mountinfo(t); after != before {
+		t.Errorf("mounts changed:\n%s\nwere:\n%s", after, before)
+	}
+	if after := tree(t, d.Dir); after != list {
+		t.Errorf("files changed:\n%s\nwere:\n%s", after, list)
+	}
+	// The oracle: the same library without the precautions does both.
+	cmd := exec.Command(filepath.Join(d.Root, "usr/bin/nvidia-smi"), "-L")
+	cmd.Env = []string{"LD_LIBRARY_PATH=" + filepath.Join(d.Root, d.Layout.LibDir()), "NVIDIA_SIM_DEV=" + filepath.Join(d.DevRoot, "dev")}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 3 {
+		t.Errorf("the simulated NVML by itself: %v, %v", entries, err)
+	}
+}
+
+// No mount of the probe comes out, least of all that over /dev.
+func TestOnAHostOfSharedMountsTheProbesStayItsOwn(t *testing.T) {
+	d := simtest.New(t, sim.Options{GPUs: 1})
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{envShared + "=" + d.ConfigPath}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
+func askShared(name string) int {
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	before, _ := os.ReadFile("/proc/self/mountinfo")
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{envAsk + "=facts:" + name}
+	out, err := cmd.CombinedOutput()
+	after, _ := os.ReadFile("/proc/self/mountinfo")
+	if err != nil || !bytes.Equal(before, after) || !bytes.Contains(before, []byte("shared:")) {
+		fmt.Fprintf(os.Stderr, "%v: %s: mounts\n%s\nwere\n%s\n", err, out, after, before)
+		return 1
+	}
+	return 0
+}
+
+func mountinfo(t *testing.T) string {
+	t.Helper()
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+// tree lists names, modes and times of change.
+func tree(t *testing.T, dir string) string {
+	t.Helper()
+	out, err := exec.Command("find", dir, "-printf", "%p %M %U %s %C@\n").CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return string(out)
+}
+
+func TestWhyNVMLCannotBeAskedIsSaid(t *testing.T) {
+	for _, tc := range []struct {
+		name   string
+		change func(d *sim.Driver, library string) error
+		err    string
+	}{
+		{"a library of somebody else", func(_ *sim.Driver, l string) error { return os.Chown(l, 1000, 0) }, "it is owned by uid 1000"},
+		{"a library that everybody can write", func(_ *sim.Driver, l string) error { return os.Chmod(l, 0o666) }, "it can be written by everybody"},
+		{"no library", func(_ *sim.Driver, l string) error { return os.Remove(l) }, "libnvidia-ml.so.580.159.04 was not found"},
+		{"a library of another version than the module", func(d *sim.Driver, _ string) error { return d.LoadModule("590.44.01") }, "but the loaded kernel module is 590.44.01"},
+		{"no module", func(d *sim.Driver, _ string) error {
+			return os.Remove(filepath.Join(d.ProcRoot, "driver/nvidia/version"))
+		}, "no NVIDIA driver is loaded"},
+		{"no control node", func(d *sim.Driver, _ string) error { return os.Remove(filepath.Join(d.DevRoot, "dev/nvidiactl")) }, "NVML does not start: Driver is not loaded ("},
+		{"no nodes at all", func(d *sim.Driver, _ string) error { return os.RemoveAll(filepath.Join(d.DevRoot, "dev")) }, "give NVML the device nodes of host.dev-root: "},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			d := simtest.New(t, sim.Options{GPUs: 1})
+			library := filepath.Join(d.Root, d.Layout.LibDir(), "libnvidia-ml.so."+d.Version)
+			if err := tc.change(d, library); err != nil {
+				t.Fatal(err)
+			}
+			_, err := askFacts(t, d)
+			if err == nil || !strings.Contains(err.Error(), tc.err) || strings.Contains(err.Error(), "\n") {
+				t.Errorf("error %q, want one line with %q", err, tc.err)
+			}
+		})
+	}
+}
