@@ -39,9 +39,9 @@ build: ## build the shim (static, no cgo) and nvidia-shimctl into bin/
 
 SHARE := $(BIN)/share
 
-man: build ## write manual pages and completion scripts into bin/share/, as they go into /usr/local/share/
-	@mkdir -p $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
-	$(BIN)/nvidia-shimctl man --dir $(SHARE)/man/man8
+man: build ## write the manual page and completion scripts into bin/share/, as they go into /usr/local/share/
+	@mkdir -p $(SHARE)/man/man8 $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
+	$(BIN)/nvidia-shimctl man > $(SHARE)/man/man8/nvidia-shimctl.8
 	$(BIN)/nvidia-shimctl completion bash > $(SHARE)/bash-completion/completions/nvidia-shimctl
 	$(BIN)/nvidia-shimctl completion zsh > $(SHARE)/zsh/site-functions/_nvidia-shimctl
 	$(BIN)/nvidia-shimctl completion fish > $(SHARE)/fish/vendor_completions.d/nvidia-shimctl.fish
@@ -58,7 +58,7 @@ tools: ## build containerd, ctr, the stock shim and runc into bin/tools/ from Go
 demo: deps build tools ## show a GPU inside a container: the real driver where there is one, else a simulated one
 	$(GO) run ./integration/demo -bin $(BIN)
 
-# One package at a time: the tests look at the mount table of the whole host.
+# One package at a time: the integration tests look at the mount table of the whole host.
 TEST_FLAGS ?= -count=1 -p 1 -timeout 40m
 
 test: deps build tools daemons kubernetes ## run all tests that need no GPU (as root)
@@ -67,10 +67,14 @@ test: deps build tools daemons kubernetes ## run all tests that need no GPU (as 
 	cd integration/conformance && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/daemons && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/kubernetes && $(GO) test $(TEST_FLAGS) .
-	$(GO) test $(TEST_FLAGS) ./...
+	$(GO) test -count=1 $(UNIT)
+	$(GO) test $(TEST_FLAGS) ./integration/...
 
-test-unit: ## run the tests that need no containerd
-	$(GO) test -count=1 ./gpuinject/... ./shim/... ./internal/... ./runtimeclass/... ./cmd/... ./integration/docs
+UNIT := ./gpuinject/... ./shim/... ./internal/... ./runtimeclass/... ./cmd/... ./integration/docs
+
+# -short leaves out the tests that ask a real containerd what it reads.
+test-unit: ## run the tests that need nothing built
+	$(GO) test -count=1 -short $(UNIT)
 
 test-gpu: build tools kubernetes ## run the acceptance tests on this host's real GPUs (as root)
 	$(GO) test -count=1 -v -timeout 20m -tags gpu ./integration/gpu

@@ -31,59 +31,27 @@ func cdiNodes(t *testing.T, h *migHost, spec *specs.Spec, nodes ...string) {
 	spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/usr/bin/nvidia-cdi-hook", Args: []string{"nvidia-cdi-hook", "update-ldcache"}}}}
 }
 
-func TestMIGDevicesThatCDIGaveAreTakenOver(t *testing.T) {
+func TestMIGDevicesThatAreTakenOver(t *testing.T) {
 	h := newMIGHost(t)
-	for _, tc := range []struct {
-		name  string
-		nodes []string
-		gpus  []int
-		mig   [][2]int // GPU instance, compute instance
-		right []string
-	}{
-		{"one MIG device", append(h.capNodes(0), h.gpuNode(1)), nil, [][2]int{{h.MIG[0].GI, h.MIG[0].CI}}, nil},
-		{"two of one GPU instance, and a GPU", append(h.capNodes(1, 2), h.gpuNode(1), h.gpuNode(2)), []int{2}, [][2]int{{h.MIG[1].GI, h.MIG[1].CI}, {h.MIG[2].GI, h.MIG[2].CI}}, nil},
-		{"the node of a divided GPU alone", []string{h.gpuNode(1)}, nil, nil, nil},
-		{"the right to configure", append(h.capNodes(0), h.gpuNode(1), "/dev/nvidia-caps/nvidia-cap1"), nil, [][2]int{{h.MIG[0].GI, h.MIG[0].CI}}, []string{"config"}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			spec := newSpec("NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_DRIVER_CAPABILITIES=compute")
-			cdiNodes(t, h, spec, tc.nodes...)
-			before := len(spec.Linux.Devices)
-			job, err := h.resolve(t, spec)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var gpus []int
-			var mig [][2]int
-			for _, g := range job.Plan.GPUs {
-				gpus = append(gpus, g.Index)
-			}
-			for _, m := range job.Plan.MIG {
-				mig = append(mig, [2]int{m.GI, m.CI})
-			}
-			slices.SortFunc(mig, func(a, b [2]int) int { return slices.Compare(a[:], b[:]) })
-			slices.SortFunc(tc.mig, func(a, b [2]int) int { return slices.Compare(a[:], b[:]) })
-			if !slices.Equal(gpus, tc.gpus) || !slices.Equal(mig, tc.mig) || !slices.Equal(job.Plan.MIGRights, tc.right) {
-				t.Errorf("GPUs %v, MIG devices %v, rights %q; want %v, %v, %q", gpus, mig, job.Plan.MIGRights, tc.gpus, tc.mig, tc.right)
-			}
-			if err := job.Preview(""); err != nil {
-				t.Fatal(err)
-			}
-			if after := len(job.bundle.Spec.Linux.Devices); after != before {
-				t.Errorf("%d nodes became %d", before, after)
-			}
-		})
+	edited := func(nodes ...string) func(*specs.Spec) {
+		return func(s *specs.Spec) { cdiNodes(t, h, s, nodes...) }
 	}
+	contractSection{host: h, env: []string{"NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_DRIVER_CAPABILITIES=compute"}, show: showMIG, cases: []contractCase{
+		{name: "one", spec: edited(append(h.capNodes(0), h.gpuNode(1))...), here: "9/0 of GPU 1"},
+		{name: "two of one GPU instance, and a GPU", spec: edited(append(h.capNodes(1, 2), h.gpuNode(1), h.gpuNode(2))...), here: "GPU 2, 5/0 of GPU 1, 5/1 of GPU 1"},
+		{name: "the node of the GPU alone", spec: edited(h.gpuNode(1)), here: ""},
+		{name: "the right to configure", spec: edited(append(h.capNodes(0), h.gpuNode(1), "/dev/nvidia-caps/nvidia-cap1")...), here: "9/0 of GPU 1, the right `mig/config`"},
+	}}.run(t)
 }
 
-func TestAMIGDeviceHasNoMPSOfTheHosts(t *testing.T) {
+func TestMPSOfMIG(t *testing.T) {
 	h := newMIGHost(t)
 	daemonsOf(t, h.cfg)
 	h.cfg.Container.Sockets = []string{config.MPS}
 	for device, want := range map[string]int{"1:0": 0, "0": 1} {
-		job, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+device))
-		if err != nil || len(job.Plan.Sockets) != want || want == 0 && !strings.Contains(strings.Join(job.Plan.Notes, "\n"), "a MIG device needs an MPS daemon of its own") {
-			t.Errorf("%s: sockets %q, notes %q, %v", device, job.Plan.Sockets, job.Plan.Notes, err)
+		plan, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+device))
+		if err != nil || len(plan.Sockets) != want || want == 0 && !strings.Contains(strings.Join(plan.Notes, "\n"), "a MIG device needs an MPS daemon of its own") {
+			t.Errorf("%s: sockets %q, notes %q, %v", device, plan.Sockets, plan.Notes, err)
 		}
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"syscall"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -16,8 +15,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
@@ -84,16 +82,18 @@ func (f family) build(t *testing.T, spec *specs.Spec) string {
 // links of the image lead, in the mount that is nearest, with the links in it.
 func look(t *testing.T, dir, name string) ([]byte, bool) {
 	t.Helper()
-	image, err := image.Open(filepath.Join(dir, "rootfs"))
+	root, err := image.Open(filepath.Join(dir, "rootfs"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer image.Close()
+	defer root.Close()
 	spec := readSpec(t, dir)
-	name = image.Target(name)
+	if name, err = root.Target(name); err != nil {
+		t.Fatal(err)
+	}
 	best := -1
 	for i, m := range spec.Mounts {
-		if below(name, m.Destination) && (best < 0 || len(m.Destination) >= len(spec.Mounts[best].Destination)) {
+		if isBelow(name, m.Destination) && (best < 0 || len(m.Destination) >= len(spec.Mounts[best].Destination)) {
 			best = i
 		}
 	}
@@ -127,7 +127,7 @@ func hostsOfEveryKind(t *testing.T) map[string]*sim.Driver {
 
 // Each file is where the consuming library looks in that image, whatever the host's
 // distribution.
-func TestEveryConsumerFindsItsFileInEveryImageOnEveryHost(t *testing.T) {
+func TestFilesInEveryImage(t *testing.T) {
 	for host, d := range hostsOfEveryKind(t) {
 		cfg, err := config.Load(d.ConfigPath)
 		if err != nil {
@@ -135,9 +135,7 @@ func TestEveryConsumerFindsItsFileInEveryImageOnEveryHost(t *testing.T) {
 		}
 		cfg.Host.StateDir = filepath.Join(t.TempDir(), "state")
 		t.Cleanup(func() {
-			if state, err := view.OpenState(cfg.Host.StateDir); err != nil || state.Remove() != nil {
-				t.Errorf("remove views: %v", err)
-			}
+			removeState(t, cfg.Host.StateDir)
 		})
 		for _, f := range families() {
 			t.Run(host+" host, "+f.name+" image", func(t *testing.T) {
@@ -196,7 +194,7 @@ func TestEveryConsumerFindsItsFileInEveryImageOnEveryHost(t *testing.T) {
 
 // OpenCL's file is made only for those who can use it: an image without OpenCL's
 // loader costs no mount.
-func TestOpenCLsFileIsMadeForImagesWithItsLoader(t *testing.T) {
+func TestOpenCLFile(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 1})
 	if err := os.Remove(filepath.Join(d.Root, "etc/OpenCL/vendors/nvidia.icd")); err != nil {
 		t.Fatal(err)
@@ -217,7 +215,7 @@ func TestOpenCLsFileIsMadeForImagesWithItsLoader(t *testing.T) {
 	}
 }
 
-func TestTheProfileHasTheMinorsOfTheGrantedGPUs(t *testing.T) {
+func TestApplicationProfile(t *testing.T) {
 	minors := func(list ...int) (mask uint64) {
 		for _, i := range list {
 			mask |= 1 << simulated.GPUs[i].Minor
@@ -249,21 +247,14 @@ func TestTheProfileHasTheMinorsOfTheGrantedGPUs(t *testing.T) {
 	}
 	t.Run("a minor number beyond the mask is said", func(t *testing.T) {
 		for minor, want := range map[int]bool{0: true, 31: true, 32: true, 63: true, 64: false, 255: false} {
-			job, err := resolve(t, hostConfig(t), newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"))
-			if err != nil {
-				t.Fatal(err)
+			var plan Plan
+			g := grant{request: request.Request{Capabilities: []string{request.Graphics}}, gpus: []device.GPU{{Minor: minor}}}
+			data := profile(g, &plan)
+			if has := data != nil; has != want || has == strings.Contains(strings.Join(plan.Notes, ""), "EGL may list GPUs") {
+				t.Errorf("minor %d: profile is %v, notes %q", minor, has, plan.Notes)
 			}
-			job.gpus[0].Minor = minor
-			mounts, _, err := job.mounts("/view", &ldcache.Image{}, nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			has := slices.Contains(destinations(mounts), profileDest)
-			if has != want || has == strings.Contains(strings.Join(job.Plan.Notes, ""), "EGL may list GPUs") {
-				t.Errorf("minor %d: profile is %v, notes %q", minor, has, job.Plan.Notes)
-			}
-			if want && profileMask(t, job.profile()) != 1<<minor {
-				t.Errorf("minor %d: %s", minor, job.profile())
+			if want && profileMask(t, data) != 1<<minor {
+				t.Errorf("minor %d: %s", minor, data)
 			}
 		}
 	})
@@ -302,7 +293,7 @@ func profileMask(t *testing.T, text []byte) uint64 {
 	return mask
 }
 
-func TestLinksByPathLeadToGrantedNodesOnly(t *testing.T) {
+func TestLinksByPath(t *testing.T) {
 	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=2", "NVIDIA_DRIVER_CAPABILITIES=graphics"))
 	mustInject(t, hostConfig(t), dir)
 	spec := readSpec(t, dir)
@@ -334,9 +325,9 @@ func TestLinksByPathLeadToGrantedNodesOnly(t *testing.T) {
 
 // A /dev/dri of the container's own, as in `--volume /dev/dri:/dev/dri`, has links of
 // its own.
-func TestLinksByPathStayOutOfAVolume(t *testing.T) {
+func TestLinksByPathAndVolume(t *testing.T) {
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics")
-	spec.Mounts = append(spec.Mounts, volume("/dev/dri"))
+	spec.Mounts = append(spec.Mounts, volumeMount("/dev/dri"))
 	dir := newBundle(t, spec)
 	inj := mustInject(t, hostConfig(t), dir)
 	if slices.Contains(destinations(readSpec(t, dir).Mounts), byPathDest) || !strings.Contains(strings.Join(inj.Plan.Notes, ""), "not mounted at "+byPathDest) {
@@ -345,15 +336,11 @@ func TestLinksByPathStayOutOfAVolume(t *testing.T) {
 }
 
 // A MIG device is in the mask by its GPU; DRM nodes are for those with graphics alone.
-func TestAMIGDeviceIsInTheProfileByItsGPU(t *testing.T) {
+func TestApplicationProfileOfMIG(t *testing.T) {
 	h := newMIGHost(t)
 	for _, gfx := range []bool{false, true} {
 		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES="+h.MIG[0].UUID, "NVIDIA_DRIVER_CAPABILITIES=graphics"))
-		job, _, err := Examine(dir, loading(h.cfg))
-		if err != nil {
-			t.Fatal(err)
-		}
-		job.AskNVML = func() (device.Facts, error) {
+		_, err := injectWith(t, h.cfg, dir, factsFrom(func() (device.Facts, error) {
 			facts := factsOf(h.Driver)
 			for i := range facts.GPUs[1].Instances {
 				if gfx {
@@ -361,15 +348,10 @@ func TestAMIGDeviceIsInTheProfileByItsGPU(t *testing.T) {
 				}
 			}
 			return facts, nil
-		}
-		if err := job.Resolve(); err != nil {
-			t.Fatal(err)
-		}
-		inj, err := job.Inject(filepath.Join(dir, "rootfs"))
+		}))
 		if err != nil {
 			t.Fatal(err)
 		}
-		inj.Close()
 		spec := readSpec(t, dir)
 		data, _ := look(t, dir, profileDest)
 		if got, want := profileMask(t, data), uint64(1)<<h.GPUs[1].Minor; got != want {
@@ -384,7 +366,7 @@ func TestAMIGDeviceIsInTheProfileByItsGPU(t *testing.T) {
 	}
 }
 
-func TestThePlanSaysWhatBecameOfDataFiles(t *testing.T) {
+func TestDataFileDecisions(t *testing.T) {
 	hosts := hostsOfEveryKind(t)
 	for _, tc := range []struct {
 		name, host, caps string
@@ -392,7 +374,7 @@ func TestThePlanSaysWhatBecameOfDataFiles(t *testing.T) {
 		want             string
 	}{
 		{"made", "odd", "graphics", "", "/usr/share/glvnd/egl_vendor.d/10_nvidia.json: made"},
-		{"rewritten", "odd", "graphics", "", "/etc/vulkan/icd.d/nvidia_icd.json: rewritten"},
+		{"made in place of one that names a path", "odd", "graphics", "", "/etc/vulkan/icd.d/nvidia_icd.json: made"},
 		{"over the image's", "debian", "graphics", "usr/share/vulkan/icd.d/nvidia_icd.json", "/usr/share/vulkan/icd.d/nvidia_icd.json: covered"},
 		{"of no use", "without OpenCL", "compute", "", "/etc/OpenCL/vendors/nvidia.icd: not given"},
 		{"the profile", "debian", "display", "", "EGL: lists the container's GPUs only"},
@@ -411,67 +393,23 @@ func TestThePlanSaysWhatBecameOfDataFiles(t *testing.T) {
 			if tc.image != "" {
 				writeFile(t, filepath.Join(dir, "rootfs", tc.image), "{}", 0o644)
 			}
-			job, err := ExamineSpec(newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES="+tc.caps), loading(cfg))
+			c := mustExamine(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES="+tc.caps))
+			plan, err := resolveIn(t, c, filepath.Join(dir, "rootfs"), noProbe)
 			if err != nil {
 				t.Fatal(err)
 			}
-			job.Explain = true
-			if err := job.Resolve(); err != nil {
-				t.Fatal(err)
-			}
-			if err := job.Preview(filepath.Join(dir, "rootfs")); err != nil {
-				t.Fatal(err)
-			}
 			var got []string
-			for _, x := range job.Plan.Decisions {
+			for _, x := range plan.Decisions {
 				got = append(got, x.Subject+": "+x.Decision)
 			}
 			if !slices.Contains(got, tc.want) {
 				t.Errorf("no %q among %q", tc.want, got)
 			}
-			for _, m := range job.Plan.Mounts {
+			for _, m := range plan.Mounts {
 				if !strings.HasPrefix(m.Source, "/") && !strings.HasPrefix(m.Source, "<bundle>/") {
 					t.Errorf("mount from %q", m.Source)
 				}
 			}
 		})
-	}
-}
-
-// Only a file of the image's own is covered; what is something else there is no copy.
-func TestOnlyAFileOfTheImageCountsAsItsCopy(t *testing.T) {
-	const copied = "usr/share/vulkan/icd.d/nvidia_icd.json"
-	for name, tc := range map[string]struct {
-		make func(file string) error
-		want string
-	}{
-		"a file":                   {func(f string) error { return os.WriteFile(f, []byte("{}"), 0o644) }, "/" + copied},
-		"a link to a file":         {func(f string) error { return os.Symlink("/usr/bin/true", f) }, "/" + copied},
-		"a directory":              {func(f string) error { return os.Mkdir(f, 0o755) }, "/etc/vulkan/icd.d/nvidia_icd.json"},
-		"a FIFO":                   {func(f string) error { return syscall.Mkfifo(f, 0o644) }, "/etc/vulkan/icd.d/nvidia_icd.json"},
-		"a link into nowhere":      {func(f string) error { return os.Symlink("/nowhere", f) }, "/etc/vulkan/icd.d/nvidia_icd.json"},
-		"a link to a host's file":  {func(f string) error { return os.Symlink("/proc/1/root/etc/passwd", f) }, "/etc/vulkan/icd.d/nvidia_icd.json"},
-		"a link that climbs":       {func(f string) error { return os.Symlink(strings.Repeat("../", 40)+"etc/passwd", f) }, "/etc/vulkan/icd.d/nvidia_icd.json"},
-		"a link to itself, a loop": {func(f string) error { return os.Symlink(filepath.Base(f), f) }, "/etc/vulkan/icd.d/nvidia_icd.json"},
-	} {
-		dir := families()[0].build(t, newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"))
-		writeFile(t, filepath.Join(dir, "rootfs/usr/bin/true"), "x", 0o755)
-		file := filepath.Join(dir, "rootfs", copied)
-		if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := tc.make(file); err != nil {
-			t.Fatal(err)
-		}
-		mustInject(t, hostConfig(t), dir)
-		var got []string
-		for _, d := range given(t, dir) {
-			if path.Base(d) == "nvidia_icd.json" {
-				got = append(got, d)
-			}
-		}
-		if !slices.Equal(got, []string{tc.want}) {
-			t.Errorf("%s: given at %v, want %s", name, got, tc.want)
-		}
 	}
 }

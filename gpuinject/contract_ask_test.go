@@ -10,25 +10,19 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// showAsked is showGPUs with the nodes of other classes and the devices of others.
-func showAsked(j *Job) string {
-	s := showGPUs(j)
-	if j.Request.ForeignOnly {
-		s = "no driver"
-	}
-	if nodes := otherNodes(j.Plan); nodes != "" {
+// showAsked is showGPUs with the nodes of other classes.
+func showAsked(p Plan) string {
+	s := showGPUs(p)
+	if nodes := otherNodes(p); nodes != "" {
 		s += ", `" + strings.ReplaceAll(nodes, " ", "`, `") + "`"
-	}
-	if len(j.Plan.Foreign) > 0 {
-		s += ", `" + strings.Join(j.Plan.Foreign, "`, `") + "`"
 	}
 	return s
 }
 
 // showTaken is what became of a specification that CDI edited.
-func showTaken(j *Job) string {
-	s := showGPUs(j)
-	if len(j.Plan.RemovedHooks) > 0 {
+func showTaken(p Plan) string {
+	s := showGPUs(p)
+	if len(p.RemovedHooks) > 0 {
 		s += ", NVIDIA's hooks are removed"
 	}
 	return s
@@ -36,19 +30,19 @@ func showTaken(j *Job) string {
 
 // askContract are the ways to ask besides plain names in the variable.
 func askContract(t *testing.T) []contractSection {
-	foreign := func(c *config.Config) { foreignDirs(t, c, foreignCDI) }
 	swarm := func(names ...string) func(*config.Config) {
 		return func(c *config.Config) { c.Policy.SwarmResources = names }
 	}
 	cdi := func(change func(*specs.Spec), names ...string) func(*specs.Spec) {
 		return func(s *specs.Spec) {
-			applyCDI(t, s, nvidiaCDI(t, ctkForms[0]), names...)
+			applyCDI(t, s, realCDI(t), names...)
 			if change != nil {
 				change(s)
 			}
 		}
 	}
 	noHooks := func(s *specs.Spec) { s.Hooks = nil }
+	const annotated = "GPU 1, by its CDI specification: mode `auto` becomes `cdi`"
 	const resolves, jit, otherKinds = "by the specification of that kind", "GPU 1", "by the specification of that kind, if all names are CDI's"
 	directory := "NVIDIA_VISIBLE_DEVICES=" + request.DeviceListDir
 	return []contractSection{{
@@ -64,11 +58,10 @@ func askContract(t *testing.T) []contractSection {
 			{name: "CDI names beside plain ones", env: devices("0,nvidia.com/gpu=1"), here: "GPUs 0, 1", jit: "the create fails", legacy: "the create fails"},
 			{name: "GPUDirect Storage", env: devices("0,nvidia.com/gds=all"), here: "GPU 0, `nvidia-fs0`, `nvidia-fs1`", jit: otherKinds, legacy: "the create fails"},
 			{name: "an IMEX channel", env: devices("0,nvidia.com/imex-channel=2"), here: "GPU 0, `channel2`", jit: otherKinds, legacy: "the create fails"},
-			{name: "a class that nobody knows", env: devices("nvidia.com/toaster=0"), here: "refused: is of no CDI kind that is known here", jit: "the create fails", legacy: "the create fails"},
-			{name: "another vendor's device", env: devices("nvidia.com/gpu=1,example.com/nic=eth0"), config: foreign, here: "GPU 1, `example.com/nic=eth0`", jit: same, legacy: "the create fails"},
-			{name: "another vendor's device alone", env: devices("example.com/nic=eth0"), config: foreign, here: "no driver, `example.com/nic=eth0`", jit: same, legacy: "the create fails"},
-			{name: "another vendor's device that no specification has", env: devices("example.com/nic=eth9"), config: foreign, here: "refused: no specification in", jit: "the create fails", legacy: "the create fails"},
-			{name: "another vendor's device in a pod", env: devices("0,example.com/nic=eth0"), with: "a pod with GPU 0", spec: inPod(0), config: foreign, here: "GPU 0", jit: "the device", legacy: "the create fails"},
+			{name: "an unknown class", env: devices("nvidia.com/toaster=0"), here: "refused: is of an unknown CDI kind", jit: "the create fails", legacy: "the create fails"},
+			{name: "another vendor's device", env: devices("nvidia.com/gpu=1,example.com/nic=eth0"), here: "refused: name it to containerd", jit: "the device", legacy: "the create fails"},
+			{name: "another vendor's device alone", env: devices("example.com/nic=eth0"), here: "refused: name it to containerd", jit: "the device", legacy: "the create fails"},
+			{name: "another vendor's device in a pod", env: devices("0,example.com/nic=eth0"), with: "a pod with GPU 0", spec: inPod(0), here: "refused: name it to containerd", jit: "the device", legacy: "the create fails"},
 			{name: "by a mount", mounts: []string{"cdi/nvidia.com/gpu/1"}, here: "GPU 1", jit: otherKinds, legacy: ""},
 		},
 	}, {
@@ -84,17 +77,21 @@ func askContract(t *testing.T) []contractSection {
 			{name: "one that is not configured", env: []string{"DOCKER_RESOURCE_GPU=1"}, here: "left alone", jit: same, legacy: same},
 			{name: "one", env: []string{"NVIDIA_VISIBLE_DEVICES=all", "DOCKER_RESOURCE_GPU=1"}, with: "`policy.swarm-resources = [\"DOCKER_RESOURCE_GPU\"]`", config: swarm("DOCKER_RESOURCE_GPU"), here: "GPU 1", jit: "the same, by `swarm-resource`", legacy: "the same, by `swarm-resource`"},
 			{name: "two of them", env: []string{"DOCKER_RESOURCE_B=1", "DOCKER_RESOURCE_A=0"}, with: "`policy.swarm-resources = [\"DOCKER_RESOURCE_A\", \"DOCKER_RESOURCE_B\"]`", config: swarm("DOCKER_RESOURCE_A", "DOCKER_RESOURCE_B"), here: "GPUs 0, 1", jit: "the same, by `swarm-resource`", legacy: "the same, by `swarm-resource`"},
-			{name: "an empty one", env: []string{"NVIDIA_VISIBLE_DEVICES=all", "DOCKER_RESOURCE_GPU="}, with: "`policy.swarm-resources = [\"DOCKER_RESOURCE_GPU\"]`", config: swarm("DOCKER_RESOURCE_GPU"), here: "left alone"},
+			{name: "an empty one", env: []string{"NVIDIA_VISIBLE_DEVICES=all", "DOCKER_RESOURCE_GPU="}, with: "`policy.swarm-resources = [\"DOCKER_RESOURCE_GPU\"]`", config: swarm("DOCKER_RESOURCE_GPU"), here: "left alone", jit: same, legacy: same},
+			{name: "void in the second of two", env: []string{"DOCKER_RESOURCE_A=all", "DOCKER_RESOURCE_B=void"}, with: "`policy.swarm-resources = [\"DOCKER_RESOURCE_A\", \"DOCKER_RESOURCE_B\"]`", config: swarm("DOCKER_RESOURCE_A", "DOCKER_RESOURCE_B"), here: "left alone", jit: same, legacy: same},
 		},
 	}, {
 		title: "Annotations", show: showAsked,
 		cases: []contractCase{
-			{name: "a CDI name", annotations: []string{"cdi.k8s.io/x=nvidia.com/gpu=1"}, here: "GPU 1", jit: "only in its mode `cdi`", legacy: "not read"},
-			{name: "before the environment", env: devices("0"), annotations: []string{"cdi.k8s.io/x=nvidia.com/gpu=1"}, here: "GPU 1", jit: "only in its mode `cdi`", legacy: "not read"},
+			{name: "a CDI name", annotations: []string{"cdi.k8s.io/x=nvidia.com/gpu=1"}, here: "GPU 1", jit: annotated, legacy: "not read"},
+			{name: "before the environment", env: devices("0"), annotations: []string{"cdi.k8s.io/x=nvidia.com/gpu=1"}, here: "GPU 1", jit: annotated, legacy: "not read"},
 			{name: "of NVIDIA's NRI plugin", annotations: []string{"nvidia.cdi.k8s.io=nvidia.com/gpu=0"}, here: "GPU 0", jit: "read by that plugin alone", legacy: "read by that plugin alone"},
-			{name: "in a pod that was given another", annotations: []string{"cdi.k8s.io/x=nvidia.com/gpu=1"}, with: "a pod with GPU 0", spec: inPod(0), here: "starts without a GPU", jit: "GPU 1, in its mode `cdi`", legacy: "not read"},
-			{name: "in a pod, another vendor's", annotations: []string{"cdi.k8s.io/x=example.com/nic=eth0"}, with: "a pod", spec: inPod(), here: "left alone", jit: "only in its mode `cdi`", legacy: "not read"},
-			{name: "beside void", env: devices("void"), annotations: []string{"cdi.k8s.io/x=nvidia.com/gpu=1"}, here: "left alone", jit: "only in its mode `cdi`", legacy: "not read"},
+			{name: "of that plugin, for the container and for the pod", annotations: []string{"nvidia.cdi.k8s.io=nvidia.com/gpu=0", "nvidia.cdi.k8s.io/container.ctr=nvidia.com/gpu=1"}, with: "the container `ctr`",
+				spec: func(s *specs.Spec) { s.Annotations["io.kubernetes.cri.container-name"] = "ctr" }, here: "GPU 1", jit: "GPU 1, read by that plugin alone", legacy: "GPU 1, read by that plugin alone"},
+			{name: "no CDI name", annotations: []string{"cdi.k8s.io/x=1"}, here: `refused: "1" is not a CDI name`, jit: "ignored", legacy: "not read"},
+			{name: "in a pod that was given another", annotations: []string{"cdi.k8s.io/x=nvidia.com/gpu=1"}, with: "a pod with GPU 0", spec: inPod(0), here: "starts without a GPU", jit: "GPU 1", legacy: "not read"},
+			{name: "in a pod, another vendor's", annotations: []string{"cdi.k8s.io/x=example.com/nic=eth0"}, with: "a pod", spec: inPod(), here: "left alone", jit: "the device, by its CDI specification", legacy: "not read"},
+			{name: "beside void", env: devices("void"), annotations: []string{"cdi.k8s.io/x=nvidia.com/gpu=1"}, here: "left alone", jit: annotated, legacy: "not read"},
 		},
 	}, {
 		title: "Specifications that CDI edited", show: showTaken,

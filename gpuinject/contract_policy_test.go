@@ -43,33 +43,33 @@ func withHook(program string) func(*specs.Spec) {
 	}
 }
 
-func showHooks(j *Job) string {
-	if len(j.Plan.RemovedHooks) > 0 {
-		return showGPUs(j) + ", the hook is removed"
+func showHooks(p Plan) string {
+	if len(p.RemovedHooks) > 0 {
+		return showGPUs(p) + ", the hook is removed"
 	}
-	return showGPUs(j) + ", the hook stays"
+	return showGPUs(p) + ", the hook stays"
 }
 
 // showTwice shows whether a node is in the specification under two entries.
-func showTwice(j *Job) string {
+func showTwice(p Plan) string {
 	seen := map[string]bool{}
-	for _, d := range j.bundle.Spec.Linux.Devices {
+	for _, d := range p.edits.Devices {
 		if seen[d.Path] {
-			return showGPUs(j) + ", and twice " + d.Path
+			return showGPUs(p) + ", and twice " + d.Path
 		}
 		seen[d.Path] = true
 	}
-	return showGPUs(j) + ", no node twice"
+	return showGPUs(p) + ", no node twice"
 }
 
 // showProc shows what of the host's GPUs is in the container's procfs.
-func showProc(j *Job) string {
-	if !j.Plan.Proc.Masked {
+func showProc(p Plan) string {
+	if !p.Proc.Masked {
 		return "not masked"
 	}
 	var list []string
 	for _, g := range simulated.GPUs {
-		if slices.Contains(j.Plan.Proc.GPUs, g.BusID) {
+		if slices.Contains(p.Proc.GPUs, g.BusID) {
 			list = append(list, fmt.Sprintf("GPU %d", g.Index))
 		}
 	}
@@ -86,7 +86,7 @@ func policyContract() []contractSection {
 	return []contractSection{{
 		title: "Who may ask by environment",
 		cases: []contractCase{
-			{name: "everybody outside Kubernetes", env: devices("0"), here: "GPU 0", jit: same, legacy: same},
+			{name: "any container outside Kubernetes", env: devices("0"), here: "GPU 0", jit: same, legacy: same},
 			{name: "not the unprivileged, if the operator says so", env: devices("all"), with: off, config: noEnv, here: "starts without a GPU", jit: same, legacy: same},
 			{name: "the unprivileged name a GPU all the same", env: devices("0"), with: off, config: noEnv, here: "refused: accept-env-when-unprivileged is off", jit: "starts without a GPU", legacy: "starts without a GPU"},
 			{name: "the privileged still", env: devices("0"), with: "privileged; " + off, config: noEnv, spec: privileged, here: "GPU 0", jit: same, legacy: same},
@@ -100,7 +100,7 @@ func policyContract() []contractSection {
 		title: "Hooks in the specification", env: devices("0"), show: showHooks,
 		cases: []contractCase{
 			{name: "the toolkit's, as Docker adds it", with: "`nvidia-container-runtime-hook`", spec: withHook("/usr/bin/nvidia-container-runtime-hook"), here: "GPU 0, the hook is removed", jit: same, legacy: "the hook injects"},
-			{name: "the toolkit's under its older name", with: "`nvidia-container-toolkit`", spec: withHook("/usr/bin/nvidia-container-toolkit"), here: "GPU 0, the hook is removed", jit: same},
+			{name: "the toolkit's under its older name", with: "`nvidia-container-toolkit`", spec: withHook("/usr/bin/nvidia-container-toolkit"), here: "GPU 0, the hook is removed", jit: same, legacy: same},
 			{name: "where the operator wants none", with: "`nvidia-container-runtime-hook`; `policy.foreign-hooks = \"refuse\"`", spec: withHook("/usr/bin/nvidia-container-runtime-hook"),
 				config: func(c *config.Config) { c.Policy.ForeignHooks = config.Refuse }, here: "refused: NVIDIA's OCI hook"},
 			{name: "another vendor's", with: "`/opt/other/hook`", spec: withHook("/opt/other/hook"), here: "GPU 0, the hook stays", jit: same, legacy: same},
@@ -120,7 +120,7 @@ func policyContract() []contractSection {
 		title: "/proc/driver/nvidia", env: devices("0"), show: showProc,
 		cases: []contractCase{
 			{name: "of an ordinary container", here: "masked, shows GPU 0", jit: "every GPU; only `params` is covered", legacy: same},
-			{name: "of a privileged container", with: "privileged", spec: privileged, here: "not masked", jit: "every GPU; only `params` is covered"},
+			{name: "of a privileged container", with: "privileged", spec: privileged, here: "not masked", jit: "every GPU; only `params` is covered", legacy: "masked as well"},
 		},
 	}, {
 		title: "Option",

@@ -12,7 +12,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
@@ -20,7 +19,7 @@ import (
 
 // The tables of docs/contract.md are those of this test: every row is a case, run
 // through the shim's own steps, and what it is seen to do is the row's cell. With
-// -contract the tables of the page are written anew; the text around them is its own.
+// -contract the tables of the page are written again; the text around them is its own.
 var writeContract = flag.Bool("contract", false, "write the tables of docs/contract.md")
 
 const contractPage = "../docs/contract.md"
@@ -33,7 +32,7 @@ type contractSection struct {
 	// env is part of every case and is not shown.
 	env []string
 	// show says what of an outcome the table is about; GPUs where it is nil.
-	show  func(*Job) string
+	show  func(Plan) string
 	cases []contractCase
 }
 
@@ -47,6 +46,8 @@ type contractCase struct {
 	with        string // what spec and config make of it, in words
 	spec        func(*specs.Spec)
 	config      func(*config.Config)
+	host        *migHost          // another one than the table's
+	image       func(root string) // makes the image, which is empty otherwise
 	// here is what happens: the outcome as it is rendered, or "refused: " and a part of
 	// the message.
 	here string
@@ -59,51 +60,57 @@ const same = "the same"
 
 func contract(t *testing.T) []contractSection {
 	t.Helper()
-	return slices.Concat(deviceContract(), migContract(t), requirementContract(), otherContract(t), policyContract(), askContract(t))
+	return slices.Concat(deviceContract(), migContract(t), tegraContract(t), requirementContract(), otherContract(t), policyContract(), askContract(t))
 }
 
 func TestContract(t *testing.T) {
-	cfg := hostConfig(t)
 	for _, s := range contract(t) {
-		t.Run(s.title, func(t *testing.T) {
-			for _, tc := range s.cases {
-				t.Run(tc.name, func(t *testing.T) {
-					c := *cfg
-					if s.host != nil {
-						c = *s.host.cfg
-					}
-					if tc.config != nil {
-						tc.config(&c)
-					}
-					if got := s.outcome(t, tc, &c); got != tc.here {
-						t.Errorf("%s: %s, want %s", example(tc), got, tc.here)
-					}
-				})
-			}
-		})
+		s.run(t)
 	}
+}
+
+// run runs the cases of a table, which need not be one of the page.
+func (s contractSection) run(t *testing.T) {
+	cfg := hostConfig(t)
+	t.Run(s.title, func(t *testing.T) {
+		for _, tc := range s.cases {
+			t.Run(tc.name, func(t *testing.T) {
+				c, s := *cfg, s
+				if tc.host != nil {
+					s.host = tc.host
+				}
+				if s.host != nil {
+					c = *s.host.cfg
+				}
+				if tc.config != nil {
+					tc.config(&c)
+				}
+				if got := s.outcome(t, tc, &c); got != tc.here {
+					t.Errorf("%s: %s, want %s", example(tc), got, tc.here)
+				}
+			})
+		}
+	})
 }
 
 // outcome takes the container of a case through all steps that change nothing, and
 // says what comes of it.
 func (s contractSection) outcome(t *testing.T, tc contractCase, cfg *config.Config) string {
-	job, err := ExamineSpec(s.container(tc), loading(cfg))
-	if job != nil {
-		job.AskNVML = func() (device.Facts, error) {
-			if s.host != nil {
-				return factsOf(s.host.Driver), nil
-			}
-			return someFacts(), nil
+	c, err := ExamineSpec(s.container(tc), loading(cfg))
+	var plan Plan
+	if err == nil && c.Asks {
+		ask := factsFrom(func() (device.Facts, error) { return someFacts(), nil })
+		if s.host != nil {
+			ask = s.host.ask()
 		}
-		job.AskCDI = cdispec.Find
-		if err = job.Resolve(); err == nil {
-			err = job.Preview("")
+		root := t.TempDir()
+		if tc.image != nil {
+			tc.image(root)
 		}
+		plan, err = resolveIn(t, c, root, ask)
 	}
 	var refused *Error
 	switch {
-	case errors.Is(err, ErrNotGranted):
-		return "starts without a GPU"
 	case errors.As(err, &refused):
 		if text, ok := strings.CutPrefix(tc.here, "refused: "); ok && strings.Contains(err.Error(), text) {
 			return tc.here
@@ -111,12 +118,14 @@ func (s contractSection) outcome(t *testing.T, tc contractCase, cfg *config.Conf
 		return "refused: " + err.Error()
 	case err != nil:
 		t.Fatal(err)
-	case job == nil:
+	case !c.Asks:
 		return "left alone"
+	case !plan.GPU:
+		return "starts without a GPU"
 	case s.show != nil:
-		return s.show(job)
+		return s.show(plan)
 	}
-	return showGPUs(job)
+	return showGPUs(plan)
 }
 
 func (s contractSection) container(tc contractCase) *specs.Spec {
@@ -134,9 +143,9 @@ func (s contractSection) container(tc contractCase) *specs.Spec {
 	return spec
 }
 
-func showGPUs(j *Job) string {
+func showGPUs(p Plan) string {
 	var list []string
-	for _, g := range j.Plan.GPUs {
+	for _, g := range p.GPUs {
 		list = append(list, strconv.Itoa(g.Index))
 	}
 	switch len(list) {
@@ -150,19 +159,19 @@ func showGPUs(j *Job) string {
 	return "GPUs " + strings.Join(list, ", ")
 }
 
-func showCapabilities(j *Job) string {
-	if len(j.Plan.Capabilities) == 7 {
+func showCapabilities(p Plan) string {
+	if len(p.Capabilities) == 7 {
 		return "all seven"
 	}
-	return strings.Join(j.Plan.Capabilities, ", ")
+	return strings.Join(p.Capabilities, ", ")
 }
 
 // showNodes shows what nodes come besides those of GPUs.
-func showNodes(j *Job) string {
+func showNodes(p Plan) string {
 	var list []string
-	for _, d := range j.Plan.Devices {
+	for _, d := range p.Devices {
 		name := strings.TrimPrefix(d.Path, "/dev/")
-		if d.Path != "/dev/nvidiactl" && !slices.ContainsFunc(j.Plan.GPUs, func(g PlanGPU) bool { return name == fmt.Sprintf("nvidia%d", g.Minor) }) {
+		if d.Path != "/dev/nvidiactl" && !slices.ContainsFunc(p.GPUs, func(g PlanGPU) bool { return name == fmt.Sprintf("nvidia%d", g.Minor) }) {
 			list = append(list, "`"+d.Path+"`")
 		}
 	}
@@ -172,13 +181,13 @@ func showNodes(j *Job) string {
 	return strings.Join(list, ", ")
 }
 
-func showRequirements(j *Job) string {
-	for _, n := range j.Plan.Notes {
+func showRequirements(p Plan) string {
+	for _, n := range p.Notes {
 		if strings.Contains(n, "not checked") {
 			return "starts, nothing is checked"
 		}
 	}
-	if len(j.Plan.Requirements) == 0 {
+	if len(p.Requirements) == 0 {
 		return "starts, nothing is required"
 	}
 	return "starts"
@@ -253,7 +262,7 @@ func TestContractIsThePage(t *testing.T) {
 		if got := lines[i:end]; !*writeContract && !slices.Equal(got, want) {
 			for n := range max(len(got), len(want)) {
 				if n >= len(got) || n >= len(want) || got[n] != want[n] {
-					t.Errorf("docs/contract.md, table %q, line %d: go test ./gpuinject -contract writes it anew\n%s", title, i+n+1, strings.Join(want[min(n, len(want)):min(n+1, len(want))], ""))
+					t.Errorf("docs/contract.md, table %q, line %d: go test ./gpuinject -contract writes it again\n%s", title, i+n+1, strings.Join(want[min(n, len(want)):min(n+1, len(want))], ""))
 					break
 				}
 			}

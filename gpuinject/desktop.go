@@ -7,14 +7,13 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// What a container that draws gets from its bundle, where it is made for that
-// container alone and goes when it does.
+// Files that are made in the bundle for one container and go with it.
 const (
 	profileName = "application-profile.conf"
 	byPathName  = "dri-by-path"
@@ -24,35 +23,39 @@ const (
 	byPathDest  = "/dev/dri/by-path"
 )
 
-var bundleFiles = []string{profileName, byPathName, cacheName}
+var bundleFileNames = []string{profileName, byPathName, cacheName}
 
-// maxProfileMinor is the greatest minor number that fits into the mask. The driver's
-// README speaks of 32 bits; NVIDIA's own container tools write 64.
-const maxProfileMinor = 63
-
-// draws tells whether the container asks for graphics in some form.
-func (j *Job) draws() bool {
-	return j.Request.Has(request.Graphics) || j.Request.Has(request.Display)
+// bundleFile is a file that is made in the bundle.
+type bundleFile struct {
+	name string
+	data []byte
 }
 
-// profile is the application profile of the driver that makes EGL, and Vulkan behind
-// it, list the container's GPUs only: the kernel refuses the others all the same, but
-// a program that takes the first of the list would fail. MIG devices are in it by
-// their GPU. It is nil where there is nothing to write.
+// maxProfileMinor is the greatest minor number that fits into the mask of an application profile.
+// The driver's README speaks of 32 bits; NVIDIA's own container tools write 64.
+const maxProfileMinor = 63
+
+// profile returns the application profile of the driver that makes EGL, and Vulkan behind it, list
+// the container's GPUs only: the kernel refuses the others all the same, but a program that takes
+// the first of the list would fail. MIG devices are in it by their GPU. It is nil if there is
+// nothing to write: GPUs without minor numbers have no other GPU beside them to hide.
 //
-// The form is that of the chapter on application profiles in the driver's README: a
-// rule whose pattern is empty applies to every program.
-func (j *Job) profile() []byte {
-	if !j.profiled() {
+// The form is that of the chapter on application profiles in the driver's README: a rule whose
+// pattern is empty applies to every program.
+func profile(g grant, p *Plan) []byte {
+	draws := g.request.Has(request.Graphics) || g.request.Has(request.Display)
+	if !draws || len(g.gpus) == 0 || g.gpus[0].Minor < 0 {
 		return nil
 	}
 	var mask uint64
-	for _, g := range j.gpus {
-		if g.Minor > maxProfileMinor {
+	for _, gpu := range g.gpus {
+		if gpu.Minor > maxProfileMinor {
+			p.note("EGL may list GPUs that cannot be opened: a minor number above %d has no place in an application profile", maxProfileMinor)
 			return nil
 		}
-		mask |= 1 << g.Minor
+		mask |= 1 << gpu.Minor
 	}
+	p.decide("EGL", "lists the container's GPUs only", "by an application profile with their minor numbers")
 	return fmt.Appendf(nil, `{
     "profiles": [{"name": "_container_", "settings": ["EGLVisibleDGPUDevices", 0x%x]}],
     "rules": [{"pattern": [], "profile": "_container_"}]
@@ -60,14 +63,10 @@ func (j *Job) profile() []byte {
 `, mask)
 }
 
-// profiled tells whether there are GPUs to make a profile of: those of WSL2 and of a
-// Tegra have no minor numbers, and nothing beside them to hide.
-func (j *Job) profiled() bool { return j.draws() && len(j.gpus) > 0 && j.gpus[0].Minor >= 0 }
-
-// links are those of /dev/dri/by-path: to the container's own nodes only.
-func (j *Job) links() map[string]string {
+// byPathLinks are the links of /dev/dri/by-path, to the container's own nodes only.
+func byPathLinks(nodes []device.Node) map[string]string {
 	links := map[string]string{}
-	for _, n := range j.nodes {
+	for _, n := range nodes {
 		if n.Link != "" && path.Dir(n.Path) == path.Dir(byPathDest) {
 			links[n.Link] = "../" + path.Base(n.Path)
 		}
@@ -75,123 +74,96 @@ func (j *Job) links() map[string]string {
 	return links
 }
 
-// from is a file or directory of the host and where it goes.
-type from struct{ source, dest string }
-
-// desktopMounts are the mounts of what writeDesktop writes. They are in config.json
-// after /dev, which is a mount itself, and runc makes the nodes of linux.devices after
-// all mounts: so links in a mount at /dev/dri/by-path lead to them.
-func (j *Job) desktopMounts() (mounts []from) {
-	// A plan can be of no bundle.
-	dir := cmp.Or(j.bundle.Dir, "<bundle>")
-	if j.profile() != nil {
-		mounts = append(mounts, from{path.Join(dir, profileName), profileDest})
-		j.explain("EGL", "lists the container's GPUs only", "by an application profile with their minor numbers")
-	} else if j.profiled() {
-		j.Plan.note(fmt.Sprintf("EGL may list GPUs that cannot be opened: a minor number above %d has no place in an application profile", maxProfileMinor))
-	}
-	if len(j.links()) > 0 {
-		mounts = append(mounts, from{path.Join(dir, byPathName), byPathDest})
-	}
-	return mounts
+// bundlePath is the path of a file in the bundle. A plan can be of no bundle.
+func bundlePath(c Container, name string) string {
+	return path.Join(cmp.Or(c.Bundle.Dir, "<bundle>"), name)
 }
 
-// writeDesktop makes the files of desktopMounts.
-func (j *Job) writeDesktop() error {
-	if data := j.profile(); data != nil {
-		if err := bundle.WriteFile(j.bundle.Dir, profileName, data, 0o644); err != nil {
-			return fail(Internal, "%w", err)
-		}
-	}
-	if links := j.links(); len(links) > 0 {
-		if err := bundle.WriteLinks(j.bundle.Dir, byPathName, links); err != nil {
-			return fail(Internal, "%w", err)
-		}
-	}
-	return nil
-}
-
-// dataDest is where a data file goes in this image, "" where the image has no use
-// for it.
-func (j *Job) dataDest(d driver.File, img *ldcache.Image) string {
+// dataDest returns where a data file goes in an image, or "" if the image has no use for it. A file
+// of the image's own is covered, at whichever place it has one: with two manifests of the same
+// driver each GPU would be listed twice.
+func dataDest(d driver.File, root *image.Root, img image.Image, p *Plan) (string, error) {
 	if !path.IsAbs(d.Dest) {
-		return path.Join(xorgModules(img), d.Dest)
+		return path.Join(xorgModules(img), d.Dest), nil
 	}
-	if j.image == nil {
-		return d.Dest
-	}
-	if len(d.Needs) > 0 && !slices.ContainsFunc(d.Needs, func(name string) bool {
+	needed := len(d.Needs) == 0 || slices.ContainsFunc(d.Needs, func(name string) bool {
 		if !path.IsAbs(name) {
 			name = path.Join(img.LibDir, name)
 		}
-		return j.inImage(name)
-	}) {
-		return ""
+		return root.IsFile(name)
+	})
+	if !needed {
+		p.decide(d.Dest, "not given", "this host has none, and the image has none of %s to read one that is made", strings.Join(d.Needs, ", "))
+		return "", nil
 	}
-	if len(d.Copies) == 0 || j.inImage(d.Dest) {
-		j.noteCopies(d, d.Dest)
-		return d.Dest
-	}
-	for _, name := range d.Copies {
-		if j.inImage(name) {
-			j.noteCopies(d, name)
-			return name
+	dest := d.Dest
+	if !root.IsFile(dest) {
+		if i := slices.IndexFunc(d.Copies, root.IsFile); i >= 0 {
+			dest = d.Copies[i]
+			p.decide(dest, "covered", "the image has a file of its own there: with one at %s besides, each GPU would be listed twice", d.Dest)
 		}
 	}
-	return d.Dest
-}
-
-// inImage tells whether the image has a file of this name. Most images lack most of the
-// directories in question, each of which is looked up once.
-func (j *Job) inImage(name string) bool {
-	return j.targets.There(path.Dir(name)) && j.image.IsFile(name)
-}
-
-// explainData enters what became of a data file, where it is not simply the host's.
-func (j *Job) explainData(d driver.File, dest string) {
-	switch {
-	case dest == "":
-		j.explain(d.Dest, "not given", "this host has none, and the image has none of %s to read one that is made", strings.Join(d.Needs, ", "))
-	case d.Data != nil && d.Path == "":
-		j.explain(dest, "made", "this host has the library and no such file")
-	case d.Data != nil:
-		j.explain(dest, "rewritten", "%s of this host names libraries as no container finds them", d.Path)
+	if d.Data != nil {
+		p.decide(dest, "made", "this host has the library and no such file that a container can use")
 	}
-	if slices.Contains(d.Copies, dest) {
-		j.explain(dest, "covered", "the image has a file of its own there: with one at %s besides, each GPU would be listed twice", d.Dest)
-	}
+	return dest, noteCopies(d, dest, root, p)
 }
 
-// noteCopies says what else the image has of a file that goes to dest. Nothing can be
-// taken out of an image, and a mount over it would list the same once more.
-func (j *Job) noteCopies(d driver.File, dest string) {
+// noteCopies notes what else the image has of a file that goes to dest. Nothing can be taken out of
+// an image, and a mount over it would list the same once more.
+func noteCopies(d driver.File, dest string, root *image.Root, p *Plan) error {
+	at, err := root.Target(dest)
+	if err != nil {
+		return fail(Invalid, "%w", err)
+	}
 	var more []string
 	for _, name := range d.Copies {
-		if name != dest && j.inImage(name) && j.image.Target(name) != j.image.Target(dest) {
+		if name == dest || !root.IsFile(name) {
+			continue
+		}
+		other, err := root.Target(name)
+		if err != nil {
+			return fail(Invalid, "%w", err)
+		}
+		if other != at {
 			more = append(more, name)
 		}
 	}
 	if len(more) > 0 {
-		j.Plan.note(fmt.Sprintf("the image has %s besides %s: each GPU may be listed more than once", strings.Join(more, ", "), dest))
+		p.note("the image has %s besides %s: each GPU may be listed more than once", strings.Join(more, ", "), dest)
 	}
+	return nil
 }
 
-// xorgModules is where the X server of the image looks for modules: in a directory
-// beside the libraries where these are in lib64 (Fedora, RHEL, openSUSE), and in
-// /usr/lib with everybody else, Debian's multiarch directories included.
-func xorgModules(img *ldcache.Image) string {
+// xorgModules is where the X server of an image looks for modules: in a directory beside the
+// libraries if these are in lib64 (Fedora, RHEL, openSUSE), else in /usr/lib, also with Debian's
+// multiarch directories.
+func xorgModules(img image.Image) string {
 	if path.Base(img.LibDir) == "lib64" {
 		return "/usr/lib64/xorg/modules"
 	}
 	return "/usr/lib/xorg/modules"
 }
 
-// pluginDir is the directory below which libraries of the image that are for the same
-// programs as dir, the place of a C library, look for plugins: in /usr also where the C
-// library is not (Debian before the merge of /usr, Alpine).
+// pluginDir is the directory below which libraries of the image that are for the same programs as
+// dir, the place of a C library, look for plugins: in /usr even if the C library is not there
+// (Debian before the merge of /usr, Alpine).
 func pluginDir(dir string) string {
 	if dir == "/lib" || strings.HasPrefix(dir, "/lib64") || strings.HasPrefix(dir, "/lib32") || strings.HasPrefix(dir, "/lib/") {
 		return "/usr" + dir
 	}
 	return dir
+}
+
+// pluginName returns the name by which a consuming library opens the driver's plugin in a directory
+// below the image's own library directory: libvdpau by SONAME, Mesa's libgbm by the DRM driver's
+// name.
+func pluginName(l driver.Library) (string, bool) {
+	switch l.Subdir {
+	case "vdpau":
+		return l.SOName, l.SOName != ""
+	case "gbm":
+		return l.Name, true
+	}
+	return "", false
 }

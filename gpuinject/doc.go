@@ -1,18 +1,16 @@
-// Package gpuinject turns a container's request for NVIDIA GPUs into edits of its
-// OCI configuration.
+// Package gpuinject gives a container the NVIDIA GPUs that it asks for and may have, by edits of
+// its OCI configuration. It is three functions over plain values:
 //
-// It is a short list of steps over plain data, in the order of the design:
+//	Examine  config.json                → Container: what the container asks for, if anything
+//	Resolve  Container, host, image     → Plan: everything that will be done, and why, or a refusal
+//	Apply    Plan                       → links and linker files in the image, the edited
+//	                                      config.json, the record nvidia.json, and the mask
 //
-//	Examine   bundle, request      what does the container ask for; nil: not our business
-//	Resolve   host, policy, requirements, nodes, driver files: what it gets, or why not
-//	Inject    image, view, linker, edit: the changes, in the bundle and the image
-//	Begin     the record, and the mask over /proc/driver/nvidia, while runc creates
-//	Attach    the mask goes on, between runc create and start
+// The mask is attached between `runc create` and `runc start`. The caller is the shim, which owns
+// the life of the container, or a tool that prints the Plan: there is no second path for a preview.
 //
-// The caller is the shim, which owns the life of the container, or a tool that
-// shows what would happen. In: a bundle directory, a mounted root file system and
-// the configuration. Out: an edited config.json, a record of what was done and why
-// (nvidia.json beside it), and a mask to attach.
-//
-// Nothing below this package imports containerd, executes a program or uses NVML.
+// What a container asks for is package request, what the host has package host, who may have what
+// package policy. Nothing below this package imports containerd, executes a program or uses NVML.
+// Questions that only the kubelet or NVML can answer are collected and asked once, by the function
+// that the caller of Resolve passes.
 package gpuinject

@@ -2,7 +2,7 @@ package gpuinject
 
 import "fmt"
 
-// Kind says whose turn it is; the Task API edge makes gRPC codes of it.
+// Kind is the class of a refusal. The Task API's edge makes gRPC codes of it.
 type Kind int
 
 const (
@@ -12,8 +12,7 @@ const (
 	Invalid
 	// Precondition: this host is not ready to give it (FailedPrecondition).
 	Precondition
-	// Denied: the operator's policy does not let the container have it
-	// (PermissionDenied).
+	// Denied: the operator's policy does not let the container have it (PermissionDenied).
 	Denied
 )
 

@@ -13,7 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-func TestEveryDecisionIsExplained(t *testing.T) {
+func TestDecisions(t *testing.T) {
 	uuid := func(i int) string { return simulated.GPUs[i].UUID }
 	for _, tc := range []struct {
 		name   string
@@ -49,7 +49,7 @@ func TestEveryDecisionIsExplained(t *testing.T) {
 		{name: "an image older than CUDA 9", env: []string{"CUDA_VERSION=8.0"}, want: []string{
 			"container: asks for the driver: NVIDIA_VISIBLE_DEVICES is not set and CUDA_VERSION is",
 			"capabilities: compat32,compute,display,graphics,ngx,utility,video: NVIDIA_DRIVER_CAPABILITIES is not set in an image older than CUDA 9",
-			`CUDA_VERSION: fulfilled: by ["cuda>=8.0"]`,
+			`CUDA_VERSION: satisfied: by ["cuda>=8.0"]`,
 		}},
 		{name: "requirements switched off", env: append(devices("0"), "NVIDIA_REQUIRE_CUDA=cuda>=99", "NVIDIA_DISABLE_REQUIRE=1"), want: []string{"requirements: not checked: NVIDIA_DISABLE_REQUIRE is true"}},
 		{name: "other devices of a pod", env: append(devices("all"), "NVIDIA_GDS=enabled", "NVIDIA_GDRCOPY=enabled"), spec: inPod(0),
@@ -67,9 +67,9 @@ func TestEveryDecisionIsExplained(t *testing.T) {
 			"device-list mounts: not followed: policy.accept-volume-mounts is false", `GPU 0: given: asked for as "0"`,
 		}},
 		{name: "swarm", env: append(devices("all"), "DOCKER_RESOURCE_GPU=1"), config: func(c *config.Config) { c.Policy.SwarmResources = []string{"DOCKER_RESOURCE_GPU"} }, want: []string{
-			"swarm's resources: followed: policy.swarm-resources has them", `GPU 1: given: asked for as "1"`,
+			"NVIDIA_VISIBLE_DEVICES: not followed: swarm's resources of policy.swarm-resources go before it", `GPU 1: given: asked for as "1"`,
 		}},
-		{name: "what CDI put into the specification", env: devices("all"), spec: func(s *specs.Spec) { applyCDI(t, s, nvidiaCDI(t, ctkForms[0]), "nvidia.com/gpu=1") }, want: []string{
+		{name: "what CDI put into the specification", env: devices("all"), spec: func(s *specs.Spec) { applyCDI(t, s, realCDI(t), "nvidia.com/gpu=1") }, want: []string{
 			"container: asks for the driver: the container's specification has NVIDIA's CDI hooks", "GPU 1: given: asked for as", "GPU 0: not given: not asked for",
 		}},
 		{name: "a privileged container", env: devices("0"), spec: privileged, want: []string{"/proc/driver/nvidia: not masked: a privileged container"}},
@@ -83,22 +83,13 @@ func TestEveryDecisionIsExplained(t *testing.T) {
 			if tc.spec != nil {
 				tc.spec(spec)
 			}
-			job, err := ExamineSpec(spec, loading(cfg))
-			if err != nil {
-				t.Fatal(err)
-			}
-			job.Explain = true
-			job.AskNVML = func() (device.Facts, error) { return someFacts(), nil }
-			if err := job.Resolve(); err == nil {
-				if err := job.Preview(""); err != nil {
-					t.Fatal(err)
-				}
-			} else if refused := new(Error); !errors.Is(err, ErrNotGranted) && (!errors.As(err, &refused) || refused.Kind != Denied) {
+			plan, err := resolveWith(t, cfg, spec, factsFrom(func() (device.Facts, error) { return someFacts(), nil }))
+			if refused := new(Error); err != nil && (!errors.As(err, &refused) || refused.Kind != Denied) {
 				t.Fatal(err)
 			}
 			var got []string
 			gpus := 0
-			for _, d := range job.Plan.Decisions {
+			for _, d := range plan.Decisions {
 				got = append(got, d.Subject+": "+d.Decision+": "+d.Reason)
 				if strings.HasPrefix(d.Subject, "GPU ") {
 					gpus++
@@ -119,16 +110,7 @@ func TestEveryDecisionIsExplained(t *testing.T) {
 	}
 }
 
-// The record of a container is read by whoever reads its bundle and its error by
-// whoever made it: neither tells of other GPUs.
-func TestNothingIsExplainedUnlessSomebodyAsks(t *testing.T) {
-	job, err := resolve(t, hostConfig(t), newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_DRIVER=driver>=1", "NVIDIA_GDS=enabled"))
-	if err != nil || len(job.Plan.Decisions) != 0 || job.meanings != nil {
-		t.Errorf("%v, %+v", err, job.Plan.Decisions)
-	}
-}
-
-func TestMIGDevicesAreExplainedOneByOne(t *testing.T) {
+func TestMIGDecisions(t *testing.T) {
 	h := newMIGHost(t)
 	for _, tc := range []struct {
 		name string
@@ -136,9 +118,9 @@ func TestMIGDevicesAreExplainedOneByOne(t *testing.T) {
 		spec func(*specs.Spec)
 		want []string
 	}{
-		{name: "all", env: devices("all"), want: []string{`GPU 0: given: asked for as "all"`, "GPU 1: not given: divided by MIG: its 3 MIG devices", `/5/1: given: asked for as "all"`}},
-		{name: "one", env: devices("1:0"), want: []string{"GPU 1: not given: divided by MIG", `: given: asked for as "1:0"`, "/5/0: not given: not asked for"}},
-		{name: "a divided GPU", env: devices("1"), want: []string{"GPU 0: not given: not asked for", "GPU 1: not given: divided by MIG"}},
+		{name: "all", env: devices("all"), want: []string{`GPU 0: given: asked for as "all"`, "GPU 1: not given: partitioned by MIG: its 3 MIG devices", `/5/1: given: asked for as "all"`}},
+		{name: "one", env: devices("1:0"), want: []string{"GPU 1: not given: partitioned by MIG", `: given: asked for as "1:0"`, "/5/0: not given: not asked for"}},
+		{name: "a partitioned GPU", env: devices("1"), want: []string{"GPU 0: not given: not asked for", "GPU 1: not given: partitioned by MIG"}},
 		{name: "with the right to configure", env: append(devices("0,1"), "NVIDIA_MIG_CONFIG_DEVICES=all"), spec: admin,
 			want: []string{"MIG right config: given: asked for by NVIDIA_MIG_CONFIG_DEVICES", `GPU 1: given: asked for as "1"`, "/5/1: given: it belongs to a GPU whose MIG devices"}},
 		{name: "a pod with another GPU", env: devices("all"), spec: inPodOf(h.Driver, 0), want: []string{`GPU 0: given: asked for as "all"`, `/5/1: refused: asked for as "all", and not among the devices that were granted`}},
@@ -148,15 +130,9 @@ func TestMIGDevicesAreExplainedOneByOne(t *testing.T) {
 			if tc.spec != nil {
 				tc.spec(spec)
 			}
-			job, err := ExamineSpec(spec, loading(h.cfg))
-			if err != nil {
-				t.Fatal(err)
-			}
-			job.Explain = true
-			job.AskNVML = func() (device.Facts, error) { return factsOf(h.Driver), nil }
-			_ = job.Resolve()
+			plan, _ := h.resolve(t, spec)
 			var got []string
-			for _, d := range job.Plan.Decisions {
+			for _, d := range plan.Decisions {
 				got = append(got, d.Subject+": "+d.Decision+": "+d.Reason)
 			}
 			for _, want := range tc.want {

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
@@ -18,9 +17,11 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-func TestOneGPUIsAddedToWhatTheContainerHad(t *testing.T) {
+func TestInject(t *testing.T) {
 	spec := newSpec("PATH=/bin", "NVIDIA_VISIBLE_DEVICES=2", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
 	dir := newBundle(t, spec)
 	inj := mustInject(t, hostConfig(t), dir)
@@ -73,7 +74,7 @@ func destinations(mounts []specs.Mount) []string {
 }
 
 // Invariant I6, property T34: whatever is asked for.
-func TestEveryRuleNamesOneDeviceForReadingAndWriting(t *testing.T) {
+func TestDeviceRules(t *testing.T) {
 	for _, devices := range []string{"all", "none", "0", "3,1", "all,none", simulated.GPUs[1].UUID, simulated.GPUs[3].BusID} {
 		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES="+devices, "NVIDIA_DRIVER_CAPABILITIES=all"))
 		mustInject(t, hostConfig(t), dir)
@@ -90,7 +91,7 @@ func TestEveryRuleNamesOneDeviceForReadingAndWriting(t *testing.T) {
 }
 
 // Invariant I2: nothing of the image is a mount source.
-func TestEveryMountSourceIsTheDriversOrTheBundles(t *testing.T) {
+func TestMountSources(t *testing.T) {
 	cfg := hostConfig(t)
 	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"))
 	mustInject(t, cfg, dir)
@@ -110,23 +111,6 @@ func TestEveryMountSourceIsTheDriversOrTheBundles(t *testing.T) {
 	}
 }
 
-func TestInjectingTwiceIsInjectingOnce(t *testing.T) {
-	cfg := hostConfig(t)
-	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0,1", "NVIDIA_DRIVER_CAPABILITIES=all"))
-	mustInject(t, cfg, dir)
-	once, cache := readSpec(t, dir), readFile(t, dir, "rootfs/etc/ld.so.cache")
-	mustInject(t, cfg, dir)
-	if twice := readSpec(t, dir); !reflect.DeepEqual(once, twice) {
-		t.Errorf("once %+v\ntwice %+v", once, twice)
-	}
-	if !bytes.Equal(cache, readFile(t, dir, "rootfs/etc/ld.so.cache")) {
-		t.Error("ld.so.cache changed")
-	}
-	if conf, err := os.ReadDir(filepath.Join(dir, "rootfs/etc/ld.so.conf.d")); err != nil || len(conf) != 1 {
-		t.Errorf("ld.so.conf.d: %v, %v", conf, err)
-	}
-}
-
 func readFile(t testing.TB, dir, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(dir, name))
@@ -136,36 +120,18 @@ func readFile(t testing.TB, dir, name string) []byte {
 	return data
 }
 
-func TestWhatThisBuildHasNeverHeardOfReachesRunc(t *testing.T) {
-	raw, err := json.Marshal(newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	text := strings.Replace(string(raw), `"linux":{`, `"future":{"a":1.00},"linux":{"landlock":[1e2],`, 1)
-	dir := newBundle(t, json.RawMessage(text))
-	mustInject(t, hostConfig(t), dir)
-	got := string(readFile(t, dir, bundle.ConfigName))
-	for _, want := range []string{`"future":{"a":1.00}`, `"landlock":[1e2]`} {
-		if !strings.Contains(got, want) {
-			t.Errorf("%s is lost", want)
-		}
-	}
-}
-
-func TestTheRecordIsThePlan(t *testing.T) {
+func TestRecord(t *testing.T) {
 	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=1"))
 	inj := mustInject(t, hostConfig(t), dir)
-	var record Plan
-	if err := json.Unmarshal(readFile(t, dir, RecordName), &record); err != nil {
-		t.Fatal(err)
-	}
-	if !reflect.DeepEqual(record, inj.Plan) {
-		t.Errorf("the record says %+v\nthe plan %+v", record, inj.Plan)
+	plan, err := json.MarshalIndent(inj.Plan, "", "  ")
+	if written := readFile(t, dir, RecordName); err != nil || string(written) != string(plan)+"\n" {
+		t.Errorf("the record says %s\nthe plan %s (%v)", written, plan, err)
 	}
 	info, err := os.Stat(filepath.Join(dir, RecordName))
 	if err != nil || info.Mode() != 0o600 {
 		t.Errorf("the record has mode %v, %v", info.Mode(), err)
 	}
+	record := inj.Plan
 	gpu := simulated.GPUs[1]
 	if !slices.Equal(record.GPUs, []PlanGPU{{Index: 1, Minor: gpu.Minor, UUID: gpu.UUID, PCI: gpu.BusID}}) ||
 		!record.Proc.Masked || !slices.Equal(record.Proc.GPUs, []string{gpu.BusID}) || record.DriverVersion != simulated.Version {
@@ -173,15 +139,7 @@ func TestTheRecordIsThePlan(t *testing.T) {
 	}
 }
 
-func TestNoneIsTheDriverWithoutAGPU(t *testing.T) {
-	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_DRIVER_CAPABILITIES=utility"))
-	inj := mustInject(t, hostConfig(t), dir)
-	if p := inj.Plan; !p.GPU || len(p.GPUs) != 0 || len(p.Devices) != 1 || p.Devices[0].Path != "/dev/nvidiactl" || len(p.Proc.GPUs) != 0 {
-		t.Errorf("plan %+v", p)
-	}
-}
-
-func TestAReadOnlyImageGetsItsCacheMountedFromTheBundle(t *testing.T) {
+func TestReadOnlyImage(t *testing.T) {
 	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
 	root := filepath.Join(dir, "rootfs")
 	mount(t, root, root, "", unix.MS_BIND)
@@ -192,7 +150,7 @@ func TestAReadOnlyImageGetsItsCacheMountedFromTheBundle(t *testing.T) {
 	}
 	mounts := readSpec(t, dir).Mounts
 	last := mounts[len(mounts)-1]
-	if last.Destination != ldCache || filepath.Dir(last.Source) != dir || len(readFile(t, dir, filepath.Base(last.Source))) == 0 {
+	if last.Destination != image.CachePath || filepath.Dir(last.Source) != dir || len(readFile(t, dir, filepath.Base(last.Source))) == 0 {
 		t.Errorf("last mount %+v", last)
 	}
 }
@@ -212,18 +170,18 @@ func mount(t *testing.T, source, target, kind string, flags uintptr) {
 	}
 }
 
-func TestTheHostsOwnRootIsNeverWritten(t *testing.T) {
+func TestHostRootIsNotWritten(t *testing.T) {
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
 	spec.Root.Path = "/"
-	before, _ := os.ReadFile(ldCache)
+	before, _ := os.ReadFile(image.CachePath)
 	mustInject(t, hostConfig(t), newBundle(t, spec))
-	after, _ := os.ReadFile(ldCache)
+	after, _ := os.ReadFile(image.CachePath)
 	if _, err := os.Stat("/etc/ld.so.conf.d/000-nvidia-shim.conf"); err == nil || !bytes.Equal(before, after) {
 		t.Error("the linker's files of the host changed")
 	}
 }
 
-func TestADeviceThatIsThereWithOtherNumbersIsRefused(t *testing.T) {
+func TestDeviceWithOtherNumbers(t *testing.T) {
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
 	spec.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/nvidiactl", Type: "c", Major: 1, Minor: 11}}
 	dir := newBundle(t, spec)
@@ -234,7 +192,7 @@ func TestADeviceThatIsThereWithOtherNumbersIsRefused(t *testing.T) {
 	}
 }
 
-func TestNVIDIAsHooksGoAndTheOthersStayInOrder(t *testing.T) {
+func TestHooks(t *testing.T) {
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
 	spec.Hooks = &specs.Hooks{
 		//nolint:staticcheck // Prestart is what docker --gpus uses.
@@ -247,7 +205,7 @@ func TestNVIDIAsHooksGoAndTheOthersStayInOrder(t *testing.T) {
 	dir := newBundle(t, spec)
 	inj := mustInject(t, hostConfig(t), dir)
 	var left []string
-	for _, h := range allHooks(readSpec(t, dir).Hooks) {
+	for _, h := range request.Hooks(*readSpec(t, dir).Hooks) {
 		left = append(left, h.Path)
 	}
 	if want := []string{"/opt/first", "/opt/second", "/opt/nvidia-ctk-of-mine"}; !slices.Equal(left, want) {
@@ -269,7 +227,7 @@ func TestNVIDIAsHooksGoAndTheOthersStayInOrder(t *testing.T) {
 
 // A user namespace has groups of its own: one of the host's that it does not map
 // fails setgroups(2), and with it the container.
-func TestTheGroupOfANodeIsTheOneThatTheContainerKnowsItBy(t *testing.T) {
+func TestNodeGroups(t *testing.T) {
 	mappings := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 1000}, {ContainerID: 2000, HostID: 40, Size: 10}}
 	render := device.Node{Path: "/dev/dri/renderD128", HostPath: "/dev/dri/renderD128", Major: 226, Minor: 128, Mode: 0o660}
 	for _, tc := range []struct {
@@ -299,25 +257,21 @@ func TestTheGroupOfANodeIsTheOneThatTheContainerKnowsItBy(t *testing.T) {
 				spec.Linux.Namespaces = append(spec.Linux.Namespaces, ns)
 				spec.Linux.UIDMappings, spec.Linux.GIDMappings = mappings, mappings
 			}
-			job, err := ExamineSpec(spec, loading(hostConfig(t)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			job.Config.Container.AdditionalGIDs = tc.name != "not added by the operator's wish"
+			c := mustExamine(t, hostConfig(t), spec)
+			c.Config.Container.AdditionalGIDs = tc.name != "not added by the operator's wish"
 			node := render
 			node.GID, node.Mode = tc.gid, tc.mode
-			job.nodes = []device.Node{node, node}
-			if err := job.apply(bundle.Edits{}); err != nil {
-				t.Fatal(err)
-			}
-			if got := job.bundle.Spec.Process.User.AdditionalGids; !slices.Equal(got, tc.want) {
+			var plan Plan
+			var edits bundle.Edits
+			addNodes(c, []device.Node{node, node}, &edits, &plan)
+			if got := edits.AdditionalGids; !slices.Equal(got, tc.want) {
 				t.Errorf("groups %v, want %v", got, tc.want)
 			}
-			if noted := len(job.Plan.Notes) > 0; noted != strings.HasPrefix(tc.name, "not ") {
-				t.Errorf("notes %q", job.Plan.Notes)
+			if noted := len(plan.Notes) > 0; noted != strings.HasPrefix(tc.name, "not ") {
+				t.Errorf("notes %q", plan.Notes)
 			}
 			// What runs without the shim gets the same, by the host's ids.
-			if got := job.Standalone().Groups; tc.user == "" && !slices.Equal(got, tc.want) {
+			if got := plan.Standalone(c).Groups; tc.user == "" && !slices.Equal(got, tc.want) {
 				t.Errorf("groups outside the shim %v, want %v", got, tc.want)
 			}
 		})
@@ -326,7 +280,7 @@ func TestTheGroupOfANodeIsTheOneThatTheContainerKnowsItBy(t *testing.T) {
 
 // runc makes no node in a user namespace but binds the host's, which it takes from
 // the same path: the pod's namespace that CRI names counts too.
-func TestNodesOfAnotherDevRootAreBoundInUserNamespaces(t *testing.T) {
+func TestNodesInUserNamespaces(t *testing.T) {
 	for _, path := range []string{"", "/proc/7/ns/user"} {
 		spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
 		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: path})
@@ -343,7 +297,7 @@ func TestNodesOfAnotherDevRootAreBoundInUserNamespaces(t *testing.T) {
 // containerd has runc map every mount of a pod with hostUsers: false, and devtmpfs,
 // where /dev/null is, has no mapped mounts: the device list would keep the container
 // from starting.
-func TestADeviceListIsTakenOutOfAUserNamespaceAndStaysElsewhere(t *testing.T) {
+func TestDeviceListInUserNamespaces(t *testing.T) {
 	list := specs.Mount{Source: "/dev/null", Destination: "/var/run/nvidia-container-devices/" + simulated.GPUs[1].UUID, Type: "bind"}
 	other := specs.Mount{Source: "/dev/null", Destination: "/var/run/nvidia-container-devicesX/1", Type: "bind"}
 	for name, userns := range map[string]bool{"in a user namespace": true, "elsewhere": false} {
@@ -365,20 +319,18 @@ func TestADeviceListIsTakenOutOfAUserNamespaceAndStaysElsewhere(t *testing.T) {
 	}
 }
 
-func TestAPlanIsWhatInjectDoesAndChangesNothing(t *testing.T) {
+func TestResolveChangesNothing(t *testing.T) {
 	cfg := hostConfig(t)
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=3,0", "NVIDIA_DRIVER_CAPABILITIES=all")
 	spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/usr/bin/nvidia-cdi-hook"}}}
 	dir := newBundle(t, spec)
 	before := readFile(t, dir, bundle.ConfigName)
-	job, _, err := Examine(dir, loading(cfg))
+	c, err := Examine(dir, loading(cfg))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := job.Resolve(); err != nil {
-		t.Fatal(err)
-	}
-	if err := job.Preview(filepath.Join(dir, "rootfs")); err != nil {
+	plan, err := resolveIn(t, c, filepath.Join(dir, "rootfs"), noProbe)
+	if err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(before, readFile(t, dir, bundle.ConfigName)) {
@@ -390,62 +342,15 @@ func TestAPlanIsWhatInjectDoesAndChangesNothing(t *testing.T) {
 	if entries, err := os.ReadDir(filepath.Join(cfg.Host.StateDir, "view")); err == nil {
 		t.Errorf("a view was made: %v", entries)
 	}
-	plan := job.Plan
 	done := mustInject(t, cfg, dir).Plan
-	plan.Linker.Cache = done.Linker.Cache // only writing it says whether it can be
-	if plan.Notes = nil; true {
-		done.Notes = nil
-	}
-	if !reflect.DeepEqual(plan, done) {
-		t.Errorf("planned %+v\ndone    %+v", plan, done)
+	planned, _ := json.Marshal(plan)
+	carriedOut, _ := json.Marshal(done)
+	if !bytes.Equal(planned, carriedOut) {
+		t.Errorf("planned %s\ndone    %s", planned, carriedOut)
 	}
 }
 
-func TestAPlanRefusesWhatInjectWouldRefuse(t *testing.T) {
-	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-	spec.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/nvidiactl", Type: "c", Major: 1, Minor: 11}}
-	job, err := resolve(t, hostConfig(t), spec)
-	if err != nil {
-		t.Fatal(err)
-	}
-	refused(t, job.Preview(""), Invalid, "/dev/nvidiactl")
-}
-
-func TestTheListOfDriverFilesIsKeptUntilTheDriverChanges(t *testing.T) {
-	cfg := hostConfig(t)
-	first, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	name := filepath.Join(cfg.Host.StateDir, manifestName)
-	kept, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	second, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	if err != nil || second.stamp != first.stamp {
-		t.Fatalf("stamp %q, then %q (%v)", first.stamp, second.stamp, err)
-	}
-	// Damaged: found out anew, never believed (T62).
-	for _, damaged := range []string{"", "{}", string(kept[:len(kept)/2]), strings.Replace(string(kept), "libcuda.so.1", "libevil.so.1", 1)} {
-		writeFile(t, name, damaged, 0o600)
-		third, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-		if err != nil || !reflect.DeepEqual(third.files.Libraries, first.files.Libraries) {
-			t.Errorf("with %d bytes of manifest: %v", len(damaged), err)
-		}
-	}
-	// Of other settings: not ours.
-	other := *cfg
-	other.Host.DriverLibraries = []string{"/opt/none"}
-	if _, err := resolve(t, &other, newSpec("NVIDIA_VISIBLE_DEVICES=0")); err != nil {
-		t.Error(err)
-	}
-	if again, _ := os.ReadFile(name); bytes.Equal(again, kept) {
-		t.Error("the list of other settings was taken")
-	}
-}
-
-func TestLibrariesOfAnotherVersionThanTheModuleAreRefused(t *testing.T) {
+func TestVersionMismatch(t *testing.T) {
 	version := simulated.KernelVersion
 	if err := simulated.LoadModule("999.10.01"); err != nil {
 		t.Fatal(err)
@@ -457,66 +362,4 @@ func TestLibrariesOfAnotherVersionThanTheModuleAreRefused(t *testing.T) {
 	})
 	_, err := resolve(t, hostConfig(t), newSpec("NVIDIA_VISIBLE_DEVICES=0"))
 	refused(t, err, Precondition, "999.10.01", version)
-}
-
-func TestWithoutADriverTheReasonIsSaid(t *testing.T) {
-	cfg := hostConfig(t)
-	cfg.Host.ProcRoot = t.TempDir()
-	_, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	refused(t, err, Precondition, "NVIDIA_VISIBLE_DEVICES", "no NVIDIA driver is loaded")
-}
-
-func TestTheStateDirectoryMustBeRootsAlone(t *testing.T) {
-	cfg := hostConfig(t)
-	if err := os.Mkdir(cfg.Host.StateDir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(cfg.Host.StateDir, 0o777); err != nil {
-		t.Fatal(err)
-	}
-	_, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	refused(t, err, Precondition, cfg.Host.StateDir, "0777")
-	if err := os.Chmod(cfg.Host.StateDir, 0o700); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// What the host installs beside the driver must not make a second view of it, and
-// what replaces a file of the driver must.
-func TestAViewIsOfTheDriversFilesAndOfNothingBeside(t *testing.T) {
-	cfg := hostConfig(t)
-	root := func() string {
-		t.Helper()
-		// Let what was just written settle (driver.Files.Settled).
-		time.Sleep(50 * time.Millisecond)
-		job, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return job.state.Path(job.viewSpec(nil))
-	}
-	before := root()
-	job, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	lib := job.files.Libraries[0].Path
-	beside := filepath.Join(filepath.Dir(lib), "libunrelated.so.1")
-	writeFile(t, beside, "x", 0o644)
-	t.Cleanup(func() { _ = os.Remove(beside) })
-	if after := root(); after != before {
-		t.Errorf("a file beside the driver made another view: %s, then %s", before, after)
-	}
-
-	data, err := os.ReadFile(lib)
-	if err != nil {
-		t.Fatal(err)
-	}
-	writeFile(t, lib+".new", string(data), 0o755)
-	if err := os.Rename(lib+".new", lib); err != nil {
-		t.Fatal(err)
-	}
-	if after := root(); after == before {
-		t.Error("a file of the driver was replaced, and the view is the same")
-	}
 }

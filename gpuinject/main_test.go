@@ -16,11 +16,14 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 // The test binary runs itself in a mount namespace of its own, so that nothing it
@@ -82,15 +85,21 @@ func hostConfig(t testing.TB) *config.Config {
 	}
 	cfg.Host.StateDir = filepath.Join(t.TempDir(), "state")
 	t.Cleanup(func() {
-		state, err := view.OpenState(cfg.Host.StateDir)
-		if err == nil {
-			err = state.Remove()
-		}
-		if err != nil {
-			t.Error(err)
-		}
+		removeState(t, cfg.Host.StateDir)
 	})
 	return cfg
+}
+
+// removeState unmounts the views of a state directory and removes it.
+func removeState(t testing.TB, dir string) {
+	t.Helper()
+	st, err := state.Open(dir)
+	if err == nil {
+		err = errors.Join(view.RemoveAll(st), st.Remove())
+	}
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // loading returns what Examine loads the configuration with.
@@ -179,50 +188,99 @@ func readSpec(t testing.TB, dir string) *specs.Spec {
 	return &spec
 }
 
-// resolve takes a container through Examine and Resolve.
-func resolve(t testing.TB, cfg *config.Config, spec any) (*Job, error) {
-	t.Helper()
-	job, err := ExamineSpec(spec, loading(cfg))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if job == nil {
-		t.Fatal("the container asks for the driver, and Examine says that it does not")
-	}
-	job.AskCDI = cdispec.Find
-	return job, job.Resolve()
+// noProbe is a probe that cannot be started.
+func noProbe(probe.Questions) probe.Answers {
+	return probe.Answers{FactsError: "no probe in this test", PodError: "no probe in this test"}
 }
 
-// inject takes the container of the bundle dir through all steps but Attach.
-func inject(t testing.TB, cfg *config.Config, dir string) (*Injection, error) {
-	t.Helper()
-	job, _, err := Examine(dir, loading(cfg))
-	if err != nil || job == nil {
-		t.Fatalf("examine: %v, %v", job, err)
+// factsFrom is a probe whose NVML answers with what facts returns.
+func factsFrom(facts func() (device.Facts, error)) Ask {
+	return func(q probe.Questions) (a probe.Answers) {
+		if q.Facts {
+			f, err := facts()
+			if err != nil {
+				a.FactsError = err.Error()
+			} else {
+				a.Facts = &f
+			}
+		}
+		if q.Pod != nil {
+			a.PodError = "no kubelet in this test"
+		}
+		return a
 	}
-	job.AskCDI = cdispec.Find
-	if err := job.Resolve(); err != nil {
-		t.Fatal(err)
-	}
-	root, err := RootPath(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	inj, err := job.Inject(root)
-	if err != nil {
-		return nil, err
-	}
-	t.Cleanup(inj.Close)
-	return inj, inj.Wait()
 }
 
-func mustInject(t testing.TB, cfg *config.Config, dir string) *Injection {
+// mustExamine examines a specification that asks for the driver.
+func mustExamine(t testing.TB, cfg *config.Config, spec any) Container {
 	t.Helper()
-	inj, err := inject(t, cfg, dir)
+	c, err := ExamineSpec(spec, loading(cfg))
 	if err != nil {
 		t.Fatal(err)
 	}
-	return inj
+	if !c.Asks {
+		t.Fatalf("the container asks for the driver, and Examine says that it does not: %s", c.Reason)
+	}
+	return c
+}
+
+// resolveIn resolves a container whose image is at root.
+func resolveIn(t testing.TB, c Container, root string, ask Ask) (Plan, error) {
+	t.Helper()
+	img, err := image.Open(root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Close()
+	return Resolve(c, img, ask)
+}
+
+// resolve takes a container of an empty image through Examine and Resolve.
+func resolve(t testing.TB, cfg *config.Config, spec any) (Plan, error) {
+	t.Helper()
+	return resolveWith(t, cfg, spec, noProbe)
+}
+
+func resolveWith(t testing.TB, cfg *config.Config, spec any, ask Ask) (Plan, error) {
+	t.Helper()
+	return resolveIn(t, mustExamine(t, cfg, spec), t.TempDir(), ask)
+}
+
+// inject takes the container of the bundle dir through all steps but the mask's attachment.
+func inject(t testing.TB, cfg *config.Config, dir string) (Applied, error) {
+	t.Helper()
+	return injectWith(t, cfg, dir, noProbe)
+}
+
+func injectWith(t testing.TB, cfg *config.Config, dir string, ask Ask) (Applied, error) {
+	t.Helper()
+	c, err := Examine(dir, loading(cfg))
+	if err != nil || !c.Asks {
+		t.Fatalf("examine: %+v, %v", c, err)
+	}
+	root, err := image.Open(c.Bundle.RootPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	plan, err := Resolve(c, root, ask)
+	if err != nil {
+		return Applied{}, err
+	}
+	a, err := Apply(c, plan, root)
+	if a.Mask != nil {
+		t.Cleanup(func() { a.Mask.Close() })
+	}
+	return a, err
+}
+
+func mustInject(t testing.TB, cfg *config.Config, dir string) Applied {
+	t.Helper()
+	a, err := inject(t, cfg, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return a
 }
 
 // refused fails the test unless err is of the kind, in one line that has all of
@@ -283,4 +341,27 @@ func given(t testing.TB, dir string) []string {
 		places = append(places, l.Path)
 	}
 	return places
+}
+
+// gpuIndices are the indices of the GPUs that a plan gives.
+func gpuIndices(p Plan) (indices []int) {
+	for _, g := range p.GPUs {
+		indices = append(indices, g.Index)
+	}
+	return indices
+}
+
+// pod is a container that CRI made, with the nodes of the GPUs that the kubelet
+// allocated.
+func pod(t *testing.T, namespace string, allocated []int, env ...string) *specs.Spec {
+	t.Helper()
+	spec := newSpec(env...)
+	spec.Annotations["io.kubernetes.cri.container-type"] = "container"
+	spec.Annotations["io.kubernetes.cri.sandbox-namespace"] = namespace
+	for _, i := range allocated {
+		spec.Linux.Devices = append(spec.Linux.Devices, specs.LinuxDevice{
+			Path: "/dev/nvidia-of-the-plugin", Type: "c", Major: int64(simulated.Majors.GPU), Minor: int64(simulated.GPUs[i].Minor),
+		})
+	}
+	return spec
 }

@@ -11,12 +11,13 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 // A pod without a device has NVML asked by no annotation, and one that has a device does
 // not start without it because NVML was silent.
-func TestAnnotationsOfAPodWhereNVMLCannotBeAsked(t *testing.T) {
+func TestPodAnnotationsWithoutNVML(t *testing.T) {
 	h := newMIGHost(t)
 	for _, tc := range []struct {
 		name  string
@@ -26,17 +27,13 @@ func TestAnnotationsOfAPodWhereNVMLCannotBeAsked(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			spec := h.migPod(tc.mig, nil)
 			spec.Annotations["cdi.k8s.io/x"] = "nvidia.com/gpu=" + h.MIG[0].UUID
-			job, err := ExamineSpec(spec, loading(h.cfg))
-			if err != nil || job == nil {
-				t.Fatal(job, err)
-			}
 			asked := 0
-			job.AskNVML = func() (device.Facts, error) {
+			plan, err := resolveWith(t, h.cfg, spec, factsFrom(func() (device.Facts, error) {
 				asked++
 				return device.Facts{}, errors.New("the GPU is gone")
-			}
-			if err = job.Resolve(); tc.mig == nil {
-				if !errors.Is(err, ErrNotGranted) {
+			}))
+			if tc.mig == nil {
+				if err != nil || plan.GPU {
 					t.Error(err)
 				}
 			} else {
@@ -68,64 +65,33 @@ func (h *migHost) migPod(mig, gpus []int, env ...string) *specs.Spec {
 	return spec
 }
 
-func TestAPodGetsTheMIGDevicesOfItsSpecification(t *testing.T) {
+func TestMIGDevicesOfPods(t *testing.T) {
 	h := newMIGHost(t)
-	for _, tc := range []struct {
-		name    string
-		mig     []int
-		gpus    []int
-		asked   string
-		want    []int
-		whole   int
-		denied  bool
-		nothing bool
-	}{
-		{name: "all of an image is the allocated one", mig: []int{0}, asked: "all", want: []int{0}},
-		{name: "the allocated one by UUID", mig: []int{0}, asked: h.MIG[0].UUID, want: []int{0}},
-		{name: "the allocated one by index", mig: []int{0}, asked: "1:0", want: []int{0}},
-		{name: "one of two", mig: []int{0, 1}, asked: "1:1", want: []int{1}},
-		{name: "beside a GPU", mig: []int{0}, gpus: []int{2}, asked: "all", want: []int{0}, whole: 1},
-		{name: "another one of the same GPU instance", mig: []int{1}, asked: "1:2", denied: true},
-		{name: "one's own and another", mig: []int{1}, asked: "1:1,1:0", denied: true},
-		{name: "the GPU of one's own", mig: []int{1}, asked: "1", denied: true},
-		{name: "one that does not exist", mig: []int{1}, asked: "1:9", denied: true},
-		{name: "the node of the GPU alone gives nothing", gpus: []int{1}, asked: "all", nothing: true},
-		{name: "the node of the GPU alone gives no MIG device", gpus: []int{1}, asked: "1:0", denied: true},
-		{name: "the node of the GPU alone does not give the GPU", gpus: []int{1}, asked: "1", denied: true},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			job, err := h.resolve(t, h.migPod(tc.mig, tc.gpus, "NVIDIA_VISIBLE_DEVICES="+tc.asked))
-			switch {
-			case tc.nothing:
-				if !errors.Is(err, ErrNotGranted) {
-					t.Errorf("%v, %+v", err, job.Plan)
-				}
-				return
-			case tc.denied:
-				refused(t, err, Denied, "is not this container's")
-				for i, m := range h.MIG {
-					older := fmt.Sprintf("MIG-%s/%d/%d", h.GPUs[m.GPU].UUID, m.GI, m.CI)
-					if !slices.Contains(tc.mig, i) && (strings.Contains(err.Error(), m.UUID) || strings.Contains(err.Error(), older)) {
-						t.Errorf("the message tells of a MIG device of somebody else: %v", err)
-					}
-				}
-				return
-			case err != nil:
-				t.Fatal(err)
-			}
-			var got []int
-			for _, m := range job.Plan.MIG {
-				got = append(got, slices.IndexFunc(h.MIG, func(x sim.MIG) bool { return x.GI == m.GI && x.CI == m.CI }))
-			}
-			if !slices.Equal(got, tc.want) || len(job.Plan.GPUs) != tc.whole {
-				t.Errorf("MIG devices %v and GPUs %+v, want %v", got, job.Plan.GPUs, tc.want)
-			}
-		})
+	nodes := func(gpus []int, mig ...int) func(*specs.Spec) {
+		return func(s *specs.Spec) {
+			pod := h.migPod(mig, gpus)
+			s.Annotations, s.Linux.Devices = pod.Annotations, pod.Linux.Devices
+		}
 	}
+	const first, second, denied = "9/0 of GPU 1", "5/0 of GPU 1", "refused: is not this container's"
+	contractSection{host: h, show: showMIG, cases: []contractCase{
+		{name: "all", env: devices("all"), spec: nodes(nil, 0), here: first},
+		{name: "the allocated one by UUID", env: devices(h.MIG[0].UUID), spec: nodes(nil, 0), here: first},
+		{name: "the allocated one by index", env: devices("1:0"), spec: nodes(nil, 0), here: first},
+		{name: "one of two", env: devices("1:1"), spec: nodes(nil, 0, 1), here: second},
+		{name: "beside a GPU", env: devices("all"), spec: nodes([]int{2}, 0), here: "GPU 2, " + first},
+		{name: "another one of the same GPU instance", env: devices("1:2"), spec: nodes(nil, 1), here: denied},
+		{name: "the allocated one and another", env: devices("1:1,1:0"), spec: nodes(nil, 1), here: denied},
+		{name: "the GPU of the allocated one", env: devices("1"), spec: nodes(nil, 1), here: denied},
+		{name: "one that does not exist", env: devices("1:9"), spec: nodes(nil, 1), here: denied},
+		{name: "the node of the GPU alone, all", env: devices("all"), spec: nodes([]int{1}), here: "starts without a GPU"},
+		{name: "the node of the GPU alone, a MIG device", env: devices("1:0"), spec: nodes([]int{1}), here: denied},
+		{name: "the node of the GPU alone, the GPU", env: devices("1"), spec: nodes([]int{1}), here: denied},
+	}}.run(t)
 }
 
 // T47 and I7: a pod learns nothing of its neighbours by asking.
-func TestAnotherPodsMIGDeviceAndNoneAtAllAreRefusedInTheSameWords(t *testing.T) {
+func TestRefusalRevealsNoMIGDevice(t *testing.T) {
 	h := newMIGHost(t)
 	message := func(id string) string {
 		_, err := h.resolve(t, h.migPod([]int{1}, nil, "NVIDIA_VISIBLE_DEVICES="+id))
@@ -143,31 +109,64 @@ func TestAnotherPodsMIGDeviceAndNoneAtAllAreRefusedInTheSameWords(t *testing.T) 
 	}
 }
 
-func TestMIGDevicesOfTheDeviceList(t *testing.T) {
+// One question takes a process of the probe: what the kubelet allocated and what NVML says of it
+// are asked for together.
+func TestKubeletAndNVMLAreAskedTogether(t *testing.T) {
+	h := newMIGHost(t)
+	var asked []string
+	ask := func(q probe.Questions) (a probe.Answers) {
+		if q.Pod != nil {
+			asked = append(asked, q.Pod.Namespace+"/"+q.Pod.Name)
+			a.Pod = &policy.Allocation{Found: true, Containers: map[string][]string{"main": {h.MIG[2].UUID}}}
+		}
+		if q.Facts {
+			asked = append(asked, "NVML")
+			facts := factsOf(h.Driver)
+			a.Facts = &facts
+		}
+		asked = append(asked, ";")
+		return a
+	}
+	// NVML's answer is kept for the second container.
+	for _, want := range []string{"default/pod NVML ;", "default/pod ;"} {
+		spec := h.migPod(nil, nil, "NVIDIA_VISIBLE_DEVICES=all")
+		spec.Annotations["io.kubernetes.cri.sandbox-name"], spec.Annotations["io.kubernetes.cri.container-name"] = "pod", "main"
+		asked = nil
+		plan, err := resolveWith(t, h.cfg, spec, ask)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(asked, " "); got != want || len(plan.MIG) != 1 || plan.MIG[0].UUID != h.MIG[2].UUID || len(plan.GPUs) != 0 {
+			t.Errorf("asked %q, want %q; MIG devices %+v, GPUs %+v", got, want, plan.MIG, plan.GPUs)
+		}
+	}
+}
+
+func TestMIGDeviceList(t *testing.T) {
 	h := newMIGHost(t)
 	for _, id := range []string{h.MIG[2].UUID, "MIG-" + h.GPUs[1].UUID + "/5/1"} {
 		spec := h.migPod(nil, nil, "NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices")
 		spec.Mounts = append(spec.Mounts, specs.Mount{Source: "/dev/null", Destination: "/var/run/nvidia-container-devices/" + id, Type: "bind"})
-		job, err := h.resolve(t, spec)
+		plan, err := h.resolve(t, spec)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if p := job.Plan; len(p.MIG) != 1 || p.MIG[0].GI != 5 || p.MIG[0].CI != 1 || !slices.Equal(nodesOf(p), append([]string{}, append(h.capNodes(2), h.gpuNode(1))...)) {
+		if p := plan; len(p.MIG) != 1 || p.MIG[0].GI != 5 || p.MIG[0].CI != 1 || !slices.Equal(nodesOf(p), append([]string{}, append(h.capNodes(2), h.gpuNode(1))...)) {
 			t.Errorf("%s: %+v", id, p)
 		}
 	}
 }
 
-func TestAuditSaysWhichMIGDevicesWouldHaveBeenRefused(t *testing.T) {
+func TestAuditOfMIG(t *testing.T) {
 	h := newMIGHost(t)
 	h.cfg.Policy.Kubernetes = config.Audit
 	for asked, audited := range map[string]bool{"1:0": false, "1:1": true, "all": true} {
-		job, err := h.resolve(t, h.migPod([]int{0}, nil, "NVIDIA_VISIBLE_DEVICES="+asked))
+		plan, err := h.resolve(t, h.migPod([]int{0}, nil, "NVIDIA_VISIBLE_DEVICES="+asked))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if (job.Plan.Audit != "") != audited || audited && !strings.Contains(job.Plan.Audit, "MIG-"+h.GPUs[1].UUID+"/9/0") {
-			t.Errorf("%s: audit %q", asked, job.Plan.Audit)
+		if (plan.Audit != "") != audited || audited && !strings.Contains(plan.Audit, "MIG-"+h.GPUs[1].UUID+"/9/0") {
+			t.Errorf("%s: audit %q", asked, plan.Audit)
 		}
 	}
 }

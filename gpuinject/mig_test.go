@@ -10,8 +10,8 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/facts"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
@@ -45,6 +45,8 @@ type migHost struct {
 	*sim.Driver
 	cfg   *config.Config
 	asked int
+	// silent is true if NVML cannot be asked.
+	silent bool
 }
 
 func newMIGHost(t *testing.T) *migHost {
@@ -56,24 +58,25 @@ func newMIGHost(t *testing.T) *migHost {
 	}
 	h.cfg = cfg
 	t.Cleanup(func() {
-		if state, err := view.OpenState(cfg.Host.StateDir); err == nil {
-			_ = state.Remove()
-		}
+		removeState(t, cfg.Host.StateDir)
 	})
 	return h
 }
 
-func (h *migHost) resolve(t *testing.T, spec any) (*Job, error) {
+func (h *migHost) resolve(t *testing.T, spec any) (Plan, error) {
 	t.Helper()
-	job, err := ExamineSpec(spec, loading(h.cfg))
-	if err != nil || job == nil {
-		t.Fatalf("examine: %v, %v", job, err)
-	}
-	job.AskNVML = func() (device.Facts, error) {
+	return resolveWith(t, h.cfg, spec, h.ask())
+}
+
+// ask returns a probe whose NVML answers for this host.
+func (h *migHost) ask() Ask {
+	return factsFrom(func() (device.Facts, error) {
 		h.asked++
+		if h.silent {
+			return device.Facts{}, errors.New("NVML cannot be asked in this test")
+		}
 		return factsOf(h.Driver), nil
-	}
-	return job, job.Resolve()
+	})
 }
 
 // capNodes are the capability nodes of MIG devices, by position.
@@ -100,7 +103,7 @@ func nodesOf(p Plan) (paths []string) {
 	return paths
 }
 
-func TestMIGDevicesByEveryName(t *testing.T) {
+func TestMIGNames(t *testing.T) {
 	h := newMIGHost(t)
 	gpu := func(i int) string { return h.gpuNode(i) }
 	for _, tc := range []struct {
@@ -122,11 +125,11 @@ func TestMIGDevicesByEveryName(t *testing.T) {
 		{"a GPU without MIG", "2", false, nil, []int{2}, []int{2}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if err := os.RemoveAll(filepath.Join(h.cfg.Host.StateDir, factsName)); err != nil {
+			if err := os.RemoveAll(filepath.Join(h.cfg.Host.StateDir, facts.Name)); err != nil {
 				t.Fatal(err)
 			}
 			h.asked = 0
-			job, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+tc.asked))
+			plan, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+tc.asked))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -138,14 +141,14 @@ func TestMIGDevicesByEveryName(t *testing.T) {
 				want = append(want, gpu(i))
 			}
 			slices.Sort(want)
-			if got := nodesOf(job.Plan); !slices.Equal(got, want) {
+			if got := nodesOf(plan); !slices.Equal(got, want) {
 				t.Errorf("nodes %q\nwant  %q", got, want)
 			}
 			var gpus, mig []int
-			for _, g := range job.Plan.GPUs {
+			for _, g := range plan.GPUs {
 				gpus = append(gpus, g.Index)
 			}
-			for _, m := range job.Plan.MIG {
+			for _, m := range plan.MIG {
 				i := slices.IndexFunc(h.MIG, func(x sim.MIG) bool { return x.GPU == m.GPU && x.GI == m.GI && x.CI == m.CI })
 				mig = append(mig, i)
 				if tc.nvml && (m.UUID != h.MIG[i].UUID || m.Name != m.UUID || m.Profile != "1g.18gb") || !tc.nvml && m.UUID != "" || m.Name == "" {
@@ -156,15 +159,12 @@ func TestMIGDevicesByEveryName(t *testing.T) {
 			if !slices.Equal(gpus, tc.gpus) || !slices.Equal(mig, tc.mig) {
 				t.Errorf("GPUs %v and MIG devices %v, want %v and %v", gpus, mig, tc.gpus, tc.mig)
 			}
-			if err := job.Preview(""); err != nil {
-				t.Fatal(err)
-			}
 			var buses []string
 			for _, i := range tc.seen {
 				buses = append(buses, h.GPUs[i].BusID)
 			}
-			if !slices.Equal(job.Plan.Proc.GPUs, buses) {
-				t.Errorf("procfs shows %q, want %q", job.Plan.Proc.GPUs, buses)
+			if !slices.Equal(plan.Proc.GPUs, buses) {
+				t.Errorf("procfs shows %q, want %q", plan.Proc.GPUs, buses)
 			}
 			var files []string
 			for _, i := range tc.mig {
@@ -172,7 +172,7 @@ func TestMIGDevicesByEveryName(t *testing.T) {
 				files = append(files, gi+"/access", fmt.Sprintf("%s/ci%d/access", gi, h.MIG[i].CI))
 			}
 			slices.Sort(files)
-			got := slices.Sorted(slices.Values(job.Plan.Proc.Capabilities))
+			got := slices.Sorted(slices.Values(plan.Proc.Capabilities))
 			if !slices.Equal(got, slices.Compact(files)) {
 				t.Errorf("capability files %q, want %q", got, files)
 			}
@@ -181,34 +181,34 @@ func TestMIGDevicesByEveryName(t *testing.T) {
 }
 
 // Containers that ask for whole GPUs must not wait for NVML.
-func TestTheRecordNamesMIGDevicesByWhatIsKnownAlready(t *testing.T) {
+func TestMIGNamesFromKeptFacts(t *testing.T) {
 	h := newMIGHost(t)
 	if _, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=1:0")); err != nil || h.asked != 1 {
 		t.Fatal(err, h.asked)
 	}
-	job, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=all"))
-	if err != nil || h.asked != 1 || len(job.Plan.MIG) != 3 {
-		t.Fatal(err, h.asked, job.Plan.MIG)
+	plan, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=all"))
+	if err != nil || h.asked != 1 || len(plan.MIG) != 3 {
+		t.Fatal(err, h.asked, plan.MIG)
 	}
-	for _, m := range job.Plan.MIG {
+	for _, m := range plan.MIG {
 		if m.UUID == "" {
 			t.Errorf("%+v", m)
 		}
 	}
 }
 
-func TestAGPUThatHasMIGDevicesIsRefusedByName(t *testing.T) {
+func TestPartitionedGPUByName(t *testing.T) {
 	h := newMIGHost(t)
 	for _, id := range []string{"1", h.GPUs[1].UUID, h.GPUs[1].UUID[:10], h.GPUs[1].BusID, "0,1"} {
 		_, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+id))
-		refused(t, err, Invalid, "divided by MIG", "MIG-"+h.GPUs[1].UUID+"/5/0", "MIG-"+h.GPUs[1].UUID+"/9/0")
+		refused(t, err, Invalid, "partitioned by MIG", "MIG-"+h.GPUs[1].UUID+"/5/0", "MIG-"+h.GPUs[1].UUID+"/9/0")
 	}
 	if h.asked != 0 {
 		t.Errorf("NVML was asked %d times", h.asked)
 	}
 }
 
-func TestAChangeOfTheMIGLayoutCountsAtTheNextCreate(t *testing.T) {
+func TestMIGReconfiguration(t *testing.T) {
 	h := newMIGHost(t)
 	old := h.MIG[0].UUID
 	if _, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+old)); err != nil {
@@ -226,58 +226,47 @@ func TestAChangeOfTheMIGLayoutCountsAtTheNextCreate(t *testing.T) {
 		t.Errorf("asked %d times", h.asked)
 	}
 	for _, id := range []string{h.MIG[0].UUID, "0:0", "all"} {
-		job, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+id))
+		plan, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+id))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if m := job.Plan.MIG[0]; m.UUID != h.MIG[0].UUID || m.GPU != 0 || m.GI != 2 {
+		if m := plan.MIG[0]; m.UUID != h.MIG[0].UUID || m.GPU != 0 || m.GI != 2 {
 			t.Errorf("%s: %+v", id, m)
 		}
 	}
 	_, err = h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	refused(t, err, Invalid, "divided by MIG", h.MIG[0].UUID)
+	refused(t, err, Invalid, "partitioned by MIG", h.MIG[0].UUID)
 	if h.asked != 2 {
 		t.Errorf("asked %d times", h.asked)
 	}
 }
 
-// An answer from before a change, or from while it happened, must not be kept for the
-// layout after it.
-func TestNVMLThatAnswersInTheMiddleOfAChangeIsAskedAgain(t *testing.T) {
+// An answer from before a change, or from while it happened, must not be kept for the layout after
+// it.
+func TestMIGReconfigurationDuringProbe(t *testing.T) {
 	h := newMIGHost(t)
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=1:0")
 	before := factsOf(h.Driver)
-	job, err := ExamineSpec(spec, loading(h.cfg))
-	if err != nil {
-		t.Fatal(err)
-	}
-	asked := 0
-	job.AskNVML = func() (device.Facts, error) {
-		if asked++; asked > 1 {
-			return factsOf(h.Driver), nil
-		}
+	_, err := resolveWith(t, h.cfg, spec, factsFrom(func() (device.Facts, error) {
 		// The change happens now, and the answer is the old one.
 		return before, h.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 2, CI: 0}})
-	}
-	if err := job.Resolve(); err != nil || asked != 2 || len(job.Plan.MIG) != 1 || job.Plan.MIG[0].GI != 2 {
-		t.Fatalf("asked %d times, %v, %+v", asked, err, job.Plan.MIG)
+	}))
+	refused(t, err, Precondition, "MIG was being configured", "try again")
+	plan, err := h.resolve(t, spec)
+	if err != nil || h.asked != 1 || len(plan.MIG) != 1 || plan.MIG[0].GI != 2 {
+		t.Fatalf("asked %d times, %v, %+v", h.asked, err, plan.MIG)
 	}
 }
 
-func TestNVMLThatCannotBeAskedFailsOnlyWhoNeedsIt(t *testing.T) {
+func TestMIGWithoutNVML(t *testing.T) {
 	h := newMIGHost(t)
+	gone := factsFrom(func() (device.Facts, error) { return device.Facts{}, errors.New("the GPU is gone") })
 	for asked, fails := range map[string]bool{"1:0": true, h.MIG[0].UUID: true, "all": false, "0": false, "MIG-" + h.GPUs[1].UUID + "/9/0": false} {
-		job, err := ExamineSpec(newSpec("NVIDIA_VISIBLE_DEVICES="+asked), loading(h.cfg))
-		if err != nil {
-			t.Fatal(err)
+		_, err := resolveWith(t, h.cfg, newSpec("NVIDIA_VISIBLE_DEVICES="+asked), gone)
+		if fails {
+			refused(t, err, Precondition, "only NVML knows", "the GPU is gone")
+		} else if err != nil {
+			t.Errorf("%s: %v", asked, err)
 		}
-		job.AskNVML = func() (device.Facts, error) { return device.Facts{}, errors.New("the GPU is gone") }
-		if err = job.Resolve(); !fails {
-			if err != nil {
-				t.Errorf("%s: %v", asked, err)
-			}
-			continue
-		}
-		refused(t, err, Precondition, "only NVML knows", "the GPU is gone")
 	}
 }

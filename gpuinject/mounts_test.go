@@ -10,29 +10,29 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-func volume(dest string) specs.Mount {
+func volumeMount(dest string) specs.Mount {
 	return specs.Mount{Source: "/srv/volume", Destination: dest, Type: "bind", Options: []string{"rbind", "rw"}}
 }
 
-func TestNothingIsMadeInAVolumeOfTheContainers(t *testing.T) {
+func TestVolumes(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		mount   specs.Mount
 		spared  string // prefix of destinations that must not be there
 		refused bool
 	}{
-		{name: "over the programs", mount: volume("/usr/bin"), spared: "/usr/bin/"},
-		{name: "over the libraries", mount: volume("/usr/lib"), spared: "/usr/lib/"},
-		{name: "over the libraries, by a link of the image", mount: volume("/lib"), spared: "/usr/lib/"},
-		{name: "over one file", mount: volume("/usr/bin/nvidia-smi"), spared: "/usr/bin/nvidia-smi"},
-		{name: "written oddly", mount: volume("usr//bin/../bin/"), spared: "/usr/bin/"},
+		{name: "over the programs", mount: volumeMount("/usr/bin"), spared: "/usr/bin/"},
+		{name: "over the libraries", mount: volumeMount("/usr/lib"), spared: "/usr/lib/"},
+		{name: "over the libraries, by a link of the image", mount: volumeMount("/lib"), spared: "/usr/lib/"},
+		{name: "over one file", mount: volumeMount("/usr/bin/nvidia-smi"), spared: "/usr/bin/nvidia-smi"},
+		{name: "written oddly", mount: volumeMount("usr//bin/../bin/"), spared: "/usr/bin/"},
 		{name: "bind by option only", mount: specs.Mount{Source: "/srv", Destination: "/usr/bin", Type: "none", Options: []string{"bind"}}, spared: "/usr/bin/"},
-		{name: "beside", mount: volume("/usr/binary")},
+		{name: "beside", mount: volumeMount("/usr/binary")},
 		{name: "a tmpfs", mount: specs.Mount{Source: "tmpfs", Destination: "/usr/local", Type: "tmpfs"}},
-		{name: "around the driver's place", mount: volume("/usr/local"), refused: true},
-		{name: "at the driver's place", mount: volume("/usr/local/nvidia"), refused: true},
-		{name: "below the driver's place", mount: volume("/usr/local/nvidia/lib64"), refused: true},
-		{name: "at the root", mount: volume("/"), refused: true},
+		{name: "around the driver's place", mount: volumeMount("/usr/local"), refused: true},
+		{name: "at the driver's place", mount: volumeMount("/usr/local/nvidia"), refused: true},
+		{name: "below the driver's place", mount: volumeMount("/usr/local/nvidia/lib64"), refused: true},
+		{name: "at the root", mount: volumeMount("/"), refused: true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
@@ -61,7 +61,7 @@ func TestNothingIsMadeInAVolumeOfTheContainers(t *testing.T) {
 	}
 }
 
-func TestTheDriverIsNotMountedOverTheWholeImage(t *testing.T) {
+func TestViewDirIsLinkToRoot(t *testing.T) {
 	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
 	if err := os.Symlink("/", filepath.Join(dir, "rootfs/usr/local/nvidia")); err != nil {
 		t.Fatal(err)
@@ -70,9 +70,9 @@ func TestTheDriverIsNotMountedOverTheWholeImage(t *testing.T) {
 	refused(t, err, Invalid, "/usr/local/nvidia of the image is its root directory")
 }
 
-func TestALinkOfTheImageLeadsNothingIntoAVolume(t *testing.T) {
+func TestViewDirIsLinkIntoVolume(t *testing.T) {
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-	spec.Mounts = append(spec.Mounts, volume("/data"))
+	spec.Mounts = append(spec.Mounts, volumeMount("/data"))
 	dir := newBundle(t, spec)
 	if err := os.Symlink("/data/driver", filepath.Join(dir, "rootfs/usr/local/nvidia")); err != nil {
 		t.Fatal(err)
@@ -81,10 +81,10 @@ func TestALinkOfTheImageLeadsNothingIntoAVolume(t *testing.T) {
 	refused(t, err, Invalid, "/data")
 }
 
-// N-14: what a container's configuration says is repeated as text, not as lines.
-func TestAMessageRepeatsAContainersPathsQuotedAndCut(t *testing.T) {
+// What a configuration says is repeated as text, not as lines.
+func TestMessagesQuotePaths(t *testing.T) {
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-	spec.Mounts = append(spec.Mounts, volume("/usr/local/nvidia/x\nlevel=info msg=forged\x1b[31m"+strings.Repeat("x", 2000)))
+	spec.Mounts = append(spec.Mounts, volumeMount("/usr/local/nvidia/x\nlevel=info msg=forged\x1b[31m"+strings.Repeat("x", 2000)))
 	_, err := inject(t, hostConfig(t), newBundle(t, spec))
 	refused(t, err, Invalid, `\nlevel=info`, `\x1b`)
 	if len(err.Error()) > 800 {

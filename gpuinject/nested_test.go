@@ -2,17 +2,23 @@ package gpuinject
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"golang.org/x/sys/unix"
 )
 
 // nested makes a container of this host the host: it has no capability node but those
 // of the MIG devices given by position, and its driver files are mounts.
 func (h *migHost) nested(t *testing.T, keep ...int) {
 	t.Helper()
+	libcuda, err := filepath.Glob(filepath.Join(h.Root, "usr/lib/*/libcuda.so."+h.Version))
+	if err != nil || len(libcuda) != 2 {
+		t.Fatal(libcuda, err)
+	}
+	mount(t, libcuda[1], libcuda[1], "", unix.MS_BIND)
 	kept := h.capNodes(keep...)
 	for i := range h.MIG {
 		for _, node := range h.capNodes(i) {
@@ -23,84 +29,27 @@ func (h *migHost) nested(t *testing.T, keep ...int) {
 	}
 }
 
-func (h *migHost) resolveNested(t *testing.T, env ...string) (*Job, error) {
-	t.Helper()
-	spec := newSpec(env...)
-	spec.Process.Capabilities.Bounding = []string{"CAP_SYS_ADMIN"}
-	job, err := ExamineSpec(spec, loading(h.cfg))
-	if err != nil {
-		return nil, err
-	}
-	job.Explain = true
-	job.AskNVML = func() (device.Facts, error) { return factsOf(h.Driver), nil }
-	if job.inv, err = device.Discover(Roots(h.cfg.Host)); err != nil {
-		t.Fatal(err)
-	}
-	if err := job.openState(); err != nil {
-		t.Fatal(err)
-	}
-	if job.manifest, err = job.newManifest(); err != nil {
-		t.Fatal(err)
-	}
-	job.manifest.Files.Nested = true
-	return job, job.Resolve()
-}
-
 func TestMIGInAContainerAsAHost(t *testing.T) {
-	const all, configure = "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all"
-	for _, tc := range []struct {
-		name  string
-		keep  []int // of h.MIG
-		env   []string
-		nodes func(h *migHost) []string
-		whole []int // GPUs
-		error string
-	}{
-		{"all is what it was given", []int{1}, []string{all}, func(h *migHost) []string {
-			return append([]string{h.gpuNode(0), h.gpuNode(1), h.gpuNode(2)}, h.capNodes(1)...)
-		}, []int{0, 2}, ""},
-		{"a divided GPU without one is not among all", nil, []string{all}, func(h *migHost) []string {
-			return []string{h.gpuNode(0), h.gpuNode(2)}
-		}, []int{0, 2}, ""},
-		{"nor to be had by name", nil, []string{"NVIDIA_VISIBLE_DEVICES=1"}, nil, nil, "was given none of its MIG devices"},
-		{"one that has some is not either", []int{1}, []string{"NVIDIA_VISIBLE_DEVICES=1"}, nil, nil, "divided by MIG and of no use by itself"},
-		{"an index of somebody else's is unknown", []int{1}, []string{"NVIDIA_VISIBLE_DEVICES=1:0"}, nil, nil, "unknown MIG device"},
-		{"the right to configure brings no MIG device of others, nor the whole GPU", []int{0}, []string{all, configure}, func(h *migHost) []string {
-			return append([]string{h.gpuNode(0), h.gpuNode(1), h.gpuNode(2), "/dev/nvidia-caps/nvidia-cap1"}, h.capNodes(0)...)
-		}, []int{0, 2}, ""},
-		{"that brings it where all of them are here", []int{0, 1, 2}, []string{all, configure}, func(h *migHost) []string {
-			return append([]string{h.gpuNode(0), h.gpuNode(1), h.gpuNode(2), "/dev/nvidia-caps/nvidia-cap1"}, h.capNodes(0, 1, 2)...)
-		}, []int{0, 1, 2}, ""},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			h := newMIGHost(t)
-			h.nested(t, tc.keep...)
-			job, err := h.resolveNested(t, tc.env...)
-			if tc.error != "" {
-				refused(t, err, Invalid, tc.error)
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			got, want := nodesOf(job.Plan), tc.nodes(h)
-			slices.Sort(got)
-			slices.Sort(want)
-			if !slices.Equal(got, want) {
-				t.Errorf("nodes %q, want %q", got, want)
-			}
-			var whole []int
-			for _, g := range job.Plan.GPUs {
-				whole = append(whole, g.Index)
-			}
-			if !slices.Equal(whole, tc.whole) {
-				t.Errorf("whole GPUs %v, want %v", whole, tc.whole)
-			}
-			if len(tc.keep) == 0 && !slices.ContainsFunc(job.Plan.Decisions, func(d Decision) bool {
-				return d.Subject == "GPU 1" && d.Decision == "not given" && strings.Contains(d.Reason, "given none of its MIG devices")
-			}) {
-				t.Errorf("nobody says why GPU 1 is not there: %+v", job.Plan.Decisions)
-			}
-		})
+	const configure = "NVIDIA_MIG_CONFIG_DEVICES=all"
+	host := func(keep ...int) *migHost {
+		h := newMIGHost(t)
+		h.nested(t, keep...)
+		return h
+	}
+	none, first, second, all := host(), host(0), host(1), host(0, 1, 2)
+	contractSection{show: showMIG, cases: []contractCase{
+		{name: "all is what it was given", host: second, env: devices("all"), here: "GPU 0, GPU 2, 5/0 of GPU 1"},
+		{name: "a partitioned GPU without a MIG device is not among all", host: none, env: devices("all"), here: "GPU 0, GPU 2"},
+		{name: "nor given by name", host: none, env: devices("1"), here: "refused: was given none of its MIG devices"},
+		{name: "nor one that has some", host: second, env: devices("1"), here: "refused: partitioned by MIG and of no use by itself"},
+		{name: "an index that was not given", host: second, env: devices("1:0"), here: "refused: unknown MIG device"},
+		{name: "the right to configure brings nothing more", host: first, env: append(devices("all"), configure), spec: admin, here: "GPU 0, GPU 2, 9/0 of GPU 1, the right `mig/config`"},
+		{name: "unless all MIG devices are here", host: all, env: append(devices("all"), configure), spec: admin, here: "GPU 0, GPU 1, GPU 2, 5/0 of GPU 1, 5/1 of GPU 1, 9/0 of GPU 1, the right `mig/config`"},
+	}}.run(t)
+	plan, err := resolveWith(t, none.cfg, newSpec("NVIDIA_VISIBLE_DEVICES=all"), none.ask())
+	if err != nil || !slices.ContainsFunc(plan.Decisions, func(d Decision) bool {
+		return d.Subject == "GPU 1" && d.Decision == "not given" && strings.Contains(d.Reason, "given none of its MIG devices")
+	}) {
+		t.Errorf("no decision says why GPU 1 is not given: %+v, %v", plan.Decisions, err)
 	}
 }

@@ -32,126 +32,75 @@ func otherNodes(p Plan) string {
 	return strings.Join(names, " ")
 }
 
-func TestOtherDevicesNeedAGrantOfTheirOwnInAPod(t *testing.T) {
-	const all = "channel0 channel2 nvidia-fs0 nvidia-fs1 gdrdrv uverbs0 uverbs1 rdma_cm nvidia-nvswitchctl nvidia-nvswitch0 nvidia-nvswitch1"
+// In a pod other devices need a grant of their own. What is ignored is shown in brackets.
+func TestGrantsOfOtherDevices(t *testing.T) {
+	const (
+		all   = "channel0 channel2 nvidia-fs0 nvidia-fs1 gdrdrv uverbs0 uverbs1 rdma_cm nvidia-nvswitchctl nvidia-nvswitch0 nvidia-nvswitch1 []"
+		noGDS = "gds gdrcopy mofed nvswitch"
+	)
 	m := simulated.Majors
-	node := func(major uint32, minor int64) specs.LinuxDevice {
-		return specs.LinuxDevice{Path: fmt.Sprintf("/dev/plugin-%d-%d", major, minor), Type: "c", Major: int64(major), Minor: minor}
+	given := func(major uint32, minor int64) func(*specs.Spec) {
+		return func(s *specs.Spec) {
+			inPod(0)(s)
+			s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: "/dev/plugin", Type: "c", Major: int64(major), Minor: minor})
+		}
 	}
-	for _, tc := range []struct {
-		name       string
-		outside    bool // of Kubernetes
-		namespace  string
-		privileged bool
-		change     func(*config.Policy)
-		nodes      []specs.LinuxDevice
-		mounted    []string
-		want       string
-		ignored    string // classes
-		audit      bool
-	}{
-		{name: "outside Kubernetes the environment grants", outside: true, want: all},
-		{name: "not to the unprivileged, if the operator says so", outside: true, mounted: []string{"1"}, want: "channel1", ignored: "gds gdrcopy mofed nvswitch",
-			change: func(p *config.Policy) { p.AcceptEnvWhenUnprivileged = false }},
-		{name: "a pod gets its GPU and nothing else", ignored: "imex gds gdrcopy mofed nvswitch"},
-		{name: "a privileged pod's environment grants", privileged: true, want: all},
-		{name: "a trusted namespace's environment grants", namespace: "gpu-operator", want: all},
-		{name: "trust-env trusts", want: all, change: func(p *config.Policy) { p.Kubernetes = config.TrustEnv }},
-		{name: "audit gives and says what enforce would not", want: all, audit: true, change: func(p *config.Policy) { p.Kubernetes = config.Audit }},
-		{name: "a class that the operator allows", want: "gdrdrv", ignored: "imex gds mofed nvswitch",
-			change: func(p *config.Policy) { p.AllowFromEnvironment = []string{"gdrcopy"} }},
-		{name: "every class", want: all, change: func(p *config.Policy) {
-			p.AllowFromEnvironment = []string{"imex", "gds", "gdrcopy", "mofed", "nvswitch"}
-		}},
-		{name: "a channel that was allocated", nodes: []specs.LinuxDevice{node(m.IMEX, 2)}, want: "channel2", ignored: "imex 0, gds gdrcopy mofed nvswitch"},
-		{name: "a channel that was allocated and not asked for", nodes: []specs.LinuxDevice{node(m.IMEX, 1)}, ignored: "imex gds gdrcopy mofed nvswitch"},
-		{name: "an adapter that was allocated", nodes: []specs.LinuxDevice{node(m.Verbs, 193)}, want: "uverbs1 rdma_cm", ignored: "imex gds gdrcopy nvswitch"},
-		{name: "a switch that was allocated", nodes: []specs.LinuxDevice{node(m.Switch, 0)}, want: "nvidia-nvswitchctl nvidia-nvswitch0", ignored: "imex gds gdrcopy mofed"},
-		{name: "an nvidia-fs node that was allocated", nodes: []specs.LinuxDevice{node(m.FS, 0)}, want: "nvidia-fs0 nvidia-fs1", ignored: "imex gdrcopy mofed nvswitch"},
-		{name: "mounted channels, whatever the environment says", mounted: []string{"1"}, want: "channel1", ignored: "gds gdrcopy mofed nvswitch"},
-		{name: "all mounted channels", mounted: []string{"all"}, want: "channel0 channel1 channel2", ignored: "gds gdrcopy mofed nvswitch"},
-		{name: "mounted channels where mounts are not accepted", mounted: []string{"1"}, ignored: "imex gds gdrcopy mofed nvswitch",
-			change: func(p *config.Policy) { p.AcceptVolumeMounts = false }},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			cfg := hostConfig(t)
-			if tc.change != nil {
-				tc.change(&cfg.Policy)
-			}
-			env := append([]string{"NVIDIA_VISIBLE_DEVICES=0"}, everything...)
-			namespace := tc.namespace
-			if namespace == "" {
-				namespace = "default"
-			}
-			spec := pod(t, namespace, []int{0}, env...)
-			if tc.outside {
-				delete(spec.Annotations, "io.kubernetes.cri.container-type")
-			}
-			if tc.privileged {
-				spec.Process.Capabilities.Bounding, spec.Linux.MaskedPaths = []string{"CAP_SYS_ADMIN"}, nil
-			}
-			spec.Linux.Devices = append(spec.Linux.Devices, tc.nodes...)
-			for _, id := range tc.mounted {
-				spec.Mounts = append(spec.Mounts, specs.Mount{Source: "/dev/null", Destination: request.DeviceListDir + "/imex/" + id, Type: "bind"})
-			}
-			job, err := resolve(t, cfg, spec)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := otherNodes(job.Plan); got != tc.want || len(job.Plan.GPUs) != 1 {
-				t.Errorf("GPUs %v and nodes %q, want %q", job.Plan.GPUs, got, tc.want)
-			}
+	trusted := func(s *specs.Spec) {
+		inPod(0)(s)
+		s.Annotations["io.kubernetes.cri.sandbox-namespace"] = "gpu-operator"
+	}
+	mode := func(mode string) func(*config.Config) { return func(c *config.Config) { c.Policy.Kubernetes = mode } }
+	allow := func(classes ...string) func(*config.Config) {
+		return func(c *config.Config) { c.Policy.AllowFromEnvironment = classes }
+	}
+	contractSection{
+		env: append(devices("0"), everything...),
+		show: func(p Plan) string {
 			var ignored []string
-			for _, s := range job.Plan.Ignored {
-				class, reason, _ := strings.Cut(s, ": ")
-				if reason == "" {
-					t.Errorf("%q gives no reason", s)
-				}
-				if strings.Contains(class, " ") {
-					class += ","
-				}
+			for _, s := range p.Ignored {
+				class, _, _ := strings.Cut(s, ": ")
 				ignored = append(ignored, class)
 			}
-			if got := strings.Join(ignored, " "); got != tc.ignored {
-				t.Errorf("ignored %q, want %q", got, tc.ignored)
-			}
-			if (strings.Count(job.Plan.Audit, "no device of that kind") == 5) != tc.audit {
-				t.Errorf("audit %q", job.Plan.Audit)
-			}
-			if got := slices.Contains(job.Plan.Classes, "gds"); got != strings.Contains(tc.want, "nvidia-fs0") {
-				t.Errorf("classes %q", job.Plan.Classes)
-			}
-		})
-	}
+			return fmt.Sprintf("%s %v%s", otherNodes(p), ignored, strings.Repeat(" audit", strings.Count(p.Audit, "no device of that kind")))
+		},
+		cases: []contractCase{
+			{name: "outside Kubernetes", here: all},
+			{name: "a GPU by its node, environment not accepted", mounts: []string{"imex/1"}, spec: func(s *specs.Spec) { inPod(0)(s); delete(s.Annotations, "io.kubernetes.cri.container-type") },
+				config: func(c *config.Config) { c.Policy.AcceptEnvWhenUnprivileged = false }, here: "channel1 [" + noGDS + "]"},
+			{name: "a pod with a GPU", spec: inPod(0), here: " [imex " + noGDS + "]"},
+			{name: "a privileged pod", spec: func(s *specs.Spec) { inPod(0)(s); privileged(s) }, here: all},
+			{name: "a trusted namespace", spec: trusted, here: all},
+			{name: "trust-env", spec: inPod(0), config: mode(config.TrustEnv), here: all},
+			{name: "audit", spec: inPod(0), config: mode(config.Audit), here: all + " audit audit audit audit audit"},
+			{name: "a class that the operator allows", spec: inPod(0), config: allow("gdrcopy"), here: "gdrdrv [imex gds mofed nvswitch]"},
+			{name: "every class", spec: inPod(0), config: allow("imex", "gds", "gdrcopy", "mofed", "nvswitch"), here: all},
+			{name: "a channel that was allocated", spec: given(m.IMEX, 2), here: "channel2 [imex 0 " + noGDS + "]"},
+			{name: "a channel that was allocated and not asked for", spec: given(m.IMEX, 1), here: " [imex " + noGDS + "]"},
+			{name: "an adapter that was allocated", spec: given(m.Verbs, 193), here: "uverbs1 rdma_cm [imex gds gdrcopy nvswitch]"},
+			{name: "a switch that was allocated", spec: given(m.Switch, 0), here: "nvidia-nvswitchctl nvidia-nvswitch0 [imex gds gdrcopy mofed]"},
+			{name: "an nvidia-fs node that was allocated", spec: given(m.FS, 0), here: "nvidia-fs0 nvidia-fs1 [imex gdrcopy mofed nvswitch]"},
+			{name: "mounted channels", mounts: []string{"imex/1"}, spec: inPod(0), here: "channel1 [" + noGDS + "]"},
+			{name: "all mounted channels", mounts: []string{"imex/all"}, spec: inPod(0), here: "channel0 channel1 channel2 [" + noGDS + "]"},
+			{name: "mounted channels, mounts not accepted", mounts: []string{"imex/1"}, spec: inPod(0), config: func(c *config.Config) { c.Policy.AcceptVolumeMounts = false }, here: " [imex " + noGDS + "]"},
+		},
+	}.run(t)
 }
 
-func TestAChannelWithoutANodeFailsOnlyWhoMayHaveIt(t *testing.T) {
+func TestMissingChannelNode(t *testing.T) {
 	ask := []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=0,7"}
 	_, err := resolve(t, hostConfig(t), newSpec(ask...))
 	refused(t, err, Precondition, "nvidia-caps-imex-channels/channel7 is missing", "nvidia-shimctl prepare --imex-channels=7")
-	job, err := resolve(t, hostConfig(t), pod(t, "default", []int{0}, ask...))
-	if err != nil || len(job.Plan.Ignored) != 1 || len(job.Plan.IMEX) != 0 {
-		t.Errorf("%+v, %v", job.Plan, err)
+	plan, err := resolve(t, hostConfig(t), pod(t, "default", []int{0}, ask...))
+	if err != nil || len(plan.Ignored) != 1 || len(plan.IMEX) != 0 {
+		t.Errorf("%+v, %v", plan, err)
 	}
 	_, err = ExamineSpec(newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=9999"), loading(hostConfig(t)))
 	refused(t, err, Invalid, "NVIDIA_IMEX_CHANNELS", `"9999"`)
 }
 
-func TestAnImageWithoutAGPURequestGetsNoOtherDevices(t *testing.T) {
-	spec := newSpec(everything...)
-	spec.Mounts = append(spec.Mounts, specs.Mount{Source: "/dev/null", Destination: request.DeviceListDir + "/imex/0", Type: "bind"})
-	if job, err := ExamineSpec(spec, loading(hostConfig(t))); job != nil || err != nil {
-		t.Errorf("%+v, %v", job, err)
-	}
-	job, err := resolve(t, hostConfig(t), newSpec(append(everything, "NVIDIA_VISIBLE_DEVICES=none")...))
-	if err != nil || otherNodes(job.Plan) != "" {
-		t.Errorf("%+v, %v", job.Plan.Devices, err)
-	}
-}
-
 // No grant brings a channel that the operator has ignored: not the environment outside
 // Kubernetes, not a mount, not a node of the specification.
-func TestNobodyGetsAnIgnoredChannel(t *testing.T) {
+func TestIgnoredChannels(t *testing.T) {
 	ask := []string{"NVIDIA_VISIBLE_DEVICES=0,nvidia.com/imex-channel=1", "NVIDIA_IMEX_CHANNELS=0,7", "NVIDIA_GDRCOPY=enabled"}
 	given := pod(t, "default", []int{0}, ask...)
 	given.Linux.Devices = append(given.Linux.Devices, specs.LinuxDevice{Path: "/dev/c", Type: "c", Major: int64(simulated.Majors.IMEX), Minor: 1})
@@ -159,12 +108,12 @@ func TestNobodyGetsAnIgnoredChannel(t *testing.T) {
 		spec.Mounts = append(spec.Mounts, specs.Mount{Source: "/dev/null", Destination: request.DeviceListDir + "/imex/2", Type: "bind"})
 		cfg := hostConfig(t)
 		cfg.Policy.IgnoreIMEXChannels, cfg.Policy.AllowFromEnvironment = true, []string{"imex", "gdrcopy"}
-		job, err := resolve(t, cfg, spec)
+		plan, err := resolve(t, cfg, spec)
 		if err != nil {
 			t.Fatal(name, err)
 		}
-		if got := otherNodes(job.Plan); got != "gdrdrv" || len(job.Plan.IMEX) != 0 || !slices.Equal(job.Plan.Ignored, []string{"imex: policy.ignore-imex-channels is true"}) {
-			t.Errorf("%s: nodes %q, channels %v, ignored %q", name, got, job.Plan.IMEX, job.Plan.Ignored)
+		if got := otherNodes(plan); got != "gdrdrv" || len(plan.IMEX) != 0 || !slices.Equal(plan.Ignored, []string{"imex: policy.ignore-imex-channels is true"}) {
+			t.Errorf("%s: nodes %q, channels %v, ignored %q", name, got, plan.IMEX, plan.Ignored)
 		}
 	}
 }
@@ -183,7 +132,7 @@ func gdsMounts(mounts []PlanMount) map[string]string {
 	return got
 }
 
-func TestGDSBringsTheFilesThatItReads(t *testing.T) {
+func TestGDSFiles(t *testing.T) {
 	ask := []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GDS=enabled"}
 	inj := mustInject(t, hostConfig(t), newBundle(t, newSpec(ask...)))
 	want := fmt.Sprint(map[string]string{udevDir: simulated.DevRoot + udevDir, cufileJSON: simulated.Root + cufileJSON})
@@ -227,7 +176,7 @@ func TestGDSBringsTheFilesThatItReads(t *testing.T) {
 		if got := gdsMounts(inj.Plan.Mounts); len(got) != 0 {
 			t.Errorf("got %v", got)
 		}
-		if !strings.Contains(strings.Join(inj.Plan.Notes, "\n"), "can be written by everybody") {
+		if !strings.Contains(strings.Join(inj.Plan.Notes, "\n"), "can be written by others") {
 			t.Errorf("notes %q", inj.Plan.Notes)
 		}
 	})

@@ -1,50 +1,55 @@
 package gpuinject
 
 import (
+	"fmt"
 	"path"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
-// RecordName is the file in the bundle that says what was asked, granted and
-// injected, and why. It goes with the bundle.
+// RecordName is the file in the bundle that has the plan as it was carried out. It goes with the
+// bundle.
 const RecordName = "nvidia.json"
 
-// Plan is what a container gets and why. The shim's record, nvidia-shimctl and the
-// tests read the same one.
+// Plan is everything that will be done for a container, and why. The shim's record, nvidia-shimctl
+// and the tests read the same one.
 type Plan struct {
-	// GPU says whether the container gets the driver at all.
+	// GPU is true if the container gets the driver. If not, it starts without.
 	GPU    bool   `json:"gpu"`
 	Reason string `json:"reason"`
-	Error  string `json:"error,omitempty"`
-	// Container is whose plan this is, where there is a container.
+	// Error is the refusal, in what nvidia-shimctl prints.
+	Error     string         `json:"error,omitempty"`
 	Container *PlanContainer `json:"container,omitempty"`
-	// Asked is the request as the container wrote it: device identifiers.
+	// Asked are the device identifiers as the container wrote them.
 	Asked         []string `json:"asked"`
 	Grant         string   `json:"grant"`
 	DriverVersion string   `json:"driver_version"`
-	// Platform is "wsl" or "tegra" where the host is one, and has no driver version.
-	Platform device.Platform `json:"platform,omitempty"`
+	// Platform is empty on an ordinary host.
+	Platform string `json:"platform,omitempty"`
 	// GPUs are whole GPUs; that of a MIG device is not among them.
 	GPUs []PlanGPU `json:"gpus"`
 	MIG  []PlanMIG `json:"mig"`
 	// MIGRights are rights over all MIG devices: "config", "monitor".
 	MIGRights []string `json:"mig_rights,omitempty"`
-	// Requirements are those of the image, all of them fulfilled.
+	// Requirements are those of the image, all of them satisfied.
 	Requirements []PlanRequirement `json:"requirements,omitempty"`
 	Capabilities []string          `json:"capabilities"`
-	// Classes are the other classes of devices that it gets: "imex", "gds", "gdrcopy",
-	// "mofed", "nvswitch". Their nodes are among Devices.
+	// Classes are the other classes of devices that it gets: "imex", "gds", "gdrcopy", "mofed",
+	// "nvswitch". Their nodes are among Devices.
 	Classes []string `json:"classes,omitempty"`
 	// IMEX are the numbers of the IMEX channels.
 	IMEX []int `json:"imex,omitempty"`
-	// Sockets are the daemons of this host whose sockets it gets: "persistenced",
-	// "fabricmanager", "mps".
-	Sockets []string `json:"sockets,omitempty"`
-	// Foreign are other vendors' devices, by their CDI names.
-	Foreign   []string     `json:"foreign,omitempty"`
+	// Sockets are the daemons of this host whose sockets it gets: "persistenced", "fabricmanager",
+	// "mps".
+	Sockets   []string     `json:"sockets,omitempty"`
 	Devices   []PlanDevice `json:"devices"`
 	Libraries []string     `json:"libraries"`
 	Binaries  []string     `json:"binaries"`
@@ -54,13 +59,27 @@ type Plan struct {
 	Proc         PlanProc   `json:"proc"`
 	Linker       PlanLinker `json:"linker"`
 	RemovedHooks []string   `json:"removed_hooks"`
-	// Ignored says what it asks for and does not get, though it gets its GPUs.
+	// Ignored are requests that are not followed, though the container gets its GPUs.
 	Ignored []string `json:"ignored,omitempty"`
-	// Audit says what kubernetes = "enforce" would have refused, where it is "audit".
-	Audit string   `json:"audit,omitempty"`
-	Notes []string `json:"notes"`
-	// Decisions are every decision with its reason, where Job.Explain is set.
-	Decisions []Decision `json:"decisions,omitempty"`
+	// Audit is what kubernetes = "enforce" would have refused, if the mode is "audit".
+	Audit     string     `json:"audit,omitempty"`
+	Notes     []string   `json:"notes"`
+	Decisions []Decision `json:"decisions"`
+
+	// The nodes with their owners on the host, the groups of those that only a group may open, and
+	// the driver's files.
+	nodes  []device.Node
+	groups []uint32
+	files  driver.Files
+
+	// What Apply carries out, in this order.
+	view        view.Spec
+	bundleFiles []bundleFile
+	byPath      map[string]string // links of /dev/dri/by-path, by name
+	links       []placement
+	linkerFiles []image.File
+	edits       bundle.Edits
+	mask        []procmask.File
 }
 
 // PlanContainer is a container as its daemon and Kubernetes know it.
@@ -82,23 +101,28 @@ type PlanGPU struct {
 	PCI   string `json:"pci"`
 }
 
-// NewPlanGPU is a GPU of this host as plans have it.
+// NewPlanGPU returns a GPU of this host in the form of plans.
 func NewPlanGPU(g device.GPU) PlanGPU {
 	return PlanGPU{Index: g.Index, Minor: g.Minor, UUID: g.UUID, PCI: g.BusID}
 }
 
 // PlanMIG is a MIG device that the container gets.
 type PlanMIG struct {
-	// UUID and Profile are NVML's and empty where it was not asked.
+	// UUID and Profile are NVML's, and empty if it was not asked.
 	UUID    string `json:"uuid"`
 	Profile string `json:"profile,omitempty"`
-	// GPU is the index of the GPU, GI and CI the ids of the GPU instance and of the
-	// compute instance in it.
+	// GPU is the index of the GPU, GI and CI the ids of the GPU instance and of the compute
+	// instance in it.
 	GPU int `json:"gpu"`
 	GI  int `json:"gi"`
 	CI  int `json:"ci"`
 	// Name is the UUID, or the name that needs no NVML: MIG-GPU-<uuid>/<gi>/<ci>.
 	Name string `json:"name"`
+}
+
+// String returns one line of what nvidia-shimctl plan prints.
+func (m PlanMIG) String() string {
+	return fmt.Sprintf("%s, GPU instance %d, compute instance %d of GPU %d", m.Name, m.GI, m.CI, m.GPU)
 }
 
 // PlanDevice is a device node that the container gets, with read and write access.
@@ -121,7 +145,7 @@ type PlanLink struct {
 	Target string `json:"target"`
 }
 
-// PlanProc is what the mask over /proc/driver/nvidia shows.
+// PlanProc is what the mask over the driver's directory in /proc shows.
 type PlanProc struct {
 	// Masked is false for privileged containers.
 	Masked bool     `json:"masked"`
@@ -136,42 +160,83 @@ type PlanLinker struct {
 	LibC string `json:"libc"`
 	// Directory is the image's own library directory.
 	Directory string `json:"directory"`
-	// Cache says how the loader was told: "written", "mounted" or "unchanged".
+	// Cache says what becomes of the loader's cache: "written", "mounted" or "unchanged".
 	Cache string `json:"cache"`
-	// Compat is the forward compatibility directory of the image that is used.
+	// Compat is the forward compatibility directory of the image, if it is used.
 	Compat string `json:"compat"`
 }
 
-func (p *Plan) setGPUs(gpus []device.GPU) {
-	p.GPUs = []PlanGPU{}
-	for _, g := range gpus {
-		p.GPUs = append(p.GPUs, NewPlanGPU(g))
+// Decision is one decision about a container, for the operator. The decisions tell of every device
+// of the host, so that they never go into an error that a container's owner reads.
+type Decision struct {
+	// Subject is what it is about: "GPU 2", "capabilities", "gds".
+	Subject string `json:"subject"`
+	// Decision is what was decided: "given", "refused", "not given".
+	Decision string `json:"decision"`
+	Reason   string `json:"reason"`
+}
+
+// newPlan begins the plan of a container with its request.
+func newPlan(c Container) Plan {
+	p := Plan{
+		GPU: true, Reason: c.Request.Reason, Asked: c.Request.Devices, Capabilities: c.Request.Capabilities,
+		GPUs: []PlanGPU{}, MIG: []PlanMIG{}, Devices: []PlanDevice{}, Mounts: []PlanMount{}, Links: []PlanLink{},
+		Libraries: []string{}, Binaries: []string{}, RemovedHooks: []string{},
+		Proc: PlanProc{GPUs: []string{}, Capabilities: []string{}},
+	}
+	if c.ID != "" {
+		who := c.Said.Container
+		p.Container = &PlanContainer{ID: c.ID, Namespace: c.Namespace, PodNamespace: who.Namespace, Pod: who.Pod, Name: who.Name}
+	}
+	p.decide("container", "asks for the driver", "%s", c.Request.Reason)
+	for _, o := range c.Request.Overridden {
+		p.decide(o.What, "not followed", "%s", o.Reason)
+	}
+	return p
+}
+
+// decide records a decision.
+func (p *Plan) decide(subject, decision, format string, args ...any) {
+	p.Decisions = append(p.Decisions, Decision{Subject: subject, Decision: decision, Reason: fmt.Sprintf(format, args...)})
+}
+
+// note records something about the container that is worth knowing and no decision.
+func (p *Plan) note(format string, args ...any) {
+	p.Notes = append(p.Notes, fmt.Sprintf(format, args...))
+}
+
+// ignore records a request that is not followed.
+func (p *Plan) ignore(what, reason string) {
+	p.Ignored = append(p.Ignored, what+": "+reason)
+	p.decide(what, "ignored", "%s", reason)
+}
+
+// audit records what kubernetes = "enforce" would have refused.
+func (p *Plan) audit(reason string) {
+	if p.Audit == "" {
+		p.Audit = "kubernetes = \"enforce\" would have refused this: " + reason
+	} else {
+		p.Audit += "; " + reason
 	}
 }
 
-func (p *Plan) setDevices(nodes []device.Node) {
-	p.Devices = []PlanDevice{}
-	for _, n := range nodes {
-		p.Devices = append(p.Devices, PlanDevice{Path: n.Path, Major: n.Major, Minor: n.Minor})
+// notGranted records that the container starts without the driver.
+func (p *Plan) notGranted(reason string) { p.GPU, p.Grant = false, reason }
+
+func (p *Plan) setHost(h host.Host) { p.DriverVersion, p.Platform = h.DriverVersion, h.Platform }
+
+func (p *Plan) setDevices(set device.Set) {
+	for _, g := range set.GPUs {
+		p.GPUs = append(p.GPUs, NewPlanGPU(g))
+	}
+	for _, in := range set.MIG {
+		p.MIG = append(p.MIG, PlanMIG{UUID: in.UUID, GPU: in.GPU, GI: in.GI, CI: in.CI, Name: in.Name(), Profile: in.Profile})
 	}
 }
 
 func (p *Plan) setMounts(mounts []specs.Mount) {
 	p.Mounts = []PlanMount{}
-	if p.Links == nil {
-		p.Links = []PlanLink{}
-	}
 	for _, m := range mounts {
 		p.Mounts = append(p.Mounts, PlanMount{Source: m.Source, Destination: path.Clean(m.Destination), Options: m.Options})
-	}
-}
-
-func (p *Plan) note(s string) { p.Notes = append(p.Notes, s) }
-
-// Of says which container the plan is for, by containerd's id and namespace.
-func (j *Job) Of(id, namespace string) {
-	j.Plan.Container = &PlanContainer{
-		ID: id, Namespace: namespace,
-		PodNamespace: j.Container.Namespace, Pod: j.Container.Pod, Name: j.Container.Name,
 	}
 }

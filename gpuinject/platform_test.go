@@ -9,12 +9,12 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/facts"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
@@ -56,7 +56,7 @@ func cached(t testing.TB, dir, name string) []string {
 	return paths
 }
 
-func TestContainersUnderWSL(t *testing.T) {
+func TestWSL(t *testing.T) {
 	d, cfg := newHost(t, sim.Options{GPUs: 1})
 	if err := d.BecomeWSL(t.Context()); err != nil {
 		t.Fatal(err)
@@ -83,7 +83,7 @@ func TestContainersUnderWSL(t *testing.T) {
 			t.Errorf("the loader is told %v of %s", got, name)
 		}
 	}
-	if inj.Plan.Platform != device.WSL || inj.Plan.DriverVersion != "" || inj.Plan.Proc.Masked || inj.mask != nil {
+	if inj.Plan.Platform != "wsl" || inj.Plan.DriverVersion != "" || inj.Plan.Proc.Masked || inj.Mask != nil {
 		t.Errorf("plan %+v", inj.Plan)
 	}
 	t.Run("the mask is not needed, so neither is a procfs of the container's own", func(t *testing.T) {
@@ -91,21 +91,13 @@ func TestContainersUnderWSL(t *testing.T) {
 		spec.Mounts = spec.Mounts[1:]
 		mustInject(t, cfg, newBundle(t, spec))
 	})
-	t.Run("one GPU of several cannot be chosen", func(t *testing.T) {
-		_, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=1"))
-		refused(t, err, Invalid, `"1"`, `"all" or "0"`, "WSL2")
-	})
 	t.Run("what an image requires is asked of NVML, the driver's version too", func(t *testing.T) {
 		for driver, ok := range map[string]bool{"581.42": true, "470.1": false} {
-			job, err := ExamineSpec(newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=13.0,driver>=580,arch>=8.0"), loading(cfg))
-			if err != nil {
-				t.Fatal(err)
-			}
-			os.Remove(filepath.Join(cfg.Host.StateDir, factsName))
-			job.AskNVML = func() (device.Facts, error) {
+			os.Remove(filepath.Join(cfg.Host.StateDir, facts.Name))
+			_, err := resolveWith(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=13.0,driver>=580,arch>=8.0"), factsFrom(func() (device.Facts, error) {
 				return device.Facts{Driver: driver, CUDA: "13.0", GPUs: []device.GPUFacts{{Index: 0, BusID: "0000:01:00.0", Arch: "8.9", Brand: "geforcertx"}}}, nil
-			}
-			if err := job.Resolve(); (err == nil) != ok {
+			}))
+			if (err == nil) != ok {
 				t.Errorf("driver %s: %v", driver, err)
 			}
 		}
@@ -121,19 +113,9 @@ func TestContainersUnderWSL(t *testing.T) {
 			t.Errorf("%s: GPUs %v, hooks %v, nodes %v", inj.Plan.Grant, inj.Plan.GPUs, got.Hooks, deviceNumbers(t, dir))
 		}
 	})
-	t.Run("without NVIDIA's driver for Windows the message says so", func(t *testing.T) {
-		if err := os.RemoveAll(d.Root + "/usr/lib/wsl/drivers"); err != nil {
-			t.Fatal(err)
-		}
-		for _, n := range []string{"libcuda.so", "libcuda.so.1", "libcuda.so.1.1"} {
-			os.Remove(d.Root + "/usr/lib/wsl/lib/" + n)
-		}
-		_, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=all"))
-		refused(t, err, Precondition, "WSL2", "libcuda.so.1", "driver for Windows")
-	})
 }
 
-func TestContainersOnATegra(t *testing.T) {
+func TestTegra(t *testing.T) {
 	d, cfg := newHost(t, sim.Options{GPUs: 1})
 	if err := d.BecomeTegra(t.Context()); err != nil {
 		t.Fatal(err)
@@ -164,33 +146,27 @@ func TestContainersOnATegra(t *testing.T) {
 			t.Errorf("the loader is told %v of %s", got, name)
 		}
 	}
-	// What ldconfig in the container reads, whenever somebody runs it.
+	// What ldconfig in the container reads, whenever it runs.
 	if conf := string(readFile(t, dir, "rootfs/etc/ld.so.conf.d/000-nvidia-shim.conf")); !slices.Contains(strings.Split(conf, "\n"), nvidia) {
 		t.Errorf("%s is not among the directories of the linker: %q", nvidia, conf)
 	}
-	if _, ok := dest["/usr/local/cuda-10.2"]; ok || inj.Plan.Platform != device.Tegra || inj.Plan.Proc.Masked || !slices.Contains(inj.Plan.Libraries, "libnvrm_gpu.so") {
+	if _, ok := dest["/usr/local/cuda-10.2"]; ok || inj.Plan.Platform != "tegra" || inj.Plan.Proc.Masked || !slices.Contains(inj.Plan.Libraries, "libnvrm_gpu.so") {
 		t.Errorf("plan %+v", inj.Plan)
 	}
 	t.Run("NVIDIA_REQUIRE_JETPACK brings the further lists", func(t *testing.T) {
-		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=all", jetpackAll))
+		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=all", host.AllLists))
 		mustInject(t, cfg, dir)
 		if !slices.Contains(destinations(readSpec(t, dir).Mounts), "/usr/local/cuda-10.2") {
 			t.Error("cuda.csv was not followed")
 		}
-		job, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=all"))
+		plan, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=all"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, f := range job.files.Data {
+		for _, f := range plan.files.Data {
 			if f.Dest == "/usr/local/cuda-10.2" {
 				t.Error("the next container got them without asking")
 			}
-		}
-	})
-	t.Run("forward compatibility packages of PCI GPUs are not its own", func(t *testing.T) {
-		j := Job{inv: &device.Inventory{DriverVersion: "540.4.0", Platform: device.Tegra}}
-		if v := j.compatDriver(); v != "" {
-			t.Errorf("they are judged by version %s", v)
 		}
 	})
 	t.Run("what CDI gave is taken over", func(t *testing.T) {
@@ -212,79 +188,20 @@ func TestContainersOnATegra(t *testing.T) {
 			}
 		}
 	})
-	t.Run("none is the files without a node", func(t *testing.T) {
-		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=none"))
-		mustInject(t, cfg, dir)
-		if got := deviceNumbers(t, dir); len(got) != 0 {
-			t.Errorf("nodes %v", got)
-		}
-	})
-	t.Run("without lists the message says which packages", func(t *testing.T) {
-		if err := os.RemoveAll(d.Root + "/etc/nvidia-container-runtime"); err != nil {
-			t.Fatal(err)
-		}
-		_, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=all"))
-		refused(t, err, Precondition, "Tegra", "host-files-for-container.d", "nvidia-l4t")
-	})
-}
-
-// A host that is a container: procfs shows every GPU, the files are mounts, the nodes
-// are those that the container was given.
-func TestAHostThatIsAContainerHasTheGPUsThatItWasGiven(t *testing.T) {
-	d, cfg := newHost(t, sim.Options{GPUs: 4})
-	// As an outer shim would: its view in place of the driver's files.
-	for _, name := range []string{"libcuda.so." + d.Version, "libnvidia-ml.so." + d.Version} {
-		file := filepath.Join(d.Root, d.Layout.LibDir(), name)
-		if err := unix.Mount(file, file, "", unix.MS_BIND, ""); err != nil {
-			t.Fatal(err)
-		}
-	}
-	given := []sim.GPU{d.GPUs[1], d.GPUs[3]}
-	for _, g := range []sim.GPU{d.GPUs[0], d.GPUs[2]} {
-		if err := os.Remove(fmt.Sprintf("%s/dev/nvidia%d", d.DevRoot, g.Minor)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	for _, tt := range []struct {
-		ask  string
-		want []sim.GPU
-	}{
-		{"all", given}, {"0", given[:1]}, {"1", given[1:]}, {given[1].UUID, given[1:]}, {given[0].BusID, given[:1]},
-	} {
-		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES="+tt.ask))
-		inj := mustInject(t, cfg, dir)
-		var buses []string
-		for i, g := range inj.Plan.GPUs {
-			if g.UUID != tt.want[i].UUID {
-				t.Errorf("%s: GPU %d is %s", tt.ask, i, g.UUID)
-			}
-			buses = append(buses, g.PCI)
-		}
-		if len(buses) != len(tt.want) || !slices.Equal(inj.Plan.Proc.GPUs, buses) {
-			t.Errorf("%s: GPUs %v, in the mask %v", tt.ask, buses, inj.Plan.Proc.GPUs)
-		}
-	}
-	for _, id := range []string{"2", d.GPUs[0].UUID, d.GPUs[2].BusID} {
-		_, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES="+id))
-		refused(t, err, Invalid, "unknown GPU", "this host has 0 ("+given[0].UUID)
-		if strings.Contains(err.Error(), "2 (") {
-			t.Errorf("%q counts a GPU that is not here", err)
-		}
-	}
 }
 
 // The same host, whose files are its own: a node that is missing is one to make, and no
 // reason to count GPUs otherwise.
-func TestAMissingNodeOfAHostChangesNoIndex(t *testing.T) {
+func TestMissingNode(t *testing.T) {
 	d, cfg := newHost(t, sim.Options{GPUs: 2})
 	if err := os.Remove(fmt.Sprintf("%s/dev/nvidia%d", d.DevRoot, d.GPUs[0].Minor)); err != nil {
 		t.Fatal(err)
 	}
 	_, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
 	refused(t, err, Precondition, "is missing")
-	job, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=1"))
-	if err != nil || job.Plan.GPUs[0].UUID != d.GPUs[1].UUID {
-		t.Errorf("%v, %v", job.Plan.GPUs, err)
+	plan, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=1"))
+	if err != nil || plan.GPUs[0].UUID != d.GPUs[1].UUID {
+		t.Errorf("%v, %v", plan.GPUs, err)
 	}
 }
 
@@ -295,21 +212,11 @@ func TestDriverContainerRoot(t *testing.T) {
 	d, cfg := newHost(t, sim.Options{GPUs: 2, Layout: sim.NvidiaCurrent})
 	container := simtest.NewDriverContainer(t, filepath.Join(t.TempDir(), "run/nvidia/driver"))
 	cfg.Host.DriverRoot = container.At
-	ask := func() (*Injection, string, error) {
+	ask := func() (Applied, string, error) {
 		t.Helper()
 		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-		job, _, err := Examine(dir, loading(cfg))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := job.Resolve(); err != nil {
-			return nil, dir, err
-		}
-		inj, err := job.Inject(filepath.Join(dir, "rootfs"))
-		if inj != nil {
-			t.Cleanup(inj.Close)
-		}
-		return inj, dir, err
+		a, err := inject(t, cfg, dir)
+		return a, dir, err
 	}
 	source := func(dir string) string {
 		for _, m := range readSpec(t, dir).Mounts {
@@ -349,11 +256,5 @@ func TestDriverContainerRoot(t *testing.T) {
 			t.Errorf("the view of %s the restart: %v", name, err)
 		}
 	}
-	state, err := view.OpenState(cfg.Host.StateDir)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := state.Remove(); err != nil {
-		t.Fatal(err)
-	}
+	removeState(t, cfg.Host.StateDir)
 }

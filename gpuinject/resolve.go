@@ -4,169 +4,100 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// ErrNotGranted is returned by Resolve where the container gets nothing and starts
-// all the same: its image asked for every GPU, or for the driver alone, and nobody
-// gave it one. The plan says why.
-var ErrNotGranted = errors.New("nothing was granted")
+// Ask puts questions to the probe, all at once.
+type Ask func(probe.Questions) probe.Answers
 
-// Resolve finds out what the container gets: GPUs, device nodes of theirs and of other
-// classes, driver files. It
-// reads the host and changes nothing but the shim's own cache.
-func (j *Job) Resolve() error {
-	j.explainRequest()
-	if j.Request.ForeignOnly {
-		return j.resolveForeign()
-	}
-	h := j.Config.Host
-	if len(j.Request.Devices) != 1 || !j.namesDevices() {
-		// With one device there is too little to do meanwhile to wake up a thread.
-		j.readEarly()
-		defer j.early.wait()
-	}
-	inv, confirm, err := j.ahead.gpus(Roots(h))
-	if errors.Is(err, device.ErrNoDriver) && !j.namesDevices() && j.Container.Kubernetes &&
-		!policy.EnvironmentGrants(j.Config.Policy, j.Container) {
-		// Nothing can have been allocated here, and the image's wish is no grant.
-		return j.notGranted("no GPU can have been allocated: " + err.Error())
-	}
-	if errors.Is(err, device.ErrNoDriver) && j.otherwise != nil && j.otherwiseErr == nil && !j.otherwise.Driver {
-		return j.notGranted("no GPU can have been allocated: " + err.Error())
+// Resolve decides everything that will be done for a container whose image is mounted at root. It
+// changes nothing but what the shim itself keeps under its state directory. With an error the Plan
+// has the decisions that led to it.
+func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
+	p := newPlan(c)
+	h, err := host.Discover(c.Config.Host)
+	if errors.Is(err, device.ErrNoDriver) && startsWithoutDriver(c) {
+		p.notGranted("no GPU can have been allocated: " + err.Error())
+		return p, nil
 	}
 	if err != nil {
-		return fail(Precondition, "%s: %w", j.Request.Reason, err)
+		return p, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
-	j.inv, j.confirm = inv, confirm
-	j.Plan.DriverVersion, j.Plan.Platform = inv.DriverVersion, inv.Platform
-	j.withinContainer()
-
-	if err := j.selectDevices(); err != nil {
-		return err
+	p.setHost(h)
+	granted, err := grantDevices(c, h, ask, &p)
+	if err != nil || !p.GPU {
+		return p, err
 	}
-	j.Plan.setGPUs(j.set.GPUs)
-	j.Plan.setMIG(j.set)
-	if err := j.checkRequirements(); err != nil {
-		return err
+	if err := checkHooks(c); err != nil {
+		return p, err
 	}
-	if err := j.checkHooks(); err != nil {
-		return err
-	}
-	if err := j.findNodes(); err != nil {
-		return err
-	}
-	if err := j.addOthers(); err != nil {
-		return err
-	}
-	j.Plan.setDevices(j.nodes)
-	if err := j.findFiles(); err != nil {
-		return err
-	}
-	j.addClassFiles()
-	j.ignoreMemoryLimit()
-	j.findSockets()
-	return j.findForeign()
-}
-
-// namesDevices tells a request for particular GPUs from one for all of them, or for
-// the driver without one.
-func (j *Job) namesDevices() bool {
-	return len(j.Request.Devices) > 0 && !slices.Equal(j.Request.Devices, []string{request.All})
-}
-
-// notGranted ends with a container that starts without a GPU.
-func (j *Job) notGranted(reason string) error {
-	j.Plan.GPU, j.Plan.Grant = false, reason
-	return ErrNotGranted
-}
-
-// selectDevices narrows the request to what policy grants.
-func (j *Job) selectDevices() error {
-	if j.taken {
-		return j.takeOver()
-	}
-	grant, err := policy.Decide(j.Config.Policy, j.Container, policy.Host{
-		Given: j.inv.Given, Select: j.find,
-		Mounted: j.granted,
-		Kubelet: func() (policy.Allocation, error) {
-			if j.AskKubelet == nil {
-				return policy.Allocation{}, errors.New("nobody is there to ask it")
-			}
-			return j.AskKubelet(j.Config.Policy.KubeletSocket, j.Container.Namespace, j.Container.Pod)
-		},
-	})
+	files, err := driverFiles(c, h)
 	if err != nil {
-		return fail(Precondition, "%s: %w", j.Request.Reason, err)
+		return p, err
 	}
-	j.Plan.Grant, j.grant = grant.Reason, grant
-	j.explainGrant()
-	if err := j.checkAnnotations(); err != nil {
-		return err
+	if err := files.Check(granted.request.Capabilities); err != nil {
+		return p, fail(Precondition, "%w", err)
 	}
-	defer j.explainDevices()
-	if !j.namesDevices() && grant.Nothing() {
-		return j.notGranted(grant.Reason)
-	}
-	if err := j.mayManage(); err != nil {
-		return err
-	}
-	for _, id := range j.Request.Devices {
-		if err := j.selectDevice(id); err != nil {
-			return err
-		}
-	}
-	if err := j.manage(); err != nil {
-		return err
-	}
-	j.nameMIG()
-	j.gpus = j.inv.Visible(j.set)
-	if e := grant.Enforced; e != nil && (e.Nothing() || !e.AllowsAll(j.set)) {
-		j.audit(e.Reason)
-	}
-	return nil
-}
-
-// selectDevice adds what id names, as far as it is granted.
-func (j *Job) selectDevice(id string) error {
-	var set device.Set
-	var err error
-	// Nobody has to be asked what an id means of which nothing can be granted.
-	named, nothing := j.namesDevices(), j.grant.Nothing()
-	if !nothing {
-		set, err = j.find([]string{id})
-		j.remember(id, set)
-	}
-	if errors.Is(err, device.ErrFacts) {
-		return fail(Precondition, "%s: %w", j.Request.Reason, err)
-	}
-	if !j.grant.All && named && (nothing || err != nil || !j.grant.AllowsAll(set)) {
-		// The same words for a GPU that is somebody else's and for one that does
-		// not exist: a pod learns nothing of its neighbours.
-		return fail(Denied, "GPU %s is not this container's: %s", request.Quote(id), j.grant.Reason)
-	}
+	mine := files.For(granted.request.Capabilities)
+	nodes, err := planNodes(c, h, granted, files, &p)
 	if err != nil {
-		return fail(Invalid, "%s: %w", j.Request.Reason, err)
+		return p, err
 	}
-	if named {
-		if err := j.checkWhole(id, set.GPUs); err != nil {
-			return err
-		}
+	addClassFiles(c, &mine, &p)
+	ignoreMemoryLimits(c, &p)
+	if err := checkIsolation(c, h); err != nil {
+		return p, err
 	}
-	for _, gpu := range set.GPUs {
-		if j.grant.Allows(gpu) {
-			j.set.AddGPU(gpu)
-		}
+	if err := planMask(c, h, granted, &p); err != nil {
+		return p, err
 	}
-	for _, in := range set.MIG {
-		if j.grant.AllowsMIG(in) {
-			j.set.AddMIG(in)
-		}
-	}
-	return nil
+	err = planFiles(c, h, root, granted, nodes, files, mine, &p)
+	return p, err
 }
 
-// find turns device ids into devices.
-func (j *Job) find(ids []string) (device.Set, error) { return j.inv.Select(ids, j.askFacts) }
+// startsWithoutDriver reports whether a container starts without a GPU on a host without a driver:
+// nothing can have been allocated to it there, and the wish of its image is no grant.
+func startsWithoutDriver(c Container) bool {
+	if !c.Said.Container.Kubernetes {
+		return false
+	}
+	r := c.Request
+	if r.Source == request.FromAnnotations {
+		other, err := c.Said.WithoutAnnotations(c.Config)
+		if err == nil && !other.Driver {
+			return true
+		}
+	}
+	return !r.NamesDevices() && r.Source != request.FromCDI && policy.EnvironmentGrants(c.Config.Policy, c.Said.Container) == ""
+}
+
+// driverFiles returns the driver's files: those kept under the state directory if they are still
+// there unchanged, else the result of a new search, which is kept.
+func driverFiles(c Container, h host.Host) (driver.Files, error) {
+	st, err := state.Open(c.Config.Host.StateDir)
+	if err != nil {
+		return driver.Files{}, fail(Precondition, "%w", err)
+	}
+	allLists := slices.Contains(c.Bundle.Spec.Process.Env, host.AllLists)
+	var kept driver.Files
+	if !allLists && !st.Load(host.FilesName, &kept) {
+		kept = driver.Files{}
+	}
+	files, changed, err := h.DriverFiles(kept, allLists)
+	if err != nil {
+		return driver.Files{}, fail(Precondition, "%w", err)
+	}
+	if changed && !allLists {
+		if err := st.Store(host.FilesName, &files); err != nil {
+			return driver.Files{}, fail(Internal, "keep the list of driver files: %w", err)
+		}
+	}
+	return files, nil
+}

@@ -39,7 +39,7 @@ func daemonsOf(t *testing.T, cfg *config.Config) (run, mps string) {
 	return run, mps
 }
 
-func TestSocketsAreGivenWhereTheOperatorSaysSo(t *testing.T) {
+func TestSockets(t *testing.T) {
 	everything := []string{config.Persistenced, config.FabricManager, config.MPS}
 	for _, tc := range []struct {
 		name    string

@@ -5,14 +5,13 @@ import (
 	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
 
-// Standalone is what a container needs of the host to have the same devices without
-// the shim: for engines that are told on their command line.
+// Standalone is what a container needs of the host to have the same devices without the shim: for
+// engines that are told on their command line.
 type Standalone struct {
 	Nodes []device.Node
-	// Groups own nodes that not everybody may open.
+	// Groups own nodes that only a group may open.
 	Groups []uint32
 	Files  []Bind
 	// Omitted are places of files that only the shim makes, in a view or a bundle.
@@ -25,22 +24,17 @@ type Bind struct {
 	Destination string `json:"destination"`
 }
 
-// Standalone lists what Preview planned as single files of the host: nothing of a view,
-// which comes and goes with the containers of the shim. A library is there under each
-// name by which it is asked for, for want of links.
-func (j *Job) Standalone() Standalone {
-	s := Standalone{Nodes: j.nodes}
-	for _, n := range j.nodes {
-		if j.Config.Container.AdditionalGIDs && needsGroup(n) && !slices.Contains(s.Groups, n.GID) {
-			s.Groups = append(s.Groups, n.GID)
-		}
-	}
+// Standalone lists what a plan gives as single files of the host: nothing of a view, which comes
+// and goes with the containers of the shim. A library is there under each name by which it is asked
+// for, for want of links.
+func (p Plan) Standalone(c Container) Standalone {
+	s := Standalone{Nodes: p.nodes, Groups: p.groups}
 	bind := func(source, dest string) {
 		if b := (Bind{source, dest}); !slices.Contains(s.Files, b) {
 			s.Files = append(s.Files, b)
 		}
 	}
-	for _, l := range j.files.Libraries {
+	for _, l := range p.files.Libraries {
 		if l.Dir != "" {
 			continue // among the mounts of the plan
 		}
@@ -57,11 +51,14 @@ func (j *Job) Standalone() Standalone {
 			bind(l.Path, path.Join(ViewDir, libDir(l), name))
 		}
 	}
-	for _, b := range j.files.Binaries {
+	for _, b := range p.files.Binaries {
 		bind(b.Path, path.Join("/usr/bin", b.Name))
 	}
-	for _, d := range j.files.Data {
-		dest := j.dataDest(d, &ldcache.Image{})
+	for _, d := range p.files.Data {
+		dest := d.Dest
+		if !path.IsAbs(dest) {
+			dest = path.Join("/usr/lib/xorg/modules", dest)
+		}
 		switch {
 		case d.Direct: // among the mounts of the plan
 		case d.Data != nil:
@@ -70,12 +67,12 @@ func (j *Job) Standalone() Standalone {
 			bind(d.Path, dest)
 		}
 	}
-	for _, m := range j.Plan.Mounts {
+	for _, m := range p.edits.Mounts {
 		if m.Destination == ViewDir || slices.ContainsFunc(s.Files, func(b Bind) bool { return b.Destination == m.Destination }) {
 			continue
 		}
 		// A path that is not absolute is below the bundle.
-		if !path.IsAbs(m.Source) || below(m.Source, path.Join(j.Config.Host.StateDir, "view")) {
+		if !path.IsAbs(m.Source) || isBelow(m.Source, path.Join(c.Config.Host.StateDir, "view")) {
 			s.Omitted = append(s.Omitted, m.Destination)
 			continue
 		}

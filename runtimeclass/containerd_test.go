@@ -2,12 +2,12 @@ package runtimeclass
 
 import (
 	"bytes"
-	"errors"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -67,6 +67,20 @@ func contents(t testing.TB, root string) map[string]string {
 		t.Fatal(err)
 	}
 	return out
+}
+
+// applied makes the changes of a plan: applied(t)(installContainerd(...)).
+func applied(t testing.TB) func(Plan, error) Plan {
+	return func(p Plan, err error) Plan {
+		t.Helper()
+		if err == nil {
+			err = p.Apply()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
 }
 
 // registrations are the files that an installer meets, and what must come of them.
@@ -176,55 +190,25 @@ func TestInstallContainerd(t *testing.T) {
 			reg := c.reg.filled()
 			h := Host{Root: prepare(t, c.files), Daemon: c.daemon}
 			before := contents(t, h.Root)
-
-			plan, err := InstallContainerd(h, testConfig, reg)
-			if err != nil {
-				t.Fatal(err)
+			plan, err := installContainerd(h, testConfig, reg)
+			if now := contents(t, h.Root); err != nil || !reflect.DeepEqual(now, before) || plan.Diff() == "" || len(plan.Notes) == 0 {
+				t.Fatalf("the plan changed files, or says nothing: %+v %v", plan, err)
 			}
-			if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
-				t.Error("planning changed files")
-			}
-			if plan.Diff() == "" || len(plan.Notes) == 0 {
-				t.Errorf("diff %q, notes %q", plan.Diff(), plan.Notes)
-			}
-			if err := plan.Apply(); err != nil {
-				t.Fatal(err)
-			}
+			applied(t)(plan, err)
 			after := contents(t, h.Root)
 			checkKept(t, before, after, c.changed)
 			checkRegistered(t, h, reg, c.want, c.theDefault)
 
-			again, err := InstallContainerd(h, testConfig, reg)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if again.Changed() {
+			again := applied(t)(installContainerd(h, testConfig, reg))
+			if now := contents(t, h.Root); again.Changed() || !reflect.DeepEqual(now, after) {
 				t.Errorf("a second installation changes:\n%s", again.Diff())
 			}
-			if err := again.Apply(); err != nil {
-				t.Fatal(err)
-			}
-			if now := contents(t, h.Root); !reflect.DeepEqual(now, after) {
-				t.Error("a second installation changed files")
-			}
-			uninstall(t, h)
+			applied(t)(uninstallContainerd(h, testConfig))
 			if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
 				t.Errorf("not as before:\n%v\nwant\n%v", now, before)
 			}
 		})
 	}
-}
-
-func uninstall(t testing.TB, h Host) *Plan {
-	t.Helper()
-	plan, err := UninstallContainerd(h, testConfig)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := plan.Apply(); err != nil {
-		t.Fatal(err)
-	}
-	return plan
 }
 
 // checkKept demands that only the named files changed, that each line of theirs is
@@ -281,13 +265,7 @@ func checkRegistered(t *testing.T, h Host, reg Registration, want Runtime, theDe
 
 func TestUninstallKeepsWhatOthersChanged(t *testing.T) {
 	h := Host{Root: prepare(t, map[string]string{testConfig: "v2-1.7.toml"}), Daemon: v1735}
-	plan, err := InstallContainerd(h, testConfig, Registration{Default: true}.filled())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := plan.Apply(); err != nil {
-		t.Fatal(err)
-	}
+	applied(t)(installContainerd(h, testConfig, Registration{Default: true}.filled()))
 	name := filepath.Join(h.Root, testConfig)
 	installed, err := os.ReadFile(name)
 	if err != nil {
@@ -301,11 +279,11 @@ func TestUninstallKeepsWhatOthersChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	// The operator's lines are behind ours now; nothing has to move for that.
-	again, err := InstallContainerd(h, testConfig, Registration{Default: true}.filled())
+	again, err := installContainerd(h, testConfig, Registration{Default: true}.filled())
 	if err != nil || again.Changed() {
 		t.Errorf("%v\n%s", err, again.Diff())
 	}
-	p := uninstall(t, h)
+	p := applied(t)(uninstallContainerd(h, testConfig))
 	got, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
@@ -340,13 +318,7 @@ func TestInstallAgainWithAnotherChoice(t *testing.T) {
 	}
 	for i, s := range steps {
 		h.Daemon = s.daemon
-		plan, err := InstallContainerd(h, testConfig, s.reg.filled())
-		if err != nil {
-			t.Fatal(i, err)
-		}
-		if err := plan.Apply(); err != nil {
-			t.Fatal(i, err)
-		}
+		applied(t)(installContainerd(h, testConfig, s.reg.filled()))
 		checkRegistered(t, h, s.reg.filled(), s.want, s.def)
 		c, err := ReadConfiguration(h, testConfig)
 		if err != nil || len(c.Runtimes) != 2 {
@@ -357,7 +329,7 @@ func TestInstallAgainWithAnotherChoice(t *testing.T) {
 			t.Errorf("step %d: the back-up is not the first state: %v\n%s", i, err, backup)
 		}
 	}
-	uninstall(t, h)
+	applied(t)(uninstallContainerd(h, testConfig))
 	if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
@@ -368,28 +340,21 @@ func TestInstallContainerdRefuses(t *testing.T) {
 		name, text string
 		daemon     Version
 		reg        Registration
-		taken      bool
 		want       string
 	}{
-		{name: "a handler of another runtime, in the file to edit", text: "v2-1.7.toml", daemon: v1735, reg: Registration{Handler: "runc"}, taken: true, want: `runtime_type = "io.containerd.runc.v2"`},
-		{name: "a handler of another runtime, beside a drop-in", text: "toolkit.toml", daemon: v242, taken: true, want: `BinaryName = "/usr/bin/nvidia-container-runtime"`},
+		{name: "a handler of another runtime, in the file to edit", text: "v2-1.7.toml", daemon: v1735, reg: Registration{Handler: "runc"}, want: `a runtime named "runc" already exists in /etc/containerd/config.toml ({"options":{"SystemdCgroup":true},"runtime_type":"io.containerd.runc.v2"}): use another --handler, or --replace`},
+		{name: "a handler of another runtime, beside a drop-in", text: "toolkit.toml", daemon: v242, want: `"BinaryName":"/usr/bin/nvidia-container-runtime"`},
 		{name: "broken TOML", text: "version = 2\n[plugins", daemon: v242, want: testConfig},
 		{name: "a version that is not known", text: "version = 5\n", daemon: v242, want: "version 5"},
 		{name: "a version that is no number", text: "version = \"2\"\n", daemon: v242, want: "version"},
 		{name: "runtimes as an inline table", text: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\nruntimes = { runc = { runtime_type = \"io.containerd.runc.v2\" } }\n", daemon: v242, want: "by hand"},
-		{name: "a handler that is no label", text: "version = 2\n", daemon: v242, reg: Registration{Handler: "a.b"}, want: "DNS label"},
-		{name: "a handler that would leave its table", text: "version = 2\n", daemon: v242, reg: Registration{Handler: "x]\nroot"}, want: "DNS label"},
-		{name: "a directory that is relative", text: "version = 2\n", daemon: v242, reg: Registration{BinDir: "bin"}, want: "absolute"},
 		{name: "our block without its end", text: "version = 2\n" + blockBegin + "\n", daemon: v242, want: "has no"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := Host{Root: prepare(t, map[string]string{testConfig: c.text}), Daemon: c.daemon}
-			_, err := InstallContainerd(h, testConfig, c.reg.filled())
+			_, err := installContainerd(h, testConfig, c.reg.filled())
 			if err == nil {
 				t.Fatal("no error")
-			}
-			if errors.Is(err, ErrTaken) != c.taken {
-				t.Errorf("ErrTaken: %v", err)
 			}
 			if !strings.Contains(err.Error(), c.want) {
 				t.Errorf("error %q has no %q", err, c.want)
@@ -400,7 +365,7 @@ func TestInstallContainerdRefuses(t *testing.T) {
 
 func TestApplyLeavesChangedFilesAlone(t *testing.T) {
 	h := Host{Root: prepare(t, map[string]string{testConfig: "v2-1.7.toml"}), Daemon: v1735}
-	plan, err := InstallContainerd(h, testConfig, Registration{}.filled())
+	plan, err := installContainerd(h, testConfig, Registration{}.filled())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -421,13 +386,7 @@ func TestInstallKeepsLinks(t *testing.T) {
 	if err := os.Symlink("/etc/real/config.toml", link); err != nil {
 		t.Fatal(err)
 	}
-	plan, err := InstallContainerd(h, testConfig, Registration{}.filled())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := plan.Apply(); err != nil {
-		t.Fatal(err)
-	}
+	applied(t)(installContainerd(h, testConfig, Registration{}.filled()))
 	if to, err := os.Readlink(link); err != nil || to != "/etc/real/config.toml" {
 		t.Errorf("link %q, %v", to, err)
 	}
@@ -436,82 +395,62 @@ func TestInstallKeepsLinks(t *testing.T) {
 	}
 }
 
-// programs are the containerd binaries that tests can ask, by a label.
-func programs(t *testing.T) map[string]string {
+// daemons are the containerd programs that were built for tests.
+func daemons(t *testing.T) []string {
 	t.Helper()
 	bin := os.Getenv("NVIDIA_SHIM_BIN")
 	if bin == "" {
 		bin = "../bin"
 	}
-	bin, err := filepath.Abs(bin)
-	if err != nil {
-		t.Fatal(err)
-	}
-	out := map[string]string{}
-	if p, err := exec.LookPath(filepath.Join(bin, "tools/containerd")); err == nil {
-		out["tools"] = p
-	}
-	found, _ := filepath.Glob(filepath.Join(bin, "daemons/*/containerd"))
-	for _, p := range found {
-		out[filepath.Base(filepath.Dir(p))] = p
-	}
-	if len(found) == 0 {
-		t.Logf("NOT TESTED with older daemons: no %s", filepath.Join(bin, "daemons/*/containerd"))
-	}
-	return out
-}
-
-// The proof that counts: containerd's own reading of the result.
-func TestContainerdReadsTheResult(t *testing.T) {
-	all := programs(t)
-	if len(all) == 0 {
-		if testing.Short() {
-			t.Skip("SKIP (-short): no bin/tools/containerd: run `make tools`")
-		}
-		t.Fatal("no bin/tools/containerd: run `make tools`")
-	}
-	for label, program := range all {
-		out, err := exec.Command(program, "--version").Output()
+	var programs []string
+	for _, pattern := range []string{"tools/containerd", "daemons/*/containerd"} {
+		found, err := filepath.Glob(filepath.Join(bin, pattern))
 		if err != nil {
 			t.Fatal(err)
 		}
-		version, err := ParseVersion(string(out))
+		programs = append(programs, found...)
+	}
+	return programs
+}
+
+// containerd's own reading of the result.
+func TestContainerdReadsTheResult(t *testing.T) {
+	all := daemons(t)
+	if len(all) == 0 {
+		t.Skip("SKIP: no bin/tools/containerd and bin/daemons: run `make tools daemons`")
+	}
+	for _, program := range all {
+		version, err := DaemonVersion(t.Context(), "/", Containerd, program)
 		if err != nil {
 			t.Fatal(err)
 		}
 		for _, c := range registrations {
-			if c.daemon.AtLeast(2, 0, 0) != version.AtLeast(2, 0, 0) && c.daemon.Known() {
+			if c.daemon.Known() && c.daemon.AtLeast(2, 0, 0) != version.AtLeast(2, 0, 0) {
 				continue
 			}
-			t.Run(label+"/"+c.name, func(t *testing.T) {
+			t.Run(version.String()+"/"+c.name, func(t *testing.T) {
 				reg := c.reg.filled()
-				h := Host{Root: prepare(t, c.files), Daemon: version}
+				root := prepare(t, c.files)
 				// The program sees the files at their real place.
 				for name := range c.files {
-					p := filepath.Join(h.Root, name)
+					p := filepath.Join(root, name)
 					data, err := os.ReadFile(p)
 					if err != nil {
 						t.Fatal(err)
 					}
-					data = bytes.ReplaceAll(data, []byte(`'/etc/containerd/`), []byte(`'`+h.Root+`/etc/containerd/`))
-					data = bytes.ReplaceAll(data, []byte(`"/etc/containerd/`), []byte(`"`+h.Root+`/etc/containerd/`))
+					data = regexp.MustCompile(`(['"])/etc/containerd/`).ReplaceAll(data, []byte("${1}"+root+"/etc/containerd/"))
 					// containerd 1.7 leaves plugins out of its dump that are switched off.
 					data = bytes.ReplaceAll(data, []byte(`["cri"]`), []byte(`[]`))
 					if err := os.WriteFile(p, data, 0o600); err != nil {
 						t.Fatal(err)
 					}
 				}
-				config := filepath.Join(h.Root, testConfig)
-				plan, err := InstallContainerd(Host{Daemon: version}, config, reg)
+				config := filepath.Join(root, testConfig)
+				plan, err := installContainerd(Host{Daemon: version}, config, reg)
 				if err != nil && c.daemon.Known() && c.daemon != version {
-					t.Skipf("this case is for containerd %s: %v", c.daemon, err)
+					t.Skipf("SKIP: this case is for containerd %s: %v", c.daemon, err)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				if err := plan.Apply(); err != nil {
-					t.Fatal(err)
-				}
+				applied(t)(plan, err)
 				dump, err := exec.Command(program, "--config", config, "config", "dump").Output()
 				if err != nil {
 					t.Fatalf("config dump: %v", err)
@@ -522,17 +461,11 @@ func TestContainerdReadsTheResult(t *testing.T) {
 				}
 				r := got.Runtimes[reg.Handler]
 				byName := version.AtLeast(2, 4, 0) && reg.inPath() || !version.AtLeast(1, 7, 0)
-				if !r.Ours() || (r.Type == RuntimeType) != byName || !byName && r.Path != reg.shim() {
-					t.Errorf("%s: handler %+v", version, r)
+				if !r.Ours() || (r.Type == RuntimeType) != byName || !byName && r.Path != reg.shim() || got.Default != c.theDefault {
+					t.Errorf("handler %+v, default %q", r, got.Default)
 				}
-				if got.Default != c.theDefault {
-					t.Errorf("default %q, want %q", got.Default, c.theDefault)
-				}
-				if _, ok := got.Runtimes["runc"]; !ok {
-					t.Errorf("runc is lost: %v", got.Runtimes)
-				}
-				if _, ok := r.Options["BinaryName"].(string); ok && r.Options["BinaryName"] != "" {
-					t.Errorf("options of another runtime: %v", r.Options)
+				if name, _ := r.Options["BinaryName"].(string); name != "" || got.Runtimes["runc"].Type == "" {
+					t.Errorf("runc is lost, or its options are another runtime's: %v", got.Runtimes)
 				}
 			})
 		}

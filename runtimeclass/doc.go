@@ -1,20 +1,19 @@
-// Package runtimeclass makes the shim known: RuntimeClass manifests for Kubernetes,
-// and the handler in the configuration of containerd, k3s, RKE2, kind and Docker.
+// Package runtimeclass makes the shim known: RuntimeClass manifests for Kubernetes, and the handler
+// in the configuration of containerd, k3s, RKE2, kind and Docker.
 //
-//	in:  a Host (a root directory and the daemon's version) and a Registration
+//	in:  a Host (a root directory and containerd's version) and Options
 //	out: a Plan: files before and after, notes for the operator, the restart command
 //
-//	reg := runtimeclass.Registration{Handler: "nvidia", BinDir: "/usr/local/bin"}
-//	plan, err := runtimeclass.InstallContainerd(host, "/etc/containerd/config.toml", reg)
+//	plan, err := runtimeclass.Install(host, runtimeclass.Options{Target: runtimeclass.Containerd, ...})
 //	fmt.Print(plan.Diff())
 //	err = plan.Apply()
+//	err = plan.Restart.Run(ctx, os.Stderr)
 //
-// Configuration files belong to the operator: an edit is a splice of whole lines
-// between two marker comments, every other byte stays, and the result is decoded
-// and compared with what was meant before anything is written. Lines that an edit
-// has to switch off are kept as comments. So Uninstall is the exact inverse, whatever
-// else has been changed in the file in between.
+// Configuration files belong to the operator. A daemon that merges a directory of files gets a file
+// of its own there. Otherwise the handler's tables are appended to the file between two marker
+// comments, and lines that they replace become comments; every other byte stays, so uninstalling is
+// the exact inverse, whatever else was changed in between. daemon.json has no comments: it is
+// decoded and encoded again, and the original is kept beside it.
 //
-// It never executes a program and never looks at a running daemon: the caller says
-// which version it serves. A Plan changes nothing until Apply.
+// Neither Install nor Uninstall changes anything before Apply.
 package runtimeclass

@@ -4,18 +4,19 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
-	"strings"
+	"slices"
 )
 
-// A Distribution of Kubernetes brings its own containerd and writes its configuration
-// at each start, from a template.
+// A Distribution of Kubernetes brings its own containerd and writes its configuration at each
+// start, from a template.
 type Distribution struct {
 	// Name is "k3s" or "rke2".
 	Name string
-	// Dir holds config.toml and the templates.
-	Dir string
+	// Home is there if the distribution is installed. Dir holds config.toml and the templates.
+	Home, Dir string
 	// Units are the systemd units of which one runs on a node.
 	Units []string
 	// ConfigFile is where the default runtime is set.
@@ -27,223 +28,155 @@ type Distribution struct {
 // Distributions by name.
 var Distributions = map[string]Distribution{
 	"k3s": {
-		Name: "k3s", Dir: "/var/lib/rancher/k3s/agent/etc/containerd", Units: []string{"k3s", "k3s-agent"},
-		ConfigFile: "/etc/rancher/k3s/config.yaml",
-		Programs:   []string{"/var/lib/rancher/k3s/data/current/bin/containerd"},
+		Name: "k3s", Home: "/var/lib/rancher/k3s", Dir: "/var/lib/rancher/k3s/agent/etc/containerd",
+		Units: []string{"k3s", "k3s-agent"}, ConfigFile: "/etc/rancher/k3s/config.yaml",
+		Programs: []string{"/var/lib/rancher/k3s/data/current/bin/containerd"},
 	},
 	"rke2": {
-		Name: "rke2", Dir: "/var/lib/rancher/rke2/agent/etc/containerd", Units: []string{"rke2-server", "rke2-agent"},
-		ConfigFile: "/etc/rancher/rke2/config.yaml",
-		Programs:   []string{"/var/lib/rancher/rke2/bin/containerd", "/var/lib/rancher/rke2/data/*/bin/containerd"},
+		Name: "rke2", Home: "/var/lib/rancher/rke2", Dir: "/var/lib/rancher/rke2/agent/etc/containerd",
+		Units: []string{"rke2-server", "rke2-agent"}, ConfigFile: "/etc/rancher/rke2/config.yaml",
+		Programs: []string{"/var/lib/rancher/rke2/bin/containerd", "/var/lib/rancher/rke2/data/*/bin/containerd"},
 	},
 }
 
-// k3sHandler is used where k3s or RKE2 have found NVIDIA's own runtime and made the
-// handler "nvidia" of it.
+// k3sHandler is used if k3s or RKE2 make a handler "nvidia" of NVIDIA's own runtime.
 const k3sHandler = "nvidia-shim"
 
-// toolkitPaths are where k3s and RKE2 look for NVIDIA's runtime, beside PATH.
+// toolkitPaths are where k3s and RKE2 look for NVIDIA's runtime, besides PATH.
 var toolkitPaths = []string{
 	"/usr/local/nvidia/toolkit/nvidia-container-runtime", "/usr/bin/nvidia-container-runtime",
 	"/usr/local/bin/nvidia-container-runtime",
 }
 
-// baseTemplate is a template that changes nothing. It is outside our markers: k3s
-// copies them into the configuration, and all of its own would be between them.
+// baseTemplate is a template that changes nothing. It is outside our markers: k3s copies them into
+// the configuration, and all of its own would be between them.
 const baseTemplate = "{{ template \"base\" . }}\n"
 
-func (d Distribution) file(name string) string { return path.Join(d.Dir, name) }
-
-func (d Distribution) restart() Restart { return Restart{Verb: "restart", Units: d.Units} }
-
-// candidates are the files that an installation may write.
-func (d Distribution) candidates() []string {
-	return []string{d.file("config-v3.toml.tmpl"), d.file("config.toml.tmpl"), d.file("config-v3.toml.d/" + dropIn)}
+// files are those that an installation may write.
+func (d Distribution) files() []string {
+	return []string{
+		path.Join(d.Dir, templateV3), path.Join(d.Dir, templateV2), path.Join(d.Dir, dropInDir, dropInName),
+	}
 }
 
-// InstallDistribution plans the registration with k3s or RKE2: a drop-in where the
-// generated configuration imports the directory and its containerd merges it, else
-// lines at the end of the template. explicit says that the operator named the handler;
-// otherwise it gives way to one of NVIDIA's runtime. The handler that was chosen is in
-// the result.
-func InstallDistribution(h Host, d Distribution, r Registration, explicit bool) (*Plan, string, error) {
-	if err := r.validate(); err != nil {
-		return nil, "", err
+// installDistribution plans the registration with k3s or RKE2: a drop-in if the generated
+// configuration imports the directory and its containerd merges it, else a block at the end of the
+// template. Unless the operator named the handler, it gives way to one of NVIDIA's runtime.
+func installDistribution(h Host, d Distribution, r Registration, named bool) (Plan, error) {
+	if _, err := os.Stat(h.real(d.Home)); err != nil {
+		return Plan{}, fmt.Errorf("%s is not on this host: there is no %s", d.Name, d.Home)
 	}
-	if _, err := os.Stat(h.real(path.Dir(path.Dir(path.Dir(d.Dir))))); err != nil {
-		return nil, "", fmt.Errorf("%s %w: there is no %s", d.Name, errNoTarget, path.Dir(path.Dir(path.Dir(d.Dir))))
-	}
-	p := &Plan{Host: h, Restart: d.restart()}
-	generated, err := h.load(d.file("config.toml"), true)
+	generated, err := h.load(path.Join(d.Dir, "config.toml"), false)
 	if err != nil {
-		return nil, "", err
+		return Plan{}, err
 	}
-	main := generated[0]
-	version := 3
-	if main.text != nil && main.version < 3 {
-		version = 2
-	}
-
-	taken, err := h.toolkit(d, generated, r.Handler)
+	// k3s brings another containerd with each of its own versions: the form that all of them serve.
+	form := handler{stockType, r.shim(), effective(generated).SystemdCgroup()}
+	notes := []string{fmt.Sprintf("%s: runtime_type %q with runtime_path, which each containerd that %s brings can serve", d.Name, stockType, d.Name)}
+	why, err := h.k3sTaken(d, generated, r.Handler)
 	if err != nil {
-		return nil, "", err
+		return Plan{}, err
 	}
-	if taken != "" {
-		if explicit || r.Handler == k3sHandler {
-			return nil, "", fmt.Errorf("%w: %s: choose another --handler", ErrTaken, taken)
+	if why != "" {
+		if named || r.Handler == k3sHandler {
+			return Plan{}, fmt.Errorf("%s: use another --handler", why)
 		}
-		p.note(fmt.Sprintf("%s: the handler is %q here, for a RuntimeClass with that handler (nvidia-shimctl manifest --handler %s)", taken, k3sHandler, k3sHandler))
 		r.Handler = k3sHandler
+		notes = append(notes, fmt.Sprintf("%s: the handler is %q here, for a RuntimeClass with that handler (nvidia-shimctl manifest --handler %s)", why, k3sHandler, k3sHandler))
 	}
-
-	// k3s brings another containerd with each of its own versions: the form that all
-	// of them serve.
-	shim := handler{runtimeType: stockType, runtimePath: r.shim(), systemdCgroup: effective(generated).SystemdCgroup()}
-	p.note(fmt.Sprintf("%s: runtime_type %q with runtime_path, which each containerd that %s brings can serve", d.Name, stockType, d.Name))
-
-	target := d.file("config-v3.toml.tmpl")
-	if version == 2 {
-		target = d.file("config.toml.tmpl")
+	target, why := h.k3sFile(d, generated[0])
+	if why != "" {
+		notes = append(notes, why)
 	}
-	drop := main.dropIn()
-	if drop != "" && version == 3 && path.Dir(drop) == d.file("config-v3.toml.d") {
-		if h.merging() {
-			target = drop
-		} else {
-			p.note(fmt.Sprintf("the template is used and not %s, because containerd %s may not merge what it imports", path.Dir(drop), h.Daemon))
-		}
+	var edited []Change
+	if path.Base(target) == dropInName {
+		edited, _, err = h.registered(target, r, form)
+	} else {
+		edited, err = h.templateExtended(d, target, r, form)
 	}
-	for _, name := range d.candidates() {
-		before, err := h.read(name)
-		if err != nil {
-			return nil, "", err
-		}
-		if name != target {
-			c, err := h.removed(name, before)
-			if err != nil {
-				return nil, "", err
-			}
-			if c.changes() {
-				p.Changes = append(p.Changes, c)
-			}
-			continue
-		}
-		c, err := d.register(name, before, version, r, shim)
-		if err != nil {
-			return nil, "", err
-		}
-		p.Changes = append(p.Changes, c)
+	if err != nil {
+		return Plan{}, err
 	}
-	return p, r.Handler, nil
+	restored, others, err := h.restored(d.files(), target)
+	return Plan{
+		Host: h, Handler: r.Handler, Changes: slices.Concat(restored, edited), Notes: slices.Concat(notes, others),
+		Restart: Restart{"restart", d.Units},
+	}, err
 }
 
-// register writes the drop-in or extends the template.
-func (d Distribution) register(name string, before []byte, version int, r Registration, h handler) (Change, error) {
-	if path.Base(name) == dropIn {
-		return Change{Path: name, Before: before, After: []byte(fresh(version, r, h, false))}, nil
+// uninstallDistribution plans the removal from k3s or RKE2.
+func uninstallDistribution(h Host, d Distribution) (Plan, error) {
+	changes, notes, err := h.restored(d.files(), "")
+	return Plan{Host: h, Changes: changes, Notes: notes, Restart: Restart{"restart", d.Units}}, err
+}
+
+// The templates, by the version of the configuration that k3s makes of them, and the directory that
+// the latter imports.
+const (
+	templateV2 = "config.toml.tmpl"
+	templateV3 = "config-v3.toml.tmpl"
+	dropInDir  = "config-v3.toml.d"
+)
+
+// k3sFile is the file to register in, and a note about the choice.
+func (h Host) k3sFile(d Distribution, generated configFile) (name, note string) {
+	if generated.text != nil && generated.version < 3 {
+		return path.Join(d.Dir, templateV2), ""
 	}
+	name = path.Join(d.Dir, templateV3)
+	drop := generated.dropIn()
+	switch {
+	case drop != path.Join(d.Dir, dropInDir, dropInName):
+		return name, ""
+	case !h.mergesImports():
+		return name, fmt.Sprintf("the template is used and not %s, because containerd %s may not merge what it imports", path.Dir(drop), h.Daemon)
+	}
+	return drop, ""
+}
+
+// templateExtended returns the changes that append the handler to a template, or make one.
+func (h Host) templateExtended(d Distribution, name string, r Registration, form handler) ([]Change, error) {
 	if r.Default {
-		return Change{}, fmt.Errorf("a template of %s cannot set the default runtime, its base has that table: put `default-runtime: %s` into %s and install without --set-default",
+		return nil, fmt.Errorf("a template of %s cannot set the default runtime, its base has that table: put `default-runtime: %s` into %s and install without --set-default",
 			d.Name, r.Handler, d.ConfigFile)
 	}
-	stripped, err := strip(before)
+	before, stripped, err := h.readStripped(name)
 	if err != nil {
-		return Change{}, fmt.Errorf("%s: %w", name, err)
-	}
-	runtimes := []string{"plugins", criPlugin(version, nil, Version{}), "containerd", "runtimes"}
-	if before == nil {
-		stripped = []byte(baseTemplate)
+		return nil, err
 	}
 	for _, quoted := range []string{r.Handler + "]", `"` + r.Handler + `"]`, `'` + r.Handler + `']`} {
 		if bytes.Contains(stripped, []byte("runtimes."+quoted)) {
-			return Change{}, fmt.Errorf("%s: %w: it has a table for %q: choose another --handler, or remove that table", name, ErrTaken, r.Handler)
+			return nil, taken(r.Handler, name, "a table of the template", adviceRemove)
 		}
 	}
-	after := append(bytes.Clone(stripped), appended(stripped, h.tables(runtimes, r.Handler))...)
-	return installed(name, before, stripped, after), nil
+	if before == nil {
+		stripped = []byte(baseTemplate)
+	}
+	plugin := criV3
+	if path.Base(name) == templateV2 {
+		plugin = criV2
+	}
+	body := form.tables([]string{"plugins", plugin, "containerd", "runtimes"}, r.Handler)
+	return h.edited(name, before, stripped, slices.Concat(withLineEnd(stripped), []byte(block(body))))
 }
 
-// toolkit says why the handler's name is not free: the generated configuration has it
-// already, or k3s would make it of NVIDIA's runtime at its next start.
-func (h Host) toolkit(d Distribution, generated []*file, name string) (string, error) {
-	if f := holder(generated, name); f != nil {
-		runtime := table(f.cri, "containerd", "runtimes", name)
-		kind, _ := runtime["runtime_type"].(string)
-		where, _ := runtime["runtime_path"].(string)
-		if !isOurs(kind, where) {
-			return fmt.Sprintf("%s has a runtime %q, %s", f.name, name, describe(runtime)), nil
-		}
+// k3sTaken says why the handler's name is taken, if it is: the generated configuration has it
+// already, or k3s makes it of NVIDIA's runtime at its next start.
+func (h Host) k3sTaken(d Distribution, generated []configFile, handler string) (string, error) {
+	if owner, ok := holder(generated, handler); ok && !effective(generated).Runtimes[handler].Ours() {
+		return fmt.Sprintf("%s has a runtime %q, %s", owner.name, handler, describe(owner.runtime(handler))), nil
 	}
-	if name != DefaultHandler {
+	if handler != DefaultHandler {
 		return "", nil
 	}
 	for _, p := range toolkitPaths {
-		switch _, err := os.Stat(h.real(p)); {
-		case err == nil:
-			return fmt.Sprintf("%s makes a runtime %q of %s", d.Name, name, p), nil
-		case !errors.Is(err, os.ErrNotExist):
+		_, err := os.Stat(h.real(p))
+		if err == nil {
+			return fmt.Sprintf("%s makes a runtime %q of %s", d.Name, handler, p), nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
 			return "", err
 		}
 	}
 	return "", nil
-}
-
-// UninstallDistribution plans the removal from k3s or RKE2.
-func UninstallDistribution(h Host, d Distribution) (*Plan, error) {
-	p := &Plan{Host: h, Restart: d.restart()}
-	for _, name := range d.candidates() {
-		before, err := h.read(name)
-		if err != nil {
-			return nil, err
-		}
-		c, err := h.removed(name, before)
-		if err != nil {
-			return nil, err
-		}
-		if c.changes() {
-			p.Changes = append(p.Changes, c)
-		}
-	}
-	return p, h.explain(p)
-}
-
-// Kind is a cluster configuration for kind whose nodes have the shim of this host and,
-// where the host's Docker runs the shim or NVIDIA's runtime by default, the GPUs.
-func Kind(r Registration) (string, error) {
-	if err := r.validate(); err != nil {
-		return "", err
-	}
-	var b strings.Builder
-	b.WriteString(`kind: Cluster
-apiVersion: kind.x-k8s.io/v1alpha4
-nodes:
-- role: control-plane
-  extraMounts:
-`)
-	for _, name := range []string{ShimName, CtlName} {
-		fmt.Fprintf(&b, "  - hostPath: %s\n    containerPath: %s\n    readOnly: true\n",
-			quote(path.Join(r.BinDir, name)), quote(path.Join(DefaultBinDir, name)))
-	}
-	b.WriteString(`  # All GPUs for the node, where the runtime that starts it accepts volume mounts.
-  - hostPath: /dev/null
-    containerPath: /var/run/nvidia-container-devices/all
-containerdConfigPatches:
-# kind leaves a patch out whose version is not that of the node's configuration.
-`)
-	inner := r
-	inner.BinDir = DefaultBinDir
-	for _, version := range []int{2, 3} {
-		section := []string{"plugins", criPlugin(version, nil, Version{}), "containerd"}
-		h := handler{runtimeType: stockType, runtimePath: inner.shim()}
-		text := fmt.Sprintf("version = %d\n", version)
-		if r.Default {
-			text += fmt.Sprintf("[%s]\n  default_runtime_name = %q\n", dotted(section), r.Handler)
-		}
-		text += h.tables(append(section, "runtimes"), r.Handler)
-		b.WriteString("- |-\n")
-		for _, l := range lines([]byte(text)) {
-			b.WriteString("  " + l)
-		}
-	}
-	return b.String(), nil
 }

@@ -2,9 +2,7 @@ package runtimeclass
 
 import (
 	"bytes"
-	"errors"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -12,6 +10,7 @@ import (
 	"text/template"
 
 	"github.com/pelletier/go-toml/v2"
+	"go.yaml.in/yaml/v3"
 )
 
 const k3sDir = "/var/lib/rancher/k3s/agent/etc/containerd/"
@@ -47,7 +46,7 @@ func TestInstallDistribution(t *testing.T) {
 			changed: "config-v3.toml.d/nvidia-shim.toml", handler: "nvidia-shim", systemd: "SystemdCgroup = true"},
 		{name: "an operator who insists is told", files: map[string]string{"config.toml": "k3s-v3-nvidia.toml"}, explicit: true, err: "nvidia-container-runtime"},
 		{name: "a template with such a table", files: map[string]string{"config.toml": "k3s-v3.toml",
-			"config-v3.toml.tmpl": "{{ template \"base\" . }}\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.'nvidia']\n"}, daemon: v2010, err: "has a table"},
+			"config-v3.toml.tmpl": "{{ template \"base\" . }}\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.'nvidia']\n"}, daemon: v2010, err: "already exists"},
 		{name: "a template cannot set the default", files: map[string]string{"config.toml": "k3s-v3.toml"}, reg: Registration{Default: true}, err: "default-runtime: nvidia"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -60,46 +59,26 @@ func TestInstallDistribution(t *testing.T) {
 			}
 			h := Host{Root: prepare(t, files), Daemon: c.daemon}
 			before := contents(t, h.Root)
-			install := func() *Plan {
-				plan, handler, err := InstallDistribution(h, Distributions["k3s"], c.reg.filled(), c.explicit)
-				if c.err != "" {
-					if err == nil || !strings.Contains(err.Error(), c.err) {
-						t.Errorf("error %v, want %q", err, c.err)
-					}
-					return nil
+			plan, err := installDistribution(h, Distributions["k3s"], c.reg.filled(), c.explicit)
+			if c.err != "" {
+				if err == nil || !strings.Contains(err.Error(), c.err) {
+					t.Errorf("error %v, want %q", err, c.err)
 				}
-				if err != nil {
-					t.Fatal(err)
-				}
-				if handler != c.handler {
-					t.Errorf("handler %q, want %q", handler, c.handler)
-				}
-				if err := plan.Apply(); err != nil {
-					t.Fatal(err)
-				}
-				return plan
-			}
-			if install() == nil {
 				return
 			}
+			applied(t)(plan, err)
 			after := contents(t, h.Root)
 			checkKept(t, before, after, []string{k3sDir + c.changed})
 			for _, want := range []string{c.systemd, "runtimes." + c.handler + "]", "/usr/local/bin/" + ShimName} {
-				if !strings.Contains(after[k3sDir+c.changed], want) {
-					t.Errorf("no %q in\n%s", want, after[k3sDir+c.changed])
+				if !strings.Contains(after[k3sDir+c.changed], want) || plan.Handler != c.handler {
+					t.Errorf("handler %q, no %q in\n%s", plan.Handler, want, after[k3sDir+c.changed])
 				}
 			}
 			render(t, h)
-			if plan := install(); plan.Changed() {
+			if plan := applied(t)(installDistribution(h, Distributions["k3s"], c.reg.filled(), c.explicit)); plan.Changed() {
 				t.Errorf("a second installation changes:\n%s", plan.Diff())
 			}
-			plan, err := UninstallDistribution(h, Distributions["k3s"])
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := plan.Apply(); err != nil {
-				t.Fatal(err)
-			}
+			applied(t)(uninstallDistribution(h, Distributions["k3s"]))
 			now := contents(t, h.Root)
 			// What k3s generated is its own.
 			delete(now, k3sDir+"config.toml")
@@ -146,168 +125,71 @@ func render(t *testing.T, h Host) {
 }
 
 func TestInstallDistributionWithoutIt(t *testing.T) {
-	_, _, err := InstallDistribution(Host{Root: t.TempDir()}, Distributions["rke2"], Registration{}.filled(), false)
-	if !errors.Is(err, errNoTarget) {
+	_, err := installDistribution(Host{Root: t.TempDir()}, Distributions["rke2"], Registration{}.filled(), false)
+	if err == nil || !strings.Contains(err.Error(), "rke2 is not on this host: there is no /var/lib/rancher/rke2") {
 		t.Errorf("error %v", err)
 	}
 }
 
-// kindFiles are a cluster's file and what is in it, for a plain and for a hard case.
-func kindFiles(t *testing.T) map[string]map[string]any {
-	t.Helper()
-	out := map[string]map[string]any{}
-	for _, r := range []Registration{
+// kind mounts the programs and merges the patch of its nodes' version into their configuration.
+func TestKindCluster(t *testing.T) {
+	for _, reg := range []Registration{
 		{},
 		{Default: true, BinDir: "/opt/shim"},
 		{Default: true, BinDir: "/opt/- a: b #1, [c] & *d | é", Handler: "true"},
 	} {
-		text, err := Kind(r.filled())
+		reg = reg.filled()
+		text, err := KindCluster(reg)
 		if err != nil {
 			t.Fatal(err)
 		}
-		doc, err := parseYAML(text)
-		if err != nil {
+		type mount struct {
+			HostPath      string `yaml:"hostPath"`
+			ContainerPath string `yaml:"containerPath"`
+			ReadOnly      bool   `yaml:"readOnly"`
+		}
+		var cluster struct {
+			Kind       string
+			APIVersion string `yaml:"apiVersion"`
+			Nodes      []struct {
+				Role        string
+				ExtraMounts []mount `yaml:"extraMounts"`
+			}
+			Patches []string `yaml:"containerdConfigPatches"`
+		}
+		dec := yaml.NewDecoder(strings.NewReader(text))
+		dec.KnownFields(true)
+		if err := dec.Decode(&cluster); err != nil || len(cluster.Nodes) != 1 || len(cluster.Patches) != 2 {
 			t.Fatalf("%v\n%s", err, text)
 		}
-		m, ok := doc.(map[string]any)
-		if !ok {
-			t.Fatalf("no mapping:\n%s", text)
+		want := []mount{
+			{reg.BinDir + "/" + ShimName, "/usr/local/bin/" + ShimName, true},
+			{reg.BinDir + "/" + CtlName, "/usr/local/bin/" + CtlName, true},
+			{"/dev/null", "/var/run/nvidia-container-devices/all", false},
 		}
-		out[r.filled().BinDir] = m
-	}
-	return out
-}
-
-func TestKindIsAClusterFile(t *testing.T) {
-	for dir, doc := range kindFiles(t) {
-		mount := func(from, to string) map[string]any {
-			return map[string]any{"hostPath": from, "containerPath": to, "readOnly": "true"}
+		if !reflect.DeepEqual(cluster.Nodes[0].ExtraMounts, want) {
+			t.Errorf("mounts %v, want %v", cluster.Nodes[0].ExtraMounts, want)
 		}
-		all := mount("/dev/null", "/var/run/nvidia-container-devices/all")
-		delete(all, "readOnly")
-		patches, _ := doc["containerdConfigPatches"].([]any)
-		if len(patches) != 2 {
-			t.Fatalf("patches %v", doc["containerdConfigPatches"])
-		}
-		want := map[string]any{
-			"kind": "Cluster", "apiVersion": "kind.x-k8s.io/v1alpha4", "containerdConfigPatches": patches,
-			"nodes": []any{map[string]any{"role": "control-plane", "extraMounts": []any{
-				mount(dir+"/"+ShimName, "/usr/local/bin/"+ShimName), mount(dir+"/"+CtlName, "/usr/local/bin/"+CtlName), all,
-			}}},
-		}
-		if !reflect.DeepEqual(doc, want) {
-			t.Errorf("%s: got %v\nwant %v", dir, doc, want)
-		}
-	}
-}
-
-// patched merges the patches of a cluster's file into a node's configuration as kind
-// does: those of another version are left out.
-func patched(t *testing.T, doc map[string]any, node []byte) (config map[string]any, applied int) {
-	t.Helper()
-	config, err := decode(node)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, p := range doc["containerdConfigPatches"].([]any) {
-		patch, err := decode([]byte(p.(string)))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if patch["version"] == config["version"] {
-			merge(config, patch)
-			applied++
-		}
-	}
-	return config, applied
-}
-
-// kind merges the patch of its nodes' version into their configuration.
-func TestKindPatchesNodesOfBothVersions(t *testing.T) {
-	for dir, doc := range kindFiles(t) {
-		for _, name := range []string{"kind.toml", "k3s-v3.toml"} {
-			config, applied := patched(t, doc, fixture(t, name))
-			if applied != 1 {
-				t.Errorf("%s: %d patches applied, want one for each version", name, applied)
-			}
-			v, err := configVersion(config)
+		for i, name := range []string{"kind.toml", "k3s-v3.toml"} {
+			config, err := decode(fixture(t, name))
 			if err != nil {
 				t.Fatal(err)
 			}
-			c := effective([]*file{{config: config, version: v, cri: table(config, "plugins", criPlugin(v, config, Version{}))}})
-			checkKindRuntimes(t, dir, name, c)
-		}
-	}
-}
-
-// checkKindRuntimes looks for what kindFiles asked for.
-func checkKindRuntimes(t *testing.T, dir, label string, c *Configuration) {
-	t.Helper()
-	handler, theDefault := "nvidia", "nvidia"
-	switch {
-	case dir == DefaultBinDir:
-		theDefault = "runc"
-	case dir != "/opt/shim":
-		handler, theDefault = "true", "true"
-	}
-	if r := c.Runtimes[handler]; r.Path != "/usr/local/bin/"+ShimName || r.Type != stockType || c.Default != theDefault {
-		t.Errorf("%s, programs in %q: %+v, default %q", label, dir, r, c.Default)
-	}
-	if _, ok := c.Runtimes["runc"]; !ok {
-		t.Errorf("%s: runc is lost: %v", label, c.Runtimes)
-	}
-}
-
-// containerd's own reading of what kind makes of the patches.
-func TestContainerdReadsKindsNodes(t *testing.T) {
-	all := programs(t)
-	if len(all) == 0 {
-		if testing.Short() {
-			t.Skip("SKIP (-short): no bin/tools/containerd: run `make tools`")
-		}
-		t.Fatal("no bin/tools/containerd: run `make tools`")
-	}
-	v3 := []byte(`version = 3
-[plugins."io.containerd.cri.v1.runtime".containerd]
-  default_runtime_name = "runc"
-[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
-  runtime_type = "io.containerd.runc.v2"
-  base_runtime_spec = "/etc/containerd/cri-base.json"
-  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
-    SystemdCgroup = true
-`)
-	for label, program := range all {
-		out, err := exec.Command(program, "--version").Output()
-		if err != nil {
-			t.Fatal(err)
-		}
-		version, err := ParseVersion(string(out))
-		if err != nil {
-			t.Fatal(err)
-		}
-		for dir, doc := range kindFiles(t) {
-			for name, node := range map[string][]byte{"version 2": fixture(t, "kind.toml"), "version 3": v3} {
-				if name == "version 3" && !version.AtLeast(2, 0, 0) {
-					continue
-				}
-				config, _ := patched(t, doc, node)
-				text, err := toml.Marshal(config)
-				if err != nil {
-					t.Fatal(err)
-				}
-				p := filepath.Join(t.TempDir(), "config.toml")
-				if err := os.WriteFile(p, text, 0o600); err != nil {
-					t.Fatal(err)
-				}
-				dump, err := exec.Command(program, "--config", p, "config", "dump").Output()
-				if err != nil {
-					t.Fatalf("%s: config dump: %v\n%s", label, err, text)
-				}
-				c, err := ParseConfiguration(dump)
-				if err != nil {
-					t.Fatal(err)
-				}
-				checkKindRuntimes(t, dir, label+", "+name, c)
+			patch, err := decode([]byte(cluster.Patches[i]))
+			if err != nil || patch["version"] != config["version"] {
+				t.Fatalf("%v, version %v for a node with %v", err, patch["version"], config["version"])
+			}
+			merge(config, patch)
+			text, err := toml.Marshal(config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c, err := ParseConfiguration(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if r := c.Runtimes[reg.Handler]; r.Path != "/usr/local/bin/"+ShimName || r.Type != stockType || (c.Default == reg.Handler) != reg.Default || c.Runtimes["runc"].Type == "" {
+				t.Errorf("%s: %+v, default %q", name, c.Runtimes, c.Default)
 			}
 		}
 	}

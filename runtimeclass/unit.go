@@ -2,17 +2,13 @@ package runtimeclass
 
 import (
 	_ "embed"
-	"errors"
 	"fmt"
-	"io/fs"
-	"os"
 	"path"
-	"path/filepath"
 	"strings"
 )
 
-// Places of the unit that runs `nvidia-shimctl prepare` at boot. The link is what
-// systemctl enable makes.
+// Places of the unit that runs `nvidia-shimctl prepare` at boot. The link is what systemctl enable
+// makes.
 const (
 	UnitName = "nvidia-shim-prepare.service"
 	UnitPath = "/etc/systemd/system/" + UnitName
@@ -37,61 +33,39 @@ func PrepareUnit(binDir string) (string, error) {
 	return strings.Replace(prepareUnit, path.Join(DefaultBinDir, CtlName), path.Join(binDir, CtlName), 1), nil
 }
 
-// InstallUnit is the change that writes the unit. A unit of that name that somebody
-// else wrote is an error. EnableUnit completes it.
-func (h Host) InstallUnit(binDir string) (Change, error) {
+// installUnit returns the changes that write and enable the unit. Another program's unit of that
+// name is an error.
+func (h Host) installUnit(binDir string) ([]Change, error) {
 	text, err := PrepareUnit(binDir)
 	if err != nil {
-		return Change{}, err
+		return nil, err
 	}
 	now, err := h.read(UnitPath)
 	if err != nil {
-		return Change{}, err
+		return nil, err
 	}
 	if now != nil && !strings.HasPrefix(string(now), unitMark) {
-		return Change{}, fmt.Errorf("%s is not of this program: remove it, or leave --prepare-unit out", UnitPath)
+		return nil, fmt.Errorf("%s is not of this program: remove it, or leave --prepare-unit out", UnitPath)
 	}
-	return Change{Path: UnitPath, Before: now, After: []byte(text)}, nil
+	link, err := h.readLink(UnitLink)
+	return []Change{{OtherFile, UnitPath, now, []byte(text)}, {Link, UnitLink, link, []byte(UnitPath)}}, err
 }
 
-// EnableUnit has the unit run at the next boot, as systemctl enable does.
-func (h Host) EnableUnit() error {
-	if h.unitEnabled() {
-		return nil
-	}
-	link := h.real(UnitLink)
-	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
-		return err
-	}
-	if err := os.Remove(link); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return os.Symlink(UnitPath, link)
-}
-
-func (h Host) unitEnabled() bool {
-	to, err := os.Readlink(h.real(UnitLink))
-	return err == nil && to == UnitPath
-}
-
-// UninstallUnit is the change that removes the unit, where it is of this program and
-// runs that of this directory; it changes nothing elsewhere. DisableUnit completes it.
-func (h Host) UninstallUnit(binDir string) (Change, error) {
+// uninstallUnit returns the changes that remove the unit and its link, if it is ours and runs the
+// program of this directory.
+func (h Host) uninstallUnit(binDir string) ([]Change, error) {
 	now, err := h.read(UnitPath)
 	if err != nil {
-		return Change{}, err
+		return nil, err
 	}
-	c := Change{Path: UnitPath, Before: now, After: now}
-	if strings.HasPrefix(string(now), unitMark) && strings.Contains(string(now), "\nExecStart="+path.Join(binDir, CtlName)+" ") {
-		c.After = nil
+	runs := "\nExecStart=" + path.Join(binDir, CtlName) + " "
+	if now != nil && (!strings.HasPrefix(string(now), unitMark) || !strings.Contains(string(now), runs)) {
+		return nil, nil
 	}
-	return c, nil
-}
-
-// DisableUnit removes the link that EnableUnit made, once nothing is behind it.
-func (h Host) DisableUnit() error {
-	if _, err := os.Lstat(h.real(UnitPath)); !errors.Is(err, fs.ErrNotExist) || !h.unitEnabled() {
-		return nil
+	changes := []Change{{OtherFile, UnitPath, now, nil}}
+	link, err := h.readLink(UnitLink)
+	if string(link) == UnitPath {
+		changes = append(changes, Change{Link, UnitLink, link, nil})
 	}
-	return os.Remove(h.real(UnitLink))
+	return changes, err
 }

@@ -46,14 +46,14 @@ func (v Version) String() string {
 // Known is false for the zero value.
 func (v Version) Known() bool { return v != Version{} }
 
-// AtLeast tells whether v is major.minor.patch or newer. A pre-release comes before
+// AtLeast reports whether v is major.minor.patch or newer. A pre-release comes before
 // its release.
 func (v Version) AtLeast(major, minor, patch int) bool {
 	c := cmp.Or(cmp.Compare(v.Major, major), cmp.Compare(v.Minor, minor), cmp.Compare(v.Patch, patch))
 	return c > 0 || c == 0 && !preRelease.MatchString(v.Suffix)
 }
 
-// Distribution tells whether a distribution packaged this version under a number of
+// Distribution reports whether a distribution packaged this version under a number of
 // its own, possibly with fixes of later ones.
 func (v Version) Distribution() bool {
 	return v.Suffix != "" && !preRelease.MatchString(v.Suffix) && !developer.MatchString(v.Suffix)

@@ -2,93 +2,90 @@ package shim
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
 	"runtime/debug"
 	"strings"
 	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
-	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/fault"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/options"
 )
 
-// Create gives the container its GPUs and hands over to the embedded service. A
-// container that asks for none passes with its bundle as containerd wrote it.
+// gcPercent is the value of debug.SetGCPercent that containerd's shim library sets (setRuntime).
+const gcPercent = 40
+
+// Create gives the container its GPUs and has the embedded service create it. A container without a
+// GPU request is created from its bundle as containerd wrote it.
 func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
-	opts, err := Translate(r.Options)
+	s.beginCreate(r.ID)
+	defer s.endCreate(r.ID)
+	opts, err := options.Translate(r.Options)
 	if err != nil {
 		return nil, toGRPC(err)
 	}
-	job, raw, err := examine(r.Bundle, opts, s.load, s.ahead.take())
+	c, err := examine(r.Bundle, opts)
 	if err != nil {
 		return nil, toGRPC(err)
 	}
-	if err := setOptions(ctx, r, opts, raw); err != nil {
+	cgroupsPath, _ := bundle.CgroupsPath(c.Raw)
+	if err := setOptions(ctx, r, opts, cgroupsPath); err != nil {
 		return nil, toGRPC(err)
 	}
-	if job == nil {
+	if !c.Asks {
 		return s.TTRPCTaskService.Create(ctx, r)
 	}
-	s.tidy.hold()
-	defer s.tidy.after(codeDelay, collectorDelay)
-	namespace, _ := namespaces.Namespace(ctx)
-	job.Of(r.ID, namespace)
-	switch err := guard(job.Resolve); {
-	case errors.Is(err, gpuinject.ErrNotGranted):
-		logNotGranted(ctx, r.ID, job)
-		return s.TTRPCTaskService.Create(ctx, r)
-	case err != nil:
-		return nil, toGRPC(err)
-	}
-	resp, err := s.createWithGPU(ctx, r, job)
+	// A collection of garbage would delay the container. Restoring the previous value instead would
+	// leave the collector off for good after two overlapping calls.
+	debug.SetGCPercent(-1)
+	defer debug.SetGCPercent(gcPercent)
+	c.ID = r.ID
+	c.Namespace, _ = namespaces.Namespace(ctx)
+	resp, err := s.createWithGPU(ctx, r, c)
 	return resp, toGRPC(err)
 }
 
-// examine reads the bundle with the configuration of this handler, helped by what was
-// seen of it.
-func examine(dir string, opts Options, load func() (*config.Config, error), ahead *gpuinject.Ahead) (job *gpuinject.Job, raw []byte, err error) {
+// examine reads the bundle and the configuration of this handler.
+func examine(dir string, opts options.Options) (c gpuinject.Container, err error) {
 	err = guard(func() error {
-		job, raw, err = ahead.Examine(dir, func() (*config.Config, error) {
-			cfg, err := load()
+		c, err = gpuinject.Examine(dir, func() (*config.Config, error) {
+			cfg, err := config.FromEnvironment()
 			if err == nil && len(opts.Overrides) > 0 {
 				err = cfg.Override(opts.Overrides)
 			}
 			return cfg, err
 		})
-		if job != nil {
-			job.AskKubelet, job.AskNVML, job.AskCDI = askKubelet, askNVML, askCDI
-		}
 		return err
 	})
-	return job, raw, err
+	return c, err
 }
 
-// setOptions hands runc's options on, with the cgroup driver that the form of the
+// setOptions sets runc's options in the request, with the cgroup driver that the form of the
 // container's cgroup path calls for.
-func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts Options, raw []byte) error {
-	if systemd, known := systemdForm(raw); known && systemd != opts.Runc.SystemdCgroup {
+func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts options.Options, cgroupsPath string) error {
+	if systemd := options.SystemdUnit(cgroupsPath); cgroupsPath != "" && systemd != opts.Runc.SystemdCgroup {
 		if opts.SystemdCgroupSet {
 			log.G(ctx).WithField("id", r.ID).Warnf("nvidia: SystemdCgroup is %v in the runtime's options, but the cgroup path has the other form: following the path", opts.Runc.SystemdCgroup)
 		}
-		opts.Runc.SystemdCgroup, opts.sent = systemd, nil
+		opts.Runc.SystemdCgroup = systemd
 	}
-	message, err := opts.message()
+	message, err := opts.Message()
 	r.Options = message
 	return err
 }
 
-// guard turns a panic over hostile input into an error: this process manages every
-// container of a pod (N-06).
+// guard turns a panic over hostile input into an error: this process manages every container of a
+// pod.
 func guard(fn func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
@@ -99,133 +96,111 @@ func guard(fn func() error) (err error) {
 	return fn()
 }
 
-// createWithGPU mounts the root file system where the embedded service would have,
-// has the changes made, creates the container and attaches the mask. Whatever
-// fails, nothing is left.
-func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskRequest, job *gpuinject.Job) (_ *taskapi.CreateTaskResponse, err error) {
+// createWithGPU decides what the container gets, makes the changes in the root file system and the
+// bundle, creates the container and attaches the mask. After an error nothing is left.
+func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskRequest, c gpuinject.Container) (_ *taskapi.CreateTaskResponse, err error) {
 	start := time.Now()
-	c := &gpuContainer{}
-	if !s.add(r.ID, c) {
-		// Undoing this one would take the other's root file system away.
+	if !s.reserve(r.ID) {
+		// Cleaning up would remove the other container's root file system.
 		return nil, fmt.Errorf("container %s: %w", r.ID, errdefs.ErrAlreadyExists)
 	}
-	gone := true
+	kept := gpuContainer{}
+	rootPath := c.Bundle.RootPath() // if containerd's client has mounted it
+	destroyed := true
 	defer func() {
 		// A container that could not be destroyed stays known, so that Start refuses it.
-		if err != nil && gone {
-			_ = unmountRootfs(ctx, c)
-			s.put(r.ID, nil)
+		if err != nil && destroyed {
+			_ = unmountRootfs(ctx, kept.rootfs)
+			s.remove(r.ID)
 		}
 	}()
-	root, err := mountRootfs(r, c)
+	if len(r.Rootfs) > 0 {
+		if kept.rootfs, err = mountRootfs(r); err != nil {
+			return nil, err
+		}
+		rootPath = kept.rootfs
+		s.update(r.ID, kept)
+	}
+	applied, err := inject(c, rootPath)
 	if err != nil {
 		return nil, err
 	}
-	var inj *gpuinject.Injection
-	if err := guard(func() (err error) {
-		inj, err = job.Inject(root)
-		return err
-	}); err != nil {
-		return nil, err
-	}
-	injected := time.Since(start)
-
-	if c.rootfs != "" {
-		// Mounted already; the service would mount it a second time.
+	took := time.Since(start)
+	if kept.rootfs != "" {
+		// The embedded service would mount it again.
 		s.events.rootfs.Store(r.ID, r.Rootfs)
 		r.Rootfs = nil
 	}
-	inj.Begin()
-	if r.Checkpoint != "" {
-		// Nothing will be there that could be destroyed: runc restore runs in Start.
-		err = guard(inj.Wait)
-	}
-	var resp *taskapi.CreateTaskResponse
-	if err == nil {
-		resp, err = s.createInner(ctx, r)
-	}
+	resp, err := s.createInRunc(ctx, r)
 	if err != nil {
-		// No event was sent. One of a container that was created goes out by itself,
-		// maybe after this function has returned.
+		// No event was sent. The event of a created container may be sent after this function has
+		// returned.
 		s.events.rootfs.Delete(r.ID)
-		inj.Close()
+		closeMask(applied.Mask)
 		return nil, err
 	}
-	if r.Checkpoint != "" {
-		// There is no process yet: runc restore runs in Start.
-		s.mu.Lock()
-		c.restore = inj
-		s.mu.Unlock()
-		logGranted(ctx, r.ID, job, injected)
-		return resp, nil
-	}
-	defer inj.Close()
-	if err := guard(func() error { return inj.Attach(int(resp.Pid)) }); err != nil {
-		gone = s.destroy(ctx, r.ID)
-		return nil, err
-	}
-	s.mu.Lock()
-	c.ready = true
-	s.mu.Unlock()
-	logGranted(ctx, r.ID, job, injected)
+	kept.mask, kept.maskTarget = applied.Mask, c.Config.Host.ProcMaskTarget
+	if r.Checkpoint == "" || kept.mask == nil {
+		if err := attachMask(kept, int(resp.Pid)); err != nil {
+			destroyed = s.destroy(ctx, r.ID)
+			return nil, err
+		}
+		kept.mask, kept.ready = nil, true
+	} // else there is no process yet: runc restore runs in Start
+	s.update(r.ID, kept)
+	logCreated(ctx, c, applied.Plan, took)
 	return resp, nil
 }
 
-// add enters a container, unless there is one of the id.
-func (s *Service) add(id string, c *gpuContainer) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.containers[id] != nil {
-		return false
-	}
-	s.containers[id] = c
-	return true
+// inject resolves what the container gets and carries it out, in the root file system at rootPath
+// and in the bundle.
+func inject(c gpuinject.Container, rootPath string) (applied gpuinject.Applied, err error) {
+	err = guard(func() error {
+		root, err := image.Open(rootPath)
+		if err != nil {
+			return err
+		}
+		defer root.Close()
+		plan, err := gpuinject.Resolve(c, root, ask)
+		if err != nil {
+			return err
+		}
+		if !plan.GPU {
+			applied.Plan = plan
+			return nil
+		}
+		applied, err = gpuinject.Apply(c, plan, root)
+		return err
+	})
+	return applied, err
 }
 
-func (s *Service) createInner(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
+// attachMask attaches the mask of a container, if it gets one, and closes it.
+func attachMask(c gpuContainer, pid int) error {
+	if c.mask == nil {
+		return nil
+	}
+	defer closeMask(c.mask)
+	return guard(func() error { return gpuinject.AttachMask(c.mask, c.maskTarget, pid) })
+}
+
+func closeMask(mask *procmask.Mask) {
+	if mask != nil {
+		mask.Close()
+	}
+}
+
+func (s *Service) createInRunc(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
 	if err := fault.Point("create"); err != nil {
 		return nil, err
 	}
 	return s.TTRPCTaskService.Create(ctx, r)
 }
 
-// mountRootfs mounts the container's root file system at the place where the
-// embedded service would mount it a moment later, and returns where it is. Mounting
-// it once, here, costs nothing; looking at a second, temporary mount of the same
-// writable snapshot would cost a sync of its file system at unmount.
-func mountRootfs(r *taskapi.CreateTaskRequest, c *gpuContainer) (string, error) {
-	if len(r.Rootfs) == 0 {
-		return gpuinject.RootPath(r.Bundle)
-	}
-	root := filepath.Join(r.Bundle, "rootfs")
-	if err := os.Mkdir(root, 0o711); err != nil && !errors.Is(err, os.ErrExist) {
-		return "", err
-	}
-	mounts := mount.FromProto(r.Rootfs)
-	if err := mount.All(mounts, root); err != nil {
-		_ = mount.UnmountMounts(mounts, root, 0)
-		return "", fmt.Errorf("failed to mount rootfs component: %w", err)
-	}
-	c.rootfs = root
-	return root, nil
-}
-
-// unmountRootfs takes away what mountRootfs made.
-func unmountRootfs(ctx context.Context, c *gpuContainer) error {
-	if c.rootfs == "" {
-		return nil
-	}
-	if err := mount.UnmountRecursive(c.rootfs, 0); err != nil {
-		log.G(ctx).WithError(err).Warn("failed to cleanup rootfs mount")
-		return fmt.Errorf("failed rootfs umount: %w", err)
-	}
-	return nil
-}
-
-// destroy ends and removes a created container that must not start (invariant I8),
-// and tells whether it is gone.
+// destroy kills and deletes a created container that must not start (invariant I8). It reports
+// whether the container is gone.
 func (s *Service) destroy(ctx context.Context, id string) bool {
-	// Also when the request that failed was cancelled.
+	// The request that failed may have been cancelled.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 	defer cancel()
 	if _, err := s.TTRPCTaskService.Kill(ctx, &taskapi.KillRequest{ID: id, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
@@ -239,45 +214,45 @@ func (s *Service) destroy(ctx context.Context, id string) bool {
 	return true
 }
 
-// logGranted writes the one line of a GPU container.
-func logGranted(ctx context.Context, id string, job *gpuinject.Job, injected time.Duration) {
-	if job.Plan.Audit != "" && logs(job.Config, "warn") {
-		log.G(ctx).WithField("id", id).Warn("nvidia: " + job.Plan.Audit)
+// logCreated writes the one line of a container that asks for GPUs.
+func logCreated(ctx context.Context, c gpuinject.Container, p gpuinject.Plan, took time.Duration) {
+	entry := log.G(ctx).WithField("id", c.ID)
+	if !p.GPU {
+		if logs(c.Config, "warn") {
+			entry.WithFields(log.Fields{"reason": p.Reason, "grant": p.Grant}).Warn("nvidia: the container asks for GPUs and starts without")
+		}
+		return
 	}
-	for _, s := range job.Plan.Ignored {
-		if logs(job.Config, "warn") {
-			log.G(ctx).WithField("id", id).Warnf("nvidia: ignored: %s", s)
+	if p.Audit != "" && logs(c.Config, "warn") {
+		entry.Warn("nvidia: " + p.Audit)
+	}
+	for _, s := range p.Ignored {
+		if logs(c.Config, "warn") {
+			entry.Warnf("nvidia: ignored: %s", s)
 		}
 	}
-	if !logs(job.Config, "info") {
+	if !logs(c.Config, "info") {
 		return
 	}
 	var gpus []string
-	for _, g := range job.Plan.GPUs {
+	for _, g := range p.GPUs {
 		gpus = append(gpus, g.UUID)
 	}
-	for _, m := range job.Plan.MIG {
+	for _, m := range p.MIG {
 		gpus = append(gpus, m.Name)
 	}
-	log.G(ctx).WithFields(log.Fields{
-		"id": id, "gpus": strings.Join(gpus, ","), "capabilities": strings.Join(job.Plan.Capabilities, ","),
-		"driver": job.Plan.DriverVersion, "reason": job.Plan.Reason, "grant": job.Plan.Grant, "took": injected.String(),
+	entry.WithFields(log.Fields{
+		"gpus": strings.Join(gpus, ","), "capabilities": strings.Join(p.Capabilities, ","),
+		"driver": p.DriverVersion, "reason": p.Reason, "grant": p.Grant, "took": took.String(),
 	}).Info("nvidia: GPUs injected")
-	if logs(job.Config, "debug") {
-		for _, n := range job.Plan.Notes {
-			log.G(ctx).WithField("id", id).Info("nvidia: " + n)
+	if logs(c.Config, "debug") {
+		for _, n := range p.Notes {
+			entry.Info("nvidia: " + n)
 		}
 	}
 }
 
-func logNotGranted(ctx context.Context, id string, job *gpuinject.Job) {
-	if logs(job.Config, "warn") {
-		log.G(ctx).WithFields(log.Fields{"id": id, "reason": job.Plan.Reason, "grant": job.Plan.Grant}).
-			Warn("nvidia: the container asks for GPUs and starts without")
-	}
-}
-
-// logs tells whether the configured level includes lines of the given level.
+// logs reports whether the configured level includes lines of the given level.
 func logs(cfg *config.Config, level string) bool {
 	order := map[string]int{"error": 0, "warn": 1, "info": 2, "debug": 3}
 	return order[level] <= order[cfg.Log.Level]

@@ -6,24 +6,21 @@ import (
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 )
 
-// Delete deletes the container and takes the root file system away that Create
-// mounted, as the embedded service does with one that it mounted itself.
+// Delete deletes the container and unmounts the root file system that Create mounted, as the
+// embedded service does with one that it mounted itself.
 func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
 	resp, err := s.TTRPCTaskService.Delete(ctx, r)
 	if err != nil || r.ExecID != "" {
 		return resp, err
 	}
-	if c := s.get(r.ID); c != nil {
-		s.mu.Lock()
-		restore := c.restore
-		s.mu.Unlock()
-		if restore != nil {
-			restore.Close()
-		}
-		s.put(r.ID, nil)
-		if err := unmountRootfs(ctx, c); err != nil {
-			return nil, toGRPC(err)
-		}
+	c, ok := s.get(r.ID)
+	if !ok {
+		return resp, nil
+	}
+	s.remove(r.ID)
+	closeMask(c.mask)
+	if err := unmountRootfs(ctx, c.rootfs); err != nil {
+		return nil, toGRPC(err)
 	}
 	return resp, nil
 }

@@ -9,15 +9,15 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 )
 
-// classified is an error's text with its class, without the class in the text.
-// It unwraps to the class alone: of an error with two branches errgrpc makes two
-// details, which a client prints as lines of their own.
+// classified is an error with a class of errdefs that is not part of its text. It unwraps to the
+// class alone: errgrpc turns an error with two branches into two details, which a client prints
+// on separate lines.
 type classified struct{ err, class error }
 
 func (e *classified) Error() string { return e.err.Error() }
 func (e *classified) Unwrap() error { return e.class }
 
-// toGRPC is the one place where errors of the injection get a gRPC code.
+// toGRPC returns err with a gRPC code. Errors of gpuinject get theirs by kind.
 func toGRPC(err error) error {
 	var e *gpuinject.Error
 	if errors.As(err, &e) {

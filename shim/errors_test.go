@@ -19,10 +19,10 @@ func TestToGRPC(t *testing.T) {
 		want error
 		text string
 	}{
-		{"what no host has", &gpuinject.Error{Kind: gpuinject.Invalid, Err: errors.New("a")}, errdefs.ErrInvalidArgument, "nvidia: a"},
-		{"what this host is not ready for", &gpuinject.Error{Kind: gpuinject.Precondition, Err: errors.New("b")}, errdefs.ErrFailedPrecondition, "nvidia: b"},
-		{"what policy denies", &gpuinject.Error{Kind: gpuinject.Denied, Err: errors.New("c")}, errdefs.ErrPermissionDenied, "nvidia: c"},
-		{"what should not fail", &gpuinject.Error{Kind: gpuinject.Internal, Err: errors.New("d")}, errdefs.ErrInternal, "nvidia: d"},
+		{"an invalid request", &gpuinject.Error{Kind: gpuinject.Invalid, Err: errors.New("a")}, errdefs.ErrInvalidArgument, "nvidia: a"},
+		{"a precondition of the host", &gpuinject.Error{Kind: gpuinject.Precondition, Err: errors.New("b")}, errdefs.ErrFailedPrecondition, "nvidia: b"},
+		{"a denied request", &gpuinject.Error{Kind: gpuinject.Denied, Err: errors.New("c")}, errdefs.ErrPermissionDenied, "nvidia: c"},
+		{"an internal error", &gpuinject.Error{Kind: gpuinject.Internal, Err: errors.New("d")}, errdefs.ErrInternal, "nvidia: d"},
 		{"a wrapped error", fmt.Errorf("create: %w", &gpuinject.Error{Kind: gpuinject.Denied, Err: errors.New("e")}), errdefs.ErrPermissionDenied, "create: nvidia: e"},
 		{"an error of containerd's", fmt.Errorf("f: %w", errdefs.ErrNotFound), errdefs.ErrNotFound, "f: not found"},
 		{"a cancelled request", context.Canceled, context.Canceled, "context canceled"},

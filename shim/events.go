@@ -10,8 +10,8 @@ import (
 	ctrdshim "github.com/containerd/containerd/v2/pkg/shim"
 )
 
-// createEvents gives TaskCreate events the root file system mounts back that the
-// embedded service does not know of, because Create made them itself.
+// createEvents adds the mounts of the root file system to TaskCreate events. The embedded service
+// does not know them if Create made them itself.
 type createEvents struct {
 	ctrdshim.Publisher
 	rootfs sync.Map // container id to []*types.Mount

@@ -10,73 +10,94 @@ import (
 	"github.com/containerd/containerd/v2/pkg/shutdown"
 	"github.com/containerd/ttrpc"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 )
 
-// RuntimeName is the runtime that containerd knows this shim by.
+// RuntimeName is the name that containerd knows this shim by.
 const RuntimeName = "io.containerd.nvidia.v2"
 
-// Service is the Task service of the shim.
+// Service is the Task service of the shim. Calls that it does not override go to the embedded
+// service.
 type Service struct {
 	taskapi.TTRPCTaskService
 
-	load   func() (*config.Config, error)
 	events *createEvents
-	tidy   tidy
-	ahead  *ahead
 
 	mu sync.Mutex
-	// containers are those that got the driver, by id.
-	containers map[string]*gpuContainer
+	// containers are the containers with GPUs, by id.
+	containers map[string]gpuContainer
+	// creating are the ids of the containers whose Create is in progress.
+	creating map[string]bool
 }
 
 // gpuContainer is what Create leaves to Start and Delete.
 type gpuContainer struct {
-	// rootfs is the mount that Create made and Delete takes away; empty where
-	// containerd's client mounted it.
+	// rootfs is the mount that Create made and Delete removes. It is empty if containerd's
+	// client made the mount.
 	rootfs string
-	// ready is set once the container may be started: the mask is attached.
+	// ready reports whether the container may be started: its mask is attached.
 	ready bool
-	// restore holds what is still to be attached to a container that Start restores
-	// from a checkpoint; nil otherwise.
-	restore *gpuinject.Injection
+	// mask is attached by Start, over maskTarget, if the container is restored from a checkpoint;
+	// otherwise nil.
+	mask       *procmask.Mask
+	maskTarget string
 }
 
 // NewService returns the Task service, with containerd's own embedded.
 func NewService(ctx context.Context, publisher ctrdshim.Publisher, sd shutdown.Service) (*Service, error) {
 	events := &createEvents{Publisher: publisher}
-	inner, err := runctask.NewTaskService(ctx, events, sd)
+	embedded, err := runctask.NewTaskService(ctx, events, sd)
 	if err != nil {
 		return nil, err
 	}
-	ahead, _ := ctx.Value(aheadKey{}).(*ahead)
-	return &Service{
-		TTRPCTaskService: inner, load: config.FromEnvironment, events: events, ahead: ahead,
-		containers: map[string]*gpuContainer{},
-	}, nil
+	return newService(embedded, events), nil
 }
 
-// RegisterTTRPC registers this service, for daemons of every version. The embedded
-// one would register itself.
+func newService(embedded taskapi.TTRPCTaskService, events *createEvents) *Service {
+	return &Service{
+		TTRPCTaskService: embedded, events: events,
+		containers: map[string]gpuContainer{}, creating: map[string]bool{},
+	}
+}
+
+// RegisterTTRPC registers this service for daemons of every version. The embedded service would
+// register itself.
 func (s *Service) RegisterTTRPC(server *ttrpc.Server) error {
 	taskapi.RegisterTTRPCTaskService(server, s)
 	registerV2(server, s)
 	return nil
 }
 
-func (s *Service) get(id string) *gpuContainer {
+// get returns the container id, if it has GPUs.
+func (s *Service) get(id string) (c gpuContainer, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.containers[id]
+	c, ok = s.containers[id]
+	return c, ok
 }
 
-func (s *Service) put(id string, c *gpuContainer) {
+// reserve enters a container that is not ready. It returns false if the id is in use.
+func (s *Service) reserve(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if c == nil {
-		delete(s.containers, id)
-		return
+	if _, ok := s.containers[id]; ok {
+		return false
 	}
-	s.containers[id] = c
+	s.containers[id] = gpuContainer{}
+	return true
+}
+
+// update replaces the container id, unless Delete has removed it.
+func (s *Service) update(id string, c gpuContainer) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, ok := s.containers[id]; ok {
+		s.containers[id] = c
+	}
+}
+
+func (s *Service) remove(id string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.containers, id)
 }

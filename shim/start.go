@@ -2,46 +2,42 @@ package shim
 
 import (
 	"context"
+	"fmt"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/errdefs"
 )
 
-// Start starts the container, but never one whose mask is not in place (invariant
-// I8). A container that runc restores from a checkpoint gets its mask here: it has
-// no process before.
+// Start starts the container, but never before its mask is attached (invariant I8).
 func (s *Service) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.StartResponse, error) {
-	c := s.get(r.ID)
-	if c == nil || r.ExecID != "" {
+	c, ok := s.get(r.ID)
+	switch {
+	case !ok || c.ready || r.ExecID != "":
 		return s.TTRPCTaskService.Start(ctx, r)
+	case c.mask != nil:
+		resp, err := s.startRestored(ctx, r, c)
+		return resp, toGRPC(err)
 	}
-	s.mu.Lock()
-	ready, restore := c.ready, c.restore
-	s.mu.Unlock()
-	if !ready && restore == nil {
-		return nil, toGRPC(&classified{errNotReady(r.ID), errdefs.ErrFailedPrecondition})
-	}
-	resp, err := s.TTRPCTaskService.Start(ctx, r)
-	if err != nil || ready {
-		return resp, err
-	}
-	err = guard(func() error { return restore.Attach(int(resp.Pid)) })
-	restore.Close()
-	s.mu.Lock()
-	c.ready, c.restore = err == nil, nil
-	s.mu.Unlock()
-	if err == nil {
-		return resp, nil
-	}
-	if s.destroy(ctx, r.ID) {
-		_ = unmountRootfs(ctx, c)
-		s.put(r.ID, nil)
-	}
-	return nil, toGRPC(err)
+	err := fmt.Errorf("nvidia: container %s was not created completely and cannot be started", r.ID)
+	return nil, toGRPC(&classified{err, errdefs.ErrFailedPrecondition})
 }
 
-type errNotReady string
-
-func (e errNotReady) Error() string {
-	return "nvidia: container " + string(e) + " was not created completely and cannot be started"
+// startRestored has runc restore the container from a checkpoint and attaches the mask, which
+// Create cannot do: the container has no process before.
+func (s *Service) startRestored(ctx context.Context, r *taskapi.StartRequest, c gpuContainer) (*taskapi.StartResponse, error) {
+	resp, err := s.TTRPCTaskService.Start(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if err = attachMask(c, int(resp.Pid)); err == nil {
+		s.update(r.ID, gpuContainer{rootfs: c.rootfs, ready: true})
+		return resp, nil
+	}
+	// A container that cannot be destroyed remains known and is not ready.
+	s.update(r.ID, gpuContainer{rootfs: c.rootfs})
+	if s.destroy(ctx, r.ID) {
+		_ = unmountRootfs(ctx, c.rootfs)
+		s.remove(r.ID)
+	}
+	return nil, err
 }

@@ -8,10 +8,9 @@ import (
 	"google.golang.org/protobuf/proto"
 )
 
-// registerV2 serves the Task service under the name that daemons before 2.0 know,
-// and later ones use with a shim that was started as version 2. The messages of
-// both versions are the same but for the package in their names, which is not on
-// the wire (a test compares them).
+// registerV2 serves the Task service under its name in version 2, for daemons before 2.0 and for
+// later ones with a shim that was started as version 2. The messages of both versions differ
+// only in the package of their names, which is not on the wire (a test compares them).
 func registerV2(server *ttrpc.Server, s taskapi.TTRPCTaskService) {
 	server.RegisterService("containerd.task.v2.Task", &ttrpc.ServiceDesc{Methods: map[string]ttrpc.Method{
 		"State":      method(s.State),
@@ -34,7 +33,7 @@ func registerV2(server *ttrpc.Server, s taskapi.TTRPCTaskService) {
 	}})
 }
 
-// method is a call of the service in the form that ttrpc registers.
+// method returns a method of the service in the form that ttrpc registers.
 func method[Request any, Response proto.Message, Message interface {
 	*Request
 	proto.Message

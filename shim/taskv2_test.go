@@ -16,8 +16,8 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// One set of messages may serve both versions only as long as they agree in every
-// field's number, type and label, and in every method.
+// One set of messages can serve both versions only if they agree in every field's number, type
+// and label, and in every method.
 func TestTheMessagesOfBothTaskVersionsAreTheSame(t *testing.T) {
 	describe := func(file protoreflect.FileDescriptor) proto.Message {
 		d := protodesc.ToFileDescriptorProto(file)
@@ -47,139 +47,71 @@ func trim(name *string, pkg string) *string {
 	return name
 }
 
-// taskService notes which method was called and with which container.
-type taskService struct {
-	taskapi.TTRPCTaskService
-	called string
+// recordingService serves version 3 of the Task API. Every method records its name and request.
+func recordingService(t *testing.T, called *string) taskapi.TTRPCTaskService {
+	t.Helper()
+	desc := &ttrpc.ServiceDesc{Methods: map[string]ttrpc.Method{}}
+	methods := reflect.TypeFor[taskapi.TTRPCTaskService]()
+	for n := range methods.NumMethod() {
+		name := methods.Method(n).Name
+		desc.Methods[name] = func(_ context.Context, unmarshal func(any) error) (any, error) {
+			// The id is field 1 of every request.
+			var r taskapi.StateRequest
+			err := unmarshal(&r)
+			*called = name + " " + r.ID
+			if name != "State" {
+				return &emptypb.Empty{}, err
+			}
+			return &taskapi.StateResponse{ID: r.ID, Bundle: "/b", Pid: 7, ExitStatus: 3, ExecID: r.ExecID}, err
+		}
+	}
+	return taskapi.NewTTRPCTaskClient(serve(t, func(server *ttrpc.Server) {
+		server.RegisterService("containerd.task.v3.Task", desc)
+	}))
 }
 
-func (s *taskService) State(_ context.Context, r *taskapi.StateRequest) (*taskapi.StateResponse, error) {
-	s.called = "State " + r.ID + " " + r.ExecID
-	return &taskapi.StateResponse{ID: r.ID, Bundle: "/b", Pid: 7, ExitStatus: 3, ExecID: r.ExecID}, nil
-}
-
-func (s *taskService) Create(_ context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
-	s.called = "Create " + r.ID
-	return &taskapi.CreateTaskResponse{Pid: 7}, nil
-}
-
-func (s *taskService) Start(_ context.Context, r *taskapi.StartRequest) (*taskapi.StartResponse, error) {
-	s.called = "Start " + r.ID
-	return &taskapi.StartResponse{}, nil
-}
-
-func (s *taskService) Delete(_ context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
-	s.called = "Delete " + r.ID
-	return &taskapi.DeleteResponse{}, nil
-}
-
-func (s *taskService) Pids(_ context.Context, r *taskapi.PidsRequest) (*taskapi.PidsResponse, error) {
-	s.called = "Pids " + r.ID
-	return &taskapi.PidsResponse{}, nil
-}
-
-func (s *taskService) Pause(_ context.Context, r *taskapi.PauseRequest) (*emptypb.Empty, error) {
-	s.called = "Pause " + r.ID
-	return &emptypb.Empty{}, nil
-}
-
-func (s *taskService) Resume(_ context.Context, r *taskapi.ResumeRequest) (*emptypb.Empty, error) {
-	s.called = "Resume " + r.ID
-	return &emptypb.Empty{}, nil
-}
-
-func (s *taskService) Checkpoint(_ context.Context, r *taskapi.CheckpointTaskRequest) (*emptypb.Empty, error) {
-	s.called = "Checkpoint " + r.ID
-	return &emptypb.Empty{}, nil
-}
-
-func (s *taskService) Kill(_ context.Context, r *taskapi.KillRequest) (*emptypb.Empty, error) {
-	s.called = "Kill " + r.ID
-	return &emptypb.Empty{}, nil
-}
-
-func (s *taskService) Exec(_ context.Context, r *taskapi.ExecProcessRequest) (*emptypb.Empty, error) {
-	s.called = "Exec " + r.ID
-	return &emptypb.Empty{}, nil
-}
-
-func (s *taskService) ResizePty(_ context.Context, r *taskapi.ResizePtyRequest) (*emptypb.Empty, error) {
-	s.called = "ResizePty " + r.ID
-	return &emptypb.Empty{}, nil
-}
-
-func (s *taskService) CloseIO(_ context.Context, r *taskapi.CloseIORequest) (*emptypb.Empty, error) {
-	s.called = "CloseIO " + r.ID
-	return &emptypb.Empty{}, nil
-}
-
-func (s *taskService) Update(_ context.Context, r *taskapi.UpdateTaskRequest) (*emptypb.Empty, error) {
-	s.called = "Update " + r.ID
-	return &emptypb.Empty{}, nil
-}
-
-func (s *taskService) Wait(_ context.Context, r *taskapi.WaitRequest) (*taskapi.WaitResponse, error) {
-	s.called = "Wait " + r.ID
-	return &taskapi.WaitResponse{}, nil
-}
-
-func (s *taskService) Stats(_ context.Context, r *taskapi.StatsRequest) (*taskapi.StatsResponse, error) {
-	s.called = "Stats " + r.ID
-	return &taskapi.StatsResponse{}, nil
-}
-
-func (s *taskService) Connect(_ context.Context, r *taskapi.ConnectRequest) (*taskapi.ConnectResponse, error) {
-	s.called = "Connect " + r.ID
-	return &taskapi.ConnectResponse{}, nil
-}
-
-func (s *taskService) Shutdown(_ context.Context, r *taskapi.ShutdownRequest) (*emptypb.Empty, error) {
-	s.called = "Shutdown " + r.ID
-	return &emptypb.Empty{}, nil
-}
-
-// Every method that a client of version 2 has reaches the method of the same name.
-func TestEveryMethodOfTaskVersion2IsServed(t *testing.T) {
+// serve starts a server and returns a client of it.
+func serve(t *testing.T, register func(*ttrpc.Server)) *ttrpc.Client {
+	t.Helper()
 	server, err := ttrpc.NewServer()
 	if err != nil {
 		t.Fatal(err)
 	}
-	service := &taskService{}
-	registerV2(server, service)
+	register(server)
 	listener, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	go func() { _ = server.Serve(context.Background(), listener) }()
-	defer server.Close()
+	t.Cleanup(func() { server.Close() })
 	conn, err := net.Dial("unix", listener.Addr().String())
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := ttrpc.NewClient(conn)
-	defer c.Close()
-	client := taskv2.NewTTRPCTaskClient(c)
+	client := ttrpc.NewClient(conn)
+	t.Cleanup(func() { client.Close() })
+	return client
+}
 
+// Every method that a client of version 2 has reaches the method of the same name.
+func TestEveryMethodOfTaskVersion2IsServed(t *testing.T) {
+	var called string
+	service := recordingService(t, &called)
+	client := taskv2.NewTTRPCTaskClient(serve(t, func(server *ttrpc.Server) { registerV2(server, service) }))
 	methods := reflect.TypeFor[taskv2.TTRPCTaskService]()
 	for n := range methods.NumMethod() {
 		method := methods.Method(n)
 		request := reflect.New(method.Type.In(1).Elem())
 		request.Elem().FieldByName("ID").SetString("c1")
-		want := method.Name + " c1"
-		if method.Name == "State" {
-			request.Elem().FieldByName("ExecID").SetString("e1")
-			want += " e1"
-		}
-		out := reflect.ValueOf(client).MethodByName(method.Name).Call([]reflect.Value{reflect.ValueOf(context.Background()), request})
+		out := reflect.ValueOf(client).MethodByName(method.Name).Call([]reflect.Value{reflect.ValueOf(t.Context()), request})
 		if err, ok := out[1].Interface().(error); ok && err != nil {
 			t.Errorf("%s: %v", method.Name, err)
-		} else if service.called != want {
-			t.Errorf("%s called %q, want %q", method.Name, service.called, want)
+		} else if want := method.Name + " c1"; called != want {
+			t.Errorf("%s called %q, want %q", method.Name, called, want)
 		}
-		if state, ok := out[0].Interface().(*taskv2.StateResponse); ok {
-			if state.ID != "c1" || state.Bundle != "/b" || state.Pid != 7 || state.ExitStatus != 3 || state.ExecID != "e1" {
-				t.Errorf("State: got %v", state)
-			}
-		}
+	}
+	state, err := client.State(t.Context(), &taskv2.StateRequest{ID: "c1", ExecID: "e1"})
+	if err != nil || state.ID != "c1" || state.Bundle != "/b" || state.Pid != 7 || state.ExitStatus != 3 || state.ExecID != "e1" {
+		t.Errorf("State: got %v, %v", state, err)
 	}
 }

@@ -9,16 +9,16 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// Update changes the container's resources, never its devices. The kubelet sends
-// the device rules that containerd knows, which are not those that Create added;
-// runc ignores them (update.go, SkipDevices), crun would take the GPUs away.
+// Update changes the container's resources except devices. The kubelet sends the device rules
+// that containerd knows, without those that Create added; runc ignores them (update.go,
+// SkipDevices), but crun would remove the GPUs.
 func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*emptypb.Empty, error) {
 	r.Resources = withoutDevices(r.Resources)
 	return s.TTRPCTaskService.Update(ctx, r)
 }
 
-// withoutDevices takes the member devices out of the JSON of a LinuxResources;
-// what is no such JSON stays as it is for the embedded service to judge.
+// withoutDevices removes the member devices from a LinuxResources in JSON. Any other message
+// remains as it is; the embedded service reports it.
 func withoutDevices(any *anypb.Any) *anypb.Any {
 	var resources map[string]json.RawMessage
 	if any == nil || json.Unmarshal(any.GetValue(), &resources) != nil {

@@ -1,61 +1,64 @@
 package main
 
 import (
+	"flag"
 	"io"
 	"os"
 	"strings"
 	"testing"
 
+	clidocs "github.com/urfave/cli-docs/v3"
 	"github.com/urfave/cli/v3"
 )
 
-// Every command has a section of docs/shimctl.md that names each of its flags.
-func TestEveryCommandAndFlagIsDocumented(t *testing.T) {
-	data, err := os.ReadFile("../../docs/shimctl.md")
+var writeCommands = flag.Bool("commands", false, "write the commands of docs/shimctl.md")
+
+// The commands and flags of docs/shimctl.md are made from the command line itself.
+func TestCommandsOfThePage(t *testing.T) {
+	const page, begin, end = "../../docs/shimctl.md", "<!-- begin commands -->\n", "<!-- end commands -->\n"
+	data, err := os.ReadFile(page)
 	if err != nil {
 		t.Fatal(err)
 	}
-	sections := map[string]string{}
-	for _, part := range strings.Split(string(data), "\n## ")[1:] {
-		heading, text, _ := strings.Cut(part, "\n")
-		for name := range strings.SplitSeq(heading, " and ") {
-			sections[name] = text
-		}
+	before, rest, ok := strings.Cut(string(data), begin)
+	have, after, closed := strings.Cut(rest, end)
+	if !ok || !closed {
+		t.Fatalf("docs/shimctl.md lacks %s or %s", begin, end)
 	}
-	app := newApp(io.Discard, io.Discard)
-	for _, f := range app.Flags {
-		if !strings.Contains(string(data), "`--"+f.Names()[0]) {
-			t.Errorf("docs/shimctl.md does not name --%s", f.Names()[0])
-		}
+	want := commandsPage(t)
+	if *writeCommands {
+		err = os.WriteFile(page, []byte(before+begin+want+end+after), 0o644)
+	} else if have != want {
+		t.Error("docs/shimctl.md is out of date: go test ./cmd/nvidia-shimctl -run TestCommandsOfThePage -commands")
 	}
-	if len(app.Commands) == 0 {
-		t.Fatal("no commands")
-	}
-	for _, c := range app.Commands {
-		if c.Hidden {
-			continue // for programs, not for people
-		}
-		text, ok := sections[c.Name]
-		if !ok {
-			t.Errorf("docs/shimctl.md has no section %q", "## "+c.Name)
-			continue
-		}
-		delete(sections, c.Name)
-		flags(c, func(path, flag string) {
-			if !strings.Contains(text, "`--"+flag) {
-				t.Errorf("docs/shimctl.md: the section of %s does not name --%s", path, flag)
-			}
-		})
-	}
-	for name := range sections {
-		t.Errorf("docs/shimctl.md: there is no command %q", name)
+	if err != nil {
+		t.Error(err)
 	}
 }
 
-// flags calls f for the flags of a command and of those below it.
+// commandsPage is the generator's text from the global flags on, one level of headings down, with
+// the flags as lists.
+func commandsPage(t *testing.T) string {
+	t.Helper()
+	text, err := clidocs.ToMarkdown(newApp(io.Discard, io.Discard))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, ok := strings.Cut(text, "# GLOBAL OPTIONS\n")
+	if !ok {
+		t.Fatalf("the generator's text has no global options:\n%s", text)
+	}
+	return "\n## Flags of every command\n" + strings.NewReplacer(
+		"\n\n\n# COMMANDS", "\n\n## Commands", "\n##", "\n###", "\n\n**--", "\n- **--", `=""`, "", " (default: false)", "",
+	).Replace("\n" + text)
+}
+
+// flags calls f for the visible flags of a command and of the commands below it.
 func flags(c *cli.Command, f func(path, flag string)) {
 	for _, flag := range c.Flags {
-		f(c.FullName(), flag.Names()[0])
+		if v, ok := flag.(cli.VisibleFlag); ok && v.IsVisible() {
+			f(c.FullName(), flag.Names()[0])
+		}
 	}
 	for _, sub := range c.Commands {
 		flags(sub, f)

@@ -6,56 +6,54 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"path"
 	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
-// hostInfo is what `info` prints.
+// hostInfo is what info prints.
 type hostInfo struct {
 	DriverVersion string `json:"driver_version"`
-	// CUDAVersion is the newest that the driver supports, as NVML says.
-	CUDAVersion string `json:"cuda_version,omitempty"`
-	// NVMLError says why what only NVML knows is missing, or is of some GPUs.
-	NVMLError string              `json:"nvml_error,omitempty"`
-	Platform  device.Platform     `json:"platform,omitempty"`
-	Roots     map[string]string   `json:"roots"`
-	GPUs      []gpuInfo           `json:"gpus"`
-	Excluded  []gpuInfo           `json:"excluded"`
-	MIG       []migInfo           `json:"mig"`
-	Files     map[string][]string `json:"files"`
-	Searched  []string            `json:"searched"`
-	Missing   []string            `json:"missing"`
-	Refused   []driver.Refused    `json:"refused"`
+	// CUDAVersion is the newest that the driver supports. NVMLError says why it is missing.
+	CUDAVersion string              `json:"cuda_version,omitempty"`
+	NVMLError   string              `json:"nvml_error,omitempty"`
+	Platform    string              `json:"platform,omitempty"`
+	Roots       map[string]string   `json:"roots"`
+	GPUs        []gpuInfo           `json:"gpus"`
+	Excluded    []gpuInfo           `json:"excluded"`
+	MIG         []migInfo           `json:"mig"`
+	Files       map[string][]string `json:"files"`
+	Searched    []string            `json:"searched"`
+	Missing     []string            `json:"missing"`
+	Refused     []driver.Refused    `json:"refused"`
 }
 
 type gpuInfo struct {
 	gpuinject.PlanGPU
 	Model string `json:"model"`
-	// NVML is what only it knows; absent where it does not answer.
+	// NVML is absent if NVML does not answer, or not for this GPU.
 	NVML *nvmlInfo `json:"nvml,omitempty"`
 }
 
-// nvmlInfo are a GPU's properties.
+// nvmlInfo holds the facts that requirements of images and MIG UUIDs refer to.
 type nvmlInfo struct {
 	Brand string                 `json:"brand"`
 	Arch  string                 `json:"arch,omitempty"`
 	MIG   bool                   `json:"mig"`
 	MIGs  []device.InstanceFacts `json:"mig_devices"`
-	Error string                 `json:"error,omitempty"`
-	*nvml.Info
 }
 
-// migInfo is a MIG device by what procfs shows, with the name that needs no NVML.
+// migInfo is a MIG device with the name that needs no NVML.
 type migInfo struct {
 	GPU  int    `json:"gpu"`
 	GI   int    `json:"gi"`
@@ -66,114 +64,164 @@ type migInfo struct {
 func infoCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "info",
-		Usage: "show the driver, the GPUs and the driver files that containers can get",
+		Usage: "show the driver, the GPUs and what is wrong with them",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "files", Usage: "list the driver files by capability, too"},
+		},
 		Action: func(_ context.Context, c *cli.Command) error {
-			info, err := readInfo(c)
+			cfg, err := loader(c)()
 			if err != nil {
 				return err
 			}
-			info.addNVML(c)
+			info, err := readInfo(cfg.Host)
+			if err != nil {
+				return err
+			}
+			if a := asker(c)(probe.Questions{Facts: true}); a.Facts != nil {
+				info.addFacts(*a.Facts)
+			} else {
+				info.NVMLError = a.FactsError
+			}
 			if c.Bool("json") {
 				return printJSON(c.Root().Writer, info)
 			}
-			return info.print(c.Root().Writer)
+			return info.print(c.Root().Writer, c.Bool("files"))
 		},
 	}
 }
 
-func readInfo(c *cli.Command) (*hostInfo, error) {
-	cfg, err := loader(c)()
-	if err != nil {
-		return nil, err
-	}
-	h := cfg.Host
-	inv, files, err := gpuinject.FindHost(h)
-	if err != nil {
-		return nil, err
-	}
-	instances, err := inv.Instances()
+func readInfo(h config.Host) (*hostInfo, error) {
+	inv, files, err := host.Find(h)
 	if err != nil {
 		return nil, err
 	}
 	info := &hostInfo{
 		DriverVersion: inv.DriverVersion, Platform: inv.Platform,
-		Roots: map[string]string{
-			"driver": h.DriverRoot, "dev": h.DevRoot, "proc": h.ProcRoot, "sys": h.SysRoot, "state": h.StateDir,
-		},
-		GPUs: gpuInfos(inv.GPUs), Excluded: gpuInfos(inv.Excluded), MIG: migInfos(instances),
-		Files: map[string][]string{}, Searched: files.Searched, Missing: files.Missing, Refused: files.Refused,
+		Roots: map[string]string{"driver": h.DriverRoot, "dev": h.DevRoot, "proc": h.ProcRoot, "sys": h.SysRoot, "state": h.StateDir},
+		GPUs:  gpuInfos(inv.GPUs), Excluded: gpuInfos(inv.Excluded), MIG: []migInfo{},
+		Files: filesByCapability(&files), Searched: files.Searched, Missing: files.Missing, Refused: files.Refused,
 	}
-	for _, name := range []string{request.Compute, request.Utility, request.Graphics, request.Video, request.Display, request.NGX} {
-		for _, l := range files.Libraries {
-			if slices.Contains(l.Capabilities, name) && l.Bits == 64 {
-				info.Files[name] = append(info.Files[name], l.Path)
-			}
-		}
-		for _, b := range files.Binaries {
-			if slices.Contains(b.Capabilities, name) {
-				info.Files[name] = append(info.Files[name], b.Path)
-			}
-		}
-		for _, d := range files.Data {
-			if slices.Contains(d.Capabilities, name) {
-				info.Files[name] = append(info.Files[name], cmp.Or(d.Path, d.Dest+" (made, the host has none)"))
-			}
-		}
-	}
-	for _, l := range files.Libraries {
-		if l.Bits == 32 {
-			info.Files[request.Compat32] = append(info.Files[request.Compat32], l.Path)
-		}
+	for _, in := range inv.MIG {
+		info.MIG = append(info.MIG, migInfo{GPU: in.GPU, GI: in.GI, CI: in.CI, Name: in.Name()})
 	}
 	return info, nil
 }
 
 func gpuInfos(gpus []device.GPU) []gpuInfo {
-	out := []gpuInfo{}
+	list := []gpuInfo{}
 	for _, g := range gpus {
-		out = append(out, gpuInfo{PlanGPU: gpuinject.NewPlanGPU(g), Model: g.Model})
+		list = append(list, gpuInfo{PlanGPU: gpuinject.NewPlanGPU(g), Model: g.Model})
 	}
-	return out
+	return list
 }
 
-func migInfos(instances []device.Instance) []migInfo {
-	out := []migInfo{}
-	for _, in := range instances {
-		out = append(out, migInfo{GPU: in.GPU, GI: in.GI, CI: in.CI, Name: in.Name()})
+func filesByCapability(files *driver.Files) map[string][]string {
+	byCapability := map[string][]string{}
+	add := func(path string, capabilities ...string) {
+		for _, c := range capabilities {
+			byCapability[c] = append(byCapability[c], path)
+		}
 	}
-	return out
+	for _, l := range files.Libraries {
+		if l.Bits == 32 {
+			add(l.Path, request.Compat32)
+		} else {
+			add(l.Path, l.Capabilities...)
+		}
+	}
+	for _, b := range files.Binaries {
+		add(b.Path, b.Capabilities...)
+	}
+	for _, d := range files.Data {
+		add(cmp.Or(d.Path, d.Dest+" (made, the host has none)"), d.Capabilities...)
+	}
+	return byCapability
 }
 
-func (i *hostInfo) print(w io.Writer) error {
+func (i *hostInfo) addFacts(facts device.Facts) {
+	i.CUDAVersion = facts.CUDA
+	for k := range i.GPUs {
+		for _, f := range facts.GPUs {
+			if strings.EqualFold(f.BusID, i.GPUs[k].PCI) {
+				i.GPUs[k].NVML = &nvmlInfo{Brand: f.Brand, Arch: f.Arch, MIG: f.MIG, MIGs: f.Instances}
+			}
+		}
+	}
+}
+
+func (i *hostInfo) print(w io.Writer, files bool) error {
 	o := term.New(w)
-	o.Line(o.Paint(term.Bold, driverLine(cmp.Or(i.DriverVersion, "of "+i.Platform.String()), i.CUDAVersion)))
-	t := o.Table("INDEX", "MINOR", "UUID", "PCI", "MODEL")
-	for _, g := range i.GPUs {
-		t.Row(term.Textf("%d", g.Index), term.Textf("%d", g.Minor), term.Text(g.UUID), term.Text(g.PCI), term.Styled(term.Green, g.Model))
+	driver := "Driver " + cmp.Or(i.DriverVersion, "of "+host.PlatformTitle(i.Platform))
+	if i.CUDAVersion != "" {
+		driver += ", CUDA " + i.CUDAVersion
 	}
-	for _, g := range i.Excluded {
-		t.Row(term.Styled(term.Yellow, "excluded"), term.Text("-"), term.Text(g.UUID), term.Text(g.PCI), term.Text(g.Model))
+	o.Line(term.Bold, driver)
+	t := o.Table("GPU", "UUID", "PCI", "MINOR", "MODEL")
+	for _, g := range i.GPUs {
+		t.Row(term.Green, fmt.Sprint(g.Index), g.UUID, g.PCI, fmt.Sprint(g.Minor), g.Model)
 	}
 	if err := t.Flush(); err != nil {
 		return err
 	}
-	for _, m := range i.MIG {
-		o.Field("MIG device:", len("MIG device:")+1, term.Green, fmt.Sprintf("%s, of GPU %d", m.Name, m.GPU))
-	}
-	i.printNVML(o)
-	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
-		o.Line(fmt.Sprintf("%s %d files", o.Paint(term.Bold, name+":"), len(i.Files[name])))
-		for _, f := range i.Files[name] {
-			o.Field("", 2, term.Plain, path.Clean(f))
+	if len(i.MIG) > 0 {
+		t := o.Table("MIG", "PROFILE", "DEVICE")
+		for _, m := range i.MIG {
+			profile, name := i.migFacts(m)
+			t.Row(term.Green, fmt.Sprintf("%d:%d/%d", m.GPU, m.GI, m.CI), profile, name)
+		}
+		if err := t.Flush(); err != nil {
+			return err
 		}
 	}
-	field := func(label string, s term.Style, value string) { o.Field(label, len(label)+1, s, value) }
-	field("searched:", term.Plain, strings.Join(i.Searched, ", "))
-	for _, m := range i.Missing {
-		field("missing:", term.Yellow, m)
-	}
-	for _, r := range i.Refused {
-		field("refused:", term.Red, r.Path+": it "+r.Reason)
+	i.printProblems(o)
+	if files {
+		i.printFiles(o)
 	}
 	return nil
+}
+
+// migFacts returns the profile and the UUID of a MIG device if NVML knows it, and its other name if
+// not.
+func (i *hostInfo) migFacts(m migInfo) (profile, name string) {
+	for _, g := range i.GPUs {
+		if g.Index != m.GPU || g.NVML == nil {
+			continue
+		}
+		for _, f := range g.NVML.MIGs {
+			if f.GI == m.GI && f.CI == m.CI {
+				return f.Name, f.UUID
+			}
+		}
+	}
+	return "-", m.Name
+}
+
+func (i *hostInfo) printProblems(o *term.Output) {
+	if i.NVMLError != "" {
+		o.Field("NVML:", 6, term.Yellow, i.NVMLError)
+	}
+	for _, g := range i.GPUs {
+		if g.NVML == nil && i.NVMLError == "" {
+			o.Field(fmt.Sprintf("GPU %d:", g.Index), 7, term.Red, "NVML does not list it")
+		}
+	}
+	for _, g := range i.Excluded {
+		o.Field("excluded:", 10, term.Yellow, fmt.Sprintf("%s at %s (NVreg_ExcludedGpus)", cmp.Or(g.UUID, g.Model), g.PCI))
+	}
+	for _, m := range i.Missing {
+		o.Field("missing:", 9, term.Yellow, m)
+	}
+	for _, r := range i.Refused {
+		o.Field("refused:", 9, term.Red, r.Path+": it "+r.Reason)
+	}
+}
+
+func (i *hostInfo) printFiles(o *term.Output) {
+	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
+		o.Line(term.Bold, fmt.Sprintf("%s: %d files", name, len(i.Files[name])))
+		for _, f := range i.Files[name] {
+			o.Field("", 2, term.Plain, f)
+		}
+	}
+	o.Field("searched:", 10, term.Bold, strings.Join(i.Searched, ", "))
 }

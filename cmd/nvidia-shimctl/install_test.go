@@ -98,7 +98,7 @@ func TestInstallCommand(t *testing.T) {
 	}
 	installed := snapshot(t, root)
 	status, out, _ = ctl(t, append([]string{"--json"}, args...)...)
-	var o outcome
+	var o installation
 	if err := json.Unmarshal([]byte(out), &o); err != nil {
 		t.Fatal(err)
 	}
@@ -177,7 +177,7 @@ func TestInstallRefuses(t *testing.T) {
 
 func TestManifestCommand(t *testing.T) {
 	status, out, errs := ctl(t, "manifest", "--handler", "gpu", "--node-selector", "nvidia.com/gpu.present=true", "--overhead", "memory=16Mi", "--toleration", "nvidia.com/gpu:NoSchedule")
-	if status != 0 || !strings.Contains(out, "handler: \"gpu\"\n") || !strings.Contains(out, "operator: Exists\n    effect: NoSchedule\n") {
+	if status != 0 || !strings.Contains(out, "handler: gpu\n") || !strings.Contains(out, "- effect: NoSchedule\n      key: nvidia.com/gpu\n      operator: Exists\n") {
 		t.Errorf("%d %s %s", status, out, errs)
 	}
 }

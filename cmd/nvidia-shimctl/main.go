@@ -1,6 +1,5 @@
-// Command nvidia-shimctl is the operator's tool of io.containerd.nvidia.v2: it says
-// what this host has for containers, and what a container would get and why, by the
-// very code that the shim runs.
+// Command nvidia-shimctl is the operator's tool of io.containerd.nvidia.v2: it shows what this host
+// has for containers, and what a container would get and why, by the code that the shim runs.
 //
 // Exit status: 0 fine, 1 a problem found or a request refused, 2 wrong usage.
 package main
@@ -26,12 +25,11 @@ func main() {
 // errProblem ends a command with status 1 after it printed what is wrong.
 var errProblem = errors.New("problem")
 
-// newApp is the command line. Each run has one of its own: the library keeps what it
-// parsed in it.
+// newApp makes the command line. Each run needs its own: the library stores what it parsed in it.
 func newApp(stdout, stderr io.Writer) *cli.Command {
 	app := &cli.Command{
 		Name:    "nvidia-shimctl",
-		Usage:   "look at GPUs with the eyes of the containerd shim io.containerd.nvidia.v2",
+		Usage:   "operate the containerd shim io.containerd.nvidia.v2: its GPUs, plans and installation",
 		Version: version.Version + " (" + version.Revision + ")",
 		Writer:  stdout, ErrWriter: stderr,
 		Flags: []cli.Flag{
@@ -41,27 +39,46 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 		Commands: []*cli.Command{
 			infoCommand(), statusCommand(), planCommand(), runArgsCommand(),
 			checkCommand(), prepareCommand(), installCommand(), uninstallCommand(), manifestCommand(),
-			probeCommand(), completionCommand(), completeCommand(), manCommand(),
+			probeCommand(), manCommand(), versionCommand(),
 		},
+		EnableShellCompletion: true, ConfigureShellCompletionCommand: configureCompletion,
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},
-		Action: func(ctx context.Context, c *cli.Command) error {
+		Action: func(_ context.Context, c *cli.Command) error {
 			if c.Args().Present() {
-				return usage(fmt.Errorf("unknown command %q", c.Args().First()))
+				return usage(fmt.Errorf("unknown command %.256q", c.Args().First()))
 			}
 			return cli.ShowAppHelp(c)
 		},
 	}
 	strict(app)
+	for _, c := range app.Commands {
+		refuseArguments(c)
+	}
 	return app
 }
 
-// strict makes a command and those below it refuse what is wrong usage, and take a
-// slice's item as it is written: a device list has commas of its own.
+// strict makes wrong flags of a command and those below it wrong usage. A value of a repeated flag
+// is taken as it is written: a device list has commas of its own.
 func strict(c *cli.Command) {
-	c.OnUsageError = onUsageError
+	c.OnUsageError = func(_ context.Context, _ *cli.Command, err error, _ bool) error { return usage(err) }
 	c.DisableSliceFlagSeparator = true
 	for _, sub := range c.Commands {
 		strict(sub)
+	}
+}
+
+// refuseArguments makes a command and those below it refuse arguments.
+func refuseArguments(c *cli.Command) {
+	if action := c.Action; action != nil {
+		c.Action = func(ctx context.Context, c *cli.Command) error {
+			if c.Args().Present() {
+				return usage(fmt.Errorf("unexpected argument %.256q", c.Args().First()))
+			}
+			return action(ctx, c)
+		}
+	}
+	for _, sub := range c.Commands {
+		refuseArguments(sub)
 	}
 }
 
@@ -74,32 +91,25 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	case errors.Is(err, errProblem):
 		return 1
 	case errors.As(err, &u):
-		fmt.Fprintf(stderr, "nvidia-shimctl: %v (nvidia-shimctl --help shows how)\n", err)
+		fmt.Fprintf(stderr, "nvidia-shimctl: %v (see nvidia-shimctl --help)\n", err)
 		return 2
 	}
 	fmt.Fprintf(stderr, "nvidia-shimctl: %v\n", err)
 	return 1
 }
 
-// usageError is a command line that makes no sense.
+// usageError is the error of a wrong command line.
 type usageError struct{ error }
 
-func onUsageError(_ context.Context, _ *cli.Command, err error, _ bool) error { return usage(err) }
-
 func usage(err error) error { return &usageError{err} }
-
-// noArguments refuses what is left of a command line behind its flags.
-func noArguments(c *cli.Command) error {
-	if c.Args().Present() {
-		return usage(fmt.Errorf("unexpected argument %q", c.Args().First()))
-	}
-	return nil
-}
 
 // loader reads the configuration that the command line names, or the shim's own.
 func loader(c *cli.Command) func() (*config.Config, error) {
 	if name := c.String("config"); name != "" {
 		return func() (*config.Config, error) { return config.Load(name) }
+	}
+	if os.Getenv(config.EnvFile) != "" {
+		return func() (*config.Config, error) { return nil, usage(errors.New("--config is empty")) }
 	}
 	return config.FromEnvironment
 }

@@ -54,9 +54,6 @@ func manifestCommand() *cli.Command {
 
 func manifest(c *cli.Command) (runtimeclass.Manifest, error) {
 	m := runtimeclass.Manifest{Handler: c.String("handler"), Name: c.String("name")}
-	if err := noArguments(c); err != nil {
-		return m, err
-	}
 	if m.Name == "" {
 		m.Name = m.Handler
 	}

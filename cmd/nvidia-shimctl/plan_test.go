@@ -1,7 +1,6 @@
 package main
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -11,32 +10,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
-
-// simulate makes a driver with three GPUs.
-func simulate(t *testing.T) *sim.Driver {
-	t.Helper()
-	return simtest.New(t, sim.Options{GPUs: 3})
-}
-
-// ctl runs the tool as a shell would.
-func ctl(t *testing.T, args ...string) (status int, stdout, stderr string) {
-	t.Helper()
-	t.Setenv(config.EnvFile, "")
-	var out, errs bytes.Buffer
-	status = run(t.Context(), append([]string{"nvidia-shimctl"}, args...), &out, &errs)
-	return status, out.String(), errs.String()
-}
-
-func decode(t *testing.T, text string, v any) {
-	t.Helper()
-	if err := json.Unmarshal([]byte(text), v); err != nil {
-		t.Fatalf("no JSON: %v\n%s", err, text)
-	}
-}
 
 func TestAPlanSaysWhatTheContainerWouldGet(t *testing.T) {
 	d := simulate(t)
@@ -154,28 +128,6 @@ func TestAPlanExplainsEveryGPUOfTheHost(t *testing.T) {
 	}
 }
 
-func TestWrongUsageEndsWithStatusTwo(t *testing.T) {
-	for _, args := range [][]string{
-		{"plam"},
-		{"--no-such-flag"},
-		{"plan", "--no-such-flag"},
-		{"info", "--no-such-flag"},
-		{"plan", "--mount", "/srv"},
-		{"plan", "--mount", "/srv:relative"},
-		{"plan", "--annotation", "key"},
-		{"plan", "--bundle", "/x", "--env", "A=B"},
-		{"plan", "--bundle", "/x", "--privileged"},
-	} {
-		status, out, errs := ctl(t, args...)
-		if status != 2 || !strings.Contains(errs, "--help") || strings.Count(errs, "\n") != 1 {
-			t.Errorf("%v: status %d, stdout %q, stderr %q", args, status, out, errs)
-		}
-	}
-	if status, out, _ := ctl(t); status != 0 || !strings.Contains(out, "plan") {
-		t.Errorf("without arguments: status %d, output %q", status, out)
-	}
-}
-
 func TestABundleIsReadAsTheShimReadsIt(t *testing.T) {
 	d := simulate(t)
 	dir := t.TempDir()
@@ -201,48 +153,5 @@ func TestABundleIsReadAsTheShimReadsIt(t *testing.T) {
 	status, out, errs = ctl(t, "--config", d.ConfigPath, "plan", "--bundle", dir+"x")
 	if status != 1 || !strings.Contains(errs, dir+"x") {
 		t.Errorf("no such bundle: status %d, stdout %q, stderr %q", status, out, errs)
-	}
-}
-
-func TestInfoListsTheHostAndEndsWithStatusOneWithoutADriver(t *testing.T) {
-	d := simulate(t)
-	status, out, errs := ctl(t, "--config", d.ConfigPath, "--json", "info")
-	var info hostInfo
-	decode(t, out, &info)
-	if status != 0 || errs != "" || info.DriverVersion != d.Version || len(info.GPUs) != 3 || info.GPUs[1].UUID != d.GPUs[1].UUID || info.Roots["driver"] != d.Root {
-		t.Errorf("status %d, stderr %q, info %+v", status, errs, info)
-	}
-	if !slices.ContainsFunc(info.Files["compute"], func(f string) bool { return filepath.Base(f) == "libcuda.so."+d.Version }) {
-		t.Errorf("files of compute: %v", info.Files["compute"])
-	}
-	if len(info.MIG) != 0 {
-		t.Errorf("MIG devices %+v", info.MIG)
-	}
-	if err := d.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}}); err != nil {
-		t.Fatal(err)
-	}
-	_, out, _ = ctl(t, "--config", d.ConfigPath, "--json", "info")
-	decode(t, out, &info)
-	older := "MIG-" + d.GPUs[1].UUID + "/9/0"
-	if !slices.Equal(info.MIG, []migInfo{{GPU: 1, GI: 9, CI: 0, Name: older}}) {
-		t.Errorf("MIG devices %+v", info.MIG)
-	}
-	if _, out, _ = ctl(t, "--config", d.ConfigPath, "info"); !strings.Contains(out, older) {
-		t.Errorf("output:\n%s", out)
-	}
-	if _, out, _ = ctl(t, "--config", d.ConfigPath, "plan", "--env", "NVIDIA_VISIBLE_DEVICES="+older); !strings.Contains(out, "GPU instance 9, compute instance 0 of GPU 1") || !strings.Contains(out, "gi9/ci0/access") {
-		t.Errorf("plan:\n%s", out)
-	}
-	status, out, _ = ctl(t, "--config", d.ConfigPath, "info")
-	if status != 0 || !strings.Contains(out, d.GPUs[2].UUID) || !strings.Contains(out, d.Version) {
-		t.Errorf("status %d, output:\n%s", status, out)
-	}
-
-	if err := os.RemoveAll(filepath.Join(d.ProcRoot, "driver")); err != nil {
-		t.Fatal(err)
-	}
-	status, out, errs = ctl(t, "--config", d.ConfigPath, "info")
-	if status != 1 || out != "" || !strings.Contains(errs, "no NVIDIA driver is loaded") || strings.Count(errs, "\n") != 1 {
-		t.Errorf("without a driver: status %d, stdout %q, stderr %q", status, out, errs)
 	}
 }

@@ -15,19 +15,16 @@ func prepareCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "prepare",
 		Usage: "load the driver's kernel modules and make missing device nodes, at boot or by hand",
-		Description: "A node that is as it should be is not touched, and one that is wrong is named and left alone without --replace. " +
-			"Mode and owner are those of the driver's parameters. On a host without a GPU there is nothing to do. " +
+		Description: "A correct node is not touched, and a wrong one is only reported, unless --replace is given. " +
+			"Mode and owner are those of the driver's parameters. On a host without a GPU it does nothing. " +
 			"install --prepare-unit has systemd run it at every boot.",
 		Flags: []cli.Flag{
-			&cli.BoolFlag{Name: "load-modules", Usage: "load modules that are missing (default: as host.load-kernel-modules says)"},
-			&cli.StringFlag{Name: "imex-channels", Usage: "make the nodes of these IMEX channels too: `LIST` as 0-3,7"},
-			&cli.BoolFlag{Name: "replace", Usage: "put right what is there and wrong: stale numbers, links, modes, owners"},
-			&cli.BoolFlag{Name: "dry-run", Usage: "show what would be done, and change nothing"},
+			&cli.BoolFlag{Name: "load-modules", Usage: "load missing modules (default: host.load-kernel-modules)"},
+			&cli.StringFlag{Name: "imex-channels", Usage: "also make the nodes of these IMEX channels: `LIST` as 0-3,7"},
+			&cli.BoolFlag{Name: "replace", Usage: "replace wrong nodes: old numbers, links, modes, owners"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "show what would be done and change nothing"},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
-			if err := noArguments(c); err != nil {
-				return err
-			}
 			o := prepare.Options{Replace: c.Bool("replace"), DryRun: c.Bool("dry-run")}
 			if c.IsSet("imex-channels") {
 				var err error
@@ -71,7 +68,8 @@ func printPrepared(w io.Writer, r *prepare.Report) error {
 	if len(r.Modules) > 0 {
 		t := o.Table("MODULE", "STATE")
 		for _, m := range r.Modules {
-			t.Row(term.Text(m.Name), preparedState(r, m.State, m.Required))
+			state, style := preparedState(r, m.State, m.Required)
+			t.Row(style, m.Name, state)
 		}
 		if err := t.Flush(); err != nil {
 			return err
@@ -80,7 +78,8 @@ func printPrepared(w io.Writer, r *prepare.Report) error {
 	if len(r.Nodes) > 0 {
 		t := o.Table("NODE", "NUMBER", "MODE", "STATE")
 		for _, n := range r.Nodes {
-			t.Row(term.Text(n.Path), term.Textf("%d:%d", n.Major, n.Minor), term.Text(n.Mode), preparedState(r, n.State, true))
+			state, style := preparedState(r, n.State, true)
+			t.Row(style, n.Path, fmt.Sprintf("%d:%d", n.Major, n.Minor), n.Mode, state)
 		}
 		if err := t.Flush(); err != nil {
 			return err
@@ -106,7 +105,7 @@ func printPrepared(w io.Writer, r *prepare.Report) error {
 	return nil
 }
 
-func preparedState(r *prepare.Report, state string, required bool) term.Cell {
+func preparedState(r *prepare.Report, state string, required bool) (string, term.Style) {
 	style := preparedStyles[state]
 	if !required && style == term.Red {
 		style = term.Yellow
@@ -114,5 +113,5 @@ func preparedState(r *prepare.Report, state string, required bool) term.Cell {
 	if r.DryRun && (state == prepare.Made || state == prepare.Replaced) {
 		state = "to be " + state
 	}
-	return term.Styled(style, state)
+	return state, style
 }

@@ -60,7 +60,7 @@ func TestPrepareMakesTheNodesThatAreMissing(t *testing.T) {
 	}
 	write(t, name, "", 0o644)
 	status, out, _ := ctl(t, "--config", d.ConfigPath, "prepare")
-	if status != 1 || !strings.Contains(out, name+": it is no character device\n  fix: nvidia-shimctl prepare --replace\n") {
+	if status != 1 || !strings.Contains(out, name+": it is not a character device\n  fix: nvidia-shimctl prepare --replace\n") {
 		t.Errorf("status %d\n%s", status, out)
 	}
 	if status, _ := run("--replace"); status != 0 {
@@ -68,7 +68,7 @@ func TestPrepareMakesTheNodesThatAreMissing(t *testing.T) {
 	}
 }
 
-func TestPrepareWithoutADriverSaysWhatToDo(t *testing.T) {
+func TestPrepareWithoutADriver(t *testing.T) {
 	d := simulate(t)
 	if err := os.RemoveAll(filepath.Join(d.ProcRoot, "driver")); err != nil {
 		t.Fatal(err)
@@ -143,7 +143,7 @@ func TestInstallWritesTheUnitOfPrepareAndUninstallRemovesIt(t *testing.T) {
 	}
 	write(t, unit, "[Unit]\n", 0o644)
 	if status, _, errs := ctl(t, args...); status != 1 || !strings.Contains(errs, "is not of this program") {
-		t.Errorf("a unit of somebody else's: %d %s", status, errs)
+		t.Errorf("another program's unit: %d %s", status, errs)
 	}
 	for _, bad := range []string{"relative", "/opt/my programs", "/opt/%i"} {
 		if status, _, errs := ctl(t, "manifest", "systemd-unit", "--bin-dir", bad); status != 2 {

@@ -1,55 +1,92 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
-	"os"
-	"time"
+	"fmt"
+	"path/filepath"
+	"strings"
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe/server"
 )
 
-// probeTimeout is how long a probe waits by itself; the shim has a limit of its own.
-const probeTimeout = 3 * time.Second
-
-// askKubelet asks as the shim does, in this very process.
-func askKubelet(socket, namespace, name string) (policy.Allocation, error) {
-	if _, err := os.Lstat(socket); errors.Is(err, os.ErrNotExist) {
-		return policy.Allocation{}, policy.ErrNoKubelet
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), probeTimeout)
-	defer cancel()
-	pod, err := kubelet.Allocated(ctx, socket, namespace, name)
-	return policy.Allocation(pod), err
-}
+// nvmlTimeout is how long NVML may take; tests use a shorter time.
+var nvmlTimeout = probe.NVMLTimeout
 
 func probeCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "probe",
-		Usage: "answer a question of the shim in a process of its own, as JSON",
-		Commands: []*cli.Command{nvmlCommand(), cdiCommand(), {
-			Name:  "pod-resources",
-			Usage: "what the kubelet allocated to a pod",
-			Flags: []cli.Flag{
-				&cli.StringFlag{Name: "socket", Usage: "the kubelet's PodResources `SOCKET`", Value: "/var/lib/kubelet/pod-resources/kubelet.sock"},
-				&cli.StringFlag{Name: "namespace", Usage: "the pod's `NAMESPACE`"},
-				&cli.StringFlag{Name: "pod", Usage: "the pod's `NAME`"},
-			},
-			Action: func(ctx context.Context, c *cli.Command) error {
-				if c.String("namespace") == "" || c.String("pod") == "" {
-					return usage(errors.New("--namespace and --pod say which pod"))
-				}
-				ctx, cancel := context.WithTimeout(ctx, probeTimeout)
-				defer cancel()
-				pod, err := kubelet.Allocated(ctx, c.String("socket"), c.String("namespace"), c.String("pod"))
-				if err != nil {
-					return err
-				}
-				return printJSON(c.Root().Writer, pod)
-			},
-		}},
+		Usage: "print what NVML or the kubelet answers, as the shim asks them",
+		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "live", Usage: "ask NVML for the state of the GPUs too"},
+			&cli.StringFlag{Name: "pod", Usage: "ask the kubelet instead what it allocated to the pod `NAMESPACE/NAME`"},
+			&cli.StringFlag{Name: "socket", Usage: "the kubelet's PodResources `SOCKET`", Value: config.Default().Policy.KubeletSocket},
+			&cli.DurationFlag{Name: "timeout", Usage: "give up on NVML after `TIME`", Value: nvmlTimeout},
+			&cli.StringFlag{Name: "questions", Usage: "the shim's questions as `JSON`", Hidden: true},
+		},
+		Action: func(ctx context.Context, c *cli.Command) error {
+			q, err := probeQuestions(c)
+			if err != nil {
+				return usage(err)
+			}
+			a := server.Answer(ctx, q)
+			if err := printJSON(c.Root().Writer, a); err != nil || c.IsSet("questions") {
+				return err
+			}
+			if text := cmp.Or(a.FactsError, a.LiveError, a.PodError); text != "" {
+				return errors.New(text)
+			}
+			return nil
+		},
 	}
+}
+
+// probeQuestions returns the questions of the shim, or of a user.
+func probeQuestions(c *cli.Command) (q probe.Questions, err error) {
+	if c.IsSet("questions") {
+		if err := json.Unmarshal([]byte(c.String("questions")), &q); err != nil {
+			return q, fmt.Errorf("--questions: %w", err)
+		}
+		return q, nil
+	}
+	if c.IsSet("pod") {
+		namespace, name, ok := strings.Cut(c.String("pod"), "/")
+		if !ok || namespace == "" || name == "" {
+			return q, fmt.Errorf("--pod %.256q is not NAMESPACE/NAME", c.String("pod"))
+		}
+		q.Pod = &probe.Pod{Socket: c.String("socket"), Namespace: namespace, Name: name}
+		return q, nil
+	}
+	return probe.Questions{Config: c.String("config"), Facts: !c.Bool("live"), Live: c.Bool("live"), Timeout: c.Duration("timeout")}, nil
+}
+
+// asker returns the function that asks as the shim does, in a process of its own.
+func asker(c *cli.Command) func(probe.Questions) probe.Answers {
+	return func(q probe.Questions) probe.Answers {
+		q.Timeout = nvmlTimeout
+		if name := c.String("config"); name != "" {
+			abs, err := filepath.Abs(name)
+			if err == nil {
+				name = abs
+			}
+			q.Config = name
+		}
+		return probe.Ask(func() (string, error) { return "/proc/self/exe", nil }, probe.StartProcess, q)
+	}
+}
+
+// askLive asks NVML for the state of the GPUs.
+func askLive(c *cli.Command) (live nvml.Snapshot, err error) {
+	a := asker(c)(probe.Questions{Live: true})
+	if a.LiveError != "" {
+		return live, errors.New(a.LiveError)
+	}
+	return live, json.Unmarshal(a.Live, &live)
 }

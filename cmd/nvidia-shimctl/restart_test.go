@@ -1,15 +1,12 @@
 package main
 
 import (
-	"context"
 	"io"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
-
-	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -58,7 +55,7 @@ func TestInstallRestartsTheDaemonOnlyWhenAskedToAndNeeded(t *testing.T) {
 	}
 	step("a dry run", nil, append(install, "--dry-run", "--restart")...)
 	if out := step("without --restart", nil, install...); !strings.Contains(out, "not restarted: run `systemctl restart containerd`") {
-		t.Errorf("nobody says how to restart: %s", out)
+		t.Errorf("nothing says how to restart: %s", out)
 	}
 	step("nothing to change", nil, append(install, "--restart")...)
 	step("uninstall without --restart", nil, append(uninstall, "--keep-programs")...)
@@ -141,16 +138,8 @@ func TestTheActiveOneOfSeveralUnitsIsRestarted(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			calls := fakeSystemctl(t, c.script)
-			plan := &runtimeclass.Plan{
-				Changes: []runtimeclass.Change{{Path: "/x", After: []byte("x")}},
-				Restart: runtimeclass.Restart{Verb: "restart", Units: runtimeclass.Distributions["k3s"].Units},
-			}
-			cmd := &cli.Command{
-				Writer: io.Discard, ErrWriter: io.Discard, Flags: []cli.Flag{&cli.BoolFlag{Name: "restart"}},
-				ExitErrHandler: func(context.Context, *cli.Command, error) {},
-				Action:         func(ctx context.Context, c *cli.Command) error { return restart(ctx, c, plan) },
-			}
-			err := cmd.Run(t.Context(), []string{"install", "--restart"})
+			restart := runtimeclass.Restart{Verb: "restart", Units: runtimeclass.Distributions["k3s"].Units}
+			err := restart.Run(t.Context(), io.Discard)
 			if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) {
 				t.Errorf("got %v, want an error with %q", err, c.err)
 			}

@@ -17,14 +17,14 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
-// engines are the programs that run-args knows.
+// engines are the values of --for.
 var engines = []string{"docker", "podman", "nerdctl", "ctr"}
 
 // runArgs is what run-args prints as JSON.
 type runArgs struct {
 	For  string   `json:"for"`
 	Args []string `json:"args"`
-	// What the arguments are made of.
+	// The rest is what the arguments are made of.
 	GPUs    []gpuinject.PlanGPU `json:"gpus"`
 	Devices []nodePair          `json:"devices"`
 	Files   []gpuinject.Bind    `json:"files"`
@@ -43,29 +43,37 @@ type nodePair struct {
 func runArgsCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "run-args",
-		Usage: "print the flags by which a container has the same GPUs without this shim",
+		Usage: "print the flags that give a container the same GPUs without this shim",
 		Description: "Each flag is on a line of its own, for a command substitution: docker run $(nvidia-shimctl run-args --for docker) IMAGE. " +
-			"They come from the plan of the shim; what such flags cannot do is printed on the standard error.",
+			"They come from the plan of the shim; the standard error says what such flags cannot do.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "for", Usage: "`ENGINE` that the flags are for: " + strings.Join(engines, ", ")},
 			&cli.StringFlag{Name: "devices", Usage: "`LIST` of GPUs, as in NVIDIA_VISIBLE_DEVICES (default: all)"},
 			&cli.StringFlag{Name: "capabilities", Usage: "`LIST` of driver capabilities, as in NVIDIA_DRIVER_CAPABILITIES"},
-			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "further environment variable `K=V` of the container, as NVIDIA_IMEX_CHANNELS=0"},
+			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "further environment variable `K=V` of the container, as NVIDIA_IMEX_CHANNELS=0; may be repeated"},
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
-			if err := noArguments(c); err != nil {
+			r := runArgs{
+				For: c.String("for"), Devices: []nodePair{}, Groups: []uint32{},
+				Env: []string{
+					"LD_LIBRARY_PATH=" + path.Join(gpuinject.ViewDir, "lib") + ":" + path.Join(gpuinject.ViewDir, "lib64"),
+					// Keeps an NVIDIA runtime that is the engine's default from injecting, too.
+					request.EnvVisibleDevices + "=void",
+				},
+				Limits: []string{
+					"/proc/driver/nvidia is not masked: the container sees which other GPUs the host has, and cannot open them",
+					"no ld.so.cache is written: programs find the driver by LD_LIBRARY_PATH, which replaces that of the image",
+					"the image's requirements (NVIDIA_REQUIRE_*) and its forward compatibility package are ignored",
+					"the flags are for this host and this driver: print them again after a driver upgrade or a change of MIG",
+				},
+			}
+			if !slices.Contains(engines, r.For) {
+				return usage(fmt.Errorf("--for %.256q is not one of %s", r.For, strings.Join(engines, ", ")))
+			}
+			if err := r.addStandalone(c); err != nil {
 				return err
 			}
-			engine := c.String("for")
-			if !slices.Contains(engines, engine) {
-				return usage(fmt.Errorf("--for %q is not one of %s", engine, strings.Join(engines, ", ")))
-			}
-			job, err := standaloneJob(c)
-			if err != nil {
-				return err
-			}
-			r, err := makeRunArgs(engine, job)
-			if err != nil {
+			if err := r.makeArgs(); err != nil {
 				return err
 			}
 			if c.Bool("json") {
@@ -76,128 +84,97 @@ func runArgsCommand() *cli.Command {
 	}
 }
 
-// standaloneJob takes a container with the flags' environment through the shim's steps.
-func standaloneJob(c *cli.Command) (*gpuinject.Job, error) {
+// addStandalone plans a container with the environment of the flags, and adds what it needs of the
+// host.
+func (r *runArgs) addStandalone(c *cli.Command) error {
+	const devices = request.EnvVisibleDevices + "="
 	env := slices.Clone(c.StringSlice("env"))
 	if c.IsSet("capabilities") {
 		env = append(env, request.EnvCapabilities+"="+c.String("capabilities"))
 	}
-	const devices = request.EnvVisibleDevices + "="
-	switch {
-	case c.IsSet("devices"):
+	if c.IsSet("devices") {
 		env = append(env, devices+c.String("devices"))
-	case !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, devices) }):
+	} else if !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, devices) }) {
 		env = append(env, devices+request.All)
 	}
-	job, err := gpuinject.ExamineSpec(plainSpec(env), loader(c))
+	spec, err := plainSpec(env)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	if job == nil {
-		return nil, usage(errors.New("with these variables a container does not ask for the driver: --devices"))
+	container, err := gpuinject.ExamineSpec(spec, loader(c))
+	if err != nil {
+		return err
 	}
-	ask(c, job)
-	err = job.Resolve()
-	if errors.Is(err, gpuinject.ErrNotGranted) {
-		err = errors.New(job.Plan.Grant)
+	if !container.Asks {
+		return usage(errors.New("with these variables a container does not ask for the driver: --devices"))
 	}
-	if err == nil {
-		err = job.Preview("")
+	plan, err := resolve(c, container)
+	if err != nil {
+		return err
 	}
-	return job, err
-}
-
-// libraryPath has the directories of the CUDA images' own LD_LIBRARY_PATH.
-var libraryPath = "LD_LIBRARY_PATH=" + path.Join(gpuinject.ViewDir, "lib") + ":" + path.Join(gpuinject.ViewDir, "lib64")
-
-func makeRunArgs(engine string, job *gpuinject.Job) (*runArgs, error) {
-	s := job.Standalone()
-	r := &runArgs{
-		For: engine, GPUs: job.Plan.GPUs, Devices: []nodePair{}, Files: s.Files, Groups: append([]uint32{}, s.Groups...),
-		// void: a runtime of NVIDIA's that is the engine's default stays out.
-		Env: []string{libraryPath, request.EnvVisibleDevices + "=void"},
-		Limits: []string{
-			"/proc/driver/nvidia is not masked: the container sees which other GPUs the host has, and cannot open them",
-			"no ld.so.cache is written: programs find the driver by LD_LIBRARY_PATH, which replaces that of the image",
-			"what the image requires (NVIDIA_REQUIRE_*) and its forward compatibility package are not looked at",
-			"the flags are for this host and this driver: print them anew after a driver upgrade or a change of MIG",
-		},
+	if !plan.GPU {
+		return errors.New(plan.Grant)
 	}
+	s := plan.Standalone(container)
+	r.GPUs, r.Files, r.Groups = plan.GPUs, s.Files, append(r.Groups, s.Groups...)
 	for _, n := range s.Nodes {
 		r.Devices = append(r.Devices, nodePair{n.HostPath, n.Path})
 	}
 	for _, name := range s.Omitted {
 		r.Limits = append(r.Limits, name+" is a file that the shim makes: it is left out")
 	}
-	if engine == "ctr" {
-		return r, r.forCtr()
-	}
-	return r, r.forDocker()
-}
-
-// forDocker makes flags that Docker, Podman and nerdctl have in common.
-func (r *runArgs) forDocker() error {
-	pair := func(flag, source, dest, options string) error {
-		if strings.Contains(source+dest, ":") {
-			return fmt.Errorf("%q has a colon, which no flag can say", source)
-		}
-		r.Args = append(r.Args, flag+source+":"+dest+":"+options)
-		return nil
-	}
-	for _, d := range r.Devices {
-		if err := pair("--device=", d.Source, d.Destination, "rw"); err != nil {
-			return err
-		}
-	}
-	for _, g := range r.Groups {
-		r.Args = append(r.Args, "--group-add="+strconv.FormatUint(uint64(g), 10))
-	}
-	for _, f := range r.Files {
-		if err := pair("--volume=", f.Source, f.Destination, "ro"); err != nil {
-			return err
-		}
-	}
-	for _, v := range r.Env {
-		r.Args = append(r.Args, "--env="+v)
-	}
 	return nil
 }
 
-// forCtr makes flags of ctr run. Its --device knows no other place in the container than
-// the host's: where that differs the node is bound, and --device has its rule.
-func (r *runArgs) forCtr() error {
-	mount := func(source, dest, options string) error {
-		if strings.ContainsAny(source+dest, ",\"\n") {
-			return fmt.Errorf("%q has a comma or a quotation mark, which no flag can say", source)
-		}
-		r.Args = append(r.Args, "--mount=type=bind,src="+source+",dst="+dest+",options="+options)
-		return nil
+// makeArgs makes the flags. Docker, Podman and nerdctl have the same ones.
+func (r *runArgs) makeArgs() error {
+	ctr := r.For == "ctr"
+	separators := ":"
+	if ctr {
+		separators = ",\"\n"
 	}
 	for _, d := range r.Devices {
-		r.Args = append(r.Args, "--device="+d.Source)
-		if d.Source == d.Destination {
+		if strings.ContainsAny(d.Source+d.Destination, separators) {
+			return fmt.Errorf("%q has one of the characters %q, which a flag of %s cannot have", d.Source, separators, r.For)
+		}
+		if !ctr {
+			r.Args = append(r.Args, "--device="+d.Source+":"+d.Destination+":rw")
 			continue
 		}
-		if err := mount(d.Source, d.Destination, "bind:nosuid:noexec:rprivate"); err != nil {
-			return err
+		// The --device of ctr has no other place in the container than the host's: if that
+		// differs, it only adds the rule, and the node is bound.
+		r.Args = append(r.Args, "--device="+d.Source)
+		if d.Source != d.Destination {
+			r.Args = append(r.Args, "--mount=type=bind,src="+d.Source+",dst="+d.Destination+",options=bind:nosuid:noexec:rprivate")
 		}
 	}
 	for _, f := range r.Files {
-		if err := mount(f.Source, f.Destination, "rbind:ro:nosuid:nodev:rprivate"); err != nil {
-			return err
+		if strings.ContainsAny(f.Source+f.Destination, separators) {
+			return fmt.Errorf("%q has one of the characters %q, which a flag of %s cannot have", f.Source, separators, r.For)
+		}
+		if ctr {
+			r.Args = append(r.Args, "--mount=type=bind,src="+f.Source+",dst="+f.Destination+",options=rbind:ro:nosuid:nodev:rprivate")
+		} else {
+			r.Args = append(r.Args, "--volume="+f.Source+":"+f.Destination+":ro")
+		}
+	}
+	if ctr {
+		r.Limits = append(r.Limits, "ctr also lets the container make nodes of these devices (rwm)")
+		if len(r.Groups) > 0 {
+			r.Limits = append(r.Limits, fmt.Sprintf("ctr cannot add groups: a user that is not root needs one of %v to open the DRM nodes", r.Groups))
+		}
+	} else {
+		for _, g := range r.Groups {
+			r.Args = append(r.Args, "--group-add="+strconv.FormatUint(uint64(g), 10))
 		}
 	}
 	for _, v := range r.Env {
 		r.Args = append(r.Args, "--env="+v)
 	}
-	r.Limits = append(r.Limits, "ctr lets the container make nodes of these devices, too (rwm)")
-	if len(r.Groups) > 0 {
-		r.Limits = append(r.Limits, fmt.Sprintf("ctr cannot add groups: a user that is not root needs one of %v to open the DRM nodes", r.Groups))
-	}
 	return nil
 }
 
-// print writes one flag a line, for a shell; what there is to know goes to stderr.
+// print writes one flag a line, for a shell, and the limits to the standard error.
 func (r *runArgs) print(w, notes io.Writer) error {
 	for _, a := range r.Args {
 		if _, err := fmt.Fprintln(w, shellQuote(a)); err != nil {
@@ -211,11 +188,11 @@ func (r *runArgs) print(w, notes io.Writer) error {
 	return nil
 }
 
-// shellQuote writes a word for a POSIX shell. A word without characters that mean
-// something to it stays as it is, so that a command substitution needs no eval.
+// shellQuote writes a word for a POSIX shell. A word of ordinary characters stays as it is, so that
+// a command substitution needs no eval.
 func shellQuote(s string) string {
-	const plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-"
-	if s != "" && strings.Trim(s, plain) == "" {
+	const ordinary = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-"
+	if s != "" && strings.Trim(s, ordinary) == "" {
 		return s
 	}
 	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"

@@ -50,20 +50,8 @@ func TestRunArgsAreThoseOfThePlan(t *testing.T) {
 			}
 		})
 	}
-	for _, c := range []struct {
-		args   []string
-		status int
-		says   string
-	}{
-		{[]string{"run-args"}, 2, "is not one of docker, podman"},
-		{[]string{"run-args", "--for", "rkt"}, 2, "rkt"},
-		{[]string{"run-args", "--for", "ctr", "x"}, 2, "unexpected argument"},
-		{[]string{"run-args", "--for", "ctr", "--devices", "void"}, 2, "--devices"},
-		{[]string{"run-args", "--for", "ctr", "--devices", "9"}, 1, "unknown GPU"},
-	} {
-		if status, _, errs := ctl(t, append([]string{"--config", d.ConfigPath}, c.args...)...); status != c.status || !strings.Contains(errs, c.says) {
-			t.Errorf("%q: status %d, %s", c.args, status, errs)
-		}
+	if code, _, errs := ctl(t, "--config", d.ConfigPath, "run-args", "--for", "ctr", "--devices", "9"); code != 1 || !strings.Contains(errs, "unknown GPU") {
+		t.Errorf("an unknown GPU: status %d, %s", code, errs)
 	}
 }
 

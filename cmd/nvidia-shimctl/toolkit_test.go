@@ -15,7 +15,7 @@ import (
 func toolkitTree(t *testing.T, fixture, path string) (root string, install []string) {
 	t.Helper()
 	root, daemon, from := installTree(t, "v2.4.2", containerdTOML)
-	text, err := os.ReadFile(filepath.Join("../../migrate/testdata", fixture))
+	text, err := os.ReadFile(filepath.Join("../../internal/toolkit/testdata", fixture))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -29,10 +29,10 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 		before := snapshot(t, root)
 		file := filepath.Join(root, config.DefaultPath)
 		status, diff, notes := ctl(t, append(install, "--from-toolkit", "--dry-run")...)
-		if status != 0 || !strings.Contains(diff, "+driver-root = \"/run/nvidia/driver\"\n") || !reflect.DeepEqual(snapshot(t, root), before) {
+		if status != 0 || !strings.Contains(diff, "+driver-root = '/run/nvidia/driver'\n") || !reflect.DeepEqual(snapshot(t, root), before) {
 			t.Errorf("a dry run: %d %s", status, diff)
 		}
-		for _, want := range []string{path + ", for " + config.DefaultPath, "nvidia-container-cli.root: device nodes are looked up in /dev", "note: in Kubernetes"} {
+		for _, want := range []string{path + ", for " + config.DefaultPath, "nvidia-container-cli.root: device nodes are looked up in /dev", "note: in Kubernetes", "to be stricter"} {
 			if !strings.Contains(notes, want) {
 				t.Errorf("no %q in\n%s", want, notes)
 			}
@@ -47,12 +47,12 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 		installed := snapshot(t, root)
 		// Again: nothing changes; with another file of the toolkit's, ours does.
 		status, out, _ := ctl(t, append([]string{"--json"}, append(install, "--from-toolkit="+path)...)...)
-		var o outcome
+		var o installation
 		decode(t, out, &o)
 		if status != 0 || o.Changed || len(o.Files) != 0 || o.Toolkit == nil || o.Toolkit.From != path || len(o.Toolkit.Options) < 15 || !reflect.DeepEqual(snapshot(t, root), installed) {
 			t.Errorf("again: %d %+v", status, o)
 		}
-		write(t, filepath.Join(root, "/other.toml"), "disable-require = true\n", 0o644)
+		write(t, filepath.Join(root, "/other.toml"), "disable-require = true\n[nvidia-container-runtime]\nmode = \"legacy\"\n", 0o644)
 		if status, _, errs := ctl(t, append(install, "--from-toolkit=/other.toml")...); status != 0 {
 			t.Fatal(errs)
 		}
@@ -80,8 +80,9 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 	if status != 1 || !strings.Contains(errs, "  load-kernel-modules = true\n") || !strings.Contains(errs, "it is not overwritten") || !reflect.DeepEqual(snapshot(t, root), before) {
 		t.Errorf("a dry run: %d %s", status, errs)
 	}
-	// One that says the same is fine, whoever wrote it, and stays when we go.
-	write(t, file, "# mine\n[host]\nload-kernel-modules = true\n", 0o644)
+	// One that says the same is fine and stays after uninstall.
+	write(t, file, "# mine\npolicy.disable-require = true\n[host]\nload-kernel-modules = true\n[container]\n"+
+		`default-capabilities = ["compute", "compat32", "graphics", "utility", "video", "display", "ngx"]`, 0o644)
 	before = snapshot(t, root)
 	if status, _, errs := ctl(t, append(install, "--from-toolkit")...); status != 0 {
 		t.Errorf("%d %s", status, errs)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
 
 	"github.com/urfave/cli/v3"
 
@@ -18,55 +17,44 @@ func uninstallCommand() *cli.Command {
 		Flags: append(installFlags(),
 			&cli.BoolFlag{Name: "keep-programs", Usage: "leave the programs where they are"},
 		),
-		Action: func(ctx context.Context, c *cli.Command) error { return uninstall(ctx, c) },
+		Action: uninstall,
 	}
 }
 
 func uninstall(ctx context.Context, c *cli.Command) error {
-	target, err := checkTarget(c)
+	o, err := installOptions(c)
 	if err != nil {
 		return err
+	}
+	if o.Target == kind {
+		return usage(errors.New("a kind cluster is removed with its nodes: `kind delete cluster`"))
 	}
 	host := runtimeclass.Host{Root: c.String("root")}
-	var plan *runtimeclass.Plan
-	switch target {
-	case targetContainerd:
-		plan, err = runtimeclass.UninstallContainerd(host, c.String("containerd-config"))
-	case targetDocker:
-		plan, err = runtimeclass.UninstallDocker(host, c.String("docker-config"))
-	case targetKind:
-		return usage(errors.New("a kind cluster is removed with its nodes: `kind delete cluster`"))
-	default:
-		plan, err = runtimeclass.UninstallDistribution(host, runtimeclass.Distributions[target])
+	plan, err := runtimeclass.Uninstall(host, o)
+	if err != nil {
+		return err
+	}
+	dryRun := c.Bool("dry-run")
+	if !dryRun {
+		err = plan.Apply()
 	}
 	if err != nil {
 		return err
 	}
-	more, err := leftExtras(c, host)
-	if err != nil {
+	if err := printInstallation(c, plan, nil); err != nil || dryRun {
 		return err
 	}
-	if c.Bool("dry-run") {
-		return printOutcome(c, plan, more, outcome{DryRun: true}, "remove")
+	if c.Bool("restart") && plan.Changed() {
+		err = plan.Restart.Run(ctx, c.Root().ErrWriter)
 	}
-	if err := plan.Apply(); err != nil {
-		return err
-	}
-	if err := more.apply(); err != nil {
-		return err
-	}
-	if err := printOutcome(c, plan, more, outcome{}, "remove"); err != nil {
-		return err
-	}
-	err = restart(ctx, c, plan)
 	if c.Bool("keep-programs") {
 		return err
 	}
+	// Before the restart the daemon may start the shim.
 	if err != nil {
 		return fmt.Errorf("%w, and uninstall again to remove the programs", err)
 	}
-	// After the restart: until then the daemon may start the shim.
-	stay, err := host.RemoveBinaries(filepath.Clean(c.String("bin-dir")), "/proc")
+	stay, err := host.RemovePrograms(o.Registration.BinDir, "/proc")
 	for _, p := range stay {
 		fmt.Fprintf(c.Root().ErrWriter, "%s stays, because containers run with it: run uninstall again when they are gone\n", p)
 	}

@@ -3,39 +3,38 @@ package bundle
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 )
 
-// member is one key of a JSON object with its value as it was written, or the object
-// that an edit made of it.
+// object is a JSON object that keeps the order of its members and the bytes of their values.
+type object struct {
+	members []member
+	changed bool
+}
+
+// member is one key of an object with its value as it was written, and the object in its place once
+// something below it is edited.
 type member struct {
 	key   string
 	value json.RawMessage
 	child *object
 }
 
-// object is a JSON object that keeps the order of its members and the bytes of
-// their values.
-type object struct {
-	members []member
-	changed bool
-}
-
 // parseObject reads one JSON object; null and absent are an empty one.
 func parseObject(raw json.RawMessage) (*object, error) {
-	o := &object{}
-	if raw = bytes.TrimSpace(raw); len(raw) == 0 || string(raw) == "null" {
-		return o, nil
+	if isAbsent(raw) {
+		return &object{}, nil
 	}
-	err := eachMember(raw, func(key string, value span) bool {
-		o.members = append(o.members, member{key: key, value: value.of(raw)})
-		return false
-	})
-	return o, err
+	members, ok := scanObject(raw)
+	if !ok {
+		return nil, errors.New("is not a JSON object")
+	}
+	return &object{members: members}, nil
 }
 
-// encode writes the object, values that were not edited byte for byte.
+// encode writes the object as JSON; values that were not edited keep their bytes.
 func (o *object) encode(b *bytes.Buffer) {
 	b.WriteByte('{')
 	for i, m := range o.members {
@@ -54,13 +53,11 @@ func (o *object) encode(b *bytes.Buffer) {
 	b.WriteByte('}')
 }
 
-// find returns the index of the member key, -1 where there is none. Go's JSON decoder,
-// which runc uses, takes a key in any case and the last of several; an object where
-// that makes a difference could mean one thing to us and another to runc, so it is
-// refused (T51).
+// find returns the index of the member key, -1 if there is none. Go's JSON decoder, which runc
+// uses, accepts a key in any case and takes the last of several; an object in which that makes a
+// difference could mean one thing here and another to runc, so it is refused (T51).
 func (o *object) find(key string) (int, error) {
-	found := -1
-	n := 0
+	found, n := -1, 0
 	for i, m := range o.members {
 		if strings.EqualFold(m.key, key) {
 			n++
@@ -76,83 +73,72 @@ func (o *object) find(key string) (int, error) {
 	return found, nil
 }
 
-// edit rewrites the value at the path of nested objects below o. fn gets the
-// present value, nil where there is none, and returns the new one; nil leaves all
-// as it is.
-func (o *object) edit(path []string, fn func(json.RawMessage) (json.RawMessage, error)) error {
-	i, err := o.find(path[0])
+// edit replaces the value at a path of keys, "linux.resources.devices". change gets the present
+// value, nil if there is none, and returns the new one; nil leaves everything as it is.
+func (o *object) edit(path string, change func(json.RawMessage) (json.RawMessage, error)) error {
+	key, rest, nested := strings.Cut(path, ".")
+	i, err := o.find(key)
 	if err != nil {
 		return err
 	}
-	m := member{key: path[0]}
+	m := member{key: key}
 	if i >= 0 {
 		m = o.members[i]
 	}
-	if len(path) == 1 {
-		value, err := fn(m.value)
-		if err != nil {
-			return fmt.Errorf("%s: %w", path[0], err)
+	changed := false
+	if nested {
+		if m.child == nil {
+			m.child, err = parseObject(m.value)
 		}
-		if value != nil {
-			m.value = value
-			o.put(i, m)
-			o.changed = true
+		if err == nil {
+			err = m.child.edit(rest, change)
+			changed = m.child.changed
 		}
-		return nil
-	}
-	if m.child == nil {
-		m.child, err = parseObject(m.value)
-	}
-	if err == nil {
-		err = m.child.edit(path[1:], fn)
+	} else {
+		var value json.RawMessage
+		if value, err = change(m.value); value != nil {
+			m.value, changed = value, true
+		}
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", path[0], err)
+		return fmt.Errorf("%s: %w", key, err)
 	}
-	if m.child.changed || i >= 0 {
-		o.put(i, m)
-		o.changed = o.changed || m.child.changed
+	switch {
+	case i >= 0:
+		o.members[i] = m
+	case changed:
+		o.members = append(o.members, m)
 	}
+	o.changed = o.changed || changed
 	return nil
 }
 
-// put replaces the member i, or appends one.
-func (o *object) put(i int, m member) {
-	if i < 0 {
-		o.members = append(o.members, m)
-		return
-	}
-	o.members[i] = m
-}
-
-// appendElements adds elements to a raw JSON array, null and absent being empty.
-func appendElements[T any](raw json.RawMessage, added []T) (json.RawMessage, error) {
-	array, err := elements(raw)
-	if err != nil {
-		return nil, err
-	}
-	for _, e := range added {
-		enc, err := json.Marshal(e)
+// editArray is edit for an array; null and absent are an empty one.
+func editArray(o *object, path string, change func([]json.RawMessage) ([]json.RawMessage, error)) error {
+	return o.edit(path, func(raw json.RawMessage) (json.RawMessage, error) {
+		var array []json.RawMessage
+		if !isAbsent(raw) {
+			var ok bool
+			if array, ok = scanArray(raw); !ok {
+				return nil, errors.New("is not a JSON array")
+			}
+		}
+		array, err := change(array)
 		if err != nil {
 			return nil, err
 		}
-		array = append(array, enc)
-	}
-	return encodeArray(array), nil
+		return encodeArray(array), nil
+	})
 }
 
-// encodeArray writes raw elements as an array, byte for byte.
+// encodeArray returns raw elements as an array.
 func encodeArray(array []json.RawMessage) json.RawMessage {
-	size := 2
-	for _, e := range array {
-		size += len(e) + 1
-	}
-	b := append(make([]byte, 0, size), '[')
-	for i, e := range array {
+	out := []byte{'['}
+	for i, element := range array {
 		if i > 0 {
-			b = append(b, ',')
+			out = append(out, ',')
 		}
-		b = append(b, e...)
+		out = append(out, element...)
 	}
-	return append(b, ']')
+	return append(out, ']')
 }

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -12,14 +11,15 @@ import (
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
-	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
 // DefaultPath is read when EnvFile is not set; it may be missing.
 const DefaultPath = "/etc/nvidia-shim/config.toml"
 
-// EnvFile names, in the environment of containerd, another configuration file.
-// A file named this way must exist.
+// EnvFile names, in the environment of containerd, another configuration file. A file named this
+// way must exist.
 const EnvFile = "NVIDIA_SHIM_CONFIG"
 
 // maxSize bounds the configuration file, in bytes.
@@ -33,10 +33,10 @@ type Config struct {
 	Log       Log       `toml:"log"`
 }
 
-// Host says where the things of this host are.
+// Host holds the paths of this host.
 type Host struct {
-	// DriverRoot is where driver files are looked up: "/", or the root of a driver
-	// container such as /run/nvidia/driver.
+	// DriverRoot is where driver files are looked up: "/", or the root of a driver container such
+	// as /run/nvidia/driver.
 	DriverRoot string `toml:"driver-root"`
 	// DriverLibraries are further directories to search, below DriverRoot.
 	DriverLibraries []string `toml:"driver-libraries"`
@@ -48,35 +48,32 @@ type Host struct {
 	SysRoot string `toml:"sys-root"`
 	// StateDir holds the views and caches of this boot; root only.
 	StateDir string `toml:"state-dir"`
-	// ProcMaskTarget is the directory inside the container that the mask covers.
-	// It must be below /proc.
+	// ProcMaskTarget is the directory inside the container that the mask covers. It must be below
+	// /proc.
 	ProcMaskTarget string `toml:"proc-mask-target"`
-	// LoadKernelModules lets `nvidia-shimctl prepare` load the driver's modules. The
-	// shim never does.
+	// LoadKernelModules lets `nvidia-shimctl prepare` load the driver's modules. The shim never
+	// does.
 	LoadKernelModules bool `toml:"load-kernel-modules"`
-	// CDISpecDirs hold the CDI specifications of other vendors' devices.
-	CDISpecDirs []string `toml:"cdi-spec-dirs"`
 	// MPSPipeDirectory is CUDA_MPS_PIPE_DIRECTORY of this host's MPS control daemon.
 	MPSPipeDirectory string `toml:"mps-pipe-directory"`
 }
 
-// Container says what containers get and may ask for.
+// Container holds what containers get and may ask for.
 type Container struct {
-	// DefaultCapabilities apply where NVIDIA_DRIVER_CAPABILITIES is unset or empty.
+	// DefaultCapabilities apply if NVIDIA_DRIVER_CAPABILITIES is unset or empty.
 	DefaultCapabilities []string `toml:"default-capabilities"`
 	// SupportedCapabilities bound what NVIDIA_DRIVER_CAPABILITIES may ask for.
 	SupportedCapabilities []string `toml:"supported-capabilities"`
-	// Sockets are the daemons of this host (sockets) whose sockets containers get.
+	// Sockets are the daemons of this host whose sockets containers get.
 	Sockets []string `toml:"sockets"`
-	// AdditionalGIDs gives the process the groups of device nodes that only a group may
-	// use.
+	// AdditionalGIDs gives the process the groups of device nodes that only a group may use.
 	AdditionalGIDs bool `toml:"additional-gids"`
 }
 
 // Kubernetes policy modes.
 const (
-	// Enforce gives a pod's container the devices that its specification already
-	// carries; environment variables only select among them.
+	// Enforce gives a pod's container the devices that its specification already carries;
+	// environment variables only select among them.
 	Enforce = "enforce"
 	// Audit does what the environment asks for and logs what Enforce would refuse.
 	Audit = "audit"
@@ -86,51 +83,50 @@ const (
 
 // Foreign hook policies.
 const (
-	// Replace removes NVIDIA's own OCI hooks where the shim injects the GPUs itself.
+	// Replace removes NVIDIA's own OCI hooks: the shim injects the same GPUs itself.
 	Replace = "replace"
-	// Refuse fails the create of a container that carries such hooks.
+	// Refuse fails the creation of a container that has such hooks.
 	Refuse = "refuse"
 )
 
-// Policy says who may have what.
+// Policy holds who may have what.
 type Policy struct {
 	// Kubernetes is Enforce, Audit or TrustEnv, for containers that CRI created.
 	Kubernetes string `toml:"kubernetes"`
-	// TrustedNamespaces are the Kubernetes namespaces whose pods may use the
-	// environment as a grant: monitoring agents and the device plugin itself.
+	// TrustedNamespaces are the Kubernetes namespaces whose pods may use the environment as a
+	// grant: monitoring agents and the device plugin itself.
 	TrustedNamespaces []string `toml:"trusted-namespaces"`
-	// KubeletSocket is the kubelet's PodResources socket. Where nothing else says what
-	// was allocated to a pod, the kubelet is asked there; without a socket at that
-	// path this is no kubelet's node, and the environment grants.
+	// KubeletSocket is the kubelet's PodResources socket. The kubelet is asked there if nothing
+	// else says what was allocated to a pod. Without a socket at that path no kubelet runs on this
+	// node, and the environment grants.
 	KubeletSocket string `toml:"kubelet-socket"`
-	// AcceptVolumeMounts takes /dev/null mounted at
-	// /var/run/nvidia-container-devices/<id> as request and grant of that device, as
-	// the device plugin's strategy volume-mounts makes it. It is sound where pods may
-	// not mount host paths.
+	// AcceptVolumeMounts takes /dev/null mounted at /var/run/nvidia-container-devices/<id> as
+	// request and grant of that device, as the device plugin's strategy volume-mounts makes it. It
+	// is safe only if pods may not mount host paths.
 	AcceptVolumeMounts bool `toml:"accept-volume-mounts"`
 	// AcceptEnvWhenUnprivileged lets containers outside Kubernetes ask by environment.
 	AcceptEnvWhenUnprivileged bool `toml:"accept-env-when-unprivileged"`
-	// AllowFromEnvironment are the classes of devices besides GPUs (classes) that any
-	// pod's container may have by asking in its environment.
+	// AllowFromEnvironment are the classes of devices besides GPUs that any pod's container may
+	// have by asking in its environment.
 	AllowFromEnvironment []string `toml:"allow-from-environment"`
-	// IgnoreIMEXChannels leaves requests for IMEX channels unfollowed, whoever makes them.
+	// IgnoreIMEXChannels ignores every request for IMEX channels.
 	IgnoreIMEXChannels bool `toml:"ignore-imex-channels"`
 	// DisableRequire skips what images require by NVIDIA_REQUIRE_*.
 	DisableRequire bool `toml:"disable-require"`
-	// SwarmResources are the variables DOCKER_RESOURCE_<kind> whose values, where they
-	// are set, count in the place of NVIDIA_VISIBLE_DEVICES.
+	// SwarmResources are the variables DOCKER_RESOURCE_<kind> whose values, if set, replace that of
+	// NVIDIA_VISIBLE_DEVICES.
 	SwarmResources []string `toml:"swarm-resources"`
 	// ForeignHooks is Replace or Refuse.
 	ForeignHooks string `toml:"foreign-hooks"`
 }
 
-// Log says how much the shim writes to containerd's log.
+// Log holds how much the shim writes to containerd's log.
 type Log struct {
 	// Level is one of "error", "warn", "info", "debug".
 	Level string `toml:"level"`
 }
 
-// capabilities are the names that NVIDIA_DRIVER_CAPABILITIES knows.
+// capabilities are the values of NVIDIA_DRIVER_CAPABILITIES.
 var capabilities = []string{"compute", "compat32", "graphics", "utility", "video", "display", "ngx"}
 
 // classes are the kinds of devices besides GPUs that a container can ask for.
@@ -145,11 +141,11 @@ const (
 
 var sockets = []string{Persistenced, FabricManager, MPS}
 
-// swarmPrefix begins the names of swarm's variables. The shim looks for it before it
-// reads this configuration.
+// swarmPrefix begins the names of Swarm's variables. The shim searches for it before it reads this
+// configuration.
 const swarmPrefix = "DOCKER_RESOURCE_"
 
-// Default is the configuration of a host without a file.
+// Default returns the configuration of a host without a file.
 func Default() *Config {
 	return &Config{
 		Host: Host{
@@ -159,7 +155,6 @@ func Default() *Config {
 			SysRoot:          "/sys",
 			StateDir:         "/run/nvidia-shim",
 			ProcMaskTarget:   "/proc/driver/nvidia",
-			CDISpecDirs:      []string{"/etc/cdi", "/var/run/cdi"},
 			MPSPipeDirectory: "/tmp/nvidia-mps",
 		},
 		Container: Container{
@@ -182,8 +177,8 @@ func Default() *Config {
 	}
 }
 
-// FromEnvironment loads the file that this process' environment names, or the
-// default one. The shim's environment is containerd's, not a container's.
+// FromEnvironment loads the file that this process' environment names, or the default one. The
+// shim's environment is containerd's, not a container's.
 func FromEnvironment() (*Config, error) {
 	if name := os.Getenv(EnvFile); name != "" {
 		return Load(name)
@@ -195,12 +190,12 @@ func FromEnvironment() (*Config, error) {
 	return c, err
 }
 
-// Load reads the configuration file name. Keys that it does not set keep their
-// default. Errors name the file, the key and the value.
+// Load reads the configuration file name. Keys that it does not set keep their default. Errors name
+// the file, the key and the value.
 func Load(name string) (*Config, error) {
 	data, err := ReadTrusted(name)
 	if err != nil {
-		return nil, fmt.Errorf("configuration %s: %w", name, err)
+		return nil, fmt.Errorf("configuration: %w", err)
 	}
 	c := Default()
 	dec := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields()
@@ -213,33 +208,18 @@ func Load(name string) (*Config, error) {
 	return c, nil
 }
 
-// ReadTrusted reads a configuration file that only root can have written: what it
-// says steers mounts (T61).
+// ReadTrusted reads a configuration file that only root can have written: its content steers mounts
+// (T61). The file may be a link, as package managers and Kubernetes make it.
 func ReadTrusted(name string) ([]byte, error) {
-	f, err := os.OpenFile(name, os.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	real, err := filepath.EvalSymlinks(name)
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return nil, err
-	}
-	switch {
-	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return nil, errors.New("is not a regular file")
-	case st.Uid != uint32(os.Geteuid()) && st.Uid != 0:
-		return nil, fmt.Errorf("is owned by uid %d: chown it to root", st.Uid)
-	case st.Mode&0o022 != 0:
-		return nil, fmt.Errorf("can be written by others than root (mode %04o): chmod go-w it", st.Mode&0o7777)
-	case st.Size > maxSize:
-		return nil, fmt.Errorf("is larger than %d bytes", maxSize)
-	}
-	return io.ReadAll(io.LimitReader(f, maxSize))
+	return trusted.Read(real, maxSize)
 }
 
-// Describe turns an error of the TOML decoder, some of which are many lines, into
-// one line with the key.
+// Describe turns an error of the TOML decoder, some of which are many lines, into one line with the
+// key.
 func Describe(err error) string {
 	var strict *toml.StrictMissingError
 	if errors.As(err, &strict) && len(strict.Errors) > 0 {
@@ -258,17 +238,12 @@ func Describe(err error) string {
 	return strings.ReplaceAll(err.Error(), "\n", " ")
 }
 
-// Override sets what the tables [policy] and [container] of a runtime handler's
-// options say; other keys keep their value. The options that stand beside them, runc's
-// and those by which CRI found the table, say nothing here.
+// Override sets the keys of the tables [policy] and [container] of a runtime handler's options; other
+// keys keep their value.
 func (c *Config) Override(tables []byte) error {
 	over := struct {
 		Container *Container `toml:"container"`
 		Policy    *Policy    `toml:"policy"`
-
-		NoPivotRoot, NoNewKeyring, ShimCgroup, IoUid, IoGid, BinaryName, Root any
-		SystemdCgroup, CriuImagePath, CriuWorkPath                            any
-		TypeUrl, ConfigPath, ConfigBody                                       any
 	}{Container: &c.Container, Policy: &c.Policy}
 	if err := toml.NewDecoder(bytes.NewReader(tables)).DisallowUnknownFields().Decode(&over); err != nil {
 		return errors.New(Describe(err))
@@ -277,49 +252,43 @@ func (c *Config) Override(tables []byte) error {
 }
 
 func (c *Config) validate() error {
-	for key, p := range map[string]*string{
-		"host.driver-root": &c.Host.DriverRoot, "host.dev-root": &c.Host.DevRoot,
-		"host.proc-root": &c.Host.ProcRoot, "host.sys-root": &c.Host.SysRoot,
-		"host.state-dir": &c.Host.StateDir, "host.proc-mask-target": &c.Host.ProcMaskTarget,
-		"policy.kubelet-socket": &c.Policy.KubeletSocket, "host.mps-pipe-directory": &c.Host.MPSPipeDirectory,
+	h := &c.Host
+	for _, p := range []struct {
+		key  string
+		path *string
+	}{
+		{"host.driver-root", &h.DriverRoot}, {"host.dev-root", &h.DevRoot}, {"host.proc-root", &h.ProcRoot},
+		{"host.sys-root", &h.SysRoot}, {"host.state-dir", &h.StateDir}, {"host.proc-mask-target", &h.ProcMaskTarget},
+		{"host.mps-pipe-directory", &h.MPSPipeDirectory}, {"policy.kubelet-socket", &c.Policy.KubeletSocket},
 	} {
-		if !filepath.IsAbs(*p) {
-			return fmt.Errorf("key %q: %q is not an absolute path", key, *p)
+		if err := cleanPath(p.key, p.path); err != nil {
+			return err
 		}
-		*p = filepath.Clean(*p)
 	}
-	for key, list := range map[string][]string{"host.driver-libraries": c.Host.DriverLibraries, "host.cdi-spec-dirs": c.Host.CDISpecDirs} {
-		for i, p := range list {
-			if !filepath.IsAbs(p) {
-				return fmt.Errorf("key %q: %q is not an absolute path", key, p)
+	for i := range h.DriverLibraries {
+		if err := cleanPath("host.driver-libraries", &h.DriverLibraries[i]); err != nil {
+			return err
+		}
+	}
+	if !strings.HasPrefix(h.ProcMaskTarget, "/proc/") {
+		return fmt.Errorf("key %q: %q is not below /proc", "host.proc-mask-target", h.ProcMaskTarget)
+	}
+	if h.StateDir == "/" {
+		return fmt.Errorf("key %q: %q cannot hold the state of the shim", "host.state-dir", h.StateDir)
+	}
+	for _, l := range []struct {
+		key, what   string
+		list, known []string
+	}{
+		{"container.supported-capabilities", "capability", c.Container.SupportedCapabilities, capabilities},
+		{"container.default-capabilities", "capability", c.Container.DefaultCapabilities, capabilities},
+		{"container.sockets", "daemon", c.Container.Sockets, sockets},
+		{"policy.allow-from-environment", "class of devices", c.Policy.AllowFromEnvironment, classes},
+	} {
+		for _, name := range l.list {
+			if !slices.Contains(l.known, name) {
+				return fmt.Errorf("key %q: unknown %s %q (known: %s)", l.key, l.what, name, strings.Join(l.known, ", "))
 			}
-			list[i] = filepath.Clean(p)
-		}
-	}
-	if !strings.HasPrefix(c.Host.ProcMaskTarget, "/proc/") {
-		return fmt.Errorf("key %q: %q is not below /proc", "host.proc-mask-target", c.Host.ProcMaskTarget)
-	}
-	if c.Host.StateDir == "/" {
-		return fmt.Errorf("key %q: %q cannot hold the state of the shim", "host.state-dir", c.Host.StateDir)
-	}
-	for _, name := range c.Container.SupportedCapabilities {
-		if !slices.Contains(capabilities, name) {
-			return fmt.Errorf("key %q: unknown capability %q (known: %s)", "container.supported-capabilities", name, strings.Join(capabilities, ", "))
-		}
-	}
-	for _, name := range c.Container.DefaultCapabilities {
-		if !slices.Contains(capabilities, name) {
-			return fmt.Errorf("key %q: unknown capability %q (known: %s)", "container.default-capabilities", name, strings.Join(capabilities, ", "))
-		}
-	}
-	for _, name := range c.Policy.AllowFromEnvironment {
-		if !slices.Contains(classes, name) {
-			return fmt.Errorf("key %q: unknown class of devices %q (known: %s)", "policy.allow-from-environment", name, strings.Join(classes, ", "))
-		}
-	}
-	for _, name := range c.Container.Sockets {
-		if !slices.Contains(sockets, name) {
-			return fmt.Errorf("key %q: unknown daemon %q (known: %s)", "container.sockets", name, strings.Join(sockets, ", "))
 		}
 	}
 	for _, name := range c.Policy.SwarmResources {
@@ -339,5 +308,13 @@ func (c *Config) validate() error {
 			return fmt.Errorf("key %q: %q is not one of %s", e.key, e.value, strings.Join(e.allowed, ", "))
 		}
 	}
+	return nil
+}
+
+func cleanPath(key string, path *string) error {
+	if !filepath.IsAbs(*path) {
+		return fmt.Errorf("key %q: %q is not an absolute path", key, *path)
+	}
+	*path = filepath.Clean(*path)
 	return nil
 }

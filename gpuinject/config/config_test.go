@@ -97,7 +97,6 @@ func TestAnErrorNamesFileKeyAndValueInOneLine(t *testing.T) {
 		{"an unknown mode", "[policy]\nkubernetes = \"trust\"\n", []string{"policy.kubernetes", `"trust"`, "trust-env"}},
 		{"an unknown class of devices", "[policy]\nallow-from-environment = [\"imex\", \"gpu\"]\n", []string{"policy.allow-from-environment", `"gpu"`, "gdrcopy"}},
 		{"an unknown daemon", "[container]\nsockets = [\"mps\", \"cuda\"]\n", []string{"container.sockets", `"cuda"`, "persistenced"}},
-		{"a relative directory of CDI specifications", "[host]\ncdi-spec-dirs = [\"cdi\"]\n", []string{"host.cdi-spec-dirs", `"cdi"`}},
 		{"a relative pipe directory", "[host]\nmps-pipe-directory = \"mps\"\n", []string{"host.mps-pipe-directory", `"mps"`}},
 		{"a variable that is none of swarm's", "[policy]\nswarm-resources = [\"GPU\"]\n", []string{"policy.swarm-resources", `"GPU"`, "DOCKER_RESOURCE_"}},
 		{"a swarm resource without a kind", "[policy]\nswarm-resources = [\"DOCKER_RESOURCE_\"]\n", []string{"policy.swarm-resources"}},
@@ -111,21 +110,17 @@ func TestAnErrorNamesFileKeyAndValueInOneLine(t *testing.T) {
 		{"no TOML", "host: {}\n", []string{"line 1"}},
 		{"a value over two lines", "[policy]\nkubernetes = \"\"\"a\nb\"\"\"\n", []string{"policy.kubernetes", `"a\nb"`}},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			name := write(t, tc.text)
-			_, err := Load(name)
-			if err == nil {
-				t.Fatal("accepted")
+		name := write(t, tc.text)
+		_, err := Load(name)
+		if err == nil || strings.ContainsAny(err.Error(), "\n\r") {
+			t.Errorf("%s: error %v, want one line", tc.name, err)
+			continue
+		}
+		for _, w := range append(tc.says, "configuration "+name) {
+			if !strings.Contains(err.Error(), w) {
+				t.Errorf("%s: error %q does not say %q", tc.name, err, w)
 			}
-			for _, w := range append(tc.says, "configuration "+name) {
-				if !strings.Contains(err.Error(), w) {
-					t.Errorf("error %q does not say %q", err, w)
-				}
-			}
-			if strings.ContainsAny(err.Error(), "\n\r") {
-				t.Errorf("error %q is more than one line", err)
-			}
-		})
+		}
 	}
 }
 
@@ -155,22 +150,19 @@ func TestAFileThatOthersCouldHaveWrittenIsRefused(t *testing.T) {
 		}, ""},
 		{"too large", func(n string) error { return os.Truncate(n, maxSize+1) }, "larger"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			name := write(t, good)
-			if err := tc.change(name); err != nil {
-				t.Fatal(err)
+		name := write(t, good)
+		if err := tc.change(name); err != nil {
+			t.Fatal(err)
+		}
+		c, err := Load(name)
+		switch {
+		case tc.says == "":
+			if err != nil || c.Log.Level != "debug" {
+				t.Errorf("%s: %+v, %v", tc.name, c, err)
 			}
-			c, err := Load(name)
-			if tc.says == "" {
-				if err != nil || c.Log.Level != "debug" {
-					t.Errorf("%+v, %v", c, err)
-				}
-				return
-			}
-			if err == nil || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), name) {
-				t.Errorf("error %v, want one that says %q", err, tc.says)
-			}
-		})
+		case err == nil || !strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), name):
+			t.Errorf("%s: error %v, want one that says %q", tc.name, err, tc.says)
+		}
 	}
 }
 

@@ -5,11 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
-// Limits of an ELF file of an image (attack T11). Real libraries have a dozen
-// segments and at most fifty sections; libcuda.so's note is a few hundred bytes.
+// Limits of an ELF file of an image (attack T11). Real libraries have a dozen segments and at most
+// fifty sections; libcuda.so's note is a few hundred bytes.
 const (
 	maxSegments    = 64
 	maxSections    = 512
@@ -19,49 +20,36 @@ const (
 	maxNoteJSON    = 4 << 10
 )
 
-// ELF is what the linker package needs to know about a library.
+// ELF holds what has to be known about a library.
 type ELF struct {
 	Class   elf.Class
 	Machine elf.Machine
-	Type    elf.Type
-	// SOName is DT_SONAME, "" where there is none.
+	// SOName is DT_SONAME, "" if there is none.
 	SOName string
-	// ABI is the oldest system that .note.ABI-tag asks for, nil where there is none.
-	ABI *ABITag
-	// TLSABI is true where ABI says Linux 2.3.99: with it NVIDIA marks the
-	// libnvidia-tls and libGL for the TLS ABI that every system of today has
-	// (nvc_info.c of libnvidia-container).
-	TLSABI bool
-	// Note is .note.cuda.fwd_compatibility, nil where there is none.
+	// Note is .note.cuda.fwd_compatibility, nil if there is none.
 	Note *CompatNote
-	// NoteErr says why the sections or a note could not be read: Note then is nil,
-	// but not because there is none. Loaders ignore sections, so the rest holds.
+	// NoteErr says why the sections or the note could not be read; Note is nil then. Loaders ignore
+	// sections, so the rest holds.
 	NoteErr error
 }
 
-// ABITag is the descriptor of NT_GNU_ABI_TAG: the system (0 is Linux) and its
-// least version.
-type ABITag struct {
-	OS      uint32
-	Version [3]uint32
-}
-
-// ReadELF reads a little-endian ELF file of size bytes. DT_SONAME is found as a
-// loader finds it, by the program headers; the notes by section name. It reads at
-// most about 300 KiB, whatever the file says about itself, and never panics.
+// ReadELF reads a little-endian ELF file of size bytes. DT_SONAME is found as a loader finds it, by
+// the program headers; the note by section name. It reads at most about 300 KiB, whatever the file says
+// about itself, and never panics.
 //
-// It is an error when the file has no sound header, program headers or dynamic
-// section. Unsound sections and notes are ELF.NoteErr.
+// A file without a sound header, program headers or dynamic section is an error. Unsound sections
+// and an unsound note are ELF.NoteErr.
 func ReadELF(r io.ReaderAt, size int64) (ELF, error) {
 	f := elfReader{r: r, size: uint64(max(size, 0))}
 	var e ELF
-	if err := f.header(&e); err != nil {
+	var err error
+	if e.Class, e.Machine, err = f.header(); err != nil {
 		return ELF{}, fmt.Errorf("ELF header: %w", err)
 	}
-	if err := f.soname(&e); err != nil {
+	if e.SOName, err = f.soname(); err != nil {
 		return ELF{}, fmt.Errorf("ELF dynamic section: %w", err)
 	}
-	if err := f.notes(&e); err != nil {
+	if e.Note, err = f.compatNote(); err != nil {
 		e.Note, e.NoteErr = nil, fmt.Errorf("ELF sections: %w", err)
 	}
 	return e, nil
@@ -83,7 +71,7 @@ func (f *elfReader) bytes(off, n, limit uint64) ([]byte, error) {
 		return nil, fmt.Errorf("%d bytes, limit %d", n, limit)
 	}
 	if off > f.size || n > f.size-off {
-		return nil, errors.New("lies outside of the file")
+		return nil, errors.New("outside of the file")
 	}
 	if n == 0 {
 		return nil, nil
@@ -112,40 +100,30 @@ func (f *elfReader) pick(wide, narrow int) int {
 	return narrow
 }
 
-func (f *elfReader) header(e *ELF) error {
-	b, err := f.bytes(0, 52, 64)
-	if err != nil {
-		return err
+func (f *elfReader) header() (elf.Class, elf.Machine, error) {
+	b, err := f.bytes(0, min(f.size, 64), 64)
+	if err != nil || len(b) < 52 || string(b[:4]) != elf.ELFMAG {
+		return 0, 0, errors.New("not an ELF file")
 	}
-	if string(b[:4]) != elf.ELFMAG {
-		return errors.New("not an ELF file")
-	}
-	e.Class = elf.Class(b[elf.EI_CLASS])
-	switch e.Class {
-	case elf.ELFCLASS64:
-		f.wide = true
-		if b, err = f.bytes(0, 64, 64); err != nil {
-			return err
-		}
-	case elf.ELFCLASS32:
-	default:
-		return fmt.Errorf("class %d", e.Class)
+	class := elf.Class(b[elf.EI_CLASS])
+	f.wide = class == elf.ELFCLASS64
+	if class != elf.ELFCLASS32 && (class != elf.ELFCLASS64 || len(b) < 64) {
+		return 0, 0, fmt.Errorf("class %d in %d bytes", class, len(b))
 	}
 	if elf.Data(b[elf.EI_DATA]) != elf.ELFDATA2LSB {
-		return errors.New("not little-endian")
+		return 0, 0, errors.New("not little-endian")
 	}
-	e.Type, e.Machine = elf.Type(le.Uint16(b[16:])), elf.Machine(le.Uint16(b[18:]))
 	f.phoff = f.word(b[f.pick(32, 28):])
 	f.shoff = f.word(b[f.pick(40, 32):])
 	counts := b[f.pick(54, 42):] // e_phentsize, e_phnum, e_shentsize, e_shnum, e_shstrndx
 	f.phnum, f.shnum, f.strx = int(le.Uint16(counts[2:])), int(le.Uint16(counts[6:])), int(le.Uint16(counts[8:]))
 	if f.phnum > 0 && int(le.Uint16(counts)) != f.pick(56, 32) {
-		return fmt.Errorf("program headers of %d bytes", le.Uint16(counts))
+		return 0, 0, fmt.Errorf("program headers of %d bytes", le.Uint16(counts))
 	}
 	if f.shnum > 0 && int(le.Uint16(counts[4:])) != f.pick(64, 40) {
-		return fmt.Errorf("section headers of %d bytes", le.Uint16(counts[4:]))
+		return 0, 0, fmt.Errorf("section headers of %d bytes", le.Uint16(counts[4:]))
 	}
-	return nil
+	return class, elf.Machine(le.Uint16(b[18:])), nil
 }
 
 // segment is a program header.
@@ -177,43 +155,34 @@ func (f *elfReader) segments() ([]segment, error) {
 }
 
 // soname follows PT_DYNAMIC to DT_SONAME in DT_STRTAB.
-func (f *elfReader) soname(e *ELF) error {
+func (f *elfReader) soname() (string, error) {
 	segments, err := f.segments()
 	if err != nil {
-		return err
+		return "", err
 	}
-	for _, s := range segments {
-		if s.typ != elf.PT_DYNAMIC {
-			continue
-		}
-		b, err := f.bytes(s.off, s.filesz, maxDynamic)
-		if err != nil {
-			return err
-		}
-		var name, table, size uint64
-		var hasName, hasTable bool
-		half := f.pick(8, 4)
-	entries:
-		for ; len(b) >= 2*half; b = b[2*half:] {
-			value := f.word(b[half:])
-			switch elf.DynTag(f.word(b)) {
-			case elf.DT_NULL:
-				break entries
-			case elf.DT_SONAME:
-				name, hasName = value, true
-			case elf.DT_STRTAB:
-				table, hasTable = value, true
-			case elf.DT_STRSZ:
-				size = value
-			}
-		}
-		if !hasName || !hasTable {
-			return nil
-		}
-		e.SOName, err = f.dynString(segments, table, size, name)
-		return err
+	i := slices.IndexFunc(segments, func(s segment) bool { return s.typ == elf.PT_DYNAMIC })
+	if i < 0 {
+		return "", nil
 	}
-	return nil
+	b, err := f.bytes(segments[i].off, segments[i].filesz, maxDynamic)
+	if err != nil {
+		return "", err
+	}
+	values := map[elf.DynTag]uint64{}
+	half := f.pick(8, 4)
+	for ; len(b) >= 2*half; b = b[2*half:] {
+		tag := elf.DynTag(f.word(b))
+		if tag == elf.DT_NULL {
+			break
+		}
+		values[tag] = f.word(b[half:])
+	}
+	name, hasName := values[elf.DT_SONAME]
+	table, hasTable := values[elf.DT_STRTAB]
+	if !hasName || !hasTable {
+		return "", nil
+	}
+	return f.dynString(segments, table, values[elf.DT_STRSZ], name)
 }
 
 // dynString reads the string at offset name of the string table at address table.

@@ -2,14 +2,13 @@ package ldcache
 
 import (
 	"bytes"
-	"path/filepath"
 	"slices"
 	"testing"
 )
 
 func FuzzParseCache(f *testing.F) {
-	small := &Cache{Generator: "g", HWCaps: []string{"x86-64-v2", "x86-64-v3"}, Entries: []Entry{
-		{Name: "libz.so.1", Path: "/l/glibc-hwcaps/x86-64-v3/libz.so.1", Flags: flagsX8664, HWCap: hwcapExtension | 1},
+	small := &Cache{HWCaps: []string{"x86-64-v2", "x86-64-v3"}, Entries: []Entry{
+		{Name: "libz.so.1", Path: "/l/glibc-hwcaps/x86-64-v3/libz.so.1", Flags: 0x0303, HWCap: hwcapExtension | 1},
 		x86("libz.so.1", "/l/libz.so.1"), x86("libcuda.so.1", "/i/libcuda.so.1")}}
 	f.Add(small.Encode())
 	f.Add((&Cache{}).Encode())
@@ -24,15 +23,15 @@ func FuzzParseCache(f *testing.F) {
 		}
 		c.Prepend(fresh)
 		first := c.Encode()
-		if len(first) > MaxCacheSize || !c.withinLimits() {
-			return
+		if first == nil {
+			return // too large
 		}
 		again, err := ParseCache(first)
 		if err != nil {
 			t.Fatalf("our own output: %v", err)
 		}
 		i := slices.IndexFunc(again.Entries, func(e Entry) bool {
-			return libcmp(e.Name, "libcuda.so.1") == 0 && e.Flags == flagsX8664
+			return libcmp(e.Name, "libcuda.so.1") == 0 && e.Flags == 0x0303
 		})
 		if i < 0 || again.Entries[i] != fresh[0] {
 			t.Fatalf("the driver is not first: %v", again.Entries)
@@ -45,12 +44,10 @@ func FuzzParseCache(f *testing.F) {
 }
 
 func FuzzReadELF(f *testing.F) {
-	dir := f.TempDir()
-	compatLibrary(f, filepath.Join(dir, "noted"), noteBytes(goodNote), 4)
-	noted := []byte(read(f, filepath.Join(dir, "noted")))
+	noted := compatELF()
 	f.Add(noted)
 	f.Add(noted[:len(noted)/2])
-	f.Add([]byte(narrowLibc(f)))
+	f.Add(elf32())
 	f.Add([]byte("\x7fELF\x02\x01\x01"))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		e, err := parseELF(data)
@@ -66,6 +63,5 @@ func FuzzReadELF(f *testing.F) {
 		if len(e.SOName) > maxString || bytes.IndexByte([]byte(e.SOName), 0) >= 0 {
 			t.Fatalf("name %q", e.SOName)
 		}
-		useCompat("590.44.01", e, "580.95.05")
 	})
 }

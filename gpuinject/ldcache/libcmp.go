@@ -2,20 +2,18 @@ package ldcache
 
 import "runtime"
 
-// signedChar says whether the C type char of this machine is signed: it decides
-// how bytes above 0x7f compare, and the loader that will search the cache is one
-// of this machine.
+// signedChar reports whether the C type char of this machine is signed: it decides how bytes above
+// 0x7f compare, and the loader that will search the cache is one of this machine.
 const signedChar = runtime.GOARCH == "amd64" || runtime.GOARCH == "386"
 
-// libcmp compares two library names as glibc's _dl_cache_libcmp does
-// (elf/dl-cache.c): digits as numbers in a C int that wraps, everything else
-// byte by byte. It must be the same comparison to the last quirk, since ld.so
-// searches the cache by bisection with it. Names that differ can compare equal:
-// libfoo.so.01 and libfoo.so.1.
+// libcmp compares two library names as glibc's _dl_cache_libcmp does (elf/dl-cache.c): digits as
+// numbers in a C int that wraps, everything else byte by byte. It must be the same comparison to the
+// last quirk, since ld.so searches the cache by bisection with it. Names that differ can compare
+// equal: libfoo.so.01 and libfoo.so.1.
 func libcmp(a, b string) int {
 	i, j := 0, 0
 	for i < len(a) {
-		c, d := a[i], at(b, j)
+		c, d := a[i], byteAt(b, j)
 		switch {
 		case isDigit(c) && isDigit(d):
 			var m, n int32
@@ -35,11 +33,11 @@ func libcmp(a, b string) int {
 			j++
 		}
 	}
-	return -char(at(b, j))
+	return -char(byteAt(b, j))
 }
 
-// at is s[i], or the terminating NUL of a C string.
-func at(s string, i int) byte {
+// byteAt is s[i], or the terminating NUL of a C string.
+func byteAt(s string, i int) byte {
 	if i < len(s) {
 		return s[i]
 	}
@@ -48,13 +46,10 @@ func at(s string, i int) byte {
 
 func isDigit(c byte) bool { return c-'0' <= 9 }
 
-// number reads the digits of s from i on and returns their value and the index
-// after them.
-func number(s string, i int) (int32, int) {
-	var n int32
-	for i < len(s) && isDigit(s[i]) {
+// number reads the digits of s from i on and returns their value and the index after them.
+func number(s string, i int) (n int32, end int) {
+	for ; i < len(s) && isDigit(s[i]); i++ {
 		n = n*10 + int32(s[i]-'0')
-		i++
 	}
 	return n, i
 }

@@ -1,6 +1,7 @@
 package ldcache
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -8,8 +9,8 @@ import (
 // maxVersionParts bounds a version; NVIDIA's have two or three numbers.
 const maxVersionParts = 4
 
-// parseVersion splits "580.95.05" into its numbers.
-func parseVersion(s string) ([]int, bool) {
+// ParseVersion splits "580.95.05" into its numbers.
+func ParseVersion(s string) ([]int, bool) {
 	parts := strings.Split(s, ".")
 	if len(s) > 64 || len(parts) > maxVersionParts {
 		return nil, false
@@ -25,20 +26,6 @@ func parseVersion(s string) ([]int, bool) {
 	return out, true
 }
 
-// newer compares versions number by number: 1000.1 is newer than 999.2, which a
-// comparison of strings, as in libnvidia-container, gets wrong.
-func newer(a, b []int) bool {
-	for i := range max(len(a), len(b)) {
-		var m, n int
-		if i < len(a) {
-			m = a[i]
-		}
-		if i < len(b) {
-			n = b[i]
-		}
-		if m != n {
-			return m > n
-		}
-	}
-	return false
-}
+// Newer reports whether version a is newer than b. Versions compare number by number: 1000.1 is
+// newer than 999.2, which a comparison of strings, as in libnvidia-container, gets wrong.
+func Newer(a, b []int) bool { return slices.Compare(a, b) > 0 }

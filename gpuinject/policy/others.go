@@ -5,44 +5,56 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 // Others is what a container may have of a class of devices besides GPUs.
 type Others struct {
-	// All is set where it may have the whole class, or of IMEX what it asks for.
-	All bool
-	// Nodes are those that it may have where All is not set.
-	Nodes []device.Other
+	// All is true if it may have the whole class, or of IMEX what it asks for; otherwise it may
+	// have Nodes.
+	All   bool
+	Nodes []device.ClassNode
 	// Reason says, for people, where the grant comes from or why there is none.
 	Reason string
 }
 
-// DecideOthers says what a container whose grant of GPUs is g may have of a class.
-// nodes are the host's nodes of that class, and mounted says that device-list mounts
-// ask for them (security.md 3.3, rule 4).
+// DecideOthers returns what a container whose grant of GPUs is g may have of a class. nodes are the
+// host's nodes of that class; named is true if a list of devices that an image cannot make asks for
+// them: accepted device-list mounts, and annotations outside Kubernetes.
 //
-// Where the environment grants GPUs it grants these too. Elsewhere a class needs to be
-// in allow-from-environment, or mounted, or a node of that kind must be in the
-// specification already. Such a node stands for the class, but not for another one
-// that is handed out by itself: of channels, adapters and switches a container then has
-// those of its specification.
-func DecideOthers(p config.Policy, c Container, g Grant, class string, nodes []device.Other, mounted bool) Others {
+// If the environment grants GPUs it grants these too. Otherwise a class must be in
+// allow-from-environment, or named, or the specification must already have a node of that kind.
+// Such a node stands for the class, but not for another one that is handed out by itself: of
+// channels, adapters and switches the container then has those of its specification.
+func DecideOthers(p config.Policy, c request.Container, g Grant, class string, nodes []device.ClassNode, named bool) Others {
 	switch {
 	case g.All:
 		return Others{All: true, Reason: g.Reason}
-	case mounted:
+	case named:
 		return Others{All: true, Reason: "device-list mounts"}
 	case slices.Contains(p.AllowFromEnvironment, class):
 		return Others{All: true, Reason: "allow-from-environment"}
 	}
-	given := func(n device.Other) bool {
-		return slices.Contains(c.Nodes, Number{Major: int64(n.Major), Minor: int64(n.Minor)})
+	given := func(n device.ClassNode) bool {
+		return slices.Contains(c.Nodes, n.Number())
 	}
 	if !slices.ContainsFunc(nodes, given) {
 		return Others{Reason: "no device of that kind was allocated to the container, and policy.allow-from-environment has no \"" + class + "\""}
 	}
 	return Others{
-		Nodes:  slices.DeleteFunc(slices.Clone(nodes), func(n device.Other) bool { return n.One && !given(n) }),
+		Nodes:  slices.DeleteFunc(slices.Clone(nodes), func(n device.ClassNode) bool { return n.Individual && !given(n) }),
 		Reason: "in the container's specification",
 	}
+}
+
+// MayManageMIG reports whether the container may have the rights to configure MIG or to watch all
+// MIG devices, and what is missing. They reach every container of the host that has a GPU, so the
+// environment alone is no grant in any mode: in Kubernetes the container must be privileged or its
+// namespace trusted, elsewhere it needs CAP_SYS_ADMIN, which NVIDIA's documentation asks for.
+func MayManageMIG(p config.Policy, c request.Container) (may bool, missing string) {
+	if !c.Kubernetes {
+		return c.Admin, "the container needs CAP_SYS_ADMIN (--cap-add SYS_ADMIN) and no user namespace"
+	}
+	return c.Privileged || c.Namespace != "" && slices.Contains(p.TrustedNamespaces, c.Namespace),
+		"the container must be privileged, or its namespace one of policy.trusted-namespaces"
 }

@@ -6,146 +6,224 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/opencontainers/runtime-spec/specs-go"
-
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-var gpus = []device.GPU{{Index: 0, Minor: 1, UUID: "GPU-a", BusID: "0000:01:00.0"}, {Index: 1, Minor: 0, UUID: "GPU-b", BusID: "0000:02:00.0"}}
+// The host has two GPUs, and the second one has two MIG devices.
+var (
+	gpus      = []device.GPU{{Index: 0, Minor: 1, UUID: "GPU-a", BusID: "0000:01:00.0"}, {Index: 1, Minor: 0, UUID: "GPU-b", BusID: "0000:02:00.0"}}
+	instances = []device.Instance{
+		{GPU: 1, Minor: 0, Parent: "GPU-b", GI: 1, CI: 0, UUID: "MIG-1", CINode: 11},
+		{GPU: 1, Minor: 0, Parent: "GPU-b", GI: 2, CI: 0, UUID: "MIG-2", CINode: 12},
+	}
+)
 
-func given(nodes []Number) (set device.Set, err error) {
+// setOf returns the devices of a list of UUIDs.
+func setOf(uuids string) (set device.Set) {
 	for _, g := range gpus {
-		if slices.Contains(nodes, Number{Major: 195, Minor: int64(g.Minor)}) {
+		if slices.Contains(strings.Fields(uuids), g.UUID) {
 			set.AddGPU(g)
 		}
 	}
-	return set, nil
+	for _, in := range instances {
+		if slices.Contains(strings.Fields(uuids), in.UUID) {
+			set.AddMIG(in)
+		}
+	}
+	return set
 }
 
-func spec(annotations map[string]string, caps []string, masked []string, minors ...int64) *bundle.Spec {
-	s := &bundle.Spec{
-		Annotations: annotations,
-		Process:     &bundle.Process{Capabilities: &specs.LinuxCapabilities{Bounding: caps}},
-		Linux:       &bundle.Linux{MaskedPaths: masked},
+// allowed lists what may be selected.
+func allowed(t *testing.T, g Grant) string {
+	t.Helper()
+	var list []string
+	for _, gpu := range gpus {
+		if g.Allows(gpu) {
+			list = append(list, gpu.UUID)
+		}
+		if g.AllowsAll(device.Set{GPUs: []device.GPU{gpu}}) != g.Allows(gpu) {
+			t.Errorf("AllowsAll of %s differs from Allows", gpu.UUID)
+		}
 	}
-	for _, m := range minors {
-		s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: "/dev/any", Type: "c", Major: 195, Minor: m})
+	for _, in := range instances {
+		if g.AllowsMIG(in) {
+			list = append(list, in.UUID)
+		}
+		if g.AllowsAll(device.Set{MIG: []device.Instance{in}}) != g.AllowsMIG(in) {
+			t.Errorf("AllowsAll of %s differs from AllowsMIG", in.UUID)
+		}
 	}
-	return s
+	if g.Nothing() != (len(list) == 0) {
+		t.Errorf("Nothing is %v of %q", g.Nothing(), list)
+	}
+	return strings.Join(list, " ")
 }
 
-func pod(namespace string) map[string]string {
-	return map[string]string{annotationContainerType: "container", annotationNamespace: namespace, annotationPod: "p", annotationContainer: "c"}
+func pod(namespace string) request.Container {
+	return request.Container{Kubernetes: true, Namespace: namespace, Pod: "p", Name: "c"}
+}
+
+// allocation is the kubelet's answer of one pod: lists of ids by container.
+func allocation(containers map[string][]string) KubeletAnswer {
+	return KubeletAnswer{Allocation: Allocation{Found: true, Containers: containers}}
 }
 
 func TestDecide(t *testing.T) {
-	masked := []string{"/proc/kcore"}
-	admin := []string{"CAP_SYS_ADMIN"}
-	kubelet := func(found bool, containers map[string][]string) func() (Allocation, error) {
-		return func() (Allocation, error) { return Allocation{Found: found, Containers: containers}, nil }
-	}
-	nothing := kubelet(true, map[string][]string{"c": {}})
+	const everything = "GPU-a GPU-b MIG-1 MIG-2"
+	plain := request.Container{}
+	privileged, privilegedPod := request.Container{Privileged: true, Admin: true}, pod("default")
+	privilegedPod.Privileged, privilegedPod.Admin = true, true
+	noEnv := func(p *config.Policy) { p.AcceptEnvWhenUnprivileged = false }
+	audit := func(p *config.Policy) { p.Kubernetes = config.Audit }
+	listed := allocation(map[string][]string{"c": {"GPU-b"}, "other": {"GPU-a"}})
+	listed.Set = setOf("GPU-b")
+	none := allocation(map[string][]string{"c": {}})
+	gone := allocation(map[string][]string{"c": {"GPU-x"}})
+	gone.SetErr = errors.New("no such GPU")
+	fails := KubeletAnswer{Err: errors.New("timeout")}
 	for _, tc := range []struct {
-		name    string
-		spec    *bundle.Spec
-		change  func(*config.Policy)
-		kubelet func() (Allocation, error)
-		mounted []string
-		want    string // the UUIDs that may be selected, or the error
-		audit   bool
+		name      string
+		container request.Container
+		change    func(*config.Policy)
+		inSpec    string
+		kubelet   KubeletAnswer
+		want      string // what may be selected, or the error
+		reason    string
+		asks      bool // the kubelet's answer counts
 	}{
-		{"outside Kubernetes the environment grants", spec(nil, nil, masked), nil, nil, nil, "GPU-a GPU-b", false},
-		{"unless the operator says otherwise", spec(nil, nil, masked), func(p *config.Policy) { p.AcceptEnvWhenUnprivileged = false }, nil, nil, "", false},
-		{"then a device-list mount still does", spec(nil, nil, masked), func(p *config.Policy) { p.AcceptEnvWhenUnprivileged = false }, nil, []string{"GPU-b"}, "GPU-b", false},
-		{"which a privileged container is free of", spec(nil, admin, nil), func(p *config.Policy) { p.AcceptEnvWhenUnprivileged = false }, nil, nil, "GPU-a GPU-b", false},
-		{"CAP_SYS_ADMIN alone is not privileged", spec(nil, admin, masked), func(p *config.Policy) { p.AcceptEnvWhenUnprivileged = false }, nil, nil, "", false},
-		{"a pod without an allocation gets nothing", spec(pod("default"), nil, masked), nil, nothing, nil, "", false},
-		{"a pod gets what its specification carries, by number, and the kubelet is not asked", spec(pod("default"), nil, masked, 0), nil, nil, nil, "GPU-b", false},
-		{"a number that is no GPU grants nothing", spec(pod("default"), nil, masked, 255), nil, nothing, nil, "", false},
-		{"a pod gets what is mounted", spec(pod("default"), nil, masked), nil, nil, []string{"GPU-a"}, "GPU-a", false},
-		{"a pod gets what the kubelet allocated to the container", spec(pod("default"), nil, masked), nil,
-			kubelet(true, map[string][]string{"c": {"GPU-b"}, "other": {"GPU-a"}}), nil, "GPU-b", false},
-		{"a replica of a time-sliced GPU is that GPU", spec(pod("default"), nil, masked), nil,
-			kubelet(true, map[string][]string{"c": {"GPU-a::1", "GPU-a::2"}}), nil, "GPU-a", false},
-		{"an init container, which the kubelet does not list, shares what its pod has", spec(pod("default"), nil, masked), nil,
-			kubelet(true, map[string][]string{"main": {"GPU-b"}, "side": {}}), nil, "GPU-b", false},
-		{"a pod that the kubelet does not know gets nothing", spec(pod("default"), nil, masked), nil, kubelet(false, nil), nil, "", false},
-		{"a kubelet that does not answer is an error", spec(pod("default"), nil, masked), nil,
-			func() (Allocation, error) { return Allocation{}, errors.New("timeout") }, nil, "error: timeout", false},
-		{"an allocation that this host does not have is an error", spec(pod("default"), nil, masked), nil,
-			kubelet(true, map[string][]string{"c": {"GPU-x"}}), nil, "error: does not have", false},
-		{"without a kubelet on this host the environment grants", spec(pod("default"), nil, masked), nil,
-			func() (Allocation, error) { return Allocation{}, ErrNoKubelet }, nil, "GPU-a GPU-b", false},
-		{"a privileged pod selects by environment", spec(pod("default"), admin, nil), nil, nil, nil, "GPU-a GPU-b", false},
-		{"a trusted namespace selects by environment", spec(pod("kube-system"), nil, masked), nil, nil, nil, "GPU-a GPU-b", false},
-		{"a namespace that looks like one does not", spec(pod("kube-system-x"), nil, masked), nil, nothing, nil, "", false},
-		{"a pod without a namespace annotation does not", spec(map[string]string{annotationContainerType: "container"}, nil, masked), func(p *config.Policy) { p.TrustedNamespaces = []string{""} }, kubelet(false, nil), nil, "", false},
-		{"trust-env trusts", spec(pod("default"), nil, masked), func(p *config.Policy) { p.Kubernetes = config.TrustEnv }, nil, nil, "GPU-a GPU-b", false},
-		{"audit gives and knows what enforce would", spec(pod("default"), nil, masked), func(p *config.Policy) { p.Kubernetes = config.Audit }, nothing, nil, "GPU-a GPU-b", true},
-		{"audit gives though the kubelet does not answer", spec(pod("default"), nil, masked), func(p *config.Policy) { p.Kubernetes = config.Audit },
-			func() (Allocation, error) { return Allocation{}, errors.New("timeout") }, nil, "GPU-a GPU-b", true},
+		{name: "outside Kubernetes", container: plain, want: everything, reason: "outside Kubernetes the environment grants"},
+		{name: "outside Kubernetes, environment not accepted", container: plain, change: noEnv, reason: "accept-env-when-unprivileged is off"},
+		{name: "and devices in the specification", container: plain, change: noEnv, inSpec: "GPU-b", want: "GPU-b MIG-1 MIG-2", reason: "GPU-b"},
+		{name: "and privileged", container: privileged, change: noEnv, want: everything, reason: "outside Kubernetes"},
+		{name: "and CAP_SYS_ADMIN alone", container: request.Container{Admin: true}, change: noEnv, reason: "accept-env"},
+		{name: "a pod without an allocation", container: pod("default"), kubelet: none, reason: "no GPU was allocated to the container, says the kubelet", asks: true},
+		{name: "a pod with a GPU in its specification", container: pod("default"), inSpec: "GPU-a", kubelet: listed, want: "GPU-a", reason: "in the container's specification: GPU-a"},
+		{name: "a pod with a MIG device in its specification", container: pod("default"), inSpec: "MIG-2", want: "MIG-2", reason: "MIG-2"},
+		{name: "a pod with a GPU of the kubelet", container: pod("default"), kubelet: listed, want: "GPU-b MIG-1 MIG-2", reason: "allocated by the kubelet: GPU-b", asks: true},
+		{name: "a container that the kubelet does not list", container: pod("default"), kubelet: allocation(map[string][]string{"other": {}}), reason: "PASS_DEVICE_SPECS=true", asks: true},
+		{name: "a pod that the kubelet does not know", container: pod("default"), reason: "the kubelet does not know pod default/p", asks: true},
+		{name: "a kubelet that does not answer", container: pod("default"), kubelet: fails, want: "error: timeout", asks: true},
+		{name: "an allocation that this host does not have", container: pod("default"), kubelet: gone, want: "error: does not have: no such GPU", asks: true},
+		{name: "no kubelet on this host", container: pod("default"), kubelet: KubeletAnswer{NoKubelet: true}, want: everything, reason: "there is no kubelet at", asks: true},
+		{name: "a privileged pod", container: privilegedPod, want: everything, reason: "privileged"},
+		{name: "a trusted namespace", container: pod("kube-system"), want: everything, reason: "namespace kube-system is trusted"},
+		{name: "a namespace that looks alike", container: pod("kube-system-x"), kubelet: none, reason: "no GPU", asks: true},
+		{name: "a pod without a namespace", container: pod(""), change: func(p *config.Policy) { p.TrustedNamespaces = []string{""} }, reason: "does not name its pod"},
+		{name: "trust-env", container: pod("default"), change: func(p *config.Policy) { p.Kubernetes = config.TrustEnv }, want: everything, reason: "trust-env"},
+		{name: "audit", container: pod("default"), change: audit, kubelet: none, want: everything, reason: "audit", asks: true},
+		{name: "audit, and the kubelet does not answer", container: pod("default"), change: audit, kubelet: fails, want: everything, reason: "audit", asks: true},
+		{name: "audit of a trusted namespace", container: pod("kube-system"), change: audit, want: everything, reason: "trusted"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := config.Default().Policy
 			if tc.change != nil {
 				tc.change(&p)
 			}
-			g, err := Decide(p, Identify(tc.spec), Host{Given: given, Select: selectGPUs, Mounted: tc.mounted, Kubelet: tc.kubelet})
+			if got := NeedsKubelet(p, tc.container, setOf(tc.inSpec)); got != tc.asks {
+				t.Errorf("NeedsKubelet is %v", got)
+			}
+			g, enforced, err := Decide(p, tc.container, setOf(tc.inSpec), tc.kubelet)
 			if want, ok := strings.CutPrefix(tc.want, "error: "); ok {
 				if err == nil || !strings.Contains(err.Error(), want) {
-					t.Errorf("got %v %+v, want an error with %q", err, g, want)
+					t.Errorf("got %+v, %v, want an error with %q", g, err, want)
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
+			if got := allowed(t, g); err != nil || got != tc.want || !strings.Contains(g.Reason, tc.reason) {
+				t.Errorf("got %q (%s), %v, want %q (%s)", got, g.Reason, err, tc.want, tc.reason)
 			}
-			var got []string
-			for _, gpu := range gpus {
-				if g.Allows(gpu) {
-					got = append(got, gpu.UUID)
-				}
-			}
-			if strings.Join(got, " ") != tc.want || (g.Enforced != nil) != tc.audit || g.Reason == "" || g.Nothing() != (len(got) == 0) {
-				t.Errorf("got %q enforced %v reason %q, want %q", got, g.Enforced, g.Reason, tc.want)
-			}
-			if g.Enforced != nil && (!g.Enforced.Nothing() || g.Enforced.Reason == "") {
-				t.Errorf("enforce would have granted %+v", g.Enforced)
+			// The mode "audit" gives and knows what "enforce" would.
+			if audited := tc.reason == "audit"; audited != (g.All != enforced.All) || audited && (!enforced.Nothing() || enforced.Reason == "") {
+				t.Errorf("enforce would have granted %+v", enforced)
 			}
 		})
 	}
 }
 
-func selectGPUs(ids []string) (set device.Set, err error) {
-	for _, id := range ids {
-		i := slices.IndexFunc(gpus, func(g device.GPU) bool { return g.UUID == id })
-		if i < 0 {
-			return device.Set{}, errors.New("no such GPU")
-		}
-		set.AddGPU(gpus[i])
-	}
-	return set, nil
-}
-
-func TestAnInitContainerThatTheKubeletDoesNotListIsToldWhatToDo(t *testing.T) {
-	for name, want := range map[string]string{"c": "says the kubelet", "other": "PASS_DEVICE_SPECS"} {
-		kubelet := func() (Allocation, error) {
-			return Allocation{Found: true, Containers: map[string][]string{name: {}}}, nil
-		}
-		g, err := Decide(config.Default().Policy, Identify(spec(pod("default"), nil, []string{"/proc/kcore"})), Host{Given: given, Select: selectGPUs, Kubelet: kubelet})
-		if err != nil || !g.Nothing() || !strings.Contains(g.Reason, want) {
-			t.Errorf("listed %s: %+v %v, want %q", name, g, err, want)
+func TestAllocation(t *testing.T) {
+	a := Allocation{Found: true, Containers: map[string][]string{
+		"main": {"GPU-b::1", "GPU-b::0", "MIG-1"}, "side": {"GPU-a"}, "none": {},
+	}}
+	for name, want := range map[string]string{"main": "GPU-b MIG-1 true", "side": "GPU-a true", "none": "true", "init": "GPU-a GPU-b MIG-1 false"} {
+		ids, listed := a.IDs(name)
+		fields := append(slices.Clone(ids), map[bool]string{true: "true", false: "false"}[listed])
+		if got := strings.Join(fields, " "); got != want {
+			t.Errorf("%s: %s, want %s", name, got, want)
 		}
 	}
 }
 
-func TestTheKindOfContainerIsWhatContainerdSays(t *testing.T) {
-	if c := Identify(spec(map[string]string{annotationContainerType: "sandbox"}, nil, nil)); !c.Sandbox || !c.Kubernetes {
-		t.Errorf("sandbox is %+v", c)
+func TestDecideOthers(t *testing.T) {
+	other := func(name string, minor uint32, one bool) device.ClassNode {
+		return device.ClassNode{Node: device.Node{Path: name, Major: 231, Minor: minor}, Individual: one}
 	}
-	if c := Identify(spec(map[string]string{"io.kubernetes.cri.container-typ": "sandbox"}, nil, nil)); c.Sandbox || c.Kubernetes {
-		t.Errorf("other annotation is %+v", c)
+	nodes := []device.ClassNode{other("verbs0", 0, true), other("verbs1", 1, true), other("cm", 9, false)}
+	for _, tc := range []struct {
+		name  string
+		all   bool
+		spec  []device.Number
+		allow string
+		named bool
+		want  string
+	}{
+		{name: "the environment grants GPUs", all: true, want: "all"},
+		{name: "a GPU was allocated", spec: []device.Number{{Major: 195, Minor: 0}}},
+		{name: "the operator allows the class", allow: "mofed", want: "all"},
+		{name: "the operator allows another class", allow: "imex"},
+		{name: "named by a device list", named: true, want: "all"},
+		{name: "a node in the specification brings what all share", spec: []device.Number{{Major: 231, Minor: 1}}, want: "verbs1 cm"},
+		{name: "what all share brings no other node", spec: []device.Number{{Major: 231, Minor: 9}}, want: "cm"},
+		{name: "a node of the same minor and another major", spec: []device.Number{{Major: 195, Minor: 1}}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			p := config.Default().Policy
+			p.AllowFromEnvironment = []string{tc.allow}
+			g := Grant{All: tc.all, Reason: "the grant"}
+			if !tc.all {
+				g.Set = device.Set{GPUs: gpus}
+			}
+			got := DecideOthers(p, request.Container{Kubernetes: true, Nodes: tc.spec}, g, "mofed", nodes, tc.named)
+			var names []string
+			for _, n := range got.Nodes {
+				names = append(names, n.Path)
+			}
+			if got.All {
+				names = append(names, "all")
+			}
+			if s := strings.Join(names, " "); s != tc.want || got.Reason == "" {
+				t.Errorf("got %q (%s), want %q", s, got.Reason, tc.want)
+			}
+		})
+	}
+}
+
+func TestMayManageMIG(t *testing.T) {
+	with := func(c request.Container, admin, privileged bool) request.Container {
+		c.Admin, c.Privileged = admin, privileged
+		return c
+	}
+	for _, tc := range []struct {
+		name      string
+		container request.Container
+		mode      string
+		may       bool
+	}{
+		{"an ordinary container", request.Container{}, config.Enforce, false},
+		{"one with CAP_SYS_ADMIN", request.Container{Admin: true}, config.Enforce, true},
+		{"an ordinary pod", pod("default"), config.Enforce, false},
+		{"a pod with CAP_SYS_ADMIN", with(pod("default"), true, false), config.Enforce, false},
+		{"a privileged pod", with(pod("default"), true, true), config.Enforce, true},
+		{"a pod of a trusted namespace", pod("gpu-operator"), config.Enforce, true},
+		{"a pod without a namespace", pod(""), config.Enforce, false},
+		{"an ordinary pod under trust-env", pod("default"), config.TrustEnv, false},
+		{"an ordinary pod under audit", pod("default"), config.Audit, false},
+	} {
+		p := config.Default().Policy
+		p.Kubernetes, p.TrustedNamespaces = tc.mode, append(p.TrustedNamespaces, "")
+		if may, missing := MayManageMIG(p, tc.container); may != tc.may || missing == "" {
+			t.Errorf("%s: %v (%s), want %v", tc.name, may, missing, tc.may)
+		}
 	}
 }

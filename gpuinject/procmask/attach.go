@@ -12,20 +12,18 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
 )
 
-// Attach mounts the mask on target, an absolute path below /proc, in the mount
-// namespace of the process pid, which must be the waiting init process of a
-// created container.
+// Attach mounts the mask on target, an absolute path below /proc, in the mount namespace of the
+// process pid, which must be the waiting init process of a created container.
 //
-// It refuses, and attaches nothing, where that namespace is the caller's own or
-// the host's, where the process ended meanwhile, or where target is not a
-// directory of a procfs reached without any link.
+// It attaches nothing if that namespace is the caller's own or the host's, if the process has ended
+// meanwhile, or if target is not a directory of a procfs that is reached without any link.
 func (m *Mask) Attach(pid int, target string) error {
 	rel, ok := strings.CutPrefix(target, "/proc/")
 	if !ok {
 		return fmt.Errorf("mask: %s is not below /proc", target)
 	}
-	// The pidfd pins the process: if it answers after the namespace was opened,
-	// /proc/PID was not a later process of the same number (T17).
+	// The pidfd pins the process: if it still runs after the namespace was opened, /proc/PID was
+	// not a later process of the same number (T17).
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	if err != nil {
 		return fmt.Errorf("mask: process %d: %w", pid, err)
@@ -39,7 +37,7 @@ func (m *Mask) Attach(pid int, target string) error {
 	if err := unix.PidfdSendSignal(pidfd, 0, nil, 0); err != nil {
 		return fmt.Errorf("mask: process %d ended: %w", pid, err)
 	}
-	if err := foreign(ns); err != nil {
+	if err := checkForeign(ns); err != nil {
 		return fmt.Errorf("mask: %w", err)
 	}
 	err = mountns.Do(func() error { return m.attachIn(int(ns.Fd()), rel) })
@@ -49,9 +47,9 @@ func (m *Mask) Attach(pid int, target string) error {
 	return nil
 }
 
-// foreign makes sure that ns is neither this process' mount namespace nor that of
-// the host's first process: the mask would hide the driver from the host.
-func foreign(ns *os.File) error {
+// checkForeign returns an error if ns is the mount namespace of this process or of the host's first
+// process: the mask would hide the driver from the host.
+func checkForeign(ns *os.File) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(int(ns.Fd()), &st); err != nil {
 		return err
@@ -60,8 +58,8 @@ func foreign(ns *os.File) error {
 		var o unix.Stat_t
 		err := unix.Stat(own, &o)
 		if errors.Is(err, unix.EACCES) && own != "/proc/self/ns/mnt" {
-			// The first process may hold capabilities that containerd was not given
-			// (ptrace(2), PTRACE_MODE_READ); the comparison with our own stands.
+			// The first process may have capabilities that containerd was not given (ptrace(2),
+			// PTRACE_MODE_READ).
 			continue
 		}
 		if err != nil {
@@ -74,13 +72,9 @@ func foreign(ns *os.File) error {
 	return nil
 }
 
-// attachIn runs on a thread of its own. setns(2) into a mount namespace needs a
-// file system context that no other thread shares, and leaves root and working
-// directory at the root of the container.
+// attachIn attaches the mask below /proc in a mount namespace. setns(2) leaves root and working
+// directory of the thread at the root of the container.
 func (m *Mask) attachIn(nsfd int, rel string) error {
-	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return fmt.Errorf("unshare: %w", err)
-	}
 	if err := unix.Setns(nsfd, unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("enter the mount namespace: %w", err)
 	}
@@ -89,16 +83,16 @@ func (m *Mask) attachIn(nsfd int, rel string) error {
 		return fmt.Errorf("open /proc of the container: %w", err)
 	}
 	defer unix.Close(proc)
-	if err := isProcfs(proc); err != nil {
+	if err := checkProcfs(proc, false); err != nil {
 		return err
 	}
-	// A mount on the way may only be procfs again (readonlyPaths bind it on itself).
+	// A mount on the way may only be procfs again: readonlyPaths are binds of it on itself.
 	dir, err := openBeneath(proc, rel)
 	if err != nil {
 		return fmt.Errorf("open it in the container: %w", err)
 	}
 	defer unix.Close(dir)
-	if err := isProcfsOrMask(dir); err != nil {
+	if err := checkProcfs(dir, true); err != nil {
 		return err
 	}
 	if err := unix.MoveMount(int(m.f.Fd()), "", dir, "", unix.MOVE_MOUNT_F_EMPTY_PATH|unix.MOVE_MOUNT_T_EMPTY_PATH); err != nil {
@@ -115,22 +109,15 @@ func openBeneath(dirfd int, name string) (int, error) {
 	})
 }
 
-// isProcfsOrMask also takes a read-only tmpfs: what runc puts over a directory of
-// linux.maskedPaths, and an earlier mask that a checkpoint brought back.
-func isProcfsOrMask(fd int) error {
-	var st unix.Statfs_t
-	if err := unix.Fstatfs(fd, &st); err == nil && st.Type == unix.TMPFS_MAGIC && st.Flags&unix.ST_RDONLY != 0 {
-		return nil
-	}
-	return isProcfs(fd)
-}
-
-func isProcfs(fd int) error {
+// checkProcfs returns an error unless fd is on procfs, or, with orMask, on a read-only tmpfs: what
+// runc puts over a directory of linux.maskedPaths, and an earlier mask that a checkpoint restored.
+func checkProcfs(fd int, orMask bool) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err != nil {
 		return err
 	}
-	if st.Type != unix.PROC_SUPER_MAGIC {
+	mask := st.Type == unix.TMPFS_MAGIC && st.Flags&unix.ST_RDONLY != 0
+	if st.Type != unix.PROC_SUPER_MAGIC && !(orMask && mask) {
 		return fmt.Errorf("it is not on procfs (file system type %#x)", st.Type)
 	}
 	return nil

@@ -1,131 +1,167 @@
 package request
 
 import (
-	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 )
 
 func TestOtherDevices(t *testing.T) {
+	type list = []string
 	for _, tc := range []struct {
-		name     string
-		env      []string
-		imex     []string // ids mounted
-		classes  string
-		channels []int
-		err      string
+		name      string
+		env       list
+		mounts    list
+		want      string
+		ignored   bool   // with policy.ignore-imex-channels
+		otherwise string // what is left of it then
 	}{
-		{"unset asks for no other devices", nil, nil, "", nil, ""},
-		{"IMEX channels by number", []string{"NVIDIA_IMEX_CHANNELS=2,0"}, nil, "imex", []int{0, 2}, ""},
-		{"IMEX channels by name, with blanks, empty and repeated items", []string{"NVIDIA_IMEX_CHANNELS= channel7 ,,7,2047,"}, nil, "imex", []int{7, 2047}, ""},
-		{"all IMEX channels in the environment are ignored", []string{"NVIDIA_IMEX_CHANNELS=0,all"}, nil, "", nil, ""},
-		{"no IMEX channels", []string{"NVIDIA_IMEX_CHANNELS=none"}, nil, "", nil, ""},
-		{"void IMEX channels", []string{"NVIDIA_IMEX_CHANNELS=void"}, nil, "", nil, ""},
-		{"an IMEX channel that no driver has is refused", []string{"NVIDIA_IMEX_CHANNELS=2048"}, nil, "", nil, `"2048" is not an IMEX channel`},
-		{"a word that is no IMEX channel is refused", []string{"NVIDIA_IMEX_CHANNELS=0-3"}, nil, "", nil, `"0-3" is not an IMEX channel`},
-		{"GDS", []string{"NVIDIA_GDS=enabled"}, nil, "gds", nil, ""},
-		{"GDRCopy", []string{"NVIDIA_GDRCOPY=enabled"}, nil, "gdrcopy", nil, ""},
-		{"MOFED", []string{"NVIDIA_MOFED=enabled"}, nil, "mofed", nil, ""},
-		{"NVSwitch", []string{"NVIDIA_NVSWITCH=enabled"}, nil, "nvswitch", nil, ""},
-		{"several", []string{"NVIDIA_NVSWITCH=enabled", "NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=1"}, nil, "imex gds nvswitch", []int{1}, ""},
-		{"another value than enabled asks for nothing", []string{"NVIDIA_GDS=1", "NVIDIA_MOFED=Enabled", "NVIDIA_GDRCOPY=", "NVIDIA_NVSWITCH=all"}, nil, "", nil, ""},
-		{"without a GPU nothing of it counts", []string{"NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=0"}, []string{"1"}, "", nil, ""},
-		{"mounted IMEX channels", nil, []string{"3", "channel1", "3"}, "imex", []int{1, 3}, ""},
-		{"mounted IMEX channels go before the environment", []string{"NVIDIA_IMEX_CHANNELS=9", "NVIDIA_GDS=enabled"}, []string{"1"}, "imex gds", []int{1}, ""},
-		{"all mounted IMEX channels", []string{"NVIDIA_IMEX_CHANNELS=9"}, []string{"1", "all"}, "imex all", nil, ""},
-		{"a mount that names no IMEX channel is refused", nil, []string{"0/1"}, "", nil, `"0/1" is not an IMEX channel`},
+		{name: "unset"},
+		{name: "channels by number", env: list{"NVIDIA_IMEX_CHANNELS=2,0"}, want: " imex 0 2", ignored: true},
+		{name: "channels by name, with blanks, empty and repeated items", env: list{"NVIDIA_IMEX_CHANNELS= channel7 ,,7,2047,"}, want: " imex 7 2047", ignored: true},
+		{name: "all channels", env: list{"NVIDIA_IMEX_CHANNELS=0,all"}},
+		{name: "no channels", env: list{"NVIDIA_IMEX_CHANNELS=0,none"}},
+		{name: "void channels", env: list{"NVIDIA_IMEX_CHANNELS=void"}},
+		{name: "a channel out of range", env: list{"NVIDIA_IMEX_CHANNELS=2048"}, want: `error: "2048" is not an IMEX channel`, ignored: true},
+		{name: "what is no channel", env: list{"NVIDIA_IMEX_CHANNELS=0-3"}, want: `error: "0-3" is not an IMEX channel`, ignored: true},
+		{name: "GDS", env: list{"NVIDIA_GDS=enabled"}, want: " gds", otherwise: " gds"},
+		{name: "several", env: list{"NVIDIA_NVSWITCH=enabled", "NVIDIA_MOFED=enabled", "NVIDIA_GDRCOPY=enabled", "NVIDIA_IMEX_CHANNELS=1"}, want: " imex gdrcopy mofed nvswitch 1", ignored: true, otherwise: " gdrcopy mofed nvswitch"},
+		{name: "other values than enabled", env: list{"NVIDIA_GDS=1", "NVIDIA_MOFED=Enabled", "NVIDIA_GDRCOPY=", "NVIDIA_NVSWITCH=all"}},
+		{name: "mounted channels", mounts: list{"imex/3", "imex/channel1", "imex/3"}, want: " imex 1 3", ignored: true},
+		{name: "mounted channels before the variable", env: list{"NVIDIA_IMEX_CHANNELS=9", "NVIDIA_GDS=enabled"}, mounts: list{"imex/1"}, want: " imex gds 1", ignored: true, otherwise: " gds"},
+		{name: "all mounted channels", env: list{"NVIDIA_IMEX_CHANNELS=9"}, mounts: list{"imex/1", "imex/all"}, want: " imex all", ignored: true},
+		{name: "a mount that names no channel", mounts: list{"imex/0/1"}, want: `error: "0/1" is not an IMEX channel`, ignored: true},
+		{name: "channels by CDI names", mounts: list{"cdi/nvidia.com/imex-channel=2"}, env: list{"NVIDIA_IMEX_CHANNELS=9"}, want: " imex 2", ignored: true},
+		{name: "all channels by a CDI name", mounts: list{"cdi/nvidia.com/imex-channel/all"}, want: " imex all", ignored: true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			r, err := FromEnv(append([]string{"NVIDIA_VISIBLE_DEVICES=0"}, tc.env...), stock)
-			if err == nil {
-				err = r.AddChannelMounts(imexMounts(tc.imex...), stock)
-			}
-			if tc.err != "" {
-				if err == nil || !strings.Contains(err.Error(), tc.err) {
-					t.Fatalf("got error %v, want one with %s", err, tc.err)
+			for _, ignore := range []bool{false, true} {
+				want := tc.want
+				if ignore {
+					want = tc.otherwise
 				}
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := strings.Join(r.Classes, " ")
-			if r.AllChannels {
-				got += " all"
-			}
-			if got != tc.classes || !slices.Equal(r.Channels, tc.channels) || r.ChannelsMounted != (tc.imex != nil && tc.classes != "") {
-				t.Errorf("got %q %v mounted %v, want %q %v", got, r.Channels, r.ChannelsMounted, tc.classes, tc.channels)
+				if !strings.HasPrefix(want, "error: ") {
+					want = `["0"]` + want
+				}
+				cfg := config.Default()
+				cfg.Policy.IgnoreIMEXChannels = ignore
+				r, err := Read(specOf(tc.env, append(tc.mounts, "0"), nil)).Request(cfg)
+				check(t, r, err, want)
+				if r.ChannelsIgnored != (ignore && tc.ignored) || ignore && (r.ChannelsMounted || slices.Contains(r.Named, IMEX)) {
+					t.Errorf("ignored %v, mounted %v, named %q", r.ChannelsIgnored, r.ChannelsMounted, r.Named)
+				}
 			}
 		})
 	}
-}
-
-func imexMounts(ids ...string) (mounts []specs.Mount) {
-	for _, id := range ids {
-		mounts = append(mounts, specs.Mount{Source: "/dev/null", Destination: DeviceListDir + "/imex/" + id, Type: "bind"})
+	env := []string{"NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=0", "NVIDIA_MIG_CONFIG_DEVICES=all"}
+	r, err := Read(specOf(append(visible("none"), env...), []string{"imex/1"}, nil)).Request(config.Default())
+	if check(t, r, err, "[]"); len(r.MIGRights) != 0 {
+		t.Errorf("MIG rights without a GPU: %q", r.MIGRights)
 	}
-	return mounts
+	r, err = Read(specOf([]string{"NVIDIA_MOFED=enabled"}, []string{"0", "cdi/nvidia.com/gds/all", "cdi/nvidia.com/imex-channel=2"}, nil)).Request(config.Default())
+	if check(t, r, err, `["0"] imex gds mofed 2`); !slices.Equal(r.Named, []string{GDS, IMEX}) {
+		t.Errorf("named %q", r.Named)
+	}
 }
 
-func TestOnlyTheDeviceListNamesIMEXChannels(t *testing.T) {
-	for _, m := range []specs.Mount{
-		{Source: "/dev/zero", Destination: DeviceListDir + "/imex/0"},
-		{Source: "/dev/null", Destination: DeviceListDir + "X/imex/0"},
-		{Source: "/dev/null", Destination: DeviceListDir + "/imexx/0"},
-		{Source: "/dev/null", Destination: DeviceListDir + "/imex/../../imex/0"},
-		{Source: "/dev/null", Destination: DeviceListDir + "/imex"},
+func TestMIGRights(t *testing.T) {
+	for _, tc := range []struct{ config, monitor, want string }{
+		{"", "", ""},
+		{"all", "", "config"},
+		{"", "all", "monitor"},
+		{"ALL", "All", "config monitor"},
+		{"0", "", `error: NVIDIA_MIG_CONFIG_DEVICES="0": the only value is "all"`},
+		{"all", "1:0", `error: NVIDIA_MIG_MONITOR_DEVICES="1:0": the only value is "all"`},
 	} {
-		r := Request{Driver: true, Devices: []string{"0"}}
-		if err := r.AddChannelMounts([]specs.Mount{m}, stock); err != nil || len(r.Classes) != 0 {
-			t.Errorf("%s at %s: %+v, %v", m.Source, m.Destination, r, err)
+		env := []string{"NVIDIA_MIG_CONFIG_DEVICES=" + tc.config, "NVIDIA_MIG_MONITOR_DEVICES=" + tc.monitor}
+		for _, spec := range []*bundle.Spec{specOf(append(visible("all"), env...), nil, nil), specOf(env, []string{"all"}, nil)} {
+			r, err := Read(spec).Request(config.Default())
+			if strings.HasPrefix(tc.want, "error: ") {
+				check(t, r, err, tc.want)
+			} else if got := strings.Join(r.MIGRights, " "); err != nil || got != tc.want || len(r.MIGVariables) != len(r.MIGRights) {
+				t.Errorf("%q: %q by %q, %v", env, got, r.MIGVariables, err)
+			}
 		}
 	}
 }
 
-func TestADeviceListTakesOtherDevicesFromTheEnvironment(t *testing.T) {
-	r, err := WithDeviceList(List{GPUs: []string{"GPU-a"}}, []string{"NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=4"}, stock)
-	if got := fmt.Sprint(r.Classes, r.Channels); err != nil || got != "[imex gds] [4]" {
-		t.Errorf("%s %v", got, err)
+func TestContainer(t *testing.T) {
+	for _, tc := range []struct {
+		annotations             []string
+		admin, unmasked, userns bool // CAP_SYS_ADMIN, nothing of /proc masked, a user namespace
+		want                    Container
+	}{
+		{},
+		{unmasked: true},
+		{admin: true, want: Container{Admin: true}},
+		{admin: true, unmasked: true, want: Container{Admin: true, Privileged: true}},
+		{admin: true, unmasked: true, userns: true},
+		{annotations: []string{annotationContainerType + "=sandbox"}, want: Container{Kubernetes: true, Sandbox: true}},
+		{annotations: []string{annotationContainerType[:20] + "=sandbox"}}, // only looks like the key
+		{annotations: []string{annotationContainerType + "=container", annotationNamespace + "=n", annotationPod + "=p", annotationContainer + "=c"},
+			want: Container{Kubernetes: true, Namespace: "n", Pod: "p", Name: "c"}},
+	} {
+		spec := specOf(visible("all"), nil, tc.annotations)
+		if tc.admin {
+			spec.Process.Capabilities.Bounding = []string{"CAP_SYS_ADMIN"}
+		}
+		if !tc.unmasked {
+			spec.Linux.MaskedPaths = []string{"/proc/kcore"}
+		}
+		if tc.userns {
+			spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.UserNamespace, Path: "/proc/7/ns/user"}}
+		}
+		spec.Linux.Devices = []specs.LinuxDevice{{Type: "c", Major: 195, Minor: 1}, {Type: "b", Major: 8}, {Type: "u", Major: 195, Minor: 2}}
+		tc.want.Nodes = []device.Number{{Major: 195, Minor: 1}, {Major: 195, Minor: 2}}
+		s := Read(spec)
+		if asks, _ := s.Asks(); !reflect.DeepEqual(s.Container, tc.want) || asks == tc.want.Sandbox {
+			t.Errorf("%+v: got %+v, asks %v", tc, s.Container, asks)
+		}
 	}
 }
 
-func TestIMEXChannelsAreIgnoredWhereTheOperatorSaysSo(t *testing.T) {
-	bounds := stock
-	bounds.NoChannels = true
-	for _, tc := range []struct {
-		name    string
-		visible string
-		env     []string
-		imex    []string
-		ignored bool
-		classes string
-	}{
-		{"a variable", "0", []string{"NVIDIA_IMEX_CHANNELS=0"}, nil, true, ""},
-		{"a variable that would be refused", "0", []string{"NVIDIA_IMEX_CHANNELS=9999"}, nil, true, ""},
-		{"a variable that asks for nothing", "0", []string{"NVIDIA_IMEX_CHANNELS=none"}, nil, false, ""},
-		{"a mount", "0", nil, []string{"1"}, true, ""},
-		{"all by a mount", "0", nil, []string{"all"}, true, ""},
-		{"a mount that would be refused", "0", nil, []string{"0/1"}, true, ""},
-		{"a CDI name", "0,nvidia.com/imex-channel=2", nil, nil, true, ""},
-		{"every channel by a CDI name", "0,nvidia.com/imex-channel=all", nil, nil, true, ""},
-		{"the kind of management containers", "management.nvidia.com/gpu=all", nil, nil, true, ""},
-		{"other classes are not", "0,nvidia.com/gds=all", []string{"NVIDIA_IMEX_CHANNELS=0", "NVIDIA_MOFED=enabled"}, []string{"1"}, true, "gds mofed"},
-		{"without a GPU nothing is asked for", "none", []string{"NVIDIA_IMEX_CHANNELS=0"}, []string{"1"}, false, ""},
+func TestMightAsk(t *testing.T) {
+	for want, words := range map[bool][]string{
+		true:  {"NVIDIA_VISIBLE_DEVICES=0", "CUDA_VERSION=8.0", DeviceListDir + "/0", "cdi.k8s.io/x", "nvidia.cdi.k8s.io", "DOCKER_RESOURCE_GPU=0", "/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk"},
+		false: {"PATH=/bin", "NVIDIA_DRIVER_CAPABILITIES=all", "/usr/bin/nvidia-container-runtime-hook", "example.com/nic=0"},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			r, err := FromEnv(append([]string{"NVIDIA_VISIBLE_DEVICES=" + tc.visible}, tc.env...), bounds)
-			if err == nil {
-				err = r.AddChannelMounts(imexMounts(tc.imex...), bounds)
+		for _, word := range words {
+			if MightAsk([]byte(`{"x": "`+word+`"}`)) != want {
+				t.Errorf("%s: %v", word, !want)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got := strings.Join(r.Classes, " "); got != tc.classes || r.ChannelsIgnored != tc.ignored || r.AllChannels || r.ChannelsMounted || len(r.Channels) != 0 || slices.Contains(r.Named, IMEX) {
-				t.Errorf("got %+v", r)
-			}
-		})
+		}
 	}
+}
+
+func FuzzEnvironment(f *testing.F) {
+	for _, s := range []string{"", "all", "none", "void", "0,0", "-1", "99999999999", "0:0", "MIG-x/../", "GPU-1\x00", "０", "a\nb", "nvidia.com/gpu=0"} {
+		f.Add(s, "all")
+	}
+	f.Fuzz(func(t *testing.T, devices, caps string) {
+		cfg := config.Default()
+		r, err := Read(specOf(append(visible(devices), EnvCapabilities+"="+caps), nil, nil)).Request(cfg)
+		if err != nil {
+			if strings.ContainsAny(err.Error(), "\n\r\x1b\x00") {
+				t.Fatalf("control characters in %q", err)
+			}
+			return
+		}
+		for _, c := range r.Capabilities {
+			if !slices.Contains(cfg.Container.SupportedCapabilities, c) {
+				t.Fatalf("capability %q is not supported", c)
+			}
+		}
+		for _, d := range r.Devices {
+			if d == "" || strings.TrimSpace(d) != d {
+				t.Fatalf("device %q is not trimmed", d)
+			}
+		}
+	})
 }

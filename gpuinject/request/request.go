@@ -1,9 +1,13 @@
 package request
 
 import (
+	"bytes"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
 // Environment variables of the contract.
@@ -25,225 +29,271 @@ const (
 	NGX      = "ngx"
 )
 
-// All is the value that means every device, and every supported capability.
-const All = "all"
+// Words of a list of devices: every device; the driver without a GPU; nothing at all.
+const (
+	All  = "all"
+	none = "none"
+	void = "void"
+)
 
-// maxQuoted is how much of a user's value an error repeats, in bytes (T47).
-const maxQuoted = 256
+// Source is the part of a specification that a request comes from.
+type Source string
 
-// maxDevices bounds the identifiers of one request; no host has as many GPUs and
-// MIG instances.
-const maxDevices = 1024
+// Sources of a request, by precedence.
+const (
+	FromCDI         Source = "CDI"
+	FromAnnotations Source = "annotations"
+	FromMounts      Source = "mounts"
+	FromEnvironment Source = "environment"
+)
 
 // Request is what a container asks for.
 type Request struct {
-	// Driver is set when the container asks for the driver at all: with GPUs, or
-	// with NVIDIA_VISIBLE_DEVICES=none without one. Nothing else is set otherwise.
-	Driver bool `json:"driver"`
-	// Reason says, for people, what in the container led to this request.
-	Reason string `json:"reason"`
-	// Devices are the identifiers as written, trimmed, without empty items; just
-	// "all" where that is among them. Empty means the driver without a GPU.
-	Devices []string `json:"devices"`
-	// Mounted is set where device-list mounts made the request, not the environment;
-	// Annotated where CDI annotations did.
-	Mounted   bool `json:"mounted"`
-	Annotated bool `json:"annotated"`
-	// Capabilities are the driver capabilities, sorted, a subset of Bounds.Supported.
-	Capabilities []string `json:"capabilities"`
-	// CapabilitiesReason says, for people, where the capabilities come from.
-	CapabilitiesReason string `json:"-"`
-	// Classes are the other kinds of devices that are asked for beside a GPU: IMEX
-	// first, then GDS, GDRCopy, MOFED, NVSwitch.
-	Classes []string `json:"classes"`
-	// Channels are the numbers of the IMEX channels, sorted.
-	Channels []int `json:"channels"`
-	// AllChannels is set where device-list mounts ask for every channel of the host.
-	AllChannels bool `json:"all_channels"`
-	// ChannelsIgnored is set where channels are asked for and Bounds.NoChannels holds.
-	ChannelsIgnored bool `json:"channels_ignored"`
-	// ChannelsMounted is set where the channels are device-list mounts'.
-	ChannelsMounted bool `json:"channels_mounted"`
-	// MIG are the rights over all MIG devices that are asked for: "config", "monitor".
-	MIG []string `json:"mig"`
-	// Named are those of Classes that are named in the list of devices.
-	Named []string `json:"named"`
-	// Foreign are the CDI names of other vendors' devices. ForeignOnly is set where
-	// nothing else is asked for: the container gets no driver.
-	Foreign     []string `json:"foreign"`
-	ForeignOnly bool     `json:"foreign_only"`
+	// Driver is true if the container asks for the driver, with GPUs or without
+	// (NVIDIA_VISIBLE_DEVICES=none). Otherwise only Reason is set.
+	Driver bool
+	// Reason says, for people, what in the specification led to this request.
+	Reason string
+	Source Source
+	// Devices are the identifiers as written, trimmed, without empty items; just "all" if that is
+	// among them. Empty means the driver without a GPU, or with Source FromCDI the GPUs whose nodes
+	// the specification has.
+	Devices []string
+	// Capabilities are driver capabilities, sorted, all of them supported.
+	Capabilities       []string
+	CapabilitiesReason string
+	// Classes are the other kinds of devices that are asked for, in the order IMEX, GDS, GDRCopy,
+	// MOFED, NVSwitch; Named are those of them that the list of devices names.
+	Classes, Named []string
+	// Channels are the numbers of IMEX channels, sorted. AllChannels stands for every channel of
+	// the host. ChannelsMounted is true if device-list mounts name them. ChannelsIgnored is true if
+	// channels are asked for and policy.ignore-imex-channels is true.
+	Channels                                      []int
+	AllChannels, ChannelsMounted, ChannelsIgnored bool
+	// MIGRights are rights over all MIG devices, "config" and "monitor"; MIGVariables are the
+	// variables that ask for them.
+	MIGRights, MIGVariables []string
+	// Overridden are ways to ask that the container uses and that do not count, with the reason.
+	Overridden []Overridden
 }
 
-// Bounds are the operator's limits on what can be asked for.
-type Bounds struct {
-	// Default and Supported are driver capabilities.
-	Default   []string
-	Supported []string
-	// NoChannels leaves requests for IMEX channels unread, right ones and wrong ones.
-	NoChannels bool
+// Overridden is a way to ask that does not count.
+type Overridden struct{ What, Reason string }
+
+// MightAsk reports whether a configuration in JSON may be that of a container that asks. Most
+// containers fail this test, and their configuration need not be decoded.
+func MightAsk(raw []byte) bool {
+	return slices.ContainsFunc(words, func(word string) bool { return bytes.Contains(raw, []byte(word)) })
 }
 
-// Wants tells whether env asks for the driver at all, whatever else is in it. It
-// needs no configuration and never fails.
-func Wants(env []string) bool {
-	vars := variables(env)
-	visible, set := vars[EnvVisibleDevices]
-	if !set {
-		return vars[envCUDAVersion] != "" && vars[envRequireCUDA] == ""
+// Request returns what the container asks for under a configuration. Annotations of a pod select
+// among the allocated devices only; the caller asks again without annotations if they name others.
+func (s Said) Request(cfg *config.Config) (Request, error) { return s.request(cfg, s.annotated) }
+
+// WithoutAnnotations is Request for a container without its CDI annotations.
+func (s Said) WithoutAnnotations(cfg *config.Config) (Request, error) {
+	s.annotated, s.annotatedErr = list{}, nil
+	return s.request(cfg, list{})
+}
+
+func (s Said) request(cfg *config.Config, annotated list) (Request, error) {
+	mounts := cfg.Policy.AcceptVolumeMounts
+	switch {
+	case s.EditedByCDI:
+		return s.fromCDI(cfg)
+	case s.annotatedErr != nil:
+		return Request{}, s.annotatedErr
+	case !annotated.empty():
+		r := Request{Driver: true, Source: FromAnnotations, Devices: annotated.ids(),
+			Reason: "CDI annotations name " + Quote(annotated.String())}
+		return s.complete(r, annotated, cfg)
+	case mounts && s.mountedErr != nil:
+		return Request{}, s.mountedErr
+	case mounts && !s.mounted.empty():
+		r := Request{Driver: true, Source: FromMounts, Devices: s.mounted.ids(),
+			Reason: "device-list mounts name " + Quote(s.mounted.String())}
+		return s.complete(r, s.mounted, cfg)
 	}
-	_, _, asks, _, err := parseDevices(visible)
-	return asks || err != nil
+	return s.fromEnvironment(cfg)
 }
 
-// WhyNot says, for people, why env asks for nothing.
-func WhyNot(env []string) string {
-	r, err := FromEnv(env, Bounds{})
-	if err != nil || r.Driver {
-		return ""
+// fromCDI is the request of a container whose devices CDI put into its specification. CDI injects
+// the whole driver, so that is the default here.
+func (s Said) fromCDI(cfg *config.Config) (Request, error) {
+	r := Request{Driver: true, Source: FromCDI,
+		Reason: "the container's specification has NVIDIA's CDI hooks and device nodes"}
+	caps := s.Env[EnvCapabilities]
+	r.CapabilitiesReason = EnvCapabilities + "=" + Quote(caps)
+	if strings.TrimSpace(caps) == "" {
+		caps, r.CapabilitiesReason = All, "CDI injects every supported capability"
 	}
-	return r.Reason
+	var err error
+	r.Capabilities, err = parseCapabilities(caps, cfg.Container)
+	r.Overridden = s.overridden(r.Source, cfg)
+	return r, err
 }
 
-// FromEnv reads the request of a container from its environment.
-//
-// The last of repeated variables wins, as getenv(3) would not but every shell and
-// NVIDIA's stack do. An entry without "=" is not a variable and is passed over:
-// NVIDIA's stack fails such a container, which has nothing to do with GPUs.
-func FromEnv(env []string, bounds Bounds) (Request, error) {
-	vars := variables(env)
-	visible, set := vars[EnvVisibleDevices]
-	legacy := vars[envCUDAVersion] != "" && vars[envRequireCUDA] == ""
-
-	if !set && !legacy {
+// fromEnvironment is the request of a container's variables.
+func (s Said) fromEnvironment(cfg *config.Config) (Request, error) {
+	value, set := s.Env[EnvVisibleDevices]
+	var swarm []string
+	if !s.Container.Kubernetes { // a pod is no task of a swarm, whatever its variables are called
+		for _, name := range cfg.Policy.SwarmResources {
+			if v, ok := s.Env[name]; ok {
+				swarm = append(swarm, v)
+			}
+		}
+	}
+	if len(swarm) > 0 {
+		value, set = strings.Join(swarm, ","), true
+	}
+	reason := EnvVisibleDevices + "=" + Quote(value)
+	switch {
+	case !set && !s.isLegacy():
 		return Request{Reason: EnvVisibleDevices + " is not set"}, nil
-	}
-	if !set {
-		visible = All
-	}
-	devices, list, asks, reason, err := parseDevices(visible)
-	if err != nil || !asks {
-		return Request{Reason: reason}, err
-	}
-	if list.Directory {
-		return Request{}, fmt.Errorf("%s=%s means the mounts below %s, and the container has none: start it with the device plugin's mounts, or name the devices", EnvVisibleDevices, Quote(visible), DeviceListDir)
-	}
-	if !set {
+	case !set:
+		value = All
 		reason = EnvVisibleDevices + " is not set and " + envCUDAVersion + " is, without " + envRequireCUDA + ": an image older than CUDA 9"
+	case strings.TrimSpace(value) == "":
+		return Request{Reason: EnvVisibleDevices + " is empty"}, nil
 	}
-	// For such an image NVIDIA's rule is every capability; only where it set none.
-	caps, capsSet := vars[EnvCapabilities]
-	if !capsSet && legacy {
+	l, err := parseList(value)
+	r := Request{Driver: true, Source: FromEnvironment, Reason: reason}
+	switch word := l.word(); {
+	case isVoid(value):
+		return Request{Reason: reason}, nil
+	case err != nil:
+		return Request{}, fmt.Errorf("%s=%s: %w", EnvVisibleDevices, Quote(value), err)
+	case l.empty():
+		return Request{Reason: EnvVisibleDevices + " names no device"}, nil
+	case l.directory && !cfg.Policy.AcceptVolumeMounts:
+		return Request{}, &DeniedError{fmt.Sprintf("%s=%s means the mounts there, and policy.accept-volume-mounts is false: set it to true, or have the device plugin use another strategy", EnvVisibleDevices, DeviceListDir)}
+	case l.directory:
+		return Request{}, fmt.Errorf("%s=%s means the mounts below %s, and the container has none: start it with the device plugin's mounts, or name the devices", EnvVisibleDevices, Quote(value), DeviceListDir)
+	case word == All:
+		r.Devices = []string{All}
+	case word == "":
+		r.Devices = l.gpus
+	}
+	r, err = s.complete(r, l, cfg)
+	if len(swarm) > 0 {
+		r.Overridden = append(r.Overridden, Overridden{EnvVisibleDevices, "swarm's resources of policy.swarm-resources go before it"})
+	}
+	return r, err
+}
+
+// DeniedError is a request that the operator's configuration does not allow.
+type DeniedError struct{ text string }
+
+func (e *DeniedError) Error() string { return e.text }
+
+// complete adds the capabilities and the other devices to a request that names the devices of l.
+func (s Said) complete(r Request, l list, cfg *config.Config) (Request, error) {
+	if len(l.foreign) > 0 {
+		return Request{}, fmt.Errorf("%s is a CDI device of another vendor: name it to containerd (docker run --device, nerdctl run --device, ctr run --device, or the CDI devices of a pod)", Quote(l.foreign[0]))
+	}
+	caps, set := s.Env[EnvCapabilities]
+	legacy := !set && s.isLegacy()
+	if legacy { // NVIDIA's rule for such an image; only if it sets no capability
 		caps = All
 	}
-	capabilities, err := parseCapabilities(caps, bounds)
-	if err != nil {
+	var err error
+	if r.Capabilities, err = parseCapabilities(caps, cfg.Container); err != nil {
 		return Request{}, err
 	}
-	r := Request{Driver: true, Reason: reason, Devices: devices, Capabilities: capabilities, CapabilitiesReason: capabilitiesReason(caps, capsSet, legacy)}
-	r.ForeignOnly = list.OnlyForeign()
-	if err := r.addOthers(vars, bounds); err != nil {
+	switch {
+	case legacy:
+		r.CapabilitiesReason = EnvCapabilities + " is not set in an image older than CUDA 9: all that are supported"
+	case set && strings.Trim(caps, " ,") != "":
+		r.CapabilitiesReason = EnvCapabilities + "=" + Quote(caps)
+	case set:
+		r.CapabilitiesReason = EnvCapabilities + " is empty: container.default-capabilities"
+	default:
+		r.CapabilitiesReason = EnvCapabilities + " is not set: container.default-capabilities"
+	}
+	if err := r.addOthers(s, l, cfg.Policy.IgnoreIMEXChannels, cfg.Policy.AcceptVolumeMounts); err != nil {
 		return Request{}, err
 	}
-	r.enter(list, bounds)
+	r.Overridden = s.overridden(r.Source, cfg)
 	return r, nil
 }
 
-// variables picks the variables of the contract out of env; the last one wins.
-func variables(env []string) map[string]string {
-	vars := make(map[string]string, 4)
-	for _, entry := range env {
-		name, value, ok := strings.Cut(entry, "=")
-		if !ok {
-			continue
-		}
-		switch name {
-		case EnvVisibleDevices, EnvCapabilities, envCUDAVersion, envRequireCUDA,
-			EnvIMEXChannels, "NVIDIA_GDS", "NVIDIA_GDRCOPY", "NVIDIA_MOFED", "NVIDIA_NVSWITCH",
-			"NVIDIA_MIG_CONFIG_DEVICES", "NVIDIA_MIG_MONITOR_DEVICES":
-			vars[name] = value
-		}
+// overridden lists the ways to ask that do not count beside the source that does.
+func (s Said) overridden(source Source, cfg *config.Config) (list []Overridden) {
+	var reason string
+	switch source {
+	case FromCDI:
+		reason = "the devices that CDI put into the specification go before it"
+	case FromAnnotations:
+		reason = "annotations go before it"
+	case FromMounts:
+		reason = "device-list mounts go before it"
 	}
-	return vars
+	switch mounts := s.mountedErr == nil && !s.mounted.empty(); {
+	case mounts && !cfg.Policy.AcceptVolumeMounts:
+		list = append(list, Overridden{"device-list mounts", "policy.accept-volume-mounts is false"})
+	case mounts && source != FromMounts:
+		list = append(list, Overridden{"device-list mounts", reason})
+	}
+	if asks, _ := s.environmentAsks(); asks && reason != "" {
+		list = append(list, Overridden{EnvVisibleDevices, reason})
+	}
+	return list
 }
 
-// parseDevices reads the value of NVIDIA_VISIBLE_DEVICES. The first of the words
-// "all", "none" and "void" in the list decides; asks is false where the container
-// wants nothing to do with the driver. list has what is named besides GPUs.
-func parseDevices(value string) (devices []string, list List, asks bool, reason string, err error) {
-	if strings.TrimSpace(value) == "" {
-		return nil, List{}, false, EnvVisibleDevices + " is empty", nil
+// Granted returns the identifiers whose naming is a grant in itself: those of accepted device-list
+// mounts, and outside Kubernetes those of annotations. An image can make neither.
+func (s Said) Granted(cfg *config.Config) []string {
+	var ids []string
+	if cfg.Policy.AcceptVolumeMounts && s.mountedErr == nil {
+		ids = s.mounted.ids()
 	}
-	list, err = parseList(value)
-	switch {
-	case list.word() == "void":
-		return nil, List{}, false, EnvVisibleDevices + "=" + Quote(value), nil
-	case err != nil:
-		return nil, List{}, false, "", fmt.Errorf("%s=%s: %w", EnvVisibleDevices, Quote(value), err)
-	case list.Empty():
-		return nil, List{}, false, EnvVisibleDevices + " names no device", nil
+	if !s.Container.Kubernetes {
+		ids = append(ids, s.annotated.ids()...)
 	}
-	reason = EnvVisibleDevices + "=" + Quote(value)
-	switch list.word() {
-	case "none":
-		return nil, list, true, reason, nil
-	case All:
-		return []string{All}, list, true, reason, nil
-	}
-	return list.GPUs, list, true, reason, nil
+	return ids
 }
 
-// parseCapabilities reads the value of NVIDIA_DRIVER_CAPABILITIES.
-func parseCapabilities(value string, bounds Bounds) ([]string, error) {
+// parseCapabilities parses the value of NVIDIA_DRIVER_CAPABILITIES.
+func parseCapabilities(value string, c config.Container) ([]string, error) {
 	var caps []string
 	for _, item := range strings.Split(value, ",") {
-		item = strings.TrimSpace(item)
-		if item == All {
-			caps = slices.Clone(bounds.Supported)
-			slices.Sort(caps)
-			return slices.Compact(caps), nil
+		if item = strings.TrimSpace(item); item == All {
+			caps = slices.Clone(c.SupportedCapabilities)
+			break
 		}
 		if item != "" {
 			caps = append(caps, item)
 		}
 	}
 	if len(caps) == 0 {
-		for _, name := range bounds.Default {
-			if slices.Contains(bounds.Supported, name) {
+		for _, name := range c.DefaultCapabilities {
+			if slices.Contains(c.SupportedCapabilities, name) {
 				caps = append(caps, name)
 			}
 		}
 	}
 	for _, name := range caps {
-		if !slices.Contains(bounds.Supported, name) {
+		if !slices.Contains(c.SupportedCapabilities, name) {
 			return nil, fmt.Errorf("%s=%s: capability %s is not supported here (supported: %s; see supported-capabilities in the shim's configuration)",
-				EnvCapabilities, Quote(value), Quote(name), strings.Join(bounds.Supported, ","))
+				EnvCapabilities, Quote(value), Quote(name), strings.Join(c.SupportedCapabilities, ","))
 		}
 	}
 	slices.Sort(caps)
 	return slices.Compact(caps), nil
 }
 
-// capabilitiesReason says where the capabilities come from.
-func capabilitiesReason(value string, set, legacy bool) string {
-	switch {
-	case set && strings.Trim(value, " ,") != "":
-		return EnvCapabilities + "=" + Quote(value)
-	case set:
-		return EnvCapabilities + " is empty: container.default-capabilities"
-	case legacy:
-		return EnvCapabilities + " is not set in an image older than CUDA 9: all that are supported"
-	}
-	return EnvCapabilities + " is not set: container.default-capabilities"
+// Has reports whether the request includes a capability.
+func (r Request) Has(capability string) bool { return slices.Contains(r.Capabilities, capability) }
+
+// NamesDevices reports whether the request is for particular devices, not for all of them or for
+// the driver without a GPU.
+func (r Request) NamesDevices() bool {
+	return len(r.Devices) > 0 && !slices.Equal(r.Devices, []string{All})
 }
 
-// Has tells whether the request includes the capability name.
-func (r Request) Has(name string) bool { return slices.Contains(r.Capabilities, name) }
-
-// Quote repeats a user's value in an error or a log line: quoted, so that control
-// characters and line breaks show as escapes, and cut at 256 bytes (N-14, T47).
-func Quote(s string) string {
-	if len(s) > maxQuoted {
-		return fmt.Sprintf("%q…", s[:maxQuoted])
-	}
-	return fmt.Sprintf("%q", s)
+// IsDenied reports whether err says that the configuration does not allow a request.
+func IsDenied(err error) bool {
+	var denied *DeniedError
+	return errors.As(err, &denied)
 }

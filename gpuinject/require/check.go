@@ -11,9 +11,10 @@ type Host struct {
 	Driver string
 	// CUDA is a version: "13.0".
 	CUDA string
-	// GPU is the GPU that arch and brand are about; nil where there is none, and they
-	// hold then.
+	// GPU is the GPU that arch and brand are about; nil if there is none, and they hold then.
 	GPU *GPU
+	// Index is the GPU's index, for messages; -1 if it stands for no particular GPU.
+	Index int
 }
 
 // GPU is what is known of a GPU.
@@ -29,16 +30,16 @@ type Verdict int
 
 // Verdicts.
 const (
-	// Unmet: whatever is not known, the requirement is not fulfilled.
+	// Unmet: whatever is not known, the requirement is not satisfied.
 	Unmet Verdict = iota
 	// Unknown: it depends on what is not known.
 	Unknown
-	// Met: the requirement is fulfilled.
+	// Met: the requirement is satisfied.
 	Met
 )
 
-// Check says whether one of the groups holds, and which: the first that does, or where
-// the verdict is Unknown the first that may. It is nil where nothing is required.
+// Check reports whether one of the groups holds, and which: the first that does or, if the verdict
+// is Unknown, the first that may. The group is nil if nothing is required.
 func (e Expression) Check(h Host) (Verdict, Group) {
 	if len(e) == 0 {
 		return Met, nil
@@ -55,8 +56,7 @@ func (e Expression) Check(h Host) (Verdict, Group) {
 	return best, group
 }
 
-// Check says whether all terms hold. Where they do not, term is the first that does
-// not or may not.
+// Check reports whether all terms hold. If not, term is the first that does not or may not.
 func (g Group) Check(h Host) (worst Verdict, term Term) {
 	worst = Met
 	for _, t := range g {

@@ -10,8 +10,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// maxLength bounds an expression, in bytes. Those of CUDA images, which list every
-// brand with every driver branch, have about 2000.
+// maxLength bounds an expression, in bytes. Those of CUDA images, which list every brand with every
+// driver branch, have about 2000.
 const maxLength = 16 << 10
 
 // Property is what a term is about.
@@ -29,8 +29,7 @@ const (
 	Brand Property = "brand"
 )
 
-// Expression is the value of one variable: alternatives. One without any requires
-// nothing.
+// Expression is the value of one variable: alternatives. One without any requires nothing.
 type Expression []Group
 
 // Group is one alternative: terms that must all hold.
@@ -55,7 +54,7 @@ func (g Group) String() string {
 	return strings.Join(terms, ",")
 }
 
-// Needs tells whether a term of the expression is about one of the properties.
+// Needs reports whether a term of the expression is about one of the properties.
 func (e Expression) Needs(properties ...Property) bool {
 	return slices.ContainsFunc(e, func(g Group) bool {
 		return slices.ContainsFunc(g, func(t Term) bool { return slices.Contains(properties, t.Property) })
@@ -123,8 +122,8 @@ func parseTerm(text string) (Term, error) {
 // version is a version without trailing zeros: 12.0 is 12.
 type version []uint64
 
-// parseVersion reads digits and dots, beginning with a digit. Dots that follow one
-// another count as one, as in NVIDIA's stack.
+// parseVersion reads digits and dots, beginning with a digit. Dots that follow one another count as
+// one, as in NVIDIA's stack.
 func parseVersion(text string) (version, error) {
 	var v version
 	for i, part := range strings.Split(text, ".") {

@@ -20,25 +20,19 @@ func TestCheck(t *testing.T) {
 		{"nothing is required", "", h200, Met, ""},
 		{"blanks and commas require nothing", " , ,,  ", h200, Met, ""},
 		{"one term that holds", "cuda>=12.8", h200, Met, "cuda>=12.8"},
-		{"one term that does not", "cuda>=13.1", h200, Unmet, ""},
 		{"a comma is AND", "cuda>=12,driver>=590", h200, Unmet, ""},
 		{"a space is OR", "cuda>=14 driver>=580", h200, Met, "driver>=580"},
 		{"AND binds more than OR", "cuda>=14,driver>=500 arch>=9,brand=nvidia", h200, Met, "arch>=9,brand=nvidia"},
 		{"empty groups and terms are of no account", "  ,cuda>=14,  ,,arch>=9, ", h200, Met, "arch>=9"},
 		{"the first group that holds", "cuda>=14 cuda>=12 cuda>=11", h200, Met, "cuda>=12"},
 		{"equal", "driver=580.159.04", h200, Met, "driver=580.159.04"},
-		{"equal by number", "driver=580.159.4", h200, Met, "driver=580.159.4"},
-		{"a prefix is not equal", "driver=580.159", h200, Unmet, ""},
 		{"not equal", "driver!=580.159", h200, Met, "driver!=580.159"},
-		{"not equal to itself", "cuda!=13", h200, Unmet, ""},
 		{"trailing zeros are ignored", "cuda=13", h200, Met, "cuda=13"},
 		{"trailing zeros of the text are ignored", "cuda=13.0.0", h200, Met, "cuda=13.0.0"},
 		{"a zero within counts", "driver=580.159.0.4", h200, Unmet, ""},
 		{"components are numbers", "driver>580.65.06", h200, Met, "driver>580.65.06"},
-		{"leading zeros are none", "arch=09.00", h200, Met, "arch=09.00"},
 		{"less", "driver<580.159.04", h200, Unmet, ""},
 		{"less than a longer one", "driver<580.159.04.1", h200, Met, "driver<580.159.04.1"},
-		{"less or equal", "driver<=580.159.04", h200, Met, "driver<=580.159.04"},
 		{"greater", "cuda>13", h200, Unmet, ""},
 		{"greater than a shorter one", "driver>580.159", h200, Met, "driver>580.159"},
 		{"greater or equal", "cuda>=13.0", h200, Met, "cuda>=13.0"},
@@ -47,7 +41,6 @@ func TestCheck(t *testing.T) {
 		{"another brand", "brand=tesla", h200, Unmet, ""},
 		{"not that brand", "brand!=tesla", h200, Met, "brand!=tesla"},
 		{"dots that follow one another", "cuda>=12..8.", h200, Met, "cuda>=12..8."},
-		{"version zero", "cuda>0", h200, Met, "cuda>0"},
 		{"without a GPU arch and brand hold", "arch>=99,brand=tesla", Host{Driver: "580"}, Met, "arch>=99,brand=tesla"},
 		{"CUDA is not known", "cuda>=12", Host{Driver: "580"}, Unknown, "cuda>=12"},
 		{"arch is not known", "arch>=9", Host{Driver: "580", GPU: &GPU{}}, Unknown, "arch>=9"},
@@ -71,102 +64,81 @@ func TestCheck(t *testing.T) {
 }
 
 func TestInvalidExpressions(t *testing.T) {
-	for _, tc := range []struct{ name, text, err string }{
-		{"an unknown property", "cuda>=12,memory>=1", `"memory" is not one of the properties`},
-		{"no property", ">=12", `"" is not one of the properties`},
-		{"no operator", "cuda", "no operator"},
-		{"an operator of another language", "cuda==12", `"==" is not one of the operators`},
-		{"an operator the wrong way round", "cuda=>12", `"=>" is not one of the operators`},
-		{"an exclamation mark alone", "cuda!12", `"!" is not one of the operators`},
-		{"no value", "cuda>=", "no value"},
-		{"a value that is no version", "cuda>=twelve", `"twelve" is not a version`},
-		{"a version with a suffix", "driver>=580.65a", `"580.65a" is not a version`},
-		{"a version with a sign", "driver>=-1", `"-1" is not a version`},
-		{"a version that begins with a dot", "driver>=.5", `".5" is not a version`},
-		{"a number that is too large", "driver>=18446744073709551616", "is not a version"},
-		{"digits of another script", "driver>=٣", "is not a version"},
-		{"a brand by greater", "brand>=tesla", "by = and != only"},
-		{"blanks in a term", "cuda >= 12", `"cuda"`},
-		{"a tab between groups", "cuda>=12\tcuda>=11", "is not"},
-		{"parentheses", "(cuda>=12)", `"(cuda"`},
-		{"a mistake in a group that nobody needs", "cuda>=1 foo=1", `"foo"`},
-		{"too long a text", strings.Repeat("cuda>=1 ", maxLength/8) + " ", "no more than 16384"},
+	for want, texts := range map[string][]string{
+		`is not one of the properties`: {"cuda>=12,memory>=1", ">=12", "(cuda>=12)", "cuda>=1 foo=1"}, // even if another group holds
+		"no operator":                  {"cuda", "cuda >= 12"},
+		`is not one of the operators`:  {"cuda==12", "cuda=>12", "cuda!12"},
+		"no value":                     {"cuda>="},
+		"is not a version":             {"cuda>=twelve", "driver>=580.65a", "driver>=-1", "driver>=.5", "driver>=18446744073709551616", "driver>=٣", "cuda>=12\tcuda>=11"},
+		"by = and != only":             {"brand>=tesla"},
+		"no more than 16384":           {strings.Repeat("cuda>=1 ", maxLength/8) + " "},
 	} {
-		t.Run(tc.name, func(t *testing.T) {
-			_, err := Parse(tc.text)
-			if err == nil || !strings.Contains(err.Error(), tc.err) {
-				t.Fatalf("%.50q: error %v, want one with %q", tc.text, err, tc.err)
-			}
-			if s := err.Error(); len(s) > 1500 || strings.ContainsAny(s, "\n\t") {
+		for _, text := range texts {
+			_, err := Parse(text)
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%.50q: error %v, want one with %q", text, err, want)
+			} else if s := err.Error(); len(s) > 1500 || strings.ContainsAny(s, "\n\t") {
 				t.Errorf("error of %d bytes: %.80q", len(s), s)
 			}
-		})
+		}
 	}
 }
 
 func TestFromEnv(t *testing.T) {
+	type env = map[string]string
 	for _, tc := range []struct {
 		name string
-		env  []string
+		env  env
 		want []string // variable and expression
 		err  string
 	}{
-		{"no variable", []string{"PATH=/bin"}, nil, ""},
-		{"several, by name", []string{"NVIDIA_REQUIRE_DRIVER=driver>=570", "NVIDIA_REQUIRE_ARCH=arch>=9", "NVIDIA_REQUIRE_CUDA=cuda>=12"},
+		{"no variable", env{"NVIDIA_VISIBLE_DEVICES": "all"}, nil, ""},
+		{"several, by name", env{"NVIDIA_REQUIRE_DRIVER": "driver>=570", "NVIDIA_REQUIRE_ARCH": "arch>=9", "NVIDIA_REQUIRE_CUDA": "cuda>=12"},
 			[]string{"NVIDIA_REQUIRE_ARCH arch>=9", "NVIDIA_REQUIRE_CUDA cuda>=12", "NVIDIA_REQUIRE_DRIVER driver>=570"}, ""},
-		{"the last of repeated variables wins", []string{"NVIDIA_REQUIRE_X=no", "NVIDIA_REQUIRE_X=cuda>=1"}, []string{"NVIDIA_REQUIRE_X cuda>=1"}, ""},
-		{"an entry without = is passed over", []string{"NVIDIA_REQUIRE_X"}, nil, ""},
-		{"the prefix alone is a variable", []string{"NVIDIA_REQUIRE_=arch>=1"}, []string{"NVIDIA_REQUIRE_ arch>=1"}, ""},
-		{"Jetpack's are of another kind", []string{"NVIDIA_REQUIRE_JETPACK=csv-mounts=all", "NVIDIA_REQUIRE_JETPACK_HOST_MOUNTS=base"}, nil, ""},
-		{"names are case-sensitive", []string{"nvidia_require_cuda=foo"}, nil, ""},
-		{"an image older than CUDA 9", []string{"CUDA_VERSION=8.0.61"}, []string{"CUDA_VERSION cuda>=8.0"}, ""},
-		{"with an empty requirement it is one", []string{"CUDA_VERSION=8.0.61", "NVIDIA_REQUIRE_CUDA="}, []string{"NVIDIA_REQUIRE_CUDA ", "CUDA_VERSION cuda>=8.0"}, ""},
-		{"a newer image says it itself", []string{"CUDA_VERSION=12.9.1", "NVIDIA_REQUIRE_CUDA=cuda>=12.9"}, []string{"NVIDIA_REQUIRE_CUDA cuda>=12.9"}, ""},
-		{"a version of one component", []string{"CUDA_VERSION=12"}, []string{"CUDA_VERSION cuda>=12.0"}, ""},
-		{"a version with a suffix", []string{"CUDA_VERSION=v10.1.243-rc1"}, []string{"CUDA_VERSION cuda>=10.1"}, ""},
-		{"a version of four components", []string{"CUDA_VERSION=8.0.61.2"}, []string{"CUDA_VERSION cuda>=8.0"}, ""},
-		{"an empty version", []string{"CUDA_VERSION="}, nil, ""},
-		{"a version that is none", []string{"CUDA_VERSION=cu121"}, nil, `CUDA_VERSION="cu121"`},
-		{"a version whose patch is none", []string{"CUDA_VERSION=12.1.x"}, nil, `"12.1.x"`},
-		{"a blank version", []string{"CUDA_VERSION= "}, nil, `" "`},
-		{"a mistake names its variable", []string{"NVIDIA_REQUIRE_CUDA=cuda>=1", "NVIDIA_REQUIRE_DRIVER=driver"}, nil, `NVIDIA_REQUIRE_DRIVER: invalid expression: "driver"`},
-		{"an odd name is quoted", []string{"NVIDIA_REQUIRE_\n=driver"}, nil, `"NVIDIA_REQUIRE_\n": invalid expression`},
-		{"too many", many(maxVariables + 1), nil, "more than 32 variables"},
-		{"as many as there may be", many(maxVariables), nil, "-"},
+		{"the prefix alone is a variable", env{"NVIDIA_REQUIRE_": "arch>=1"}, []string{"NVIDIA_REQUIRE_ arch>=1"}, ""},
+		{"Jetpack's are of another kind", env{"NVIDIA_REQUIRE_JETPACK": "csv-mounts=all", "NVIDIA_REQUIRE_JETPACK_HOST_MOUNTS": "base"}, nil, ""},
+		{"names are case-sensitive", env{"nvidia_require_cuda": "foo"}, nil, ""},
+		{"an image older than CUDA 9", env{"CUDA_VERSION": "8.0.61"}, []string{"CUDA_VERSION cuda>=8.0"}, ""},
+		{"with an empty requirement it is one", env{"CUDA_VERSION": "8.0.61", "NVIDIA_REQUIRE_CUDA": ""}, []string{"NVIDIA_REQUIRE_CUDA ", "CUDA_VERSION cuda>=8.0"}, ""},
+		{"a newer image says it itself", env{"CUDA_VERSION": "12.9.1", "NVIDIA_REQUIRE_CUDA": "cuda>=12.9"}, []string{"NVIDIA_REQUIRE_CUDA cuda>=12.9"}, ""},
+		{"a version of one component", env{"CUDA_VERSION": "12"}, []string{"CUDA_VERSION cuda>=12.0"}, ""},
+		{"a version with a suffix", env{"CUDA_VERSION": "v10.1.243-rc1"}, []string{"CUDA_VERSION cuda>=10.1"}, ""},
+		{"a version of four components", env{"CUDA_VERSION": "8.0.61.2"}, []string{"CUDA_VERSION cuda>=8.0"}, ""},
+		{"an empty version", env{"CUDA_VERSION": ""}, nil, ""},
+		{"a version that is none", env{"CUDA_VERSION": "cu121"}, nil, `CUDA_VERSION="cu121"`},
+		{"a version whose patch is none", env{"CUDA_VERSION": "12.1.x"}, nil, `"12.1.x"`},
+		{"a blank version", env{"CUDA_VERSION": " "}, nil, `" "`},
+		{"a mistake names its variable", env{"NVIDIA_REQUIRE_CUDA": "cuda>=1", "NVIDIA_REQUIRE_DRIVER": "driver"}, nil, `NVIDIA_REQUIRE_DRIVER: invalid expression: "driver"`},
+		{"an odd name is quoted", env{"NVIDIA_REQUIRE_\n": "driver"}, nil, `"NVIDIA_REQUIRE_\n": invalid expression`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			list, err := FromEnv(tc.env)
-			if tc.err == "-" {
-				if err != nil || len(list) != maxVariables {
-					t.Errorf("%d, %v", len(list), err)
-				}
-				return
-			}
 			if tc.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.err) {
 					t.Errorf("error %v, want one with %q", err, tc.err)
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
 			var got []string
 			for _, r := range list {
 				got = append(got, r.Variable+" "+r.Text)
 			}
-			if !slices.Equal(got, tc.want) {
-				t.Errorf("got %q, want %q", got, tc.want)
+			if err != nil || !slices.Equal(got, tc.want) {
+				t.Errorf("got %q, %v, want %q", got, err, tc.want)
 			}
 		})
 	}
-}
-
-func many(n int) (env []string) {
-	for i := range n {
-		env = append(env, "NVIDIA_REQUIRE_"+strings.Repeat("X", i)+"=cuda>=1")
+	many := env{}
+	for i := range maxVariables {
+		many["NVIDIA_REQUIRE_"+strings.Repeat("X", i)] = "cuda>=1"
 	}
-	return env
+	if list, err := FromEnv(many); err != nil || len(list) != maxVariables {
+		t.Errorf("%d variables: %d, %v", maxVariables, len(list), err)
+	}
+	many["NVIDIA_REQUIRE_Y"] = ""
+	if _, err := FromEnv(many); err == nil || !strings.Contains(err.Error(), "more than 32 variables") {
+		t.Errorf("too many variables: %v", err)
+	}
 }
 
 func TestDisabled(t *testing.T) {
@@ -174,17 +146,17 @@ func TestDisabled(t *testing.T) {
 		"1": true, "t": true, "T": true, "true": true, "TRUE": true, "True": true,
 		"0": false, "false": false, "": false, "yes": false, "on": false, " true": false, "tRUE": false,
 	} {
-		if got := Disabled([]string{"A=b", "NVIDIA_DISABLE_REQUIRE=" + value}); got != want {
+		if got := Disabled(map[string]string{"NVIDIA_DISABLE_REQUIRE": value}); got != want {
 			t.Errorf("%q: %v", value, got)
 		}
 	}
-	if Disabled([]string{"NVIDIA_DISABLE_REQUIRE=1", "NVIDIA_DISABLE_REQUIRE=0"}) || Disabled([]string{"NVIDIA_DISABLE_REQUIRE"}) {
-		t.Error("the last of repeated variables does not win")
+	if Disabled(nil) {
+		t.Error("disabled without the variable")
 	}
 }
 
-// A text of the largest size must not take long, however it is made.
-func TestNothingTakesLong(t *testing.T) {
+// The longest expressions are parsed and checked in little time.
+func TestLongExpressions(t *testing.T) {
 	for _, unit := range []string{"cuda>=1 ", "cuda>=1,", "1.", "<", "cuda>=1.1.1.1.1.1.1.1.1.1.1.1.1.1 "} {
 		text := strings.Repeat(unit, maxLength/len(unit))
 		if unit == "1." {

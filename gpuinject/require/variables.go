@@ -26,46 +26,28 @@ const maxVariables = 32
 
 // Requirement is what one variable of a container requires.
 type Requirement struct {
-	// Variable is its name, fit to be printed: one that is not made of letters, digits
-	// and underscores is quoted.
+	// Variable is its name, fit to be printed: one that is not made of letters, digits and
+	// underscores is quoted.
 	Variable string
 	// Text is the expression as it was written, or as CUDA_VERSION means it.
 	Text       string
 	Expression Expression
 }
 
-// Disabled tells whether env switches the checks off: NVIDIA_DISABLE_REQUIRE with a
-// value that Go's ParseBool takes as true. Any other value is false.
-func Disabled(env []string) bool {
-	value := ""
-	for _, entry := range env {
-		if v, ok := strings.CutPrefix(entry, EnvDisable+"="); ok {
-			value = v
-		}
-	}
-	disabled, _ := strconv.ParseBool(value)
+// Disabled reports whether the variables of a container switch the checks off:
+// NVIDIA_DISABLE_REQUIRE with a value that Go's ParseBool takes as true. Any other value is false.
+func Disabled(env map[string]string) bool {
+	disabled, _ := strconv.ParseBool(env[EnvDisable])
 	return disabled
 }
 
-// FromEnv returns what env requires, by the variables' names: every NVIDIA_REQUIRE_*
-// but those of Jetpack, which ask for mounts, and CUDA_VERSION without
-// NVIDIA_REQUIRE_CUDA, by which images older than CUDA 9 say what they need. The last
-// of repeated variables wins. The error names the variable.
-func FromEnv(env []string) ([]Requirement, error) {
-	var (
-		values  map[string]string
-		version string
-	)
-	for _, entry := range env {
-		name, value, ok := strings.Cut(entry, "=")
-		switch {
-		case !ok:
-		case name == envCUDAVersion:
-			version = value
-		case strings.HasPrefix(name, prefix) && !strings.HasPrefix(name, jetpack):
-			if values == nil {
-				values = map[string]string{}
-			}
+// FromEnv returns what the variables of a container require, by name: every NVIDIA_REQUIRE_* but
+// those of Jetpack, which ask for mounts, and CUDA_VERSION without NVIDIA_REQUIRE_CUDA, by which
+// images older than CUDA 9 say what they need. The error names the variable.
+func FromEnv(env map[string]string) ([]Requirement, error) {
+	values, version := map[string]string{}, env[envCUDAVersion]
+	for name, value := range env {
+		if strings.HasPrefix(name, prefix) && !strings.HasPrefix(name, jetpack) {
 			values[name] = value
 		}
 	}
@@ -90,8 +72,8 @@ func FromEnv(env []string) ([]Requirement, error) {
 	return list, nil
 }
 
-// fromCUDAVersion is the rule for images older than CUDA 9: the driver must support
-// the version of CUDA that the image is made of, but for its patch level.
+// fromCUDAVersion is the rule for images older than CUDA 9: the driver must support the version of
+// CUDA that the image is made of, but for its patch level.
 func fromCUDAVersion(value string) (Requirement, error) {
 	// 8.0.61, and what semantic versions have around it: v10.1.243-rc1+build.
 	number, _, _ := strings.Cut(strings.TrimPrefix(value, "v"), "+")

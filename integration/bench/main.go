@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"flag"
@@ -55,7 +56,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.IntVar(&o.rounds, "n", 40, "how often each case is measured")
 	flags.StringVar(&o.out, "out", "docs/benchmarks.md", "the `page` whose generated part is replaced; empty for none")
 	flags.StringVar(&o.json, "json", "", "`file` for all samples, for -render")
-	only := flags.String("only", "", "measure only the cases and other rows (linker, memory, programs) whose name matches this `expression`, and write no page")
+	only := flags.String("only", "", "measure only the cases and other rows (memory, burst) whose name matches this `expression`, and write no page")
 	flags.StringVar(&o.before, "before", "", "measure another build of the shim as well, this `file`, and write no page")
 	flags.BoolVar(&o.quick, "quick", false, "leave ctr run --rm out")
 	flags.StringVar(&o.bin, "bin", "", "`directory` with the shim, and in its tools/ containerd, ctr, the stock shim and runc (default: bin/ of the repository)")
@@ -74,15 +75,19 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	if o.only, err = regexp.Compile(*only); err != nil {
 		return err
 	}
-	if o.before != "" {
-		// containerd takes an absolute path for a runtime's name.
-		if o.before, err = filepath.Abs(o.before); err != nil {
+	// containerd takes an absolute path for a runtime's name, and ctr, which imports the
+	// images, runs in another directory.
+	for _, path := range []*string{&o.before, &o.imagesDir, &o.bin} {
+		if *path == "" {
+			continue
+		}
+		if *path, err = filepath.Abs(*path); err != nil {
 			return err
 		}
-		// Its processes are known by their name.
-		if !strings.HasPrefix(filepath.Base(o.before), "containerd-shim-") {
-			return fmt.Errorf("-before %s: the file's name has to begin with containerd-shim-", o.before)
-		}
+	}
+	// Its processes are known by their name.
+	if o.before != "" && !strings.HasPrefix(filepath.Base(o.before), "containerd-shim-") {
+		return fmt.Errorf("-before %s: the file's name has to begin with containerd-shim-", o.before)
 	}
 	switch {
 	case o.prepare != "":
@@ -95,11 +100,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		return publish(r, o.out, out)
 	}
 	if o.bin != "" {
-		bin, err := filepath.Abs(o.bin)
-		if err != nil {
-			return err
-		}
-		os.Setenv("NVIDIA_SHIM_BIN", bin)
+		os.Setenv("NVIDIA_SHIM_BIN", o.bin)
 	}
 	if missing := testenv.Missing("containerd-shim-nvidia-v2"); len(missing) > 0 {
 		return fmt.Errorf("this host lacks: %s", strings.Join(missing, "; "))
@@ -120,7 +121,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return publish(r, o.out, out)
 }
 
-// wants tells whether a row is to be measured.
+// wants reports whether a row is to be measured.
 func (o options) wants(name string) bool { return o.only.MatchString(name) }
 
 // measure fills in the result.
@@ -154,11 +155,6 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 		r.Notes = append(r.Notes, "The large image was not measured: "+err.Error())
 	}
 	r.Cases = g.cases()
-	if err := nodesOnly(h, g.cfg, r.Cases); err != nil {
-		return err
-	}
-	all := slices.Clone(r.Cases)
-
 	state, err := stateDir(h)
 	if err != nil {
 		return err
@@ -167,39 +163,30 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 		r.Notes = append(r.Notes, "containerd's state directory was on disk: this host has no tmpfs for it.")
 	}
 	env := testenv.Options{Cgroup: o.cgroup, ShimConfig: g.configPath, ShimDir: testenv.ShimDir(), StateDir: state}
-	b := &bench{Lifetime: h, stateDir: g.cfg.Host.StateDir, result: r}
-	// What the shims leave mounted is taken away after containerd has ended.
-	h.Cleanup(func() {
-		if err := b.removeState(); err != nil {
-			h.Error(err)
+	main := startDaemon(h, env, g.stateDir, g.tars)
+	b := &bench{Lifetime: h, result: r, daemons: map[string]*daemon{"": main}}
+	if o.before != "" {
+		for _, build := range []string{ours, before} {
+			if b.daemons[build], err = startBuild(h, env, g, build); err != nil {
+				return err
+			}
 		}
-	})
-	b.env = testenv.Start(h, env)
-	for _, tar := range g.tars {
-		b.env.Import(h, tar)
 	}
-	if b.client, err = dial(b.env); err != nil {
-		return err
-	}
-	h.Cleanup(b.client.close)
-	r.Host = report.DescribeHost(b.env.Root, testenv.ShimDir(), b.env.Options.ToolsDir, b.env.Options.Cgroup)
+	r.Host = report.DescribeHost(testenv.ShimDir(), main.env.Options.ToolsDir, main.env.Options.Cgroup)
 	r.Host.Driver, r.Host.GPUs = g.driver, g.gpus
-	if b.env.Options.Cgroup == 2 && testenv.CgroupVersions()[0] == 1 {
+	if main.env.Options.Cgroup == 2 && testenv.CgroupVersions()[0] == 1 {
 		return errors.New("-cgroup 2 on a host with version 1 puts containerd into a mount namespace where the cold view cannot be arranged")
 	}
+	if err := b.nodesOnly(ctx); err != nil {
+		return err
+	}
+	all := slices.Clone(r.Cases)
 	if o.real {
 		smi := variant(all, caseOne, ours).options("nvidia-smi", "-L")
-		fmt.Fprint(os.Stderr, "nvidia-smi -L in a container with one GPU: ", b.env.MustRun(h, smi))
+		fmt.Fprint(os.Stderr, "nvidia-smi -L in a container with one GPU: ", b.daemonOf(variant(all, caseOne, ours)).env.MustRun(h, smi))
 	}
 
 	r.Cases = slices.DeleteFunc(r.Cases, func(c Case) bool { return !o.wants(c.Name) })
-	note, err := awaitInodes(ctx, b.env.Root)
-	if err != nil {
-		return err
-	}
-	if note != "" {
-		r.Notes = append(r.Notes, note)
-	}
 	err = b.measure(ctx, o.rounds, func(what string, round int) {
 		fmt.Fprintf(os.Stderr, "\r%s, round %d of %d ", what, round+1, o.rounds)
 	})
@@ -217,20 +204,33 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 			return err
 		}
 	}
-	if o.wants("linker") && large != "" {
-		if r.Linker, err = linkerStep(large, work, g.cfg.Host, g.driver); err != nil {
+	if o.wants("burst") {
+		if r.Burst, err = b.burst(ctx, plain, one); err != nil {
 			return err
 		}
 	}
-	if err := r.measureBinaries(testenv.ShimDir(), b.env.Options.ToolsDir); err != nil {
+	if err := r.measureBinaries(testenv.ShimDir(), main.env.Options.ToolsDir); err != nil {
 		return err
 	}
-	if o.wants("programs") {
-		if r.Programs, err = programs(ctx, h, env, g.tars, plain, one); err != nil {
-			r.Notes = append(r.Notes, "The programs were not counted: "+err.Error()+".")
-		}
-	}
 	return nil
+}
+
+// startBuild starts a containerd for one of two builds of the shim. It has the same
+// configuration but for the state directory.
+func startBuild(h *testenv.Lifetime, env testenv.Options, g *target, build string) (*daemon, error) {
+	text, err := os.ReadFile(g.configPath)
+	if err != nil {
+		return nil, err
+	}
+	own := g.stateDir + "-" + build
+	env.ShimConfig = g.configPath + "-" + build
+	if err := os.WriteFile(env.ShimConfig, bytes.ReplaceAll(text, []byte(g.stateDir), []byte(own)), 0o600); err != nil {
+		return nil, err
+	}
+	if env.StateDir, err = stateDir(h); err != nil {
+		return nil, err
+	}
+	return startDaemon(h, env, own, g.tars), nil
 }
 
 // stateDir makes a directory for containerd's state, bundles with it, on a tmpfs, where

@@ -3,21 +3,21 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math/rand/v2"
 	"os"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/record"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/mounts"
 )
 
 // settle is how long the host is left alone before a measured call: the shim of
@@ -25,16 +25,48 @@ import (
 // the delete call returns.
 const settle = 50 * time.Millisecond
 
-// bench is a containerd with the driver that its shims use.
+// bench is a running benchmark.
 type bench struct {
 	*testenv.Lifetime
-	env    *testenv.Env
-	client *client
-	// stateDir is that of our shim.
-	stateDir string
-	result   *Result
+	// daemons are the containerds of the variants, by name; "" is that of all others.
+	daemons map[string]*daemon
+	result  *Result
 	// kept are tasks that have been stopped, whose snapshots are still there.
 	kept []*task
+}
+
+// daemon is a containerd whose shims have a configuration and a state directory of their
+// own: two builds that shared one could undo each other's files with every container.
+type daemon struct {
+	env    *testenv.Env
+	client *api.Client
+	// stateDir is that of our shim.
+	stateDir string
+}
+
+// startDaemon starts a containerd with the images.
+func startDaemon(h *testenv.Lifetime, o testenv.Options, stateDir string, imageTars []string) *daemon {
+	d := &daemon{stateDir: stateDir}
+	// What the shims leave mounted is taken away after containerd has ended.
+	h.Cleanup(func() {
+		if err := d.removeState(); err != nil {
+			h.Error(err)
+		}
+	})
+	d.env = testenv.Start(h, o)
+	for _, tar := range imageTars {
+		d.env.Import(h, tar)
+	}
+	d.client = api.Connect(h, d.env)
+	return d
+}
+
+// daemonOf returns the containerd that starts the containers of a variant.
+func (b *bench) daemonOf(v Variant) *daemon {
+	if d, ok := b.daemons[v.Name]; ok {
+		return d
+	}
+	return b.daemons[""]
 }
 
 // measure takes n rounds of create and start of all cases, and then n rounds of `ctr
@@ -118,7 +150,7 @@ func (b *bench) sample(ctx context.Context, v Variant) (Sample, error) {
 	if err := b.check(t, v); err != nil {
 		return s, err
 	}
-	s.CPU = processorTime(append(b.env.ShimPIDs(t.id), t.pid))
+	s.CPU = processorTime(append(t.env.ShimPIDs(t.id), t.pid))
 	b.kept = append(b.kept, t)
 	return s, t.stop(ctx)
 }
@@ -130,10 +162,10 @@ func (b *bench) wholeRun(ctx context.Context, v Variant) (float64, error) {
 	}
 	time.Sleep(settle)
 	began := time.Now()
-	r := b.env.Run(b, v.options("true"))
+	r := b.daemonOf(v).env.Run(b, v.options("true"))
 	took := milliseconds(time.Since(began))
 	if r.ExitCode != 0 {
-		return 0, fmt.Errorf("ctr run: exit status %d: %s", r.ExitCode, r.Stderr)
+		return 0, fmt.Errorf("ctr run: exit status %d: %s", r.ExitCode, r.Error)
 	}
 	return took, nil
 }
@@ -143,14 +175,15 @@ func (b *bench) started(ctx context.Context, v Variant) (*task, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	id := b.env.Create(b, v.options("sleep", "1000"))
+	d := b.daemonOf(v)
+	id := d.env.Create(b, v.options("sleep", "1000"))
 	if v.cold {
-		if err := b.removeState(); err != nil {
+		if err := d.removeState(); err != nil {
 			return nil, err
 		}
 	}
 	time.Sleep(settle)
-	return b.client.start(ctx, id)
+	return d.start(ctx, id)
 }
 
 func (v Variant) options(args ...string) testenv.RunOptions {
@@ -169,16 +202,12 @@ func (b *bench) check(t *task, v Variant) error {
 			return fmt.Errorf("%s in the container is no device node", name)
 		}
 	}
-	data, err := os.ReadFile(filepath.Join(b.env.BundleDir(t.id), gpuinject.RecordName))
+	plan, err := record.Read(t.env.BundleDir(t.id))
 	if errors.Is(err, fs.ErrNotExist) && v.gpus < 0 {
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("the shim's record: %w", err)
-	}
-	var plan gpuinject.Plan
-	if err := json.Unmarshal(data, &plan); err != nil {
-		return err
 	}
 	if len(plan.GPUs) != v.gpus || len(plan.MIG) != v.mig {
 		return fmt.Errorf("the container got %d GPUs and %d MIG devices, want %d (-1: no record) and %d", len(plan.GPUs), len(plan.MIG), v.gpus, v.mig)
@@ -186,13 +215,46 @@ func (b *bench) check(t *task, v Variant) error {
 	return nil
 }
 
-// removeState makes the next GPU container the first one since boot.
-func (b *bench) removeState() error {
-	state, err := view.OpenState(b.stateDir)
-	if err != nil {
-		return err
+// bursts is how often containers are started at once.
+const bursts = 5
+
+// burst starts burstSize containers at once and returns how many started a second, by
+// variant.
+func (b *bench) burst(ctx context.Context, variants ...Variant) (map[string][]float64, error) {
+	out := map[string][]float64{}
+	for range bursts {
+		for _, i := range rand.Perm(len(variants)) {
+			v := variants[i]
+			d := b.daemonOf(v)
+			var ids []string
+			for range burstSize {
+				ids = append(ids, d.env.Create(b, v.options("sleep", "1000")))
+			}
+			time.Sleep(settle)
+			tasks, errs := make([]*task, burstSize), make([]error, burstSize)
+			var group sync.WaitGroup
+			began := time.Now()
+			for i, id := range ids {
+				group.Go(func() { tasks[i], errs[i] = d.start(ctx, id) })
+			}
+			group.Wait()
+			out[v.Name] = append(out[v.Name], burstSize/time.Since(began).Seconds())
+			if err := errors.Join(errs...); err != nil {
+				return nil, err
+			}
+			for _, t := range tasks {
+				if err := t.remove(ctx); err != nil {
+					return nil, err
+				}
+			}
+		}
 	}
-	return state.Remove()
+	return out, nil
+}
+
+// removeState makes the next GPU container the first one since boot.
+func (d *daemon) removeState() error {
+	return mounts.RemoveAll(d.stateDir)
 }
 
 func milliseconds(d time.Duration) float64 { return float64(d.Nanoseconds()) / 1e6 }

@@ -34,7 +34,7 @@ func (b *bench) memory(ctx context.Context, variants ...Variant) (map[string][]M
 	out := map[string][]Memory{}
 	for name, tasks := range running {
 		for _, t := range tasks {
-			pids := b.env.ShimPIDs(t.id)
+			pids := t.env.ShimPIDs(t.id)
 			if len(pids) != 1 {
 				return nil, fmt.Errorf("container %s has the shims %v, want one", t.id, pids)
 			}

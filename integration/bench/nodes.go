@@ -1,16 +1,14 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
+	"os"
+	"path/filepath"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	cdi "tags.cncf.io/container-device-interface/specs-go"
-
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
 // nodesKind is the CDI kind of the device nodes alone.
@@ -19,26 +17,24 @@ const nodesKind = "benchmark.invalid/nodes"
 // nodesOnly gives each case the variant bare: the stock shim, with the device nodes that
 // ours gives and nothing else. runc makes them all the same, so that no shim that edits a
 // specification can be faster. The nodes are in a CDI specification that goes at the end.
-func nodesOnly(h *testenv.Lifetime, cfg *config.Config, cases []Case) error {
+func (b *bench) nodesOnly(ctx context.Context) error {
 	spec := cdi.Spec{Version: "0.6.0", Kind: nodesKind}
-	for i := range cases {
-		c := &cases[i]
+	for i := range b.result.Cases {
+		c := &b.result.Cases[i]
 		if c.Name != caseOne && c.Name != caseAll {
 			continue
 		}
-		nodes, err := nodesOf(cfg, variant(cases, c.Name, ours).env)
+		nodes, err := b.nodesOf(ctx, variant(b.result.Cases, c.Name, ours))
 		if err != nil {
 			return err
 		}
 		d := cdi.Device{Name: fmt.Sprint("case", i)}
-		v := variant(cases, c.Name, stock)
+		v := variant(b.result.Cases, c.Name, stock)
 		v.Name, v.skipRun, v.extra = bare, true, []string{"--device", nodesKind + "=" + d.Name}
 		for _, n := range nodes {
 			v.nodes = append(v.nodes, n.Path)
-			mode := n.Mode.Perm()
 			d.ContainerEdits.DeviceNodes = append(d.ContainerEdits.DeviceNodes, &cdi.DeviceNode{
-				Path: n.Path, HostPath: n.HostPath, Type: "c", Major: int64(n.Major), Minor: int64(n.Minor),
-				FileMode: &mode, Permissions: "rw", UID: &n.UID, GID: &n.GID,
+				Path: n.Path, Type: n.Type, Major: n.Major, Minor: n.Minor, FileMode: n.FileMode, Permissions: "rw", UID: n.UID, GID: n.GID,
 			})
 		}
 		spec.Devices = append(spec.Devices, d)
@@ -48,21 +44,22 @@ func nodesOnly(h *testenv.Lifetime, cfg *config.Config, cases []Case) error {
 	if err != nil {
 		return err
 	}
-	return writeCDI(h, "nvidia-shim-bench-nodes.json", data)
+	return writeCDI(b.Lifetime, "nvidia-shim-bench-nodes.json", data)
 }
 
-// nodesOf are the device nodes of a container with this environment.
-func nodesOf(cfg *config.Config, env []string) ([]device.Node, error) {
-	spec := &specs.Spec{
-		Version: specs.Version, Root: &specs.Root{Path: "rootfs"}, Process: &specs.Process{Env: env},
-		Linux: &specs.Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.MountNamespace}}, Resources: &specs.LinuxResources{}},
-	}
-	job, err := gpuinject.ExamineSpec(spec, func() (*config.Config, error) { return cfg, nil })
-	if err == nil {
-		err = job.Resolve()
-	}
+// nodesOf are the device nodes that our shim puts into a container's configuration.
+func (b *bench) nodesOf(ctx context.Context, v Variant) ([]specs.LinuxDevice, error) {
+	t, err := b.started(ctx, v)
 	if err != nil {
-		return nil, fmt.Errorf("the device nodes of a container with %q: %w", env, err)
+		return nil, err
 	}
-	return job.Standalone().Nodes, nil
+	data, err := os.ReadFile(filepath.Join(t.env.BundleDir(t.id), "config.json"))
+	if err != nil {
+		return nil, err
+	}
+	var spec specs.Spec
+	if err := json.Unmarshal(data, &spec); err != nil {
+		return nil, err
+	}
+	return spec.Linux.Devices, t.remove(ctx)
 }

@@ -17,15 +17,12 @@ type Result struct {
 	Cases  []Case `json:"cases"`
 	// Samples are in the order in which they were taken.
 	Samples []Sample `json:"samples"`
-	// Linker are milliseconds of the linker step alone.
-	Linker []float64 `json:"linker"`
 	// Binaries are bytes, by name.
 	Binaries map[string]int64 `json:"binaries"`
+	// Burst are containers a second when burstSize are started at once, by runtime.
+	Burst map[string][]float64 `json:"burst,omitempty"`
 	// Memory is that of shims with one running container, by runtime.
 	Memory map[string][]Memory `json:"memory"`
-	// Programs are those executed from the create call until the container runs, by
-	// runtime; nil where they could not be counted, and Notes say why.
-	Programs map[string][]string `json:"programs"`
 	// Notes tell what was not measured, and why.
 	Notes []string `json:"notes"`
 }
@@ -35,12 +32,15 @@ type Case struct {
 	Name string `json:"name"`
 	// Means says what is measured, for the page.
 	Means string `json:"means"`
-	// Budget is the largest allowed ratio of create + start, 0 without one.
-	Budget float64 `json:"budget,omitempty"`
-	// BudgetAdded is the largest allowed difference of create + start to the case
-	// AddedTo, in milliseconds; 0 without one.
-	BudgetAdded float64   `json:"budget_added,omitempty"`
+	// Against names the variant with which ours is compared: Budget is the largest allowed
+	// ratio of create + start, 0 if they must not be told apart, and BudgetCPU the largest
+	// difference of processor time in milliseconds, where that variant has the same nodes.
+	Against   string  `json:"against,omitempty"`
+	Budget    float64 `json:"budget,omitempty"`
+	BudgetCPU float64 `json:"budget_cpu,omitempty"`
+	// AddedTo names the case to which this one adds BudgetAdded milliseconds at most.
 	AddedTo     string    `json:"added_to,omitempty"`
+	BudgetAdded float64   `json:"budget_added,omitempty"`
 	Variants    []Variant `json:"variants"`
 }
 
@@ -71,6 +71,8 @@ const (
 	ours   = "ours"
 	before = "before" // another build of ours
 	bare   = "stock, same nodes"
+
+	stockAgain = "stock, again"
 )
 
 // Sample is one container, in milliseconds: the Create and Start calls of

@@ -3,9 +3,9 @@ package main
 import (
 	"context"
 	"fmt"
+	"os"
 	"path/filepath"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -15,8 +15,9 @@ import (
 var prebuilt = []string{"busybox", "usrlib64", "large"}
 
 func prepare(dir string) error {
+	os.Setenv("NVIDIA_SHIM_IMAGE_CACHE", dir)
 	for _, name := range prebuilt {
-		if _, err := images.Build(name, images.CacheDir(dir)); err != nil {
+		if _, err := images.Build(name); err != nil {
 			return err
 		}
 	}
@@ -39,14 +40,14 @@ func (o options) image(name string) (string, error) {
 type target struct {
 	setup
 	tars []string
-	cfg  *config.Config
-	// configPath is the shim's configuration, driver the version.
-	configPath, driver string
+	// configPath is the shim's configuration, stateDir its state directory, driver the
+	// version.
+	configPath, stateDir, driver string
 }
 
 // realTarget has the NVIDIA driver of this host.
 func (o options) realTarget(h *testenv.Lifetime, work string, r *Result) (*target, error) {
-	cfg, path, inv, err := realDriver(work)
+	state, path, version, err := realDriver(work)
 	if err != nil {
 		return nil, err
 	}
@@ -54,10 +55,14 @@ func (o options) realTarget(h *testenv.Lifetime, work string, r *Result) (*targe
 	if err != nil {
 		return nil, fmt.Errorf("assemble an image from this host's C library: %w", err)
 	}
-	s := o.setup(len(inv.GPUs))
+	gpus, err := filepath.Glob("/proc/driver/nvidia/gpus/*")
+	if err != nil {
+		return nil, err
+	}
+	s := o.setup(len(gpus))
 	s.small, s.middle = images.Ref("host"), images.Ref("host")
 	s.peers, r.Notes = peers(h, s.middle)
-	return &target{setup: s, tars: []string{tar}, cfg: cfg, configPath: path, driver: inv.DriverVersion}, nil
+	return &target{setup: s, tars: []string{tar}, stateDir: state, configPath: path, driver: version}, nil
 }
 
 // simulatedTarget has a simulated driver, whose first half of the GPUs is whole.
@@ -75,12 +80,8 @@ func (o options) simulatedTarget(ctx context.Context, h *testenv.Lifetime, work 
 			h.Error(err)
 		}
 	})
-	cfg, err := config.Load(d.ConfigPath)
-	if err != nil {
-		return nil, err
-	}
-	g := &target{setup: o.setup(len(d.GPUs)), cfg: cfg, configPath: d.ConfigPath, driver: d.KernelVersion}
-	g.divided, g.mig = simulatedGPUs/2, len(mig)
+	g := &target{setup: o.setup(len(d.GPUs)), stateDir: d.StateDir, configPath: d.ConfigPath, driver: d.KernelVersion}
+	g.partitioned, g.mig = simulatedGPUs/2, len(mig)
 	for name, ref := range map[string]*string{"busybox": &g.small, "usrlib64": &g.middle} {
 		tar, err := o.image(name)
 		if err != nil {
@@ -99,5 +100,5 @@ func (o options) setup(gpus int) setup {
 // simulatedGPUs is how many GPUs the simulated host has.
 const simulatedGPUs = 8
 
-// simulatedMIG is how many MIG devices half of them are divided into.
+// simulatedMIG is how many MIG devices half of them are partitioned into.
 const simulatedMIG = 16

@@ -9,39 +9,15 @@ import (
 	snapshots "github.com/containerd/containerd/api/services/snapshots/v1"
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
 	"golang.org/x/sys/unix"
-	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
-	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// client speaks containerd's task API, without a client program in between.
-type client struct {
-	env  *testenv.Env
-	conn *grpc.ClientConn
-}
-
-func dial(e *testenv.Env) (*client, error) {
-	conn, err := grpc.NewClient("unix://"+e.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		return nil, err
-	}
-	return &client{e, conn}, nil
-}
-
-func (c *client) close() { c.conn.Close() }
-
-// context carries containerd's namespace.
-func (c *client) context(ctx context.Context) context.Context {
-	return metadata.AppendToOutgoingContext(ctx, "containerd-namespace", c.env.ID)
-}
-
 // task is a container with its task.
 type task struct {
-	*client
+	*daemon
 	id            string
 	pid           int // of the container's init process
 	create, start time.Duration
@@ -49,22 +25,20 @@ type task struct {
 
 // start creates the task of a container that exists and starts it. What is timed
 // are the two calls; the snapshot was made before.
-func (c *client) start(ctx context.Context, id string) (*task, error) {
-	ctx = c.context(ctx)
-	snapshotter := c.env.Options.Snapshotter
-	mounts, err := snapshots.NewSnapshotsClient(c.conn).Mounts(ctx, &snapshots.MountsRequest{Snapshotter: snapshotter, Key: id})
+func (d *daemon) start(ctx context.Context, id string) (*task, error) {
+	request, err := d.client.CreateRequest(ctx, id)
 	if err != nil {
-		return nil, fmt.Errorf("snapshot of %s: %w", id, err)
+		return nil, err
 	}
-	t := &task{client: c, id: id}
-	api := tasks.NewTasksClient(c.conn)
+	ctx = d.client.Context(ctx)
+	t := &task{daemon: d, id: id}
 	began := time.Now()
-	made, err := api.Create(ctx, &tasks.CreateTaskRequest{ContainerID: id, Rootfs: mounts.Mounts})
+	made, err := d.client.Tasks.Create(ctx, request)
 	if err != nil {
 		return nil, fmt.Errorf("create %s: %w", id, err)
 	}
 	created := time.Now()
-	if _, err := api.Start(ctx, &tasks.StartRequest{ContainerID: id}); err != nil {
+	if _, err := d.client.Tasks.Start(ctx, &tasks.StartRequest{ContainerID: id}); err != nil {
 		return nil, fmt.Errorf("start %s: %w", id, err)
 	}
 	t.pid = int(made.Pid)
@@ -82,8 +56,8 @@ func (t *task) remove(ctx context.Context) error {
 
 // stop ends the task and deletes it.
 func (t *task) stop(ctx context.Context) error {
-	ctx = t.context(ctx)
-	api := tasks.NewTasksClient(t.conn)
+	ctx = t.client.Context(ctx)
+	api := t.client.Tasks
 	if _, err := api.Kill(ctx, &tasks.KillRequest{ContainerID: t.id, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
 		return fmt.Errorf("kill %s: %w", t.id, err)
 	}
@@ -98,11 +72,11 @@ func (t *task) stop(ctx context.Context) error {
 
 // discard deletes the container of a task that is gone, and its snapshot.
 func (t *task) discard(ctx context.Context) error {
-	ctx = t.context(ctx)
-	if _, err := containers.NewContainersClient(t.conn).Delete(ctx, &containers.DeleteContainerRequest{ID: t.id}); err != nil {
+	ctx = t.client.Context(ctx)
+	if _, err := containers.NewContainersClient(t.client.Conn).Delete(ctx, &containers.DeleteContainerRequest{ID: t.id}); err != nil {
 		return fmt.Errorf("delete container %s: %w", t.id, err)
 	}
-	_, err := snapshots.NewSnapshotsClient(t.conn).Remove(ctx, &snapshots.RemoveSnapshotRequest{Snapshotter: t.env.Options.Snapshotter, Key: t.id})
+	_, err := snapshots.NewSnapshotsClient(t.client.Conn).Remove(ctx, &snapshots.RemoveSnapshotRequest{Snapshotter: testenv.Snapshotter, Key: t.id})
 	// containerd's garbage collection may have been first: nothing refers to it any more.
 	if err != nil && status.Code(err) != codes.NotFound {
 		return fmt.Errorf("remove the snapshot of %s: %w", t.id, err)

@@ -6,8 +6,8 @@
 // It is a module of its own, so that the product's go.mod stays short, and test
 // code only: `go test ./...` in this directory, as root, after `make build tools`.
 //
-// The checksum database does not list shimtest v0.3.0. go.sum pins it; whoever
-// changes the version sets GONOSUMDB=github.com/containerd/shimtest once.
+// The checksum database does not list shimtest v0.3.0. go.sum pins it; to change
+// the version, set GONOSUMDB=github.com/containerd/shimtest once.
 //
 // Of the suites, Run, Exec and OOM are used. Transfer, UDS and Layers are for
 // shims with virtual machines, and Network wants host-like networking, which the

@@ -15,12 +15,13 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
 // CRI's names of the images; it completes every name to one of a registry.
 const (
-	criImage   = "docker.io/test/" + testImage + ":latest"
+	criImage   = "docker.io/test/" + simhost.DefaultImage + ":latest"
 	pauseImage = "docker.io/test/pause:latest"
 )
 
@@ -156,21 +157,14 @@ func newNodeOf(t *testing.T, r release, dir, config string) *node {
 	t.Helper()
 	h := newHost(t, r, testenv.Options{CRI: true, Config: config})
 	h.Ctr(t, "--namespace", criNamespace, "images", "import", pause(t, dir))
-	tar, err := images.Build(testImage)
+	tar, err := images.Build(simhost.DefaultImage)
 	if err != nil {
 		t.Fatal(err)
 	}
 	h.Ctr(t, "--namespace", criNamespace, "images", "import", tar)
 	h.Ctr(t, "--namespace", criNamespace, "images", "tag", h.Image, criImage)
 	// Who may have what is tested elsewhere; there is no kubelet here to say it.
-	f, err := os.OpenFile(h.Driver.ConfigPath, os.O_APPEND|os.O_WRONLY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := f.WriteString("\n[policy]\nkubernetes = \"trust-env\"\n"); err != nil {
-		t.Fatal(err)
-	}
-	f.Close()
+	simhost.Append(t, h.Driver.ConfigPath, "\n[policy]\nkubernetes = \"trust-env\"\n")
 	conn, err := grpc.NewClient("unix://"+h.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -298,9 +292,7 @@ func TestPodsOfEveryHandlerGetTheirGPUs(t *testing.T) {
 					t.Errorf("shims of the pod: %v, want one", shims)
 				}
 				for id, index := range map[string]int{first: 1, second: 2} {
-					if got, want := n.exec(t, id, n.probe()), n.wantProbe(index); got != want {
-						t.Errorf("GPU %d:\ngot  %q\nwant %q", index, got, want)
-					}
+					n.check(t, n.exec(t, id, n.ProbeArgs()), index)
 					if shims := n.ShimPIDs(id); len(shims) != 0 {
 						t.Errorf("%s has shims of its own: %v", id, shims)
 					}
@@ -331,7 +323,7 @@ func TestPodsOfEveryHandlerGetTheirGPUs(t *testing.T) {
 				for _, id := range []string{first, second, plain} {
 					n.removeContainer(t, id)
 				}
-				n.AssertUnchanged(t, before)
+				before.AssertUnchanged(t)
 				n.remove(t, pod)
 			})
 		}
@@ -355,9 +347,7 @@ func TestAPodOutlivesContainerd(t *testing.T) {
 			t.Fatal(err)
 		}
 		for id, index := range map[string]int{first: 0, second: 3} {
-			if got, want := n.exec(t, id, n.probe()), n.wantProbe(index); got != want {
-				t.Errorf("GPU %d:\ngot  %q\nwant %q", index, got, want)
-			}
+			n.check(t, n.exec(t, id, n.ProbeArgs()), index)
 		}
 		if shims := n.ShimPIDs(pod); len(shims) != 1 {
 			t.Errorf("shims of the pod: %v, want one", shims)
@@ -369,17 +359,10 @@ func TestAPodOutlivesContainerd(t *testing.T) {
 // await returns when CRI answers.
 func (n *node) await(t *testing.T) {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for {
+	testenv.Await(t, 30*time.Second, "CRI answers", func() bool {
 		_, err := n.runtime.Version(n.ctx, &cri.VersionRequest{}, grpc.WaitForReady(true))
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal(err)
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
+		return err == nil
+	})
 }
 
 // What the kubelet needs to know for hostUsers: false and recursive read-only mounts

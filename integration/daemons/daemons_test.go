@@ -17,7 +17,7 @@ import (
 // of the driver, runc's root) are there before a snapshot.
 func (h *host) settle(t *testing.T) testenv.HostState {
 	t.Helper()
-	h.MustRun(t, testenv.RunOptions{Image: h.Image, Env: gpu(0), Args: []string{"/bin/true"}})
+	h.MustRun(t, testenv.RunOptions{Env: gpu(0), Args: []string{"/bin/true"}})
 	return h.Snapshot(t, h.RunDir, h.State)
 }
 
@@ -26,19 +26,16 @@ func TestAContainerGetsExactlyTheGPUItAsksFor(t *testing.T) {
 		h := newHost(t, r, testenv.Options{})
 		before := h.settle(t)
 
-		got := h.MustRun(t, testenv.RunOptions{Image: h.Image, Env: gpu(1), Args: h.probe()})
-		if want := h.wantProbe(1); got != want {
-			t.Errorf("by name:\ngot  %q\nwant %q", got, want)
-		}
-		if r := h.Run(t, testenv.RunOptions{Image: h.Image, Args: []string{"/bin/sh", "-c", "ls /dev | grep nvidia; exit 5"}}); r.Stdout != "" || r.ExitCode != 5 {
+		h.check(t, h.MustRun(t, testenv.RunOptions{Env: gpu(1), Args: h.ProbeArgs()}), 1)
+		if r := h.Run(t, testenv.RunOptions{Args: []string{"/bin/sh", "-c", "ls /dev | grep nvidia; exit 5"}}); r.Output != "" || r.ExitCode != 5 {
 			t.Errorf("a container that asks for nothing: %+v", r)
 		}
-		result := h.Run(t, testenv.RunOptions{Image: h.Image, Env: gpu(9), Args: []string{"/bin/true"}})
-		if result.ExitCode == 0 || !strings.Contains(result.Stderr, `"9"`) || strings.Count(strings.TrimSpace(result.Stderr), "\n") != 0 {
+		result := h.Run(t, testenv.RunOptions{Env: gpu(9), Args: []string{"/bin/true"}})
+		if result.ExitCode == 0 || !strings.Contains(result.Error, `"9"`) || strings.Count(strings.TrimSpace(result.Error), "\n") != 0 {
 			t.Errorf("an unknown GPU: %+v", result)
 		}
-		t.Logf("an unknown GPU: %s", strings.TrimSpace(result.Stderr))
-		h.AssertUnchanged(t, before)
+		t.Logf("an unknown GPU: %s", strings.TrimSpace(result.Error))
+		before.AssertUnchanged(t)
 	})
 }
 
@@ -50,10 +47,7 @@ func TestEveryWayInOfCtr(t *testing.T) {
 		before := h.settle(t)
 		shim := filepath.Join(testenv.ShimDir(), "containerd-shim-nvidia-v2")
 		if r.pathRuntime {
-			got := h.MustRun(t, testenv.RunOptions{Image: h.Image, Runtime: shim, Env: gpu(2), Args: h.probe()})
-			if want := h.wantProbe(2); got != want {
-				t.Errorf("by path:\ngot  %q\nwant %q", got, want)
-			}
+			h.check(t, h.MustRun(t, testenv.RunOptions{Runtime: shim, Env: gpu(2), Args: h.ProbeArgs()}), 2)
 		} else {
 			t.Logf("NOT TESTED by path: ctr %s takes names only", r.name)
 		}
@@ -63,13 +57,11 @@ func TestEveryWayInOfCtr(t *testing.T) {
 		if err := os.WriteFile(file, []byte(fmt.Sprintf("SystemdCgroup = false\nRoot = %q\n", own)), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		id := h.sleep(t, testenv.RunOptions{Env: gpu(2), Extra: []string{"--runtime-config-path", file}})
+		id := h.Start(t, testenv.RunOptions{Env: gpu(2), Extra: []string{"--runtime-config-path", file}})
 		if _, err := os.Stat(filepath.Join(own, h.ID, id, "state.json")); err != nil {
 			t.Errorf("the option Root is not followed: %v", err)
 		}
-		if got := h.Exec(t, id, h.probe()...); got.Stdout != h.wantProbe(2) {
-			t.Errorf("with options: %+v", got)
-		}
+		h.check(t, h.Exec(t, id, h.ProbeArgs()...).Output, 2)
 		h.Remove(t, id)
 		if err := os.RemoveAll(own); err != nil {
 			t.Fatal(err)
@@ -77,11 +69,11 @@ func TestEveryWayInOfCtr(t *testing.T) {
 		if err := os.WriteFile(file, []byte("Nonesuch = 1\n"), 0o600); err != nil {
 			t.Fatal(err)
 		}
-		result := h.Run(t, testenv.RunOptions{Image: h.Image, Env: gpu(2), Args: []string{"/bin/true"}, Extra: []string{"--runtime-config-path", file}})
-		if result.ExitCode == 0 || !strings.Contains(result.Stderr, "Nonesuch") {
+		result := h.Run(t, testenv.RunOptions{Env: gpu(2), Args: []string{"/bin/true"}, Extra: []string{"--runtime-config-path", file}})
+		if result.ExitCode == 0 || !strings.Contains(result.Error, "Nonesuch") {
 			t.Errorf("an unknown option: %+v", result)
 		}
-		h.AssertUnchanged(t, before)
+		before.AssertUnchanged(t)
 	})
 }
 
@@ -92,15 +84,13 @@ func TestAContainerOutlivesContainerdAndIsRemovedWithoutItsShim(t *testing.T) {
 		h := newHost(t, r, testenv.Options{})
 		before := h.settle(t)
 
-		id := h.sleep(t, testenv.RunOptions{Env: gpu(3)})
+		id := h.Start(t, testenv.RunOptions{Env: gpu(3)})
 		h.Restart(t)
-		if got := h.Exec(t, id, h.probe()...); got.Stdout != h.wantProbe(3) {
-			t.Errorf("exec after a restart:\ngot  %+v\nwant %q", got, h.wantProbe(3))
-		}
+		h.check(t, h.Exec(t, id, h.ProbeArgs()...).Output, 3)
 		h.Remove(t, id)
-		h.AssertUnchanged(t, before)
+		before.AssertUnchanged(t)
 
-		id = h.sleep(t, testenv.RunOptions{Env: gpu(3)})
+		id = h.Start(t, testenv.RunOptions{Env: gpu(3)})
 		pids := h.ShimPIDs(id)
 		if len(pids) != 1 {
 			t.Fatalf("shims of %s: %v", id, pids)
@@ -108,16 +98,10 @@ func TestAContainerOutlivesContainerdAndIsRemovedWithoutItsShim(t *testing.T) {
 		if err := syscall.Kill(pids[0], syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		deadline := time.Now().Add(20 * time.Second)
-		for {
-			if _, err := os.Stat(h.BundleDir(id)); os.IsNotExist(err) {
-				break
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("the bundle is still there, 20 s after the shim was killed")
-			}
-			time.Sleep(50 * time.Millisecond)
-		}
+		testenv.Await(t, 20*time.Second, "the bundle is removed after the shim was killed", func() bool {
+			_, err := os.Stat(h.BundleDir(id))
+			return os.IsNotExist(err)
+		})
 		h.Remove(t, id)
 		// A killed shim cannot remove its socket; the next start of that name does.
 		sockets, _ := filepath.Glob(filepath.Join(h.RunDir, "s", "*"))
@@ -126,7 +110,7 @@ func TestAContainerOutlivesContainerdAndIsRemovedWithoutItsShim(t *testing.T) {
 				t.Error(err)
 			}
 		}
-		h.AssertUnchanged(t, before)
+		before.AssertUnchanged(t)
 	})
 }
 
@@ -159,11 +143,11 @@ func TestTheContainersOfAPodShareOneShimAndNotTheirGPUs(t *testing.T) {
 		h := newHost(t, r, testenv.Options{})
 		before := h.settle(t)
 
-		first := h.NewID()
-		pod := []string{"io.containerd.runc.v2.group=" + first}
-		h.sleep(t, testenv.RunOptions{ID: first, Annotations: pod})
-		second := h.sleep(t, testenv.RunOptions{Env: gpu(0), Annotations: pod})
-		third := h.sleep(t, testenv.RunOptions{Env: gpu(2), Annotations: pod})
+		// The group may have a name that is no container's.
+		pod := []string{"io.containerd.runc.v2.group=some-group"}
+		first := h.Start(t, testenv.RunOptions{Annotations: pod})
+		second := h.Start(t, testenv.RunOptions{Env: gpu(0), Annotations: pod})
+		third := h.Start(t, testenv.RunOptions{Env: gpu(2), Annotations: pod})
 		if pids := h.ShimPIDs(first); len(pids) != 1 {
 			t.Errorf("shims of the pod: %v, want one", pids)
 		}
@@ -183,43 +167,21 @@ func TestTheContainersOfAPodShareOneShimAndNotTheirGPUs(t *testing.T) {
 			}
 		}
 		h.Restart(t)
-		if got := h.Exec(t, first, "/bin/sh", "-c", "ls /dev | grep nvidia"); got.Stdout != "" {
-			t.Errorf("the container without a GPU sees %q", got.Stdout)
+		if got := h.Exec(t, first, "/bin/sh", "-c", "ls /dev | grep nvidia"); got.Output != "" {
+			t.Errorf("the container without a GPU sees %q", got.Output)
 		}
 		for id, index := range map[string]int{second: 0, third: 2} {
-			if got := h.Exec(t, id, h.probe()...); got.Stdout != h.wantProbe(index) {
-				t.Errorf("%s:\ngot  %+v\nwant %q", id, got, h.wantProbe(index))
-			}
+			h.check(t, h.Exec(t, id, h.ProbeArgs()...).Output, index)
 		}
 		for _, id := range []string{third, second, first} {
 			h.Remove(t, id)
 		}
-		h.AssertUnchanged(t, before)
-	})
-}
-
-// A group may have a name of its own; its socket goes with its shim as well.
-func TestNothingIsLeftOfAGroupThatIsNamedOtherwise(t *testing.T) {
-	eachRelease(t, func(t *testing.T, r release) {
-		h := newHost(t, r, testenv.Options{})
-		before := h.settle(t)
-		group := []string{"io.containerd.runc.v2.group=some-group"}
-		first := h.sleep(t, testenv.RunOptions{Env: gpu(1), Annotations: group})
-		second := h.sleep(t, testenv.RunOptions{Env: gpu(2), Annotations: group})
-		if n := len(h.ShimPIDs(first)) + len(h.ShimPIDs(second)); n != 1 {
-			t.Errorf("%d shims, want one", n)
-		}
-		h.Remove(t, first)
-		if got := h.Exec(t, second, h.probe()...); got.Stdout != h.wantProbe(2) {
-			t.Errorf("the second container, when the first is gone: %+v", got)
-		}
-		h.Remove(t, second)
-		h.AssertUnchanged(t, before)
+		before.AssertUnchanged(t)
 	})
 }
 
 // A node's containerd is upgraded under its pods: they go on, take part in what the
-// new daemon does, and keep the version of the Task API that they were started with.
+// new daemon does.
 func TestContainerdIsUpgradedWhileAPodRuns(t *testing.T) {
 	for _, from := range releases[1:3] {
 		t.Run("from "+from.name, func(t *testing.T) {
@@ -227,20 +189,15 @@ func TestContainerdIsUpgradedWhileAPodRuns(t *testing.T) {
 			h.settle(t)
 			pod := h.NewID()
 			group := []string{"io.containerd.runc.v2.group=" + pod}
-			h.sleep(t, testenv.RunOptions{ID: pod, Env: gpu(0), Annotations: group})
+			h.Start(t, testenv.RunOptions{ID: pod, Env: gpu(0), Annotations: group})
 			ids := map[string]int{pod: 0}
 			for n, to := range releases[3:] {
 				h.Options.DaemonDir = to.daemonDir()
 				h.Restart(t)
-				id := h.sleep(t, testenv.RunOptions{Env: gpu(n + 1), Annotations: group})
+				id := h.Start(t, testenv.RunOptions{Env: gpu(n + 1), Annotations: group})
 				ids[id] = n + 1
-				if version, _ := h.bootstrapOf(t, id); version != 2 {
-					t.Errorf("under %s the pod's shim has become version %d", to.name, version)
-				}
 				for id, index := range ids {
-					if got := h.Exec(t, id, h.probe()...); got.Stdout != h.wantProbe(index) {
-						t.Errorf("%s under %s:\ngot  %+v\nwant %q", id, to.name, got, h.wantProbe(index))
-					}
+					h.check(t, h.Exec(t, id, h.ProbeArgs()...).Output, index)
 				}
 			}
 			for id := range ids {

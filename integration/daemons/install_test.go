@@ -139,7 +139,7 @@ func (n *node) shimctl(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// mount changes what containerd, and nobody else, sees of the host.
+// mount changes what containerd alone sees of the host.
 func (n *node) mount(t *testing.T, command ...string) {
 	t.Helper()
 	argv := append(append([]string{}, n.Options.Wrapper...), command...)
@@ -171,9 +171,7 @@ func (n *node) gpuPod(t *testing.T, program string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if got, want := n.exec(t, id, n.probe()), n.wantProbe(index); got != want {
-			t.Errorf("GPU %d:\ngot  %q\nwant %q", index, got, want)
-		}
+		n.check(t, n.exec(t, id, n.ProbeArgs()), index)
 	}
 	shims := n.ShimPIDs(pod)
 	if len(shims) != 1 {
@@ -190,14 +188,10 @@ func (n *node) gpuPod(t *testing.T, program string) {
 	}
 	n.remove(t, pod)
 	// uninstall keeps the programs while one of them runs.
-	for deadline := time.Now().Add(20 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-		if _, err := os.Stat(exe); err != nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatal("the pod is removed and its shim still runs")
-		}
-	}
+	testenv.Await(t, 20*time.Second, "the shim of the removed pod ends", func() bool {
+		_, err := os.Stat(exe)
+		return err != nil
+	})
 }
 
 // plainPod runs a pod of no handler: runc starts it, and it gets no GPU for asking.

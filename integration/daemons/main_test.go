@@ -10,9 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
@@ -109,39 +107,28 @@ func eachRelease(t *testing.T, test func(t *testing.T, r release)) {
 // stockShim starts the pods of no handler.
 const stockShim = "containerd-shim-runc-v2"
 
-// testImage is small and has what the probes need: a shell, glibc, the programs.
-const testImage = "glibc-nocache"
-
-// host is one release of containerd with a simulated driver of four GPUs.
+// host is a simulated host with one release of containerd.
 type host struct {
-	*testenv.Env
-	Driver *sim.Driver
-	// Run holds what is /run/containerd to this containerd and its shims: daemons
-	// before 2.3 cannot be told another place for sockets, and runc's state is
-	// there as well.
+	*simhost.Host
+	// RunDir holds what is /run/containerd to this containerd and its shims: daemons
+	// before 2.3 cannot be told another place for sockets, and runc's state is there too.
 	RunDir string
-	Image  string
 }
 
 // newHost starts a containerd. When the test ends it is gone, and the host as it was
 // before.
 func newHost(t *testing.T, r release, o testenv.Options) *host {
 	t.Helper()
-	before := testenv.Snapshot(t)
-	t.Cleanup(func() { testenv.AssertUnchanged(t, before) })
-	dir := tempDir(t)
-	driver := simtest.New(t, sim.Options{Dir: filepath.Join(dir, "d"), GPUs: 4})
-	run := filepath.Join(dir, "run")
+	run := filepath.Join(tempDir(t), "run")
 	o.DaemonDir, o.ConfigVersion = r.daemonDir(), r.config
-	o.ShimConfig, o.ShimDir = driver.ConfigPath, testenv.ShimDir()
 	o.Wrapper, o.SocketDir = privateRun(t, run), "/run/containerd/s"
-	h := &host{Env: testenv.Start(t, o), Driver: driver, RunDir: run, Image: images.Ref(testImage)}
-	tar, err := images.Build(testImage)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.Import(t, tar)
-	return h
+	return &host{Host: simhost.New(t, simhost.Options{Env: o}), RunDir: run}
+}
+
+// check compares what a container that printed out sees with what belongs to a GPU.
+func (h *host) check(t *testing.T, out string, gpu int) {
+	t.Helper()
+	simhost.Compare(t, simhost.Parse(out), h.Expect([]int{gpu}))
 }
 
 // tempDir is short, and below a directory that only root can write.
@@ -183,40 +170,5 @@ func privateRun(t *testing.T, dir string) []string {
 	return []string{"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", cmd.Process.Pid), "--"}
 }
 
-// sleep starts a container that waits.
-func (h *host) sleep(t *testing.T, o testenv.RunOptions) string {
-	t.Helper()
-	o.Image, o.Detach, o.Args = h.Image, true, []string{"/bin/sleep", "600"}
-	return h.Run(t, o).ID
-}
-
 // gpu is the environment that asks for the GPU with this index.
 func gpu(index int) []string { return []string{fmt.Sprintf("NVIDIA_VISIBLE_DEVICES=%d", index)} }
-
-// probe prints what a container can see and do: the GPUs that nvidia-smi and libcuda
-// know, and for each GPU node of the host what opening it gives, by name and by a
-// node that the container makes itself.
-func (h *host) probe() []string {
-	script := []string{"nvidia-smi -L", "/test/cucount | grep -e count -e GPU-"}
-	for _, g := range h.Driver.GPUs {
-		script = append(script, fmt.Sprintf("/test/opendev /dev/nvidia%d; /test/mkdev %d:%d", g.Minor, h.Driver.Majors.GPU, g.Minor))
-	}
-	return []string{"/bin/sh", "-c", strings.Join(script, "\n")}
-}
-
-// wantProbe is what probe prints in a container that was given the GPU with this
-// index and nothing else. There is no driver behind the node: ENXIO is what a device
-// cgroup lets through.
-func (h *host) wantProbe(index int) string {
-	var b strings.Builder
-	granted := h.Driver.GPUs[index]
-	fmt.Fprintf(&b, "GPU 0: NVIDIA H200 (UUID: %s)\ncount 1\n0 %s\n", granted.UUID, granted.UUID)
-	for _, g := range h.Driver.GPUs {
-		node, made := "ENOENT", "EPERM"
-		if g.Index == index {
-			node, made = "ENXIO", "ENXIO"
-		}
-		fmt.Fprintf(&b, "/dev/nvidia%d %s\n%d:%d %s\n", g.Minor, node, h.Driver.Majors.GPU, g.Minor, made)
-	}
-	return b.String()
-}

@@ -1,20 +1,21 @@
 package docs
 
 import (
-	"go/ast"
-	"go/parser"
-	"go/token"
+	"cmp"
+	"encoding/json"
 	"os"
 	"path/filepath"
 	"reflect"
+	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/pelletier/go-toml/v2"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	shimoptions "github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/options"
 )
 
 // setting is one key of the configuration with its default as TOML.
@@ -35,22 +36,17 @@ func settings(t *testing.T) []setting {
 	return out
 }
 
+// inTOML writes a value as the pages do, which JSON does too.
 func inTOML(t *testing.T, v reflect.Value) string {
 	t.Helper()
-	switch v.Kind() {
-	case reflect.String:
-		return strconv.Quote(v.String())
-	case reflect.Bool:
-		return strconv.FormatBool(v.Bool())
-	case reflect.Slice:
-		var items []string
-		for i := range v.Len() {
-			items = append(items, inTOML(t, v.Index(i)))
-		}
-		return "[" + strings.Join(items, ", ") + "]"
+	if v.Kind() == reflect.Slice && v.Len() == 0 {
+		return "[]"
 	}
-	t.Fatalf("no rule for a %v in the documentation", v.Kind())
-	return ""
+	text, err := json.Marshal(v.Interface())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return strings.ReplaceAll(string(text), `","`, `", "`)
 }
 
 func TestEveryKeyIsDocumentedWithItsDefault(t *testing.T) {
@@ -84,9 +80,7 @@ func TestSampleConfigurationIsTheDefault(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := config.Default()
-	if len(got.Host.DriverLibraries) == 0 {
-		got.Host.DriverLibraries = want.Host.DriverLibraries
-	}
+	want.Host.DriverLibraries = []string{}
 	if !reflect.DeepEqual(got, want) {
 		t.Errorf("docs/config.toml gives\n%+v\nthe default is\n%+v", got, want)
 	}
@@ -105,31 +99,41 @@ func TestSampleConfigurationIsTheDefault(t *testing.T) {
 func TestEveryHandlerOptionIsDocumented(t *testing.T) {
 	var documented []string
 	for _, row := range rows(page(t, "docs/configuration.md"), "Option") {
-		documented = append(documented, code(row[0]))
-	}
-	file, err := parser.ParseFile(token.NewFileSet(), filepath.Join(root, "shim/options.go"), nil, 0)
-	if err != nil {
-		t.Fatal(err)
+		for name := range strings.SplitSeq(row[0], ", ") {
+			documented = append(documented, code(name))
+		}
 	}
 	var options []string
-	ast.Inspect(file, func(n ast.Node) bool {
-		spec, ok := n.(*ast.TypeSpec)
-		if !ok || spec.Name.Name != "table" {
-			return true
-		}
-		for _, f := range spec.Type.(*ast.StructType).Fields.List {
-			name := f.Names[0].Name
-			if f.Tag != nil {
-				tag, _ := strconv.Unquote(f.Tag.Value)
-				name = reflect.StructTag(tag).Get("toml")
-			}
-			options = append(options, name)
-		}
-		return false
-	})
+	table := reflect.TypeFor[shimoptions.Table]()
+	for i := range table.NumField() {
+		options = append(options, cmp.Or(table.Field(i).Tag.Get("toml"), table.Field(i).Name))
+	}
 	slices.Sort(options)
 	slices.Sort(documented)
 	if len(options) == 0 || !slices.Equal(options, documented) {
-		t.Errorf("shim/options.go knows\n%q\ndocs/configuration.md has\n%q", options, documented)
+		t.Errorf("the shim has\n%q\ndocs/configuration.md has\n%q", options, documented)
+	}
+}
+
+var quoted = regexp.MustCompile("`([^`]+)`")
+
+func TestEveryFieldOfTheRecordIsDocumented(t *testing.T) {
+	var documented []string
+	for _, row := range rows(page(t, "docs/troubleshooting.md"), "Field") {
+		for _, m := range quoted.FindAllStringSubmatch(row[0], -1) {
+			documented = append(documented, m[1])
+		}
+	}
+	var fields []string
+	plan := reflect.TypeFor[gpuinject.Plan]()
+	for i := range plan.NumField() {
+		if name, _, _ := strings.Cut(plan.Field(i).Tag.Get("json"), ","); name != "" {
+			fields = append(fields, name)
+		}
+	}
+	slices.Sort(fields)
+	slices.Sort(documented)
+	if len(fields) == 0 || !slices.Equal(fields, documented) {
+		t.Errorf("the record has\n%q\ndocs/troubleshooting.md has\n%q", fields, documented)
 	}
 }

@@ -1,8 +1,7 @@
-// Package docs proves that the documentation says what the code does: README.md,
-// docs/ and the other pages in the root of the repository.
+// Package docs proves that the pages say what the program does: README.md, docs/ and the other
+// pages in the root of the repository.
 //
-// Tables of the pages are compared with the sources that they describe: keys and
-// defaults of the configuration, keys of a handler's options, the cases of the
-// environment contract, the text of error messages, targets of the Makefile, links.
-// The tests need neither root nor a GPU nor anything built.
+// Pages are compared with values of the program: keys and defaults of the configuration, options of
+// a handler, fields of the record, commands and flags, targets of the Makefile. Links between pages
+// resolve. The tests need neither root nor a GPU nor anything built.
 package docs

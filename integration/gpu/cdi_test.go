@@ -134,18 +134,3 @@ func TestCDIDevicesAreTakenOver(t *testing.T) {
 		t.Errorf("the stock runtime did not run the hooks, so that nothing is shown: %s %v", data, err)
 	}
 }
-
-// The flags of run-args give the stock runtime the same GPU.
-func TestRunArgsGiveTheStockRuntimeTheGPU(t *testing.T) {
-	gpus := hostGPUs(t)
-	env := newEnv(t, "")
-	for _, g := range gpus {
-		var r struct{ Args []string }
-		ctlJSON(t, env, &r, "run-args", "--for", "ctr", "--devices", g.Index)
-		o := testenv.RunOptions{Runtime: testenv.StockRuntime, Image: imageRef, Args: []string{"sh", "-c", "nvidia-smi -L; vectoradd"}, Extra: r.Args}
-		out := env.MustRun(t, o)
-		if !strings.Contains(out, g.UUID) || !strings.Contains(out, "count 1\n") || strings.Count(out, " ok\n") != 1 {
-			t.Errorf("GPU %s by %q:\n%s", g.Index, r.Args, out)
-		}
-	}
-}

@@ -41,7 +41,7 @@ func TestNvidiaSmiListsExactlyTheGrantedGPU(t *testing.T) {
 	if out := env.MustRun(t, script(env, "all", "nvidia-smi -L")); out != all {
 		t.Errorf("all: got %q, want %q", out, all)
 	}
-	if r := env.Run(t, script(env, "none", "nvidia-smi -L")); !strings.Contains(r.Stdout+r.Stderr, "No devices found") {
+	if r := env.Run(t, script(env, "none", "nvidia-smi -L")); !strings.Contains(r.Output, "No devices found") {
 		t.Errorf("none: %+v", r)
 	}
 	t.Logf("%d GPUs, host list:\n%s", len(gpus), all)
@@ -209,7 +209,7 @@ func TestManyContainersAtOnce(t *testing.T) {
 			defer wg.Done()
 			g := gpus[i%len(gpus)]
 			r, err := env.TryRun(t, script(env, g.Index, "nvidia-smi -L; vectoradd"))
-			if err != nil || r.ExitCode != 0 || !strings.Contains(r.Stdout, g.UUID) || !strings.Contains(r.Stdout, "count 1\n") {
+			if err != nil || r.ExitCode != 0 || !strings.Contains(r.Output, g.UUID) || !strings.Contains(r.Output, "count 1\n") {
 				t.Errorf("container %d with GPU %s: %+v %v", i, g.Index, r, err)
 			}
 		}()
@@ -221,7 +221,7 @@ func TestErrorsNameWhatTheHostHas(t *testing.T) {
 	gpus := hostGPUs(t)
 	env := newEnv(t, "")
 	r, err := env.TryRun(t, script(env, "99", "true"))
-	text := fmt.Sprint(r.Stderr, err)
+	text := fmt.Sprint(r.Error, err)
 	if r.ExitCode == 0 || !strings.Contains(text, `"99"`) || !strings.Contains(text, gpus[0].UUID) {
 		t.Errorf("%d %s", r.ExitCode, text)
 	}

@@ -3,10 +3,7 @@
 package gpu
 
 import (
-	"fmt"
-	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -101,7 +98,7 @@ func (l lister) exactly(t *testing.T) {
 		t.Errorf("NVIDIA_DRIVER_CAPABILITIES=%s: %s lists %v", l.without, l.program, got)
 	}
 	if !shown && !t.Failed() {
-		t.Skipf("NOT SHOWN: %s does not list, or does not work, on this host itself; no container got more than was granted", l.program)
+		t.Logf("NOT SHOWN: %s does not list, or does not work, on this host itself; no container got more than was granted", l.program)
 	}
 }
 
@@ -115,23 +112,6 @@ func TestEGLListsTheGrantedGPUAndNoOther(t *testing.T) {
 
 func TestOpenCLListsTheGrantedGPUAndNoOther(t *testing.T) {
 	lister{program: "cldevices", with: "compute,utility", without: "utility"}.exactly(t)
-}
-
-// With all capabilities the three still list one GPU, now with CUDA beside them.
-func TestGraphicsAndComputeAgree(t *testing.T) {
-	gpus := hostGPUs(t)
-	env := newGraphicsEnv(t)
-	g := gpus[len(gpus)-1]
-	out := env.MustRun(t, graphics(env, g.UUID, "all", "vectoradd; vkdevices; egldevices; cldevices"))
-	t.Log(out)
-	for _, other := range gpus {
-		if other.UUID != g.UUID && strings.Contains(out, other.UUID) {
-			t.Errorf("%s is there, and %s was granted", other.UUID, g.UUID)
-		}
-	}
-	if !strings.Contains(out, " ok\n") || !strings.Contains(out, g.UUID) {
-		t.Error("CUDA does not work with all capabilities")
-	}
 }
 
 // loaded runs the program loads in a container and says which of the names were
@@ -191,51 +171,7 @@ func TestVideoLibrariesLoadWithTheCapabilityOnly(t *testing.T) {
 		shown = false
 	}
 	if !shown && !t.Failed() {
-		t.Skip("NOT SHOWN: the video libraries do not work on this host itself")
-	}
-}
-
-func TestOpticsAndOpenCLLibrariesLoad(t *testing.T) {
-	env := newGraphicsEnv(t)
-	have, loaders, shown := infoFiles(t, env), loadersOnHost(t), true
-	for _, c := range []struct{ name, symbol, with, without string }{
-		{"libnvoptix.so.1", "optixQueryFunctionTable", "graphics,utility", "compute,utility"},
-		{"libnvidia-opencl.so.1", "clGetExtensionFunctionAddress", "compute,utility", "graphics,utility"},
-		{"libnvidia-ngx.so.1", "", "ngx,utility", "compute,utility"},
-	} {
-		if !have.has(c.name) {
-			t.Logf("THIS HOST HAS NO %s", c.name)
-			if c.name != "libnvidia-ngx.so.1" {
-				t.Errorf("a driver for GPUs has %s; `nvidia-shimctl info` does not list it", c.name)
-			}
-			continue
-		}
-		what := c.name
-		if c.symbol != "" {
-			what += ":" + c.symbol
-		}
-		outside := loadLines(onHost(t, loaders, "loads", what))[c.name]
-		if !isLoaded(outside) {
-			t.Logf("THE HOST ITSELF SAYS OF %s: %s", what, outside)
-		}
-		for capabilities, want := range map[string]bool{c.with: true, c.without: false, "all": true} {
-			line := loaded(t, env, capabilities, what)[c.name]
-			t.Logf("NVIDIA_DRIVER_CAPABILITIES=%s: %s %s", capabilities, c.name, line)
-			shown = shown && isLoaded(line) == want
-			if isLoaded(line) != want && (!want || isLoaded(outside)) {
-				t.Errorf("NVIDIA_DRIVER_CAPABILITIES=%s: %s %s", capabilities, c.name, line)
-			}
-		}
-	}
-	// OptiX looks for its weights beside the driver's other data.
-	bin, _ := filepath.Glob("/usr/share/nvidia/nvoptix.bin")
-	if more, _ := filepath.Glob("/usr/local/nvidia/share/nvidia/nvoptix.bin"); len(bin)+len(more) == 0 {
-		t.Log("THIS HOST HAS NO nvoptix.bin")
-	} else if out := env.MustRun(t, graphics(env, "0", "graphics", "ls /usr/share/nvidia/nvoptix.bin")); !strings.Contains(out, "nvoptix.bin") {
-		t.Errorf("nvoptix.bin is not at /usr/share/nvidia: %s", out)
-	}
-	if !shown && !t.Failed() {
-		t.Skip("NOT SHOWN: a library does not open on this host itself")
+		t.Log("NOT SHOWN: the video libraries do not work on this host itself")
 	}
 }
 
@@ -290,24 +226,12 @@ func (f driverFiles) all() []string {
 	return slices.Compact(all)
 }
 
-// has tells whether the driver has a library with that SONAME.
-func (f driverFiles) has(name string) bool {
-	stem := name[:strings.Index(name, ".so")+3]
-	return slices.ContainsFunc(f.all(), func(file string) bool {
-		if !strings.HasPrefix(path.Base(file), stem+".") {
-			return false
-		}
-		_, err := os.Stat(file)
-		return err == nil
-	})
-}
-
 func infoFiles(t *testing.T, env *testenv.Env) driverFiles {
 	t.Helper()
 	var info struct{ Files driverFiles }
 	ctlJSON(t, env, &info, "info")
 	if len(info.Files) == 0 {
-		t.Fatal(fmt.Errorf("nvidia-shimctl info lists no files"))
+		t.Fatal("nvidia-shimctl info lists no files")
 	}
 	return info.Files
 }

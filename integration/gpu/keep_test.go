@@ -65,20 +65,17 @@ func startHold(t testing.TB, env *testenv.Env, visible string, mib int, variable
 	o := script(env, visible, fmt.Sprintf("hold %d 600 >/tmp/held", mib), variables...)
 	o.Detach = true
 	id := env.Run(t, o).ID
-	deadline := time.Now().Add(60 * time.Second)
-	for {
+	testenv.Await(t, time.Minute, fmt.Sprintf("container %s gets %d MiB of GPU %s", id, mib, visible), func() bool {
 		r := env.Exec(t, id, "cat", "/tmp/held")
-		if strings.Contains(r.Stdout, "holding ") {
-			return id
-		}
-		if strings.Contains(r.Stdout, "failed") || strings.Contains(r.Stderr, "stopped") || time.Now().After(deadline) {
+		if strings.Contains(r.Output, "failed") || strings.Contains(r.Error, "stopped") {
 			t.Fatalf("container %s does not get %d MiB of GPU %s: %+v", id, mib, visible, r)
 		}
-		time.Sleep(100 * time.Millisecond)
-	}
+		return strings.Contains(r.Output, "holding ")
+	})
+	return id
 }
 
-// A shim asks nobody about GPUs but files, and the probe that answers the rest is
+// A shim reads about GPUs from files only, and the probe that answers the rest is
 // gone when it has answered.
 func TestNoShimKeepsTheDriverOpen(t *testing.T) {
 	gpus := hostGPUs(t)
@@ -108,7 +105,7 @@ func TestNoShimKeepsTheDriverOpen(t *testing.T) {
 		}
 	}
 	check("with CUDA running")
-	// The look itself sees a process that has the driver open.
+	// The check sees a process that has the driver open.
 	for index, id := range ids {
 		seen := false
 		for _, pid := range containerPIDs(t, env, id) {
@@ -125,17 +122,12 @@ func TestNoShimKeepsTheDriverOpen(t *testing.T) {
 	for _, id := range ids {
 		_, _, _ = env.CtrErr("tasks", "kill", "-s", "KILL", id)
 	}
-	time.Sleep(500 * time.Millisecond)
+	testenv.Await(t, 10*time.Second, "the tasks stop", func() bool { return strings.Count(env.Ctr(t, "tasks", "ls"), "STOPPED") == len(ids) })
 	check("after the programs' end")
 	for _, id := range ids {
 		env.Remove(t, id)
 	}
-	if pids := ours(t, testenv.ShimDir(), "containerd-shim-nvidia-v2"); len(pids) > 0 {
-		time.Sleep(3 * time.Second)
-		if pids = ours(t, testenv.ShimDir(), "containerd-shim-nvidia-v2"); len(pids) > 0 {
-			t.Errorf("shims are left: %v", pids)
-		}
-	}
+	testenv.Await(t, 10*time.Second, "the shims end", func() bool { return len(ours(t, testenv.ShimDir(), "containerd-shim-nvidia-v2")) == 0 })
 }
 
 // containerPIDs are the processes of a container as the host numbers them.

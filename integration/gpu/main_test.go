@@ -12,9 +12,8 @@ import (
 	"sync"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/mounts"
 )
 
 func TestMain(m *testing.M) {
@@ -111,8 +110,11 @@ var buildImage = sync.OnceValues(func() (string, error) {
 // for a host without the loaders, or else made now.
 var graphicsImage = sync.OnceValues(func() (string, error) {
 	if dir := os.Getenv("NVIDIA_SHIM_GPU_IMAGES"); dir != "" {
-		name := filepath.Join(dir, graphicsTar)
-		_, err := os.Stat(name)
+		// ctr, which imports it, runs in another directory.
+		name, err := filepath.Abs(filepath.Join(dir, graphicsTar))
+		if err == nil {
+			_, err = os.Stat(name)
+		}
 		return name, err
 	}
 	programs, err := compiled()
@@ -133,15 +135,14 @@ const imageRef = "test/gpu:latest"
 func newEnv(t testing.TB, extra string) *testenv.Env {
 	t.Helper()
 	before := testenv.Snapshot(t)
-	t.Cleanup(func() { testenv.AssertUnchanged(t, before) })
+	t.Cleanup(func() { before.AssertUnchanged(t) })
 	dir, err := os.MkdirTemp("", "nvgpu")
 	if err != nil {
 		t.Fatal(err)
 	}
 	state := filepath.Join(dir, "state")
 	t.Cleanup(func() {
-		unmountBelow(t, state)
-		if err := os.RemoveAll(dir); err != nil {
+		if err := mounts.RemoveAll(dir); err != nil {
 			t.Error(err)
 		}
 	})
@@ -156,24 +157,4 @@ func newEnv(t testing.TB, extra string) *testenv.Env {
 	}
 	env.Import(t, tar)
 	return env
-}
-
-// unmountBelow takes the driver views of a state directory away.
-func unmountBelow(t testing.TB, dir string) {
-	data, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	var points []string
-	for line := range strings.Lines(string(data)) {
-		if f := strings.Fields(line); len(f) > 4 && strings.HasPrefix(f[4], dir+"/") && (strings.HasSuffix(f[4], "/root") || strings.HasSuffix(f[4], "/view")) {
-			// The inner first.
-			points = append([]string{f[4]}, points...)
-		}
-	}
-	for _, p := range points {
-		if err := unix.Unmount(p, unix.MNT_DETACH); err != nil {
-			t.Errorf("unmount %s: %v", p, err)
-		}
-	}
 }

@@ -16,29 +16,18 @@ import (
 	"syscall"
 )
 
-// Option changes how Build works.
-type Option func(*options)
-
-type options struct{ cacheDir string }
-
-// CacheDir names the directory that built images are kept in. The default is
-// containerd-shim-nvidia/images in the user's cache directory, or what
-// NVIDIA_SHIM_IMAGE_CACHE says.
-func CacheDir(dir string) Option { return func(o *options) { o.cacheDir = dir } }
-
-func makeOptions(opts []Option) (options, error) {
-	o := options{cacheDir: os.Getenv("NVIDIA_SHIM_IMAGE_CACHE")}
-	for _, opt := range opts {
-		opt(&o)
-	}
-	if o.cacheDir == "" {
+// cacheDir is the directory that built images are kept in: containerd-shim-nvidia/images
+// in the user's cache directory, or what NVIDIA_SHIM_IMAGE_CACHE names.
+func cacheDir() (string, error) {
+	dir := os.Getenv("NVIDIA_SHIM_IMAGE_CACHE")
+	if dir == "" {
 		user, err := os.UserCacheDir()
 		if err != nil {
-			return o, fmt.Errorf("no place for built images: %w; set NVIDIA_SHIM_IMAGE_CACHE", err)
+			return "", fmt.Errorf("no place for built images: %w; set NVIDIA_SHIM_IMAGE_CACHE", err)
 		}
-		o.cacheDir = filepath.Join(user, "containerd-shim-nvidia", "images")
+		dir = filepath.Join(user, "containerd-shim-nvidia", "images")
 	}
-	return o, os.MkdirAll(o.cacheDir, 0o755)
+	return dir, os.MkdirAll(dir, 0o755)
 }
 
 // recipe says how a named image is made.
@@ -54,7 +43,7 @@ type recipe struct {
 
 // builder is what a recipe works with.
 type builder struct {
-	options
+	cacheDir string
 	// work is a directory of this build alone.
 	work string
 	arch arch
@@ -75,24 +64,24 @@ func Names() []string {
 
 // Build gives the path of a named image's tar, made now if it is not in the
 // cache. Two processes may ask at once; one builds and the other waits.
-func Build(name string, opts ...Option) (path string, err error) {
+func Build(name string) (path string, err error) {
 	r, ok := recipes[name]
 	if !ok {
 		return "", fmt.Errorf("no image %q, only %s", name, strings.Join(Names(), ", "))
 	}
-	return build(name, r, opts)
+	return build(name, r)
 }
 
-func build(name string, r recipe, opts []Option) (string, error) {
-	path, err := tryBuild(name, r, opts)
+func build(name string, r recipe) (string, error) {
+	path, err := tryBuild(name, r)
 	if err != nil {
 		return "", fmt.Errorf("build image %s: %w", name, err)
 	}
 	return path, nil
 }
 
-func tryBuild(name string, r recipe, opts []Option) (string, error) {
-	o, err := makeOptions(opts)
+func tryBuild(name string, r recipe) (string, error) {
+	dir, err := cacheDir()
 	if err != nil {
 		return "", err
 	}
@@ -104,8 +93,8 @@ func tryBuild(name string, r recipe, opts []Option) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return cached(o.cacheDir, name, key, func(path, work string) error {
-		m, err := r.make(&builder{options: o, work: work, arch: a})
+	return cached(dir, name, key, func(path, work string) error {
+		m, err := r.make(&builder{cacheDir: dir, work: work, arch: a})
 		if err != nil {
 			return err
 		}

@@ -63,12 +63,12 @@ func (c Compat) withDefaults() Compat {
 }
 
 // Build gives the path of the image's tar; its reference is Ref(c.Name()).
-func (c Compat) Build(opts ...Option) (string, error) {
+func (c Compat) Build() (string, error) {
 	c = c.withDefaults()
 	if c.Version == "" {
 		return "", fmt.Errorf("compat image: no driver version")
 	}
-	return build(c.Name(), recipe{version: 2, packages: glibcPackages, make: c.make}, opts)
+	return build(c.Name(), recipe{version: 2, packages: glibcPackages, make: c.make})
 }
 
 func (c Compat) make(b *builder) (Image, error) {

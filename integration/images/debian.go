@@ -84,7 +84,7 @@ func debootstrap(path, work string) (err error) {
 			return err
 		}
 	}
-	return writeFile(path, func(f *os.File) error { return Layer{Dir: root, Skip: skipInDebian, Files: debianDirs()}.write(f) })
+	return writeFile(path, func(f *os.File) error { return Layer{Dir: root, Skip: skipInDebian}.write(f) })
 }
 
 // appendTo adds a line to a file of a tree that debootstrap has just made.
@@ -97,29 +97,12 @@ func appendTo(path, line string) error {
 	return errors.Join(err, f.Close())
 }
 
-// debianDirs are the directories whose content skipInDebian leaves out.
-func debianDirs() []File {
-	return append(directories(), Dir("var/lib/apt/lists", 0o755), Dir("var/cache/apt/archives", 0o755), Dir("var/log", 0o755))
-}
-
-// skipInDebian leaves out what the host gave (names, mirror, device nodes),
-// downloads, logs, and documentation.
-func skipInDebian(path string) bool {
-	switch path {
-	case "etc/resolv.conf", "etc/hostname", "etc/apt/sources.list",
-		"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var/cache/ldconfig":
-		return true
-	}
-	switch top, _, _ := strings.Cut(path, "/"); top {
-	case "dev", "proc", "sys", "run", "tmp":
-		return true
-	}
-	for _, dir := range []string{"var/lib/apt/lists", "var/cache/apt", "var/log", "var/tmp"} {
-		if path == dir || strings.HasPrefix(path, dir+"/") {
-			return true
-		}
-	}
-	return false
+// skipInDebian is what the host gave (names, mirror, device nodes), downloads, logs, and
+// documentation.
+var skipInDebian = []string{
+	"etc/resolv.conf", "etc/hostname", "etc/apt/sources.list",
+	"usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var/cache/ldconfig",
+	"dev/*", "proc/*", "sys/*", "run/*", "tmp/*", "var/lib/apt/lists/*", "var/cache/apt/*", "var/log/*", "var/tmp/*",
 }
 
 // debianMirror is the mirror from which the host's own apt takes Debian: the

@@ -87,8 +87,7 @@ func Block(path string, mode, major, minor uint32) File {
 }
 
 // Sparse is a file of that many zero bytes. In a layer they are real bytes that
-// containerd unpacks, so Image.Write refuses more than 256 MiB; Populate makes a
-// true sparse file of any size.
+// containerd unpacks; Populate makes a true sparse file of any size.
 func Sparse(path string, size int64) File { return File{Path: path, Mode: 0o644, Size: size} }
 
 // Populate writes the entries into an existing directory, for tests that use one

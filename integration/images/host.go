@@ -2,15 +2,18 @@ package images
 
 import (
 	"debug/elf"
+	"errors"
 	"fmt"
-	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"runtime"
 	"slices"
 	"strings"
-
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
+
+// hostLibDir is Debian's library directory of this machine.
+var hostLibDir = map[string]string{"amd64": "/usr/lib/x86_64-linux-gnu", "arm64": "/usr/lib/aarch64-linux-gnu"}[runtime.GOARCH]
 
 // FromHostPrograms is an image of this host's own programs (by name, looked up in
 // PATH and the sbin directories), the libraries that they need, and its dynamic
@@ -37,7 +40,10 @@ func FromHostPrograms(ref string, programs []string, files ...File) (Image, erro
 	}
 	// ldconfig.real is what ldconfig calls on Ubuntu.
 	for _, name := range append(slices.Clone(programs), "ldconfig", "ldconfig.real") {
-		found, err := lookProgram(name)
+		found, err := lookTool(name)
+		if err == nil {
+			found, err = filepath.EvalSymlinks(found)
+		}
 		if err != nil {
 			continue
 		}
@@ -76,43 +82,27 @@ func FromHostPrograms(ref string, programs []string, files ...File) (Image, erro
 	return Image{Name: ref, Config: Config{Env: []string{defaultPath}, Cmd: []string{"/bin/sh"}}, Layers: []Layer{{Files: all}}}, nil
 }
 
-func lookProgram(name string) (string, error) {
-	found, err := exec.LookPath(name)
-	for _, dir := range []string{"/usr/sbin/", "/sbin/"} {
-		if err != nil {
-			if _, serr := os.Stat(dir + name); serr == nil {
-				found, err = dir+name, nil
-			}
-		}
-	}
-	if err != nil {
-		return "", err
-	}
-	return filepath.EvalSymlinks(found)
-}
+// hostABI is how ldconfig marks libraries of this machine's 64-bit ABI.
+var hostABI = map[string]string{"amd64": "libc6,x86-64", "arm64": "libc6,AArch64"}[runtime.GOARCH]
 
 // hostLibraries maps SONAMEs to real files by this host's ld.so.cache, without
 // those of an NVIDIA driver.
 func hostLibraries() (map[string]string, error) {
-	data, err := os.ReadFile("/etc/ld.so.cache")
+	ldconfig, err := lookTool("ldconfig")
+	if err != nil {
+		return nil, errors.New("ldconfig is missing: install Debian's libc-bin (integration/tools/apt.sh)")
+	}
+	out, err := exec.Command(ldconfig, "-p").Output()
 	if err != nil {
 		return nil, fmt.Errorf("the host's libraries: %w", err)
-	}
-	cache, err := ldcache.ParseCache(data)
-	if err != nil {
-		return nil, fmt.Errorf("the host's libraries: %w", err)
-	}
-	flags, ok := ldcache.FlagsFor(elf.ELFCLASS64, hostMachine)
-	if !ok {
-		return nil, fmt.Errorf("the host's libraries: no 64-bit ABI for %v", hostMachine)
 	}
 	libs := map[string]string{}
-	for _, e := range cache.Entries {
-		if e.Flags != flags || e.HWCap != 0 || libs[e.Name] != "" || strings.Contains(e.Path, "nvidia") {
+	for _, m := range regexp.MustCompile(`(?m)^\t(\S+) \(`+hostABI+`[^)]*\) => (\S+)$`).FindAllStringSubmatch(string(out), -1) {
+		if libs[m[1]] != "" || strings.Contains(m[0], "hwcap") || strings.Contains(m[2], "nvidia") {
 			continue
 		}
-		if real, err := filepath.EvalSymlinks(e.Path); err == nil {
-			libs[e.Name] = real
+		if real, err := filepath.EvalSymlinks(m[2]); err == nil {
+			libs[m[1]] = real
 		}
 	}
 	return libs, nil

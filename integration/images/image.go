@@ -1,9 +1,7 @@
 package images
 
 import (
-	"archive/tar"
-	"crypto/sha256"
-	"encoding/hex"
+	archive "archive/tar"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,17 +9,14 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+
+	"github.com/opencontainers/go-digest"
+	"github.com/opencontainers/image-spec/specs-go"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // Config is what an image says about the containers made from it.
-type Config struct {
-	Env        []string          `json:"Env,omitempty"`
-	Entrypoint []string          `json:"Entrypoint,omitempty"`
-	Cmd        []string          `json:"Cmd,omitempty"`
-	User       string            `json:"User,omitempty"`
-	WorkingDir string            `json:"WorkingDir,omitempty"`
-	Labels     map[string]string `json:"Labels,omitempty"`
-}
+type Config = ocispec.ImageConfig
 
 // Image is what Write makes an OCI image layout of.
 type Image struct {
@@ -31,56 +26,12 @@ type Image struct {
 	Layers []Layer
 }
 
-// Media types and annotations of the OCI image specification 1.1, and the
-// annotation by which containerd names an image.
-const (
-	mediaIndex    = "application/vnd.oci.image.index.v1+json"
-	mediaManifest = "application/vnd.oci.image.manifest.v1+json"
-	mediaConfig   = "application/vnd.oci.image.config.v1+json"
-	mediaLayer    = "application/vnd.oci.image.layer.v1.tar"
-	annotateName  = "io.containerd.image.name"
-)
-
-type platform struct {
-	Architecture string `json:"architecture"`
-	OS           string `json:"os"`
-}
-
-type descriptor struct {
-	MediaType   string            `json:"mediaType"`
-	Digest      string            `json:"digest"`
-	Size        int64             `json:"size"`
-	Annotations map[string]string `json:"annotations,omitempty"`
-	Platform    *platform         `json:"platform,omitempty"`
-}
-
-type rootFS struct {
-	Type    string   `json:"type"`
-	DiffIDs []string `json:"diff_ids"`
-}
-
-type imageConfig struct {
-	platform
-	Config Config `json:"config"`
-	RootFS rootFS `json:"rootfs"`
-}
-
-type manifest struct {
-	SchemaVersion int          `json:"schemaVersion"`
-	MediaType     string       `json:"mediaType"`
-	Config        descriptor   `json:"config"`
-	Layers        []descriptor `json:"layers"`
-}
-
-type index struct {
-	SchemaVersion int          `json:"schemaVersion"`
-	MediaType     string       `json:"mediaType"`
-	Manifests     []descriptor `json:"manifests"`
-}
+// annotateName is the annotation by which containerd names an image.
+const annotateName = "io.containerd.image.name"
 
 // Write writes the image as a tar of an OCI image layout. The same image gives
 // the same bytes; layers are not compressed. A file that is there is replaced,
-// by rename, so that nobody reads half of one.
+// by rename, so that no process reads half of one.
 func (m Image) Write(path string) error {
 	if err := m.write(path); err != nil {
 		return fmt.Errorf("write image %s: %w", m.Name, err)
@@ -103,7 +54,7 @@ func (m Image) write(path string) (err error) {
 			os.Remove(out.Name())
 		}
 	}()
-	tw := tar.NewWriter(out)
+	tw := archive.NewWriter(out)
 	if err := m.layout(tw, dir); err != nil {
 		return err
 	}
@@ -117,17 +68,17 @@ func (m Image) write(path string) (err error) {
 }
 
 // layout writes the entries of the layout: blobs first, the index last.
-func (m Image) layout(tw *tar.Writer, tempDir string) error {
+func (m Image) layout(tw *archive.Writer, tempDir string) error {
 	if err := addEntry(tw, "oci-layout", []byte(`{"imageLayoutVersion":"1.0.0"}`)); err != nil {
 		return err
 	}
-	config := imageConfig{
-		platform: platform{Architecture: runtime.GOARCH, OS: "linux"},
+	config := ocispec.Image{
+		Platform: ocispec.Platform{Architecture: runtime.GOARCH, OS: "linux"},
 		Config:   m.Config,
-		RootFS:   rootFS{Type: "layers", DiffIDs: []string{}},
+		RootFS:   ocispec.RootFS{Type: "layers"},
 	}
-	man := manifest{SchemaVersion: 2, MediaType: mediaManifest, Layers: []descriptor{}}
-	seen := map[string]bool{}
+	man := ocispec.Manifest{Versioned: specs.Versioned{SchemaVersion: 2}, MediaType: ocispec.MediaTypeImageManifest}
+	seen := map[digest.Digest]bool{}
 	for i, l := range m.Layers {
 		d, err := addLayer(tw, l, tempDir, seen)
 		if err != nil {
@@ -137,16 +88,16 @@ func (m Image) layout(tw *tar.Writer, tempDir string) error {
 		config.RootFS.DiffIDs = append(config.RootFS.DiffIDs, d.Digest)
 	}
 	var err error
-	if man.Config, err = addJSON(tw, mediaConfig, config); err != nil {
+	if man.Config, err = addJSON(tw, ocispec.MediaTypeImageConfig, config); err != nil {
 		return err
 	}
-	top, err := addJSON(tw, mediaManifest, man)
+	top, err := addJSON(tw, ocispec.MediaTypeImageManifest, man)
 	if err != nil {
 		return err
 	}
 	top.Annotations = map[string]string{annotateName: m.Name}
-	top.Platform = &config.platform
-	data, err := json.Marshal(index{SchemaVersion: 2, MediaType: mediaIndex, Manifests: []descriptor{top}})
+	top.Platform = &config.Platform
+	data, err := json.Marshal(ocispec.Index{Versioned: man.Versioned, MediaType: ocispec.MediaTypeImageIndex, Manifests: []ocispec.Descriptor{top}})
 	if err != nil {
 		return err
 	}
@@ -155,50 +106,44 @@ func (m Image) layout(tw *tar.Writer, tempDir string) error {
 
 // addLayer writes a layer's blob. Its digest names the entry that holds it, so
 // it is written to a temporary file first.
-func addLayer(tw *tar.Writer, l Layer, tempDir string, seen map[string]bool) (descriptor, error) {
+func addLayer(tw *archive.Writer, l Layer, tempDir string, seen map[digest.Digest]bool) (ocispec.Descriptor, error) {
 	temp, err := os.CreateTemp(tempDir, ".layer-")
 	if err != nil {
-		return descriptor{}, err
+		return ocispec.Descriptor{}, err
 	}
 	defer os.Remove(temp.Name())
 	defer temp.Close()
-	hash := sha256.New()
-	if err := l.write(io.MultiWriter(temp, hash)); err != nil {
-		return descriptor{}, err
+	digester := digest.Canonical.Digester()
+	if err := l.write(io.MultiWriter(temp, digester.Hash())); err != nil {
+		return ocispec.Descriptor{}, err
 	}
 	size, err := temp.Seek(0, io.SeekCurrent)
-	if err != nil {
-		return descriptor{}, err
+	if err == nil {
+		_, err = temp.Seek(0, io.SeekStart)
 	}
-	if _, err := temp.Seek(0, io.SeekStart); err != nil {
-		return descriptor{}, err
+	d := ocispec.Descriptor{MediaType: ocispec.MediaTypeImageLayer, Digest: digester.Digest(), Size: size}
+	if err != nil || seen[d.Digest] {
+		return d, err
 	}
-	sum := hex.EncodeToString(hash.Sum(nil))
-	d := descriptor{MediaType: mediaLayer, Digest: "sha256:" + sum, Size: size}
-	if seen[sum] {
-		return d, nil
-	}
-	seen[sum] = true
-	if err := tw.WriteHeader(&tar.Header{Name: "blobs/sha256/" + sum, Mode: 0o644, Size: size, ModTime: mtime}); err != nil {
-		return descriptor{}, err
+	seen[d.Digest] = true
+	if err := tw.WriteHeader(&archive.Header{Name: blob(d), Mode: 0o644, Size: size}); err != nil {
+		return d, err
 	}
 	_, err = io.Copy(tw, temp)
 	return d, err
 }
 
-func addJSON(tw *tar.Writer, mediaType string, value any) (descriptor, error) {
+func addJSON(tw *archive.Writer, mediaType string, value any) (ocispec.Descriptor, error) {
 	data, err := json.Marshal(value)
 	if err != nil {
-		return descriptor{}, err
+		return ocispec.Descriptor{}, err
 	}
-	sum := sha256.Sum256(data)
-	name := hex.EncodeToString(sum[:])
-	d := descriptor{MediaType: mediaType, Digest: "sha256:" + name, Size: int64(len(data))}
-	return d, addEntry(tw, "blobs/sha256/"+name, data)
+	d := ocispec.Descriptor{MediaType: mediaType, Digest: digest.FromBytes(data), Size: int64(len(data))}
+	return d, addEntry(tw, blob(d), data)
 }
 
-func addEntry(tw *tar.Writer, name string, data []byte) error {
-	if err := tw.WriteHeader(&tar.Header{Name: name, Mode: 0o644, Size: int64(len(data)), ModTime: mtime}); err != nil {
+func addEntry(tw *archive.Writer, name string, data []byte) error {
+	if err := tw.WriteHeader(&archive.Header{Name: name, Mode: 0o644, Size: int64(len(data))}); err != nil {
 		return err
 	}
 	_, err := tw.Write(data)

@@ -134,9 +134,9 @@ func (b *builder) glibcBase(libDir string) ([]File, error) {
 	}
 	files = append(append(append(files, sh...), own...), dynamic...)
 	for _, name := range append([]string{b.arch.loader}, libcLibraries...) {
-		host, err := b.hostLibrary(name)
-		if err != nil {
-			return nil, err
+		host, ok := HostLibrary(name)
+		if !ok {
+			return nil, fmt.Errorf("this host has no %s", name)
 		}
 		files = append(files, FromHost(libDir+"/"+name, 0o755, host))
 	}
@@ -144,17 +144,6 @@ func (b *builder) glibcBase(libDir string) ([]File, error) {
 		files = append(files, Symlink(link, "/"+libDir+"/"+b.arch.loader))
 	}
 	return files, nil
-}
-
-// hostLibrary finds a library of the host's own C library.
-func (b *builder) hostLibrary(name string) (string, error) {
-	for _, dir := range []string{"/lib/" + b.arch.tuple, "/usr/lib/" + b.arch.tuple, "/lib64", "/usr/lib64", "/lib"} {
-		path := filepath.Join(dir, name)
-		if info, err := os.Stat(path); err == nil && info.Mode().IsRegular() {
-			return path, nil
-		}
-	}
-	return "", fmt.Errorf("this host has no %s", name)
 }
 
 func glibcNoCache(b *builder) (Image, error) {
@@ -191,8 +180,7 @@ func (b *builder) withCache(files []File, confs map[string]string) (Image, error
 		return Image{}, fmt.Errorf("ldconfig -r: %w\n%s", err, out)
 	}
 	// ldconfig's own cache holds times and inode numbers of this host.
-	skip := func(path string) bool { return path == "var/cache" }
-	return Image{Config: defaultConfig(), Layers: []Layer{{Dir: root, Skip: skip}}}, nil
+	return Image{Config: defaultConfig(), Layers: []Layer{{Dir: root, Skip: []string{"var/cache"}}}}, nil
 }
 
 // libraries compiles several libraries.

@@ -1,13 +1,13 @@
 package images
 
 import (
-	"archive/tar"
+	archive "archive/tar"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
-	"strings"
+
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
 // Unpack writes the content of an image tar that this package made into an
@@ -21,14 +21,14 @@ func Unpack(imageTar, dir string) error {
 }
 
 func unpack(imageTar, dir string) error {
-	var top index
+	var top ocispec.Index
 	if err := readJSON(imageTar, "index.json", &top); err != nil {
 		return err
 	}
 	if len(top.Manifests) != 1 {
 		return fmt.Errorf("%d manifests", len(top.Manifests))
 	}
-	var man manifest
+	var man ocispec.Manifest
 	if err := readJSON(imageTar, blob(top.Manifests[0]), &man); err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func unpack(imageTar, dir string) error {
 	return nil
 }
 
-func blob(d descriptor) string { return "blobs/" + strings.Replace(d.Digest, ":", "/", 1) }
+func blob(d ocispec.Descriptor) string { return "blobs/sha256/" + d.Digest.Encoded() }
 
 func readJSON(imageTar, name string, value any) error {
 	return withEntry(imageTar, name, func(r io.Reader) error { return json.NewDecoder(r).Decode(value) })
@@ -53,7 +53,7 @@ func withEntry(path, name string, use func(io.Reader) error) error {
 		return err
 	}
 	defer f.Close()
-	tr := tar.NewReader(f)
+	tr := archive.NewReader(f)
 	for {
 		h, err := tr.Next()
 		if err != nil {
@@ -61,49 +61,6 @@ func withEntry(path, name string, use func(io.Reader) error) error {
 		}
 		if h.Name == name {
 			return use(tr)
-		}
-	}
-}
-
-func unpackLayer(r io.Reader, dir string) error {
-	root, err := os.OpenRoot(dir)
-	if err != nil {
-		return err
-	}
-	defer root.Close()
-	tr := tar.NewReader(r)
-	for {
-		h, err := tr.Next()
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		f := File{
-			Path: h.Name, Mode: uint32(h.Mode), UID: h.Uid, GID: h.Gid,
-			Target: h.Linkname, Major: uint32(h.Devmajor), Minor: uint32(h.Devminor),
-		}
-		switch h.Typeflag {
-		case tar.TypeDir:
-			f.Kind = Directory
-		case tar.TypeSymlink:
-			f.Kind = SymbolicLink
-		case tar.TypeLink:
-			f.Kind = HardLink
-		case tar.TypeChar:
-			f.Kind = CharDevice
-		case tar.TypeBlock:
-			f.Kind = BlockDevice
-		case tar.TypeFifo:
-			f.Kind = NamedPipe
-		default:
-			if f.Data, err = io.ReadAll(tr); err != nil {
-				return err
-			}
-		}
-		if err := populate(root, f); err != nil {
-			return fmt.Errorf("%s: %w", h.Name, err)
 		}
 	}
 }

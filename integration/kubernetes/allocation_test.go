@@ -19,28 +19,20 @@ import (
 // use sets the device plugins' strategy for the rest of the test.
 func (c *cluster) use(t *testing.T, s strategy) {
 	t.Helper()
-	for _, p := range []*plugin{c.Plugin, c.Slices} {
-		p.use(s)
-	}
-	t.Cleanup(func() {
-		for _, p := range []*plugin{c.Plugin, c.Slices} {
-			p.use(strategy{list: envvar})
-		}
-	})
+	c.Plugin.use(s)
+	t.Cleanup(func() { c.Plugin.use(strategy{list: envvar}) })
 }
 
 func TestAPodGetsExactlyWhatWasAllocatedWithEveryStrategy(t *testing.T) {
 	c := shared
 	for _, tc := range []struct {
 		strategy strategy
-		grant    string // where the grant comes from; empty where the shim has nothing to do
+		grant    string // where the grant comes from
 	}{
 		{strategy{list: envvar}, "allocated by the kubelet"},
 		{strategy{list: envvar, devices: true}, "in the container's specification"},
 		{strategy{list: volumeMounts}, "in the container's specification"},
 		{strategy{list: volumeMounts, devices: true}, "in the container's specification"},
-		{strategy{list: cdiAnnotations}, ""},
-		{strategy{list: cdiCRI}, ""},
 	} {
 		t.Run(tc.strategy.String(), func(t *testing.T) {
 			c.use(t, tc.strategy)
@@ -53,7 +45,7 @@ func TestAPodGetsExactlyWhatWasAllocatedWithEveryStrategy(t *testing.T) {
 					now := c.awaitRunning(t, pod)
 					c.checkAllocated(t, pod, "main", true, count)
 					plan, given := c.record(t, id(t, now, "main"))
-					if given != (tc.grant != "") || !strings.HasPrefix(plan.Grant, tc.grant) {
+					if !given || !strings.HasPrefix(plan.Grant, tc.grant) {
 						t.Errorf("record %v: grant %q, want %q", given, plan.Grant, tc.grant)
 					}
 				}
@@ -101,27 +93,6 @@ func TestPodsOfOneImageStartedAtOnceGetEachItsOwn(t *testing.T) {
 	}
 }
 
-func TestReplicasOfATimeSlicedGPUAreThatGPU(t *testing.T) {
-	c := shared
-	last := c.Driver.GPUs[len(c.Driver.GPUs)-1]
-	for _, s := range []strategy{{list: envvar}, {list: silent}, {list: envvar, devices: true}} {
-		t.Run(s.String(), func(t *testing.T) {
-			c.use(t, s)
-			one := newPod("slice-one", limited(wait("main", greedyImage), "nvidia.com/gpu.shared", 1))
-			two := newPod("slice-two", limited(wait("main", greedyImage), "nvidia.com/gpu.shared", 2))
-			for _, pod := range []*corev1.Pod{one, two} {
-				c.startPod(t, pod)
-				c.check(t, pod, "main", true, last)
-				for _, id := range c.allocated(t, pod, "main") {
-					if !strings.Contains(id, "::") {
-						t.Errorf("allocated %q, want a replica", id)
-					}
-				}
-			}
-		})
-	}
-}
-
 // sandbox finds the sandbox of a pod.
 func (c *cluster) sandbox(t *testing.T, pod *corev1.Pod) string {
 	t.Helper()
@@ -141,7 +112,7 @@ func (c *cluster) sandbox(t *testing.T, pod *corev1.Pod) string {
 
 func TestContainersOfOnePodHaveDifferentGPUsAndOneShim(t *testing.T) {
 	c := shared
-	for _, s := range []strategy{{list: envvar}, {list: volumeMounts}, {list: cdiCRI}, {list: silent, devices: true}} {
+	for _, s := range []strategy{{list: envvar}, {list: volumeMounts}, {list: silent, devices: true}} {
 		t.Run(s.String(), func(t *testing.T) {
 			c.use(t, s)
 			pod := newPod("several", with(wait("one", greedyImage), 1), with(wait("two", greedyImage), 2), wait("none", greedyImage))
@@ -189,7 +160,7 @@ func (c *cluster) checkSandbox(t *testing.T, id string) {
 
 func TestInitContainersSharePodsGPUs(t *testing.T) {
 	c := shared
-	for _, s := range []strategy{{list: envvar}, {list: envvar, devices: true}, {list: volumeMounts}, {list: cdiCRI}} {
+	for _, s := range []strategy{{list: envvar}, {list: volumeMounts, devices: true}} {
 		t.Run(s.String(), func(t *testing.T) {
 			c.use(t, s)
 			pod := newPod("init", with(wait("main", plainImage), 1))
@@ -206,7 +177,7 @@ func TestInitContainersSharePodsGPUs(t *testing.T) {
 	// where one has devices that no other container gets. What it has must then be in
 	// its specification; an environment variable alone proves nothing.
 	t.Run("an init container alone", func(t *testing.T) {
-		for _, s := range []strategy{{list: envvar, devices: true}, {list: volumeMounts}, {list: cdiCRI}} {
+		for _, s := range []strategy{{list: envvar, devices: true}, {list: volumeMounts}} {
 			c.use(t, s)
 			pod := newPod("init-alone", run("main", plainImage, c.probe(true)...))
 			pod.Spec.InitContainers = []corev1.Container{with(run("prepare", plainImage, c.probe(true)...), 1)}
@@ -235,7 +206,7 @@ func TestInitContainersSharePodsGPUs(t *testing.T) {
 func TestSidecarsHaveGPUsOfTheirOwn(t *testing.T) {
 	c := shared
 	always := corev1.ContainerRestartPolicyAlways
-	for _, s := range []strategy{{list: envvar}, {list: silent}, {list: envvar, devices: true}} {
+	for _, s := range []strategy{{list: envvar}, {list: silent, devices: true}} {
 		t.Run(s.String(), func(t *testing.T) {
 			c.use(t, s)
 			sidecar, idle := with(wait("sidecar", greedyImage), 1), wait("idle", greedyImage)
@@ -298,7 +269,7 @@ func TestEphemeralContainersShareThePodsGPUs(t *testing.T) {
 
 func TestAContainerThatIsRestartedKeepsItsGPU(t *testing.T) {
 	c := shared
-	for _, s := range []strategy{{list: envvar}, {list: silent}, {list: volumeMounts}, {list: cdiCRI}} {
+	for _, s := range []strategy{{list: silent}, {list: volumeMounts}} {
 		t.Run(s.String(), func(t *testing.T) {
 			c.use(t, s)
 			pod := newPod("restarted", with(wait("main", greedyImage), 1), with(wait("other", greedyImage), 1))

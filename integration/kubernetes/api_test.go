@@ -2,18 +2,14 @@ package kubernetes
 
 import (
 	"bytes"
-	"context"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
-	"net/url"
-	"strings"
 	"time"
 
-	"golang.org/x/net/websocket"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -107,59 +103,4 @@ func (a *api) raw(method, path, contentType string, body []byte) ([]byte, error)
 		return nil, fmt.Errorf("%s %s: %w", method, path, &apiError{response.StatusCode, text})
 	}
 	return data, nil
-}
-
-// Channels of the remote command protocol (v4.channel.k8s.io): the first byte of
-// each message.
-const (
-	channelStdout = 1
-	channelStderr = 2
-	channelError  = 3
-)
-
-// exec runs a command in a container the way of `kubectl exec`: API server, kubelet
-// and containerd's streaming server. err says how the command failed.
-func (a *api) exec(namespace, pod, container string, command ...string) (output string, err error) {
-	query := url.Values{"container": {container}, "stdout": {"1"}, "stderr": {"1"}, "command": command}
-	address := fmt.Sprintf("%s/api/v1/namespaces/%s/pods/%s/exec?%s", strings.Replace(a.base, "https", "wss", 1), namespace, pod, query.Encode())
-	config, err := websocket.NewConfig(address, a.base)
-	if err != nil {
-		return "", err
-	}
-	config.Protocol = []string{"v4.channel.k8s.io"}
-	config.TlsConfig = &tls.Config{InsecureSkipVerify: true}
-	config.Header.Set("Authorization", "Bearer "+a.token)
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	conn, err := config.DialContext(ctx)
-	if err != nil {
-		return "", fmt.Errorf("exec in %s/%s: %w", namespace, pod, err)
-	}
-	defer conn.Close()
-	if err := conn.SetDeadline(time.Now().Add(time.Minute)); err != nil {
-		return "", err
-	}
-	var b strings.Builder
-	for {
-		var message []byte
-		if err := websocket.Message.Receive(conn, &message); err != nil {
-			return b.String(), fmt.Errorf("exec in %s/%s: %w", namespace, pod, err)
-		}
-		if len(message) == 0 {
-			continue
-		}
-		switch message[0] {
-		case channelStdout, channelStderr:
-			b.Write(message[1:])
-		case channelError:
-			var status metav1.Status
-			if err := json.Unmarshal(message[1:], &status); err != nil {
-				return b.String(), err
-			}
-			if status.Status != metav1.StatusSuccess {
-				return b.String(), errors.New(status.Message)
-			}
-			return b.String(), nil
-		}
-	}
 }

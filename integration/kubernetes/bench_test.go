@@ -7,8 +7,6 @@ import (
 	"maps"
 	"math/rand/v2"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -19,7 +17,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/bench/report"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
 )
 
 // benchPage names the page that BenchmarkPodContainer writes its tables into.
@@ -29,8 +26,6 @@ const benchPage = "NVIDIA_SHIM_BENCH_PAGE"
 const (
 	withNodes    = "one GPU, ours, device nodes in the request"
 	withQuestion = "one GPU, ours, the kubelet is asked"
-	answered     = "the answer alone"
-	probed       = "the probe process that asks for it"
 )
 
 // measured is one kind of container of BenchmarkPodContainer.
@@ -58,12 +53,8 @@ func BenchmarkPodContainer(b *testing.B) {
 	stockPod, pod := newPod("bench-stock", wait("main", plainImage)), newPod("bench", with(wait("main", plainImage), 1))
 	stockPod.Spec.RuntimeClassName = nil
 	stock, ours := c.benchPod(b, stockPod), c.benchPod(b, pod)
-	answer, err := kubelet.Allocated(b.Context(), c.podResources(), pod.Namespace, pod.Name)
-	if err != nil || len(answer.Containers["main"]) != 1 {
-		b.Fatalf("the kubelet allocated %v: %v", answer.Containers, err)
-	}
 	// As the kubelet passes on what the device plugin answers.
-	allocated := (&plugin{driver: c.Driver, strategy: strategy{list: envvar, devices: true}}).respond(answer.Containers["main"])
+	allocated := (&plugin{driver: c.Driver, strategy: strategy{list: envvar, devices: true}}).respond(c.allocated(b, pod, "main"))
 	var envs []*cri.KeyValue
 	for key, value := range allocated.Envs {
 		envs = append(envs, &cri.KeyValue{Key: key, Value: []byte(value)})
@@ -82,7 +73,7 @@ func BenchmarkPodContainer(b *testing.B) {
 	for _, k := range kinds {
 		c.measure(b, k) // what only the first container pays, such as the view
 	}
-	times := map[string]map[int]float64{answered: {}, probed: {}}
+	times := map[string]map[int]float64{}
 	for _, k := range kinds {
 		times[k.name] = map[int]float64{}
 	}
@@ -91,12 +82,6 @@ func BenchmarkPodContainer(b *testing.B) {
 		for _, i := range rand.Perm(len(kinds)) {
 			times[kinds[i].name][rounds] = c.measure(b, kinds[i])
 		}
-		times[answered][rounds] = timed(b, func() error {
-			_, err := kubelet.Allocated(b.Context(), c.podResources(), pod.Namespace, pod.Name)
-			return err
-		})
-		times[probed][rounds] = timed(b, exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"),
-			"probe", "pod-resources", "--socket="+c.podResources(), "--namespace="+pod.Namespace, "--pod="+pod.Name).Run)
 		rounds++
 	}
 	b.ReportMetric(0, "ns/op") // a whole round says nothing
@@ -110,29 +95,25 @@ func BenchmarkPodContainer(b *testing.B) {
 	}
 }
 
-// tables are the times of each kind of container and of the kubelet's answer, by name
-// and round. The first kind is what the others are compared with.
+// tables are the times of each kind of container, by name and round. The first kind is
+// what the others are compared with.
 func tables(kinds []measured, times map[string]map[int]float64) string {
 	var text strings.Builder
-	text.WriteString("\n| container | ms | p90, ms | ratio | 95 % interval |\n|---|---|---|---|---|\n")
-	spread := func(name string) string {
-		values := slices.Collect(maps.Values(times[name]))
-		return fmt.Sprintf("| %s | %.1f | %.1f |", name, report.Median(values), report.Quantile(values, 0.9))
-	}
+	text.WriteString("\n| container | ms | ratio | budget |\n|---|---|---|---|\n")
 	for i, k := range kinds {
+		fmt.Fprintf(&text, "| %s | %.1f |", k.name, report.Median(slices.Collect(maps.Values(times[k.name]))))
 		if i == 0 {
-			text.WriteString(spread(k.name) + "  |  |\n")
+			text.WriteString("  |  |\n")
 			continue
 		}
 		ratios := report.Combine(times[k.name], times[kinds[0].name], func(x, y float64) float64 { return x / y })
 		low, high := report.Bootstrap(ratios)
-		fmt.Fprintf(&text, "%s %.3f | %.3f – %.3f |\n", spread(k.name), report.Median(ratios), low, high)
+		budget := ""
+		if k.name == withQuestion {
+			budget = "≤ 1.08"
+		}
+		fmt.Fprintf(&text, " %.3f (%.3f – %.3f) | %s |\n", report.Median(ratios), low, high, budget)
 	}
-	text.WriteString("\n| the kubelet's answer | ms | p90, ms |\n|---|---|---|\n")
-	text.WriteString(spread(answered) + "\n" + spread(probed) + "\n")
-	added := report.Combine(times[withQuestion], times[withNodes], func(x, y float64) float64 { return x - y })
-	low, high := report.Bootstrap(added)
-	fmt.Fprintf(&text, "\nAsking adds %+.1f ms (95 %% interval %.1f – %.1f) to a container that has no device nodes in the request.\n", report.Median(added), low, high)
 	return text.String()
 }
 
@@ -143,7 +124,7 @@ func (c *cluster) benchHost(b *testing.B, rounds int) string {
 	if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
 		b.Fatal(err)
 	}
-	h := report.DescribeHost(c.Root, testenv.ShimDir(), c.Options.ToolsDir, c.Options.Cgroup)
+	h := report.DescribeHost(testenv.ShimDir(), c.Options.ToolsDir, c.Options.Cgroup)
 	return h.Line(fmt.Sprintf("Kubernetes %s, simulated driver %s with %d GPUs",
 		node.Status.NodeInfo.KubeletVersion, c.Driver.KernelVersion, len(c.Driver.GPUs)), rounds)
 }

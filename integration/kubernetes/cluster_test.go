@@ -6,7 +6,6 @@ import (
 	"crypto/rsa"
 	"crypto/x509"
 	"encoding/hex"
-	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -23,8 +22,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/record"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
@@ -56,18 +55,17 @@ type cluster struct {
 	*api
 	Driver  *sim.Driver
 	Plugin  *plugin // nvidia.com/gpu: the four GPUs
-	Slices  *plugin // nvidia.com/gpu.shared: replicas of the last GPU
 	runtime cri.RuntimeServiceClient
 
 	dir       string // of Kubernetes' files
 	shimBase  string // the shim's configuration without a policy
-	processes map[string]*process
+	processes map[string]*testenv.Command
 }
 
 // start brings the node up, with the simulated driver. life is what ends it.
 func start(life *testenv.Lifetime) (*cluster, error) {
-	c := &cluster{processes: map[string]*process{}}
-	return c, c.bringUp(life, c.makeDriver, c.startContainerd, c.importImages, c.startControlPlane, c.startKubelet, c.createRuntimeClasses, c.startPlugins)
+	c := &cluster{processes: map[string]*testenv.Command{}}
+	return c, c.bringUp(life, c.makeDriver, c.startContainerd, c.importImages, c.startControlPlane, c.startKubelet, c.createRuntimeClasses, c.startPlugin)
 }
 
 // bringUp takes the steps of a node's start.
@@ -193,15 +191,15 @@ func (c *cluster) importImages(life *testenv.Lifetime) error {
 
 // add starts a command of Kubernetes and stops it when the node ends.
 func (c *cluster) add(life *testenv.Lifetime, name string, args ...string) error {
-	p := &process{
-		name: name, argv: append([]string{filepath.Join(binDir(), name)}, args...),
-		dir: c.dir, log: filepath.Join(c.dir, name+".log"),
-		env: []string{"PATH=" + binDir() + ":/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + c.dir, "TMPDIR=" + c.dir},
+	p := &testenv.Command{
+		Name: name, Argv: append([]string{filepath.Join(binDir(), name)}, args...),
+		Dir: c.dir, Log: filepath.Join(c.dir, name+".log"),
+		Env: []string{"PATH=" + binDir() + ":/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + c.dir, "TMPDIR=" + c.dir},
 	}
-	if err := p.start(); err != nil {
+	if err := p.Start(); err != nil {
 		return err
 	}
-	life.Cleanup(p.stop)
+	life.Cleanup(p.Stop)
 	c.processes[name] = p
 	return nil
 }
@@ -209,22 +207,23 @@ func (c *cluster) add(life *testenv.Lifetime, name string, args ...string) error
 // await polls until done says yes. An error of done is the reason reported when the
 // time is up, or when a process of the node has ended.
 func (c *cluster) await(what string, limit time.Duration, done func() error) error {
-	deadline := time.Now().Add(limit)
-	for {
-		err := done()
-		if err == nil {
-			return nil
+	var err, ended error
+	testenv.Until(limit, func() bool {
+		if err = done(); err == nil {
+			return true
 		}
 		for _, p := range c.processes {
-			if ended := p.ended(); ended != nil {
-				return fmt.Errorf("%s: %w", what, ended)
-			}
+			ended = errors.Join(ended, p.Ended())
 		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("%s: not within %s: %w", what, limit, err)
-		}
-		time.Sleep(100 * time.Millisecond)
+		return ended != nil
+	})
+	switch {
+	case ended != nil:
+		return fmt.Errorf("%s: %w", what, ended)
+	case err != nil:
+		return fmt.Errorf("%s: not within %s: %w", what, limit, err)
 	}
+	return nil
 }
 
 func (c *cluster) startControlPlane(life *testenv.Lifetime) error {
@@ -366,35 +365,30 @@ func (c *cluster) createRuntimeClasses(*testenv.Lifetime) error {
 	}, nil)
 }
 
-func (c *cluster) startPlugins(life *testenv.Lifetime) error {
-	var ids, slices []string
+func (c *cluster) startPlugin(life *testenv.Lifetime) error {
+	var ids []string
 	for _, gpu := range c.Driver.GPUs {
 		ids = append(ids, gpu.UUID)
 	}
-	for i := range 4 {
-		slices = append(slices, fmt.Sprintf("%s::%d", ids[len(ids)-1], i))
-	}
 	c.Plugin = newPlugin(c.Driver, "nvidia.com/gpu", ids)
-	c.Slices = newPlugin(c.Driver, "nvidia.com/gpu.shared", slices)
-	for _, p := range []*plugin{c.Plugin, c.Slices} {
-		if err := p.start(life); err != nil {
-			return err
-		}
+	if err := c.Plugin.start(life); err != nil {
+		return err
 	}
 	return c.awaitDevices()
 }
 
-// awaitDevices returns when the node offers all devices of both plugins.
-func (c *cluster) awaitDevices() error {
-	return c.await("the device plugins' resources", time.Minute, func() error {
+// awaitDevices returns when the node offers all devices of the plugin.
+func (c *cluster) awaitDevices() error { return c.awaitOffer(c.Plugin.resource, len(c.Plugin.ids)) }
+
+// awaitOffer returns when the node offers that many devices of a resource.
+func (c *cluster) awaitOffer(resource string, count int) error {
+	return c.await("the device plugin's resources", time.Minute, func() error {
 		var node corev1.Node
 		if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
 			return err
 		}
-		for _, p := range []*plugin{c.Plugin, c.Slices} {
-			if q := node.Status.Allocatable[corev1.ResourceName(p.resource)]; int(q.Value()) != len(p.ids) {
-				return fmt.Errorf("the node offers %s %s", q.String(), p.resource)
-			}
+		if q := node.Status.Allocatable[corev1.ResourceName(resource)]; int(q.Value()) != count {
+			return fmt.Errorf("the node offers %s %s, want %d", q.String(), resource, count)
 		}
 		return nil
 	})
@@ -404,14 +398,12 @@ func (c *cluster) awaitDevices() error {
 func (c *cluster) restartKubelet(t testing.TB) {
 	t.Helper()
 	p := c.processes["kubelet"]
-	p.stop()
-	if err := p.start(); err != nil {
+	p.Stop()
+	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
-	for _, plugin := range []*plugin{c.Plugin, c.Slices} {
-		if err := plugin.register(); err != nil {
-			t.Fatal(err)
-		}
+	if err := c.Plugin.register(); err != nil {
+		t.Fatal(err)
 	}
 	if err := c.awaitDevices(); err != nil {
 		t.Fatal(err)
@@ -423,21 +415,15 @@ func (c *cluster) bundle(id string) string {
 	return filepath.Join(c.State, "io.containerd.runtime.v2.task", criNamespace, id)
 }
 
-// record reads what the shim wrote about a container; ok is false where it wrote
-// nothing.
-func (c *cluster) record(t testing.TB, id string) (plan gpuinject.Plan, ok bool) {
+// record reads what the shim wrote about a container; ok reports whether it wrote
+// anything.
+func (c *cluster) record(t testing.TB, id string) (r record.Record, ok bool) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(c.bundle(id), gpuinject.RecordName))
-	if errors.Is(err, os.ErrNotExist) {
-		return plan, false
-	}
-	if err != nil {
+	r, err := record.Read(c.bundle(id))
+	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		t.Fatal(err)
 	}
-	if err := json.Unmarshal(data, &plan); err != nil {
-		t.Fatal(err)
-	}
-	return plan, true
+	return r, err == nil
 }
 
 // policy sets the shim's policy for the rest of the test. The kubelet's socket is
@@ -470,7 +456,7 @@ func writePolicy(c *cluster, text string) error {
 func (c *cluster) logTails(t testing.TB) {
 	for _, name := range []string{"etcd", "kube-apiserver", "kube-scheduler", "kubelet"} {
 		if p := c.processes[name]; p != nil {
-			t.Log(p.tail(6 << 10))
+			t.Log(p.Tail(6 << 10))
 		}
 	}
 }
@@ -494,7 +480,7 @@ func randomToken() (string, error) {
 	return hex.EncodeToString(b), err
 }
 
-// writeKey makes the key that signs service account tokens, which nobody uses.
+// writeKey makes the key that signs service account tokens, which are not used.
 func writeKey(path string) error {
 	key, err := rsa.GenerateKey(rand.Reader, 2048)
 	if err != nil {

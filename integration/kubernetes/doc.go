@@ -7,7 +7,7 @@
 // the record that the shim leaves.
 //
 // All tests share one node, which TestMain brings up in network and mount namespaces
-// of its own: its addresses and ports are nobody else's, and what the kubelet puts
+// of its own: its addresses and ports are its own, and what the kubelet puts
 // at fixed paths of the host (/var/log/containers) goes away with it. Its files,
 // cgroups and processes bear the identifier of one testenv.Env.
 //

@@ -10,12 +10,12 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/mounts"
 )
 
 // With the tag gpu the node has the host's real GPUs, NVIDIA's own device plugin and
@@ -24,7 +24,7 @@ import (
 func init() { makeNode = startReal }
 
 func startReal(life *testenv.Lifetime) (*cluster, error) {
-	c := &cluster{processes: map[string]*process{}}
+	c := &cluster{processes: map[string]*testenv.Command{}}
 	return c, c.bringUp(life, c.realDriver, c.delegateCgroups, c.startContainerd, c.importHostImages, c.startControlPlane, c.startKubelet, c.createRuntimeClasses, c.realPlugin)
 }
 
@@ -39,13 +39,9 @@ func (c *cluster) realDriver(life *testenv.Lifetime) error {
 		return err
 	}
 	life.Cleanup(func() {
-		for _, pattern := range []string{"state/view/*/root", "state/view"} {
-			points, _ := filepath.Glob(filepath.Join(dir, pattern))
-			for _, p := range points {
-				_ = unix.Unmount(p, unix.MNT_DETACH)
-			}
+		if err := mounts.RemoveAll(dir); err != nil {
+			life.Error(err)
 		}
-		os.RemoveAll(dir)
 	})
 	c.Driver = &sim.Driver{ConfigPath: filepath.Join(dir, "config.toml")}
 	c.shimBase = fmt.Sprintf("[host]\nstate-dir = %q\n", filepath.Join(dir, "state"))
@@ -92,24 +88,24 @@ func (c *cluster) importHostImages(*testenv.Lifetime) error {
 
 // realPlugin runs NVIDIA's device plugin as a node has it by default.
 func (c *cluster) realPlugin(life *testenv.Lifetime) error {
-	p := &process{
-		name: "nvidia-device-plugin",
-		argv: []string{filepath.Join(binDir(), "nvidia-device-plugin"), "--device-discovery-strategy=nvml", "--device-list-strategy=envvar"},
-		dir:  c.dir, log: filepath.Join(c.dir, "plugin.log"),
-		env: []string{"PATH=/usr/bin:/bin", "NVIDIA_DRIVER_ROOT=/", "DRIVER_ROOT_CTR_PATH=/"},
+	p := &testenv.Command{
+		Name: "nvidia-device-plugin",
+		Argv: []string{filepath.Join(binDir(), "nvidia-device-plugin"), "--device-discovery-strategy=nvml", "--device-list-strategy=envvar"},
+		Dir:  c.dir, Log: filepath.Join(c.dir, "plugin.log"),
+		Env: []string{"PATH=/usr/bin:/bin", "NVIDIA_DRIVER_ROOT=/", "DRIVER_ROOT_CTR_PATH=/"},
 	}
-	if err := p.start(); err != nil {
+	if err := p.Start(); err != nil {
 		return err
 	}
-	life.Cleanup(p.stop)
-	c.processes[p.name] = p
+	life.Cleanup(p.Stop)
+	c.processes[p.Name] = p
 	return c.await("the GPUs in the node's status", time.Minute, func() error {
 		var node corev1.Node
 		if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
 			return err
 		}
 		if q := node.Status.Allocatable["nvidia.com/gpu"]; q.Value() == 0 {
-			return fmt.Errorf("none yet: %s", p.tail(2<<10))
+			return fmt.Errorf("none yet: %s", p.Tail(2<<10))
 		}
 		return nil
 	})

@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
@@ -93,7 +92,7 @@ func cpus(t *testing.T, pod *corev1.Pod) string {
 // a pod gets one for itself: an update, which must not cost a GPU.
 func TestTheCPUManagersUpdatesKeepTheGPU(t *testing.T) {
 	c := shared
-	for _, s := range []strategy{{list: envvar}, {list: envvar, devices: true}, {list: cdiCRI}} {
+	for _, s := range []strategy{{list: envvar}, {list: envvar, devices: true}} {
 		t.Run(s.String(), func(t *testing.T) {
 			c.use(t, s)
 			pod := newPod("updated", with(wait("main", greedyImage), 1))
@@ -126,36 +125,6 @@ func TestTheCPUManagersUpdatesKeepTheGPU(t *testing.T) {
 			}
 			c.check(t, pod, "main", true, gpus...)
 		})
-	}
-}
-
-func TestUpdateContainerResourcesKeepsTheGPU(t *testing.T) {
-	c := shared
-	pod := newPod("cri-updated", with(wait("main", greedyImage), 2))
-	now := c.startPod(t, pod)
-	gpus := c.checkAllocated(t, pod, "main", true, 2)
-	for _, shares := range []int64{512, 2048} {
-		if _, err := c.runtime.UpdateContainerResources(t.Context(), &cri.UpdateContainerResourcesRequest{
-			ContainerId: id(t, now, "main"), Linux: &cri.LinuxContainerResources{CpuShares: shares, MemoryLimitInBytes: 512 << 20},
-		}); err != nil {
-			t.Fatal(err)
-		}
-		c.check(t, pod, "main", true, gpus...)
-	}
-}
-
-// What probes of the kubelet do.
-func TestExecSyncSeesTheGPU(t *testing.T) {
-	c := shared
-	pod := newPod("exec-sync", with(wait("main", greedyImage), 1))
-	now := c.startPod(t, pod)
-	gpus := c.checkAllocated(t, pod, "main", true, 1)
-	r, err := c.runtime.ExecSync(t.Context(), &cri.ExecSyncRequest{ContainerId: id(t, now, "main"), Cmd: c.probe(true), Timeout: 30})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, want := string(r.Stdout), c.want(true, gpus...); got != want {
-		t.Errorf("got %q, want %q (%s)", got, want, r.Stderr)
 	}
 }
 

@@ -46,14 +46,7 @@ func TestMain(m *testing.M) {
 	}
 	life := &testenv.Lifetime{}
 	code := 1
-	interrupted := make(chan os.Signal, 1)
-	signal.Notify(interrupted, syscall.SIGTERM, syscall.SIGINT)
-	go func() {
-		<-interrupted
-		fmt.Fprintln(os.Stderr, "FAIL: interrupted")
-		_ = life.End()
-		os.Exit(1)
-	}()
+	life.EndOnSignal()
 	err := life.Run(func() error {
 		var err error
 		if shared, err = makeNode(life); err != nil {
@@ -173,7 +166,7 @@ func makeMountPoints() func() {
 	}
 	return func() {
 		for _, dir := range made {
-			_ = os.Remove(dir) // not where somebody else uses it by now
+			_ = os.Remove(dir) // fails if another process uses it by now
 		}
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -16,7 +15,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// mig divides GPUs for the rest of the test and has a device plugin hand the MIG
+// mig partitions GPUs for the rest of the test and has a device plugin hand the MIG
 // devices out as resource. "nvidia.com/gpu" is what NVIDIA's plugin does with the
 // strategy single, another name what it does with mixed.
 func (c *cluster) mig(t *testing.T, resource string, layout []sim.MIGDevice) *plugin {
@@ -49,16 +48,7 @@ func (c *cluster) mig(t *testing.T, resource string, layout []sim.MIGDevice) *pl
 		if err := p.register(); err != nil {
 			return err
 		}
-		return c.await("the MIG devices", time.Minute, func() error {
-			var node corev1.Node
-			if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
-				return err
-			}
-			if q := node.Status.Allocatable[corev1.ResourceName(resource)]; int(q.Value()) != len(ids) {
-				return fmt.Errorf("the node offers %s %s, want %d", q.String(), resource, len(ids))
-			}
-			return nil
-		})
+		return c.awaitOffer(resource, len(ids))
 	}
 	t.Cleanup(func() {
 		if err := c.Driver.Reconfigure(context.Background(), nil); err != nil {

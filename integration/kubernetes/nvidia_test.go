@@ -2,7 +2,6 @@ package kubernetes
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +10,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
 // nvidia runs NVIDIA's device plugin, on the simulated NVML, in place of the test's
@@ -22,14 +23,14 @@ func nvidia(t *testing.T, config string, args ...string) {
 	if err := os.WriteFile(file, []byte("version: v1\n"+config), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	p := &process{
-		name: "nvidia-device-plugin",
-		argv: append([]string{
+	p := &testenv.Command{
+		Name: "nvidia-device-plugin",
+		Argv: append([]string{
 			filepath.Join(binDir(), "nvidia-device-plugin"), "--config-file=" + file, "--device-discovery-strategy=nvml",
 			"--nvidia-dev-root=" + c.Driver.DevRoot, "--gdrcopy-enabled=false", "--gds-enabled=false", "--mofed-enabled=false",
 		}, args...),
-		dir: dir, log: filepath.Join(dir, "log"),
-		env: []string{
+		Dir: dir, Log: filepath.Join(dir, "log"),
+		Env: []string{
 			"NVIDIA_DRIVER_ROOT=" + c.Driver.Root, "DRIVER_ROOT_CTR_PATH=" + c.Driver.Root, "NVIDIA_CDI_HOOK_PATH=" + cdiHook(t),
 			"PATH=/usr/bin:/bin", "LD_LIBRARY_PATH=" + filepath.Join(c.Driver.Root, c.Driver.Layout.LibDir()),
 			"NVIDIA_SIM_DEV=" + filepath.Join(c.Driver.DevRoot, "dev"),
@@ -50,36 +51,29 @@ func nvidia(t *testing.T, config string, args ...string) {
 			t.Error(err)
 		}
 	})
-	// It writes its own, of the same kind.
-	if err := os.Remove(c.Plugin.cdiSpec()); err != nil {
+	if err := p.Start(); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.start(); err != nil {
-		t.Fatal(err)
-	}
-	c.processes[p.name] = p
+	c.processes[p.Name] = p
 	t.Cleanup(func() {
-		delete(c.processes, p.name)
-		p.stop()
-		if err := c.Plugin.writeCDI(); err != nil {
-			t.Error(err)
-		}
+		delete(c.processes, p.Name)
+		p.Stop()
+		// It does not remove its specification.
+		_ = os.Remove(filepath.Join(cdiDir, "k8s.device-plugin.nvidia.com-gpu.json"))
 		// The kubelet is to forget it before it hears of the test's own again.
-		for _, own := range []*plugin{c.Plugin, c.Slices} {
-			if err := own.register(); err != nil {
-				t.Error(err)
-			}
+		if err := c.Plugin.register(); err != nil {
+			t.Error(err)
 		}
 		if err := c.awaitDevices(); err != nil {
 			t.Error(err)
 		}
 		if t.Failed() {
-			t.Log(p.tail(8 << 10))
+			t.Log(p.Tail(8 << 10))
 		}
 	})
 	if err := c.await("the plugin's registration", time.Minute, func() error {
-		if !strings.Contains(p.tail(1<<20), "Registered device plugin for") {
-			return errors.New(p.tail(4 << 10))
+		if !strings.Contains(p.Tail(1<<20), "Registered device plugin for") {
+			return errors.New(p.Tail(4 << 10))
 		}
 		return nil
 	}); err != nil {
@@ -87,8 +81,8 @@ func nvidia(t *testing.T, config string, args ...string) {
 	}
 }
 
-// cdiHook is a program for the hooks of NVIDIA's CDI specifications that tells of
-// being run: the test then fails.
+// cdiHook is a program for the hooks of NVIDIA's CDI specifications that notes
+// that it was run: the test then fails.
 func cdiHook(t *testing.T) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -148,16 +142,7 @@ func TestNVIDIAsDevicePlugin(t *testing.T) {
 	t.Run("time-slicing", func(t *testing.T) {
 		const config = "sharing:\n  timeSlicing:\n    renameByDefault: true\n    resources:\n    - {name: nvidia.com/gpu, replicas: 3}\n"
 		nvidia(t, config, "--device-list-strategy=envvar")
-		if err := c.await("the replicas", time.Minute, func() error {
-			var node corev1.Node
-			if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
-				return err
-			}
-			if q := node.Status.Allocatable["nvidia.com/gpu.shared"]; q.Value() != int64(3*len(c.Driver.GPUs)) {
-				return fmt.Errorf("the node offers %s", q.String())
-			}
-			return nil
-		}); err != nil {
+		if err := c.awaitOffer("nvidia.com/gpu.shared", 3*len(c.Driver.GPUs)); err != nil {
 			t.Fatal(err)
 		}
 		var pods []*corev1.Pod

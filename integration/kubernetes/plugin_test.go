@@ -2,7 +2,6 @@ package kubernetes
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"os"
@@ -20,8 +19,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// strategy is how a device plugin tells the runtime what was allocated: the values
-// of NVIDIA's DEVICE_LIST_STRATEGY, and two of PASS_DEVICE_SPECS.
+// strategy is how a device plugin tells the runtime what was allocated: values of
+// NVIDIA's DEVICE_LIST_STRATEGY, and two of PASS_DEVICE_SPECS. CDI is for NVIDIA's own
+// plugin to show.
 type strategy struct {
 	list    string
 	devices bool // with the kubelet's device specifications
@@ -36,19 +36,14 @@ func (s strategy) String() string {
 
 // The lists of NVIDIA's plugin.
 const (
-	envvar         = "envvar"
-	volumeMounts   = "volume-mounts"
-	cdiAnnotations = "cdi-annotations"
-	cdiCRI         = "cdi-cri"
+	envvar       = "envvar"
+	volumeMounts = "volume-mounts"
 	// silent sets nothing: what an image asks for is then all that the shim sees.
 	silent = "nothing"
 )
 
 // cdiDir is where NVIDIA's plugin writes CDI specifications.
 const cdiDir = "/run/cdi"
-
-// cdiKind is the kind of NVIDIA's plugin's devices.
-const cdiKind = "k8s.device-plugin.nvidia.com/gpu"
 
 // plugin is a device plugin: a gRPC server whose socket the kubelet is told.
 type plugin struct {
@@ -72,9 +67,6 @@ func newPlugin(driver *sim.Driver, resource string, ids []string) *plugin {
 
 // start serves the API and registers with the kubelet.
 func (p *plugin) start(life *testenv.Lifetime) error {
-	if err := p.writeCDI(); err != nil {
-		return err
-	}
 	server := grpc.NewServer()
 	deviceplugin.RegisterDevicePluginServer(server, p)
 	life.Cleanup(server.Stop)
@@ -99,25 +91,23 @@ func (p *plugin) register() error {
 		return err
 	}
 	defer conn.Close()
-	deadline := time.Now().Add(time.Minute)
-	for {
+	var last error
+	testenv.Until(time.Minute, func() bool {
 		// The kubelet removes what it finds in its directory when it starts.
-		if err := os.Link(p.hidden(), p.socket); err != nil && !os.IsExist(err) {
-			return err
+		if last = os.Link(p.hidden(), p.socket); last != nil && !os.IsExist(last) {
+			return true
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-		_, err := deviceplugin.NewRegistrationClient(conn).Register(ctx, &deviceplugin.RegisterRequest{
+		defer cancel()
+		_, last = deviceplugin.NewRegistrationClient(conn).Register(ctx, &deviceplugin.RegisterRequest{
 			Version: deviceplugin.Version, Endpoint: filepath.Base(p.socket), ResourceName: p.resource,
 		})
-		cancel()
-		if err == nil {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("register %s: %w", p.resource, err)
-		}
-		time.Sleep(100 * time.Millisecond)
+		return last == nil
+	})
+	if last != nil {
+		return fmt.Errorf("register %s: %w", p.resource, last)
 	}
+	return nil
 }
 
 // use sets the strategy for the allocations to come.
@@ -176,16 +166,6 @@ func (p *plugin) respond(ids []string) *deviceplugin.ContainerAllocateResponse {
 		for _, id := range gpus {
 			r.Mounts = append(r.Mounts, &deviceplugin.Mount{HostPath: "/dev/null", ContainerPath: filepath.Join(dir, id)})
 		}
-	case cdiAnnotations:
-		var names []string
-		for _, id := range gpus {
-			names = append(names, cdiKind+"="+id)
-		}
-		r.Annotations = map[string]string{"cdi.k8s.io/nvidia-device-plugin_" + gpus[0][4:12]: strings.Join(names, ",")}
-	case cdiCRI:
-		for _, id := range gpus {
-			r.CdiDevices = append(r.CdiDevices, &deviceplugin.CDIDevice{Name: cdiKind + "=" + id})
-		}
 	}
 	if p.strategy.devices {
 		nodes := []string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}
@@ -207,54 +187,4 @@ func (p *plugin) respond(ids []string) *deviceplugin.ContainerAllocateResponse {
 		}
 	}
 	return r
-}
-
-// writeCDI writes the specification that NVIDIA's plugin would: the nodes of each
-// GPU; for all of them the driver, as single files, and the variable that keeps an
-// NVIDIA runtime from doing the same again.
-func (p *plugin) writeCDI() error {
-	type node struct {
-		Path     string `json:"path"`
-		HostPath string `json:"hostPath"`
-	}
-	type mount struct {
-		HostPath      string   `json:"hostPath"`
-		ContainerPath string   `json:"containerPath"`
-		Options       []string `json:"options"`
-	}
-	type edits struct {
-		Env         []string `json:"env,omitempty"`
-		DeviceNodes []node   `json:"deviceNodes,omitempty"`
-		Mounts      []mount  `json:"mounts,omitempty"`
-	}
-	type device struct {
-		Name  string `json:"name"`
-		Edits edits  `json:"containerEdits"`
-	}
-	nodeOf := func(name string) node {
-		return node{"/dev/" + name, filepath.Join(p.driver.DevRoot, "dev", name)}
-	}
-	var devices []device
-	for _, gpu := range p.driver.GPUs {
-		devices = append(devices, device{gpu.UUID, edits{DeviceNodes: []node{nodeOf(fmt.Sprintf("nvidia%d", gpu.Minor))}}})
-	}
-	lib, bin := p.driver.Layout.LibDir(), p.driver.Layout.BinDir()
-	common := edits{Env: []string{"NVIDIA_VISIBLE_DEVICES=void"}, DeviceNodes: []node{nodeOf("nvidiactl"), nodeOf("nvidia-uvm")}}
-	for _, file := range []struct{ host, container string }{
-		{filepath.Join(lib, "libnvidia-ml.so."+p.driver.Version), filepath.Join("/", lib, "libnvidia-ml.so.1")},
-		{filepath.Join(lib, "libcuda.so."+p.driver.Version), filepath.Join("/", lib, "libcuda.so.1")},
-		{filepath.Join(bin, "nvidia-smi"), "/usr/bin/nvidia-smi"},
-	} {
-		common.Mounts = append(common.Mounts, mount{filepath.Join(p.driver.Root, file.host), file.container, []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}})
-	}
-	data, err := json.Marshal(map[string]any{"cdiVersion": "0.5.0", "kind": cdiKind, "devices": devices, "containerEdits": common})
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(p.cdiSpec(), data, 0o644)
-}
-
-// cdiSpec is the file of writeCDI, which has the name that NVIDIA's plugin uses.
-func (p *plugin) cdiSpec() string {
-	return filepath.Join(cdiDir, "k8s.device-plugin.nvidia.com-gpu.json")
 }

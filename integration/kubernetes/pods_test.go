@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
@@ -86,7 +87,7 @@ func podPath(pod *corev1.Pod) string {
 func (c *cluster) create(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	t.Cleanup(func() {
-		// The scheduler knows when its GPUs are free; nobody has to wait for that.
+		// The scheduler knows when its GPUs are free; no test has to wait for that.
 		if err := c.do("DELETE", podPath(pod), nil, nil); err != nil && !isNotFound(err) {
 			t.Error(err)
 		}
@@ -242,7 +243,7 @@ func (c *cluster) logs(t *testing.T, pod *corev1.Pod, container string) string {
 }
 
 // allocated asks the kubelet, with Kubernetes' own client, what it allocated.
-func (c *cluster) allocated(t *testing.T, pod *corev1.Pod, container string) []string {
+func (c *cluster) allocated(t testing.TB, pod *corev1.Pod, container string) []string {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+c.podResources(), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
@@ -342,6 +343,26 @@ func (c *cluster) checkAllocated(t *testing.T, pod *corev1.Pod, container string
 	}
 	c.check(t, pod, container, mknod, gpus...)
 	return gpus
+}
+
+// exec runs a command in a container, as the kubelet's probes do, and returns its
+// output.
+func (c *cluster) exec(namespace, pod, container string, command ...string) (string, error) {
+	var now corev1.Pod
+	if err := c.do("GET", "/api/v1/namespaces/"+namespace+"/pods/"+pod, nil, &now); err != nil {
+		return "", err
+	}
+	for _, s := range slices.Concat(now.Status.ContainerStatuses, now.Status.InitContainerStatuses, now.Status.EphemeralContainerStatuses) {
+		if s.Name != container {
+			continue
+		}
+		r, err := c.runtime.ExecSync(context.Background(), &cri.ExecSyncRequest{ContainerId: strings.TrimPrefix(s.ContainerID, "containerd://"), Cmd: command, Timeout: 60})
+		if err == nil && r.ExitCode != 0 {
+			err = fmt.Errorf("exit status %d", r.ExitCode)
+		}
+		return string(r.GetStdout()) + string(r.GetStderr()), err
+	}
+	return "", fmt.Errorf("pod %s has no container %s", pod, container)
 }
 
 // drain deletes all pods and waits until the kubelet has let go of them.

@@ -67,8 +67,7 @@ func TestAPodThatNamesAnotherPodsGPUFails(t *testing.T) {
 func TestAnnotationsOfAPodGrantNothing(t *testing.T) {
 	c := shared
 	forged := map[string]string{
-		"cdi.k8s.io/forged":                       cdiKind + "=" + c.Driver.GPUs[0].UUID,
-		"nvidia.cdi.k8s.io/container.main":        cdiKind + "=" + c.Driver.GPUs[0].UUID,
+		"nvidia.cdi.k8s.io/container.main":        "k8s.device-plugin.nvidia.com/gpu=" + c.Driver.GPUs[0].UUID,
 		"io.kubernetes.cri.sandbox-namespace":     "kube-system",
 		"io.kubernetes.cri.sandbox-name":          "another",
 		"io.kubernetes.cri.container-name":        "another",
@@ -168,18 +167,6 @@ func TestAuditGivesAndSaysWhatEnforceWouldRefuse(t *testing.T) {
 	}
 }
 
-func TestTrustEnvTrusts(t *testing.T) {
-	c := shared
-	c.policy(t, "kubernetes = \"trust-env\"\n")
-	pod := newPod("trusted", wait("all", greedyImage), env(wait("one", plainImage), "NVIDIA_VISIBLE_DEVICES", "1"))
-	now := c.startPod(t, pod)
-	c.check(t, pod, "all", true, c.Driver.GPUs...)
-	c.check(t, pod, "one", true, c.Driver.GPUs[1])
-	if plan, _ := c.record(t, id(t, now, "all")); plan.Audit != "" {
-		t.Errorf("audit %q", plan.Audit)
-	}
-}
-
 func TestAKubeletThatDoesNotAnswerIsNamedInThePodsStatus(t *testing.T) {
 	c := shared
 	socket := filepath.Join(t.TempDir(), "dead.sock")
@@ -196,7 +183,7 @@ func TestAKubeletThatDoesNotAnswerIsNamedInThePodsStatus(t *testing.T) {
 	if took := time.Since(started); took > time.Minute {
 		t.Errorf("it took %s", took)
 	}
-	// Who asks for nothing, and whose nodes are in the specification, waits for nobody.
+	// A container that asks for nothing, or has its nodes in the specification, does not wait.
 	plain := newPod("unknown-plain", wait("main", plainImage))
 	c.startPod(t, plain)
 	c.use(t, strategy{list: envvar, devices: true})

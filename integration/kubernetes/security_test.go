@@ -11,20 +11,10 @@ func yes() *bool { v := true; return &v }
 
 func no() *bool { v := false; return &v }
 
-func TestAReadOnlyRootFileSystemHasItsGPU(t *testing.T) {
-	c := shared
-	pod := newPod("read-only", secured(with(wait("main", plainImage), 1), corev1.SecurityContext{ReadOnlyRootFilesystem: yes()}))
-	c.startPod(t, pod)
-	c.checkAllocated(t, pod, "main", false, 1)
-	if got, err := c.exec(pod.Namespace, pod.Name, "main", "/bin/touch", "/file"); err == nil {
-		t.Errorf("the root file system can be written: %s", got)
-	}
-}
-
 func TestAUserOtherThanRootCanOpenItsGPU(t *testing.T) {
 	c := shared
 	user := int64(1000)
-	for _, s := range []strategy{{list: envvar}, {list: envvar, devices: true}, {list: cdiCRI}} {
+	for _, s := range []strategy{{list: envvar}, {list: envvar, devices: true}} {
 		t.Run(s.String(), func(t *testing.T) {
 			c.use(t, s)
 			pod := newPod("non-root", secured(with(wait("main", plainImage), 1), corev1.SecurityContext{
@@ -103,16 +93,4 @@ func TestAnUnmaskedProcInAUserNamespaceIsNoPrivilege(t *testing.T) {
 	c.startPod(t, pod)
 	c.checkAllocated(t, pod, "main", false, 1)
 	c.check(t, pod, "none", false)
-}
-
-// The network of a pod is CNI's: nothing of a GPU depends on hostNetwork.
-func TestAPodWithANetworkOfItsOwn(t *testing.T) {
-	c := shared
-	pod := newPod("network", with(wait("main", plainImage), 1))
-	pod.Spec.HostNetwork = false
-	now := c.startPod(t, pod)
-	c.checkAllocated(t, pod, "main", true, 1)
-	if !strings.HasPrefix(now.Status.PodIP, "198.51.100.") {
-		t.Errorf("the pod's address is %s", now.Status.PodIP)
-	}
 }

@@ -53,7 +53,7 @@ func TestTheScopeOfAContainerAllowsExactlyItsNodes(t *testing.T) {
 }
 
 // What is done to a running container's rules on hosts of this kind, and costs
-// containers their GPUs whose rules nobody but the kernel knows.
+// containers their GPUs whose rules only the kernel knows.
 func TestAContainerKeepsItsGPUWhateverRewritesDeviceRules(t *testing.T) {
 	m := startMachine(t)
 	crun := containerOptions{flags: []string{"--runtime-config-path", inCrun + "/crun.toml"}}
@@ -96,7 +96,7 @@ func TestAContainerKeepsItsGPUWhateverRewritesDeviceRules(t *testing.T) {
 			}
 		}},
 		{"systemctl daemon-reexec", func(t *testing.T) { w.rewrite(t, "systemctl", "daemon-reexec") }},
-		{"somebody took the device programs off and systemctl daemon-reload", func(t *testing.T) {
+		{"another program took the device programs off and systemctl daemon-reload", func(t *testing.T) {
 			// What is left is systemd's own: its DeviceAllow alone is exact.
 			if n, err := allowEveryDevice(first.cgroupDir(t)); err != nil || n == 0 {
 				t.Fatalf("took %d device programs off: %v", n, err)

@@ -1,10 +1,8 @@
 package systemd
 
 import (
-	"context"
 	"encoding/json"
 	"fmt"
-	"net"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -13,13 +11,12 @@ import (
 	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
-	"github.com/containerd/containerd/v2/pkg/namespaces"
-	"github.com/containerd/ttrpc"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
@@ -80,7 +77,10 @@ func (c *container) remove(t testing.TB) {
 func (c *container) exec(t testing.TB, argv ...string) string {
 	t.Helper()
 	c.m.nextID++
-	return c.m.run(t, append([]string{"ctr", "tasks", "exec", "--exec-id", fmt.Sprintf("e%d", c.m.nextID), c.id}, argv...)...)
+	// By way of a file: ctr loses what it has not read when the command has ended.
+	file := fmt.Sprintf("/run/e%d", c.m.nextID)
+	c.m.run(t, append([]string{"ctr", "tasks", "exec", "--log-uri", "file://" + file, "--exec-id", filepath.Base(file), c.id}, argv...)...)
+	return c.m.run(t, "cat", file)
 }
 
 // property is one property of the container's unit, its values sorted.
@@ -190,34 +190,9 @@ func (c *container) check(t testing.TB) {
 // every device. It does so a moment after it has answered systemctl.
 func (c *container) settle(t testing.TB) {
 	t.Helper()
-	for deadline := time.Now().Add(10 * time.Second); strings.Count(c.exec(t, script(c.m.Driver, c.gpu)...), " EPERM\n") == 0; {
-		if time.Now().After(deadline) {
-			t.Fatalf("systemd has not written the device rules of %s again", c.scope())
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
-}
-
-// taskService is the Task service of the shim whose bundle has this bootstrap.json;
-// root is where the shim's file system is.
-func taskService(t testing.TB, bootstrap, root, namespace string) (taskapi.TTRPCTaskService, context.Context) {
-	t.Helper()
-	var boot struct{ Address, Protocol string }
-	if err := json.Unmarshal([]byte(bootstrap), &boot); err != nil {
-		t.Fatal(err)
-	}
-	if boot.Protocol != "ttrpc" {
-		t.Fatalf("the shim speaks %q", boot.Protocol)
-	}
-	conn, err := net.Dial("unix", filepath.Join(root, strings.TrimPrefix(boot.Address, "unix://")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := ttrpc.NewClient(conn)
-	t.Cleanup(func() { client.Close() })
-	ctx, cancel := context.WithTimeout(namespaces.WithNamespace(context.Background(), namespace), 30*time.Second)
-	t.Cleanup(cancel)
-	return taskapi.NewTTRPCTaskClient(client), ctx
+	testenv.Await(t, 10*time.Second, "systemd writes the device rules of "+c.scope()+" again", func() bool {
+		return strings.Contains(c.exec(t, script(c.m.Driver, c.gpu)...), " EPERM\n")
+	})
 }
 
 // denyAll is what CRI sends with every update of a container's resources: the device
@@ -228,23 +203,17 @@ func denyAll() *specs.LinuxResources {
 }
 
 // update sends an update of the container's resources to its shim.
-func update(t testing.TB, service taskapi.TTRPCTaskService, ctx context.Context, id string, resources *specs.LinuxResources) {
+func (c *container) update(t testing.TB, resources *specs.LinuxResources) {
 	t.Helper()
 	value, err := json.Marshal(resources)
 	if err != nil {
 		t.Fatal(err)
 	}
+	bootstrap := c.m.run(t, "cat", "/run/containerd/io.containerd.runtime.v2.task/"+namespace+"/"+c.id+"/bootstrap.json")
+	service, ctx := simhost.TaskService(t, []byte(bootstrap), fmt.Sprintf("/proc/%d/root", c.m.cmd.Process.Pid), namespace)
 	if _, err := service.Update(ctx, &taskapi.UpdateTaskRequest{
-		ID: id, Resources: &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources", Value: value},
+		ID: c.id, Resources: &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources", Value: value},
 	}); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// update is the function of this name for a container of a machine.
-func (c *container) update(t testing.TB, resources *specs.LinuxResources) {
-	t.Helper()
-	bootstrap := c.m.run(t, "cat", "/run/containerd/io.containerd.runtime.v2.task/"+namespace+"/"+c.id+"/bootstrap.json")
-	service, ctx := taskService(t, bootstrap, fmt.Sprintf("/proc/%d/root", c.m.cmd.Process.Pid), namespace)
-	update(t, service, ctx, c.id, resources)
 }

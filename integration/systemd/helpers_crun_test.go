@@ -2,12 +2,10 @@ package systemd
 
 import (
 	_ "embed"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 )
 
@@ -26,22 +24,16 @@ for arg; do
 	fi
 	previous=$arg
 done
-export LD_LIBRARY_PATH=%[1]s/lib LD_PRELOAD=%[1]s/nolimit.so XDG_RUNTIME_DIR=%[1]s
+export LD_PRELOAD=%[1]s/nolimit.so XDG_RUNTIME_DIR=%[1]s
 exec %[2]s "$@"
 `
-
-// crunLibraries are what crun needs beside the C library, with what these need.
-var crunLibraries = []string{
-	"libyajl.so.2", "libseccomp.so.2", "libcap.so.2", "libsystemd.so.0",
-	"libgcrypt.so.20", "libgpg-error.so.0", "liblzma.so.5", "libzstd.so.1", "liblz4.so.1",
-}
 
 // writeCrun makes a directory with crun and the options file crun.toml that names
 // it. inside is the name of the directory, and program that of Debian's crun, where
 // they will be used.
 func writeCrun(t testing.TB, dir, inside, program string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Join(dir, "lib"), 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	for name, content := range map[string]string{
@@ -61,30 +53,4 @@ func writeCrun(t testing.TB, dir, inside, program string) {
 	if err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}
-}
-
-// hostCrun is writeCrun for the host itself, which need not have crun: it is the one
-// of the Debian tree, with the tree's libraries and the host's C library.
-func hostCrun(t testing.TB, dir string) {
-	t.Helper()
-	tree := debianTree(t)
-	program := filepath.Join(tree, "usr/bin/crun")
-	writeCrun(t, dir, dir, program)
-	for _, name := range crunLibraries {
-		found, err := filepath.Glob(filepath.Join(tree, "usr/lib/*-linux-gnu", name))
-		if err == nil && len(found) == 0 {
-			err = errors.New("the Debian tree has none")
-		}
-		if err == nil {
-			err = os.Symlink(found[0], filepath.Join(dir, "lib", name))
-		}
-		if err != nil {
-			t.Fatalf("%s: %v", name, err)
-		}
-	}
-	out, err := exec.Command(filepath.Join(dir, "crun"), "--version").CombinedOutput()
-	if err != nil {
-		t.Fatalf("Debian's crun does not run on this host: %v\n%s", err, out)
-	}
-	t.Logf("with %s", strings.SplitN(string(out), "\n", 2)[0])
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // allowEveryDevice takes the device programs off a cgroup behind the back of
-// whoever attached them, as tools do that edit device rules of a running container.
+// the program that attached them, as tools do that edit device rules of a running container.
 // What no program refuses is allowed. It says how many it took off.
 func allowEveryDevice(cgroup string) (int, error) {
 	dir, err := os.Open(cgroup)

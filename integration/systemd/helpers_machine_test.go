@@ -9,12 +9,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -67,7 +65,7 @@ type machine struct {
 func startMachine(t *testing.T) *machine {
 	t.Helper()
 	before := testenv.Snapshot(t)
-	t.Cleanup(func() { testenv.AssertUnchanged(t, before) })
+	t.Cleanup(func() { before.AssertUnchanged(t) })
 	tree := debianTree(t)
 	if _, err := lookTool("nsenter"); err != nil {
 		t.Fatal(err)
@@ -119,7 +117,7 @@ func (m *machine) makeCgroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		if err := removeCgroup(m.cgroup); err != nil {
+		if err := testenv.RemoveCgroup(m.cgroup); err != nil {
 			t.Error(err)
 		}
 	})
@@ -136,7 +134,7 @@ func ownCgroup2() (string, error) {
 		if !ok {
 			continue
 		}
-		for _, mountPoint := range []string{"/sys/fs/cgroup", hybrid} {
+		for _, mountPoint := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
 			var st unix.Statfs_t
 			dir := filepath.Join(mountPoint, path)
 			if unix.Statfs(dir, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC {
@@ -145,32 +143,6 @@ func ownCgroup2() (string, error) {
 		}
 	}
 	return "", errors.New("no cgroup2 hierarchy with this process's cgroup at /sys/fs/cgroup or /sys/fs/cgroup/unified: mount one")
-}
-
-// removeCgroup removes a cgroup and those below it. The kernel lets go of killed
-// processes only after a moment.
-func removeCgroup(top string) error {
-	deadline := time.Now().Add(10 * time.Second)
-	for {
-		var dirs []string
-		_ = filepath.WalkDir(top, func(path string, d fs.DirEntry, err error) error {
-			if err == nil && d.IsDir() {
-				dirs = append(dirs, path)
-			}
-			return nil
-		})
-		slices.Reverse(dirs)
-		var last error
-		for _, dir := range dirs {
-			if err := unix.Rmdir(dir); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				last = &fs.PathError{Op: "rmdir", Path: dir, Err: err}
-			}
-		}
-		if last == nil || time.Now().After(deadline) {
-			return last
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
 }
 
 // boot starts systemd as the first process of new namespaces.
@@ -375,17 +347,15 @@ func (m *machine) waitRunning(t *testing.T) {
 			t.Logf("end of the machine's journal:\n%s", lastLines(m.try(t, nil, "journalctl", "--no-pager", "-o", "cat").stdout, 60))
 		}
 	})
-	for {
+	testenv.Await(t, 90*time.Second, "systemd is running", func() bool {
 		r := m.try(t, nil, "systemctl", "is-system-running")
-		switch state := strings.TrimSpace(r.stdout); {
-		case state == "running":
-			t.Logf("systemd was up after %v", time.Since(start).Round(10*time.Millisecond))
-			return
-		case state == "degraded" || time.Since(start) > 90*time.Second:
-			t.Fatalf("systemd is not running but %q: %s\n%s", state, r.stderr, m.try(t, nil, "systemctl", "--failed", "--no-pager").stdout)
+		state := strings.TrimSpace(r.stdout)
+		if state == "degraded" {
+			t.Fatalf("systemd is degraded: %s\n%s", r.stderr, m.try(t, nil, "systemctl", "--failed", "--no-pager").stdout)
 		}
-		time.Sleep(50 * time.Millisecond)
-	}
+		return state == "running"
+	})
+	t.Logf("systemd was up after %v", time.Since(start).Round(10*time.Millisecond))
 }
 
 func (m *machine) importImage(t *testing.T) {

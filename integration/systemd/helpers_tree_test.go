@@ -9,7 +9,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 )
@@ -24,14 +23,14 @@ const treePackages = "systemd,systemd-sysv,dbus,crun"
 // in the cache. It must not be written to.
 func debianTree(t testing.TB) string {
 	t.Helper()
-	tree, err := cachedTree(t.Logf)
+	tree, err := cachedTree()
 	if err != nil {
 		t.Fatalf("a Debian tree with systemd is missing: %v", err)
 	}
 	return tree
 }
 
-func cachedTree(logf func(string, ...any)) (string, error) {
+func cachedTree() (string, error) {
 	cache, err := cacheDir()
 	if err != nil {
 		return "", err
@@ -54,12 +53,10 @@ func cachedTree(logf func(string, ...any)) (string, error) {
 		return "", err
 	}
 	defer os.RemoveAll(work)
-	start := time.Now()
 	root := filepath.Join(work, "root")
 	if err := makeTree(root); err != nil {
 		return "", err
 	}
-	logf("debootstrap took %v", time.Since(start).Round(time.Second))
 	return tree, os.Rename(root, tree)
 }
 

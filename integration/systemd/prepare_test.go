@@ -9,7 +9,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// Install's unit, run by systemd itself, makes the nodes that nobody made at boot.
+// Install's unit, run by systemd itself, makes the nodes that were not made at boot.
 func TestTheUnitOfPrepareMakesTheNodes(t *testing.T) {
 	m := startMachine(t)
 	dev := filepath.Join(m.Driver.DevRoot, "dev")

@@ -60,25 +60,27 @@ func (e *Env) ownCgroups() []string {
 	return own
 }
 
-// removeCgroups removes this environment's cgroups, deepest first. The kernel
-// lets go of a killed process only after a moment, so EBUSY is tried again.
+// removeCgroups removes this environment's cgroups.
 func (e *Env) removeCgroups() error {
-	deadline := time.Now().Add(5 * time.Second)
-	for {
-		var last error
-		for _, top := range e.ownCgroups() {
-			if err := removeCgroup(top); err != nil && !errors.Is(err, fs.ErrNotExist) {
-				last = err
-			}
+	for _, top := range e.ownCgroups() {
+		if err := RemoveCgroup(top); err != nil {
+			return fmt.Errorf("remove cgroups of %s: %w", e.ID, err)
 		}
-		if last == nil {
-			return nil
-		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("remove cgroups of %s: %w", e.ID, last)
-		}
-		time.Sleep(20 * time.Millisecond)
 	}
+	return nil
+}
+
+// RemoveCgroup removes a cgroup and those below it, deepest first. The kernel lets go of
+// a killed process only after a moment, so EBUSY is tried again.
+func RemoveCgroup(top string) (err error) {
+	Until(10*time.Second, func() bool {
+		err = removeCgroup(top)
+		return err == nil || errors.Is(err, fs.ErrNotExist)
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
 }
 
 func removeCgroup(dir string) error {

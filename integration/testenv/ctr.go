@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -21,8 +23,8 @@ const DefaultRuntime = "io.containerd.nvidia.v2"
 // StockRuntime is containerd's own runc shim.
 const StockRuntime = "io.containerd.runc.v2"
 
-// ctrCommand is ctr with this environment's socket and namespace.
-func (e *Env) ctrCommand(args ...string) *exec.Cmd {
+// CtrCommand is a ctr command with this environment's socket and namespace.
+func (e *Env) CtrCommand(args ...string) *exec.Cmd {
 	argv := append([]string{"--address", e.Address, "--namespace", e.ID}, args...)
 	cmd := exec.Command(filepath.Join(e.Options.daemonDir(), "ctr"), argv...)
 	cmd.Dir = e.Dir
@@ -36,7 +38,7 @@ func (e *Env) ctrCommand(args ...string) *exec.Cmd {
 func (e *Env) result(limit time.Duration, args ...string) (Result, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	plain := e.ctrCommand(args...)
+	plain := e.CtrCommand(args...)
 	cmd := exec.CommandContext(ctx, plain.Path, plain.Args[1:]...)
 	cmd.Dir, cmd.Env = plain.Dir, plain.Env
 	var stdout, stderr bytes.Buffer
@@ -44,7 +46,7 @@ func (e *Env) result(limit time.Duration, args ...string) (Result, error) {
 	// A detached container's shim could hold ctr's pipes open.
 	cmd.WaitDelay = 5 * time.Second
 	err := cmd.Run()
-	r := Result{Stdout: stdout.String(), Stderr: stderr.String()}
+	r := Result{Output: stdout.String(), Error: stderr.String()}
 	if ctx.Err() != nil {
 		return r, fmt.Errorf("ctr %s: not done after %v", strings.Join(args, " "), limit)
 	}
@@ -61,9 +63,9 @@ func (e *Env) result(limit time.Duration, args ...string) (Result, error) {
 func (e *Env) CtrErr(args ...string) (stdout, stderr string, err error) {
 	r, err := e.result(ctrTimeout, args...)
 	if err == nil && r.ExitCode != 0 {
-		err = fmt.Errorf("ctr %s: exit status %d: %s", strings.Join(args, " "), r.ExitCode, strings.TrimSpace(r.Stderr))
+		err = fmt.Errorf("ctr %s: exit status %d: %s", strings.Join(args, " "), r.ExitCode, strings.TrimSpace(r.Error))
 	}
-	return r.Stdout, r.Stderr, err
+	return r.Output, r.Error, err
 }
 
 // Ctr runs ctr and fails the test if it fails.
@@ -79,9 +81,9 @@ func (e *Env) Ctr(t testing.TB, args ...string) string {
 // Import puts an image tar into containerd and unpacks it.
 func (e *Env) Import(t testing.TB, imageTar string) {
 	t.Helper()
-	r, err := e.result(5*time.Minute, "images", "import", "--snapshotter", e.Options.Snapshotter, imageTar)
+	r, err := e.result(5*time.Minute, "images", "import", "--snapshotter", Snapshotter, imageTar)
 	if err != nil || r.ExitCode != 0 {
-		t.Fatalf("import %s: %v\n%s%s", imageTar, err, r.Stdout, r.Stderr)
+		t.Fatalf("import %s: %v\n%s%s", imageTar, err, r.Output, r.Error)
 	}
 }
 
@@ -112,8 +114,6 @@ type RunOptions struct {
 	Privileged bool
 	// Detach returns when the container has started.
 	Detach bool
-	// Keep leaves container and snapshot in place when the command has ended.
-	Keep bool
 	// Extra holds further flags of `ctr run`.
 	Extra []string
 	// Timeout is for the whole command; 60 s.
@@ -124,8 +124,11 @@ type RunOptions struct {
 type Result struct {
 	// ID is the container's name.
 	ID string
-	// Stdout and Stderr are the command's output; ctr's own errors are in Stderr.
-	Stdout, Stderr string
+	// Output is what the command wrote to its standard output, and to its standard error
+	// before the end of the former. A test that wants all of both redirects one to the other.
+	Output string
+	// Error is what ctr itself printed, for example because a shim refused.
+	Error string
 	// ExitCode is the command's, or 1 if ctr failed.
 	ExitCode int
 }
@@ -160,7 +163,7 @@ func (e *Env) flags(o RunOptions) (flags, operands []string) {
 		flags = append(flags, "--rootfs")
 		operands = append(operands, o.RootfsDir)
 	} else {
-		flags = append(flags, "--snapshotter", e.Options.Snapshotter)
+		flags = append(flags, "--snapshotter", Snapshotter)
 		operands = append(operands, o.Image)
 	}
 	flags = append(flags, o.Extra...)
@@ -187,32 +190,62 @@ func (e *Env) fill(t testing.TB, o RunOptions) RunOptions {
 // NewID is a container name that this environment has not used yet.
 func (e *Env) NewID() string { return fmt.Sprintf("c%d", e.nextID.Add(1)) }
 
-func (e *Env) fifoDir() string { return filepath.Join(e.Dir, "fifo") }
+// logged runs ctr with a file for the output of a command. ctr's client library closes
+// the FIFOs of a command that has ended whether or not it has read all of its output; a
+// shim closes a file when it has written all of standard output to it (copyPipes in
+// containerd's shim takes the end of that for the end of both streams), and before it
+// deletes the task.
+func (e *Env) logged(limit time.Duration, id string, verb []string, args ...string) (Result, error) {
+	f, err := os.CreateTemp(e.Dir, "output")
+	if err != nil {
+		return Result{ID: id}, err
+	}
+	defer os.Remove(f.Name())
+	defer f.Close()
+	r, err := e.result(limit, append(append(verb, "--log-uri", "file://"+f.Name()), args...)...)
+	output, readErr := io.ReadAll(f)
+	r.ID, r.Output = id, string(output)
+	return r, errors.Join(err, readErr)
+}
 
-// TryRun runs a container and says what happened. A failure of ctr itself, for
-// example because the shim refused, is exit status 1 with the message in Stderr;
-// err means that the time was up, and the container has been removed.
+// TryRun runs a container and returns what happened. A failure of ctr itself, for
+// example because the shim refused, is exit status 1 with the message in Error; err
+// means that the time was up, and the container has been removed.
 func (e *Env) TryRun(t testing.TB, o RunOptions) (Result, error) {
 	t.Helper()
 	o = e.fill(t, o)
 	flags, operands := e.flags(o)
-	argv := append([]string{"run", "--fifo-dir", e.fifoDir()}, flags...)
+	if !o.Detach {
+		flags = append([]string{"--rm"}, flags...)
+	}
+	return e.runCtr(o, append(flags, operands...))
+}
+
+// RunConfig runs a container from an OCI configuration: `ctr run` with these flags.
+func (e *Env) RunConfig(t testing.TB, id string, flags ...string) Result {
+	t.Helper()
+	o := RunOptions{ID: id, Timeout: time.Minute}
+	r, err := e.runCtr(o, append(append([]string{"--rm", "--runtime", DefaultRuntime}, flags...), id))
+	if err != nil {
+		t.Fatalf("%v\n%s%s", err, r.Output, r.Error)
+	}
+	return r
+}
+
+func (e *Env) runCtr(o RunOptions, args []string) (r Result, err error) {
+	verb := []string{"run"}
 	if e.Options.Cgroup == 2 {
 		// A cgroup2 tree beside v1 hierarchies, or in a container, has no cpu
 		// controller, and ctr's default of 1024 shares could not be set.
 		// `containers create` sets none.
-		argv = append(argv, "--cpu-shares", "0")
+		verb = append(verb, "--cpu-shares", "0")
 	}
-	switch {
-	case o.Detach:
-		// Without standard streams: ctr would leave when it has started the
-		// container, and the container would then wait for a reader.
-		argv = append(argv, "--detach", "--null-io")
-	case !o.Keep:
-		argv = append(argv, "--rm")
+	if o.Detach {
+		r, err = e.result(o.Timeout, append(append(verb, "--detach", "--null-io"), args...)...)
+		r.ID = o.ID
+	} else {
+		r, err = e.logged(o.Timeout, o.ID, verb, args...)
 	}
-	r, err := e.result(o.Timeout, append(argv, operands...)...)
-	r.ID = o.ID
 	if err != nil {
 		e.forceRemove(o.ID)
 	}
@@ -221,30 +254,16 @@ func (e *Env) TryRun(t testing.TB, o RunOptions) (Result, error) {
 
 // Run runs a container and fails the test if it cannot be run in time. The
 // command's own exit status is for the caller to judge.
-//
-// On a busy machine ctr may open the FIFO of a short command's output only after
-// the shim, whichever it is, has closed its end, and then prints nothing at all. A
-// container without a name of the test's own that ended well and printed nothing is
-// therefore run once more, unless its command is one that prints nothing.
 func (e *Env) Run(t testing.TB, o RunOptions) Result {
 	t.Helper()
 	r, err := e.TryRun(t, o)
-	if err == nil && o.ID == "" && !o.Detach && !o.Keep && r.ExitCode == 0 && r.Stdout == "" && r.Stderr == "" && !silent(o.Args) {
-		t.Logf("container %s printed nothing: running %q again", r.ID, o.Args)
-		r, err = e.TryRun(t, o)
-	}
 	if err != nil {
-		t.Fatalf("%v\nstdout: %s\nstderr: %s", err, r.Stdout, r.Stderr)
+		t.Fatalf("%v\n%s%s", err, r.Output, r.Error)
 	}
 	if o.Detach && r.ExitCode != 0 {
-		t.Fatalf("run container %s: %s", r.ID, r.Stderr)
+		t.Fatalf("run container %s: %s", r.ID, r.Error)
 	}
 	return r
-}
-
-// silent tells a command that prints nothing where it ends well.
-func silent(args []string) bool {
-	return len(args) == 0 || filepath.Base(args[len(args)-1]) == "true"
 }
 
 // MustRun is Run for a command that has to exit with 0; it returns its output.
@@ -252,9 +271,9 @@ func (e *Env) MustRun(t testing.TB, o RunOptions) string {
 	t.Helper()
 	r := e.Run(t, o)
 	if r.ExitCode != 0 {
-		t.Fatalf("%q in container %s: exit status %d\nstdout: %s\nstderr: %s", o.Args, r.ID, r.ExitCode, r.Stdout, r.Stderr)
+		t.Fatalf("%q in container %s: exit status %d\n%s%s", o.Args, r.ID, r.ExitCode, r.Output, r.Error)
 	}
-	return r.Stdout
+	return r.Output
 }
 
 // Create makes a container without a task and returns its name; see StartTask.
@@ -270,11 +289,10 @@ func (e *Env) Create(t testing.TB, o RunOptions) string {
 // for its end and deletes it; the container stays, so it can be started again.
 func (e *Env) StartTask(t testing.TB, id string) Result {
 	t.Helper()
-	r, err := e.result(time.Minute, "tasks", "start", "--fifo-dir", e.fifoDir(), id)
-	r.ID = id
+	r, err := e.logged(time.Minute, id, []string{"tasks", "start"}, id)
 	if err != nil {
 		e.forceRemove(id)
-		t.Fatalf("%v\nstdout: %s\nstderr: %s", err, r.Stdout, r.Stderr)
+		t.Fatalf("%v\n%s%s", err, r.Output, r.Error)
 	}
 	return r
 }
@@ -282,11 +300,9 @@ func (e *Env) StartTask(t testing.TB, id string) Result {
 // Exec runs a further command in a running container.
 func (e *Env) Exec(t testing.TB, id string, args ...string) Result {
 	t.Helper()
-	argv := append([]string{"tasks", "exec", "--fifo-dir", e.fifoDir(), "--exec-id", e.NewID(), id}, args...)
-	r, err := e.result(time.Minute, argv...)
-	r.ID = id
+	r, err := e.logged(time.Minute, id, []string{"tasks", "exec", "--exec-id", e.NewID()}, append([]string{id}, args...)...)
 	if err != nil {
-		t.Fatalf("%v\nstdout: %s\nstderr: %s", err, r.Stdout, r.Stderr)
+		t.Fatalf("%v\n%s%s", err, r.Output, r.Error)
 	}
 	return r
 }

@@ -8,20 +8,23 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/mounts"
 )
 
 // prefix starts the identifier of every environment, so that environments of
 // other test processes can be recognised and left alone.
 const prefix = "nse-"
+
+// Snapshotter is the one that containers use.
+const Snapshotter = "overlayfs"
 
 // maxSocketPath is the longest path of a unix socket, without the final zero.
 const maxSocketPath = 107
@@ -54,10 +57,6 @@ type Options struct {
 	StateDir string
 	// CRI leaves Kubernetes' plugins enabled; Config says how they work.
 	CRI bool
-	// Snapshotter is used by Run and Create; default "overlayfs".
-	Snapshotter string
-	// LogLevel is containerd's and so its shims' level; default "info".
-	LogLevel string
 	// Config is appended to containerd's config.toml.
 	Config string
 	// Wrapper, when set, is put before containerd's command line; it must exec it
@@ -81,16 +80,9 @@ type Env struct {
 
 	logPath string
 	mu      sync.Mutex // guards daemon, across Restart
-	daemon  *daemon
+	daemon  *Command
 	nextID  atomic.Int64
 	stopped bool
-}
-
-// daemon is one process of containerd.
-type daemon struct {
-	pid    int
-	exited chan struct{} // closed when the process has been reaped
-	err    error         // how it ended, valid once exited is closed
 }
 
 // live holds the environments that this test process has running, by ID; known
@@ -146,12 +138,6 @@ func (o Options) withDefaults() (Options, error) {
 	}
 	if o.ConfigVersion == 0 {
 		o.ConfigVersion = 3
-	}
-	if o.Snapshotter == "" {
-		o.Snapshotter = "overlayfs"
-	}
-	if o.LogLevel == "" {
-		o.LogLevel = "info"
 	}
 	return o, nil
 }
@@ -214,13 +200,13 @@ func (e *Env) config() string {
 	if e.Options.CRI {
 		cri = ""
 	}
-	return fmt.Sprintf(`version = %[11]d
+	return fmt.Sprintf(`version = %[10]d
 root = %[1]q
 state = %[2]q
 temp = %[3]q
 imports = []
 disabled_plugins = [
-%[12]s  "io.containerd.snapshotter.v1.blockfile",
+%[11]s  "io.containerd.snapshotter.v1.blockfile",
   "io.containerd.snapshotter.v1.devmapper",
   "io.containerd.snapshotter.v1.erofs",
   "io.containerd.tracing.processor.v1.otlp",
@@ -234,19 +220,19 @@ disabled_plugins = [
   address = %[5]q
 
 [debug]
-  level = %[6]q
+  level = "info"
 
 [plugins."io.containerd.internal.v1.opt"]
-  path = %[7]q
+  path = %[6]q
 
 [plugins."io.containerd.image-verifier.v1.bindir"]
-  bin_dir = %[8]q
+  bin_dir = %[7]q
 
 [plugins."io.containerd.shim.v1.manager"]
-  socket_dir = %[9]q
+  socket_dir = %[8]q
 
-%[10]s
-`, e.Root, e.State, filepath.Join(e.Dir, "temp"), e.Address, e.Address+".ttrpc", e.Options.LogLevel,
+%[9]s
+`, e.Root, e.State, filepath.Join(e.Dir, "temp"), e.Address, e.Address+".ttrpc",
 		filepath.Join(e.Dir, "opt"), filepath.Join(e.Dir, "verifier"), e.Options.SocketDir, e.Options.Config,
 		e.Options.ConfigVersion, cri)
 }
@@ -261,46 +247,17 @@ func (e *Env) private() bool { return e.Options.Cgroup == 2 && CgroupVersions()[
 
 // startDaemon starts containerd and waits until it answers.
 func (e *Env) startDaemon() error {
-	log, err := os.OpenFile(e.logPath, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
-	if err != nil {
-		return err
-	}
-	defer log.Close()
-
 	argv := append([]string{}, e.Options.Wrapper...)
 	argv = append(argv, filepath.Join(e.Options.daemonDir(), "containerd"), "--config", e.configPath())
 	if e.private() {
 		argv = append([]string{"/bin/sh", "-c", cgroup2Script, "sh"}, argv...)
 	}
-	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Dir = e.Dir
-	cmd.Env = e.environment()
-	cmd.Stdout, cmd.Stderr = log, log
-	// A process group of its own keeps a terminal's Ctrl-C for the test, which
-	// then stops containerd in order.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
+	d := &Command{Name: "containerd", Argv: argv, Dir: e.Dir, Env: e.environment(), Log: e.logPath}
 	if e.private() {
 		// The os package makes all mounts of the new namespace private.
-		cmd.SysProcAttr.Unshareflags = syscall.CLONE_NEWNS
+		d.Attributes.Unshareflags = syscall.CLONE_NEWNS
 	}
-
-	d := &daemon{exited: make(chan struct{})}
-	started := make(chan error, 1)
-	go func() {
-		// Pdeathsig follows the thread that forked, so that thread must last as
-		// long as containerd does.
-		runtime.LockOSThread()
-		err := cmd.Start()
-		if err == nil {
-			d.pid = cmd.Process.Pid
-		}
-		started <- err
-		if err == nil {
-			d.err = cmd.Wait()
-			close(d.exited)
-		}
-	}()
-	if err := <-started; err != nil {
+	if err := d.Start(); err != nil {
 		return err
 	}
 	e.mu.Lock()
@@ -324,26 +281,26 @@ func (e *Env) environment() []string {
 }
 
 // waitReady returns when containerd answers, has ended, or takes too long.
-func (e *Env) waitReady(d *daemon) error {
-	deadline := time.Now().Add(60 * time.Second)
+func (e *Env) waitReady(d *Command) error {
 	var last []byte
-	for time.Now().Before(deadline) {
-		select {
-		case <-d.exited:
-			return fmt.Errorf("containerd ended: %w", d.err)
-		case <-time.After(20 * time.Millisecond):
+	ready := Until(time.Minute, func() bool {
+		if d.Ended() != nil {
+			return true
 		}
 		if _, err := os.Stat(e.Address); err != nil {
-			continue
+			return false
 		}
-		cmd := e.ctrCommand("--connect-timeout", "2s", "version")
-		out, err := cmd.CombinedOutput()
-		if err == nil {
-			return nil
-		}
-		last = out
+		var err error
+		last, err = e.CtrCommand("--connect-timeout", "2s", "version").CombinedOutput()
+		return err == nil
+	})
+	if err := d.Ended(); err != nil {
+		return err
 	}
-	return fmt.Errorf("containerd did not answer within 60 s: %s", bytes.TrimSpace(last))
+	if !ready {
+		return fmt.Errorf("containerd did not answer within a minute: %s", bytes.TrimSpace(last))
+	}
+	return nil
 }
 
 // PID is containerd's process. Its mount namespace is where the environment's
@@ -354,7 +311,7 @@ func (e *Env) PID() int {
 	if e.daemon == nil {
 		return 0
 	}
-	return e.daemon.pid
+	return e.daemon.PID()
 }
 
 // Restart ends containerd (its containers go on) and starts it again.
@@ -387,24 +344,9 @@ func (e *Env) stopDaemon() {
 	d := e.daemon
 	e.daemon = nil
 	e.mu.Unlock()
-	if d == nil {
-		return
+	if d != nil {
+		d.Stop()
 	}
-	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
-		select {
-		case <-d.exited:
-			return
-		default:
-		}
-		// Not reaped yet, so the id is still this process's.
-		_ = syscall.Kill(d.pid, sig)
-		select {
-		case <-d.exited:
-			return
-		case <-time.After(10 * time.Second):
-		}
-	}
-	<-d.exited
 }
 
 // Stop ends containerd and every process of the environment, unmounts what is
@@ -422,7 +364,7 @@ func (e *Env) Stop(t testing.TB) {
 	}
 	defer live.Delete(e.ID)
 	if t.Failed() {
-		t.Logf("end of containerd's log:\n%s", tail(e.Log(), 16<<10))
+		t.Logf("containerd's log:\n%s", withoutPlugins(e.Log()))
 	}
 	e.stopDaemon()
 	if err := e.killProcesses(); err != nil {
@@ -431,7 +373,7 @@ func (e *Env) Stop(t testing.TB) {
 	if err := e.removeCgroups(); err != nil {
 		t.Error(err)
 	}
-	if err := e.unmountAll(); err != nil {
+	if err := mounts.Unmount(e.Dir); err != nil {
 		t.Error(err)
 		return // removing files below a mount would remove someone else's
 	}
@@ -450,18 +392,13 @@ func (e *Env) Stop(t testing.TB) {
 // runcRoot is where the stock shim keeps runc's state unless told otherwise.
 const runcRoot = "/run/containerd/runc"
 
-// tail is the end of a log of containerd without the lines about its plugins, at
-// most limit bytes.
-func tail(log string, limit int) string {
+// withoutPlugins is a log of containerd without the lines about its plugins.
+func withoutPlugins(log string) string {
 	var b strings.Builder
 	for line := range strings.Lines(log) {
 		if !strings.Contains(line, "loading plugin") {
 			b.WriteString(line)
 		}
 	}
-	text := b.String()
-	if len(text) <= limit {
-		return text
-	}
-	return "…" + text[len(text)-limit:]
+	return b.String()
 }

@@ -4,7 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"sync"
+	"syscall"
 	"testing"
 )
 
@@ -57,6 +59,17 @@ func (l *Lifetime) End() (err error) {
 		}
 	}
 	return err
+}
+
+// EndOnSignal has SIGINT and SIGTERM end the process once the cleanups have run.
+func (l *Lifetime) EndOnSignal() {
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)
+	go func() {
+		l.Log("FAIL:", <-signals)
+		_ = l.End()
+		os.Exit(1)
+	}()
 }
 
 // guard turns Fatal into an error.

@@ -79,20 +79,17 @@ func commandLine(pid int) string {
 
 // killProcesses ends what is left of the environment's processes.
 func (e *Env) killProcesses() error {
-	deadline := time.Now().Add(10 * time.Second)
-	for {
-		left := e.processes()
-		if len(left) == 0 {
-			return nil
-		}
+	var left []process
+	if !Until(10*time.Second, func() bool {
+		left = e.processes()
 		for _, p := range left {
 			e.kill(p.pid)
 		}
-		if time.Now().After(deadline) {
-			return fmt.Errorf("processes of %s do not end: %v", e.ID, left)
-		}
-		time.Sleep(10 * time.Millisecond)
+		return len(left) == 0
+	}) {
+		return fmt.Errorf("processes of %s do not end: %v", e.ID, left)
 	}
+	return nil
 }
 
 // kill sends SIGKILL to the process if it is the environment's. The descriptor

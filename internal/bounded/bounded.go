@@ -2,13 +2,13 @@ package bounded
 
 import "strings"
 
-// Buffer keeps at most Most bytes. It has no method of a bytes.Buffer but Write:
-// io.Copy would use ReadFrom of an embedded one, which knows no bound.
+// Buffer keeps at most Most bytes. Write is its only method of a bytes.Buffer: io.Copy would call
+// ReadFrom of an embedded one, which has no bound.
 type Buffer struct {
 	Most int
-	// Kept are the writes before the first that was too much.
+	// Kept holds the writes before the first that exceeded the bound.
 	Kept []byte
-	// TooLong says that something was dropped.
+	// TooLong reports whether something was dropped.
 	TooLong bool
 }
 
@@ -20,7 +20,8 @@ func (b *Buffer) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// FirstLine is what a program complains about, less its name, in at most 1024 bytes.
+// FirstLine returns the first line without the program's name, in at most 1024 bytes: its error
+// message.
 func (b *Buffer) FirstLine(program string) string {
 	line, _, _ := strings.Cut(strings.TrimSpace(string(b.Kept)), "\n")
 	return strings.TrimPrefix(line[:min(len(line), 1024)], program+": ")

@@ -4,7 +4,6 @@ package fault
 
 import "testing"
 
-// The product has no fault that an environment variable could cause.
 func TestWithoutTheTagNothingIsReadFromTheEnvironment(t *testing.T) {
 	t.Setenv("NVIDIA_SHIM_FAULT", "mask=error")
 	if err := Point("mask"); err != nil {

@@ -8,129 +8,75 @@ import (
 
 // Field numbers of the PodResources API v1 (api.proto). They never change.
 const (
-	getRequestName      = 1
-	getRequestNamespace = 2
-	responsePods        = 1 // of both answers
-	podName             = 1
-	podNamespace        = 2
-	podContainers       = 3
-	containerName       = 1
-	containerDevices    = 2
-	devicesResource     = 1
-	devicesIDs          = 2
+	responsePods     = 1
+	podName          = 1
+	podNamespace     = 2
+	podContainers    = 3
+	containerName    = 1
+	containerDevices = 2
+	devicesResource  = 1
+	devicesIDs       = 2
 )
 
-func getRequest(namespace, name string) []byte {
-	b := protowire.AppendTag(nil, getRequestName, protowire.BytesType)
-	b = protowire.AppendString(b, name)
-	b = protowire.AppendTag(b, getRequestNamespace, protowire.BytesType)
-	return protowire.AppendString(b, namespace)
+// pod is a pod of a response, with the device ids of its containers.
+type pod struct {
+	namespace, name string
+	containers      map[string][]string
 }
 
-// each calls fn with every length-delimited field of a message; other kinds of
-// fields are passed over.
-func each(message []byte, fn func(field protowire.Number, value []byte) error) error {
-	for len(message) > 0 {
+// decodePods decodes a ListPodResourcesResponse.
+func decodePods(response []byte) ([]pod, error) {
+	var d decoder
+	var pods []pod
+	for _, message := range d.values(response, responsePods) {
+		p := pod{namespace: d.text(message, podNamespace), name: d.text(message, podName), containers: map[string][]string{}}
+		for _, container := range d.values(message, podContainers) {
+			ids := []string{}
+			for _, devices := range d.values(container, containerDevices) {
+				if !strings.HasPrefix(d.text(devices, devicesResource), resourceDomain) {
+					continue
+				}
+				for _, id := range d.values(devices, devicesIDs) {
+					ids = append(ids, string(id))
+				}
+			}
+			p.containers[d.text(container, containerName)] = ids
+		}
+		pods = append(pods, p)
+	}
+	return pods, d.err
+}
+
+// decoder reads fields of messages and keeps the first error.
+type decoder struct{ err error }
+
+// values returns the values of a length-delimited field, in order.
+func (d *decoder) values(message []byte, number protowire.Number) [][]byte {
+	var list [][]byte
+	for len(message) > 0 && d.err == nil {
 		num, kind, n := protowire.ConsumeTag(message)
 		if n < 0 {
-			return errMalformed
+			d.err = errMalformed
+			break
 		}
 		message = message[n:]
-		if kind != protowire.BytesType {
-			if n = protowire.ConsumeFieldValue(num, kind, message); n < 0 {
-				return errMalformed
-			}
-			message = message[n:]
-			continue
+		if n = protowire.ConsumeFieldValue(num, kind, message); n < 0 {
+			d.err = errMalformed
+			break
 		}
-		value, n := protowire.ConsumeBytes(message)
-		if n < 0 {
-			return errMalformed
+		if num == number && kind == protowire.BytesType {
+			value, _ := protowire.ConsumeBytes(message)
+			list = append(list, value)
 		}
 		message = message[n:]
-		if err := fn(num, value); err != nil {
-			return err
-		}
 	}
-	return nil
+	return list
 }
 
-// parse finds the pod in a ListPodResourcesResponse; a GetPodResourcesResponse has
-// the same form with one pod.
-func parse(answer []byte, namespace, name string) (Pod, error) {
-	var found Pod
-	err := each(answer, func(field protowire.Number, value []byte) error {
-		if field != responsePods || found.Found {
-			return nil
-		}
-		pod, podNS, podN, err := parsePod(value)
-		if err == nil && podNS == namespace && podN == name {
-			found = pod
-		}
-		return err
-	})
-	return found, err
-}
-
-// count tells how many pods a ListPodResourcesResponse has; all of them must be well
-// formed.
-func count(answer []byte) (pods int, err error) {
-	err = each(answer, func(field protowire.Number, value []byte) error {
-		if field != responsePods {
-			return nil
-		}
-		pods++
-		_, _, _, err := parsePod(value)
-		return err
-	})
-	return pods, err
-}
-
-func parsePod(message []byte) (pod Pod, namespace, name string, err error) {
-	pod = Pod{Found: true, Containers: map[string][]string{}}
-	err = each(message, func(field protowire.Number, value []byte) error {
-		switch field {
-		case podName:
-			name = string(value)
-		case podNamespace:
-			namespace = string(value)
-		case podContainers:
-			container, ids, err := parseContainer(value)
-			if err != nil {
-				return err
-			}
-			pod.Containers[container] = ids
-		}
-		return nil
-	})
-	return pod, namespace, name, err
-}
-
-func parseContainer(message []byte) (name string, ids []string, err error) {
-	ids = []string{}
-	err = each(message, func(field protowire.Number, value []byte) error {
-		switch field {
-		case containerName:
-			name = string(value)
-		case containerDevices:
-			var resource string
-			var these []string
-			if err := each(value, func(field protowire.Number, value []byte) error {
-				switch field {
-				case devicesResource:
-					resource = string(value)
-				case devicesIDs:
-					these = append(these, string(value))
-				}
-				return nil
-			}); err != nil {
-				return err
-			}
-			if strings.HasPrefix(resource, ResourceDomain) {
-				ids = append(ids, these...)
-			}
-		}
-		return nil
-	})
-	return name, ids, err
+// text returns the value of a string field, which is empty if the message lacks it.
+func (d *decoder) text(message []byte, number protowire.Number) string {
+	if list := d.values(message, number); len(list) > 0 {
+		return string(list[len(list)-1])
+	}
+	return ""
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,88 +14,77 @@ type job struct {
 	result chan error
 }
 
-// idle are the threads that wait for a function. There are as many as functions
-// have run at the same time.
-var idle = make(chan chan<- job, 256)
+var (
+	jobs  = make(chan job)
+	start = sync.OnceFunc(func() { go work() })
+)
 
-// Do runs fn on a thread of its own and returns fn's error. Afterwards the thread's
-// mount namespace and root are what they were; what else fn changes of it, fn
-// changes back. fn must not start goroutines that rely on the thread. A panic of fn
-// is an error: on a goroutine that nobody recovers it would end the process.
+// Do runs fn on the thread and returns fn's error. Afterwards the thread's mount namespace and root
+// are what they were; fn itself undoes every other change to the thread. A panic of fn is an error:
+// on a goroutine that does not recover it would end the process. Functions run one after another,
+// so fn must not call Do.
 func Do(fn func() error) error {
-	j := job{fn: fn, result: make(chan error, 1)}
-	select {
-	case thread := <-idle:
-		thread <- j
-	default:
-		go work(j, make(chan struct{}))
-	}
+	start()
+	j := job{fn, make(chan error, 1)}
+	jobs <- j
 	return <-j.result
 }
 
-// work runs j and then what comes, on a thread that nothing else runs on. It closes
-// off when it has one that is not the main thread.
-func work(j job, off chan struct{}) {
+// work runs functions on the thread of this goroutine, which runs nothing else.
+func work() {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
-		// While this goroutine is locked here another one runs on another thread.
-		go work(j, off)
-		<-off
-		runtime.UnlockOSThread()
-		return
+		replace()
 	}
-	close(off)
-	from, err := remember()
+	home, err := currentNamespace()
 	if err != nil {
-		j.result <- fmt.Errorf("a thread of its own: %w", err)
-		park()
+		j := <-jobs
+		j.result <- fmt.Errorf("a thread for mount namespaces: %w", err)
+		replace()
 	}
-	jobs := make(chan job)
 	for {
-		err := protect(j.fn)
-		if from.restore() != nil {
-			j.result <- err
-			park()
+		j := <-jobs
+		result := protect(j.fn)
+		err := home.enter()
+		j.result <- result
+		if err != nil {
+			replace()
 		}
-		select {
-		case idle <- jobs:
-		default:
-			j.result <- err
-			park()
-		}
-		j.result <- err
-		j = <-jobs
 	}
 }
 
-// park keeps a thread that can be used no more.
-func park() { select {} }
+// replace has another thread run the functions from now on. It does not return: this goroutine
+// keeps its thread, which must not be used and must not end.
+func replace() {
+	go work()
+	select {}
+}
 
-// origin is what a thread goes back to.
-type origin struct{ mnt, root *os.File }
+// namespace is a mount namespace with a root directory in it.
+type namespace struct{ mnt, root *os.File }
 
-// remember makes the thread's root and working directory its own, as setns(2) into
-// a mount namespace needs, and holds on to what they are.
-func remember() (o origin, err error) {
+// currentNamespace makes the thread's root and working directory its own, as setns(2) into a mount
+// namespace requires, and returns its namespace.
+func currentNamespace() (n namespace, err error) {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
-		return o, fmt.Errorf("unshare: %w", err)
+		return n, fmt.Errorf("unshare: %w", err)
 	}
-	if o.mnt, err = os.Open("/proc/thread-self/ns/mnt"); err != nil {
-		return o, err
+	if n.mnt, err = os.Open("/proc/thread-self/ns/mnt"); err != nil {
+		return n, err
 	}
-	if o.root, err = os.OpenFile("/", unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
-		o.mnt.Close()
+	if n.root, err = os.OpenFile("/", unix.O_PATH|unix.O_DIRECTORY, 0); err != nil {
+		n.mnt.Close()
 	}
-	return o, err
+	return n, err
 }
 
-func (o origin) restore() error {
-	if err := unix.Setns(int(o.mnt.Fd()), unix.CLONE_NEWNS); err != nil {
+func (n namespace) enter() error {
+	if err := unix.Setns(int(n.mnt.Fd()), unix.CLONE_NEWNS); err != nil {
 		return err
 	}
-	// setns leaves the thread at the root of the namespace, which is not the root of
-	// a process in a chroot.
-	if err := unix.Fchdir(int(o.root.Fd())); err != nil {
+	// setns leaves the thread at the root of the namespace, which is not the root of a process in a
+	// chroot.
+	if err := unix.Fchdir(int(n.root.Fd())); err != nil {
 		return err
 	}
 	return unix.Chroot(".")

@@ -1,20 +1,13 @@
-// Package nvml asks NVIDIA's management library, libnvidia-ml, in the process that
-// nvidia-shimctl starts for it ("nvidia-shimctl probe nvml"). It is the only package
-// that loads the library, and no other binary of this project may link it: NVML
-// keeps the driver open, may hang in the kernel for ever, and may start other
-// programs.
+// Package nvml asks NVIDIA's management library, libnvidia-ml, about the GPUs of this host. Only it
+// may load the library, and only nvidia-shimctl may link this package: NVML keeps the driver open,
+// may hang in the kernel forever, and may start other programs.
 //
-// In goes [host] of the configuration: the library is the one that package driver
-// found for the loaded kernel module, by its path, not what LD_LIBRARY_PATH or the
-// linker's cache offer. With a dev-root, <dev-root>/dev is what NVML sees as /dev, in
-// a mount namespace of its own. Out come plain data.
+// The library is the one that package driver found for the loaded kernel module, by its path, and
+// not what LD_LIBRARY_PATH or the linker's cache offer. With a host.dev-root, its dev directory is
+// /dev for NVML, in a mount namespace of its own. The thread that asks can execute no program and
+// make, rename or change no file: by itself libnvidia-ml runs nvidia-modprobe if a device node is
+// missing, but to make nodes is the operator's decision.
 //
-// NVML is asked on a thread that can neither execute a program nor make, rename or
-// change the owner or mode of a file. By itself libnvidia-ml would run
-// nvidia-modprobe where a device node is missing; making nodes is the operator's
-// decision and never a side effect of a question.
-//
-// A property that a GPU does not have is absent from the answer, never zero.
-//
-// Without cgo the package builds and every question ends with ErrNoCgo.
+// A property that a GPU does not have is absent from the answer, never zero. Without cgo the
+// package builds, and every question ends with ErrNoCgo.
 package nvml

@@ -3,232 +3,133 @@
 package nvml
 
 import (
-	"errors"
 	"fmt"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 )
 
-// Facts asks NVML for what the shim wants to know of this host's GPUs. The process
-// can start no program afterwards.
+// Facts returns the facts that the shim needs. The process can start no program afterwards.
 func Facts(host config.Host) (device.Facts, error) {
-	return ask(host, (*library).facts)
-}
-
-func (l *library) facts() (f device.Facts, err error) {
-	h, err := l.host()
-	if err != nil {
-		return f, err
-	}
-	f = device.Facts{Driver: h.driver, CUDA: h.cuda, GPUs: []device.GPUFacts{}}
-	for _, d := range h.gpus {
-		g, err := l.gpuFacts(d)
+	return ask(host, func(l *library) (device.Facts, error) {
+		h, err := l.host()
 		if err != nil {
-			return f, fmt.Errorf("GPU %d: %w", d.index, err)
+			return device.Facts{}, err
 		}
-		f.GPUs = append(f.GPUs, g)
-	}
-	return f, nil
+		f := device.Facts{Driver: h.driver, CUDA: h.cuda, GPUs: []device.GPUFacts{}}
+		for _, g := range h.gpus {
+			r := &reader{library: l}
+			f.GPUs = append(f.GPUs, r.gpuFacts(g))
+			if r.err != nil {
+				return f, fmt.Errorf("GPU %d: %w", g.index, r.err)
+			}
+		}
+		return f, nil
+	})
 }
 
 // hostGPUs are a driver and its GPUs.
 type hostGPUs struct {
 	driver, cuda string
-	// gpus are those that answer; lost says why the first of the others does not.
+	// gpus are the GPUs that answer; lost says why the first of the others does not.
 	gpus []gpu
 	lost error
 }
 
-// host looks at the driver and its GPUs. A host without one is no error, unless all are
-// lost.
-func (l *library) host() (h hostGPUs, err error) {
-	if h.driver, err = call(l, "driver version", []string{"nvmlSystemGetDriverVersion"}, l.SystemGetDriverVersion); err != nil {
-		return h, err
-	}
-	if h.cuda, err = l.cudaVersion(); err != nil {
-		return h, err
-	}
-	if h.gpus, h.lost, err = l.devices(); err != nil {
-		return h, err
-	}
-	if len(h.gpus) == 0 {
-		err = h.lost
-	}
-	return h, err
-}
-
-// cudaVersion is the newest CUDA of the driver, as "13.0".
-func (l *library) cudaVersion() (string, error) {
-	// 13000 is 13.0 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR).
-	n, err := call(l, "CUDA version", []string{"nvmlSystemGetCudaDriverVersion"}, l.SystemGetCudaDriverVersion)
-	if err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%d.%d", n/1000, n%1000/10), nil
-}
-
-// gpu is one of NVML's GPUs.
+// gpu is a GPU or a MIG device with its index.
 type gpu struct {
 	nvml.Device
 	index int
 }
 
-// devices are the GPUs that answer. One that is lost does not hide the others; lost
-// says why the first of them does not answer.
-func (l *library) devices() (list []gpu, lost, err error) {
-	n, err := call(l, "number of GPUs", []string{"nvmlDeviceGetCount_v2", "nvmlDeviceGetCount"}, l.DeviceGetCount)
-	if err != nil {
-		return nil, nil, err
-	}
-	for i := range n {
-		d, err := call(l, fmt.Sprintf("handle of GPU %d", i), []string{"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex"},
-			func() (nvml.Device, nvml.Return) { return l.DeviceGetHandleByIndex(i) })
+// host lists the GPUs. A lost GPU does not hide the others; no GPU at all is an error only if all
+// are lost.
+func (l *library) host() (hostGPUs, error) {
+	r := &reader{library: l}
+	h := hostGPUs{driver: must(r, "driver version", l.SystemGetDriverVersion, "nvmlSystemGetDriverVersion")}
+	// 13000 is 13.0 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR).
+	cuda := must(r, "CUDA version", l.SystemGetCudaDriverVersion, "nvmlSystemGetCudaDriverVersion")
+	h.cuda = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)
+	count := must(r, "number of GPUs", l.DeviceGetCount, "nvmlDeviceGetCount_v2", "nvmlDeviceGetCount")
+	for i := range count {
+		one := &reader{library: l}
+		d := must(one, fmt.Sprintf("handle of GPU %d", i), func() (nvml.Device, nvml.Return) { return l.DeviceGetHandleByIndex(i) },
+			"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex")
 		switch {
-		case err == nil:
-			list = append(list, gpu{d, i})
-		case lost == nil:
-			lost = err
+		case one.err == nil:
+			h.gpus = append(h.gpus, gpu{d, i})
+		case h.lost == nil:
+			h.lost = one.err
 		}
 	}
-	return list, lost, nil
+	if r.err == nil && len(h.gpus) == 0 {
+		return h, h.lost
+	}
+	return h, r.err
 }
 
-func (l *library) gpuFacts(d gpu) (device.GPUFacts, error) {
-	g := device.GPUFacts{Index: d.index, Instances: []device.InstanceFacts{}}
-	err := errors.Join(
-		set(&g.Minor, l, "minor number", []string{"nvmlDeviceGetMinorNumber"}, d.GetMinorNumber),
-		set(&g.UUID, l, "UUID", []string{"nvmlDeviceGetUUID"}, d.GetUUID),
-		set(&g.Name, l, "name", []string{"nvmlDeviceGetName"}, d.GetName),
-	)
-	if err != nil {
-		return g, first(err)
+func (r *reader) gpuFacts(d gpu) device.GPUFacts {
+	g := device.GPUFacts{
+		Index: d.index,
+		Minor: must(r, "minor number", d.GetMinorNumber, "nvmlDeviceGetMinorNumber"),
+		UUID:  must(r, "UUID", d.GetUUID, "nvmlDeviceGetUUID"),
+		Name:  must(r, "name", d.GetName, "nvmlDeviceGetName"),
+		BusID: busID(r.pciAddress(d)),
+		Brand: brand(0), Instances: []device.InstanceFacts{},
 	}
-	if g.BusID, err = l.busID(d); err != nil {
-		return g, err
-	}
-	n, err := maybe(l, "brand", []string{"nvmlDeviceGetBrand"}, d.GetBrand)
-	if err != nil {
-		return g, err
-	}
-	g.Brand = brand(0)
-	if n != nil {
+	if n := get(r, "brand", d.GetBrand, "nvmlDeviceGetBrand"); n != nil {
 		g.Brand = brand(int(*n))
 	}
-	if g.Arch, err = l.arch(d); err != nil {
-		return g, err
-	}
-	if g.MIG, err = l.mig(d); err != nil || !g.MIG {
-		return g, err
-	}
-	g.Instances, err = l.instances(d)
-	return g, err
-}
-
-// set asks for a property and keeps it in to.
-func set[T any](to *T, l *library, what string, symbols []string, fn func() (T, nvml.Return)) (err error) {
-	*to, err = call(l, what, symbols, fn)
-	return err
-}
-
-// first is the first of joined errors: a line of text has room for one.
-func first(err error) error {
-	if many, ok := err.(interface{ Unwrap() []error }); ok {
-		return many.Unwrap()[0]
-	}
-	return err
-}
-
-func (l *library) busID(d nvml.Device) (string, error) {
-	p, err := call(l, "PCI address", []string{"nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2"}, d.GetPciInfo)
-	if err != nil {
-		return "", err
-	}
-	return busIDOf(p), nil
-}
-
-// busIDOf is NVML's PCI address in procfs' form.
-func busIDOf(p nvml.PciInfo) string {
-	var s []byte
-	for _, c := range p.BusId {
-		if c == 0 {
-			break
-		}
-		s = append(s, byte(c))
-	}
-	return busID(string(s))
-}
-
-// arch is the compute capability, "9.0"; empty for what has none.
-func (l *library) arch(d nvml.Device) (string, error) {
-	type capability struct{ major, minor int }
-	c, err := maybe(l, "compute capability", []string{"nvmlDeviceGetCudaComputeCapability"}, func() (capability, nvml.Return) {
+	arch := get(r, "compute capability", func() (string, nvml.Return) {
 		major, minor, ret := d.GetCudaComputeCapability()
-		return capability{major, minor}, ret
-	})
-	if err != nil || c == nil {
-		return "", err
+		return fmt.Sprintf("%d.%d", major, minor), ret
+	}, "nvmlDeviceGetCudaComputeCapability")
+	if arch != nil {
+		g.Arch = *arch
 	}
-	return fmt.Sprintf("%d.%d", c.major, c.minor), nil
-}
-
-// mig tells whether MIG mode is on.
-func (l *library) mig(d nvml.Device) (bool, error) {
-	on, err := maybe(l, "MIG mode", []string{"nvmlDeviceGetMigMode"}, func() (bool, nvml.Return) {
+	mig := get(r, "MIG mode", func() (int, nvml.Return) {
 		current, _, ret := d.GetMigMode()
-		return current == nvml.DEVICE_MIG_ENABLE, ret
-	})
-	return on != nil && *on, err
-}
-
-// migDevice is a MIG device of a GPU, with its index there.
-type migDevice struct {
-	nvml.Device
-	index int
-}
-
-// migDevices are the MIG devices of a GPU. Indices have gaps where instances were
-// destroyed.
-func (l *library) migDevices(d gpu) ([]migDevice, error) {
-	n, err := maybe(l, "number of MIG devices", []string{"nvmlDeviceGetMaxMigDeviceCount"}, d.GetMaxMigDeviceCount)
-	if err != nil || n == nil {
-		return nil, err
+		return current, ret
+	}, "nvmlDeviceGetMigMode")
+	if g.MIG = mig != nil && *mig == nvml.DEVICE_MIG_ENABLE; !g.MIG {
+		return g
 	}
-	var list []migDevice
-	for i := range *n {
-		m, err := maybe(l, fmt.Sprintf("handle of MIG device %d", i), []string{"nvmlDeviceGetMigDeviceHandleByIndex"},
-			func() (nvml.Device, nvml.Return) { return d.GetMigDeviceHandleByIndex(i) })
-		if err != nil {
-			return nil, err
-		}
+	for _, m := range r.migDevices(d) {
+		g.Instances = append(g.Instances, device.InstanceFacts{
+			Index: m.index,
+			UUID:  must(r, "UUID", m.GetUUID, "nvmlDeviceGetUUID"),
+			GI:    must(r, "GPU instance", m.GetGpuInstanceId, "nvmlDeviceGetGpuInstanceId"),
+			CI:    must(r, "compute instance", m.GetComputeInstanceId, "nvmlDeviceGetComputeInstanceId"),
+			Name:  profile(must(r, "name", m.GetName, "nvmlDeviceGetName")),
+		})
+	}
+	return g
+}
+
+func (r *reader) pciAddress(d gpu) string {
+	var text []byte
+	for _, c := range must(r, "PCI address", d.GetPciInfo, "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2").BusId {
+		text = append(text, byte(c))
+	}
+	return unix.ByteSliceToString(text) // up to the first 0
+}
+
+// migDevices lists the MIG devices of a GPU. Indices have gaps if instances were destroyed.
+func (r *reader) migDevices(d gpu) []gpu {
+	count := get(r, "number of MIG devices", d.GetMaxMigDeviceCount, "nvmlDeviceGetMaxMigDeviceCount")
+	if count == nil {
+		return nil
+	}
+	var list []gpu
+	for i := range *count {
+		m := get(r, fmt.Sprintf("handle of MIG device %d", i),
+			func() (nvml.Device, nvml.Return) { return d.GetMigDeviceHandleByIndex(i) }, "nvmlDeviceGetMigDeviceHandleByIndex")
 		if m != nil {
-			list = append(list, migDevice{*m, i})
+			list = append(list, gpu{*m, i})
 		}
 	}
-	return list, nil
-}
-
-func (l *library) instances(d gpu) ([]device.InstanceFacts, error) {
-	list := []device.InstanceFacts{}
-	migs, err := l.migDevices(d)
-	if err != nil {
-		return nil, err
-	}
-	for _, m := range migs {
-		in := device.InstanceFacts{Index: m.index}
-		err := errors.Join(
-			set(&in.UUID, l, "UUID", []string{"nvmlDeviceGetUUID"}, m.GetUUID),
-			set(&in.GI, l, "GPU instance", []string{"nvmlDeviceGetGpuInstanceId"}, m.GetGpuInstanceId),
-			set(&in.CI, l, "compute instance", []string{"nvmlDeviceGetComputeInstanceId"}, m.GetComputeInstanceId),
-			set(&in.Name, l, "name", []string{"nvmlDeviceGetName"}, m.GetName),
-		)
-		if err != nil {
-			return nil, fmt.Errorf("MIG device %d: %w", m.index, first(err))
-		}
-		in.Name = profile(in.Name)
-		list = append(list, in)
-	}
-	return list, nil
+	return list
 }

@@ -10,15 +10,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isolate prepares the calling thread for NVML. The goroutine must be locked to the
-// thread and never unlock it.
+// isolate prepares the calling thread for NVML. The goroutine must be locked to the thread and
+// never unlock it.
 func isolate(devRoot string) error {
 	if devRoot != "/" {
 		if err := useDev(filepath.Join(devRoot, "dev")); err != nil {
 			return fmt.Errorf("give NVML the device nodes of host.dev-root: %w", err)
 		}
 	}
-	if err := refuse(denied); err != nil {
+	if err := denyCalls(); err != nil {
 		return fmt.Errorf("keep NVML from starting programs and making device nodes: %w", err)
 	}
 	return nil
@@ -29,7 +29,7 @@ func useDev(dir string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("mount namespace: %w", err)
 	}
-	// What is mounted next must not come out again through shared propagation.
+	// The next mount must not propagate to the host.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return fmt.Errorf("make mounts private: %w", err)
 	}
@@ -39,14 +39,13 @@ func useDev(dir string) error {
 	return nil
 }
 
-// x32 is where the system calls of x86-64's x32 ABI begin, which a kernel can have under
-// the same architecture: the same calls by other numbers.
+// x32 is the first system call number of the x32 ABI: the same calls by other numbers, under the
+// same architecture x86-64.
 const x32 = 0x40000000
 
-// refuse lets the given system calls of the whole process fail with EPERM from now
-// on, and those of another architecture's table (seccomp(2)). Whatever the process
-// starts inherits it.
-func refuse(calls []uint32) error {
+// denyCalls makes the denied system calls of the whole process fail with EPERM, and every call of
+// another architecture's table (seccomp(2)). Child processes inherit it.
+func denyCalls() error {
 	// Offsets in struct seccomp_data.
 	const nr, arch = 0, 4
 	load := func(offset uint32) unix.SockFilter {
@@ -58,14 +57,13 @@ func refuse(calls []uint32) error {
 	jump := func(condition uint16, k uint32, yes, no int) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_JMP | condition | unix.BPF_K, Jt: uint8(yes), Jf: uint8(no), K: k}
 	}
-	equal := func(k uint32, yes, no int) unix.SockFilter { return jump(unix.BPF_JEQ, k, yes, no) }
-	n := len(calls)
-	program := []unix.SockFilter{load(arch), equal(auditArch, 0, n+3), load(nr), jump(unix.BPF_JGE, x32, n+1, 0)}
-	for i, c := range calls {
-		program = append(program, equal(c, n-i, 0))
+	n := len(denied)
+	program := []unix.SockFilter{load(arch), jump(unix.BPF_JEQ, auditArch, 0, n+3), load(nr), jump(unix.BPF_JGE, x32, n+1, 0)}
+	for i, call := range denied {
+		program = append(program, jump(unix.BPF_JEQ, call, n-i, 0))
 	}
 	program = append(program, ret(unix.SECCOMP_RET_ALLOW), ret(unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)))
-	// Needed where the process may not administer the host; root's does not mind.
+	// A process without CAP_SYS_ADMIN needs it for the filter.
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("prctl: %w", err)
 	}

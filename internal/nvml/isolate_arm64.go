@@ -4,8 +4,8 @@ import "golang.org/x/sys/unix"
 
 const auditArch = unix.AUDIT_ARCH_AARCH64
 
-// denied are the system calls that start a program, make or rename a file, change
-// who owns or may use it, or load a module.
+// denied are the system calls that start a program, make, rename or remove a file, change its owner
+// or mode, or load a module.
 var denied = []uint32{
 	unix.SYS_EXECVE, unix.SYS_EXECVEAT,
 	unix.SYS_MKNODAT, unix.SYS_MKDIRAT, unix.SYS_LINKAT, unix.SYS_SYMLINKAT,

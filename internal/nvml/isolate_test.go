@@ -16,7 +16,7 @@ import (
 // envCalls has the test binary try system calls after isolate.
 const envCalls = "NVML_TEST_CALLS"
 
-func TestNoProgramIsStartedAndNoFileMadeByWhateverTableOfSystemCalls(t *testing.T) {
+func TestDeniedSystemCalls(t *testing.T) {
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{envCalls + "=1"}
 	if out, err := cmd.CombinedOutput(); err != nil || len(out) > 0 {
@@ -32,7 +32,7 @@ func tryCalls() int {
 	}
 	for _, call := range denied {
 		for _, number := range []uintptr{uintptr(call), x32 | uintptr(call)} {
-			// No argument is of use: without the filter the error is another.
+			// The arguments are invalid: without the filter the error is another.
 			_, _, errno := unix.RawSyscall6(number, ^uintptr(0), ^uintptr(0), ^uintptr(0), ^uintptr(0), ^uintptr(0), 0)
 			if !errors.Is(errno, unix.EPERM) {
 				fmt.Fprintf(os.Stderr, "call %#x: %v\n", number, errno)

@@ -10,8 +10,5 @@ import (
 // Facts returns ErrNoCgo.
 func Facts(config.Host) (device.Facts, error) { return device.Facts{}, ErrNoCgo }
 
-// Infos returns ErrNoCgo.
-func Infos(config.Host) (Snapshot, error) { return Snapshot{}, ErrNoCgo }
-
-// States returns ErrNoCgo.
-func States(config.Host) (Snapshot, error) { return Snapshot{}, ErrNoCgo }
+// Live returns ErrNoCgo.
+func Live(config.Host) (Snapshot, error) { return Snapshot{}, ErrNoCgo }

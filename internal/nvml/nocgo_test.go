@@ -9,7 +9,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-func TestWithoutCgoItIsSaid(t *testing.T) {
+func TestWithoutCgo(t *testing.T) {
 	if _, err := Facts(config.Default().Host); !errors.Is(err, ErrNoCgo) {
 		t.Errorf("error %v", err)
 	}

@@ -4,20 +4,20 @@ import (
 	"errors"
 	"strings"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 )
 
-// ErrNoCgo is the answer of a build that cannot load a shared library.
+// ErrNoCgo is the error of a build that cannot load a shared library.
 var ErrNoCgo = errors.New("this nvidia-shimctl was built without cgo and cannot ask NVML")
 
 // libraryName is NVML's SONAME. Under WSL2 the file's name carries no version.
 const libraryName = "libnvidia-ml.so.1"
 
-// libraryPath finds the libnvidia-ml of the loaded kernel module among the driver's
-// files: an ordinary file of root's that nobody else can write.
-func libraryPath(host config.Host) (string, error) {
-	_, files, err := gpuinject.FindHost(host)
+// libraryPath finds the libnvidia-ml of the loaded kernel module among the driver's files, which
+// only root can change.
+func libraryPath(cfg config.Host) (string, error) {
+	_, files, err := host.Find(cfg)
 	if err != nil {
 		return "", err
 	}
@@ -33,15 +33,14 @@ func libraryPath(host config.Host) (string, error) {
 	return "", errors.New(libraryName + " is not among the driver's files")
 }
 
-// brands are NVML's (nvmlBrandType_t) in the spelling of NVIDIA_REQUIRE_* conditions
-// (toolkit.md 1.4), by number.
+// brands are NVML's brands (nvmlBrandType_t) as NVIDIA_REQUIRE_* conditions spell them, by number.
 var brands = []string{
 	"unknown", "quadro", "tesla", "nvs", "grid", "geforce", "titan", "vapps", "vpc", "vcs", "vws", "cloudgaming",
 	"quadrortx", "nvidiartx", "nvidia", "geforcertx", "titanrtx",
 }
 
-// brand names a number; one that is newer than the table is "unknown", which is what
-// the images' conditions mean by it.
+// brand returns the name of a number. A brand that is newer than the table is "unknown", as in the
+// conditions of images.
 func brand(n int) string {
 	if n < 0 || n >= len(brands) {
 		return brands[0]
@@ -49,8 +48,8 @@ func brand(n int) string {
 	return brands[n]
 }
 
-// busID turns NVML's PCI address, "00000000:65:00.0", into that of procfs,
-// "0000:65:00.0". Domains beyond 16 bits keep what they need.
+// busID turns NVML's form of a PCI address, "00000000:65:00.0", into the form of procfs,
+// "0000:65:00.0". A domain of more than 16 bits keeps the digits that it needs.
 func busID(nvml string) string {
 	domain, rest, ok := strings.Cut(strings.ToLower(nvml), ":")
 	if !ok {
@@ -62,8 +61,7 @@ func busID(nvml string) string {
 	return domain + ":" + rest
 }
 
-// profile is the name of a MIG device's profile, "1g.18gb", which NVML has at the end
-// of "NVIDIA H200 MIG 1g.18gb".
+// profile returns the profile "1g.18gb" of a MIG device named "NVIDIA H200 MIG 1g.18gb".
 func profile(name string) string {
 	if _, after, ok := strings.Cut(name, "MIG "); ok {
 		return after

@@ -2,7 +2,7 @@ package nvml
 
 import "testing"
 
-func TestBusIDsAreInTheFormOfProcfs(t *testing.T) {
+func TestBusID(t *testing.T) {
 	for nvml, want := range map[string]string{
 		"00000000:65:00.0": "0000:65:00.0",
 		"00000000:4C:00.0": "0000:4c:00.0",
@@ -16,7 +16,7 @@ func TestBusIDsAreInTheFormOfProcfs(t *testing.T) {
 	}
 }
 
-func TestBrandsAreSpeltAsRequirementsSpellThem(t *testing.T) {
+func TestBrand(t *testing.T) {
 	for n, want := range map[int]string{0: "unknown", 2: "tesla", 7: "vapps", 11: "cloudgaming", 13: "nvidiartx", 14: "nvidia", 15: "geforcertx", 16: "titanrtx", 17: "unknown", -1: "unknown"} {
 		if got := brand(n); got != want {
 			t.Errorf("brand %d is %q, want %q", n, got, want)

@@ -3,88 +3,67 @@
 package nvml
 
 import (
-	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"fmt"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// Infos asks NVML what the GPUs of this host are. The process can start no program
-// afterwards.
-func Infos(host config.Host) (Snapshot, error) {
-	return ask(host, func(l *library) (Snapshot, error) { return l.snapshot((*reader).info) })
-}
-
-// States asks NVML what the GPUs of this host do now. The process can start no program
-// afterwards.
-func States(host config.Host) (Snapshot, error) {
-	return ask(host, func(l *library) (Snapshot, error) { return l.snapshot((*reader).state) })
-}
-
-func (l *library) snapshot(read func(*reader, gpu, *GPU)) (s Snapshot, err error) {
-	h, err := l.host()
-	if err != nil {
-		return s, err
-	}
-	s = Snapshot{Driver: h.driver, CUDA: h.cuda, GPUs: []GPU{}}
-	if h.lost != nil {
-		s.Error = h.lost.Error()
-	}
-	for _, d := range h.gpus {
-		g := GPU{}
-		r := &reader{library: l, all: h.gpus}
-		g.Facts, r.err = l.gpuFacts(d)
-		read(r, d, &g)
-		if r.err != nil {
-			g.Error = r.err.Error()
-		}
-		s.GPUs = append(s.GPUs, g)
-	}
-	// Only here is every GPU's address known.
-	for i := range s.GPUs {
-		if info := s.GPUs[i].Info; info != nil {
-			info.nameLinks(s.GPUs)
-		}
-	}
-	return s, nil
-}
-
-// reader asks for one GPU's properties until one fails for another reason than that
-// the GPU has not got it.
+// reader reads properties until one fails for another reason than that the GPU does not have it.
 type reader struct {
 	*library
-	all []gpu
 	err error
 }
 
-// get is nil where the property does not exist, or something failed before.
-func get[T any](r *reader, what, symbol string, fn func() (T, nvml.Return)) *T {
-	if r.err != nil {
-		return nil
+// must reads a property that the answer cannot do without.
+func must[T any](r *reader, what string, fn func() (T, nvml.Return), symbols ...string) (v T) {
+	p := get(r, what, fn, symbols...)
+	if p != nil {
+		return *p
 	}
-	v, err := maybe(r.library, what, []string{symbol}, fn)
-	r.err = err
+	if r.err == nil {
+		r.err = fmt.Errorf("NVML cannot tell the %s: this GPU or driver does not have it", what)
+	}
 	return v
 }
 
-// as converts what NVML has to what the snapshot has.
-func as[T, F any](v *F, convert func(F) T) *T {
-	if v == nil {
+// get reads a property that a GPU need not have: nil if it does not, or if something failed before.
+func get[T any](r *reader, what string, fn func() (T, nvml.Return), symbols ...string) *T {
+	if r.err != nil || !r.has(symbols...) {
 		return nil
 	}
-	out := convert(*v)
-	return &out
+	v, ret := fn()
+	switch {
+	case ret == nvml.SUCCESS:
+		return &v
+	case !absent(ret):
+		r.err = fmt.Errorf("NVML cannot tell the %s: %s", what, text(ret))
+	}
+	return nil
 }
 
-func watts(milli uint32) float64 { return float64(milli) / 1000 }
+// has reports whether the library has one of the functions. go-nvml binds a function when it is
+// called for the first time, and one that an old driver does not have ends the process.
+func (l *library) has(symbols ...string) bool {
+	for _, s := range symbols {
+		known, checked := l.known[s]
+		if !checked {
+			known = l.Extensions().LookupSymbol(s) == nil
+			l.known[s] = known
+		}
+		if known {
+			return true
+		}
+	}
+	return false
+}
 
-// memory is in bytes. What the driver keeps for itself counts as used by nobody, as in
-// nvidia-smi, where the driver is new enough to tell.
-func (r *reader) memory(d nvml.Device) (total, used *uint64) {
-	if m := get(r, "memory", "nvmlDeviceGetMemoryInfo_v2", d.GetMemoryInfo_v2); m != nil {
-		return &m.Total, &m.Used
+// absent reports whether a return code means that this GPU, or this driver, does not have the
+// property at all, or does not show it now.
+func absent(ret nvml.Return) bool {
+	switch ret {
+	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NO_PERMISSION, nvml.ERROR_NO_DATA,
+		nvml.ERROR_ARGUMENT_VERSION_MISMATCH, nvml.ERROR_DEPRECATED, nvml.ERROR_NOT_FOUND, nvml.ERROR_NOT_READY:
+		return true
 	}
-	if m := get(r, "memory", "nvmlDeviceGetMemoryInfo", d.GetMemoryInfo); m != nil {
-		return &m.Total, &m.Used
-	}
-	return nil, nil
+	return false
 }

@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// maxChannel is beyond what any driver has; the loaded one has a bound of its own.
+// maxChannel is above the limit of every driver; device.Expected knows the loaded driver's.
 const maxChannel = 1 << 16
 
-// ParseChannels reads "0-3,7": numbers of IMEX channels.
+// ParseChannels parses a list of IMEX channels: "0-3,7".
 func ParseChannels(text string) ([]int, error) {
 	var list []int
 	for item := range strings.SplitSeq(text, ",") {

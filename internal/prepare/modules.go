@@ -13,25 +13,22 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 )
 
-// modprobePath is below the driver root: a driver container has modules of its own, and
-// a modprobe that finds them.
+// modprobePath is below the driver root: a driver container has its own modules and a modprobe that
+// finds them.
 const modprobePath = "/sbin/modprobe"
 
-// modprobeTimeout is for one module. Eight GPUs take some ten seconds.
+// modprobeTimeout is for one module. Eight GPUs take about ten seconds.
 const modprobeTimeout = 2 * time.Minute
 
-const fixModprobe = "look at the kernel's log (dmesg) for NVRM, and whether the driver is installed for the running kernel in host.driver-root"
+const fixModprobe = "look for NVRM in the kernel log (dmesg), and check that the driver in host.driver-root is installed for the running kernel"
 
-// maxOutput bounds what is kept of a program's words, in bytes.
+// maxOutput bounds what an error quotes of the output, in bytes.
 const maxOutput = 256
 
-// checkModprobe refuses a program that others than root could have put there.
-func checkModprobe(root string) error { return driver.CheckProgram(root, modprobePath) }
-
-// modprobe loads a module, with the programs, the configuration and the modules of the
-// driver root. The environment is empty, so nothing of the caller's steers it.
+// modprobe loads a module with the programs, the configuration and the modules of the driver root.
+// Its environment is empty.
 func modprobe(ctx context.Context, root, module string) error {
-	if err := checkModprobe(root); err != nil {
+	if _, err := driver.Locate(root, modprobePath, false); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, modprobeTimeout)

@@ -26,8 +26,8 @@ var fixtureModprobe = sync.OnceValues(func() ([]byte, error) {
 	return os.ReadFile(out)
 })
 
-// unloaded is a host with a GPU, whose driver is installed and not loaded. Procfs and
-// sysfs are in the driver root, where its modprobe finds them.
+// unloaded is a host with a GPU whose driver is installed and not loaded. Procfs and sysfs are in
+// the driver root, where its modprobe finds them.
 func unloaded(t *testing.T) (host, Options) {
 	t.Helper()
 	program, err := fixtureModprobe()
@@ -65,7 +65,7 @@ func (h host) log() []string {
 	return strings.Split(strings.TrimSuffix(string(data), "\n"), "\n")
 }
 
-func TestModulesAreLoadedInTheDriverRootAndOnlyWhenToldTo(t *testing.T) {
+func TestModulesAreLoadedInTheDriverRootIfToldTo(t *testing.T) {
 	h, o := unloaded(t)
 	t.Setenv("MODPROBE_OPTIONS", "--evil")
 	r := h.run(o)
@@ -74,7 +74,7 @@ func TestModulesAreLoadedInTheDriverRootAndOnlyWhenToldTo(t *testing.T) {
 	}
 	for _, m := range r.Modules {
 		if !strings.Contains(m.Fix, "--load-modules") {
-			t.Errorf("nobody says how: %+v", m)
+			t.Errorf("without a fix: %+v", m)
 		}
 	}
 	o.LoadModules, o.DryRun = true, true
@@ -97,7 +97,7 @@ func TestModulesAreLoadedInTheDriverRootAndOnlyWhenToldTo(t *testing.T) {
 	}
 }
 
-func TestAModuleThatIsNotLoadedEndsInItsReason(t *testing.T) {
+func TestAModuleThatCannotBeLoaded(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		have  func(h host)
@@ -106,11 +106,8 @@ func TestAModuleThatIsNotLoadedEndsInItsReason(t *testing.T) {
 	}{
 		{"nvidia", func(h host) { h.write("root/later/nvidia.fails", "") }, false, "No such device"},
 		{"nvidia_modeset, which containers can do without", func(h host) { h.write("root/later/nvidia_modeset.fails", "") }, true, "No such device"},
-		{"modprobe ends well and nothing is loaded", func(h host) { os.RemoveAll(h.path("root/later/nvidia")) }, false, "the module is not loaded"},
-		{"no modprobe", func(h host) { os.Remove(h.path("root/sbin/modprobe")) }, false, "no such file"},
-		{"a modprobe that everybody can write", func(h host) { os.Chmod(h.path("root/sbin/modprobe"), 0o757) }, false, "can be written by everybody"},
-		{"a modprobe that a group can write", func(h host) { os.Chmod(h.path("root/sbin/modprobe"), 0o775) }, false, "can be written by a group"},
-		{"another user's modprobe", func(h host) { os.Chown(h.path("root/sbin/modprobe"), 1000, 0) }, false, "owned by uid 1000"},
+		{"modprobe succeeds and nothing is loaded", func(h host) { os.RemoveAll(h.path("root/later/nvidia")) }, false, "the module is not loaded"},
+		{"a world-writable modprobe", func(h host) { os.Chmod(h.path("root/sbin/modprobe"), 0o757) }, false, "can be written by others than root"},
 		{"a link out of the driver root", func(h host) {
 			os.Rename(h.path("root/sbin/modprobe"), h.path("modprobe"))
 			os.Symlink("../../modprobe", h.path("root/sbin/modprobe"))

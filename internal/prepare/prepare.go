@@ -5,27 +5,27 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	gpuhost "github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 )
 
-// Options say what to do. The zero value but for Host makes missing nodes.
+// Options say what to do. With Host alone, Run makes missing nodes.
 type Options struct {
-	// Host is where everything is.
 	Host config.Host
-	// LoadModules loads modules that are missing.
+	// LoadModules loads missing modules.
 	LoadModules bool
-	// Channels are the IMEX channels to have a node.
+	// Channels are the IMEX channels that get a node.
 	Channels []int
-	// Replace puts right what is there and is not as it should be: nodes of an earlier
-	// load of a module, links and files in their place, other modes and owners.
+	// Replace corrects what exists and is wrong: nodes from an earlier load of a module, links and
+	// files in their place, other modes and owners.
 	Replace bool
-	// DryRun changes nothing and says what would be done.
+	// DryRun changes nothing and reports what would be done.
 	DryRun bool
 }
 
-// Report is what was found and done.
+// Report says what Run found and did.
 type Report struct {
 	DryRun bool `json:"dry_run"`
 	// PCI are the bus ids of the GPUs that need a driver.
@@ -34,60 +34,57 @@ type Report struct {
 	Nodes   []Node   `json:"nodes"`
 	// Notes are for the operator.
 	Notes []string `json:"notes"`
-	// Ready says that a GPU container would find what it needs, or that there is no GPU
-	// on this host. In a dry run: that it would after the real one.
+	// Ready reports whether a GPU container finds what it needs, or this host has no GPU. In a dry
+	// run: whether that holds after the real run.
 	Ready bool `json:"ready"`
 }
 
-// What was done about a module or node, or would be in a dry run.
+// States of a module or node; in a dry run, the state that the real run would lead to.
 const (
-	// Present: it was there.
-	Present = "present"
-	// Made: it was not there. Modules: it was loaded.
-	Made = "made"
-	// Replaced: it was there and not as it should be.
-	Replaced = "replaced"
-	// Missing: it is not there and stays so; Fix says what to do.
-	Missing = "missing"
-	// Wrong: it is there, is not as it should be, and stays so.
-	Wrong = "wrong"
-	// Failed: it could not be made.
-	Failed = "failed"
+	Present  = "present"  // it existed
+	Made     = "made"     // it was made, or the module loaded
+	Replaced = "replaced" // it was wrong and has been replaced
+	Missing  = "missing"  // it does not exist; Fix says what to do
+	Wrong    = "wrong"    // it exists, and is still wrong
+	Failed   = "failed"   // it could not be made
 )
 
-// Module is a kernel module.
-type Module struct {
-	Name string `json:"name"`
-	// Required modules are those without which no GPU container starts.
-	Required bool   `json:"required"`
-	State    string `json:"state"`
-	Message  string `json:"message,omitempty"`
-	Fix      string `json:"fix,omitempty"`
-}
-
-// Node is a device node.
-type Node struct {
-	// Path is the one on the host, dev-root included.
-	Path  string `json:"path"`
-	Major uint32 `json:"major"`
-	Minor uint32 `json:"minor"`
-	// Mode is in octal digits.
-	Mode    string `json:"mode"`
-	UID     uint32 `json:"uid"`
-	GID     uint32 `json:"gid"`
+// Result is what was done about a module or node.
+type Result struct {
 	State   string `json:"state"`
 	Message string `json:"message,omitempty"`
 	Fix     string `json:"fix,omitempty"`
 }
 
-// good tells whether a state needs nothing of the operator.
-func good(state string) bool { return state == Present || state == Made || state == Replaced }
+// Module is a kernel module.
+type Module struct {
+	Name string `json:"name"`
+	// Required reports whether GPU containers cannot start without it.
+	Required bool `json:"required"`
+	Result
+}
 
-// Run prepares this host. The error is of what could not be read at all; what could not
-// be done is in the report.
+// Node is a device node.
+type Node struct {
+	// Path is the path on the host, below dev-root.
+	Path  string `json:"path"`
+	Major uint32 `json:"major"`
+	Minor uint32 `json:"minor"`
+	// Mode is in octal digits.
+	Mode string `json:"mode"`
+	UID  uint32 `json:"uid"`
+	GID  uint32 `json:"gid"`
+	Result
+}
+
+// good reports whether the operator has nothing to do.
+func (r Result) good() bool { return r.State == Present || r.State == Made || r.State == Replaced }
+
+// Run prepares this host. The error says what could not be read; what could not be done is in the
+// report.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{DryRun: o.DryRun, Modules: []Module{}, Nodes: []Node{}, Notes: []string{}}
-	roots := gpuinject.Roots(o.Host)
+	roots := gpuhost.Roots(o.Host)
 	if reason := nothingToPrepare(o.Host); reason != "" {
 		r.PCI, r.Notes, r.Ready = []string{}, append(r.Notes, reason+": nothing to do"), true
 		return r, nil
@@ -110,7 +107,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	case errors.Is(err, device.ErrNoDriver):
 		// The module's line says what to do.
 		if o.DryRun && r.allGood() {
-			r.Notes = append(r.Notes, "which nodes there are to be is not known before the modules are loaded")
+			r.Notes = append(r.Notes, "the nodes are not known before the modules are loaded")
 		}
 	case err != nil:
 		return nil, err
@@ -125,14 +122,15 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
-// nothingToPrepare says why this host's nodes are not the NVIDIA kernel module's, or not
-// ours to make, or "".
+// nothingToPrepare says why the nodes of this host do not belong to the NVIDIA kernel module, or
+// are not ours to make, or "".
 func nothingToPrepare(h config.Host) string {
-	inv, files, _ := gpuinject.FindHost(h)
+	found, err := gpuhost.Discover(h)
 	switch {
-	case inv != nil && inv.Platform != "":
-		return "the driver is that of " + inv.Platform.String()
-	case files != nil && files.Nested:
+	case err != nil:
+	case found.Platform != "":
+		return "the driver is that of " + gpuhost.PlatformTitle(found.Platform)
+	case gpuhost.IsContainer(h, found.DriverVersion):
 		// With every node it would have every GPU.
 		return "this host is a container, which has the nodes that it was given"
 	}
@@ -141,19 +139,19 @@ func nothingToPrepare(h config.Host) string {
 
 func (r *Report) allGood() bool {
 	for _, m := range r.Modules {
-		if m.Required && !good(m.State) {
+		if m.Required && !m.good() {
 			return false
 		}
 	}
 	for _, n := range r.Nodes {
-		if !good(n.State) {
+		if !n.good() {
 			return false
 		}
 	}
 	return true
 }
 
-// modules looks at the modules in the order in which they depend on each other.
+// modules loads the missing modules, in the order in which they depend on each other.
 func (r *Report) modules(ctx context.Context, o Options, roots device.Roots) {
 	for _, m := range []Module{
 		{Name: device.ModuleNVIDIA, Required: true},
@@ -164,33 +162,27 @@ func (r *Report) modules(ctx context.Context, o Options, roots device.Roots) {
 		case roots.ModuleLoaded(m.Name):
 			m.State = Present
 		case !o.LoadModules:
-			m.State = Missing
-			m.Message = "it is not loaded, and prepare was not told to load modules"
+			m.Result = Result{Missing, "it is not loaded, and prepare was not told to load modules", "nvidia-shimctl prepare --load-modules, or host.load-kernel-modules = true"}
 			if !m.Required {
-				m.Message = "it is not loaded; graphics and display need it, nothing else does"
-			}
-			m.Fix = "nvidia-shimctl prepare --load-modules, or host.load-kernel-modules = true"
-		case o.DryRun:
-			m.State = Made
-			if err := checkModprobe(o.Host.DriverRoot); err != nil {
-				m.State, m.Message, m.Fix = Failed, err.Error(), fixModprobe
+				m.Message = "it is not loaded; only graphics and display need it"
 			}
 		default:
-			m = load(ctx, o.Host.DriverRoot, roots, m)
+			m.Result = load(ctx, o, roots, m.Name)
 		}
 		r.Modules = append(r.Modules, m)
 	}
 }
 
-func load(ctx context.Context, root string, roots device.Roots, m Module) Module {
-	err := modprobe(ctx, root, m.Name)
-	if err == nil && !roots.ModuleLoaded(m.Name) {
-		err = fmt.Errorf("modprobe %s ended well, and the module is not loaded", m.Name)
+// load loads a module, or in a dry run checks that this is possible.
+func load(ctx context.Context, o Options, roots device.Roots, name string) Result {
+	var err error
+	if o.DryRun {
+		_, err = driver.Locate(o.Host.DriverRoot, modprobePath, false)
+	} else if err = modprobe(ctx, o.Host.DriverRoot, name); err == nil && !roots.ModuleLoaded(name) {
+		err = fmt.Errorf("modprobe %s succeeded, but the module is not loaded", name)
 	}
 	if err != nil {
-		m.State, m.Message, m.Fix = Failed, err.Error(), fixModprobe
-		return m
+		return Result{Failed, err.Error(), fixModprobe}
 	}
-	m.State = Made
-	return m
+	return Result{State: Made}
 }

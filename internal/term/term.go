@@ -1,20 +1,23 @@
 package term
 
 import (
+	"bytes"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"strings"
+	"text/tabwriter"
 	"unicode"
 	"unicode/utf8"
 
 	"golang.org/x/sys/unix"
 )
 
-// Style is how a text looks on a terminal with colours.
+// Style is a parameter of the control sequence SGR (ECMA-48 8.3.117).
 type Style string
 
-// Styles, as parameters of the control sequence SGR (ECMA-48 8.3.117).
+// The styles.
 const (
 	Plain  Style = ""
 	Bold   Style = "1"
@@ -25,113 +28,150 @@ const (
 	Cyan   Style = "36"
 )
 
-// Output is a writer with what is known about the reader's screen.
+// Output is a writer and the properties of the terminal behind it.
 type Output struct {
 	w      io.Writer
 	colour bool
-	// width is that of the terminal in columns; 0 for everything else.
-	width int
+	// width and height are in characters; both are 0 if the writer is no terminal.
+	width, height int
+	// left is the number of lines that may still be printed.
+	left int
 }
 
-// New looks at a writer and at this process' environment.
+// New asks the kernel whether w is a terminal.
 func New(w io.Writer) *Output {
-	o := &Output{w: w}
+	o := &Output{w: w, left: math.MaxInt}
 	f, ok := w.(*os.File)
 	if !ok {
 		return o
 	}
-	if _, err := unix.IoctlGetTermios(int(f.Fd()), unix.TCGETS); err != nil {
+	size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ)
+	if err != nil {
 		return o
 	}
-	o.colour = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && os.Getenv("TERM") != ""
-	o.width = 80
-	if size, err := unix.IoctlGetWinsize(int(f.Fd()), unix.TIOCGWINSZ); err == nil && size.Col > 0 {
-		o.width = int(size.Col)
+	// Serial consoles have a size of 0.
+	o.width, o.height = 80, 24
+	if size.Col > 0 && size.Row > 0 {
+		o.width, o.height = int(size.Col), int(size.Row)
 	}
+	o.colour = os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb" && os.Getenv("TERM") != ""
 	return o
 }
 
-// Terminal tells whether a person reads along.
+// Terminal reports whether the output is a terminal.
 func (o *Output) Terminal() bool { return o.width > 0 }
 
-// Width is that of the terminal in columns, or 0 where nothing limits a line.
-func (o *Output) Width() int { return o.width }
+// Clear empties the screen of a terminal. What is printed afterwards ends with the last line of
+// the screen, so that its first lines stay visible.
+func (o *Output) Clear() {
+	if o.Terminal() && os.Getenv("TERM") != "dumb" {
+		fmt.Fprint(o.w, "\x1b[H\x1b[2J\x1b[3J")
+		o.left = o.height - 1
+	}
+}
 
-// Paint is a text in a style, where the terminal has colours.
-func (o *Output) Paint(s Style, text string) string {
+// Line prints one line. A terminal gets as much of it as fits.
+func (o *Output) Line(s Style, text string) {
 	text = visible(text)
+	if runes := []rune(text); o.Terminal() && len(runes) > o.width {
+		text = string(runes[:o.width-1]) + "…"
+	}
+	o.print(o.paint(s, text))
+}
+
+// Field prints a label in a style and its value. On a terminal a long value continues on further
+// lines, indented by the given number of columns.
+func (o *Output) Field(label string, columns int, s Style, value string) {
+	head := o.paint(s, label) + strings.Repeat(" ", max(0, columns-utf8.RuneCountInString(label)))
+	for _, line := range wrap(visible(value), o.width-columns) {
+		o.print(head + line)
+		head = strings.Repeat(" ", columns)
+	}
+}
+
+func (o *Output) print(line string) {
+	if o.left > 0 {
+		o.left--
+		fmt.Fprintln(o.w, line)
+	}
+}
+
+func (o *Output) paint(s Style, text string) string {
 	if !o.colour || s == Plain || text == "" {
 		return text
 	}
 	return "\x1b[" + string(s) + "m" + text + "\x1b[0m"
 }
 
-// Clear empties the screen of a terminal, for what is printed again and again.
-func (o *Output) Clear() {
-	if o.Terminal() && os.Getenv("TERM") != "dumb" {
-		fmt.Fprint(o.w, "\x1b[H\x1b[2J\x1b[3J")
-	}
-}
-
-// Line prints a line as it is.
-func (o *Output) Line(text string) { fmt.Fprintln(o.w, text) }
-
-// Field prints a label and its value, the value in a style. On a terminal a long
-// value is continued on further lines below its beginning. The label has its columns
-// in any case.
-func (o *Output) Field(label string, columns int, s Style, value string) {
-	o.field(label, columns, Bold, s, value)
-}
-
-// StyledField is Field with the style on the label.
-func (o *Output) StyledField(label string, columns int, s Style, value string) {
-	o.field(label, columns, s, Plain, value)
-}
-
-func (o *Output) field(label string, columns int, labelled, s Style, value string) {
-	head := o.Paint(labelled, label) + strings.Repeat(" ", max(0, columns-utf8.RuneCountInString(label)))
-	for i, part := range wrap(visible(value), o.width-columns) {
-		if i > 0 {
-			head = strings.Repeat(" ", columns)
-		}
-		fmt.Fprintln(o.w, head+o.Paint(s, part))
-	}
-}
-
-// minWrap is the least width that is worth a wrapped line, in columns.
-const minWrap = 20
-
-// wrap breaks a text at blanks into lines of at most width columns. A longer word
-// stays whole: paths are copied from the screen.
+// wrap breaks a text at blanks into lines of at most width columns. A longer word stays whole,
+// since paths are copied from the screen.
 func wrap(text string, width int) []string {
-	if width < minWrap || utf8.RuneCountInString(text) <= width {
+	const minWidth = 20
+	if width < minWidth {
 		return []string{text}
 	}
-	var lines []string
-	line := ""
+	lines := []string{""}
 	for word := range strings.FieldsSeq(text) {
+		last := &lines[len(lines)-1]
 		switch {
-		case line == "":
-			line = word
-		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) <= width:
-			line += " " + word
+		case *last == "":
+			*last = word
+		case utf8.RuneCountInString(*last)+1+utf8.RuneCountInString(word) <= width:
+			*last += " " + word
 		default:
-			lines = append(lines, line)
-			line = word
+			lines = append(lines, word)
 		}
 	}
-	return append(lines, line)
+	return lines
 }
 
 // visible replaces control characters, which a terminal would obey.
 func visible(text string) string {
-	if strings.IndexFunc(text, unicode.IsControl) < 0 && utf8.ValidString(text) {
-		return text
-	}
 	return strings.Map(func(r rune) rune {
 		if unicode.IsControl(r) {
 			return utf8.RuneError
 		}
 		return r
 	}, strings.ToValidUTF8(text, string(utf8.RuneError)))
+}
+
+// Table has a line of headings, and columns as wide as their widest cell.
+type Table struct {
+	o      *Output
+	text   bytes.Buffer
+	cells  *tabwriter.Writer
+	styles []Style
+}
+
+// Table begins a table.
+func (o *Output) Table(headings ...string) *Table {
+	t := &Table{o: o}
+	t.cells = tabwriter.NewWriter(&t.text, 0, 0, 2, ' ', 0)
+	t.Row(Bold, headings...)
+	return t
+}
+
+// Row adds a row in a style. The most important cells go first: a narrow terminal cuts the last.
+func (t *Table) Row(s Style, cells ...string) {
+	var row []string
+	for _, c := range cells {
+		row = append(row, visible(c))
+	}
+	t.styles = append(t.styles, s)
+	fmt.Fprintln(t.cells, strings.Join(row, "\t"))
+}
+
+// Flush prints the table.
+func (t *Table) Flush() error {
+	if err := t.cells.Flush(); err != nil {
+		return err
+	}
+	for _, s := range t.styles {
+		line, err := t.text.ReadString('\n')
+		if err != nil {
+			return err
+		}
+		t.o.Line(s, strings.TrimRight(line, " \n"))
+	}
+	return nil
 }

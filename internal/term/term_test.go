@@ -4,20 +4,21 @@ import (
 	"bytes"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term/termtest"
+	"golang.org/x/sys/unix"
 )
 
 func print(o *Output) {
 	t := o.Table("NAME", "STATE", "WHY")
-	t.Row(Text("one"), Styled(Green, "ok"), Text("nothing to say"))
-	t.Row(Text("the second"), Styled(Red, "problem"), Text("a long story of many words that does not fit on a narrow screen"))
+	t.Row(Green, "one", "ok", "nothing to say")
+	t.Row(Red, "the second", "problem", "a long story of many words that does not fit on a narrow screen")
 	if err := t.Flush(); err != nil {
 		panic(err)
 	}
-	o.Field("libraries:", 14, Plain, "liba libb libc libd libe libf libg libh libi libj libk libl")
+	o.Field("libraries:", 14, Yellow, "liba libb libc libd libe libf libg libh libi libj libk libl")
 }
 
 const plain = `NAME        STATE    WHY
@@ -28,71 +29,103 @@ libraries:    liba libb libc libd libe libf libg libh libi libj libk libl
 
 func TestAPipeGetsPlainTextOfAnyWidth(t *testing.T) {
 	t.Setenv("TERM", "xterm")
-	var b bytes.Buffer
-	print(New(&b))
-	if b.String() != plain {
-		t.Errorf("got\n%s", b.String())
-	}
 	r, w, err := os.Pipe()
 	if err != nil {
 		t.Fatal(err)
 	}
 	print(New(w))
+	New(w).Clear()
 	w.Close()
 	if data, err := io.ReadAll(r); err != nil || string(data) != plain {
-		t.Errorf("through a pipe %v:\n%s", err, data)
+		t.Errorf("%v:\n%s", err, data)
+	}
+}
+
+// terminal makes a pseudo-terminal; screen returns what was written to it.
+func terminal(t *testing.T, columns, lines uint16) (w *os.File, screen func() string) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	slave, err := os.OpenFile("/dev/pts/"+strconv.Itoa(n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetWinsize(int(slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: lines, Col: columns}); err != nil {
+		t.Fatal(err)
+	}
+	all := make(chan string, 1)
+	go func() {
+		// Reading ends with EIO when the other side is closed.
+		data, _ := io.ReadAll(master)
+		master.Close()
+		all <- strings.ReplaceAll(string(data), "\r\n", "\n")
+	}()
+	return slave, func() string {
+		slave.Close()
+		return <-all
 	}
 }
 
 func TestATerminalGetsColoursAndItsWidth(t *testing.T) {
 	for _, c := range []struct {
 		name, term, noColor string
-		columns             int
-		want, not           []string
+		columns             uint16
+		want                string
 	}{
-		{"wide, with colours", "xterm", "", 200, []string{"\x1b[32mok\x1b[0m", "\x1b[1mNAME\x1b[0m", "narrow screen\n", "libk libl\n"}, []string{"…"}},
-		{"narrow", "xterm", "", 50, []string{"a long story of many words t…\n", "\n              libh libi libj libk libl\n"}, []string{"narrow screen"}},
-		{"very narrow", "xterm", "", 10, []string{"a long stor…\n"}, nil},
-		{"a size of nothing is 80 columns", "xterm", "", 0, []string{"fit on a nar"}, nil},
-		{"NO_COLOR", "xterm", "1", 200, []string{"the second  problem  a long"}, []string{"\x1b"}},
-		{"TERM is dumb", "dumb", "", 200, []string{"the second  problem  a long"}, []string{"\x1b"}},
-		{"TERM is not set", "", "", 200, []string{"the second  problem  a long"}, []string{"\x1b"}},
+		{"wide", "xterm", "", 200, "\x1b[31mthe second  problem  a long story of many words that does not fit on a narrow screen\x1b[0m\n"},
+		{"wide, a label", "xterm", "", 200, "\x1b[33mlibraries:\x1b[0m    liba"},
+		{"narrow", "xterm", "", 50, "\x1b[1mNAME        STATE    WHY\x1b[0m\n\x1b[32mone         ok       nothing to say\x1b[0m\n\x1b[31mthe second  problem  a long story of many words t…\x1b[0m\n"},
+		{"narrow, a field", "xterm", "", 50, "liba libb libc libd libe libf libg\n              libh libi libj libk libl\n"},
+		{"very narrow", "xterm", "", 10, "the secon…"},
+		{"without a size", "xterm", "", 0, "that does not fit on a narrow s…"},
+		{"NO_COLOR", "xterm", "1", 200, plain},
+		{"TERM is dumb", "dumb", "", 200, plain},
+		{"TERM is not set", "", "", 200, plain},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Setenv("TERM", c.term)
 			t.Setenv("NO_COLOR", c.noColor)
-			w, screen := termtest.Open(t, c.columns)
-			o := New(w)
-			print(o)
-			if !o.Terminal() || o.Width() == 0 {
-				t.Error("not taken for a terminal")
-			}
-			got := screen()
-			for _, s := range c.want {
-				if !strings.Contains(got, s) {
-					t.Errorf("no %q in\n%q", s, got)
-				}
-			}
-			for _, s := range c.not {
-				if strings.Contains(got, s) {
-					t.Errorf("%q is in\n%q", s, got)
-				}
+			w, screen := terminal(t, c.columns, 24)
+			print(New(w))
+			if got := screen(); !strings.Contains(got, c.want) {
+				t.Errorf("no %q in\n%q", c.want, got)
 			}
 		})
 	}
 }
 
-// A process of a container may be called anything.
-func TestControlCharactersOfAValueAreNotObeyed(t *testing.T) {
+func TestAClearedScreenShowsItsFirstLines(t *testing.T) {
+	t.Setenv("TERM", "xterm")
+	t.Setenv("NO_COLOR", "1")
+	w, screen := terminal(t, 200, 4)
+	o := New(w)
+	o.Clear()
+	print(o)
+	if got, want := screen(), "\x1b[H\x1b[2J\x1b[3J"+strings.Join(strings.SplitAfter(plain, "\n")[:3], ""); got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// A process in a container may have any name.
+func TestControlCharactersAreReplaced(t *testing.T) {
 	var b bytes.Buffer
 	o := New(&b)
-	table := o.Table("A")
-	table.Row(Text("x\x1b]0;title\x07\r\ny\xff"))
+	table := o.Table("A", "B")
+	table.Row(Plain, "x\x1b]0;title\x07\r\ny\xff", "\t")
 	if err := table.Flush(); err != nil {
 		t.Fatal(err)
 	}
 	o.Field("b:", 4, Red, "\x1b[2J")
-	if got := b.String(); strings.ContainsAny(got, "\x1b\x07\r") || strings.Contains(got, "\xff") || strings.Count(got, "\n") != 3 {
+	if got := b.String(); strings.ContainsAny(got, "\x1b\x07\r\t") || strings.Contains(got, "\xff") || strings.Count(got, "\n") != 3 {
 		t.Errorf("got %q", got)
 	}
 }

@@ -1,8 +1,9 @@
 package device
 
-// Facts are what only NVML knows of this host's GPUs. The probe prints them as JSON
-// in a process of its own; the shim reads them and never loads NVML (design section
-// 4).
+import "slices"
+
+// Facts are what only NVML knows about this host's GPUs. The probe prints them as JSON in a
+// separate process, so that the shim never loads NVML.
 type Facts struct {
 	// Driver is the version that NVML reports: "580.159.04".
 	Driver string `json:"driver"`
@@ -11,7 +12,7 @@ type Facts struct {
 	GPUs []GPUFacts `json:"gpus"`
 }
 
-// GPUFacts are those of one GPU, in the order of NVML's indices.
+// GPUFacts are the facts about one GPU; Facts has them in the order of NVML's indices.
 type GPUFacts struct {
 	// Index is NVML's.
 	Index int    `json:"index"`
@@ -20,17 +21,18 @@ type GPUFacts struct {
 	// BusID is the PCI address in procfs' form: "0000:65:00.0".
 	BusID string `json:"pci"`
 	Name  string `json:"name"`
-	// Brand is one of NVML's brands in the spelling of requirements: "nvidia",
-	// "tesla", "geforcertx", "unknown".
+	// Brand is one of NVML's brands as requirements spell it: "nvidia", "tesla", "geforcertx",
+	// "unknown".
 	Brand string `json:"brand"`
 	// Arch is the compute capability: "9.0".
 	Arch string `json:"arch"`
-	// MIG says that MIG mode is on, with or without an instance.
+	// MIG is set if MIG mode is on, with or without an instance.
 	MIG       bool            `json:"mig"`
 	Instances []InstanceFacts `json:"instances"`
 }
 
-// InstanceFacts are those of one MIG device, in the order of NVML's indices.
+// InstanceFacts are the facts about one MIG device; GPUFacts has them in the order of NVML's
+// indices.
 type InstanceFacts struct {
 	// Index is the number behind the colon of "0:1", as in nvidia-smi -L.
 	Index int `json:"index"`
@@ -41,4 +43,27 @@ type InstanceFacts struct {
 	CI int `json:"ci"`
 	// Name is the profile's: "1g.18gb".
 	Name string `json:"name"`
+}
+
+// Annotate returns the set with NVML's names of its MIG devices, as far as facts have them.
+func (inv Inventory) Annotate(set Set, facts Facts) Set {
+	set.MIG = inv.named(set.MIG, facts)
+	return set
+}
+
+// named returns a copy of the list with NVML's names.
+func (inv Inventory) named(list []Instance, facts Facts) []Instance {
+	list = slices.Clone(list)
+	for _, gpu := range inv.GPUs {
+		i := slices.IndexFunc(facts.GPUs, func(g GPUFacts) bool { return sameBusID(g.BusID, gpu.BusID) })
+		if i < 0 {
+			continue
+		}
+		for _, f := range facts.GPUs[i].Instances {
+			if j := slices.IndexFunc(list, Instance{Minor: gpu.Minor, GI: f.GI, CI: f.CI}.is); j >= 0 {
+				list[j].UUID, list[j].Index, list[j].Profile = f.UUID, f.Index, f.Name
+			}
+		}
+	}
+	return list
 }

@@ -50,7 +50,7 @@ func (h *fakeHost) write(path, text string) {
 	}
 }
 
-// gpu adds a GPU as the driver of hosts.md 1 prints it.
+// gpu adds a GPU as driver 580 prints it.
 func (h *fakeHost) gpu(busID string, minor int, uuid, excluded string) {
 	h.t.Helper()
 	h.write(h.roots.Proc+"/driver/nvidia/gpus/"+busID+"/information", fmt.Sprintf(
@@ -73,7 +73,7 @@ func (h *fakeHost) node(name string, major, minor uint32, mode uint32) {
 	}
 }
 
-func (h *fakeHost) discover() *Inventory {
+func (h *fakeHost) discover() Inventory {
 	h.t.Helper()
 	inv, err := Discover(h.roots)
 	if err != nil {
@@ -85,8 +85,8 @@ func (h *fakeHost) discover() *Inventory {
 // uuid makes a UUID that starts with the given eight digits.
 func uuid(start string) string { return "GPU-" + start + "-1111-2222-3333-444444444444" }
 
-// fourGPUs has an index order that differs from the minor order, a domain that
-// sorts last as a number, and one excluded GPU in the middle.
+// fourGPUs has an index order that differs from the minor order, a domain that sorts last as a
+// number, and one excluded GPU in the middle.
 func fourGPUs(t testing.TB) *fakeHost {
 	h := newHost(t)
 	h.gpu("0000:c1:00.0", 0, uuid("fef8089b"), "No")

@@ -1,10 +1,10 @@
 package device
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -19,20 +19,19 @@ type Instance struct {
 	Parent string
 	// GI and CI are the ids of the GPU instance and of the compute instance in it.
 	GI, CI int
-	// GINode and CINode are the minor numbers of the capability nodes that give access
-	// to the two: /dev/nvidia-caps/nvidia-cap<minor>.
+	// GINode and CINode are the minor numbers of the capability nodes that give access to the two:
+	// /dev/nvidia-caps/nvidia-cap<minor>.
 	GINode, CINode uint32
 
-	// UUID, Index and Profile are what NVML calls it: "MIG-…", the number behind the
-	// colon of "0:1", "1g.18gb". UUID is empty where NVML was not asked, and then the
-	// other two say nothing.
+	// UUID, Index and Profile are NVML's names of it: "MIG-…", the number behind the colon of
+	// "0:1", "1g.18gb". All three are zero unless the instance was selected by Facts or annotated.
 	UUID    string
 	Index   int
 	Profile string
 }
 
-// Name is what a container can ask for: the UUID, or where that is not known the
-// older name, MIG-GPU-<uuid>/<gi>/<ci>, which needs no NVML.
+// Name is an id by which a container can ask for the MIG device: the UUID, or if that is not known
+// the older form MIG-GPU-<uuid>/<gi>/<ci>, which needs no NVML.
 func (in Instance) Name() string {
 	switch {
 	case in.UUID != "":
@@ -43,22 +42,21 @@ func (in Instance) Name() string {
 	return fmt.Sprintf("%d/%d of GPU %d", in.GI, in.CI, in.GPU)
 }
 
-// is tells whether both are the same compute instance, whatever is known of it.
+// is reports whether both are the same compute instance, whatever is known of it.
 func (in Instance) is(x Instance) bool {
 	return in.Minor == x.Minor && in.GI == x.GI && in.CI == x.CI
 }
 
-// graphics tells a MIG device that can draw: its profile is "1g.24gb+gfx". Only NVML
-// knows, and most cannot.
-func (in Instance) graphics() bool { return strings.Contains(in.Profile, "gfx") }
+// hasGraphics reports whether the MIG device can draw: its profile is "1g.24gb+gfx". Only NVML
+// knows the profile, and most cannot.
+func (in Instance) hasGraphics() bool { return strings.Contains(in.Profile, "gfx") }
 
 func (in Instance) capabilities() []Capability {
-	gi := fmt.Sprintf("gpu%d/mig/gi%d", in.Minor, in.GI)
-	return []Capability{{gi + "/access", in.GINode}, {fmt.Sprintf("%s/ci%d/access", gi, in.CI), in.CINode}}
+	return []Capability{{accessFile(in.Minor, in.GI, -1), in.GINode}, {accessFile(in.Minor, in.GI, in.CI), in.CINode}}
 }
 
-// Capability is a right that the driver gives to whoever can open a node: to use a GPU
-// instance or a compute instance, to configure MIG, to watch it.
+// Capability is a right that the driver gives to a process that can open a node: to use a GPU
+// instance or a compute instance, to configure MIG, or to monitor it.
 type Capability struct {
 	// File is below <proc>/driver/nvidia/capabilities: "gpu0/mig/gi1/access".
 	File string
@@ -66,170 +64,165 @@ type Capability struct {
 	Minor uint32
 }
 
-// CapabilityFile is the path of a capability's file on this host.
-func (inv *Inventory) CapabilityFile(c Capability) string {
+// capabilitiesDir holds a file for each capability that exists now. Of the two places with MIG in
+// procfs it is the right one: nvidia-caps/mig-minors lists every instance that could exist, on a
+// host without MIG as well.
+const capabilitiesDir = "driver/nvidia/capabilities"
+
+// accessFile is the File of a GPU instance, or of a compute instance if ci is not -1.
+func accessFile(minor, gi, ci int) string {
+	dir := fmt.Sprintf("gpu%d/mig/gi%d", minor, gi)
+	if ci >= 0 {
+		dir += fmt.Sprintf("/ci%d", ci)
+	}
+	return dir + "/access"
+}
+
+// CapabilityFile returns the path of a capability's file on this host.
+func (inv Inventory) CapabilityFile(c Capability) string {
 	return filepath.Join(inv.Roots.Proc, capabilitiesDir, c.File)
 }
 
-// Management returns the right to configure the MIG devices of the host, "config", or
-// to watch them all, "monitor".
-func (inv *Inventory) Management(name string) (Capability, error) {
-	c := Capability{File: "mig/" + name}
-	minor, err := capabilityMinor(inv.CapabilityFile(c))
+// Management returns the right to configure the MIG devices of the host, "config", or to monitor
+// them all, "monitor".
+func (inv Inventory) Management(name string) (Capability, error) {
+	a, err := inv.Roots.readAccess("mig/" + name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return c, fmt.Errorf("this host has no MIG: %w", err)
+		return Capability{}, fmt.Errorf("this host has no MIG: %w", err)
 	}
-	c.Minor = minor
-	return c, err
+	return a.Capability, err
 }
-
-// capabilitiesDir is where the driver shows which MIG instances exist.
-const capabilitiesDir = "driver/nvidia/capabilities"
 
 // node is the name of the capability's node below /dev.
 func (c Capability) node() string {
 	return "nvidia-caps/nvidia-cap" + strconv.FormatUint(uint64(c.Minor), 10)
 }
 
-// Instances lists the MIG devices that exist now, by GPU, GPU instance and compute
-// instance. It reads the driver's capability files; mig-minors lists every instance
-// that could exist, on a host without MIG as well.
-func (inv *Inventory) Instances() ([]Instance, error) {
-	var all []Instance
-	for _, gpu := range inv.GPUs {
-		l, err := inv.readLayout(gpu)
-		if err != nil {
-			return nil, err
+// access is a capability that exists now, with what its file says about the node.
+type access struct {
+	Capability
+	mode os.FileMode
+	// modify is false if the driver does not want its libraries to make the node.
+	modify bool
+	// gpu is the minor number of the GPU, gi and ci are the ids of the instance; ci is -1 for a GPU
+	// instance.
+	gpu, gi, ci int
+}
+
+// readAccess reads a file below capabilitiesDir.
+func (r Roots) readAccess(name string) (access, error) {
+	file := filepath.Join(r.Proc, capabilitiesDir, name)
+	data, err := ReadFile(file)
+	if err != nil {
+		return access{}, fmt.Errorf("read MIG capability: %w", err)
+	}
+	fields := parseFields(data)
+	minor, err := strconv.ParseUint(fields["DeviceFileMinor"], 10, 20) // the kernel's minors have 20 bits
+	if err != nil {
+		return access{}, fmt.Errorf("read MIG capability: %s has no usable line \"DeviceFileMinor:\"", file)
+	}
+	a := access{Capability: Capability{name, uint32(minor)}, mode: 0o400, modify: fields["DeviceFileModify"] != "0"}
+	if mode, err := strconv.ParseUint(fields["DeviceFileMode"], 10, 32); err == nil {
+		a.mode = os.FileMode(mode & 0o777)
+	}
+	return a, nil
+}
+
+// readMIG reads the capabilities of the MIG instances of this host. By GPU, each GPU instance is
+// followed by its compute instances. Instances that are destroyed while it reads are left out.
+func (r Roots) readMIG() ([]access, error) {
+	top := filepath.Join(r.Proc, capabilitiesDir)
+	var list []access
+	for _, gpu := range numbered(top, "gpu") {
+		mig := filepath.Join(top, fmt.Sprintf("gpu%d/mig", gpu))
+		for _, gi := range numbered(mig, "gi") {
+			cis := numbered(filepath.Join(mig, fmt.Sprintf("gi%d", gi)), "ci")
+			for _, ci := range append([]int{-1}, cis...) {
+				a, err := r.readAccess(accessFile(gpu, gi, ci))
+				if errors.Is(err, fs.ErrNotExist) {
+					continue
+				}
+				if err != nil {
+					return nil, err
+				}
+				a.gpu, a.gi, a.ci = gpu, gi, ci
+				list = append(list, a)
+			}
 		}
-		all = append(all, l.here...)
 	}
-	return all, nil
+	return list, nil
 }
 
-// InstancesOf lists the MIG devices of a GPU as they were when this inventory was
-// first asked for them: a container is given what was there at one time.
-func (inv *Inventory) InstancesOf(gpu GPU) ([]Instance, error) {
-	l, err := inv.layoutOf(gpu)
-	return l.here, err
-}
-
-func (inv *Inventory) layoutOf(gpu GPU) (layout, error) {
-	if l, ok := inv.layouts[gpu.Minor]; ok {
-		return l, nil
-	}
-	l, err := inv.readLayout(gpu)
-	if err != nil {
-		return layout{}, err
-	}
-	if inv.layouts == nil {
-		inv.layouts = map[int]layout{}
-	}
-	inv.layouts[gpu.Minor] = l
-	return l, nil
-}
-
-// Seen lists the MIG devices as InstancesOf does, of all GPUs.
-func (inv *Inventory) Seen() ([]Instance, error) {
-	var all []Instance
-	for _, gpu := range inv.GPUs {
-		list, err := inv.InstancesOf(gpu)
-		if err != nil {
-			return nil, err
-		}
-		all = append(all, list...)
-	}
-	return all, nil
-}
-
-// migDir is where the driver shows the GPU instances of the GPU with that minor number.
-func (inv *Inventory) migDir(minor int) string {
-	return filepath.Join(inv.Roots.Proc, capabilitiesDir, "gpu"+strconv.Itoa(minor), "mig")
-}
-
-func (inv *Inventory) readLayout(gpu GPU) (layout, error) {
-	gis, err := numbered(inv.migDir(gpu.Minor), "gi")
-	if err != nil {
-		return layout{}, fmt.Errorf("list MIG devices: %w", err)
-	}
-	all, err := inv.readInstances(gpu, gis)
-	if err != nil {
-		return layout{}, err
-	}
-	l := inv.divide(all)
-	l.gis = gis
-	return l, nil
-}
-
-// readInstances reads the compute instances of the GPU instances gis.
-func (inv *Inventory) readInstances(gpu GPU, gis []int) ([]Instance, error) {
-	dir := inv.migDir(gpu.Minor)
+// instances returns the MIG devices of a GPU among all capabilities.
+func (g GPU) instances(all []access) []Instance {
 	var list []Instance
-	for _, gi := range gis {
-		giDir := filepath.Join(dir, "gi"+strconv.Itoa(gi))
-		cis, err := numbered(giDir, "ci")
-		if err != nil {
-			return nil, fmt.Errorf("list MIG devices: %w", err)
-		}
-		for _, ci := range cis {
-			in := Instance{GPU: gpu.Index, Minor: gpu.Minor, Parent: gpu.UUID, GI: gi, CI: ci}
-			if in.GINode, err = capabilityMinor(filepath.Join(giDir, "access")); err == nil {
-				in.CINode, err = capabilityMinor(filepath.Join(giDir, "ci"+strconv.Itoa(ci), "access"))
-			}
-			if errors.Is(err, fs.ErrNotExist) {
-				continue // it was destroyed while we looked
-			}
-			if err != nil {
-				return nil, err
-			}
-			list = append(list, in)
+	parent := access{gi: -1}
+	for _, a := range all {
+		switch {
+		case a.gpu != g.Minor:
+		case a.ci < 0:
+			parent = a
+		case a.gi == parent.gi:
+			list = append(list, Instance{
+				GPU: g.Index, Minor: g.Minor, Parent: g.UUID, GI: a.gi, CI: a.ci, GINode: parent.Minor, CINode: a.Minor,
+			})
 		}
 	}
-	slices.SortFunc(list, func(a, b Instance) int {
-		return cmp.Or(cmp.Compare(a.GI, b.GI), cmp.Compare(a.CI, b.CI))
-	})
-	return list, nil
+	return list
 }
 
-// numbered lists the directories <prefix><number> of dir; none where dir is missing.
-func numbered(dir, prefix string) ([]int, error) {
-	names, err := readNames(dir)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, err
-	}
-	var list []int
-	for _, name := range names {
-		digits, ok := strings.CutPrefix(name, prefix)
-		if n, err := strconv.ParseUint(digits, 10, 16); ok && err == nil {
-			list = append(list, int(n))
+// OnlyPresent returns the inventory without the GPUs that have no node here, which it counts from 0
+// as NVML does, and with the MIG devices that lack one of their two capability nodes in
+// WithheldMIG. It is for a host that is a container itself (kind): unless procfs is masked it shows
+// everything of the machine there, and the nodes are those that the container was given.
+func (inv Inventory) OnlyPresent() Inventory {
+	here := inv
+	here.GPUs, here.MIG, here.WithheldMIG, here.Nested = nil, nil, nil, false
+	for _, g := range inv.GPUs {
+		if g.Minor >= 0 && !inv.hasNode("nvidia"+strconv.Itoa(g.Minor)) {
+			here.Nested = true
+			continue
 		}
-	}
-	slices.Sort(list)
-	return list, nil
-}
-
-// capabilityMinor reads "DeviceFileMinor: 12" of a capability file.
-func capabilityMinor(file string) (uint32, error) {
-	minor, _, err := readCapability(file)
-	return minor, err
-}
-
-// readCapability is capabilityMinor, with the bytes of the file.
-func readCapability(file string) (uint32, []byte, error) {
-	data, err := readBounded(file)
-	if err != nil {
-		return 0, nil, fmt.Errorf("read MIG capability: %w", err)
-	}
-	for line := range strings.Lines(string(data)) {
-		if value, ok := strings.CutPrefix(line, "DeviceFileMinor:"); ok {
-			n, err := strconv.ParseUint(strings.TrimSpace(value), 10, 20)
-			if err != nil {
-				return 0, nil, fmt.Errorf("read MIG capability: %s: minor %q is not a number", file, cut(strings.TrimSpace(value)))
+		for _, in := range inv.InstancesOf(g) {
+			in.GPU = len(here.GPUs)
+			missing := func(c Capability) bool { return !inv.hasNode(c.node()) }
+			if slices.ContainsFunc(in.capabilities(), missing) {
+				here.WithheldMIG, here.Nested = append(here.WithheldMIG, in), true
+			} else {
+				here.MIG = append(here.MIG, in)
 			}
-			return uint32(n), data, nil
+		}
+		g.Index = len(here.GPUs)
+		here.GPUs = append(here.GPUs, g)
+	}
+	return here
+}
+
+// hasNode reports whether there is anything in a node's place; Nodes verifies it.
+func (inv Inventory) hasNode(name string) bool {
+	_, err := os.Lstat(filepath.Join(inv.Roots.Dev, "dev", name))
+	return err == nil
+}
+
+// InstancesOf returns the MIG devices of a GPU.
+func (inv Inventory) InstancesOf(gpu GPU) []Instance { return instancesOf(inv.MIG, gpu) }
+
+// Withheld counts the MIG devices of a GPU that this host, a container, was not given. A GPU that
+// has such is not available as a whole, even if this host has no MIG device of it: its node was
+// given for a MIG device that is gone, or before it was partitioned.
+func (inv Inventory) Withheld(gpu GPU) int { return len(instancesOf(inv.WithheldMIG, gpu)) }
+
+// isWhole reports whether a GPU is not partitioned by MIG.
+func (inv Inventory) isWhole(gpu GPU) bool {
+	return len(inv.InstancesOf(gpu)) == 0 && inv.Withheld(gpu) == 0
+}
+
+func instancesOf(list []Instance, gpu GPU) []Instance {
+	var of []Instance
+	for _, in := range list {
+		if in.Minor == gpu.Minor {
+			of = append(of, in)
 		}
 	}
-	return 0, nil, fmt.Errorf("read MIG capability: %s has no line \"DeviceFileMinor:\"", file)
+	return of
 }

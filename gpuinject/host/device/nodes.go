@@ -5,31 +5,19 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 )
 
-// Minor numbers that the driver fixes (nvidia-modprobe's interface); its majors are
-// not fixed.
-const (
-	minorModeset  = 254
-	minorControl  = 255
-	minorUVM      = 0
-	minorUVMTools = 1
-)
-
-// remedyPrepare makes a missing node.
-const remedyPrepare = "nvidia-shimctl prepare"
-
-// Node is a verified character device of this host.
+// Node is a character device of this host.
 type Node struct {
 	// Path is the path in the container: /dev/nvidia0.
 	Path string
-	// HostPath is where the node was verified: <dev-root>/dev/nvidia0.
+	// HostPath is the path on the host: <dev-root>/dev/nvidia0.
 	HostPath string
 	// Major and Minor are the node's own.
 	Major, Minor uint32
@@ -41,159 +29,21 @@ type Node struct {
 	Link string
 }
 
-// wanted is a node before it was looked at.
-type wanted struct {
-	name     string // below /dev
-	driver   string // for messages
-	major    uint32
-	known    bool // whether <proc>/devices lists the driver
-	minor    uint32
-	required bool
-	remedy   string
-	link     string // see Node
-}
-
-// The drivers of the nodes as <proc>/devices names them. The GPUs' is called
-// nvidia-frontend before 550.40.
-const capsDriver = "nvidia-caps"
-
-func gpuDriver(majors map[string]uint32) string {
-	if _, ok := majors["nvidia"]; ok {
-		return "nvidia"
-	}
-	return "nvidia-frontend"
-}
-
-// Nodes returns the nodes that a container with these devices and capabilities needs:
-//
-//	nvidiactl                    always, also without a GPU
-//	nvidia<minor>                of each GPU, whole or of a MIG device
-//	nvidia-uvm, nvidia-uvm-tools with compute or video (whose libraries need CUDA)
-//	nvidia-modeset               with graphics or display
-//	dri/card<n>, dri/renderD<n>  of each GPU, with graphics or display; of a MIG
-//	                             device where its profile is for graphics
-//	nvidia-caps/nvidia-cap<n>    of each MIG device two, and those of Set.Manage
-//
-// after toolkit.md 4.1 and 4.2. nvidia-uvm-tools, nvidia-modeset and the DRM nodes
-// are skipped where the host has none, nvidia-uvm also when no GPU is asked for;
-// every other missing node is an error that says how to make it.
-//
-// Under WSL2 it is /dev/dxg alone. A Tegra's are not found here: see NodesAt.
-//
-// <proc>/devices is read again here: a major that changed since Discover, or a node
-// left over from an earlier module load, is refused (security.md T37), as is a node
-// that is a link or an ordinary file (T38).
-func (inv *Inventory) Nodes(set Set, caps []string) ([]Node, error) {
-	if inv.Platform == WSL {
-		return inv.wslNodes()
-	}
-	majors, err := inv.majors()
-	if err != nil {
-		return nil, err
-	}
-	var nodes []Node
-	for _, w := range inv.wanted(set, caps, majors) {
-		node, err := verify(inv.Roots.Dev, w)
-		if errors.Is(err, fs.ErrNotExist) && !w.required {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		nodes = append(nodes, node)
-	}
-	return nodes, nil
-}
-
-// wanted lists the nodes in the order in which they are given.
-func (inv *Inventory) wanted(set Set, caps []string, majors map[string]uint32) []wanted {
-	driver, gpus := gpuDriver(majors), inv.Visible(set)
-	list := []wanted{{name: "nvidiactl", driver: driver, minor: minorControl, required: true, remedy: remedyPrepare}}
-	for _, g := range gpus {
-		n := strconv.Itoa(g.Minor)
-		list = append(list, wanted{name: "nvidia" + n, driver: driver, minor: uint32(g.Minor), required: true, remedy: remedyPrepare})
-	}
-	has := func(names ...string) bool {
-		return slices.ContainsFunc(names, func(c string) bool { return slices.Contains(caps, c) })
-	}
-	if has("compute", "video") {
-		list = append(list,
-			wanted{name: "nvidia-uvm", driver: "nvidia-uvm", minor: minorUVM, required: len(gpus) > 0, remedy: remedyPrepare},
-			wanted{name: "nvidia-uvm-tools", driver: "nvidia-uvm", minor: minorUVMTools})
-	}
-	if has("graphics", "display") {
-		list = append(list, wanted{name: "nvidia-modeset", driver: driver, minor: minorModeset})
-		for _, g := range gpus {
-			if set.HasGPU(g) || slices.ContainsFunc(set.MIG, func(in Instance) bool { return in.Minor == g.Minor && in.graphics() }) {
-				list = append(list, drmNodes(inv.Roots.Sys, g.BusID)...)
-			}
-		}
-	}
-	for _, c := range set.Capabilities() {
-		list = append(list, wanted{
-			name: c.node(), driver: capsDriver, minor: c.Minor, required: true,
-			remedy: remedyPrepare,
-		})
-	}
-	for i := range list {
-		list[i].major, list[i].known = majors[list[i].driver]
-	}
-	return list
-}
-
-// drmNodes names the card and render nodes of a PCI device. Their number is their
-// minor (drm_minor_alloc in the kernel); there are none without nvidia-drm.
-func drmNodes(sys, busID string) []wanted {
-	names, err := readNames(filepath.Join(sys, "bus/pci/devices", busID, "drm"))
-	if err != nil {
-		return nil
-	}
-	slices.Sort(names) // cards before render nodes
-	var list []wanted
-	for _, name := range names {
-		kind := "card"
-		number, ok := strings.CutPrefix(name, "card")
-		if !ok {
-			kind = "render"
-			number, ok = strings.CutPrefix(name, "renderD")
-		}
-		if n, err := strconv.ParseUint(number, 10, 20); ok && err == nil {
-			// Named as udev does (60-drm.rules).
-			list = append(list, wanted{name: "dri/" + name, driver: "drm", minor: uint32(n), link: "pci-" + busID + "-" + kind})
-		}
-	}
-	return list
-}
-
-// verify looks at a node without following it.
-func verify(devRoot string, w wanted) (Node, error) {
-	node := Node{Path: "/dev/" + w.name, HostPath: filepath.Join(devRoot, "dev", w.name), Link: w.link}
+// StatNode returns the node at a path of the host. It does not follow a link, and a file that is
+// not a character device is an error. The node's Path is not set.
+func StatNode(name string) (Node, error) {
 	var st unix.Stat_t
-	if err := unix.Lstat(node.HostPath, &st); err != nil {
-		err := &fs.PathError{Op: "lstat", Path: node.HostPath, Err: err}
-		if errors.Is(err, fs.ErrNotExist) && w.remedy != "" {
-			if !w.known {
-				w.remedy += " --load-modules"
-			}
-			return Node{}, fmt.Errorf("device node %s is missing: run %q on the host: %w", node.HostPath, w.remedy, fs.ErrNotExist)
-		}
-		return Node{}, fmt.Errorf("device node: %w", err)
+	if err := unix.Lstat(name, &st); err != nil {
+		return Node{}, fmt.Errorf("device node: %w", &fs.PathError{Op: "lstat", Path: name, Err: err})
 	}
 	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
-		return Node{}, fmt.Errorf("device node %s is %s, not a character device: run \"nvidia-shimctl prepare --replace\" on the host",
-			node.HostPath, fileType(st.Mode))
+		return Node{}, fmt.Errorf("device node %s is %s, not a character device", name, fileType(st.Mode))
 	}
 	rdev := uint64(st.Rdev) //nolint:unconvert // 32 bits on some architectures
-	node.Major, node.Minor = unix.Major(rdev), unix.Minor(rdev)
-	node.Mode, node.UID, node.GID = os.FileMode(st.Mode&0o777), st.Uid, st.Gid
-	if !w.known {
-		return Node{}, fmt.Errorf("device node %s is there, but no driver %q in /proc/devices: load its kernel module", node.HostPath, w.driver)
-	}
-	if node.Major != w.major || node.Minor != w.minor {
-		return Node{}, fmt.Errorf("device node %s is %d:%d, but driver %q has %d:%d for it: run \"nvidia-shimctl prepare --replace\" on the host",
-			node.HostPath, node.Major, node.Minor, w.driver, w.major, w.minor)
-	}
-	return node, nil
+	return Node{
+		HostPath: name, Major: unix.Major(rdev), Minor: unix.Minor(rdev),
+		Mode: os.FileMode(st.Mode & 0o777), UID: st.Uid, GID: st.Gid,
+	}, nil
 }
 
 func fileType(mode uint32) string {
@@ -210,44 +60,169 @@ func fileType(mode uint32) string {
 	return "a special file"
 }
 
-func (inv *Inventory) majors() (map[string]uint32, error) {
-	return readMajors(filepath.Join(inv.Roots.Proc, "devices"))
+// wanted is a node as its driver has it.
+type wanted struct {
+	name   string   // below /dev
+	driver string   // the driver's name in <proc>/devices, for messages
+	majors []uint32 // those of the driver; none if it is not loaded
+	minors []uint32 // the possible ones; nil if the driver gives them out as it pleases
+	// make is the command that makes the node if it is missing. It is "" for a node that a host
+	// need not have.
+	make string
+	// prepared: nvidia-shimctl prepare --replace corrects a wrong node.
+	prepared bool
+	link     string // see Node
 }
 
-// readMajors reads the character devices of <proc>/devices: name to major.
-func readMajors(file string) (map[string]uint32, error) {
-	data, err := readBounded(file)
+// verify returns a node if it is what its driver has.
+func (r Roots) verify(w wanted) (Node, error) {
+	node, err := StatNode(filepath.Join(r.Dev, "dev", w.name))
+	node.Path, node.Link = "/dev/"+w.name, w.link
+	fix := "remove it and load its kernel module again"
+	if w.prepared {
+		fix = "run \"nvidia-shimctl prepare --replace\" on the host"
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && w.make != "":
+		return Node{}, fmt.Errorf("device node %s is missing: run %q on the host: %w", filepath.Join(r.Dev, "dev", w.name), w.make, fs.ErrNotExist)
+	case errors.Is(err, fs.ErrNotExist):
+		return Node{}, err
+	case err != nil:
+		return Node{}, fmt.Errorf("%w: %s", err, fix)
+	case len(w.majors) == 0:
+		return Node{}, fmt.Errorf("device node %s is there, but no driver %q in /proc/devices: load its kernel module", node.HostPath, w.driver)
+	case slices.Contains(w.majors, node.Major) && (w.minors == nil || slices.Contains(w.minors, node.Minor)):
+		return node, nil
+	case w.prepared:
+		return Node{}, fmt.Errorf("device node %s is %d:%d, but driver %q has %d:%d for it: %s",
+			node.HostPath, node.Major, node.Minor, w.driver, w.majors[0], w.minors[0], fix)
+	}
+	return Node{}, fmt.Errorf("device node %s is %d:%d, which is not its driver's by /proc/devices and /proc/misc: load its kernel module, or remove the node",
+		node.HostPath, node.Major, node.Minor)
+}
+
+// Minor numbers that the driver fixes (nvidia-modprobe's interface); its majors are not fixed.
+const (
+	minorModeset  = 254
+	minorControl  = 255
+	minorUVM      = 0
+	minorUVMTools = 1
+)
+
+// The drivers of the nodes as <proc>/devices names them. The GPUs' is called nvidia-frontend before
+// 550.40.
+const (
+	uvmDriver  = "nvidia-uvm"
+	capsDriver = "nvidia-caps"
+)
+
+func gpuDriver(majors numbers) string {
+	if len(majors["nvidia"]) > 0 {
+		return "nvidia"
+	}
+	return "nvidia-frontend"
+}
+
+// Nodes returns the nodes that a container with these devices and capabilities needs:
+//
+//	nvidiactl                    always, also without a GPU
+//	nvidia<minor>                of each GPU, whole or of a MIG device
+//	nvidia-uvm, nvidia-uvm-tools with compute or video (whose libraries need CUDA)
+//	nvidia-modeset               with graphics or display
+//	dri/card<n>, dri/renderD<n>  of each GPU, with graphics or display; of a MIG
+//	                             device if its profile is for graphics
+//	nvidia-caps/nvidia-cap<n>    of each MIG device two, and those of Set.Manage
+//
+// nvidia-uvm-tools, nvidia-modeset and the DRM nodes are skipped if the host has none, nvidia-uvm
+// also if no GPU is asked for; every other missing node is an error that says how to make it.
+//
+// It reads <proc>/devices: a major that changed since Discover, or a node left over from an earlier
+// module load, is refused (T37), as is a node that is a link or an ordinary file (T38).
+func (inv Inventory) Nodes(set Set, caps []string) ([]Node, error) {
+	majors, err := inv.Roots.majors()
 	if err != nil {
-		return nil, fmt.Errorf("read device majors: %w", err)
+		return nil, err
 	}
-	return parseMajors(data), nil
+	var nodes []Node
+	for _, w := range inv.wanted(set, caps, majors) {
+		node, err := inv.Roots.verify(w)
+		if errors.Is(err, fs.ErrNotExist) && w.make == "" {
+			continue
+		}
+		if err != nil {
+			return nil, err
+		}
+		nodes = append(nodes, node)
+	}
+	return nodes, nil
 }
 
-// parseMajors takes the lines "195 nvidia" between "Character devices:" and "Block
-// devices:". A name can have several majors; the first counts.
-func parseMajors(data []byte) map[string]uint32 {
-	majors := map[string]uint32{}
-	character := false
-	for line := range strings.Lines(string(data)) {
-		number, name, ok := strings.Cut(strings.TrimSpace(line), " ")
-		name = strings.TrimSpace(name)
-		if !ok || strings.ContainsAny(name, " \t") {
-			continue
+// wanted lists the nodes in the order in which they are given.
+func (inv Inventory) wanted(set Set, caps []string, majors numbers) []wanted {
+	gpus := inv.Visible(set)
+	has := func(names ...string) bool {
+		return slices.ContainsFunc(names, func(n string) bool { return slices.Contains(caps, n) })
+	}
+	var list []wanted
+	add := func(name, driver string, minor int, required bool) {
+		w := wanted{name: name, driver: driver, majors: majors[driver], minors: []uint32{uint32(minor)}, prepared: true}
+		if required {
+			w.make = "nvidia-shimctl prepare"
+			if len(w.majors) == 0 {
+				w.make += " --load-modules"
+			}
 		}
-		if name == "devices:" {
-			character = number == "Character"
-			continue
-		}
-		if !character {
-			continue
-		}
-		n, err := strconv.ParseUint(number, 10, 12) // the kernel's majors have 12 bits
-		if err != nil {
-			continue
-		}
-		if _, ok := majors[name]; !ok {
-			majors[name] = uint32(n)
+		list = append(list, w)
+	}
+	add("nvidiactl", gpuDriver(majors), minorControl, true)
+	for _, g := range gpus {
+		add("nvidia"+strconv.Itoa(g.Minor), gpuDriver(majors), g.Minor, true)
+	}
+	if has("compute", "video") {
+		add("nvidia-uvm", uvmDriver, minorUVM, len(gpus) > 0)
+		add("nvidia-uvm-tools", uvmDriver, minorUVMTools, false)
+	}
+	if has("graphics", "display") {
+		add("nvidia-modeset", gpuDriver(majors), minorModeset, false)
+		for _, g := range gpus {
+			if set.HasGPU(g) || slices.ContainsFunc(instancesOf(set.MIG, g), Instance.hasGraphics) {
+				list = append(list, inv.Roots.drmNodes(g.BusID, majors)...)
+			}
 		}
 	}
-	return majors
+	for _, c := range set.Capabilities() {
+		add(c.node(), capsDriver, int(c.Minor), true)
+	}
+	return list
+}
+
+// drmNodes lists the card and render nodes of a PCI device. Their number is their minor
+// (drm_minor_alloc in the kernel); there are none without nvidia-drm.
+func (r Roots) drmNodes(busID string, majors numbers) []wanted {
+	dir := filepath.Join(r.Sys, "bus/pci/devices", busID, "drm")
+	var list []wanted
+	for _, kind := range []struct{ prefix, link string }{{"card", "card"}, {"renderD", "render"}} {
+		for _, n := range numbered(dir, kind.prefix) {
+			list = append(list, wanted{
+				name: path.Join("dri", kind.prefix+strconv.Itoa(n)), driver: "drm", majors: majors["drm"], minors: []uint32{uint32(n)},
+				prepared: true, link: "pci-" + busID + "-" + kind.link, // as udev names it (60-drm.rules)
+			})
+		}
+	}
+	return list
+}
+
+// MiscNode returns the node /dev/<name> of a misc device that the kernel lists as driver in
+// <proc>/misc: its minor number is dynamic.
+func (r Roots) MiscNode(name, driver string) (Node, error) {
+	majors, err := r.majors()
+	if err != nil {
+		return Node{}, err
+	}
+	data, err := ReadFile(filepath.Join(r.Proc, "misc"))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without misc devices
+		return Node{}, fmt.Errorf("read device minors: %w", err)
+	}
+	minors := append([]uint32{}, parseNumbers(data)[driver]...)
+	return r.verify(wanted{name: name, driver: "misc", majors: majors["misc"], minors: minors})
 }

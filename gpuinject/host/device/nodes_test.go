@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// nodeHost has the nodes of hosts.md 1 for fourGPUs, with DRM nodes for index 0.
+// nodeHost has the nodes of a real host for fourGPUs, with DRM nodes for index 0.
 func nodeHost(t testing.TB) *fakeHost {
 	h := fourGPUs(t)
 	h.node("nvidiactl", 195, 255, 0o666)
@@ -50,7 +50,7 @@ func TestNodes(t *testing.T) {
 		{"no capability is the control node and the GPU", []string{"0"}, nil, []string{"/dev/nvidiactl 195:255", "/dev/nvidia2 195:2"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			gpus, err := inv.Select(tt.gpus, nil)
+			gpus, err := inv.Select(tt.gpus, Facts{})
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -162,20 +162,4 @@ func TestNodesRefuses(t *testing.T) {
 func relink(path, target string) {
 	os.Remove(path)
 	os.Symlink(target, path)
-}
-
-func BenchmarkNodesEightGPUs(b *testing.B) {
-	h := eightGPUs(b)
-	h.node("nvidiactl", 195, 255, 0o666)
-	for minor := range uint32(8) {
-		h.node(fmt.Sprintf("nvidia%d", minor), 195, minor, 0o666)
-	}
-	h.node("nvidia-uvm", 238, 0, 0o666)
-	inv := h.discover()
-	b.ReportAllocs()
-	for b.Loop() {
-		if _, err := inv.Nodes(Set{GPUs: inv.GPUs}, []string{"compute", "utility"}); err != nil {
-			b.Fatal(err)
-		}
-	}
 }

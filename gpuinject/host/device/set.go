@@ -6,29 +6,29 @@ import (
 	"strconv"
 )
 
-// Set is devices that a container asks for, may have or gets.
+// Set is the devices that a container asks for, may have or gets.
 type Set struct {
 	// GPUs are whole GPUs, in index order.
 	GPUs []GPU
-	// MIG are MIG devices, by GPU, GPU instance and compute instance. Their GPUs are
-	// not among GPUs.
+	// MIG are MIG devices, by GPU, GPU instance and compute instance. Their GPUs are not among
+	// GPUs.
 	MIG []Instance
-	// Manage are the rights to configure or watch MIG.
+	// Manage are the rights to configure or monitor MIG.
 	Manage []Capability
 }
 
-// Empty tells whether nothing is in the set.
+// Empty reports whether the set has no device.
 func (s Set) Empty() bool { return len(s.GPUs)+len(s.MIG) == 0 }
 
-// HasGPU tells whether the set has the whole GPU.
+// HasGPU reports whether the set has the whole GPU.
 func (s Set) HasGPU(gpu GPU) bool {
 	return slices.ContainsFunc(s.GPUs, func(x GPU) bool { return x.BusID == gpu.BusID })
 }
 
-// HasMIG tells whether the set has the MIG device.
+// HasMIG reports whether the set has the MIG device.
 func (s Set) HasMIG(in Instance) bool { return slices.ContainsFunc(s.MIG, in.is) }
 
-// AddGPU adds a GPU, once.
+// AddGPU adds a GPU unless the set has it.
 func (s *Set) AddGPU(gpu GPU) {
 	if !s.HasGPU(gpu) {
 		s.GPUs = append(s.GPUs, gpu)
@@ -36,7 +36,7 @@ func (s *Set) AddGPU(gpu GPU) {
 	}
 }
 
-// AddMIG adds a MIG device, once.
+// AddMIG adds a MIG device unless the set has it.
 func (s *Set) AddMIG(in Instance) {
 	if !s.HasMIG(in) {
 		s.MIG = append(s.MIG, in)
@@ -46,7 +46,7 @@ func (s *Set) AddMIG(in Instance) {
 	}
 }
 
-// Add adds what is in another set.
+// Add adds the devices of another set.
 func (s *Set) Add(other Set) {
 	for _, gpu := range other.GPUs {
 		s.AddGPU(gpu)
@@ -56,11 +56,11 @@ func (s *Set) Add(other Set) {
 	}
 }
 
-// Names are the names by which a container can ask for what is in the set.
+// Names returns an id for each device of the set by which a container can ask for it.
 func (s Set) Names() []string {
 	names := make([]string, 0, len(s.GPUs)+len(s.MIG))
 	for _, gpu := range s.GPUs {
-		// Where the driver does not say the UUID, and of WSL2 and a Tegra.
+		// The driver may not know the UUID, and not every GPU is on a PCI bus.
 		names = append(names, cmp.Or(gpu.UUID, gpu.BusID, strconv.Itoa(gpu.Index)))
 	}
 	for _, in := range s.MIG {
@@ -69,8 +69,8 @@ func (s Set) Names() []string {
 	return names
 }
 
-// Capabilities are the rights that the set needs beside the nodes of its GPUs, each
-// once: two MIG devices can be of one GPU instance.
+// Capabilities returns the rights that the set needs besides the nodes of its GPUs, each once: two
+// MIG devices can share a GPU instance.
 func (s Set) Capabilities() []Capability {
 	var list []Capability
 	for _, in := range s.MIG {
@@ -83,12 +83,12 @@ func (s Set) Capabilities() []Capability {
 	return append(list, s.Manage...)
 }
 
-// Visible are the GPUs that a container with the set sees, in index order: the whole
-// ones and those that MIG devices are of.
-func (inv *Inventory) Visible(s Set) []GPU {
+// Visible returns the GPUs that a container with the set sees, in index order: its whole GPUs and
+// the GPUs of its MIG devices.
+func (inv Inventory) Visible(s Set) []GPU {
 	var list []GPU
 	for _, gpu := range inv.GPUs {
-		if s.HasGPU(gpu) || slices.ContainsFunc(s.MIG, func(in Instance) bool { return in.Minor == gpu.Minor }) {
+		if s.HasGPU(gpu) || len(instancesOf(s.MIG, gpu)) > 0 {
 			list = append(list, gpu)
 		}
 	}
@@ -98,45 +98,33 @@ func (inv *Inventory) Visible(s Set) []GPU {
 // Number is a device number.
 type Number struct{ Major, Minor int64 }
 
-// Given returns the devices whose nodes are among numbers. Of a GPU that has MIG
-// devices the node alone gives none of them, and not the GPU either; the node of a
-// compute instance stands for its MIG device.
-func (inv *Inventory) Given(numbers []Number) (Set, error) {
+// Number returns the node's number.
+func (n Node) Number() Number { return Number{int64(n.Major), int64(n.Minor)} }
+
+// Given returns the devices whose nodes are among list. The node of a MIG-partitioned GPU alone
+// gives neither the GPU nor a MIG device; the node of a compute instance gives its MIG device.
+func (inv Inventory) Given(list []Number) (Set, error) {
 	var s Set
-	if len(numbers) == 0 {
+	if len(list) == 0 {
 		return s, nil
 	}
-	if inv.Platform != "" {
-		return inv.platformGiven(numbers)
-	}
-	majors, err := inv.majors()
+	majors, err := inv.Roots.majors()
 	if err != nil {
 		return s, err
 	}
-	major, loaded := majors[gpuDriver(majors)]
-	caps, known := majors[capsDriver]
-	cap := func(minor uint32) bool {
-		return known && slices.Contains(numbers, Number{int64(caps), int64(minor)})
+	has := func(driver string, minor int) bool {
+		return slices.ContainsFunc(majors[driver], func(major uint32) bool {
+			return slices.Contains(list, Number{int64(major), int64(minor)})
+		})
 	}
-	anyCap := known && slices.ContainsFunc(numbers, func(n Number) bool { return n.Major == int64(caps) })
 	for _, gpu := range inv.GPUs {
-		given := loaded && gpu.Minor >= 0 && slices.Contains(numbers, Number{int64(major), int64(gpu.Minor)})
-		if !given && !anyCap {
-			continue
-		}
-		instances, err := inv.InstancesOf(gpu)
-		if err != nil {
-			return Set{}, err
-		}
-		if whole, err := inv.whole(gpu); err != nil {
-			return Set{}, err
-		} else if given && whole {
+		if gpu.Minor >= 0 && has(gpuDriver(majors), gpu.Minor) && inv.isWhole(gpu) {
 			s.AddGPU(gpu)
 		}
-		for _, in := range instances {
-			if cap(in.CINode) {
-				s.AddMIG(in)
-			}
+	}
+	for _, in := range inv.MIG {
+		if has(capsDriver, int(in.CINode)) {
+			s.AddMIG(in)
 		}
 	}
 	return s, nil

@@ -1,84 +1,163 @@
 package driver
 
 import (
+	"cmp"
+	"fmt"
 	"path"
+	"regexp"
 	"slices"
-
-	"golang.org/x/sys/unix"
+	"strconv"
+	"strings"
 )
 
-// prefixes are the directories above the library directories that were used, where
-// the driver has a tree of its own: /usr/local/nvidia of /usr/local/nvidia/lib64.
-func (s *search) prefixes() []string {
-	var list []string
-	for dir := range s.used {
-		prefix := path.Dir(dir)
-		base := path.Base(dir)
-		if (base == "lib64" || base == "lib") && prefix != "/" && prefix != "/usr" {
-			list = append(list, prefix)
-		}
-	}
-	slices.Sort(list)
-	return slices.Compact(list)
-}
+// maxManifest bounds a manifest, in bytes; NVIDIA's have some hundred.
+const maxManifest = 64 << 10
 
-// file resolves one file and checks it. Both its name, which may be a link, and the
-// file are stamped, or its absence.
-func (s *search) file(name string) (host string, st unix.Stat_t, ok bool) {
-	fd, st, err := s.open(name)
-	if err != nil {
-		s.stamp(name, nil)
-		return "", st, false
-	}
-	defer unix.Close(fd)
-	host, inner, err := s.name(fd)
-	if err != nil {
-		s.refuse(s.host(name), err.Error())
-		return "", st, false
-	}
-	s.stamp(name, &st)
-	s.stamp(inner, &st)
-	if reason := unsafeFile(&st); reason != "" {
-		s.refuse(host, reason)
-		return "", st, false
-	}
-	return host, st, true
-}
-
-// exists tells whether a directory can be used to look for files of known names.
-// It is not stamped, since /etc and /usr/bin change often; those files are.
-func (s *search) exists(dir string) bool {
-	fd, _, usable := s.directory(dir)
-	if usable {
-		unix.Close(fd)
-	}
-	return usable
-}
-
-// binaries looks beside the libraries first, so that nvidia-smi fits them. Those for
-// graphics alone are looked for apart.
-func (s *search) binaries(drawing bool) {
+// binaries looks beside the libraries first, so that nvidia-smi fits them.
+func (s *Search) binaries() {
 	var dirs []string
 	for _, prefix := range s.prefixes() {
 		dirs = append(dirs, path.Join(prefix, "bin"))
 	}
 	dirs = append(dirs, binaryDirs...)
-	dirs = append(dirs, s.places.binaries...)
-	dirs = slices.DeleteFunc(dirs, func(d string) bool { return !s.exists(d) })
 	for _, b := range binaryKinds {
-		if desktop(b.Capabilities) != drawing {
-			continue
+		s.Program(b, dirs)
+	}
+}
+
+// data finds the files of dataKinds, or makes them.
+func (s *Search) data() {
+	dirs := slices.Clone(dataDirs)
+	for _, prefix := range s.prefixes() {
+		// Container-Optimized OS has vulkan/icd.d directly below the prefix.
+		dirs = append(dirs, path.Join(prefix, "share"), prefix)
+	}
+	dirs = slices.DeleteFunc(dirs, func(dir string) bool { return !s.Exists(dir) })
+	for _, k := range dataKinds {
+		f, ok := s.document(k, dirs)
+		if !ok {
+			f, ok = s.generate(k)
 		}
-		for _, dir := range dirs {
-			host, st, ok := s.file(path.Join(dir, b.Name))
-			if ok && st.Mode&0o111 == 0 {
-				s.refuse(host, "is not executable")
-				ok = false
+		if ok {
+			f.Dest, f.Capabilities, f.Copies = path.Join(k.dest, k.dir, k.names[0]), k.capabilities, k.copies()
+			s.files.Data = append(s.files.Data, f)
+		}
+	}
+}
+
+// copies returns all places of the file in an image but the one that it is given.
+func (k dataKind) copies() []string {
+	if len(k.also) == 0 {
+		return nil
+	}
+	var list []string
+	for _, dir := range append([]string{path.Join(k.dest, k.dir)}, k.also...) {
+		for _, name := range k.names {
+			list = append(list, path.Join(dir, name))
+		}
+	}
+	return list[1:]
+}
+
+// hostOnly matches a manifest that only this host can use: it names a library by its path, where the
+// container's loader would not find it (NixOS, Fedora), or is for one of two ABIs (Fedora).
+const hostOnly = `^\s*/|"library_path"\s*:\s*"[^"]*/|"library_arch"`
+
+// document finds a file of the host. A manifest that only the host can use is left to generate.
+func (s *Search) document(k dataKind, dirs []string) (File, bool) {
+	manifest := slices.Contains([]string{".json", ".icd"}, path.Ext(k.names[0]))
+	for _, dir := range dirs {
+		dir = path.Join(dir, k.dir)
+		for _, name := range k.names {
+			file, ok := s.first([]string{dir}, name)
+			if ok && !manifest {
+				return File{Path: file}, true
 			}
-			if ok {
-				s.files.Binaries = append(s.files.Binaries, Binary{Path: host, Name: b.Name, Capabilities: b.Capabilities})
-				break
+			if !ok {
+				continue
+			}
+			text, ok := s.Read(path.Join(dir, name), maxManifest)
+			if bound, err := regexp.Match(hostOnly, text); ok && err == nil && !bound {
+				return File{Path: file}, true
+			}
+			if ok && k.content == nil {
+				s.Refuse(path.Join(dir, name), "names a library by its place on this host")
 			}
 		}
 	}
+	return File{}, false
+}
+
+// generate makes a file that the host lacks although it has the library: drivers of servers and of
+// driver containers come without it.
+func (s *Search) generate(k dataKind) (File, bool) {
+	if k.content == nil {
+		return File{}, false
+	}
+	for _, l := range s.files.Libraries {
+		if stem, _, _ := SplitName(l.Name); stem == k.library && l.Bits == 64 && l.Subdir == "" {
+			return File{Data: []byte(k.content(cmp.Or(l.SOName, l.Name), s.files.Version)), Needs: k.needs}, true
+		}
+	}
+	return File{}, false
+}
+
+// platformJSON is the form of libglvnd's vendor files and of EGL's external platforms.
+func platformJSON(soname, _ string) string {
+	return fmt.Sprintf("{\n    \"file_format_version\" : \"1.0.0\",\n    \"ICD\" : {\n        \"library_path\" : %q\n    }\n}\n", soname)
+}
+
+// vulkanJSON is the manifest of the Vulkan driver. Of api_version the loader uses major and minor:
+// the most that an application may ask of the driver. Every release from these branches on supports
+// the version written here.
+func vulkanJSON(soname, version string) string {
+	api := "1.1.99"
+	branch, _, _ := strings.Cut(version, ".")
+	switch n, _ := strconv.Atoi(branch); {
+	case n >= 570:
+		api = "1.4.303"
+	case n >= 510:
+		api = "1.3.194"
+	case n >= 450:
+		api = "1.2.133"
+	}
+	return fmt.Sprintf("{\n    \"file_format_version\" : \"1.0.1\",\n    \"ICD\": {\n        \"library_path\": %q,\n        \"api_version\" : %q\n    }\n}\n", soname, api)
+}
+
+// xorg finds the modules of the X server, which asks for them without a version. The versioned name
+// would leave a placeholder for each version in a snapshot that outlives driver upgrades.
+func (s *Search) xorg() {
+	dirs := append(slices.Clone(xorgDirs), s.belowUsed("nvidia/xorg", "xorg/modules/drivers", "xorg/modules/extensions")...)
+	for _, m := range [][2]string{
+		{"drivers/nvidia_drv.so", "nvidia_drv.so"},
+		{"extensions/libglxserver_nvidia.so", "libglxserver_nvidia.so." + s.files.Version},
+	} {
+		if file, ok := s.first(dirs, m[1]); ok {
+			s.files.Data = append(s.files.Data, File{Path: file, Dest: m[0], Capabilities: graphics})
+		}
+	}
+}
+
+// wine finds NGX for programs of Windows. Wine's NVAPI looks for it in nvidia/wine beside the
+// libGLX_nvidia that is loaded.
+func (s *Search) wine() {
+	for _, name := range []string{"nvngx.dll", "_nvngx.dll", "nvngx_dlssg.dll"} {
+		if file, ok := s.first(s.belowUsed(wineDir), name); ok {
+			s.files.Libraries = append(s.files.Libraries, Library{Path: file, Name: name, Capabilities: ngx, Bits: 64, Subdir: wineDir})
+		}
+	}
+}
+
+const wineDir = "nvidia/wine"
+
+// belowUsed returns these subdirectories of the directories that gave a library, sorted.
+func (s *Search) belowUsed(subdirs ...string) []string {
+	var dirs []string
+	for dir := range s.used {
+		for _, sub := range subdirs {
+			dirs = append(dirs, path.Join(dir, sub))
+		}
+	}
+	slices.Sort(dirs)
+	return dirs
 }

@@ -1,7 +1,6 @@
 package driver
 
 import (
-	"bytes"
 	"debug/elf"
 	"encoding/binary"
 	"os"
@@ -21,6 +20,8 @@ type fakeRoot struct {
 	t    testing.TB
 	dir  string
 	host config.Host
+	// version is that of the loaded kernel module.
+	version string
 }
 
 func newRoot(t testing.TB) *fakeRoot {
@@ -29,7 +30,7 @@ func newRoot(t testing.TB) *fakeRoot {
 		t.Fatal("driver files must be owned by root: run these tests as root")
 	}
 	dir := t.TempDir()
-	return &fakeRoot{t, dir, config.Host{DriverRoot: dir}}
+	return &fakeRoot{t, dir, config.Host{DriverRoot: dir}, version}
 }
 
 func (r *fakeRoot) check(err error) {
@@ -56,15 +57,10 @@ func (r *fakeRoot) link(name, target string) {
 	r.check(os.Symlink(target, path))
 }
 
-func machines() (elf.Machine, elf.Machine, string, string) {
-	return arch.machine64, arch.machine32, arch.triple, arch.triple32
-}
-
 // lib makes a 64-bit library with a SONAME and the link of that name.
 func (r *fakeRoot) lib(name, soname string) string {
 	r.t.Helper()
-	machine, _, _, _ := machines()
-	path := r.write(name, elf64(machine, soname), 0o755)
+	path := r.write(name, elf64(soname), 0o755)
 	if soname != filepath.Base(name) {
 		os.Symlink(filepath.Base(name), filepath.Join(filepath.Dir(path), soname))
 	}
@@ -78,33 +74,34 @@ func (r *fakeRoot) core(dir, version string) {
 	r.lib(dir+"/libnvidia-ml.so."+version, "libnvidia-ml.so.1")
 }
 
-// cache writes an ld.so.cache that lists SONAMEs at paths, in this order.
+// cache writes an ld.so.cache that lists SONAMEs at paths; of one name in this order.
 func (r *fakeRoot) cache(paths ...string) {
 	r.t.Helper()
-	machine, _, _, _ := machines()
-	flags, _ := ldcache.FlagsFor(elf.ELFCLASS64, machine)
-	c := &ldcache.Cache{}
+	flags, _ := ldcache.FlagsFor(elf.ELFCLASS64, arch.machine64)
+	var entries []ldcache.Entry
 	for _, p := range paths {
-		c.Entries = append(c.Entries, ldcache.Entry{Name: filepath.Base(p), Path: p, Flags: flags})
+		entries = append(entries, ldcache.Entry{Name: filepath.Base(p), Path: p, Flags: flags})
 	}
+	c := &ldcache.Cache{}
+	c.Prepend(entries)
 	r.write("etc/ld.so.cache", c.Encode(), 0o644)
 }
 
-func (r *fakeRoot) discover() *Files {
+func (r *fakeRoot) discover() Files {
 	r.t.Helper()
-	files, err := Discover(r.host, version)
+	files, err := Discover(r.host, r.version)
 	r.check(err)
 	return files
 }
 
 // settled discovers after a pause that lets Fresh trust the times of files.
-func (r *fakeRoot) settled() *Files {
+func (r *fakeRoot) settled() Files {
 	r.t.Helper()
 	time.Sleep(2 * settling)
 	return r.discover()
 }
 
-func libraryNames(files *Files) []string {
+func libraryNames(files Files) []string {
 	var names []string
 	for _, l := range files.Libraries {
 		names = append(names, filepath.Join(l.Subdir, l.Name))
@@ -112,7 +109,7 @@ func libraryNames(files *Files) []string {
 	return names
 }
 
-func (r *fakeRoot) library(files *Files, name string) Library {
+func (r *fakeRoot) library(files Files, name string) Library {
 	r.t.Helper()
 	for _, l := range files.Libraries {
 		if l.Name == name {
@@ -124,7 +121,7 @@ func (r *fakeRoot) library(files *Files, name string) Library {
 }
 
 // refusal returns why the file with this base name was refused.
-func refusal(files *Files, base string) string {
+func refusal(files Files, base string) string {
 	for _, r := range files.Refused {
 		if filepath.Base(r.Path) == base {
 			return r.Reason
@@ -133,49 +130,46 @@ func refusal(files *Files, base string) string {
 	return ""
 }
 
-// elf64 is the least file that a loader would map: a header, a PT_LOAD of all of it
-// and a PT_DYNAMIC with a SONAME.
-func elf64(machine elf.Machine, soname string) []byte {
-	const header, program = 64, 56
-	dynamic := uint64(header + 2*program)
-	table := dynamic + 4*16
-	strtab := "\x00" + soname + "\x00"
-	size := table + uint64(len(strtab))
-	var b bytes.Buffer
-	put := func(v any) { binary.Write(&b, binary.LittleEndian, v) }
-	put(elf.Header64{
-		Ident: ident(elf.ELFCLASS64), Type: uint16(elf.ET_DYN), Machine: uint16(machine), Version: 1,
-		Phoff: header, Ehsize: header, Phentsize: program, Phnum: 2, Shentsize: 64,
-	})
-	put(elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: 5, Filesz: size, Memsz: size, Align: 4096})
-	put(elf.Prog64{Type: uint32(elf.PT_DYNAMIC), Flags: 6, Off: dynamic, Vaddr: dynamic, Paddr: dynamic, Filesz: 64, Memsz: 64, Align: 8})
-	put([]elf.Dyn64{{Tag: int64(elf.DT_STRTAB), Val: table}, {Tag: int64(elf.DT_STRSZ), Val: uint64(len(strtab))}, {Tag: int64(elf.DT_SONAME), Val: 1}, {}})
-	b.WriteString(strtab)
-	return b.Bytes()
-}
+func elf64(soname string) []byte { return elfFile(elf.ELFCLASS64, arch.machine64, soname) }
 
-// elf32 is the same for 32 bits.
-func elf32(machine elf.Machine, soname string) []byte {
-	const header, program = 52, 32
-	dynamic := uint32(header + 2*program)
-	table := dynamic + 4*8
-	strtab := "\x00" + soname + "\x00"
-	size := table + uint32(len(strtab))
-	var b bytes.Buffer
-	put := func(v any) { binary.Write(&b, binary.LittleEndian, v) }
-	put(elf.Header32{
-		Ident: ident(elf.ELFCLASS32), Type: uint16(elf.ET_DYN), Machine: uint16(machine), Version: 1,
-		Phoff: header, Ehsize: header, Phentsize: program, Phnum: 2, Shentsize: 40,
-	})
-	put(elf.Prog32{Type: uint32(elf.PT_LOAD), Flags: 5, Filesz: size, Memsz: size, Align: 4096})
-	put(elf.Prog32{Type: uint32(elf.PT_DYNAMIC), Flags: 6, Off: dynamic, Vaddr: dynamic, Paddr: dynamic, Filesz: 32, Memsz: 32, Align: 4})
-	put([]elf.Dyn32{{Tag: int32(elf.DT_STRTAB), Val: table}, {Tag: int32(elf.DT_STRSZ), Val: uint32(len(strtab))}, {Tag: int32(elf.DT_SONAME), Val: 1}, {}})
-	b.WriteString(strtab)
-	return b.Bytes()
-}
+func elf32(soname string) []byte { return elfFile(elf.ELFCLASS32, arch.machine32, soname) }
 
-func ident(class elf.Class) [16]byte {
-	return [16]byte{0x7f, 'E', 'L', 'F', byte(class), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)}
+// elfFile is the least file that a loader would map: a header, a PT_LOAD of all of it and a
+// PT_DYNAMIC with a SONAME.
+func elfFile(class elf.Class, machine elf.Machine, soname string) []byte {
+	word, header, program := 8, 64, 56
+	if class == elf.ELFCLASS32 {
+		word, header, program = 4, 52, 32
+	}
+	dynamic := header + 2*program
+	table := dynamic + 8*word
+	size := table + len(soname) + 2
+	var b []byte
+	put := func(bytes int, values ...int) {
+		for _, v := range values {
+			b = append(b, binary.LittleEndian.AppendUint64(nil, uint64(v))[:bytes]...)
+		}
+	}
+	put(1, 0x7f, 'E', 'L', 'F', int(class), int(elf.ELFDATA2LSB), int(elf.EV_CURRENT))
+	b = append(b, make([]byte, 9)...)
+	put(2, int(elf.ET_DYN), int(machine))
+	put(4, 1)
+	put(word, 0, header, 0)
+	put(4, 0)
+	put(2, header, program, 2, 5*word+24, 0, 0)
+	for _, s := range []struct{ kind, offset, size int }{{int(elf.PT_LOAD), 0, size}, {int(elf.PT_DYNAMIC), dynamic, 8 * word}} {
+		put(4, s.kind)
+		if class == elf.ELFCLASS64 {
+			put(4, 5)
+		}
+		put(word, s.offset, s.offset, s.offset, s.size, s.size)
+		if class == elf.ELFCLASS32 {
+			put(4, 5)
+		}
+		put(word, word)
+	}
+	put(word, int(elf.DT_STRTAB), table, int(elf.DT_STRSZ), len(soname)+2, int(elf.DT_SONAME), 1, 0, 0)
+	return append(b, "\x00"+soname+"\x00"...)
 }
 
 // says fails unless err has all of the words and one line.

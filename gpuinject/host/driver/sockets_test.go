@@ -43,7 +43,7 @@ func TestASocketIsGivenOnlyWhereNobodyElseCanHavePutItThere(t *testing.T) {
 		{name: "of another user than its directory", change: func(t *testing.T, run string) { must(t, os.Chown(run+"/daemon/socket", 1000, 0)) }, says: "socket is not given to containers: it is owned by uid 1000"},
 		{name: "in a directory that others can write to", change: func(t *testing.T, run string) { must(t, os.Chmod(run+"/daemon", 0o777)) }, says: "can be written by others"},
 		{name: "below a directory of another user", change: func(t *testing.T, run string) { must(t, os.Chown(run, 1000, 0)) }, says: "run is not given to containers: it is owned by uid 1000"},
-		{name: "below a directory that everybody can write to", change: func(t *testing.T, run string) { must(t, os.Chmod(run, 0o777)) }, says: "others than root can write to"},
+		{name: "below a directory that everybody can write to", change: func(t *testing.T, run string) { must(t, os.Chmod(run, 0o777)) }, says: "run is not given to containers: it can be written by others"},
 		{name: "below a sticky one, of root", change: func(t *testing.T, run string) { must(t, os.Chmod(run, 0o777|os.ModeSticky)) }},
 		{name: "below a sticky one, of a user", change: func(t *testing.T, run string) {
 			must(t, errors.Join(os.Chmod(run, 0o777|os.ModeSticky), os.Chown(run+"/daemon", 1000, 0)))
@@ -67,7 +67,7 @@ func TestASocketIsGivenOnlyWhereNobodyElseCanHavePutItThere(t *testing.T) {
 		{name: "whose directory is not there", change: func(t *testing.T, run string) { must(t, os.RemoveAll(run+"/daemon")) }, says: "-"},
 		{name: "whose directory is a file", change: func(t *testing.T, run string) {
 			must(t, errors.Join(os.RemoveAll(run+"/daemon"), os.WriteFile(run+"/daemon", nil, 0o600)))
-		}, says: "is not a directory"},
+		}, says: "not a directory"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			root, err := os.MkdirTemp("", "s") // short, for the socket's path

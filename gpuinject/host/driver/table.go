@@ -6,13 +6,13 @@ import (
 	"strings"
 )
 
-// kind is what is known about a library by its stem, the name before ".so".
+// kind is a kind of library, known by its stem: the name before ".so".
 type kind struct {
 	capabilities []string
 	// own: the version in its name is its own and not the driver's.
 	own bool
-	// develop: it gets a link without a version, which programs are linked with or
-	// dlopen (what NVIDIA's installer creates).
+	// develop: it gets a link without a version, which programs are linked with or dlopen (what
+	// NVIDIA's installer creates).
 	develop bool
 	// subdir is where programs look for it below a library directory.
 	subdir string
@@ -25,27 +25,27 @@ var (
 	graphics    = []string{"graphics"}
 	ngx         = []string{"ngx"}
 	computeAndG = []string{"compute", "graphics"}
+
+	// EveryCapability belongs to files without which no part of a driver works.
+	EveryCapability = []string{"compute", "display", "graphics", "ngx", "utility", "video"}
 )
 
-// kinds is toolkit.md 4.1 (libnvidia-container's lists) with the names that
-// nvidia-container-toolkit adds (4.2) and those of drivers up to 590.
+// kinds are libnvidia-container's lists with the names that nvidia-container-toolkit adds and those
+// of drivers up to 590, by stem. For others see kindOf.
 var kinds = map[string]kind{
-	"libnvidia-ml":            {capabilities: utility, develop: true},
-	"libnvidia-cfg":           {capabilities: utility, develop: true},
-	"libnvidia-nscq":          {capabilities: utility},
-	"libnvsdm":                {capabilities: utility},
-	"libnvidia-sandboxutils":  {capabilities: utility},
-	"libcuda":                 {capabilities: compute, develop: true},
-	"libcudadebugger":         {capabilities: compute},
-	"libnvidia-opencl":        {capabilities: compute},
-	"libnvidia-gpucomp":       {capabilities: computeAndG},
-	"libnvidia-allocator":     {capabilities: computeAndG, develop: true},
-	"libnvidia-api":           {capabilities: computeAndG, own: true},
-	"libnvidia-compiler":      {capabilities: compute},
-	"libnvidia-compiler-next": {capabilities: compute},
+	"libnvidia-ml":           {capabilities: utility, develop: true},
+	"libnvidia-cfg":          {capabilities: utility, develop: true},
+	"libnvidia-nscq":         {capabilities: utility},
+	"libnvsdm":               {capabilities: utility},
+	"libnvidia-sandboxutils": {capabilities: utility},
+	"libcuda":                {capabilities: compute, develop: true},
+	"libcudadebugger":        {capabilities: compute},
+	"libnvidia-opencl":       {capabilities: compute},
+	"libnvidia-allocator":    {capabilities: computeAndG, develop: true},
+	"libnvidia-api":          {capabilities: computeAndG, own: true},
+	"libnvidia-compiler":     {capabilities: compute},
 
 	"libnvidia-ptxjitcompiler":    {capabilities: compute, develop: true},
-	"libnvidia-fatbinaryloader":   {capabilities: compute},
 	"libnvidia-pkcs11":            {capabilities: compute},
 	"libnvidia-pkcs11-openssl3":   {capabilities: compute},
 	"libnvidia-nvvm":              {capabilities: compute, develop: true},
@@ -61,7 +61,6 @@ var kinds = map[string]kind{
 	"libnvidia-tls":               {capabilities: graphics},
 	"libnvidia-glsi":              {capabilities: graphics},
 	"libnvidia-fbc":               {capabilities: graphics, develop: true},
-	"libnvidia-ifr":               {capabilities: graphics, develop: true},
 	"libnvidia-rtcore":            {capabilities: graphics},
 	"libnvoptix":                  {capabilities: graphics},
 	"libGLX_nvidia":               {capabilities: graphics},
@@ -69,7 +68,6 @@ var kinds = map[string]kind{
 	"libGLESv2_nvidia":            {capabilities: graphics},
 	"libGLESv1_CM_nvidia":         {capabilities: graphics},
 	"libnvidia-glvkspirv":         {capabilities: graphics},
-	"libnvidia-cbl":               {capabilities: graphics},
 	"libnvidia-present":           {capabilities: graphics},
 	"libnvidia-vksc-core":         {capabilities: graphics},
 	"libnvidia-vulkan-producer":   {capabilities: graphics, develop: true},
@@ -80,21 +78,11 @@ var kinds = map[string]kind{
 	"libnvidia-egl-xcb":           {capabilities: graphics, own: true},
 	"libnvidia-egl-xlib":          {capabilities: graphics, own: true},
 	"libnvidia-egl-nvidia-client": {capabilities: graphics},
-
-	// Drivers without GLVND; those of GLVND carry another version and stay out.
-	"libGL":        {capabilities: graphics},
-	"libEGL":       {capabilities: graphics},
-	"libGLESv1_CM": {capabilities: graphics},
-	"libGLESv2":    {capabilities: graphics},
-
-	// Widgets of nvidia-settings, which no container gets.
-	"libnvidia-gtk2": {},
-	"libnvidia-gtk3": {},
 }
 
-// split takes "libcuda.so.580.159.04" apart: "libcuda" and "580.159.04". A name
-// that ends in ".so" has an empty version.
-func split(name string) (stem, version string, ok bool) {
+// SplitName splits "libcuda.so.580.159.04" into "libcuda" and "580.159.04". A name that ends in
+// ".so" has an empty version.
+func SplitName(name string) (stem, version string, ok bool) {
 	stem, rest, ok := strings.Cut(name, ".so")
 	if !ok || stem == "" || rest != "" && rest[0] != '.' {
 		return "", "", false
@@ -102,32 +90,34 @@ func split(name string) (stem, version string, ok bool) {
 	return stem, strings.TrimPrefix(rest, "."), true
 }
 
-// candidate tells from a name alone whether the file behind it is worth a look.
-func candidate(name, version string) bool {
-	stem, have, ok := split(name)
-	if !ok {
-		return false
+// kindOf returns the kind of library that a stem stands for. One that is not known may be new: a
+// library too many is better than a driver that lacks one. Only the widgets of nvidia-settings are
+// for no container.
+func kindOf(stem string) (k kind, ok bool) {
+	k, ok = kinds[stem]
+	if !ok && (strings.HasPrefix(stem, "libnvidia-") || strings.HasPrefix(stem, "libcuda")) && !strings.HasPrefix(stem, "libnvidia-gtk") {
+		return kind{capabilities: computeAndG}, true
 	}
-	if k, known := kinds[stem]; known {
-		return len(k.capabilities) > 0
-	}
-	return have == version && foreign(stem)
+	return k, ok
 }
 
-// NamesLibrary tells from a name alone whether it is a library of the driver, of
-// whatever version: libcuda.so.570.86.10.
+// Capabilities returns those of the library with this stem; none if it is unknown.
+func Capabilities(stem string) []string {
+	k, _ := kindOf(stem)
+	return k.capabilities
+}
+
+// NamesLibrary reports whether a file of this name is a library of the driver in some version:
+// libcuda.so.570.86.10.
 func NamesLibrary(name string) bool {
-	stem, version, ok := split(name)
-	_, known := kinds[stem]
-	return ok && (known || foreign(stem)) && strings.Contains(version, ".") && strings.Trim(version, "0123456789.") == ""
+	stem, version, ok := SplitName(name)
+	_, known := kindOf(stem)
+	return ok && known && strings.Contains(version, ".") && isNumeric(version)
 }
 
-// foreign tells whether an unknown stem can be a library of the driver.
-func foreign(stem string) bool {
-	return strings.HasPrefix(stem, "libnvidia-") || strings.HasPrefix(stem, "libcuda")
-}
+func isNumeric(version string) bool { return strings.Trim(version, "0123456789.") == "" }
 
-// architecture is what file systems and ELF files call a machine.
+// architecture is the names of a machine in file systems and ELF files.
 type architecture struct {
 	triple, triple32     string
 	machine64, machine32 elf.Machine
@@ -141,8 +131,8 @@ var architectures = map[string]architecture{
 // arch is this machine's.
 var arch = architectures[runtime.GOARCH]
 
-// libraryDirs are the known places, in the order in which they are searched after
-// ld.so.cache and the configuration.
+// libraryDirs returns the known places, in the order in which they are searched after ld.so.cache
+// and the configuration.
 func libraryDirs() []string {
 	return []string{
 		"/usr/lib/" + arch.triple,
@@ -161,13 +151,17 @@ func libraryDirs() []string {
 		"/home/kubernetes/bin/nvidia/lib64", // Container-Optimized OS
 		"/run/opengl-driver/lib",            // NixOS
 		"/run/opengl-driver-32/lib",
+		// Talos has no glibc of its own: its extension brings one, and the driver goes to that
+		// one's prefix or to /usr/local (siderolabs/extensions, nvidia-gpu).
+		"/usr/local/glibc/usr/lib",
+		"/usr/local/glibc/usr/lib64",
+		"/usr/local/lib",
+		"/usr/local/lib64",
+		"/usr/lib/nvidia/tesla", // Bottlerocket
 	}
 }
 
-// librarySubdirs are searched below each of them.
-var librarySubdirs = []string{"vdpau", "tls"}
-
-// binaryKinds are the programs of toolkit.md 4.1 and 4.2. nvidia-modprobe
+// binaryKinds are the programs that containers get, as in NVIDIA's toolkit. nvidia-modprobe
 // (set-user-id) and nvidia-settings are never given.
 var binaryKinds = []Binary{
 	{Name: "nvidia-smi", Capabilities: utility},
@@ -181,8 +175,76 @@ var binaryKinds = []Binary{
 	{Name: "nvidia-xconfig", Capabilities: []string{"graphics", "display"}},
 }
 
-var binaryDirs = []string{"/usr/bin", "/usr/local/nvidia/bin", "/opt/bin", "/run/current-system/sw/bin", "/bin"}
+// binaryDirs are searched for the programs after the directories beside the libraries.
+var binaryDirs = []string{"/usr/bin", "/usr/local/nvidia/bin", "/opt/bin", "/run/current-system/sw/bin", "/bin", "/usr/local/bin"}
 
-// dataDirs are searched for the files of dataKinds. The first place wins: /etc is the
-// administrator's.
-var dataDirs = []string{"/etc", "/usr/local/share", "/usr/share", "/run/opengl-driver/etc", "/run/opengl-driver/share"}
+// dataDirs are searched for the files of dataKinds. The first place wins: /etc belongs to the
+// administrator.
+var dataDirs = []string{"/etc", "/usr/local/share", "/usr/share", "/run/opengl-driver/etc", "/run/opengl-driver/share", "/usr/local/glibc/etc"}
+
+// dataKind is a data file.
+type dataKind struct {
+	// dest is the directory of the image that dir goes below; dir is below one of dataDirs on the
+	// host.
+	dest, dir string
+	// names are what distributions call it, the one that the container sees first.
+	names        []string
+	capabilities []string
+	// library is the one that the file makes known to a loader: if the host has it and not the
+	// file, content makes the file that NVIDIA's installer would make.
+	library string
+	content func(soname, version string) string
+	// also are further directories where loaders look and images may have a copy.
+	also []string
+	// needs are libraries, absolute or below the image's library directory, without one of which a
+	// generated file is of no use.
+	needs []string
+}
+
+// machine is this machine's name in the names of distributions' Vulkan manifests.
+var machine, _, _ = strings.Cut(arch.triple, "-")
+
+// dataKinds go to /etc or /usr/share in the container, whatever the host has: the directories that
+// libglvnd, the Vulkan loader, OpenCL's loader, the X server and OptiX look in as distributions
+// build them. Vulkan's files go to /etc, where images that bring copies of their own have them most
+// often: of two manifests the loader makes two drivers and lists each GPU twice, as it means to
+// (Khronos Vulkan-Loader #493).
+var dataKinds = []dataKind{
+	{dest: "/usr/share", dir: "glvnd/egl_vendor.d", names: []string{"10_nvidia.json"}, capabilities: graphics,
+		library: "libEGL_nvidia", content: platformJSON, also: []string{"/etc/glvnd/egl_vendor.d"}},
+	eglPlatform("15_nvidia_gbm.json", "libnvidia-egl-gbm"),
+	eglPlatform("10_nvidia_wayland.json", "libnvidia-egl-wayland"),
+	eglPlatform("09_nvidia_wayland2.json", "libnvidia-egl-wayland2"),
+	eglPlatform("20_nvidia_xcb.json", "libnvidia-egl-xcb"),
+	eglPlatform("20_nvidia_xlib.json", "libnvidia-egl-xlib"),
+	{dest: "/usr/share", dir: "nvidia", names: []string{"nvoptix.bin"}, capabilities: graphics},
+	{dest: "/usr/share", dir: "X11/xorg.conf.d", names: []string{"10-nvidia.conf"}, capabilities: graphics},
+	{dest: "/usr/share", dir: "X11/xorg.conf.d", names: []string{"nvidia-drm-outputclass.conf"}, capabilities: graphics},
+	{dest: "/etc", dir: "vulkan/icd.d", names: []string{"nvidia_icd.json", "nvidia_icd." + machine + ".json"}, capabilities: graphics,
+		library: "libGLX_nvidia", content: vulkanJSON, also: []string{"/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d"}},
+	{dest: "/etc", dir: "vulkan/implicit_layer.d", names: []string{"nvidia_layers.json"}, capabilities: graphics,
+		also: []string{"/usr/share/vulkan/implicit_layer.d", "/usr/local/share/vulkan/implicit_layer.d"}},
+	{dest: "/etc", dir: "vulkansc/icd.d", names: []string{"nvidia_icd_vksc.json", "nvidia_icd." + machine + ".json"}, capabilities: graphics},
+	{dest: "/etc", dir: "OpenCL/vendors", names: []string{"nvidia.icd"}, capabilities: compute,
+		library: "libnvidia-opencl", content: func(soname, _ string) string { return soname + "\n" },
+		// Distributions' loaders, and the one that the CUDA images have.
+		needs: []string{"libOpenCL.so.1", "/usr/local/cuda/lib64/libOpenCL.so.1"}},
+}
+
+// eglPlatform is the file of an external platform of EGL.
+func eglPlatform(name, library string) dataKind {
+	const dir = "egl/egl_external_platform.d"
+	return dataKind{dest: "/usr/share", dir: dir, names: []string{name}, capabilities: graphics,
+		library: library, content: platformJSON, also: []string{"/etc/" + dir}}
+}
+
+// xorgDirs hold modules of the X server: where distributions, NVIDIA's installer and Debian's
+// alternatives put them.
+var xorgDirs = []string{
+	"/usr/lib/" + arch.triple + "/nvidia/xorg", "/usr/lib64/nvidia/xorg", "/usr/lib/nvidia/xorg",
+	"/usr/lib/xorg/modules/drivers", "/usr/lib/xorg/modules/extensions",
+	"/usr/lib/xorg/modules/updates/drivers", "/usr/lib/xorg/modules/updates/extensions",
+	"/usr/lib64/xorg/modules/drivers", "/usr/lib64/xorg/modules/extensions",
+	"/usr/lib64/xorg/modules/updates/drivers", "/usr/lib64/xorg/modules/updates/extensions",
+	"/usr/lib/nvidia/current",
+}

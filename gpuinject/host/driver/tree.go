@@ -3,25 +3,22 @@ package driver
 import (
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
 	"os"
 	"path"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
 // tree is the driver root. Paths into it are absolute and mean "in the root".
 type tree struct {
 	fd   int
 	real string // the root on the host, without links
-}
-
-// identity is a file apart from its names. The base name is part of it because two
-// libraries of different names can be hard links of one file.
-type identity struct {
-	dev, inode uint64
-	base       string
 }
 
 func openTree(root string) (*tree, error) {
@@ -37,85 +34,128 @@ func openTree(root string) (*tree, error) {
 	return &tree{fd, real}, nil
 }
 
-func (t *tree) close() { unix.Close(t.fd) }
+// Close closes the root.
+func (t *tree) Close() { unix.Close(t.fd) }
 
 func fdPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// open resolves name inside the root, links included, without opening what is
-// there (O_PATH): a device or FIFO must not notice. Mounts are crossed, because
-// the driver may be one (hosts.md 1). The caller closes the descriptor.
-func (t *tree) open(name string) (int, unix.Stat_t, error) {
+// host returns the host path of a path in the root, for messages.
+func (t *tree) host(inner string) string { return path.Join(t.real, inner) }
+
+// resolve returns a descriptor of the file at name, without opening the file (O_PATH): a device or
+// FIFO must not notice. Links are followed inside the root. Mounts are crossed, because the driver
+// may be one: a squashfs at /usr/local/nvidia.
+func (t *tree) resolve(name string) (fd int, st unix.Stat_t, err error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	}
-	var st unix.Stat_t
-	fd, err := -1, error(unix.EAGAIN)
-	// EAGAIN: something was renamed or mounted meanwhile, and ".." could not be
-	// proven to stay in the root (openat2(2)).
+	fd, err = -1, unix.EAGAIN
+	// EAGAIN: something was renamed or mounted meanwhile, and ".." could not be proven to stay in
+	// the root (openat2(2)).
 	for try := 0; try < 64 && (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)); try++ {
 		fd, err = unix.Openat2(t.fd, name, &how)
 	}
-	if err != nil {
-		return -1, st, err
-	}
-	if err := unix.Fstat(fd, &st); err != nil {
+	if err == nil {
+		if err = unix.Fstat(fd, &st); err == nil {
+			return fd, st, nil
+		}
 		unix.Close(fd)
-		return -1, st, err
 	}
-	return fd, st, nil
+	return -1, st, &fs.PathError{Op: "open", Path: t.host(name), Err: err}
 }
 
-// name returns the host path of a descriptor that open returned, and the path in
-// the root.
-func (t *tree) name(fd int) (host, inner string, err error) {
-	host, err = os.Readlink(fdPath(fd))
+// file is a file or directory of the driver root. The caller of open closes it.
+type file struct {
+	fd int
+	st unix.Stat_t
+	// host is its path on the host and inner the one in the root, both without links.
+	host, inner string
+}
+
+// open resolves name. An error that is fs.ErrNotExist means that there is no such file.
+func (t *tree) open(name string) (*file, error) {
+	fd, st, err := t.resolve(name)
 	if err != nil {
-		return "", "", err
+		return nil, err
 	}
-	if t.real == "/" {
-		return host, host, nil
+	host, err := os.Readlink(fdPath(fd))
+	inner, below := strings.CutPrefix(host, strings.TrimSuffix(t.real, "/")+"/")
+	if err == nil && !below && host != t.real {
+		err = fmt.Errorf("%s is not below %s", host, t.real)
 	}
-	inner, ok := strings.CutPrefix(host, t.real+"/")
-	if !ok {
-		return "", "", fmt.Errorf("%s is not below %s", host, t.real)
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
 	}
-	return host, "/" + inner, nil
+	return &file{fd, st, host, "/" + inner}, nil
 }
 
-// reopen opens for reading the file that an O_PATH descriptor holds.
-func reopen(fd int) (*os.File, error) {
-	return os.OpenFile(fdPath(fd), os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+func (f *file) close() { unix.Close(f.fd) }
+
+// reopen opens the file for reading.
+func (f *file) reopen() (*os.File, error) {
+	return os.OpenFile(fdPath(f.fd), os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 }
 
-// host is the host path of a path in the root, for messages.
-func (t *tree) host(inner string) string { return path.Join(t.real, inner) }
-
-// unsafeFile says why a file of the driver root may not be given to a container, or
-// "". The text continues "it …".
-func unsafeFile(st *unix.Stat_t) string {
-	switch {
-	case st.Mode&unix.S_IFMT != unix.S_IFREG:
-		return "is not a regular file"
-	case st.Uid != 0:
-		return fmt.Sprintf("is owned by uid %d, not by root", st.Uid)
-	case st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0:
-		return "is set-user-id or set-group-id"
-	case st.Mode&0o002 != 0:
-		return "can be written by everybody"
+// read returns the content of the file.
+func (f *file) read(maxSize int64) ([]byte, error) {
+	if f.st.Size > maxSize {
+		return nil, fmt.Errorf("is larger than %d bytes", maxSize)
 	}
-	return ""
+	r, err := f.reopen()
+	if err != nil {
+		return nil, fmt.Errorf("cannot be read: %w", err)
+	}
+	defer r.Close()
+	data, err := io.ReadAll(io.LimitReader(r, maxSize))
+	if err != nil {
+		return nil, fmt.Errorf("cannot be read: %w", err)
+	}
+	return data, nil
 }
 
-// unsafeDir says why files of a directory may not be given to a container, or "".
-func unsafeDir(st *unix.Stat_t) string {
-	switch {
-	case st.Mode&unix.S_IFMT != unix.S_IFDIR:
-		return "is not a directory"
-	case st.Uid != 0:
-		return fmt.Sprintf("is owned by uid %d, not by root", st.Uid)
-	case st.Mode&0o002 != 0:
-		return "is a directory that everybody can write to"
+// usableFile returns an error unless a file of the driver root may be given to a container. The
+// text continues "it …".
+func usableFile(st *unix.Stat_t) error {
+	if err := trusted.RootFile(st); err != nil {
+		return err
 	}
-	return ""
+	if st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0 {
+		return errors.New("is set-user-id or set-group-id")
+	}
+	return nil
+}
+
+// searchable returns an error unless files of a directory may be given to a container.
+func searchable(st *unix.Stat_t) error {
+	// On Debian the group staff may write below /usr/local. A file there counts only if it belongs
+	// to root itself.
+	dir := *st
+	dir.Mode &^= 0o020
+	return trusted.RootDirectory(&dir)
+}
+
+// Locate returns the host path of one more file or directory below root. Links are followed inside
+// the root, and what is there must be fit for use like any file of the driver. An error that is
+// fs.ErrNotExist means that nothing is there.
+func Locate(root, name string, directory bool) (host string, err error) {
+	t, err := openTree(root)
+	if err != nil {
+		return "", err
+	}
+	defer t.Close()
+	f, err := t.open(name)
+	if err != nil {
+		return "", err
+	}
+	defer f.close()
+	check := usableFile
+	if directory {
+		check = trusted.RootDirectory
+	}
+	if err := check(&f.st); err != nil {
+		return "", fmt.Errorf("%s is not used: it %w", f.host, err)
+	}
+	return f.host, nil
 }

@@ -22,7 +22,6 @@ type Host struct {
 	MemoryGiB  int    `json:"memory_gib"`
 	Kernel     string `json:"kernel"`
 	Cgroup     int    `json:"cgroup"`
-	Filesystem string `json:"filesystem"`
 	Containerd string `json:"containerd"`
 	Runc       string `json:"runc"`
 	Shim       string `json:"shim"`
@@ -33,22 +32,16 @@ type Host struct {
 
 // Line is the sentence above a table; driver says in words what drives the GPUs.
 func (h Host) Line(driver string, rounds int) string {
-	return fmt.Sprintf("%s; %d cores (%s), %d GiB, Linux %s, cgroup v%d, overlayfs snapshotter on %s; containerd %s, runc %s, this shim %s; %d rounds, %s.\n",
-		driver, h.Cores, h.CPU, h.MemoryGiB, h.Kernel, h.Cgroup, h.Filesystem, h.Containerd, h.Runc, h.Shim, rounds, h.Date)
+	return fmt.Sprintf("%s; %d cores (%s), %d GiB, Linux %s, cgroup v%d, overlayfs snapshotter; containerd %s, runc %s, this shim %s; %d rounds, %s.\n",
+		driver, h.Cores, h.CPU, h.MemoryGiB, h.Kernel, h.Cgroup, h.Containerd, h.Runc, h.Shim, rounds, h.Date)
 }
 
-// filesystems are names of the types that statfs(2) gives (linux/magic.h).
-var filesystems = map[int64]string{
-	unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs",
-	unix.TMPFS_MAGIC: "tmpfs", unix.OVERLAYFS_SUPER_MAGIC: "overlayfs", 0x2fc12fc1: "zfs",
-}
-
-// DescribeHost says what kind of host this is; dir is where containerd keeps its
-// snapshots, tools where its programs are.
-func DescribeHost(dir, shimDir, toolsDir string, cgroup int) Host {
+// DescribeHost says what kind of host this is; toolsDir is where containerd's programs
+// are.
+func DescribeHost(shimDir, toolsDir string, cgroup int) Host {
 	h := Host{
 		CPU: field("/proc/cpuinfo", "model name"), Cores: runtime.NumCPU(), Cgroup: cgroup,
-		Filesystem: "unknown", Date: time.Now().UTC().Format(time.DateOnly),
+		Date:       time.Now().UTC().Format(time.DateOnly),
 		Containerd: version(filepath.Join(toolsDir, "containerd"), "--version"),
 		Runc:       version(filepath.Join(toolsDir, "runc"), "--version"),
 		Shim:       version(filepath.Join(shimDir, "containerd-shim-nvidia-v2"), "-v"),
@@ -59,13 +52,6 @@ func DescribeHost(dir, shimDir, toolsDir string, cgroup int) Host {
 	var uts unix.Utsname
 	if unix.Uname(&uts) == nil {
 		h.Kernel = unix.ByteSliceToString(uts.Release[:])
-	}
-	var st unix.Statfs_t
-	if unix.Statfs(dir, &st) == nil {
-		h.Filesystem = fmt.Sprintf("type %#x", st.Type)
-		if name, ok := filesystems[int64(st.Type)]; ok { //nolint:unconvert // 32 bits on some architectures
-			h.Filesystem = name
-		}
 	}
 	return h
 }

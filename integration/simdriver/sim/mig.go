@@ -71,7 +71,7 @@ func (d *Driver) reconfigure(ctx context.Context, devices []MIGDevice) error {
 	return d.openDirectories()
 }
 
-// installNVML compiles libnvidia-ml anew: its table of MIG devices is compiled in.
+// installNVML compiles libnvidia-ml again: its table of MIG devices is compiled in.
 func (d *Driver) installNVML(ctx context.Context) error {
 	b, err := newBuilder(d.Dir)
 	if err != nil {

@@ -37,10 +37,10 @@ const (
 	renderGID = 104
 )
 
-// chooseMajors fills in the defaults. A simulated node with a major number that a
-// driver of this host has would open that driver's device: 195 in use means real
-// GPUs and is refused, any other number is replaced by a free one.
-func chooseMajors(want Majors) (Majors, error) {
+// chooseMajors returns major numbers that are free on this host. A simulated node with a
+// number that a driver of this host has would open that driver's device: 195 in use means
+// real GPUs and is refused, any other number is replaced by a free one.
+func chooseMajors() (Majors, error) {
 	chars, _, err := hostDevices()
 	if err != nil {
 		return Majors{}, err
@@ -49,38 +49,21 @@ func chooseMajors(want Majors) (Majors, error) {
 	for _, d := range chars {
 		used[d.major] = d.name
 	}
-	if want.GPU == 0 {
-		if name, ok := used[defaultMajors.GPU]; ok {
-			return Majors{}, fmt.Errorf("major number %d belongs to %q on this host: simulated nodes would open its real devices (Options.Majors names another number)", defaultMajors.GPU, name)
-		}
-		want.GPU = defaultMajors.GPU
+	m := defaultMajors
+	if name, ok := used[m.GPU]; ok {
+		return m, fmt.Errorf("major number %d belongs to %q on this host: simulated nodes would open its real devices", m.GPU, name)
 	}
-	for _, m := range []struct {
-		major *uint32
-		def   uint32
-	}{
-		{&want.GPU, 0}, {&want.UVM, defaultMajors.UVM}, {&want.Caps, defaultMajors.Caps}, {&want.DRM, defaultMajors.DRM},
-		{&want.IMEX, defaultMajors.IMEX}, {&want.Switch, defaultMajors.Switch}, {&want.FS, defaultMajors.FS},
-		{&want.Verbs, defaultMajors.Verbs}, {&want.GDR, defaultMajors.GDR}, {&want.Misc, defaultMajors.Misc},
-	} {
-		if *m.major != 0 {
-			if name, ok := used[*m.major]; ok {
-				return Majors{}, fmt.Errorf("major number %d belongs to %q on this host", *m.major, name)
-			}
-			used[*m.major] = "simulated"
-			continue
-		}
-		free := m.def
+	for _, major := range []*uint32{&m.UVM, &m.Caps, &m.DRM, &m.IMEX, &m.Switch, &m.FS, &m.Verbs, &m.GDR, &m.Misc} {
 		// 384 to 511 is the range that the kernel uses last for dynamic majors.
-		for next := uint32(511); used[free] != "" && next >= 384; next-- {
-			free = next
+		for next := uint32(511); used[*major] != ""; next-- {
+			if next < 384 {
+				return m, fmt.Errorf("no major number is free")
+			}
+			*major = next
 		}
-		if used[free] != "" {
-			return Majors{}, fmt.Errorf("no major number is free for the node that has %d by default", m.def)
-		}
-		*m.major, used[free] = free, "simulated"
+		used[*major] = "simulated"
 	}
-	return want, nil
+	return m, nil
 }
 
 // deviceDriver is one line of /proc/devices.

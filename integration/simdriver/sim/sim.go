@@ -10,9 +10,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strings"
 
-	"golang.org/x/sys/unix"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/mounts"
 )
 
 // DefaultVersion is the driver version where Options says none.
@@ -49,8 +48,6 @@ type Options struct {
 	CUDA string
 	// Models are what the GPUs are, by index; an H200 where there is none.
 	Models map[int]Model
-	// Majors override the major numbers of the device nodes; zero is the default.
-	Majors Majors
 }
 
 // Others are kinds of devices besides GPUs; the zero value is a host without them.
@@ -128,7 +125,7 @@ func Create(ctx context.Context, o Options) (_ *Driver, err error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("simulated driver: device nodes need mknod: run this as root")
 	}
-	if d.Majors, err = chooseMajors(o.Majors); err != nil {
+	if d.Majors, err = chooseMajors(); err != nil {
 		return nil, fmt.Errorf("simulated driver: %w", err)
 	}
 	if entries, err := os.ReadDir(d.Dir); err == nil && len(entries) > 0 {
@@ -225,10 +222,7 @@ func (d *Driver) LoadModule(version string) error {
 // Remove unmounts what is mounted below the directory, the shim's views for
 // example, and deletes the directory.
 func (d *Driver) Remove() error {
-	if err := unmountBelow(d.Dir); err != nil {
-		return fmt.Errorf("simulated driver: %w", err)
-	}
-	if err := os.RemoveAll(d.Dir); err != nil {
+	if err := mounts.RemoveAll(d.Dir); err != nil {
 		return fmt.Errorf("simulated driver: %w", err)
 	}
 	return nil
@@ -339,33 +333,6 @@ func (d *Driver) openDirectories() error {
 		}
 	}
 	return os.Chmod(d.Dir, 0o755)
-}
-
-// unmountBelow detaches every mount below dir, the last one first.
-func unmountBelow(dir string) error {
-	data, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		return err
-	}
-	unescape := strings.NewReplacer(`\040`, " ", `\011`, "\t", `\012`, "\n", `\134`, `\`)
-	lines := strings.Split(string(data), "\n")
-	slices.Reverse(lines)
-	for _, line := range lines {
-		fields := strings.Fields(line)
-		if len(fields) < 5 {
-			continue
-		}
-		target := unescape.Replace(fields[4])
-		if !strings.HasPrefix(target, dir+"/") {
-			continue
-		}
-		// A mount under one that is gone already was detached with it.
-		err := unix.Unmount(target, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
-			return &fs.PathError{Op: "umount", Path: target, Err: err}
-		}
-	}
-	return nil
 }
 
 // writeFile writes a new file by a temporary name and a rename, so that readers

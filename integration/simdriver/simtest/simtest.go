@@ -61,7 +61,7 @@ func (c *DriverContainer) Stop(t testing.TB) {
 	}
 }
 
-// Restart starts the container anew from a copy of root at again, as its image would
+// Restart starts the container again from a copy of root at again, as its image would
 // be, and stops it when the test ends.
 func (c *DriverContainer) Restart(t testing.TB, root, again string) {
 	t.Helper()

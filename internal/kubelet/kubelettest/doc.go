@@ -1,4 +1,3 @@
-// Package kubelettest is a PodResources server for tests of what happens between the
-// shim and a kubelet: a real gRPC server on a real socket with made-up pods. What a
-// real kubelet says is tested with one.
+// Package kubelettest is a PodResources server for tests: a real gRPC server on a real socket, with
+// made-up pods.
 package kubelettest

@@ -1,12 +1,14 @@
 package kubelettest
 
 import (
-	"fmt"
 	"net"
 	"os"
+	"slices"
 	"testing"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/encoding/protowire"
 )
 
@@ -19,7 +21,7 @@ type Pod struct {
 	Containers      map[string]Devices
 }
 
-// Encode is the pod's PodResources message.
+// Encode returns the pod's PodResources message.
 func (p Pod) Encode() []byte {
 	b := field(field(nil, 1, []byte(p.Name)), 2, []byte(p.Namespace))
 	for name, devices := range p.Containers {
@@ -31,15 +33,14 @@ func (p Pod) Encode() []byte {
 			}
 			c = field(c, 2, d)
 		}
-		// cpu_ids, which is no business of anybody's here.
+		// cpu_ids, which a client of ours skips.
 		c = protowire.AppendVarint(protowire.AppendTag(c, 3, protowire.VarintType), 7)
 		b = field(b, 3, c)
 	}
 	return b
 }
 
-// List is a ListPodResourcesResponse of the pods, and for one pod a
-// GetPodResourcesResponse.
+// List returns a ListPodResourcesResponse of the pods.
 func List(pods ...Pod) []byte {
 	var b []byte
 	for _, p := range pods {
@@ -52,9 +53,8 @@ func field(b []byte, num protowire.Number, value []byte) []byte {
 	return protowire.AppendBytes(protowire.AppendTag(b, num, protowire.BytesType), value)
 }
 
-// Serve answers on the socket until the test ends. method is the last part of the
-// method's name, Get or List; the answer is the message's bytes, or the error.
-func Serve(t testing.TB, socket string, answer func(method string) ([]byte, error)) {
+// Serve answers List on the socket until the test ends, with the message's bytes or the error.
+func Serve(t testing.TB, socket string, answer func() ([]byte, error)) {
 	t.Helper()
 	l, err := net.Listen("unix", socket)
 	if err != nil {
@@ -65,8 +65,10 @@ func Serve(t testing.TB, socket string, answer func(method string) ([]byte, erro
 		if err := stream.RecvMsg(&request); err != nil {
 			return err
 		}
-		full, _ := grpc.MethodFromServerStream(stream)
-		b, err := answer(full[len("/v1.PodResourcesLister/"):])
+		if method, _ := grpc.MethodFromServerStream(stream); method != "/v1.PodResourcesLister/List" {
+			return status.Error(codes.Unimplemented, method)
+		}
+		b, err := answer()
 		if err != nil {
 			return err
 		}
@@ -80,19 +82,14 @@ func Serve(t testing.TB, socket string, answer func(method string) ([]byte, erro
 	})
 }
 
-// codec passes messages as bytes.
+// codec passes messages as the bytes that they are on the wire.
 type codec struct{}
 
 func (codec) Name() string { return "proto" }
 
-func (codec) Marshal(v any) ([]byte, error) {
-	if b, ok := v.([]byte); ok {
-		return b, nil
-	}
-	return nil, fmt.Errorf("not a raw message: %T", v)
-}
+func (codec) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
 
 func (codec) Unmarshal(data []byte, v any) error {
-	*v.(*[]byte) = append([]byte(nil), data...)
+	*v.(*[]byte) = slices.Clone(data)
 	return nil
 }

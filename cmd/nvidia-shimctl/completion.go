@@ -1,0 +1,51 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"io"
+	"slices"
+
+	clidocs "github.com/urfave/cli-docs/v3"
+	"github.com/urfave/cli/v3"
+)
+
+//go:embed completion.bash
+var bashCompletion string
+
+// configureCompletion changes the library's completion command, which prints the script of a shell.
+func configureCompletion(c *cli.Command) {
+	c.Hidden = false
+	c.Usage = "print the completion script of a shell"
+	c.Description = ""
+	c.Commands = slices.DeleteFunc(c.Commands, func(shell *cli.Command) bool { return shell.Name == "pwsh" })
+	for _, shell := range c.Commands {
+		shell.Usage = "print the script of " + shell.Name
+		if shell.Name == "bash" {
+			shell.Action = func(_ context.Context, c *cli.Command) error {
+				_, err := io.WriteString(c.Root().Writer, bashCompletion)
+				return err
+			}
+		}
+	}
+}
+
+// manSection is the section of programs for root.
+const manSection = 8
+
+func manCommand() *cli.Command {
+	return &cli.Command{
+		Name:   "man",
+		Usage:  "print the manual page",
+		Hidden: true,
+		Action: func(_ context.Context, c *cli.Command) error {
+			// Not the app that runs: the library adds to it.
+			page, err := clidocs.ToManWithSection(newApp(io.Discard, io.Discard), manSection)
+			if err != nil {
+				return err
+			}
+			_, err = io.WriteString(c.Root().Writer, page)
+			return err
+		},
+	}
+}

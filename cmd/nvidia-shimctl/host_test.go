@@ -1,0 +1,250 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
+)
+
+// contains reports each text that is not in out.
+func contains(t *testing.T, out string, texts ...string) {
+	t.Helper()
+	for _, text := range texts {
+		if !strings.Contains(out, text) {
+			t.Errorf("no %q in\n%s", text, out)
+		}
+	}
+}
+
+func TestInfoShowsTheHost(t *testing.T) {
+	d := simulate(t)
+	if err := d.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}}); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs := ctl(t, "--config", d.ConfigPath, "--json", "info")
+	if code != 0 || errs != "" {
+		t.Fatalf("status %d: %s", code, errs)
+	}
+	var info hostInfo
+	decode(t, out, &info)
+	if info.DriverVersion != d.Version || info.CUDAVersion != "13.0" || info.NVMLError != "" || info.Roots["driver"] != d.Root || len(info.GPUs) != 3 {
+		t.Errorf("%s", out)
+	}
+	if g := info.GPUs[2]; g.UUID != d.GPUs[2].UUID || g.NVML == nil || g.NVML.Brand != "nvidia" || g.NVML.Arch != "9.0" || g.NVML.MIG {
+		t.Errorf("GPU 2 of %s", out)
+	}
+	older := "MIG-" + d.GPUs[1].UUID + "/9/0"
+	if !slices.Equal(info.MIG, []migInfo{{GPU: 1, GI: 9, CI: 0, Name: older}}) || len(info.GPUs[1].NVML.MIGs) != 1 {
+		t.Errorf("MIG devices of %s", out)
+	}
+	file := func(f string) bool { return filepath.Base(f) == "libcuda.so."+d.Version }
+	if !slices.ContainsFunc(info.Files["compute"], file) {
+		t.Errorf("files of compute: %v", info.Files["compute"])
+	}
+
+	_, out, _ = ctl(t, "--config", d.ConfigPath, "info")
+	contains(t, out, "Driver "+d.Version+", CUDA 13.0\n", d.GPUs[2].UUID, d.GPUs[2].BusID, d.MIG[0].UUID)
+	if strings.Contains(out, "libcuda") {
+		t.Errorf("files without --files:\n%s", out)
+	}
+	for line := range strings.Lines(out) {
+		if len(line) > 80 {
+			t.Errorf("a line of more than 79 columns: %q", line)
+		}
+	}
+	_, out, _ = ctl(t, "--config", d.ConfigPath, "info", "--files")
+	contains(t, out, "libcuda.so."+d.Version, "searched:")
+	_, out, _ = ctl(t, "--config", d.ConfigPath, "plan", "--env", "NVIDIA_VISIBLE_DEVICES="+older)
+	contains(t, out, "GPU instance 9, compute instance 0 of GPU 1", "gi9/ci0/access")
+
+	if err := os.RemoveAll(filepath.Join(d.ProcRoot, "driver")); err != nil {
+		t.Fatal(err)
+	}
+	code, out, errs = ctl(t, "--config", d.ConfigPath, "info")
+	if code != 1 || out != "" || !strings.Contains(errs, "no NVIDIA driver is loaded") || strings.Count(errs, "\n") != 1 {
+		t.Errorf("without a driver: status %d, stdout %q, stderr %q", code, out, errs)
+	}
+}
+
+// Hosts without the kernel module of PCI GPUs.
+func TestOtherPlatforms(t *testing.T) {
+	for _, tt := range []struct {
+		name, driver, device string
+		become               func(t *testing.T, d *sim.Driver) error
+	}{
+		{"WSL2", "of Windows, by WSL2", "/dev/dxg", func(t *testing.T, d *sim.Driver) error { return d.BecomeWSL(t.Context()) }},
+		{"Tegra", "of a Tegra, by its lists of files", "/dev/nvmap", func(t *testing.T, d *sim.Driver) error { return d.BecomeTegra(t.Context()) }},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			d := simulate(t)
+			if err := tt.become(t, d); err != nil {
+				t.Fatal(err)
+			}
+			code, out, errs := ctl(t, "--config", d.ConfigPath, "info", "--files")
+			contains(t, out, "Driver "+tt.driver, "libcuda.so.1.1")
+			if code != 0 || errs != "" {
+				t.Errorf("info: status %d, %s", code, errs)
+			}
+			code, out, errs = ctl(t, "--config", d.ConfigPath, "plan", "--env", "NVIDIA_VISIBLE_DEVICES=all")
+			contains(t, out, tt.driver, tt.device+" (")
+			if code != 0 || errs != "" {
+				t.Errorf("plan: status %d, %s", code, errs)
+			}
+			_, out, _ = ctl(t, "--config", d.ConfigPath, "check")
+			contains(t, out, "ok       driver: ", "ok       nodes: ", "ok       libraries: ")
+		})
+	}
+}
+
+func TestCheckCommand(t *testing.T) {
+	d := simulate(t)
+	empty := filepath.Join(t.TempDir(), "none.toml")
+	code, out, errs := ctl(t, "--config", d.ConfigPath, "--json", "check", "--containerd-config", empty, "--containerd", "/nonexistent/containerd")
+	var got struct {
+		OK       bool
+		Findings []check.Finding
+	}
+	decode(t, out, &got)
+	if code != 1 || got.OK || len(got.Findings) < 12 || errs != "" {
+		t.Errorf("status %d, %+v, %s", code, got, errs)
+	}
+	code, out, _ = ctl(t, "--config", d.ConfigPath, "check", "--containerd-config", empty)
+	contains(t, out, "ok       driver: ", "ok       nodes: ", "ok       libraries: ", "problem  handler: no runtime handler in "+empty, "\n         fix: nvidia-shimctl install, then")
+	if code != 1 {
+		t.Errorf("status %d", code)
+	}
+}
+
+// record leaves a container's record below a state directory.
+func record(t *testing.T, d *sim.Driver) (state string) {
+	t.Helper()
+	state = t.TempDir()
+	write(t, filepath.Join(state, "io.containerd.runtime.v2.task/default/of-gpu-1", gpuinject.RecordName),
+		`{"gpu": true, "container": {"id": "of-gpu-1", "namespace": "default"}, "gpus": [{"uuid": "`+d.GPUs[1].UUID+`", "pci": "`+d.GPUs[1].BusID+`"}]}`, 0o600)
+	return state
+}
+
+func TestStatusShowsWhoHasWhichGPU(t *testing.T) {
+	d := simulate(t)
+	state := record(t, d)
+	code, out, errs := ctl(t, "--config", d.ConfigPath, "--json", "status", "--state", state)
+	var s status.Status
+	decode(t, out, &s)
+	if code != 0 || errs != "" || s.CUDAVersion != "13.0" || len(s.GPUs) != 3 || s.GPUs[1].Memory == nil || !slices.Contains(s.GPUs[1].Containers, "of-gpu-1") {
+		t.Errorf("status %d, %s\n%s", code, errs, out)
+	}
+	_, out, _ = ctl(t, "--config", d.ConfigPath, "status", "--state", state)
+	contains(t, out, "of-gpu-1", d.GPUs[1].Name)
+	if code, out, errs := ctl(t, "--config", d.ConfigPath, "status", "--state", "/nope"); code != 1 || out != "" || !strings.Contains(errs, "/nope") {
+		t.Errorf("a state directory that does not exist: status %d, %s%s", code, out, errs)
+	}
+}
+
+func TestAHungDriverHidesNeitherGPUsNorContainers(t *testing.T) {
+	defer func(d time.Duration) { nvmlTimeout = d }(nvmlTimeout)
+	nvmlTimeout = 300 * time.Millisecond
+	d := simulate(t)
+	if err := d.Hang(true); err != nil {
+		t.Fatal(err)
+	}
+	state := record(t, d)
+	for _, tc := range []struct {
+		args []string
+		want []string
+	}{
+		{[]string{"status", "--state", state}, []string{"NVML: NVML has not answered within 300ms", "of-gpu-1", d.GPUs[1].Name}},
+		{[]string{"--json", "status", "--state", state}, []string{`"nvml_error": "NVML has not answered within 300ms`, `"of-gpu-1"`}},
+		{[]string{"info"}, []string{"NVML: NVML has not answered within 300ms", d.GPUs[1].UUID}},
+	} {
+		code, out, errs := ctl(t, append([]string{"--config", d.ConfigPath}, tc.args...)...)
+		contains(t, out, tc.want...)
+		if code != 0 || errs != "" {
+			t.Errorf("%q: status %d, %s", tc.args, code, errs)
+		}
+	}
+}
+
+// twice is a buffer that ends a command after its second look.
+type twice struct {
+	bytes.Buffer
+	text string
+	end  func()
+}
+
+func (b *twice) Write(p []byte) (int, error) {
+	n, err := b.Buffer.Write(p)
+	if strings.Count(b.String(), b.text) == 2 {
+		b.end()
+	}
+	return n, err
+}
+
+func TestStatusIsRepeated(t *testing.T) {
+	d := simulate(t)
+	watch := func(text string, args ...string) string {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		out, errs := &twice{text: text, end: cancel}, &bytes.Buffer{}
+		args = append([]string{"nvidia-shimctl", "--config", d.ConfigPath}, args...)
+		if code := run(ctx, append(args, "status", "--watch", "--interval=100ms", "--state="+t.TempDir()), out, errs); code != 0 {
+			t.Errorf("status %d, %s", code, errs)
+		}
+		return out.String()
+	}
+	lines := strings.Split(strings.TrimSpace(watch("\n", "--json")), "\n")
+	if len(lines) != 2 {
+		t.Errorf("%d lines of JSON", len(lines))
+	}
+	for _, l := range lines {
+		var s status.Status
+		decode(t, l, &s)
+		if len(s.GPUs) != 3 || s.Time.IsZero() {
+			t.Errorf("%s", l)
+		}
+	}
+	if out := watch("Driver " + d.Version); strings.Count(out, "HELD BY") != 2 || strings.Contains(out, "\x1b") {
+		t.Errorf("in a pipe:\n%q", out)
+	}
+}
+
+// Programs rely on the fields of status and info.
+func TestEveryFieldIsDocumented(t *testing.T) {
+	data, err := os.ReadFile("../../docs/shimctl.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var walk func(typ reflect.Type)
+	walk = func(typ reflect.Type) {
+		switch typ.Kind() {
+		case reflect.Pointer, reflect.Slice:
+			walk(typ.Elem())
+			return
+		case reflect.Struct:
+		default:
+			return
+		}
+		for i := range typ.NumField() {
+			f := typ.Field(i)
+			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+			if name != "" && !strings.Contains(string(data), "`"+name+"`") {
+				t.Errorf("docs/shimctl.md does not name the field %q of %s", name, typ)
+			}
+			if f.Type.PkgPath() != "time" {
+				walk(f.Type)
+			}
+		}
+	}
+	walk(reflect.TypeFor[status.Status]())
+	walk(reflect.TypeFor[hostInfo]())
+}

@@ -1,0 +1,87 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+)
+
+// simulate makes a driver with three GPUs.
+func simulate(t *testing.T) *sim.Driver {
+	t.Helper()
+	return simtest.New(t, sim.Options{GPUs: 3})
+}
+
+// ctl runs the tool as a shell would.
+func ctl(t *testing.T, args ...string) (status int, stdout, stderr string) {
+	t.Helper()
+	t.Setenv(config.EnvFile, "")
+	var out, errs bytes.Buffer
+	status = run(t.Context(), append([]string{"nvidia-shimctl"}, args...), &out, &errs)
+	return status, out.String(), errs.String()
+}
+
+func decode(t *testing.T, text string, v any) {
+	t.Helper()
+	if err := json.Unmarshal([]byte(text), v); err != nil {
+		t.Fatalf("no JSON: %v\n%s", err, text)
+	}
+}
+
+func TestWrongUsageEndsWithStatusTwo(t *testing.T) {
+	for _, args := range [][]string{
+		{"plam"},
+		{"--no-such-flag"},
+		{"plan", "--no-such-flag"},
+		{"plan", "0"},
+		{"plan", "--env", "NVIDIA_VISIBLE_DEVICES"},
+		{"plan", "--mount", "/srv"},
+		{"plan", "--mount", "/srv:relative"},
+		{"plan", "--annotation", "key"},
+		{"plan", "--bundle", "/x", "--env", "A=B"},
+		{"plan", "--bundle", "/x", "--privileged"},
+		{"info", "x"},
+		{"check", "x"},
+		{"status", "x"},
+		{"status", "--interval=1ms"},
+		{"version", "x"},
+		{"run-args"},
+		{"run-args", "--for", "rkt"},
+		{"run-args", "--for", "ctr", "x"},
+		{"run-args", "--for", "ctr", "--env", "A"},
+		{"run-args", "--for", "ctr", "--devices", "void"},
+	} {
+		status, out, errs := ctl(t, args...)
+		if status != 2 || !strings.Contains(errs, "--help") || strings.Count(errs, "\n") != 1 {
+			t.Errorf("%q: status %d, stdout %q, stderr %q", args, status, out, errs)
+		}
+	}
+	if status, out, _ := ctl(t); status != 0 || !strings.Contains(out, "plan") {
+		t.Errorf("without arguments: status %d, output %q", status, out)
+	}
+}
+
+// An empty --config does not mean the file of the environment for one step and the default one for
+// another.
+func TestAnEmptyConfigIsRefused(t *testing.T) {
+	t.Setenv(config.EnvFile, "/nonexistent/config.toml")
+	var out, errs bytes.Buffer
+	if status := run(t.Context(), []string{"nvidia-shimctl", "--config", "", "info"}, &out, &errs); status != 2 || !strings.Contains(errs.String(), "--config is empty") {
+		t.Errorf("status %d, %s", status, &errs)
+	}
+}
+
+func TestVersionIsPrinted(t *testing.T) {
+	_, plain, _ := ctl(t, "version")
+	status, out, _ := ctl(t, "--json", "version")
+	var v struct{ Version, Revision string }
+	decode(t, out, &v)
+	if want := v.Version + " (" + v.Revision + ")\n"; status != 0 || plain != want {
+		t.Errorf("status %d, %q, want %q", status, plain, want)
+	}
+}

@@ -1,0 +1,95 @@
+package main
+
+import (
+	"context"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet/kubelettest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+)
+
+// The program starts itself to ask NVML; here that is the test binary. A shell that completes a
+// command line calls it by its name.
+func TestMain(m *testing.M) {
+	if slices.Contains(os.Args[1:], "probe") || filepath.Base(os.Args[0]) == "nvidia-shimctl" {
+		os.Exit(run(context.Background(), os.Args, os.Stdout, os.Stderr))
+	}
+	os.Exit(m.Run())
+}
+
+// runProbe runs the probe in a process of its own: one that asked NVML can start no program.
+func runProbe(t *testing.T, args ...string) (answers probe.Answers, errs string) {
+	t.Helper()
+	var out, err strings.Builder
+	cmd := exec.Command("/proc/self/exe", args...)
+	cmd.Stdout, cmd.Stderr = &out, &err
+	if cmd.Run() == nil && err.Len() > 0 {
+		t.Errorf("status 0 with an error: %s", err.String())
+	}
+	decode(t, out.String(), &answers)
+	return answers, err.String()
+}
+
+func TestProbePrintsAnswers(t *testing.T) {
+	d := simulate(t)
+	socket := filepath.Join(t.TempDir(), "kubelet.sock")
+	pods := kubelettest.List(kubelettest.Pod{Namespace: "team", Name: "train", Containers: map[string]kubelettest.Devices{"main": {"nvidia.com/gpu": {"GPU-a"}}}})
+	kubelettest.Serve(t, socket, func() ([]byte, error) { return pods, nil })
+
+	a, errs := runProbe(t, "--config", d.ConfigPath, "probe")
+	if a.Facts == nil || a.Facts.CUDA != "13.0" || len(a.Facts.GPUs) != 3 || errs != "" {
+		t.Errorf("facts %+v, %s", a, errs)
+	}
+	a, errs = runProbe(t, "--config", d.ConfigPath, "probe", "--live")
+	var live nvml.Snapshot
+	if decode(t, string(a.Live), &live); len(live.GPUs) != 3 || a.Facts != nil || errs != "" {
+		t.Errorf("live %s, %s", a.Live, errs)
+	}
+	a, errs = runProbe(t, "probe", "--socket", socket, "--pod", "team/train")
+	if a.Pod == nil || !slices.Equal(a.Pod.Containers["main"], []string{"GPU-a"}) || errs != "" {
+		t.Errorf("pod %+v, %s", a, errs)
+	}
+	if err := d.Hang(true); err != nil {
+		t.Fatal(err)
+	}
+	a, errs = runProbe(t, "--config", d.ConfigPath, "probe", "--timeout", "300ms")
+	if !strings.HasPrefix(errs, "nvidia-shimctl: NVML has not answered within 300ms") || a.FactsError == "" {
+		t.Errorf("a hung driver: %+v, %s", a, errs)
+	}
+	for _, args := range [][]string{{"--pod", "train"}, {"--pod", "/train"}, {"--questions", "x"}, {"nvml"}} {
+		if status, _, errs := ctl(t, append([]string{"probe"}, args...)...); status != 2 {
+			t.Errorf("%q: status %d, %s", args, status, errs)
+		}
+	}
+}
+
+func TestAPlanAsksNVMLIfTheRequestNeedsIt(t *testing.T) {
+	d := simulate(t)
+	require := []string{"--config", d.ConfigPath, "--json", "plan", "--env", "NVIDIA_VISIBLE_DEVICES=0", "--env"}
+	kept := filepath.Join(d.StateDir, "nvml.json")
+
+	status, _, errs := ctl(t, append(require, "A=B")...)
+	if _, err := os.Stat(kept); status != 0 || !os.IsNotExist(err) {
+		t.Fatalf("status %d, %s; NVML was asked for a plain request: %v", status, errs, err)
+	}
+	status, out, errs := ctl(t, append(require, "NVIDIA_REQUIRE_X=cuda>=12,brand=nvidia,arch>=9")...)
+	if status != 0 || errs != "" {
+		t.Fatalf("status %d: %s%s", status, out, errs)
+	}
+	if _, err := os.Stat(kept); err != nil {
+		t.Errorf("the answer was not kept: %v", err)
+	}
+	status, out, _ = ctl(t, append(require, "NVIDIA_REQUIRE_X=arch>=99")...)
+	var plan gpuinject.Plan
+	decode(t, out, &plan)
+	if status != 1 || !strings.Contains(plan.Error, "arch>=99") {
+		t.Errorf("status %d, %q", status, plan.Error)
+	}
+}

@@ -1,0 +1,171 @@
+package bundle
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Edits are changes of a configuration: what the Remove functions choose is removed, nil choosing
+// nothing, and then the rest is added.
+type Edits struct {
+	RemoveMount func(specs.Mount) bool
+	RemoveRule  func(specs.LinuxDeviceCgroup) bool
+	RemoveHook  func(specs.Hook) bool
+
+	Devices        []specs.LinuxDevice
+	Rules          []specs.LinuxDeviceCgroup
+	Mounts         []specs.Mount
+	AdditionalGids []uint32
+}
+
+// Apply makes the changes e in memory and returns the paths of the removed hooks. A device node,
+// rule, mount or group that is there already is not repeated, so applying twice changes nothing
+// (T54). A node for another device is an error; after an error the bundle must not be used.
+func (b *Bundle) Apply(e Edits) (removedHooks []string, err error) {
+	o, err := parseObject(b.raw)
+	if err != nil {
+		return nil, b.wrap(err)
+	}
+	spec := &b.Spec
+	if err := b.CheckDevices(e.Devices); err != nil {
+		return nil, err
+	}
+	steps := []func() error{
+		func() error { return remove(o, "mounts", &spec.Mounts, e.RemoveMount) },
+		func() error {
+			return remove(o, "linux.resources.devices", &spec.Linux.Resources.Devices, e.RemoveRule)
+		},
+		func() (err error) {
+			removedHooks, err = removeHooks(o, &spec.Hooks, e.RemoveHook)
+			return err
+		},
+		func() error { return add(o, "linux.devices", &spec.Linux.Devices, e.Devices, hasDevice) },
+		func() error {
+			return add(o, "linux.resources.devices", &spec.Linux.Resources.Devices, e.Rules, hasRule)
+		},
+		func() error { return add(o, "mounts", &spec.Mounts, e.Mounts, hasMount) },
+		func() error {
+			return add(o, "process.user.additionalGids", &spec.Process.User.AdditionalGids,
+				e.AdditionalGids, slices.Contains[[]uint32])
+		},
+	}
+	for _, step := range steps {
+		if err := step(); err != nil {
+			return nil, b.wrap(err)
+		}
+	}
+	if o.changed {
+		var edited bytes.Buffer
+		edited.Grow(len(b.raw) + 8<<10)
+		o.encode(&edited)
+		b.raw = edited.Bytes()
+	}
+	return removedHooks, nil
+}
+
+// remove removes the elements that drop chooses from the array at path. list holds the decoded
+// elements and changes with it.
+func remove[T any](o *object, path string, list *[]T, drop func(T) bool) error {
+	if drop == nil || !slices.ContainsFunc(*list, drop) {
+		return nil
+	}
+	return editArray(o, path, func(array []json.RawMessage) ([]json.RawMessage, error) {
+		var kept []json.RawMessage
+		for i, element := range array {
+			if i >= len(*list) || !drop((*list)[i]) {
+				kept = append(kept, element)
+			}
+		}
+		*list = slices.DeleteFunc(*list, drop)
+		return kept, nil
+	})
+}
+
+// removeHooks removes the hooks that drop chooses and returns their paths.
+func removeHooks(o *object, h *specs.Hooks, drop func(specs.Hook) bool) (removed []string, err error) {
+	// runtime-spec, "POSIX-platform Hooks".
+	stages := []struct {
+		key   string
+		hooks *[]specs.Hook
+	}{
+		//nolint:staticcheck // Prestart is deprecated and still what docker --gpus uses.
+		{"prestart", &h.Prestart}, {"createRuntime", &h.CreateRuntime}, {"createContainer", &h.CreateContainer},
+		{"startContainer", &h.StartContainer}, {"poststart", &h.Poststart}, {"poststop", &h.Poststop},
+	}
+	for _, s := range stages {
+		for _, hook := range *s.hooks {
+			if drop != nil && drop(hook) {
+				removed = append(removed, hook.Path)
+			}
+		}
+		if err := remove(o, "hooks."+s.key, s.hooks, drop); err != nil {
+			return nil, err
+		}
+	}
+	return removed, nil
+}
+
+// add appends what is not there yet to the array at path. list holds the decoded elements and
+// changes with it; has reports whether they include an element.
+func add[T any](o *object, path string, list *[]T, added []T, has func([]T, T) bool) error {
+	missing := slices.DeleteFunc(slices.Clone(added), func(x T) bool { return has(*list, x) })
+	if len(missing) == 0 {
+		return nil
+	}
+	return editArray(o, path, func(array []json.RawMessage) ([]json.RawMessage, error) {
+		for _, x := range missing {
+			element, err := json.Marshal(x)
+			if err != nil {
+				return nil, err
+			}
+			array = append(array, element)
+		}
+		*list = append(*list, missing...)
+		return array, nil
+	})
+}
+
+// CheckDevices returns an error if the configuration has a node at a path of added for another
+// device: runc keeps a node that exists, whatever its numbers are.
+func (b *Bundle) CheckDevices(added []specs.LinuxDevice) error {
+	have := b.Spec.Linux.Devices
+	for _, d := range added {
+		i := slices.IndexFunc(have, func(x specs.LinuxDevice) bool { return filepath.Clean(x.Path) == d.Path })
+		if i < 0 {
+			continue
+		}
+		if x := have[i]; x.Type != d.Type || x.Major != d.Major || x.Minor != d.Minor {
+			return fmt.Errorf("device %s is already in the container's configuration as %s %d:%d, this host has %s %d:%d",
+				d.Path, x.Type, x.Major, x.Minor, d.Type, d.Major, d.Minor)
+		}
+	}
+	return nil
+}
+
+func hasDevice(have []specs.LinuxDevice, d specs.LinuxDevice) bool {
+	return slices.ContainsFunc(have, func(x specs.LinuxDevice) bool { return filepath.Clean(x.Path) == d.Path })
+}
+
+func hasMount(have []specs.Mount, m specs.Mount) bool {
+	return slices.ContainsFunc(have, func(x specs.Mount) bool { return x.Destination == m.Destination && x.Source == m.Source })
+}
+
+// hasRule reports whether the last rule that concerns r's device allows reading and writing it.
+func hasRule(have []specs.LinuxDeviceCgroup, r specs.LinuxDeviceCgroup) bool {
+	// Later rules win: only an exact rule with no wider one after it counts.
+	for _, x := range slices.Backward(have) {
+		if x.Major == nil || x.Minor == nil || !x.Allow {
+			return false
+		}
+		if x.Type == r.Type && *x.Major == *r.Major && *x.Minor == *r.Minor {
+			return strings.Contains(x.Access, "r") && strings.Contains(x.Access, "w")
+		}
+	}
+	return false
+}

@@ -1,0 +1,101 @@
+package gpuinject
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+)
+
+// Container is a container whose specification has been read.
+type Container struct {
+	// ID and Namespace are containerd's, for the record. The caller sets them.
+	ID, Namespace string
+	// Raw is config.json as it was read; nil if it is not a regular file of root's.
+	Raw []byte
+	// Asks is true if the container asks for the driver. If not, Reason says why, and the rest is
+	// not set: such a container never meets the configuration, the driver or their errors.
+	Asks   bool
+	Reason string
+	// Bundle is the parsed configuration, Config the shim's configuration.
+	Bundle *bundle.Bundle
+	Config *config.Config
+	// Said is everything by which the container can ask, Request what it asks for under Config.
+	Said    request.Said
+	Request request.Request
+}
+
+// Examine reads the bundle dir, once. load loads the configuration and is called only for a
+// container that asks for the driver: not if the variables are unset, empty or "void", and not for
+// the sandbox (pause) container of a pod, whose variables say nothing of its purpose.
+func Examine(dir string, load func() (*config.Config, error)) (Container, error) {
+	raw, mode, err := bundle.Read(dir)
+	if err != nil {
+		// The shim would not edit this file. If it does not ask for a GPU either, it is a matter
+		// between containerd and runc.
+		if !mightAskUnchecked(filepath.Join(dir, bundle.ConfigName)) {
+			return Container{Reason: err.Error()}, nil
+		}
+		return Container{}, fail(Precondition, "%w", err)
+	}
+	if !request.MightAsk(raw) {
+		return Container{Raw: raw, Reason: request.EnvVisibleDevices + " is not set"}, nil
+	}
+	b, err := bundle.Parse(dir, raw, mode)
+	if err != nil {
+		return Container{Raw: raw}, fail(Invalid, "%w", err)
+	}
+	return examine(b, load)
+}
+
+// ExamineSpec is Examine for a specification that is in no bundle.
+func ExamineSpec(spec any, load func() (*config.Config, error)) (Container, error) {
+	raw, err := json.Marshal(spec)
+	if err != nil {
+		return Container{}, err
+	}
+	b, err := bundle.Parse("", raw, 0o600)
+	if err != nil {
+		return Container{}, fail(Invalid, "%w", err)
+	}
+	return examine(b, load)
+}
+
+func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, error) {
+	c := Container{Raw: b.Raw(), Bundle: b}
+	c.Said = request.Read(&b.Spec)
+	asks, why := c.Said.Asks()
+	if !asks {
+		c.Reason = why
+		return c, nil
+	}
+	var err error
+	if c.Config, err = load(); err != nil {
+		return c, fail(Precondition, "%w", err)
+	}
+	if c.Request, err = c.Said.Request(c.Config); err != nil {
+		return c, refuseRequest(err)
+	}
+	c.Asks, c.Reason = c.Request.Driver, c.Request.Reason
+	return c, nil
+}
+
+// refuseRequest returns the refusal of a request that cannot be read or followed.
+func refuseRequest(err error) error {
+	if request.IsDenied(err) {
+		return fail(Denied, "%w", err)
+	}
+	return fail(Invalid, "%w", err)
+}
+
+// mightAskUnchecked is request.MightAsk of a file that is not root's alone.
+func mightAskUnchecked(name string) bool {
+	if info, err := os.Stat(name); err != nil || !info.Mode().IsRegular() {
+		return false
+	}
+	raw, err := os.ReadFile(name)
+	return err == nil && request.MightAsk(raw)
+}

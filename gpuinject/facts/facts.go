@@ -1,0 +1,112 @@
+package facts
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+)
+
+// Name is where the state directory keeps NVML's answer. lockName is held while NVML is asked:
+// after a boot, many containers want to know at once.
+const (
+	Name     = "nvml.json"
+	lockName = "nvml.json.lock"
+)
+
+// wait bounds the wait for the answer to another container's question, which has a time limit of
+// its own. A variable for the tests.
+var wait = 15 * time.Second
+
+// Kept is NVML's answer, with what it is true for and when it was asked. The zero value is none.
+type Kept struct {
+	Key   string
+	Asked time.Time
+	Facts device.Facts
+}
+
+// Load returns the kept answer if it is true for the host h. It makes no state directory: the
+// container may be refused.
+func Load(cfg config.Host, h host.Host) Kept {
+	if _, err := os.Lstat(cfg.StateDir); err != nil {
+		return Kept{}
+	}
+	st, err := state.Open(cfg.StateDir)
+	if err != nil {
+		return Kept{} // the error returns when the driver's files are searched
+	}
+	var k Kept
+	if !st.Load(Name, &k) || k.Key != key(h) {
+		return Kept{}
+	}
+	return k
+}
+
+// Ask puts questions that include those to NVML and keeps the answer. If another container has had
+// NVML asked since seen, that answer counts, and only the other questions are put. The error is why
+// there are no facts; the replies to the other questions hold all the same.
+func Ask(cfg config.Host, h host.Host, seen Kept, q probe.Questions, ask func(probe.Questions) probe.Answers) (Kept, probe.Answers, error) {
+	others := q
+	others.Facts = false
+	st, err := state.Open(cfg.StateDir)
+	if err != nil {
+		return Kept{}, ask(others), err
+	}
+	lock, err := st.Lock(lockName, wait)
+	if errors.Is(err, state.ErrBusy) {
+		err = fmt.Errorf("NVML is being asked for another container and has not answered within %s", wait)
+	}
+	if err != nil {
+		return Kept{}, ask(others), err
+	}
+	defer lock.Close()
+	k := Kept{Key: key(h)}
+	var kept Kept
+	if st.Load(Name, &kept) && kept.Key == k.Key && kept.Asked.After(seen.Asked) && kept.Asked.Before(time.Now()) {
+		return kept, ask(others), nil
+	}
+	k.Asked = time.Now()
+	reply := ask(q)
+	if err := check(cfg, h, k.Key, reply); err != nil {
+		return Kept{}, reply, err
+	}
+	k.Facts = *reply.Facts
+	if len(k.Facts.GPUs) < len(h.GPUs) {
+		return k, reply, nil // a GPU that did not answer may do so later
+	}
+	if err := st.Store(Name, &k); err != nil {
+		return Kept{}, reply, fmt.Errorf("keep NVML's answer: %w", err)
+	}
+	return k, reply, nil
+}
+
+// check returns why an answer of NVML is of no use.
+func check(cfg config.Host, h host.Host, key0 string, reply probe.Answers) error {
+	if reply.Facts == nil {
+		return fmt.Errorf("NVML was asked: %s", reply.FactsError)
+	}
+	if h.DriverVersion != "" && reply.Facts.Driver != h.DriverVersion {
+		return fmt.Errorf("NVML is of driver %s and the loaded kernel module %s: install the driver's user space of the same version, or reboot", reply.Facts.Driver, h.DriverVersion)
+	}
+	if after, err := host.Discover(cfg); err != nil || key(after) != key0 {
+		return errors.New("MIG was being configured while NVML was asked: try again")
+	}
+	return nil
+}
+
+// key is what NVML's answer depends on: boot, driver, GPUs and MIG layout. Without a boot id it is
+// that of no answer.
+func key(h host.Host) string {
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return ""
+	}
+	return h.FactsKey(strings.TrimSpace(string(boot)))
+}

@@ -1,0 +1,187 @@
+package facts
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+)
+
+// probed is a host whose NVML counts how often it is asked.
+type probed struct {
+	*sim.Driver
+	cfg   config.Host
+	asked atomic.Int32
+	// answer, if not nil, replaces the answer of NVML.
+	answer func() (device.Facts, error)
+}
+
+func newProbed(t *testing.T) *probed {
+	t.Helper()
+	d := simtest.New(t, sim.Options{GPUs: 4})
+	cfg, err := config.Load(d.ConfigPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &probed{Driver: d, cfg: cfg.Host}
+}
+
+// facts returns the kept answer or a new one, as the creation of a container does.
+func (p *probed) facts() (device.Facts, error) {
+	h, err := host.Discover(p.cfg)
+	if err != nil {
+		return device.Facts{}, err
+	}
+	seen := Load(p.cfg, h)
+	if seen.Facts.Driver != "" {
+		return seen.Facts, nil
+	}
+	k, _, err := Ask(p.cfg, h, seen, probe.Questions{Facts: true}, func(q probe.Questions) (a probe.Answers) {
+		if !q.Facts {
+			return a
+		}
+		p.asked.Add(1)
+		f := device.Facts{Driver: h.DriverVersion, CUDA: "13.0", GPUs: make([]device.GPUFacts, len(h.GPUs))}
+		if p.answer != nil {
+			if f, err = p.answer(); err != nil {
+				return probe.Answers{FactsError: err.Error()}
+			}
+		}
+		return probe.Answers{Facts: &f}
+	})
+	return k.Facts, err
+}
+
+func (p *probed) kept() string { return filepath.Join(p.cfg.StateDir, Name) }
+
+func TestAnAnswerIsKeptUntilItMayBeAnother(t *testing.T) {
+	for name, change := range map[string]func(t *testing.T, p *probed) error{
+		"":                          nil,
+		"another driver was loaded": func(_ *testing.T, p *probed) error { return p.LoadModule("599.11.22") },
+		"a boot": func(t *testing.T, p *probed) error {
+			st, err := state.Open(p.cfg.StateDir)
+			if err != nil {
+				return err
+			}
+			var k Kept
+			if !st.Load(Name, &k) {
+				t.Fatal("nothing was kept")
+			}
+			k.Key = "8f3b6f0e-0000-0000-0000-000000000000" + k.Key[36:]
+			return st.Store(Name, &k)
+		},
+		"a GPU was removed": func(_ *testing.T, p *probed) error {
+			return os.RemoveAll(filepath.Join(p.cfg.ProcRoot, "driver/nvidia/gpus", p.GPUs[3].BusID))
+		},
+		"a truncated answer":              func(_ *testing.T, p *probed) error { return os.Truncate(p.kept(), 100) },
+		"an answer that another uid owns": func(_ *testing.T, p *probed) error { return os.Chown(p.kept(), 1000, 0) },
+		"an answer that others can write": func(_ *testing.T, p *probed) error { return os.Chmod(p.kept(), 0o666) },
+		"a link in the answer's place": func(_ *testing.T, p *probed) error {
+			return errors.Join(os.Rename(p.kept(), p.kept()+".away"), os.Symlink(p.kept()+".away", p.kept()))
+		},
+		"no answer": func(_ *testing.T, p *probed) error { return os.Remove(p.kept()) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newProbed(t)
+			for range 2 {
+				if _, err := p.facts(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if n := p.asked.Load(); n != 1 {
+				t.Fatalf("two containers asked NVML %d times", n)
+			}
+			if change == nil {
+				return
+			}
+			if err := change(t, p); err != nil {
+				t.Fatal(err)
+			}
+			if f, err := p.facts(); err != nil || f.CUDA != "13.0" || p.asked.Load() != 2 {
+				t.Errorf("asked %d times, %+v, %v", p.asked.Load(), f, err)
+			}
+		})
+	}
+}
+
+func TestContainersThatStartTogetherAskOnce(t *testing.T) {
+	p := newProbed(t)
+	asking, reply := make(chan struct{}), make(chan struct{})
+	p.answer = func() (device.Facts, error) {
+		close(asking)
+		<-reply
+		return device.Facts{Driver: p.Version, GPUs: make([]device.GPUFacts, 4)}, nil
+	}
+	var group sync.WaitGroup
+	for range 16 {
+		group.Go(func() {
+			if _, err := p.facts(); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	<-asking
+	close(reply)
+	group.Wait()
+	if n := p.asked.Load(); n != 1 {
+		t.Errorf("NVML was asked %d times", n)
+	}
+}
+
+func TestAnIncompleteAnswerIsNotKept(t *testing.T) {
+	for name, answer := range map[string]func() (device.Facts, error){
+		"a failure": func() (device.Facts, error) { return device.Facts{}, errors.New("GPU is lost") },
+		"a GPU is missing": func() (device.Facts, error) {
+			return device.Facts{Driver: "580.159.04", GPUs: make([]device.GPUFacts, 3)}, nil
+		},
+		"of another driver": func() (device.Facts, error) {
+			return device.Facts{Driver: "1.2", GPUs: make([]device.GPUFacts, 4)}, nil
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := newProbed(t)
+			p.answer = answer
+			_, err := p.facts()
+			if failed := err != nil; failed != (name != "a GPU is missing") {
+				t.Errorf("error %v", err)
+			}
+			p.answer = nil
+			if f, err := p.facts(); err != nil || len(f.GPUs) != 4 || p.asked.Load() != 2 {
+				t.Errorf("asked %d times, %+v, %v", p.asked.Load(), f, err)
+			}
+		})
+	}
+}
+
+func TestTheWaitForAnothersAnswerIsBounded(t *testing.T) {
+	defer func(d time.Duration) { wait = d }(wait)
+	wait = 50 * time.Millisecond
+	p := newProbed(t)
+	asking, hang := make(chan struct{}), make(chan struct{})
+	p.answer = func() (device.Facts, error) {
+		close(asking)
+		<-hang
+		return device.Facts{}, errors.New("gave up")
+	}
+	var group sync.WaitGroup
+	group.Go(func() { _, _ = p.facts() })
+	<-asking
+	_, err := p.facts()
+	close(hang)
+	group.Wait()
+	if err == nil || !strings.Contains(err.Error(), "NVML is being asked for another container and has not answered within 50ms") {
+		t.Errorf("error %v", err)
+	}
+}

@@ -1,0 +1,129 @@
+package device
+
+import (
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"strconv"
+	"strings"
+)
+
+// ClassNode is a verified node of a class of devices besides GPUs.
+type ClassNode struct {
+	Node
+	// Individual is set for a node that is handed out by itself: an IMEX channel, an RDMA adapter,
+	// an NVSwitch. Every container that has the class has the other nodes.
+	Individual bool
+}
+
+// classNode is one kind of nodes of a class.
+type classNode struct {
+	// name is below /dev; a star at its end stands for a number.
+	name       string
+	individual bool
+	// driver is the name in <proc>/devices, or for a misc device in <proc>/misc. A star at its end
+	// stands for anything.
+	driver string
+	misc   bool
+	// minor is the node's minor number, or one of the rules below.
+	minor int
+}
+
+// Rules for minor numbers that are not fixed.
+const (
+	minorNumber = -1 // the number in the node's name
+	minorAny    = -2 // the driver gives them out as it pleases
+)
+
+// classes are the nodes by class. The numbers are those of the kernel modules' sources:
+// nv-caps-imex.c (minor == channel), nvidia-fs (register_chrdev "nvidia-fs…"), gdrdrv.c (one
+// device, minor 0), ib_uverbs (IB_UVERBS_MAJOR and a dynamic region of the same name), ucma.c (a
+// misc device) and linux_nvswitch.c (minor == instance, 255 for control).
+var classes = map[string][]classNode{
+	"imex":    {{name: "nvidia-caps-imex-channels/channel*", individual: true, driver: imexDriver, minor: minorNumber}},
+	"gds":     {{name: "nvidia-fs*", driver: "nvidia-fs*", minor: minorAny}},
+	"gdrcopy": {{name: "gdrdrv", driver: "gdrdrv", minor: 0}},
+	"mofed": {
+		{name: "infiniband/uverbs*", individual: true, driver: "infiniband_verbs", minor: minorAny},
+		{name: "infiniband/rdma_cm", driver: "rdma_cm", misc: true},
+	},
+	"nvswitch": {
+		{name: "nvidia-nvswitchctl", driver: "nvidia-nvswitch", minor: 255},
+		{name: "nvidia-nvswitch*", individual: true, driver: "nvidia-nvswitch", minor: minorNumber},
+	},
+}
+
+const imexDriver = "nvidia-caps-imex-channels"
+
+// ClassNodes returns the nodes of a class: "imex", "gds", "gdrcopy", "mofed" or "nvswitch", in the
+// order of their names' numbers. Of IMEX channels it returns those with the numbers given, or all
+// if channels is nil; one that is missing is an error that names it. Of the other classes it
+// returns what the host has, which may be nothing.
+//
+// Every node is verified like those of GPUs. Beside the error of the first node that is not as it
+// should be, it returns all good ones, for a caller that only asks which of the host's nodes a
+// container has already.
+func (inv Inventory) ClassNodes(class string, channels []int) (nodes []ClassNode, first error) {
+	kinds, ok := classes[class]
+	if !ok {
+		return nil, fmt.Errorf("unknown class of devices %q", class)
+	}
+	majors, err := inv.Roots.majors()
+	if err != nil {
+		return nil, err
+	}
+	for _, k := range kinds {
+		list := channels
+		if class != "imex" || channels == nil {
+			list = k.present(inv.Roots.Dev)
+		}
+		for _, n := range list {
+			node, err := inv.Roots.classNode(k, n, majors)
+			if err == nil {
+				nodes = append(nodes, ClassNode{Node: node, Individual: k.individual})
+			} else if first == nil {
+				first = err
+			}
+		}
+	}
+	return nodes, first
+}
+
+// classNode verifies a node of a class.
+func (r Roots) classNode(k classNode, number int, majors numbers) (Node, error) {
+	name := strings.Replace(k.name, "*", strconv.Itoa(number), 1)
+	if k.misc {
+		return r.MiscNode(name, k.driver)
+	}
+	w := wanted{name: name, driver: k.driver}
+	for driver, list := range majors {
+		if ok, _ := path.Match(k.driver, driver); ok {
+			w.majors = append(w.majors, list...)
+		}
+	}
+	switch {
+	case k.minor == minorNumber:
+		w.minors = []uint32{uint32(number)}
+	case k.minor >= 0:
+		w.minors = []uint32{uint32(k.minor)}
+	}
+	if k.driver == imexDriver && len(w.majors) > 0 {
+		// An administrator makes these, as NVIDIA documents it.
+		w.make = fmt.Sprintf("nvidia-shimctl prepare --imex-channels=%d", number)
+	}
+	return r.verify(w)
+}
+
+// present lists the numbers of the nodes that the host has. A kind without numbers has the one
+// number 0, or none.
+func (k classNode) present(devRoot string) []int {
+	file := filepath.Join(devRoot, "dev", k.name)
+	if prefix, ok := strings.CutSuffix(file, "*"); ok {
+		return numbered(filepath.Dir(prefix), filepath.Base(prefix))
+	}
+	if _, err := os.Lstat(file); err != nil {
+		return nil
+	}
+	return []int{0}
+}

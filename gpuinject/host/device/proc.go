@@ -1,0 +1,98 @@
+package device
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// MaxProcFile is the most bytes that are read of a file of procfs or sysfs. The largest seen are
+// about 1 KiB.
+const MaxProcFile = 64 << 10
+
+// ReadFile reads a whole file of at most MaxProcFile bytes.
+func ReadFile(name string) ([]byte, error) {
+	f, err := os.Open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data, err := io.ReadAll(io.LimitReader(f, MaxProcFile+1))
+	if err == nil && len(data) > MaxProcFile {
+		err = fmt.Errorf("read %s: file too large", name)
+	}
+	return data, err
+}
+
+// readNames lists a directory in no particular order.
+func readNames(dir string) ([]string, error) {
+	f, err := os.Open(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return f.Readdirnames(-1)
+}
+
+// numbered lists the numbers of the entries <prefix><number> of dir; none if dir cannot be read.
+func numbered(dir, prefix string) []int {
+	names, _ := readNames(dir)
+	var list []int
+	for _, name := range names {
+		digits, ok := strings.CutPrefix(name, prefix)
+		// The kernel's minors have 20 bits; a number with leading zeros is no name of its.
+		if n, err := strconv.ParseUint(digits, 10, 20); ok && err == nil && strconv.Itoa(int(n)) == digits {
+			list = append(list, int(n))
+		}
+	}
+	slices.Sort(list)
+	return list
+}
+
+// parseFields reads lines of "Key: value" with any blanks around both.
+func parseFields(data []byte) map[string]string {
+	fields := map[string]string{}
+	for line := range strings.Lines(string(data)) {
+		if key, value, ok := strings.Cut(line, ":"); ok {
+			fields[strings.TrimSpace(key)] = strings.TrimSpace(value)
+		}
+	}
+	return fields
+}
+
+// numbers are the device numbers that the kernel lists by name: the majors of character devices in
+// <proc>/devices, or the minors in <proc>/misc. A name can have several: ib_uverbs does.
+type numbers map[string][]uint32
+
+// majors reads <proc>/devices.
+func (r Roots) majors() (numbers, error) {
+	data, err := ReadFile(filepath.Join(r.Proc, "devices"))
+	if err != nil {
+		return nil, fmt.Errorf("read device majors: %w", err)
+	}
+	return parseNumbers(data), nil
+}
+
+// parseNumbers reads the lines "195 nvidia" up to the header "Block devices:". <proc>/misc has no
+// header.
+func parseNumbers(data []byte) numbers {
+	list := numbers{}
+	characters, _, _ := strings.Cut(string(data), "Block devices:")
+	for line := range strings.Lines(characters) {
+		fields := strings.Fields(line)
+		if len(fields) != 2 {
+			continue
+		}
+		if n, err := strconv.ParseUint(fields[0], 10, 20); err == nil { // minors have 20 bits
+			list[fields[1]] = append(list[fields[1]], uint32(n))
+		}
+	}
+	return list
+}
+
+// cut bounds a foreign value in a message.
+func cut(s string) string { return s[:min(len(s), 256)] }

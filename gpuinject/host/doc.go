@@ -1,0 +1,13 @@
+// Package host describes this host: its GPUs and MIG devices, their device nodes, and the files of
+// the driver by capability.
+//
+//	h, err := host.Discover(cfg.Host)                  // for every container
+//	set, err := h.Select(ids, facts)                   // which devices
+//	files, changed, err := h.DriverFiles(kept, false)  // searched only if something changed
+//	nodes, err := h.Nodes(set, caps, files)
+//
+// A Host is a plain value, complete when it is made. Discover recognises the platform; on every
+// platform the same methods answer. Below it are packages device (GPUs, MIG devices, nodes), driver
+// (the search for driver files), and one for each platform that has rules of its own: wsl and
+// tegra.
+package host

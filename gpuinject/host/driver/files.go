@@ -1,0 +1,158 @@
+package driver
+
+import (
+	"errors"
+	"slices"
+)
+
+// Library is a shared library of the driver.
+type Library struct {
+	// Path is the real file on the host, without links.
+	Path string
+	// Name is the name that it has in the container: libcuda.so.580.159.04.
+	Name string
+	// SOName is the name that programs are linked with, libcuda.so.1; it may equal Name or be
+	// empty.
+	SOName string `json:",omitempty"`
+	// Links are further names to create beside it: the SONAME, the .so link that compilers use,
+	// libGLX_indirect.so.0.
+	Links []string `json:",omitempty"`
+	// Capabilities are those that it belongs to. For adds what they imply.
+	Capabilities []string
+	// Bits is 64 or 32.
+	Bits int
+	// Subdir is where it belongs below a library directory: "", "vdpau", "gbm" or "nvidia/wine".
+	// Only libraries without one belong in ld.so.cache.
+	Subdir string `json:",omitempty"`
+	// Flags are its flags in ld.so.cache.
+	Flags int32
+	// Dir is the directory in the container in which it must be under its name; "" for the view.
+	Dir string `json:",omitempty"`
+}
+
+// File is a data file, or a directory of them, that has one fixed place in the container.
+type File struct {
+	// Path is the real file on the host, "" for one that the host lacks.
+	Path string
+	// Dest is its path in the container. A relative one is below the directory in which the X
+	// server of the image has its modules.
+	Dest         string
+	Capabilities []string
+	// Direct files are mounted by themselves and are in no view: directories, and files that do not
+	// come with the driver or change without it.
+	Direct bool `json:",omitempty"`
+	// Data, if not nil, is what the container gets in place of the host's file.
+	Data []byte `json:",omitempty"`
+	// Copies are further paths where images bring a copy of this file. One that is there is covered
+	// in place of Dest, so that nothing is listed twice.
+	Copies []string `json:",omitempty"`
+	// Needs, if not empty, are libraries, absolute or in the image's library directory: an image
+	// with none of them has no use for the file.
+	Needs []string `json:",omitempty"`
+}
+
+// Binary is a program of the driver.
+type Binary struct {
+	// Path is the real file on the host; Name its base name in the container.
+	Path, Name   string
+	Capabilities []string
+}
+
+// Refused is a file or directory that was found and not taken.
+type Refused struct {
+	// Path is the host path, or the path in the driver root if the file could not be resolved.
+	Path   string
+	Reason string
+}
+
+// Files are the driver files of a host. The zero value has none.
+type Files struct {
+	// Format is the format of this value; see Fresh.
+	Format int
+	// Version is the version of the loaded kernel module, "" without one.
+	Version string
+	// Root and Extra are the settings of the search, and All its argument. RealRoot is Root without
+	// links.
+	Root, RealRoot string
+	Extra          []string `json:",omitempty"`
+	All            bool     `json:",omitempty"`
+	// Libraries, Binaries and Data are the files.
+	Libraries []Library
+	Binaries  []Binary
+	Data      []File
+	// Nodes are paths and patterns below /dev, of a host whose driver comes with a list of its
+	// device nodes.
+	Nodes []string `json:",omitempty"`
+	// Searched are the library directories that exist, as host paths.
+	Searched []string
+	// Missing are absent libraries that a capability is hardly of use without, as "graphics:
+	// libGLX_nvidia.so.580.159.04".
+	Missing []string
+	// Problems are why a capability cannot be had, by capability.
+	Problems map[string]string
+	// Refused are files that were found but may not be given to a container.
+	Refused []Refused
+	// Stamps are the files and places that the search depended on.
+	Stamps []Stamp
+	// Found is when the search began, in nanoseconds since 1970.
+	Found int64
+	// Identity is a sum over the states of Libraries, Binaries and Data, which a view is made of.
+	// Directories and ld.so.cache change with every package that the host installs.
+	Identity string
+}
+
+// Key identifies the content of a view of these files.
+func (f Files) Key() string { return f.Version + "-" + f.Identity }
+
+// implied adds the capabilities whose libraries others need: video decodes with CUDA, and a display
+// shows what graphics draws.
+func implied(caps []string) []string {
+	caps = slices.Clone(caps)
+	if slices.Contains(caps, "video") {
+		caps = append(caps, "compute")
+	}
+	if slices.Contains(caps, "display") {
+		caps = append(caps, "graphics")
+	}
+	return caps
+}
+
+// For returns the files of a container with these capabilities. 32-bit libraries need compat32
+// besides their own capability. Lists of the result may share memory with f.
+func (f Files) For(caps []string) Files {
+	want := implied(caps)
+	has := func(have, want []string) bool {
+		return slices.ContainsFunc(have, func(c string) bool { return slices.Contains(want, c) })
+	}
+	out := f
+	out.Libraries, out.Binaries, out.Data = nil, nil, nil
+	for _, l := range f.Libraries {
+		if has(l.Capabilities, want) && (l.Bits == 64 || slices.Contains(caps, "compat32")) {
+			out.Libraries = append(out.Libraries, l)
+		}
+	}
+	// Libraries and data are implied, programs are not: video needs no MPS server.
+	for _, b := range f.Binaries {
+		if has(b.Capabilities, caps) {
+			out.Binaries = append(out.Binaries, b)
+		}
+	}
+	for _, d := range f.Data {
+		if has(d.Capabilities, want) {
+			out.Data = append(out.Data, d)
+		}
+	}
+	return out
+}
+
+// Check returns an error if one of these capabilities cannot be had: libcuda for compute and video,
+// or libnvidia-ml for utility, is absent, refused, or of another version than the loaded kernel
+// module ("Driver/library version mismatch" of NVML).
+func (f Files) Check(caps []string) error {
+	for _, c := range implied(caps) {
+		if text, ok := f.Problems[c]; ok {
+			return errors.New(text)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,293 @@
+package driver
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
+)
+
+// Discover finds the driver's files. Version is that of the loaded kernel module
+// (device.Inventory.DriverVersion). That a library is absent is no error here: see Files.Check.
+func Discover(cfg config.Host, version string) (Files, error) {
+	if version == "" || strings.Trim(version, "0123456789.") != "" {
+		return Files{}, fmt.Errorf("find driver files: %.256q is not a driver version", version)
+	}
+	s, err := NewSearch(cfg, version)
+	if err != nil {
+		return Files{}, err
+	}
+	defer s.Close()
+	s.libraries(cfg.DriverLibraries)
+	s.binaries()
+	s.data()
+	s.xorg()
+	s.wine()
+	for _, e := range expected {
+		problem := ""
+		if e.essential {
+			problem = s.absent(e.stem)
+		}
+		s.Expect(e.capability, e.stem+".so."+version, problem)
+	}
+	return s.Files(), nil
+}
+
+// Search collects Files. Discover is the search of an ordinary host; the packages of other
+// platforms make theirs of its methods. Paths are in the driver root.
+type Search struct {
+	*tree
+	files   Files
+	stamped map[string]bool     // paths that have a stamp
+	listed  map[string][]string // what Names has returned
+	seen    map[string]bool     // library files looked at, by real path
+	have    map[string]bool     // "64 libcuda.so.1": libraries taken
+	used    map[string]bool     // directories that gave a library
+	others  []string            // host paths of libcuda and libnvidia-ml in other versions
+}
+
+// NewSearch opens the driver root. The caller closes it.
+func NewSearch(cfg config.Host, version string) (*Search, error) {
+	t, err := openTree(cfg.DriverRoot)
+	if err != nil {
+		return nil, fmt.Errorf("find driver files: host.driver-root: %w", err)
+	}
+	return &Search{
+		tree: t,
+		files: Files{
+			Format: format, Version: version, Root: cfg.DriverRoot, RealRoot: t.real, Extra: slices.Clone(cfg.DriverLibraries),
+			Found: time.Now().UnixNano(), Problems: map[string]string{},
+		},
+		stamped: map[string]bool{}, listed: map[string][]string{}, seen: map[string]bool{},
+		have: map[string]bool{}, used: map[string]bool{},
+	}, nil
+}
+
+// Files returns what was found.
+func (s *Search) Files() Files {
+	s.files.Identity = s.identity()
+	return s.files
+}
+
+// Refuse records a path that was found and not taken. The reason continues "it …".
+func (s *Search) Refuse(name, reason string) {
+	if r := (Refused{s.host(name), reason}); !slices.Contains(s.files.Refused, r) {
+		s.files.Refused = append(s.files.Refused, r)
+	}
+}
+
+// open opens a file and stamps it, or its absence. The caller closes it.
+func (s *Search) open(name string) (*file, error) {
+	f, err := s.tree.open(name)
+	if err != nil {
+		s.stamp(name, nil)
+		return nil, err
+	}
+	s.stamp(f.inner, &f.st)
+	return f, nil
+}
+
+// find opens a file that passes the check; one that does not is refused. Its name is stamped too,
+// which may be a link. Only if ok is set the caller closes the file.
+func (s *Search) find(name string, check func(*unix.Stat_t) error) (f *file, ok bool) {
+	f, err := s.open(name)
+	if err != nil {
+		return nil, false
+	}
+	s.stamp(name, &f.st)
+	if err := check(&f.st); err != nil {
+		s.Refuse(f.inner, err.Error())
+		f.close()
+		return nil, false
+	}
+	return f, true
+}
+
+// first returns the host path of the first usable file of this name in the directories.
+func (s *Search) first(dirs []string, name string) (host string, ok bool) {
+	for _, dir := range dirs {
+		if !slices.Contains(s.Names(dir), name) {
+			continue
+		}
+		if f, ok := s.find(path.Join(dir, name), usableFile); ok {
+			f.close()
+			return f.host, true
+		}
+	}
+	return "", false
+}
+
+// Names lists a directory that files may be taken from, sorted; nil if there is none. The directory
+// is stamped, so the names that are not in it need not be.
+func (s *Search) Names(dir string) []string {
+	if names, ok := s.listed[dir]; ok {
+		return names
+	}
+	s.listed[dir] = nil
+	f, ok := s.find(dir, searchable)
+	if !ok {
+		return nil
+	}
+	defer f.close()
+	r, err := f.reopen()
+	if err != nil {
+		s.Refuse(dir, "cannot be opened: "+err.Error())
+		return nil
+	}
+	defer r.Close()
+	names, err := r.Readdirnames(-1)
+	if err != nil {
+		s.Refuse(dir, "cannot be listed: "+err.Error())
+	}
+	slices.Sort(names)
+	s.listed[dir] = names
+	return names
+}
+
+// Exists reports whether there is anything at a path; its absence is stamped.
+func (s *Search) Exists(name string) bool {
+	fd, _, err := s.resolve(name)
+	if err != nil {
+		s.stamp(name, nil)
+		return false
+	}
+	unix.Close(fd)
+	return true
+}
+
+// Read returns the content of a file, if there is one that may be used.
+func (s *Search) Read(name string, maxSize int64) ([]byte, bool) {
+	f, ok := s.find(name, usableFile)
+	if !ok {
+		return nil, false
+	}
+	defer f.close()
+	data, err := f.read(maxSize)
+	if err != nil {
+		s.Refuse(name, err.Error())
+		return nil, false
+	}
+	return data, true
+}
+
+// Program takes a program from the first of the directories that has it.
+func (s *Search) Program(b Binary, dirs []string) {
+	var ok bool
+	if b.Path, ok = s.first(dirs, b.Name); ok {
+		s.files.Binaries = append(s.files.Binaries, b)
+	}
+}
+
+// Direct gives every capability a file or directory at its own path. It reports whether there is
+// one that may be given.
+func (s *Search) Direct(name string) bool {
+	f, ok := s.find(name, func(st *unix.Stat_t) error {
+		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+			return trusted.RootDirectory(st)
+		}
+		return usableFile(st)
+	})
+	if !ok {
+		return false
+	}
+	f.close()
+	s.files.Data = append(s.files.Data, File{Path: f.host, Dest: name, Capabilities: EveryCapability, Direct: true})
+	return true
+}
+
+// Library takes one library whose name says nothing of the driver's version. An error says why it
+// was not taken, and is fs.ErrNotExist if there is none.
+func (s *Search) Library(name string, lib Library, develop bool) error {
+	f, err := s.open(name)
+	if err != nil {
+		return err
+	}
+	defer f.close()
+	s.stamp(name, &f.st)
+	return s.take(f, path.Dir(name), lib, develop)
+}
+
+// Alias makes a link to a library that was taken a further name of it. It reports whether the link
+// leads to one.
+func (s *Search) Alias(link string) bool {
+	f, err := s.open(link)
+	if err != nil {
+		return false
+	}
+	defer f.close()
+	i := slices.IndexFunc(s.files.Libraries, func(l Library) bool { return l.Path == f.host })
+	if i < 0 {
+		return false
+	}
+	l := &s.files.Libraries[i]
+	if name := path.Base(link); name != l.Name && !slices.Contains(l.Links, name) {
+		l.Links = append(l.Links, name)
+	}
+	s.stamp(link, &f.st)
+	return true
+}
+
+// Searched adds a directory or list to Files.Searched.
+func (s *Search) Searched(name string) {
+	s.files.Searched = append(s.files.Searched, s.host(name))
+}
+
+// expected are the libraries that Missing reports. Without an essential one its capability cannot
+// be had: server drivers come without the others.
+var expected = []struct {
+	capability, stem string
+	essential        bool
+}{
+	{"compute", "libcuda", true},
+	{"utility", "libnvidia-ml", true},
+	{"video", "libnvcuvid", false},
+	{"video", "libnvidia-encode", false},
+	{"graphics", "libGLX_nvidia", false},
+	{"graphics", "libEGL_nvidia", false},
+	{"ngx", "libnvidia-ngx", false},
+}
+
+// Expect notes whether the 64-bit library that a capability needs was found, by its name or SONAME.
+// If problem is not empty the capability cannot be had without it, for that reason or because the
+// library was refused.
+func (s *Search) Expect(capability, name, problem string) {
+	if slices.ContainsFunc(s.files.Libraries, func(l Library) bool { return (l.Name == name || l.SOName == name) && l.Bits == 64 }) {
+		return
+	}
+	s.files.Missing = append(s.files.Missing, capability+": "+name)
+	if problem == "" || s.files.Problems[capability] != "" {
+		return
+	}
+	stem, _, _ := strings.Cut(name, ".so")
+	for _, r := range s.files.Refused {
+		if strings.HasPrefix(path.Base(r.Path), stem+".so") {
+			driver := strings.TrimSpace("NVIDIA driver " + s.files.Version)
+			problem = fmt.Sprintf("%s: %s was found at %s but refused: it %s", driver, name, r.Path, r.Reason)
+			break
+		}
+	}
+	s.files.Problems[capability] = problem
+}
+
+// absent explains why an essential library is not there.
+func (s *Search) absent(stem string) string {
+	version := s.files.Version
+	for _, other := range s.others {
+		if base := path.Base(other); strings.HasPrefix(base, stem+".so.") {
+			return fmt.Sprintf("NVIDIA driver library %s was found (%s), but the loaded kernel module is %s: reboot, reload the nvidia module, or reinstall the driver's user-space",
+				base, other, version)
+		}
+	}
+	where := "none of the known directories exists below " + s.files.Root
+	if len(s.files.Searched) > 0 {
+		where = "searched " + strings.Join(s.files.Searched, ", ")
+	}
+	return fmt.Sprintf("NVIDIA driver %s is loaded, but %s.so.%s was not found (%s): install the driver's user-space, or set host.driver-root or host.driver-libraries in the configuration",
+		version, stem, version, where)
+}

@@ -1,0 +1,173 @@
+package host
+
+import (
+	"errors"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/tegra"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/wsl"
+)
+
+// FilesName is the name under which the state directory keeps the result of DriverFiles.
+const FilesName = "driver.json"
+
+// AllLists in a container's environment asks for more driver files than usual, on a platform that
+// has such: see DriverFiles.
+const AllLists = tegra.AllLists
+
+// Host is this host at one time.
+type Host struct {
+	device.Inventory
+	// Platform is "" for GPUs on the PCI bus with NVIDIA's kernel module, else the name of another
+	// platform. It is for messages and JSON.
+	Platform string
+	// CompatDriver is the driver version by which an image's forward compatibility package is
+	// judged. It is "" if such packages do not apply to this host's GPUs.
+	CompatDriver string
+
+	config config.Host
+}
+
+// Roots returns the places of the host's file systems in the configuration.
+func Roots(cfg config.Host) device.Roots {
+	return device.Roots{Proc: cfg.ProcRoot, Dev: cfg.DevRoot, Sys: cfg.SysRoot}
+}
+
+// Discover reads the GPUs and MIG devices of this host. It is meant to be called for every
+// container. The error is device.ErrNoDriver if the host has no NVIDIA driver.
+func Discover(cfg config.Host) (Host, error) {
+	inv, err := device.Discover(Roots(cfg))
+	h := Host{Inventory: inv, config: cfg}
+	noDriver := errors.Is(err, device.ErrNoDriver)
+	switch {
+	case (err == nil || noDriver) && tegra.Is(cfg, h.GPUs):
+		h.Platform, h.GPUs = tegra.Name, tegra.GPUs(h.GPUs)
+		return h, nil
+	case noDriver && wsl.Is(cfg):
+		h.Platform, h.GPUs = wsl.Name, wsl.GPUs()
+		return h, nil
+	case err != nil:
+		return Host{}, err
+	}
+	h.CompatDriver = h.DriverVersion
+	// procfs shows a container everything of the machine. Where nodes are missing the difference
+	// between such a container and a host whose nodes were not made matters.
+	if present := h.OnlyPresent(); present.Nested && driver.IsContainer(cfg, h.DriverVersion) {
+		h.Inventory = present
+	}
+	return h, nil
+}
+
+// IsContainer reports whether this host is a container that was given its driver.
+func IsContainer(cfg config.Host, driverVersion string) bool {
+	return driver.IsContainer(cfg, driverVersion)
+}
+
+// Find returns the host and its driver's files, for tools that show what a container would find. If
+// only the files cannot be searched, the host comes with the error.
+func Find(cfg config.Host) (Host, driver.Files, error) {
+	h, err := Discover(cfg)
+	if err != nil {
+		return Host{}, driver.Files{}, err
+	}
+	files, _, err := h.DriverFiles(driver.Files{}, false)
+	return h, files, err
+}
+
+// Driver names the host's driver in a message.
+func (h Host) Driver() string {
+	if h.Platform == "" {
+		return "driver " + h.DriverVersion
+	}
+	return "the driver of " + PlatformTitle(h.Platform)
+}
+
+// PlatformTitle is the name of a Host's Platform in messages.
+func PlatformTitle(platform string) string {
+	return map[string]string{wsl.Name: wsl.Title, tegra.Name: tegra.Title}[platform]
+}
+
+// DriverFiles finds the driver's files. It returns kept, the result of an earlier call, if a new
+// search would find the same, and otherwise reports that they have changed. The zero value of kept
+// stands for no earlier call. allLists is set if the container's environment has AllLists.
+func (h Host) DriverFiles(kept driver.Files, allLists bool) (files driver.Files, changed bool, err error) {
+	allLists = allLists && h.Platform == tegra.Name
+	if kept.Fresh(h.config, h.DriverVersion, allLists) {
+		return kept, false, nil
+	}
+	switch h.Platform {
+	case tegra.Name:
+		files, err = tegra.DriverFiles(h.config, h.DriverVersion, allLists)
+	case wsl.Name:
+		files, err = wsl.DriverFiles(h.config)
+	default:
+		files, err = driver.Discover(h.config, h.DriverVersion)
+	}
+	return files, err == nil, err
+}
+
+// Nodes returns the verified device nodes of a container that gets these devices and capabilities.
+// files are those of DriverFiles.
+func (h Host) Nodes(set device.Set, caps []string, files driver.Files) ([]device.Node, error) {
+	switch {
+	case h.Platform == wsl.Name:
+		return wsl.Nodes(h.Roots)
+	case h.Platform == tegra.Name && len(set.GPUs) == 0:
+		return nil, nil
+	case h.Platform == tegra.Name:
+		return tegra.Nodes(h.config, files.Nodes)
+	}
+	return h.Inventory.Nodes(set, caps)
+}
+
+// Given returns the devices whose nodes are among numbers. On a platform whose nodes do not stand for
+// one GPU each, any of them stands for all.
+func (h Host) Given(numbers []device.Number) (device.Set, error) {
+	if h.Platform == "" {
+		return h.Inventory.Given(numbers)
+	}
+	if len(numbers) == 0 {
+		return device.Set{}, nil
+	}
+	all := device.Set{GPUs: h.GPUs}
+	var files driver.Files
+	var err error
+	if h.Platform == tegra.Name {
+		files, err = tegra.DriverFiles(h.config, "", false)
+	}
+	if err != nil {
+		return device.Set{}, err
+	}
+	nodes, err := h.Nodes(all, nil, files)
+	if err != nil || !slices.ContainsFunc(nodes, func(n device.Node) bool { return slices.Contains(numbers, n.Number()) }) {
+		return device.Set{}, err
+	}
+	return all, nil
+}
+
+// IsDriverNode reports whether a path in a container is that of a node of a GPU driver, on any
+// platform.
+func IsDriverNode(name string) bool {
+	prefixes := append([]string{"/dev/nvidia", wsl.Node}, tegra.NodePrefixes...)
+	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(path.Clean(name), p) })
+}
+
+// FactsKey identifies what NVML's facts depend on: the boot, the driver, the GPUs and the MIG
+// devices.
+func (h Host) FactsKey(bootID string) string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%s %s", bootID, h.DriverVersion)
+	for _, g := range h.GPUs {
+		fmt.Fprintf(&b, " %s", g.BusID)
+	}
+	for _, in := range h.MIG {
+		fmt.Fprintf(&b, " %d:%d:%d", in.Minor, in.GI, in.CI)
+	}
+	return b.String()
+}

@@ -1,0 +1,10 @@
+// Package tegra is everything about hosts that are an NVIDIA system-on-chip (Jetson): lists of
+// files on disk name the device nodes and files that its GPU needs. NVIDIA's Jetson packages
+// install the lists for NVIDIA's container toolkit.
+//
+// A Thor with a discrete GPU is not supported: it counts as an ordinary host, whose nodes and
+// driver files are those of the discrete GPU's driver.
+//
+// It is written from NVIDIA's sources and tested on directories laid out as these hosts are, not on
+// such a host.
+package tegra

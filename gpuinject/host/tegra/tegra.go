@@ -1,0 +1,100 @@
+package tegra
+
+import (
+	"bytes"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+)
+
+// Name is the platform's name in JSON, and Title the one in messages.
+const (
+	Name  = "tegra"
+	Title = "a Tegra, by its lists of files"
+)
+
+// AllLists in a container's environment asks for the files of every list, not just of the base
+// ones: images of JetPack 4 that bring no CUDA of their own.
+const AllLists = "NVIDIA_REQUIRE_JETPACK=csv-mounts=all"
+
+// NodePrefixes begin the paths of the nodes that only these hosts have.
+var NodePrefixes = []string{"/dev/nvhost-", "/dev/nvmap", "/dev/nvgpu/"}
+
+// releaseFile is below the driver root, familyFile in sysfs.
+const (
+	releaseFile = "/etc/nv_tegra_release"
+	familyFile  = "devices/soc0/family"
+)
+
+// Is reports whether this host is one, by what NVIDIA's container toolkit goes by. Its kernel
+// module for displays reports no GPU to procfs, or one without a UUID; later modules report the GPU
+// itself, by name.
+func Is(cfg config.Host, gpus []device.GPU) bool {
+	discrete := func(g device.GPU) bool {
+		return g.UUID != "" && !strings.Contains(g.Model, "(nvgpu)") && !strings.Contains(g.Model, "NVIDIA Thor")
+	}
+	if slices.ContainsFunc(gpus, discrete) {
+		return false
+	}
+	if _, err := os.Stat(filepath.Join(cfg.DriverRoot, releaseFile)); err == nil {
+		return true
+	}
+	family, err := device.ReadFile(filepath.Join(cfg.SysRoot, familyFile))
+	return err == nil && bytes.HasPrefix(bytes.ToLower(family), []byte("tegra"))
+}
+
+// GPUs returns the GPUs, of which procfs may know none. The first is called "tegra" by NVIDIA's
+// device plugin.
+func GPUs(gpus []device.GPU) []device.GPU {
+	gpus = slices.Clone(gpus)
+	if len(gpus) == 0 {
+		gpus = []device.GPU{{Minor: -1, Model: "the GPU of this Tegra"}}
+	}
+	gpus[0].Alias = Name
+	return gpus
+}
+
+// Nodes returns the nodes at the paths below /dev that the lists name ("/dev/nvmap",
+// "/dev/nvhost-*"). A pattern's star stays in its directory; a match that is not a character device
+// is left out, and so is what the machine does not have, as the lists are for a family of machines.
+//
+// Nothing says which numbers such a node must have: that it is a character device, and no link, is
+// all that can be verified.
+func Nodes(cfg config.Host, paths []string) ([]device.Node, error) {
+	var nodes []device.Node
+	seen := map[string]bool{}
+	for _, p := range paths {
+		name := path.Clean("/" + p)
+		if !strings.HasPrefix(name, "/dev/") {
+			return nil, fmt.Errorf("device node %.256q is not below /dev", p)
+		}
+		found, err := filepath.Glob(filepath.Join(cfg.DevRoot, name))
+		if err != nil {
+			return nil, fmt.Errorf("device node %.256q: %w", p, err)
+		}
+		for _, file := range found {
+			node, err := device.StatNode(file)
+			if err != nil && strings.ContainsAny(name, "*?[") {
+				continue // "/dev/nvidia*" matches the directory nvidia-caps
+			}
+			if err != nil {
+				return nil, fmt.Errorf("%w: take it from the lists below /etc/nvidia-container-runtime", err)
+			}
+			if !seen[file] {
+				seen[file] = true
+				node.Path = strings.TrimPrefix(file, strings.TrimSuffix(cfg.DevRoot, "/"))
+				nodes = append(nodes, node)
+			}
+		}
+	}
+	if len(nodes) == 0 {
+		return nil, fmt.Errorf("none of the device nodes of this Tegra's lists exists below %s", filepath.Join(cfg.DevRoot, "dev"))
+	}
+	return nodes, nil
+}

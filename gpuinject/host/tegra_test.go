@@ -1,0 +1,150 @@
+package host_test
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+)
+
+const listDir = "etc/nvidia-container-runtime/host-files-for-container.d/"
+
+// tegraHost is a Jetson as its packages leave it: nodes, libraries in a directory of their own,
+// links to them, firmware, and lists of all that.
+func tegraHost(t testing.TB) *fixture {
+	f := newFixture(t)
+	nv := "usr/lib/" + triple + "/nvidia"
+	f.write(nv+"/libcuda.so.1.1", elf64("libcuda.so.1"))
+	f.write(nv+"/libnvrm_gpu.so", elf64("libnvrm_gpu.so"))
+	f.link("usr/lib/"+triple+"/libcuda.so", "nvidia/libcuda.so.1.1")
+	f.link(nv+"/libcuda.so.1", "libcuda.so.1.1")
+	f.link("usr/lib/"+triple+"/libnvgone.so", "nvidia/libnvgone.so.1")
+	f.link("etc/vulkan/icd.d/nvidia_icd.json", "/"+nv+"/nvidia_icd.json")
+	for _, name := range []string{"lib/firmware/tegra234/vic.bin", "usr/share/nvidia/plugin-a.json", "usr/share/nvidia/plugin-b.json", "usr/share/nvidia/readme", "usr/sbin/nvidia-smi", nv + "/nvidia_icd.json"} {
+		f.write(name, "x")
+	}
+	f.write("etc/nv_tegra_release", "# R36 (release), REVISION: 4.0\n")
+	f.write(listDir+"devices.csv", "dev, /dev/nvmap\ndev, /dev/nvhost-*\n\ndev,/dev/nvmap\ndev, /dev/nvgpu/igpu0/as\ndev, /dev/nvhost-gpu\ndev, /dev/nvidia0\n")
+	f.write(listDir+"drivers.csv", strings.Join([]string{
+		"lib, /" + nv + "/libcuda.so.1.1", "lib, /" + nv + "/libnvrm_gpu.so", "lib, /" + nv + "/libnotthere.so",
+		"sym, /usr/lib/" + triple + "/libcuda.so", "sym, /" + nv + "/libcuda.so.1", "sym, /usr/lib/" + triple + "/libnvgone.so",
+		"sym, /etc/vulkan/icd.d/nvidia_icd.json", "lib, /usr/sbin/nvidia-smi", "dir, /lib/firmware/tegra234",
+		"lib, /usr/share/nvidia/*.json", "# a comment", "lib, /" + nv + "/libcuda.so.1.1",
+	}, "\r\n"))
+	f.write("usr/local/cuda-10.2/lib64/libcudart.so.10.2", elf64("libcudart.so.10.2"))
+	f.write(listDir+"cuda.csv", "lib, /usr/local/cuda-10.2/lib64/libcudart.so.10.2\n")
+	f.node("nvmap", 10, 80)
+	f.node("nvhost-ctrl", 505, 1)
+	f.node("nvhost-gpu", 505, 2)
+	f.node("nvgpu/igpu0/as", 506, 0)
+	return f
+}
+
+func TestTegraDevices(t *testing.T) {
+	f := tegraHost(t)
+	h, files := f.discover(), f.files(false)
+	for _, id := range []string{"all", "0", "tegra"} {
+		if set, err := h.Select([]string{id}, device.Facts{}); err != nil || len(set.GPUs) != 1 {
+			t.Errorf("%s: %v, %v", id, set, err)
+		}
+	}
+	nodes, err := h.Nodes(device.Set{GPUs: h.GPUs}, []string{"compute"}, files)
+	want := []string{"/dev/nvmap 10:80", "/dev/nvhost-ctrl 505:1", "/dev/nvhost-gpu 505:2", "/dev/nvgpu/igpu0/as 506:0"}
+	if err != nil || !slices.Equal(shown(nodes), want) {
+		t.Errorf("%v, %v, want %v", shown(nodes), err, want)
+	}
+	if nodes, err := h.Nodes(device.Set{}, nil, files); err != nil || len(nodes) != 0 {
+		t.Errorf("without a GPU: %v, %v", nodes, err)
+	}
+	for number, want := range map[device.Number]int{{Major: 505, Minor: 2}: 1, {Major: 10, Minor: 80}: 1, {Major: 10, Minor: 57}: 0} {
+		if set, err := h.Given([]device.Number{number}); err != nil || len(set.GPUs) != want {
+			t.Errorf("node %v gives %v, %v", number, set, err)
+		}
+	}
+	f.write("dev/nvhost-file", "")
+	f.link("dev/nvhost-link", "nvmap")
+	f.write("dev/nvhost-dir/x", "")
+	for _, tt := range []struct{ path, word string }{
+		{"/etc/passwd", "not below /dev"}, {"/dev/../etc/passwd", "not below /dev"}, {"/dev/nvhost-file", "a regular file"},
+		{"/dev/nvhost-link", "a symbolic link"}, {"/dev/absent", "none of the device nodes"}, {"/dev/[", "syntax error"},
+	} {
+		_, err := h.Nodes(device.Set{GPUs: h.GPUs}, nil, driver.Files{Nodes: []string{tt.path}})
+		says(t, err, tt.word)
+	}
+	if nodes, err := h.Nodes(device.Set{GPUs: h.GPUs}, nil, driver.Files{Nodes: []string{"/dev/nvhost-*"}}); err != nil || len(nodes) != 2 {
+		t.Errorf("a pattern that matches a file, a link and a directory too: %v, %v", nodes, err)
+	}
+}
+
+func TestTegraFiles(t *testing.T) {
+	f := tegraHost(t)
+	files := f.files(false)
+	nv := "/usr/lib/" + triple + "/nvidia"
+	f.check(files.Check([]string{"compute", "utility"}))
+	t.Run("a library is at its own path, and links to it are further names", func(t *testing.T) {
+		l := f.library(files, "libcuda.so.1.1")
+		if len(files.Libraries) != 2 || l.Dir != nv || l.Path != f.dir+nv+"/libcuda.so.1.1" || l.SOName != "libcuda.so.1" || !slices.Equal(l.Links, []string{"libcuda.so.1", "libcuda.so"}) {
+			t.Errorf("%+v", files.Libraries)
+		}
+	})
+	t.Run("files, directories, patterns and links are data", func(t *testing.T) {
+		var got []string
+		for _, d := range files.Data {
+			got = append(got, d.Dest+" "+strings.TrimPrefix(d.Path, f.dir))
+		}
+		slices.Sort(got)
+		want := []string{"/etc/nv_tegra_release /etc/nv_tegra_release", "/etc/vulkan/icd.d/nvidia_icd.json " + nv + "/nvidia_icd.json"}
+		for _, name := range []string{"/lib/firmware/tegra234", "/usr/sbin/nvidia-smi", "/usr/share/nvidia/plugin-a.json", "/usr/share/nvidia/plugin-b.json"} {
+			want = append(want, name+" "+name)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	})
+	t.Run("a container can ask for every list", func(t *testing.T) {
+		all := f.files(true)
+		if slices.Contains(libraries(files), "libcudart.so.10.2") || !slices.Contains(libraries(all), "libcudart.so.10.2") {
+			t.Error("cuda.csv was read without being asked for, or not when it was")
+		}
+		if !f.changed(all) {
+			t.Error("the files of every list are kept for a container that asks for the base ones")
+		}
+	})
+	t.Run("they are searched again when a list or a listed file changes", func(t *testing.T) {
+		for i, change := range []func(){
+			func() { f.write(listDir+"l4t.csv", "lib, /etc/hosts\n") },
+			func() { f.write(nv+"/libnotthere.so", elf64("libnotthere.so")) },
+			func() { f.check(os.Chtimes(f.dir+nv+"/libnvrm_gpu.so", time.Unix(1, 0), time.Unix(1, 0))) },
+		} {
+			files := f.files(false)
+			before := f.changed(files)
+			if change(); before || !f.changed(files) {
+				t.Errorf("change %d: changed before it is %v", i, before)
+			}
+		}
+	})
+	t.Run("a list cannot put anything over /proc, /sys, /dev or /, nor lead out of the root", func(t *testing.T) {
+		f := tegraHost(t)
+		f.write("proc/x", "")
+		f.write("sys/x", "")
+		f.link("usr/share/out", "/../../../../../../../../etc/shadow")
+		f.write(listDir+"l4t.csv", "lib, /proc/x\nlib, /usr/../sys/x\ndir, /\ndir, /dev\nlib, /usr/share/out\nlib, /usr/*/nvidia/readme\nbin, /x\nlib, relative\nlib\n")
+		files := f.files(false)
+		if len(files.Data) != 6 || len(files.Refused) != 3 {
+			t.Errorf("%+v, refused %v", files.Data, files.Refused)
+		}
+	})
+	t.Run("a list that others can write is not read", func(t *testing.T) {
+		f := tegraHost(t)
+		f.check(os.Chmod(f.dir+"/"+listDir+"drivers.csv", 0o666))
+		files := f.files(false)
+		if len(files.Libraries) != 0 || len(files.Refused) != 1 || !strings.Contains(files.Refused[0].Reason, "written by others than root") {
+			t.Errorf("%v, refused %v", libraries(files), files.Refused)
+		}
+		says(t, files.Check([]string{"compute"}), "Tegra", "libcuda.so.1", "nvidia-l4t")
+	})
+}

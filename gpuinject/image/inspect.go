@@ -1,0 +1,85 @@
+package image
+
+import (
+	"path"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
+)
+
+// LibC names the C library of an image: "glibc", "musl", or "" for neither (a static program, or a
+// system whose loader searches elsewhere, such as Nix).
+type LibC string
+
+// The C libraries that are told apart.
+const (
+	GLibC LibC = "glibc"
+	Musl  LibC = "musl"
+)
+
+// maxLibrary is the size of the largest library that is read; libcuda.so has about 100 MB.
+const maxLibrary = 1 << 30
+
+// Image holds what Inspect found out about an image.
+type Image struct {
+	// LibC is the C library of this machine's 64-bit ABI, or else the 32-bit one.
+	LibC LibC
+	// LibDir is the directory, without links, that has that C library: the place for driver files
+	// that must be found even without a cache. The ELF class and machine of the file decide, never
+	// the name of a distribution. "" if LibC is, and in an image of 32-bit programs only.
+	LibDir string
+	// LibDir32 is the same for glibc of the 32-bit ABI, "" if the image has none.
+	LibDir32 string
+	// Compat is the image's forward compatibility package.
+	Compat Compat
+}
+
+// Inspect finds the C library and the forward compatibility package of an image; hostDriver is the
+// version of the host's driver. What is malformed, too large or no regular file counts as absent,
+// so that an odd image still starts.
+func (r *Root) Inspect(hostDriver string) Image {
+	img := Image{
+		LibDir32: r.findGlibc(&abi32, abi32.dirs),
+		Compat:   r.findCompat(hostDriver),
+	}
+	// A glibc in a usual place is the system's. One found by its loader alone may be a guest on
+	// musl (/usr/glibc-compat on Alpine), so musl comes before it.
+	if img.LibDir = r.findGlibc(&abi64, abi64.dirs); img.LibDir != "" {
+		img.LibC = GLibC
+		return img
+	}
+	if lib, err := r.readELF("/lib/ld-musl-" + abi64.musl + ".so.1"); err == nil && abi64.matches(lib) {
+		img.LibC = Musl
+		img.LibDir, _ = r.Target("/lib")
+		return img
+	}
+	if loader, err := r.Target(abi64.loader); err == nil {
+		img.LibDir = r.findGlibc(&abi64, []string{path.Dir(loader)})
+	}
+	if img.LibDir != "" || img.LibDir32 != "" {
+		img.LibC = GLibC
+	}
+	return img
+}
+
+// findGlibc returns the first of dirs that has a libc.so.6 of the ABI. Its SONAME must be that too:
+// compatibility packages of musl distributions put a link to musl there.
+func (r *Root) findGlibc(a *abi, dirs []string) string {
+	for _, dir := range dirs {
+		lib, err := r.readELF(dir + "/libc.so.6")
+		if err == nil && a.matches(lib) && lib.SOName == "libc.so.6" {
+			dir, _ = r.Target(dir)
+			return dir
+		}
+	}
+	return ""
+}
+
+// readELF reads the headers of a library.
+func (r *Root) readELF(name string) (ldcache.ELF, error) {
+	f, size, err := r.openFile(name, maxLibrary)
+	if err != nil {
+		return ldcache.ELF{}, err
+	}
+	defer f.Close()
+	return ldcache.ReadELF(f, size)
+}

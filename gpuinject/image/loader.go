@@ -1,0 +1,142 @@
+package image
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"path"
+	"slices"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
+)
+
+// CachePath is the cache of glibc's loader.
+const CachePath = "/etc/ld.so.cache"
+
+const (
+	confPath = "/etc/ld.so.conf"
+	// confEntryPath has a fixed name, so that there is one however often the container starts.
+	confEntryPath = "/etc/ld.so.conf.d/000-nvidia-shim.conf"
+	// maxConf is the size of the largest configuration file of a loader that is read.
+	maxConf = 64 << 10
+)
+
+// File is a file to write into the image by Root.WriteFile.
+type File struct {
+	Path string
+	Data []byte
+}
+
+// LoaderFiles computes the files that make the loader of the image find libs, which are in the
+// directories dirs of the container, and notes about what was odd in the image.
+//
+// With glibc: /etc/ld.so.cache, in which the libraries of img.Compat come first if it is used, then
+// libs, then what the image listed, in its order; and what a later ldconfig needs to come to the
+// same result. A cache that is missing or of no use is replaced by one of the driver alone: the
+// loader then still finds the image's libraries in its default directories. With musl: the
+// loader's path file. With neither: nothing.
+//
+// Entries of an earlier start are removed, so that nothing accumulates in an image that was
+// committed from a container.
+//
+// A file that something in the image is in the way of is left out with a note. One on a read-only
+// file system is not.
+func (r *Root) LoaderFiles(img Image, dirs []string, libs []ldcache.Entry) (files []File, notes []string) {
+	if img.LibC == "" || len(dirs) == 0 && len(libs) == 0 {
+		return nil, nil
+	}
+	if r.IsHost() {
+		return nil, []string{"the root file system is the host's own: its linker files are left alone"}
+	}
+	dirs = slices.DeleteFunc(slices.Clone(dirs), func(dir string) bool { return !ldcache.IsConfDir(dir) })
+	var all []File
+	if img.LibC == GLibC {
+		all, notes = r.glibcFiles(img.Compat, dirs, libs)
+	} else {
+		all, notes = r.muslFiles(dirs, libs)
+	}
+	for _, f := range all {
+		if err := r.CanWriteFile(f.Path); err != nil && !errors.Is(err, unix.EROFS) {
+			notes = append(notes, fmt.Sprintf("%s of the image is not written: %v", f.Path, err))
+			continue
+		}
+		files = append(files, f)
+	}
+	return files, notes
+}
+
+// glibcFiles returns the files for glibc: the cache; the entry of /etc/ld.so.conf.d by which a later
+// ldconfig of the container (every apt or dnf runs one) lists the driver again, before everything
+// else that this directory names; and /etc/ld.so.conf if it would not read that entry.
+func (r *Root) glibcFiles(compat Compat, dirs []string, libs []ldcache.Entry) (files []File, notes []string) {
+	confDirs := dirs
+	if compat.Use {
+		libs = slices.Concat(compat.Entries, libs)
+		confDirs = append([]string{compat.Dir}, dirs...)
+	}
+	// An earlier start, under another driver, may have listed the image's compat directory.
+	cache, note := r.newCache(append(slices.Clip(dirs), compat.Dir), libs)
+	files = []File{{CachePath, cache}, {confEntryPath, ldcache.ConfEntry(confDirs)}}
+	if note != "" {
+		notes = append(notes, note)
+	}
+	conf, err := r.readFile(confPath, maxConf)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		files = append(files, File{confPath, []byte("include " + path.Dir(confEntryPath) + "/*.conf\n")})
+	case err != nil:
+		notes = append(notes, fmt.Sprintf("%s of the image is left as it is, so a later ldconfig may lose the driver: %v", confPath, err))
+	case !ldcache.ConfIncludes(string(conf), confEntryPath):
+		// Only our own entry: what else is in the directory was not read before.
+		files = append(files, File{confPath, append([]byte("include "+confEntryPath+"\n"), conf...)})
+	}
+	return files, notes
+}
+
+// newCache returns the new /etc/ld.so.cache, and a note if nothing of the image's own is kept. What
+// is below the directories own is not the image's.
+func (r *Root) newCache(own []string, entries []ldcache.Entry) (data []byte, note string) {
+	var c *ldcache.Cache
+	old, err := r.readFile(CachePath, ldcache.MaxCacheSize)
+	if err == nil {
+		c, err = ldcache.ParseCache(old)
+	}
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		note = fmt.Sprintf("the image has no %s: one of the driver only is made", CachePath)
+	case err != nil:
+		note = fmt.Sprintf("%s of the image is of no use and is replaced by one of the driver only: %v", CachePath, err)
+	default:
+		c.DropBelow(own)
+		c.Prepend(entries)
+		if data = c.Encode(); data != nil {
+			return data, ""
+		}
+		note = fmt.Sprintf("%s of the image is too large to take the driver's libraries and is replaced by one of the driver only", CachePath)
+	}
+	c = &ldcache.Cache{}
+	c.Prepend(entries)
+	return c.Encode(), note
+}
+
+// muslFiles returns musl's path file with the driver's directories at the end: they hold libraries
+// for glibc, which must not come before the image's own.
+func (r *Root) muslFiles(dirs []string, libs []ldcache.Entry) (files []File, notes []string) {
+	name := "/etc/ld-musl-" + abi64.musl + ".path"
+	text, err := r.readFile(name, maxConf)
+	if err != nil {
+		text = []byte(ldcache.MuslDefault)
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		notes = append(notes, fmt.Sprintf("%s of the image is of no use and is replaced by musl's default: %v", name, err))
+	}
+	// musl gives up at a library of another ABI instead of searching further.
+	dirs = slices.DeleteFunc(slices.Clone(dirs), func(dir string) bool {
+		of := func(l ldcache.Entry) bool { return path.Dir(l.Path) == dir }
+		return slices.ContainsFunc(libs, of) &&
+			!slices.ContainsFunc(libs, func(l ldcache.Entry) bool { return of(l) && l.Flags == abi64.flags() })
+	})
+	return []File{{name, ldcache.AddMuslDirs(string(text), dirs)}}, notes
+}

@@ -1,0 +1,131 @@
+package image
+
+import (
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
+)
+
+// glibcImage is the least image with glibc and the given cache.
+func glibcImage(t testing.TB, cache *ldcache.Cache) string {
+	t.Helper()
+	dir := t.TempDir()
+	write(t, dir+"/usr/lib64/libc.so.6", libcFixture(t, "libc.so.6"))
+	if cache != nil {
+		write(t, dir+CachePath, string(cache.Encode()))
+	}
+	return dir
+}
+
+func TestEntriesOfAnEarlierDriverAreRemoved(t *testing.T) {
+	dir := glibcImage(t, &ldcache.Cache{Entries: []ldcache.Entry{
+		entry("libz.so.1", "/usr/lib64/libz.so.1"), entry("libm.so.6", "/usr/lib64/libm.so.6")}})
+	dirs := []string{driverDir}
+	apply(t, dir, "570.1.1", dirs, []ldcache.Entry{lib("libcuda.so.1"), lib("libnvidia-glcore.so.570.1.1"), lib("libgone.so.1")})
+	apply(t, dir, "580.1.1", dirs, []ldcache.Entry{lib("libcuda.so.1"), lib("libnvidia-glcore.so.580.1.1")})
+	c := readCache(t, dir)
+	var got []string
+	for _, e := range c.Entries {
+		got = append(got, e.Path)
+	}
+	want := []string{"/usr/lib64/libz.so.1", driverDir + "/libnvidia-glcore.so.580.1.1", "/usr/lib64/libm.so.6", driverDir + "/libcuda.so.1"}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
+	}
+
+	if names, err := os.ReadDir(dir + "/etc/ld.so.conf.d"); err != nil || len(names) != 1 {
+		t.Errorf("%d files in ld.so.conf.d, %v", len(names), err)
+	}
+}
+
+func TestTheFilesThatAreWritten(t *testing.T) {
+	const debian, missing = "include /etc/ld.so.conf.d/*.conf\n", "missing"
+	for _, test := range []struct{ name, conf, want string }{
+		{"a configuration that reads the entry is left alone", debian, debian},
+		{"one that does not gets a line", "/usr/local/lib\n", "include " + confEntryPath + "\n/usr/local/lib\n"},
+		{"one that is missing is made", missing, debian},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := glibcImage(t, nil)
+			if test.conf != missing {
+				write(t, dir+confPath, test.conf)
+			}
+			_, notes := apply(t, dir, "580.1.1", []string{driverDir, "relative", "/a b"}, []ldcache.Entry{lib("libcuda.so.1"), {}})
+			if got := read(t, dir+confPath); got != test.want {
+				t.Errorf("ld.so.conf %q, want %q", got, test.want)
+			}
+			if got, want := read(t, dir+confEntryPath), string(ldcache.ConfEntry([]string{driverDir})); got != want {
+				t.Errorf("entry %q, want %q", got, want)
+			}
+			if c := readCache(t, dir); len(c.Entries) != 1 {
+				t.Errorf("cache %+v", c)
+			}
+			if len(notes) != 1 || !strings.Contains(notes[0], "no /etc/ld.so.cache") {
+				t.Errorf("notes %q, want that there was no cache", notes)
+			}
+		})
+	}
+}
+
+func TestNothingIsWrittenIfThereIsNothingToDo(t *testing.T) {
+	root := openRoot(t, t.TempDir())
+	libs := []ldcache.Entry{lib("libcuda.so.1")}
+	if got, notes := root.LoaderFiles(Image{}, []string{driverDir}, libs); got != nil || notes != nil {
+		t.Errorf("without a C library: %v, %q", got, notes)
+	}
+	if got, notes := root.LoaderFiles(Image{LibC: GLibC}, nil, nil); got != nil || notes != nil {
+		t.Errorf("without a driver: %v, %q", got, notes)
+	}
+	if got, notes := openRoot(t, "/").LoaderFiles(Image{LibC: GLibC}, []string{driverDir}, libs); got != nil || len(notes) != 1 {
+		t.Errorf("in the host's own root: %v, %q", got, notes)
+	}
+}
+
+func TestACacheThatIsTooLargeGivesWayToTheDriver(t *testing.T) {
+	full := &ldcache.Cache{}
+	for range 64 << 10 {
+		full.Entries = append(full.Entries, entry("l", "/l"))
+	}
+	dir := glibcImage(t, full)
+	_, notes := apply(t, dir, "580.1.1", []string{driverDir}, []ldcache.Entry{lib("libcuda.so.1")})
+	if c := readCache(t, dir); len(c.Entries) != 1 || len(notes) != 1 {
+		t.Errorf("%d entries, %q", len(c.Entries), notes)
+	}
+}
+
+func TestMuslsPathFile(t *testing.T) {
+	name := "/etc/ld-musl-" + abi64.musl + ".path"
+	// A directory of libraries of another ABI is left out, an empty one is not.
+	libs := []ldcache.Entry{lib("libcuda.so.1"), {Name: "libcuda.so.1", Path: "/usr/local/nvidia/lib/libcuda.so.1", Flags: abi32.flags()}}
+	dirs := []string{driverDir, "/usr/local/nvidia/lib", "/opt/empty"}
+	for _, test := range []struct {
+		name, before, want string
+		notes              int
+	}{
+		{"missing", "", ldcache.MuslDefault + driverDir + "\n/opt/empty\n", 0},
+		{"the image's own", "/lib\n/opt/lib\n", "/lib\n/opt/lib\n" + driverDir + "\n/opt/empty\n", 0},
+		{"a loop of links", "loop", ldcache.MuslDefault + driverDir + "\n/opt/empty\n", 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := t.TempDir()
+			write(t, dir+"/lib/ld-musl-"+abi64.musl+".so.1", libcFixture(t, ""))
+			switch test.before {
+			case "":
+			case "loop":
+				symlink(t, "ld-musl-"+abi64.musl+".path", dir+name)
+			default:
+				write(t, dir+name, test.before)
+			}
+			img, notes := apply(t, dir, "580.1.1", dirs, libs)
+			if got := read(t, dir+name); got != test.want || img.LibC != Musl || len(notes) != test.notes {
+				t.Errorf("%q, %q: got %q, want %q", img.LibC, notes, got, test.want)
+			}
+			if _, err := os.Stat(dir + CachePath); err == nil {
+				t.Error("a cache for glibc was written")
+			}
+		})
+	}
+}

@@ -1,0 +1,232 @@
+package image
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// resolve is how every name in an image is looked up: nothing leads out of the root or onto
+// another mount, and the kernel follows no link (see Root.follow).
+const resolve = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MAGICLINKS |
+	unix.RESOLVE_NO_SYMLINKS
+
+// Limits of one look-up. The kernel follows 40 links too, but each of them may have 2,000
+// components of its own.
+const (
+	maxLinks      = 40
+	maxComponents = 256
+)
+
+var (
+	// errTooManyLinks says that a look-up was given up at its limits.
+	errTooManyLinks = fmt.Errorf("more than %d symbolic links or %d directories to go through", maxLinks, maxComponents)
+	// errNotRegular says that a name is a FIFO, a device node, a socket or a directory where a
+	// file is needed (T09).
+	errNotRegular = errors.New("not a regular file")
+	// errTooLarge says that a regular file is larger than the caller's limit (T10).
+	errTooLarge = errors.New("file too large")
+)
+
+// Root is an open root file system of a container.
+type Root struct {
+	f *os.File
+}
+
+// Open opens the directory dir, a host path that the caller (never an image) chose, as a root file
+// system.
+func Open(dir string) (*Root, error) {
+	fd, err := unix.Open(dir, unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("open root file system: %w", &os.PathError{Op: "open", Path: dir, Err: err})
+	}
+	return &Root{f: os.NewFile(uintptr(fd), dir)}, nil
+}
+
+// Close releases the root.
+func (r *Root) Close() error { return r.f.Close() }
+
+// IsHost reports whether the root is the root directory of this process itself, as in
+// `ctr run --rootfs /`. Nothing may be written there.
+func (r *Root) IsHost() bool {
+	var a, b unix.Stat_t
+	if unix.Fstat(int(r.f.Fd()), &a) != nil || unix.Stat("/", &b) != nil {
+		return true
+	}
+	return a.Dev == b.Dev && a.Ino == b.Ino
+}
+
+// Target returns the path in the container where a runtime would make name: links are followed,
+// and components that do not exist are kept, so that a link into nowhere leads to where it points.
+// The error says that the image has too many links in the way.
+func (r *Root) Target(name string) (string, error) {
+	f, err := r.lookup(name)
+	f.close()
+	if errors.Is(err, errTooManyLinks) {
+		return "", fmt.Errorf("%.256q of the image: %w", name, errTooManyLinks)
+	}
+	return f.path, nil
+}
+
+// IsFile reports whether name resolves to a regular file inside the root.
+func (r *Root) IsFile(name string) bool {
+	f, err := r.lookup(name)
+	f.close()
+	return err == nil && f.is(unix.S_IFREG)
+}
+
+// found is what a name of the image leads to.
+type found struct {
+	path string // in the image, without links
+	fd   int    // an O_PATH descriptor, -1 if there is nothing
+	stat unix.Stat_t
+}
+
+func (f *found) is(kind uint32) bool { return f.stat.Mode&unix.S_IFMT == kind }
+
+func (f *found) close() {
+	if f.fd >= 0 {
+		unix.Close(f.fd)
+	}
+}
+
+// lookup opens what name resolves to. If the error is not errTooManyLinks, the path is where name
+// would be made.
+func (r *Root) lookup(name string) (f found, err error) {
+	f.path = path.Clean("/" + name)
+	f.fd, err = r.open(f.path, 0)
+	if errors.Is(err, unix.ELOOP) {
+		if f.path, err = r.follow(f.path); err == nil {
+			f.fd, err = r.open(f.path, 0)
+		}
+	}
+	if err == nil {
+		err = unix.Fstat(f.fd, &f.stat)
+	}
+	if err != nil {
+		err = &os.PathError{Op: "look up", Path: name, Err: err}
+	}
+	return f, err
+}
+
+// open opens an absolute path without links as an O_PATH descriptor, which the caller closes. With
+// O_NOFOLLOW the last component may be a link.
+func (r *Root) open(real string, flags uint64) (int, error) {
+	name := strings.TrimPrefix(real, "/")
+	if name == "" {
+		name = "."
+	}
+	how := unix.OpenHow{Flags: unix.O_PATH | unix.O_CLOEXEC | flags, Resolve: resolve}
+	for {
+		fd, err := unix.Openat2(int(r.f.Fd()), name, &how)
+		if err != unix.EINTR { // a FUSE file system may return it
+			return fd, err
+		}
+	}
+}
+
+// follow resolves the links of a path, component by component. What cannot be opened is taken for
+// a name that does not exist yet; the caller opens the result and gets the error.
+func (r *Root) follow(name string) (string, error) {
+	at, todo := "/", components(name)
+	for links, steps := 0, 0; len(todo) > 0; steps++ {
+		if links > maxLinks || steps >= maxComponents {
+			return "", errTooManyLinks
+		}
+		// No component of at is a link, so ".." is the directory above by its text, too.
+		next := path.Join(at, todo[0])
+		todo = todo[1:]
+		target, isLink := r.readLink(next)
+		if !isLink {
+			at = next
+			continue
+		}
+		links++
+		if path.IsAbs(target) {
+			at = "/"
+		}
+		todo = slices.Concat(components(target), todo)
+	}
+	return at, nil
+}
+
+func components(name string) []string {
+	return strings.FieldsFunc(name, func(c rune) bool { return c == '/' })
+}
+
+// readLink returns the text of the symbolic link real, a path without links above it.
+func (r *Root) readLink(real string) (target string, isLink bool) {
+	fd, err := r.open(real, unix.O_NOFOLLOW)
+	if err != nil {
+		return "", false
+	}
+	defer unix.Close(fd)
+	buf := make([]byte, unix.PathMax)
+	n, err := unix.Readlinkat(fd, "", buf) // an error for all but links
+	if err != nil {
+		return "", false
+	}
+	return string(buf[:n]), true
+}
+
+// openFile opens the regular file name, of at most limit bytes, for reading, and returns its size.
+func (r *Root) openFile(name string, limit int64) (*os.File, int64, error) {
+	at, err := r.lookup(name)
+	defer at.close()
+	switch {
+	case err != nil:
+		return nil, 0, err
+	case !at.is(unix.S_IFREG):
+		return nil, 0, &os.PathError{Op: "open", Path: name, Err: errNotRegular}
+	case at.stat.Size > limit:
+		return nil, 0, &os.PathError{Op: "open", Path: name, Err: errTooLarge}
+	}
+	f, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(at.fd), os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
+	return f, at.stat.Size, err
+}
+
+// readFile reads the regular file name, of at most limit bytes.
+func (r *Root) readFile(name string, limit int64) ([]byte, error) {
+	f, size, err := r.openFile(name, limit)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	buf := make([]byte, size)
+	n, err := io.ReadFull(f, buf)
+	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	return buf[:n], nil
+}
+
+// readDir returns the names in the directory name, unsorted. More than limit names are an error: no
+// image makes us read forever.
+func (r *Root) readDir(name string, limit int) ([]string, error) {
+	at, err := r.lookup(name)
+	defer at.close()
+	if err != nil {
+		return nil, err
+	}
+	fd, err := unix.Openat(at.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	f := os.NewFile(uintptr(fd), name)
+	defer f.Close()
+	names, err := f.Readdirnames(limit + 1)
+	if err != nil && !errors.Is(err, io.EOF) {
+		return nil, err
+	}
+	if len(names) > limit {
+		return nil, fmt.Errorf("directory %q has more than %d entries", name, limit)
+	}
+	return names, nil
+}

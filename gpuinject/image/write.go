@@ -1,0 +1,234 @@
+package image
+
+import (
+	"bytes"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// What is made in an image belongs to the owner of the directory that it is in: that is the
+// container's root even if its ids are shifted. WriteFile and MakeLink are called before `runc
+// create` only, while no process of the container exists (invariant I4). CanWriteFile and
+// CanMakeLink are for plans: they return the error that WriteFile and MakeLink would return.
+
+// CanWriteFile returns why WriteFile cannot make name a file, nil if it can.
+func (r *Root) CanWriteFile(name string) error {
+	f, err := r.lookup(name)
+	f.close()
+	if err == nil && f.is(unix.S_IFDIR) {
+		return &os.PathError{Op: "write", Path: name, Err: unix.EISDIR}
+	}
+	return r.checkDirectory(path.Dir(path.Clean("/" + name)))
+}
+
+// WriteFile makes name a regular file with the given bytes and mode 0644, and the directories above
+// it that the image lacks. What is there is replaced by rename, so that a reader sees the old file
+// or the new one. A file that already has these bytes is left alone.
+func (r *Root) WriteFile(name string, data []byte) error {
+	if old, err := r.readFile(name, int64(len(data))); err == nil && bytes.Equal(old, data) {
+		return nil
+	}
+	name = path.Clean("/" + name)
+	dir, err := r.makeDirectory(path.Dir(name))
+	if err != nil {
+		return err
+	}
+	defer dir.close()
+	if err := dir.replaceFile(path.Base(name), data); err != nil {
+		return fmt.Errorf("write %s in the image: %w", name, err)
+	}
+	return nil
+}
+
+// CanMakeLink returns why MakeLink cannot make name a link, nil if it can.
+func (r *Root) CanMakeLink(name, own string) error {
+	name = path.Clean("/" + name)
+	if err := r.checkDirectory(path.Dir(name)); err != nil {
+		return err
+	}
+	fd, err := r.open(r.unfollowed(name), unix.O_NOFOLLOW)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err == nil {
+		unix.Close(fd)
+		if _, ok := r.ownLink(name, own); ok {
+			return nil
+		}
+		err = fs.ErrExist
+	}
+	return &os.PathError{Op: "symlink", Path: name, Err: err}
+}
+
+// MakeLink makes name a symbolic link to target, and the directories above it that the image lacks.
+// What is there already stays, and the error is fs.ErrExist, unless it is a link that leads into
+// the directory own: such a link is of an earlier start of the container, and is replaced.
+func (r *Root) MakeLink(name, target, own string) error {
+	name = path.Clean("/" + name)
+	dir, err := r.makeDirectory(path.Dir(name))
+	if err != nil {
+		return err
+	}
+	defer dir.close()
+	base := path.Base(name)
+	if old, ok := r.ownLink(name, own); ok {
+		if old == target {
+			return nil
+		}
+		err = unix.Unlinkat(dir.fd, base, 0)
+	}
+	if err == nil {
+		err = dir.symlink(base, target)
+	}
+	if err != nil {
+		return &os.PathError{Op: "symlink", Path: name, Err: err}
+	}
+	return nil
+}
+
+// unfollowed returns the path without links of name itself, which may be a link.
+func (r *Root) unfollowed(name string) string {
+	dir, _ := r.Target(path.Dir(name))
+	return path.Join(dir, path.Base(name))
+}
+
+// ownLink returns the text of the link name, and whether it is a link into the directory own.
+func (r *Root) ownLink(name, own string) (text string, ok bool) {
+	text, isLink := r.readLink(r.unfollowed(name))
+	if !isLink {
+		return "", false
+	}
+	target, err := r.Target(name)
+	return text, err == nil && strings.HasPrefix(target, own+"/")
+}
+
+// checkDirectory returns why nothing can be made in the directory name of the image: it, or the
+// nearest one above it that exists, is no directory, a link into nowhere (such as /etc ->
+// /proc/1/root, attack T06), on another mount, or on a read-only file system.
+func (r *Root) checkDirectory(name string) error {
+	dir, err := r.lookup(name)
+	defer dir.close()
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, isLink := r.readLink(r.unfollowed(name)); isLink {
+			return &os.PathError{Op: "mkdir", Path: name, Err: fs.ErrExist}
+		}
+		return r.checkDirectory(path.Dir(name))
+	}
+	if err != nil {
+		return err
+	}
+	var system unix.Statfs_t
+	switch err = unix.Fstatfs(dir.fd, &system); {
+	case !dir.is(unix.S_IFDIR):
+		err = unix.ENOTDIR
+	case err == nil && system.Flags&unix.ST_RDONLY != 0:
+		err = unix.EROFS
+	}
+	if err != nil {
+		return &os.PathError{Op: "open", Path: name, Err: err}
+	}
+	return nil
+}
+
+// makeDirectory opens the directory name, and makes it and those above it if they are missing.
+func (r *Root) makeDirectory(name string) (found, error) {
+	dir, err := r.lookup(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		above, aboveErr := r.makeDirectory(path.Dir(name))
+		if aboveErr != nil {
+			return above, aboveErr
+		}
+		defer above.close()
+		if err = above.mkdir(path.Base(name)); err != nil {
+			return dir, &os.PathError{Op: "mkdir", Path: name, Err: err}
+		}
+		dir, err = r.lookup(name)
+	}
+	if err == nil && !dir.is(unix.S_IFDIR) {
+		dir.close()
+		return dir, &os.PathError{Op: "open", Path: name, Err: unix.ENOTDIR}
+	}
+	return dir, err
+}
+
+// mkdir makes base in f a directory that every user of the container can read, whatever
+// containerd's umask is.
+func (f *found) mkdir(base string) error {
+	if err := unix.Mkdirat(f.fd, base, 0o755); err != nil {
+		return err
+	}
+	return f.adoptName(base, unix.O_RDONLY|unix.O_DIRECTORY, unix.S_IFDIR|0o755)
+}
+
+// symlink makes base in f a link.
+func (f *found) symlink(base, target string) error {
+	if err := unix.Symlinkat(target, f.fd, base); err != nil {
+		return err
+	}
+	return f.adoptName(base, unix.O_PATH, unix.S_IFLNK|0o777)
+}
+
+// replaceFile makes base in f a file with the given bytes.
+func (f *found) replaceFile(base string, data []byte) error {
+	// The name is random: an image cannot have put anything there beforehand, and a name that a
+	// killed shim left is never in the way.
+	temporary := "." + base + "." + rand.Text()
+	fd, err := unix.Openat(f.fd, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
+	if err != nil {
+		return err
+	}
+	file := os.NewFile(uintptr(fd), base)
+	_, err = file.Write(data)
+	if err == nil {
+		err = f.adopt(fd, unix.S_IFREG|0o644)
+	}
+	if cerr := file.Close(); err == nil {
+		err = cerr
+	}
+	if err == nil {
+		err = unix.Renameat(f.fd, temporary, f.fd, base)
+	}
+	if err != nil {
+		_ = unix.Unlinkat(f.fd, temporary, 0)
+	}
+	return err
+}
+
+// adoptName is adopt for a name in f. The name may be something else by now if the root file system
+// is shared, so its type and owner are checked by descriptor.
+func (f *found) adoptName(base string, flags int, mode uint32) error {
+	fd, err := unix.Openat(f.fd, base, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	return f.adopt(fd, mode)
+}
+
+// adopt gives what was just made in f the owner of f and the permissions of mode, an st_mode whose
+// type it must have. Usually there is nothing to change.
+func (f *found) adopt(fd int, mode uint32) error {
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if st.Mode&unix.S_IFMT != mode&unix.S_IFMT {
+		return unix.EEXIST
+	}
+	if st.Uid != f.stat.Uid || st.Gid != f.stat.Gid {
+		if err := unix.Fchownat(fd, "", int(f.stat.Uid), int(f.stat.Gid), unix.AT_EMPTY_PATH); err != nil {
+			return err
+		}
+	}
+	if st.Mode != mode {
+		return unix.Fchmod(fd, mode&0o7777)
+	}
+	return nil
+}

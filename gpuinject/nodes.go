@@ -1,0 +1,201 @@
+package gpuinject
+
+import (
+	"errors"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+)
+
+// planNodes decides which device nodes the container gets: those of its GPUs and those of other
+// classes.
+func planNodes(c Container, h host.Host, g grant, files driver.Files, p *Plan) ([]device.Node, error) {
+	nodes, err := h.Nodes(g.set, g.request.Capabilities, files)
+	if err != nil {
+		return nil, fail(Precondition, "%w", err)
+	}
+	if nodes, err = addOthers(c, h, g, nodes, p); err != nil {
+		return nil, err
+	}
+	for _, n := range nodes {
+		p.Devices = append(p.Devices, PlanDevice{Path: n.Path, Major: n.Major, Minor: n.Minor})
+	}
+	return nodes, nil
+}
+
+// addOthers adds the nodes of other classes that the container gets. What it may not have is
+// ignored, and the plan says so: an image that asks for more than its pod was given starts with its
+// GPUs.
+func addOthers(c Container, h host.Host, g grant, nodes []device.Node, p *Plan) ([]device.Node, error) {
+	if c.Said.EditedByCDI {
+		return append(nodes, keptClasses(c, h, p)...), nil
+	}
+	if g.request.ChannelsIgnored {
+		p.ignore(request.IMEX, "policy.ignore-imex-channels is true")
+	}
+	for _, class := range g.request.Classes {
+		others, err := planClass(c, h, g, class, p)
+		if err != nil {
+			return nil, err
+		}
+		nodes = append(nodes, others...)
+	}
+	return nodes, nil
+}
+
+func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]device.Node, error) {
+	r, who := g.request, c.Said.Container
+	var channels []int
+	if class == request.IMEX && !r.AllChannels {
+		channels = r.Channels
+	}
+	nodes, err := h.ClassNodes(class, channels)
+	// An image can make neither mounts nor, outside Kubernetes, annotations.
+	named := class == request.IMEX && r.ChannelsMounted || slices.Contains(r.Named, class) &&
+		(r.Source == request.FromMounts || r.Source == request.FromAnnotations && !who.Kubernetes)
+	may := policy.DecideOthers(c.Config.Policy, who, g.may, class, nodes, named)
+	switch {
+	case may.All && err != nil:
+		return nil, fail(Precondition, "%w", err)
+	case may.All:
+		may.Nodes = nodes
+	case len(may.Nodes) == 0:
+		p.ignore(class, may.Reason)
+		return nil, nil
+	}
+	if missing := missingChannels(channels, may.Nodes); len(missing) > 0 {
+		p.ignore(class+" "+strings.Join(missing, ","), "not among the channels that were allocated to the container")
+	}
+	if len(may.Nodes) == 0 {
+		p.note("%s: this host has no such device", class)
+	}
+	if g.may.All && !g.enforced.All {
+		would := policy.DecideOthers(c.Config.Policy, who, g.enforced, class, nodes, named)
+		if !would.All && len(would.Nodes) < max(1, len(may.Nodes)) {
+			p.audit(class + ": " + would.Reason)
+		}
+	}
+	p.decide(class, "given", "%s", may.Reason)
+	return p.addClass(class, may.Nodes), nil
+}
+
+// addClass records the nodes of a class that the container gets.
+func (p *Plan) addClass(class string, others []device.ClassNode) (nodes []device.Node) {
+	p.Classes = append(p.Classes, class)
+	for _, n := range others {
+		nodes = append(nodes, n.Node)
+		if class == request.IMEX {
+			p.IMEX = append(p.IMEX, int(n.Minor))
+		}
+	}
+	return nodes
+}
+
+// missingChannels returns the channels that have no node among nodes. A channel is its node's minor
+// number.
+func missingChannels(channels []int, nodes []device.ClassNode) (missing []string) {
+	for _, n := range channels {
+		if !slices.ContainsFunc(nodes, func(x device.ClassNode) bool { return int(x.Minor) == n }) {
+			missing = append(missing, strconv.Itoa(n))
+		}
+	}
+	return missing
+}
+
+// Files of the host that cuFile reads besides the nodes: which disk belongs to which device, below
+// dev-root, and its configuration, below driver-root.
+const (
+	udevDir    = "/run/udev"
+	cufileJSON = "/etc/cufile.json"
+)
+
+// addClassFiles adds the files that go with the nodes of GDS, if the host has them. They are bound
+// read-only, like every data file of the driver.
+func addClassFiles(c Container, files *driver.Files, p *Plan) {
+	gds := slices.ContainsFunc(p.Devices, func(d PlanDevice) bool { return strings.HasPrefix(d.Path, "/dev/nvidia-fs") })
+	if c.Said.EditedByCDI || !gds {
+		return
+	}
+	files.Data = slices.Clone(files.Data)
+	for _, f := range []struct {
+		root, name string
+		directory  bool
+	}{{c.Config.Host.DevRoot, udevDir, true}, {c.Config.Host.DriverRoot, cufileJSON, false}} {
+		at, err := driver.Locate(f.root, f.name, f.directory)
+		switch {
+		case err == nil:
+			files.Data = append(files.Data, driver.File{Path: at, Dest: f.name, Direct: true})
+		case !errors.Is(err, fs.ErrNotExist):
+			p.note("gds: %v", err)
+		}
+	}
+}
+
+// addNodes adds the device nodes, their rules and their groups to the edits.
+func addNodes(c Container, nodes []device.Node, e *bundle.Edits, p *Plan) {
+	linux := c.Bundle.Spec.Linux
+	userns := inUserNamespace(linux)
+	for _, n := range nodes {
+		if userns && n.HostPath != n.Path {
+			// mknod fails in a user namespace, so runc binds the host's node, which it expects at
+			// the same path (rootfs_linux.go, createDeviceNode). With another dev-root it is
+			// elsewhere.
+			e.Mounts = append(e.Mounts, specs.Mount{Source: n.HostPath, Destination: n.Path, Type: "bind", Options: nodeOptions})
+		} else {
+			mode, uid, gid := n.Mode, n.UID, n.GID
+			e.Devices = append(e.Devices, specs.LinuxDevice{
+				Path: n.Path, Type: "c", Major: int64(n.Major), Minor: int64(n.Minor), FileMode: &mode, UID: &uid, GID: &gid,
+			})
+		}
+		major, minor := int64(n.Major), int64(n.Minor)
+		e.Rules = append(e.Rules, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"})
+		addGroup(c, n, e, p)
+	}
+}
+
+// addGroup gives a process that is not root the group of a node that only a group may use (render,
+// video).
+func addGroup(c Container, n device.Node, e *bundle.Edits, p *Plan) {
+	if n.GID == 0 || n.Mode.Perm()&0o006 == 0o006 || n.Mode.Perm()&0o060 != 0o060 {
+		return
+	}
+	if !c.Config.Container.AdditionalGIDs {
+		p.note("%s belongs to group %d, which is not added to the process: container.additional-gids is false", n.Path, n.GID)
+		return
+	}
+	if !slices.Contains(p.groups, n.GID) {
+		p.groups = append(p.groups, n.GID)
+	}
+	linux := c.Bundle.Spec.Linux
+	gid, ok := n.GID, true
+	if inUserNamespace(linux) {
+		gid, ok = containerID(linux.GIDMappings, n.GID)
+	}
+	switch {
+	case !ok:
+		// setgroups(2) would fail for it, and so would the container.
+		p.note("%s belongs to group %d, which the container's user namespace does not have: it cannot be opened there", n.Path, n.GID)
+	case !slices.Contains(e.AdditionalGids, gid):
+		e.AdditionalGids = append(e.AdditionalGids, gid)
+	}
+}
+
+// containerID returns the id that a host's id has in a user namespace.
+func containerID(mappings []specs.LinuxIDMapping, host uint32) (uint32, bool) {
+	for _, m := range mappings {
+		if host >= m.HostID && host-m.HostID < m.Size {
+			return m.ContainerID + host - m.HostID, true
+		}
+	}
+	return 0, false
+}

@@ -1,0 +1,62 @@
+package request
+
+import (
+	"slices"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+)
+
+// Annotations that containerd's CRI plugin writes (internal/cri/annotations).
+const (
+	annotationContainerType = "io.kubernetes.cri.container-type"
+	annotationNamespace     = "io.kubernetes.cri.sandbox-namespace"
+	annotationPod           = "io.kubernetes.cri.sandbox-name"
+	annotationContainer     = "io.kubernetes.cri.container-name"
+)
+
+// Container is the identity and the privileges of the container that asks, as containerd wrote
+// them.
+type Container struct {
+	// Kubernetes is true if containerd's CRI plugin made the container.
+	Kubernetes bool
+	// Sandbox is true for the pause container of a pod.
+	Sandbox              bool
+	Namespace, Pod, Name string
+	// Privileged containers have CAP_SYS_ADMIN in their bounding set, nothing of /proc masked and
+	// no user namespace: the result of `--privileged` and `privileged: true`. CAP_SYS_ADMIN alone
+	// is not enough, unlike in NVIDIA's stack; in a user namespace, where a pod may ask for an
+	// unmasked /proc, the capability ends at the namespace.
+	Privileged bool
+	// Admin containers have CAP_SYS_ADMIN in their bounding set and no user namespace: the result
+	// of `--cap-add SYS_ADMIN`. Every privileged container is one.
+	Admin bool
+	// Nodes are the character devices that the specification already carries.
+	Nodes []device.Number
+}
+
+// identify reads the identity of a container from its specification.
+func identify(spec *bundle.Spec) Container {
+	a := spec.Annotations
+	c := Container{
+		Kubernetes: a[annotationContainerType] != "",
+		Sandbox:    a[annotationContainerType] == "sandbox",
+		Namespace:  a[annotationNamespace],
+		Pod:        a[annotationPod],
+		Name:       a[annotationContainer],
+	}
+	bounding := slices.Contains(spec.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
+	userns := slices.ContainsFunc(spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool {
+		return ns.Type == specs.UserNamespace
+	})
+	c.Admin = bounding && !userns
+	c.Privileged = c.Admin && len(spec.Linux.MaskedPaths) == 0
+	for _, d := range spec.Linux.Devices {
+		if d.Type == "c" || d.Type == "u" {
+			c.Nodes = append(c.Nodes, device.Number{Major: d.Major, Minor: d.Minor})
+		}
+	}
+	return c
+}

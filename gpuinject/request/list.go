@@ -1,0 +1,163 @@
+package request
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"tags.cncf.io/container-device-interface/pkg/parser"
+)
+
+// ownVendors are the vendors of CDI kinds that NVIDIA's tools write specifications for: nvidia-ctk,
+// its runtime, the device plugin, and containers that manage the driver.
+var ownVendors = []string{"nvidia.com", "runtime.nvidia.com", "k8s.device-plugin.nvidia.com", managementVendor}
+
+const managementVendor = "management.nvidia.com"
+
+// classKinds are the CDI classes of NVIDIA's vendors that are no GPUs, with one device, "all".
+var classKinds = map[string]string{"gds": GDS, "gdrcopy": GDRCopy, "mofed": MOFED, "nvswitch": NVSwitch}
+
+// imexKind is the CDI class of IMEX channels; the device is the channel's number.
+const imexKind = "imex-channel"
+
+// maxDevices bounds the identifiers of one list; no host has as many GPUs and MIG devices.
+const maxDevices = 1024
+
+// list is a parsed list of device names. Names of NVIDIA's CDI kinds mean what they mean anywhere
+// else: they are resolved against the host as it is now, and no CDI specification is read.
+type list struct {
+	// gpus are identifiers and the words "all" and "none", in order.
+	gpus []string
+	// classes are other classes of devices.
+	classes []string
+	// channels are IMEX channels; allChannels stands for every one.
+	channels    []int
+	allChannels bool
+	// foreign are CDI names of other vendors.
+	foreign []string
+	// directory is true if the list names DeviceListDir itself: the mounts there are meant.
+	directory bool
+
+	items int
+}
+
+// parseList parses a comma-separated list. With an error it returns the items before the wrong one.
+func parseList(value string) (l list, err error) {
+	for _, item := range strings.Split(value, ",") {
+		if item = strings.TrimSpace(item); item == "" {
+			continue
+		}
+		if err := l.add(item); err != nil {
+			return l, err
+		}
+	}
+	return l, nil
+}
+
+// add adds one item: a plain name, or <vendor>/<class>=<name>.
+func (l *list) add(item string) error {
+	if l.items++; l.items > maxDevices {
+		return fmt.Errorf("more than %d devices are named", maxDevices)
+	}
+	if path.IsAbs(item) && path.Clean(item) == DeviceListDir {
+		l.directory = true
+		return nil
+	}
+	kind, name, ok := strings.Cut(item, "=")
+	vendor, class, slash := strings.Cut(kind, "/")
+	switch {
+	case !ok || !slash:
+		l.gpus = append(l.gpus, item)
+	case slices.Contains(ownVendors, vendor):
+		return l.addOwn(vendor, class, name, item)
+	case vendor == "nvidia.com" || strings.HasSuffix(vendor, ".nvidia.com"):
+		return fmt.Errorf("%s is of an unknown CDI kind (known vendors: %s)", Quote(item), strings.Join(ownVendors, ", "))
+	default:
+		if _, _, _, err := parser.ParseQualifiedName(item); err != nil || len(item) > maxQuoted {
+			return fmt.Errorf("%s is not a CDI name: <vendor>/<class>=<name>", Quote(item))
+		}
+		l.foreign = append(l.foreign, item)
+	}
+	return nil
+}
+
+// addOwn adds a device of one of NVIDIA's own CDI kinds.
+func (l *list) addOwn(vendor, class, name, item string) error {
+	switch {
+	case name == "" || strings.TrimSpace(name) != name:
+		return fmt.Errorf("%s names no device", Quote(item))
+	// gpu.coherent and gpu.noncoherent tell memories apart; some specifications call MIG devices
+	// mig or mig-1g.10gb.
+	case class == "gpu" || class == "gpu.coherent" || class == "gpu.noncoherent" || class == "mig" ||
+		strings.HasPrefix(class, "mig-"):
+		l.gpus = append(l.gpus, name)
+		if vendor == managementVendor && name == All {
+			// A container that manages the driver gets the channels as well.
+			l.allChannels = true
+		}
+	case class == imexKind && name == All:
+		l.allChannels = true
+	case class == imexKind:
+		n, err := channel(name)
+		if err != nil {
+			return err
+		}
+		l.channels = append(l.channels, n)
+	case classKinds[class] != "" && name == All:
+		l.classes = append(l.classes, classKinds[class])
+	case classKinds[class] != "":
+		return fmt.Errorf("%s: %s/%s has the one device %s", Quote(item), vendor, class, All)
+	default:
+		return fmt.Errorf("%s is of an unknown CDI kind (known classes: gpu, mig, %s, gds, gdrcopy, mofed, nvswitch)", Quote(item), imexKind)
+	}
+	return nil
+}
+
+// empty reports whether the list names nothing.
+func (l list) empty() bool { return l.items == 0 }
+
+// onlyForeign reports whether the list names devices of other vendors and nothing else.
+func (l list) onlyForeign() bool { return len(l.foreign) > 0 && l.items == len(l.foreign) }
+
+// word returns the first of the words "all" and "none" in a list, which decides about it, or "".
+func (l list) word() string {
+	i := slices.IndexFunc(l.gpus, func(id string) bool { return id == All || id == none })
+	if i < 0 {
+		return ""
+	}
+	return l.gpus[i]
+}
+
+// isVoid reports whether the word "void" is anywhere in a list, also behind an item that is wrong:
+// the container then wants nothing of this runtime.
+func isVoid(value string) bool {
+	return slices.ContainsFunc(strings.Split(value, ","), func(item string) bool { return strings.TrimSpace(item) == void })
+}
+
+// ids returns the identifiers that a list of mounts or annotations means: just "all" if that is
+// among them; "none" adds nothing.
+func (l list) ids() []string {
+	if slices.Contains(l.gpus, All) {
+		return []string{All}
+	}
+	var ids []string
+	for _, id := range l.gpus {
+		if id != none && !slices.Contains(ids, id) {
+			ids = append(ids, id)
+		}
+	}
+	return ids
+}
+
+// String repeats what is named, for a reason.
+func (l list) String() string {
+	items := slices.Concat(l.gpus, l.classes)
+	if l.allChannels {
+		items = append(items, imexKind+"="+All)
+	}
+	for _, n := range l.channels {
+		items = append(items, fmt.Sprintf("%s=%d", imexKind, n))
+	}
+	return strings.Join(append(items, l.foreign...), ",")
+}

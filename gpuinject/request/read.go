@@ -1,0 +1,258 @@
+package request
+
+import (
+	"fmt"
+	"maps"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
+)
+
+// DeviceListDir is where a device plugin with the strategy volume-mounts mounts /dev/null once per
+// device: <dir>/<id>. It sets NVIDIA_VISIBLE_DEVICES to the directory itself.
+const DeviceListDir = "/var/run/nvidia-container-devices"
+
+// imexDir is where IMEX channels are in the device list: <dir>/imex/<id>.
+const imexDir = "imex/"
+
+// Annotation keys that carry CDI names: the prefix that the CDI specification gives to container
+// engines, and the key of NVIDIA's NRI plugin, for a pod or for one container of it.
+const (
+	annotationCDI = "cdi.k8s.io/"
+	annotationNRI = "nvidia.cdi.k8s.io"
+)
+
+// SwarmPrefix begins the variables by which Docker swarm tells a task which of a node's generic
+// resources it owns: DOCKER_RESOURCE_GPU=GPU-…,GPU-….
+const SwarmPrefix = "DOCKER_RESOURCE_"
+
+// Said is everything in a specification that can ask for GPUs, parsed once. It does not depend on
+// the configuration.
+type Said struct {
+	Container Container
+	// Env are the variables of the contract; the last of repeated variables wins, as in every shell
+	// and in NVIDIA's stack, though not in getenv(3). An entry without "=" is no variable and is
+	// passed over: NVIDIA's stack fails such a container, which need have nothing to do with GPUs.
+	Env map[string]string
+	// EditedByCDI is true if a CDI specification of NVIDIA's was applied: its hooks and nodes of
+	// the driver are in the specification.
+	EditedByCDI bool
+
+	mounted, annotated       list
+	mountedErr, annotatedErr error
+	channels                 []int
+	channelMounts            bool
+	allChannels              bool
+	channelErr               error
+}
+
+// Read reads what a container's specification asks for.
+func Read(spec *bundle.Spec) Said {
+	s := Said{Container: identify(spec), Env: map[string]string{}, EditedByCDI: editedByCDI(spec)}
+	for _, entry := range spec.Process.Env {
+		if name, value, ok := strings.Cut(entry, "="); ok && ofContract(name) {
+			s.Env[name] = value
+		}
+	}
+	for _, m := range spec.Mounts {
+		if id, ok := listed(m); ok {
+			s.readMount(m.Destination, id)
+		}
+	}
+	// The environment of a container that CDI edits says "void": its devices are there already.
+	if len(spec.Annotations) > 0 && !isVoid(s.Env[EnvVisibleDevices]) {
+		s.annotated, s.annotatedErr = readAnnotations(spec.Annotations, s.Container.Name)
+		if s.Container.Kubernetes {
+			// In a pod containerd applies the kubelet's CDI annotations itself, other vendors' too.
+			// A pod's author can write annotations as well, and they grant nothing.
+			if s.annotatedErr != nil || s.annotated.onlyForeign() {
+				s.annotated, s.annotatedErr = list{}, nil
+			}
+			s.annotated.foreign = nil
+		}
+	}
+	return s
+}
+
+// ofContract reports whether a variable belongs to the contract.
+func ofContract(name string) bool {
+	return strings.HasPrefix(name, "NVIDIA_") || strings.HasPrefix(name, "CUDA_") || strings.HasPrefix(name, SwarmPrefix)
+}
+
+// readMount reads one mount of the device list.
+func (s *Said) readMount(destination, id string) {
+	var err error
+	if imex, ok := strings.CutPrefix(id, imexDir); ok {
+		s.channelMounts = true
+		if imex == All {
+			s.allChannels = true
+			return
+		}
+		var n int
+		if n, err = channel(imex); err == nil {
+			s.channels = append(s.channels, n)
+		} else if s.channelErr == nil {
+			s.channelErr = fmt.Errorf("the mount at %s: %w", Quote(destination), err)
+		}
+		return
+	}
+	if cdi, ok := strings.CutPrefix(id, "cdi/"); ok {
+		// <dir>/cdi/<vendor>/<class>/<name>, or the CDI name itself.
+		if parts := strings.SplitN(cdi, "/", 3); len(parts) == 3 && !strings.Contains(parts[0]+parts[1], "=") {
+			cdi = parts[0] + "/" + parts[1] + "=" + parts[2]
+		}
+		if err = checkCDIName(cdi); err == nil {
+			err = s.mounted.add(cdi)
+		}
+	} else {
+		// NVIDIA's hook joins the names with commas, so that one may hold several.
+		for _, item := range strings.Split(id, ",") {
+			if item != "" && err == nil {
+				err = s.mounted.add(item)
+			}
+		}
+	}
+	if err != nil && s.mountedErr == nil {
+		s.mountedErr = fmt.Errorf("the mount at %s: %w", Quote(destination), err)
+	}
+}
+
+func checkCDIName(name string) error {
+	if !strings.Contains(name, "=") {
+		return fmt.Errorf("%s is not a CDI name: <vendor>/<class>=<name>", Quote(name))
+	}
+	return nil
+}
+
+// listed returns what a mount names in the device list: its path below the directory, by whole
+// components, so that a look-alike such as <dir>X/all is an ordinary mount (T44).
+func listed(m specs.Mount) (id string, ok bool) {
+	if path.Clean(m.Source) != "/dev/null" {
+		return "", false
+	}
+	return strings.CutPrefix(path.Clean("/"+m.Destination), DeviceListDir+"/")
+}
+
+// readAnnotations reads the CDI annotations that apply to a container, in the order of their keys.
+// Of NVIDIA's NRI plugin the key for the container goes before that for the pod, and both before
+// the bare key.
+func readAnnotations(annotations map[string]string, container string) (list, error) {
+	keys := slices.DeleteFunc(slices.Sorted(maps.Keys(annotations)), func(key string) bool {
+		return !strings.HasPrefix(key, annotationCDI)
+	})
+	for _, key := range []string{annotationNRI + "/container." + container, annotationNRI + "/pod", annotationNRI} {
+		if _, ok := annotations[key]; ok {
+			keys = append(keys, key)
+			break
+		}
+	}
+	var l list
+	for _, key := range keys {
+		for _, item := range strings.Split(annotations[key], ",") {
+			if item = strings.TrimSpace(item); item == "" {
+				continue
+			}
+			err := checkCDIName(item)
+			if err == nil {
+				err = l.add(item)
+			}
+			if err != nil {
+				return list{}, fmt.Errorf("annotation %s: %w", Quote(key), err)
+			}
+		}
+	}
+	return l, nil
+}
+
+// Asks reports whether the container asks for the driver at all, and why not. It needs no
+// configuration: a container that does not ask never meets a configuration's errors.
+func (s Said) Asks() (asks bool, why string) {
+	swarm := !s.Container.Kubernetes && s.hasSwarm()
+	wants, why := s.environmentAsks()
+	asks = wants || s.EditedByCDI || swarm || !s.mounted.empty() || s.mountedErr != nil ||
+		!s.annotated.empty() || s.annotatedErr != nil
+	if asks && s.Container.Sandbox {
+		return false, "the sandbox container of a pod never gets a GPU"
+	}
+	return asks, why
+}
+
+// isLegacy reports whether the image is older than CUDA 9: NVIDIA's stack gives such an image all
+// GPUs and all capabilities if it does not say otherwise.
+func (s Said) isLegacy() bool { return s.Env[envCUDAVersion] != "" && s.Env[envRequireCUDA] == "" }
+
+// environmentAsks reports whether the environment asks for the driver, and why not.
+func (s Said) environmentAsks() (asks bool, why string) {
+	value, set := s.Env[EnvVisibleDevices]
+	if !set {
+		return s.isLegacy(), EnvVisibleDevices + " is not set"
+	}
+	if strings.TrimSpace(value) == "" {
+		return false, EnvVisibleDevices + " is empty"
+	}
+	switch l, err := parseList(value); {
+	case isVoid(value):
+		return false, EnvVisibleDevices + "=" + Quote(value)
+	case err == nil && l.empty():
+		return false, EnvVisibleDevices + " names no device"
+	}
+	return true, ""
+}
+
+// hasSwarm reports whether the environment has a resource of Docker swarm, of whatever kind.
+func (s Said) hasSwarm() bool {
+	for name := range s.Env {
+		if strings.HasPrefix(name, SwarmPrefix) {
+			return true
+		}
+	}
+	return false
+}
+
+// Programs that NVIDIA's CDI specifications run as hooks: nvidia-cdi-hook <what>, or nvidia-ctk
+// hook <what>.
+const (
+	cdiHook = "nvidia-cdi-hook"
+	ctkHook = "nvidia-ctk"
+)
+
+// IsCDIHook reports whether a hook is one of NVIDIA's CDI specifications.
+func IsCDIHook(h specs.Hook) bool {
+	return HookRuns(h, cdiHook) || HookRuns(h, ctkHook) && slices.Contains(h.Args, "hook")
+}
+
+// HookRuns reports whether a hook runs a program of NVIDIA's: by its path or, if that is a wrapper,
+// by the name that it is given. The programs of GPU Operator are wrappers of <name>.real.
+func HookRuns(h specs.Hook, program string) bool {
+	if strings.TrimSuffix(path.Base(h.Path), ".real") == program {
+		return true
+	}
+	return len(h.Args) > 0 && strings.TrimSuffix(path.Base(h.Args[0]), ".real") == program
+}
+
+// Hooks returns the hooks of all stages.
+func Hooks(hooks specs.Hooks) []specs.Hook {
+	//nolint:staticcheck // Prestart is deprecated and still what docker --gpus uses.
+	return slices.Concat(hooks.Prestart, hooks.CreateRuntime, hooks.CreateContainer, hooks.StartContainer, hooks.Poststart, hooks.Poststop)
+}
+
+// editedByCDI reports whether a CDI specification of NVIDIA's was applied to the container: by
+// containerd for CDIDevices of CRI, by docker or ctr for --device, for a claim of the DRA driver.
+// Without hooks, the author of the specification needs nothing done.
+func editedByCDI(spec *bundle.Spec) bool {
+	return slices.ContainsFunc(Hooks(spec.Hooks), IsCDIHook) &&
+		slices.ContainsFunc(spec.Linux.Devices, func(d specs.LinuxDevice) bool {
+			return (d.Type == "c" || d.Type == "u") && host.IsDriverNode(path.Clean(d.Path))
+		})
+}
+
+// words are in the configuration of every container that asks: the variables of the contract, CDI
+// annotations, swarm's variables, the device list and CDI's hooks.
+var words = []string{
+	EnvVisibleDevices, envCUDAVersion, "cdi.k8s.io", SwarmPrefix, path.Base(DeviceListDir), cdiHook, ctkHook,
+}

@@ -1,0 +1,107 @@
+package sockets
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+)
+
+// MPSDir is where CUDA looks for an MPS daemon by default, and EnvMPS the variable of a container
+// that looks elsewhere: the device plugin sets it, with mounts of its own.
+const (
+	MPSDir = "/tmp/nvidia-mps"
+	EnvMPS = "CUDA_MPS_PIPE_DIRECTORY"
+)
+
+// options are those of a daemon's directory. A socket of a read-only mount can be connected to, and
+// neither it nor its neighbours can be removed or changed. The directory is mounted, so that the
+// container sees the socket of a daemon that was restarted.
+var options = []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"}
+
+// mpsOptions are those of the directory of MPS, whose clients may make files there.
+var mpsOptions = []string{"bind", "rw", "nosuid", "nodev", "noexec", "rprivate"}
+
+// runDirs are /run by both its names.
+var runDirs = []string{"/run", "/var/run"}
+
+// Daemon is one whose socket a container can be given.
+type Daemon struct {
+	// Name is that of container.sockets.
+	Name string
+	// Capability is what a container must ask for to get the socket.
+	Capability string
+	// below is the directory below /run; MPS has one that the operator chooses.
+	below string
+}
+
+// Daemons are all of them.
+var Daemons = []Daemon{
+	{config.Persistenced, request.Utility, "nvidia-persistenced"},
+	{config.FabricManager, request.Utility, "nvidia-fabricmanager"},
+	{config.MPS, request.Compute, ""},
+}
+
+// Mounts returns the mounts of the directory of the daemon's socket, at each name of /run. ownMPS
+// is true if the container says where its MPS daemon is, hasMIG if it gets MIG devices. The error
+// is fs.ErrNotExist if the daemon does not run.
+func (d Daemon) Mounts(h config.Host, ownMPS, hasMIG bool) ([]specs.Mount, error) {
+	switch {
+	case d.Name == config.MPS && ownMPS:
+		return nil, errors.New("the container has an MPS daemon of its own by " + EnvMPS)
+	case d.Name == config.MPS && hasMIG:
+		return nil, errors.New("a MIG device needs an MPS daemon of its own")
+	}
+	source, err := d.locate(h)
+	if err != nil {
+		return nil, err
+	}
+	if d.Name == config.MPS {
+		return []specs.Mount{{Source: source, Destination: MPSDir, Type: "bind", Options: mpsOptions}}, nil
+	}
+	var mounts []specs.Mount
+	for _, run := range runDirs {
+		mounts = append(mounts, specs.Mount{Source: source, Destination: run + "/" + d.below, Type: "bind", Options: options})
+	}
+	return mounts, nil
+}
+
+// IsMount reports whether a mount at dest with these options is one of a daemon's socket as
+// NVIDIA's CDI specifications make it: nothing in it can be executed.
+func IsMount(dest string, options []string) bool {
+	known := dest == MPSDir || slices.ContainsFunc(Daemons, func(d Daemon) bool {
+		return d.below != "" && slices.ContainsFunc(runDirs, func(run string) bool { return dest == run+"/"+d.below+"/socket" })
+	})
+	return known && !slices.ContainsFunc([]string{"nosuid", "nodev", "noexec"}, func(o string) bool { return !slices.Contains(options, o) })
+}
+
+// locate finds the directory of the daemon's socket: that of MPS on this host, those of the others
+// below /run in the driver root.
+func (d Daemon) locate(h config.Host) (dir string, err error) {
+	if d.Name == config.MPS {
+		return driver.LocateSocket("/", driver.Socket{Dir: h.MPSPipeDirectory, Name: "control", Pipe: true})
+	}
+	for _, run := range runDirs {
+		dir, err = driver.LocateSocket(h.DriverRoot, driver.Socket{Dir: run + "/" + d.below, Name: "socket"})
+		if !errors.Is(err, fs.ErrNotExist) {
+			break
+		}
+	}
+	return dir, err
+}
+
+// Locate finds the socket of one of the daemons of container.sockets, as a container would get it,
+// and returns its directory. The error is fs.ErrNotExist if the daemon does not run.
+func Locate(h config.Host, name string) (dir string, err error) {
+	i := slices.IndexFunc(Daemons, func(d Daemon) bool { return d.Name == name })
+	if i < 0 {
+		return "", fmt.Errorf("unknown daemon %q", name)
+	}
+	return Daemons[i].locate(h)
+}

@@ -1,0 +1,125 @@
+package state
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
+)
+
+// State is the state directory.
+type State struct {
+	dir string
+}
+
+// Open makes dir (mode 0700) if it is missing and checks that only root can change it: owner, mode,
+// no symbolic link, and a parent in which others cannot rename it.
+func Open(dir string) (*State, error) {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	parent := filepath.Dir(dir)
+	// The parent may be a link, as /var/run is, if root made it.
+	var st unix.Stat_t
+	if err := unix.Lstat(parent, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK && st.Uid == 0 {
+		if parent, err = filepath.EvalSymlinks(parent); err != nil {
+			return nil, fmt.Errorf("state directory: %w", err)
+		}
+	}
+	for _, c := range []struct {
+		name  string
+		check func(*unix.Stat_t) error
+	}{{dir, trusted.Directory}, {parent, trusted.Parent}} {
+		if err := unix.Lstat(c.name, &st); err != nil {
+			return nil, fmt.Errorf("state directory: %w", &os.PathError{Op: "lstat", Path: c.name, Err: err})
+		}
+		if err := c.check(&st); err != nil {
+			return nil, fmt.Errorf("state directory %s: %s %w", dir, c.name, err)
+		}
+	}
+	return &State{dir: dir}, nil
+}
+
+// Dir returns the path of the directory.
+func (s *State) Dir() string { return s.dir }
+
+// maxSize bounds a file of the state directory, in bytes.
+const maxSize = 16 << 20
+
+// Load reads into v the value that Store kept under name. It reports whether there is one that v
+// can hold, in a file that only root can change (T62); without one the caller finds it out again.
+func (s *State) Load(name string, v any) bool {
+	data, err := trusted.Read(filepath.Join(s.dir, name), maxSize)
+	return err == nil && json.Unmarshal(data, v) == nil
+}
+
+// storeTimeout is how long Store waits for another process that stores a value. That takes less
+// than a millisecond; a process that was stopped in the middle must not stop all others.
+const storeTimeout = 500 * time.Millisecond
+
+// Store keeps v under name. If another process holds the lock for too long, nothing is kept: the
+// next caller of Load finds out again.
+func (s *State) Store(name string, v any) error {
+	data, err := json.Marshal(v)
+	if err != nil {
+		return err
+	}
+	lock, err := os.Open(s.dir)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	switch err := flock(lock, storeTimeout); {
+	case errors.Is(err, ErrBusy):
+		return nil
+	case err != nil:
+		return err
+	}
+	path := filepath.Join(s.dir, name)
+	// Of processes that were killed: with the lock held none is being written.
+	for _, leftover := range atomicfile.Leftovers(path) {
+		_ = os.Remove(leftover)
+	}
+	return atomicfile.Write(path, data, 0o600)
+}
+
+// ErrBusy is the error of Lock if another process holds the lock.
+var ErrBusy = errors.New("another process holds the lock")
+
+// Lock takes the lock name of this host. If another process holds it after limit, the error is
+// ErrBusy. Closing the file, or the end of the process, releases the lock.
+func (s *State) Lock(name string, limit time.Duration) (*os.File, error) {
+	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("state directory: %w", err)
+	}
+	if err := flock(f, limit); err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// flock takes the lock on f. It polls, because flock(2) has no time limit.
+func flock(f *os.File, limit time.Duration) error {
+	for start := time.Now(); ; time.Sleep(2 * time.Millisecond) {
+		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
+			return err
+		}
+		if time.Since(start) > limit {
+			return ErrBusy
+		}
+	}
+}
+
+// Remove removes the directory and everything in it. Views that are mounted there must be unmounted
+// first: view.RemoveAll.
+func (s *State) Remove() error { return os.RemoveAll(s.dir) }

@@ -1,0 +1,128 @@
+package view
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
+)
+
+// build assembles the view on the directory root in a mount namespace of its own and attaches the
+// finished tree to root in ours, in one step. A mount tree can be assembled unattached only from
+// kernel 6.15 on; a clone of an attached one works from 5.2 on.
+func build(root string, files []File) error {
+	tree := -1
+	err := mountns.Do(func() (err error) {
+		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
+			return fmt.Errorf("unshare: %w", err)
+		}
+		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+			return fmt.Errorf("make mounts private: %w", err)
+		}
+		if err := assemble(root, files); err != nil {
+			return err
+		}
+		tree, err = unix.OpenTree(unix.AT_FDCWD, root, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)
+		if err != nil {
+			return fmt.Errorf("clone the tree: %w", err)
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	defer unix.Close(tree)
+	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, root, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("attach: %w", err)
+	}
+	return nil
+}
+
+const bindFlags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
+
+// assemble mounts a tmpfs on root and fills it.
+func assemble(root string, files []File) error {
+	// Programs that are not root search its directories, whatever umask the daemon has. The umask
+	// is this thread's own (mountns).
+	defer unix.Umask(unix.Umask(0o022))
+	if err := unix.Mount("nvidia-shim", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size=1m"); err != nil {
+		return fmt.Errorf("mount tmpfs: %w", err)
+	}
+	for _, f := range files {
+		name := path.Clean("/" + f.Name)
+		target := root + name
+		if err := os.MkdirAll(path.Dir(target), 0o755); err != nil {
+			return err
+		}
+		if f.Data != nil {
+			if err := write(target, f.Data); err != nil {
+				return err
+			}
+		} else if err := bind(f.Source, target); err != nil {
+			return fmt.Errorf("%s: %w", f.Source, err)
+		}
+		for _, link := range f.Links {
+			if strings.Contains(link, "/") || link == path.Base(name) {
+				continue
+			}
+			if err := os.Symlink(path.Base(name), path.Join(path.Dir(target), link)); err != nil && !errors.Is(err, os.ErrExist) {
+				return err
+			}
+		}
+	}
+	if err := unix.Mount("", root, "", unix.MS_REMOUNT|bindFlags, ""); err != nil {
+		return fmt.Errorf("make the tmpfs read-only: %w", err)
+	}
+	return nil
+}
+
+// write makes a file. No process may be started meanwhile: it would have the file open for writing
+// until its exec and keep the tmpfs from becoming read-only.
+func write(name string, data []byte) error {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
+	return os.WriteFile(name, data, 0o444)
+}
+
+// bind makes target a read-only bind of the regular file source. A file that could raise
+// privileges, or that others than root can write, is no driver file and refused (T63).
+func bind(source, target string) error {
+	fd, err := unix.Open(source, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return err
+	}
+	if err := trusted.RootFile(&st); err != nil {
+		return err
+	}
+	if st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0 {
+		return errors.New("has a setuid or setgid bit")
+	}
+	// Mknod does not open the file, for the reason that write has.
+	if err := unix.Mknod(target, unix.S_IFREG|0o444, 0); err != nil {
+		return &os.PathError{Op: "mknod", Path: target, Err: err}
+	}
+	tree, err := unix.OpenTree(fd, "", unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_EMPTY_PATH)
+	if err != nil {
+		return fmt.Errorf("open_tree: %w", err)
+	}
+	defer unix.Close(tree)
+	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, target, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("bind: %w", err)
+	}
+	if err := unix.Mount("", target, "", unix.MS_REMOUNT|unix.MS_BIND|bindFlags, ""); err != nil {
+		return fmt.Errorf("make the bind read-only: %w", err)
+	}
+	return nil
+}

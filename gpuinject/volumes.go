@@ -1,0 +1,90 @@
+package gpuinject
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+)
+
+// volume is a mount of the container's own, and where in the image it really goes.
+type volume struct {
+	specs.Mount
+	at string
+}
+
+// volumes are the container's own mounts.
+type volumes struct {
+	// lasting outlive the container: binds, and file systems of whatever type. Nothing is ever made
+	// in them (T53).
+	lasting []volume
+	// ephemeral end with the container: what the image has below them is not to be seen, while a
+	// mount made later is.
+	ephemeral []volume
+}
+
+// ephemeralTypes are the types of mounts that end with the container.
+var ephemeralTypes = []string{"tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2", "ramfs"}
+
+// findVolumes returns the container's own mounts, each resolved in the image once.
+func findVolumes(c Container, root *image.Root, files driver.Files) (volumes, error) {
+	var v volumes
+	for _, m := range c.Bundle.Spec.Mounts {
+		lasting := isBind(m) || !slices.Contains(ephemeralTypes, m.Type)
+		if lasting && (isOwnMount(c, m) || isCDIMount(c, files, m)) {
+			continue
+		}
+		at, err := root.Target(m.Destination)
+		if err != nil {
+			return v, fail(Invalid, "the mount at %s: %w", request.Quote(m.Destination), err)
+		}
+		if lasting {
+			v.lasting = append(v.lasting, volume{m, at})
+		}
+		if slices.Contains(ephemeralTypes, m.Type) {
+			v.ephemeral = append(v.ephemeral, volume{m, at})
+		}
+	}
+	return v, nil
+}
+
+// isOwnMount reports whether an earlier injection into the same configuration made a mount.
+func isOwnMount(c Container, m specs.Mount) bool {
+	return strings.HasPrefix(m.Source, path.Join(c.Config.Host.StateDir, "view")+"/") ||
+		path.Dir(m.Source) == c.Bundle.Dir && slices.Contains(bundleFileNames, path.Base(m.Source))
+}
+
+// covering returns the volume that a place of the image is at or below.
+func (v volumes) covering(at string) (specs.Mount, bool) {
+	for _, volume := range v.lasting {
+		if isBelow(at, volume.at) {
+			return volume.Mount, true
+		}
+	}
+	return specs.Mount{}, false
+}
+
+// below returns a volume that is at or below a place of the image.
+func (v volumes) below(at string) (specs.Mount, bool) {
+	for _, volume := range v.lasting {
+		if isBelow(volume.at, at) {
+			return volume.Mount, true
+		}
+	}
+	return specs.Mount{}, false
+}
+
+// hides reports whether the container does not see what the image has at a place.
+func (v volumes) hides(at string) bool {
+	return slices.ContainsFunc(v.ephemeral, func(volume volume) bool { return isBelow(at, volume.at) })
+}
+
+// isBelow reports whether name is dir or inside it.
+func isBelow(name, dir string) bool {
+	return name == dir || dir == "/" || strings.HasPrefix(name, dir+"/")
+}

@@ -1,0 +1,168 @@
+package cdi
+
+import (
+	"encoding/json"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// object is a part of a CDI specification.
+type object map[string]any
+
+// writeSpec writes what nvidia-ctk does for the GPUs of the simulated host.
+func writeSpec(t *testing.T, d *sim.Driver, hook string) {
+	t.Helper()
+	node := func(name string) object {
+		return object{"path": "/dev/" + name, "hostPath": d.DevRoot + "/dev/" + name}
+	}
+	lib := "/" + d.Layout.LibDir() + "/"
+	var mounts []object
+	for _, name := range []string{lib + "libcuda.so." + d.Version, lib + "libnvidia-ml.so." + d.Version, "/" + d.Layout.BinDir() + "/nvidia-smi"} {
+		mounts = append(mounts, object{"hostPath": d.Root + name, "containerPath": name, "options": []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}})
+	}
+	var devices []object
+	for _, g := range d.GPUs {
+		devices = append(devices, object{"name": fmt.Sprint(g.Index), "containerEdits": object{"deviceNodes": []object{node(fmt.Sprintf("nvidia%d", g.Minor))}}})
+	}
+	data, err := json.Marshal(object{"cdiVersion": "0.5.0", "kind": "simulated.test/gpu", "devices": devices, "containerEdits": object{
+		"env":         []string{"NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_CTK_LIBCUDA_DIR=" + lib},
+		"deviceNodes": []object{node("nvidiactl"), node("nvidia-uvm"), node("nvidia-uvm-tools")},
+		"mounts":      mounts,
+		"hooks": []object{
+			{"hookName": "createContainer", "path": hook, "args": []string{"nvidia-cdi-hook", "update-ldcache", "--folder", lib}, "env": []string{"NVIDIA_CTK_DEBUG=false"}},
+			{"hookName": "createContainer", "path": hook, "args": []string{"nvidia-cdi-hook", "disable-device-node-modification"}},
+		},
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// ctr resolves CDI names itself and looks nowhere else. The kind is the test's own, so
+	// that a host's real specifications do not come into it.
+	const dir = "/run/cdi"
+	if _, err := os.Stat(dir); err != nil {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.Remove(dir) })
+	}
+	name := filepath.Join(dir, "simulated.test-gpu.json")
+	if err := os.WriteFile(name, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.Remove(name) })
+}
+
+// containerd's own CDI edits the specification; what NVIDIA's would do by hooks around
+// the image is done here, once.
+func TestWhatContainerdsCDIGaveIsTakenOver(t *testing.T) {
+	testenv.EachCgroup(t, func(t *testing.T, version int) {
+		h := simhost.New(t, simhost.Options{Env: testenv.Options{Cgroup: version}})
+		ran := filepath.Join(t.TempDir(), "ran")
+		hook := simhost.Script(t, filepath.Join(t.TempDir(), "nvidia-cdi-hook"), "echo \"$@\" >>"+ran+"\n")
+		writeSpec(t, h.Driver, hook)
+		for _, tc := range []struct {
+			name    string
+			devices []string
+			env     []string
+			want    []int
+		}{
+			{"one GPU", []string{"2"}, nil, []int{2}},
+			{"two, of an image that wants all", []string{"0", "3"}, []string{"NVIDIA_VISIBLE_DEVICES=all"}, []int{0, 3}},
+		} {
+			t.Run(tc.name, func(t *testing.T) {
+				// The image's variable goes before what CDI sets only where CDI came first.
+				o := testenv.RunOptions{Env: append(tc.env, "NVIDIA_DRIVER_CAPABILITIES=compute,utility"), Args: h.ProbeArgs()}
+				o.Args[2] += "\necho == twice; grep -o ' /[^ ]*\\(libcuda.so.1\\|libnvidia-ml.so.1\\|bin/nvidia-smi\\) ' /proc/mounts | grep -v ' /usr/local/nvidia/' | sort | uniq -d; true"
+				for _, d := range tc.devices {
+					o.Extra = append(o.Extra, "--device", "simulated.test/gpu="+d)
+				}
+				r := h.Run(t, o)
+				if r.ExitCode != 0 {
+					t.Fatalf("exit status %d: %s", r.ExitCode, r.Error)
+				}
+				simhost.Compare(t, simhost.Parse(r.Output), h.Expect(tc.want))
+				if _, twice, _ := strings.Cut(r.Output, "== twice\n"); twice != "" {
+					t.Errorf("mounted twice: %q", twice)
+				}
+				if data, err := os.ReadFile(ran); err == nil {
+					t.Errorf("NVIDIA's hooks ran: %s", data)
+				}
+			})
+		}
+		t.Run("the stock shim runs the hooks, so the test would notice", func(t *testing.T) {
+			r := h.Run(t, testenv.RunOptions{Runtime: testenv.StockRuntime, Extra: []string{"--device", "simulated.test/gpu=1"}, Args: []string{"/bin/true"}})
+			if _, err := os.Stat(ran); r.ExitCode != 0 || err != nil {
+				t.Errorf("exit status %d: %s, %v", r.ExitCode, r.Error, err)
+			}
+			os.Remove(ran)
+		})
+		t.Run("the record says so", func(t *testing.T) {
+			id := h.Start(t, testenv.RunOptions{Extra: []string{"--device", "simulated.test/gpu=1"}})
+			if p := h.Record(t, id); p.Grant != "taken over from CDI: "+h.Driver.GPUs[1].UUID || len(p.RemovedHooks) != 2 {
+				t.Errorf("grant %q, hooks %q", p.Grant, p.RemovedHooks)
+			}
+		})
+	})
+}
+
+// The devices of other vendors are containerd's to give.
+func TestAnotherVendorsDeviceInTheVariableIsRefused(t *testing.T) {
+	h := simhost.New(t, simhost.Options{})
+	h.Refused(t, simhost.Visible("example.test/nic=eth0"), "example.test/nic=eth0", "containerd")
+}
+
+// A server of the test's answers behind a daemon's socket.
+func TestSocketsOfDaemonsAnswerOnlyWhereTheyAreConfigured(t *testing.T) {
+	for _, configured := range []bool{false, true} {
+		t.Run(fmt.Sprint("configured ", configured), func(t *testing.T) {
+			text := ""
+			if configured {
+				text = "[container]\nsockets = [\"persistenced\", \"fabricmanager\"]\n"
+			}
+			h := simhost.New(t, simhost.Options{Config: text})
+			for _, daemon := range []string{"nvidia-persistenced", "nvidia-fabricmanager"} {
+				dir := filepath.Join(h.Driver.Root, "run", daemon)
+				if err := os.MkdirAll(dir, 0o755); err != nil {
+					t.Fatal(err)
+				}
+				l, err := net.Listen("unix", filepath.Join(dir, "socket"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { l.Close() })
+				go func() {
+					for {
+						c, err := l.Accept()
+						if err != nil {
+							return
+						}
+						fmt.Fprintf(c, "%s answers\n", daemon)
+						c.Close()
+					}
+				}()
+			}
+			r := h.Run(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}, Args: []string{"/bin/sh", "-c",
+				"for d in nvidia-persistenced nvidia-fabricmanager; do /test/hear /run/$d/socket /var/run/$d/socket; rm -f /run/$d/socket; chmod 777 /run/$d/socket; done 2>&1; true"}})
+			want := 0
+			if configured {
+				want = 2
+			}
+			for _, daemon := range []string{"nvidia-persistenced", "nvidia-fabricmanager"} {
+				if n := strings.Count(r.Output, daemon+" answers"); n != want {
+					t.Errorf("%s answered %d times, want %d: %s%s", daemon, n, want, r.Output, r.Error)
+				}
+				if st, err := os.Stat(filepath.Join(h.Driver.Root, "run", daemon, "socket")); err != nil || st.Mode().Perm() == 0o777 {
+					t.Errorf("the container changed the socket of %s: %v, %v", daemon, st, err)
+				}
+			}
+		})
+	}
+}

@@ -1,0 +1,423 @@
+package lifecycle
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	tasksapi "github.com/containerd/containerd/api/services/tasks/v1"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
+)
+
+// host is a host whose runc keeps what it is sent with `update`.
+type host struct {
+	*simhost.Host
+	// updates is where the script in the place of runc puts the resources.
+	updates string
+}
+
+func newHost(t *testing.T, version int) *host {
+	t.Helper()
+	dir := t.TempDir()
+	tools, err := testenv.ToolsDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h := &host{updates: filepath.Join(dir, "updates")}
+	if err := os.Mkdir(h.updates, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(testenv.ShimDir(), "containerd-shim-nvidia-v2"), filepath.Join(dir, "containerd-shim-nvidia-v2")); err != nil {
+		t.Fatal(err)
+	}
+	simhost.Script(t, filepath.Join(dir, "runc"), fmt.Sprintf(`case " $* " in
+*" update "*)
+	cat >%[1]s/$$.json
+	exec %[2]s "$@" <%[1]s/$$.json ;;
+esac
+exec %[2]s "$@"
+`, h.updates, filepath.Join(tools, "runc")))
+	// It comes first in PATH, for both shims.
+	h.Host = simhost.New(t, simhost.Options{Env: testenv.Options{Cgroup: version, ShimDir: dir}})
+	return h
+}
+
+// script is one life of a container, written down as it goes.
+type script struct {
+	*host
+	t       *testing.T
+	id      string
+	runtime string
+	lines   []string
+}
+
+func (s *script) note(step, format string, args ...any) {
+	s.lines = append(s.lines, s.normal(step+": "+fmt.Sprintf(format, args...)))
+}
+
+var (
+	snapshotNumber = regexp.MustCompile(`snapshots/\d+`)
+	timestamp      = regexp.MustCompile(`\d{4}-\d\d-\d\dT[0-9:.]+(Z|\+00:00)`)
+	temporary      = regexp.MustCompile(`/[a-z-]*\d{6,}`)
+	pidField       = regexp.MustCompile(`"pid":\d+`)
+	seconds        = regexp.MustCompile(`"(exited_at|timestamp)":\{[^}]*\}`)
+)
+
+// normal takes out what differs between two containers of one shim.
+func (s *script) normal(text string) string {
+	text = strings.ReplaceAll(text, s.ID, "ENV")
+	text = regexp.MustCompile(`\b`+regexp.QuoteMeta(s.id)+`\b`).ReplaceAllString(text, "CONTAINER")
+	text = snapshotNumber.ReplaceAllString(text, "snapshots/N")
+	text = timestamp.ReplaceAllString(text, "TIME")
+	text = temporary.ReplaceAllString(text, "/TEMP")
+	text = pidField.ReplaceAllString(text, `"pid":N`)
+	return seconds.ReplaceAllString(text, `"$1":T`)
+}
+
+// step runs ctr and writes down all of what it did.
+func (s *script) step(name string, args ...string) { s.input(name, "", args...) }
+
+// input is step with a standard input.
+func (s *script) input(name, stdin string, args ...string) {
+	cmd := s.CtrCommand(args...)
+	var output bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &output, &output
+	s.note(name, "%q, %s", output.String(), exitOf(s.within(time.Minute, cmd)))
+}
+
+// logged is step with a command's output, by way of a file: ctr loses what
+// it has not read from FIFOs when the command has ended.
+func (s *script) logged(name string, verb []string, args ...string) {
+	file := filepath.Join(s.Dir, "output")
+	s.step(name, append(append(verb, "--log-uri", "file://"+file), args...)...)
+	data, err := os.ReadFile(file)
+	if err != nil && !os.IsNotExist(err) {
+		s.t.Fatal(err)
+	}
+	_ = os.Remove(file)
+	s.note(name+", output", "%q", data)
+}
+
+// within runs a command and kills it, and says so, when it takes too long.
+func (s *script) within(limit time.Duration, cmd *exec.Cmd) error {
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	timer := time.AfterFunc(limit, func() { _ = cmd.Process.Kill() })
+	defer timer.Stop()
+	return cmd.Wait()
+}
+
+func exitOf(err error) string {
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return "exit status 0"
+	case errors.As(err, &exit):
+		return exit.String()
+	}
+	return err.Error()
+}
+
+// status writes down the state of the container's task.
+func (s *script) status(name string) {
+	s.note(name, "%s", s.state())
+}
+
+func (s *script) state() string {
+	for line := range strings.Lines(s.Ctr(s.t, "tasks", "ls")) {
+		if f := strings.Fields(line); len(f) > 2 && f[0] == s.id {
+			return f[2]
+		}
+	}
+	return "no task"
+}
+
+// wait waits for the task to stop.
+func (s *script) wait() {
+	testenv.Await(s.t, 20*time.Second, "the task stops", func() bool { return s.state() == "STOPPED" })
+}
+
+// exec is a further process in the container.
+func (s *script) exec(name string, flags []string, args ...string) {
+	s.logged(name, append(s.execVerb(), flags...), append([]string{s.id}, args...)...)
+}
+
+func (s *script) execVerb() []string {
+	return []string{"tasks", "exec", "--exec-id", "e" + strconv.Itoa(len(s.lines))}
+}
+
+// metrics writes down which figures there are, and the value of one.
+func (s *script) metrics(name string, values ...string) {
+	var seen []string
+	for line := range strings.Lines(s.Ctr(s.t, "tasks", "metrics", s.id)) {
+		f := strings.Fields(line)
+		if len(f) < 2 || f[0] == s.id {
+			continue
+		}
+		if slices.Contains(values, f[0]) {
+			seen = append(seen, f[0]+"="+f[1])
+			continue
+		}
+		seen = append(seen, f[0])
+	}
+	s.note(name, "%v", seen)
+}
+
+// update changes the number of processes the container may have. It sends device
+// rules too, as the kubelet does.
+func (s *script) update(name string) {
+	resources := `{"pids":{"limit":77},"devices":[{"allow":false,"access":"rwm"}]}`
+	client := api.Connect(s.t, s.Env)
+	_, err := client.Tasks.Update(client.Context(s.t.Context()), &tasksapi.UpdateTaskRequest{
+		ContainerID: s.id,
+		Resources:   &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources", Value: []byte(resources)},
+	})
+	s.note(name, "%v", err)
+	sent, _ := filepath.Glob(filepath.Join(s.updates, "*.json"))
+	if len(sent) != 1 {
+		s.t.Fatalf("%s: runc update was called %d times, want once", s.runtime, len(sent))
+	}
+	data, err := os.ReadFile(sent[0])
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	if err := os.Remove(sent[0]); err != nil {
+		s.t.Fatal(err)
+	}
+	var got map[string]json.RawMessage
+	if err := json.Unmarshal(data, &got); err != nil {
+		s.t.Fatal(err)
+	}
+	_, devices := got["devices"]
+	if devices != (s.runtime == testenv.StockRuntime) {
+		s.t.Errorf("%s: runc was sent %s", s.runtime, data)
+	}
+	if string(got["pids"]) != `{"limit":77}` {
+		s.t.Errorf("%s: runc was sent the limit %s, want 77", s.runtime, got["pids"])
+	}
+}
+
+// life takes a container with a GPU through everything that a task can do and
+// returns what was seen.
+func (s *script) life(published *events) []string {
+	options := []string{"--runtime", s.runtime, "--snapshotter", testenv.Snapshotter, "--env", "NVIDIA_VISIBLE_DEVICES=1"}
+	s.id = s.NewID()
+	defer s.Gone(s.t, s.id)
+	s.step("create the container", append(append([]string{"containers", "create"}, options...),
+		s.Image, s.id, "sh", "-c", `sleep 600 & trap "exit 9" TERM; wait`)...)
+	s.step("start", "tasks", "start", "--detach", "--null-io", s.id)
+	s.status("started")
+	s.step("start again", "tasks", "start", "--detach", "--null-io", s.id)
+
+	for _, code := range []string{"0", "3", "255"} {
+		s.exec("exec exits with "+code, nil, "sh", "-c", "echo out; exit "+code)
+	}
+	input := append(append(s.execVerb(), "--fifo-dir", filepath.Join(s.Dir, "fifo"), s.id), "sh", "-c", "[ $(wc -c) -eq 1048576 ] && exit 4")
+	s.input("exec with much input", strings.Repeat("x", 1<<20), input...)
+	s.exec("exec of what is not there", nil, "/not/there")
+	s.exec("exec in a directory", []string{"--cwd", "/tmp"}, "pwd")
+	s.exec("exec as a user", []string{"--user", "1000"}, "id", "-u")
+	s.exec("exec that kills itself", nil, "sh", "-c", "kill -KILL $$")
+
+	s.step("pause", "tasks", "pause", s.id)
+	s.status("paused")
+	s.step("pause again", "tasks", "pause", s.id)
+	s.exec("exec while paused", nil, "true")
+	s.step("resume", "tasks", "resume", s.id)
+	s.status("resumed")
+	s.step("resume again", "tasks", "resume", s.id)
+
+	s.note("ps", "%d lines", strings.Count(s.Ctr(s.t, "tasks", "ps", s.id), "\n"))
+	s.metrics("metrics")
+	s.update("update")
+	s.metrics("metrics after the update", "pids.limit")
+	s.step("checkpoint", "tasks", "checkpoint", s.id)
+	s.status("after the checkpoint")
+
+	s.step("delete while it runs", "tasks", "delete", s.id)
+	s.step("kill with a signal that is none", "tasks", "kill", "-s", "NOSIG", s.id)
+	s.step("kill", "tasks", "kill", "-s", "TERM", s.id)
+	s.wait()
+	s.status("killed")
+	s.step("kill what has ended", "tasks", "kill", "-s", "TERM", s.id)
+	s.exec("exec in what has ended", nil, "true")
+	s.step("delete", "tasks", "delete", s.id)
+	s.status("deleted")
+	s.step("delete again", "tasks", "delete", s.id)
+
+	s.step("start a second time", "tasks", "start", "--detach", "--null-io", s.id)
+	s.step("kill at once", "tasks", "kill", "-s", "KILL", s.id)
+	s.wait()
+	s.step("delete a second time", "tasks", "delete", s.id)
+	s.step("delete the container", "containers", "rm", s.id)
+	s.lines = append(s.lines, published.of(s)...)
+
+	// Short lives of other containers.
+	run := func(name string, flags []string, args ...string) {
+		s.id = s.NewID()
+		defer s.Gone(s.t, s.id)
+		argv := append([]string{"run", "--rm"}, options...)
+		if s.Options.Cgroup == 2 {
+			argv = append(argv, "--cpu-shares", "0")
+		}
+		rest := append([]string{s.Image, s.id}, args...)
+		s.logged(name, append(argv, flags...), rest...)
+	}
+	run("run to the end", nil, "sh", "-c", "echo out; exit 42")
+	run("run what is not there", nil, "/not/there")
+	run("run in a directory that is not there", []string{"--cwd", "/dev/null"}, "true")
+	return s.lines
+}
+
+// events is what containerd publishes.
+type events struct {
+	cmd *exec.Cmd
+	out buffer
+}
+
+// buffer is a buffer that is written and read at the same time.
+type buffer struct {
+	mu sync.Mutex
+	b  bytes.Buffer
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.b.String()
+}
+
+// watch starts to listen, and returns when it does.
+func (h *host) watch(t *testing.T) *events {
+	t.Helper()
+	e := &events{cmd: h.CtrCommand("events")}
+	e.cmd.Stdout = &e.out
+	if err := e.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = e.cmd.Process.Kill()
+		_ = e.cmd.Wait()
+	})
+	n := 0
+	testenv.Await(t, 20*time.Second, "ctr prints an event", func() bool {
+		n++
+		h.Ctr(t, "namespaces", "label", h.ID, fmt.Sprintf("watch=%d", n))
+		return strings.Contains(e.out.String(), "/namespaces/")
+	})
+	return e
+}
+
+var eventLine = regexp.MustCompile(` (/\S+) (\{.*\})$`)
+
+// of lists the task events of the script's container, sorted: those of two
+// processes may come in either order.
+//
+// Those of deleted tasks are left out. A shim ends as soon as its last task is
+// deleted, and the stock one often ends before it has published that.
+func (e *events) of(s *script) []string {
+	var lines []string
+	testenv.Await(s.t, 10*time.Second, "events of two ends of the container", func() bool {
+		lines = nil
+		exits := 0
+		for line := range strings.Lines(e.out.String()) {
+			m := eventLine.FindStringSubmatch(strings.TrimSpace(line))
+			if m == nil || !strings.HasPrefix(m[1], "/tasks/") || !strings.Contains(m[2], `"container_id":"`+s.id+`"`) {
+				continue
+			}
+			if m[1] == "/tasks/exit" && strings.Contains(m[2], `"id":"`+s.id+`"`) {
+				exits++
+			}
+			if m[1] != "/tasks/delete" {
+				lines = append(lines, s.normal("event "+m[1]+" "+m[2]))
+			}
+		}
+		return exits == 2
+	})
+	if len(lines) == 0 {
+		s.t.Fatalf("%s: no events of the container in\n%s", s.runtime, e.out.String())
+	}
+	if !strings.HasPrefix(lines[0], "event /tasks/create ") {
+		s.t.Errorf("%s: the first event is %s", s.runtime, lines[0])
+	}
+	creates := 0
+	for _, line := range lines {
+		if strings.HasPrefix(line, "event /tasks/create ") {
+			creates++
+			if !strings.Contains(line, `"rootfs":[{`) || !strings.Contains(line, "upperdir=") {
+				s.t.Errorf("%s: the event has no mounts of the root file system: %s", s.runtime, line)
+			}
+		}
+	}
+	if creates != 2 {
+		s.t.Errorf("%s: %d create events, want 2", s.runtime, creates)
+	}
+	slices.Sort(lines)
+	return lines
+}
+
+// Users of containers with GPUs see the tasks that they know: every answer,
+// error, exit status and event is what the stock shim gives.
+func TestAContainerWithAGPULivesAsItDoesUnderTheStockShim(t *testing.T) {
+	testenv.EachCgroup(t, func(t *testing.T, version int) {
+		h := newHost(t, version)
+		if criu, err := exec.LookPath("criu"); err == nil {
+			t.Logf("checkpoints are made by %s", criu)
+		} else {
+			t.Log("there is no criu: the error of a checkpoint is compared")
+		}
+		published := h.watch(t)
+		lives := map[string][]string{}
+		for _, runtime := range []string{testenv.StockRuntime, testenv.DefaultRuntime} {
+			s := &script{host: h, t: t, runtime: runtime}
+			lives[runtime] = s.life(published)
+		}
+		stock, ours := lives[testenv.StockRuntime], lives[testenv.DefaultRuntime]
+		for i := range stock {
+			stock[i] = strings.ReplaceAll(stock[i], testenv.StockRuntime, testenv.DefaultRuntime)
+		}
+		// The events are sorted: a line that one side lacks would shift all that follow.
+		for _, line := range stock {
+			if count(ours, line) < count(stock, line) {
+				t.Errorf("only under the stock shim: %s", line)
+			}
+		}
+		for _, line := range ours {
+			if count(stock, line) < count(ours, line) {
+				t.Errorf("only under ours: %s", line)
+			}
+		}
+		t.Logf("%d steps and events; those of the stock shim:\n%s", len(stock), strings.Join(stock, "\n"))
+	})
+}
+
+func count(lines []string, line string) (n int) {
+	for _, l := range lines {
+		if l == line {
+			n++
+		}
+	}
+	return n
+}

@@ -1,0 +1,148 @@
+package linker
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// compatValue is what cuDriverGetVersion of an image's own libcuda gives.
+const compatValue = 13050
+
+func compatTree(t *testing.T, h *simhost.Host, c images.Compat, more ...images.File) string {
+	t.Helper()
+	c.Value = compatValue
+	tar, err := c.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return h.Unpack(t, tar, more...)
+}
+
+// The host's driver is sim.DefaultVersion, 580.159.04. The rule is that of
+// ldcache.FindCompat, whose tests have its other cases.
+func TestTheForwardCompatibilityLibraryIsUsedWhenItIsNewerAndServesTheDriver(t *testing.T) {
+	h := simhost.New(t, simhost.Options{})
+	const compatDir = "/usr/local/cuda-13.5/compat"
+	for _, test := range []struct {
+		name   string
+		compat images.Compat
+		more   []images.File
+		edit   func(t *testing.T, dir string)
+		used   bool
+		note   string
+	}{
+		{name: "newer, with a note that names the host's release", compat: images.Compat{Version: "610.43.02", Note: images.FwdNote("13.5", 570, 580)}, used: true, note: "serves it"},
+		{name: "older, with a note", compat: images.Compat{Version: "575.57.08", Note: images.FwdNote("12.9", 535, 580)}, note: "not newer"},
+		{name: "newer, with a note that does not name the host's release", compat: images.Compat{Version: "610.43.02", Note: images.FwdNote("13.5", 535, 570)}, note: "does not serve host drivers 580"},
+		{name: "of a newer release, without a note", compat: images.Compat{Version: "610.43.02"}, used: true, note: "newer release"},
+		{
+			name: "two candidates", compat: images.Compat{Version: "610.43.02", Note: images.FwdNote("13.5", 580)},
+			more: []images.File{images.Text(compatDir[1:]+"/libcuda.so.620.01.01", 0o644, "x")}, note: "more than one",
+		},
+		{
+			name: "a directory reached by a chain of links", compat: images.Compat{Version: "610.43.02", Note: images.FwdNote("13.5", 580)}, used: true, note: "serves it",
+			edit: func(t *testing.T, dir string) {
+				if err := os.Remove(filepath.Join(dir, "usr/local/cuda")); err != nil {
+					t.Fatal(err)
+				}
+				if err := images.Populate(dir, []images.File{
+					images.Symlink("usr/local/cuda", "/etc/alternatives/cuda"),
+					images.Symlink("etc/alternatives/cuda", "../../usr/local/cuda-13"),
+					images.Symlink("usr/local/cuda-13", "cuda-13.5"),
+				}); err != nil {
+					t.Fatal(err)
+				}
+			},
+		},
+		{
+			name: "a directory that is a link out of the image", compat: images.Compat{Version: "610.43.02", Note: images.FwdNote("13.5", 580)},
+			edit: func(t *testing.T, dir string) {
+				if err := os.RemoveAll(filepath.Join(dir, compatDir)); err != nil {
+					t.Fatal(err)
+				}
+				if err := images.Populate(dir, []images.File{images.Symlink(compatDir[1:], "../../../../../../../usr/lib")}); err != nil {
+					t.Fatal(err)
+				}
+			},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			dir := compatTree(t, h, test.compat, test.more...)
+			if test.edit != nil {
+				test.edit(t, dir)
+			}
+			id := start(t, h, testenv.RunOptions{RootfsDir: dir})
+			plan := h.Record(t, id)
+			loads := loaded
+			first, recorded := simhost.Lib, ""
+			if test.used {
+				loads = "libcuda.so.1 OK " + compatDir + "/libcuda.so.1 cuDriverGetVersion=13050"
+				first, recorded = compatDir+"/", compatDir
+			}
+			if plan.Linker.Compat != recorded || test.note != "" && !strings.Contains(strings.Join(plan.Notes, "\n"), test.note) {
+				t.Errorf("recorded %+v %q", plan.Linker, plan.Notes)
+			}
+			// Twice: as the shim left the cache, and as a later ldconfig does.
+			for _, before := range []string{"true", "ldconfig"} {
+				out := h.Sh(t, id, before+` && /test/dlopen -s cuDriverGetVersion libcuda.so.1
+LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 /test/dlopen -s cuDriverGetVersion libcuda.so.1
+/test/dlopen libnvidia-ml.so.1`)
+				if strings.Count(out, loads[strings.LastIndex(loads, " "):]) != 2 {
+					t.Errorf("after %s:\n%s", before, out)
+				}
+				simhost.Want(t, out, loads, "libnvidia-ml.so.1 OK "+simhost.Lib)
+				list := h.Sh(t, id, "ldconfig -p | grep 'libcuda.so.1 ' | grep -v '(libc6)'")
+				if line, _, _ := strings.Cut(list, "\n"); !strings.HasSuffix(line, "=> "+first+"libcuda.so.1") {
+					t.Errorf("after %s ldconfig lists first: %s", before, line)
+				}
+			}
+			// The host's own libcuda is in no place that a search path could name.
+			there := h.Sh(t, id, "ls "+simhost.Lib+" "+simhost.Multiarch)
+			if strings.Contains(there, "libcuda.so") == test.used {
+				t.Errorf("the driver's libcuda with compatibility used %v:\n%s", test.used, there)
+			}
+			// Nothing of the image is ever mounted (CVE-2024-0132).
+			for _, m := range plan.Mounts {
+				if strings.HasPrefix(m.Source, dir) || strings.Contains(m.Source, "compat") {
+					t.Errorf("mounted: %+v", m)
+				}
+			}
+			nvsmi := h.Sh(t, id, "nvidia-smi -L")
+			simhost.Want(t, nvsmi, h.Driver.GPUs[0].UUID)
+		})
+	}
+	t.Run("absent", func(t *testing.T) {
+		plan := h.Record(t, start(t, h, testenv.RunOptions{RootfsDir: h.Tree(t, "glibc-hwcaps")}))
+		if plan.Linker.Compat != "" || strings.Contains(strings.Join(plan.Notes, "\n"), "compatibility") {
+			t.Errorf("recorded %+v %q", plan.Linker, plan.Notes)
+		}
+	})
+	t.Run("only with the compute capability", func(t *testing.T) {
+		dir := compatTree(t, h, images.Compat{Version: "610.43.02", Note: images.FwdNote("13.5", 580)})
+		id := start(t, h, testenv.RunOptions{RootfsDir: dir, Env: []string{"NVIDIA_DRIVER_CAPABILITIES=utility"}})
+		if plan := h.Record(t, id); plan.Linker.Compat != "" {
+			t.Errorf("recorded %+v", plan.Linker)
+		}
+		out := h.Sh(t, id, "/test/dlopen libcuda.so.1 libnvidia-ml.so.1; cat /etc/ld.so.conf.d/000-nvidia-shim.conf")
+		simhost.Want(t, out, "libcuda.so.1: cannot open", "libnvidia-ml.so.1 OK "+simhost.Lib)
+		if strings.Contains(out, "compat") {
+			t.Errorf("the linker knows of it:\n%s", out)
+		}
+	})
+	t.Run("in an image", func(t *testing.T) {
+		c := images.Compat{Version: "610.43.02", Note: images.FwdNote("13.5", 580), Value: compatValue}
+		tar, err := c.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Import(t, tar)
+		out := h.MustRun(t, testenv.RunOptions{Image: images.Ref(c.Name()), Env: []string{one}, Args: []string{"/test/dlopen", "-s", "cuDriverGetVersion", "libcuda.so.1"}})
+		simhost.Want(t, out, compatDir+"/libcuda.so.1 cuDriverGetVersion=13050")
+	})
+}

@@ -1,0 +1,197 @@
+package linker
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+var upperdir = regexp.MustCompile(`upperdir=([^,\s]+)`)
+
+// upper is the directory of a container's snapshot that holds what was written.
+func upper(t testing.TB, h *simhost.Host, id string) string {
+	t.Helper()
+	m := upperdir.FindStringSubmatch(h.Ctr(t, "snapshots", "--snapshotter", testenv.Snapshotter, "mounts", "/none", id))
+	if m == nil {
+		t.Fatalf("no upper directory of %s", id)
+	}
+	return m[1]
+}
+
+func TestNothingAccumulatesInASnapshotThatIsStartedAgain(t *testing.T) {
+	for _, capabilities := range []string{"compute,utility", "all"} {
+		t.Run(capabilities, func(t *testing.T) {
+			h := simhost.New(t, simhost.Options{})
+			for _, image := range []string{"glibc-hwcaps", "musl"} {
+				id := h.Create(t, testenv.RunOptions{
+					Image: h.Load(t, image), Env: []string{one, "NVIDIA_DRIVER_CAPABILITIES=" + capabilities},
+					Args: []string{"/bin/sh", "-c", dlopen + "; cat /etc/ld.so.cache /etc/ld-musl-* 2>/dev/null; ls " + simhost.Lib},
+				})
+				defer h.Remove(t, id)
+				again := func(value, version, stale string) []string {
+					r := h.StartTask(t, id)
+					simhost.Want(t, r.Output, "cuDriverGetVersion="+value, "libcuda.so."+version)
+					if stale != "" && strings.Contains(r.Output, stale) {
+						t.Errorf("%s: something of driver %s is left:\n%q", image, stale, r.Output)
+					}
+					return simhost.Files(t, upper(t, h, id))
+				}
+				was := h.Driver.Version
+				first := again("13000", was, "")
+				simhost.Same(t, "the files", first, again("13000", was, ""))
+				simhost.Same(t, "the files", first, again("13000", was, ""))
+				const next = "590.44.01"
+				if err := h.Driver.Upgrade(next); err != nil {
+					t.Fatal(err)
+				}
+				upgraded := again("13010", next, was)
+				simhost.Same(t, "the files", upgraded, again("13010", next, was))
+				// Upgraded and not once more: the same files, with other content.
+				if a, b := namesOf(first), namesOf(upgraded); !slices.Equal(a, b) {
+					t.Errorf("%s: files before the upgrade:\n%s\nafter it:\n%s", image, strings.Join(a, "\n"), strings.Join(b, "\n"))
+				}
+				if err := h.Driver.Upgrade(was); err != nil {
+					t.Fatal(err)
+				}
+				// And back: as if nothing had been.
+				simhost.Same(t, "the files", first, again("13000", was, next))
+			}
+		})
+	}
+}
+
+// namesOf are the names of lines.
+func namesOf(lines []string) []string {
+	var names []string
+	for _, line := range lines {
+		name, _, _ := strings.Cut(line, " ")
+		names = append(names, name)
+	}
+	return names
+}
+
+func TestARunningContainerKeepsItsDriverOverAnUpgrade(t *testing.T) {
+	h := simhost.New(t, simhost.Options{})
+	const look = dlopen + "; nvidia-smi -L; ls " + simhost.Lib + "; sha256sum /usr/bin/nvidia-smi " + simhost.Lib + "*.so.*"
+	image := h.Load(t, "glibc-hwcaps")
+	old := start(t, h, testenv.RunOptions{Image: image})
+	before := h.Sh(t, old, look)
+	simhost.Want(t, before, driverValue, "libcuda.so.580.159.04")
+	if err := h.Driver.Upgrade("590.44.01"); err != nil {
+		t.Fatal(err)
+	}
+	young := start(t, h, testenv.RunOptions{Image: image})
+	out := h.Sh(t, young, look)
+	simhost.Want(t, out, "cuDriverGetVersion=13010", "libcuda.so.590.44.01")
+	if strings.Contains(out, "580.159.04") {
+		t.Errorf("the new container has something of the old driver:\n%s", out)
+	}
+	if after := h.Sh(t, old, look); after != before {
+		t.Errorf("before the upgrade:\n%s\nafter it:\n%s", before, after)
+	}
+	if views, err := filepath.Glob(filepath.Join(h.Driver.StateDir, "view/*/root")); err != nil || len(views) != 2 {
+		t.Errorf("views: %q, %v", views, err)
+	}
+}
+
+// T53: nothing is made in a volume, and nothing is mounted below one.
+func TestAVolumeWhereTheDriverGoes(t *testing.T) {
+	h := simhost.New(t, simhost.Options{})
+	image := h.Load(t, "glibc-hwcaps")
+	volume := func(t *testing.T, files ...images.File) string {
+		t.Helper()
+		dir, err := os.MkdirTemp(h.Dir, "volume")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := images.Populate(dir, append([]images.File{images.Text("mine", 0o644, "a user's file")}, files...)); err != nil {
+			t.Fatal(err)
+		}
+		return dir
+	}
+	bind := func(src, dst string) []string {
+		return []string{"type=bind,src=" + src + ",dst=" + dst + ",options=rbind:rw"}
+	}
+	t.Run("over the driver's place it is refused", func(t *testing.T) {
+		for _, dst := range []string{"/usr/local/nvidia", "/usr/local", "/usr/local/nvidia/", "/usr/local/../local/nvidia", "/usr", "/usr/local/nvidia/lib64/sub"} {
+			dir := volume(t)
+			before := simhost.Files(t, dir)
+			r := h.Run(t, testenv.RunOptions{Image: image, Env: []string{one}, Mounts: bind(dir, dst), Args: []string{"true"}})
+			if r.ExitCode == 0 {
+				t.Errorf("%s: it started", dst)
+			}
+			simhost.Want(t, r.Error, fmt.Sprintf("the container mounts %q at %q", dir, dst), "/usr/local/nvidia", "remove that mount")
+			if n := strings.Count(strings.TrimSpace(r.Error), "\n"); n != 0 {
+				t.Errorf("%s: not one line: %q", dst, r.Error)
+			}
+			simhost.Same(t, "the files", before, simhost.Files(t, dir))
+		}
+	})
+	libs := func(t *testing.T, at string) []images.File {
+		// What a program of the image needs from the directory that is covered.
+		var files []images.File
+		for _, name := range []string{"libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0", "librt.so.1", "ld-linux-x86-64.so.2", "ld-linux-aarch64.so.1"} {
+			if _, err := os.Stat(filepath.Join(simhost.Multiarch, name)); err == nil {
+				files = append(files, images.FromHost(filepath.Join(at, name), 0o755, filepath.Join(simhost.Multiarch, name)))
+			}
+		}
+		return files
+	}
+	base := filepath.Base(simhost.Multiarch)
+	for _, test := range []struct {
+		name, dst string
+		files     func(t *testing.T) []images.File
+	}{
+		{"the library directory", simhost.Multiarch, func(t *testing.T) []images.File { return libs(t, "") }},
+		{"the library directory by its other name", "/lib/" + base, func(t *testing.T) []images.File { return libs(t, "") }},
+		{"the parent of the library directory", "/usr/lib", func(t *testing.T) []images.File { return libs(t, base) }},
+		{"the parent of the library directory by its other name", "/lib", func(t *testing.T) []images.File { return libs(t, base) }},
+		{"the directory of programs", "/usr/bin", func(t *testing.T) []images.File { return busybox(t) }},
+		{"the directory of programs by its other name", "/bin", func(t *testing.T) []images.File { return busybox(t) }},
+	} {
+		t.Run("at "+test.name+" nothing is made in it", func(t *testing.T) {
+			dir := volume(t, test.files(t)...)
+			before := simhost.Files(t, dir)
+			id := start(t, h, testenv.RunOptions{Image: image, Mounts: bind(dir, test.dst), Env: []string{"NVIDIA_DRIVER_CAPABILITIES=all"}})
+			out := h.Sh(t, id, dlopen+"; /usr/local/nvidia/bin/nvidia-smi -L; cat /proc/self/mountinfo")
+			simhost.Want(t, out, loaded, h.Driver.GPUs[0].UUID)
+			for line := range strings.Lines(out) {
+				if f := strings.Fields(line); len(f) > 5 && strings.HasPrefix(f[4], test.dst+"/") {
+					t.Errorf("mounted below the volume: %s", line)
+				}
+			}
+			simhost.Same(t, "the files", before, simhost.Files(t, dir))
+		})
+	}
+	t.Run("reached by a link of the image nothing is made in it", func(t *testing.T) {
+		for name, target := range map[string]string{"usr/local/nvidia": "/mnt/volume/nvidia", "usr/bin/nvidia-smi": "/mnt/volume/made"} {
+			tree := h.Tree(t, "glibc-hwcaps", images.Dir("mnt/volume", 0o755))
+			if err := images.Populate(tree, []images.File{images.Symlink(name, target)}); err != nil {
+				t.Fatal(err)
+			}
+			dir := volume(t)
+			before := simhost.Files(t, dir)
+			r := h.Run(t, testenv.RunOptions{RootfsDir: tree, Env: []string{one}, Mounts: bind(dir, "/mnt/volume"), Args: []string{"true"}})
+			t.Logf("%s: exit status %d %s", name, r.ExitCode, r.Error)
+			simhost.Same(t, "the files", before, simhost.Files(t, dir))
+		}
+	})
+}
+
+// busybox is busybox as /bin/sh and the few programs that a test wants.
+func busybox(t *testing.T) []images.File {
+	t.Helper()
+	files := []images.File{images.FromHost("busybox", 0o755, "/bin/busybox")}
+	for _, name := range []string{"sh", "sleep", "cat", "ls", "true"} {
+		files = append(files, images.Symlink(name, "busybox"))
+	}
+	return files
+}

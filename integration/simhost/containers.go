@@ -1,0 +1,201 @@
+package simhost
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/ttrpc"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// Visible are the options of a container with this NVIDIA_VISIBLE_DEVICES.
+func Visible(value string, env ...string) testenv.RunOptions {
+	return testenv.RunOptions{Env: append([]string{"NVIDIA_VISIBLE_DEVICES=" + value}, env...)}
+}
+
+// fill has the container run the host's image unless it names its root.
+func (h *Host) fill(o testenv.RunOptions) testenv.RunOptions {
+	if o.Image == "" && o.RootfsDir == "" {
+		o.Image = h.Image
+	}
+	return o
+}
+
+// Run is Env.Run, by default of the host's image.
+func (h *Host) Run(t testing.TB, o testenv.RunOptions) testenv.Result {
+	t.Helper()
+	return h.Env.Run(t, h.fill(o))
+}
+
+// TryRun is Env.TryRun, by default of the host's image.
+func (h *Host) TryRun(t testing.TB, o testenv.RunOptions) (testenv.Result, error) {
+	t.Helper()
+	return h.Env.TryRun(t, h.fill(o))
+}
+
+// MustRun is Env.MustRun, by default of the host's image.
+func (h *Host) MustRun(t testing.TB, o testenv.RunOptions) string {
+	t.Helper()
+	return h.Env.MustRun(t, h.fill(o))
+}
+
+// Create is Env.Create, by default of the host's image.
+func (h *Host) Create(t testing.TB, o testenv.RunOptions) string {
+	t.Helper()
+	return h.Env.Create(t, h.fill(o))
+}
+
+// Start starts a container that waits and returns its name. It is removed with the test.
+func (h *Host) Start(t testing.TB, o testenv.RunOptions) string {
+	t.Helper()
+	o.Detach = true
+	if o.Args == nil {
+		o.Args = []string{"/bin/sleep", "600"}
+	}
+	id := h.Run(t, o).ID
+	t.Cleanup(func() { h.Gone(t, id) })
+	return id
+}
+
+// Gone removes a container unless the test has done so.
+func (h *Host) Gone(t testing.TB, id string) {
+	t.Helper()
+	_, _, _ = h.CtrErr("tasks", "rm", "--force", id)
+	if _, _, err := h.CtrErr("containers", "rm", id); err != nil && !strings.Contains(err.Error(), "not found") {
+		t.Error(err)
+	}
+}
+
+// Sh runs a script in a running container; it has to exit with 0.
+func (h *Host) Sh(t testing.TB, id, script string) string {
+	t.Helper()
+	r := h.Exec(t, id, "/bin/sh", "-c", script)
+	if r.ExitCode != 0 {
+		t.Errorf("%s\nexit status %d\n%s%s", script, r.ExitCode, r.Output, r.Error)
+	}
+	return r.Output
+}
+
+// Refused runs a container that must not start, for a reason with these words.
+func (h *Host) Refused(t testing.TB, o testenv.RunOptions, words ...string) {
+	t.Helper()
+	if o.Args == nil {
+		o.Args = []string{"/bin/true"}
+	}
+	r := h.Run(t, o)
+	if r.ExitCode == 0 {
+		t.Fatalf("the container started: %s", r.Output)
+	}
+	Want(t, r.Error, words...)
+}
+
+// Want fails the test for each of wants that is not in out.
+func Want(t testing.TB, out string, wants ...string) {
+	t.Helper()
+	for _, want := range wants {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+}
+
+// Tree unpacks a named image into a new directory of the host's environment.
+func (h *Host) Tree(t testing.TB, name string, more ...images.File) string {
+	t.Helper()
+	return h.Unpack(t, build(t, name), more...)
+}
+
+// Unpack is Tree for the tar of an image.
+func (h *Host) Unpack(t testing.TB, tar string, more ...images.File) string {
+	t.Helper()
+	dir, err := os.MkdirTemp(h.Dir, "rootfs")
+	if err == nil {
+		err = os.Chmod(dir, 0o755)
+	}
+	if err == nil {
+		err = images.Unpack(tar, dir)
+	}
+	if err == nil {
+		err = images.Populate(dir, more)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// Spec is the OCI configuration that ctr makes for o, for a test to change. Its root
+// file system is o.RootfsDir, or a tree of the default image that all of them share.
+func (h *Host) Spec(t testing.TB, o testenv.RunOptions) map[string]any {
+	t.Helper()
+	if o.RootfsDir == "" {
+		if h.tree == "" {
+			h.tree = h.Tree(t, DefaultImage)
+		}
+		o.RootfsDir = h.tree
+	}
+	id := h.Create(t, o)
+	defer h.Remove(t, id)
+	var spec map[string]any
+	d := json.NewDecoder(bytes.NewReader([]byte(h.Ctr(t, "containers", "info", "--spec", id))))
+	d.UseNumber()
+	if err := d.Decode(&spec); err != nil {
+		t.Fatal(err)
+	}
+	return spec
+}
+
+// RunSpec runs a container with exactly this OCI configuration.
+func (h *Host) RunSpec(t testing.TB, spec map[string]any, flags ...string) testenv.Result {
+	t.Helper()
+	id := h.NewID()
+	spec["linux"].(map[string]any)["cgroupsPath"] = "/" + h.ID + "/" + id
+	data, err := json.Marshal(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := WriteFile(t, filepath.Join(h.Dir, id+".json"), string(data))
+	defer h.Gone(t, id)
+	return h.RunConfig(t, id, append([]string{"--config", name}, flags...)...)
+}
+
+// Task is the Task service of the shim that runs a container, for requests that ctr has
+// no command for.
+func (h *Host) Task(t testing.TB, id string) (taskapi.TTRPCTaskService, context.Context) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(h.BundleDir(id), "bootstrap.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return TaskService(t, data, "/", h.ID)
+}
+
+// TaskService is Task for the shim whose bundle has this bootstrap.json; root is where
+// the shim's file system is.
+func TaskService(t testing.TB, bootstrap []byte, root, namespace string) (taskapi.TTRPCTaskService, context.Context) {
+	t.Helper()
+	var boot struct{ Address, Protocol string }
+	if err := json.Unmarshal(bootstrap, &boot); err != nil || boot.Protocol != "ttrpc" {
+		t.Fatalf("the shim's address is %s: %v", bootstrap, err)
+	}
+	conn, err := net.Dial("unix", filepath.Join(root, strings.TrimPrefix(boot.Address, "unix://")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := ttrpc.NewClient(conn)
+	t.Cleanup(func() { client.Close() })
+	ctx, cancel := context.WithTimeout(namespaces.WithNamespace(context.Background(), namespace), 30*time.Second)
+	t.Cleanup(cancel)
+	return taskapi.NewTTRPCTaskClient(client), ctx
+}

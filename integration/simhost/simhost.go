@@ -1,0 +1,169 @@
+package simhost
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/record"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+// Main is the TestMain of a package that uses hosts.
+func Main(m *testing.M) { testenv.Main(m, runtimeclass.ShimName, runtimeclass.CtlName) }
+
+// DefaultImage is small and has what a probe needs: a shell, glibc, the test programs.
+const DefaultImage = "glibc-nocache"
+
+// Mask is where the mask is in these tests: the simulated driver cannot add to procfs, so
+// its configuration has it cover /proc/driver, which every host has.
+const Mask = "/proc/driver"
+
+// UserNamespace are the flags of ctr for a user namespace.
+var UserNamespace = []string{"--uidmap", "0:100000:65536", "--gidmap", "0:100000:65536"}
+
+// Lib is the directory where programs in a container find the driver's libraries.
+const Lib = "/usr/local/nvidia/lib64/"
+
+// Multiarch is Debian's library directory of this machine.
+var Multiarch = map[string]string{"amd64": "/usr/lib/x86_64-linux-gnu", "arm64": "/usr/lib/aarch64-linux-gnu"}[runtime.GOARCH]
+
+// Options are how a host is made. The zero value has four GPUs, Debian's layout, the
+// first possible cgroup version and DefaultImage.
+type Options struct {
+	Driver sim.Options
+	Env    testenv.Options
+	// Config is TOML that is appended to the simulated driver's configuration.
+	Config string
+	// Image is the name of the image that is imported.
+	Image string
+}
+
+// Host is a containerd with a simulated driver.
+type Host struct {
+	*testenv.Env
+	Driver *sim.Driver
+	// Image is the reference of the image that Options name.
+	Image string
+	// Minors are the minor numbers of the GPUs, by index.
+	Minors []int
+
+	tree string // that of Spec
+}
+
+// minors are those that GPUs have, by index, where there are so many. The simulated
+// driver numbers GPUs as a host does whose probe order is not that of the bus ids.
+var minors = map[int][]int{
+	3: {2, 0, 1},
+	4: {2, 3, 0, 1},
+	8: {2, 3, 4, 5, 6, 7, 0, 1},
+}
+
+// New starts a host. When the test ends it is gone, and this machine is as before.
+func New(t testing.TB, o Options) *Host {
+	t.Helper()
+	before := testenv.Snapshot(t)
+	t.Cleanup(func() { before.AssertUnchanged(t) })
+	if o.Driver.Dir == "" {
+		// Short, and below a directory that only root can write.
+		dir, err := os.MkdirTemp("", "nvsim")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		o.Driver.Dir = filepath.Join(dir, "d")
+	}
+	if o.Driver.GPUs == 0 {
+		o.Driver.GPUs = 4
+	}
+	h := &Host{Driver: simtest.New(t, o.Driver)}
+	for _, g := range h.Driver.GPUs {
+		h.Minors = append(h.Minors, g.Minor)
+	}
+	if want, ok := minors[len(h.Minors)]; ok && !slices.Equal(h.Minors, want) {
+		t.Fatalf("the GPUs have the minor numbers %v, want %v", h.Minors, want)
+	}
+	if o.Config != "" {
+		Append(t, h.Driver.ConfigPath, o.Config)
+	}
+	o.Env.ShimConfig = h.Driver.ConfigPath
+	if o.Env.ShimDir == "" {
+		o.Env.ShimDir = testenv.ShimDir()
+	}
+	h.Env = testenv.Start(t, o.Env)
+	if o.Image == "" {
+		o.Image = DefaultImage
+	}
+	h.Image = h.Load(t, o.Image)
+	return h
+}
+
+// Load imports a named image and returns its reference.
+func (h *Host) Load(t testing.TB, name string) string {
+	t.Helper()
+	h.Import(t, build(t, name))
+	return images.Ref(name)
+}
+
+func build(t testing.TB, name string) string {
+	t.Helper()
+	tar, err := images.Build(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tar
+}
+
+// Ctl runs nvidia-shimctl with the host's configuration and returns what it prints.
+func (h *Host) Ctl(t testing.TB, args ...string) string {
+	t.Helper()
+	cmd := exec.Command(filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), append([]string{"--config", h.Driver.ConfigPath}, args...)...)
+	out, err := cmd.Output()
+	var exit *exec.ExitError
+	if errors.As(err, &exit) {
+		t.Fatalf("nvidia-shimctl %s: %v: %s%s", strings.Join(args, " "), err, out, exit.Stderr)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(out)
+}
+
+// Record is what the shim wrote about a container.
+func (h *Host) Record(t testing.TB, id string) record.Record {
+	t.Helper()
+	r, err := record.Read(h.BundleDir(id))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// LogLines are the lines that the shim logged about a container with this level.
+func (h *Host) LogLines(id, level string) []string {
+	var lines []string
+	for line := range strings.Lines(h.Log()) {
+		if strings.Contains(line, `msg="nvidia:`) && strings.Contains(line, "id="+id+" ") && strings.Contains(line, "level="+level+" ") {
+			lines = append(lines, strings.TrimSpace(line))
+		}
+	}
+	return lines
+}
+
+// PodAnnotations are those that containerd's CRI plugin writes.
+func PodAnnotations(namespace, pod, container string) []string {
+	const cri = "io.kubernetes.cri."
+	return []string{
+		cri + "container-type=container", cri + "sandbox-namespace=" + namespace,
+		cri + "sandbox-name=" + pod, cri + "container-name=" + container,
+	}
+}

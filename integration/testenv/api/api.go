@@ -1,0 +1,65 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	snapshots "github.com/containerd/containerd/api/services/snapshots/v1"
+	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// Client speaks containerd's API, for requests that ctr has no command for.
+type Client struct {
+	Conn  *grpc.ClientConn
+	Tasks tasks.TasksClient
+
+	env *testenv.Env
+}
+
+// Connect connects to an environment's containerd until the test ends.
+func Connect(t testing.TB, e *testenv.Env) *Client {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+e.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return &Client{Conn: conn, Tasks: tasks.NewTasksClient(conn), env: e}
+}
+
+// Context adds the environment's namespace.
+func (c *Client) Context(ctx context.Context) context.Context {
+	return metadata.AppendToOutgoingContext(ctx, "containerd-namespace", c.env.ID)
+}
+
+// CreateRequest is the request that creates the task of a container without standard
+// streams.
+func (c *Client) CreateRequest(ctx context.Context, id string) (*tasks.CreateTaskRequest, error) {
+	mounts, err := snapshots.NewSnapshotsClient(c.Conn).Mounts(c.Context(ctx), &snapshots.MountsRequest{Snapshotter: testenv.Snapshotter, Key: id})
+	if err != nil {
+		return nil, fmt.Errorf("snapshot of %s: %w", id, err)
+	}
+	return &tasks.CreateTaskRequest{ContainerID: id, Rootfs: mounts.Mounts}, nil
+}
+
+// Create creates the task of a container without starting it and returns its process.
+func (c *Client) Create(ctx context.Context, id string) (pid uint32, err error) {
+	request, err := c.CreateRequest(ctx, id)
+	if err != nil {
+		return 0, err
+	}
+	task, err := c.Tasks.Create(c.Context(ctx), request)
+	return task.GetPid(), err
+}
+
+// Start starts a task.
+func (c *Client) Start(ctx context.Context, id string) error {
+	_, err := c.Tasks.Start(c.Context(ctx), &tasks.StartRequest{ContainerID: id})
+	return err
+}

@@ -1,0 +1,101 @@
+package testenv
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"syscall"
+	"time"
+)
+
+// Command is a program that runs until it is stopped.
+type Command struct {
+	Name string
+	Argv []string
+	Dir  string
+	Env  []string
+	// Log is the file to which its output is added.
+	Log string
+	// Attributes are further attributes of its process.
+	Attributes syscall.SysProcAttr
+
+	cmd    *exec.Cmd
+	exited chan struct{} // closed when the process has been reaped
+	err    error         // how it ended, valid once exited is closed
+}
+
+// Start starts the program. It ends with this process.
+func (c *Command) Start() error {
+	log, err := os.OpenFile(c.Log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(c.Argv[0], c.Argv[1:]...)
+	cmd.Dir, cmd.Env, cmd.Stdout, cmd.Stderr = c.Dir, c.Env, log, log
+	// A process group of its own keeps a terminal's Ctrl-C for the test, which then
+	// stops the program in order.
+	attributes := c.Attributes
+	attributes.Setpgid, attributes.Pdeathsig = true, syscall.SIGTERM
+	cmd.SysProcAttr = &attributes
+	exited, started := make(chan struct{}), make(chan error, 1)
+	go func() {
+		// Pdeathsig follows the thread that forked, so that thread must last as long.
+		runtime.LockOSThread()
+		err := cmd.Start()
+		started <- err
+		if err == nil {
+			c.err = cmd.Wait()
+			close(exited)
+		}
+	}()
+	if err := <-started; err != nil {
+		return fmt.Errorf("start %s: %w", c.Name, err)
+	}
+	c.cmd, c.exited = cmd, exited
+	return nil
+}
+
+// PID is the process.
+func (c *Command) PID() int { return c.cmd.Process.Pid }
+
+// Stop ends the process and waits for it.
+func (c *Command) Stop() {
+	if c.cmd == nil {
+		return
+	}
+	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+		// Without effect on a process that has been reaped.
+		_ = c.cmd.Process.Signal(sig)
+		select {
+		case <-c.exited:
+			return
+		case <-time.After(10 * time.Second):
+		}
+	}
+	<-c.exited
+}
+
+// Ended is nil while the process runs, and then says how it ended.
+func (c *Command) Ended() error {
+	select {
+	case <-c.exited:
+		return fmt.Errorf("%s ended: %w\n%s", c.Name, c.err, c.Tail(8<<10))
+	default:
+		return nil
+	}
+}
+
+// Tail is the end of the log.
+func (c *Command) Tail(limit int) string {
+	data, err := os.ReadFile(c.Log)
+	if err != nil {
+		return err.Error()
+	}
+	if len(data) > limit {
+		data = data[len(data)-limit:]
+	}
+	return fmt.Sprintf("end of %s:\n%s", filepath.Base(c.Log), data)
+}

@@ -1,0 +1,2 @@
+// Package mounts removes directories below which something may be mounted.
+package mounts

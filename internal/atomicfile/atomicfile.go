@@ -1,0 +1,69 @@
+package atomicfile
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// Write makes the file path with this content and mode, whatever the umask is.
+func Write(path string, data []byte, mode os.FileMode) error {
+	return write(path, data, func(f *os.File) error { return f.Chmod(mode) })
+}
+
+// WriteLike is Write with owner, mode and SELinux label of the file like; mode counts if there is
+// no such file. The content is on the disk when it returns.
+func WriteLike(path, like string, data []byte, mode os.FileMode) error {
+	return write(path, data, func(f *os.File) error {
+		var st unix.Stat_t
+		switch err := unix.Stat(like, &st); {
+		case err == nil:
+			if err := f.Chown(int(st.Uid), int(st.Gid)); err != nil {
+				return err
+			}
+			mode = os.FileMode(st.Mode & 0o777)
+			label := make([]byte, 512)
+			if n, err := unix.Getxattr(like, "security.selinux", label); err == nil {
+				// Without SELinux the label has no meaning, and cannot always be set.
+				_ = unix.Fsetxattr(int(f.Fd()), "security.selinux", label[:n], 0)
+			}
+		case !errors.Is(err, fs.ErrNotExist):
+			return &os.PathError{Op: "stat", Path: like, Err: err}
+		}
+		if err := f.Chmod(mode); err != nil {
+			return err
+		}
+		return f.Sync()
+	})
+}
+
+// Leftovers are the temporary files of killed writers of path. Only a caller that knows that no
+// other process writes path can remove them.
+func Leftovers(path string) []string {
+	names, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".*"))
+	return names
+}
+
+func write(path string, data []byte, finish func(*os.File) error) error {
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(data)
+	if err == nil {
+		err = finish(f)
+	}
+	if closed := f.Close(); err == nil {
+		err = closed
+	}
+	if err == nil {
+		err = os.Rename(f.Name(), path)
+	}
+	if err != nil {
+		_ = os.Remove(f.Name())
+	}
+	return err
+}

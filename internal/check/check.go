@@ -1,0 +1,96 @@
+package check
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+)
+
+// Levels of a finding.
+const (
+	OK      = "ok"
+	Warning = "warning"
+	Problem = "problem"
+)
+
+// Finding is the result of a check. One that is not OK has a fix.
+type Finding struct {
+	Check   string `json:"check"`
+	Level   string `json:"level"`
+	Message string `json:"message"`
+	Fix     string `json:"fix,omitempty"`
+}
+
+// Options say where to look.
+type Options struct {
+	// Root is the root of the file system: "/".
+	Root string
+	// Proc is the procfs of the node.
+	Proc procfs.FS
+	// Config is the shim's configuration file; empty for the one that containerd's environment
+	// names, or the default one.
+	Config string
+	// Containerd is containerd's program; empty for the running one, or the one in PATH.
+	Containerd string
+	// ContainerdConfig is containerd's configuration file; empty for that of the running daemon.
+	ContainerdConfig string
+	// Dump asks containerd for its merged configuration instead of reading the files.
+	Dump bool
+	// KubeletDir is the kubelet's --root-dir.
+	KubeletDir string
+}
+
+// Node runs all checks.
+func Node(ctx context.Context, o Options) []Finding {
+	n := inspect(ctx, o)
+	list := []Finding{}
+	for _, c := range []struct {
+		name     string
+		findings []Finding
+	}{
+		{"configuration", checkConfiguration(n)},
+		{"shim", checkShim(ctx, n)},
+		{"containerd", checkContainerd(n)},
+		{"handler", checkHandlers(ctx, n)},
+		{"cgroup-driver", checkCgroupDriver(n)},
+		{"runc", checkRunc(ctx, n)},
+		{"driver", checkDriver(ctx, n)},
+		{"nodes", checkNodes(ctx, n)},
+		{"mig", checkMIG(n)},
+		{"prepare", checkPrepareUnit(n)},
+		{"libraries", checkLibraries(n)},
+		{"probe", checkProbe(ctx, n)},
+		{"sockets", checkSockets(n)},
+		{"state", checkState(n)},
+		{"kubelet", checkKubelet(ctx, n)},
+		{"device-plugin", checkDevicePlugin(n)},
+	} {
+		for _, f := range c.findings {
+			f.Check = c.name
+			list = append(list, f)
+		}
+	}
+	return list
+}
+
+func fine(format string, args ...any) Finding { return finding(OK, "", format, args...) }
+
+func warning(fix, format string, args ...any) Finding { return finding(Warning, fix, format, args...) }
+
+func problem(fix, format string, args ...any) Finding { return finding(Problem, fix, format, args...) }
+
+func finding(level, fix, format string, args ...any) Finding {
+	message := strings.ReplaceAll(strings.TrimSpace(fmt.Sprintf(format, args...)), "\n", " ")
+	return Finding{Level: level, Message: message, Fix: fix}
+}
+
+func one(f Finding) []Finding { return []Finding{f} }
+
+func checkConfiguration(n *node) []Finding {
+	if n.configErr != nil {
+		return one(problem("fix that file: no GPU container starts until then", "%v", n.configErr))
+	}
+	return one(fine("the shim's configuration is valid; Kubernetes policy: %s", n.config.Policy.Kubernetes))
+}

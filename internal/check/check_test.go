@@ -1,0 +1,354 @@
+package check
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+const (
+	shimPath = "usr/local/bin/" + runtimeclass.ShimName
+	ctlPath  = "usr/local/bin/" + runtimeclass.CtlName
+	tomlV3   = "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.runc.options]\n  SystemdCgroup = true\n"
+	nvidia   = "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia]\n"
+	byType   = "runtime_type = \"io.containerd.nvidia.v2\"\n"
+	// administrator is the status in procfs of a daemon that may do everything.
+	administrator = "Name:\tx\nUid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n"
+)
+
+// fixture is a node in a directory.
+type fixture struct {
+	Options
+	t *testing.T
+}
+
+// healthy is a node without a problem, except that the driver's libraries are missing: the tests of
+// nvidia-shimctl have those.
+func healthy(t *testing.T) *fixture {
+	t.Helper()
+	root := t.TempDir()
+	f := &fixture{t: t, Options: Options{Root: root, Proc: procfs.FS(filepath.Join(root, "processes")), KubeletDir: "/var/lib/kubelet"}}
+	f.configure("", "")
+	f.script(shimPath, "echo version")
+	f.script(ctlPath, "echo {}")
+	f.version("containerd", "containerd github.com/containerd/containerd/v2 2.4.2 abc")
+	f.version("runc", "runc version 1.5.2")
+	f.containerd(tomlV3 + nvidia + byType)
+	f.write("run/systemd/system/x", "", 0o644)
+	f.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build\n", 0o644)
+	f.write("proc/driver/nvidia/gpus/0000:65:00.0/information",
+		"Model: NVIDIA H200\nGPU UUID: GPU-5a1d4e3c-7e5f-4b6e-9d5c-3f2a1b0c9d8e\nBus Location: 0000:65:00.0\nDevice Minor: 0\nGPU Excluded: No\n", 0o644)
+	f.write("proc/devices", "Character devices:\n195 nvidia\n510 nvidia-uvm\n511 nvidia-caps\n", 0o644)
+	f.write("sys/bus/pci/devices/0000:65:00.0/vendor", "0x10de\n", 0o644)
+	f.write("sys/bus/pci/devices/0000:65:00.0/class", "0x030200\n", 0o644)
+	f.write("dev/x", "", 0o644)
+	for name, dev := range map[string]uint64{"nvidiactl": unix.Mkdev(195, 255), "nvidia0": unix.Mkdev(195, 0), "nvidia-uvm": unix.Mkdev(510, 0), "nvidia-uvm-tools": unix.Mkdev(510, 1)} {
+		if err := unix.Mknod(filepath.Join(root, "dev", name), unix.S_IFCHR|0o666, int(dev)); err != nil {
+			t.Skipf("device nodes cannot be made here: %v", err)
+		}
+	}
+	return f
+}
+
+func (f *fixture) write(name, text string, mode os.FileMode) {
+	f.t.Helper()
+	name = filepath.Join(f.Root, name)
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), mode); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := os.Chmod(name, mode); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) remove(name string) {
+	f.t.Helper()
+	if err := os.RemoveAll(filepath.Join(f.Root, name)); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) chmod(name string, mode os.FileMode) {
+	f.t.Helper()
+	if err := os.Chmod(filepath.Join(f.Root, name), mode); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+func (f *fixture) script(name, body string) { f.write(name, "#!/bin/sh\n"+body+"\n", 0o755) }
+
+// version makes a program that prints its version.
+func (f *fixture) version(name, text string) {
+	if !filepath.IsAbs(name) {
+		name = filepath.Join("usr/bin", name)
+	}
+	f.script(name, "echo '"+text+"'")
+}
+
+// containerd writes containerd's configuration.
+func (f *fixture) containerd(text string) { f.write(runtimeclass.DefaultContainerdConfig, text, 0o644) }
+
+// configure writes the shim's configuration: further keys of [host], and other tables.
+func (f *fixture) configure(host, tables string) {
+	text := fmt.Sprintf("[host]\nproc-root = %q\ndev-root = %q\nsys-root = %q\ndriver-root = %q\nstate-dir = %q\n%s\n%s",
+		f.Root+"/proc", f.Root, f.Root+"/sys", f.Root, f.Root+"/state", host, tables)
+	f.write("shim.toml", text, 0o600)
+	f.Config = filepath.Join(f.Root, "shim.toml")
+}
+
+// process adds a process to the procfs.
+func (f *fixture) process(pid int, program string, environ []string, args ...string) {
+	f.t.Helper()
+	dir := filepath.Join("processes", strconv.Itoa(pid))
+	base := filepath.Base(program)
+	f.write(dir+"/comm", base[:min(15, len(base))]+"\n", 0o644)
+	f.write(dir+"/environ", strings.Join(environ, "\x00")+"\x00", 0o644)
+	f.write(dir+"/cmdline", strings.Join(append([]string{program}, args...), "\x00")+"\x00", 0o644)
+	f.write(dir+"/status", administrator, 0o644)
+	f.link(program, dir+"/exe")
+	f.link("user:[1]", dir+"/ns/user")
+	f.link("user:[1]", "processes/self/ns/user")
+}
+
+func (f *fixture) link(target, name string) {
+	f.t.Helper()
+	f.remove(name)
+	name = filepath.Join(f.Root, name)
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := os.Symlink(target, name); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// check runs all checks, and returns the findings of one of them, or of all.
+func (f *fixture) check(name string) []Finding {
+	f.t.Helper()
+	var list []Finding
+	for _, g := range Node(f.t.Context(), f.Options) {
+		if (g.Level != OK) != (g.Fix != "") || strings.Contains(g.Message+g.Fix, "\n") {
+			f.t.Errorf("a finding has to be one line, and a fix has to go with what is wrong: %+v", g)
+		}
+		if name == "" || g.Check == name {
+			list = append(list, g)
+		}
+	}
+	return list
+}
+
+// want looks for a finding of a level with a text.
+func want(t *testing.T, list []Finding, level, text string) {
+	t.Helper()
+	for _, f := range list {
+		if f.Level == level && strings.Contains(f.Message+"; fix: "+f.Fix, text) {
+			return
+		}
+	}
+	t.Errorf("no %s with %q in\n%+v", level, text, list)
+}
+
+func TestAHealthyNode(t *testing.T) {
+	list := healthy(t).check("")
+	for name, text := range map[string]string{
+		"configuration": "enforce", "shim": "/usr/local/bin/", "containerd": "2.4.2", "handler": `"nvidia"`, "cgroup-driver": "systemd",
+		"runc": "1.5.2", "driver": "580.159.04 with 1 GPUs", "nodes": "4 device nodes", "mig": "no GPU is MIG-partitioned",
+		"prepare": "the driver's own tools", "probe": "asks NVML", "sockets": "no sockets", "state": "first GPU container",
+		"kubelet": "not a Kubernetes node", "device-plugin": "does not run",
+	} {
+		found := false
+		for _, f := range list {
+			found = found || f.Check == name && f.Level == OK && strings.Contains(f.Message, text)
+		}
+		if !found {
+			t.Errorf("%s is not ok, or has no %q in\n%+v", name, text, list)
+		}
+	}
+}
+
+func TestProblems(t *testing.T) {
+	handler := func(text string) func(*fixture) {
+		return func(f *fixture) { f.containerd(tomlV3 + nvidia + text) }
+	}
+	containerd := func(text string) func(*fixture) { return func(f *fixture) { f.containerd(text) } }
+	version := func(program, text string) func(*fixture) { return func(f *fixture) { f.version(program, text) } }
+	unit := func(f *fixture) { f.write(runtimeclass.UnitPath, "[Service]\nExecStart=/"+ctlPath+" prepare\n", 0o644) }
+	const atPath = "runtime_type = \"io.containerd.runc.v2\"\nruntime_path = \"/opt/containerd-shim-nvidia-v2\"\n"
+	for _, c := range []struct {
+		name   string
+		change func(*fixture)
+		check  string
+		level  string
+		want   string
+	}{
+		{"a broken configuration", func(f *fixture) { f.configure("x = 1", "") }, "configuration", Problem, `unknown key "host.x"`},
+		{"no shim", func(f *fixture) { f.remove("usr/local/bin") }, "shim", Problem, "not in containerd's PATH"},
+		{"a shim at a handler's runtime_path only", func(f *fixture) {
+			handler(atPath)(f)
+			f.remove("usr/local/bin")
+			f.script("opt/"+runtimeclass.ShimName, "echo version")
+		}, "shim", OK, "/opt/"},
+		{"a runtime_path that cannot be executed", func(f *fixture) {
+			handler(atPath)(f)
+			f.script("opt/"+runtimeclass.ShimName, "echo version")
+			f.chmod("opt/"+runtimeclass.ShimName, 0o644)
+		}, "handler", Problem, "permission denied"},
+		{"a runtime_path that does not exist", handler(atPath), "handler", Problem, "no such file"},
+		{"a shim that others can write", func(f *fixture) { f.chmod(shimPath, 0o777) }, "shim", Problem, "written by others"},
+		{"a shim that does not start", func(f *fixture) { f.write(shimPath, "\x7fELF", 0o755) }, "shim", Problem, "exec format error"},
+		{"containerd below the floor", version("containerd", "containerd x v2.2.4 abc"), "containerd", Problem, "2.2.5"},
+		{"containerd of a distribution", version("containerd", "containerd x 1.7.24~ds1 abc"), "containerd", Warning, "1.7.33"},
+		{"no containerd that answers", func(f *fixture) { f.script("usr/bin/containerd", "exit 3") }, "containerd", Problem, "exit status 3"},
+		{"no containerd", func(f *fixture) { f.remove("usr/bin/containerd") }, "containerd", Warning, "--containerd"},
+		{"runc below the floor", version("runc", "runc version 1.3.5"), "runc", Problem, "1.3.6"},
+		{"a pre-release of runc", version("runc", "runc version 1.5.0-rc.1"), "runc", Problem, "1.5.0"},
+		{"a handler with another runc, below the floor", func(f *fixture) {
+			handler(byType + "options = {BinaryName = \"/opt/old/runc\"}\n")(f)
+			f.version("/opt/old/runc", "runc version 1.2.4")
+		}, "runc", Problem, "runc 1.2.4"},
+		{"a handler with a runc by name", func(f *fixture) {
+			handler(byType + "options = {BinaryName = \"runc-old\"}\n")(f)
+			f.version("/usr/sbin/runc-old", "runc version 1.4.2")
+		}, "runc", Problem, "runc 1.4.2"},
+		{"a handler with a safe runc, and one in PATH that is not", func(f *fixture) {
+			handler(byType + "options = {BinaryName = \"/opt/new/runc\"}\n")(f)
+			f.version("runc", "runc version 1.0.0")
+			f.version("/opt/new/runc", "runc version 1.5.2")
+		}, "runc", OK, "runc 1.5.2"},
+		{"a handler with crun", func(f *fixture) {
+			handler(byType + "options = {BinaryName = \"/usr/bin/crun\"}\n")(f)
+			f.version("crun", "crun version 1.21")
+		}, "runc", OK, "/usr/bin/crun is not runc"},
+		{"no runc", func(f *fixture) { f.remove("usr/bin/runc") }, "runc", Problem, "no container can start"},
+		{"no handler", containerd(tomlV3), "handler", Problem, "no runtime handler"},
+		{"no containerd configuration", func(f *fixture) { f.remove(runtimeclass.DefaultContainerdConfig) }, "handler", Problem, "no runtime handler"},
+		{"that of k3s", func(f *fixture) {
+			f.remove(runtimeclass.DefaultContainerdConfig)
+			f.write(runtimeclass.Distributions["k3s"].Dir+"/config.toml", tomlV3+nvidia+byType, 0o644)
+		}, "handler", OK, `"nvidia"`},
+		{"broken TOML", containerd("version = "), "handler", Problem, "config.toml"},
+		{"CRI is off", containerd("disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n" + tomlV3), "handler", Warning, "disabled"},
+		{"options with runtime_type alone", handler(byType + "options = {SystemdCgroup = true}\n"), "handler", Warning, "hostUsers"},
+		{"a dump with every key of containerd 1.7", func(f *fixture) {
+			handler(atPath + "options = {CriuPath = \"\", IoUid = 0, NoPivotRoot = false}\n")(f)
+			f.script("opt/"+runtimeclass.ShimName, "echo version")
+		}, "handler", OK, `"nvidia"`},
+		{"an unknown option", handler(byType + "options = {Binary = \"x\"}\n"), "handler", Problem, `unknown key "Binary"`},
+		{"a bad policy", handler(byType + "options = {policy = {kubernetes = \"no\"}}\n"), "handler", Problem, "policy.kubernetes"},
+		{"NVIDIA's runtime below", handler(byType + "options = {BinaryName = \"/usr/bin/nvidia-container-runtime\"}\n"), "handler", Problem, "twice"},
+		{"runtime_type alone before 2.4", version("containerd", "containerd x 2.3.7 abc"), "handler", Warning, "2.3.7"},
+		{"systemd, and cgroupfs in containerd", containerd("version = 3\n"), "cgroup-driver", Warning, "systemd runs"},
+		{"no systemd, and its driver", func(f *fixture) { f.remove("run/systemd") }, "cgroup-driver", Problem, "does not run"},
+		{"no driver", func(f *fixture) { f.remove("proc/driver") }, "driver", Problem, "prepare --load-modules"},
+		{"no driver, and no GPU", func(f *fixture) { f.remove("proc/driver"); f.remove("sys/bus") }, "driver", Problem, "no NVIDIA GPU on its PCI bus"},
+		{"a driver without a GPU", func(f *fixture) { f.remove("proc/driver/nvidia/gpus") }, "driver", Problem, "no usable GPU"},
+		{"a node is missing", func(f *fixture) { f.remove("dev/nvidia-uvm") }, "nodes", Problem, "nvidia-uvm"},
+		{"a node that few containers need is missing", func(f *fixture) { f.remove("dev/nvidia-uvm-tools") }, "nodes", Warning, "nvidia-uvm-tools is missing"},
+		{"a file in place of such a node", func(f *fixture) {
+			f.write("proc/driver/nvidia/capabilities/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\n", 0o444)
+			f.write("dev/nvidia-caps/nvidia-cap1", "", 0o644)
+		}, "nodes", Warning, "nvidia-cap1: it is not a character device"},
+		{"a MIG device without its nodes", func(f *fixture) {
+			for name, minor := range map[string]int{"access": 12, "ci0/access": 13} {
+				f.write("proc/driver/nvidia/capabilities/gpu0/mig/gi1/"+name, fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\n", minor), 0o444)
+			}
+		}, "mig", Problem, "nvidia-cap12 is missing"},
+		{"modules are to be loaded, and nothing does it", func(f *fixture) { f.configure("load-kernel-modules = true", "") }, "prepare", Warning, "nothing runs that at boot"},
+		{"the unit of a program that is gone", func(f *fixture) { unit(f); f.remove(ctlPath) }, "prepare", Problem, "does not exist"},
+		{"a unit that is not enabled", unit, "prepare", Warning, "not enabled"},
+		{"a unit that runs", func(f *fixture) { unit(f); f.write(runtimeclass.UnitLink, "", 0o644) }, "prepare", OK, "runs at boot"},
+		{"no probe beside the shim", func(f *fixture) { f.remove(ctlPath) }, "probe", Problem, "is not beside the shim"},
+		{"a probe that others can write", func(f *fixture) { f.chmod(ctlPath, 0o775) }, "probe", Problem, "changed by others"},
+		{"a probe without cgo", func(f *fixture) { f.script(ctlPath, "echo '"+nvml.ErrNoCgo.Error()+"' >&2; exit 1") }, "probe", Warning, "built without cgo"},
+		{"a probe whose NVML fails", func(f *fixture) { f.script(ctlPath, "echo version mismatch >&2; exit 1") }, "probe", Warning, "version mismatch"},
+		{"sockets of a daemon that does not run", func(f *fixture) {
+			f.configure("", "[container]\nsockets = [\""+config.FabricManager+"\"]\n")
+		}, "sockets", Warning, "fabricmanager does not run"},
+		{"no libraries", func(*fixture) {}, "libraries", Problem, "libcuda"},
+		{"state that others can write", func(f *fixture) { f.write("state/x", "", 0o600); f.chmod("state", 0o777) }, "state", Problem, "written by others"},
+		{"a kubelet without its socket", func(f *fixture) { f.write(f.KubeletDir+"/x", "", 0o644) }, "kubelet", Warning, "not held to"},
+		{"a socket that nothing listens on", func(f *fixture) { f.write(config.Default().Policy.KubeletSocket, "", 0o644) }, "kubelet", Problem, "does not answer"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			f := healthy(t)
+			f.t = t
+			c.change(f)
+			want(t, f.check(c.check), c.level, c.want)
+		})
+	}
+}
+
+// The environment and the command line of the running daemon count, and its own words about its
+// configuration.
+func TestTheRunningDaemonIsAsked(t *testing.T) {
+	f := healthy(t)
+	file := filepath.Join(f.Root, "other.toml")
+	f.write("other.toml", "nonsense = 1\n", 0o600)
+	f.process(77, "/opt/x/containerd", []string{"PATH=/opt/x:/usr/bin", "NVIDIA_SHIM_CONFIG=" + file}, "--config", "/etc/other.toml")
+	f.script("opt/x/containerd", `case "$*" in
+--version) echo "containerd x 2.4.2 abc";;
+"--config `+f.Root+`/etc/other.toml config dump") echo "version = 4
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.dumped]
+runtime_type = 'io.containerd.nvidia.v2'";;
+*) exit 9;;
+esac`)
+	f.Config, f.Dump = "", true
+	list := f.check("")
+	want(t, list, Problem, `unknown key "nonsense"`)
+	want(t, list, Problem, "not in containerd's PATH (/opt/x:/usr/bin)")
+	want(t, list, OK, `the handler "dumped" starts this shim`)
+}
+
+func TestAProgramIsNotExecutedBecauseAProcessHasTheNameContainerd(t *testing.T) {
+	for name, change := range map[string]func(*fixture){
+		"another user's": func(f *fixture) {
+			f.write("processes/10/status", strings.Replace(administrator, "Uid:\t0\t0", "Uid:\t65534\t0", 1), 0o644)
+		},
+		"root of a container": func(f *fixture) {
+			f.write("processes/10/status", strings.Replace(administrator, "000001ffffffffff", "00000000a80425fb", 1), 0o644)
+		},
+		"root of a user namespace": func(f *fixture) { f.link("user:[2]", "processes/10/ns/user") },
+		"a hidden process":         func(f *fixture) { f.remove("processes/10/status") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			f := healthy(t)
+			f.process(10, "/evil/containerd", []string{"PATH=/evil"}, "--config=/evil/config.toml")
+			f.script("evil/containerd", "touch "+f.Root+"/executed")
+			change(f)
+			want(t, f.check("containerd"), OK, "2.4.2")
+			if _, err := os.Stat(filepath.Join(f.Root, "executed")); err == nil {
+				t.Error("its program was executed")
+			}
+		})
+	}
+}
+
+func TestFloors(t *testing.T) {
+	floors := []floor{{1, 7, 33}, {2, 0, 10}, {2, 3, 2}}
+	for v, level := range map[string]string{
+		"1.6.40": Problem, "1.7.32": Problem, "1.7.33": OK, "1.7.40": OK, "1.8.0": Problem,
+		"2.0.9": Problem, "2.0.10": OK, "2.1.99": Problem, "2.3.1": Problem, "2.3.2": OK, "2.3.2-rc.1": Problem,
+		"2.4.0-rc.1": Problem, "2.4.0": OK, "3.0.0": OK,
+	} {
+		parsed, err := runtimeclass.ParseVersion(v)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if f := checkFloor("x", parsed, floors); f.Level != level {
+			t.Errorf("%s: %+v, want %s", v, f, level)
+		}
+	}
+}

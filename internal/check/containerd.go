@@ -1,0 +1,116 @@
+package check
+
+import (
+	"context"
+	"maps"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
+	"github.com/pelletier/go-toml/v2"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/options"
+)
+
+// containerdFloors are the first versions of containerd's release lines without known ways out of a
+// container.
+var containerdFloors = []floor{{1, 7, 33}, {2, 0, 10}, {2, 1, 9}, {2, 2, 5}, {2, 3, 2}}
+
+func checkContainerd(n *node) []Finding {
+	if n.Containerd == "" {
+		return one(warning("name it with --containerd", "no containerd is running or in PATH: its version is not checked"))
+	}
+	if n.versionErr != nil {
+		return one(problem("repair "+n.Containerd, "%v", n.versionErr))
+	}
+	return one(checkFloor("containerd", n.version, containerdFloors))
+}
+
+func checkHandlers(ctx context.Context, n *node) []Finding {
+	if n.registeredErr != nil {
+		return one(problem("fix containerd's configuration: containerd does not start with it", "%v", n.registeredErr))
+	}
+	var list []Finding
+	if n.registered.CRIDisabled {
+		list = append(list, warning("remove cri from disabled_plugins if this is a Kubernetes node", "CRI is disabled in %s", n.ContainerdConfig))
+	}
+	handlers := n.handlers()
+	if len(handlers) == 0 {
+		list = append(list, problem("nvidia-shimctl install, then restart containerd", "no runtime handler in %s starts this shim", n.ContainerdConfig))
+	}
+	for _, name := range slices.Sorted(maps.Keys(handlers)) {
+		if wrong := checkHandler(ctx, n, name, handlers[name]); len(wrong) > 0 {
+			list = append(list, wrong...)
+		} else {
+			list = append(list, fine("the handler %q starts this shim", name))
+		}
+	}
+	return list
+}
+
+// checkHandler returns what is wrong with a handler.
+func checkHandler(ctx context.Context, n *node, name string, r runtimeclass.Runtime) []Finding {
+	var list []Finding
+	if filepath.IsAbs(r.Path) {
+		if f := checkProgram(ctx, n, r.Path); f.Level != OK {
+			list = append(list, f)
+		}
+	}
+	switch {
+	case r.Type != runtimeclass.RuntimeType:
+	case r.Options != nil:
+		list = append(list, warning("remove the options table: the shim needs none", "handler %q has an options table: pods with hostUsers: false fail with it", name))
+	case n.version.Known() && !n.version.AtLeast(2, 4, 0):
+		list = append(list, warning("nvidia-shimctl install chooses the form for this containerd",
+			"handler %q: containerd %s cannot run pods with hostUsers: false by this runtime_type", name, n.version))
+	}
+	if _, err := policyOverrides(r); err != nil {
+		list = append(list, problem("correct that key in "+n.ContainerdConfig, "handler %q: %v", name, err))
+	}
+	if binary, _ := r.Options["BinaryName"].(string); strings.HasPrefix(filepath.Base(binary), "nvidia-container-runtime") {
+		list = append(list, problem("remove BinaryName from the handler's options", "handler %q runs %s below this shim: GPUs would be injected twice", name, binary))
+	}
+	return list
+}
+
+// policyOverrides reads a handler's options table as the shim does, and returns what it overrides
+// in the configuration.
+func policyOverrides(r runtimeclass.Runtime) ([]byte, error) {
+	table := maps.Clone(r.Options)
+	// `containerd config dump` writes every key.
+	maps.DeleteFunc(table, func(_ string, v any) bool { return v == "" || v == int64(0) || v == false })
+	body, err := toml.Marshal(table)
+	if err != nil {
+		return nil, err
+	}
+	value, err := proto.Marshal(&runtimeoptions.Options{ConfigBody: body})
+	if err != nil {
+		return nil, err
+	}
+	o, err := options.Translate(&anypb.Any{TypeUrl: "runtimeoptions.v1.Options", Value: value})
+	return o.Overrides, err
+}
+
+func checkCgroupDriver(n *node) []Finding {
+	if n.registeredErr != nil {
+		return nil
+	}
+	systemd := n.exists("run/systemd/system")
+	set := n.registered.SystemdCgroup()
+	uses := set != nil && *set
+	switch {
+	case systemd && !uses:
+		return one(warning("set SystemdCgroup = true in the options of the default runtime if the kubelet uses the systemd driver",
+			"systemd runs on this host, but the default runtime %q does not use its cgroup driver", n.registered.Default))
+	case !systemd && uses:
+		return one(problem("set SystemdCgroup = false in the options of the default runtime",
+			"the default runtime %q uses the systemd cgroup driver, but systemd does not run on this host", n.registered.Default))
+	case uses:
+		return one(fine("systemd"))
+	}
+	return one(fine("cgroupfs"))
+}

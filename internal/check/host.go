@@ -1,0 +1,179 @@
+package check
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"slices"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+const (
+	fixPrepare = "nvidia-shimctl prepare; for every boot: nvidia-shimctl install --prepare-unit"
+	fixUnit    = "nvidia-shimctl install --prepare-unit"
+)
+
+func checkDriver(ctx context.Context, n *node) []Finding {
+	switch {
+	case n.gpus == nil:
+		fix := "nvidia-shimctl prepare --load-modules"
+		if report, err := prepare.Run(ctx, prepare.Options{Host: n.config.Host, DryRun: true}); err == nil && len(report.PCI) == 0 {
+			fix = "this host has no NVIDIA GPU on its PCI bus: keep GPU pods off this node by a node selector"
+		}
+		return one(problem(fix, "%v", n.hostErr))
+	case len(n.gpus.GPUs) == 0:
+		return one(problem("see the kernel's log (dmesg) for NVRM", "driver %s is loaded but has no usable GPU (%d excluded)", n.gpus.DriverVersion, len(n.gpus.Excluded)))
+	case n.gpus.Platform != "":
+		return one(fine("%s", n.gpus.Driver()))
+	}
+	return one(fine("driver %s with %d GPUs", n.gpus.DriverVersion, len(n.gpus.GPUs)))
+}
+
+func checkLibraries(n *node) []Finding {
+	if n.gpus == nil {
+		return nil
+	}
+	err := n.hostErr
+	if err == nil {
+		err = n.files.Check(n.config.Container.DefaultCapabilities)
+	}
+	if err != nil {
+		return one(problem("install the driver's libraries in the version of the loaded kernel module, or reload the module", "%v", err))
+	}
+	list := one(fine("%d driver libraries of version %s", len(n.files.Libraries), cmp.Or(n.gpus.DriverVersion, "the platform")))
+	for _, r := range n.files.Refused {
+		list = append(list, warning("reinstall the driver's package", "containers do not get %s: it %s", r.Path, r.Reason))
+	}
+	return list
+}
+
+// checkNodes checks the nodes that every GPU container gets, and the others of the loaded driver.
+func checkNodes(ctx context.Context, n *node) []Finding {
+	if n.gpus == nil || n.hostErr != nil && n.gpus.Platform != "" {
+		return nil
+	}
+	var files driver.Files // PCI GPUs have nodes without files
+	if n.files != nil {
+		files = *n.files
+	}
+	nodes, err := n.gpus.Nodes(device.Set{GPUs: n.gpus.GPUs}, []string{"compute", "utility"}, files)
+	if err != nil {
+		return one(problem(fixPrepare, "%v", err))
+	}
+	list := one(fine("%d device nodes", len(nodes)))
+	if n.gpus.Platform != "" {
+		return list // the platform's own modules make them
+	}
+	report, err := prepare.Run(ctx, prepare.Options{Host: n.config.Host, DryRun: true})
+	if err != nil {
+		return append(list, problem("see the driver's files in procfs", "%v", err))
+	}
+	for _, p := range report.Nodes {
+		switch p.State {
+		case prepare.Present:
+		case prepare.Made:
+			list = append(list, warning(fixPrepare, "%s is missing: containers that ask for it do not get it", p.Path))
+		default:
+			list = append(list, warning(p.Fix, "%s: %s", p.Path, p.Message))
+		}
+	}
+	return list
+}
+
+func checkMIG(n *node) []Finding {
+	if n.gpus == nil || len(n.gpus.MIG) == 0 {
+		return one(fine("no GPU is MIG-partitioned"))
+	}
+	for _, in := range n.gpus.MIG {
+		if _, err := n.gpus.Nodes(device.Set{MIG: []device.Instance{in}}, nil, driver.Files{}); err != nil {
+			return one(problem(fixPrepare, "MIG device %s: %v", in.Name(), err))
+		}
+	}
+	return one(fine("%d MIG devices, with their nodes", len(n.gpus.MIG)))
+}
+
+// checkPrepareUnit checks the unit that makes the device nodes at boot.
+func checkPrepareUnit(n *node) []Finding {
+	text, err := os.ReadFile(n.real(runtimeclass.UnitPath))
+	switch {
+	case errors.Is(err, fs.ErrNotExist) && n.config.Host.LoadKernelModules:
+		return one(warning(fixUnit, "host.load-kernel-modules is for nvidia-shimctl prepare, and nothing runs that at boot"))
+	case errors.Is(err, fs.ErrNotExist):
+		return one(fine("the driver's own tools make the device nodes at boot, not a unit of nvidia-shimctl"))
+	case err != nil:
+		return one(problem("check that file", "%v", err))
+	}
+	for line := range strings.Lines(string(text)) {
+		command, ok := strings.CutPrefix(line, "ExecStart=")
+		program, _, _ := strings.Cut(strings.TrimSpace(command), " ")
+		if ok && !n.exists(program) {
+			return one(problem(fixUnit, "%s: %s does not exist: the device nodes are not made at boot", runtimeclass.UnitName, program))
+		}
+	}
+	if _, err := os.Lstat(n.real(runtimeclass.UnitLink)); err != nil {
+		return one(warning("systemctl enable "+runtimeclass.UnitName, "%s is not enabled: the device nodes are not made at boot", runtimeclass.UnitName))
+	}
+	return one(fine("%s runs at boot", runtimeclass.UnitName))
+}
+
+// checkSockets checks the daemons whose sockets containers are to get.
+func checkSockets(n *node) []Finding {
+	names := slices.Sorted(slices.Values(n.config.Container.Sockets))
+	if len(names) == 0 {
+		return one(fine("containers get no sockets of daemons"))
+	}
+	var list []Finding
+	for _, name := range names {
+		dir, err := sockets.Locate(n.config.Host, name)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			list = append(list, warning("start it, or remove it from container.sockets", "%s does not run on this host: containers start without its socket", name))
+		case err != nil:
+			list = append(list, warning("correct that, or remove it from container.sockets", "%s: containers start without its socket: %v", name, err))
+		default:
+			list = append(list, fine("containers get the socket of %s in %s", name, dir))
+		}
+	}
+	return list
+}
+
+func checkState(n *node) []Finding {
+	dir := n.config.Host.StateDir
+	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
+		return one(fine("the first GPU container makes %s", dir))
+	}
+	if _, err := state.Open(dir); err != nil {
+		return one(problem("chown it to root and chmod it 0700, or remove it when no GPU container runs", "%v", err))
+	}
+	return one(fine("%s belongs to root alone", dir))
+}
+
+func checkKubelet(ctx context.Context, n *node) []Finding {
+	const fix = "let policy.kubelet-socket name pod-resources/kubelet.sock in its --root-dir"
+	socket := n.config.Policy.KubeletSocket
+	switch {
+	case !n.exists(socket) && !n.exists(n.KubeletDir):
+		return one(fine("there is no %s: not a Kubernetes node", n.KubeletDir))
+	case !n.exists(socket):
+		return one(warning("start the kubelet, or "+fix,
+			"there is a kubelet's %s, but no socket %s: containers are not held to what the kubelet allocated", n.KubeletDir, socket))
+	}
+	ctx, cancel := context.WithTimeout(ctx, probe.KubeletTimeout)
+	defer cancel()
+	pods, err := kubelet.Ping(ctx, n.real(socket))
+	if err != nil {
+		return one(problem("check that the kubelet runs (systemctl status kubelet) and see its log, or "+fix, "the kubelet does not answer at %s: %v", socket, err))
+	}
+	return one(fine("the kubelet answers at %s, with %d pods", socket, pods))
+}

@@ -1,0 +1,194 @@
+package check
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+// node is what the checks look at. An error belongs to the value beside it.
+type node struct {
+	Options
+	// config is the shim's configuration, or the default one if there is an error.
+	config    *config.Config
+	configErr error
+	// path is containerd's PATH.
+	path       string
+	version    runtimeclass.Version
+	versionErr error
+	// registered is containerd's configuration; empty if there is an error.
+	registered    *runtimeclass.Configuration
+	registeredErr error
+	// gpus is nil without a driver; files is nil if there is an error.
+	gpus    *host.Host
+	files   *driver.Files
+	hostErr error
+}
+
+// inspect reads what several checks need.
+func inspect(ctx context.Context, o Options) *node {
+	n := &node{Options: o, path: runtimeclass.ServicePath, registered: &runtimeclass.Configuration{}}
+	for _, p := range n.Proc.Named("containerd") {
+		if !n.Proc.Administers(p.PID) {
+			continue
+		}
+		if n.Containerd == "" {
+			n.Containerd = n.real(p.Program)
+		}
+		if path := p.Environ["PATH"]; path != "" {
+			n.path = path
+		}
+		if n.Config == "" {
+			n.Config = p.Environ[config.EnvFile]
+		}
+		if n.ContainerdConfig == "" {
+			n.ContainerdConfig = configFlag(p.Args)
+		}
+		break
+	}
+	if n.Containerd == "" {
+		if p, err := n.lookPath("containerd"); err == nil {
+			n.Containerd = n.real(p)
+		}
+	}
+	if n.ContainerdConfig == "" {
+		n.ContainerdConfig = n.findContainerdConfig()
+	}
+	if n.config, n.configErr = n.loadConfig(); n.configErr != nil {
+		n.config = config.Default()
+	}
+	if n.Containerd != "" {
+		var out string
+		if out, n.versionErr = output(ctx, n.Containerd, "--version"); n.versionErr == nil {
+			n.version, n.versionErr = runtimeclass.ParseVersion(out)
+		}
+	}
+	if c, err := n.readRegistered(ctx); err != nil {
+		n.registeredErr = err
+	} else {
+		n.registered = c
+	}
+	h, err := host.Discover(n.config.Host)
+	if n.hostErr = err; err != nil {
+		return n
+	}
+	n.gpus = &h
+	files, _, err := h.DriverFiles(driver.Files{}, false)
+	if n.hostErr = err; err == nil {
+		n.files = &files
+	}
+	return n
+}
+
+// real is a path of the node as this process has it.
+func (n *node) real(name string) string { return filepath.Join(n.Root, name) }
+
+func (n *node) exists(name string) bool {
+	_, err := os.Stat(n.real(name))
+	return err == nil
+}
+
+func (n *node) loadConfig() (*config.Config, error) {
+	if n.Config != "" {
+		return config.Load(n.Config)
+	}
+	return config.FromEnvironment()
+}
+
+// lookPath finds a program in containerd's PATH.
+func (n *node) lookPath(name string) (string, error) {
+	for _, dir := range filepath.SplitList(n.path) {
+		p := filepath.Join(dir, name)
+		st, err := os.Stat(n.real(p))
+		if err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
+			return p, nil
+		}
+	}
+	return "", fmt.Errorf("%s is not in containerd's PATH (%s)", name, n.path)
+}
+
+// configFlag is the value of --config on containerd's command line, if it is absolute.
+func configFlag(args []string) string {
+	for i, a := range args {
+		name, value, found := strings.Cut(a, "=")
+		if !slices.Contains([]string{"--config", "-config", "--c", "-c"}, name) {
+			continue
+		}
+		if !found && i+1 < len(args) {
+			value = args[i+1]
+		}
+		if filepath.IsAbs(value) {
+			return value
+		}
+	}
+	return ""
+}
+
+// findContainerdConfig prefers the configuration of containerd itself to that of a distribution.
+func (n *node) findContainerdConfig() string {
+	for _, name := range slices.Sorted(maps.Keys(runtimeclass.Distributions)) {
+		file := filepath.Join(runtimeclass.Distributions[name].Dir, "config.toml")
+		if n.exists(file) && !n.exists(runtimeclass.DefaultContainerdConfig) {
+			return file
+		}
+	}
+	return runtimeclass.DefaultContainerdConfig
+}
+
+func (n *node) readRegistered(ctx context.Context) (*runtimeclass.Configuration, error) {
+	if !n.Dump {
+		return runtimeclass.ReadConfiguration(runtimeclass.Host{Root: n.Root, Daemon: n.version}, n.ContainerdConfig)
+	}
+	if n.Containerd == "" {
+		return nil, errors.New("no containerd was found to ask for its configuration")
+	}
+	out, err := output(ctx, n.Containerd, "--config", n.real(n.ContainerdConfig), "config", "dump")
+	if err != nil {
+		return nil, err
+	}
+	return runtimeclass.ParseConfiguration([]byte(out))
+}
+
+// handlers are the runtime handlers that start this shim, by name.
+func (n *node) handlers() map[string]runtimeclass.Runtime {
+	ours := map[string]runtimeclass.Runtime{}
+	for name, r := range n.registered.Runtimes {
+		if r.Ours() {
+			ours[name] = r
+		}
+	}
+	return ours
+}
+
+// programTimeout is for a program that answers from what it knows, and for one that asks NVML.
+const programTimeout = 10 * time.Second
+
+// output runs a program of the node.
+func output(ctx context.Context, program string, args ...string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, programTimeout)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.WaitDelay = time.Second
+	out, err := cmd.Output()
+	if err == nil {
+		return string(out), nil
+	}
+	err = fmt.Errorf("%s: %w", strings.Join(append([]string{program}, args...), " "), err)
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && len(exit.Stderr) > 0 {
+		err = fmt.Errorf("%w: %.256q", err, exit.Stderr)
+	}
+	return "", err
+}

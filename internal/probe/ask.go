@@ -1,0 +1,147 @@
+package probe
+
+import (
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/bounded"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
+)
+
+// programName is the program that answers.
+const programName = "nvidia-shimctl"
+
+// maxOutput bounds what the process may print, in bytes.
+const maxOutput = 4 << 20
+
+// Start starts a command and returns the function that waits for its end. At the limit that
+// function kills the process and returns an error.
+type Start func(cmd *exec.Cmd) (wait func(limit time.Duration) (status int, err error), err error)
+
+// StartProcess is the Start of a program that does not reap every child that ends, as the shim
+// does.
+func StartProcess(cmd *exec.Cmd) (wait func(time.Duration) (int, error), err error) {
+	if err := cmd.Start(); err != nil {
+		return nil, err
+	}
+	done := make(chan struct{})
+	go func() {
+		_ = cmd.Wait() // ProcessState has the status
+		close(done)
+	}()
+	return func(limit time.Duration) (int, error) {
+		select {
+		case <-done:
+			return cmd.ProcessState.ExitCode(), nil
+		case <-time.After(limit):
+			return 0, errors.Join(errors.New("timeout"), cmd.Process.Kill())
+		}
+	}, nil
+}
+
+// Ask runs the program, nvidia-shimctl, asks the questions and returns the answers. If the program
+// is not found or does not answer, that is the error of every question.
+func Ask(program func() (path string, err error), start Start, q Questions) Answers {
+	noKubelet := false
+	if q.Pod != nil {
+		if _, err := os.Lstat(q.Pod.Socket); errors.Is(err, fs.ErrNotExist) {
+			noKubelet, q.Pod = true, nil
+		}
+	}
+	q.Timeout = cmp.Or(q.Timeout, NVMLTimeout)
+	var a Answers
+	if q.Facts || q.Live || q.Pod != nil {
+		var err error
+		if a, err = ask(program, start, q); err != nil {
+			a = q.failed(err)
+		}
+	}
+	a.NoKubelet = noKubelet
+	return a
+}
+
+// ask runs the program with an empty environment. A process that hangs in the kernel ignores
+// SIGKILL: it is left to itself, with what waits for it. One such process exists on a host at most,
+// the next one finds its lock taken and gives up. Its answer counts, even if it cannot exit.
+func ask(program func() (string, error), start Start, q Questions) (a Answers, err error) {
+	path, err := program()
+	if err != nil {
+		return a, err
+	}
+	questions, err := json.Marshal(q)
+	if err != nil {
+		return a, err
+	}
+	stdout, w, err := os.Pipe()
+	if err != nil {
+		return a, err
+	}
+	defer stdout.Close()
+	stderr := bounded.Buffer{Most: maxOutput}
+	cmd := exec.Command(path, "probe", "--questions="+string(questions))
+	cmd.Args[0] = programName // in lists of processes
+	cmd.Env, cmd.Dir = []string{}, "/"
+	cmd.Stdout, cmd.Stderr = w, &stderr
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	limit := q.Timeout + grace
+	if q.Pod != nil {
+		limit += KubeletTimeout
+	}
+	deadline := time.Now().Add(limit)
+	wait, err := start(cmd)
+	w.Close()
+	if err != nil {
+		return a, err
+	}
+	if err := stdout.SetReadDeadline(deadline); err != nil {
+		return a, err
+	}
+	output := &io.LimitedReader{R: stdout, N: maxOutput}
+	decoded := json.NewDecoder(output).Decode(&a)
+	stdout.Close() // ends a process that still writes
+	status, err := wait(time.Until(deadline))
+	switch {
+	case decoded == nil:
+		return a, nil
+	case err != nil:
+		return a, fmt.Errorf("%s did not answer within %s", programName, limit)
+	case output.N == 0:
+		return a, fmt.Errorf("%s answered more than %d bytes", programName, maxOutput)
+	case status == 0:
+		return a, fmt.Errorf("%s did not answer in JSON: %w", programName, decoded)
+	}
+	if line := stderr.FirstLine(programName); line != "" {
+		return a, errors.New(line)
+	}
+	return a, fmt.Errorf("%s ended with status %d and no message", programName, status)
+}
+
+// Beside returns the nvidia-shimctl beside the running executable, if only root can have put it
+// there.
+func Beside() (string, error) {
+	self, err := os.Readlink("/proc/self/exe")
+	if err != nil {
+		return "", err
+	}
+	// After an upgrade by rename the name of the running file ends in " (deleted)".
+	path := filepath.Join(filepath.Dir(strings.TrimSuffix(self, " (deleted)")), programName)
+	var st unix.Stat_t
+	if err := unix.Lstat(path, &st); err != nil {
+		return "", fmt.Errorf("%s is not beside the shim: install it at %s: %w", programName, path, err)
+	}
+	if err := trusted.File(&st); err != nil {
+		return "", fmt.Errorf("%s %w", path, err)
+	}
+	return path, nil
+}

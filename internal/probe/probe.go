@@ -1,0 +1,70 @@
+package probe
+
+import (
+	"encoding/json"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+)
+
+const (
+	// KubeletTimeout bounds a question to the kubelet, which answers in milliseconds.
+	KubeletTimeout = 3 * time.Second
+	// NVMLTimeout bounds a question to NVML unless Questions.Timeout does. Without persistence mode
+	// the driver initialises every GPU first, which takes seconds on a large host.
+	NVMLTimeout = 10 * time.Second
+)
+
+// grace is the time for starting the probe and for printing that a question timed out.
+const grace = 2 * time.Second
+
+// Questions are everything that a caller wants to know.
+type Questions struct {
+	// Config is the configuration file that says where the driver is; empty is the default one.
+	Config string `json:"config,omitempty"`
+	// Facts asks NVML for the facts that the shim needs.
+	Facts bool `json:"facts,omitempty"`
+	// Live asks NVML for the state of the GPUs, for status, instead of the facts.
+	Live bool `json:"live,omitempty"`
+	// Pod asks the kubelet what it allocated to a pod.
+	Pod *Pod `json:"pod,omitempty"`
+	// Timeout bounds NVML; 0 is NVMLTimeout.
+	Timeout time.Duration `json:"timeout,omitempty"`
+}
+
+// Pod is a pod of the kubelet behind a PodResources socket. containerd wrote its names, not a
+// container.
+type Pod struct {
+	Socket    string `json:"socket"`
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+}
+
+// Answers has for each question that was asked an answer or an error text.
+type Answers struct {
+	Facts      *device.Facts `json:"facts,omitempty"`
+	FactsError string        `json:"facts_error,omitempty"`
+	// Live is an nvml.Snapshot. It is not decoded here: the shim must not link package nvml.
+	Live      json.RawMessage    `json:"live,omitempty"`
+	LiveError string             `json:"live_error,omitempty"`
+	Pod       *policy.Allocation `json:"pod,omitempty"`
+	PodError  string             `json:"pod_error,omitempty"`
+	// NoKubelet reports that the kubelet's socket does not exist.
+	NoKubelet bool `json:"no_kubelet,omitempty"`
+}
+
+// failed returns the answers if none came because of err.
+func (q Questions) failed(err error) Answers {
+	var a Answers
+	if q.Facts {
+		a.FactsError = err.Error()
+	}
+	if q.Live {
+		a.LiveError = err.Error()
+	}
+	if q.Pod != nil {
+		a.PodError = err.Error()
+	}
+	return a
+}

@@ -1,0 +1,7 @@
+// Package server answers the questions of package probe: in "nvidia-shimctl probe", a process of
+// its own. No other program may link it, because it loads NVML and has a gRPC client.
+//
+// One process asks NVML at a time. It gives up after a time limit, but a thread that hangs in the
+// driver cannot be stopped: its process then keeps the lock until the driver is reset, and the next
+// one gives up at once.
+package server

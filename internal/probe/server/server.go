@@ -1,0 +1,131 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+)
+
+// Answer answers the questions. If NVML was asked, the process can start no program afterwards, and
+// may be unable to exit.
+func Answer(ctx context.Context, q probe.Questions) probe.Answers {
+	var a probe.Answers
+	if q.Pod != nil {
+		ctx, cancel := context.WithTimeout(ctx, probe.KubeletTimeout)
+		defer cancel()
+		pod, err := kubelet.Allocated(ctx, q.Pod.Socket, q.Pod.Namespace, q.Pod.Name)
+		if err != nil {
+			a.PodError = err.Error()
+		} else {
+			a.Pod = &pod
+		}
+	}
+	switch {
+	case q.Live:
+		live, err := askNVML(q, nvml.Live)
+		if err == nil {
+			a.Live, err = json.Marshal(live)
+		}
+		if err != nil {
+			a.LiveError = err.Error()
+		}
+	case q.Facts:
+		facts, err := askNVML(q, nvml.Facts)
+		if err != nil {
+			a.FactsError = err.Error()
+		} else {
+			a.Facts = &facts
+		}
+	}
+	return a
+}
+
+// askNVML runs fn, which loads NVML, when no other process does, and gives up at the limit.
+func askNVML[T any](q probe.Questions, fn func(config.Host) (T, error)) (answer T, err error) {
+	load := config.FromEnvironment
+	if q.Config != "" {
+		load = func() (*config.Config, error) { return config.Load(q.Config) }
+	}
+	cfg, err := load()
+	if err != nil {
+		return answer, err
+	}
+	if os.Geteuid() == 0 { // else the state directory is out of reach, and the driver may be as well
+		lock, err := lockNVML(cfg.Host.StateDir, q.Timeout)
+		if err != nil {
+			return answer, err
+		}
+		defer lock.Close()
+	}
+	type result struct {
+		answer T
+		err    error
+	}
+	done := make(chan result, 1)
+	go func() {
+		answer, err := fn(cfg.Host)
+		done <- result{answer, err}
+	}()
+	select {
+	case r := <-done:
+		return r.answer, r.err
+	case <-time.After(q.Timeout):
+		return answer, fmt.Errorf("NVML has not answered within %s: nvidia-smi on this host should hang as well; without persistence mode the driver starts slowly (nvidia-persistenced avoids that), else look for Xid in the kernel log", q.Timeout)
+	}
+}
+
+// lockName is the lock that the process which asks NVML holds until it has exited.
+const lockName = "nvml.lock"
+
+// lockNVML waits for the lock, unless the process that holds it should have ended by now.
+func lockNVML(stateDir string, limit time.Duration) (*os.File, error) {
+	st, err := state.Open(stateDir)
+	if err != nil {
+		return nil, err
+	}
+	lock, err := st.Lock(lockName, 0)
+	for start := time.Now(); errors.Is(err, state.ErrBusy); lock, err = st.Lock(lockName, 10*time.Millisecond) {
+		pid, until := readHolder(filepath.Join(stateDir, lockName))
+		switch {
+		case pid != 0 && time.Now().After(until):
+			return nil, fmt.Errorf("process %d asked NVML and should have ended at %s, but still hangs: reset the GPU or reboot the host (kill -9 %d has no effect while it is in the kernel)", pid, until.Format(time.TimeOnly), pid)
+		case time.Since(start) > limit:
+			return nil, fmt.Errorf("process %d is asking NVML and has not ended within %s", pid, limit)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
+	// For those that wait: the process that has the lock, and when it will have ended.
+	if err = lock.Truncate(0); err == nil {
+		_, err = fmt.Fprintf(lock, "%d %d\n", os.Getpid(), time.Now().Add(limit+time.Second).UnixNano())
+	}
+	if err != nil {
+		lock.Close()
+		return nil, err
+	}
+	return lock, nil
+}
+
+// readHolder reads which process has the lock and when it will have ended; 0 if that is unknown.
+func readHolder(name string) (pid int, until time.Time) {
+	var nanoseconds int64
+	data, err := os.ReadFile(name)
+	if err == nil {
+		_, err = fmt.Sscanf(string(data), "%d %d", &pid, &nanoseconds)
+	}
+	if err != nil {
+		return 0, time.Time{}
+	}
+	return pid, time.Unix(0, nanoseconds)
+}

@@ -1,0 +1,136 @@
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet/kubelettest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+)
+
+// TestMain answers like nvidia-shimctl if the arguments are the client's.
+func TestMain(m *testing.M) {
+	questions, ok := strings.CutPrefix(os.Args[len(os.Args)-1], "--questions=")
+	if !ok {
+		os.Exit(m.Run())
+	}
+	var q probe.Questions
+	err := json.Unmarshal([]byte(questions), &q)
+	if err == nil {
+		err = json.NewEncoder(os.Stdout).Encode(Answer(context.Background(), q))
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func ask(q probe.Questions) probe.Answers {
+	return probe.Ask(func() (string, error) { return "/proc/self/exe", nil }, probe.StartProcess, q)
+}
+
+func serveKubelet(t *testing.T) probe.Pod {
+	t.Helper()
+	pod := probe.Pod{Socket: filepath.Join(t.TempDir(), "kubelet.sock"), Namespace: "team", Name: "train"}
+	list := kubelettest.List(kubelettest.Pod{Namespace: "team", Name: "train", Containers: map[string]kubelettest.Devices{"main": {"nvidia.com/gpu": {"GPU-a"}}}})
+	kubelettest.Serve(t, pod.Socket, func() ([]byte, error) { return list, nil })
+	return pod
+}
+
+func TestAllQuestionsAreAnswered(t *testing.T) {
+	d, pod := simtest.New(t, sim.Options{GPUs: 2}), serveKubelet(t)
+	a := ask(probe.Questions{Config: d.ConfigPath, Facts: true, Pod: &pod})
+	if a.FactsError != "" || a.Facts == nil || a.Facts.Driver != d.Version || len(a.Facts.GPUs) != 2 {
+		t.Errorf("facts %+v %q", a.Facts, a.FactsError)
+	}
+	if a.PodError != "" || a.Pod == nil || !a.Pod.Found || strings.Join(a.Pod.Containers["main"], " ") != "GPU-a" {
+		t.Errorf("pod %+v %q", a.Pod, a.PodError)
+	}
+	a = ask(probe.Questions{Config: d.ConfigPath, Live: true})
+	var live nvml.Snapshot
+	if err := json.Unmarshal(a.Live, &live); err != nil || a.LiveError != "" || len(live.GPUs) != 2 {
+		t.Errorf("live %s %q, %v", a.Live, a.LiveError, err)
+	}
+	a = ask(probe.Questions{Config: "/no/such.toml", Facts: true})
+	if !strings.Contains(a.FactsError, "/no") {
+		t.Errorf("without its configuration: %+v", a)
+	}
+}
+
+func TestAHungDriverDoesNotHideTheKubeletsAnswer(t *testing.T) {
+	d, pod := simtest.New(t, sim.Options{GPUs: 1}), serveKubelet(t)
+	if err := d.Hang(true); err != nil {
+		t.Fatal(err)
+	}
+	q := probe.Questions{Config: d.ConfigPath, Facts: true, Pod: &pod, Timeout: 300 * time.Millisecond}
+	a := ask(q)
+	if a.Facts != nil || !strings.HasPrefix(a.FactsError, "NVML has not answered within 300ms: nvidia-smi on this host should hang as well") {
+		t.Errorf("facts %+v %q", a.Facts, a.FactsError)
+	}
+	if a.Pod == nil || !a.Pod.Found {
+		t.Errorf("pod %+v %q", a.Pod, a.PodError)
+	}
+	if err := d.Hang(false); err != nil {
+		t.Fatal(err)
+	}
+	q.Timeout = 0
+	if a := ask(q); a.Facts == nil {
+		t.Errorf("the driver works again: %q", a.FactsError)
+	}
+}
+
+// A process that hangs in the kernel keeps its lock. The test holds it in its place.
+func TestOneProcessAsksNVML(t *testing.T) {
+	d := simtest.New(t, sim.Options{GPUs: 1})
+	if err := os.MkdirAll(d.StateDir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	st, err := state.Open(d.StateDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	lock, err := st.Lock(lockName, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer lock.Close()
+	for _, tc := range []struct {
+		name    string
+		until   time.Time
+		timeout time.Duration
+		err     string
+	}{
+		{"it should have ended long ago", time.Now().Add(-time.Minute), 20 * time.Second, "process 4711 asked NVML and should have ended at "},
+		{"it may still answer", time.Now().Add(time.Hour), 500 * time.Millisecond, "process 4711 is asking NVML and has not ended within 500ms"},
+	} {
+		note := fmt.Sprintf("4711 %d\n", tc.until.UnixNano())
+		if err := os.WriteFile(filepath.Join(d.StateDir, lockName), []byte(note), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		start := time.Now()
+		a := ask(probe.Questions{Config: d.ConfigPath, Facts: true, Timeout: tc.timeout})
+		if took := time.Since(start); !strings.HasPrefix(a.FactsError, tc.err) || took > 10*time.Second {
+			t.Errorf("%s: after %s: %q", tc.name, took, a.FactsError)
+		}
+	}
+	lock.Close()
+	answers := make(chan probe.Answers)
+	for range 8 {
+		go func() { answers <- ask(probe.Questions{Config: d.ConfigPath, Facts: true}) }()
+	}
+	for range 8 {
+		if a := <-answers; a.Facts == nil {
+			t.Errorf("one of many: %q", a.FactsError)
+		}
+	}
+}

@@ -1,0 +1,154 @@
+package procfs
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+)
+
+// FS is the directory at which a procfs is mounted.
+type FS string
+
+// Host is the procfs of this host.
+const Host FS = "/proc"
+
+// Process is a process of the host.
+type Process struct {
+	PID int
+	// Program is the file that it executes, by its path in the process' mount namespace.
+	Program string
+	Args    []string
+	Environ map[string]string
+}
+
+// Path is a file in the directory of a process.
+func (f FS) Path(pid int, name string) string {
+	return filepath.Join(string(f), strconv.Itoa(pid), name)
+}
+
+// Named lists the processes whose program or command name is name. containerd of k3s executes a
+// program of another name.
+func (f FS) Named(name string) []Process {
+	entries, err := os.ReadDir(string(f))
+	if err != nil {
+		return nil
+	}
+	var list []Process
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		program, err := os.Readlink(f.Path(pid, "exe"))
+		if err != nil {
+			continue
+		}
+		program = strings.TrimSuffix(program, " (deleted)")
+		if filepath.Base(program) != name && f.Comm(pid) != name {
+			continue
+		}
+		environ, err := os.ReadFile(f.Path(pid, "environ"))
+		if err != nil {
+			continue
+		}
+		cmdline, err := os.ReadFile(f.Path(pid, "cmdline"))
+		if err != nil {
+			continue
+		}
+		p := Process{PID: pid, Program: program, Environ: map[string]string{}}
+		p.Args = strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00")
+		for v := range strings.SplitSeq(string(environ), "\x00") {
+			key, value, _ := strings.Cut(v, "=")
+			p.Environ[key] = value
+		}
+		list = append(list, p)
+	}
+	return list
+}
+
+// Comm is the command name of a process; empty if it has ended.
+func (f FS) Comm(pid int) string {
+	comm, err := os.ReadFile(f.Path(pid, "comm"))
+	if err != nil {
+		return ""
+	}
+	return strings.TrimSuffix(string(comm), "\n")
+}
+
+// Administers reports whether a process administers this host: it is root's, has CAP_SYS_ADMIN and
+// is in the user namespace of this process. Every user can start a program called containerd, and
+// every container one whose path is that of a file of its choice on the host.
+func (f FS) Administers(pid int) bool {
+	own, err := os.Readlink(filepath.Join(string(f), "self/ns/user"))
+	if err != nil {
+		return false
+	}
+	if theirs, err := os.Readlink(f.Path(pid, "ns/user")); err != nil || theirs != own {
+		return false
+	}
+	status, err := os.ReadFile(f.Path(pid, "status"))
+	if err != nil {
+		return false
+	}
+	root, admin := false, false
+	for line := range strings.Lines(string(status)) {
+		key, value, _ := strings.Cut(line, ":")
+		switch fields := strings.Fields(value); {
+		case key == "Uid": // real, effective, saved, of files
+			root = strings.Join(fields, " ") == "0 0 0 0"
+		case key == "CapEff" && len(fields) == 1:
+			caps, err := strconv.ParseUint(fields[0], 16, 64)
+			admin = err == nil && caps&(1<<unix.CAP_SYS_ADMIN) != 0
+		}
+	}
+	return root && admin
+}
+
+// PIDNamespace names the PID namespace of a process, and foreign reports whether it is another one
+// than that of this process or unknown.
+func (f FS) PIDNamespace(pid int) (name string, foreign bool) {
+	own, err := os.Readlink(filepath.Join(string(f), "self/ns/pid"))
+	if err != nil {
+		return "", true
+	}
+	name, err = os.Readlink(f.Path(pid, "ns/pid"))
+	return name, err != nil || name != own
+}
+
+// Parent is the PID of a process' parent, or 0 if that is unknown.
+func (f FS) Parent(pid int) int {
+	data, err := os.ReadFile(f.Path(pid, "stat"))
+	if err != nil {
+		return 0
+	}
+	// 12 (a name with any character) S 1 …
+	fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
+	if len(fields) < 2 {
+		return 0
+	}
+	parent, err := strconv.Atoi(fields[1])
+	if err != nil {
+		return 0
+	}
+	return parent
+}
+
+// Cgroups are the cgroups of a process by hierarchy, without those at the root.
+func (f FS) Cgroups(pid int) (map[string]string, error) {
+	data, err := os.ReadFile(f.Path(pid, "cgroup"))
+	if err != nil {
+		return nil, err
+	}
+	paths := map[string]string{}
+	for line := range strings.Lines(string(data)) {
+		// 4:memory:/path; 0::/path for cgroup v2
+		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(parts) == 3 && parts[2] != "/" && !strings.HasPrefix(parts[2], "/..") {
+			paths[parts[0]+":"+parts[1]] = parts[2]
+		}
+	}
+	return paths, nil
+}

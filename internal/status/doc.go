@@ -1,0 +1,13 @@
+// Package status says which container and pod uses which GPU, how much of its memory, and by which
+// processes.
+//
+// Read finds the containers by the records that the shim leaves in their bundles, Join adds the
+// GPUs and the answer of NVML, and Print shows the result:
+//
+//	containers := status.Read(procfs.Host, status.StateDirs)
+//	s := status.Join(procfs.Host, status.Host{…}, containers)
+//	err := s.Print(term.New(os.Stdout))
+//
+// A process belongs to the container of its cgroup. The package changes nothing and executes
+// nothing; without an answer of NVML it still says who was given what.
+package status

@@ -1,0 +1,308 @@
+package status
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+// fixture is a procfs of plain files and links, and the state directory of a containerd.
+type fixture struct {
+	t     *testing.T
+	proc  procfs.FS
+	state string
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	f := &fixture{t: t, proc: procfs.FS(filepath.Join(t.TempDir(), "proc")), state: filepath.Join(t.TempDir(), "state")}
+	f.process("self", "1", "/usr/bin/nvidia-shimctl", "", "/")
+	f.process("5", "1", "/usr/bin/shim", "", "/system.slice/containerd.service")
+	return f
+}
+
+func (f *fixture) write(name, text string) {
+	f.t.Helper()
+	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+		f.t.Fatal(err)
+	}
+	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// process adds a process, by PID or "self", in a PID namespace and a cgroup. It is root's.
+func (f *fixture) process(pid, namespace, exe, cwd, cgroup string) {
+	f.t.Helper()
+	dir := filepath.Join(string(f.proc), pid)
+	if err := os.RemoveAll(dir); err != nil {
+		f.t.Fatal(err)
+	}
+	for name, text := range map[string]string{
+		// One hierarchy of cgroup v1 has no container in it.
+		"cgroup": "2:freezer:/daemons\n1:name=systemd:/\n0::" + cgroup + "\n",
+		"status": "Uid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n", "stat": pid + " (a ) name) S 5 1 1",
+		"comm": filepath.Base(exe) + "\n", "environ": "", "cmdline": exe + "\x00", "ns/x": "",
+	} {
+		f.write(filepath.Join(dir, name), text)
+	}
+	for name, target := range map[string]string{"exe": exe, "cwd": cwd, "ns/pid": "pid:[" + namespace + "]", "ns/user": "user:[1]"} {
+		if target == "" {
+			continue
+		}
+		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
+			f.t.Fatal(err)
+		}
+	}
+}
+
+// bundle writes a container's record below a state directory.
+func (f *fixture) bundle(state, namespace, id string, init int, record any) string {
+	f.t.Helper()
+	dir := filepath.Join(state, tasksDir, namespace, id)
+	data, err := json.Marshal(record)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	f.write(filepath.Join(dir, gpuinject.RecordName), string(data))
+	if init > 0 {
+		f.write(filepath.Join(dir, "init.pid"), fmt.Sprint(init))
+	}
+	return dir
+}
+
+// granted is the record of a container with GPUs.
+func granted(id, namespace, pod string, gpus ...int) gpuinject.Plan {
+	p := gpuinject.Plan{GPU: true, Capabilities: []string{"compute"}, Grant: "because"}
+	if id != "" {
+		p.Container = &gpuinject.PlanContainer{ID: id, Namespace: namespace}
+	}
+	if pod != "" {
+		p.Container.PodNamespace, p.Container.Pod, p.Container.Name = "team", pod, "main"
+	}
+	for _, i := range gpus {
+		p.GPUs = append(p.GPUs, gpuinject.PlanGPU{Index: i, UUID: fmt.Sprintf("GPU-%d", i), PCI: fmt.Sprintf("0000:0%d:00.0", i)})
+	}
+	return p
+}
+
+func TestContainersAreFoundByTheirRecords(t *testing.T) {
+	f := newFixture(t)
+	elsewhere := filepath.Join(t.TempDir(), "odd")
+	sandbox := f.bundle(elsewhere, "k8s.io", "sandbox", 0, map[string]any{"gpu": false})
+	f.bundle(elsewhere, "k8s.io", "aa", 0, granted("aa", "k8s.io", "train", 0))
+	f.bundle(elsewhere, "k8s.io", "bb", 0, granted("bb", "k8s.io", "train", 1))
+	old := f.bundle(elsewhere, "old", "cc", 0, granted("", "", "", 1))
+	f.bundle(f.state, "default", "dd", 0, granted("dd", "default", "", 1))
+	f.bundle(f.state, "default", "plain", 0, map[string]any{"gpu": false})
+	f.bundle(f.state, "default", "broken", 0, "no plan")
+	f.write(filepath.Join(f.state, tasksDir, "default/norecord/x"), "")
+	// A pod's shim works in the bundle of its sandbox; the second one was replaced on disk; the
+	// third is another shim.
+	shim := "/usr/local/bin/" + runtimeclass.ShimName
+	f.process("100", "1", shim, sandbox, "/")
+	f.process("101", "1", shim+" (deleted)", old, "/")
+	f.process("102", "1", "/usr/bin/containerd-shim-runc-v2", filepath.Join(t.TempDir(), "x"), "/")
+	// Another user's program with the name of our shim is not believed.
+	f.process("103", "1", shim, f.bundle(filepath.Join(t.TempDir(), "forged"), "default", "ee", 0, granted("ee", "default", "", 0)), "/")
+	f.write(f.proc.Path(103, "status"), "Uid:\t1000\t0\t0\t0\nCapEff:\t000001ffffffffff\n")
+
+	ids := func(dirs ...string) (names []string) {
+		for _, c := range Read(f.proc, dirs) {
+			names = append(names, c.Namespace+"/"+c.ID)
+		}
+		return names
+	}
+	if got, want := ids(f.state, "/nonexistent"), []string{"default/dd", "k8s.io/aa", "k8s.io/bb", "old/cc"}; !slices.Equal(got, want) {
+		t.Errorf("containers %q, want %q", got, want)
+	}
+	if got, want := ids(elsewhere), []string{"k8s.io/aa", "k8s.io/bb", "old/cc"}; !slices.Equal(got, want) {
+		t.Errorf("found in two ways, containers %q, want %q", got, want)
+	}
+}
+
+func TestAProcessBelongsToItsContainer(t *testing.T) {
+	f := newFixture(t)
+	const long = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	f.bundle(f.state, "k8s.io", long, 0, granted(long, "k8s.io", "train", 0))
+	f.bundle(f.state, "default", "ended", 40, granted("ended", "default", "", 0))
+	for i, c := range []struct{ id, namespace, cgroup string }{
+		{"one", "10", "/default/one"}, {"two", "20", "/default/two"}, {"nocgroup", "30", "/"}, {"hostpid", "1", "/default/hostpid"},
+		{"outer", "60", "/default/outer"}, {"inner", "70", "/default/outer/docker/inner"},
+	} {
+		f.bundle(f.state, "default", c.id, 10+i, granted(c.id, "default", "", 0))
+		f.process(fmt.Sprint(10+i), c.namespace, "/bin/sh", "", c.cgroup)
+	}
+	list := Read(f.proc, []string{f.state})
+	for _, tc := range []struct {
+		name, namespace, cgroup, want string
+	}{
+		{"the first process", "10", "/default/one", "one"},
+		{"in a cgroup below", "10", "/default/one/worker", "one"},
+		{"of another container", "20", "/default/two", "two"},
+		{"in a cgroup that only begins the same", "1", "/default/one-more", ""},
+		{"of a container that shares the host's cgroup", "30", "/", "nocgroup"},
+		{"of the host", "1", "/user.slice", ""},
+		{"of the host at the root", "1", "/", ""},
+		{"of a container that shares the host's PIDs", "1", "/default/hostpid", "hostpid"},
+		{"of a pod, by the name of its scope", "77", "/kubepods.slice/kubepods-pod1.slice/cri-containerd-" + long + ".scope", long},
+		{"of a pod, by the name of its cgroup", "77", "/kubepods/burstable/pod1/" + long, long},
+		{"of a container in a container", "70", "/default/outer/docker/inner", "inner"},
+		{"of the container around it", "60", "/default/outer/docker", "outer"},
+	} {
+		f.process("999", tc.namespace, "/bin/train", "", tc.cgroup)
+		got := ""
+		if i := owner(f.proc, list, 999); i >= 0 {
+			got = list[i].ID
+		}
+		if got != tc.want {
+			t.Errorf("a process %s is %q's, want %q", tc.name, got, tc.want)
+		}
+	}
+	if owner(f.proc, list, 998) >= 0 {
+		t.Error("a process that has ended has an owner")
+	}
+}
+
+func of[T any](v T) *T { return &v }
+
+// statusFixture is a node with two GPUs, one MIG device and four containers, and what NVML says.
+func statusFixture(t *testing.T) (*fixture, Host) {
+	t.Helper()
+	f := newFixture(t)
+	mig := granted("mig", "default", "")
+	mig.MIG = []gpuinject.PlanMIG{{GPU: 1, GI: 3, CI: 0, UUID: "MIG-3"}}
+	for i, plan := range []gpuinject.Plan{granted("one", "default", "", 0, 1), granted("two", "k8s.io", "train", 0), granted("idle", "default", "", 1), mig} {
+		c := plan.Container
+		f.bundle(f.state, c.Namespace, c.ID, 10*(i+1), plan)
+		f.process(fmt.Sprint(10*(i+1)), fmt.Sprint(10*(i+1)), "/bin/"+c.ID, "", "/"+c.Namespace+"/"+c.ID)
+	}
+	f.process("11", "10", "/bin/worker", "", "/default/one/a")
+	f.process("90", "1", "/usr/bin/Xorg", "", "/")
+	return f, Host{
+		DriverVersion: "580.1.2",
+		GPUs: []device.GPU{
+			{Index: 0, Minor: 1, UUID: "GPU-0", BusID: "0000:00:00.0", Model: "NVIDIA H100 80GB HBM3"},
+			{Index: 1, Minor: 0, UUID: "GPU-1", BusID: "0000:01:00.0", Model: "NVIDIA H100 80GB HBM3"},
+		},
+		Instances: []device.Instance{{GPU: 1, GI: 3, CI: 0}},
+		Live: nvml.Snapshot{CUDA: "13.0", GPUs: []nvml.GPU{
+			// NVML's order is not that of procfs here.
+			{
+				Facts: device.GPUFacts{UUID: "GPU-1", BusID: "0000:01:00.0", Instances: []device.InstanceFacts{{UUID: "MIG-3", GI: 3, Name: "1g.10gb"}}},
+				State: &nvml.State{Processes: []nvml.Process{{PID: 10, Type: "C", Memory: of(uint64(1 << 30))}, {PID: 90, Type: "G", Memory: of(uint64(5 << 20))}}},
+				Instances: []nvml.InstanceState{{
+					Memory:    nvml.MemoryState{Used: of(uint64(3 << 20)), Total: of(uint64(10 << 30))},
+					Processes: []nvml.Process{{PID: 40, Type: "C", Memory: of(uint64(3 << 20))}},
+				}},
+			},
+			{
+				Facts: device.GPUFacts{UUID: "GPU-0", BusID: "0000:00:00.0"},
+				State: &nvml.State{
+					Utilization: nvml.Utilization{GPU: of(uint32(93))}, Memory: nvml.MemoryState{Used: of(uint64(3 << 30)), Total: of(uint64(80 << 30))},
+					Processes: []nvml.Process{{PID: 10, Type: "C", Memory: of(uint64(1 << 30))}, {PID: 11, Type: "C", Memory: of(uint64(1 << 20))}, {PID: 20, Type: "C+G"}},
+				},
+			},
+		}},
+	}
+}
+
+// The line of every table fits a terminal of 80 columns.
+const statusText = `Driver 580.1.2, CUDA 13.0
+GPU    MEMORY          UTIL  HELD BY         MODEL
+0      3072/81920 MiB  93%   one team/train  NVIDIA H100 80GB HBM3
+1      -               -     idle one        NVIDIA H100 80GB HBM3
+1:3/0  3/10240 MiB           mig             MIG 1g.10gb
+
+CONTAINER        GPUS   MEMORY    PROCESSES  NAMESPACE  ID
+idle             1      0 MiB     0          default    idle
+mig              1:3/0  3 MiB     1          default    mig
+one              0 1    2049 MiB  2          default    one
+team/train/main  0      -         1          k8s.io     two
+
+GPU    PID  MEMORY    PROCESS  CONTAINER
+0      10   1024 MiB  one      one
+0      11   1 MiB     worker   one
+0      20   -         two      team/train
+1      10   1024 MiB  one      one
+1      90   5 MiB     Xorg     -
+1:3/0  40   3 MiB     mig      mig
+`
+
+func print(t *testing.T, s *Status) string {
+	t.Helper()
+	var b bytes.Buffer
+	if err := s.Print(term.New(&b)); err != nil {
+		t.Fatal(err)
+	}
+	return b.String()
+}
+
+func asJSON(t *testing.T, v any) string {
+	t.Helper()
+	data, err := json.Marshal(v)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
+
+func TestStatusJoinsRecordsAndNVML(t *testing.T) {
+	f, host := statusFixture(t)
+	s := Join(f.proc, host, Read(f.proc, []string{f.state}))
+	if got := print(t, s); got != statusText {
+		t.Errorf("got\n%s\nwant\n%s", got, statusText)
+	}
+	for _, want := range []string{
+		`"containers":["one","two"],"mig":[]}`,
+		`"memory":{"total_bytes":85899345920,"used_bytes":3221225472},"utilization":{"gpu_percent":93},"processes":[{"pid":10,"type":"C","memory_bytes":1073741824,"name":"one","container":"one"}`,
+		`"mig":[{"uuid":"MIG-3","gi":3,"ci":0,"profile":"1g.10gb","memory":{"total_bytes":10737418240,"used_bytes":3145728},"processes":[{"pid":40,`,
+		`{"id":"two","namespace":"k8s.io","pod_namespace":"team","pod":"train","name":"main","pid":20,"gpus":["GPU-0"],"mig":[],"capabilities":["compute"],"grant":"because","processes":1}`,
+		`"gpus":["GPU-0","GPU-1"],"mig":[],"capabilities":["compute"],"grant":"because","memory_bytes":2148532224,"processes":2}`,
+	} {
+		if got := asJSON(t, s); !strings.Contains(got, want) {
+			t.Errorf("no %s in\n%s", want, got)
+		}
+	}
+}
+
+func TestStatusWithoutNVMLShowsGrants(t *testing.T) {
+	f, host := statusFixture(t)
+	host.Live, host.NVMLError = nvml.Snapshot{}, errors.New("NVML does not answer")
+	s := Join(f.proc, host, Read(f.proc, []string{f.state}))
+	for _, field := range []string{"memory", "utilization", "processes"} {
+		if got := asJSON(t, s); strings.Contains(got, field) {
+			t.Errorf("the unknown field %q is in\n%s", field, got)
+		}
+	}
+	for _, want := range []string{"NVML: NVML does not answer\n", "0      -       -     one team/train", "mig              1:3/0  -       -"} {
+		if got := print(t, s); !strings.Contains(got, want) {
+			t.Errorf("no %q in\n%s", want, got)
+		}
+	}
+}
+
+func TestAGPUThatNVMLDoesNotListIsShown(t *testing.T) {
+	f, host := statusFixture(t)
+	host.Live.GPUs, host.Live.Error = host.Live.GPUs[:1], "GPU is lost"
+	s := Join(f.proc, host, nil)
+	if s.GPUs[0].Error != "GPU is lost" || s.GPUs[0].Memory != nil || s.GPUs[1].Memory == nil {
+		t.Errorf("%s", asJSON(t, s))
+	}
+	if got := print(t, s); !strings.Contains(got, "GPU 0: GPU is lost\n") || !strings.Contains(got, "no container has a GPU\n") {
+		t.Errorf("got\n%s", got)
+	}
+}

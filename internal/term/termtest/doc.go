@@ -1,2 +1,0 @@
-// Package termtest makes pseudo-terminals, for tests of what a person would see.
-package termtest

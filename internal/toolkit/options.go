@@ -1,0 +1,291 @@
+package toolkit
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+)
+
+const (
+	keyMounts       = "accept-nvidia-visible-devices-as-volume-mounts"
+	keyRequire      = "disable-require"
+	keyCapabilities = "supported-driver-capabilities"
+	keyLoad         = "nvidia-container-cli.load-kmods"
+	keyMode         = "nvidia-container-runtime.mode"
+)
+
+// defaultMode is the toolkit's. It becomes cdi or jit-cdi when a container is created.
+const defaultMode = "auto"
+
+// unrestrictedModes ignore what an image requires, and which capabilities it asks for.
+var unrestrictedModes = []any{"auto", "cdi", "jit-cdi"}
+
+// unrestricted are the settings that preserve what these modes do.
+var unrestricted = map[string]any{
+	"policy.disable-require":         true,
+	"container.default-capabilities": config.Default().Container.SupportedCapabilities,
+}
+
+const whyCompat = "forward compatibility libraries of an image are used if they serve the host's driver; there is no switch"
+
+// result is what becomes of an option: the settings here that it becomes, or a state. An option
+// with neither says what is the default here.
+type result struct {
+	settings   map[string]any
+	state, why string
+}
+
+// rule decides about one option. An error is a reason to look at it.
+type rule func(root string, value any) (result, error)
+
+// rules are the options of toolkit 1.20 and of earlier ones.
+var rules = map[string]rule{
+	keyMounts: boolean("policy.accept-volume-mounts", false),
+	"accept-nvidia-visible-devices-envvar-when-unprivileged": boolean("policy.accept-env-when-unprivileged", false),
+	keyRequire:       boolean("policy.disable-require", false),
+	keyCapabilities:  capabilities,
+	"swarm-resource": swarmResources,
+
+	"features.allow-cuda-compat-libs-from-container": only("nothing of an image is ever mounted", false),
+	"features.allow-ldconfig-from-container":         only("ldconfig is not run", false),
+	"features.allow-unknown-oci-spec-fields":         none("fields that this build does not know always reach runc unchanged"),
+	"features.disable-cuda-compat-lib-hook":          only(whyCompat, false),
+	"features.disable-imex-channel-creation":         none("no node is ever made for a container: nvidia-shimctl prepare --imex-channels makes those of the host"),
+	"features.ignore-imex-channel-requests":          boolean("policy.ignore-imex-channels", false),
+	"features.no-additional-gids-for-device-nodes":   boolean("container.additional-gids", true),
+
+	"nvidia-container-cli.debug":       none("the log is containerd's: log.level"),
+	"nvidia-container-cli.environment": only("nothing is executed that would have an environment"),
+	"nvidia-container-cli.ldcache":     only("the loader's cache of host.driver-root is read; name further directories in host.driver-libraries", "/etc/ld.so.cache"),
+	"nvidia-container-cli.ldconfig":    none("ldconfig is not run: the shim writes the image's loader cache"),
+	keyLoad:                            boolean("host.load-kernel-modules", false),
+	"nvidia-container-cli.no-cgroups":  only("device rules are in the container's specification; a rootless runtime leaves them out by itself", false),
+	"nvidia-container-cli.no-pivot":    only("NoPivotRoot = true in the handler's options, if the root file system is a ramfs", false),
+	"nvidia-container-cli.path":        none("nvidia-container-cli is not used"),
+	"nvidia-container-cli.root":        driverRoot,
+	"nvidia-container-cli.user":        none("NVML is asked in a process of its own, never in a container's"),
+
+	"nvidia-container-runtime.debug":         none("the log is containerd's: log.level"),
+	"nvidia-container-runtime.discover-mode": none("an option of old toolkits"),
+	"nvidia-container-runtime.experimental":  none("an option of old toolkits"),
+	"nvidia-container-runtime.log-level":     logLevel,
+	keyMode:                                  mode,
+	"nvidia-container-runtime.runtimes":      runtimes,
+
+	"nvidia-container-runtime-hook.path":                none("no hook is used"),
+	"nvidia-container-runtime-hook.skip-mode-detection": none("hooks of NVIDIA's in a specification are replaced: policy.foreign-hooks"),
+	"nvidia-ctk.path": none("no hook is used"),
+
+	"nvidia-container-runtime.modes.cdi.annotation-prefixes":     only("devices in other annotations are not given", "cdi.k8s.io/", "nvidia.cdi.k8s.io/"),
+	"nvidia-container-runtime.modes.cdi.default-kind":            only("a name without a kind is a GPU's index or UUID here", "nvidia.com/gpu"),
+	"nvidia-container-runtime.modes.cdi.spec-dirs":               only("the shim reads no CDI specification; for other devices set cdi_spec_dirs in containerd's configuration", "/etc/cdi", "/var/run/cdi"),
+	"nvidia-container-runtime.modes.csv.compat-container-root":   none("forward compatibility libraries of an image are used if they serve the host's driver"),
+	"nvidia-container-runtime.modes.csv.mount-spec-path":         only("lists of files for Tegra are not read from elsewhere", "/etc/nvidia-container-runtime/host-files-for-container.d"),
+	"nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": disabledHooks,
+	"nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags": none("no CDI specification is made"),
+	"nvidia-container-runtime.modes.legacy.cuda-compat-mode":     compatMode,
+}
+
+// convert decides about one option of a file with this mode.
+func convert(root string, mode any, key string, value any) result {
+	rule, ok := rules[key]
+	switch {
+	case (key == keyRequire || key == keyCapabilities) && slices.Contains(unrestrictedModes, mode):
+		return result{state: None, why: fmt.Sprintf("the toolkit ignores it in mode %q", mode)}
+	case !ok && strings.HasPrefix(key, "nvidia-container-runtime.modes.jit-cdi."):
+		return result{state: None, why: "no CDI specification is made"}
+	case !ok:
+		return result{state: Attention, why: "this option of the toolkit is not known to this nvidia-shimctl"}
+	}
+	r, err := rule(root, value)
+	if err != nil {
+		return result{state: Attention, why: err.Error()}
+	}
+	return r
+}
+
+func carried(setting string, value any) result {
+	return result{settings: map[string]any{setting: value}}
+}
+
+// none is for an option that says nothing here, whatever its value.
+func none(why string) rule {
+	return func(string, any) (result, error) { return result{state: None, why: why}, nil }
+}
+
+// only is for an option, or list, of which the given values say what is done here anyway.
+func only(why string, values ...any) rule {
+	return func(_ string, value any) (result, error) {
+		list, err := texts(value)
+		if err != nil && !slices.Contains(values, value) {
+			return result{}, errors.New(why)
+		}
+		for _, s := range list {
+			if !slices.Contains(values, any(s)) {
+				return result{}, errors.New(why)
+			}
+		}
+		return result{}, nil
+	}
+}
+
+// boolean carries a switch over. invert is for a setting with the opposite meaning.
+func boolean(setting string, invert bool) rule {
+	return func(_ string, value any) (result, error) {
+		on, ok := value.(bool)
+		if !ok {
+			return result{}, errors.New("it is neither true nor false")
+		}
+		return carried(setting, on != invert), nil
+	}
+}
+
+// texts is a list of strings, or one string with commas.
+func texts(value any) ([]string, error) {
+	out := []string{}
+	switch v := value.(type) {
+	case string:
+		for s := range strings.SplitSeq(v, ",") {
+			if s = strings.TrimSpace(s); s != "" {
+				out = append(out, s)
+			}
+		}
+		return out, nil
+	case []any:
+		for _, e := range v {
+			s, ok := e.(string)
+			if !ok {
+				return nil, errors.New("it is not a list of strings")
+			}
+			out = append(out, s)
+		}
+		return out, nil
+	}
+	return nil, errors.New("it is not a list of strings")
+}
+
+// swarmResources carries over the names that the shim can find without a configuration.
+func swarmResources(_ string, value any) (result, error) {
+	names, err := texts(value)
+	if err != nil {
+		return result{}, err
+	}
+	var fit, other []string
+	for _, name := range names {
+		if rest, ok := strings.CutPrefix(name, "DOCKER_RESOURCE_"); ok && rest != "" {
+			fit = append(fit, name)
+		} else {
+			other = append(other, fmt.Sprintf("%.64q", name))
+		}
+	}
+	r := result{}
+	if len(fit) > 0 {
+		r = carried("policy.swarm-resources", fit)
+	}
+	if len(other) > 0 {
+		r.state, r.why = Attention, fmt.Sprintf("not carried over: %s; names in policy.swarm-resources begin with DOCKER_RESOURCE_", strings.Join(other, ", "))
+	}
+	return r, nil
+}
+
+func capabilities(_ string, value any) (result, error) {
+	list, err := texts(value)
+	if err != nil {
+		return result{}, err
+	}
+	all := config.Default().Container.SupportedCapabilities
+	for _, c := range list {
+		if c != "all" && !slices.Contains(all, c) {
+			return result{}, fmt.Errorf("unknown capability %.64q", c)
+		}
+	}
+	// In the order of the default, so that the same set is the same setting.
+	supported := slices.DeleteFunc(slices.Clone(all), func(c string) bool {
+		return !slices.Contains(list, c) && !slices.Contains(list, "all")
+	})
+	return carried("container.supported-capabilities", supported), nil
+}
+
+// driverRoot carries the root over. The toolkit looks for nodes below it too; here that is another
+// setting, which is made if the nodes are there and nowhere else.
+func driverRoot(root string, value any) (result, error) {
+	driver, _ := value.(string)
+	if !path.IsAbs(driver) {
+		return result{}, fmt.Errorf("%.256q is not an absolute path", fmt.Sprint(value))
+	}
+	driver = path.Clean(driver)
+	r := carried("host.driver-root", driver)
+	if driver == "/" {
+		return r, nil
+	}
+	exists := func(name string) bool {
+		_, err := os.Lstat(filepath.Join(root, name))
+		return err == nil
+	}
+	const node = "dev/nvidiactl"
+	r.why = "device nodes are looked up in /dev: host.dev-root"
+	if exists(path.Join(driver, node)) && !exists(node) {
+		r.settings["host.dev-root"] = driver
+		r.why = "the device nodes are there, and not in /dev"
+	}
+	return r, nil
+}
+
+// levels are the words of logrus.
+var levels = map[string]string{
+	"trace": "debug", "debug": "debug", "info": "info", "warn": "warn", "warning": "warn",
+	"error": "error", "fatal": "error", "panic": "error",
+}
+
+func logLevel(_ string, value any) (result, error) {
+	level, ok := levels[strings.ToLower(fmt.Sprint(value))]
+	if !ok {
+		return result{}, fmt.Errorf("unknown level %.64q", fmt.Sprint(value))
+	}
+	return carried("log.level", level), nil
+}
+
+func mode(_ string, value any) (result, error) {
+	switch {
+	case value == "legacy":
+		return result{state: None, why: "there is one mode here, and it does what legacy mode does"}, nil
+	case value == "csv":
+		return result{}, errors.New("mode csv is for Tegra: see which of its files are found with nvidia-shimctl info")
+	case slices.Contains(unrestrictedModes, value):
+		return result{settings: unrestricted}, nil
+	}
+	return result{}, fmt.Errorf("unknown mode %.64q", fmt.Sprint(value))
+}
+
+func runtimes(_ string, value any) (result, error) {
+	list, err := texts(value)
+	if err != nil {
+		return result{}, err
+	}
+	// The first that is installed is used.
+	if len(list) > 0 && list[0] != "runc" && list[0] != "docker-runc" {
+		return result{}, fmt.Errorf("BinaryName = %q in the handler's options, if that runtime is wanted", list[0])
+	}
+	return result{why: "runc in containerd's PATH"}, nil
+}
+
+func disabledHooks(_ string, value any) (result, error) {
+	hooks, err := texts(value)
+	if err == nil && (slices.Contains(hooks, "enable-cuda-compat") || slices.Contains(hooks, "all")) {
+		err = errors.New(whyCompat)
+	}
+	return result{state: None, why: "no hook is used"}, err
+}
+
+func compatMode(_ string, value any) (result, error) {
+	if value == "disabled" {
+		return result{}, errors.New(whyCompat)
+	}
+	return result{state: None, why: "forward compatibility libraries of an image are used if they serve the host's driver"}, nil
+}

@@ -1,0 +1,186 @@
+package toolkit
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+)
+
+// Paths are where the toolkit's file is: that of its packages, and that of the toolkit container of
+// NVIDIA's operator.
+var Paths = []string{
+	"/etc/nvidia-container-runtime/config.toml",
+	"/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
+}
+
+// States of an option.
+const (
+	// Carried options are in the new file.
+	Carried = "carried over"
+	// Default options say what is so here without a setting.
+	Default = "the default here"
+	// None is for options without a meaning here; nothing is lost.
+	None = "no meaning here"
+	// Attention is for options with an effect that the new file does not have. Why says what to do.
+	Attention = "look at it"
+)
+
+// Option is one option that the toolkit's file sets.
+type Option struct {
+	// Key is dotted: "nvidia-container-cli.root". Value is as TOML.
+	Key   string `json:"key"`
+	Value string `json:"value"`
+	State string `json:"state"`
+	// To is the setting here: "host.driver-root".
+	To  string `json:"to,omitempty"`
+	Why string `json:"why,omitempty"`
+}
+
+// Report is what becomes of a file.
+type Report struct {
+	// From is the toolkit's file.
+	From    string   `json:"from"`
+	Options []Option `json:"options"`
+	// Notes are about options that are not in the file, and about defaults that differ.
+	Notes []string `json:"notes"`
+	// Text is the shim's configuration, "" if nothing was carried over.
+	Text string `json:"text"`
+}
+
+// Read converts the first of the files that is there, below root.
+func Read(root string, names []string) (Report, error) {
+	for _, name := range names {
+		text, err := os.ReadFile(filepath.Join(root, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return Report{}, err
+		}
+		r, err := Convert(root, text)
+		if err != nil {
+			return Report{}, fmt.Errorf("%s: %w", name, err)
+		}
+		r.From = name
+		return r, nil
+	}
+	return Report{}, fmt.Errorf("no configuration of NVIDIA's toolkit at %s: name it with --from-toolkit=FILE, or leave the flag out", strings.Join(names, " or "))
+}
+
+// Convert reads the text of the toolkit's file. root is where the files are that it names.
+func Convert(root string, text []byte) (Report, error) {
+	var tree map[string]any
+	if err := toml.NewDecoder(bytes.NewReader(text)).Decode(&tree); err != nil {
+		return Report{}, errors.New(config.Describe(err))
+	}
+	defaults, err := defaultSettings()
+	if err != nil {
+		return Report{}, err
+	}
+	values := map[string]any{}
+	flatten("", tree, values)
+	mode, settings := values[keyMode], map[string]any{}
+	if mode == nil {
+		mode = defaultMode
+		maps.Copy(settings, unrestricted)
+	}
+	r := Report{Options: []Option{}, Notes: notes(values, mode)}
+	for _, key := range slices.Sorted(maps.Keys(values)) {
+		became := convert(root, mode, key, values[key])
+		keys := slices.Sorted(maps.Keys(became.settings))
+		for _, k := range keys {
+			if inTOML(became.settings[k]) != inTOML(defaults[k]) {
+				settings[k] = became.settings[k]
+				became.state = cmp.Or(became.state, Carried)
+			}
+		}
+		r.Options = append(r.Options, Option{
+			Key: key, Value: inTOML(values[key]), State: cmp.Or(became.state, Default), To: strings.Join(keys, ", "), Why: became.why,
+		})
+	}
+	r.Text = write(settings)
+	return r, nil
+}
+
+// defaultSettings are the settings of the shim without a configuration.
+func defaultSettings() (map[string]any, error) {
+	text, err := toml.Marshal(config.Default())
+	if err != nil {
+		return nil, err
+	}
+	var tree map[string]any
+	if err := toml.Unmarshal(text, &tree); err != nil {
+		return nil, err
+	}
+	settings := map[string]any{}
+	flatten("", tree, settings)
+	return settings, nil
+}
+
+var bareKey = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
+
+// flatten makes dotted keys of tables. An empty table sets nothing.
+func flatten(prefix string, tree, out map[string]any) {
+	for key, value := range tree {
+		if !bareKey.MatchString(key) {
+			key = strconv.Quote(key)
+		}
+		if sub, ok := value.(map[string]any); ok {
+			flatten(prefix+key+".", sub, out)
+			continue
+		}
+		out[prefix+key] = value
+	}
+}
+
+// notes are about the defaults of the toolkit and of the shim that differ.
+func notes(values map[string]any, mode any) []string {
+	notes := []string{}
+	if slices.Contains(unrestrictedModes, mode) {
+		notes = append(notes, fmt.Sprintf("the toolkit's mode %q ignores NVIDIA_REQUIRE_* and NVIDIA_DRIVER_CAPABILITIES: policy.disable-require and container.default-capabilities keep requirements unchecked and give all capabilities by default; to be stricter, remove the two settings", mode))
+	}
+	if _, ok := values[keyMounts]; !ok {
+		notes = append(notes, "device-list mounts are accepted here unless policy.accept-volume-mounts = false; the toolkit's default is not to")
+	}
+	if _, ok := values[keyLoad]; !ok {
+		notes = append(notes, "the toolkit loads kernel modules at each container; here `nvidia-shimctl prepare` does, with host.load-kernel-modules = true")
+	}
+	return append(notes, "in Kubernetes the environment of a container selects among its allocated GPUs and grants none, whatever the toolkit's file says: policy.kubernetes")
+}
+
+// write is the settings as a configuration file.
+func write(settings map[string]any) string {
+	var b strings.Builder
+	section := ""
+	for _, key := range slices.Sorted(maps.Keys(settings)) {
+		table, name, _ := strings.Cut(key, ".")
+		if table != section {
+			section = table
+			fmt.Fprintf(&b, "\n[%s]\n", section)
+		}
+		fmt.Fprintf(&b, "%s = %s\n", name, inTOML(settings[key]))
+	}
+	return b.String()
+}
+
+// inTOML writes one value in one line.
+func inTOML(value any) string {
+	text, err := toml.Marshal(map[string]any{"v": value})
+	if err != nil {
+		return fmt.Sprint(value)
+	}
+	return strings.ReplaceAll(strings.TrimSpace(strings.TrimPrefix(string(text), "v = ")), "\n", " ")
+}

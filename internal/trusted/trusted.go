@@ -1,0 +1,93 @@
+package trusted
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// byOthers are the mode bits with which others than its owner can write a file.
+const byOthers = 0o022
+
+// WritableByOthers reports whether a file of this mode can be written by others than its owner.
+func WritableByOthers(mode uint32) bool { return mode&byOthers != 0 }
+
+// File returns an error unless st describes a regular file that only root can change. The text of
+// the error continues the name of the file.
+func File(st *unix.Stat_t) error { return check(st, unix.S_IFREG, uint32(os.Geteuid())) }
+
+// Directory is File for a directory.
+func Directory(st *unix.Stat_t) error { return check(st, unix.S_IFDIR, uint32(os.Geteuid())) }
+
+// Parent is Directory for the parent of a trusted file, which may also be a sticky directory that
+// others can write to, like /tmp: there they cannot replace a file that is not theirs.
+func Parent(st *unix.Stat_t) error {
+	parent := *st
+	if parent.Mode&unix.S_ISVTX != 0 {
+		parent.Mode &^= byOthers
+	}
+	return Directory(&parent)
+}
+
+// RootFile is File for a file whose owner must be root itself.
+func RootFile(st *unix.Stat_t) error { return check(st, unix.S_IFREG, 0) }
+
+// RootDirectory is Directory for one whose owner must be root itself.
+func RootDirectory(st *unix.Stat_t) error { return check(st, unix.S_IFDIR, 0) }
+
+func check(st *unix.Stat_t, kind, owner uint32) error {
+	switch {
+	case st.Mode&unix.S_IFMT != kind && kind == unix.S_IFDIR:
+		return errors.New("is not a directory")
+	case st.Mode&unix.S_IFMT != kind:
+		return errors.New("is not a regular file")
+	case st.Uid != 0 && st.Uid != owner:
+		return fmt.Errorf("is owned by uid %d: chown it to root", st.Uid)
+	case WritableByOthers(st.Mode):
+		return fmt.Errorf("can be written by others than root (mode %04o): chmod go-w it", st.Mode&0o7777)
+	}
+	return nil
+}
+
+// Open opens for reading a regular file of at most maxSize bytes that only root can change. It does
+// not follow a link in the last component, and does not wait for the writer of a FIFO.
+func Open(path string, maxSize int64) (*os.File, error) {
+	f, _, err := open(path, maxSize)
+	return f, err
+}
+
+// Read returns the content of a file that Open accepts.
+func Read(path string, maxSize int64) ([]byte, error) {
+	f, size, err := open(path, maxSize)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	data := make([]byte, size)
+	if _, err := io.ReadFull(f, data); err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	return data, nil
+}
+
+func open(path string, maxSize int64) (*os.File, int64, error) {
+	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, 0, err
+	}
+	var st unix.Stat_t
+	if err = unix.Fstat(int(f.Fd()), &st); err == nil {
+		err = File(&st)
+	}
+	if err == nil && st.Size > maxSize {
+		err = fmt.Errorf("is larger than %d bytes", maxSize)
+	}
+	if err != nil {
+		f.Close()
+		return nil, 0, fmt.Errorf("%s %w", path, err)
+	}
+	return f, st.Size, nil
+}

@@ -1,0 +1,176 @@
+package runtimeclass
+
+import (
+	"bytes"
+	"cmp"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// The markers are comments at the beginning of a line. The lines between blockBegin and blockEnd
+// are ours; a line with switchedOff is the operator's, and comes back.
+const (
+	blockBegin  = "# >>> nvidia-shim: written by `nvidia-shimctl install`, removed by `nvidia-shimctl uninstall`"
+	blockEnd    = "# <<< nvidia-shim"
+	switchedOff = "# nvidia-shim was: "
+)
+
+// block encloses body, whole lines, in our markers.
+func block(body string) string { return blockBegin + "\n" + body + blockEnd + "\n" }
+
+// withLineEnd ends the last line of a text, so that lines can follow.
+func withLineEnd(text []byte) []byte {
+	if len(text) > 0 && !bytes.HasSuffix(text, []byte("\n")) {
+		return slices.Concat(text, []byte("\n"))
+	}
+	return text
+}
+
+// strip removes the lines that an installation put into a text, and gives those back that it
+// switched off. Only the end of the last line may be left. nil stays nil.
+func strip(text []byte) ([]byte, error) {
+	if text == nil {
+		return nil, nil
+	}
+	out := []byte{}
+	inside := false
+	for line := range bytes.Lines(text) {
+		bare := string(bytes.TrimRight(line, "\r\n"))
+		switch {
+		case inside:
+			inside = bare != blockEnd
+		case strings.HasPrefix(bare, blockBegin):
+			inside = true
+		default:
+			out = append(out, bytes.TrimPrefix(line, []byte(switchedOff))...)
+		}
+	}
+	if inside {
+		return nil, fmt.Errorf("the line %q has no %q behind it: put it back, or remove our lines by hand", blockBegin, blockEnd)
+	}
+	return out, nil
+}
+
+// register adds the handler to the text of a configuration file that has none of our lines.
+func register(text []byte, r Registration, h handler, daemon Version) (after []byte, notes []string, err error) {
+	want, err := decode(text)
+	if err != nil {
+		return nil, nil, err
+	}
+	version, err := configVersion(want)
+	if err != nil {
+		return nil, nil, err
+	}
+	body := ""
+	if len(text) == 0 {
+		version = newVersion(daemon)
+		body = fmt.Sprintf("version = %d\n", version)
+	}
+	section := []string{"plugins", criPlugin(version, want, daemon), "containerd"}
+	runtimes := append(slices.Clone(section), "runtimes")
+	present := table(want, runtimes...)
+	current, _ := lookup(want, append(slices.Clone(section), "default_runtime_name")...).(string)
+
+	// containerd 1.7 forgets its built-in runtime if a file names another one.
+	if stock := cmp.Or(current, "runc"); version <= 2 && !daemon.AtLeast(2, 0, 0) && len(present) == 0 && stock != r.Handler {
+		body += handler{runtimeType: stockType}.tables(runtimes, stock)
+		notes = append(notes, fmt.Sprintf("the runtime %q is written out, because containerd 1.7 has no built-in runtime beside one that a file names", stock))
+	}
+	body += h.tables(runtimes, r.Handler)
+	edited := withLineEnd(text)
+	if old := present[r.Handler]; old != nil {
+		edited = switchOff(edited, append(runtimes, r.Handler))
+		delete(present, r.Handler)
+		notes = append(notes, fmt.Sprintf("the runtime %q (%s) is switched off by comments until uninstall", r.Handler, describe(old)))
+	}
+	// added is what the file is to say besides what it says.
+	added := body
+	if r.Default && current != r.Handler {
+		added += defaultTable(section, r.Handler)
+		var found bool
+		if edited, found = setDefault(edited, section, r.Handler); !found {
+			body = added
+		}
+	}
+	after = slices.Concat(edited, []byte(block(body)))
+	if err := checkResult(after, want, added); err != nil {
+		return nil, nil, fmt.Errorf("the tables of this file cannot be extended by further lines (%w): add by hand\n%s", err, added)
+	}
+	return after, notes, nil
+}
+
+// checkResult returns an error unless text says what is in the tables and in added, and no more.
+func checkResult(text []byte, tables map[string]any, added string) error {
+	more, err := decode([]byte(added))
+	if err != nil {
+		return err
+	}
+	merge(tables, more)
+	got, err := decode(text)
+	if err == nil && !reflect.DeepEqual(got, tables) {
+		err = errors.New("the result would not say what was meant")
+	}
+	return err
+}
+
+// The next two functions find tables by the lines of their headers, which is not all of TOML:
+// register compares the result with what it wants.
+
+// switchOff turns a table, and the tables below it, into comments.
+func switchOff(text []byte, path []string) []byte {
+	var out []byte
+	var current []string
+	for line := range bytes.Lines(text) {
+		if header := tableHeader(line); header != nil {
+			current = header
+		}
+		if len(current) >= len(path) && slices.Equal(current[:len(path)], path) {
+			out = append(out, switchedOff...)
+		}
+		out = append(out, line...)
+	}
+	return out
+}
+
+// setDefault sets default_runtime_name below the header of section, in place of the present one. It
+// reports whether there is such a header.
+func setDefault(text []byte, section []string, name string) (out []byte, found bool) {
+	var current []string
+	for line := range bytes.Lines(text) {
+		header := tableHeader(line)
+		if header != nil {
+			current = header
+		}
+		inside := slices.Equal(current, section)
+		if m, err := decode(line); inside && err == nil && m["default_runtime_name"] != nil {
+			out = append(out, switchedOff...)
+		}
+		out = append(out, line...)
+		if inside && header != nil {
+			found = true
+			out = append(out, block(fmt.Sprintf("  default_runtime_name = %q\n", name))...)
+		}
+	}
+	return out, found
+}
+
+// tableHeader is the path of the table whose header the line is; nil for other lines.
+func tableHeader(line []byte) []string {
+	if !bytes.HasPrefix(bytes.TrimLeft(line, " \t"), []byte("[")) {
+		return nil
+	}
+	m, err := decode(line)
+	if err != nil {
+		return nil
+	}
+	var path []string
+	for len(m) > 0 {
+		for key := range m {
+			path, m = append(path, key), table(m, key)
+		}
+	}
+	return path
+}

@@ -1,0 +1,266 @@
+package runtimeclass
+
+import (
+	"fmt"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// DefaultContainerdConfig is containerd's own default.
+const DefaultContainerdConfig = "/etc/containerd/config.toml"
+
+// Runtime is one handler of a containerd configuration.
+type Runtime struct {
+	// Type and Path are runtime_type and runtime_path.
+	Type, Path string
+	// Options is the table of this name; nil without one.
+	Options map[string]any
+}
+
+// Ours reports whether the handler starts this project's shim.
+func (r Runtime) Ours() bool { return isOurs(r.Type, r.Path) }
+
+// Configuration is what containerd's configuration says about runtimes.
+type Configuration struct {
+	// Runtimes by handler, and the name of the default one: runc if none is named.
+	Runtimes map[string]Runtime
+	Default  string
+	// CRIDisabled says that the plugin that serves Kubernetes is switched off.
+	CRIDisabled bool
+	// CDI is CRI's enable_cdi, which containerd up to 2.3 reads; nil if it is not set.
+	CDI *bool
+}
+
+// SystemdCgroup is the option of the default runtime; nil if it is not set.
+func (c *Configuration) SystemdCgroup() *bool {
+	if v, ok := c.Runtimes[c.Default].Options["SystemdCgroup"].(bool); ok {
+		return &v
+	}
+	return nil
+}
+
+// ParseConfiguration reads one text: a file without imports, or the output of
+// `containerd config dump`.
+func ParseConfiguration(text []byte) (*Configuration, error) {
+	f, err := parseFile("", text, Version{})
+	if err != nil {
+		return nil, err
+	}
+	return effective([]configFile{f}), nil
+}
+
+// ReadConfiguration reads a configuration with its imports. A missing file is an empty
+// configuration.
+func ReadConfiguration(h Host, name string) (*Configuration, error) {
+	files, err := h.load(name, true)
+	if err != nil {
+		return nil, err
+	}
+	return effective(files), nil
+}
+
+// configFile is one configuration file.
+type configFile struct {
+	name string
+	// text is nil if there is no file; config is the decoded text.
+	text    []byte
+	config  map[string]any
+	version int
+	// cri is the section of the plugin with the runtimes; nil without one.
+	cri map[string]any
+}
+
+func parseFile(name string, text []byte, daemon Version) (configFile, error) {
+	config, err := decode(text)
+	if err != nil {
+		return configFile{}, fmt.Errorf("%s: %w", name, err)
+	}
+	version, err := configVersion(config)
+	if err != nil {
+		return configFile{}, fmt.Errorf("%s: %w", name, err)
+	}
+	cri := table(config, "plugins", criPlugin(version, config, daemon))
+	return configFile{name, text, config, version, cri}, nil
+}
+
+// load reads a file and its imports in containerd's order; the main file is first. installed says
+// whether our lines count.
+func (h Host) load(name string, installed bool) ([]configFile, error) {
+	var out []configFile
+	seen := map[string]bool{}
+	for pending := []string{name}; len(pending) > 0; {
+		name, pending = pending[0], pending[1:]
+		if seen[name] {
+			continue
+		}
+		seen[name] = true
+		text, stripped, err := h.readStripped(name)
+		if err != nil {
+			return nil, err
+		}
+		if !installed {
+			text = stripped
+		}
+		f, err := parseFile(name, text, h.Daemon)
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, f)
+		for _, pattern := range f.imports() {
+			if !strings.Contains(pattern, "*") {
+				pending = append(pending, pattern)
+				continue
+			}
+			matches, err := filepath.Glob(h.real(pattern))
+			if err != nil {
+				return nil, fmt.Errorf("%s: import %.256q: %w", name, pattern, err)
+			}
+			for _, m := range matches {
+				pending = append(pending, "/"+strings.TrimPrefix(strings.TrimPrefix(m, h.real("/")), "/"))
+			}
+		}
+	}
+	return out, nil
+}
+
+// imports are the patterns of a file as absolute paths.
+func (f configFile) imports() []string {
+	var out []string
+	list, _ := f.config["imports"].([]any)
+	for _, v := range list {
+		p, _ := v.(string)
+		if p == "" {
+			continue
+		}
+		if !path.IsAbs(p) {
+			p = path.Join(path.Dir(f.name), p)
+		}
+		out = append(out, path.Clean(p))
+	}
+	return out
+}
+
+// effective merges files as containerd 2.1 and later do.
+func effective(files []configFile) *Configuration {
+	c := &Configuration{Runtimes: map[string]Runtime{}, Default: "runc"}
+	cri := map[string]any{}
+	for _, f := range files {
+		merge(cri, f.cri)
+		disabled, _ := f.config["disabled_plugins"].([]any)
+		for _, name := range []string{criV1, criV2, criV3} {
+			c.CRIDisabled = c.CRIDisabled || slices.Contains(disabled, any(name))
+		}
+	}
+	if name, _ := lookup(cri, "containerd", "default_runtime_name").(string); name != "" {
+		c.Default = name
+	}
+	if on, ok := lookup(cri, "enable_cdi").(bool); ok {
+		c.CDI = &on
+	}
+	for name, v := range table(cri, "containerd", "runtimes") {
+		t, ok := v.(map[string]any)
+		if !ok {
+			continue
+		}
+		r := Runtime{Options: table(t, "options")}
+		r.Type, _ = t["runtime_type"].(string)
+		r.Path, _ = t["runtime_path"].(string)
+		c.Runtimes[name] = r
+	}
+	return c
+}
+
+// The plugins that had the runtime handlers, from the oldest on.
+const (
+	criV1 = "cri"
+	criV2 = "io.containerd.grpc.v1.cri"
+	criV3 = "io.containerd.cri.v1.runtime"
+)
+
+// criPlugin is the plugin whose section holds the runtime handlers, by the version of a
+// configuration file. containerd 2.0 to 2.2 do not migrate the sections with older names in a file
+// without a version, which counts as version 1.
+func criPlugin(version int, config map[string]any, daemon Version) string {
+	has := func(plugin string) bool { return table(config, "plugins", plugin) != nil }
+	switch {
+	case version >= 3:
+		return criV3
+	case version == 2:
+		return criV2
+	case !daemon.Known() && has(criV3), daemon.AtLeast(2, 0, 0) && !daemon.AtLeast(2, 3, 0):
+		return criV3
+	case !daemon.AtLeast(2, 0, 0), has(criV1):
+		return criV1
+	case has(criV2):
+		return criV2
+	}
+	return criV3
+}
+
+// configVersion is the version that a configuration file declares; 1 without.
+func configVersion(config map[string]any) (int, error) {
+	switch v := config["version"].(type) {
+	case nil:
+		return 1, nil
+	case int64:
+		if v >= 0 && v <= 4 {
+			return max(1, int(v)), nil
+		}
+		return 0, fmt.Errorf("version %d of containerd's configuration is not known: this nvidia-shimctl is too old", v)
+	}
+	return 0, fmt.Errorf("key \"version\": %v is not a number", config["version"])
+}
+
+// newVersion is the version of a new configuration file. containerd 1.7 reads at most 2.
+func newVersion(daemon Version) int {
+	if daemon.AtLeast(2, 0, 0) {
+		return 3
+	}
+	return 2
+}
+
+// decode reads TOML into maps.
+func decode(text []byte) (map[string]any, error) {
+	m := map[string]any{}
+	if err := toml.Unmarshal(text, &m); err != nil {
+		return nil, fmt.Errorf("%s", strings.ReplaceAll(err.Error(), "\n", " "))
+	}
+	return m, nil
+}
+
+// lookup descends into tables. It returns nil if the path leads nowhere.
+func lookup(m map[string]any, path ...string) any {
+	var v any = m
+	for _, key := range path {
+		t, ok := v.(map[string]any)
+		if !ok {
+			return nil
+		}
+		v = t[key]
+	}
+	return v
+}
+
+// table is lookup for tables; a missing one is nil, which can be read.
+func table(m map[string]any, path ...string) map[string]any {
+	t, _ := lookup(m, path...).(map[string]any)
+	return t
+}
+
+// merge puts from over to, table by table, as containerd 2.1 and later do with imports.
+func merge(to, from map[string]any) {
+	for key, v := range from {
+		if sub, ok := v.(map[string]any); ok {
+			if table(to, key) == nil {
+				to[key] = map[string]any{}
+			}
+			merge(table(to, key), sub)
+			continue
+		}
+		to[key] = v
+	}
+}

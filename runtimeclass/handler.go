@@ -1,0 +1,138 @@
+package runtimeclass
+
+import (
+	"bytes"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+)
+
+// Names of the shim. containerd derives the program's name from the runtime type.
+const (
+	RuntimeType = "io.containerd.nvidia.v2"
+	ShimName    = "containerd-shim-nvidia-v2"
+	CtlName     = "nvidia-shimctl"
+	stockType   = "io.containerd.runc.v2"
+)
+
+// DefaultBinDir holds the installed programs. containerd records the shim's path in every bundle
+// and needs it until the container is gone, so it must be a stable one.
+const DefaultBinDir = "/usr/local/bin"
+
+// ServicePath is the PATH that systemd gives to services, and so to containerd, by default.
+const ServicePath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+// Registration says how a daemon is to know the shim.
+type Registration struct {
+	// Handler is its name for CRI and Docker.
+	Handler string
+	// BinDir is where the shim is, as the daemon sees it.
+	BinDir string
+	// Default makes it the runtime of containers that name none.
+	Default bool
+	// Replace switches off another runtime of that name in the same file, until Uninstall.
+	Replace bool
+}
+
+func (r Registration) validate() error {
+	if err := ValidHandler(r.Handler); err != nil {
+		return err
+	}
+	if !path.IsAbs(r.BinDir) || strings.ContainsAny(r.BinDir, "\n\r\"'\\{}") {
+		return fmt.Errorf("directory %.256q of the programs is not a plain absolute path", r.BinDir)
+	}
+	return nil
+}
+
+func (r Registration) shim() string { return path.Join(r.BinDir, ShimName) }
+
+// inPath reports whether a daemon with the usual PATH finds the shim by its name.
+func (r Registration) inPath() bool {
+	return slices.Contains(strings.Split(ServicePath, ":"), path.Clean(r.BinDir))
+}
+
+// taken is the error for a handler whose name another runtime has.
+func taken(handler, file string, runtime any, advice string) error {
+	return fmt.Errorf("a runtime named %q already exists in %s (%s): use another --handler, or %s", handler, file, describe(runtime), advice)
+}
+
+const (
+	adviceReplace = "--replace to override it (uninstall restores it)"
+	adviceRemove  = "remove it there"
+)
+
+// handler is what a configuration says about one runtime handler.
+type handler struct {
+	runtimeType, runtimePath string
+	// systemdCgroup is runc's option of this name; nil leaves it unset.
+	systemdCgroup *bool
+}
+
+// chooseForm decides how the handler names the shim, and says why.
+func chooseForm(r Registration, daemon Version, systemdCgroup *bool) (handler, string) {
+	byPath := handler{stockType, r.shim(), systemdCgroup}
+	byName := handler{runtimeType: RuntimeType}
+	switch {
+	case !daemon.Known():
+		return byPath, "the version of containerd is not known: " +
+			"runtime_type \"" + stockType + "\" with runtime_path works with every version from 1.7 on"
+	case !daemon.AtLeast(1, 7, 0):
+		// 1.6 starts a pod's sandbox without runtime_path (containerd issue 8207): the handler
+		// would silently be the stock one.
+		why := fmt.Sprintf("containerd %s: runtime_type %q, because before 1.7 a pod ignores runtime_path", daemon, RuntimeType)
+		if !r.inPath() {
+			why += fmt.Sprintf("; pods fail until %s is in the PATH of containerd's service", r.BinDir)
+		}
+		return byName, why
+	case !daemon.AtLeast(2, 4, 0):
+		return byPath, fmt.Sprintf("containerd %s: runtime_type %q with runtime_path, because before 2.4 only that type is asked for its features and can run pods with hostUsers: false", daemon, stockType)
+	case !r.inPath():
+		return byPath, fmt.Sprintf("containerd %s: runtime_path, because %s is not in the PATH of services", daemon, r.BinDir)
+	}
+	why := fmt.Sprintf("containerd %s: runtime_type %q, which needs no options", daemon, RuntimeType)
+	if systemdCgroup != nil && *systemdCgroup {
+		why += "; the shim sees from the container's cgroup path that systemd manages it"
+	}
+	return byName, why
+}
+
+// tables is the handler as TOML, below the table runtimes.
+func (h handler) tables(runtimes []string, name string) string {
+	var b strings.Builder
+	base := dotted(runtimes) + "." + name
+	fmt.Fprintf(&b, "[%s]\n  runtime_type = %q\n", base, h.runtimeType)
+	if h.runtimePath != "" {
+		fmt.Fprintf(&b, "  runtime_path = %q\n", h.runtimePath)
+	}
+	if h.systemdCgroup != nil {
+		fmt.Fprintf(&b, "  [%s.options]\n    SystemdCgroup = %t\n", base, *h.systemdCgroup)
+	}
+	return b.String()
+}
+
+// defaultTable is the table that names the default runtime.
+func defaultTable(section []string, name string) string {
+	return fmt.Sprintf("[%s]\n  default_runtime_name = %q\n", dotted(section), name)
+}
+
+// dotted writes a path of keys. Names of plugins are quoted, as they contain dots.
+func dotted(path []string) string {
+	parts := slices.Clone(path)
+	for i, p := range parts {
+		if strings.ContainsRune(p, '.') {
+			parts[i] = `"` + p + `"`
+		}
+	}
+	return strings.Join(parts, ".")
+}
+
+// describe shows a runtime of a configuration in one line.
+func describe(runtime any) string {
+	return fmt.Sprintf("%.256s", bytes.TrimSpace(encodeJSON(runtime, "")))
+}
+
+// isOurs reports whether a runtime's type or path names this shim.
+func isOurs(runtimeType, runtimePath string) bool {
+	return runtimeType == RuntimeType || path.Base(runtimeType) == ShimName || path.Base(runtimePath) == ShimName
+}

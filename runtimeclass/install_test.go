@@ -1,0 +1,176 @@
+package runtimeclass
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+)
+
+// options installs into a tree with containerd and this test's program in place of ours.
+func options(t *testing.T) Options {
+	t.Helper()
+	from := t.TempDir()
+	self, err := os.ReadFile("/proc/self/exe")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range Programs {
+		if err := os.WriteFile(filepath.Join(from, name), self, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return Options{
+		Target: Containerd, ConfigFile: testConfig, Registration: Registration{}.filled(), Programs: from, PrepareUnit: true,
+		ShimConfig: "/etc/nvidia-shim/config.toml", ShimSettings: "[log]\nlevel = 'debug'\n", WriteShimConfig: true,
+	}
+}
+
+// changedFiles are the files of all kinds that a plan changes.
+func changedFiles(p Plan) (out []string) {
+	for _, kind := range []FileKind{Program, Original, DaemonConfig, OtherFile, Link} {
+		out = append(out, p.Changing(kind)...)
+	}
+	return out
+}
+
+func TestInstallAndUninstallEverything(t *testing.T) {
+	h := Host{Root: prepare(t, map[string]string{testConfig: "v2-1.7.toml"}), Daemon: v1735}
+	before := contents(t, h.Root)
+	o := options(t)
+	plan, err := Install(h, o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"/usr/local/bin/" + ShimName, "/usr/local/bin/" + CtlName, testConfig + BackupSuffix, testConfig,
+		UnitPath, "/etc/nvidia-shim/config.toml", UnitLink,
+	}
+	if got := changedFiles(plan); !reflect.DeepEqual(got, want) || plan.Handler != "nvidia" || plan.Restart.String() != "systemctl restart containerd" {
+		t.Errorf("changes %v, handler %q, %s", got, plan.Handler, plan.Restart)
+	}
+	applied(t)(plan, err)
+	if to, err := os.Readlink(h.real(UnitLink)); err != nil || to != UnitPath {
+		t.Errorf("the unit is not enabled: %q %v", to, err)
+	}
+	// A program whose mode was changed is installed again, and nothing else.
+	if again, err := Install(h, o); err != nil || len(changedFiles(again)) > 0 {
+		t.Errorf("a second installation: %v, %v", changedFiles(again), err)
+	}
+	shim := filepath.Join(h.Root, want[0])
+	if err := os.Chmod(shim, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	again, err := Install(h, o)
+	if err != nil || !reflect.DeepEqual(changedFiles(again), want[:1]) {
+		t.Errorf("a program that cannot be executed: %v, %v", changedFiles(again), err)
+	}
+	applied(t)(again, err)
+	if st, err := os.Stat(shim); err != nil || st.Mode().Perm() != 0o755 {
+		t.Errorf("%v %v", st.Mode(), err)
+	}
+
+	applied(t)(Uninstall(h, o))
+	// A shim that runs keeps its file.
+	proc := t.TempDir()
+	if err := os.MkdirAll(filepath.Join(proc, "7"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(shim+" (deleted)", filepath.Join(proc, "7/exe")); err != nil {
+		t.Fatal(err)
+	}
+	if stay, err := h.RemovePrograms(DefaultBinDir, proc); err != nil || len(stay) != 2 {
+		t.Errorf("stay %v, %v", stay, err)
+	}
+	if stay, err := h.RemovePrograms(DefaultBinDir, t.TempDir()); err != nil || len(stay) != 0 {
+		t.Errorf("stay %v, %v", stay, err)
+	}
+	if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
+		t.Errorf("not as before: %v", now)
+	}
+	if plan, err = Uninstall(h, o); err != nil || len(changedFiles(plan)) > 0 || !strings.Contains(strings.Join(plan.Notes, ""), "nothing of this program") {
+		t.Errorf("a second removal: %v %v", plan, err)
+	}
+}
+
+func TestInstallRefuses(t *testing.T) {
+	for want, change := range map[string]func(o *Options, h Host) error{
+		"DNS label":     func(o *Options, _ Host) error { o.Registration.Handler = "x]\nroot"; return nil },
+		"absolute path": func(o *Options, _ Host) error { o.Registration.BinDir = "bin"; return nil },
+		"is not a program": func(o *Options, _ Host) error {
+			return os.WriteFile(filepath.Join(o.Programs, ShimName), []byte("#!/bin/sh\n"), 0o755)
+		},
+		"cannot be in a unit": func(o *Options, _ Host) error { o.Registration.BinDir = "/opt/my programs"; return nil },
+		"is there and is yours": func(o *Options, h Host) error {
+			return os.WriteFile(h.real(o.ShimConfig), []byte("[log]\nlevel = 'info'\n"), 0o644)
+		},
+	} {
+		h := Host{Root: prepare(t, map[string]string{"/etc/nvidia-shim/other": "\n"}), Daemon: v242}
+		o := options(t)
+		if err := change(&o, h); err != nil {
+			t.Fatal(err)
+		}
+		before := contents(t, h.Root)
+		if _, err := Install(h, o); err == nil || !strings.Contains(err.Error(), want) || !reflect.DeepEqual(contents(t, h.Root), before) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}
+
+// patch(1) makes the new file of the old one and the difference.
+func TestDiffIsAPatch(t *testing.T) {
+	if _, err := exec.LookPath("patch"); err != nil {
+		t.Skipf("SKIP: patch(1) is missing: %v", err)
+	}
+	for _, c := range registrations {
+		h := Host{Root: prepare(t, c.files), Daemon: c.daemon}
+		plan, err := installContainerd(h, testConfig, c.reg.filled())
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := exec.Command("patch", "-d", h.Root, "-p1")
+		cmd.Stdin = strings.NewReader(plan.Diff())
+		if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "fuzz") {
+			t.Errorf("%s: %v %s\n%s", c.name, err, out, plan.Diff())
+		}
+		for _, change := range plan.Changes {
+			if got, err := h.read(change.Path); change.Kind == DaemonConfig && (err != nil || string(got) != string(change.After)) {
+				t.Errorf("%s: %v\n%s\nwant\n%s", c.name, err, got, change.After)
+			}
+		}
+	}
+}
+
+// What systemd itself says about the unit.
+func TestSystemdAcceptsTheUnit(t *testing.T) {
+	program, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skipf("SKIP: systemd-analyze is missing: install the package systemd: %v", err)
+	}
+	dir := t.TempDir()
+	// verify wants the program to be there.
+	if err := os.WriteFile(filepath.Join(dir, CtlName), []byte("#!/bin/sh\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	text, err := PrepareUnit(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	verify := func(text string) (string, error) {
+		name := filepath.Join(dir, UnitName)
+		if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.Command(program, "verify", "--man=no", name).CombinedOutput()
+		return string(out), err
+	}
+	if out, err := verify(text); err != nil || out != "" {
+		t.Errorf("%v: %s", err, out)
+	}
+	// So that the test can fail.
+	if out, err := verify(strings.Replace(text, "RemainAfterExit", "RemainAfterwards", 1)); err == nil && out == "" {
+		t.Error("systemd-analyze accepts anything")
+	}
+}

@@ -1,0 +1,49 @@
+package runtimeclass
+
+import (
+	"fmt"
+	"path"
+	"strings"
+)
+
+// kindCluster is a cluster of one node.
+const kindCluster = `kind: Cluster
+apiVersion: kind.x-k8s.io/v1alpha4
+nodes:
+- role: control-plane
+  extraMounts:
+  - hostPath: %q
+    containerPath: %q
+    readOnly: true
+  - hostPath: %q
+    containerPath: %q
+    readOnly: true
+  # All GPUs for the node, if the runtime that starts it accepts volume mounts.
+  - hostPath: /dev/null
+    containerPath: /var/run/nvidia-container-devices/all
+containerdConfigPatches:
+# kind leaves a patch out whose version is not that of the node's configuration.
+- |-
+%s- |-
+%s`
+
+// KindCluster is a cluster configuration for kind. Its nodes have the shim of this host and, if the
+// host's Docker runs the shim or NVIDIA's runtime by default, the GPUs.
+func KindCluster(r Registration) (string, error) {
+	if err := r.validate(); err != nil {
+		return "", err
+	}
+	patch := func(version int, plugin string) string {
+		section := []string{"plugins", plugin, "containerd"}
+		text := fmt.Sprintf("version = %d\n", version)
+		if r.Default {
+			text += defaultTable(section, r.Handler)
+		}
+		form := handler{runtimeType: stockType, runtimePath: path.Join(DefaultBinDir, ShimName)}
+		text += form.tables(append(section, "runtimes"), r.Handler)
+		return "  " + strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n  ") + "\n"
+	}
+	return fmt.Sprintf(kindCluster,
+		path.Join(r.BinDir, ShimName), path.Join(DefaultBinDir, ShimName),
+		path.Join(r.BinDir, CtlName), path.Join(DefaultBinDir, CtlName), patch(2, criV2), patch(3, criV3)), nil
+}

@@ -1,0 +1,53 @@
+package runtimeclass
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os/exec"
+	"strings"
+)
+
+// Restart is the systemctl command after which a daemon knows its new configuration.
+type Restart struct {
+	// Verb is "restart" or "reload".
+	Verb string
+	// Units are the units of which one is active on a node.
+	Units []string
+}
+
+func (r Restart) String() string {
+	return "systemctl " + r.Verb + " " + strings.Join(r.Units, " or ")
+}
+
+// Run runs the command for the unit that is active. out gets what systemctl prints.
+func (r Restart) Run(ctx context.Context, out io.Writer) error {
+	for _, unit := range r.Units {
+		if len(r.Units) > 1 && exec.CommandContext(ctx, "systemctl", "is-active", "--quiet", unit).Run() != nil {
+			continue
+		}
+		if err := systemctl(ctx, out, r.Verb, unit); err != nil {
+			// A second installation changes nothing, and so restarts nothing.
+			return fmt.Errorf("systemctl %[1]s %[2]s: %[3]w: the files are changed and stay so; `journalctl -u %[2]s` says why, then run `systemctl %[1]s %[2]s` by hand",
+				r.Verb, unit, err)
+		}
+		return nil
+	}
+	return fmt.Errorf("none of %s is active: nothing was restarted; the files are changed and count from its next start on", strings.Join(r.Units, ", "))
+}
+
+// StartUnit runs the installed unit of `nvidia-shimctl prepare`.
+func StartUnit(ctx context.Context, out io.Writer) error {
+	for _, args := range [][]string{{"daemon-reload"}, {"restart", UnitName}} {
+		if err := systemctl(ctx, out, args...); err != nil {
+			return fmt.Errorf("systemctl %s: %w: `journalctl -u %s` says why", args[0], err, UnitName)
+		}
+	}
+	return nil
+}
+
+func systemctl(ctx context.Context, out io.Writer, args ...string) error {
+	cmd := exec.CommandContext(ctx, "systemctl", args...)
+	cmd.Stdout, cmd.Stderr = out, out
+	return cmd.Run()
+}

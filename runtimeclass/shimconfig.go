@@ -1,0 +1,70 @@
+package runtimeclass
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+)
+
+// The first lines of a configuration of the shim that install wrote. The sum between them tells a
+// file that is as it was written from one that the operator changed.
+const (
+	configMark     = "# Made by nvidia-shimctl install --from-toolkit, sum "
+	configMarkRest = ".\n# Uninstall removes this file while it is unchanged; edit it, and it is yours.\n"
+)
+
+// ErrExists means that install would have to overwrite a file of the operator's.
+var ErrExists = errors.New("it is not overwritten")
+
+// marked is a configuration with the first lines.
+func marked(body string) []byte {
+	sum := sha256.Sum256([]byte(body))
+	return []byte(configMark + hex.EncodeToString(sum[:8]) + configMarkRest + body)
+}
+
+// unchanged reports whether text is as install wrote it.
+func unchanged(text []byte) bool {
+	_, body, ok := strings.Cut(string(text), configMarkRest)
+	return ok && string(text) == string(marked(body))
+}
+
+// installConfig returns the change that writes a configuration of the shim. A file with the same
+// settings stays; one with others that install did not write is ErrExists.
+func (h Host) installConfig(path, body string) (Change, error) {
+	now, err := h.read(path)
+	if err != nil {
+		return Change{}, err
+	}
+	change := Change{Kind: OtherFile, Path: path, Before: now}
+	if now == nil || unchanged(now) {
+		if body != "" {
+			change.After = marked(body)
+		}
+		return change, nil
+	}
+	old, errOld := decode(now)
+	fresh, err := decode([]byte(body))
+	if err == nil && (errOld != nil || !reflect.DeepEqual(old, fresh)) {
+		err = fmt.Errorf("%s is there and is yours: %w: remove it, or add to it by hand what --dry-run shows", path, ErrExists)
+	}
+	change.After = now
+	return change, err
+}
+
+// uninstallConfig returns the changes that remove what installConfig wrote, and a note about a file
+// that was changed since and stays.
+func (h Host) uninstallConfig(path string) ([]Change, []string, error) {
+	now, err := h.read(path)
+	switch {
+	case err != nil:
+		return nil, nil, err
+	case unchanged(now):
+		return []Change{{OtherFile, path, now, nil}}, nil, nil
+	case strings.HasPrefix(string(now), configMark):
+		return nil, []string{path + " stays: it was changed since --from-toolkit wrote it"}, nil
+	}
+	return nil, nil, nil
+}

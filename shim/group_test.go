@@ -1,0 +1,118 @@
+package shim
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	ctrdshim "github.com/containerd/containerd/v2/pkg/shim"
+	"golang.org/x/sys/unix"
+)
+
+func TestGroupOf(t *testing.T) {
+	for config, want := range map[string]string{
+		`{"annotations":{"io.kubernetes.cri.sandbox-id": "pod"}}`:                                  "pod",
+		`{"annotations":{"io.kubernetes.cri.sandbox-id":"pod","io.containerd.runc.v2.group":"g"}}`: "g",
+		`{"annotations":{"io.containerd.runc.v2.group":"","io.kubernetes.cri.sandbox-id":"pod"}}`:  "",
+		`{"process":{"env":["\"io.kubernetes.cri.sandbox-id\":\"x\""]},"annotations":{}}`:          "",
+		`{"x":{"annotations":{"io.kubernetes.cri.sandbox-id":"x"}}}`:                               "",
+		`{"annotations":`: "",
+		``:                "",
+	} {
+		dir := t.TempDir()
+		if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got := groupOf(dir); got != want {
+			t.Errorf("%s: got %q, want %q", config, got, want)
+		}
+	}
+	if got := groupOf("/nonexistent"); got != "" {
+		t.Errorf("got %q without a configuration", got)
+	}
+}
+
+// groupMember makes the bundle of a container of group g the working directory, and returns the
+// parameters of its `start` and the path of the group's socket.
+func groupMember(t *testing.T) (ctx context.Context, params *bootapi.BootstrapParams, socket string) {
+	t.Helper()
+	bundle := t.TempDir()
+	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"annotations":{"io.containerd.runc.v2.group":"g"}}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(bundle)
+	// A socket's path has a limit that t.TempDir may exceed.
+	sockets, err := os.MkdirTemp("", "s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(sockets) })
+	params = &bootapi.BootstrapParams{InstanceID: "c1", Namespace: "ns", ContainerdGrpcAddress: "/run/c.sock", SocketDir: &sockets}
+	ctx = namespaces.WithNamespace(t.Context(), "ns")
+	address, err := ctrdshim.CreateSocketAddress(ctx, sockets, "/run/c.sock", "g", false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ctx, params, strings.TrimPrefix(address, "unix://")
+}
+
+// listen makes a socket whose queue holds one connection.
+func listen(t *testing.T, path string) (fd int) {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = unix.Bind(fd, &unix.SockaddrUnix{Name: path})
+	}
+	if err == nil {
+		err = unix.Listen(fd, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return fd
+}
+
+// The embedded manager takes a shim for dead that it cannot connect to within 100 ms.
+func TestStartJoinsTheGroupsShimHoweverLongItTakes(t *testing.T) {
+	ctx, params, socket := groupMember(t)
+	fd := listen(t, socket)
+	defer unix.Close(fd)
+	if !connects(socket) { // the queue is full now
+		t.Fatal("cannot connect")
+	}
+	time.AfterFunc(300*time.Millisecond, func() {
+		if conn, _, err := unix.Accept(fd); err == nil {
+			unix.Close(conn)
+		}
+	})
+	embedded := &embeddedManager{address: "unix:///another"}
+	result, err := (&shimManager{Shim: embedded}).Start(ctx, params)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if embedded.params != nil || result.GetAddress() != "unix://"+socket || result.GetVersion() != 3 || result.GetProtocol() != "ttrpc" {
+		t.Errorf("got %v; a second shim was started: %v", result, embedded.params != nil)
+	}
+	if data, err := os.ReadFile("address"); err != nil || string(data) != result.GetAddress() {
+		t.Errorf("address: %q, %v", data, err)
+	}
+}
+
+func TestStartDoesNotJoinADeadShim(t *testing.T) {
+	ctx, params, socket := groupMember(t)
+	start := func(state string) {
+		embedded := &embeddedManager{address: "unix:///new"}
+		result, err := (&shimManager{Shim: embedded}).Start(ctx, params)
+		if err != nil || result.GetAddress() != embedded.address {
+			t.Errorf("%s: got %v, %v", state, result, err)
+		}
+	}
+	start("no socket")
+	unix.Close(listen(t, socket))
+	start("a socket without a listener")
+}

@@ -1,0 +1,372 @@
+package shim
+
+import (
+	"context"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+
+	eventsapi "github.com/containerd/containerd/api/events"
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types"
+	runcoptions "github.com/containerd/containerd/api/types/runc/options"
+	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
+	"github.com/containerd/containerd/v2/core/events"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/anypb"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+)
+
+// fakeTasks is an embedded service whose containers are this process, so that no mask can be
+// attached to them: it would be the host's.
+type fakeTasks struct {
+	taskapi.TTRPCTaskService
+	calls     []string
+	createErr error
+	deleteErr error
+	// onCreate is called by Create.
+	onCreate func(*taskapi.CreateTaskRequest)
+}
+
+func (f *fakeTasks) Create(_ context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
+	f.calls = append(f.calls, "create")
+	if f.onCreate != nil {
+		f.onCreate(r)
+	}
+	if f.createErr != nil {
+		return nil, f.createErr
+	}
+	return &taskapi.CreateTaskResponse{Pid: uint32(os.Getpid())}, nil
+}
+
+func (f *fakeTasks) Start(context.Context, *taskapi.StartRequest) (*taskapi.StartResponse, error) {
+	f.calls = append(f.calls, "start")
+	return &taskapi.StartResponse{Pid: uint32(os.Getpid())}, nil
+}
+
+func (f *fakeTasks) Kill(context.Context, *taskapi.KillRequest) (*emptypb.Empty, error) {
+	f.calls = append(f.calls, "kill")
+	return &emptypb.Empty{}, nil
+}
+
+func (f *fakeTasks) Wait(context.Context, *taskapi.WaitRequest) (*taskapi.WaitResponse, error) {
+	return &taskapi.WaitResponse{}, nil
+}
+
+func (f *fakeTasks) Delete(context.Context, *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
+	f.calls = append(f.calls, "delete")
+	return &taskapi.DeleteResponse{}, f.deleteErr
+}
+
+func (f *fakeTasks) Shutdown(context.Context, *taskapi.ShutdownRequest) (*emptypb.Empty, error) {
+	f.calls = append(f.calls, "shutdown")
+	return &emptypb.Empty{}, nil
+}
+
+// serviceAround returns a Service with f embedded.
+func serviceAround(f *fakeTasks) (*Service, *publisher) {
+	p := &publisher{}
+	return newService(f, &createEvents{Publisher: p}), p
+}
+
+// publisher keeps what is published.
+type publisher struct{ published []events.Event }
+
+func (p *publisher) Publish(_ context.Context, _ string, e events.Event) error {
+	p.published = append(p.published, e)
+	return nil
+}
+
+func (p *publisher) Close() error { return nil }
+
+// inOwnMounts runs the calling test in a process with its own mount namespace, so that its mounts
+// are never the host's. It reports whether this is that process.
+func inOwnMounts(t *testing.T) bool {
+	t.Helper()
+	const inside = "SHIM_TEST_INSIDE"
+	if os.Getenv(inside) != "" {
+		return true
+	}
+	cmd := exec.Command("/proc/self/exe", "-test.run=^"+t.Name()+"$", "-test.v")
+	cmd.Env = append(os.Environ(), inside+"=1")
+	// The os package makes the mounts of the new namespace private.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+		t.Errorf("%v\n%s", err, out)
+	}
+	return false
+}
+
+// simulatedHost prepares a host with a simulated driver and the bundle of a container that asks for
+// a GPU.
+func simulatedHost(t *testing.T) (bundle string) {
+	t.Helper()
+	d := simtest.New(t, sim.Options{GPUs: 1})
+	t.Setenv(config.EnvFile, d.ConfigPath)
+	t.Cleanup(func() {
+		st, err := state.Open(d.StateDir)
+		if err == nil {
+			err = errors.Join(view.RemoveAll(st), st.Remove())
+		}
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	return gpuBundle(t)
+}
+
+func gpuBundle(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	raw, err := json.Marshal(&specs.Spec{
+		Root:    &specs.Root{Path: "rootfs"},
+		Process: &specs.Process{Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}},
+		Mounts:  []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
+		Linux:   &specs.Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.MountNamespace}}},
+	})
+	if err == nil {
+		err = os.WriteFile(filepath.Join(dir, "config.json"), raw, 0o600)
+	}
+	if err == nil {
+		err = os.Mkdir(filepath.Join(dir, "rootfs"), 0o755)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+// Invariant I8.
+func TestAContainerWithoutItsMaskIsNeverStarted(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	f := &fakeTasks{deleteErr: errors.New("runc is gone")}
+	dir := simulatedHost(t)
+	s, _ := serviceAround(f)
+	_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir})
+	if err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
+		t.Fatalf("create: %v", err)
+	}
+	_, err = s.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
+	if !errdefs.IsFailedPrecondition(errgrpc.ToNative(err)) {
+		t.Errorf("start: %v", err)
+	}
+	if slices.Contains(f.calls, "start") {
+		t.Errorf("the container was started: %v", f.calls)
+	}
+	// It can be deleted later, and the id is free then.
+	f.deleteErr = nil
+	if _, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); err != nil || !s.reserve("c") {
+		t.Errorf("delete: %v, the id is in use", err)
+	}
+}
+
+func TestAContainerWhoseMaskFailedIsDestroyed(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	dir := simulatedHost(t)
+	for checkpoint, want := range map[string][]string{
+		"": {"create", "kill", "delete"},
+		// A container that runc restores has no process until Start.
+		"/checkpoint": {"create", "start", "kill", "delete"},
+	} {
+		f := &fakeTasks{}
+		s, _ := serviceAround(f)
+		_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir, Checkpoint: checkpoint})
+		if checkpoint != "" && err == nil {
+			_, err = s.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
+		}
+		if err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
+			t.Errorf("%q: %v", checkpoint, err)
+		}
+		if !slices.Equal(f.calls, want) || !s.reserve("c") {
+			t.Errorf("%q: calls %v, want %v and a free id", checkpoint, f.calls, want)
+		}
+	}
+}
+
+func TestASecondContainerOfTheSameIDDoesNotDisturbTheFirst(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	f := &fakeTasks{}
+	dir := simulatedHost(t)
+	s, _ := serviceAround(f)
+	s.reserve("c")
+	s.update("c", gpuContainer{ready: true})
+	_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir})
+	if !errdefs.IsAlreadyExists(errgrpc.ToNative(err)) || len(f.calls) > 0 {
+		t.Errorf("error %v, calls %v", err, f.calls)
+	}
+	if _, err := s.Start(t.Context(), &taskapi.StartRequest{ID: "c"}); err != nil {
+		t.Errorf("the first container: %v", err)
+	}
+}
+
+// The embedded service publishes its events in another goroutine, maybe after Create has returned.
+func TestTheCreateEventHasTheMountsOfTheRootFileSystem(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	f := &fakeTasks{}
+	dir := simulatedHost(t)
+	s, p := serviceAround(f)
+	image := filepath.Join(t.TempDir(), "image")
+	if err := os.Mkdir(image, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	mounts := []*types.Mount{{Type: "bind", Source: image, Options: []string{"rbind", "rw"}}}
+	// A restore has no process yet, and therefore no mask to fail.
+	r := &taskapi.CreateTaskRequest{ID: "c", Bundle: dir, Rootfs: mounts, Checkpoint: "/checkpoint"}
+	f.onCreate = func(r *taskapi.CreateTaskRequest) {
+		if r.Rootfs != nil {
+			t.Error("the embedded service would mount the root file system again")
+		}
+	}
+	if _, err := s.Create(t.Context(), r); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.events.Publish(t.Context(), "/tasks/create", &eventsapi.TaskCreate{ContainerID: "c"}); err != nil {
+		t.Fatal(err)
+	}
+	if e := p.published[0].(*eventsapi.TaskCreate); len(e.Rootfs) != 1 || e.Rootfs[0].Source != image {
+		t.Errorf("the event has the mounts %v", e.Rootfs)
+	}
+	if _, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); err != nil {
+		t.Fatal(err)
+	}
+
+	// Without a container there is no event.
+	f.createErr = errors.New("runc create failed")
+	r.Rootfs, r.Bundle = mounts, gpuBundle(t)
+	if _, err := s.Create(t.Context(), r); err == nil {
+		t.Fatal("created")
+	}
+	s.events.rootfs.Range(func(id, _ any) bool { t.Errorf("mounts of %v are kept", id); return true })
+	if !s.reserve("c") {
+		t.Error("the id of the failed container is in use")
+	}
+}
+
+// plainBundle returns the bundle of a container without a GPU request.
+func plainBundle(t *testing.T, config string) string {
+	t.Helper()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func TestCreateOpensTheConfigurationOnce(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	for name, dir := range map[string]string{"with a GPU": simulatedHost(t), "without a GPU": plainBundle(t, "{}")} {
+		fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Close(fd)
+		if _, err := unix.InotifyAddWatch(fd, filepath.Join(dir, "config.json"), unix.IN_OPEN|unix.IN_CLOSE); err != nil {
+			t.Fatal(err)
+		}
+		s, _ := serviceAround(&fakeTasks{})
+		// A restore has no process yet, and therefore no mask to fail.
+		if _, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir, Checkpoint: "/checkpoint"}); err != nil {
+			t.Fatal(err)
+		}
+		events, opens := make([]byte, 4096), 0
+		n, _ := unix.Read(fd, events)
+		for ; n >= unix.SizeofInotifyEvent; n -= unix.SizeofInotifyEvent {
+			if binary.NativeEndian.Uint32(events[n-12:])&unix.IN_OPEN != 0 {
+				opens++
+			}
+		}
+		if opens != 1 {
+			t.Errorf("%s: config.json was opened %d times", name, opens)
+		}
+	}
+}
+
+// In a group the Delete of one container is followed by Shutdown, maybe while another one is
+// created. A daemon that gives up on a Create calls Shutdown for the same container.
+func TestShutdownDuringACreate(t *testing.T) {
+	for _, tc := range []struct {
+		shutdown string
+		want     []string
+	}{
+		{"deleted", []string{"create"}},
+		{"created", []string{"create", "shutdown"}},
+	} {
+		f := &fakeTasks{}
+		s, _ := serviceAround(f)
+		f.onCreate = func(*taskapi.CreateTaskRequest) {
+			if _, err := s.Shutdown(t.Context(), &taskapi.ShutdownRequest{ID: tc.shutdown}); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "created", Bundle: plainBundle(t, "{}")}); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(f.calls, tc.want) {
+			t.Errorf("Shutdown of %q: calls %v, want %v", tc.shutdown, f.calls, tc.want)
+		}
+		if _, err := s.Shutdown(t.Context(), &taskapi.ShutdownRequest{ID: tc.shutdown}); err != nil || !slices.Equal(f.calls, append(tc.want, "shutdown")) {
+			t.Errorf("Shutdown of %q after Create: %v, calls %v", tc.shutdown, err, f.calls)
+		}
+	}
+}
+
+// Docker's daemon.json and nerdctl send a type and at most a path. The cgroup path shows whether
+// systemd manages the cgroup.
+func TestTheCgroupDriverFollowsTheCgroupPath(t *testing.T) {
+	none := &anypb.Any{TypeUrl: "runtimeoptions.v1.Options", Value: marshal(t, &runtimeoptions.Options{TypeUrl: "io.containerd.nvidia.v2.Options"})}
+	set := &anypb.Any{TypeUrl: "containerd.runc.v1.Options", Value: marshal(t, &runcoptions.Options{Root: "/r", SystemdCgroup: true})}
+	for _, tc := range []struct {
+		config  string
+		message *anypb.Any
+		want    *runcoptions.Options
+	}{
+		{`{"linux":{"cgroupsPath":"system.slice:docker:abc"}}`, nil, &runcoptions.Options{SystemdCgroup: true}},
+		{`{"linux":{"cgroupsPath":"user.slice:nerdctl:abc"}}`, none, &runcoptions.Options{SystemdCgroup: true}},
+		{`{"linux":{"cgroupsPath":"/docker/abc"}}`, none, &runcoptions.Options{}},
+		{`{"linux":{"cgroupsPath":"/docker/abc"}}`, set, &runcoptions.Options{Root: "/r"}},
+		{`{"linux":{"cgroupsPath":"system.slice:docker:abc"}}`, set, &runcoptions.Options{Root: "/r", SystemdCgroup: true}},
+		{`{"annotations":{"cgroupsPath":"/x"},"linux":{"cgroupsPath":"a.slice:b:c"}}`, nil, &runcoptions.Options{SystemdCgroup: true}},
+		{`{"annotations":{"cgroupsPath":"a.slice:b:c"},"linux":{}}`, nil, &runcoptions.Options{}},
+		{`{"linux":{}}`, set, &runcoptions.Options{Root: "/r", SystemdCgroup: true}},
+		{`{"linux":7}`, set, &runcoptions.Options{Root: "/r", SystemdCgroup: true}},
+	} {
+		var got runcoptions.Options
+		s, _ := serviceAround(&fakeTasks{onCreate: func(r *taskapi.CreateTaskRequest) {
+			if err := r.Options.UnmarshalTo(&got); err != nil {
+				t.Error(err)
+			}
+		}})
+		r := &taskapi.CreateTaskRequest{ID: "c", Bundle: plainBundle(t, tc.config), Options: tc.message}
+		if _, err := s.Create(t.Context(), r); err != nil || !proto.Equal(&got, tc.want) {
+			t.Errorf("%s with %v: %v, %v", tc.config, tc.message, &got, err)
+		}
+	}
+}
