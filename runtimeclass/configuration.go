@@ -31,34 +31,22 @@ type Configuration struct {
 	Default  string
 	// CRIDisabled says that the plugin that serves Kubernetes is switched off.
 	CRIDisabled bool
-	// CDI is CRI's enable_cdi, which containerd up to 2.3 reads; nil if it is not set.
-	CDI *bool
 }
 
 // SystemdCgroup is the option of the default runtime; nil if it is not set.
-func (c *Configuration) SystemdCgroup() *bool {
+func (c Configuration) SystemdCgroup() *bool {
 	if v, ok := c.Runtimes[c.Default].Options["SystemdCgroup"].(bool); ok {
 		return &v
 	}
 	return nil
 }
 
-// ParseConfiguration reads one text: a file without imports, or the output of
-// `containerd config dump`.
-func ParseConfiguration(text []byte) (*Configuration, error) {
-	f, err := parseFile("", text, Version{})
-	if err != nil {
-		return nil, err
-	}
-	return effective([]configFile{f}), nil
-}
-
 // ReadConfiguration reads a configuration with its imports. A missing file is an empty
 // configuration.
-func ReadConfiguration(h Host, name string) (*Configuration, error) {
+func ReadConfiguration(h Host, name string) (Configuration, error) {
 	files, err := h.load(name, true)
 	if err != nil {
-		return nil, err
+		return Configuration{}, err
 	}
 	return effective(files), nil
 }
@@ -145,8 +133,8 @@ func (f configFile) imports() []string {
 }
 
 // effective merges files as containerd 2.1 and later do.
-func effective(files []configFile) *Configuration {
-	c := &Configuration{Runtimes: map[string]Runtime{}, Default: "runc"}
+func effective(files []configFile) Configuration {
+	c := Configuration{Runtimes: map[string]Runtime{}, Default: "runc"}
 	cri := map[string]any{}
 	for _, f := range files {
 		merge(cri, f.cri)
@@ -157,9 +145,6 @@ func effective(files []configFile) *Configuration {
 	}
 	if name, _ := lookup(cri, "containerd", "default_runtime_name").(string); name != "" {
 		c.Default = name
-	}
-	if on, ok := lookup(cri, "enable_cdi").(bool); ok {
-		c.CDI = &on
 	}
 	for name, v := range table(cri, "containerd", "runtimes") {
 		t, ok := v.(map[string]any)

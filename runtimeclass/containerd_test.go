@@ -413,6 +413,16 @@ func daemons(t *testing.T) []string {
 	return programs
 }
 
+// parsed is what one text says about runtimes.
+func parsed(t *testing.T, text []byte) Configuration {
+	t.Helper()
+	f, err := parseFile("", text, Version{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return effective([]configFile{f})
+}
+
 // containerd's own reading of the result.
 func TestContainerdReadsTheResult(t *testing.T) {
 	all := daemons(t)
@@ -455,10 +465,7 @@ func TestContainerdReadsTheResult(t *testing.T) {
 				if err != nil {
 					t.Fatalf("config dump: %v", err)
 				}
-				got, err := ParseConfiguration(dump)
-				if err != nil {
-					t.Fatal(err)
-				}
+				got := parsed(t, dump)
 				r := got.Runtimes[reg.Handler]
 				byName := version.AtLeast(2, 4, 0) && reg.inPath() || !version.AtLeast(1, 7, 0)
 				if !r.Ours() || (r.Type == RuntimeType) != byName || !byName && r.Path != reg.shim() || got.Default != c.theDefault {

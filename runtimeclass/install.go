@@ -49,23 +49,23 @@ func Install(h Host, o Options) (Plan, error) {
 	if err != nil {
 		return Plan{}, err
 	}
-	changes, notes := append(programs, p.Changes...), p.Notes
+	p.Changes = append(programs, p.Changes...)
 	if o.PrepareUnit {
 		unit, err := h.installUnit(o.Registration.BinDir)
 		if err != nil {
 			return Plan{}, err
 		}
-		changes = append(changes, unit...)
-		notes = append(notes, fmt.Sprintf("%s runs at every boot; for now: systemctl daemon-reload && systemctl start %s", UnitName, UnitName))
+		p.Changes = append(p.Changes, unit...)
+		p.Notes = append(p.Notes, fmt.Sprintf("%s runs at every boot; for now: systemctl daemon-reload && systemctl start %s", UnitName, UnitName))
 	}
 	if o.WriteShimConfig {
 		config, err := h.installConfig(o.ShimConfig, o.ShimSettings)
 		if err != nil {
 			return Plan{}, err
 		}
-		changes = append(changes, config)
+		p.Changes = append(p.Changes, config)
 	}
-	return Plan{Host: h, Handler: p.Handler, Changes: changes, Notes: notes, Restart: p.Restart}, nil
+	return p, nil
 }
 
 // registerWith plans the registration alone.
@@ -86,18 +86,16 @@ func Uninstall(h Host, o Options) (Plan, error) {
 	if err != nil {
 		return Plan{}, err
 	}
-	notes := p.Notes
 	if !p.Changed() {
-		notes = append(notes, "nothing of this program is registered here")
+		p.Notes = append(p.Notes, "nothing of this program is registered here")
 	}
 	unit, err := h.uninstallUnit(o.Registration.BinDir)
 	if err != nil {
 		return Plan{}, err
 	}
-	config, more, err := h.uninstallConfig(o.ShimConfig)
-	return Plan{
-		Host: h, Changes: slices.Concat(p.Changes, unit, config), Notes: append(notes, more...), Restart: p.Restart,
-	}, err
+	config, notes, err := h.uninstallConfig(o.ShimConfig)
+	p.Changes, p.Notes = slices.Concat(p.Changes, unit, config), append(p.Notes, notes...)
+	return p, err
 }
 
 func unregisterFrom(h Host, o Options) (Plan, error) {

@@ -184,10 +184,7 @@ func TestKindCluster(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			c, err := ParseConfiguration(text)
-			if err != nil {
-				t.Fatal(err)
-			}
+			c := parsed(t, text)
 			if r := c.Runtimes[reg.Handler]; r.Path != "/usr/local/bin/"+ShimName || r.Type != stockType || (c.Default == reg.Handler) != reg.Default || c.Runtimes["runc"].Type == "" {
 				t.Errorf("%s: %+v, default %q", name, c.Runtimes, c.Default)
 			}

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"fmt"
 	"regexp"
-	"slices"
-	"strings"
 
 	"go.yaml.in/yaml/v3"
 )
@@ -27,17 +25,9 @@ type Manifest struct {
 	// `no runtime for "nvidia" is configured`.
 	NodeSelector map[string]string
 	Tolerations  []Toleration
-	// Overhead is what a pod costs beyond its containers: resource to quantity.
-	Overhead map[string]string
 }
 
-var (
-	dnsLabel  = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
-	dnsName   = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-	labelName = regexp.MustCompile(`^[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$`)
-	quantity  = regexp.MustCompile(`^([0-9]+(\.[0-9]*)?|\.[0-9]+)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][-+]?[0-9]+)?$`)
-	effects   = []string{"", "NoSchedule", "PreferNoSchedule", "NoExecute"}
-)
+var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 // ValidHandler returns an error unless name can be a RuntimeClass handler: a DNS label (RFC 1123),
 // as the API server demands.
@@ -48,50 +38,13 @@ func ValidHandler(name string) error {
 	return nil
 }
 
-// qualifiedName reports whether key can be that of a label or taint.
-func qualifiedName(key string) bool {
-	prefix, name, found := strings.Cut(key, "/")
-	if !found {
-		return labelName.MatchString(key)
-	}
-	return len(prefix) <= 253 && dnsName.MatchString(prefix) && labelName.MatchString(name)
-}
-
-func (m Manifest) validate() error {
-	if len(m.Name) > 253 || !dnsName.MatchString(m.Name) {
-		return fmt.Errorf("name %.256q is not a DNS name", m.Name)
-	}
-	for k, v := range m.NodeSelector {
-		if !qualifiedName(k) || v != "" && !labelName.MatchString(v) {
-			return fmt.Errorf("node selector %.256q is not a label", k+"="+v)
-		}
-	}
-	for _, t := range m.Tolerations {
-		if !qualifiedName(t.Key) || t.Value != "" && !labelName.MatchString(t.Value) {
-			return fmt.Errorf("toleration %.256q is not a taint", t.Key+"="+t.Value)
-		}
-		if !slices.Contains(effects, t.Effect) {
-			return fmt.Errorf("toleration of %q: effect %.256q is not one of %s", t.Key, t.Effect, strings.Join(effects[1:], ", "))
-		}
-	}
-	for k, v := range m.Overhead {
-		if !qualifiedName(k) || !quantity.MatchString(v) {
-			return fmt.Errorf("overhead %.256q is not a resource and its quantity, as memory=16Mi", k+"="+v)
-		}
-	}
-	return ValidHandler(m.Handler)
-}
-
-// YAML is the manifest for `kubectl apply -f`.
+// YAML is the manifest for `kubectl apply -f`. The API server checks the other values.
 func (m Manifest) YAML() ([]byte, error) {
-	if err := m.validate(); err != nil {
+	if err := ValidHandler(m.Handler); err != nil {
 		return nil, err
 	}
 	object := map[string]any{
 		"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": map[string]string{"name": m.Name}, "handler": m.Handler,
-	}
-	if len(m.Overhead) > 0 {
-		object["overhead"] = map[string]any{"podFixed": m.Overhead}
 	}
 	scheduling := map[string]any{}
 	if len(m.NodeSelector) > 0 {

@@ -9,8 +9,9 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"strconv"
-	"strings"
+	"slices"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // Programs are what an installation puts into its directory.
@@ -46,11 +47,9 @@ func (h Host) installPrograms(from, binDir string) ([]Change, error) {
 
 // RemovePrograms removes the programs, unless a process runs the directory's shim: containerd needs
 // the file to clean up after it. It returns the paths that stay.
-func (h Host) RemovePrograms(binDir, proc string) (stay []string, err error) {
-	running, err := isRunning(h.real(path.Join(binDir, ShimName)), proc)
-	if err != nil {
-		return nil, err
-	}
+func (h Host) RemovePrograms(binDir string, proc procfs.FS) (stay []string, err error) {
+	shim := h.real(path.Join(binDir, ShimName))
+	running := slices.ContainsFunc(proc.Named(ShimName), func(p procfs.Process) bool { return p.Program == shim })
 	for _, name := range Programs {
 		p := path.Join(binDir, name)
 		if _, err := os.Lstat(h.real(p)); errors.Is(err, fs.ErrNotExist) {
@@ -65,23 +64,4 @@ func (h Host) RemovePrograms(binDir, proc string) (stay []string, err error) {
 		}
 	}
 	return stay, nil
-}
-
-// isRunning reports whether a process executes the program, or a file that it has replaced.
-func isRunning(program, proc string) (bool, error) {
-	entries, err := os.ReadDir(proc)
-	if err != nil {
-		return false, err
-	}
-	for _, e := range entries {
-		if _, err := strconv.Atoi(e.Name()); err != nil {
-			continue
-		}
-		// A process may end meanwhile.
-		exe, err := os.Readlink(filepath.Join(proc, e.Name(), "exe"))
-		if err == nil && strings.TrimSuffix(exe, " (deleted)") == program {
-			return true, nil
-		}
-	}
-	return false, nil
 }

@@ -3,7 +3,6 @@ package runtimeclass
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"reflect"
 	"strings"
@@ -15,9 +14,6 @@ const (
 	configMark     = "# Made by nvidia-shimctl install --from-toolkit, sum "
 	configMarkRest = ".\n# Uninstall removes this file while it is unchanged; edit it, and it is yours.\n"
 )
-
-// ErrExists means that install would have to overwrite a file of the operator's.
-var ErrExists = errors.New("it is not overwritten")
 
 // marked is a configuration with the first lines.
 func marked(body string) []byte {
@@ -32,7 +28,7 @@ func unchanged(text []byte) bool {
 }
 
 // installConfig returns the change that writes a configuration of the shim. A file with the same
-// settings stays; one with others that install did not write is ErrExists.
+// settings stays; one with others that install did not write is an error.
 func (h Host) installConfig(path, body string) (Change, error) {
 	now, err := h.read(path)
 	if err != nil {
@@ -48,7 +44,7 @@ func (h Host) installConfig(path, body string) (Change, error) {
 	old, errOld := decode(now)
 	fresh, err := decode([]byte(body))
 	if err == nil && (errOld != nil || !reflect.DeepEqual(old, fresh)) {
-		err = fmt.Errorf("%s is there and is yours: %w: remove it, or add to it by hand what --dry-run shows", path, ErrExists)
+		err = fmt.Errorf("%s is there and is yours: it is not overwritten: remove it, or add to it by hand\n%s", path, strings.TrimSpace(body))
 	}
 	change.After = now
 	return change, err

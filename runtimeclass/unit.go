@@ -21,11 +21,8 @@ var prepareUnit string
 // unitMark begins a unit that is ours to replace and remove.
 const unitMark = "# Made by nvidia-shimctl"
 
-// PrepareUnit is the text of the unit, for programs in a directory.
-func PrepareUnit(binDir string) (string, error) {
-	if err := (Registration{Handler: DefaultHandler, BinDir: binDir}).validate(); err != nil {
-		return "", err
-	}
+// unitText is the text of the unit, for programs in a directory.
+func unitText(binDir string) (string, error) {
 	// systemd takes a blank for the end of the program's name, and % for a specifier.
 	if strings.ContainsAny(binDir, " \t%;$") {
 		return "", fmt.Errorf("directory %.256q of the programs cannot be in a unit of systemd", binDir)
@@ -36,7 +33,7 @@ func PrepareUnit(binDir string) (string, error) {
 // installUnit returns the changes that write and enable the unit. Another program's unit of that
 // name is an error.
 func (h Host) installUnit(binDir string) ([]Change, error) {
-	text, err := PrepareUnit(binDir)
+	text, err := unitText(binDir)
 	if err != nil {
 		return nil, err
 	}

@@ -25,9 +25,7 @@ func TestGroupOf(t *testing.T) {
 		``:                "",
 	} {
 		dir := t.TempDir()
-		if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
 		if got := groupOf(dir); got != want {
 			t.Errorf("%s: got %q, want %q", config, got, want)
 		}
@@ -42,22 +40,16 @@ func TestGroupOf(t *testing.T) {
 func groupMember(t *testing.T) (ctx context.Context, params *bootapi.BootstrapParams, socket string) {
 	t.Helper()
 	bundle := t.TempDir()
-	if err := os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"annotations":{"io.containerd.runc.v2.group":"g"}}`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"annotations":{"io.containerd.runc.v2.group":"g"}}`), 0o600))
 	t.Chdir(bundle)
 	// A socket's path has a limit that t.TempDir may exceed.
 	sockets, err := os.MkdirTemp("", "s")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(func() { os.RemoveAll(sockets) })
 	params = &bootapi.BootstrapParams{InstanceID: "c1", Namespace: "ns", ContainerdGrpcAddress: "/run/c.sock", SocketDir: &sockets}
 	ctx = namespaces.WithNamespace(t.Context(), "ns")
 	address, err := ctrdshim.CreateSocketAddress(ctx, sockets, "/run/c.sock", "g", false)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return ctx, params, strings.TrimPrefix(address, "unix://")
 }
 
@@ -71,9 +63,7 @@ func listen(t *testing.T, path string) (fd int) {
 	if err == nil {
 		err = unix.Listen(fd, 0)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return fd
 }
 
@@ -92,9 +82,7 @@ func TestStartJoinsTheGroupsShimHoweverLongItTakes(t *testing.T) {
 	})
 	embedded := &embeddedManager{address: "unix:///another"}
 	result, err := (&shimManager{Shim: embedded}).Start(ctx, params)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if embedded.params != nil || result.GetAddress() != "unix://"+socket || result.GetVersion() != 3 || result.GetProtocol() != "ttrpc" {
 		t.Errorf("got %v; a second shim was started: %v", result, embedded.params != nil)
 	}

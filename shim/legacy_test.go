@@ -21,9 +21,7 @@ import (
 func marshal(t testing.TB, m proto.Message) []byte {
 	t.Helper()
 	data, err := proto.Marshal(m)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return data
 }
 
@@ -128,25 +126,17 @@ func withStdio(t *testing.T, input []byte, fn func()) string {
 	in, out := os.Stdin, os.Stdout
 	defer func() { os.Stdin, os.Stdout = in, out }()
 	name := filepath.Join(t.TempDir(), "stdio")
-	if err := os.WriteFile(name, input, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(name, input, 0o600))
 	stdin, err := os.Open(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer stdin.Close()
 	stdout, err := os.Create(name + ".out")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer stdout.Close()
 	os.Stdin, os.Stdout = stdin, stdout
 	fn()
 	data, err := os.ReadFile(stdout.Name())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return string(data)
 }
 

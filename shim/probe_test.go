@@ -40,13 +40,9 @@ func reap(t *testing.T) {
 func putProbe(t *testing.T, script string) {
 	t.Helper()
 	self, err := os.Readlink("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	name := filepath.Join(filepath.Dir(self), "nvidia-shimctl")
-	if err := os.WriteFile(name, []byte("#!/bin/sh\n"+script+"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(name, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 	t.Cleanup(func() { os.Remove(name) })
 }
 

@@ -34,6 +34,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // fakeTasks is an embedded service whose containers are this process, so that no mask can be
 // attached to them: it would be the host's.
 type fakeTasks struct {
@@ -148,9 +155,7 @@ func gpuBundle(t *testing.T) string {
 	if err == nil {
 		err = os.Mkdir(filepath.Join(dir, "rootfs"), 0o755)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return dir
 }
 
@@ -232,9 +237,7 @@ func TestTheCreateEventHasTheMountsOfTheRootFileSystem(t *testing.T) {
 	dir := simulatedHost(t)
 	s, p := serviceAround(f)
 	image := filepath.Join(t.TempDir(), "image")
-	if err := os.Mkdir(image, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Mkdir(image, 0o755))
 	mounts := []*types.Mount{{Type: "bind", Source: image, Options: []string{"rbind", "rw"}}}
 	// A restore has no process yet, and therefore no mask to fail.
 	r := &taskapi.CreateTaskRequest{ID: "c", Bundle: dir, Rootfs: mounts, Checkpoint: "/checkpoint"}
@@ -246,9 +249,7 @@ func TestTheCreateEventHasTheMountsOfTheRootFileSystem(t *testing.T) {
 	if _, err := s.Create(t.Context(), r); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.events.Publish(t.Context(), "/tasks/create", &eventsapi.TaskCreate{ContainerID: "c"}); err != nil {
-		t.Fatal(err)
-	}
+	check(t, s.events.Publish(t.Context(), "/tasks/create", &eventsapi.TaskCreate{ContainerID: "c"}))
 	if e := p.published[0].(*eventsapi.TaskCreate); len(e.Rootfs) != 1 || e.Rootfs[0].Source != image {
 		t.Errorf("the event has the mounts %v", e.Rootfs)
 	}
@@ -272,9 +273,7 @@ func TestTheCreateEventHasTheMountsOfTheRootFileSystem(t *testing.T) {
 func plainBundle(t *testing.T, config string) string {
 	t.Helper()
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
 	return dir
 }
 
@@ -284,9 +283,7 @@ func TestCreateOpensTheConfigurationOnce(t *testing.T) {
 	}
 	for name, dir := range map[string]string{"with a GPU": simulatedHost(t), "without a GPU": plainBundle(t, "{}")} {
 		fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		defer unix.Close(fd)
 		if _, err := unix.InotifyAddWatch(fd, filepath.Join(dir, "config.json"), unix.IN_OPEN|unix.IN_CLOSE); err != nil {
 			t.Fatal(err)

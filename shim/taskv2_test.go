@@ -74,20 +74,14 @@ func recordingService(t *testing.T, called *string) taskapi.TTRPCTaskService {
 func serve(t *testing.T, register func(*ttrpc.Server)) *ttrpc.Client {
 	t.Helper()
 	server, err := ttrpc.NewServer()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	register(server)
 	listener, err := net.Listen("unix", filepath.Join(t.TempDir(), "s"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	go func() { _ = server.Serve(context.Background(), listener) }()
 	t.Cleanup(func() { server.Close() })
 	conn, err := net.Dial("unix", listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	client := ttrpc.NewClient(conn)
 	t.Cleanup(func() { client.Close() })
 	return client

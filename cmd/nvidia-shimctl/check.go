@@ -20,16 +20,14 @@ func checkCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "containerd-config", Usage: "containerd's configuration `FILE` (default: containerd's, k3s's or RKE2's)"},
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM` (default: that of the running process, or the one in PATH)"},
-			&cli.BoolFlag{Name: "dump", Usage: "ask that program for the merged configuration instead of reading the files"},
-			&cli.StringFlag{Name: "kubelet-dir", Value: "/var/lib/kubelet", Usage: "the kubelet's `DIR`"},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if os.Geteuid() != 0 {
 				fmt.Fprintln(c.Root().ErrWriter, "nvidia-shimctl: not run as root: some files cannot be read, which looks like a problem")
 			}
 			findings := check.Node(ctx, check.Options{
-				Root: "/", Proc: procfs.Host, Config: c.String("config"), KubeletDir: c.String("kubelet-dir"),
-				Containerd: c.String("containerd"), ContainerdConfig: c.String("containerd-config"), Dump: c.Bool("dump"),
+				Root: "/", Proc: procfs.Host, Config: c.String("config"),
+				Containerd: c.String("containerd"), ContainerdConfig: c.String("containerd-config"),
 			})
 			return printFindings(c, findings)
 		},

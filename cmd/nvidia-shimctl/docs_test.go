@@ -50,7 +50,7 @@ func commandsPage(t *testing.T) string {
 	}
 	return "\n## Flags of every command\n" + strings.NewReplacer(
 		"\n\n\n# COMMANDS", "\n\n## Commands", "\n##", "\n###", "\n\n**--", "\n- **--", `=""`, "", " (default: false)", "",
-	).Replace("\n" + text)
+	).Replace("\n"+text)
 }
 
 // flags calls f for the visible flags of a command and of the commands below it.

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"io"
-	"strings"
 
 	"github.com/urfave/cli/v3"
 
@@ -57,17 +55,7 @@ func install(ctx context.Context, c *cli.Command) error {
 	}
 	dryRun := c.Bool("dry-run")
 	plan, err := runtimeclass.Install(host, o)
-	if errors.Is(err, runtimeclass.ErrExists) && dryRun {
-		// The operator wants to see what there is to add.
-		plan.Notes = strings.Split("  "+strings.ReplaceAll(strings.TrimSpace(report.Text), "\n", "\n  "), "\n")
-		if err := printInstallation(c, plan, report); err != nil {
-			return err
-		}
-	}
-	if err != nil {
-		return err
-	}
-	if !dryRun {
+	if err == nil && !dryRun {
 		err = plan.Apply()
 	}
 	if err != nil {

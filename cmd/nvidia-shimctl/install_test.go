@@ -152,21 +152,17 @@ func TestInstallRefuses(t *testing.T) {
 		status int
 		want   string
 	}{
-		"an unknown target":              {[]string{"install", "--target", "podman"}, 2, "podman"},
-		"a handler that is no label":     {[]string{"install", "--handler", "a_b"}, 2, "DNS label"},
-		"a flag of another target":       {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
-		"a relative configuration":       {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
-		"a restart of another root":      {[]string{"install", "--root", root, "--restart"}, 2, "--restart"},
-		"an argument":                    {[]string{"uninstall", "now"}, 2, "now"},
-		"a daemon that says nonsense":    {[]string{"install", "--root", root, "--containerd", daemon, "--from", from}, 1, "no version"},
-		"programs that are not there":    {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
-		"rke2 where there is none":       {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 1, "is not on this host"},
-		"a manifest with a wrong value":  {[]string{"manifest", "--overhead", "memory=much"}, 2, "memory=much"},
-		"a manifest with half a label":   {[]string{"manifest", "--node-selector", "gpu"}, 2, "K=V"},
-		"uninstall of a kind cluster":    {[]string{"uninstall", "--target", "kind"}, 2, "kind delete"},
-		"check with an argument":         {[]string{"check", "this"}, 2, "this"},
-		"a manifest with an argument":    {[]string{"manifest", "x"}, 2, "x"},
-		"a manifest with a wrong effect": {[]string{"manifest", "--toleration", "a:Never"}, 2, "Never"},
+		"an unknown target":            {[]string{"install", "--target", "podman"}, 2, "podman"},
+		"a handler that is no label":   {[]string{"install", "--handler", "a_b"}, 2, "DNS label"},
+		"a flag of another target":     {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
+		"a relative configuration":     {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
+		"a restart of another root":    {[]string{"install", "--root", root, "--restart"}, 2, "--restart"},
+		"an argument":                  {[]string{"uninstall", "now"}, 2, "now"},
+		"a daemon that says nonsense":  {[]string{"install", "--root", root, "--containerd", daemon, "--from", from}, 1, "no version"},
+		"programs that are not there":  {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
+		"rke2 where there is none":     {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 1, "is not on this host"},
+		"a manifest with half a label": {[]string{"manifest", "--node-selector", "gpu"}, 2, "K=V"},
+		"uninstall of a kind cluster":  {[]string{"uninstall", "--target", "kind"}, 2, "kind delete"},
 	} {
 		status, _, errs := ctl(t, c.args...)
 		if status != c.status || !strings.Contains(errs, c.want) {
@@ -176,7 +172,7 @@ func TestInstallRefuses(t *testing.T) {
 }
 
 func TestManifestCommand(t *testing.T) {
-	status, out, errs := ctl(t, "manifest", "--handler", "gpu", "--node-selector", "nvidia.com/gpu.present=true", "--overhead", "memory=16Mi", "--toleration", "nvidia.com/gpu:NoSchedule")
+	status, out, errs := ctl(t, "manifest", "--handler", "gpu", "--node-selector", "nvidia.com/gpu.present=true", "--toleration", "nvidia.com/gpu:NoSchedule")
 	if status != 0 || !strings.Contains(out, "handler: gpu\n") || !strings.Contains(out, "- effect: NoSchedule\n      key: nvidia.com/gpu\n      operator: Exists\n") {
 		t.Errorf("%d %s %s", status, out, errs)
 	}

@@ -52,33 +52,27 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 	}
 	strict(app)
 	for _, c := range app.Commands {
+		strict(c)
 		refuseArguments(c)
 	}
 	return app
 }
 
-// strict makes wrong flags of a command and those below it wrong usage. A value of a repeated flag
-// is taken as it is written: a device list has commas of its own.
+// strict makes wrong flags of a command wrong usage. A value of a repeated flag is taken as it is
+// written: a device list has commas of its own.
 func strict(c *cli.Command) {
 	c.OnUsageError = func(_ context.Context, _ *cli.Command, err error, _ bool) error { return usage(err) }
 	c.DisableSliceFlagSeparator = true
-	for _, sub := range c.Commands {
-		strict(sub)
-	}
 }
 
-// refuseArguments makes a command and those below it refuse arguments.
+// refuseArguments makes a command refuse arguments.
 func refuseArguments(c *cli.Command) {
-	if action := c.Action; action != nil {
-		c.Action = func(ctx context.Context, c *cli.Command) error {
-			if c.Args().Present() {
-				return usage(fmt.Errorf("unexpected argument %.256q", c.Args().First()))
-			}
-			return action(ctx, c)
+	action := c.Action
+	c.Action = func(ctx context.Context, c *cli.Command) error {
+		if c.Args().Present() {
+			return usage(fmt.Errorf("unexpected argument %.256q", c.Args().First()))
 		}
-	}
-	for _, sub := range c.Commands {
-		refuseArguments(sub)
+		return action(ctx, c)
 	}
 }
 

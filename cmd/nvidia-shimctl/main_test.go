@@ -47,6 +47,7 @@ func TestWrongUsageEndsWithStatusTwo(t *testing.T) {
 		{"plan", "--bundle", "/x", "--privileged"},
 		{"info", "x"},
 		{"check", "x"},
+		{"manifest", "x"},
 		{"status", "x"},
 		{"status", "--interval=1ms"},
 		{"version", "x"},

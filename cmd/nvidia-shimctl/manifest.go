@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -20,23 +19,7 @@ func manifestCommand() *cli.Command {
 			&cli.StringFlag{Name: "name", Usage: "`NAME` of the RuntimeClass (default: the handler's)"},
 			&cli.StringSliceFlag{Name: "node-selector", Usage: "label `K=V` of the nodes that have the handler"},
 			&cli.StringSliceFlag{Name: "toleration", Usage: "taint `K[=V][:EFFECT]` that its pods tolerate"},
-			&cli.StringSliceFlag{Name: "overhead", Usage: "resource `NAME=QUANTITY` that a pod costs by itself, as memory=16Mi"},
 		},
-		Commands: []*cli.Command{{
-			Name:  "systemd-unit",
-			Usage: "print the unit that runs nvidia-shimctl prepare at boot, as install --prepare-unit writes it",
-			Flags: []cli.Flag{
-				&cli.StringFlag{Name: "bin-dir", Value: runtimeclass.DefaultBinDir, Usage: "`DIR` of the installed programs"},
-			},
-			Action: func(_ context.Context, c *cli.Command) error {
-				text, err := runtimeclass.PrepareUnit(c.String("bin-dir"))
-				if err != nil {
-					return usage(err)
-				}
-				_, err = io.WriteString(c.Root().Writer, text)
-				return err
-			},
-		}},
 		Action: func(_ context.Context, c *cli.Command) error {
 			m, err := manifest(c)
 			if err != nil {
@@ -53,33 +36,21 @@ func manifestCommand() *cli.Command {
 }
 
 func manifest(c *cli.Command) (runtimeclass.Manifest, error) {
-	m := runtimeclass.Manifest{Handler: c.String("handler"), Name: c.String("name")}
+	m := runtimeclass.Manifest{Handler: c.String("handler"), Name: c.String("name"), NodeSelector: map[string]string{}}
 	if m.Name == "" {
 		m.Name = m.Handler
 	}
-	var err error
-	if m.NodeSelector, err = pairs("node-selector", c.StringSlice("node-selector")); err != nil {
-		return m, err
-	}
-	if m.Overhead, err = pairs("overhead", c.StringSlice("overhead")); err != nil {
-		return m, err
+	for _, label := range c.StringSlice("node-selector") {
+		key, value, ok := strings.Cut(label, "=")
+		if !ok {
+			return m, usage(fmt.Errorf("--node-selector %q is not K=V", label))
+		}
+		m.NodeSelector[key] = value
 	}
 	for _, t := range c.StringSlice("toleration") {
 		taint, effect, _ := strings.Cut(t, ":")
 		key, value, _ := strings.Cut(taint, "=")
 		m.Tolerations = append(m.Tolerations, runtimeclass.Toleration{Key: key, Value: value, Effect: effect})
-	}
-	return m, nil
-}
-
-func pairs(flag string, values []string) (map[string]string, error) {
-	m := map[string]string{}
-	for _, v := range values {
-		key, value, ok := strings.Cut(v, "=")
-		if !ok {
-			return nil, usage(fmt.Errorf("--%s %q is not K=V", flag, v))
-		}
-		m[key] = value
 	}
 	return m, nil
 }

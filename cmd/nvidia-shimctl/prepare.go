@@ -45,14 +45,16 @@ func prepareCommand() *cli.Command {
 				return err
 			}
 			if c.Bool("json") {
-				err = printJSON(c.Root().Writer, report)
+				if err := printJSON(c.Root().Writer, report); err != nil {
+					return err
+				}
 			} else {
-				err = printPrepared(c.Root().Writer, report)
+				printPrepared(c.Root().Writer, report)
 			}
-			if err == nil && !report.Ready {
-				err = errProblem
+			if !report.Ready {
+				return errProblem
 			}
-			return err
+			return nil
 		},
 	}
 }
@@ -60,58 +62,32 @@ func prepareCommand() *cli.Command {
 // preparedStyles are the colours of states on a terminal.
 var preparedStyles = map[string]term.Style{
 	prepare.Made: term.Green, prepare.Replaced: term.Yellow,
-	prepare.Missing: term.Red, prepare.Wrong: term.Red, prepare.Failed: term.Red,
+	prepare.Missing: term.Yellow, prepare.Wrong: term.Red, prepare.Failed: term.Red,
 }
 
-func printPrepared(w io.Writer, r *prepare.Report) error {
+func printPrepared(w io.Writer, r *prepare.Report) {
+	const columns = 15
 	o := term.New(w)
-	if len(r.Modules) > 0 {
-		t := o.Table("MODULE", "STATE")
-		for _, m := range r.Modules {
-			state, style := preparedState(r, m.State, m.Required)
-			t.Row(style, m.Name, state)
+	line := func(state, name, message, fix string) {
+		style := preparedStyles[state]
+		if r.DryRun && (state == prepare.Made || state == prepare.Replaced) {
+			state = "to be " + state
 		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
-	}
-	if len(r.Nodes) > 0 {
-		t := o.Table("NODE", "NUMBER", "MODE", "STATE")
-		for _, n := range r.Nodes {
-			state, style := preparedState(r, n.State, true)
-			t.Row(style, n.Path, fmt.Sprintf("%d:%d", n.Major, n.Minor), n.Mode, state)
-		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
-	}
-	say := func(name, message, fix string) {
 		if message != "" {
-			o.Field(name+":", len(name)+2, term.Plain, message)
+			name += ": " + message
 		}
+		o.Field(state, columns, style, name)
 		if fix != "" {
-			o.Field("", 2, term.Plain, "fix: "+fix)
+			o.Field("", columns, term.Plain, "fix: "+fix)
 		}
 	}
 	for _, m := range r.Modules {
-		say(m.Name, m.Message, m.Fix)
+		line(m.State, m.Name, m.Message, m.Fix)
 	}
 	for _, n := range r.Nodes {
-		say(n.Path, n.Message, n.Fix)
+		line(n.State, fmt.Sprintf("%s (%d:%d %s)", n.Path, n.Major, n.Minor, n.Mode), n.Message, n.Fix)
 	}
 	for _, n := range r.Notes {
-		o.Field("note:", 6, term.Cyan, n)
+		o.Field("note", columns, term.Cyan, n)
 	}
-	return nil
-}
-
-func preparedState(r *prepare.Report, state string, required bool) (string, term.Style) {
-	style := preparedStyles[state]
-	if !required && style == term.Red {
-		style = term.Yellow
-	}
-	if r.DryRun && (state == prepare.Made || state == prepare.Replaced) {
-		state = "to be " + state
-	}
-	return state, style
 }

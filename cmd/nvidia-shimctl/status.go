@@ -10,7 +10,6 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
@@ -65,21 +64,12 @@ func readStatus(c *cli.Command) (*status.Status, error) {
 	if len(dirs) == 0 {
 		dirs = status.StateDirs
 	}
-	host, err := statusHost(cfg.Host)
+	h, err := host.Discover(cfg.Host)
 	if err != nil {
 		return nil, err
 	}
-	host.Live, host.NVMLError = askLive(c)
-	return status.Join(procfs.Host, host, status.Read(procfs.Host, dirs)), nil
-}
-
-// statusHost reads the GPUs of the host, for which the driver's files are not needed.
-func statusHost(h config.Host) (status.Host, error) {
-	inv, err := host.Discover(h)
-	if err != nil {
-		return status.Host{}, err
-	}
-	return status.Host{DriverVersion: inv.DriverVersion, GPUs: inv.GPUs, Instances: inv.MIG}, nil
+	live, nvmlErr := askLive(c)
+	return status.Join(procfs.Host, h.Inventory, live, nvmlErr, status.Read(procfs.Host, dirs)), nil
 }
 
 // printStatus prints a status: with --watch on a terminal in place of the one before, in a pipe

@@ -71,14 +71,12 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 	file := filepath.Join(root, config.DefaultPath)
 	write(t, file, "[log]\nlevel = \"debug\"\n", 0o644)
 	before := snapshot(t, root)
-	status, _, errs := ctl(t, append(install, "--from-toolkit")...)
-	if status != 1 || !strings.Contains(errs, config.DefaultPath+" is there and is yours: it is not overwritten") || !reflect.DeepEqual(snapshot(t, root), before) {
-		t.Errorf("%d %s", status, errs)
-	}
-	// A dry run shows what to add.
-	status, _, errs = ctl(t, append(install, "--from-toolkit", "--dry-run")...)
-	if status != 1 || !strings.Contains(errs, "  load-kernel-modules = true\n") || !strings.Contains(errs, "it is not overwritten") || !reflect.DeepEqual(snapshot(t, root), before) {
-		t.Errorf("a dry run: %d %s", status, errs)
+	for _, args := range [][]string{{"--from-toolkit"}, {"--from-toolkit", "--dry-run"}} {
+		status, _, errs := ctl(t, append(install, args...)...)
+		if status != 1 || !strings.Contains(errs, config.DefaultPath+" is there and is yours: it is not overwritten") ||
+			!strings.Contains(errs, "\nload-kernel-modules = true\n") || !reflect.DeepEqual(snapshot(t, root), before) {
+			t.Errorf("%q: %d %s", args, status, errs)
+		}
 	}
 	// One that says the same is fine and stays after uninstall.
 	write(t, file, "# mine\npolicy.disable-require = true\n[host]\nload-kernel-modules = true\n[container]\n"+

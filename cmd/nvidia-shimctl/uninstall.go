@@ -7,6 +7,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -31,11 +32,8 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 	}
 	host := runtimeclass.Host{Root: c.String("root")}
 	plan, err := runtimeclass.Uninstall(host, o)
-	if err != nil {
-		return err
-	}
 	dryRun := c.Bool("dry-run")
-	if !dryRun {
+	if err == nil && !dryRun {
 		err = plan.Apply()
 	}
 	if err != nil {
@@ -54,7 +52,7 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return fmt.Errorf("%w, and uninstall again to remove the programs", err)
 	}
-	stay, err := host.RemovePrograms(o.Registration.BinDir, "/proc")
+	stay, err := host.RemovePrograms(o.Registration.BinDir, procfs.Host)
 	for _, p := range stay {
 		fmt.Fprintf(c.Root().ErrWriter, "%s stays, because containers run with it: run uninstall again when they are gone\n", p)
 	}

@@ -38,7 +38,4 @@ func libDirs(triple, bits string) []string {
 func (a *abi) matches(e ldcache.ELF) bool { return e.Class == a.class && e.Machine == a.machine }
 
 // flags are those of the ABI's libraries in ld.so.cache.
-func (a *abi) flags() int32 {
-	f, _ := ldcache.FlagsFor(a.class, a.machine)
-	return f
-}
+func (a *abi) flags() int32 { return ldcache.FlagsFor(a.class, a.machine) }

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"path"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
@@ -118,8 +119,8 @@ func libcudaVersion(files map[string]string) (version, reason string) {
 		if !ok || file != name {
 			continue
 		}
-		// 418.226.00, or 410.129 of CUDA 10.0. The 1.1 of Tegra is no driver version.
-		if n, ok := ldcache.ParseVersion(v); !ok || len(n) < 2 || len(n) > 3 || n[0] < 100 {
+		// The 1.1 of Tegra is no driver version.
+		if n, ok := parseVersion(v); !ok || n[0] < 100 {
 			continue
 		}
 		if version != "" {
@@ -133,13 +134,25 @@ func libcudaVersion(files map[string]string) (version, reason string) {
 	return version, ""
 }
 
+// parseVersion splits "580.95.05", or "410.129" of CUDA 10.0, into its numbers.
+func parseVersion(s string) (numbers []int, ok bool) {
+	for part := range strings.SplitSeq(s, ".") {
+		n, err := strconv.ParseUint(part, 10, 31)
+		if err != nil {
+			return nil, false
+		}
+		numbers = append(numbers, int(n))
+	}
+	return numbers, len(numbers) == 2 || len(numbers) == 3
+}
+
 // useCompat is the rule of findCompat for one library.
 func useCompat(version string, lib ldcache.ELF, hostDriver string) (use bool, reason string) {
 	if !abi64.matches(lib) {
 		return false, fmt.Sprintf("libcuda.so.%s of the image is for %v", version, lib.Machine)
 	}
-	compat, _ := ldcache.ParseVersion(version)
-	host, ok := ldcache.ParseVersion(hostDriver)
+	compat, _ := parseVersion(version)
+	host, ok := parseVersion(hostDriver)
 	switch {
 	case !ok:
 		return false, fmt.Sprintf("the version of the host driver, %.64q, is not known", hostDriver)
@@ -147,7 +160,7 @@ func useCompat(version string, lib ldcache.ELF, hostDriver string) (use bool, re
 		return false, fmt.Sprintf("libcuda.so.%s of the image cannot be judged: %v", version, lib.NoteErr)
 	case lib.Note != nil && !slices.Contains(lib.Note.Driver, host[0]):
 		return false, fmt.Sprintf("libcuda.so.%s of the image does not serve host drivers %d.x", version, host[0])
-	case lib.Note != nil && !ldcache.Newer(compat, host):
+	case lib.Note != nil && slices.Compare(compat, host) <= 0:
 		return false, fmt.Sprintf("libcuda.so.%s of the image is not newer than the host driver %s", version, hostDriver)
 	case lib.Note != nil:
 		return true, fmt.Sprintf("libcuda.so.%s of the image (CUDA %.16s) is newer than the host driver %s and serves it", version, lib.Note.CUDAVersion, hostDriver)

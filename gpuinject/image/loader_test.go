@@ -3,7 +3,6 @@ package image
 import (
 	"os"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
@@ -23,7 +22,7 @@ func glibcImage(t testing.TB, cache *ldcache.Cache) string {
 func TestEntriesOfAnEarlierDriverAreRemoved(t *testing.T) {
 	dir := glibcImage(t, &ldcache.Cache{Entries: []ldcache.Entry{
 		entry("libz.so.1", "/usr/lib64/libz.so.1"), entry("libm.so.6", "/usr/lib64/libm.so.6")}})
-	dirs := []string{driverDir}
+	dirs := []string{driverDir, "relative", "/a b"}
 	apply(t, dir, "570.1.1", dirs, []ldcache.Entry{lib("libcuda.so.1"), lib("libnvidia-glcore.so.570.1.1"), lib("libgone.so.1")})
 	apply(t, dir, "580.1.1", dirs, []ldcache.Entry{lib("libcuda.so.1"), lib("libnvidia-glcore.so.580.1.1")})
 	c := readCache(t, dir)
@@ -36,37 +35,11 @@ func TestEntriesOfAnEarlierDriverAreRemoved(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 
+	if got, want := read(t, dir+confEntryPath), string(ldcache.ConfEntry([]string{driverDir})); got != want {
+		t.Errorf("entry %q, want %q", got, want)
+	}
 	if names, err := os.ReadDir(dir + "/etc/ld.so.conf.d"); err != nil || len(names) != 1 {
 		t.Errorf("%d files in ld.so.conf.d, %v", len(names), err)
-	}
-}
-
-func TestTheFilesThatAreWritten(t *testing.T) {
-	const debian, missing = "include /etc/ld.so.conf.d/*.conf\n", "missing"
-	for _, test := range []struct{ name, conf, want string }{
-		{"a configuration that reads the entry is left alone", debian, debian},
-		{"one that does not gets a line", "/usr/local/lib\n", "include " + confEntryPath + "\n/usr/local/lib\n"},
-		{"one that is missing is made", missing, debian},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			dir := glibcImage(t, nil)
-			if test.conf != missing {
-				write(t, dir+confPath, test.conf)
-			}
-			_, notes := apply(t, dir, "580.1.1", []string{driverDir, "relative", "/a b"}, []ldcache.Entry{lib("libcuda.so.1"), {}})
-			if got := read(t, dir+confPath); got != test.want {
-				t.Errorf("ld.so.conf %q, want %q", got, test.want)
-			}
-			if got, want := read(t, dir+confEntryPath), string(ldcache.ConfEntry([]string{driverDir})); got != want {
-				t.Errorf("entry %q, want %q", got, want)
-			}
-			if c := readCache(t, dir); len(c.Entries) != 1 {
-				t.Errorf("cache %+v", c)
-			}
-			if len(notes) != 1 || !strings.Contains(notes[0], "no /etc/ld.so.cache") {
-				t.Errorf("notes %q, want that there was no cache", notes)
-			}
-		})
 	}
 }
 

@@ -136,7 +136,13 @@ func TestALaterLdconfigKeepsTheDriver(t *testing.T) {
 				write(t, dir+"/etc/ld.so.conf", test.conf)
 				ldconfig(t, "-r", dir)
 			}
-			apply(t, dir, "580.95.05", dirs, libs)
+			_, notes := apply(t, dir, "580.95.05", dirs, libs)
+			if test.conf == "" && (len(notes) != 1 || !strings.Contains(notes[0], "no /etc/ld.so.cache")) {
+				t.Errorf("notes %q", notes)
+			}
+			if strings.HasPrefix(test.conf, "include") && read(t, dir+confPath) != test.conf {
+				t.Errorf("a configuration that reads the entry became %q", read(t, dir+confPath))
+			}
 			ldconfig(t, "-r", dir)
 			got := load(t, dir, "libcuda.so.1", "libnvidia-ml.so.1")
 			if want := "driver libcuda\ndriver libnvidia-ml\n"; got != want {

@@ -203,7 +203,7 @@ func TestALookUpIsBounded(t *testing.T) {
 				t.Errorf("%.20s: %v", name, err)
 			}
 		}
-		if took := time.Since(start); took > 100*time.Millisecond {
+		if took := time.Since(start); took > time.Second {
 			t.Errorf("%.20s took %v", name, took)
 		}
 	}
@@ -304,7 +304,7 @@ func TestWhatIsTooLargeIsNotRead(t *testing.T) {
 	}
 	// Comparing with what is there must not read it either.
 	check(t, i.WriteFile("/etc/big", []byte("small")))
-	if took := time.Since(start); took > 50*time.Millisecond {
+	if took := time.Since(start); took > time.Second {
 		t.Errorf("that took %v", took)
 	}
 	i.write("etc/exact", "12345")

@@ -40,21 +40,21 @@ func (e *Entry) valid() bool {
 		strings.IndexByte(e.Name, 0) < 0 && strings.IndexByte(e.Path, 0) < 0
 }
 
-// FlagsFor returns the flags of an ABI in a cache, FLAG_ELF_LIBC6 included, and false for an ABI
-// that no machine of this product runs (sysdeps/generic/ldconfig.h of glibc). 32-bit ARM means the
+// FlagsFor returns the flags of an ABI in a cache, FLAG_ELF_LIBC6 included, and 0 for an ABI that no
+// machine of this product runs (sysdeps/generic/ldconfig.h of glibc). 32-bit ARM means the
 // hard-float ABI.
-func FlagsFor(class elf.Class, machine elf.Machine) (int32, bool) {
+func FlagsFor(class elf.Class, machine elf.Machine) int32 {
 	switch {
 	case class == elf.ELFCLASS64 && machine == elf.EM_X86_64:
-		return 0x0303, true
+		return 0x0303
 	case class == elf.ELFCLASS32 && machine == elf.EM_386:
-		return 0x0003, true
+		return 0x0003
 	case class == elf.ELFCLASS64 && machine == elf.EM_AARCH64:
-		return 0x0a03, true
+		return 0x0a03
 	case class == elf.ELFCLASS32 && machine == elf.EM_ARM:
-		return 0x0903, true
+		return 0x0903
 	}
-	return 0, false
+	return 0
 }
 
 // Cache is the content of an /etc/ld.so.cache. The zero value is an empty cache.

@@ -16,7 +16,14 @@ import (
 
 // hostMachine and hostFlags are those of this machine's 64-bit libraries.
 var hostMachine = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
-var hostFlags, _ = FlagsFor(elf.ELFCLASS64, hostMachine)
+var hostFlags = FlagsFor(elf.ELFCLASS64, hostMachine)
+
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // ldconfig runs this machine's ldconfig and returns what it prints.
 func ldconfig(t testing.TB, args ...string) string {
@@ -41,28 +48,20 @@ func hostCache(t testing.TB) []byte {
 		ldconfig(t, "-X", "-C", file)
 		data, err = os.ReadFile(file)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return data
 }
 
 func write(t testing.TB, file string, data []byte) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(file, data, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.MkdirAll(filepath.Dir(file), 0o755))
+	check(t, os.WriteFile(file, data, 0o644))
 }
 
 func mustParse(t testing.TB, data []byte) *Cache {
 	t.Helper()
 	c, err := ParseCache(data)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return c
 }
 
@@ -99,9 +98,7 @@ func TestABlockOfTheOldFormatInFrontIsSkipped(t *testing.T) {
 	for _, format := range []string{"compat", "new", "old"} {
 		ldconfig(t, "-r", dir, "-c", format)
 		data, err := os.ReadFile(dir + "/etc/ld.so.cache")
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		c, err := ParseCache(data)
 		if format == "old" && err == nil || format != "old" && (err != nil || !slices.Equal(c.Entries, want)) {
 			t.Errorf("format %s: %+v, %v", format, c, err)

@@ -1,7 +1,6 @@
 package ldcache
 
 import (
-	"slices"
 	"strings"
 	"testing"
 )
@@ -52,17 +51,6 @@ func TestAddMuslDirs(t *testing.T) {
 	} {
 		if got := string(AddMuslDirs(before, []string{dir})); got != want {
 			t.Errorf("%q: got %q, want %q", before, got, want)
-		}
-	}
-}
-
-func TestParseVersion(t *testing.T) {
-	if v, ok := ParseVersion("580.95.05"); !ok || !slices.Equal(v, []int{580, 95, 5}) {
-		t.Errorf("got %v", v)
-	}
-	for _, bad := range []string{"", "580.x", "580.", "-1.2", "1.2.3.4.5", "99999999999.1", strings.Repeat("1", 65)} {
-		if v, ok := ParseVersion(bad); ok {
-			t.Errorf("%q: %v", bad, v)
 		}
 	}
 }

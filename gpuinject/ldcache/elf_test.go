@@ -107,9 +107,7 @@ func TestALibraryIsRead(t *testing.T) {
 func TestTheMachinesLibraryReadsAsTheStandardLibraryReadsIt(t *testing.T) {
 	for _, e := range mustParse(t, hostCache(t)).Entries[:20] {
 		std, err := elf.Open(e.Path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		soname, err := std.DynString(elf.DT_SONAME)
 		std.Close()
 		data, readErr := os.ReadFile(e.Path)

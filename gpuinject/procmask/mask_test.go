@@ -23,6 +23,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // sandbox starts a process in its own mount namespace (and more, by flags), runs setup there and
 // waits until the test is done with it.
 type sandbox struct {
@@ -34,9 +41,7 @@ type sandbox struct {
 func start(t *testing.T, flags uintptr, setup string) *sandbox {
 	t.Helper()
 	ready, w, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	s := &sandbox{out: &bytes.Buffer{}}
 	s.cmd = exec.Command("/bin/sh", "-c", setup+"\necho ready >&3; exec 3>&-; read line; eval \"$line\"")
 	s.cmd.ExtraFiles = []*os.File{w}
@@ -50,9 +55,7 @@ func start(t *testing.T, flags uintptr, setup string) *sandbox {
 	if s.in, err = s.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	check(t, s.cmd.Start())
 	w.Close()
 	t.Cleanup(func() { s.in.Close(); _ = s.cmd.Wait() })
 	if b, _ := io.ReadAll(ready); string(b) != "ready\n" {
@@ -81,20 +84,23 @@ func newMask(t *testing.T) *Mask {
 		{"gpus/0000:65:00.0/information", []byte("Device Minor: 3\n")},
 		{"gpus/0000:66:00.0/information", []byte("Device Minor: 4\n")},
 	}, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	t.Cleanup(func() { m.Close() })
 	return m
 }
 
+// mountinfo returns the host's mounts at and below /proc: other tests mount elsewhere meanwhile.
 func mountinfo(t *testing.T) string {
 	t.Helper()
-	b, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	check(t, err)
+	var list strings.Builder
+	for line := range strings.Lines(string(data)) {
+		if strings.HasPrefix(strings.Fields(line)[4], "/proc") {
+			list.WriteString(line)
+		}
 	}
-	return string(b)
+	return list.String()
 }
 
 func TestMaskIsSeenInTheContainerOnlyAndCannotBeChanged(t *testing.T) {
@@ -105,9 +111,7 @@ func TestMaskIsSeenInTheContainerOnlyAndCannotBeChanged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := mountinfo(t)
 			s := start(t, flags, freshProc)
-			if err := newMask(t).Attach(s.cmd.Process.Pid, target); err != nil {
-				t.Fatal(err)
-			}
+			check(t, newMask(t).Attach(s.cmd.Process.Pid, target))
 			out := s.finish(`cd /proc/driver; find . -type f | sort; cat params gpus/*/information; ` +
 				`(echo 1 > params); touch new; mkdir d; rm -f version; mount -o remount,rw /proc/driver && touch new2; ls -ld .`)
 			for _, want := range []string{
@@ -156,9 +160,7 @@ func TestAttachRefusesWhatIsNotProcfs(t *testing.T) {
 // What runc puts over a masked path, and what a checkpoint restores.
 func TestAttachCoversAReadOnlyTmpfs(t *testing.T) {
 	s := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc+" && mount -t tmpfs -o ro none /proc/driver")
-	if err := newMask(t).Attach(s.cmd.Process.Pid, target); err != nil {
-		t.Fatal(err)
-	}
+	check(t, newMask(t).Attach(s.cmd.Process.Pid, target))
 	if out := s.finish("cat /proc/driver/params"); !strings.Contains(out, "ModifyDeviceFiles: 0") {
 		t.Error(out)
 	}
@@ -195,15 +197,11 @@ func TestAMaskCanBeReadByProgramsThatAreNotRoot(t *testing.T) {
 	if now := syscall.Umask(old); now != 0o077 {
 		t.Errorf("the umask of the process became %#o", now)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer m.Close()
 	for name, want := range map[string]os.FileMode{"": 0o555, "gpus": 0o555, "gpus/0000:19:00.0": 0o555, "gpus/0000:19:00.0/information": 0o444, "version": 0o444} {
 		info, err := os.Stat("/proc/self/fd/" + strconv.Itoa(int(m.f.Fd())) + "/" + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if info.Mode().Perm() != want {
 			t.Errorf("%q is %v", name, info.Mode())
 		}

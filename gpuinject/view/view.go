@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -78,9 +77,6 @@ func Ensure(s *state.State, spec Spec) (string, error) {
 		return "", fmt.Errorf("driver view: %w", err)
 	}
 	lock, err := s.Lock("view/lock", lockTimeout)
-	if errors.Is(err, state.ErrBusy) {
-		return "", fmt.Errorf("driver view: lock: another shim has held it for %s", lockTimeout)
-	}
 	if err != nil {
 		return "", fmt.Errorf("driver view: lock: %w", err)
 	}

@@ -224,7 +224,7 @@ func TestAFileThatIsNoDriverFileIsRefused(t *testing.T) {
 	f := newFixture(t)
 	link, fifo, stranger := filepath.Join(f.files, "link"), filepath.Join(f.files, "fifo"), f.file("stranger", 0o644)
 	check(t, errors.Join(os.Symlink("/etc/shadow", link), unix.Mkfifo(fifo, 0o600), os.Chown(stranger, 1000, 0)))
-	before := len(mountLines(t, ""))
+	before := len(mountLines(t, f.state.Dir()))
 	for source, says := range map[string]string{
 		f.file("setuid", 0o755|fs.ModeSetuid): "setuid",
 		f.file("setgid", 0o755|fs.ModeSetgid): "setgid",
@@ -243,7 +243,7 @@ func TestAFileThatIsNoDriverFileIsRefused(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), source) {
 			t.Errorf("%v, want one line about %s that says %q", err, source, says)
 		}
-		if after := len(mountLines(t, "")); after != before {
+		if after := len(mountLines(t, f.state.Dir())); after != before {
 			t.Errorf("%d mounts before, %d after", before, after)
 		}
 	}
@@ -304,7 +304,7 @@ func TestABuilderThatIsKilledLeavesNothingHalfMade(t *testing.T) {
 	source := f.file("lib.so", 0o644)
 	spec := manyFiles(source)
 	root := Path(f.state, spec)
-	before, killed := len(mountLines(t, "")), 0
+	before, killed := len(mountLines(t, f.state.Dir())), 0
 	for range 40 {
 		cmd := f.process(source)
 		check(t, cmd.Start())
@@ -317,7 +317,7 @@ func TestABuilderThatIsKilledLeavesNothingHalfMade(t *testing.T) {
 		} else {
 			killed++
 		}
-		if after := len(mountLines(t, "")); after != before {
+		if after := len(mountLines(t, f.state.Dir())); after != before {
 			t.Fatalf("%d mounts before, %d after", before, after)
 		}
 		if entries, err := os.ReadDir(root); err == nil && len(entries) > 0 {

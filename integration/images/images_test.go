@@ -124,9 +124,3 @@ func TestPopulate(t *testing.T) {
 		t.Errorf("a link out of the directory was followed: %v", err)
 	}
 }
-
-func TestUnknownName(t *testing.T) {
-	if _, err := images.Build("no-such"); err == nil || !strings.Contains(err.Error(), "busybox") {
-		t.Errorf("got %v, want an error that lists the names", err)
-	}
-}

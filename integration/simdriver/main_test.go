@@ -34,13 +34,3 @@ func TestMakeUpgradeAndRemove(t *testing.T) {
 		t.Errorf("%s is left: %v", dir, err)
 	}
 }
-
-func TestWrongUsage(t *testing.T) {
-	for _, args := range [][]string{
-		{}, {"-dir", "x", "more"}, {"-dir", "x", "-mig", "1:2"}, {"-dir", "x", "-mig", "a:b:c"}, {"-dir", t.TempDir(), "-remove"},
-	} {
-		if err := run(t.Context(), args, &bytes.Buffer{}); err == nil {
-			t.Errorf("%q was accepted", args)
-		}
-	}
-}

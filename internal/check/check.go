@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
@@ -36,10 +37,6 @@ type Options struct {
 	Containerd string
 	// ContainerdConfig is containerd's configuration file; empty for that of the running daemon.
 	ContainerdConfig string
-	// Dump asks containerd for its merged configuration instead of reading the files.
-	Dump bool
-	// KubeletDir is the kubelet's --root-dir.
-	KubeletDir string
 }
 
 // Node runs all checks.
@@ -51,21 +48,18 @@ func Node(ctx context.Context, o Options) []Finding {
 		findings []Finding
 	}{
 		{"configuration", checkConfiguration(n)},
-		{"shim", checkShim(ctx, n)},
+		{"shim", checkShims(ctx, n)},
 		{"containerd", checkContainerd(n)},
-		{"handler", checkHandlers(ctx, n)},
-		{"cgroup-driver", checkCgroupDriver(n)},
+		{"handler", checkHandlers(n)},
 		{"runc", checkRunc(ctx, n)},
 		{"driver", checkDriver(ctx, n)},
 		{"nodes", checkNodes(ctx, n)},
-		{"mig", checkMIG(n)},
 		{"prepare", checkPrepareUnit(n)},
 		{"libraries", checkLibraries(n)},
-		{"probe", checkProbe(ctx, n)},
+		{"probe", checkProbes(ctx, n)},
 		{"sockets", checkSockets(n)},
 		{"state", checkState(n)},
 		{"kubelet", checkKubelet(ctx, n)},
-		{"device-plugin", checkDevicePlugin(n)},
 	} {
 		for _, f := range c.findings {
 			f.Check = c.name
@@ -91,6 +85,10 @@ func one(f Finding) []Finding { return []Finding{f} }
 func checkConfiguration(n *node) []Finding {
 	if n.configErr != nil {
 		return one(problem("fix that file: no GPU container starts until then", "%v", n.configErr))
+	}
+	if n.config.Policy.Kubernetes == config.TrustEnv {
+		return one(warning("set policy.kubernetes = \"enforce\": the shim then reads what was allocated",
+			"policy.kubernetes is \"trust-env\": the author of an image or a pod chooses its GPUs, whatever was allocated"))
 	}
 	return one(fine("the shim's configuration is valid; Kubernetes policy: %s", n.config.Policy.Kubernetes))
 }

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet/kubelettest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -37,14 +37,13 @@ type fixture struct {
 func healthy(t *testing.T) *fixture {
 	t.Helper()
 	root := t.TempDir()
-	f := &fixture{t: t, Options: Options{Root: root, Proc: procfs.FS(filepath.Join(root, "processes")), KubeletDir: "/var/lib/kubelet"}}
+	f := &fixture{t: t, Options: Options{Root: root, Proc: procfs.FS(filepath.Join(root, "processes"))}}
 	f.configure("", "")
 	f.script(shimPath, "echo version")
 	f.script(ctlPath, "echo {}")
 	f.version("containerd", "containerd github.com/containerd/containerd/v2 2.4.2 abc")
 	f.version("runc", "runc version 1.5.2")
 	f.containerd(tomlV3 + nvidia + byType)
-	f.write("run/systemd/system/x", "", 0o644)
 	f.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build\n", 0o644)
 	f.write("proc/driver/nvidia/gpus/0000:65:00.0/information",
 		"Model: NVIDIA H200\nGPU UUID: GPU-5a1d4e3c-7e5f-4b6e-9d5c-3f2a1b0c9d8e\nBus Location: 0000:65:00.0\nDevice Minor: 0\nGPU Excluded: No\n", 0o644)
@@ -164,10 +163,10 @@ func want(t *testing.T, list []Finding, level, text string) {
 func TestAHealthyNode(t *testing.T) {
 	list := healthy(t).check("")
 	for name, text := range map[string]string{
-		"configuration": "enforce", "shim": "/usr/local/bin/", "containerd": "2.4.2", "handler": `"nvidia"`, "cgroup-driver": "systemd",
-		"runc": "1.5.2", "driver": "580.159.04 with 1 GPUs", "nodes": "4 device nodes", "mig": "no GPU is MIG-partitioned",
+		"configuration": "enforce", "shim": "/usr/local/bin/", "containerd": "2.4.2", "handler": `"nvidia"`,
+		"runc": "1.5.2", "driver": "580.159.04 with 1 GPUs", "nodes": "4 device nodes, 0 MIG devices",
 		"prepare": "the driver's own tools", "probe": "asks NVML", "sockets": "no sockets", "state": "first GPU container",
-		"kubelet": "not a Kubernetes node", "device-plugin": "does not run",
+		"kubelet": "not a Kubernetes node",
 	} {
 		found := false
 		for _, f := range list {
@@ -195,6 +194,7 @@ func TestProblems(t *testing.T) {
 		want   string
 	}{
 		{"a broken configuration", func(f *fixture) { f.configure("x = 1", "") }, "configuration", Problem, `unknown key "host.x"`},
+		{"a policy that believes the environment", func(f *fixture) { f.configure("", "[policy]\nkubernetes = \"trust-env\"\n") }, "configuration", Warning, "whatever was allocated"},
 		{"no shim", func(f *fixture) { f.remove("usr/local/bin") }, "shim", Problem, "not in containerd's PATH"},
 		{"a shim at a handler's runtime_path only", func(f *fixture) {
 			handler(atPath)(f)
@@ -205,8 +205,8 @@ func TestProblems(t *testing.T) {
 			handler(atPath)(f)
 			f.script("opt/"+runtimeclass.ShimName, "echo version")
 			f.chmod("opt/"+runtimeclass.ShimName, 0o644)
-		}, "handler", Problem, "permission denied"},
-		{"a runtime_path that does not exist", handler(atPath), "handler", Problem, "no such file"},
+		}, "shim", Problem, "permission denied"},
+		{"a runtime_path that does not exist", handler(atPath), "shim", Problem, "no such file"},
 		{"a shim that others can write", func(f *fixture) { f.chmod(shimPath, 0o777) }, "shim", Problem, "written by others"},
 		{"a shim that does not start", func(f *fixture) { f.write(shimPath, "\x7fELF", 0o755) }, "shim", Problem, "exec format error"},
 		{"containerd below the floor", version("containerd", "containerd x v2.2.4 abc"), "containerd", Problem, "2.2.5"},
@@ -242,16 +242,10 @@ func TestProblems(t *testing.T) {
 		{"broken TOML", containerd("version = "), "handler", Problem, "config.toml"},
 		{"CRI is off", containerd("disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n" + tomlV3), "handler", Warning, "disabled"},
 		{"options with runtime_type alone", handler(byType + "options = {SystemdCgroup = true}\n"), "handler", Warning, "hostUsers"},
-		{"a dump with every key of containerd 1.7", func(f *fixture) {
-			handler(atPath + "options = {CriuPath = \"\", IoUid = 0, NoPivotRoot = false}\n")(f)
-			f.script("opt/"+runtimeclass.ShimName, "echo version")
-		}, "handler", OK, `"nvidia"`},
 		{"an unknown option", handler(byType + "options = {Binary = \"x\"}\n"), "handler", Problem, `unknown key "Binary"`},
 		{"a bad policy", handler(byType + "options = {policy = {kubernetes = \"no\"}}\n"), "handler", Problem, "policy.kubernetes"},
 		{"NVIDIA's runtime below", handler(byType + "options = {BinaryName = \"/usr/bin/nvidia-container-runtime\"}\n"), "handler", Problem, "twice"},
 		{"runtime_type alone before 2.4", version("containerd", "containerd x 2.3.7 abc"), "handler", Warning, "2.3.7"},
-		{"systemd, and cgroupfs in containerd", containerd("version = 3\n"), "cgroup-driver", Warning, "systemd runs"},
-		{"no systemd, and its driver", func(f *fixture) { f.remove("run/systemd") }, "cgroup-driver", Problem, "does not run"},
 		{"no driver", func(f *fixture) { f.remove("proc/driver") }, "driver", Problem, "prepare --load-modules"},
 		{"no driver, and no GPU", func(f *fixture) { f.remove("proc/driver"); f.remove("sys/bus") }, "driver", Problem, "no NVIDIA GPU on its PCI bus"},
 		{"a driver without a GPU", func(f *fixture) { f.remove("proc/driver/nvidia/gpus") }, "driver", Problem, "no usable GPU"},
@@ -265,21 +259,24 @@ func TestProblems(t *testing.T) {
 			for name, minor := range map[string]int{"access": 12, "ci0/access": 13} {
 				f.write("proc/driver/nvidia/capabilities/gpu0/mig/gi1/"+name, fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\n", minor), 0o444)
 			}
-		}, "mig", Problem, "nvidia-cap12 is missing"},
+		}, "nodes", Problem, "nvidia-cap12 is missing"},
 		{"modules are to be loaded, and nothing does it", func(f *fixture) { f.configure("load-kernel-modules = true", "") }, "prepare", Warning, "nothing runs that at boot"},
-		{"the unit of a program that is gone", func(f *fixture) { unit(f); f.remove(ctlPath) }, "prepare", Problem, "does not exist"},
 		{"a unit that is not enabled", unit, "prepare", Warning, "not enabled"},
 		{"a unit that runs", func(f *fixture) { unit(f); f.write(runtimeclass.UnitLink, "", 0o644) }, "prepare", OK, "runs at boot"},
-		{"no probe beside the shim", func(f *fixture) { f.remove(ctlPath) }, "probe", Problem, "is not beside the shim"},
-		{"a probe that others can write", func(f *fixture) { f.chmod(ctlPath, 0o775) }, "probe", Problem, "changed by others"},
-		{"a probe without cgo", func(f *fixture) { f.script(ctlPath, "echo '"+nvml.ErrNoCgo.Error()+"' >&2; exit 1") }, "probe", Warning, "built without cgo"},
+		{"no probe beside the shim", func(f *fixture) { f.remove(ctlPath) }, "probe", Problem, "pods whose allocation only the kubelet knows"},
+		{"a probe that others can write", func(f *fixture) { f.chmod(ctlPath, 0o775) }, "probe", Problem, "written by others"},
 		{"a probe whose NVML fails", func(f *fixture) { f.script(ctlPath, "echo version mismatch >&2; exit 1") }, "probe", Warning, "version mismatch"},
 		{"sockets of a daemon that does not run", func(f *fixture) {
 			f.configure("", "[container]\nsockets = [\""+config.FabricManager+"\"]\n")
 		}, "sockets", Warning, "fabricmanager does not run"},
 		{"no libraries", func(*fixture) {}, "libraries", Problem, "libcuda"},
 		{"state that others can write", func(f *fixture) { f.write("state/x", "", 0o600); f.chmod("state", 0o777) }, "state", Problem, "written by others"},
-		{"a kubelet without its socket", func(f *fixture) { f.write(f.KubeletDir+"/x", "", 0o644) }, "kubelet", Warning, "not held to"},
+		{"a kubelet without its socket", func(f *fixture) { f.write("var/lib/kubelet/x", "", 0o644) }, "kubelet", Warning, "not held to"},
+		{"a kubelet that answers", func(f *fixture) {
+			f.configure("", "[policy]\nkubelet-socket = \"/k.sock\"\n")
+			pods := kubelettest.List(kubelettest.Pod{Namespace: "default", Name: "p"})
+			kubelettest.Serve(f.t, f.Root+"/k.sock", func() ([]byte, error) { return pods, nil })
+		}, "kubelet", OK, "with 1 pods"},
 		{"a socket that nothing listens on", func(f *fixture) { f.write(config.Default().Policy.KubeletSocket, "", 0o644) }, "kubelet", Problem, "does not answer"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -291,25 +288,18 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// The environment and the command line of the running daemon count, and its own words about its
-// configuration.
-func TestTheRunningDaemonIsAsked(t *testing.T) {
+func TestTheRunningDaemonCounts(t *testing.T) {
 	f := healthy(t)
-	file := filepath.Join(f.Root, "other.toml")
 	f.write("other.toml", "nonsense = 1\n", 0o600)
-	f.process(77, "/opt/x/containerd", []string{"PATH=/opt/x:/usr/bin", "NVIDIA_SHIM_CONFIG=" + file}, "--config", "/etc/other.toml")
-	f.script("opt/x/containerd", `case "$*" in
---version) echo "containerd x 2.4.2 abc";;
-"--config `+f.Root+`/etc/other.toml config dump") echo "version = 4
-[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.dumped]
-runtime_type = 'io.containerd.nvidia.v2'";;
-*) exit 9;;
-esac`)
-	f.Config, f.Dump = "", true
+	f.process(77, "/opt/x/containerd", []string{"PATH=/opt/x:/usr/bin", "NVIDIA_SHIM_CONFIG=" + filepath.Join(f.Root, "other.toml")}, "--config", "/etc/its.toml")
+	f.version("/opt/x/containerd", "containerd x 2.3.9 abc")
+	f.write("etc/its.toml", tomlV3+strings.Replace(nvidia, "nvidia", "its", 1)+byType, 0o644)
+	f.Config = ""
 	list := f.check("")
 	want(t, list, Problem, `unknown key "nonsense"`)
 	want(t, list, Problem, "not in containerd's PATH (/opt/x:/usr/bin)")
-	want(t, list, OK, `the handler "dumped" starts this shim`)
+	want(t, list, OK, "containerd 2.3.9")
+	want(t, list, Warning, `handler "its"`)
 }
 
 func TestAProgramIsNotExecutedBecauseAProcessHasTheNameContainerd(t *testing.T) {

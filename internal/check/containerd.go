@@ -1,7 +1,6 @@
 package check
 
 import (
-	"context"
 	"maps"
 	"path/filepath"
 	"slices"
@@ -30,7 +29,7 @@ func checkContainerd(n *node) []Finding {
 	return one(checkFloor("containerd", n.version, containerdFloors))
 }
 
-func checkHandlers(ctx context.Context, n *node) []Finding {
+func checkHandlers(n *node) []Finding {
 	if n.registeredErr != nil {
 		return one(problem("fix containerd's configuration: containerd does not start with it", "%v", n.registeredErr))
 	}
@@ -43,7 +42,7 @@ func checkHandlers(ctx context.Context, n *node) []Finding {
 		list = append(list, problem("nvidia-shimctl install, then restart containerd", "no runtime handler in %s starts this shim", n.ContainerdConfig))
 	}
 	for _, name := range slices.Sorted(maps.Keys(handlers)) {
-		if wrong := checkHandler(ctx, n, name, handlers[name]); len(wrong) > 0 {
+		if wrong := checkHandler(n, name, handlers[name]); len(wrong) > 0 {
 			list = append(list, wrong...)
 		} else {
 			list = append(list, fine("the handler %q starts this shim", name))
@@ -53,13 +52,8 @@ func checkHandlers(ctx context.Context, n *node) []Finding {
 }
 
 // checkHandler returns what is wrong with a handler.
-func checkHandler(ctx context.Context, n *node, name string, r runtimeclass.Runtime) []Finding {
+func checkHandler(n *node, name string, r runtimeclass.Runtime) []Finding {
 	var list []Finding
-	if filepath.IsAbs(r.Path) {
-		if f := checkProgram(ctx, n, r.Path); f.Level != OK {
-			list = append(list, f)
-		}
-	}
 	switch {
 	case r.Type != runtimeclass.RuntimeType:
 	case r.Options != nil:
@@ -68,7 +62,7 @@ func checkHandler(ctx context.Context, n *node, name string, r runtimeclass.Runt
 		list = append(list, warning("nvidia-shimctl install chooses the form for this containerd",
 			"handler %q: containerd %s cannot run pods with hostUsers: false by this runtime_type", name, n.version))
 	}
-	if _, err := policyOverrides(r); err != nil {
+	if err := checkOptions(r.Options); err != nil {
 		list = append(list, problem("correct that key in "+n.ContainerdConfig, "handler %q: %v", name, err))
 	}
 	if binary, _ := r.Options["BinaryName"].(string); strings.HasPrefix(filepath.Base(binary), "nvidia-container-runtime") {
@@ -77,40 +71,16 @@ func checkHandler(ctx context.Context, n *node, name string, r runtimeclass.Runt
 	return list
 }
 
-// policyOverrides reads a handler's options table as the shim does, and returns what it overrides
-// in the configuration.
-func policyOverrides(r runtimeclass.Runtime) ([]byte, error) {
-	table := maps.Clone(r.Options)
-	// `containerd config dump` writes every key.
-	maps.DeleteFunc(table, func(_ string, v any) bool { return v == "" || v == int64(0) || v == false })
+// checkOptions reads a handler's options table as the shim does.
+func checkOptions(table map[string]any) error {
 	body, err := toml.Marshal(table)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	value, err := proto.Marshal(&runtimeoptions.Options{ConfigBody: body})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	o, err := options.Translate(&anypb.Any{TypeUrl: "runtimeoptions.v1.Options", Value: value})
-	return o.Overrides, err
-}
-
-func checkCgroupDriver(n *node) []Finding {
-	if n.registeredErr != nil {
-		return nil
-	}
-	systemd := n.exists("run/systemd/system")
-	set := n.registered.SystemdCgroup()
-	uses := set != nil && *set
-	switch {
-	case systemd && !uses:
-		return one(warning("set SystemdCgroup = true in the options of the default runtime if the kubelet uses the systemd driver",
-			"systemd runs on this host, but the default runtime %q does not use its cgroup driver", n.registered.Default))
-	case !systemd && uses:
-		return one(problem("set SystemdCgroup = false in the options of the default runtime",
-			"the default runtime %q uses the systemd cgroup driver, but systemd does not run on this host", n.registered.Default))
-	case uses:
-		return one(fine("systemd"))
-	}
-	return one(fine("cgroupfs"))
+	_, err = options.Translate(&anypb.Any{TypeUrl: "runtimeoptions.v1.Options", Value: value})
+	return err
 }

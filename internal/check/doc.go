@@ -1,7 +1,7 @@
 // Package check diagnoses a node: it looks for what keeps GPU containers from starting, or gives
 // them less than they ask for, and says how to fix it.
 //
-//	o := check.Options{Root: "/", Proc: procfs.Host, KubeletDir: "/var/lib/kubelet"}
+//	o := check.Options{Root: "/", Proc: procfs.Host}
 //	for _, f := range check.Node(ctx, o) {
 //		fmt.Println(f.Level, f.Check, f.Message, f.Fix)
 //	}

@@ -6,8 +6,8 @@ import (
 	"errors"
 	"io/fs"
 	"os"
+	"path/filepath"
 	"slices"
-	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
@@ -67,11 +67,11 @@ func checkNodes(ctx context.Context, n *node) []Finding {
 	if n.files != nil {
 		files = *n.files
 	}
-	nodes, err := n.gpus.Nodes(device.Set{GPUs: n.gpus.GPUs}, []string{"compute", "utility"}, files)
+	nodes, err := n.gpus.Nodes(device.Set{GPUs: n.gpus.GPUs, MIG: n.gpus.MIG}, []string{"compute", "utility"}, files)
 	if err != nil {
 		return one(problem(fixPrepare, "%v", err))
 	}
-	list := one(fine("%d device nodes", len(nodes)))
+	list := one(fine("%d device nodes, %d MIG devices", len(nodes), len(n.gpus.MIG)))
 	if n.gpus.Platform != "" {
 		return list // the platform's own modules make them
 	}
@@ -91,35 +91,13 @@ func checkNodes(ctx context.Context, n *node) []Finding {
 	return list
 }
 
-func checkMIG(n *node) []Finding {
-	if n.gpus == nil || len(n.gpus.MIG) == 0 {
-		return one(fine("no GPU is MIG-partitioned"))
-	}
-	for _, in := range n.gpus.MIG {
-		if _, err := n.gpus.Nodes(device.Set{MIG: []device.Instance{in}}, nil, driver.Files{}); err != nil {
-			return one(problem(fixPrepare, "MIG device %s: %v", in.Name(), err))
-		}
-	}
-	return one(fine("%d MIG devices, with their nodes", len(n.gpus.MIG)))
-}
-
 // checkPrepareUnit checks the unit that makes the device nodes at boot.
 func checkPrepareUnit(n *node) []Finding {
-	text, err := os.ReadFile(n.real(runtimeclass.UnitPath))
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && n.config.Host.LoadKernelModules:
+	case !n.exists(runtimeclass.UnitPath) && n.config.Host.LoadKernelModules:
 		return one(warning(fixUnit, "host.load-kernel-modules is for nvidia-shimctl prepare, and nothing runs that at boot"))
-	case errors.Is(err, fs.ErrNotExist):
+	case !n.exists(runtimeclass.UnitPath):
 		return one(fine("the driver's own tools make the device nodes at boot, not a unit of nvidia-shimctl"))
-	case err != nil:
-		return one(problem("check that file", "%v", err))
-	}
-	for line := range strings.Lines(string(text)) {
-		command, ok := strings.CutPrefix(line, "ExecStart=")
-		program, _, _ := strings.Cut(strings.TrimSpace(command), " ")
-		if ok && !n.exists(program) {
-			return one(problem(fixUnit, "%s: %s does not exist: the device nodes are not made at boot", runtimeclass.UnitName, program))
-		}
 	}
 	if _, err := os.Lstat(n.real(runtimeclass.UnitLink)); err != nil {
 		return one(warning("systemctl enable "+runtimeclass.UnitName, "%s is not enabled: the device nodes are not made at boot", runtimeclass.UnitName))
@@ -162,12 +140,13 @@ func checkState(n *node) []Finding {
 func checkKubelet(ctx context.Context, n *node) []Finding {
 	const fix = "let policy.kubelet-socket name pod-resources/kubelet.sock in its --root-dir"
 	socket := n.config.Policy.KubeletSocket
+	dir := filepath.Dir(filepath.Dir(socket)) // the kubelet's --root-dir
 	switch {
-	case !n.exists(socket) && !n.exists(n.KubeletDir):
-		return one(fine("there is no %s: not a Kubernetes node", n.KubeletDir))
+	case !n.exists(socket) && !n.exists(dir):
+		return one(fine("there is no %s: not a Kubernetes node", dir))
 	case !n.exists(socket):
 		return one(warning("start the kubelet, or "+fix,
-			"there is a kubelet's %s, but no socket %s: containers are not held to what the kubelet allocated", n.KubeletDir, socket))
+			"there is a kubelet's %s, but no socket %s: containers are not held to what the kubelet allocated", dir, socket))
 	}
 	ctx, cancel := context.WithTimeout(ctx, probe.KubeletTimeout)
 	defer cancel()

@@ -29,7 +29,7 @@ type node struct {
 	version    runtimeclass.Version
 	versionErr error
 	// registered is containerd's configuration; empty if there is an error.
-	registered    *runtimeclass.Configuration
+	registered    runtimeclass.Configuration
 	registeredErr error
 	// gpus is nil without a driver; files is nil if there is an error.
 	gpus    *host.Host
@@ -39,7 +39,7 @@ type node struct {
 
 // inspect reads what several checks need.
 func inspect(ctx context.Context, o Options) *node {
-	n := &node{Options: o, path: runtimeclass.ServicePath, registered: &runtimeclass.Configuration{}}
+	n := &node{Options: o, path: runtimeclass.ServicePath}
 	for _, p := range n.Proc.Named("containerd") {
 		if !n.Proc.Administers(p.PID) {
 			continue
@@ -70,16 +70,9 @@ func inspect(ctx context.Context, o Options) *node {
 		n.config = config.Default()
 	}
 	if n.Containerd != "" {
-		var out string
-		if out, n.versionErr = output(ctx, n.Containerd, "--version"); n.versionErr == nil {
-			n.version, n.versionErr = runtimeclass.ParseVersion(out)
-		}
+		n.version, n.versionErr = runtimeclass.DaemonVersion(ctx, n.Root, runtimeclass.Containerd, n.Containerd)
 	}
-	if c, err := n.readRegistered(ctx); err != nil {
-		n.registeredErr = err
-	} else {
-		n.registered = c
-	}
+	n.registered, n.registeredErr = runtimeclass.ReadConfiguration(runtimeclass.Host{Root: n.Root, Daemon: n.version}, n.ContainerdConfig)
 	h, err := host.Discover(n.config.Host)
 	if n.hostErr = err; err != nil {
 		return n
@@ -119,6 +112,14 @@ func (n *node) lookPath(name string) (string, error) {
 	return "", fmt.Errorf("%s is not in containerd's PATH (%s)", name, n.path)
 }
 
+// find returns the path of a program that is given by its path or its name.
+func (n *node) find(program string) (string, error) {
+	if filepath.IsAbs(program) {
+		return program, nil
+	}
+	return n.lookPath(program)
+}
+
 // configFlag is the value of --config on containerd's command line, if it is absolute.
 func configFlag(args []string) string {
 	for i, a := range args {
@@ -145,20 +146,6 @@ func (n *node) findContainerdConfig() string {
 		}
 	}
 	return runtimeclass.DefaultContainerdConfig
-}
-
-func (n *node) readRegistered(ctx context.Context) (*runtimeclass.Configuration, error) {
-	if !n.Dump {
-		return runtimeclass.ReadConfiguration(runtimeclass.Host{Root: n.Root, Daemon: n.version}, n.ContainerdConfig)
-	}
-	if n.Containerd == "" {
-		return nil, errors.New("no containerd was found to ask for its configuration")
-	}
-	out, err := output(ctx, n.Containerd, "--config", n.real(n.ContainerdConfig), "config", "dump")
-	if err != nil {
-		return nil, err
-	}
-	return runtimeclass.ParseConfiguration([]byte(out))
 }
 
 // handlers are the runtime handlers that start this shim, by name.

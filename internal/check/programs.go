@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,39 +12,59 @@ import (
 	"github.com/containerd/go-runc"
 	"golang.org/x/sys/unix"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 const fixInstall = "nvidia-shimctl install"
 
-func checkShim(ctx context.Context, n *node) []Finding {
-	p, err := n.lookPath(runtimeclass.ShimName)
-	if err == nil {
-		return one(checkProgram(ctx, n, p))
-	}
-	for _, r := range n.handlers() {
-		// A handler with runtime_path does not need it in PATH.
-		if filepath.IsAbs(r.Path) {
-			return one(checkProgram(ctx, n, r.Path))
+// checkShims checks the shim of each handler: it has to start, and root alone may be able to
+// replace it.
+func checkShims(ctx context.Context, n *node) []Finding {
+	var list []Finding
+	for _, name := range n.shims() {
+		p, err := n.find(name)
+		if err == nil {
+			err = n.trust(p)
+		}
+		if err == nil {
+			_, err = output(ctx, n.real(p), "-v")
+		}
+		if err != nil {
+			list = append(list, problem(fixInstall, "%v", err))
+		} else {
+			list = append(list, fine("%s is in containerd's reach", p))
 		}
 	}
-	return one(problem("nvidia-shimctl install, or put the program into one of these directories", "%v", err))
+	return list
 }
 
-// checkProgram checks a shim: it has to start, and root alone may be able to replace it.
-func checkProgram(ctx context.Context, n *node, p string) Finding {
-	st, err := os.Stat(n.real(p))
+// shims are the names or paths by which the handlers start this shim.
+func (n *node) shims() []string {
+	names := map[string]bool{}
+	for _, r := range n.handlers() {
+		if filepath.IsAbs(r.Type) {
+			r.Path = r.Type
+		}
+		names[cmp.Or(r.Path, runtimeclass.ShimName)] = true
+	}
+	if len(names) == 0 {
+		names[runtimeclass.ShimName] = true
+	}
+	return slices.Sorted(maps.Keys(names))
+}
+
+// trust returns an error unless p is a program that only root can change.
+func (n *node) trust(p string) error {
+	var st unix.Stat_t
+	err := unix.Stat(n.real(p), &st)
+	if err == nil {
+		err = trusted.RootFile(&st)
+	}
 	if err != nil {
-		return problem(fixInstall, "%v", err)
+		return fmt.Errorf("%s: %w", p, err)
 	}
-	if st.Mode()&0o022 != 0 {
-		return problem("chmod go-w "+p, "%s can be written by others than root (mode %04o)", p, st.Mode().Perm())
-	}
-	if _, err := output(ctx, n.real(p), "-v"); err != nil {
-		return problem(fixInstall, "%v", err)
-	}
-	return fine("%s is in containerd's reach", p)
+	return nil
 }
 
 // checkRunc checks the runc of each handler.
@@ -66,12 +85,9 @@ func checkRunc(ctx context.Context, n *node) []Finding {
 }
 
 func checkRuntime(ctx context.Context, n *node, name string) Finding {
-	p := name
-	if !filepath.IsAbs(name) {
-		var err error
-		if p, err = n.lookPath(name); err != nil {
-			return problem("install "+name, "%v: no container can start", err)
-		}
+	p, err := n.find(name)
+	if err != nil {
+		return problem("install "+name, "%v: no container can start", err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, programTimeout)
 	defer cancel()
@@ -89,36 +105,33 @@ func checkRuntime(ctx context.Context, n *node, name string) Finding {
 	return checkFloor("runc", v, []floor{{1, 3, 6}, {1, 4, 3}, {1, 5, 0}})
 }
 
-// checkProbe checks the nvidia-shimctl beside the shim, which asks the kubelet and NVML for it.
-func checkProbe(ctx context.Context, n *node) []Finding {
-	shim, err := n.lookPath(runtimeclass.ShimName)
-	if err != nil {
-		return nil // checkShim reports it
+// checkProbes checks the nvidia-shimctl beside each shim, which asks the kubelet and NVML for it.
+func checkProbes(ctx context.Context, n *node) []Finding {
+	var list []Finding
+	for _, name := range n.shims() {
+		if shim, err := n.find(name); err == nil { // checkShims reports an error
+			list = append(list, checkProbe(ctx, n, filepath.Join(filepath.Dir(shim), runtimeclass.CtlName)))
+		}
 	}
-	p := filepath.Join(filepath.Dir(shim), runtimeclass.CtlName)
-	var st unix.Stat_t
-	if err := unix.Stat(n.real(p), &st); err != nil {
-		return one(problem(fixInstall, "%s is not beside the shim: pods whose allocation only the kubelet knows do not start: %v", p, err))
-	}
-	if st.Uid != 0 || st.Mode&0o022 != 0 {
-		return one(problem("chown root "+p+" and chmod go-w it", "%s can be changed by others than root, and the shim does not run it", p))
+	return list
+}
+
+func checkProbe(ctx context.Context, n *node, p string) Finding {
+	if err := n.trust(p); err != nil {
+		return problem(fixInstall, "the shim cannot run its probe, and pods whose allocation only the kubelet knows do not start: %v", err)
 	}
 	if n.gpus == nil || n.gpus.Platform != "" {
-		return one(fine("%s is beside the shim", p))
+		return fine("%s is beside the shim", p)
 	}
 	args := []string{"probe", "--timeout=" + (programTimeout * 8 / 10).String()}
 	if n.Config != "" {
 		args = append([]string{"--config=" + n.Config}, args...)
 	}
-	_, err = output(ctx, n.real(p), args...)
-	const refused = "MIG devices by UUID, and images that require an architecture or a brand, are refused"
-	switch {
-	case err == nil:
-		return one(fine("%s asks NVML", p))
-	case strings.Contains(err.Error(), nvml.ErrNoCgo.Error()):
-		return one(warning("make build with CTL_CGO=1, on a host with the C library of this one or an older one", "%s was built without cgo and cannot ask NVML: %s", p, refused))
+	if _, err := output(ctx, n.real(p), args...); err != nil {
+		return warning("check that nvidia-smi works on this host",
+			"%v; without NVML, MIG devices by UUID, and images that require an architecture or a brand, are refused", err)
 	}
-	return one(warning("check that nvidia-smi works on this host", "%v; without NVML, %s", err, refused))
+	return fine("%s asks NVML", p)
 }
 
 // floor is the first safe version of a release line.

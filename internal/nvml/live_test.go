@@ -45,9 +45,7 @@ func TestLiveIsTheStateOfTheDriver(t *testing.T) {
 
 func TestPropertiesThatAGPUDoesNotHaveAreAbsent(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 1})
-	if err := d.Unsupport("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetBrand"); err != nil {
-		t.Fatal(err)
-	}
+	check(t, d.Unsupport("nvmlDeviceGetUtilizationRates", "nvmlDeviceGetBrand"))
 	s, err := askFor[Snapshot](t, d, "live")
 	if err != nil || s.GPUs[0].Facts.Brand != "unknown" {
 		t.Fatalf("%+v, %v", s, err)

@@ -50,7 +50,7 @@ func withLibrary[T any](path string, fn func(*library) (T, error)) (out T, err e
 	if ret := l.Init(); ret != nvml.SUCCESS {
 		return out, fmt.Errorf("NVML does not start: %s (%s; nvidia-smi on this host should say the same)", text(ret), path)
 	}
-	defer l.Shutdown()
+	defer func() { _ = l.Shutdown() }()
 	return fn(l)
 }
 

@@ -40,21 +40,15 @@ func unloaded(t *testing.T) (host, Options) {
 	for from, to := range map[string]string{
 		"proc/driver": "root/later/nvidia/proc/driver", "sys": "root/sys",
 	} {
-		if err := os.Rename(h.path(from), h.path(to)); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.Rename(h.path(from), h.path(to)))
 	}
 	h.mkdir("root/later/nvidia_modeset/sys")
-	if err := os.Rename(h.path("root/sys/module"), h.path("root/later/nvidia_modeset/sys/module")); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Rename(h.path("root/sys/module"), h.path("root/later/nvidia_modeset/sys/module")))
 	h.write("root/proc/devices", "Character devices:\n  1 mem\n")
 	h.write("root/later/nvidia/proc/devices", "Character devices:\n195 nvidia\n")
 	h.write("root/later/nvidia_uvm/proc/devices", devices)
 	h.write("root/sbin/modprobe", string(program))
-	if err := os.Chmod(h.path("root/sbin/modprobe"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Chmod(h.path("root/sbin/modprobe"), 0o755))
 	o := h.options()
 	o.Host.ProcRoot, o.Host.SysRoot = h.path("root/proc"), h.path("root/sys")
 	return h, o

@@ -21,6 +21,13 @@ type host struct {
 	dir string
 }
 
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 const gpu = "0000:65:00.0"
 
 const devices = "Character devices:\n195 nvidia\n510 nvidia-uvm\n511 nvidia-caps\n512 nvidia-caps-imex-channels\n\nBlock devices:\n"
@@ -49,28 +56,20 @@ func (h host) path(name string) string { return filepath.Join(h.dir, name) }
 
 func (h host) mkdir(name string) {
 	h.t.Helper()
-	if err := os.MkdirAll(h.path(name), 0o755); err != nil {
-		h.t.Fatal(err)
-	}
+	check(h.t, os.MkdirAll(h.path(name), 0o755))
 }
 
 func (h host) write(name, text string) {
 	h.t.Helper()
 	h.mkdir(filepath.Dir(name))
-	if err := os.WriteFile(h.path(name), []byte(text), 0o644); err != nil {
-		h.t.Fatal(err)
-	}
+	check(h.t, os.WriteFile(h.path(name), []byte(text), 0o644))
 }
 
 func (h host) mknod(name string, major, minor uint32) {
 	h.t.Helper()
 	h.mkdir(filepath.Dir(name))
-	if err := unix.Mknod(h.path(name), unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))); err != nil {
-		h.t.Fatal(err)
-	}
-	if err := os.Chmod(h.path(name), 0o666); err != nil {
-		h.t.Fatal(err)
-	}
+	check(h.t, unix.Mknod(h.path(name), unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))))
+	check(h.t, os.Chmod(h.path(name), 0o666))
 }
 
 func (h host) options() Options {
@@ -82,9 +81,7 @@ func (h host) options() Options {
 func (h host) run(o Options) *Report {
 	h.t.Helper()
 	r, err := Run(h.t.Context(), o)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	check(h.t, err)
 	return r
 }
 
@@ -108,9 +105,7 @@ func (h host) nodes() []string {
 		list = append(list, fmt.Sprintf("%s %s %04o %d:%d", rel, kind, s.Mode&0o7777, s.Uid, s.Gid))
 		return nil
 	})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	check(h.t, err)
 	return list
 }
 
@@ -146,9 +141,7 @@ func TestMissingNodesAreMadeAndASecondRunTouchesNothing(t *testing.T) {
 	}
 	inode := func() uint64 {
 		var st unix.Stat_t
-		if err := unix.Lstat(h.path("dev/nvidia0"), &st); err != nil {
-			t.Fatal(err)
-		}
+		check(t, unix.Lstat(h.path("dev/nvidia0"), &st))
 		return st.Ino
 	}
 	before := inode()
@@ -376,13 +369,9 @@ func TestNodesOfOtherHostsAreNotOursToMake(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := simtest.New(t, sim.Options{GPUs: 2})
-			if err := tt.become(d); err != nil {
-				t.Fatal(err)
-			}
+			check(t, tt.become(d))
 			c, err := config.Load(d.ConfigPath)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			h := host{t, d.DevRoot}
 			before := h.nodes()
 			r := h.run(Options{Host: c.Host, LoadModules: true})

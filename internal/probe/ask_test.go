@@ -9,22 +9,25 @@ import (
 	"time"
 )
 
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 // script returns a shell script in the place of nvidia-shimctl.
 func script(t *testing.T, text string) func() (string, error) {
 	t.Helper()
 	name := filepath.Join(t.TempDir(), programName)
-	if err := os.WriteFile(name, []byte("#!/bin/sh\n"+text+"\n"), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(name, []byte("#!/bin/sh\n"+text+"\n"), 0o755))
 	return func() (string, error) { return name, nil }
 }
 
 func TestQuestionsAndAnswers(t *testing.T) {
 	t.Setenv("LD_LIBRARY_PATH", "/of/containerd")
 	socket := filepath.Join(t.TempDir(), "kubelet.sock")
-	if err := os.WriteFile(socket, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(socket, nil, 0o600))
 	arguments := filepath.Join(t.TempDir(), "arguments")
 	program := script(t, `echo "$*" > `+arguments+`; printf '{"facts":{"driver":"%s"},"pod_error":"overloaded"}' "$(pwd) ${LD_LIBRARY_PATH-unset}"`)
 	a := Ask(program, StartProcess, Questions{Config: "/etc/other.toml", Facts: true, Pod: &Pod{Socket: socket, Namespace: "team", Name: "train"}})
@@ -53,9 +56,7 @@ func TestNothingRunsWithoutAQuestion(t *testing.T) {
 
 func TestAProgramThatDoesNotAnswerIsTheErrorOfEveryQuestion(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "kubelet.sock")
-	if err := os.WriteFile(socket, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(socket, nil, 0o600))
 	for _, tc := range []struct{ name, script, err string }{
 		{"it says why", "echo 'nvidia-shimctl: GPU is lost' >&2; echo more >&2; exit 1", "GPU is lost"},
 		{"it complains for 100 MB", "head -c 100000000 /dev/zero | tr '\\0' x >&2; exit 1", strings.Repeat("x", 1024)},
@@ -69,9 +70,7 @@ func TestAProgramThatDoesNotAnswerIsTheErrorOfEveryQuestion(t *testing.T) {
 			program := script(t, tc.script)
 			if tc.script == "" {
 				name, _ := program()
-				if err := os.Chmod(name, 0o644); err != nil {
-					t.Fatal(err)
-				}
+				check(t, os.Chmod(name, 0o644))
 			}
 			a := Ask(program, StartProcess, Questions{Facts: true, Live: true, Pod: &Pod{Socket: socket}})
 			for _, got := range []string{a.FactsError, a.LiveError, a.PodError} {
@@ -108,9 +107,7 @@ func TestBeside(t *testing.T) {
 		t.Skip("needs root: it gives a file to another user")
 	}
 	self, err := os.Readlink("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	name := filepath.Join(filepath.Dir(self), programName)
 	for _, tc := range []struct {
 		name   string
@@ -130,12 +127,8 @@ func TestBeside(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			defer os.Remove(name)
-			if err := os.WriteFile(name, nil, 0o755); err != nil {
-				t.Fatal(err)
-			}
-			if err := tc.change(); err != nil {
-				t.Fatal(err)
-			}
+			check(t, os.WriteFile(name, nil, 0o755))
+			check(t, tc.change())
 			got, err := Beside()
 			if tc.err == "" && (err != nil || got != name) || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
 				t.Errorf("%q, %v, want %q", got, err, tc.err)

@@ -107,48 +107,30 @@ func (f FS) Administers(pid int) bool {
 	return root && admin
 }
 
-// PIDNamespace names the PID namespace of a process, and foreign reports whether it is another one
-// than that of this process or unknown.
-func (f FS) PIDNamespace(pid int) (name string, foreign bool) {
+// InOtherPIDNamespace reports whether a process is in another PID namespace than this one, or in an
+// unknown one.
+func (f FS) InOtherPIDNamespace(pid int) bool {
 	own, err := os.Readlink(filepath.Join(string(f), "self/ns/pid"))
 	if err != nil {
-		return "", true
+		return true
 	}
-	name, err = os.Readlink(f.Path(pid, "ns/pid"))
-	return name, err != nil || name != own
+	theirs, err := os.Readlink(f.Path(pid, "ns/pid"))
+	return err != nil || theirs != own
 }
 
-// Parent is the PID of a process' parent, or 0 if that is unknown.
-func (f FS) Parent(pid int) int {
-	data, err := os.ReadFile(f.Path(pid, "stat"))
-	if err != nil {
-		return 0
-	}
-	// 12 (a name with any character) S 1 …
-	fields := strings.Fields(string(data[strings.LastIndexByte(string(data), ')')+1:]))
-	if len(fields) < 2 {
-		return 0
-	}
-	parent, err := strconv.Atoi(fields[1])
-	if err != nil {
-		return 0
-	}
-	return parent
-}
-
-// Cgroups are the cgroups of a process by hierarchy, without those at the root.
-func (f FS) Cgroups(pid int) (map[string]string, error) {
+// Cgroups are the paths of a process' cgroups, one for each hierarchy. A process that has ended has
+// none.
+func (f FS) Cgroups(pid int) []string {
 	data, err := os.ReadFile(f.Path(pid, "cgroup"))
 	if err != nil {
-		return nil, err
+		return nil
 	}
-	paths := map[string]string{}
+	var paths []string
 	for line := range strings.Lines(string(data)) {
 		// 4:memory:/path; 0::/path for cgroup v2
-		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
-		if len(parts) == 3 && parts[2] != "/" && !strings.HasPrefix(parts[2], "/..") {
-			paths[parts[0]+":"+parts[1]] = parts[2]
+		if parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3); len(parts) == 3 {
+			paths = append(paths, parts[2])
 		}
 	}
-	return paths, nil
+	return paths
 }

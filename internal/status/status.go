@@ -13,16 +13,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// Host holds the GPUs of the host and the answer of NVML.
-type Host struct {
-	DriverVersion string
-	GPUs          []device.GPU
-	Instances     []device.Instance
-	// Live is NVML's answer, unless NVMLError is set.
-	Live      nvml.Snapshot
-	NVMLError error
-}
-
 // Status says who uses which GPU.
 type Status struct {
 	// Time is when it was read.
@@ -87,24 +77,25 @@ type Holder struct {
 	devices []string
 }
 
-// Join puts together what the shim's records, the host and NVML say.
-func Join(proc procfs.FS, host Host, list []Container) *Status {
+// Join puts together what the shim's records, the host and NVML say. If NVML did not answer,
+// nvmlErr says why.
+func Join(proc procfs.FS, inventory device.Inventory, live nvml.Snapshot, nvmlErr error, list []Container) *Status {
 	s := &Status{
-		Time: time.Now().Truncate(time.Second), DriverVersion: host.DriverVersion,
-		CUDAVersion: host.Live.CUDA, NVMLError: host.Live.Error, GPUs: []GPU{}, Containers: []Holder{},
+		Time: time.Now().Truncate(time.Second), DriverVersion: inventory.DriverVersion,
+		CUDAVersion: live.CUDA, NVMLError: live.Error, GPUs: []GPU{}, Containers: []Holder{},
 	}
-	if host.NVMLError != nil {
-		s.NVMLError = host.NVMLError.Error()
+	if nvmlErr != nil {
+		s.NVMLError = nvmlErr.Error()
 	}
 	for _, c := range list {
 		s.Containers = append(s.Containers, newHolder(c))
 	}
-	for _, gpu := range host.GPUs {
+	for _, gpu := range inventory.GPUs {
 		g := GPU{PlanGPU: gpuinject.NewPlanGPU(gpu), Model: gpu.Model, MIG: []MIG{}}
 		g.Containers = s.holders(list, fmt.Sprint(gpu.Index), func(c Container) bool {
 			return slices.ContainsFunc(c.Plan.GPUs, func(p gpuinject.PlanGPU) bool { return p.PCI == gpu.BusID })
 		})
-		for _, in := range host.Instances {
+		for _, in := range inventory.MIG {
 			if in.GPU != gpu.Index {
 				continue
 			}
@@ -116,12 +107,12 @@ func Join(proc procfs.FS, host Host, list []Container) *Status {
 			})
 			g.MIG = append(g.MIG, m)
 		}
-		if host.NVMLError == nil {
-			g.addLive(proc, list, host.Live)
+		if nvmlErr == nil {
+			g.addLive(proc, list, live)
 		}
 		s.GPUs = append(s.GPUs, g)
 	}
-	if host.NVMLError == nil {
+	if nvmlErr == nil {
 		for i := range s.Containers {
 			s.addUsage(i)
 		}

@@ -30,7 +30,6 @@ func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	f := &fixture{t: t, proc: procfs.FS(filepath.Join(t.TempDir(), "proc")), state: filepath.Join(t.TempDir(), "state")}
 	f.process("self", "1", "/usr/bin/nvidia-shimctl", "", "/")
-	f.process("5", "1", "/usr/bin/shim", "", "/system.slice/containerd.service")
 	return f
 }
 
@@ -54,8 +53,8 @@ func (f *fixture) process(pid, namespace, exe, cwd, cgroup string) {
 	for name, text := range map[string]string{
 		// One hierarchy of cgroup v1 has no container in it.
 		"cgroup": "2:freezer:/daemons\n1:name=systemd:/\n0::" + cgroup + "\n",
-		"status": "Uid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n", "stat": pid + " (a ) name) S 5 1 1",
-		"comm": filepath.Base(exe) + "\n", "environ": "", "cmdline": exe + "\x00", "ns/x": "",
+		"status": "Uid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n",
+		"comm":   filepath.Base(exe) + "\n", "environ": "", "cmdline": exe + "\x00", "ns/x": "",
 	} {
 		f.write(filepath.Join(dir, name), text)
 	}
@@ -86,9 +85,9 @@ func (f *fixture) bundle(state, namespace, id string, init int, record any) stri
 
 // granted is the record of a container with GPUs.
 func granted(id, namespace, pod string, gpus ...int) gpuinject.Plan {
-	p := gpuinject.Plan{GPU: true, Capabilities: []string{"compute"}, Grant: "because"}
-	if id != "" {
-		p.Container = &gpuinject.PlanContainer{ID: id, Namespace: namespace}
+	p := gpuinject.Plan{
+		GPU: true, Capabilities: []string{"compute"}, Grant: "because",
+		Container: &gpuinject.PlanContainer{ID: id, Namespace: namespace},
 	}
 	if pod != "" {
 		p.Container.PodNamespace, p.Container.Pod, p.Container.Name = "team", pod, "main"
@@ -105,7 +104,7 @@ func TestContainersAreFoundByTheirRecords(t *testing.T) {
 	sandbox := f.bundle(elsewhere, "k8s.io", "sandbox", 0, map[string]any{"gpu": false})
 	f.bundle(elsewhere, "k8s.io", "aa", 0, granted("aa", "k8s.io", "train", 0))
 	f.bundle(elsewhere, "k8s.io", "bb", 0, granted("bb", "k8s.io", "train", 1))
-	old := f.bundle(elsewhere, "old", "cc", 0, granted("", "", "", 1))
+	old := f.bundle(elsewhere, "old", "cc", 0, granted("cc", "old", "", 1))
 	f.bundle(f.state, "default", "dd", 0, granted("dd", "default", "", 1))
 	f.bundle(f.state, "default", "plain", 0, map[string]any{"gpu": false})
 	f.bundle(f.state, "default", "broken", 0, "no plan")
@@ -138,38 +137,23 @@ func TestAProcessBelongsToItsContainer(t *testing.T) {
 	f := newFixture(t)
 	const long = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 	f.bundle(f.state, "k8s.io", long, 0, granted(long, "k8s.io", "train", 0))
-	f.bundle(f.state, "default", "ended", 40, granted("ended", "default", "", 0))
-	for i, c := range []struct{ id, namespace, cgroup string }{
-		{"one", "10", "/default/one"}, {"two", "20", "/default/two"}, {"nocgroup", "30", "/"}, {"hostpid", "1", "/default/hostpid"},
-		{"outer", "60", "/default/outer"}, {"inner", "70", "/default/outer/docker/inner"},
-	} {
-		f.bundle(f.state, "default", c.id, 10+i, granted(c.id, "default", "", 0))
-		f.process(fmt.Sprint(10+i), c.namespace, "/bin/sh", "", c.cgroup)
+	for _, id := range []string{"one", "outer", "inner"} {
+		f.bundle(f.state, "default", id, 0, granted(id, "default", "", 0))
 	}
 	list := Read(f.proc, []string{f.state})
-	for _, tc := range []struct {
-		name, namespace, cgroup, want string
-	}{
-		{"the first process", "10", "/default/one", "one"},
-		{"in a cgroup below", "10", "/default/one/worker", "one"},
-		{"of another container", "20", "/default/two", "two"},
-		{"in a cgroup that only begins the same", "1", "/default/one-more", ""},
-		{"of a container that shares the host's cgroup", "30", "/", "nocgroup"},
-		{"of the host", "1", "/user.slice", ""},
-		{"of the host at the root", "1", "/", ""},
-		{"of a container that shares the host's PIDs", "1", "/default/hostpid", "hostpid"},
-		{"of a pod, by the name of its scope", "77", "/kubepods.slice/kubepods-pod1.slice/cri-containerd-" + long + ".scope", long},
-		{"of a pod, by the name of its cgroup", "77", "/kubepods/burstable/pod1/" + long, long},
-		{"of a container in a container", "70", "/default/outer/docker/inner", "inner"},
-		{"of the container around it", "60", "/default/outer/docker", "outer"},
+	for cgroup, want := range map[string]string{
+		"/default/one": "one", "/default/one/worker": "one", "/default/one-more": "", "/user.slice": "", "/": "",
+		"/kubepods.slice/kubepods-pod1.slice/cri-containerd-" + long + ".scope": long,
+		"/kubepods/burstable/pod1/" + long:                                      long,
+		"/default/outer/docker/inner":                                           "inner", "/default/outer/docker": "outer",
 	} {
-		f.process("999", tc.namespace, "/bin/train", "", tc.cgroup)
+		f.process("999", "1", "/bin/train", "", cgroup)
 		got := ""
 		if i := owner(f.proc, list, 999); i >= 0 {
 			got = list[i].ID
 		}
-		if got != tc.want {
-			t.Errorf("a process %s is %q's, want %q", tc.name, got, tc.want)
+		if got != want {
+			t.Errorf("a process in %s is %q's, want %q", cgroup, got, want)
 		}
 	}
 	if owner(f.proc, list, 998) >= 0 {
@@ -180,7 +164,7 @@ func TestAProcessBelongsToItsContainer(t *testing.T) {
 func of[T any](v T) *T { return &v }
 
 // statusFixture is a node with two GPUs, one MIG device and four containers, and what NVML says.
-func statusFixture(t *testing.T) (*fixture, Host) {
+func statusFixture(t *testing.T) (*fixture, device.Inventory, nvml.Snapshot) {
 	t.Helper()
 	f := newFixture(t)
 	mig := granted("mig", "default", "")
@@ -192,14 +176,16 @@ func statusFixture(t *testing.T) (*fixture, Host) {
 	}
 	f.process("11", "10", "/bin/worker", "", "/default/one/a")
 	f.process("90", "1", "/usr/bin/Xorg", "", "/")
-	return f, Host{
+	inventory := device.Inventory{
 		DriverVersion: "580.1.2",
 		GPUs: []device.GPU{
 			{Index: 0, Minor: 1, UUID: "GPU-0", BusID: "0000:00:00.0", Model: "NVIDIA H100 80GB HBM3"},
 			{Index: 1, Minor: 0, UUID: "GPU-1", BusID: "0000:01:00.0", Model: "NVIDIA H100 80GB HBM3"},
 		},
-		Instances: []device.Instance{{GPU: 1, GI: 3, CI: 0}},
-		Live: nvml.Snapshot{CUDA: "13.0", GPUs: []nvml.GPU{
+		MIG: []device.Instance{{GPU: 1, GI: 3, CI: 0}},
+	}
+	return f, inventory, nvml.Snapshot{
+		CUDA: "13.0", GPUs: []nvml.GPU{
 			// NVML's order is not that of procfs here.
 			{
 				Facts: device.GPUFacts{UUID: "GPU-1", BusID: "0000:01:00.0", Instances: []device.InstanceFacts{{UUID: "MIG-3", GI: 3, Name: "1g.10gb"}}},
@@ -216,7 +202,7 @@ func statusFixture(t *testing.T) (*fixture, Host) {
 					Processes: []nvml.Process{{PID: 10, Type: "C", Memory: of(uint64(1 << 30))}, {PID: 11, Type: "C", Memory: of(uint64(1 << 20))}, {PID: 20, Type: "C+G"}},
 				},
 			},
-		}},
+		},
 	}
 }
 
@@ -261,8 +247,8 @@ func asJSON(t *testing.T, v any) string {
 }
 
 func TestStatusJoinsRecordsAndNVML(t *testing.T) {
-	f, host := statusFixture(t)
-	s := Join(f.proc, host, Read(f.proc, []string{f.state}))
+	f, inventory, live := statusFixture(t)
+	s := Join(f.proc, inventory, live, nil, Read(f.proc, []string{f.state}))
 	if got := print(t, s); got != statusText {
 		t.Errorf("got\n%s\nwant\n%s", got, statusText)
 	}
@@ -280,9 +266,8 @@ func TestStatusJoinsRecordsAndNVML(t *testing.T) {
 }
 
 func TestStatusWithoutNVMLShowsGrants(t *testing.T) {
-	f, host := statusFixture(t)
-	host.Live, host.NVMLError = nvml.Snapshot{}, errors.New("NVML does not answer")
-	s := Join(f.proc, host, Read(f.proc, []string{f.state}))
+	f, inventory, _ := statusFixture(t)
+	s := Join(f.proc, inventory, nvml.Snapshot{}, errors.New("NVML does not answer"), Read(f.proc, []string{f.state}))
 	for _, field := range []string{"memory", "utilization", "processes"} {
 		if got := asJSON(t, s); strings.Contains(got, field) {
 			t.Errorf("the unknown field %q is in\n%s", field, got)
@@ -296,9 +281,9 @@ func TestStatusWithoutNVMLShowsGrants(t *testing.T) {
 }
 
 func TestAGPUThatNVMLDoesNotListIsShown(t *testing.T) {
-	f, host := statusFixture(t)
-	host.Live.GPUs, host.Live.Error = host.Live.GPUs[:1], "GPU is lost"
-	s := Join(f.proc, host, nil)
+	f, inventory, live := statusFixture(t)
+	live.GPUs, live.Error = live.GPUs[:1], "GPU is lost"
+	s := Join(f.proc, inventory, live, nil, nil)
 	if s.GPUs[0].Error != "GPU is lost" || s.GPUs[0].Memory != nil || s.GPUs[1].Memory == nil {
 		t.Errorf("%s", asJSON(t, s))
 	}

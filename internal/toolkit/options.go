@@ -89,7 +89,7 @@ var rules = map[string]rule{
 	"nvidia-container-runtime.modes.csv.mount-spec-path":         only("lists of files for Tegra are not read from elsewhere", "/etc/nvidia-container-runtime/host-files-for-container.d"),
 	"nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": disabledHooks,
 	"nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags": none("no CDI specification is made"),
-	"nvidia-container-runtime.modes.legacy.cuda-compat-mode":     compatMode,
+	"nvidia-container-runtime.modes.legacy.cuda-compat-mode":     only(whyCompat, "ldconfig", "mount", "hook"),
 }
 
 // convert decides about one option of a file with this mode.
@@ -170,28 +170,18 @@ func texts(value any) ([]string, error) {
 	return nil, errors.New("it is not a list of strings")
 }
 
-// swarmResources carries over the names that the shim can find without a configuration.
 func swarmResources(_ string, value any) (result, error) {
 	names, err := texts(value)
 	if err != nil {
 		return result{}, err
 	}
-	var fit, other []string
 	for _, name := range names {
-		if rest, ok := strings.CutPrefix(name, "DOCKER_RESOURCE_"); ok && rest != "" {
-			fit = append(fit, name)
-		} else {
-			other = append(other, fmt.Sprintf("%.64q", name))
+		// Without a configuration the shim looks at variables of such names only.
+		if rest, ok := strings.CutPrefix(name, "DOCKER_RESOURCE_"); !ok || rest == "" {
+			return result{}, fmt.Errorf("%.64q does not begin with DOCKER_RESOURCE_, as names in policy.swarm-resources do", name)
 		}
 	}
-	r := result{}
-	if len(fit) > 0 {
-		r = carried("policy.swarm-resources", fit)
-	}
-	if len(other) > 0 {
-		r.state, r.why = Attention, fmt.Sprintf("not carried over: %s; names in policy.swarm-resources begin with DOCKER_RESOURCE_", strings.Join(other, ", "))
-	}
-	return r, nil
+	return carried("policy.swarm-resources", names), nil
 }
 
 func capabilities(_ string, value any) (result, error) {
@@ -281,11 +271,4 @@ func disabledHooks(_ string, value any) (result, error) {
 		err = errors.New(whyCompat)
 	}
 	return result{state: None, why: "no hook is used"}, err
-}
-
-func compatMode(_ string, value any) (result, error) {
-	if value == "disabled" {
-		return result{}, errors.New(whyCompat)
-	}
-	return result{state: None, why: "forward compatibility libraries of an image are used if they serve the host's driver"}, nil
 }

@@ -111,8 +111,8 @@ func Convert(root string, text []byte) (Report, error) {
 			Key: key, Value: inTOML(values[key]), State: cmp.Or(became.state, Default), To: strings.Join(keys, ", "), Why: became.why,
 		})
 	}
-	r.Text = write(settings)
-	return r, nil
+	r.Text, err = write(settings)
+	return r, err
 }
 
 // defaultSettings are the settings of the shim without a configuration.
@@ -162,18 +162,17 @@ func notes(values map[string]any, mode any) []string {
 }
 
 // write is the settings as a configuration file.
-func write(settings map[string]any) string {
-	var b strings.Builder
-	section := ""
-	for _, key := range slices.Sorted(maps.Keys(settings)) {
+func write(settings map[string]any) (string, error) {
+	tables := map[string]map[string]any{}
+	for key, value := range settings {
 		table, name, _ := strings.Cut(key, ".")
-		if table != section {
-			section = table
-			fmt.Fprintf(&b, "\n[%s]\n", section)
+		if tables[table] == nil {
+			tables[table] = map[string]any{}
 		}
-		fmt.Fprintf(&b, "%s = %s\n", name, inTOML(settings[key]))
+		tables[table][name] = value
 	}
-	return b.String()
+	text, err := toml.Marshal(tables)
+	return string(text), err
 }
 
 // inTOML writes one value in one line.

@@ -170,6 +170,7 @@ func TestModes(t *testing.T) {
 
 func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 	for text, key := range map[string]string{
+		`swarm-resource = "DOCKER_SWARM_RESOURCE,DOCKER_RESOURCE_GPU"`:                        "swarm-resource",
 		`disable-require = "yes"`:                                                             "disable-require",
 		`supported-driver-capabilities = "compute,magic"`:                                     "supported-driver-capabilities",
 		`supported-driver-capabilities = 3`:                                                   "supported-driver-capabilities",
@@ -203,21 +204,6 @@ func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 	}
 	if _, err := Convert("/", broken); err == nil || !strings.Contains(err.Error(), "line 1") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("broken TOML: %v", err)
-	}
-}
-
-// One name that has no place here does not keep the others from being carried over.
-func TestSwarmResources(t *testing.T) {
-	r, err := Convert("/", []byte(`swarm-resource = "DOCKER_SWARM_RESOURCE,DOCKER_RESOURCE_GPU"`))
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := option(t, r, "swarm-resource")
-	if o.State != Attention || o.To != "policy.swarm-resources" || !strings.Contains(o.Why, `not carried over: "DOCKER_SWARM_RESOURCE"`) {
-		t.Errorf("%+v", o)
-	}
-	if got := load(t, r.Text).Policy.SwarmResources; !reflect.DeepEqual(got, []string{"DOCKER_RESOURCE_GPU"}) {
-		t.Errorf("got %q", got)
 	}
 }
 

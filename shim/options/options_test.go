@@ -18,12 +18,17 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-func anyOf(t testing.TB, typeURL string, m proto.Message) *anypb.Any {
+func check(t testing.TB, err error) {
 	t.Helper()
-	value, err := proto.Marshal(m)
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func anyOf(t testing.TB, typeURL string, m proto.Message) *anypb.Any {
+	t.Helper()
+	value, err := proto.Marshal(m)
+	check(t, err)
 	return &anypb.Any{TypeUrl: typeURL, Value: value}
 }
 
@@ -68,17 +73,13 @@ CriuWorkPath = "/w"
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			got, err := Translate(tc.any)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			if !proto.Equal(got.Runc, tc.want) || got.SystemdCgroupSet != tc.systemdSet || got.Overrides != nil {
 				t.Errorf("got %v, systemd set %v, overrides %q; want %v, %v", got.Runc, got.SystemdCgroupSet, got.Overrides, tc.want, tc.systemdSet)
 			}
 			// Whatever came in, the embedded service gets runc's own type.
 			message, err := got.Message()
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			sent := &runc.Options{}
 			if err := message.UnmarshalTo(sent); err != nil || !proto.Equal(sent, tc.want) {
 				t.Errorf("the message holds %v, %v", message, err)
@@ -91,12 +92,8 @@ func TestTranslateReadsTheNamedFile(t *testing.T) {
 	dir := t.TempDir()
 	write := func(name, body string, mode os.FileMode) *anypb.Any {
 		name = filepath.Join(dir, name)
-		if err := os.WriteFile(name, []byte(body), mode); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(name, mode); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.WriteFile(name, []byte(body), mode))
+		check(t, os.Chmod(name, mode))
 		return anyOf(t, "runtimeoptions.v1.Options", &runtimeoptions.Options{ConfigPath: name})
 	}
 	got, err := Translate(write("good.toml", "BinaryName = \"crun\"\n[policy]\nkubernetes = \"audit\"\n", 0o600))
@@ -117,9 +114,7 @@ func TestTranslateReadsTheNamedFile(t *testing.T) {
 
 func TestTranslateKeepsOverrides(t *testing.T) {
 	got, err := Translate(tomlTable(t, "SystemdCgroup = true\n[policy]\nkubernetes = \"trust-env\"\n[container]\nsupported-capabilities = [\"utility\"]\ndefault-capabilities = [\"utility\"]\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	cfg := config.Default()
 	if err := cfg.Override(got.Overrides); err != nil || cfg.Policy.Kubernetes != config.TrustEnv || !slices.Equal(cfg.Container.DefaultCapabilities, []string{"utility"}) {
 		t.Errorf("%v: %+v", err, cfg)

@@ -66,6 +66,7 @@ const hostOnly = `^\s*/|"library_path"\s*:\s*"[^"]*/|"library_arch"`
 // document finds a file of the host. A manifest that only the host can use is left to generate.
 func (s *Search) document(k dataKind, dirs []string) (File, bool) {
 	manifest := slices.Contains([]string{".json", ".icd"}, path.Ext(k.names[0]))
+	bound := regexp.MustCompile(hostOnly)
 	for _, dir := range dirs {
 		dir = path.Join(dir, k.dir)
 		for _, name := range k.names {
@@ -77,7 +78,7 @@ func (s *Search) document(k dataKind, dirs []string) (File, bool) {
 				continue
 			}
 			text, ok := s.Read(path.Join(dir, name), maxManifest)
-			if bound, err := regexp.Match(hostOnly, text); ok && err == nil && !bound {
+			if ok && !bound.Match(text) {
 				return File{Path: file}, true
 			}
 			if ok && k.content == nil {

@@ -77,7 +77,7 @@ func (r *fakeRoot) core(dir, version string) {
 // cache writes an ld.so.cache that lists SONAMEs at paths; of one name in this order.
 func (r *fakeRoot) cache(paths ...string) {
 	r.t.Helper()
-	flags, _ := ldcache.FlagsFor(elf.ELFCLASS64, arch.machine64)
+	flags := ldcache.FlagsFor(elf.ELFCLASS64, arch.machine64)
 	var entries []ldcache.Entry
 	for _, p := range paths {
 		entries = append(entries, ldcache.Entry{Name: filepath.Base(p), Path: p, Flags: flags})

@@ -160,8 +160,7 @@ func (l *Library) inspect(f *file) error {
 	if strings.ContainsAny(e.SOName, "/\x00") || e.SOName == "." || e.SOName == ".." {
 		return errors.New("has a SONAME that is no file name")
 	}
-	l.Flags, _ = ldcache.FlagsFor(e.Class, e.Machine)
-	l.SOName = e.SOName
+	l.Flags, l.SOName = ldcache.FlagsFor(e.Class, e.Machine), e.SOName
 	return nil
 }
 

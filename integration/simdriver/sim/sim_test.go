@@ -263,33 +263,6 @@ func TestDeviceNodesHaveTheirNumbersAndModes(t *testing.T) {
 	}
 }
 
-func TestRemoveLeavesNothing(t *testing.T) {
-	d := create(t, Options{GPUs: 1})
-	view := filepath.Join(d.StateDir, "view", "a b")
-	if err := os.MkdirAll(view, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("tmpfs", view, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
-	lib := filepath.Join(view, "libcuda.so.1")
-	if err := os.WriteFile(lib, nil, 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount(filepath.Join(d.Root, d.Layout.LibDir(), "libcuda.so.1"), lib, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
-	if err := d.Remove(); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := os.Lstat(d.Dir); !os.IsNotExist(err) {
-		t.Errorf("%s is left: %v", d.Dir, err)
-	}
-	if strings.Contains(read(t, "/proc/self/mountinfo"), d.Dir) {
-		t.Error("a mount is left")
-	}
-}
-
 func TestCreateRefuses(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "precious"), nil, 0o600); err != nil {

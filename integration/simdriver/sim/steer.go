@@ -40,7 +40,7 @@ func (d *Driver) Hang(on bool) error {
 	return d.steer("hang", "")
 }
 
-// Unsupport lets functions of NVML, "nvmlDeviceGetPowerUsage", say that the GPU has
+// Unsupport lets functions of NVML, such as "nvmlDeviceGetBrand", say that the GPU has
 // not got the property; with none every GPU has them all again.
 func (d *Driver) Unsupport(functions ...string) error {
 	return d.steer("unsupported", strings.Join(functions, "\n")+"\n")

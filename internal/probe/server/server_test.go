@@ -35,6 +35,13 @@ func TestMain(m *testing.M) {
 	}
 }
 
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
 func ask(q probe.Questions) probe.Answers {
 	return probe.Ask(func() (string, error) { return "/proc/self/exe", nil }, probe.StartProcess, q)
 }
@@ -69,9 +76,7 @@ func TestAllQuestionsAreAnswered(t *testing.T) {
 
 func TestAHungDriverDoesNotHideTheKubeletsAnswer(t *testing.T) {
 	d, pod := simtest.New(t, sim.Options{GPUs: 1}), serveKubelet(t)
-	if err := d.Hang(true); err != nil {
-		t.Fatal(err)
-	}
+	check(t, d.Hang(true))
 	q := probe.Questions{Config: d.ConfigPath, Facts: true, Pod: &pod, Timeout: 300 * time.Millisecond}
 	a := ask(q)
 	if a.Facts != nil || !strings.HasPrefix(a.FactsError, "NVML has not answered within 300ms: nvidia-smi on this host should hang as well") {
@@ -80,9 +85,7 @@ func TestAHungDriverDoesNotHideTheKubeletsAnswer(t *testing.T) {
 	if a.Pod == nil || !a.Pod.Found {
 		t.Errorf("pod %+v %q", a.Pod, a.PodError)
 	}
-	if err := d.Hang(false); err != nil {
-		t.Fatal(err)
-	}
+	check(t, d.Hang(false))
 	q.Timeout = 0
 	if a := ask(q); a.Facts == nil {
 		t.Errorf("the driver works again: %q", a.FactsError)
@@ -92,17 +95,11 @@ func TestAHungDriverDoesNotHideTheKubeletsAnswer(t *testing.T) {
 // A process that hangs in the kernel keeps its lock. The test holds it in its place.
 func TestOneProcessAsksNVML(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 1})
-	if err := os.MkdirAll(d.StateDir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.MkdirAll(d.StateDir, 0o700))
 	st, err := state.Open(d.StateDir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	lock, err := st.Lock(lockName, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer lock.Close()
 	for _, tc := range []struct {
 		name    string
@@ -114,9 +111,7 @@ func TestOneProcessAsksNVML(t *testing.T) {
 		{"it may still answer", time.Now().Add(time.Hour), 500 * time.Millisecond, "process 4711 is asking NVML and has not ended within 500ms"},
 	} {
 		note := fmt.Sprintf("4711 %d\n", tc.until.UnixNano())
-		if err := os.WriteFile(filepath.Join(d.StateDir, lockName), []byte(note), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.WriteFile(filepath.Join(d.StateDir, lockName), []byte(note), 0o600))
 		start := time.Now()
 		a := ask(probe.Questions{Config: d.ConfigPath, Facts: true, Timeout: tc.timeout})
 		if took := time.Since(start); !strings.HasPrefix(a.FactsError, tc.err) || took > 10*time.Second {
