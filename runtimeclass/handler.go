@@ -35,7 +35,8 @@ type Registration struct {
 	Replace bool
 }
 
-func (r Registration) validate() error {
+// Validate returns an error unless daemons can have this registration.
+func (r Registration) Validate() error {
 	if err := ValidHandler(r.Handler); err != nil {
 		return err
 	}

@@ -37,10 +37,8 @@ type Options struct {
 }
 
 // Install plans the installation of the programs, the handler and what else the options ask for.
+// The registration is a valid one.
 func Install(h Host, o Options) (Plan, error) {
-	if err := o.Registration.validate(); err != nil {
-		return Plan{}, err
-	}
 	p, err := registerWith(h, o)
 	if err != nil {
 		return Plan{}, err

@@ -111,11 +111,6 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 
 func TestInstallRefuses(t *testing.T) {
 	for want, change := range map[string]func(o *Options, h Host) error{
-		"DNS label":     func(o *Options, _ Host) error { o.Registration.Handler = "x]\nroot"; return nil },
-		"absolute path": func(o *Options, _ Host) error { o.Registration.BinDir = "bin"; return nil },
-		"is not a program": func(o *Options, _ Host) error {
-			return os.WriteFile(filepath.Join(o.Programs, ShimName), []byte("#!/bin/sh\n"), 0o755)
-		},
 		"cannot be in a unit": func(o *Options, _ Host) error { o.Registration.BinDir = "/opt/my programs"; return nil },
 		"is not of this program": func(_ *Options, h Host) error {
 			return errors.Join(os.MkdirAll(filepath.Dir(h.real(UnitPath)), 0o755), os.WriteFile(h.real(UnitPath), []byte("[Unit]\n"), 0o644))

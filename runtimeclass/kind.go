@@ -28,11 +28,9 @@ containerdConfigPatches:
 %s`
 
 // KindCluster is a cluster configuration for kind. Its nodes have the shim of this host and, if the
-// host's Docker runs the shim or NVIDIA's runtime by default, the GPUs.
-func KindCluster(r Registration) (string, error) {
-	if err := r.validate(); err != nil {
-		return "", err
-	}
+// host's Docker runs the shim or NVIDIA's runtime by default, the GPUs. The registration is a valid
+// one.
+func KindCluster(r Registration) string {
 	patch := func(version int, plugin string) string {
 		section := []string{"plugins", plugin, "containerd"}
 		text := fmt.Sprintf("version = %d\n", version)
@@ -45,5 +43,5 @@ func KindCluster(r Registration) (string, error) {
 	}
 	return fmt.Sprintf(kindCluster,
 		path.Join(r.BinDir, ShimName), path.Join(DefaultBinDir, ShimName),
-		path.Join(r.BinDir, CtlName), path.Join(DefaultBinDir, CtlName), patch(2, criV2), patch(3, criV3)), nil
+		path.Join(r.BinDir, CtlName), path.Join(DefaultBinDir, CtlName), patch(2, criV2), patch(3, criV3))
 }

@@ -31,7 +31,7 @@ type hostInfo struct {
 	Roots       map[string]string   `json:"roots"`
 	GPUs        []gpuInfo           `json:"gpus"`
 	Excluded    []gpuInfo           `json:"excluded"`
-	MIG         []migInfo           `json:"mig"`
+	MIG         []gpuinject.PlanMIG `json:"mig"`
 	Files       map[string][]string `json:"files"`
 	Searched    []string            `json:"searched"`
 	Missing     []string            `json:"missing"`
@@ -53,14 +53,6 @@ type nvmlInfo struct {
 	MIGs  []device.InstanceFacts `json:"mig_devices"`
 }
 
-// migInfo is a MIG device with the name that needs no NVML.
-type migInfo struct {
-	GPU  int    `json:"gpu"`
-	GI   int    `json:"gi"`
-	CI   int    `json:"ci"`
-	Name string `json:"name"`
-}
-
 func infoCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "info",
@@ -73,36 +65,45 @@ func infoCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			info, err := readInfo(cfg.Host)
+			info, err := readInfo(cfg.Host, asker(c))
 			if err != nil {
 				return err
-			}
-			if a := asker(c)(probe.Questions{Facts: true}); a.Facts != nil {
-				info.addFacts(*a.Facts)
-			} else {
-				info.NVMLError = a.FactsError
 			}
 			if c.Bool("json") {
 				return printJSON(c.Root().Writer, info)
 			}
-			return info.print(c.Root().Writer, c.Bool("files"))
+			info.print(c.Root().Writer, c.Bool("files"))
+			return nil
 		},
 	}
 }
 
-func readInfo(h config.Host) (*hostInfo, error) {
+func readInfo(h config.Host, ask func(probe.Questions) probe.Answers) (*hostInfo, error) {
 	inv, files, err := host.Find(h)
 	if err != nil {
 		return nil, err
 	}
+	answers := ask(probe.Questions{Facts: true})
+	var facts device.Facts
+	if answers.Facts != nil {
+		facts = *answers.Facts
+	}
 	info := &hostInfo{
-		DriverVersion: inv.DriverVersion, Platform: inv.Platform,
+		DriverVersion: inv.DriverVersion, Platform: inv.Platform, CUDAVersion: facts.CUDA, NVMLError: answers.FactsError,
 		Roots: map[string]string{"driver": h.DriverRoot, "dev": h.DevRoot, "proc": h.ProcRoot, "sys": h.SysRoot, "state": h.StateDir},
-		GPUs:  gpuInfos(inv.GPUs), Excluded: gpuInfos(inv.Excluded), MIG: []migInfo{},
+		GPUs:  gpuInfos(inv.GPUs), Excluded: gpuInfos(inv.Excluded), MIG: []gpuinject.PlanMIG{},
 		Files: filesByCapability(&files), Searched: files.Searched, Missing: files.Missing, Refused: files.Refused,
 	}
-	for _, in := range inv.MIG {
-		info.MIG = append(info.MIG, migInfo{GPU: in.GPU, GI: in.GI, CI: in.CI, Name: in.Name()})
+	set := inv.Annotate(device.Set{MIG: inv.MIG}, facts)
+	for i, in := range set.MIG {
+		info.MIG = append(info.MIG, gpuinject.PlanMIG{UUID: in.UUID, GPU: in.GPU, GI: in.GI, CI: in.CI, Name: inv.MIG[i].Name(), Profile: in.Profile})
+	}
+	for i, g := range info.GPUs {
+		for _, f := range facts.GPUs {
+			if strings.EqualFold(f.BusID, g.PCI) {
+				info.GPUs[i].NVML = &nvmlInfo{Brand: f.Brand, Arch: f.Arch, MIG: f.MIG, MIGs: f.Instances}
+			}
+		}
 	}
 	return info, nil
 }
@@ -138,18 +139,7 @@ func filesByCapability(files *driver.Files) map[string][]string {
 	return byCapability
 }
 
-func (i *hostInfo) addFacts(facts device.Facts) {
-	i.CUDAVersion = facts.CUDA
-	for k := range i.GPUs {
-		for _, f := range facts.GPUs {
-			if strings.EqualFold(f.BusID, i.GPUs[k].PCI) {
-				i.GPUs[k].NVML = &nvmlInfo{Brand: f.Brand, Arch: f.Arch, MIG: f.MIG, MIGs: f.Instances}
-			}
-		}
-	}
-}
-
-func (i *hostInfo) print(w io.Writer, files bool) error {
+func (i *hostInfo) print(w io.Writer, files bool) {
 	o := term.New(w)
 	driver := "Driver " + cmp.Or(i.DriverVersion, "of "+host.PlatformTitle(i.Platform))
 	if i.CUDAVersion != "" {
@@ -160,40 +150,18 @@ func (i *hostInfo) print(w io.Writer, files bool) error {
 	for _, g := range i.GPUs {
 		t.Row(term.Green, fmt.Sprint(g.Index), g.UUID, g.PCI, fmt.Sprint(g.Minor), g.Model)
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
+	t.Flush()
 	if len(i.MIG) > 0 {
 		t := o.Table("MIG", "PROFILE", "DEVICE")
 		for _, m := range i.MIG {
-			profile, name := i.migFacts(m)
-			t.Row(term.Green, fmt.Sprintf("%d:%d/%d", m.GPU, m.GI, m.CI), profile, name)
+			t.Row(term.Green, fmt.Sprintf("%d:%d/%d", m.GPU, m.GI, m.CI), cmp.Or(m.Profile, "-"), cmp.Or(m.UUID, m.Name))
 		}
-		if err := t.Flush(); err != nil {
-			return err
-		}
+		t.Flush()
 	}
 	i.printProblems(o)
 	if files {
 		i.printFiles(o)
 	}
-	return nil
-}
-
-// migFacts returns the profile and the UUID of a MIG device if NVML knows it, and its other name if
-// not.
-func (i *hostInfo) migFacts(m migInfo) (profile, name string) {
-	for _, g := range i.GPUs {
-		if g.Index != m.GPU || g.NVML == nil {
-			continue
-		}
-		for _, f := range g.NVML.MIGs {
-			if f.GI == m.GI && f.CI == m.CI {
-				return f.Name, f.UUID
-			}
-		}
-	}
-	return "-", m.Name
 }
 
 func (i *hostInfo) printProblems(o *term.Output) {

@@ -31,15 +31,11 @@ func install(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	if err := runtimeclass.ValidHandler(o.Registration.Handler); err != nil {
+	if err := o.Registration.Validate(); err != nil {
 		return usage(err)
 	}
 	if o.Target == kind {
-		text, err := runtimeclass.KindCluster(o.Registration)
-		if err != nil {
-			return err
-		}
-		_, err = io.WriteString(c.Root().Writer, text)
+		_, err = io.WriteString(c.Root().Writer, runtimeclass.KindCluster(o.Registration))
 		return err
 	}
 	host := runtimeclass.Host{Root: c.String("root")}

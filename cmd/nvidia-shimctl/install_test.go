@@ -154,6 +154,7 @@ func TestInstallRefuses(t *testing.T) {
 	}{
 		"an unknown target":            {[]string{"install", "--target", "podman"}, 2, "podman"},
 		"a handler that is no label":   {[]string{"install", "--handler", "a_b"}, 2, "DNS label"},
+		"a relative directory":         {[]string{"install", "--bin-dir", "bin"}, 2, "plain absolute path"},
 		"a flag of another target":     {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
 		"a relative configuration":     {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
 		"a restart of another root":    {[]string{"install", "--root", root, "--restart"}, 2, "--restart"},

@@ -106,9 +106,7 @@ func printInstallation(c *cli.Command, plan runtimeclass.Plan, report *toolkitRe
 		notes, did = c.Root().ErrWriter, "would install"
 	}
 	if report != nil {
-		if err := report.print(notes); err != nil {
-			return err
-		}
+		report.print(notes)
 	}
 	for _, n := range o.Notes {
 		fmt.Fprintln(notes, n)

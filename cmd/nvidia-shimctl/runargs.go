@@ -26,18 +26,12 @@ type runArgs struct {
 	Args []string `json:"args"`
 	// The rest is what the arguments are made of.
 	GPUs    []gpuinject.PlanGPU `json:"gpus"`
-	Devices []nodePair          `json:"devices"`
+	Devices []gpuinject.Bind    `json:"devices"`
 	Files   []gpuinject.Bind    `json:"files"`
 	Groups  []uint32            `json:"groups"`
 	Env     []string            `json:"env"`
 	// Limits say what the shim does and these arguments cannot.
 	Limits []string `json:"limits"`
-}
-
-// nodePair is a device node on the host and in the container.
-type nodePair struct {
-	Source      string `json:"source"`
-	Destination string `json:"destination"`
 }
 
 func runArgsCommand() *cli.Command {
@@ -54,7 +48,7 @@ func runArgsCommand() *cli.Command {
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
 			r := runArgs{
-				For: c.String("for"), Devices: []nodePair{}, Groups: []uint32{},
+				For: c.String("for"), Devices: []gpuinject.Bind{}, Groups: []uint32{},
 				Env: []string{
 					"LD_LIBRARY_PATH=" + path.Join(gpuinject.ViewDir, "lib") + ":" + path.Join(gpuinject.ViewDir, "lib64"),
 					// Keeps an NVIDIA runtime that is the engine's default from injecting, too.
@@ -118,7 +112,7 @@ func (r *runArgs) addStandalone(c *cli.Command) error {
 	s := plan.Standalone(container)
 	r.GPUs, r.Files, r.Groups = plan.GPUs, s.Files, append(r.Groups, s.Groups...)
 	for _, n := range s.Nodes {
-		r.Devices = append(r.Devices, nodePair{n.HostPath, n.Path})
+		r.Devices = append(r.Devices, gpuinject.Bind{Source: n.HostPath, Destination: n.Path})
 	}
 	for _, name := range s.Omitted {
 		r.Limits = append(r.Limits, name+" is a file that the shim makes: it is left out")
@@ -133,10 +127,12 @@ func (r *runArgs) makeArgs() error {
 	if ctr {
 		separators = ",\"\n"
 	}
-	for _, d := range r.Devices {
-		if strings.ContainsAny(d.Source+d.Destination, separators) {
-			return fmt.Errorf("%q has one of the characters %q, which a flag of %s cannot have", d.Source, separators, r.For)
+	for _, b := range slices.Concat(r.Devices, r.Files) {
+		if strings.ContainsAny(b.Source+b.Destination, separators) {
+			return fmt.Errorf("%q has one of the characters %q, which a flag of %s cannot have", b.Source, separators, r.For)
 		}
+	}
+	for _, d := range r.Devices {
 		if !ctr {
 			r.Args = append(r.Args, "--device="+d.Source+":"+d.Destination+":rw")
 			continue
@@ -149,9 +145,6 @@ func (r *runArgs) makeArgs() error {
 		}
 	}
 	for _, f := range r.Files {
-		if strings.ContainsAny(f.Source+f.Destination, separators) {
-			return fmt.Errorf("%q has one of the characters %q, which a flag of %s cannot have", f.Source, separators, r.For)
-		}
 		if ctr {
 			r.Args = append(r.Args, "--mount=type=bind,src="+f.Source+",dst="+f.Destination+",options=rbind:ro:nosuid:nodev:rprivate")
 		} else {

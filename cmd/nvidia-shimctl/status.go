@@ -87,9 +87,9 @@ func printStatus(c *cli.Command, s *status.Status) error {
 		o.Clear()
 		o.Line(term.Plain, s.Time.Format(time.DateTime))
 	}
-	err := s.Print(o)
+	s.Print(o)
 	if c.Bool("watch") && !o.Terminal() {
 		o.Line(term.Plain, "")
 	}
-	return err
+	return nil
 }

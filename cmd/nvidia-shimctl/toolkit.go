@@ -58,7 +58,7 @@ func fromToolkit(c *cli.Command, to string) (*toolkitReport, error) {
 }
 
 // print shows what becomes of each option.
-func (r *toolkitReport) print(w io.Writer) error {
+func (r *toolkitReport) print(w io.Writer) {
 	styles := map[string]term.Style{toolkit.Carried: term.Green, toolkit.Attention: term.Yellow, toolkit.None: term.Faint}
 	o := term.New(w)
 	o.Line(term.Plain, fmt.Sprintf("%s, for %s:", r.From, r.To))
@@ -66,9 +66,7 @@ func (r *toolkitReport) print(w io.Writer) error {
 	for _, p := range r.Options {
 		t.Row(styles[p.State], p.Key, p.State, p.To, p.Value)
 	}
-	if err := t.Flush(); err != nil {
-		return err
-	}
+	t.Flush()
 	for _, p := range r.Options {
 		if p.Why != "" {
 			o.Field(p.Key+":", len(p.Key)+2, styles[p.State], p.Why)
@@ -77,5 +75,4 @@ func (r *toolkitReport) print(w io.Writer) error {
 	for _, n := range r.Notes {
 		o.Field("note:", 6, term.Cyan, n)
 	}
-	return nil
 }

@@ -9,8 +9,6 @@ import (
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
@@ -40,19 +38,17 @@ type Container struct {
 // in the state directories.
 func Read(proc procfs.FS, stateDirs []string) []Container {
 	var list []Container
-	seen := map[[2]uint64]bool{}
+	// Most are found in two ways.
+	seen := map[string]bool{}
 	read := func(dir string, foreign bool) {
-		var st unix.Stat_t
-		if unix.Stat(dir, &st) != nil || seen[[2]uint64{uint64(st.Dev), st.Ino}] { //nolint:unconvert // Dev has 32 bits on some architectures
-			return
-		}
-		seen[[2]uint64{uint64(st.Dev), st.Ino}] = true //nolint:unconvert // as above
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			return
 		}
 		for _, e := range entries {
-			if c, ok := readBundle(proc, dir+"/"+e.Name(), foreign); ok {
+			c, ok := readBundle(proc, dir+"/"+e.Name(), foreign)
+			if ok && !seen[c.Namespace+"/"+c.ID] {
+				seen[c.Namespace+"/"+c.ID] = true
 				list = append(list, c)
 			}
 		}

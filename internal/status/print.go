@@ -1,7 +1,6 @@
 package status
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -14,7 +13,7 @@ import (
 const none = "-"
 
 // Print shows a status in tables.
-func (s *Status) Print(o *term.Output) error {
+func (s *Status) Print(o *term.Output) {
 	driver := "Driver " + s.DriverVersion
 	if s.CUDAVersion != "" {
 		driver += ", CUDA " + s.CUDAVersion
@@ -28,10 +27,12 @@ func (s *Status) Print(o *term.Output) error {
 			o.Field(fmt.Sprintf("GPU %d:", g.Index), 7, term.Red, g.Error)
 		}
 	}
-	return errors.Join(s.printGPUs(o), s.printContainers(o), s.printProcesses(o))
+	s.printGPUs(o)
+	s.printContainers(o)
+	s.printProcesses(o)
 }
 
-func (s *Status) printGPUs(o *term.Output) error {
+func (s *Status) printGPUs(o *term.Output) {
 	t := o.Table("GPU", "MEMORY", "UTIL", "HELD BY", "MODEL")
 	for _, g := range s.GPUs {
 		util := none
@@ -43,14 +44,14 @@ func (s *Status) printGPUs(o *term.Output) error {
 			t.Row(held(m.Containers), migName(g.Index, m.GI, m.CI), used(m.Memory), "", s.names(m.Containers), "MIG "+m.Profile)
 		}
 	}
-	return t.Flush()
+	t.Flush()
 }
 
-func (s *Status) printContainers(o *term.Output) error {
+func (s *Status) printContainers(o *term.Output) {
 	o.Line(term.Plain, "")
 	if len(s.Containers) == 0 {
 		o.Line(term.Plain, "no container has a GPU")
-		return nil
+		return
 	}
 	t := o.Table("CONTAINER", "GPUS", "MEMORY", "PROCESSES", "NAMESPACE", "ID")
 	for _, c := range s.Containers {
@@ -64,10 +65,10 @@ func (s *Status) printContainers(o *term.Output) error {
 		}
 		t.Row(term.Plain, name, orNone(c.devices), size(c.Memory), processes, c.Namespace, shortID(c.ID))
 	}
-	return t.Flush()
+	t.Flush()
 }
 
-func (s *Status) printProcesses(o *term.Output) error {
+func (s *Status) printProcesses(o *term.Output) {
 	t := o.Table("GPU", "PID", "MEMORY", "PROCESS", "CONTAINER")
 	rows := 0
 	add := func(gpu string, list []Process) {
@@ -87,10 +88,10 @@ func (s *Status) printProcesses(o *term.Output) error {
 		}
 	}
 	if rows == 0 {
-		return nil
+		return
 	}
 	o.Line(term.Plain, "")
-	return t.Flush()
+	t.Flush()
 }
 
 // label is the pod of a container, or its id.

@@ -5,7 +5,7 @@
 //	o := term.New(os.Stdout)
 //	t := o.Table("INDEX", "UUID", "MODEL")
 //	t.Row(term.Green, "0", uuid, "NVIDIA H200")
-//	err := t.Flush()
+//	t.Flush()
 //
 // Control characters of values are replaced, since process and pod names come from others.
 package term

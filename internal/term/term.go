@@ -162,16 +162,10 @@ func (t *Table) Row(s Style, cells ...string) {
 }
 
 // Flush prints the table.
-func (t *Table) Flush() error {
-	if err := t.cells.Flush(); err != nil {
-		return err
+func (t *Table) Flush() {
+	_ = t.cells.Flush() // a buffer takes every write
+	lines := strings.Split(t.text.String(), "\n")
+	for i, s := range t.styles {
+		t.o.Line(s, strings.TrimRight(lines[i], " "))
 	}
-	for _, s := range t.styles {
-		line, err := t.text.ReadString('\n')
-		if err != nil {
-			return err
-		}
-		t.o.Line(s, strings.TrimRight(line, " \n"))
-	}
-	return nil
 }

@@ -523,6 +523,27 @@ EXPORT int nvmlDeviceGetGraphicsRunningProcesses_v3(nvmlDevice_t d, unsigned *n,
 	return running(d, 'G', n, infos);
 }
 
+/* NVML_TOPOLOGY_SYSTEM: the GPUs have nothing in common. NVIDIA's device plugin asks for
+   this and for NVLink before it proposes GPUs to the kubelet. */
+EXPORT int nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b, unsigned *level)
+{
+	int rc = valid(a, level);
+
+	if (rc == NVML_SUCCESS)
+		rc = valid(b, level);
+	if (rc == NVML_SUCCESS)
+		*level = 50;
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetNvLinkState(nvmlDevice_t d, unsigned link, unsigned *active)
+{
+	int rc = valid(d, active);
+
+	(void)link;
+	return rc == NVML_SUCCESS ? NVML_ERROR_NOT_SUPPORTED : rc;
+}
+
 EXPORT int nvmlDeviceGetMigMode(nvmlDevice_t d, unsigned *current, unsigned *pending)
 {
 	int rc = valid(d, current && pending ? current : NULL);
