@@ -102,15 +102,6 @@ func Parse(dir string, raw []byte, mode os.FileMode) (*Bundle, error) {
 	return b, nil
 }
 
-// Load reads and parses the configuration in the bundle dir.
-func Load(dir string) (*Bundle, error) {
-	raw, mode, err := Read(dir)
-	if err != nil {
-		return nil, err
-	}
-	return Parse(dir, raw, mode)
-}
-
 // Raw returns the configuration as JSON, edits included.
 func (b *Bundle) Raw() []byte { return b.raw }
 

@@ -30,7 +30,7 @@ func load(t *testing.T, text string) *Bundle {
 	if err := os.WriteFile(filepath.Join(dir, ConfigName), []byte(text), 0o640); err != nil {
 		t.Fatal(err)
 	}
-	b, err := Load(dir)
+	b, err := loadDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -155,7 +155,7 @@ func TestSaveKeepsTheModeAndLeavesNoOtherFile(t *testing.T) {
 	if err != nil || info.Mode().Perm() != 0o640 {
 		t.Errorf("mode %v, %v", info.Mode(), err)
 	}
-	again, err := Load(b.Dir)
+	again, err := loadDir(b.Dir)
 	if err != nil || len(again.Spec.Mounts) != 2 {
 		t.Errorf("saved file reads back as %v, %v", again, err)
 	}
@@ -196,7 +196,7 @@ func TestOnlyARegularFileOfRootIsRead(t *testing.T) {
 		if err := change(filepath.Join(b.Dir, ConfigName)); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := Load(b.Dir); err == nil || !strings.Contains(err.Error(), b.Dir) {
+		if _, err := loadDir(b.Dir); err == nil || !strings.Contains(err.Error(), b.Dir) {
 			t.Errorf("%s: error %v", name, err)
 		}
 	}
@@ -286,4 +286,13 @@ func FuzzApply(f *testing.F) {
 		}
 		t.Fatalf("the device is missing: %s", b.Raw())
 	})
+}
+
+// loadDir reads and parses the configuration in the bundle dir.
+func loadDir(dir string) (*Bundle, error) {
+	raw, mode, err := Read(dir)
+	if err != nil {
+		return nil, err
+	}
+	return Parse(dir, raw, mode)
 }

@@ -7,7 +7,7 @@
 // that this build does not know reaches runc unchanged (invariant I9).
 //
 // A caller that does not know yet whether the container asks for a GPU takes the bytes from Read
-// and gives them to Parse if it does; Load is both.
+// and gives them to Parse if it does.
 //
 // The package must never re-serialise the whole configuration through a struct, never follow a
 // link, and never write in place: a reader sees the old file or the new one.
