@@ -18,6 +18,7 @@ set -eu
 #   mount                        mount and umount, for the private cgroup2 tree
 #   fish zsh                     shells that the tool's completion is tried in
 #   man-db                       man reads the manual pages
+#   patch                        the differences that the tool prints are patches
 #   systemd                      systemd-analyze reads the unit of prepare
 #   ca-certificates              TLS for the Go module proxy and Debian's mirror
 packages="
@@ -29,7 +30,7 @@ musl musl-tools
 debootstrap dpkg debian-archive-keyring
 strace
 mount
-fish zsh man-db systemd
+fish zsh man-db patch systemd
 ca-certificates
 "
 

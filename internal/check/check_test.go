@@ -53,7 +53,7 @@ func healthy(t *testing.T) *fixture {
 	f.write("dev/x", "", 0o644)
 	for name, dev := range map[string]uint64{"nvidiactl": unix.Mkdev(195, 255), "nvidia0": unix.Mkdev(195, 0), "nvidia-uvm": unix.Mkdev(510, 0), "nvidia-uvm-tools": unix.Mkdev(510, 1)} {
 		if err := unix.Mknod(filepath.Join(root, "dev", name), unix.S_IFCHR|0o666, int(dev)); err != nil {
-			t.Skipf("device nodes cannot be made here: %v", err)
+			t.Skipf("needs root: it makes device nodes: %v", err)
 		}
 	}
 	return f
