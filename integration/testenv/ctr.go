@@ -243,6 +243,7 @@ func (e *Env) runCtr(o RunOptions, args []string) (r Result, err error) {
 	if o.Detach {
 		r, err = e.result(o.Timeout, append(append(verb, "--detach", "--null-io"), args...)...)
 		r.ID = o.ID
+		e.awaitExec(o.ID)
 	} else {
 		r, err = e.logged(o.Timeout, o.ID, verb, args...)
 	}

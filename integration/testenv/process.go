@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -75,6 +76,17 @@ func commandLine(pid int) string {
 		return ""
 	}
 	return strings.TrimSpace(string(bytes.ReplaceAll(argv, []byte{0}, []byte{' '})))
+}
+
+// awaitExec waits until the process of a started container is the container's program: `runc start`
+// returns a moment before runc's init process executes it.
+func (e *Env) awaitExec(id string) {
+	Until(10*time.Second, func() bool {
+		return !slices.ContainsFunc(e.processes(), func(p process) bool {
+			cgroups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.pid))
+			return p.command == "runc init" && bytes.Contains(cgroups, []byte("/"+e.ID+"/"+id+"\n"))
+		})
+	})
 }
 
 // killProcesses ends what is left of the environment's processes.
