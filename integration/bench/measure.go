@@ -218,38 +218,66 @@ func (b *bench) check(t *task, v Variant) error {
 // bursts is how often containers are started at once.
 const bursts = 5
 
-// burst starts burstSize containers at once and returns how many started a second, by
-// variant.
-func (b *bench) burst(ctx context.Context, variants ...Variant) (map[string][]float64, error) {
-	out := map[string][]float64{}
+// The two ways in which a burst starts its containers.
+const (
+	startTasks  = "64 tasks created and started at once"
+	runDetached = "64 times `ctr run --detach` at once"
+)
+
+// burst starts burstSize containers at once, in both ways, and returns how many started a second,
+// by way and variant.
+func (b *bench) burst(ctx context.Context, variants ...Variant) (map[string]map[string][]float64, error) {
+	out := map[string]map[string][]float64{startTasks: {}, runDetached: {}}
 	for range bursts {
-		for _, i := range rand.Perm(len(variants)) {
-			v := variants[i]
-			d := b.daemonOf(v)
-			var ids []string
-			for range burstSize {
-				ids = append(ids, d.env.Create(b, v.options("sleep", "1000")))
-			}
-			time.Sleep(settle)
-			tasks, errs := make([]*task, burstSize), make([]error, burstSize)
-			var group sync.WaitGroup
-			began := time.Now()
-			for i, id := range ids {
-				group.Go(func() { tasks[i], errs[i] = d.start(ctx, id) })
-			}
-			group.Wait()
-			out[v.Name] = append(out[v.Name], burstSize/time.Since(began).Seconds())
-			if err := errors.Join(errs...); err != nil {
-				return nil, err
-			}
-			for _, t := range tasks {
-				if err := t.remove(ctx); err != nil {
-					return nil, err
+		for way, rates := range out {
+			for _, i := range rand.Perm(len(variants)) {
+				rate, err := b.oneBurst(ctx, variants[i], way)
+				if err != nil {
+					return nil, fmt.Errorf("%s, %s: %w", way, variants[i].Name, err)
 				}
+				rates[variants[i].Name] = append(rates[variants[i].Name], rate)
 			}
 		}
 	}
 	return out, nil
+}
+
+func (b *bench) oneBurst(ctx context.Context, v Variant, way string) (rate float64, err error) {
+	d, o := b.daemonOf(v), v.options("sleep", "1000")
+	o.Detach = true
+	tasks, errs := make([]*task, burstSize), make([]error, burstSize)
+	for i := range tasks {
+		tasks[i] = &task{daemon: d, id: d.env.NewID()}
+		if way == startTasks {
+			tasks[i].id = d.env.Create(b, o)
+		}
+	}
+	time.Sleep(settle)
+	var group sync.WaitGroup
+	began := time.Now()
+	for i, t := range tasks {
+		group.Go(func() {
+			if way == startTasks {
+				_, errs[i] = d.start(ctx, t.id)
+				return
+			}
+			run := o
+			run.ID = t.id
+			r, err := d.env.TryRun(b, run)
+			if err == nil && r.ExitCode != 0 {
+				err = errors.New(r.Error)
+			}
+			errs[i] = err
+		})
+	}
+	group.Wait()
+	rate = burstSize / time.Since(began).Seconds()
+	for _, t := range tasks {
+		if errs[0] == nil {
+			errs[0] = t.remove(ctx)
+		}
+	}
+	return rate, errors.Join(errs...)
 }
 
 // removeState makes the next GPU container the first one since boot.

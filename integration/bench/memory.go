@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// idle is how long a container runs before its shim's memory is looked at: the
-// runtime has then given back what only the create needed.
-const idle = 5 * time.Second
+// idle is how long a container runs before its shim's memory is read: containerd's shim library
+// returns unused memory to the kernel every 30 seconds.
+const idle = 35 * time.Second
 
 // shims is how many shims of each runtime are looked at.
 const shims = 5

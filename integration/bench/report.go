@@ -123,14 +123,17 @@ func (r *Result) processorTime(b *strings.Builder, c Case) {
 // others are the rows of everything else.
 func (r *Result) others(b *strings.Builder) {
 	exact := func(v, budget float64) string { return verdict(v, v, v, budget) }
-	if own, base := r.Burst[ours], r.Burst[stock]; len(own) > 0 && len(base) > 0 {
+	for _, way := range []string{runDetached, startTasks} {
+		own, base := r.Burst[way][ours], r.Burst[way][stock]
+		if len(own) == 0 || len(base) == 0 {
+			continue
+		}
 		ratio := report.Median(own) / report.Median(base)
 		limit, result := "", ""
-		if r.Real {
+		if r.Real && way == runDetached {
 			limit, result = fmt.Sprintf("≥ %.2f", budgetBurst), exact(-ratio, -budgetBurst)
 		}
-		row(b, fmt.Sprintf("%d containers started at once", burstSize), fmt.Sprintf("stock %.0f/s", report.Median(base)), fmt.Sprintf("%.0f/s", report.Median(own)),
-			fmt.Sprintf("%.3f", ratio), limit, result)
+		row(b, way, fmt.Sprintf("stock %.0f/s", report.Median(base)), fmt.Sprintf("%.0f/s", report.Median(own)), fmt.Sprintf("%.3f", ratio), limit, result)
 	}
 	if len(r.Binaries) > 0 {
 		base, own := r.Binaries["containerd-shim-runc-v2"], r.Binaries["containerd-shim-nvidia-v2"]

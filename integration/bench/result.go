@@ -19,8 +19,8 @@ type Result struct {
 	Samples []Sample `json:"samples"`
 	// Binaries are bytes, by name.
 	Binaries map[string]int64 `json:"binaries"`
-	// Burst are containers a second when burstSize are started at once, by runtime.
-	Burst map[string][]float64 `json:"burst,omitempty"`
+	// Burst are containers a second when burstSize are started at once, by way and runtime.
+	Burst map[string]map[string][]float64 `json:"burst,omitempty"`
 	// Memory is that of shims with one running container, by runtime.
 	Memory map[string][]Memory `json:"memory"`
 	// Notes tell what was not measured, and why.

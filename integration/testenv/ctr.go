@@ -243,7 +243,6 @@ func (e *Env) runCtr(o RunOptions, args []string) (r Result, err error) {
 	if o.Detach {
 		r, err = e.result(o.Timeout, append(append(verb, "--detach", "--null-io"), args...)...)
 		r.ID = o.ID
-		e.awaitExec(o.ID)
 	} else {
 		r, err = e.logged(o.Timeout, o.ID, verb, args...)
 	}
@@ -263,6 +262,9 @@ func (e *Env) Run(t testing.TB, o RunOptions) Result {
 	}
 	if o.Detach && r.ExitCode != 0 {
 		t.Fatalf("run container %s: %s", r.ID, r.Error)
+	}
+	if o.Detach {
+		e.awaitExec(r.ID)
 	}
 	return r
 }
