@@ -111,15 +111,6 @@ func TestMountSources(t *testing.T) {
 	}
 }
 
-func readFile(t testing.TB, dir, name string) []byte {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return data
-}
-
 func TestRecord(t *testing.T) {
 	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=1"))
 	inj := mustInject(t, hostConfig(t), dir)
@@ -142,8 +133,7 @@ func TestRecord(t *testing.T) {
 func TestReadOnlyImage(t *testing.T) {
 	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
 	root := filepath.Join(dir, "rootfs")
-	mount(t, root, root, "", unix.MS_BIND)
-	mount(t, "", root, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY)
+	readOnly(t, root)
 	inj := mustInject(t, hostConfig(t), dir)
 	if inj.Plan.Linker.Cache != "mounted" {
 		t.Errorf("cache %q", inj.Plan.Linker.Cache)
@@ -155,18 +145,25 @@ func TestReadOnlyImage(t *testing.T) {
 	}
 }
 
-// mount mounts in the test's own mount namespace.
-func mount(t *testing.T, source, target, kind string, flags uintptr) {
+// mount binds source at target in the test's own mount namespace.
+func mount(t testing.TB, source, target string) {
 	t.Helper()
-	if err := unix.Mount(source, target, kind, flags, ""); err != nil {
+	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
 		t.Fatal(err)
 	}
-	if flags&unix.MS_REMOUNT == 0 {
-		t.Cleanup(func() {
-			if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
-				t.Error(err)
-			}
-		})
+	t.Cleanup(func() {
+		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// readOnly makes a root file system read-only.
+func readOnly(t testing.TB, root string) {
+	t.Helper()
+	mount(t, root, root)
+	if err := unix.Mount("", root, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -178,17 +175,6 @@ func TestHostRootIsNotWritten(t *testing.T) {
 	after, _ := os.ReadFile(image.CachePath)
 	if _, err := os.Stat("/etc/ld.so.conf.d/000-nvidia-shim.conf"); err == nil || !bytes.Equal(before, after) {
 		t.Error("the linker's files of the host changed")
-	}
-}
-
-func TestDeviceWithOtherNumbers(t *testing.T) {
-	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-	spec.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/nvidiactl", Type: "c", Major: 1, Minor: 11}}
-	dir := newBundle(t, spec)
-	_, err := inject(t, hostConfig(t), dir)
-	refused(t, err, Invalid, "/dev/nvidiactl", "c 1:11")
-	if _, err := os.Stat(filepath.Join(dir, RecordName)); err == nil {
-		t.Error("a refused container has a record")
 	}
 }
 
@@ -214,15 +200,11 @@ func TestHooks(t *testing.T) {
 	if len(inj.Plan.RemovedHooks) != 5 {
 		t.Errorf("removed %v", inj.Plan.RemovedHooks)
 	}
-
-	cfg := hostConfig(t)
-	cfg.Policy.ForeignHooks = config.Refuse
-	_, err := resolve(t, cfg, spec)
-	refused(t, err, Denied, "nvidia-container-runtime-hook", "foreign-hooks")
-	spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/opt/second"}}}
-	if _, err := resolve(t, cfg, spec); err != nil {
-		t.Errorf("hooks of others: %v", err)
-	}
+	refuse := func(c *config.Config) { c.Policy.ForeignHooks = config.Refuse }
+	table{env: devices("0"), rows: []row{
+		{name: "NVIDIA's, refused", spec: withHook("/usr/bin/nvidia-container-runtime-hook"), config: refuse, want: "refused: foreign-hooks", kind: Denied},
+		{name: "another's, where NVIDIA's are refused", spec: withHook("/opt/second"), config: refuse, want: "GPU 0"},
+	}}.run(t)
 }
 
 // A user namespace has groups of its own: one of the host's that it does not map
@@ -283,7 +265,7 @@ func TestNodeGroups(t *testing.T) {
 func TestNodesInUserNamespaces(t *testing.T) {
 	for _, path := range []string{"", "/proc/7/ns/user"} {
 		spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: path})
+		userNamespace(path)(spec)
 		dir := newBundle(t, spec)
 		mustInject(t, hostConfig(t), dir)
 		got := readSpec(t, dir)
@@ -298,21 +280,21 @@ func TestNodesInUserNamespaces(t *testing.T) {
 // where /dev/null is, has no mapped mounts: the device list would keep the container
 // from starting.
 func TestDeviceListInUserNamespaces(t *testing.T) {
-	list := specs.Mount{Source: "/dev/null", Destination: "/var/run/nvidia-container-devices/" + simulated.GPUs[1].UUID, Type: "bind"}
-	other := specs.Mount{Source: "/dev/null", Destination: "/var/run/nvidia-container-devicesX/1", Type: "bind"}
+	list, other := request.DeviceListDir+"/"+simulated.GPUs[1].UUID, request.DeviceListDir+"X/1"
 	for name, userns := range map[string]bool{"in a user namespace": true, "elsewhere": false} {
 		t.Run(name, func(t *testing.T) {
-			spec, list, other := newSpec("NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices"), list, other
+			spec := newSpec("NVIDIA_VISIBLE_DEVICES=" + request.DeviceListDir)
+			all(mounting("/dev/null", list), mounting("/dev/null", other))(spec)
 			if userns {
-				spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
-				mapping := []specs.LinuxIDMapping{{HostID: 65536, Size: 65536}}
-				list.UIDMappings, other.UIDMappings = mapping, mapping
+				userNamespace("")(spec)
+				for i := range spec.Mounts {
+					spec.Mounts[i].UIDMappings = []specs.LinuxIDMapping{{HostID: 65536, Size: 65536}}
+				}
 			}
-			spec.Mounts = append(spec.Mounts, list, other)
 			dir := newBundle(t, spec)
 			mustInject(t, hostConfig(t), dir)
 			got := destinations(readSpec(t, dir).Mounts)
-			if slices.Contains(got, list.Destination) == userns || !slices.Contains(got, other.Destination) {
+			if slices.Contains(got, list) == userns || !slices.Contains(got, other) {
 				t.Errorf("mounts %v", got)
 			}
 		})
@@ -348,18 +330,4 @@ func TestResolveChangesNothing(t *testing.T) {
 	if !bytes.Equal(planned, carriedOut) {
 		t.Errorf("planned %s\ndone    %s", planned, carriedOut)
 	}
-}
-
-func TestVersionMismatch(t *testing.T) {
-	version := simulated.KernelVersion
-	if err := simulated.LoadModule("999.10.01"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := simulated.LoadModule(version); err != nil {
-			t.Error(err)
-		}
-	})
-	_, err := resolve(t, hostConfig(t), newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	refused(t, err, Precondition, "999.10.01", version)
 }

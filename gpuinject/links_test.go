@@ -21,20 +21,20 @@ func TestLinks(t *testing.T) {
 	const smi, inView = "/usr/bin/nvidia-smi", ViewDir + "/bin/nvidia-smi"
 	for _, tc := range []struct {
 		name   string
-		image  func(root string) error
+		image  func(t testing.TB, root string)
 		mounts []specs.Mount
 		bound  bool
 		// left is what the link holds afterwards, if it is not ours.
 		left string
 	}{
 		{name: "nothing"},
-		{name: "no directory either", image: func(root string) error { return os.RemoveAll(filepath.Join(root, "usr/bin")) }},
+		{name: "no directory either", image: func(_ testing.TB, root string) { _ = os.Remove(filepath.Join(root, "usr/bin")) }},
 		{name: "the same link, of an earlier start", image: link(inView, smi)},
 		{name: "a link to a place in the view that is gone", image: link(ViewDir+"/old/nvidia-smi", smi)},
 		{name: "a link of its own to the file in the view", image: link("../local/nvidia/bin/nvidia-smi", smi)},
-		{name: "a file", image: func(root string) error { return os.WriteFile(root+smi, []byte("#!"), 0o755) }, bound: true},
-		{name: "an empty file, which a mount left", image: func(root string) error { return os.WriteFile(root+smi, nil, 0o755) }, bound: true},
-		{name: "a FIFO", image: func(root string) error { return unix.Mkfifo(root+smi, 0o644) }, bound: true},
+		{name: "a file", image: file("#!", smi), bound: true},
+		{name: "an empty file, which a mount left", image: file("", smi), bound: true},
+		{name: "a FIFO", image: func(_ testing.TB, root string) { _ = unix.Mkfifo(root+smi, 0o644) }, bound: true},
 		{name: "a link to a file", image: link("/bin/sh", smi), bound: true, left: "/bin/sh"},
 		{name: "a link into nowhere", image: link("/nowhere", smi), bound: true, left: "/nowhere"},
 		{name: "a link that climbs", image: link(strings.Repeat("../", 40)+"etc/passwd", smi), bound: true, left: strings.Repeat("../", 40) + "etc/passwd"},
@@ -49,10 +49,7 @@ func TestLinks(t *testing.T) {
 			dir := newBundle(t, spec)
 			root := filepath.Join(dir, "rootfs")
 			if tc.image != nil {
-				if err := tc.image(root); err != nil {
-					t.Fatal(err)
-				}
-				t.Cleanup(func() { _ = unix.Unmount(root, unix.MNT_DETACH) })
+				tc.image(t, root)
 			}
 			c, err := Examine(dir, loading(hostConfig(t)))
 			if err != nil {
@@ -84,16 +81,12 @@ func TestLinks(t *testing.T) {
 	}
 }
 
-func link(target, name string) func(root string) error {
-	return func(root string) error { return os.Symlink(target, root+name) }
+func link(target, name string) func(testing.TB, string) {
+	return func(t testing.TB, root string) { symlink(t, target, root+name) }
 }
 
-// readOnly makes a root file system read-only.
-func readOnly(root string) error {
-	if err := unix.Mount(root, root, "", unix.MS_BIND, ""); err != nil {
-		return err
-	}
-	return unix.Mount("", root, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, "")
+func file(content, name string) func(testing.TB, string) {
+	return func(t testing.TB, root string) { writeFile(t, root+name, content, 0o755) }
 }
 
 // A container that is started again, also after the driver was upgraded, has good

@@ -182,62 +182,53 @@ func newSpec(env ...string) *specs.Spec {
 	}
 }
 
-// newBundle writes spec into a bundle with an image that has the C library of this
-// machine, in a merged /usr.
+// newBundle writes spec into a bundle with an image that has the C library of this machine, in a
+// merged /usr.
 func newBundle(t testing.TB, spec any) string {
 	t.Helper()
-	dir := t.TempDir()
-	raw, err := json.Marshal(spec)
-	if err != nil {
+	return families()[0].build(t, spec)
+}
+
+func writeFile(t testing.TB, name, content string, mode os.FileMode) {
+	t.Helper()
+	err := os.MkdirAll(filepath.Dir(name), 0o755)
+	if err == nil {
+		err = os.WriteFile(name, []byte(content), mode)
+	}
+	if err = errors.Join(err, os.Chmod(name, mode)); err != nil {
 		t.Fatal(err)
 	}
-	writeFile(t, filepath.Join(dir, bundle.ConfigName), string(raw), 0o600)
-	found, _ := filepath.Glob("/lib/*-linux-gnu/libc.so.6")
-	libdir := "usr/lib/x86_64-linux-gnu"
-	if len(found) == 0 {
-		found = []string{"/lib64/libc.so.6"}
-	} else {
-		libdir = filepath.Join("usr/lib", filepath.Base(filepath.Dir(found[0])))
-	}
-	libc, err := os.ReadFile(found[0])
-	if err != nil {
-		t.Fatalf("the tests need this machine's glibc: %v", err)
-	}
-	root := filepath.Join(dir, "rootfs")
-	writeFile(t, filepath.Join(root, libdir, "libc.so.6"), string(libc), 0o755)
-	for _, d := range []string{"etc", "proc", "dev", "usr/bin", "usr/local"} {
-		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Symlink("usr/lib", filepath.Join(root, "lib")); err != nil {
+}
+
+func mkdir(t testing.TB, dir string) string {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return dir
 }
 
-func writeFile(t testing.TB, name, content string, mode os.FileMode) {
+func symlink(t testing.TB, target, name string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+	if err := os.Symlink(target, name); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(name, []byte(content), mode); err != nil {
+}
+
+func readFile(t testing.TB, dir, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(name, mode); err != nil {
-		t.Fatal(err)
-	}
+	return data
 }
 
 // readSpec is the configuration as runc would read it.
 func readSpec(t testing.TB, dir string) *specs.Spec {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(dir, bundle.ConfigName))
-	if err != nil {
-		t.Fatal(err)
-	}
 	var spec specs.Spec
-	if err := json.Unmarshal(raw, &spec); err != nil {
+	if err := json.Unmarshal(readFile(t, dir, bundle.ConfigName), &spec); err != nil {
 		t.Fatal(err)
 	}
 	return &spec

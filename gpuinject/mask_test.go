@@ -36,7 +36,7 @@ func TestWhoGetsTheMask(t *testing.T) {
 	}
 }
 
-// A container whose mounts are not its own is refused.
+// A container whose mounts or nodes are not its own is refused.
 func TestIsolation(t *testing.T) {
 	noProc := func(s *specs.Spec) { s.Mounts = s.Mounts[1:] }
 	table{env: devices("0"), rows: []row{
@@ -45,8 +45,13 @@ func TestIsolation(t *testing.T) {
 		{name: "no /proc", spec: noProc, want: "refused: no procfs"},
 		{name: "no /proc, and privileged", spec: all(noProc, privileged), want: "GPU 0"},
 		{name: "the host's /proc over its own", spec: mounting("/srv", "/proc/"), want: "refused: no procfs"},
-		{name: "its own /proc over the host's", spec: func(s *specs.Spec) { s.Mounts = append([]specs.Mount{volumeMount("/proc")}, s.Mounts...) }, want: "GPU 0"},
+		{name: "its own /proc over the host's", spec: func(s *specs.Spec) {
+			s.Mounts = append([]specs.Mount{{Source: "/srv", Destination: "/proc", Type: "bind"}}, s.Mounts...)
+		}, want: "GPU 0"},
 		{name: "another file system at /proc", spec: func(s *specs.Spec) { s.Mounts[0].Type = "tmpfs" }, want: "refused: no procfs"},
+		{name: "a node with another device's number", want: "refused: c 1:11", kind: Invalid, spec: func(s *specs.Spec) {
+			s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/nvidiactl", Type: "c", Major: 1, Minor: 11}}
+		}},
 		{name: "a /proc that is written oddly", spec: func(s *specs.Spec) { s.Mounts[0].Destination = "proc/." }, want: "GPU 0"},
 	}}.run(t)
 }

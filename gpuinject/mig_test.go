@@ -10,8 +10,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
@@ -321,7 +319,7 @@ func (h *testHost) nested(t *testing.T, keep ...int) *testHost {
 	if err != nil || len(libcuda) != 2 {
 		t.Fatal(libcuda, err)
 	}
-	mount(t, libcuda[1], libcuda[1], "", unix.MS_BIND)
+	mount(t, libcuda[1], libcuda[1])
 	for _, node := range h.nodes(nil, []int{0, 1, 2}) {
 		if !slices.Contains(h.nodes(nil, keep), node) {
 			if err := os.Remove(h.DevRoot + node); err != nil {

@@ -1,8 +1,6 @@
 package gpuinject
 
 import (
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -10,81 +8,61 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-func volumeMount(dest string) specs.Mount {
-	return specs.Mount{Source: "/srv/volume", Destination: dest, Type: "bind", Options: []string{"rbind", "rw"}}
-}
-
 func TestVolumes(t *testing.T) {
-	for _, tc := range []struct {
-		name    string
-		mount   specs.Mount
-		spared  string // prefix of destinations that must not be there
-		refused bool
-	}{
-		{name: "over the programs", mount: volumeMount("/usr/bin"), spared: "/usr/bin/"},
-		{name: "over the libraries", mount: volumeMount("/usr/lib"), spared: "/usr/lib/"},
-		{name: "over the libraries, by a link of the image", mount: volumeMount("/lib"), spared: "/usr/lib/"},
-		{name: "over one file", mount: volumeMount("/usr/bin/nvidia-smi"), spared: "/usr/bin/nvidia-smi"},
-		{name: "written oddly", mount: volumeMount("usr//bin/../bin/"), spared: "/usr/bin/"},
-		{name: "bind by option only", mount: specs.Mount{Source: "/srv", Destination: "/usr/bin", Type: "none", Options: []string{"bind"}}, spared: "/usr/bin/"},
-		{name: "beside", mount: volumeMount("/usr/binary")},
-		{name: "a tmpfs", mount: specs.Mount{Source: "tmpfs", Destination: "/usr/local", Type: "tmpfs"}},
-		{name: "around the driver's place", mount: volumeMount("/usr/local"), refused: true},
-		{name: "at the driver's place", mount: volumeMount("/usr/local/nvidia"), refused: true},
-		{name: "below the driver's place", mount: volumeMount("/usr/local/nvidia/lib64"), refused: true},
-		{name: "at the root", mount: volumeMount("/"), refused: true},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-			spec.Mounts = append(spec.Mounts, tc.mount)
-			dir := newBundle(t, spec)
-			inj, err := inject(t, hostConfig(t), dir)
-			if tc.refused {
-				refused(t, err, Invalid, tc.mount.Destination, "remove that mount")
-				return
+	show := func(p Plan) string {
+		places := []string{}
+		for _, m := range p.Mounts {
+			places = append(places, m.Destination)
+		}
+		for _, l := range p.Links {
+			places = append(places, l.Path)
+		}
+		var list []string
+		for _, dir := range []string{ViewDir, "/usr/bin/", "/usr/lib/"} {
+			if slices.ContainsFunc(places, func(name string) bool { return strings.HasPrefix(name, dir) }) {
+				list = append(list, dir)
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			added := destinations(readSpec(t, dir).Mounts[len(spec.Mounts):])
-			if added[0] != ViewDir {
-				t.Errorf("mounts %v", added)
-			}
-			spared := tc.spared != "" && !slices.ContainsFunc(added, func(d string) bool { return strings.HasPrefix(d, tc.spared) })
-			if spared != (tc.spared != "") {
-				t.Errorf("mounts %v", added)
-			}
-			if noted := strings.Contains(strings.Join(inj.Plan.Notes, "\n"), "not mounted at"); noted != (tc.spared != "") {
-				t.Errorf("notes %q", inj.Plan.Notes)
-			}
-		})
+		}
+		if strings.Contains(strings.Join(p.Notes, "\n"), "not mounted at") {
+			list = append(list, "noted")
+		}
+		return strings.Join(list, " ")
 	}
-}
-
-func TestViewDirIsLinkToRoot(t *testing.T) {
-	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	if err := os.Symlink("/", filepath.Join(dir, "rootfs/usr/local/nvidia")); err != nil {
-		t.Fatal(err)
+	volume := func(at string) func(*specs.Spec) { return mounting("/srv/volume", at) }
+	other := func(m specs.Mount) func(*specs.Spec) { return func(s *specs.Spec) { s.Mounts = append(s.Mounts, m) } }
+	const everywhere, noProgram, noLibrary = ViewDir + " /usr/bin/ /usr/lib/", ViewDir + " /usr/lib/ noted", ViewDir + " /usr/bin/ noted"
+	rows := []row{
+		{name: "over the programs", spec: volume("/usr/bin"), want: noProgram},
+		{name: "over the libraries", spec: volume("/usr/lib"), want: noLibrary},
+		{name: "over the libraries, by a link of the image", spec: volume("/lib"), want: noLibrary},
+		{name: "over one file", spec: volume("/usr/bin/nvidia-smi"), want: noProgram},
+		{name: "written oddly", spec: volume("usr//bin/../bin/"), want: noProgram},
+		{name: "bind by option only", spec: other(specs.Mount{Source: "/srv", Destination: "/usr/bin", Type: "none", Options: []string{"bind"}}), want: noProgram},
+		{name: "beside", spec: volume("/usr/binary"), want: everywhere},
+		{name: "a tmpfs", spec: other(specs.Mount{Source: "tmpfs", Destination: "/usr/local", Type: "tmpfs"}), want: everywhere},
+		{name: "the driver's place is a link to the root", image: func(root string) { symlink(t, "/", root+ViewDir) }, kind: Invalid,
+			want: "refused: /usr/local/nvidia of the image is its root directory"},
+		{name: "the driver's place is a link into a volume", spec: volume("/data"), image: func(root string) { symlink(t, "/data/driver", root+ViewDir) }, kind: Invalid,
+			want: "refused: /data"},
 	}
-	_, err := inject(t, hostConfig(t), dir)
-	refused(t, err, Invalid, "/usr/local/nvidia of the image is its root directory")
-}
-
-func TestViewDirIsLinkIntoVolume(t *testing.T) {
-	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-	spec.Mounts = append(spec.Mounts, volumeMount("/data"))
-	dir := newBundle(t, spec)
-	if err := os.Symlink("/data/driver", filepath.Join(dir, "rootfs/usr/local/nvidia")); err != nil {
-		t.Fatal(err)
+	for _, at := range []string{"/usr/local", ViewDir, ViewDir + "/lib64", "/"} {
+		rows = append(rows, row{name: "at " + at, spec: volume(at), want: "refused: \"" + at + "\"", kind: Invalid})
 	}
-	_, err := inject(t, hostConfig(t), dir)
-	refused(t, err, Invalid, "/data")
+	for i, r := range rows {
+		rows[i].image = func(root string) {
+			families()[0].image(t, root)
+			if r.image != nil {
+				r.image(root)
+			}
+		}
+	}
+	table{env: devices("0"), show: show, rows: rows}.run(t)
 }
 
 // What a configuration says is repeated as text, not as lines.
 func TestMessagesQuotePaths(t *testing.T) {
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-	spec.Mounts = append(spec.Mounts, volumeMount("/usr/local/nvidia/x\nlevel=info msg=forged\x1b[31m"+strings.Repeat("x", 2000)))
+	mounting("/srv", "/usr/local/nvidia/x\nlevel=info msg=forged\x1b[31m"+strings.Repeat("x", 2000))(spec)
 	_, err := inject(t, hostConfig(t), newBundle(t, spec))
 	refused(t, err, Invalid, `\nlevel=info`, `\x1b`)
 	if len(err.Error()) > 800 {

@@ -15,7 +15,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // deviceNumbers are the nodes of a configuration, as "/dev/nvidia0 195:0".
@@ -186,58 +185,5 @@ func TestMissingNode(t *testing.T) {
 	plan, err := resolve(t, d.cfg, newSpec("NVIDIA_VISIBLE_DEVICES=1"))
 	if err != nil || plan.GPUs[0].UUID != d.GPUs[1].UUID {
 		t.Errorf("%v, %v", plan.GPUs, err)
-	}
-}
-
-// A driver container: its root is mounted at a place that is there before it, holds
-// absolute links that mean that root, and is another mount after each restart. Nodes
-// and procfs are the host's.
-func TestDriverContainerRoot(t *testing.T) {
-	d := newHost(t, sim.Options{GPUs: 2, Layout: sim.NvidiaCurrent})
-	container := simtest.NewDriverContainer(t, filepath.Join(t.TempDir(), "run/nvidia/driver"))
-	d.cfg.Host.DriverRoot = container.At
-	ask := func() (Applied, string, error) {
-		t.Helper()
-		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-		a, err := inject(t, d.cfg, dir)
-		return a, dir, err
-	}
-	source := func(dir string) string {
-		for _, m := range readSpec(t, dir).Mounts {
-			if m.Destination == ViewDir {
-				return m.Source
-			}
-		}
-		t.Fatal("no view")
-		return ""
-	}
-
-	_, _, err := ask()
-	refused(t, err, Precondition, "libcuda.so."+d.Version, "host.driver-root")
-	container.Start(t, d.Root)
-	_, first, err := ask()
-	if err != nil {
-		t.Fatalf("the driver container came up after the first create: %v", err)
-	}
-	if got := deviceNumbers(t, first); len(got) != 4 || !strings.HasPrefix(got[1], fmt.Sprintf("/dev/nvidia%d ", d.GPUs[0].Minor)) {
-		t.Errorf("nodes %v", got)
-	}
-	container.Stop(t)
-	if _, _, err = ask(); err == nil {
-		t.Error("the driver container is gone and containers are still given its driver")
-	}
-	container.Restart(t, d.Root, filepath.Join(t.TempDir(), "again"))
-	_, second, err := ask()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if source(first) == source(second) {
-		t.Errorf("a restarted driver container's files are taken from the view of the former's: %s", source(first))
-	}
-	for name, dir := range map[string]string{"before": first, "after": second} {
-		lib := filepath.Join(source(dir), "lib64", "libcuda.so.1")
-		if _, err := os.ReadFile(lib); err != nil {
-			t.Errorf("the view of %s the restart: %v", name, err)
-		}
 	}
 }
