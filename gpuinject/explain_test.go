@@ -90,7 +90,7 @@ func TestDecisions(t *testing.T) {
 		{name: "a privileged container", env: devices("0"), spec: privileged, want: []string{"/proc/driver/nvidia: not masked: a privileged container"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			host := &testHost{Driver: simulated, cfg: hostConfig(t)}
+			host := simulatedHost(t)
 			if tc.host != nil {
 				host = tc.host
 			}

@@ -3,6 +3,7 @@ package gpuinject
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,9 +17,9 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
 func TestInject(t *testing.T) {
@@ -210,54 +211,48 @@ func TestHooks(t *testing.T) {
 // A user namespace has groups of its own: one of the host's that it does not map
 // fails setgroups(2), and with it the container.
 func TestNodeGroups(t *testing.T) {
-	mappings := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 1000}, {ContainerID: 2000, HostID: 40, Size: 10}}
-	render := device.Node{Path: "/dev/dri/renderD128", HostPath: "/dev/dri/renderD128", Major: 226, Minor: 128, Mode: 0o660}
-	for _, tc := range []struct {
-		name string
-		user string // "", "own" or "pod"
-		gid  uint32
-		mode os.FileMode
-		want []uint32
-	}{
-		{"no user namespace", "", 44, 0o660, []uint32{44}},
-		{"not added by the operator's wish", "", 44, 0o660, nil},
-		{"a node that everybody may open", "", 44, 0o666, nil},
-		{"a node that only its owner may open", "", 44, 0o600, nil},
-		{"a node of root's group", "", 0, 0o660, nil},
-		{"mapped in a user namespace", "own", 44, 0o660, []uint32{2004}},
-		{"mapped in the pod's user namespace", "pod", 100005, 0o660, []uint32{5}},
-		{"the last mapped id", "own", 49, 0o660, []uint32{2009}},
-		{"not mapped", "own", 50, 0o660, nil},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-			if tc.user != "" {
-				ns := specs.LinuxNamespace{Type: specs.UserNamespace}
-				if tc.user == "pod" {
-					ns.Path = "/proc/7/ns/user"
-				}
-				spec.Linux.Namespaces = append(spec.Linux.Namespaces, ns)
-				spec.Linux.UIDMappings, spec.Linux.GIDMappings = mappings, mappings
-			}
-			c := mustExamine(t, hostConfig(t), spec)
-			c.Config.Container.AdditionalGIDs = tc.name != "not added by the operator's wish"
-			node := render
-			node.GID, node.Mode = tc.gid, tc.mode
-			var plan Plan
-			var edits bundle.Edits
-			addNodes(c, []device.Node{node, node}, &edits, &plan)
-			if got := edits.AdditionalGids; !slices.Equal(got, tc.want) {
-				t.Errorf("groups %v, want %v", got, tc.want)
-			}
-			if noted := len(plan.Notes) > 0; noted != strings.HasPrefix(tc.name, "not ") {
-				t.Errorf("notes %q", plan.Notes)
-			}
-			// What runs without the shim gets the same, by the host's ids.
-			if got := plan.Standalone(c).Groups; tc.user == "" && !slices.Equal(got, tc.want) {
-				t.Errorf("groups outside the shim %v, want %v", got, tc.want)
-			}
-		})
+	h := newHost(t, sim.Options{GPUs: 1})
+	nodes, err := filepath.Glob(h.DevRoot + "/dev/dri/*[0-9]")
+	if err != nil || len(nodes) != 2 {
+		t.Fatal(nodes, err)
 	}
+	owned := func(gid int, mode os.FileMode) func(*config.Config) {
+		return func(*config.Config) {
+			for _, name := range nodes {
+				if err := errors.Join(os.Chown(name, 0, gid), os.Chmod(name, mode)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	own := func(s *specs.Spec) {
+		userNamespace("", 100000)(s)
+		s.Linux.GIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 1000}, {ContainerID: 2000, HostID: 40, Size: 10}}
+	}
+	ofPod := func(s *specs.Spec) {
+		own(s)
+		s.Linux.Namespaces[2].Path = "/proc/7/ns/user"
+	}
+	unwanted := func(c *config.Config) {
+		owned(44, 0o660)(c)
+		c.Container.AdditionalGIDs = false
+	}
+	// Groups in the container, groups of the same container without the shim, and whether a note
+	// says that one is missing.
+	show := func(p Plan) string {
+		return fmt.Sprint(p.edits.AdditionalGids, p.groups, strings.Contains(strings.Join(p.Notes, "\n"), "group"))
+	}
+	table{host: h, env: append(devices("0"), caps("display")...), show: show, rows: []row{
+		{name: "no user namespace", config: owned(44, 0o660), want: "[44] [44] false"},
+		{name: "not added by the operator's wish", config: unwanted, want: "[] [] true"},
+		{name: "a node that everybody may open", config: owned(44, 0o666), want: "[] [] false"},
+		{name: "a node that only its owner may open", config: owned(44, 0o600), want: "[] [] false"},
+		{name: "a node of root's group", config: owned(0, 0o660), want: "[] [] false"},
+		{name: "mapped in a user namespace", spec: own, config: owned(44, 0o660), want: "[2004] [44] false"},
+		{name: "mapped in the pod's user namespace", spec: ofPod, config: owned(100005, 0o660), want: "[5] [100005] false"},
+		{name: "the last mapped id", spec: own, config: owned(49, 0o660), want: "[2009] [49] false"},
+		{name: "not mapped", spec: own, config: owned(50, 0o660), want: "[] [50] true"},
+	}}.run(t)
 }
 
 // runc makes no node in a user namespace but binds the host's, which it takes from

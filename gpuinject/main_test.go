@@ -110,6 +110,14 @@ type testHost struct {
 	// asked counts the questions to NVML, which does not answer if it is silent.
 	asked  int
 	silent bool
+	// change changes NVML's answer.
+	change func(*device.Facts)
+}
+
+// simulatedHost is the host of most tests, without what NVML has told others.
+func simulatedHost(t testing.TB) *testHost {
+	t.Helper()
+	return &testHost{Driver: simulated, cfg: hostConfig(t)}
 }
 
 func newHost(t testing.TB, o sim.Options) *testHost {
@@ -130,7 +138,11 @@ func (h *testHost) ask() Ask {
 		if h.silent {
 			return device.Facts{}, errors.New("NVML cannot be asked in this test")
 		}
-		return factsOf(h.Driver), nil
+		facts := factsOf(h.Driver)
+		if h.change != nil {
+			h.change(&facts)
+		}
+		return facts, nil
 	})
 }
 

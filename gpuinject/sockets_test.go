@@ -40,7 +40,7 @@ func daemonsOf(t *testing.T, cfg *config.Config) (run, mps string) {
 }
 
 func TestSockets(t *testing.T) {
-	h := &testHost{Driver: simulated, cfg: hostConfig(t)}
+	h := simulatedHost(t)
 	run, mps := daemonsOf(t, h.cfg)
 	configured := func(names ...string) func(*config.Config) {
 		return func(c *config.Config) { c.Container.Sockets = names }

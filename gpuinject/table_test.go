@@ -34,7 +34,8 @@ type row struct {
 	config func(*config.Config)
 	host   *testHost         // instead of the table's
 	image  func(root string) // makes the image, which is empty otherwise
-	// want is the outcome as it is shown, or "refused: " and a part of the message.
+	// want is the outcome as it is shown, or "refused: " and a part of the message: several, if
+	// there is " ... " between them.
 	want string
 	kind Kind // of the refusal; any but Internal if it is 0
 }
@@ -42,7 +43,7 @@ type row struct {
 func (tb table) run(t *testing.T) {
 	t.Helper()
 	if tb.host == nil {
-		tb.host = &testHost{Driver: simulated, cfg: hostConfig(t)}
+		tb.host = simulatedHost(t)
 	}
 	for _, r := range tb.rows {
 		t.Run(r.name, func(t *testing.T) {
@@ -50,14 +51,24 @@ func (tb table) run(t *testing.T) {
 				r.host = tb.host
 			}
 			got := tb.outcome(t, r)
-			if text, ok := strings.CutPrefix(r.want, "refused: "); ok && strings.HasPrefix(got, "refused: ") && strings.Contains(got, text) {
-				return
-			}
-			if got != r.want {
+			if !matches(got, r.want) {
 				t.Errorf("%s, want %s", got, r.want)
 			}
 		})
 	}
+}
+
+// matches reports whether an outcome is the one that is wanted.
+func matches(got, want string) bool {
+	parts, refused := strings.CutPrefix(want, "refused: ")
+	if !refused {
+		return got == want
+	}
+	message, ok := strings.CutPrefix(got, "refused: ")
+	for part := range strings.SplitSeq(parts, " ... ") {
+		ok = ok && strings.Contains(message, part)
+	}
+	return ok
 }
 
 func (tb table) outcome(t *testing.T, r row) string {
@@ -86,6 +97,9 @@ func (tb table) outcome(t *testing.T, r row) string {
 	var refused *Error
 	switch {
 	case errors.As(err, &refused):
+		if strings.ContainsAny(err.Error(), "\n\r") {
+			t.Errorf("error %q is more than one line", err)
+		}
 		if refused.Kind == Internal || r.kind != 0 && refused.Kind != r.kind {
 			t.Errorf("error %q is of kind %d, want %d", err, refused.Kind, r.kind)
 		}
