@@ -3,6 +3,8 @@ package gpuinject
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"path"
 	"path/filepath"
@@ -11,8 +13,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-
-	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
@@ -185,36 +185,62 @@ func TestFilesInEveryImage(t *testing.T) {
 	}
 }
 
-func TestApplicationProfile(t *testing.T) {
-	minors := func(list ...int) (mask uint64) {
-		for _, i := range list {
-			mask |= 1 << simulated.GPUs[i].Minor
-		}
-		return mask
-	}
-	for _, tc := range []struct {
-		devices, caps string
-		mask          uint64 // 0: no profile
-	}{
-		{"0", "graphics", minors(0)},
-		{"3,1", "display", minors(1, 3)},
-		{"all", "all", minors(0, 1, 2, 3)},
-		{"none", "graphics", 0},
-		{"all", "compute,utility,video,ngx,compat32", 0},
-	} {
-		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES="+tc.devices, "NVIDIA_DRIVER_CAPABILITIES="+tc.caps))
-		mustInject(t, hostConfig(t), dir)
-		data, _ := look(t, dir, profileDest)
-		if tc.mask == 0 {
-			if data != nil {
-				t.Errorf("%s, %s: %s", tc.devices, tc.caps, data)
+// What EGL lists, and what a program that searches GPUs by bus id finds.
+func TestProgramsThatDraw(t *testing.T) {
+	show := func(p Plan) string {
+		var list []string
+		for _, f := range p.bundleFiles {
+			if f.name == profileName {
+				list = append(list, fmt.Sprintf("mask %x", profileMask(t, f.data)))
 			}
-			continue
 		}
-		if got := profileMask(t, data); got != tc.mask {
-			t.Errorf("%s, %s: mask %x, want %x", tc.devices, tc.caps, got, tc.mask)
+		if slices.ContainsFunc(p.Mounts, func(m PlanMount) bool { return m.Destination == byPathDest }) {
+			for _, name := range slices.Sorted(maps.Keys(p.byPath)) {
+				node := path.Join(byPathDest, p.byPath[name])
+				if !slices.ContainsFunc(p.Devices, func(d PlanDevice) bool { return d.Path == node }) {
+					t.Errorf("%s leads to %s, which is no node of the container", name, node)
+				}
+				list = append(list, name)
+			}
+		}
+		if strings.Contains(strings.Join(p.Notes, "\n"), "not mounted at "+byPathDest) {
+			list = append(list, "noted")
+		}
+		return strings.Join(list, " ")
+	}
+	// want is what a container with these GPUs gets.
+	want := func(gpus ...int) string {
+		mask, links := 0, []string{}
+		for _, i := range gpus {
+			mask |= 1 << simulated.GPUs[i].Minor
+			links = append(links, "pci-"+simulated.GPUs[i].BusID+"-card", "pci-"+simulated.GPUs[i].BusID+"-render")
+		}
+		return fmt.Sprintf("mask %x %s", mask, strings.Join(links, " "))
+	}
+	h := newMIGHost(t)
+	gfx := *h
+	gfx.cfg = hostConfig(t)
+	gfx.cfg.Host = h.cfg.Host
+	gfx.cfg.Host.StateDir = filepath.Join(t.TempDir(), "state")
+	gfx.change = func(f *device.Facts) {
+		for i := range f.GPUs[1].Instances {
+			f.GPUs[1].Instances[i].Name += "+gfx"
 		}
 	}
+	ofMIG := fmt.Sprintf("mask %x", 1<<h.GPUs[1].Minor)
+	bus := h.GPUs[1].BusID
+	table{show: show, rows: []row{
+		{name: "a GPU", env: append(devices("0"), caps("graphics")...), want: want(0)},
+		{name: "two", env: append(devices("3,1"), caps("display")...), want: want(1, 3)},
+		{name: "all", env: append(devices("all"), caps("all")...), want: want(0, 1, 2, 3)},
+		{name: "none", env: append(devices("none"), caps("graphics")...)},
+		{name: "nothing that draws", env: append(devices("all"), caps("compute,utility,video,ngx,compat32")...)},
+		{name: "a /dev/dri of the container's own", env: append(devices("2"), caps("graphics")...), spec: mounting("/srv", "/dev/dri"),
+			want: fmt.Sprintf("mask %x noted", 1<<simulated.GPUs[2].Minor)},
+		{name: "a MIG device", host: h, env: append(devices(h.MIG[0].UUID), caps("graphics")...), want: ofMIG},
+		{name: "a MIG device with graphics", host: &gfx, env: append(devices(h.MIG[0].UUID), caps("graphics")...),
+			want: ofMIG + " pci-" + bus + "-card pci-" + bus + "-render"},
+	}}.run(t)
 	t.Run("a minor number beyond the mask is said", func(t *testing.T) {
 		for minor, want := range map[int]bool{0: true, 31: true, 32: true, 63: true, 64: false, 255: false} {
 			var plan Plan
@@ -255,79 +281,6 @@ func profileMask(t *testing.T, text []byte) uint64 {
 		t.Errorf("%s", text)
 	}
 	return mask
-}
-
-func TestLinksByPath(t *testing.T) {
-	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=2", "NVIDIA_DRIVER_CAPABILITIES=graphics"))
-	mustInject(t, hostConfig(t), dir)
-	spec := readSpec(t, dir)
-	i := slices.IndexFunc(spec.Mounts, func(m specs.Mount) bool { return m.Destination == byPathDest })
-	if i < 0 {
-		t.Fatal("no mount at " + byPathDest)
-	}
-	entries, err := os.ReadDir(spec.Mounts[i].Source)
-	if err != nil {
-		t.Fatal(err)
-	}
-	bus := simulated.GPUs[2].BusID
-	var names []string
-	for _, e := range entries {
-		names = append(names, e.Name())
-		target, err := os.Readlink(filepath.Join(spec.Mounts[i].Source, e.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
-		node := path.Join(byPathDest, target)
-		if !slices.ContainsFunc(spec.Linux.Devices, func(d specs.LinuxDevice) bool { return d.Path == node }) {
-			t.Errorf("%s leads to %s, which is no node of the container", e.Name(), node)
-		}
-	}
-	if want := []string{"pci-" + bus + "-card", "pci-" + bus + "-render"}; !slices.Equal(names, want) {
-		t.Errorf("got %v, want %v", names, want)
-	}
-}
-
-// A /dev/dri of the container's own, as in `--volume /dev/dri:/dev/dri`, has links of
-// its own.
-func TestLinksByPathAndVolume(t *testing.T) {
-	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics")
-	mounting("/srv/volume", "/dev/dri")(spec)
-	dir := newBundle(t, spec)
-	inj := mustInject(t, hostConfig(t), dir)
-	if slices.Contains(destinations(readSpec(t, dir).Mounts), byPathDest) || !strings.Contains(strings.Join(inj.Plan.Notes, ""), "not mounted at "+byPathDest) {
-		t.Errorf("notes %q", inj.Plan.Notes)
-	}
-}
-
-// A MIG device is in the mask by its GPU; DRM nodes are for those with graphics alone.
-func TestApplicationProfileOfMIG(t *testing.T) {
-	h := newMIGHost(t)
-	for _, gfx := range []bool{false, true} {
-		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES="+h.MIG[0].UUID, "NVIDIA_DRIVER_CAPABILITIES=graphics"))
-		_, err := injectWith(t, h.cfg, dir, factsFrom(func() (device.Facts, error) {
-			facts := factsOf(h.Driver)
-			for i := range facts.GPUs[1].Instances {
-				if gfx {
-					facts.GPUs[1].Instances[i].Name += "+gfx"
-				}
-			}
-			return facts, nil
-		}))
-		if err != nil {
-			t.Fatal(err)
-		}
-		spec := readSpec(t, dir)
-		data, _ := look(t, dir, profileDest)
-		if got, want := profileMask(t, data), uint64(1)<<h.GPUs[1].Minor; got != want {
-			t.Errorf("mask %x, want %x", got, want)
-		}
-		if links := slices.Contains(destinations(spec.Mounts), byPathDest); links != gfx {
-			t.Errorf("graphics of the MIG device is %v, links by path are %v", gfx, links)
-		}
-		if err := os.RemoveAll(h.cfg.Host.StateDir + "/nvml.json"); err != nil {
-			t.Fatal(err)
-		}
-	}
 }
 
 func TestDataFileDecisions(t *testing.T) {

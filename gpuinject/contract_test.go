@@ -124,12 +124,12 @@ func contractTables(t *testing.T) map[string]table {
 		"Other devices":                    {env: append(devices("0"), caps("utility")...), show: showNodes},
 		"Other devices without a GPU":      {},
 		"Sockets of daemons":               {env: gpu0, show: showSockets},
-		"Limits of GPU memory":             {env: gpu0, show: showIgnored},
+		"Limits of GPU memory":             {env: gpu0, show: either(ignoredAny, "ignored with a warning", "")},
 		"Variables without a meaning":      {env: gpu0},
 		"Who may ask by environment":       {},
-		"Hooks in the specification":       {env: gpu0, show: showHooks},
-		"Nodes in the specification":       {show: showTwice},
-		"Specifications that CDI edited":   {show: showTaken},
+		"Hooks in the specification":       {env: gpu0, show: either(lostHooks, "the hook is removed", "the hook stays")},
+		"Nodes in the specification":       {show: either(hasNodeTwice, "a node twice", "no node twice")},
+		"Specifications that CDI edited":   {show: either(lostHooks, "NVIDIA's hooks are removed", "")},
 		"/proc/driver/nvidia":              {env: gpu0, show: showProc},
 		"Option":                           {},
 		"CDI names":                        {show: showAsked},
@@ -247,35 +247,25 @@ func showSockets(p Plan) string {
 	return strings.Join(p.Sockets, ", ")
 }
 
-func showIgnored(p Plan) string {
-	if len(p.Ignored) == 0 {
-		return showGPUs(p)
+// either adds one of two words to the GPUs.
+func either(is func(Plan) bool, yes, no string) func(Plan) string {
+	return func(p Plan) string {
+		if is(p) {
+			return showGPUs(p) + ", " + yes
+		}
+		return strings.TrimSuffix(showGPUs(p)+", "+no, ", ")
 	}
-	return showGPUs(p) + ", ignored with a warning"
 }
 
-func showHooks(p Plan) string {
-	if len(p.RemovedHooks) > 0 {
-		return showGPUs(p) + ", the hook is removed"
-	}
-	return showGPUs(p) + ", the hook stays"
-}
+func lostHooks(p Plan) bool { return len(p.RemovedHooks) > 0 }
 
-func showTaken(p Plan) string {
-	if len(p.RemovedHooks) == 0 {
-		return showGPUs(p)
-	}
-	return showGPUs(p) + ", NVIDIA's hooks are removed"
-}
+func ignoredAny(p Plan) bool { return len(p.Ignored) > 0 }
 
-// showTwice shows whether a node is in the specification under two entries.
-func showTwice(p Plan) string {
+// hasNodeTwice reports whether a node is in the specification under two entries.
+func hasNodeTwice(p Plan) bool {
 	seen := map[string]bool{}
 	for _, d := range p.edits.Devices {
-		if seen[d.Path] {
-			return showGPUs(p) + ", and twice " + d.Path
-		}
 		seen[d.Path] = true
 	}
-	return showGPUs(p) + ", no node twice"
+	return len(seen) < len(p.edits.Devices)
 }

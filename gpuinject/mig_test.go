@@ -71,34 +71,6 @@ func (h *testHost) inMIGPod(mig ...int) func(*specs.Spec) {
 	return all(inPodOf(h.Driver), h.migNodes(mig...))
 }
 
-// Nodes, GPUs in procfs and capability files of procfs.
-func TestNodesAndMaskOfMIG(t *testing.T) {
-	h := newMIGHost(t)
-	want := func(gpus, mig []int) string {
-		var buses, files []string
-		for _, i := range gpus {
-			buses = append(buses, h.GPUs[i].BusID)
-		}
-		for _, i := range mig {
-			gi := fmt.Sprintf("gpu%d/mig/gi%d", h.GPUs[1].Minor, h.MIG[i].GI)
-			files = append(files, gi+"/access", fmt.Sprintf("%s/ci%d/access", gi, h.MIG[i].CI))
-		}
-		slices.Sort(files)
-		return fmt.Sprint(h.nodes(gpus, mig), buses, slices.Compact(files))
-	}
-	show := func(p Plan) string {
-		return fmt.Sprint(nodesOf(p), p.Proc.GPUs, slices.Sorted(slices.Values(p.Proc.Capabilities)))
-	}
-	table{host: h, show: show, rows: []row{
-		{name: "one", env: devices("1:0"), want: want([]int{1}, []int{0})},
-		{name: "one by three names", env: devices(h.MIG[2].UUID + ",1:2," + h.older("5/1")), want: want([]int{1}, []int{2})},
-		{name: "two of one GPU instance", env: devices("1:1,1:2"), want: want([]int{1}, []int{1, 2})},
-		{name: "beside a GPU", env: devices("0,1:0"), want: want([]int{0, 1}, []int{0})},
-		{name: "all", env: devices("all"), want: want([]int{0, 1, 2}, []int{0, 1, 2})},
-		{name: "a GPU without MIG", env: devices("2"), want: want([]int{2}, nil)},
-	}}.run(t)
-}
-
 func TestPartitionedGPUByName(t *testing.T) {
 	h := newMIGHost(t)
 	for _, id := range []string{"1", h.GPUs[1].UUID, h.GPUs[1].UUID[:10], h.GPUs[1].BusID, "0,1"} {
