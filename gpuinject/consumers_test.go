@@ -219,9 +219,7 @@ func TestProgramsThatDraw(t *testing.T) {
 	}
 	h := newMIGHost(t)
 	gfx := *h
-	gfx.cfg = hostConfig(t)
-	gfx.cfg.Host = h.cfg.Host
-	gfx.cfg.Host.StateDir = filepath.Join(t.TempDir(), "state")
+	gfx.cfg = configOf(t, h.Driver)
 	gfx.change = func(f *device.Facts) {
 		for i := range f.GPUs[1].Instances {
 			f.GPUs[1].Instances[i].Name += "+gfx"

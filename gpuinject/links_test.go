@@ -133,7 +133,10 @@ func TestReplacedDataFile(t *testing.T) {
 // A container without our runtime has no view: each data file of the host is listed by
 // itself, and one that is made is said to be left out.
 func TestStandaloneDataFiles(t *testing.T) {
-	c := mustExamine(t, hostConfig(t), newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"))
+	c, err := ExamineSpec(newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"), loading(hostConfig(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
 	plan, err := resolveIn(t, c, t.TempDir(), noProbe)
 	if err != nil {
 		t.Fatal(err)

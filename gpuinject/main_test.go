@@ -49,12 +49,7 @@ func TestMain(m *testing.M) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	// The os package makes the mounts of the new namespace private.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		os.Exit(max(1, exit.ExitCode()))
-	}
-	if err != nil {
+	if err := cmd.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -76,31 +71,31 @@ func withDriver(m *testing.M) int {
 	return m.Run()
 }
 
-// hostConfig is the configuration of a host with the simulated driver and a state
-// directory of the test's own.
+// hostConfig is the configuration of the simulated host with a state directory of the test's own.
 func hostConfig(t testing.TB) *config.Config {
 	t.Helper()
-	cfg, err := config.Load(simulated.ConfigPath)
+	return configOf(t, simulated)
+}
+
+// configOf is hostConfig of another host. When the test ends, the views in the state directory are
+// unmounted.
+func configOf(t testing.TB, d *sim.Driver) *config.Config {
+	t.Helper()
+	cfg, err := config.Load(d.ConfigPath)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg.Host.StateDir = filepath.Join(t.TempDir(), "state")
 	t.Cleanup(func() {
-		removeState(t, cfg.Host.StateDir)
+		st, err := state.Open(cfg.Host.StateDir)
+		if err == nil {
+			err = errors.Join(view.RemoveAll(st), st.Remove())
+		}
+		if err != nil {
+			t.Error(err)
+		}
 	})
 	return cfg
-}
-
-// removeState unmounts the views of a state directory and removes it.
-func removeState(t testing.TB, dir string) {
-	t.Helper()
-	st, err := state.Open(dir)
-	if err == nil {
-		err = errors.Join(view.RemoveAll(st), st.Remove())
-	}
-	if err != nil {
-		t.Error(err)
-	}
 }
 
 // testHost is a simulated host, and its NVML.
@@ -123,12 +118,7 @@ func simulatedHost(t testing.TB) *testHost {
 func newHost(t testing.TB, o sim.Options) *testHost {
 	t.Helper()
 	d := simtest.New(t, o)
-	cfg, err := config.Load(d.ConfigPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { removeState(t, cfg.Host.StateDir) })
-	return &testHost{Driver: d, cfg: cfg}
+	return &testHost{Driver: d, cfg: configOf(t, d)}
 }
 
 // ask returns a probe whose NVML answers for this host.
@@ -148,7 +138,7 @@ func (h *testHost) ask() Ask {
 
 func (h *testHost) resolve(t *testing.T, spec any) (Plan, error) {
 	t.Helper()
-	return resolveWith(t, h.cfg, spec, h.ask())
+	return resolve(t, h.cfg, spec, h.ask())
 }
 
 // factsOf returns the answer of a simulated driver's NVML. GPU 3 is of another kind than the others.
@@ -269,19 +259,6 @@ func factsFrom(facts func() (device.Facts, error)) Ask {
 	}
 }
 
-// mustExamine examines a specification that asks for the driver.
-func mustExamine(t testing.TB, cfg *config.Config, spec any) Container {
-	t.Helper()
-	c, err := ExamineSpec(spec, loading(cfg))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !c.Asks {
-		t.Fatalf("the container asks for the driver, and Examine says that it does not: %s", c.Reason)
-	}
-	return c
-}
-
 // resolveIn resolves a container whose image is at root.
 func resolveIn(t testing.TB, c Container, root string, ask Ask) (Plan, error) {
 	t.Helper()
@@ -293,24 +270,19 @@ func resolveIn(t testing.TB, c Container, root string, ask Ask) (Plan, error) {
 	return Resolve(c, img, ask)
 }
 
-// resolve takes a container of an empty image through Examine and Resolve.
-func resolve(t testing.TB, cfg *config.Config, spec any) (Plan, error) {
+// resolve takes a container of an empty image, which asks for the driver, through Examine and
+// Resolve.
+func resolve(t testing.TB, cfg *config.Config, spec any, ask Ask) (Plan, error) {
 	t.Helper()
-	return resolveWith(t, cfg, spec, noProbe)
+	c, err := ExamineSpec(spec, loading(cfg))
+	if err != nil || !c.Asks {
+		t.Fatalf("examine: %+v, %v", c, err)
+	}
+	return resolveIn(t, c, t.TempDir(), ask)
 }
 
-func resolveWith(t testing.TB, cfg *config.Config, spec any, ask Ask) (Plan, error) {
-	t.Helper()
-	return resolveIn(t, mustExamine(t, cfg, spec), t.TempDir(), ask)
-}
-
-// inject takes the container of the bundle dir through all steps but the mask's attachment.
-func inject(t testing.TB, cfg *config.Config, dir string) (Applied, error) {
-	t.Helper()
-	return injectWith(t, cfg, dir, noProbe)
-}
-
-func injectWith(t testing.TB, cfg *config.Config, dir string, ask Ask) (Applied, error) {
+// mustInject takes the container of the bundle dir through all steps but the mask's attachment.
+func mustInject(t testing.TB, cfg *config.Config, dir string) Applied {
 	t.Helper()
 	c, err := Examine(dir, loading(cfg))
 	if err != nil || !c.Asks {
@@ -321,22 +293,16 @@ func injectWith(t testing.TB, cfg *config.Config, dir string, ask Ask) (Applied,
 		t.Fatal(err)
 	}
 	defer root.Close()
-	plan, err := Resolve(c, root, ask)
-	if err != nil {
-		return Applied{}, err
-	}
-	a, err := Apply(c, plan, root)
-	if a.Mask != nil {
-		t.Cleanup(func() { a.Mask.Close() })
-	}
-	return a, err
-}
-
-func mustInject(t testing.TB, cfg *config.Config, dir string) Applied {
-	t.Helper()
-	a, err := inject(t, cfg, dir)
+	plan, err := Resolve(c, root, noProbe)
 	if err != nil {
 		t.Fatal(err)
+	}
+	a, err := Apply(c, plan, root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Mask != nil {
+		t.Cleanup(func() { a.Mask.Close() })
 	}
 	return a
 }

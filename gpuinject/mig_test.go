@@ -73,10 +73,12 @@ func (h *testHost) inMIGPod(mig ...int) func(*specs.Spec) {
 
 func TestPartitionedGPUByName(t *testing.T) {
 	h := newMIGHost(t)
+	tb := table{host: h}
 	for _, id := range []string{"1", h.GPUs[1].UUID, h.GPUs[1].UUID[:10], h.GPUs[1].BusID, "0,1"} {
-		_, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+id))
-		refused(t, err, Invalid, "partitioned by MIG", h.older("5/0"), h.older("9/0"))
+		want := "refused: partitioned by MIG ... " + h.older("5/0") + " ... " + h.older("9/0")
+		tb.rows = append(tb.rows, row{name: id, env: devices(id), want: want, kind: Invalid})
 	}
+	tb.run(t)
 	if h.asked != 0 {
 		t.Errorf("NVML was asked %d times", h.asked)
 	}
@@ -115,16 +117,17 @@ func TestMIGReconfiguration(t *testing.T) {
 // it.
 func TestMIGReconfigurationDuringProbe(t *testing.T) {
 	h := newMIGHost(t)
-	spec := newSpec("NVIDIA_VISIBLE_DEVICES=1:0")
-	before := factsOf(h.Driver)
-	_, err := resolveWith(t, h.cfg, spec, factsFrom(func() (device.Facts, error) {
-		// The change happens now, and the answer is the old one.
-		return before, h.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 2, CI: 0}})
-	}))
+	h.change = func(*device.Facts) { // the answer is the old one
+		if err := h.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 2, CI: 0}}); err != nil {
+			t.Error(err)
+		}
+	}
+	_, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=1:0"))
 	refused(t, err, Precondition, "MIG was being configured", "try again")
-	plan, err := h.resolve(t, spec)
-	if err != nil || h.asked != 1 || len(plan.MIG) != 1 || plan.MIG[0].GI != 2 {
-		t.Fatalf("asked %d times, %v, %+v", h.asked, err, plan.MIG)
+	h.change = nil
+	plan, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=1:0"))
+	if err != nil || showMIG(plan) != "2/0 of GPU 1" {
+		t.Fatalf("%v, %+v", err, plan.MIG)
 	}
 }
 
@@ -226,7 +229,7 @@ func TestKubeletAndNVMLAreAskedTogether(t *testing.T) {
 	// NVML's answer is kept for the second container.
 	for _, want := range []string{"default/pod NVML ;", "default/pod ;"} {
 		asked = nil
-		plan, err := resolveWith(t, h.cfg, spec, ask)
+		plan, err := resolve(t, h.cfg, spec, ask)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 package gpuinject
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -59,19 +60,22 @@ func TestVolumes(t *testing.T) {
 	table{env: devices("0"), show: show, rows: rows}.run(t)
 }
 
-// What a configuration says is repeated as text, not as lines.
+// What a configuration says is repeated as text, not as lines, and not at any length.
 func TestMessagesQuotePaths(t *testing.T) {
+	show := func(p Plan) string {
+		notes := strings.Join(p.Notes, "")
+		return fmt.Sprint(strings.Contains(notes, "not mounted at /usr/bin/nvidia-smi"), strings.Contains(notes, "\n"))
+	}
+	forged := ViewDir + "/x\nlevel=info msg=forged\x1b[31m"
+	table{env: devices("0"), show: show, rows: []row{
+		{name: "in a refusal", spec: mounting("/srv", forged), want: `refused: \nlevel=info ... \x1b`, kind: Invalid},
+		{name: "in a note", spec: mounting("/srv", "/\n/../usr/bin"), want: "true false"},
+	}}.run(t)
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-	mounting("/srv", "/usr/local/nvidia/x\nlevel=info msg=forged\x1b[31m"+strings.Repeat("x", 2000))(spec)
-	_, err := inject(t, hostConfig(t), newBundle(t, spec))
-	refused(t, err, Invalid, `\nlevel=info`, `\x1b`)
+	mounting("/srv", forged+strings.Repeat("x", 2000))(spec)
+	_, err := resolve(t, hostConfig(t), spec, noProbe)
+	refused(t, err, Invalid)
 	if len(err.Error()) > 800 {
 		t.Errorf("the message has %d bytes", len(err.Error()))
-	}
-
-	spec.Mounts[len(spec.Mounts)-1].Destination = "/\n/../usr/bin"
-	inj := mustInject(t, hostConfig(t), newBundle(t, spec))
-	if notes := strings.Join(inj.Plan.Notes, ""); !strings.Contains(notes, "not mounted at /usr/bin/nvidia-smi") || strings.Contains(notes, "\n") {
-		t.Errorf("notes %q", inj.Plan.Notes)
 	}
 }

@@ -143,7 +143,7 @@ func TestGDSFiles(t *testing.T) {
 		defer func() { _ = os.Chmod(simulated.Root+cufileJSON, 0o644) }()
 		cfg := hostConfig(t)
 		cfg.Host.DevRoot = empty
-		plan, err := resolve(t, cfg, newSpec(append(gds, devices("0")...)...))
+		plan, err := resolve(t, cfg, newSpec(append(gds, devices("0")...)...), noProbe)
 		if err != nil || files(plan) != "" || !strings.Contains(strings.Join(plan.Notes, "\n"), "can be written by others") {
 			t.Errorf("%s, notes %q, %v", files(plan), plan.Notes, err)
 		}

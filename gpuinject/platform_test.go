@@ -69,9 +69,8 @@ func TestWSL(t *testing.T) {
 	t.Run("what an image requires is asked of NVML, the driver's version too", func(t *testing.T) {
 		for driver, ok := range map[string]bool{"581.42": true, "470.1": false} {
 			os.Remove(filepath.Join(d.cfg.Host.StateDir, facts.Name))
-			_, err := resolveWith(t, d.cfg, newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=13.0,driver>=580,arch>=8.0"), factsFrom(func() (device.Facts, error) {
-				return device.Facts{Driver: driver, CUDA: "13.0", GPUs: []device.GPUFacts{{Index: 0, BusID: "0000:01:00.0", Arch: "8.9", Brand: "geforcertx"}}}, nil
-			}))
+			d.change = func(f *device.Facts) { f.Driver = driver }
+			_, err := d.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=13.0,driver>=580,arch>=8.0"))
 			if (err == nil) != ok {
 				t.Errorf("driver %s: %v", driver, err)
 			}
