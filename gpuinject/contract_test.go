@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
@@ -45,6 +44,9 @@ func TestContract(t *testing.T) {
 			}
 			tb.rows = append(tb.rows, contractRow(t, line, words))
 		}
+		if len(tb.rows) == 0 {
+			t.Errorf("table %q has no row", title)
+		}
 		t.Run(title, tb.run)
 	}
 	for title := range tables {
@@ -62,22 +64,24 @@ func contractRow(t *testing.T, line string, words map[string]func(*row)) row {
 	}
 	r := row{name: strings.TrimSpace(cells[0]), want: strings.TrimSpace(cells[2])}
 	for item := range strings.SplitSeq(strings.TrimSpace(cells[1]), "; ") {
-		text := strings.Trim(item, "`")
-		name, value, isVariable := strings.Cut(text, "=")
 		word, isWord := words[item]
+		text, isQuoted := strings.CutPrefix(item, "`")
+		text = strings.TrimSuffix(text, "`")
+		name, value, isVariable := strings.Cut(text, "=")
 		switch {
+		case item == "":
 		case isWord:
 			word(&r)
-		case text == item && text != "":
-			t.Fatalf("%q is not among the words of this test", item)
-		case strings.HasPrefix(text, "policy.") || strings.HasPrefix(text, "container."):
+		case isQuoted && (strings.HasPrefix(text, "policy.") || strings.HasPrefix(text, "container.")):
 			r.set(t, text)
-		case strings.HasPrefix(text, "/"):
+		case isQuoted && strings.HasPrefix(text, "/"):
 			r.add(mounting("/dev/null", text))
-		case strings.Contains(name, "cdi.k8s.io"):
+		case isQuoted && strings.Contains(name, "cdi.k8s.io"):
 			r.add(annotated(name, value))
-		case isVariable:
+		case isQuoted && isVariable:
 			r.env = append(r.env, text)
+		default:
+			t.Fatalf("%q is not among the words of this test", item)
 		}
 	}
 	return r
@@ -215,19 +219,12 @@ func showCapabilities(p Plan) string {
 	return strings.Join(p.Capabilities, ", ")
 }
 
-// showNodes shows the nodes besides those of GPUs.
 func showNodes(p Plan) string {
-	var list []string
-	for _, d := range p.Devices {
-		name := strings.TrimPrefix(d.Path, "/dev/")
-		if d.Path != "/dev/nvidiactl" && !slices.ContainsFunc(p.GPUs, func(g PlanGPU) bool { return name == fmt.Sprintf("nvidia%d", g.Minor) }) {
-			list = append(list, "`"+d.Path+"`")
-		}
-	}
-	if len(list) == 0 {
+	nodes := furtherNodes(p)
+	if len(nodes) == 0 {
 		return "no further node"
 	}
-	return strings.Join(list, ", ")
+	return "`" + strings.Join(nodes, "`, `") + "`"
 }
 
 func showRequirements(p Plan) string {

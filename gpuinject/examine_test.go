@@ -42,13 +42,7 @@ func TestExamineDoesNotLoadConfiguration(t *testing.T) {
 	}
 }
 
-func TestExamineBrokenConfiguration(t *testing.T) {
-	load := func() (*config.Config, error) { return nil, errors.New("configuration /etc/x: line 3: unknown key") }
-	_, err := Examine(newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0")), load)
-	refused(t, err, Precondition, "/etc/x", "unknown key")
-}
-
-func TestExamineUntrustedAndMalformedSpecs(t *testing.T) {
+func TestExamineBrokenFiles(t *testing.T) {
 	asks := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
 	plain := newBundle(t, newSpec("A=B"))
 	for _, dir := range []string{asks, plain} {
@@ -67,4 +61,7 @@ func TestExamineUntrustedAndMalformedSpecs(t *testing.T) {
 	if c, err := Examine(t.TempDir(), nil); c.Asks || err != nil {
 		t.Errorf("no config.json at all: %+v, error %v", c, err)
 	}
+	broken := func() (*config.Config, error) { return nil, errors.New("configuration /etc/x: line 3: unknown key") }
+	_, err = Examine(newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0")), broken)
+	refused(t, err, Precondition, "/etc/x", "unknown key")
 }

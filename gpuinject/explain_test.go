@@ -87,6 +87,9 @@ func TestDecisions(t *testing.T) {
 		{name: "a pod with another GPU than the partitioned", host: h, env: devices("all"), spec: inPodOf(h.Driver, 0), want: []string{
 			`GPU 0: given: asked for as "all"`, device("5/1") + `: refused: asked for as "all", and not among the devices that were granted`,
 		}},
+		{name: "a container as a host that has no MIG device", host: newMIGHost(t).nested(t), env: devices("all"), want: []string{
+			"GPU 1: not given: partitioned by MIG, and this host, a container itself, was given none of its MIG devices",
+		}},
 		{name: "a privileged container", env: devices("0"), spec: privileged, want: []string{"/proc/driver/nvidia: not masked: a privileged container"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

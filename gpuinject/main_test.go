@@ -121,24 +121,30 @@ func newHost(t testing.TB, o sim.Options) *testHost {
 	return &testHost{Driver: d, cfg: configOf(t, d)}
 }
 
-// ask returns a probe whose NVML answers for this host.
-func (h *testHost) ask() Ask {
-	return factsFrom(func() (device.Facts, error) {
-		h.asked++
-		if h.silent {
-			return device.Facts{}, errors.New("NVML cannot be asked in this test")
-		}
-		facts := factsOf(h.Driver)
-		if h.change != nil {
-			h.change(&facts)
-		}
-		return facts, nil
-	})
+// ask is the probe of this host.
+func (h *testHost) ask(q probe.Questions) (a probe.Answers) {
+	if q.Pod != nil {
+		a.PodError = "no kubelet in this test"
+	}
+	if !q.Facts {
+		return a
+	}
+	h.asked++
+	if h.silent {
+		a.FactsError = "NVML cannot be asked in this test"
+		return a
+	}
+	facts := factsOf(h.Driver)
+	if h.change != nil {
+		h.change(&facts)
+	}
+	a.Facts = &facts
+	return a
 }
 
 func (h *testHost) resolve(t *testing.T, spec any) (Plan, error) {
 	t.Helper()
-	return resolve(t, h.cfg, spec, h.ask())
+	return resolve(t, h.cfg, spec, h.ask)
 }
 
 // factsOf returns the answer of a simulated driver's NVML. GPU 3 is of another kind than the others.
@@ -239,24 +245,6 @@ func readSpec(t testing.TB, dir string) *specs.Spec {
 // noProbe is a probe that cannot be started.
 func noProbe(probe.Questions) probe.Answers {
 	return probe.Answers{FactsError: "no probe in this test", PodError: "no probe in this test"}
-}
-
-// factsFrom is a probe whose NVML answers with what facts returns.
-func factsFrom(facts func() (device.Facts, error)) Ask {
-	return func(q probe.Questions) (a probe.Answers) {
-		if q.Facts {
-			f, err := facts()
-			if err != nil {
-				a.FactsError = err.Error()
-			} else {
-				a.Facts = &f
-			}
-		}
-		if q.Pod != nil {
-			a.PodError = "no kubelet in this test"
-		}
-		return a
-	}
 }
 
 // resolveIn resolves a container whose image is at root.

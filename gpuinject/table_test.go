@@ -92,7 +92,7 @@ func (tb table) outcome(t *testing.T, r row) string {
 		if r.image != nil {
 			r.image(root)
 		}
-		plan, err = resolveIn(t, c, root, r.host.ask())
+		plan, err = resolveIn(t, c, root, r.host.ask)
 	}
 	var refused *Error
 	switch {

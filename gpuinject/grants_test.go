@@ -13,19 +13,82 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
+// Annotations grant outside Kubernetes. In a pod they select among the allocated GPUs.
+func TestAnnotations(t *testing.T) {
+	cdi := func(name string) func(*specs.Spec) { return annotated("cdi.k8s.io/x", name) }
+	gpu1, gpu3 := cdi("nvidia.com/gpu=1"), cdi("nvidia.com/gpu=3")
+	other := cdi("nvidia.com/gpu=0,nvidia.com/gdrcopy=all,nvidia.com/imex-channel=1")
+	table{show: showAsked, rows: []row{
+		{name: "environment not accepted", spec: gpu3, config: noEnv, want: "GPU 3"},
+		{name: "one of those allocated", spec: all(gpu3, inPod(1, 3)), want: "GPU 3"},
+		{name: "all of those allocated", spec: all(cdi("nvidia.com/gpu=all"), inPod(1, 2)), want: "GPUs 1, 2"},
+		{name: "another one, and all by the environment", env: devices("all"), spec: all(gpu3, inPod(1)), want: "GPU 1"},
+		{name: "another one, and a mistake in the environment", env: devices("nvidia.com/toaster=0"), spec: all(gpu3, inPod(1)), want: "refused: nvidia.com/toaster=0"},
+		{name: "an allocated one, and all by the environment", env: devices("all"), spec: all(gpu1, inPod(1, 2)), want: "GPU 1"},
+		{name: "an allocated one, and a mistake in the environment", env: devices("nvidia.com/toaster=0"), spec: all(gpu1, inPod(1, 2)), want: "GPU 1"},
+		{name: "an allocated one, and mounts that are not accepted", env: devices("/var/run/nvidia-container-devices"), config: noMounts, spec: all(gpu1, inPod(1, 2)), want: "GPU 1"},
+		{name: "nothing allocated", spec: all(gpu3, inPod()), want: "starts without a GPU"},
+		{name: "a GPU that no host has", spec: all(cdi("nvidia.com/gpu=77"), inPod(1)), want: "starts without a GPU"},
+		{name: "a mistake in a pod", spec: all(cdi("k8s.gpu.nvidia.com/claim=abc"), inPod()), want: "left alone"},
+		{name: "a mistake elsewhere", spec: cdi("nvidia.com/toaster=0"), want: "refused: annotation \"cdi.k8s.io/x\": \"nvidia.com/toaster=0\""},
+		{name: "a host without a driver", spec: all(gpu1, inPod()), config: func(c *config.Config) { c.Host.ProcRoot = t.TempDir() }, want: "starts without a GPU"},
+		{name: "other devices", spec: other, config: noEnv, want: "GPU 0, `channel1`, `gdrdrv`"},
+		{name: "other devices in a pod", config: noEnv, spec: all(other, inPod(0)), want: "GPU 0"},
+	}}.run(t)
+}
+
+// In Kubernetes the environment selects and never grants.
+func TestPods(t *testing.T) {
+	uuid := func(i int) string { return simulated.GPUs[i].UUID }
+	of := func(namespace string) func(*specs.Spec) { return all(inPod(), inNamespace(namespace)) }
+	// A pod must not find out which GPUs there are by asking for them.
+	const denied = "refused: is not this container's: in the container's specification: "
+	table{
+		show: withAudit(showGPUs),
+		rows: []row{
+			{name: "none, nothing allocated", env: devices("none"), spec: inPod(), want: "starts without a GPU"},
+			{name: "one, nothing allocated", env: devices("0"), spec: inPod(), want: "refused: is not this container's: no GPU was allocated"},
+			{name: "the allocated one by UUID", env: devices(uuid(2)), spec: inPod(2), want: "GPU 2"},
+			{name: "the allocated one by index", env: devices("2"), spec: inPod(2), want: "GPU 2"},
+			{name: "one of two allocated", env: devices("3"), spec: inPod(1, 3), want: "GPU 3"},
+			{name: "another one by UUID", env: devices(uuid(0)), spec: inPod(2), want: "refused: GPU \"" + uuid(0) + "\" is not this container's: in the container's specification: " + uuid(2)},
+			{name: "an unknown one by UUID", env: devices("GPU-00000000"), spec: inPod(2), want: "refused: GPU \"GPU-00000000\" is not this container's: in the container's specification: " + uuid(2)},
+			{name: "the allocated one and another", env: devices("2,0"), spec: inPod(2), want: denied + uuid(2)},
+			{name: "one that no host has", env: devices("99"), spec: inPod(2), want: denied + uuid(2)},
+			{name: "a trusted namespace", env: devices("all"), spec: of("gpu-operator"), want: "every GPU"},
+			{name: "a namespace that looks alike", env: devices("all"), spec: of("gpu-operator "), want: "starts without a GPU"},
+			{name: "no namespace", env: devices("all"), spec: of(""), want: "starts without a GPU"},
+			{name: "privileged", env: devices("1"), spec: all(inPod(), privileged), want: "GPU 1"},
+			{name: "audit, the allocated one", env: devices("2"), spec: inPod(2), config: kubernetes(config.Audit), want: "GPU 2"},
+			{name: "audit, another one", env: devices("1"), spec: inPod(2), config: kubernetes(config.Audit),
+				want: "GPU 1; kubernetes = \"enforce\" would have refused this: in the container's specification: " + uuid(2)},
+		},
+	}.run(t)
+}
+
 // everything asks for all that there is besides GPUs.
 var everything = []string{
 	"NVIDIA_IMEX_CHANNELS=0,2", "NVIDIA_GDS=enabled", "NVIDIA_GDRCOPY=enabled", "NVIDIA_MOFED=enabled", "NVIDIA_NVSWITCH=enabled",
 }
 
-// otherNodes are the nodes of a plan that are no GPU's, below /dev.
+// furtherNodes are the nodes of a plan besides /dev/nvidiactl and those of GPUs.
+func furtherNodes(p Plan) []string {
+	var nodes []string
+	for _, d := range p.Devices {
+		isGPU := func(g PlanGPU) bool { return d.Path == fmt.Sprintf("/dev/nvidia%d", g.Minor) }
+		if d.Path != "/dev/nvidiactl" && !slices.ContainsFunc(p.GPUs, isGPU) {
+			nodes = append(nodes, d.Path)
+		}
+	}
+	return nodes
+}
+
+// otherNodes are the names of furtherNodes that are not of CUDA.
 func otherNodes(p Plan) string {
 	var names []string
-	for _, d := range p.Devices {
-		name := strings.TrimPrefix(d.Path, "/dev/")
-		gpus := slices.ContainsFunc(p.GPUs, func(g PlanGPU) bool { return name == fmt.Sprintf("nvidia%d", g.Minor) })
-		if !gpus && !slices.Contains([]string{"nvidiactl", "nvidia-uvm", "nvidia-uvm-tools"}, name) {
-			names = append(names, strings.TrimPrefix(strings.TrimPrefix(name, "nvidia-caps-imex-channels/"), "infiniband/"))
+	for _, node := range furtherNodes(p) {
+		if !strings.HasPrefix(node, "/dev/nvidia-uvm") {
+			names = append(names, filepath.Base(node))
 		}
 	}
 	return strings.Join(names, " ")
@@ -130,22 +193,17 @@ func TestGDSFiles(t *testing.T) {
 		{name: "not where it is not granted", env: gds, spec: inPod(0)},
 		{name: "not over a volume of the container's", env: gds, spec: mounting("/srv", cufileJSON), want: udev},
 	}}.run(t)
-	t.Run("not where they are not root's, and not where the host has none", func(t *testing.T) {
-		empty := t.TempDir() // whose /run leads out of it
-		for _, name := range []string{"dev", "run"} {
-			if err := os.Symlink(filepath.Join(simulated.DevRoot, name), filepath.Join(empty, name)); err != nil {
-				t.Fatal(err)
-			}
-		}
-		if err := os.Chmod(simulated.Root+cufileJSON, 0o666); err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = os.Chmod(simulated.Root+cufileJSON, 0o644) }()
-		cfg := hostConfig(t)
-		cfg.Host.DevRoot = empty
-		plan, err := resolve(t, cfg, newSpec(append(gds, devices("0")...)...), noProbe)
-		if err != nil || files(plan) != "" || !strings.Contains(strings.Join(plan.Notes, "\n"), "can be written by others") {
-			t.Errorf("%s, notes %q, %v", files(plan), plan.Notes, err)
-		}
-	})
+	empty := t.TempDir() // whose /run leads out of it
+	symlink(t, filepath.Join(simulated.DevRoot, "dev"), empty+"/dev")
+	symlink(t, filepath.Join(simulated.DevRoot, "run"), empty+"/run")
+	if err := os.Chmod(simulated.Root+cufileJSON, 0o666); err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = os.Chmod(simulated.Root+cufileJSON, 0o644) }()
+	noted := func(p Plan) string {
+		return fmt.Sprint(files(p), strings.Contains(strings.Join(p.Notes, "\n"), "can be written by others"))
+	}
+	table{env: append(devices("0"), gds...), show: noted, rows: []row{
+		{name: "not where they are not root's, and not where the host has none", config: func(c *config.Config) { c.Host.DevRoot = empty }, want: "true"},
+	}}.run(t)
 }
