@@ -1,6 +1,7 @@
 package gpuinject
 
 import (
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -238,10 +239,7 @@ func showRequirements(p Plan) string {
 }
 
 func showSockets(p Plan) string {
-	if len(p.Sockets) == 0 {
-		return "no socket"
-	}
-	return strings.Join(p.Sockets, ", ")
+	return cmp.Or(strings.Join(p.Sockets, ", "), "no socket")
 }
 
 // either adds one of two words to the GPUs.

@@ -1,6 +1,7 @@
 package gpuinject
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"strings"
@@ -93,10 +94,7 @@ func TestDecisions(t *testing.T) {
 		{name: "a privileged container", env: devices("0"), spec: privileged, want: []string{"/proc/driver/nvidia: not masked: a privileged container"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			host := simulatedHost(t)
-			if tc.host != nil {
-				host = tc.host
-			}
+			host := cmp.Or(tc.host, simulatedHost(t))
 			if tc.config != nil {
 				tc.config(host.cfg)
 			}

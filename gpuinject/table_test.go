@@ -1,6 +1,7 @@
 package gpuinject
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -47,9 +48,7 @@ func (tb table) run(t *testing.T) {
 	}
 	for _, r := range tb.rows {
 		t.Run(r.name, func(t *testing.T) {
-			if r.host == nil {
-				r.host = tb.host
-			}
+			r.host = cmp.Or(r.host, tb.host)
 			got := tb.outcome(t, r)
 			if !matches(got, r.want) {
 				t.Errorf("%s, want %s", got, r.want)
