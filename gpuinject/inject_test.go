@@ -3,6 +3,7 @@ package gpuinject
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -16,9 +17,9 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
 func TestInject(t *testing.T) {
@@ -63,6 +64,13 @@ func TestInject(t *testing.T) {
 	if inj.Plan.Linker.Cache != "written" || inj.Plan.Linker.LibC != "glibc" {
 		t.Errorf("linker %+v", inj.Plan.Linker)
 	}
+	plan, err := json.MarshalIndent(inj.Plan, "", "  ")
+	if written := readFile(t, dir, RecordName); err != nil || string(written) != string(plan)+"\n" {
+		t.Errorf("the record says %s\nthe plan %s (%v)", written, plan, err)
+	}
+	if info, err := os.Stat(filepath.Join(dir, RecordName)); err != nil || info.Mode() != 0o600 {
+		t.Errorf("the record has mode %v, %v", info.Mode(), err)
+	}
 }
 
 func destinations(mounts []specs.Mount) []string {
@@ -90,11 +98,15 @@ func TestDeviceRules(t *testing.T) {
 	}
 }
 
-// Invariant I2: nothing of the image is a mount source.
-func TestMountSources(t *testing.T) {
+// Invariant I2: nothing of the image is a mount source. A container that is started again, also
+// after the driver was upgraded, has good links: no name of one has the driver's version in it.
+func TestMountSourcesAndLinks(t *testing.T) {
 	cfg := hostConfig(t)
 	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"))
-	mustInject(t, cfg, dir)
+	links := mustInject(t, cfg, dir).Plan.Links
+	if text := fmt.Sprint(links); len(links) < 8 || strings.Contains(text, simulated.Version) {
+		t.Errorf("links %s", text)
+	}
 	for _, m := range readSpec(t, dir).Mounts[2:] {
 		driver := strings.HasPrefix(m.Source, cfg.Host.StateDir+"/view/") || strings.HasPrefix(m.Source, simulated.Root+"/")
 		if !driver && m.Source != filepath.Join(dir, "application-profile.conf") && m.Source != filepath.Join(dir, "dri-by-path") {
@@ -111,62 +123,25 @@ func TestMountSources(t *testing.T) {
 	}
 }
 
-func readFile(t testing.TB, dir, name string) []byte {
+// mount binds source at target in the test's own mount namespace.
+func mount(t testing.TB, source, target string) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(dir, name))
-	if err != nil {
+	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
 		t.Fatal(err)
 	}
-	return data
+	t.Cleanup(func() {
+		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
-func TestRecord(t *testing.T) {
-	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=1"))
-	inj := mustInject(t, hostConfig(t), dir)
-	plan, err := json.MarshalIndent(inj.Plan, "", "  ")
-	if written := readFile(t, dir, RecordName); err != nil || string(written) != string(plan)+"\n" {
-		t.Errorf("the record says %s\nthe plan %s (%v)", written, plan, err)
-	}
-	info, err := os.Stat(filepath.Join(dir, RecordName))
-	if err != nil || info.Mode() != 0o600 {
-		t.Errorf("the record has mode %v, %v", info.Mode(), err)
-	}
-	record := inj.Plan
-	gpu := simulated.GPUs[1]
-	if !slices.Equal(record.GPUs, []PlanGPU{{Index: 1, Minor: gpu.Minor, UUID: gpu.UUID, PCI: gpu.BusID}}) ||
-		!record.Proc.Masked || !slices.Equal(record.Proc.GPUs, []string{gpu.BusID}) || record.DriverVersion != simulated.Version {
-		t.Errorf("record %+v", record)
-	}
-}
-
-func TestReadOnlyImage(t *testing.T) {
-	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	root := filepath.Join(dir, "rootfs")
-	mount(t, root, root, "", unix.MS_BIND)
-	mount(t, "", root, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY)
-	inj := mustInject(t, hostConfig(t), dir)
-	if inj.Plan.Linker.Cache != "mounted" {
-		t.Errorf("cache %q", inj.Plan.Linker.Cache)
-	}
-	mounts := readSpec(t, dir).Mounts
-	last := mounts[len(mounts)-1]
-	if last.Destination != image.CachePath || filepath.Dir(last.Source) != dir || len(readFile(t, dir, filepath.Base(last.Source))) == 0 {
-		t.Errorf("last mount %+v", last)
-	}
-}
-
-// mount mounts in the test's own mount namespace.
-func mount(t *testing.T, source, target, kind string, flags uintptr) {
+// readOnly makes a root file system read-only.
+func readOnly(t testing.TB, root string) {
 	t.Helper()
-	if err := unix.Mount(source, target, kind, flags, ""); err != nil {
+	mount(t, root, root)
+	if err := unix.Mount("", root, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
 		t.Fatal(err)
-	}
-	if flags&unix.MS_REMOUNT == 0 {
-		t.Cleanup(func() {
-			if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
-				t.Error(err)
-			}
-		})
 	}
 }
 
@@ -178,17 +153,6 @@ func TestHostRootIsNotWritten(t *testing.T) {
 	after, _ := os.ReadFile(image.CachePath)
 	if _, err := os.Stat("/etc/ld.so.conf.d/000-nvidia-shim.conf"); err == nil || !bytes.Equal(before, after) {
 		t.Error("the linker's files of the host changed")
-	}
-}
-
-func TestDeviceWithOtherNumbers(t *testing.T) {
-	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-	spec.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/nvidiactl", Type: "c", Major: 1, Minor: 11}}
-	dir := newBundle(t, spec)
-	_, err := inject(t, hostConfig(t), dir)
-	refused(t, err, Invalid, "/dev/nvidiactl", "c 1:11")
-	if _, err := os.Stat(filepath.Join(dir, RecordName)); err == nil {
-		t.Error("a refused container has a record")
 	}
 }
 
@@ -214,105 +178,94 @@ func TestHooks(t *testing.T) {
 	if len(inj.Plan.RemovedHooks) != 5 {
 		t.Errorf("removed %v", inj.Plan.RemovedHooks)
 	}
-
-	cfg := hostConfig(t)
-	cfg.Policy.ForeignHooks = config.Refuse
-	_, err := resolve(t, cfg, spec)
-	refused(t, err, Denied, "nvidia-container-runtime-hook", "foreign-hooks")
-	spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/opt/second"}}}
-	if _, err := resolve(t, cfg, spec); err != nil {
-		t.Errorf("hooks of others: %v", err)
-	}
+	refuse := func(c *config.Config) { c.Policy.ForeignHooks = config.Refuse }
+	table{env: devices("0"), rows: []row{
+		{name: "NVIDIA's, refused", spec: withHook("/usr/bin/nvidia-container-runtime-hook"), config: refuse, want: "refused: foreign-hooks", kind: Denied},
+		{name: "another's, where NVIDIA's are refused", spec: withHook("/opt/second"), config: refuse, want: "GPU 0"},
+	}}.run(t)
 }
 
 // A user namespace has groups of its own: one of the host's that it does not map
 // fails setgroups(2), and with it the container.
 func TestNodeGroups(t *testing.T) {
-	mappings := []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 1000}, {ContainerID: 2000, HostID: 40, Size: 10}}
-	render := device.Node{Path: "/dev/dri/renderD128", HostPath: "/dev/dri/renderD128", Major: 226, Minor: 128, Mode: 0o660}
-	for _, tc := range []struct {
-		name string
-		user string // "", "own" or "pod"
-		gid  uint32
-		mode os.FileMode
-		want []uint32
-	}{
-		{"no user namespace", "", 44, 0o660, []uint32{44}},
-		{"not added by the operator's wish", "", 44, 0o660, nil},
-		{"a node that everybody may open", "", 44, 0o666, nil},
-		{"a node that only its owner may open", "", 44, 0o600, nil},
-		{"a node of root's group", "", 0, 0o660, nil},
-		{"mapped in a user namespace", "own", 44, 0o660, []uint32{2004}},
-		{"mapped in the pod's user namespace", "pod", 100005, 0o660, []uint32{5}},
-		{"the last mapped id", "own", 49, 0o660, []uint32{2009}},
-		{"not mapped", "own", 50, 0o660, nil},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-			if tc.user != "" {
-				ns := specs.LinuxNamespace{Type: specs.UserNamespace}
-				if tc.user == "pod" {
-					ns.Path = "/proc/7/ns/user"
-				}
-				spec.Linux.Namespaces = append(spec.Linux.Namespaces, ns)
-				spec.Linux.UIDMappings, spec.Linux.GIDMappings = mappings, mappings
-			}
-			c := mustExamine(t, hostConfig(t), spec)
-			c.Config.Container.AdditionalGIDs = tc.name != "not added by the operator's wish"
-			node := render
-			node.GID, node.Mode = tc.gid, tc.mode
-			var plan Plan
-			var edits bundle.Edits
-			addNodes(c, []device.Node{node, node}, &edits, &plan)
-			if got := edits.AdditionalGids; !slices.Equal(got, tc.want) {
-				t.Errorf("groups %v, want %v", got, tc.want)
-			}
-			if noted := len(plan.Notes) > 0; noted != strings.HasPrefix(tc.name, "not ") {
-				t.Errorf("notes %q", plan.Notes)
-			}
-			// What runs without the shim gets the same, by the host's ids.
-			if got := plan.Standalone(c).Groups; tc.user == "" && !slices.Equal(got, tc.want) {
-				t.Errorf("groups outside the shim %v, want %v", got, tc.want)
-			}
-		})
+	h := newHost(t, sim.Options{GPUs: 1})
+	nodes, err := filepath.Glob(h.DevRoot + "/dev/dri/*[0-9]")
+	if err != nil || len(nodes) != 2 {
+		t.Fatal(nodes, err)
 	}
+	owned := func(gid int, mode os.FileMode) func(*config.Config) {
+		return func(*config.Config) {
+			for _, name := range nodes {
+				if err := errors.Join(os.Chown(name, 0, gid), os.Chmod(name, mode)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+	}
+	own := func(s *specs.Spec) {
+		userNamespace("", 100000)(s)
+		s.Linux.GIDMappings = []specs.LinuxIDMapping{{ContainerID: 0, HostID: 100000, Size: 1000}, {ContainerID: 2000, HostID: 40, Size: 10}}
+	}
+	ofPod := func(s *specs.Spec) {
+		own(s)
+		s.Linux.Namespaces[2].Path = "/proc/7/ns/user"
+	}
+	unwanted := func(c *config.Config) {
+		owned(44, 0o660)(c)
+		c.Container.AdditionalGIDs = false
+	}
+	// Groups in the container, groups of the same container without the shim, and whether a note
+	// says that one is missing.
+	show := func(p Plan) string {
+		return fmt.Sprint(p.edits.AdditionalGids, p.groups, strings.Contains(strings.Join(p.Notes, "\n"), "group"))
+	}
+	table{host: h, env: append(devices("0"), caps("display")...), show: show, rows: []row{
+		{name: "no user namespace", config: owned(44, 0o660), want: "[44] [44] false"},
+		{name: "not added by the operator's wish", config: unwanted, want: "[] [] true"},
+		{name: "a node that everybody may open", config: owned(44, 0o666), want: "[] [] false"},
+		{name: "a node that only its owner may open", config: owned(44, 0o600), want: "[] [] false"},
+		{name: "a node of root's group", config: owned(0, 0o660), want: "[] [] false"},
+		{name: "mapped in a user namespace", spec: own, config: owned(44, 0o660), want: "[2004] [44] false"},
+		{name: "mapped in the pod's user namespace", spec: ofPod, config: owned(100005, 0o660), want: "[5] [100005] false"},
+		{name: "the last mapped id", spec: own, config: owned(49, 0o660), want: "[2009] [49] false"},
+		{name: "not mapped", spec: own, config: owned(50, 0o660), want: "[] [50] true"},
+	}}.run(t)
 }
 
 // runc makes no node in a user namespace but binds the host's, which it takes from
 // the same path: the pod's namespace that CRI names counts too.
 func TestNodesInUserNamespaces(t *testing.T) {
-	for _, path := range []string{"", "/proc/7/ns/user"} {
-		spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-		spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace, Path: path})
-		dir := newBundle(t, spec)
-		mustInject(t, hostConfig(t), dir)
-		got := readSpec(t, dir)
-		i := slices.IndexFunc(got.Mounts, func(m specs.Mount) bool { return m.Destination == "/dev/nvidiactl" })
-		if len(got.Linux.Devices) != 0 || i < 0 || got.Mounts[i].Source != filepath.Join(simulated.DevRoot, "dev/nvidiactl") {
-			t.Errorf("user namespace %q: devices %v, mounts %v", path, got.Linux.Devices, destinations(got.Mounts))
-		}
+	const node = "/dev/nvidiactl"
+	show := func(p Plan) string {
+		i := slices.IndexFunc(p.Mounts, func(m PlanMount) bool { return m.Destination == node })
+		return fmt.Sprint(len(p.edits.Devices), " nodes, bound from ", p.Mounts[i].Source)
 	}
+	want := "0 nodes, bound from " + simulated.DevRoot + node
+	table{env: devices("0"), show: show, rows: []row{
+		{name: "of the container's own", spec: userNamespace(""), want: want},
+		{name: "of the pod", spec: userNamespace("/proc/7/ns/user"), want: want},
+	}}.run(t)
 }
 
 // containerd has runc map every mount of a pod with hostUsers: false, and devtmpfs,
 // where /dev/null is, has no mapped mounts: the device list would keep the container
 // from starting.
 func TestDeviceListInUserNamespaces(t *testing.T) {
-	list := specs.Mount{Source: "/dev/null", Destination: "/var/run/nvidia-container-devices/" + simulated.GPUs[1].UUID, Type: "bind"}
-	other := specs.Mount{Source: "/dev/null", Destination: "/var/run/nvidia-container-devicesX/1", Type: "bind"}
+	list, other := request.DeviceListDir+"/"+simulated.GPUs[1].UUID, request.DeviceListDir+"X/1"
 	for name, userns := range map[string]bool{"in a user namespace": true, "elsewhere": false} {
 		t.Run(name, func(t *testing.T) {
-			spec, list, other := newSpec("NVIDIA_VISIBLE_DEVICES=/var/run/nvidia-container-devices"), list, other
+			spec := newSpec("NVIDIA_VISIBLE_DEVICES=" + request.DeviceListDir)
+			all(mounting("/dev/null", list), mounting("/dev/null", other))(spec)
 			if userns {
-				spec.Linux.Namespaces = append(spec.Linux.Namespaces, specs.LinuxNamespace{Type: specs.UserNamespace})
-				mapping := []specs.LinuxIDMapping{{HostID: 65536, Size: 65536}}
-				list.UIDMappings, other.UIDMappings = mapping, mapping
+				userNamespace("")(spec)
+				for i := range spec.Mounts {
+					spec.Mounts[i].UIDMappings = []specs.LinuxIDMapping{{HostID: 65536, Size: 65536}}
+				}
 			}
-			spec.Mounts = append(spec.Mounts, list, other)
 			dir := newBundle(t, spec)
 			mustInject(t, hostConfig(t), dir)
 			got := destinations(readSpec(t, dir).Mounts)
-			if slices.Contains(got, list.Destination) == userns || !slices.Contains(got, other.Destination) {
+			if slices.Contains(got, list) == userns || !slices.Contains(got, other) {
 				t.Errorf("mounts %v", got)
 			}
 		})
@@ -348,18 +301,4 @@ func TestResolveChangesNothing(t *testing.T) {
 	if !bytes.Equal(planned, carriedOut) {
 		t.Errorf("planned %s\ndone    %s", planned, carriedOut)
 	}
-}
-
-func TestVersionMismatch(t *testing.T) {
-	version := simulated.KernelVersion
-	if err := simulated.LoadModule("999.10.01"); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := simulated.LoadModule(version); err != nil {
-			t.Error(err)
-		}
-	})
-	_, err := resolve(t, hostConfig(t), newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	refused(t, err, Precondition, "999.10.01", version)
 }

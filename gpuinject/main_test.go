@@ -23,6 +23,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
@@ -48,12 +49,7 @@ func TestMain(m *testing.M) {
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
 	// The os package makes the mounts of the new namespace private.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	err := cmd.Run()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		os.Exit(max(1, exit.ExitCode()))
-	}
-	if err != nil {
+	if err := cmd.Run(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
@@ -75,31 +71,98 @@ func withDriver(m *testing.M) int {
 	return m.Run()
 }
 
-// hostConfig is the configuration of a host with the simulated driver and a state
-// directory of the test's own.
+// hostConfig is the configuration of the simulated host with a state directory of the test's own.
 func hostConfig(t testing.TB) *config.Config {
 	t.Helper()
-	cfg, err := config.Load(simulated.ConfigPath)
+	return configOf(t, simulated)
+}
+
+// configOf is hostConfig of another host. When the test ends, the views in the state directory are
+// unmounted.
+func configOf(t testing.TB, d *sim.Driver) *config.Config {
+	t.Helper()
+	cfg, err := config.Load(d.ConfigPath)
 	if err != nil {
 		t.Fatal(err)
 	}
 	cfg.Host.StateDir = filepath.Join(t.TempDir(), "state")
 	t.Cleanup(func() {
-		removeState(t, cfg.Host.StateDir)
+		st, err := state.Open(cfg.Host.StateDir)
+		if err == nil {
+			err = errors.Join(view.RemoveAll(st), st.Remove())
+		}
+		if err != nil {
+			t.Error(err)
+		}
 	})
 	return cfg
 }
 
-// removeState unmounts the views of a state directory and removes it.
-func removeState(t testing.TB, dir string) {
+// testHost is a simulated host, and its NVML.
+type testHost struct {
+	*sim.Driver
+	cfg *config.Config
+	// asked counts the questions to NVML, which does not answer if it is silent.
+	asked  int
+	silent bool
+	// change changes NVML's answer.
+	change func(*device.Facts)
+}
+
+// simulatedHost is the host of most tests, without what NVML has told others.
+func simulatedHost(t testing.TB) *testHost {
 	t.Helper()
-	st, err := state.Open(dir)
-	if err == nil {
-		err = errors.Join(view.RemoveAll(st), st.Remove())
+	return &testHost{Driver: simulated, cfg: hostConfig(t)}
+}
+
+func newHost(t testing.TB, o sim.Options) *testHost {
+	t.Helper()
+	d := simtest.New(t, o)
+	return &testHost{Driver: d, cfg: configOf(t, d)}
+}
+
+// ask is the probe of this host.
+func (h *testHost) ask(q probe.Questions) (a probe.Answers) {
+	if q.Pod != nil {
+		a.PodError = "no kubelet in this test"
 	}
-	if err != nil {
-		t.Error(err)
+	if !q.Facts {
+		return a
 	}
+	h.asked++
+	if h.silent {
+		a.FactsError = "NVML cannot be asked in this test"
+		return a
+	}
+	facts := factsOf(h.Driver)
+	if h.change != nil {
+		h.change(&facts)
+	}
+	a.Facts = &facts
+	return a
+}
+
+func (h *testHost) resolve(t *testing.T, spec any) (Plan, error) {
+	t.Helper()
+	return resolve(t, h.cfg, spec, h.ask)
+}
+
+// factsOf returns the answer of a simulated driver's NVML. GPU 3 is of another kind than the others.
+func factsOf(d *sim.Driver) device.Facts {
+	f := device.Facts{Driver: d.Version, CUDA: "13.0"}
+	for _, g := range d.GPUs {
+		gpu := device.GPUFacts{Index: g.Index, Minor: g.Minor, UUID: g.UUID, BusID: g.BusID, Brand: "nvidia", Arch: "9.0"}
+		if g.Index == 3 {
+			gpu.Brand, gpu.Arch = "geforcertx", "8.9"
+		}
+		for _, m := range d.MIG {
+			if m.GPU == g.Index {
+				gpu.Instances = append(gpu.Instances, device.InstanceFacts{Index: len(gpu.Instances), UUID: m.UUID, GI: m.GI, CI: m.CI, Name: "1g.18gb"})
+			}
+		}
+		f.GPUs = append(f.GPUs, gpu)
+	}
+	return f
 }
 
 // loading returns what Examine loads the configuration with.
@@ -127,62 +190,53 @@ func newSpec(env ...string) *specs.Spec {
 	}
 }
 
-// newBundle writes spec into a bundle with an image that has the C library of this
-// machine, in a merged /usr.
+// newBundle writes spec into a bundle with an image that has the C library of this machine, in a
+// merged /usr.
 func newBundle(t testing.TB, spec any) string {
 	t.Helper()
-	dir := t.TempDir()
-	raw, err := json.Marshal(spec)
-	if err != nil {
+	return families()[0].build(t, spec)
+}
+
+func writeFile(t testing.TB, name, content string, mode os.FileMode) {
+	t.Helper()
+	err := os.MkdirAll(filepath.Dir(name), 0o755)
+	if err == nil {
+		err = os.WriteFile(name, []byte(content), mode)
+	}
+	if err = errors.Join(err, os.Chmod(name, mode)); err != nil {
 		t.Fatal(err)
 	}
-	writeFile(t, filepath.Join(dir, bundle.ConfigName), string(raw), 0o600)
-	found, _ := filepath.Glob("/lib/*-linux-gnu/libc.so.6")
-	libdir := "usr/lib/x86_64-linux-gnu"
-	if len(found) == 0 {
-		found = []string{"/lib64/libc.so.6"}
-	} else {
-		libdir = filepath.Join("usr/lib", filepath.Base(filepath.Dir(found[0])))
-	}
-	libc, err := os.ReadFile(found[0])
-	if err != nil {
-		t.Fatalf("the tests need this machine's glibc: %v", err)
-	}
-	root := filepath.Join(dir, "rootfs")
-	writeFile(t, filepath.Join(root, libdir, "libc.so.6"), string(libc), 0o755)
-	for _, d := range []string{"etc", "proc", "dev", "usr/bin", "usr/local"} {
-		if err := os.MkdirAll(filepath.Join(root, d), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := os.Symlink("usr/lib", filepath.Join(root, "lib")); err != nil {
+}
+
+func mkdir(t testing.TB, dir string) string {
+	t.Helper()
+	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return dir
 }
 
-func writeFile(t testing.TB, name, content string, mode os.FileMode) {
+func symlink(t testing.TB, target, name string) {
 	t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+	if err := os.Symlink(target, name); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(name, []byte(content), mode); err != nil {
+}
+
+func readFile(t testing.TB, dir, name string) []byte {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(dir, name))
+	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Chmod(name, mode); err != nil {
-		t.Fatal(err)
-	}
+	return data
 }
 
 // readSpec is the configuration as runc would read it.
 func readSpec(t testing.TB, dir string) *specs.Spec {
 	t.Helper()
-	raw, err := os.ReadFile(filepath.Join(dir, bundle.ConfigName))
-	if err != nil {
-		t.Fatal(err)
-	}
 	var spec specs.Spec
-	if err := json.Unmarshal(raw, &spec); err != nil {
+	if err := json.Unmarshal(readFile(t, dir, bundle.ConfigName), &spec); err != nil {
 		t.Fatal(err)
 	}
 	return &spec
@@ -191,37 +245,6 @@ func readSpec(t testing.TB, dir string) *specs.Spec {
 // noProbe is a probe that cannot be started.
 func noProbe(probe.Questions) probe.Answers {
 	return probe.Answers{FactsError: "no probe in this test", PodError: "no probe in this test"}
-}
-
-// factsFrom is a probe whose NVML answers with what facts returns.
-func factsFrom(facts func() (device.Facts, error)) Ask {
-	return func(q probe.Questions) (a probe.Answers) {
-		if q.Facts {
-			f, err := facts()
-			if err != nil {
-				a.FactsError = err.Error()
-			} else {
-				a.Facts = &f
-			}
-		}
-		if q.Pod != nil {
-			a.PodError = "no kubelet in this test"
-		}
-		return a
-	}
-}
-
-// mustExamine examines a specification that asks for the driver.
-func mustExamine(t testing.TB, cfg *config.Config, spec any) Container {
-	t.Helper()
-	c, err := ExamineSpec(spec, loading(cfg))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !c.Asks {
-		t.Fatalf("the container asks for the driver, and Examine says that it does not: %s", c.Reason)
-	}
-	return c
 }
 
 // resolveIn resolves a container whose image is at root.
@@ -235,24 +258,19 @@ func resolveIn(t testing.TB, c Container, root string, ask Ask) (Plan, error) {
 	return Resolve(c, img, ask)
 }
 
-// resolve takes a container of an empty image through Examine and Resolve.
-func resolve(t testing.TB, cfg *config.Config, spec any) (Plan, error) {
+// resolve takes a container of an empty image, which asks for the driver, through Examine and
+// Resolve.
+func resolve(t testing.TB, cfg *config.Config, spec any, ask Ask) (Plan, error) {
 	t.Helper()
-	return resolveWith(t, cfg, spec, noProbe)
+	c, err := ExamineSpec(spec, loading(cfg))
+	if err != nil || !c.Asks {
+		t.Fatalf("examine: %+v, %v", c, err)
+	}
+	return resolveIn(t, c, t.TempDir(), ask)
 }
 
-func resolveWith(t testing.TB, cfg *config.Config, spec any, ask Ask) (Plan, error) {
-	t.Helper()
-	return resolveIn(t, mustExamine(t, cfg, spec), t.TempDir(), ask)
-}
-
-// inject takes the container of the bundle dir through all steps but the mask's attachment.
-func inject(t testing.TB, cfg *config.Config, dir string) (Applied, error) {
-	t.Helper()
-	return injectWith(t, cfg, dir, noProbe)
-}
-
-func injectWith(t testing.TB, cfg *config.Config, dir string, ask Ask) (Applied, error) {
+// mustInject takes the container of the bundle dir through all steps but the mask's attachment.
+func mustInject(t testing.TB, cfg *config.Config, dir string) Applied {
 	t.Helper()
 	c, err := Examine(dir, loading(cfg))
 	if err != nil || !c.Asks {
@@ -263,22 +281,16 @@ func injectWith(t testing.TB, cfg *config.Config, dir string, ask Ask) (Applied,
 		t.Fatal(err)
 	}
 	defer root.Close()
-	plan, err := Resolve(c, root, ask)
-	if err != nil {
-		return Applied{}, err
-	}
-	a, err := Apply(c, plan, root)
-	if a.Mask != nil {
-		t.Cleanup(func() { a.Mask.Close() })
-	}
-	return a, err
-}
-
-func mustInject(t testing.TB, cfg *config.Config, dir string) Applied {
-	t.Helper()
-	a, err := inject(t, cfg, dir)
+	plan, err := Resolve(c, root, noProbe)
 	if err != nil {
 		t.Fatal(err)
+	}
+	a, err := Apply(c, plan, root)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if a.Mask != nil {
+		t.Cleanup(func() { a.Mask.Close() })
 	}
 	return a
 }
@@ -341,27 +353,4 @@ func given(t testing.TB, dir string) []string {
 		places = append(places, l.Path)
 	}
 	return places
-}
-
-// gpuIndices are the indices of the GPUs that a plan gives.
-func gpuIndices(p Plan) (indices []int) {
-	for _, g := range p.GPUs {
-		indices = append(indices, g.Index)
-	}
-	return indices
-}
-
-// pod is a container that CRI made, with the nodes of the GPUs that the kubelet
-// allocated.
-func pod(t *testing.T, namespace string, allocated []int, env ...string) *specs.Spec {
-	t.Helper()
-	spec := newSpec(env...)
-	spec.Annotations["io.kubernetes.cri.container-type"] = "container"
-	spec.Annotations["io.kubernetes.cri.sandbox-namespace"] = namespace
-	for _, i := range allocated {
-		spec.Linux.Devices = append(spec.Linux.Devices, specs.LinuxDevice{
-			Path: "/dev/nvidia-of-the-plugin", Type: "c", Major: int64(simulated.Majors.GPU), Minor: int64(simulated.GPUs[i].Minor),
-		})
-	}
-	return spec
 }

@@ -1,99 +1,306 @@
 package gpuinject
 
 import (
+	"cmp"
+	"fmt"
+	"net"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
-func volumeMount(dest string) specs.Mount {
-	return specs.Mount{Source: "/srv/volume", Destination: dest, Type: "bind", Options: []string{"rbind", "rw"}}
+func TestVolumes(t *testing.T) {
+	show := func(p Plan) string {
+		places := []string{}
+		for _, m := range p.Mounts {
+			places = append(places, m.Destination)
+		}
+		for _, l := range p.Links {
+			places = append(places, l.Path)
+		}
+		var list []string
+		for _, dir := range []string{ViewDir, "/usr/bin/", "/usr/lib/"} {
+			if slices.ContainsFunc(places, func(name string) bool { return strings.HasPrefix(name, dir) }) {
+				list = append(list, dir)
+			}
+		}
+		if strings.Contains(strings.Join(p.Notes, "\n"), "not mounted at") {
+			list = append(list, "noted")
+		}
+		return strings.Join(list, " ")
+	}
+	volume := func(at string) func(*specs.Spec) { return mounting("/srv/volume", at) }
+	other := func(m specs.Mount) func(*specs.Spec) { return func(s *specs.Spec) { s.Mounts = append(s.Mounts, m) } }
+	const everywhere, noProgram, noLibrary = ViewDir + " /usr/bin/ /usr/lib/", ViewDir + " /usr/lib/ noted", ViewDir + " /usr/bin/ noted"
+	rows := []row{
+		{name: "over the programs", spec: volume("/usr/bin"), want: noProgram},
+		{name: "over the libraries", spec: volume("/usr/lib"), want: noLibrary},
+		{name: "over the libraries, by a link of the image", spec: volume("/lib"), want: noLibrary},
+		{name: "over one file", spec: volume("/usr/bin/nvidia-smi"), want: noProgram},
+		{name: "written oddly", spec: volume("usr//bin/../bin/"), want: noProgram},
+		{name: "bind by option only", spec: other(specs.Mount{Source: "/srv", Destination: "/usr/bin", Type: "none", Options: []string{"bind"}}), want: noProgram},
+		{name: "beside", spec: volume("/usr/binary"), want: everywhere},
+		{name: "a tmpfs", spec: other(specs.Mount{Source: "tmpfs", Destination: "/usr/local", Type: "tmpfs"}), want: everywhere},
+		{name: "the driver's place is a link to the root", image: func(root string) { symlink(t, "/", root+ViewDir) }, kind: Invalid,
+			want: "refused: /usr/local/nvidia of the image is its root directory"},
+		{name: "the driver's place is a link into a volume", spec: volume("/data"), image: func(root string) { symlink(t, "/data/driver", root+ViewDir) }, kind: Invalid,
+			want: "refused: /data"},
+	}
+	for _, at := range []string{"/usr/local", ViewDir, ViewDir + "/lib64", "/"} {
+		rows = append(rows, row{name: "at " + at, spec: volume(at), want: "refused: \"" + at + "\"", kind: Invalid})
+	}
+	for i, r := range rows {
+		rows[i].image = func(root string) {
+			families()[0].image(t, root)
+			if r.image != nil {
+				r.image(root)
+			}
+		}
+	}
+	table{env: devices("0"), show: show, rows: rows}.run(t)
 }
 
-func TestVolumes(t *testing.T) {
+// What a configuration says is repeated as text, not as lines, and not at any length.
+func TestMessagesQuotePaths(t *testing.T) {
+	show := func(p Plan) string {
+		notes := strings.Join(p.Notes, "")
+		return fmt.Sprint(strings.Contains(notes, "not mounted at /usr/bin/nvidia-smi"), strings.Contains(notes, "\n"))
+	}
+	forged := ViewDir + "/x\nlevel=info msg=forged\x1b[31m"
+	table{env: devices("0"), show: show, rows: []row{
+		{name: "in a refusal", spec: mounting("/srv", forged), want: `refused: \nlevel=info ... \x1b`, kind: Invalid},
+		{name: "in a note", spec: mounting("/srv", "/\n/../usr/bin"), want: "true false"},
+	}}.run(t)
+	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
+	mounting("/srv", forged+strings.Repeat("x", 2000))(spec)
+	_, err := resolve(t, hostConfig(t), spec, noProbe)
+	refused(t, err, Invalid)
+	if len(err.Error()) > 800 {
+		t.Errorf("the message has %d bytes", len(err.Error()))
+	}
+}
+
+// A file of the view is at its other places by a link where the image has nothing
+// there, and by a mount elsewhere. A plan says the same before anything is done.
+func TestLinks(t *testing.T) {
+	const smi, inView = "/usr/bin/nvidia-smi", ViewDir + "/bin/nvidia-smi"
 	for _, tc := range []struct {
-		name    string
-		mount   specs.Mount
-		spared  string // prefix of destinations that must not be there
-		refused bool
+		name   string
+		image  func(t testing.TB, root string)
+		mounts []specs.Mount
+		bound  bool
+		// left is what the link holds afterwards, if it is not ours.
+		left string
 	}{
-		{name: "over the programs", mount: volumeMount("/usr/bin"), spared: "/usr/bin/"},
-		{name: "over the libraries", mount: volumeMount("/usr/lib"), spared: "/usr/lib/"},
-		{name: "over the libraries, by a link of the image", mount: volumeMount("/lib"), spared: "/usr/lib/"},
-		{name: "over one file", mount: volumeMount("/usr/bin/nvidia-smi"), spared: "/usr/bin/nvidia-smi"},
-		{name: "written oddly", mount: volumeMount("usr//bin/../bin/"), spared: "/usr/bin/"},
-		{name: "bind by option only", mount: specs.Mount{Source: "/srv", Destination: "/usr/bin", Type: "none", Options: []string{"bind"}}, spared: "/usr/bin/"},
-		{name: "beside", mount: volumeMount("/usr/binary")},
-		{name: "a tmpfs", mount: specs.Mount{Source: "tmpfs", Destination: "/usr/local", Type: "tmpfs"}},
-		{name: "around the driver's place", mount: volumeMount("/usr/local"), refused: true},
-		{name: "at the driver's place", mount: volumeMount("/usr/local/nvidia"), refused: true},
-		{name: "below the driver's place", mount: volumeMount("/usr/local/nvidia/lib64"), refused: true},
-		{name: "at the root", mount: volumeMount("/"), refused: true},
+		{name: "nothing"},
+		{name: "no directory either", image: func(_ testing.TB, root string) { _ = os.Remove(filepath.Join(root, "usr/bin")) }},
+		{name: "the same link, of an earlier start", image: link(inView, smi)},
+		{name: "a link to a place in the view that is gone", image: link(ViewDir+"/old/nvidia-smi", smi)},
+		{name: "a link of its own to the file in the view", image: link("../local/nvidia/bin/nvidia-smi", smi)},
+		{name: "a file", image: file("#!", smi), bound: true},
+		{name: "an empty file, which a mount left", image: file("", smi), bound: true},
+		{name: "a FIFO", image: func(_ testing.TB, root string) { _ = unix.Mkfifo(root+smi, 0o644) }, bound: true},
+		{name: "a link to a file", image: link("/bin/sh", smi), bound: true, left: "/bin/sh"},
+		{name: "a link into nowhere", image: link("/nowhere", smi), bound: true, left: "/nowhere"},
+		{name: "a link that climbs", image: link(strings.Repeat("../", 40)+"etc/passwd", smi), bound: true, left: strings.Repeat("../", 40) + "etc/passwd"},
+		{name: "a tmpfs of the container above", mounts: []specs.Mount{{Source: "tmpfs", Destination: "/usr/bin", Type: "tmpfs"}}, bound: true},
+		{name: "a tmpfs of the container above, by a link of the image", image: link("usr", "/alias"), mounts: []specs.Mount{{Source: "tmpfs", Destination: "/alias/bin", Type: "tmpfs"}}, bound: true},
+		{name: "a tmpfs of the container beside", mounts: []specs.Mount{{Source: "tmpfs", Destination: "/usr/bi", Type: "tmpfs"}}},
+		{name: "an image that cannot be written", image: readOnly, bound: true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-			spec.Mounts = append(spec.Mounts, tc.mount)
+			spec.Mounts = append(spec.Mounts, tc.mounts...)
 			dir := newBundle(t, spec)
-			inj, err := inject(t, hostConfig(t), dir)
-			if tc.refused {
-				refused(t, err, Invalid, tc.mount.Destination, "remove that mount")
-				return
+			root := filepath.Join(dir, "rootfs")
+			if tc.image != nil {
+				tc.image(t, root)
 			}
+			c, err := Examine(dir, loading(hostConfig(t)))
 			if err != nil {
 				t.Fatal(err)
 			}
-			added := destinations(readSpec(t, dir).Mounts[len(spec.Mounts):])
-			if added[0] != ViewDir {
-				t.Errorf("mounts %v", added)
+			plan, err := resolveIn(t, c, root, noProbe)
+			if err != nil {
+				t.Fatal(err)
 			}
-			spared := tc.spared != "" && !slices.ContainsFunc(added, func(d string) bool { return strings.HasPrefix(d, tc.spared) })
-			if spared != (tc.spared != "") {
-				t.Errorf("mounts %v", added)
+			inj := mustInject(t, hostConfig(t), dir)
+			bound := slices.ContainsFunc(readSpec(t, dir).Mounts, func(m specs.Mount) bool { return m.Destination == smi })
+			target, _ := os.Readlink(root + smi)
+			if bound != tc.bound || !bound && target != inView || tc.left != "" && target != tc.left {
+				t.Errorf("mounted: %v; link to %q", bound, target)
 			}
-			if noted := strings.Contains(strings.Join(inj.Plan.Notes, "\n"), "not mounted at"); noted != (tc.spared != "") {
-				t.Errorf("notes %q", inj.Plan.Notes)
+			if given := given(t, dir); !slices.Contains(given, smi) {
+				t.Errorf("given %v", given)
+			}
+			if tc.name == "an image that cannot be written" {
+				mounts := readSpec(t, dir).Mounts
+				last, notes := mounts[len(mounts)-1], strings.Join(inj.Plan.Notes, "\n")
+				if inj.Plan.Linker.Cache != "mounted" || !strings.Contains(notes, "no link is made in the image") {
+					t.Errorf("cache %q, notes %q", inj.Plan.Linker.Cache, notes)
+				}
+				if last.Destination != image.CachePath || filepath.Dir(last.Source) != dir || len(readFile(t, "/", last.Source)) == 0 {
+					t.Errorf("last mount %+v", last)
+				}
+				return // a plan writes nothing, and cannot know
+			}
+			if !slices.Equal(plan.Links, inj.Plan.Links) {
+				t.Errorf("links %v, planned %v", inj.Plan.Links, plan.Links)
 			}
 		})
 	}
 }
 
-func TestViewDirIsLinkToRoot(t *testing.T) {
-	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	if err := os.Symlink("/", filepath.Join(dir, "rootfs/usr/local/nvidia")); err != nil {
-		t.Fatal(err)
-	}
-	_, err := inject(t, hostConfig(t), dir)
-	refused(t, err, Invalid, "/usr/local/nvidia of the image is its root directory")
+func link(target, name string) func(testing.TB, string) {
+	return func(t testing.TB, root string) { symlink(t, target, root+name) }
 }
 
-func TestViewDirIsLinkIntoVolume(t *testing.T) {
-	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-	spec.Mounts = append(spec.Mounts, volumeMount("/data"))
+func file(content, name string) func(testing.TB, string) {
+	return func(t testing.TB, root string) { writeFile(t, root+name, content, 0o755) }
+}
+
+// A data file that was replaced on the host is the new one in the next container: it is
+// in the view, which is made again.
+func TestReplacedDataFile(t *testing.T) {
+	h := newHost(t, sim.Options{GPUs: 1})
+	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all")
+	const name = "/usr/share/nvidia/nvoptix.bin"
 	dir := newBundle(t, spec)
-	if err := os.Symlink("/data/driver", filepath.Join(dir, "rootfs/usr/local/nvidia")); err != nil {
+	mustInject(t, h.cfg, dir)
+	before, ok := look(t, dir, name)
+	if !ok {
+		t.Fatalf("no %s", name)
+	}
+	host := path.Join(h.cfg.Host.DriverRoot, name)
+	if err := os.WriteFile(host+".new", append(before, "of the next package"...), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	_, err := inject(t, hostConfig(t), dir)
-	refused(t, err, Invalid, "/data")
+	if err := os.Rename(host+".new", host); err != nil {
+		t.Fatal(err)
+	}
+	dir = newBundle(t, spec)
+	mustInject(t, h.cfg, dir)
+	if after, _ := look(t, dir, name); string(after) != string(before)+"of the next package" {
+		t.Errorf("the container reads %q, before %q", after, before)
+	}
 }
 
-// What a configuration says is repeated as text, not as lines.
-func TestMessagesQuotePaths(t *testing.T) {
-	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-	spec.Mounts = append(spec.Mounts, volumeMount("/usr/local/nvidia/x\nlevel=info msg=forged\x1b[31m"+strings.Repeat("x", 2000)))
-	_, err := inject(t, hostConfig(t), newBundle(t, spec))
-	refused(t, err, Invalid, `\nlevel=info`, `\x1b`)
-	if len(err.Error()) > 800 {
-		t.Errorf("the message has %d bytes", len(err.Error()))
+// A container without our runtime has no view: each data file of the host is listed by
+// itself, and one that is made is said to be left out.
+func TestStandaloneDataFiles(t *testing.T) {
+	c, err := ExamineSpec(newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"), loading(hostConfig(t)))
+	if err != nil {
+		t.Fatal(err)
 	}
+	plan, err := resolveIn(t, c, t.TempDir(), noProbe)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := plan.Standalone(c)
+	if len(plan.files.Data) < 8 {
+		t.Fatalf("data files %v", plan.files.Data)
+	}
+	for _, d := range plan.files.Data {
+		dest := d.Dest
+		if !path.IsAbs(dest) {
+			dest = "/usr/lib/xorg/modules/" + dest
+		}
+		listed := slices.Contains(s.Files, Bind{d.Path, dest})
+		if omitted := slices.Contains(s.Omitted, dest); listed == omitted || listed != (d.Data == nil) {
+			t.Errorf("%s of %s: listed %v, omitted %v", dest, cmp.Or(d.Path, "nothing"), listed, omitted)
+		}
+	}
+}
 
-	spec.Mounts[len(spec.Mounts)-1].Destination = "/\n/../usr/bin"
-	inj := mustInject(t, hostConfig(t), newBundle(t, spec))
-	if notes := strings.Join(inj.Plan.Notes, ""); !strings.Contains(notes, "not mounted at /usr/bin/nvidia-smi") || strings.Contains(notes, "\n") {
-		t.Errorf("notes %q", inj.Plan.Notes)
+// daemonsOf makes a host whose three daemons run.
+func daemonsOf(t *testing.T, cfg *config.Config) (run, mps string) {
+	t.Helper()
+	run = filepath.Join(simulated.Root, "run")
+	mps = filepath.Join(cfg.Host.StateDir+"-mps", "pipe")
+	for _, dir := range []string{run + "/nvidia-persistenced", run + "/nvidia-fabricmanager", mps} {
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
+	t.Cleanup(func() { os.RemoveAll(run + "/nvidia-persistenced"); os.RemoveAll(run + "/nvidia-fabricmanager") })
+	for _, name := range []string{run + "/nvidia-persistenced/socket", run + "/nvidia-fabricmanager/socket"} {
+		l, err := net.Listen("unix", name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+	}
+	if err := unix.Mkfifo(mps+"/control", 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg.Host.MPSPipeDirectory = mps
+	return run, mps
+}
+
+func TestSockets(t *testing.T) {
+	h := simulatedHost(t)
+	run, mps := daemonsOf(t, h.cfg)
+	configured := func(names ...string) func(*config.Config) {
+		return func(c *config.Config) { c.Container.Sockets = names }
+	}
+	everything := configured(config.Persistenced, config.FabricManager, config.MPS)
+	// Mounts of sockets, and notes.
+	show := func(p Plan) string {
+		var list []string
+		for _, m := range p.Mounts {
+			if !strings.HasPrefix(m.Source, run) && m.Source != mps {
+				continue
+			}
+			for _, o := range []string{"bind", "nosuid", "nodev", "noexec", "rprivate"} {
+				if !slices.Contains(m.Options, o) {
+					t.Errorf("%s is mounted without %s", m.Destination, o)
+				}
+			}
+			list = append(list, m.Destination+" "+m.Options[1])
+		}
+		for _, n := range p.Notes {
+			if !strings.Contains(n, "no C library") {
+				list = append(list, n)
+			}
+		}
+		return strings.Join(list, "; ")
+	}
+	linked := func(root string) { mkdir(t, root+"/run"); symlink(t, "../run", mkdir(t, root+"/var")+"/run") }
+	const persistenced, fabric, pipe = "/run/nvidia-persistenced ro", "/run/nvidia-fabricmanager ro", "/tmp/nvidia-mps rw"
+	table{host: h, env: devices("0"), show: show, rows: []row{
+		{name: "off by default", image: linked},
+		{name: "all", config: everything, image: linked, want: persistenced + "; " + fabric + "; " + pipe},
+		{name: "one", config: configured(config.FabricManager), image: linked, want: fabric},
+		{name: "with utility alone no MPS", env: caps("utility"), config: everything, image: linked, want: persistenced + "; " + fabric},
+		{name: "with compute alone only MPS", env: caps("compute"), config: everything, image: linked, want: pipe},
+		{name: "MPS of the container's own", env: []string{"CUDA_MPS_PIPE_DIRECTORY=/mps/pipe"}, config: configured(config.MPS),
+			want: "no socket of mps: the container has an MPS daemon of its own by CUDA_MPS_PIPE_DIRECTORY"},
+		{name: "a mount of the container's there", spec: mounting("/srv", "/tmp"), config: configured(config.MPS),
+			want: "not mounted at /tmp/nvidia-mps: the container mounts \"/tmp\" there"},
+		{name: "a tmpfs of the container's above", config: configured(config.MPS), want: pipe, spec: func(s *specs.Spec) {
+			s.Mounts = append(s.Mounts, specs.Mount{Source: "tmpfs", Destination: "/tmp", Type: "tmpfs"})
+		}},
+		{name: "an image whose /var/run is not /run", config: configured(config.Persistenced), image: func(root string) { mkdir(t, root+"/var/run") },
+			want: persistenced + "; /var" + persistenced},
+	}}.run(t)
+	if err := os.Remove(run + "/nvidia-persistenced/socket"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(mps, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	table{host: h, env: devices("0"), show: show, rows: []row{
+		{name: "of a daemon that does not run or is not root's", config: everything, image: linked,
+			want: fabric + "; no socket of persistenced: it does not run on this host; no socket of mps: " + mps + " is not given to containers: it can be written by others than its owner"},
+	}}.run(t)
 }

@@ -1,111 +1,84 @@
 package gpuinject
 
 import (
-	"errors"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 )
 
-// someFacts are what NVML would say of the simulated driver's GPUs, the last of which
-// is of another kind than the others.
-func someFacts() device.Facts {
-	facts := device.Facts{Driver: simulated.Version, CUDA: "13.0"}
-	for i, g := range simulated.GPUs {
-		f := device.GPUFacts{Index: i, Minor: g.Minor, UUID: g.UUID, BusID: g.BusID, Brand: "nvidia", Arch: "9.0"}
-		if i == 3 {
-			f.Brand, f.Arch = "geforcertx", "8.9"
-		}
-		facts.GPUs = append(facts.GPUs, f)
-	}
-	return facts
-}
-
 // cudaImage is a requirement as images of CUDA have it: the condition proper, and
 // brands with the driver branches that its compatibility package serves.
 const cudaImage = "cuda>=13.1 brand=unknown,driver>=535,driver<536 brand=nvidia,driver>=580,driver<581 brand=geforcertx,driver>=570,driver<571"
 
 func TestRequirements(t *testing.T) {
-	const (
-		gpu0 = "NVIDIA_VISIBLE_DEVICES=0"
-		gpu3 = "NVIDIA_VISIBLE_DEVICES=3"
-		both = "NVIDIA_VISIBLE_DEVICES=0,3"
-		none = "NVIDIA_VISIBLE_DEVICES=none"
-	)
-	for _, tc := range []struct {
-		name      string
-		env       []string
-		asked     bool   // NVML
-		satisfied string // by which alternatives
-		err       string
-	}{
-		{"a newer CUDA than the image needs", []string{gpu0, "NVIDIA_REQUIRE_CUDA=cuda>=12.8"}, true, "cuda>=12.8", ""},
-		{"an older CUDA than the image needs", []string{gpu0, "NVIDIA_REQUIRE_CUDA=cuda>=13.1"}, true, "", `NVIDIA_REQUIRE_CUDA: "cuda>=13.1" is not satisfied: this host has driver VERSION, CUDA 13.0: update the driver or use another image; or set NVIDIA_DISABLE_REQUIRE=true`},
-		{"an older CUDA, but a driver that the image's compatibility package serves", []string{gpu0, "NVIDIA_REQUIRE_CUDA=" + cudaImage}, true, "brand=nvidia,driver>=580,driver<581", ""},
-		{"an older CUDA, and a GPU that it does not serve", []string{gpu3, "NVIDIA_REQUIRE_CUDA=" + cudaImage}, true, "", `"cuda>=13.1" is not satisfied (nor is any of 3 alternatives): this host has driver VERSION, CUDA 13.0, GPU 3 of brand geforcertx: `},
-		{"every GPU must satisfy it", []string{both, "NVIDIA_REQUIRE_CUDA=" + cudaImage}, true, "", `GPU 3 of brand geforcertx`},
-		{"GPUs may satisfy it by different alternatives", []string{both, "NVIDIA_REQUIRE_KIND=arch>=9 brand=geforcertx"}, true, "arch>=9 brand=geforcertx", ""},
-		{"the driver's version decides alone", []string{gpu0, "NVIDIA_REQUIRE_DRIVER=driver>=570,driver<9999"}, false, "driver>=570,driver<9999", ""},
-		{"a driver that is too old decides alone", []string{gpu0, "NVIDIA_REQUIRE_CUDA=cuda>=12.8,driver>=9999"}, false, "", `"cuda>=12.8,driver>=9999" is not satisfied: this host has driver VERSION: update the driver`},
-		{"a driver that is new enough decides alone", []string{gpu0, "NVIDIA_REQUIRE_CUDA=cuda>=99 driver>=570"}, false, "driver>=570", ""},
-		{"several variables must all be satisfied", []string{gpu0, "NVIDIA_REQUIRE_CUDA=cuda>=12", "NVIDIA_REQUIRE_ARCH=arch>=10"}, true, "", `NVIDIA_REQUIRE_ARCH: "arch>=10" is not satisfied: this host has driver VERSION, CUDA 13.0, GPU 0 of arch 9.0: use another GPU or another image`},
-		{"one that cannot be satisfied decides for all", []string{gpu0, "NVIDIA_REQUIRE_CUDA=cuda>=12", "NVIDIA_REQUIRE_DRIVER=driver<1"}, false, "", "NVIDIA_REQUIRE_DRIVER"},
-		{"without a GPU brands and architectures hold", []string{none, "NVIDIA_REQUIRE_KIND=arch>=99,brand=tesla"}, false, "arch>=99,brand=tesla", ""},
-		{"without a GPU the others are checked", []string{none, "NVIDIA_REQUIRE_CUDA=cuda>=13.1"}, true, "", `"cuda>=13.1" is not satisfied`},
-		{"an image older than CUDA 9", []string{gpu0, "CUDA_VERSION=8.0.61"}, true, "cuda>=8.0", ""},
-		{"an unknown property is refused", []string{gpu0, "NVIDIA_REQUIRE_CUDA=driver>=1 memory>=80"}, false, "", `requirements of the image: NVIDIA_REQUIRE_CUDA: invalid expression: "memory>=80"`},
-		{"checks that the container switches off", []string{gpu0, "NVIDIA_REQUIRE_CUDA=cuda>=99 or something", "CUDA_VERSION=latest", "NVIDIA_DISABLE_REQUIRE=true"}, false, "", ""},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			asked := 0
-			plan, err := resolveWith(t, hostConfig(t), newSpec(tc.env...), factsFrom(func() (device.Facts, error) { asked++; return someFacts(), nil }))
-			if want := map[bool]int{true: 1}[tc.asked]; asked != want {
-				t.Errorf("NVML was asked %d times, want %d", asked, want)
+	const off = " ... NVIDIA_DISABLE_REQUIRE=true"
+	cuda := func(text string) string { return "NVIDIA_REQUIRE_CUDA=" + text }
+	nvml, silent := simulatedHost(t), simulatedHost(t)
+	silent.silent = true
+	version := "this host has driver " + simulated.Version
+	table{
+		show: func(p Plan) string {
+			var list []string
+			for _, r := range p.Requirements {
+				list = append(list, r.Variable+" by "+strings.Join(r.SatisfiedBy, " "))
 			}
-			if tc.err != "" {
-				kind := Precondition
-				if strings.Contains(tc.err, "invalid") || strings.Contains(tc.err, "is not a version") {
-					kind = Invalid
-				}
-				refused(t, err, kind, strings.ReplaceAll(tc.err, "driver VERSION", "driver "+simulated.Version), "NVIDIA_DISABLE_REQUIRE=true")
-				return
-			}
-			if err != nil {
-				t.Fatal(err)
-			}
-			var satisfied []string
-			for _, r := range plan.Requirements {
-				if r.Variable == "" || !slices.Contains(tc.env, r.Variable+"="+r.Expression) && r.Variable != "CUDA_VERSION" {
-					t.Errorf("plan has %+v", r)
-				}
-				satisfied = append(satisfied, r.SatisfiedBy...)
-			}
-			if got := strings.Join(satisfied, " "); got != tc.satisfied {
-				t.Errorf("satisfied by %q, want %q", got, tc.satisfied)
-			}
-		})
+			return strings.Join(list, ", ")
+		},
+		host: nvml,
+		rows: []row{
+			{name: "an older CUDA than the image needs", env: append(devices("0"), cuda("cuda>=13.1")), kind: Precondition,
+				want: `refused: NVIDIA_REQUIRE_CUDA: "cuda>=13.1" is not satisfied: ` + version + ", CUDA 13.0: update the driver or use another image; or set NVIDIA_DISABLE_REQUIRE=true"},
+			{name: "an older CUDA, but a driver that the image's compatibility package serves", env: append(devices("0"), cuda(cudaImage)),
+				want: "NVIDIA_REQUIRE_CUDA by brand=nvidia,driver>=580,driver<581"},
+			{name: "an older CUDA, and a GPU that it does not serve", env: append(devices("3"), cuda(cudaImage)), kind: Precondition,
+				want: `refused: "cuda>=13.1" is not satisfied (nor is any of 3 alternatives): ` + version + ", CUDA 13.0, GPU 3 of brand geforcertx: " + off},
+			{name: "every GPU must satisfy it", env: append(devices("0,3"), cuda(cudaImage)), want: "refused: GPU 3 of brand geforcertx" + off, kind: Precondition},
+			{name: "GPUs may satisfy it by different alternatives", env: append(devices("0,3"), "NVIDIA_REQUIRE_KIND=arch>=9 brand=geforcertx"),
+				want: "NVIDIA_REQUIRE_KIND by arch>=9 brand=geforcertx"},
+			{name: "several variables must all be satisfied", env: append(devices("0"), cuda("cuda>=12"), "NVIDIA_REQUIRE_ARCH=arch>=10"), kind: Precondition,
+				want: `refused: NVIDIA_REQUIRE_ARCH: "arch>=10" is not satisfied: ` + version + ", CUDA 13.0, GPU 0 of arch 9.0: use another GPU or another image" + off},
+			{name: "without a GPU the others are checked", env: append(devices("none"), cuda("cuda>=13.1")), want: `refused: "cuda>=13.1" is not satisfied` + off, kind: Precondition},
+			{name: "without a GPU brands and architectures hold", host: silent, env: append(devices("none"), "NVIDIA_REQUIRE_KIND=arch>=99,brand=tesla"),
+				want: "NVIDIA_REQUIRE_KIND by arch>=99,brand=tesla"},
+			{name: "the driver's version decides alone", host: silent, env: append(devices("0"), "NVIDIA_REQUIRE_DRIVER=driver>=570,driver<9999"),
+				want: "NVIDIA_REQUIRE_DRIVER by driver>=570,driver<9999"},
+			{name: "a driver that is too old decides alone", host: silent, env: append(devices("0"), cuda("cuda>=12.8,driver>=9999")), kind: Precondition,
+				want: `refused: "cuda>=12.8,driver>=9999" is not satisfied: ` + version + ": update the driver" + off},
+			{name: "a driver that is new enough decides alone", host: silent, env: append(devices("0"), cuda("cuda>=99 driver>=570")), want: "NVIDIA_REQUIRE_CUDA by driver>=570"},
+			{name: "one that cannot be satisfied decides for all", host: silent, env: append(devices("0"), cuda("cuda>=12"), "NVIDIA_REQUIRE_DRIVER=driver<1"), kind: Precondition,
+				want: "refused: NVIDIA_REQUIRE_DRIVER" + off},
+			{name: "an unknown property", host: silent, env: append(devices("0"), cuda("driver>=1 memory>=80")), kind: Invalid,
+				want: `refused: requirements of the image: NVIDIA_REQUIRE_CUDA: invalid expression: "memory>=80"` + off},
+			{name: "checks that the container switches off", host: silent,
+				env: append(devices("0"), cuda("cuda>=99 or something"), "CUDA_VERSION=latest", "NVIDIA_DISABLE_REQUIRE=true")},
+		},
+	}.run(t)
+	if nvml.asked != 1 || silent.asked != 0 {
+		t.Errorf("NVML was asked %d times, and %d times for what it is not needed for", nvml.asked, silent.asked)
 	}
 }
 
 // What is not known is never taken as satisfied.
 func TestUnknownRequirements(t *testing.T) {
-	ask := []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=12.8", "NVIDIA_REQUIRE_KIND=arch>=9,brand=nvidia"}
-	for _, tc := range []struct {
-		name string
-		nvml func() (device.Facts, error)
-		want []string
-	}{
-		{"NVML does not answer", func() (device.Facts, error) { return device.Facts{}, errors.New("no answer in 10 seconds") }, []string{`NVIDIA_REQUIRE_CUDA="cuda>=12.8" cannot be checked`, "no answer in 10 seconds"}},
-		{"NVML does not know the version of CUDA", func() (device.Facts, error) { f := someFacts(); f.CUDA = ""; return f, nil }, []string{"NVIDIA_REQUIRE_CUDA", "which version of CUDA"}},
-		{"NVML does not list the GPU", func() (device.Facts, error) { f := someFacts(); f.GPUs = f.GPUs[1:]; return f, nil }, []string{"NVIDIA_REQUIRE_KIND", "the arch of GPU 0"}},
-		{"NVML does not know the brand", func() (device.Facts, error) { f := someFacts(); f.GPUs[0].Brand = ""; return f, nil }, []string{"NVIDIA_REQUIRE_KIND", "the brand of GPU 0"}},
-		{"NVML is of another driver", func() (device.Facts, error) { f := someFacts(); f.Driver = "1.2"; return f, nil }, []string{"NVML is of driver 1.2"}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			_, err := resolveWith(t, hostConfig(t), newSpec(ask...), factsFrom(tc.nvml))
-			refused(t, err, Precondition, append(tc.want, "cannot be checked", "NVIDIA_DISABLE_REQUIRE=true", "disable-require")...)
-		})
+	with := func(change func(*device.Facts)) *testHost {
+		h := simulatedHost(t)
+		h.change = change
+		return h
 	}
+	silent := simulatedHost(t)
+	silent.silent = true
+	const off = " ... cannot be checked ... NVIDIA_DISABLE_REQUIRE=true ... disable-require"
+	table{env: append(devices("0"), "NVIDIA_REQUIRE_CUDA=cuda>=12.8", "NVIDIA_REQUIRE_KIND=arch>=9,brand=nvidia"), rows: []row{
+		{name: "NVML does not answer", host: silent, kind: Precondition,
+			want: `refused: NVIDIA_REQUIRE_CUDA="cuda>=12.8" cannot be checked ... NVML cannot be asked in this test` + off},
+		{name: "NVML does not know the version of CUDA", host: with(func(f *device.Facts) { f.CUDA = "" }), kind: Precondition,
+			want: "refused: NVIDIA_REQUIRE_CUDA ... which version of CUDA" + off},
+		{name: "NVML does not list the GPU", host: with(func(f *device.Facts) { f.GPUs = f.GPUs[1:] }), kind: Precondition,
+			want: "refused: NVIDIA_REQUIRE_KIND ... the arch of GPU 0" + off},
+		{name: "NVML does not know the brand", host: with(func(f *device.Facts) { f.GPUs[0].Brand = "" }), kind: Precondition,
+			want: "refused: NVIDIA_REQUIRE_KIND ... the brand of GPU 0" + off},
+		{name: "NVML is of another driver", host: with(func(f *device.Facts) { f.Driver = "1.2" }), kind: Precondition,
+			want: "refused: NVML is of driver 1.2" + off},
+	}}.run(t)
 }
