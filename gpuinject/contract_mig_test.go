@@ -31,9 +31,8 @@ func migContract(t *testing.T) []contractSection {
 	d, cfg := newHost(t, sim.Options{GPUs: 11, MIG: []sim.MIGDevice{{GPU: 10, GI: 9}}})
 	many := &migHost{Driver: d, cfg: cfg}
 	const (
-		fails    = "the create fails"
-		node     = "the node of the right, since 1.20.1"
-		failsNow = "the create fails, since 1.20.1"
+		fails = "fails"
+		node  = "the right's node"
 	)
 	variable := func(name, value string) []string { return []string{"NVIDIA_MIG_" + name + "_DEVICES=" + value} }
 	config := variable("CONFIG", "all")
@@ -58,11 +57,11 @@ func migContract(t *testing.T) []contractSection {
 			{name: "beside a GPU", env: devices("0,1:0"), here: "GPU 0, 9/0 of GPU 1", jit: same, legacy: same},
 			{name: "by index, of a GPU whose index has two digits", env: devices("10:0"), with: "a host of 11 GPUs", host: many, here: "9/0 of GPU 10", jit: same, legacy: same},
 			{name: "all", env: devices("all"), here: all, jit: same, legacy: "every GPU and every MIG device"},
-			{name: "by a mount", mounts: []string{first.UUID}, here: "9/0 of GPU 1", jit: "the same, if accepted", legacy: "the same, if accepted"},
-			{name: "by a mount and the older name", mounts: []string{"MIG-" + h.GPUs[1].UUID + "/5/1"}, here: "5/1 of GPU 1", jit: "the same, if accepted", legacy: "the same, if accepted"},
+			{name: "by a mount", mounts: []string{first.UUID}, here: "9/0 of GPU 1", jit: same, legacy: same},
+			{name: "by a mount and the older name", mounts: []string{"MIG-" + h.GPUs[1].UUID + "/5/1"}, here: "5/1 of GPU 1", jit: same, legacy: same},
 			{name: "one that the host does not have", env: devices("1:7"), here: "refused: unknown MIG device", jit: fails, legacy: fails},
 			{name: "of a GPU without MIG", env: devices("0:0"), here: "refused: unknown MIG device", jit: fails, legacy: fails},
-			{name: "a GPU that is partitioned, by its own name", env: devices("1"), here: "refused: partitioned by MIG", jit: "the node of the GPU, without the right to use its MIG devices", legacy: "the node of the GPU, without the right to use it"},
+			{name: "a GPU that is partitioned, by its own name", env: devices("1"), here: "refused: partitioned by MIG", jit: "the GPU's node, no right to use it", legacy: "the GPU's node, no right to use it"},
 		},
 	}, {
 		title: "Nodes of MIG devices", host: h, env: []string{"NVIDIA_DRIVER_CAPABILITIES=utility"}, show: showNodes,
@@ -75,11 +74,11 @@ func migContract(t *testing.T) []contractSection {
 			{name: "to configure it", env: config, with: "`CAP_SYS_ADMIN`", spec: admin, here: rights + ", the right `mig/config`", jit: node, legacy: same},
 			{name: "to configure it, in capitals", env: variable("CONFIG", "ALL"), with: "`CAP_SYS_ADMIN`", spec: admin, here: rights + ", the right `mig/config`", jit: node},
 			{name: "to watch it", env: variable("MONITOR", "all"), with: "`CAP_SYS_ADMIN`", spec: admin, here: rights + ", the right `mig/monitor`", jit: node, legacy: same},
-			{name: "for the unprivileged", env: config, here: "refused: NVIDIA_MIG_CONFIG_DEVICES is not for this container", jit: failsNow, legacy: fails},
+			{name: "for the unprivileged", env: config, here: "refused: NVIDIA_MIG_CONFIG_DEVICES is not for this container", jit: fails, legacy: fails},
 			{name: "for a pod with the capability SYS_ADMIN", env: config, with: "a pod with GPU 0; `CAP_SYS_ADMIN`", spec: func(s *specs.Spec) { inPodOf(h.Driver, 0)(s); admin(s) },
 				here: "refused: NVIDIA_MIG_CONFIG_DEVICES is not for this container", jit: "—", legacy: "—"},
-			{name: "by another word", env: variable("CONFIG", "0"), with: "`CAP_SYS_ADMIN`", spec: admin, here: `refused: the only value is "all"`, jit: failsNow, legacy: fails},
-			{name: "beside a MIG device by name", env: append(devices("1:0"), config...), with: "`CAP_SYS_ADMIN`", spec: admin, here: "refused: ask for one or the other", jit: failsNow, legacy: fails},
+			{name: "by another word", env: variable("CONFIG", "0"), with: "`CAP_SYS_ADMIN`", spec: admin, here: `refused: the only value is "all"`, jit: fails, legacy: fails},
+			{name: "beside a MIG device by name", env: append(devices("1:0"), config...), with: "`CAP_SYS_ADMIN`", spec: admin, here: "refused: ask for one or the other", jit: fails, legacy: fails},
 		},
 	}}
 }

@@ -79,7 +79,7 @@ func showProc(p Plan) string {
 func policyContract() []contractSection {
 	const (
 		off   = "`policy.accept-env-when-unprivileged = false`"
-		fails = "the create fails"
+		fails = "fails"
 	)
 	noEnv := func(c *config.Config) { c.Policy.AcceptEnvWhenUnprivileged = false }
 	trust := func(c *config.Config) { c.Policy.Kubernetes = config.TrustEnv }
@@ -126,18 +126,18 @@ func policyContract() []contractSection {
 		title: "Option",
 		cases: []contractCase{
 			{name: "`accept-nvidia-visible-devices-as-volume-mounts`", mounts: []string{"1"}, with: "`policy.accept-volume-mounts = false`",
-				config: func(c *config.Config) { c.Policy.AcceptVolumeMounts = false }, here: "left alone", jit: "the same, by default", legacy: "the same, by default"},
+				config: func(c *config.Config) { c.Policy.AcceptVolumeMounts = false }, here: "left alone", jit: "same, by default", legacy: "same, by default"},
 			{name: "`accept-nvidia-visible-devices-envvar-when-unprivileged`", env: devices("all"), with: off, config: noEnv, here: "starts without a GPU", jit: same, legacy: same},
 			{name: "`disable-require`", env: append(devices("0"), "NVIDIA_REQUIRE_CUDA=cuda>=99"), with: "`policy.disable-require = true`",
 				config: func(c *config.Config) { c.Policy.DisableRequire = true }, here: "GPU 0", jit: "never checked", legacy: same},
 			{name: "`supported-driver-capabilities`", env: append(devices("0"), caps("video")...), with: "`container.supported-capabilities = [\"utility\"]`",
-				config: func(c *config.Config) { c.Container.SupportedCapabilities = []string{"utility"} }, here: "refused: supported: utility", jit: "capabilities are not read", legacy: fails},
+				config: func(c *config.Config) { c.Container.SupportedCapabilities = []string{"utility"} }, here: "refused: supported: utility", jit: "capabilities ignored", legacy: fails},
 			{name: "`swarm-resource`", env: []string{"DOCKER_RESOURCE_GPU=1"}, with: "`policy.swarm-resources = [\"DOCKER_RESOURCE_GPU\"]`",
 				config: func(c *config.Config) { c.Policy.SwarmResources = []string{"DOCKER_RESOURCE_GPU"} }, here: "GPU 1", jit: same, legacy: same},
 			{name: "`nvidia-container-runtime-hook.skip-mode-detection`", env: devices("0"), with: "Docker's `--gpus`; `policy.foreign-hooks = \"replace\"`", spec: withHook("/usr/bin/nvidia-container-runtime-hook"),
 				here: "GPU 0", jit: "lets the hook run"},
 			{name: "`nvidia-container-cli.root`", env: devices("0"), with: "`host.driver-root = \"/nowhere\"`",
-				config: func(c *config.Config) { c.Host.DriverRoot = "/nowhere" }, here: "refused: host.driver-root", jit: "driver files of that root", legacy: "driver files of that root"},
+				config: func(c *config.Config) { c.Host.DriverRoot = "/nowhere" }, here: "refused: host.driver-root", jit: "that root's files", legacy: "that root's files"},
 		},
 	}}
 }

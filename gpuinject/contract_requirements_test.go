@@ -5,8 +5,8 @@ import "github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/confi
 func requirementContract() []contractSection {
 	req := func(name, expression string) []string { return []string{"NVIDIA_REQUIRE_" + name + "=" + expression} }
 	const (
-		ignored = "not read"
-		fails   = "the create fails"
+		ignored = "ignored"
+		fails   = "fails"
 	)
 	return []contractSection{{
 		title: "NVIDIA_REQUIRE_*", env: devices("0"), show: showRequirements,
@@ -41,7 +41,7 @@ func requirementContract() []contractSection {
 			{name: "switched off for older images", env: []string{"CUDA_VERSION=99.1.5", "NVIDIA_DISABLE_REQUIRE=1"}, here: "starts, nothing is checked", jit: ignored, legacy: same},
 			{name: "switched off by a word that is not true", env: append(req("DRIVER", "driver>=999"), "NVIDIA_DISABLE_REQUIRE=yes"), here: "refused: is not satisfied", jit: ignored, legacy: fails},
 			{name: "switched off by the operator", env: req("CUDA", "cuda>=99"), with: "`policy.disable-require = true`",
-				config: func(c *config.Config) { c.Policy.DisableRequire = true }, here: "starts, nothing is checked", jit: ignored, legacy: "the same, by `disable-require`"},
+				config: func(c *config.Config) { c.Policy.DisableRequire = true }, here: "starts, nothing is checked", jit: ignored, legacy: "same, by `disable-require`"},
 		},
 	}}
 }

@@ -35,7 +35,7 @@ func tegraContract(t *testing.T) []contractSection {
 		writeFile(t, filepath.Join(root, "usr/local/cuda/compat_orin/libcuda.so.999.88"), "x", 0o644)
 	}
 	const (
-		csv = "the same, by the csv lists"
+		csv = "same, by csv lists"
 	)
 	return []contractSection{{
 		title: "Tegra", host: jetson, show: showTegra,
