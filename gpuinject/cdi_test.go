@@ -29,11 +29,19 @@ func applyCDI(t testing.TB, spec *specs.Spec, dir string, names ...string) {
 	}
 }
 
+// editedByCDI makes the first device that was added the node of a CDI specification with a hook.
+func editedByCDI(node string) func(*specs.Spec) {
+	return func(s *specs.Spec) {
+		s.Linux.Devices[0].Path = node
+		s.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/usr/bin/nvidia-cdi-hook", Args: []string{"nvidia-cdi-hook", "update-ldcache"}}}}
+	}
+}
+
 // nvidiaMount are the options of mounts in specifications of nvidia-ctk 1.18 and later.
 var nvidiaMount = []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}
 
 func TestCDIEditsAreTakenOver(t *testing.T) {
-	for device, gpus := range map[string][]int{"2": {2}, "all": {0, 1, 2, 3}} {
+	for device, gpus := range map[string]string{"2": "GPU 2", "all": "every GPU"} {
 		t.Run(device, func(t *testing.T) {
 			spec := newSpec("PATH=/bin", "NVIDIA_VISIBLE_DEVICES=all")
 			before := len(spec.Mounts)
@@ -61,8 +69,8 @@ func TestCDIEditsAreTakenOver(t *testing.T) {
 			dir := newBundle(t, spec)
 			plan := mustInject(t, hostConfig(t), dir).Plan
 			got := readSpec(t, dir)
-			if indices := gpuIndices(plan); !slices.Equal(indices, gpus) || !strings.Contains(plan.Grant, "taken over from CDI: "+simulated.GPUs[gpus[0]].UUID) || len(plan.Capabilities) != 7 {
-				t.Errorf("GPUs %v, grant %q, capabilities %q", indices, plan.Grant, plan.Capabilities)
+			if showGPUs(plan) != gpus || !strings.Contains(plan.Grant, "taken over from CDI: "+plan.GPUs[0].UUID) || len(plan.Capabilities) != 7 {
+				t.Errorf("%s, grant %q, capabilities %q", showGPUs(plan), plan.Grant, plan.Capabilities)
 			}
 			if hooks := request.Hooks(*got.Hooks); len(hooks) != 1 || !reflect.DeepEqual(hooks[0], foreign) || len(plan.RemovedHooks) < 2 {
 				t.Errorf("hooks %+v, removed %q", hooks, plan.RemovedHooks)
@@ -82,7 +90,7 @@ func TestCDIEditsAreTakenOver(t *testing.T) {
 				}
 			}
 			for _, g := range simulated.GPUs {
-				if has := numbers[fmt.Sprint(simulated.Majors.GPU, ":", g.Minor)] == 1; has != slices.Contains(gpus, g.Index) || numbers["240:7"] != 1 {
+				if has := numbers[fmt.Sprint(simulated.Majors.GPU, ":", g.Minor)] == 1; has != slices.ContainsFunc(plan.GPUs, func(p PlanGPU) bool { return p.Index == g.Index }) || numbers["240:7"] != 1 {
 					t.Errorf("the node of GPU %d: %v in %v", g.Index, has, numbers)
 				}
 			}
@@ -104,72 +112,36 @@ func TestCDIEditsAreTakenOver(t *testing.T) {
 	}
 }
 
-func TestCapabilitiesWithCDIEdits(t *testing.T) {
-	for env, want := range map[string]string{
-		"NVIDIA_DRIVER_CAPABILITIES=utility": "utility",
-		"NVIDIA_DRIVER_CAPABILITIES=":        "compat32,compute,display,graphics,ngx,utility,video",
-		"A=b":                                "compat32,compute,display,graphics,ngx,utility,video",
-	} {
-		spec := newSpec(env)
-		applyCDI(t, spec, realCDI(t), "nvidia.com/gpu=0")
-		plan, err := resolve(t, hostConfig(t), spec)
-		if err != nil || strings.Join(plan.Capabilities, ",") != want {
-			t.Errorf("%s: %v, %v", env, plan.Capabilities, err)
-		}
-	}
-}
-
 // What is taken over is no more than the specification has.
 func TestWhatIsTakenOver(t *testing.T) {
 	m := simulated.Majors
-	edited := func(change func(*specs.Spec), nodes []specs.LinuxDevice, names ...string) func(*specs.Spec) {
+	edited := func(change func(*specs.Spec), names ...string) func(*specs.Spec) {
 		return func(s *specs.Spec) {
 			applyCDI(t, s, realCDI(t), names...)
-			s.Linux.Devices = append(s.Linux.Devices, nodes...)
 			change(s)
 		}
 	}
-	node := func(major uint32, minor int64) specs.LinuxDevice {
-		return specs.LinuxDevice{Path: fmt.Sprintf("/dev/plugin%d", major), Type: "c", Major: int64(major), Minor: minor}
-	}
 	nothing, gpu1 := func(*specs.Spec) {}, "nvidia.com/gpu=1"
-	contractSection{
-		show: func(p Plan) string { return fmt.Sprintf("%s%v%v", showGPUs(p), p.Classes, p.IMEX) },
-		cases: []contractCase{
-			{name: "two of four", spec: edited(nothing, nil, "nvidia.com/gpu=0", "nvidia.com/gpu=3"), here: "GPUs 0, 3[][]"},
-			{name: "an image that wants more", env: append(devices("all"), "NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=0"), spec: edited(nothing, nil, gpu1), here: "GPU 1[][]"},
-			{name: "in a pod", spec: edited(inPod(), nil, gpu1), here: "GPU 1[][]"},
-			{name: "a channel and an nvidia-fs node", spec: edited(nothing, []specs.LinuxDevice{node(m.IMEX, 2), node(m.FS, 0)}, gpu1), here: "GPU 1[imex gds][2]"},
-			{name: "an RDMA adapter", spec: edited(nothing, []specs.LinuxDevice{node(m.Verbs, 192)}, gpu1), here: "GPU 1[][]"},
+	const seven = "compat32,compute,display,graphics,ngx,utility,video"
+	const ofHook = "refused: limits GPU memory by a hook"
+	table{
+		show: func(p Plan) string {
+			return fmt.Sprint(showGPUs(p), p.Classes, p.IMEX, strings.Join(p.Capabilities, ","))
+		},
+		rows: []row{
+			{name: "two of four", spec: edited(nothing, "nvidia.com/gpu=0", "nvidia.com/gpu=3"), want: "GPUs 0, 3[] []" + seven},
+			{name: "an image that wants more", env: append(devices("all"), "NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=0"), spec: edited(nothing, gpu1), want: "GPU 1[] []" + seven},
+			{name: "in a pod", spec: edited(inPod(), gpu1), want: "GPU 1[] []" + seven},
+			{name: "a channel and an nvidia-fs node", spec: edited(all(withNode(m.IMEX, 2), withNode(m.FS, 0)), gpu1), want: "GPU 1[imex gds] [2]" + seven},
+			{name: "an RDMA adapter", spec: edited(withNode(m.Verbs, 192), gpu1), want: "GPU 1[] []" + seven},
+			{name: "capabilities of the environment", env: caps("utility"), spec: edited(nothing, gpu1), want: "GPU 1[] []utility"},
+			{name: "no capability in the environment", env: caps(""), spec: edited(nothing, gpu1), want: "GPU 1[] []" + seven},
+			{name: "hooks refused", spec: edited(nothing, gpu1), config: func(c *config.Config) { c.Policy.ForeignHooks = config.Refuse }, want: "refused: NVIDIA's OCI hook", kind: Denied},
+			{name: "a limit of GPU memory", env: []string{"NVIDIA_GPU_MEMORY_LIMIT=1024"}, spec: edited(nothing, gpu1), want: ofHook, kind: Denied},
+			{name: "a request for GPU memory", env: []string{"NVIDIA_GPU_MEMORY_REQUEST=1"}, spec: edited(nothing, gpu1), want: ofHook, kind: Denied},
+			{name: "a limit, mistyped", env: []string{"NVIDIA_GPU_MEMORY_LIMITS=1"}, spec: edited(nothing, gpu1), want: "GPU 1[] []" + seven},
 		},
 	}.run(t)
-}
-
-func TestRefusedCDIHooks(t *testing.T) {
-	cfg := hostConfig(t)
-	cfg.Policy.ForeignHooks = config.Refuse
-	spec := newSpec()
-	applyCDI(t, spec, realCDI(t), "nvidia.com/gpu=0")
-	_, err := resolve(t, cfg, spec)
-	refused(t, err, Denied, "nvidia-c", "refuse")
-}
-
-// What docker --gpus '"device=1"' makes (moby daemon/nvidia_linux.go).
-func TestDockerGPUsFlag(t *testing.T) {
-	spec := newSpec("PATH=/bin", "NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
-	hook := "/usr/bin/nvidia-container-runtime-hook"
-	spec.Hooks = &specs.Hooks{Prestart: []specs.Hook{ //nolint:staticcheck // what docker writes
-		{Path: hook, Args: []string{hook, "prestart"}, Env: []string{"PATH=/bin"}}, {Path: "/opt/libnetwork-setkey"},
-	}}
-	dir := newBundle(t, spec)
-	inj := mustInject(t, hostConfig(t), dir)
-	got := readSpec(t, dir)
-	if p := got.Hooks.Prestart; len(p) != 1 || p[0].Path != "/opt/libnetwork-setkey" { //nolint:staticcheck // what docker writes
-		t.Errorf("hooks %+v", p)
-	}
-	if len(inj.Plan.GPUs) != 1 || inj.Plan.GPUs[0].Index != 1 || !slices.Equal(inj.Plan.Capabilities, []string{"compute", "utility"}) {
-		t.Errorf("%+v", inj.Plan)
-	}
 }
 
 // realCDI is what nvidia-ctk 1.20.1 wrote for the simulated host, with its paths put

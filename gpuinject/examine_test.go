@@ -12,6 +12,11 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
+func changed(spec *specs.Spec, change func(*specs.Spec)) *specs.Spec {
+	change(spec)
+	return spec
+}
+
 func TestExamineDoesNotLoadConfiguration(t *testing.T) {
 	for name, spec := range map[string]*specs.Spec{
 		"no variable":                  newSpec("PATH=/bin"),
@@ -21,12 +26,8 @@ func TestExamineDoesNotLoadConfiguration(t *testing.T) {
 		"the name in another variable": newSpec("X=NVIDIA_VISIBLE_DEVICES=all"),
 		"no process":                   {Annotations: map[string]string{"x": "NVIDIA_VISIBLE_DEVICES"}},
 		// In a pod swarm's variables mean nothing.
-		"swarm's resource in a pod": pod(t, "default", nil, "DOCKER_RESOURCE_GPU=2"),
-		"the sandbox of a pod": func() *specs.Spec {
-			s := newSpec("NVIDIA_VISIBLE_DEVICES=all")
-			s.Annotations["io.kubernetes.cri.container-type"] = "sandbox"
-			return s
-		}(),
+		"swarm's resource in a pod": changed(newSpec("DOCKER_RESOURCE_GPU=2"), inPod()),
+		"the sandbox of a pod":      changed(newSpec("NVIDIA_VISIBLE_DEVICES=all"), annotated("io.kubernetes.cri.container-type", "sandbox")),
 	} {
 		t.Run(name, func(t *testing.T) {
 			load := func() (*config.Config, error) {
@@ -47,7 +48,7 @@ func TestExamineBrokenConfiguration(t *testing.T) {
 	refused(t, err, Precondition, "/etc/x", "unknown key")
 }
 
-func TestExamineUntrustedSpec(t *testing.T) {
+func TestExamineUntrustedAndMalformedSpecs(t *testing.T) {
 	asks := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
 	plain := newBundle(t, newSpec("A=B"))
 	for _, dir := range []string{asks, plain} {
@@ -60,14 +61,10 @@ func TestExamineUntrustedSpec(t *testing.T) {
 	if c, err := Examine(plain, nil); c.Asks || c.Raw != nil || err != nil {
 		t.Errorf("%+v, error %v", c, err)
 	}
+	writeFile(t, filepath.Join(plain, bundle.ConfigName), `{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]`, 0o600)
+	_, err = Examine(plain, nil)
+	refused(t, err, Invalid, "config.json")
 	if c, err := Examine(t.TempDir(), nil); c.Asks || err != nil {
 		t.Errorf("no config.json at all: %+v, error %v", c, err)
 	}
-}
-
-func TestExamineMalformedSpec(t *testing.T) {
-	dir := t.TempDir()
-	writeFile(t, filepath.Join(dir, bundle.ConfigName), `{"process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]`, 0o600)
-	_, err := Examine(dir, nil)
-	refused(t, err, Invalid, "config.json")
 }

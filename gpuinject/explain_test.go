@@ -9,14 +9,15 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 func TestDecisions(t *testing.T) {
 	uuid := func(i int) string { return simulated.GPUs[i].UUID }
+	h := newMIGHost(t)
+	device := func(ids string) string { return "MIG device " + h.older(ids) }
 	for _, tc := range []struct {
 		name   string
+		host   *testHost // that of most tests if it is nil
 		env    []string
 		spec   func(*specs.Spec)
 		config func(*config.Config)
@@ -60,10 +61,10 @@ func TestDecisions(t *testing.T) {
 		{name: "mounts before the environment", env: devices("all"), spec: listing("1"), want: []string{
 			`container: asks for the driver: device-list mounts name "1"`, "NVIDIA_VISIBLE_DEVICES: not followed: device-list mounts go before it", `GPU 1: given: asked for as "1"`,
 		}},
-		{name: "annotations before mounts and the environment", env: devices("all"), spec: func(s *specs.Spec) { listing("1")(s); s.Annotations["cdi.k8s.io/x"] = "nvidia.com/gpu=2" }, want: []string{
+		{name: "annotations before mounts and the environment", env: devices("all"), spec: all(listing("1"), annotated("cdi.k8s.io/x", "nvidia.com/gpu=2")), want: []string{
 			"device-list mounts: not followed: annotations go before it", "NVIDIA_VISIBLE_DEVICES: not followed: annotations go before it", `GPU 2: given: asked for as "2"`,
 		}},
-		{name: "mounts that are not accepted", env: devices("0"), spec: listing("1"), config: func(c *config.Config) { c.Policy.AcceptVolumeMounts = false }, want: []string{
+		{name: "mounts that are not accepted", env: devices("0"), spec: listing("1"), config: noMounts, want: []string{
 			"device-list mounts: not followed: policy.accept-volume-mounts is false", `GPU 0: given: asked for as "0"`,
 		}},
 		{name: "swarm", env: append(devices("all"), "DOCKER_RESOURCE_GPU=1"), config: func(c *config.Config) { c.Policy.SwarmResources = []string{"DOCKER_RESOURCE_GPU"} }, want: []string{
@@ -72,19 +73,36 @@ func TestDecisions(t *testing.T) {
 		{name: "what CDI put into the specification", env: devices("all"), spec: func(s *specs.Spec) { applyCDI(t, s, realCDI(t), "nvidia.com/gpu=1") }, want: []string{
 			"container: asks for the driver: the container's specification has NVIDIA's CDI hooks", "GPU 1: given: asked for as", "GPU 0: not given: not asked for",
 		}},
+		{name: "all of a partitioned host", host: h, env: devices("all"), want: []string{
+			`GPU 0: given: asked for as "all"`, "GPU 1: not given: partitioned by MIG: its 3 MIG devices", device("5/1") + `: given: asked for as "all"`,
+		}},
+		{name: "a MIG device", host: h, env: devices(h.older("9/0")), want: []string{
+			"GPU 1: not given: partitioned by MIG", device("9/0") + `: given: asked for as "MIG-`, device("5/0") + ": not given: not asked for",
+		}},
+		{name: "a partitioned GPU", host: h, env: devices("1"), want: []string{"GPU 0: not given: not asked for", "GPU 1: not given: partitioned by MIG"}},
+		{name: "the right to configure MIG", host: h, env: append(devices("0,1"), "NVIDIA_MIG_CONFIG_DEVICES=all"), spec: admin, want: []string{
+			"MIG right config: given: asked for by NVIDIA_MIG_CONFIG_DEVICES", `GPU 1: given: asked for as "1"`,
+			device("5/1") + ": given: it belongs to a GPU whose MIG devices",
+		}},
+		{name: "a pod with another GPU than the partitioned", host: h, env: devices("all"), spec: inPodOf(h.Driver, 0), want: []string{
+			`GPU 0: given: asked for as "all"`, device("5/1") + `: refused: asked for as "all", and not among the devices that were granted`,
+		}},
 		{name: "a privileged container", env: devices("0"), spec: privileged, want: []string{"/proc/driver/nvidia: not masked: a privileged container"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			cfg := hostConfig(t)
+			host := &testHost{Driver: simulated, cfg: hostConfig(t)}
+			if tc.host != nil {
+				host = tc.host
+			}
 			if tc.config != nil {
-				tc.config(cfg)
+				tc.config(host.cfg)
 			}
 			spec := newSpec(tc.env...)
 			if tc.spec != nil {
 				tc.spec(spec)
 			}
-			plan, err := resolveWith(t, cfg, spec, factsFrom(func() (device.Facts, error) { return someFacts(), nil }))
-			if refused := new(Error); err != nil && (!errors.As(err, &refused) || refused.Kind != Denied) {
+			plan, err := host.resolve(t, spec)
+			if refused := new(Error); err != nil && (!errors.As(err, &refused) || refused.Kind == Internal) {
 				t.Fatal(err)
 			}
 			var got []string
@@ -98,8 +116,8 @@ func TestDecisions(t *testing.T) {
 					t.Errorf("%+v does not say everything", d)
 				}
 			}
-			if gpus != len(simulated.GPUs) {
-				t.Errorf("%d GPUs are explained, of %d", gpus, len(simulated.GPUs))
+			if gpus != len(host.GPUs) {
+				t.Errorf("%d GPUs are explained, of %d", gpus, len(host.GPUs))
 			}
 			for _, want := range tc.want {
 				if !slices.ContainsFunc(got, func(s string) bool { return strings.HasPrefix(s, want) }) {
@@ -107,48 +125,5 @@ func TestDecisions(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-func TestMIGDecisions(t *testing.T) {
-	h := newMIGHost(t)
-	for _, tc := range []struct {
-		name string
-		env  []string
-		spec func(*specs.Spec)
-		want []string
-	}{
-		{name: "all", env: devices("all"), want: []string{`GPU 0: given: asked for as "all"`, "GPU 1: not given: partitioned by MIG: its 3 MIG devices", `/5/1: given: asked for as "all"`}},
-		{name: "one", env: devices("1:0"), want: []string{"GPU 1: not given: partitioned by MIG", `: given: asked for as "1:0"`, "/5/0: not given: not asked for"}},
-		{name: "a partitioned GPU", env: devices("1"), want: []string{"GPU 0: not given: not asked for", "GPU 1: not given: partitioned by MIG"}},
-		{name: "with the right to configure", env: append(devices("0,1"), "NVIDIA_MIG_CONFIG_DEVICES=all"), spec: admin,
-			want: []string{"MIG right config: given: asked for by NVIDIA_MIG_CONFIG_DEVICES", `GPU 1: given: asked for as "1"`, "/5/1: given: it belongs to a GPU whose MIG devices"}},
-		{name: "a pod with another GPU", env: devices("all"), spec: inPodOf(h.Driver, 0), want: []string{`GPU 0: given: asked for as "all"`, `/5/1: refused: asked for as "all", and not among the devices that were granted`}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			spec := newSpec(tc.env...)
-			if tc.spec != nil {
-				tc.spec(spec)
-			}
-			plan, _ := h.resolve(t, spec)
-			var got []string
-			for _, d := range plan.Decisions {
-				got = append(got, d.Subject+": "+d.Decision+": "+d.Reason)
-			}
-			for _, want := range tc.want {
-				if !strings.Contains(strings.Join(got, "\n"), want) {
-					t.Errorf("no decision %q among\n%s", want, strings.Join(got, "\n"))
-				}
-			}
-		})
-	}
-}
-
-// listing adds device-list mounts.
-func listing(ids ...string) func(*specs.Spec) {
-	return func(s *specs.Spec) {
-		for _, id := range ids {
-			s.Mounts = append(s.Mounts, specs.Mount{Source: "/dev/null", Destination: request.DeviceListDir + "/" + id, Type: "bind"})
-		}
 	}
 }

@@ -114,16 +114,16 @@ func TestLinksHaveNoVersion(t *testing.T) {
 // A data file that was replaced on the host is the new one in the next container: it is
 // in the view, which is made again.
 func TestReplacedDataFile(t *testing.T) {
-	_, cfg := newHost(t, sim.Options{GPUs: 1})
+	h := newHost(t, sim.Options{GPUs: 1})
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all")
 	const name = "/usr/share/nvidia/nvoptix.bin"
 	dir := newBundle(t, spec)
-	mustInject(t, cfg, dir)
+	mustInject(t, h.cfg, dir)
 	before, ok := look(t, dir, name)
 	if !ok {
 		t.Fatalf("no %s", name)
 	}
-	host := path.Join(cfg.Host.DriverRoot, name)
+	host := path.Join(h.cfg.Host.DriverRoot, name)
 	if err := os.WriteFile(host+".new", append(before, "of the next package"...), 0o644); err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestReplacedDataFile(t *testing.T) {
 		t.Fatal(err)
 	}
 	dir = newBundle(t, spec)
-	mustInject(t, cfg, dir)
+	mustInject(t, h.cfg, dir)
 	if after, _ := look(t, dir, name); string(after) != string(before)+"of the next package" {
 		t.Errorf("the container reads %q, before %q", after, before)
 	}

@@ -23,6 +23,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
@@ -100,6 +101,60 @@ func removeState(t testing.TB, dir string) {
 	if err != nil {
 		t.Error(err)
 	}
+}
+
+// testHost is a simulated host, and its NVML.
+type testHost struct {
+	*sim.Driver
+	cfg *config.Config
+	// asked counts the questions to NVML, which does not answer if it is silent.
+	asked  int
+	silent bool
+}
+
+func newHost(t testing.TB, o sim.Options) *testHost {
+	t.Helper()
+	d := simtest.New(t, o)
+	cfg, err := config.Load(d.ConfigPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { removeState(t, cfg.Host.StateDir) })
+	return &testHost{Driver: d, cfg: cfg}
+}
+
+// ask returns a probe whose NVML answers for this host.
+func (h *testHost) ask() Ask {
+	return factsFrom(func() (device.Facts, error) {
+		h.asked++
+		if h.silent {
+			return device.Facts{}, errors.New("NVML cannot be asked in this test")
+		}
+		return factsOf(h.Driver), nil
+	})
+}
+
+func (h *testHost) resolve(t *testing.T, spec any) (Plan, error) {
+	t.Helper()
+	return resolveWith(t, h.cfg, spec, h.ask())
+}
+
+// factsOf returns the answer of a simulated driver's NVML. GPU 3 is of another kind than the others.
+func factsOf(d *sim.Driver) device.Facts {
+	f := device.Facts{Driver: d.Version, CUDA: "13.0"}
+	for _, g := range d.GPUs {
+		gpu := device.GPUFacts{Index: g.Index, Minor: g.Minor, UUID: g.UUID, BusID: g.BusID, Brand: "nvidia", Arch: "9.0"}
+		if g.Index == 3 {
+			gpu.Brand, gpu.Arch = "geforcertx", "8.9"
+		}
+		for _, m := range d.MIG {
+			if m.GPU == g.Index {
+				gpu.Instances = append(gpu.Instances, device.InstanceFacts{Index: len(gpu.Instances), UUID: m.UUID, GI: m.GI, CI: m.CI, Name: "1g.18gb"})
+			}
+		}
+		f.GPUs = append(f.GPUs, gpu)
+	}
+	return f
 }
 
 // loading returns what Examine loads the configuration with.
@@ -341,27 +396,4 @@ func given(t testing.TB, dir string) []string {
 		places = append(places, l.Path)
 	}
 	return places
-}
-
-// gpuIndices are the indices of the GPUs that a plan gives.
-func gpuIndices(p Plan) (indices []int) {
-	for _, g := range p.GPUs {
-		indices = append(indices, g.Index)
-	}
-	return indices
-}
-
-// pod is a container that CRI made, with the nodes of the GPUs that the kubelet
-// allocated.
-func pod(t *testing.T, namespace string, allocated []int, env ...string) *specs.Spec {
-	t.Helper()
-	spec := newSpec(env...)
-	spec.Annotations["io.kubernetes.cri.container-type"] = "container"
-	spec.Annotations["io.kubernetes.cri.sandbox-namespace"] = namespace
-	for _, i := range allocated {
-		spec.Linux.Devices = append(spec.Linux.Devices, specs.LinuxDevice{
-			Path: "/dev/nvidia-of-the-plugin", Type: "c", Major: int64(simulated.Majors.GPU), Minor: int64(simulated.GPUs[i].Minor),
-		})
-	}
-	return spec
 }

@@ -1,7 +1,6 @@
 package gpuinject
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -9,88 +8,43 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/facts"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// migDriver is a host with three GPUs, of which the middle one has MIG devices. NVML
-// counts them in another order than procfs shows them.
-func migDriver(t *testing.T) *sim.Driver {
+// newMIGHost makes a host with three GPUs, of which the middle one has MIG devices. NVML counts them
+// in another order than procfs shows them.
+func newMIGHost(t *testing.T) *testHost {
 	t.Helper()
-	return simtest.New(t, sim.Options{
+	return newHost(t, sim.Options{
 		GPUs: 3, MIG: []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}, {GPU: 1, GI: 5, CI: 0}, {GPU: 1, GI: 5, CI: 1}},
 	})
 }
 
-// factsOf are what NVML would say of the simulated driver.
-func factsOf(d *sim.Driver) device.Facts {
-	f := device.Facts{Driver: d.Version, CUDA: "13.0"}
-	for _, g := range d.GPUs {
-		gpu := device.GPUFacts{Index: g.Index, Minor: g.Minor, UUID: g.UUID, BusID: g.BusID}
-		for _, m := range d.MIG {
-			if m.GPU == g.Index {
-				gpu.Instances = append(gpu.Instances, device.InstanceFacts{Index: len(gpu.Instances), UUID: m.UUID, GI: m.GI, CI: m.CI, Name: "1g.18gb"})
-			}
-		}
-		f.GPUs = append(f.GPUs, gpu)
+// older is the name of a MIG device of GPU 1 that needs no NVML.
+func (h *testHost) older(ids string) string { return "MIG-" + h.GPUs[1].UUID + "/" + ids }
+
+// nodes are those of GPUs and of MIG devices by position, sorted.
+func (h *testHost) nodes(gpus, mig []int, more ...string) []string {
+	for _, i := range gpus {
+		more = append(more, fmt.Sprintf("/dev/nvidia%d", h.GPUs[i].Minor))
 	}
-	return f
-}
-
-// migHost is the configuration of such a host, and how often NVML was asked.
-type migHost struct {
-	*sim.Driver
-	cfg   *config.Config
-	asked int
-	// silent is true if NVML cannot be asked.
-	silent bool
-}
-
-func newMIGHost(t *testing.T) *migHost {
-	t.Helper()
-	h := &migHost{Driver: migDriver(t)}
-	cfg, err := config.Load(h.ConfigPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h.cfg = cfg
-	t.Cleanup(func() {
-		removeState(t, cfg.Host.StateDir)
-	})
-	return h
-}
-
-func (h *migHost) resolve(t *testing.T, spec any) (Plan, error) {
-	t.Helper()
-	return resolveWith(t, h.cfg, spec, h.ask())
-}
-
-// ask returns a probe whose NVML answers for this host.
-func (h *migHost) ask() Ask {
-	return factsFrom(func() (device.Facts, error) {
-		h.asked++
-		if h.silent {
-			return device.Facts{}, errors.New("NVML cannot be asked in this test")
-		}
-		return factsOf(h.Driver), nil
-	})
-}
-
-// capNodes are the capability nodes of MIG devices, by position.
-func (h *migHost) capNodes(positions ...int) (paths []string) {
-	for _, i := range positions {
+	for _, i := range mig {
 		for _, minor := range []int{h.MIG[i].GIMinor, h.MIG[i].CIMinor} {
-			paths = append(paths, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor))
+			more = append(more, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor))
 		}
 	}
-	slices.Sort(paths)
-	return slices.Compact(paths)
+	slices.Sort(more)
+	return slices.Compact(more)
 }
-
-func (h *migHost) gpuNode(i int) string { return fmt.Sprintf("/dev/nvidia%d", h.GPUs[i].Minor) }
 
 // nodesOf are the plan's nodes of GPUs and MIG devices.
 func nodesOf(p Plan) (paths []string) {
@@ -103,105 +57,55 @@ func nodesOf(p Plan) (paths []string) {
 	return paths
 }
 
-func TestMIGNames(t *testing.T) {
-	h := newMIGHost(t)
-	gpu := func(i int) string { return h.gpuNode(i) }
-	for _, tc := range []struct {
-		name  string
-		asked string
-		nvml  bool
-		mig   []int // positions in h.MIG
-		gpus  []int
-		seen  []int // GPUs in procfs
-	}{
-		{"a UUID", h.MIG[0].UUID, true, []int{0}, nil, []int{1}},
-		{"an index is NVML's", "1:0", true, []int{0}, nil, []int{1}},
-		{"another index", "1:2", true, []int{2}, nil, []int{1}},
-		{"the older name", "MIG-" + h.GPUs[1].UUID + "/5/1", false, []int{2}, nil, []int{1}},
-		{"one device by three names", h.MIG[2].UUID + ",1:2,MIG-" + h.GPUs[1].UUID + "/5/1", true, []int{2}, nil, []int{1}},
-		{"two of one GPU instance", "1:1,1:2", true, []int{1, 2}, nil, []int{1}},
-		{"beside a GPU", "0,1:0", true, []int{0}, []int{0}, []int{0, 1}},
-		{"all", "all", false, []int{0, 1, 2}, []int{0, 2}, []int{0, 1, 2}},
-		{"a GPU without MIG", "2", false, nil, []int{2}, []int{2}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			if err := os.RemoveAll(filepath.Join(h.cfg.Host.StateDir, facts.Name)); err != nil {
-				t.Fatal(err)
-			}
-			h.asked = 0
-			plan, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+tc.asked))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if (h.asked > 0) != tc.nvml || h.asked > 1 {
-				t.Errorf("NVML was asked %d times", h.asked)
-			}
-			want := h.capNodes(tc.mig...)
-			for _, i := range tc.seen {
-				want = append(want, gpu(i))
-			}
-			slices.Sort(want)
-			if got := nodesOf(plan); !slices.Equal(got, want) {
-				t.Errorf("nodes %q\nwant  %q", got, want)
-			}
-			var gpus, mig []int
-			for _, g := range plan.GPUs {
-				gpus = append(gpus, g.Index)
-			}
-			for _, m := range plan.MIG {
-				i := slices.IndexFunc(h.MIG, func(x sim.MIG) bool { return x.GPU == m.GPU && x.GI == m.GI && x.CI == m.CI })
-				mig = append(mig, i)
-				if tc.nvml && (m.UUID != h.MIG[i].UUID || m.Name != m.UUID || m.Profile != "1g.18gb") || !tc.nvml && m.UUID != "" || m.Name == "" {
-					t.Errorf("planned %+v", m)
-				}
-			}
-			slices.Sort(mig)
-			if !slices.Equal(gpus, tc.gpus) || !slices.Equal(mig, tc.mig) {
-				t.Errorf("GPUs %v and MIG devices %v, want %v and %v", gpus, mig, tc.gpus, tc.mig)
-			}
-			var buses []string
-			for _, i := range tc.seen {
-				buses = append(buses, h.GPUs[i].BusID)
-			}
-			if !slices.Equal(plan.Proc.GPUs, buses) {
-				t.Errorf("procfs shows %q, want %q", plan.Proc.GPUs, buses)
-			}
-			var files []string
-			for _, i := range tc.mig {
-				gi := fmt.Sprintf("gpu%d/mig/gi%d", h.GPUs[1].Minor, h.MIG[i].GI)
-				files = append(files, gi+"/access", fmt.Sprintf("%s/ci%d/access", gi, h.MIG[i].CI))
-			}
-			slices.Sort(files)
-			got := slices.Sorted(slices.Values(plan.Proc.Capabilities))
-			if !slices.Equal(got, slices.Compact(files)) {
-				t.Errorf("capability files %q, want %q", got, files)
-			}
-		})
+// migNodes adds the nodes of MIG devices, as a device plugin does.
+func (h *testHost) migNodes(mig ...int) func(*specs.Spec) {
+	return func(s *specs.Spec) {
+		for _, i := range mig {
+			withNode(h.Majors.GPU, h.GPUs[h.MIG[i].GPU].Minor)(s)
+			withNode(h.Majors.Caps, h.MIG[i].GIMinor)(s)
+			withNode(h.Majors.Caps, h.MIG[i].CIMinor)(s)
+		}
 	}
 }
 
-// Containers that ask for whole GPUs must not wait for NVML.
-func TestMIGNamesFromKeptFacts(t *testing.T) {
+// inMIGPod makes the container one of a pod that has MIG devices.
+func (h *testHost) inMIGPod(mig ...int) func(*specs.Spec) {
+	return all(inPodOf(h.Driver), h.migNodes(mig...))
+}
+
+// Nodes, GPUs in procfs and capability files of procfs.
+func TestNodesAndMaskOfMIG(t *testing.T) {
 	h := newMIGHost(t)
-	if _, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=1:0")); err != nil || h.asked != 1 {
-		t.Fatal(err, h.asked)
-	}
-	plan, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=all"))
-	if err != nil || h.asked != 1 || len(plan.MIG) != 3 {
-		t.Fatal(err, h.asked, plan.MIG)
-	}
-	for _, m := range plan.MIG {
-		if m.UUID == "" {
-			t.Errorf("%+v", m)
+	want := func(gpus, mig []int) string {
+		var buses, files []string
+		for _, i := range gpus {
+			buses = append(buses, h.GPUs[i].BusID)
 		}
+		for _, i := range mig {
+			gi := fmt.Sprintf("gpu%d/mig/gi%d", h.GPUs[1].Minor, h.MIG[i].GI)
+			files = append(files, gi+"/access", fmt.Sprintf("%s/ci%d/access", gi, h.MIG[i].CI))
+		}
+		slices.Sort(files)
+		return fmt.Sprint(h.nodes(gpus, mig), buses, slices.Compact(files))
 	}
+	show := func(p Plan) string {
+		return fmt.Sprint(nodesOf(p), p.Proc.GPUs, slices.Sorted(slices.Values(p.Proc.Capabilities)))
+	}
+	table{host: h, show: show, rows: []row{
+		{name: "one", env: devices("1:0"), want: want([]int{1}, []int{0})},
+		{name: "one by three names", env: devices(h.MIG[2].UUID + ",1:2," + h.older("5/1")), want: want([]int{1}, []int{2})},
+		{name: "two of one GPU instance", env: devices("1:1,1:2"), want: want([]int{1}, []int{1, 2})},
+		{name: "beside a GPU", env: devices("0,1:0"), want: want([]int{0, 1}, []int{0})},
+		{name: "all", env: devices("all"), want: want([]int{0, 1, 2}, []int{0, 1, 2})},
+		{name: "a GPU without MIG", env: devices("2"), want: want([]int{2}, nil)},
+	}}.run(t)
 }
 
 func TestPartitionedGPUByName(t *testing.T) {
 	h := newMIGHost(t)
 	for _, id := range []string{"1", h.GPUs[1].UUID, h.GPUs[1].UUID[:10], h.GPUs[1].BusID, "0,1"} {
 		_, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+id))
-		refused(t, err, Invalid, "partitioned by MIG", "MIG-"+h.GPUs[1].UUID+"/5/0", "MIG-"+h.GPUs[1].UUID+"/9/0")
+		refused(t, err, Invalid, "partitioned by MIG", h.older("5/0"), h.older("9/0"))
 	}
 	if h.asked != 0 {
 		t.Errorf("NVML was asked %d times", h.asked)
@@ -211,33 +115,29 @@ func TestPartitionedGPUByName(t *testing.T) {
 func TestMIGReconfiguration(t *testing.T) {
 	h := newMIGHost(t)
 	old := h.MIG[0].UUID
-	if _, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+old)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+old)); err != nil || h.asked != 1 {
-		t.Errorf("the answer was not kept: asked %d times, %v", h.asked, err)
+	for range 2 {
+		if _, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+old)); err != nil || h.asked != 1 {
+			t.Fatalf("NVML was asked %d times, %v", h.asked, err)
+		}
 	}
 	if err := h.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 0, GI: 2, CI: 0}, {GPU: 1, GI: 5, CI: 0}}); err != nil {
 		t.Fatal(err)
 	}
 	_, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+old))
 	refused(t, err, Invalid, "unknown MIG device", h.MIG[0].UUID, h.MIG[1].UUID)
-	if h.asked != 2 {
-		t.Errorf("asked %d times", h.asked)
-	}
 	for _, id := range []string{h.MIG[0].UUID, "0:0", "all"} {
 		plan, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+id))
 		if err != nil {
 			t.Fatal(err)
 		}
-		if m := plan.MIG[0]; m.UUID != h.MIG[0].UUID || m.GPU != 0 || m.GI != 2 {
+		if m := plan.MIG[0]; m.UUID != h.MIG[0].UUID || m.Name != m.UUID || m.GPU != 0 || m.GI != 2 || m.Profile != "1g.18gb" {
 			t.Errorf("%s: %+v", id, m)
 		}
 	}
 	_, err = h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
 	refused(t, err, Invalid, "partitioned by MIG", h.MIG[0].UUID)
 	if h.asked != 2 {
-		t.Errorf("asked %d times", h.asked)
+		t.Errorf("NVML was asked %d times", h.asked)
 	}
 }
 
@@ -258,15 +158,199 @@ func TestMIGReconfigurationDuringProbe(t *testing.T) {
 	}
 }
 
+// NVML is asked only for names that nothing else knows, and nothing is granted without its answer.
 func TestMIGWithoutNVML(t *testing.T) {
 	h := newMIGHost(t)
-	gone := factsFrom(func() (device.Facts, error) { return device.Facts{}, errors.New("the GPU is gone") })
-	for asked, fails := range map[string]bool{"1:0": true, h.MIG[0].UUID: true, "all": false, "0": false, "MIG-" + h.GPUs[1].UUID + "/9/0": false} {
-		_, err := resolveWith(t, h.cfg, newSpec("NVIDIA_VISIBLE_DEVICES="+asked), gone)
-		if fails {
-			refused(t, err, Precondition, "only NVML knows", "the GPU is gone")
-		} else if err != nil {
-			t.Errorf("%s: %v", asked, err)
+	h.silent = true
+	const unknown = "refused: only NVML knows"
+	annotation := annotated("cdi.k8s.io/x", "nvidia.com/gpu="+h.MIG[0].UUID)
+	table{
+		host: h,
+		show: func(p Plan) string {
+			var names []string
+			for _, m := range p.MIG {
+				names = append(names, m.Name+m.UUID)
+			}
+			return strings.Join(names, " ")
+		},
+		rows: []row{
+			{name: "a GPU", env: devices("0")},
+			{name: "all", env: devices("all"), want: strings.Join([]string{h.older("5/0"), h.older("5/1"), h.older("9/0")}, " ")},
+			{name: "the older name", env: devices(h.older("9/0")), want: h.older("9/0")},
+			{name: "a pod without a device", spec: all(inPodOf(h.Driver), annotation), want: "starts without a GPU"},
+			{name: "an index", env: devices("1:0"), want: unknown, kind: Precondition},
+			{name: "a UUID", env: devices(h.MIG[0].UUID), want: unknown + " MIG devices by UUID and index: NVML was asked: NVML cannot be asked in this test", kind: Precondition},
+			{name: "a pod with the device", spec: all(h.inMIGPod(0), annotation), want: unknown, kind: Precondition},
+		},
+	}.run(t)
+	if h.asked != 3 {
+		t.Errorf("NVML was asked %d times", h.asked)
+	}
+}
+
+func TestMIGDevicesOfPods(t *testing.T) {
+	h := newMIGHost(t)
+	const first, second, denied = "9/0 of GPU 1", "5/0 of GPU 1", "refused: is not this container's"
+	audit := kubernetes(config.Audit)
+	audited := `; kubernetes = "enforce" would have refused this: in the container's specification: ` + h.older("9/0")
+	list := devices(request.DeviceListDir)
+	table{host: h, show: withAudit(showMIG), rows: []row{
+		{name: "all", env: devices("all"), spec: h.inMIGPod(0), want: first},
+		{name: "the allocated one by UUID", env: devices(h.MIG[0].UUID), spec: h.inMIGPod(0), want: first},
+		{name: "the allocated one by index", env: devices("1:0"), spec: h.inMIGPod(0), want: first},
+		{name: "one of two", env: devices("1:1"), spec: h.inMIGPod(0, 1), want: second},
+		{name: "beside a GPU", env: devices("all"), spec: all(inPodOf(h.Driver, 2), h.migNodes(0)), want: "GPU 2, " + first},
+		{name: "another one of the same GPU instance", env: devices("1:2"), spec: h.inMIGPod(1), want: denied},
+		{name: "the allocated one and another", env: devices("1:1,1:0"), spec: h.inMIGPod(1), want: denied},
+		{name: "the node of the GPU alone, all", env: devices("all"), spec: inPodOf(h.Driver, 1), want: "starts without a GPU"},
+		{name: "the node of the GPU alone, a MIG device", env: devices("1:0"), spec: inPodOf(h.Driver, 1), want: denied},
+		{name: "the node of the GPU alone, the GPU", env: devices("1"), spec: inPodOf(h.Driver, 1), want: denied},
+		{name: "a device list", env: list, spec: all(h.inMIGPod(), listing(h.MIG[2].UUID)), want: "5/1 of GPU 1"},
+		{name: "a device list with the older name", env: list, spec: all(h.inMIGPod(), listing(h.older("5/1"))), want: "5/1 of GPU 1"},
+		{name: "audit, the allocated one", env: devices("1:0"), spec: h.inMIGPod(0), config: audit, want: first},
+		{name: "audit, another one", env: devices("1:1"), spec: h.inMIGPod(0), config: audit, want: second + audited},
+	}}.run(t)
+}
+
+// T47 and I7: a pod learns nothing of its neighbours by asking.
+func TestRefusalRevealsNoMIGDevice(t *testing.T) {
+	h := newMIGHost(t)
+	message := func(id string) string {
+		spec := newSpec("NVIDIA_VISIBLE_DEVICES=" + id)
+		h.inMIGPod(1)(spec)
+		_, err := h.resolve(t, spec)
+		refused(t, err, Denied)
+		return strings.ReplaceAll(err.Error(), `"`+id+`"`, "ID")
+	}
+	want := message(h.MIG[0].UUID)
+	for _, id := range []string{
+		"MIG-00000000-1111-2222-3333-444444444444", "1:0", "1:7", "9:9", "1", "MIG-", h.older("9/0"), h.older("9/7"), "MIG-/../",
+	} {
+		if got := message(id); got != want {
+			t.Errorf("%s: %q and %q", id, got, want)
 		}
+	}
+}
+
+// A question starts a process: what the kubelet allocated and what NVML says of it are asked for
+// together.
+func TestKubeletAndNVMLAreAskedTogether(t *testing.T) {
+	h := newMIGHost(t)
+	var asked []string
+	ask := func(q probe.Questions) (a probe.Answers) {
+		if q.Pod != nil {
+			asked = append(asked, q.Pod.Namespace+"/"+q.Pod.Name)
+			a.Pod = &policy.Allocation{Found: true, Containers: map[string][]string{"main": {h.MIG[2].UUID}}}
+		}
+		if q.Facts {
+			asked = append(asked, "NVML")
+			facts := factsOf(h.Driver)
+			a.Facts = &facts
+		}
+		asked = append(asked, ";")
+		return a
+	}
+	spec := newSpec("NVIDIA_VISIBLE_DEVICES=all")
+	h.inMIGPod()(spec)
+	spec.Annotations["io.kubernetes.cri.sandbox-name"], spec.Annotations["io.kubernetes.cri.container-name"] = "pod", "main"
+	// NVML's answer is kept for the second container.
+	for _, want := range []string{"default/pod NVML ;", "default/pod ;"} {
+		asked = nil
+		plan, err := resolveWith(t, h.cfg, spec, ask)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := strings.Join(asked, " "); got != want || showMIG(plan) != "5/1 of GPU 1" {
+			t.Errorf("asked %q, want %q; given %s", got, want, showMIG(plan))
+		}
+	}
+}
+
+// Nodes, and rights in procfs.
+func TestMIGRights(t *testing.T) {
+	h := newMIGHost(t)
+	const configure, watch = "NVIDIA_MIG_CONFIG_DEVICES=all", "NVIDIA_MIG_MONITOR_DEVICES=all"
+	const configNode, monitorNode = "/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2"
+	gpus, mig := []int{0, 1, 2}, []int{0, 1, 2}
+	show := func(p Plan) string {
+		files := slices.DeleteFunc(slices.Clone(p.Proc.Capabilities), func(f string) bool { return !strings.HasPrefix(f, "mig/") })
+		return fmt.Sprint(nodesOf(p), files)
+	}
+	table{host: h, show: show, rows: []row{
+		{name: "an ordinary pod with a MIG device", env: append(devices("all"), watch), spec: h.inMIGPod(0),
+			want: "refused: NVIDIA_MIG_MONITOR_DEVICES is not for this container: the container must be privileged"},
+		{name: "an ordinary pod without one", env: append(devices("all"), configure), spec: inPod(), want: "starts without a GPU"},
+		{name: "all", env: append(devices("all"), configure), spec: admin, want: fmt.Sprint(h.nodes(gpus, mig, configNode), " [mig/config]")},
+		{name: "the GPU by its name", env: append(devices("1"), configure, watch), spec: admin,
+			want: fmt.Sprint(h.nodes([]int{1}, mig, configNode, monitorNode), " [mig/config mig/monitor]")},
+		{name: "a GPU without MIG", env: append(devices("0"), watch), spec: admin, want: fmt.Sprint(h.nodes([]int{0}, nil, monitorNode), " [mig/monitor]")},
+		{name: "a privileged pod", env: append(devices("all"), configure), spec: all(inPod(), privileged), want: fmt.Sprint(h.nodes(gpus, mig, configNode), " []")},
+		{name: "no more than is granted", env: append(devices("all"), watch), spec: all(h.migNodes(0), admin), config: noEnv,
+			want: fmt.Sprint(h.nodes([]int{1}, []int{0}, monitorNode), " [mig/monitor]")},
+	}}.run(t)
+}
+
+func TestMIGDevicesThatAreTakenOver(t *testing.T) {
+	h := newMIGHost(t)
+	hook := editedByCDI(h.nodes([]int{1}, nil)[0])
+	gpu := func(i int) func(*specs.Spec) { return withNode(h.Majors.GPU, h.GPUs[i].Minor) }
+	table{host: h, env: append(devices("void"), caps("compute")...), show: showMIG, rows: []row{
+		{name: "one", spec: all(h.migNodes(0), hook), want: "9/0 of GPU 1"},
+		{name: "two of one GPU instance, and a GPU", spec: all(h.migNodes(1, 2), gpu(2), hook), want: "GPU 2, 5/0 of GPU 1, 5/1 of GPU 1"},
+		{name: "the node of the GPU alone", spec: all(gpu(1), hook), want: ""},
+		{name: "the right to configure", spec: all(h.migNodes(0), withNode(h.Majors.Caps, 1), hook), want: "9/0 of GPU 1, the right `mig/config`"},
+	}}.run(t)
+}
+
+func TestMPSOfMIG(t *testing.T) {
+	h := newMIGHost(t)
+	daemonsOf(t, h.cfg)
+	show := func(p Plan) string { return fmt.Sprint(p.Sockets, p.Notes[1:]) }
+	mps := func(c *config.Config) { c.Container.Sockets = []string{config.MPS} }
+	table{host: h, show: show, rows: []row{
+		{name: "a MIG device", env: devices("1:0"), config: mps, want: "[] [no socket of mps: a MIG device needs an MPS daemon of its own]"},
+		{name: "a GPU", env: devices("0"), config: mps, want: "[mps] []"},
+	}}.run(t)
+}
+
+// nested makes a container of this host the host: it has no capability node but those of the MIG
+// devices given by position, and its driver files are mounts.
+func (h *testHost) nested(t *testing.T, keep ...int) *testHost {
+	t.Helper()
+	libcuda, err := filepath.Glob(filepath.Join(h.Root, "usr/lib/*/libcuda.so."+h.Version))
+	if err != nil || len(libcuda) != 2 {
+		t.Fatal(libcuda, err)
+	}
+	mount(t, libcuda[1], libcuda[1], "", unix.MS_BIND)
+	for _, node := range h.nodes(nil, []int{0, 1, 2}) {
+		if !slices.Contains(h.nodes(nil, keep), node) {
+			if err := os.Remove(h.DevRoot + node); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	return h
+}
+
+func TestMIGInAContainerAsAHost(t *testing.T) {
+	const configure = "NVIDIA_MIG_CONFIG_DEVICES=all"
+	none, first, second := newMIGHost(t).nested(t), newMIGHost(t).nested(t, 0), newMIGHost(t).nested(t, 1)
+	every := newMIGHost(t).nested(t, 0, 1, 2)
+	table{show: showMIG, rows: []row{
+		{name: "all is what it was given", host: second, env: devices("all"), want: "GPU 0, GPU 2, 5/0 of GPU 1"},
+		{name: "a partitioned GPU without a MIG device is not among all", host: none, env: devices("all"), want: "GPU 0, GPU 2"},
+		{name: "nor given by name", host: none, env: devices("1"), want: "refused: was given none of its MIG devices"},
+		{name: "nor one that has some", host: second, env: devices("1"), want: "refused: partitioned by MIG and of no use by itself"},
+		{name: "an index that was not given", host: second, env: devices("1:0"), want: "refused: unknown MIG device"},
+		{name: "the right to configure brings nothing more", host: first, env: append(devices("all"), configure), spec: admin,
+			want: "GPU 0, GPU 2, 9/0 of GPU 1, the right `mig/config`"},
+		{name: "unless all MIG devices are here", host: every, env: append(devices("all"), configure), spec: admin,
+			want: "GPU 0, GPU 1, GPU 2, 5/0 of GPU 1, 5/1 of GPU 1, 9/0 of GPU 1, the right `mig/config`"},
+	}}.run(t)
+	plan, err := none.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=all"))
+	if err != nil || !slices.ContainsFunc(plan.Decisions, func(d Decision) bool {
+		return d.Subject == "GPU 1" && d.Decision == "not given" && strings.Contains(d.Reason, "given none of its MIG devices")
+	}) {
+		t.Errorf("no decision says why GPU 1 is not given: %+v, %v", plan.Decisions, err)
 	}
 }

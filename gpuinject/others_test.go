@@ -11,7 +11,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 // everything asks for all that there is besides GPUs.
@@ -32,152 +31,121 @@ func otherNodes(p Plan) string {
 	return strings.Join(names, " ")
 }
 
+// ignored are the classes that a plan ignores.
+func ignored(p Plan) string {
+	var classes []string
+	for _, s := range p.Ignored {
+		class, _, _ := strings.Cut(s, ": ")
+		classes = append(classes, class)
+	}
+	return fmt.Sprint(classes)
+}
+
 // In a pod other devices need a grant of their own. What is ignored is shown in brackets.
 func TestGrantsOfOtherDevices(t *testing.T) {
 	const (
-		all   = "channel0 channel2 nvidia-fs0 nvidia-fs1 gdrdrv uverbs0 uverbs1 rdma_cm nvidia-nvswitchctl nvidia-nvswitch0 nvidia-nvswitch1 []"
+		every = "channel0 channel2 nvidia-fs0 nvidia-fs1 gdrdrv uverbs0 uverbs1 rdma_cm nvidia-nvswitchctl nvidia-nvswitch0 nvidia-nvswitch1 []"
 		noGDS = "gds gdrcopy mofed nvswitch"
 	)
 	m := simulated.Majors
-	given := func(major uint32, minor int64) func(*specs.Spec) {
-		return func(s *specs.Spec) {
-			inPod(0)(s)
-			s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: "/dev/plugin", Type: "c", Major: int64(major), Minor: minor})
-		}
-	}
-	trusted := func(s *specs.Spec) {
-		inPod(0)(s)
-		s.Annotations["io.kubernetes.cri.sandbox-namespace"] = "gpu-operator"
-	}
-	mode := func(mode string) func(*config.Config) { return func(c *config.Config) { c.Policy.Kubernetes = mode } }
+	allocated := func(major uint32, minor int) func(*specs.Spec) { return all(inPod(0), withNode(major, minor)) }
 	allow := func(classes ...string) func(*config.Config) {
 		return func(c *config.Config) { c.Policy.AllowFromEnvironment = classes }
 	}
-	contractSection{
+	table{
 		env: append(devices("0"), everything...),
 		show: func(p Plan) string {
-			var ignored []string
-			for _, s := range p.Ignored {
-				class, _, _ := strings.Cut(s, ": ")
-				ignored = append(ignored, class)
-			}
-			return fmt.Sprintf("%s %v%s", otherNodes(p), ignored, strings.Repeat(" audit", strings.Count(p.Audit, "no device of that kind")))
+			return fmt.Sprintf("%s %s%s", otherNodes(p), ignored(p), strings.Repeat(" audit", strings.Count(p.Audit, "no device of that kind")))
 		},
-		cases: []contractCase{
-			{name: "outside Kubernetes", here: all},
-			{name: "a GPU by its node, environment not accepted", mounts: []string{"imex/1"}, spec: func(s *specs.Spec) { inPod(0)(s); delete(s.Annotations, "io.kubernetes.cri.container-type") },
-				config: func(c *config.Config) { c.Policy.AcceptEnvWhenUnprivileged = false }, here: "channel1 [" + noGDS + "]"},
-			{name: "a pod with a GPU", spec: inPod(0), here: " [imex " + noGDS + "]"},
-			{name: "a privileged pod", spec: func(s *specs.Spec) { inPod(0)(s); privileged(s) }, here: all},
-			{name: "a trusted namespace", spec: trusted, here: all},
-			{name: "trust-env", spec: inPod(0), config: mode(config.TrustEnv), here: all},
-			{name: "audit", spec: inPod(0), config: mode(config.Audit), here: all + " audit audit audit audit audit"},
-			{name: "a class that the operator allows", spec: inPod(0), config: allow("gdrcopy"), here: "gdrdrv [imex gds mofed nvswitch]"},
-			{name: "every class", spec: inPod(0), config: allow("imex", "gds", "gdrcopy", "mofed", "nvswitch"), here: all},
-			{name: "a channel that was allocated", spec: given(m.IMEX, 2), here: "channel2 [imex 0 " + noGDS + "]"},
-			{name: "a channel that was allocated and not asked for", spec: given(m.IMEX, 1), here: " [imex " + noGDS + "]"},
-			{name: "an adapter that was allocated", spec: given(m.Verbs, 193), here: "uverbs1 rdma_cm [imex gds gdrcopy nvswitch]"},
-			{name: "a switch that was allocated", spec: given(m.Switch, 0), here: "nvidia-nvswitchctl nvidia-nvswitch0 [imex gds gdrcopy mofed]"},
-			{name: "an nvidia-fs node that was allocated", spec: given(m.FS, 0), here: "nvidia-fs0 nvidia-fs1 [imex gdrcopy mofed nvswitch]"},
-			{name: "mounted channels", mounts: []string{"imex/1"}, spec: inPod(0), here: "channel1 [" + noGDS + "]"},
-			{name: "all mounted channels", mounts: []string{"imex/all"}, spec: inPod(0), here: "channel0 channel1 channel2 [" + noGDS + "]"},
-			{name: "mounted channels, mounts not accepted", mounts: []string{"imex/1"}, spec: inPod(0), config: func(c *config.Config) { c.Policy.AcceptVolumeMounts = false }, here: " [imex " + noGDS + "]"},
+		rows: []row{
+			{name: "outside Kubernetes", want: every},
+			{name: "a GPU by its node, environment not accepted", spec: all(listing("imex/1"), withNode(m.GPU, simulated.GPUs[0].Minor)), config: noEnv, want: "channel1 [" + noGDS + "]"},
+			{name: "a pod with a GPU", spec: inPod(0), want: " [imex " + noGDS + "]"},
+			{name: "a privileged pod", spec: all(inPod(0), privileged), want: every},
+			{name: "a trusted namespace", spec: all(inPod(0), inNamespace("gpu-operator")), want: every},
+			{name: "trust-env", spec: inPod(0), config: kubernetes(config.TrustEnv), want: every},
+			{name: "audit", spec: inPod(0), config: kubernetes(config.Audit), want: every + " audit audit audit audit audit"},
+			{name: "a class that the operator allows", spec: inPod(0), config: allow("gdrcopy"), want: "gdrdrv [imex gds mofed nvswitch]"},
+			{name: "every class", spec: inPod(0), config: allow("imex", "gds", "gdrcopy", "mofed", "nvswitch"), want: every},
+			{name: "a channel that was allocated", spec: allocated(m.IMEX, 2), want: "channel2 [imex 0 " + noGDS + "]"},
+			{name: "a channel that was allocated and not asked for", spec: allocated(m.IMEX, 1), want: " [imex " + noGDS + "]"},
+			{name: "an adapter that was allocated", spec: allocated(m.Verbs, 193), want: "uverbs1 rdma_cm [imex gds gdrcopy nvswitch]"},
+			{name: "a switch that was allocated", spec: allocated(m.Switch, 0), want: "nvidia-nvswitchctl nvidia-nvswitch0 [imex gds gdrcopy mofed]"},
+			{name: "an nvidia-fs node that was allocated", spec: allocated(m.FS, 0), want: "nvidia-fs0 nvidia-fs1 [imex gdrcopy mofed nvswitch]"},
+			{name: "mounted channels", spec: all(inPod(0), listing("imex/1")), want: "channel1 [" + noGDS + "]"},
+			{name: "all mounted channels", spec: all(inPod(0), listing("imex/all")), want: "channel0 channel1 channel2 [" + noGDS + "]"},
+			{name: "mounted channels, mounts not accepted", spec: all(inPod(0), listing("imex/1")), config: noMounts, want: " [imex " + noGDS + "]"},
 		},
 	}.run(t)
 }
 
 func TestMissingChannelNode(t *testing.T) {
-	ask := []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=0,7"}
-	_, err := resolve(t, hostConfig(t), newSpec(ask...))
-	refused(t, err, Precondition, "nvidia-caps-imex-channels/channel7 is missing", "nvidia-shimctl prepare --imex-channels=7")
-	plan, err := resolve(t, hostConfig(t), pod(t, "default", []int{0}, ask...))
-	if err != nil || len(plan.Ignored) != 1 || len(plan.IMEX) != 0 {
-		t.Errorf("%+v, %v", plan, err)
-	}
-	_, err = ExamineSpec(newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=9999"), loading(hostConfig(t)))
-	refused(t, err, Invalid, "NVIDIA_IMEX_CHANNELS", `"9999"`)
+	table{env: devices("0"), show: func(p Plan) string { return ignored(p) }, rows: []row{
+		{name: "of this host", env: []string{"NVIDIA_IMEX_CHANNELS=0,7"}, kind: Precondition,
+			want: "refused: nvidia-caps-imex-channels/channel7 is missing: run \"nvidia-shimctl prepare --imex-channels=7\""},
+		{name: "in a pod", env: []string{"NVIDIA_IMEX_CHANNELS=0,7"}, spec: inPod(0), want: "[imex]"},
+		{name: "of any host", env: []string{"NVIDIA_IMEX_CHANNELS=9999"}, want: `refused: NVIDIA_IMEX_CHANNELS="9999"`, kind: Invalid},
+	}}.run(t)
 }
 
 // No grant brings a channel that the operator has ignored: not the environment outside
 // Kubernetes, not a mount, not a node of the specification.
 func TestIgnoredChannels(t *testing.T) {
-	ask := []string{"NVIDIA_VISIBLE_DEVICES=0,nvidia.com/imex-channel=1", "NVIDIA_IMEX_CHANNELS=0,7", "NVIDIA_GDRCOPY=enabled"}
-	given := pod(t, "default", []int{0}, ask...)
-	given.Linux.Devices = append(given.Linux.Devices, specs.LinuxDevice{Path: "/dev/c", Type: "c", Major: int64(simulated.Majors.IMEX), Minor: 1})
-	for name, spec := range map[string]*specs.Spec{"outside": newSpec(ask...), "a pod": given, "a trusted pod": pod(t, "kube-system", nil, ask...)} {
-		spec.Mounts = append(spec.Mounts, specs.Mount{Source: "/dev/null", Destination: request.DeviceListDir + "/imex/2", Type: "bind"})
-		cfg := hostConfig(t)
-		cfg.Policy.IgnoreIMEXChannels, cfg.Policy.AllowFromEnvironment = true, []string{"imex", "gdrcopy"}
-		plan, err := resolve(t, cfg, spec)
-		if err != nil {
-			t.Fatal(name, err)
-		}
-		if got := otherNodes(plan); got != "gdrdrv" || len(plan.IMEX) != 0 || !slices.Equal(plan.Ignored, []string{"imex: policy.ignore-imex-channels is true"}) {
-			t.Errorf("%s: nodes %q, channels %v, ignored %q", name, got, plan.IMEX, plan.Ignored)
-		}
+	ignore := func(c *config.Config) {
+		c.Policy.IgnoreIMEXChannels, c.Policy.AllowFromEnvironment = true, []string{"imex", "gdrcopy"}
 	}
+	mount := listing("imex/2")
+	const want = "gdrdrv[] [imex: policy.ignore-imex-channels is true]"
+	table{
+		env:  []string{"NVIDIA_VISIBLE_DEVICES=0,nvidia.com/imex-channel=1", "NVIDIA_IMEX_CHANNELS=0,7", "NVIDIA_GDRCOPY=enabled"},
+		show: func(p Plan) string { return otherNodes(p) + fmt.Sprint(p.IMEX, p.Ignored) },
+		rows: []row{
+			{name: "outside Kubernetes", spec: mount, config: ignore, want: want},
+			{name: "a pod", spec: all(inPod(0), withNode(simulated.Majors.IMEX, 1), mount), config: ignore, want: want},
+			{name: "a trusted pod", spec: all(inPod(), inNamespace("kube-system"), mount), config: ignore, want: want},
+		},
+	}.run(t)
 }
 
-// gdsMounts are the destinations of what GDS brings besides nodes, with their sources.
-func gdsMounts(mounts []PlanMount) map[string]string {
-	got := map[string]string{}
-	for _, m := range mounts {
-		if m.Destination == udevDir || m.Destination == cufileJSON {
-			got[m.Destination] = m.Source
-			if !slices.Contains(m.Options, "ro") {
-				got[m.Destination] += " writable"
+// What GDS brings besides nodes.
+func TestGDSFiles(t *testing.T) {
+	files := func(p Plan) string {
+		var list []string
+		for _, m := range p.Mounts {
+			if m.Destination == udevDir || m.Destination == cufileJSON {
+				list = append(list, fmt.Sprintf("%s at %s, read-only: %v", m.Source, m.Destination, slices.Contains(m.Options, "ro")))
 			}
 		}
+		slices.Sort(list)
+		return strings.Join(list, "; ")
 	}
-	return got
-}
-
-func TestGDSFiles(t *testing.T) {
-	ask := []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GDS=enabled"}
-	inj := mustInject(t, hostConfig(t), newBundle(t, newSpec(ask...)))
-	want := fmt.Sprint(map[string]string{udevDir: simulated.DevRoot + udevDir, cufileJSON: simulated.Root + cufileJSON})
-	if got := fmt.Sprint(gdsMounts(inj.Plan.Mounts)); got != want {
-		t.Errorf("got  %s\nwant %s", got, want)
-	}
-	t.Run("not without it", func(t *testing.T) {
-		inj := mustInject(t, hostConfig(t), newBundle(t, newSpec(ask[0], "NVIDIA_MOFED=enabled")))
-		if got := gdsMounts(inj.Plan.Mounts); len(got) != 0 {
-			t.Errorf("got %v", got)
-		}
-	})
-	t.Run("not where it is not granted", func(t *testing.T) {
-		inj := mustInject(t, hostConfig(t), newBundle(t, pod(t, "default", []int{0}, ask...)))
-		if got := gdsMounts(inj.Plan.Mounts); len(got) != 0 {
-			t.Errorf("got %v", got)
-		}
-	})
-	t.Run("not over a volume of the container's", func(t *testing.T) {
-		spec := newSpec(ask...)
-		spec.Mounts = append(spec.Mounts, specs.Mount{Source: "/srv", Destination: cufileJSON, Type: "bind"})
-		inj := mustInject(t, hostConfig(t), newBundle(t, spec))
-		if got := gdsMounts(inj.Plan.Mounts); len(got) != 1 || got[udevDir] == "" {
-			t.Errorf("got %v", got)
-		}
-	})
+	settings := fmt.Sprintf("%s at %s, read-only: true", simulated.Root+cufileJSON, cufileJSON)
+	udev := fmt.Sprintf("%s at %s, read-only: true", simulated.DevRoot+udevDir, udevDir)
+	both := []string{settings, udev}
+	slices.Sort(both)
+	gds := []string{"NVIDIA_GDS=enabled"}
+	table{env: devices("0"), show: files, rows: []row{
+		{name: "with it", env: gds, want: strings.Join(both, "; ")},
+		{name: "not without it", env: []string{"NVIDIA_MOFED=enabled"}},
+		{name: "not where it is not granted", env: gds, spec: inPod(0)},
+		{name: "not over a volume of the container's", env: gds, spec: mounting("/srv", cufileJSON), want: udev},
+	}}.run(t)
 	t.Run("not where they are not root's, and not where the host has none", func(t *testing.T) {
-		cfg := hostConfig(t)
-		empty := t.TempDir()
+		empty := t.TempDir() // whose /run leads out of it
 		for _, name := range []string{"dev", "run"} {
 			if err := os.Symlink(filepath.Join(simulated.DevRoot, name), filepath.Join(empty, name)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		cfg.Host.DevRoot = empty // whose /run leads out of it
 		if err := os.Chmod(simulated.Root+cufileJSON, 0o666); err != nil {
 			t.Fatal(err)
 		}
 		defer func() { _ = os.Chmod(simulated.Root+cufileJSON, 0o644) }()
-		inj := mustInject(t, cfg, newBundle(t, newSpec(ask...)))
-		if got := gdsMounts(inj.Plan.Mounts); len(got) != 0 {
-			t.Errorf("got %v", got)
-		}
-		if !strings.Contains(strings.Join(inj.Plan.Notes, "\n"), "can be written by others") {
-			t.Errorf("notes %q", inj.Plan.Notes)
+		cfg := hostConfig(t)
+		cfg.Host.DevRoot = empty
+		plan, err := resolve(t, cfg, newSpec(append(gds, devices("0")...)...))
+		if err != nil || files(plan) != "" || !strings.Contains(strings.Join(plan.Notes, "\n"), "can be written by others") {
+			t.Errorf("%s, notes %q, %v", files(plan), plan.Notes, err)
 		}
 	})
 }

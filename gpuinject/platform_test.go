@@ -10,7 +10,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/facts"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
@@ -18,17 +17,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
-
-// newHost makes a simulated host of the test's own and its configuration.
-func newHost(t testing.TB, o sim.Options) (*sim.Driver, *config.Config) {
-	t.Helper()
-	d := simtest.New(t, o)
-	cfg, err := config.Load(d.ConfigPath)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return d, cfg
-}
 
 // deviceNumbers are the nodes of a configuration, as "/dev/nvidia0 195:0".
 func deviceNumbers(t testing.TB, dir string) []string {
@@ -57,12 +45,12 @@ func cached(t testing.TB, dir, name string) []string {
 }
 
 func TestWSL(t *testing.T) {
-	d, cfg := newHost(t, sim.Options{GPUs: 1})
+	d := newHost(t, sim.Options{GPUs: 1})
 	if err := d.BecomeWSL(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=all"))
-	inj := mustInject(t, cfg, dir)
+	inj := mustInject(t, d.cfg, dir)
 	if got, want := deviceNumbers(t, dir), []string{fmt.Sprintf("/dev/dxg %d:125", d.Majors.Misc)}; !slices.Equal(got, want) {
 		t.Errorf("nodes %v, want %v", got, want)
 	}
@@ -89,12 +77,12 @@ func TestWSL(t *testing.T) {
 	t.Run("the mask is not needed, so neither is a procfs of the container's own", func(t *testing.T) {
 		spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
 		spec.Mounts = spec.Mounts[1:]
-		mustInject(t, cfg, newBundle(t, spec))
+		mustInject(t, d.cfg, newBundle(t, spec))
 	})
 	t.Run("what an image requires is asked of NVML, the driver's version too", func(t *testing.T) {
 		for driver, ok := range map[string]bool{"581.42": true, "470.1": false} {
-			os.Remove(filepath.Join(cfg.Host.StateDir, facts.Name))
-			_, err := resolveWith(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=13.0,driver>=580,arch>=8.0"), factsFrom(func() (device.Facts, error) {
+			os.Remove(filepath.Join(d.cfg.Host.StateDir, facts.Name))
+			_, err := resolveWith(t, d.cfg, newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=13.0,driver>=580,arch>=8.0"), factsFrom(func() (device.Facts, error) {
 				return device.Facts{Driver: driver, CUDA: "13.0", GPUs: []device.GPUFacts{{Index: 0, BusID: "0000:01:00.0", Arch: "8.9", Brand: "geforcertx"}}}, nil
 			}))
 			if (err == nil) != ok {
@@ -103,25 +91,37 @@ func TestWSL(t *testing.T) {
 		}
 	})
 	t.Run("what CDI gave is taken over", func(t *testing.T) {
-		spec := newSpec("NVIDIA_VISIBLE_DEVICES=void")
-		spec.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/dxg", Type: "c", Major: int64(d.Majors.Misc), Minor: 125}}
-		spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/usr/bin/nvidia-cdi-hook", Args: []string{"nvidia-cdi-hook", "update-ldcache"}}}}
-		dir := newBundle(t, spec)
-		inj := mustInject(t, cfg, dir)
-		got := readSpec(t, dir)
-		if len(inj.Plan.GPUs) != 1 || inj.Plan.Grant != "taken over from CDI: 0" || len(got.Hooks.CreateContainer) != 0 || len(deviceNumbers(t, dir)) != 1 {
-			t.Errorf("%s: GPUs %v, hooks %v, nodes %v", inj.Plan.Grant, inj.Plan.GPUs, got.Hooks, deviceNumbers(t, dir))
-		}
+		takenOver(t, d, all(withNode(d.Majors.Misc, 125), editedByCDI("/dev/dxg")), 1)
 	})
 }
 
+// takenOver injects what CDI gave: the host's GPU, with its nodes.
+func takenOver(t *testing.T, h *testHost, given func(*specs.Spec), nodes int) {
+	t.Helper()
+	spec := newSpec("NVIDIA_VISIBLE_DEVICES=void")
+	given(spec)
+	d := spec.Linux.Devices[0]
+	spec.Linux.Resources.Devices = append(spec.Linux.Resources.Devices, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &d.Major, Minor: &d.Minor, Access: "rwm"})
+	dir := newBundle(t, spec)
+	plan := mustInject(t, h.cfg, dir).Plan
+	got := readSpec(t, dir)
+	if len(plan.GPUs) != 1 || plan.Grant != "taken over from CDI: 0" || len(got.Hooks.CreateContainer) != 0 || len(got.Linux.Devices) != nodes {
+		t.Errorf("%s: GPUs %v, hooks %v, nodes %v", plan.Grant, plan.GPUs, got.Hooks, deviceNumbers(t, dir))
+	}
+	for _, r := range got.Linux.Resources.Devices {
+		if r.Allow && strings.Contains(r.Access, "m") {
+			t.Errorf("a right to mknod stays: %+v", r)
+		}
+	}
+}
+
 func TestTegra(t *testing.T) {
-	d, cfg := newHost(t, sim.Options{GPUs: 1})
+	d := newHost(t, sim.Options{GPUs: 1})
 	if err := d.BecomeTegra(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"))
-	inj := mustInject(t, cfg, dir)
+	inj := mustInject(t, d.cfg, dir)
 	want := []string{
 		fmt.Sprintf("/dev/nvmap %d:80", d.Majors.Misc), fmt.Sprintf("/dev/nvhost-gpu %d:2", d.Majors.FS), fmt.Sprintf("/dev/nvgpu/igpu0/as %d:0", d.Majors.GDR),
 	}
@@ -155,11 +155,11 @@ func TestTegra(t *testing.T) {
 	}
 	t.Run("NVIDIA_REQUIRE_JETPACK brings the further lists", func(t *testing.T) {
 		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=all", host.AllLists))
-		mustInject(t, cfg, dir)
+		mustInject(t, d.cfg, dir)
 		if !slices.Contains(destinations(readSpec(t, dir).Mounts), "/usr/local/cuda-10.2") {
 			t.Error("cuda.csv was not followed")
 		}
-		plan, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=all"))
+		plan, err := resolve(t, d.cfg, newSpec("NVIDIA_VISIBLE_DEVICES=all"))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -170,36 +170,20 @@ func TestTegra(t *testing.T) {
 		}
 	})
 	t.Run("what CDI gave is taken over", func(t *testing.T) {
-		spec := newSpec("NVIDIA_VISIBLE_DEVICES=void")
-		minor := int64(2)
-		major := int64(d.Majors.FS)
-		spec.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/nvhost-gpu", Type: "c", Major: major, Minor: minor}}
-		spec.Linux.Resources.Devices = append(spec.Linux.Resources.Devices, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rwm"})
-		spec.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/usr/bin/nvidia-ctk", Args: []string{"nvidia-ctk", "hook", "update-ldcache"}}}}
-		dir := newBundle(t, spec)
-		inj := mustInject(t, cfg, dir)
-		got := readSpec(t, dir)
-		if len(inj.Plan.GPUs) != 1 || len(got.Hooks.CreateContainer) != 0 || len(deviceNumbers(t, dir)) != len(want) {
-			t.Errorf("GPUs %v, hooks %v, nodes %v", inj.Plan.GPUs, got.Hooks, deviceNumbers(t, dir))
-		}
-		for _, r := range got.Linux.Resources.Devices {
-			if r.Allow && strings.Contains(r.Access, "m") {
-				t.Errorf("a right to mknod stays: %+v", r)
-			}
-		}
+		takenOver(t, d, all(withNode(d.Majors.FS, 2), editedByCDI("/dev/nvhost-gpu")), len(want))
 	})
 }
 
 // The same host, whose files are its own: a node that is missing is one to make, and no
 // reason to count GPUs otherwise.
 func TestMissingNode(t *testing.T) {
-	d, cfg := newHost(t, sim.Options{GPUs: 2})
+	d := newHost(t, sim.Options{GPUs: 2})
 	if err := os.Remove(fmt.Sprintf("%s/dev/nvidia%d", d.DevRoot, d.GPUs[0].Minor)); err != nil {
 		t.Fatal(err)
 	}
-	_, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	_, err := resolve(t, d.cfg, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
 	refused(t, err, Precondition, "is missing")
-	plan, err := resolve(t, cfg, newSpec("NVIDIA_VISIBLE_DEVICES=1"))
+	plan, err := resolve(t, d.cfg, newSpec("NVIDIA_VISIBLE_DEVICES=1"))
 	if err != nil || plan.GPUs[0].UUID != d.GPUs[1].UUID {
 		t.Errorf("%v, %v", plan.GPUs, err)
 	}
@@ -209,13 +193,13 @@ func TestMissingNode(t *testing.T) {
 // absolute links that mean that root, and is another mount after each restart. Nodes
 // and procfs are the host's.
 func TestDriverContainerRoot(t *testing.T) {
-	d, cfg := newHost(t, sim.Options{GPUs: 2, Layout: sim.NvidiaCurrent})
+	d := newHost(t, sim.Options{GPUs: 2, Layout: sim.NvidiaCurrent})
 	container := simtest.NewDriverContainer(t, filepath.Join(t.TempDir(), "run/nvidia/driver"))
-	cfg.Host.DriverRoot = container.At
+	d.cfg.Host.DriverRoot = container.At
 	ask := func() (Applied, string, error) {
 		t.Helper()
 		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-		a, err := inject(t, cfg, dir)
+		a, err := inject(t, d.cfg, dir)
 		return a, dir, err
 	}
 	source := func(dir string) string {
@@ -256,5 +240,4 @@ func TestDriverContainerRoot(t *testing.T) {
 			t.Errorf("the view of %s the restart: %v", name, err)
 		}
 	}
-	removeState(t, cfg.Host.StateDir)
 }

@@ -40,93 +40,61 @@ func daemonsOf(t *testing.T, cfg *config.Config) (run, mps string) {
 }
 
 func TestSockets(t *testing.T) {
-	everything := []string{config.Persistenced, config.FabricManager, config.MPS}
-	for _, tc := range []struct {
-		name    string
-		sockets []string
-		env     []string
-		mounts  []specs.Mount
-		want    []string // destinations
-		note    string
-	}{
-		{name: "off by default", want: nil},
-		{name: "all", sockets: everything, want: []string{"/run/nvidia-persistenced ro", "/run/nvidia-fabricmanager ro", "/tmp/nvidia-mps rw"}},
-		{name: "one", sockets: []string{config.FabricManager}, want: []string{"/run/nvidia-fabricmanager ro"}},
-		{name: "with utility alone no MPS", sockets: everything, env: []string{"NVIDIA_DRIVER_CAPABILITIES=utility"}, want: []string{"/run/nvidia-persistenced ro", "/run/nvidia-fabricmanager ro"}},
-		{name: "with compute alone only MPS", sockets: everything, env: []string{"NVIDIA_DRIVER_CAPABILITIES=compute"}, want: []string{"/tmp/nvidia-mps rw"}},
-		{name: "MPS of the container's own", sockets: []string{config.MPS}, env: []string{"CUDA_MPS_PIPE_DIRECTORY=/mps/pipe"}, note: "no socket of mps: the container has an MPS daemon of its own by CUDA_MPS_PIPE_DIRECTORY"},
-		{name: "a mount of the container's there", sockets: []string{config.MPS}, mounts: []specs.Mount{{Source: "/srv", Destination: "/tmp", Type: "bind"}}, note: "not mounted at /tmp/nvidia-mps: the container mounts \"/tmp\" there"},
-		{name: "a tmpfs of the container's above", sockets: []string{config.MPS}, mounts: []specs.Mount{{Source: "tmpfs", Destination: "/tmp", Type: "tmpfs"}}, want: []string{"/tmp/nvidia-mps rw"}},
-	} {
-		t.Run(tc.name, func(t *testing.T) {
-			cfg := hostConfig(t)
-			run, mps := daemonsOf(t, cfg)
-			cfg.Container.Sockets = tc.sockets
-			spec := newSpec(append([]string{"NVIDIA_VISIBLE_DEVICES=0"}, tc.env...)...)
-			spec.Mounts = append(spec.Mounts, tc.mounts...)
-			dir := newBundle(t, spec)
-			if err := os.Symlink("../run", mkdir(t, dir+"/rootfs/var")+"/run"); err != nil {
-				t.Fatal(err)
-			}
-			inj := mustInject(t, cfg, dir)
-			var got []string
-			for _, m := range readSpec(t, dir).Mounts[len(spec.Mounts):] {
-				if !strings.HasPrefix(m.Source, run) && m.Source != mps {
-					continue
-				}
-				for _, o := range []string{"bind", "nosuid", "nodev", "noexec", "rprivate"} {
-					if !slices.Contains(m.Options, o) {
-						t.Errorf("%s is mounted without %s", m.Destination, o)
-					}
-				}
-				got = append(got, m.Destination+" "+m.Options[1])
-			}
-			if !slices.Equal(got, tc.want) {
-				t.Errorf("got %q, want %q", got, tc.want)
-			}
-			if !strings.Contains(strings.Join(inj.Plan.Notes, "\n"), tc.note) {
-				t.Errorf("notes %q do not say %q", inj.Plan.Notes, tc.note)
-			}
-		})
+	h := &testHost{Driver: simulated, cfg: hostConfig(t)}
+	run, mps := daemonsOf(t, h.cfg)
+	configured := func(names ...string) func(*config.Config) {
+		return func(c *config.Config) { c.Container.Sockets = names }
 	}
-	t.Run("an image whose /var/run is not /run has both", func(t *testing.T) {
-		cfg := hostConfig(t)
-		run, _ := daemonsOf(t, cfg)
-		cfg.Container.Sockets = []string{config.Persistenced}
-		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-		mkdir(t, dir+"/rootfs/var/run")
-		inj := mustInject(t, cfg, dir)
-		var got []string
-		for _, m := range inj.Plan.Mounts {
-			if strings.HasPrefix(m.Source, run) {
-				got = append(got, m.Destination)
+	everything := configured(config.Persistenced, config.FabricManager, config.MPS)
+	// Mounts of sockets, and notes.
+	show := func(p Plan) string {
+		var list []string
+		for _, m := range p.Mounts {
+			if !strings.HasPrefix(m.Source, run) && m.Source != mps {
+				continue
+			}
+			for _, o := range []string{"bind", "nosuid", "nodev", "noexec", "rprivate"} {
+				if !slices.Contains(m.Options, o) {
+					t.Errorf("%s is mounted without %s", m.Destination, o)
+				}
+			}
+			list = append(list, m.Destination+" "+m.Options[1])
+		}
+		for _, n := range p.Notes {
+			if !strings.Contains(n, "no C library") {
+				list = append(list, n)
 			}
 		}
-		if strings.Join(got, " ") != "/run/nvidia-persistenced /var/run/nvidia-persistenced" || !slices.Equal(inj.Plan.Sockets, []string{"persistenced"}) {
-			t.Errorf("%q, sockets %q", got, inj.Plan.Sockets)
-		}
-	})
-	t.Run("a daemon that does not run or is not root's is left out with a note", func(t *testing.T) {
-		cfg := hostConfig(t)
-		_, mps := daemonsOf(t, cfg)
-		cfg.Container.Sockets = everything
-		if err := os.Remove(filepath.Join(simulated.Root, "run/nvidia-persistenced/socket")); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chmod(mps, 0o777); err != nil {
-			t.Fatal(err)
-		}
-		inj := mustInject(t, cfg, newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0")))
-		notes := strings.Join(inj.Plan.Notes, "\n")
-		for _, want := range []string{"no socket of persistenced: it does not run on this host", "no socket of mps: " + mps + " is not given to containers: it can be written by others"} {
-			if !strings.Contains(notes, want) {
-				t.Errorf("%q is not in %q", want, notes)
-			}
-		}
-		if !slices.Equal(inj.Plan.Sockets, []string{"fabricmanager"}) {
-			t.Errorf("sockets %q", inj.Plan.Sockets)
-		}
-	})
+		return strings.Join(list, "; ")
+	}
+	linked := func(root string) { mkdir(t, root+"/run"); symlink(t, "../run", mkdir(t, root+"/var")+"/run") }
+	const persistenced, fabric, pipe = "/run/nvidia-persistenced ro", "/run/nvidia-fabricmanager ro", "/tmp/nvidia-mps rw"
+	table{host: h, env: devices("0"), show: show, rows: []row{
+		{name: "off by default", image: linked},
+		{name: "all", config: everything, image: linked, want: persistenced + "; " + fabric + "; " + pipe},
+		{name: "one", config: configured(config.FabricManager), image: linked, want: fabric},
+		{name: "with utility alone no MPS", env: caps("utility"), config: everything, image: linked, want: persistenced + "; " + fabric},
+		{name: "with compute alone only MPS", env: caps("compute"), config: everything, image: linked, want: pipe},
+		{name: "MPS of the container's own", env: []string{"CUDA_MPS_PIPE_DIRECTORY=/mps/pipe"}, config: configured(config.MPS),
+			want: "no socket of mps: the container has an MPS daemon of its own by CUDA_MPS_PIPE_DIRECTORY"},
+		{name: "a mount of the container's there", spec: mounting("/srv", "/tmp"), config: configured(config.MPS),
+			want: "not mounted at /tmp/nvidia-mps: the container mounts \"/tmp\" there"},
+		{name: "a tmpfs of the container's above", config: configured(config.MPS), want: pipe, spec: func(s *specs.Spec) {
+			s.Mounts = append(s.Mounts, specs.Mount{Source: "tmpfs", Destination: "/tmp", Type: "tmpfs"})
+		}},
+		{name: "an image whose /var/run is not /run", config: configured(config.Persistenced), image: func(root string) { mkdir(t, root+"/var/run") },
+			want: persistenced + "; /var" + persistenced},
+	}}.run(t)
+	if err := os.Remove(run + "/nvidia-persistenced/socket"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(mps, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	table{host: h, env: devices("0"), show: show, rows: []row{
+		{name: "of a daemon that does not run or is not root's", config: everything, image: linked,
+			want: fabric + "; no socket of persistenced: it does not run on this host; no socket of mps: " + mps + " is not given to containers: it can be written by others than its owner"},
+	}}.run(t)
 }
 
 func mkdir(t *testing.T, dir string) string {
@@ -135,4 +103,11 @@ func mkdir(t *testing.T, dir string) string {
 		t.Fatal(err)
 	}
 	return dir
+}
+
+func symlink(t *testing.T, target, name string) {
+	t.Helper()
+	if err := os.Symlink(target, name); err != nil {
+		t.Fatal(err)
+	}
 }
