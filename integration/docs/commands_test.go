@@ -33,7 +33,7 @@ func TestCommandsAndFlagsExist(t *testing.T) {
 				}
 				typed++
 				for _, f := range flag.FindAllStringSubmatch(m[2], -1) {
-					if f[1] != "--json" && !strings.Contains(section, "**"+f[1]+"**") && !strings.Contains(section, "**"+f[1]+",") {
+					if f[1] != "--json" && !strings.Contains(section, "`"+f[1]+"`") {
 						t.Errorf("%s: nvidia-shimctl %s has no flag %s", name, m[1], f[1])
 					}
 				}

@@ -68,6 +68,18 @@ func TestLinksResolve(t *testing.T) {
 	}
 }
 
+var source = regexp.MustCompile("`((?:cmd|docs|gpuinject|integration|internal|runtimeclass|shim)/[^` *]+)`")
+
+func TestNamedFilesExist(t *testing.T) {
+	for name, text := range pages(t) {
+		for _, m := range source.FindAllStringSubmatch(text, -1) {
+			if _, err := os.Stat(filepath.Join(root, m[1])); err != nil {
+				t.Errorf("%s: %v", name, err)
+			}
+		}
+	}
+}
+
 var dropped = regexp.MustCompile(`[^-_ a-z0-9]`)
 
 // anchors are the names that a page's headings can be linked by: lower case,
