@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -66,9 +65,8 @@ func equalJSON(t *testing.T, got, want []byte) {
 
 func TestEditsChangeOnlyWhatTheyName(t *testing.T) {
 	b := load(t, config)
-	removed, err := b.Apply(edits())
-	if err != nil || !slices.Equal(removed, []string{"/usr/bin/nvidia-cdi-hook"}) {
-		t.Fatalf("removed hooks %q, %v", removed, err)
+	if err := b.Apply(edits()); err != nil {
+		t.Fatal(err)
 	}
 	want := config
 	for _, r := range [][2]string{
@@ -83,7 +81,7 @@ func TestEditsChangeOnlyWhatTheyName(t *testing.T) {
 	equalJSON(t, b.Raw(), []byte(want))
 	sameSpec(t, b)
 	once := string(b.Raw())
-	if _, err := b.Apply(edits()); err != nil || string(b.Raw()) != once {
+	if err := b.Apply(edits()); err != nil || string(b.Raw()) != once {
 		t.Errorf("applied again, %v:\n%s\nfirst:\n%s", err, b.Raw(), once)
 	}
 }
@@ -108,7 +106,7 @@ func TestWhatIsRemovedLeavesTheRestAsItWas(t *testing.T) {
 		RemoveRule:  func(r specs.LinuxDeviceCgroup) bool { return !r.Allow },
 	}
 	for range 2 {
-		if _, err := b.Apply(e); err != nil {
+		if err := b.Apply(e); err != nil {
 			t.Fatal(err)
 		}
 		equalJSON(t, b.Raw(), []byte(`{"mounts": [{"destination": "/a", "future": 1}, {"destination": "/c"}],
@@ -129,7 +127,7 @@ func TestARuleIsAddedUnlessItDecidesAlready(t *testing.T) {
 	} {
 		b := load(t, `{"linux": {"resources": {"devices": [`+rules+`]}}}`)
 		before := len(b.Spec.Linux.Resources.Devices)
-		if _, err := b.Apply(edits()); err != nil {
+		if err := b.Apply(edits()); err != nil {
 			t.Fatal(err)
 		}
 		if got := len(b.Spec.Linux.Resources.Devices) > before; got != added {
@@ -141,7 +139,7 @@ func TestARuleIsAddedUnlessItDecidesAlready(t *testing.T) {
 
 func TestSaveKeepsTheModeAndLeavesNoOtherFile(t *testing.T) {
 	b := load(t, config)
-	if _, err := b.Apply(edits()); err != nil {
+	if err := b.Apply(edits()); err != nil {
 		t.Fatal(err)
 	}
 	if err := b.Save(); err != nil {
@@ -174,7 +172,7 @@ func TestAmbiguousOrHostileConfigurationsAreRefused(t *testing.T) {
 	} {
 		b, err := Parse("/bundle", []byte(text), 0o600)
 		if err == nil {
-			_, err = b.Apply(edits())
+			err = b.Apply(edits())
 		}
 		if err == nil || !strings.Contains(err.Error(), ConfigName) && !strings.Contains(err.Error(), "/dev/nvidia0") {
 			t.Errorf("%s: error %v, want one that names the file or the device", name, err)
@@ -214,50 +212,16 @@ func TestRootPath(t *testing.T) {
 	}
 }
 
-// The scanner finds what encoding/json finds.
-func FuzzScan(f *testing.F) {
-	f.Add([]byte(config))
-	f.Add([]byte(`{"linux":{"seccomp":{"a":["]\\\""]},"cgroupsPath":"/a"},"annotations":{"cgroupsPath":"b:c:d"}}`))
-	f.Add([]byte(`{"annotations":{"\u0063groupsPath":"x"},"linux":{"cgroupsPath":"a:b:c","seccomp":null}}`))
-	f.Add([]byte(`{"linux":{"cgroupsPath":"`))
-	f.Fuzz(func(t *testing.T, raw []byte) {
-		path, ok := CgroupsPath(raw)
-		if !json.Valid(raw) {
-			return
-		}
-		var spec struct {
-			Linux struct{ CgroupsPath string }
-		}
-		var want, got Spec
-		if err := json.Unmarshal(raw, &want); err != nil {
-			return
-		}
-		if err := json.Unmarshal(withoutSeccomp(raw), &got); err != nil || !reflect.DeepEqual(got, want) {
-			t.Errorf("without seccomp: %+v, want %+v (%v)", got, want, err)
-		}
-		if err := json.Unmarshal(raw, &spec); ok && (err != nil || spec.Linux.CgroupsPath != path) {
-			t.Errorf("cgroups path %q, want that of %+v (%v)", path, spec, err)
-		}
-	})
-}
-
 func TestCgroupsPathIsThatOfLinux(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"linux":{"cgroupsPath":"a.slice:b:c"}}`:                                                 "a.slice:b:c",
-		`{ "annotations": {"cgroupsPath": "no"}, "linux" : { "cgroupsPath" :"/a\u0062" } }`:       "/ab",
-		`{"linux":{"x":{"cgroupsPath":"no"},"cgroupsPath":"/yes"}}`:                               "/yes",
-		`{"process":{"env":["\"cgroupsPath\":\"no\""]},"linux":{"seccomp":{"cgroupsPath":"no"}}}`: "none",
-		`{"annotations":{"cgroupsPath":"no"}}`:                                                    "none",
-		`{"linux":{"cgroupsPath":null}}`:                                                          "none",
-		`{"linux":{"cgroupsPath":1}}`:                                                             "none",
-		`{"linux":{"cgroupsPath":"a`:                                                              "none",
-		``:                                                                                        "none",
+		`{"linux":{"cgroupsPath":"a.slice:b:c"}}`:                                           "a.slice:b:c",
+		`{ "annotations": {"cgroupsPath": "no"}, "linux" : { "cgroupsPath" :"/a\u0062" } }`: "/ab",
+		`{"linux":{"x":{"cgroupsPath":"no"},"cgroupsPath":"/yes"}}`:                         "/yes",
+		`{"annotations":{"cgroupsPath":"no"}}`:                                              "",
+		`{"linux":{"cgroupsPath":1}}`:                                                       "",
+		`{"linux":{"cgroupsPath":"a`:                                                        "",
 	} {
-		path, ok := CgroupsPath([]byte(text))
-		if !ok {
-			path = "none"
-		}
-		if path != want {
+		if path := CgroupsPath([]byte(text)); path != want {
 			t.Errorf("%s: got %q, want %q", text, path, want)
 		}
 	}
@@ -272,7 +236,7 @@ func FuzzApply(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if _, err := b.Apply(edits()); err != nil {
+		if err := b.Apply(edits()); err != nil {
 			return
 		}
 		if !json.Valid(b.Raw()) {

@@ -56,7 +56,7 @@ const maxSize = 16 << 20
 // Load reads into v the value that Store kept under name. It reports whether there is one that v
 // can hold, in a file that only root can change (T62); without one the caller finds it out again.
 func (s *State) Load(name string, v any) bool {
-	data, err := trusted.Read(filepath.Join(s.dir, name), maxSize)
+	data, _, err := trusted.Read(filepath.Join(s.dir, name), maxSize)
 	return err == nil && json.Unmarshal(data, v) == nil
 }
 
