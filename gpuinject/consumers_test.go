@@ -135,7 +135,7 @@ func TestFilesInEveryImage(t *testing.T) {
 		}
 		cfg.Host.StateDir = filepath.Join(t.TempDir(), "state")
 		t.Cleanup(func() {
-			removeState(t, cfg.Host.StateDir)
+			removeState(cfg.Host.StateDir)
 		})
 		for _, f := range families() {
 			t.Run(host+" host, "+f.name+" image", func(t *testing.T) {

@@ -58,7 +58,7 @@ func newMIGHost(t *testing.T) *migHost {
 	}
 	h.cfg = cfg
 	t.Cleanup(func() {
-		removeState(t, cfg.Host.StateDir)
+		removeState(cfg.Host.StateDir)
 	})
 	return h
 }

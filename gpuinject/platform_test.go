@@ -256,5 +256,5 @@ func TestDriverContainerRoot(t *testing.T) {
 			t.Errorf("the view of %s the restart: %v", name, err)
 		}
 	}
-	removeState(t, cfg.Host.StateDir)
+	removeState(cfg.Host.StateDir)
 }

@@ -75,7 +75,7 @@ func newFixture(t *testing.T) *fixture {
 	base := t.TempDir()
 	s, err := state.Open(filepath.Join(base, "state"))
 	check(t, err)
-	t.Cleanup(func() { check(t, RemoveAll(s)) })
+	t.Cleanup(func() { _ = unix.Unmount(viewDir(s), unix.MNT_DETACH) }) // with all views in it
 	f := &fixture{t, s, filepath.Join(base, "driver")}
 	check(t, os.Mkdir(f.files, 0o755))
 	// The directory of all views is a mount from now on.
@@ -382,9 +382,5 @@ func TestAViewBelowASharedMountStaysInThisMountNamespace(t *testing.T) {
 		if strings.Contains(line, "nvidia-shim") || strings.Contains(line, "nvidia-smi") {
 			t.Errorf("the view is in the peer too: %s", line)
 		}
-	}
-	check(t, RemoveAll(s))
-	if _, err := os.Stat(s.Dir()); !errors.Is(err, fs.ErrNotExist) || len(mountLines(t, s.Dir())) > 0 {
-		t.Errorf("after RemoveAll: %v, %q", err, mountLines(t, s.Dir()))
 	}
 }
