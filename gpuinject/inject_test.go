@@ -3,6 +3,7 @@ package gpuinject
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -152,6 +153,18 @@ func TestReadOnlyImage(t *testing.T) {
 	last := mounts[len(mounts)-1]
 	if last.Destination != image.CachePath || filepath.Dir(last.Source) != dir || len(readFile(t, dir, filepath.Base(last.Source))) == 0 {
 		t.Errorf("last mount %+v", last)
+	}
+}
+
+func TestADirectoryInPlaceOfTheLoadersCache(t *testing.T) {
+	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	cache := filepath.Join(dir, "rootfs", image.CachePath)
+	if err := errors.Join(os.RemoveAll(cache), os.MkdirAll(cache, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	plan := mustInject(t, hostConfig(t), dir).Plan
+	if want := image.CachePath + " of the image is not written: "; plan.Linker.Cache != "unchanged" || !strings.Contains(strings.Join(plan.Notes, "\n"), want) {
+		t.Errorf("cache %q, notes %q", plan.Linker.Cache, plan.Notes)
 	}
 }
 

@@ -63,7 +63,7 @@ func TestForwardCompatibilityIsUsedIfItServesTheHost(t *testing.T) {
 			if got.Use != test.use || got.Reason == "" || got.Dir != "/usr/local/cuda-13.1/compat" {
 				t.Errorf("got %+v", got)
 			}
-			if !got.Use && (got.SONames != nil || got.Entries != nil) {
+			if !got.Use && got.Entries != nil {
 				t.Errorf("names although it is not used: %+v", got)
 			}
 		})
@@ -88,8 +88,12 @@ func TestTheNamesOfTheCompatDirectoryAreThoseThatLdconfigLists(t *testing.T) {
 
 	got := openRoot(t, dir).Inspect("580.95.05").Compat
 	want := []string{"libcuda.so", "libcuda.so.1", "libnvidia-gpucomp.so.590.44.01", "libnvidia-nvvm.so.4"}
-	if !slices.Equal(got.SONames, want) {
-		t.Errorf("names %q, want %q", got.SONames, want)
+	var names []string
+	for _, e := range got.Entries {
+		names = append(names, e.Name)
+	}
+	if !slices.Equal(names, want) {
+		t.Errorf("names %q, want %q", names, want)
 	}
 	mkdir(t, dir+"/etc")
 	write(t, dir+"/etc/ld.so.conf", got.Dir+"\n")
