@@ -8,7 +8,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -140,40 +139,6 @@ func openRoot(t testing.TB, dir string) *Root {
 // hostLib is the directory where an image for this machine has its libc.
 var hostLib = map[string]string{"amd64": "/usr/lib/x86_64-linux-gnu", "arm64": "/usr/lib/aarch64-linux-gnu"}[runtime.GOARCH]
 
-// writeImage makes a root file system with this machine's glibc, a merged /usr and a program
-// /dlopen that loads its arguments and prints what the libraries say.
-func writeImage(t testing.TB) string {
-	t.Helper()
-	dir := t.TempDir()
-	mkdir(t, dir+hostLib)
-	mkdir(t, dir+"/etc")
-	symlink(t, "usr/lib", dir+"/lib")
-	mkdir(t, dir+"/usr/lib64")
-	symlink(t, "usr/lib64", dir+"/lib64")
-	write(t, dir+hostLib+"/libc.so.6", read(t, strings.TrimSpace(command(t, "gcc libc6-dev", "gcc", "-print-file-name=libc.so.6"))))
-	write(t, dir+abi64.loader, read(t, abi64.loader))
-	check(t, os.Chmod(dir+abi64.loader, 0o755))
-	gcc(t, `#include <dlfcn.h>
-#include <stdio.h>
-int main(int argc, char **argv) {
-	for (int i = 1; i < argc; i++) {
-		void *h = dlopen(argv[i], RTLD_NOW);
-		if (!h) { puts(dlerror()); continue; }
-		const char *(*who)(void) = dlsym(h, "who");
-		puts(who ? who() : "nobody");
-	}
-	return 0;
-}
-`, "-o", dir+"/dlopen", "-ldl")
-	return dir
-}
-
-// load loads libraries in an image and returns what they say.
-func load(t testing.TB, dir string, names ...string) string {
-	t.Helper()
-	return command(t, "coreutils", "chroot", append([]string{dir, "/dlopen"}, names...)...)
-}
-
 const driverDir = "/usr/local/nvidia/lib64"
 
 // lib is a library of the driver.
@@ -181,20 +146,6 @@ func lib(name string) ldcache.Entry { return entry(name, driverDir+"/"+name) }
 
 func entry(name, path string) ldcache.Entry {
 	return ldcache.Entry{Name: name, Path: path, Flags: abi64.flags()}
-}
-
-// driver puts a simulated driver into an image and returns what LoaderFiles is told.
-func driver(t testing.TB, dir string) ([]string, []ldcache.Entry) {
-	t.Helper()
-	var libs []ldcache.Entry
-	for _, base := range []string{"libcuda", "libnvidia-ml"} {
-		real := base + ".so.580.95.05"
-		library(t, dir+driverDir+"/"+real, base+".so.1", "driver "+base)
-		symlink(t, real, dir+driverDir+"/"+base+".so.1")
-		symlink(t, base+".so.1", dir+driverDir+"/"+base+".so")
-		libs = append(libs, lib(base+".so.1"), lib(base+".so"))
-	}
-	return []string{driverDir, "/usr/local/nvidia/lib"}, libs
 }
 
 // apply inspects an image, writes what LoaderFiles says, and proves that doing so again changes
