@@ -13,7 +13,7 @@ import (
 func glibcImage(t testing.TB, cache *ldcache.Cache) string {
 	t.Helper()
 	dir := t.TempDir()
-	write(t, dir+"/usr/lib64/libc.so.6", libcFixture(t, "libc.so.6"))
+	write(t, dir+"/usr/lib64/libc.so.6", library(abi64, "libc.so.6"))
 	if cache != nil {
 		write(t, dir+CachePath, string(cache.Encode()))
 	}
@@ -78,7 +78,7 @@ func TestALaterLdconfigReadsTheEntry(t *testing.T) {
 		if before != "" {
 			write(t, dir+confPath, before)
 		}
-		library(t, dir+driverDir+"/libcuda.so.1", "libcuda.so.1", "driver")
+		write(t, dir+driverDir+"/libcuda.so.1", library(abi64, "libcuda.so.1"))
 		_, notes := apply(t, dir, "580.95.05", []string{driverDir}, []ldcache.Entry{lib("libcuda.so.1")})
 		if len(notes) != 1 || !strings.Contains(notes[0], "no /etc/ld.so.cache") {
 			t.Errorf("notes %q", notes)
@@ -134,7 +134,7 @@ func TestMuslsPathFile(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
-			write(t, dir+"/lib/ld-musl-"+abi64.musl+".so.1", libcFixture(t, ""))
+			write(t, dir+"/lib/ld-musl-"+abi64.musl+".so.1", library(abi64, ""))
 			switch test.before {
 			case "":
 			case "loop":
