@@ -23,16 +23,19 @@ const config = `{
     "resources": {"devices": [{"allow": false, "access": "rwm"}], "rdma": {"x": {"hcaHandles": 3}}}}
 }`
 
-func load(t *testing.T, text string) *Bundle {
+func check(t testing.TB, err error) {
 	t.Helper()
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, ConfigName), []byte(text), 0o640); err != nil {
-		t.Fatal(err)
-	}
-	b, err := loadDir(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func load(t *testing.T, text string) *Bundle {
+	t.Helper()
+	dir := t.TempDir()
+	check(t, os.WriteFile(filepath.Join(dir, ConfigName), []byte(text), 0o640))
+	b, err := loadDir(dir)
+	check(t, err)
 	return b
 }
 
@@ -54,9 +57,7 @@ func equalJSON(t *testing.T, got, want []byte) {
 	for i, text := range [][]byte{got, want} {
 		dec := json.NewDecoder(bytes.NewReader(text))
 		dec.UseNumber()
-		if err := dec.Decode(&values[i]); err != nil {
-			t.Fatal(err)
-		}
+		check(t, dec.Decode(&values[i]))
 	}
 	if !reflect.DeepEqual(values[0], values[1]) {
 		t.Errorf("got  %s\nwant %s", got, want)
@@ -65,9 +66,7 @@ func equalJSON(t *testing.T, got, want []byte) {
 
 func TestEditsChangeOnlyWhatTheyName(t *testing.T) {
 	b := load(t, config)
-	if err := b.Apply(edits()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, b.Apply(edits()))
 	want := config
 	for _, r := range [][2]string{
 		{`{"path": "/usr/bin/nvidia-cdi-hook", "args": ["x"]}, `, ``},
@@ -90,9 +89,7 @@ func TestEditsChangeOnlyWhatTheyName(t *testing.T) {
 func sameSpec(t *testing.T, b *Bundle) {
 	t.Helper()
 	again, err := Parse(b.Dir, b.Raw(), b.mode)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if !reflect.DeepEqual(again.Spec, b.Spec) {
 		t.Errorf("Spec is %+v, the same bytes are parsed as %+v", b.Spec, again.Spec)
 	}
@@ -106,9 +103,7 @@ func TestWhatIsRemovedLeavesTheRestAsItWas(t *testing.T) {
 		RemoveRule:  func(r specs.LinuxDeviceCgroup) bool { return !r.Allow },
 	}
 	for range 2 {
-		if err := b.Apply(e); err != nil {
-			t.Fatal(err)
-		}
+		check(t, b.Apply(e))
 		equalJSON(t, b.Raw(), []byte(`{"mounts": [{"destination": "/a", "future": 1}, {"destination": "/c"}],
 			"linux": {"resources": {"devices": [{"allow": true, "future": 1}]}}}`))
 		sameSpec(t, b)
@@ -127,9 +122,7 @@ func TestARuleIsAddedUnlessItDecidesAlready(t *testing.T) {
 	} {
 		b := load(t, `{"linux": {"resources": {"devices": [`+rules+`]}}}`)
 		before := len(b.Spec.Linux.Resources.Devices)
-		if err := b.Apply(edits()); err != nil {
-			t.Fatal(err)
-		}
+		check(t, b.Apply(edits()))
 		if got := len(b.Spec.Linux.Resources.Devices) > before; got != added {
 			t.Errorf("%s: added %v", rules, got)
 		}
@@ -139,12 +132,8 @@ func TestARuleIsAddedUnlessItDecidesAlready(t *testing.T) {
 
 func TestSaveKeepsTheModeAndLeavesNoOtherFile(t *testing.T) {
 	b := load(t, config)
-	if err := b.Apply(edits()); err != nil {
-		t.Fatal(err)
-	}
-	if err := b.Save(); err != nil {
-		t.Fatal(err)
-	}
+	check(t, b.Apply(edits()))
+	check(t, b.Save())
 	entries, _ := os.ReadDir(b.Dir)
 	if len(entries) != 1 {
 		t.Errorf("bundle holds %v", entries)
@@ -191,9 +180,7 @@ func TestOnlyARegularFileOfRootIsRead(t *testing.T) {
 		"of another owner": func(file string) error { return os.Chown(file, 1000, 0) },
 	} {
 		b := load(t, "{}")
-		if err := change(filepath.Join(b.Dir, ConfigName)); err != nil {
-			t.Fatal(err)
-		}
+		check(t, change(filepath.Join(b.Dir, ConfigName)))
 		if _, err := loadDir(b.Dir); err == nil || !strings.Contains(err.Error(), b.Dir) {
 			t.Errorf("%s: error %v", name, err)
 		}

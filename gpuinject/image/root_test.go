@@ -17,14 +17,6 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestMain(m *testing.M) {
-	if os.Geteuid() != 0 {
-		os.Stderr.WriteString("image: the tests make device nodes and mounts: run them as root\n")
-		os.Exit(1)
-	}
-	os.Exit(m.Run())
-}
-
 const secret = "a file of the host"
 
 // testImage is a directory that plays a root file system, beside a directory of the host that

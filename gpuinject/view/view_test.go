@@ -330,16 +330,6 @@ func TestABuilderThatIsKilledLeavesNothingHalfMade(t *testing.T) {
 	whole(t, f.ensure(spec), spec)
 }
 
-func TestAnUnmountedViewIsBuiltAgain(t *testing.T) {
-	f := newFixture(t)
-	spec := f.spec("580.1", 3)
-	dir := f.ensure(spec)
-	check(t, unmount(dir))
-	whole(t, f.ensure(spec), spec)
-	check(t, errors.Join(unmount(dir), os.RemoveAll(filepath.Dir(dir))))
-	whole(t, f.ensure(spec), spec)
-}
-
 func TestUnusedViewsOfAnOlderDriverGo(t *testing.T) {
 	f := newFixture(t)
 	unused, recent, used, same := f.spec("580.1", 2), f.spec("580.1", 3), f.spec("575.1", 2), f.spec("590.1", 3)
