@@ -28,10 +28,7 @@ func check(t testing.TB, err error) {
 // ldconfig runs this machine's ldconfig and returns what it prints.
 func ldconfig(t testing.TB, args ...string) string {
 	t.Helper()
-	cmd := exec.Command("ldconfig", args...)
-	if cmd.Err != nil { // not in the PATH of every user
-		cmd = exec.Command("/sbin/ldconfig", args...)
-	}
+	cmd := exec.Command("/sbin/ldconfig", args...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %v\n%s", cmd, err, out)
