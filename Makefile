@@ -62,7 +62,6 @@ demo: deps build tools ## show a GPU inside a container: the real driver where t
 TEST_FLAGS ?= -count=1 -p 1 -timeout 40m
 
 test: deps build tools daemons kubernetes ## run all tests that need no GPU (as root)
-	$(GO) test $(TEST_FLAGS) -tags shimfault ./internal/fault
 	CGO_ENABLED=0 $(GO) test $(TEST_FLAGS) ./internal/nvml
 	cd integration/conformance && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/daemons && $(GO) test $(TEST_FLAGS) ./...

@@ -107,7 +107,7 @@ func (p *Plan) writeBundle(c Container) error {
 		}
 	}
 	p.setMounts(p.edits.Mounts)
-	if _, err := c.Bundle.Apply(p.edits); err != nil {
+	if err := c.Bundle.Apply(p.edits); err != nil {
 		return err
 	}
 	return c.Bundle.Save()

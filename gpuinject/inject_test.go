@@ -156,6 +156,18 @@ func TestHostRootIsNotWritten(t *testing.T) {
 	}
 }
 
+func TestADirectoryInPlaceOfTheLoadersCache(t *testing.T) {
+	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	cache := filepath.Join(dir, "rootfs", image.CachePath)
+	if err := errors.Join(os.RemoveAll(cache), os.MkdirAll(cache, 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	plan := mustInject(t, hostConfig(t), dir).Plan
+	if want := image.CachePath + " of the image is not written: "; plan.Linker.Cache != "unchanged" || !strings.Contains(strings.Join(plan.Notes, "\n"), want) {
+		t.Errorf("cache %q, notes %q", plan.Linker.Cache, plan.Notes)
+	}
+}
+
 func TestHooks(t *testing.T) {
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
 	spec.Hooks = &specs.Hooks{

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
@@ -102,7 +103,10 @@ func inspect(h host.Host, root *image.Root, g grant, p *Plan) (img image.Image, 
 	case compat.Use:
 		p.note("forward compatibility: %s", compat.Reason)
 		p.decide("forward compatibility", "used", "%s: %s", compat.Dir, compat.Reason)
-		p.Linker.Compat, leaveOut = compat.Dir, compat.SONames
+		p.Linker.Compat = compat.Dir
+		for _, e := range compat.Entries {
+			leaveOut = append(leaveOut, e.Name)
+		}
 	default:
 		p.note("forward compatibility: %s", compat.Reason)
 		p.decide("forward compatibility", "not used", "%s: %s", compat.Dir, compat.Reason)
@@ -278,8 +282,13 @@ func planLinker(c Container, root *image.Root, img image.Image, files driver.Fil
 		p.note("%s", n)
 	}
 	for _, f := range loaderFiles {
-		if err := root.CanWriteFile(f.Path); err != nil {
+		err := root.CanWriteFile(f.Path)
+		switch {
+		case errors.Is(err, unix.EROFS):
 			p.mountCache(c, f, err)
+			continue
+		case err != nil: // something in the image is in the way, of a mount too
+			p.note("%s of the image is not written: %v", f.Path, err)
 			continue
 		}
 		p.linkerFiles = append(p.linkerFiles, f)

@@ -38,8 +38,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if err != nil {
 		return nil, toGRPC(err)
 	}
-	cgroupsPath, _ := bundle.CgroupsPath(c.Raw)
-	if err := setOptions(ctx, r, opts, cgroupsPath); err != nil {
+	if err := setOptions(ctx, r, opts, bundle.CgroupsPath(c.Raw)); err != nil {
 		return nil, toGRPC(err)
 	}
 	if !c.Asks {

@@ -1,15 +1,12 @@
 package bundle
 
 import (
-	"bytes"
 	"encoding/json"
 	"fmt"
-	"io"
 	"os"
 	"path/filepath"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
@@ -70,21 +67,12 @@ type Resources struct {
 // with one name, and no link (T52).
 func Read(dir string) ([]byte, os.FileMode, error) {
 	name := filepath.Join(dir, ConfigName)
-	f, err := trusted.Open(name, maxConfig)
+	raw, st, err := trusted.Read(name, maxConfig)
 	if err != nil {
 		return nil, 0, err
 	}
-	defer f.Close()
-	var st unix.Stat_t
-	if err := unix.Fstat(int(f.Fd()), &st); err != nil {
-		return nil, 0, &os.PathError{Op: "fstat", Path: name, Err: err}
-	}
 	if st.Nlink > 1 {
 		return nil, 0, fmt.Errorf("%s has %d hard links", name, st.Nlink)
-	}
-	raw := make([]byte, st.Size)
-	if _, err := io.ReadFull(f, raw); err != nil {
-		return nil, 0, fmt.Errorf("read %s: %w", name, err)
 	}
 	return raw, os.FileMode(st.Mode & 0o777), nil
 }
@@ -92,11 +80,7 @@ func Read(dir string) ([]byte, os.FileMode, error) {
 // Parse makes a Bundle of what Read returned.
 func Parse(dir string, raw []byte, mode os.FileMode) (*Bundle, error) {
 	b := &Bundle{Dir: dir, raw: raw, mode: mode}
-	text := raw
-	if json.Valid(raw) {
-		text = withoutSeccomp(raw)
-	}
-	if err := json.Unmarshal(text, &b.Spec); err != nil {
+	if err := json.Unmarshal(raw, &b.Spec); err != nil {
 		return nil, b.wrap(err)
 	}
 	return b, nil
@@ -154,44 +138,15 @@ func (b *Bundle) wrap(err error) error {
 	return fmt.Errorf("%s: %w", filepath.Join(b.Dir, ConfigName), err)
 }
 
-// CgroupsPath returns linux.cgroupsPath of the configuration raw, and whether there is one. It does
-// not decode the rest: every container's configuration is asked.
-func CgroupsPath(raw []byte) (path string, ok bool) {
-	for _, key := range []string{"linux", "cgroupsPath"} {
-		o, err := parseObject(raw)
-		if err != nil {
-			return "", false
-		}
-		i, err := o.find(key)
-		if err != nil || i < 0 {
-			return "", false
-		}
-		raw = o.members[i].value
+// CgroupsPath returns linux.cgroupsPath of the configuration raw, or "" if it cannot be read.
+func CgroupsPath(raw []byte) string {
+	var spec struct {
+		Linux struct {
+			CgroupsPath string `json:"cgroupsPath"`
+		} `json:"linux"`
 	}
-	var value *string
-	if json.Unmarshal(raw, &value) != nil || value == nil {
-		return "", false
+	if json.Unmarshal(raw, &spec) != nil {
+		return ""
 	}
-	return *value, true
-}
-
-// withoutSeccomp returns the configuration with null for the seccomp profile: nine tenths of a
-// configuration, which Spec leaves out.
-func withoutSeccomp(raw []byte) []byte {
-	o, err := parseObject(raw)
-	if err != nil {
-		return raw
-	}
-	err = o.edit("linux.seccomp", func(profile json.RawMessage) (json.RawMessage, error) {
-		if profile == nil {
-			return nil, nil
-		}
-		return json.RawMessage("null"), nil
-	})
-	if err != nil || !o.changed {
-		return raw
-	}
-	var out bytes.Buffer
-	o.encode(&out)
-	return out.Bytes()
+	return spec.Linux.CgroupsPath
 }

@@ -24,49 +24,45 @@ type Edits struct {
 	AdditionalGids []uint32
 }
 
-// Apply makes the changes e in memory and returns the paths of the removed hooks. A device node,
-// rule, mount or group that is there already is not repeated, so applying twice changes nothing
-// (T54). A node for another device is an error; after an error the bundle must not be used.
-func (b *Bundle) Apply(e Edits) (removedHooks []string, err error) {
+// Apply makes the changes e in memory. A device node, rule, mount or group that is there already is
+// not repeated, so applying twice changes nothing (T54). A node for another device is an error;
+// after an error the bundle must not be used.
+func (b *Bundle) Apply(e Edits) error {
+	if err := b.CheckDevices(e.Devices); err != nil {
+		return err
+	}
 	o, err := parseObject(b.raw)
 	if err != nil {
-		return nil, b.wrap(err)
+		return b.wrap(err)
 	}
-	spec := &b.Spec
-	if err := b.CheckDevices(e.Devices); err != nil {
-		return nil, err
-	}
-	steps := []func() error{
-		func() error { return remove(o, "mounts", &spec.Mounts, e.RemoveMount) },
-		func() error {
-			return remove(o, "linux.resources.devices", &spec.Linux.Resources.Devices, e.RemoveRule)
-		},
-		func() (err error) {
-			removedHooks, err = removeHooks(o, &spec.Hooks, e.RemoveHook)
-			return err
-		},
-		func() error { return add(o, "linux.devices", &spec.Linux.Devices, e.Devices, hasDevice) },
-		func() error {
-			return add(o, "linux.resources.devices", &spec.Linux.Resources.Devices, e.Rules, hasRule)
-		},
-		func() error { return add(o, "mounts", &spec.Mounts, e.Mounts, hasMount) },
-		func() error {
-			return add(o, "process.user.additionalGids", &spec.Process.User.AdditionalGids,
-				e.AdditionalGids, slices.Contains[[]uint32])
-		},
-	}
-	for _, step := range steps {
-		if err := step(); err != nil {
-			return nil, b.wrap(err)
+	spec, hooks := &b.Spec, &b.Spec.Hooks
+	for _, err := range []error{
+		remove(o, "mounts", &spec.Mounts, e.RemoveMount),
+		remove(o, "linux.resources.devices", &spec.Linux.Resources.Devices, e.RemoveRule),
+		// runtime-spec, "POSIX-platform Hooks".
+		//nolint:staticcheck // Prestart is deprecated and still what docker --gpus uses.
+		remove(o, "hooks.prestart", &hooks.Prestart, e.RemoveHook),
+		remove(o, "hooks.createRuntime", &hooks.CreateRuntime, e.RemoveHook),
+		remove(o, "hooks.createContainer", &hooks.CreateContainer, e.RemoveHook),
+		remove(o, "hooks.startContainer", &hooks.StartContainer, e.RemoveHook),
+		remove(o, "hooks.poststart", &hooks.Poststart, e.RemoveHook),
+		remove(o, "hooks.poststop", &hooks.Poststop, e.RemoveHook),
+		add(o, "linux.devices", &spec.Linux.Devices, e.Devices, hasDevice),
+		add(o, "linux.resources.devices", &spec.Linux.Resources.Devices, e.Rules, hasRule),
+		add(o, "mounts", &spec.Mounts, e.Mounts, hasMount),
+		add(o, "process.user.additionalGids", &spec.Process.User.AdditionalGids, e.AdditionalGids, slices.Contains),
+	} {
+		if err != nil {
+			return b.wrap(err)
 		}
 	}
-	if o.changed {
+	if o.edited {
 		var edited bytes.Buffer
 		edited.Grow(len(b.raw) + 8<<10)
 		o.encode(&edited)
 		b.raw = edited.Bytes()
 	}
-	return removedHooks, nil
+	return nil
 }
 
 // remove removes the elements that drop chooses from the array at path. list holds the decoded
@@ -75,7 +71,7 @@ func remove[T any](o *object, path string, list *[]T, drop func(T) bool) error {
 	if drop == nil || !slices.ContainsFunc(*list, drop) {
 		return nil
 	}
-	return editArray(o, path, func(array []json.RawMessage) ([]json.RawMessage, error) {
+	return o.edit(path, func(array []json.RawMessage) []json.RawMessage {
 		var kept []json.RawMessage
 		for i, element := range array {
 			if i >= len(*list) || !drop((*list)[i]) {
@@ -83,52 +79,29 @@ func remove[T any](o *object, path string, list *[]T, drop func(T) bool) error {
 			}
 		}
 		*list = slices.DeleteFunc(*list, drop)
-		return kept, nil
+		return kept
 	})
-}
-
-// removeHooks removes the hooks that drop chooses and returns their paths.
-func removeHooks(o *object, h *specs.Hooks, drop func(specs.Hook) bool) (removed []string, err error) {
-	// runtime-spec, "POSIX-platform Hooks".
-	stages := []struct {
-		key   string
-		hooks *[]specs.Hook
-	}{
-		//nolint:staticcheck // Prestart is deprecated and still what docker --gpus uses.
-		{"prestart", &h.Prestart}, {"createRuntime", &h.CreateRuntime}, {"createContainer", &h.CreateContainer},
-		{"startContainer", &h.StartContainer}, {"poststart", &h.Poststart}, {"poststop", &h.Poststop},
-	}
-	for _, s := range stages {
-		for _, hook := range *s.hooks {
-			if drop != nil && drop(hook) {
-				removed = append(removed, hook.Path)
-			}
-		}
-		if err := remove(o, "hooks."+s.key, s.hooks, drop); err != nil {
-			return nil, err
-		}
-	}
-	return removed, nil
 }
 
 // add appends what is not there yet to the array at path. list holds the decoded elements and
 // changes with it; has reports whether they include an element.
 func add[T any](o *object, path string, list *[]T, added []T, has func([]T, T) bool) error {
-	missing := slices.DeleteFunc(slices.Clone(added), func(x T) bool { return has(*list, x) })
+	var missing []json.RawMessage
+	for _, x := range added {
+		if has(*list, x) {
+			continue
+		}
+		element, err := json.Marshal(x)
+		if err != nil {
+			return err
+		}
+		missing = append(missing, element)
+		*list = append(*list, x)
+	}
 	if len(missing) == 0 {
 		return nil
 	}
-	return editArray(o, path, func(array []json.RawMessage) ([]json.RawMessage, error) {
-		for _, x := range missing {
-			element, err := json.Marshal(x)
-			if err != nil {
-				return nil, err
-			}
-			array = append(array, element)
-		}
-		*list = append(*list, missing...)
-		return array, nil
-	})
+	return o.edit(path, func(array []json.RawMessage) []json.RawMessage { return append(array, missing...) })
 }
 
 // CheckDevices returns an error if the configuration has a node at a path of added for another

@@ -215,7 +215,8 @@ func ReadTrusted(name string) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	return trusted.Read(real, maxSize)
+	data, _, err := trusted.Read(real, maxSize)
+	return data, err
 }
 
 // Describe turns an error of the TOML decoder, some of which are many lines, into one line with the

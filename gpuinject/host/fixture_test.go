@@ -1,9 +1,7 @@
 package host_test
 
 import (
-	"bytes"
 	"debug/elf"
-	"encoding/binary"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -19,6 +17,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
 )
 
 const version = "580.159.04"
@@ -124,21 +123,7 @@ func (f *fixture) changed(files driver.Files) bool {
 
 // elf64 is the smallest library that a loader would map.
 func elf64(soname string) string {
-	const dynamic, table = 64 + 2*56, 64 + 2*56 + 4*16
-	size := table + uint64(len(soname)) + 2
-	var b bytes.Buffer
-	for _, part := range []any{
-		elf.Header64{
-			Ident: [16]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), byte(elf.EV_CURRENT)},
-			Type:  uint16(elf.ET_DYN), Machine: uint16(machine), Version: 1, Phoff: 64, Ehsize: 64, Phentsize: 56, Phnum: 2, Shentsize: 64,
-		},
-		elf.Prog64{Type: uint32(elf.PT_LOAD), Flags: 5, Filesz: size, Memsz: size, Align: 4096},
-		elf.Prog64{Type: uint32(elf.PT_DYNAMIC), Flags: 6, Off: dynamic, Vaddr: dynamic, Paddr: dynamic, Filesz: 64, Memsz: 64, Align: 8},
-		[]elf.Dyn64{{Tag: int64(elf.DT_STRTAB), Val: table}, {Tag: int64(elf.DT_STRSZ), Val: size - table}, {Tag: int64(elf.DT_SONAME), Val: 1}, {}},
-	} {
-		_ = binary.Write(&b, binary.LittleEndian, part)
-	}
-	return b.String() + "\x00" + soname + "\x00"
+	return string(elffile.Library(elf.ELFCLASS64, machine, soname))
 }
 
 // libraries are the names of libraries, sorted.

@@ -30,10 +30,8 @@ type Compat struct {
 	Use bool
 	// Reason says why, for humans.
 	Reason string
-	// SONames are the names that the directory offers to a loader, sorted: SONAMEs and links
-	// ("libcuda.so.1", "libcuda.so"). Empty unless Use.
-	SONames []string
-	// Entries are the cache entries of SONames. Empty unless Use.
+	// Entries are the cache entries of the names that the directory offers to a loader, sorted:
+	// SONAMEs and links ("libcuda.so.1", "libcuda.so"). Empty unless Use.
 	Entries []ldcache.Entry
 }
 
@@ -76,9 +74,6 @@ func (r *Root) findCompat(hostDriver string) Compat {
 	}
 	if c.Use, c.Reason = useCompat(version, lib, hostDriver); c.Use {
 		c.Entries = r.compatEntries(dir, files)
-		for _, e := range c.Entries {
-			c.SONames = append(c.SONames, e.Name)
-		}
 	}
 	return c
 }

@@ -1,14 +1,15 @@
 package image
 
 import (
+	"debug/elf"
 	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
 )
 
 // compatImage makes an image whose /usr/local/cuda leads to a compat directory
@@ -23,15 +24,8 @@ func compatImage(t testing.TB, dir string) string {
 }
 
 func TestForwardCompatibilityIsUsedIfItServesTheHost(t *testing.T) {
-	withNote := filepath.Join(t.TempDir(), "noted")
-	compatLibrary(t, withNote, goodNote)
-	without := filepath.Join(t.TempDir(), "plain")
-	library(t, without, "libcuda.so.1", "compat")
-	broken := filepath.Join(t.TempDir(), "broken")
-	compatLibrary(t, broken, "{")
-	emptyList := filepath.Join(t.TempDir(), "empty")
-	compatLibrary(t, emptyList, `{"Format":1,"CUDA Version":"13.1"}`)
-
+	withNote, without := compatLibrary(goodNote), library(abi64, "libcuda.so.1")
+	broken, emptyList := compatLibrary("{"), compatLibrary(`{"Format":1,"CUDA Version":"13.1"}`)
 	for _, test := range []struct {
 		name, library, version, host string
 		use                          bool
@@ -58,12 +52,12 @@ func TestForwardCompatibilityIsUsedIfItServesTheHost(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
 			compat := compatImage(t, dir)
-			write(t, compat+"/libcuda.so."+test.version, read(t, test.library))
+			write(t, compat+"/libcuda.so."+test.version, test.library)
 			got := openRoot(t, dir).Inspect(test.host).Compat
 			if got.Use != test.use || got.Reason == "" || got.Dir != "/usr/local/cuda-13.1/compat" {
 				t.Errorf("got %+v", got)
 			}
-			if !got.Use && (got.SONames != nil || got.Entries != nil) {
+			if !got.Use && got.Entries != nil {
 				t.Errorf("names although it is not used: %+v", got)
 			}
 		})
@@ -73,13 +67,13 @@ func TestForwardCompatibilityIsUsedIfItServesTheHost(t *testing.T) {
 func TestTheNamesOfTheCompatDirectoryAreThoseThatLdconfigLists(t *testing.T) {
 	dir := t.TempDir()
 	compat := compatImage(t, dir)
-	compatLibrary(t, compat+"/libcuda.so.590.44.01", goodNote)
+	write(t, compat+"/libcuda.so.590.44.01", compatLibrary(goodNote))
 	symlink(t, "libcuda.so.590.44.01", compat+"/libcuda.so.1")
 	symlink(t, "libcuda.so.1", compat+"/libcuda.so")
-	library(t, compat+"/libnvidia-nvvm.so.590.44.01", "libnvidia-nvvm.so.4", "nvvm")
+	write(t, compat+"/libnvidia-nvvm.so.590.44.01", library(abi64, "libnvidia-nvvm.so.4"))
 	symlink(t, "libnvidia-nvvm.so.590.44.01", compat+"/libnvidia-nvvm.so.4")
-	library(t, compat+"/libnvidia-gpucomp.so.590.44.01", "libnvidia-gpucomp.so.590.44.01", "gpucomp")
-	library(t, compat+"/libevil.so.1", "../../etc/passwd", "evil")
+	write(t, compat+"/libnvidia-gpucomp.so.590.44.01", library(abi64, "libnvidia-gpucomp.so.590.44.01"))
+	write(t, compat+"/libevil.so.1", library(abi64, "../../etc/passwd"))
 	symlink(t, "../compat/libcuda.so.1", compat+"/libaround.so.1")
 	write(t, compat+"/libtext.so.1", "not a library")
 	write(t, compat+"/README", "")
@@ -88,8 +82,12 @@ func TestTheNamesOfTheCompatDirectoryAreThoseThatLdconfigLists(t *testing.T) {
 
 	got := openRoot(t, dir).Inspect("580.95.05").Compat
 	want := []string{"libcuda.so", "libcuda.so.1", "libnvidia-gpucomp.so.590.44.01", "libnvidia-nvvm.so.4"}
-	if !slices.Equal(got.SONames, want) {
-		t.Errorf("names %q, want %q", got.SONames, want)
+	var names []string
+	for _, e := range got.Entries {
+		names = append(names, e.Name)
+	}
+	if !slices.Equal(names, want) {
+		t.Errorf("names %q, want %q", names, want)
 	}
 	mkdir(t, dir+"/etc")
 	write(t, dir+"/etc/ld.so.conf", got.Dir+"\n")
@@ -113,7 +111,7 @@ func TestTheNamesOfTheCompatDirectoryAreThoseThatLdconfigLists(t *testing.T) {
 func TestALibraryWithoutItsLinkIsListedByItsFile(t *testing.T) {
 	dir := t.TempDir()
 	compat := compatImage(t, dir)
-	compatLibrary(t, compat+"/libcuda.so.590.44.01", goodNote)
+	write(t, compat+"/libcuda.so.590.44.01", compatLibrary(goodNote))
 	got := openRoot(t, dir).Inspect("580.95.05").Compat
 	want := []ldcache.Entry{entry("libcuda.so.1", "/usr/local/cuda-13.1/compat/libcuda.so.590.44.01")}
 	if !slices.Equal(got.Entries, want) {
@@ -122,8 +120,7 @@ func TestALibraryWithoutItsLinkIsListedByItsFile(t *testing.T) {
 }
 
 func TestAnOddCompatDirectoryIsNotUsed(t *testing.T) {
-	lib := filepath.Join(t.TempDir(), "lib")
-	compatLibrary(t, lib, goodNote)
+	lib := compatLibrary(goodNote)
 	const good = "/libcuda.so.590.44.01"
 	for _, test := range []struct {
 		name string
@@ -135,11 +132,11 @@ func TestAnOddCompatDirectoryIsNotUsed(t *testing.T) {
 		{"a link to itself", func(t *testing.T, dir string) { symlink(t, "compat", dir+"/usr/local/cuda/compat") }},
 		{"a link to the host", func(t *testing.T, dir string) { symlink(t, "/proc/1/root/etc", dir+"/usr/local/cuda/compat") }},
 		{"two versions", func(t *testing.T, dir string) {
-			write(t, dir+"/usr/local/cuda/compat"+good, read(t, lib))
-			write(t, dir+"/usr/local/cuda/compat/libcuda.so.591.1.1", read(t, lib))
+			write(t, dir+"/usr/local/cuda/compat"+good, lib)
+			write(t, dir+"/usr/local/cuda/compat/libcuda.so.591.1.1", lib)
 		}},
 		{"the version is a link", func(t *testing.T, dir string) {
-			write(t, dir+"/opt/lib", read(t, lib))
+			write(t, dir+"/opt/lib", lib)
 			symlink(t, "/opt/lib", dir+"/usr/local/cuda/compat"+good)
 		}},
 		{"the version is a FIFO", func(t *testing.T, dir string) { fifo(t, dir+"/usr/local/cuda/compat"+good) }},
@@ -147,18 +144,18 @@ func TestAnOddCompatDirectoryIsNotUsed(t *testing.T) {
 		{"the version is a terabyte", func(t *testing.T, dir string) { sparse(t, dir+"/usr/local/cuda/compat"+good, 1<<40) }},
 		{"the version is text", func(t *testing.T, dir string) { write(t, dir+"/usr/local/cuda/compat"+good, "x") }},
 		{"the version is for another machine", func(t *testing.T, dir string) {
-			write(t, dir+"/usr/local/cuda/compat"+good, otherMachine(read(t, lib)))
+			write(t, dir+"/usr/local/cuda/compat"+good, string(elffile.Library(elf.ELFCLASS64, elf.EM_SPARCV9, "libcuda.so.1")))
 		}},
 		{"a directory with a line feed in its name", func(t *testing.T, dir string) {
-			write(t, dir+"/opt/a\n/evil"+good, read(t, lib))
+			write(t, dir+"/opt/a\n/evil"+good, lib)
 			symlink(t, "/opt/a\n/evil", dir+"/usr/local/cuda/compat")
 		}},
 		{"where the driver will be mounted", func(t *testing.T, dir string) {
-			write(t, dir+"/usr/local/nvidia/compat"+good, read(t, lib))
+			write(t, dir+"/usr/local/nvidia/compat"+good, lib)
 			symlink(t, "/usr/local/nvidia/compat", dir+"/usr/local/cuda/compat")
 		}},
 		{"too many files", func(t *testing.T, dir string) {
-			write(t, dir+"/usr/local/cuda/compat"+good, read(t, lib))
+			write(t, dir+"/usr/local/cuda/compat"+good, lib)
 			for i := range maxCompatFiles {
 				write(t, fmt.Sprintf("%s/usr/local/cuda/compat/x%d", dir, i), "")
 			}

@@ -7,8 +7,6 @@ import (
 	"path"
 	"slices"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
 
@@ -40,9 +38,6 @@ type File struct {
 //
 // Entries of an earlier start are removed, so that nothing accumulates in an image that was
 // committed from a container.
-//
-// A file that something in the image is in the way of is left out with a note. One on a read-only
-// file system is not.
 func (r *Root) LoaderFiles(img Image, dirs []string, libs []ldcache.Entry) (files []File, notes []string) {
 	if img.LibC == "" || len(dirs) == 0 && len(libs) == 0 {
 		return nil, nil
@@ -51,20 +46,10 @@ func (r *Root) LoaderFiles(img Image, dirs []string, libs []ldcache.Entry) (file
 		return nil, []string{"the root file system is the host's own: its linker files are left alone"}
 	}
 	dirs = slices.DeleteFunc(slices.Clone(dirs), func(dir string) bool { return !ldcache.IsConfDir(dir) })
-	var all []File
-	if img.LibC == GLibC {
-		all, notes = r.glibcFiles(img.Compat, dirs, libs)
-	} else {
-		all, notes = r.muslFiles(dirs, libs)
+	if img.LibC == Musl {
+		return r.muslFiles(dirs, libs)
 	}
-	for _, f := range all {
-		if err := r.CanWriteFile(f.Path); err != nil && !errors.Is(err, unix.EROFS) {
-			notes = append(notes, fmt.Sprintf("%s of the image is not written: %v", f.Path, err))
-			continue
-		}
-		files = append(files, f)
-	}
-	return files, notes
+	return r.glibcFiles(img.Compat, dirs, libs)
 }
 
 // glibcFiles returns the files for glibc: the cache; the entry of /etc/ld.so.conf.d by which a later

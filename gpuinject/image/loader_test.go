@@ -3,6 +3,7 @@ package image
 import (
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
@@ -12,7 +13,7 @@ import (
 func glibcImage(t testing.TB, cache *ldcache.Cache) string {
 	t.Helper()
 	dir := t.TempDir()
-	write(t, dir+"/usr/lib64/libc.so.6", libcFixture(t, "libc.so.6"))
+	write(t, dir+"/usr/lib64/libc.so.6", library(abi64, "libc.so.6"))
 	if cache != nil {
 		write(t, dir+CachePath, string(cache.Encode()))
 	}
@@ -40,6 +41,55 @@ func TestEntriesOfAnEarlierDriverAreRemoved(t *testing.T) {
 	}
 	if names, err := os.ReadDir(dir + "/etc/ld.so.conf.d"); err != nil || len(names) != 1 {
 		t.Errorf("%d files in ld.so.conf.d, %v", len(names), err)
+	}
+}
+
+func TestCompatLibrariesComeFirstUntilTheyAreNotUsed(t *testing.T) {
+	const compat = "/usr/local/cuda-13.1/compat"
+	root := openRoot(t, glibcImage(t, &ldcache.Cache{}))
+	libs := []ldcache.Entry{lib("libcuda.so.1"), lib("libcuda.so")}
+	img := Image{LibC: GLibC, Compat: Compat{Dir: compat, Use: true, Entries: []ldcache.Entry{entry("libcuda.so.1", compat+"/libcuda.so.1")}}}
+	for _, want := range [][]string{{compat + "/libcuda.so.1", driverDir + "/libcuda.so.1"}, {driverDir + "/libcuda.so.1"}} {
+		files, _ := root.LoaderFiles(img, []string{driverDir}, libs)
+		for _, f := range files {
+			check(t, root.WriteFile(f.Path, f.Data))
+		}
+		c := readCache(t, root.f.Name())
+		if got := paths(c, "libcuda.so.1"); !slices.Equal(got, want) || len(paths(c, "libcuda.so")) != 1 {
+			t.Errorf("listed %q, want %q", got, want)
+		}
+		if conf := read(t, root.f.Name()+confEntryPath); strings.Contains(conf, compat+"\n"+driverDir) != img.Compat.Use || !strings.Contains(conf, driverDir) {
+			t.Errorf("used %v, the configuration is %q", img.Compat.Use, conf)
+		}
+		img.Compat.Use, img.Compat.Entries = false, nil // the same file system under a newer driver
+	}
+}
+
+func TestALaterLdconfigReadsTheEntry(t *testing.T) {
+	const ours = "include " + confEntryPath + "\n"
+	for before, want := range map[string]string{
+		"":                                   "include /etc/ld.so.conf.d/*.conf\n", // none
+		"include /etc/ld.so.conf.d/*.conf\n": "include /etc/ld.so.conf.d/*.conf\n", // Debian's
+		"include ld.so.conf.d/*.conf\n":      "include ld.so.conf.d/*.conf\n",      // Red Hat's
+		"/usr/local/cuda/lib64/stubs\n":      ours + "/usr/local/cuda/lib64/stubs\n",
+		"# nothing\n/opt/lib":                ours + "# nothing\n/opt/lib",
+	} {
+		dir := glibcImage(t, nil)
+		if before != "" {
+			write(t, dir+confPath, before)
+		}
+		write(t, dir+driverDir+"/libcuda.so.1", library(abi64, "libcuda.so.1"))
+		_, notes := apply(t, dir, "580.95.05", []string{driverDir}, []ldcache.Entry{lib("libcuda.so.1")})
+		if len(notes) != 1 || !strings.Contains(notes[0], "no /etc/ld.so.cache") {
+			t.Errorf("notes %q", notes)
+		}
+		if got := read(t, dir+confPath); got != want {
+			t.Errorf("%q became %q, want %q", before, got, want)
+		}
+		ldconfig(t, "-r", dir)
+		if got := paths(readCache(t, dir), "libcuda.so.1"); !slices.Equal(got, []string{driverDir + "/libcuda.so.1"}) {
+			t.Errorf("%q: a later ldconfig lists %q", before, got)
+		}
 	}
 }
 
@@ -84,7 +134,7 @@ func TestMuslsPathFile(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
-			write(t, dir+"/lib/ld-musl-"+abi64.musl+".so.1", libcFixture(t, ""))
+			write(t, dir+"/lib/ld-musl-"+abi64.musl+".so.1", library(abi64, ""))
 			switch test.before {
 			case "":
 			case "loop":

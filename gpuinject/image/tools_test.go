@@ -1,96 +1,37 @@
 package image
 
 import (
-	"bytes"
-	"encoding/binary"
-	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
 )
 
-// command runs a program of the Debian package install and returns its standard output.
-func command(t testing.TB, install, name string, args ...string) string {
+// ldconfig runs this machine's ldconfig.
+func ldconfig(t testing.TB, args ...string) {
 	t.Helper()
-	var stdout, stderr bytes.Buffer
-	cmd := exec.Command(name, args...)
-	if cmd.Err != nil { // not in the PATH of every user
-		cmd = exec.Command("/sbin/"+name, args...)
+	cmd := exec.Command("/sbin/ldconfig", args...)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %v (apt-get install libc-bin)\n%s", cmd, err, out)
 	}
-	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL=C"}
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		t.Fatalf("%s %q: %v (apt-get install %s)\n%s%s", name, args, err, install, stdout.Bytes(), stderr.Bytes())
-	}
-	return stdout.String()
 }
 
-func ldconfig(t testing.TB, args ...string) string {
-	t.Helper()
-	return command(t, "libc-bin", "ldconfig", args...)
+const goodNote = `{"Format":1,"CUDA Version":"13.1","Driver":[535,550,570,575,580,590],"Device":[1,2,7]}`
+
+// compatLibrary is a libcuda.so with NVIDIA's note of the given text.
+func compatLibrary(note string) string {
+	section := elffile.Note("NVIDIA Corporation", note)
+	return string(elffile.WithNote(abi64.machine, "libcuda.so.1", ".note.cuda.fwd_compatibility", section))
 }
 
-func gcc(t testing.TB, source string, args ...string) {
-	t.Helper()
-	src := filepath.Join(t.TempDir(), "source.c")
-	write(t, src, source)
-	command(t, "gcc libc6-dev", "gcc", append(args, src)...)
-}
-
-// library builds a shared library that says who it is.
-func library(t testing.TB, file, soname, says string, args ...string) {
-	t.Helper()
-	mkdir(t, filepath.Dir(file))
-	args = append([]string{"-shared", "-fPIC", "-nostdlib", "-o", file}, args...)
-	if soname != "" {
-		args = append(args, "-Wl,-soname,"+soname)
-	}
-	gcc(t, fmt.Sprintf("const char *who(void) { return %q; }\n", says), args...)
-}
-
-const (
-	compatOwner = "NVIDIA Corporation"
-	goodNote    = `{"Format":1,"CUDA Version":"13.1","Driver":[535,550,570,575,580,590],"Device":[1,2,7]}`
-)
-
-// compatLibrary builds a libcuda.so that says "compat", with NVIDIA's note of the given text.
-func compatLibrary(t testing.TB, file, note string) {
-	t.Helper()
-	mkdir(t, filepath.Dir(file))
-	asm := fmt.Sprintf(`.section .note.cuda.fwd_compatibility,"a",%%note
-.balign 4
-.long %d, %d, 1
-.asciz %q
-.balign 4
-.ascii %q
-.balign 4
-.previous
-`, len(compatOwner)+1, len(note), compatOwner, note)
-	gcc(t, fmt.Sprintf("asm(%q);\nconst char *who(void) { return \"compat\"; }\n", asm),
-		"-shared", "-fPIC", "-nostdlib", "-o", file, "-Wl,-soname,libcuda.so.1")
-}
-
-// libcFixture builds a small libc.so.6 or musl loader.
-func libcFixture(t testing.TB, soname string, args ...string) string {
-	t.Helper()
-	file := filepath.Join(t.TempDir(), "libc")
-	library(t, file, soname, "libc", args...)
-	return read(t, file)
-}
-
-// otherMachine returns a library as one for SPARC.
-func otherMachine(library string) string {
-	b := []byte(library)
-	binary.LittleEndian.PutUint16(b[18:], 2)
-	return string(b)
-}
+// library is a library of an ABI.
+func library(a abi, soname string) string { return string(elffile.Library(a.class, a.machine, soname)) }
 
 func mkdir(t testing.TB, dir string) {
 	t.Helper()
@@ -140,40 +81,6 @@ func openRoot(t testing.TB, dir string) *Root {
 // hostLib is the directory where an image for this machine has its libc.
 var hostLib = map[string]string{"amd64": "/usr/lib/x86_64-linux-gnu", "arm64": "/usr/lib/aarch64-linux-gnu"}[runtime.GOARCH]
 
-// writeImage makes a root file system with this machine's glibc, a merged /usr and a program
-// /dlopen that loads its arguments and prints what the libraries say.
-func writeImage(t testing.TB) string {
-	t.Helper()
-	dir := t.TempDir()
-	mkdir(t, dir+hostLib)
-	mkdir(t, dir+"/etc")
-	symlink(t, "usr/lib", dir+"/lib")
-	mkdir(t, dir+"/usr/lib64")
-	symlink(t, "usr/lib64", dir+"/lib64")
-	write(t, dir+hostLib+"/libc.so.6", read(t, strings.TrimSpace(command(t, "gcc libc6-dev", "gcc", "-print-file-name=libc.so.6"))))
-	write(t, dir+abi64.loader, read(t, abi64.loader))
-	check(t, os.Chmod(dir+abi64.loader, 0o755))
-	gcc(t, `#include <dlfcn.h>
-#include <stdio.h>
-int main(int argc, char **argv) {
-	for (int i = 1; i < argc; i++) {
-		void *h = dlopen(argv[i], RTLD_NOW);
-		if (!h) { puts(dlerror()); continue; }
-		const char *(*who)(void) = dlsym(h, "who");
-		puts(who ? who() : "nobody");
-	}
-	return 0;
-}
-`, "-o", dir+"/dlopen", "-ldl")
-	return dir
-}
-
-// load loads libraries in an image and returns what they say.
-func load(t testing.TB, dir string, names ...string) string {
-	t.Helper()
-	return command(t, "coreutils", "chroot", append([]string{dir, "/dlopen"}, names...)...)
-}
-
 const driverDir = "/usr/local/nvidia/lib64"
 
 // lib is a library of the driver.
@@ -181,20 +88,6 @@ func lib(name string) ldcache.Entry { return entry(name, driverDir+"/"+name) }
 
 func entry(name, path string) ldcache.Entry {
 	return ldcache.Entry{Name: name, Path: path, Flags: abi64.flags()}
-}
-
-// driver puts a simulated driver into an image and returns what LoaderFiles is told.
-func driver(t testing.TB, dir string) ([]string, []ldcache.Entry) {
-	t.Helper()
-	var libs []ldcache.Entry
-	for _, base := range []string{"libcuda", "libnvidia-ml"} {
-		real := base + ".so.580.95.05"
-		library(t, dir+driverDir+"/"+real, base+".so.1", "driver "+base)
-		symlink(t, real, dir+driverDir+"/"+base+".so.1")
-		symlink(t, base+".so.1", dir+driverDir+"/"+base+".so")
-		libs = append(libs, lib(base+".so.1"), lib(base+".so"))
-	}
-	return []string{driverDir, "/usr/local/nvidia/lib"}, libs
 }
 
 // apply inspects an image, writes what LoaderFiles says, and proves that doing so again changes

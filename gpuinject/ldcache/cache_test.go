@@ -28,10 +28,7 @@ func check(t testing.TB, err error) {
 // ldconfig runs this machine's ldconfig and returns what it prints.
 func ldconfig(t testing.TB, args ...string) string {
 	t.Helper()
-	cmd := exec.Command("ldconfig", args...)
-	if cmd.Err != nil { // not in the PATH of every user
-		cmd = exec.Command("/sbin/ldconfig", args...)
-	}
+	cmd := exec.Command("/sbin/ldconfig", args...)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		t.Fatalf("%v: %v\n%s", cmd, err, out)
@@ -93,15 +90,26 @@ func TestTheMachinesOwnCacheSurvivesARoundTrip(t *testing.T) {
 func TestABlockOfTheOldFormatInFrontIsSkipped(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir+"/lib64/libone.so.1", elf64("libone.so.1", "", nil))
+	want := Cache{Entries: []Entry{{Name: "libone.so.1", Path: "/lib64/libone.so.1", Flags: hostFlags}}}
+	if runtime.GOARCH == "amd64" { // glibc has no glibc-hwcaps directory that every ARM machine uses
+		const v2 = "/lib64/glibc-hwcaps/x86-64-v2"
+		write(t, dir+v2+"/libone.so.1", elf64("libone.so.1", "", nil))
+		narrow := Entry{Name: "libone.so.1", Path: v2 + "/libone.so.1", Flags: hostFlags, HWCap: hwcapExtension}
+		want = Cache{Entries: []Entry{narrow, want.Entries[0]}, HWCaps: []string{"x86-64-v2"}}
+	}
 	write(t, dir+"/etc/ld.so.conf", []byte("/lib64\n"))
-	want := []Entry{{Name: "libone.so.1", Path: "/lib64/libone.so.1", Flags: hostFlags}}
 	for _, format := range []string{"compat", "new", "old"} {
 		ldconfig(t, "-r", dir, "-c", format)
 		data, err := os.ReadFile(dir + "/etc/ld.so.cache")
 		check(t, err)
 		c, err := ParseCache(data)
-		if format == "old" && err == nil || format != "old" && (err != nil || !slices.Equal(c.Entries, want)) {
-			t.Errorf("format %s: %+v, %v", format, c, err)
+		if err == nil {
+			for i := range c.Entries {
+				c.Entries[i].HWCap &= hwcapExtension | 1<<32 - 1 // without the ISA level
+			}
+		}
+		if format == "old" && err == nil || format != "old" && (err != nil || !reflect.DeepEqual(*c, want)) {
+			t.Errorf("format %s: %+v, %v, want %+v", format, c, err, want)
 		}
 	}
 }
@@ -249,16 +257,8 @@ func TestAHostileCacheIsAnError(t *testing.T) {
 }
 
 func TestExtensions(t *testing.T) {
-	plain := Cache{Entries: []Entry{x86("liba.so.1", "/l/liba.so.1")}}
-	data := plain.Encode()
-	if off := le.Uint32(data[32:]); off != 0 {
-		t.Errorf("a cache without extensions has one at %d", off)
-	}
-	if out := printed(t, data); !strings.Contains(out, "=> /l/liba.so.1") {
-		t.Errorf("ldconfig -p: %s", out)
-	}
-	full := Cache{HWCaps: []string{"v3"}, Entries: plain.Entries}
-	data = full.Encode()
+	full := Cache{HWCaps: []string{"v3"}, Entries: []Entry{x86("liba.so.1", "/l/liba.so.1")}}
+	data := full.Encode()
 	if c := mustParse(t, data); !reflect.DeepEqual(*c, full) {
 		t.Errorf("got %+v", c)
 	}

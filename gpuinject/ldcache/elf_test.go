@@ -3,12 +3,13 @@ package ldcache
 import (
 	"bytes"
 	"debug/elf"
-	"encoding/binary"
 	"os"
 	"reflect"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
 )
 
 const goodNote = `{"Format":1,"CUDA Version":"13.1","Driver":[535,550,570,575,580,590],"Device":[1,2,7]}`
@@ -26,58 +27,14 @@ const (
 
 // elf64 makes a library of this machine with a SONAME and a note section.
 func elf64(soname, noteName string, note []byte) []byte {
-	const stringsAt = dynamicTable + 4*16
-	dynstr := "\x00" + soname + "\x00"
-	shstr := "\x00.shstrtab\x00" + noteName + "\x00"
-	loaded := uint64(stringsAt + len(dynstr))
-	noteAt := loaded + uint64(len(shstr))
-	b, err := binary.Append(nil, le, elf.Header64{
-		Ident: [elf.EI_NIDENT]byte{0x7f, 'E', 'L', 'F', byte(elf.ELFCLASS64), byte(elf.ELFDATA2LSB), 1},
-		Type:  uint16(elf.ET_DYN), Machine: uint16(hostMachine), Version: 1, Ehsize: headerSize,
-		Phoff: headerSize, Phentsize: segmentSize, Phnum: 2,
-		Shoff: noteAt + uint64(len(note)), Shentsize: sectionSize, Shnum: 3, Shstrndx: 1,
-	})
-	if err != nil {
-		panic(err)
-	}
-	add := func(values any) { b, _ = binary.Append(b, le, values) }
-	add([]elf.Prog64{
-		{Type: uint32(elf.PT_LOAD), Flags: uint32(elf.PF_R), Filesz: loaded, Memsz: loaded, Align: 4096},
-		{Type: uint32(elf.PT_DYNAMIC), Flags: uint32(elf.PF_R), Off: dynamicTable, Vaddr: dynamicTable, Filesz: 64, Memsz: 64, Align: 8},
-	})
-	add([]elf.Dyn64{{Tag: int64(elf.DT_STRTAB), Val: stringsAt}, {Tag: int64(elf.DT_STRSZ), Val: uint64(len(dynstr))},
-		{Tag: int64(elf.DT_SONAME), Val: 1}, {}})
-	b = append(append(b, dynstr+shstr...), note...)
-	add([]elf.Section64{{}, {Name: 1, Type: uint32(elf.SHT_STRTAB), Off: loaded, Size: uint64(len(shstr))},
-		{Name: 11, Type: uint32(elf.SHT_NOTE), Off: noteAt, Size: uint64(len(note)), Addralign: 4}})
-	return b
+	return elffile.WithNote(hostMachine, soname, noteName, note)
 }
 
 // elf32 makes a library of x86 with a SONAME and no sections.
-func elf32() []byte {
-	const at, size = 52 + 2*32, 12
-	b, _ := binary.Append([]byte("\x7fELF\x01\x01\x01"), le, make([]byte, 45))
-	le.PutUint16(b[18:], uint16(elf.EM_386))
-	le.PutUint32(b[28:], 52)
-	le.PutUint16(b[42:], 32)
-	le.PutUint16(b[44:], 2)
-	b, _ = binary.Append(b, le, []elf.Prog32{{Type: uint32(elf.PT_LOAD), Filesz: at + 32 + size},
-		{Type: uint32(elf.PT_DYNAMIC), Off: at, Vaddr: at, Filesz: 32}})
-	b, _ = binary.Append(b, le, []uint32{uint32(elf.DT_STRTAB), at + 32, uint32(elf.DT_STRSZ), size, uint32(elf.DT_SONAME), 1, 0, 0})
-	return append(b, "\x00libc.so.6\x00\x00"...)
-}
-
-// noteBytes is a note of an owner.
-func noteBytes(owner, desc string) []byte {
-	pad := func(s string) string { return s + strings.Repeat("\x00", -len(s)&3) }
-	b := le.AppendUint32(nil, uint32(len(owner)+1))
-	b = le.AppendUint32(b, uint32(len(desc)))
-	b = le.AppendUint32(b, 1)
-	return append(b, pad(owner+"\x00")+pad(desc)...)
-}
+func elf32() []byte { return elffile.Library(elf.ELFCLASS32, elf.EM_386, "libc.so.6") }
 
 func compatELF() []byte {
-	return elf64("libcuda.so.1", compatSection, noteBytes(compatOwner, goodNote))
+	return elf64("libcuda.so.1", compatSection, elffile.Note(compatOwner, goodNote))
 }
 
 func parseELF(data []byte) (ELF, error) { return ReadELF(bytes.NewReader(data), int64(len(data))) }

@@ -51,7 +51,7 @@ func (f *elfReader) compatNote() (*CompatNote, error) {
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
-		return parseCompatNote(splitNotes(b, f.word(headers[f.pick(48, 32):])))
+		return parseCompatNote(b, f.word(headers[f.pick(48, 32):]))
 	}
 	return nil, nil
 }
@@ -61,42 +61,35 @@ func (f *elfReader) section(header []byte, limit uint64) ([]byte, error) {
 	return f.bytes(f.word(header[f.pick(24, 16):]), f.word(header[f.pick(32, 20):]), limit)
 }
 
-func parseCompatNote(notes []note) (*CompatNote, error) {
-	for _, n := range notes {
-		if n.owner != compatOwner {
-			continue
-		}
-		text := bytes.Trim(n.desc, "\x00")
-		if len(text) > maxNoteJSON {
-			return nil, fmt.Errorf("%s: %d bytes of JSON, limit %d", compatSection, len(text), maxNoteJSON)
-		}
-		parsed := new(CompatNote)
-		if err := json.Unmarshal(text, parsed); err != nil {
-			return nil, fmt.Errorf("%s: %w", compatSection, err)
-		}
-		return parsed, nil
+// parseCompatNote reads the first note of compatOwner in a note section.
+func parseCompatNote(section []byte, align uint64) (*CompatNote, error) {
+	text, ok := findNote(section, align, compatOwner)
+	if !ok {
+		return nil, errors.New(compatSection + ": no note of " + compatOwner)
 	}
-	return nil, errors.New(compatSection + ": no note of " + compatOwner)
+	text = bytes.Trim(text, "\x00")
+	if len(text) > maxNoteJSON {
+		return nil, fmt.Errorf("%s: %d bytes of JSON, limit %d", compatSection, len(text), maxNoteJSON)
+	}
+	parsed := new(CompatNote)
+	if err := json.Unmarshal(text, parsed); err != nil {
+		return nil, fmt.Errorf("%s: %w", compatSection, err)
+	}
+	return parsed, nil
 }
 
-// note is one entry of a note section.
-type note struct {
-	owner string
-	desc  []byte
-}
-
-// splitNotes cuts a note section into its notes and stops at one that does not fit.
+// findNote returns the descriptor of the first note of an owner in a note section. It stops at a
+// note that does not fit.
 //
 // NVIDIA's libraries for Jetson have a section aligned to 8 whose owner is padded as if it stood
 // alone, and a descriptor that then ends behind the section (nvidia-container-toolkit, "Fix handling
 // of CUDA compat on Orin", May 2026). So a descriptor is cut at the end of the section, and its
 // start is the first of the possible ones where a JSON object begins, else the one of the ELF gABI.
-func splitNotes(b []byte, align uint64) []note {
+func findNote(b []byte, align uint64, owner string) (desc []byte, ok bool) {
 	if align != 8 {
 		align = 4
 	}
 	up := func(n uint64) uint64 { return (n + align - 1) &^ (align - 1) }
-	var out []note
 	for len(b) >= 12 {
 		size := uint64(len(b))
 		nameLen, descLen := uint64(le.Uint32(b)), uint64(le.Uint32(b[4:]))
@@ -112,11 +105,10 @@ func splitNotes(b []byte, align uint64) []note {
 		}
 		start = min(start, size)
 		end := min(start+descLen, size)
-		out = append(out, note{
-			owner: string(bytes.TrimRight(b[12:12+nameLen], "\x00")),
-			desc:  b[start:end],
-		})
+		if string(bytes.TrimRight(b[12:12+nameLen], "\x00")) == owner {
+			return b[start:end], true
+		}
 		b = b[min(up(end), size):]
 	}
-	return out
+	return nil, false
 }

@@ -56,36 +56,24 @@ const maxSize = 16 << 20
 // Load reads into v the value that Store kept under name. It reports whether there is one that v
 // can hold, in a file that only root can change (T62); without one the caller finds it out again.
 func (s *State) Load(name string, v any) bool {
-	data, err := trusted.Read(filepath.Join(s.dir, name), maxSize)
+	data, _, err := trusted.Read(filepath.Join(s.dir, name), maxSize)
 	return err == nil && json.Unmarshal(data, v) == nil
 }
 
-// storeTimeout is how long Store waits for another process that stores a value. That takes less
-// than a millisecond; a process that was stopped in the middle must not stop all others.
-const storeTimeout = 500 * time.Millisecond
+// leftoverAge is the age at which a file that Store was writing is of a process that was killed.
+const leftoverAge = time.Hour
 
-// Store keeps v under name. If another process holds the lock for too long, nothing is kept: the
-// next caller of Load finds out again.
+// Store keeps v under name. A reader sees the old value or the new one.
 func (s *State) Store(name string, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	lock, err := os.Open(s.dir)
-	if err != nil {
-		return err
-	}
-	defer lock.Close()
-	switch err := flock(lock, storeTimeout); {
-	case errors.Is(err, ErrBusy):
-		return nil
-	case err != nil:
-		return err
-	}
 	path := filepath.Join(s.dir, name)
-	// Of processes that were killed: with the lock held none is being written.
 	for _, leftover := range atomicfile.Leftovers(path) {
-		_ = os.Remove(leftover)
+		if info, err := os.Stat(leftover); err == nil && time.Since(info.ModTime()) > leftoverAge {
+			_ = os.Remove(leftover)
+		}
 	}
 	return atomicfile.Write(path, data, 0o600)
 }
@@ -100,26 +88,20 @@ func (s *State) Lock(name string, limit time.Duration) (*os.File, error) {
 	if err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)
 	}
-	if err := flock(f, limit); err != nil {
+	// It polls, because flock(2) has no time limit.
+	for start := time.Now(); ; time.Sleep(2 * time.Millisecond) {
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if err == nil {
+			return f, nil
+		}
+		busy := errors.Is(err, unix.EWOULDBLOCK) || errors.Is(err, unix.EINTR)
+		if busy && time.Since(start) <= limit {
+			continue
+		}
 		f.Close()
+		if busy {
+			err = ErrBusy
+		}
 		return nil, err
 	}
-	return f, nil
 }
-
-// flock takes the lock on f. It polls, because flock(2) has no time limit.
-func flock(f *os.File, limit time.Duration) error {
-	for start := time.Now(); ; time.Sleep(2 * time.Millisecond) {
-		err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil || !errors.Is(err, unix.EWOULDBLOCK) && !errors.Is(err, unix.EINTR) {
-			return err
-		}
-		if time.Since(start) > limit {
-			return ErrBusy
-		}
-	}
-}
-
-// Remove removes the directory and everything in it. Views that are mounted there must be unmounted
-// first: view.RemoveAll.
-func (s *State) Remove() error { return os.RemoveAll(s.dir) }

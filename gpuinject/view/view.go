@@ -145,17 +145,3 @@ func collect(s *state.State, driver string) {
 		}
 	}
 }
-
-// RemoveAll unmounts every view and removes the state directory.
-func RemoveAll(s *state.State) error {
-	roots, err := filepath.Glob(filepath.Join(viewDir(s), "*", "root"))
-	if err != nil {
-		return err
-	}
-	for _, dir := range append(roots, viewDir(s)) {
-		if err := unmount(dir); err != nil {
-			return err
-		}
-	}
-	return s.Remove()
-}

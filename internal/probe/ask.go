@@ -15,7 +15,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/bounded"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
@@ -88,7 +87,7 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 		return a, err
 	}
 	defer stdout.Close()
-	stderr := bounded.Buffer{Most: maxOutput}
+	var stderr firstOutput
 	cmd := exec.Command(path, "probe", "--questions="+string(questions))
 	cmd.Args[0] = programName // in lists of processes
 	cmd.Env, cmd.Dir = []string{}, "/"
@@ -121,10 +120,18 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 	case status == 0:
 		return a, fmt.Errorf("%s did not answer in JSON: %w", programName, decoded)
 	}
-	if line := stderr.FirstLine(programName); line != "" {
-		return a, errors.New(line)
+	if line, _, _ := strings.Cut(strings.TrimSpace(string(stderr)), "\n"); line != "" {
+		return a, errors.New(strings.TrimPrefix(line[:min(len(line), 1024)], programName+": "))
 	}
 	return a, fmt.Errorf("%s ended with status %d and no message", programName, status)
+}
+
+// firstOutput keeps the first maxOutput bytes that are written to it and never fails.
+type firstOutput []byte
+
+func (f *firstOutput) Write(p []byte) (int, error) {
+	*f = append(*f, p[:min(len(p), maxOutput-len(*f))]...)
+	return len(p), nil
 }
 
 // Beside returns the nvidia-shimctl beside the running executable, if only root can have put it

@@ -82,11 +82,7 @@ func (f FS) Comm(pid int) string {
 // is in the user namespace of this process. Every user can start a program called containerd, and
 // every container one whose path is that of a file of its choice on the host.
 func (f FS) Administers(pid int) bool {
-	own, err := os.Readlink(filepath.Join(string(f), "self/ns/user"))
-	if err != nil {
-		return false
-	}
-	if theirs, err := os.Readlink(f.Path(pid, "ns/user")); err != nil || theirs != own {
+	if !f.sharesNamespace(pid, "user") {
 		return false
 	}
 	status, err := os.ReadFile(f.Path(pid, "status"))
@@ -109,13 +105,16 @@ func (f FS) Administers(pid int) bool {
 
 // InOtherPIDNamespace reports whether a process is in another PID namespace than this one, or in an
 // unknown one.
-func (f FS) InOtherPIDNamespace(pid int) bool {
-	own, err := os.Readlink(filepath.Join(string(f), "self/ns/pid"))
+func (f FS) InOtherPIDNamespace(pid int) bool { return !f.sharesNamespace(pid, "pid") }
+
+// sharesNamespace reports whether a process is in the same namespace of a kind as this one.
+func (f FS) sharesNamespace(pid int, kind string) bool {
+	own, err := os.Readlink(filepath.Join(string(f), "self/ns", kind))
 	if err != nil {
-		return true
+		return false
 	}
-	theirs, err := os.Readlink(f.Path(pid, "ns/pid"))
-	return err != nil || theirs != own
+	theirs, err := os.Readlink(f.Path(pid, "ns/"+kind))
+	return err == nil && theirs == own
 }
 
 // Cgroups are the paths of a process' cgroups, one for each hierarchy. A process that has ended has

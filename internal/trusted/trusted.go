@@ -52,33 +52,15 @@ func check(st *unix.Stat_t, kind, owner uint32) error {
 	return nil
 }
 
-// Open opens for reading a regular file of at most maxSize bytes that only root can change. It does
-// not follow a link in the last component, and does not wait for the writer of a FIFO.
-func Open(path string, maxSize int64) (*os.File, error) {
-	f, _, err := open(path, maxSize)
-	return f, err
-}
-
-// Read returns the content of a file that Open accepts.
-func Read(path string, maxSize int64) ([]byte, error) {
-	f, size, err := open(path, maxSize)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	data := make([]byte, size)
-	if _, err := io.ReadFull(f, data); err != nil {
-		return nil, fmt.Errorf("read %s: %w", path, err)
-	}
-	return data, nil
-}
-
-func open(path string, maxSize int64) (*os.File, int64, error) {
+// Read reads a regular file of at most maxSize bytes that only root can change, and returns what
+// fstat(2) says of it. It does not follow a link in the last component, and does not wait for the
+// writer of a FIFO.
+func Read(path string, maxSize int64) (data []byte, st unix.Stat_t, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, 0, err
+		return nil, st, err
 	}
-	var st unix.Stat_t
+	defer f.Close()
 	if err = unix.Fstat(int(f.Fd()), &st); err == nil {
 		err = File(&st)
 	}
@@ -86,8 +68,11 @@ func open(path string, maxSize int64) (*os.File, int64, error) {
 		err = fmt.Errorf("is larger than %d bytes", maxSize)
 	}
 	if err != nil {
-		f.Close()
-		return nil, 0, fmt.Errorf("%s %w", path, err)
+		return nil, st, fmt.Errorf("%s %w", path, err)
 	}
-	return f, st.Size, nil
+	data = make([]byte, st.Size)
+	if _, err := io.ReadFull(f, data); err != nil {
+		return nil, st, fmt.Errorf("read %s: %w", path, err)
+	}
+	return data, st, nil
 }

@@ -58,21 +58,21 @@ func TestRead(t *testing.T) {
 	if err := errors.Join(os.Symlink("good", at("link")), unix.Mkfifo(at("fifo"), 0o600)); err != nil {
 		t.Fatal(err)
 	}
-	if data, err := Read(at("good"), 7); err != nil || string(data) != "content" {
+	if data, _, err := Read(at("good"), 7); err != nil || string(data) != "content" {
 		t.Errorf("read %q, %v", data, err)
 	}
 	for name, says := range map[string]string{
 		"open": "can be written by others", "link": "too many levels of symbolic links", "fifo": "is not a regular file",
 		".": "is not a regular file",
 	} {
-		if _, err := Read(at(name), 7); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), at(name)) {
+		if _, _, err := Read(at(name), 7); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), at(name)) {
 			t.Errorf("%s: error %v, want %q", name, err, says)
 		}
 	}
-	if _, err := Read(at("good"), 6); err == nil || !strings.Contains(err.Error(), "is larger than 6 bytes") {
+	if _, _, err := Read(at("good"), 6); err == nil || !strings.Contains(err.Error(), "is larger than 6 bytes") {
 		t.Errorf("too large: %v", err)
 	}
-	if _, err := Read(at("missing"), 7); !errors.Is(err, fs.ErrNotExist) {
+	if _, _, err := Read(at("missing"), 7); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("missing: %v", err)
 	}
 }

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"debug/elf"
-	"encoding/binary"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,6 +10,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
 )
 
 const version = "580.159.04"
@@ -130,46 +130,12 @@ func refusal(files Files, base string) string {
 	return ""
 }
 
-func elf64(soname string) []byte { return elfFile(elf.ELFCLASS64, arch.machine64, soname) }
+func elf64(soname string) []byte {
+	return elffile.Library(elf.ELFCLASS64, arch.machine64, soname)
+}
 
-func elf32(soname string) []byte { return elfFile(elf.ELFCLASS32, arch.machine32, soname) }
-
-// elfFile is the least file that a loader would map: a header, a PT_LOAD of all of it and a
-// PT_DYNAMIC with a SONAME.
-func elfFile(class elf.Class, machine elf.Machine, soname string) []byte {
-	word, header, program := 8, 64, 56
-	if class == elf.ELFCLASS32 {
-		word, header, program = 4, 52, 32
-	}
-	dynamic := header + 2*program
-	table := dynamic + 8*word
-	size := table + len(soname) + 2
-	var b []byte
-	put := func(bytes int, values ...int) {
-		for _, v := range values {
-			b = append(b, binary.LittleEndian.AppendUint64(nil, uint64(v))[:bytes]...)
-		}
-	}
-	put(1, 0x7f, 'E', 'L', 'F', int(class), int(elf.ELFDATA2LSB), int(elf.EV_CURRENT))
-	b = append(b, make([]byte, 9)...)
-	put(2, int(elf.ET_DYN), int(machine))
-	put(4, 1)
-	put(word, 0, header, 0)
-	put(4, 0)
-	put(2, header, program, 2, 5*word+24, 0, 0)
-	for _, s := range []struct{ kind, offset, size int }{{int(elf.PT_LOAD), 0, size}, {int(elf.PT_DYNAMIC), dynamic, 8 * word}} {
-		put(4, s.kind)
-		if class == elf.ELFCLASS64 {
-			put(4, 5)
-		}
-		put(word, s.offset, s.offset, s.offset, s.size, s.size)
-		if class == elf.ELFCLASS32 {
-			put(4, 5)
-		}
-		put(word, word)
-	}
-	put(word, int(elf.DT_STRTAB), table, int(elf.DT_STRSZ), len(soname)+2, int(elf.DT_SONAME), 1, 0, 0)
-	return append(b, "\x00"+soname+"\x00"...)
+func elf32(soname string) []byte {
+	return elffile.Library(elf.ELFCLASS32, arch.machine32, soname)
 }
 
 // says fails unless err has all of the words and one line.

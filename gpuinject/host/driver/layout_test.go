@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
 )
 
 // h200 are the SONAMEs of the libraries of a host with H200 GPUs.
@@ -179,13 +181,13 @@ func TestDriverContainer(t *testing.T) {
 		{"a file of another owner is refused", "uid 1000", func(r *fakeRoot, p string) { r.check(os.Chown(p, 1000, 0)) }},
 		{"a text file is refused", "not a shared library", func(r *fakeRoot, p string) { r.check(os.WriteFile(p, []byte("INPUT(libcuda.so.1)"), 0o755)) }},
 		{"a library of another machine is refused", "another machine", func(r *fakeRoot, p string) {
-			r.check(os.WriteFile(p, elfFile(elf.ELFCLASS64, arch.machine64+1, "libcuda.so.1"), 0o755))
+			r.check(os.WriteFile(p, elffile.Library(elf.ELFCLASS64, arch.machine64+1, "libcuda.so.1"), 0o755))
 		}},
 		{"a library of x32 is refused", "another machine", func(r *fakeRoot, p string) {
-			r.check(os.WriteFile(p, elfFile(elf.ELFCLASS32, arch.machine64, "libcuda.so.1"), 0o755))
+			r.check(os.WriteFile(p, elffile.Library(elf.ELFCLASS32, arch.machine64, "libcuda.so.1"), 0o755))
 		}},
 		{"a 64-bit library of the 32-bit machine is refused", "another machine", func(r *fakeRoot, p string) {
-			r.check(os.WriteFile(p, elfFile(elf.ELFCLASS64, arch.machine32, "libcuda.so.1"), 0o755))
+			r.check(os.WriteFile(p, elffile.Library(elf.ELFCLASS64, arch.machine32, "libcuda.so.1"), 0o755))
 		}},
 		{"a SONAME with a slash is refused", "SONAME", func(r *fakeRoot, p string) { r.check(os.WriteFile(p, elf64("../../etc/passwd"), 0o755)) }},
 		{"a directory in place of a library is refused", "not a regular file", func(r *fakeRoot, p string) { r.check(os.Remove(p)); r.check(os.Mkdir(p, 0o755)) }},
