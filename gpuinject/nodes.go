@@ -86,26 +86,25 @@ func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]devi
 		}
 	}
 	p.decide(class, "given", "%s", may.Reason)
-	return p.addClass(class, may.Nodes), nil
+	p.addClass(class, may.Nodes)
+	return may.Nodes, nil
 }
 
 // addClass records the nodes of a class that the container gets.
-func (p *Plan) addClass(class string, others []device.ClassNode) (nodes []device.Node) {
+func (p *Plan) addClass(class string, nodes []device.Node) {
 	p.Classes = append(p.Classes, class)
-	for _, n := range others {
-		nodes = append(nodes, n.Node)
-		if class == request.IMEX {
+	if class == request.IMEX {
+		for _, n := range nodes {
 			p.IMEX = append(p.IMEX, int(n.Minor))
 		}
 	}
-	return nodes
 }
 
 // missingChannels returns the channels that have no node among nodes. A channel is its node's minor
 // number.
-func missingChannels(channels []int, nodes []device.ClassNode) (missing []string) {
+func missingChannels(channels []int, nodes []device.Node) (missing []string) {
 	for _, n := range channels {
-		if !slices.ContainsFunc(nodes, func(x device.ClassNode) bool { return int(x.Minor) == n }) {
+		if !slices.ContainsFunc(nodes, func(x device.Node) bool { return int(x.Minor) == n }) {
 			missing = append(missing, strconv.Itoa(n))
 		}
 	}

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
 const openVersion = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (builder@host)  Mon Jan  5 2026\nGCC version:  gcc version 13.3.0 (Ubuntu 13.3.0)\n"
@@ -26,17 +28,17 @@ Block devices:
 
 // fakeHost is a fixture root.
 type fakeHost struct {
-	t     testing.TB
-	roots Roots
+	t   testing.TB
+	cfg config.Host
 }
 
 // newHost makes a host with a loaded driver and no GPU.
 func newHost(t testing.TB) *fakeHost {
 	t.Helper()
 	dir := t.TempDir()
-	h := &fakeHost{t, Roots{Proc: dir + "/proc", Dev: dir, Sys: dir + "/sys"}}
-	h.write(h.roots.Proc+"/driver/nvidia/version", openVersion)
-	h.write(h.roots.Proc+"/devices", charDevices)
+	h := &fakeHost{t, config.Host{ProcRoot: dir + "/proc", DevRoot: dir, SysRoot: dir + "/sys"}}
+	h.write(h.cfg.ProcRoot+"/driver/nvidia/version", openVersion)
+	h.write(h.cfg.ProcRoot+"/devices", charDevices)
 	return h
 }
 
@@ -53,7 +55,7 @@ func (h *fakeHost) write(path, text string) {
 // gpu adds a GPU as driver 580 prints it.
 func (h *fakeHost) gpu(busID string, minor int, uuid, excluded string) {
 	h.t.Helper()
-	h.write(h.roots.Proc+"/driver/nvidia/gpus/"+busID+"/information", fmt.Sprintf(
+	h.write(h.cfg.ProcRoot+"/driver/nvidia/gpus/"+busID+"/information", fmt.Sprintf(
 		"Model: \t\t NVIDIA H200\nIRQ:   \t\t 41\nGPU UUID: \t %s\nVideo BIOS: \t 96.00.bc.00.02\nBus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Firmware: \t 580.159.04\nGPU Excluded:\t %s\n",
 		uuid, busID, minor, excluded))
 }
@@ -61,7 +63,7 @@ func (h *fakeHost) gpu(busID string, minor int, uuid, excluded string) {
 // node makes a character device below dev.
 func (h *fakeHost) node(name string, major, minor uint32, mode uint32) {
 	h.t.Helper()
-	path := filepath.Join(h.roots.Dev, "dev", name)
+	path := filepath.Join(h.cfg.DevRoot, "dev", name)
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		h.t.Fatal(err)
 	}
@@ -75,7 +77,7 @@ func (h *fakeHost) node(name string, major, minor uint32, mode uint32) {
 
 func (h *fakeHost) discover() Inventory {
 	h.t.Helper()
-	inv, err := Discover(h.roots)
+	inv, err := Discover(h.cfg)
 	if err != nil {
 		h.t.Fatal(err)
 	}

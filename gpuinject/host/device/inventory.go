@@ -9,21 +9,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
 // ErrNoDriver is returned if no NVIDIA kernel module is loaded: its version file in procfs is
 // missing.
 var ErrNoDriver = errors.New("no NVIDIA driver is loaded on this host")
-
-// Roots are the places of this host's file systems.
-type Roots struct {
-	// Proc is a procfs: <Proc>/driver/nvidia, <Proc>/devices.
-	Proc string
-	// Dev is the directory above dev: the nodes are <Dev>/dev/nvidia0.
-	Dev string
-	// Sys is a sysfs: <Sys>/bus/pci/devices.
-	Sys string
-}
 
 // GPU is one physical GPU.
 type GPU struct {
@@ -61,15 +53,15 @@ type Inventory struct {
 	WithheldMIG []Instance
 	// Nested is set if this host is a container that has fewer devices than the machine.
 	Nested bool
-	// Roots are the places that all this was read from.
-	Roots Roots
+	// Config says where all this was read from.
+	Config config.Host
 }
 
 // Discover reads the driver's procfs: one file for each GPU and two for each MIG device. It is
 // meant to be called for every container. Without a loaded driver the error is ErrNoDriver.
-func Discover(roots Roots) (Inventory, error) {
-	inv := Inventory{Roots: roots}
-	dir := filepath.Join(roots.Proc, "driver/nvidia")
+func Discover(cfg config.Host) (Inventory, error) {
+	inv := Inventory{Config: cfg}
+	dir := filepath.Join(cfg.ProcRoot, "driver/nvidia")
 	version, err := readVersion(filepath.Join(dir, "version"))
 	if err != nil {
 		return inv, err
@@ -101,13 +93,13 @@ func Discover(roots Roots) (Inventory, error) {
 	}
 	slices.SortFunc(inv.GPUs, compareBusID)
 	slices.SortFunc(inv.Excluded, compareBusID)
-	mig, err := roots.readMIG()
-	if err != nil {
-		return inv, err
-	}
 	for i := range inv.GPUs {
 		inv.GPUs[i].Index = i
-		inv.MIG = append(inv.MIG, inv.GPUs[i].instances(mig)...)
+		mig, _, err := readMIG(cfg, inv.GPUs[i])
+		if err != nil {
+			return inv, err
+		}
+		inv.MIG = append(inv.MIG, mig...)
 	}
 	return inv, nil
 }
@@ -130,26 +122,18 @@ func readVersion(file string) (string, error) {
 // parseVersion finds the version in <proc>/driver/nvidia/version. The open kernel module prints
 // "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64 580.159.04  Release Build  (…)", the
 // proprietary one "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …". In
-// both it is the first word of digits and dots.
+// both it is the first word of two or three groups of digits.
 func parseVersion(data []byte) (string, bool) {
 	for word := range strings.FieldsSeq(parseFields(data)["NVRM version"]) {
-		if isVersion(word) {
+		groups := strings.Split(word, ".")
+		if (len(groups) == 2 || len(groups) == 3) && !slices.ContainsFunc(groups, isNotNumber) {
 			return word, true
 		}
 	}
 	return "", false
 }
 
-// isVersion accepts two or three groups of digits: "570.86" and "580.159.04".
-func isVersion(s string) bool {
-	groups := strings.Split(s, ".")
-	return (len(groups) == 2 || len(groups) == 3) &&
-		!slices.ContainsFunc(groups, func(g string) bool { return !isDigits(g) || len(g) > 6 })
-}
-
-func isDigits(s string) bool {
-	return s != "" && strings.Trim(s, "0123456789") == ""
-}
+func isNotNumber(s string) bool { return s == "" || strings.Trim(s, "0123456789") != "" }
 
 // parseInformation reads <proc>/driver/nvidia/gpus/<bus id>/information. Drivers before 455 say
 // "Blacklisted" for "GPU Excluded". Only an excluded GPU may have no minor.

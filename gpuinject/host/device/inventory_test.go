@@ -28,15 +28,15 @@ func TestDiscover(t *testing.T) {
 	})
 	t.Run("a host without the module has no driver, and the message names the file", func(t *testing.T) {
 		h := newHost(t)
-		os.Remove(h.roots.Proc + "/driver/nvidia/version")
-		_, err := Discover(h.roots)
-		if !errors.Is(err, ErrNoDriver) || !strings.Contains(err.Error(), h.roots.Proc+"/driver/nvidia/version") {
+		os.Remove(h.cfg.ProcRoot + "/driver/nvidia/version")
+		_, err := Discover(h.cfg)
+		if !errors.Is(err, ErrNoDriver) || !strings.Contains(err.Error(), h.cfg.ProcRoot+"/driver/nvidia/version") {
 			t.Fatalf("got %v", err)
 		}
 	})
 	t.Run("a driver without a GPU is an empty inventory, and names that are no bus id are ignored", func(t *testing.T) {
 		h := newHost(t)
-		h.write(h.roots.Proc+"/driver/nvidia/gpus/registry/information", "Device Minor: 0\n")
+		h.write(h.cfg.ProcRoot+"/driver/nvidia/gpus/registry/information", "Device Minor: 0\n")
 		if inv := h.discover(); len(inv.GPUs) != 0 {
 			t.Fatalf("got %+v", inv.GPUs)
 		}
@@ -50,16 +50,16 @@ func TestDiscover(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.write(h.roots.Proc+"/driver/nvidia/gpus/0000:65:00.0/information", text)
-			if _, err := Discover(h.roots); err == nil || !strings.Contains(err.Error(), "0000:65:00.0/information") {
+			h.write(h.cfg.ProcRoot+"/driver/nvidia/gpus/0000:65:00.0/information", text)
+			if _, err := Discover(h.cfg); err == nil || !strings.Contains(err.Error(), "0000:65:00.0/information") {
 				t.Fatalf("got %v", err)
 			}
 		})
 	}
 	t.Run("a version file without a version is an error", func(t *testing.T) {
 		h := newHost(t)
-		h.write(h.roots.Proc+"/driver/nvidia/version", "NVRM version: ../../etc\n")
-		if _, err := Discover(h.roots); err == nil || errors.Is(err, ErrNoDriver) {
+		h.write(h.cfg.ProcRoot+"/driver/nvidia/version", "NVRM version: ../../etc\n")
+		if _, err := Discover(h.cfg); err == nil || errors.Is(err, ErrNoDriver) {
 			t.Fatalf("got %v", err)
 		}
 	})

@@ -14,11 +14,11 @@ import (
 // numbers of the driver's own table for its nodes.
 func (h *fakeHost) instance(minor, gi, ci int) {
 	h.t.Helper()
-	dir := filepath.Join(h.roots.Proc, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/gi%d", minor, gi))
+	dir := filepath.Join(h.cfg.ProcRoot, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/gi%d", minor, gi))
 	for name, node := range map[string]int{"access": giNode(minor, gi), fmt.Sprintf("ci%d/access", ci): giNode(minor, gi) + 1 + ci} {
 		h.write(filepath.Join(dir, name), fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\nDeviceFileModify: 1\n", node))
 		path := fmt.Sprintf("nvidia-caps/nvidia-cap%d", node)
-		if _, err := os.Lstat(filepath.Join(h.roots.Dev, "dev", path)); err != nil {
+		if _, err := os.Lstat(filepath.Join(h.cfg.DevRoot, "dev", path)); err != nil {
 			h.node(path, 241, uint32(node), 0o444)
 		}
 	}
@@ -27,7 +27,7 @@ func (h *fakeHost) instance(minor, gi, ci int) {
 func giNode(minor, gi int) int { return 3 + (minor*15+gi)*9 }
 
 func (h *fakeHost) destroy(minor, gi int) {
-	os.RemoveAll(filepath.Join(h.roots.Proc, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/gi%d", minor, gi)))
+	os.RemoveAll(filepath.Join(h.cfg.ProcRoot, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/gi%d", minor, gi)))
 }
 
 func migUUID(start string) string { return "MIG-" + start + "-1111-2222-3333-444444444444" }
@@ -36,10 +36,10 @@ func migUUID(start string) string { return "MIG-" + start + "-1111-2222-3333-444
 // possible one is there as on each host, and must not count.
 func migHost(t testing.TB) *fakeHost {
 	h := nodeHost(t)
-	h.write(h.roots.Proc+"/driver/nvidia-caps/mig-minors", "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n")
-	h.write(h.roots.Proc+"/driver/nvidia/capabilities/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
+	h.write(h.cfg.ProcRoot+"/driver/nvidia-caps/mig-minors", "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n")
+	h.write(h.cfg.ProcRoot+"/driver/nvidia/capabilities/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
 	h.node("nvidia-caps/nvidia-cap1", 241, 1, 0o400)
-	if err := os.MkdirAll(h.roots.Proc+"/driver/nvidia/capabilities/gpu0/mig", 0o755); err != nil {
+	if err := os.MkdirAll(h.cfg.ProcRoot+"/driver/nvidia/capabilities/gpu0/mig", 0o755); err != nil {
 		t.Fatal(err)
 	}
 	h.instance(2, 9, 0)
@@ -105,7 +105,7 @@ func TestSelectMIG(t *testing.T) {
 		{"an older name of no instance", []string{"MIG-" + uuid("fef8aaaa") + "/9/1"}, false, nil, "this host has 0:4 ("},
 		{"an older name of no GPU", []string{"MIG-" + uuid("00000000") + "/9/0"}, false, nil, "unknown MIG device"},
 		{"a path", []string{"MIG-" + uuid("fef8aaaa") + "/9/../9/0"}, true, nil, "unknown MIG device"},
-		{"a sign", []string{"MIG-" + uuid("fef8aaaa") + "/+9/0"}, true, nil, "unknown MIG device"},
+		{"a sign", []string{"MIG-" + uuid("fef8aaaa") + "/+9/0"}, false, nil, "unknown MIG device"},
 		{"other digits", []string{"0:٠"}, false, nil, "unknown GPU"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -256,24 +256,24 @@ func TestCapabilityFiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := migHost(t)
-			h.write(h.roots.Proc+"/driver/nvidia/capabilities/gpu2/mig/gi9/ci0/access", text)
-			if inv, err := Discover(h.roots); err == nil || !strings.Contains(err.Error(), "gi9/ci0/access") {
+			h.write(h.cfg.ProcRoot+"/driver/nvidia/capabilities/gpu2/mig/gi9/ci0/access", text)
+			if inv, err := Discover(h.cfg); err == nil || !strings.Contains(err.Error(), "gi9/ci0/access") {
 				t.Errorf("got %+v, %v", inv, err)
 			}
 		})
 	}
 	t.Run("names that are no instance are passed over", func(t *testing.T) {
 		h := migHost(t)
-		h.write(h.roots.Proc+"/driver/nvidia/capabilities/gpu0/mig/gi/access", "")
-		h.write(h.roots.Proc+"/driver/nvidia/capabilities/gpu0/mig/gi-1/access", "")
-		h.write(h.roots.Proc+"/driver/nvidia/capabilities/gpu0/mig/other/access", "")
+		h.write(h.cfg.ProcRoot+"/driver/nvidia/capabilities/gpu0/mig/gi/access", "")
+		h.write(h.cfg.ProcRoot+"/driver/nvidia/capabilities/gpu0/mig/gi-1/access", "")
+		h.write(h.cfg.ProcRoot+"/driver/nvidia/capabilities/gpu0/mig/other/access", "")
 		if list := h.discover().MIG; len(list) != 4 {
 			t.Errorf("got %+v", list)
 		}
 	})
 	t.Run("an instance that goes while it is read is passed over", func(t *testing.T) {
 		h := migHost(t)
-		os.Remove(h.roots.Proc + "/driver/nvidia/capabilities/gpu2/mig/gi10/ci1/access")
+		os.Remove(h.cfg.ProcRoot + "/driver/nvidia/capabilities/gpu2/mig/gi10/ci1/access")
 		if list := h.discover().MIG; len(list) != 3 {
 			t.Errorf("got %+v", list)
 		}

@@ -16,12 +16,12 @@ func nested(t *testing.T, gpus, caps []int) Inventory {
 	t.Helper()
 	h := migHost(t)
 	for dir, keep := range map[string][]int{"dev/nvidia": gpus, "dev/nvidia-caps/nvidia-cap": caps} {
-		nodes, err := filepath.Glob(filepath.Join(h.roots.Dev, dir) + "[0-9]*")
+		nodes, err := filepath.Glob(filepath.Join(h.cfg.DevRoot, dir) + "[0-9]*")
 		if err != nil || len(nodes) < 3 {
 			t.Fatal(nodes, err)
 		}
 		for _, node := range nodes {
-			n, err := strconv.Atoi(strings.TrimPrefix(node, filepath.Join(h.roots.Dev, dir)))
+			n, err := strconv.Atoi(strings.TrimPrefix(node, filepath.Join(h.cfg.DevRoot, dir)))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -111,7 +111,7 @@ func TestMIGDevicesThatAContainerWasNotGivenAreUnknownThere(t *testing.T) {
 // Elsewhere a node that is missing is a mistake, and no MIG device is left out for it.
 func TestOnAnOrdinaryHostAMissingCapabilityNodeIsAnError(t *testing.T) {
 	h := migHost(t)
-	if err := os.Remove(h.roots.Dev + "/dev/nvidia-caps/nvidia-cap363"); err != nil {
+	if err := os.Remove(h.cfg.DevRoot + "/dev/nvidia-caps/nvidia-cap363"); err != nil {
 		t.Fatal(err)
 	}
 	inv := h.discover()

@@ -11,6 +11,8 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
 // Node is a character device of this host.
@@ -27,6 +29,9 @@ type Node struct {
 	UID, GID uint32
 	// Link is the name of a DRM node below /dev/dri/by-path: pci-0000:19:00.0-card.
 	Link string
+	// Individual is set for a node of a class that is handed out by itself: an IMEX channel, an
+	// RDMA adapter, an NVSwitch. Every container that has the class has the class's other nodes.
+	Individual bool
 }
 
 // StatNode returns the node at a path of the host. It does not follow a link, and a file that is
@@ -75,8 +80,8 @@ type wanted struct {
 }
 
 // verify returns a node if it is what its driver has.
-func (r Roots) verify(w wanted) (Node, error) {
-	node, err := StatNode(filepath.Join(r.Dev, "dev", w.name))
+func verify(cfg config.Host, w wanted) (Node, error) {
+	node, err := StatNode(filepath.Join(cfg.DevRoot, "dev", w.name))
 	node.Path, node.Link = "/dev/"+w.name, w.link
 	fix := "remove it and load its kernel module again"
 	if w.prepared {
@@ -84,7 +89,7 @@ func (r Roots) verify(w wanted) (Node, error) {
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && w.make != "":
-		return Node{}, fmt.Errorf("device node %s is missing: run %q on the host: %w", filepath.Join(r.Dev, "dev", w.name), w.make, fs.ErrNotExist)
+		return Node{}, fmt.Errorf("device node %s is missing: run %q on the host: %w", filepath.Join(cfg.DevRoot, "dev", w.name), w.make, fs.ErrNotExist)
 	case errors.Is(err, fs.ErrNotExist):
 		return Node{}, err
 	case err != nil:
@@ -139,13 +144,13 @@ func gpuDriver(majors numbers) string {
 // It reads <proc>/devices: a major that changed since Discover, or a node left over from an earlier
 // module load, is refused (T37), as is a node that is a link or an ordinary file (T38).
 func (inv Inventory) Nodes(set Set, caps []string) ([]Node, error) {
-	majors, err := inv.Roots.majors()
+	majors, err := readMajors(inv.Config)
 	if err != nil {
 		return nil, err
 	}
 	var nodes []Node
 	for _, w := range inv.wanted(set, caps, majors) {
-		node, err := inv.Roots.verify(w)
+		node, err := verify(inv.Config, w)
 		if errors.Is(err, fs.ErrNotExist) && w.make == "" {
 			continue
 		}
@@ -186,7 +191,7 @@ func (inv Inventory) wanted(set Set, caps []string, majors numbers) []wanted {
 		add("nvidia-modeset", gpuDriver(majors), minorModeset, false)
 		for _, g := range gpus {
 			if set.HasGPU(g) || slices.ContainsFunc(instancesOf(set.MIG, g), Instance.hasGraphics) {
-				list = append(list, inv.Roots.drmNodes(g.BusID, majors)...)
+				list = append(list, drmNodes(inv.Config, g.BusID, majors)...)
 			}
 		}
 	}
@@ -198,8 +203,8 @@ func (inv Inventory) wanted(set Set, caps []string, majors numbers) []wanted {
 
 // drmNodes lists the card and render nodes of a PCI device. Their number is their minor
 // (drm_minor_alloc in the kernel); there are none without nvidia-drm.
-func (r Roots) drmNodes(busID string, majors numbers) []wanted {
-	dir := filepath.Join(r.Sys, "bus/pci/devices", busID, "drm")
+func drmNodes(cfg config.Host, busID string, majors numbers) []wanted {
+	dir := filepath.Join(cfg.SysRoot, "bus/pci/devices", busID, "drm")
 	var list []wanted
 	for _, kind := range []struct{ prefix, link string }{{"card", "card"}, {"renderD", "render"}} {
 		for _, n := range numbered(dir, kind.prefix) {
@@ -214,15 +219,15 @@ func (r Roots) drmNodes(busID string, majors numbers) []wanted {
 
 // MiscNode returns the node /dev/<name> of a misc device that the kernel lists as driver in
 // <proc>/misc: its minor number is dynamic.
-func (r Roots) MiscNode(name, driver string) (Node, error) {
-	majors, err := r.majors()
+func MiscNode(cfg config.Host, name, driver string) (Node, error) {
+	majors, err := readMajors(cfg)
 	if err != nil {
 		return Node{}, err
 	}
-	data, err := ReadFile(filepath.Join(r.Proc, "misc"))
+	data, err := ReadFile(filepath.Join(cfg.ProcRoot, "misc"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without misc devices
 		return Node{}, fmt.Errorf("read device minors: %w", err)
 	}
 	minors := append([]uint32{}, parseNumbers(data)[driver]...)
-	return r.verify(wanted{name: name, driver: "misc", majors: majors["misc"], minors: minors})
+	return verify(cfg, wanted{name: name, driver: "misc", majors: majors["misc"], minors: minors})
 }

@@ -19,7 +19,7 @@ func nodeHost(t testing.TB) *fakeHost {
 	h.node("nvidia-uvm-tools", 238, 1, 0o666)
 	h.node("nvidia-modeset", 195, 254, 0o666)
 	for _, name := range []string{"card1", "renderD129", "card1-DP-1", "controlD65"} {
-		h.write(h.roots.Sys+"/bus/pci/devices/0000:65:00.0/drm/"+name+"/dev", "226:0\n")
+		h.write(h.cfg.SysRoot+"/bus/pci/devices/0000:65:00.0/drm/"+name+"/dev", "226:0\n")
 	}
 	h.node("dri/card1", 226, 1, 0o660)
 	h.node("dri/renderD129", 226, 129, 0o660)
@@ -61,7 +61,7 @@ func TestNodes(t *testing.T) {
 			var got []string
 			for _, n := range nodes {
 				got = append(got, fmt.Sprintf("%s %d:%d", n.Path, n.Major, n.Minor))
-				if n.HostPath != h.roots.Dev+n.Path {
+				if n.HostPath != h.cfg.DevRoot+n.Path {
 					t.Errorf("host path %s of %s", n.HostPath, n.Path)
 				}
 			}
@@ -71,7 +71,7 @@ func TestNodes(t *testing.T) {
 		})
 	}
 	t.Run("mode and owner are the host's", func(t *testing.T) {
-		if err := os.Chown(h.roots.Dev+"/dev/dri/card1", 0, 44); err != nil {
+		if err := os.Chown(h.cfg.DevRoot+"/dev/dri/card1", 0, 44); err != nil {
 			t.Fatal(err)
 		}
 		nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, []string{"graphics"})
@@ -84,7 +84,7 @@ func TestNodes(t *testing.T) {
 	})
 	t.Run("a driver before 550.40 calls itself nvidia-frontend", func(t *testing.T) {
 		h := nodeHost(t)
-		h.write(h.roots.Proc+"/devices", "Character devices:\n195 nvidia-frontend\n238 nvidia-uvm\n")
+		h.write(h.cfg.ProcRoot+"/devices", "Character devices:\n195 nvidia-frontend\n238 nvidia-uvm\n")
 		if _, err := h.discover().Nodes(Set{GPUs: h.discover().GPUs}, []string{"compute"}); err != nil {
 			t.Error(err)
 		}
@@ -92,7 +92,7 @@ func TestNodes(t *testing.T) {
 	t.Run("optional nodes that are missing are skipped", func(t *testing.T) {
 		h := nodeHost(t)
 		for _, name := range []string{"nvidia-uvm-tools", "nvidia-modeset", "dri/card1", "dri/renderD129"} {
-			os.Remove(h.roots.Dev + "/dev/" + name)
+			os.Remove(h.cfg.DevRoot + "/dev/" + name)
 		}
 		inv := h.discover()
 		nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, []string{"compute", "display"})
@@ -102,8 +102,8 @@ func TestNodes(t *testing.T) {
 	})
 	t.Run("without a GPU, compute does not insist on nvidia-uvm", func(t *testing.T) {
 		h := nodeHost(t)
-		os.Remove(h.roots.Dev + "/dev/nvidia-uvm")
-		os.Remove(h.roots.Dev + "/dev/nvidia-uvm-tools")
+		os.Remove(h.cfg.DevRoot + "/dev/nvidia-uvm")
+		os.Remove(h.cfg.DevRoot + "/dev/nvidia-uvm-tools")
 		if nodes, err := h.discover().Nodes(Set{}, []string{"compute"}); err != nil || len(nodes) != 1 {
 			t.Errorf("got %+v, %v", nodes, err)
 		}
@@ -136,16 +136,16 @@ func TestNodesRefuses(t *testing.T) {
 		{"a DRM node of another card", func(h *fakeHost, dev string) { os.Remove(dev + "dri/card1"); h.node("dri/card1", 226, 0, 0o666) },
 			[]string{"dev/dri/card1 is 226:0", "226:1"}},
 		{"a major that changed after the inventory (T37)", func(h *fakeHost, _ string) {
-			h.write(h.roots.Proc+"/devices", strings.Replace(charDevices, "238 nvidia-uvm\n", "511 nvidia-uvm\n", 1))
+			h.write(h.cfg.ProcRoot+"/devices", strings.Replace(charDevices, "238 nvidia-uvm\n", "511 nvidia-uvm\n", 1))
 		}, []string{"dev/nvidia-uvm is 238:0", "511:0"}},
 		{"a node whose driver went away, also if a block device has its name", func(h *fakeHost, _ string) {
-			h.write(h.roots.Proc+"/devices", strings.Replace(charDevices, "238 nvidia-uvm\n", "", 1)+"238 nvidia-uvm\n")
+			h.write(h.cfg.ProcRoot+"/devices", strings.Replace(charDevices, "238 nvidia-uvm\n", "", 1)+"238 nvidia-uvm\n")
 		}, []string{"dev/nvidia-uvm is there", `"nvidia-uvm"`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := nodeHost(t)
 			inv := h.discover()
-			tt.change(h, h.roots.Dev+"/dev/")
+			tt.change(h, h.cfg.DevRoot+"/dev/")
 			nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, caps)
 			if err == nil {
 				t.Fatalf("got %+v", nodes)

@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
 // MaxProcFile is the most bytes that are read of a file of procfs or sysfs. The largest seen are
@@ -68,9 +70,9 @@ func parseFields(data []byte) map[string]string {
 // <proc>/devices, or the minors in <proc>/misc. A name can have several: ib_uverbs does.
 type numbers map[string][]uint32
 
-// majors reads <proc>/devices.
-func (r Roots) majors() (numbers, error) {
-	data, err := ReadFile(filepath.Join(r.Proc, "devices"))
+// readMajors reads <proc>/devices.
+func readMajors(cfg config.Host) (numbers, error) {
+	data, err := ReadFile(filepath.Join(cfg.ProcRoot, "devices"))
 	if err != nil {
 		return nil, fmt.Errorf("read device majors: %w", err)
 	}

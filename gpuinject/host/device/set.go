@@ -74,7 +74,7 @@ func (s Set) Names() []string {
 func (s Set) Capabilities() []Capability {
 	var list []Capability
 	for _, in := range s.MIG {
-		for _, c := range in.capabilities() {
+		for _, c := range in.rights() {
 			if !slices.Contains(list, c) {
 				list = append(list, c)
 			}
@@ -108,7 +108,7 @@ func (inv Inventory) Given(list []Number) (Set, error) {
 	if len(list) == 0 {
 		return s, nil
 	}
-	majors, err := inv.Roots.majors()
+	majors, err := readMajors(inv.Config)
 	if err != nil {
 		return s, err
 	}
@@ -123,7 +123,7 @@ func (inv Inventory) Given(list []Number) (Set, error) {
 		}
 	}
 	for _, in := range inv.MIG {
-		if has(capsDriver, int(in.CINode)) {
+		if has(capsDriver, int(in.CIRight.Minor)) {
 			s.AddMIG(in)
 		}
 	}
