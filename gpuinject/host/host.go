@@ -50,7 +50,9 @@ func Discover(cfg config.Host) (Host, error) {
 	h.CompatDriver = h.DriverVersion
 	// procfs shows a container everything of the machine. Where nodes are missing the difference
 	// between such a container and a host whose nodes were not made matters.
-	if present := h.OnlyPresent(); present.Nested && driver.IsContainer(cfg, h.DriverVersion) {
+	present := h.OnlyPresent()
+	withheld := len(present.GPUs) < len(h.GPUs) || len(present.WithheldMIG) > 0
+	if withheld && driver.IsContainer(cfg, h.DriverVersion) {
 		h.Inventory = present
 	}
 	return h, nil
@@ -144,4 +146,3 @@ func IsDriverNode(name string) bool {
 	prefixes := append([]string{"/dev/nvidia", wsl.Node}, tegra.NodePrefixes...)
 	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(path.Clean(name), p) })
 }
-

@@ -95,13 +95,12 @@ func TestAHostThatIsAContainerHasTheDevicesThatItWasGiven(t *testing.T) {
 		remove  string // a node
 		gpus    []string
 		mig     int
-		nested  bool
 	}{
-		{"a container that was given everything", true, "", []string{uuid(1), uuid(2)}, 2, false},
-		{"a container without the first GPU", true, "nvidia0", []string{uuid(2)}, 2, true},
-		{"a container without a MIG device", true, "nvidia-caps/nvidia-cap21", []string{uuid(1), uuid(2)}, 1, true},
-		{"on another host a missing node is a mistake", false, "nvidia0", []string{uuid(1), uuid(2)}, 2, false},
-		{"the node of a MIG device too", false, "nvidia-caps/nvidia-cap21", []string{uuid(1), uuid(2)}, 2, false},
+		{"a container that was given everything", true, "", []string{uuid(1), uuid(2)}, 2},
+		{"a container without the first GPU", true, "nvidia0", []string{uuid(2)}, 2},
+		{"a container without a MIG device", true, "nvidia-caps/nvidia-cap21", []string{uuid(1), uuid(2)}, 1},
+		{"on another host a missing node is a mistake", false, "nvidia0", []string{uuid(1), uuid(2)}, 2},
+		{"the node of a MIG device too", false, "nvidia-caps/nvidia-cap21", []string{uuid(1), uuid(2)}, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := nestedHost(t, tt.mounted)
@@ -116,8 +115,8 @@ func TestAHostThatIsAContainerHasTheDevicesThatItWasGiven(t *testing.T) {
 					t.Errorf("GPU %d has index %d", i, g.Index)
 				}
 			}
-			if !slices.Equal(gpus, tt.gpus) || len(h.MIG) != tt.mig || h.Nested != tt.nested {
-				t.Errorf("GPUs %q, MIG devices %+v, nested %v", gpus, h.MIG, h.Nested)
+			if !slices.Equal(gpus, tt.gpus) || len(h.MIG) != tt.mig {
+				t.Errorf("GPUs %q, MIG devices %+v", gpus, h.MIG)
 			}
 			if got := driver.IsContainer(f.cfg, version); got != tt.mounted {
 				t.Errorf("is a container: %v", got)

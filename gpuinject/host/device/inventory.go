@@ -51,8 +51,6 @@ type Inventory struct {
 	MIG []Instance
 	// WithheldMIG are the MIG devices of the machine that this host, a container, was not given.
 	WithheldMIG []Instance
-	// Nested is set if this host is a container that has fewer devices than the machine.
-	Nested bool
 	// Config says where all this was read from.
 	Config config.Host
 }
@@ -156,7 +154,7 @@ func parseInformation(data []byte) (gpu GPU, excluded bool, err error) {
 	}
 	n, err := strconv.ParseUint(minor, 10, 20) // the kernel's minors have 20 bits
 	if err != nil {
-		return gpu, excluded, fmt.Errorf("device minor %q is not a number", cut(minor))
+		return gpu, excluded, fmt.Errorf("device minor %.256q is not a number", minor)
 	}
 	gpu.Minor = int(n)
 	return gpu, excluded, nil

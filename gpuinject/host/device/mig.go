@@ -154,17 +154,16 @@ func readMIG(cfg config.Host, gpu GPU) (list []Instance, all []access, err error
 // everything of the machine there, and the nodes are those that the container was given.
 func (inv Inventory) OnlyPresent() Inventory {
 	here := inv
-	here.GPUs, here.MIG, here.WithheldMIG, here.Nested = nil, nil, nil, false
+	here.GPUs, here.MIG, here.WithheldMIG = nil, nil, nil
 	for _, g := range inv.GPUs {
 		if g.Minor >= 0 && !inv.hasNode("nvidia"+strconv.Itoa(g.Minor)) {
-			here.Nested = true
 			continue
 		}
 		for _, in := range inv.InstancesOf(g) {
 			in.GPU = len(here.GPUs)
 			missing := func(c Capability) bool { return !inv.hasNode(c.node()) }
 			if slices.ContainsFunc(in.rights(), missing) {
-				here.WithheldMIG, here.Nested = append(here.WithheldMIG, in), true
+				here.WithheldMIG = append(here.WithheldMIG, in)
 			} else {
 				here.MIG = append(here.MIG, in)
 			}

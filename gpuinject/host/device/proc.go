@@ -95,6 +95,3 @@ func parseNumbers(data []byte) numbers {
 	}
 	return list
 }
-
-// cut bounds a foreign value in a message.
-func cut(s string) string { return s[:min(len(s), 256)] }

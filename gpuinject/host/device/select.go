@@ -73,11 +73,11 @@ func (inv Inventory) find(id string) (GPU, error) {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return GPU{}, fmt.Errorf("GPU %q is the beginning of %d UUIDs: %s", cut(id), len(found), inv.describe(found))
+		return GPU{}, fmt.Errorf("GPU %.256q is the beginning of %d UUIDs: %s", id, len(found), inv.describe(found))
 	case slices.ContainsFunc(inv.Excluded, named):
-		return GPU{}, fmt.Errorf("GPU %q is excluded from use on this host (NVreg_ExcludedGpus): %s", cut(id), inv.list())
+		return GPU{}, fmt.Errorf("GPU %.256q is excluded from use on this host (NVreg_ExcludedGpus): %s", id, inv.list())
 	}
-	return GPU{}, fmt.Errorf("unknown GPU %q: %s", cut(id), inv.list())
+	return GPU{}, fmt.Errorf("unknown GPU %.256q: %s", id, inv.list())
 }
 
 // list names the host's GPUs in a message.

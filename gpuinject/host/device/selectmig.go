@@ -40,11 +40,11 @@ func (inv Inventory) findMIG(id string, facts Facts) (Instance, error) {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return Instance{}, fmt.Errorf("MIG device %q is the beginning of %d UUIDs: %s", cut(id), len(found), listInstances(found))
+		return Instance{}, fmt.Errorf("MIG device %.256q is the beginning of %d UUIDs: %s", id, len(found), listInstances(found))
 	case len(facts.GPUs) == 0 && facts.Driver == "" && inv.NeedsFacts([]string{id}, facts):
-		return Instance{}, fmt.Errorf("MIG device %q: %w", cut(id), ErrFacts)
+		return Instance{}, fmt.Errorf("MIG device %.256q: %w", id, ErrFacts)
 	}
-	return Instance{}, fmt.Errorf("unknown MIG device %q: %s", cut(id), inv.listMIG(facts))
+	return Instance{}, fmt.Errorf("unknown MIG device %.256q: %s", id, inv.listMIG(facts))
 }
 
 // match returns the MIG devices of the inventory that id names. Facts say only which one a UUID or

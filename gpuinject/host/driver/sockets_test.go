@@ -77,7 +77,7 @@ func TestASocketIsGivenOnlyWhereNobodyElseCanHavePutItThere(t *testing.T) {
 			listen(t, root+"/run/daemon/socket")
 			tc.change(t, root+"/run")
 			for _, dir := range []string{"/run/daemon", "/var/run/daemon"} {
-				host, err := LocateSocket(root, Socket{Dir: dir, Name: "socket", Pipe: tc.pipe})
+				host, err := LocateSocket(root, dir, "socket", tc.pipe)
 				switch {
 				case tc.says == "" && (err != nil || host != filepath.Join(root, "run/daemon")):
 					t.Errorf("%s: %s, %v", dir, host, err)
