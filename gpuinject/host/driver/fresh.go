@@ -38,8 +38,7 @@ const settling = 20 * time.Millisecond
 
 // stamp records the state of a path, or its absence if st is nil.
 func (s *Search) stamp(name string, st *unix.Stat_t) {
-	if !s.stamped[name] {
-		s.stamped[name] = true
+	if !slices.ContainsFunc(s.files.Stamps, func(x Stamp) bool { return x.Path == name }) {
 		s.files.Stamps = append(s.files.Stamps, newStamp(name, st))
 	}
 }

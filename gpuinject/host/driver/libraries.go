@@ -129,11 +129,13 @@ func (s *Search) take(f *file, dir string, lib Library, develop bool) error {
 		return err
 	}
 	lib.link(develop)
-	key := fmt.Sprint(lib.Bits, " ", cmp.Or(lib.SOName, lib.Name))
-	if s.have[key] && lib.Dir == "" {
+	same := func(l Library) bool {
+		return l.Bits == lib.Bits && cmp.Or(l.SOName, l.Name) == cmp.Or(lib.SOName, lib.Name)
+	}
+	if lib.Dir == "" && slices.ContainsFunc(s.files.Libraries, same) {
 		return nil
 	}
-	s.have[key], s.used[dir] = true, true
+	s.used[dir] = true
 	s.files.Libraries = append(s.files.Libraries, lib)
 	return nil
 }

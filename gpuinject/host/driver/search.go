@@ -43,13 +43,11 @@ func Discover(cfg config.Host, version string) (Files, error) {
 // platforms make theirs of its methods. Paths are in the driver root.
 type Search struct {
 	*tree
-	files   Files
-	stamped map[string]bool     // paths that have a stamp
-	listed  map[string][]string // what Names has returned
-	seen    map[string]bool     // library files looked at, by real path
-	have    map[string]bool     // "64 libcuda.so.1": libraries taken
-	used    map[string]bool     // directories that gave a library
-	others  []string            // host paths of libcuda and libnvidia-ml in other versions
+	files  Files
+	listed map[string][]string // what Names has returned
+	seen   map[string]bool     // library files looked at, by real path
+	used   map[string]bool     // directories that gave a library
+	others []string            // host paths of libcuda and libnvidia-ml in other versions
 }
 
 // NewSearch opens the driver root. The caller closes it.
@@ -64,8 +62,7 @@ func NewSearch(cfg config.Host, version string) (*Search, error) {
 			Format: format, Version: version, Root: cfg.DriverRoot, RealRoot: t.real, Extra: slices.Clone(cfg.DriverLibraries),
 			Found: time.Now().UnixNano(), Problems: map[string]string{},
 		},
-		stamped: map[string]bool{}, listed: map[string][]string{}, seen: map[string]bool{},
-		have: map[string]bool{}, used: map[string]bool{},
+		listed: map[string][]string{}, seen: map[string]bool{}, used: map[string]bool{},
 	}, nil
 }
 

@@ -103,12 +103,12 @@ func (f *file) read(maxSize int64) ([]byte, error) {
 	if f.st.Size > maxSize {
 		return nil, fmt.Errorf("is larger than %d bytes", maxSize)
 	}
+	var data []byte
 	r, err := f.reopen()
-	if err != nil {
-		return nil, fmt.Errorf("cannot be read: %w", err)
+	if err == nil {
+		defer r.Close()
+		data, err = io.ReadAll(io.LimitReader(r, maxSize))
 	}
-	defer r.Close()
-	data, err := io.ReadAll(io.LimitReader(r, maxSize))
 	if err != nil {
 		return nil, fmt.Errorf("cannot be read: %w", err)
 	}
