@@ -36,7 +36,7 @@ func TestDiscover(t *testing.T) {
 	})
 	t.Run("a driver without a GPU is an empty inventory, and names that are no bus id are ignored", func(t *testing.T) {
 		h := newHost(t)
-		h.write(h.cfg.ProcRoot+"/driver/nvidia/gpus/registry/information", "Device Minor: 0\n")
+		h.Write("proc/driver/nvidia/gpus/registry/information", "Device Minor: 0\n")
 		if inv := h.discover(); len(inv.GPUs) != 0 {
 			t.Fatalf("got %+v", inv.GPUs)
 		}
@@ -50,7 +50,7 @@ func TestDiscover(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHost(t)
-			h.write(h.cfg.ProcRoot+"/driver/nvidia/gpus/0000:65:00.0/information", text)
+			h.Write("proc/driver/nvidia/gpus/0000:65:00.0/information", text)
 			if _, err := Discover(h.cfg); err == nil || !strings.Contains(err.Error(), "0000:65:00.0/information") {
 				t.Fatalf("got %v", err)
 			}
@@ -58,7 +58,7 @@ func TestDiscover(t *testing.T) {
 	}
 	t.Run("a version file without a version is an error", func(t *testing.T) {
 		h := newHost(t)
-		h.write(h.cfg.ProcRoot+"/driver/nvidia/version", "NVRM version: ../../etc\n")
+		h.Write("proc/driver/nvidia/version", "NVRM version: ../../etc\n")
 		if _, err := Discover(h.cfg); err == nil || errors.Is(err, ErrNoDriver) {
 			t.Fatalf("got %v", err)
 		}

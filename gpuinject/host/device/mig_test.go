@@ -13,14 +13,11 @@ import (
 // instance makes a MIG device of the GPU with that minor number, as the driver shows it, with the
 // numbers of the driver's own table for its nodes.
 func (h *fakeHost) instance(minor, gi, ci int) {
-	h.t.Helper()
-	dir := filepath.Join(h.cfg.ProcRoot, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/gi%d", minor, gi))
+	h.Helper()
+	dir := fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi%d/", minor, gi)
 	for name, node := range map[string]int{"access": giNode(minor, gi), fmt.Sprintf("ci%d/access", ci): giNode(minor, gi) + 1 + ci} {
-		h.write(filepath.Join(dir, name), fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\nDeviceFileModify: 1\n", node))
-		path := fmt.Sprintf("nvidia-caps/nvidia-cap%d", node)
-		if _, err := os.Lstat(filepath.Join(h.cfg.DevRoot, "dev", path)); err != nil {
-			h.node(path, 241, uint32(node), 0o444)
-		}
+		h.Write(dir+name, fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\nDeviceFileModify: 1\n", node))
+		h.Node(fmt.Sprintf("nvidia-caps/nvidia-cap%d", node), 241, uint32(node), 0o444)
 	}
 }
 
@@ -36,12 +33,10 @@ func migUUID(start string) string { return "MIG-" + start + "-1111-2222-3333-444
 // possible one is there as on each host, and must not count.
 func migHost(t testing.TB) *fakeHost {
 	h := nodeHost(t)
-	h.write(h.cfg.ProcRoot+"/driver/nvidia-caps/mig-minors", "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n")
-	h.write(h.cfg.ProcRoot+"/driver/nvidia/capabilities/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
-	h.node("nvidia-caps/nvidia-cap1", 241, 1, 0o400)
-	if err := os.MkdirAll(h.cfg.ProcRoot+"/driver/nvidia/capabilities/gpu0/mig", 0o755); err != nil {
-		t.Fatal(err)
-	}
+	h.Write("proc/driver/nvidia-caps/mig-minors", "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n")
+	h.Write("proc/driver/nvidia/capabilities/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
+	h.Node("nvidia-caps/nvidia-cap1", 241, 1, 0o400)
+	h.Check(os.MkdirAll(h.cfg.ProcRoot+"/driver/nvidia/capabilities/gpu0/mig", 0o755))
 	h.instance(2, 9, 0)
 	h.instance(2, 10, 0)
 	h.instance(2, 10, 1)
@@ -256,7 +251,7 @@ func TestCapabilityFiles(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := migHost(t)
-			h.write(h.cfg.ProcRoot+"/driver/nvidia/capabilities/gpu2/mig/gi9/ci0/access", text)
+			h.Write("proc/driver/nvidia/capabilities/gpu2/mig/gi9/ci0/access", text)
 			if inv, err := Discover(h.cfg); err == nil || !strings.Contains(err.Error(), "gi9/ci0/access") {
 				t.Errorf("got %+v, %v", inv, err)
 			}
@@ -264,9 +259,9 @@ func TestCapabilityFiles(t *testing.T) {
 	}
 	t.Run("names that are no instance are passed over", func(t *testing.T) {
 		h := migHost(t)
-		h.write(h.cfg.ProcRoot+"/driver/nvidia/capabilities/gpu0/mig/gi/access", "")
-		h.write(h.cfg.ProcRoot+"/driver/nvidia/capabilities/gpu0/mig/gi-1/access", "")
-		h.write(h.cfg.ProcRoot+"/driver/nvidia/capabilities/gpu0/mig/other/access", "")
+		h.Write("proc/driver/nvidia/capabilities/gpu0/mig/gi/access", "")
+		h.Write("proc/driver/nvidia/capabilities/gpu0/mig/gi-1/access", "")
+		h.Write("proc/driver/nvidia/capabilities/gpu0/mig/other/access", "")
 		if list := h.discover().MIG; len(list) != 4 {
 			t.Errorf("got %+v", list)
 		}

@@ -16,20 +16,13 @@ func nested(t *testing.T, gpus, caps []int) Inventory {
 	t.Helper()
 	h := migHost(t)
 	for dir, keep := range map[string][]int{"dev/nvidia": gpus, "dev/nvidia-caps/nvidia-cap": caps} {
-		nodes, err := filepath.Glob(filepath.Join(h.cfg.DevRoot, dir) + "[0-9]*")
-		if err != nil || len(nodes) < 3 {
-			t.Fatal(nodes, err)
-		}
+		nodes, err := filepath.Glob(filepath.Join(h.Dir, dir) + "[0-9]*")
+		h.Check(err)
 		for _, node := range nodes {
-			n, err := strconv.Atoi(strings.TrimPrefix(node, filepath.Join(h.cfg.DevRoot, dir)))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if slices.Contains(keep, n) {
-				continue
-			}
-			if err := os.Remove(node); err != nil {
-				t.Fatal(err)
+			n, err := strconv.Atoi(strings.TrimPrefix(node, filepath.Join(h.Dir, dir)))
+			h.Check(err)
+			if !slices.Contains(keep, n) {
+				h.Check(os.Remove(node))
 			}
 		}
 	}
@@ -108,9 +101,7 @@ func TestMIGDevicesThatAContainerWasNotGivenAreUnknownThere(t *testing.T) {
 // Elsewhere a node that is missing is a mistake, and no MIG device is left out for it.
 func TestOnAnOrdinaryHostAMissingCapabilityNodeIsAnError(t *testing.T) {
 	h := migHost(t)
-	if err := os.Remove(h.cfg.DevRoot + "/dev/nvidia-caps/nvidia-cap363"); err != nil {
-		t.Fatal(err)
-	}
+	h.Check(os.Remove(h.Dir + "/dev/nvidia-caps/nvidia-cap363"))
 	inv := h.discover()
 	set, err := inv.Select([]string{"all"}, Facts{})
 	if err != nil || len(set.MIG) != 4 {

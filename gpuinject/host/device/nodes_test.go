@@ -11,19 +11,19 @@ import (
 // nodeHost has the nodes of a real host for fourGPUs, with DRM nodes for index 0.
 func nodeHost(t testing.TB) *fakeHost {
 	h := fourGPUs(t)
-	h.node("nvidiactl", 195, 255, 0o666)
+	h.Node("nvidiactl", 195, 255, 0o666)
 	for minor := range uint32(4) {
-		h.node(fmt.Sprintf("nvidia%d", minor), 195, minor, 0o666)
+		h.Node(fmt.Sprintf("nvidia%d", minor), 195, minor, 0o666)
 	}
-	h.node("nvidia-uvm", 238, 0, 0o666)
-	h.node("nvidia-uvm-tools", 238, 1, 0o666)
-	h.node("nvidia-modeset", 195, 254, 0o666)
+	h.Node("nvidia-uvm", 238, 0, 0o666)
+	h.Node("nvidia-uvm-tools", 238, 1, 0o666)
+	h.Node("nvidia-modeset", 195, 254, 0o666)
 	for _, name := range []string{"card1", "renderD129", "card1-DP-1", "controlD65"} {
-		h.write(h.cfg.SysRoot+"/bus/pci/devices/0000:65:00.0/drm/"+name+"/dev", "226:0\n")
+		h.Write("sys/bus/pci/devices/0000:65:00.0/drm/"+name+"/dev", "226:0\n")
 	}
-	h.node("dri/card1", 226, 1, 0o660)
-	h.node("dri/renderD129", 226, 129, 0o660)
-	h.node("dri/card0", 226, 0, 0o660)
+	h.Node("dri/card1", 226, 1, 0o660)
+	h.Node("dri/renderD129", 226, 129, 0o660)
+	h.Node("dri/card0", 226, 0, 0o660)
 	return h
 }
 
@@ -61,7 +61,7 @@ func TestNodes(t *testing.T) {
 			var got []string
 			for _, n := range nodes {
 				got = append(got, fmt.Sprintf("%s %d:%d", n.Path, n.Major, n.Minor))
-				if n.HostPath != h.cfg.DevRoot+n.Path {
+				if n.HostPath != h.Dir+n.Path {
 					t.Errorf("host path %s of %s", n.HostPath, n.Path)
 				}
 			}
@@ -71,9 +71,7 @@ func TestNodes(t *testing.T) {
 		})
 	}
 	t.Run("mode and owner are the host's", func(t *testing.T) {
-		if err := os.Chown(h.cfg.DevRoot+"/dev/dri/card1", 0, 44); err != nil {
-			t.Fatal(err)
-		}
+		h.Check(os.Chown(h.Dir+"/dev/dri/card1", 0, 44))
 		nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, []string{"graphics"})
 		if err != nil {
 			t.Fatal(err)
@@ -84,7 +82,7 @@ func TestNodes(t *testing.T) {
 	})
 	t.Run("a driver before 550.40 calls itself nvidia-frontend", func(t *testing.T) {
 		h := nodeHost(t)
-		h.write(h.cfg.ProcRoot+"/devices", "Character devices:\n195 nvidia-frontend\n238 nvidia-uvm\n")
+		h.Write("proc/devices", "Character devices:\n195 nvidia-frontend\n238 nvidia-uvm\n")
 		if _, err := h.discover().Nodes(Set{GPUs: h.discover().GPUs}, []string{"compute"}); err != nil {
 			t.Error(err)
 		}
@@ -92,7 +90,7 @@ func TestNodes(t *testing.T) {
 	t.Run("optional nodes that are missing are skipped", func(t *testing.T) {
 		h := nodeHost(t)
 		for _, name := range []string{"nvidia-uvm-tools", "nvidia-modeset", "dri/card1", "dri/renderD129"} {
-			os.Remove(h.cfg.DevRoot + "/dev/" + name)
+			os.Remove(h.Dir + "/dev/" + name)
 		}
 		inv := h.discover()
 		nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, []string{"compute", "display"})
@@ -102,8 +100,8 @@ func TestNodes(t *testing.T) {
 	})
 	t.Run("without a GPU, compute does not insist on nvidia-uvm", func(t *testing.T) {
 		h := nodeHost(t)
-		os.Remove(h.cfg.DevRoot + "/dev/nvidia-uvm")
-		os.Remove(h.cfg.DevRoot + "/dev/nvidia-uvm-tools")
+		os.Remove(h.Dir + "/dev/nvidia-uvm")
+		os.Remove(h.Dir + "/dev/nvidia-uvm-tools")
 		if nodes, err := h.discover().Nodes(Set{}, []string{"compute"}); err != nil || len(nodes) != 1 {
 			t.Errorf("got %+v, %v", nodes, err)
 		}
@@ -125,27 +123,27 @@ func TestNodesRefuses(t *testing.T) {
 			[]string{"dev/nvidia-uvm is missing", "nvidia-shimctl prepare"}},
 		{"a link to the right node (T38)", func(_ *fakeHost, dev string) { relink(dev+"nvidia2", dev+"nvidia0") },
 			[]string{"dev/nvidia2 is a symbolic link"}},
-		{"a regular file (T38)", func(h *fakeHost, dev string) { os.Remove(dev + "nvidia2"); h.write(dev+"nvidia2", "") },
+		{"a regular file (T38)", func(h *fakeHost, dev string) { os.Remove(dev + "nvidia2"); h.Write("dev/nvidia2", "") },
 			[]string{"dev/nvidia2 is a regular file"}},
 		{"an optional node that is a link (T38)", func(_ *fakeHost, dev string) { relink(dev+"dri/card1", dev+"dri/card0") },
 			[]string{"dev/dri/card1 is a symbolic link"}},
-		{"a node with another major (T38)", func(h *fakeHost, dev string) { os.Remove(dev + "nvidia2"); h.node("nvidia2", 8, 2, 0o666) },
+		{"a node with another major (T38)", func(h *fakeHost, dev string) { os.Remove(dev + "nvidia2"); h.Node("nvidia2", 8, 2, 0o666) },
 			[]string{"dev/nvidia2 is 8:2", "195:2"}},
-		{"a node with another minor", func(h *fakeHost, dev string) { os.Remove(dev + "nvidia2"); h.node("nvidia2", 195, 3, 0o666) },
+		{"a node with another minor", func(h *fakeHost, dev string) { os.Remove(dev + "nvidia2"); h.Node("nvidia2", 195, 3, 0o666) },
 			[]string{"dev/nvidia2 is 195:3", "195:2"}},
-		{"a DRM node of another card", func(h *fakeHost, dev string) { os.Remove(dev + "dri/card1"); h.node("dri/card1", 226, 0, 0o666) },
+		{"a DRM node of another card", func(h *fakeHost, _ string) { h.Node("dri/card1", 226, 0, 0o666) },
 			[]string{"dev/dri/card1 is 226:0", "226:1"}},
 		{"a major that changed after the inventory (T37)", func(h *fakeHost, _ string) {
-			h.write(h.cfg.ProcRoot+"/devices", strings.Replace(charDevices, "238 nvidia-uvm\n", "511 nvidia-uvm\n", 1))
+			h.Write("proc/devices", strings.Replace(charDevices, "238 nvidia-uvm\n", "511 nvidia-uvm\n", 1))
 		}, []string{"dev/nvidia-uvm is 238:0", "511:0"}},
 		{"a node whose driver went away, also if a block device has its name", func(h *fakeHost, _ string) {
-			h.write(h.cfg.ProcRoot+"/devices", strings.Replace(charDevices, "238 nvidia-uvm\n", "", 1)+"238 nvidia-uvm\n")
+			h.Write("proc/devices", strings.Replace(charDevices, "238 nvidia-uvm\n", "", 1)+"238 nvidia-uvm\n")
 		}, []string{"dev/nvidia-uvm is there", `"nvidia-uvm"`}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := nodeHost(t)
 			inv := h.discover()
-			tt.change(h, h.cfg.DevRoot+"/dev/")
+			tt.change(h, h.Dir+"/dev/")
 			nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, caps)
 			if err == nil {
 				t.Fatalf("got %+v", nodes)

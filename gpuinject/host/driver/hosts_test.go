@@ -26,13 +26,13 @@ func (r *fakeRoot) all(dir string) {
 func (r *fakeRoot) all32(dir string) {
 	for _, soname := range []string{"libcuda.so.1", "libnvidia-ml.so.1", "libGLX_nvidia.so.0"} {
 		stem, _, _ := SplitName(soname)
-		r.write(dir+"/"+stem+".so."+version, elf32(soname), 0o755)
+		r.Write(dir+"/"+stem+".so."+version, elf32(soname))
 	}
 }
 
 func (r *fakeRoot) programs(dir string) {
 	for _, name := range append([]string{"nvidia-modprobe", "nvidia-settings"}, server...) {
-		r.write(dir+"/"+name, nil, 0o755)
+		r.Write(dir+"/"+name, "")
 	}
 }
 
@@ -65,12 +65,12 @@ var hosts = []hostLayout{
 		data:  []string{"usr/lib/nvidia/current/nvidia_icd.json"},
 		more: func(r *fakeRoot) {
 			for _, soname := range h200 {
-				r.link("etc/alternatives/nvidia--"+soname, "/usr/lib/"+arch.triple+"/nvidia/current/"+soname)
-				r.link("usr/lib/"+arch.triple+"/"+soname, "/etc/alternatives/nvidia--"+soname)
+				r.Link("etc/alternatives/nvidia--"+soname, "/usr/lib/"+arch.triple+"/nvidia/current/"+soname)
+				r.Link("usr/lib/"+arch.triple+"/"+soname, "/etc/alternatives/nvidia--"+soname)
 			}
 			for _, name := range server {
-				r.link("etc/alternatives/nvidia--"+name, "/usr/lib/nvidia/current/"+name)
-				r.link("usr/bin/"+name, "/etc/alternatives/nvidia--"+name)
+				r.Link("etc/alternatives/nvidia--"+name, "/usr/lib/nvidia/current/"+name)
+				r.Link("usr/bin/"+name, "/etc/alternatives/nvidia--"+name)
 			}
 		},
 	},
@@ -104,7 +104,7 @@ var hosts = []hostLayout{
 	{
 		name: "Talos, with the glibc extension", libs: "usr/local/glibc/usr/lib", programs: "usr/local/bin",
 		data: []string{"usr/local/glibc/etc/vulkan/icd.d/nvidia_icd.json", "usr/local/glibc/usr/share/glvnd/egl_vendor.d/10_nvidia.json"},
-		more: func(r *fakeRoot) { r.write("usr/local/glibc/etc/ld.so.cache", nil, 0o644) },
+		more: func(r *fakeRoot) { r.Write("usr/local/glibc/etc/ld.so.cache", "") },
 	},
 	{
 		name: "Talos, driver in the glibc extension's prefix", libs: "usr/local/glibc/usr/lib64", programs: "usr/local/glibc/usr/bin",
@@ -123,13 +123,13 @@ var hosts = []hostLayout{
 		data: []string{"nix/store/aaa-nvidia-x11/share/glvnd/egl_vendor.d/10_nvidia.json", "nix/store/aaa-nvidia-x11/share/vulkan/icd.d/nvidia_icd." + machine + ".json"},
 		more: func(r *fakeRoot) {
 			// A buildEnv: a directory of links to each package's files.
-			entries, err := filepath.Glob(r.dir + "/nix/store/aaa-nvidia-x11/lib/*")
-			r.check(err)
+			entries, err := filepath.Glob(r.Dir + "/nix/store/aaa-nvidia-x11/lib/*")
+			r.Check(err)
 			for _, e := range entries {
-				r.link("nix/store/ccc-graphics-drivers/lib/"+filepath.Base(e), strings.TrimPrefix(e, r.dir))
+				r.Link("nix/store/ccc-graphics-drivers/lib/"+filepath.Base(e), strings.TrimPrefix(e, r.Dir))
 			}
 			for _, name := range server {
-				r.link("nix/store/ddd-system-path/bin/"+name, "/nix/store/bbb-nvidia-x11-bin/bin/"+name)
+				r.Link("nix/store/ddd-system-path/bin/"+name, "/nix/store/bbb-nvidia-x11-bin/bin/"+name)
 			}
 		},
 	},
@@ -143,7 +143,7 @@ var hosts = []hostLayout{
 		more: func(r *fakeRoot) {
 			r.lib("bottlerocket/sys-root/usr/lib/nvidia/tesla/libGL.so.1.7.0", "libGL.so.1")
 			for _, name := range server {
-				r.link("bottlerocket/sys-root/usr/libexec/nvidia/tesla/bin/"+name, "../../../../bin/"+name)
+				r.Link("bottlerocket/sys-root/usr/libexec/nvidia/tesla/bin/"+name, "../../../../bin/"+name)
 			}
 		},
 	},
@@ -157,7 +157,7 @@ func expand(s string) string {
 func (h hostLayout) build(t *testing.T) *fakeRoot {
 	r := newRoot(t)
 	for _, l := range h.links {
-		r.link(l[0], l[1])
+		r.Link(l[0], l[1])
 	}
 	r.all(expand(h.libs))
 	if h.libs32 != "" {
@@ -165,7 +165,7 @@ func (h hostLayout) build(t *testing.T) *fakeRoot {
 	}
 	r.programs(h.programs)
 	for _, name := range h.data {
-		r.write(name, icd("libGLX_nvidia.so.0", ""), 0o644)
+		r.Write(name, icd("libGLX_nvidia.so.0", ""))
 	}
 	var cached []string
 	for _, dir := range h.cache {
@@ -190,9 +190,9 @@ func TestHosts(t *testing.T) {
 				arch = architectures[machine]
 				r := h.build(t)
 				files := r.discover()
-				r.check(files.Check([]string{"compute", "utility"}))
+				r.Check(files.Check([]string{"compute", "utility"}))
 				l := r.library(files, "libcuda.so."+version)
-				if l.Path != filepath.Join(r.dir, expand(h.libs), l.Name) || l.SOName != "libcuda.so.1" || l.Bits != 64 || files.Version != version {
+				if l.Path != filepath.Join(r.Dir, expand(h.libs), l.Name) || l.SOName != "libcuda.so.1" || l.Bits != 64 || files.Version != version {
 					t.Errorf("libcuda is %+v", l)
 				}
 				n32, want32 := 0, 0
@@ -212,12 +212,12 @@ func TestHosts(t *testing.T) {
 				for _, b := range files.Binaries {
 					programs = append(programs, b.Path)
 				}
-				if len(programs) != len(server) || programs[0] != filepath.Join(r.dir, h.programs, "nvidia-smi") {
+				if len(programs) != len(server) || programs[0] != filepath.Join(r.Dir, h.programs, "nvidia-smi") {
 					t.Errorf("programs %v", programs)
 				}
 				for _, d := range files.Data {
 					if d.Path != "" { // else it is made
-						data = append(data, strings.TrimPrefix(d.Path, r.dir+"/"))
+						data = append(data, strings.TrimPrefix(d.Path, r.Dir+"/"))
 					}
 				}
 				slices.Sort(data)
