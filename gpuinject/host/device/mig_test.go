@@ -68,7 +68,7 @@ func shown(s Set) (names []string) {
 	return names
 }
 
-func TestSelectMIG(t *testing.T) {
+func TestSelect(t *testing.T) {
 	inv := migHost(t).discover()
 	for _, tt := range []struct {
 		name  string
@@ -77,12 +77,25 @@ func TestSelectMIG(t *testing.T) {
 		want  []string
 		error string
 	}{
+		{"no id is no GPU", nil, false, nil, ""},
+		{"an index", []string{"1"}, false, []string{"1"}, ""},
+		{"the result is in index order", []string{"2", "0"}, false, []string{"0", "2"}, ""},
+		{"a full UUID", []string{uuid("fef8089b")}, false, []string{"1"}, ""},
+		{"a UUID in capitals", []string{strings.ToUpper(uuid("fef8089b"))}, false, []string{"1"}, ""},
+		{"the beginning of one UUID", []string{"GPU-fef80"}, false, []string{"1"}, ""},
+		{"the beginning of one UUID in capitals", []string{"gpu-FEF8A"}, false, []string{"0"}, ""},
+		{"a bus id as procfs has it", []string{"0000:65:00.0"}, false, []string{"0"}, ""},
+		{"a bus id as NVML has it", []string{"00000000:C1:00.0"}, false, []string{"1"}, ""},
+		{"a bus id with a short domain, as libnvidia-container accepts it", []string{"0:65:00.0"}, false, []string{"0"}, ""},
+		{"a bus id with a long domain", []string{"00010000:01:00.0"}, false, []string{"2"}, ""},
+		{"duplicates by any name are one GPU", []string{"0", "0", uuid("fef8aaaa"), "GPU-fef8a", "00000000:65:00.0"}, false, []string{"0"}, ""},
+		{"all beside an index is still all, once", []string{"1", "all"}, false, []string{"1", "0 9/0", "0 10/0", "0 10/1", "2 1/0"}, ""},
 		{"all is every MIG device, and GPUs that have none", []string{"all"}, false, []string{"1", "0 9/0", "0 10/0", "0 10/1", "2 1/0"}, ""},
 		{"the older name", []string{"MIG-" + uuid("fef8aaaa") + "/10/1"}, false, []string{"0 10/1"}, ""},
 		{"the older name in any case, with the beginning of the GPU's UUID", []string{"mig-gpu-FEF8A/9/0"}, false, []string{"0 9/0"}, ""},
-		{"a UUID", []string{migUUID("bbbb0000")}, true, []string{"0 9/0"}, ""},
-		{"a UUID in capitals", []string{strings.ToUpper(migUUID("bbbb0000"))}, true, []string{"0 9/0"}, ""},
-		{"the beginning of one UUID", []string{"MIG-cc"}, true, []string{"2 1/0"}, ""},
+		{"a MIG UUID", []string{migUUID("bbbb0000")}, true, []string{"0 9/0"}, ""},
+		{"a MIG UUID in capitals", []string{strings.ToUpper(migUUID("bbbb0000"))}, true, []string{"0 9/0"}, ""},
+		{"the beginning of one MIG UUID", []string{"MIG-cc"}, true, []string{"2 1/0"}, ""},
 		{"an index is NVML's and not the order of procfs", []string{"0:0"}, true, []string{"0 10/1"}, ""},
 		{"an index after a gap", []string{"0:4"}, true, []string{"0 9/0"}, ""},
 		{"by any name it is one device", []string{"0:0", migUUID("aaaa0000"), "MIG-" + uuid("fef8aaaa") + "/10/1", "0:0"}, true, []string{"0 10/1"}, ""},
@@ -164,51 +177,6 @@ func TestFactsOfAnotherLayout(t *testing.T) {
 			}
 			if !strings.Contains(got, tt.want) {
 				t.Errorf("got %q, want %q", got, tt.want)
-			}
-		})
-	}
-}
-
-func TestNodesOfMIG(t *testing.T) {
-	h := migHost(t)
-	inv := h.discover()
-	for _, tt := range []struct {
-		name, ids string
-		caps      []string
-		manage    bool
-		want      string
-	}{
-		{"a MIG device is its GPU and two capabilities", "0:4", nil, false, "nvidiactl nvidia2 nvidia-caps/nvidia-cap354 nvidia-caps/nvidia-cap355"},
-		{"two of one GPU instance share its capability", "0:0,0:1", nil, false,
-			"nvidiactl nvidia2 nvidia-caps/nvidia-cap363 nvidia-caps/nvidia-cap364 nvidia-caps/nvidia-cap365"},
-		{"beside a whole GPU", "1,2:0", nil, false, "nvidiactl nvidia0 nvidia3 nvidia-caps/nvidia-cap417 nvidia-caps/nvidia-cap418"},
-		{"the right to configure", "1", nil, true, "nvidiactl nvidia0 nvidia-caps/nvidia-cap1"},
-		{"a profile for graphics has the DRM nodes", "0:4", []string{"graphics"}, false,
-			"nvidiactl nvidia2 nvidia-modeset dri/card1 dri/renderD129 nvidia-caps/nvidia-cap354 nvidia-caps/nvidia-cap355"},
-		{"another has none", "0:1", []string{"graphics"}, false, "nvidiactl nvidia2 nvidia-modeset nvidia-caps/nvidia-cap363 nvidia-caps/nvidia-cap364"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			set, err := inv.Select(strings.Split(tt.ids, ","), migFacts())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if tt.manage {
-				c, err := inv.Management("config")
-				if err != nil {
-					t.Fatal(err)
-				}
-				set.Manage = append(set.Manage, c)
-			}
-			nodes, err := inv.Nodes(set, tt.caps)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var got []string
-			for _, n := range nodes {
-				got = append(got, strings.TrimPrefix(n.Path, "/dev/"))
-			}
-			if strings.Join(got, " ") != tt.want {
-				t.Errorf("got  %s\nwant %s", strings.Join(got, " "), tt.want)
 			}
 		})
 	}

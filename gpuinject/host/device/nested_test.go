@@ -1,7 +1,6 @@
 package device
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -95,19 +94,5 @@ func TestMIGDevicesThatAContainerWasNotGivenAreUnknownThere(t *testing.T) {
 				t.Errorf("%s: the message lists %s: %v", id, secret, err)
 			}
 		}
-	}
-}
-
-// Elsewhere a node that is missing is a mistake, and no MIG device is left out for it.
-func TestOnAnOrdinaryHostAMissingCapabilityNodeIsAnError(t *testing.T) {
-	h := migHost(t)
-	h.Check(os.Remove(h.Dir + "/dev/nvidia-caps/nvidia-cap363"))
-	inv := h.discover()
-	set, err := inv.Select([]string{"all"}, Facts{})
-	if err != nil || len(set.MIG) != 4 {
-		t.Fatalf("%q, %v", shown(set), err)
-	}
-	if _, err := inv.Nodes(set, nil); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%v", err)
 	}
 }

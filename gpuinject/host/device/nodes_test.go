@@ -3,9 +3,10 @@ package device
 import (
 	"fmt"
 	"os"
-	"slices"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // nodeHost has the nodes of a real host for fourGPUs, with DRM nodes for index 0.
@@ -28,50 +29,67 @@ func nodeHost(t testing.TB) *fakeHost {
 }
 
 func TestNodes(t *testing.T) {
-	h := nodeHost(t)
+	h := migHost(t)
 	inv := h.discover()
+	config, err := inv.Management("config")
+	h.Check(err)
+	h.Check(os.Chown(h.Dir+"/dev/dri/card1", 0, 44))
 	for _, tt := range []struct {
-		name string
-		gpus []string
-		caps []string
-		want []string
+		name, ids string
+		caps      []string
+		manage    []Capability
+		want      string // below /dev
 	}{
-		{"utility gets the control node and the GPU by its minor", []string{"0"}, []string{"utility"},
-			[]string{"/dev/nvidiactl 195:255", "/dev/nvidia2 195:2"}},
-		{"compute adds both nodes of nvidia-uvm", []string{"1"}, []string{"compute", "utility"},
-			[]string{"/dev/nvidiactl 195:255", "/dev/nvidia0 195:0", "/dev/nvidia-uvm 238:0", "/dev/nvidia-uvm-tools 238:1"}},
-		{"video needs nvidia-uvm, because its libraries load CUDA", []string{"1"}, []string{"video"},
-			[]string{"/dev/nvidiactl 195:255", "/dev/nvidia0 195:0", "/dev/nvidia-uvm 238:0", "/dev/nvidia-uvm-tools 238:1"}},
-		{"graphics adds modeset and the DRM nodes of that GPU only", []string{"0"}, []string{"graphics"},
-			[]string{"/dev/nvidiactl 195:255", "/dev/nvidia2 195:2", "/dev/nvidia-modeset 195:254", "/dev/dri/card1 226:1", "/dev/dri/renderD129 226:129"}},
-		{"display is the same for a GPU without DRM nodes", []string{"1"}, []string{"display"},
-			[]string{"/dev/nvidiactl 195:255", "/dev/nvidia0 195:0", "/dev/nvidia-modeset 195:254"}},
-		{"no GPU is the control node", nil, []string{"utility"}, []string{"/dev/nvidiactl 195:255"}},
-		{"no capability is the control node and the GPU", []string{"0"}, nil, []string{"/dev/nvidiactl 195:255", "/dev/nvidia2 195:2"}},
+		{"utility gets the control node and the GPU by its minor", "0", []string{"utility"}, nil, "nvidiactl 195:255, nvidia2 195:2"},
+		{"compute adds both nodes of nvidia-uvm", "1", []string{"compute", "utility"}, nil,
+			"nvidiactl 195:255, nvidia0 195:0, nvidia-uvm 238:0, nvidia-uvm-tools 238:1"},
+		{"video needs nvidia-uvm, because its libraries load CUDA", "1", []string{"video"}, nil,
+			"nvidiactl 195:255, nvidia0 195:0, nvidia-uvm 238:0, nvidia-uvm-tools 238:1"},
+		{"graphics adds modeset and the DRM nodes of that GPU only", "0", []string{"graphics"}, nil,
+			"nvidiactl 195:255, nvidia2 195:2, nvidia-modeset 195:254, dri/card1 226:1, dri/renderD129 226:129"},
+		{"display is the same for a GPU without DRM nodes", "1", []string{"display"}, nil,
+			"nvidiactl 195:255, nvidia0 195:0, nvidia-modeset 195:254"},
+		{"no GPU is the control node", "", []string{"utility"}, nil, "nvidiactl 195:255"},
+		{"no capability is the control node and the GPU", "0", nil, nil, "nvidiactl 195:255, nvidia2 195:2"},
+		{"a MIG device is its GPU and two capabilities", "0:4", nil, nil,
+			"nvidiactl 195:255, nvidia2 195:2, nvidia-caps/nvidia-cap354 241:354, nvidia-caps/nvidia-cap355 241:355"},
+		{"two of one GPU instance share its capability", "0:0,0:1", nil, nil,
+			"nvidiactl 195:255, nvidia2 195:2, nvidia-caps/nvidia-cap363 241:363, nvidia-caps/nvidia-cap364 241:364, nvidia-caps/nvidia-cap365 241:365"},
+		{"a MIG device beside a whole GPU", "1,2:0", nil, nil,
+			"nvidiactl 195:255, nvidia0 195:0, nvidia3 195:3, nvidia-caps/nvidia-cap417 241:417, nvidia-caps/nvidia-cap418 241:418"},
+		{"the right to configure MIG", "1", nil, []Capability{config}, "nvidiactl 195:255, nvidia0 195:0, nvidia-caps/nvidia-cap1 241:1"},
+		{"a MIG profile for graphics has the DRM nodes", "0:4", []string{"graphics"}, nil,
+			"nvidiactl 195:255, nvidia2 195:2, nvidia-modeset 195:254, dri/card1 226:1, dri/renderD129 226:129, nvidia-caps/nvidia-cap354 241:354, nvidia-caps/nvidia-cap355 241:355"},
+		{"another MIG profile has none", "0:1", []string{"graphics"}, nil,
+			"nvidiactl 195:255, nvidia2 195:2, nvidia-modeset 195:254, nvidia-caps/nvidia-cap363 241:363, nvidia-caps/nvidia-cap364 241:364"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			gpus, err := inv.Select(tt.gpus, Facts{})
+			var ids []string
+			if tt.ids != "" {
+				ids = strings.Split(tt.ids, ",")
+			}
+			set, err := inv.Select(ids, migFacts())
 			if err != nil {
 				t.Fatal(err)
 			}
-			nodes, err := inv.Nodes(gpus, tt.caps)
+			set.Manage = tt.manage
+			nodes, err := inv.Nodes(set, tt.caps)
 			if err != nil {
 				t.Fatal(err)
 			}
 			var got []string
 			for _, n := range nodes {
-				got = append(got, fmt.Sprintf("%s %d:%d", n.Path, n.Major, n.Minor))
+				got = append(got, fmt.Sprintf("%s %d:%d", strings.TrimPrefix(n.Path, "/dev/"), n.Major, n.Minor))
 				if n.HostPath != h.Dir+n.Path {
 					t.Errorf("host path %s of %s", n.HostPath, n.Path)
 				}
 			}
-			if !slices.Equal(got, tt.want) {
-				t.Errorf("got %v, want %v", got, tt.want)
+			if strings.Join(got, ", ") != tt.want {
+				t.Errorf("got  %s\nwant %s", strings.Join(got, ", "), tt.want)
 			}
 		})
 	}
 	t.Run("mode and owner are the host's", func(t *testing.T) {
-		h.Check(os.Chown(h.Dir+"/dev/dri/card1", 0, 44))
 		nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, []string{"graphics"})
 		if err != nil {
 			t.Fatal(err)
@@ -144,15 +162,8 @@ func TestNodesRefuses(t *testing.T) {
 			h := nodeHost(t)
 			inv := h.discover()
 			tt.change(h, h.Dir+"/dev/")
-			nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, caps)
-			if err == nil {
-				t.Fatalf("got %+v", nodes)
-			}
-			for _, w := range tt.want {
-				if !strings.Contains(err.Error(), w) {
-					t.Errorf("%q does not say %q", err, w)
-				}
-			}
+			_, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, caps)
+			simtest.Says(t, err, tt.want...)
 		})
 	}
 }

@@ -118,23 +118,6 @@ func TestFor(t *testing.T) {
 	}
 }
 
-func TestEveryKindIsFound(t *testing.T) {
-	files := everything(t).discover()
-	names := libraryNames(files)
-	for stem, k := range kinds {
-		name := stem + ".so." + version
-		if k.own {
-			name = stem + ".so.1.1.20"
-		}
-		if k.subdir != "" {
-			name = k.subdir + "/" + name
-		}
-		if !slices.Contains(names, name) {
-			t.Errorf("%s is not found; refused %v", name, files.Refused)
-		}
-	}
-}
-
 func TestLibraryPlaces(t *testing.T) {
 	t.Run("of a library with versions of its own the one that its SONAME names is taken", func(t *testing.T) {
 		r := newRoot(t)

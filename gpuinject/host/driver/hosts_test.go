@@ -48,32 +48,13 @@ type hostLayout struct {
 	cache []string
 	// data are the data files, all of which containers get.
 	data []string
-	more func(r *fakeRoot)
 }
 
 var usrMerge = [][2]string{{"lib", "usr/lib"}, {"lib64", "usr/lib64"}}
 
-// hosts are hosts of docs/install.md, each after its vendor's packages.
+// hosts are the hosts of docs/install.md that the simulated driver has no layout of, each after its
+// vendor's packages.
 var hosts = []hostLayout{
-	{
-		name: "Debian, NVIDIA's installer", libs: "usr/lib/TRIPLE", libs32: "usr/lib/TRIPLE32", programs: "usr/bin", links: usrMerge, cache: []string{"/lib/TRIPLE"},
-		data: []string{"etc/OpenCL/vendors/nvidia.icd", "etc/vulkan/icd.d/nvidia_icd.json", "usr/share/glvnd/egl_vendor.d/10_nvidia.json"},
-	},
-	{
-		name: "Debian's packages, by alternatives", libs: "usr/lib/TRIPLE/nvidia/current", programs: "usr/lib/nvidia/current",
-		links: [][2]string{{"etc/vulkan/icd.d/nvidia_icd.json", "/etc/alternatives/nvidia--nvidia_icd.json"}, {"etc/alternatives/nvidia--nvidia_icd.json", "/usr/lib/nvidia/current/nvidia_icd.json"}},
-		data:  []string{"usr/lib/nvidia/current/nvidia_icd.json"},
-		more: func(r *fakeRoot) {
-			for _, soname := range h200 {
-				r.Link("etc/alternatives/nvidia--"+soname, "/usr/lib/"+arch.triple+"/nvidia/current/"+soname)
-				r.Link("usr/lib/"+arch.triple+"/"+soname, "/etc/alternatives/nvidia--"+soname)
-			}
-			for _, name := range server {
-				r.Link("etc/alternatives/nvidia--"+name, "/usr/lib/nvidia/current/"+name)
-				r.Link("usr/bin/"+name, "/etc/alternatives/nvidia--"+name)
-			}
-		},
-	},
 	{
 		name: "Ubuntu", libs: "usr/lib/TRIPLE", libs32: "usr/lib/TRIPLE32", programs: "usr/bin", links: usrMerge, cache: []string{"/lib/TRIPLE"},
 		data: []string{"usr/lib/xorg/modules/drivers/nvidia_drv.so", "usr/share/nvidia/nvoptix.bin", "usr/share/vulkan/icd.d/nvidia_icd.json", "usr/share/vulkan/implicit_layer.d/nvidia_layers.json"},
@@ -82,7 +63,6 @@ var hosts = []hostLayout{
 		name: "RHEL and Fedora", libs: "usr/lib64", libs32: "usr/lib", programs: "usr/bin", links: usrMerge, cache: []string{"/lib64"},
 		data: []string{"etc/OpenCL/vendors/nvidia.icd", "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json", "usr/share/vulkan/icd.d/nvidia_icd." + machine + ".json"},
 	},
-	{name: "Amazon Linux", libs: "usr/lib64", programs: "usr/bin", links: usrMerge, cache: []string{"/lib64"}},
 	{
 		name: "SUSE", libs: "usr/lib64", libs32: "usr/lib", programs: "usr/bin", cache: []string{"/usr/lib64"},
 		data: []string{"usr/lib64/xorg/modules/drivers/nvidia_drv.so", "usr/share/vulkan/icd.d/nvidia_icd." + machine + ".json"},
@@ -97,16 +77,6 @@ var hosts = []hostLayout{
 		data: []string{"home/kubernetes/bin/nvidia/vulkan/icd.d/nvidia_icd.json"},
 	},
 	{
-		name: "a squashfs at /usr/local/nvidia", libs: "usr/local/nvidia/lib64", programs: "usr/local/nvidia/bin", cache: []string{"/usr/local/nvidia/lib64", "/lib"},
-		data: []string{"usr/local/nvidia/share/glvnd/egl_vendor.d/10_nvidia.json", "usr/local/nvidia/share/vulkan/icd.d/nvidia_icd.json"},
-		more: func(r *fakeRoot) { r.lib("lib/libcuda.so."+version, "libcuda.so.1") },
-	},
-	{
-		name: "Talos, with the glibc extension", libs: "usr/local/glibc/usr/lib", programs: "usr/local/bin",
-		data: []string{"usr/local/glibc/etc/vulkan/icd.d/nvidia_icd.json", "usr/local/glibc/usr/share/glvnd/egl_vendor.d/10_nvidia.json"},
-		more: func(r *fakeRoot) { r.Write("usr/local/glibc/etc/ld.so.cache", "") },
-	},
-	{
 		name: "Talos, driver in the glibc extension's prefix", libs: "usr/local/glibc/usr/lib64", programs: "usr/local/glibc/usr/bin",
 		data: []string{"usr/local/glibc/etc/OpenCL/vendors/nvidia.icd", "usr/local/glibc/usr/share/glvnd/egl_vendor.d/10_nvidia.json"},
 	},
@@ -115,37 +85,12 @@ var hosts = []hostLayout{
 		data: []string{"etc/vulkan/icd.d/nvidia_icd.json", "usr/share/glvnd/egl_vendor.d/10_nvidia.json"},
 	},
 	{
-		name: "NixOS", libs: "nix/store/aaa-nvidia-x11/lib", programs: "nix/store/bbb-nvidia-x11-bin/bin",
-		links: [][2]string{
-			{"nix/store/ccc-graphics-drivers/share", "/nix/store/aaa-nvidia-x11/share"}, {"run/opengl-driver", "/nix/store/ccc-graphics-drivers"},
-			{"nix/store/eee-nixos-system/sw", "/nix/store/ddd-system-path"}, {"run/current-system", "/nix/store/eee-nixos-system"},
-		},
-		data: []string{"nix/store/aaa-nvidia-x11/share/glvnd/egl_vendor.d/10_nvidia.json", "nix/store/aaa-nvidia-x11/share/vulkan/icd.d/nvidia_icd." + machine + ".json"},
-		more: func(r *fakeRoot) {
-			// A buildEnv: a directory of links to each package's files.
-			entries, err := filepath.Glob(r.Dir + "/nix/store/aaa-nvidia-x11/lib/*")
-			r.Check(err)
-			for _, e := range entries {
-				r.Link("nix/store/ccc-graphics-drivers/lib/"+filepath.Base(e), strings.TrimPrefix(e, r.Dir))
-			}
-			for _, name := range server {
-				r.Link("nix/store/ddd-system-path/bin/"+name, "/nix/store/bbb-nvidia-x11-bin/bin/"+name)
-			}
-		},
-	},
-	{
 		name: "Flatcar's sysext, found by ld.so.cache", libs: "opt/nvidia/580/usr/lib64", programs: "opt/bin", cache: []string{"/opt/nvidia/current/usr/lib64"},
 		links: [][2]string{{"opt/nvidia/current", "580"}},
 	},
 	{
 		name: "Bottlerocket", libs: "bottlerocket/sys-root/usr/lib/nvidia/tesla", programs: "bottlerocket/sys-root/usr/bin", links: [][2]string{{"usr", "bottlerocket/sys-root/usr"}},
 		data: []string{"bottlerocket/sys-root/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "bottlerocket/sys-root/usr/share/nvidia/nvoptix.bin", "bottlerocket/sys-root/usr/share/vulkan/icd.d/nvidia_icd.json"},
-		more: func(r *fakeRoot) {
-			r.lib("bottlerocket/sys-root/usr/lib/nvidia/tesla/libGL.so.1.7.0", "libGL.so.1")
-			for _, name := range server {
-				r.Link("bottlerocket/sys-root/usr/libexec/nvidia/tesla/bin/"+name, "../../../../bin/"+name)
-			}
-		},
 	},
 }
 
@@ -173,9 +118,6 @@ func (h hostLayout) build(t *testing.T) *fakeRoot {
 	}
 	if cached != nil {
 		r.cache(cached...)
-	}
-	if h.more != nil {
-		h.more(r)
 	}
 	return r
 }
