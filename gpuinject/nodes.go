@@ -126,14 +126,12 @@ func addClassFiles(c Container, files *driver.Files, p *Plan) {
 		return
 	}
 	files.Data = slices.Clone(files.Data)
-	for _, f := range []struct {
-		root, name string
-		directory  bool
-	}{{c.Config.Host.DevRoot, udevDir, true}, {c.Config.Host.DriverRoot, cufileJSON, false}} {
-		at, err := driver.Locate(f.root, f.name, f.directory)
+	for _, f := range [][2]string{{c.Config.Host.DevRoot, udevDir}, {c.Config.Host.DriverRoot, cufileJSON}} {
+		root, name := f[0], f[1]
+		at, err := driver.Locate(root, name)
 		switch {
 		case err == nil:
-			files.Data = append(files.Data, driver.File{Path: at, Dest: f.name, Direct: true})
+			files.Data = append(files.Data, driver.File{Path: at, Dest: name, Direct: true})
 		case !errors.Is(err, fs.ErrNotExist):
 			p.note("gds: %v", err)
 		}

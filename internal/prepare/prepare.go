@@ -176,7 +176,7 @@ func (r *Report) modules(ctx context.Context, o Options) {
 func load(ctx context.Context, o Options, name string) Result {
 	var err error
 	if o.DryRun {
-		_, err = driver.Locate(o.Host.DriverRoot, modprobePath, false)
+		_, err = driver.Locate(o.Host.DriverRoot, modprobePath)
 	} else if err = modprobe(ctx, o.Host.DriverRoot, name); err == nil && !device.ModuleLoaded(o.Host, name) {
 		err = fmt.Errorf("modprobe %s succeeded, but the module is not loaded", name)
 	}

@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
 // Discover finds the driver's files. Version is that of the loaded kernel module
@@ -83,10 +82,10 @@ func (s *Search) Refuse(name, reason string) {
 func (s *Search) open(name string) (*file, error) {
 	f, err := s.tree.open(name)
 	if err != nil {
-		s.stamp(name, nil)
+		s.stamp(name, unix.Stat_t{})
 		return nil, err
 	}
-	s.stamp(f.inner, &f.st)
+	s.stamp(f.inner, f.st)
 	return f, nil
 }
 
@@ -97,7 +96,7 @@ func (s *Search) find(name string, check func(*unix.Stat_t) error) (f *file, ok 
 	if err != nil {
 		return nil, false
 	}
-	s.stamp(name, &f.st)
+	s.stamp(name, f.st)
 	if err := check(&f.st); err != nil {
 		s.Refuse(f.inner, err.Error())
 		f.close()
@@ -151,7 +150,7 @@ func (s *Search) Names(dir string) []string {
 func (s *Search) Exists(name string) bool {
 	fd, _, err := s.resolve(name)
 	if err != nil {
-		s.stamp(name, nil)
+		s.stamp(name, unix.Stat_t{})
 		return false
 	}
 	unix.Close(fd)
@@ -184,12 +183,7 @@ func (s *Search) Program(b Binary, dirs []string) {
 // Direct gives every capability a file or directory at its own path. It reports whether there is
 // one that may be given.
 func (s *Search) Direct(name string) bool {
-	f, ok := s.find(name, func(st *unix.Stat_t) error {
-		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-			return trusted.RootDirectory(st)
-		}
-		return usableFile(st)
-	})
+	f, ok := s.find(name, usable)
 	if !ok {
 		return false
 	}
@@ -206,7 +200,7 @@ func (s *Search) Library(name string, lib Library, develop bool) error {
 		return err
 	}
 	defer f.close()
-	s.stamp(name, &f.st)
+	s.stamp(name, f.st)
 	return s.take(f, path.Dir(name), lib, develop)
 }
 
@@ -226,7 +220,7 @@ func (s *Search) Alias(link string) bool {
 	if name := path.Base(link); name != l.Name && !slices.Contains(l.Links, name) {
 		l.Links = append(l.Links, name)
 	}
-	s.stamp(link, &f.st)
+	s.stamp(link, f.st)
 	return true
 }
 

@@ -62,7 +62,7 @@ func (t *tree) resolve(name string) (fd int, st unix.Stat_t, err error) {
 		}
 		unix.Close(fd)
 	}
-	return -1, st, &fs.PathError{Op: "open", Path: t.host(name), Err: err}
+	return -1, unix.Stat_t{}, &fs.PathError{Op: "open", Path: t.host(name), Err: err}
 }
 
 // file is a file or directory of the driver root. The caller of open closes it.
@@ -136,10 +136,18 @@ func searchable(st *unix.Stat_t) error {
 	return trusted.RootDirectory(&dir)
 }
 
+// usable is usableFile for a file, and demands of a directory that only root can change it.
+func usable(st *unix.Stat_t) error {
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return trusted.RootDirectory(st)
+	}
+	return usableFile(st)
+}
+
 // Locate returns the host path of one more file or directory below root. Links are followed inside
 // the root, and what is there must be fit for use like any file of the driver. An error that is
 // fs.ErrNotExist means that nothing is there.
-func Locate(root, name string, directory bool) (host string, err error) {
+func Locate(root, name string) (host string, err error) {
 	t, err := openTree(root)
 	if err != nil {
 		return "", err
@@ -150,11 +158,7 @@ func Locate(root, name string, directory bool) (host string, err error) {
 		return "", err
 	}
 	defer f.close()
-	check := usableFile
-	if directory {
-		check = trusted.RootDirectory
-	}
-	if err := check(&f.st); err != nil {
+	if err := usable(&f.st); err != nil {
 		return "", fmt.Errorf("%s is not used: it %w", f.host, err)
 	}
 	return f.host, nil
