@@ -34,7 +34,7 @@ func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 		}
 	}
 	a := askAll(c, h, false, nil, ask)
-	g.set = h.Annotate(g.set, a.kept.Facts)
+	g.set.MIG = h.Annotate(g.set.MIG, a.kept.Facts)
 	g.gpus = h.Visible(g.set)
 	names := g.set.Names()
 	g.request.Devices = names

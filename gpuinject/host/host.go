@@ -124,15 +124,11 @@ func (h Host) Given(numbers []device.Number) (device.Set, error) {
 	if len(numbers) == 0 {
 		return device.Set{}, nil
 	}
-	all := device.Set{GPUs: h.GPUs}
-	var files driver.Files
-	var err error
-	if h.Platform == tegra.Name {
-		files, err = tegra.DriverFiles(h.Config, "", false)
-	}
+	files, _, err := h.DriverFiles(driver.Files{}, false)
 	if err != nil {
 		return device.Set{}, err
 	}
+	all := device.Set{GPUs: h.GPUs}
 	nodes, err := h.Nodes(all, nil, files)
 	if err != nil || !slices.ContainsFunc(nodes, func(n device.Node) bool { return slices.Contains(numbers, n.Number()) }) {
 		return device.Set{}, err

@@ -134,6 +134,9 @@ func TestDriverFilesAreSearchedOnce(t *testing.T) {
 		t.Error("searched again although nothing changed")
 	}
 	f.Write("usr/lib64/libnvidia-ml.so."+version, elf64("libnvidia-ml.so.1"))
+	if h, found, err := host.Find(f.cfg); err != nil || h.DriverVersion != version || len(found.Libraries) != 2 {
+		t.Errorf("found %v, %v", libraries(found), err)
+	}
 	again, changed, err := f.discover().DriverFiles(files, false)
 	if err != nil || !changed || len(again.Libraries) != 2 || again.Key() == files.Key() {
 		t.Errorf("changed %v, %v, %v", changed, libraries(again), err)

@@ -110,8 +110,7 @@ func (k classNode) node(cfg config.Host, number int, majors numbers) (Node, erro
 	return verify(cfg, w)
 }
 
-// present lists the numbers of the nodes that the host has. A kind without numbers has the one
-// number 0, or none.
+// present lists the numbers of the host's nodes. A kind without numbers has the one number 0.
 func (k classNode) present(devRoot string) []int {
 	file := filepath.Join(devRoot, "dev", k.name)
 	if prefix, ok := strings.CutSuffix(file, "*"); ok {

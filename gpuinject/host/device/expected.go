@@ -14,8 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// Expected is a node that this host should have, whether it exists or not. Mode and owner are what
-// the driver wants for it.
+// Expected is a node that this host should have, with the mode and owner that the driver wants.
 type Expected struct {
 	Node
 	// Driver has the node's major in <proc>/devices. Loaded reports whether it is listed there; if
@@ -32,8 +31,7 @@ type params struct {
 	modify   bool
 	uid, gid uint32
 	mode     os.FileMode
-	// channels bounds the numbers of IMEX channels.
-	channels int
+	channels int // bounds the numbers of IMEX channels
 }
 
 // readParams reads the driver's parameters. A missing one has the value that nvidia-modprobe takes

@@ -13,8 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// ErrNoDriver is returned if no NVIDIA kernel module is loaded: its version file in procfs is
-// missing.
+// ErrNoDriver is returned if no NVIDIA kernel module is loaded.
 var ErrNoDriver = errors.New("no NVIDIA driver is loaded on this host")
 
 // GPU is one physical GPU.
@@ -22,8 +21,7 @@ type GPU struct {
 	// Index counts the GPUs that are not excluded in the order of their PCI bus ids. It is -1 for
 	// an excluded GPU.
 	Index int
-	// Minor is N of /dev/nvidiaN. It follows the order in which the kernel found the GPUs, which
-	// need not be Index. It is -1 for a GPU without such a node.
+	// Minor is N of /dev/nvidiaN, or -1 for a GPU without such a node.
 	Minor int
 	// UUID is "GPU-" and 36 characters, or empty while the driver does not know it (it prints
 	// question marks until the GPU was initialised once).
@@ -31,10 +29,8 @@ type GPU struct {
 	// BusID is the PCI address as procfs has it, "0000:65:00.0", or empty for a GPU that is not on
 	// a PCI bus.
 	BusID string
-	// Model is the marketing name: "NVIDIA H200".
-	Model string
-	// Alias is a further id of the GPU; most have none.
-	Alias string
+	Model string // "NVIDIA H200"
+	Alias string // a further id of the GPU; most have none
 }
 
 // Inventory is the GPUs and MIG devices of a host at one time.
@@ -42,10 +38,8 @@ type Inventory struct {
 	// DriverVersion is the version of the loaded kernel module: "580.159.04". It is empty on a host
 	// that has GPUs without NVIDIA's kernel module.
 	DriverVersion string
-	// GPUs are the usable GPUs in index order.
-	GPUs []GPU
-	// Excluded are the GPUs that the administrator took from use (NVreg_ExcludedGpus), in bus id
-	// order.
+	GPUs          []GPU // usable ones, in index order
+	// Excluded are the GPUs that the administrator took from use (NVreg_ExcludedGpus).
 	Excluded []GPU
 	// MIG are the MIG devices that this host can use, by GPU, GPU instance and compute instance.
 	MIG []Instance
@@ -55,8 +49,8 @@ type Inventory struct {
 	Config config.Host
 }
 
-// Discover reads the driver's procfs: one file for each GPU and two for each MIG device. It is
-// meant to be called for every container. Without a loaded driver the error is ErrNoDriver.
+// Discover reads the driver's procfs: one file for each GPU and two for each MIG device. Without a
+// loaded driver the error is ErrNoDriver.
 func Discover(cfg config.Host) (Inventory, error) {
 	inv := Inventory{Config: cfg}
 	dir := filepath.Join(cfg.ProcRoot, "driver/nvidia")
@@ -121,7 +115,7 @@ func readVersion(file string) (string, error) {
 // "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64 580.159.04  Release Build  (…)", the
 // proprietary one "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …". In
 // both it is the first word of two or three groups of digits.
-func parseVersion(data []byte) (string, bool) {
+func parseVersion(data []byte) (version string, ok bool) {
 	for word := range strings.FieldsSeq(parseFields(data)["NVRM version"]) {
 		groups := strings.Split(word, ".")
 		if (len(groups) == 2 || len(groups) == 3) && !slices.ContainsFunc(groups, isNotNumber) {
@@ -160,7 +154,6 @@ func parseInformation(data []byte) (gpu GPU, excluded bool, err error) {
 	return gpu, excluded, nil
 }
 
-// isUUID accepts "GPU-" and 36 hexadecimal digits and dashes.
 func isUUID(s string) bool {
 	rest, ok := strings.CutPrefix(s, "GPU-")
 	return ok && len(rest) == 36 && strings.Trim(rest, "0123456789abcdefABCDEF-") == ""
@@ -178,7 +171,6 @@ func busID(s string) string {
 	return fmt.Sprintf("%08s:%s", domain, rest)
 }
 
-// sameBusID reports whether two PCI addresses are equal, however they are written.
 func sameBusID(a, b string) bool { return busID(a) != "" && busID(a) == busID(b) }
 
 func compareBusID(a, b GPU) int { return strings.Compare(busID(a.BusID), busID(b.BusID)) }

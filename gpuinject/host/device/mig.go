@@ -83,7 +83,7 @@ func (inv Inventory) Management(name string) (Capability, error) {
 	return a.Capability, err
 }
 
-// node is the name of the capability's node below /dev.
+// node is its name below /dev.
 func (c Capability) node() string {
 	return "nvidia-caps/nvidia-cap" + strconv.FormatUint(uint64(c.Minor), 10)
 }
@@ -148,10 +148,9 @@ func readMIG(cfg config.Host, gpu GPU) (list []Instance, all []access, err error
 	return list, all, nil
 }
 
-// OnlyPresent returns the inventory without the GPUs that have no node here, which it counts from 0
-// as NVML does, and with the MIG devices that lack one of their two capability nodes in
-// WithheldMIG. It is for a host that is a container itself (kind): unless procfs is masked it shows
-// everything of the machine there, and the nodes are those that the container was given.
+// OnlyPresent returns the inventory without the GPUs that have no node here, and with the MIG
+// devices that lack one of their two capability nodes in WithheldMIG. It is for a host that is a
+// container itself (kind): unless procfs is masked it shows everything of the machine there.
 func (inv Inventory) OnlyPresent() Inventory {
 	here := inv
 	here.GPUs, here.MIG, here.WithheldMIG = nil, nil, nil
@@ -174,7 +173,6 @@ func (inv Inventory) OnlyPresent() Inventory {
 	return here
 }
 
-// hasNode reports whether there is anything in a node's place; Nodes verifies it.
 func (inv Inventory) hasNode(name string) bool {
 	_, err := os.Lstat(filepath.Join(inv.Config.DevRoot, "dev", name))
 	return err == nil

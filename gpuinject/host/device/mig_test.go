@@ -125,8 +125,11 @@ func TestSelect(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), tt.error) || strings.ContainsAny(err.Error(), "\n") {
 					t.Errorf("got %v, %v", shown(set), err)
 				}
-			} else if err != nil || !slices.Equal(shown(set), tt.want) {
-				t.Errorf("got %q, %v, want %q", shown(set), err, tt.want)
+				return
+			}
+			again, err2 := inv.Select(set.Names(), migFacts())
+			if err != nil || err2 != nil || !slices.Equal(shown(set), tt.want) || !slices.Equal(shown(again), tt.want) {
+				t.Errorf("got %q, %v; by its names %q, %v; want %q", shown(set), err, shown(again), err2, tt.want)
 			}
 		})
 	}
@@ -135,7 +138,7 @@ func TestSelect(t *testing.T) {
 func TestAMIGDeviceHasNVMLsNamesOnlyByFacts(t *testing.T) {
 	inv := migHost(t).discover()
 	set, err := inv.Select([]string{"MIG-" + uuid("fef8aaaa") + "/9/0"}, Facts{})
-	named := inv.Annotate(set, migFacts()).MIG
+	named := inv.Annotate(set.MIG, migFacts())
 	if err != nil || set.MIG[0].Name() != "MIG-"+uuid("fef8aaaa")+"/9/0" || named[0].Name() != migUUID("bbbb0000") || named[0].Profile != "1g.18gb+gfx" {
 		t.Errorf("%+v, %+v, %v", set.MIG, named, err)
 	}

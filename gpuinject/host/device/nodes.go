@@ -17,16 +17,11 @@ import (
 
 // Node is a character device of this host.
 type Node struct {
-	// Path is the path in the container: /dev/nvidia0.
-	Path string
-	// HostPath is the path on the host: <dev-root>/dev/nvidia0.
-	HostPath string
-	// Major and Minor are the node's own.
+	Path         string // in the container: /dev/nvidia0
+	HostPath     string // on the host: <dev-root>/dev/nvidia0
 	Major, Minor uint32
-	// Mode holds the permission bits only.
-	Mode os.FileMode
-	// UID and GID own the node on the host.
-	UID, GID uint32
+	Mode         os.FileMode // the permission bits only
+	UID, GID     uint32
 	// Link is the name of a DRM node below /dev/dri/by-path: pci-0000:19:00.0-card.
 	Link string
 	// Individual is set for a node of a class that is handed out by itself: an IMEX channel, an
@@ -165,9 +160,6 @@ func (inv Inventory) Nodes(set Set, caps []string) ([]Node, error) {
 // wanted lists the nodes in the order in which they are given.
 func (inv Inventory) wanted(set Set, caps []string, majors numbers) []wanted {
 	gpus := inv.Visible(set)
-	has := func(names ...string) bool {
-		return slices.ContainsFunc(names, func(n string) bool { return slices.Contains(caps, n) })
-	}
 	var list []wanted
 	add := func(name, driver string, minor int, required bool) {
 		w := wanted{name: name, driver: driver, majors: majors[driver], minors: []uint32{uint32(minor)}, prepared: true}
@@ -183,11 +175,11 @@ func (inv Inventory) wanted(set Set, caps []string, majors numbers) []wanted {
 	for _, g := range gpus {
 		add("nvidia"+strconv.Itoa(g.Minor), gpuDriver(majors), g.Minor, true)
 	}
-	if has("compute", "video") {
+	if slices.Contains(caps, "compute") || slices.Contains(caps, "video") {
 		add("nvidia-uvm", uvmDriver, minorUVM, len(gpus) > 0)
 		add("nvidia-uvm-tools", uvmDriver, minorUVMTools, false)
 	}
-	if has("graphics", "display") {
+	if slices.Contains(caps, "graphics") || slices.Contains(caps, "display") {
 		add("nvidia-modeset", gpuDriver(majors), minorModeset, false)
 		for _, g := range gpus {
 			if set.HasGPU(g) || slices.ContainsFunc(instancesOf(set.MIG, g), Instance.hasGraphics) {

@@ -30,7 +30,6 @@ func ReadFile(name string) ([]byte, error) {
 	return data, err
 }
 
-// readNames lists a directory in no particular order.
 func readNames(dir string) ([]string, error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -70,7 +69,6 @@ func parseFields(data []byte) map[string]string {
 // <proc>/devices, or the minors in <proc>/misc. A name can have several: ib_uverbs does.
 type numbers map[string][]uint32
 
-// readMajors reads <proc>/devices.
 func readMajors(cfg config.Host) (numbers, error) {
 	data, err := ReadFile(filepath.Join(cfg.ProcRoot, "devices"))
 	if err != nil {

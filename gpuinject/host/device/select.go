@@ -57,7 +57,6 @@ func (inv Inventory) Select(ids []string, facts Facts) (Set, error) {
 	return set, nil
 }
 
-// find returns the one GPU that id names.
 func (inv Inventory) find(id string) (GPU, error) {
 	if strings.EqualFold(id, "GPU-") {
 		return GPU{}, fmt.Errorf("GPU %q is the beginning of every UUID: %s", id, inv.list())
@@ -80,7 +79,6 @@ func (inv Inventory) find(id string) (GPU, error) {
 	return GPU{}, fmt.Errorf("unknown GPU %.256q: %s", id, inv.list())
 }
 
-// list names the host's GPUs in a message.
 func (inv Inventory) list() string {
 	if len(inv.GPUs) == 0 {
 		return "this host has no usable GPU"
@@ -88,7 +86,6 @@ func (inv Inventory) list() string {
 	return "this host has " + inv.describe(inv.GPUs)
 }
 
-// describe names GPUs in a message.
 func (inv Inventory) describe(gpus []GPU) string {
 	var names []string
 	for _, g := range gpus {

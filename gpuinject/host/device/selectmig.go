@@ -31,7 +31,6 @@ func (inv Inventory) NeedsFacts(ids []string, facts Facts) bool {
 	})
 }
 
-// findMIG returns the one MIG device that id names.
 func (inv Inventory) findMIG(id string, facts Facts) (Instance, error) {
 	found := inv.match(id, facts)
 	switch {
@@ -40,7 +39,7 @@ func (inv Inventory) findMIG(id string, facts Facts) (Instance, error) {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return Instance{}, fmt.Errorf("MIG device %.256q is the beginning of %d UUIDs: %s", id, len(found), listInstances(found))
+		return Instance{}, fmt.Errorf("MIG device %.256q is the beginning of %d UUIDs: %s", id, len(found), DescribeMIG(found))
 	case len(facts.GPUs) == 0 && facts.Driver == "" && inv.NeedsFacts([]string{id}, facts):
 		return Instance{}, fmt.Errorf("MIG device %.256q: %w", id, ErrFacts)
 	}
@@ -50,7 +49,7 @@ func (inv Inventory) findMIG(id string, facts Facts) (Instance, error) {
 // match returns the MIG devices of the inventory that id names. Facts say only which one a UUID or
 // an index means.
 func (inv Inventory) match(id string, facts Facts) []Instance {
-	return slices.DeleteFunc(inv.named(inv.MIG, facts), func(in Instance) bool { return !in.isNamed(id) })
+	return slices.DeleteFunc(inv.Annotate(inv.MIG, facts), func(in Instance) bool { return !in.isNamed(id) })
 }
 
 // isNamed reports whether id names the MIG device: by the beginning of the GPU's UUID and the ids of
@@ -63,21 +62,15 @@ func (in Instance) isNamed(id string) bool {
 	return hasPrefixFold(in.UUID, id) || in.UUID != "" && id == fmt.Sprintf("%d:%d", in.GPU, in.Index)
 }
 
-// listMIG names the host's MIG devices in a message.
 func (inv Inventory) listMIG(facts Facts) string {
 	if len(inv.MIG) == 0 {
 		return "there is no MIG device: " + inv.list()
 	}
-	return "this host has " + inv.DescribeMIG(inv.MIG, facts)
+	return "this host has " + DescribeMIG(inv.Annotate(inv.MIG, facts))
 }
 
-// DescribeMIG names MIG devices in a message, with NVML's names if facts have them.
-func (inv Inventory) DescribeMIG(list []Instance, facts Facts) string {
-	return listInstances(inv.named(list, facts))
-}
-
-// listInstances names MIG devices in a message.
-func listInstances(list []Instance) string {
+// DescribeMIG names MIG devices in a message.
+func DescribeMIG(list []Instance) string {
 	var names []string
 	for i, in := range list {
 		if i == maxListed {

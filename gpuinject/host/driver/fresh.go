@@ -76,7 +76,6 @@ func (f Files) Fresh(cfg config.Host, version string, all bool) bool {
 	return true
 }
 
-// stamp returns the present state of a path.
 func (t *tree) stamp(name string) Stamp {
 	fd, st, err := t.resolve(name)
 	if err == nil {

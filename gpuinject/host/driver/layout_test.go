@@ -28,9 +28,7 @@ func squashfs(t testing.TB) *fakeRoot {
 	r.all("usr/local/nvidia/lib64")
 	r.lib("lib/libcuda.so."+version, "libcuda.so.1")
 	r.cache("/usr/local/nvidia/lib64/libcuda.so.1", "/lib/libcuda.so.1", "/lib/libc.so.6")
-	for _, name := range []string{"nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-modprobe", "nvidia-settings"} {
-		r.Write("usr/local/nvidia/bin/"+name, "")
-	}
+	r.programs("usr/local/nvidia/bin")
 	for _, name := range []string{"glvnd/egl_vendor.d/10_nvidia.json", "vulkan/icd.d/nvidia_icd.json", "vulkan/implicit_layer.d/nvidia_layers.json"} {
 		r.Write("usr/local/nvidia/share/"+name, "{}")
 	}

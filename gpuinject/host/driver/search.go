@@ -38,8 +38,8 @@ func Discover(cfg config.Host, version string) (Files, error) {
 	return s.Files(), nil
 }
 
-// Search collects Files. Discover is the search of an ordinary host; the packages of other
-// platforms make theirs of its methods. Paths are in the driver root.
+// Search collects Files. Discover is that of an ordinary host; other platforms make theirs of its
+// methods. Paths are in the driver root.
 type Search struct {
 	*tree
 	files  Files
@@ -119,8 +119,8 @@ func (s *Search) first(dirs []string, name string) (host string, ok bool) {
 	return "", false
 }
 
-// Names lists a directory that files may be taken from, sorted; nil if there is none. The directory
-// is stamped, so the names that are not in it need not be.
+// Names lists a directory that files may be taken from, sorted; nil if there is none. Its stamp
+// stands for the names that are not in it, too.
 func (s *Search) Names(dir string) []string {
 	if names, ok := s.listed[dir]; ok {
 		return names
@@ -172,7 +172,7 @@ func (s *Search) Read(name string, maxSize int64) ([]byte, bool) {
 	return data, true
 }
 
-// Program takes a program from the first of the directories that has it.
+// Program takes a program from the first directory that has it.
 func (s *Search) Program(b Binary, dirs []string) {
 	var ok bool
 	if b.Path, ok = s.first(dirs, b.Name); ok {
@@ -180,8 +180,7 @@ func (s *Search) Program(b Binary, dirs []string) {
 	}
 }
 
-// Direct gives every capability a file or directory at its own path. It reports whether there is
-// one that may be given.
+// Direct gives every capability a file or directory at its own path, if it may be given.
 func (s *Search) Direct(name string) bool {
 	f, ok := s.find(name, usable)
 	if !ok {
@@ -229,8 +228,8 @@ func (s *Search) Searched(name string) {
 	s.files.Searched = append(s.files.Searched, s.host(name))
 }
 
-// expected are the libraries that Missing reports. Without an essential one its capability cannot
-// be had: server drivers come without the others.
+// expected are the libraries that Missing reports. Server drivers come without those that are not
+// essential.
 var expected = []struct {
 	capability, stem string
 	essential        bool
@@ -266,7 +265,6 @@ func (s *Search) Expect(capability, name, problem string) {
 	s.files.Problems[capability] = problem
 }
 
-// absent explains why an essential library is not there.
 func (s *Search) absent(stem string) string {
 	version := s.files.Version
 	for _, other := range s.others {

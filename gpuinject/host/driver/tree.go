@@ -39,7 +39,6 @@ func (t *tree) Close() { unix.Close(t.fd) }
 
 func fdPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// host returns the host path of a path in the root, for messages.
 func (t *tree) host(inner string) string { return path.Join(t.real, inner) }
 
 // resolve returns a descriptor of the file at name, without opening the file (O_PATH): a device or
@@ -93,12 +92,10 @@ func (t *tree) open(name string) (*file, error) {
 
 func (f *file) close() { unix.Close(f.fd) }
 
-// reopen opens the file for reading.
 func (f *file) reopen() (*os.File, error) {
 	return os.OpenFile(fdPath(f.fd), os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 }
 
-// read returns the content of the file.
 func (f *file) read(maxSize int64) ([]byte, error) {
 	if f.st.Size > maxSize {
 		return nil, fmt.Errorf("is larger than %d bytes", maxSize)
