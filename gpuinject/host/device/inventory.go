@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -136,9 +137,7 @@ func parseInformation(data []byte) (gpu GPU, excluded bool, err error) {
 	if uuid := fields["GPU UUID"]; isUUID(uuid) {
 		gpu.UUID = uuid
 	}
-	for _, key := range []string{"GPU Excluded", "GPU Blacklisted", "Blacklisted"} {
-		excluded = excluded || strings.EqualFold(fields[key], "yes")
-	}
+	excluded = strings.EqualFold(cmp.Or(fields["GPU Excluded"], fields["GPU Blacklisted"], fields["Blacklisted"]), "yes")
 	minor, ok := fields["Device Minor"]
 	if !ok && excluded {
 		return gpu, excluded, nil

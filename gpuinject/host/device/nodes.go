@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -36,8 +37,8 @@ func StatNode(name string) (Node, error) {
 	if err := unix.Lstat(name, &st); err != nil {
 		return Node{}, fmt.Errorf("device node: %w", &fs.PathError{Op: "lstat", Path: name, Err: err})
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
-		return Node{}, fmt.Errorf("device node %s is %s, not a character device", name, fileType(st.Mode))
+	if kind := st.Mode & unix.S_IFMT; kind != unix.S_IFCHR {
+		return Node{}, fmt.Errorf("device node %s is %s, not a character device", name, cmp.Or(fileTypes[kind], "a special file"))
 	}
 	rdev := uint64(st.Rdev) //nolint:unconvert // 32 bits on some architectures
 	return Node{
@@ -46,18 +47,9 @@ func StatNode(name string) (Node, error) {
 	}, nil
 }
 
-func fileType(mode uint32) string {
-	switch mode & unix.S_IFMT {
-	case unix.S_IFLNK:
-		return "a symbolic link"
-	case unix.S_IFREG:
-		return "a regular file"
-	case unix.S_IFDIR:
-		return "a directory"
-	case unix.S_IFBLK:
-		return "a block device"
-	}
-	return "a special file"
+var fileTypes = map[uint32]string{
+	unix.S_IFLNK: "a symbolic link", unix.S_IFREG: "a regular file",
+	unix.S_IFDIR: "a directory", unix.S_IFBLK: "a block device",
 }
 
 // wanted is a node as its driver has it.

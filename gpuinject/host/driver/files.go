@@ -112,25 +112,13 @@ func (f Files) For(caps []string) Files {
 	has := func(have, want []string) bool {
 		return slices.ContainsFunc(have, func(c string) bool { return slices.Contains(want, c) })
 	}
-	out := f
-	out.Libraries, out.Binaries, out.Data = nil, nil, nil
-	for _, l := range f.Libraries {
-		if has(l.Capabilities, want) && (l.Bits == 64 || slices.Contains(caps, "compat32")) {
-			out.Libraries = append(out.Libraries, l)
-		}
-	}
+	f.Libraries = slices.DeleteFunc(slices.Clone(f.Libraries), func(l Library) bool {
+		return !has(l.Capabilities, want) || l.Bits == 32 && !slices.Contains(caps, "compat32")
+	})
+	f.Data = slices.DeleteFunc(slices.Clone(f.Data), func(d File) bool { return !has(d.Capabilities, want) })
 	// Libraries and data are implied, programs are not: video needs no MPS server.
-	for _, b := range f.Binaries {
-		if has(b.Capabilities, caps) {
-			out.Binaries = append(out.Binaries, b)
-		}
-	}
-	for _, d := range f.Data {
-		if has(d.Capabilities, want) {
-			out.Data = append(out.Data, d)
-		}
-	}
-	return out
+	f.Binaries = slices.DeleteFunc(slices.Clone(f.Binaries), func(b Binary) bool { return !has(b.Capabilities, caps) })
+	return f
 }
 
 // Check returns an error if one of these capabilities cannot be had: libcuda for compute and video,
