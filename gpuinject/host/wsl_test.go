@@ -38,10 +38,8 @@ func wslHost(t testing.TB) *fixture {
 
 func TestWSLDevices(t *testing.T) {
 	h := wslHost(t).discover()
-	for _, ids := range [][]string{{"all"}, {"0"}, {"0", "all"}} {
-		if set, err := h.Select(ids, device.Facts{}); err != nil || len(set.GPUs) != 1 {
-			t.Errorf("%v: %v, %v", ids, set, err)
-		}
+	if set, err := h.Select([]string{"0", "all"}, device.Facts{}); err != nil || len(set.GPUs) != 1 {
+		t.Errorf("%v, %v", set, err)
 	}
 	for _, id := range []string{"1", "GPU-fef8089b", "0000:01:00.0", "tegra", "0:0"} {
 		_, err := h.Select([]string{id}, device.Facts{})

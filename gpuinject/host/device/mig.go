@@ -192,11 +192,5 @@ func (inv Inventory) isWhole(gpu GPU) bool {
 }
 
 func instancesOf(list []Instance, gpu GPU) []Instance {
-	var of []Instance
-	for _, in := range list {
-		if in.Minor == gpu.Minor {
-			of = append(of, in)
-		}
-	}
-	return of
+	return slices.DeleteFunc(slices.Clone(list), func(in Instance) bool { return in.Minor != gpu.Minor })
 }

@@ -86,13 +86,9 @@ func (s Set) Capabilities() []Capability {
 // Visible returns the GPUs that a container with the set sees, in index order: its whole GPUs and
 // the GPUs of its MIG devices.
 func (inv Inventory) Visible(s Set) []GPU {
-	var list []GPU
-	for _, gpu := range inv.GPUs {
-		if s.HasGPU(gpu) || len(instancesOf(s.MIG, gpu)) > 0 {
-			list = append(list, gpu)
-		}
-	}
-	return list
+	return slices.DeleteFunc(slices.Clone(inv.GPUs), func(gpu GPU) bool {
+		return !s.HasGPU(gpu) && len(instancesOf(s.MIG, gpu)) == 0
+	})
 }
 
 // Number is a device number.
