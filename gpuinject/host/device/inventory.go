@@ -137,7 +137,8 @@ func parseInformation(data []byte) (gpu GPU, excluded bool, err error) {
 	if uuid := fields["GPU UUID"]; isUUID(uuid) {
 		gpu.UUID = uuid
 	}
-	excluded = strings.EqualFold(cmp.Or(fields["GPU Excluded"], fields["GPU Blacklisted"], fields["Blacklisted"]), "yes")
+	said := cmp.Or(fields["GPU Excluded"], fields["GPU Blacklisted"], fields["Blacklisted"])
+	excluded = strings.EqualFold(said, "yes")
 	minor, ok := fields["Device Minor"]
 	if !ok && excluded {
 		return gpu, excluded, nil

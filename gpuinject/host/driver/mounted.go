@@ -29,8 +29,10 @@ func (f Files) IsMounted(source, dest string) bool {
 		return atHome && NamesLibrary(base)
 	}
 	// The kernel loads the driver's firmware, no container does.
-	firmware := strings.HasPrefix(base, "gsp") && strings.HasSuffix(base, ".bin") && strings.Contains(source, "/nvidia/")
-	if atHome && (firmware || strings.HasSuffix(base, ".so."+f.Version) && isAny(path.Dir(source), f.Searched)) {
+	firmware, _ := path.Match("gsp*.bin", base)
+	firmware = firmware && strings.Contains(source, "/nvidia/")
+	library := strings.HasSuffix(base, ".so."+f.Version) && isAny(path.Dir(source), f.Searched)
+	if atHome && (firmware || library) {
 		return true
 	}
 	var given []string
