@@ -34,7 +34,7 @@ func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 		}
 	}
 	a := askAll(c, h, false, nil, ask)
-	g.set = h.Annotate(g.set, a.kept.Facts)
+	g.set.MIG = h.Annotate(g.set.MIG, a.kept.Facts)
 	g.gpus = h.Visible(g.set)
 	names := g.set.Names()
 	g.request.Devices = names
@@ -74,10 +74,11 @@ func keptClasses(c Container, h host.Host, p *Plan) (nodes []device.Node) {
 	for _, class := range cdiClasses {
 		// A node that is not as it should be on this host stays as CDI put it.
 		others, _ := h.ClassNodes(class, nil)
-		others = slices.DeleteFunc(others, func(n device.ClassNode) bool { return !hasNode(c, n.Node) })
+		others = slices.DeleteFunc(others, func(n device.Node) bool { return !hasNode(c, n) })
 		if len(others) > 0 {
 			p.decide(class, "given", "CDI put its nodes into the specification")
-			nodes = append(nodes, p.addClass(class, others)...)
+			p.addClass(class, others)
+			nodes = append(nodes, others...)
 		}
 	}
 	return nodes

@@ -67,7 +67,7 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	if err != nil {
 		return g, err
 	}
-	g.set = h.Annotate(g.set, a.kept.Facts)
+	g.set.MIG = h.Annotate(g.set.MIG, a.kept.Facts)
 	g.gpus = h.Visible(g.set)
 	p.setDevices(g.set)
 	if g.may.All && !g.enforced.All && (g.enforced.Nothing() || !g.enforced.AllowsAll(g.set)) {
@@ -167,7 +167,7 @@ func checkNotPartitioned(h host.Host, g grant, id string, gpus []device.GPU, a a
 	for _, gpu := range gpus {
 		if instances := h.InstancesOf(gpu); len(instances) > 0 {
 			return fail(Invalid, "%s: GPU %s is partitioned by MIG and of no use by itself: ask for its MIG devices: %s",
-				g.request.Reason, request.Quote(id), h.DescribeMIG(instances, a.kept.Facts))
+				g.request.Reason, request.Quote(id), device.DescribeMIG(h.Annotate(instances, a.kept.Facts)))
 		}
 		if h.Withheld(gpu) > 0 {
 			return fail(Invalid, "%s: GPU %s is partitioned by MIG, and this host, a container itself, was given none of its MIG devices: start it again with the MIG devices that containers here are to have",

@@ -86,26 +86,25 @@ func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]devi
 		}
 	}
 	p.decide(class, "given", "%s", may.Reason)
-	return p.addClass(class, may.Nodes), nil
+	p.addClass(class, may.Nodes)
+	return may.Nodes, nil
 }
 
 // addClass records the nodes of a class that the container gets.
-func (p *Plan) addClass(class string, others []device.ClassNode) (nodes []device.Node) {
+func (p *Plan) addClass(class string, nodes []device.Node) {
 	p.Classes = append(p.Classes, class)
-	for _, n := range others {
-		nodes = append(nodes, n.Node)
-		if class == request.IMEX {
+	if class == request.IMEX {
+		for _, n := range nodes {
 			p.IMEX = append(p.IMEX, int(n.Minor))
 		}
 	}
-	return nodes
 }
 
 // missingChannels returns the channels that have no node among nodes. A channel is its node's minor
 // number.
-func missingChannels(channels []int, nodes []device.ClassNode) (missing []string) {
+func missingChannels(channels []int, nodes []device.Node) (missing []string) {
 	for _, n := range channels {
-		if !slices.ContainsFunc(nodes, func(x device.ClassNode) bool { return int(x.Minor) == n }) {
+		if !slices.ContainsFunc(nodes, func(x device.Node) bool { return int(x.Minor) == n }) {
 			missing = append(missing, strconv.Itoa(n))
 		}
 	}
@@ -127,14 +126,12 @@ func addClassFiles(c Container, files *driver.Files, p *Plan) {
 		return
 	}
 	files.Data = slices.Clone(files.Data)
-	for _, f := range []struct {
-		root, name string
-		directory  bool
-	}{{c.Config.Host.DevRoot, udevDir, true}, {c.Config.Host.DriverRoot, cufileJSON, false}} {
-		at, err := driver.Locate(f.root, f.name, f.directory)
+	for _, f := range [][2]string{{c.Config.Host.DevRoot, udevDir}, {c.Config.Host.DriverRoot, cufileJSON}} {
+		root, name := f[0], f[1]
+		at, err := driver.Locate(root, name)
 		switch {
 		case err == nil:
-			files.Data = append(files.Data, driver.File{Path: at, Dest: f.name, Direct: true})
+			files.Data = append(files.Data, driver.File{Path: at, Dest: name, Direct: true})
 		case !errors.Is(err, fs.ErrNotExist):
 			p.note("gds: %v", err)
 		}

@@ -94,8 +94,7 @@ func readInfo(h config.Host, ask func(probe.Questions) probe.Answers) (*hostInfo
 		GPUs:  gpuInfos(inv.GPUs), Excluded: gpuInfos(inv.Excluded), MIG: []gpuinject.PlanMIG{},
 		Files: filesByCapability(&files), Searched: files.Searched, Missing: files.Missing, Refused: files.Refused,
 	}
-	set := inv.Annotate(device.Set{MIG: inv.MIG}, facts)
-	for i, in := range set.MIG {
+	for i, in := range inv.Annotate(inv.MIG, facts) {
 		info.MIG = append(info.MIG, gpuinject.PlanMIG{UUID: in.UUID, GPU: in.GPU, GI: in.GI, CI: in.CI, Name: inv.MIG[i].Name(), Profile: in.Profile})
 	}
 	for i, g := range info.GPUs {

@@ -108,5 +108,12 @@ func key(h host.Host) string {
 	if err != nil {
 		return ""
 	}
-	return h.FactsKey(strings.TrimSpace(string(boot)))
+	key := strings.TrimSpace(string(boot)) + " " + h.DriverVersion
+	for _, g := range h.GPUs {
+		key += " " + g.BusID
+	}
+	for _, in := range h.MIG {
+		key += fmt.Sprintf(" %d:%d:%d", in.Minor, in.GI, in.CI)
+	}
+	return key
 }

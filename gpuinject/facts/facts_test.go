@@ -85,6 +85,9 @@ func TestAnAnswerIsKeptUntilItMayBeAnother(t *testing.T) {
 		"a GPU was removed": func(_ *testing.T, p *probed) error {
 			return os.RemoveAll(filepath.Join(p.cfg.ProcRoot, "driver/nvidia/gpus", p.GPUs[3].BusID))
 		},
+		"a MIG device was made": func(t *testing.T, p *probed) error {
+			return p.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 1}})
+		},
 		"a truncated answer":              func(_ *testing.T, p *probed) error { return os.Truncate(p.kept(), 100) },
 		"an answer that another uid owns": func(_ *testing.T, p *probed) error { return os.Chown(p.kept(), 1000, 0) },
 		"an answer that others can write": func(_ *testing.T, p *probed) error { return os.Chmod(p.kept(), 0o666) },

@@ -2,7 +2,6 @@ package host
 
 import (
 	"errors"
-	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -30,20 +29,13 @@ type Host struct {
 	// CompatDriver is the driver version by which an image's forward compatibility package is
 	// judged. It is "" if such packages do not apply to this host's GPUs.
 	CompatDriver string
-
-	config config.Host
-}
-
-// Roots returns the places of the host's file systems in the configuration.
-func Roots(cfg config.Host) device.Roots {
-	return device.Roots{Proc: cfg.ProcRoot, Dev: cfg.DevRoot, Sys: cfg.SysRoot}
 }
 
 // Discover reads the GPUs and MIG devices of this host. It is meant to be called for every
 // container. The error is device.ErrNoDriver if the host has no NVIDIA driver.
 func Discover(cfg config.Host) (Host, error) {
-	inv, err := device.Discover(Roots(cfg))
-	h := Host{Inventory: inv, config: cfg}
+	inv, err := device.Discover(cfg)
+	h := Host{Inventory: inv}
 	noDriver := errors.Is(err, device.ErrNoDriver)
 	switch {
 	case (err == nil || noDriver) && tegra.Is(cfg, h.GPUs):
@@ -58,15 +50,12 @@ func Discover(cfg config.Host) (Host, error) {
 	h.CompatDriver = h.DriverVersion
 	// procfs shows a container everything of the machine. Where nodes are missing the difference
 	// between such a container and a host whose nodes were not made matters.
-	if present := h.OnlyPresent(); present.Nested && driver.IsContainer(cfg, h.DriverVersion) {
+	present := h.OnlyPresent()
+	withheld := len(present.GPUs) < len(h.GPUs) || len(present.WithheldMIG) > 0
+	if withheld && driver.IsContainer(cfg, h.DriverVersion) {
 		h.Inventory = present
 	}
 	return h, nil
-}
-
-// IsContainer reports whether this host is a container that was given its driver.
-func IsContainer(cfg config.Host, driverVersion string) bool {
-	return driver.IsContainer(cfg, driverVersion)
 }
 
 // Find returns the host and its driver's files, for tools that show what a container would find. If
@@ -98,16 +87,16 @@ func PlatformTitle(platform string) string {
 // stands for no earlier call. allLists is set if the container's environment has AllLists.
 func (h Host) DriverFiles(kept driver.Files, allLists bool) (files driver.Files, changed bool, err error) {
 	allLists = allLists && h.Platform == tegra.Name
-	if kept.Fresh(h.config, h.DriverVersion, allLists) {
+	if kept.Fresh(h.Config, h.DriverVersion, allLists) {
 		return kept, false, nil
 	}
 	switch h.Platform {
 	case tegra.Name:
-		files, err = tegra.DriverFiles(h.config, h.DriverVersion, allLists)
+		files, err = tegra.DriverFiles(h.Config, h.DriverVersion, allLists)
 	case wsl.Name:
-		files, err = wsl.DriverFiles(h.config)
+		files, err = wsl.DriverFiles(h.Config)
 	default:
-		files, err = driver.Discover(h.config, h.DriverVersion)
+		files, err = driver.Discover(h.Config, h.DriverVersion)
 	}
 	return files, err == nil, err
 }
@@ -117,11 +106,11 @@ func (h Host) DriverFiles(kept driver.Files, allLists bool) (files driver.Files,
 func (h Host) Nodes(set device.Set, caps []string, files driver.Files) ([]device.Node, error) {
 	switch {
 	case h.Platform == wsl.Name:
-		return wsl.Nodes(h.Roots)
+		return wsl.Nodes(h.Config)
 	case h.Platform == tegra.Name && len(set.GPUs) == 0:
 		return nil, nil
 	case h.Platform == tegra.Name:
-		return tegra.Nodes(h.config, files.Nodes)
+		return tegra.Nodes(h.Config, files.Nodes)
 	}
 	return h.Inventory.Nodes(set, caps)
 }
@@ -135,15 +124,11 @@ func (h Host) Given(numbers []device.Number) (device.Set, error) {
 	if len(numbers) == 0 {
 		return device.Set{}, nil
 	}
-	all := device.Set{GPUs: h.GPUs}
-	var files driver.Files
-	var err error
-	if h.Platform == tegra.Name {
-		files, err = tegra.DriverFiles(h.config, "", false)
-	}
+	files, _, err := h.DriverFiles(driver.Files{}, false)
 	if err != nil {
 		return device.Set{}, err
 	}
+	all := device.Set{GPUs: h.GPUs}
 	nodes, err := h.Nodes(all, nil, files)
 	if err != nil || !slices.ContainsFunc(nodes, func(n device.Node) bool { return slices.Contains(numbers, n.Number()) }) {
 		return device.Set{}, err
@@ -156,18 +141,4 @@ func (h Host) Given(numbers []device.Number) (device.Set, error) {
 func IsDriverNode(name string) bool {
 	prefixes := append([]string{"/dev/nvidia", wsl.Node}, tegra.NodePrefixes...)
 	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(path.Clean(name), p) })
-}
-
-// FactsKey identifies what NVML's facts depend on: the boot, the driver, the GPUs and the MIG
-// devices.
-func (h Host) FactsKey(bootID string) string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%s %s", bootID, h.DriverVersion)
-	for _, g := range h.GPUs {
-		fmt.Fprintf(&b, " %s", g.BusID)
-	}
-	for _, in := range h.MIG {
-		fmt.Fprintf(&b, " %d:%d:%d", in.Minor, in.GI, in.CI)
-	}
-	return b.String()
 }

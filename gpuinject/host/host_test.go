@@ -16,7 +16,7 @@ import (
 
 func TestDiscoverRecognisesThePlatform(t *testing.T) {
 	family := func(name string) func(f *fixture) {
-		return func(f *fixture) { f.module(); f.write("sys/devices/soc0/family", name+"\n") }
+		return func(f *fixture) { f.module(); f.Write("sys/devices/soc0/family", name+"\n") }
 	}
 	for _, tt := range []struct {
 		name     string
@@ -29,17 +29,17 @@ func TestDiscoverRecognisesThePlatform(t *testing.T) {
 	}{
 		{"an ordinary host", func(f *fixture) { f.module(); f.gpu(0, "NVIDIA H200", uuid(1)) }, "", 1, version, "driver " + version, nil},
 		{"a host without a driver", func(*fixture) {}, "", 0, "", "", device.ErrNoDriver},
-		{"WSL2", func(f *fixture) { f.node("dxg", 10, 125); f.write("usr/lib/wsl/lib/libdxcore.so", "") },
+		{"WSL2", func(f *fixture) { f.Node("dxg", 10, 125, 0o660); f.Write("usr/lib/wsl/lib/libdxcore.so", "") },
 			"wsl", 1, "", "the driver of Windows, by WSL2", nil},
 		{"WSL2's files on a GPU host", func(f *fixture) {
 			f.module()
 			f.gpu(0, "NVIDIA H200", uuid(1))
-			f.node("dxg", 10, 125)
-			f.write("usr/lib/wsl/lib/libdxcore.so", "")
+			f.Node("dxg", 10, 125, 0o660)
+			f.Write("usr/lib/wsl/lib/libdxcore.so", "")
 		}, "", 1, version, "driver " + version, nil},
-		{"WSL2's node without dxcore", func(f *fixture) { f.node("dxg", 10, 125) }, "", 0, "", "", device.ErrNoDriver},
-		{"dxcore without WSL2's node", func(f *fixture) { f.write("usr/lib/wsl/lib/libdxcore.so", "") }, "", 0, "", "", device.ErrNoDriver},
-		{"a Tegra by its release file, without a kernel module for PCI GPUs", func(f *fixture) { f.write("etc/nv_tegra_release", "# R36\n") },
+		{"WSL2's node without dxcore", func(f *fixture) { f.Node("dxg", 10, 125, 0o660) }, "", 0, "", "", device.ErrNoDriver},
+		{"dxcore without WSL2's node", func(f *fixture) { f.Write("usr/lib/wsl/lib/libdxcore.so", "") }, "", 0, "", "", device.ErrNoDriver},
+		{"a Tegra by its release file, without a kernel module for PCI GPUs", func(f *fixture) { f.Write("etc/nv_tegra_release", "# R36\n") },
 			"tegra", 1, "", "the driver of a Tegra, by its lists of files", nil},
 		{"a Tegra by its family, whose display module reports no GPU", family("Tegra"), "tegra", 1, "", "the driver of a Tegra, by its lists of files", nil},
 		{"a Tegra whose GPU procfs reports by name", func(f *fixture) { family("tegra264")(f); f.gpu(0, "NVIDIA Thor", uuid(1)) },
@@ -74,15 +74,15 @@ func nestedHost(t *testing.T, mounted bool) *fixture {
 	f.gpu(1, "NVIDIA H200", uuid(2))
 	for gi, minor := range []uint32{20, 30} {
 		dir := fmt.Sprintf("proc/driver/nvidia/capabilities/gpu1/mig/gi%d/", gi)
-		f.write(dir+"access", fmt.Sprintf("DeviceFileMinor: %d\n", minor))
-		f.write(dir+"ci0/access", fmt.Sprintf("DeviceFileMinor: %d\n", minor+1))
-		f.node(fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor), 241, minor)
-		f.node(fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor+1), 241, minor+1)
+		f.Write(dir+"access", fmt.Sprintf("DeviceFileMinor: %d\n", minor))
+		f.Write(dir+"ci0/access", fmt.Sprintf("DeviceFileMinor: %d\n", minor+1))
+		f.Node(fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor), 241, minor, 0o660)
+		f.Node(fmt.Sprintf("nvidia-caps/nvidia-cap%d", minor+1), 241, minor+1, 0o660)
 	}
-	lib := f.write("opt/lib/libcuda.so."+version, elf64("libcuda.so.1"))
-	f.link("usr/lib64/libcuda.so.1", "/opt/lib/libcuda.so."+version)
+	lib := f.Write("opt/lib/libcuda.so."+version, elf64("libcuda.so.1"))
+	f.Link("usr/lib64/libcuda.so.1", "/opt/lib/libcuda.so."+version)
 	if mounted {
-		f.check(unix.Mount(lib, lib, "", unix.MS_BIND, ""))
+		f.Check(unix.Mount(lib, lib, "", unix.MS_BIND, ""))
 		t.Cleanup(func() { _ = unix.Unmount(lib, unix.MNT_DETACH) })
 	}
 	return f
@@ -95,18 +95,17 @@ func TestAHostThatIsAContainerHasTheDevicesThatItWasGiven(t *testing.T) {
 		remove  string // a node
 		gpus    []string
 		mig     int
-		nested  bool
 	}{
-		{"a container that was given everything", true, "", []string{uuid(1), uuid(2)}, 2, false},
-		{"a container without the first GPU", true, "nvidia0", []string{uuid(2)}, 2, true},
-		{"a container without a MIG device", true, "nvidia-caps/nvidia-cap21", []string{uuid(1), uuid(2)}, 1, true},
-		{"on another host a missing node is a mistake", false, "nvidia0", []string{uuid(1), uuid(2)}, 2, false},
-		{"the node of a MIG device too", false, "nvidia-caps/nvidia-cap21", []string{uuid(1), uuid(2)}, 2, false},
+		{"a container that was given everything", true, "", []string{uuid(1), uuid(2)}, 2},
+		{"a container without the first GPU", true, "nvidia0", []string{uuid(2)}, 2},
+		{"a container without a MIG device", true, "nvidia-caps/nvidia-cap21", []string{uuid(1), uuid(2)}, 1},
+		{"on another host a missing node is a mistake", false, "nvidia0", []string{uuid(1), uuid(2)}, 2},
+		{"the node of a MIG device too", false, "nvidia-caps/nvidia-cap21", []string{uuid(1), uuid(2)}, 2},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := nestedHost(t, tt.mounted)
 			if tt.remove != "" {
-				f.check(os.Remove(f.dir + "/dev/" + tt.remove))
+				f.Check(os.Remove(f.Dir + "/dev/" + tt.remove))
 			}
 			h := f.discover()
 			var gpus []string
@@ -116,10 +115,10 @@ func TestAHostThatIsAContainerHasTheDevicesThatItWasGiven(t *testing.T) {
 					t.Errorf("GPU %d has index %d", i, g.Index)
 				}
 			}
-			if !slices.Equal(gpus, tt.gpus) || len(h.MIG) != tt.mig || h.Nested != tt.nested {
-				t.Errorf("GPUs %q, MIG devices %+v, nested %v", gpus, h.MIG, h.Nested)
+			if !slices.Equal(gpus, tt.gpus) || len(h.MIG) != tt.mig {
+				t.Errorf("GPUs %q, MIG devices %+v", gpus, h.MIG)
 			}
-			if got := host.IsContainer(f.cfg, version); got != tt.mounted {
+			if got := driver.IsContainer(f.cfg, version); got != tt.mounted {
 				t.Errorf("is a container: %v", got)
 			}
 		})
@@ -129,40 +128,21 @@ func TestAHostThatIsAContainerHasTheDevicesThatItWasGiven(t *testing.T) {
 func TestDriverFilesAreSearchedOnce(t *testing.T) {
 	f := newFixture(t)
 	f.module()
-	f.write("usr/lib64/libcuda.so."+version, elf64("libcuda.so.1"))
+	f.Write("usr/lib64/libcuda.so."+version, elf64("libcuda.so.1"))
 	files := f.files(true) // no such lists here
 	if f.changed(files) {
 		t.Error("searched again although nothing changed")
 	}
-	f.write("usr/lib64/libnvidia-ml.so."+version, elf64("libnvidia-ml.so.1"))
+	f.Write("usr/lib64/libnvidia-ml.so."+version, elf64("libnvidia-ml.so.1"))
+	if h, found, err := host.Find(f.cfg); err != nil || h.DriverVersion != version || len(found.Libraries) != 2 {
+		t.Errorf("found %v, %v", libraries(found), err)
+	}
 	again, changed, err := f.discover().DriverFiles(files, false)
 	if err != nil || !changed || len(again.Libraries) != 2 || again.Key() == files.Key() {
 		t.Errorf("changed %v, %v, %v", changed, libraries(again), err)
 	}
 	if _, _, err := (host.Host{}).DriverFiles(driver.Files{}, false); err == nil {
 		t.Error("the zero host has files")
-	}
-}
-
-func TestFactsKeyChangesWithWhatFactsDependOn(t *testing.T) {
-	f := nestedHost(t, false)
-	keys := []string{f.discover().FactsKey("boot"), f.discover().FactsKey("other boot")}
-	if keys[0] != f.discover().FactsKey("boot") {
-		t.Error("two keys of one state")
-	}
-	for _, change := range []func(){
-		func() { f.check(os.RemoveAll(f.dir + "/proc/driver/nvidia/capabilities/gpu1/mig/gi1")) },
-		func() { f.gpu(2, "NVIDIA H200", uuid(3)) },
-		func() {
-			f.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.1\n")
-		},
-	} {
-		change()
-		if key := f.discover().FactsKey("boot"); slices.Contains(keys, key) {
-			t.Errorf("%s again", key)
-		} else {
-			keys = append(keys, key)
-		}
 	}
 }
 

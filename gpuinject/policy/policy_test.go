@@ -15,8 +15,8 @@ import (
 var (
 	gpus      = []device.GPU{{Index: 0, Minor: 1, UUID: "GPU-a", BusID: "0000:01:00.0"}, {Index: 1, Minor: 0, UUID: "GPU-b", BusID: "0000:02:00.0"}}
 	instances = []device.Instance{
-		{GPU: 1, Minor: 0, Parent: "GPU-b", GI: 1, CI: 0, UUID: "MIG-1", CINode: 11},
-		{GPU: 1, Minor: 0, Parent: "GPU-b", GI: 2, CI: 0, UUID: "MIG-2", CINode: 12},
+		{GPU: 1, Minor: 0, Parent: "GPU-b", GI: 1, CI: 0, UUID: "MIG-1"},
+		{GPU: 1, Minor: 0, Parent: "GPU-b", GI: 2, CI: 0, UUID: "MIG-2"},
 	}
 )
 
@@ -156,10 +156,10 @@ func TestAllocation(t *testing.T) {
 }
 
 func TestDecideOthers(t *testing.T) {
-	other := func(name string, minor uint32, one bool) device.ClassNode {
-		return device.ClassNode{Node: device.Node{Path: name, Major: 231, Minor: minor}, Individual: one}
+	other := func(name string, minor uint32, one bool) device.Node {
+		return device.Node{Path: name, Major: 231, Minor: minor, Individual: one}
 	}
-	nodes := []device.ClassNode{other("verbs0", 0, true), other("verbs1", 1, true), other("cm", 9, false)}
+	nodes := []device.Node{other("verbs0", 0, true), other("verbs1", 1, true), other("cm", 9, false)}
 	for _, tc := range []struct {
 		name  string
 		all   bool

@@ -2,7 +2,6 @@ package sockets
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"slices"
 
@@ -58,7 +57,7 @@ func (d Daemon) Mounts(h config.Host, ownMPS, hasMIG bool) ([]specs.Mount, error
 	case d.Name == config.MPS && hasMIG:
 		return nil, errors.New("a MIG device needs an MPS daemon of its own")
 	}
-	source, err := d.locate(h)
+	source, err := d.Locate(h)
 	if err != nil {
 		return nil, err
 	}
@@ -81,27 +80,17 @@ func IsMount(dest string, options []string) bool {
 	return known && !slices.ContainsFunc([]string{"nosuid", "nodev", "noexec"}, func(o string) bool { return !slices.Contains(options, o) })
 }
 
-// locate finds the directory of the daemon's socket: that of MPS on this host, those of the others
-// below /run in the driver root.
-func (d Daemon) locate(h config.Host) (dir string, err error) {
+// Locate finds the directory of the daemon's socket: that of MPS on this host, those of the others
+// below /run in the driver root. The error is fs.ErrNotExist if the daemon does not run.
+func (d Daemon) Locate(h config.Host) (dir string, err error) {
 	if d.Name == config.MPS {
-		return driver.LocateSocket("/", driver.Socket{Dir: h.MPSPipeDirectory, Name: "control", Pipe: true})
+		return driver.LocateSocket("/", h.MPSPipeDirectory, "control", true)
 	}
 	for _, run := range runDirs {
-		dir, err = driver.LocateSocket(h.DriverRoot, driver.Socket{Dir: run + "/" + d.below, Name: "socket"})
+		dir, err = driver.LocateSocket(h.DriverRoot, run+"/"+d.below, "socket", false)
 		if !errors.Is(err, fs.ErrNotExist) {
 			break
 		}
 	}
 	return dir, err
-}
-
-// Locate finds the socket of one of the daemons of container.sockets, as a container would get it,
-// and returns its directory. The error is fs.ErrNotExist if the daemon does not run.
-func Locate(h config.Host, name string) (dir string, err error) {
-	i := slices.IndexFunc(Daemons, func(d Daemon) bool { return d.Name == name })
-	if i < 0 {
-		return "", fmt.Errorf("unknown daemon %q", name)
-	}
-	return Daemons[i].locate(h)
 }

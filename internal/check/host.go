@@ -107,13 +107,16 @@ func checkPrepareUnit(n *node) []Finding {
 
 // checkSockets checks the daemons whose sockets containers are to get.
 func checkSockets(n *node) []Finding {
-	names := slices.Sorted(slices.Values(n.config.Container.Sockets))
-	if len(names) == 0 {
+	if len(n.config.Container.Sockets) == 0 {
 		return one(fine("containers get no sockets of daemons"))
 	}
 	var list []Finding
-	for _, name := range names {
-		dir, err := sockets.Locate(n.config.Host, name)
+	for _, daemon := range sockets.Daemons {
+		name := daemon.Name
+		if !slices.Contains(n.config.Container.Sockets, name) {
+			continue
+		}
+		dir, err := daemon.Locate(n.config.Host)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			list = append(list, warning("start it, or remove it from container.sockets", "%s does not run on this host: containers start without its socket", name))

@@ -28,7 +28,7 @@ const maxOutput = 256
 // modprobe loads a module with the programs, the configuration and the modules of the driver root.
 // Its environment is empty.
 func modprobe(ctx context.Context, root, module string) error {
-	if _, err := driver.Locate(root, modprobePath, false); err != nil {
+	if _, err := driver.Locate(root, modprobePath); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, modprobeTimeout)

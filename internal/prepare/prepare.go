@@ -84,25 +84,24 @@ func (r Result) good() bool { return r.State == Present || r.State == Made || r.
 // report.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{DryRun: o.DryRun, Modules: []Module{}, Nodes: []Node{}, Notes: []string{}}
-	roots := gpuhost.Roots(o.Host)
 	if reason := nothingToPrepare(o.Host); reason != "" {
 		r.PCI, r.Notes, r.Ready = []string{}, append(r.Notes, reason+": nothing to do"), true
 		return r, nil
 	}
 	var err error
-	if r.PCI, err = roots.Display(); err != nil {
+	if r.PCI, err = device.Display(o.Host); err != nil {
 		return nil, err
 	}
 	if r.PCI == nil {
 		r.PCI = []string{}
 	}
-	if len(r.PCI) == 0 && !roots.ModuleLoaded(device.ModuleNVIDIA) {
+	if len(r.PCI) == 0 && !device.ModuleLoaded(o.Host, device.ModuleNVIDIA) {
 		r.Notes = append(r.Notes, "there is no NVIDIA GPU on the PCI bus of this host: nothing to do")
 		r.Ready = true
 		return r, nil
 	}
-	r.modules(ctx, o, roots)
-	inv, err := device.Discover(roots)
+	r.modules(ctx, o)
+	inv, err := device.Discover(o.Host)
 	switch {
 	case errors.Is(err, device.ErrNoDriver):
 		// The module's line says what to do.
@@ -130,7 +129,7 @@ func nothingToPrepare(h config.Host) string {
 	case err != nil:
 	case found.Platform != "":
 		return "the driver is that of " + gpuhost.PlatformTitle(found.Platform)
-	case gpuhost.IsContainer(h, found.DriverVersion):
+	case driver.IsContainer(h, found.DriverVersion):
 		// With every node it would have every GPU.
 		return "this host is a container, which has the nodes that it was given"
 	}
@@ -152,14 +151,14 @@ func (r *Report) allGood() bool {
 }
 
 // modules loads the missing modules, in the order in which they depend on each other.
-func (r *Report) modules(ctx context.Context, o Options, roots device.Roots) {
+func (r *Report) modules(ctx context.Context, o Options) {
 	for _, m := range []Module{
 		{Name: device.ModuleNVIDIA, Required: true},
 		{Name: device.ModuleUVM, Required: true},
 		{Name: device.ModuleModeset},
 	} {
 		switch {
-		case roots.ModuleLoaded(m.Name):
+		case device.ModuleLoaded(o.Host, m.Name):
 			m.State = Present
 		case !o.LoadModules:
 			m.Result = Result{Missing, "it is not loaded, and prepare was not told to load modules", "nvidia-shimctl prepare --load-modules, or host.load-kernel-modules = true"}
@@ -167,18 +166,18 @@ func (r *Report) modules(ctx context.Context, o Options, roots device.Roots) {
 				m.Message = "it is not loaded; only graphics and display need it"
 			}
 		default:
-			m.Result = load(ctx, o, roots, m.Name)
+			m.Result = load(ctx, o, m.Name)
 		}
 		r.Modules = append(r.Modules, m)
 	}
 }
 
 // load loads a module, or in a dry run checks that this is possible.
-func load(ctx context.Context, o Options, roots device.Roots, name string) Result {
+func load(ctx context.Context, o Options, name string) Result {
 	var err error
 	if o.DryRun {
-		_, err = driver.Locate(o.Host.DriverRoot, modprobePath, false)
-	} else if err = modprobe(ctx, o.Host.DriverRoot, name); err == nil && !roots.ModuleLoaded(name) {
+		_, err = driver.Locate(o.Host.DriverRoot, modprobePath)
+	} else if err = modprobe(ctx, o.Host.DriverRoot, name); err == nil && !device.ModuleLoaded(o.Host, name) {
 		err = fmt.Errorf("modprobe %s succeeded, but the module is not loaded", name)
 	}
 	if err != nil {

@@ -7,15 +7,9 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-)
 
-// ClassNode is a verified node of a class of devices besides GPUs.
-type ClassNode struct {
-	Node
-	// Individual is set for a node that is handed out by itself: an IMEX channel, an RDMA adapter,
-	// an NVSwitch. Every container that has the class has the other nodes.
-	Individual bool
-}
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+)
 
 // classNode is one kind of nodes of a class.
 type classNode struct {
@@ -64,24 +58,25 @@ const imexDriver = "nvidia-caps-imex-channels"
 // Every node is verified like those of GPUs. Beside the error of the first node that is not as it
 // should be, it returns all good ones, for a caller that only asks which of the host's nodes a
 // container has already.
-func (inv Inventory) ClassNodes(class string, channels []int) (nodes []ClassNode, first error) {
+func (inv Inventory) ClassNodes(class string, channels []int) (nodes []Node, first error) {
 	kinds, ok := classes[class]
 	if !ok {
 		return nil, fmt.Errorf("unknown class of devices %q", class)
 	}
-	majors, err := inv.Roots.majors()
+	majors, err := readMajors(inv.Config)
 	if err != nil {
 		return nil, err
 	}
 	for _, k := range kinds {
 		list := channels
 		if class != "imex" || channels == nil {
-			list = k.present(inv.Roots.Dev)
+			list = k.present(inv.Config.DevRoot)
 		}
 		for _, n := range list {
-			node, err := inv.Roots.classNode(k, n, majors)
+			node, err := k.node(inv.Config, n, majors)
 			if err == nil {
-				nodes = append(nodes, ClassNode{Node: node, Individual: k.individual})
+				node.Individual = k.individual
+				nodes = append(nodes, node)
 			} else if first == nil {
 				first = err
 			}
@@ -90,11 +85,11 @@ func (inv Inventory) ClassNodes(class string, channels []int) (nodes []ClassNode
 	return nodes, first
 }
 
-// classNode verifies a node of a class.
-func (r Roots) classNode(k classNode, number int, majors numbers) (Node, error) {
+// node verifies the node with that number.
+func (k classNode) node(cfg config.Host, number int, majors numbers) (Node, error) {
 	name := strings.Replace(k.name, "*", strconv.Itoa(number), 1)
 	if k.misc {
-		return r.MiscNode(name, k.driver)
+		return MiscNode(cfg, name, k.driver)
 	}
 	w := wanted{name: name, driver: k.driver}
 	for driver, list := range majors {
@@ -112,11 +107,10 @@ func (r Roots) classNode(k classNode, number int, majors numbers) (Node, error) 
 		// An administrator makes these, as NVIDIA documents it.
 		w.make = fmt.Sprintf("nvidia-shimctl prepare --imex-channels=%d", number)
 	}
-	return r.verify(w)
+	return verify(cfg, w)
 }
 
-// present lists the numbers of the nodes that the host has. A kind without numbers has the one
-// number 0, or none.
+// present lists the numbers of the host's nodes. A kind without numbers has the one number 0.
 func (k classNode) present(devRoot string) []int {
 	file := filepath.Join(devRoot, "dev", k.name)
 	if prefix, ok := strings.CutSuffix(file, "*"); ok {

@@ -13,22 +13,22 @@ import (
 // classHost has nodes of every class. ib_uverbs has two majors, as with more than 32 adapters.
 func classHost(t testing.TB) *fakeHost {
 	h := newHost(t)
-	h.write(h.roots.Proc+"/devices", strings.Replace(charDevices, "  1 mem\n",
+	h.Write("proc/devices", strings.Replace(charDevices, "  1 mem\n",
 		"  1 mem\n 10 misc\n231 infiniband_verbs\n232 infiniband_verbs\n234 gdrdrv\n235 nvidia-fs0\n236 nvidia-fs1\n239 nvidia-nvswitch\n242 nvidia-caps-imex-channels\n", 1))
-	h.write(h.roots.Proc+"/misc", "122 rdma_cm\n200 tun\n")
+	h.Write("proc/misc", "122 rdma_cm\n200 tun\n")
 	for _, n := range []uint32{0, 2, 11} {
-		h.node(fmt.Sprintf("nvidia-caps-imex-channels/channel%d", n), 242, n, 0o666)
+		h.Node(fmt.Sprintf("nvidia-caps-imex-channels/channel%d", n), 242, n, 0o666)
 	}
-	h.node("nvidia-fs0", 235, 0, 0o666)
-	h.node("nvidia-fs1", 236, 0, 0o666)
-	h.write(h.roots.Dev+"/dev/nvidia-fs-note", "")
-	h.node("gdrdrv", 234, 0, 0o666)
-	h.node("infiniband/uverbs0", 231, 192, 0o666)
-	h.node("infiniband/uverbs32", 232, 0, 0o666)
-	h.node("infiniband/umad0", 231, 0, 0o600)
-	h.node("infiniband/rdma_cm", 10, 122, 0o666)
-	h.node("nvidia-nvswitchctl", 239, 255, 0o666)
-	h.node("nvidia-nvswitch0", 239, 0, 0o666)
+	h.Node("nvidia-fs0", 235, 0, 0o666)
+	h.Node("nvidia-fs1", 236, 0, 0o666)
+	h.Write("dev/nvidia-fs-note", "")
+	h.Node("gdrdrv", 234, 0, 0o666)
+	h.Node("infiniband/uverbs0", 231, 192, 0o666)
+	h.Node("infiniband/uverbs32", 232, 0, 0o666)
+	h.Node("infiniband/umad0", 231, 0, 0o600)
+	h.Node("infiniband/rdma_cm", 10, 122, 0o666)
+	h.Node("nvidia-nvswitchctl", 239, 255, 0o666)
+	h.Node("nvidia-nvswitch0", 239, 0, 0o666)
 	return h
 }
 
@@ -52,7 +52,7 @@ func TestClassNodes(t *testing.T) {
 				t.Errorf("got  %s, %v\nwant %s", got, err, tt.want)
 			}
 			for _, n := range nodes {
-				if n.Mode != 0o666 || n.HostPath != inv.Roots.Dev+n.Path {
+				if n.Mode != 0o666 || n.HostPath != inv.Config.DevRoot+n.Path {
 					t.Errorf("got %+v", n)
 				}
 			}
@@ -82,7 +82,7 @@ func TestClassNodes(t *testing.T) {
 	})
 }
 
-func classNames(nodes []ClassNode) string {
+func classNames(nodes []Node) string {
 	var list []string
 	for _, n := range nodes {
 		s := fmt.Sprintf("%s %d:%d", n.Path, n.Major, n.Minor)
@@ -96,15 +96,15 @@ func classNames(nodes []ClassNode) string {
 
 func TestClassNodesRefuses(t *testing.T) {
 	remake := func(name string, major, minor uint32) func(*fakeHost, string) {
-		return func(h *fakeHost, dev string) { os.Remove(dev + name); h.node(name, major, minor, 0o666) }
+		return func(h *fakeHost, _ string) { h.Node(name, major, minor, 0o666) }
 	}
 	drop := func(driver string) func(*fakeHost, string) {
 		return func(h *fakeHost, _ string) {
-			data, err := os.ReadFile(h.roots.Proc + "/devices")
+			data, err := os.ReadFile(h.cfg.ProcRoot + "/devices")
 			if err != nil {
-				h.t.Fatal(err)
+				h.Fatal(err)
 			}
-			h.write(h.roots.Proc+"/devices", strings.Replace(string(data), driver+"\n", "x\n", 1))
+			h.Write("proc/devices", strings.Replace(string(data), driver+"\n", "x\n", 1))
 		}
 	}
 	for _, tt := range []struct {
@@ -120,22 +120,22 @@ func TestClassNodesRefuses(t *testing.T) {
 		{"an nvidia-fs node of another driver", "gds", remake("nvidia-fs0", 195, 0), "nvidia-fs0 is 195:0"},
 		{"an adapter of another driver", "mofed", remake("infiniband/uverbs0", 8, 0), "uverbs0 is 8:0"},
 		{"a misc device that is not rdma_cm", "mofed", remake("infiniband/rdma_cm", 10, 200), "rdma_cm is 10:200"},
-		{"rdma_cm without its module", "mofed", func(h *fakeHost, _ string) { h.write(h.roots.Proc+"/misc", "200 tun\n") }, "rdma_cm is 10:122"},
+		{"rdma_cm without its module", "mofed", func(h *fakeHost, _ string) { h.Write("proc/misc", "200 tun\n") }, "rdma_cm is 10:122"},
 		{"gdrdrv after its module went", "gdrcopy", drop("gdrdrv"), "gdrdrv is there"},
-		{"a file for gdrdrv", "gdrcopy", func(h *fakeHost, dev string) { os.Remove(dev + "gdrdrv"); h.write(dev+"gdrdrv", "") }, "gdrdrv is a regular file"},
+		{"a file for gdrdrv", "gdrcopy", func(h *fakeHost, dev string) { os.Remove(dev + "gdrdrv"); h.Write("dev/gdrdrv", "") }, "gdrdrv is a regular file"},
 		{"a switch with another's minor", "nvswitch", remake("nvidia-nvswitch0", 239, 255), "nvswitch0 is 239:255"},
 		{"a control node that is a switch's", "nvswitch", remake("nvidia-nvswitchctl", 239, 0), "nvswitchctl is 239:0"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := classHost(t)
 			inv := h.discover()
-			tt.change(h, h.roots.Dev+"/dev/")
+			tt.change(h, h.Dir+"/dev/")
 			nodes, err := inv.ClassNodes(tt.class, nil)
 			if err == nil || !strings.Contains(err.Error(), tt.want) {
 				t.Fatalf("got %v, %v, want an error with %q", nodes, err, tt.want)
 			}
 			bad, _, _ := strings.Cut(tt.want, " ")
-			if slices.ContainsFunc(nodes, func(n ClassNode) bool { return strings.HasSuffix(n.Path, bad) }) {
+			if slices.ContainsFunc(nodes, func(n Node) bool { return strings.HasSuffix(n.Path, bad) }) {
 				t.Errorf("%s is given: %v", bad, nodes)
 			}
 		})

@@ -5,7 +5,7 @@
 // got from NVML: a wedged GPU must not wedge a shim, and the shim must not execute code that belongs
 // to the driver.
 //
-//	inv, err := device.Discover(device.Roots{Proc: "/proc", Dev: "/", Sys: "/sys"})
+//	inv, err := device.Discover(cfg.Host)
 //	set, err := inv.Select([]string{"0", "GPU-fef8089b"}, device.Facts{})
 //	nodes, err := inv.Nodes(set, []string{"compute", "utility"})
 //

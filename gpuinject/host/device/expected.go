@@ -10,10 +10,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// Expected is a node that this host should have, whether it exists or not. Mode and owner are what
-// the driver wants for it.
+// Expected is a node that this host should have, with the mode and owner that the driver wants.
 type Expected struct {
 	Node
 	// Driver has the node's major in <proc>/devices. Loaded reports whether it is listed there; if
@@ -30,14 +31,13 @@ type params struct {
 	modify   bool
 	uid, gid uint32
 	mode     os.FileMode
-	// channels bounds the numbers of IMEX channels.
-	channels int
+	channels int // bounds the numbers of IMEX channels
 }
 
 // readParams reads the driver's parameters. A missing one has the value that nvidia-modprobe takes
 // (init_device_file_parameters).
-func (r Roots) readParams() (params, error) {
-	data, err := ReadFile(filepath.Join(r.Proc, "driver/nvidia/params"))
+func readParams(cfg config.Host) (params, error) {
+	data, err := ReadFile(filepath.Join(cfg.ProcRoot, "driver/nvidia/params"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return params{}, fmt.Errorf("read driver parameters: %w", err)
 	}
@@ -62,11 +62,11 @@ func (r Roots) readParams() (params, error) {
 // MIG and of its instances that exist, and the IMEX channels asked for. DRM nodes are not among
 // them: the kernel makes those.
 func (inv Inventory) Expected(channels []int) ([]Expected, error) {
-	majors, err := inv.Roots.majors()
+	majors, err := readMajors(inv.Config)
 	if err != nil {
 		return nil, err
 	}
-	p, err := inv.Roots.readParams()
+	p, err := readParams(inv.Config)
 	if err != nil {
 		return nil, err
 	}
@@ -74,7 +74,7 @@ func (inv Inventory) Expected(channels []int) ([]Expected, error) {
 	add := func(name, driver string, minor uint32) *Expected {
 		e := Expected{
 			Node: Node{
-				Path: "/dev/" + name, HostPath: filepath.Join(inv.Roots.Dev, "dev", name),
+				Path: "/dev/" + name, HostPath: filepath.Join(inv.Config.DevRoot, "dev", name),
 				Minor: minor, Mode: p.mode, UID: p.uid, GID: p.gid,
 			},
 			Driver: driver, Managed: p.modify,
@@ -88,11 +88,11 @@ func (inv Inventory) Expected(channels []int) ([]Expected, error) {
 	for _, w := range inv.wanted(Set{GPUs: inv.GPUs}, []string{"compute"}, majors) {
 		add(w.name, w.driver, w.minors[0])
 	}
-	if len(majors["nvidia-modeset"]) > 0 || inv.Roots.ModuleLoaded(ModuleModeset) {
+	if len(majors["nvidia-modeset"]) > 0 || ModuleLoaded(inv.Config, ModuleModeset) {
 		// 195 like the GPUs', whatever the module is called in /proc/devices.
 		add("nvidia-modeset", gpuDriver(majors), minorModeset)
 	}
-	caps, err := inv.Roots.capabilities()
+	caps, err := inv.capabilities()
 	if err != nil {
 		return nil, err
 	}
@@ -111,11 +111,11 @@ func (inv Inventory) Expected(channels []int) ([]Expected, error) {
 }
 
 // capabilities returns those of MIG as a whole, if the driver knows MIG, and of the instances that
-// exist. A GPU instance without a compute instance has one as well: it takes it to make the first.
-func (r Roots) capabilities() ([]access, error) {
+// exist.
+func (inv Inventory) capabilities() ([]access, error) {
 	var list []access
 	for _, name := range []string{"mig/config", "mig/monitor"} {
-		a, err := r.readAccess(name)
+		a, err := readAccess(inv.Config, name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -124,8 +124,14 @@ func (r Roots) capabilities() ([]access, error) {
 		}
 		list = append(list, a)
 	}
-	instances, err := r.readMIG()
-	return append(list, instances...), err
+	for _, gpu := range inv.GPUs {
+		_, all, err := readMIG(inv.Config, gpu)
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, all...)
+	}
+	return list, nil
 }
 
 // The driver's modules that have to do with nodes. nvidia_drm is not among them: it takes over the
@@ -137,25 +143,25 @@ const (
 )
 
 // ModuleLoaded reports whether a module of the driver is loaded and ready.
-func (r Roots) ModuleLoaded(name string) bool {
+func ModuleLoaded(cfg config.Host, name string) bool {
 	switch name {
 	case ModuleNVIDIA:
-		_, err := os.Lstat(filepath.Join(r.Proc, "driver/nvidia/version"))
+		_, err := os.Lstat(filepath.Join(cfg.ProcRoot, "driver/nvidia/version"))
 		return err == nil
 	case ModuleUVM:
-		majors, err := r.majors()
+		majors, err := readMajors(cfg)
 		return err == nil && len(majors[uvmDriver]) > 0
 	}
 	// Drivers before 550.40 do not list nvidia-modeset in <proc>/devices.
-	_, err := os.Stat(filepath.Join(r.Sys, "module", path.Base(name)))
+	_, err := os.Stat(filepath.Join(cfg.SysRoot, "module", path.Base(name)))
 	return err == nil
 }
 
 // Display returns the bus ids of NVIDIA's GPUs among the PCI devices of this host, whether a driver
 // is loaded or not: vendor 10de, class 03. Those that vfio-pci holds belong to a virtual machine
 // and are left out.
-func (r Roots) Display() ([]string, error) {
-	dir := filepath.Join(r.Sys, "bus/pci/devices")
+func Display(cfg config.Host) ([]string, error) {
+	dir := filepath.Join(cfg.SysRoot, "bus/pci/devices")
 	names, err := readNames(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // no PCI

@@ -5,17 +5,14 @@ import "slices"
 // Facts are what only NVML knows about this host's GPUs. The probe prints them as JSON in a
 // separate process, so that the shim never loads NVML.
 type Facts struct {
-	// Driver is the version that NVML reports: "580.159.04".
-	Driver string `json:"driver"`
-	// CUDA is the newest version of CUDA that the driver supports: "13.0".
-	CUDA string     `json:"cuda"`
-	GPUs []GPUFacts `json:"gpus"`
+	Driver string     `json:"driver"` // the version that NVML reports: "580.159.04"
+	CUDA   string     `json:"cuda"`   // the newest version that the driver supports: "13.0"
+	GPUs   []GPUFacts `json:"gpus"`
 }
 
 // GPUFacts are the facts about one GPU; Facts has them in the order of NVML's indices.
 type GPUFacts struct {
-	// Index is NVML's.
-	Index int    `json:"index"`
+	Index int    `json:"index"` // NVML's
 	Minor int    `json:"minor"`
 	UUID  string `json:"uuid"`
 	// BusID is the PCI address in procfs' form: "0000:65:00.0".
@@ -24,8 +21,7 @@ type GPUFacts struct {
 	// Brand is one of NVML's brands as requirements spell it: "nvidia", "tesla", "geforcertx",
 	// "unknown".
 	Brand string `json:"brand"`
-	// Arch is the compute capability: "9.0".
-	Arch string `json:"arch"`
+	Arch  string `json:"arch"` // the compute capability: "9.0"
 	// MIG is set if MIG mode is on, with or without an instance.
 	MIG       bool            `json:"mig"`
 	Instances []InstanceFacts `json:"instances"`
@@ -39,20 +35,13 @@ type InstanceFacts struct {
 	// UUID is "MIG-" and 36 characters, or the older "MIG-GPU-<uuid>/<gi>/<ci>".
 	UUID string `json:"uuid"`
 	// GI and CI are the ids of the GPU instance and of the compute instance in it.
-	GI int `json:"gi"`
-	CI int `json:"ci"`
-	// Name is the profile's: "1g.18gb".
-	Name string `json:"name"`
+	GI   int    `json:"gi"`
+	CI   int    `json:"ci"`
+	Name string `json:"name"` // the profile's: "1g.18gb"
 }
 
-// Annotate returns the set with NVML's names of its MIG devices, as far as facts have them.
-func (inv Inventory) Annotate(set Set, facts Facts) Set {
-	set.MIG = inv.named(set.MIG, facts)
-	return set
-}
-
-// named returns a copy of the list with NVML's names.
-func (inv Inventory) named(list []Instance, facts Facts) []Instance {
+// Annotate returns a copy of the list with NVML's names, as far as facts have them.
+func (inv Inventory) Annotate(list []Instance, facts Facts) []Instance {
 	list = slices.Clone(list)
 	for _, gpu := range inv.GPUs {
 		i := slices.IndexFunc(facts.GPUs, func(g GPUFacts) bool { return sameBusID(g.BusID, gpu.BusID) })

@@ -2,11 +2,10 @@ package device
 
 import (
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 
-	"golang.org/x/sys/unix"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 const openVersion = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (builder@host)  Mon Jan  5 2026\nGCC version:  gcc version 13.3.0 (Ubuntu 13.3.0)\n"
@@ -26,59 +25,32 @@ Block devices:
 
 // fakeHost is a fixture root.
 type fakeHost struct {
-	t     testing.TB
-	roots Roots
+	simtest.Root
+	cfg config.Host
 }
 
 // newHost makes a host with a loaded driver and no GPU.
 func newHost(t testing.TB) *fakeHost {
 	t.Helper()
-	dir := t.TempDir()
-	h := &fakeHost{t, Roots{Proc: dir + "/proc", Dev: dir, Sys: dir + "/sys"}}
-	h.write(h.roots.Proc+"/driver/nvidia/version", openVersion)
-	h.write(h.roots.Proc+"/devices", charDevices)
+	root := simtest.NewRoot(t)
+	h := &fakeHost{root, config.Host{ProcRoot: root.Dir + "/proc", DevRoot: root.Dir, SysRoot: root.Dir + "/sys"}}
+	h.Write("proc/driver/nvidia/version", openVersion)
+	h.Write("proc/devices", charDevices)
 	return h
-}
-
-func (h *fakeHost) write(path, text string) {
-	h.t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		h.t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
-		h.t.Fatal(err)
-	}
 }
 
 // gpu adds a GPU as driver 580 prints it.
 func (h *fakeHost) gpu(busID string, minor int, uuid, excluded string) {
-	h.t.Helper()
-	h.write(h.roots.Proc+"/driver/nvidia/gpus/"+busID+"/information", fmt.Sprintf(
+	h.Helper()
+	h.Write("proc/driver/nvidia/gpus/"+busID+"/information", fmt.Sprintf(
 		"Model: \t\t NVIDIA H200\nIRQ:   \t\t 41\nGPU UUID: \t %s\nVideo BIOS: \t 96.00.bc.00.02\nBus Type: \t PCIe\nDMA Size: \t 52 bits\nDMA Mask: \t 0xfffffffffffff\nBus Location: \t %s\nDevice Minor: \t %d\nGPU Firmware: \t 580.159.04\nGPU Excluded:\t %s\n",
 		uuid, busID, minor, excluded))
 }
 
-// node makes a character device below dev.
-func (h *fakeHost) node(name string, major, minor uint32, mode uint32) {
-	h.t.Helper()
-	path := filepath.Join(h.roots.Dev, "dev", name)
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		h.t.Fatal(err)
-	}
-	if err := unix.Mknod(path, unix.S_IFCHR|mode, int(unix.Mkdev(major, minor))); err != nil {
-		h.t.Fatalf("mknod %s: %v (these tests make device nodes: run them as root with CAP_MKNOD)", path, err)
-	}
-	if err := os.Chmod(path, os.FileMode(mode)); err != nil {
-		h.t.Fatal(err)
-	}
-}
-
 func (h *fakeHost) discover() Inventory {
-	h.t.Helper()
-	inv, err := Discover(h.roots)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	h.Helper()
+	inv, err := Discover(h.cfg)
+	h.Check(err)
 	return inv
 }
 

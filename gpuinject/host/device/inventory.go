@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,29 +10,19 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// ErrNoDriver is returned if no NVIDIA kernel module is loaded: its version file in procfs is
-// missing.
+// ErrNoDriver is returned if no NVIDIA kernel module is loaded.
 var ErrNoDriver = errors.New("no NVIDIA driver is loaded on this host")
-
-// Roots are the places of this host's file systems.
-type Roots struct {
-	// Proc is a procfs: <Proc>/driver/nvidia, <Proc>/devices.
-	Proc string
-	// Dev is the directory above dev: the nodes are <Dev>/dev/nvidia0.
-	Dev string
-	// Sys is a sysfs: <Sys>/bus/pci/devices.
-	Sys string
-}
 
 // GPU is one physical GPU.
 type GPU struct {
 	// Index counts the GPUs that are not excluded in the order of their PCI bus ids. It is -1 for
 	// an excluded GPU.
 	Index int
-	// Minor is N of /dev/nvidiaN. It follows the order in which the kernel found the GPUs, which
-	// need not be Index. It is -1 for a GPU without such a node.
+	// Minor is N of /dev/nvidiaN, or -1 for a GPU without such a node.
 	Minor int
 	// UUID is "GPU-" and 36 characters, or empty while the driver does not know it (it prints
 	// question marks until the GPU was initialised once).
@@ -39,10 +30,8 @@ type GPU struct {
 	// BusID is the PCI address as procfs has it, "0000:65:00.0", or empty for a GPU that is not on
 	// a PCI bus.
 	BusID string
-	// Model is the marketing name: "NVIDIA H200".
-	Model string
-	// Alias is a further id of the GPU; most have none.
-	Alias string
+	Model string // "NVIDIA H200"
+	Alias string // a further id of the GPU; most have none
 }
 
 // Inventory is the GPUs and MIG devices of a host at one time.
@@ -50,26 +39,22 @@ type Inventory struct {
 	// DriverVersion is the version of the loaded kernel module: "580.159.04". It is empty on a host
 	// that has GPUs without NVIDIA's kernel module.
 	DriverVersion string
-	// GPUs are the usable GPUs in index order.
-	GPUs []GPU
-	// Excluded are the GPUs that the administrator took from use (NVreg_ExcludedGpus), in bus id
-	// order.
+	GPUs          []GPU // usable ones, in index order
+	// Excluded are the GPUs that the administrator took from use (NVreg_ExcludedGpus).
 	Excluded []GPU
 	// MIG are the MIG devices that this host can use, by GPU, GPU instance and compute instance.
 	MIG []Instance
 	// WithheldMIG are the MIG devices of the machine that this host, a container, was not given.
 	WithheldMIG []Instance
-	// Nested is set if this host is a container that has fewer devices than the machine.
-	Nested bool
-	// Roots are the places that all this was read from.
-	Roots Roots
+	// Config says where all this was read from.
+	Config config.Host
 }
 
-// Discover reads the driver's procfs: one file for each GPU and two for each MIG device. It is
-// meant to be called for every container. Without a loaded driver the error is ErrNoDriver.
-func Discover(roots Roots) (Inventory, error) {
-	inv := Inventory{Roots: roots}
-	dir := filepath.Join(roots.Proc, "driver/nvidia")
+// Discover reads the driver's procfs: one file for each GPU and two for each MIG device. Without a
+// loaded driver the error is ErrNoDriver.
+func Discover(cfg config.Host) (Inventory, error) {
+	inv := Inventory{Config: cfg}
+	dir := filepath.Join(cfg.ProcRoot, "driver/nvidia")
 	version, err := readVersion(filepath.Join(dir, "version"))
 	if err != nil {
 		return inv, err
@@ -101,13 +86,13 @@ func Discover(roots Roots) (Inventory, error) {
 	}
 	slices.SortFunc(inv.GPUs, compareBusID)
 	slices.SortFunc(inv.Excluded, compareBusID)
-	mig, err := roots.readMIG()
-	if err != nil {
-		return inv, err
-	}
 	for i := range inv.GPUs {
 		inv.GPUs[i].Index = i
-		inv.MIG = append(inv.MIG, inv.GPUs[i].instances(mig)...)
+		mig, _, err := readMIG(cfg, inv.GPUs[i])
+		if err != nil {
+			return inv, err
+		}
+		inv.MIG = append(inv.MIG, mig...)
 	}
 	return inv, nil
 }
@@ -130,26 +115,18 @@ func readVersion(file string) (string, error) {
 // parseVersion finds the version in <proc>/driver/nvidia/version. The open kernel module prints
 // "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64 580.159.04  Release Build  (…)", the
 // proprietary one "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …". In
-// both it is the first word of digits and dots.
-func parseVersion(data []byte) (string, bool) {
+// both it is the first word of two or three groups of digits.
+func parseVersion(data []byte) (version string, ok bool) {
 	for word := range strings.FieldsSeq(parseFields(data)["NVRM version"]) {
-		if isVersion(word) {
+		groups := strings.Split(word, ".")
+		if (len(groups) == 2 || len(groups) == 3) && !slices.ContainsFunc(groups, isNotNumber) {
 			return word, true
 		}
 	}
 	return "", false
 }
 
-// isVersion accepts two or three groups of digits: "570.86" and "580.159.04".
-func isVersion(s string) bool {
-	groups := strings.Split(s, ".")
-	return (len(groups) == 2 || len(groups) == 3) &&
-		!slices.ContainsFunc(groups, func(g string) bool { return !isDigits(g) || len(g) > 6 })
-}
-
-func isDigits(s string) bool {
-	return s != "" && strings.Trim(s, "0123456789") == ""
-}
+func isNotNumber(s string) bool { return s == "" || strings.Trim(s, "0123456789") != "" }
 
 // parseInformation reads <proc>/driver/nvidia/gpus/<bus id>/information. Drivers before 455 say
 // "Blacklisted" for "GPU Excluded". Only an excluded GPU may have no minor.
@@ -160,9 +137,8 @@ func parseInformation(data []byte) (gpu GPU, excluded bool, err error) {
 	if uuid := fields["GPU UUID"]; isUUID(uuid) {
 		gpu.UUID = uuid
 	}
-	for _, key := range []string{"GPU Excluded", "GPU Blacklisted", "Blacklisted"} {
-		excluded = excluded || strings.EqualFold(fields[key], "yes")
-	}
+	said := cmp.Or(fields["GPU Excluded"], fields["GPU Blacklisted"], fields["Blacklisted"])
+	excluded = strings.EqualFold(said, "yes")
 	minor, ok := fields["Device Minor"]
 	if !ok && excluded {
 		return gpu, excluded, nil
@@ -172,13 +148,12 @@ func parseInformation(data []byte) (gpu GPU, excluded bool, err error) {
 	}
 	n, err := strconv.ParseUint(minor, 10, 20) // the kernel's minors have 20 bits
 	if err != nil {
-		return gpu, excluded, fmt.Errorf("device minor %q is not a number", cut(minor))
+		return gpu, excluded, fmt.Errorf("device minor %.256q is not a number", minor)
 	}
 	gpu.Minor = int(n)
 	return gpu, excluded, nil
 }
 
-// isUUID accepts "GPU-" and 36 hexadecimal digits and dashes.
 func isUUID(s string) bool {
 	rest, ok := strings.CutPrefix(s, "GPU-")
 	return ok && len(rest) == 36 && strings.Trim(rest, "0123456789abcdefABCDEF-") == ""
@@ -196,7 +171,6 @@ func busID(s string) string {
 	return fmt.Sprintf("%08s:%s", domain, rest)
 }
 
-// sameBusID reports whether two PCI addresses are equal, however they are written.
 func sameBusID(a, b string) bool { return busID(a) != "" && busID(a) == busID(b) }
 
 func compareBusID(a, b GPU) int { return strings.Compare(busID(a.BusID), busID(b.BusID)) }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 func TestDiscover(t *testing.T) {
@@ -28,41 +30,47 @@ func TestDiscover(t *testing.T) {
 	})
 	t.Run("a host without the module has no driver, and the message names the file", func(t *testing.T) {
 		h := newHost(t)
-		os.Remove(h.roots.Proc + "/driver/nvidia/version")
-		_, err := Discover(h.roots)
-		if !errors.Is(err, ErrNoDriver) || !strings.Contains(err.Error(), h.roots.Proc+"/driver/nvidia/version") {
+		os.Remove(h.cfg.ProcRoot + "/driver/nvidia/version")
+		_, err := Discover(h.cfg)
+		if !errors.Is(err, ErrNoDriver) || !strings.Contains(err.Error(), h.cfg.ProcRoot+"/driver/nvidia/version") {
 			t.Fatalf("got %v", err)
 		}
 	})
 	t.Run("a driver without a GPU is an empty inventory, and names that are no bus id are ignored", func(t *testing.T) {
 		h := newHost(t)
-		h.write(h.roots.Proc+"/driver/nvidia/gpus/registry/information", "Device Minor: 0\n")
+		h.Write("proc/driver/nvidia/gpus/registry/information", "Device Minor: 0\n")
 		if inv := h.discover(); len(inv.GPUs) != 0 {
 			t.Fatalf("got %+v", inv.GPUs)
 		}
 	})
-	for name, text := range map[string]string{
-		"a GPU without a minor is an error":              "Model: x\n",
-		"a minor that is no number is an error":          "Device Minor: many\n",
-		"a minor that no kernel has is an error":         "Device Minor: 1048576\n",
-		"an information file without end is an error":    strings.Repeat("Model: x\n", 10000),
-		"a negative minor is an error and not a default": "Device Minor: -1\n",
+	const (
+		version     = "proc/driver/nvidia/version"
+		information = "proc/driver/nvidia/gpus/0000:65:00.0/information"
+		access      = "proc/driver/nvidia/capabilities/gpu2/mig/gi9/ci0/access"
+	)
+	for _, tt := range []struct{ name, file, text string }{
+		{"a version file without a version is an error", version, "NVRM version: ../../etc\n"},
+		{"a GPU without a minor is an error", information, "Model: x\n"},
+		{"a minor that is no number is an error", information, "Device Minor: many\n"},
+		{"a minor that no kernel has is an error", information, "Device Minor: 1048576\n"},
+		{"an information file without end is an error", information, strings.Repeat("Model: x\n", 10000)},
+		{"a negative minor is an error and not a default", information, "Device Minor: -1\n"},
+		{"a capability without a minor is an error", access, "DeviceFileMode: 292\n"},
+		{"a capability's minor that is no number is an error", access, "DeviceFileMinor: many\n"},
+		{"a capability's minor that no kernel has is an error", access, "DeviceFileMinor: 1048576\n"},
+		{"a capability file without end is an error", access, "DeviceFileMinor: 5\n" + strings.Repeat("x: y\n", 100000)},
+		{"a capability's negative minor is an error and no default", access, "DeviceFileMinor: -1\n"},
 	} {
-		t.Run(name, func(t *testing.T) {
-			h := newHost(t)
-			h.write(h.roots.Proc+"/driver/nvidia/gpus/0000:65:00.0/information", text)
-			if _, err := Discover(h.roots); err == nil || !strings.Contains(err.Error(), "0000:65:00.0/information") {
-				t.Fatalf("got %v", err)
+		t.Run(tt.name, func(t *testing.T) {
+			h := migHost(t)
+			h.Write(tt.file, tt.text)
+			_, err := Discover(h.cfg)
+			simtest.Says(t, err, h.Dir+"/"+tt.file)
+			if errors.Is(err, ErrNoDriver) {
+				t.Errorf("the driver is there: %v", err)
 			}
 		})
 	}
-	t.Run("a version file without a version is an error", func(t *testing.T) {
-		h := newHost(t)
-		h.write(h.roots.Proc+"/driver/nvidia/version", "NVRM version: ../../etc\n")
-		if _, err := Discover(h.roots); err == nil || errors.Is(err, ErrNoDriver) {
-			t.Fatalf("got %v", err)
-		}
-	})
 }
 
 func TestParseVersion(t *testing.T) {

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
 // Instance is a MIG device: a compute instance of a GPU instance.
@@ -19,9 +21,8 @@ type Instance struct {
 	Parent string
 	// GI and CI are the ids of the GPU instance and of the compute instance in it.
 	GI, CI int
-	// GINode and CINode are the minor numbers of the capability nodes that give access to the two:
-	// /dev/nvidia-caps/nvidia-cap<minor>.
-	GINode, CINode uint32
+	// GIRight and CIRight are the rights to use the two. A container needs both.
+	GIRight, CIRight Capability
 
 	// UUID, Index and Profile are NVML's names of it: "MIG-…", the number behind the colon of
 	// "0:1", "1g.18gb". All three are zero unless the instance was selected by Facts or annotated.
@@ -51,9 +52,7 @@ func (in Instance) is(x Instance) bool {
 // knows the profile, and most cannot.
 func (in Instance) hasGraphics() bool { return strings.Contains(in.Profile, "gfx") }
 
-func (in Instance) capabilities() []Capability {
-	return []Capability{{accessFile(in.Minor, in.GI, -1), in.GINode}, {accessFile(in.Minor, in.GI, in.CI), in.CINode}}
-}
+func (in Instance) rights() []Capability { return []Capability{in.GIRight, in.CIRight} }
 
 // Capability is a right that the driver gives to a process that can open a node: to use a GPU
 // instance or a compute instance, to configure MIG, or to monitor it.
@@ -69,31 +68,22 @@ type Capability struct {
 // host without MIG as well.
 const capabilitiesDir = "driver/nvidia/capabilities"
 
-// accessFile is the File of a GPU instance, or of a compute instance if ci is not -1.
-func accessFile(minor, gi, ci int) string {
-	dir := fmt.Sprintf("gpu%d/mig/gi%d", minor, gi)
-	if ci >= 0 {
-		dir += fmt.Sprintf("/ci%d", ci)
-	}
-	return dir + "/access"
-}
-
 // CapabilityFile returns the path of a capability's file on this host.
 func (inv Inventory) CapabilityFile(c Capability) string {
-	return filepath.Join(inv.Roots.Proc, capabilitiesDir, c.File)
+	return filepath.Join(inv.Config.ProcRoot, capabilitiesDir, c.File)
 }
 
 // Management returns the right to configure the MIG devices of the host, "config", or to monitor
 // them all, "monitor".
 func (inv Inventory) Management(name string) (Capability, error) {
-	a, err := inv.Roots.readAccess("mig/" + name)
+	a, err := readAccess(inv.Config, "mig/"+name)
 	if errors.Is(err, fs.ErrNotExist) {
 		return Capability{}, fmt.Errorf("this host has no MIG: %w", err)
 	}
 	return a.Capability, err
 }
 
-// node is the name of the capability's node below /dev.
+// node is its name below /dev.
 func (c Capability) node() string {
 	return "nvidia-caps/nvidia-cap" + strconv.FormatUint(uint64(c.Minor), 10)
 }
@@ -104,14 +94,11 @@ type access struct {
 	mode os.FileMode
 	// modify is false if the driver does not want its libraries to make the node.
 	modify bool
-	// gpu is the minor number of the GPU, gi and ci are the ids of the instance; ci is -1 for a GPU
-	// instance.
-	gpu, gi, ci int
 }
 
 // readAccess reads a file below capabilitiesDir.
-func (r Roots) readAccess(name string) (access, error) {
-	file := filepath.Join(r.Proc, capabilitiesDir, name)
+func readAccess(cfg config.Host, name string) (access, error) {
+	file := filepath.Join(cfg.ProcRoot, capabilitiesDir, name)
 	data, err := ReadFile(file)
 	if err != nil {
 		return access{}, fmt.Errorf("read MIG capability: %w", err)
@@ -128,66 +115,54 @@ func (r Roots) readAccess(name string) (access, error) {
 	return a, nil
 }
 
-// readMIG reads the capabilities of the MIG instances of this host. By GPU, each GPU instance is
-// followed by its compute instances. Instances that are destroyed while it reads are left out.
-func (r Roots) readMIG() ([]access, error) {
-	top := filepath.Join(r.Proc, capabilitiesDir)
-	var list []access
-	for _, gpu := range numbered(top, "gpu") {
-		mig := filepath.Join(top, fmt.Sprintf("gpu%d/mig", gpu))
-		for _, gi := range numbered(mig, "gi") {
-			cis := numbered(filepath.Join(mig, fmt.Sprintf("gi%d", gi)), "ci")
-			for _, ci := range append([]int{-1}, cis...) {
-				a, err := r.readAccess(accessFile(gpu, gi, ci))
-				if errors.Is(err, fs.ErrNotExist) {
-					continue
-				}
-				if err != nil {
-					return nil, err
-				}
-				a.gpu, a.gi, a.ci = gpu, gi, ci
-				list = append(list, a)
-			}
+// readMIG reads the MIG devices of a GPU and the capabilities of its instances: a GPU instance
+// without a compute instance has one as well. Instances that are destroyed while it reads are left
+// out.
+func readMIG(cfg config.Host, gpu GPU) (list []Instance, all []access, err error) {
+	mig := fmt.Sprintf("gpu%d/mig", gpu.Minor)
+	for _, gi := range numbered(filepath.Join(cfg.ProcRoot, capabilitiesDir, mig), "gi") {
+		dir := fmt.Sprintf("%s/gi%d", mig, gi)
+		parent, err := readAccess(cfg, dir+"/access")
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
 		}
-	}
-	return list, nil
-}
-
-// instances returns the MIG devices of a GPU among all capabilities.
-func (g GPU) instances(all []access) []Instance {
-	var list []Instance
-	parent := access{gi: -1}
-	for _, a := range all {
-		switch {
-		case a.gpu != g.Minor:
-		case a.ci < 0:
-			parent = a
-		case a.gi == parent.gi:
+		if err != nil {
+			return nil, nil, err
+		}
+		all = append(all, parent)
+		for _, ci := range numbered(filepath.Join(cfg.ProcRoot, capabilitiesDir, dir), "ci") {
+			a, err := readAccess(cfg, fmt.Sprintf("%s/ci%d/access", dir, ci))
+			if errors.Is(err, fs.ErrNotExist) {
+				continue
+			}
+			if err != nil {
+				return nil, nil, err
+			}
+			all = append(all, a)
 			list = append(list, Instance{
-				GPU: g.Index, Minor: g.Minor, Parent: g.UUID, GI: a.gi, CI: a.ci, GINode: parent.Minor, CINode: a.Minor,
+				GPU: gpu.Index, Minor: gpu.Minor, Parent: gpu.UUID, GI: gi, CI: ci,
+				GIRight: parent.Capability, CIRight: a.Capability,
 			})
 		}
 	}
-	return list
+	return list, all, nil
 }
 
-// OnlyPresent returns the inventory without the GPUs that have no node here, which it counts from 0
-// as NVML does, and with the MIG devices that lack one of their two capability nodes in
-// WithheldMIG. It is for a host that is a container itself (kind): unless procfs is masked it shows
-// everything of the machine there, and the nodes are those that the container was given.
+// OnlyPresent returns the inventory without the GPUs that have no node here, and with the MIG
+// devices that lack one of their two capability nodes in WithheldMIG. It is for a host that is a
+// container itself (kind): unless procfs is masked it shows everything of the machine there.
 func (inv Inventory) OnlyPresent() Inventory {
 	here := inv
-	here.GPUs, here.MIG, here.WithheldMIG, here.Nested = nil, nil, nil, false
+	here.GPUs, here.MIG, here.WithheldMIG = nil, nil, nil
 	for _, g := range inv.GPUs {
 		if g.Minor >= 0 && !inv.hasNode("nvidia"+strconv.Itoa(g.Minor)) {
-			here.Nested = true
 			continue
 		}
 		for _, in := range inv.InstancesOf(g) {
 			in.GPU = len(here.GPUs)
 			missing := func(c Capability) bool { return !inv.hasNode(c.node()) }
-			if slices.ContainsFunc(in.capabilities(), missing) {
-				here.WithheldMIG, here.Nested = append(here.WithheldMIG, in), true
+			if slices.ContainsFunc(in.rights(), missing) {
+				here.WithheldMIG = append(here.WithheldMIG, in)
 			} else {
 				here.MIG = append(here.MIG, in)
 			}
@@ -198,9 +173,8 @@ func (inv Inventory) OnlyPresent() Inventory {
 	return here
 }
 
-// hasNode reports whether there is anything in a node's place; Nodes verifies it.
 func (inv Inventory) hasNode(name string) bool {
-	_, err := os.Lstat(filepath.Join(inv.Roots.Dev, "dev", name))
+	_, err := os.Lstat(filepath.Join(inv.Config.DevRoot, "dev", name))
 	return err == nil
 }
 
@@ -218,11 +192,5 @@ func (inv Inventory) isWhole(gpu GPU) bool {
 }
 
 func instancesOf(list []Instance, gpu GPU) []Instance {
-	var of []Instance
-	for _, in := range list {
-		if in.Minor == gpu.Minor {
-			of = append(of, in)
-		}
-	}
-	return of
+	return slices.DeleteFunc(slices.Clone(list), func(in Instance) bool { return in.Minor != gpu.Minor })
 }

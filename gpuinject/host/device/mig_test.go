@@ -13,21 +13,18 @@ import (
 // instance makes a MIG device of the GPU with that minor number, as the driver shows it, with the
 // numbers of the driver's own table for its nodes.
 func (h *fakeHost) instance(minor, gi, ci int) {
-	h.t.Helper()
-	dir := filepath.Join(h.roots.Proc, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/gi%d", minor, gi))
+	h.Helper()
+	dir := fmt.Sprintf("proc/driver/nvidia/capabilities/gpu%d/mig/gi%d/", minor, gi)
 	for name, node := range map[string]int{"access": giNode(minor, gi), fmt.Sprintf("ci%d/access", ci): giNode(minor, gi) + 1 + ci} {
-		h.write(filepath.Join(dir, name), fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\nDeviceFileModify: 1\n", node))
-		path := fmt.Sprintf("nvidia-caps/nvidia-cap%d", node)
-		if _, err := os.Lstat(filepath.Join(h.roots.Dev, "dev", path)); err != nil {
-			h.node(path, 241, uint32(node), 0o444)
-		}
+		h.Write(dir+name, fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\nDeviceFileModify: 1\n", node))
+		h.Node(fmt.Sprintf("nvidia-caps/nvidia-cap%d", node), 241, uint32(node), 0o444)
 	}
 }
 
 func giNode(minor, gi int) int { return 3 + (minor*15+gi)*9 }
 
 func (h *fakeHost) destroy(minor, gi int) {
-	os.RemoveAll(filepath.Join(h.roots.Proc, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/gi%d", minor, gi)))
+	os.RemoveAll(filepath.Join(h.cfg.ProcRoot, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/gi%d", minor, gi)))
 }
 
 func migUUID(start string) string { return "MIG-" + start + "-1111-2222-3333-444444444444" }
@@ -36,12 +33,10 @@ func migUUID(start string) string { return "MIG-" + start + "-1111-2222-3333-444
 // possible one is there as on each host, and must not count.
 func migHost(t testing.TB) *fakeHost {
 	h := nodeHost(t)
-	h.write(h.roots.Proc+"/driver/nvidia-caps/mig-minors", "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n")
-	h.write(h.roots.Proc+"/driver/nvidia/capabilities/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
-	h.node("nvidia-caps/nvidia-cap1", 241, 1, 0o400)
-	if err := os.MkdirAll(h.roots.Proc+"/driver/nvidia/capabilities/gpu0/mig", 0o755); err != nil {
-		t.Fatal(err)
-	}
+	h.Write("proc/driver/nvidia-caps/mig-minors", "config 1\nmonitor 2\ngpu0/gi0/access 3\ngpu0/gi0/ci0/access 4\n")
+	h.Write("proc/driver/nvidia/capabilities/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
+	h.Node("nvidia-caps/nvidia-cap1", 241, 1, 0o400)
+	h.Check(os.MkdirAll(h.cfg.ProcRoot+"/driver/nvidia/capabilities/gpu0/mig", 0o755))
 	h.instance(2, 9, 0)
 	h.instance(2, 10, 0)
 	h.instance(2, 10, 1)
@@ -73,7 +68,7 @@ func shown(s Set) (names []string) {
 	return names
 }
 
-func TestSelectMIG(t *testing.T) {
+func TestSelect(t *testing.T) {
 	inv := migHost(t).discover()
 	for _, tt := range []struct {
 		name  string
@@ -82,12 +77,25 @@ func TestSelectMIG(t *testing.T) {
 		want  []string
 		error string
 	}{
+		{"no id is no GPU", nil, false, nil, ""},
+		{"an index", []string{"1"}, false, []string{"1"}, ""},
+		{"the result is in index order", []string{"2", "0"}, false, []string{"0", "2"}, ""},
+		{"a full UUID", []string{uuid("fef8089b")}, false, []string{"1"}, ""},
+		{"a UUID in capitals", []string{strings.ToUpper(uuid("fef8089b"))}, false, []string{"1"}, ""},
+		{"the beginning of one UUID", []string{"GPU-fef80"}, false, []string{"1"}, ""},
+		{"the beginning of one UUID in capitals", []string{"gpu-FEF8A"}, false, []string{"0"}, ""},
+		{"a bus id as procfs has it", []string{"0000:65:00.0"}, false, []string{"0"}, ""},
+		{"a bus id as NVML has it", []string{"00000000:C1:00.0"}, false, []string{"1"}, ""},
+		{"a bus id with a short domain, as libnvidia-container accepts it", []string{"0:65:00.0"}, false, []string{"0"}, ""},
+		{"a bus id with a long domain", []string{"00010000:01:00.0"}, false, []string{"2"}, ""},
+		{"duplicates by any name are one GPU", []string{"0", "0", uuid("fef8aaaa"), "GPU-fef8a", "00000000:65:00.0"}, false, []string{"0"}, ""},
+		{"all beside an index is still all, once", []string{"1", "all"}, false, []string{"1", "0 9/0", "0 10/0", "0 10/1", "2 1/0"}, ""},
 		{"all is every MIG device, and GPUs that have none", []string{"all"}, false, []string{"1", "0 9/0", "0 10/0", "0 10/1", "2 1/0"}, ""},
 		{"the older name", []string{"MIG-" + uuid("fef8aaaa") + "/10/1"}, false, []string{"0 10/1"}, ""},
 		{"the older name in any case, with the beginning of the GPU's UUID", []string{"mig-gpu-FEF8A/9/0"}, false, []string{"0 9/0"}, ""},
-		{"a UUID", []string{migUUID("bbbb0000")}, true, []string{"0 9/0"}, ""},
-		{"a UUID in capitals", []string{strings.ToUpper(migUUID("bbbb0000"))}, true, []string{"0 9/0"}, ""},
-		{"the beginning of one UUID", []string{"MIG-cc"}, true, []string{"2 1/0"}, ""},
+		{"a MIG UUID", []string{migUUID("bbbb0000")}, true, []string{"0 9/0"}, ""},
+		{"a MIG UUID in capitals", []string{strings.ToUpper(migUUID("bbbb0000"))}, true, []string{"0 9/0"}, ""},
+		{"the beginning of one MIG UUID", []string{"MIG-cc"}, true, []string{"2 1/0"}, ""},
 		{"an index is NVML's and not the order of procfs", []string{"0:0"}, true, []string{"0 10/1"}, ""},
 		{"an index after a gap", []string{"0:4"}, true, []string{"0 9/0"}, ""},
 		{"by any name it is one device", []string{"0:0", migUUID("aaaa0000"), "MIG-" + uuid("fef8aaaa") + "/10/1", "0:0"}, true, []string{"0 10/1"}, ""},
@@ -105,7 +113,7 @@ func TestSelectMIG(t *testing.T) {
 		{"an older name of no instance", []string{"MIG-" + uuid("fef8aaaa") + "/9/1"}, false, nil, "this host has 0:4 ("},
 		{"an older name of no GPU", []string{"MIG-" + uuid("00000000") + "/9/0"}, false, nil, "unknown MIG device"},
 		{"a path", []string{"MIG-" + uuid("fef8aaaa") + "/9/../9/0"}, true, nil, "unknown MIG device"},
-		{"a sign", []string{"MIG-" + uuid("fef8aaaa") + "/+9/0"}, true, nil, "unknown MIG device"},
+		{"a sign", []string{"MIG-" + uuid("fef8aaaa") + "/+9/0"}, false, nil, "unknown MIG device"},
 		{"other digits", []string{"0:٠"}, false, nil, "unknown GPU"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -117,8 +125,11 @@ func TestSelectMIG(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), tt.error) || strings.ContainsAny(err.Error(), "\n") {
 					t.Errorf("got %v, %v", shown(set), err)
 				}
-			} else if err != nil || !slices.Equal(shown(set), tt.want) {
-				t.Errorf("got %q, %v, want %q", shown(set), err, tt.want)
+				return
+			}
+			again, err2 := inv.Select(set.Names(), migFacts())
+			if err != nil || err2 != nil || !slices.Equal(shown(set), tt.want) || !slices.Equal(shown(again), tt.want) {
+				t.Errorf("got %q, %v; by its names %q, %v; want %q", shown(set), err, shown(again), err2, tt.want)
 			}
 		})
 	}
@@ -127,7 +138,7 @@ func TestSelectMIG(t *testing.T) {
 func TestAMIGDeviceHasNVMLsNamesOnlyByFacts(t *testing.T) {
 	inv := migHost(t).discover()
 	set, err := inv.Select([]string{"MIG-" + uuid("fef8aaaa") + "/9/0"}, Facts{})
-	named := inv.Annotate(set, migFacts()).MIG
+	named := inv.Annotate(set.MIG, migFacts())
 	if err != nil || set.MIG[0].Name() != "MIG-"+uuid("fef8aaaa")+"/9/0" || named[0].Name() != migUUID("bbbb0000") || named[0].Profile != "1g.18gb+gfx" {
 		t.Errorf("%+v, %+v, %v", set.MIG, named, err)
 	}
@@ -174,51 +185,6 @@ func TestFactsOfAnotherLayout(t *testing.T) {
 	}
 }
 
-func TestNodesOfMIG(t *testing.T) {
-	h := migHost(t)
-	inv := h.discover()
-	for _, tt := range []struct {
-		name, ids string
-		caps      []string
-		manage    bool
-		want      string
-	}{
-		{"a MIG device is its GPU and two capabilities", "0:4", nil, false, "nvidiactl nvidia2 nvidia-caps/nvidia-cap354 nvidia-caps/nvidia-cap355"},
-		{"two of one GPU instance share its capability", "0:0,0:1", nil, false,
-			"nvidiactl nvidia2 nvidia-caps/nvidia-cap363 nvidia-caps/nvidia-cap364 nvidia-caps/nvidia-cap365"},
-		{"beside a whole GPU", "1,2:0", nil, false, "nvidiactl nvidia0 nvidia3 nvidia-caps/nvidia-cap417 nvidia-caps/nvidia-cap418"},
-		{"the right to configure", "1", nil, true, "nvidiactl nvidia0 nvidia-caps/nvidia-cap1"},
-		{"a profile for graphics has the DRM nodes", "0:4", []string{"graphics"}, false,
-			"nvidiactl nvidia2 nvidia-modeset dri/card1 dri/renderD129 nvidia-caps/nvidia-cap354 nvidia-caps/nvidia-cap355"},
-		{"another has none", "0:1", []string{"graphics"}, false, "nvidiactl nvidia2 nvidia-modeset nvidia-caps/nvidia-cap363 nvidia-caps/nvidia-cap364"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			set, err := inv.Select(strings.Split(tt.ids, ","), migFacts())
-			if err != nil {
-				t.Fatal(err)
-			}
-			if tt.manage {
-				c, err := inv.Management("config")
-				if err != nil {
-					t.Fatal(err)
-				}
-				set.Manage = append(set.Manage, c)
-			}
-			nodes, err := inv.Nodes(set, tt.caps)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var got []string
-			for _, n := range nodes {
-				got = append(got, strings.TrimPrefix(n.Path, "/dev/"))
-			}
-			if strings.Join(got, " ") != tt.want {
-				t.Errorf("got  %s\nwant %s", strings.Join(got, " "), tt.want)
-			}
-		})
-	}
-}
-
 func TestGiven(t *testing.T) {
 	inv := migHost(t).discover()
 	for _, tt := range []struct {
@@ -247,33 +213,18 @@ func TestGiven(t *testing.T) {
 }
 
 func TestCapabilityFiles(t *testing.T) {
-	for name, text := range map[string]string{
-		"a file without a minor is an error":          "DeviceFileMode: 292\n",
-		"a minor that is no number is an error":       "DeviceFileMinor: many\n",
-		"a minor that no kernel has is an error":      "DeviceFileMinor: 1048576\n",
-		"a file without end is an error":              "DeviceFileMinor: 5\n" + strings.Repeat("x: y\n", 100000),
-		"a negative minor is an error and no default": "DeviceFileMinor: -1\n",
-	} {
-		t.Run(name, func(t *testing.T) {
-			h := migHost(t)
-			h.write(h.roots.Proc+"/driver/nvidia/capabilities/gpu2/mig/gi9/ci0/access", text)
-			if inv, err := Discover(h.roots); err == nil || !strings.Contains(err.Error(), "gi9/ci0/access") {
-				t.Errorf("got %+v, %v", inv, err)
-			}
-		})
-	}
 	t.Run("names that are no instance are passed over", func(t *testing.T) {
 		h := migHost(t)
-		h.write(h.roots.Proc+"/driver/nvidia/capabilities/gpu0/mig/gi/access", "")
-		h.write(h.roots.Proc+"/driver/nvidia/capabilities/gpu0/mig/gi-1/access", "")
-		h.write(h.roots.Proc+"/driver/nvidia/capabilities/gpu0/mig/other/access", "")
+		h.Write("proc/driver/nvidia/capabilities/gpu0/mig/gi/access", "")
+		h.Write("proc/driver/nvidia/capabilities/gpu0/mig/gi-1/access", "")
+		h.Write("proc/driver/nvidia/capabilities/gpu0/mig/other/access", "")
 		if list := h.discover().MIG; len(list) != 4 {
 			t.Errorf("got %+v", list)
 		}
 	})
 	t.Run("an instance that goes while it is read is passed over", func(t *testing.T) {
 		h := migHost(t)
-		os.Remove(h.roots.Proc + "/driver/nvidia/capabilities/gpu2/mig/gi10/ci1/access")
+		os.Remove(h.cfg.ProcRoot + "/driver/nvidia/capabilities/gpu2/mig/gi10/ci1/access")
 		if list := h.discover().MIG; len(list) != 3 {
 			t.Errorf("got %+v", list)
 		}

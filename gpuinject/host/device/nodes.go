@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -11,22 +12,22 @@ import (
 	"strconv"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
 // Node is a character device of this host.
 type Node struct {
-	// Path is the path in the container: /dev/nvidia0.
-	Path string
-	// HostPath is the path on the host: <dev-root>/dev/nvidia0.
-	HostPath string
-	// Major and Minor are the node's own.
+	Path         string // in the container: /dev/nvidia0
+	HostPath     string // on the host: <dev-root>/dev/nvidia0
 	Major, Minor uint32
-	// Mode holds the permission bits only.
-	Mode os.FileMode
-	// UID and GID own the node on the host.
-	UID, GID uint32
+	Mode         os.FileMode // the permission bits only
+	UID, GID     uint32
 	// Link is the name of a DRM node below /dev/dri/by-path: pci-0000:19:00.0-card.
 	Link string
+	// Individual is set for a node of a class that is handed out by itself: an IMEX channel, an
+	// RDMA adapter, an NVSwitch. Every container that has the class has the class's other nodes.
+	Individual bool
 }
 
 // StatNode returns the node at a path of the host. It does not follow a link, and a file that is
@@ -36,8 +37,8 @@ func StatNode(name string) (Node, error) {
 	if err := unix.Lstat(name, &st); err != nil {
 		return Node{}, fmt.Errorf("device node: %w", &fs.PathError{Op: "lstat", Path: name, Err: err})
 	}
-	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
-		return Node{}, fmt.Errorf("device node %s is %s, not a character device", name, fileType(st.Mode))
+	if kind := st.Mode & unix.S_IFMT; kind != unix.S_IFCHR {
+		return Node{}, fmt.Errorf("device node %s is %s, not a character device", name, cmp.Or(fileTypes[kind], "a special file"))
 	}
 	rdev := uint64(st.Rdev) //nolint:unconvert // 32 bits on some architectures
 	return Node{
@@ -46,18 +47,9 @@ func StatNode(name string) (Node, error) {
 	}, nil
 }
 
-func fileType(mode uint32) string {
-	switch mode & unix.S_IFMT {
-	case unix.S_IFLNK:
-		return "a symbolic link"
-	case unix.S_IFREG:
-		return "a regular file"
-	case unix.S_IFDIR:
-		return "a directory"
-	case unix.S_IFBLK:
-		return "a block device"
-	}
-	return "a special file"
+var fileTypes = map[uint32]string{
+	unix.S_IFLNK: "a symbolic link", unix.S_IFREG: "a regular file",
+	unix.S_IFDIR: "a directory", unix.S_IFBLK: "a block device",
 }
 
 // wanted is a node as its driver has it.
@@ -75,8 +67,8 @@ type wanted struct {
 }
 
 // verify returns a node if it is what its driver has.
-func (r Roots) verify(w wanted) (Node, error) {
-	node, err := StatNode(filepath.Join(r.Dev, "dev", w.name))
+func verify(cfg config.Host, w wanted) (Node, error) {
+	node, err := StatNode(filepath.Join(cfg.DevRoot, "dev", w.name))
 	node.Path, node.Link = "/dev/"+w.name, w.link
 	fix := "remove it and load its kernel module again"
 	if w.prepared {
@@ -84,7 +76,7 @@ func (r Roots) verify(w wanted) (Node, error) {
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && w.make != "":
-		return Node{}, fmt.Errorf("device node %s is missing: run %q on the host: %w", filepath.Join(r.Dev, "dev", w.name), w.make, fs.ErrNotExist)
+		return Node{}, fmt.Errorf("device node %s is missing: run %q on the host: %w", filepath.Join(cfg.DevRoot, "dev", w.name), w.make, fs.ErrNotExist)
 	case errors.Is(err, fs.ErrNotExist):
 		return Node{}, err
 	case err != nil:
@@ -139,13 +131,13 @@ func gpuDriver(majors numbers) string {
 // It reads <proc>/devices: a major that changed since Discover, or a node left over from an earlier
 // module load, is refused (T37), as is a node that is a link or an ordinary file (T38).
 func (inv Inventory) Nodes(set Set, caps []string) ([]Node, error) {
-	majors, err := inv.Roots.majors()
+	majors, err := readMajors(inv.Config)
 	if err != nil {
 		return nil, err
 	}
 	var nodes []Node
 	for _, w := range inv.wanted(set, caps, majors) {
-		node, err := inv.Roots.verify(w)
+		node, err := verify(inv.Config, w)
 		if errors.Is(err, fs.ErrNotExist) && w.make == "" {
 			continue
 		}
@@ -160,9 +152,6 @@ func (inv Inventory) Nodes(set Set, caps []string) ([]Node, error) {
 // wanted lists the nodes in the order in which they are given.
 func (inv Inventory) wanted(set Set, caps []string, majors numbers) []wanted {
 	gpus := inv.Visible(set)
-	has := func(names ...string) bool {
-		return slices.ContainsFunc(names, func(n string) bool { return slices.Contains(caps, n) })
-	}
 	var list []wanted
 	add := func(name, driver string, minor int, required bool) {
 		w := wanted{name: name, driver: driver, majors: majors[driver], minors: []uint32{uint32(minor)}, prepared: true}
@@ -178,15 +167,15 @@ func (inv Inventory) wanted(set Set, caps []string, majors numbers) []wanted {
 	for _, g := range gpus {
 		add("nvidia"+strconv.Itoa(g.Minor), gpuDriver(majors), g.Minor, true)
 	}
-	if has("compute", "video") {
+	if slices.Contains(caps, "compute") || slices.Contains(caps, "video") {
 		add("nvidia-uvm", uvmDriver, minorUVM, len(gpus) > 0)
 		add("nvidia-uvm-tools", uvmDriver, minorUVMTools, false)
 	}
-	if has("graphics", "display") {
+	if slices.Contains(caps, "graphics") || slices.Contains(caps, "display") {
 		add("nvidia-modeset", gpuDriver(majors), minorModeset, false)
 		for _, g := range gpus {
 			if set.HasGPU(g) || slices.ContainsFunc(instancesOf(set.MIG, g), Instance.hasGraphics) {
-				list = append(list, inv.Roots.drmNodes(g.BusID, majors)...)
+				list = append(list, drmNodes(inv.Config, g.BusID, majors)...)
 			}
 		}
 	}
@@ -198,8 +187,8 @@ func (inv Inventory) wanted(set Set, caps []string, majors numbers) []wanted {
 
 // drmNodes lists the card and render nodes of a PCI device. Their number is their minor
 // (drm_minor_alloc in the kernel); there are none without nvidia-drm.
-func (r Roots) drmNodes(busID string, majors numbers) []wanted {
-	dir := filepath.Join(r.Sys, "bus/pci/devices", busID, "drm")
+func drmNodes(cfg config.Host, busID string, majors numbers) []wanted {
+	dir := filepath.Join(cfg.SysRoot, "bus/pci/devices", busID, "drm")
 	var list []wanted
 	for _, kind := range []struct{ prefix, link string }{{"card", "card"}, {"renderD", "render"}} {
 		for _, n := range numbered(dir, kind.prefix) {
@@ -214,15 +203,15 @@ func (r Roots) drmNodes(busID string, majors numbers) []wanted {
 
 // MiscNode returns the node /dev/<name> of a misc device that the kernel lists as driver in
 // <proc>/misc: its minor number is dynamic.
-func (r Roots) MiscNode(name, driver string) (Node, error) {
-	majors, err := r.majors()
+func MiscNode(cfg config.Host, name, driver string) (Node, error) {
+	majors, err := readMajors(cfg)
 	if err != nil {
 		return Node{}, err
 	}
-	data, err := ReadFile(filepath.Join(r.Proc, "misc"))
+	data, err := ReadFile(filepath.Join(cfg.ProcRoot, "misc"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) { // a kernel without misc devices
 		return Node{}, fmt.Errorf("read device minors: %w", err)
 	}
 	minors := append([]uint32{}, parseNumbers(data)[driver]...)
-	return r.verify(wanted{name: name, driver: "misc", majors: majors["misc"], minors: minors})
+	return verify(cfg, wanted{name: name, driver: "misc", majors: majors["misc"], minors: minors})
 }

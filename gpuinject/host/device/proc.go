@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
 // MaxProcFile is the most bytes that are read of a file of procfs or sysfs. The largest seen are
@@ -28,7 +30,6 @@ func ReadFile(name string) ([]byte, error) {
 	return data, err
 }
 
-// readNames lists a directory in no particular order.
 func readNames(dir string) ([]string, error) {
 	f, err := os.Open(dir)
 	if err != nil {
@@ -68,9 +69,8 @@ func parseFields(data []byte) map[string]string {
 // <proc>/devices, or the minors in <proc>/misc. A name can have several: ib_uverbs does.
 type numbers map[string][]uint32
 
-// majors reads <proc>/devices.
-func (r Roots) majors() (numbers, error) {
-	data, err := ReadFile(filepath.Join(r.Proc, "devices"))
+func readMajors(cfg config.Host) (numbers, error) {
+	data, err := ReadFile(filepath.Join(cfg.ProcRoot, "devices"))
 	if err != nil {
 		return nil, fmt.Errorf("read device majors: %w", err)
 	}
@@ -93,6 +93,3 @@ func parseNumbers(data []byte) numbers {
 	}
 	return list
 }
-
-// cut bounds a foreign value in a message.
-func cut(s string) string { return s[:min(len(s), 256)] }

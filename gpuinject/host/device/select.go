@@ -57,7 +57,6 @@ func (inv Inventory) Select(ids []string, facts Facts) (Set, error) {
 	return set, nil
 }
 
-// find returns the one GPU that id names.
 func (inv Inventory) find(id string) (GPU, error) {
 	if strings.EqualFold(id, "GPU-") {
 		return GPU{}, fmt.Errorf("GPU %q is the beginning of every UUID: %s", id, inv.list())
@@ -73,14 +72,13 @@ func (inv Inventory) find(id string) (GPU, error) {
 	case len(found) == 1:
 		return found[0], nil
 	case len(found) > 1:
-		return GPU{}, fmt.Errorf("GPU %q is the beginning of %d UUIDs: %s", cut(id), len(found), inv.describe(found))
+		return GPU{}, fmt.Errorf("GPU %.256q is the beginning of %d UUIDs: %s", id, len(found), inv.describe(found))
 	case slices.ContainsFunc(inv.Excluded, named):
-		return GPU{}, fmt.Errorf("GPU %q is excluded from use on this host (NVreg_ExcludedGpus): %s", cut(id), inv.list())
+		return GPU{}, fmt.Errorf("GPU %.256q is excluded from use on this host (NVreg_ExcludedGpus): %s", id, inv.list())
 	}
-	return GPU{}, fmt.Errorf("unknown GPU %q: %s", cut(id), inv.list())
+	return GPU{}, fmt.Errorf("unknown GPU %.256q: %s", id, inv.list())
 }
 
-// list names the host's GPUs in a message.
 func (inv Inventory) list() string {
 	if len(inv.GPUs) == 0 {
 		return "this host has no usable GPU"
@@ -88,7 +86,6 @@ func (inv Inventory) list() string {
 	return "this host has " + inv.describe(inv.GPUs)
 }
 
-// describe names GPUs in a message.
 func (inv Inventory) describe(gpus []GPU) string {
 	var names []string
 	for _, g := range gpus {

@@ -74,7 +74,7 @@ func (s Set) Names() []string {
 func (s Set) Capabilities() []Capability {
 	var list []Capability
 	for _, in := range s.MIG {
-		for _, c := range in.capabilities() {
+		for _, c := range in.rights() {
 			if !slices.Contains(list, c) {
 				list = append(list, c)
 			}
@@ -86,13 +86,9 @@ func (s Set) Capabilities() []Capability {
 // Visible returns the GPUs that a container with the set sees, in index order: its whole GPUs and
 // the GPUs of its MIG devices.
 func (inv Inventory) Visible(s Set) []GPU {
-	var list []GPU
-	for _, gpu := range inv.GPUs {
-		if s.HasGPU(gpu) || len(instancesOf(s.MIG, gpu)) > 0 {
-			list = append(list, gpu)
-		}
-	}
-	return list
+	return slices.DeleteFunc(slices.Clone(inv.GPUs), func(gpu GPU) bool {
+		return !s.HasGPU(gpu) && len(instancesOf(s.MIG, gpu)) == 0
+	})
 }
 
 // Number is a device number.
@@ -108,7 +104,7 @@ func (inv Inventory) Given(list []Number) (Set, error) {
 	if len(list) == 0 {
 		return s, nil
 	}
-	majors, err := inv.Roots.majors()
+	majors, err := readMajors(inv.Config)
 	if err != nil {
 		return s, err
 	}
@@ -123,7 +119,7 @@ func (inv Inventory) Given(list []Number) (Set, error) {
 		}
 	}
 	for _, in := range inv.MIG {
-		if has(capsDriver, int(in.CINode)) {
+		if has(capsDriver, int(in.CIRight.Minor)) {
 			s.AddMIG(in)
 		}
 	}

@@ -25,7 +25,6 @@ func (s *Search) binaries() {
 	}
 }
 
-// data finds the files of dataKinds, or makes them.
 func (s *Search) data() {
 	dirs := slices.Clone(dataDirs)
 	for _, prefix := range s.prefixes() {
@@ -45,7 +44,7 @@ func (s *Search) data() {
 	}
 }
 
-// copies returns all places of the file in an image but the one that it is given.
+// copies returns the other places of the file in an image.
 func (k dataKind) copies() []string {
 	if len(k.also) == 0 {
 		return nil
@@ -63,7 +62,7 @@ func (k dataKind) copies() []string {
 // container's loader would not find it (NixOS, Fedora), or is for one of two ABIs (Fedora).
 const hostOnly = `^\s*/|"library_path"\s*:\s*"[^"]*/|"library_arch"`
 
-// document finds a file of the host. A manifest that only the host can use is left to generate.
+// document finds a file of the host that containers can use.
 func (s *Search) document(k dataKind, dirs []string) (File, bool) {
 	manifest := slices.Contains([]string{".json", ".icd"}, path.Ext(k.names[0]))
 	bound := regexp.MustCompile(hostOnly)
@@ -151,7 +150,7 @@ func (s *Search) wine() {
 
 const wineDir = "nvidia/wine"
 
-// belowUsed returns these subdirectories of the directories that gave a library, sorted.
+// belowUsed returns these subdirectories of the directories that gave a library.
 func (s *Search) belowUsed(subdirs ...string) []string {
 	var dirs []string
 	for dir := range s.used {

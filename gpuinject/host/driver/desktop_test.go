@@ -28,8 +28,8 @@ func given(files Files, dest string) (File, bool) {
 	return files.Data[i], true
 }
 
-func icd(name, more string) []byte {
-	return []byte(`{"file_format_version" : "1.0.0", "ICD": {"library_path" : "` + name + `"` + more + `}}`)
+func icd(name, more string) string {
+	return `{"file_format_version" : "1.0.0", "ICD": {"library_path" : "` + name + `"` + more + `}}`
 }
 
 const (
@@ -40,7 +40,7 @@ const (
 )
 
 func TestManifests(t *testing.T) {
-	good, made := string(icd("libGLX_nvidia.so.0", "")), `"library_path": "libGLX_nvidia.so.0",`
+	good, made := icd("libGLX_nvidia.so.0", ""), `"library_path": "libGLX_nvidia.so.0",`
 	machineICD := "usr/share/vulkan/icd.d/nvidia_icd." + machine + ".json"
 	type texts map[string]string
 	for _, tt := range []struct {
@@ -52,9 +52,9 @@ func TestManifests(t *testing.T) {
 		gone  string // the reason of a refusal
 	}{
 		{"a SONAME is for every loader", texts{"usr/share/vulkan/icd.d/nvidia_icd.json": good}, vulkanICD, "usr/share/vulkan/icd.d/nvidia_icd.json", "", ""},
-		{"an absolute path is not the container's (NixOS)", texts{"run/opengl-driver/" + machineICD[4:]: string(icd("/nix/store/abc-nvidia-x11/lib/libGLX_nvidia.so.0", ""))}, vulkanICD, "", made, ""},
-		{"nor is a relative one", texts{"etc/vulkan/icd.d/nvidia_icd.json": string(icd("../../../usr/lib/libGLX_nvidia.so.0", ""))}, vulkanICD, "", made, ""},
-		{"one for one of two ABIs (Fedora)", texts{machineICD: string(icd("libGLX_nvidia.so.0", `, "library_arch" : "64"`))}, vulkanICD, "", made, ""},
+		{"an absolute path is not the container's (NixOS)", texts{"run/opengl-driver/" + machineICD[4:]: icd("/nix/store/abc-nvidia-x11/lib/libGLX_nvidia.so.0", "")}, vulkanICD, "", made, ""},
+		{"nor is a relative one", texts{"etc/vulkan/icd.d/nvidia_icd.json": icd("../../../usr/lib/libGLX_nvidia.so.0", "")}, vulkanICD, "", made, ""},
+		{"one for one of two ABIs (Fedora)", texts{machineICD: icd("libGLX_nvidia.so.0", `, "library_arch" : "64"`)}, vulkanICD, "", made, ""},
 		{"the administrator's comes before the package's", texts{"usr/share/vulkan/icd.d/nvidia_icd.json": good, "etc/vulkan/icd.d/nvidia_icd." + machine + ".json": good},
 			vulkanICD, "etc/vulkan/icd.d/nvidia_icd." + machine + ".json", "", ""},
 		{"another machine's is not taken", texts{"usr/share/vulkan/icd.d/nvidia_icd.i686.json": good}, vulkanICD, "", made, ""},
@@ -67,20 +67,20 @@ func TestManifests(t *testing.T) {
 			layers, "usr/share/vulkan/implicit_layer.d/nvidia_layers.json", "", ""},
 		{"layers by path are not, since none can be made", texts{"usr/share/vulkan/implicit_layer.d/nvidia_layers.json": `{"layers": [{"library_path": "/usr/lib64/libGLX_nvidia.so.0"}]}`},
 			layers, "", "-", "names a library by its place"},
-		{"Vulkan SC has a directory of its own", texts{"usr/share/vulkansc/icd.d/nvidia_icd." + machine + ".json": string(icd("libnvidia-vksc-core.so.1", ""))},
+		{"Vulkan SC has a directory of its own", texts{"usr/share/vulkansc/icd.d/nvidia_icd." + machine + ".json": icd("libnvidia-vksc-core.so.1", "")},
 			"/etc/vulkansc/icd.d/nvidia_icd_vksc.json", "usr/share/vulkansc/icd.d/nvidia_icd." + machine + ".json", "", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := drawing(t, "usr/lib64")
 			for name, text := range tt.files {
-				r.write(name, []byte(text), 0o644)
+				r.Write(name, text)
 			}
 			files := r.discover()
 			f, ok := given(files, tt.dest)
 			switch {
 			case ok == (tt.made == "-"):
 				t.Errorf("given: %v; refused %+v", ok, files.Refused)
-			case tt.host != "" && (f.Path != filepath.Join(r.dir, tt.host) || f.Data != nil):
+			case tt.host != "" && (f.Path != filepath.Join(r.Dir, tt.host) || f.Data != nil):
 				t.Errorf("%+v, want the host's", f)
 			case ok && tt.host == "" && (f.Path != "" || !strings.Contains(string(f.Data), tt.made)):
 				t.Errorf("from %q: %s", f.Path, f.Data)
@@ -118,15 +118,15 @@ func TestLibrariesOf32BitsAreKnownByTheirClassWhereverTheyAre(t *testing.T) {
 			r := newRoot(t)
 			r.core("opt/vendor/lib64", version)
 			r.host.DriverLibraries = []string{"/opt/vendor/lib64"}
-			r.write(dir+"/libcuda.so."+version, elf32("libcuda.so.1"), 0o755)
-			r.write(dir+"/vdpau/libvdpau_nvidia.so."+version, elf32("libvdpau_nvidia.so.1"), 0o755)
+			r.Write(dir+"/libcuda.so."+version, elf32("libcuda.so.1"))
+			r.Write(dir+"/vdpau/libvdpau_nvidia.so."+version, elf32("libvdpau_nvidia.so.1"))
 			if dir == "opt/other" {
 				r.cache("/opt/other/libcuda.so."+version, "/opt/other/vdpau/libvdpau_nvidia.so."+version)
 			}
 			var got []string
 			for _, l := range r.discover().Libraries {
 				if l.Bits == 32 {
-					got = append(got, strings.TrimPrefix(l.Path, r.dir+"/"))
+					got = append(got, strings.TrimPrefix(l.Path, r.Dir+"/"))
 				}
 			}
 			slices.Sort(got)
@@ -153,25 +153,25 @@ func TestModulesOfTheXServerAreFoundWhereverTheHostHasThem(t *testing.T) {
 			r := newRoot(t)
 			r.core("opt/nvidia/lib64", version)
 			r.host.DriverLibraries = []string{"/opt/nvidia/lib64"}
-			r.write(tt.driver, nil, 0o755)
+			r.Write(tt.driver, "")
 			real := "usr/lib/xorg/modules/extensions/" + glx + "." + version
 			if tt.extension != "" {
 				real = tt.extension + "." + version
-				r.link(tt.extension, glx+"."+version)
+				r.Link(tt.extension, glx+"."+version)
 			}
-			r.write(real, nil, 0o755)
+			r.Write(real, "")
 			files := r.discover()
 			drv, _ := given(files, "drivers/nvidia_drv.so")
 			ext, _ := given(files, "extensions/"+glx)
-			if drv.Path != filepath.Join(r.dir, tt.driver) || ext.Path != filepath.Join(r.dir, real) {
+			if drv.Path != filepath.Join(r.Dir, tt.driver) || ext.Path != filepath.Join(r.Dir, real) {
 				t.Errorf("%+v, %+v", drv, ext)
 			}
 		})
 	}
 	t.Run("of another version it is not taken", func(t *testing.T) {
 		r := newRoot(t)
-		r.write("usr/lib/xorg/modules/extensions/"+glx+".570.1", nil, 0o755)
-		r.link("usr/lib/xorg/modules/extensions/"+glx, glx+".570.1")
+		r.Write("usr/lib/xorg/modules/extensions/"+glx+".570.1", "")
+		r.Link("usr/lib/xorg/modules/extensions/"+glx, glx+".570.1")
 		if f, ok := given(r.discover(), "extensions/"+glx); ok {
 			t.Errorf("%+v", f)
 		}
@@ -183,14 +183,14 @@ func TestNGXForWineIsBesideTheLibraries(t *testing.T) {
 		r := drawing(t, dir)
 		r.lib(dir+"/libnvidia-ngx.so."+version, "libnvidia-ngx.so.1")
 		for _, name := range []string{"nvngx.dll", "_nvngx.dll", "other.dll"} {
-			r.write(dir+"/nvidia/wine/"+name, []byte("MZ"), 0o644)
+			r.Write(dir+"/nvidia/wine/"+name, "MZ")
 		}
 		files := r.settled()
 		got := files.For([]string{"ngx"})
 		if want := []string{"libnvidia-ngx.so." + version, "nvidia/wine/nvngx.dll", "nvidia/wine/_nvngx.dll"}; !slices.Equal(libraryNames(got), want) {
 			t.Errorf("got %v, want %v", libraryNames(got), want)
 		}
-		r.check(os.Remove(r.dir + "/" + dir + "/nvidia/wine/nvngx.dll"))
+		r.Check(os.Remove(r.Dir + "/" + dir + "/nvidia/wine/nvngx.dll"))
 		if files.Fresh(r.host, version, false) {
 			t.Error("fresh although one was removed")
 		}

@@ -4,6 +4,8 @@ import (
 	"os"
 	"slices"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // everything is a root with a library of each kind.
@@ -23,15 +25,15 @@ func everything(t testing.TB) *fakeRoot {
 	r.lib("usr/lib64/libcudart.so.13.0.48", "libcudart.so.13")
 	r.lib("usr/lib64/libGL.so.1.7.0", "libGL.so.1")
 	for _, stem := range []string{"libcuda", "libnvidia-ml", "libGLX_nvidia"} {
-		r.write("usr/lib/"+arch.triple32+"/"+stem+".so."+version, elf32(stem+".so.1"), 0o755)
+		r.Write("usr/lib/"+arch.triple32+"/"+stem+".so."+version, elf32(stem+".so.1"))
 	}
-	r.write("usr/lib64/xorg/modules/drivers/nvidia_drv.so", nil, 0o755)
-	r.write("usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so."+version, nil, 0o755)
-	r.link("usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so", "libglxserver_nvidia.so."+version)
-	r.write("etc/OpenCL/vendors/nvidia.icd", []byte("libnvidia-opencl.so.1\n"), 0o644)
-	r.write("usr/share/nvidia/nvoptix.bin", nil, 0o644)
+	r.Write("usr/lib64/xorg/modules/drivers/nvidia_drv.so", "")
+	r.Write("usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so."+version, "")
+	r.Link("usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so", "libglxserver_nvidia.so."+version)
+	r.Write("etc/OpenCL/vendors/nvidia.icd", "libnvidia-opencl.so.1\n")
+	r.Write("usr/share/nvidia/nvoptix.bin", "")
 	for _, b := range binaryKinds {
-		r.write("usr/bin/"+b.Name, nil, 0o755)
+		r.Write("usr/bin/"+b.Name, "")
 	}
 	return r
 }
@@ -116,38 +118,21 @@ func TestFor(t *testing.T) {
 	}
 }
 
-func TestEveryKindIsFound(t *testing.T) {
-	files := everything(t).discover()
-	names := libraryNames(files)
-	for stem, k := range kinds {
-		name := stem + ".so." + version
-		if k.own {
-			name = stem + ".so.1.1.20"
-		}
-		if k.subdir != "" {
-			name = k.subdir + "/" + name
-		}
-		if !slices.Contains(names, name) {
-			t.Errorf("%s is not found; refused %v", name, files.Refused)
-		}
-	}
-}
-
 func TestLibraryPlaces(t *testing.T) {
 	t.Run("of a library with versions of its own the one that its SONAME names is taken", func(t *testing.T) {
 		r := newRoot(t)
 		for _, v := range []string{"1.1.1", "1.1.3", "1.1.2"} {
-			r.write("usr/lib64/libnvidia-egl-gbm.so."+v, elf64("libnvidia-egl-gbm.so.1"), 0o755)
+			r.Write("usr/lib64/libnvidia-egl-gbm.so."+v, elf64("libnvidia-egl-gbm.so.1"))
 		}
-		r.link("usr/lib64/libnvidia-egl-gbm.so.1", "libnvidia-egl-gbm.so.1.1.3")
+		r.Link("usr/lib64/libnvidia-egl-gbm.so.1", "libnvidia-egl-gbm.so.1.1.3")
 		if got := libraryNames(r.discover()); !slices.Equal(got, []string{"libnvidia-egl-gbm.so.1.1.3"}) {
 			t.Errorf("got %v", got)
 		}
 	})
 	t.Run("names that are hard links of one file are found", func(t *testing.T) {
 		r := newRoot(t)
-		name := r.write("usr/lib64/libcuda.so."+version, elf64("libcuda.so.1"), 0o755)
-		r.check(os.Link(name, r.dir+"/usr/lib64/libcuda.so.1"))
+		name := r.Write("usr/lib64/libcuda.so."+version, elf64("libcuda.so.1"))
+		r.Check(os.Link(name, r.Dir+"/usr/lib64/libcuda.so.1"))
 		if got := libraryNames(r.discover()); !slices.Equal(got, []string{"libcuda.so." + version}) {
 			t.Errorf("got %v", got)
 		}
@@ -157,17 +142,17 @@ func TestLibraryPlaces(t *testing.T) {
 func TestCheck(t *testing.T) {
 	t.Run("a host without libraries says where it looked and what to do", func(t *testing.T) {
 		r := newRoot(t)
-		r.write("usr/lib64/libc.so.6", nil, 0o755)
+		r.Write("usr/lib64/libc.so.6", "")
 		files := r.discover()
-		says(t, files.Check([]string{"compute"}), version+" is loaded", "libcuda.so."+version, r.dir+"/usr/lib64", "host.driver-root")
-		says(t, files.Check([]string{"utility"}), "libnvidia-ml.so."+version)
-		says(t, files.Check([]string{"video"}), "libcuda.so."+version)
+		simtest.Says(t, files.Check([]string{"compute"}), version+" is loaded", "libcuda.so."+version, r.Dir+"/usr/lib64", "host.driver-root")
+		simtest.Says(t, files.Check([]string{"utility"}), "libnvidia-ml.so."+version)
+		simtest.Says(t, files.Check([]string{"video"}), "libcuda.so."+version)
 		if err := files.Check([]string{"graphics", "display", "ngx", "compat32"}); err != nil {
 			t.Errorf("servers have no graphics: %v", err)
 		}
 	})
 	t.Run("an empty driver root says so", func(t *testing.T) {
-		says(t, newRoot(t).discover().Check([]string{"compute"}), "none of the known directories")
+		simtest.Says(t, newRoot(t).discover().Check([]string{"compute"}), "none of the known directories")
 	})
 	t.Run("another version says both versions and what to do", func(t *testing.T) {
 		r := newRoot(t)
@@ -176,12 +161,12 @@ func TestCheck(t *testing.T) {
 		if len(files.Libraries) != 0 {
 			t.Errorf("got %v", libraryNames(files))
 		}
-		says(t, files.Check([]string{"compute"}), "libcuda.so.570.86.15", version, "reboot", "reload the nvidia module", "reinstall")
-		says(t, files.Check([]string{"utility"}), "libnvidia-ml.so.570.86.15", version)
+		simtest.Says(t, files.Check([]string{"compute"}), "libcuda.so.570.86.15", version, "reboot", "reload the nvidia module", "reinstall")
+		simtest.Says(t, files.Check([]string{"utility"}), "libnvidia-ml.so.570.86.15", version)
 	})
 	t.Run("only 32-bit libraries are not enough", func(t *testing.T) {
 		r := newRoot(t)
-		r.write("usr/lib32/libcuda.so."+version, elf32("libcuda.so.1"), 0o755)
-		says(t, r.discover().Check([]string{"compute"}), "not found")
+		r.Write("usr/lib32/libcuda.so."+version, elf32("libcuda.so.1"))
+		simtest.Says(t, r.discover().Check([]string{"compute"}), "not found")
 	})
 }

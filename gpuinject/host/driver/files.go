@@ -7,10 +7,8 @@ import (
 
 // Library is a shared library of the driver.
 type Library struct {
-	// Path is the real file on the host, without links.
-	Path string
-	// Name is the name that it has in the container: libcuda.so.580.159.04.
-	Name string
+	Path string // the real file on the host, without links
+	Name string // in the container: libcuda.so.580.159.04
 	// SOName is the name that programs are linked with, libcuda.so.1; it may equal Name or be
 	// empty.
 	SOName string `json:",omitempty"`
@@ -19,13 +17,11 @@ type Library struct {
 	Links []string `json:",omitempty"`
 	// Capabilities are those that it belongs to. For adds what they imply.
 	Capabilities []string
-	// Bits is 64 or 32.
-	Bits int
+	Bits         int // 64 or 32
 	// Subdir is where it belongs below a library directory: "", "vdpau", "gbm" or "nvidia/wine".
 	// Only libraries without one belong in ld.so.cache.
 	Subdir string `json:",omitempty"`
-	// Flags are its flags in ld.so.cache.
-	Flags int32
+	Flags  int32  // in ld.so.cache
 	// Dir is the directory in the container in which it must be under its name; "" for the view.
 	Dir string `json:",omitempty"`
 }
@@ -53,8 +49,7 @@ type File struct {
 
 // Binary is a program of the driver.
 type Binary struct {
-	// Path is the real file on the host; Name its base name in the container.
-	Path, Name   string
+	Path, Name   string // the real file on the host; the base name in the container
 	Capabilities []string
 }
 
@@ -67,19 +62,16 @@ type Refused struct {
 
 // Files are the driver files of a host. The zero value has none.
 type Files struct {
-	// Format is the format of this value; see Fresh.
-	Format int
-	// Version is the version of the loaded kernel module, "" without one.
-	Version string
+	Format  int
+	Version string // of the loaded kernel module, "" without one
 	// Root and Extra are the settings of the search, and All its argument. RealRoot is Root without
 	// links.
 	Root, RealRoot string
 	Extra          []string `json:",omitempty"`
 	All            bool     `json:",omitempty"`
-	// Libraries, Binaries and Data are the files.
-	Libraries []Library
-	Binaries  []Binary
-	Data      []File
+	Libraries      []Library
+	Binaries       []Binary
+	Data           []File
 	// Nodes are paths and patterns below /dev, of a host whose driver comes with a list of its
 	// device nodes.
 	Nodes []string `json:",omitempty"`
@@ -87,15 +79,11 @@ type Files struct {
 	Searched []string
 	// Missing are absent libraries that a capability is hardly of use without, as "graphics:
 	// libGLX_nvidia.so.580.159.04".
-	Missing []string
-	// Problems are why a capability cannot be had, by capability.
-	Problems map[string]string
-	// Refused are files that were found but may not be given to a container.
-	Refused []Refused
-	// Stamps are the files and places that the search depended on.
-	Stamps []Stamp
-	// Found is when the search began, in nanoseconds since 1970.
-	Found int64
+	Missing  []string
+	Problems map[string]string // why a capability cannot be had, by capability
+	Refused  []Refused
+	Stamps   []Stamp // the files and places that the search depended on
+	Found    int64   // when the search began, in nanoseconds since 1970
 	// Identity is a sum over the states of Libraries, Binaries and Data, which a view is made of.
 	// Directories and ld.so.cache change with every package that the host installs.
 	Identity string
@@ -124,25 +112,13 @@ func (f Files) For(caps []string) Files {
 	has := func(have, want []string) bool {
 		return slices.ContainsFunc(have, func(c string) bool { return slices.Contains(want, c) })
 	}
-	out := f
-	out.Libraries, out.Binaries, out.Data = nil, nil, nil
-	for _, l := range f.Libraries {
-		if has(l.Capabilities, want) && (l.Bits == 64 || slices.Contains(caps, "compat32")) {
-			out.Libraries = append(out.Libraries, l)
-		}
-	}
+	f.Libraries = slices.DeleteFunc(slices.Clone(f.Libraries), func(l Library) bool {
+		return !has(l.Capabilities, want) || l.Bits == 32 && !slices.Contains(caps, "compat32")
+	})
+	f.Data = slices.DeleteFunc(slices.Clone(f.Data), func(d File) bool { return !has(d.Capabilities, want) })
 	// Libraries and data are implied, programs are not: video needs no MPS server.
-	for _, b := range f.Binaries {
-		if has(b.Capabilities, caps) {
-			out.Binaries = append(out.Binaries, b)
-		}
-	}
-	for _, d := range f.Data {
-		if has(d.Capabilities, want) {
-			out.Data = append(out.Data, d)
-		}
-	}
-	return out
+	f.Binaries = slices.DeleteFunc(slices.Clone(f.Binaries), func(b Binary) bool { return !has(b.Capabilities, caps) })
+	return f
 }
 
 // Check returns an error if one of these capabilities cannot be had: libcuda for compute and video,

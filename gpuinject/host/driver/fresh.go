@@ -36,18 +36,14 @@ type Stamp struct {
 // files ticks every 10 ms at worst (HZ=100).
 const settling = 20 * time.Millisecond
 
-// stamp records the state of a path, or its absence if st is nil.
-func (s *Search) stamp(name string, st *unix.Stat_t) {
-	if !s.stamped[name] {
-		s.stamped[name] = true
+// stamp records the state of a path, or its absence if st is zero.
+func (s *Search) stamp(name string, st unix.Stat_t) {
+	if !slices.ContainsFunc(s.files.Stamps, func(x Stamp) bool { return x.Path == name }) {
 		s.files.Stamps = append(s.files.Stamps, newStamp(name, st))
 	}
 }
 
-func newStamp(name string, st *unix.Stat_t) Stamp {
-	if st == nil {
-		return Stamp{Path: name}
-	}
+func newStamp(name string, st unix.Stat_t) Stamp {
 	return Stamp{
 		Path: name, Dev: uint64(st.Dev), Inode: st.Ino, Size: st.Size, //nolint:unconvert // Dev has 32 bits on some architectures
 		Mtime: st.Mtim.Nano(), Ctime: st.Ctim.Nano(),
@@ -80,14 +76,12 @@ func (f Files) Fresh(cfg config.Host, version string, all bool) bool {
 	return true
 }
 
-// stamp returns the present state of a path.
 func (t *tree) stamp(name string) Stamp {
 	fd, st, err := t.resolve(name)
-	if err != nil {
-		return newStamp(name, nil)
+	if err == nil {
+		unix.Close(fd)
 	}
-	unix.Close(fd)
-	return newStamp(name, &st)
+	return newStamp(name, st)
 }
 
 // identity sums up the states of the files that a view is made of.

@@ -26,13 +26,13 @@ func (r *fakeRoot) all(dir string) {
 func (r *fakeRoot) all32(dir string) {
 	for _, soname := range []string{"libcuda.so.1", "libnvidia-ml.so.1", "libGLX_nvidia.so.0"} {
 		stem, _, _ := SplitName(soname)
-		r.write(dir+"/"+stem+".so."+version, elf32(soname), 0o755)
+		r.Write(dir+"/"+stem+".so."+version, elf32(soname))
 	}
 }
 
 func (r *fakeRoot) programs(dir string) {
 	for _, name := range append([]string{"nvidia-modprobe", "nvidia-settings"}, server...) {
-		r.write(dir+"/"+name, nil, 0o755)
+		r.Write(dir+"/"+name, "")
 	}
 }
 
@@ -48,32 +48,13 @@ type hostLayout struct {
 	cache []string
 	// data are the data files, all of which containers get.
 	data []string
-	more func(r *fakeRoot)
 }
 
 var usrMerge = [][2]string{{"lib", "usr/lib"}, {"lib64", "usr/lib64"}}
 
-// hosts are hosts of docs/install.md, each after its vendor's packages.
+// hosts are the hosts of docs/install.md that the simulated driver has no layout of, each after its
+// vendor's packages.
 var hosts = []hostLayout{
-	{
-		name: "Debian, NVIDIA's installer", libs: "usr/lib/TRIPLE", libs32: "usr/lib/TRIPLE32", programs: "usr/bin", links: usrMerge, cache: []string{"/lib/TRIPLE"},
-		data: []string{"etc/OpenCL/vendors/nvidia.icd", "etc/vulkan/icd.d/nvidia_icd.json", "usr/share/glvnd/egl_vendor.d/10_nvidia.json"},
-	},
-	{
-		name: "Debian's packages, by alternatives", libs: "usr/lib/TRIPLE/nvidia/current", programs: "usr/lib/nvidia/current",
-		links: [][2]string{{"etc/vulkan/icd.d/nvidia_icd.json", "/etc/alternatives/nvidia--nvidia_icd.json"}, {"etc/alternatives/nvidia--nvidia_icd.json", "/usr/lib/nvidia/current/nvidia_icd.json"}},
-		data:  []string{"usr/lib/nvidia/current/nvidia_icd.json"},
-		more: func(r *fakeRoot) {
-			for _, soname := range h200 {
-				r.link("etc/alternatives/nvidia--"+soname, "/usr/lib/"+arch.triple+"/nvidia/current/"+soname)
-				r.link("usr/lib/"+arch.triple+"/"+soname, "/etc/alternatives/nvidia--"+soname)
-			}
-			for _, name := range server {
-				r.link("etc/alternatives/nvidia--"+name, "/usr/lib/nvidia/current/"+name)
-				r.link("usr/bin/"+name, "/etc/alternatives/nvidia--"+name)
-			}
-		},
-	},
 	{
 		name: "Ubuntu", libs: "usr/lib/TRIPLE", libs32: "usr/lib/TRIPLE32", programs: "usr/bin", links: usrMerge, cache: []string{"/lib/TRIPLE"},
 		data: []string{"usr/lib/xorg/modules/drivers/nvidia_drv.so", "usr/share/nvidia/nvoptix.bin", "usr/share/vulkan/icd.d/nvidia_icd.json", "usr/share/vulkan/implicit_layer.d/nvidia_layers.json"},
@@ -82,7 +63,6 @@ var hosts = []hostLayout{
 		name: "RHEL and Fedora", libs: "usr/lib64", libs32: "usr/lib", programs: "usr/bin", links: usrMerge, cache: []string{"/lib64"},
 		data: []string{"etc/OpenCL/vendors/nvidia.icd", "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json", "usr/share/vulkan/icd.d/nvidia_icd." + machine + ".json"},
 	},
-	{name: "Amazon Linux", libs: "usr/lib64", programs: "usr/bin", links: usrMerge, cache: []string{"/lib64"}},
 	{
 		name: "SUSE", libs: "usr/lib64", libs32: "usr/lib", programs: "usr/bin", cache: []string{"/usr/lib64"},
 		data: []string{"usr/lib64/xorg/modules/drivers/nvidia_drv.so", "usr/share/vulkan/icd.d/nvidia_icd." + machine + ".json"},
@@ -97,16 +77,6 @@ var hosts = []hostLayout{
 		data: []string{"home/kubernetes/bin/nvidia/vulkan/icd.d/nvidia_icd.json"},
 	},
 	{
-		name: "a squashfs at /usr/local/nvidia", libs: "usr/local/nvidia/lib64", programs: "usr/local/nvidia/bin", cache: []string{"/usr/local/nvidia/lib64", "/lib"},
-		data: []string{"usr/local/nvidia/share/glvnd/egl_vendor.d/10_nvidia.json", "usr/local/nvidia/share/vulkan/icd.d/nvidia_icd.json"},
-		more: func(r *fakeRoot) { r.lib("lib/libcuda.so."+version, "libcuda.so.1") },
-	},
-	{
-		name: "Talos, with the glibc extension", libs: "usr/local/glibc/usr/lib", programs: "usr/local/bin",
-		data: []string{"usr/local/glibc/etc/vulkan/icd.d/nvidia_icd.json", "usr/local/glibc/usr/share/glvnd/egl_vendor.d/10_nvidia.json"},
-		more: func(r *fakeRoot) { r.write("usr/local/glibc/etc/ld.so.cache", nil, 0o644) },
-	},
-	{
 		name: "Talos, driver in the glibc extension's prefix", libs: "usr/local/glibc/usr/lib64", programs: "usr/local/glibc/usr/bin",
 		data: []string{"usr/local/glibc/etc/OpenCL/vendors/nvidia.icd", "usr/local/glibc/usr/share/glvnd/egl_vendor.d/10_nvidia.json"},
 	},
@@ -115,37 +85,12 @@ var hosts = []hostLayout{
 		data: []string{"etc/vulkan/icd.d/nvidia_icd.json", "usr/share/glvnd/egl_vendor.d/10_nvidia.json"},
 	},
 	{
-		name: "NixOS", libs: "nix/store/aaa-nvidia-x11/lib", programs: "nix/store/bbb-nvidia-x11-bin/bin",
-		links: [][2]string{
-			{"nix/store/ccc-graphics-drivers/share", "/nix/store/aaa-nvidia-x11/share"}, {"run/opengl-driver", "/nix/store/ccc-graphics-drivers"},
-			{"nix/store/eee-nixos-system/sw", "/nix/store/ddd-system-path"}, {"run/current-system", "/nix/store/eee-nixos-system"},
-		},
-		data: []string{"nix/store/aaa-nvidia-x11/share/glvnd/egl_vendor.d/10_nvidia.json", "nix/store/aaa-nvidia-x11/share/vulkan/icd.d/nvidia_icd." + machine + ".json"},
-		more: func(r *fakeRoot) {
-			// A buildEnv: a directory of links to each package's files.
-			entries, err := filepath.Glob(r.dir + "/nix/store/aaa-nvidia-x11/lib/*")
-			r.check(err)
-			for _, e := range entries {
-				r.link("nix/store/ccc-graphics-drivers/lib/"+filepath.Base(e), strings.TrimPrefix(e, r.dir))
-			}
-			for _, name := range server {
-				r.link("nix/store/ddd-system-path/bin/"+name, "/nix/store/bbb-nvidia-x11-bin/bin/"+name)
-			}
-		},
-	},
-	{
 		name: "Flatcar's sysext, found by ld.so.cache", libs: "opt/nvidia/580/usr/lib64", programs: "opt/bin", cache: []string{"/opt/nvidia/current/usr/lib64"},
 		links: [][2]string{{"opt/nvidia/current", "580"}},
 	},
 	{
 		name: "Bottlerocket", libs: "bottlerocket/sys-root/usr/lib/nvidia/tesla", programs: "bottlerocket/sys-root/usr/bin", links: [][2]string{{"usr", "bottlerocket/sys-root/usr"}},
 		data: []string{"bottlerocket/sys-root/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "bottlerocket/sys-root/usr/share/nvidia/nvoptix.bin", "bottlerocket/sys-root/usr/share/vulkan/icd.d/nvidia_icd.json"},
-		more: func(r *fakeRoot) {
-			r.lib("bottlerocket/sys-root/usr/lib/nvidia/tesla/libGL.so.1.7.0", "libGL.so.1")
-			for _, name := range server {
-				r.link("bottlerocket/sys-root/usr/libexec/nvidia/tesla/bin/"+name, "../../../../bin/"+name)
-			}
-		},
 	},
 }
 
@@ -157,7 +102,7 @@ func expand(s string) string {
 func (h hostLayout) build(t *testing.T) *fakeRoot {
 	r := newRoot(t)
 	for _, l := range h.links {
-		r.link(l[0], l[1])
+		r.Link(l[0], l[1])
 	}
 	r.all(expand(h.libs))
 	if h.libs32 != "" {
@@ -165,7 +110,7 @@ func (h hostLayout) build(t *testing.T) *fakeRoot {
 	}
 	r.programs(h.programs)
 	for _, name := range h.data {
-		r.write(name, icd("libGLX_nvidia.so.0", ""), 0o644)
+		r.Write(name, icd("libGLX_nvidia.so.0", ""))
 	}
 	var cached []string
 	for _, dir := range h.cache {
@@ -173,9 +118,6 @@ func (h hostLayout) build(t *testing.T) *fakeRoot {
 	}
 	if cached != nil {
 		r.cache(cached...)
-	}
-	if h.more != nil {
-		h.more(r)
 	}
 	return r
 }
@@ -190,9 +132,9 @@ func TestHosts(t *testing.T) {
 				arch = architectures[machine]
 				r := h.build(t)
 				files := r.discover()
-				r.check(files.Check([]string{"compute", "utility"}))
+				r.Check(files.Check([]string{"compute", "utility"}))
 				l := r.library(files, "libcuda.so."+version)
-				if l.Path != filepath.Join(r.dir, expand(h.libs), l.Name) || l.SOName != "libcuda.so.1" || l.Bits != 64 || files.Version != version {
+				if l.Path != filepath.Join(r.Dir, expand(h.libs), l.Name) || l.SOName != "libcuda.so.1" || l.Bits != 64 || files.Version != version {
 					t.Errorf("libcuda is %+v", l)
 				}
 				n32, want32 := 0, 0
@@ -212,12 +154,12 @@ func TestHosts(t *testing.T) {
 				for _, b := range files.Binaries {
 					programs = append(programs, b.Path)
 				}
-				if len(programs) != len(server) || programs[0] != filepath.Join(r.dir, h.programs, "nvidia-smi") {
+				if len(programs) != len(server) || programs[0] != filepath.Join(r.Dir, h.programs, "nvidia-smi") {
 					t.Errorf("programs %v", programs)
 				}
 				for _, d := range files.Data {
 					if d.Path != "" { // else it is made
-						data = append(data, strings.TrimPrefix(d.Path, r.dir+"/"))
+						data = append(data, strings.TrimPrefix(d.Path, r.Dir+"/"))
 					}
 				}
 				slices.Sort(data)

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // h200 are the SONAMEs of the libraries of a host with H200 GPUs.
@@ -28,11 +28,9 @@ func squashfs(t testing.TB) *fakeRoot {
 	r.all("usr/local/nvidia/lib64")
 	r.lib("lib/libcuda.so."+version, "libcuda.so.1")
 	r.cache("/usr/local/nvidia/lib64/libcuda.so.1", "/lib/libcuda.so.1", "/lib/libc.so.6")
-	for _, name := range []string{"nvidia-smi", "nvidia-debugdump", "nvidia-persistenced", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server", "nvidia-modprobe", "nvidia-settings"} {
-		r.write("usr/local/nvidia/bin/"+name, nil, 0o755)
-	}
+	r.programs("usr/local/nvidia/bin")
 	for _, name := range []string{"glvnd/egl_vendor.d/10_nvidia.json", "vulkan/icd.d/nvidia_icd.json", "vulkan/implicit_layer.d/nvidia_layers.json"} {
-		r.write("usr/local/nvidia/share/"+name, []byte("{}"), 0o644)
+		r.Write("usr/local/nvidia/share/"+name, "{}")
 	}
 	return r
 }
@@ -45,14 +43,14 @@ func TestDiscoverSquashfs(t *testing.T) {
 	}
 	t.Run("of two copies the one that ld.so.cache lists first is taken", func(t *testing.T) {
 		l := r.library(files, "libcuda.so."+version)
-		if l.Path != r.dir+"/usr/local/nvidia/lib64/libcuda.so."+version {
+		if l.Path != r.Dir+"/usr/local/nvidia/lib64/libcuda.so."+version {
 			t.Errorf("took %s", l.Path)
 		}
 		if l.SOName != "libcuda.so.1" || !slices.Equal(l.Links, []string{"libcuda.so.1", "libcuda.so"}) || l.Bits != 64 || l.Flags == 0 {
 			t.Errorf("got %+v", l)
 		}
 		r.cache("/lib/libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so.1")
-		if l := r.library(r.discover(), "libcuda.so."+version); l.Path != r.dir+"/lib/libcuda.so."+version {
+		if l := r.library(r.discover(), "libcuda.so."+version); l.Path != r.Dir+"/lib/libcuda.so."+version {
 			t.Errorf("with the other order took %s", l.Path)
 		}
 	})
@@ -88,23 +86,23 @@ func TestDiscoverLayouts(t *testing.T) {
 		{"a directory that only ld.so.cache names", func(r *fakeRoot) {
 			r.core("opt/vendor/lib", version)
 			r.cache("/opt/vendor/lib/libcuda.so.1")
-			r.write("opt/vendor/bin/nvidia-smi", nil, 0o755)
+			r.Write("opt/vendor/bin/nvidia-smi", "")
 		}, "/opt/vendor/lib", "/opt/vendor/bin/nvidia-smi"},
 		{"a directory that only the configuration names", func(r *fakeRoot) {
 			r.core("opt/vendor/lib64", version)
 			r.host.DriverLibraries = []string{"/opt/vendor/lib64"}
-			r.write("opt/bin/nvidia-smi", nil, 0o755)
+			r.Write("opt/bin/nvidia-smi", "")
 		}, "/opt/vendor/lib64", "/opt/bin/nvidia-smi"},
 		{"a damaged ld.so.cache does not hide the directories", func(r *fakeRoot) {
 			r.core("usr/lib64", version)
-			r.write("etc/ld.so.cache", []byte("glibc-ld.so.cache1.1garbage"), 0o644)
-			r.write("usr/bin/nvidia-smi", nil, 0o755)
+			r.Write("etc/ld.so.cache", "glibc-ld.so.cache1.1garbage")
+			r.Write("usr/bin/nvidia-smi", "")
 		}, "/usr/lib64", "/usr/bin/nvidia-smi"},
 		{"two versions installed, the loaded one is taken although the cache names the other", func(r *fakeRoot) {
 			r.core("usr/lib64", "570.86.15")
 			r.core("usr/lib64", version)
 			r.cache("/usr/lib64/libcuda.so.1")
-			r.write("usr/bin/nvidia-smi", nil, 0o755)
+			r.Write("usr/bin/nvidia-smi", "")
 		}, "/usr/lib64", "/usr/bin/nvidia-smi"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -114,13 +112,13 @@ func TestDiscoverLayouts(t *testing.T) {
 			if err := files.Check([]string{"compute", "utility"}); err != nil {
 				t.Fatal(err)
 			}
-			if l := r.library(files, "libcuda.so."+version); l.Path != filepath.Join(r.dir, tt.cuda, l.Name) {
+			if l := r.library(files, "libcuda.so."+version); l.Path != filepath.Join(r.Dir, tt.cuda, l.Name) {
 				t.Errorf("libcuda is %s", l.Path)
 			}
 			if n, missing := len(files.Libraries), len(files.Missing); n != 2 || missing != 5 {
 				t.Errorf("libraries %v, missing %v", libraryNames(files), files.Missing)
 			}
-			if len(files.Binaries) != 1 || files.Binaries[0].Path != r.dir+tt.smi {
+			if len(files.Binaries) != 1 || files.Binaries[0].Path != r.Dir+tt.smi {
 				t.Errorf("binaries %+v", files.Binaries)
 			}
 		})
@@ -128,8 +126,8 @@ func TestDiscoverLayouts(t *testing.T) {
 	t.Run("the driver root / is this host", func(t *testing.T) {
 		r := newRoot(t)
 		r.core("lib64", version)
-		r.host.DriverRoot, r.host.DriverLibraries = "/", []string{r.dir + "/lib64"}
-		if l := r.library(r.discover(), "libcuda.so."+version); l.Path != r.dir+"/lib64/"+l.Name {
+		r.host.DriverRoot, r.host.DriverLibraries = "/", []string{r.Dir + "/lib64"}
+		if l := r.library(r.discover(), "libcuda.so."+version); l.Path != r.Dir+"/lib64/"+l.Name {
 			t.Errorf("%+v", l)
 		}
 	})
@@ -140,7 +138,7 @@ func TestDriverContainer(t *testing.T) {
 	t.Run("absolute links stay in the driver root", func(t *testing.T) {
 		r := newRoot(t)
 		real := r.lib("opt/real/libcuda.so."+version, "libcuda.so.1")
-		r.link("usr/lib64/libcuda.so.1", "/opt/real/libcuda.so."+version)
+		r.Link("usr/lib64/libcuda.so.1", "/opt/real/libcuda.so."+version)
 		if l := r.library(r.discover(), "libcuda.so."+version); l.Path != real {
 			t.Errorf("%+v", l)
 		}
@@ -150,12 +148,12 @@ func TestDriverContainer(t *testing.T) {
 		outside := newRoot(t)
 		secret := outside.lib("libcuda.so."+version, "libcuda.so.1")
 		up := strings.Repeat("../", 20)
-		r.link("usr/lib64/libcuda.so."+version, secret)
-		r.link("usr/lib64/libnvidia-ml.so."+version, up+secret)
-		r.link("usr/bin/nvidia-smi", "/etc/shadow")
-		r.link("usr/bin/nvidia-debugdump", "/proc/1/root/bin/sh")
-		r.link("etc/OpenCL/vendors/nvidia.icd", up+"etc/shadow")
-		r.link("home/kubernetes/bin/nvidia/lib64", outside.dir)
+		r.Link("usr/lib64/libcuda.so."+version, secret)
+		r.Link("usr/lib64/libnvidia-ml.so."+version, up+secret)
+		r.Link("usr/bin/nvidia-smi", "/etc/shadow")
+		r.Link("usr/bin/nvidia-debugdump", "/proc/1/root/bin/sh")
+		r.Link("etc/OpenCL/vendors/nvidia.icd", up+"etc/shadow")
+		r.Link("home/kubernetes/bin/nvidia/lib64", outside.Dir)
 		files := r.discover()
 		if len(files.Libraries)+len(files.Binaries)+len(files.Data) != 0 {
 			t.Errorf("got %+v %+v %+v", files.Libraries, files.Binaries, files.Data)
@@ -164,8 +162,8 @@ func TestDriverContainer(t *testing.T) {
 	t.Run("a magic link is not followed even where it exists in the root", func(t *testing.T) {
 		r := newRoot(t)
 		r.core("lib64", version)
-		r.host.DriverRoot, r.host.DriverLibraries = "/", []string{r.dir + "/links"}
-		r.link("links/libcuda.so."+version, "/proc/self/root"+r.dir+"/lib64/libcuda.so."+version)
+		r.host.DriverRoot, r.host.DriverLibraries = "/", []string{r.Dir + "/links"}
+		r.Link("links/libcuda.so."+version, "/proc/self/root"+r.Dir+"/lib64/libcuda.so."+version)
 		if files := r.discover(); len(files.Libraries) != 0 {
 			t.Errorf("got %v", libraryNames(files))
 		}
@@ -174,29 +172,29 @@ func TestDriverContainer(t *testing.T) {
 		name, reason string
 		change       func(r *fakeRoot, path string)
 	}{
-		{"a set-user-id file is refused", "set-user-id", func(r *fakeRoot, p string) { r.check(os.Chmod(p, 0o755|os.ModeSetuid)) }},
-		{"a set-group-id file is refused", "set-user-id or set-group-id", func(r *fakeRoot, p string) { r.check(os.Chmod(p, 0o755|os.ModeSetgid)) }},
-		{"a file that everybody can write is refused", "written by others than root", func(r *fakeRoot, p string) { r.check(os.Chmod(p, 0o757)) }},
-		{"a file that its group can write is refused", "written by others than root", func(r *fakeRoot, p string) { r.check(os.Chmod(p, 0o775)) }},
-		{"a file of another owner is refused", "uid 1000", func(r *fakeRoot, p string) { r.check(os.Chown(p, 1000, 0)) }},
-		{"a text file is refused", "not a shared library", func(r *fakeRoot, p string) { r.check(os.WriteFile(p, []byte("INPUT(libcuda.so.1)"), 0o755)) }},
+		{"a set-user-id file is refused", "set-user-id", func(r *fakeRoot, p string) { r.Check(os.Chmod(p, 0o755|os.ModeSetuid)) }},
+		{"a set-group-id file is refused", "set-user-id or set-group-id", func(r *fakeRoot, p string) { r.Check(os.Chmod(p, 0o755|os.ModeSetgid)) }},
+		{"a file that everybody can write is refused", "written by others than root", func(r *fakeRoot, p string) { r.Check(os.Chmod(p, 0o757)) }},
+		{"a file that its group can write is refused", "written by others than root", func(r *fakeRoot, p string) { r.Check(os.Chmod(p, 0o775)) }},
+		{"a file of another owner is refused", "uid 1000", func(r *fakeRoot, p string) { r.Check(os.Chown(p, 1000, 0)) }},
+		{"a text file is refused", "not a shared library", func(r *fakeRoot, p string) { r.Check(os.WriteFile(p, []byte("INPUT(libcuda.so.1)"), 0o755)) }},
 		{"a library of another machine is refused", "another machine", func(r *fakeRoot, p string) {
-			r.check(os.WriteFile(p, elffile.Library(elf.ELFCLASS64, arch.machine64+1, "libcuda.so.1"), 0o755))
+			r.Check(os.WriteFile(p, []byte(simtest.Library(elf.ELFCLASS64, arch.machine64+1, "libcuda.so.1")), 0o755))
 		}},
 		{"a library of x32 is refused", "another machine", func(r *fakeRoot, p string) {
-			r.check(os.WriteFile(p, elffile.Library(elf.ELFCLASS32, arch.machine64, "libcuda.so.1"), 0o755))
+			r.Check(os.WriteFile(p, []byte(simtest.Library(elf.ELFCLASS32, arch.machine64, "libcuda.so.1")), 0o755))
 		}},
 		{"a 64-bit library of the 32-bit machine is refused", "another machine", func(r *fakeRoot, p string) {
-			r.check(os.WriteFile(p, elffile.Library(elf.ELFCLASS64, arch.machine32, "libcuda.so.1"), 0o755))
+			r.Check(os.WriteFile(p, []byte(simtest.Library(elf.ELFCLASS64, arch.machine32, "libcuda.so.1")), 0o755))
 		}},
-		{"a SONAME with a slash is refused", "SONAME", func(r *fakeRoot, p string) { r.check(os.WriteFile(p, elf64("../../etc/passwd"), 0o755)) }},
-		{"a directory in place of a library is refused", "not a regular file", func(r *fakeRoot, p string) { r.check(os.Remove(p)); r.check(os.Mkdir(p, 0o755)) }},
+		{"a SONAME with a slash is refused", "SONAME", func(r *fakeRoot, p string) { r.Check(os.WriteFile(p, []byte(elf64("../../etc/passwd")), 0o755)) }},
+		{"a directory in place of a library is refused", "not a regular file", func(r *fakeRoot, p string) { r.Check(os.Remove(p)); r.Check(os.Mkdir(p, 0o755)) }},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := newRoot(t)
 			r.core("usr/lib64", version)
 			name := "libcuda.so." + version
-			tt.change(r, r.dir+"/usr/lib64/"+name)
+			tt.change(r, r.Dir+"/usr/lib64/"+name)
 			files := r.discover()
 			if slices.Contains(libraryNames(files), name) {
 				t.Error("taken")
@@ -205,13 +203,13 @@ func TestDriverContainer(t *testing.T) {
 				t.Errorf("reason %q, want %q", got, tt.reason)
 			}
 			if tt.name != "a directory in place of a library is refused" {
-				says(t, files.Check([]string{"compute"}), name, "refused", tt.reason)
+				simtest.Says(t, files.Check([]string{"compute"}), name, "refused", tt.reason)
 			}
 		})
 	}
 	t.Run("a set-user-id program is refused", func(t *testing.T) {
 		r := newRoot(t)
-		r.write("usr/bin/nvidia-smi", nil, 0o755|os.ModeSetuid)
+		r.Check(os.Chmod(r.Write("usr/bin/nvidia-smi", ""), 0o755|os.ModeSetuid))
 		files := r.discover()
 		if len(files.Binaries) != 0 || len(files.Refused) != 1 {
 			t.Errorf("got %+v, refused %+v", files.Binaries, files.Refused)
@@ -220,7 +218,7 @@ func TestDriverContainer(t *testing.T) {
 	t.Run("a directory that everybody can write is not searched", func(t *testing.T) {
 		r := newRoot(t)
 		r.core("usr/lib64", version)
-		r.check(os.Chmod(r.dir+"/usr/lib64", 0o777))
+		r.Check(os.Chmod(r.Dir+"/usr/lib64", 0o777))
 		if files := r.discover(); len(files.Libraries) != 0 || refusal(files, "lib64") == "" {
 			t.Errorf("got %v, refused %v", libraryNames(files), files.Refused)
 		}
@@ -228,7 +226,7 @@ func TestDriverContainer(t *testing.T) {
 	t.Run("a directory that its group can write is searched, as Debian's /usr/local", func(t *testing.T) {
 		r := newRoot(t)
 		r.core("usr/lib64", version)
-		r.check(os.Chmod(r.dir+"/usr/lib64", 0o2775))
+		r.Check(os.Chmod(r.Dir+"/usr/lib64", 0o2775))
 		if files := r.discover(); len(files.Libraries) != 2 || len(files.Refused) != 0 {
 			t.Errorf("got %v, refused %v", libraryNames(files), files.Refused)
 		}
@@ -237,13 +235,13 @@ func TestDriverContainer(t *testing.T) {
 		r := newRoot(t)
 		r.host.DriverRoot += "/none"
 		_, err := Discover(r.host, version)
-		says(t, err, "host.driver-root", r.host.DriverRoot)
+		simtest.Says(t, err, "host.driver-root", r.host.DriverRoot)
 	})
 	t.Run("a version that could be a path is an error", func(t *testing.T) {
 		r := newRoot(t)
 		for _, v := range []string{"", "../580", "580 "} {
 			_, err := Discover(r.host, v)
-			says(t, err, "not a driver version")
+			simtest.Says(t, err, "not a driver version")
 		}
 	})
 }

@@ -33,8 +33,7 @@ func (s *Search) libraries(extra []string) {
 	s.gbm()
 }
 
-// cache returns the paths of ld.so.cache that may be driver libraries. A host without a cache or
-// with a damaged one is still searched by directory.
+// cache returns the paths of ld.so.cache that may be driver libraries.
 func (s *Search) cache() []string {
 	data, ok := s.Read(cachePath, maxCache)
 	if !ok {
@@ -73,8 +72,7 @@ func (s *Search) list(dirs []string) {
 	}
 }
 
-// library looks at one file, by the path under which it was found, and takes it if it is a library
-// of the wanted version.
+// library takes a file if it is a library of the wanted version.
 func (s *Search) library(found string) {
 	if !s.isCandidate(found) {
 		return
@@ -117,9 +115,8 @@ func (s *Search) isCandidate(file string) bool {
 	return ok && (named || known && version == s.files.Version)
 }
 
-// take adds a library unless one for the same programs is there already. Libraries with a place of
-// their own are all taken. dir is the directory in which it was found. An error says why it is not
-// taken.
+// take adds a library that was found in dir, unless one for the same programs is there already.
+// Libraries with a place of their own are all taken. An error says why it is not taken.
 func (s *Search) take(f *file, dir string, lib Library, develop bool) error {
 	if err := usableFile(&f.st); err != nil {
 		return err
@@ -129,11 +126,13 @@ func (s *Search) take(f *file, dir string, lib Library, develop bool) error {
 		return err
 	}
 	lib.link(develop)
-	key := fmt.Sprint(lib.Bits, " ", cmp.Or(lib.SOName, lib.Name))
-	if s.have[key] && lib.Dir == "" {
+	same := func(l Library) bool {
+		return l.Bits == lib.Bits && cmp.Or(l.SOName, l.Name) == cmp.Or(lib.SOName, lib.Name)
+	}
+	if lib.Dir == "" && slices.ContainsFunc(s.files.Libraries, same) {
 		return nil
 	}
-	s.have[key], s.used[dir] = true, true
+	s.used[dir] = true
 	s.files.Libraries = append(s.files.Libraries, lib)
 	return nil
 }
@@ -164,7 +163,6 @@ func (l *Library) inspect(f *file) error {
 	return nil
 }
 
-// link names the links that belong beside the library.
 func (l *Library) link(develop bool) {
 	stem, _, _ := SplitName(l.Name)
 	links := []string{l.SOName}

@@ -20,45 +20,45 @@ func (f Files) InRoot(name string) string {
 // IsMounted reports whether the mount of a host file at dest is one of NVIDIA's CDI specifications:
 // a file of this driver at the place that nvidia-ctk gives it.
 func (f Files) IsMounted(source, dest string) bool {
-	inRoot := f.InRoot(source)
-	if path.Base(source) != path.Base(dest) {
+	base, atHome := path.Base(source), f.InRoot(source) == dest
+	if base != path.Base(dest) {
 		return false
 	}
-	info, err := os.Stat(source)
-	if err != nil {
+	if _, err := os.Stat(source); err != nil {
 		// A file of a driver that is gone: runc would fail for it.
-		return inRoot == dest && NamesLibrary(path.Base(source))
+		return atHome && NamesLibrary(base)
 	}
-	is := func(name string) bool {
-		other, err := os.Stat(name)
-		return err == nil && os.SameFile(info, other)
-	}
-	atHome := inRoot == dest
-	if atHome && (isFirmware(source) || strings.HasSuffix(source, ".so."+f.Version) && f.searches(path.Dir(source))) {
+	// The kernel loads the driver's firmware, no container does.
+	firmware, _ := path.Match("gsp*.bin", base)
+	firmware = firmware && strings.Contains(source, "/nvidia/")
+	library := strings.HasSuffix(base, ".so."+f.Version) && isAny(path.Dir(source), f.Searched)
+	if atHome && (firmware || library) {
 		return true
 	}
-	return atHome && slices.ContainsFunc(f.Libraries, func(l Library) bool { return is(l.Path) }) ||
-		slices.ContainsFunc(f.Binaries, func(b Binary) bool {
-			return (atHome || dest == path.Join("/usr/bin", b.Name)) && is(b.Path)
-		}) ||
-		slices.ContainsFunc(f.Data, func(d File) bool { return (atHome || dest == d.Dest) && is(d.Path) })
-}
-
-// isFirmware reports whether a file is firmware of the driver, which the kernel loads and no
-// container.
-func isFirmware(name string) bool {
-	base := path.Base(name)
-	return strings.HasPrefix(base, "gsp") && strings.HasSuffix(base, ".bin") && strings.Contains(name, "/nvidia/")
-}
-
-// searches reports whether driver files are searched for in a directory.
-func (f Files) searches(dir string) bool {
-	info, err := os.Stat(dir)
-	if err != nil {
-		return false
+	var given []string
+	for _, l := range f.Libraries {
+		if atHome {
+			given = append(given, l.Path)
+		}
 	}
-	return slices.ContainsFunc(f.Searched, func(searched string) bool {
-		other, err := os.Stat(searched)
-		return err == nil && os.SameFile(info, other)
+	for _, b := range f.Binaries {
+		if atHome || dest == path.Join("/usr/bin", b.Name) {
+			given = append(given, b.Path)
+		}
+	}
+	for _, d := range f.Data {
+		if atHome || dest == d.Dest {
+			given = append(given, d.Path)
+		}
+	}
+	return isAny(source, given)
+}
+
+// isAny reports whether name is one of these files or directories, by any path.
+func isAny(name string, list []string) bool {
+	info, err := os.Stat(name)
+	return err == nil && slices.ContainsFunc(list, func(other string) bool {
+		o, err := os.Stat(other)
+		return err == nil && os.SameFile(info, o)
 	})
 }

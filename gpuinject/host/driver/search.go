@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
 // Discover finds the driver's files. Version is that of the loaded kernel module
@@ -39,17 +38,15 @@ func Discover(cfg config.Host, version string) (Files, error) {
 	return s.Files(), nil
 }
 
-// Search collects Files. Discover is the search of an ordinary host; the packages of other
-// platforms make theirs of its methods. Paths are in the driver root.
+// Search collects Files. Discover is that of an ordinary host; other platforms make theirs of its
+// methods. Paths are in the driver root.
 type Search struct {
 	*tree
-	files   Files
-	stamped map[string]bool     // paths that have a stamp
-	listed  map[string][]string // what Names has returned
-	seen    map[string]bool     // library files looked at, by real path
-	have    map[string]bool     // "64 libcuda.so.1": libraries taken
-	used    map[string]bool     // directories that gave a library
-	others  []string            // host paths of libcuda and libnvidia-ml in other versions
+	files  Files
+	listed map[string][]string // what Names has returned
+	seen   map[string]bool     // library files looked at, by real path
+	used   map[string]bool     // directories that gave a library
+	others []string            // host paths of libcuda and libnvidia-ml in other versions
 }
 
 // NewSearch opens the driver root. The caller closes it.
@@ -64,8 +61,7 @@ func NewSearch(cfg config.Host, version string) (*Search, error) {
 			Format: format, Version: version, Root: cfg.DriverRoot, RealRoot: t.real, Extra: slices.Clone(cfg.DriverLibraries),
 			Found: time.Now().UnixNano(), Problems: map[string]string{},
 		},
-		stamped: map[string]bool{}, listed: map[string][]string{}, seen: map[string]bool{},
-		have: map[string]bool{}, used: map[string]bool{},
+		listed: map[string][]string{}, seen: map[string]bool{}, used: map[string]bool{},
 	}, nil
 }
 
@@ -86,10 +82,10 @@ func (s *Search) Refuse(name, reason string) {
 func (s *Search) open(name string) (*file, error) {
 	f, err := s.tree.open(name)
 	if err != nil {
-		s.stamp(name, nil)
+		s.stamp(name, unix.Stat_t{})
 		return nil, err
 	}
-	s.stamp(f.inner, &f.st)
+	s.stamp(f.inner, f.st)
 	return f, nil
 }
 
@@ -100,7 +96,7 @@ func (s *Search) find(name string, check func(*unix.Stat_t) error) (f *file, ok 
 	if err != nil {
 		return nil, false
 	}
-	s.stamp(name, &f.st)
+	s.stamp(name, f.st)
 	if err := check(&f.st); err != nil {
 		s.Refuse(f.inner, err.Error())
 		f.close()
@@ -123,8 +119,8 @@ func (s *Search) first(dirs []string, name string) (host string, ok bool) {
 	return "", false
 }
 
-// Names lists a directory that files may be taken from, sorted; nil if there is none. The directory
-// is stamped, so the names that are not in it need not be.
+// Names lists a directory that files may be taken from, sorted; nil if there is none. Its stamp
+// stands for the names that are not in it, too.
 func (s *Search) Names(dir string) []string {
 	if names, ok := s.listed[dir]; ok {
 		return names
@@ -154,7 +150,7 @@ func (s *Search) Names(dir string) []string {
 func (s *Search) Exists(name string) bool {
 	fd, _, err := s.resolve(name)
 	if err != nil {
-		s.stamp(name, nil)
+		s.stamp(name, unix.Stat_t{})
 		return false
 	}
 	unix.Close(fd)
@@ -176,7 +172,7 @@ func (s *Search) Read(name string, maxSize int64) ([]byte, bool) {
 	return data, true
 }
 
-// Program takes a program from the first of the directories that has it.
+// Program takes a program from the first directory that has it.
 func (s *Search) Program(b Binary, dirs []string) {
 	var ok bool
 	if b.Path, ok = s.first(dirs, b.Name); ok {
@@ -184,15 +180,9 @@ func (s *Search) Program(b Binary, dirs []string) {
 	}
 }
 
-// Direct gives every capability a file or directory at its own path. It reports whether there is
-// one that may be given.
+// Direct gives every capability a file or directory at its own path, if it may be given.
 func (s *Search) Direct(name string) bool {
-	f, ok := s.find(name, func(st *unix.Stat_t) error {
-		if st.Mode&unix.S_IFMT == unix.S_IFDIR {
-			return trusted.RootDirectory(st)
-		}
-		return usableFile(st)
-	})
+	f, ok := s.find(name, usable)
 	if !ok {
 		return false
 	}
@@ -209,7 +199,7 @@ func (s *Search) Library(name string, lib Library, develop bool) error {
 		return err
 	}
 	defer f.close()
-	s.stamp(name, &f.st)
+	s.stamp(name, f.st)
 	return s.take(f, path.Dir(name), lib, develop)
 }
 
@@ -229,7 +219,7 @@ func (s *Search) Alias(link string) bool {
 	if name := path.Base(link); name != l.Name && !slices.Contains(l.Links, name) {
 		l.Links = append(l.Links, name)
 	}
-	s.stamp(link, &f.st)
+	s.stamp(link, f.st)
 	return true
 }
 
@@ -238,8 +228,8 @@ func (s *Search) Searched(name string) {
 	s.files.Searched = append(s.files.Searched, s.host(name))
 }
 
-// expected are the libraries that Missing reports. Without an essential one its capability cannot
-// be had: server drivers come without the others.
+// expected are the libraries that Missing reports. Server drivers come without those that are not
+// essential.
 var expected = []struct {
 	capability, stem string
 	essential        bool
@@ -275,7 +265,6 @@ func (s *Search) Expect(capability, name, problem string) {
 	s.files.Problems[capability] = problem
 }
 
-// absent explains why an essential library is not there.
 func (s *Search) absent(stem string) string {
 	version := s.files.Version
 	for _, other := range s.others {

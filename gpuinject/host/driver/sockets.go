@@ -10,54 +10,47 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
-// Socket is the place at which a daemon of the driver listens.
-type Socket struct {
-	// Dir is the daemon's directory, as a path below a root, and Name the socket in it.
-	Dir, Name string
-	// Pipe is set if it may be a FIFO as well.
-	Pipe bool
-}
-
-// LocateSocket returns the host path of the directory in which a daemon listens, if only root or
-// the daemon can have put the socket there: the directory is no link, and it and all directories
-// above belong to root and only root can write to them, with two exceptions. A directory above that
-// everybody can write to, like /tmp, may be sticky; then what is in it must be root's. And the
-// daemon may run as a user of its own who owns its directory, if that lies in one of root's.
+// LocateSocket returns the host path of dir, a path below root, in which a daemon listens at the
+// socket name, or at a FIFO if pipe is set. Only root or the daemon can have put the socket there:
+// the directory is no link, and it and all directories above belong to root and only root can write
+// to them, with two exceptions. A directory above that everybody can write to, like /tmp, may be
+// sticky; then what is in it must be root's. And the daemon may run as a user of its own who owns
+// its directory, if that lies in one of root's.
 //
 // An error that is fs.ErrNotExist means that there is no daemon.
-func LocateSocket(root string, s Socket) (host string, err error) {
+func LocateSocket(root, dir, name string, pipe bool) (host string, err error) {
 	t, err := openTree(root)
 	if err != nil {
 		return "", err
 	}
 	defer t.Close()
-	dir, err := t.open(s.Dir)
+	d, err := t.open(dir)
 	if err != nil {
 		return "", err
 	}
-	defer dir.close()
+	defer d.close()
 	var socket unix.Stat_t
-	name := path.Join(dir.host, s.Name)
-	if err := unix.Fstatat(dir.fd, s.Name, &socket, unix.AT_SYMLINK_NOFOLLOW); err != nil {
-		return "", &fs.PathError{Op: "stat", Path: name, Err: err}
+	file := path.Join(d.host, name)
+	if err := unix.Fstatat(d.fd, name, &socket, unix.AT_SYMLINK_NOFOLLOW); err != nil {
+		return "", &fs.PathError{Op: "stat", Path: file, Err: err}
 	}
-	parent, err := t.open(path.Dir(s.Dir))
+	parent, err := t.open(path.Dir(dir))
 	if err != nil {
 		return "", err
 	}
 	defer parent.close()
-	kind := socket.Mode & unix.S_IFMT
+	kind, link := socket.Mode&unix.S_IFMT, path.Join(parent.host, path.Base(dir))
 	switch {
-	case dir.host != path.Join(parent.host, path.Base(s.Dir)):
-		return "", errSocket(path.Join(parent.host, path.Base(s.Dir)), "is a symbolic link")
-	case trusted.WritableByOthers(dir.st.Mode):
-		return "", errSocket(dir.host, "can be written by others than its owner")
-	case kind != unix.S_IFSOCK && (!s.Pipe || kind != unix.S_IFIFO):
-		return "", errSocket(name, "is not a socket")
-	case socket.Uid != 0 && socket.Uid != dir.st.Uid:
-		return "", errSocket(name, fmt.Sprintf("is owned by uid %d, not by root or the owner of its directory", socket.Uid))
+	case d.host != link:
+		return "", errSocket(link, "is a symbolic link")
+	case trusted.WritableByOthers(d.st.Mode):
+		return "", errSocket(d.host, "can be written by others than its owner")
+	case kind != unix.S_IFSOCK && (!pipe || kind != unix.S_IFIFO):
+		return "", errSocket(file, "is not a socket")
+	case socket.Uid != 0 && socket.Uid != d.st.Uid:
+		return "", errSocket(file, fmt.Sprintf("is owned by uid %d, not by root or the owner of its directory", socket.Uid))
 	}
-	return dir.host, checkAbove(dir.host, dir.st.Uid)
+	return d.host, checkAbove(d.host, d.st.Uid)
 }
 
 // checkAbove checks the directories above one that uid owns.

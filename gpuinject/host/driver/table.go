@@ -11,8 +11,7 @@ type kind struct {
 	capabilities []string
 	// own: the version in its name is its own and not the driver's.
 	own bool
-	// develop: it gets a link without a version, which programs are linked with or dlopen (what
-	// NVIDIA's installer creates).
+	// develop: it gets a link without a version, as from NVIDIA's installer.
 	develop bool
 	// subdir is where programs look for it below a library directory.
 	subdir string
@@ -80,8 +79,7 @@ var kinds = map[string]kind{
 	"libnvidia-egl-nvidia-client": {capabilities: graphics},
 }
 
-// SplitName splits "libcuda.so.580.159.04" into "libcuda" and "580.159.04". A name that ends in
-// ".so" has an empty version.
+// SplitName splits "libcuda.so.580.159.04" into "libcuda" and "580.159.04".
 func SplitName(name string) (stem, version string, ok bool) {
 	stem, rest, ok := strings.Cut(name, ".so")
 	if !ok || stem == "" || rest != "" && rest[0] != '.' {
@@ -90,9 +88,8 @@ func SplitName(name string) (stem, version string, ok bool) {
 	return stem, strings.TrimPrefix(rest, "."), true
 }
 
-// kindOf returns the kind of library that a stem stands for. One that is not known may be new: a
-// library too many is better than a driver that lacks one. Only the widgets of nvidia-settings are
-// for no container.
+// kindOf returns the kind of a stem. One that is not known may be new: a library too many is better
+// than a driver that lacks one. Only the widgets of nvidia-settings are for no container.
 func kindOf(stem string) (k kind, ok bool) {
 	k, ok = kinds[stem]
 	if !ok && (strings.HasPrefix(stem, "libnvidia-") || strings.HasPrefix(stem, "libcuda")) && !strings.HasPrefix(stem, "libnvidia-gtk") {
@@ -101,7 +98,7 @@ func kindOf(stem string) (k kind, ok bool) {
 	return k, ok
 }
 
-// Capabilities returns those of the library with this stem; none if it is unknown.
+// Capabilities returns those of the library with this stem.
 func Capabilities(stem string) []string {
 	k, _ := kindOf(stem)
 	return k.capabilities
@@ -117,7 +114,6 @@ func NamesLibrary(name string) bool {
 
 func isNumeric(version string) bool { return strings.Trim(version, "0123456789.") == "" }
 
-// architecture is the names of a machine in file systems and ELF files.
 type architecture struct {
 	triple, triple32     string
 	machine64, machine32 elf.Machine
@@ -128,11 +124,9 @@ var architectures = map[string]architecture{
 	"arm64": {"aarch64-linux-gnu", "arm-linux-gnueabihf", elf.EM_AARCH64, elf.EM_ARM},
 }
 
-// arch is this machine's.
 var arch = architectures[runtime.GOARCH]
 
-// libraryDirs returns the known places, in the order in which they are searched after ld.so.cache
-// and the configuration.
+// libraryDirs returns the places that are searched after ld.so.cache and the configuration.
 func libraryDirs() []string {
 	return []string{
 		"/usr/lib/" + arch.triple,
@@ -187,7 +181,7 @@ type dataKind struct {
 	// dest is the directory of the image that dir goes below; dir is below one of dataDirs on the
 	// host.
 	dest, dir string
-	// names are what distributions call it, the one that the container sees first.
+	// names are what distributions call it; the container sees the first.
 	names        []string
 	capabilities []string
 	// library is the one that the file makes known to a loader: if the host has it and not the
@@ -201,7 +195,7 @@ type dataKind struct {
 	needs []string
 }
 
-// machine is this machine's name in the names of distributions' Vulkan manifests.
+// machine is in the names of distributions' Vulkan manifests.
 var machine, _, _ = strings.Cut(arch.triple, "-")
 
 // dataKinds go to /etc or /usr/share in the container, whatever the host has: the directories that

@@ -39,7 +39,6 @@ func (t *tree) Close() { unix.Close(t.fd) }
 
 func fdPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
-// host returns the host path of a path in the root, for messages.
 func (t *tree) host(inner string) string { return path.Join(t.real, inner) }
 
 // resolve returns a descriptor of the file at name, without opening the file (O_PATH): a device or
@@ -62,7 +61,7 @@ func (t *tree) resolve(name string) (fd int, st unix.Stat_t, err error) {
 		}
 		unix.Close(fd)
 	}
-	return -1, st, &fs.PathError{Op: "open", Path: t.host(name), Err: err}
+	return -1, unix.Stat_t{}, &fs.PathError{Op: "open", Path: t.host(name), Err: err}
 }
 
 // file is a file or directory of the driver root. The caller of open closes it.
@@ -93,22 +92,20 @@ func (t *tree) open(name string) (*file, error) {
 
 func (f *file) close() { unix.Close(f.fd) }
 
-// reopen opens the file for reading.
 func (f *file) reopen() (*os.File, error) {
 	return os.OpenFile(fdPath(f.fd), os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
 }
 
-// read returns the content of the file.
 func (f *file) read(maxSize int64) ([]byte, error) {
 	if f.st.Size > maxSize {
 		return nil, fmt.Errorf("is larger than %d bytes", maxSize)
 	}
+	var data []byte
 	r, err := f.reopen()
-	if err != nil {
-		return nil, fmt.Errorf("cannot be read: %w", err)
+	if err == nil {
+		defer r.Close()
+		data, err = io.ReadAll(io.LimitReader(r, maxSize))
 	}
-	defer r.Close()
-	data, err := io.ReadAll(io.LimitReader(r, maxSize))
 	if err != nil {
 		return nil, fmt.Errorf("cannot be read: %w", err)
 	}
@@ -136,10 +133,18 @@ func searchable(st *unix.Stat_t) error {
 	return trusted.RootDirectory(&dir)
 }
 
+// usable is usableFile for a file, and demands of a directory that only root can change it.
+func usable(st *unix.Stat_t) error {
+	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
+		return trusted.RootDirectory(st)
+	}
+	return usableFile(st)
+}
+
 // Locate returns the host path of one more file or directory below root. Links are followed inside
 // the root, and what is there must be fit for use like any file of the driver. An error that is
 // fs.ErrNotExist means that nothing is there.
-func Locate(root, name string, directory bool) (host string, err error) {
+func Locate(root, name string) (host string, err error) {
 	t, err := openTree(root)
 	if err != nil {
 		return "", err
@@ -150,11 +155,7 @@ func Locate(root, name string, directory bool) (host string, err error) {
 		return "", err
 	}
 	defer f.close()
-	check := usableFile
-	if directory {
-		check = trusted.RootDirectory
-	}
-	if err := check(&f.st); err != nil {
+	if err := usable(&f.st); err != nil {
 		return "", fmt.Errorf("%s is not used: it %w", f.host, err)
 	}
 	return f.host, nil

@@ -30,9 +30,8 @@ type lists struct {
 	placed  map[string]bool // paths in the container that are taken
 }
 
-// DriverFiles finds what the lists name: for every capability, since the lists do not tell them
-// apart. If all is set it reads every list and not only the base ones: those of CUDA, cuDNN and
-// TensorRT in JetPack 4.
+// DriverFiles finds what the lists name, for every capability. If all is set it also reads those of
+// CUDA, cuDNN and TensorRT in JetPack 4.
 //
 // Files and directories are given at their own paths. A link to a library that is listed itself is
 // a further name of that one for the linker.
@@ -67,7 +66,7 @@ func DriverFiles(cfg config.Host, version string, all bool) (driver.Files, error
 	return files, nil
 }
 
-// read reads one list: lines of "dev|dir|lib|sym, <path>".
+// read reads lines of "dev|dir|lib|sym, <path>".
 func (l *lists) read(name string) {
 	data, ok := l.Read(name, maxList)
 	if ok {
@@ -111,8 +110,8 @@ func (l *lists) glob(pattern string) []string {
 // kernelTrees are the trees of a container that no list may put anything in.
 var kernelTrees = []string{"/proc", "/sys", "/dev"}
 
-// take finds one entry and gives it its place. What is not there is left out: the lists are for a
-// family of machines.
+// take gives an entry its place. What is not there is left out: the lists are for a family of
+// machines.
 func (l *lists) take(e entry) {
 	inTree := func(d string) bool { return e.path == d || strings.HasPrefix(e.path, d+"/") }
 	if l.placed[e.path] || e.path == "/" || slices.ContainsFunc(kernelTrees, inTree) {
@@ -131,7 +130,6 @@ func (l *lists) take(e entry) {
 	l.direct(e.path)
 }
 
-// direct gives a file or a directory at its own path.
 func (l *lists) direct(name string) {
 	if !l.placed[name] {
 		l.placed[name] = l.Direct(name)

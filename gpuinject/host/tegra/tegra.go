@@ -68,7 +68,6 @@ func GPUs(gpus []device.GPU) []device.GPU {
 // all that can be verified.
 func Nodes(cfg config.Host, paths []string) ([]device.Node, error) {
 	var nodes []device.Node
-	seen := map[string]bool{}
 	for _, p := range paths {
 		name := path.Clean("/" + p)
 		if !strings.HasPrefix(name, "/dev/") {
@@ -86,8 +85,7 @@ func Nodes(cfg config.Host, paths []string) ([]device.Node, error) {
 			if err != nil {
 				return nil, fmt.Errorf("%w: take it from the lists below /etc/nvidia-container-runtime", err)
 			}
-			if !seen[file] {
-				seen[file] = true
+			if !slices.ContainsFunc(nodes, func(n device.Node) bool { return n.HostPath == file }) {
 				node.Path = strings.TrimPrefix(file, strings.TrimSuffix(cfg.DevRoot, "/"))
 				nodes = append(nodes, node)
 			}

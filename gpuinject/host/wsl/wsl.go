@@ -49,9 +49,9 @@ func GPUs() []device.GPU {
 }
 
 // Nodes returns the nodes of a container, with a GPU or without.
-func Nodes(roots device.Roots) ([]device.Node, error) {
+func Nodes(cfg config.Host) ([]device.Node, error) {
 	name := path.Base(Node)
-	node, err := roots.MiscNode(name, name)
+	node, err := device.MiscNode(cfg, name, name)
 	if err != nil {
 		return nil, err
 	}

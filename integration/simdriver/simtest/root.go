@@ -1,0 +1,82 @@
+package simtest
+
+import (
+	"debug/elf"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
+)
+
+// Root is a directory with the file systems of a host that a test lays out by
+// itself, where the simulated driver has no such host.
+type Root struct {
+	testing.TB
+	Dir string
+}
+
+// NewRoot makes an empty one.
+func NewRoot(t testing.TB) Root {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Fatal("files of a driver belong to root and nodes are made: run this test as root")
+	}
+	return Root{t, t.TempDir()}
+}
+
+// Check ends the test if err is not nil.
+func (r Root) Check(err error) {
+	r.Helper()
+	if err != nil {
+		r.Fatal(err)
+	}
+}
+
+// Write makes a file of mode 0755 and returns its path.
+func (r Root) Write(name, text string) string {
+	r.Helper()
+	file := filepath.Join(r.Dir, name)
+	r.Check(os.MkdirAll(filepath.Dir(file), 0o755))
+	r.Check(os.WriteFile(file, []byte(text), 0o755))
+	return file
+}
+
+// Link makes a symbolic link.
+func (r Root) Link(name, target string) {
+	r.Helper()
+	r.Check(os.MkdirAll(filepath.Dir(filepath.Join(r.Dir, name)), 0o755))
+	r.Check(os.Symlink(target, filepath.Join(r.Dir, name)))
+}
+
+// Node makes a character device below dev, in place of what is there.
+func (r Root) Node(name string, major, minor, mode uint32) {
+	r.Helper()
+	file := filepath.Join(r.Dir, "dev", name)
+	r.Check(os.MkdirAll(filepath.Dir(file), 0o755))
+	r.Check(os.RemoveAll(file))
+	r.Check(unix.Mknod(file, unix.S_IFCHR|mode, int(unix.Mkdev(major, minor))))
+	r.Check(os.Chmod(file, os.FileMode(mode)))
+}
+
+// Library is elffile.Library as the text of a file.
+func Library(class elf.Class, machine elf.Machine, soname string) string {
+	return string(elffile.Library(class, machine, soname))
+}
+
+// Says fails the test unless err has all of the words and one line.
+func Says(t testing.TB, err error, words ...string) {
+	t.Helper()
+	if err == nil {
+		t.Errorf("no error, want one with %q", words)
+		return
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q does not say %q in one line", err, w)
+		}
+	}
+}
