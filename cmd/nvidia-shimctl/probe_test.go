@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet/kubelettest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
@@ -40,8 +40,7 @@ func runProbe(t *testing.T, args ...string) (answers probe.Answers, errs string)
 func TestProbePrintsAnswers(t *testing.T) {
 	d := simulate(t)
 	socket := filepath.Join(t.TempDir(), "kubelet.sock")
-	pods := kubelettest.List(kubelettest.Pod{Namespace: "team", Name: "train", Containers: map[string]kubelettest.Devices{"main": {"nvidia.com/gpu": {"GPU-a"}}}})
-	kubelettest.Serve(t, socket, func() ([]byte, error) { return pods, nil })
+	kubelettest.Serve(t, socket, kubelettest.Pod("team", "train", "GPU-a"))
 
 	a, errs := runProbe(t, "--config", d.ConfigPath, "probe")
 	if a.Facts == nil || a.Facts.CUDA != "13.0" || len(a.Facts.GPUs) != 3 || errs != "" {

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet/kubelettest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -274,8 +274,7 @@ func TestProblems(t *testing.T) {
 		{"a kubelet without its socket", func(f *fixture) { f.write("var/lib/kubelet/x", "", 0o644) }, "kubelet", Warning, "not held to"},
 		{"a kubelet that answers", func(f *fixture) {
 			f.configure("", "[policy]\nkubelet-socket = \"/k.sock\"\n")
-			pods := kubelettest.List(kubelettest.Pod{Namespace: "default", Name: "p"})
-			kubelettest.Serve(f.t, f.Root+"/k.sock", func() ([]byte, error) { return pods, nil })
+			kubelettest.Serve(f.t, f.Root+"/k.sock", kubelettest.Pod("default", "p"))
 		}, "kubelet", OK, "with 1 pods"},
 		{"a socket that nothing listens on", func(f *fixture) { f.write(config.Default().Policy.KubeletSocket, "", 0o644) }, "kubelet", Problem, "does not answer"},
 	} {

@@ -13,7 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet/kubelettest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
@@ -49,8 +49,7 @@ func ask(q probe.Questions) probe.Answers {
 func serveKubelet(t *testing.T) probe.Pod {
 	t.Helper()
 	pod := probe.Pod{Socket: filepath.Join(t.TempDir(), "kubelet.sock"), Namespace: "team", Name: "train"}
-	list := kubelettest.List(kubelettest.Pod{Namespace: "team", Name: "train", Containers: map[string]kubelettest.Devices{"main": {"nvidia.com/gpu": {"GPU-a"}}}})
-	kubelettest.Serve(t, pod.Socket, func() ([]byte, error) { return list, nil })
+	kubelettest.Serve(t, pod.Socket, kubelettest.Pod("team", "train", "GPU-a"))
 	return pod
 }
 
