@@ -237,6 +237,9 @@ func TestEveryFieldIsDocumented(t *testing.T) {
 		}
 		for i := range typ.NumField() {
 			f := typ.Field(i)
+			if !f.IsExported() {
+				continue
+			}
 			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 			if name != "" && !strings.Contains(string(data), "`"+name+"`") {
 				t.Errorf("docs/shimctl.md does not name the field %q of %s", name, typ)
