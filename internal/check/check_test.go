@@ -336,7 +336,7 @@ func TestFloors(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if f := checkFloor("x", parsed, floors); f.Level != level {
+		if f := checkFloor("x", parsed, floors); f[0].Level != level {
 			t.Errorf("%s: %+v, want %s", v, f, level)
 		}
 	}
