@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -69,11 +68,12 @@ func infoCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			if c.Bool("json") {
-				return printJSON(c.Root().Writer, info)
-			}
-			info.print(c.Root().Writer, c.Bool("files"))
-			return nil
+			return output(c, info, func(o *term.Output) {
+				info.print(o)
+				if c.Bool("files") {
+					info.printFiles(o)
+				}
+			})
 		},
 	}
 }
@@ -139,8 +139,7 @@ func filesByCapability(files *driver.Files) map[string][]string {
 	return byCapability
 }
 
-func (i *hostInfo) print(w io.Writer, files bool) {
-	o := term.New(w)
+func (i *hostInfo) print(o *term.Output) {
 	driver := "Driver " + cmp.Or(i.DriverVersion, "of "+host.PlatformTitle(i.Platform))
 	if i.CUDAVersion != "" {
 		driver += ", CUDA " + i.CUDAVersion
@@ -159,9 +158,6 @@ func (i *hostInfo) print(w io.Writer, files bool) {
 		t.Flush()
 	}
 	i.printProblems(o)
-	if files {
-		i.printFiles(o)
-	}
 }
 
 func (i *hostInfo) printProblems(o *term.Output) {

@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
@@ -102,6 +103,15 @@ func loader(c *cli.Command) func() (*config.Config, error) {
 		return func() (*config.Config, error) { return nil, usage(errors.New("--config is empty")) }
 	}
 	return config.FromEnvironment
+}
+
+// output prints a value as JSON with --json, or as text prints it.
+func output(c *cli.Command, v any, text func(*term.Output)) error {
+	if c.Bool("json") {
+		return printJSON(c.Root().Writer, v)
+	}
+	text(term.New(c.Root().Writer))
+	return nil
 }
 
 func printJSON(w io.Writer, v any) error {

@@ -73,7 +73,8 @@ func runArgsCommand() *cli.Command {
 			if c.Bool("json") {
 				return printJSON(c.Root().Writer, r)
 			}
-			return r.print(c.Root().Writer, c.Root().ErrWriter)
+			r.print(c.Root().Writer, c.Root().ErrWriter)
+			return nil
 		},
 	}
 }
@@ -168,17 +169,14 @@ func (r *runArgs) makeArgs() error {
 }
 
 // print writes one flag a line, for a shell, and the limits to the standard error.
-func (r *runArgs) print(w, notes io.Writer) error {
+func (r *runArgs) print(w, notes io.Writer) {
 	for _, a := range r.Args {
-		if _, err := fmt.Fprintln(w, shellQuote(a)); err != nil {
-			return err
-		}
+		fmt.Fprintln(w, shellQuote(a))
 	}
 	o := term.New(notes)
 	for _, l := range r.Limits {
 		o.Field("limit:", 7, term.Yellow, l)
 	}
-	return nil
 }
 
 // shellQuote writes a word for a POSIX shell. A word of ordinary characters stays as it is, so that
