@@ -62,7 +62,7 @@ func strict(c *cli.Command) {
 	c.DisableSliceFlagSeparator = true
 }
 
-// refuseArguments makes a command refuse arguments.
+// refuseArguments makes a command refuse arguments. Not by Before, which completion runs too.
 func refuseArguments(c *cli.Command) {
 	action := c.Action
 	c.Action = func(ctx context.Context, c *cli.Command) error {
