@@ -33,23 +33,24 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
+func (f *fixture) ok(err error) {
+	f.t.Helper()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
 func (f *fixture) write(name, text string) {
 	f.t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		f.t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		f.t.Fatal(err)
-	}
+	f.ok(os.MkdirAll(filepath.Dir(name), 0o755))
+	f.ok(os.WriteFile(name, []byte(text), 0o600))
 }
 
 // process adds a process, by PID or "self", in a PID namespace and a cgroup. It is root's.
 func (f *fixture) process(pid, namespace, exe, cwd, cgroup string) {
 	f.t.Helper()
 	dir := filepath.Join(string(f.proc), pid)
-	if err := os.RemoveAll(dir); err != nil {
-		f.t.Fatal(err)
-	}
+	f.ok(os.RemoveAll(dir))
 	for name, text := range map[string]string{
 		// One hierarchy of cgroup v1 has no container in it.
 		"cgroup": "2:freezer:/daemons\n1:name=systemd:/\n0::" + cgroup + "\n",
@@ -59,11 +60,8 @@ func (f *fixture) process(pid, namespace, exe, cwd, cgroup string) {
 		f.write(filepath.Join(dir, name), text)
 	}
 	for name, target := range map[string]string{"exe": exe, "cwd": cwd, "ns/pid": "pid:[" + namespace + "]", "ns/user": "user:[1]"} {
-		if target == "" {
-			continue
-		}
-		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
-			f.t.Fatal(err)
+		if target != "" {
+			f.ok(os.Symlink(target, filepath.Join(dir, name)))
 		}
 	}
 }
@@ -72,11 +70,7 @@ func (f *fixture) process(pid, namespace, exe, cwd, cgroup string) {
 func (f *fixture) bundle(state, namespace, id string, init int, record any) string {
 	f.t.Helper()
 	dir := filepath.Join(state, tasksDir, namespace, id)
-	data, err := json.Marshal(record)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	f.write(filepath.Join(dir, gpuinject.RecordName), string(data))
+	f.write(filepath.Join(dir, gpuinject.RecordName), asJSON(f.t, record))
 	if init > 0 {
 		f.write(filepath.Join(dir, "init.pid"), fmt.Sprint(init))
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
@@ -46,48 +45,30 @@ func ask(q probe.Questions) probe.Answers {
 	return probe.Ask(func() (string, error) { return "/proc/self/exe", nil }, probe.StartProcess, q)
 }
 
-func serveKubelet(t *testing.T) probe.Pod {
-	t.Helper()
+func TestAHungDriverDoesNotHideTheKubeletsAnswer(t *testing.T) {
+	d := simtest.New(t, sim.Options{GPUs: 1})
 	pod := probe.Pod{Socket: filepath.Join(t.TempDir(), "kubelet.sock"), Namespace: "team", Name: "train"}
 	kubelettest.Serve(t, pod.Socket, kubelettest.Pod("team", "train", "GPU-a"))
-	return pod
-}
-
-func TestAllQuestionsAreAnswered(t *testing.T) {
-	d, pod := simtest.New(t, sim.Options{GPUs: 2}), serveKubelet(t)
-	a := ask(probe.Questions{Config: d.ConfigPath, Facts: true, Pod: &pod})
-	if a.FactsError != "" || a.Facts == nil || a.Facts.Driver != d.Version || len(a.Facts.GPUs) != 2 {
-		t.Errorf("facts %+v %q", a.Facts, a.FactsError)
+	q := probe.Questions{Config: d.ConfigPath, Facts: true, Pod: &pod}
+	if a := ask(q); a.Facts == nil || a.Facts.Driver != d.Version || a.Pod == nil || !a.Pod.Found {
+		t.Errorf("both answers: %+v", a)
 	}
-	if a.PodError != "" || a.Pod == nil || !a.Pod.Found || strings.Join(a.Pod.Containers["main"], " ") != "GPU-a" {
-		t.Errorf("pod %+v %q", a.Pod, a.PodError)
-	}
-	a = ask(probe.Questions{Config: d.ConfigPath, Live: true})
-	var live nvml.Snapshot
-	if err := json.Unmarshal(a.Live, &live); err != nil || a.LiveError != "" || len(live.GPUs) != 2 {
-		t.Errorf("live %s %q, %v", a.Live, a.LiveError, err)
-	}
-	a = ask(probe.Questions{Config: "/no/such.toml", Facts: true})
-	if !strings.Contains(a.FactsError, "/no") {
-		t.Errorf("without its configuration: %+v", a)
-	}
-}
-
-func TestAHungDriverDoesNotHideTheKubeletsAnswer(t *testing.T) {
-	d, pod := simtest.New(t, sim.Options{GPUs: 1}), serveKubelet(t)
 	check(t, d.Hang(true))
-	q := probe.Questions{Config: d.ConfigPath, Facts: true, Pod: &pod, Timeout: 300 * time.Millisecond}
+	q.Timeout = 300 * time.Millisecond
 	a := ask(q)
 	if a.Facts != nil || !strings.HasPrefix(a.FactsError, "NVML has not answered within 300ms: nvidia-smi on this host should hang as well") {
 		t.Errorf("facts %+v %q", a.Facts, a.FactsError)
 	}
-	if a.Pod == nil || !a.Pod.Found {
+	if a.PodError != "" || a.Pod == nil || !a.Pod.Found || strings.Join(a.Pod.Containers["main"], " ") != "GPU-a" {
 		t.Errorf("pod %+v %q", a.Pod, a.PodError)
 	}
 	check(t, d.Hang(false))
 	q.Timeout = 0
 	if a := ask(q); a.Facts == nil {
 		t.Errorf("the driver works again: %q", a.FactsError)
+	}
+	if a = ask(probe.Questions{Config: "/no/such.toml", Facts: true}); !strings.Contains(a.FactsError, "/no") {
+		t.Errorf("without its configuration: %+v", a)
 	}
 }
 
