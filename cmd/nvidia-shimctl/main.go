@@ -96,13 +96,13 @@ func usage(err error) error { return &usageError{err} }
 
 // loader reads the configuration that the command line names, or the shim's own.
 func loader(c *cli.Command) func() (*config.Config, error) {
-	if name := c.String("config"); name != "" {
-		return func() (*config.Config, error) { return config.Load(name) }
+	return func() (*config.Config, error) {
+		name := c.String("config")
+		if name == "" && os.Getenv(config.EnvFile) != "" {
+			return nil, usage(errors.New("--config is empty"))
+		}
+		return config.Find(name)
 	}
-	if os.Getenv(config.EnvFile) != "" {
-		return func() (*config.Config, error) { return nil, usage(errors.New("--config is empty")) }
-	}
-	return config.FromEnvironment
 }
 
 // output prints a value as JSON with --json, or as text prints it.

@@ -59,7 +59,7 @@ func inspect(ctx context.Context, o Options) *node {
 		}
 	}
 	n.ContainerdConfig = cmp.Or(n.ContainerdConfig, n.findContainerdConfig())
-	if n.config, n.configErr = n.loadConfig(); n.configErr != nil {
+	if n.config, n.configErr = config.Find(n.Config); n.configErr != nil {
 		n.config = config.Default()
 	}
 	if n.Containerd != "" {
@@ -83,13 +83,6 @@ func (n *node) real(name string) string { return filepath.Join(n.Root, name) }
 func (n *node) exists(name string) bool {
 	_, err := os.Stat(n.real(name))
 	return err == nil
-}
-
-func (n *node) loadConfig() (*config.Config, error) {
-	if n.Config != "" {
-		return config.Load(n.Config)
-	}
-	return config.FromEnvironment()
 }
 
 // lookPath finds a program in containerd's PATH, unless it is given by its path.

@@ -182,7 +182,7 @@ func askShared(name string) error {
 	out, err := cmd.CombinedOutput()
 	after := devMounts()
 	if err != nil || !bytes.Equal(before, after) || !bytes.Contains(before, []byte("shared:")) {
-		return fmt.Errorf("%v: %s: mounts\n%s\nwere\n%s", err, out, after, before)
+		return errors.Join(err, fmt.Errorf("%s: mounts\n%s\nwere\n%s", out, after, before))
 	}
 	return nil
 }

@@ -52,11 +52,7 @@ func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 
 // askNVML runs fn, which loads NVML, when no other process does, and gives up at the limit.
 func askNVML[T any](q probe.Questions, fn func(config.Host) (T, error)) (answer T, err error) {
-	load := config.FromEnvironment
-	if q.Config != "" {
-		load = func() (*config.Config, error) { return config.Load(q.Config) }
-	}
-	cfg, err := load()
+	cfg, err := config.Find(q.Config)
 	if err != nil {
 		return answer, err
 	}
