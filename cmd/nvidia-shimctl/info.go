@@ -91,27 +91,26 @@ func readInfo(h config.Host, ask func(probe.Questions) probe.Answers) (*hostInfo
 	info := &hostInfo{
 		DriverVersion: inv.DriverVersion, Platform: inv.Platform, CUDAVersion: facts.CUDA, NVMLError: answers.FactsError,
 		Roots: map[string]string{"driver": h.DriverRoot, "dev": h.DevRoot, "proc": h.ProcRoot, "sys": h.SysRoot, "state": h.StateDir},
-		GPUs:  gpuInfos(inv.GPUs), Excluded: gpuInfos(inv.Excluded), MIG: []gpuinject.PlanMIG{},
+		GPUs:  gpuInfos(inv.GPUs, facts), Excluded: gpuInfos(inv.Excluded, facts), MIG: []gpuinject.PlanMIG{},
 		Files: filesByCapability(&files), Searched: files.Searched, Missing: files.Missing, Refused: files.Refused,
 	}
 	set := inv.Annotate(device.Set{MIG: inv.MIG}, facts)
 	for i, in := range set.MIG {
 		info.MIG = append(info.MIG, gpuinject.PlanMIG{UUID: in.UUID, GPU: in.GPU, GI: in.GI, CI: in.CI, Name: inv.MIG[i].Name(), Profile: in.Profile})
 	}
-	for i, g := range info.GPUs {
-		for _, f := range facts.GPUs {
-			if strings.EqualFold(f.BusID, g.PCI) {
-				info.GPUs[i].NVML = &nvmlInfo{Brand: f.Brand, Arch: f.Arch, MIG: f.MIG, MIGs: f.Instances}
-			}
-		}
-	}
 	return info, nil
 }
 
-func gpuInfos(gpus []device.GPU) []gpuInfo {
+func gpuInfos(gpus []device.GPU, facts device.Facts) []gpuInfo {
 	list := []gpuInfo{}
 	for _, g := range gpus {
-		list = append(list, gpuInfo{PlanGPU: gpuinject.NewPlanGPU(g), Model: g.Model})
+		info := gpuInfo{PlanGPU: gpuinject.NewPlanGPU(g), Model: g.Model}
+		for _, f := range facts.GPUs {
+			if strings.EqualFold(f.BusID, g.BusID) {
+				info.NVML = &nvmlInfo{Brand: f.Brand, Arch: f.Arch, MIG: f.MIG, MIGs: f.Instances}
+			}
+		}
+		list = append(list, info)
 	}
 	return list
 }

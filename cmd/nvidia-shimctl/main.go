@@ -47,19 +47,15 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			return cli.ShowAppHelp(c)
 		},
 	}
-	strict(app)
 	for _, c := range app.Commands {
-		strict(c)
 		refuseArguments(c)
 	}
+	for _, c := range append(app.Commands, app) {
+		c.OnUsageError = func(_ context.Context, _ *cli.Command, err error, _ bool) error { return usage(err) }
+		// A device list has commas of its own.
+		c.DisableSliceFlagSeparator = true
+	}
 	return app
-}
-
-// strict makes wrong flags of a command wrong usage. A value of a repeated flag is taken as it is
-// written: a device list has commas of its own.
-func strict(c *cli.Command) {
-	c.OnUsageError = func(_ context.Context, _ *cli.Command, err error, _ bool) error { return usage(err) }
-	c.DisableSliceFlagSeparator = true
 }
 
 // refuseArguments makes a command refuse arguments. Not by Before, which completion runs too.

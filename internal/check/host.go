@@ -93,8 +93,7 @@ func checkPrepareUnit(n *node) []Finding {
 		return warning(fixUnit, "host.load-kernel-modules is for nvidia-shimctl prepare, and nothing runs that at boot")
 	case !n.exists(runtimeclass.UnitPath):
 		return fine("the driver's own tools make the device nodes at boot, not a unit of nvidia-shimctl")
-	}
-	if _, err := os.Lstat(n.real(runtimeclass.UnitLink)); err != nil {
+	case !n.exists(runtimeclass.UnitLink):
 		return warning("systemctl enable "+runtimeclass.UnitName, "%s is not enabled: the device nodes are not made at boot", runtimeclass.UnitName)
 	}
 	return fine("%s runs at boot", runtimeclass.UnitName)
