@@ -144,9 +144,9 @@ func checkKubelet(ctx context.Context, n *node) []Finding {
 	}
 	ctx, cancel := context.WithTimeout(ctx, probe.KubeletTimeout)
 	defer cancel()
-	pods, err := kubelet.Ping(ctx, n.real(socket))
+	pods, err := kubelet.Pods(ctx, n.real(socket))
 	if err != nil {
 		return problem("check that the kubelet runs (systemctl status kubelet) and see its log, or "+fix, "the kubelet does not answer at %s: %v", socket, err)
 	}
-	return fine("the kubelet answers at %s, with %d pods", socket, pods)
+	return fine("the kubelet answers at %s, with %d pods", socket, len(pods))
 }

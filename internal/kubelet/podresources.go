@@ -18,15 +18,9 @@ const resourceDomain = "nvidia.com/"
 // maxMessage bounds a response, in bytes.
 const maxMessage = 16 << 20
 
-// Ping asks the kubelet behind the socket how many pods it has.
-func Ping(ctx context.Context, socket string) (pods int, err error) {
-	list, err := listPods(ctx, socket)
-	return len(list), err
-}
-
 // Allocated asks the kubelet behind the socket what it allocated to a pod.
 func Allocated(ctx context.Context, socket, namespace, name string) (policy.Allocation, error) {
-	list, err := listPods(ctx, socket)
+	list, err := Pods(ctx, socket)
 	if err != nil {
 		return policy.Allocation{}, err
 	}
@@ -49,9 +43,9 @@ func Allocated(ctx context.Context, socket, namespace, name string) (policy.Allo
 	return policy.Allocation{}, nil
 }
 
-// listPods asks the kubelet behind the socket for its pods. Get, which asks for one, is off by
+// Pods asks the kubelet behind the socket for its pods. Get, which asks for one, is off by
 // default before Kubernetes 1.36.
-func listPods(ctx context.Context, socket string) ([]*podresources.PodResources, error) {
+func Pods(ctx context.Context, socket string) ([]*podresources.PodResources, error) {
 	conn, err := grpc.NewClient("unix:"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))

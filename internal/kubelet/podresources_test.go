@@ -41,8 +41,8 @@ func TestTheKubeletIsAsked(t *testing.T) {
 			if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) || !reflect.DeepEqual(got, tc.want) {
 				t.Errorf("allocated %+v, %v, want %+v, %q", got, err, tc.want, tc.err)
 			}
-			if pods, err := Ping(t.Context(), socket); (err == nil) != (tc.err == "") || pods != len(tc.answer) {
-				t.Errorf("%d pods, %v, want %d", pods, err, len(tc.answer))
+			if pods, err := Pods(t.Context(), socket); (err == nil) != (tc.err == "") || len(pods) != len(tc.answer) {
+				t.Errorf("%d pods, %v, want %d", len(pods), err, len(tc.answer))
 			}
 		})
 	}
