@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -17,6 +19,10 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
+// envStay keeps a process that has answered until its standard input ends, as one that hangs in the
+// kernel cannot exit.
+const envStay = "SERVER_TEST_STAY"
+
 // TestMain answers like nvidia-shimctl if the arguments are the client's.
 func TestMain(m *testing.M) {
 	questions, ok := strings.CutPrefix(os.Args[len(os.Args)-1], "--questions=")
@@ -27,6 +33,9 @@ func TestMain(m *testing.M) {
 	err := json.Unmarshal([]byte(questions), &q)
 	if err == nil {
 		err = json.NewEncoder(os.Stdout).Encode(Answer(context.Background(), q))
+	}
+	if os.Getenv(envStay) != "" {
+		_, _ = io.Copy(io.Discard, os.Stdin)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -70,6 +79,29 @@ func TestAHungDriverDoesNotHideTheKubeletsAnswer(t *testing.T) {
 	if a = ask(probe.Questions{Config: "/no/such.toml", Facts: true}); !strings.Contains(a.FactsError, "/no") {
 		t.Errorf("without its configuration: %+v", a)
 	}
+}
+
+func TestAProcessThatHangsKeepsItsLock(t *testing.T) {
+	d := simtest.New(t, sim.Options{GPUs: 1})
+	check(t, d.Hang(true))
+	questions, err := json.Marshal(probe.Questions{Config: d.ConfigPath, Facts: true, Timeout: 100 * time.Millisecond})
+	check(t, err)
+	cmd := exec.Command("/proc/self/exe", "--questions="+string(questions))
+	cmd.Env = []string{envStay + "=1"}
+	stdin, err := cmd.StdinPipe()
+	check(t, err)
+	stdout, err := cmd.StdoutPipe()
+	check(t, err)
+	check(t, cmd.Start())
+	var a probe.Answers
+	check(t, json.NewDecoder(stdout).Decode(&a))
+	check(t, d.Hang(false))
+	want := fmt.Sprintf("process %d asked NVML and should have ended at ", cmd.Process.Pid)
+	if b := ask(probe.Questions{Config: d.ConfigPath, Facts: true}); a.FactsError == "" || !strings.HasPrefix(b.FactsError, want) {
+		t.Errorf("the first %+v, the next %+v", a, b)
+	}
+	stdin.Close()
+	check(t, cmd.Wait())
 }
 
 // A process that hangs in the kernel keeps its lock. The test holds it in its place.
