@@ -84,28 +84,33 @@ func (r *reader) gpu(d handle, live bool) GPU {
 	return g
 }
 
+// facts reads the PCI address first: by it a GPU is known whose other properties cannot be read.
 func (r *reader) facts(d handle) device.GPUFacts {
-	number, _ := get(r, "brand", d.GetBrand, "nvmlDeviceGetBrand")
-	arch, _ := get(r, "compute capability", func() (string, nvml.Return) {
-		major, minor, ret := d.GetCudaComputeCapability()
-		return fmt.Sprintf("%d.%d", major, minor), ret
-	}, "nvmlDeviceGetCudaComputeCapability")
-	mig, _ := get(r, "MIG mode", func() (int, nvml.Return) {
-		current, _, ret := d.GetMigMode()
-		return current, ret
-	}, "nvmlDeviceGetMigMode")
 	var address []byte
 	for _, c := range must(r, "PCI address", d.GetPciInfo, "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2").BusId {
 		address = append(address, byte(c))
 	}
-	return device.GPUFacts{
+	g := device.GPUFacts{
+		BusID: busID(unix.ByteSliceToString(address)), // up to the first 0
 		Index: d.index,
 		Minor: must(r, "minor number", d.GetMinorNumber, "nvmlDeviceGetMinorNumber"),
 		UUID:  must(r, "UUID", d.GetUUID, "nvmlDeviceGetUUID"),
 		Name:  must(r, "name", d.GetName, "nvmlDeviceGetName"),
-		BusID: busID(unix.ByteSliceToString(address)), // up to the first 0
-		Brand: brand(int(number)), Arch: arch, MIG: mig == nvml.DEVICE_MIG_ENABLE, Instances: []device.InstanceFacts{},
+
+		Instances: []device.InstanceFacts{},
 	}
+	number, _ := get(r, "brand", d.GetBrand, "nvmlDeviceGetBrand")
+	g.Brand = brand(int(number))
+	g.Arch, _ = get(r, "compute capability", func() (string, nvml.Return) {
+		major, minor, ret := d.GetCudaComputeCapability()
+		return fmt.Sprintf("%d.%d", major, minor), ret
+	}, "nvmlDeviceGetCudaComputeCapability")
+	mode, _ := get(r, "MIG mode", func() (int, nvml.Return) {
+		current, _, ret := d.GetMigMode()
+		return current, ret
+	}, "nvmlDeviceGetMigMode")
+	g.MIG = mode == nvml.DEVICE_MIG_ENABLE
+	return g
 }
 
 func (r *reader) instanceFacts(m handle) device.InstanceFacts {
