@@ -58,7 +58,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 func examine(dir string, opts options.Options) (c gpuinject.Container, err error) {
 	err = guard(func() error {
 		c, err = gpuinject.Examine(dir, func() (*config.Config, error) {
-			cfg, err := config.FromEnvironment()
+			cfg, err := config.Find("")
 			if err == nil && len(opts.Overrides) > 0 {
 				err = cfg.Override(opts.Overrides)
 			}

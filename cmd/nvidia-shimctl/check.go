@@ -29,29 +29,24 @@ func checkCommand() *cli.Command {
 				Root: "/", Proc: procfs.Host, Config: c.String("config"),
 				Containerd: c.String("containerd"), ContainerdConfig: c.String("containerd-config"),
 			})
-			return printFindings(c, findings)
+			wrong := slices.ContainsFunc(findings, func(f check.Finding) bool { return f.Level == check.Problem })
+			err := output(c, map[string]any{"ok": !wrong, "findings": findings}, func(o *term.Output) {
+				printFindings(o, findings)
+			})
+			if err == nil && wrong {
+				err = errProblem
+			}
+			return err
 		},
 	}
 }
 
-func printFindings(c *cli.Command, findings []check.Finding) error {
-	wrong := slices.ContainsFunc(findings, func(f check.Finding) bool { return f.Level == check.Problem })
-	if c.Bool("json") {
-		if err := printJSON(c.Root().Writer, map[string]any{"ok": !wrong, "findings": findings}); err != nil {
-			return err
-		}
-	} else {
-		styles := map[string]term.Style{check.OK: term.Green, check.Warning: term.Yellow, check.Problem: term.Red}
-		o := term.New(c.Root().Writer)
-		for _, f := range findings {
-			o.Field(f.Level, 9, styles[f.Level], f.Check+": "+f.Message)
-			if f.Fix != "" {
-				o.Field("", 9, term.Plain, "fix: "+f.Fix)
-			}
+func printFindings(o *term.Output, findings []check.Finding) {
+	styles := map[string]term.Style{check.OK: term.Green, check.Warning: term.Yellow, check.Problem: term.Red}
+	for _, f := range findings {
+		o.Field(f.Level, 9, styles[f.Level], f.Check+": "+f.Message)
+		if f.Fix != "" {
+			o.Field("", 9, term.Plain, "fix: "+f.Fix)
 		}
 	}
-	if wrong {
-		return errProblem
-	}
-	return nil
 }

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"io"
 	"maps"
 	"slices"
 	"strings"
@@ -69,11 +68,12 @@ func infoCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			if c.Bool("json") {
-				return printJSON(c.Root().Writer, info)
-			}
-			info.print(c.Root().Writer, c.Bool("files"))
-			return nil
+			return output(c, info, func(o *term.Output) {
+				info.print(o)
+				if c.Bool("files") {
+					info.printFiles(o)
+				}
+			})
 		},
 	}
 }
@@ -91,26 +91,25 @@ func readInfo(h config.Host, ask func(probe.Questions) probe.Answers) (*hostInfo
 	info := &hostInfo{
 		DriverVersion: inv.DriverVersion, Platform: inv.Platform, CUDAVersion: facts.CUDA, NVMLError: answers.FactsError,
 		Roots: map[string]string{"driver": h.DriverRoot, "dev": h.DevRoot, "proc": h.ProcRoot, "sys": h.SysRoot, "state": h.StateDir},
-		GPUs:  gpuInfos(inv.GPUs), Excluded: gpuInfos(inv.Excluded), MIG: []gpuinject.PlanMIG{},
+		GPUs:  gpuInfos(inv.GPUs, facts), Excluded: gpuInfos(inv.Excluded, facts), MIG: []gpuinject.PlanMIG{},
 		Files: filesByCapability(&files), Searched: files.Searched, Missing: files.Missing, Refused: files.Refused,
 	}
 	for i, in := range inv.Annotate(inv.MIG, facts) {
 		info.MIG = append(info.MIG, gpuinject.PlanMIG{UUID: in.UUID, GPU: in.GPU, GI: in.GI, CI: in.CI, Name: inv.MIG[i].Name(), Profile: in.Profile})
 	}
-	for i, g := range info.GPUs {
-		for _, f := range facts.GPUs {
-			if strings.EqualFold(f.BusID, g.PCI) {
-				info.GPUs[i].NVML = &nvmlInfo{Brand: f.Brand, Arch: f.Arch, MIG: f.MIG, MIGs: f.Instances}
-			}
-		}
-	}
 	return info, nil
 }
 
-func gpuInfos(gpus []device.GPU) []gpuInfo {
+func gpuInfos(gpus []device.GPU, facts device.Facts) []gpuInfo {
 	list := []gpuInfo{}
 	for _, g := range gpus {
-		list = append(list, gpuInfo{PlanGPU: gpuinject.NewPlanGPU(g), Model: g.Model})
+		info := gpuInfo{PlanGPU: gpuinject.NewPlanGPU(g), Model: g.Model}
+		for _, f := range facts.GPUs {
+			if strings.EqualFold(f.BusID, g.BusID) {
+				info.NVML = &nvmlInfo{Brand: f.Brand, Arch: f.Arch, MIG: f.MIG, MIGs: f.Instances}
+			}
+		}
+		list = append(list, info)
 	}
 	return list
 }
@@ -138,8 +137,7 @@ func filesByCapability(files *driver.Files) map[string][]string {
 	return byCapability
 }
 
-func (i *hostInfo) print(w io.Writer, files bool) {
-	o := term.New(w)
+func (i *hostInfo) print(o *term.Output) {
 	driver := "Driver " + cmp.Or(i.DriverVersion, "of "+host.PlatformTitle(i.Platform))
 	if i.CUDAVersion != "" {
 		driver += ", CUDA " + i.CUDAVersion
@@ -158,9 +156,6 @@ func (i *hostInfo) print(w io.Writer, files bool) {
 		t.Flush()
 	}
 	i.printProblems(o)
-	if files {
-		i.printFiles(o)
-	}
 }
 
 func (i *hostInfo) printProblems(o *term.Output) {

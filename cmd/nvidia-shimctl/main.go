@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
@@ -46,22 +47,18 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			return cli.ShowAppHelp(c)
 		},
 	}
-	strict(app)
 	for _, c := range app.Commands {
-		strict(c)
 		refuseArguments(c)
+	}
+	for _, c := range append(app.Commands, app) {
+		c.OnUsageError = func(_ context.Context, _ *cli.Command, err error, _ bool) error { return usage(err) }
+		// A device list has commas of its own.
+		c.DisableSliceFlagSeparator = true
 	}
 	return app
 }
 
-// strict makes wrong flags of a command wrong usage. A value of a repeated flag is taken as it is
-// written: a device list has commas of its own.
-func strict(c *cli.Command) {
-	c.OnUsageError = func(_ context.Context, _ *cli.Command, err error, _ bool) error { return usage(err) }
-	c.DisableSliceFlagSeparator = true
-}
-
-// refuseArguments makes a command refuse arguments.
+// refuseArguments makes a command refuse arguments. Not by Before, which completion runs too.
 func refuseArguments(c *cli.Command) {
 	action := c.Action
 	c.Action = func(ctx context.Context, c *cli.Command) error {
@@ -95,13 +92,22 @@ func usage(err error) error { return &usageError{err} }
 
 // loader reads the configuration that the command line names, or the shim's own.
 func loader(c *cli.Command) func() (*config.Config, error) {
-	if name := c.String("config"); name != "" {
-		return func() (*config.Config, error) { return config.Load(name) }
+	return func() (*config.Config, error) {
+		name := c.String("config")
+		if name == "" && os.Getenv(config.EnvFile) != "" {
+			return nil, usage(errors.New("--config is empty"))
+		}
+		return config.Find(name)
 	}
-	if os.Getenv(config.EnvFile) != "" {
-		return func() (*config.Config, error) { return nil, usage(errors.New("--config is empty")) }
+}
+
+// output prints a value as JSON with --json, or as text prints it.
+func output(c *cli.Command, v any, text func(*term.Output)) error {
+	if c.Bool("json") {
+		return printJSON(c.Root().Writer, v)
 	}
-	return config.FromEnvironment
+	text(term.New(c.Root().Writer))
+	return nil
 }
 
 func printJSON(w io.Writer, v any) error {

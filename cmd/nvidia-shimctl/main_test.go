@@ -26,6 +26,16 @@ func ctl(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	return status, out.String(), errs.String()
 }
 
+// fine returns what a command prints that finds nothing wrong.
+func fine(t *testing.T, args ...string) (stdout string) {
+	t.Helper()
+	status, stdout, stderr := ctl(t, args...)
+	if status != 0 || stderr != "" {
+		t.Fatalf("%q: status %d, stderr %q, output\n%s", args, status, stderr, stdout)
+	}
+	return stdout
+}
+
 func decode(t *testing.T, text string, v any) {
 	t.Helper()
 	if err := json.Unmarshal([]byte(text), v); err != nil {

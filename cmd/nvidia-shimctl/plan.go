@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -38,26 +37,19 @@ func planCommand() *cli.Command {
 		Action: func(_ context.Context, c *cli.Command) error {
 			plan, err := makePlan(c)
 			var refused *gpuinject.Error
-			if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+			switch {
+			case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
 				return fmt.Errorf("%w: run plan as root", err)
-			}
-			if err != nil && !errors.As(err, &refused) {
+			case errors.As(err, &refused):
+				plan.GPU, plan.Error = false, err.Error()
+			case err != nil:
 				return err
 			}
-			if err != nil {
-				plan.GPU, plan.Error = false, err.Error()
+			err = output(c, plan, func(o *term.Output) { printPlan(o, plan) })
+			if err == nil && plan.Error != "" {
+				err = errProblem
 			}
-			if c.Bool("json") {
-				if err := printJSON(c.Root().Writer, plan); err != nil {
-					return err
-				}
-			} else {
-				printPlan(c.Root().Writer, plan)
-			}
-			if err != nil {
-				return errProblem
-			}
-			return nil
+			return err
 		},
 	}
 }
@@ -163,9 +155,10 @@ func plainSpec(env []string) (*specs.Spec, error) {
 	}, nil
 }
 
-func printPlan(w io.Writer, p gpuinject.Plan) {
-	const columns = 14
-	o := term.New(w)
+// planColumns is the width of the labels of a plan.
+const planColumns = 14
+
+func printPlan(o *term.Output, p gpuinject.Plan) {
 	switch {
 	case p.Error != "":
 		o.Field("refused:", 9, term.Red, p.Error)
@@ -175,62 +168,59 @@ func printPlan(w io.Writer, p gpuinject.Plan) {
 			o.Field("", 2, term.Plain, p.Grant)
 		}
 	default:
-		printGranted(o, columns, p)
+		printGranted(o, p)
 	}
 	label := "because:"
 	if p.Error != "" {
 		label = "before:" // the decisions before the refusal
 	}
 	for _, d := range p.Decisions {
-		o.Field(label, columns, term.Bold, fmt.Sprintf("%s: %s: %s", d.Subject, d.Decision, d.Reason))
+		o.Field(label, planColumns, term.Bold, fmt.Sprintf("%s: %s: %s", d.Subject, d.Decision, d.Reason))
 		label = ""
 	}
 }
 
-func printGranted(o *term.Output, columns int, p gpuinject.Plan) {
-	field := func(label string, s term.Style, format string, args ...any) {
-		o.Field(label+":", columns, s, fmt.Sprintf(format, args...))
-	}
-	list := func(label string, s term.Style, values []string) {
+func printGranted(o *term.Output, p gpuinject.Plan) {
+	field := func(label string, s term.Style, values ...string) {
 		for _, v := range values {
-			field(label, s, "%s", v)
+			o.Field(label+":", planColumns, s, v)
 		}
 	}
-	field("asked", term.Bold, "%s", p.Reason)
-	field("grant", term.Bold, "%s", p.Grant)
-	field("driver", term.Bold, "%s", cmp.Or(p.DriverVersion, "of "+host.PlatformTitle(p.Platform)))
-	field("capabilities", term.Bold, "%s", strings.Join(p.Capabilities, ","))
+	field("asked", term.Bold, p.Reason)
+	field("grant", term.Bold, p.Grant)
+	field("driver", term.Bold, cmp.Or(p.DriverVersion, "of "+host.PlatformTitle(p.Platform)))
+	field("capabilities", term.Bold, strings.Join(p.Capabilities, ","))
 	for _, g := range p.GPUs {
-		field(fmt.Sprintf("GPU %d", g.Index), term.Green, "%s at %s, minor %d", g.UUID, g.PCI, g.Minor)
+		field(fmt.Sprintf("GPU %d", g.Index), term.Green, fmt.Sprintf("%s at %s, minor %d", g.UUID, g.PCI, g.Minor))
 	}
 	for _, r := range p.Requirements {
-		field("requirement", term.Bold, "%s, satisfied by %s", r.Variable, request.Quote(strings.Join(r.SatisfiedBy, " ")))
+		field("requirement", term.Bold, r.Variable+", satisfied by "+request.Quote(strings.Join(r.SatisfiedBy, " ")))
 	}
 	for _, m := range p.MIG {
-		field("MIG device", term.Green, "%s", m)
+		field("MIG device", term.Green, m.String())
 	}
-	list("MIG right", term.Yellow, p.MIGRights)
+	field("MIG right", term.Yellow, p.MIGRights...)
 	for _, d := range p.Devices {
-		field("device", term.Bold, "%s (%d:%d rw)", d.Path, d.Major, d.Minor)
+		field("device", term.Bold, fmt.Sprintf("%s (%d:%d rw)", d.Path, d.Major, d.Minor))
 	}
 	for _, m := range p.Mounts {
-		field("mount", term.Bold, "%s from %s", m.Destination, m.Source)
+		field("mount", term.Bold, m.Destination+" from "+m.Source)
 	}
 	for _, l := range p.Links {
-		field("link", term.Bold, "%s to %s", l.Path, l.Target)
+		field("link", term.Bold, l.Path+" to "+l.Target)
 	}
-	field("libraries", term.Bold, "%s", strings.Join(p.Libraries, " "))
-	field("binaries", term.Bold, "%s", strings.Join(p.Binaries, " "))
+	field("libraries", term.Bold, strings.Join(p.Libraries, " "))
+	field("binaries", term.Bold, strings.Join(p.Binaries, " "))
 	if p.Proc.Masked {
-		field("proc", term.Bold, "masked, shows %s", strings.Join(slices.Concat(p.Proc.GPUs, p.Proc.Capabilities), " "))
+		field("proc", term.Bold, "masked, shows "+strings.Join(slices.Concat(p.Proc.GPUs, p.Proc.Capabilities), " "))
 	} else {
 		field("proc", term.Yellow, "not masked")
 	}
-	list("hook removed", term.Bold, p.RemovedHooks)
-	list("socket", term.Bold, p.Sockets)
-	list("ignored", term.Yellow, p.Ignored)
+	field("hook removed", term.Bold, p.RemovedHooks...)
+	field("socket", term.Bold, p.Sockets...)
+	field("ignored", term.Yellow, p.Ignored...)
 	if p.Audit != "" {
-		field("audit", term.Yellow, "%s", p.Audit)
+		field("audit", term.Yellow, p.Audit)
 	}
-	list("note", term.Cyan, p.Notes)
+	field("note", term.Cyan, p.Notes...)
 }

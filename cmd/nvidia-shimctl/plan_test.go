@@ -14,10 +14,7 @@ import (
 
 func TestAPlanSaysWhatTheContainerWouldGet(t *testing.T) {
 	d := simulate(t)
-	status, out, errs := ctl(t, "--config", d.ConfigPath, "--json", "plan", "--env", "NVIDIA_VISIBLE_DEVICES=2,0")
-	if status != 0 || errs != "" {
-		t.Fatalf("status %d, stderr %q", status, errs)
-	}
+	out := fine(t, "--config", d.ConfigPath, "--json", "plan", "--env", "NVIDIA_VISIBLE_DEVICES=2,0")
 	var plan gpuinject.Plan
 	decode(t, out, &plan)
 	want := []gpuinject.PlanGPU{
@@ -42,18 +39,16 @@ func TestAPlanSaysWhatTheContainerWouldGet(t *testing.T) {
 		}
 	}
 
-	status, out, errs = ctl(t, "--config", d.ConfigPath, "plan", "-e", "NVIDIA_VISIBLE_DEVICES=2", "--privileged")
-	if status != 0 || errs != "" || !strings.Contains(out, d.GPUs[2].UUID) || strings.Contains(out, d.GPUs[0].UUID) || !strings.Contains(out, "not masked") {
-		t.Errorf("status %d, stderr %q, output:\n%s", status, errs, out)
+	out = fine(t, "--config", d.ConfigPath, "plan", "-e", "NVIDIA_VISIBLE_DEVICES=2", "--privileged")
+	if !strings.Contains(out, d.GPUs[2].UUID) || strings.Contains(out, d.GPUs[0].UUID) || !strings.Contains(out, "not masked") {
+		t.Errorf("output:\n%s", out)
 	}
 }
 
 func TestAContainerThatDoesNotAskIsLeftAloneAndThatIsFine(t *testing.T) {
 	// Without a driver, and with a broken configuration: neither is looked at.
 	name := filepath.Join(t.TempDir(), "config.toml")
-	if err := os.WriteFile(name, []byte("broken"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	write(t, name, "broken", 0o600)
 	for _, tc := range []struct {
 		args []string
 		why  string
@@ -64,11 +59,10 @@ func TestAContainerThatDoesNotAskIsLeftAloneAndThatIsFine(t *testing.T) {
 		{[]string{"plan", "--env", "PATH=/bin", "--privileged"}, "NVIDIA_VISIBLE_DEVICES is not set"},
 		{[]string{"plan", "--env", "NVIDIA_VISIBLE_DEVICES=all", "--annotation", "io.kubernetes.cri.container-type=sandbox"}, "the sandbox container of a pod"},
 	} {
-		status, out, errs := ctl(t, append([]string{"--config", name, "--json"}, tc.args...)...)
 		var plan gpuinject.Plan
-		decode(t, out, &plan)
-		if status != 0 || errs != "" || plan.GPU || plan.Error != "" || !strings.HasPrefix(plan.Reason, "the container does not ask for the driver: the shim leaves it alone: "+tc.why) {
-			t.Errorf("%v: status %d, stderr %q, plan %+v", tc.args, status, errs, plan)
+		decode(t, fine(t, append([]string{"--config", name, "--json"}, tc.args...)...), &plan)
+		if plan.GPU || plan.Error != "" || !strings.HasPrefix(plan.Reason, "the container does not ask for the driver: the shim leaves it alone: "+tc.why) {
+			t.Errorf("%v: plan %+v", tc.args, plan)
 		}
 	}
 }
@@ -77,12 +71,10 @@ func TestWhatIsRefusedEndsWithStatusOneAndSaysWhy(t *testing.T) {
 	d := simulate(t)
 	refusing := filepath.Join(t.TempDir(), "config.toml")
 	text, err := os.ReadFile(d.ConfigPath)
-	if err == nil {
-		err = os.WriteFile(refusing, append(text, "[policy]\naccept-env-when-unprivileged = false\n"...), 0o600)
-	}
 	if err != nil {
 		t.Fatal(err)
 	}
+	write(t, refusing, string(text)+"[policy]\naccept-env-when-unprivileged = false\n", 0o600)
 	for _, tc := range []struct {
 		name   string
 		config string
@@ -117,15 +109,11 @@ func TestWhatIsRefusedEndsWithStatusOneAndSaysWhy(t *testing.T) {
 
 func TestAPlanExplainsEveryGPUOfTheHost(t *testing.T) {
 	d := simulate(t)
-	status, out, _ := ctl(t, "--config", d.ConfigPath, "plan", "--env", "NVIDIA_VISIBLE_DEVICES=1")
-	if status != 0 || !strings.Contains(out, "because:      container: asks for the driver: NVIDIA_VISIBLE_DEVICES=\"1\"\n") {
-		t.Fatalf("status %d, output %q", status, out)
-	}
-	for _, line := range []string{"GPU 0: not given: not asked for", `GPU 1: given: asked for as "1"`, "GPU 2: not given: not asked for"} {
-		if !strings.Contains(out, "\n              "+line+"\n") {
-			t.Errorf("no line %q in\n%s", line, out)
-		}
-	}
+	contains(t, fine(t, "--config", d.ConfigPath, "plan", "--env", "NVIDIA_VISIBLE_DEVICES=1"),
+		"because:      container: asks for the driver: NVIDIA_VISIBLE_DEVICES=\"1\"\n",
+		"\n              GPU 0: not given: not asked for\n",
+		"\n              GPU 1: given: asked for as \"1\"\n",
+		"\n              GPU 2: not given: not asked for\n")
 }
 
 func TestABundleIsReadAsTheShimReadsIt(t *testing.T) {
@@ -133,24 +121,18 @@ func TestABundleIsReadAsTheShimReadsIt(t *testing.T) {
 	dir := t.TempDir()
 	spec := fmt.Sprintf(`{"root": {"path": "rootfs"}, "process": {"env": ["NVIDIA_VISIBLE_DEVICES=%s"]},
 		"mounts": [{"destination": "/proc", "type": "proc"}], "linux": {"namespaces": [{"type": "mount"}]}}`, d.GPUs[1].UUID)
-	err := os.WriteFile(filepath.Join(dir, "config.json"), []byte(spec), 0o600)
-	if err == nil {
-		err = os.Mkdir(filepath.Join(dir, "rootfs"), 0o755)
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	status, out, errs := ctl(t, "--config", d.ConfigPath, "--json", "plan", "--bundle", dir)
+	write(t, filepath.Join(dir, "config.json"), spec, 0o600)
+	write(t, filepath.Join(dir, "rootfs/x"), "", 0o644)
 	var plan gpuinject.Plan
-	decode(t, out, &plan)
-	if status != 0 || errs != "" || len(plan.GPUs) != 1 || plan.GPUs[0].UUID != d.GPUs[1].UUID {
-		t.Errorf("status %d, stderr %q, plan %+v", status, errs, plan)
+	decode(t, fine(t, "--config", d.ConfigPath, "--json", "plan", "--bundle", dir), &plan)
+	if len(plan.GPUs) != 1 || plan.GPUs[0].UUID != d.GPUs[1].UUID {
+		t.Errorf("plan %+v", plan)
 	}
 	if after, _ := os.ReadFile(filepath.Join(dir, "config.json")); string(after) != spec {
 		t.Errorf("config.json became %s", after)
 	}
 	// A name that is mistyped is no container that asks for nothing.
-	status, out, errs = ctl(t, "--config", d.ConfigPath, "plan", "--bundle", dir+"x")
+	status, out, errs := ctl(t, "--config", d.ConfigPath, "plan", "--bundle", dir+"x")
 	if status != 1 || !strings.Contains(errs, dir+"x") {
 		t.Errorf("no such bundle: status %d, stdout %q, stderr %q", status, out, errs)
 	}

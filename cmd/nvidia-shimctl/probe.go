@@ -71,12 +71,9 @@ func probeQuestions(c *cli.Command) (q probe.Questions, err error) {
 func asker(c *cli.Command) func(probe.Questions) probe.Answers {
 	return func(q probe.Questions) probe.Answers {
 		q.Timeout = nvmlTimeout
-		if name := c.String("config"); name != "" {
-			abs, err := filepath.Abs(name)
-			if err == nil {
-				name = abs
-			}
-			q.Config = name
+		q.Config = c.String("config")
+		if abs, err := filepath.Abs(q.Config); err == nil && q.Config != "" {
+			q.Config = abs // the process works in another directory
 		}
 		return probe.Ask(func() (string, error) { return "/proc/self/exe", nil }, probe.StartProcess, q)
 	}

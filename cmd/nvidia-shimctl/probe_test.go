@@ -9,8 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet/kubelettest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
@@ -40,8 +39,7 @@ func runProbe(t *testing.T, args ...string) (answers probe.Answers, errs string)
 func TestProbePrintsAnswers(t *testing.T) {
 	d := simulate(t)
 	socket := filepath.Join(t.TempDir(), "kubelet.sock")
-	pods := kubelettest.List(kubelettest.Pod{Namespace: "team", Name: "train", Containers: map[string]kubelettest.Devices{"main": {"nvidia.com/gpu": {"GPU-a"}}}})
-	kubelettest.Serve(t, socket, func() ([]byte, error) { return pods, nil })
+	kubelettest.Serve(t, socket, kubelettest.Pod("team", "train", "GPU-a"))
 
 	a, errs := runProbe(t, "--config", d.ConfigPath, "probe")
 	if a.Facts == nil || a.Facts.CUDA != "13.0" || len(a.Facts.GPUs) != 3 || errs != "" {
@@ -67,29 +65,5 @@ func TestProbePrintsAnswers(t *testing.T) {
 		if status, _, errs := ctl(t, append([]string{"probe"}, args...)...); status != 2 {
 			t.Errorf("%q: status %d, %s", args, status, errs)
 		}
-	}
-}
-
-func TestAPlanAsksNVMLIfTheRequestNeedsIt(t *testing.T) {
-	d := simulate(t)
-	require := []string{"--config", d.ConfigPath, "--json", "plan", "--env", "NVIDIA_VISIBLE_DEVICES=0", "--env"}
-	kept := filepath.Join(d.StateDir, "nvml.json")
-
-	status, _, errs := ctl(t, append(require, "A=B")...)
-	if _, err := os.Stat(kept); status != 0 || !os.IsNotExist(err) {
-		t.Fatalf("status %d, %s; NVML was asked for a plain request: %v", status, errs, err)
-	}
-	status, out, errs := ctl(t, append(require, "NVIDIA_REQUIRE_X=cuda>=12,brand=nvidia,arch>=9")...)
-	if status != 0 || errs != "" {
-		t.Fatalf("status %d: %s%s", status, out, errs)
-	}
-	if _, err := os.Stat(kept); err != nil {
-		t.Errorf("the answer was not kept: %v", err)
-	}
-	status, out, _ = ctl(t, append(require, "NVIDIA_REQUIRE_X=arch>=99")...)
-	var plan gpuinject.Plan
-	decode(t, out, &plan)
-	if status != 1 || !strings.Contains(plan.Error, "arch>=99") {
-		t.Errorf("status %d, %q", status, plan.Error)
 	}
 }

@@ -42,82 +42,75 @@ func runArgsCommand() *cli.Command {
 			"They come from the plan of the shim; the standard error says what such flags cannot do.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "for", Usage: "`ENGINE` that the flags are for: " + strings.Join(engines, ", ")},
-			&cli.StringFlag{Name: "devices", Usage: "`LIST` of GPUs, as in NVIDIA_VISIBLE_DEVICES (default: all)"},
+			&cli.StringFlag{Name: "devices", Value: request.All, Usage: "`LIST` of GPUs, as in NVIDIA_VISIBLE_DEVICES"},
 			&cli.StringFlag{Name: "capabilities", Usage: "`LIST` of driver capabilities, as in NVIDIA_DRIVER_CAPABILITIES"},
 			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "further environment variable `K=V` of the container, as NVIDIA_IMEX_CHANNELS=0; may be repeated"},
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
-			r := runArgs{
-				For: c.String("for"), Devices: []gpuinject.Bind{}, Groups: []uint32{},
-				Env: []string{
-					"LD_LIBRARY_PATH=" + path.Join(gpuinject.ViewDir, "lib") + ":" + path.Join(gpuinject.ViewDir, "lib64"),
-					// Keeps an NVIDIA runtime that is the engine's default from injecting, too.
-					request.EnvVisibleDevices + "=void",
-				},
-				Limits: []string{
-					"/proc/driver/nvidia is not masked: the container sees which other GPUs the host has, and cannot open them",
-					"no ld.so.cache is written: programs find the driver by LD_LIBRARY_PATH, which replaces that of the image",
-					"the image's requirements (NVIDIA_REQUIRE_*) and its forward compatibility package are ignored",
-					"the flags are for this host and this driver: print them again after a driver upgrade or a change of MIG",
-				},
-			}
-			if !slices.Contains(engines, r.For) {
-				return usage(fmt.Errorf("--for %.256q is not one of %s", r.For, strings.Join(engines, ", ")))
-			}
-			if err := r.addStandalone(c); err != nil {
-				return err
-			}
-			if err := r.makeArgs(); err != nil {
+			r, err := makeRunArgs(c)
+			if err != nil {
 				return err
 			}
 			if c.Bool("json") {
 				return printJSON(c.Root().Writer, r)
 			}
-			return r.print(c.Root().Writer, c.Root().ErrWriter)
+			r.print(c.Root().Writer, c.Root().ErrWriter)
+			return nil
 		},
 	}
 }
 
-// addStandalone plans a container with the environment of the flags, and adds what it needs of the
-// host.
-func (r *runArgs) addStandalone(c *cli.Command) error {
-	const devices = request.EnvVisibleDevices + "="
-	env := slices.Clone(c.StringSlice("env"))
+// makeRunArgs plans a container with the environment of the flags, and makes the arguments for what
+// it needs of the host.
+func makeRunArgs(c *cli.Command) (*runArgs, error) {
+	engine := c.String("for")
+	if !slices.Contains(engines, engine) {
+		return nil, usage(fmt.Errorf("--for %.256q is not one of %s", engine, strings.Join(engines, ", ")))
+	}
+	env := []string{request.EnvVisibleDevices + "=" + c.String("devices")}
 	if c.IsSet("capabilities") {
 		env = append(env, request.EnvCapabilities+"="+c.String("capabilities"))
 	}
-	if c.IsSet("devices") {
-		env = append(env, devices+c.String("devices"))
-	} else if !slices.ContainsFunc(env, func(v string) bool { return strings.HasPrefix(v, devices) }) {
-		env = append(env, devices+request.All)
-	}
-	spec, err := plainSpec(env)
+	spec, err := plainSpec(append(env, c.StringSlice("env")...))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	container, err := gpuinject.ExamineSpec(spec, loader(c))
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if !container.Asks {
-		return usage(errors.New("with these variables a container does not ask for the driver: --devices"))
+		return nil, usage(errors.New("with these variables a container does not ask for the driver: --devices"))
 	}
 	plan, err := resolve(c, container)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if !plan.GPU {
-		return errors.New(plan.Grant)
+		return nil, errors.New(plan.Grant)
 	}
 	s := plan.Standalone(container)
-	r.GPUs, r.Files, r.Groups = plan.GPUs, s.Files, append(r.Groups, s.Groups...)
+	r := &runArgs{
+		For: engine, GPUs: plan.GPUs, Devices: []gpuinject.Bind{}, Files: s.Files, Groups: append([]uint32{}, s.Groups...),
+		Env: []string{
+			"LD_LIBRARY_PATH=" + path.Join(gpuinject.ViewDir, "lib") + ":" + path.Join(gpuinject.ViewDir, "lib64"),
+			// Keeps an NVIDIA runtime that is the engine's default from injecting, too.
+			request.EnvVisibleDevices + "=void",
+		},
+		Limits: []string{
+			"/proc/driver/nvidia is not masked: the container sees which other GPUs the host has, and cannot open them",
+			"no ld.so.cache is written: programs find the driver by LD_LIBRARY_PATH, which replaces that of the image",
+			"the image's requirements (NVIDIA_REQUIRE_*) and its forward compatibility package are ignored",
+			"the flags are for this host and this driver: print them again after a driver upgrade or a change of MIG",
+		},
+	}
 	for _, n := range s.Nodes {
 		r.Devices = append(r.Devices, gpuinject.Bind{Source: n.HostPath, Destination: n.Path})
 	}
 	for _, name := range s.Omitted {
 		r.Limits = append(r.Limits, name+" is a file that the shim makes: it is left out")
 	}
-	return nil
+	return r, r.makeArgs()
 }
 
 // makeArgs makes the flags. Docker, Podman and nerdctl have the same ones.
@@ -168,17 +161,14 @@ func (r *runArgs) makeArgs() error {
 }
 
 // print writes one flag a line, for a shell, and the limits to the standard error.
-func (r *runArgs) print(w, notes io.Writer) error {
+func (r *runArgs) print(w, notes io.Writer) {
 	for _, a := range r.Args {
-		if _, err := fmt.Fprintln(w, shellQuote(a)); err != nil {
-			return err
-		}
+		fmt.Fprintln(w, shellQuote(a))
 	}
 	o := term.New(notes)
 	for _, l := range r.Limits {
 		o.Field("limit:", 7, term.Yellow, l)
 	}
-	return nil
 }
 
 // shellQuote writes a word for a POSIX shell. A word of ordinary characters stays as it is, so that

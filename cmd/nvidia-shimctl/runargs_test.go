@@ -16,12 +16,8 @@ func TestRunArgsAreThoseOfThePlan(t *testing.T) {
 	d := simulate(t)
 	for _, engine := range engines {
 		t.Run(engine, func(t *testing.T) {
-			status, out, errs := ctl(t, "--config", d.ConfigPath, "--json", "run-args", "--for", engine, "--devices", "1", "--capabilities", "utility,graphics")
-			if status != 0 || errs != "" {
-				t.Fatalf("status %d, %s", status, errs)
-			}
 			var r runArgs
-			decode(t, out, &r)
+			decode(t, fine(t, "--config", d.ConfigPath, "--json", "run-args", "--for", engine, "--devices", "1", "--capabilities", "utility,graphics"), &r)
 			if len(r.GPUs) != 1 || r.GPUs[0].UUID != d.GPUs[1].UUID || len(r.Groups) == 0 || len(r.Limits) < 4 {
 				t.Errorf("%+v", r)
 			}
@@ -105,9 +101,8 @@ func TestDockersClientUnderstandsTheFlags(t *testing.T) {
 	go func() { _ = server.Serve(l) }()
 	defer server.Close()
 
-	_, out, _ := ctl(t, "--config", d.ConfigPath, "--json", "run-args", "--for", "docker", "--devices", "2", "--capabilities", "graphics")
 	var r runArgs
-	decode(t, out, &r)
+	decode(t, fine(t, "--config", d.ConfigPath, "--json", "run-args", "--for", "docker", "--devices", "2", "--capabilities", "graphics"), &r)
 	cmd := exec.Command(docker, append(append([]string{"create"}, r.Args...), "image")...)
 	cmd.Env = []string{"DOCKER_HOST=unix://" + socket, "HOME=" + dir}
 	if out, err := cmd.CombinedOutput(); err != nil || strings.TrimSpace(string(out)) != "made" || decodeErr != nil {

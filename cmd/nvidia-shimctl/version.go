@@ -2,10 +2,10 @@ package main
 
 import (
 	"context"
-	"fmt"
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
@@ -14,11 +14,9 @@ func versionCommand() *cli.Command {
 		Name:  "version",
 		Usage: "show the version of this program",
 		Action: func(_ context.Context, c *cli.Command) error {
-			if c.Bool("json") {
-				return printJSON(c.Root().Writer, map[string]string{"version": version.Version, "revision": version.Revision})
-			}
-			_, err := fmt.Fprintln(c.Root().Writer, c.Root().Version)
-			return err
+			return output(c, map[string]string{"version": version.Version, "revision": version.Revision}, func(o *term.Output) {
+				o.Line(term.Plain, c.Root().Version)
+			})
 		},
 	}
 }

@@ -2,6 +2,7 @@ package config
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -177,10 +178,10 @@ func Default() *Config {
 	}
 }
 
-// FromEnvironment loads the file that this process' environment names, or the default one. The
-// shim's environment is containerd's, not a container's.
-func FromEnvironment() (*Config, error) {
-	if name := os.Getenv(EnvFile); name != "" {
+// Find loads the named file; without a name the one that this process' environment names, or the
+// default one. The shim's environment is containerd's, not a container's.
+func Find(name string) (*Config, error) {
+	if name = cmp.Or(name, os.Getenv(EnvFile)); name != "" {
 		return Load(name)
 	}
 	c, err := Load(DefaultPath)

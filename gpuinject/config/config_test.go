@@ -162,12 +162,12 @@ func TestAFileThatOthersCouldHaveWrittenIsRefused(t *testing.T) {
 
 func TestTheEnvironmentOfContainerdNamesTheFile(t *testing.T) {
 	t.Setenv(EnvFile, write(t, "[log]\nlevel = \"warn\"\n"))
-	if c, err := FromEnvironment(); err != nil || c.Log.Level != "warn" {
+	if c, err := Find(""); err != nil || c.Log.Level != "warn" {
 		t.Errorf("%+v, %v", c, err)
 	}
 	// A file that is named must be there: its absence is no default.
 	t.Setenv(EnvFile, filepath.Join(t.TempDir(), "none.toml"))
-	if _, err := FromEnvironment(); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := Find(""); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a named file that is missing: %v", err)
 	}
 }

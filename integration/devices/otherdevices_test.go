@@ -10,7 +10,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet/kubelettest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
 )
 
 // newOtherHost has devices of every other class.
@@ -125,10 +125,7 @@ func TestOtherDevicesAreGivenExactlyAsAskedFor(t *testing.T) {
 func TestInAPodOtherDevicesNeedAGrantOfTheirOwn(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "kubelet.sock")
 	h := newOtherHost(t, simhost.Options{Config: "[policy]\nkubelet-socket = \"" + socket + "\"\nallow-from-environment = [\"gdrcopy\"]\n"})
-	pods := kubelettest.List(kubelettest.Pod{Namespace: "team", Name: "train", Containers: map[string]kubelettest.Devices{
-		"main": {"nvidia.com/gpu": {h.Driver.GPUs[1].UUID}},
-	}})
-	kubelettest.Serve(t, socket, func() ([]byte, error) { return pods, nil })
+	kubelettest.Serve(t, socket, kubelettest.Pod("team", "train", h.Driver.GPUs[1].UUID))
 	pod := simhost.PodAnnotations("team", "train", "main")
 	run := func(t *testing.T, o testenv.RunOptions, gpus int, want ...string) []string {
 		t.Helper()

@@ -69,26 +69,28 @@ func Node(ctx context.Context, o Options) []Finding {
 	return list
 }
 
-func fine(format string, args ...any) Finding { return finding(OK, "", format, args...) }
+func fine(format string, args ...any) []Finding { return finding(OK, "", format, args...) }
 
-func warning(fix, format string, args ...any) Finding { return finding(Warning, fix, format, args...) }
-
-func problem(fix, format string, args ...any) Finding { return finding(Problem, fix, format, args...) }
-
-func finding(level, fix, format string, args ...any) Finding {
-	message := strings.ReplaceAll(strings.TrimSpace(fmt.Sprintf(format, args...)), "\n", " ")
-	return Finding{Level: level, Message: message, Fix: fix}
+func warning(fix, format string, args ...any) []Finding {
+	return finding(Warning, fix, format, args...)
 }
 
-func one(f Finding) []Finding { return []Finding{f} }
+func problem(fix, format string, args ...any) []Finding {
+	return finding(Problem, fix, format, args...)
+}
+
+func finding(level, fix, format string, args ...any) []Finding {
+	message := strings.ReplaceAll(strings.TrimSpace(fmt.Sprintf(format, args...)), "\n", " ")
+	return []Finding{{Level: level, Message: message, Fix: fix}}
+}
 
 func checkConfiguration(n *node) []Finding {
 	if n.configErr != nil {
-		return one(problem("fix that file: no GPU container starts until then", "%v", n.configErr))
+		return problem("fix that file: no GPU container starts until then", "%v", n.configErr)
 	}
 	if n.config.Policy.Kubernetes == config.TrustEnv {
-		return one(warning("set policy.kubernetes = \"enforce\": the shim then reads what was allocated",
-			"policy.kubernetes is \"trust-env\": the author of an image or a pod chooses its GPUs, whatever was allocated"))
+		return warning("set policy.kubernetes = \"enforce\": the shim then reads what was allocated",
+			"policy.kubernetes is \"trust-env\": the author of an image or a pod chooses its GPUs, whatever was allocated")
 	}
-	return one(fine("the shim's configuration is valid; Kubernetes policy: %s", n.config.Policy.Kubernetes))
+	return fine("the shim's configuration is valid; Kubernetes policy: %s", n.config.Policy.Kubernetes)
 }

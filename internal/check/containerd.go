@@ -21,31 +21,30 @@ var containerdFloors = []floor{{1, 7, 33}, {2, 0, 10}, {2, 1, 9}, {2, 2, 5}, {2,
 
 func checkContainerd(n *node) []Finding {
 	if n.Containerd == "" {
-		return one(warning("name it with --containerd", "no containerd is running or in PATH: its version is not checked"))
+		return warning("name it with --containerd", "no containerd is running or in PATH: its version is not checked")
 	}
 	if n.versionErr != nil {
-		return one(problem("repair "+n.Containerd, "%v", n.versionErr))
+		return problem("repair "+n.Containerd, "%v", n.versionErr)
 	}
-	return one(checkFloor("containerd", n.version, containerdFloors))
+	return checkFloor("containerd", n.version, containerdFloors)
 }
 
 func checkHandlers(n *node) []Finding {
 	if n.registeredErr != nil {
-		return one(problem("fix containerd's configuration: containerd does not start with it", "%v", n.registeredErr))
+		return problem("fix containerd's configuration: containerd does not start with it", "%v", n.registeredErr)
 	}
 	var list []Finding
 	if n.registered.CRIDisabled {
-		list = append(list, warning("remove cri from disabled_plugins if this is a Kubernetes node", "CRI is disabled in %s", n.ContainerdConfig))
+		list = append(list, warning("remove cri from disabled_plugins if this is a Kubernetes node", "CRI is disabled in %s", n.ContainerdConfig)...)
 	}
-	handlers := n.handlers()
-	if len(handlers) == 0 {
-		list = append(list, problem("nvidia-shimctl install, then restart containerd", "no runtime handler in %s starts this shim", n.ContainerdConfig))
+	if len(n.handlers) == 0 {
+		list = append(list, problem("nvidia-shimctl install, then restart containerd", "no runtime handler in %s starts this shim", n.ContainerdConfig)...)
 	}
-	for _, name := range slices.Sorted(maps.Keys(handlers)) {
-		if wrong := checkHandler(n, name, handlers[name]); len(wrong) > 0 {
+	for _, name := range slices.Sorted(maps.Keys(n.handlers)) {
+		if wrong := checkHandler(n, name, n.handlers[name]); len(wrong) > 0 {
 			list = append(list, wrong...)
 		} else {
-			list = append(list, fine("the handler %q starts this shim", name))
+			list = append(list, fine("the handler %q starts this shim", name)...)
 		}
 	}
 	return list
@@ -57,16 +56,16 @@ func checkHandler(n *node, name string, r runtimeclass.Runtime) []Finding {
 	switch {
 	case r.Type != runtimeclass.RuntimeType:
 	case r.Options != nil:
-		list = append(list, warning("remove the options table: the shim needs none", "handler %q has an options table: pods with hostUsers: false fail with it", name))
+		list = append(list, warning("remove the options table: the shim needs none", "handler %q has an options table: pods with hostUsers: false fail with it", name)...)
 	case n.version.Known() && !n.version.AtLeast(2, 4, 0):
 		list = append(list, warning("nvidia-shimctl install chooses the form for this containerd",
-			"handler %q: containerd %s cannot run pods with hostUsers: false by this runtime_type", name, n.version))
+			"handler %q: containerd %s cannot run pods with hostUsers: false by this runtime_type", name, n.version)...)
 	}
 	if err := checkOptions(r.Options); err != nil {
-		list = append(list, problem("correct that key in "+n.ContainerdConfig, "handler %q: %v", name, err))
+		list = append(list, problem("correct that key in "+n.ContainerdConfig, "handler %q: %v", name, err)...)
 	}
 	if binary, _ := r.Options["BinaryName"].(string); strings.HasPrefix(filepath.Base(binary), "nvidia-container-runtime") {
-		list = append(list, problem("remove BinaryName from the handler's options", "handler %q runs %s below this shim: GPUs would be injected twice", name, binary))
+		list = append(list, problem("remove BinaryName from the handler's options", "handler %q runs %s below this shim: GPUs would be injected twice", name, binary)...)
 	}
 	return list
 }

@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
@@ -31,13 +30,13 @@ func checkDriver(ctx context.Context, n *node) []Finding {
 		if report, err := prepare.Run(ctx, prepare.Options{Host: n.config.Host, DryRun: true}); err == nil && len(report.PCI) == 0 {
 			fix = "this host has no NVIDIA GPU on its PCI bus: keep GPU pods off this node by a node selector"
 		}
-		return one(problem(fix, "%v", n.hostErr))
+		return problem(fix, "%v", n.hostErr)
 	case len(n.gpus.GPUs) == 0:
-		return one(problem("see the kernel's log (dmesg) for NVRM", "driver %s is loaded but has no usable GPU (%d excluded)", n.gpus.DriverVersion, len(n.gpus.Excluded)))
+		return problem("see the kernel's log (dmesg) for NVRM", "driver %s is loaded but has no usable GPU (%d excluded)", n.gpus.DriverVersion, len(n.gpus.Excluded))
 	case n.gpus.Platform != "":
-		return one(fine("%s", n.gpus.Driver()))
+		return fine("%s", n.gpus.Driver())
 	}
-	return one(fine("driver %s with %d GPUs", n.gpus.DriverVersion, len(n.gpus.GPUs)))
+	return fine("driver %s with %d GPUs", n.gpus.DriverVersion, len(n.gpus.GPUs))
 }
 
 func checkLibraries(n *node) []Finding {
@@ -49,11 +48,11 @@ func checkLibraries(n *node) []Finding {
 		err = n.files.Check(n.config.Container.DefaultCapabilities)
 	}
 	if err != nil {
-		return one(problem("install the driver's libraries in the version of the loaded kernel module, or reload the module", "%v", err))
+		return problem("install the driver's libraries in the version of the loaded kernel module, or reload the module", "%v", err)
 	}
-	list := one(fine("%d driver libraries of version %s", len(n.files.Libraries), cmp.Or(n.gpus.DriverVersion, "the platform")))
+	list := fine("%d driver libraries of version %s", len(n.files.Libraries), cmp.Or(n.gpus.DriverVersion, "the platform"))
 	for _, r := range n.files.Refused {
-		list = append(list, warning("reinstall the driver's package", "containers do not get %s: it %s", r.Path, r.Reason))
+		list = append(list, warning("reinstall the driver's package", "containers do not get %s: it %s", r.Path, r.Reason)...)
 	}
 	return list
 }
@@ -63,29 +62,25 @@ func checkNodes(ctx context.Context, n *node) []Finding {
 	if n.gpus == nil || n.hostErr != nil && n.gpus.Platform != "" {
 		return nil
 	}
-	var files driver.Files // PCI GPUs have nodes without files
-	if n.files != nil {
-		files = *n.files
-	}
-	nodes, err := n.gpus.Nodes(device.Set{GPUs: n.gpus.GPUs, MIG: n.gpus.MIG}, []string{"compute", "utility"}, files)
+	nodes, err := n.gpus.Nodes(device.Set{GPUs: n.gpus.GPUs, MIG: n.gpus.MIG}, []string{"compute", "utility"}, n.files)
 	if err != nil {
-		return one(problem(fixPrepare, "%v", err))
+		return problem(fixPrepare, "%v", err)
 	}
-	list := one(fine("%d device nodes, %d MIG devices", len(nodes), len(n.gpus.MIG)))
+	list := fine("%d device nodes, %d MIG devices", len(nodes), len(n.gpus.MIG))
 	if n.gpus.Platform != "" {
 		return list // the platform's own modules make them
 	}
 	report, err := prepare.Run(ctx, prepare.Options{Host: n.config.Host, DryRun: true})
 	if err != nil {
-		return append(list, problem("see the driver's files in procfs", "%v", err))
+		return append(list, problem("see the driver's files in procfs", "%v", err)...)
 	}
 	for _, p := range report.Nodes {
 		switch p.State {
 		case prepare.Present:
 		case prepare.Made:
-			list = append(list, warning(fixPrepare, "%s is missing: containers that ask for it do not get it", p.Path))
+			list = append(list, warning(fixPrepare, "%s is missing: containers that ask for it do not get it", p.Path)...)
 		default:
-			list = append(list, warning(p.Fix, "%s: %s", p.Path, p.Message))
+			list = append(list, warning(p.Fix, "%s: %s", p.Path, p.Message)...)
 		}
 	}
 	return list
@@ -95,20 +90,19 @@ func checkNodes(ctx context.Context, n *node) []Finding {
 func checkPrepareUnit(n *node) []Finding {
 	switch {
 	case !n.exists(runtimeclass.UnitPath) && n.config.Host.LoadKernelModules:
-		return one(warning(fixUnit, "host.load-kernel-modules is for nvidia-shimctl prepare, and nothing runs that at boot"))
+		return warning(fixUnit, "host.load-kernel-modules is for nvidia-shimctl prepare, and nothing runs that at boot")
 	case !n.exists(runtimeclass.UnitPath):
-		return one(fine("the driver's own tools make the device nodes at boot, not a unit of nvidia-shimctl"))
+		return fine("the driver's own tools make the device nodes at boot, not a unit of nvidia-shimctl")
+	case !n.exists(runtimeclass.UnitLink):
+		return warning("systemctl enable "+runtimeclass.UnitName, "%s is not enabled: the device nodes are not made at boot", runtimeclass.UnitName)
 	}
-	if _, err := os.Lstat(n.real(runtimeclass.UnitLink)); err != nil {
-		return one(warning("systemctl enable "+runtimeclass.UnitName, "%s is not enabled: the device nodes are not made at boot", runtimeclass.UnitName))
-	}
-	return one(fine("%s runs at boot", runtimeclass.UnitName))
+	return fine("%s runs at boot", runtimeclass.UnitName)
 }
 
 // checkSockets checks the daemons whose sockets containers are to get.
 func checkSockets(n *node) []Finding {
 	if len(n.config.Container.Sockets) == 0 {
-		return one(fine("containers get no sockets of daemons"))
+		return fine("containers get no sockets of daemons")
 	}
 	var list []Finding
 	for _, daemon := range sockets.Daemons {
@@ -119,11 +113,11 @@ func checkSockets(n *node) []Finding {
 		dir, err := daemon.Locate(n.config.Host)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			list = append(list, warning("start it, or remove it from container.sockets", "%s does not run on this host: containers start without its socket", name))
+			list = append(list, warning("start it, or remove it from container.sockets", "%s does not run on this host: containers start without its socket", name)...)
 		case err != nil:
-			list = append(list, warning("correct that, or remove it from container.sockets", "%s: containers start without its socket: %v", name, err))
+			list = append(list, warning("correct that, or remove it from container.sockets", "%s: containers start without its socket: %v", name, err)...)
 		default:
-			list = append(list, fine("containers get the socket of %s in %s", name, dir))
+			list = append(list, fine("containers get the socket of %s in %s", name, dir)...)
 		}
 	}
 	return list
@@ -132,12 +126,12 @@ func checkSockets(n *node) []Finding {
 func checkState(n *node) []Finding {
 	dir := n.config.Host.StateDir
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
-		return one(fine("the first GPU container makes %s", dir))
+		return fine("the first GPU container makes %s", dir)
 	}
 	if _, err := state.Open(dir); err != nil {
-		return one(problem("chown it to root and chmod it 0700, or remove it when no GPU container runs", "%v", err))
+		return problem("chown it to root and chmod it 0700, or remove it when no GPU container runs", "%v", err)
 	}
-	return one(fine("%s belongs to root alone", dir))
+	return fine("%s belongs to root alone", dir)
 }
 
 func checkKubelet(ctx context.Context, n *node) []Finding {
@@ -146,16 +140,16 @@ func checkKubelet(ctx context.Context, n *node) []Finding {
 	dir := filepath.Dir(filepath.Dir(socket)) // the kubelet's --root-dir
 	switch {
 	case !n.exists(socket) && !n.exists(dir):
-		return one(fine("there is no %s: not a Kubernetes node", dir))
+		return fine("there is no %s: not a Kubernetes node", dir)
 	case !n.exists(socket):
-		return one(warning("start the kubelet, or "+fix,
-			"there is a kubelet's %s, but no socket %s: containers are not held to what the kubelet allocated", dir, socket))
+		return warning("start the kubelet, or "+fix,
+			"there is a kubelet's %s, but no socket %s: containers are not held to what the kubelet allocated", dir, socket)
 	}
 	ctx, cancel := context.WithTimeout(ctx, probe.KubeletTimeout)
 	defer cancel()
-	pods, err := kubelet.Ping(ctx, n.real(socket))
+	pods, err := kubelet.Pods(ctx, n.real(socket))
 	if err != nil {
-		return one(problem("check that the kubelet runs (systemctl status kubelet) and see its log, or "+fix, "the kubelet does not answer at %s: %v", socket, err))
+		return problem("check that the kubelet runs (systemctl status kubelet) and see its log, or "+fix, "the kubelet does not answer at %s: %v", socket, err)
 	}
-	return one(fine("the kubelet answers at %s, with %d pods", socket, pods))
+	return fine("the kubelet answers at %s, with %d pods", socket, len(pods))
 }

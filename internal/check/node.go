@@ -1,6 +1,7 @@
 package check
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -28,12 +29,14 @@ type node struct {
 	path       string
 	version    runtimeclass.Version
 	versionErr error
-	// registered is containerd's configuration; empty if there is an error.
+	// registered is containerd's configuration, and handlers are the runtime handlers in it that
+	// start this shim, by name. Both are empty if there is an error.
 	registered    runtimeclass.Configuration
+	handlers      map[string]runtimeclass.Runtime
 	registeredErr error
-	// gpus is nil without a driver; files is nil if there is an error.
+	// gpus is nil without a driver; files are incomplete if there is an error.
 	gpus    *host.Host
-	files   *driver.Files
+	files   driver.Files
 	hostErr error
 }
 
@@ -44,18 +47,10 @@ func inspect(ctx context.Context, o Options) *node {
 		if !n.Proc.Administers(p.PID) {
 			continue
 		}
-		if n.Containerd == "" {
-			n.Containerd = n.real(p.Program)
-		}
-		if path := p.Environ["PATH"]; path != "" {
-			n.path = path
-		}
-		if n.Config == "" {
-			n.Config = p.Environ[config.EnvFile]
-		}
-		if n.ContainerdConfig == "" {
-			n.ContainerdConfig = configFlag(p.Args)
-		}
+		n.Containerd = cmp.Or(n.Containerd, n.real(p.Program))
+		n.path = cmp.Or(p.Environ["PATH"], n.path)
+		n.Config = cmp.Or(n.Config, p.Environ[config.EnvFile])
+		n.ContainerdConfig = cmp.Or(n.ContainerdConfig, configFlag(p.Args))
 		break
 	}
 	if n.Containerd == "" {
@@ -63,25 +58,22 @@ func inspect(ctx context.Context, o Options) *node {
 			n.Containerd = n.real(p)
 		}
 	}
-	if n.ContainerdConfig == "" {
-		n.ContainerdConfig = n.findContainerdConfig()
-	}
-	if n.config, n.configErr = n.loadConfig(); n.configErr != nil {
+	n.ContainerdConfig = cmp.Or(n.ContainerdConfig, n.findContainerdConfig())
+	if n.config, n.configErr = config.Find(n.Config); n.configErr != nil {
 		n.config = config.Default()
 	}
 	if n.Containerd != "" {
 		n.version, n.versionErr = runtimeclass.DaemonVersion(ctx, n.Root, runtimeclass.Containerd, n.Containerd)
 	}
 	n.registered, n.registeredErr = runtimeclass.ReadConfiguration(runtimeclass.Host{Root: n.Root, Daemon: n.version}, n.ContainerdConfig)
+	n.handlers = maps.Clone(n.registered.Runtimes)
+	maps.DeleteFunc(n.handlers, func(_ string, r runtimeclass.Runtime) bool { return !r.Ours() })
 	h, err := host.Discover(n.config.Host)
 	if n.hostErr = err; err != nil {
 		return n
 	}
 	n.gpus = &h
-	files, _, err := h.DriverFiles(driver.Files{}, false)
-	if n.hostErr = err; err == nil {
-		n.files = &files
-	}
+	n.files, _, n.hostErr = h.DriverFiles(driver.Files{}, false)
 	return n
 }
 
@@ -93,15 +85,11 @@ func (n *node) exists(name string) bool {
 	return err == nil
 }
 
-func (n *node) loadConfig() (*config.Config, error) {
-	if n.Config != "" {
-		return config.Load(n.Config)
-	}
-	return config.FromEnvironment()
-}
-
-// lookPath finds a program in containerd's PATH.
+// lookPath finds a program in containerd's PATH, unless it is given by its path.
 func (n *node) lookPath(name string) (string, error) {
+	if filepath.IsAbs(name) {
+		return name, nil
+	}
 	for _, dir := range filepath.SplitList(n.path) {
 		p := filepath.Join(dir, name)
 		st, err := os.Stat(n.real(p))
@@ -110,14 +98,6 @@ func (n *node) lookPath(name string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("%s is not in containerd's PATH (%s)", name, n.path)
-}
-
-// find returns the path of a program that is given by its path or its name.
-func (n *node) find(program string) (string, error) {
-	if filepath.IsAbs(program) {
-		return program, nil
-	}
-	return n.lookPath(program)
 }
 
 // configFlag is the value of --config on containerd's command line, if it is absolute.
@@ -146,17 +126,6 @@ func (n *node) findContainerdConfig() string {
 		}
 	}
 	return runtimeclass.DefaultContainerdConfig
-}
-
-// handlers are the runtime handlers that start this shim, by name.
-func (n *node) handlers() map[string]runtimeclass.Runtime {
-	ours := map[string]runtimeclass.Runtime{}
-	for name, r := range n.registered.Runtimes {
-		if r.Ours() {
-			ours[name] = r
-		}
-	}
-	return ours
 }
 
 // programTimeout is for a program that answers from what it knows, and for one that asks NVML.

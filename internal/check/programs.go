@@ -23,7 +23,7 @@ const fixInstall = "nvidia-shimctl install"
 func checkShims(ctx context.Context, n *node) []Finding {
 	var list []Finding
 	for _, name := range n.shims() {
-		p, err := n.find(name)
+		p, err := n.lookPath(name)
 		if err == nil {
 			err = n.trust(p)
 		}
@@ -31,9 +31,9 @@ func checkShims(ctx context.Context, n *node) []Finding {
 			_, err = output(ctx, n.real(p), "-v")
 		}
 		if err != nil {
-			list = append(list, problem(fixInstall, "%v", err))
+			list = append(list, problem(fixInstall, "%v", err)...)
 		} else {
-			list = append(list, fine("%s is in containerd's reach", p))
+			list = append(list, fine("%s is in containerd's reach", p)...)
 		}
 	}
 	return list
@@ -41,15 +41,23 @@ func checkShims(ctx context.Context, n *node) []Finding {
 
 // shims are the names or paths by which the handlers start this shim.
 func (n *node) shims() []string {
-	names := map[string]bool{}
-	for _, r := range n.handlers() {
+	return n.programs(func(r runtimeclass.Runtime) string {
 		if filepath.IsAbs(r.Type) {
-			r.Path = r.Type
+			return r.Type
 		}
-		names[cmp.Or(r.Path, runtimeclass.ShimName)] = true
+		return cmp.Or(r.Path, runtimeclass.ShimName)
+	})
+}
+
+// programs are the different programs that name gives for the handlers, or for one without
+// settings if there is none.
+func (n *node) programs(name func(runtimeclass.Runtime) string) []string {
+	names := map[string]bool{}
+	for _, r := range n.handlers {
+		names[name(r)] = true
 	}
 	if len(names) == 0 {
-		names[runtimeclass.ShimName] = true
+		names[name(runtimeclass.Runtime{})] = true
 	}
 	return slices.Sorted(maps.Keys(names))
 }
@@ -69,23 +77,18 @@ func (n *node) trust(p string) error {
 
 // checkRunc checks the runc of each handler.
 func checkRunc(ctx context.Context, n *node) []Finding {
-	names := map[string]bool{}
-	for _, r := range n.handlers() {
-		name, _ := r.Options["BinaryName"].(string)
-		names[cmp.Or(name, "runc")] = true
-	}
-	if len(names) == 0 {
-		names["runc"] = true
-	}
 	var list []Finding
-	for _, name := range slices.Sorted(maps.Keys(names)) {
-		list = append(list, checkRuntime(ctx, n, name))
+	for _, name := range n.programs(func(r runtimeclass.Runtime) string {
+		name, _ := r.Options["BinaryName"].(string)
+		return cmp.Or(name, "runc")
+	}) {
+		list = append(list, checkRuntime(ctx, n, name)...)
 	}
 	return list
 }
 
-func checkRuntime(ctx context.Context, n *node, name string) Finding {
-	p, err := n.find(name)
+func checkRuntime(ctx context.Context, n *node, name string) []Finding {
+	p, err := n.lookPath(name)
 	if err != nil {
 		return problem("install "+name, "%v: no container can start", err)
 	}
@@ -109,14 +112,14 @@ func checkRuntime(ctx context.Context, n *node, name string) Finding {
 func checkProbes(ctx context.Context, n *node) []Finding {
 	var list []Finding
 	for _, name := range n.shims() {
-		if shim, err := n.find(name); err == nil { // checkShims reports an error
-			list = append(list, checkProbe(ctx, n, filepath.Join(filepath.Dir(shim), runtimeclass.CtlName)))
+		if shim, err := n.lookPath(name); err == nil { // checkShims reports an error
+			list = append(list, checkProbe(ctx, n, filepath.Join(filepath.Dir(shim), runtimeclass.CtlName))...)
 		}
 	}
 	return list
 }
 
-func checkProbe(ctx context.Context, n *node, p string) Finding {
+func checkProbe(ctx context.Context, n *node, p string) []Finding {
 	if err := n.trust(p); err != nil {
 		return problem(fixInstall, "the shim cannot run its probe, and pods whose allocation only the kubelet knows do not start: %v", err)
 	}
@@ -139,7 +142,7 @@ type floor struct{ major, minor, patch int }
 
 // checkFloor compares a version with the floor of its line. Lines after the last one are safe,
 // lines between and before them are not.
-func checkFloor(name string, v runtimeclass.Version, floors []floor) Finding {
+func checkFloor(name string, v runtimeclass.Version, floors []floor) []Finding {
 	var texts []string
 	last := floors[len(floors)-1]
 	safe := v.AtLeast(last.major, last.minor+1, 0)

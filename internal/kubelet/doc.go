@@ -1,9 +1,9 @@
 // Package kubelet asks the kubelet what it allocated to a pod: the PodResources API on its socket
 // (k8s.io/kubelet/pkg/apis/podresources/v1, GA since Kubernetes 1.28).
 //
-// Allocated returns the device ids of the resources under nvidia.com by container; Ping, for
-// nvidia-shimctl check, only finds out whether the kubelet answers. No shim may link this package:
-// a gRPC client would make it half as large again.
+// Allocated returns the device ids of the resources under nvidia.com by container; Pods, for
+// nvidia-shimctl check, lists all pods. No shim may link this package: a gRPC client would make it
+// half as large again.
 //
 // The names of pods must come from containerd, never from a container, and no call takes longer
 // than its context allows.

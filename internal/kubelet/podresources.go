@@ -2,12 +2,11 @@ package kubelet
 
 import (
 	"context"
-	"errors"
-	"net"
-	"slices"
+	"strings"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 )
@@ -16,64 +15,44 @@ import (
 // gives them: nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-1g.5gb.
 const resourceDomain = "nvidia.com/"
 
-// methodList is the method of the PodResources API that every kubelet serves. Get is off by default
-// before Kubernetes 1.36.
-const methodList = "/v1.PodResourcesLister/List"
-
 // maxMessage bounds a response, in bytes.
 const maxMessage = 16 << 20
 
-var errMalformed = errors.New("the kubelet's answer is malformed")
-
-// Ping asks the kubelet behind the socket how many pods it has.
-func Ping(ctx context.Context, socket string) (pods int, err error) {
-	list, err := listPods(ctx, socket)
-	return len(list), err
-}
-
 // Allocated asks the kubelet behind the socket what it allocated to a pod.
 func Allocated(ctx context.Context, socket, namespace, name string) (policy.Allocation, error) {
-	list, err := listPods(ctx, socket)
+	list, err := Pods(ctx, socket)
 	if err != nil {
 		return policy.Allocation{}, err
 	}
-	for _, p := range list {
-		if p.namespace == namespace && p.name == name {
-			return policy.Allocation{Found: true, Containers: p.containers}, nil
+	for _, pod := range list {
+		if pod.Namespace != namespace || pod.Name != name {
+			continue
 		}
+		a := policy.Allocation{Found: true, Containers: map[string][]string{}}
+		for _, c := range pod.Containers {
+			ids := []string{}
+			for _, d := range c.Devices {
+				if strings.HasPrefix(d.ResourceName, resourceDomain) {
+					ids = append(ids, d.DeviceIds...)
+				}
+			}
+			a.Containers[c.Name] = ids
+		}
+		return a, nil
 	}
 	return policy.Allocation{}, nil
 }
 
-// listPods asks the kubelet behind the socket for its pods.
-func listPods(ctx context.Context, socket string) ([]pod, error) {
-	conn, err := grpc.NewClient("passthrough:///kubelet",
+// Pods asks the kubelet behind the socket for its pods. Get, which asks for one, is off by
+// default before Kubernetes 1.36.
+func Pods(ctx context.Context, socket string) ([]*podresources.PodResources, error) {
+	conn, err := grpc.NewClient("unix:"+socket,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
-			var d net.Dialer
-			return d.DialContext(ctx, "unix", socket)
-		}),
-		grpc.WithDefaultCallOptions(grpc.ForceCodec(rawCodec{}), grpc.MaxCallRecvMsgSize(maxMessage)))
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close()
-	var response []byte
-	if err := conn.Invoke(ctx, methodList, []byte{}, &response); err != nil {
-		return nil, err
-	}
-	return decodePods(response)
-}
-
-// rawCodec passes messages as the bytes that they are on the wire: the generated code of the API
-// would bring in much of Kubernetes.
-type rawCodec struct{}
-
-func (rawCodec) Name() string { return "proto" }
-
-func (rawCodec) Marshal(v any) ([]byte, error) { return v.([]byte), nil }
-
-func (rawCodec) Unmarshal(data []byte, v any) error {
-	*v.(*[]byte) = slices.Clone(data)
-	return nil
+	response, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{})
+	return response.GetPodResources(), err
 }

@@ -3,6 +3,7 @@
 package nvml
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -14,45 +15,34 @@ import (
 
 // Facts returns the facts that the shim needs. The process can start no program afterwards.
 func Facts(host config.Host) (device.Facts, error) {
-	return ask(host, func(l *library) (device.Facts, error) {
-		h, err := l.host()
-		if err != nil {
-			return device.Facts{}, err
+	s, err := ask(host, false)
+	if err != nil {
+		return device.Facts{}, err
+	}
+	f := device.Facts{Driver: s.Driver, CUDA: s.CUDA, GPUs: []device.GPUFacts{}}
+	for _, g := range s.GPUs {
+		if g.Error != "" {
+			return f, fmt.Errorf("GPU %d: %s", g.Facts.Index, g.Error)
 		}
-		f := device.Facts{Driver: h.driver, CUDA: h.cuda, GPUs: []device.GPUFacts{}}
-		for _, g := range h.gpus {
-			r := &reader{library: l}
-			f.GPUs = append(f.GPUs, r.gpuFacts(g))
-			if r.err != nil {
-				return f, fmt.Errorf("GPU %d: %w", g.index, r.err)
-			}
-		}
-		return f, nil
-	})
+		f.GPUs = append(f.GPUs, g.Facts)
+	}
+	return f, nil
 }
 
-// hostGPUs are a driver and its GPUs.
-type hostGPUs struct {
-	driver, cuda string
-	// gpus are the GPUs that answer; lost says why the first of the others does not.
-	gpus []gpu
-	lost error
-}
-
-// gpu is a GPU or a MIG device with its index.
-type gpu struct {
+// handle is NVML's handle of a GPU or a MIG device, with its index.
+type handle struct {
 	nvml.Device
 	index int
 }
 
-// host lists the GPUs. A lost GPU does not hide the others; no GPU at all is an error only if all
-// are lost.
-func (l *library) host() (hostGPUs, error) {
+// snapshot reads the facts about all GPUs, and their state if live is set. A lost GPU does not hide
+// the others; no GPU at all is an error only if all are lost.
+func snapshot(l nvml.Interface, live bool) (Snapshot, error) {
 	r := &reader{library: l}
-	h := hostGPUs{driver: must(r, "driver version", l.SystemGetDriverVersion, "nvmlSystemGetDriverVersion")}
+	s := Snapshot{Driver: must(r, "driver version", l.SystemGetDriverVersion, "nvmlSystemGetDriverVersion"), GPUs: []GPU{}}
 	// 13000 is 13.0 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR).
 	cuda := must(r, "CUDA version", l.SystemGetCudaDriverVersion, "nvmlSystemGetCudaDriverVersion")
-	h.cuda = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)
+	s.CUDA = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)
 	count := must(r, "number of GPUs", l.DeviceGetCount, "nvmlDeviceGetCount_v2", "nvmlDeviceGetCount")
 	for i := range count {
 		one := &reader{library: l}
@@ -60,75 +50,88 @@ func (l *library) host() (hostGPUs, error) {
 			"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex")
 		switch {
 		case one.err == nil:
-			h.gpus = append(h.gpus, gpu{d, i})
-		case h.lost == nil:
-			h.lost = one.err
+			s.GPUs = append(s.GPUs, one.gpu(handle{d, i}, live))
+		case s.Error == "":
+			s.Error = one.err.Error()
 		}
 	}
-	if r.err == nil && len(h.gpus) == 0 {
-		return h, h.lost
+	if r.err == nil && len(s.GPUs) == 0 && s.Error != "" {
+		return s, errors.New(s.Error)
 	}
-	return h, r.err
+	return s, r.err
 }
 
-func (r *reader) gpuFacts(d gpu) device.GPUFacts {
-	g := device.GPUFacts{
-		Index: d.index,
-		Minor: must(r, "minor number", d.GetMinorNumber, "nvmlDeviceGetMinorNumber"),
-		UUID:  must(r, "UUID", d.GetUUID, "nvmlDeviceGetUUID"),
-		Name:  must(r, "name", d.GetName, "nvmlDeviceGetName"),
-		BusID: busID(r.pciAddress(d)),
-		Brand: brand(0), Instances: []device.InstanceFacts{},
+func (r *reader) gpu(d handle, live bool) GPU {
+	g := GPU{Facts: r.facts(d)}
+	if live {
+		g.State = r.state(d)
+		if u, ok := get(r, "utilization", d.GetUtilizationRates, "nvmlDeviceGetUtilizationRates"); ok {
+			g.Utilization.GPU = &u.Gpu
+		}
 	}
-	if n := get(r, "brand", d.GetBrand, "nvmlDeviceGetBrand"); n != nil {
-		g.Brand = brand(int(*n))
+	if g.Facts.MIG {
+		g.State.Processes = []Process{} // they use the MIG devices
+		for _, m := range r.migDevices(d) {
+			g.Facts.Instances = append(g.Facts.Instances, r.instanceFacts(m))
+			if live {
+				g.Instances = append(g.Instances, r.state(m))
+			}
+		}
 	}
-	arch := get(r, "compute capability", func() (string, nvml.Return) {
-		major, minor, ret := d.GetCudaComputeCapability()
-		return fmt.Sprintf("%d.%d", major, minor), ret
-	}, "nvmlDeviceGetCudaComputeCapability")
-	if arch != nil {
-		g.Arch = *arch
-	}
-	mig := get(r, "MIG mode", func() (int, nvml.Return) {
-		current, _, ret := d.GetMigMode()
-		return current, ret
-	}, "nvmlDeviceGetMigMode")
-	if g.MIG = mig != nil && *mig == nvml.DEVICE_MIG_ENABLE; !g.MIG {
-		return g
-	}
-	for _, m := range r.migDevices(d) {
-		g.Instances = append(g.Instances, device.InstanceFacts{
-			Index: m.index,
-			UUID:  must(r, "UUID", m.GetUUID, "nvmlDeviceGetUUID"),
-			GI:    must(r, "GPU instance", m.GetGpuInstanceId, "nvmlDeviceGetGpuInstanceId"),
-			CI:    must(r, "compute instance", m.GetComputeInstanceId, "nvmlDeviceGetComputeInstanceId"),
-			Name:  profile(must(r, "name", m.GetName, "nvmlDeviceGetName")),
-		})
+	if r.err != nil {
+		g.Error = r.err.Error()
 	}
 	return g
 }
 
-func (r *reader) pciAddress(d gpu) string {
-	var text []byte
+// facts reads the PCI address first: by it a GPU is known whose other properties cannot be read.
+func (r *reader) facts(d handle) device.GPUFacts {
+	var address []byte
 	for _, c := range must(r, "PCI address", d.GetPciInfo, "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2").BusId {
-		text = append(text, byte(c))
+		address = append(address, byte(c))
 	}
-	return unix.ByteSliceToString(text) // up to the first 0
+	g := device.GPUFacts{
+		BusID: busID(unix.ByteSliceToString(address)), // up to the first 0
+		Index: d.index,
+		Minor: must(r, "minor number", d.GetMinorNumber, "nvmlDeviceGetMinorNumber"),
+		UUID:  must(r, "UUID", d.GetUUID, "nvmlDeviceGetUUID"),
+		Name:  must(r, "name", d.GetName, "nvmlDeviceGetName"),
+
+		Instances: []device.InstanceFacts{},
+	}
+	number, _ := get(r, "brand", d.GetBrand, "nvmlDeviceGetBrand")
+	g.Brand = brand(int(number))
+	g.Arch, _ = get(r, "compute capability", func() (string, nvml.Return) {
+		major, minor, ret := d.GetCudaComputeCapability()
+		return fmt.Sprintf("%d.%d", major, minor), ret
+	}, "nvmlDeviceGetCudaComputeCapability")
+	mode, _ := get(r, "MIG mode", func() (int, nvml.Return) {
+		current, _, ret := d.GetMigMode()
+		return current, ret
+	}, "nvmlDeviceGetMigMode")
+	g.MIG = mode == nvml.DEVICE_MIG_ENABLE
+	return g
+}
+
+func (r *reader) instanceFacts(m handle) device.InstanceFacts {
+	return device.InstanceFacts{
+		Index: m.index,
+		UUID:  must(r, "UUID", m.GetUUID, "nvmlDeviceGetUUID"),
+		GI:    must(r, "GPU instance", m.GetGpuInstanceId, "nvmlDeviceGetGpuInstanceId"),
+		CI:    must(r, "compute instance", m.GetComputeInstanceId, "nvmlDeviceGetComputeInstanceId"),
+		Name:  profile(must(r, "name", m.GetName, "nvmlDeviceGetName")),
+	}
 }
 
 // migDevices lists the MIG devices of a GPU. Indices have gaps if instances were destroyed.
-func (r *reader) migDevices(d gpu) []gpu {
-	count := get(r, "number of MIG devices", d.GetMaxMigDeviceCount, "nvmlDeviceGetMaxMigDeviceCount")
-	if count == nil {
-		return nil
-	}
-	var list []gpu
-	for i := range *count {
-		m := get(r, fmt.Sprintf("handle of MIG device %d", i),
+func (r *reader) migDevices(d handle) []handle {
+	count, _ := get(r, "number of MIG devices", d.GetMaxMigDeviceCount, "nvmlDeviceGetMaxMigDeviceCount")
+	var list []handle
+	for i := range count {
+		m, ok := get(r, fmt.Sprintf("handle of MIG device %d", i),
 			func() (nvml.Device, nvml.Return) { return d.GetMigDeviceHandleByIndex(i) }, "nvmlDeviceGetMigDeviceHandleByIndex")
-		if m != nil {
-			list = append(list, gpu{*m, i})
+		if ok {
+			list = append(list, handle{m, i})
 		}
 	}
 	return list

@@ -23,28 +23,48 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-// The test binary asks NVML in a process of its own, as nvidia-shimctl does: the thread cannot get
-// back what isolate takes away.
-const (
-	envAsk    = "NVML_TEST_ASK"
-	envShared = "NVML_TEST_SHARED" // see askShared
-)
+// envTask has the test binary do a task in a process of its own, as nvidia-shimctl asks NVML: the
+// thread cannot get back what isolate takes away. It is "facts", "live", "shared" or "calls", the
+// first three with ":" and a configuration.
+const envTask = "NVML_TEST_TASK"
 
 func TestMain(m *testing.M) {
-	if name := os.Getenv(envAsk); name != "" {
-		os.Exit(answer(name))
-	}
-	if name := os.Getenv(envShared); name != "" {
-		os.Exit(askShared(name))
-	}
-	if os.Getenv(envCalls) != "" {
-		os.Exit(tryCalls())
-	}
 	if os.Geteuid() != 0 {
 		os.Stderr.WriteString("nvml: the tests make device nodes and mount them: run them as root\n")
 		os.Exit(1)
 	}
-	os.Exit(m.Run())
+	task, ok := os.LookupEnv(envTask)
+	if !ok {
+		os.Exit(m.Run())
+	}
+	if err := do(task); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func do(task string) error {
+	what, name, _ := strings.Cut(task, ":")
+	if what == "calls" {
+		return tryCalls()
+	}
+	if what == "shared" {
+		return askShared(name)
+	}
+	cfg, err := config.Load(name)
+	if err != nil {
+		return err
+	}
+	var v any
+	if what == "facts" {
+		v, err = Facts(cfg.Host)
+	} else {
+		v, err = Live(cfg.Host)
+	}
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(os.Stdout).Encode(v)
 }
 
 func check(t testing.TB, err error) {
@@ -54,32 +74,13 @@ func check(t testing.TB, err error) {
 	}
 }
 
-func answer(name string) int {
-	what, name, _ := strings.Cut(name, ":")
-	cfg, err := config.Load(name)
-	var v any
-	if err == nil && what == "facts" {
-		v, err = Facts(cfg.Host)
-	} else if err == nil {
-		v, err = Live(cfg.Host)
-	}
-	if err == nil {
-		err = json.NewEncoder(os.Stdout).Encode(v)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return 0
-}
-
 // askFor asks the simulated driver's NVML for facts or live, with an environment that names no
 // other.
 func askFor[T any](t *testing.T, d *sim.Driver, what string) (answer T, err error) {
 	t.Helper()
 	var out, errs bytes.Buffer
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = []string{envAsk + "=" + what + ":" + d.ConfigPath}
+	cmd.Env = []string{envTask + "=" + what + ":" + d.ConfigPath}
 	cmd.Stdout, cmd.Stderr = &out, &errs
 	if err := cmd.Run(); err != nil {
 		return answer, errors.New(strings.TrimSpace(errs.String()))
@@ -147,7 +148,7 @@ func TestAQuestionChangesNothing(t *testing.T) {
 	check(t, d.Modprobe(program))
 	before := tree(t, d.Dir)
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = []string{envShared + "=" + d.ConfigPath}
+	cmd.Env = []string{envTask + "=shared:" + d.ConfigPath}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v: %s", err, out)
@@ -171,21 +172,19 @@ func TestAQuestionChangesNothing(t *testing.T) {
 
 // askShared asks in a mount namespace whose mounts are shared, as the mounts of a host are under
 // systemd, and compares the mounts before and after.
-func askShared(name string) int {
+func askShared(name string) error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, ""); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
+		return err
 	}
 	before := devMounts()
 	cmd := exec.Command("/proc/self/exe")
-	cmd.Env = []string{envAsk + "=facts:" + name}
+	cmd.Env = []string{envTask + "=facts:" + name}
 	out, err := cmd.CombinedOutput()
 	after := devMounts()
 	if err != nil || !bytes.Equal(before, after) || !bytes.Contains(before, []byte("shared:")) {
-		fmt.Fprintf(os.Stderr, "%v: %s: mounts\n%s\nwere\n%s\n", err, out, after, before)
-		return 1
+		return errors.Join(err, fmt.Errorf("%s: mounts\n%s\nwere\n%s", out, after, before))
 	}
-	return 0
+	return nil
 }
 
 // devMounts returns the mounts at and below /dev: other tests mount elsewhere meanwhile.

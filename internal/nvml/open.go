@@ -13,17 +13,11 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// library is a loaded and initialised libnvidia-ml.
-type library struct {
-	nvml.Interface
-	known map[string]bool // symbols that the library has, or has not
-}
-
-// ask runs fn with NVML open, on a thread that ends afterwards.
-func ask[T any](host config.Host, fn func(*library) (T, error)) (out T, err error) {
+// ask takes a snapshot with NVML open, on a thread that ends afterwards.
+func ask(host config.Host, live bool) (s Snapshot, err error) {
 	path, err := libraryPath(host)
 	if err != nil {
-		return out, err
+		return s, err
 	}
 	done := make(chan struct{})
 	go func() {
@@ -33,25 +27,25 @@ func ask[T any](host config.Host, fn func(*library) (T, error)) (out T, err erro
 		if err = isolate(host.DevRoot); err != nil {
 			return
 		}
-		out, err = withLibrary(path, fn)
+		s, err = withLibrary(path, live)
 	}()
 	<-done
-	return out, err
+	return s, err
 }
 
-func withLibrary[T any](path string, fn func(*library) (T, error)) (out T, err error) {
+func withLibrary(path string, live bool) (Snapshot, error) {
 	// Loaded here first, because go-nvml does not return the reason why a library cannot be loaded.
 	first := dl.New(path, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
 	if err := first.Open(); err != nil {
-		return out, fmt.Errorf("load NVML: %w", err)
+		return Snapshot{}, fmt.Errorf("load NVML: %w", err)
 	}
 	defer func() { _ = first.Close() }()
-	l := &library{Interface: nvml.New(nvml.WithLibraryPath(path)), known: map[string]bool{}}
+	l := nvml.New(nvml.WithLibraryPath(path))
 	if ret := l.Init(); ret != nvml.SUCCESS {
-		return out, fmt.Errorf("NVML does not start: %s (%s; nvidia-smi on this host should say the same)", text(ret), path)
+		return Snapshot{}, fmt.Errorf("NVML does not start: %s (%s; nvidia-smi on this host should say the same)", text(ret), path)
 	}
 	defer func() { _ = l.Shutdown() }()
-	return fn(l)
+	return snapshot(l, live)
 }
 
 // text returns NVML's text for a return code, in one line.

@@ -4,57 +4,43 @@ package nvml
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
 // reader reads properties until one fails for another reason than that the GPU does not have it.
 type reader struct {
-	*library
-	err error
+	library nvml.Interface
+	err     error
 }
 
 // must reads a property that the answer cannot do without.
-func must[T any](r *reader, what string, fn func() (T, nvml.Return), symbols ...string) (v T) {
-	p := get(r, what, fn, symbols...)
-	if p != nil {
-		return *p
-	}
-	if r.err == nil {
+func must[T any](r *reader, what string, fn func() (T, nvml.Return), symbols ...string) T {
+	v, ok := get(r, what, fn, symbols...)
+	if !ok && r.err == nil {
 		r.err = fmt.Errorf("NVML cannot tell the %s: this GPU or driver does not have it", what)
 	}
 	return v
 }
 
-// get reads a property that a GPU need not have: nil if it does not, or if something failed before.
-func get[T any](r *reader, what string, fn func() (T, nvml.Return), symbols ...string) *T {
-	if r.err != nil || !r.has(symbols...) {
-		return nil
+// get reads a property that a GPU need not have. ok is false, and the value zero, if it does not
+// have it, or if something failed before. One of the symbols has to be in the library: go-nvml
+// binds a function when it is called for the first time, and one that an old driver does not have
+// ends the process.
+func get[T any](r *reader, what string, fn func() (T, nvml.Return), symbols ...string) (v T, ok bool) {
+	has := func(symbol string) bool { return r.library.Extensions().LookupSymbol(symbol) == nil }
+	if r.err != nil || !slices.ContainsFunc(symbols, has) {
+		return v, false
 	}
-	v, ret := fn()
+	value, ret := fn()
 	switch {
 	case ret == nvml.SUCCESS:
-		return &v
+		return value, true
 	case !absent(ret):
 		r.err = fmt.Errorf("NVML cannot tell the %s: %s", what, text(ret))
 	}
-	return nil
-}
-
-// has reports whether the library has one of the functions. go-nvml binds a function when it is
-// called for the first time, and one that an old driver does not have ends the process.
-func (l *library) has(symbols ...string) bool {
-	for _, s := range symbols {
-		known, checked := l.known[s]
-		if !checked {
-			known = l.Extensions().LookupSymbol(s) == nil
-			l.known[s] = known
-		}
-		if known {
-			return true
-		}
-	}
-	return false
+	return v, false
 }
 
 // absent reports whether a return code means that this GPU, or this driver, does not have the

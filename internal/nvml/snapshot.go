@@ -16,18 +16,12 @@ type Snapshot struct {
 type GPU struct {
 	Facts device.GPUFacts `json:"facts"`
 	// Error says why the rest is incomplete: the GPU is lost, for example.
-	Error string `json:"error,omitempty"`
-	State *State `json:"state,omitempty"`
-	// Instances are the states of Facts.Instances, in their order.
-	Instances []InstanceState `json:"instances,omitempty"`
-}
-
-// State is what a GPU does now.
-type State struct {
+	Error       string      `json:"error,omitempty"`
 	Utilization Utilization `json:"utilization"`
-	Memory      MemoryState `json:"memory"`
-	// Processes use the GPU itself; with MIG, processes use the instances.
-	Processes []Process `json:"processes"`
+	// State has no processes if the GPU has MIG devices: they use those.
+	State State `json:"state"`
+	// Instances are the states of Facts.Instances, in their order.
+	Instances []State `json:"instances,omitempty"`
 }
 
 // Utilization is in percent of the time.
@@ -35,16 +29,16 @@ type Utilization struct {
 	GPU *uint32 `json:"gpu_percent,omitempty"`
 }
 
+// State is what a GPU or a MIG device does now.
+type State struct {
+	Memory    MemoryState `json:"memory"`
+	Processes []Process   `json:"processes"`
+}
+
 // MemoryState is in bytes.
 type MemoryState struct {
 	Total *uint64 `json:"total_bytes,omitempty"`
 	Used  *uint64 `json:"used_bytes,omitempty"`
-}
-
-// InstanceState is what a MIG device does now.
-type InstanceState struct {
-	Memory    MemoryState `json:"memory"`
-	Processes []Process   `json:"processes"`
 }
 
 // Process is a process that uses a GPU.

@@ -63,7 +63,7 @@ func Ask(program func() (path string, err error), start Start, q Questions) Answ
 	if q.Facts || q.Live || q.Pod != nil {
 		var err error
 		if a, err = ask(program, start, q); err != nil {
-			a = q.failed(err)
+			a = Answers{FactsError: err.Error(), LiveError: err.Error(), PodError: err.Error()}
 		}
 	}
 	a.NoKubelet = noKubelet

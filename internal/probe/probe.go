@@ -41,7 +41,7 @@ type Pod struct {
 	Name      string `json:"name"`
 }
 
-// Answers has for each question that was asked an answer or an error text.
+// Answers has for each question that was asked an answer or an error text. Only these count.
 type Answers struct {
 	Facts      *device.Facts `json:"facts,omitempty"`
 	FactsError string        `json:"facts_error,omitempty"`
@@ -52,19 +52,4 @@ type Answers struct {
 	PodError  string             `json:"pod_error,omitempty"`
 	// NoKubelet reports that the kubelet's socket does not exist.
 	NoKubelet bool `json:"no_kubelet,omitempty"`
-}
-
-// failed returns the answers if none came because of err.
-func (q Questions) failed(err error) Answers {
-	var a Answers
-	if q.Facts {
-		a.FactsError = err.Error()
-	}
-	if q.Live {
-		a.LiveError = err.Error()
-	}
-	if q.Pod != nil {
-		a.PodError = err.Error()
-	}
-	return a
 }

@@ -4,9 +4,9 @@
 // Read finds the containers by the records that the shim leaves in their bundles, Join adds the
 // GPUs and the answer of NVML, and Print shows the result:
 //
-//	containers := status.Read(procfs.Host, status.StateDirs)
-//	s := status.Join(procfs.Host, status.Host{…}, containers)
-//	err := s.Print(term.New(os.Stdout))
+//	records := status.Read(procfs.Host, status.StateDirs)
+//	s := status.Join(procfs.Host, inventory, live, nvmlErr, records)
+//	s.Print(term.New(os.Stdout))
 //
 // A process belongs to the container of its cgroup. The package changes nothing and executes
 // nothing; without an answer of NVML it still says who was given what.

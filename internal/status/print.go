@@ -1,8 +1,10 @@
 package status
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
@@ -27,22 +29,44 @@ func (s *Status) Print(o *term.Output) {
 			o.Field(fmt.Sprintf("GPU %d:", g.Index), 7, term.Red, g.Error)
 		}
 	}
-	s.printGPUs(o)
+	s.printDevices(o)
 	s.printContainers(o)
 	s.printProcesses(o)
 }
 
-func (s *Status) printGPUs(o *term.Output) {
-	t := o.Table("GPU", "MEMORY", "UTIL", "HELD BY", "MODEL")
+// namedUse is the use of a device by its name in the tables.
+type namedUse struct {
+	name, model string
+	utilization *nvml.Utilization
+	Use
+}
+
+// devices lists the GPUs, each with its MIG devices behind it.
+func (s *Status) devices() []namedUse {
+	var list []namedUse
 	for _, g := range s.GPUs {
-		util := none
-		if g.Utilization != nil && g.Utilization.GPU != nil {
-			util = fmt.Sprintf("%d%%", *g.Utilization.GPU)
-		}
-		t.Row(held(g.Containers), fmt.Sprint(g.Index), used(g.Memory), util, s.names(g.Containers), g.Model)
+		list = append(list, namedUse{name: strconv.Itoa(g.Index), model: g.Model, utilization: g.Utilization, Use: g.Use})
 		for _, m := range g.MIG {
-			t.Row(held(m.Containers), migName(g.Index, m.GI, m.CI), used(m.Memory), "", s.names(m.Containers), "MIG "+m.Profile)
+			list = append(list, namedUse{name: fmt.Sprintf("%d:%d/%d", g.Index, m.GI, m.CI), model: "MIG " + m.Profile, Use: m.Use})
 		}
+	}
+	return list
+}
+
+func (s *Status) printDevices(o *term.Output) {
+	t := o.Table("GPU", "MEMORY", "UTIL", "HELD BY", "MODEL")
+	for _, d := range s.devices() {
+		style, memory, util := term.Plain, none, none
+		if len(d.Containers) > 0 {
+			style = term.Green
+		}
+		if m := d.Memory; m != nil && m.Used != nil && m.Total != nil {
+			memory = fmt.Sprintf("%d/%d MiB", *m.Used>>20, *m.Total>>20)
+		}
+		if d.utilization != nil && d.utilization.GPU != nil {
+			util = fmt.Sprintf("%d%%", *d.utilization.GPU)
+		}
+		t.Row(style, d.name, memory, util, s.names(d.Containers...), d.model)
 	}
 	t.Flush()
 }
@@ -59,11 +83,17 @@ func (s *Status) printContainers(o *term.Output) {
 		if c.Pod != "" && c.Name != "" {
 			name += "/" + c.Name
 		}
+		var gpus []string
+		for _, d := range s.devices() {
+			if slices.Contains(d.Containers, c.ID) {
+				gpus = append(gpus, d.name)
+			}
+		}
 		processes := none
 		if c.Processes != nil {
-			processes = fmt.Sprint(*c.Processes)
+			processes = strconv.Itoa(*c.Processes)
 		}
-		t.Row(term.Plain, name, orNone(c.devices), size(c.Memory), processes, c.Namespace, shortID(c.ID))
+		t.Row(term.Plain, name, orNone(gpus), size(c.Memory), processes, c.Namespace, shortID(c.ID))
 	}
 	t.Flush()
 }
@@ -71,39 +101,28 @@ func (s *Status) printContainers(o *term.Output) {
 func (s *Status) printProcesses(o *term.Output) {
 	t := o.Table("GPU", "PID", "MEMORY", "PROCESS", "CONTAINER")
 	rows := 0
-	add := func(gpu string, list []Process) {
-		for _, p := range list {
-			container := none
-			if p.owner >= 0 {
-				container = s.Containers[p.owner].label()
-			}
-			t.Row(term.Plain, gpu, fmt.Sprint(p.PID), size(p.Memory), p.Name, container)
+	for _, d := range s.devices() {
+		for _, p := range d.Processes {
+			t.Row(term.Plain, d.name, strconv.Itoa(p.PID), size(p.Memory), p.Name, s.names(p.Container))
 			rows++
 		}
 	}
-	for _, g := range s.GPUs {
-		add(fmt.Sprint(g.Index), g.Processes)
-		for _, m := range g.MIG {
-			add(migName(g.Index, m.GI, m.CI), m.Processes)
-		}
+	if rows > 0 {
+		o.Line(term.Plain, "")
+		t.Flush()
 	}
-	if rows == 0 {
-		return
-	}
-	o.Line(term.Plain, "")
-	t.Flush()
 }
 
 // label is the pod of a container, or its id.
-func (h Holder) label() string {
-	if h.Pod != "" {
-		return h.PodNamespace + "/" + h.Pod
+func (r Record) label() string {
+	if r.Pod != "" {
+		return r.PodNamespace + "/" + r.Pod
 	}
-	return shortID(h.ID)
+	return shortID(r.ID)
 }
 
 // names are the labels of containers.
-func (s *Status) names(ids []string) string {
+func (s *Status) names(ids ...string) string {
 	var names []string
 	for _, c := range s.Containers {
 		if slices.Contains(ids, c.ID) {
@@ -113,33 +132,13 @@ func (s *Status) names(ids []string) string {
 	return orNone(names)
 }
 
-func orNone(list []string) string {
-	if len(list) == 0 {
-		return none
-	}
-	return strings.Join(list, " ")
-}
-
-// held is the style of a device: green if a container has it.
-func held(containers []string) term.Style {
-	if len(containers) > 0 {
-		return term.Green
-	}
-	return term.Plain
-}
+func orNone(list []string) string { return cmp.Or(strings.Join(list, " "), none) }
 
 func size(v *uint64) string {
 	if v == nil {
 		return none
 	}
 	return fmt.Sprintf("%d MiB", *v>>20)
-}
-
-func used(m *nvml.MemoryState) string {
-	if m == nil || m.Used == nil || m.Total == nil {
-		return none
-	}
-	return fmt.Sprintf("%d/%d MiB", *m.Used>>20, *m.Total>>20)
 }
 
 // shortID is as much of a generated id as daemons print.

@@ -33,23 +33,24 @@ func newFixture(t *testing.T) *fixture {
 	return f
 }
 
+func (f *fixture) ok(err error) {
+	f.t.Helper()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+}
+
 func (f *fixture) write(name, text string) {
 	f.t.Helper()
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
-		f.t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		f.t.Fatal(err)
-	}
+	f.ok(os.MkdirAll(filepath.Dir(name), 0o755))
+	f.ok(os.WriteFile(name, []byte(text), 0o600))
 }
 
 // process adds a process, by PID or "self", in a PID namespace and a cgroup. It is root's.
 func (f *fixture) process(pid, namespace, exe, cwd, cgroup string) {
 	f.t.Helper()
 	dir := filepath.Join(string(f.proc), pid)
-	if err := os.RemoveAll(dir); err != nil {
-		f.t.Fatal(err)
-	}
+	f.ok(os.RemoveAll(dir))
 	for name, text := range map[string]string{
 		// One hierarchy of cgroup v1 has no container in it.
 		"cgroup": "2:freezer:/daemons\n1:name=systemd:/\n0::" + cgroup + "\n",
@@ -59,11 +60,8 @@ func (f *fixture) process(pid, namespace, exe, cwd, cgroup string) {
 		f.write(filepath.Join(dir, name), text)
 	}
 	for name, target := range map[string]string{"exe": exe, "cwd": cwd, "ns/pid": "pid:[" + namespace + "]", "ns/user": "user:[1]"} {
-		if target == "" {
-			continue
-		}
-		if err := os.Symlink(target, filepath.Join(dir, name)); err != nil {
-			f.t.Fatal(err)
+		if target != "" {
+			f.ok(os.Symlink(target, filepath.Join(dir, name)))
 		}
 	}
 }
@@ -72,11 +70,7 @@ func (f *fixture) process(pid, namespace, exe, cwd, cgroup string) {
 func (f *fixture) bundle(state, namespace, id string, init int, record any) string {
 	f.t.Helper()
 	dir := filepath.Join(state, tasksDir, namespace, id)
-	data, err := json.Marshal(record)
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	f.write(filepath.Join(dir, gpuinject.RecordName), string(data))
+	f.write(filepath.Join(dir, gpuinject.RecordName), asJSON(f.t, record))
 	if init > 0 {
 		f.write(filepath.Join(dir, "init.pid"), fmt.Sprint(init))
 	}
@@ -148,15 +142,11 @@ func TestAProcessBelongsToItsContainer(t *testing.T) {
 		"/default/outer/docker/inner":                                           "inner", "/default/outer/docker": "outer",
 	} {
 		f.process("999", "1", "/bin/train", "", cgroup)
-		got := ""
-		if i := owner(f.proc, list, 999); i >= 0 {
-			got = list[i].ID
-		}
-		if got != want {
+		if got := owner(f.proc, list, 999); got != want {
 			t.Errorf("a process in %s is %q's, want %q", cgroup, got, want)
 		}
 	}
-	if owner(f.proc, list, 998) >= 0 {
+	if owner(f.proc, list, 998) != "" {
 		t.Error("a process that has ended has an owner")
 	}
 }
@@ -189,16 +179,17 @@ func statusFixture(t *testing.T) (*fixture, device.Inventory, nvml.Snapshot) {
 			// NVML's order is not that of procfs here.
 			{
 				Facts: device.GPUFacts{UUID: "GPU-1", BusID: "0000:01:00.0", Instances: []device.InstanceFacts{{UUID: "MIG-3", GI: 3, Name: "1g.10gb"}}},
-				State: &nvml.State{Processes: []nvml.Process{{PID: 10, Type: "C", Memory: of(uint64(1 << 30))}, {PID: 90, Type: "G", Memory: of(uint64(5 << 20))}}},
-				Instances: []nvml.InstanceState{{
+				State: nvml.State{Processes: []nvml.Process{{PID: 10, Type: "C", Memory: of(uint64(1 << 30))}, {PID: 90, Type: "G", Memory: of(uint64(5 << 20))}}},
+				Instances: []nvml.State{{
 					Memory:    nvml.MemoryState{Used: of(uint64(3 << 20)), Total: of(uint64(10 << 30))},
 					Processes: []nvml.Process{{PID: 40, Type: "C", Memory: of(uint64(3 << 20))}},
 				}},
 			},
 			{
-				Facts: device.GPUFacts{UUID: "GPU-0", BusID: "0000:00:00.0"},
-				State: &nvml.State{
-					Utilization: nvml.Utilization{GPU: of(uint32(93))}, Memory: nvml.MemoryState{Used: of(uint64(3 << 30)), Total: of(uint64(80 << 30))},
+				Facts:       device.GPUFacts{UUID: "GPU-0", BusID: "0000:00:00.0"},
+				Utilization: nvml.Utilization{GPU: of(uint32(93))},
+				State: nvml.State{
+					Memory:    nvml.MemoryState{Used: of(uint64(3 << 30)), Total: of(uint64(80 << 30))},
 					Processes: []nvml.Process{{PID: 10, Type: "C", Memory: of(uint64(1 << 30))}, {PID: 11, Type: "C", Memory: of(uint64(1 << 20))}, {PID: 20, Type: "C+G"}},
 				},
 			},
@@ -211,7 +202,7 @@ const statusText = `Driver 580.1.2, CUDA 13.0
 GPU    MEMORY          UTIL  HELD BY         MODEL
 0      3072/81920 MiB  93%   one team/train  NVIDIA H100 80GB HBM3
 1      -               -     idle one        NVIDIA H100 80GB HBM3
-1:3/0  3/10240 MiB           mig             MIG 1g.10gb
+1:3/0  3/10240 MiB     -     mig             MIG 1g.10gb
 
 CONTAINER        GPUS   MEMORY    PROCESSES  NAMESPACE  ID
 idle             1      0 MiB     0          default    idle
@@ -252,7 +243,7 @@ func TestStatusJoinsRecordsAndNVML(t *testing.T) {
 	}
 	for _, want := range []string{
 		`"containers":["one","two"],"mig":[]}`,
-		`"memory":{"total_bytes":85899345920,"used_bytes":3221225472},"utilization":{"gpu_percent":93},"processes":[{"pid":10,"type":"C","memory_bytes":1073741824,"name":"one","container":"one"}`,
+		`"utilization":{"gpu_percent":93},"memory":{"total_bytes":85899345920,"used_bytes":3221225472},"processes":[{"pid":10,"type":"C","memory_bytes":1073741824,"name":"one","container":"one"}`,
 		`"mig":[{"uuid":"MIG-3","gi":3,"ci":0,"profile":"1g.10gb","memory":{"total_bytes":10737418240,"used_bytes":3145728},"processes":[{"pid":40,`,
 		`{"id":"two","namespace":"k8s.io","pod_namespace":"team","pod":"train","name":"main","pid":20,"gpus":["GPU-0"],"mig":[],"capabilities":["compute"],"grant":"because","processes":1}`,
 		`"gpus":["GPU-0","GPU-1"],"mig":[],"capabilities":["compute"],"grant":"because","memory_bytes":2148532224,"processes":2}`,

@@ -4,10 +4,10 @@ import (
 	"bytes"
 	"io"
 	"os"
-	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/containerd/console"
 	"golang.org/x/sys/unix"
 )
 
@@ -42,22 +42,15 @@ func TestAPipeGetsPlainTextOfAnyWidth(t *testing.T) {
 // terminal makes a pseudo-terminal; screen returns what was written to it.
 func terminal(t *testing.T, columns, lines uint16) (w *os.File, screen func() string) {
 	t.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	master, name, err := console.NewPty()
+	if err == nil {
+		err = master.Resize(console.WinSize{Height: lines, Width: columns})
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
-	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	slave, err := os.OpenFile(name, os.O_RDWR|unix.O_NOCTTY, 0)
 	if err != nil {
-		t.Fatal(err)
-	}
-	slave, err := os.OpenFile("/dev/pts/"+strconv.Itoa(n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.IoctlSetWinsize(int(slave.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: lines, Col: columns}); err != nil {
 		t.Fatal(err)
 	}
 	all := make(chan string, 1)

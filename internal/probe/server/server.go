@@ -52,20 +52,15 @@ func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 
 // askNVML runs fn, which loads NVML, when no other process does, and gives up at the limit.
 func askNVML[T any](q probe.Questions, fn func(config.Host) (T, error)) (answer T, err error) {
-	load := config.FromEnvironment
-	if q.Config != "" {
-		load = func() (*config.Config, error) { return config.Load(q.Config) }
-	}
-	cfg, err := load()
+	cfg, err := config.Find(q.Config)
 	if err != nil {
 		return answer, err
 	}
+	var lock *os.File
 	if os.Geteuid() == 0 { // else the state directory is out of reach, and the driver may be as well
-		lock, err := lockNVML(cfg.Host.StateDir, q.Timeout)
-		if err != nil {
+		if lock, err = lockNVML(cfg.Host.StateDir, q.Timeout); err != nil {
 			return answer, err
 		}
-		defer lock.Close()
 	}
 	type result struct {
 		answer T
@@ -74,6 +69,9 @@ func askNVML[T any](q probe.Questions, fn func(config.Host) (T, error)) (answer 
 	done := make(chan result, 1)
 	go func() {
 		answer, err := fn(cfg.Host)
+		if lock != nil {
+			lock.Close() // not at the time limit: a process that hangs keeps it
+		}
 		done <- result{answer, err}
 	}()
 	select {

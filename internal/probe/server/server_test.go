@@ -4,7 +4,9 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -13,10 +15,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet/kubelettest"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
+
+// envStay keeps a process that has answered until its standard input ends, as one that hangs in the
+// kernel cannot exit.
+const envStay = "SERVER_TEST_STAY"
 
 // TestMain answers like nvidia-shimctl if the arguments are the client's.
 func TestMain(m *testing.M) {
@@ -28,6 +33,9 @@ func TestMain(m *testing.M) {
 	err := json.Unmarshal([]byte(questions), &q)
 	if err == nil {
 		err = json.NewEncoder(os.Stdout).Encode(Answer(context.Background(), q))
+	}
+	if os.Getenv(envStay) != "" {
+		_, _ = io.Copy(io.Discard, os.Stdin)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -46,43 +54,21 @@ func ask(q probe.Questions) probe.Answers {
 	return probe.Ask(func() (string, error) { return "/proc/self/exe", nil }, probe.StartProcess, q)
 }
 
-func serveKubelet(t *testing.T) probe.Pod {
-	t.Helper()
-	pod := probe.Pod{Socket: filepath.Join(t.TempDir(), "kubelet.sock"), Namespace: "team", Name: "train"}
-	list := kubelettest.List(kubelettest.Pod{Namespace: "team", Name: "train", Containers: map[string]kubelettest.Devices{"main": {"nvidia.com/gpu": {"GPU-a"}}}})
-	kubelettest.Serve(t, pod.Socket, func() ([]byte, error) { return list, nil })
-	return pod
-}
-
-func TestAllQuestionsAreAnswered(t *testing.T) {
-	d, pod := simtest.New(t, sim.Options{GPUs: 2}), serveKubelet(t)
-	a := ask(probe.Questions{Config: d.ConfigPath, Facts: true, Pod: &pod})
-	if a.FactsError != "" || a.Facts == nil || a.Facts.Driver != d.Version || len(a.Facts.GPUs) != 2 {
-		t.Errorf("facts %+v %q", a.Facts, a.FactsError)
-	}
-	if a.PodError != "" || a.Pod == nil || !a.Pod.Found || strings.Join(a.Pod.Containers["main"], " ") != "GPU-a" {
-		t.Errorf("pod %+v %q", a.Pod, a.PodError)
-	}
-	a = ask(probe.Questions{Config: d.ConfigPath, Live: true})
-	var live nvml.Snapshot
-	if err := json.Unmarshal(a.Live, &live); err != nil || a.LiveError != "" || len(live.GPUs) != 2 {
-		t.Errorf("live %s %q, %v", a.Live, a.LiveError, err)
-	}
-	a = ask(probe.Questions{Config: "/no/such.toml", Facts: true})
-	if !strings.Contains(a.FactsError, "/no") {
-		t.Errorf("without its configuration: %+v", a)
-	}
-}
-
 func TestAHungDriverDoesNotHideTheKubeletsAnswer(t *testing.T) {
-	d, pod := simtest.New(t, sim.Options{GPUs: 1}), serveKubelet(t)
+	d := simtest.New(t, sim.Options{GPUs: 1})
+	pod := probe.Pod{Socket: filepath.Join(t.TempDir(), "kubelet.sock"), Namespace: "team", Name: "train"}
+	kubelettest.Serve(t, pod.Socket, kubelettest.Pod("team", "train", "GPU-a"))
+	q := probe.Questions{Config: d.ConfigPath, Facts: true, Pod: &pod}
+	if a := ask(q); a.Facts == nil || a.Facts.Driver != d.Version || a.Pod == nil || !a.Pod.Found {
+		t.Errorf("both answers: %+v", a)
+	}
 	check(t, d.Hang(true))
-	q := probe.Questions{Config: d.ConfigPath, Facts: true, Pod: &pod, Timeout: 300 * time.Millisecond}
+	q.Timeout = 300 * time.Millisecond
 	a := ask(q)
 	if a.Facts != nil || !strings.HasPrefix(a.FactsError, "NVML has not answered within 300ms: nvidia-smi on this host should hang as well") {
 		t.Errorf("facts %+v %q", a.Facts, a.FactsError)
 	}
-	if a.Pod == nil || !a.Pod.Found {
+	if a.PodError != "" || a.Pod == nil || !a.Pod.Found || strings.Join(a.Pod.Containers["main"], " ") != "GPU-a" {
 		t.Errorf("pod %+v %q", a.Pod, a.PodError)
 	}
 	check(t, d.Hang(false))
@@ -90,6 +76,32 @@ func TestAHungDriverDoesNotHideTheKubeletsAnswer(t *testing.T) {
 	if a := ask(q); a.Facts == nil {
 		t.Errorf("the driver works again: %q", a.FactsError)
 	}
+	if a = ask(probe.Questions{Config: "/no/such.toml", Facts: true}); !strings.Contains(a.FactsError, "/no") {
+		t.Errorf("without its configuration: %+v", a)
+	}
+}
+
+func TestAProcessThatHangsKeepsItsLock(t *testing.T) {
+	d := simtest.New(t, sim.Options{GPUs: 1})
+	check(t, d.Hang(true))
+	questions, err := json.Marshal(probe.Questions{Config: d.ConfigPath, Facts: true, Timeout: 100 * time.Millisecond})
+	check(t, err)
+	cmd := exec.Command("/proc/self/exe", "--questions="+string(questions))
+	cmd.Env = []string{envStay + "=1"}
+	stdin, err := cmd.StdinPipe()
+	check(t, err)
+	stdout, err := cmd.StdoutPipe()
+	check(t, err)
+	check(t, cmd.Start())
+	var a probe.Answers
+	check(t, json.NewDecoder(stdout).Decode(&a))
+	check(t, d.Hang(false))
+	want := fmt.Sprintf("process %d asked NVML and should have ended at ", cmd.Process.Pid)
+	if b := ask(probe.Questions{Config: d.ConfigPath, Facts: true}); a.FactsError == "" || !strings.HasPrefix(b.FactsError, want) {
+		t.Errorf("the first %+v, the next %+v", a, b)
+	}
+	stdin.Close()
+	check(t, cmd.Wait())
 }
 
 // A process that hangs in the kernel keeps its lock. The test holds it in its place.
