@@ -19,9 +19,6 @@ import (
 // their numbers, whatever they are called.
 func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	g := grant{request: c.Request}
-	if err := checkMemoryLimit(c); err != nil {
-		return g, err
-	}
 	var err error
 	if g.set, err = h.Given(c.Said.Container.Nodes); err != nil {
 		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)

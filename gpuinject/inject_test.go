@@ -262,9 +262,8 @@ func TestNodeGroups(t *testing.T) {
 			node := render
 			node.GID, node.Mode = tc.gid, tc.mode
 			var plan Plan
-			var edits bundle.Edits
-			addNodes(c, []device.Node{node, node}, &edits, &plan)
-			if got := edits.AdditionalGids; !slices.Equal(got, tc.want) {
+			addNodes(c, []device.Node{node, node}, &plan)
+			if got := plan.edits.AdditionalGids; !slices.Equal(got, tc.want) {
 				t.Errorf("groups %v, want %v", got, tc.want)
 			}
 			if noted := len(plan.Notes) > 0; noted != strings.HasPrefix(tc.name, "not ") {

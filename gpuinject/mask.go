@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -15,17 +16,20 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 )
 
-// needsMask reports whether the container gets the mask. A privileged container can take any mask
-// off; a container in a user namespace that asked for an unmasked /proc wants to run containers
-// itself, which the kernel refuses under a mask (mount_too_revealing), and cannot write those files
-// anyway, unless the namespace has the host's root in it. Without NVIDIA's kernel module there is
-// nothing to hide.
-func needsMask(c Container, h host.Host) bool {
+// whyUnmasked returns why the container does not get the mask, or "" if it does.
+func whyUnmasked(c Container, h host.Host) string {
 	linux := c.Bundle.Spec.Linux
-	if c.Said.Container.Privileged || h.DriverVersion == "" {
-		return false
+	switch {
+	case h.DriverVersion == "":
+		return "this host has no NVIDIA kernel module"
+	case c.Said.Container.Privileged:
+		return "a privileged container can take any mask off"
+	case len(linux.MaskedPaths) == 0 && inUserNamespace(linux) && !mapsHostRoot(linux.UIDMappings):
+		// It wants to run containers itself, which the kernel refuses under a mask
+		// (mount_too_revealing).
+		return "the container asked for an unmasked /proc in a user namespace, where it cannot write these files"
 	}
-	return !inUserNamespace(linux) || mapsHostRoot(linux.UIDMappings) || len(linux.MaskedPaths) > 0
+	return ""
 }
 
 // inUserNamespace reports whether the container runs in a user namespace: one of its own, or that
@@ -47,7 +51,7 @@ func checkIsolation(c Container, h host.Host) error {
 	if !hasNewNamespace(spec.Linux.Namespaces, specs.MountNamespace) {
 		return fail(Invalid, "the container has no mount namespace of its own: a GPU container needs one")
 	}
-	if !needsMask(c, h) {
+	if whyUnmasked(c, h) != "" {
 		return nil
 	}
 	// The last mount at /proc is the one that the mask goes on. A bind of the host's procfs there
@@ -72,15 +76,8 @@ func hasNewNamespace(list []specs.LinuxNamespace, kind specs.LinuxNamespaceType)
 }
 
 // planMask decides what the mask shows.
-func planMask(c Container, h host.Host, g grant, p *Plan) (err error) {
-	if !needsMask(c, h) {
-		reason := "the container asked for an unmasked /proc in a user namespace, where it cannot write these files"
-		switch {
-		case h.DriverVersion == "":
-			reason = "this host has no NVIDIA kernel module"
-		case c.Said.Container.Privileged:
-			reason = "a privileged container can take any mask off"
-		}
+func planMask(c Container, h host.Host, g grant, p *Plan) error {
+	if reason := whyUnmasked(c, h); reason != "" {
 		p.decide("/proc/driver/nvidia", "not masked", "%s", reason)
 		return nil
 	}
@@ -100,7 +97,7 @@ func planMask(c Container, h host.Host, g grant, p *Plan) (err error) {
 	// its own, DeviceFileModify.
 	p.mask = []procmask.File{
 		{Path: "version", Data: version},
-		{Path: "params", Data: setLine(params, "ModifyDeviceFiles:", "ModifyDeviceFiles: 0")},
+		{Path: "params", Data: setLine(params, "ModifyDeviceFiles: 0")},
 	}
 	for _, gpu := range g.gpus {
 		if gpu.BusID == "" { // procfs has nothing of it
@@ -124,25 +121,25 @@ func planMask(c Container, h host.Host, g grant, p *Plan) (err error) {
 		if err != nil {
 			return fail(Precondition, "%w", err)
 		}
-		p.mask = append(p.mask, procmask.File{Path: filepath.Join("capabilities", right.File), Data: setLine(data, "DeviceFileModify:", "DeviceFileModify: 0")})
+		p.mask = append(p.mask, procmask.File{Path: filepath.Join("capabilities", right.File), Data: setLine(data, "DeviceFileModify: 0")})
 	}
 	return nil
 }
 
-// setLine returns text with line in place of the one that begins with name, or at its end.
-func setLine(text []byte, name, line string) []byte {
+// setLine returns text with the line "name: value" in place of the one with that name, or at its
+// end.
+func setLine(text []byte, line string) []byte {
+	name, _, _ := strings.Cut(line, " ")
 	var out []byte
 	found := false
-	for old := range bytes.Lines(text) {
+	for old := range bytes.Lines(bytes.TrimRight(text, "\n")) {
+		old = bytes.TrimSuffix(old, []byte("\n"))
 		if bytes.HasPrefix(old, []byte(name)) {
-			old, found = []byte(line+"\n"), true
+			old, found = []byte(line), true
 		}
-		out = append(out, old...)
+		out = append(append(out, old...), '\n')
 	}
 	if !found {
-		if out = bytes.TrimRight(out, "\n"); len(out) > 0 {
-			out = append(out, '\n')
-		}
 		out = append(out, line+"\n"...)
 	}
 	return out

@@ -2,9 +2,6 @@ package gpuinject
 
 import (
 	"fmt"
-	"path"
-
-	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
@@ -53,7 +50,8 @@ type Plan struct {
 	Devices   []PlanDevice `json:"devices"`
 	Libraries []string     `json:"libraries"`
 	Binaries  []string     `json:"binaries"`
-	Mounts    []PlanMount  `json:"mounts"`
+	// Mounts are binds of files and directories; the first is the view.
+	Mounts []PlanMount `json:"mounts"`
 	// Links are symbolic links in the image to files of the mount at ViewDir.
 	Links        []PlanLink `json:"links"`
 	Proc         PlanProc   `json:"proc"`
@@ -76,7 +74,6 @@ type Plan struct {
 	view        view.Spec
 	bundleFiles []bundleFile
 	byPath      map[string]string // links of /dev/dri/by-path, by name
-	links       []placement
 	linkerFiles []image.File
 	edits       bundle.Edits
 	mask        []procmask.File
@@ -231,12 +228,5 @@ func (p *Plan) setDevices(set device.Set) {
 	}
 	for _, in := range set.MIG {
 		p.MIG = append(p.MIG, PlanMIG{UUID: in.UUID, GPU: in.GPU, GI: in.GI, CI: in.CI, Name: in.Name(), Profile: in.Profile})
-	}
-}
-
-func (p *Plan) setMounts(mounts []specs.Mount) {
-	p.Mounts = []PlanMount{}
-	for _, m := range mounts {
-		p.Mounts = append(p.Mounts, PlanMount{Source: m.Source, Destination: path.Clean(m.Destination), Options: m.Options})
 	}
 }

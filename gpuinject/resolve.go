@@ -35,7 +35,7 @@ func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
 	if err != nil || !p.GPU {
 		return p, err
 	}
-	if err := checkHooks(c); err != nil {
+	if err := planHooks(c, &p); err != nil {
 		return p, err
 	}
 	files, err := driverFiles(c, h)
@@ -51,7 +51,9 @@ func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
 		return p, err
 	}
 	addClassFiles(c, &mine, &p)
-	ignoreMemoryLimits(c, &p)
+	if err := planMemoryLimits(c, &p); err != nil {
+		return p, err
+	}
 	if err := checkIsolation(c, h); err != nil {
 		return p, err
 	}

@@ -67,7 +67,7 @@ func (p Plan) Standalone(c Container) Standalone {
 			bind(d.Path, dest)
 		}
 	}
-	for _, m := range p.edits.Mounts {
+	for _, m := range p.Mounts {
 		if m.Destination == ViewDir || slices.ContainsFunc(s.Files, func(b Bind) bool { return b.Destination == m.Destination }) {
 			continue
 		}
