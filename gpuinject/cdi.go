@@ -34,7 +34,6 @@ func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	g.set = h.Annotate(g.set, a.kept.Facts)
 	g.gpus = h.Visible(g.set)
 	names := g.set.Names()
-	g.request.Devices = names
 	p.Asked, p.Grant = names, "taken over from CDI: no GPU"
 	if len(names) > 0 {
 		p.Grant = "taken over from CDI: " + strings.Join(names, ",")
@@ -43,7 +42,10 @@ func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	g.enforced = g.may
 	p.decideGrant(g.may)
 	p.decide("capabilities", strings.Join(p.Capabilities, ","), "%s", c.Request.CapabilitiesReason)
-	p.decideDevices(h, g, a)
+	r := c.Request
+	r.Devices = names
+	g.choose(h, r, a)
+	p.decideDevices(h, g)
 	p.setDevices(g.set)
 	return g, checkRequirements(c, h, g, a, p)
 }
