@@ -53,11 +53,8 @@ func channel(id string) (int, error) {
 // older than the variable would otherwise get every channel. Neither do "none" and "void".
 func parseChannels(value string) ([]int, error) {
 	var channels []int
-	for _, item := range strings.Split(value, ",") {
-		switch item = strings.TrimSpace(item); item {
-		case "":
-			continue
-		case All, none, void:
+	for _, item := range split(value) {
+		if item == All || item == none || item == void {
 			return nil, nil
 		}
 		n, err := channel(item)
@@ -88,11 +85,11 @@ func (r *Request) addOthers(s Said, l list, ignoreChannels, mounts bool) error {
 		r.Named = append(r.Named, IMEX)
 		r.AllChannels, channels = l.allChannels, l.channels
 	}
-	if mounts && len(r.Devices) > 0 && s.channelMounts {
-		if s.channelErr != nil && !ignoreChannels {
-			return s.channelErr
+	if mounts && len(r.Devices) > 0 && !s.channels.empty() {
+		if s.channelsErr != nil && !ignoreChannels {
+			return s.channelsErr
 		}
-		r.ChannelsMounted, r.AllChannels, channels = true, s.allChannels, s.channels
+		r.ChannelsMounted, r.AllChannels, channels = true, s.channels.allChannels, s.channels.channels
 	}
 	switch asked := r.AllChannels || r.ChannelsMounted || len(channels) > 0; {
 	case asked && ignoreChannels:

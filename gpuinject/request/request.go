@@ -2,7 +2,6 @@ package request
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -135,7 +134,6 @@ func (s Said) fromCDI(cfg *config.Config) (Request, error) {
 
 // fromEnvironment is the request of a container's variables.
 func (s Said) fromEnvironment(cfg *config.Config) (Request, error) {
-	value, set := s.Env[EnvVisibleDevices]
 	var swarm []string
 	if !s.Container.Kubernetes { // a pod is no task of a swarm, whatever its variables are called
 		for _, name := range cfg.Policy.SwarmResources {
@@ -144,30 +142,24 @@ func (s Said) fromEnvironment(cfg *config.Config) (Request, error) {
 			}
 		}
 	}
+	asks, reason := s.environmentAsks()
+	value, set := s.Env[EnvVisibleDevices]
 	if len(swarm) > 0 {
-		value, set = strings.Join(swarm, ","), true
-	}
-	reason := EnvVisibleDevices + "=" + Quote(value)
-	switch {
-	case !set && !s.isLegacy():
-		return Request{Reason: EnvVisibleDevices + " is not set"}, nil
-	case !set:
+		value = strings.Join(swarm, ",")
+		asks, reason = namesDevices(value)
+	} else if !set {
 		value = All
-		reason = EnvVisibleDevices + " is not set and " + envCUDAVersion + " is, without " + envRequireCUDA + ": an image older than CUDA 9"
-	case strings.TrimSpace(value) == "":
-		return Request{Reason: EnvVisibleDevices + " is empty"}, nil
+	}
+	if !asks {
+		return Request{Reason: reason}, nil
 	}
 	l, err := parseList(value)
 	r := Request{Driver: true, Source: FromEnvironment, Reason: reason}
 	switch word := l.word(); {
-	case isVoid(value):
-		return Request{Reason: reason}, nil
 	case err != nil:
 		return Request{}, fmt.Errorf("%s=%s: %w", EnvVisibleDevices, Quote(value), err)
-	case l.empty():
-		return Request{Reason: EnvVisibleDevices + " names no device"}, nil
 	case l.directory && !cfg.Policy.AcceptVolumeMounts:
-		return Request{}, &DeniedError{fmt.Sprintf("%s=%s means the mounts there, and policy.accept-volume-mounts is false: set it to true, or have the device plugin use another strategy", EnvVisibleDevices, DeviceListDir)}
+		return Request{}, DeniedError(EnvVisibleDevices + "=" + DeviceListDir + " means the mounts there, and policy.accept-volume-mounts is false: set it to true, or have the device plugin use another strategy")
 	case l.directory:
 		return Request{}, fmt.Errorf("%s=%s means the mounts below %s, and the container has none: start it with the device plugin's mounts, or name the devices", EnvVisibleDevices, Quote(value), DeviceListDir)
 	case word == All:
@@ -183,9 +175,9 @@ func (s Said) fromEnvironment(cfg *config.Config) (Request, error) {
 }
 
 // DeniedError is a request that the operator's configuration does not allow.
-type DeniedError struct{ text string }
+type DeniedError string
 
-func (e *DeniedError) Error() string { return e.text }
+func (e DeniedError) Error() string { return string(e) }
 
 // complete adds the capabilities and the other devices to a request that names the devices of l.
 func (s Said) complete(r Request, l list, cfg *config.Config) (Request, error) {
@@ -204,7 +196,7 @@ func (s Said) complete(r Request, l list, cfg *config.Config) (Request, error) {
 	switch {
 	case legacy:
 		r.CapabilitiesReason = EnvCapabilities + " is not set in an image older than CUDA 9: all that are supported"
-	case set && strings.Trim(caps, " ,") != "":
+	case len(split(caps)) > 0:
 		r.CapabilitiesReason = EnvCapabilities + "=" + Quote(caps)
 	case set:
 		r.CapabilitiesReason = EnvCapabilities + " is empty: container.default-capabilities"
@@ -256,17 +248,10 @@ func (s Said) Granted(cfg *config.Config) []string {
 
 // parseCapabilities parses the value of NVIDIA_DRIVER_CAPABILITIES.
 func parseCapabilities(value string, c config.Container) ([]string, error) {
-	var caps []string
-	for _, item := range strings.Split(value, ",") {
-		if item = strings.TrimSpace(item); item == All {
-			caps = slices.Clone(c.SupportedCapabilities)
-			break
-		}
-		if item != "" {
-			caps = append(caps, item)
-		}
-	}
-	if len(caps) == 0 {
+	caps := split(value)
+	if slices.Contains(caps, All) {
+		caps = slices.Clone(c.SupportedCapabilities)
+	} else if len(caps) == 0 {
 		for _, name := range c.DefaultCapabilities {
 			if slices.Contains(c.SupportedCapabilities, name) {
 				caps = append(caps, name)
@@ -290,10 +275,4 @@ func (r Request) Has(capability string) bool { return slices.Contains(r.Capabili
 // the driver without a GPU.
 func (r Request) NamesDevices() bool {
 	return len(r.Devices) > 0 && !slices.Equal(r.Devices, []string{All})
-}
-
-// IsDenied reports whether err says that the configuration does not allow a request.
-func IsDenied(err error) bool {
-	var denied *DeniedError
-	return errors.As(err, &denied)
 }
