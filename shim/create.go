@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
@@ -79,8 +81,8 @@ func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts options.
 		}
 		opts.Runc.SystemdCgroup = systemd
 	}
-	message, err := opts.Message()
-	r.Options = message
+	var err error
+	r.Options, err = anypb.New(opts.Runc)
 	return err
 }
 
@@ -131,7 +133,10 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		s.events.rootfs.Store(r.ID, r.Rootfs)
 		r.Rootfs = nil
 	}
-	resp, err := s.createInRunc(ctx, r)
+	var resp *taskapi.CreateTaskResponse
+	if err = fault.Point("create"); err == nil {
+		resp, err = s.TTRPCTaskService.Create(ctx, r)
+	}
 	if err != nil {
 		// No event was sent. The event of a created container may be sent after this function has
 		// returned.
@@ -190,13 +195,6 @@ func closeMask(mask *procmask.Mask) {
 	}
 }
 
-func (s *Service) createInRunc(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
-	if err := fault.Point("create"); err != nil {
-		return nil, err
-	}
-	return s.TTRPCTaskService.Create(ctx, r)
-}
-
 // destroy kills and deletes a created container that must not start (invariant I8). It reports
 // whether the container is gone.
 func (s *Service) destroy(ctx context.Context, id string) bool {
@@ -214,24 +212,25 @@ func (s *Service) destroy(ctx context.Context, id string) bool {
 	return true
 }
 
-// logCreated writes the one line of a container that asks for GPUs.
+// logCreated writes the lines of a container that asks for GPUs, as far as the configured level has
+// them.
 func logCreated(ctx context.Context, c gpuinject.Container, p gpuinject.Plan, took time.Duration) {
+	level := slices.Index([]string{"error", "warn", "info", "debug"}, c.Config.Log.Level)
 	entry := log.G(ctx).WithField("id", c.ID)
-	if !p.GPU {
-		if logs(c.Config, "warn") {
-			entry.WithFields(log.Fields{"reason": p.Reason, "grant": p.Grant}).Warn("nvidia: the container asks for GPUs and starts without")
-		}
+	if level < 1 {
 		return
 	}
-	if p.Audit != "" && logs(c.Config, "warn") {
+	if !p.GPU {
+		entry.WithFields(log.Fields{"reason": p.Reason, "grant": p.Grant}).Warn("nvidia: the container asks for GPUs and starts without")
+		return
+	}
+	if p.Audit != "" {
 		entry.Warn("nvidia: " + p.Audit)
 	}
 	for _, s := range p.Ignored {
-		if logs(c.Config, "warn") {
-			entry.Warnf("nvidia: ignored: %s", s)
-		}
+		entry.Warnf("nvidia: ignored: %s", s)
 	}
-	if !logs(c.Config, "info") {
+	if level < 2 {
 		return
 	}
 	var gpus []string
@@ -245,15 +244,10 @@ func logCreated(ctx context.Context, c gpuinject.Container, p gpuinject.Plan, to
 		"gpus": strings.Join(gpus, ","), "capabilities": strings.Join(p.Capabilities, ","),
 		"driver": p.DriverVersion, "reason": p.Reason, "grant": p.Grant, "took": took.String(),
 	}).Info("nvidia: GPUs injected")
-	if logs(c.Config, "debug") {
-		for _, n := range p.Notes {
-			entry.Info("nvidia: " + n)
-		}
+	if level < 3 {
+		return
 	}
-}
-
-// logs reports whether the configured level includes lines of the given level.
-func logs(cfg *config.Config, level string) bool {
-	order := map[string]int{"error": 0, "warn": 1, "info": 2, "debug": 3}
-	return order[level] <= order[cfg.Log.Level]
+	for _, n := range p.Notes {
+		entry.Info("nvidia: " + n)
+	}
 }

@@ -78,7 +78,7 @@ CriuWorkPath = "/w"
 				t.Errorf("got %v, systemd set %v, overrides %q; want %v, %v", got.Runc, got.SystemdCgroupSet, got.Overrides, tc.want, tc.systemdSet)
 			}
 			// Whatever came in, the embedded service gets runc's own type.
-			message, err := got.Message()
+			message, err := RuncMessage(tc.any)
 			check(t, err)
 			sent := &runc.Options{}
 			if err := message.UnmarshalTo(sent); err != nil || !proto.Equal(sent, tc.want) {
