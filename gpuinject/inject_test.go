@@ -270,7 +270,7 @@ func TestNodeGroups(t *testing.T) {
 				t.Errorf("notes %q", plan.Notes)
 			}
 			// What runs without the shim gets the same, by the host's ids.
-			if got := plan.Standalone(c).Groups; tc.user == "" && !slices.Equal(got, tc.want) {
+			if got := plan.Standalone().Groups; tc.user == "" && !slices.Equal(got, tc.want) {
 				t.Errorf("groups outside the shim %v, want %v", got, tc.want)
 			}
 		})

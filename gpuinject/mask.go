@@ -10,7 +10,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
@@ -24,18 +23,12 @@ func whyUnmasked(c Container, h host.Host) string {
 		return "this host has no NVIDIA kernel module"
 	case c.Said.Container.Privileged:
 		return "a privileged container can take any mask off"
-	case len(linux.MaskedPaths) == 0 && inUserNamespace(linux) && !mapsHostRoot(linux.UIDMappings):
+	case len(linux.MaskedPaths) == 0 && c.Said.Container.UserNamespace && !mapsHostRoot(linux.UIDMappings):
 		// It wants to run containers itself, which the kernel refuses under a mask
 		// (mount_too_revealing).
 		return "the container asked for an unmasked /proc in a user namespace, where it cannot write these files"
 	}
 	return ""
-}
-
-// inUserNamespace reports whether the container runs in a user namespace: one of its own, or that
-// of its pod, which CRI names by path (WithPodNamespaces).
-func inUserNamespace(linux bundle.Linux) bool {
-	return slices.ContainsFunc(linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.UserNamespace })
 }
 
 // mapsHostRoot reports whether the host's root is, or may be, a user of the user namespace: the
@@ -48,7 +41,9 @@ func mapsHostRoot(mappings []specs.LinuxIDMapping) bool {
 // would land on the host or in another container (T26).
 func checkIsolation(c Container, h host.Host) error {
 	spec := c.Bundle.Spec
-	if !hasNewNamespace(spec.Linux.Namespaces, specs.MountNamespace) {
+	namespaces := spec.Linux.Namespaces
+	i := slices.IndexFunc(namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.MountNamespace })
+	if i < 0 || namespaces[i].Path != "" {
 		return fail(Invalid, "the container has no mount namespace of its own: a GPU container needs one")
 	}
 	if whyUnmasked(c, h) != "" {
@@ -67,12 +62,6 @@ func checkIsolation(c Container, h host.Host) error {
 		return fail(Invalid, "the container has no procfs of its own at /proc to hide the GPUs in that were not granted: mount one")
 	}
 	return nil
-}
-
-// hasNewNamespace reports whether the container gets a new namespace of the type.
-func hasNewNamespace(list []specs.LinuxNamespace, kind specs.LinuxNamespaceType) bool {
-	i := slices.IndexFunc(list, func(ns specs.LinuxNamespace) bool { return ns.Type == kind })
-	return i >= 0 && list[i].Path == ""
 }
 
 // planMask decides what the mask shows.

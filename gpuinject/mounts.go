@@ -62,10 +62,7 @@ func planFiles(c Container, h host.Host, root *image.Root, g grant, nodes []devi
 	}
 	viewRoot := view.Path(st, p.view)
 	p.Mounts = []PlanMount{{Source: viewRoot, Destination: ViewDir, Options: viewOptions}}
-	files, err := filesBeside(viewRoot, root, img, mine, p)
-	if err != nil {
-		return err
-	}
+	files := filesBeside(viewRoot, root, img, mine, p)
 	if data := profile(g, p); data != nil {
 		p.bundleFiles = append(p.bundleFiles, bundleFile{profileName, data})
 		files = append(files, Bind{bundlePath(c, profileName), profileDest})
@@ -116,12 +113,10 @@ func checkViewDir(root *image.Root, vols volumes) (string, error) {
 	if err != nil {
 		return "", fail(Invalid, "%s of the image: %w", ViewDir, err)
 	}
-	m, ok := vols.covering(at)
-	if !ok {
-		m, ok = vols.below(at)
-	}
-	if ok {
-		return "", fail(Invalid, "the container mounts %s at %s, over %s where the NVIDIA driver goes: remove that mount", request.Quote(m.Source), request.Quote(m.Destination), ViewDir)
+	for _, v := range vols.lasting {
+		if isBelow(at, v.at) || isBelow(v.at, at) {
+			return "", fail(Invalid, "the container mounts %s at %s, over %s where the NVIDIA driver goes: remove that mount", request.Quote(v.Source), request.Quote(v.Destination), ViewDir)
+		}
 	}
 	if at == "/" {
 		return "", fail(Invalid, "%s of the image is its root directory, by a link: the NVIDIA driver cannot be mounted there", ViewDir)
@@ -133,7 +128,7 @@ func checkViewDir(root *image.Root, vols volumes) (string, error) {
 // libraries and programs, files that consuming libraries open at fixed paths, and what is in no
 // view. Of a library that has a link without a version the source is that: it stays good after an
 // upgrade of the driver.
-func filesBeside(viewRoot string, root *image.Root, img image.Image, files driver.Files, p *Plan) (list []Bind, err error) {
+func filesBeside(viewRoot string, root *image.Root, img image.Image, files driver.Files, p *Plan) (list []Bind) {
 	for _, l := range files.Libraries {
 		put := func(name, dest string) {
 			source := l.Path
@@ -168,10 +163,7 @@ func filesBeside(viewRoot string, root *image.Root, img image.Image, files drive
 		}
 	}
 	for _, d := range files.Data {
-		dest, err := dataDest(d, root, img, p)
-		switch {
-		case err != nil:
-			return nil, err
+		switch dest := dataDest(d, root, img, p); {
 		case dest == "":
 		case d.Direct:
 			list = append(list, Bind{d.Path, dest})
@@ -179,7 +171,7 @@ func filesBeside(viewRoot string, root *image.Root, img image.Image, files drive
 			list = append(list, Bind{path.Join(viewRoot, dataName(d)), dest})
 		}
 	}
-	return list, nil
+	return list
 }
 
 // place decides how each file gets to its place: by a link if it is in the view and the image has
@@ -300,7 +292,7 @@ func (p *Plan) mountCache(c Container, f image.File, err error) {
 // planEdits completes the edits of config.json.
 func planEdits(c Container, nodes []device.Node, all driver.Files, g grant, p *Plan) error {
 	addNodes(c, nodes, p)
-	removeList := g.request.Source == request.FromMounts && inUserNamespace(c.Bundle.Spec.Linux)
+	removeList := g.request.Source == request.FromMounts && c.Said.Container.UserNamespace
 	p.edits.RemoveMount = func(m specs.Mount) bool {
 		return isCDIMount(c, all, m) || removeList && isMappedListMount(m)
 	}

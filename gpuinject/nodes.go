@@ -133,7 +133,7 @@ func addClassFiles(c Container, files *driver.Files, p *Plan) {
 
 // addNodes adds the device nodes, their rules and their groups to the edits.
 func addNodes(c Container, nodes []device.Node, p *Plan) {
-	e, userns := &p.edits, inUserNamespace(c.Bundle.Spec.Linux)
+	e, userns := &p.edits, c.Said.Container.UserNamespace
 	for _, n := range nodes {
 		if userns && n.HostPath != n.Path {
 			// mknod fails in a user namespace, so runc binds the host's node, which it expects at
@@ -165,10 +165,9 @@ func addGroup(c Container, n device.Node, p *Plan) {
 	if !slices.Contains(p.groups, n.GID) {
 		p.groups = append(p.groups, n.GID)
 	}
-	linux := c.Bundle.Spec.Linux
 	gid, ok := n.GID, true
-	if inUserNamespace(linux) {
-		gid, ok = containerID(linux.GIDMappings, n.GID)
+	if c.Said.Container.UserNamespace {
+		gid, ok = containerID(c.Bundle.Spec.Linux.GIDMappings, n.GID)
 	}
 	switch {
 	case !ok:

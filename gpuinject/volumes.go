@@ -69,16 +69,6 @@ func (v volumes) covering(at string) (specs.Mount, bool) {
 	return specs.Mount{}, false
 }
 
-// below returns a volume that is at or below a place of the image.
-func (v volumes) below(at string) (specs.Mount, bool) {
-	for _, volume := range v.lasting {
-		if isBelow(volume.at, at) {
-			return volume.Mount, true
-		}
-	}
-	return specs.Mount{}, false
-}
-
 // hides reports whether the container does not see what the image has at a place.
 func (v volumes) hides(at string) bool {
 	return slices.ContainsFunc(v.ephemeral, func(volume volume) bool { return isBelow(at, volume.at) })

@@ -109,7 +109,7 @@ func (r *runArgs) addStandalone(c *cli.Command) error {
 	if !plan.GPU {
 		return errors.New(plan.Grant)
 	}
-	s := plan.Standalone(container)
+	s := plan.Standalone()
 	r.GPUs, r.Files, r.Groups = plan.GPUs, s.Files, append(r.Groups, s.Groups...)
 	for _, n := range s.Nodes {
 		r.Devices = append(r.Devices, gpuinject.Bind{Source: n.HostPath, Destination: n.Path})

@@ -102,7 +102,7 @@ func TestContainer(t *testing.T) {
 		{unmasked: true},
 		{admin: true, want: Container{Admin: true}},
 		{admin: true, unmasked: true, want: Container{Admin: true, Privileged: true}},
-		{admin: true, unmasked: true, userns: true},
+		{admin: true, unmasked: true, userns: true, want: Container{UserNamespace: true}},
 		{annotations: []string{annotationContainerType + "=sandbox"}, want: Container{Kubernetes: true, Sandbox: true}},
 		{annotations: []string{annotationContainerType[:20] + "=sandbox"}}, // only looks like the key
 		{annotations: []string{annotationContainerType + "=container", annotationNamespace + "=n", annotationPod + "=p", annotationContainer + "=c"},
