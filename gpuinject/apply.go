@@ -100,7 +100,7 @@ func (p *Plan) writeLinkerFiles(c Container, root *image.Root) error {
 // writeBundle writes the files of the bundle and the edited config.json.
 func (p *Plan) writeBundle(c Container) error {
 	for _, f := range p.bundleFiles {
-		if err := bundle.WriteFile(c.Bundle.Dir, f.name, f.data, 0o644); err != nil {
+		if err := bundle.WriteFile(c.Bundle.Dir, f.Path, f.Data, 0o644); err != nil {
 			return err
 		}
 	}

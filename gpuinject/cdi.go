@@ -82,15 +82,6 @@ func keptClasses(c Container, h host.Host, p *Plan) (nodes []device.Node) {
 	return nodes
 }
 
-// isCDIRule returns a function that reports whether a device rule is one that CDI added for a node:
-// it allows mknod.
-func isCDIRule(nodes []device.Node) func(specs.LinuxDeviceCgroup) bool {
-	return func(r specs.LinuxDeviceCgroup) bool {
-		return r.Allow && r.Type == "c" && r.Major != nil && r.Minor != nil && strings.Contains(r.Access, "m") &&
-			slices.ContainsFunc(nodes, func(n device.Node) bool { return *r.Major == int64(n.Major) && *r.Minor == int64(n.Minor) })
-	}
-}
-
 // isCDIMount reports whether NVIDIA's CDI specification made a mount: a file of this host's driver,
 // at the place and with the options that nvidia-ctk writes. A volume of the same file that a user
 // asks for has other options.

@@ -25,12 +25,6 @@ const (
 
 var bundleFileNames = []string{profileName, byPathName, cacheName}
 
-// bundleFile is a file that is made in the bundle.
-type bundleFile struct {
-	name string
-	data []byte
-}
-
 // maxProfileMinor is the greatest minor number that fits into the mask of an application profile.
 // The driver's README speaks of 32 bits; NVIDIA's own container tools write 64.
 const maxProfileMinor = 63

@@ -82,7 +82,7 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	mounted := g.request.Source == request.FromMounts && len(g.request.Devices) == 0
 	if !g.request.Driver || !g.request.NamesDevices() && g.may.Nothing() && !mounted {
 		p.decideDevices(h, g)
-		p.notGranted(g.may.Reason)
+		p.GPU = false
 		return g, nil
 	}
 	g.set, err = selectDevices(c, h, g, a, p)

@@ -39,15 +39,12 @@ func mapsHostRoot(mappings []specs.LinuxIDMapping) bool {
 
 // checkIsolation refuses a container whose mounts would not be its own: the mask and the driver
 // would land on the host or in another container (T26).
-func checkIsolation(c Container, h host.Host) error {
+func checkIsolation(c Container, masked bool) error {
 	spec := c.Bundle.Spec
 	namespaces := spec.Linux.Namespaces
 	i := slices.IndexFunc(namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.MountNamespace })
 	if i < 0 || namespaces[i].Path != "" {
 		return fail(Invalid, "the container has no mount namespace of its own: a GPU container needs one")
-	}
-	if whyUnmasked(c, h) != "" {
-		return nil
 	}
 	// The last mount at /proc is the one that the mask goes on. A bind of the host's procfs there
 	// is no procfs of the container's: with rootfsPropagation "shared" the mask would show on the
@@ -58,7 +55,7 @@ func checkIsolation(c Container, h host.Host) error {
 			own = m.Type == "proc"
 		}
 	}
-	if !own {
+	if masked && !own {
 		return fail(Invalid, "the container has no procfs of its own at /proc to hide the GPUs in that were not granted: mount one")
 	}
 	return nil
@@ -66,7 +63,11 @@ func checkIsolation(c Container, h host.Host) error {
 
 // planMask decides what the mask shows.
 func planMask(c Container, h host.Host, g grant, p *Plan) error {
-	if reason := whyUnmasked(c, h); reason != "" {
+	reason := whyUnmasked(c, h)
+	if err := checkIsolation(c, reason == ""); err != nil {
+		return err
+	}
+	if reason != "" {
 		p.decide("/proc/driver/nvidia", "not masked", "%s", reason)
 		return nil
 	}

@@ -64,7 +64,7 @@ func planFiles(c Container, h host.Host, root *image.Root, g grant, nodes []devi
 	p.Mounts = []PlanMount{{Source: viewRoot, Destination: ViewDir, Options: viewOptions}}
 	files := filesBeside(viewRoot, root, img, mine, p)
 	if data := profile(g, p); data != nil {
-		p.bundleFiles = append(p.bundleFiles, bundleFile{profileName, data})
+		p.bundleFiles = append(p.bundleFiles, image.File{Path: profileName, Data: data})
 		files = append(files, Bind{bundlePath(c, profileName), profileDest})
 	}
 	if p.byPath = byPathLinks(nodes); len(p.byPath) > 0 {
@@ -284,7 +284,7 @@ func (p *Plan) mountCache(c Container, f image.File, err error) {
 	if f.Path != image.CachePath {
 		return
 	}
-	p.bundleFiles = append(p.bundleFiles, bundleFile{cacheName, f.Data})
+	p.bundleFiles = append(p.bundleFiles, image.File{Path: cacheName, Data: f.Data})
 	p.mountFile(bundlePath(c, cacheName), image.CachePath)
 	p.Linker.Cache = "mounted"
 }
@@ -297,7 +297,11 @@ func planEdits(c Container, nodes []device.Node, all driver.Files, g grant, p *P
 		return isCDIMount(c, all, m) || removeList && isMappedListMount(m)
 	}
 	if c.Said.EditedByCDI {
-		p.edits.RemoveRule = isCDIRule(nodes)
+		// CDI's rules for nodes allow mknod.
+		p.edits.RemoveRule = func(r specs.LinuxDeviceCgroup) bool {
+			return r.Allow && r.Type == "c" && r.Major != nil && r.Minor != nil && strings.Contains(r.Access, "m") &&
+				slices.ContainsFunc(nodes, func(n device.Node) bool { return n.Number() == device.Number{Major: *r.Major, Minor: *r.Minor} })
+		}
 		for _, m := range c.Bundle.Spec.Mounts {
 			if isCDIMount(c, all, m) && isSocketMount(m) {
 				p.note("not mounted: %s, which CDI gives every container; see container.sockets", m.Destination)

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
@@ -72,7 +71,7 @@ type Plan struct {
 
 	// What Apply carries out, in this order.
 	view        view.Spec
-	bundleFiles []bundleFile
+	bundleFiles []image.File      // made in the bundle for one container, by name
 	byPath      map[string]string // links of /dev/dri/by-path, by name
 	linkerFiles []image.File
 	edits       bundle.Edits
@@ -216,11 +215,6 @@ func (p *Plan) audit(reason string) {
 		p.Audit += "; " + reason
 	}
 }
-
-// notGranted records that the container starts without the driver.
-func (p *Plan) notGranted(reason string) { p.GPU, p.Grant = false, reason }
-
-func (p *Plan) setHost(h host.Host) { p.DriverVersion, p.Platform = h.DriverVersion, h.Platform }
 
 func (p *Plan) setDevices(set device.Set) {
 	for _, g := range set.GPUs {
