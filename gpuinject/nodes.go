@@ -50,9 +50,7 @@ func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]devi
 		channels = r.Channels
 	}
 	nodes, err := h.ClassNodes(class, channels)
-	// An image can make neither mounts nor, outside Kubernetes, annotations.
-	named := class == request.IMEX && r.ChannelsMounted || slices.Contains(r.Named, class) &&
-		(r.Source == request.FromMounts || r.Source == request.FromAnnotations && !who.Kubernetes)
+	named := slices.Contains(r.Granted, class)
 	may := policy.DecideOthers(c.Config.Policy, who, g.may, class, nodes, named)
 	switch {
 	case may.All && err != nil:

@@ -77,24 +77,27 @@ func (r *Request) addOthers(s Said, l list, ignoreChannels, mounts bool) error {
 			return err
 		}
 	}
-	for _, c := range l.classes {
-		r.Named = append(r.Named, c)
-		r.Classes = append(r.Classes, c)
-	}
+	named := slices.Clone(l.classes)
 	if len(l.channels) > 0 || l.allChannels {
-		r.Named = append(r.Named, IMEX)
+		named = append(named, IMEX)
 		r.AllChannels, channels = l.allChannels, l.channels
+	}
+	r.Classes = append(r.Classes, l.classes...)
+	if r.Source == FromMounts || r.Source == FromAnnotations && !s.Container.Kubernetes {
+		r.Granted = named
 	}
 	if mounts && len(r.Devices) > 0 && !s.channels.empty() {
 		if s.channelsErr != nil && !ignoreChannels {
 			return s.channelsErr
 		}
-		r.ChannelsMounted, r.AllChannels, channels = true, s.channels.allChannels, s.channels.channels
+		r.ChannelsIgnored = ignoreChannels
+		r.Granted = append(r.Granted, IMEX)
+		r.AllChannels, channels = s.channels.allChannels, s.channels.channels
 	}
-	switch asked := r.AllChannels || r.ChannelsMounted || len(channels) > 0; {
-	case asked && ignoreChannels:
-		r.ChannelsIgnored, r.ChannelsMounted, r.AllChannels = true, false, false
-		r.Named = slices.DeleteFunc(r.Named, func(c string) bool { return c == IMEX })
+	switch asked := r.AllChannels || len(channels) > 0; {
+	case ignoreChannels:
+		r.ChannelsIgnored, r.AllChannels = r.ChannelsIgnored || asked, false
+		r.Granted = slices.DeleteFunc(r.Granted, func(c string) bool { return c == IMEX })
 	case asked:
 		r.Classes = append(r.Classes, IMEX)
 		if !r.AllChannels {

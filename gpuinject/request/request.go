@@ -62,13 +62,14 @@ type Request struct {
 	Capabilities       []string
 	CapabilitiesReason string
 	// Classes are the other kinds of devices that are asked for, in the order IMEX, GDS, GDRCopy,
-	// MOFED, NVSwitch; Named are those of them that the list of devices names.
-	Classes, Named []string
+	// MOFED, NVSwitch; Granted are those of them whose naming is a grant in itself, as with Said's
+	// Granted.
+	Classes, Granted []string
 	// Channels are the numbers of IMEX channels, sorted. AllChannels stands for every channel of
-	// the host. ChannelsMounted is true if device-list mounts name them. ChannelsIgnored is true if
-	// channels are asked for and policy.ignore-imex-channels is true.
-	Channels                                      []int
-	AllChannels, ChannelsMounted, ChannelsIgnored bool
+	// the host. ChannelsIgnored is true if channels are asked for and policy.ignore-imex-channels is
+	// true.
+	Channels                     []int
+	AllChannels, ChannelsIgnored bool
 	// MIGRights are rights over all MIG devices, "config" and "monitor"; MIGVariables are the
 	// variables that ask for them.
 	MIGRights, MIGVariables []string
@@ -212,20 +213,17 @@ func (s Said) complete(r Request, l list, cfg *config.Config) (Request, error) {
 
 // overridden lists the ways to ask that do not count beside the source that does.
 func (s Said) overridden(source Source, cfg *config.Config) (list []Overridden) {
-	var reason string
-	switch source {
-	case FromCDI:
-		reason = "the devices that CDI put into the specification go before it"
-	case FromAnnotations:
-		reason = "annotations go before it"
-	case FromMounts:
-		reason = "device-list mounts go before it"
-	}
-	switch mounts := s.mountedErr == nil && !s.mounted.empty(); {
-	case mounts && !cfg.Policy.AcceptVolumeMounts:
-		list = append(list, Overridden{"device-list mounts", "policy.accept-volume-mounts is false"})
-	case mounts && source != FromMounts:
-		list = append(list, Overridden{"device-list mounts", reason})
+	reason := map[Source]string{
+		FromCDI:         "the devices that CDI put into the specification go before it",
+		FromAnnotations: "annotations go before it",
+		FromMounts:      "device-list mounts go before it",
+	}[source]
+	if s.mountedErr == nil && !s.mounted.empty() && source != FromMounts {
+		why := reason
+		if !cfg.Policy.AcceptVolumeMounts {
+			why = "policy.accept-volume-mounts is false"
+		}
+		list = append(list, Overridden{"device-list mounts", why})
 	}
 	if asks, _ := s.environmentAsks(); asks && reason != "" {
 		list = append(list, Overridden{EnvVisibleDevices, reason})
