@@ -59,23 +59,20 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 
 // examine reads the bundle and the configuration of this handler.
 func examine(dir string, opts options.Options) (c gpuinject.Container, err error) {
-	err = guard(func() error {
-		c, err = gpuinject.Examine(dir, func() (*config.Config, error) {
-			cfg, err := config.FromEnvironment()
-			if err == nil && len(opts.Overrides) > 0 {
-				err = cfg.Override(opts.Overrides)
-			}
-			return cfg, err
-		})
-		return err
+	defer recovered(&err)
+	return gpuinject.Examine(dir, func() (*config.Config, error) {
+		cfg, err := config.FromEnvironment()
+		if err == nil && len(opts.Overrides) > 0 {
+			err = cfg.Override(opts.Overrides)
+		}
+		return cfg, err
 	})
-	return c, err
 }
 
 // setOptions sets runc's options in the request, with the cgroup driver that the form of the
 // container's cgroup path calls for.
 func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts options.Options, cgroupsPath string) error {
-	if systemd := options.SystemdUnit(cgroupsPath); cgroupsPath != "" && systemd != opts.Runc.SystemdCgroup {
+	if systemd := systemdUnit(cgroupsPath); cgroupsPath != "" && systemd != opts.Runc.SystemdCgroup {
 		if opts.SystemdCgroupSet {
 			log.G(ctx).WithField("id", r.ID).Warnf("nvidia: SystemdCgroup is %v in the runtime's options, but the cgroup path has the other form: following the path", opts.Runc.SystemdCgroup)
 		}
@@ -86,16 +83,21 @@ func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts options.
 	return err
 }
 
-// guard turns a panic over hostile input into an error: this process manages every container of a
-// pod.
-func guard(fn func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			log.L.Errorf("nvidia: panic: %v\n%s", p, debug.Stack())
-			err = fmt.Errorf("nvidia: internal error: %v: %w", p, errdefs.ErrInternal)
-		}
-	}()
-	return fn()
+// systemdUnit reports whether a cgroup path names a systemd unit, "slice:prefix:name". runc with
+// the wrong cgroup driver fails, or puts the container into a cgroup of that literal name outside
+// its pod's (runc libcontainer/specconv, specconvCgroupsPath; gVisor issue 13301).
+func systemdUnit(cgroupsPath string) bool {
+	parts := strings.Split(cgroupsPath, ":")
+	return len(parts) == 3 && (parts[0] == "" || strings.HasSuffix(parts[0], ".slice"))
+}
+
+// recovered is deferred. It turns a panic over hostile input into an error: this process manages
+// every container of a pod.
+func recovered(err *error) {
+	if p := recover(); p != nil {
+		log.L.Errorf("nvidia: panic: %v\n%s", p, debug.Stack())
+		*err = fmt.Errorf("nvidia: internal error: %v: %w", p, errdefs.ErrInternal)
+	}
 }
 
 // createWithGPU decides what the container gets, makes the changes in the root file system and the
@@ -160,33 +162,27 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 // inject resolves what the container gets and carries it out, in the root file system at rootPath
 // and in the bundle.
 func inject(c gpuinject.Container, rootPath string) (applied gpuinject.Applied, err error) {
-	err = guard(func() error {
-		root, err := image.Open(rootPath)
-		if err != nil {
-			return err
-		}
-		defer root.Close()
-		plan, err := gpuinject.Resolve(c, root, ask)
-		if err != nil {
-			return err
-		}
-		if !plan.GPU {
-			applied.Plan = plan
-			return nil
-		}
-		applied, err = gpuinject.Apply(c, plan, root)
-		return err
-	})
-	return applied, err
+	defer recovered(&err)
+	root, err := image.Open(rootPath)
+	if err != nil {
+		return applied, err
+	}
+	defer root.Close()
+	plan, err := gpuinject.Resolve(c, root, ask)
+	if err != nil || !plan.GPU {
+		return gpuinject.Applied{Plan: plan}, err
+	}
+	return gpuinject.Apply(c, plan, root)
 }
 
 // attachMask attaches the mask of a container, if it gets one, and closes it.
-func attachMask(c gpuContainer, pid int) error {
+func attachMask(c gpuContainer, pid int) (err error) {
+	defer recovered(&err)
 	if c.mask == nil {
 		return nil
 	}
 	defer closeMask(c.mask)
-	return guard(func() error { return gpuinject.AttachMask(c.mask, c.maskTarget, pid) })
+	return gpuinject.AttachMask(c.mask, c.maskTarget, pid)
 }
 
 func closeMask(mask *procmask.Mask) {

@@ -155,11 +155,3 @@ func RuncMessage(message *anypb.Any) (*anypb.Any, error) {
 	}
 	return anypb.New(opts.Runc)
 }
-
-// SystemdUnit reports whether a cgroup path names a systemd unit, "slice:prefix:name". runc with
-// the wrong cgroup driver fails, or puts the container into a cgroup of that literal name outside
-// its pod's (runc libcontainer/specconv, specconvCgroupsPath; gVisor issue 13301).
-func SystemdUnit(cgroupsPath string) bool {
-	parts := strings.Split(cgroupsPath, ":")
-	return len(parts) == 3 && (parts[0] == "" || strings.HasSuffix(parts[0], ".slice"))
-}

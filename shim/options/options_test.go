@@ -157,23 +157,3 @@ func TestTranslateNamesWhatItRefuses(t *testing.T) {
 		})
 	}
 }
-
-func TestSystemdUnit(t *testing.T) {
-	for path, want := range map[string]bool{
-		"system.slice:cri-containerd:abc":                   true,
-		"kubepods-burstable-pod12.slice:cri-containerd:abc": true,
-		`machine-foo\x2dbar.slice:docker:abc`:               true, // systemd escapes "-"
-		":cri-containerd:abc":                               true,
-		"/kubepods/burstable/pod12/abc":                     false,
-		"/default/c1":                                       false,
-		"default/a:b:c":                                     false,
-		"a:b:c":                                             false,
-		"a:b":                                               false,
-		"system.slice:a:b:c":                                false,
-		"":                                                  false,
-	} {
-		if got := SystemdUnit(path); got != want {
-			t.Errorf("%q: got %v", path, got)
-		}
-	}
-}
