@@ -86,51 +86,32 @@ func MightAsk(raw []byte) bool {
 	return slices.ContainsFunc(words, func(word string) bool { return bytes.Contains(raw, []byte(word)) })
 }
 
-// Request returns what the container asks for under a configuration. Annotations of a pod select
-// among the allocated devices only; the caller asks again without annotations if they name others.
-func (s Said) Request(cfg *config.Config) (Request, error) { return s.request(cfg, s.annotated) }
-
 // WithoutAnnotations is Request for a container without its CDI annotations.
 func (s Said) WithoutAnnotations(cfg *config.Config) (Request, error) {
 	s.annotated, s.annotatedErr = list{}, nil
-	return s.request(cfg, list{})
+	return s.Request(cfg)
 }
 
-func (s Said) request(cfg *config.Config, annotated list) (Request, error) {
+// Request returns what the container asks for under a configuration. Annotations of a pod select
+// among the allocated devices only; the caller asks again without annotations if they name others.
+func (s Said) Request(cfg *config.Config) (Request, error) {
 	mounts := cfg.Policy.AcceptVolumeMounts
 	switch {
 	case s.EditedByCDI:
-		return s.fromCDI(cfg)
+		return s.complete(Request{Driver: true, Source: FromCDI,
+			Reason: "the container's specification has NVIDIA's CDI hooks and device nodes"}, list{}, cfg)
 	case s.annotatedErr != nil:
 		return Request{}, s.annotatedErr
-	case !annotated.empty():
-		r := Request{Driver: true, Source: FromAnnotations, Devices: annotated.ids(),
-			Reason: "CDI annotations name " + Quote(annotated.String())}
-		return s.complete(r, annotated, cfg)
+	case !s.annotated.empty():
+		return s.complete(Request{Driver: true, Source: FromAnnotations, Devices: s.annotated.ids(),
+			Reason: "CDI annotations name " + Quote(s.annotated.String())}, s.annotated, cfg)
 	case mounts && s.mountedErr != nil:
 		return Request{}, s.mountedErr
 	case mounts && !s.mounted.empty():
-		r := Request{Driver: true, Source: FromMounts, Devices: s.mounted.ids(),
-			Reason: "device-list mounts name " + Quote(s.mounted.String())}
-		return s.complete(r, s.mounted, cfg)
+		return s.complete(Request{Driver: true, Source: FromMounts, Devices: s.mounted.ids(),
+			Reason: "device-list mounts name " + Quote(s.mounted.String())}, s.mounted, cfg)
 	}
 	return s.fromEnvironment(cfg)
-}
-
-// fromCDI is the request of a container whose devices CDI put into its specification. CDI injects
-// the whole driver, so that is the default here.
-func (s Said) fromCDI(cfg *config.Config) (Request, error) {
-	r := Request{Driver: true, Source: FromCDI,
-		Reason: "the container's specification has NVIDIA's CDI hooks and device nodes"}
-	caps := s.Env[EnvCapabilities]
-	r.CapabilitiesReason = EnvCapabilities + "=" + Quote(caps)
-	if strings.TrimSpace(caps) == "" {
-		caps, r.CapabilitiesReason = All, "CDI injects every supported capability"
-	}
-	var err error
-	r.Capabilities, err = parseCapabilities(caps, cfg.Container)
-	r.Overridden = s.overridden(r.Source, cfg)
-	return r, err
 }
 
 // fromEnvironment is the request of a container's variables.
@@ -186,23 +167,21 @@ func (s Said) complete(r Request, l list, cfg *config.Config) (Request, error) {
 		return Request{}, fmt.Errorf("%s is a CDI device of another vendor: name it to containerd (docker run --device, nerdctl run --device, ctr run --device, or the CDI devices of a pod)", Quote(l.foreign[0]))
 	}
 	caps, set := s.Env[EnvCapabilities]
-	legacy := !set && s.isLegacy()
-	if legacy { // NVIDIA's rule for such an image; only if it sets no capability
-		caps = All
+	switch {
+	case len(split(caps)) > 0:
+		r.CapabilitiesReason = EnvCapabilities + "=" + Quote(caps)
+	case r.Source == FromCDI:
+		caps, r.CapabilitiesReason = All, "CDI injects every supported capability"
+	case set:
+		r.CapabilitiesReason = EnvCapabilities + " is empty: container.default-capabilities"
+	case s.isLegacy(): // NVIDIA's rule for such an image; only if it sets no capability
+		caps, r.CapabilitiesReason = All, EnvCapabilities+" is not set in an image older than CUDA 9: all that are supported"
+	default:
+		r.CapabilitiesReason = EnvCapabilities + " is not set: container.default-capabilities"
 	}
 	var err error
 	if r.Capabilities, err = parseCapabilities(caps, cfg.Container); err != nil {
 		return Request{}, err
-	}
-	switch {
-	case legacy:
-		r.CapabilitiesReason = EnvCapabilities + " is not set in an image older than CUDA 9: all that are supported"
-	case len(split(caps)) > 0:
-		r.CapabilitiesReason = EnvCapabilities + "=" + Quote(caps)
-	case set:
-		r.CapabilitiesReason = EnvCapabilities + " is empty: container.default-capabilities"
-	default:
-		r.CapabilitiesReason = EnvCapabilities + " is not set: container.default-capabilities"
 	}
 	if err := r.addOthers(s, l, cfg.Policy.IgnoreIMEXChannels, cfg.Policy.AcceptVolumeMounts); err != nil {
 		return Request{}, err
