@@ -15,9 +15,6 @@ var ownVendors = []string{"nvidia.com", "runtime.nvidia.com", "k8s.device-plugin
 
 const managementVendor = "management.nvidia.com"
 
-// classKinds are the CDI classes of NVIDIA's vendors that are no GPUs, with one device, "all".
-var classKinds = map[string]string{"gds": GDS, "gdrcopy": GDRCopy, "mofed": MOFED, "nvswitch": NVSwitch}
-
 // imexKind is the CDI class of IMEX channels; the device is the channel's number.
 const imexKind = "imex-channel"
 
@@ -119,9 +116,9 @@ func (l *list) addOwn(vendor, class, name, item string) error {
 			return err
 		}
 		l.channels = append(l.channels, n)
-	case classKinds[class] != "" && name == All:
-		l.classes = append(l.classes, classKinds[class])
-	case classKinds[class] != "":
+	case slices.Contains(switched, class) && name == All:
+		l.classes = append(l.classes, class)
+	case slices.Contains(switched, class):
 		return fmt.Errorf("%s: %s/%s has the one device %s", Quote(item), vendor, class, All)
 	default:
 		return fmt.Errorf("%s is of an unknown CDI kind (known classes: gpu, mig, %s, gds, gdrcopy, mofed, nvswitch)", Quote(item), imexKind)

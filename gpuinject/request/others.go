@@ -16,17 +16,13 @@ const (
 	NVSwitch = "nvswitch"
 )
 
-// classOrder is the order of Request.Classes.
-var classOrder = []string{IMEX, GDS, GDRCopy, MOFED, NVSwitch}
+// switched are the classes that are asked for as a whole: by a variable of their name (NVIDIA_GDS,
+// NVIDIA_GDRCOPY, NVIDIA_MOFED, NVIDIA_NVSWITCH) with the value "enabled" and no other, like the
+// feature-gated modifiers of NVIDIA's toolkit, or by the CDI name <vendor>/<class>=all.
+var switched = []string{GDS, GDRCopy, MOFED, NVSwitch}
 
 // EnvIMEXChannels names IMEX channels.
 const EnvIMEXChannels = "NVIDIA_IMEX_CHANNELS"
-
-// switches are the variables that turn a class on with the value "enabled" and with no other, like
-// the feature-gated modifiers of NVIDIA's toolkit.
-var switches = []struct{ variable, class string }{
-	{"NVIDIA_GDS", GDS}, {"NVIDIA_GDRCOPY", GDRCopy}, {"NVIDIA_MOFED", MOFED}, {"NVIDIA_NVSWITCH", NVSwitch},
-}
 
 // migVariables ask for rights over all MIG devices, with the value "all" in any case.
 var migVariables = []struct{ variable, right string }{
@@ -104,7 +100,7 @@ func (r *Request) addOthers(s Said, l list, ignoreChannels, mounts bool) error {
 			r.Channels = slices.Compact(slices.Sorted(slices.Values(channels)))
 		}
 	}
-	slices.SortFunc(r.Classes, func(a, b string) int { return slices.Index(classOrder, a) - slices.Index(classOrder, b) })
+	slices.SortFunc(r.Classes, func(a, b string) int { return slices.Index(switched, a) - slices.Index(switched, b) })
 	r.Classes = slices.Compact(r.Classes)
 	return nil
 }
@@ -117,9 +113,9 @@ func (r *Request) fromVariables(env map[string]string, ignoreChannels bool) ([]i
 	} else if err != nil {
 		return nil, fmt.Errorf("%s=%s: %w", EnvIMEXChannels, Quote(env[EnvIMEXChannels]), err)
 	}
-	for _, s := range switches {
-		if env[s.variable] == "enabled" {
-			r.Classes = append(r.Classes, s.class)
+	for _, class := range switched {
+		if env["NVIDIA_"+strings.ToUpper(class)] == "enabled" {
+			r.Classes = append(r.Classes, class)
 		}
 	}
 	for _, v := range migVariables {
