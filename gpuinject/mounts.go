@@ -299,8 +299,11 @@ func planEdits(c Container, nodes []device.Node, all driver.Files, g grant, p *P
 	if c.Said.EditedByCDI {
 		// CDI's rules for nodes allow mknod.
 		p.edits.RemoveRule = func(r specs.LinuxDeviceCgroup) bool {
-			return r.Allow && r.Type == "c" && r.Major != nil && r.Minor != nil && strings.Contains(r.Access, "m") &&
-				slices.ContainsFunc(nodes, func(n device.Node) bool { return n.Number() == device.Number{Major: *r.Major, Minor: *r.Minor} })
+			if !r.Allow || r.Type != "c" || r.Major == nil || r.Minor == nil || !strings.Contains(r.Access, "m") {
+				return false
+			}
+			number := device.Number{Major: *r.Major, Minor: *r.Minor}
+			return slices.ContainsFunc(nodes, func(n device.Node) bool { return n.Number() == number })
 		}
 		for _, m := range c.Bundle.Spec.Mounts {
 			if isCDIMount(c, all, m) && isSocketMount(m) {

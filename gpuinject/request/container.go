@@ -33,8 +33,8 @@ type Container struct {
 	// Admin containers have CAP_SYS_ADMIN in their bounding set and no user namespace: the result
 	// of `--cap-add SYS_ADMIN`. Every privileged container is one.
 	Admin bool
-	// UserNamespace is true if it runs in a user namespace: one of its own, or that of its pod, which
-	// CRI names by path (WithPodNamespaces).
+	// UserNamespace is true if it runs in a user namespace: one of its own, or that of its pod,
+	// which CRI names by path (WithPodNamespaces).
 	UserNamespace bool
 	// Nodes are the character devices that the specification already carries.
 	Nodes []device.Number
