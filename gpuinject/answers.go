@@ -37,26 +37,24 @@ func selectIDs(h host.Host, ids []string, a answers) (device.Set, error) {
 func askAll(c Container, h host.Host, notInSpec bool, named []string, ask Ask) answers {
 	cfg, who := c.Config, c.Said.Container
 	var a answers
-	if len(h.MIG) > 0 || requirementsNeedFacts(c, h) {
+	required := requirementsNeedFacts(c, h)
+	if len(h.MIG) > 0 || required {
 		a.kept = facts.Load(cfg.Host, h)
 	}
 	var q probe.Questions
-	if notInSpec && policy.NeedsKubelet(cfg.Policy, who, device.Set{}) {
+	if notInSpec && policy.NeedsKubelet(cfg.Policy, who) {
 		q.Pod = &probe.Pod{Socket: cfg.Policy.KubeletSocket, Namespace: who.Namespace, Name: who.Pod}
 	}
 	// An id of which nothing can be granted need not be understood.
 	possible := policy.EnvironmentGrants(cfg.Policy, who) != "" || !notInSpec || q.Pod != nil ||
 		who.Kubernetes && cfg.Policy.Kubernetes == config.Audit
-	ids := slices.Concat(named, c.Request.Devices)
-	q.Facts = possible && (h.NeedsFacts(ids, a.kept.Facts) || requirementsNeedFacts(c, h) && a.kept.Facts.Driver == "" ||
-		q.Pod != nil && len(h.MIG) > 0 && a.kept.Facts.Driver == "")
-	if !q.Facts && q.Pod == nil {
-		return a
-	}
+	unknown := a.kept.Facts.Driver == "" && (required || q.Pod != nil && len(h.MIG) > 0)
+	q.Facts = possible && (unknown || h.NeedsFacts(slices.Concat(named, c.Request.Devices), a.kept.Facts))
 	var reply probe.Answers
-	if q.Facts {
+	switch {
+	case q.Facts:
 		a.kept, reply, a.factsErr = facts.Ask(cfg.Host, h, a.kept, q, ask)
-	} else {
+	case q.Pod != nil:
 		reply = ask(q)
 	}
 	if q.Pod == nil {

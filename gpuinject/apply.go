@@ -2,6 +2,9 @@ package gpuinject
 
 import (
 	"encoding/json"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
@@ -72,13 +75,13 @@ func (p *Plan) makeLinks(root *image.Root) error {
 		return err
 	}
 	made := []PlanLink{}
-	for _, l := range p.links {
-		if err := root.MakeLink(l.dest, l.target, own); err != nil {
+	for _, l := range p.Links {
+		if err := root.MakeLink(l.Path, l.Target, own); err != nil {
 			p.note("no link was made in the image, the file is mounted: %v", err)
-			p.edits.Mounts = append(p.edits.Mounts, fileMount(l.source, l.dest))
+			p.mountFile(p.Mounts[0].Source+strings.TrimPrefix(l.Target, ViewDir), l.Path)
 			continue
 		}
-		made = append(made, PlanLink{Path: l.dest, Target: l.target})
+		made = append(made, l)
 	}
 	p.Links = made
 	return nil
@@ -97,7 +100,7 @@ func (p *Plan) writeLinkerFiles(c Container, root *image.Root) error {
 // writeBundle writes the files of the bundle and the edited config.json.
 func (p *Plan) writeBundle(c Container) error {
 	for _, f := range p.bundleFiles {
-		if err := bundle.WriteFile(c.Bundle.Dir, f.name, f.data, 0o644); err != nil {
+		if err := bundle.WriteFile(c.Bundle.Dir, f.Path, f.Data, 0o644); err != nil {
 			return err
 		}
 	}
@@ -106,7 +109,11 @@ func (p *Plan) writeBundle(c Container) error {
 			return err
 		}
 	}
-	p.setMounts(p.edits.Mounts)
+	for _, m := range p.Mounts {
+		p.edits.Mounts = append(p.edits.Mounts, specs.Mount{
+			Source: m.Source, Destination: m.Destination, Type: "bind", Options: m.Options,
+		})
+	}
 	if err := c.Bundle.Apply(p.edits); err != nil {
 		return err
 	}

@@ -19,9 +19,6 @@ import (
 // their numbers, whatever they are called.
 func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	g := grant{request: c.Request}
-	if err := checkMemoryLimit(c); err != nil {
-		return g, err
-	}
 	var err error
 	if g.set, err = h.Given(c.Said.Container.Nodes); err != nil {
 		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
@@ -37,7 +34,6 @@ func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	g.set.MIG = h.Annotate(g.set.MIG, a.kept.Facts)
 	g.gpus = h.Visible(g.set)
 	names := g.set.Names()
-	g.request.Devices = names
 	p.Asked, p.Grant = names, "taken over from CDI: no GPU"
 	if len(names) > 0 {
 		p.Grant = "taken over from CDI: " + strings.Join(names, ",")
@@ -46,7 +42,10 @@ func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	g.enforced = g.may
 	p.decideGrant(g.may)
 	p.decide("capabilities", strings.Join(p.Capabilities, ","), "%s", c.Request.CapabilitiesReason)
-	p.decideDevices(h, g, a)
+	r := c.Request
+	r.Devices = names
+	g.choose(h, r, a)
+	p.decideDevices(h, g)
 	p.setDevices(g.set)
 	return g, checkRequirements(c, h, g, a, p)
 }
@@ -82,15 +81,6 @@ func keptClasses(c Container, h host.Host, p *Plan) (nodes []device.Node) {
 		}
 	}
 	return nodes
-}
-
-// isCDIRule returns a function that reports whether a device rule is one that CDI added for a node:
-// it allows mknod.
-func isCDIRule(nodes []device.Node) func(specs.LinuxDeviceCgroup) bool {
-	return func(r specs.LinuxDeviceCgroup) bool {
-		return r.Allow && r.Type == "c" && r.Major != nil && r.Minor != nil && strings.Contains(r.Access, "m") &&
-			slices.ContainsFunc(nodes, func(n device.Node) bool { return *r.Major == int64(n.Major) && *r.Minor == int64(n.Minor) })
-	}
 }
 
 // isCDIMount reports whether NVIDIA's CDI specification made a mount: a file of this host's driver,

@@ -182,8 +182,8 @@ func TestProgramsThatDraw(t *testing.T) {
 	show := func(p Plan) string {
 		var list []string
 		for _, f := range p.bundleFiles {
-			if f.name == profileName {
-				list = append(list, fmt.Sprintf("mask %x", profileMask(t, f.data)))
+			if f.Path == profileName {
+				list = append(list, fmt.Sprintf("mask %x", profileMask(t, f.Data)))
 			}
 		}
 		if slices.ContainsFunc(p.Mounts, func(m PlanMount) bool { return m.Destination == byPathDest }) {

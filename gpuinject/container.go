@@ -2,6 +2,7 @@ package gpuinject
 
 import (
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 
@@ -85,7 +86,7 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, 
 
 // refuseRequest returns the refusal of a request that cannot be read or followed.
 func refuseRequest(err error) error {
-	if request.IsDenied(err) {
+	if errors.As(err, new(request.DeniedError)) {
 		return fail(Denied, "%w", err)
 	}
 	return fail(Invalid, "%w", err)

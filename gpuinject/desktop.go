@@ -25,12 +25,6 @@ const (
 
 var bundleFileNames = []string{profileName, byPathName, cacheName}
 
-// bundleFile is a file that is made in the bundle.
-type bundleFile struct {
-	name string
-	data []byte
-}
-
 // maxProfileMinor is the greatest minor number that fits into the mask of an application profile.
 // The driver's README speaks of 32 bits; NVIDIA's own container tools write 64.
 const maxProfileMinor = 63
@@ -81,10 +75,11 @@ func bundlePath(c Container, name string) string {
 
 // dataDest returns where a data file goes in an image, or "" if the image has no use for it. A file
 // of the image's own is covered, at whichever place it has one: with two manifests of the same
-// driver each GPU would be listed twice.
-func dataDest(d driver.File, root *image.Root, img image.Image, p *Plan) (string, error) {
+// driver each GPU would be listed twice. What else the image has cannot be taken out of it, and a
+// mount over that would list the same once more.
+func dataDest(d driver.File, root *image.Root, img image.Image, p *Plan) string {
 	if !path.IsAbs(d.Dest) {
-		return path.Join(xorgModules(img), d.Dest), nil
+		return path.Join(xorgModules(img), d.Dest)
 	}
 	needed := len(d.Needs) == 0 || slices.ContainsFunc(d.Needs, func(name string) bool {
 		if !path.IsAbs(name) {
@@ -94,45 +89,26 @@ func dataDest(d driver.File, root *image.Root, img image.Image, p *Plan) (string
 	})
 	if !needed {
 		p.decide(d.Dest, "not given", "this host has none, and the image has none of %s to read one that is made", strings.Join(d.Needs, ", "))
-		return "", nil
+		return ""
 	}
 	dest := d.Dest
-	if !root.IsFile(dest) {
-		if i := slices.IndexFunc(d.Copies, root.IsFile); i >= 0 {
-			dest = d.Copies[i]
-			p.decide(dest, "covered", "the image has a file of its own there: with one at %s besides, each GPU would be listed twice", d.Dest)
-		}
+	copies := slices.DeleteFunc(slices.Clone(d.Copies), func(name string) bool { return !root.IsFile(name) })
+	if len(copies) > 0 && !root.IsFile(dest) {
+		dest = copies[0]
+		p.decide(dest, "covered", "the image has a file of its own there: with one at %s besides, each GPU would be listed twice", d.Dest)
 	}
 	if d.Data != nil {
 		p.decide(dest, "made", "this host has the library and no such file that a container can use")
 	}
-	return dest, noteCopies(d, dest, root, p)
-}
-
-// noteCopies notes what else the image has of a file that goes to dest. Nothing can be taken out of
-// an image, and a mount over it would list the same once more.
-func noteCopies(d driver.File, dest string, root *image.Root, p *Plan) error {
-	at, err := root.Target(dest)
-	if err != nil {
-		return fail(Invalid, "%w", err)
+	at, _ := root.Target(dest) // place returns the error
+	copies = slices.DeleteFunc(copies, func(name string) bool {
+		other, _ := root.Target(name)
+		return other == at
+	})
+	if len(copies) > 0 {
+		p.note("the image has %s besides %s: each GPU may be listed more than once", strings.Join(copies, ", "), dest)
 	}
-	var more []string
-	for _, name := range d.Copies {
-		if name == dest || !root.IsFile(name) {
-			continue
-		}
-		other, err := root.Target(name)
-		if err != nil {
-			return fail(Invalid, "%w", err)
-		}
-		if other != at {
-			more = append(more, name)
-		}
-	}
-	if len(more) > 0 {
-		p.note("the image has %s besides %s: each GPU may be listed more than once", strings.Join(more, ", "), dest)
-	}
-	return nil
+	return dest
 }
 
 // xorgModules is where the X server of an image looks for modules: in a directory beside the

@@ -2,6 +2,7 @@ package gpuinject
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
@@ -24,21 +25,12 @@ func (p *Plan) decideGrant(g policy.Grant) {
 
 // decideDevices records what was decided about every device of this host, whether or not the
 // request was refused.
-func (p *Plan) decideDevices(h host.Host, g grant, a answers) {
-	// Which ids mean a device; a refusal ends the selection at the first id.
-	meanings := map[string]device.Set{}
-	if !g.may.Nothing() {
-		for _, id := range g.request.Devices {
-			if set, err := selectIDs(h, []string{id}, a); err == nil {
-				meanings[id] = set
-			}
-		}
-	}
+func (p *Plan) decideDevices(h host.Host, g grant) {
 	askedBy := func(has func(device.Set) bool) string {
 		var ids []string
-		for _, id := range g.request.Devices {
-			if quoted := request.Quote(id); has(meanings[id]) && !strings.Contains(strings.Join(ids, " "), quoted) {
-				ids = append(ids, quoted)
+		for _, x := range g.choices {
+			if id := request.Quote(x.id); x.err == nil && has(x.set) && !slices.Contains(ids, id) {
+				ids = append(ids, id)
 			}
 		}
 		if len(ids) == 0 {

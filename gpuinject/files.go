@@ -23,45 +23,28 @@ const (
 	viewXorg  = "xorg"
 )
 
-// viewSpec lays out the driver's files in a view. Libraries that the image's forward compatibility
-// package brings itself are left out, so that no search path finds the host's first.
-func viewSpec(files driver.Files, leaveOut []string) view.Spec {
-	spec := view.Spec{Driver: files.Key()}
+// planView lays out the driver's files in a view and records them.
+func planView(files driver.Files, p *Plan) {
+	p.view = view.Spec{Driver: files.Key()}
 	for _, l := range files.Libraries {
-		if l.Dir == "" && !isSupplied(l, leaveOut) {
-			spec.Files = append(spec.Files, view.File{Source: l.Path, Name: path.Join(libDir(l), l.Name), Links: l.Links})
+		p.Libraries = append(p.Libraries, l.Name)
+		if l.Dir == "" {
+			p.view.Files = append(p.view.Files, view.File{Source: l.Path, Name: path.Join(libDir(l), l.Name), Links: l.Links})
 		}
 	}
+	slices.Sort(p.Libraries)
 	for _, b := range files.Binaries {
-		spec.Files = append(spec.Files, view.File{Source: b.Path, Name: path.Join(viewBin, b.Name)})
+		p.Binaries = append(p.Binaries, b.Name)
+		p.view.Files = append(p.view.Files, view.File{Source: b.Path, Name: path.Join(viewBin, b.Name)})
 	}
 	for _, d := range files.Data {
 		switch {
 		case d.Data != nil:
-			spec.Files = append(spec.Files, view.File{Data: d.Data, Name: dataName(d)})
+			p.view.Files = append(p.view.Files, view.File{Data: d.Data, Name: dataName(d)})
 		case !d.Direct:
-			spec.Files = append(spec.Files, view.File{Source: d.Path, Name: dataName(d)})
+			p.view.Files = append(p.view.Files, view.File{Source: d.Path, Name: dataName(d)})
 		}
 	}
-	return spec
-}
-
-// listFiles records the files that the container gets.
-func (p *Plan) listFiles(spec view.Spec, files driver.Files) {
-	for _, f := range spec.Files {
-		switch top, _, _ := strings.Cut(f.Name, "/"); top {
-		case viewBin:
-			p.Binaries = append(p.Binaries, path.Base(f.Name))
-		case viewLib, viewLib32:
-			p.Libraries = append(p.Libraries, path.Base(f.Name))
-		}
-	}
-	for _, l := range files.Libraries {
-		if l.Dir != "" {
-			p.Libraries = append(p.Libraries, l.Name)
-		}
-	}
-	slices.Sort(p.Libraries)
 }
 
 // dataName is the name of a data file in the view: its path in the container without the first
@@ -73,14 +56,7 @@ func dataName(d driver.File) string {
 	return path.Join(viewShare, strings.TrimPrefix(strings.TrimPrefix(d.Dest, "/etc"), "/usr/share"))
 }
 
-// libraryName is the name of a library in the view: name if it has a link of that name there.
-func libraryName(l driver.Library, name string) string {
-	if !slices.Contains(l.Links, name) {
-		name = l.Name
-	}
-	return path.Join(libDir(l), name)
-}
-
+// libDir is the directory of a library in the view.
 func libDir(l driver.Library) string {
 	if l.Bits == 32 {
 		return path.Join(viewLib32, l.Subdir)
@@ -88,42 +64,37 @@ func libDir(l driver.Library) string {
 	return path.Join(viewLib, l.Subdir)
 }
 
-// isSupplied reports whether the image itself supplies a library, by its SONAME.
-func isSupplied(l driver.Library, sonames []string) bool {
-	return l.Bits == 64 && slices.Contains(sonames, l.SOName)
+// libraryFile is the path of a library in the container: in the view, by name if it has a link of
+// that name, or at its own path, which has no links.
+func libraryFile(l driver.Library, name string) string {
+	switch {
+	case l.Dir != "":
+		return path.Join(l.Dir, l.Name)
+	case slices.Contains(l.Links, name):
+		return path.Join(ViewDir, libDir(l), name)
+	}
+	return path.Join(ViewDir, libDir(l), l.Name)
 }
 
 // loaderEntries are the names by which a program can ask the loader for the driver's libraries, and
-// the directories that they are in.
-func loaderEntries(files driver.Files, leaveOut []string) (entries []ldcache.Entry, dirs []string) {
+// the directories that they are in. A library in a subdirectory (vdpau, gbm) is opened by its path.
+func loaderEntries(files driver.Files) (entries []ldcache.Entry, dirs []string) {
 	dirs = []string{path.Join(ViewDir, viewLib)}
 	for _, l := range files.Libraries {
-		dir := path.Join(ViewDir, libDir(l))
-		if l.Dir != "" {
-			dir = l.Dir
-		}
-		if l.Subdir == "" && !slices.Contains(dirs, dir) {
-			dirs = append(dirs, dir)
-		}
-		// A library in a subdirectory (vdpau, gbm) is opened by its path.
-		if l.Subdir != "" || isSupplied(l, leaveOut) {
+		if l.Subdir != "" {
 			continue
 		}
+		if dir := path.Dir(libraryFile(l, l.Name)); !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
+		}
 		names := append([]string{l.SOName}, l.Links...)
-		if l.Dir != "" { // at its own path, without its links
+		if l.Dir != "" {
 			names = append(names, l.Name)
 		}
-		var seen []string
-		for _, name := range names {
-			if name == "" || slices.Contains(seen, name) {
-				continue
+		for i, name := range names {
+			if name != "" && !slices.Contains(names[:i], name) {
+				entries = append(entries, ldcache.Entry{Name: name, Path: libraryFile(l, name), Flags: l.Flags})
 			}
-			seen = append(seen, name)
-			file := name
-			if l.Dir != "" || !slices.Contains(l.Links, name) {
-				file = l.Name
-			}
-			entries = append(entries, ldcache.Entry{Name: name, Path: path.Join(dir, file), Flags: l.Flags})
 		}
 	}
 	return entries, dirs

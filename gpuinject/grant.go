@@ -16,10 +16,32 @@ type grant struct {
 	may, enforced policy.Grant
 	// request is what it asks for: without annotations that name what it may not have.
 	request request.Request
+	// choices are what the ids of the request mean on this host.
+	choices []choice
 	// set are the devices that it gets.
 	set device.Set
 	// gpus are those that it sees: whole ones and those of its MIG devices.
 	gpus []device.GPU
+}
+
+// choice is an id and what it means on this host, granted or not.
+type choice struct {
+	id  string
+	set device.Set
+	err error
+}
+
+// choose resolves the ids of a request.
+func (g *grant) choose(h host.Host, r request.Request, a answers) {
+	g.request, g.choices = r, nil
+	for _, id := range r.Devices {
+		x := choice{id: id}
+		// An id of which nothing can be granted need not be understood.
+		if !g.may.Nothing() {
+			x.set, x.err = selectIDs(h, []string{id}, a)
+		}
+		g.choices = append(g.choices, x)
+	}
 }
 
 // grantDevices decides which devices the container gets. If p.GPU is false afterwards, it gets
@@ -44,13 +66,14 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 		}
 		inSpec.Add(set)
 	}
-	g := grant{request: c.Request}
+	var g grant
 	if g.may, g.enforced, err = policy.Decide(c.Config.Policy, c.Said.Container, inSpec, a.kubelet); err != nil {
 		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
 	p.Grant = g.may.Reason
 	p.decideGrant(g.may)
-	if g.request, err = checkAnnotations(c, h, g.may, a, p); err != nil {
+	g.choose(h, c.Request, a)
+	if err := checkAnnotations(c, h, &g, a, p); err != nil {
 		return g, err
 	}
 	p.Asked, p.Capabilities, p.Reason = g.request.Devices, g.request.Capabilities, g.request.Reason
@@ -58,12 +81,12 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	// Accepted device-list mounts that name no GPU grant the driver by itself.
 	mounted := g.request.Source == request.FromMounts && len(g.request.Devices) == 0
 	if !g.request.Driver || !g.request.NamesDevices() && g.may.Nothing() && !mounted {
-		p.decideDevices(h, g, a)
-		p.notGranted(g.may.Reason)
+		p.decideDevices(h, g)
+		p.GPU = false
 		return g, nil
 	}
 	g.set, err = selectDevices(c, h, g, a, p)
-	p.decideDevices(h, g, a)
+	p.decideDevices(h, g)
 	if err != nil {
 		return g, err
 	}
@@ -76,38 +99,35 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	return g, checkRequirements(c, h, g, a, p)
 }
 
-// checkAnnotations returns the request without a pod's annotations if they name what was not all
-// allocated to the container: their author may not have meant this runtime, and what was allocated
-// is given as if they were not there.
-func checkAnnotations(c Container, h host.Host, may policy.Grant, a answers, p *Plan) (request.Request, error) {
-	r := c.Request
+// checkAnnotations drops a pod's annotations if they name what was not all allocated to the
+// container: their author may not have meant this runtime, and what was allocated is given as if
+// they were not there.
+func checkAnnotations(c Container, h host.Host, g *grant, a answers, p *Plan) error {
+	r := g.request
 	if r.Source != request.FromAnnotations || !c.Said.Container.Kubernetes {
-		return r, nil
+		return nil
 	}
-	allowed := len(r.Devices) == 0 || !may.Nothing()
-	for _, id := range r.Devices {
-		if !allowed {
-			break
-		}
-		set, err := selectIDs(h, []string{id}, a)
-		if errors.Is(err, device.ErrFacts) {
+	allowed := len(r.Devices) == 0 || !g.may.Nothing()
+	for _, x := range g.choices {
+		if allowed && errors.Is(x.err, device.ErrFacts) {
 			// Not to be taken for another's: it may be the very device that was allocated.
-			return r, fail(Precondition, "%s: %w", r.Reason, err)
+			return fail(Precondition, "%s: %w", r.Reason, x.err)
 		}
-		allowed = err == nil && (may.AllowsAll(set) || id == request.All)
+		allowed = allowed && x.err == nil && (g.may.AllowsAll(x.set) || x.id == request.All)
 	}
 	if allowed {
-		return r, nil
+		return nil
 	}
-	p.ignore(r.Reason, "not what was allocated to the container: "+may.Reason)
+	p.ignore(r.Reason, "not what was allocated to the container: "+g.may.Reason)
 	other, err := c.Said.WithoutAnnotations(c.Config)
 	if err != nil {
-		return r, refuseRequest(err)
+		return refuseRequest(err)
 	}
 	if !other.Driver { // the reason of the plan stays that of the annotations
 		other.Reason, other.Devices, other.Capabilities = r.Reason, r.Devices, r.Capabilities
 	}
-	return other, nil
+	g.choose(h, other, a)
+	return nil
 }
 
 // selectDevices selects the devices that the request names, as far as they are granted.
@@ -116,17 +136,16 @@ func selectDevices(c Container, h host.Host, g grant, a answers, p *Plan) (devic
 	if err := mayManageMIG(c, g); err != nil {
 		return set, err
 	}
-	for _, id := range g.request.Devices {
-		asked, err := selectDevice(h, g, id, a)
-		if err != nil {
+	for _, x := range g.choices {
+		if err := checkChoice(h, g, x, a); err != nil {
 			return set, err
 		}
-		for _, gpu := range asked.GPUs {
+		for _, gpu := range x.set.GPUs {
 			if g.may.Allows(gpu) {
 				set.AddGPU(gpu)
 			}
 		}
-		for _, in := range asked.MIG {
+		for _, in := range x.set.MIG {
 			if g.may.AllowsMIG(in) {
 				set.AddMIG(in)
 			}
@@ -135,43 +154,33 @@ func selectDevices(c Container, h host.Host, g grant, a answers, p *Plan) (devic
 	return addMIGRights(h, g, set, p)
 }
 
-// selectDevice returns what id names, granted or not if all devices are asked for.
-func selectDevice(h host.Host, g grant, id string, a answers) (device.Set, error) {
-	var set device.Set
-	var err error
-	// An id of which nothing can be granted need not be understood.
-	named, nothing := g.request.NamesDevices(), g.may.Nothing()
-	if !nothing {
-		set, err = selectIDs(h, []string{id}, a)
+// checkChoice refuses an id that means no device, or one that the container may not have.
+func checkChoice(h host.Host, g grant, x choice, a answers) error {
+	reason, named := g.request.Reason, g.request.NamesDevices()
+	if errors.Is(x.err, device.ErrFacts) {
+		return fail(Precondition, "%s: %w", reason, x.err)
 	}
-	if errors.Is(err, device.ErrFacts) {
-		return set, fail(Precondition, "%s: %w", g.request.Reason, err)
-	}
-	if !g.may.All && named && (nothing || err != nil || !g.may.AllowsAll(set)) {
+	if !g.may.All && named && (g.may.Nothing() || x.err != nil || !g.may.AllowsAll(x.set)) {
 		// The same words for another container's GPU and for one that does not exist: a pod learns
 		// nothing of its neighbours.
-		return set, fail(Denied, "GPU %s is not this container's: %s", request.Quote(id), g.may.Reason)
+		return fail(Denied, "GPU %s is not this container's: %s", request.Quote(x.id), g.may.Reason)
 	}
-	if err != nil {
-		return set, fail(Invalid, "%s: %w", g.request.Reason, err)
+	if x.err != nil {
+		return fail(Invalid, "%s: %w", reason, x.err)
 	}
-	if named && len(g.request.MIGRights) == 0 {
-		return set, checkNotPartitioned(h, g, id, set.GPUs, a)
+	if !named || len(g.request.MIGRights) > 0 {
+		return nil
 	}
-	return set, nil
-}
-
-// checkNotPartitioned refuses a GPU by name that has MIG devices: CUDA sees nothing of such a GPU
-// itself, and the container would find out only at run time.
-func checkNotPartitioned(h host.Host, g grant, id string, gpus []device.GPU, a answers) error {
-	for _, gpu := range gpus {
+	// CUDA sees nothing of a GPU that has MIG devices, and the container would find out only at run
+	// time.
+	for _, gpu := range x.set.GPUs {
 		if instances := h.InstancesOf(gpu); len(instances) > 0 {
 			return fail(Invalid, "%s: GPU %s is partitioned by MIG and of no use by itself: ask for its MIG devices: %s",
-				g.request.Reason, request.Quote(id), device.DescribeMIG(h.Annotate(instances, a.kept.Facts)))
+				reason, request.Quote(x.id), device.DescribeMIG(h.Annotate(instances, a.kept.Facts)))
 		}
 		if h.Withheld(gpu) > 0 {
 			return fail(Invalid, "%s: GPU %s is partitioned by MIG, and this host, a container itself, was given none of its MIG devices: start it again with the MIG devices that containers here are to have",
-				g.request.Reason, request.Quote(id))
+				reason, request.Quote(x.id))
 		}
 	}
 	return nil

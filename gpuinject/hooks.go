@@ -18,24 +18,19 @@ func isNVIDIAHook(h specs.Hook) bool {
 	return slices.ContainsFunc(nvidiaHooks, func(name string) bool { return request.HookRuns(h, name) })
 }
 
-// checkHooks refuses a container that has hooks of NVIDIA's if the operator wants none.
-func checkHooks(c Container) error {
+// planHooks removes NVIDIA's hooks, or refuses the container for them if the operator wants none.
+func planHooks(c Container, p *Plan) error {
+	p.edits.RemoveHook = isNVIDIAHook
 	for _, h := range request.Hooks(c.Bundle.Spec.Hooks) {
-		if isNVIDIAHook(h) && c.Config.Policy.ForeignHooks == config.Refuse {
+		switch subject := "hook " + request.Quote(h.Path); {
+		case !isNVIDIAHook(h):
+			p.decide(subject, "kept", "it is not one of NVIDIA's")
+		case c.Config.Policy.ForeignHooks == config.Refuse:
 			return fail(Denied, "the container has NVIDIA's OCI hook %s and foreign-hooks is \"refuse\": remove what adds it", request.Quote(h.Path))
+		default:
+			p.RemovedHooks = append(p.RemovedHooks, h.Path)
+			p.decide(subject, "removed", "it is NVIDIA's and would inject the same devices again")
 		}
 	}
 	return nil
-}
-
-// planHooks records which OCI hooks of the specification are removed.
-func planHooks(c Container, p *Plan) {
-	for _, h := range request.Hooks(c.Bundle.Spec.Hooks) {
-		if subject := "hook " + request.Quote(h.Path); isNVIDIAHook(h) {
-			p.RemovedHooks = append(p.RemovedHooks, h.Path)
-			p.decide(subject, "removed", "it is NVIDIA's and would inject the same devices again")
-		} else {
-			p.decide(subject, "kept", "it is not one of NVIDIA's")
-		}
-	}
 }

@@ -6,32 +6,29 @@ import (
 	"io/fs"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 )
 
-// needsMask reports whether the container gets the mask. A privileged container can take any mask
-// off; a container in a user namespace that asked for an unmasked /proc wants to run containers
-// itself, which the kernel refuses under a mask (mount_too_revealing), and cannot write those files
-// anyway, unless the namespace has the host's root in it. Without NVIDIA's kernel module there is
-// nothing to hide.
-func needsMask(c Container, h host.Host) bool {
+// whyUnmasked returns why the container does not get the mask, or "" if it does.
+func whyUnmasked(c Container, h host.Host) string {
 	linux := c.Bundle.Spec.Linux
-	if c.Said.Container.Privileged || h.DriverVersion == "" {
-		return false
+	switch {
+	case h.DriverVersion == "":
+		return "this host has no NVIDIA kernel module"
+	case c.Said.Container.Privileged:
+		return "a privileged container can take any mask off"
+	case len(linux.MaskedPaths) == 0 && c.Said.Container.UserNamespace && !mapsHostRoot(linux.UIDMappings):
+		// It wants to run containers itself, which the kernel refuses under a mask
+		// (mount_too_revealing).
+		return "the container asked for an unmasked /proc in a user namespace, where it cannot write these files"
 	}
-	return !inUserNamespace(linux) || mapsHostRoot(linux.UIDMappings) || len(linux.MaskedPaths) > 0
-}
-
-// inUserNamespace reports whether the container runs in a user namespace: one of its own, or that
-// of its pod, which CRI names by path (WithPodNamespaces).
-func inUserNamespace(linux bundle.Linux) bool {
-	return slices.ContainsFunc(linux.Namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.UserNamespace })
+	return ""
 }
 
 // mapsHostRoot reports whether the host's root is, or may be, a user of the user namespace: the
@@ -42,13 +39,12 @@ func mapsHostRoot(mappings []specs.LinuxIDMapping) bool {
 
 // checkIsolation refuses a container whose mounts would not be its own: the mask and the driver
 // would land on the host or in another container (T26).
-func checkIsolation(c Container, h host.Host) error {
+func checkIsolation(c Container, masked bool) error {
 	spec := c.Bundle.Spec
-	if !hasNewNamespace(spec.Linux.Namespaces, specs.MountNamespace) {
+	namespaces := spec.Linux.Namespaces
+	i := slices.IndexFunc(namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.MountNamespace })
+	if i < 0 || namespaces[i].Path != "" {
 		return fail(Invalid, "the container has no mount namespace of its own: a GPU container needs one")
-	}
-	if !needsMask(c, h) {
-		return nil
 	}
 	// The last mount at /proc is the one that the mask goes on. A bind of the host's procfs there
 	// is no procfs of the container's: with rootfsPropagation "shared" the mask would show on the
@@ -59,28 +55,19 @@ func checkIsolation(c Container, h host.Host) error {
 			own = m.Type == "proc"
 		}
 	}
-	if !own {
+	if masked && !own {
 		return fail(Invalid, "the container has no procfs of its own at /proc to hide the GPUs in that were not granted: mount one")
 	}
 	return nil
 }
 
-// hasNewNamespace reports whether the container gets a new namespace of the type.
-func hasNewNamespace(list []specs.LinuxNamespace, kind specs.LinuxNamespaceType) bool {
-	i := slices.IndexFunc(list, func(ns specs.LinuxNamespace) bool { return ns.Type == kind })
-	return i >= 0 && list[i].Path == ""
-}
-
 // planMask decides what the mask shows.
-func planMask(c Container, h host.Host, g grant, p *Plan) (err error) {
-	if !needsMask(c, h) {
-		reason := "the container asked for an unmasked /proc in a user namespace, where it cannot write these files"
-		switch {
-		case h.DriverVersion == "":
-			reason = "this host has no NVIDIA kernel module"
-		case c.Said.Container.Privileged:
-			reason = "a privileged container can take any mask off"
-		}
+func planMask(c Container, h host.Host, g grant, p *Plan) error {
+	reason := whyUnmasked(c, h)
+	if err := checkIsolation(c, reason == ""); err != nil {
+		return err
+	}
+	if reason != "" {
 		p.decide("/proc/driver/nvidia", "not masked", "%s", reason)
 		return nil
 	}
@@ -100,7 +87,7 @@ func planMask(c Container, h host.Host, g grant, p *Plan) (err error) {
 	// its own, DeviceFileModify.
 	p.mask = []procmask.File{
 		{Path: "version", Data: version},
-		{Path: "params", Data: setLine(params, "ModifyDeviceFiles:", "ModifyDeviceFiles: 0")},
+		{Path: "params", Data: setLine(params, "ModifyDeviceFiles: 0")},
 	}
 	for _, gpu := range g.gpus {
 		if gpu.BusID == "" { // procfs has nothing of it
@@ -124,25 +111,25 @@ func planMask(c Container, h host.Host, g grant, p *Plan) (err error) {
 		if err != nil {
 			return fail(Precondition, "%w", err)
 		}
-		p.mask = append(p.mask, procmask.File{Path: filepath.Join("capabilities", right.File), Data: setLine(data, "DeviceFileModify:", "DeviceFileModify: 0")})
+		p.mask = append(p.mask, procmask.File{Path: filepath.Join("capabilities", right.File), Data: setLine(data, "DeviceFileModify: 0")})
 	}
 	return nil
 }
 
-// setLine returns text with line in place of the one that begins with name, or at its end.
-func setLine(text []byte, name, line string) []byte {
+// setLine returns text with the line "name: value" in place of the one with that name, or at its
+// end.
+func setLine(text []byte, line string) []byte {
+	name, _, _ := strings.Cut(line, " ")
 	var out []byte
 	found := false
-	for old := range bytes.Lines(text) {
+	for old := range bytes.Lines(bytes.TrimRight(text, "\n")) {
+		old = bytes.TrimSuffix(old, []byte("\n"))
 		if bytes.HasPrefix(old, []byte(name)) {
-			old, found = []byte(line+"\n"), true
+			old, found = []byte(line), true
 		}
-		out = append(out, old...)
+		out = append(append(out, old...), '\n')
 	}
 	if !found {
-		if out = bytes.TrimRight(out, "\n"); len(out) > 0 {
-			out = append(out, '\n')
-		}
 		out = append(out, line+"\n"...)
 	}
 	return out

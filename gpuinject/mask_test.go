@@ -68,7 +68,7 @@ func TestModifyDeviceFiles(t *testing.T) {
 		"NotModifyDeviceFiles: 1\n":          "NotModifyDeviceFiles: 1\nModifyDeviceFiles: 0\n",
 		"ModifyDeviceFiles: 1\nModifyDeviceFiles: 1\n": "ModifyDeviceFiles: 0\nModifyDeviceFiles: 0\n",
 	} {
-		if got := string(setLine([]byte(params), "ModifyDeviceFiles:", "ModifyDeviceFiles: 0")); got != want {
+		if got := string(setLine([]byte(params), "ModifyDeviceFiles: 0")); got != want {
 			t.Errorf("%q became %q, want %q", params, got, want)
 		}
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
@@ -37,26 +38,18 @@ var directNames = []string{"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"}
 // directPrograms are in /usr/bin as well: scripts call them whatever PATH says.
 var directPrograms = []string{"nvidia-smi"}
 
-// placement is a file that the container finds at a place of its own besides the view.
-type placement struct {
-	// source is the file on the host, for a bind. target is its name in the container's view, for a
-	// link, or "" if it is not in the view. If a library has a link without a version, target is
-	// that: it stays good after an upgrade of the driver.
-	source, target string
-	dest           string
-}
-
 // planFiles decides how the driver's files get into the container: the view, links and mounts
 // beside it, the loader's files, and the edits of config.json. all are the driver's files, mine
 // those that the container gets.
 func planFiles(c Container, h host.Host, root *image.Root, g grant, nodes []device.Node, all, mine driver.Files, p *Plan) error {
-	img, leaveOut := inspect(h, root, g, p)
-	st, err := state.Open(c.Config.Host.StateDir)
-	if err != nil {
-		return fail(Precondition, "%w", err)
+	img := inspect(h, root, g, p)
+	if img.Compat.Use {
+		// No search path may find the host's libraries first.
+		mine.Libraries = slices.DeleteFunc(slices.Clone(mine.Libraries), func(l driver.Library) bool {
+			return l.Bits == 64 && slices.ContainsFunc(img.Compat.Entries, func(e ldcache.Entry) bool { return e.Name == l.SOName })
+		})
 	}
-	p.view = viewSpec(mine, leaveOut)
-	p.listFiles(p.view, mine)
+	planView(mine, p)
 	vols, err := findVolumes(c, root, all)
 	if err != nil {
 		return err
@@ -65,59 +58,54 @@ func planFiles(c Container, h host.Host, root *image.Root, g grant, nodes []devi
 	if err != nil {
 		return err
 	}
-	viewRoot := view.Path(st, p.view)
-	p.edits.Mounts = []specs.Mount{{Source: viewRoot, Destination: ViewDir, Type: "bind", Options: viewOptions}}
-	places, err := placements(viewRoot, root, img, mine, leaveOut, p)
+	st, err := state.Open(c.Config.Host.StateDir)
 	if err != nil {
-		return err
+		return fail(Precondition, "%w", err)
 	}
+	viewRoot := view.Path(st, p.view)
+	p.Mounts = []PlanMount{{Source: viewRoot, Destination: ViewDir, Options: viewOptions}}
+	files := filesBeside(viewRoot, root, img, mine, p)
 	if data := profile(g, p); data != nil {
-		p.bundleFiles = append(p.bundleFiles, bundleFile{profileName, data})
-		places = append(places, placement{source: bundlePath(c, profileName), dest: profileDest})
+		p.bundleFiles = append(p.bundleFiles, image.File{Path: profileName, Data: data})
+		files = append(files, Bind{bundlePath(c, profileName), profileDest})
 	}
 	if p.byPath = byPathLinks(nodes); len(p.byPath) > 0 {
 		// This mount comes after /dev, a mount itself, and runc makes the nodes of linux.devices
 		// after all mounts: links in it lead to them.
-		places = append(places, placement{source: bundlePath(c, byPathName), dest: byPathDest})
+		files = append(files, Bind{bundlePath(c, byPathName), byPathDest})
 	}
-	if err := place(root, vols, viewAt, places, p); err != nil {
+	if err := place(root, vols, viewAt, files, p); err != nil {
 		return err
 	}
 	if err := mountSockets(c, root, vols, g, p); err != nil {
 		return err
 	}
-	planLinker(c, root, img, mine, leaveOut, p)
+	planLinker(c, root, img, mine, p)
+	p.nodes, p.files = nodes, mine
 	return planEdits(c, nodes, all, g, p)
 }
 
-// inspect records the C library and the forward compatibility package of the image. leaveOut are
-// the SONAMEs that the latter supplies, if it is used.
-func inspect(h host.Host, root *image.Root, g grant, p *Plan) (img image.Image, leaveOut []string) {
-	img = root.Inspect(h.CompatDriver)
+// inspect records the C library and the forward compatibility package of the image.
+func inspect(h host.Host, root *image.Root, g grant, p *Plan) image.Image {
+	img := root.Inspect(h.CompatDriver)
 	p.Linker = PlanLinker{LibC: string(img.LibC), Directory: img.LibDir, Cache: "unchanged"}
-	compute := g.request.Has(request.Compute)
-	switch compat := img.Compat; {
-	case compat.Dir == "":
-	case !compute:
-		p.decide("forward compatibility", "not used", "%s: the container does not have the capability compute", compat.Dir)
-	case compat.Use:
-		p.note("forward compatibility: %s", compat.Reason)
-		p.decide("forward compatibility", "used", "%s: %s", compat.Dir, compat.Reason)
-		p.Linker.Compat = compat.Dir
-		for _, e := range compat.Entries {
-			leaveOut = append(leaveOut, e.Name)
-		}
-	default:
-		p.note("forward compatibility: %s", compat.Reason)
-		p.decide("forward compatibility", "not used", "%s: %s", compat.Dir, compat.Reason)
-	}
-	if !compute {
-		img.Compat.Use = false
-	}
 	if img.LibC == "" {
 		p.note("the image has no C library that the driver could use: its files are at %s all the same", ViewDir)
 	}
-	return img, leaveOut
+	compat := &img.Compat
+	if compat.Dir == "" {
+		return img
+	}
+	if !g.request.Has(request.Compute) {
+		compat.Use, compat.Reason = false, "the container does not have the capability compute"
+	}
+	decision := "not used"
+	if compat.Use {
+		decision, p.Linker.Compat = "used", compat.Dir
+	}
+	p.note("forward compatibility: %s", compat.Reason)
+	p.decide("forward compatibility", decision, "%s: %s", compat.Dir, compat.Reason)
+	return img
 }
 
 // checkViewDir refuses a container whose own mounts, or whose image, take the view's place. It
@@ -127,12 +115,10 @@ func checkViewDir(root *image.Root, vols volumes) (string, error) {
 	if err != nil {
 		return "", fail(Invalid, "%s of the image: %w", ViewDir, err)
 	}
-	m, ok := vols.covering(at)
-	if !ok {
-		m, ok = vols.below(at)
-	}
-	if ok {
-		return "", fail(Invalid, "the container mounts %s at %s, over %s where the NVIDIA driver goes: remove that mount", request.Quote(m.Source), request.Quote(m.Destination), ViewDir)
+	for _, v := range vols.lasting {
+		if isBelow(at, v.at) || isBelow(v.at, at) {
+			return "", fail(Invalid, "the container mounts %s at %s, over %s where the NVIDIA driver goes: remove that mount", request.Quote(v.Source), request.Quote(v.Destination), ViewDir)
+		}
 	}
 	if at == "/" {
 		return "", fail(Invalid, "%s of the image is its root directory, by a link: the NVIDIA driver cannot be mounted there", ViewDir)
@@ -140,29 +126,27 @@ func checkViewDir(root *image.Root, vols volumes) (string, error) {
 	return at, nil
 }
 
-// placements lists the files that the container finds outside the view as well: a handful of
+// filesBeside lists the files that the container finds outside the view as well: a handful of
 // libraries and programs, files that consuming libraries open at fixed paths, and what is in no
-// view.
-func placements(viewRoot string, root *image.Root, img image.Image, files driver.Files, leaveOut []string, p *Plan) (list []placement, err error) {
-	inView := func(name, dest string) placement {
-		return placement{path.Join(viewRoot, name), path.Join(ViewDir, name), dest}
-	}
+// view. Of a library that has a link without a version the source is that: it stays good after an
+// upgrade of the driver.
+func filesBeside(viewRoot string, root *image.Root, img image.Image, files driver.Files, p *Plan) (list []Bind) {
 	for _, l := range files.Libraries {
 		put := func(name, dest string) {
-			if l.Dir != "" { // in no view, but at its own path
-				list = append(list, placement{source: l.Path, dest: dest})
-			} else {
-				list = append(list, inView(libraryName(l, name), dest))
+			source := l.Path
+			if l.Dir == "" {
+				source = viewRoot + strings.TrimPrefix(libraryFile(l, name), ViewDir)
 			}
+			list = append(list, Bind{source, dest})
 		}
-		if l.Dir != "" {
-			put(l.Name, path.Join(l.Dir, l.Name))
+		if l.Dir != "" { // in no view, but at its own path
+			put(l.Name, libraryFile(l, l.Name))
 		}
 		dir := img.LibDir
 		if l.Bits == 32 {
 			dir = img.LibDir32
 		}
-		if dir == "" || isSupplied(l, leaveOut) {
+		if dir == "" {
 			continue
 		}
 		if name, ok := pluginName(l); ok {
@@ -177,46 +161,40 @@ func placements(viewRoot string, root *image.Root, img image.Image, files driver
 	}
 	for _, b := range files.Binaries {
 		if slices.Contains(directPrograms, b.Name) {
-			list = append(list, inView(path.Join(viewBin, b.Name), path.Join("/usr/bin", b.Name)))
+			list = append(list, Bind{path.Join(viewRoot, viewBin, b.Name), path.Join("/usr/bin", b.Name)})
 		}
 	}
 	for _, d := range files.Data {
-		dest, err := dataDest(d, root, img, p)
-		switch {
-		case err != nil:
-			return nil, err
+		switch dest := dataDest(d, root, img, p); {
 		case dest == "":
 		case d.Direct:
-			list = append(list, placement{source: d.Path, dest: dest})
+			list = append(list, Bind{d.Path, dest})
 		default:
-			list = append(list, inView(dataName(d), dest))
+			list = append(list, Bind{path.Join(viewRoot, dataName(d)), dest})
 		}
 	}
-	return list, nil
+	return list
 }
 
 // place decides how each file gets to its place: by a link if it is in the view and the image has
 // nothing there, else by a bind. runc needs some hundred system calls to make the mount point of a
 // bind. own is where the view is in the image; a link of an earlier container that leads into it is
 // replaced.
-func place(root *image.Root, vols volumes, own string, places []placement, p *Plan) error {
-	linkable := !root.IsHost()
-	for _, f := range places {
-		at, err := root.Target(f.dest)
+func place(root *image.Root, vols volumes, own string, files []Bind, p *Plan) error {
+	linkable, viewRoot := !root.IsHost(), p.Mounts[0].Source
+	for _, f := range files {
+		at, free, err := freePlace(root, vols, f.Destination, p)
 		if err != nil {
-			return fail(Invalid, "%s of the image: %w", f.dest, err)
+			return err
 		}
-		// Nothing may be made in a volume of the container's own, and the loader finds the driver
-		// without.
-		if m, ok := vols.covering(at); ok {
-			p.note("not mounted at %s: the container mounts %s there", f.dest, request.Quote(m.Destination))
+		if !free {
 			continue
 		}
-		if f.target != "" && linkable && !vols.hides(at) {
-			err := root.CanMakeLink(f.dest, own)
+		name, inView := strings.CutPrefix(f.Source, viewRoot)
+		if inView && linkable && !vols.hides(at) {
+			err := root.CanMakeLink(f.Destination, own)
 			if err == nil {
-				p.links = append(p.links, f)
-				p.Links = append(p.Links, PlanLink{Path: f.dest, Target: f.target})
+				p.Links = append(p.Links, PlanLink{Path: f.Destination, Target: ViewDir + name})
 				continue
 			}
 			if !errors.Is(err, fs.ErrExist) {
@@ -224,13 +202,26 @@ func place(root *image.Root, vols volumes, own string, places []placement, p *Pl
 				linkable = false
 			}
 		}
-		p.edits.Mounts = append(p.edits.Mounts, fileMount(f.source, f.dest))
+		p.mountFile(f.Source, f.Destination)
 	}
 	return nil
 }
 
-func fileMount(source, dest string) specs.Mount {
-	return specs.Mount{Source: source, Destination: dest, Type: "bind", Options: fileOptions}
+// freePlace returns where dest is in the image, and whether something can be put there: nothing may
+// be made in a volume of the container's own, and the loader finds the driver without.
+func freePlace(root *image.Root, vols volumes, dest string, p *Plan) (at string, free bool, err error) {
+	if at, err = root.Target(dest); err != nil {
+		return "", false, fail(Invalid, "%s of the image: %w", dest, err)
+	}
+	m, covered := vols.covering(at)
+	if covered {
+		p.note("not mounted at %s: the container mounts %s there", dest, request.Quote(m.Destination))
+	}
+	return at, !covered, nil
+}
+
+func (p *Plan) mountFile(source, dest string) {
+	p.Mounts = append(p.Mounts, PlanMount{Source: source, Destination: dest, Options: fileOptions})
 }
 
 // mountSockets adds the mounts of the sockets that the operator lets containers have, of the
@@ -254,19 +245,14 @@ func mountSockets(c Container, root *image.Root, vols volumes, g grant, p *Plan)
 		p.Sockets = append(p.Sockets, d.Name)
 		p.decide("socket of "+d.Name, "given", "container.sockets has it")
 		for _, m := range mounts {
-			at, err := root.Target(m.Destination)
+			at, free, err := freePlace(root, vols, m.Destination, p)
 			if err != nil {
-				return fail(Invalid, "%s of the image: %w", m.Destination, err)
+				return err
 			}
-			if slices.Contains(taken, at) {
-				continue
+			if free && !slices.Contains(taken, at) {
+				taken = append(taken, at)
+				p.Mounts = append(p.Mounts, PlanMount{Source: m.Source, Destination: m.Destination, Options: m.Options})
 			}
-			taken = append(taken, at)
-			if v, ok := vols.covering(at); ok {
-				p.note("not mounted at %s: the container mounts %s there", m.Destination, request.Quote(v.Destination))
-				continue
-			}
-			p.edits.Mounts = append(p.edits.Mounts, m)
 		}
 	}
 	return nil
@@ -275,8 +261,8 @@ func mountSockets(c Container, root *image.Root, vols volumes, g grant, p *Plan)
 // planLinker decides how the image's dynamic loader finds the driver: by files written in the
 // image. If the image cannot be written, a generated cache is mounted over its own: ldconfig cannot
 // run there, so that a mounted file that cannot be replaced does no harm.
-func planLinker(c Container, root *image.Root, img image.Image, files driver.Files, leaveOut []string, p *Plan) {
-	entries, dirs := loaderEntries(files, leaveOut)
+func planLinker(c Container, root *image.Root, img image.Image, files driver.Files, p *Plan) {
+	entries, dirs := loaderEntries(files)
 	loaderFiles, notes := root.LoaderFiles(img, dirs, entries)
 	for _, n := range notes {
 		p.note("%s", n)
@@ -305,30 +291,33 @@ func (p *Plan) mountCache(c Container, f image.File, err error) {
 	if f.Path != image.CachePath {
 		return
 	}
-	p.bundleFiles = append(p.bundleFiles, bundleFile{cacheName, f.Data})
-	p.edits.Mounts = append(p.edits.Mounts, fileMount(bundlePath(c, cacheName), image.CachePath))
+	p.bundleFiles = append(p.bundleFiles, image.File{Path: cacheName, Data: f.Data})
+	p.mountFile(bundlePath(c, cacheName), image.CachePath)
 	p.Linker.Cache = "mounted"
 }
 
 // planEdits completes the edits of config.json.
 func planEdits(c Container, nodes []device.Node, all driver.Files, g grant, p *Plan) error {
-	addNodes(c, nodes, &p.edits, p)
-	planHooks(c, p)
-	p.edits.RemoveHook = isNVIDIAHook
-	removeList := g.request.Source == request.FromMounts && inUserNamespace(c.Bundle.Spec.Linux)
+	addNodes(c, nodes, p)
+	removeList := g.request.Source == request.FromMounts && c.Said.Container.UserNamespace
 	p.edits.RemoveMount = func(m specs.Mount) bool {
 		return isCDIMount(c, all, m) || removeList && isMappedListMount(m)
 	}
 	if c.Said.EditedByCDI {
-		p.edits.RemoveRule = isCDIRule(nodes)
+		// CDI's rules for nodes allow mknod.
+		p.edits.RemoveRule = func(r specs.LinuxDeviceCgroup) bool {
+			if !r.Allow || r.Type != "c" || r.Major == nil || r.Minor == nil || !strings.Contains(r.Access, "m") {
+				return false
+			}
+			number := device.Number{Major: *r.Major, Minor: *r.Minor}
+			return slices.ContainsFunc(nodes, func(n device.Node) bool { return n.Number() == number })
+		}
 		for _, m := range c.Bundle.Spec.Mounts {
 			if isCDIMount(c, all, m) && isSocketMount(m) {
 				p.note("not mounted: %s, which CDI gives every container; see container.sockets", m.Destination)
 			}
 		}
 	}
-	p.setMounts(p.edits.Mounts)
-	p.nodes, p.files = nodes, all.For(g.request.Capabilities)
 	if err := c.Bundle.CheckDevices(p.edits.Devices); err != nil {
 		return fail(Invalid, "%w", err)
 	}

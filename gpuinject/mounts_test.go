@@ -206,7 +206,7 @@ func TestStandaloneDataFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := plan.Standalone(c)
+	s := plan.Standalone()
 	if len(plan.files.Data) < 8 {
 		t.Fatalf("data files %v", plan.files.Data)
 	}

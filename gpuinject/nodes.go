@@ -9,7 +9,6 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
@@ -18,27 +17,15 @@ import (
 )
 
 // planNodes decides which device nodes the container gets: those of its GPUs and those of other
-// classes.
+// classes. Of these, what it may not have is ignored, and the plan says so: an image that asks for
+// more than its pod was given starts with its GPUs.
 func planNodes(c Container, h host.Host, g grant, files driver.Files, p *Plan) ([]device.Node, error) {
 	nodes, err := h.Nodes(g.set, g.request.Capabilities, files)
 	if err != nil {
 		return nil, fail(Precondition, "%w", err)
 	}
-	if nodes, err = addOthers(c, h, g, nodes, p); err != nil {
-		return nil, err
-	}
-	for _, n := range nodes {
-		p.Devices = append(p.Devices, PlanDevice{Path: n.Path, Major: n.Major, Minor: n.Minor})
-	}
-	return nodes, nil
-}
-
-// addOthers adds the nodes of other classes that the container gets. What it may not have is
-// ignored, and the plan says so: an image that asks for more than its pod was given starts with its
-// GPUs.
-func addOthers(c Container, h host.Host, g grant, nodes []device.Node, p *Plan) ([]device.Node, error) {
 	if c.Said.EditedByCDI {
-		return append(nodes, keptClasses(c, h, p)...), nil
+		nodes = append(nodes, keptClasses(c, h, p)...)
 	}
 	if g.request.ChannelsIgnored {
 		p.ignore(request.IMEX, "policy.ignore-imex-channels is true")
@@ -50,6 +37,9 @@ func addOthers(c Container, h host.Host, g grant, nodes []device.Node, p *Plan) 
 		}
 		nodes = append(nodes, others...)
 	}
+	for _, n := range nodes {
+		p.Devices = append(p.Devices, PlanDevice{Path: n.Path, Major: n.Major, Minor: n.Minor})
+	}
 	return nodes, nil
 }
 
@@ -60,9 +50,7 @@ func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]devi
 		channels = r.Channels
 	}
 	nodes, err := h.ClassNodes(class, channels)
-	// An image can make neither mounts nor, outside Kubernetes, annotations.
-	named := class == request.IMEX && r.ChannelsMounted || slices.Contains(r.Named, class) &&
-		(r.Source == request.FromMounts || r.Source == request.FromAnnotations && !who.Kubernetes)
+	named := slices.Contains(r.Granted, class)
 	may := policy.DecideOthers(c.Config.Policy, who, g.may, class, nodes, named)
 	switch {
 	case may.All && err != nil:
@@ -139,15 +127,14 @@ func addClassFiles(c Container, files *driver.Files, p *Plan) {
 }
 
 // addNodes adds the device nodes, their rules and their groups to the edits.
-func addNodes(c Container, nodes []device.Node, e *bundle.Edits, p *Plan) {
-	linux := c.Bundle.Spec.Linux
-	userns := inUserNamespace(linux)
+func addNodes(c Container, nodes []device.Node, p *Plan) {
+	e, userns := &p.edits, c.Said.Container.UserNamespace
 	for _, n := range nodes {
 		if userns && n.HostPath != n.Path {
 			// mknod fails in a user namespace, so runc binds the host's node, which it expects at
 			// the same path (rootfs_linux.go, createDeviceNode). With another dev-root it is
 			// elsewhere.
-			e.Mounts = append(e.Mounts, specs.Mount{Source: n.HostPath, Destination: n.Path, Type: "bind", Options: nodeOptions})
+			p.Mounts = append(p.Mounts, PlanMount{Source: n.HostPath, Destination: n.Path, Options: nodeOptions})
 		} else {
 			mode, uid, gid := n.Mode, n.UID, n.GID
 			e.Devices = append(e.Devices, specs.LinuxDevice{
@@ -156,13 +143,13 @@ func addNodes(c Container, nodes []device.Node, e *bundle.Edits, p *Plan) {
 		}
 		major, minor := int64(n.Major), int64(n.Minor)
 		e.Rules = append(e.Rules, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"})
-		addGroup(c, n, e, p)
+		addGroup(c, n, p)
 	}
 }
 
 // addGroup gives a process that is not root the group of a node that only a group may use (render,
 // video).
-func addGroup(c Container, n device.Node, e *bundle.Edits, p *Plan) {
+func addGroup(c Container, n device.Node, p *Plan) {
 	if n.GID == 0 || n.Mode.Perm()&0o006 == 0o006 || n.Mode.Perm()&0o060 != 0o060 {
 		return
 	}
@@ -173,17 +160,16 @@ func addGroup(c Container, n device.Node, e *bundle.Edits, p *Plan) {
 	if !slices.Contains(p.groups, n.GID) {
 		p.groups = append(p.groups, n.GID)
 	}
-	linux := c.Bundle.Spec.Linux
 	gid, ok := n.GID, true
-	if inUserNamespace(linux) {
-		gid, ok = containerID(linux.GIDMappings, n.GID)
+	if c.Said.Container.UserNamespace {
+		gid, ok = containerID(c.Bundle.Spec.Linux.GIDMappings, n.GID)
 	}
 	switch {
 	case !ok:
 		// setgroups(2) would fail for it, and so would the container.
 		p.note("%s belongs to group %d, which the container's user namespace does not have: it cannot be opened there", n.Path, n.GID)
-	case !slices.Contains(e.AdditionalGids, gid):
-		e.AdditionalGids = append(e.AdditionalGids, gid)
+	case !slices.Contains(p.edits.AdditionalGids, gid):
+		p.edits.AdditionalGids = append(p.edits.AdditionalGids, gid)
 	}
 }
 

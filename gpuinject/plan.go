@@ -2,12 +2,8 @@ package gpuinject
 
 import (
 	"fmt"
-	"path"
-
-	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
@@ -53,7 +49,8 @@ type Plan struct {
 	Devices   []PlanDevice `json:"devices"`
 	Libraries []string     `json:"libraries"`
 	Binaries  []string     `json:"binaries"`
-	Mounts    []PlanMount  `json:"mounts"`
+	// Mounts are binds of files and directories; the first is the view.
+	Mounts []PlanMount `json:"mounts"`
 	// Links are symbolic links in the image to files of the mount at ViewDir.
 	Links        []PlanLink `json:"links"`
 	Proc         PlanProc   `json:"proc"`
@@ -74,9 +71,8 @@ type Plan struct {
 
 	// What Apply carries out, in this order.
 	view        view.Spec
-	bundleFiles []bundleFile
+	bundleFiles []image.File      // made in the bundle for one container, by name
 	byPath      map[string]string // links of /dev/dri/by-path, by name
-	links       []placement
 	linkerFiles []image.File
 	edits       bundle.Edits
 	mask        []procmask.File
@@ -220,23 +216,11 @@ func (p *Plan) audit(reason string) {
 	}
 }
 
-// notGranted records that the container starts without the driver.
-func (p *Plan) notGranted(reason string) { p.GPU, p.Grant = false, reason }
-
-func (p *Plan) setHost(h host.Host) { p.DriverVersion, p.Platform = h.DriverVersion, h.Platform }
-
 func (p *Plan) setDevices(set device.Set) {
 	for _, g := range set.GPUs {
 		p.GPUs = append(p.GPUs, NewPlanGPU(g))
 	}
 	for _, in := range set.MIG {
 		p.MIG = append(p.MIG, PlanMIG{UUID: in.UUID, GPU: in.GPU, GI: in.GI, CI: in.CI, Name: in.Name(), Profile: in.Profile})
-	}
-}
-
-func (p *Plan) setMounts(mounts []specs.Mount) {
-	p.Mounts = []PlanMount{}
-	for _, m := range mounts {
-		p.Mounts = append(p.Mounts, PlanMount{Source: m.Source, Destination: path.Clean(m.Destination), Options: m.Options})
 	}
 }

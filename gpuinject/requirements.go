@@ -2,7 +2,6 @@ package gpuinject
 
 import (
 	"cmp"
-	"slices"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
@@ -26,23 +25,25 @@ func checkRequirements(c Container, h host.Host, g grant, a answers, p *Plan) er
 	if err != nil || len(list) == 0 {
 		return err
 	}
-	hosts := requirementHosts(h, g.gpus, a.kept.Facts)
-	verdicts := require.CheckAll(list, hosts)
-	if i := slices.Index(verdicts, require.Unmet); i >= 0 {
-		return fail(Precondition, "%w", require.Unsatisfied(list[i], hosts))
-	}
-	for i, r := range list {
-		if verdicts[i] == require.Unknown && a.factsErr != nil {
-			return fail(Precondition, "%s=%s cannot be checked: %w: fix that, or %s", r.Variable, request.Quote(r.Text), a.factsErr, require.Skip)
+	known := requirementHost(h, g.gpus, a.kept.Facts)
+	var unknown error
+	for _, r := range list {
+		switch verdict, by, err := r.Check(known); verdict {
+		case require.Unmet:
+			return fail(Precondition, "%w", err)
+		case require.Unknown:
+			if a.factsErr != nil {
+				err = a.factsErr
+			}
+			if unknown == nil {
+				unknown = fail(Precondition, "%s=%s cannot be checked: %w: %s", r.Variable, request.Quote(r.Text), err, require.Skip)
+			}
+		case require.Met:
+			p.Requirements = append(p.Requirements, PlanRequirement{Variable: r.Variable, Expression: r.Text, SatisfiedBy: by})
+			p.decide(r.Variable, "satisfied", "by %q", by)
 		}
-		if verdicts[i] == require.Unknown {
-			return fail(Precondition, "%s=%s cannot be checked: %s: %s", r.Variable, request.Quote(r.Text), require.UnknownFact(r, hosts), require.Skip)
-		}
-		by := require.Satisfying(r, hosts)
-		p.Requirements = append(p.Requirements, PlanRequirement{Variable: r.Variable, Expression: r.Text, SatisfiedBy: by})
-		p.decide(r.Variable, "satisfied", "by %q", by)
 	}
-	return nil
+	return unknown
 }
 
 // requirements returns those of the image that are to be checked.
@@ -73,39 +74,38 @@ func requirementsNeedFacts(c Container, h host.Host) bool {
 	if err != nil {
 		return false
 	}
-	known := require.Host{Driver: h.DriverVersion, Index: -1}
+	known := require.Host{Driver: h.DriverVersion}
 	if len(c.Request.Devices) > 0 || c.Said.EditedByCDI {
-		known.GPU = &require.GPU{}
+		known.GPUs = []require.GPU{{}}
 	}
-	verdicts := require.CheckAll(list, []require.Host{known})
-	return slices.Contains(verdicts, require.Unknown) && !slices.Contains(verdicts, require.Unmet)
+	needs := false
+	for _, r := range list {
+		verdict, _, _ := r.Check(known)
+		if verdict == require.Unmet {
+			return false
+		}
+		needs = needs || verdict == require.Unknown
+	}
+	return needs
 }
 
-// requirementHosts are the hosts to check on: one for each selected GPU, since each must satisfy
-// every requirement, or one without a GPU.
-func requirementHosts(h host.Host, gpus []device.GPU, facts device.Facts) []require.Host {
-	known := require.Host{Driver: cmp.Or(h.DriverVersion, facts.Driver), CUDA: facts.CUDA, Index: -1}
-	if len(gpus) == 0 {
-		return []require.Host{known}
-	}
-	var hosts []require.Host
+// requirementHost is what is known of the host and of the selected GPUs.
+func requirementHost(h host.Host, gpus []device.GPU, facts device.Facts) require.Host {
+	known := require.Host{Driver: cmp.Or(h.DriverVersion, facts.Driver), CUDA: facts.CUDA}
 	for _, gpu := range gpus {
 		if gpu.BusID == "" && len(facts.GPUs) > 0 { // one device that stands for all
 			for _, f := range facts.GPUs {
-				known.GPU = &require.GPU{Arch: f.Arch, Brand: f.Brand}
-				known.Index = f.Index
-				hosts = append(hosts, known)
+				known.GPUs = append(known.GPUs, require.GPU{Index: f.Index, Arch: f.Arch, Brand: f.Brand})
 			}
 			continue
 		}
-		known.GPU = &require.GPU{}
+		one := require.GPU{Index: gpu.Index}
 		for _, f := range facts.GPUs {
 			if strings.EqualFold(f.BusID, gpu.BusID) {
-				known.GPU = &require.GPU{Arch: f.Arch, Brand: f.Brand}
+				one.Arch, one.Brand = f.Arch, f.Brand
 			}
 		}
-		known.Index = gpu.Index
-		hosts = append(hosts, known)
+		known.GPUs = append(known.GPUs, one)
 	}
-	return hosts
+	return known
 }

@@ -24,18 +24,18 @@ func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
 	p := newPlan(c)
 	h, err := host.Discover(c.Config.Host)
 	if errors.Is(err, device.ErrNoDriver) && startsWithoutDriver(c) {
-		p.notGranted("no GPU can have been allocated: " + err.Error())
+		p.GPU, p.Grant = false, "no GPU can have been allocated: "+err.Error()
 		return p, nil
 	}
 	if err != nil {
 		return p, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
-	p.setHost(h)
+	p.DriverVersion, p.Platform = h.DriverVersion, h.Platform
 	granted, err := grantDevices(c, h, ask, &p)
 	if err != nil || !p.GPU {
 		return p, err
 	}
-	if err := checkHooks(c); err != nil {
+	if err := planHooks(c, &p); err != nil {
 		return p, err
 	}
 	files, err := driverFiles(c, h)
@@ -51,8 +51,7 @@ func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
 		return p, err
 	}
 	addClassFiles(c, &mine, &p)
-	ignoreMemoryLimits(c, &p)
-	if err := checkIsolation(c, h); err != nil {
+	if err := planMemoryLimits(c, &p); err != nil {
 		return p, err
 	}
 	if err := planMask(c, h, granted, &p); err != nil {

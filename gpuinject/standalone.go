@@ -1,6 +1,7 @@
 package gpuinject
 
 import (
+	"cmp"
 	"path"
 	"slices"
 
@@ -27,32 +28,25 @@ type Bind struct {
 // Standalone lists what a plan gives as single files of the host: nothing of a view, which comes
 // and goes with the containers of the shim. A library is there under each name by which it is asked
 // for, for want of links.
-func (p Plan) Standalone(c Container) Standalone {
+func (p Plan) Standalone() Standalone {
 	s := Standalone{Nodes: p.nodes, Groups: p.groups}
-	bind := func(source, dest string) {
-		if b := (Bind{source, dest}); !slices.Contains(s.Files, b) {
-			s.Files = append(s.Files, b)
-		}
+	has := func(dest string) bool {
+		return slices.ContainsFunc(s.Files, func(b Bind) bool { return b.Destination == dest })
 	}
 	for _, l := range p.files.Libraries {
-		if l.Dir != "" {
-			continue // among the mounts of the plan
-		}
-		names := l.Links
+		names := append([]string{cmp.Or(l.SOName, l.Name)}, l.Links...)
 		if name, ok := pluginName(l); ok {
 			names = []string{name}
-		} else if !slices.Contains(names, l.SOName) {
-			names = append([]string{l.SOName}, names...)
 		}
 		for _, name := range names {
-			if name == "" {
-				name = l.Name
+			dest := path.Join(ViewDir, libDir(l), name)
+			if l.Dir == "" && !has(dest) { // others are among the mounts
+				s.Files = append(s.Files, Bind{l.Path, dest})
 			}
-			bind(l.Path, path.Join(ViewDir, libDir(l), name))
 		}
 	}
 	for _, b := range p.files.Binaries {
-		bind(b.Path, path.Join("/usr/bin", b.Name))
+		s.Files = append(s.Files, Bind{b.Path, path.Join("/usr/bin", b.Name)})
 	}
 	for _, d := range p.files.Data {
 		dest := d.Dest
@@ -60,23 +54,22 @@ func (p Plan) Standalone(c Container) Standalone {
 			dest = path.Join("/usr/lib/xorg/modules", dest)
 		}
 		switch {
-		case d.Direct: // among the mounts of the plan
+		case d.Direct: // among the mounts
 		case d.Data != nil:
 			s.Omitted = append(s.Omitted, dest)
 		default:
-			bind(d.Path, dest)
+			s.Files = append(s.Files, Bind{d.Path, dest})
 		}
 	}
-	for _, m := range p.edits.Mounts {
-		if m.Destination == ViewDir || slices.ContainsFunc(s.Files, func(b Bind) bool { return b.Destination == m.Destination }) {
-			continue
-		}
+	for _, m := range p.Mounts {
+		switch {
+		case m.Destination == ViewDir || has(m.Destination):
 		// A path that is not absolute is below the bundle.
-		if !path.IsAbs(m.Source) || isBelow(m.Source, path.Join(c.Config.Host.StateDir, "view")) {
+		case !path.IsAbs(m.Source) || isBelow(m.Source, p.Mounts[0].Source):
 			s.Omitted = append(s.Omitted, m.Destination)
-			continue
+		default:
+			s.Files = append(s.Files, Bind{m.Source, m.Destination})
 		}
-		bind(m.Source, m.Destination)
 	}
 	return s
 }

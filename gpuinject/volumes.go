@@ -25,7 +25,7 @@ type volumes struct {
 	lasting []volume
 	// ephemeral end with the container: what the image has below them is not to be seen, while a
 	// mount made later is.
-	ephemeral []volume
+	ephemeral []string
 }
 
 // ephemeralTypes are the types of mounts that end with the container.
@@ -47,7 +47,7 @@ func findVolumes(c Container, root *image.Root, files driver.Files) (volumes, er
 			v.lasting = append(v.lasting, volume{m, at})
 		}
 		if slices.Contains(ephemeralTypes, m.Type) {
-			v.ephemeral = append(v.ephemeral, volume{m, at})
+			v.ephemeral = append(v.ephemeral, at)
 		}
 	}
 	return v, nil
@@ -69,19 +69,9 @@ func (v volumes) covering(at string) (specs.Mount, bool) {
 	return specs.Mount{}, false
 }
 
-// below returns a volume that is at or below a place of the image.
-func (v volumes) below(at string) (specs.Mount, bool) {
-	for _, volume := range v.lasting {
-		if isBelow(volume.at, at) {
-			return volume.Mount, true
-		}
-	}
-	return specs.Mount{}, false
-}
-
 // hides reports whether the container does not see what the image has at a place.
 func (v volumes) hides(at string) bool {
-	return slices.ContainsFunc(v.ephemeral, func(volume volume) bool { return isBelow(at, volume.at) })
+	return slices.ContainsFunc(v.ephemeral, func(dir string) bool { return isBelow(at, dir) })
 }
 
 // isBelow reports whether name is dir or inside it.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,6 +13,7 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
@@ -56,43 +58,45 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 
 // examine reads the bundle and the configuration of this handler.
 func examine(dir string, opts options.Options) (c gpuinject.Container, err error) {
-	err = guard(func() error {
-		c, err = gpuinject.Examine(dir, func() (*config.Config, error) {
-			cfg, err := config.Find("")
-			if err == nil && len(opts.Overrides) > 0 {
-				err = cfg.Override(opts.Overrides)
-			}
-			return cfg, err
-		})
-		return err
+	defer recovered(&err)
+	return gpuinject.Examine(dir, func() (*config.Config, error) {
+		cfg, err := config.Find("")
+		if err == nil && len(opts.Overrides) > 0 {
+			err = cfg.Override(opts.Overrides)
+		}
+		return cfg, err
 	})
-	return c, err
 }
 
 // setOptions sets runc's options in the request, with the cgroup driver that the form of the
 // container's cgroup path calls for.
 func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts options.Options, cgroupsPath string) error {
-	if systemd := options.SystemdUnit(cgroupsPath); cgroupsPath != "" && systemd != opts.Runc.SystemdCgroup {
+	if systemd := systemdUnit(cgroupsPath); cgroupsPath != "" && systemd != opts.Runc.SystemdCgroup {
 		if opts.SystemdCgroupSet {
 			log.G(ctx).WithField("id", r.ID).Warnf("nvidia: SystemdCgroup is %v in the runtime's options, but the cgroup path has the other form: following the path", opts.Runc.SystemdCgroup)
 		}
 		opts.Runc.SystemdCgroup = systemd
 	}
-	message, err := opts.Message()
-	r.Options = message
+	var err error
+	r.Options, err = anypb.New(opts.Runc)
 	return err
 }
 
-// guard turns a panic over hostile input into an error: this process manages every container of a
-// pod.
-func guard(fn func() error) (err error) {
-	defer func() {
-		if p := recover(); p != nil {
-			log.L.Errorf("nvidia: panic: %v\n%s", p, debug.Stack())
-			err = fmt.Errorf("nvidia: internal error: %v: %w", p, errdefs.ErrInternal)
-		}
-	}()
-	return fn()
+// systemdUnit reports whether a cgroup path names a systemd unit, "slice:prefix:name". runc with
+// the wrong cgroup driver fails, or puts the container into a cgroup of that literal name outside
+// its pod's (runc libcontainer/specconv, specconvCgroupsPath; gVisor issue 13301).
+func systemdUnit(cgroupsPath string) bool {
+	parts := strings.Split(cgroupsPath, ":")
+	return len(parts) == 3 && (parts[0] == "" || strings.HasSuffix(parts[0], ".slice"))
+}
+
+// recovered is deferred. It turns a panic over hostile input into an error: this process manages
+// every container of a pod.
+func recovered(err *error) {
+	if p := recover(); p != nil {
+		log.L.Errorf("nvidia: panic: %v\n%s", p, debug.Stack())
+		*err = fmt.Errorf("nvidia: internal error: %v: %w", p, errdefs.ErrInternal)
+	}
 }
 
 // createWithGPU decides what the container gets, makes the changes in the root file system and the
@@ -130,7 +134,10 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		s.events.rootfs.Store(r.ID, r.Rootfs)
 		r.Rootfs = nil
 	}
-	resp, err := s.createInRunc(ctx, r)
+	var resp *taskapi.CreateTaskResponse
+	if err = fault.Point("create"); err == nil {
+		resp, err = s.TTRPCTaskService.Create(ctx, r)
+	}
 	if err != nil {
 		// No event was sent. The event of a created container may be sent after this function has
 		// returned.
@@ -154,46 +161,33 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 // inject resolves what the container gets and carries it out, in the root file system at rootPath
 // and in the bundle.
 func inject(c gpuinject.Container, rootPath string) (applied gpuinject.Applied, err error) {
-	err = guard(func() error {
-		root, err := image.Open(rootPath)
-		if err != nil {
-			return err
-		}
-		defer root.Close()
-		plan, err := gpuinject.Resolve(c, root, ask)
-		if err != nil {
-			return err
-		}
-		if !plan.GPU {
-			applied.Plan = plan
-			return nil
-		}
-		applied, err = gpuinject.Apply(c, plan, root)
-		return err
-	})
-	return applied, err
+	defer recovered(&err)
+	root, err := image.Open(rootPath)
+	if err != nil {
+		return applied, err
+	}
+	defer root.Close()
+	plan, err := gpuinject.Resolve(c, root, ask)
+	if err != nil || !plan.GPU {
+		return gpuinject.Applied{Plan: plan}, err
+	}
+	return gpuinject.Apply(c, plan, root)
 }
 
 // attachMask attaches the mask of a container, if it gets one, and closes it.
-func attachMask(c gpuContainer, pid int) error {
+func attachMask(c gpuContainer, pid int) (err error) {
+	defer recovered(&err)
 	if c.mask == nil {
 		return nil
 	}
 	defer closeMask(c.mask)
-	return guard(func() error { return gpuinject.AttachMask(c.mask, c.maskTarget, pid) })
+	return gpuinject.AttachMask(c.mask, c.maskTarget, pid)
 }
 
 func closeMask(mask *procmask.Mask) {
 	if mask != nil {
 		mask.Close()
 	}
-}
-
-func (s *Service) createInRunc(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
-	if err := fault.Point("create"); err != nil {
-		return nil, err
-	}
-	return s.TTRPCTaskService.Create(ctx, r)
 }
 
 // destroy kills and deletes a created container that must not start (invariant I8). It reports
@@ -213,24 +207,25 @@ func (s *Service) destroy(ctx context.Context, id string) bool {
 	return true
 }
 
-// logCreated writes the one line of a container that asks for GPUs.
+// logCreated writes the lines of a container that asks for GPUs, as far as the configured level has
+// them.
 func logCreated(ctx context.Context, c gpuinject.Container, p gpuinject.Plan, took time.Duration) {
+	level := slices.Index([]string{"error", "warn", "info", "debug"}, c.Config.Log.Level)
 	entry := log.G(ctx).WithField("id", c.ID)
-	if !p.GPU {
-		if logs(c.Config, "warn") {
-			entry.WithFields(log.Fields{"reason": p.Reason, "grant": p.Grant}).Warn("nvidia: the container asks for GPUs and starts without")
-		}
+	if level < 1 {
 		return
 	}
-	if p.Audit != "" && logs(c.Config, "warn") {
+	if !p.GPU {
+		entry.WithFields(log.Fields{"reason": p.Reason, "grant": p.Grant}).Warn("nvidia: the container asks for GPUs and starts without")
+		return
+	}
+	if p.Audit != "" {
 		entry.Warn("nvidia: " + p.Audit)
 	}
 	for _, s := range p.Ignored {
-		if logs(c.Config, "warn") {
-			entry.Warnf("nvidia: ignored: %s", s)
-		}
+		entry.Warnf("nvidia: ignored: %s", s)
 	}
-	if !logs(c.Config, "info") {
+	if level < 2 {
 		return
 	}
 	var gpus []string
@@ -244,15 +239,10 @@ func logCreated(ctx context.Context, c gpuinject.Container, p gpuinject.Plan, to
 		"gpus": strings.Join(gpus, ","), "capabilities": strings.Join(p.Capabilities, ","),
 		"driver": p.DriverVersion, "reason": p.Reason, "grant": p.Grant, "took": took.String(),
 	}).Info("nvidia: GPUs injected")
-	if logs(c.Config, "debug") {
-		for _, n := range p.Notes {
-			entry.Info("nvidia: " + n)
-		}
+	if level < 3 {
+		return
 	}
-}
-
-// logs reports whether the configured level includes lines of the given level.
-func logs(cfg *config.Config, level string) bool {
-	order := map[string]int{"error": 0, "warn": 1, "info": 2, "debug": 3}
-	return order[level] <= order[cfg.Log.Level]
+	for _, n := range p.Notes {
+		entry.Info("nvidia: " + n)
+	}
 }

@@ -40,9 +40,10 @@ func TestToGRPC(t *testing.T) {
 }
 
 func TestAPanicBecomesAnError(t *testing.T) {
-	err := guard(func() error {
+	err := func() (err error) {
+		defer recovered(&err)
 		panic("hostile input")
-	})
+	}()
 	if !errors.Is(err, errdefs.ErrInternal) {
 		t.Errorf("got %v", err)
 	}

@@ -3,7 +3,6 @@ package shim
 import (
 	"context"
 	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -24,9 +23,7 @@ func TestGroupOf(t *testing.T) {
 		`{"annotations":`: "",
 		``:                "",
 	} {
-		dir := t.TempDir()
-		check(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
-		if got := groupOf(dir); got != want {
+		if got := groupOf(plainBundle(t, config)); got != want {
 			t.Errorf("%s: got %q, want %q", config, got, want)
 		}
 	}
@@ -39,9 +36,7 @@ func TestGroupOf(t *testing.T) {
 // parameters of its `start` and the path of the group's socket.
 func groupMember(t *testing.T) (ctx context.Context, params *bootapi.BootstrapParams, socket string) {
 	t.Helper()
-	bundle := t.TempDir()
-	check(t, os.WriteFile(filepath.Join(bundle, "config.json"), []byte(`{"annotations":{"io.containerd.runc.v2.group":"g"}}`), 0o600))
-	t.Chdir(bundle)
+	t.Chdir(plainBundle(t, `{"annotations":{"io.containerd.runc.v2.group":"g"}}`))
 	// A socket's path has a limit that t.TempDir may exceed.
 	sockets, err := os.MkdirTemp("", "s")
 	check(t, err)

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	ctrdshim "github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/log"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -124,16 +125,17 @@ func (c startCommand) params(input []byte) (*bootapi.BootstrapParams, error) {
 
 // replaceStdin makes input the standard input of this process.
 func replaceStdin(input []byte) error {
-	r, w, err := os.Pipe()
+	fd, err := unix.MemfdCreate("stdin", unix.MFD_CLOEXEC)
+	if err == nil {
+		os.Stdin = os.NewFile(uintptr(fd), "stdin")
+		_, err = os.Stdin.Write(input)
+	}
+	if err == nil {
+		_, err = os.Stdin.Seek(0, io.SeekStart)
+	}
 	if err != nil {
 		return fmt.Errorf("replace standard input: %w", err)
 	}
-	// The input may be larger than a pipe's buffer.
-	go func() {
-		_, _ = w.Write(input)
-		_ = w.Close()
-	}()
-	os.Stdin = r
 	return nil
 }
 

@@ -3,7 +3,6 @@ package shim
 import (
 	"context"
 	"encoding/binary"
-	"encoding/json"
 	"errors"
 	"os"
 	"os/exec"
@@ -21,7 +20,6 @@ import (
 	"github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
-	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -134,20 +132,10 @@ func simulatedHost(t *testing.T) (bundle string) {
 
 func gpuBundle(t *testing.T) string {
 	t.Helper()
-	dir := t.TempDir()
-	raw, err := json.Marshal(&specs.Spec{
-		Root:    &specs.Root{Path: "rootfs"},
-		Process: &specs.Process{Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}},
-		Mounts:  []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
-		Linux:   &specs.Linux{Namespaces: []specs.LinuxNamespace{{Type: specs.MountNamespace}}},
-	})
-	if err == nil {
-		err = os.WriteFile(filepath.Join(dir, "config.json"), raw, 0o600)
-	}
-	if err == nil {
-		err = os.Mkdir(filepath.Join(dir, "rootfs"), 0o755)
-	}
-	check(t, err)
+	dir := plainBundle(t, `{"root": {"path": "rootfs"}, "process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]},
+		"mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
+		"linux": {"namespaces": [{"type": "mount"}]}}`)
+	check(t, os.Mkdir(filepath.Join(dir, "rootfs"), 0o755))
 	return dir
 }
 
@@ -340,6 +328,10 @@ func TestTheCgroupDriverFollowsTheCgroupPath(t *testing.T) {
 		{`{"linux":{"cgroupsPath":"system.slice:docker:abc"}}`, nil, &runcoptions.Options{SystemdCgroup: true}},
 		{`{"linux":{"cgroupsPath":"user.slice:nerdctl:abc"}}`, none, &runcoptions.Options{SystemdCgroup: true}},
 		{`{"linux":{"cgroupsPath":"/docker/abc"}}`, none, &runcoptions.Options{}},
+		{`{"linux":{"cgroupsPath":":cri-containerd:abc"}}`, nil, &runcoptions.Options{SystemdCgroup: true}},
+		{`{"linux":{"cgroupsPath":"a:b:c"}}`, nil, &runcoptions.Options{}},
+		{`{"linux":{"cgroupsPath":"a.slice:b"}}`, nil, &runcoptions.Options{}},
+		{`{"linux":{"cgroupsPath":"a.slice:b:c:d"}}`, nil, &runcoptions.Options{}},
 		{`{"linux":{"cgroupsPath":"/docker/abc"}}`, set, &runcoptions.Options{Root: "/r"}},
 		{`{"linux":{"cgroupsPath":"system.slice:docker:abc"}}`, set, &runcoptions.Options{Root: "/r", SystemdCgroup: true}},
 		{`{"annotations":{"cgroupsPath":"/x"},"linux":{"cgroupsPath":"a.slice:b:c"}}`, nil, &runcoptions.Options{SystemdCgroup: true}},

@@ -89,7 +89,7 @@ func makeRunArgs(c *cli.Command) (*runArgs, error) {
 	if !plan.GPU {
 		return nil, errors.New(plan.Grant)
 	}
-	s := plan.Standalone(container)
+	s := plan.Standalone()
 	r := &runArgs{
 		For: engine, GPUs: plan.GPUs, Devices: []gpuinject.Bind{}, Files: s.Files, Groups: append([]uint32{}, s.Groups...),
 		Env: []string{

@@ -82,10 +82,10 @@ func EnvironmentGrants(p config.Policy, c request.Container) string {
 	return ""
 }
 
-// NeedsKubelet reports whether only the kubelet can say what was allocated to the container: the
-// environment is no grant and nothing is in the specification.
-func NeedsKubelet(p config.Policy, c request.Container, inSpec device.Set) bool {
-	return EnvironmentGrants(p, c) == "" && inSpec.Empty() && c.Kubernetes && c.Namespace != "" && c.Pod != ""
+// NeedsKubelet reports whether only the kubelet can say what was allocated to a container without a
+// device in its specification: the environment is no grant.
+func NeedsKubelet(p config.Policy, c request.Container) bool {
+	return EnvironmentGrants(p, c) == "" && c.Kubernetes && c.Namespace != "" && c.Pod != ""
 }
 
 // KubeletAnswer is what the kubelet says of a pod.
@@ -128,7 +128,7 @@ func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet 
 	if !c.Kubernetes {
 		return Grant{Reason: "accept-env-when-unprivileged is off and the container is not privileged"}, nil
 	}
-	if !NeedsKubelet(p, c, inSpec) {
+	if !NeedsKubelet(p, c) {
 		return Grant{Reason: "no GPU was allocated: the container's specification does not name its pod"}, nil
 	}
 	ids, listed := kubelet.Allocation.IDs(c.Name)

@@ -121,7 +121,7 @@ func TestDecide(t *testing.T) {
 			if tc.change != nil {
 				tc.change(&p)
 			}
-			if got := NeedsKubelet(p, tc.container, setOf(tc.inSpec)); got != tc.asks {
+			if got := NeedsKubelet(p, tc.container) && tc.inSpec == ""; got != tc.asks {
 				t.Errorf("NeedsKubelet is %v", got)
 			}
 			g, enforced, err := Decide(p, tc.container, setOf(tc.inSpec), tc.kubelet)

@@ -33,6 +33,9 @@ type Container struct {
 	// Admin containers have CAP_SYS_ADMIN in their bounding set and no user namespace: the result
 	// of `--cap-add SYS_ADMIN`. Every privileged container is one.
 	Admin bool
+	// UserNamespace is true if it runs in a user namespace: one of its own, or that of its pod,
+	// which CRI names by path (WithPodNamespaces).
+	UserNamespace bool
 	// Nodes are the character devices that the specification already carries.
 	Nodes []device.Number
 }
@@ -48,10 +51,10 @@ func identify(spec *bundle.Spec) Container {
 		Name:       a[annotationContainer],
 	}
 	bounding := slices.Contains(spec.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
-	userns := slices.ContainsFunc(spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool {
+	c.UserNamespace = slices.ContainsFunc(spec.Linux.Namespaces, func(ns specs.LinuxNamespace) bool {
 		return ns.Type == specs.UserNamespace
 	})
-	c.Admin = bounding && !userns
+	c.Admin = bounding && !c.UserNamespace
 	c.Privileged = c.Admin && len(spec.Linux.MaskedPaths) == 0
 	for _, d := range spec.Linux.Devices {
 		if d.Type == "c" || d.Type == "u" {

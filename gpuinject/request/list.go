@@ -15,9 +15,6 @@ var ownVendors = []string{"nvidia.com", "runtime.nvidia.com", "k8s.device-plugin
 
 const managementVendor = "management.nvidia.com"
 
-// classKinds are the CDI classes of NVIDIA's vendors that are no GPUs, with one device, "all".
-var classKinds = map[string]string{"gds": GDS, "gdrcopy": GDRCopy, "mofed": MOFED, "nvswitch": NVSwitch}
-
 // imexKind is the CDI class of IMEX channels; the device is the channel's number.
 const imexKind = "imex-channel"
 
@@ -44,15 +41,30 @@ type list struct {
 
 // parseList parses a comma-separated list. With an error it returns the items before the wrong one.
 func parseList(value string) (l list, err error) {
-	for _, item := range strings.Split(value, ",") {
-		if item = strings.TrimSpace(item); item == "" {
-			continue
-		}
+	for _, item := range split(value) {
 		if err := l.add(item); err != nil {
 			return l, err
 		}
 	}
 	return l, nil
+}
+
+// split returns the items of a comma-separated list, trimmed, without empty ones.
+func split(value string) (items []string) {
+	for item := range strings.SplitSeq(value, ",") {
+		if item = strings.TrimSpace(item); item != "" {
+			items = append(items, item)
+		}
+	}
+	return items
+}
+
+// addCDI adds one item that must be a CDI name.
+func (l *list) addCDI(item string) error {
+	if !strings.Contains(item, "=") {
+		return fmt.Errorf("%s is not a CDI name: <vendor>/<class>=<name>", Quote(item))
+	}
+	return l.add(item)
 }
 
 // add adds one item: a plain name, or <vendor>/<class>=<name>.
@@ -104,9 +116,9 @@ func (l *list) addOwn(vendor, class, name, item string) error {
 			return err
 		}
 		l.channels = append(l.channels, n)
-	case classKinds[class] != "" && name == All:
-		l.classes = append(l.classes, classKinds[class])
-	case classKinds[class] != "":
+	case slices.Contains(switched, class) && name == All:
+		l.classes = append(l.classes, class)
+	case slices.Contains(switched, class):
 		return fmt.Errorf("%s: %s/%s has the one device %s", Quote(item), vendor, class, All)
 	default:
 		return fmt.Errorf("%s is of an unknown CDI kind (known classes: gpu, mig, %s, gds, gdrcopy, mofed, nvswitch)", Quote(item), imexKind)
@@ -131,9 +143,7 @@ func (l list) word() string {
 
 // isVoid reports whether the word "void" is anywhere in a list, also behind an item that is wrong:
 // the container then wants nothing of this runtime.
-func isVoid(value string) bool {
-	return slices.ContainsFunc(strings.Split(value, ","), func(item string) bool { return strings.TrimSpace(item) == void })
-}
+func isVoid(value string) bool { return slices.Contains(split(value), void) }
 
 // ids returns the identifiers that a list of mounts or annotations means: just "all" if that is
 // among them; "none" adds nothing.

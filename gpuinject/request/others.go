@@ -16,17 +16,13 @@ const (
 	NVSwitch = "nvswitch"
 )
 
-// classOrder is the order of Request.Classes.
-var classOrder = []string{IMEX, GDS, GDRCopy, MOFED, NVSwitch}
+// switched are the classes that are asked for as a whole: by a variable of their name (NVIDIA_GDS,
+// NVIDIA_GDRCOPY, NVIDIA_MOFED, NVIDIA_NVSWITCH) with the value "enabled" and no other, like the
+// feature-gated modifiers of NVIDIA's toolkit, or by the CDI name <vendor>/<class>=all.
+var switched = []string{GDS, GDRCopy, MOFED, NVSwitch}
 
 // EnvIMEXChannels names IMEX channels.
 const EnvIMEXChannels = "NVIDIA_IMEX_CHANNELS"
-
-// switches are the variables that turn a class on with the value "enabled" and with no other, like
-// the feature-gated modifiers of NVIDIA's toolkit.
-var switches = []struct{ variable, class string }{
-	{"NVIDIA_GDS", GDS}, {"NVIDIA_GDRCOPY", GDRCopy}, {"NVIDIA_MOFED", MOFED}, {"NVIDIA_NVSWITCH", NVSwitch},
-}
 
 // migVariables ask for rights over all MIG devices, with the value "all" in any case.
 var migVariables = []struct{ variable, right string }{
@@ -53,11 +49,8 @@ func channel(id string) (int, error) {
 // older than the variable would otherwise get every channel. Neither do "none" and "void".
 func parseChannels(value string) ([]int, error) {
 	var channels []int
-	for _, item := range strings.Split(value, ",") {
-		switch item = strings.TrimSpace(item); item {
-		case "":
-			continue
-		case All, none, void:
+	for _, item := range split(value) {
+		if item == All || item == none || item == void {
 			return nil, nil
 		}
 		n, err := channel(item)
@@ -80,31 +73,34 @@ func (r *Request) addOthers(s Said, l list, ignoreChannels, mounts bool) error {
 			return err
 		}
 	}
-	for _, c := range l.classes {
-		r.Named = append(r.Named, c)
-		r.Classes = append(r.Classes, c)
-	}
+	named := slices.Clone(l.classes)
 	if len(l.channels) > 0 || l.allChannels {
-		r.Named = append(r.Named, IMEX)
+		named = append(named, IMEX)
 		r.AllChannels, channels = l.allChannels, l.channels
 	}
-	if mounts && len(r.Devices) > 0 && s.channelMounts {
-		if s.channelErr != nil && !ignoreChannels {
-			return s.channelErr
-		}
-		r.ChannelsMounted, r.AllChannels, channels = true, s.allChannels, s.channels
+	r.Classes = append(r.Classes, l.classes...)
+	if r.Source == FromMounts || r.Source == FromAnnotations && !s.Container.Kubernetes {
+		r.Granted = named
 	}
-	switch asked := r.AllChannels || r.ChannelsMounted || len(channels) > 0; {
-	case asked && ignoreChannels:
-		r.ChannelsIgnored, r.ChannelsMounted, r.AllChannels = true, false, false
-		r.Named = slices.DeleteFunc(r.Named, func(c string) bool { return c == IMEX })
+	if mounts && len(r.Devices) > 0 && !s.channels.empty() {
+		if s.channelsErr != nil && !ignoreChannels {
+			return s.channelsErr
+		}
+		r.ChannelsIgnored = ignoreChannels
+		r.Granted = append(r.Granted, IMEX)
+		r.AllChannels, channels = s.channels.allChannels, s.channels.channels
+	}
+	switch asked := r.AllChannels || len(channels) > 0; {
+	case ignoreChannels:
+		r.ChannelsIgnored, r.AllChannels = r.ChannelsIgnored || asked, false
+		r.Granted = slices.DeleteFunc(r.Granted, func(c string) bool { return c == IMEX })
 	case asked:
 		r.Classes = append(r.Classes, IMEX)
 		if !r.AllChannels {
 			r.Channels = slices.Compact(slices.Sorted(slices.Values(channels)))
 		}
 	}
-	slices.SortFunc(r.Classes, func(a, b string) int { return slices.Index(classOrder, a) - slices.Index(classOrder, b) })
+	slices.SortFunc(r.Classes, func(a, b string) int { return slices.Index(switched, a) - slices.Index(switched, b) })
 	r.Classes = slices.Compact(r.Classes)
 	return nil
 }
@@ -117,9 +113,9 @@ func (r *Request) fromVariables(env map[string]string, ignoreChannels bool) ([]i
 	} else if err != nil {
 		return nil, fmt.Errorf("%s=%s: %w", EnvIMEXChannels, Quote(env[EnvIMEXChannels]), err)
 	}
-	for _, s := range switches {
-		if env[s.variable] == "enabled" {
-			r.Classes = append(r.Classes, s.class)
+	for _, class := range switched {
+		if env["NVIDIA_"+strings.ToUpper(class)] == "enabled" {
+			r.Classes = append(r.Classes, class)
 		}
 	}
 	for _, v := range migVariables {

@@ -54,8 +54,8 @@ func TestOtherDevices(t *testing.T) {
 				cfg.Policy.IgnoreIMEXChannels = ignore
 				r, err := Read(specOf(tc.env, append(tc.mounts, "0"), nil)).Request(cfg)
 				check(t, r, err, want)
-				if r.ChannelsIgnored != (ignore && tc.ignored) || ignore && (r.ChannelsMounted || slices.Contains(r.Named, IMEX)) {
-					t.Errorf("ignored %v, mounted %v, named %q", r.ChannelsIgnored, r.ChannelsMounted, r.Named)
+				if r.ChannelsIgnored != (ignore && tc.ignored) || ignore && slices.Contains(r.Granted, IMEX) {
+					t.Errorf("ignored %v, granted %q", r.ChannelsIgnored, r.Granted)
 				}
 			}
 		})
@@ -66,8 +66,8 @@ func TestOtherDevices(t *testing.T) {
 		t.Errorf("MIG rights without a GPU: %q", r.MIGRights)
 	}
 	r, err = Read(specOf([]string{"NVIDIA_MOFED=enabled"}, []string{"0", "cdi/nvidia.com/gds/all", "cdi/nvidia.com/imex-channel=2"}, nil)).Request(config.Default())
-	if check(t, r, err, `["0"] imex gds mofed 2`); !slices.Equal(r.Named, []string{GDS, IMEX}) {
-		t.Errorf("named %q", r.Named)
+	if check(t, r, err, `["0"] imex gds mofed 2`); !slices.Equal(r.Granted, []string{GDS, IMEX}) {
+		t.Errorf("granted %q", r.Granted)
 	}
 }
 
@@ -102,7 +102,7 @@ func TestContainer(t *testing.T) {
 		{unmasked: true},
 		{admin: true, want: Container{Admin: true}},
 		{admin: true, unmasked: true, want: Container{Admin: true, Privileged: true}},
-		{admin: true, unmasked: true, userns: true},
+		{admin: true, unmasked: true, userns: true, want: Container{UserNamespace: true}},
 		{annotations: []string{annotationContainerType + "=sandbox"}, want: Container{Kubernetes: true, Sandbox: true}},
 		{annotations: []string{annotationContainerType[:20] + "=sandbox"}}, // only looks like the key
 		{annotations: []string{annotationContainerType + "=container", annotationNamespace + "=n", annotationPod + "=p", annotationContainer + "=c"},

@@ -43,12 +43,12 @@ type Said struct {
 	// the driver are in the specification.
 	EditedByCDI bool
 
-	mounted, annotated       list
-	mountedErr, annotatedErr error
-	channels                 []int
-	channelMounts            bool
-	allChannels              bool
-	channelErr               error
+	// What mounts and annotations name; channels are those of mounts. An error is that of the first
+	// item that is wrong.
+	mounted, channels, annotated          list
+	mountedErr, channelsErr, annotatedErr error
+	// swarm is true if the environment has a resource of Docker swarm, of whatever kind.
+	swarm bool
 }
 
 // Read reads what a container's specification asks for.
@@ -57,6 +57,7 @@ func Read(spec *bundle.Spec) Said {
 	for _, entry := range spec.Process.Env {
 		if name, value, ok := strings.Cut(entry, "="); ok && ofContract(name) {
 			s.Env[name] = value
+			s.swarm = s.swarm || strings.HasPrefix(name, SwarmPrefix)
 		}
 	}
 	for _, m := range spec.Mounts {
@@ -86,47 +87,28 @@ func ofContract(name string) bool {
 
 // readMount reads one mount of the device list.
 func (s *Said) readMount(destination, id string) {
+	l, failed := &s.mounted, &s.mountedErr
 	var err error
-	if imex, ok := strings.CutPrefix(id, imexDir); ok {
-		s.channelMounts = true
-		if imex == All {
-			s.allChannels = true
-			return
-		}
-		var n int
-		if n, err = channel(imex); err == nil {
-			s.channels = append(s.channels, n)
-		} else if s.channelErr == nil {
-			s.channelErr = fmt.Errorf("the mount at %s: %w", Quote(destination), err)
-		}
-		return
-	}
-	if cdi, ok := strings.CutPrefix(id, "cdi/"); ok {
+	if channel, ok := strings.CutPrefix(id, imexDir); ok {
+		l, failed = &s.channels, &s.channelsErr
+		err = l.add("nvidia.com/" + imexKind + "=" + channel)
+	} else if cdi, ok := strings.CutPrefix(id, "cdi/"); ok {
 		// <dir>/cdi/<vendor>/<class>/<name>, or the CDI name itself.
 		if parts := strings.SplitN(cdi, "/", 3); len(parts) == 3 && !strings.Contains(parts[0]+parts[1], "=") {
 			cdi = parts[0] + "/" + parts[1] + "=" + parts[2]
 		}
-		if err = checkCDIName(cdi); err == nil {
-			err = s.mounted.add(cdi)
-		}
+		err = l.addCDI(cdi)
 	} else {
 		// NVIDIA's hook joins the names with commas, so that one may hold several.
-		for _, item := range strings.Split(id, ",") {
+		for item := range strings.SplitSeq(id, ",") {
 			if item != "" && err == nil {
-				err = s.mounted.add(item)
+				err = l.add(item)
 			}
 		}
 	}
-	if err != nil && s.mountedErr == nil {
-		s.mountedErr = fmt.Errorf("the mount at %s: %w", Quote(destination), err)
+	if err != nil && *failed == nil {
+		*failed = fmt.Errorf("the mount at %s: %w", Quote(destination), err)
 	}
-}
-
-func checkCDIName(name string) error {
-	if !strings.Contains(name, "=") {
-		return fmt.Errorf("%s is not a CDI name: <vendor>/<class>=<name>", Quote(name))
-	}
-	return nil
 }
 
 // listed returns what a mount names in the device list: its path below the directory, by whole
@@ -153,15 +135,8 @@ func readAnnotations(annotations map[string]string, container string) (list, err
 	}
 	var l list
 	for _, key := range keys {
-		for _, item := range strings.Split(annotations[key], ",") {
-			if item = strings.TrimSpace(item); item == "" {
-				continue
-			}
-			err := checkCDIName(item)
-			if err == nil {
-				err = l.add(item)
-			}
-			if err != nil {
+		for _, item := range split(annotations[key]) {
+			if err := l.addCDI(item); err != nil {
 				return list{}, fmt.Errorf("annotation %s: %w", Quote(key), err)
 			}
 		}
@@ -172,9 +147,8 @@ func readAnnotations(annotations map[string]string, container string) (list, err
 // Asks reports whether the container asks for the driver at all, and why not. It needs no
 // configuration: a container that does not ask never meets a configuration's errors.
 func (s Said) Asks() (asks bool, why string) {
-	swarm := !s.Container.Kubernetes && s.hasSwarm()
-	wants, why := s.environmentAsks()
-	asks = wants || s.EditedByCDI || swarm || !s.mounted.empty() || s.mountedErr != nil ||
+	asks, why = s.environmentAsks()
+	asks = asks || s.EditedByCDI || s.swarm && !s.Container.Kubernetes || !s.mounted.empty() || s.mountedErr != nil ||
 		!s.annotated.empty() || s.annotatedErr != nil
 	if asks && s.Container.Sandbox {
 		return false, "the sandbox container of a pod never gets a GPU"
@@ -186,32 +160,24 @@ func (s Said) Asks() (asks bool, why string) {
 // GPUs and all capabilities if it does not say otherwise.
 func (s Said) isLegacy() bool { return s.Env[envCUDAVersion] != "" && s.Env[envRequireCUDA] == "" }
 
-// environmentAsks reports whether the environment asks for the driver, and why not.
+// environmentAsks reports whether the environment asks for the driver, and why or why not.
 func (s Said) environmentAsks() (asks bool, why string) {
 	value, set := s.Env[EnvVisibleDevices]
+	if !set && s.isLegacy() {
+		return true, EnvVisibleDevices + " is not set and " + envCUDAVersion + " is, without " + envRequireCUDA + ": an image older than CUDA 9"
+	}
 	if !set {
-		return s.isLegacy(), EnvVisibleDevices + " is not set"
+		return false, EnvVisibleDevices + " is not set"
 	}
-	if strings.TrimSpace(value) == "" {
-		return false, EnvVisibleDevices + " is empty"
-	}
-	switch l, err := parseList(value); {
-	case isVoid(value):
-		return false, EnvVisibleDevices + "=" + Quote(value)
-	case err == nil && l.empty():
-		return false, EnvVisibleDevices + " names no device"
-	}
-	return true, ""
+	return namesDevices(value)
 }
 
-// hasSwarm reports whether the environment has a resource of Docker swarm, of whatever kind.
-func (s Said) hasSwarm() bool {
-	for name := range s.Env {
-		if strings.HasPrefix(name, SwarmPrefix) {
-			return true
-		}
+// namesDevices reports whether a list of devices asks for the driver, and why or why not.
+func namesDevices(value string) (asks bool, why string) {
+	if len(split(value)) == 0 {
+		return false, EnvVisibleDevices + " is empty"
 	}
-	return false
+	return !isVoid(value), EnvVisibleDevices + "=" + Quote(value)
 }
 
 // Programs that NVIDIA's CDI specifications run as hooks: nvidia-cdi-hook <what>, or nvidia-ctk

@@ -2,7 +2,6 @@ package request
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -63,13 +62,14 @@ type Request struct {
 	Capabilities       []string
 	CapabilitiesReason string
 	// Classes are the other kinds of devices that are asked for, in the order IMEX, GDS, GDRCopy,
-	// MOFED, NVSwitch; Named are those of them that the list of devices names.
-	Classes, Named []string
+	// MOFED, NVSwitch; Granted are those of them whose naming is a grant in itself, as with Said's
+	// Granted.
+	Classes, Granted []string
 	// Channels are the numbers of IMEX channels, sorted. AllChannels stands for every channel of
-	// the host. ChannelsMounted is true if device-list mounts name them. ChannelsIgnored is true if
-	// channels are asked for and policy.ignore-imex-channels is true.
-	Channels                                      []int
-	AllChannels, ChannelsMounted, ChannelsIgnored bool
+	// the host. ChannelsIgnored is true if channels are asked for and policy.ignore-imex-channels is
+	// true.
+	Channels                     []int
+	AllChannels, ChannelsIgnored bool
 	// MIGRights are rights over all MIG devices, "config" and "monitor"; MIGVariables are the
 	// variables that ask for them.
 	MIGRights, MIGVariables []string
@@ -86,56 +86,36 @@ func MightAsk(raw []byte) bool {
 	return slices.ContainsFunc(words, func(word string) bool { return bytes.Contains(raw, []byte(word)) })
 }
 
-// Request returns what the container asks for under a configuration. Annotations of a pod select
-// among the allocated devices only; the caller asks again without annotations if they name others.
-func (s Said) Request(cfg *config.Config) (Request, error) { return s.request(cfg, s.annotated) }
-
 // WithoutAnnotations is Request for a container without its CDI annotations.
 func (s Said) WithoutAnnotations(cfg *config.Config) (Request, error) {
 	s.annotated, s.annotatedErr = list{}, nil
-	return s.request(cfg, list{})
+	return s.Request(cfg)
 }
 
-func (s Said) request(cfg *config.Config, annotated list) (Request, error) {
+// Request returns what the container asks for under a configuration. Annotations of a pod select
+// among the allocated devices only; the caller asks again without annotations if they name others.
+func (s Said) Request(cfg *config.Config) (Request, error) {
 	mounts := cfg.Policy.AcceptVolumeMounts
 	switch {
 	case s.EditedByCDI:
-		return s.fromCDI(cfg)
+		return s.complete(Request{Driver: true, Source: FromCDI,
+			Reason: "the container's specification has NVIDIA's CDI hooks and device nodes"}, list{}, cfg)
 	case s.annotatedErr != nil:
 		return Request{}, s.annotatedErr
-	case !annotated.empty():
-		r := Request{Driver: true, Source: FromAnnotations, Devices: annotated.ids(),
-			Reason: "CDI annotations name " + Quote(annotated.String())}
-		return s.complete(r, annotated, cfg)
+	case !s.annotated.empty():
+		return s.complete(Request{Driver: true, Source: FromAnnotations, Devices: s.annotated.ids(),
+			Reason: "CDI annotations name " + Quote(s.annotated.String())}, s.annotated, cfg)
 	case mounts && s.mountedErr != nil:
 		return Request{}, s.mountedErr
 	case mounts && !s.mounted.empty():
-		r := Request{Driver: true, Source: FromMounts, Devices: s.mounted.ids(),
-			Reason: "device-list mounts name " + Quote(s.mounted.String())}
-		return s.complete(r, s.mounted, cfg)
+		return s.complete(Request{Driver: true, Source: FromMounts, Devices: s.mounted.ids(),
+			Reason: "device-list mounts name " + Quote(s.mounted.String())}, s.mounted, cfg)
 	}
 	return s.fromEnvironment(cfg)
 }
 
-// fromCDI is the request of a container whose devices CDI put into its specification. CDI injects
-// the whole driver, so that is the default here.
-func (s Said) fromCDI(cfg *config.Config) (Request, error) {
-	r := Request{Driver: true, Source: FromCDI,
-		Reason: "the container's specification has NVIDIA's CDI hooks and device nodes"}
-	caps := s.Env[EnvCapabilities]
-	r.CapabilitiesReason = EnvCapabilities + "=" + Quote(caps)
-	if strings.TrimSpace(caps) == "" {
-		caps, r.CapabilitiesReason = All, "CDI injects every supported capability"
-	}
-	var err error
-	r.Capabilities, err = parseCapabilities(caps, cfg.Container)
-	r.Overridden = s.overridden(r.Source, cfg)
-	return r, err
-}
-
 // fromEnvironment is the request of a container's variables.
 func (s Said) fromEnvironment(cfg *config.Config) (Request, error) {
-	value, set := s.Env[EnvVisibleDevices]
 	var swarm []string
 	if !s.Container.Kubernetes { // a pod is no task of a swarm, whatever its variables are called
 		for _, name := range cfg.Policy.SwarmResources {
@@ -144,30 +124,24 @@ func (s Said) fromEnvironment(cfg *config.Config) (Request, error) {
 			}
 		}
 	}
+	asks, reason := s.environmentAsks()
+	value, set := s.Env[EnvVisibleDevices]
 	if len(swarm) > 0 {
-		value, set = strings.Join(swarm, ","), true
-	}
-	reason := EnvVisibleDevices + "=" + Quote(value)
-	switch {
-	case !set && !s.isLegacy():
-		return Request{Reason: EnvVisibleDevices + " is not set"}, nil
-	case !set:
+		value = strings.Join(swarm, ",")
+		asks, reason = namesDevices(value)
+	} else if !set {
 		value = All
-		reason = EnvVisibleDevices + " is not set and " + envCUDAVersion + " is, without " + envRequireCUDA + ": an image older than CUDA 9"
-	case strings.TrimSpace(value) == "":
-		return Request{Reason: EnvVisibleDevices + " is empty"}, nil
+	}
+	if !asks {
+		return Request{Reason: reason}, nil
 	}
 	l, err := parseList(value)
 	r := Request{Driver: true, Source: FromEnvironment, Reason: reason}
 	switch word := l.word(); {
-	case isVoid(value):
-		return Request{Reason: reason}, nil
 	case err != nil:
 		return Request{}, fmt.Errorf("%s=%s: %w", EnvVisibleDevices, Quote(value), err)
-	case l.empty():
-		return Request{Reason: EnvVisibleDevices + " names no device"}, nil
 	case l.directory && !cfg.Policy.AcceptVolumeMounts:
-		return Request{}, &DeniedError{fmt.Sprintf("%s=%s means the mounts there, and policy.accept-volume-mounts is false: set it to true, or have the device plugin use another strategy", EnvVisibleDevices, DeviceListDir)}
+		return Request{}, DeniedError(EnvVisibleDevices + "=" + DeviceListDir + " means the mounts there, and policy.accept-volume-mounts is false: set it to true, or have the device plugin use another strategy")
 	case l.directory:
 		return Request{}, fmt.Errorf("%s=%s means the mounts below %s, and the container has none: start it with the device plugin's mounts, or name the devices", EnvVisibleDevices, Quote(value), DeviceListDir)
 	case word == All:
@@ -183,9 +157,9 @@ func (s Said) fromEnvironment(cfg *config.Config) (Request, error) {
 }
 
 // DeniedError is a request that the operator's configuration does not allow.
-type DeniedError struct{ text string }
+type DeniedError string
 
-func (e *DeniedError) Error() string { return e.text }
+func (e DeniedError) Error() string { return string(e) }
 
 // complete adds the capabilities and the other devices to a request that names the devices of l.
 func (s Said) complete(r Request, l list, cfg *config.Config) (Request, error) {
@@ -193,23 +167,21 @@ func (s Said) complete(r Request, l list, cfg *config.Config) (Request, error) {
 		return Request{}, fmt.Errorf("%s is a CDI device of another vendor: name it to containerd (docker run --device, nerdctl run --device, ctr run --device, or the CDI devices of a pod)", Quote(l.foreign[0]))
 	}
 	caps, set := s.Env[EnvCapabilities]
-	legacy := !set && s.isLegacy()
-	if legacy { // NVIDIA's rule for such an image; only if it sets no capability
-		caps = All
+	switch {
+	case len(split(caps)) > 0:
+		r.CapabilitiesReason = EnvCapabilities + "=" + Quote(caps)
+	case r.Source == FromCDI:
+		caps, r.CapabilitiesReason = All, "CDI injects every supported capability"
+	case set:
+		r.CapabilitiesReason = EnvCapabilities + " is empty: container.default-capabilities"
+	case s.isLegacy(): // NVIDIA's rule for such an image; only if it sets no capability
+		caps, r.CapabilitiesReason = All, EnvCapabilities+" is not set in an image older than CUDA 9: all that are supported"
+	default:
+		r.CapabilitiesReason = EnvCapabilities + " is not set: container.default-capabilities"
 	}
 	var err error
 	if r.Capabilities, err = parseCapabilities(caps, cfg.Container); err != nil {
 		return Request{}, err
-	}
-	switch {
-	case legacy:
-		r.CapabilitiesReason = EnvCapabilities + " is not set in an image older than CUDA 9: all that are supported"
-	case set && strings.Trim(caps, " ,") != "":
-		r.CapabilitiesReason = EnvCapabilities + "=" + Quote(caps)
-	case set:
-		r.CapabilitiesReason = EnvCapabilities + " is empty: container.default-capabilities"
-	default:
-		r.CapabilitiesReason = EnvCapabilities + " is not set: container.default-capabilities"
 	}
 	if err := r.addOthers(s, l, cfg.Policy.IgnoreIMEXChannels, cfg.Policy.AcceptVolumeMounts); err != nil {
 		return Request{}, err
@@ -220,20 +192,17 @@ func (s Said) complete(r Request, l list, cfg *config.Config) (Request, error) {
 
 // overridden lists the ways to ask that do not count beside the source that does.
 func (s Said) overridden(source Source, cfg *config.Config) (list []Overridden) {
-	var reason string
-	switch source {
-	case FromCDI:
-		reason = "the devices that CDI put into the specification go before it"
-	case FromAnnotations:
-		reason = "annotations go before it"
-	case FromMounts:
-		reason = "device-list mounts go before it"
-	}
-	switch mounts := s.mountedErr == nil && !s.mounted.empty(); {
-	case mounts && !cfg.Policy.AcceptVolumeMounts:
-		list = append(list, Overridden{"device-list mounts", "policy.accept-volume-mounts is false"})
-	case mounts && source != FromMounts:
-		list = append(list, Overridden{"device-list mounts", reason})
+	reason := map[Source]string{
+		FromCDI:         "the devices that CDI put into the specification go before it",
+		FromAnnotations: "annotations go before it",
+		FromMounts:      "device-list mounts go before it",
+	}[source]
+	if s.mountedErr == nil && !s.mounted.empty() && source != FromMounts {
+		why := reason
+		if !cfg.Policy.AcceptVolumeMounts {
+			why = "policy.accept-volume-mounts is false"
+		}
+		list = append(list, Overridden{"device-list mounts", why})
 	}
 	if asks, _ := s.environmentAsks(); asks && reason != "" {
 		list = append(list, Overridden{EnvVisibleDevices, reason})
@@ -256,17 +225,10 @@ func (s Said) Granted(cfg *config.Config) []string {
 
 // parseCapabilities parses the value of NVIDIA_DRIVER_CAPABILITIES.
 func parseCapabilities(value string, c config.Container) ([]string, error) {
-	var caps []string
-	for _, item := range strings.Split(value, ",") {
-		if item = strings.TrimSpace(item); item == All {
-			caps = slices.Clone(c.SupportedCapabilities)
-			break
-		}
-		if item != "" {
-			caps = append(caps, item)
-		}
-	}
-	if len(caps) == 0 {
+	caps := split(value)
+	if slices.Contains(caps, All) {
+		caps = slices.Clone(c.SupportedCapabilities)
+	} else if len(caps) == 0 {
 		for _, name := range c.DefaultCapabilities {
 			if slices.Contains(c.SupportedCapabilities, name) {
 				caps = append(caps, name)
@@ -290,10 +252,4 @@ func (r Request) Has(capability string) bool { return slices.Contains(r.Capabili
 // the driver without a GPU.
 func (r Request) NamesDevices() bool {
 	return len(r.Devices) > 0 && !slices.Equal(r.Devices, []string{All})
-}
-
-// IsDenied reports whether err says that the configuration does not allow a request.
-func IsDenied(err error) bool {
-	var denied *DeniedError
-	return errors.As(err, &denied)
 }

@@ -1,6 +1,7 @@
 package request
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -233,7 +234,7 @@ func TestPrecedence(t *testing.T) {
 		t.Errorf("mounts that are not accepted: %s, overridden %q, granted %q", outcome(r, err), r.Overridden, s.Granted(cfg))
 	}
 	_, err := Read(specOf(visible(DeviceListDir), []string{"1"}, nil)).Request(cfg)
-	if !IsDenied(err) {
+	if !errors.As(err, new(DeniedError)) {
 		t.Errorf("the device list, not accepted: %v", err)
 	}
 }

@@ -1,24 +1,29 @@
 package require
 
 import (
+	"cmp"
+	"errors"
+	"fmt"
 	"slices"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// Host is what is known of a host, and of one GPU of it. What is empty is not known.
+// Skip is how to start a container whose image requires what this host lacks.
+const Skip = "set " + EnvDisable + "=true in the container, or policy.disable-require in the shim's configuration"
+
+// Host is what is known of a host. What is empty is not known.
 type Host struct {
-	// Driver is a version: "580.159.04".
-	Driver string
-	// CUDA is a version: "13.0".
-	CUDA string
-	// GPU is the GPU that arch and brand are about; nil if there is none, and they hold then.
-	GPU *GPU
-	// Index is the GPU's index, for messages; -1 if it stands for no particular GPU.
-	Index int
+	// Driver and CUDA are versions: "580.159.04", "13.0".
+	Driver, CUDA string
+	// GPUs are those of the container. Without one, what is required of a GPU holds.
+	GPUs []GPU
 }
 
 // GPU is what is known of a GPU.
 type GPU struct {
+	Index int
 	// Arch is the compute capability: "9.0".
 	Arch string
 	// Brand is NVML's, as it is written in requirements: "nvidia", "geforcertx".
@@ -38,80 +43,132 @@ const (
 	Met
 )
 
-// Check reports whether one of the groups holds, and which: the first that does or, if the verdict
-// is Unknown, the first that may. The group is nil if nothing is required.
-func (e Expression) Check(h Host) (Verdict, Group) {
+// Check returns whether every GPU of the host satisfies the requirement, and the alternatives that
+// hold, of several GPUs as many as they need. The error says why the verdict is not Met.
+func (r Requirement) Check(h Host) (worst Verdict, by []string, err error) {
+	alone := []Host{h}
+	if len(h.GPUs) > 0 {
+		alone = nil
+		for _, gpu := range h.GPUs {
+			alone = append(alone, Host{h.Driver, h.CUDA, []GPU{gpu}})
+		}
+	}
+	worst, by = Met, []string{}
+	for _, h := range alone {
+		verdict, g := r.Expression.check(h)
+		switch {
+		case verdict == Met:
+			if text := g.String(); g != nil && !slices.Contains(by, text) {
+				by = append(by, text)
+			}
+		case verdict < worst && verdict == Unmet:
+			err = r.unsatisfied(h)
+		case verdict < worst:
+			err = g.unknown(h)
+		}
+		worst = min(worst, verdict)
+	}
+	return worst, by, err
+}
+
+// unsatisfied names the first alternative, which is the condition proper in the images of CUDA; the
+// others are for drivers with forward compatibility.
+func (r Requirement) unsatisfied(h Host) error {
+	_, t := r.Expression[0].check(h)
+	others := ""
+	if n := len(r.Expression) - 1; n > 0 {
+		others = fmt.Sprintf(" (nor is any of %d alternatives)", n)
+	}
+	remedy := "update the driver or use another image"
+	if t.property == arch || t.property == brand {
+		remedy = "use another GPU or another image"
+	}
+	has := "driver " + h.Driver
+	if h.CUDA != "" {
+		has += ", CUDA " + h.CUDA
+	}
+	for _, property := range []string{arch, brand} {
+		if len(h.GPUs) > 0 && r.Expression.isAbout(property) {
+			has += fmt.Sprintf(", GPU %d of %s %s", h.GPUs[0].Index, property, cmp.Or(h.fact(property), "that NVML does not say"))
+		}
+	}
+	return fmt.Errorf("%s: %s is not satisfied%s: this host has %s: %s; or %s",
+		r.Variable, request.Quote(r.Expression[0].String()), others, has, remedy, Skip)
+}
+
+// unknown says what is not known although NVML was asked.
+func (g Group) unknown(h Host) error {
+	switch _, t := g.check(h); t.property {
+	case cuda:
+		return errors.New("NVML does not say which version of CUDA the driver supports")
+	case driver:
+		return fmt.Errorf("the driver's version %s is not made of digits and dots", request.Quote(h.Driver))
+	default:
+		return fmt.Errorf("NVML does not say the %s of GPU %d", t.property, h.GPUs[0].Index)
+	}
+}
+
+// check reports whether one of the groups holds on a host with one GPU at most, and which: the
+// first that does or, if the verdict is Unknown, the first that may. The group is nil if nothing is
+// required.
+func (e Expression) check(h Host) (best Verdict, group Group) {
 	if len(e) == 0 {
 		return Met, nil
 	}
-	var (
-		best  = Unmet
-		group Group
-	)
 	for _, g := range e {
-		if v, _ := g.Check(h); v > best {
+		if v, _ := g.check(h); v > best {
 			best, group = v, g
 		}
 	}
 	return best, group
 }
 
-// Check reports whether all terms hold. If not, term is the first that does not or may not.
-func (g Group) Check(h Host) (worst Verdict, term Term) {
+// check reports whether all terms hold. If not, term is the first that does not or may not.
+func (g Group) check(h Host) (worst Verdict, first term) {
 	worst = Met
 	for _, t := range g {
 		if v := t.check(h); v < worst {
-			worst, term = v, t
+			worst, first = v, t
 		}
 	}
-	return worst, term
+	return worst, first
 }
 
-func (t Term) check(h Host) Verdict {
-	var have string
-	switch t.Property {
-	case CUDA:
-		have = h.CUDA
-	case Driver:
-		have = h.Driver
-	case Arch, Brand:
-		if h.GPU == nil {
-			return Met
-		}
-		if have = h.GPU.Arch; t.Property == Brand {
-			have = h.GPU.Brand
-		}
+func (t term) check(h Host) Verdict {
+	if len(h.GPUs) == 0 && (t.property == arch || t.property == brand) {
+		return Met
 	}
+	order, have := 0, h.fact(t.property)
 	if have == "" {
 		return Unknown
 	}
-	if t.Property == Brand {
-		return verdict(strings.EqualFold(have, t.brand) == (t.operator == "="))
+	if t.property == brand {
+		if !strings.EqualFold(have, t.brand) {
+			order = 1
+		}
+	} else {
+		v, err := parseVersion(have)
+		if err != nil {
+			return Unknown
+		}
+		order = slices.Compare(v, t.version)
 	}
-	v, err := parseVersion(have)
-	if err != nil {
-		return Unknown
-	}
-	order := slices.Compare(v, t.version)
-	switch t.operator {
-	case "=":
-		return verdict(order == 0)
-	case "!=":
-		return verdict(order != 0)
-	case "<":
-		return verdict(order < 0)
-	case "<=":
-		return verdict(order <= 0)
-	case ">":
-		return verdict(order > 0)
-	default:
-		return verdict(order >= 0)
-	}
-}
-
-func verdict(holds bool) Verdict {
-	if holds {
+	if t.holds(order) {
 		return Met
 	}
 	return Unmet
+}
+
+// fact returns what is known of a property, on a host with one GPU at most.
+func (h Host) fact(property string) string {
+	switch property {
+	case cuda:
+		return h.CUDA
+	case driver:
+		return h.Driver
+	case arch:
+		return h.GPUs[0].Arch
+	default:
+		return h.GPUs[0].Brand
+	}
 }

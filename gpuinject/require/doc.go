@@ -1,8 +1,8 @@
 // Package require reads the requirements of an image, NVIDIA_REQUIRE_*, and says whether a host
 // satisfies them.
 //
-// In: the environment of a container (FromEnv), and for Check what is known of the host and of one
-// GPU. Out: a Verdict with the alternative that holds, or an error that quotes what is wrong. An
+// In: the environment of a container (FromEnv), and for Check what is known of the host and its
+// GPUs. Out: a Verdict with the alternatives that hold, or an error that quotes what is wrong. An
 // expression is
 //
 //	expression = group { " " group }     one of them must hold

@@ -14,51 +14,50 @@ import (
 // driver branch, have about 2000.
 const maxLength = 16 << 10
 
-// Property is what a term is about.
-type Property string
-
-// Properties.
+// Properties: the newest version of CUDA that the driver supports, the version of the driver, and
+// the compute capability and NVML's brand of a GPU.
 const (
-	// CUDA is the newest version of CUDA that the driver supports.
-	CUDA Property = "cuda"
-	// Driver is the version of the driver.
-	Driver Property = "driver"
-	// Arch is the compute capability of a GPU.
-	Arch Property = "arch"
-	// Brand is NVML's brand of a GPU.
-	Brand Property = "brand"
+	cuda   = "cuda"
+	driver = "driver"
+	arch   = "arch"
+	brand  = "brand"
 )
+
+// operators report whether they hold for the order of what the host has and a term's value.
+var operators = map[string]func(order int) bool{
+	"=":  func(order int) bool { return order == 0 },
+	"!=": func(order int) bool { return order != 0 },
+	"<":  func(order int) bool { return order < 0 },
+	"<=": func(order int) bool { return order <= 0 },
+	">":  func(order int) bool { return order > 0 },
+	">=": func(order int) bool { return order >= 0 },
+}
 
 // Expression is the value of one variable: alternatives. One without any requires nothing.
 type Expression []Group
 
 // Group is one alternative: terms that must all hold.
-type Group []Term
+type Group []term
 
-// Term is one condition.
-type Term struct {
-	// Text is the term as it was written.
-	Text     string
-	Property Property
-
-	operator string
-	version  version
-	brand    string
+// term is one condition, and its text as it was written.
+type term struct {
+	text, property string
+	holds          func(order int) bool
+	version        version
+	brand          string
 }
 
 func (g Group) String() string {
-	terms := make([]string, len(g))
+	texts := make([]string, len(g))
 	for i, t := range g {
-		terms[i] = t.Text
+		texts[i] = t.text
 	}
-	return strings.Join(terms, ",")
+	return strings.Join(texts, ",")
 }
 
-// Needs reports whether a term of the expression is about one of the properties.
-func (e Expression) Needs(properties ...Property) bool {
-	return slices.ContainsFunc(e, func(g Group) bool {
-		return slices.ContainsFunc(g, func(t Term) bool { return slices.Contains(properties, t.Property) })
-	})
+// isAbout reports whether a term of the expression is about a property.
+func (e Expression) isAbout(property string) bool {
+	return slices.ContainsFunc(slices.Concat(e...), func(t term) bool { return t.property == property })
 }
 
 // Parse reads an expression. The error quotes the term that is wrong.
@@ -89,28 +88,27 @@ func Parse(text string) (Expression, error) {
 // operatorRunes are what operators are made of.
 const operatorRunes = "<>=!"
 
-var operators = []string{"=", "!=", "<", "<=", ">", ">="}
-
-func parseTerm(text string) (Term, error) {
+func parseTerm(text string) (term, error) {
 	start := strings.IndexAny(text, operatorRunes)
 	if start < 0 {
-		return Term{}, errors.New("it has no operator (=, !=, <, <=, > or >=)")
+		return term{}, errors.New("it has no operator (=, !=, <, <=, > or >=)")
 	}
 	name, rest := text[:start], text[start:]
 	value := strings.TrimLeft(rest, operatorRunes)
-	t := Term{Text: text, Property: Property(strings.ToLower(name)), operator: rest[:len(rest)-len(value)]}
-	if !slices.Contains(operators, t.operator) {
-		return Term{}, fmt.Errorf("%s is not one of the operators =, !=, <, <=, > and >=", request.Quote(t.operator))
+	operator := strings.TrimSuffix(rest, value)
+	t := term{text: text, property: strings.ToLower(name), holds: operators[operator]}
+	if t.holds == nil {
+		return term{}, fmt.Errorf("%s is not one of the operators =, !=, <, <=, > and >=", request.Quote(operator))
 	}
 	if value == "" {
-		return Term{}, errors.New("it has no value")
+		return term{}, errors.New("it has no value")
 	}
 	var err error
-	switch t.Property {
-	case CUDA, Driver, Arch:
+	switch t.property {
+	case cuda, driver, arch:
 		t.version, err = parseVersion(value)
-	case Brand:
-		if t.brand = value; t.operator != "=" && t.operator != "!=" {
+	case brand:
+		if t.brand = value; operator != "=" && operator != "!=" {
 			err = errors.New("a brand is compared by = and != only")
 		}
 	default:

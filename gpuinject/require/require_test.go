@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-var h200 = Host{Driver: "580.159.04", CUDA: "13.0", GPU: &GPU{Arch: "9.0", Brand: "nvidia"}}
+var h200 = Host{Driver: "580.159.04", CUDA: "13.0", GPUs: []GPU{{Arch: "9.0", Brand: "nvidia"}}}
 
 func TestCheck(t *testing.T) {
 	for _, tc := range []struct {
@@ -43,8 +43,8 @@ func TestCheck(t *testing.T) {
 		{"dots that follow one another", "cuda>=12..8.", h200, Met, "cuda>=12..8."},
 		{"without a GPU arch and brand hold", "arch>=99,brand=tesla", Host{Driver: "580"}, Met, "arch>=99,brand=tesla"},
 		{"CUDA is not known", "cuda>=12", Host{Driver: "580"}, Unknown, "cuda>=12"},
-		{"arch is not known", "arch>=9", Host{Driver: "580", GPU: &GPU{}}, Unknown, "arch>=9"},
-		{"brand is not known", "brand!=tesla", Host{Driver: "580", GPU: &GPU{}}, Unknown, "brand!=tesla"},
+		{"arch is not known", "arch>=9", Host{Driver: "580", GPUs: []GPU{{}}}, Unknown, "arch>=9"},
+		{"brand is not known", "brand!=tesla", Host{Driver: "580", GPUs: []GPU{{}}}, Unknown, "brand!=tesla"},
 		{"what is not known does not matter beside what holds", "cuda>=12 driver>=570", Host{Driver: "580"}, Met, "driver>=570"},
 		{"what is not known does not matter beside what fails", "cuda>=12,driver>=590", Host{Driver: "580"}, Unmet, ""},
 		{"what is not known matters beside a group that fails", "driver>=590 cuda>=12", Host{Driver: "580"}, Unknown, "cuda>=12"},
@@ -55,7 +55,7 @@ func TestCheck(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, group := e.Check(tc.host)
+			got, group := e.check(tc.host)
 			if got != tc.want || group.String() != tc.group {
 				t.Errorf("%q: %v by %q, want %v by %q", tc.text, got, group, tc.want, tc.group)
 			}
@@ -165,7 +165,7 @@ func TestLongExpressions(t *testing.T) {
 		start := time.Now()
 		for range 50 {
 			if e, err := Parse(text); err == nil {
-				e.Check(h200)
+				e.check(h200)
 			}
 		}
 		if d := time.Since(start); d > 5*time.Second {
@@ -187,13 +187,13 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		// What is more known never turns one certain verdict into the other.
-		little, _ := e.Check(Host{GPU: &GPU{}})
-		all, group := e.Check(h200)
+		little, _ := e.check(Host{GPUs: []GPU{{}}})
+		all, group := e.check(h200)
 		if all == Unknown || little != Unknown && little != all {
 			t.Fatalf("%q: %v with nothing known and %v with everything", text, little, all)
 		}
 		if all == Met && len(e) > 0 {
-			if v, _ := group.Check(h200); v != Met {
+			if v, _ := group.check(h200); v != Met {
 				t.Fatalf("%q: group %q does not hold", text, group)
 			}
 		}

@@ -26,8 +26,7 @@ const maxVariables = 32
 
 // Requirement is what one variable of a container requires.
 type Requirement struct {
-	// Variable is its name, fit to be printed: one that is not made of letters, digits and
-	// underscores is quoted.
+	// Variable is its name, fit to be printed: an odd one is quoted.
 	Variable string
 	// Text is the expression as it was written, or as CUDA_VERSION means it.
 	Text       string
@@ -45,25 +44,22 @@ func Disabled(env map[string]string) bool {
 // those of Jetpack, which ask for mounts, and CUDA_VERSION without NVIDIA_REQUIRE_CUDA, by which
 // images older than CUDA 9 say what they need. The error names the variable.
 func FromEnv(env map[string]string) ([]Requirement, error) {
-	values, version := map[string]string{}, env[envCUDAVersion]
-	for name, value := range env {
-		if strings.HasPrefix(name, prefix) && !strings.HasPrefix(name, jetpack) {
-			values[name] = value
-		}
-	}
-	if len(values) > maxVariables {
-		return nil, fmt.Errorf("more than %d variables %s*", maxVariables, prefix)
-	}
 	var list []Requirement
-	for _, name := range slices.Sorted(maps.Keys(values)) {
-		e, err := Parse(values[name])
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		if !strings.HasPrefix(name, prefix) || strings.HasPrefix(name, jetpack) {
+			continue
+		}
+		if len(list) == maxVariables {
+			return nil, fmt.Errorf("more than %d variables %s*", maxVariables, prefix)
+		}
+		e, err := Parse(env[name])
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", printable(name), err)
 		}
-		list = append(list, Requirement{Variable: printable(name), Text: values[name], Expression: e})
+		list = append(list, Requirement{Variable: printable(name), Text: env[name], Expression: e})
 	}
-	if version != "" && values[envRequireCUDA] == "" {
-		r, err := fromCUDAVersion(version)
+	if value := env[envCUDAVersion]; value != "" && env[envRequireCUDA] == "" {
+		r, err := fromCUDAVersion(value)
 		if err != nil {
 			return nil, err
 		}
@@ -78,29 +74,20 @@ func fromCUDAVersion(value string) (Requirement, error) {
 	// 8.0.61, and what semantic versions have around it: v10.1.243-rc1+build.
 	number, _, _ := strings.Cut(strings.TrimPrefix(value, "v"), "+")
 	number, _, _ = strings.Cut(number, "-")
-	parts := strings.SplitN(number, ".", 3)
-	if len(parts) == 1 {
-		parts = append(parts, "0")
-	}
-	text := "cuda>=" + parts[0] + "." + parts[1]
-	var e Expression
-	_, err := parseVersion(number)
-	if err == nil {
-		e, err = Parse(text)
-	}
+	v, err := parseVersion(number)
 	if err != nil {
 		return Requirement{}, fmt.Errorf("%s=%s, without %s, is not a version of CUDA: correct it in the image, or set %s=true", envCUDAVersion, request.Quote(value), envRequireCUDA, EnvDisable)
 	}
-	return Requirement{Variable: envCUDAVersion, Text: text, Expression: e}, nil
+	v = append(v, 0, 0)
+	text := fmt.Sprintf("cuda>=%d.%d", v[0], v[1])
+	e, err := Parse(text)
+	return Requirement{Variable: envCUDAVersion, Text: text, Expression: e}, err
 }
 
 // printable is a variable's name as an error or a record may have it.
 func printable(name string) string {
-	odd := func(r rune) bool {
-		return r != '_' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
-	}
-	if len(name) > 64 || strings.ContainsFunc(name, odd) {
-		return request.Quote(name)
+	if quoted := request.Quote(name); quoted != `"`+name+`"` {
+		return quoted
 	}
 	return name
 }

@@ -55,23 +55,22 @@ func Is(message *anypb.Any) bool {
 // (ConfigPath). Any other type is refused: the embedded service would panic over it
 // (runc/container.go asserts the type) and end the management of the pod.
 func Translate(message *anypb.Any) (Options, error) {
-	if message.GetTypeUrl() == "" && len(message.GetValue()) == 0 {
-		return Options{Runc: &runc.Options{}}, nil
-	}
-	if !Is(message) {
-		return Options{}, fmt.Errorf("runtime options of type %.256q are not supported: use containerd.runc.v1.Options, or runtimeoptions.v1.Options with runc's keys: %w",
-			message.GetTypeUrl(), errdefs.ErrInvalidArgument)
-	}
-	if typeName(message) == typeRunc {
-		o := &runc.Options{}
+	out, o := Options{Runc: &runc.Options{}}, &runtimeoptions.Options{}
+	switch typeName(message) {
+	case typeRunc:
+		err := unmarshal(message, out.Runc)
+		out.SystemdCgroupSet = out.Runc.SystemdCgroup
+		return out, err
+	case typeRuntime, typeOldRuntime:
 		if err := unmarshal(message, o); err != nil {
 			return Options{}, err
 		}
-		return Options{Runc: o, SystemdCgroupSet: o.SystemdCgroup}, nil
-	}
-	o := &runtimeoptions.Options{}
-	if err := unmarshal(message, o); err != nil {
-		return Options{}, err
+	default:
+		if message.GetTypeUrl() == "" && len(message.GetValue()) == 0 {
+			return out, nil
+		}
+		return Options{}, fmt.Errorf("runtime options of type %.256q are not supported: use containerd.runc.v1.Options, or runtimeoptions.v1.Options with runc's keys: %w",
+			message.GetTypeUrl(), errdefs.ErrInvalidArgument)
 	}
 	body, source := o.GetConfigBody(), "runtime options"
 	if len(body) == 0 && o.GetConfigPath() != "" {
@@ -147,24 +146,12 @@ func fromTOML(body []byte) (Options, error) {
 	return out, config.Default().Override(out.Overrides)
 }
 
-// RuncMessage translates the runtime options of a message into a message with runc's options.
+// RuncMessage translates the runtime options of a message into a message with runc's options, which
+// the embedded service and manager read.
 func RuncMessage(message *anypb.Any) (*anypb.Any, error) {
 	opts, err := Translate(message)
 	if err != nil {
 		return nil, err
 	}
-	return opts.Message()
-}
-
-// Message returns runc's options as the message that the embedded service and manager read.
-func (o Options) Message() (*anypb.Any, error) {
-	return anypb.New(o.Runc)
-}
-
-// SystemdUnit reports whether a cgroup path names a systemd unit, "slice:prefix:name". runc with
-// the wrong cgroup driver fails, or puts the container into a cgroup of that literal name outside
-// its pod's (runc libcontainer/specconv, specconvCgroupsPath; gVisor issue 13301).
-func SystemdUnit(cgroupsPath string) bool {
-	parts := strings.Split(cgroupsPath, ":")
-	return len(parts) == 3 && (parts[0] == "" || strings.HasSuffix(parts[0], ".slice"))
+	return anypb.New(opts.Runc)
 }

@@ -78,7 +78,7 @@ CriuWorkPath = "/w"
 				t.Errorf("got %v, systemd set %v, overrides %q; want %v, %v", got.Runc, got.SystemdCgroupSet, got.Overrides, tc.want, tc.systemdSet)
 			}
 			// Whatever came in, the embedded service gets runc's own type.
-			message, err := got.Message()
+			message, err := RuncMessage(tc.any)
 			check(t, err)
 			sent := &runc.Options{}
 			if err := message.UnmarshalTo(sent); err != nil || !proto.Equal(sent, tc.want) {
@@ -155,25 +155,5 @@ func TestTranslateNamesWhatItRefuses(t *testing.T) {
 				t.Errorf("the error is not one short line: %d bytes, %.200q", len(s), s)
 			}
 		})
-	}
-}
-
-func TestSystemdUnit(t *testing.T) {
-	for path, want := range map[string]bool{
-		"system.slice:cri-containerd:abc":                   true,
-		"kubepods-burstable-pod12.slice:cri-containerd:abc": true,
-		`machine-foo\x2dbar.slice:docker:abc`:               true, // systemd escapes "-"
-		":cri-containerd:abc":                               true,
-		"/kubepods/burstable/pod12/abc":                     false,
-		"/default/c1":                                       false,
-		"default/a:b:c":                                     false,
-		"a:b:c":                                             false,
-		"a:b":                                               false,
-		"system.slice:a:b:c":                                false,
-		"":                                                  false,
-	} {
-		if got := SystemdUnit(path); got != want {
-			t.Errorf("%q: got %v", path, got)
-		}
 	}
 }
