@@ -54,8 +54,21 @@ func strip(text []byte) ([]byte, error) {
 	return out, nil
 }
 
-// register adds the handler to the text of a configuration file that has none of our lines.
-func register(text []byte, r Registration, h handler, daemon Version) (after []byte, notes []string, err error) {
+// registerInTOML adds the handler to a configuration file of containerd.
+func (h Host) registerInTOML(name string, r Registration, form Runtime) (edit, error) {
+	file, err := h.readConfigFile(name)
+	if err != nil {
+		return edit{}, err
+	}
+	after, notes, err := extend(file.original, r, form, h.Daemon)
+	if err != nil {
+		return edit{}, fmt.Errorf("%s: %w", name, err)
+	}
+	return edit{r.Handler, file, after, notes}, nil
+}
+
+// extend adds the handler to the text of a configuration file that has none of our lines.
+func extend(text []byte, r Registration, form Runtime, daemon Version) (after []byte, notes []string, err error) {
 	want, err := decode(text)
 	if err != nil {
 		return nil, nil, err
@@ -76,10 +89,10 @@ func register(text []byte, r Registration, h handler, daemon Version) (after []b
 
 	// containerd 1.7 forgets its built-in runtime if a file names another one.
 	if stock := cmp.Or(current, "runc"); version <= 2 && !daemon.AtLeast(2, 0, 0) && len(present) == 0 && stock != r.Handler {
-		body += handler{runtimeType: stockType}.tables(runtimes, stock)
+		body += Runtime{Type: stockType}.tables(runtimes, stock)
 		notes = append(notes, fmt.Sprintf("the runtime %q is written out, because containerd 1.7 has no built-in runtime beside one that a file names", stock))
 	}
-	body += h.tables(runtimes, r.Handler)
+	body += form.tables(runtimes, r.Handler)
 	edited := withLineEnd(text)
 	if old := present[r.Handler]; old != nil {
 		edited = switchOff(edited, append(runtimes, r.Handler))

@@ -7,7 +7,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 
 	"github.com/aymanbagabas/go-udiff"
@@ -15,9 +14,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
 )
-
-// BackupSuffix is appended to a configuration file's name for its state before the installation.
-const BackupSuffix = ".before-nvidia-shim"
 
 // maxLinks bounds a chain of symbolic links.
 const maxLinks = 16
@@ -78,6 +74,19 @@ type Change struct {
 	// Path is below the host's root.
 	Path          string
 	Before, After []byte
+}
+
+// change returns the change of a file from what it is now.
+func (h Host) change(kind FileKind, path string, after []byte) (Change, error) {
+	if kind != Link {
+		before, err := h.read(path)
+		return Change{kind, path, before, after}, err
+	}
+	to, err := os.Readlink(h.real(path))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) {
+		return Change{kind, path, nil, after}, nil
+	}
+	return Change{kind, path, []byte(to), after}, err
 }
 
 // equalText tells an empty file from none.
@@ -145,15 +154,11 @@ func (h Host) apply(c Change) error {
 	if equalText(c.Before, c.After) {
 		return nil
 	}
-	read := h.read
-	if c.Kind == Link {
-		read = h.readLink
-	}
-	now, err := read(c.Path)
+	now, err := h.change(c.Kind, c.Path, nil)
 	if err != nil {
 		return err
 	}
-	if c.Kind != Program && !equalText(now, c.Before) {
+	if c.Kind != Program && !equalText(now.Before, c.Before) {
 		return errors.New("has been changed meanwhile: run the command again")
 	}
 	if c.After == nil {
@@ -175,102 +180,4 @@ func (h Host) apply(c Change) error {
 		return atomicfile.WriteLike(name, strings.TrimSuffix(name, BackupSuffix), c.After, 0o600)
 	}
 	return atomicfile.WriteLike(name, name, c.After, 0o644)
-}
-
-// readLink returns where a link leads, or nil if path is no link.
-func (h Host) readLink(path string) ([]byte, error) {
-	to, err := os.Readlink(h.real(path))
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) {
-		return nil, nil
-	}
-	return []byte(to), err
-}
-
-// readStripped reads a file, and takes our lines out of a copy.
-func (h Host) readStripped(name string) (text, stripped []byte, err error) {
-	if text, err = h.read(name); err != nil {
-		return nil, nil, err
-	}
-	if stripped, err = strip(text); err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", name, err)
-	}
-	return text, stripped, nil
-}
-
-// edited returns the changes that an installation makes to a configuration: the file, and a copy
-// of the original. stripped is before without an earlier installation.
-func (h Host) edited(path string, before, stripped, after []byte) ([]Change, error) {
-	if before != nil && bytes.Equal(before, stripped) {
-		backup, err := h.read(path + BackupSuffix)
-		return []Change{{Original, path + BackupSuffix, backup, before}, {DaemonConfig, path, before, after}}, err
-	}
-	// The operator may have added lines behind ours: nothing moves without need.
-	if before != nil && sameContent(before, after) {
-		after = before
-	}
-	return []Change{{DaemonConfig, path, before, after}}, nil
-}
-
-// sameContent reports whether two files of TOML or JSON say the same.
-func sameContent(a, b []byte) bool {
-	for _, decode := range []func([]byte) (map[string]any, error){decode, decodeJSON} {
-		va, errA := decode(a)
-		vb, errB := decode(b)
-		if errA == nil && errB == nil {
-			return reflect.DeepEqual(va, vb)
-		}
-	}
-	return false
-}
-
-// restored returns the changes that take our lines out of all files but one, and notes about them.
-func (h Host) restored(names []string, but string) (changes []Change, notes []string, err error) {
-	for _, name := range names {
-		if name == but {
-			continue
-		}
-		text, stripped, err := h.readStripped(name)
-		if err != nil {
-			return nil, nil, err
-		}
-		c, note, err := h.restoredFile(name, text, stripped)
-		if err != nil {
-			return nil, nil, err
-		}
-		changes, notes = append(changes, c...), append(notes, note...)
-	}
-	return changes, notes, nil
-}
-
-// restoredFile returns the changes that remove an installation from a configuration, and a note.
-// stripped is before without the installation.
-func (h Host) restoredFile(path string, before, stripped []byte) ([]Change, []string, error) {
-	if bytes.Equal(before, stripped) {
-		return nil, nil, nil
-	}
-	backup, err := h.read(path + BackupSuffix)
-	if err != nil {
-		return nil, nil, err
-	}
-	change := Change{DaemonConfig, path, before, stripped}
-	switch {
-	// The installation may have ended the last line.
-	case backup != nil && bytes.Equal(withLineEnd(backup), withLineEnd(stripped)):
-		change.After = backup
-		return []Change{change, {Original, path + BackupSuffix, backup, nil}},
-			[]string{path + " gets exactly the bytes that it had before the installation"}, nil
-	case backup != nil:
-		return []Change{change}, []string{fmt.Sprintf("%s has been changed since the installation: only our lines are removed, and %s%s stays",
-			path, filepath.Base(path), BackupSuffix)}, nil
-	case isEmpty(stripped):
-		change.After = nil
-		return []Change{change}, []string{path + " is removed: it was made by the installation"}, nil
-	}
-	return []Change{change}, nil, nil
-}
-
-// isEmpty reports whether a configuration says nothing, as one that an installation made.
-func isEmpty(text []byte) bool {
-	text = bytes.TrimSpace(text)
-	return len(text) == 0 || string(text) == "{}" || string(text) == strings.TrimSpace(baseTemplate)
 }

@@ -2,8 +2,9 @@ package runtimeclass
 
 import (
 	"fmt"
+	"io/fs"
+	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -22,7 +23,9 @@ type Runtime struct {
 }
 
 // Ours reports whether the handler starts this project's shim.
-func (r Runtime) Ours() bool { return isOurs(r.Type, r.Path) }
+func (r Runtime) Ours() bool {
+	return r.Type == RuntimeType || path.Base(r.Type) == ShimName || path.Base(r.Path) == ShimName
+}
 
 // Configuration is what containerd's configuration says about runtimes.
 type Configuration struct {
@@ -33,12 +36,13 @@ type Configuration struct {
 	CRIDisabled bool
 }
 
-// SystemdCgroup is the option of the default runtime; nil if it is not set.
-func (c Configuration) SystemdCgroup() *bool {
-	if v, ok := c.Runtimes[c.Default].Options["SystemdCgroup"].(bool); ok {
-		return &v
+// cgroupOptions returns the option SystemdCgroup of the default runtime; nil if it is not set.
+func (c Configuration) cgroupOptions() map[string]any {
+	v, ok := c.Runtimes[c.Default].Options["SystemdCgroup"].(bool)
+	if !ok {
+		return nil
 	}
-	return nil
+	return map[string]any{"SystemdCgroup": v}
 }
 
 // ReadConfiguration reads a configuration with its imports. A missing file is an empty
@@ -51,49 +55,47 @@ func ReadConfiguration(h Host, name string) (Configuration, error) {
 	return effective(files), nil
 }
 
-// configFile is one configuration file.
-type configFile struct {
-	name string
-	// text is nil if there is no file; config is the decoded text.
-	text    []byte
+// tomlFile is a configuration file of containerd.
+type tomlFile struct {
+	configFile
+	// config is the decoded text, or the decoded original.
 	config  map[string]any
 	version int
 	// cri is the section of the plugin with the runtimes; nil without one.
 	cri map[string]any
 }
 
-func parseFile(name string, text []byte, daemon Version) (configFile, error) {
+func parseFile(f configFile, text []byte, daemon Version) (tomlFile, error) {
 	config, err := decode(text)
 	if err != nil {
-		return configFile{}, fmt.Errorf("%s: %w", name, err)
+		return tomlFile{}, fmt.Errorf("%s: %w", f.name, err)
 	}
 	version, err := configVersion(config)
 	if err != nil {
-		return configFile{}, fmt.Errorf("%s: %w", name, err)
+		return tomlFile{}, fmt.Errorf("%s: %w", f.name, err)
 	}
 	cri := table(config, "plugins", criPlugin(version, config, daemon))
-	return configFile{name, text, config, version, cri}, nil
+	return tomlFile{f, config, version, cri}, nil
 }
 
 // load reads a file and its imports in containerd's order; the main file is first. installed says
 // whether our lines count.
-func (h Host) load(name string, installed bool) ([]configFile, error) {
-	var out []configFile
-	seen := map[string]bool{}
-	for pending := []string{name}; len(pending) > 0; {
-		name, pending = pending[0], pending[1:]
-		if seen[name] {
+func (h Host) load(name string, installed bool) ([]tomlFile, error) {
+	var out []tomlFile
+	for pending := []string{name}; len(pending) > 0; pending = pending[1:] {
+		name := pending[0]
+		if slices.ContainsFunc(out, func(f tomlFile) bool { return f.name == name }) {
 			continue
 		}
-		seen[name] = true
-		text, stripped, err := h.readStripped(name)
+		file, err := h.readConfigFile(name)
 		if err != nil {
 			return nil, err
 		}
-		if !installed {
-			text = stripped
+		text := file.original
+		if installed {
+			text = file.text
 		}
-		f, err := parseFile(name, text, h.Daemon)
+		f, err := parseFile(file, text, h.Daemon)
 		if err != nil {
 			return nil, err
 		}
@@ -103,12 +105,12 @@ func (h Host) load(name string, installed bool) ([]configFile, error) {
 				pending = append(pending, pattern)
 				continue
 			}
-			matches, err := filepath.Glob(h.real(pattern))
+			matches, err := fs.Glob(os.DirFS(h.real("/")), pattern[1:])
 			if err != nil {
 				return nil, fmt.Errorf("%s: import %.256q: %w", name, pattern, err)
 			}
 			for _, m := range matches {
-				pending = append(pending, "/"+strings.TrimPrefix(strings.TrimPrefix(m, h.real("/")), "/"))
+				pending = append(pending, "/"+m)
 			}
 		}
 	}
@@ -116,7 +118,7 @@ func (h Host) load(name string, installed bool) ([]configFile, error) {
 }
 
 // imports are the patterns of a file as absolute paths.
-func (f configFile) imports() []string {
+func (f tomlFile) imports() []string {
 	var out []string
 	list, _ := f.config["imports"].([]any)
 	for _, v := range list {
@@ -133,7 +135,7 @@ func (f configFile) imports() []string {
 }
 
 // effective merges files as containerd 2.1 and later do.
-func effective(files []configFile) Configuration {
+func effective(files []tomlFile) Configuration {
 	c := Configuration{Runtimes: map[string]Runtime{}, Default: "runc"}
 	cri := map[string]any{}
 	for _, f := range files {

@@ -63,17 +63,10 @@ const (
 	adviceRemove  = "remove it there"
 )
 
-// handler is what a configuration says about one runtime handler.
-type handler struct {
-	runtimeType, runtimePath string
-	// systemdCgroup is runc's option of this name; nil leaves it unset.
-	systemdCgroup *bool
-}
-
 // chooseForm decides how the handler names the shim, and says why.
-func chooseForm(r Registration, daemon Version, systemdCgroup *bool) (handler, string) {
-	byPath := handler{stockType, r.shim(), systemdCgroup}
-	byName := handler{runtimeType: RuntimeType}
+func chooseForm(r Registration, daemon Version, options map[string]any) (Runtime, string) {
+	byPath := Runtime{stockType, r.shim(), options}
+	byName := Runtime{Type: RuntimeType}
 	switch {
 	case !daemon.Known():
 		return byPath, "the version of containerd is not known: " +
@@ -92,22 +85,22 @@ func chooseForm(r Registration, daemon Version, systemdCgroup *bool) (handler, s
 		return byPath, fmt.Sprintf("containerd %s: runtime_path, because %s is not in the PATH of services", daemon, r.BinDir)
 	}
 	why := fmt.Sprintf("containerd %s: runtime_type %q, which needs no options", daemon, RuntimeType)
-	if systemdCgroup != nil && *systemdCgroup {
+	if options["SystemdCgroup"] == true {
 		why += "; the shim sees from the container's cgroup path that systemd manages it"
 	}
 	return byName, why
 }
 
 // tables is the handler as TOML, below the table runtimes.
-func (h handler) tables(runtimes []string, name string) string {
+func (r Runtime) tables(runtimes []string, name string) string {
 	var b strings.Builder
 	base := dotted(runtimes) + "." + name
-	fmt.Fprintf(&b, "[%s]\n  runtime_type = %q\n", base, h.runtimeType)
-	if h.runtimePath != "" {
-		fmt.Fprintf(&b, "  runtime_path = %q\n", h.runtimePath)
+	fmt.Fprintf(&b, "[%s]\n  runtime_type = %q\n", base, r.Type)
+	if r.Path != "" {
+		fmt.Fprintf(&b, "  runtime_path = %q\n", r.Path)
 	}
-	if h.systemdCgroup != nil {
-		fmt.Fprintf(&b, "  [%s.options]\n    SystemdCgroup = %t\n", base, *h.systemdCgroup)
+	if r.Options != nil {
+		fmt.Fprintf(&b, "  [%s.options]\n    SystemdCgroup = %t\n", base, r.Options["SystemdCgroup"])
 	}
 	return b.String()
 }
@@ -131,9 +124,4 @@ func dotted(path []string) string {
 // describe shows a runtime of a configuration in one line.
 func describe(runtime any) string {
 	return fmt.Sprintf("%.256s", bytes.TrimSpace(encodeJSON(runtime, "")))
-}
-
-// isOurs reports whether a runtime's type or path names this shim.
-func isOurs(runtimeType, runtimePath string) bool {
-	return runtimeType == RuntimeType || path.Base(runtimeType) == ShimName || path.Base(runtimePath) == ShimName
 }

@@ -39,7 +39,7 @@ type Options struct {
 // Install plans the installation of the programs, the handler and what else the options ask for.
 // The registration is a valid one.
 func Install(h Host, o Options) (Plan, error) {
-	p, err := registerWith(h, o)
+	p, err := register(h, o)
 	if err != nil {
 		return Plan{}, err
 	}
@@ -66,21 +66,10 @@ func Install(h Host, o Options) (Plan, error) {
 	return p, nil
 }
 
-// registerWith plans the registration alone.
-func registerWith(h Host, o Options) (Plan, error) {
-	switch o.Target {
-	case Containerd:
-		return installContainerd(h, o.ConfigFile, o.Registration)
-	case Docker:
-		return installDocker(h, o.ConfigFile, o.Registration)
-	}
-	return installDistribution(h, Distributions[o.Target], o.Registration, o.HandlerNamed)
-}
-
 // Uninstall plans the removal of what Install changed. The programs stay until RemovePrograms:
 // before its restart the daemon may start the shim.
 func Uninstall(h Host, o Options) (Plan, error) {
-	p, err := unregisterFrom(h, o)
+	p, err := unregister(h, o, "")
 	if err != nil {
 		return Plan{}, err
 	}
@@ -96,14 +85,70 @@ func Uninstall(h Host, o Options) (Plan, error) {
 	return p, err
 }
 
-func unregisterFrom(h Host, o Options) (Plan, error) {
+// edit registers the handler in one configuration file.
+type edit struct {
+	handler string
+	file    configFile
+	after   []byte
+	// notes say what was chosen and why.
+	notes []string
+}
+
+// register plans the registration in one file, and the removal of an earlier one from the others.
+func register(h Host, o Options) (Plan, error) {
+	var e edit
+	var err error
 	switch o.Target {
 	case Containerd:
-		return uninstallContainerd(h, o.ConfigFile)
+		e, err = registerContainerd(h, o.ConfigFile, o.Registration)
 	case Docker:
-		return uninstallDocker(h, o.ConfigFile)
+		e, err = registerDocker(h, o.ConfigFile, o.Registration)
+	default:
+		e, err = registerDistribution(h, Distributions[o.Target], o.Registration, o.HandlerNamed)
 	}
-	return uninstallDistribution(h, Distributions[o.Target])
+	if err != nil {
+		return Plan{}, err
+	}
+	p, err := unregister(h, o, e.file.name)
+	if err != nil {
+		return Plan{}, err
+	}
+	edited, err := h.edited(e.file, e.after)
+	p.Handler, p.Changes, p.Notes = e.handler, append(p.Changes, edited...), append(e.notes, p.Notes...)
+	return p, err
+}
+
+// unregister plans the removal of a registration from all files but one.
+func unregister(h Host, o Options, but string) (Plan, error) {
+	p := Plan{Host: h}
+	var files []configFile
+	var err error
+	switch o.Target {
+	case Containerd:
+		p.Restart = Restart{"restart", []string{"containerd"}}
+		files, err = containerdFiles(h, o.ConfigFile)
+	case Docker:
+		p.Restart = Restart{"reload", []string{"docker"}}
+		files, err = dockerFiles(h, o.ConfigFile)
+	default:
+		d := Distributions[o.Target]
+		p.Restart = Restart{"restart", d.Units}
+		files, err = distributionFiles(h, d)
+	}
+	if err != nil {
+		return Plan{}, err
+	}
+	for _, f := range files {
+		if f.name == but {
+			continue
+		}
+		changes, notes, err := h.restored(f)
+		if err != nil {
+			return Plan{}, err
+		}
+		p.Changes, p.Notes = append(p.Changes, changes...), append(p.Notes, notes...)
+	}
+	return p, nil
 }
 
 // versionTimeout is for a program that only prints its version.
@@ -131,13 +176,13 @@ func DaemonVersion(ctx context.Context, root, target, program string) (Version, 
 
 // findContainerd returns the path of the target's containerd below root, or "".
 func findContainerd(root, target string) string {
-	for _, pattern := range Distributions[target].Programs {
-		// The patterns are correct.
-		if found, _ := filepath.Glob(filepath.Join(root, pattern)); len(found) > 0 {
-			return found[len(found)-1]
+	if d, ok := Distributions[target]; ok {
+		for _, pattern := range d.Programs {
+			// The patterns are correct.
+			if found, _ := filepath.Glob(filepath.Join(root, pattern)); len(found) > 0 {
+				return found[len(found)-1]
+			}
 		}
-	}
-	if _, ok := Distributions[target]; ok {
 		return ""
 	}
 	for _, dir := range filepath.SplitList(ServicePath) {

@@ -37,7 +37,7 @@ func KindCluster(r Registration) string {
 		if r.Default {
 			text += defaultTable(section, r.Handler)
 		}
-		form := handler{runtimeType: stockType, runtimePath: path.Join(DefaultBinDir, ShimName)}
+		form := Runtime{Type: stockType, Path: path.Join(DefaultBinDir, ShimName)}
 		text += form.tables(append(section, "runtimes"), r.Handler)
 		return "  " + strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n  ") + "\n"
 	}
