@@ -10,13 +10,11 @@ import (
 	"strings"
 
 	"github.com/aymanbagabas/go-udiff"
+	continuity "github.com/containerd/continuity/fs"
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
 )
-
-// maxLinks bounds a chain of symbolic links.
-const maxLinks = 16
 
 // Host is a tree of files and the daemon that reads them.
 type Host struct {
@@ -29,22 +27,14 @@ type Host struct {
 // real is the path on this system.
 func (h Host) real(path string) string { return filepath.Join("/", h.Root, path) }
 
-// follow resolves path within the root if it is a link, so that a linked configuration stays one.
-func (h Host) follow(path string) (string, error) {
-	for range maxLinks {
-		to, err := os.Readlink(h.real(path))
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, fs.ErrNotExist) {
-			return path, nil
-		}
-		if err != nil {
-			return "", err
-		}
-		if !filepath.IsAbs(to) {
-			to = filepath.Join(filepath.Dir(path), to)
-		}
-		path = filepath.Clean(to)
+// follow resolves the links of a path within the root, so that a linked configuration stays one.
+func (h Host) follow(name string) (string, error) {
+	real, err := continuity.RootPath(h.real("/"), name)
+	if err != nil {
+		return "", err
 	}
-	return "", fmt.Errorf("%s: too many links", path)
+	name, err = filepath.Rel(h.real("/"), real)
+	return filepath.Join("/", name), err
 }
 
 // read returns the content of a file, or nil if there is none.

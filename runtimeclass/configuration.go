@@ -58,28 +58,40 @@ func ReadConfiguration(h Host, name string) (Configuration, error) {
 // tomlFile is a configuration file of containerd.
 type tomlFile struct {
 	configFile
-	// config is the decoded text, or the decoded original.
 	config  map[string]any
 	version int
-	// cri is the section of the plugin with the runtimes; nil without one.
-	cri map[string]any
+	// plugin has the runtimes, in a section of its own.
+	plugin string
 }
 
-func parseFile(f configFile, text []byte, daemon Version) (tomlFile, error) {
+// loadFile reads one file. installed says whether our lines count.
+func (h Host) loadFile(name string, installed bool) (tomlFile, error) {
+	file, err := h.readConfigFile(name)
+	if err != nil {
+		return tomlFile{}, err
+	}
+	text := file.original
+	if installed {
+		text = file.text
+	}
 	config, err := decode(text)
 	if err != nil {
-		return tomlFile{}, fmt.Errorf("%s: %w", f.name, err)
+		return tomlFile{}, fmt.Errorf("%s: %w", name, err)
 	}
 	version, err := configVersion(config)
 	if err != nil {
-		return tomlFile{}, fmt.Errorf("%s: %w", f.name, err)
+		return tomlFile{}, fmt.Errorf("%s: %w", name, err)
 	}
-	cri := table(config, "plugins", criPlugin(version, config, daemon))
-	return tomlFile{f, config, version, cri}, nil
+	if len(text) == 0 {
+		version = newVersion(h.Daemon)
+	}
+	return tomlFile{file, config, version, criPlugin(version, config, h.Daemon)}, nil
 }
 
-// load reads a file and its imports in containerd's order; the main file is first. installed says
-// whether our lines count.
+// cri is the section of the plugin with the runtimes; nil without one.
+func (f tomlFile) cri() map[string]any { return table(f.config, "plugins", f.plugin) }
+
+// load reads a file and its imports in containerd's order; the main file is first.
 func (h Host) load(name string, installed bool) ([]tomlFile, error) {
 	var out []tomlFile
 	for pending := []string{name}; len(pending) > 0; pending = pending[1:] {
@@ -87,15 +99,7 @@ func (h Host) load(name string, installed bool) ([]tomlFile, error) {
 		if slices.ContainsFunc(out, func(f tomlFile) bool { return f.name == name }) {
 			continue
 		}
-		file, err := h.readConfigFile(name)
-		if err != nil {
-			return nil, err
-		}
-		text := file.original
-		if installed {
-			text = file.text
-		}
-		f, err := parseFile(file, text, h.Daemon)
+		f, err := h.loadFile(name, installed)
 		if err != nil {
 			return nil, err
 		}
@@ -139,7 +143,7 @@ func effective(files []tomlFile) Configuration {
 	c := Configuration{Runtimes: map[string]Runtime{}, Default: "runc"}
 	cri := map[string]any{}
 	for _, f := range files {
-		merge(cri, f.cri)
+		merge(cri, f.cri())
 		disabled, _ := f.config["disabled_plugins"].([]any)
 		for _, name := range []string{criV1, criV2, criV3} {
 			c.CRIDisabled = c.CRIDisabled || slices.Contains(disabled, any(name))

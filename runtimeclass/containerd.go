@@ -78,7 +78,7 @@ func registerContainerd(h Host, name string, r Registration) (edit, error) {
 func (h Host) fileToEdit(files []tomlFile) string {
 	name := files[0].name
 	for _, f := range files {
-		if f.cri != nil && !h.mergesImports() {
+		if f.cri() != nil && !h.mergesImports() {
 			name = f.name
 		}
 	}
@@ -96,7 +96,7 @@ func holder(files []tomlFile, name string) (tomlFile, bool) {
 }
 
 func (f tomlFile) runtime(name string) map[string]any {
-	return table(f.cri, "containerd", "runtimes", name)
+	return table(f.cri(), "containerd", "runtimes", name)
 }
 
 // dropIn is the path of our file in the first directory that a file imports as a whole.

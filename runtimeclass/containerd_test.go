@@ -383,11 +383,13 @@ func daemons(t *testing.T) []string {
 // parsed is what one text says about runtimes.
 func parsed(t *testing.T, text []byte) Configuration {
 	t.Helper()
-	f, err := parseFile(configFile{}, text, Version{})
+	h := Host{Root: t.TempDir()}
+	write(t, h.real(testConfig), string(text))
+	c, err := ReadConfiguration(h, testConfig)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return effective([]tomlFile{f})
+	return c
 }
 
 // containerd's own reading of the result.

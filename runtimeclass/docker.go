@@ -12,12 +12,6 @@ import (
 // DefaultDockerConfig is dockerd's own default.
 const DefaultDockerConfig = "/etc/docker/daemon.json"
 
-// dockerFiles reads daemon.json alone.
-func dockerFiles(h Host, name string) ([]configFile, error) {
-	file, err := readDocker(h, name)
-	return []configFile{file}, err
-}
-
 // registerDocker adds the runtime's entry to daemon.json.
 func registerDocker(h Host, name string, r Registration) (edit, error) {
 	file, err := readDocker(h, name)

@@ -94,6 +94,10 @@ type edit struct {
 	notes []string
 }
 
+func (e *edit) note(format string, args ...any) {
+	e.notes = append(e.notes, fmt.Sprintf(format, args...))
+}
+
 // register plans the registration in one file, and the removal of an earlier one from the others.
 func register(h Host, o Options) (Plan, error) {
 	var e edit
@@ -129,7 +133,9 @@ func unregister(h Host, o Options, but string) (Plan, error) {
 		files, err = containerdFiles(h, o.ConfigFile)
 	case Docker:
 		p.Restart = Restart{"reload", []string{"docker"}}
-		files, err = dockerFiles(h, o.ConfigFile)
+		var file configFile
+		file, err = readDocker(h, o.ConfigFile)
+		files = append(files, file)
 	default:
 		d := Distributions[o.Target]
 		p.Restart = Restart{"restart", d.Units}
