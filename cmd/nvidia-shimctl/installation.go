@@ -87,9 +87,14 @@ type installation struct {
 	Toolkit *toolkitReport `json:"toolkit,omitempty"`
 }
 
-// printInstallation prints the notes and the difference. In a dry run the difference is alone on
-// stdout, so that it can be piped to patch.
-func printInstallation(c *cli.Command, plan runtimeclass.Plan, report *toolkitReport) error {
+// carryOut makes the changes of a plan, unless this is a dry run, and prints the notes and the
+// difference. In a dry run the difference is alone on stdout, so that it can be piped to patch.
+func carryOut(c *cli.Command, plan runtimeclass.Plan, report *toolkitReport) error {
+	if !c.Bool("dry-run") {
+		if err := plan.Apply(); err != nil {
+			return err
+		}
+	}
 	w, notes := c.Root().Writer, c.Root().Writer
 	o := installation{
 		DryRun: c.Bool("dry-run"), Handler: plan.Handler, Programs: plan.Changing(runtimeclass.Program), Changed: plan.Changed(),

@@ -11,28 +11,22 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
 )
 
-// optionalFile is the value of --from-toolkit, which may be given without one.
-type optionalFile struct {
-	set  bool
-	name string
-}
+// optionalFile is the value of --from-toolkit: "" without the flag, "true" if it has no value.
+type optionalFile string
 
 // Set takes what is behind "=", or "true" if there is nothing.
 func (f *optionalFile) Set(s string) error {
-	f.set, f.name = true, s
-	if s == "true" {
-		f.name = ""
-	} else if !filepath.IsAbs(s) {
+	*f = optionalFile(s)
+	if s != "true" && !filepath.IsAbs(s) {
 		return fmt.Errorf("%q is not an absolute path", s)
 	}
 	return nil
 }
 
-// String is the file's name.
-func (f *optionalFile) String() string { return f.name }
+func (f *optionalFile) String() string { return string(*f) }
 
-// Get returns the value itself.
-func (f *optionalFile) Get() any { return f }
+// Get returns what the command line library hands on.
+func (f *optionalFile) Get() any { return string(*f) }
 
 // IsBoolFlag says that the flag may stand alone.
 func (f *optionalFile) IsBoolFlag() bool { return true }
@@ -45,13 +39,13 @@ type toolkitReport struct {
 
 // fromToolkit is nil without --from-toolkit.
 func fromToolkit(c *cli.Command, to string) (*toolkitReport, error) {
-	asked, _ := c.Value("from-toolkit").(*optionalFile)
-	if asked == nil || !asked.set {
+	file, _ := c.Value("from-toolkit").(string)
+	names := []string{file}
+	switch file {
+	case "":
 		return nil, nil
-	}
-	names := toolkit.Paths
-	if asked.name != "" {
-		names = []string{asked.name}
+	case "true":
+		names = toolkit.Paths
 	}
 	report, err := toolkit.Read(c.String("root"), names)
 	return &toolkitReport{report, to}, err

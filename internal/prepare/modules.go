@@ -1,12 +1,12 @@
 package prepare
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"syscall"
 	"time"
 
@@ -21,9 +21,6 @@ const modprobePath = "/sbin/modprobe"
 const modprobeTimeout = 2 * time.Minute
 
 const fixModprobe = "look for NVRM in the kernel log (dmesg), and check that the driver in host.driver-root is installed for the running kernel"
-
-// maxOutput bounds what an error quotes of the output, in bytes.
-const maxOutput = 256
 
 // modprobe loads a module with the programs, the configuration and the modules of the driver root.
 // Its environment is empty.
@@ -40,14 +37,11 @@ func modprobe(ctx context.Context, root, module string) error {
 		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
 	}
 	out, err := cmd.CombinedOutput()
-	switch {
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
 		return fmt.Errorf("modprobe %s did not end within %s", module, modprobeTimeout)
-	case err != nil && len(out) > 0:
-		text := strings.TrimSpace(string(out[:min(len(out), maxOutput)]))
-		return fmt.Errorf("modprobe %s: %w: %q", module, err, text)
-	case err != nil:
-		return fmt.Errorf("modprobe %s: %w", module, err)
+	}
+	if err != nil {
+		return fmt.Errorf("modprobe %s: %w: %.256q", module, err, bytes.TrimSpace(out))
 	}
 	return nil
 }

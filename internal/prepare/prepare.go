@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	gpuhost "github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
@@ -83,22 +84,21 @@ func (r Result) good() bool { return r.State == Present || r.State == Made || r.
 // Run prepares this host. The error says what could not be read; what could not be done is in the
 // report.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	r := &Report{DryRun: o.DryRun, Modules: []Module{}, Nodes: []Node{}, Notes: []string{}}
+	r := &Report{DryRun: o.DryRun, PCI: []string{}, Modules: []Module{}, Nodes: []Node{}, Notes: []string{}}
 	roots := gpuhost.Roots(o.Host)
-	if reason := nothingToPrepare(o.Host); reason != "" {
-		r.PCI, r.Notes, r.Ready = []string{}, append(r.Notes, reason+": nothing to do"), true
-		return r, nil
+	reason := nothingToPrepare(o.Host)
+	if reason == "" {
+		gpus, err := roots.Display()
+		if err != nil {
+			return nil, err
+		}
+		r.PCI = append(r.PCI, gpus...)
+		if len(gpus) == 0 && !roots.ModuleLoaded(device.ModuleNVIDIA) {
+			reason = "there is no NVIDIA GPU on the PCI bus of this host"
+		}
 	}
-	var err error
-	if r.PCI, err = roots.Display(); err != nil {
-		return nil, err
-	}
-	if r.PCI == nil {
-		r.PCI = []string{}
-	}
-	if len(r.PCI) == 0 && !roots.ModuleLoaded(device.ModuleNVIDIA) {
-		r.Notes = append(r.Notes, "there is no NVIDIA GPU on the PCI bus of this host: nothing to do")
-		r.Ready = true
+	if reason != "" {
+		r.Notes, r.Ready = append(r.Notes, reason+": nothing to do"), true
 		return r, nil
 	}
 	r.modules(ctx, o, roots)
@@ -138,17 +138,8 @@ func nothingToPrepare(h config.Host) string {
 }
 
 func (r *Report) allGood() bool {
-	for _, m := range r.Modules {
-		if m.Required && !m.good() {
-			return false
-		}
-	}
-	for _, n := range r.Nodes {
-		if !n.good() {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(r.Modules, func(m Module) bool { return m.Required && !m.good() }) &&
+		!slices.ContainsFunc(r.Nodes, func(n Node) bool { return !n.good() })
 }
 
 // modules loads the missing modules, in the order in which they depend on each other.

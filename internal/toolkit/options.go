@@ -122,14 +122,12 @@ func none(why string) rule {
 // only is for an option, or list, of which the given values say what is done here anyway.
 func only(why string, values ...any) rule {
 	return func(_ string, value any) (result, error) {
-		list, err := texts(value)
-		if err != nil && !slices.Contains(values, value) {
-			return result{}, errors.New(why)
+		if slices.Contains(values, value) {
+			return result{}, nil
 		}
-		for _, s := range list {
-			if !slices.Contains(values, any(s)) {
-				return result{}, errors.New(why)
-			}
+		list, err := texts(value)
+		if err != nil || slices.ContainsFunc(list, func(s string) bool { return !slices.Contains(values, any(s)) }) {
+			return result{}, errors.New(why)
 		}
 		return result{}, nil
 	}
@@ -148,26 +146,20 @@ func boolean(setting string, invert bool) rule {
 
 // texts is a list of strings, or one string with commas.
 func texts(value any) ([]string, error) {
-	out := []string{}
-	switch v := value.(type) {
-	case string:
-		for s := range strings.SplitSeq(v, ",") {
-			if s = strings.TrimSpace(s); s != "" {
-				out = append(out, s)
-			}
-		}
-		return out, nil
-	case []any:
-		for _, e := range v {
-			s, ok := e.(string)
-			if !ok {
-				return nil, errors.New("it is not a list of strings")
-			}
-			out = append(out, s)
-		}
-		return out, nil
+	if s, ok := value.(string); ok {
+		return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' }), nil
 	}
-	return nil, errors.New("it is not a list of strings")
+	list, ok := value.([]any)
+	out := []string{}
+	for _, e := range list {
+		s, isText := e.(string)
+		ok = ok && isText
+		out = append(out, s)
+	}
+	if !ok {
+		return nil, errors.New("it is not a list of strings")
+	}
+	return out, nil
 }
 
 func swarmResources(_ string, value any) (result, error) {
