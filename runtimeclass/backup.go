@@ -13,6 +13,7 @@ const BackupSuffix = ".before-nvidia-shim"
 
 // configFile is a configuration file of a daemon.
 type configFile struct {
+	// name is without links, so that a linked configuration stays one.
 	name string
 	// text is nil if there is no file; original is text without an earlier installation.
 	text, original []byte
@@ -20,6 +21,10 @@ type configFile struct {
 
 // readConfigFile reads a file in which an installation is marked by comments.
 func (h Host) readConfigFile(name string) (configFile, error) {
+	name, err := h.follow(name)
+	if err != nil {
+		return configFile{}, err
+	}
 	text, err := h.read(name)
 	if err != nil {
 		return configFile{}, err
@@ -33,15 +38,16 @@ func (h Host) readConfigFile(name string) (configFile, error) {
 
 // edited returns the changes that give a configuration the text after, and keep the original.
 func (h Host) edited(f configFile, after []byte) ([]Change, error) {
+	change := Change{Kind: DaemonConfig, Path: f.name, Before: f.text, After: after}
 	if f.text != nil && bytes.Equal(f.text, f.original) {
 		backup, err := h.change(Original, f.name+BackupSuffix, f.text)
-		return []Change{backup, {DaemonConfig, f.name, f.text, after}}, err
+		return []Change{backup, change}, err
 	}
 	// The operator may have added lines behind ours: nothing moves without need.
 	if f.text != nil && sameContent(f.text, after) {
-		after = f.text
+		change.After = f.text
 	}
-	return []Change{{DaemonConfig, f.name, f.text, after}}, nil
+	return []Change{change}, nil
 }
 
 // sameContent reports whether two files of TOML or JSON say the same.
@@ -56,29 +62,27 @@ func sameContent(a, b []byte) bool {
 	return false
 }
 
-// restored returns the changes that remove an installation from a configuration, and notes.
-func (h Host) restored(f configFile) ([]Change, []string, error) {
+// restored returns the changes that remove an installation from a configuration.
+func (h Host) restored(f configFile) ([]Change, error) {
 	if bytes.Equal(f.text, f.original) {
-		return nil, nil, nil
+		return nil, nil
 	}
+	change := Change{Kind: DaemonConfig, Path: f.name, Before: f.text, After: f.original}
 	backup, err := h.change(Original, f.name+BackupSuffix, nil)
-	if err != nil {
-		return nil, nil, err
-	}
-	change := Change{DaemonConfig, f.name, f.text, f.original}
 	switch {
+	case err != nil:
+		return nil, err
 	// The installation may have ended the last line.
 	case backup.Before != nil && bytes.Equal(withLineEnd(backup.Before), withLineEnd(f.original)):
-		change.After = backup.Before
-		return []Change{change, backup}, []string{f.name + " gets exactly the bytes that it had before the installation"}, nil
+		change.After, change.Note = backup.Before, f.name+" gets exactly the bytes that it had before the installation"
+		return []Change{change, backup}, nil
 	case backup.Before != nil:
-		return []Change{change}, []string{fmt.Sprintf("%s has been changed since the installation: only our lines are removed, and %s stays",
-			f.name, filepath.Base(backup.Path))}, nil
+		change.Note = fmt.Sprintf("%s has been changed since the installation: only our lines are removed, and %s stays",
+			f.name, filepath.Base(backup.Path))
 	case isEmpty(f.original):
-		change.After = nil
-		return []Change{change}, []string{f.name + " is removed: it was made by the installation"}, nil
+		change.After, change.Note = nil, f.name+" is removed: it was made by the installation"
 	}
-	return []Change{change}, nil, nil
+	return []Change{change}, nil
 }
 
 // isEmpty reports whether a configuration says nothing, as one that an installation made.

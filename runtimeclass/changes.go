@@ -27,7 +27,7 @@ type Host struct {
 // real is the path on this system.
 func (h Host) real(path string) string { return filepath.Join("/", h.Root, path) }
 
-// follow resolves the links of a path within the root, so that a linked configuration stays one.
+// follow resolves the links of a path within the root.
 func (h Host) follow(name string) (string, error) {
 	real, err := continuity.RootPath(h.real("/"), name)
 	if err != nil {
@@ -64,19 +64,26 @@ type Change struct {
 	// Path is below the host's root.
 	Path          string
 	Before, After []byte
+	// Note says what was chosen and why, for the operator; it may be empty.
+	Note string
 }
 
 // change returns the change of a file from what it is now.
 func (h Host) change(kind FileKind, path string, after []byte) (Change, error) {
+	c := Change{Kind: kind, Path: path, After: after}
+	var err error
 	if kind != Link {
-		before, err := h.read(path)
-		return Change{kind, path, before, after}, err
+		c.Before, err = h.read(path)
+		return c, err
 	}
 	to, err := os.Readlink(h.real(path))
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) {
-		return Change{kind, path, nil, after}, nil
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EINVAL):
+		return c, nil
+	case err == nil:
+		c.Before = []byte(to)
 	}
-	return Change{kind, path, []byte(to), after}, err
+	return c, err
 }
 
 // equalText tells an empty file from none.
@@ -89,10 +96,21 @@ type Plan struct {
 	Handler string
 	// Changes are in the order in which they are made.
 	Changes []Change
-	// Notes say what was chosen and why, for the operator.
+	// Notes are those of the changes, and about the registration as a whole.
 	Notes []string
 	// Restart makes the daemon read its configuration.
 	Restart Restart
+}
+
+// add appends changes and their notes.
+func (p *Plan) add(changes []Change, err error) error {
+	for _, c := range changes {
+		p.Changes = append(p.Changes, c)
+		if c.Note != "" {
+			p.Notes = append(p.Notes, c.Note)
+		}
+	}
+	return err
 }
 
 // Changed reports whether the daemon's configuration changes.

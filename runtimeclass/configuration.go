@@ -62,9 +62,12 @@ type tomlFile struct {
 	version int
 	// plugin has the runtimes, in a section of its own.
 	plugin string
+	// imports are patterns of absolute paths.
+	imports []string
 }
 
-// loadFile reads one file. installed says whether our lines count.
+// loadFile reads one file. installed says whether our lines count. Imports are relative to the name
+// that containerd is given, which may be a link.
 func (h Host) loadFile(name string, installed bool) (tomlFile, error) {
 	file, err := h.readConfigFile(name)
 	if err != nil {
@@ -85,7 +88,18 @@ func (h Host) loadFile(name string, installed bool) (tomlFile, error) {
 	if len(text) == 0 {
 		version = newVersion(h.Daemon)
 	}
-	return tomlFile{file, config, version, criPlugin(version, config, h.Daemon)}, nil
+	var imports []string
+	list, _ := config["imports"].([]any)
+	for _, v := range list {
+		p, _ := v.(string)
+		if p != "" && !path.IsAbs(p) {
+			p = path.Join(path.Dir(name), p)
+		}
+		if p != "" {
+			imports = append(imports, path.Clean(p))
+		}
+	}
+	return tomlFile{file, config, version, criPlugin(version, config, h.Daemon), imports}, nil
 }
 
 // cri is the section of the plugin with the runtimes; nil without one.
@@ -95,23 +109,22 @@ func (f tomlFile) cri() map[string]any { return table(f.config, "plugins", f.plu
 func (h Host) load(name string, installed bool) ([]tomlFile, error) {
 	var out []tomlFile
 	for pending := []string{name}; len(pending) > 0; pending = pending[1:] {
-		name := pending[0]
-		if slices.ContainsFunc(out, func(f tomlFile) bool { return f.name == name }) {
-			continue
-		}
-		f, err := h.loadFile(name, installed)
+		f, err := h.loadFile(pending[0], installed)
 		if err != nil {
 			return nil, err
 		}
+		if slices.ContainsFunc(out, func(seen tomlFile) bool { return seen.name == f.name }) {
+			continue
+		}
 		out = append(out, f)
-		for _, pattern := range f.imports() {
+		for _, pattern := range f.imports {
 			if !strings.Contains(pattern, "*") {
 				pending = append(pending, pattern)
 				continue
 			}
 			matches, err := fs.Glob(os.DirFS(h.real("/")), pattern[1:])
 			if err != nil {
-				return nil, fmt.Errorf("%s: import %.256q: %w", name, pattern, err)
+				return nil, fmt.Errorf("%s: import %.256q: %w", f.name, pattern, err)
 			}
 			for _, m := range matches {
 				pending = append(pending, "/"+m)
@@ -119,23 +132,6 @@ func (h Host) load(name string, installed bool) ([]tomlFile, error) {
 		}
 	}
 	return out, nil
-}
-
-// imports are the patterns of a file as absolute paths.
-func (f tomlFile) imports() []string {
-	var out []string
-	list, _ := f.config["imports"].([]any)
-	for _, v := range list {
-		p, _ := v.(string)
-		if p == "" {
-			continue
-		}
-		if !path.IsAbs(p) {
-			p = path.Join(path.Dir(f.name), p)
-		}
-		out = append(out, path.Clean(p))
-	}
-	return out
 }
 
 // effective merges files as containerd 2.1 and later do.

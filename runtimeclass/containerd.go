@@ -18,10 +18,6 @@ func (h Host) mergesImports() bool { return h.Daemon.AtLeast(2, 1, 0) }
 
 // containerdFiles reads containerd's configuration and what it imports.
 func containerdFiles(h Host, name string) ([]configFile, error) {
-	name, err := h.follow(name)
-	if err != nil {
-		return nil, err
-	}
 	files, err := h.load(name, false)
 	out := []configFile{}
 	for _, f := range files {
@@ -34,10 +30,6 @@ func containerdFiles(h Host, name string) ([]configFile, error) {
 // main file imports a directory and the daemon merges what it finds there, otherwise in a block in
 // the file that counts.
 func registerContainerd(h Host, name string, r Registration) (edit, error) {
-	name, err := h.follow(name)
-	if err != nil {
-		return edit{}, err
-	}
 	files, err := h.load(name, false)
 	if err != nil {
 		return edit{}, err
@@ -101,7 +93,7 @@ func (f tomlFile) runtime(name string) map[string]any {
 
 // dropIn is the path of our file in the first directory that a file imports as a whole.
 func (f tomlFile) dropIn() string {
-	for _, pattern := range f.imports() {
+	for _, pattern := range f.imports {
 		name := path.Join(path.Dir(pattern), dropInName)
 		if ok, err := path.Match(pattern, name); ok && err == nil && !strings.ContainsAny(path.Dir(pattern), "*?[") {
 			return name

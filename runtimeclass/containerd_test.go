@@ -69,7 +69,10 @@ func contents(t testing.TB, root string) map[string]string {
 		if err != nil || st.IsDir() {
 			return err
 		}
-		data, err := os.ReadFile(p)
+		var data []byte
+		if st.Mode().IsRegular() {
+			data = read(t, p)
+		}
 		rel, _ := filepath.Rel(root, p)
 		out["/"+rel] = st.Mode().String() + "\n" + string(data)
 		return err
@@ -181,6 +184,18 @@ func (r Registration) filled() Registration {
 	return r
 }
 
+func register(h Host, o Options) (Plan, error) {
+	p := Plan{Host: h}
+	err := p.register(o)
+	return p, err
+}
+
+func unregister(h Host, o Options) (Plan, error) {
+	p := Plan{Host: h}
+	err := p.unregister(o, "")
+	return p, err
+}
+
 func containerdOptions(r Registration) Options {
 	return Options{Target: Containerd, ConfigFile: testConfig, Registration: r.filled()}
 }
@@ -212,7 +227,7 @@ func checkUndone(t *testing.T, h Host, o Options, before map[string]string) {
 	if now := contents(t, h.Root); again.Changed() || !reflect.DeepEqual(now, after) {
 		t.Errorf("a second installation changes:\n%s", again.Diff())
 	}
-	applied(t)(unregister(h, o, ""))
+	applied(t)(unregister(h, o))
 	if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before:\n%v\nwant\n%v", now, before)
 	}
@@ -267,7 +282,7 @@ func TestUninstallKeepsWhatOthersChanged(t *testing.T) {
 	if err != nil || again.Changed() {
 		t.Errorf("%v\n%s", err, again.Diff())
 	}
-	p := applied(t)(unregister(h, o, ""))
+	p := applied(t)(unregister(h, o))
 	original := string(fixture(t, "v2-1.7.toml"))
 	if got, want := string(read(t, h.real(testConfig))), edit(original); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
@@ -347,19 +362,23 @@ func TestApplyLeavesChangedFilesAlone(t *testing.T) {
 	}
 }
 
+// A linked configuration stays one; its imports are relative to the link, as for containerd.
 func TestInstallKeepsLinks(t *testing.T) {
 	const target = "/etc/real/config.toml"
-	h := Host{Root: tree(t, map[string]string{target: "v2-1.7.toml", "/etc/containerd/other": ""}), Daemon: v1735}
+	h := containerdTree(t, "none", "v2-1.7.toml", v237)
+	write(t, h.real(target), "version = 2\nimports = [\"extra.toml\", \"config.toml\"]\n")
 	if err := os.Symlink(target, h.real(testConfig)); err != nil {
 		t.Fatal(err)
 	}
-	applied(t)(register(h, containerdOptions(Registration{})))
+	before := contents(t, h.Root)
+	o := containerdOptions(Registration{})
+	applied(t)(register(h, o))
 	if to, err := os.Readlink(h.real(testConfig)); err != nil || to != target {
 		t.Errorf("link %q, %v", to, err)
 	}
-	if data := read(t, h.real(target)); !bytes.Contains(data, []byte(ShimName)) {
-		t.Errorf("%s", data)
-	}
+	checkKept(t, before, contents(t, h.Root), target)
+	checkRegistered(t, h, o.Registration, withCgroup, "runc")
+	checkUndone(t, h, o, before)
 }
 
 // daemons are the containerd programs that were built for tests.

@@ -85,7 +85,7 @@ func TestUninstallDockerKeepsWhatOthersChanged(t *testing.T) {
 	}
 	now := string(read(t, h.real(DefaultDockerConfig)))
 	write(t, h.real(DefaultDockerConfig), strings.Replace(now, "{", `{"debug": true, `, 1))
-	applied(t)(unregister(h, dockerOptions(Registration{}), ""))
+	applied(t)(unregister(h, dockerOptions(Registration{})))
 	const want = "{\n  \"debug\": true,\n  \"default-runtime\": \"crun\",\n  \"runtimes\": {\n    \"nvidia\": {\n      \"path\": \"nvidia-container-runtime\"\n    }\n  }\n}\n"
 	if got := string(read(t, h.real(DefaultDockerConfig))); got != want {
 		t.Errorf("got\n%s", got)
@@ -97,7 +97,7 @@ func TestUninstallDockerKeepsWhatOthersChanged(t *testing.T) {
 
 func TestUninstallDockerWithoutOurs(t *testing.T) {
 	for _, text := range []string{`{}`, `{"runtimes": {"crun": {"path": "crun"}}}`, ``} {
-		if plan, err := unregister(dockerTree(t, text), dockerOptions(Registration{}), ""); err != nil || plan.Changed() {
+		if plan, err := unregister(dockerTree(t, text), dockerOptions(Registration{})); err != nil || plan.Changed() {
 			t.Errorf("%q: %v %v", text, err, plan)
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"time"
 )
 
@@ -39,49 +38,34 @@ type Options struct {
 // Install plans the installation of the programs, the handler and what else the options ask for.
 // The registration is a valid one.
 func Install(h Host, o Options) (Plan, error) {
-	p, err := register(h, o)
-	if err != nil {
-		return Plan{}, err
+	p := Plan{Host: h}
+	err := p.add(h.installPrograms(o.Programs, o.Registration.BinDir))
+	if err == nil {
+		err = p.register(o)
 	}
-	programs, err := h.installPrograms(o.Programs, o.Registration.BinDir)
-	if err != nil {
-		return Plan{}, err
+	if err == nil && o.PrepareUnit {
+		err = p.add(h.installUnit(o.Registration.BinDir))
 	}
-	p.Changes = append(programs, p.Changes...)
-	if o.PrepareUnit {
-		unit, err := h.installUnit(o.Registration.BinDir)
-		if err != nil {
-			return Plan{}, err
-		}
-		p.Changes = append(p.Changes, unit...)
-		p.Notes = append(p.Notes, fmt.Sprintf("%s runs at every boot; for now: systemctl daemon-reload && systemctl start %s", UnitName, UnitName))
+	if err == nil && o.WriteShimConfig {
+		err = p.add(h.installConfig(o.ShimConfig, o.ShimSettings))
 	}
-	if o.WriteShimConfig {
-		config, err := h.installConfig(o.ShimConfig, o.ShimSettings)
-		if err != nil {
-			return Plan{}, err
-		}
-		p.Changes = append(p.Changes, config)
-	}
-	return p, nil
+	return p, err
 }
 
 // Uninstall plans the removal of what Install changed. The programs stay until RemovePrograms:
 // before its restart the daemon may start the shim.
 func Uninstall(h Host, o Options) (Plan, error) {
-	p, err := unregister(h, o, "")
-	if err != nil {
-		return Plan{}, err
-	}
+	p := Plan{Host: h}
+	err := p.unregister(o, "")
 	if !p.Changed() {
 		p.Notes = append(p.Notes, "nothing of this program is registered here")
 	}
-	unit, err := h.uninstallUnit(o.Registration.BinDir)
-	if err != nil {
-		return Plan{}, err
+	if err == nil {
+		err = p.add(h.uninstallUnit(o.Registration.BinDir))
 	}
-	config, notes, err := h.uninstallConfig(o.ShimConfig)
-	p.Changes, p.Notes = slices.Concat(p.Changes, unit, config), append(p.Notes, notes...)
+	if err == nil {
+		err = p.add(h.uninstallConfig(o.ShimConfig))
+	}
 	return p, err
 }
 
@@ -98,63 +82,51 @@ func (e *edit) note(format string, args ...any) {
 	e.notes = append(e.notes, fmt.Sprintf(format, args...))
 }
 
-// register plans the registration in one file, and the removal of an earlier one from the others.
-func register(h Host, o Options) (Plan, error) {
+// register adds the registration in one file, and the removal of an earlier one from the others.
+func (p *Plan) register(o Options) error {
 	var e edit
 	var err error
 	switch o.Target {
 	case Containerd:
-		e, err = registerContainerd(h, o.ConfigFile, o.Registration)
+		e, err = registerContainerd(p.Host, o.ConfigFile, o.Registration)
 	case Docker:
-		e, err = registerDocker(h, o.ConfigFile, o.Registration)
+		e, err = registerDocker(p.Host, o.ConfigFile, o.Registration)
 	default:
-		e, err = registerDistribution(h, Distributions[o.Target], o.Registration, o.HandlerNamed)
+		e, err = registerDistribution(p.Host, Distributions[o.Target], o.Registration, o.HandlerNamed)
 	}
 	if err != nil {
-		return Plan{}, err
+		return err
 	}
-	p, err := unregister(h, o, e.file.name)
-	if err != nil {
-		return Plan{}, err
+	p.Handler, p.Notes = e.handler, append(p.Notes, e.notes...)
+	if err := p.unregister(o, e.file.name); err != nil {
+		return err
 	}
-	edited, err := h.edited(e.file, e.after)
-	p.Handler, p.Changes, p.Notes = e.handler, append(p.Changes, edited...), append(e.notes, p.Notes...)
-	return p, err
+	return p.add(p.Host.edited(e.file, e.after))
 }
 
-// unregister plans the removal of a registration from all files but one.
-func unregister(h Host, o Options, but string) (Plan, error) {
-	p := Plan{Host: h}
+// unregister adds the removal of a registration from all files but one.
+func (p *Plan) unregister(o Options, but string) error {
 	var files []configFile
 	var err error
 	switch o.Target {
 	case Containerd:
 		p.Restart = Restart{"restart", []string{"containerd"}}
-		files, err = containerdFiles(h, o.ConfigFile)
+		files, err = containerdFiles(p.Host, o.ConfigFile)
 	case Docker:
 		p.Restart = Restart{"reload", []string{"docker"}}
-		var file configFile
-		file, err = readDocker(h, o.ConfigFile)
-		files = append(files, file)
+		files = make([]configFile, 1)
+		files[0], err = readDocker(p.Host, o.ConfigFile)
 	default:
 		d := Distributions[o.Target]
 		p.Restart = Restart{"restart", d.Units}
-		files, err = distributionFiles(h, d)
-	}
-	if err != nil {
-		return Plan{}, err
+		files, err = distributionFiles(p.Host, d)
 	}
 	for _, f := range files {
-		if f.name == but {
-			continue
+		if err == nil && f.name != but {
+			err = p.add(p.Host.restored(f))
 		}
-		changes, notes, err := h.restored(f)
-		if err != nil {
-			return Plan{}, err
-		}
-		p.Changes, p.Notes = append(p.Changes, changes...), append(p.Notes, notes...)
 	}
-	return p, nil
+	return err
 }
 
 // versionTimeout is for a program that only prints its version.

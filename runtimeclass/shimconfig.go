@@ -28,33 +28,31 @@ func unchanged(text []byte) bool {
 
 // installConfig returns the change that writes a configuration of the shim. A file with the same
 // settings stays; one with others that install did not write is an error.
-func (h Host) installConfig(path, body string) (Change, error) {
+func (h Host) installConfig(path, body string) ([]Change, error) {
 	change, err := h.change(OtherFile, path, nil)
 	if err != nil {
-		return Change{}, err
+		return nil, err
 	}
 	if change.Before != nil && !unchanged(change.Before) {
 		if !sameContent(change.Before, []byte(body)) {
-			return Change{}, fmt.Errorf("%s is there and is yours: it is not overwritten: remove it, or add to it by hand\n%s", path, strings.TrimSpace(body))
+			return nil, fmt.Errorf("%s is there and is yours: it is not overwritten: remove it, or add to it by hand\n%s", path, strings.TrimSpace(body))
 		}
 		change.After = change.Before
 	} else if body != "" {
 		change.After = marked(body)
 	}
-	return change, nil
+	return []Change{change}, nil
 }
 
-// uninstallConfig returns the changes that remove what installConfig wrote, and a note about a file
-// that was changed since and stays.
-func (h Host) uninstallConfig(path string) ([]Change, []string, error) {
+// uninstallConfig returns the change that removes what installConfig wrote. A file that was changed
+// since then stays.
+func (h Host) uninstallConfig(path string) ([]Change, error) {
 	change, err := h.change(OtherFile, path, nil)
-	switch {
-	case err != nil:
-		return nil, nil, err
-	case unchanged(change.Before):
-		return []Change{change}, nil, nil
-	case strings.HasPrefix(string(change.Before), configMark):
-		return nil, []string{path + " stays: it was changed since --from-toolkit wrote it"}, nil
+	if !unchanged(change.Before) {
+		change.After = change.Before
+		if strings.HasPrefix(string(change.Before), configMark) {
+			change.Note = path + " stays: it was changed since --from-toolkit wrote it"
+		}
 	}
-	return nil, nil, nil
+	return []Change{change}, err
 }

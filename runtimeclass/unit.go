@@ -37,6 +37,7 @@ func (h Host) installUnit(binDir string) ([]Change, error) {
 	if unit.Before != nil && !bytes.HasPrefix(unit.Before, []byte(unitMark)) {
 		return nil, fmt.Errorf("%s is not of this program: remove it, or leave --prepare-unit out", UnitPath)
 	}
+	unit.Note = fmt.Sprintf("%s runs at every boot; for now: systemctl daemon-reload && systemctl start %s", UnitName, UnitName)
 	link, err := h.change(Link, UnitLink, []byte(UnitPath))
 	return []Change{unit, link}, err
 }
