@@ -66,27 +66,26 @@ func (h Host) registerInTOML(name string, r Registration, form Runtime) (edit, e
 		body = fmt.Sprintf("version = %d\n", f.version)
 	}
 	section := []string{"plugins", f.plugin, "containerd"}
-	runtimes := append(slices.Clone(section), "runtimes")
-	present := table(f.config, runtimes...)
-	current, _ := table(f.config, section...)["default_runtime_name"].(string)
+	present := table(f.cri(), "containerd", "runtimes")
+	current, _ := table(f.cri(), "containerd")["default_runtime_name"].(string)
 
 	// containerd 1.7 forgets its built-in runtime if a file names another one.
 	stock := cmp.Or(current, "runc")
 	if f.version <= 2 && !h.Daemon.AtLeast(2, 0, 0) && len(present) == 0 && stock != r.Handler {
-		body += Runtime{Type: stockType}.tables(runtimes, stock)
+		body += Runtime{Type: stockType}.tables(f.plugin, stock)
 		e.note("the runtime %q is written out, because containerd 1.7 has no built-in runtime beside one that a file names", stock)
 	}
-	body += form.tables(runtimes, r.Handler)
+	body += form.tables(f.plugin, r.Handler)
 	edited := withLineEnd(f.original)
 	if old := present[r.Handler]; old != nil {
-		edited = switchOff(edited, append(runtimes, r.Handler))
+		edited = switchOff(edited, append(slices.Clone(section), "runtimes", r.Handler))
 		delete(present, r.Handler)
 		e.note("the runtime %q (%s) is switched off by comments until uninstall", r.Handler, describe(old))
 	}
 	// added is what the file is to say besides what it says.
 	added := body
 	if r.Default && current != r.Handler {
-		added += defaultTable(section, r.Handler)
+		added += defaultTable(f.plugin, r.Handler)
 		var found bool
 		if edited, found = setDefault(edited, section, r.Handler); !found {
 			body = added

@@ -190,16 +190,14 @@ func criPlugin(version int, config map[string]any, daemon Version) string {
 
 // configVersion is the version that a configuration file declares; 1 without.
 func configVersion(config map[string]any) (int, error) {
-	switch v := config["version"].(type) {
-	case nil:
+	if config["version"] == nil {
 		return 1, nil
-	case int64:
-		if v >= 0 && v <= 4 {
-			return max(1, int(v)), nil
-		}
-		return 0, fmt.Errorf("version %d of containerd's configuration is not known: this nvidia-shimctl is too old", v)
 	}
-	return 0, fmt.Errorf("key \"version\": %v is not a number", config["version"])
+	v, ok := config["version"].(int64)
+	if !ok || v < 0 || v > 4 {
+		return 0, fmt.Errorf("version %v of containerd's configuration is not known: this nvidia-shimctl is too old", config["version"])
+	}
+	return max(1, int(v)), nil
 }
 
 // newVersion is the version of a new configuration file. containerd 1.7 reads at most 2.

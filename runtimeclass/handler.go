@@ -91,34 +91,22 @@ func chooseForm(r Registration, daemon Version, options map[string]any) (Runtime
 	return byName, why
 }
 
-// tables is the handler as TOML, below the table runtimes.
-func (r Runtime) tables(runtimes []string, name string) string {
-	var b strings.Builder
-	base := dotted(runtimes) + "." + name
-	fmt.Fprintf(&b, "[%s]\n  runtime_type = %q\n", base, r.Type)
+// tables is the handler as TOML, in the section of a plugin.
+func (r Runtime) tables(plugin, name string) string {
+	base := fmt.Sprintf("plugins.%q.containerd.runtimes.%s", plugin, name)
+	text := fmt.Sprintf("[%s]\n  runtime_type = %q\n", base, r.Type)
 	if r.Path != "" {
-		fmt.Fprintf(&b, "  runtime_path = %q\n", r.Path)
+		text += fmt.Sprintf("  runtime_path = %q\n", r.Path)
 	}
 	if r.Options != nil {
-		fmt.Fprintf(&b, "  [%s.options]\n    SystemdCgroup = %t\n", base, r.Options["SystemdCgroup"])
+		text += fmt.Sprintf("  [%s.options]\n    SystemdCgroup = %t\n", base, r.Options["SystemdCgroup"])
 	}
-	return b.String()
+	return text
 }
 
 // defaultTable is the table that names the default runtime.
-func defaultTable(section []string, name string) string {
-	return fmt.Sprintf("[%s]\n  default_runtime_name = %q\n", dotted(section), name)
-}
-
-// dotted writes a path of keys. Names of plugins are quoted, as they contain dots.
-func dotted(path []string) string {
-	parts := slices.Clone(path)
-	for i, p := range parts {
-		if strings.ContainsRune(p, '.') {
-			parts[i] = `"` + p + `"`
-		}
-	}
-	return strings.Join(parts, ".")
+func defaultTable(plugin, name string) string {
+	return fmt.Sprintf("[plugins.%q.containerd]\n  default_runtime_name = %q\n", plugin, name)
 }
 
 // describe shows a runtime of a configuration in one line.

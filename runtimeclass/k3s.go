@@ -144,8 +144,7 @@ func (h Host) registerInTemplate(d Distribution, name string, r Registration, fo
 	if path.Base(name) == templateV2 {
 		plugin = criV2
 	}
-	body := form.tables([]string{"plugins", plugin, "containerd", "runtimes"}, r.Handler)
-	return edit{r.Handler, file, slices.Concat(text, []byte(block(body))), nil}, nil
+	return edit{r.Handler, file, slices.Concat(text, []byte(block(form.tables(plugin, r.Handler)))), nil}, nil
 }
 
 // k3sTaken says why the handler's name is taken, if it is: the generated configuration has it
