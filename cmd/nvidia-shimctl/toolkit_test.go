@@ -82,6 +82,9 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 			t.Errorf("%q: %d %s", args, status, errs)
 		}
 	}
+	if now := snapshot(t, root); !reflect.DeepEqual(now, before) {
+		t.Errorf("not as before: %v", now)
+	}
 	// What install wrote and the operator changed since is the operator's.
 	os.Remove(file)
 	if status, _, errs := ctl(t, install...); status != 0 {
