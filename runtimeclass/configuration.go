@@ -145,7 +145,7 @@ func effective(files []tomlFile) Configuration {
 			c.CRIDisabled = c.CRIDisabled || slices.Contains(disabled, any(name))
 		}
 	}
-	if name, _ := lookup(cri, "containerd", "default_runtime_name").(string); name != "" {
+	if name, _ := table(cri, "containerd")["default_runtime_name"].(string); name != "" {
 		c.Default = name
 	}
 	for name, v := range table(cri, "containerd", "runtimes") {
@@ -217,23 +217,12 @@ func decode(text []byte) (map[string]any, error) {
 	return m, nil
 }
 
-// lookup descends into tables. It returns nil if the path leads nowhere.
-func lookup(m map[string]any, path ...string) any {
-	var v any = m
-	for _, key := range path {
-		t, ok := v.(map[string]any)
-		if !ok {
-			return nil
-		}
-		v = t[key]
-	}
-	return v
-}
-
-// table is lookup for tables; a missing one is nil, which can be read.
+// table descends into tables. A missing one is nil, which can be read.
 func table(m map[string]any, path ...string) map[string]any {
-	t, _ := lookup(m, path...).(map[string]any)
-	return t
+	for _, key := range path {
+		m, _ = m[key].(map[string]any)
+	}
+	return m
 }
 
 // merge puts from over to, table by table, as containerd 2.1 and later do with imports.

@@ -14,13 +14,9 @@ const DefaultDockerConfig = "/etc/docker/daemon.json"
 
 // registerDocker adds the runtime's entry to daemon.json.
 func registerDocker(h Host, name string, r Registration) (edit, error) {
-	file, err := readDocker(h, name)
+	file, config, err := readDocker(h, name)
 	if err != nil {
 		return edit{}, err
-	}
-	config, err := decodeJSON(file.original)
-	if err != nil {
-		return edit{}, fmt.Errorf("%s: %w", file.name, err)
 	}
 	if config["runtimes"] == nil {
 		config["runtimes"] = map[string]any{}
@@ -47,28 +43,25 @@ func registerDocker(h Host, name string, r Registration) (edit, error) {
 	return edit{r.Handler, file, encodeJSON(config, "  "), notes}, nil
 }
 
-// readDocker reads daemon.json, and takes our runtimes out of a copy. That is the original if
-// nothing else changed.
-func readDocker(h Host, name string) (configFile, error) {
+// readDocker reads daemon.json without our runtimes. That is the original if nothing else changed.
+func readDocker(h Host, name string) (configFile, map[string]any, error) {
 	name, err := h.follow(name)
 	if err != nil {
-		return configFile{}, err
+		return configFile{}, nil, err
 	}
 	text, config, err := h.readJSON(name)
 	if err != nil {
-		return configFile{}, err
+		return configFile{}, nil, err
 	}
 	backup, original, err := h.readJSON(name + BackupSuffix)
-	if err != nil {
-		return configFile{}, err
+	file := configFile{name, text, text}
+	if removeOurs(config, original) {
+		file.original = encodeJSON(config, "  ")
+		if backup != nil && reflect.DeepEqual(config, original) {
+			file.original = backup
+		}
 	}
-	switch {
-	case !removeOurs(config, original):
-		return configFile{name, text, text}, nil
-	case backup != nil && reflect.DeepEqual(config, original):
-		return configFile{name, text, backup}, nil
-	}
-	return configFile{name, text, encodeJSON(config, "  ")}, nil
+	return file, config, err
 }
 
 func (h Host) readJSON(name string) ([]byte, map[string]any, error) {
@@ -96,8 +89,8 @@ func removeOurs(config, original map[string]any) bool {
 	removed := false
 	runtimes := table(config, "runtimes")
 	for name, v := range runtimes {
-		runtimeType, _ := lookup(runtimes, name, "runtimeType").(string)
-		before := lookup(original, "runtimes", name)
+		runtimeType, _ := table(runtimes, name)["runtimeType"].(string)
+		before := table(original, "runtimes")[name]
 		if !(Runtime{Type: runtimeType}).Ours() || reflect.DeepEqual(v, before) {
 			continue
 		}

@@ -115,7 +115,7 @@ func (p *Plan) unregister(o Options, but string) error {
 	case Docker:
 		p.Restart = Restart{"reload", []string{"docker"}}
 		files = make([]configFile, 1)
-		files[0], err = readDocker(p.Host, o.ConfigFile)
+		files[0], _, err = readDocker(p.Host, o.ConfigFile)
 	default:
 		d := Distributions[o.Target]
 		p.Restart = Restart{"restart", d.Units}

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 )
 
@@ -22,12 +23,46 @@ const modprobeTimeout = 2 * time.Minute
 
 const fixModprobe = "look for NVRM in the kernel log (dmesg), and check that the driver in host.driver-root is installed for the running kernel"
 
-// modprobe loads a module with the programs, the configuration and the modules of the driver root.
-// Its environment is empty.
-func modprobe(ctx context.Context, root, module string) error {
-	if _, err := driver.Locate(root, modprobePath, false); err != nil {
-		return err
+// modules loads the missing modules, in the order in which they depend on each other.
+func (r *Report) modules(ctx context.Context, o Options, roots device.Roots) {
+	for _, m := range []Module{
+		{Name: device.ModuleNVIDIA, Required: true},
+		{Name: device.ModuleUVM, Required: true},
+		{Name: device.ModuleModeset},
+	} {
+		switch {
+		case roots.ModuleLoaded(m.Name):
+			m.State = Present
+		case !o.LoadModules:
+			m.Result = Result{Missing, "it is not loaded, and prepare was not told to load modules", "nvidia-shimctl prepare --load-modules, or host.load-kernel-modules = true"}
+			if !m.Required {
+				m.Message = "it is not loaded; only graphics and display need it"
+			}
+		default:
+			m.Result = load(ctx, o, roots, m.Name)
+		}
+		r.Modules = append(r.Modules, m)
 	}
+}
+
+// load loads a module, or in a dry run checks that this is possible.
+func load(ctx context.Context, o Options, roots device.Roots, name string) Result {
+	_, err := driver.Locate(o.Host.DriverRoot, modprobePath, false)
+	if err == nil && !o.DryRun {
+		err = modprobe(ctx, o.Host.DriverRoot, name)
+		if err == nil && !roots.ModuleLoaded(name) {
+			err = fmt.Errorf("modprobe %s succeeded, but the module is not loaded", name)
+		}
+	}
+	if err != nil {
+		return Result{Failed, err.Error(), fixModprobe}
+	}
+	return Result{State: Made}
+}
+
+// modprobe loads a module with the programs, the configuration and the modules of the driver root.
+// Its environment is empty. driver.Locate has to find the program.
+func modprobe(ctx context.Context, root, module string) error {
 	ctx, cancel := context.WithTimeout(ctx, modprobeTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, modprobePath, module)

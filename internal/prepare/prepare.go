@@ -3,13 +3,11 @@ package prepare
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	gpuhost "github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 )
 
 // Options say what to do. With Host alone, Run makes missing nodes.
@@ -140,40 +138,4 @@ func nothingToPrepare(h config.Host) string {
 func (r *Report) allGood() bool {
 	return !slices.ContainsFunc(r.Modules, func(m Module) bool { return m.Required && !m.good() }) &&
 		!slices.ContainsFunc(r.Nodes, func(n Node) bool { return !n.good() })
-}
-
-// modules loads the missing modules, in the order in which they depend on each other.
-func (r *Report) modules(ctx context.Context, o Options, roots device.Roots) {
-	for _, m := range []Module{
-		{Name: device.ModuleNVIDIA, Required: true},
-		{Name: device.ModuleUVM, Required: true},
-		{Name: device.ModuleModeset},
-	} {
-		switch {
-		case roots.ModuleLoaded(m.Name):
-			m.State = Present
-		case !o.LoadModules:
-			m.Result = Result{Missing, "it is not loaded, and prepare was not told to load modules", "nvidia-shimctl prepare --load-modules, or host.load-kernel-modules = true"}
-			if !m.Required {
-				m.Message = "it is not loaded; only graphics and display need it"
-			}
-		default:
-			m.Result = load(ctx, o, roots, m.Name)
-		}
-		r.Modules = append(r.Modules, m)
-	}
-}
-
-// load loads a module, or in a dry run checks that this is possible.
-func load(ctx context.Context, o Options, roots device.Roots, name string) Result {
-	var err error
-	if o.DryRun {
-		_, err = driver.Locate(o.Host.DriverRoot, modprobePath, false)
-	} else if err = modprobe(ctx, o.Host.DriverRoot, name); err == nil && !roots.ModuleLoaded(name) {
-		err = fmt.Errorf("modprobe %s succeeded, but the module is not loaded", name)
-	}
-	if err != nil {
-		return Result{Failed, err.Error(), fixModprobe}
-	}
-	return Result{State: Made}
 }

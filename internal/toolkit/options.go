@@ -88,7 +88,6 @@ var rules = map[string]rule{
 	"nvidia-container-runtime.modes.csv.compat-container-root":   none("forward compatibility libraries of an image are used if they serve the host's driver"),
 	"nvidia-container-runtime.modes.csv.mount-spec-path":         only("lists of files for Tegra are not read from elsewhere", "/etc/nvidia-container-runtime/host-files-for-container.d"),
 	"nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": disabledHooks,
-	"nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags": none("no CDI specification is made"),
 	"nvidia-container-runtime.modes.legacy.cuda-compat-mode":     only(whyCompat, "ldconfig", "mount", "hook"),
 }
 
