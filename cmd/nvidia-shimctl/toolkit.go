@@ -31,14 +31,8 @@ func (f *optionalFile) Get() any { return string(*f) }
 // IsBoolFlag says that the flag may stand alone.
 func (f *optionalFile) IsBoolFlag() bool { return true }
 
-// toolkitReport is what becomes of the toolkit's configuration in the file To.
-type toolkitReport struct {
-	toolkit.Report
-	To string `json:"to"`
-}
-
 // fromToolkit is nil without --from-toolkit.
-func fromToolkit(c *cli.Command, to string) (*toolkitReport, error) {
+func fromToolkit(c *cli.Command, to string) (*toolkit.Report, error) {
 	file, _ := c.Value("from-toolkit").(string)
 	names := []string{file}
 	switch file {
@@ -47,12 +41,12 @@ func fromToolkit(c *cli.Command, to string) (*toolkitReport, error) {
 	case "true":
 		names = toolkit.Paths
 	}
-	report, err := toolkit.Read(c.String("root"), names)
-	return &toolkitReport{report, to}, err
+	report, err := toolkit.Read(c.String("root"), names, to)
+	return &report, err
 }
 
-// print shows what becomes of each option.
-func (r *toolkitReport) print(w io.Writer) {
+// printToolkit shows what becomes of each option.
+func printToolkit(w io.Writer, r *toolkit.Report) {
 	styles := map[string]term.Style{toolkit.Carried: term.Green, toolkit.Attention: term.Yellow, toolkit.None: term.Faint}
 	o := term.New(w)
 	o.Line(term.Plain, fmt.Sprintf("%s, for %s:", r.From, r.To))

@@ -55,12 +55,13 @@ type Report struct {
 	Options []Option `json:"options"`
 	// Notes are about options that are not in the file, and about defaults that differ.
 	Notes []string `json:"notes"`
-	// Text is the shim's configuration, "" if nothing was carried over.
+	// Text is the shim's configuration, "" if nothing was carried over; To is where it belongs.
 	Text string `json:"text"`
+	To   string `json:"to"`
 }
 
-// Read converts the first of the files that is there, below root.
-func Read(root string, names []string) (Report, error) {
+// Read converts the first of the files that is there, below root, for the shim's file to.
+func Read(root string, names []string, to string) (Report, error) {
 	for _, name := range names {
 		text, err := os.ReadFile(filepath.Join(root, name))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -73,7 +74,7 @@ func Read(root string, names []string) (Report, error) {
 		if err != nil {
 			return Report{}, fmt.Errorf("%s: %w", name, err)
 		}
-		r.From = name
+		r.From, r.To = name, to
 		return r, nil
 	}
 	return Report{}, fmt.Errorf("no configuration of NVIDIA's toolkit at %s: name it with --from-toolkit=FILE, or leave the flag out", strings.Join(names, " or "))
