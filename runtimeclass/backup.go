@@ -74,7 +74,8 @@ func (h Host) restored(f configFile) ([]Change, error) {
 		return nil, err
 	// The installation may have ended the last line.
 	case backup.Before != nil && bytes.Equal(withLineEnd(backup.Before), withLineEnd(f.original)):
-		change.After, change.Note = backup.Before, f.name+" gets exactly the bytes that it had before the installation"
+		change.After = backup.Before
+		change.Note = f.name + " gets exactly the bytes that it had before the installation"
 		return []Change{change, backup}, nil
 	case backup.Before != nil:
 		change.Note = fmt.Sprintf("%s has been changed since the installation: only our lines are removed, and %s stays",

@@ -131,17 +131,15 @@ func (p Plan) Changing(kind FileKind) []string {
 func (p Plan) Diff() string {
 	var b strings.Builder
 	for _, c := range p.Changes {
-		if c.Kind != DaemonConfig && c.Kind != OtherFile {
-			continue
+		name := func(text []byte) string {
+			if text == nil {
+				return "/dev/null"
+			}
+			return c.Path
 		}
-		from, to := c.Path, c.Path
-		if c.Before == nil {
-			from = "/dev/null"
+		if c.Kind == DaemonConfig || c.Kind == OtherFile {
+			b.WriteString(udiff.Unified(name(c.Before), name(c.After), string(c.Before), string(c.After)))
 		}
-		if c.After == nil {
-			to = "/dev/null"
-		}
-		b.WriteString(udiff.Unified(from, to, string(c.Before), string(c.After)))
 	}
 	return b.String()
 }

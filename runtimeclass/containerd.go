@@ -41,18 +41,18 @@ func registerContainerd(h Host, name string, r Registration) (edit, error) {
 		notes = append(notes, "disabled_plugins switches CRI off in this configuration: Kubernetes cannot use this containerd before that line is gone")
 	}
 	target := h.fileToEdit(files)
-	owner, owned := holder(files, r.Handler)
-	if owned && owner.name != target {
-		return edit{}, taken(r.Handler, owner.name, owner.runtime(r.Handler), adviceRemove)
+	owner, present := holder(files, r.Handler)
+	if present != nil && owner != target {
+		return edit{}, taken(r.Handler, owner, present, adviceRemove)
 	}
-	if owned && !r.Replace {
-		return edit{}, taken(r.Handler, owner.name, owner.runtime(r.Handler), adviceReplace)
+	if present != nil && !r.Replace {
+		return edit{}, taken(r.Handler, owner, present, adviceReplace)
 	}
 	drop := main.dropIn()
 	switch {
 	// A runtime that is replaced would keep its options, since imports are merged key by key, and a
 	// BinaryName among them would inject a second time.
-	case drop != "" && h.mergesImports() && !owned:
+	case drop != "" && h.mergesImports() && present == nil:
 		target = drop
 		notes = append(notes, fmt.Sprintf("%s imports %s: a file there, and no edit", main.name, path.Dir(drop)))
 	case main.text == nil:
@@ -77,18 +77,14 @@ func (h Host) fileToEdit(files []tomlFile) string {
 	return name
 }
 
-// holder is the last file with a runtime of that name.
-func holder(files []tomlFile, name string) (tomlFile, bool) {
+// holder returns the last file with a runtime of that name, and the runtime; nil if there is none.
+func holder(files []tomlFile, name string) (file string, runtime map[string]any) {
 	for _, f := range slices.Backward(files) {
-		if f.runtime(name) != nil {
-			return f, true
+		if r := table(f.cri(), "containerd", "runtimes", name); r != nil {
+			return f.name, r
 		}
 	}
-	return tomlFile{}, false
-}
-
-func (f tomlFile) runtime(name string) map[string]any {
-	return table(f.cri(), "containerd", "runtimes", name)
+	return "", nil
 }
 
 // dropIn is the path of our file in the first directory that a file imports as a whole.

@@ -24,12 +24,16 @@ type Distribution struct {
 // Distributions by name.
 var Distributions = map[string]Distribution{
 	"k3s": {
-		Name: "k3s", Dir: rancherDir + "/k3s/agent/etc/containerd", Units: []string{"k3s", "k3s-agent"},
+		Name: "k3s", Dir: rancherDir + "/k3s/agent/etc/containerd",
+		Units:    []string{"k3s", "k3s-agent"},
 		Programs: []string{rancherDir + "/k3s/data/current/bin/containerd"},
 	},
 	"rke2": {
-		Name: "rke2", Dir: rancherDir + "/rke2/agent/etc/containerd", Units: []string{"rke2-server", "rke2-agent"},
-		Programs: []string{rancherDir + "/rke2/bin/containerd", rancherDir + "/rke2/data/*/bin/containerd"},
+		Name: "rke2", Dir: rancherDir + "/rke2/agent/etc/containerd",
+		Units: []string{"rke2-server", "rke2-agent"},
+		Programs: []string{
+			rancherDir + "/rke2/bin/containerd", rancherDir + "/rke2/data/*/bin/containerd",
+		},
 	},
 }
 
@@ -122,7 +126,9 @@ func (h Host) k3sFile(d Distribution, generated tomlFile) (name, note string) {
 }
 
 // registerInTemplate appends the handler to a template, or makes one.
-func (h Host) registerInTemplate(d Distribution, name string, r Registration, form Runtime) (edit, error) {
+func (h Host) registerInTemplate(
+	d Distribution, name string, r Registration, form Runtime,
+) (edit, error) {
 	if r.Default {
 		return edit{}, fmt.Errorf("a template of %s cannot set the default runtime, its base has that table: put `default-runtime: %s` into /etc/rancher/%s/config.yaml and install without --set-default",
 			d.Name, r.Handler, d.Name)
@@ -144,14 +150,16 @@ func (h Host) registerInTemplate(d Distribution, name string, r Registration, fo
 	if path.Base(name) == templateV2 {
 		plugin = criV2
 	}
-	return edit{r.Handler, file, slices.Concat(text, []byte(block(form.tables(plugin, r.Handler)))), nil}, nil
+	body := block(form.tables(plugin, r.Handler))
+	return edit{r.Handler, file, slices.Concat(text, []byte(body)), nil}, nil
 }
 
 // k3sTaken says why the handler's name is taken, if it is: the generated configuration has it
 // already, or k3s makes it of NVIDIA's runtime at its next start.
 func (h Host) k3sTaken(d Distribution, generated []tomlFile, handler string) string {
-	if owner, ok := holder(generated, handler); ok && !effective(generated).Runtimes[handler].Ours() {
-		return fmt.Sprintf("%s has a runtime %q, %s", owner.name, handler, describe(owner.runtime(handler)))
+	owner, present := holder(generated, handler)
+	if present != nil && !effective(generated).Runtimes[handler].Ours() {
+		return fmt.Sprintf("%s has a runtime %q, %s", owner, handler, describe(present))
 	}
 	for _, p := range toolkitPaths {
 		if _, err := os.Stat(h.real(p)); err == nil && handler == DefaultHandler {

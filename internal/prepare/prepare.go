@@ -82,7 +82,9 @@ func (r Result) good() bool { return r.State == Present || r.State == Made || r.
 // Run prepares this host. The error says what could not be read; what could not be done is in the
 // report.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	r := &Report{DryRun: o.DryRun, PCI: []string{}, Modules: []Module{}, Nodes: []Node{}, Notes: []string{}}
+	r := &Report{
+		DryRun: o.DryRun, PCI: []string{}, Modules: []Module{}, Nodes: []Node{}, Notes: []string{},
+	}
 	roots := gpuhost.Roots(o.Host)
 	reason := nothingToPrepare(o.Host)
 	if reason == "" {

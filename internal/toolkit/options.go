@@ -124,8 +124,8 @@ func only(why string, values ...any) rule {
 		if slices.Contains(values, value) {
 			return result{}, nil
 		}
-		list, err := texts(value)
-		if err != nil || slices.ContainsFunc(list, func(s string) bool { return !slices.Contains(values, any(s)) }) {
+		unknown := func(s string) bool { return !slices.Contains(values, any(s)) }
+		if list, err := texts(value); err != nil || slices.ContainsFunc(list, unknown) {
 			return result{}, errors.New(why)
 		}
 		return result{}, nil
