@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -93,11 +94,7 @@ func (h host) nodes() []string {
 		if err != nil || st.IsDir() {
 			return err
 		}
-		var s unix.Stat_t
-		if err := unix.Lstat(name, &s); err != nil {
-			return err
-		}
-		rel, _ := filepath.Rel(h.path("dev"), name)
+		s, rel := st.Sys().(*syscall.Stat_t), strings.TrimPrefix(name, h.path("dev")+"/")
 		kind := fmt.Sprintf("%d:%d", unix.Major(uint64(s.Rdev)), unix.Minor(uint64(s.Rdev)))
 		if s.Mode&unix.S_IFMT != unix.S_IFCHR {
 			kind = "no device"
