@@ -54,52 +54,48 @@ func strip(text []byte) ([]byte, error) {
 	return out, nil
 }
 
-// register adds the handler to the text of a configuration file that has none of our lines.
-func register(text []byte, r Registration, h handler, daemon Version) (after []byte, notes []string, err error) {
-	want, err := decode(text)
+// registerInTOML adds the handler to a configuration file of containerd.
+func (h Host) registerInTOML(name string, r Registration, form Runtime) (edit, error) {
+	f, err := h.loadFile(name, false)
 	if err != nil {
-		return nil, nil, err
+		return edit{}, err
 	}
-	version, err := configVersion(want)
-	if err != nil {
-		return nil, nil, err
-	}
+	e := edit{handler: r.Handler, file: f.configFile}
 	body := ""
-	if len(text) == 0 {
-		version = newVersion(daemon)
-		body = fmt.Sprintf("version = %d\n", version)
+	if len(f.original) == 0 {
+		body = fmt.Sprintf("version = %d\n", f.version)
 	}
-	section := []string{"plugins", criPlugin(version, want, daemon), "containerd"}
-	runtimes := append(slices.Clone(section), "runtimes")
-	present := table(want, runtimes...)
-	current, _ := lookup(want, append(slices.Clone(section), "default_runtime_name")...).(string)
+	section := []string{"plugins", f.plugin, "containerd"}
+	present := table(f.cri(), "containerd", "runtimes")
+	current, _ := table(f.cri(), "containerd")["default_runtime_name"].(string)
 
 	// containerd 1.7 forgets its built-in runtime if a file names another one.
-	if stock := cmp.Or(current, "runc"); version <= 2 && !daemon.AtLeast(2, 0, 0) && len(present) == 0 && stock != r.Handler {
-		body += handler{runtimeType: stockType}.tables(runtimes, stock)
-		notes = append(notes, fmt.Sprintf("the runtime %q is written out, because containerd 1.7 has no built-in runtime beside one that a file names", stock))
+	stock := cmp.Or(current, "runc")
+	if f.version <= 2 && !h.Daemon.AtLeast(2, 0, 0) && len(present) == 0 && stock != r.Handler {
+		body += Runtime{Type: stockType}.tables(f.plugin, stock)
+		e.note("the runtime %q is written out, because containerd 1.7 has no built-in runtime beside one that a file names", stock)
 	}
-	body += h.tables(runtimes, r.Handler)
-	edited := withLineEnd(text)
+	body += form.tables(f.plugin, r.Handler)
+	edited := withLineEnd(f.original)
 	if old := present[r.Handler]; old != nil {
-		edited = switchOff(edited, append(runtimes, r.Handler))
+		edited = switchOff(edited, append(slices.Clone(section), "runtimes", r.Handler))
 		delete(present, r.Handler)
-		notes = append(notes, fmt.Sprintf("the runtime %q (%s) is switched off by comments until uninstall", r.Handler, describe(old)))
+		e.note("the runtime %q (%s) is switched off by comments until uninstall", r.Handler, describe(old))
 	}
 	// added is what the file is to say besides what it says.
 	added := body
 	if r.Default && current != r.Handler {
-		added += defaultTable(section, r.Handler)
+		added += defaultTable(f.plugin, r.Handler)
 		var found bool
 		if edited, found = setDefault(edited, section, r.Handler); !found {
 			body = added
 		}
 	}
-	after = slices.Concat(edited, []byte(block(body)))
-	if err := checkResult(after, want, added); err != nil {
-		return nil, nil, fmt.Errorf("the tables of this file cannot be extended by further lines (%w): add by hand\n%s", err, added)
+	e.after = slices.Concat(edited, []byte(block(body)))
+	if err := checkResult(e.after, f.config, added); err != nil {
+		return edit{}, fmt.Errorf("%s: the tables of this file cannot be extended by further lines (%w): add by hand\n%s", name, err, added)
 	}
-	return after, notes, nil
+	return e, nil
 }
 
 // checkResult returns an error unless text says what is in the tables and in added, and no more.
@@ -117,7 +113,7 @@ func checkResult(text []byte, tables map[string]any, added string) error {
 }
 
 // The next two functions find tables by the lines of their headers, which is not all of TOML:
-// register compares the result with what it wants.
+// registerInTOML compares the result with what it wants.
 
 // switchOff turns a table, and the tables below it, into comments.
 func switchOff(text []byte, path []string) []byte {

@@ -7,20 +7,14 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"reflect"
 	"strings"
 
 	"github.com/aymanbagabas/go-udiff"
+	continuity "github.com/containerd/continuity/fs"
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
 )
-
-// BackupSuffix is appended to a configuration file's name for its state before the installation.
-const BackupSuffix = ".before-nvidia-shim"
-
-// maxLinks bounds a chain of symbolic links.
-const maxLinks = 16
 
 // Host is a tree of files and the daemon that reads them.
 type Host struct {
@@ -33,22 +27,14 @@ type Host struct {
 // real is the path on this system.
 func (h Host) real(path string) string { return filepath.Join("/", h.Root, path) }
 
-// follow resolves path within the root if it is a link, so that a linked configuration stays one.
-func (h Host) follow(path string) (string, error) {
-	for range maxLinks {
-		to, err := os.Readlink(h.real(path))
-		if errors.Is(err, unix.EINVAL) || errors.Is(err, fs.ErrNotExist) {
-			return path, nil
-		}
-		if err != nil {
-			return "", err
-		}
-		if !filepath.IsAbs(to) {
-			to = filepath.Join(filepath.Dir(path), to)
-		}
-		path = filepath.Clean(to)
+// follow resolves the links of a path within the root.
+func (h Host) follow(name string) (string, error) {
+	real, err := continuity.RootPath(h.real("/"), name)
+	if err != nil {
+		return "", err
 	}
-	return "", fmt.Errorf("%s: too many links", path)
+	name, err = filepath.Rel(h.real("/"), real)
+	return filepath.Join("/", name), err
 }
 
 // read returns the content of a file, or nil if there is none.
@@ -78,6 +64,26 @@ type Change struct {
 	// Path is below the host's root.
 	Path          string
 	Before, After []byte
+	// Note says what was chosen and why, for the operator; it may be empty.
+	Note string
+}
+
+// change returns the change of a file from what it is now.
+func (h Host) change(kind FileKind, path string, after []byte) (Change, error) {
+	c := Change{Kind: kind, Path: path, After: after}
+	var err error
+	if kind != Link {
+		c.Before, err = h.read(path)
+		return c, err
+	}
+	to, err := os.Readlink(h.real(path))
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EINVAL):
+		return c, nil
+	case err == nil:
+		c.Before = []byte(to)
+	}
+	return c, err
 }
 
 // equalText tells an empty file from none.
@@ -90,10 +96,21 @@ type Plan struct {
 	Handler string
 	// Changes are in the order in which they are made.
 	Changes []Change
-	// Notes say what was chosen and why, for the operator.
+	// Notes are those of the changes, and about the registration as a whole.
 	Notes []string
 	// Restart makes the daemon read its configuration.
 	Restart Restart
+}
+
+// add appends changes and their notes.
+func (p *Plan) add(changes []Change, err error) error {
+	for _, c := range changes {
+		p.Changes = append(p.Changes, c)
+		if c.Note != "" {
+			p.Notes = append(p.Notes, c.Note)
+		}
+	}
+	return err
 }
 
 // Changed reports whether the daemon's configuration changes.
@@ -114,17 +131,15 @@ func (p Plan) Changing(kind FileKind) []string {
 func (p Plan) Diff() string {
 	var b strings.Builder
 	for _, c := range p.Changes {
-		if c.Kind != DaemonConfig && c.Kind != OtherFile {
-			continue
+		name := func(text []byte) string {
+			if text == nil {
+				return "/dev/null"
+			}
+			return c.Path
 		}
-		from, to := c.Path, c.Path
-		if c.Before == nil {
-			from = "/dev/null"
+		if c.Kind == DaemonConfig || c.Kind == OtherFile {
+			b.WriteString(udiff.Unified(name(c.Before), name(c.After), string(c.Before), string(c.After)))
 		}
-		if c.After == nil {
-			to = "/dev/null"
-		}
-		b.WriteString(udiff.Unified(from, to, string(c.Before), string(c.After)))
 	}
 	return b.String()
 }
@@ -145,15 +160,11 @@ func (h Host) apply(c Change) error {
 	if equalText(c.Before, c.After) {
 		return nil
 	}
-	read := h.read
-	if c.Kind == Link {
-		read = h.readLink
-	}
-	now, err := read(c.Path)
+	now, err := h.change(c.Kind, c.Path, nil)
 	if err != nil {
 		return err
 	}
-	if c.Kind != Program && !equalText(now, c.Before) {
+	if c.Kind != Program && !equalText(now.Before, c.Before) {
 		return errors.New("has been changed meanwhile: run the command again")
 	}
 	if c.After == nil {
@@ -175,102 +186,4 @@ func (h Host) apply(c Change) error {
 		return atomicfile.WriteLike(name, strings.TrimSuffix(name, BackupSuffix), c.After, 0o600)
 	}
 	return atomicfile.WriteLike(name, name, c.After, 0o644)
-}
-
-// readLink returns where a link leads, or nil if path is no link.
-func (h Host) readLink(path string) ([]byte, error) {
-	to, err := os.Readlink(h.real(path))
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.EINVAL) {
-		return nil, nil
-	}
-	return []byte(to), err
-}
-
-// readStripped reads a file, and takes our lines out of a copy.
-func (h Host) readStripped(name string) (text, stripped []byte, err error) {
-	if text, err = h.read(name); err != nil {
-		return nil, nil, err
-	}
-	if stripped, err = strip(text); err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", name, err)
-	}
-	return text, stripped, nil
-}
-
-// edited returns the changes that an installation makes to a configuration: the file, and a copy
-// of the original. stripped is before without an earlier installation.
-func (h Host) edited(path string, before, stripped, after []byte) ([]Change, error) {
-	if before != nil && bytes.Equal(before, stripped) {
-		backup, err := h.read(path + BackupSuffix)
-		return []Change{{Original, path + BackupSuffix, backup, before}, {DaemonConfig, path, before, after}}, err
-	}
-	// The operator may have added lines behind ours: nothing moves without need.
-	if before != nil && sameContent(before, after) {
-		after = before
-	}
-	return []Change{{DaemonConfig, path, before, after}}, nil
-}
-
-// sameContent reports whether two files of TOML or JSON say the same.
-func sameContent(a, b []byte) bool {
-	for _, decode := range []func([]byte) (map[string]any, error){decode, decodeJSON} {
-		va, errA := decode(a)
-		vb, errB := decode(b)
-		if errA == nil && errB == nil {
-			return reflect.DeepEqual(va, vb)
-		}
-	}
-	return false
-}
-
-// restored returns the changes that take our lines out of all files but one, and notes about them.
-func (h Host) restored(names []string, but string) (changes []Change, notes []string, err error) {
-	for _, name := range names {
-		if name == but {
-			continue
-		}
-		text, stripped, err := h.readStripped(name)
-		if err != nil {
-			return nil, nil, err
-		}
-		c, note, err := h.restoredFile(name, text, stripped)
-		if err != nil {
-			return nil, nil, err
-		}
-		changes, notes = append(changes, c...), append(notes, note...)
-	}
-	return changes, notes, nil
-}
-
-// restoredFile returns the changes that remove an installation from a configuration, and a note.
-// stripped is before without the installation.
-func (h Host) restoredFile(path string, before, stripped []byte) ([]Change, []string, error) {
-	if bytes.Equal(before, stripped) {
-		return nil, nil, nil
-	}
-	backup, err := h.read(path + BackupSuffix)
-	if err != nil {
-		return nil, nil, err
-	}
-	change := Change{DaemonConfig, path, before, stripped}
-	switch {
-	// The installation may have ended the last line.
-	case backup != nil && bytes.Equal(withLineEnd(backup), withLineEnd(stripped)):
-		change.After = backup
-		return []Change{change, {Original, path + BackupSuffix, backup, nil}},
-			[]string{path + " gets exactly the bytes that it had before the installation"}, nil
-	case backup != nil:
-		return []Change{change}, []string{fmt.Sprintf("%s has been changed since the installation: only our lines are removed, and %s%s stays",
-			path, filepath.Base(path), BackupSuffix)}, nil
-	case isEmpty(stripped):
-		change.After = nil
-		return []Change{change}, []string{path + " is removed: it was made by the installation"}, nil
-	}
-	return []Change{change}, nil, nil
-}
-
-// isEmpty reports whether a configuration says nothing, as one that an installation made.
-func isEmpty(text []byte) bool {
-	text = bytes.TrimSpace(text)
-	return len(text) == 0 || string(text) == "{}" || string(text) == strings.TrimSpace(baseTemplate)
 }

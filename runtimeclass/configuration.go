@@ -2,8 +2,9 @@ package runtimeclass
 
 import (
 	"fmt"
+	"io/fs"
+	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -22,7 +23,9 @@ type Runtime struct {
 }
 
 // Ours reports whether the handler starts this project's shim.
-func (r Runtime) Ours() bool { return isOurs(r.Type, r.Path) }
+func (r Runtime) Ours() bool {
+	return r.Type == RuntimeType || path.Base(r.Type) == ShimName || path.Base(r.Path) == ShimName
+}
 
 // Configuration is what containerd's configuration says about runtimes.
 type Configuration struct {
@@ -33,12 +36,13 @@ type Configuration struct {
 	CRIDisabled bool
 }
 
-// SystemdCgroup is the option of the default runtime; nil if it is not set.
-func (c Configuration) SystemdCgroup() *bool {
-	if v, ok := c.Runtimes[c.Default].Options["SystemdCgroup"].(bool); ok {
-		return &v
+// cgroupOptions returns the option SystemdCgroup of the default runtime; nil if it is not set.
+func (c Configuration) cgroupOptions() map[string]any {
+	v, ok := c.Runtimes[c.Default].Options["SystemdCgroup"].(bool)
+	if !ok {
+		return nil
 	}
-	return nil
+	return map[string]any{"SystemdCgroup": v}
 }
 
 // ReadConfiguration reads a configuration with its imports. A missing file is an empty
@@ -51,99 +55,97 @@ func ReadConfiguration(h Host, name string) (Configuration, error) {
 	return effective(files), nil
 }
 
-// configFile is one configuration file.
-type configFile struct {
-	name string
-	// text is nil if there is no file; config is the decoded text.
-	text    []byte
+// tomlFile is a configuration file of containerd.
+type tomlFile struct {
+	configFile
 	config  map[string]any
 	version int
-	// cri is the section of the plugin with the runtimes; nil without one.
-	cri map[string]any
+	// plugin has the runtimes, in a section of its own.
+	plugin string
+	// imports are patterns of absolute paths.
+	imports []string
 }
 
-func parseFile(name string, text []byte, daemon Version) (configFile, error) {
+// loadFile reads one file. installed says whether our lines count. Imports are relative to the name
+// that containerd is given, which may be a link.
+func (h Host) loadFile(name string, installed bool) (tomlFile, error) {
+	file, err := h.readConfigFile(name)
+	if err != nil {
+		return tomlFile{}, err
+	}
+	text := file.original
+	if installed {
+		text = file.text
+	}
 	config, err := decode(text)
 	if err != nil {
-		return configFile{}, fmt.Errorf("%s: %w", name, err)
+		return tomlFile{}, fmt.Errorf("%s: %w", name, err)
 	}
 	version, err := configVersion(config)
 	if err != nil {
-		return configFile{}, fmt.Errorf("%s: %w", name, err)
+		return tomlFile{}, fmt.Errorf("%s: %w", name, err)
 	}
-	cri := table(config, "plugins", criPlugin(version, config, daemon))
-	return configFile{name, text, config, version, cri}, nil
+	if len(text) == 0 {
+		version = newVersion(h.Daemon)
+	}
+	var imports []string
+	list, _ := config["imports"].([]any)
+	for _, v := range list {
+		p, _ := v.(string)
+		if p != "" && !path.IsAbs(p) {
+			p = path.Join(path.Dir(name), p)
+		}
+		if p != "" {
+			imports = append(imports, path.Clean(p))
+		}
+	}
+	return tomlFile{file, config, version, criPlugin(version, config, h.Daemon), imports}, nil
 }
 
-// load reads a file and its imports in containerd's order; the main file is first. installed says
-// whether our lines count.
-func (h Host) load(name string, installed bool) ([]configFile, error) {
-	var out []configFile
-	seen := map[string]bool{}
-	for pending := []string{name}; len(pending) > 0; {
-		name, pending = pending[0], pending[1:]
-		if seen[name] {
+// cri is the section of the plugin with the runtimes; nil without one.
+func (f tomlFile) cri() map[string]any { return table(f.config, "plugins", f.plugin) }
+
+// load reads a file and its imports in containerd's order; the main file is first.
+func (h Host) load(name string, installed bool) ([]tomlFile, error) {
+	var out []tomlFile
+	for pending := []string{name}; len(pending) > 0; pending = pending[1:] {
+		f, err := h.loadFile(pending[0], installed)
+		if err != nil {
+			return nil, err
+		}
+		if slices.ContainsFunc(out, func(seen tomlFile) bool { return seen.name == f.name }) {
 			continue
 		}
-		seen[name] = true
-		text, stripped, err := h.readStripped(name)
-		if err != nil {
-			return nil, err
-		}
-		if !installed {
-			text = stripped
-		}
-		f, err := parseFile(name, text, h.Daemon)
-		if err != nil {
-			return nil, err
-		}
 		out = append(out, f)
-		for _, pattern := range f.imports() {
+		for _, pattern := range f.imports {
 			if !strings.Contains(pattern, "*") {
 				pending = append(pending, pattern)
 				continue
 			}
-			matches, err := filepath.Glob(h.real(pattern))
+			matches, err := fs.Glob(os.DirFS(h.real("/")), pattern[1:])
 			if err != nil {
-				return nil, fmt.Errorf("%s: import %.256q: %w", name, pattern, err)
+				return nil, fmt.Errorf("%s: import %.256q: %w", f.name, pattern, err)
 			}
 			for _, m := range matches {
-				pending = append(pending, "/"+strings.TrimPrefix(strings.TrimPrefix(m, h.real("/")), "/"))
+				pending = append(pending, "/"+m)
 			}
 		}
 	}
 	return out, nil
 }
 
-// imports are the patterns of a file as absolute paths.
-func (f configFile) imports() []string {
-	var out []string
-	list, _ := f.config["imports"].([]any)
-	for _, v := range list {
-		p, _ := v.(string)
-		if p == "" {
-			continue
-		}
-		if !path.IsAbs(p) {
-			p = path.Join(path.Dir(f.name), p)
-		}
-		out = append(out, path.Clean(p))
-	}
-	return out
-}
-
 // effective merges files as containerd 2.1 and later do.
-func effective(files []configFile) Configuration {
+func effective(files []tomlFile) Configuration {
 	c := Configuration{Runtimes: map[string]Runtime{}, Default: "runc"}
 	cri := map[string]any{}
 	for _, f := range files {
-		merge(cri, f.cri)
+		merge(cri, f.cri())
 		disabled, _ := f.config["disabled_plugins"].([]any)
 		for _, name := range []string{criV1, criV2, criV3} {
 			c.CRIDisabled = c.CRIDisabled || slices.Contains(disabled, any(name))
 		}
 	}
-	if name, _ := lookup(cri, "containerd", "default_runtime_name").(string); name != "" {
+	if name, _ := table(cri, "containerd")["default_runtime_name"].(string); name != "" {
 		c.Default = name
 	}
 	for name, v := range table(cri, "containerd", "runtimes") {
@@ -188,16 +190,14 @@ func criPlugin(version int, config map[string]any, daemon Version) string {
 
 // configVersion is the version that a configuration file declares; 1 without.
 func configVersion(config map[string]any) (int, error) {
-	switch v := config["version"].(type) {
-	case nil:
+	if config["version"] == nil {
 		return 1, nil
-	case int64:
-		if v >= 0 && v <= 4 {
-			return max(1, int(v)), nil
-		}
-		return 0, fmt.Errorf("version %d of containerd's configuration is not known: this nvidia-shimctl is too old", v)
 	}
-	return 0, fmt.Errorf("key \"version\": %v is not a number", config["version"])
+	v, ok := config["version"].(int64)
+	if !ok || v < 0 || v > 4 {
+		return 0, fmt.Errorf("version %v of containerd's configuration is not known: this nvidia-shimctl is too old", config["version"])
+	}
+	return max(1, int(v)), nil
 }
 
 // newVersion is the version of a new configuration file. containerd 1.7 reads at most 2.
@@ -217,23 +217,12 @@ func decode(text []byte) (map[string]any, error) {
 	return m, nil
 }
 
-// lookup descends into tables. It returns nil if the path leads nowhere.
-func lookup(m map[string]any, path ...string) any {
-	var v any = m
-	for _, key := range path {
-		t, ok := v.(map[string]any)
-		if !ok {
-			return nil
-		}
-		v = t[key]
-	}
-	return v
-}
-
-// table is lookup for tables; a missing one is nil, which can be read.
+// table descends into tables. A missing one is nil, which can be read.
 func table(m map[string]any, path ...string) map[string]any {
-	t, _ := lookup(m, path...).(map[string]any)
-	return t
+	for _, key := range path {
+		m, _ = m[key].(map[string]any)
+	}
+	return m
 }
 
 // merge puts from over to, table by table, as containerd 2.1 and later do with imports.

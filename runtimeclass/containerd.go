@@ -11,44 +11,48 @@ import (
 // with digits, such as 99-nvidia.toml of NVIDIA's toolkit: the last one wins.
 const dropInName = "nvidia-shim.toml"
 
-var restartContainerd = Restart{"restart", []string{"containerd"}}
-
 // mergesImports reports whether the daemon merges the tables of imported files. containerd before
 // 2.1 replaces a plugin's whole section by that of the last file that has one (containerd issue
 // 5837).
 func (h Host) mergesImports() bool { return h.Daemon.AtLeast(2, 1, 0) }
 
-// installContainerd plans the registration in containerd's configuration: a drop-in file if the
-// main file imports a directory and the daemon merges what it finds there, otherwise a block in the
-// file that counts.
-func installContainerd(h Host, name string, r Registration) (Plan, error) {
-	name, err := h.follow(name)
-	if err != nil {
-		return Plan{}, err
+// containerdFiles reads containerd's configuration and what it imports.
+func containerdFiles(h Host, name string) ([]configFile, error) {
+	files, err := h.load(name, false)
+	out := []configFile{}
+	for _, f := range files {
+		out = append(out, f.configFile)
 	}
+	return out, err
+}
+
+// registerContainerd registers the handler in containerd's configuration: in a drop-in file if the
+// main file imports a directory and the daemon merges what it finds there, otherwise in a block in
+// the file that counts.
+func registerContainerd(h Host, name string, r Registration) (edit, error) {
 	files, err := h.load(name, false)
 	if err != nil {
-		return Plan{}, err
+		return edit{}, err
 	}
 	main, config := files[0], effective(files)
-	form, why := chooseForm(r, h.Daemon, config.SystemdCgroup())
+	form, why := chooseForm(r, h.Daemon, config.cgroupOptions())
 	notes := []string{why}
 	if config.CRIDisabled {
 		notes = append(notes, "disabled_plugins switches CRI off in this configuration: Kubernetes cannot use this containerd before that line is gone")
 	}
 	target := h.fileToEdit(files)
-	owner, owned := holder(files, r.Handler)
-	if owned && owner.name != target {
-		return Plan{}, taken(r.Handler, owner.name, owner.runtime(r.Handler), adviceRemove)
+	owner, present := holder(files, r.Handler)
+	if present != nil && owner != target {
+		return edit{}, taken(r.Handler, owner, present, adviceRemove)
 	}
-	if owned && !r.Replace {
-		return Plan{}, taken(r.Handler, owner.name, owner.runtime(r.Handler), adviceReplace)
+	if present != nil && !r.Replace {
+		return edit{}, taken(r.Handler, owner, present, adviceReplace)
 	}
 	drop := main.dropIn()
 	switch {
 	// A runtime that is replaced would keep its options, since imports are merged key by key, and a
 	// BinaryName among them would inject a second time.
-	case drop != "" && h.mergesImports() && !owned:
+	case drop != "" && h.mergesImports() && present == nil:
 		target = drop
 		notes = append(notes, fmt.Sprintf("%s imports %s: a file there, and no edit", main.name, path.Dir(drop)))
 	case main.text == nil:
@@ -56,82 +60,36 @@ func installContainerd(h Host, name string, r Registration) (Plan, error) {
 	case drop != "" && !h.mergesImports():
 		notes = append(notes, fmt.Sprintf("%s is edited, because containerd before 2.1 does not merge what it imports", target))
 	}
-	edited, more, err := h.registered(target, r, form)
-	if err != nil {
-		return Plan{}, err
-	}
-	restored, others, err := h.restored(names(files), target)
-	return Plan{
-		Host: h, Handler: r.Handler, Changes: slices.Concat(restored, edited), Notes: slices.Concat(notes, more, others),
-		Restart: restartContainerd,
-	}, err
-}
-
-// uninstallContainerd plans the removal from containerd's configuration and what it imports.
-func uninstallContainerd(h Host, name string) (Plan, error) {
-	name, err := h.follow(name)
-	if err != nil {
-		return Plan{}, err
-	}
-	files, err := h.load(name, false)
-	if err != nil {
-		return Plan{}, err
-	}
-	changes, notes, err := h.restored(names(files), "")
-	return Plan{Host: h, Changes: changes, Notes: notes, Restart: restartContainerd}, err
-}
-
-// registered returns the changes that register the handler in a configuration file.
-func (h Host) registered(name string, r Registration, form handler) ([]Change, []string, error) {
-	text, stripped, err := h.readStripped(name)
-	if err != nil {
-		return nil, nil, err
-	}
-	after, notes, err := register(stripped, r, form, h.Daemon)
-	if err != nil {
-		return nil, nil, fmt.Errorf("%s: %w", name, err)
-	}
-	changes, err := h.edited(name, text, stripped, after)
-	return changes, notes, err
-}
-
-func names(files []configFile) []string {
-	var out []string
-	for _, f := range files {
-		out = append(out, f.name)
-	}
-	return out
+	e, err := h.registerInTOML(target, r, form)
+	e.notes = append(notes, e.notes...)
+	return e, err
 }
 
 // fileToEdit is the file whose runtimes count: the main one if the daemon merges what it imports,
 // otherwise the last with a section for them.
-func (h Host) fileToEdit(files []configFile) string {
+func (h Host) fileToEdit(files []tomlFile) string {
 	name := files[0].name
 	for _, f := range files {
-		if f.cri != nil && !h.mergesImports() {
+		if f.cri() != nil && !h.mergesImports() {
 			name = f.name
 		}
 	}
 	return name
 }
 
-// holder is the last file with a runtime of that name.
-func holder(files []configFile, name string) (configFile, bool) {
+// holder returns the last file with a runtime of that name, and the runtime; nil if there is none.
+func holder(files []tomlFile, name string) (file string, runtime map[string]any) {
 	for _, f := range slices.Backward(files) {
-		if f.runtime(name) != nil {
-			return f, true
+		if r := table(f.cri(), "containerd", "runtimes", name); r != nil {
+			return f.name, r
 		}
 	}
-	return configFile{}, false
-}
-
-func (f configFile) runtime(name string) map[string]any {
-	return table(f.cri, "containerd", "runtimes", name)
+	return "", nil
 }
 
 // dropIn is the path of our file in the first directory that a file imports as a whole.
-func (f configFile) dropIn() string {
-	for _, pattern := range f.imports() {
+func (f tomlFile) dropIn() string {
+	for _, pattern := range f.imports {
 		name := path.Join(path.Dir(pattern), dropInName)
 		if ok, err := path.Match(pattern, name); ok && err == nil && !strings.ContainsAny(path.Dir(pattern), "*?[") {
 			return name

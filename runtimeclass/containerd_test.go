@@ -2,6 +2,8 @@ package runtimeclass
 
 import (
 	"bytes"
+	"cmp"
+	"errors"
 	"maps"
 	"os"
 	"os/exec"
@@ -25,29 +27,38 @@ var (
 	v242  = Version{Major: 2, Minor: 4, Patch: 2}
 )
 
-func fixture(t testing.TB, name string) []byte {
+func read(t testing.TB, name string) []byte {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", name))
+	data, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return data
 }
 
-// tree makes a root directory with the given files.
-func tree(t testing.TB, files map[string][]byte) string {
+func fixture(t testing.TB, name string) []byte {
+	t.Helper()
+	return read(t, filepath.Join("testdata", name))
+}
+
+// tree makes a root directory with files: each is a fixture's name, or text with a newline.
+func tree(t testing.TB, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
-	for name, data := range files {
-		p := filepath.Join(root, name)
-		if err := os.MkdirAll(filepath.Dir(p), 0o755); err != nil {
-			t.Fatal(err)
+	for name, text := range files {
+		if text != "" && !strings.Contains(text, "\n") {
+			text = string(fixture(t, text))
 		}
-		if err := os.WriteFile(p, data, 0o640); err != nil {
-			t.Fatal(err)
-		}
+		write(t, filepath.Join(root, name), text)
 	}
 	return root
+}
+
+func write(t testing.TB, name, text string) {
+	t.Helper()
+	if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o640)); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // contents reads all files below a root, with mode and text.
@@ -58,7 +69,10 @@ func contents(t testing.TB, root string) map[string]string {
 		if err != nil || st.IsDir() {
 			return err
 		}
-		data, err := os.ReadFile(p)
+		var data []byte
+		if st.Mode().IsRegular() {
+			data = read(t, p)
+		}
 		rel, _ := filepath.Rel(root, p)
 		out["/"+rel] = st.Mode().String() + "\n" + string(data)
 		return err
@@ -69,7 +83,7 @@ func contents(t testing.TB, root string) map[string]string {
 	return out
 }
 
-// applied makes the changes of a plan: applied(t)(installContainerd(...)).
+// applied makes the changes of a plan: applied(t)(register(...)).
 func applied(t testing.TB) func(Plan, error) Plan {
 	return func(p Plan, err error) Plan {
 		t.Helper()
@@ -83,169 +97,162 @@ func applied(t testing.TB) func(Plan, error) Plan {
 	}
 }
 
-// registrations are the files that an installer meets, and what must come of them.
+// The forms of a handler, with and without the option of the default runtime.
+var (
+	byName     = Runtime{Type: RuntimeType}
+	byPath     = Runtime{Type: stockType, Path: DefaultBinDir + "/" + ShimName}
+	withCgroup = Runtime{byPath.Type, byPath.Path, map[string]any{"SystemdCgroup": true}}
+)
+
+const (
+	dropIn      = "/etc/containerd/conf.d/nvidia-shim.toml"
+	v2Section   = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n"
+	extraImport = "version = 2\nimports = [\"/etc/containerd/extra.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"a\"\n"
+)
+
+// registrations are the configurations that an installer meets, and what must come of them.
 var registrations = []struct {
-	name    string
-	files   map[string]string // path below root: fixture, or text with a newline
-	daemon  Version
-	reg     Registration
-	changed []string
+	name string
+	// config is a fixture, or text with a newline; "none" is no file.
+	config string
+	// extra is the fixture of a further file, extra.toml.
+	extra  string
+	daemon Version
+	reg    Registration
+	// changed is the file that changes, if it is not config.
+	changed string
 	want    Runtime
-	// theDefault is the default runtime afterwards.
-	theDefault string
 }{
-	{name: "the default configuration of 2.4.2 imports conf.d", files: map[string]string{testConfig: "default-2.4.2.toml"}, daemon: v242,
-		changed: []string{"/etc/containerd/conf.d/nvidia-shim.toml"}, want: Runtime{Type: RuntimeType}, theDefault: "runc"},
-	{name: "with set-default", files: map[string]string{testConfig: "default-2.4.2.toml"}, daemon: v242, reg: Registration{Default: true},
-		changed: []string{"/etc/containerd/conf.d/nvidia-shim.toml"}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
-	{name: "a directory out of PATH needs the path", files: map[string]string{testConfig: "default-2.4.2.toml"}, daemon: v242, reg: Registration{BinDir: "/opt/shim"},
-		changed: []string{"/etc/containerd/conf.d/nvidia-shim.toml"},
-		want:    Runtime{Type: stockType, Path: "/opt/shim/" + ShimName, Options: map[string]any{"SystemdCgroup": false}}, theDefault: "runc"},
-	{name: "2.3 is given the path", files: map[string]string{testConfig: "v3-imports.toml"}, daemon: v237,
-		changed: []string{"/etc/containerd/conf.d/nvidia-shim.toml"},
-		want:    Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, theDefault: "runc"},
-	{name: "2.0 does not merge imports", files: map[string]string{testConfig: "v3-imports.toml"}, daemon: v2010, reg: Registration{Default: true},
-		changed: []string{testConfig},
-		want:    Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, theDefault: "nvidia"},
-	{name: "1.6 is given the name", files: map[string]string{testConfig: "v2-1.7.toml"}, daemon: v1620,
-		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "runc"},
-	{name: "1.6 is given the name, even out of PATH", files: map[string]string{testConfig: "v2-1.7.toml"}, daemon: v1620, reg: Registration{BinDir: "/opt/shim"},
-		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "runc"},
-	{name: "1.7", files: map[string]string{testConfig: "v2-1.7.toml"}, daemon: v1735, reg: Registration{Default: true},
-		changed: []string{testConfig},
-		want:    Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, theDefault: "nvidia"},
-	{name: "1.7 with an import that has the section", files: map[string]string{
-		testConfig:                     "version = 2\nimports = [\"/etc/containerd/extra.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"a\"\n",
-		"/etc/containerd/extra.toml":   "v2-1.7.toml",
-		"/etc/containerd/ignored.toml": "v3-imports.toml",
-	}, daemon: v1735, changed: []string{"/etc/containerd/extra.toml"},
-		want: Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, theDefault: "runc"},
-	{name: "an unknown version is served by the path", files: map[string]string{testConfig: "v2-1.7.toml"},
-		changed: []string{testConfig},
-		want:    Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, theDefault: "runc"},
-	{name: "comments, odd formatting, no newline at the end", files: map[string]string{testConfig: "comments.toml"}, daemon: v242, reg: Registration{Default: true},
-		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
-	{name: "kind's node", files: map[string]string{testConfig: "kind.toml"}, daemon: v229,
-		changed: []string{testConfig},
-		want:    Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, theDefault: "runc"},
-	{name: "without a version", files: map[string]string{testConfig: "no-version.toml"}, daemon: v242,
-		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "runc"},
-	{name: "without a version, 1.7", files: map[string]string{testConfig: "no-version.toml"}, daemon: v1735, reg: Registration{Default: true},
-		changed: []string{testConfig}, want: Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName}, theDefault: "nvidia"},
-	{name: "without a version, 2.2, which does not migrate such sections", files: map[string]string{testConfig: "no-version.toml"}, daemon: v229, reg: Registration{Default: true},
-		changed: []string{testConfig}, want: Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName}, theDefault: "nvidia"},
-	{name: "a section of version 1, 2.2", files: map[string]string{testConfig: "[plugins.cri]\n  disable_apparmor = true\n"}, daemon: v229,
-		changed: []string{testConfig}, want: Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName}, theDefault: "runc"},
-	{name: "a section of version 1, 2.4", files: map[string]string{testConfig: "[plugins.cri.containerd]\n  default_runtime_name = \"runc\"\n"}, daemon: v242, reg: Registration{Default: true},
-		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
-	{name: "a section of version 2 without a version, 2.4", files: map[string]string{testConfig: "[plugins.\"io.containerd.grpc.v1.cri\"]\n  disable_apparmor = true\n"}, daemon: v242, reg: Registration{Default: true},
-		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
-	{name: "a section of version 1, 1.7", files: map[string]string{testConfig: "[plugins.cri]\n  disable_apparmor = true\n"}, daemon: v1735, reg: Registration{Default: true},
-		changed: []string{testConfig}, want: Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName}, theDefault: "nvidia"},
-	{name: "a value of several lines at the end, without the last line's end", files: map[string]string{testConfig: "version = 2\nrequired_plugins = [\n # none\n]"}, daemon: v242,
-		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "runc"},
-	{name: "no file", daemon: v242, reg: Registration{Default: true},
-		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
-	{name: "no file, 1.7", daemon: v1735,
-		changed: []string{testConfig}, want: Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName}, theDefault: "runc"},
-	{name: "an empty file", files: map[string]string{testConfig: ""}, daemon: v242,
-		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "runc"},
-	{name: "beside NVIDIA's toolkit", files: map[string]string{testConfig: "toolkit.toml"}, daemon: v242, reg: Registration{Handler: "nvidia-shim"},
-		changed: []string{"/etc/containerd/conf.d/nvidia-shim.toml"}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
-	{name: "in place of NVIDIA's toolkit", files: map[string]string{testConfig: "toolkit.toml"}, daemon: v242, reg: Registration{Replace: true},
-		changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
-	{name: "below a default table without the key", files: map[string]string{testConfig: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n  snapshotter = \"native\"\n"},
-		daemon: v242, reg: Registration{Default: true}, changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
-	{name: "the default as the last line, without its end", files: map[string]string{testConfig: "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd]\ndefault_runtime_name = \"runc\""},
-		daemon: v242, reg: Registration{Default: true}, changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
-	{name: "lines that end like those of Windows", files: map[string]string{testConfig: "version = 3\r\n[plugins.\"io.containerd.cri.v1.runtime\".containerd]\r\n  default_runtime_name = \"runc\"\r\n"},
-		daemon: v242, reg: Registration{Default: true}, changed: []string{testConfig}, want: Runtime{Type: RuntimeType}, theDefault: "nvidia"},
+	{name: "the default configuration of 2.4.2 imports conf.d", config: "default-2.4.2.toml", daemon: v242, changed: dropIn, want: byName},
+	{name: "with set-default", config: "default-2.4.2.toml", daemon: v242, reg: Registration{Default: true}, changed: dropIn, want: byName},
+	{name: "a directory out of PATH needs the path", config: "default-2.4.2.toml", daemon: v242, reg: Registration{BinDir: "/opt/shim"},
+		changed: dropIn, want: Runtime{stockType, "/opt/shim/" + ShimName, map[string]any{"SystemdCgroup": false}}},
+	{name: "2.3 is given the path", config: "v3-imports.toml", daemon: v237, changed: dropIn, want: withCgroup},
+	{name: "2.0 does not merge imports", config: "v3-imports.toml", daemon: v2010, reg: Registration{Default: true}, want: withCgroup},
+	{name: "1.6 is given the name", config: "v2-1.7.toml", daemon: v1620, want: byName},
+	{name: "1.6 is given the name, even out of PATH", config: "v2-1.7.toml", daemon: v1620, reg: Registration{BinDir: "/opt/shim"}, want: byName},
+	{name: "1.7", config: "v2-1.7.toml", daemon: v1735, reg: Registration{Default: true}, want: withCgroup},
+	{name: "1.7 with an import that has the section", config: extraImport, extra: "v2-1.7.toml", daemon: v1735,
+		changed: "/etc/containerd/extra.toml", want: withCgroup},
+	{name: "an unknown version is served by the path", config: "v2-1.7.toml", want: withCgroup},
+	{name: "comments, odd formatting, no newline at the end", config: "comments.toml", daemon: v242, reg: Registration{Default: true}, want: byName},
+	{name: "kind's node", config: "kind.toml", daemon: v229, want: withCgroup},
+	{name: "without a version", config: "no-version.toml", daemon: v242, want: byName},
+	{name: "without a version, 1.7", config: "no-version.toml", daemon: v1735, reg: Registration{Default: true}, want: byPath},
+	{name: "without a version, 2.2, which does not migrate such sections", config: "no-version.toml", daemon: v229, reg: Registration{Default: true}, want: byPath},
+	{name: "a section of version 1, 2.2", config: "[plugins.cri]\n  disable_apparmor = true\n", daemon: v229, want: byPath},
+	{name: "a section of version 1, 2.4", config: "[plugins.cri.containerd]\n  default_runtime_name = \"runc\"\n", daemon: v242, reg: Registration{Default: true}, want: byName},
+	{name: "a section of version 2 without a version, 2.4", config: "[plugins.\"io.containerd.grpc.v1.cri\"]\n  disable_apparmor = true\n",
+		daemon: v242, reg: Registration{Default: true}, want: byName},
+	{name: "a section of version 1, 1.7", config: "[plugins.cri]\n  disable_apparmor = true\n", daemon: v1735, reg: Registration{Default: true}, want: byPath},
+	{name: "a value of several lines at the end, without the last line's end", config: "version = 2\nrequired_plugins = [\n # none\n]", daemon: v242, want: byName},
+	{name: "no file", config: "none", daemon: v242, reg: Registration{Default: true}, want: byName},
+	{name: "no file, 1.7", config: "none", daemon: v1735, want: byPath},
+	{name: "an empty file", daemon: v242, want: byName},
+	{name: "beside NVIDIA's toolkit, which is the default", config: "toolkit.toml", daemon: v242, reg: Registration{Handler: "nvidia-shim"}, changed: dropIn, want: byName},
+	{name: "in place of NVIDIA's toolkit", config: "toolkit.toml", daemon: v242, reg: Registration{Replace: true}, want: byName},
+	{name: "below a default table without the key", config: v2Section + "  snapshotter = \"native\"\n", daemon: v242, reg: Registration{Default: true}, want: byName},
+	{name: "the default as the last line, without its end", config: v2Section + "default_runtime_name = \"runc\"", daemon: v242, reg: Registration{Default: true}, want: byName},
+	{name: "lines that end like those of Windows", config: "version = 3\r\n[plugins.\"io.containerd.cri.v1.runtime\".containerd]\r\n  default_runtime_name = \"runc\"\r\n",
+		daemon: v242, reg: Registration{Default: true}, want: byName},
 }
 
-func prepare(t testing.TB, files map[string]string) string {
+// theDefault is the default runtime after a registration.
+func theDefault(config string, reg Registration) string {
+	if reg.Default || config == "toolkit.toml" {
+		return "nvidia"
+	}
+	return "runc"
+}
+
+// containerdTree is a host with a configuration of containerd and a further file, if it is not "".
+func containerdTree(t testing.TB, config, extra string, daemon Version) Host {
 	t.Helper()
-	texts := map[string][]byte{}
-	for name, f := range files {
-		texts[name] = []byte(f)
-		if f != "" && !strings.Contains(f, "\n") {
-			texts[name] = fixture(t, f)
-		}
+	files := map[string]string{testConfig: config, "/etc/containerd/extra.toml": extra}
+	if config == "none" {
+		delete(files, testConfig)
 	}
-	return tree(t, texts)
+	if extra == "" {
+		delete(files, "/etc/containerd/extra.toml")
+	}
+	return Host{Root: tree(t, files), Daemon: daemon}
 }
 
+// filled completes a registration with the defaults of the flags.
 func (r Registration) filled() Registration {
-	if r.Handler == "" {
-		r.Handler = DefaultHandler
-	}
-	if r.BinDir == "" {
-		r.BinDir = DefaultBinDir
-	}
+	r.Handler, r.BinDir = cmp.Or(r.Handler, DefaultHandler), cmp.Or(r.BinDir, DefaultBinDir)
 	return r
+}
+
+func register(h Host, o Options) (Plan, error) {
+	p := Plan{Host: h}
+	err := p.register(o)
+	return p, err
+}
+
+func unregister(h Host, o Options) (Plan, error) {
+	p := Plan{Host: h}
+	err := p.unregister(o, "")
+	return p, err
+}
+
+func containerdOptions(r Registration) Options {
+	return Options{Target: Containerd, ConfigFile: testConfig, Registration: r.filled()}
 }
 
 func TestInstallContainerd(t *testing.T) {
 	for _, c := range registrations {
 		t.Run(c.name, func(t *testing.T) {
-			reg := c.reg.filled()
-			h := Host{Root: prepare(t, c.files), Daemon: c.daemon}
+			h, o := containerdTree(t, c.config, c.extra, c.daemon), containerdOptions(c.reg)
 			before := contents(t, h.Root)
-			plan, err := installContainerd(h, testConfig, reg)
+			plan, err := register(h, o)
 			if now := contents(t, h.Root); err != nil || !reflect.DeepEqual(now, before) || plan.Diff() == "" || len(plan.Notes) == 0 {
 				t.Fatalf("the plan changed files, or says nothing: %+v %v", plan, err)
 			}
 			applied(t)(plan, err)
 			after := contents(t, h.Root)
-			checkKept(t, before, after, c.changed)
-			checkRegistered(t, h, reg, c.want, c.theDefault)
-
-			again := applied(t)(installContainerd(h, testConfig, reg))
-			if now := contents(t, h.Root); again.Changed() || !reflect.DeepEqual(now, after) {
-				t.Errorf("a second installation changes:\n%s", again.Diff())
-			}
-			applied(t)(uninstallContainerd(h, testConfig))
-			if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
-				t.Errorf("not as before:\n%v\nwant\n%v", now, before)
-			}
+			checkKept(t, before, after, cmp.Or(c.changed, testConfig))
+			checkRegistered(t, h, o.Registration, c.want, theDefault(c.config, c.reg))
+			checkUndone(t, h, o, before)
 		})
 	}
 }
 
-// checkKept demands that only the named files changed, that each line of theirs is
-// still there in its order, and that there is a back-up of what was.
-func checkKept(t *testing.T, before, after map[string]string, changed []string) {
+// checkUndone demands that a second installation changes nothing, and that the removal leaves what
+// was there before.
+func checkUndone(t *testing.T, h Host, o Options, before map[string]string) {
+	t.Helper()
+	after := contents(t, h.Root)
+	again := applied(t)(register(h, o))
+	if now := contents(t, h.Root); again.Changed() || !reflect.DeepEqual(now, after) {
+		t.Errorf("a second installation changes:\n%s", again.Diff())
+	}
+	applied(t)(unregister(h, o))
+	if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
+		t.Errorf("not as before:\n%v\nwant\n%v", now, before)
+	}
+}
+
+// checkKept demands that only one file changed, that each line of it is still there in its order,
+// and that there is a back-up of what was.
+func checkKept(t *testing.T, before, after map[string]string, changed string) {
 	t.Helper()
 	for name, text := range before {
-		now, ok := after[name]
+		if name != changed && after[name] != text {
+			t.Errorf("%s changed", name)
+		}
+	}
+	rest := after[changed]
+	for line := range strings.Lines(before[changed]) {
+		_, behind, ok := strings.Cut(rest, strings.TrimRight(line, "\r\n"))
 		if !ok {
-			t.Fatalf("%s is gone", name)
+			t.Errorf("%s: the line %q is lost", changed, line)
 		}
-		if !slices.Contains(changed, name) {
-			if now != text {
-				t.Errorf("%s changed", name)
-			}
-			continue
-		}
-		rest := now
-		for line := range strings.Lines(text) {
-			_, behind, ok := strings.Cut(rest, strings.TrimRight(line, "\r\n"))
-			if !ok {
-				t.Errorf("%s: the line %q is lost", name, line)
-			}
-			rest = behind
-		}
-		if after[name+BackupSuffix] != text {
-			t.Errorf("the back-up of %s is %q", name, after[name+BackupSuffix])
-		}
+		rest = behind
 	}
-	for _, name := range changed {
-		if before[name] == after[name] {
-			t.Errorf("%s did not change", name)
-		}
-	}
-	// Each of them has a back-up, or is new itself.
-	if len(after) != len(before)+len(changed) {
-		t.Errorf("files: %v", slices.Sorted(maps.Keys(after)))
+	// It has a back-up, or is new itself.
+	if before[changed] == after[changed] || after[changed+BackupSuffix] != before[changed] || len(after) != len(before)+1 {
+		t.Errorf("%s did not change, or has no back-up: %v", changed, slices.Sorted(maps.Keys(after)))
 	}
 }
 
@@ -264,75 +271,59 @@ func checkRegistered(t *testing.T, h Host, reg Registration, want Runtime, theDe
 }
 
 func TestUninstallKeepsWhatOthersChanged(t *testing.T) {
-	h := Host{Root: prepare(t, map[string]string{testConfig: "v2-1.7.toml"}), Daemon: v1735}
-	applied(t)(installContainerd(h, testConfig, Registration{Default: true}.filled()))
-	name := filepath.Join(h.Root, testConfig)
-	installed, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
+	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), containerdOptions(Registration{Default: true})
+	applied(t)(register(h, o))
+	edit := func(text string) string {
+		return strings.Replace(text, "pause:3.8", "pause:3.10", 1) + "\n[debug]\n  level = \"debug\"\n"
 	}
-	edit := func(b []byte) []byte {
-		b = bytes.Replace(b, []byte("pause:3.8"), []byte("pause:3.10"), 1)
-		return append(b, "\n[debug]\n  level = \"debug\"\n"...)
-	}
-	if err := os.WriteFile(name, edit(installed), 0o640); err != nil {
-		t.Fatal(err)
-	}
+	write(t, h.real(testConfig), edit(string(read(t, h.real(testConfig)))))
 	// The operator's lines are behind ours now; nothing has to move for that.
-	again, err := installContainerd(h, testConfig, Registration{Default: true}.filled())
+	again, err := register(h, o)
 	if err != nil || again.Changed() {
 		t.Errorf("%v\n%s", err, again.Diff())
 	}
-	p := applied(t)(uninstallContainerd(h, testConfig))
-	got, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if want := edit(fixture(t, "v2-1.7.toml")); !bytes.Equal(got, want) {
+	p := applied(t)(unregister(h, o))
+	original := string(fixture(t, "v2-1.7.toml"))
+	if got, want := string(read(t, h.real(testConfig))), edit(original); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 	if !strings.Contains(strings.Join(p.Notes, "\n"), "has been changed since") {
 		t.Errorf("notes %q", p.Notes)
 	}
-	if backup, err := os.ReadFile(name + BackupSuffix); err != nil || !bytes.Equal(backup, fixture(t, "v2-1.7.toml")) {
-		t.Errorf("back-up %q, %v", backup, err)
+	if backup := string(read(t, h.real(testConfig+BackupSuffix))); backup != original {
+		t.Errorf("back-up %q", backup)
 	}
 }
 
 // The last installation holds, and none leaves a trace of the one before; the back-up
 // stays that of the first.
 func TestInstallAgainWithAnotherChoice(t *testing.T) {
-	h := Host{Root: prepare(t, map[string]string{testConfig: "v3-imports.toml"}), Daemon: v2010}
+	h := containerdTree(t, "v3-imports.toml", "", v2010)
 	before := contents(t, h.Root)
-	steps := []struct {
+	for i, s := range []struct {
 		daemon Version
 		reg    Registration
 		want   Runtime
 		def    string
 	}{
-		{v2010, Registration{Default: true}, Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, "nvidia"},
-		{v2010, Registration{Handler: "gpu"}, Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, "runc"},
+		{v2010, Registration{Default: true}, withCgroup, "nvidia"},
+		{v2010, Registration{Handler: "gpu"}, withCgroup, "runc"},
 		// After an update of containerd the drop-in takes the place of the edit.
-		{v242, Registration{}, Runtime{Type: RuntimeType}, "runc"},
-		{v2010, Registration{Handler: "gpu", Default: true}, Runtime{Type: stockType, Path: "/usr/local/bin/" + ShimName, Options: map[string]any{"SystemdCgroup": true}}, "gpu"},
-	}
-	for i, s := range steps {
+		{v242, Registration{}, byName, "runc"},
+		{v2010, Registration{Handler: "gpu", Default: true}, withCgroup, "gpu"},
+	} {
 		h.Daemon = s.daemon
-		applied(t)(installContainerd(h, testConfig, s.reg.filled()))
+		applied(t)(register(h, containerdOptions(s.reg)))
 		checkRegistered(t, h, s.reg.filled(), s.want, s.def)
 		c, err := ReadConfiguration(h, testConfig)
 		if err != nil || len(c.Runtimes) != 2 {
 			t.Errorf("step %d: %v %v", i, c.Runtimes, err)
 		}
-		backup, err := os.ReadFile(filepath.Join(h.Root, testConfig+BackupSuffix))
-		if s.daemon == v2010 && (err != nil || !bytes.Equal(backup, fixture(t, "v3-imports.toml"))) {
-			t.Errorf("step %d: the back-up is not the first state: %v\n%s", i, err, backup)
+		if backup, ok := contents(t, h.Root)[testConfig+BackupSuffix]; ok != (s.daemon == v2010) || ok && backup != before[testConfig] {
+			t.Errorf("step %d: the back-up is not the first state: %s", i, backup)
 		}
 	}
-	applied(t)(uninstallContainerd(h, testConfig))
-	if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
-		t.Errorf("not as before: %v", now)
-	}
+	checkUndone(t, h, containerdOptions(Registration{Handler: "gpu", Default: true}), before)
 }
 
 func TestInstallContainerdRefuses(t *testing.T) {
@@ -351,48 +342,43 @@ func TestInstallContainerdRefuses(t *testing.T) {
 		{name: "our block without its end", text: "version = 2\n" + blockBegin + "\n", daemon: v242, want: "has no"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h := Host{Root: prepare(t, map[string]string{testConfig: c.text}), Daemon: c.daemon}
-			_, err := installContainerd(h, testConfig, c.reg.filled())
-			if err == nil {
-				t.Fatal("no error")
-			}
-			if !strings.Contains(err.Error(), c.want) {
-				t.Errorf("error %q has no %q", err, c.want)
+			_, err := register(containerdTree(t, c.text, "", c.daemon), containerdOptions(c.reg))
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("error %v has no %q", err, c.want)
 			}
 		})
 	}
 }
 
 func TestApplyLeavesChangedFilesAlone(t *testing.T) {
-	h := Host{Root: prepare(t, map[string]string{testConfig: "v2-1.7.toml"}), Daemon: v1735}
-	plan, err := installContainerd(h, testConfig, Registration{}.filled())
+	h := containerdTree(t, "v2-1.7.toml", "", v1735)
+	plan, err := register(h, containerdOptions(Registration{}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(h.Root, testConfig), []byte("version = 2\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	write(t, h.real(testConfig), "version = 2\n")
 	if err := plan.Apply(); err == nil || !strings.Contains(err.Error(), "changed meanwhile") {
 		t.Errorf("error %v", err)
 	}
 }
 
+// A linked configuration stays one; its imports are relative to the link, as for containerd.
 func TestInstallKeepsLinks(t *testing.T) {
-	h := Host{Root: prepare(t, map[string]string{"/etc/real/config.toml": "v2-1.7.toml"}), Daemon: v1735}
-	link := filepath.Join(h.Root, testConfig)
-	if err := os.MkdirAll(filepath.Dir(link), 0o755); err != nil {
+	const target = "/etc/real/config.toml"
+	h := containerdTree(t, "none", "v2-1.7.toml", v237)
+	write(t, h.real(target), "version = 2\nimports = [\"extra.toml\", \"config.toml\"]\n")
+	if err := os.Symlink(target, h.real(testConfig)); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.Symlink("/etc/real/config.toml", link); err != nil {
-		t.Fatal(err)
-	}
-	applied(t)(installContainerd(h, testConfig, Registration{}.filled()))
-	if to, err := os.Readlink(link); err != nil || to != "/etc/real/config.toml" {
+	before := contents(t, h.Root)
+	o := containerdOptions(Registration{})
+	applied(t)(register(h, o))
+	if to, err := os.Readlink(h.real(testConfig)); err != nil || to != target {
 		t.Errorf("link %q, %v", to, err)
 	}
-	if data, err := os.ReadFile(filepath.Join(h.Root, "/etc/real/config.toml")); err != nil || !bytes.Contains(data, []byte(ShimName)) {
-		t.Errorf("%s %v", data, err)
-	}
+	checkKept(t, before, contents(t, h.Root), target)
+	checkRegistered(t, h, o.Registration, withCgroup, "runc")
+	checkUndone(t, h, o, before)
 }
 
 // daemons are the containerd programs that were built for tests.
@@ -416,11 +402,13 @@ func daemons(t *testing.T) []string {
 // parsed is what one text says about runtimes.
 func parsed(t *testing.T, text []byte) Configuration {
 	t.Helper()
-	f, err := parseFile("", text, Version{})
+	h := Host{Root: t.TempDir()}
+	write(t, h.real(testConfig), string(text))
+	c, err := ReadConfiguration(h, testConfig)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return effective([]configFile{f})
+	return c
 }
 
 // containerd's own reading of the result.
@@ -439,33 +427,27 @@ func TestContainerdReadsTheResult(t *testing.T) {
 				continue
 			}
 			t.Run(version.String()+"/"+c.name, func(t *testing.T) {
-				reg := c.reg.filled()
-				root := prepare(t, c.files)
+				h := containerdTree(t, c.config, c.extra, version)
 				// The program sees the files at their real place.
-				for name := range c.files {
-					p := filepath.Join(root, name)
-					data, err := os.ReadFile(p)
-					if err != nil {
-						t.Fatal(err)
-					}
-					data = regexp.MustCompile(`(['"])/etc/containerd/`).ReplaceAll(data, []byte("${1}"+root+"/etc/containerd/"))
+				for name := range contents(t, h.Root) {
+					p := h.real(name)
+					data := regexp.MustCompile(`(['"])/etc/containerd/`).ReplaceAll(read(t, p), []byte("${1}"+h.Root+"/etc/containerd/"))
 					// containerd 1.7 leaves plugins out of its dump that are switched off.
 					data = bytes.ReplaceAll(data, []byte(`["cri"]`), []byte(`[]`))
-					if err := os.WriteFile(p, data, 0o600); err != nil {
-						t.Fatal(err)
-					}
+					write(t, p, string(data))
 				}
-				config := filepath.Join(root, testConfig)
-				plan, err := installContainerd(Host{Daemon: version}, config, reg)
-				applied(t)(plan, err)
-				dump, err := exec.Command(program, "--config", config, "config", "dump").Output()
+				o := containerdOptions(c.reg)
+				o.ConfigFile = h.real(testConfig)
+				applied(t)(register(Host{Daemon: version}, o))
+				dump, err := exec.Command(program, "--config", o.ConfigFile, "config", "dump").Output()
 				if err != nil {
 					t.Fatalf("config dump: %v", err)
 				}
 				got := parsed(t, dump)
+				reg := o.Registration
 				r := got.Runtimes[reg.Handler]
-				byName := version.AtLeast(2, 4, 0) && reg.inPath() || !version.AtLeast(1, 7, 0)
-				if !r.Ours() || (r.Type == RuntimeType) != byName || !byName && r.Path != reg.shim() || got.Default != c.theDefault {
+				named := version.AtLeast(2, 4, 0) && reg.inPath() || !version.AtLeast(1, 7, 0)
+				if !r.Ours() || (r.Type == RuntimeType) != named || !named && r.Path != reg.shim() || got.Default != theDefault(c.config, c.reg) {
 					t.Errorf("handler %+v, default %q", r, got.Default)
 				}
 				if name, _ := r.Options["BinaryName"].(string); name != "" || got.Runtimes["runc"].Type == "" {

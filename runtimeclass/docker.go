@@ -12,24 +12,18 @@ import (
 // DefaultDockerConfig is dockerd's own default.
 const DefaultDockerConfig = "/etc/docker/daemon.json"
 
-var reloadDocker = Restart{"reload", []string{"docker"}}
-
-// installDocker plans the runtime's entry in daemon.json.
-func installDocker(h Host, name string, r Registration) (Plan, error) {
-	name, before, stripped, err := h.readDocker(name)
+// registerDocker adds the runtime's entry to daemon.json.
+func registerDocker(h Host, name string, r Registration) (edit, error) {
+	file, config, err := readDocker(h, name)
 	if err != nil {
-		return Plan{}, err
-	}
-	config, err := decodeJSON(stripped)
-	if err != nil {
-		return Plan{}, fmt.Errorf("%s: %w", name, err)
+		return edit{}, err
 	}
 	if config["runtimes"] == nil {
 		config["runtimes"] = map[string]any{}
 	}
 	runtimes, ok := config["runtimes"].(map[string]any)
 	if !ok {
-		return Plan{}, fmt.Errorf("%s: \"runtimes\" is not an object", name)
+		return edit{}, fmt.Errorf("%s: \"runtimes\" is not an object", file.name)
 	}
 	runtimeType := RuntimeType
 	if !r.inPath() {
@@ -38,56 +32,48 @@ func installDocker(h Host, name string, r Registration) (Plan, error) {
 	notes := []string{fmt.Sprintf("Docker: runtimeType %q, without options: the shim sees from the container's cgroup path who manages it", runtimeType)}
 	if existing := runtimes[r.Handler]; existing != nil {
 		if !r.Replace {
-			return Plan{}, taken(r.Handler, name, existing, adviceReplace)
+			return edit{}, taken(r.Handler, file.name, existing, adviceReplace)
 		}
-		notes = append(notes, fmt.Sprintf("the runtime %q (%s) is replaced until uninstall; %s%s has it", r.Handler, describe(existing), name, BackupSuffix))
+		notes = append(notes, fmt.Sprintf("the runtime %q (%s) is replaced until uninstall; %s%s has it", r.Handler, describe(existing), file.name, BackupSuffix))
 	}
 	runtimes[r.Handler] = map[string]any{"runtimeType": runtimeType}
 	if r.Default {
 		config["default-runtime"] = r.Handler
 	}
-	changes, err := h.edited(name, before, stripped, encodeJSON(config, "  "))
-	return Plan{Host: h, Handler: r.Handler, Changes: changes, Notes: notes, Restart: reloadDocker}, err
+	return edit{r.Handler, file, encodeJSON(config, "  "), notes}, nil
 }
 
-// uninstallDocker plans the removal from daemon.json.
-func uninstallDocker(h Host, name string) (Plan, error) {
-	name, before, stripped, err := h.readDocker(name)
+// readDocker reads daemon.json without our runtimes. That is the original if nothing else changed.
+func readDocker(h Host, name string) (configFile, map[string]any, error) {
+	name, err := h.follow(name)
 	if err != nil {
-		return Plan{}, err
+		return configFile{}, nil, err
 	}
-	changes, notes, err := h.restoredFile(name, before, stripped)
-	return Plan{Host: h, Changes: changes, Notes: notes, Restart: reloadDocker}, err
+	text, config, err := h.readJSON(name)
+	if err != nil {
+		return configFile{}, nil, err
+	}
+	backup, original, err := h.readJSON(name + BackupSuffix)
+	file := configFile{name, text, text}
+	if removeOurs(config, original) {
+		file.original = encodeJSON(config, "  ")
+		if backup != nil && reflect.DeepEqual(config, original) {
+			file.original = backup
+		}
+	}
+	return file, config, err
 }
 
-// readDocker reads daemon.json, and takes our runtimes out of a copy. That is the original if
-// nothing else changed. file is the name without links.
-func (h Host) readDocker(name string) (file string, text, stripped []byte, err error) {
-	if file, err = h.follow(name); err != nil {
-		return "", nil, nil, err
-	}
-	if text, err = h.read(file); err != nil {
-		return "", nil, nil, err
+func (h Host) readJSON(name string) ([]byte, map[string]any, error) {
+	text, err := h.read(name)
+	if err != nil {
+		return nil, nil, err
 	}
 	config, err := decodeJSON(text)
 	if err != nil {
-		return "", nil, nil, fmt.Errorf("%s: %w", file, err)
+		return nil, nil, fmt.Errorf("%s: %w", name, err)
 	}
-	backup, err := h.read(file + BackupSuffix)
-	if err != nil {
-		return "", nil, nil, err
-	}
-	original, err := decodeJSON(backup)
-	if err != nil {
-		return "", nil, nil, fmt.Errorf("%s%s: %w", file, BackupSuffix, err)
-	}
-	if !removeOurs(config, original) {
-		return file, text, text, nil
-	}
-	if backup != nil && reflect.DeepEqual(config, original) {
-		return file, text, backup, nil
-	}
-	return file, text, encodeJSON(config, "  "), nil
+	return text, config, nil
 }
 
 // removeOurs takes our runtimes out of a configuration and puts back what the original has in their
@@ -103,9 +89,9 @@ func removeOurs(config, original map[string]any) bool {
 	removed := false
 	runtimes := table(config, "runtimes")
 	for name, v := range runtimes {
-		runtimeType, _ := lookup(runtimes, name, "runtimeType").(string)
-		before := lookup(original, "runtimes", name)
-		if !isOurs(runtimeType, "") || reflect.DeepEqual(v, before) {
+		runtimeType, _ := table(runtimes, name)["runtimeType"].(string)
+		before := table(original, "runtimes")[name]
+		if !(Runtime{Type: runtimeType}).Ours() || reflect.DeepEqual(v, before) {
 			continue
 		}
 		removed = true

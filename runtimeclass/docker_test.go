@@ -1,10 +1,6 @@
 package runtimeclass
 
 import (
-	"bytes"
-	"os"
-	"path/filepath"
-	"reflect"
 	"strings"
 	"testing"
 )
@@ -21,10 +17,15 @@ const ourDockerRuntime = `{
 // dockerTree is a host with a daemon.json, unless text is "none".
 func dockerTree(t *testing.T, text string) Host {
 	t.Helper()
-	if text == "none" {
-		return Host{Root: t.TempDir()}
+	h := Host{Root: t.TempDir()}
+	if text != "none" {
+		write(t, h.real(DefaultDockerConfig), text)
 	}
-	return Host{Root: tree(t, map[string][]byte{DefaultDockerConfig: []byte(text)})}
+	return h
+}
+
+func dockerOptions(r Registration) Options {
+	return Options{Target: Docker, ConfigFile: DefaultDockerConfig, Registration: r.filled()}
 }
 
 func TestInstallDocker(t *testing.T) {
@@ -47,24 +48,17 @@ func TestInstallDocker(t *testing.T) {
 			text: `{"runtimes": {"nvidia": {"args": [],   "path": "nvidia-container-runtime"}}}`, want: ourDockerRuntime},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			h := dockerTree(t, c.text)
+			h, o := dockerTree(t, c.text), dockerOptions(c.reg)
 			before := contents(t, h.Root)
-			for range 2 {
-				applied(t)(installDocker(h, DefaultDockerConfig, c.reg.filled()))
-				if got, err := os.ReadFile(filepath.Join(h.Root, DefaultDockerConfig)); err != nil || string(got) != c.want {
-					t.Errorf("got %v\n%s\nwant\n%s", err, got, c.want)
-				}
-				if backup, ok := contents(t, h.Root)[DefaultDockerConfig+BackupSuffix]; ok != (c.text != "none") || ok && backup != before[DefaultDockerConfig] {
-					t.Errorf("the original is kept as %q", backup)
-				}
+			applied(t)(register(h, o))
+			after := contents(t, h.Root)
+			if got := string(read(t, h.real(DefaultDockerConfig))); got != c.want {
+				t.Errorf("got\n%s\nwant\n%s", got, c.want)
 			}
-			if plan, err := installDocker(h, DefaultDockerConfig, c.reg.filled()); err != nil || plan.Changed() {
-				t.Errorf("a second installation: %v\n%s", err, plan.Diff())
+			if backup, ok := after[DefaultDockerConfig+BackupSuffix]; ok != (c.text != "none") || backup != before[DefaultDockerConfig] {
+				t.Errorf("the original is kept as %q", backup)
 			}
-			applied(t)(uninstallDocker(h, DefaultDockerConfig))
-			if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
-				t.Errorf("not as before: %v, want %v", now, before)
-			}
+			checkUndone(t, h, o, before)
 		})
 	}
 }
@@ -77,7 +71,7 @@ func TestInstallDockerRefuses(t *testing.T) {
 		`{"a": `:           "unexpected EOF",
 		`{} {}`:            "there is more behind the JSON object",
 	} {
-		if _, err := installDocker(dockerTree(t, text), DefaultDockerConfig, Registration{}.filled()); err == nil || !strings.Contains(err.Error(), want) {
+		if _, err := register(dockerTree(t, text), dockerOptions(Registration{})); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q", text, err, want)
 		}
 	}
@@ -87,30 +81,23 @@ func TestUninstallDockerKeepsWhatOthersChanged(t *testing.T) {
 	const before = `{"default-runtime": "crun", "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`
 	h := dockerTree(t, before)
 	for _, reg := range []Registration{{Replace: true}, {Default: true, Replace: true}} {
-		applied(t)(installDocker(h, DefaultDockerConfig, reg.filled()))
+		applied(t)(register(h, dockerOptions(reg)))
 	}
-	name := filepath.Join(h.Root, DefaultDockerConfig)
-	now, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, bytes.Replace(now, []byte("{"), []byte(`{"debug": true, `), 1), 0o640); err != nil {
-		t.Fatal(err)
-	}
-	applied(t)(uninstallDocker(h, DefaultDockerConfig))
-	got, err := h.read(DefaultDockerConfig)
+	now := string(read(t, h.real(DefaultDockerConfig)))
+	write(t, h.real(DefaultDockerConfig), strings.Replace(now, "{", `{"debug": true, `, 1))
+	applied(t)(unregister(h, dockerOptions(Registration{})))
 	const want = "{\n  \"debug\": true,\n  \"default-runtime\": \"crun\",\n  \"runtimes\": {\n    \"nvidia\": {\n      \"path\": \"nvidia-container-runtime\"\n    }\n  }\n}\n"
-	if err != nil || string(got) != want {
-		t.Errorf("%v\n%s", err, got)
+	if got := string(read(t, h.real(DefaultDockerConfig))); got != want {
+		t.Errorf("got\n%s", got)
 	}
-	if backup, err := h.read(DefaultDockerConfig + BackupSuffix); err != nil || string(backup) != before {
-		t.Errorf("the original is kept as %s, %v", backup, err)
+	if backup := string(read(t, h.real(DefaultDockerConfig+BackupSuffix))); backup != before {
+		t.Errorf("the original is kept as %s", backup)
 	}
 }
 
 func TestUninstallDockerWithoutOurs(t *testing.T) {
 	for _, text := range []string{`{}`, `{"runtimes": {"crun": {"path": "crun"}}}`, ``} {
-		if plan, err := uninstallDocker(dockerTree(t, text), DefaultDockerConfig); err != nil || plan.Changed() {
+		if plan, err := unregister(dockerTree(t, text), dockerOptions(Registration{})); err != nil || plan.Changed() {
 			t.Errorf("%q: %v %v", text, err, plan)
 		}
 	}

@@ -63,17 +63,10 @@ const (
 	adviceRemove  = "remove it there"
 )
 
-// handler is what a configuration says about one runtime handler.
-type handler struct {
-	runtimeType, runtimePath string
-	// systemdCgroup is runc's option of this name; nil leaves it unset.
-	systemdCgroup *bool
-}
-
 // chooseForm decides how the handler names the shim, and says why.
-func chooseForm(r Registration, daemon Version, systemdCgroup *bool) (handler, string) {
-	byPath := handler{stockType, r.shim(), systemdCgroup}
-	byName := handler{runtimeType: RuntimeType}
+func chooseForm(r Registration, daemon Version, options map[string]any) (Runtime, string) {
+	byPath := Runtime{stockType, r.shim(), options}
+	byName := Runtime{Type: RuntimeType}
 	switch {
 	case !daemon.Known():
 		return byPath, "the version of containerd is not known: " +
@@ -92,48 +85,31 @@ func chooseForm(r Registration, daemon Version, systemdCgroup *bool) (handler, s
 		return byPath, fmt.Sprintf("containerd %s: runtime_path, because %s is not in the PATH of services", daemon, r.BinDir)
 	}
 	why := fmt.Sprintf("containerd %s: runtime_type %q, which needs no options", daemon, RuntimeType)
-	if systemdCgroup != nil && *systemdCgroup {
+	if options["SystemdCgroup"] == true {
 		why += "; the shim sees from the container's cgroup path that systemd manages it"
 	}
 	return byName, why
 }
 
-// tables is the handler as TOML, below the table runtimes.
-func (h handler) tables(runtimes []string, name string) string {
-	var b strings.Builder
-	base := dotted(runtimes) + "." + name
-	fmt.Fprintf(&b, "[%s]\n  runtime_type = %q\n", base, h.runtimeType)
-	if h.runtimePath != "" {
-		fmt.Fprintf(&b, "  runtime_path = %q\n", h.runtimePath)
+// tables is the handler as TOML, in the section of a plugin.
+func (r Runtime) tables(plugin, name string) string {
+	base := fmt.Sprintf("plugins.%q.containerd.runtimes.%s", plugin, name)
+	text := fmt.Sprintf("[%s]\n  runtime_type = %q\n", base, r.Type)
+	if r.Path != "" {
+		text += fmt.Sprintf("  runtime_path = %q\n", r.Path)
 	}
-	if h.systemdCgroup != nil {
-		fmt.Fprintf(&b, "  [%s.options]\n    SystemdCgroup = %t\n", base, *h.systemdCgroup)
+	if r.Options != nil {
+		text += fmt.Sprintf("  [%s.options]\n    SystemdCgroup = %t\n", base, r.Options["SystemdCgroup"])
 	}
-	return b.String()
+	return text
 }
 
 // defaultTable is the table that names the default runtime.
-func defaultTable(section []string, name string) string {
-	return fmt.Sprintf("[%s]\n  default_runtime_name = %q\n", dotted(section), name)
-}
-
-// dotted writes a path of keys. Names of plugins are quoted, as they contain dots.
-func dotted(path []string) string {
-	parts := slices.Clone(path)
-	for i, p := range parts {
-		if strings.ContainsRune(p, '.') {
-			parts[i] = `"` + p + `"`
-		}
-	}
-	return strings.Join(parts, ".")
+func defaultTable(plugin, name string) string {
+	return fmt.Sprintf("[plugins.%q.containerd]\n  default_runtime_name = %q\n", plugin, name)
 }
 
 // describe shows a runtime of a configuration in one line.
 func describe(runtime any) string {
 	return fmt.Sprintf("%.256s", bytes.TrimSpace(encodeJSON(runtime, "")))
-}
-
-// isOurs reports whether a runtime's type or path names this shim.
-func isOurs(runtimeType, runtimePath string) bool {
-	return runtimeType == RuntimeType || path.Base(runtimeType) == ShimName || path.Base(runtimePath) == ShimName
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"time"
 )
 
@@ -39,71 +38,95 @@ type Options struct {
 // Install plans the installation of the programs, the handler and what else the options ask for.
 // The registration is a valid one.
 func Install(h Host, o Options) (Plan, error) {
-	p, err := registerWith(h, o)
-	if err != nil {
-		return Plan{}, err
+	p := Plan{Host: h}
+	err := p.add(h.installPrograms(o.Programs, o.Registration.BinDir))
+	if err == nil {
+		err = p.register(o)
 	}
-	programs, err := h.installPrograms(o.Programs, o.Registration.BinDir)
-	if err != nil {
-		return Plan{}, err
+	if err == nil && o.PrepareUnit {
+		err = p.add(h.installUnit(o.Registration.BinDir))
 	}
-	p.Changes = append(programs, p.Changes...)
-	if o.PrepareUnit {
-		unit, err := h.installUnit(o.Registration.BinDir)
-		if err != nil {
-			return Plan{}, err
-		}
-		p.Changes = append(p.Changes, unit...)
-		p.Notes = append(p.Notes, fmt.Sprintf("%s runs at every boot; for now: systemctl daemon-reload && systemctl start %s", UnitName, UnitName))
+	if err == nil && o.WriteShimConfig {
+		err = p.add(h.installConfig(o.ShimConfig, o.ShimSettings))
 	}
-	if o.WriteShimConfig {
-		config, err := h.installConfig(o.ShimConfig, o.ShimSettings)
-		if err != nil {
-			return Plan{}, err
-		}
-		p.Changes = append(p.Changes, config)
-	}
-	return p, nil
-}
-
-// registerWith plans the registration alone.
-func registerWith(h Host, o Options) (Plan, error) {
-	switch o.Target {
-	case Containerd:
-		return installContainerd(h, o.ConfigFile, o.Registration)
-	case Docker:
-		return installDocker(h, o.ConfigFile, o.Registration)
-	}
-	return installDistribution(h, Distributions[o.Target], o.Registration, o.HandlerNamed)
+	return p, err
 }
 
 // Uninstall plans the removal of what Install changed. The programs stay until RemovePrograms:
 // before its restart the daemon may start the shim.
 func Uninstall(h Host, o Options) (Plan, error) {
-	p, err := unregisterFrom(h, o)
-	if err != nil {
-		return Plan{}, err
-	}
+	p := Plan{Host: h}
+	err := p.unregister(o, "")
 	if !p.Changed() {
 		p.Notes = append(p.Notes, "nothing of this program is registered here")
 	}
-	unit, err := h.uninstallUnit(o.Registration.BinDir)
-	if err != nil {
-		return Plan{}, err
+	if err == nil {
+		err = p.add(h.uninstallUnit(o.Registration.BinDir))
 	}
-	config, notes, err := h.uninstallConfig(o.ShimConfig)
-	p.Changes, p.Notes = slices.Concat(p.Changes, unit, config), append(p.Notes, notes...)
+	if err == nil {
+		err = p.add(h.uninstallConfig(o.ShimConfig))
+	}
 	return p, err
 }
 
-func unregisterFrom(h Host, o Options) (Plan, error) {
+// edit registers the handler in one configuration file.
+type edit struct {
+	handler string
+	file    configFile
+	after   []byte
+	// notes say what was chosen and why.
+	notes []string
+}
+
+func (e *edit) note(format string, args ...any) {
+	e.notes = append(e.notes, fmt.Sprintf(format, args...))
+}
+
+// register adds the registration in one file, and the removal of an earlier one from the others.
+func (p *Plan) register(o Options) error {
+	var e edit
+	var err error
 	switch o.Target {
 	case Containerd:
-		return uninstallContainerd(h, o.ConfigFile)
+		e, err = registerContainerd(p.Host, o.ConfigFile, o.Registration)
 	case Docker:
-		return uninstallDocker(h, o.ConfigFile)
+		e, err = registerDocker(p.Host, o.ConfigFile, o.Registration)
+	default:
+		e, err = registerDistribution(p.Host, Distributions[o.Target], o.Registration, o.HandlerNamed)
 	}
-	return uninstallDistribution(h, Distributions[o.Target])
+	if err != nil {
+		return err
+	}
+	p.Handler, p.Notes = e.handler, append(p.Notes, e.notes...)
+	if err := p.unregister(o, e.file.name); err != nil {
+		return err
+	}
+	return p.add(p.Host.edited(e.file, e.after))
+}
+
+// unregister adds the removal of a registration from all files but one.
+func (p *Plan) unregister(o Options, but string) error {
+	var files []configFile
+	var err error
+	switch o.Target {
+	case Containerd:
+		p.Restart = Restart{"restart", []string{"containerd"}}
+		files, err = containerdFiles(p.Host, o.ConfigFile)
+	case Docker:
+		p.Restart = Restart{"reload", []string{"docker"}}
+		files = make([]configFile, 1)
+		files[0], _, err = readDocker(p.Host, o.ConfigFile)
+	default:
+		d := Distributions[o.Target]
+		p.Restart = Restart{"restart", d.Units}
+		files, err = distributionFiles(p.Host, d)
+	}
+	for _, f := range files {
+		if err == nil && f.name != but {
+			err = p.add(p.Host.restored(f))
+		}
+	}
+	return err
 }
 
 // versionTimeout is for a program that only prints its version.
@@ -131,13 +154,13 @@ func DaemonVersion(ctx context.Context, root, target, program string) (Version, 
 
 // findContainerd returns the path of the target's containerd below root, or "".
 func findContainerd(root, target string) string {
-	for _, pattern := range Distributions[target].Programs {
-		// The patterns are correct.
-		if found, _ := filepath.Glob(filepath.Join(root, pattern)); len(found) > 0 {
-			return found[len(found)-1]
+	if d, ok := Distributions[target]; ok {
+		for _, pattern := range d.Programs {
+			// The patterns are correct.
+			if found, _ := filepath.Glob(filepath.Join(root, pattern)); len(found) > 0 {
+				return found[len(found)-1]
+			}
 		}
-	}
-	if _, ok := Distributions[target]; ok {
 		return ""
 	}
 	for _, dir := range filepath.SplitList(ServicePath) {

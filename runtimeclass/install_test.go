@@ -1,7 +1,6 @@
 package runtimeclass
 
 import (
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,23 +12,17 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// options installs into a tree with containerd and this test's program in place of ours.
+// options installs everything into a tree with containerd.
 func options(t *testing.T) Options {
 	t.Helper()
 	from := t.TempDir()
-	self, err := os.ReadFile("/proc/self/exe")
-	if err != nil {
-		t.Fatal(err)
-	}
 	for _, name := range Programs {
-		if err := os.WriteFile(filepath.Join(from, name), self, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		write(t, filepath.Join(from, name), "a program\n")
 	}
-	return Options{
-		Target: Containerd, ConfigFile: testConfig, Registration: Registration{}.filled(), Programs: from, PrepareUnit: true,
-		ShimConfig: "/etc/nvidia-shim/config.toml", ShimSettings: "[log]\nlevel = 'debug'\n", WriteShimConfig: true,
-	}
+	o := containerdOptions(Registration{})
+	o.Programs, o.PrepareUnit = from, true
+	o.ShimConfig, o.ShimSettings, o.WriteShimConfig = "/etc/nvidia-shim/config.toml", "[log]\nlevel = 'debug'\n", true
+	return o
 }
 
 // changedFiles are the files of all kinds that a plan changes.
@@ -41,7 +34,7 @@ func changedFiles(p Plan) (out []string) {
 }
 
 func TestInstallAndUninstallEverything(t *testing.T) {
-	h := Host{Root: prepare(t, map[string]string{testConfig: "v2-1.7.toml"}), Daemon: v1735}
+	h := containerdTree(t, "v2-1.7.toml", "", v1735)
 	before := contents(t, h.Root)
 	o := options(t)
 	plan, err := Install(h, o)
@@ -85,14 +78,9 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 	applied(t)(Uninstall(h, o))
 	// A shim that runs keeps its file.
 	proc := t.TempDir()
-	if err := os.MkdirAll(filepath.Join(proc, "7"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	err = os.Symlink(shim+" (deleted)", filepath.Join(proc, "7/exe"))
-	for _, name := range []string{"environ", "cmdline"} {
-		err = errors.Join(err, os.WriteFile(filepath.Join(proc, "7", name), nil, 0o600))
-	}
-	if err != nil {
+	write(t, filepath.Join(proc, "7/environ"), "")
+	write(t, filepath.Join(proc, "7/cmdline"), "")
+	if err := os.Symlink(shim+" (deleted)", filepath.Join(proc, "7/exe")); err != nil {
 		t.Fatal(err)
 	}
 	if stay, err := h.RemovePrograms(DefaultBinDir, procfs.FS(proc)); err != nil || len(stay) != 2 {
@@ -110,20 +98,13 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 }
 
 func TestInstallRefuses(t *testing.T) {
-	for want, change := range map[string]func(o *Options, h Host) error{
-		"cannot be in a unit": func(o *Options, _ Host) error { o.Registration.BinDir = "/opt/my programs"; return nil },
-		"is not of this program": func(_ *Options, h Host) error {
-			return errors.Join(os.MkdirAll(filepath.Dir(h.real(UnitPath)), 0o755), os.WriteFile(h.real(UnitPath), []byte("[Unit]\n"), 0o644))
-		},
-		"is there and is yours": func(o *Options, h Host) error {
-			return os.WriteFile(h.real(o.ShimConfig), []byte("[log]\nlevel = 'info'\n"), 0o644)
-		},
+	for want, change := range map[string]func(o *Options, h Host){
+		"cannot be in a unit":    func(o *Options, _ Host) { o.Registration.BinDir = "/opt/my programs" },
+		"is not of this program": func(_ *Options, h Host) { write(t, h.real(UnitPath), "[Unit]\n") },
+		"is there and is yours":  func(o *Options, h Host) { write(t, h.real(o.ShimConfig), "[log]\nlevel = 'info'\n") },
 	} {
-		h := Host{Root: prepare(t, map[string]string{"/etc/nvidia-shim/other": "\n"}), Daemon: v242}
-		o := options(t)
-		if err := change(&o, h); err != nil {
-			t.Fatal(err)
-		}
+		h, o := containerdTree(t, "none", "", v242), options(t)
+		change(&o, h)
 		before := contents(t, h.Root)
 		if _, err := Install(h, o); err == nil || !strings.Contains(err.Error(), want) || !reflect.DeepEqual(contents(t, h.Root), before) {
 			t.Errorf("error %v, want %q", err, want)
@@ -137,8 +118,8 @@ func TestDiffIsAPatch(t *testing.T) {
 		t.Skipf("SKIP: patch(1) is missing: %v", err)
 	}
 	for _, c := range registrations {
-		h := Host{Root: prepare(t, c.files), Daemon: c.daemon}
-		plan, err := installContainerd(h, testConfig, c.reg.filled())
+		h := containerdTree(t, c.config, c.extra, c.daemon)
+		plan, err := register(h, containerdOptions(c.reg))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -2,9 +2,7 @@ package runtimeclass
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path"
 	"slices"
@@ -15,12 +13,10 @@ import (
 type Distribution struct {
 	// Name is "k3s" or "rke2".
 	Name string
-	// Home is there if the distribution is installed. Dir holds config.toml and the templates.
-	Home, Dir string
+	// Dir holds config.toml and the templates.
+	Dir string
 	// Units are the systemd units of which one runs on a node.
 	Units []string
-	// ConfigFile is where the default runtime is set.
-	ConfigFile string
 	// Programs are patterns of the paths of its containerd.
 	Programs []string
 }
@@ -28,16 +24,20 @@ type Distribution struct {
 // Distributions by name.
 var Distributions = map[string]Distribution{
 	"k3s": {
-		Name: "k3s", Home: "/var/lib/rancher/k3s", Dir: "/var/lib/rancher/k3s/agent/etc/containerd",
-		Units: []string{"k3s", "k3s-agent"}, ConfigFile: "/etc/rancher/k3s/config.yaml",
-		Programs: []string{"/var/lib/rancher/k3s/data/current/bin/containerd"},
+		Name: "k3s", Dir: rancherDir + "/k3s/agent/etc/containerd",
+		Units:    []string{"k3s", "k3s-agent"},
+		Programs: []string{rancherDir + "/k3s/data/current/bin/containerd"},
 	},
 	"rke2": {
-		Name: "rke2", Home: "/var/lib/rancher/rke2", Dir: "/var/lib/rancher/rke2/agent/etc/containerd",
-		Units: []string{"rke2-server", "rke2-agent"}, ConfigFile: "/etc/rancher/rke2/config.yaml",
-		Programs: []string{"/var/lib/rancher/rke2/bin/containerd", "/var/lib/rancher/rke2/data/*/bin/containerd"},
+		Name: "rke2", Dir: rancherDir + "/rke2/agent/etc/containerd",
+		Units: []string{"rke2-server", "rke2-agent"},
+		Programs: []string{
+			rancherDir + "/rke2/bin/containerd", rancherDir + "/rke2/data/*/bin/containerd",
+		},
 	},
 }
+
+const rancherDir = "/var/lib/rancher"
 
 // k3sHandler is used if k3s or RKE2 make a handler "nvidia" of NVIDIA's own runtime.
 const k3sHandler = "nvidia-shim"
@@ -52,34 +52,37 @@ var toolkitPaths = []string{
 // the configuration, and all of its own would be between them.
 const baseTemplate = "{{ template \"base\" . }}\n"
 
-// files are those that an installation may write.
-func (d Distribution) files() []string {
-	return []string{
-		path.Join(d.Dir, templateV3), path.Join(d.Dir, templateV2), path.Join(d.Dir, dropInDir, dropInName),
+// distributionFiles reads the files that an installation may write.
+func distributionFiles(h Host, d Distribution) ([]configFile, error) {
+	var files []configFile
+	for _, name := range []string{templateV3, templateV2, path.Join(dropInDir, dropInName)} {
+		file, err := h.readConfigFile(path.Join(d.Dir, name))
+		if err != nil {
+			return nil, err
+		}
+		files = append(files, file)
 	}
+	return files, nil
 }
 
-// installDistribution plans the registration with k3s or RKE2: a drop-in if the generated
-// configuration imports the directory and its containerd merges it, else a block at the end of the
-// template. Unless the operator named the handler, it gives way to one of NVIDIA's runtime.
-func installDistribution(h Host, d Distribution, r Registration, named bool) (Plan, error) {
-	if _, err := os.Stat(h.real(d.Home)); err != nil {
-		return Plan{}, fmt.Errorf("%s is not on this host: there is no %s", d.Name, d.Home)
+// registerDistribution registers with k3s or RKE2: in a drop-in if the generated configuration
+// imports the directory and its containerd merges it, else in a block at the end of the template.
+// Unless the operator named the handler, it gives way to one of NVIDIA's runtime.
+func registerDistribution(h Host, d Distribution, r Registration, named bool) (edit, error) {
+	home := path.Join(rancherDir, d.Name)
+	if _, err := os.Stat(h.real(home)); err != nil {
+		return edit{}, fmt.Errorf("%s is not on this host: there is no %s", d.Name, home)
 	}
 	generated, err := h.load(path.Join(d.Dir, "config.toml"), false)
 	if err != nil {
-		return Plan{}, err
+		return edit{}, err
 	}
 	// k3s brings another containerd with each of its own versions: the form that all of them serve.
-	form := handler{stockType, r.shim(), effective(generated).SystemdCgroup()}
+	form := Runtime{stockType, r.shim(), effective(generated).cgroupOptions()}
 	notes := []string{fmt.Sprintf("%s: runtime_type %q with runtime_path, which each containerd that %s brings can serve", d.Name, stockType, d.Name)}
-	why, err := h.k3sTaken(d, generated, r.Handler)
-	if err != nil {
-		return Plan{}, err
-	}
-	if why != "" {
+	if why := h.k3sTaken(d, generated, r.Handler); why != "" {
 		if named || r.Handler == k3sHandler {
-			return Plan{}, fmt.Errorf("%s: use another --handler", why)
+			return edit{}, fmt.Errorf("%s: use another --handler", why)
 		}
 		r.Handler = k3sHandler
 		notes = append(notes, fmt.Sprintf("%s: the handler is %q here, for a RuntimeClass with that handler (nvidia-shimctl manifest --handler %s)", why, k3sHandler, k3sHandler))
@@ -88,26 +91,14 @@ func installDistribution(h Host, d Distribution, r Registration, named bool) (Pl
 	if why != "" {
 		notes = append(notes, why)
 	}
-	var edited []Change
+	var e edit
 	if path.Base(target) == dropInName {
-		edited, _, err = h.registered(target, r, form)
+		e, err = h.registerInTOML(target, r, form)
 	} else {
-		edited, err = h.templateExtended(d, target, r, form)
+		e, err = h.registerInTemplate(d, target, r, form)
 	}
-	if err != nil {
-		return Plan{}, err
-	}
-	restored, others, err := h.restored(d.files(), target)
-	return Plan{
-		Host: h, Handler: r.Handler, Changes: slices.Concat(restored, edited), Notes: slices.Concat(notes, others),
-		Restart: Restart{"restart", d.Units},
-	}, err
-}
-
-// uninstallDistribution plans the removal from k3s or RKE2.
-func uninstallDistribution(h Host, d Distribution) (Plan, error) {
-	changes, notes, err := h.restored(d.files(), "")
-	return Plan{Host: h, Changes: changes, Notes: notes, Restart: Restart{"restart", d.Units}}, err
+	e.notes = notes
+	return e, err
 }
 
 // The templates, by the version of the configuration that k3s makes of them, and the directory that
@@ -119,7 +110,7 @@ const (
 )
 
 // k3sFile is the file to register in, and a note about the choice.
-func (h Host) k3sFile(d Distribution, generated configFile) (name, note string) {
+func (h Host) k3sFile(d Distribution, generated tomlFile) (name, note string) {
 	if generated.text != nil && generated.version < 3 {
 		return path.Join(d.Dir, templateV2), ""
 	}
@@ -134,49 +125,46 @@ func (h Host) k3sFile(d Distribution, generated configFile) (name, note string) 
 	return drop, ""
 }
 
-// templateExtended returns the changes that append the handler to a template, or make one.
-func (h Host) templateExtended(d Distribution, name string, r Registration, form handler) ([]Change, error) {
+// registerInTemplate appends the handler to a template, or makes one.
+func (h Host) registerInTemplate(
+	d Distribution, name string, r Registration, form Runtime,
+) (edit, error) {
 	if r.Default {
-		return nil, fmt.Errorf("a template of %s cannot set the default runtime, its base has that table: put `default-runtime: %s` into %s and install without --set-default",
-			d.Name, r.Handler, d.ConfigFile)
+		return edit{}, fmt.Errorf("a template of %s cannot set the default runtime, its base has that table: put `default-runtime: %s` into /etc/rancher/%s/config.yaml and install without --set-default",
+			d.Name, r.Handler, d.Name)
 	}
-	before, stripped, err := h.readStripped(name)
+	file, err := h.readConfigFile(name)
 	if err != nil {
-		return nil, err
+		return edit{}, err
 	}
 	for _, quoted := range []string{r.Handler + "]", `"` + r.Handler + `"]`, `'` + r.Handler + `']`} {
-		if bytes.Contains(stripped, []byte("runtimes."+quoted)) {
-			return nil, taken(r.Handler, name, "a table of the template", adviceRemove)
+		if bytes.Contains(file.original, []byte("runtimes."+quoted)) {
+			return edit{}, taken(r.Handler, name, "a table of the template", adviceRemove)
 		}
 	}
-	if before == nil {
-		stripped = []byte(baseTemplate)
+	text := withLineEnd(file.original)
+	if file.text == nil {
+		text = []byte(baseTemplate)
 	}
 	plugin := criV3
 	if path.Base(name) == templateV2 {
 		plugin = criV2
 	}
-	body := form.tables([]string{"plugins", plugin, "containerd", "runtimes"}, r.Handler)
-	return h.edited(name, before, stripped, slices.Concat(withLineEnd(stripped), []byte(block(body))))
+	body := block(form.tables(plugin, r.Handler))
+	return edit{r.Handler, file, slices.Concat(text, []byte(body)), nil}, nil
 }
 
 // k3sTaken says why the handler's name is taken, if it is: the generated configuration has it
 // already, or k3s makes it of NVIDIA's runtime at its next start.
-func (h Host) k3sTaken(d Distribution, generated []configFile, handler string) (string, error) {
-	if owner, ok := holder(generated, handler); ok && !effective(generated).Runtimes[handler].Ours() {
-		return fmt.Sprintf("%s has a runtime %q, %s", owner.name, handler, describe(owner.runtime(handler))), nil
-	}
-	if handler != DefaultHandler {
-		return "", nil
+func (h Host) k3sTaken(d Distribution, generated []tomlFile, handler string) string {
+	owner, present := holder(generated, handler)
+	if present != nil && !effective(generated).Runtimes[handler].Ours() {
+		return fmt.Sprintf("%s has a runtime %q, %s", owner, handler, describe(present))
 	}
 	for _, p := range toolkitPaths {
-		_, err := os.Stat(h.real(p))
-		if err == nil {
-			return fmt.Sprintf("%s makes a runtime %q of %s", d.Name, handler, p), nil
-		}
-		if !errors.Is(err, fs.ErrNotExist) {
-			return "", err
+		if _, err := os.Stat(h.real(p)); err == nil && handler == DefaultHandler {
+			return fmt.Sprintf("%s makes a runtime %q of %s", d.Name, handler, p)
 		}
 	}
-	return "", nil
+	return ""
 }

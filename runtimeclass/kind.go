@@ -32,13 +32,11 @@ containerdConfigPatches:
 // one.
 func KindCluster(r Registration) string {
 	patch := func(version int, plugin string) string {
-		section := []string{"plugins", plugin, "containerd"}
 		text := fmt.Sprintf("version = %d\n", version)
 		if r.Default {
-			text += defaultTable(section, r.Handler)
+			text += defaultTable(plugin, r.Handler)
 		}
-		form := handler{runtimeType: stockType, runtimePath: path.Join(DefaultBinDir, ShimName)}
-		text += form.tables(append(section, "runtimes"), r.Handler)
+		text += Runtime{Type: stockType, Path: path.Join(DefaultBinDir, ShimName)}.tables(plugin, r.Handler)
 		return "  " + strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n  ") + "\n"
 	}
 	return fmt.Sprintf(kindCluster,

@@ -12,19 +12,31 @@ import (
 // and operator charts use it as well.
 const DefaultHandler = "nvidia"
 
-// Toleration lets pods of the class run on nodes with a taint. An empty Value matches every value.
-type Toleration struct {
-	Key, Value, Effect string
-}
-
 // Manifest is a RuntimeClass of node.k8s.io/v1.
 type Manifest struct {
-	// Name of the object, and Handler as containerd knows it.
-	Name, Handler string
-	// NodeSelector keeps its pods on nodes that have the handler; elsewhere they fail with
+	APIVersion string `yaml:"apiVersion"`
+	// Handler is the name that containerd knows.
+	Handler    string            `yaml:"handler"`
+	Kind       string            `yaml:"kind"`
+	Metadata   map[string]string `yaml:"metadata"`
+	Scheduling Scheduling        `yaml:"scheduling,omitempty"`
+}
+
+// Scheduling is where pods of the class run.
+type Scheduling struct {
+	// NodeSelector keeps them on nodes that have the handler; elsewhere they fail with
 	// `no runtime for "nvidia" is configured`.
-	NodeSelector map[string]string
-	Tolerations  []Toleration
+	NodeSelector map[string]string `yaml:"nodeSelector,omitempty"`
+	Tolerations  []Toleration      `yaml:"tolerations,omitempty"`
+}
+
+// Toleration lets pods of the class run on nodes with a taint.
+type Toleration struct {
+	Effect string `yaml:"effect,omitempty"`
+	Key    string `yaml:"key"`
+	// Operator is "Equal", or "Exists" for every value.
+	Operator string `yaml:"operator"`
+	Value    string `yaml:"value,omitempty"`
 }
 
 var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
@@ -38,38 +50,16 @@ func ValidHandler(name string) error {
 	return nil
 }
 
-// YAML is the manifest for `kubectl apply -f`. The API server checks the other values.
+// YAML is the manifest of a RuntimeClass for `kubectl apply -f`. The API server checks the other
+// values.
 func (m Manifest) YAML() ([]byte, error) {
 	if err := ValidHandler(m.Handler); err != nil {
 		return nil, err
 	}
-	object := map[string]any{
-		"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": map[string]string{"name": m.Name}, "handler": m.Handler,
-	}
-	scheduling := map[string]any{}
-	if len(m.NodeSelector) > 0 {
-		scheduling["nodeSelector"] = m.NodeSelector
-	}
-	var tolerations []map[string]string
-	for _, t := range m.Tolerations {
-		toleration := map[string]string{"key": t.Key, "operator": "Exists"}
-		if t.Value != "" {
-			toleration["operator"], toleration["value"] = "Equal", t.Value
-		}
-		if t.Effect != "" {
-			toleration["effect"] = t.Effect
-		}
-		tolerations = append(tolerations, toleration)
-	}
-	if len(tolerations) > 0 {
-		scheduling["tolerations"] = tolerations
-	}
-	if len(scheduling) > 0 {
-		object["scheduling"] = scheduling
-	}
+	m.APIVersion, m.Kind = "node.k8s.io/v1", "RuntimeClass"
 	var b bytes.Buffer
 	enc := yaml.NewEncoder(&b)
 	enc.SetIndent(2)
-	err := enc.Encode(object)
+	err := enc.Encode(m)
 	return b.Bytes(), err
 }

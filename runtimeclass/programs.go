@@ -25,15 +25,15 @@ func (h Host) installPrograms(from, binDir string) ([]Change, error) {
 		if err != nil {
 			return nil, err
 		}
-		before, err := h.read(target)
+		change, err := h.change(Program, target, after)
 		if err != nil {
 			return nil, err
 		}
 		if st, err := os.Stat(h.real(target)); err == nil && st.Mode().Perm() != programMode {
 			// It is written again, with its mode.
-			before = nil
+			change.Before = nil
 		}
-		changes = append(changes, Change{Program, target, before, after})
+		changes = append(changes, change)
 	}
 	return changes, nil
 }
@@ -45,14 +45,12 @@ func (h Host) RemovePrograms(binDir string, proc procfs.FS) (stay []string, err 
 	running := slices.ContainsFunc(proc.Named(ShimName), func(p procfs.Process) bool { return p.Program == shim })
 	for _, name := range Programs {
 		p := path.Join(binDir, name)
-		if _, err := os.Lstat(h.real(p)); errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if running {
+		if !running {
+			err = os.Remove(h.real(p))
+		} else if _, err = os.Lstat(h.real(p)); err == nil {
 			stay = append(stay, p)
-			continue
 		}
-		if err := os.Remove(h.real(p)); err != nil {
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return stay, err
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"reflect"
 	"strings"
 )
 
@@ -29,38 +28,31 @@ func unchanged(text []byte) bool {
 
 // installConfig returns the change that writes a configuration of the shim. A file with the same
 // settings stays; one with others that install did not write is an error.
-func (h Host) installConfig(path, body string) (Change, error) {
-	now, err := h.read(path)
+func (h Host) installConfig(path, body string) ([]Change, error) {
+	change, err := h.change(OtherFile, path, nil)
 	if err != nil {
-		return Change{}, err
+		return nil, err
 	}
-	change := Change{Kind: OtherFile, Path: path, Before: now}
-	if now == nil || unchanged(now) {
-		if body != "" {
-			change.After = marked(body)
+	if change.Before != nil && !unchanged(change.Before) {
+		if !sameContent(change.Before, []byte(body)) {
+			return nil, fmt.Errorf("%s is there and is yours: it is not overwritten: remove it, or add to it by hand\n%s", path, strings.TrimSpace(body))
 		}
-		return change, nil
+		change.After = change.Before
+	} else if body != "" {
+		change.After = marked(body)
 	}
-	old, errOld := decode(now)
-	fresh, err := decode([]byte(body))
-	if err == nil && (errOld != nil || !reflect.DeepEqual(old, fresh)) {
-		err = fmt.Errorf("%s is there and is yours: it is not overwritten: remove it, or add to it by hand\n%s", path, strings.TrimSpace(body))
-	}
-	change.After = now
-	return change, err
+	return []Change{change}, nil
 }
 
-// uninstallConfig returns the changes that remove what installConfig wrote, and a note about a file
-// that was changed since and stays.
-func (h Host) uninstallConfig(path string) ([]Change, []string, error) {
-	now, err := h.read(path)
-	switch {
-	case err != nil:
-		return nil, nil, err
-	case unchanged(now):
-		return []Change{{OtherFile, path, now, nil}}, nil, nil
-	case strings.HasPrefix(string(now), configMark):
-		return nil, []string{path + " stays: it was changed since --from-toolkit wrote it"}, nil
+// uninstallConfig returns the change that removes what installConfig wrote. A file that was changed
+// since then stays.
+func (h Host) uninstallConfig(path string) ([]Change, error) {
+	change, err := h.change(OtherFile, path, nil)
+	if !unchanged(change.Before) {
+		change.After = change.Before
+		if strings.HasPrefix(string(change.Before), configMark) {
+			change.Note = path + " stays: it was changed since --from-toolkit wrote it"
+		}
 	}
-	return nil, nil, nil
+	return []Change{change}, err
 }

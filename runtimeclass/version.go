@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"fmt"
 	"regexp"
-	"strconv"
 )
 
 // Version is a program's version, such as containerd's or runc's. The zero value is
@@ -17,7 +16,7 @@ type Version struct {
 }
 
 var (
-	versionText = regexp.MustCompile(`(?:^|[\s:])v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})([-~+][-~+.0-9A-Za-z]*)?(?:\s|$)`)
+	versionText = regexp.MustCompile(`(?:^|[\s:])v?(\d{1,6}\.\d{1,6}\.\d{1,6})([-~+][-~+.0-9A-Za-z]*)?(?:\s|$)`)
 	preRelease  = regexp.MustCompile(`^[-~](rc|beta|alpha)`)
 	developer   = regexp.MustCompile(`^\+|^-[0-9]+-g[0-9a-f]+|^-dirty`)
 )
@@ -28,12 +27,9 @@ func ParseVersion(output string) (Version, error) {
 	if m == nil {
 		return Version{}, fmt.Errorf("no version in %.256q", output)
 	}
-	var n [3]int
-	for i := range n {
-		// At most six digits.
-		n[i], _ = strconv.Atoi(m[i+1])
-	}
-	return Version{Major: n[0], Minor: n[1], Patch: n[2], Suffix: m[4]}, nil
+	v := Version{Suffix: m[2]}
+	_, err := fmt.Sscanf(m[1], "%d.%d.%d", &v.Major, &v.Minor, &v.Patch)
+	return v, err
 }
 
 func (v Version) String() string {

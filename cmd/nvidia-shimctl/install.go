@@ -19,7 +19,7 @@ func installCommand() *cli.Command {
 			&cli.BoolFlag{Name: "replace", Usage: "switch off another runtime of that name until uninstall"},
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM`, asked for its version (default: found in PATH)"},
 			&cli.StringFlag{Name: "from", Usage: "`DIR` with the programs to install (default: this program's)"},
-			&cli.GenericFlag{Name: "from-toolkit", Value: &optionalFile{}, Usage: "carry over the options of NVIDIA's container toolkit; `[=FILE]` is its configuration (default: that of its package or operator)"},
+			&cli.GenericFlag{Name: "from-toolkit", Value: new(optionalFile), Usage: "carry over the options of NVIDIA's container toolkit; `[=FILE]` is its configuration (default: that of its package or operator)"},
 			&cli.BoolFlag{Name: "prepare-unit", Usage: "have systemd run nvidia-shimctl prepare at boot"},
 		),
 		Action: install,
@@ -49,15 +49,11 @@ func install(ctx context.Context, c *cli.Command) error {
 	if report != nil {
 		o.WriteShimConfig, o.ShimSettings = true, report.Text
 	}
-	dryRun := c.Bool("dry-run")
 	plan, err := runtimeclass.Install(host, o)
-	if err == nil && !dryRun {
-		err = plan.Apply()
-	}
 	if err != nil {
 		return err
 	}
-	if err := printInstallation(c, plan, report); err != nil || dryRun || !c.Bool("restart") {
+	if err := carryOut(c, plan, report); err != nil || c.Bool("dry-run") || !c.Bool("restart") {
 		return err
 	}
 	var started error

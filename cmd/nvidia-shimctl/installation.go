@@ -11,6 +11,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -80,16 +81,21 @@ type installation struct {
 	Programs []string `json:"programs"`
 	Changed  bool     `json:"changed"`
 	// Files are the changed files besides the daemon's configuration.
-	Files   []string       `json:"files"`
-	Diff    string         `json:"diff"`
-	Notes   []string       `json:"notes"`
-	Restart string         `json:"restart"`
-	Toolkit *toolkitReport `json:"toolkit,omitempty"`
+	Files   []string        `json:"files"`
+	Diff    string          `json:"diff"`
+	Notes   []string        `json:"notes"`
+	Restart string          `json:"restart"`
+	Toolkit *toolkit.Report `json:"toolkit,omitempty"`
 }
 
-// printInstallation prints the notes and the difference. In a dry run the difference is alone on
-// stdout, so that it can be piped to patch.
-func printInstallation(c *cli.Command, plan runtimeclass.Plan, report *toolkitReport) error {
+// carryOut makes the changes of a plan, unless this is a dry run, and prints the notes and the
+// difference. In a dry run the difference is alone on stdout, so that it can be piped to patch.
+func carryOut(c *cli.Command, plan runtimeclass.Plan, report *toolkit.Report) error {
+	if !c.Bool("dry-run") {
+		if err := plan.Apply(); err != nil {
+			return err
+		}
+	}
 	w, notes := c.Root().Writer, c.Root().Writer
 	o := installation{
 		DryRun: c.Bool("dry-run"), Handler: plan.Handler, Programs: plan.Changing(runtimeclass.Program), Changed: plan.Changed(),
@@ -106,7 +112,7 @@ func printInstallation(c *cli.Command, plan runtimeclass.Plan, report *toolkitRe
 		notes, did = c.Root().ErrWriter, "would install"
 	}
 	if report != nil {
-		report.print(notes)
+		printToolkit(notes, report)
 	}
 	for _, n := range o.Notes {
 		fmt.Fprintln(notes, n)

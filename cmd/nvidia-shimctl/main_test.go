@@ -58,6 +58,8 @@ func TestWrongUsageEndsWithStatusTwo(t *testing.T) {
 		{"info", "x"},
 		{"check", "x"},
 		{"manifest", "x"},
+		{"prepare", "x"},
+		{"prepare", "--imex-channels", "x"},
 		{"status", "x"},
 		{"status", "--interval=1ms"},
 		{"version", "x"},

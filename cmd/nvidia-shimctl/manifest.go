@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"strings"
@@ -20,37 +21,35 @@ func manifestCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "node-selector", Usage: "label `K=V` of the nodes that have the handler"},
 			&cli.StringSliceFlag{Name: "toleration", Usage: "taint `K[=V][:EFFECT]` that its pods tolerate"},
 		},
-		Action: func(_ context.Context, c *cli.Command) error {
-			m, err := manifest(c)
-			if err != nil {
-				return err
-			}
-			text, err := m.YAML()
-			if err != nil {
-				return usage(err)
-			}
-			_, err = c.Root().Writer.Write(text)
-			return err
-		},
+		Action: printManifest,
 	}
 }
 
-func manifest(c *cli.Command) (runtimeclass.Manifest, error) {
-	m := runtimeclass.Manifest{Handler: c.String("handler"), Name: c.String("name"), NodeSelector: map[string]string{}}
-	if m.Name == "" {
-		m.Name = m.Handler
+func printManifest(_ context.Context, c *cli.Command) error {
+	m := runtimeclass.Manifest{
+		Handler:  c.String("handler"),
+		Metadata: map[string]string{"name": cmp.Or(c.String("name"), c.String("handler"))},
 	}
+	m.Scheduling.NodeSelector = map[string]string{}
 	for _, label := range c.StringSlice("node-selector") {
 		key, value, ok := strings.Cut(label, "=")
 		if !ok {
-			return m, usage(fmt.Errorf("--node-selector %q is not K=V", label))
+			return usage(fmt.Errorf("--node-selector %q is not K=V", label))
 		}
-		m.NodeSelector[key] = value
+		m.Scheduling.NodeSelector[key] = value
 	}
-	for _, t := range c.StringSlice("toleration") {
-		taint, effect, _ := strings.Cut(t, ":")
-		key, value, _ := strings.Cut(taint, "=")
-		m.Tolerations = append(m.Tolerations, runtimeclass.Toleration{Key: key, Value: value, Effect: effect})
+	for _, taint := range c.StringSlice("toleration") {
+		taint, effect, _ := strings.Cut(taint, ":")
+		t := runtimeclass.Toleration{Effect: effect, Operator: "Exists"}
+		if t.Key, t.Value, _ = strings.Cut(taint, "="); t.Value != "" {
+			t.Operator = "Equal"
+		}
+		m.Scheduling.Tolerations = append(m.Scheduling.Tolerations, t)
 	}
-	return m, nil
+	text, err := m.YAML()
+	if err != nil {
+		return usage(err)
+	}
+	_, err = c.Root().Writer.Write(text)
+	return err
 }

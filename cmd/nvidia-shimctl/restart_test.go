@@ -35,39 +35,35 @@ func onThisHost(t *testing.T) (config string, install, uninstall []string) {
 	root, daemon, from := installTree(t, "v2.4.2", containerdTOML)
 	config = filepath.Join(root, runtimeclass.DefaultContainerdConfig)
 	common := []string{"--containerd-config", config, "--bin-dir", filepath.Join(root, "bin"), "--config", filepath.Join(root, "shim.toml")}
-	install = append([]string{"install", "--containerd", daemon, "--from", from}, common...)
-	return config, install, append([]string{"uninstall"}, common...)
+	return config, slices.Concat([]string{"install", "--containerd", daemon, "--from", from}, common), slices.Concat([]string{"uninstall"}, common)
 }
 
 func TestInstallRestartsTheDaemonOnlyWhenAskedToAndNeeded(t *testing.T) {
 	calls := fakeSystemctl(t, "echo restarting")
 	config, install, uninstall := onThisHost(t)
-	step := func(what string, want []string, args ...string) string {
-		t.Helper()
-		status, out, errs := ctl(t, args...)
-		if status != 0 {
-			t.Fatalf("%s: status %d, %s", what, status, errs)
-		}
-		if got := calls(); !slices.Equal(got, want) {
-			t.Fatalf("%s: systemctl was called with %q, want %q", what, got, want)
-		}
-		return out
-	}
-	step("a dry run", nil, append(install, "--dry-run", "--restart")...)
-	if out := step("without --restart", nil, install...); !strings.Contains(out, "not restarted: run `systemctl restart containerd`") {
-		t.Errorf("nothing says how to restart: %s", out)
-	}
-	step("nothing to change", nil, append(install, "--restart")...)
-	step("uninstall without --restart", nil, append(uninstall, "--keep-programs")...)
-
 	once := []string{"restart|containerd|"}
-	if out := step("with --restart", once, append(install, "--restart")...); strings.Contains(out, "not restarted") || strings.Contains(out, "restarting") {
-		t.Errorf("stdout: %s", out)
+	for _, step := range []struct {
+		name string
+		args []string
+		want []string
+		// says has to be on stdout, saysNot must not.
+		says, saysNot string
+	}{
+		{"a dry run", append(slices.Clip(install), "--dry-run", "--restart", "--prepare-unit"), nil, "", ""},
+		{"without --restart", install, nil, "not restarted: run `systemctl restart containerd`", ""},
+		{"nothing to change", append(slices.Clip(install), "--restart"), nil, "", ""},
+		{"uninstall without --restart", append(slices.Clip(uninstall), "--keep-programs"), nil, "", ""},
+		{"with --restart", append(slices.Clip(install), "--restart"), once, "", "restart"},
+		{"uninstall with --restart", append(slices.Clip(uninstall), "--restart"), append(once, once...), "", "not restarted"},
+	} {
+		status, out, errs := ctl(t, step.args...)
+		if status != 0 || !strings.Contains(out, step.says) || step.saysNot != "" && strings.Contains(out, step.saysNot) {
+			t.Fatalf("%s: status %d, %s %s", step.name, status, out, errs)
+		}
+		if got := calls(); !slices.Equal(got, step.want) {
+			t.Fatalf("%s: systemctl was called with %q, want %q", step.name, got, step.want)
+		}
 	}
-	if data, err := os.ReadFile(config); err != nil || !strings.Contains(string(data), "nvidia") {
-		t.Errorf("%s %v", data, err)
-	}
-	step("uninstall with --restart", append(once, once...), append(uninstall, "--restart")...)
 	if data, err := os.ReadFile(config); err != nil || string(data) != containerdTOML {
 		t.Errorf("%s %v", data, err)
 	}
@@ -76,48 +72,34 @@ func TestInstallRestartsTheDaemonOnlyWhenAskedToAndNeeded(t *testing.T) {
 func TestInstallWhoseRestartFailsKeepsItsFilesAndSaysWhatToDo(t *testing.T) {
 	calls := fakeSystemctl(t, "echo 'Job for containerd.service failed.' >&2\nexit 5")
 	config, install, uninstall := onThisHost(t)
+	root := filepath.Dir(filepath.Dir(filepath.Dir(config)))
 	status, _, errs := ctl(t, append(install, "--restart")...)
 	if status != 1 || !slices.Equal(calls(), []string{"restart|containerd|"}) {
 		t.Errorf("status %d, calls %q", status, calls())
 	}
-	for _, want := range []string{
-		"Job for containerd.service failed.", "nvidia-shimctl: systemctl restart containerd: exit status 5: the files are changed and stay so",
-		"`journalctl -u containerd`", "run `systemctl restart containerd` by hand",
-	} {
-		if !strings.Contains(errs, want) {
-			t.Errorf("no %q in %s", want, errs)
-		}
-	}
-	installed, err := os.ReadFile(config)
-	if err != nil || !strings.Contains(string(installed), runtimeclass.RuntimeType) && !strings.Contains(string(installed), runtimeclass.ShimName) {
-		t.Errorf("the configuration: %s %v", installed, err)
-	}
-	bin := filepath.Join(filepath.Dir(config), "../../bin")
-	for _, name := range runtimeclass.Programs {
-		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
-			t.Error(err)
-		}
-	}
+	contains(t, errs, "Job for containerd.service failed.", "nvidia-shimctl: systemctl restart containerd: exit status 5: the files are changed and stay so",
+		"`journalctl -u containerd`", "run `systemctl restart containerd` by hand")
+	contains(t, snapshot(t, root)[config], "nvidia")
 
 	// A daemon that was not restarted may still start the shim.
 	if status, _, errs := ctl(t, append(uninstall, "--restart")...); status != 1 || !strings.Contains(errs, "by hand, and uninstall again to remove the programs") {
 		t.Errorf("uninstall: status %d, %s", status, errs)
 	}
-	if data, err := os.ReadFile(config); err != nil || string(data) != containerdTOML {
-		t.Errorf("uninstall left %s %v", data, err)
+	left := snapshot(t, root)
+	if !strings.HasSuffix(left[config], containerdTOML) {
+		t.Errorf("uninstall left %s", left[config])
 	}
 	for _, name := range runtimeclass.Programs {
-		if _, err := os.Stat(filepath.Join(bin, name)); err != nil {
-			t.Errorf("uninstall took %v before the daemon knew", err)
+		if left[filepath.Join(root, "bin", name)] == "" {
+			t.Errorf("uninstall removed %s before the daemon knew", name)
 		}
 	}
 }
 
 func TestDockerIsReloaded(t *testing.T) {
 	calls := fakeSystemctl(t, "")
-	_, _, from := installTree(t, "v2.4.2", "")
-	dir := t.TempDir()
-	status, _, errs := ctl(t, "install", "--target", "docker", "--restart", "--from", from, "--bin-dir", filepath.Join(dir, "bin"), "--docker-config", filepath.Join(dir, "daemon.json"))
+	root, _, from := installTree(t, "v2.4.2", "")
+	status, _, errs := ctl(t, "install", "--target", "docker", "--restart", "--from", from, "--bin-dir", filepath.Join(root, "bin"), "--docker-config", filepath.Join(root, "daemon.json"))
 	if status != 0 || !slices.Equal(calls(), []string{"reload|docker|"}) {
 		t.Errorf("status %d, calls %q, %s", status, calls(), errs)
 	}

@@ -11,54 +11,42 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
 )
 
-// optionalFile is the value of --from-toolkit, which may be given without one.
-type optionalFile struct {
-	set  bool
-	name string
-}
+// optionalFile is the value of --from-toolkit: "" without the flag, "true" if it has no value.
+type optionalFile string
 
 // Set takes what is behind "=", or "true" if there is nothing.
 func (f *optionalFile) Set(s string) error {
-	f.set, f.name = true, s
-	if s == "true" {
-		f.name = ""
-	} else if !filepath.IsAbs(s) {
+	*f = optionalFile(s)
+	if s != "true" && !filepath.IsAbs(s) {
 		return fmt.Errorf("%q is not an absolute path", s)
 	}
 	return nil
 }
 
-// String is the file's name.
-func (f *optionalFile) String() string { return f.name }
+func (f *optionalFile) String() string { return string(*f) }
 
-// Get returns the value itself.
-func (f *optionalFile) Get() any { return f }
+// Get returns what the command line library hands on.
+func (f *optionalFile) Get() any { return string(*f) }
 
 // IsBoolFlag says that the flag may stand alone.
 func (f *optionalFile) IsBoolFlag() bool { return true }
 
-// toolkitReport is what becomes of the toolkit's configuration in the file To.
-type toolkitReport struct {
-	toolkit.Report
-	To string `json:"to"`
-}
-
 // fromToolkit is nil without --from-toolkit.
-func fromToolkit(c *cli.Command, to string) (*toolkitReport, error) {
-	asked, _ := c.Value("from-toolkit").(*optionalFile)
-	if asked == nil || !asked.set {
+func fromToolkit(c *cli.Command, to string) (*toolkit.Report, error) {
+	file, _ := c.Value("from-toolkit").(string)
+	names := []string{file}
+	switch file {
+	case "":
 		return nil, nil
+	case "true":
+		names = toolkit.Paths
 	}
-	names := toolkit.Paths
-	if asked.name != "" {
-		names = []string{asked.name}
-	}
-	report, err := toolkit.Read(c.String("root"), names)
-	return &toolkitReport{report, to}, err
+	report, err := toolkit.Read(c.String("root"), names, to)
+	return &report, err
 }
 
-// print shows what becomes of each option.
-func (r *toolkitReport) print(w io.Writer) {
+// printToolkit shows what becomes of each option.
+func printToolkit(w io.Writer, r *toolkit.Report) {
 	styles := map[string]term.Style{toolkit.Carried: term.Green, toolkit.Attention: term.Yellow, toolkit.None: term.Faint}
 	o := term.New(w)
 	o.Line(term.Plain, fmt.Sprintf("%s, for %s:", r.From, r.To))

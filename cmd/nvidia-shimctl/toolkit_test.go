@@ -32,16 +32,11 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 		if status != 0 || !strings.Contains(diff, "+driver-root = '/run/nvidia/driver'\n") || !reflect.DeepEqual(snapshot(t, root), before) {
 			t.Errorf("a dry run: %d %s", status, diff)
 		}
-		for _, want := range []string{path + ", for " + config.DefaultPath, "nvidia-container-cli.root: device nodes are looked up in /dev", "note: in Kubernetes", "to be stricter"} {
-			if !strings.Contains(notes, want) {
-				t.Errorf("no %q in\n%s", want, notes)
-			}
-		}
+		contains(t, notes, path+", for "+config.DefaultPath, "nvidia-container-cli.root: device nodes are looked up in /dev", "note: in Kubernetes", "to be stricter")
 		if status, out, errs := ctl(t, append(install, "--from-toolkit")...); status != 0 || strings.Count(out, "OPTION") != 1 {
 			t.Fatalf("%d %s %s", status, out, errs)
 		}
-		c, err := config.Load(file)
-		if err != nil || c.Host.DriverRoot != "/run/nvidia/driver" || c.Policy.AcceptEnvWhenUnprivileged {
+		if c, err := config.Load(file); err != nil || c.Host.DriverRoot != "/run/nvidia/driver" || c.Policy.AcceptEnvWhenUnprivileged {
 			t.Errorf("%+v %v", c, err)
 		}
 		installed := snapshot(t, root)
@@ -52,14 +47,13 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 		if status != 0 || o.Changed || len(o.Files) != 0 || o.Toolkit == nil || o.Toolkit.From != path || len(o.Toolkit.Options) < 15 || !reflect.DeepEqual(snapshot(t, root), installed) {
 			t.Errorf("again: %d %+v", status, o)
 		}
-		write(t, filepath.Join(root, "/other.toml"), "disable-require = true\n[nvidia-container-runtime]\nmode = \"legacy\"\n", 0o644)
-		if status, _, errs := ctl(t, append(install, "--from-toolkit=/other.toml")...); status != 0 {
-			t.Fatal(errs)
+		other := filepath.Join(root, "other.toml")
+		write(t, other, "disable-require = true\n[nvidia-container-runtime]\nmode = \"legacy\"\n", 0o644)
+		status, _, errs := ctl(t, append(install, "--from-toolkit=/other.toml")...)
+		if c, err := config.Load(file); status != 0 || err != nil || !c.Policy.DisableRequire || c.Host.DriverRoot != "/" {
+			t.Errorf("%d %s %+v %v", status, errs, c, err)
 		}
-		if c, err := config.Load(file); err != nil || !c.Policy.DisableRequire || c.Host.DriverRoot != "/" {
-			t.Errorf("%+v %v", c, err)
-		}
-		os.Remove(filepath.Join(root, "other.toml"))
+		os.Remove(other)
 		if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(snapshot(t, root), before) {
 			t.Errorf("uninstall: %d %s %v", status, errs, snapshot(t, root))
 		}
@@ -68,29 +62,32 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 
 func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 	root, install := toolkitTree(t, "package.toml", toolkit.Paths[0])
+	install = append(install, "--from-toolkit")
 	file := filepath.Join(root, config.DefaultPath)
 	write(t, file, "[log]\nlevel = \"debug\"\n", 0o644)
 	before := snapshot(t, root)
-	for _, args := range [][]string{{"--from-toolkit"}, {"--from-toolkit", "--dry-run"}} {
-		status, _, errs := ctl(t, append(install, args...)...)
-		if status != 1 || !strings.Contains(errs, config.DefaultPath+" is there and is yours: it is not overwritten") ||
-			!strings.Contains(errs, "\nload-kernel-modules = true\n") || !reflect.DeepEqual(snapshot(t, root), before) {
-			t.Errorf("%q: %d %s", args, status, errs)
+	for _, args := range [][]string{install, append(install, "--dry-run")} {
+		status, _, errs := ctl(t, args...)
+		if status != 1 || !reflect.DeepEqual(snapshot(t, root), before) {
+			t.Errorf("%q: %d", args, status)
 		}
+		contains(t, errs, config.DefaultPath+" is there and is yours: it is not overwritten", "\nload-kernel-modules = true\n")
 	}
 	// One that says the same is fine and stays after uninstall.
 	write(t, file, "# mine\npolicy.disable-require = true\n[host]\nload-kernel-modules = true\n[container]\n"+
 		`default-capabilities = ["compute", "compat32", "graphics", "utility", "video", "display", "ngx"]`, 0o644)
 	before = snapshot(t, root)
-	if status, _, errs := ctl(t, append(install, "--from-toolkit")...); status != 0 {
-		t.Errorf("%d %s", status, errs)
+	for _, args := range [][]string{install, {"uninstall", "--root", root}} {
+		if status, _, errs := ctl(t, args...); status != 0 || snapshot(t, root)[file] != before[file] {
+			t.Errorf("%q: %d %s", args, status, errs)
+		}
 	}
-	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(snapshot(t, root), before) {
-		t.Errorf("uninstall: %d %s", status, errs)
+	if now := snapshot(t, root); !reflect.DeepEqual(now, before) {
+		t.Errorf("not as before: %v", now)
 	}
 	// What install wrote and the operator changed since is the operator's.
 	os.Remove(file)
-	if status, _, errs := ctl(t, append(install, "--from-toolkit")...); status != 0 {
+	if status, _, errs := ctl(t, install...); status != 0 {
 		t.Fatal(errs)
 	}
 	text, err := os.ReadFile(file)
@@ -98,12 +95,13 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 		t.Fatal(err)
 	}
 	write(t, file, string(text)+"\n[log]\nlevel = \"debug\"\n", 0o644)
-	if status, _, errs := ctl(t, append(install, "--from-toolkit")...); status != 1 || !strings.Contains(errs, "it is not overwritten") {
+	before = snapshot(t, root)
+	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "it is not overwritten") {
 		t.Errorf("%d %s", status, errs)
 	}
 	status, out, _ := ctl(t, "uninstall", "--root", root)
-	if _, err := os.Stat(file); status != 0 || err != nil || !strings.Contains(out, config.DefaultPath+" stays: it was changed") {
-		t.Errorf("uninstall: %d %v %s", status, err, out)
+	if status != 0 || snapshot(t, root)[file] != before[file] || !strings.Contains(out, config.DefaultPath+" stays: it was changed") {
+		t.Errorf("uninstall: %d %s", status, out)
 	}
 }
 

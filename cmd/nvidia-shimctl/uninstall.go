@@ -32,14 +32,10 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 	}
 	host := runtimeclass.Host{Root: c.String("root")}
 	plan, err := runtimeclass.Uninstall(host, o)
-	dryRun := c.Bool("dry-run")
-	if err == nil && !dryRun {
-		err = plan.Apply()
-	}
 	if err != nil {
 		return err
 	}
-	if err := printInstallation(c, plan, nil); err != nil || dryRun {
+	if err := carryOut(c, plan, nil); err != nil || c.Bool("dry-run") {
 		return err
 	}
 	if c.Bool("restart") && plan.Changed() {

@@ -30,10 +30,11 @@ func (r *Report) nodes(o Options, expected []device.Expected) {
 			n.Result = makeNode(o, e)
 		case e.Driver == "nvidia-uvm" && o.DryRun && o.LoadModules:
 			continue // its major number is not known yet
-		case e.Driver == "nvidia-caps-imex-channels":
-			n.Result = Result{Missing, fmt.Sprintf("no driver %q in /proc/devices", e.Driver), "IMEX channels need a driver and GPUs that have them"}
 		default:
 			n.Result = Result{Missing, fmt.Sprintf("no driver %q in /proc/devices", e.Driver), "load its kernel module"}
+			if e.Driver == "nvidia-caps-imex-channels" {
+				n.Fix = "IMEX channels need a driver and GPUs that have them"
+			}
 		}
 		r.Nodes = append(r.Nodes, n)
 	}

@@ -3,7 +3,7 @@ package prepare
 import (
 	"context"
 	"errors"
-	"fmt"
+	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	gpuhost "github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
@@ -83,21 +83,22 @@ func (r Result) good() bool { return r.State == Present || r.State == Made || r.
 // Run prepares this host. The error says what could not be read; what could not be done is in the
 // report.
 func Run(ctx context.Context, o Options) (*Report, error) {
-	r := &Report{DryRun: o.DryRun, Modules: []Module{}, Nodes: []Node{}, Notes: []string{}}
-	if reason := nothingToPrepare(o.Host); reason != "" {
-		r.PCI, r.Notes, r.Ready = []string{}, append(r.Notes, reason+": nothing to do"), true
-		return r, nil
+	r := &Report{
+		DryRun: o.DryRun, PCI: []string{}, Modules: []Module{}, Nodes: []Node{}, Notes: []string{},
 	}
-	var err error
-	if r.PCI, err = device.Display(o.Host); err != nil {
-		return nil, err
+	reason := nothingToPrepare(o.Host)
+	if reason == "" {
+		gpus, err := device.Display(o.Host)
+		if err != nil {
+			return nil, err
+		}
+		r.PCI = append(r.PCI, gpus...)
+		if len(gpus) == 0 && !device.ModuleLoaded(o.Host, device.ModuleNVIDIA) {
+			reason = "there is no NVIDIA GPU on the PCI bus of this host"
+		}
 	}
-	if r.PCI == nil {
-		r.PCI = []string{}
-	}
-	if len(r.PCI) == 0 && !device.ModuleLoaded(o.Host, device.ModuleNVIDIA) {
-		r.Notes = append(r.Notes, "there is no NVIDIA GPU on the PCI bus of this host: nothing to do")
-		r.Ready = true
+	if reason != "" {
+		r.Notes, r.Ready = append(r.Notes, reason+": nothing to do"), true
 		return r, nil
 	}
 	r.modules(ctx, o)
@@ -137,51 +138,6 @@ func nothingToPrepare(h config.Host) string {
 }
 
 func (r *Report) allGood() bool {
-	for _, m := range r.Modules {
-		if m.Required && !m.good() {
-			return false
-		}
-	}
-	for _, n := range r.Nodes {
-		if !n.good() {
-			return false
-		}
-	}
-	return true
-}
-
-// modules loads the missing modules, in the order in which they depend on each other.
-func (r *Report) modules(ctx context.Context, o Options) {
-	for _, m := range []Module{
-		{Name: device.ModuleNVIDIA, Required: true},
-		{Name: device.ModuleUVM, Required: true},
-		{Name: device.ModuleModeset},
-	} {
-		switch {
-		case device.ModuleLoaded(o.Host, m.Name):
-			m.State = Present
-		case !o.LoadModules:
-			m.Result = Result{Missing, "it is not loaded, and prepare was not told to load modules", "nvidia-shimctl prepare --load-modules, or host.load-kernel-modules = true"}
-			if !m.Required {
-				m.Message = "it is not loaded; only graphics and display need it"
-			}
-		default:
-			m.Result = load(ctx, o, m.Name)
-		}
-		r.Modules = append(r.Modules, m)
-	}
-}
-
-// load loads a module, or in a dry run checks that this is possible.
-func load(ctx context.Context, o Options, name string) Result {
-	var err error
-	if o.DryRun {
-		_, err = driver.Locate(o.Host.DriverRoot, modprobePath)
-	} else if err = modprobe(ctx, o.Host.DriverRoot, name); err == nil && !device.ModuleLoaded(o.Host, name) {
-		err = fmt.Errorf("modprobe %s succeeded, but the module is not loaded", name)
-	}
-	if err != nil {
-		return Result{Failed, err.Error(), fixModprobe}
-	}
-	return Result{State: Made}
+	return !slices.ContainsFunc(r.Modules, func(m Module) bool { return m.Required && !m.good() }) &&
+		!slices.ContainsFunc(r.Nodes, func(n Node) bool { return !n.good() })
 }

@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -93,11 +94,7 @@ func (h host) nodes() []string {
 		if err != nil || st.IsDir() {
 			return err
 		}
-		var s unix.Stat_t
-		if err := unix.Lstat(name, &s); err != nil {
-			return err
-		}
-		rel, _ := filepath.Rel(h.path("dev"), name)
+		s, rel := st.Sys().(*syscall.Stat_t), strings.TrimPrefix(name, h.path("dev")+"/")
 		kind := fmt.Sprintf("%d:%d", unix.Major(uint64(s.Rdev)), unix.Minor(uint64(s.Rdev)))
 		if s.Mode&unix.S_IFMT != unix.S_IFCHR {
 			kind = "no device"
@@ -121,7 +118,7 @@ func states(r *Report) string {
 	for _, n := range r.Nodes {
 		fmt.Fprintf(&b, "%s %s %s\n", filepath.Base(n.Path), n.State, n.Message)
 	}
-	return b.String()
+	return b.String() + strings.Join(r.Notes, "\n")
 }
 
 func TestMissingNodesAreMadeAndASecondRunTouchesNothing(t *testing.T) {
@@ -154,9 +151,12 @@ func TestMissingNodesAreMadeAndASecondRunTouchesNothing(t *testing.T) {
 
 func TestNodesAreAsTheDriversParametersSay(t *testing.T) {
 	const caps = "proc/driver/nvidia/capabilities/"
+	const nothing = "nothing to do"
+	channels := []string{"nvidia-caps-imex-channels/channel0 512:0 0666 0:0", "nvidia-caps-imex-channels/channel2047 512:2047 0666 0:0"}
 	for _, c := range []struct {
 		name  string
 		have  func(h host)
+		imex  []int
 		want  []string
 		ready bool
 		says  string
@@ -164,31 +164,47 @@ func TestNodesAreAsTheDriversParametersSay(t *testing.T) {
 		{"mode and owner", func(h host) {
 			h.write("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileUID: 7\nDeviceFileGID: 44\nDeviceFileMode: 432\n")
 			os.RemoveAll(h.path("sys/module"))
-		}, []string{"nvidia-uvm 510:0 0660 7:44", "nvidia-uvm-tools 510:1 0660 7:44", "nvidia0 195:0 0660 7:44", "nvidiactl 195:255 0660 7:44"}, true, "nvidia_modeset missing"},
+		}, nil, []string{"nvidia-uvm 510:0 0660 7:44", "nvidia-uvm-tools 510:1 0660 7:44", "nvidia0 195:0 0660 7:44", "nvidiactl 195:255 0660 7:44"}, true, "nvidia_modeset missing"},
 		{"nodes are not to be made", func(h host) {
 			h.write("proc/driver/nvidia/params", "ModifyDeviceFiles: 0\n")
 			h.mknod("dev/nvidiactl", 195, 255)
-		}, []string{"nvidiactl 195:255 0666 0:0"}, false, "nvidia0 missing"},
+		}, nil, []string{"nvidiactl 195:255 0666 0:0"}, false, "nvidia0 missing"},
 		{"MIG, whose nodes have parameters of their own", func(h host) {
 			h.write(caps+"mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
 			h.write(caps+"gpu0/mig/gi1/access", "DeviceFileMinor: 12\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
 			h.write("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileMode: 438\n")
-		}, append([]string{"nvidia-caps/nvidia-cap1 511:1 0400 0:0", "nvidia-caps/nvidia-cap12 511:12 0444 0:0"}, usual...), true, "nvidia-cap12 made"},
+		}, nil, append([]string{"nvidia-caps/nvidia-cap1 511:1 0400 0:0", "nvidia-caps/nvidia-cap12 511:12 0444 0:0"}, usual...), true, "nvidia-cap12 made"},
 		{"a capability whose node is not to be made", func(h host) {
 			h.write(caps+"mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 0\n")
-		}, usual, false, "nvidia-cap1 missing"},
+		}, nil, usual, false, "nvidia-cap1 missing"},
 		{"nvidia_uvm is not loaded", func(h host) {
 			h.write("proc/devices", strings.ReplaceAll(devices, "510 nvidia-uvm\n", ""))
-		}, []string{"nvidia-modeset 195:254 0666 0:0", "nvidia0 195:0 0666 0:0", "nvidiactl 195:255 0666 0:0"}, false, "nvidia_uvm missing"},
+		}, nil, []string{"nvidia-modeset 195:254 0666 0:0", "nvidia0 195:0 0666 0:0", "nvidiactl 195:255 0666 0:0"}, false, "nvidia_uvm missing"},
+		{"IMEX channels", func(host) {}, []int{0, 2047}, append(channels, usual...), true, "channel2047 made"},
+		{"IMEX channels that the driver does not have", func(h host) {
+			h.write("proc/devices", strings.ReplaceAll(devices, "512 nvidia-caps-imex-channels\n", ""))
+		}, []int{1}, usual, false, "channel1 missing"},
+		{"no NVIDIA device", func(h host) { os.RemoveAll(h.path("sys/bus/pci/devices/" + gpu)) }, nil, []string{}, true, nothing},
+		{"no PCI", func(h host) { os.RemoveAll(h.path("sys")) }, nil, []string{}, true, nothing},
+		{"an audio function of NVIDIA's", func(h host) { h.write("sys/bus/pci/devices/"+gpu+"/class", "0x040300\n") }, nil, []string{}, true, nothing},
+		{"a GPU that a virtual machine has", func(h host) {
+			os.Symlink("../../../../bus/pci/drivers/vfio-pci", h.path("sys/bus/pci/devices/"+gpu+"/driver"))
+		}, nil, []string{}, true, nothing},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t)
 			c.have(h)
-			r := h.run(h.options())
+			o := h.options()
+			o.Channels = c.imex
+			if c.says == nothing {
+				os.RemoveAll(h.path("proc/driver"))
+				o.LoadModules = true // nothing is executed: there is no modprobe
+			}
+			r := h.run(o)
 			if got := h.nodes(); !slices.Equal(got, c.want) {
 				t.Errorf("got %q, want %q", got, c.want)
 			}
-			if r.Ready != c.ready || !strings.Contains(states(r), c.says) {
+			if r.Ready != c.ready || !strings.Contains(states(r), c.says) || o.LoadModules && len(r.Modules)+len(r.Nodes) > 0 {
 				t.Errorf("ready %v, no %q in\n%s", r.Ready, c.says, states(r))
 			}
 			for _, n := range r.Nodes {
@@ -200,6 +216,19 @@ func TestNodesAreAsTheDriversParametersSay(t *testing.T) {
 				t.Errorf("the directory of capabilities has mode %v", info.Mode())
 			}
 		})
+	}
+}
+
+func TestRunRefuses(t *testing.T) {
+	h := newHost(t)
+	o := h.options()
+	o.Channels = []int{2048}
+	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "IMEX channel 2048: the driver has 0 to 2047") {
+		t.Errorf("error %v", err)
+	}
+	h.write("proc/driver/nvidia/version", "nonsense\n")
+	if _, err := Run(t.Context(), h.options()); err == nil {
+		t.Error("an unreadable driver is no error")
 	}
 }
 
@@ -242,19 +271,20 @@ func TestWrongNodesAreReplacedOnlyIfToldTo(t *testing.T) {
 			}
 		})
 	}
-	t.Run("another mode is left alone, and reported", func(t *testing.T) {
-		h := newHost(t)
-		h.mknod("dev/nvidia0", 195, 0)
-		os.Chmod(h.path("dev/nvidia0"), 0o660)
-		if r := h.run(h.options()); !r.Ready || !strings.Contains(states(r), "nvidia0 present it has mode 0660") {
-			t.Errorf("%s", states(r))
-		}
-		o := h.options()
-		o.Replace = true
-		if h.run(o); !slices.Equal(h.nodes(), usual) {
-			t.Errorf("with --replace: %q", h.nodes())
-		}
-	})
+}
+
+func TestAnotherModeIsLeftAloneAndReported(t *testing.T) {
+	h := newHost(t)
+	h.mknod("dev/nvidia0", 195, 0)
+	os.Chmod(h.path("dev/nvidia0"), 0o660)
+	if r := h.run(h.options()); !r.Ready || !strings.Contains(states(r), "nvidia0 present it has mode 0660") {
+		t.Errorf("%s", states(r))
+	}
+	o := h.options()
+	o.Replace = true
+	if h.run(o); !slices.Equal(h.nodes(), usual) {
+		t.Errorf("with --replace: %q", h.nodes())
+	}
 }
 
 // A user who can change the directory could have root make a device somewhere else.
@@ -286,24 +316,6 @@ func TestADirectoryThatOthersCanChangeGetsNoNode(t *testing.T) {
 	}
 }
 
-func TestImexChannelsAreMadeOnRequestOnly(t *testing.T) {
-	h := newHost(t)
-	o := h.options()
-	o.Channels = []int{0, 2047}
-	if r := h.run(o); !r.Ready || !slices.Equal(h.nodes()[:2], []string{"nvidia-caps-imex-channels/channel0 512:0 0666 0:0", "nvidia-caps-imex-channels/channel2047 512:2047 0666 0:0"}) {
-		t.Errorf("%q\n%s", h.nodes(), states(r))
-	}
-	o.Channels = []int{2048}
-	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "IMEX channel 2048: the driver has 0 to 2047") {
-		t.Errorf("error %v", err)
-	}
-	h.write("proc/devices", strings.ReplaceAll(devices, "512 nvidia-caps-imex-channels\n", ""))
-	o.Channels = []int{1}
-	if r := h.run(o); r.Ready || !strings.Contains(states(r), "channel1 missing") {
-		t.Errorf("without them in the driver:\n%s", states(r))
-	}
-}
-
 func TestParseChannels(t *testing.T) {
 	for text, want := range map[string][]int{"0": {0}, "0-3": {0, 1, 2, 3}, "7, 0-1,1": {0, 1, 7}} {
 		if got, err := ParseChannels(text); err != nil || !slices.Equal(got, want) {
@@ -314,39 +326,6 @@ func TestParseChannels(t *testing.T) {
 		if got, err := ParseChannels(text); err == nil {
 			t.Errorf("%q: %v", text, got)
 		}
-	}
-}
-
-func TestAHostWithoutAGPUForContainersIsReady(t *testing.T) {
-	for _, c := range []struct {
-		name string
-		have func(h host)
-	}{
-		{"no NVIDIA device", func(h host) { os.RemoveAll(h.path("sys/bus/pci/devices/" + gpu)) }},
-		{"no PCI", func(h host) { os.RemoveAll(h.path("sys")) }},
-		{"an audio function of NVIDIA's", func(h host) { h.write("sys/bus/pci/devices/"+gpu+"/class", "0x040300\n") }},
-		{"a GPU that a virtual machine has", func(h host) {
-			os.Symlink("../../../../bus/pci/drivers/vfio-pci", h.path("sys/bus/pci/devices/"+gpu+"/driver"))
-		}},
-	} {
-		t.Run(c.name, func(t *testing.T) {
-			h := newHost(t)
-			os.RemoveAll(h.path("proc/driver"))
-			c.have(h)
-			o := h.options()
-			o.LoadModules = true // nothing is executed: there is no modprobe
-			if r := h.run(o); !r.Ready || len(r.Modules)+len(r.Nodes) != 0 || len(r.Notes) != 1 {
-				t.Errorf("%+v", r)
-			}
-		})
-	}
-}
-
-func TestAnUnreadableDriverIsAnError(t *testing.T) {
-	h := newHost(t)
-	h.write("proc/driver/nvidia/version", "nonsense\n")
-	if _, err := Run(t.Context(), h.options()); err == nil {
-		t.Error("no error")
 	}
 }
 

@@ -5,7 +5,7 @@
 // becomes of it and why, and the text of a config.toml of the shim with those that have a meaning
 // here.
 //
-//	r, err := toolkit.Read("/", toolkit.Paths)
+//	r, err := toolkit.Read("/", toolkit.Paths, config.DefaultPath)
 //	for _, o := range r.Options { fmt.Println(o.Key, o.State, o.To, o.Why) }
 //	os.Stdout.WriteString(r.Text)
 //

@@ -88,7 +88,6 @@ var rules = map[string]rule{
 	"nvidia-container-runtime.modes.csv.compat-container-root":   none("forward compatibility libraries of an image are used if they serve the host's driver"),
 	"nvidia-container-runtime.modes.csv.mount-spec-path":         only("lists of files for Tegra are not read from elsewhere", "/etc/nvidia-container-runtime/host-files-for-container.d"),
 	"nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": disabledHooks,
-	"nvidia-container-runtime.modes.jit-cdi.nvcdi-feature-flags": none("no CDI specification is made"),
 	"nvidia-container-runtime.modes.legacy.cuda-compat-mode":     only(whyCompat, "ldconfig", "mount", "hook"),
 }
 
@@ -122,14 +121,12 @@ func none(why string) rule {
 // only is for an option, or list, of which the given values say what is done here anyway.
 func only(why string, values ...any) rule {
 	return func(_ string, value any) (result, error) {
-		list, err := texts(value)
-		if err != nil && !slices.Contains(values, value) {
-			return result{}, errors.New(why)
+		if slices.Contains(values, value) {
+			return result{}, nil
 		}
-		for _, s := range list {
-			if !slices.Contains(values, any(s)) {
-				return result{}, errors.New(why)
-			}
+		unknown := func(s string) bool { return !slices.Contains(values, any(s)) }
+		if list, err := texts(value); err != nil || slices.ContainsFunc(list, unknown) {
+			return result{}, errors.New(why)
 		}
 		return result{}, nil
 	}
@@ -148,26 +145,20 @@ func boolean(setting string, invert bool) rule {
 
 // texts is a list of strings, or one string with commas.
 func texts(value any) ([]string, error) {
-	out := []string{}
-	switch v := value.(type) {
-	case string:
-		for s := range strings.SplitSeq(v, ",") {
-			if s = strings.TrimSpace(s); s != "" {
-				out = append(out, s)
-			}
-		}
-		return out, nil
-	case []any:
-		for _, e := range v {
-			s, ok := e.(string)
-			if !ok {
-				return nil, errors.New("it is not a list of strings")
-			}
-			out = append(out, s)
-		}
-		return out, nil
+	if s, ok := value.(string); ok {
+		return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' }), nil
 	}
-	return nil, errors.New("it is not a list of strings")
+	list, ok := value.([]any)
+	out := []string{}
+	for _, e := range list {
+		s, isText := e.(string)
+		ok = ok && isText
+		out = append(out, s)
+	}
+	if !ok {
+		return nil, errors.New("it is not a list of strings")
+	}
+	return out, nil
 }
 
 func swarmResources(_ string, value any) (result, error) {

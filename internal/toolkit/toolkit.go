@@ -1,7 +1,6 @@
 package toolkit
 
 import (
-	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
@@ -56,12 +55,13 @@ type Report struct {
 	Options []Option `json:"options"`
 	// Notes are about options that are not in the file, and about defaults that differ.
 	Notes []string `json:"notes"`
-	// Text is the shim's configuration, "" if nothing was carried over.
+	// Text is the shim's configuration, "" if nothing was carried over; To is where it belongs.
 	Text string `json:"text"`
+	To   string `json:"to"`
 }
 
-// Read converts the first of the files that is there, below root.
-func Read(root string, names []string) (Report, error) {
+// Read converts the first of the files that is there, below root, for the shim's file to.
+func Read(root string, names []string, to string) (Report, error) {
 	for _, name := range names {
 		text, err := os.ReadFile(filepath.Join(root, name))
 		if errors.Is(err, fs.ErrNotExist) {
@@ -74,7 +74,7 @@ func Read(root string, names []string) (Report, error) {
 		if err != nil {
 			return Report{}, fmt.Errorf("%s: %w", name, err)
 		}
-		r.From = name
+		r.From, r.To = name, to
 		return r, nil
 	}
 	return Report{}, fmt.Errorf("no configuration of NVIDIA's toolkit at %s: name it with --from-toolkit=FILE, or leave the flag out", strings.Join(names, " or "))
@@ -82,16 +82,18 @@ func Read(root string, names []string) (Report, error) {
 
 // Convert reads the text of the toolkit's file. root is where the files are that it names.
 func Convert(root string, text []byte) (Report, error) {
-	var tree map[string]any
-	if err := toml.NewDecoder(bytes.NewReader(text)).Decode(&tree); err != nil {
-		return Report{}, errors.New(config.Describe(err))
-	}
-	defaults, err := defaultSettings()
+	values, err := flatten(text)
 	if err != nil {
 		return Report{}, err
 	}
-	values := map[string]any{}
-	flatten("", tree, values)
+	defaultText, err := toml.Marshal(config.Default())
+	if err != nil {
+		return Report{}, err
+	}
+	defaults, err := flatten(defaultText)
+	if err != nil {
+		return Report{}, err
+	}
 	mode, settings := values[keyMode], map[string]any{}
 	if mode == nil {
 		mode = defaultMode
@@ -115,34 +117,29 @@ func Convert(root string, text []byte) (Report, error) {
 	return r, err
 }
 
-// defaultSettings are the settings of the shim without a configuration.
-func defaultSettings() (map[string]any, error) {
-	text, err := toml.Marshal(config.Default())
-	if err != nil {
-		return nil, err
-	}
+// flatten reads TOML as values of dotted keys. An empty table sets nothing.
+func flatten(text []byte) (map[string]any, error) {
 	var tree map[string]any
 	if err := toml.Unmarshal(text, &tree); err != nil {
-		return nil, err
+		return nil, errors.New(config.Describe(err))
 	}
-	settings := map[string]any{}
-	flatten("", tree, settings)
-	return settings, nil
+	values := map[string]any{}
+	addValues(values, "", tree)
+	return values, nil
 }
 
 var bareKey = regexp.MustCompile(`^[A-Za-z0-9_-]+$`)
 
-// flatten makes dotted keys of tables. An empty table sets nothing.
-func flatten(prefix string, tree, out map[string]any) {
+func addValues(values map[string]any, prefix string, tree map[string]any) {
 	for key, value := range tree {
 		if !bareKey.MatchString(key) {
 			key = strconv.Quote(key)
 		}
 		if sub, ok := value.(map[string]any); ok {
-			flatten(prefix+key+".", sub, out)
-			continue
+			addValues(values, prefix+key+".", sub)
+		} else {
+			values[prefix+key] = value
 		}
-		out[prefix+key] = value
 	}
 }
 

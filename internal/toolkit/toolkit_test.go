@@ -110,7 +110,7 @@ func TestFilesOfRealToolkits(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			r, err := Read(root, Paths)
+			r, err := Read(root, Paths, config.DefaultPath)
 			if err != nil || r.From != Paths[1] {
 				t.Fatalf("%q %v", r.From, err)
 			}
@@ -134,7 +134,7 @@ func TestFilesOfRealToolkits(t *testing.T) {
 			}
 		})
 	}
-	if _, err := Read(t.TempDir(), Paths); err == nil || !strings.Contains(err.Error(), "no configuration of NVIDIA's toolkit at "+Paths[0]) {
+	if _, err := Read(t.TempDir(), Paths, config.DefaultPath); err == nil || !strings.Contains(err.Error(), "no configuration of NVIDIA's toolkit at "+Paths[0]) {
 		t.Errorf("no file: %v", err)
 	}
 }
