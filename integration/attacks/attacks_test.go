@@ -17,6 +17,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
+func TestMain(m *testing.M) { simhost.Main(m) }
+
 // marker is a file of the host's canary directory that no container may see.
 const marker = "canary-of-the-host"
 

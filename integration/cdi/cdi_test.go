@@ -14,6 +14,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
+func TestMain(m *testing.M) { simhost.Main(m) }
+
 // object is a part of a CDI specification.
 type object map[string]any
 

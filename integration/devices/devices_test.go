@@ -16,6 +16,21 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
+func TestMain(m *testing.M) { simhost.Main(m) }
+
+// The main job: the first sentence of the README.
+func TestNvidiaSmiListsTheGrantedGPU(t *testing.T) {
+	testenv.EachCgroup(t, func(t *testing.T, version int) {
+		h := simhost.New(t, simhost.Options{Env: testenv.Options{Cgroup: version}})
+		o := simhost.Visible("0")
+		o.Args = []string{"nvidia-smi", "-L"}
+		out := h.MustRun(t, o)
+		if want := "GPU 0: NVIDIA H200 (UUID: " + h.Driver.GPUs[0].UUID + ")"; strings.TrimSpace(out) != want {
+			t.Errorf("got %q, want %q", out, want)
+		}
+	})
+}
+
 // Exactly the node of the GPU that was asked for opens, whether the image brings a
 // node, the container makes one, or NVML and CUDA look for it (T33). On hosts where
 // a GPU's index is not its minor number, too.

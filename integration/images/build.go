@@ -93,7 +93,7 @@ func tryBuild(name string, r recipe) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return cached(dir, name, key, func(path, work string) error {
+	return cached(dir, name+"-"+key+".tar", func(path, work string) error {
 		m, err := r.make(&builder{cacheDir: dir, work: work, arch: a})
 		if err != nil {
 			return err
@@ -103,10 +103,10 @@ func tryBuild(name string, r recipe) (string, error) {
 	})
 }
 
-// cached gives <dir>/<name>-<key>.tar, calling create under a lock if it is not
-// there. create gets the path to write, atomically, and a directory to work in.
-func cached(dir, name, key string, create func(path, work string) error) (string, error) {
-	path := filepath.Join(dir, name+"-"+key+".tar")
+// cached gives a file or directory in dir, calling create under a lock if it is not there.
+// create gets the path to make, in one step, and a directory to work in.
+func cached(dir, name string, create func(path, work string) error) (string, error) {
+	path := filepath.Join(dir, name)
 	lock, err := os.OpenFile(filepath.Join(dir, "."+name+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return "", err

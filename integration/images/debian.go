@@ -3,6 +3,7 @@ package images
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,7 +26,7 @@ const LibfooDeb = "/opt/test/libfoo.deb"
 // debian12 is a base layer made by debootstrap, cached by itself, and a layer
 // with the programs.
 func debian12(b *builder) (Image, error) {
-	base, err := cached(b.cacheDir, "debian12-base", "1-"+runtime.GOARCH, debootstrap)
+	base, err := cached(b.cacheDir, "debian12-base-1-"+runtime.GOARCH+".tar", debootstrap)
 	if err != nil {
 		return Image{}, err
 	}
@@ -45,10 +46,31 @@ func debian12(b *builder) (Image, error) {
 	return Image{Config: defaultConfig(), Layers: []Layer{{Tar: base}, {Files: files}}}, nil
 }
 
-// Debootstrap makes a Debian tree of the release of the image debian12, with the
-// packages (separated by commas) besides the minimal ones, in the directory root,
-// from the mirror that the host's own apt uses. It takes about a minute.
-func Debootstrap(root, packages string) error {
+// DebianTree is a directory with Debian of the release of the image debian12 and more packages,
+// separated by commas. It is made once, kept in the cache and must not be written to. version is
+// raised with the packages.
+func DebianTree(version int, packages string) (string, error) {
+	cache, err := cacheDir()
+	if err != nil {
+		return "", err
+	}
+	// Only root may look into it, since a tree has set-user-id programs.
+	dir := filepath.Join(cache, "trees")
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	return cached(dir, fmt.Sprintf("debian12-%d-%s", version, runtime.GOARCH), func(path, work string) error {
+		root := filepath.Join(work, "root")
+		if err := bootstrap(root, packages); err != nil {
+			return err
+		}
+		return os.Rename(root, path)
+	})
+}
+
+// bootstrap makes a Debian tree of that release in the directory root, with packages besides the
+// minimal ones, from the mirror that the host's own apt uses. It takes about a minute.
+func bootstrap(root, packages string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("debootstrap needs root")
 	}
@@ -75,7 +97,7 @@ func Debootstrap(root, packages string) error {
 // debootstrap makes the base layer's tar.
 func debootstrap(path, work string) (err error) {
 	root := filepath.Join(work, "root")
-	if err := Debootstrap(root, debianPackages); err != nil {
+	if err := bootstrap(root, debianPackages); err != nil {
 		return err
 	}
 	// The user that the other images have as well.

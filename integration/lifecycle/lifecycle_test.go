@@ -23,6 +23,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
 )
 
+func TestMain(m *testing.M) { simhost.Main(m) }
+
 // host is a host whose runc keeps what it is sent with `update`.
 type host struct {
 	*simhost.Host

@@ -14,6 +14,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
+func TestMain(m *testing.M) { simhost.Main(m) }
+
 // listing prints every file and directory below the mask with its content.
 const listing = `cd ` + simhost.Mask + ` && find . | sort && for f in $(find . -type f | sort); do echo "== $f"; cat $f; done`
 

@@ -22,6 +22,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
+func TestMain(m *testing.M) { simhost.Main(m) }
+
 // refusal is a create that must fail: what is wrong, who asks, what the error
 // says and does not say, and its gRPC code.
 type refusal struct {

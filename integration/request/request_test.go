@@ -11,6 +11,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
+func TestMain(m *testing.M) { simhost.Main(m) }
+
 // Every documented way to name a GPU.
 func TestAGPUCanBeNamedInEveryDocumentedWay(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {

@@ -24,38 +24,6 @@ func Visible(value string, env ...string) testenv.RunOptions {
 	return testenv.RunOptions{Env: append([]string{"NVIDIA_VISIBLE_DEVICES=" + value}, env...)}
 }
 
-// fill has the container run the host's image unless it names its root.
-func (h *Host) fill(o testenv.RunOptions) testenv.RunOptions {
-	if o.Image == "" && o.RootfsDir == "" {
-		o.Image = h.Image
-	}
-	return o
-}
-
-// Run is Env.Run, by default of the host's image.
-func (h *Host) Run(t testing.TB, o testenv.RunOptions) testenv.Result {
-	t.Helper()
-	return h.Env.Run(t, h.fill(o))
-}
-
-// TryRun is Env.TryRun, by default of the host's image.
-func (h *Host) TryRun(t testing.TB, o testenv.RunOptions) (testenv.Result, error) {
-	t.Helper()
-	return h.Env.TryRun(t, h.fill(o))
-}
-
-// MustRun is Env.MustRun, by default of the host's image.
-func (h *Host) MustRun(t testing.TB, o testenv.RunOptions) string {
-	t.Helper()
-	return h.Env.MustRun(t, h.fill(o))
-}
-
-// Create is Env.Create, by default of the host's image.
-func (h *Host) Create(t testing.TB, o testenv.RunOptions) string {
-	t.Helper()
-	return h.Env.Create(t, h.fill(o))
-}
-
 // Start starts a container that waits and returns its name. It is removed with the test.
 func (h *Host) Start(t testing.TB, o testenv.RunOptions) string {
 	t.Helper()

@@ -6,8 +6,38 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
+
+// Devices are the devices of a simulated driver as a test expects them in containers. Minor
+// numbers, nodes and files are written down here again.
+type Devices struct {
+	Driver *sim.Driver
+	// Minors are the minor numbers of the GPUs, by index.
+	Minors []int
+}
+
+// minors are those that GPUs have, by index, where there are so many. The simulated
+// driver numbers GPUs as a host does whose probe order is not that of the bus ids.
+var minors = map[int][]int{
+	3: {2, 0, 1},
+	4: {2, 3, 0, 1},
+	8: {2, 3, 4, 5, 6, 7, 0, 1},
+}
+
+// NewDevices are those of a driver.
+func NewDevices(t testing.TB, driver *sim.Driver) Devices {
+	t.Helper()
+	h := Devices{Driver: driver}
+	for _, g := range driver.GPUs {
+		h.Minors = append(h.Minors, g.Minor)
+	}
+	if want, ok := minors[len(h.Minors)]; ok && !slices.Equal(h.Minors, want) {
+		t.Fatalf("the GPUs have the minor numbers %v, want %v", h.Minors, want)
+	}
+	return h
+}
 
 // Node is a device node of the simulated host.
 type Node struct {
@@ -21,7 +51,7 @@ type Node struct {
 func CapMinor(gpu, gi, ci int) int { return 3 + (gpu*15+gi)*9 + 1 + ci }
 
 // Nodes are all nodes of GPUs that the host has.
-func (h *Host) Nodes() []Node {
+func (h Devices) Nodes() []Node {
 	m := h.Driver.Majors
 	node := func(name string, major uint32, minor int) Node { return Node{name, fmt.Sprintf("%d:%d", major, minor)} }
 	capability := func(n int) Node { return node(fmt.Sprintf("nvidia-caps/nvidia-cap%d", n), m.Caps, n) }
@@ -55,7 +85,7 @@ type Seen struct {
 
 // ProbeArgs is a command that prints, for Parse, what a container can see and do with
 // nodes, by default all of the host.
-func (h *Host) ProbeArgs(nodes ...Node) []string {
+func (h Devices) ProbeArgs(nodes ...Node) []string {
 	if len(nodes) == 0 {
 		nodes = h.Nodes()
 	}
@@ -119,11 +149,11 @@ func Parse(out string) Seen {
 
 // Expect is what a container must see that has compute and utility and the GPUs with
 // these indices: exactly their nodes, nvidiactl and UVM.
-func (h *Host) Expect(gpus []int) Seen { return h.ExpectMIG(gpus, nil) }
+func (h Devices) Expect(gpus []int) Seen { return h.ExpectMIG(gpus, nil) }
 
 // ExpectMIG is Expect for whole GPUs, MIG devices by position in Driver.MIG, and further
 // capability nodes by number.
-func (h *Host) ExpectMIG(gpus, mig []int, capabilities ...int) Seen {
+func (h Devices) ExpectMIG(gpus, mig []int, capabilities ...int) Seen {
 	granted := map[string]bool{"nvidiactl": true, "nvidia-uvm": true, "nvidia-uvm-tools": true}
 	capabilities = slices.Clone(capabilities)
 	gpus = slices.Clone(gpus)

@@ -37,7 +37,7 @@ func TestTheUnitOfPrepareMakesTheNodes(t *testing.T) {
 
 	m.run(t, append([]string{"nvidia-shimctl", "uninstall", "--keep-programs"}, install...)...)
 	m.run(t, "systemctl", "daemon-reload")
-	if r := m.try(t, nil, "systemctl", "cat", runtimeclass.UnitName); r.exitCode == 0 {
-		t.Errorf("uninstall left the unit: %s", r.stdout)
+	if r := m.try(t, nil, "systemctl", "cat", runtimeclass.UnitName); r.ExitCode == 0 {
+		t.Errorf("uninstall left the unit: %s", r.Output)
 	}
 }

@@ -75,6 +75,8 @@ type Env struct {
 	Address string
 	// Root and State are containerd's directories of these names.
 	Root, State string
+	// Image is the reference of the image of containers that name none.
+	Image string
 	// Options are those it was started with, defaults filled in.
 	Options Options
 
