@@ -14,6 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
 )
 
 func TestMain(m *testing.M) { simhost.Main(m) }
@@ -110,7 +111,7 @@ func TestDevicesStayTheSameWhileAContainerLives(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			task, ctx := h.Task(t, first)
+			task, ctx := api.Task(t, h.Env, first)
 			if _, err := task.Update(ctx, &taskapi.UpdateTaskRequest{
 				ID: first, Resources: &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources", Value: value},
 			}); err != nil {

@@ -81,10 +81,7 @@ func TestPodsOutliveContainerd(t *testing.T) {
 // cpus are the processors that a container may use.
 func cpus(t *testing.T, pod *corev1.Pod) string {
 	t.Helper()
-	got, err := shared.exec(pod.Namespace, pod.Name, "main", "/bin/grep", "Cpus_allowed_list", "/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := shared.mustExec(t, pod, "main", "/bin/grep", "Cpus_allowed_list", "/proc/self/status")
 	return strings.TrimSpace(strings.TrimPrefix(got, "Cpus_allowed_list:"))
 }
 

@@ -2,18 +2,11 @@ package simhost
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
-
-	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
-	"github.com/containerd/containerd/v2/pkg/namespaces"
-	"github.com/containerd/ttrpc"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -136,34 +129,4 @@ func (h *Host) RunSpec(t testing.TB, spec map[string]any, flags ...string) teste
 	name := WriteFile(t, filepath.Join(h.Dir, id+".json"), string(data))
 	defer h.Gone(t, id)
 	return h.RunConfig(t, id, append([]string{"--config", name}, flags...)...)
-}
-
-// Task is the Task service of the shim that runs a container, for requests that ctr has
-// no command for.
-func (h *Host) Task(t testing.TB, id string) (taskapi.TTRPCTaskService, context.Context) {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(h.BundleDir(id), "bootstrap.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return TaskService(t, data, "/", h.ID)
-}
-
-// TaskService is Task for the shim whose bundle has this bootstrap.json; root is where
-// the shim's file system is.
-func TaskService(t testing.TB, bootstrap []byte, root, namespace string) (taskapi.TTRPCTaskService, context.Context) {
-	t.Helper()
-	var boot struct{ Address, Protocol string }
-	if err := json.Unmarshal(bootstrap, &boot); err != nil || boot.Protocol != "ttrpc" {
-		t.Fatalf("the shim's address is %s: %v", bootstrap, err)
-	}
-	conn, err := net.Dial("unix", filepath.Join(root, strings.TrimPrefix(boot.Address, "unix://")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := ttrpc.NewClient(conn)
-	t.Cleanup(func() { client.Close() })
-	ctx, cancel := context.WithTimeout(namespaces.WithNamespace(context.Background(), namespace), 30*time.Second)
-	t.Cleanup(cancel)
-	return taskapi.NewTTRPCTaskClient(client), ctx
 }

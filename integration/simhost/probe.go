@@ -154,6 +154,11 @@ func (h Devices) Expect(gpus []int) Seen { return h.ExpectMIG(gpus, nil) }
 // ExpectMIG is Expect for whole GPUs, MIG devices by position in Driver.MIG, and further
 // capability nodes by number.
 func (h Devices) ExpectMIG(gpus, mig []int, capabilities ...int) Seen {
+	return h.ExpectNodes(h.Nodes(), gpus, mig, capabilities...)
+}
+
+// ExpectNodes is ExpectMIG for a container that looks at these nodes only.
+func (h Devices) ExpectNodes(nodes []Node, gpus, mig []int, capabilities ...int) Seen {
 	granted := map[string]bool{"nvidiactl": true, "nvidia-uvm": true, "nvidia-uvm-tools": true}
 	capabilities = slices.Clone(capabilities)
 	gpus = slices.Clone(gpus)
@@ -180,7 +185,7 @@ func (h Devices) ExpectMIG(gpus, mig []int, capabilities ...int) Seen {
 			}
 		}
 	}
-	for _, n := range h.Nodes() {
+	for _, n := range nodes {
 		if granted[n.Name] {
 			// No driver is behind it: ENXIO is what a device cgroup lets through.
 			want.Open, want.Mknod, want.Dev = append(want.Open, n.Name+" ENXIO"), append(want.Mknod, n.Number+" ENXIO"), append(want.Dev, n.Name)

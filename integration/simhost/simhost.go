@@ -1,7 +1,6 @@
 package simhost
 
 import (
-	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -59,15 +58,6 @@ func New(t testing.TB, o Options) *Host {
 	t.Helper()
 	before := testenv.Snapshot(t)
 	t.Cleanup(func() { before.AssertUnchanged(t) })
-	if o.Driver.Dir == "" {
-		// Short, and below a directory that only root can write.
-		dir, err := os.MkdirTemp("", "nvsim")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { os.RemoveAll(dir) })
-		o.Driver.Dir = filepath.Join(dir, "d")
-	}
 	if o.Driver.GPUs == 0 {
 		o.Driver.GPUs = 4
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
 )
 
 // container is a running container of a machine.
@@ -147,7 +148,7 @@ func (c *container) update(t testing.TB, resources *specs.LinuxResources) {
 		t.Fatal(err)
 	}
 	bootstrap := c.m.run(t, "cat", "/run/containerd/io.containerd.runtime.v2.task/"+namespace+"/"+c.id+"/bootstrap.json")
-	service, ctx := simhost.TaskService(t, []byte(bootstrap), fmt.Sprintf("/proc/%d/root", c.m.systemd.PID()), namespace)
+	service, ctx := api.TaskService(t, []byte(bootstrap), fmt.Sprintf("/proc/%d/root", c.m.systemd.PID()), namespace)
 	if _, err := service.Update(ctx, &taskapi.UpdateTaskRequest{
 		ID: c.id, Resources: &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources", Value: value},
 	}); err != nil {
