@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -56,37 +55,29 @@ func (s setup) cases() []Case {
 	again.Name = stockAgain
 	// runc makes the nodes in any case, which on a small host takes as long as
 	// all of our own steps: there the stock shim with the same nodes is the measure.
-	kind, against, budgetOne, budgetAll := "simulated GPUs", bare, 1.10, 1.25
+	against, budgetOne, budgetAll := bare, 1.10, 1.25
 	if s.real {
-		kind, against, budgetOne, budgetAll = "GPUs", stock, 1.03, 1.10
-	}
-	means := fmt.Sprintf("All %d %s with all capabilities.", s.gpus, kind)
-	if s.mig > 0 {
-		means = fmt.Sprintf("All %d %s, %d of them partitioned into %d MIG devices, with all capabilities.", s.gpus, kind, s.partitioned, s.mig)
+		against, budgetOne, budgetAll = stock, 1.03, 1.10
 	}
 	every := gpu(s.middle, all, s.gpus-s.partitioned)
 	every.mig = s.mig
 	out := []Case{
 		{
 			Name: caseNone, Against: again.Name,
-			Means:    "A container that asks for nothing. “stock, again” is the stock shim measured a second time: how far apart two equal things are on this host.",
 			Variants: []Variant{plain(s.small), gpu(s.small, nil, -1), again},
 		},
 		{
 			Name: caseOne, Against: against, Budget: budgetOne, BudgetCPU: 3,
-			Means:    fmt.Sprintf("1 of %d %s, `compute,utility`, the view is there already; stock is the same image without a GPU.", s.gpus, kind),
 			Variants: append([]Variant{plain(s.middle), gpu(s.middle, one, 1)}, s.peers...),
 		},
 		{
 			Name: caseAll, Against: against, Budget: budgetAll, BudgetCPU: 6,
-			Means:    means,
 			Variants: []Variant{plain(s.middle), every},
 		},
 	}
 	if s.large != "" {
 		out = append(out, Case{
 			Name: caseLarge, AddedTo: caseOne, BudgetAdded: 5,
-			Means:    "The same with an image of 5,000 libraries in its loader's cache.",
 			Variants: []Variant{plain(s.large), gpu(s.large, one, 1)},
 		})
 	}
@@ -94,7 +85,6 @@ func (s setup) cases() []Case {
 	cold.cold, cold.skipRun = true, true
 	out = append(out, Case{
 		Name: caseCold, AddedTo: caseOne, BudgetAdded: 100,
-		Means:    "The first GPU container since boot: the shim's state directory was removed before, so that the driver's files are looked for and the view is built.",
 		Variants: []Variant{cold},
 	})
 	for i := range out {

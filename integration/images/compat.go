@@ -71,24 +71,18 @@ func (c Compat) Build() (string, error) {
 	return build(c.Name(), recipe{version: 2, packages: glibcPackages, make: c.make})
 }
 
-func (c Compat) make(b *builder) (Image, error) {
-	files, err := b.glibcBase("usr/lib/" + b.arch.tuple)
-	if err != nil {
-		return Image{}, err
-	}
+func (c Compat) make(b *builder) {
+	b.glibcBase("usr/lib/" + b.arch.tuple)
 	dir := "usr/local/cuda-" + c.CUDA + "/compat"
-	libs, err := b.libraries(
+	b.libraries(
 		library{path: dir + "/libcuda.so." + c.Version, soname: "libcuda.so.1", value: c.Value, cuda: true, note: c.Note},
 		library{path: dir + "/libnvidia-ptxjitcompiler.so." + c.Version, soname: "libnvidia-ptxjitcompiler.so.1", value: c.Value})
-	if err != nil {
-		return Image{}, err
-	}
-	files = append(files, libs...)
-	files = append(files,
+	b.add(
 		Symlink(dir+"/libcuda.so.1", "libcuda.so."+c.Version),
 		Symlink(dir+"/libcuda.so", "libcuda.so.1"),
 		Symlink(dir+"/libnvidia-ptxjitcompiler.so.1", "libnvidia-ptxjitcompiler.so."+c.Version),
 		Symlink("usr/local/cuda", "/usr/local/cuda-"+c.CUDA),
 	)
-	return b.withCache(append(files, c.Files...), b.debianConfs())
+	b.add(c.Files...)
+	b.withCache(b.debianConfs())
 }

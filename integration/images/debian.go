@@ -25,25 +25,13 @@ const LibfooDeb = "/opt/test/libfoo.deb"
 
 // debian12 is a base layer made by debootstrap, cached by itself, and a layer
 // with the programs.
-func debian12(b *builder) (Image, error) {
+func debian12(b *builder) {
 	base, err := cached(b.cacheDir, "debian12-base-1-"+runtime.GOARCH+".tar", debootstrap)
-	if err != nil {
-		return Image{}, err
-	}
-	files, err := b.staticPrograms()
-	if err != nil {
-		return Image{}, err
-	}
-	dynamic, err := b.programs(glibc, "dlopen", "cucount")
-	if err != nil {
-		return Image{}, err
-	}
-	deb, err := b.libfooDeb()
-	if err != nil {
-		return Image{}, err
-	}
-	files = append(append(files, dynamic...), deb)
-	return Image{Config: defaultConfig(), Layers: []Layer{{Tar: base}, {Files: files}}}, nil
+	b.check(err)
+	b.layers = []Layer{{Tar: base}}
+	b.libfooDeb()
+	b.staticPrograms()
+	b.programs(glibc, "dlopen", "cucount")
 }
 
 // DebianTree is a directory with Debian of the release of the image debian12 and more packages,
@@ -172,28 +160,20 @@ func aptProxy() []string {
 }
 
 // libfooDeb builds the package of LibfooDeb.
-func (b *builder) libfooDeb() (File, error) {
-	lib, err := b.library(library{path: "usr/lib/" + b.arch.tuple + "/libfoo.so.1.0", soname: "libfoo.so.1", value: 12})
-	if err != nil {
-		return File{}, err
-	}
+func (b *builder) libfooDeb() {
 	root := filepath.Join(b.work, "deb")
-	if err := os.Mkdir(root, 0o755); err != nil {
-		return File{}, err
-	}
+	b.check(os.Mkdir(root, 0o755))
 	control := "Package: libfoo\nVersion: 1.0\nArchitecture: " + runtime.GOARCH +
 		"\nMaintainer: tests <tests@example.invalid>\nDescription: a library that a test installs\n"
-	err = Populate(root, []File{
-		lib,
+	b.libraries(library{path: "usr/lib/" + b.arch.tuple + "/libfoo.so.1.0", soname: "libfoo.so.1", value: 12})
+	b.add(
 		Dir("DEBIAN", 0o755),
 		Text("DEBIAN/control", 0o644, control),
-		Text("DEBIAN/triggers", 0o644, "activate-noawait ldconfig\n"),
-	})
-	if err != nil {
-		return File{}, err
-	}
+		Text("DEBIAN/triggers", 0o644, "activate-noawait ldconfig\n"))
+	b.check(Populate(root, b.files))
 	out := filepath.Join(b.work, "libfoo.deb")
-	return FromHost(strings.TrimPrefix(LibfooDeb, "/"), 0o644, out), tool("dpkg", "dpkg-deb", "--root-owner-group", "--build", root, out)
+	b.check(tool("dpkg", "dpkg-deb", "--root-owner-group", "--build", root, out))
+	b.files = []File{FromHost(strings.TrimPrefix(LibfooDeb, "/"), 0o644, out)}
 }
 
 // writeFile writes a file by temporary name and rename.

@@ -8,6 +8,8 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
@@ -58,7 +60,7 @@ func table() []images.File {
 		images.Char("etc/null", 0o666, 1, 3),
 		images.Block("etc/disk", 0o600, 7, 200),
 		images.Sparse("etc/zeros", 1<<20),
-		{Path: "home/tester", Kind: images.Directory, Mode: 0o700, UID: 1000, GID: 1000},
+		{Path: "home/tester", Mode: unix.S_IFDIR | 0o700, UID: 1000, GID: 1000},
 	}
 }
 

@@ -219,7 +219,7 @@ func (c *cluster) await(what string, limit time.Duration, done func() error) err
 }
 
 func (c *cluster) startControlPlane(life *testenv.Lifetime) error {
-	const token = "the network is the test's own"
+	const token = "secret" // the network is the test's own
 	key := filepath.Join(c.dir, "service-account.key")
 	if err := writeKey(key); err != nil {
 		return err

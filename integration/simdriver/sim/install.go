@@ -29,7 +29,6 @@ func (d *Driver) install(ctx context.Context) error {
 	for _, step := range []func() error{
 		in.skeleton,
 		func() error { return in.code(ctx) },
-		in.compat32,
 		in.data,
 		func() error { return d.updateCache(ctx) },
 	} {
@@ -71,58 +70,31 @@ func (in *installer) code(ctx context.Context) error {
 		return err
 	}
 	defer b.close()
-	// The libraries that others need come first.
-	var first, second []unit
-	object := map[string]string{}
+	var units []unit
 	for _, l := range libraries {
-		if len(l.needs) == 0 {
-			first = append(first, in.d.libraryUnit(l))
-		}
+		units = append(units, in.d.libraryUnit(l))
 	}
 	for _, p := range programs {
-		first = append(first, in.d.programUnit(p))
+		units = append(units, in.d.programUnit(p))
 	}
-	files, err := b.objects(ctx, first)
+	files, err := b.objects(ctx, units)
 	if err != nil {
 		return err
 	}
-	for _, l := range libraries {
-		if len(l.needs) == 0 {
-			object[l.name], files = files[0], files[1:]
+	for i, l := range libraries {
+		if err := in.library(l, files[i]); err != nil {
+			return err
 		}
 	}
-	for _, p := range programs {
-		object[p.name], files = files[0], files[1:]
-	}
-	for _, l := range libraries {
-		if len(l.needs) == 0 {
-			continue
+	for i, p := range programs {
+		if err := in.program(p, files[len(libraries)+i]); err != nil {
+			return err
 		}
-		u := in.d.libraryUnit(l)
-		for _, need := range l.needs {
-			u.link = append(u.link, object[need])
-		}
-		second = append(second, u)
 	}
-	if files, err = b.objects(ctx, second); err != nil {
+	if err := in.extraLinks(files[0]); err != nil {
 		return err
 	}
-	for _, l := range libraries {
-		if len(l.needs) > 0 {
-			object[l.name], files = files[0], files[1:]
-		}
-	}
-	for _, l := range libraries {
-		if err := in.library(l, object[l.name]); err != nil {
-			return err
-		}
-	}
-	for _, p := range programs {
-		if err := in.program(p, object[p.name]); err != nil {
-			return err
-		}
-	}
-	return in.extraLinks(object["libcuda"])
+	return in.compat32(ctx, b)
 }
 
 // library installs one library with its SONAME link and development link.
@@ -210,7 +182,7 @@ func (in *installer) program(p program, object string) error {
 	return in.copy(object, path(in.p.bin, p.name), mode)
 }
 
-// extraLinks are the links that ldconfig does not make, and the second libcuda.
+// extraLinks are the links that ldconfig does not make, and the second libcuda, the first library.
 func (in *installer) extraLinks(libcuda string) error {
 	if err := in.link("../libnvidia-allocator.so.1", path(in.libraryDir(), "gbm/nvidia-drm_gbm.so")); err != nil {
 		return err
@@ -241,31 +213,29 @@ func (in *installer) libraryDir() string {
 	return in.p.lib
 }
 
-// compat32 installs the 32-bit libraries.
-func (in *installer) compat32() error {
+// compat32 compiles and installs the 32-bit libraries.
+func (in *installer) compat32(ctx context.Context, b *builder) error {
 	dir := in.d.Layout.Lib32Dir()
 	if dir == "" {
 		return nil
 	}
-	for _, l := range libraries {
-		if !l.compat {
-			continue
-		}
+	compat := slices.DeleteFunc(slices.Clone(libraries), func(l library) bool { return !l.compat })
+	var units []unit
+	for _, l := range compat {
+		units = append(units, in.d.unit32(l))
+	}
+	files, err := b.objects(ctx, units)
+	if err != nil {
+		return err
+	}
+	for i, l := range compat {
 		at := dir
 		if l.vdpau {
 			at = path(dir, in.p.vdpau)
 		}
-		needs := []string{"libc.so.6"}
-		for _, need := range l.needs {
-			i := slices.IndexFunc(libraries, func(l library) bool { return l.name == need })
-			needs = append(needs, libraries[i].sonameOf(in.d.Version))
-		}
-		object := string(elf32(l.sonameOf(in.d.Version), needs, l.name+" "+in.d.Version))
-		name := path(at, l.file(in.d.Version))
-		if err := writeFile(filepath.Join(in.d.Root, name), object, 0o644); err != nil {
+		if err := in.copy(files[i], path(at, l.file(in.d.Version)), 0o644); err != nil {
 			return err
 		}
-		in.files = append(in.files, name)
 		if err := in.libraryLinks(l, at, in.p.lib32Links); err != nil {
 			return err
 		}

@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -53,6 +54,10 @@ var libraries = []library{
 	{name: "libnvidia-egl-gbm", soname: ".so.1", version: "1.1.2"},
 	{name: "libglxserver_nvidia", xorg: "extension"},
 	{name: "nvidia_drv", soname: ".so", xorg: "driver"},
+}
+
+func libraryNamed(name string) library {
+	return libraries[slices.IndexFunc(libraries, func(l library) bool { return l.name == name })]
 }
 
 // fileVersion is the version in the name of the library's file.
