@@ -154,12 +154,7 @@ func (e *Env) fill(t testing.TB, o RunOptions) RunOptions {
 	if o.ID == "" {
 		o.ID = e.NewID()
 	}
-	if o.Runtime == "" {
-		o.Runtime = DefaultRuntime
-	}
-	if o.Timeout == 0 {
-		o.Timeout = time.Minute
-	}
+	o.Runtime, o.Timeout = cmp.Or(o.Runtime, DefaultRuntime), cmp.Or(o.Timeout, time.Minute)
 	return o
 }
 
