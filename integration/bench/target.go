@@ -1,13 +1,13 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
@@ -66,20 +66,12 @@ func (o options) realTarget(h *testenv.Lifetime, work string, r *Result) (*targe
 }
 
 // simulatedTarget has a simulated driver, whose first half of the GPUs is whole.
-func (o options) simulatedTarget(ctx context.Context, h *testenv.Lifetime, work string) (*target, error) {
+func (o options) simulatedTarget(h *testenv.Lifetime, work string) (*target, error) {
 	var mig []sim.MIGDevice
 	for i := range simulatedMIG {
 		mig = append(mig, sim.MIGDevice{GPU: simulatedGPUs/2 + i/4, GI: 3 + i%4})
 	}
-	d, err := sim.Create(ctx, sim.Options{Dir: filepath.Join(work, "driver"), GPUs: simulatedGPUs, MIG: mig})
-	if err != nil {
-		return nil, err
-	}
-	h.Cleanup(func() {
-		if err := d.Remove(); err != nil {
-			h.Error(err)
-		}
-	})
+	d := simtest.New(h, sim.Options{Dir: filepath.Join(work, "driver"), GPUs: simulatedGPUs, MIG: mig})
 	g := &target{setup: o.setup(len(d.GPUs)), stateDir: d.StateDir, configPath: d.ConfigPath, driver: d.KernelVersion}
 	g.partitioned, g.mig = simulatedGPUs/2, len(mig)
 	for name, ref := range map[string]*string{"busybox": &g.small, "usrlib64": &g.middle} {

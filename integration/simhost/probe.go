@@ -112,35 +112,38 @@ func (h *Host) Probe(t testing.TB, o testenv.RunOptions) Seen {
 	return Parse(h.MustRun(t, o))
 }
 
-// Parse reads the output of ProbeArgs.
-func Parse(out string) Seen {
-	var p Seen
-	section := ""
+// Sections are the lines after each line "== name" of an output.
+func Sections(out string) map[string][]string {
+	sections, section := map[string][]string{}, ""
 	for line := range strings.Lines(out) {
 		line = strings.TrimSpace(line)
 		if name, ok := strings.CutPrefix(line, "== "); ok {
 			section = name
-			continue
+		} else {
+			sections[section] = append(sections[section], line)
 		}
-		switch section {
-		case "open":
-			p.Open = append(p.Open, strings.TrimPrefix(line, "/dev/"))
-		case "mknod":
-			p.Mknod = append(p.Mknod, line)
-		case "dev":
-			p.Dev = append(p.Dev, strings.TrimPrefix(line, "/dev/"))
-		case "smi":
-			p.SMIText += line + "\n"
-			if _, uuid, ok := strings.Cut(line, "(UUID: "); ok {
-				p.SMI = append(p.SMI, strings.TrimSuffix(uuid, ")"))
-			}
-		case "cuda":
-			p.CUDAText += line + "\n"
-			if _, uuid, ok := strings.Cut(line, " GPU-"); ok {
-				p.CUDA = append(p.CUDA, "GPU-"+uuid)
-			}
-		case "proc":
-			p.ProcGPUs = append(p.ProcGPUs, line)
+	}
+	return sections
+}
+
+// Parse reads the output of ProbeArgs.
+func Parse(out string) Seen {
+	s := Sections(out)
+	p := Seen{Mknod: s["mknod"], ProcGPUs: s["proc"], SMIText: strings.Join(append(s["smi"], ""), "\n"), CUDAText: strings.Join(append(s["cuda"], ""), "\n")}
+	for _, line := range s["open"] {
+		p.Open = append(p.Open, strings.TrimPrefix(line, "/dev/"))
+	}
+	for _, line := range s["dev"] {
+		p.Dev = append(p.Dev, strings.TrimPrefix(line, "/dev/"))
+	}
+	for _, line := range s["smi"] {
+		if _, uuid, ok := strings.Cut(line, "(UUID: "); ok {
+			p.SMI = append(p.SMI, strings.TrimSuffix(uuid, ")"))
+		}
+	}
+	for _, line := range s["cuda"] {
+		if _, uuid, ok := strings.Cut(line, " GPU-"); ok {
+			p.CUDA = append(p.CUDA, "GPU-"+uuid)
 		}
 	}
 	slices.Sort(p.Dev)

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,7 +32,7 @@ type HostState struct {
 // out.
 func Snapshot(t testing.TB, dirs ...string) HostState {
 	t.Helper()
-	take := func() HostState { return takeSnapshot("/proc/self/mountinfo", liveEnvs(), dirs) }
+	take := func() HostState { return takeSnapshot(liveEnvs(), dirs) }
 	s := take()
 	s.retake = take
 	return s
@@ -42,7 +43,7 @@ func Snapshot(t testing.TB, dirs ...string) HostState {
 func (e *Env) Snapshot(t testing.TB, dirs ...string) HostState {
 	t.Helper()
 	take := func() HostState {
-		s := takeSnapshot("/proc/self/mountinfo", []*Env{e}, dirs)
+		s := takeSnapshot([]*Env{e}, dirs)
 		s.sections["containerd's mounts"] = mountLines(fmt.Sprintf("/proc/%d/mountinfo", e.PID()), []*Env{e})
 		return s
 	}
@@ -60,9 +61,9 @@ func liveEnvs() []*Env {
 	return envs
 }
 
-func takeSnapshot(mountinfo string, envs []*Env, dirs []string) HostState {
+func takeSnapshot(envs []*Env, dirs []string) HostState {
 	s := HostState{sections: map[string][]string{
-		"mounts":  mountLines(mountinfo, envs),
+		"mounts":  mountLines("/proc/self/mountinfo", envs),
 		"dev":     listing("/dev", skipDev),
 		"cgroups": cgroups(envs),
 		"run":     listing("/run", skipRun(envs)),
@@ -162,23 +163,21 @@ func (e *Env) MountTable(t testing.TB) string {
 }
 
 // mountLines lists a mount table without the identifiers, which differ every time.
-func mountLines(mountinfo string, envs []*Env) []string {
-	data, err := os.ReadFile(mountinfo)
+func mountLines(table string, envs []*Env) []string {
+	f, err := os.Open(table)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	defer f.Close()
+	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
+		return foreign(m.Mountpoint+" "+m.Root+" "+m.Source+" "+m.VFSOptions, envs), false
+	})
 	if err != nil {
 		return []string{err.Error()}
 	}
 	var lines []string
-	for line := range strings.Lines(string(data)) {
-		if foreign(line, envs) {
-			continue
-		}
-		// id, parent, major:minor, root, mount point, options, optional fields, "-", type, source, options
-		f := strings.Fields(line)
-		if len(f) < 10 {
-			continue
-		}
-		tail := f[slices.Index(f, "-")+1:]
-		lines = append(lines, strings.Join(append([]string{f[4], f[3], f[5]}, tail...), " "))
+	for _, m := range mounts {
+		lines = append(lines, strings.Join([]string{m.Mountpoint, m.Root, m.Options, m.FSType, m.Source, m.VFSOptions}, " "))
 	}
 	return lines
 }

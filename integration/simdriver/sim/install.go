@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -146,15 +147,12 @@ func (in *installer) libraryLinks(l library, dir, alternatives string) error {
 		alternatives = path(alternatives, "vdpau")
 	}
 	for _, name := range names {
-		if err := in.alternative(path(dir, name), path(alternatives, name), name+"-"+filepath.Base(in.archDir(dir))); err != nil {
+		if err := in.alternative(path(dir, name), path(alternatives, name), name+"-"+filepath.Base(strings.TrimSuffix(dir, "/nvidia/current"))); err != nil {
 			return err
 		}
 	}
 	return nil
 }
-
-// archDir is the multiarch directory that dir is below.
-func (in *installer) archDir(dir string) string { return strings.TrimSuffix(dir, "/nvidia/current") }
 
 // alternative links name to target by way of /etc/alternatives, absolutely, as
 // update-alternatives does.
@@ -184,10 +182,11 @@ func (in *installer) program(p program, object string) error {
 
 // extraLinks are the links that ldconfig does not make, and the second libcuda, the first library.
 func (in *installer) extraLinks(libcuda string) error {
-	if err := in.link("../libnvidia-allocator.so.1", path(in.libraryDir(), "gbm/nvidia-drm_gbm.so")); err != nil {
+	dir := cmp.Or(in.p.libLinks, in.p.lib) // where the loader finds the libraries
+	if err := in.link("../libnvidia-allocator.so.1", path(dir, "gbm/nvidia-drm_gbm.so")); err != nil {
 		return err
 	}
-	if err := in.link("libGLX_nvidia.so.0", path(in.libraryDir(), "libGLX_indirect.so.0")); err != nil {
+	if err := in.link("libGLX_nvidia.so.0", path(dir, "libGLX_indirect.so.0")); err != nil {
 		return err
 	}
 	for name, target := range in.p.links {
@@ -203,14 +202,6 @@ func (in *installer) extraLinks(libcuda string) error {
 		return err
 	}
 	return in.link(file, path(in.p.secondCUDA, "libcuda.so.1"))
-}
-
-// libraryDir is where the loader finds the libraries.
-func (in *installer) libraryDir() string {
-	if in.p.libLinks != "" {
-		return in.p.libLinks
-	}
-	return in.p.lib
 }
 
 // compat32 compiles and installs the 32-bit libraries.
