@@ -27,7 +27,6 @@ const (
 
 // setup is what the cases are made from.
 type setup struct {
-	real bool
 	gpus int
 	// partitioned is how many of the GPUs have MIG devices, and mig how many those are.
 	partitioned, mig int
@@ -35,14 +34,10 @@ type setup struct {
 	// one, and with 5,000 libraries; "" where there is none.
 	small, middle, large string
 	peers                []Variant
-	// before is another build of our shim, "" for none.
-	before string
-	// quick leaves out what is no task call.
-	quick bool
 }
 
 // cases are the kinds of containers that are compared.
-func (s setup) cases() []Case {
+func (s setup) cases(o options) []Case {
 	one := []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"}
 	all := []string{"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"}
 	plain := func(image string) Variant {
@@ -56,7 +51,7 @@ func (s setup) cases() []Case {
 	// runc makes the nodes in any case, which on a small host takes as long as
 	// all of our own steps: there the stock shim with the same nodes is the measure.
 	against, budgetOne, budgetAll := bare, 1.10, 1.25
-	if s.real {
+	if o.real {
 		against, budgetOne, budgetAll = stock, 1.03, 1.10
 	}
 	every := gpu(s.middle, all, s.gpus-s.partitioned)
@@ -88,13 +83,13 @@ func (s setup) cases() []Case {
 		Variants: []Variant{cold},
 	})
 	for i := range out {
-		if s.before != "" {
+		if o.before != "" {
 			v := variant(out, out[i].Name, ours)
-			v.Name, v.runtime = before, s.before
+			v.Name, v.runtime = before, o.before
 			out[i].Variants = append(out[i].Variants, v)
 		}
 		for k := range out[i].Variants {
-			out[i].Variants[k].skipRun = out[i].Variants[k].skipRun || s.quick
+			out[i].Variants[k].skipRun = out[i].Variants[k].skipRun || o.quick
 		}
 	}
 	return out

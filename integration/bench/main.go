@@ -154,7 +154,7 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 	default:
 		r.Notes = append(r.Notes, "The large image was not measured: "+err.Error())
 	}
-	r.Cases = g.cases()
+	r.Cases = g.cases(o)
 	state, err := stateDir(h)
 	if err != nil {
 		return err

@@ -59,8 +59,7 @@ func (o options) realTarget(h *testenv.Lifetime, work string, r *Result) (*targe
 	if err != nil {
 		return nil, err
 	}
-	s := o.setup(len(gpus))
-	s.small, s.middle = images.Ref("host"), images.Ref("host")
+	s := setup{gpus: len(gpus), small: images.Ref("host"), middle: images.Ref("host")}
 	s.peers, r.Notes = peers(h, s.middle)
 	return &target{setup: s, tars: []string{tar}, stateDir: state, configPath: path, driver: version}, nil
 }
@@ -72,8 +71,8 @@ func (o options) simulatedTarget(h *testenv.Lifetime, work string) (*target, err
 		mig = append(mig, sim.MIGDevice{GPU: simulatedGPUs/2 + i/4, GI: 3 + i%4})
 	}
 	d := simtest.New(h, sim.Options{Dir: filepath.Join(work, "driver"), GPUs: simulatedGPUs, MIG: mig})
-	g := &target{setup: o.setup(len(d.GPUs)), stateDir: d.StateDir, configPath: d.ConfigPath, driver: d.KernelVersion}
-	g.partitioned, g.mig = simulatedGPUs/2, len(mig)
+	s := setup{gpus: len(d.GPUs), partitioned: simulatedGPUs / 2, mig: len(mig)}
+	g := &target{setup: s, stateDir: d.StateDir, configPath: d.ConfigPath, driver: d.KernelVersion}
 	for name, ref := range map[string]*string{"busybox": &g.small, "usrlib64": &g.middle} {
 		tar, err := o.image(name)
 		if err != nil {
@@ -83,10 +82,6 @@ func (o options) simulatedTarget(h *testenv.Lifetime, work string) (*target, err
 		g.tars = append(g.tars, tar)
 	}
 	return g, nil
-}
-
-func (o options) setup(gpus int) setup {
-	return setup{real: o.real, before: o.before, quick: o.quick, gpus: gpus}
 }
 
 // simulatedGPUs is how many GPUs the simulated host has.

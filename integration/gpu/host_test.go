@@ -61,7 +61,8 @@ func smiText(t testing.TB, pattern string, args ...string) string {
 // ctl runs nvidia-shimctl with the configuration of the environment's shims.
 func ctl(t testing.TB, env *testenv.Env, args ...string) testenv.Result {
 	t.Helper()
-	r, err := testenv.Output(time.Minute, exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), append([]string{"--config", env.Options.ShimConfig}, args...)...))
+	program := filepath.Join(testenv.ShimDir(), "nvidia-shimctl")
+	r, err := testenv.Output(time.Minute, exec.Command(program, append([]string{"--config", env.Options.ShimConfig}, args...)...))
 	if err != nil {
 		t.Fatal(err)
 	}

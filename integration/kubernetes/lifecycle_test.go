@@ -2,6 +2,8 @@ package kubernetes
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -137,7 +139,12 @@ func TestNothingIsLeftOfAPod(t *testing.T) {
 		if shims := c.ShimPIDs(sandbox); len(shims) > 0 {
 			return errors.New("the shim lives")
 		}
-		return c.bundlesGone(ids)
+		for _, id := range ids {
+			if _, err := os.Stat(c.bundle(id)); !errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("the bundle of %s is still there", id)
+			}
+		}
+		return nil
 	}); err != nil {
 		t.Error(err)
 	}

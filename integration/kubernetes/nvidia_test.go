@@ -115,7 +115,11 @@ func (c *cluster) checkTakenOver(t *testing.T, pod *corev1.Pod, plan record.Reco
 
 func TestNVIDIAsDevicePlugin(t *testing.T) {
 	c := shared
-	const kubelet, specification, cdi = "allocated by the kubelet", "in the container's specification", "taken over from CDI: GPU-"
+	const (
+		kubelet       = "allocated by the kubelet"
+		specification = "in the container's specification"
+		cdi           = "taken over from CDI: GPU-"
+	)
 	for _, tc := range []struct {
 		args  []string
 		grant string // where the grant comes from

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
@@ -407,14 +406,4 @@ func (c *cluster) awaitRefused(t testing.TB, pod *corev1.Pod, container string, 
 		t.Errorf("the message has more than one line: %q", got)
 	}
 	t.Logf("pod status: %s", got)
-}
-
-// bundlesGone says which of the containers still has a bundle.
-func (c *cluster) bundlesGone(ids []string) error {
-	for _, id := range ids {
-		if _, err := os.Stat(c.bundle(id)); !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("the bundle of %s is still there", id)
-		}
-	}
-	return nil
 }

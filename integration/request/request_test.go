@@ -274,7 +274,8 @@ func TestDriverFilesAreReadOnlyWithoutSetuidOrDevices(t *testing.T) {
 	}
 	seen := map[string]bool{}
 	for _, m := range mounts {
-		if !strings.Contains(m.Mountpoint, "nvidia") && !strings.Contains(m.Mountpoint, "libcuda") && !strings.Contains(m.Mountpoint, "/vulkan/") {
+		ours := func(word string) bool { return strings.Contains(m.Mountpoint, word) }
+		if !ours("nvidia") && !ours("libcuda") && !ours("/vulkan/") {
 			continue
 		}
 		seen[m.Mountpoint] = true

@@ -129,7 +129,8 @@ func Sections(out string) map[string][]string {
 // Parse reads the output of ProbeArgs.
 func Parse(out string) Seen {
 	s := Sections(out)
-	p := Seen{Mknod: s["mknod"], ProcGPUs: s["proc"], SMIText: strings.Join(append(s["smi"], ""), "\n"), CUDAText: strings.Join(append(s["cuda"], ""), "\n")}
+	text := func(lines []string) string { return strings.Join(append(lines, ""), "\n") }
+	p := Seen{Mknod: s["mknod"], ProcGPUs: s["proc"], SMIText: text(s["smi"]), CUDAText: text(s["cuda"])}
 	for _, line := range s["open"] {
 		p.Open = append(p.Open, strings.TrimPrefix(line, "/dev/"))
 	}

@@ -26,7 +26,8 @@ func allowEveryDevice(cgroup string) (int, error) {
 			return 0, err
 		}
 		defer program.Close()
-		if err := link.RawDetachProgram(link.RawDetachProgramOptions{Target: int(dir.Fd()), Program: program, Attach: ebpf.AttachCGroupDevice}); err != nil {
+		options := link.RawDetachProgramOptions{Target: int(dir.Fd()), Program: program, Attach: ebpf.AttachCGroupDevice}
+		if err := link.RawDetachProgram(options); err != nil {
 			return 0, err
 		}
 	}

@@ -64,7 +64,8 @@ func newBuilder(dir string) (*builder, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &builder{compiler: compiler, identity: fmt.Sprintf("%s %d %d", real, st.Size(), st.ModTime().UnixNano()), slots: make(chan struct{}, 2)}
+	b := &builder{compiler: compiler, slots: make(chan struct{}, 2)}
+	b.identity = fmt.Sprintf("%s %d %d", real, st.Size(), st.ModTime().UnixNano())
 	if b.scratch, err = os.MkdirTemp(dir, "build-"); err != nil {
 		return nil, err
 	}
@@ -176,9 +177,9 @@ func (d *Driver) libraryUnit(l library) unit {
 
 // unit32 is the 32-bit edition of l, which needs a libc.so.6.
 func (d *Driver) unit32(l library) unit {
-	u := unit{source: "library32.c", flags: []string{"-m32", "-nostdlib"}, defines: []string{define("SIM_VERSION", ""), define("SIM_LIBRARY", "")}}
+	u := unit{source: "library32.c", flags: []string{"-m32", "-nostdlib"}}
 	libc := u
-	libc.soname = "libc.so.6"
+	libc.soname, libc.defines = "libc.so.6", []string{define("SIM_VERSION", ""), define("SIM_LIBRARY", "")}
 	u.needs = append(u.needs, libc)
 	for _, need := range l.needs {
 		u.needs = append(u.needs, d.unit32(libraryNamed(need)))

@@ -146,8 +146,9 @@ func (in *installer) libraryLinks(l library, dir, alternatives string) error {
 	if l.vdpau {
 		alternatives = path(alternatives, "vdpau")
 	}
+	arch := filepath.Base(strings.TrimSuffix(dir, "/nvidia/current"))
 	for _, name := range names {
-		if err := in.alternative(path(dir, name), path(alternatives, name), name+"-"+filepath.Base(strings.TrimSuffix(dir, "/nvidia/current"))); err != nil {
+		if err := in.alternative(path(dir, name), path(alternatives, name), name+"-"+arch); err != nil {
 			return err
 		}
 	}

@@ -29,7 +29,8 @@ func Unmount(dir string) error {
 			return err
 		}
 		for _, point := range slices.Backward(points) {
-			if err := unix.Unmount(point.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil && !errors.Is(err, unix.EINVAL) {
+			err := unix.Unmount(point.Mountpoint, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+			if err != nil && !errors.Is(err, unix.EINVAL) {
 				return fmt.Errorf("unmount %q: %w", point.Mountpoint, err)
 			}
 		}
