@@ -79,18 +79,13 @@ func Build(name string) (path string, err error) {
 	if !ok {
 		return "", fmt.Errorf("no image %q, only %s", name, strings.Join(Names(), ", "))
 	}
-	return build(name, r)
-}
-
-func build(name string, r recipe) (string, error) {
-	path, err := tryBuild(name, r)
-	if err != nil {
+	if path, err = build(name, r); err != nil {
 		return "", fmt.Errorf("build image %s: %w", name, err)
 	}
 	return path, nil
 }
 
-func tryBuild(name string, r recipe) (string, error) {
+func build(name string, r recipe) (string, error) {
 	dir, err := cacheDir()
 	if err != nil {
 		return "", err

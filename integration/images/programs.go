@@ -61,8 +61,8 @@ type library struct {
 	value int
 	// cuda adds the functions of a libcuda.
 	cuda bool
-	// note, when not nil, is the text of a forward compatibility note.
-	note *string
+	// note, if not empty, is the text of a forward compatibility note.
+	note string
 }
 
 // libraries compiles and adds shared libraries.
@@ -79,8 +79,8 @@ func (b *builder) libraries(list ...library) {
 		if l.cuda {
 			args = append(args, "-DCUDA")
 		}
-		if l.note != nil {
-			b.check(os.WriteFile(out+".note", []byte(*l.note), 0o644))
+		if l.note != "" {
+			b.check(os.WriteFile(out+".note", []byte(l.note), 0o644))
 			args = append(args, "-DNOTE_FILE="+strconv.Quote(out+".note"))
 		}
 		b.check(tool("gcc", "gcc", args...))

@@ -18,6 +18,8 @@ var recipes = map[string]recipe{
 	"musl":          {version: 1, packages: []string{"busybox-static", "libc6-dev", "musl"}, make: muslImage},
 	"large":         {version: 2, packages: glibcPackages, make: large},
 	"loaders":       {version: 1, packages: glibcPackages, make: loaders},
+	"compat":        {version: 1, packages: glibcPackages, make: func(b *builder) { compat(b, compatNote) }},
+	"compat-nonote": {version: 1, packages: glibcPackages, make: func(b *builder) { compat(b, "") }},
 }
 
 var glibcPackages = []string{"busybox-static", "libc6-dev", "libc6", "libc-bin"}
@@ -182,4 +184,23 @@ func large(b *builder) {
 	confs := b.debianConfs()
 	confs["large"] = "/usr/lib/large"
 	b.withCache(confs)
+}
+
+// compatNote is the ELF note .note.cuda.fwd_compatibility of the image compat: the CUDA version and
+// the major versions of the drivers that the library serves.
+const compatNote = `{"Format":1,"CUDA Version":"13.5","Driver":[570,580],"Device":[]}`
+
+// compat has a CUDA forward compatibility library, as the CUDA images have it.
+func compat(b *builder, note string) {
+	b.glibcBase("usr/lib/" + b.arch.tuple)
+	const dir, version = "usr/local/cuda-13.5/compat", "610.43.02"
+	b.libraries(
+		library{path: dir + "/libcuda.so." + version, soname: "libcuda.so.1", value: 13050, cuda: true, note: note},
+		library{path: dir + "/libnvidia-ptxjitcompiler.so." + version, soname: "libnvidia-ptxjitcompiler.so.1", value: 13050})
+	b.add(
+		Symlink(dir+"/libcuda.so.1", "libcuda.so."+version),
+		Symlink(dir+"/libcuda.so", "libcuda.so.1"),
+		Symlink(dir+"/libnvidia-ptxjitcompiler.so.1", "libnvidia-ptxjitcompiler.so."+version),
+		Symlink("usr/local/cuda", "/usr/local/cuda-13.5"))
+	b.withCache(b.debianConfs())
 }

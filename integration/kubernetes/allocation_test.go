@@ -168,12 +168,12 @@ func TestInitContainersSharePodsGPUs(t *testing.T) {
 
 func TestSidecarsHaveGPUsOfTheirOwn(t *testing.T) {
 	c := shared
-	always := corev1.ContainerRestartPolicyAlways
 	for _, s := range []strategy{{list: envvar}, {list: silent, devices: true}} {
 		t.Run(s.String(), func(t *testing.T) {
 			c.use(t, s)
 			sidecar, idle := with(wait("sidecar", greedyImage), 1), wait("idle", greedyImage)
-			sidecar.RestartPolicy, idle.RestartPolicy = &always, &always
+			sidecar.RestartPolicy = new(corev1.ContainerRestartPolicyAlways)
+			idle.RestartPolicy = sidecar.RestartPolicy
 			pod := newPod("sidecars", with(wait("main", greedyImage), 1))
 			pod.Spec.InitContainers = []corev1.Container{sidecar, idle}
 			c.startPod(t, pod)

@@ -119,8 +119,8 @@ func tables(kinds []measured, times map[string]map[int]float64) string {
 // benchHost is the line above the tables.
 func (c *cluster) benchHost(b *testing.B, rounds int) string {
 	b.Helper()
-	var node corev1.Node
-	if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
+	node, err := c.node()
+	if err != nil {
 		b.Fatal(err)
 	}
 	h := report.DescribeHost(testenv.ShimDir(), c.Options.ToolsDir, c.Options.Cgroup)

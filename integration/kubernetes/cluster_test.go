@@ -323,10 +323,16 @@ shutdownGracePeriod: 0s
 	return c.await("the node", 2*time.Minute, c.ready)
 }
 
+// node is what the API says of the node.
+func (c *cluster) node() (node corev1.Node, err error) {
+	err = c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node)
+	return node, err
+}
+
 // ready says why the node is not ready.
 func (c *cluster) ready() error {
-	var node corev1.Node
-	if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
+	node, err := c.node()
+	if err != nil {
 		return err
 	}
 	for _, condition := range node.Status.Conditions {
@@ -372,8 +378,8 @@ func (c *cluster) awaitDevices() error { return c.awaitOffer(c.Plugin.resource, 
 // awaitOffer returns when the node offers that many devices of a resource.
 func (c *cluster) awaitOffer(resource string, count int) error {
 	return c.await("the device plugin's resources", time.Minute, func() error {
-		var node corev1.Node
-		if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
+		node, err := c.node()
+		if err != nil {
 			return err
 		}
 		if q := node.Status.Allocatable[corev1.ResourceName(resource)]; int(q.Value()) != count {

@@ -96,8 +96,8 @@ func (c *cluster) realPlugin(life *testenv.Lifetime) error {
 	life.Cleanup(p.Stop)
 	c.processes[p.Name] = p
 	return c.await("the GPUs in the node's status", time.Minute, func() error {
-		var node corev1.Node
-		if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
+		node, err := c.node()
+		if err != nil {
 			return err
 		}
 		if q := node.Status.Allocatable["nvidia.com/gpu"]; q.Value() == 0 {

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 	"regexp"
 	"slices"
 	"strings"
@@ -67,14 +68,13 @@ var podNumber atomic.Int64
 
 // newPod is a pod of the runtime class, on the node's network. Its name is new.
 func newPod(name string, containers ...corev1.Container) *corev1.Pod {
-	class, no, now := handler, false, int64(1)
 	name = fmt.Sprintf("%s-%d", name, podNumber.Add(1))
 	return &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceDefault},
 		Spec: corev1.PodSpec{
-			RuntimeClassName: &class, HostNetwork: true, RestartPolicy: corev1.RestartPolicyNever,
-			TerminationGracePeriodSeconds: &now, EnableServiceLinks: &no, AutomountServiceAccountToken: &no,
+			RuntimeClassName: new(handler), HostNetwork: true, RestartPolicy: corev1.RestartPolicyNever,
+			TerminationGracePeriodSeconds: new(int64(1)), EnableServiceLinks: new(false), AutomountServiceAccountToken: new(false),
 			Containers: containers,
 		},
 	}
@@ -125,8 +125,7 @@ func (c *cluster) namespace(t testing.TB, name string) {
 	err := c.do("POST", "/api/v1/namespaces", map[string]any{
 		"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]string{"name": name},
 	}, nil)
-	var e *apiError
-	if err != nil && !(errors.As(err, &e) && e.code == 409) {
+	if err != nil && !hasCode(err, http.StatusConflict) {
 		t.Fatal(err)
 	}
 }
