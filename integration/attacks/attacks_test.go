@@ -17,6 +17,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
+func TestMain(m *testing.M) { simhost.Main(m) }
+
 // marker is a file of the host's canary directory that no container may see.
 const marker = "canary-of-the-host"
 
@@ -245,11 +247,7 @@ func TestNamespacesAndVolumesDoNotCarryTheDriverElsewhere(t *testing.T) {
 		o.Extra = []string{"--rootfs-propagation", "rshared"}
 		before := h.MountTable(t)
 		h.unharmed(t, func() {
-			r := h.Run(t, o)
-			if r.ExitCode != 0 {
-				t.Fatal(r.Error)
-			}
-			h.noHostDirectory(t, r.Output, shared)
+			h.noHostDirectory(t, h.MustRun(t, o), shared)
 			id := h.Start(t, o)
 			during := h.MountTable(t)
 			h.Gone(t, id)
@@ -313,13 +311,10 @@ func TestAHostileDriverRootIsNotFollowed(t *testing.T) {
 	}
 	dir := h.Tree(t, "glibc-hwcaps")
 	h.unharmed(t, func() {
-		r := h.Run(t, testenv.RunOptions{RootfsDir: dir, Env: []string{one, everything}, Args: []string{"/bin/busybox", "sh", "-c", look + "; ls -lL " + simhost.Lib + " /usr/local/nvidia/bin; nvidia-smi -L"}})
-		if r.ExitCode != 0 {
-			t.Fatal(r.Error)
-		}
-		h.noHostDirectory(t, r.Output)
-		simhost.Want(t, r.Output, "libcuda.so."+v, h.Driver.GPUs[0].UUID)
-		_, list, _ := strings.Cut(r.Output, "done\n")
+		out := h.MustRun(t, testenv.RunOptions{RootfsDir: dir, Env: []string{one, everything}, Args: []string{"/bin/busybox", "sh", "-c", look + "; ls -lL " + simhost.Lib + " /usr/local/nvidia/bin; nvidia-smi -L"}})
+		h.noHostDirectory(t, out)
+		simhost.Want(t, out, "libcuda.so."+v, h.Driver.GPUs[0].UUID)
+		_, list, _ := strings.Cut(out, "done\n")
 		for _, name := range []string{"libnvidia-cfg", "libnvidia-nvvm", "nvidia-debugdump", "libnvidia-opencl", "libnvidia-allocator"} {
 			if strings.Contains(list, name+" ") || strings.Contains(list, name+".so") || strings.Contains(list, name+"\n") {
 				t.Errorf("%s was given to the container:\n%s", name, list)

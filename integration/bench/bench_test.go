@@ -7,7 +7,7 @@ import (
 
 // Ratios are made within a round, and the budget is told from the noise.
 func TestMarkdown(t *testing.T) {
-	r := &Result{Rounds: 4, Cases: setup{gpus: 8, small: "s", middle: "m", large: "l"}.cases()}
+	r := &Result{Rounds: 4, Cases: setup{gpus: 8, small: "s", middle: "m", large: "l"}.cases(options{})}
 	for round := range 4 {
 		slow := float64(1 + round)
 		for _, c := range r.Cases {

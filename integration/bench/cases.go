@@ -1,7 +1,6 @@
 package main
 
 import (
-	"fmt"
 	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -28,7 +27,6 @@ const (
 
 // setup is what the cases are made from.
 type setup struct {
-	real bool
 	gpus int
 	// partitioned is how many of the GPUs have MIG devices, and mig how many those are.
 	partitioned, mig int
@@ -36,14 +34,10 @@ type setup struct {
 	// one, and with 5,000 libraries; "" where there is none.
 	small, middle, large string
 	peers                []Variant
-	// before is another build of our shim, "" for none.
-	before string
-	// quick leaves out what is no task call.
-	quick bool
 }
 
 // cases are the kinds of containers that are compared.
-func (s setup) cases() []Case {
+func (s setup) cases(o options) []Case {
 	one := []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"}
 	all := []string{"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"}
 	plain := func(image string) Variant {
@@ -56,37 +50,29 @@ func (s setup) cases() []Case {
 	again.Name = stockAgain
 	// runc makes the nodes in any case, which on a small host takes as long as
 	// all of our own steps: there the stock shim with the same nodes is the measure.
-	kind, against, budgetOne, budgetAll := "simulated GPUs", bare, 1.10, 1.25
-	if s.real {
-		kind, against, budgetOne, budgetAll = "GPUs", stock, 1.03, 1.10
-	}
-	means := fmt.Sprintf("All %d %s with all capabilities.", s.gpus, kind)
-	if s.mig > 0 {
-		means = fmt.Sprintf("All %d %s, %d of them partitioned into %d MIG devices, with all capabilities.", s.gpus, kind, s.partitioned, s.mig)
+	against, budgetOne, budgetAll := bare, 1.10, 1.25
+	if o.real {
+		against, budgetOne, budgetAll = stock, 1.03, 1.10
 	}
 	every := gpu(s.middle, all, s.gpus-s.partitioned)
 	every.mig = s.mig
 	out := []Case{
 		{
 			Name: caseNone, Against: again.Name,
-			Means:    "A container that asks for nothing. “stock, again” is the stock shim measured a second time: how far apart two equal things are on this host.",
 			Variants: []Variant{plain(s.small), gpu(s.small, nil, -1), again},
 		},
 		{
 			Name: caseOne, Against: against, Budget: budgetOne, BudgetCPU: 3,
-			Means:    fmt.Sprintf("1 of %d %s, `compute,utility`, the view is there already; stock is the same image without a GPU.", s.gpus, kind),
 			Variants: append([]Variant{plain(s.middle), gpu(s.middle, one, 1)}, s.peers...),
 		},
 		{
 			Name: caseAll, Against: against, Budget: budgetAll, BudgetCPU: 6,
-			Means:    means,
 			Variants: []Variant{plain(s.middle), every},
 		},
 	}
 	if s.large != "" {
 		out = append(out, Case{
 			Name: caseLarge, AddedTo: caseOne, BudgetAdded: 5,
-			Means:    "The same with an image of 5,000 libraries in its loader's cache.",
 			Variants: []Variant{plain(s.large), gpu(s.large, one, 1)},
 		})
 	}
@@ -94,17 +80,16 @@ func (s setup) cases() []Case {
 	cold.cold, cold.skipRun = true, true
 	out = append(out, Case{
 		Name: caseCold, AddedTo: caseOne, BudgetAdded: 100,
-		Means:    "The first GPU container since boot: the shim's state directory was removed before, so that the driver's files are looked for and the view is built.",
 		Variants: []Variant{cold},
 	})
 	for i := range out {
-		if s.before != "" {
+		if o.before != "" {
 			v := variant(out, out[i].Name, ours)
-			v.Name, v.runtime = before, s.before
+			v.Name, v.runtime = before, o.before
 			out[i].Variants = append(out[i].Variants, v)
 		}
 		for k := range out[i].Variants {
-			out[i].Variants[k].skipRun = out[i].Variants[k].skipRun || s.quick
+			out[i].Variants[k].skipRun = out[i].Variants[k].skipRun || o.quick
 		}
 	}
 	return out

@@ -139,7 +139,7 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 	if o.real {
 		g, err = o.realTarget(h, work, r)
 	} else {
-		g, err = o.simulatedTarget(ctx, h, work)
+		g, err = o.simulatedTarget(h, work)
 	}
 	if err != nil {
 		return err
@@ -154,7 +154,7 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 	default:
 		r.Notes = append(r.Notes, "The large image was not measured: "+err.Error())
 	}
-	r.Cases = g.cases()
+	r.Cases = g.cases(o)
 	state, err := stateDir(h)
 	if err != nil {
 		return err
@@ -209,10 +209,7 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 			return err
 		}
 	}
-	if err := r.measureBinaries(testenv.ShimDir(), main.env.Options.ToolsDir); err != nil {
-		return err
-	}
-	return nil
+	return r.measureBinaries(testenv.ShimDir(), main.env.Options.ToolsDir)
 }
 
 // startBuild starts a containerd for one of two builds of the shim. It has the same

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -38,32 +37,13 @@ func hostImage(work string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	root := filepath.Join(work, "hostimage")
-	if err := os.Mkdir(root, 0o755); err != nil {
+	layer, err := images.WithCache(filepath.Join(work, "hostimage"), image.Layers[0].Files)
+	if err != nil {
 		return "", err
 	}
-	if err := images.Populate(root, image.Layers[0].Files); err != nil {
-		return "", err
-	}
-	if err := ldconfig(root); err != nil {
-		return "", err
-	}
-	image.Layers = []images.Layer{{Dir: root, Skip: []string{"var/cache"}}}
+	image.Layers = []images.Layer{layer}
 	tar := filepath.Join(work, "host.tar")
 	return tar, image.Write(tar)
-}
-
-// ldconfig makes the cache of an image as its build would have.
-func ldconfig(root string) error {
-	for _, name := range []string{"/usr/sbin/ldconfig.real", "/sbin/ldconfig.real", "/usr/sbin/ldconfig", "/sbin/ldconfig"} {
-		if _, err := os.Stat(name); err == nil {
-			if out, err := exec.Command(name, "-r", root).CombinedOutput(); err != nil {
-				return fmt.Errorf("ldconfig -r: %w: %s", err, out)
-			}
-			return nil
-		}
-	}
-	return errors.New("this host has no ldconfig")
 }
 
 // peers are the other ways to give a container a GPU that this host has; notes say

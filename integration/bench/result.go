@@ -30,8 +30,6 @@ type Result struct {
 // Case is one kind of container, with the runtimes that start it.
 type Case struct {
 	Name string `json:"name"`
-	// Means says what is measured, for the page.
-	Means string `json:"means"`
 	// Against names the variant with which ours is compared: Budget is the largest allowed
 	// ratio of create + start, 0 if they must not be told apart, and BudgetCPU the largest
 	// difference of processor time in milliseconds, where that variant has the same nodes.

@@ -1,13 +1,13 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
@@ -59,29 +59,20 @@ func (o options) realTarget(h *testenv.Lifetime, work string, r *Result) (*targe
 	if err != nil {
 		return nil, err
 	}
-	s := o.setup(len(gpus))
-	s.small, s.middle = images.Ref("host"), images.Ref("host")
+	s := setup{gpus: len(gpus), small: images.Ref("host"), middle: images.Ref("host")}
 	s.peers, r.Notes = peers(h, s.middle)
 	return &target{setup: s, tars: []string{tar}, stateDir: state, configPath: path, driver: version}, nil
 }
 
 // simulatedTarget has a simulated driver, whose first half of the GPUs is whole.
-func (o options) simulatedTarget(ctx context.Context, h *testenv.Lifetime, work string) (*target, error) {
+func (o options) simulatedTarget(h *testenv.Lifetime, work string) (*target, error) {
 	var mig []sim.MIGDevice
 	for i := range simulatedMIG {
 		mig = append(mig, sim.MIGDevice{GPU: simulatedGPUs/2 + i/4, GI: 3 + i%4})
 	}
-	d, err := sim.Create(ctx, sim.Options{Dir: filepath.Join(work, "driver"), GPUs: simulatedGPUs, MIG: mig})
-	if err != nil {
-		return nil, err
-	}
-	h.Cleanup(func() {
-		if err := d.Remove(); err != nil {
-			h.Error(err)
-		}
-	})
-	g := &target{setup: o.setup(len(d.GPUs)), stateDir: d.StateDir, configPath: d.ConfigPath, driver: d.KernelVersion}
-	g.partitioned, g.mig = simulatedGPUs/2, len(mig)
+	d := simtest.New(h, sim.Options{Dir: filepath.Join(work, "driver"), GPUs: simulatedGPUs, MIG: mig})
+	s := setup{gpus: len(d.GPUs), partitioned: simulatedGPUs / 2, mig: len(mig)}
+	g := &target{setup: s, stateDir: d.StateDir, configPath: d.ConfigPath, driver: d.KernelVersion}
 	for name, ref := range map[string]*string{"busybox": &g.small, "usrlib64": &g.middle} {
 		tar, err := o.image(name)
 		if err != nil {
@@ -91,10 +82,6 @@ func (o options) simulatedTarget(ctx context.Context, h *testenv.Lifetime, work 
 		g.tars = append(g.tars, tar)
 	}
 	return g, nil
-}
-
-func (o options) setup(gpus int) setup {
-	return setup{real: o.real, before: o.before, quick: o.quick, gpus: gpus}
 }
 
 // simulatedGPUs is how many GPUs the simulated host has.

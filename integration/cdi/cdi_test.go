@@ -14,6 +14,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
+func TestMain(m *testing.M) { simhost.Main(m) }
+
 // object is a part of a CDI specification.
 type object map[string]any
 
@@ -84,12 +86,9 @@ func TestWhatContainerdsCDIGaveIsTakenOver(t *testing.T) {
 				for _, d := range tc.devices {
 					o.Extra = append(o.Extra, "--device", "simulated.test/gpu="+d)
 				}
-				r := h.Run(t, o)
-				if r.ExitCode != 0 {
-					t.Fatalf("exit status %d: %s", r.ExitCode, r.Error)
-				}
-				simhost.Compare(t, simhost.Parse(r.Output), h.Expect(tc.want))
-				if _, twice, _ := strings.Cut(r.Output, "== twice\n"); twice != "" {
+				out := h.MustRun(t, o)
+				simhost.Compare(t, simhost.Parse(out), h.Expect(tc.want))
+				if _, twice, _ := strings.Cut(out, "== twice\n"); twice != "" {
 					t.Errorf("mounted twice: %q", twice)
 				}
 				if data, err := os.ReadFile(ran); err == nil {

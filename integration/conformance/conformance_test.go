@@ -22,6 +22,10 @@ import (
 	"github.com/containerd/typeurl/v2"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
 // Environment of the test binary when it runs one suite against one shim.
@@ -40,7 +44,10 @@ var atLeast = map[string]int{"Run": 5, "Exec": 11, "OOM": 1}
 func TestMain(m *testing.M) {
 	// Done by containerd's client where there is one.
 	typeurl.Register(&specs.Process{}, "types.containerd.io", "opencontainers/runtime-spec", strconv.Itoa(specs.VersionMajor), "Process")
-	os.Exit(m.Run())
+	if os.Getenv(childShim) != "" {
+		os.Exit(m.Run())
+	}
+	testenv.Main(m, "containerd-shim-nvidia-v2")
 }
 
 // TestSuite is the entry of the subprocesses: one suite against one shim. Without
@@ -80,7 +87,7 @@ type subject struct {
 // fails for every shim, the stock one too: three of its tests end without a
 // Shutdown request.
 func TestResultsAreThoseOfTheStockShim(t *testing.T) {
-	root, bin := repository(t)
+	bin := testenv.ShimDir()
 	work, err := os.MkdirTemp("", "conf")
 	if err != nil {
 		t.Fatal(err)
@@ -90,7 +97,7 @@ func TestResultsAreThoseOfTheStockShim(t *testing.T) {
 
 	stock := copyShim(t, filepath.Join(bin, "tools", "containerd-shim-runc-v2"), filepath.Join(work, "stock"))
 	ours := copyShim(t, filepath.Join(bin, "containerd-shim-nvidia-v2"), filepath.Join(work, "ours"))
-	config := simulatedDriver(t, root, work)
+	config := simtest.New(t, sim.Options{GPUs: 1}).ConfigPath
 	subjects := []subject{
 		{name: "stock", binary: stock},
 		{name: "ours", binary: ours},
@@ -230,39 +237,6 @@ func endShims(t *testing.T, dir string) {
 	}
 }
 
-// repository returns the root of the product's module and the directory of its
-// binaries, and says what is missing.
-func repository(t *testing.T) (root, bin string) {
-	t.Helper()
-	dir, err := os.Getwd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	root = filepath.Dir(filepath.Dir(dir))
-	bin = filepath.Join(root, "bin")
-	if dir := os.Getenv("NVIDIA_SHIM_BIN"); dir != "" {
-		if bin, err = filepath.Abs(dir); err != nil {
-			t.Fatal(err)
-		}
-	}
-	var missing []string
-	if os.Geteuid() != 0 {
-		missing = append(missing, "root: containers are made with mounts and cgroups")
-	}
-	for _, name := range []string{"containerd-shim-nvidia-v2", "tools/containerd-shim-runc-v2", "tools/runc"} {
-		if _, err := exec.LookPath(filepath.Join(bin, name)); err != nil {
-			missing = append(missing, filepath.Join(bin, name)+": run `make build tools`")
-		}
-	}
-	if _, err := exec.LookPath("gcc"); err != nil {
-		missing = append(missing, "gcc, which makes the simulated driver: run `make deps`")
-	}
-	if len(missing) > 0 {
-		t.Fatalf("the conformance suite cannot run here:\n  - %s", strings.Join(missing, "\n  - "))
-	}
-	return root, bin
-}
-
 // buildTestbin builds the static program that the suite runs in its containers.
 func buildTestbin(t *testing.T, work string) string {
 	t.Helper()
@@ -292,25 +266,6 @@ func copyShim(t *testing.T, from, dir string) string {
 	}
 	t.Cleanup(func() { endShims(t, dir) })
 	return to
-}
-
-// simulatedDriver makes a driver with one GPU and returns the shim's configuration.
-func simulatedDriver(t *testing.T, root, work string) string {
-	t.Helper()
-	dir := filepath.Join(work, "driver")
-	command := filepath.Join(work, "simdriver")
-	run := func(name string, args ...string) {
-		t.Helper()
-		cmd := exec.Command(name, args...)
-		cmd.Dir = root
-		if out, err := cmd.CombinedOutput(); err != nil {
-			t.Fatalf("simulated driver: %v\n%s", err, out)
-		}
-	}
-	run("go", "build", "-o", command, "./integration/simdriver")
-	run(command, "-dir", dir)
-	t.Cleanup(func() { run(command, "-dir", dir, "-remove") })
-	return filepath.Join(dir, "config.toml")
 }
 
 // gpuSubject is our shim with a GPU in every container. The suite's configuration

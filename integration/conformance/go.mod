@@ -3,6 +3,7 @@ module github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/conf
 go 1.26.6
 
 require (
+	github.com/containerd-shim-nvidia/containerd-shim-nvidia v0.0.0
 	github.com/containerd/shimtest v0.3.0
 	github.com/containerd/typeurl/v2 v2.3.0
 	github.com/opencontainers/runtime-spec v1.3.0
@@ -44,3 +45,5 @@ require (
 	google.golang.org/grpc v1.83.2 // indirect
 	google.golang.org/protobuf v1.36.12 // indirect
 )
+
+replace github.com/containerd-shim-nvidia/containerd-shim-nvidia => ../..

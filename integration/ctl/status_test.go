@@ -17,6 +17,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
+func TestMain(m *testing.M) { simhost.Main(m) }
+
 // status is as much of `nvidia-shimctl --json status` as the tests look at.
 type status struct {
 	NVMLError string `json:"nvml_error"`

@@ -217,6 +217,16 @@ func (n *node) start(pod string, config *cri.PodSandboxConfig, name, devices str
 	return r.ContainerId, err
 }
 
+// mustStart is start for a container that has to run.
+func (n *node) mustStart(t *testing.T, pod string, config *cri.PodSandboxConfig, name, devices string) string {
+	t.Helper()
+	id, err := n.start(pod, config, name, devices)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id
+}
+
 // exec runs a command in a container, as `kubectl exec` and probes do.
 func (n *node) exec(t *testing.T, id string, command []string) string {
 	t.Helper()
@@ -270,24 +280,12 @@ func TestPodsOfEveryHandlerGetTheirGPUs(t *testing.T) {
 				}
 				pod := n.run(t, asked, config)
 				// The first one makes the driver's view, which stays.
-				settle, err := n.start(pod, config, "settle", "0")
-				if err != nil {
-					t.Fatal(err)
-				}
+				settle := n.mustStart(t, pod, config, "settle", "0")
 				n.removeContainer(t, settle)
 				before := n.Snapshot(t)
-				first, err := n.start(pod, config, "first", "1")
-				if err != nil {
-					t.Fatal(err)
-				}
-				second, err := n.start(pod, config, "second", "2")
-				if err != nil {
-					t.Fatal(err)
-				}
-				plain, err := n.start(pod, config, "plain", "")
-				if err != nil {
-					t.Fatal(err)
-				}
+				first := n.mustStart(t, pod, config, "first", "1")
+				second := n.mustStart(t, pod, config, "second", "2")
+				plain := n.mustStart(t, pod, config, "plain", "")
 				if shims := n.ShimPIDs(pod); len(shims) != 1 {
 					t.Errorf("shims of the pod: %v, want one", shims)
 				}
@@ -336,16 +334,10 @@ func TestAPodOutlivesContainerd(t *testing.T) {
 		n := newNode(t, r)
 		config := n.sandbox("pod")
 		pod := n.run(t, "nvidia", config)
-		first, err := n.start(pod, config, "first", "0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		first := n.mustStart(t, pod, config, "first", "0")
 		n.Restart(t)
 		n.await(t)
-		second, err := n.start(pod, config, "second", "3")
-		if err != nil {
-			t.Fatal(err)
-		}
+		second := n.mustStart(t, pod, config, "second", "3")
 		for id, index := range map[string]int{first: 0, second: 3} {
 			n.check(t, n.exec(t, id, n.ProbeArgs()), index)
 		}

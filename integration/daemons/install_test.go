@@ -167,10 +167,7 @@ func (n *node) gpuPod(t *testing.T, program string) {
 	config := n.sandbox("gpu")
 	pod := n.run(t, "nvidia", config)
 	for name, index := range map[string]int{"first": 1, "second": 2} {
-		id, err := n.start(pod, config, name, strconv.Itoa(index))
-		if err != nil {
-			t.Fatal(err)
-		}
+		id := n.mustStart(t, pod, config, name, strconv.Itoa(index))
 		n.check(t, n.exec(t, id, n.ProbeArgs()), index)
 	}
 	shims := n.ShimPIDs(pod)
@@ -199,10 +196,7 @@ func (n *node) plainPod(t *testing.T) {
 	t.Helper()
 	config := n.sandbox("plain")
 	pod := n.run(t, "", config)
-	id, err := n.start(pod, config, "plain", "1")
-	if err != nil {
-		t.Fatal(err)
-	}
+	id := n.mustStart(t, pod, config, "plain", "1")
 	if got := n.exec(t, id, []string{"/bin/sh", "-c", "echo runs; ls /dev | grep nvidia"}); got != "runs\n" {
 		t.Errorf("a container of no handler: got %q", got)
 	}

@@ -2,16 +2,15 @@ package daemons
 
 import (
 	"bufio"
-	"flag"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // release is a containerd that is in the field.
@@ -66,28 +65,14 @@ func debianMissing() string {
 }
 
 func TestMain(m *testing.M) {
-	flag.Parse()
-	var missing []string
+	programs := []string{runtimeclass.ShimName, runtimeclass.CtlName}
 	for _, r := range releases {
-		for _, name := range []string{"containerd", "ctr", stockShim} {
-			if r.dir == "" || r.dir == "debian" {
-				continue
-			}
-			if _, err := exec.LookPath(filepath.Join(r.daemonDir(), name)); err != nil {
-				missing = append(missing, fmt.Sprintf("containerd %s: %v: run integration/daemons/build.sh bin/daemons", r.name, err))
-			}
+		if r.dir != "" && r.dir != "debian" {
+			dir := filepath.Join("daemons", r.dir)
+			programs = append(programs, filepath.Join(dir, "containerd"), filepath.Join(dir, "ctr"), filepath.Join(dir, stockShim))
 		}
 	}
-	for _, name := range []string{"unshare", "nsenter"} {
-		if _, err := exec.LookPath(name); err != nil {
-			missing = append(missing, name+" (Debian's util-linux)")
-		}
-	}
-	if len(missing) > 0 {
-		fmt.Fprintf(os.Stderr, "FAIL: the integration tests of this package cannot run here:\n  - %s\n", strings.Join(missing, "\n  - "))
-		os.Exit(1)
-	}
-	testenv.Main(m, "containerd-shim-nvidia-v2", "nvidia-shimctl")
+	testenv.Main(m, programs...)
 }
 
 // eachRelease runs test once for each containerd, and logs the one that is not here.

@@ -14,7 +14,23 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
 )
+
+func TestMain(m *testing.M) { simhost.Main(m) }
+
+// The main job: the first sentence of the README.
+func TestNvidiaSmiListsTheGrantedGPU(t *testing.T) {
+	testenv.EachCgroup(t, func(t *testing.T, version int) {
+		h := simhost.New(t, simhost.Options{Env: testenv.Options{Cgroup: version}})
+		o := simhost.Visible("0")
+		o.Args = []string{"nvidia-smi", "-L"}
+		out := h.MustRun(t, o)
+		if want := "GPU 0: NVIDIA H200 (UUID: " + h.Driver.GPUs[0].UUID + ")"; strings.TrimSpace(out) != want {
+			t.Errorf("got %q, want %q", out, want)
+		}
+	})
+}
 
 // Exactly the node of the GPU that was asked for opens, whether the image brings a
 // node, the container makes one, or NVML and CUDA look for it (T33). On hosts where
@@ -81,21 +97,16 @@ func TestDevicesStayTheSameWhileAContainerLives(t *testing.T) {
 			check(t, first, 0)
 		})
 		t.Run("after an update of its resources that denies every device", func(t *testing.T) {
-			limit := int64(512 << 20)
-			value, err := json.Marshal(specs.LinuxResources{
-				Memory: &specs.LinuxMemory{Limit: &limit}, Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}},
-			})
+			resources := specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}
+			// A cgroup2 tree beside v1 hierarchies has no controller but the device program.
+			if version == 1 || hasController(t, h, first, "memory") {
+				resources.Memory = &specs.LinuxMemory{Limit: new(int64(512 << 20))}
+			}
+			value, err := json.Marshal(resources)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if version == 2 && !hasController(t, h, first, "memory") {
-				// A cgroup2 tree beside v1 hierarchies has no controller but the
-				// device program, so the update changes nothing else.
-				if value, err = json.Marshal(specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}); err != nil {
-					t.Fatal(err)
-				}
-			}
-			task, ctx := h.Task(t, first)
+			task, ctx := api.Task(t, h.Env, first)
 			if _, err := task.Update(ctx, &taskapi.UpdateTaskRequest{
 				ID: first, Resources: &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources", Value: value},
 			}); err != nil {

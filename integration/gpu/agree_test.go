@@ -37,11 +37,11 @@ func TestInfoAgreesWithNvidiaSmi(t *testing.T) {
 	// A person sees the same.
 	text := ctl(t, env, "info")
 	for _, g := range gpus {
-		if !strings.Contains(text.out, g.UUID) || !strings.Contains(text.out, g.Bus) {
-			t.Errorf("info lacks GPU %s:\n%s", g.UUID, text.out)
+		if !strings.Contains(text.Output, g.UUID) || !strings.Contains(text.Output, g.Bus) {
+			t.Errorf("info lacks GPU %s:\n%s", g.UUID, text.Output)
 		}
 	}
-	t.Log(text.out)
+	t.Log(text.Output)
 }
 
 // What plan refuses is refused in a container, in the same words.
@@ -53,8 +53,8 @@ func TestPlanRefusesAsTheShimDoes(t *testing.T) {
 			GPU   bool
 			Error string
 		}
-		if err := json.Unmarshal([]byte(r.out), &p); err != nil || r.code != 1 || p.Error == "" || p.GPU {
-			t.Errorf("plan of %s: exit status %d, %v: %s", visible, r.code, err, r.out)
+		if err := json.Unmarshal([]byte(r.Output), &p); err != nil || r.ExitCode != 1 || p.Error == "" || p.GPU {
+			t.Errorf("plan of %s: exit status %d, %v: %s", visible, r.ExitCode, err, r.Output)
 			continue
 		}
 		c := env.Run(t, script(env, visible, "true"))

@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"encoding/csv"
 	"encoding/json"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -59,27 +58,13 @@ func smiText(t testing.TB, pattern string, args ...string) string {
 	return string(m[1])
 }
 
-// ctlResult is what a command of nvidia-shimctl did.
-type ctlResult struct {
-	out, err string
-	code     int
-	took     time.Duration
-}
-
 // ctl runs nvidia-shimctl with the configuration of the environment's shims.
-func ctl(t testing.TB, env *testenv.Env, args ...string) ctlResult {
+func ctl(t testing.TB, env *testenv.Env, args ...string) testenv.Result {
 	t.Helper()
-	cmd := exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), append([]string{"--config", env.Options.ShimConfig}, args...)...)
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	start := time.Now()
-	err := cmd.Run()
-	r := ctlResult{out: stdout.String(), err: stderr.String(), took: time.Since(start)}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		r.code = exit.ExitCode()
-	} else if err != nil {
-		t.Fatalf("nvidia-shimctl %q: %v", args, err)
+	program := filepath.Join(testenv.ShimDir(), "nvidia-shimctl")
+	r, err := testenv.Output(time.Minute, exec.Command(program, append([]string{"--config", env.Options.ShimConfig}, args...)...))
+	if err != nil {
+		t.Fatal(err)
 	}
 	return r
 }
@@ -88,11 +73,11 @@ func ctl(t testing.TB, env *testenv.Env, args ...string) ctlResult {
 func ctlJSON(t testing.TB, env *testenv.Env, to any, args ...string) {
 	t.Helper()
 	r := ctl(t, env, append([]string{"--json"}, args...)...)
-	if r.code != 0 {
-		t.Fatalf("nvidia-shimctl --json %q: exit status %d: %s%s", args, r.code, r.err, r.out)
+	if r.ExitCode != 0 {
+		t.Fatalf("nvidia-shimctl --json %q: exit status %d: %s%s", args, r.ExitCode, r.Error, r.Output)
 	}
-	if err := json.Unmarshal([]byte(r.out), to); err != nil {
-		t.Fatalf("nvidia-shimctl --json %q: %v\n%s", args, err, r.out)
+	if err := json.Unmarshal([]byte(r.Output), to); err != nil {
+		t.Fatalf("nvidia-shimctl --json %q: %v\n%s", args, err, r.Output)
 	}
 }
 

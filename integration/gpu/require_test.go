@@ -82,8 +82,8 @@ func TestRequirementsAreCheckedAgainstThisHost(t *testing.T) {
 			for _, v := range variables {
 				args = append(args, "--env", v)
 			}
-			if p := ctl(t, env, args...); (p.code == 0) != r.met {
-				t.Errorf("plan: exit status %d, the shim: met %v\n%s%s", p.code, r.met, p.out, p.err)
+			if p := ctl(t, env, args...); (p.ExitCode == 0) != r.met {
+				t.Errorf("plan: exit status %d, the shim: met %v\n%s%s", p.ExitCode, r.met, p.Output, p.Error)
 			}
 		})
 	}

@@ -55,7 +55,7 @@ func TestStatusShowsWhoHasWhichGPU(t *testing.T) {
 	var s status
 	ctlJSON(t, env, &s, "status")
 	apps := smi(t, "compute-apps", "gpu_uuid", "pid", "used_memory")
-	t.Logf("nvidia-smi: %v\n%v\nstatus: %s", before, apps, ctl(t, env, "status").out)
+	t.Logf("nvidia-smi: %v\n%v\nstatus: %s", before, apps, ctl(t, env, "status").Output)
 	if s.NVMLError != "" || s.DriverVersion != before[0]["driver_version"] || len(s.GPUs) != len(gpus) {
 		t.Fatalf("status has driver %s, %d GPUs, error %q", s.DriverVersion, len(s.GPUs), s.NVMLError)
 	}

@@ -14,6 +14,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
+func TestMain(m *testing.M) { simhost.Main(m) }
+
 // Hosts that put the driver where no distribution does. The layouts of Debian, RHEL
 // and GKE are those of the other tests.
 func TestContainersOnTalosAndNixOS(t *testing.T) {

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -36,18 +37,27 @@ type recipe struct {
 	version int
 	// packages are the Debian packages whose files go into the image.
 	packages []string
-	// make fills in the image; work is an empty directory that lasts until the
-	// image is written.
-	make func(b *builder) (Image, error)
+	// make fills in the builder's files and layers.
+	make func(b *builder)
 }
 
-// builder is what a recipe works with.
+// builder is what a recipe works with. After the first error its methods do no harm, and no image
+// is written.
 type builder struct {
 	cacheDir string
 	// work is a directory of this build alone.
 	work string
 	arch arch
+	// layers are finished; files go into the last one.
+	layers []Layer
+	files  []File
+	err    error
 }
+
+func (b *builder) add(files ...File) { b.files = append(b.files, files...) }
+
+// check keeps the first error.
+func (b *builder) check(err error) { b.err = cmp.Or(b.err, err) }
 
 // Ref is the reference of a named image in containerd.
 func Ref(name string) string { return "test/" + name + ":latest" }
@@ -69,18 +79,13 @@ func Build(name string) (path string, err error) {
 	if !ok {
 		return "", fmt.Errorf("no image %q, only %s", name, strings.Join(Names(), ", "))
 	}
-	return build(name, r)
-}
-
-func build(name string, r recipe) (string, error) {
-	path, err := tryBuild(name, r)
-	if err != nil {
+	if path, err = build(name, r); err != nil {
 		return "", fmt.Errorf("build image %s: %w", name, err)
 	}
 	return path, nil
 }
 
-func tryBuild(name string, r recipe) (string, error) {
+func build(name string, r recipe) (string, error) {
 	dir, err := cacheDir()
 	if err != nil {
 		return "", err
@@ -93,20 +98,24 @@ func tryBuild(name string, r recipe) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return cached(dir, name, key, func(path, work string) error {
-		m, err := r.make(&builder{cacheDir: dir, work: work, arch: a})
-		if err != nil {
-			return err
+	return cached(dir, name+"-"+key+".tar", func(path, work string) error {
+		b := &builder{cacheDir: dir, work: work, arch: a}
+		r.make(b)
+		if b.err != nil {
+			return b.err
 		}
-		m.Name = Ref(name)
-		return m.write(path)
+		if len(b.files) > 0 {
+			b.layers = append(b.layers, Layer{Files: b.files})
+		}
+		config := Config{Env: []string{defaultPath}, Cmd: []string{"/bin/sh"}, WorkingDir: "/"}
+		return Image{Name: Ref(name), Config: config, Layers: b.layers}.write(path)
 	})
 }
 
-// cached gives <dir>/<name>-<key>.tar, calling create under a lock if it is not
-// there. create gets the path to write, atomically, and a directory to work in.
-func cached(dir, name, key string, create func(path, work string) error) (string, error) {
-	path := filepath.Join(dir, name+"-"+key+".tar")
+// cached gives a file or directory in dir, calling create under a lock if it is not there.
+// create gets the path to make, in one step, and a directory to work in.
+func cached(dir, name string, create func(path, work string) error) (string, error) {
+	path := filepath.Join(dir, name)
 	lock, err := os.OpenFile(filepath.Join(dir, "."+name+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
 	if err != nil {
 		return "", err

@@ -3,6 +3,7 @@ package images
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -24,31 +25,40 @@ const LibfooDeb = "/opt/test/libfoo.deb"
 
 // debian12 is a base layer made by debootstrap, cached by itself, and a layer
 // with the programs.
-func debian12(b *builder) (Image, error) {
-	base, err := cached(b.cacheDir, "debian12-base", "1-"+runtime.GOARCH, debootstrap)
-	if err != nil {
-		return Image{}, err
-	}
-	files, err := b.staticPrograms()
-	if err != nil {
-		return Image{}, err
-	}
-	dynamic, err := b.programs(glibc, "dlopen", "cucount")
-	if err != nil {
-		return Image{}, err
-	}
-	deb, err := b.libfooDeb()
-	if err != nil {
-		return Image{}, err
-	}
-	files = append(append(files, dynamic...), deb)
-	return Image{Config: defaultConfig(), Layers: []Layer{{Tar: base}, {Files: files}}}, nil
+func debian12(b *builder) {
+	base, err := cached(b.cacheDir, "debian12-base-1-"+runtime.GOARCH+".tar", debootstrap)
+	b.check(err)
+	b.layers = []Layer{{Tar: base}}
+	b.libfooDeb()
+	b.staticPrograms()
+	b.programs(glibc, "dlopen", "cucount")
 }
 
-// Debootstrap makes a Debian tree of the release of the image debian12, with the
-// packages (separated by commas) besides the minimal ones, in the directory root,
-// from the mirror that the host's own apt uses. It takes about a minute.
-func Debootstrap(root, packages string) error {
+// DebianTree is a directory with Debian of the release of the image debian12 and more packages,
+// separated by commas. It is made once, kept in the cache and must not be written to. version is
+// raised with the packages.
+func DebianTree(version int, packages string) (string, error) {
+	cache, err := cacheDir()
+	if err != nil {
+		return "", err
+	}
+	// Only root may look into it, since a tree has set-user-id programs.
+	dir := filepath.Join(cache, "trees")
+	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
+		return "", err
+	}
+	return cached(dir, fmt.Sprintf("debian12-%d-%s", version, runtime.GOARCH), func(path, work string) error {
+		root := filepath.Join(work, "root")
+		if err := bootstrap(root, packages); err != nil {
+			return err
+		}
+		return os.Rename(root, path)
+	})
+}
+
+// bootstrap makes a Debian tree of that release in the directory root, with packages besides the
+// minimal ones, from the mirror that the host's own apt uses. It takes about a minute.
+func bootstrap(root, packages string) error {
 	if os.Geteuid() != 0 {
 		return errors.New("debootstrap needs root")
 	}
@@ -75,7 +85,7 @@ func Debootstrap(root, packages string) error {
 // debootstrap makes the base layer's tar.
 func debootstrap(path, work string) (err error) {
 	root := filepath.Join(work, "root")
-	if err := Debootstrap(root, debianPackages); err != nil {
+	if err := bootstrap(root, debianPackages); err != nil {
 		return err
 	}
 	// The user that the other images have as well.
@@ -150,28 +160,20 @@ func aptProxy() []string {
 }
 
 // libfooDeb builds the package of LibfooDeb.
-func (b *builder) libfooDeb() (File, error) {
-	lib, err := b.library(library{path: "usr/lib/" + b.arch.tuple + "/libfoo.so.1.0", soname: "libfoo.so.1", value: 12})
-	if err != nil {
-		return File{}, err
-	}
+func (b *builder) libfooDeb() {
 	root := filepath.Join(b.work, "deb")
-	if err := os.Mkdir(root, 0o755); err != nil {
-		return File{}, err
-	}
+	b.check(os.Mkdir(root, 0o755))
 	control := "Package: libfoo\nVersion: 1.0\nArchitecture: " + runtime.GOARCH +
 		"\nMaintainer: tests <tests@example.invalid>\nDescription: a library that a test installs\n"
-	err = Populate(root, []File{
-		lib,
+	b.libraries(library{path: "usr/lib/" + b.arch.tuple + "/libfoo.so.1.0", soname: "libfoo.so.1", value: 12})
+	b.add(
 		Dir("DEBIAN", 0o755),
 		Text("DEBIAN/control", 0o644, control),
-		Text("DEBIAN/triggers", 0o644, "activate-noawait ldconfig\n"),
-	})
-	if err != nil {
-		return File{}, err
-	}
+		Text("DEBIAN/triggers", 0o644, "activate-noawait ldconfig\n"))
+	b.check(Populate(root, b.files))
 	out := filepath.Join(b.work, "libfoo.deb")
-	return FromHost(strings.TrimPrefix(LibfooDeb, "/"), 0o644, out), tool("dpkg", "dpkg-deb", "--root-owner-group", "--build", root, out)
+	b.check(tool("dpkg", "dpkg-deb", "--root-owner-group", "--build", root, out))
+	b.files = []File{FromHost(strings.TrimPrefix(LibfooDeb, "/"), 0o644, out)}
 }
 
 // writeFile writes a file by temporary name and rename.

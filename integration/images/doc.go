@@ -16,9 +16,10 @@
 //	large          5,000 libraries in a real ld.so.cache
 //	loaders        Debian's loaders of EGL, Vulkan, OpenCL, VDPAU and GBM drivers, and
 //	               on x86-64 a 32-bit C library; /test/loaders, /test/dlopen32
+//	compat         a CUDA forward compatibility library with a note that names branch 580
+//	compat-nonote  the same without a note
 //
-// Compat.Build makes images with a CUDA forward compatibility library, and Image
-// with Write anything else, for example hostile images:
+// Image with Write makes anything else, for example hostile images:
 //
 //	images.Image{Name: images.Ref("hostile"), Layers: []images.Layer{{Files: []images.File{
 //		images.Symlink("etc/ld.so.cache", "/proc/1/root/etc/shadow"),

@@ -3,7 +3,6 @@ package images
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -12,28 +11,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Kind is the type of an entry of an image.
-type Kind int
-
-// The kinds of entries.
-const (
-	Regular Kind = iota
-	Directory
-	SymbolicLink
-	HardLink
-	CharDevice
-	BlockDevice
-	NamedPipe
-)
-
 // File is one entry of an image. Directories above it that are not listed are
 // made, owned by root with mode 0755.
 type File struct {
 	// Path is relative to the image's root.
 	Path string
-	Kind Kind
-	// Mode holds the permission bits, with 0o4000 setuid, 0o2000 setgid and
-	// 0o1000 sticky.
+	// Mode is the type and the permission bits, as in st_mode of stat(2). Without a
+	// type it is a regular file, or a hard link to Target.
 	Mode uint32
 	// UID and GID own it.
 	UID, GID int
@@ -50,7 +34,7 @@ type File struct {
 }
 
 // Dir is a directory.
-func Dir(path string, mode uint32) File { return File{Path: path, Kind: Directory, Mode: mode} }
+func Dir(path string, mode uint32) File { return File{Path: path, Mode: unix.S_IFDIR | mode} }
 
 // Text is a regular file with the given content.
 func Text(path string, mode uint32, content string) File {
@@ -65,25 +49,25 @@ func FromHost(path string, mode uint32, host string) File {
 
 // Symlink is a symbolic link that holds target, whatever that is.
 func Symlink(path, target string) File {
-	return File{Path: path, Kind: SymbolicLink, Mode: 0o777, Target: target}
+	return File{Path: path, Mode: unix.S_IFLNK, Target: target}
 }
 
 // Link is a hard link to an entry that comes earlier.
 func Link(path, target string) File {
-	return File{Path: path, Kind: HardLink, Mode: 0o644, Target: target}
+	return File{Path: path, Target: target}
 }
 
 // FIFO is a named pipe.
-func FIFO(path string) File { return File{Path: path, Kind: NamedPipe, Mode: 0o644} }
+func FIFO(path string) File { return File{Path: path, Mode: unix.S_IFIFO | 0o644} }
 
 // Char is a character device node.
 func Char(path string, mode, major, minor uint32) File {
-	return File{Path: path, Kind: CharDevice, Mode: mode, Major: major, Minor: minor}
+	return File{Path: path, Mode: unix.S_IFCHR | mode, Major: major, Minor: minor}
 }
 
 // Block is a block device node.
 func Block(path string, mode, major, minor uint32) File {
-	return File{Path: path, Kind: BlockDevice, Mode: mode, Major: major, Minor: minor}
+	return File{Path: path, Mode: unix.S_IFBLK | mode, Major: major, Minor: minor}
 }
 
 // Sparse is a file of that many zero bytes. In a layer they are real bytes that
@@ -116,42 +100,33 @@ func populate(root *os.Root, f File) error {
 		return err
 	}
 	full := filepath.Join(root.Name(), name)
-	switch f.Kind {
-	case Directory:
+	switch f.Mode & unix.S_IFMT {
+	case unix.S_IFDIR:
 		if err := root.MkdirAll(name, 0o755); err != nil {
 			return err
 		}
-	case SymbolicLink:
+	case unix.S_IFLNK:
 		if err := root.Symlink(f.Target, name); err != nil {
 			return err
 		}
 		return root.Lchown(name, f.UID, f.GID)
-	case HardLink:
-		return root.Link(strings.TrimPrefix(path.Clean("/"+f.Target), "/"), name)
-	case CharDevice:
-		if err := unix.Mknod(full, unix.S_IFCHR|f.Mode, int(unix.Mkdev(f.Major, f.Minor))); err != nil {
-			return err
+	case 0:
+		if f.Target != "" {
+			return root.Link(strings.TrimPrefix(path.Clean("/"+f.Target), "/"), name)
 		}
-	case BlockDevice:
-		if err := unix.Mknod(full, unix.S_IFBLK|f.Mode, int(unix.Mkdev(f.Major, f.Minor))); err != nil {
-			return err
-		}
-	case NamedPipe:
-		if err := unix.Mkfifo(full, f.Mode); err != nil {
-			return err
-		}
-	case Regular:
 		if err := populateRegular(root, name, f); err != nil {
 			return err
 		}
 	default:
-		return fmt.Errorf("unknown kind %d", f.Kind)
+		if err := unix.Mknod(full, f.Mode, int(unix.Mkdev(f.Major, f.Minor))); err != nil {
+			return err
+		}
 	}
 	if err := root.Lchown(name, f.UID, f.GID); err != nil {
 		return err
 	}
 	// After chown, which clears setuid, and past the umask.
-	return root.Chmod(name, goMode(f.Mode))
+	return unix.Chmod(full, f.Mode&0o7777)
 }
 
 func populateRegular(root *os.Root, name string, f File) error {
@@ -172,19 +147,4 @@ func populateRegular(root *os.Root, name string, f File) error {
 		err = out.Truncate(f.Size)
 	}
 	return errors.Join(err, out.Close())
-}
-
-// goMode turns Unix permission bits into Go's.
-func goMode(mode uint32) fs.FileMode {
-	m := fs.FileMode(mode & 0o777)
-	if mode&unix.S_ISUID != 0 {
-		m |= fs.ModeSetuid
-	}
-	if mode&unix.S_ISGID != 0 {
-		m |= fs.ModeSetgid
-	}
-	if mode&unix.S_ISVTX != 0 {
-		m |= fs.ModeSticky
-	}
-	return m
 }

@@ -8,45 +8,13 @@ import (
 	"syscall"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
 func TestMain(m *testing.M) { testenv.Main(m) }
-
-// start imports an image into a containerd of the test's own and gives a
-// function that runs a shell command in it and returns what it prints.
-func start(t *testing.T, ref, path string) func(script string) string {
-	t.Helper()
-	e := testenv.Start(t, testenv.Options{})
-	e.Import(t, path)
-	return func(script string) string {
-		t.Helper()
-		return e.MustRun(t, testenv.RunOptions{
-			Image: ref, Runtime: testenv.StockRuntime, Args: []string{"/bin/sh", "-c", script},
-		})
-	}
-}
-
-func build(t *testing.T, name string) string {
-	t.Helper()
-	path, err := images.Build(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-// check compares the output of a command with lines that it has to hold.
-func check(t *testing.T, run func(string) string, script string, want ...string) {
-	t.Helper()
-	got := run(script)
-	for _, line := range want {
-		if !strings.Contains(got, line) {
-			t.Errorf("%s: got %q, which lacks %q", script, got, line)
-		}
-	}
-}
 
 // table is a hostile image with an entry of each kind.
 func table() []images.File {
@@ -58,7 +26,7 @@ func table() []images.File {
 		images.Char("etc/null", 0o666, 1, 3),
 		images.Block("etc/disk", 0o600, 7, 200),
 		images.Sparse("etc/zeros", 1<<20),
-		{Path: "home/tester", Kind: images.Directory, Mode: 0o700, UID: 1000, GID: 1000},
+		{Path: "home/tester", Mode: unix.S_IFDIR | 0o700, UID: 1000, GID: 1000},
 	}
 }
 
@@ -76,7 +44,11 @@ func TestInline(t *testing.T) {
 	if err := os.Mkdir(base, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := images.Unpack(build(t, "busybox"), base); err != nil {
+	busybox, err := images.Build("busybox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := images.Unpack(busybox, base); err != nil {
 		t.Fatal(err)
 	}
 	m.Layers = []images.Layer{{Dir: base}, {Files: table()}}
@@ -95,10 +67,18 @@ func TestInline(t *testing.T) {
 	if sums[0] != sums[1] {
 		t.Error("the same image gave different bytes")
 	}
-	run := start(t, m.Name, path)
-	check(t, run, "echo $NVIDIA_VISIBLE_DEVICES; id -u; pwd; readlink ld.so.cache; stat -c '%n %A %h %s %t:%T' plain second fifo null disk zeros; stat -c '%n %A %u:%g' /home/tester",
-		"all\n1000\n/etc\n/proc/1/root/etc/shadow\n",
-		"plain -rwsr-xr-x 2 7", "second -rwsr-xr-x 2 7", "fifo prw-r--r--", "null crw-rw-rw- 1 0 1:3", "disk brw------- 1 0 7:c8", "zeros -rw-r--r-- 1 1048576", "/home/tester drwx------ 1000:1000")
+	e := testenv.Start(t, testenv.Options{})
+	e.Import(t, path)
+	const script = "echo $NVIDIA_VISIBLE_DEVICES; id -u; pwd; readlink ld.so.cache; stat -c '%n %A %h %s %t:%T' plain second fifo null disk zeros; stat -c '%n %A %u:%g' /home/tester"
+	got := e.MustRun(t, testenv.RunOptions{Image: m.Name, Runtime: testenv.StockRuntime, Args: []string{"/bin/sh", "-c", script}})
+	for _, want := range []string{
+		"all\n1000\n/etc\n/proc/1/root/etc/shadow\n", "plain -rwsr-xr-x 2 7", "second -rwsr-xr-x 2 7", "fifo prw-r--r--",
+		"null crw-rw-rw- 1 0 1:3", "disk brw------- 1 0 7:c8", "zeros -rw-r--r-- 1 1048576", "/home/tester drwx------ 1000:1000",
+	} {
+		if !strings.Contains(got, want) {
+			t.Errorf("got %q, which lacks %q", got, want)
+		}
+	}
 }
 
 // Populate writes the same into a directory, true sparse files included, and does

@@ -21,39 +21,25 @@ var loaderPackages = []string{
 const biarchPackage = "libc6-i386"
 
 // loaders is a Debian of the loaders alone.
-func loaders(b *builder) (Image, error) {
-	files, err := b.glibcBase("usr/lib/" + b.arch.tuple)
-	if err != nil {
-		return Image{}, err
-	}
+func loaders(b *builder) {
+	b.glibcBase("usr/lib/" + b.arch.tuple)
 	packages := slices.Clone(loaderPackages)
 	confs := b.debianConfs()
 	if runtime.GOARCH == "amd64" {
 		packages = append(packages, biarchPackage)
 		confs["zz_i386-biarch-compat"] = "/lib32\n/usr/lib32"
-		files = append(files, Dir("usr/lib32", 0o755), Symlink("lib32", "usr/lib32"))
+		b.add(Dir("usr/lib32", 0o755), Symlink("lib32", "usr/lib32"))
 	}
 	root, err := UnpackPackages(b.work, packages)
-	if err != nil {
-		return Image{}, err
-	}
+	b.check(err)
 	libs, err := packaged(root)
-	if err != nil {
-		return Image{}, err
-	}
-	own, err := b.programs(glibc, "loaders")
-	if err != nil {
-		return Image{}, err
-	}
-	files = append(append(files, libs...), own...)
+	b.check(err)
+	b.add(libs...)
+	b.programs(glibc, "loaders")
 	if runtime.GOARCH == "amd64" {
-		f, err := b.program32("dlopen32", filepath.Join(root, "lib32/libc.so.6"))
-		if err != nil {
-			return Image{}, err
-		}
-		files = append(files, f)
+		b.program32("dlopen32", filepath.Join(root, "lib32/libc.so.6"))
 	}
-	return b.withCache(files, confs)
+	b.withCache(confs)
 }
 
 // packaged are the libraries and configuration files of unpacked packages, for an
@@ -90,18 +76,10 @@ func packaged(root string) ([]File, error) {
 }
 
 // program32 compiles programs/<name>.c for i386 with nothing but a C library.
-func (b *builder) program32(name, libc string) (File, error) {
-	dir, err := b.sources()
-	if err != nil {
-		return File{}, err
-	}
+func (b *builder) program32(name, libc string) {
 	out := filepath.Join(b.work, name)
-	args := []string{
+	b.check(tool("gcc", "gcc",
 		"-m32", "-O1", "-s", "-Wall", "-nostdlib", "-fno-pie", "-no-pie", "-fno-stack-protector", "-ffreestanding",
-		"-Wl,--dynamic-linker=/lib/ld-linux.so.2", "-Wl,--allow-shlib-undefined", "-Wl,--hash-style=both", "-o", out, filepath.Join(dir, name+".c"), libc,
-	}
-	if err := tool("gcc", "gcc", args...); err != nil {
-		return File{}, err
-	}
-	return FromHost("test/"+name, 0o755, out), nil
+		"-Wl,--dynamic-linker=/lib/ld-linux.so.2", "-Wl,--allow-shlib-undefined", "-Wl,--hash-style=both", "-o", out, b.source(name), libc))
+	b.add(FromHost("test/"+name, 0o755, out))
 }

@@ -18,16 +18,14 @@ var recipes = map[string]recipe{
 	"musl":          {version: 1, packages: []string{"busybox-static", "libc6-dev", "musl"}, make: muslImage},
 	"large":         {version: 2, packages: glibcPackages, make: large},
 	"loaders":       {version: 1, packages: glibcPackages, make: loaders},
+	"compat":        {version: 1, packages: glibcPackages, make: func(b *builder) { compat(b, compatNote) }},
+	"compat-nonote": {version: 1, packages: glibcPackages, make: func(b *builder) { compat(b, "") }},
 }
 
 var glibcPackages = []string{"busybox-static", "libc6-dev", "libc6", "libc-bin"}
 
 // defaultPath is the PATH of all images.
 const defaultPath = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-func defaultConfig() Config {
-	return Config{Env: []string{defaultPath}, Cmd: []string{"/bin/sh"}, WorkingDir: "/"}
-}
 
 // LargeLibraries is the number of libraries in the image "large".
 const LargeLibraries = 5000
@@ -38,76 +36,42 @@ const (
 	testerGroup  = "tester:x:1000:\n"
 )
 
-// directories are those that runtimes mount on, and the temporary ones.
-func directories() []File {
-	return []File{
+// base is what every image has that is not made by debootstrap: busybox as shell, with its applet
+// links in a directory, and the programs, some of them for a C library.
+func (b *builder) base(dir string, c libc) {
+	b.add(
+		// Those that runtimes mount on, and the temporary ones.
 		Dir("dev", 0o755), Dir("proc", 0o755), Dir("run", 0o755), Dir("sys", 0o755),
-		Dir("tmp", 0o1777), Dir("var/tmp", 0o1777),
-	}
-}
-
-// skeleton is what every image needs that is not made by debootstrap.
-func skeleton() []File {
-	return append(directories(),
-		Dir("etc", 0o755), Dir("root", 0o700),
+		Dir("tmp", 0o1777), Dir("var/tmp", 0o1777), Dir("etc", 0o755), Dir("root", 0o700),
 		Text("etc/passwd", 0o644, "root:x:0:0:root:/root:/bin/sh\n"+testerPasswd),
 		Text("etc/group", 0o644, "root:x:0:\n"+testerGroup))
-}
-
-// shell is busybox and its applet links in a directory.
-func shell(dir string) ([]File, error) {
 	path, err := lookTool("busybox")
 	if err != nil {
-		return nil, errors.New("busybox is missing: install Debian's busybox-static (integration/tools/apt.sh)")
+		b.check(errors.New("busybox is missing: install Debian's busybox-static (integration/tools/apt.sh)"))
+		return
 	}
 	list, err := exec.Command(path, "--list").Output()
-	if err != nil {
-		return nil, fmt.Errorf("busybox --list: %w", err)
-	}
-	files := []File{FromHost(dir+"/busybox", 0o755, path)}
+	b.check(err)
+	b.add(FromHost(dir+"/busybox", 0o755, path))
 	for _, name := range strings.Fields(string(list)) {
 		if name != "busybox" && name != "ldconfig" {
-			files = append(files, Symlink(dir+"/"+name, "busybox"))
+			b.add(Symlink(dir+"/"+name, "busybox"))
 		}
 	}
-	return files, nil
+	b.staticPrograms()
+	if c != static {
+		b.programs(c, "dlopen", "cucount")
+	}
 }
 
-func busybox(b *builder) (Image, error) {
-	files := skeleton()
-	sh, err := shell("bin")
-	if err != nil {
-		return Image{}, err
-	}
-	own, err := b.staticPrograms()
-	if err != nil {
-		return Image{}, err
-	}
-	files = append(append(files, sh...), own...)
-	return Image{Config: defaultConfig(), Layers: []Layer{{Files: files}}}, nil
-}
+func busybox(b *builder) { b.base("bin", static) }
 
-func muslImage(b *builder) (Image, error) {
-	files := skeleton()
-	sh, err := shell("bin")
-	if err != nil {
-		return Image{}, err
-	}
-	own, err := b.staticPrograms()
-	if err != nil {
-		return Image{}, err
-	}
-	dynamic, err := b.programs(musl, "dlopen", "cucount")
-	if err != nil {
-		return Image{}, err
-	}
-	files = append(append(append(files, sh...), own...), dynamic...)
-	files = append(files,
+func muslImage(b *builder) {
+	b.base("bin", musl)
+	b.add(
 		// As Alpine has it: the loader is the C library, with a second name.
 		FromHost("lib/"+b.arch.muslLoader, 0o755, "/lib/"+b.arch.muslLoader),
-		Symlink("lib/libc.musl"+strings.TrimPrefix(b.arch.muslLoader, "ld-musl"), b.arch.muslLoader),
-	)
-	return Image{Config: defaultConfig(), Layers: []Layer{{Files: files}}}, nil
+		Symlink("lib/libc.musl"+strings.TrimPrefix(b.arch.muslLoader, "ld-musl"), b.arch.muslLoader))
 }
 
 // libcLibraries are the parts of Debian's libc6 that NVIDIA's programs ask for by
@@ -116,84 +80,60 @@ var libcLibraries = []string{"libc.so.6", "libdl.so.2", "libm.so.6", "libpthread
 
 // glibcBase is a merged-/usr image with busybox, the programs, and the host's
 // loader and libc in libDir.
-func (b *builder) glibcBase(libDir string) ([]File, error) {
-	files := skeleton()
-	files = append(files, Dir("usr/bin", 0o755), Dir("usr/sbin", 0o755), Dir("usr/lib", 0o755), Dir("usr/lib64", 0o755),
+func (b *builder) glibcBase(libDir string) {
+	b.add(Dir("usr/bin", 0o755), Dir("usr/sbin", 0o755), Dir("usr/lib", 0o755), Dir("usr/lib64", 0o755),
 		Symlink("bin", "usr/bin"), Symlink("sbin", "usr/sbin"), Symlink("lib", "usr/lib"), Symlink("lib64", "usr/lib64"))
-	sh, err := shell("usr/bin")
-	if err != nil {
-		return nil, err
-	}
-	own, err := b.staticPrograms()
-	if err != nil {
-		return nil, err
-	}
-	dynamic, err := b.programs(glibc, "dlopen", "cucount")
-	if err != nil {
-		return nil, err
-	}
-	files = append(append(append(files, sh...), own...), dynamic...)
+	b.base("usr/bin", glibc)
 	for _, name := range append([]string{b.arch.loader}, libcLibraries...) {
 		host, ok := HostLibrary(name)
 		if !ok {
-			return nil, fmt.Errorf("this host has no %s", name)
+			b.check(fmt.Errorf("this host has no %s", name))
 		}
-		files = append(files, FromHost(libDir+"/"+name, 0o755, host))
+		b.add(FromHost(libDir+"/"+name, 0o755, host))
 	}
 	if link := b.arch.loaderLink; link != libDir+"/"+b.arch.loader {
-		files = append(files, Symlink(link, "/"+libDir+"/"+b.arch.loader))
+		b.add(Symlink(link, "/"+libDir+"/"+b.arch.loader))
 	}
-	return files, nil
 }
 
-func glibcNoCache(b *builder) (Image, error) {
-	files, err := b.glibcBase("usr/lib/" + b.arch.tuple)
-	if err != nil {
-		return Image{}, err
+func glibcNoCache(b *builder) { b.glibcBase("usr/lib/" + b.arch.tuple) }
+
+// withCache puts ldconfig into the image and lets the host's real ldconfig make the cache. confs
+// maps names in ld.so.conf.d to directories.
+func (b *builder) withCache(confs map[string]string) {
+	b.add(Text("etc/ld.so.conf", 0o644, "include /etc/ld.so.conf.d/*.conf\n"), Dir("etc/ld.so.conf.d", 0o755))
+	for name, dir := range confs {
+		b.add(Text("etc/ld.so.conf.d/"+name+".conf", 0o644, dir+"\n"))
 	}
-	return Image{Config: defaultConfig(), Layers: []Layer{{Files: files}}}, nil
+	if b.err != nil {
+		return
+	}
+	layer, err := WithCache(filepath.Join(b.work, "root"), b.files)
+	b.check(err)
+	b.layers, b.files = []Layer{layer}, nil
 }
 
-// withCache puts ldconfig into a tree of files and lets the host's real ldconfig
-// make the cache. confs maps names in ld.so.conf.d to directories.
-func (b *builder) withCache(files []File, confs map[string]string) (Image, error) {
+// WithCache is a layer of these files and the host's ldconfig, with the cache that this makes of
+// them. root is a directory to make, which has to last until the image is written.
+func WithCache(root string, files []File) (Layer, error) {
 	ldconfig, err := lookTool("ldconfig.real") // Ubuntu's ldconfig is a script around it
 	if err != nil {
 		ldconfig, err = lookTool("ldconfig")
 	}
 	if err != nil {
-		return Image{}, errors.New("ldconfig is missing: install Debian's libc-bin (integration/tools/apt.sh)")
+		return Layer{}, errors.New("ldconfig is missing: install Debian's libc-bin (integration/tools/apt.sh)")
 	}
-	files = append(files, FromHost("usr/sbin/ldconfig", 0o755, ldconfig),
-		Text("etc/ld.so.conf", 0o644, "include /etc/ld.so.conf.d/*.conf\n"), Dir("etc/ld.so.conf.d", 0o755))
-	for name, dir := range confs {
-		files = append(files, Text("etc/ld.so.conf.d/"+name+".conf", 0o644, dir+"\n"))
-	}
-	root := filepath.Join(b.work, "root")
 	if err := os.Mkdir(root, 0o755); err != nil {
-		return Image{}, err
+		return Layer{}, err
 	}
-	if err := Populate(root, files); err != nil {
-		return Image{}, err
+	if err := Populate(root, append(files, FromHost("usr/sbin/ldconfig", 0o755, ldconfig))); err != nil {
+		return Layer{}, err
 	}
 	if out, err := exec.Command(ldconfig, "-r", root).CombinedOutput(); err != nil {
-		return Image{}, fmt.Errorf("ldconfig -r: %w\n%s", err, out)
+		return Layer{}, fmt.Errorf("ldconfig -r: %w\n%s", err, out)
 	}
 	// ldconfig's own cache holds times and inode numbers of this host.
-	return Image{Config: defaultConfig(), Layers: []Layer{{Dir: root, Skip: []string{"var/cache"}}}}, nil
-}
-
-// libraries compiles several libraries.
-func (b *builder) libraries(list ...library) ([]File, error) {
-	var files []File
-	for _, l := range list {
-		f, err := b.library(l)
-		if err != nil {
-			return nil, err
-		}
-		files = append(files, f)
-	}
-	return files, nil
+	return Layer{Dir: root, Skip: []string{"var/cache"}}, nil
 }
 
 // debianConfs is Debian's ld.so.conf.d.
@@ -205,15 +145,12 @@ func (b *builder) debianConfs() map[string]string {
 // driver version. Its libfoo gives 1, or 2, 3 … from the hwcaps subdirectories.
 const HostileValue = 666
 
-func glibcHwcaps(b *builder) (Image, error) {
+func glibcHwcaps(b *builder) {
 	if len(b.arch.hwcaps) == 0 {
-		return Image{}, errors.New("glibc has no hwcaps subdirectories for this architecture")
+		b.check(errors.New("glibc has no hwcaps subdirectories for this architecture"))
 	}
 	dir := "usr/lib/" + b.arch.tuple
-	files, err := b.glibcBase(dir)
-	if err != nil {
-		return Image{}, err
-	}
+	b.glibcBase(dir)
 	list := []library{{path: dir + "/libfoo.so.1", soname: "libfoo.so.1", value: 1}}
 	for i, level := range b.arch.hwcaps {
 		sub := dir + "/glibc-hwcaps/" + level
@@ -221,47 +158,49 @@ func glibcHwcaps(b *builder) (Image, error) {
 			library{path: sub + "/libfoo.so.1", soname: "libfoo.so.1", value: 2 + i},
 			library{path: sub + "/libcuda.so.1", soname: "libcuda.so.1", value: HostileValue, cuda: true})
 	}
-	libs, err := b.libraries(list...)
-	if err != nil {
-		return Image{}, err
-	}
-	return b.withCache(append(files, libs...), b.debianConfs())
+	b.libraries(list...)
+	b.withCache(b.debianConfs())
 }
 
 // usrLib64 is laid out as RHEL. Debian's loader does not look in /usr/lib64 by
 // itself, so here the cache is needed, made with both names of that directory
 // configured; as on RHEL the entries are below /lib64.
-func usrLib64(b *builder) (Image, error) {
-	files, err := b.glibcBase("usr/lib64")
-	if err != nil {
-		return Image{}, err
-	}
-	libs, err := b.libraries(library{path: "usr/lib64/libfoo.so.1", soname: "libfoo.so.1", value: 1})
-	if err != nil {
-		return Image{}, err
-	}
-	files = append(files, Text("etc/redhat-release", 0o644, "a layout like Red Hat's\n"))
-	return b.withCache(append(files, libs...), map[string]string{"usrlib64": "/lib64\n/usr/lib64"})
+func usrLib64(b *builder) {
+	b.glibcBase("usr/lib64")
+	b.libraries(library{path: "usr/lib64/libfoo.so.1", soname: "libfoo.so.1", value: 1})
+	b.add(Text("etc/redhat-release", 0o644, "a layout like Red Hat's\n"))
+	b.withCache(map[string]string{"usrlib64": "/lib64\n/usr/lib64"})
 }
 
 // large has LargeLibraries names of one small library. Without a SONAME, ldconfig
 // lists each under its file name.
-func large(b *builder) (Image, error) {
-	dir := "usr/lib/" + b.arch.tuple
-	files, err := b.glibcBase(dir)
-	if err != nil {
-		return Image{}, err
-	}
+func large(b *builder) {
+	b.glibcBase("usr/lib/" + b.arch.tuple)
 	name := func(i int) string { return fmt.Sprintf("usr/lib/large/libtest%04d.so.1", i) }
-	first, err := b.library(library{path: name(0), value: 1})
-	if err != nil {
-		return Image{}, err
-	}
-	files = append(files, first)
+	b.libraries(library{path: name(0), value: 1})
 	for i := 1; i < LargeLibraries; i++ {
-		files = append(files, Link(name(i), name(0)))
+		b.add(Link(name(i), name(0)))
 	}
 	confs := b.debianConfs()
 	confs["large"] = "/usr/lib/large"
-	return b.withCache(files, confs)
+	b.withCache(confs)
+}
+
+// compatNote is the ELF note .note.cuda.fwd_compatibility of the image compat: the CUDA version and
+// the major versions of the drivers that the library serves.
+const compatNote = `{"Format":1,"CUDA Version":"13.5","Driver":[570,580],"Device":[]}`
+
+// compat has a CUDA forward compatibility library, as the CUDA images have it.
+func compat(b *builder, note string) {
+	b.glibcBase("usr/lib/" + b.arch.tuple)
+	const dir, version = "usr/local/cuda-13.5/compat", "610.43.02"
+	b.libraries(
+		library{path: dir + "/libcuda.so." + version, soname: "libcuda.so.1", value: 13050, cuda: true, note: note},
+		library{path: dir + "/libnvidia-ptxjitcompiler.so." + version, soname: "libnvidia-ptxjitcompiler.so.1", value: 13050})
+	b.add(
+		Symlink(dir+"/libcuda.so.1", "libcuda.so."+version),
+		Symlink(dir+"/libcuda.so", "libcuda.so.1"),
+		Symlink(dir+"/libnvidia-ptxjitcompiler.so.1", "libnvidia-ptxjitcompiler.so."+version),
+		Symlink("usr/local/cuda", "/usr/local/cuda-13.5"))
+	b.withCache(b.debianConfs())
 }

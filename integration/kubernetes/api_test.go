@@ -29,10 +29,12 @@ func (e *apiError) Error() string {
 	return fmt.Sprintf("%d %s: %s", e.code, http.StatusText(e.code), e.text)
 }
 
-func isNotFound(err error) bool {
-	var e *apiError
-	return errors.As(err, &e) && e.code == http.StatusNotFound
+func hasCode(err error, code int) bool {
+	e, ok := errors.AsType[*apiError](err)
+	return ok && e.code == code
 }
+
+func isNotFound(err error) bool { return hasCode(err, http.StatusNotFound) }
 
 func newAPI(base, token string) *api {
 	// The server makes its certificate itself, and the network is the test's own.

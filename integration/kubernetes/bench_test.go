@@ -2,7 +2,6 @@ package kubernetes
 
 import (
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -120,8 +119,8 @@ func tables(kinds []measured, times map[string]map[int]float64) string {
 // benchHost is the line above the tables.
 func (c *cluster) benchHost(b *testing.B, rounds int) string {
 	b.Helper()
-	var node corev1.Node
-	if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
+	node, err := c.node()
+	if err != nil {
 		b.Fatal(err)
 	}
 	h := report.DescribeHost(testenv.ShimDir(), c.Options.ToolsDir, c.Options.Cgroup)
@@ -132,34 +131,11 @@ func (c *cluster) benchHost(b *testing.B, rounds int) string {
 // benchPod creates the pod, waits until it runs and finds its sandbox.
 func (c *cluster) benchPod(b *testing.B, pod *corev1.Pod) *benchPod {
 	b.Helper()
-	b.Cleanup(func() {
-		if err := c.do("DELETE", podPath(pod), nil, nil); err != nil && !isNotFound(err) {
-			b.Error(err)
-		}
-	})
-	if err := c.do("POST", "/api/v1/namespaces/"+pod.Namespace+"/pods", pod, nil); err != nil {
-		b.Fatal(err)
-	}
-	if err := c.await("pod "+pod.Name, podLimit, func() error {
-		var now corev1.Pod
-		if err := c.do("GET", podPath(pod), nil, &now); err != nil {
-			return err
-		}
-		if now.Status.Phase != corev1.PodRunning {
-			return errors.New(c.events(pod))
-		}
-		return nil
-	}); err != nil {
-		b.Fatal(err)
-	}
-	list, err := c.runtime.ListPodSandbox(b.Context(), &cri.ListPodSandboxRequest{Filter: &cri.PodSandboxFilter{
-		LabelSelector: map[string]string{"io.kubernetes.pod.name": pod.Name, "io.kubernetes.pod.namespace": pod.Namespace},
-	}})
-	if err != nil || len(list.Items) != 1 {
-		b.Fatalf("sandboxes of pod %s: %v, %v", pod.Name, list, err)
-	}
+	c.create(b, pod)
+	c.awaitRunning(b, pod)
+	sandbox := c.sandbox(b, pod)
 	// A container is made with the configuration that its sandbox was made with.
-	status, err := c.runtime.PodSandboxStatus(b.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: list.Items[0].Id, Verbose: true})
+	status, err := c.runtime.PodSandboxStatus(b.Context(), &cri.PodSandboxStatusRequest{PodSandboxId: sandbox, Verbose: true})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -169,7 +145,7 @@ func (c *cluster) benchPod(b *testing.B, pod *corev1.Pod) *benchPod {
 	if err := json.Unmarshal([]byte(status.Info["info"]), &info); err != nil || info.Config.GetMetadata().GetName() != pod.Name {
 		b.Fatalf("the sandbox of pod %s is made with %v: %v", pod.Name, info.Config, err)
 	}
-	return &benchPod{Pod: pod, sandbox: list.Items[0].Id, config: info.Config}
+	return &benchPod{Pod: pod, sandbox: sandbox, config: info.Config}
 }
 
 // measure starts a container and removes it, and returns the milliseconds from the

@@ -1,11 +1,9 @@
 package kubernetes
 
 import (
-	"context"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
-	"encoding/hex"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -25,6 +23,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/record"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
@@ -53,7 +53,7 @@ const (
 type cluster struct {
 	*testenv.Env
 	*api
-	Driver  *sim.Driver
+	simhost.Devices
 	Plugin  *plugin // nvidia.com/gpu: the four GPUs
 	runtime cri.RuntimeServiceClient
 
@@ -87,20 +87,7 @@ func (c *cluster) bringUp(life *testenv.Lifetime, steps ...func(*testenv.Lifetim
 }
 
 func (c *cluster) makeDriver(life *testenv.Lifetime) error {
-	// Short, and below a directory that only root can write.
-	dir, err := os.MkdirTemp("", "nvsim")
-	if err != nil {
-		return err
-	}
-	life.Cleanup(func() { os.RemoveAll(dir) })
-	if c.Driver, err = sim.Create(context.Background(), sim.Options{Dir: filepath.Join(dir, "d"), GPUs: 4}); err != nil {
-		return err
-	}
-	life.Cleanup(func() {
-		if err := c.Driver.Remove(); err != nil {
-			life.Error(err)
-		}
-	})
+	c.Devices = simhost.NewDevices(life, simtest.New(life, sim.Options{GPUs: 4}))
 	base, err := os.ReadFile(c.Driver.ConfigPath)
 	c.shimBase = string(base)
 	return err
@@ -172,13 +159,18 @@ func (c *cluster) importImages(life *testenv.Lifetime) error {
 	path := "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	greedy := []string{path, "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"}
 	layers := []images.Layer{{Dir: root}}
-	for i, image := range []images.Image{
-		{Name: plainImage, Config: images.Config{Env: []string{path}, WorkingDir: "/"}, Layers: layers},
-		{Name: greedyImage, Config: images.Config{Env: greedy, WorkingDir: "/"}, Layers: layers},
+	return c.importAll(
+		images.Image{Name: plainImage, Config: images.Config{Env: []string{path}, WorkingDir: "/"}, Layers: layers},
+		images.Image{Name: greedyImage, Config: images.Config{Env: greedy, WorkingDir: "/"}, Layers: layers},
 		// The sandbox's image is greedy as well: it gets nothing all the same.
-		{Name: pauseImage, Config: images.Config{Env: greedy, Entrypoint: []string{"/bin/sh", "-c", untilTerm}, WorkingDir: "/"}, Layers: layers},
-	} {
-		file := filepath.Join(c.dir, fmt.Sprintf("image%d.tar", i))
+		images.Image{Name: pauseImage, Config: images.Config{Env: greedy, Entrypoint: []string{"/bin/sh", "-c", untilTerm}, WorkingDir: "/"}, Layers: layers},
+	)
+}
+
+// importAll gives images to containerd.
+func (c *cluster) importAll(list ...images.Image) error {
+	file := filepath.Join(c.dir, "image.tar")
+	for _, image := range list {
 		if err := image.Write(file); err != nil {
 			return err
 		}
@@ -227,10 +219,7 @@ func (c *cluster) await(what string, limit time.Duration, done func() error) err
 }
 
 func (c *cluster) startControlPlane(life *testenv.Lifetime) error {
-	token, err := randomToken()
-	if err != nil {
-		return err
-	}
+	const token = "secret" // the network is the test's own
 	key := filepath.Join(c.dir, "service-account.key")
 	if err := writeKey(key); err != nil {
 		return err
@@ -334,10 +323,16 @@ shutdownGracePeriod: 0s
 	return c.await("the node", 2*time.Minute, c.ready)
 }
 
+// node is what the API says of the node.
+func (c *cluster) node() (node corev1.Node, err error) {
+	err = c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node)
+	return node, err
+}
+
 // ready says why the node is not ready.
 func (c *cluster) ready() error {
-	var node corev1.Node
-	if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
+	node, err := c.node()
+	if err != nil {
 		return err
 	}
 	for _, condition := range node.Status.Conditions {
@@ -383,8 +378,8 @@ func (c *cluster) awaitDevices() error { return c.awaitOffer(c.Plugin.resource, 
 // awaitOffer returns when the node offers that many devices of a resource.
 func (c *cluster) awaitOffer(resource string, count int) error {
 	return c.await("the device plugin's resources", time.Minute, func() error {
-		var node corev1.Node
-		if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
+		node, err := c.node()
+		if err != nil {
 			return err
 		}
 		if q := node.Status.Allocatable[corev1.ResourceName(resource)]; int(q.Value()) != count {
@@ -472,12 +467,6 @@ func cgroupTops() []string {
 		tops = append(tops, filepath.Dir(f))
 	}
 	return tops
-}
-
-func randomToken() (string, error) {
-	b := make([]byte, 16)
-	_, err := rand.Read(b)
-	return hex.EncodeToString(b), err
 }
 
 // writeKey makes the key that signs service account tokens, which are not used.

@@ -64,7 +64,7 @@ func (c *cluster) importHostImages(*testenv.Lifetime) error {
 	if dir := os.Getenv("NVIDIA_SHIM_GPU_PROGRAMS"); dir != "" {
 		files = append(files, images.FromHost("usr/bin/vectoradd", 0o755, filepath.Join(dir, "vectoradd")))
 	}
-	for i, name := range []string{plainImage, greedyImage, pauseImage} {
+	for _, name := range []string{plainImage, greedyImage, pauseImage} {
 		image, err := images.FromHostPrograms(name, programs, files...)
 		if err != nil {
 			return err
@@ -75,11 +75,7 @@ func (c *cluster) importHostImages(*testenv.Lifetime) error {
 		if name == pauseImage {
 			image.Config.Entrypoint = []string{"/bin/sh", "-c", untilTerm}
 		}
-		file := filepath.Join(c.dir, fmt.Sprintf("host%d.tar", i))
-		if err := image.Write(file); err != nil {
-			return err
-		}
-		if _, _, err := c.CtrErr("--namespace", criNamespace, "images", "import", file); err != nil {
+		if err := c.importAll(image); err != nil {
 			return err
 		}
 	}
@@ -100,8 +96,8 @@ func (c *cluster) realPlugin(life *testenv.Lifetime) error {
 	life.Cleanup(p.Stop)
 	c.processes[p.Name] = p
 	return c.await("the GPUs in the node's status", time.Minute, func() error {
-		var node corev1.Node
-		if err := c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node); err != nil {
+		node, err := c.node()
+		if err != nil {
 			return err
 		}
 		if q := node.Status.Allocatable["nvidia.com/gpu"]; q.Value() == 0 {

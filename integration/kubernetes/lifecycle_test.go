@@ -2,6 +2,8 @@ package kubernetes
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -81,10 +83,7 @@ func TestPodsOutliveContainerd(t *testing.T) {
 // cpus are the processors that a container may use.
 func cpus(t *testing.T, pod *corev1.Pod) string {
 	t.Helper()
-	got, err := shared.exec(pod.Namespace, pod.Name, "main", "/bin/grep", "Cpus_allowed_list", "/proc/self/status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	got := shared.mustExec(t, pod, "main", "/bin/grep", "Cpus_allowed_list", "/proc/self/status")
 	return strings.TrimSpace(strings.TrimPrefix(got, "Cpus_allowed_list:"))
 }
 
@@ -140,7 +139,12 @@ func TestNothingIsLeftOfAPod(t *testing.T) {
 		if shims := c.ShimPIDs(sandbox); len(shims) > 0 {
 			return errors.New("the shim lives")
 		}
-		return c.bundlesGone(ids)
+		for _, id := range ids {
+			if _, err := os.Stat(c.bundle(id)); !errors.Is(err, os.ErrNotExist) {
+				return fmt.Errorf("the bundle of %s is still there", id)
+			}
+		}
+		return nil
 	}); err != nil {
 		t.Error(err)
 	}

@@ -26,8 +26,12 @@ const inside = "NVIDIA_SHIM_TEST_NAMESPACES"
 // test's network namespace: the kubelet takes no 127.0.0.1.
 const nodeIP = "192.0.2.1"
 
-// programs are what build.sh makes.
-var programs = []string{"etcd", "kube-apiserver", "kube-scheduler", "kubelet", "cni/bridge", "cni/host-local", "cni/loopback", "nvidia-device-plugin"}
+// programs are what the tests need of bin/.
+var programs = []string{
+	"containerd-shim-nvidia-v2", "nvidia-shimctl", "kubernetes/etcd", "kubernetes/kube-apiserver",
+	"kubernetes/kube-scheduler", "kubernetes/kubelet", "kubernetes/cni/bridge",
+	"kubernetes/cni/host-local", "kubernetes/cni/loopback", "kubernetes/nvidia-device-plugin",
+}
 
 // makeNode brings the node up; with the tag gpu, one with real GPUs.
 var makeNode = start
@@ -68,7 +72,7 @@ func TestMain(m *testing.M) {
 // outside runs the tests in a process with namespaces of its own and gives its exit
 // status. The kubelet's changes of the kernel's settings are undone.
 func outside() int {
-	if missing := missing(); len(missing) > 0 {
+	if missing := testenv.Missing(programs...); len(missing) > 0 {
 		fmt.Fprintf(os.Stderr, "FAIL: the tests of this package cannot run here:\n  - %s\n", strings.Join(missing, "\n  - "))
 		return 1
 	}
@@ -106,16 +110,6 @@ func outside() int {
 
 // binDir holds what build.sh makes.
 func binDir() string { return filepath.Join(testenv.ShimDir(), "kubernetes") }
-
-func missing() []string {
-	missing := testenv.Missing("containerd-shim-nvidia-v2", "nvidia-shimctl")
-	for _, name := range programs {
-		if _, err := exec.LookPath(filepath.Join(binDir(), name)); err != nil {
-			missing = append(missing, fmt.Sprintf("%v: run integration/kubernetes/build.sh bin/kubernetes", err))
-		}
-	}
-	return missing
-}
 
 // sysctls are what the kubelet sets on its host (pkg/kubelet/cm,
 // setupKernelTunables).

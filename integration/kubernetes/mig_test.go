@@ -3,10 +3,8 @@ package kubernetes
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
 	"slices"
-	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -74,39 +72,13 @@ func (c *cluster) checkMIG(t *testing.T, pod *corev1.Pod, count int) {
 	if len(allocated) != count {
 		t.Errorf("%s: the kubelet allocated %q, want %d", pod.Name, allocated, count)
 	}
-	var list, nodes, made, paths, numbers []string
-	given := map[int]bool{}
-	for _, m := range c.Driver.MIG {
+	var given []int
+	for i, m := range c.Driver.MIG {
 		if slices.Contains(allocated, m.UUID) {
-			list = append(list, m.UUID)
-			given[m.GIMinor], given[m.CIMinor] = true, true
+			given = append(given, i)
 		}
 	}
-	seen := map[int]bool{}
-	for _, m := range c.Driver.MIG {
-		for _, minor := range []int{m.GIMinor, m.CIMinor} {
-			if seen[minor] {
-				continue
-			}
-			seen[minor] = true
-			path, number := fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor), fmt.Sprintf("%d:%d", c.Driver.Majors.Caps, minor)
-			paths, numbers = append(paths, path), append(numbers, number)
-			if given[minor] {
-				nodes, made = append(nodes, path+" ENXIO"), append(made, number+" ENXIO")
-			} else {
-				nodes, made = append(nodes, path+" ENOENT"), append(made, number+" EPERM")
-			}
-		}
-	}
-	script := "nvidia-smi -L 2>/dev/null | grep -o 'MIG-[0-9a-f-]*'; /test/opendev " + strings.Join(paths, " ") + "; /test/mkdev " + strings.Join(numbers, " ")
-	got, err := c.exec(pod.Namespace, pod.Name, "main", "/bin/sh", "-c", script)
-	if err != nil {
-		t.Errorf("%s: %v\n%s", pod.Name, err, got)
-		return
-	}
-	if want := strings.Join(slices.Concat(list, nodes, made), "\n") + "\n"; got != want {
-		t.Errorf("%s:\ngot  %q\nwant %q", pod.Name, got, want)
-	}
+	c.compare(t, c.mustExec(t, pod, "main", c.probe()...), true, nil, given)
 }
 
 func TestPodsGetTheMIGDevicesThatTheKubeletAllocated(t *testing.T) {

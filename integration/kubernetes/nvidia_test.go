@@ -11,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/record"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
@@ -100,32 +101,39 @@ func cdiHook(t *testing.T) string {
 }
 
 // checkTakenOver checks what became of a specification that NVIDIA's CDI has edited.
-func (c *cluster) checkTakenOver(t *testing.T, pod *corev1.Pod, now corev1.Pod) {
+func (c *cluster) checkTakenOver(t *testing.T, pod *corev1.Pod, plan record.Record) {
 	t.Helper()
-	plan, _ := c.record(t, id(t, now, "main"))
-	if !strings.HasPrefix(plan.Grant, "taken over from CDI: GPU-") || len(plan.RemovedHooks) == 0 {
-		t.Errorf("%s: grant %q, hooks removed %q", pod.Name, plan.Grant, plan.RemovedHooks)
+	if len(plan.RemovedHooks) == 0 {
+		t.Errorf("%s: no hooks were removed", pod.Name)
 	}
 	// NVIDIA's mounts of single libraries at the host's places are gone.
-	out, err := c.exec(pod.Namespace, pod.Name, "main", "/bin/sh", "-c", "grep '\\.so\\."+c.Driver.Version+" ' /proc/mounts | grep -v ' /usr/local/nvidia/'; true")
-	if err != nil || out != "" {
-		t.Errorf("%s: libraries mounted by their full names: %q, %v", pod.Name, out, err)
+	out := c.mustExec(t, pod, "main", "/bin/sh", "-c", "grep '\\.so\\."+c.Driver.Version+" ' /proc/mounts | grep -v ' /usr/local/nvidia/'; true")
+	if out != "" {
+		t.Errorf("%s: libraries mounted by their full names: %q", pod.Name, out)
 	}
 }
 
 func TestNVIDIAsDevicePlugin(t *testing.T) {
 	c := shared
-	for _, args := range [][]string{
-		{"--device-list-strategy=envvar"},
-		{"--device-list-strategy=envvar", "--device-id-strategy=index"},
-		{"--device-list-strategy=envvar", "--pass-device-specs"},
-		{"--device-list-strategy=volume-mounts"},
-		{"--device-list-strategy=volume-mounts", "--pass-device-specs"},
-		{"--device-list-strategy=cdi-annotations"},
-		{"--device-list-strategy=cdi-cri"},
+	const (
+		kubelet       = "allocated by the kubelet"
+		specification = "in the container's specification"
+		cdi           = "taken over from CDI: GPU-"
+	)
+	for _, tc := range []struct {
+		args  []string
+		grant string // where the grant comes from
+	}{
+		{[]string{"--device-list-strategy=envvar"}, kubelet},
+		{[]string{"--device-list-strategy=envvar", "--device-id-strategy=index"}, kubelet},
+		{[]string{"--device-list-strategy=envvar", "--pass-device-specs"}, specification},
+		{[]string{"--device-list-strategy=volume-mounts"}, specification},
+		{[]string{"--device-list-strategy=volume-mounts", "--pass-device-specs"}, specification},
+		{[]string{"--device-list-strategy=cdi-annotations"}, cdi},
+		{[]string{"--device-list-strategy=cdi-cri"}, cdi},
 	} {
-		t.Run(strings.ReplaceAll(strings.Join(args, " "), "--", ""), func(t *testing.T) {
-			nvidia(t, "", args...)
+		t.Run(strings.ReplaceAll(strings.Join(tc.args, " "), "--", ""), func(t *testing.T) {
+			nvidia(t, "", tc.args...)
 			one, two, none := newPod("nvidia-one", with(wait("main", plainImage), 1)), newPod("nvidia-two", with(wait("main", greedyImage), 2)), newPod("nvidia-none", wait("main", greedyImage))
 			for _, pod := range []*corev1.Pod{one, two, none} {
 				c.create(t, pod)
@@ -133,8 +141,12 @@ func TestNVIDIAsDevicePlugin(t *testing.T) {
 			for count, pod := range []*corev1.Pod{none, one, two} {
 				now := c.awaitRunning(t, pod)
 				c.checkAllocated(t, pod, "main", true, count)
-				if strings.Contains(args[0], "cdi") && count > 0 {
-					c.checkTakenOver(t, pod, now)
+				plan, given := c.record(t, id(t, now, "main"))
+				if given != (count > 0) || given && !strings.HasPrefix(plan.Grant, tc.grant) {
+					t.Errorf("%s: record %v: grant %q, want %q", pod.Name, given, plan.Grant, tc.grant)
+				}
+				if tc.grant == cdi && count > 0 {
+					c.checkTakenOver(t, pod, plan)
 				}
 			}
 		})

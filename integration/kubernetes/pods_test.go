@@ -5,7 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
+	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -21,6 +22,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 )
 
 // podLimit is how long a pod may take to do anything.
@@ -66,14 +68,13 @@ var podNumber atomic.Int64
 
 // newPod is a pod of the runtime class, on the node's network. Its name is new.
 func newPod(name string, containers ...corev1.Container) *corev1.Pod {
-	class, no, now := handler, false, int64(1)
 	name = fmt.Sprintf("%s-%d", name, podNumber.Add(1))
 	return &corev1.Pod{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: metav1.NamespaceDefault},
 		Spec: corev1.PodSpec{
-			RuntimeClassName: &class, HostNetwork: true, RestartPolicy: corev1.RestartPolicyNever,
-			TerminationGracePeriodSeconds: &now, EnableServiceLinks: &no, AutomountServiceAccountToken: &no,
+			RuntimeClassName: new(handler), HostNetwork: true, RestartPolicy: corev1.RestartPolicyNever,
+			TerminationGracePeriodSeconds: new(int64(1)), EnableServiceLinks: new(false), AutomountServiceAccountToken: new(false),
 			Containers: containers,
 		},
 	}
@@ -84,7 +85,7 @@ func podPath(pod *corev1.Pod) string {
 }
 
 // create makes a pod, which is deleted when the test ends.
-func (c *cluster) create(t *testing.T, pod *corev1.Pod) {
+func (c *cluster) create(t testing.TB, pod *corev1.Pod) {
 	t.Helper()
 	t.Cleanup(func() {
 		// The scheduler knows when its GPUs are free; no test has to wait for that.
@@ -98,7 +99,7 @@ func (c *cluster) create(t *testing.T, pod *corev1.Pod) {
 }
 
 // delete deletes a pod and waits until the kubelet has let go of it.
-func (c *cluster) delete(t *testing.T, pod *corev1.Pod) {
+func (c *cluster) delete(t testing.TB, pod *corev1.Pod) {
 	t.Helper()
 	if err := c.do("DELETE", podPath(pod), nil, nil); err != nil && !isNotFound(err) {
 		t.Error(err)
@@ -119,19 +120,18 @@ func (c *cluster) delete(t *testing.T, pod *corev1.Pod) {
 }
 
 // namespace makes a namespace, once.
-func (c *cluster) namespace(t *testing.T, name string) {
+func (c *cluster) namespace(t testing.TB, name string) {
 	t.Helper()
 	err := c.do("POST", "/api/v1/namespaces", map[string]any{
 		"apiVersion": "v1", "kind": "Namespace", "metadata": map[string]string{"name": name},
 	}, nil)
-	var e *apiError
-	if err != nil && !(errors.As(err, &e) && e.code == 409) {
+	if err != nil && !hasCode(err, http.StatusConflict) {
 		t.Fatal(err)
 	}
 }
 
 // awaitPod polls until done says nothing more against the pod.
-func (c *cluster) awaitPod(t *testing.T, pod *corev1.Pod, what string, done func(corev1.Pod) error) corev1.Pod {
+func (c *cluster) awaitPod(t testing.TB, pod *corev1.Pod, what string, done func(corev1.Pod) error) corev1.Pod {
 	t.Helper()
 	var now corev1.Pod
 	if err := c.await("pod "+pod.Name+": "+what, podLimit, func() error {
@@ -148,13 +148,13 @@ func (c *cluster) awaitPod(t *testing.T, pod *corev1.Pod, what string, done func
 }
 
 // startPod creates a pod and returns it when all its containers run.
-func (c *cluster) startPod(t *testing.T, pod *corev1.Pod) corev1.Pod {
+func (c *cluster) startPod(t testing.TB, pod *corev1.Pod) corev1.Pod {
 	t.Helper()
 	c.create(t, pod)
 	return c.awaitRunning(t, pod)
 }
 
-func (c *cluster) awaitRunning(t *testing.T, pod *corev1.Pod) corev1.Pod {
+func (c *cluster) awaitRunning(t testing.TB, pod *corev1.Pod) corev1.Pod {
 	t.Helper()
 	return c.awaitPod(t, pod, "all containers run", func(now corev1.Pod) error {
 		if len(now.Status.ContainerStatuses) != len(pod.Spec.Containers) {
@@ -170,13 +170,13 @@ func (c *cluster) awaitRunning(t *testing.T, pod *corev1.Pod) corev1.Pod {
 }
 
 // finish creates a pod and returns it when all its containers have ended.
-func (c *cluster) finish(t *testing.T, pod *corev1.Pod) corev1.Pod {
+func (c *cluster) finish(t testing.TB, pod *corev1.Pod) corev1.Pod {
 	t.Helper()
 	c.create(t, pod)
 	return c.awaitEnd(t, pod)
 }
 
-func (c *cluster) awaitEnd(t *testing.T, pod *corev1.Pod) corev1.Pod {
+func (c *cluster) awaitEnd(t testing.TB, pod *corev1.Pod) corev1.Pod {
 	t.Helper()
 	return c.awaitPod(t, pod, "has ended", func(now corev1.Pod) error {
 		if now.Status.Phase != corev1.PodSucceeded && now.Status.Phase != corev1.PodFailed {
@@ -187,7 +187,7 @@ func (c *cluster) awaitEnd(t *testing.T, pod *corev1.Pod) corev1.Pod {
 }
 
 // status finds a container's status among those of all kinds.
-func status(t *testing.T, pod corev1.Pod, name string) corev1.ContainerStatus {
+func status(t testing.TB, pod corev1.Pod, name string) corev1.ContainerStatus {
 	t.Helper()
 	for _, s := range slices.Concat(pod.Status.InitContainerStatuses, pod.Status.ContainerStatuses, pod.Status.EphemeralContainerStatuses) {
 		if s.Name == name {
@@ -199,13 +199,13 @@ func status(t *testing.T, pod corev1.Pod, name string) corev1.ContainerStatus {
 }
 
 // id is a container's id in containerd.
-func id(t *testing.T, pod corev1.Pod, name string) string {
+func id(t testing.TB, pod corev1.Pod, name string) string {
 	t.Helper()
 	return strings.TrimPrefix(status(t, pod, name).ContainerID, "containerd://")
 }
 
 // message is what the pod's status says of a container that could not start.
-func message(t *testing.T, pod corev1.Pod, name string) string {
+func message(t testing.TB, pod corev1.Pod, name string) string {
 	t.Helper()
 	s := status(t, pod, name)
 	for _, state := range []corev1.ContainerState{s.State, s.LastTerminationState} {
@@ -233,7 +233,7 @@ func (c *cluster) events(pod *corev1.Pod) string {
 }
 
 // logs is what a container printed, as `kubectl logs` has it.
-func (c *cluster) logs(t *testing.T, pod *corev1.Pod, container string) string {
+func (c *cluster) logs(t testing.TB, pod *corev1.Pod, container string) string {
 	t.Helper()
 	data, err := c.raw("GET", podPath(pod)+"/log?container="+container, "", nil)
 	if err != nil {
@@ -271,7 +271,7 @@ func (c *cluster) allocated(t testing.TB, pod *corev1.Pod, container string) []s
 }
 
 // gpus finds GPUs by their ids, those of replicas included.
-func (c *cluster) gpus(t *testing.T, ids ...string) []sim.GPU {
+func (c *cluster) gpus(t testing.TB, ids ...string) []sim.GPU {
 	t.Helper()
 	var found []sim.GPU
 	for _, id := range ids {
@@ -287,55 +287,42 @@ func (c *cluster) gpus(t *testing.T, ids ...string) []sim.GPU {
 	return found
 }
 
-// probe is a command that prints, inside a container, which GPUs the driver lists and
-// what opening each node of the host gives. With mknod, the container makes the
-// nodes itself as well, so that the device cgroup answers and not what is in /dev.
-func (c *cluster) probe(mknod bool) []string {
-	var nodes, numbers []string
-	for _, gpu := range c.Driver.GPUs {
-		nodes = append(nodes, fmt.Sprintf("/dev/nvidia%d", gpu.Minor))
-		numbers = append(numbers, fmt.Sprintf("%d:%d", c.Driver.Majors.GPU, gpu.Minor))
-	}
-	script := "nvidia-smi -L 2>/dev/null | grep -o 'GPU-[0-9a-f-]*'; /test/opendev " + strings.Join(nodes, " ")
-	if mknod {
-		script += "; /test/mkdev " + strings.Join(numbers, " ")
-	}
-	return []string{"/bin/sh", "-c", script}
+var gpuNode = regexp.MustCompile(`^nvidia[0-9]|^nvidia-caps/`)
+
+// nodes are the nodes of GPUs and MIG devices.
+func (c *cluster) nodes() []simhost.Node {
+	return slices.DeleteFunc(c.Nodes(), func(n simhost.Node) bool { return !gpuNode.MatchString(n.Name) })
 }
 
-// want is what probe prints where exactly these GPUs were given.
-func (c *cluster) want(mknod bool, gpus ...sim.GPU) string {
-	var list, nodes, made strings.Builder
-	for _, gpu := range c.Driver.GPUs {
-		node, cgroup := "ENOENT", "EPERM"
-		if slices.Contains(gpus, gpu) {
-			fmt.Fprintf(&list, "%s\n", gpu.UUID)
-			node, cgroup = "ENXIO", "ENXIO"
-		}
-		fmt.Fprintf(&nodes, "/dev/nvidia%d %s\n", gpu.Minor, node)
-		if mknod {
-			fmt.Fprintf(&made, "%d:%d %s\n", c.Driver.Majors.GPU, gpu.Minor, cgroup)
-		}
+// probe is a command that prints, for compare, what a container has of GPUs.
+func (c *cluster) probe() []string { return c.ProbeArgs(c.nodes()...) }
+
+// compare fails the test unless a container that printed out was given exactly these GPUs and MIG
+// devices. With mknod, nodes of the container's own making are compared as well, so that the device
+// cgroup answers and not what is in /dev.
+func (c *cluster) compare(t testing.TB, out string, mknod bool, gpus, mig []int) {
+	t.Helper()
+	got, want := simhost.Parse(out), c.ExpectNodes(c.nodes(), gpus, mig)
+	want.Dev, want.CUDA, want.ProcGPUs = got.Dev, got.CUDA, got.ProcGPUs
+	if !mknod {
+		want.Mknod = got.Mknod
 	}
-	return list.String() + nodes.String() + made.String()
+	simhost.Compare(t, got, want)
 }
 
 // check runs the probe in a running container.
-func (c *cluster) check(t *testing.T, pod *corev1.Pod, container string, mknod bool, gpus ...sim.GPU) {
+func (c *cluster) check(t testing.TB, pod *corev1.Pod, container string, mknod bool, gpus ...sim.GPU) {
 	t.Helper()
-	got, err := c.exec(pod.Namespace, pod.Name, container, c.probe(mknod)...)
-	if err != nil {
-		t.Errorf("%s/%s: %v\n%s", pod.Name, container, err, got)
-		return
+	var indices []int
+	for _, gpu := range gpus {
+		indices = append(indices, gpu.Index)
 	}
-	if want := c.want(mknod, gpus...); got != want {
-		t.Errorf("%s/%s:\ngot  %q\nwant %q", pod.Name, container, got, want)
-	}
+	c.compare(t, c.mustExec(t, pod, container, c.probe()...), mknod, indices, nil)
 }
 
 // checkAllocated is check for what the kubelet says it allocated, which must be count
 // GPUs. It returns them.
-func (c *cluster) checkAllocated(t *testing.T, pod *corev1.Pod, container string, mknod bool, count int) []sim.GPU {
+func (c *cluster) checkAllocated(t testing.TB, pod *corev1.Pod, container string, mknod bool, count int) []sim.GPU {
 	t.Helper()
 	gpus := c.gpus(t, c.allocated(t, pod, container)...)
 	if len(gpus) != count {
@@ -365,6 +352,16 @@ func (c *cluster) exec(namespace, pod, container string, command ...string) (str
 	return "", fmt.Errorf("pod %s has no container %s", pod, container)
 }
 
+// mustExec is exec for a command that has to succeed.
+func (c *cluster) mustExec(t testing.TB, pod *corev1.Pod, container string, command ...string) string {
+	t.Helper()
+	out, err := c.exec(pod.Namespace, pod.Name, container, command...)
+	if err != nil {
+		t.Errorf("%s/%s: %q: %v\n%s", pod.Name, container, command, err, out)
+	}
+	return out
+}
+
 // drain deletes all pods and waits until the kubelet has let go of them.
 func (c *cluster) drain() error {
 	return c.await("the end of all pods", podLimit, func() error {
@@ -388,14 +385,14 @@ func (c *cluster) drain() error {
 
 // refused creates a pod and checks that its container does not start, for the reason
 // given, and that this is in the pod's status.
-func (c *cluster) refused(t *testing.T, pod *corev1.Pod, container string, reasons ...string) {
+func (c *cluster) refused(t testing.TB, pod *corev1.Pod, container string, reasons ...string) {
 	t.Helper()
 	c.create(t, pod)
 	c.awaitRefused(t, pod, container, reasons...)
 }
 
 // awaitRefused is refused for a pod that has been created.
-func (c *cluster) awaitRefused(t *testing.T, pod *corev1.Pod, container string, reasons ...string) {
+func (c *cluster) awaitRefused(t testing.TB, pod *corev1.Pod, container string, reasons ...string) {
 	t.Helper()
 	now := c.awaitEnd(t, pod)
 	got := message(t, now, container)
@@ -408,14 +405,4 @@ func (c *cluster) awaitRefused(t *testing.T, pod *corev1.Pod, container string, 
 		t.Errorf("the message has more than one line: %q", got)
 	}
 	t.Logf("pod status: %s", got)
-}
-
-// bundlesGone says which of the containers still has a bundle.
-func (c *cluster) bundlesGone(ids []string) error {
-	for _, id := range ids {
-		if _, err := os.Stat(c.bundle(id)); !errors.Is(err, os.ErrNotExist) {
-			return fmt.Errorf("the bundle of %s is still there", id)
-		}
-	}
-	return nil
 }

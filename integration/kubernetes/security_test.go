@@ -7,18 +7,13 @@ import (
 	corev1 "k8s.io/api/core/v1"
 )
 
-func yes() *bool { v := true; return &v }
-
-func no() *bool { v := false; return &v }
-
 func TestAUserOtherThanRootCanOpenItsGPU(t *testing.T) {
 	c := shared
-	user := int64(1000)
 	for _, s := range []strategy{{list: envvar}, {list: envvar, devices: true}} {
 		t.Run(s.String(), func(t *testing.T) {
 			c.use(t, s)
 			pod := newPod("non-root", secured(with(wait("main", plainImage), 1), corev1.SecurityContext{
-				RunAsNonRoot: yes(), RunAsUser: &user, AllowPrivilegeEscalation: no(),
+				RunAsNonRoot: new(true), RunAsUser: new(int64(1000)), AllowPrivilegeEscalation: new(false),
 				Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}},
 			}))
 			c.startPod(t, pod)
@@ -32,7 +27,7 @@ func TestAUserOtherThanRootCanOpenItsGPU(t *testing.T) {
 
 func TestAPrivilegedPodSelectsByEnvironment(t *testing.T) {
 	c := shared
-	privileged := corev1.SecurityContext{Privileged: yes()}
+	privileged := corev1.SecurityContext{Privileged: new(true)}
 	pod := newPod("privileged",
 		secured(wait("all", greedyImage), privileged), secured(env(wait("one", plainImage), "NVIDIA_VISIBLE_DEVICES", "2"), privileged),
 		secured(wait("none", plainImage), privileged), secured(with(wait("own", plainImage), 1), privileged))
@@ -59,7 +54,7 @@ func TestACapabilityIsNoPrivilege(t *testing.T) {
 // inUserNamespace makes a pod one with hostUsers: false, which excludes the node's
 // network.
 func inUserNamespace(pod *corev1.Pod) *corev1.Pod {
-	pod.Spec.HostUsers, pod.Spec.HostNetwork = no(), false
+	pod.Spec.HostUsers, pod.Spec.HostNetwork = new(false), false
 	return pod
 }
 
@@ -87,8 +82,7 @@ func TestAPodInAUserNamespaceGetsExactlyItsGPU(t *testing.T) {
 // With an unmasked /proc, which a nested container needs, a pod is not privileged.
 func TestAnUnmaskedProcInAUserNamespaceIsNoPrivilege(t *testing.T) {
 	c := shared
-	unmasked := corev1.UnmaskedProcMount
-	context := corev1.SecurityContext{ProcMount: &unmasked, Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"SYS_ADMIN"}}}
+	context := corev1.SecurityContext{ProcMount: new(corev1.UnmaskedProcMount), Capabilities: &corev1.Capabilities{Add: []corev1.Capability{"SYS_ADMIN"}}}
 	pod := inUserNamespace(newPod("unmasked", secured(with(wait("main", greedyImage), 1), context), secured(wait("none", greedyImage), context)))
 	c.startPod(t, pod)
 	c.checkAllocated(t, pod, "main", false, 1)

@@ -1,9 +1,7 @@
 package lifecycle
 
 import (
-	"bytes"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -22,6 +20,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
 )
+
+func TestMain(m *testing.M) { simhost.Main(m) }
 
 // host is a host whose runc keeps what it is sent with `update`.
 type host struct {
@@ -94,9 +94,9 @@ func (s *script) step(name string, args ...string) { s.input(name, "", args...) 
 // input is step with a standard input.
 func (s *script) input(name, stdin string, args ...string) {
 	cmd := s.CtrCommand(args...)
-	var output bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(stdin), &output, &output
-	s.note(name, "%q, %s", output.String(), exitOf(s.within(time.Minute, cmd)))
+	cmd.Stdin = strings.NewReader(stdin)
+	r, err := testenv.Output(time.Minute, cmd)
+	s.note(name, "%q, %q, exit status %d, %v", r.Output, r.Error, r.ExitCode, err)
 }
 
 // logged is step with a command's output, by way of a file: ctr loses what
@@ -110,27 +110,6 @@ func (s *script) logged(name string, verb []string, args ...string) {
 	}
 	_ = os.Remove(file)
 	s.note(name+", output", "%q", data)
-}
-
-// within runs a command and kills it, and says so, when it takes too long.
-func (s *script) within(limit time.Duration, cmd *exec.Cmd) error {
-	if err := cmd.Start(); err != nil {
-		return err
-	}
-	timer := time.AfterFunc(limit, func() { _ = cmd.Process.Kill() })
-	defer timer.Stop()
-	return cmd.Wait()
-}
-
-func exitOf(err error) string {
-	var exit *exec.ExitError
-	switch {
-	case err == nil:
-		return "exit status 0"
-	case errors.As(err, &exit):
-		return exit.String()
-	}
-	return err.Error()
 }
 
 // status writes down the state of the container's task.

@@ -11,18 +11,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// compatValue is what cuDriverGetVersion of an image's own libcuda gives.
-const compatValue = 13050
-
-func compatTree(t *testing.T, h *simhost.Host, c images.Compat) string {
-	t.Helper()
-	c.Value = compatValue
-	tar, err := c.Build()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return h.Unpack(t, tar)
-}
+// compatValue is what the image's own libcuda says.
+const compatValue = "cuDriverGetVersion=13050"
 
 // The host's driver is sim.DefaultVersion, 580.159.04. The rule is that of
 // ldcache.FindCompat, whose tests have its other cases.
@@ -30,16 +20,15 @@ func TestTheForwardCompatibilityLibraryIsUsedWhenItIsNewerAndServesTheDriver(t *
 	h := simhost.New(t, simhost.Options{})
 	const compatDir = "/usr/local/cuda-13.5/compat"
 	for _, test := range []struct {
-		name   string
-		compat images.Compat
-		edit   func(t *testing.T, dir string)
-		used   bool
-		note   string
+		name, image string
+		edit        func(t *testing.T, dir string)
+		used        bool
+		note        string
 	}{
-		{name: "newer, with a note that names the host's release", compat: images.Compat{Version: "610.43.02", Note: images.FwdNote("13.5", 570, 580)}, used: true, note: "serves it"},
-		{name: "of a newer release, without a note", compat: images.Compat{Version: "610.43.02"}, used: true, note: "newer release"},
+		{name: "newer, with a note that names the host's release", image: "compat", used: true, note: "serves it"},
+		{name: "of a newer release, without a note", image: "compat-nonote", used: true, note: "newer release"},
 		{
-			name: "a directory reached by a chain of links", compat: images.Compat{Version: "610.43.02", Note: images.FwdNote("13.5", 580)}, used: true, note: "serves it",
+			name: "a directory reached by a chain of links", image: "compat", used: true, note: "serves it",
 			edit: func(t *testing.T, dir string) {
 				if err := os.Remove(filepath.Join(dir, "usr/local/cuda")); err != nil {
 					t.Fatal(err)
@@ -54,7 +43,7 @@ func TestTheForwardCompatibilityLibraryIsUsedWhenItIsNewerAndServesTheDriver(t *
 			},
 		},
 		{
-			name: "a directory that is a link out of the image", compat: images.Compat{Version: "610.43.02", Note: images.FwdNote("13.5", 580)},
+			name: "a directory that is a link out of the image", image: "compat",
 			edit: func(t *testing.T, dir string) {
 				if err := os.RemoveAll(filepath.Join(dir, compatDir)); err != nil {
 					t.Fatal(err)
@@ -66,7 +55,7 @@ func TestTheForwardCompatibilityLibraryIsUsedWhenItIsNewerAndServesTheDriver(t *
 		},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			dir := compatTree(t, h, test.compat)
+			dir := h.Tree(t, test.image)
 			if test.edit != nil {
 				test.edit(t, dir)
 			}
@@ -75,7 +64,7 @@ func TestTheForwardCompatibilityLibraryIsUsedWhenItIsNewerAndServesTheDriver(t *
 			loads := loaded
 			first, recorded := simhost.Lib, ""
 			if test.used {
-				loads = "libcuda.so.1 OK " + compatDir + "/libcuda.so.1 cuDriverGetVersion=13050"
+				loads = "libcuda.so.1 OK " + compatDir + "/libcuda.so.1 " + compatValue
 				first, recorded = compatDir+"/", compatDir
 			}
 			if plan.Linker.Compat != recorded || test.note != "" && !strings.Contains(strings.Join(plan.Notes, "\n"), test.note) {
@@ -111,7 +100,7 @@ LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 /test/dlopen -s cu
 		})
 	}
 	t.Run("only with the compute capability", func(t *testing.T) {
-		dir := compatTree(t, h, images.Compat{Version: "610.43.02", Note: images.FwdNote("13.5", 580)})
+		dir := h.Tree(t, "compat")
 		id := start(t, h, testenv.RunOptions{RootfsDir: dir, Env: []string{"NVIDIA_DRIVER_CAPABILITIES=utility"}})
 		if plan := h.Record(t, id); plan.Linker.Compat != "" {
 			t.Errorf("recorded %+v", plan.Linker)
@@ -123,13 +112,7 @@ LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64 /test/dlopen -s cu
 		}
 	})
 	t.Run("in an image", func(t *testing.T) {
-		c := images.Compat{Version: "610.43.02", Note: images.FwdNote("13.5", 580), Value: compatValue}
-		tar, err := c.Build()
-		if err != nil {
-			t.Fatal(err)
-		}
-		h.Import(t, tar)
-		out := h.MustRun(t, testenv.RunOptions{Image: images.Ref(c.Name()), Env: []string{one}, Args: []string{"/test/dlopen", "-s", "cuDriverGetVersion", "libcuda.so.1"}})
-		simhost.Want(t, out, compatDir+"/libcuda.so.1 cuDriverGetVersion=13050")
+		out := h.MustRun(t, testenv.RunOptions{Image: h.Load(t, "compat"), Env: []string{one}, Args: []string{"/test/dlopen", "-s", "cuDriverGetVersion", "libcuda.so.1"}})
+		simhost.Want(t, out, compatDir+"/libcuda.so.1 "+compatValue)
 	})
 }

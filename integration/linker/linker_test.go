@@ -15,6 +15,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
+func TestMain(m *testing.M) { simhost.Main(m) }
+
 const (
 	// driverValue is what the simulated driver's libcuda says.
 	driverValue = "cuDriverGetVersion=13000"

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +14,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
+
+func TestMain(m *testing.M) { simhost.Main(m) }
 
 // listing prints every file and directory below the mask with its content.
 const listing = `cd ` + simhost.Mask + ` && find . | sort && for f in $(find . -type f | sort); do echo "== $f"; cat $f; done`
@@ -193,30 +196,25 @@ func TestARecordAndOneLogLineTellWhatAContainerGot(t *testing.T) {
 	plain := h.Start(t, simhost.Visible("void"))
 
 	plan := h.Record(t, id)
-	if !plan.GPU || plan.Error != "" || plan.DriverVersion != h.Driver.Version {
-		t.Errorf("gpu %v, error %q, driver %q", plan.GPU, plan.Error, plan.DriverVersion)
-	}
-	if want := `NVIDIA_VISIBLE_DEVICES="1, ` + gpu.UUID + `"`; plan.Reason != want {
-		t.Errorf("reason %q, want %q", plan.Reason, want)
-	}
-	if want := "outside Kubernetes the environment grants"; plan.Grant != want {
-		t.Errorf("grant %q, want %q", plan.Grant, want)
-	}
-	if want := []string{"1", gpu.UUID}; !slices.Equal(plan.Asked, want) {
-		t.Errorf("asked %q, want %q", plan.Asked, want)
-	}
-	if want := []record.GPU{{Index: 1, Minor: 0, UUID: gpu.UUID, PCI: gpu.BusID}}; !slices.Equal(plan.GPUs, want) {
-		t.Errorf("GPUs %+v, want %+v", plan.GPUs, want)
-	}
-	if want := []string{"compute", "utility"}; !slices.Equal(plan.Capabilities, want) {
-		t.Errorf("capabilities %q, want %q", plan.Capabilities, want)
-	}
 	m := h.Driver.Majors
-	if want := []record.Device{
-		{Path: "/dev/nvidiactl", Major: m.GPU, Minor: 255}, {Path: "/dev/nvidia0", Major: m.GPU, Minor: 0},
-		{Path: "/dev/nvidia-uvm", Major: m.UVM, Minor: 0}, {Path: "/dev/nvidia-uvm-tools", Major: m.UVM, Minor: 1},
-	}; !slices.Equal(plan.Devices, want) {
-		t.Errorf("devices %+v, want %+v", plan.Devices, want)
+	for _, c := range []struct {
+		what      string
+		got, want any
+	}{
+		{"GPU", plan.GPU, true}, {"error", plan.Error, ""}, {"driver", plan.DriverVersion, h.Driver.Version},
+		{"reason", plan.Reason, `NVIDIA_VISIBLE_DEVICES="1, ` + gpu.UUID + `"`},
+		{"grant", plan.Grant, "outside Kubernetes the environment grants"},
+		{"asked", plan.Asked, []string{"1", gpu.UUID}},
+		{"GPUs", plan.GPUs, []record.GPU{{Index: 1, Minor: 0, UUID: gpu.UUID, PCI: gpu.BusID}}},
+		{"capabilities", plan.Capabilities, []string{"compute", "utility"}},
+		{"devices", plan.Devices, []record.Device{
+			{Path: "/dev/nvidiactl", Major: m.GPU, Minor: 255}, {Path: "/dev/nvidia0", Major: m.GPU, Minor: 0},
+			{Path: "/dev/nvidia-uvm", Major: m.UVM, Minor: 0}, {Path: "/dev/nvidia-uvm-tools", Major: m.UVM, Minor: 1},
+		}},
+	} {
+		if !reflect.DeepEqual(c.got, c.want) {
+			t.Errorf("%s: got %+v, want %+v", c.what, c.got, c.want)
+		}
 	}
 	if !slices.Contains(plan.Libraries, "libcuda.so."+h.Driver.Version) || slices.Contains(plan.Libraries, "libnvcuvid.so."+h.Driver.Version) {
 		t.Errorf("libraries %q", plan.Libraries)
@@ -235,11 +233,7 @@ func TestARecordAndOneLogLineTellWhatAContainerGot(t *testing.T) {
 	if len(lines) != 1 {
 		t.Fatalf("%d info lines about the container: %q", len(lines), lines)
 	}
-	for _, word := range []string{gpu.UUID, "compute,utility", h.Driver.Version, "outside Kubernetes the environment grants", "runtime=io.containerd.nvidia.v2"} {
-		if !strings.Contains(lines[0], word) {
-			t.Errorf("the line says nothing of %s: %s", word, lines[0])
-		}
-	}
+	simhost.Want(t, lines[0], gpu.UUID, "compute,utility", h.Driver.Version, "outside Kubernetes the environment grants", "runtime=io.containerd.nvidia.v2")
 	for _, level := range []string{"debug", "info", "warning", "error"} {
 		if lines := h.LogLines(plain, level); len(lines) != 0 {
 			t.Errorf("lines about a container without a GPU: %q", lines)

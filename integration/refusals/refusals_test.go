@@ -20,7 +20,10 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
 )
+
+func TestMain(m *testing.M) { simhost.Main(m) }
 
 // refusal is a create that must fail: what is wrong, who asks, what the error
 // says and does not say, and its gRPC code.
@@ -132,7 +135,7 @@ func TestARefusalSaysWhyAndLeavesNothingBehind(t *testing.T) {
 	// The views and the state directory are made by the first GPU container and
 	// stay; this one lives all the time and must not suffer.
 	neighbour := h.Start(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}})
-	task, ctx := h.Task(t, neighbour)
+	task, ctx := api.Task(t, h.Env, neighbour)
 	pid := h.ShimPIDs(neighbour)
 	for _, tc := range refusals(h.Driver) {
 		t.Run(tc.name, func(t *testing.T) {
@@ -225,7 +228,7 @@ func newBundle(t *testing.T, spec map[string]any) (dir, config string) {
 func TestRuntimeOptionsOfAnyTypeNeverCrashTheShim(t *testing.T) {
 	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 3}})
 	neighbour := h.Start(t, testenv.RunOptions{})
-	task, ctx := h.Task(t, neighbour)
+	task, ctx := api.Task(t, h.Env, neighbour)
 	pids := fmt.Sprint(h.ShimPIDs(neighbour))
 	foreign, err := anypb.New(&taskapi.StateRequest{ID: "x"})
 	if err != nil {

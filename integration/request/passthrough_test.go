@@ -4,9 +4,10 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
+
+	"github.com/moby/sys/mountinfo"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
@@ -112,18 +113,16 @@ func bundleOf(t *testing.T, h *simhost.Host, o testenv.RunOptions, runtime strin
 	b.files = simhost.Names(t, h.BundleDir(o.ID))
 	out := h.Exec(t, o.ID, "/bin/sh", "-c", "cat /proc/self/mountinfo; echo == dev; ls -lR /dev").Output
 	table, dev, _ := strings.Cut(out, "== dev\n")
-	for line := range strings.Lines(table) {
-		f := strings.Fields(line)
-		i := slices.Index(f, "-")
-		if len(f) < 10 || i < 0 {
-			t.Fatalf("mountinfo: %q", line)
-		}
+	mounts, err := mountinfo.GetMountsFromReader(strings.NewReader(table), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mounts {
 		// Without identifiers and the numbers of snapshots.
-		source := f[i+2]
-		if f[i+1] == "overlay" {
-			source = "overlay"
+		if m.FSType == "overlay" {
+			m.Source = "overlay"
 		}
-		b.mounts = append(b.mounts, strings.Join([]string{f[4], f[5], f[i+1], source}, " "))
+		b.mounts = append(b.mounts, strings.Join([]string{m.Mountpoint, m.Options, m.FSType, m.Source}, " "))
 	}
 	for line := range strings.Lines(dev) {
 		f := strings.Fields(line)

@@ -6,10 +6,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/moby/sys/mountinfo"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
+
+func TestMain(m *testing.M) { simhost.Main(m) }
 
 // Every documented way to name a GPU.
 func TestAGPUCanBeNamedInEveryDocumentedWay(t *testing.T) {
@@ -235,29 +239,15 @@ func look(t *testing.T, h *simhost.Host, env, data []string) seen {
 		"true",
 	}, "\n")
 	out := h.MustRun(t, testenv.RunOptions{Env: env, Args: []string{"/bin/sh", "-c", script}})
-	var seen seen
-	var section string
-	for line := range strings.Lines(out) {
-		line = strings.TrimSpace(line)
-		if name, ok := strings.CutPrefix(line, "== "); ok {
-			section = name
-			continue
+	parts := simhost.Sections(out)
+	clean := func(list []string) []string {
+		for i := range list {
+			list[i] = path.Clean(list[i])
 		}
-		switch section {
-		case "tree":
-			seen.tree = append(seen.tree, path.Clean(line))
-		case "nodes":
-			seen.nodes = append(seen.nodes, path.Clean(line))
-		case "data":
-			seen.data = append(seen.data, line)
-		case "suspicious":
-			seen.suspicious = append(seen.suspicious, line)
-		}
-	}
-	for _, list := range [][]string{seen.tree, seen.nodes, seen.data} {
 		slices.Sort(list)
+		return list
 	}
-	return seen
+	return seen{clean(parts["tree"]), clean(parts["nodes"]), clean(parts["data"]), parts["suspicious"]}
 }
 
 // Nothing in a container can change a file of the driver, not as root either.
@@ -278,28 +268,24 @@ func TestDriverFilesAreReadOnlyWithoutSetuidOrDevices(t *testing.T) {
 	if tried != "" {
 		t.Errorf("writing to the driver's files was not refused with \"Read-only file system\":\n%s", tried)
 	}
+	mounts, err := mountinfo.GetMountsFromReader(strings.NewReader(table), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
 	seen := map[string]bool{}
-	for line := range strings.Lines(table) {
-		f := strings.Fields(line)
-		if len(f) < 7 {
-			t.Fatalf("mountinfo: %q", line)
-		}
-		point, options := f[4], strings.Split(f[5], ",")
-		ours := point == "/usr/local/nvidia" || strings.HasPrefix(point, "/usr/local/nvidia/") || strings.Contains(point, "nvidia") ||
-			strings.Contains(point, "libcuda") || strings.Contains(point, "/vulkan/")
-		if !ours {
+	for _, m := range mounts {
+		ours := func(word string) bool { return strings.Contains(m.Mountpoint, word) }
+		if !ours("nvidia") && !ours("libcuda") && !ours("/vulkan/") {
 			continue
 		}
-		seen[point] = true
+		seen[m.Mountpoint] = true
 		for _, option := range []string{"ro", "nosuid", "nodev"} {
-			if !slices.Contains(options, option) {
-				t.Errorf("mount %s is not %s: %s", point, option, f[5])
+			if !slices.Contains(strings.Split(m.Options, ","), option) {
+				t.Errorf("mount %s is not %s: %s", m.Mountpoint, option, m.Options)
 			}
 		}
-		for _, field := range f[6:slices.Index(f, "-")] {
-			if strings.HasPrefix(field, "shared:") || strings.HasPrefix(field, "master:") {
-				t.Errorf("mount %s is not private: %s", point, field)
-			}
+		if strings.Contains(m.Optional, "shared:") || strings.Contains(m.Optional, "master:") {
+			t.Errorf("mount %s is not private: %s", m.Mountpoint, m.Optional)
 		}
 	}
 	for _, point := range []string{"/usr/local/nvidia", "/usr/local/nvidia/bin/nvidia-smi"} {

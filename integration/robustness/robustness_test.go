@@ -20,6 +20,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
+func TestMain(m *testing.M) { simhost.Main(m) }
+
 // steps are the steps of a creation at which internal/fault can end or fail the shim, in their
 // order: those of gpuinject.Apply, "create" just before runc is called, and "mask" just before the
 // mask is attached.

@@ -2,18 +2,11 @@ package simhost
 
 import (
 	"bytes"
-	"context"
 	"encoding/json"
-	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
-
-	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
-	"github.com/containerd/containerd/v2/pkg/namespaces"
-	"github.com/containerd/ttrpc"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -22,38 +15,6 @@ import (
 // Visible are the options of a container with this NVIDIA_VISIBLE_DEVICES.
 func Visible(value string, env ...string) testenv.RunOptions {
 	return testenv.RunOptions{Env: append([]string{"NVIDIA_VISIBLE_DEVICES=" + value}, env...)}
-}
-
-// fill has the container run the host's image unless it names its root.
-func (h *Host) fill(o testenv.RunOptions) testenv.RunOptions {
-	if o.Image == "" && o.RootfsDir == "" {
-		o.Image = h.Image
-	}
-	return o
-}
-
-// Run is Env.Run, by default of the host's image.
-func (h *Host) Run(t testing.TB, o testenv.RunOptions) testenv.Result {
-	t.Helper()
-	return h.Env.Run(t, h.fill(o))
-}
-
-// TryRun is Env.TryRun, by default of the host's image.
-func (h *Host) TryRun(t testing.TB, o testenv.RunOptions) (testenv.Result, error) {
-	t.Helper()
-	return h.Env.TryRun(t, h.fill(o))
-}
-
-// MustRun is Env.MustRun, by default of the host's image.
-func (h *Host) MustRun(t testing.TB, o testenv.RunOptions) string {
-	t.Helper()
-	return h.Env.MustRun(t, h.fill(o))
-}
-
-// Create is Env.Create, by default of the host's image.
-func (h *Host) Create(t testing.TB, o testenv.RunOptions) string {
-	t.Helper()
-	return h.Env.Create(t, h.fill(o))
 }
 
 // Start starts a container that waits and returns its name. It is removed with the test.
@@ -168,34 +129,4 @@ func (h *Host) RunSpec(t testing.TB, spec map[string]any, flags ...string) teste
 	name := WriteFile(t, filepath.Join(h.Dir, id+".json"), string(data))
 	defer h.Gone(t, id)
 	return h.RunConfig(t, id, append([]string{"--config", name}, flags...)...)
-}
-
-// Task is the Task service of the shim that runs a container, for requests that ctr has
-// no command for.
-func (h *Host) Task(t testing.TB, id string) (taskapi.TTRPCTaskService, context.Context) {
-	t.Helper()
-	data, err := os.ReadFile(filepath.Join(h.BundleDir(id), "bootstrap.json"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return TaskService(t, data, "/", h.ID)
-}
-
-// TaskService is Task for the shim whose bundle has this bootstrap.json; root is where
-// the shim's file system is.
-func TaskService(t testing.TB, bootstrap []byte, root, namespace string) (taskapi.TTRPCTaskService, context.Context) {
-	t.Helper()
-	var boot struct{ Address, Protocol string }
-	if err := json.Unmarshal(bootstrap, &boot); err != nil || boot.Protocol != "ttrpc" {
-		t.Fatalf("the shim's address is %s: %v", bootstrap, err)
-	}
-	conn, err := net.Dial("unix", filepath.Join(root, strings.TrimPrefix(boot.Address, "unix://")))
-	if err != nil {
-		t.Fatal(err)
-	}
-	client := ttrpc.NewClient(conn)
-	t.Cleanup(func() { client.Close() })
-	ctx, cancel := context.WithTimeout(namespaces.WithNamespace(context.Background(), namespace), 30*time.Second)
-	t.Cleanup(cancel)
-	return taskapi.NewTTRPCTaskClient(client), ctx
 }

@@ -6,8 +6,38 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
+
+// Devices are the devices of a simulated driver as a test expects them in containers. Minor
+// numbers, nodes and files are written down here again.
+type Devices struct {
+	Driver *sim.Driver
+	// Minors are the minor numbers of the GPUs, by index.
+	Minors []int
+}
+
+// minors are those that GPUs have, by index, where there are so many. The simulated
+// driver numbers GPUs as a host does whose probe order is not that of the bus ids.
+var minors = map[int][]int{
+	3: {2, 0, 1},
+	4: {2, 3, 0, 1},
+	8: {2, 3, 4, 5, 6, 7, 0, 1},
+}
+
+// NewDevices are those of a driver.
+func NewDevices(t testing.TB, driver *sim.Driver) Devices {
+	t.Helper()
+	h := Devices{Driver: driver}
+	for _, g := range driver.GPUs {
+		h.Minors = append(h.Minors, g.Minor)
+	}
+	if want, ok := minors[len(h.Minors)]; ok && !slices.Equal(h.Minors, want) {
+		t.Fatalf("the GPUs have the minor numbers %v, want %v", h.Minors, want)
+	}
+	return h
+}
 
 // Node is a device node of the simulated host.
 type Node struct {
@@ -21,7 +51,7 @@ type Node struct {
 func CapMinor(gpu, gi, ci int) int { return 3 + (gpu*15+gi)*9 + 1 + ci }
 
 // Nodes are all nodes of GPUs that the host has.
-func (h *Host) Nodes() []Node {
+func (h Devices) Nodes() []Node {
 	m := h.Driver.Majors
 	node := func(name string, major uint32, minor int) Node { return Node{name, fmt.Sprintf("%d:%d", major, minor)} }
 	capability := func(n int) Node { return node(fmt.Sprintf("nvidia-caps/nvidia-cap%d", n), m.Caps, n) }
@@ -55,7 +85,7 @@ type Seen struct {
 
 // ProbeArgs is a command that prints, for Parse, what a container can see and do with
 // nodes, by default all of the host.
-func (h *Host) ProbeArgs(nodes ...Node) []string {
+func (h Devices) ProbeArgs(nodes ...Node) []string {
 	if len(nodes) == 0 {
 		nodes = h.Nodes()
 	}
@@ -82,35 +112,39 @@ func (h *Host) Probe(t testing.TB, o testenv.RunOptions) Seen {
 	return Parse(h.MustRun(t, o))
 }
 
-// Parse reads the output of ProbeArgs.
-func Parse(out string) Seen {
-	var p Seen
-	section := ""
+// Sections are the lines after each line "== name" of an output.
+func Sections(out string) map[string][]string {
+	sections, section := map[string][]string{}, ""
 	for line := range strings.Lines(out) {
 		line = strings.TrimSpace(line)
 		if name, ok := strings.CutPrefix(line, "== "); ok {
 			section = name
-			continue
+		} else {
+			sections[section] = append(sections[section], line)
 		}
-		switch section {
-		case "open":
-			p.Open = append(p.Open, strings.TrimPrefix(line, "/dev/"))
-		case "mknod":
-			p.Mknod = append(p.Mknod, line)
-		case "dev":
-			p.Dev = append(p.Dev, strings.TrimPrefix(line, "/dev/"))
-		case "smi":
-			p.SMIText += line + "\n"
-			if _, uuid, ok := strings.Cut(line, "(UUID: "); ok {
-				p.SMI = append(p.SMI, strings.TrimSuffix(uuid, ")"))
-			}
-		case "cuda":
-			p.CUDAText += line + "\n"
-			if _, uuid, ok := strings.Cut(line, " GPU-"); ok {
-				p.CUDA = append(p.CUDA, "GPU-"+uuid)
-			}
-		case "proc":
-			p.ProcGPUs = append(p.ProcGPUs, line)
+	}
+	return sections
+}
+
+// Parse reads the output of ProbeArgs.
+func Parse(out string) Seen {
+	s := Sections(out)
+	text := func(lines []string) string { return strings.Join(append(lines, ""), "\n") }
+	p := Seen{Mknod: s["mknod"], ProcGPUs: s["proc"], SMIText: text(s["smi"]), CUDAText: text(s["cuda"])}
+	for _, line := range s["open"] {
+		p.Open = append(p.Open, strings.TrimPrefix(line, "/dev/"))
+	}
+	for _, line := range s["dev"] {
+		p.Dev = append(p.Dev, strings.TrimPrefix(line, "/dev/"))
+	}
+	for _, line := range s["smi"] {
+		if _, uuid, ok := strings.Cut(line, "(UUID: "); ok {
+			p.SMI = append(p.SMI, strings.TrimSuffix(uuid, ")"))
+		}
+	}
+	for _, line := range s["cuda"] {
+		if _, uuid, ok := strings.Cut(line, " GPU-"); ok {
+			p.CUDA = append(p.CUDA, "GPU-"+uuid)
 		}
 	}
 	slices.Sort(p.Dev)
@@ -119,11 +153,16 @@ func Parse(out string) Seen {
 
 // Expect is what a container must see that has compute and utility and the GPUs with
 // these indices: exactly their nodes, nvidiactl and UVM.
-func (h *Host) Expect(gpus []int) Seen { return h.ExpectMIG(gpus, nil) }
+func (h Devices) Expect(gpus []int) Seen { return h.ExpectMIG(gpus, nil) }
 
 // ExpectMIG is Expect for whole GPUs, MIG devices by position in Driver.MIG, and further
 // capability nodes by number.
-func (h *Host) ExpectMIG(gpus, mig []int, capabilities ...int) Seen {
+func (h Devices) ExpectMIG(gpus, mig []int, capabilities ...int) Seen {
+	return h.ExpectNodes(h.Nodes(), gpus, mig, capabilities...)
+}
+
+// ExpectNodes is ExpectMIG for a container that looks at these nodes only.
+func (h Devices) ExpectNodes(nodes []Node, gpus, mig []int, capabilities ...int) Seen {
 	granted := map[string]bool{"nvidiactl": true, "nvidia-uvm": true, "nvidia-uvm-tools": true}
 	capabilities = slices.Clone(capabilities)
 	gpus = slices.Clone(gpus)
@@ -150,7 +189,7 @@ func (h *Host) ExpectMIG(gpus, mig []int, capabilities ...int) Seen {
 			}
 		}
 	}
-	for _, n := range h.Nodes() {
+	for _, n := range nodes {
 		if granted[n.Name] {
 			// No driver is behind it: ENXIO is what a device cgroup lets through.
 			want.Open, want.Mknod, want.Dev = append(want.Open, n.Name+" ENXIO"), append(want.Mknod, n.Number+" ENXIO"), append(want.Dev, n.Name)

@@ -1,14 +1,12 @@
 package simhost
 
 import (
-	"errors"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/record"
@@ -51,21 +49,8 @@ type Options struct {
 // Host is a containerd with a simulated driver.
 type Host struct {
 	*testenv.Env
-	Driver *sim.Driver
-	// Image is the reference of the image that Options name.
-	Image string
-	// Minors are the minor numbers of the GPUs, by index.
-	Minors []int
-
+	Devices
 	tree string // that of Spec
-}
-
-// minors are those that GPUs have, by index, where there are so many. The simulated
-// driver numbers GPUs as a host does whose probe order is not that of the bus ids.
-var minors = map[int][]int{
-	3: {2, 0, 1},
-	4: {2, 3, 0, 1},
-	8: {2, 3, 4, 5, 6, 7, 0, 1},
 }
 
 // New starts a host. When the test ends it is gone, and this machine is as before.
@@ -73,25 +58,10 @@ func New(t testing.TB, o Options) *Host {
 	t.Helper()
 	before := testenv.Snapshot(t)
 	t.Cleanup(func() { before.AssertUnchanged(t) })
-	if o.Driver.Dir == "" {
-		// Short, and below a directory that only root can write.
-		dir, err := os.MkdirTemp("", "nvsim")
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { os.RemoveAll(dir) })
-		o.Driver.Dir = filepath.Join(dir, "d")
-	}
 	if o.Driver.GPUs == 0 {
 		o.Driver.GPUs = 4
 	}
-	h := &Host{Driver: simtest.New(t, o.Driver)}
-	for _, g := range h.Driver.GPUs {
-		h.Minors = append(h.Minors, g.Minor)
-	}
-	if want, ok := minors[len(h.Minors)]; ok && !slices.Equal(h.Minors, want) {
-		t.Fatalf("the GPUs have the minor numbers %v, want %v", h.Minors, want)
-	}
+	h := &Host{Devices: NewDevices(t, simtest.New(t, o.Driver))}
 	if o.Config != "" {
 		Append(t, h.Driver.ConfigPath, o.Config)
 	}
@@ -127,15 +97,11 @@ func build(t testing.TB, name string) string {
 func (h *Host) Ctl(t testing.TB, args ...string) string {
 	t.Helper()
 	cmd := exec.Command(filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), append([]string{"--config", h.Driver.ConfigPath}, args...)...)
-	out, err := cmd.Output()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
-		t.Fatalf("nvidia-shimctl %s: %v: %s%s", strings.Join(args, " "), err, out, exit.Stderr)
+	r, err := testenv.Output(time.Minute, cmd)
+	if err != nil || r.ExitCode != 0 {
+		t.Fatalf("nvidia-shimctl %s: %v, exit status %d: %s%s", strings.Join(args, " "), err, r.ExitCode, r.Output, r.Error)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	return string(out)
+	return r.Output
 }
 
 // Record is what the shim wrote about a container.

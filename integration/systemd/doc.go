@@ -11,8 +11,8 @@
 //
 // It holds tests only, and they need root. In: the binaries of bin/ and bin/tools,
 // and a Debian tree with systemd, dbus and crun, made by debootstrap from the
-// mirror that the host's apt is configured with and kept in the user's cache
-// directory (or beside the images, NVIDIA_SHIM_IMAGE_CACHE). Out: a machine, which
+// mirror that the host's apt is configured with and kept beside the images of
+// package images. Out: a machine, which
 // is systemd as the first process of mount, PID, cgroup, UTS and IPC namespaces of
 // the test's own, with containerd as a service of it.
 //

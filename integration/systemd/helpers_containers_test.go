@@ -15,9 +15,9 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
 )
 
 // container is a running container of a machine.
@@ -106,84 +106,22 @@ func (c *container) cgroupDir(t testing.TB) string {
 	return filepath.Join(c.m.cgroup, group[0])
 }
 
-// devices are the nodes of the driver that a container with the given GPU has, by
-// major and minor number.
-func devices(d *sim.Driver, gpu int) (granted, refused map[string]string) {
-	granted, refused = map[string]string{}, map[string]string{}
-	number := func(major, minor uint32) string { return fmt.Sprintf("%d:%d", major, minor) }
-	shared := refused
-	if gpu != noGPU {
-		shared = granted
+// expect is what the container must see: its GPU, or nothing of the driver.
+func (c *container) expect() simhost.Seen {
+	if c.gpu != noGPU {
+		return c.m.Expect([]int{c.gpu})
 	}
-	shared[number(d.Majors.GPU, 255)] = "nvidiactl"
-	shared[number(d.Majors.UVM, 0)] = "nvidia-uvm"
-	shared[number(d.Majors.UVM, 1)] = "nvidia-uvm-tools"
-	for _, g := range d.GPUs {
-		to := refused
-		if g.Index == gpu {
-			to = granted
-		}
-		to[number(d.Majors.GPU, uint32(g.Minor))] = fmt.Sprintf("nvidia%d", g.Minor)
+	var want simhost.Seen
+	for _, n := range c.m.Nodes() {
+		want.Open, want.Mknod = append(want.Open, n.Name+" ENOENT"), append(want.Mknod, n.Number+" EPERM")
 	}
-	return granted, refused
-}
-
-// script prints what the container can open: its own nodes by name and every node
-// of the driver by number, made in the container. A device without a driver answers
-// ENXIO where the device program lets through, and EPERM where it does not.
-func script(d *sim.Driver, gpu int) []string {
-	granted, refused := devices(d, gpu)
-	lines := []string{"set -e", "cd /dev"}
-	var names, numbers []string
-	for number, name := range granted {
-		names, numbers = append(names, name), append(numbers, number)
-	}
-	for number := range refused {
-		numbers = append(numbers, number)
-	}
-	if len(names) > 0 {
-		lines = append(lines, "/test/opendev "+strings.Join(names, " "))
-	}
-	return []string{"/bin/sh", "-c", strings.Join(append(lines, "/test/mkdev "+strings.Join(numbers, " ")), "\n")}
-}
-
-// want is what script has to print, sorted.
-func want(d *sim.Driver, gpu int) []string {
-	granted, refused := devices(d, gpu)
-	var lines []string
-	for number, name := range granted {
-		lines = append(lines, name+" ENXIO", number+" ENXIO")
-	}
-	for number := range refused {
-		lines = append(lines, number+" EPERM")
-	}
-	slices.Sort(lines)
-	return lines
-}
-
-func sorted(output string) []string {
-	lines := strings.Split(strings.TrimSpace(output), "\n")
-	slices.Sort(lines)
-	return lines
-}
-
-// smi is what nvidia-smi -L prints in a container with the GPU.
-func smi(d *sim.Driver, gpu int) string {
-	return "GPU 0: NVIDIA H200 (UUID: " + d.GPUs[gpu].UUID + ")\n"
+	return want
 }
 
 // check makes sure that the container opens the nodes of its GPU and no others.
 func (c *container) check(t testing.TB) {
 	t.Helper()
-	if got, want := sorted(c.exec(t, script(c.m.Driver, c.gpu)...)), want(c.m.Driver, c.gpu); !slices.Equal(got, want) {
-		t.Errorf("container %s with GPU %d:\ngot  %q\nwant %q", c.id, c.gpu, got, want)
-	}
-	if c.gpu == noGPU {
-		return
-	}
-	if got, want := c.exec(t, "nvidia-smi", "-L"), smi(c.m.Driver, c.gpu); got != want {
-		t.Errorf("container %s: nvidia-smi -L: got %q, want %q", c.id, got, want)
-	}
+	simhost.Compare(t, simhost.Parse(c.exec(t, c.m.ProbeArgs()...)), c.expect())
 }
 
 // settle returns when systemd has written its own rules for a container that had
@@ -191,7 +129,7 @@ func (c *container) check(t testing.TB) {
 func (c *container) settle(t testing.TB) {
 	t.Helper()
 	testenv.Await(t, 10*time.Second, "systemd writes the device rules of "+c.scope()+" again", func() bool {
-		return strings.Contains(c.exec(t, script(c.m.Driver, c.gpu)...), " EPERM\n")
+		return strings.Contains(c.exec(t, c.m.ProbeArgs()...), " EPERM\n")
 	})
 }
 
@@ -210,7 +148,7 @@ func (c *container) update(t testing.TB, resources *specs.LinuxResources) {
 		t.Fatal(err)
 	}
 	bootstrap := c.m.run(t, "cat", "/run/containerd/io.containerd.runtime.v2.task/"+namespace+"/"+c.id+"/bootstrap.json")
-	service, ctx := simhost.TaskService(t, []byte(bootstrap), fmt.Sprintf("/proc/%d/root", c.m.cmd.Process.Pid), namespace)
+	service, ctx := api.TaskService(t, []byte(bootstrap), fmt.Sprintf("/proc/%d/root", c.m.systemd.PID()), namespace)
 	if _, err := service.Update(ctx, &taskapi.UpdateTaskRequest{
 		ID: c.id, Resources: &anypb.Any{TypeUrl: "types.containerd.io/opencontainers/runtime-spec/1/LinuxResources", Value: value},
 	}); err != nil {

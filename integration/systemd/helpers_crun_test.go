@@ -45,11 +45,7 @@ func writeCrun(t testing.TB, dir, inside, program string) {
 			t.Fatal(err)
 		}
 	}
-	gcc, err := lookTool("gcc")
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := exec.Command(gcc, "-shared", "-fPIC", "-O2", "-Wall", "-o", filepath.Join(dir, "nolimit.so"), filepath.Join(dir, "nolimit.c")).CombinedOutput()
+	out, err := exec.Command("gcc", "-shared", "-fPIC", "-O2", "-Wall", "-o", filepath.Join(dir, "nolimit.so"), filepath.Join(dir, "nolimit.c")).CombinedOutput()
 	if err != nil {
 		t.Fatalf("gcc: %v\n%s", err, out)
 	}

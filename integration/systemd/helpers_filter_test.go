@@ -1,13 +1,10 @@
 package systemd
 
 import (
-	"errors"
-	"fmt"
 	"os"
-	"runtime"
-	"unsafe"
 
-	"golang.org/x/sys/unix"
+	"github.com/cilium/ebpf"
+	"github.com/cilium/ebpf/link"
 )
 
 // allowEveryDevice takes the device programs off a cgroup behind the back of
@@ -19,59 +16,20 @@ func allowEveryDevice(cgroup string) (int, error) {
 		return 0, err
 	}
 	defer dir.Close()
-	ids, err := devicePrograms(dir)
+	attached, err := link.QueryPrograms(link.QueryOptions{Target: int(dir.Fd()), Attach: ebpf.AttachCGroupDevice})
 	if err != nil {
-		return 0, fmt.Errorf("device programs of %s: %w", cgroup, err)
+		return 0, err
 	}
-	for _, id := range ids {
-		if err := detach(dir, id); err != nil {
-			return 0, fmt.Errorf("detach program %d of %s: %w", id, cgroup, err)
+	for _, a := range attached.Programs {
+		program, err := ebpf.NewProgramFromID(a.ID)
+		if err != nil {
+			return 0, err
+		}
+		defer program.Close()
+		options := link.RawDetachProgramOptions{Target: int(dir.Fd()), Program: program, Attach: ebpf.AttachCGroupDevice}
+		if err := link.RawDetachProgram(options); err != nil {
+			return 0, err
 		}
 	}
-	return len(ids), nil
-}
-
-// devicePrograms are the identifiers of the programs attached to the cgroup itself.
-func devicePrograms(cgroup *os.File) ([]uint32, error) {
-	ids := make([]uint32, 64) // the kernel's own limit
-	var pin runtime.Pinner
-	defer pin.Unpin()
-	pin.Pin(&ids[0])
-	attr := struct { // BPF_PROG_QUERY of union bpf_attr
-		targetFD, attachType, queryFlags, attachFlags uint32
-		programs                                      uint64
-		count                                         uint32
-		_                                             uint32
-	}{
-		targetFD: uint32(cgroup.Fd()), attachType: unix.BPF_CGROUP_DEVICE,
-		programs: uint64(uintptr(unsafe.Pointer(&ids[0]))), count: uint32(len(ids)),
-	}
-	_, err := bpf(unix.BPF_PROG_QUERY, unsafe.Pointer(&attr), unsafe.Sizeof(attr))
-	return ids[:attr.count], err
-}
-
-func detach(cgroup *os.File, id uint32) error {
-	byID := struct{ id, nextID, flags uint32 }{id: id}
-	program, err := bpf(unix.BPF_PROG_GET_FD_BY_ID, unsafe.Pointer(&byID), unsafe.Sizeof(byID))
-	if err != nil {
-		return err
-	}
-	defer unix.Close(program)
-	attr := struct{ targetFD, programFD, attachType, flags uint32 }{
-		targetFD: uint32(cgroup.Fd()), programFD: uint32(program), attachType: unix.BPF_CGROUP_DEVICE,
-	}
-	_, err = bpf(unix.BPF_PROG_DETACH, unsafe.Pointer(&attr), unsafe.Sizeof(attr))
-	return err
-}
-
-func bpf(command int, attr unsafe.Pointer, size uintptr) (int, error) {
-	for {
-		fd, _, errno := unix.Syscall(unix.SYS_BPF, uintptr(command), uintptr(attr), size)
-		switch {
-		case errno == 0:
-			return int(fd), nil
-		case !errors.Is(errno, unix.EINTR):
-			return -1, errno
-		}
-	}
+	return len(attached.Programs), nil
 }

@@ -1,37 +1,27 @@
 package systemd
 
 import (
-	"bytes"
-	"context"
 	"crypto/rand"
 	"encoding/hex"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-func TestMain(m *testing.M) {
-	if os.Args[0] == bootName {
-		bootMain()
-	}
-	testenv.Main(m, "containerd-shim-nvidia-v2", "nvidia-shimctl")
-}
+func TestMain(m *testing.M) { simhost.Main(m) }
 
 // Where things are in a machine.
 const (
@@ -48,16 +38,21 @@ const (
 	// imageName is small and has what a probe needs: a shell, glibc, the programs.
 	imageName = "glibc-nocache"
 	gpuCount  = 3
+	// treePackages is what a machine consists of, besides a minimal Debian 12.
+	treePackages = "systemd,systemd-sysv,dbus,crun"
+	treeVersion  = 1
+	// systemPath is where the machine's own programs are.
+	systemPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
 
 // machine is systemd in namespaces of the test's own, with containerd as a service.
 type machine struct {
-	Driver *sim.Driver
+	simhost.Devices
 
-	dir    string // of the host, holds everything
-	cgroup string // the machine's root cgroup, as the host sees it
-	cmd    *exec.Cmd
-	nextID int
+	dir     string // of the host, holds everything
+	cgroup  string // the machine's root cgroup, as the host sees it
+	systemd *testenv.Command
+	nextID  int
 }
 
 // startMachine boots a machine and waits until systemd says that it is running. It
@@ -66,9 +61,9 @@ func startMachine(t *testing.T) *machine {
 	t.Helper()
 	before := testenv.Snapshot(t)
 	t.Cleanup(func() { before.AssertUnchanged(t) })
-	tree := debianTree(t)
-	if _, err := lookTool("nsenter"); err != nil {
-		t.Fatal(err)
+	tree, err := images.DebianTree(treeVersion, treePackages)
+	if err != nil {
+		t.Fatalf("a Debian tree with systemd is missing: %v", err)
 	}
 	m := &machine{dir: machineDir(t)}
 	t.Cleanup(func() {
@@ -76,12 +71,7 @@ func startMachine(t *testing.T) *machine {
 			t.Error(err)
 		}
 	})
-	driver, err := sim.Create(context.Background(), sim.Options{Dir: filepath.Join(m.dir, "driver"), GPUs: gpuCount})
-	if err != nil {
-		t.Fatal(err)
-	}
-	m.Driver = driver
-	m.makeCgroup(t)
+	m.Devices = simhost.NewDevices(t, simtest.New(t, sim.Options{Dir: m.dir + inDriver, GPUs: gpuCount}))
 	m.boot(t, tree)
 	m.waitRunning(t)
 	m.importImage(t)
@@ -101,16 +91,21 @@ func machineDir(t *testing.T) string {
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		t.Fatal(err)
 	}
+	for _, name := range []string{"upper", "work", "root", "srv/bin", "srv/containerd"} {
+		if err := os.MkdirAll(filepath.Join(dir, name), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
 	return dir
 }
 
-// makeCgroup makes the machine's cgroup below the test's own, in the cgroup2
-// hierarchy that every host has, beside those of version 1 or alone.
-func (m *machine) makeCgroup(t *testing.T) {
+// makeCgroup makes the machine's cgroup in the cgroup2 hierarchy that every host has, beside
+// those of version 1 or alone.
+func (m *machine) makeCgroup(t *testing.T) *os.File {
 	t.Helper()
-	parent, err := ownCgroup2()
-	if err != nil {
-		t.Fatal(err)
+	parent := "/sys/fs/cgroup"
+	if testenv.CgroupVersions()[0] == 1 {
+		parent += "/unified"
 	}
 	m.cgroup = filepath.Join(parent, filepath.Base(m.dir))
 	if err := os.Mkdir(m.cgroup, 0o755); err != nil {
@@ -121,99 +116,87 @@ func (m *machine) makeCgroup(t *testing.T) {
 			t.Error(err)
 		}
 	})
+	dir, err := os.Open(m.cgroup)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return dir
 }
 
-// ownCgroup2 is this process's directory in the cgroup2 hierarchy.
-func ownCgroup2() (string, error) {
-	own, err := os.ReadFile("/proc/self/cgroup")
-	if err != nil {
-		return "", err
-	}
-	for line := range strings.Lines(string(own)) {
-		path, ok := strings.CutPrefix(strings.TrimSpace(line), "0::")
-		if !ok {
-			continue
-		}
-		for _, mountPoint := range []string{"/sys/fs/cgroup", "/sys/fs/cgroup/unified"} {
-			var st unix.Statfs_t
-			dir := filepath.Join(mountPoint, path)
-			if unix.Statfs(dir, &st) == nil && st.Type == unix.CGROUP2_SUPER_MAGIC {
-				return dir, nil
-			}
-		}
-	}
-	return "", errors.New("no cgroup2 hierarchy with this process's cgroup at /sys/fs/cgroup or /sys/fs/cgroup/unified: mount one")
-}
+// bootScript runs in the machine's namespaces. It mounts what systemd expects, without a way to
+// change settings of the kernel that are not of a namespace, and becomes systemd, without the
+// capabilities that reach beyond the namespaces. Arguments: the machine's directory, the Debian
+// tree, and bin/ of the repository.
+const bootScript = `set -e
+safe=nosuid,nodev,noexec
+mount --make-rprivate /
+mount -t overlay -o "lowerdir=$2,upperdir=$1/upper,workdir=$1/work" overlay "$1/root"
+cd "$1/root"
+mount -t proc -o $safe proc proc
+for name in proc/sys proc/sysrq-trigger; do
+	[ -e $name ] || continue # a kernel without SysRq
+	mount --bind $name $name
+	mount -o remount,bind,ro $name
+done
+mount -t sysfs -o $safe sysfs sys
+mount -o remount,bind,ro,$safe sys
+mount -t cgroup2 -o $safe cgroup2 sys/fs/cgroup
+mount -t tmpfs -o nosuid,nodev,mode=755 tmpfs run
+mount -t tmpfs -o nosuid,mode=755 tmpfs dev
+for name in null zero full random urandom tty; do
+	: >dev/$name
+	mount --bind /dev/$name dev/$name
+done
+mkdir dev/pts dev/shm
+mount -t devpts -o nosuid,noexec,newinstance,ptmxmode=0666,mode=620 devpts dev/pts
+mount -t tmpfs -o nosuid,nodev,mode=1777 tmpfs dev/shm
+ln -s pts/ptmx dev/ptmx
+ln -s /proc/self/fd dev/fd
+ln -s fd/0 dev/stdin
+ln -s fd/1 dev/stdout
+ln -s fd/2 dev/stderr
+mount --bind "$1/srv" srv
+mount --bind "$3" srv/bin
+mount -o remount,bind,ro srv/bin
+pivot_root . mnt
+cd /
+umount -l mnt
+if [ -e "$1" ]; then
+	echo "the host's files are still there"
+	exit 1
+fi
+exec setpriv --bounding-set=-sys_module,-sys_rawio,-sys_boot,-sys_time,-audit_control,-audit_read,-syslog /lib/systemd/systemd
+`
 
 // boot starts systemd as the first process of new namespaces.
 func (m *machine) boot(t *testing.T, tree string) {
 	t.Helper()
-	at := func(name string) string { return filepath.Join(m.dir, name) }
-	for _, name := range []string{"upper", "work", "root", "containerd"} {
-		if err := os.Mkdir(at(name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
 	m.writeFiles(t)
-	writeCrun(t, at("crun"), inCrun, "/usr/bin/crun")
-	plan, err := json.Marshal(bootPlan{
-		Lower: tree, Upper: at("upper"), Work: at("work"), Root: at("root"), Hostname: "machine",
-		Binds: []bind{
-			{Source: testenv.ShimDir(), Target: inBin, ReadOnly: true},
-			{Source: m.Driver.Dir, Target: inDriver},
-			{Source: at("containerd"), Target: inContainerd},
-			{Source: at("crun"), Target: inCrun},
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	cgroup, err := os.Open(m.cgroup)
-	if err != nil {
-		t.Fatal(err)
-	}
+	writeCrun(t, m.dir+inCrun, inCrun, "/usr/bin/crun")
+	cgroup := m.makeCgroup(t)
 	defer cgroup.Close()
-	read, write, err := os.Pipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer read.Close()
-	m.cmd = &exec.Cmd{
-		Path: "/proc/self/exe", Args: []string{bootName, string(plan)}, Dir: "/", Env: []string{}, ExtraFiles: []*os.File{write},
-		SysProcAttr: &syscall.SysProcAttr{
+	m.systemd = &testenv.Command{
+		// The cgroup namespace is made when the process is in the machine's cgroup: that
+		// becomes the root.
+		Name: "systemd", Argv: []string{"unshare", "--cgroup", "/bin/sh", "-c", bootScript, "sh", m.dir, tree, testenv.ShimDir()},
+		Dir: "/", Env: []string{"container=other", "PATH=" + systemPath}, Log: filepath.Join(m.dir, "boot.log"),
+		Attributes: syscall.SysProcAttr{
 			Cloneflags:  syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
 			UseCgroupFD: true, CgroupFD: int(cgroup.Fd()),
-			// A test that is killed takes the machine with it.
-			Setsid: true, Pdeathsig: syscall.SIGKILL,
 		},
+		End: syscall.SIGKILL, // and with it every process of the machine
 	}
-	if err := m.start(); err != nil {
-		write.Close()
-		t.Fatalf("start a process in new namespaces: %v", err)
+	if err := m.systemd.Start(); err != nil {
+		t.Fatal(err)
 	}
-	t.Cleanup(m.kill)
-	write.Close()
-	if message, err := io.ReadAll(read); err != nil || len(message) > 0 {
-		t.Fatalf("boot: %s%v", message, err)
-	}
-}
-
-// start runs the first process. The signal that ends it with the test follows the
-// thread that forked, which therefore lasts.
-func (m *machine) start() error {
-	started := make(chan error)
-	go func() {
-		runtime.LockOSThread()
-		started <- m.cmd.Start()
-		select {}
-	}()
-	return <-started
-}
-
-// kill ends the first process, and with it every process of the machine.
-func (m *machine) kill() {
-	_ = m.cmd.Process.Kill()
-	_ = m.cmd.Wait()
+	t.Cleanup(m.systemd.Stop)
+	testenv.Await(t, 20*time.Second, "the machine's first process is systemd", func() bool {
+		if err := m.systemd.Ended(); err != nil {
+			t.Fatal(err)
+		}
+		comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", m.systemd.PID()))
+		return string(comm) == "systemd\n"
+	})
 }
 
 // masked are the units of Debian that have nothing to do here.
@@ -292,38 +275,16 @@ KillMode=process
 WantedBy=multi-user.target
 `
 
-// result is what a command did.
-type result struct {
-	stdout, stderr string
-	exitCode       int
-}
-
 // try runs a command in the machine, as root, in all of its namespaces.
-func (m *machine) try(t testing.TB, stdin io.Reader, argv ...string) result {
+func (m *machine) try(t testing.TB, stdin io.Reader, argv ...string) testenv.Result {
 	t.Helper()
-	nsenter, err := lookTool("nsenter")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	defer cancel()
-	flags := []string{"--target", strconv.Itoa(m.cmd.Process.Pid), "--mount", "--pid", "--uts", "--ipc", "--cgroup", "--"}
-	cmd := exec.CommandContext(ctx, nsenter, append(flags, argv...)...)
+	flags := []string{"--target", strconv.Itoa(m.systemd.PID()), "--mount", "--pid", "--uts", "--ipc", "--cgroup", "--"}
+	cmd := exec.Command("nsenter", append(flags, argv...)...)
 	cmd.Env = []string{"PATH=" + inBin + ":" + inBin + "/tools:" + systemPath, "LC_ALL=C"}
-	cmd.Dir = "/"
-	var stdout, stderr bytes.Buffer
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, &stdout, &stderr
-	cmd.WaitDelay = 5 * time.Second // a shim could hold the pipes open
-	err = cmd.Run()
-	r := result{stdout: stdout.String(), stderr: stderr.String()}
-	var exit *exec.ExitError
-	switch {
-	case ctx.Err() != nil:
-		t.Fatalf("%q: not done after two minutes\n%s%s", argv, r.stdout, r.stderr)
-	case errors.As(err, &exit):
-		r.exitCode = exit.ExitCode()
-	case err != nil:
-		t.Fatalf("%q: %v", argv, err)
+	cmd.Dir, cmd.Stdin = "/", stdin
+	r, err := testenv.Output(2*time.Minute, cmd)
+	if err != nil {
+		t.Fatalf("%v\n%s%s", err, r.Output, r.Error)
 	}
 	return r
 }
@@ -332,10 +293,10 @@ func (m *machine) try(t testing.TB, stdin io.Reader, argv ...string) result {
 func (m *machine) run(t testing.TB, argv ...string) string {
 	t.Helper()
 	r := m.try(t, nil, argv...)
-	if r.exitCode != 0 {
-		t.Fatalf("%q: exit status %d\n%s%s", argv, r.exitCode, r.stdout, r.stderr)
+	if r.ExitCode != 0 {
+		t.Fatalf("%q: exit status %d\n%s%s", argv, r.ExitCode, r.Output, r.Error)
 	}
-	return r.stdout
+	return r.Output
 }
 
 // waitRunning waits for the end of the boot.
@@ -344,14 +305,14 @@ func (m *machine) waitRunning(t *testing.T) {
 	start := time.Now()
 	t.Cleanup(func() {
 		if t.Failed() {
-			t.Logf("end of the machine's journal:\n%s", lastLines(m.try(t, nil, "journalctl", "--no-pager", "-o", "cat").stdout, 60))
+			t.Logf("end of the machine's journal:\n%s", m.try(t, nil, "journalctl", "--no-pager", "-o", "cat", "-n", "60").Output)
 		}
 	})
 	testenv.Await(t, 90*time.Second, "systemd is running", func() bool {
 		r := m.try(t, nil, "systemctl", "is-system-running")
-		state := strings.TrimSpace(r.stdout)
+		state := strings.TrimSpace(r.Output)
 		if state == "degraded" {
-			t.Fatalf("systemd is degraded: %s\n%s", r.stderr, m.try(t, nil, "systemctl", "--failed", "--no-pager").stdout)
+			t.Fatalf("systemd is degraded: %s\n%s", r.Error, m.try(t, nil, "systemctl", "--failed", "--no-pager").Output)
 		}
 		return state == "running"
 	})
@@ -369,7 +330,7 @@ func (m *machine) importImage(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer f.Close()
-	if r := m.try(t, f, "ctr", "images", "import", "-"); r.exitCode != 0 {
-		t.Fatalf("import: %s%s", r.stdout, r.stderr)
+	if r := m.try(t, f, "ctr", "images", "import", "-"); r.ExitCode != 0 {
+		t.Fatalf("import: %s%s", r.Output, r.Error)
 	}
 }

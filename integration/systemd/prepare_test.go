@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -21,11 +22,7 @@ func TestTheUnitOfPrepareMakesTheNodes(t *testing.T) {
 	install := []string{"--bin-dir", inBin, "--containerd-config", "/etc/containerd/config.toml"}
 	m.run(t, append([]string{"nvidia-shimctl", "install", "--containerd", inBin + "/tools/containerd", "--prepare-unit", "--restart"}, install...)...)
 	show := m.run(t, "systemctl", "show", runtimeclass.UnitName, "--property", "ActiveState,Result,UnitFileState,Before,After")
-	for _, want := range []string{"ActiveState=active", "Result=success", "UnitFileState=enabled"} {
-		if !strings.Contains(show, want+"\n") {
-			t.Errorf("no %q in %s", want, show)
-		}
-	}
+	simhost.Want(t, show, "ActiveState=active\n", "Result=success\n", "UnitFileState=enabled\n")
 	for line := range strings.Lines(show) {
 		if before, ok := strings.CutPrefix(line, "Before="); ok && !strings.Contains(before, "containerd.service") {
 			t.Errorf("not ordered before containerd: %s", show)
@@ -37,7 +34,7 @@ func TestTheUnitOfPrepareMakesTheNodes(t *testing.T) {
 
 	m.run(t, append([]string{"nvidia-shimctl", "uninstall", "--keep-programs"}, install...)...)
 	m.run(t, "systemctl", "daemon-reload")
-	if r := m.try(t, nil, "systemctl", "cat", runtimeclass.UnitName); r.exitCode == 0 {
-		t.Errorf("uninstall left the unit: %s", r.stdout)
+	if r := m.try(t, nil, "systemctl", "cat", runtimeclass.UnitName); r.ExitCode == 0 {
+		t.Errorf("uninstall left the unit: %s", r.Output)
 	}
 }

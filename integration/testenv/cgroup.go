@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -37,12 +38,8 @@ func CgroupVersions() []int {
 // a subtest named after it, and logs the versions that it cannot.
 func EachCgroup(t *testing.T, test func(t *testing.T, version int)) {
 	t.Helper()
-	possible := map[int]bool{}
-	for _, v := range CgroupVersions() {
-		possible[v] = true
-	}
 	for _, v := range []int{1, 2} {
-		if !possible[v] {
+		if !slices.Contains(CgroupVersions(), v) {
 			t.Logf("NOT TESTED with cgroup v%d: this host's %s does not offer it", v, cgroupRoot)
 			continue
 		}

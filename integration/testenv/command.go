@@ -1,14 +1,42 @@
 package testenv
 
 import (
+	"bytes"
+	"cmp"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
 	"syscall"
 	"time"
 )
+
+// Output runs a command to its end. An exit status other than 0 is in the Result; err is
+// a failure to run it, or that it took longer than the limit.
+func Output(limit time.Duration, cmd *exec.Cmd) (Result, error) {
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	// A shim that the command started could hold its pipes open.
+	cmd.WaitDelay = 5 * time.Second
+	if err := cmd.Start(); err != nil {
+		return Result{}, err
+	}
+	timer := time.AfterFunc(limit, func() { _ = cmd.Process.Kill() })
+	err := cmd.Wait()
+	r := Result{Output: stdout.String(), Error: stderr.String()}
+	if !timer.Stop() {
+		return r, fmt.Errorf("%s: not done after %v", strings.Join(cmd.Args, " "), limit)
+	}
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && exit.Exited() {
+		r.ExitCode = exit.ExitCode()
+		return r, nil
+	}
+	return r, err
+}
 
 // Command is a program that runs until it is stopped.
 type Command struct {
@@ -20,6 +48,9 @@ type Command struct {
 	Log string
 	// Attributes are further attributes of its process.
 	Attributes syscall.SysProcAttr
+	// End is the signal that ends it, SIGTERM by default. It is sent as well if this
+	// process ends.
+	End syscall.Signal
 
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when the process has been reaped
@@ -38,7 +69,8 @@ func (c *Command) Start() error {
 	// A process group of its own keeps a terminal's Ctrl-C for the test, which then
 	// stops the program in order.
 	attributes := c.Attributes
-	attributes.Setpgid, attributes.Pdeathsig = true, syscall.SIGTERM
+	c.End = cmp.Or(c.End, syscall.SIGTERM)
+	attributes.Setpgid, attributes.Pdeathsig = true, c.End
 	cmd.SysProcAttr = &attributes
 	exited, started := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -66,7 +98,7 @@ func (c *Command) Stop() {
 	if c.cmd == nil {
 		return
 	}
-	for _, sig := range []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL} {
+	for _, sig := range []syscall.Signal{c.End, syscall.SIGKILL} {
 		// Without effect on a process that has been reaped.
 		_ = c.cmd.Process.Signal(sig)
 		select {

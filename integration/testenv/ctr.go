@@ -1,8 +1,7 @@
 package testenv
 
 import (
-	"bytes"
-	"context"
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -33,35 +32,10 @@ func (e *Env) CtrCommand(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// result runs ctr within the limit. err is a failure to run it or the limit
-// reached; an exit status other than 0 is in the Result.
-func (e *Env) result(limit time.Duration, args ...string) (Result, error) {
-	ctx, cancel := context.WithTimeout(context.Background(), limit)
-	defer cancel()
-	plain := e.CtrCommand(args...)
-	cmd := exec.CommandContext(ctx, plain.Path, plain.Args[1:]...)
-	cmd.Dir, cmd.Env = plain.Dir, plain.Env
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	// A detached container's shim could hold ctr's pipes open.
-	cmd.WaitDelay = 5 * time.Second
-	err := cmd.Run()
-	r := Result{Output: stdout.String(), Error: stderr.String()}
-	if ctx.Err() != nil {
-		return r, fmt.Errorf("ctr %s: not done after %v", strings.Join(args, " "), limit)
-	}
-	var exit *exec.ExitError
-	if errors.As(err, &exit) && exit.Exited() {
-		r.ExitCode = exit.ExitCode()
-		return r, nil
-	}
-	return r, err
-}
-
 // CtrErr runs ctr with the environment's socket and namespace. err says how it
 // failed, with ctr's own words in it.
 func (e *Env) CtrErr(args ...string) (stdout, stderr string, err error) {
-	r, err := e.result(ctrTimeout, args...)
+	r, err := Output(ctrTimeout, e.CtrCommand(args...))
 	if err == nil && r.ExitCode != 0 {
 		err = fmt.Errorf("ctr %s: exit status %d: %s", strings.Join(args, " "), r.ExitCode, strings.TrimSpace(r.Error))
 	}
@@ -81,18 +55,17 @@ func (e *Env) Ctr(t testing.TB, args ...string) string {
 // Import puts an image tar into containerd and unpacks it.
 func (e *Env) Import(t testing.TB, imageTar string) {
 	t.Helper()
-	r, err := e.result(5*time.Minute, "images", "import", "--snapshotter", Snapshotter, imageTar)
+	r, err := Output(5*time.Minute, e.CtrCommand("images", "import", "--snapshotter", Snapshotter, imageTar))
 	if err != nil || r.ExitCode != 0 {
 		t.Fatalf("import %s: %v\n%s%s", imageTar, err, r.Output, r.Error)
 	}
 }
 
-// RunOptions is one container. Image or RootfsDir is needed, and Args unless the
-// image has an entry point.
+// RunOptions is one container. Args are needed unless the image has an entry point.
 type RunOptions struct {
 	// ID is the container's name; by default a new one.
 	ID string
-	// Image is the reference of an imported image.
+	// Image is the reference of an imported image, by default Env.Image.
 	Image string
 	// RootfsDir, instead of Image, is a directory used as it is.
 	RootfsDir string
@@ -172,18 +145,16 @@ func (e *Env) flags(o RunOptions) (flags, operands []string) {
 
 func (e *Env) fill(t testing.TB, o RunOptions) RunOptions {
 	t.Helper()
+	if o.RootfsDir == "" {
+		o.Image = cmp.Or(o.Image, e.Image)
+	}
 	if (o.Image == "") == (o.RootfsDir == "") {
 		t.Fatal("RunOptions: exactly one of Image and RootfsDir is needed")
 	}
 	if o.ID == "" {
 		o.ID = e.NewID()
 	}
-	if o.Runtime == "" {
-		o.Runtime = DefaultRuntime
-	}
-	if o.Timeout == 0 {
-		o.Timeout = time.Minute
-	}
+	o.Runtime, o.Timeout = cmp.Or(o.Runtime, DefaultRuntime), cmp.Or(o.Timeout, time.Minute)
 	return o
 }
 
@@ -202,7 +173,7 @@ func (e *Env) logged(limit time.Duration, id string, verb []string, args ...stri
 	}
 	defer os.Remove(f.Name())
 	defer f.Close()
-	r, err := e.result(limit, append(append(verb, "--log-uri", "file://"+f.Name()), args...)...)
+	r, err := Output(limit, e.CtrCommand(append(append(verb, "--log-uri", "file://"+f.Name()), args...)...))
 	output, readErr := io.ReadAll(f)
 	r.ID, r.Output = id, string(output)
 	return r, errors.Join(err, readErr)
@@ -241,7 +212,7 @@ func (e *Env) runCtr(o RunOptions, args []string) (r Result, err error) {
 		verb = append(verb, "--cpu-shares", "0")
 	}
 	if o.Detach {
-		r, err = e.result(o.Timeout, append(append(verb, "--detach", "--null-io"), args...)...)
+		r, err = Output(o.Timeout, e.CtrCommand(append(append(verb, "--detach", "--null-io"), args...)...))
 		r.ID = o.ID
 	} else {
 		r, err = e.logged(o.Timeout, o.ID, verb, args...)

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -75,6 +77,8 @@ type Env struct {
 	Address string
 	// Root and State are containerd's directories of these names.
 	Root, State string
+	// Image is the reference of the image of containers that name none.
+	Image string
 	// Options are those it was started with, defaults filled in.
 	Options Options
 
@@ -115,11 +119,7 @@ func (o Options) withDefaults() (Options, error) {
 	if o.Cgroup == 0 && len(possible) > 0 {
 		o.Cgroup = possible[0]
 	}
-	ok := false
-	for _, v := range possible {
-		ok = ok || v == o.Cgroup
-	}
-	if !ok {
+	if !slices.Contains(possible, o.Cgroup) {
 		return o, fmt.Errorf("cgroup v%d is not possible on this host, only %v", o.Cgroup, possible)
 	}
 	if o.ToolsDir == "" {
@@ -136,19 +136,12 @@ func (o Options) withDefaults() (Options, error) {
 	if len(missing) > 0 {
 		return o, errors.New(strings.Join(missing, "; "))
 	}
-	if o.ConfigVersion == 0 {
-		o.ConfigVersion = 3
-	}
+	o.ConfigVersion = cmp.Or(o.ConfigVersion, 3)
 	return o, nil
 }
 
 // daemonDir is where containerd and ctr are.
-func (o Options) daemonDir() string {
-	if o.DaemonDir != "" {
-		return o.DaemonDir
-	}
-	return o.ToolsDir
-}
+func (o Options) daemonDir() string { return cmp.Or(o.DaemonDir, o.ToolsDir) }
 
 // newEnv makes the directory and the configuration.
 func newEnv(o Options) (*Env, error) {
@@ -167,9 +160,7 @@ func newEnv(o Options) (*Env, error) {
 	if err := os.Mkdir(dir, 0o711); err != nil {
 		return nil, fmt.Errorf("make the environment's directory: %w", err)
 	}
-	if o.SocketDir == "" {
-		o.SocketDir = filepath.Join(dir, "s")
-	}
+	o.SocketDir = cmp.Or(o.SocketDir, filepath.Join(dir, "s"))
 	e := &Env{
 		ID: id, Dir: dir, Options: o,
 		Address: filepath.Join(dir, "c.sock"),
@@ -364,7 +355,7 @@ func (e *Env) Stop(t testing.TB) {
 	}
 	defer live.Delete(e.ID)
 	if t.Failed() {
-		t.Logf("containerd's log:\n%s", withoutPlugins(e.Log()))
+		t.Logf("containerd's log:\n%s", regexp.MustCompile(`(?m)^.*loading plugin.*\n`).ReplaceAllString(e.Log(), ""))
 	}
 	e.stopDaemon()
 	if err := e.killProcesses(); err != nil {
@@ -391,14 +382,3 @@ func (e *Env) Stop(t testing.TB) {
 
 // runcRoot is where the stock shim keeps runc's state unless told otherwise.
 const runcRoot = "/run/containerd/runc"
-
-// withoutPlugins is a log of containerd without the lines about its plugins.
-func withoutPlugins(log string) string {
-	var b strings.Builder
-	for line := range strings.Lines(log) {
-		if !strings.Contains(line, "loading plugin") {
-			b.WriteString(line)
-		}
-	}
-	return b.String()
-}

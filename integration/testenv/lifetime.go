@@ -1,6 +1,7 @@
 package testenv
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -24,6 +25,7 @@ type Lifetime struct {
 type failure struct{ message string }
 
 func (l *Lifetime) Helper()                   {}
+func (l *Lifetime) Context() context.Context  { return context.Background() }
 func (l *Lifetime) Failed() bool              { return l.failed }
 func (l *Lifetime) Cleanup(f func())          { l.cleanups = append(l.cleanups, f) }
 func (l *Lifetime) Log(args ...any)           { fmt.Fprintln(os.Stderr, args...) }

@@ -18,8 +18,8 @@ var Tools = []string{"containerd", "ctr", "containerd-shim-runc-v2", "runc"}
 // when everything they need is there. Otherwise it says what is missing and how
 // to get it, and fails; only with -short does it pass, still saying so.
 //
-// programs are names of further programs that must be in ShimDir, for example
-// "containerd-shim-nvidia-v2".
+// programs are further programs that must be in ShimDir, for example
+// "containerd-shim-nvidia-v2" and "kubernetes/etcd".
 func Main(m *testing.M, programs ...string) {
 	flag.Parse()
 	missing := Missing(programs...)
@@ -64,7 +64,7 @@ func lacking(dir string, names []string) []string {
 	var missing []string
 	for _, name := range names {
 		if _, err := exec.LookPath(filepath.Join(dir, name)); err != nil {
-			missing = append(missing, fmt.Sprintf("%s: run `make build tools`", filepath.Join(dir, name)))
+			missing = append(missing, fmt.Sprintf("%s: run `make build tools daemons kubernetes`", filepath.Join(dir, name)))
 		}
 	}
 	return missing

@@ -6,7 +6,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"sort"
 	"strconv"
 	"strings"
 	"time"
@@ -37,7 +36,7 @@ func (e *Env) processes() []process {
 		}
 		found = append(found, process{pid, commandLine(pid)})
 	}
-	sort.Slice(found, func(i, j int) bool { return found[i].pid < found[j].pid })
+	slices.SortFunc(found, func(a, b process) int { return a.pid - b.pid })
 	return found
 }
 
@@ -131,11 +130,8 @@ func (e *Env) ShimPIDs(id string) []int {
 			pids = append(pids, p.pid)
 			continue
 		}
-		for i, arg := range argv {
-			if arg == "-id" && i+1 < len(argv) && argv[i+1] == id {
-				pids = append(pids, p.pid)
-				break
-			}
+		if i := slices.Index(argv, "-id"); i >= 0 && i+1 < len(argv) && argv[i+1] == id {
+			pids = append(pids, p.pid)
 		}
 	}
 	return pids

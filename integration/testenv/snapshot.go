@@ -4,16 +4,17 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
-	"sort"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 )
 
@@ -31,7 +32,7 @@ type HostState struct {
 // out.
 func Snapshot(t testing.TB, dirs ...string) HostState {
 	t.Helper()
-	take := func() HostState { return takeSnapshot("/proc/self/mountinfo", liveEnvs(), dirs) }
+	take := func() HostState { return takeSnapshot(liveEnvs(), dirs) }
 	s := take()
 	s.retake = take
 	return s
@@ -42,7 +43,7 @@ func Snapshot(t testing.TB, dirs ...string) HostState {
 func (e *Env) Snapshot(t testing.TB, dirs ...string) HostState {
 	t.Helper()
 	take := func() HostState {
-		s := takeSnapshot("/proc/self/mountinfo", []*Env{e}, dirs)
+		s := takeSnapshot([]*Env{e}, dirs)
 		s.sections["containerd's mounts"] = mountLines(fmt.Sprintf("/proc/%d/mountinfo", e.PID()), []*Env{e})
 		return s
 	}
@@ -60,9 +61,9 @@ func liveEnvs() []*Env {
 	return envs
 }
 
-func takeSnapshot(mountinfo string, envs []*Env, dirs []string) HostState {
+func takeSnapshot(envs []*Env, dirs []string) HostState {
 	s := HostState{sections: map[string][]string{
-		"mounts":  mountLines(mountinfo, envs),
+		"mounts":  mountLines("/proc/self/mountinfo", envs),
 		"dev":     listing("/dev", skipDev),
 		"cgroups": cgroups(envs),
 		"run":     listing("/run", skipRun(envs)),
@@ -78,7 +79,7 @@ func takeSnapshot(mountinfo string, envs []*Env, dirs []string) HostState {
 		s.sections[dir] = listing(dir, func(string) bool { return false })
 	}
 	for _, lines := range s.sections {
-		sort.Strings(lines)
+		slices.Sort(lines)
 	}
 	return s
 }
@@ -87,7 +88,7 @@ func takeSnapshot(mountinfo string, envs []*Env, dirs []string) HostState {
 // each with its section; it is empty when the host is the same.
 func (s HostState) Diff(other HostState) string {
 	var b strings.Builder
-	for _, name := range sortedKeys(s.sections) { // other has the same
+	for _, name := range slices.Sorted(maps.Keys(s.sections)) { // other has the same
 		count := map[string]int{}
 		for _, line := range other.sections[name] {
 			count[line]++
@@ -95,7 +96,7 @@ func (s HostState) Diff(other HostState) string {
 		for _, line := range s.sections[name] {
 			count[line]--
 		}
-		for _, line := range sortedKeys(count) {
+		for _, line := range slices.Sorted(maps.Keys(count)) {
 			for n := count[line]; n > 0; n-- {
 				fmt.Fprintf(&b, "%s: + %s\n", name, line)
 			}
@@ -147,12 +148,7 @@ func foreign(text string, envs []*Env) bool {
 	if _, running := live.Load(id); !running {
 		return false
 	}
-	for _, e := range envs {
-		if e.ID == id {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(envs, func(e *Env) bool { return e.ID == id })
 }
 
 // MountTable is the mount table of containerd's namespace, as the kernel prints
@@ -167,29 +163,21 @@ func (e *Env) MountTable(t testing.TB) string {
 }
 
 // mountLines lists a mount table without the identifiers, which differ every time.
-func mountLines(mountinfo string, envs []*Env) []string {
-	data, err := os.ReadFile(mountinfo)
+func mountLines(table string, envs []*Env) []string {
+	f, err := os.Open(table)
+	if err != nil {
+		return []string{err.Error()}
+	}
+	defer f.Close()
+	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
+		return foreign(m.Mountpoint+" "+m.Root+" "+m.Source+" "+m.VFSOptions, envs), false
+	})
 	if err != nil {
 		return []string{err.Error()}
 	}
 	var lines []string
-	for line := range strings.Lines(string(data)) {
-		if foreign(line, envs) {
-			continue
-		}
-		// id, parent, major:minor, root, mount point, options, optional fields, "-", type, source, options
-		f := strings.Fields(line)
-		if len(f) < 10 {
-			continue
-		}
-		tail := f[6:]
-		for i, word := range f {
-			if word == "-" {
-				tail = f[i+1:]
-				break
-			}
-		}
-		lines = append(lines, strings.Join(append([]string{f[4], f[3], f[5]}, tail...), " "))
+	for _, m := range mounts {
+		lines = append(lines, strings.Join([]string{m.Mountpoint, m.Root, m.Options, m.FSType, m.Source, m.VFSOptions}, " "))
 	}
 	return lines
 }
@@ -197,25 +185,16 @@ func mountLines(mountinfo string, envs []*Env) []string {
 // skipDev leaves out what other processes of the host make and remove all the
 // time: terminals, shared memory, message queues.
 func skipDev(path string) bool {
-	switch path {
-	case "/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/hugepages", "/dev/fd":
-		return true
-	}
-	return false
+	return slices.Contains([]string{"/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/hugepages", "/dev/fd"}, path)
 }
 
 // skipRun leaves out other environments, and the directories that every
 // containerd of the host shares.
 func skipRun(envs []*Env) func(string) bool {
 	return func(path string) bool {
-		switch path {
-		case "/run/user", "/run/systemd", "/run/udev", "/run/docker":
-			return true
-		case "/run/mount":
-			// util-linux makes it when the first mount or umount of a boot runs.
-			return true
-		}
-		return foreign(path, envs)
+		// util-linux makes /run/mount when the first mount or umount of a boot runs.
+		others := []string{"/run/user", "/run/systemd", "/run/udev", "/run/docker", "/run/mount"}
+		return slices.Contains(others, path) || foreign(path, envs)
 	}
 }
 
@@ -310,13 +289,4 @@ func cgroups(envs []*Env) []string {
 		}
 	}
 	return lines
-}
-
-func sortedKeys[V any](m map[string]V) []string {
-	keys := make([]string, 0, len(m))
-	for k := range m {
-		keys = append(keys, k)
-	}
-	sort.Strings(keys)
-	return keys
 }

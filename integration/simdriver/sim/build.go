@@ -21,22 +21,23 @@ import (
 var sources embed.FS
 
 // unit is one file to compile: a C source, the definitions it is compiled with,
-// and the objects it links to.
+// and the libraries it links to.
 type unit struct {
 	source  string
 	defines []string
 	flags   []string
 	soname  string // "" for a program
-	link    []string
+	needs   []unit
 }
 
 // builder compiles units and keeps the results by what went into them, so that
 // the next simulated driver is a matter of copying.
 type builder struct {
 	compiler string
-	identity string // of the compiler
-	cache    string // directory of the objects
-	scratch  string // removed by close: the sources, and the cache if there is no other
+	identity string        // of the compiler
+	cache    string        // directory of the objects
+	scratch  string        // removed by close: the sources, and the cache if there is no other
+	slots    chan struct{} // for compilers that run at once
 }
 
 // commonFlags keep to what old loaders and musl's can do: no stack protector and
@@ -63,7 +64,8 @@ func newBuilder(dir string) (*builder, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &builder{compiler: compiler, identity: fmt.Sprintf("%s %d %d", real, st.Size(), st.ModTime().UnixNano())}
+	b := &builder{compiler: compiler, slots: make(chan struct{}, 2)}
+	b.identity = fmt.Sprintf("%s %d %d", real, st.Size(), st.ModTime().UnixNano())
 	if b.scratch, err = os.MkdirTemp(dir, "build-"); err != nil {
 		return nil, err
 	}
@@ -97,6 +99,10 @@ func (u unit) args() []string {
 
 // object compiles u, or finds that it has been compiled, and returns the file.
 func (b *builder) object(ctx context.Context, u unit) (string, error) {
+	link, err := b.objects(ctx, u.needs)
+	if err != nil {
+		return "", err
+	}
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\n%q\n", b.identity, u.args())
 	for _, name := range []string{u.source, "sim.h", "start.h"} {
@@ -106,13 +112,15 @@ func (b *builder) object(ctx context.Context, u unit) (string, error) {
 		}
 		h.Write(data)
 	}
-	for _, dep := range u.link { // its name is its content's hash
+	for _, dep := range link { // its name is its content's hash
 		fmt.Fprintln(h, filepath.Base(dep))
 	}
 	object := filepath.Join(b.cache, fmt.Sprintf("%x", h.Sum(nil)))
 	if _, err := os.Stat(object); err == nil {
 		return object, nil
 	}
+	b.slots <- struct{}{}
+	defer func() { <-b.slots }()
 	tmp, err := os.CreateTemp(b.cache, "new-")
 	if err != nil {
 		return "", err
@@ -120,7 +128,7 @@ func (b *builder) object(ctx context.Context, u unit) (string, error) {
 	tmp.Close()
 	defer os.Remove(tmp.Name())
 	args := append(u.args(), "-o", tmp.Name(), filepath.Join(b.scratch, "csrc", u.source))
-	cmd := exec.CommandContext(ctx, b.compiler, append(args, u.link...)...)
+	cmd := exec.CommandContext(ctx, b.compiler, append(args, link...)...)
 	if out, err := cmd.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("compile %s: %w: %s (the C library's headers are Debian's package libc6-dev)", u.source, err, firstLine(out))
 	}
@@ -137,27 +145,25 @@ func firstLine(out []byte) string {
 	return string(line)
 }
 
-// objects compiles units two at a time and returns their files in order.
+// objects compiles units and returns their files in order.
 func (b *builder) objects(ctx context.Context, units []unit) ([]string, error) {
 	files, errs := make([]string, len(units)), make([]error, len(units))
-	slots := make(chan struct{}, 2)
 	var wg sync.WaitGroup
 	for i, u := range units {
-		wg.Go(func() {
-			slots <- struct{}{}
-			defer func() { <-slots }()
-			files[i], errs[i] = b.object(ctx, u)
-		})
+		wg.Go(func() { files[i], errs[i] = b.object(ctx, u) })
 	}
 	wg.Wait()
 	return files, errors.Join(errs...)
 }
 
-// libraryUnit is how l is compiled; the caller fills in link.
+// libraryUnit is how l is compiled.
 func (d *Driver) libraryUnit(l library) unit {
 	u := unit{
 		source: l.source, soname: l.sonameOf(d.Version),
 		defines: []string{define("SIM_VERSION", d.Version), define("SIM_LIBRARY", l.name)},
+	}
+	for _, need := range l.needs {
+		u.needs = append(u.needs, d.libraryUnit(libraryNamed(need)))
 	}
 	switch u.source {
 	case "":
@@ -166,6 +172,19 @@ func (d *Driver) libraryUnit(l library) unit {
 		gpus, migs := d.tables()
 		u.defines = append(u.defines, fmt.Sprintf("SIM_CUDA=%d", d.cudaVersion()), "SIM_GPUS="+gpus, "SIM_MIGS="+migs)
 	}
+	return u
+}
+
+// unit32 is the 32-bit edition of l, which needs a libc.so.6.
+func (d *Driver) unit32(l library) unit {
+	u := unit{source: "library32.c", flags: []string{"-m32", "-nostdlib"}}
+	libc := u
+	libc.soname, libc.defines = "libc.so.6", []string{define("SIM_VERSION", ""), define("SIM_LIBRARY", "")}
+	u.needs = append(u.needs, libc)
+	for _, need := range l.needs {
+		u.needs = append(u.needs, d.unit32(libraryNamed(need)))
+	}
+	u.soname, u.defines = l.sonameOf(d.Version), []string{define("SIM_VERSION", d.Version), define("SIM_LIBRARY", l.name)}
 	return u
 }
 

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -29,7 +30,6 @@ func (d *Driver) install(ctx context.Context) error {
 	for _, step := range []func() error{
 		in.skeleton,
 		func() error { return in.code(ctx) },
-		in.compat32,
 		in.data,
 		func() error { return d.updateCache(ctx) },
 	} {
@@ -71,58 +71,31 @@ func (in *installer) code(ctx context.Context) error {
 		return err
 	}
 	defer b.close()
-	// The libraries that others need come first.
-	var first, second []unit
-	object := map[string]string{}
+	var units []unit
 	for _, l := range libraries {
-		if len(l.needs) == 0 {
-			first = append(first, in.d.libraryUnit(l))
-		}
+		units = append(units, in.d.libraryUnit(l))
 	}
 	for _, p := range programs {
-		first = append(first, in.d.programUnit(p))
+		units = append(units, in.d.programUnit(p))
 	}
-	files, err := b.objects(ctx, first)
+	files, err := b.objects(ctx, units)
 	if err != nil {
 		return err
 	}
-	for _, l := range libraries {
-		if len(l.needs) == 0 {
-			object[l.name], files = files[0], files[1:]
+	for i, l := range libraries {
+		if err := in.library(l, files[i]); err != nil {
+			return err
 		}
 	}
-	for _, p := range programs {
-		object[p.name], files = files[0], files[1:]
-	}
-	for _, l := range libraries {
-		if len(l.needs) == 0 {
-			continue
+	for i, p := range programs {
+		if err := in.program(p, files[len(libraries)+i]); err != nil {
+			return err
 		}
-		u := in.d.libraryUnit(l)
-		for _, need := range l.needs {
-			u.link = append(u.link, object[need])
-		}
-		second = append(second, u)
 	}
-	if files, err = b.objects(ctx, second); err != nil {
+	if err := in.extraLinks(files[0]); err != nil {
 		return err
 	}
-	for _, l := range libraries {
-		if len(l.needs) > 0 {
-			object[l.name], files = files[0], files[1:]
-		}
-	}
-	for _, l := range libraries {
-		if err := in.library(l, object[l.name]); err != nil {
-			return err
-		}
-	}
-	for _, p := range programs {
-		if err := in.program(p, object[p.name]); err != nil {
-			return err
-		}
-	}
-	return in.extraLinks(object["libcuda"])
+	return in.compat32(ctx, b)
 }
 
 // library installs one library with its SONAME link and development link.
@@ -173,16 +146,14 @@ func (in *installer) libraryLinks(l library, dir, alternatives string) error {
 	if l.vdpau {
 		alternatives = path(alternatives, "vdpau")
 	}
+	arch := filepath.Base(strings.TrimSuffix(dir, "/nvidia/current"))
 	for _, name := range names {
-		if err := in.alternative(path(dir, name), path(alternatives, name), name+"-"+filepath.Base(in.archDir(dir))); err != nil {
+		if err := in.alternative(path(dir, name), path(alternatives, name), name+"-"+arch); err != nil {
 			return err
 		}
 	}
 	return nil
 }
-
-// archDir is the multiarch directory that dir is below.
-func (in *installer) archDir(dir string) string { return strings.TrimSuffix(dir, "/nvidia/current") }
 
 // alternative links name to target by way of /etc/alternatives, absolutely, as
 // update-alternatives does.
@@ -210,12 +181,13 @@ func (in *installer) program(p program, object string) error {
 	return in.copy(object, path(in.p.bin, p.name), mode)
 }
 
-// extraLinks are the links that ldconfig does not make, and the second libcuda.
+// extraLinks are the links that ldconfig does not make, and the second libcuda, the first library.
 func (in *installer) extraLinks(libcuda string) error {
-	if err := in.link("../libnvidia-allocator.so.1", path(in.libraryDir(), "gbm/nvidia-drm_gbm.so")); err != nil {
+	dir := cmp.Or(in.p.libLinks, in.p.lib) // where the loader finds the libraries
+	if err := in.link("../libnvidia-allocator.so.1", path(dir, "gbm/nvidia-drm_gbm.so")); err != nil {
 		return err
 	}
-	if err := in.link("libGLX_nvidia.so.0", path(in.libraryDir(), "libGLX_indirect.so.0")); err != nil {
+	if err := in.link("libGLX_nvidia.so.0", path(dir, "libGLX_indirect.so.0")); err != nil {
 		return err
 	}
 	for name, target := range in.p.links {
@@ -233,39 +205,29 @@ func (in *installer) extraLinks(libcuda string) error {
 	return in.link(file, path(in.p.secondCUDA, "libcuda.so.1"))
 }
 
-// libraryDir is where the loader finds the libraries.
-func (in *installer) libraryDir() string {
-	if in.p.libLinks != "" {
-		return in.p.libLinks
-	}
-	return in.p.lib
-}
-
-// compat32 installs the 32-bit libraries.
-func (in *installer) compat32() error {
+// compat32 compiles and installs the 32-bit libraries.
+func (in *installer) compat32(ctx context.Context, b *builder) error {
 	dir := in.d.Layout.Lib32Dir()
 	if dir == "" {
 		return nil
 	}
-	for _, l := range libraries {
-		if !l.compat {
-			continue
-		}
+	compat := slices.DeleteFunc(slices.Clone(libraries), func(l library) bool { return !l.compat })
+	var units []unit
+	for _, l := range compat {
+		units = append(units, in.d.unit32(l))
+	}
+	files, err := b.objects(ctx, units)
+	if err != nil {
+		return err
+	}
+	for i, l := range compat {
 		at := dir
 		if l.vdpau {
 			at = path(dir, in.p.vdpau)
 		}
-		needs := []string{"libc.so.6"}
-		for _, need := range l.needs {
-			i := slices.IndexFunc(libraries, func(l library) bool { return l.name == need })
-			needs = append(needs, libraries[i].sonameOf(in.d.Version))
-		}
-		object := string(elf32(l.sonameOf(in.d.Version), needs, l.name+" "+in.d.Version))
-		name := path(at, l.file(in.d.Version))
-		if err := writeFile(filepath.Join(in.d.Root, name), object, 0o644); err != nil {
+		if err := in.copy(files[i], path(at, l.file(in.d.Version)), 0o644); err != nil {
 			return err
 		}
-		in.files = append(in.files, name)
 		if err := in.libraryLinks(l, at, in.p.lib32Links); err != nil {
 			return err
 		}

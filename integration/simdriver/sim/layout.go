@@ -1,9 +1,6 @@
 package sim
 
-import (
-	"runtime"
-	"strings"
-)
+import "runtime"
 
 // Layout is a way to lay out a driver's files.
 type Layout string
@@ -29,14 +26,6 @@ const (
 
 // Layouts are all of them.
 var Layouts = []Layout{Debian, RHEL, GKE, NvidiaCurrent, Talos, NixOS}
-
-func joinLayouts() string {
-	var names []string
-	for _, l := range Layouts {
-		names = append(names, string(l))
-	}
-	return strings.Join(names, ", ")
-}
 
 func (l Layout) hasDRM() bool { return l != GKE }
 

@@ -1,7 +1,9 @@
 package sim
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -55,12 +57,8 @@ var libraries = []library{
 	{name: "nvidia_drv", soname: ".so", xorg: "driver"},
 }
 
-// fileVersion is the version in the name of the library's file.
-func (l library) fileVersion(driver string) string {
-	if l.version != "" {
-		return l.version
-	}
-	return driver
+func libraryNamed(name string) library {
+	return libraries[slices.IndexFunc(libraries, func(l library) bool { return l.name == name })]
 }
 
 // file is the base name of the library's file.
@@ -68,7 +66,7 @@ func (l library) file(driver string) string {
 	if l.xorg == "driver" { // the X server wants exactly this name
 		return l.name + ".so"
 	}
-	return l.name + ".so." + l.fileVersion(driver)
+	return l.name + ".so." + cmp.Or(l.version, driver)
 }
 
 // sonameOf is the library's DT_SONAME.
@@ -104,23 +102,12 @@ func (d *Driver) cudaVersion() int {
 		return major*1000 + minor*10
 	}
 	major, _, _ := strings.Cut(d.Version, ".")
-	switch major {
-	case "535":
-		return 12020
-	case "550":
-		return 12040
-	case "560":
-		return 12060
-	case "565":
-		return 12070
-	case "570":
-		return 12080
-	case "575":
-		return 12090
-	case "590":
-		return 13010
-	}
-	return 13000
+	return cmp.Or(cudaOfBranch[major], 13000)
+}
+
+// cudaOfBranch are the CUDA versions of driver branches other than 580.
+var cudaOfBranch = map[string]int{
+	"535": 12020, "550": 12040, "560": 12060, "565": 12070, "570": 12080, "575": 12090, "590": 13010,
 }
 
 // dataFile is one file that is not code. The name begins with "share/" or

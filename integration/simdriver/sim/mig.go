@@ -31,13 +31,6 @@ func (d *Driver) planMIG(devices []MIGDevice) ([]MIG, error) {
 // the capability files and nodes of the old ones go, those of the new ones appear, and
 // libnvidia-ml lists the new ones. Running containers keep what they have.
 func (d *Driver) Reconfigure(ctx context.Context, devices []MIGDevice) error {
-	if err := d.reconfigure(ctx, devices); err != nil {
-		return fmt.Errorf("simulated driver: MIG: %w", err)
-	}
-	return nil
-}
-
-func (d *Driver) reconfigure(ctx context.Context, devices []MIGDevice) error {
 	list, err := d.planMIG(devices)
 	if err != nil {
 		return err
@@ -78,7 +71,7 @@ func (d *Driver) installNVML(ctx context.Context) error {
 		return err
 	}
 	defer b.close()
-	l := libraries[slices.IndexFunc(libraries, func(l library) bool { return l.source == "nvml.c" })]
+	l := libraryNamed("libnvidia-ml")
 	object, err := b.object(ctx, d.libraryUnit(l))
 	if err != nil {
 		return err

@@ -21,7 +21,7 @@ const dxgMinor = 125
 // store.
 func (d *Driver) BecomeWSL(ctx context.Context) error {
 	lib := "usr/lib/wsl/lib"
-	err := d.become(ctx, map[string][]string{
+	return d.become(ctx, map[string][]string{
 		"libcuda":                  {lib + "/libcuda.so", lib + "/libcuda.so.1", lib + "/libcuda.so.1.1", WSLPackage + "/libcuda.so.1.1", WSLPackage + "/libcuda_loader.so"},
 		"libnvidia-ml":             {lib + "/libnvidia-ml.so.1", WSLPackage + "/libnvidia-ml.so.1"},
 		"libnvidia-ptxjitcompiler": {WSLPackage + "/libnvidia-ptxjitcompiler.so.1"},
@@ -32,10 +32,6 @@ func (d *Driver) BecomeWSL(ctx context.Context) error {
 		WSLPackage + "/nvlddmkm.sys":  "simulated\n",
 		"usr/lib/wsl/drivers/c_1/x.d": "of another vendor\n",
 	}, []node{{"dxg", d.Majors.Misc, dxgMinor, 0o666, 0}})
-	if err != nil {
-		return fmt.Errorf("simulated driver: WSL2: %w", err)
-	}
-	return nil
 }
 
 // BecomeTegra turns the host into a Jetson: no NVIDIA kernel module of PCI GPUs, nodes
@@ -55,13 +51,10 @@ func (d *Driver) BecomeTegra(ctx context.Context) error {
 		"usr/local/cuda-10.2/version.txt": "simulated\n",
 		lists + "cuda.csv":                "dir, /usr/local/cuda-10.2\n",
 	}, []node{{"nvmap", d.Majors.Misc, 80, 0o660, 44}, {"nvhost-gpu", d.Majors.FS, 2, 0o660, 44}, {"nvgpu/igpu0/as", d.Majors.GDR, 0, 0o660, 44}})
-	if err == nil {
-		err = os.Symlink("nvidia/libcuda.so.1.1", filepath.Join(d.Root, "usr/lib", multiarch, "libcuda.so"))
-	}
 	if err != nil {
-		return fmt.Errorf("simulated driver: Tegra: %w", err)
+		return err
 	}
-	return nil
+	return os.Symlink("nvidia/libcuda.so.1.1", filepath.Join(d.Root, "usr/lib", multiarch, "libcuda.so"))
 }
 
 // become takes away what the host has of the driver and gives it compiled files at

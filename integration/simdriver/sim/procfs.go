@@ -5,7 +5,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 )
@@ -167,11 +166,7 @@ func devicesText(chars []deviceDriver, rest string) string {
 }
 
 func (d *Driver) procVersion() string {
-	arch := "x86_64"
-	if runtime.GOARCH == "arm64" {
-		arch = "aarch64"
-	}
-	return fmt.Sprintf("NVRM version: NVIDIA UNIX Open Kernel Module for %s  %s  Release Build  (simulated)\nGCC version:  gcc version 13.3.0 (simulated)\n", arch, d.KernelVersion)
+	return fmt.Sprintf("NVRM version: NVIDIA UNIX Open Kernel Module for %s  %s  Release Build  (simulated)\nGCC version:  gcc version 13.3.0 (simulated)\n", machine, d.KernelVersion)
 }
 
 // information keeps the module's separators: colon, space, tab, space, and two

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -253,17 +254,10 @@ func plan(o Options) (*Driver, error) {
 	if o.GPUs < 1 || o.GPUs > MaxGPUs {
 		return nil, fmt.Errorf("%d GPUs: 1 to %d can be simulated", o.GPUs, MaxGPUs)
 	}
-	if o.Layout == "" {
-		o.Layout = Debian
-	}
+	o.Layout, o.Version = cmp.Or(o.Layout, Debian), cmp.Or(o.Version, DefaultVersion)
+	o.KernelVersion = cmp.Or(o.KernelVersion, o.Version)
 	if !slices.Contains(Layouts, o.Layout) {
-		return nil, fmt.Errorf("unknown layout %q (known: %s)", o.Layout, joinLayouts())
-	}
-	if o.Version == "" {
-		o.Version = DefaultVersion
-	}
-	if o.KernelVersion == "" {
-		o.KernelVersion = o.Version
+		return nil, fmt.Errorf("unknown layout %q (known: %q)", o.Layout, Layouts)
 	}
 	for _, v := range []string{o.Version, o.KernelVersion} {
 		if !versionForm.MatchString(v) {

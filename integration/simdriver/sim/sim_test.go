@@ -1,15 +1,10 @@
 package sim
 
 import (
-	"bytes"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 
@@ -42,147 +37,6 @@ func read(t *testing.T, elem ...string) string {
 		t.Fatal(err)
 	}
 	return string(data)
-}
-
-// smi runs the simulated nvidia-smi with the devices of d.
-func smi(t *testing.T, d *Driver, args ...string) (string, int) {
-	t.Helper()
-	dir := d.Layout.BinDir()
-	if targets := layouts[d.Layout].binTargets; targets != "" {
-		dir = targets // the links are for a root of their own
-	}
-	cmd := exec.Command(filepath.Join(d.Root, dir, "nvidia-smi"), args...)
-	cmd.Env = []string{"LD_LIBRARY_PATH=" + filepath.Join(d.Root, d.Layout.LibDir()), "NVIDIA_SIM_DEV=" + filepath.Join(d.DevRoot, "dev")}
-	return result(t, cmd)
-}
-
-func result(t *testing.T, cmd *exec.Cmd) (string, int) {
-	t.Helper()
-	var out bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &out, &out
-	if err := cmd.Run(); err != nil && cmd.ProcessState == nil {
-		t.Fatal(err)
-	}
-	return out.String(), cmd.ProcessState.ExitCode()
-}
-
-func listing(gpus ...GPU) string {
-	var b strings.Builder
-	for i, g := range gpus {
-		fmt.Fprintf(&b, "GPU %d: NVIDIA H200 (UUID: %s)\n", i, g.UUID)
-	}
-	return b.String()
-}
-
-func TestNvidiaSMIListsTheGPUsThatMayBeOpened(t *testing.T) {
-	d := create(t, Options{GPUs: 4, Excluded: []int{3}})
-	out, code := smi(t, d, "-L")
-	if want := listing(d.GPUs[:3]...); out != want || code != 0 {
-		t.Errorf("three GPUs and an excluded one: exit %d\n%swant\n%s", code, out, want)
-	}
-	out, code = smi(t, d)
-	if code != 0 || strings.Count(out, "NVIDIA H200") != 3 || !strings.Contains(out, "CUDA Version: 13.0") {
-		t.Errorf("table: exit %d\n%s", code, out)
-	}
-	remove(t, d, fmt.Sprintf("nvidia%d", d.GPUs[1].Minor))
-	out, code = smi(t, d, "-L")
-	if want := listing(d.GPUs[0], d.GPUs[2]); out != want || code != 0 {
-		t.Errorf("one node less: exit %d\n%swant\n%s", code, out, want)
-	}
-	out, _ = smi(t, d, "--query-gpu=index,uuid,pci.bus_id,name", "--format=csv,noheader")
-	want := fmt.Sprintf("0, %s, 00000000:19:00.0, NVIDIA H200\n1, %s, 00000000:4C:00.0, NVIDIA H200\n", d.GPUs[0].UUID, d.GPUs[2].UUID)
-	if out != want {
-		t.Errorf("query:\n%swant\n%s", out, want)
-	}
-	remove(t, d, "nvidia0", "nvidia2")
-	if out, code = smi(t, d, "-L"); out != "No devices found.\n" || code != 6 {
-		t.Errorf("no GPU: exit %d, %q", code, out)
-	}
-	remove(t, d, "nvidiactl")
-	if out, code = smi(t, d, "-L"); code != 9 || !strings.HasPrefix(out, "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.") {
-		t.Errorf("no control node: exit %d, %q", code, out)
-	}
-	cmd := exec.Command(filepath.Join(d.Root, "usr/bin/nvidia-smi"))
-	cmd.Env = []string{}
-	if out, code = result(t, cmd); code != 12 || !strings.HasPrefix(out, "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.") {
-		t.Errorf("no library: exit %d, %q", code, out)
-	}
-}
-
-func remove(t *testing.T, d *Driver, nodes ...string) {
-	t.Helper()
-	for _, n := range nodes {
-		if err := os.Remove(filepath.Join(d.DevRoot, "dev", n)); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func TestNodeWithoutPermissionDoesNotCount(t *testing.T) {
-	d := create(t, Options{GPUs: 2})
-	// A mount without device nodes refuses with EACCES, as a device cgroup does
-	// with EPERM.
-	dev := filepath.Join(d.DevRoot, "dev")
-	node := filepath.Join(dev, "nvidia0")
-	if err := unix.Mount(node, node, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Mount("", node, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_NODEV, ""); err != nil {
-		t.Fatal(err)
-	}
-	out, code := smi(t, d, "-L")
-	if want := listing(d.GPUs[1]); out != want || code != 0 {
-		t.Errorf("exit %d\n%swant\n%s", code, out, want)
-	}
-}
-
-func TestMIGDevicesAreListedWithTheirParent(t *testing.T) {
-	d := create(t, Options{GPUs: 3, MIG: []MIGDevice{{GPU: 1, GI: 7, CI: 0}, {GPU: 1, GI: 8, CI: 0}}})
-	want := fmt.Sprintf("GPU 0: NVIDIA H200 (UUID: %s)\nGPU 1: NVIDIA H200 (UUID: %s)\n"+
-		"  MIG 1g.18gb     Device  0: (UUID: %s)\n  MIG 1g.18gb     Device  1: (UUID: %s)\nGPU 2: NVIDIA H200 (UUID: %s)\n",
-		d.GPUs[0].UUID, d.GPUs[1].UUID, d.MIG[0].UUID, d.MIG[1].UUID, d.GPUs[2].UUID)
-	if out, code := smi(t, d, "-L"); out != want || code != 0 {
-		t.Errorf("exit %d\n%swant\n%s", code, out, want)
-	}
-	remove(t, d, fmt.Sprintf("nvidia-caps/nvidia-cap%d", d.MIG[0].CIMinor))
-	if out, _ := smi(t, d, "-L"); strings.Contains(out, d.MIG[0].UUID) || !strings.Contains(out, d.MIG[1].UUID) {
-		t.Errorf("one capability node less:\n%s", out)
-	}
-	access := fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/gi7/ci0/access", d.GPUs[1].Minor)
-	content := fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\nDeviceFileModify: 1\n", d.MIG[0].CIMinor)
-	if got := read(t, d.ProcRoot, access); got != content {
-		t.Errorf("%s: %q, want %q", access, got, content)
-	}
-	line := fmt.Sprintf("gpu%d/gi7/ci0/access %d\n", d.GPUs[1].Minor, d.MIG[0].CIMinor)
-	if !strings.Contains(read(t, d.ProcRoot, "driver/nvidia-caps/mig-minors"), line) {
-		t.Errorf("mig-minors lacks %q", line)
-	}
-}
-
-func TestMIGDevicesAreReplaced(t *testing.T) {
-	d := create(t, Options{GPUs: 2, MIG: []MIGDevice{{GPU: 1, GI: 7, CI: 0}, {GPU: 1, GI: 7, CI: 1}}})
-	old := d.MIG
-	if err := d.Reconfigure(t.Context(), []MIGDevice{{GPU: 0, GI: 3, CI: 0}, {GPU: 1, GI: 8, CI: 0}}); err != nil {
-		t.Fatal(err)
-	}
-	want := fmt.Sprintf("GPU 0: NVIDIA H200 (UUID: %s)\n  MIG 1g.18gb     Device  0: (UUID: %s)\nGPU 1: NVIDIA H200 (UUID: %s)\n  MIG 1g.18gb     Device  0: (UUID: %s)\n",
-		d.GPUs[0].UUID, d.MIG[0].UUID, d.GPUs[1].UUID, d.MIG[1].UUID)
-	if out, code := smi(t, d, "-L"); out != want || code != 0 {
-		t.Errorf("exit %d\n%swant\n%s", code, out, want)
-	}
-	for _, name := range []string{
-		fmt.Sprintf("%s/dev/nvidia-caps/nvidia-cap%d", d.DevRoot, old[0].GIMinor),
-		fmt.Sprintf("%s/dev/nvidia-caps/nvidia-cap%d", d.DevRoot, old[1].CIMinor),
-		fmt.Sprintf("%s/driver/nvidia/capabilities/gpu%d/mig/gi7", d.ProcRoot, d.GPUs[1].Minor),
-	} {
-		if _, err := os.Lstat(name); !errors.Is(err, fs.ErrNotExist) {
-			t.Errorf("%s: %v", name, err)
-		}
-	}
-	again, err := Open(d.Dir)
-	if err != nil || !slices.Equal(again.MIG, d.MIG) {
-		t.Errorf("opened again: %+v, %v", again.MIG, err)
-	}
 }
 
 func TestProcFilesHaveTheModulesFormat(t *testing.T) {

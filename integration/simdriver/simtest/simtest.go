@@ -15,7 +15,13 @@ import (
 func New(t testing.TB, o sim.Options) *sim.Driver {
 	t.Helper()
 	if o.Dir == "" {
-		o.Dir = filepath.Join(t.TempDir(), "driver")
+		// Short, and below a directory that only root can write.
+		dir, err := os.MkdirTemp("", "nvsim")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { os.RemoveAll(dir) })
+		o.Dir = filepath.Join(dir, "d")
 	}
 	d, err := sim.Create(t.Context(), o)
 	if err != nil {

@@ -2,11 +2,20 @@ package api
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strings"
 	"testing"
+	"time"
 
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	snapshots "github.com/containerd/containerd/api/services/snapshots/v1"
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/ttrpc"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
@@ -62,4 +71,34 @@ func (c *Client) Create(ctx context.Context, id string) (pid uint32, err error) 
 func (c *Client) Start(ctx context.Context, id string) error {
 	_, err := c.Tasks.Start(c.Context(ctx), &tasks.StartRequest{ContainerID: id})
 	return err
+}
+
+// Task is the Task service of the shim that runs a container, for requests that ctr has
+// no command for.
+func Task(t testing.TB, e *testenv.Env, id string) (taskapi.TTRPCTaskService, context.Context) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(e.BundleDir(id), "bootstrap.json"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return TaskService(t, data, "/", e.ID)
+}
+
+// TaskService is Task for the shim whose bundle has this bootstrap.json; root is where
+// the shim's file system is.
+func TaskService(t testing.TB, bootstrap []byte, root, namespace string) (taskapi.TTRPCTaskService, context.Context) {
+	t.Helper()
+	var boot struct{ Address, Protocol string }
+	if err := json.Unmarshal(bootstrap, &boot); err != nil || boot.Protocol != "ttrpc" {
+		t.Fatalf("the shim's address is %s: %v", bootstrap, err)
+	}
+	conn, err := net.Dial("unix", filepath.Join(root, strings.TrimPrefix(boot.Address, "unix://")))
+	if err != nil {
+		t.Fatal(err)
+	}
+	client := ttrpc.NewClient(conn)
+	t.Cleanup(func() { client.Close() })
+	ctx, cancel := context.WithTimeout(namespaces.WithNamespace(context.Background(), namespace), 30*time.Second)
+	t.Cleanup(cancel)
+	return taskapi.NewTTRPCTaskClient(client), ctx
 }

@@ -1,9 +1,0 @@
-package attacks
-
-import (
-	"testing"
-
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
-)
-
-func TestMain(m *testing.M) { simhost.Main(m) }
