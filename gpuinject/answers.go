@@ -48,7 +48,7 @@ func askAll(c Container, h host.Host, notInSpec bool, named []string, ask Ask) a
 	// An id of which nothing can be granted need not be understood.
 	possible := policy.EnvironmentGrants(cfg.Policy, who) != "" || !notInSpec || q.Pod != nil ||
 		who.Kubernetes && cfg.Policy.Kubernetes == config.Audit
-	unknown := a.kept.Facts.Driver == "" && (required || q.Pod != nil && len(h.MIG) > 0)
+	unknown := a.kept.Asked.IsZero() && (required || q.Pod != nil && len(h.MIG) > 0)
 	q.Facts = possible && (unknown || h.NeedsFacts(slices.Concat(named, c.Request.Devices), a.kept.Facts))
 	var reply probe.Answers
 	switch {

@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
@@ -162,7 +163,9 @@ func contractWords(t *testing.T) map[string]func(*row) {
 	if err := tegra.BecomeTegra(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	tegra.silent = true
+	tegra.change = func(f *device.Facts) {
+		*f = device.Facts{CUDAOnly: true, CUDA: "12.6", GPUs: []device.GPUFacts{{Arch: "8.7"}}}
+	}
 	writeFile(t, filepath.Join(thor.Root, "etc/nv_tegra_release"), "# R38 (release)\n", 0o444)
 	return map[string]func(*row){
 		"`BROKEN`":                          func(r *row) { r.env = append(r.env, "BROKEN") },

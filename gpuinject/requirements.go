@@ -91,7 +91,7 @@ func requirementsNeedFacts(c Container, h host.Host) bool {
 
 // requirementHost is what is known of the host and of the selected GPUs.
 func requirementHost(h host.Host, gpus []device.GPU, facts device.Facts) require.Host {
-	known := require.Host{Driver: cmp.Or(h.DriverVersion, facts.Driver), CUDA: facts.CUDA}
+	known := require.Host{Driver: cmp.Or(h.DriverVersion, facts.Driver), CUDA: facts.CUDA, CUDAOnly: facts.CUDAOnly}
 	for _, gpu := range gpus {
 		if gpu.BusID == "" && len(facts.GPUs) > 0 { // one device that stands for all
 			for _, f := range facts.GPUs {

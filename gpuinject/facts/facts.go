@@ -92,7 +92,7 @@ func check(cfg config.Host, h host.Host, key0 string, reply probe.Answers) error
 	if reply.Facts == nil {
 		return fmt.Errorf("NVML was asked: %s", reply.FactsError)
 	}
-	if h.DriverVersion != "" && reply.Facts.Driver != h.DriverVersion {
+	if !reply.Facts.CUDAOnly && h.DriverVersion != "" && reply.Facts.Driver != h.DriverVersion {
 		return fmt.Errorf("NVML is of driver %s and the loaded kernel module %s: install the driver's user space of the same version, or reboot", reply.Facts.Driver, h.DriverVersion)
 	}
 	if after, err := host.Discover(cfg); err != nil || key(after) != key0 {

@@ -19,6 +19,9 @@ type Host struct {
 	Driver, CUDA string
 	// GPUs are those of the container. Without one, what is required of a GPU holds.
 	GPUs []GPU
+	// CUDAOnly is set on a host that cannot know the rest: a driver or a brand that is not known
+	// satisfies every requirement, as in NVIDIA's stack.
+	CUDAOnly bool
 }
 
 // GPU is what is known of a GPU.
@@ -50,7 +53,9 @@ func (r Requirement) Check(h Host) (worst Verdict, by []string, err error) {
 	if len(h.GPUs) > 0 {
 		alone = nil
 		for _, gpu := range h.GPUs {
-			alone = append(alone, Host{h.Driver, h.CUDA, []GPU{gpu}})
+			one := h
+			one.GPUs = []GPU{gpu}
+			alone = append(alone, one)
 		}
 	}
 	worst, by = Met, []string{}
@@ -139,6 +144,9 @@ func (t term) check(h Host) Verdict {
 		return Met
 	}
 	order, have := 0, h.fact(t.property)
+	if have == "" && h.CUDAOnly && (t.property == driver || t.property == brand) {
+		return Met
+	}
 	if have == "" {
 		return Unknown
 	}

@@ -16,6 +16,9 @@ import (
 // Facts returns the facts that the shim needs. The process can start no program afterwards.
 func Facts(host config.Host) (device.Facts, error) {
 	s, err := ask(host, false)
+	if errors.Is(err, errAbsent) { // a Tegra need not have NVML
+		return cudaFacts(host)
+	}
 	if err != nil {
 		return device.Facts{}, err
 	}
@@ -29,6 +32,9 @@ func Facts(host config.Host) (device.Facts, error) {
 	return f, nil
 }
 
+// cudaVersion turns 13000 into "13.0" (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR).
+func cudaVersion(n int) string { return fmt.Sprintf("%d.%d", n/1000, n%1000/10) }
+
 // handle is NVML's handle of a GPU or a MIG device, with its index.
 type handle struct {
 	nvml.Device
@@ -40,9 +46,7 @@ type handle struct {
 func snapshot(l nvml.Interface, live bool) (Snapshot, error) {
 	r := &reader{library: l}
 	s := Snapshot{Driver: must(r, "driver version", l.SystemGetDriverVersion, "nvmlSystemGetDriverVersion"), GPUs: []GPU{}}
-	// 13000 is 13.0 (nvml.h, NVML_CUDA_DRIVER_VERSION_MAJOR).
-	cuda := must(r, "CUDA version", l.SystemGetCudaDriverVersion, "nvmlSystemGetCudaDriverVersion")
-	s.CUDA = fmt.Sprintf("%d.%d", cuda/1000, cuda%1000/10)
+	s.CUDA = cudaVersion(must(r, "CUDA version", l.SystemGetCudaDriverVersion, "nvmlSystemGetCudaDriverVersion"))
 	count := must(r, "number of GPUs", l.DeviceGetCount, "nvmlDeviceGetCount_v2", "nvmlDeviceGetCount")
 	for i := range count {
 		one := &reader{library: l}

@@ -24,8 +24,8 @@ import (
 )
 
 // envTask has the test binary do a task in a process of its own, as nvidia-shimctl asks NVML: the
-// thread cannot get back what isolate takes away. It is "facts", "live", "shared" or "calls", the
-// first three with ":" and a configuration.
+// thread cannot get back what isolate takes away. It is "facts", "cuda", "live", "shared" or
+// "calls", all but the last with ":" and a configuration.
 const envTask = "NVML_TEST_TASK"
 
 func TestMain(m *testing.M) {
@@ -56,9 +56,12 @@ func do(task string) error {
 		return err
 	}
 	var v any
-	if what == "facts" {
+	switch what {
+	case "facts":
 		v, err = Facts(cfg.Host)
-	} else {
+	case "cuda":
+		v, err = cudaFacts(cfg.Host)
+	default:
 		v, err = Live(cfg.Host)
 	}
 	if err != nil {
@@ -108,6 +111,31 @@ func wantFacts(d *sim.Driver, cuda string) device.Facts {
 		want.GPUs = append(want.GPUs, f)
 	}
 	return want
+}
+
+// libcuda knows the versions and the architectures that NVML knows.
+func TestFactsOfLibcuda(t *testing.T) {
+	d := simtest.New(t, sim.Options{GPUs: 2})
+	got, err := askFor[device.Facts](t, d, "cuda")
+	check(t, err)
+	want := device.Facts{CUDAOnly: true, CUDA: "13.0", GPUs: []device.GPUFacts{}}
+	for i, g := range d.GPUs {
+		want.GPUs = append(want.GPUs, device.GPUFacts{Index: i, Arch: g.Arch, Instances: []device.InstanceFacts{}})
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+}
+
+// A Tegra need not have libnvidia-ml. The simulated libcuda finds no GPU there.
+func TestFactsOfATegra(t *testing.T) {
+	d := simtest.New(t, sim.Options{GPUs: 1})
+	check(t, d.BecomeTegra(t.Context()))
+	got, err := askFor[device.Facts](t, d, "facts")
+	check(t, err)
+	if want := (device.Facts{CUDAOnly: true, CUDA: "13.0", GPUs: []device.GPUFacts{}}); !reflect.DeepEqual(got, want) {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
 }
 
 func TestFactsAreThoseOfTheDriver(t *testing.T) {

@@ -2,6 +2,7 @@ package nvml
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
@@ -11,12 +12,18 @@ import (
 // ErrNoCgo is the error of a build that cannot load a shared library.
 var ErrNoCgo = errors.New("this nvidia-shimctl was built without cgo and cannot ask NVML")
 
-// libraryName is NVML's SONAME. Under WSL2 the file's name carries no version.
-const libraryName = "libnvidia-ml.so.1"
+// SONAMEs. Under WSL2 the files' names carry no version.
+const (
+	nvmlName = "libnvidia-ml.so.1"
+	cudaName = "libcuda.so.1"
+)
 
-// libraryPath finds the libnvidia-ml of the loaded kernel module among the driver's files, which
-// only root can change.
-func libraryPath(cfg config.Host) (string, error) {
+// errAbsent is the error if the driver of this host has no such library.
+var errAbsent = errors.New("is not among the driver's files")
+
+// libraryPath finds a library of the loaded kernel module among the driver's files, which only root
+// can change.
+func libraryPath(cfg config.Host, soname string) (string, error) {
 	_, files, err := host.Find(cfg)
 	if err != nil {
 		return "", err
@@ -25,12 +32,11 @@ func libraryPath(cfg config.Host) (string, error) {
 		return "", err
 	}
 	for _, l := range files.Libraries {
-		if l.SOName == libraryName && l.Bits == 64 {
+		if l.SOName == soname && l.Bits == 64 {
 			return l.Path, nil
 		}
 	}
-	// A Tegra need not have it.
-	return "", errors.New(libraryName + " is not among the driver's files")
+	return "", fmt.Errorf("%s %w", soname, errAbsent)
 }
 
 // brands are NVML's brands (nvmlBrandType_t) as NVIDIA_REQUIRE_* conditions spell them, by number.

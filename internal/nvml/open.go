@@ -13,24 +13,31 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// ask takes a snapshot with NVML open, on a thread that ends afterwards.
+// ask takes a snapshot with NVML open.
 func ask(host config.Host, live bool) (s Snapshot, err error) {
-	path, err := libraryPath(host)
-	if err != nil {
-		return s, err
+	path, err := libraryPath(host, nvmlName)
+	if err == nil {
+		err = isolated(host, func() error {
+			s, err = withLibrary(path, live)
+			return err
+		})
 	}
+	return s, err
+}
+
+// isolated runs fn on a thread that ends afterwards.
+func isolated(host config.Host, fn func() error) (err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		// Never unlocked: the thread cannot get its rights back, and ends with this function.
 		runtime.LockOSThread()
-		if err = isolate(host.DevRoot); err != nil {
-			return
+		if err = isolate(host.DevRoot); err == nil {
+			err = fn()
 		}
-		s, err = withLibrary(path, live)
 	}()
 	<-done
-	return s, err
+	return err
 }
 
 func withLibrary(path string, live bool) (Snapshot, error) {

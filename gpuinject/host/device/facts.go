@@ -8,6 +8,8 @@ type Facts struct {
 	Driver string     `json:"driver"` // the version that NVML reports: "580.159.04"
 	CUDA   string     `json:"cuda"`   // the newest version that the driver supports: "13.0"
 	GPUs   []GPUFacts `json:"gpus"`
+	// CUDAOnly is set if the answer is libcuda's, for want of NVML: it has CUDA and Arch alone.
+	CUDAOnly bool `json:"cuda_only,omitempty"`
 }
 
 // GPUFacts are the facts about one GPU; Facts has them in the order of NVML's indices.
