@@ -2,9 +2,8 @@ package runtimeclass
 
 import (
 	"fmt"
-	"io/fs"
-	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -122,12 +121,12 @@ func (h Host) load(name string, installed bool) ([]tomlFile, error) {
 				pending = append(pending, pattern)
 				continue
 			}
-			matches, err := fs.Glob(os.DirFS(h.real("/")), pattern[1:])
+			matches, err := filepath.Glob(h.real(pattern))
 			if err != nil {
 				return nil, fmt.Errorf("%s: import %.256q: %w", f.name, pattern, err)
 			}
 			for _, m := range matches {
-				pending = append(pending, "/"+m)
+				pending = append(pending, strings.TrimPrefix(m, strings.TrimSuffix(h.real("/"), "/")))
 			}
 		}
 	}
