@@ -129,7 +129,7 @@ func TestDriverFilesAreSearchedOnce(t *testing.T) {
 	f := newFixture(t)
 	f.module()
 	f.Write("usr/lib64/libcuda.so."+version, elf64("libcuda.so.1"))
-	files := f.files(true) // no such lists here
+	files := f.files()
 	if f.changed(files) {
 		t.Error("searched again although nothing changed")
 	}
@@ -137,11 +137,11 @@ func TestDriverFilesAreSearchedOnce(t *testing.T) {
 	if h, found, err := host.Find(f.cfg); err != nil || h.DriverVersion != version || len(found.Libraries) != 2 {
 		t.Errorf("found %v, %v", libraries(found), err)
 	}
-	again, changed, err := f.discover().DriverFiles(files, false)
+	again, changed, err := f.discover().DriverFiles(files)
 	if err != nil || !changed || len(again.Libraries) != 2 || again.Key() == files.Key() {
 		t.Errorf("changed %v, %v, %v", changed, libraries(again), err)
 	}
-	if _, _, err := (host.Host{}).DriverFiles(driver.Files{}, false); err == nil {
+	if _, _, err := (host.Host{}).DriverFiles(driver.Files{}); err == nil {
 		t.Error("the zero host has files")
 	}
 }

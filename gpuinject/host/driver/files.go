@@ -64,11 +64,9 @@ type Refused struct {
 type Files struct {
 	Format  int
 	Version string // of the loaded kernel module, "" without one
-	// Root and Extra are the settings of the search, and All its argument. RealRoot is Root without
-	// links.
+	// Root and Extra are the settings of the search. RealRoot is Root without links.
 	Root, RealRoot string
 	Extra          []string `json:",omitempty"`
-	All            bool     `json:",omitempty"`
 	Libraries      []Library
 	Binaries       []Binary
 	Data           []File

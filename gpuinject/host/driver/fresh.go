@@ -53,8 +53,8 @@ func newStamp(name string, st unix.Stat_t) Stamp {
 // Fresh reports whether a new search with these arguments would find the same: every library
 // directory, every file that was taken or refused, every place where nothing was, and the
 // ld.so.cache are in the state they were in. It looks at metadata only.
-func (f Files) Fresh(cfg config.Host, version string, all bool) bool {
-	if f.Format != format || f.Version != version || f.All != all || f.Root != cfg.DriverRoot || !slices.Equal(f.Extra, cfg.DriverLibraries) {
+func (f Files) Fresh(cfg config.Host, version string) bool {
+	if f.Format != format || f.Version != version || f.Root != cfg.DriverRoot || !slices.Equal(f.Extra, cfg.DriverLibraries) {
 		return false
 	}
 	t, err := openTree(cfg.DriverRoot)

@@ -10,13 +10,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 )
 
-// listDir holds the lists of what a container needs.
+// listDir holds the lists of what a container needs, and listNames are those that are read; older
+// releases have only some of them.
 const listDir = "/etc/nvidia-container-runtime/host-files-for-container.d"
 
-// baseLists are given to every container; older releases have only some of them.
-var baseLists = []string{"devices.csv", "drivers.csv", "l4t.csv"}
+var listNames = []string{"devices.csv", "drivers.csv", "l4t.csv"}
 
-// maxList bounds a list, in bytes. Those of JetPack 4 have about 1000 lines in all.
+// maxList bounds a list, in bytes.
 const maxList = 1 << 20
 
 // entry is a line of a list, or one match of its pattern.
@@ -30,23 +30,18 @@ type lists struct {
 	placed  map[string]bool // paths in the container that are taken
 }
 
-// DriverFiles finds what the lists name, for every capability. If all is set it also reads those of
-// CUDA, cuDNN and TensorRT in JetPack 4.
+// DriverFiles finds what the lists name, for every capability.
 //
 // Files and directories are given at their own paths. A link to a library that is listed itself is
 // a further name of that one for the linker.
-func DriverFiles(cfg config.Host, version string, all bool) (driver.Files, error) {
+func DriverFiles(cfg config.Host, version string) (driver.Files, error) {
 	s, err := driver.NewSearch(cfg, version)
 	if err != nil {
 		return driver.Files{}, err
 	}
 	defer s.Close()
 	l := &lists{Search: s, placed: map[string]bool{}}
-	names := baseLists
-	if all {
-		names = slices.DeleteFunc(slices.Clone(s.Names(listDir)), func(n string) bool { return !strings.HasSuffix(n, ".csv") })
-	}
-	for _, name := range names {
+	for _, name := range listNames {
 		l.read(path.Join(listDir, name))
 	}
 	// Links last: what they lead to is then known.
@@ -62,7 +57,7 @@ func DriverFiles(cfg config.Host, version string, all bool) (driver.Files, error
 	s.Expect("compute", "libcuda.so.1", fmt.Sprintf("this is a Tegra, but no list in %s names libcuda.so.1, or it is not there: install the packages nvidia-l4t-core, nvidia-l4t-cuda and nvidia-l4t-init",
 		path.Join(cfg.DriverRoot, listDir)))
 	files := s.Files()
-	files.Nodes, files.All = l.nodes, all
+	files.Nodes = l.nodes
 	return files, nil
 }
 

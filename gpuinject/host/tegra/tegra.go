@@ -19,10 +19,6 @@ const (
 	Title = "a Tegra, by its lists of files"
 )
 
-// AllLists in a container's environment asks for the files of every list, not just of the base
-// ones: images of JetPack 4 that bring no CUDA of their own.
-const AllLists = "NVIDIA_REQUIRE_JETPACK=csv-mounts=all"
-
 // NodePrefixes begin the paths of the nodes that only these hosts have.
 var NodePrefixes = []string{"/dev/nvhost-", "/dev/nvmap", "/dev/nvgpu/"}
 
