@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -60,15 +61,15 @@ func Discover(cfg config.Host) (Inventory, error) {
 		return inv, err
 	}
 	inv.DriverVersion = version
-	names, err := readNames(filepath.Join(dir, "gpus"))
+	entries, err := os.ReadDir(filepath.Join(dir, "gpus"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return inv, fmt.Errorf("list GPUs: %w", err)
 	}
-	for _, name := range names {
-		if busID(name) == "" {
+	for _, e := range entries {
+		if busID(e.Name()) == "" {
 			continue
 		}
-		file := filepath.Join(dir, "gpus", name, "information")
+		file := filepath.Join(dir, "gpus", e.Name(), "information")
 		data, err := ReadFile(file)
 		if err != nil {
 			return inv, fmt.Errorf("read GPU information: %w", err)
@@ -77,7 +78,7 @@ func Discover(cfg config.Host) (Inventory, error) {
 		if err != nil {
 			return inv, fmt.Errorf("read GPU information: %s: %w", file, err)
 		}
-		gpu.BusID = name
+		gpu.BusID = e.Name()
 		if excluded {
 			inv.Excluded = append(inv.Excluded, gpu)
 		} else {
