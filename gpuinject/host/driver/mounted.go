@@ -24,41 +24,31 @@ func (f Files) IsMounted(source, dest string) bool {
 	if base != path.Base(dest) {
 		return false
 	}
-	if _, err := os.Stat(source); err != nil {
+	info, err := os.Stat(source)
+	if err != nil {
 		// A file of a driver that is gone: runc would fail for it.
 		return atHome && NamesLibrary(base)
 	}
 	// The kernel loads the driver's firmware, no container does.
 	firmware, _ := path.Match("gsp*.bin", base)
 	firmware = firmware && strings.Contains(source, "/nvidia/")
-	library := strings.HasSuffix(base, ".so."+f.Version) && isAny(path.Dir(source), f.Searched)
-	if atHome && (firmware || library) {
+	library := strings.HasSuffix(base, ".so."+f.Version)
+	if atHome && (firmware || library && f.isSearched(path.Dir(source))) {
 		return true
 	}
-	var given []string
-	for _, l := range f.Libraries {
-		if atHome {
-			given = append(given, l.Path)
-		}
-	}
-	for _, b := range f.Binaries {
-		if atHome || dest == path.Join("/usr/bin", b.Name) {
-			given = append(given, b.Path)
-		}
-	}
-	for _, d := range f.Data {
-		if atHome || dest == d.Dest {
-			given = append(given, d.Path)
-		}
-	}
-	return isAny(source, given)
+	is := func(name, place string) bool { return (atHome || dest == place) && isFile(info, name) }
+	return slices.ContainsFunc(f.Libraries, func(l Library) bool { return is(l.Path, "") }) ||
+		slices.ContainsFunc(f.Binaries, func(b Binary) bool { return is(b.Path, path.Join("/usr/bin", b.Name)) }) ||
+		slices.ContainsFunc(f.Data, func(d File) bool { return is(d.Path, d.Dest) })
 }
 
-// isAny reports whether name is one of these files or directories, by any path.
-func isAny(name string, list []string) bool {
-	info, err := os.Stat(name)
-	return err == nil && slices.ContainsFunc(list, func(other string) bool {
-		o, err := os.Stat(other)
-		return err == nil && os.SameFile(info, o)
-	})
+// isSearched reports whether a directory is one of Searched, by any path.
+func (f Files) isSearched(dir string) bool {
+	info, err := os.Stat(dir)
+	return err == nil && slices.ContainsFunc(f.Searched, func(d string) bool { return isFile(info, d) })
+}
+
+func isFile(info os.FileInfo, name string) bool {
+	other, err := os.Stat(name)
+	return err == nil && os.SameFile(info, other)
 }

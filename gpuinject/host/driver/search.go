@@ -132,18 +132,15 @@ func (s *Search) Names(dir string) []string {
 	}
 	defer f.close()
 	r, err := f.reopen()
-	if err != nil {
-		s.Refuse(dir, "cannot be opened: "+err.Error())
-		return nil
+	if err == nil {
+		defer r.Close()
+		s.listed[dir], err = r.Readdirnames(-1)
 	}
-	defer r.Close()
-	names, err := r.Readdirnames(-1)
 	if err != nil {
 		s.Refuse(dir, "cannot be listed: "+err.Error())
 	}
-	slices.Sort(names)
-	s.listed[dir] = names
-	return names
+	slices.Sort(s.listed[dir])
+	return s.listed[dir]
 }
 
 // Exists reports whether there is anything at a path; its absence is stamped.

@@ -13,11 +13,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 )
 
-// Name is the platform's name in JSON, and Title the one in messages.
-const (
-	Name  = "tegra"
-	Title = "a Tegra, by its lists of files"
-)
+// Name is the platform's name in JSON.
+const Name = "tegra"
 
 // NodePrefixes begin the paths of the nodes that only these hosts have.
 var NodePrefixes = []string{"/dev/nvhost-", "/dev/nvmap", "/dev/nvgpu/"}
