@@ -8,13 +8,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-// classHost has nodes of every class. ib_uverbs has two majors, as with more than 32 adapters.
+// classHost is nodeHost with nodes of every class.
 func classHost(t testing.TB) *fakeHost {
-	h := newHost(t)
-	h.Write("proc/devices", strings.Replace(charDevices, "  1 mem\n",
-		"  1 mem\n 10 misc\n231 infiniband_verbs\n232 infiniband_verbs\n234 gdrdrv\n235 nvidia-fs0\n236 nvidia-fs1\n239 nvidia-nvswitch\n242 nvidia-caps-imex-channels\n", 1))
+	h := nodeHost(t)
 	h.Write("proc/misc", "122 rdma_cm\n200 tun\n")
 	for _, n := range []uint32{0, 2, 11} {
 		h.Node(fmt.Sprintf("nvidia-caps-imex-channels/channel%d", n), 242, n, 0o666)
@@ -89,47 +89,66 @@ func classNames(nodes []Node) string {
 	return strings.Join(list, ", ")
 }
 
-func TestClassNodesRefuses(t *testing.T) {
-	remake := func(name string, major, minor uint32) func(*fakeHost, string) {
-		return func(h *fakeHost, _ string) { h.Node(name, major, minor, 0o666) }
+func TestRefusedNodes(t *testing.T) {
+	type change func(h *fakeHost)
+	node := func(name string, major, minor uint32) change {
+		return func(h *fakeHost) { h.Node(name, major, minor, 0o666) }
 	}
-	drop := func(driver string) func(*fakeHost, string) {
-		return func(h *fakeHost, _ string) {
-			data, err := os.ReadFile(h.cfg.ProcRoot + "/devices")
-			if err != nil {
-				h.Fatal(err)
-			}
-			h.Write("proc/devices", strings.Replace(string(data), driver+"\n", "x\n", 1))
-		}
+	remove := func(name string) change {
+		return func(h *fakeHost) { h.Check(os.Remove(h.Dir + "/dev/" + name)) }
 	}
+	file := func(name string) change {
+		return func(h *fakeHost) { remove(name)(h); h.Write("dev/"+name, "") }
+	}
+	link := func(name, target string) change {
+		return func(h *fakeHost) { remove(name)(h); h.Link("dev/"+name, h.Dir+"/dev/"+target) }
+	}
+	driver := func(line, now string) change {
+		return func(h *fakeHost) { h.Write("proc/devices", strings.Replace(charDevices, line+"\n", now, 1)) }
+	}
+	channel := "nvidia-caps-imex-channels/channel"
+	const prepare = "nvidia-shimctl prepare"
 	for _, tt := range []struct {
-		name, class string
-		change      func(h *fakeHost, dev string)
-		want        string
+		name, class string // without a class, the nodes of a GPU
+		change      change
+		want        []string
 	}{
-		{"a link to another channel", "imex", func(_ *fakeHost, dev string) {
-			relink(dev+"nvidia-caps-imex-channels/channel2", dev+"nvidia-caps-imex-channels/channel0")
-		}, "channel2 is a symbolic link"},
-		{"a channel whose minor is another's", "imex", remake("nvidia-caps-imex-channels/channel2", 242, 0), "channel2 is 242:0"},
-		{"a channel of another driver", "imex", remake("nvidia-caps-imex-channels/channel2", 195, 2), "channel2 is 195:2"},
-		{"an nvidia-fs node of another driver", "gds", remake("nvidia-fs0", 195, 0), "nvidia-fs0 is 195:0"},
-		{"an adapter of another driver", "mofed", remake("infiniband/uverbs0", 8, 0), "uverbs0 is 8:0"},
-		{"a misc device that is not rdma_cm", "mofed", remake("infiniband/rdma_cm", 10, 200), "rdma_cm is 10:200"},
-		{"rdma_cm without its module", "mofed", func(h *fakeHost, _ string) { h.Write("proc/misc", "200 tun\n") }, "rdma_cm is 10:122"},
-		{"gdrdrv after its module went", "gdrcopy", drop("gdrdrv"), "gdrdrv is there"},
-		{"a file for gdrdrv", "gdrcopy", func(h *fakeHost, dev string) { os.Remove(dev + "gdrdrv"); h.Write("dev/gdrdrv", "") }, "gdrdrv is a regular file"},
-		{"a switch with another's minor", "nvswitch", remake("nvidia-nvswitch0", 239, 255), "nvswitch0 is 239:255"},
-		{"a control node that is a switch's", "nvswitch", remake("nvidia-nvswitchctl", 239, 0), "nvswitchctl is 239:0"},
+		{"a missing GPU node, saying how to make it", "", remove("nvidia2"), []string{"dev/nvidia2 is missing", prepare}},
+		{"a missing control node", "", remove("nvidiactl"), []string{"dev/nvidiactl is missing", prepare}},
+		{"a missing nvidia-uvm", "", remove("nvidia-uvm"), []string{"dev/nvidia-uvm is missing", prepare}},
+		{"a link to the right node (T38)", "", link("nvidia2", "nvidia0"), []string{"dev/nvidia2 is a symbolic link"}},
+		{"a regular file (T38)", "", file("nvidia2"), []string{"dev/nvidia2 is a regular file"}},
+		{"an optional node that is a link (T38)", "", link("dri/card1", "dri/card0"), []string{"dev/dri/card1 is a symbolic link"}},
+		{"a node with another major (T38)", "", node("nvidia2", 8, 2), []string{"dev/nvidia2 is 8:2", "195:2"}},
+		{"a node with another minor", "", node("nvidia2", 195, 3), []string{"dev/nvidia2 is 195:3", "195:2"}},
+		{"a DRM node of another card", "", node("dri/card1", 226, 0), []string{"dev/dri/card1 is 226:0", "226:1"}},
+		{"a major that changed after the inventory (T37)", "", driver("238 nvidia-uvm", "511 nvidia-uvm\n"), []string{"dev/nvidia-uvm is 238:0", "511:0"}},
+		{"a node whose driver went away, also if a block device has its name", "", func(h *fakeHost) {
+			h.Write("proc/devices", strings.Replace(charDevices, "238 nvidia-uvm\n", "", 1)+"238 nvidia-uvm\n")
+		}, []string{"dev/nvidia-uvm is there", `"nvidia-uvm"`}},
+
+		{"a link to another channel", "imex", link(channel+"2", channel+"0"), []string{"channel2 is a symbolic link"}},
+		{"a channel whose minor is another's", "imex", node(channel+"2", 242, 0), []string{"channel2 is 242:0"}},
+		{"a channel of another driver", "imex", node(channel+"2", 195, 2), []string{"channel2 is 195:2"}},
+		{"an nvidia-fs node of another driver", "gds", node("nvidia-fs0", 195, 0), []string{"nvidia-fs0 is 195:0"}},
+		{"an adapter of another driver", "mofed", node("infiniband/uverbs0", 8, 0), []string{"uverbs0 is 8:0"}},
+		{"a misc device that is not rdma_cm", "mofed", node("infiniband/rdma_cm", 10, 200), []string{"rdma_cm is 10:200"}},
+		{"rdma_cm without its module", "mofed", func(h *fakeHost) { h.Write("proc/misc", "200 tun\n") }, []string{"rdma_cm is 10:122"}},
+		{"gdrdrv after its module went", "gdrcopy", driver("234 gdrdrv", ""), []string{"gdrdrv is there"}},
+		{"a file for gdrdrv", "gdrcopy", file("gdrdrv"), []string{"gdrdrv is a regular file"}},
+		{"a switch with another's minor", "nvswitch", node("nvidia-nvswitch0", 239, 255), []string{"nvswitch0 is 239:255"}},
+		{"a control node that is a switch's", "nvswitch", node("nvidia-nvswitchctl", 239, 0), []string{"nvswitchctl is 239:0"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			h := classHost(t)
 			inv := h.discover()
-			tt.change(h, h.Dir+"/dev/")
-			nodes, err := inv.ClassNodes(tt.class, nil)
-			if err == nil || !strings.Contains(err.Error(), tt.want) {
-				t.Fatalf("got %v, %v, want an error with %q", nodes, err, tt.want)
+			tt.change(h)
+			nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, []string{"compute", "graphics"})
+			if tt.class != "" {
+				nodes, err = inv.ClassNodes(tt.class, nil)
 			}
-			bad, _, _ := strings.Cut(tt.want, " ")
+			simtest.Says(t, err, tt.want...)
+			bad, _, _ := strings.Cut(tt.want[0], " ")
 			if slices.ContainsFunc(nodes, func(n Node) bool { return strings.HasSuffix(n.Path, bad) }) {
 				t.Errorf("%s is given: %v", bad, nodes)
 			}
