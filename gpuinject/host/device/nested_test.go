@@ -1,29 +1,25 @@
 package device
 
 import (
+	"fmt"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 )
 
 // nested is migHost as a container sees it whose procfs shows everything, and which was given the
 // GPUs with these minor numbers and these capability nodes.
-func nested(t *testing.T, gpus, caps []int) Inventory {
+func nested(t *testing.T, gpus, caps []uint32) Inventory {
 	t.Helper()
 	h := migHost(t)
-	for dir, keep := range map[string][]int{"dev/nvidia": gpus, "dev/nvidia-caps/nvidia-cap": caps} {
-		nodes, err := filepath.Glob(filepath.Join(h.Dir, dir) + "[0-9]*")
-		h.Check(err)
-		for _, node := range nodes {
-			n, err := strconv.Atoi(strings.TrimPrefix(node, filepath.Join(h.Dir, dir)))
-			h.Check(err)
-			if !slices.Contains(keep, n) {
-				h.Check(os.Remove(node))
-			}
-		}
+	h.Check(os.RemoveAll(h.Dir + "/dev"))
+	h.Node("nvidiactl", 195, 255, 0o666)
+	for _, n := range gpus {
+		h.Node(fmt.Sprintf("nvidia%d", n), 195, n, 0o666)
+	}
+	for _, n := range caps {
+		h.Node(fmt.Sprintf("nvidia-caps/nvidia-cap%d", n), 241, n, 0o444)
 	}
 	return h.discover().OnlyPresent()
 }
@@ -31,22 +27,22 @@ func nested(t *testing.T, gpus, caps []int) Inventory {
 func TestAContainerAsAHostHasWhatItWasGiven(t *testing.T) {
 	for _, tc := range []struct {
 		name       string
-		gpus, caps []int
+		gpus, caps []uint32
 		all        []string // by "all": indices count the GPUs that are here
 		withheld   []int    // of each GPU
 	}{
-		{"everything", []int{0, 2, 3}, []int{354, 355, 363, 364, 365, 417, 418}, []string{"1", "0 9/0", "0 10/0", "0 10/1", "2 1/0"}, []int{0, 0, 0}},
-		{"GPUs that are not partitioned", []int{0}, nil, []string{"0"}, []int{0}},
-		{"one MIG device", []int{2}, []int{354, 355}, []string{"0 9/0"}, []int{2}},
-		{"one of two of a GPU instance", []int{2}, []int{363, 365}, []string{"0 10/1"}, []int{2}},
-		{"both of a GPU instance", []int{2}, []int{363, 364, 365}, []string{"0 10/0", "0 10/1"}, []int{1}},
-		{"one, and all of another GPU", []int{2, 3}, []int{354, 355, 417, 418}, []string{"0 9/0", "1 1/0"}, []int{2, 0}},
-		{"one, beside a GPU that is not partitioned", []int{0, 3}, []int{417, 418}, []string{"0", "1 1/0"}, []int{0, 0}},
-		{"a GPU that was partitioned afterwards, or whose MIG device is gone, is not a whole one", []int{2, 0}, nil, []string{"1"}, []int{3, 0}},
-		{"the node of a GPU instance gives none of its MIG devices", []int{2}, []int{363}, nil, []int{3}},
-		{"that of a compute instance alone does not either", []int{2}, []int{355, 365}, nil, []int{3}},
-		{"MIG devices without the node of their GPU", []int{0}, []int{354, 355}, []string{"0"}, []int{0}},
-		{"the right to configure MIG gives no device", []int{2}, []int{1}, nil, []int{3}},
+		{"everything", []uint32{0, 2, 3}, []uint32{354, 355, 363, 364, 365, 417, 418}, []string{"1", "0 9/0", "0 10/0", "0 10/1", "2 1/0"}, []int{0, 0, 0}},
+		{"GPUs that are not partitioned", []uint32{0}, nil, []string{"0"}, []int{0}},
+		{"one MIG device", []uint32{2}, []uint32{354, 355}, []string{"0 9/0"}, []int{2}},
+		{"one of two of a GPU instance", []uint32{2}, []uint32{363, 365}, []string{"0 10/1"}, []int{2}},
+		{"both of a GPU instance", []uint32{2}, []uint32{363, 364, 365}, []string{"0 10/0", "0 10/1"}, []int{1}},
+		{"one, and all of another GPU", []uint32{2, 3}, []uint32{354, 355, 417, 418}, []string{"0 9/0", "1 1/0"}, []int{2, 0}},
+		{"one, beside a GPU that is not partitioned", []uint32{0, 3}, []uint32{417, 418}, []string{"0", "1 1/0"}, []int{0, 0}},
+		{"a GPU that was partitioned afterwards, or whose MIG device is gone, is not a whole one", []uint32{2, 0}, nil, []string{"1"}, []int{3, 0}},
+		{"the node of a GPU instance gives none of its MIG devices", []uint32{2}, []uint32{363}, nil, []int{3}},
+		{"that of a compute instance alone does not either", []uint32{2}, []uint32{355, 365}, nil, []int{3}},
+		{"MIG devices without the node of their GPU", []uint32{0}, []uint32{354, 355}, []string{"0"}, []int{0}},
+		{"the right to configure MIG gives no device", []uint32{2}, []uint32{1}, nil, []int{3}},
 		{"nothing", nil, nil, nil, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -76,7 +72,7 @@ func TestAContainerAsAHostHasWhatItWasGiven(t *testing.T) {
 
 // NVML in a container may read procfs, which shows everything.
 func TestMIGDevicesThatAContainerWasNotGivenAreUnknownThere(t *testing.T) {
-	inv := nested(t, []int{2}, []int{363, 364})
+	inv := nested(t, []uint32{2}, []uint32{363, 364})
 	for _, id := range []string{"MIG-" + uuid("fef8aaaa") + "/10/0", migUUID("aaab0000"), "MIG-aaa"} {
 		if set, err := inv.Select([]string{id}, migFacts()); err != nil || !slices.Equal(shown(set), []string{"0 10/0"}) {
 			t.Errorf("%s: %q, %v", id, shown(set), err)
