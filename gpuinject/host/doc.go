@@ -1,8 +1,8 @@
 // Package host describes this host: its GPUs and MIG devices, their device nodes, and the files of
 // the driver by capability.
 //
-//	h, err := host.Discover(cfg.Host)                  // for every container
-//	set, err := h.Select(ids, facts)                   // which devices
+//	h, err := host.Discover(cfg.Host)           // for every container
+//	set, err := h.Select(ids, facts)            // which devices
 //	files, changed, err := h.DriverFiles(kept)  // searched only if something changed
 //	nodes, err := h.Nodes(set, caps, files)
 //

@@ -178,14 +178,11 @@ func (s *Search) Program(b Binary, dirs []string) {
 }
 
 // Direct gives every capability a file or directory at its own path, if it may be given.
-func (s *Search) Direct(name string) bool {
-	f, ok := s.find(name, usable)
-	if !ok {
-		return false
+func (s *Search) Direct(name string) {
+	if f, ok := s.find(name, usable); ok {
+		f.close()
+		s.files.Data = append(s.files.Data, File{Path: f.host, Dest: name, Capabilities: EveryCapability, Direct: true})
 	}
-	f.close()
-	s.files.Data = append(s.files.Data, File{Path: f.host, Dest: name, Capabilities: EveryCapability, Direct: true})
-	return true
 }
 
 // Library takes one library whose name says nothing of the driver's version. An error says why it

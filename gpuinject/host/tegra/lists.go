@@ -27,7 +27,6 @@ type lists struct {
 	*driver.Search
 	nodes   []string // paths and patterns below /dev
 	entries []entry
-	placed  map[string]bool // paths in the container that are taken
 }
 
 // DriverFiles finds what the lists name, for every capability.
@@ -40,10 +39,11 @@ func DriverFiles(cfg config.Host, version string) (driver.Files, error) {
 		return driver.Files{}, err
 	}
 	defer s.Close()
-	l := &lists{Search: s, placed: map[string]bool{}}
+	l := &lists{Search: s}
 	for _, name := range listNames {
 		l.read(path.Join(listDir, name))
 	}
+	l.add("lib", releaseFile)
 	// Links last: what they lead to is then known.
 	for _, kind := range []string{"lib", "dir", "sym"} {
 		for _, e := range l.entries {
@@ -52,7 +52,6 @@ func DriverFiles(cfg config.Host, version string) (driver.Files, error) {
 			}
 		}
 	}
-	l.direct(releaseFile)
 	// A host of this kind need not have NVML.
 	s.Expect("compute", "libcuda.so.1", fmt.Sprintf("this is a Tegra, but no list in %s names libcuda.so.1, or it is not there: install the packages nvidia-l4t-core, nvidia-l4t-cuda and nvidia-l4t-init",
 		path.Join(cfg.DriverRoot, listDir)))
@@ -81,9 +80,16 @@ func (l *lists) read(name string) {
 			}
 		default:
 			for _, match := range l.glob(path.Clean(p)) {
-				l.entries = append(l.entries, entry{kind, match})
+				l.add(kind, match)
 			}
 		}
+	}
+}
+
+// add adds an entry. A path that was listed before keeps its kind.
+func (l *lists) add(kind, name string) {
+	if !slices.ContainsFunc(l.entries, func(e entry) bool { return e.path == name }) {
+		l.entries = append(l.entries, entry{kind, name})
 	}
 }
 
@@ -109,7 +115,7 @@ var kernelTrees = []string{"/proc", "/sys", "/dev"}
 // machines.
 func (l *lists) take(e entry) {
 	inTree := func(d string) bool { return e.path == d || strings.HasPrefix(e.path, d+"/") }
-	if l.placed[e.path] || e.path == "/" || slices.ContainsFunc(kernelTrees, inTree) {
+	if e.path == "/" || slices.ContainsFunc(kernelTrees, inTree) {
 		return
 	}
 	if strings.Contains(path.Base(e.path), ".so") && e.kind != "dir" {
@@ -118,15 +124,8 @@ func (l *lists) take(e entry) {
 		}
 		lib := driver.Library{Name: path.Base(e.path), Dir: path.Dir(e.path), Capabilities: driver.EveryCapability}
 		if l.Library(e.path, lib, false) == nil {
-			l.placed[e.path] = true
 			return
 		}
 	}
-	l.direct(e.path)
-}
-
-func (l *lists) direct(name string) {
-	if !l.placed[name] {
-		l.placed[name] = l.Direct(name)
-	}
+	l.Direct(e.path)
 }
