@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
 // Discover finds the driver's files. Version is that of the loaded kernel module
@@ -111,7 +112,7 @@ func (s *Search) first(dirs []string, name string) (host string, ok bool) {
 		if !slices.Contains(s.Names(dir), name) {
 			continue
 		}
-		if f, ok := s.find(path.Join(dir, name), usableFile); ok {
+		if f, ok := s.find(path.Join(dir, name), trusted.RootFile); ok {
 			f.close()
 			return f.host, true
 		}
@@ -156,7 +157,7 @@ func (s *Search) Exists(name string) bool {
 
 // Read returns the content of a file, if there is one that may be used.
 func (s *Search) Read(name string, maxSize int64) ([]byte, bool) {
-	f, ok := s.find(name, usableFile)
+	f, ok := s.find(name, trusted.RootFile)
 	if !ok {
 		return nil, false
 	}
