@@ -26,9 +26,8 @@ type Stamp struct {
 	Dev   uint64 `json:",omitempty"`
 	Inode uint64 `json:",omitempty"`
 	Size  int64  `json:",omitempty"`
-	// Mtime and Ctime are nanoseconds since 1970. A program that overwrites a file in place can set
-	// the first back, but not the second.
-	Mtime int64 `json:",omitempty"`
+	// Ctime is in nanoseconds since 1970. Unlike the time of modification no program can set it
+	// back.
 	Ctime int64 `json:",omitempty"`
 }
 
@@ -45,8 +44,7 @@ func (s *Search) stamp(name string, st unix.Stat_t) {
 
 func newStamp(name string, st unix.Stat_t) Stamp {
 	return Stamp{
-		Path: name, Dev: uint64(st.Dev), Inode: st.Ino, Size: st.Size, //nolint:unconvert // Dev has 32 bits on some architectures
-		Mtime: st.Mtim.Nano(), Ctime: st.Ctim.Nano(),
+		Path: name, Dev: uint64(st.Dev), Inode: st.Ino, Size: st.Size, Ctime: st.Ctim.Nano(), //nolint:unconvert // Dev has 32 bits on some architectures
 	}
 }
 
