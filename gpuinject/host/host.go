@@ -75,7 +75,10 @@ func (h Host) Driver() string {
 
 // PlatformTitle is the name of a Host's Platform in messages.
 func PlatformTitle(platform string) string {
-	return map[string]string{wsl.Name: "Windows, by WSL2", tegra.Name: "a Tegra, by its lists of files"}[platform]
+	return map[string]string{
+		wsl.Name:   "Windows, by WSL2",
+		tegra.Name: "a Tegra, by its lists of files",
+	}[platform]
 }
 
 // DriverFiles finds the driver's files. It returns kept, the result of an earlier call, if a new

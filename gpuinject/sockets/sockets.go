@@ -32,10 +32,13 @@ type Daemon struct {
 
 // Daemons are all of them.
 var Daemons = []Daemon{
-	{config.Persistenced, request.Utility, []string{"/run/nvidia-persistenced", "/var/run/nvidia-persistenced"}},
-	{config.FabricManager, request.Utility, []string{"/run/nvidia-fabricmanager", "/var/run/nvidia-fabricmanager"}},
+	{config.Persistenced, request.Utility, inRun("nvidia-persistenced")},
+	{config.FabricManager, request.Utility, inRun("nvidia-fabricmanager")},
 	{config.MPS, request.Compute, []string{MPSDir}},
 }
+
+// inRun returns a directory below /run by both its names.
+func inRun(name string) []string { return []string{"/run/" + name, "/var/run/" + name} }
 
 // Mounts returns the mounts of the directory of the daemon's socket, at each of its names. ownMPS
 // is true if the container says where its MPS daemon is, hasMIG if it gets MIG devices. The error
@@ -61,7 +64,8 @@ func (d Daemon) Mounts(h config.Host, ownMPS, hasMIG bool) ([]specs.Mount, error
 	// restarted.
 	var mounts []specs.Mount
 	for _, dir := range d.dirs {
-		mounts = append(mounts, specs.Mount{Source: source, Destination: dir, Type: "bind", Options: options})
+		m := specs.Mount{Source: source, Destination: dir, Type: "bind", Options: options}
+		mounts = append(mounts, m)
 	}
 	return mounts, nil
 }
@@ -69,8 +73,9 @@ func (d Daemon) Mounts(h config.Host, ownMPS, hasMIG bool) ([]specs.Mount, error
 // IsMount reports whether a mount at dest with these options is one of a daemon's socket as
 // NVIDIA's CDI specifications make it: nothing in it can be executed.
 func IsMount(dest string, options []string) bool {
-	known := dest == MPSDir || slices.ContainsFunc(Daemons, func(d Daemon) bool {
-		return d.Name != config.MPS && path.Base(dest) == "socket" && slices.Contains(d.dirs, path.Dir(dest))
+	dir, name := path.Split(dest)
+	known := dest == MPSDir || name == "socket" && slices.ContainsFunc(Daemons, func(d Daemon) bool {
+		return d.Name != config.MPS && slices.Contains(d.dirs, path.Clean(dir))
 	})
 	return known && !slices.ContainsFunc([]string{"nosuid", "nodev", "noexec"}, func(o string) bool { return !slices.Contains(options, o) })
 }

@@ -165,14 +165,15 @@ func (f Files) IsMounted(source, dest string) bool {
 	}
 	is := func(name, place string) bool { return (atHome || dest == place) && isFile(info, name) }
 	return slices.ContainsFunc(f.Libraries, func(l Library) bool { return is(l.Path, "") }) ||
-		slices.ContainsFunc(f.Binaries, func(b Binary) bool { return is(b.Path, path.Join("/usr/bin", b.Name)) }) ||
+		slices.ContainsFunc(f.Binaries, func(b Binary) bool { return is(b.Path, "/usr/bin/"+b.Name) }) ||
 		slices.ContainsFunc(f.Data, func(d File) bool { return is(d.Path, d.Dest) })
 }
 
 // isSearched reports whether a directory is one of Searched, by any path.
 func (f Files) isSearched(dir string) bool {
 	info, err := os.Stat(dir)
-	return err == nil && slices.ContainsFunc(f.Searched, func(d string) bool { return isFile(info, d) })
+	same := func(d string) bool { return isFile(info, d) }
+	return err == nil && slices.ContainsFunc(f.Searched, same)
 }
 
 func isFile(info os.FileInfo, name string) bool {

@@ -44,7 +44,8 @@ func (s *Search) stamp(name string, st unix.Stat_t) {
 
 func newStamp(name string, st unix.Stat_t) Stamp {
 	return Stamp{
-		Path: name, Dev: uint64(st.Dev), Inode: st.Ino, Size: st.Size, Ctime: st.Ctim.Nano(), //nolint:unconvert // Dev has 32 bits on some architectures
+		Path: name, Inode: st.Ino, Size: st.Size, Ctime: st.Ctim.Nano(),
+		Dev: uint64(st.Dev), //nolint:unconvert // 32 bits on some architectures
 	}
 }
 
