@@ -11,7 +11,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/facts"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
@@ -130,15 +129,6 @@ func TestTegra(t *testing.T) {
 	if inj.Plan.Platform != "tegra" || inj.Plan.Proc.Masked || !slices.Contains(inj.Plan.Libraries, "libnvrm_gpu.so") {
 		t.Errorf("plan %+v", inj.Plan)
 	}
-	t.Run("NVIDIA_REQUIRE_JETPACK brings the further lists", func(t *testing.T) {
-		show := func(p Plan) string {
-			return fmt.Sprint(slices.ContainsFunc(p.Mounts, func(m PlanMount) bool { return m.Destination == "/usr/local/cuda-10.2" }))
-		}
-		table{host: d, env: devices("all"), show: show, rows: []row{
-			{name: "with it", env: []string{host.AllLists}, want: "true"},
-			{name: "the next container, without it", want: "false"},
-		}}.run(t)
-	})
 	t.Run("what CDI gave is taken over", func(t *testing.T) {
 		takenOver(t, d, all(withNode(d.Majors.FS, 2), editedByCDI("/dev/nvhost-gpu")), len(want))
 	})

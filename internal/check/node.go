@@ -73,7 +73,7 @@ func inspect(ctx context.Context, o Options) *node {
 		return n
 	}
 	n.gpus = &h
-	n.files, _, n.hostErr = h.DriverFiles(driver.Files{}, false)
+	n.files, _, n.hostErr = h.DriverFiles(driver.Files{})
 	return n
 }
 
