@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -15,6 +16,10 @@ const (
 	CtlName     = "nvidia-shimctl"
 	stockType   = "io.containerd.runc.v2"
 )
+
+// DefaultHandler is the default name of the handler and the RuntimeClass. NVIDIA's device plugin
+// and operator charts use it as well.
+const DefaultHandler = "nvidia"
 
 // DefaultBinDir holds the installed programs. containerd records the shim's path in every bundle
 // and needs it until the container is gone, so it must be a stable one.
@@ -33,6 +38,17 @@ type Registration struct {
 	Default bool
 	// Replace switches off another runtime of that name in the same file, until Uninstall.
 	Replace bool
+}
+
+var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+// ValidHandler returns an error unless name can be a RuntimeClass handler: a DNS label (RFC 1123),
+// as the API server demands.
+func ValidHandler(name string) error {
+	if !dnsLabel.MatchString(name) {
+		return fmt.Errorf("handler %.256q is not a DNS label: lower-case letters, digits and '-', at most 63", name)
+	}
+	return nil
 }
 
 // Validate returns an error unless daemons can have this registration.

@@ -124,18 +124,19 @@ func TestInstallRefuses(t *testing.T) {
 		status int
 		want   string
 	}{
-		"an unknown target":            {[]string{"install", "--target", "podman"}, 2, "podman"},
-		"a handler that is no label":   {[]string{"install", "--handler", "a_b"}, 2, "DNS label"},
-		"a relative directory":         {[]string{"install", "--bin-dir", "bin"}, 2, "plain absolute path"},
-		"a flag of another target":     {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
-		"a relative configuration":     {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
-		"a restart of another root":    {[]string{"install", "--root", root, "--restart"}, 2, "--restart"},
-		"an argument":                  {[]string{"uninstall", "now"}, 2, "now"},
-		"a daemon that says nonsense":  {[]string{"install", "--root", root, "--containerd", daemon, "--from", from}, 1, "no version"},
-		"programs that are not there":  {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
-		"rke2 where there is none":     {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 1, "is not on this host"},
-		"a manifest with half a label": {[]string{"manifest", "--node-selector", "gpu"}, 2, "K=V"},
-		"uninstall of a kind cluster":  {[]string{"uninstall", "--target", "kind"}, 2, "kind delete"},
+		"an unknown target":                 {[]string{"install", "--target", "podman"}, 2, "podman"},
+		"a handler that is no label":        {[]string{"install", "--handler", "a_b"}, 2, "DNS label"},
+		"a relative directory":              {[]string{"install", "--bin-dir", "bin"}, 2, "plain absolute path"},
+		"a flag of another target":          {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
+		"a relative configuration":          {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
+		"a restart of another root":         {[]string{"install", "--root", root, "--restart"}, 2, "--restart"},
+		"an argument":                       {[]string{"uninstall", "now"}, 2, "now"},
+		"a daemon that says nonsense":       {[]string{"install", "--root", root, "--containerd", daemon, "--from", from}, 1, "no version"},
+		"programs that are not there":       {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
+		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 1, "is not on this host"},
+		"a manifest of a handler with dots": {[]string{"manifest", "--handler", "a.b"}, 2, "DNS label"},
+		"a manifest with half a label":      {[]string{"manifest", "--node-selector", "gpu"}, 2, "K=V"},
+		"uninstall of a kind cluster":       {[]string{"uninstall", "--target", "kind"}, 2, "kind delete"},
 	} {
 		status, _, errs := ctl(t, c.args...)
 		if status != c.status || !strings.Contains(errs, c.want) {
@@ -145,8 +146,30 @@ func TestInstallRefuses(t *testing.T) {
 }
 
 func TestManifestCommand(t *testing.T) {
-	status, out, errs := ctl(t, "manifest", "--handler", "gpu", "--node-selector", "nvidia.com/gpu.present=true", "--toleration", "nvidia.com/gpu:NoSchedule")
-	if status != 0 || !strings.Contains(out, "handler: gpu\n") || !strings.Contains(out, "- effect: NoSchedule\n      key: nvidia.com/gpu\n      operator: Exists\n") {
-		t.Errorf("%d %s %s", status, out, errs)
+	const plain = "apiVersion: node.k8s.io/v1\nhandler: nvidia\nkind: RuntimeClass\nmetadata:\n  name: \"12\"\n"
+	if got := fine(t, "manifest", "--name", "12"); got != plain {
+		t.Errorf("%s", got)
+	}
+	const want = `apiVersion: node.k8s.io/v1
+handler: gpu
+kind: RuntimeClass
+metadata:
+  name: gpu
+scheduling:
+  nodeSelector:
+    a: "1"
+    nvidia.com/gpu.present: "true"
+  tolerations:
+    - effect: NoSchedule
+      key: nvidia.com/gpu
+      operator: Exists
+    - key: pool
+      operator: Equal
+      value: gpu
+`
+	got := fine(t, "manifest", "--handler", "gpu", "--node-selector", "nvidia.com/gpu.present=true",
+		"--node-selector", "a=1", "--toleration", "nvidia.com/gpu:NoSchedule", "--toleration", "pool=gpu")
+	if got != want {
+		t.Errorf("%s", got)
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/urfave/cli/v3"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -25,31 +26,48 @@ func manifestCommand() *cli.Command {
 	}
 }
 
+// runtimeClass is a RuntimeClass of node.k8s.io/v1.
+type runtimeClass struct {
+	APIVersion string `yaml:"apiVersion"`
+	Handler    string
+	Kind       string
+	Metadata   map[string]string
+	Scheduling struct {
+		NodeSelector map[string]string   `yaml:"nodeSelector,omitempty"`
+		Tolerations  []map[string]string `yaml:",omitempty"`
+	} `yaml:",omitempty"`
+}
+
 func printManifest(_ context.Context, c *cli.Command) error {
-	m := runtimeclass.Manifest{
-		Handler:  c.String("handler"),
-		Metadata: map[string]string{"name": cmp.Or(c.String("name"), c.String("handler"))},
+	handler := c.String("handler")
+	if err := runtimeclass.ValidHandler(handler); err != nil {
+		return usage(err)
 	}
-	m.Scheduling.NodeSelector = map[string]string{}
+	class := runtimeClass{
+		APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass", Handler: handler,
+		Metadata: map[string]string{"name": cmp.Or(c.String("name"), handler)},
+	}
+	class.Scheduling.NodeSelector = map[string]string{}
 	for _, label := range c.StringSlice("node-selector") {
 		key, value, ok := strings.Cut(label, "=")
 		if !ok {
 			return usage(fmt.Errorf("--node-selector %q is not K=V", label))
 		}
-		m.Scheduling.NodeSelector[key] = value
+		class.Scheduling.NodeSelector[key] = value
 	}
 	for _, taint := range c.StringSlice("toleration") {
 		taint, effect, _ := strings.Cut(taint, ":")
-		t := runtimeclass.Toleration{Effect: effect, Operator: "Exists"}
-		if t.Key, t.Value, _ = strings.Cut(taint, "="); t.Value != "" {
-			t.Operator = "Equal"
+		key, value, _ := strings.Cut(taint, "=")
+		toleration := map[string]string{"key": key, "operator": "Exists"}
+		if value != "" {
+			toleration["operator"], toleration["value"] = "Equal", value
 		}
-		m.Scheduling.Tolerations = append(m.Scheduling.Tolerations, t)
+		if effect != "" {
+			toleration["effect"] = effect
+		}
+		class.Scheduling.Tolerations = append(class.Scheduling.Tolerations, toleration)
 	}
-	text, err := m.YAML()
-	if err != nil {
-		return usage(err)
-	}
-	_, err = c.Root().Writer.Write(text)
-	return err
+	enc := yaml.NewEncoder(c.Root().Writer)
+	enc.SetIndent(2)
+	return enc.Encode(class)
 }
