@@ -102,6 +102,11 @@ type Plan struct {
 	Restart Restart
 }
 
+// note appends a note.
+func (p *Plan) note(format string, args ...any) {
+	p.Notes = append(p.Notes, fmt.Sprintf(format, args...))
+}
+
 // add appends changes and their notes.
 func (p *Plan) add(changes []Change, err error) error {
 	for _, c := range changes {

@@ -58,7 +58,7 @@ func Uninstall(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
 	err := p.unregister(o, "")
 	if !p.Changed() {
-		p.Notes = append(p.Notes, "nothing of this program is registered here")
+		p.note("nothing of this program is registered here")
 	}
 	if err == nil {
 		err = p.add(h.uninstallUnit(o.Registration.BinDir))
@@ -69,39 +69,27 @@ func Uninstall(h Host, o Options) (Plan, error) {
 	return p, err
 }
 
-// edit registers the handler in one configuration file.
-type edit struct {
-	handler string
-	file    configFile
-	after   []byte
-	// notes say what was chosen and why.
-	notes []string
-}
-
-func (e *edit) note(format string, args ...any) {
-	e.notes = append(e.notes, fmt.Sprintf(format, args...))
-}
-
 // register adds the registration in one file, and the removal of an earlier one from the others.
 func (p *Plan) register(o Options) error {
-	var e edit
+	var file configFile
+	var after []byte
 	var err error
+	p.Handler = o.Registration.Handler
 	switch o.Target {
 	case Containerd:
-		e, err = registerContainerd(p.Host, o.ConfigFile, o.Registration)
+		file, after, err = p.registerContainerd(o)
 	case Docker:
-		e, err = registerDocker(p.Host, o.ConfigFile, o.Registration)
+		file, after, err = p.registerDocker(o)
 	default:
-		e, err = registerDistribution(p.Host, Distributions[o.Target], o.Registration, o.HandlerNamed)
+		file, after, err = p.registerDistribution(o)
+	}
+	if err == nil {
+		err = p.unregister(o, file.name)
 	}
 	if err != nil {
 		return err
 	}
-	p.Handler, p.Notes = e.handler, append(p.Notes, e.notes...)
-	if err := p.unregister(o, e.file.name); err != nil {
-		return err
-	}
-	return p.add(p.Host.edited(e.file, e.after))
+	return p.add(p.Host.edited(file, after))
 }
 
 // unregister adds the removal of a registration from all files but one.
@@ -115,7 +103,7 @@ func (p *Plan) unregister(o Options, but string) error {
 	case Docker:
 		p.Restart = Restart{"reload", []string{"docker"}}
 		files = make([]configFile, 1)
-		files[0], _, err = readDocker(p.Host, o.ConfigFile)
+		files[0], _, err = p.Host.readDocker(o.ConfigFile)
 	default:
 		d := Distributions[o.Target]
 		p.Restart = Restart{"restart", d.Units}
