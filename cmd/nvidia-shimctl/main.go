@@ -85,6 +85,18 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 1
 }
 
+func versionCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "version",
+		Usage: "show the version of this program",
+		Action: func(_ context.Context, c *cli.Command) error {
+			return output(c, map[string]string{"version": version.Version, "revision": version.Revision}, func(o *term.Output) {
+				o.Line(term.Plain, c.Root().Version)
+			})
+		},
+	}
+}
+
 // usageError is the error of a wrong command line.
 type usageError struct{ error }
 
