@@ -40,7 +40,11 @@ func TestAPlanSaysWhatTheContainerWouldGet(t *testing.T) {
 	}
 
 	out = fine(t, "--config", d.ConfigPath, "plan", "-e", "NVIDIA_VISIBLE_DEVICES=2", "--privileged")
-	if !strings.Contains(out, d.GPUs[2].UUID) || strings.Contains(out, d.GPUs[0].UUID) || !strings.Contains(out, "not masked") {
+	contains(t, out, d.GPUs[2].UUID, "not masked",
+		"because:      container: asks for the driver: NVIDIA_VISIBLE_DEVICES=\"2\"\n",
+		"\n              GPU 0: not given: not asked for\n",
+		"\n              GPU 2: given: asked for as \"2\"\n")
+	if strings.Contains(out, d.GPUs[0].UUID) {
 		t.Errorf("output:\n%s", out)
 	}
 }
@@ -105,15 +109,6 @@ func TestWhatIsRefusedEndsWithStatusOneAndSaysWhy(t *testing.T) {
 			}
 		})
 	}
-}
-
-func TestAPlanExplainsEveryGPUOfTheHost(t *testing.T) {
-	d := simulate(t)
-	contains(t, fine(t, "--config", d.ConfigPath, "plan", "--env", "NVIDIA_VISIBLE_DEVICES=1"),
-		"because:      container: asks for the driver: NVIDIA_VISIBLE_DEVICES=\"1\"\n",
-		"\n              GPU 0: not given: not asked for\n",
-		"\n              GPU 1: given: asked for as \"1\"\n",
-		"\n              GPU 2: not given: not asked for\n")
 }
 
 func TestABundleIsReadAsTheShimReadsIt(t *testing.T) {

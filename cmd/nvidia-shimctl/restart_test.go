@@ -96,15 +96,6 @@ func TestInstallWhoseRestartFailsKeepsItsFilesAndSaysWhatToDo(t *testing.T) {
 	}
 }
 
-func TestDockerIsReloaded(t *testing.T) {
-	calls := fakeSystemctl(t, "")
-	root, _, from := installTree(t, "v2.4.2", "")
-	status, _, errs := ctl(t, "install", "--target", "docker", "--restart", "--from", from, "--bin-dir", filepath.Join(root, "bin"), "--docker-config", filepath.Join(root, "daemon.json"))
-	if status != 0 || !slices.Equal(calls(), []string{"reload|docker|"}) {
-		t.Errorf("status %d, calls %q, %s", status, calls(), errs)
-	}
-}
-
 // k3s and RKE2 have a unit for servers and one for agents.
 func TestTheActiveOneOfSeveralUnitsIsRestarted(t *testing.T) {
 	asked := []string{"is-active|--quiet|k3s|", "is-active|--quiet|k3s-agent|"}
