@@ -135,7 +135,7 @@ func TestInstallRefuses(t *testing.T) {
 		"programs that are not there":       {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
 		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 1, "is not on this host"},
 		"a manifest of a handler with dots": {[]string{"manifest", "--handler", "a.b"}, 2, "DNS label"},
-		"a manifest with half a label":      {[]string{"manifest", "--node-selector", "gpu"}, 2, "K=V"},
+		"a manifest with half a label":      {[]string{"manifest", "--node-selector", "gpu"}, 2, `item "gpu" is missing separator "="`},
 		"uninstall of a kind cluster":       {[]string{"uninstall", "--target", "kind"}, 2, "kind delete"},
 	} {
 		status, _, errs := ctl(t, c.args...)

@@ -48,7 +48,14 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 		},
 	}
 	for _, c := range app.Commands {
-		refuseArguments(c)
+		action := c.Action
+		// Not by Before, which completion runs too.
+		c.Action = func(ctx context.Context, c *cli.Command) error {
+			if c.Args().Present() {
+				return usage(fmt.Errorf("unexpected argument %.256q", c.Args().First()))
+			}
+			return action(ctx, c)
+		}
 	}
 	for _, c := range append(app.Commands, app) {
 		c.OnUsageError = func(_ context.Context, _ *cli.Command, err error, _ bool) error { return usage(err) }
@@ -56,17 +63,6 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 		c.DisableSliceFlagSeparator = true
 	}
 	return app
-}
-
-// refuseArguments makes a command refuse arguments. Not by Before, which completion runs too.
-func refuseArguments(c *cli.Command) {
-	action := c.Action
-	c.Action = func(ctx context.Context, c *cli.Command) error {
-		if c.Args().Present() {
-			return usage(fmt.Errorf("unexpected argument %.256q", c.Args().First()))
-		}
-		return action(ctx, c)
-	}
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -19,7 +18,7 @@ func manifestCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "handler", Value: runtimeclass.DefaultHandler, Usage: "`NAME` of the handler in containerd's configuration"},
 			&cli.StringFlag{Name: "name", Usage: "`NAME` of the RuntimeClass (default: the handler's)"},
-			&cli.StringSliceFlag{Name: "node-selector", Usage: "label `K=V` of the nodes that have the handler"},
+			&cli.StringMapFlag{Name: "node-selector", Usage: "label `K=V` of the nodes that have the handler"},
 			&cli.StringSliceFlag{Name: "toleration", Usage: "taint `K[=V][:EFFECT]` that its pods tolerate"},
 		},
 		Action: printManifest,
@@ -47,14 +46,7 @@ func printManifest(_ context.Context, c *cli.Command) error {
 		APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass", Handler: handler,
 		Metadata: map[string]string{"name": cmp.Or(c.String("name"), handler)},
 	}
-	class.Scheduling.NodeSelector = map[string]string{}
-	for _, label := range c.StringSlice("node-selector") {
-		key, value, ok := strings.Cut(label, "=")
-		if !ok {
-			return usage(fmt.Errorf("--node-selector %q is not K=V", label))
-		}
-		class.Scheduling.NodeSelector[key] = value
-	}
+	class.Scheduling.NodeSelector = c.StringMap("node-selector")
 	for _, taint := range c.StringSlice("toleration") {
 		taint, effect, _ := strings.Cut(taint, ":")
 		key, value, _ := strings.Cut(taint, "=")

@@ -30,7 +30,7 @@ func planCommand() *cli.Command {
 			&cli.StringFlag{Name: "bundle", Usage: "OCI bundle `DIR` of the container"},
 			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "environment variable `K=V` of the container; may be repeated"},
 			&cli.StringSliceFlag{Name: "mount", Usage: "bind mount `SRC:DST` of the container; may be repeated"},
-			&cli.StringSliceFlag{Name: "annotation", Usage: "annotation `K=V` of the container; may be repeated"},
+			&cli.StringMapFlag{Name: "annotation", Usage: "annotation `K=V` of the container; may be repeated"},
 			&cli.BoolFlag{Name: "privileged", Usage: "the container is privileged"},
 			&cli.StringFlag{Name: "rootfs", Usage: "root file system `DIR` of the image, to include its C library"},
 		},
@@ -127,13 +127,7 @@ func flagSpec(c *cli.Command) (*specs.Spec, error) {
 		}
 		spec.Mounts = append(spec.Mounts, specs.Mount{Source: src, Destination: dst, Type: "bind", Options: []string{"rbind"}})
 	}
-	for _, a := range c.StringSlice("annotation") {
-		key, value, ok := strings.Cut(a, "=")
-		if !ok {
-			return nil, usage(fmt.Errorf("--annotation %.256q is not K=V", a))
-		}
-		spec.Annotations[key] = value
-	}
+	spec.Annotations = c.StringMap("annotation")
 	return spec, nil
 }
 
@@ -145,9 +139,8 @@ func plainSpec(env []string) (*specs.Spec, error) {
 		}
 	}
 	return &specs.Spec{
-		Process:     &specs.Process{Env: env, Capabilities: &specs.LinuxCapabilities{}},
-		Annotations: map[string]string{},
-		Mounts:      []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
+		Process: &specs.Process{Env: env, Capabilities: &specs.LinuxCapabilities{}},
+		Mounts:  []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
 		Linux: &specs.Linux{
 			Namespaces:  []specs.LinuxNamespace{{Type: specs.MountNamespace}},
 			MaskedPaths: []string{"/proc/kcore"},
