@@ -15,16 +15,6 @@ const dropInName = "nvidia-shim.toml"
 // 5837).
 func (h Host) mergesImports() bool { return h.Daemon.AtLeast(2, 1, 0) }
 
-// containerdFiles reads containerd's configuration and what it imports.
-func containerdFiles(h Host, name string) ([]configFile, error) {
-	files, err := h.load(name, false)
-	out := []configFile{}
-	for _, f := range files {
-		out = append(out, f.configFile)
-	}
-	return out, err
-}
-
 // registerContainerd registers the handler in containerd's configuration: in a drop-in file if the
 // main file imports a directory and the daemon merges what it finds there, otherwise in a block in
 // the file that counts.

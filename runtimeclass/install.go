@@ -99,7 +99,11 @@ func (p *Plan) unregister(o Options, but string) error {
 	switch o.Target {
 	case Containerd:
 		p.Restart = Restart{"restart", []string{"containerd"}}
-		files, err = containerdFiles(p.Host, o.ConfigFile)
+		var loaded []tomlFile
+		loaded, err = p.Host.load(o.ConfigFile, false)
+		for _, f := range loaded {
+			files = append(files, f.configFile)
+		}
 	case Docker:
 		p.Restart = Restart{"reload", []string{"docker"}}
 		files = make([]configFile, 1)
@@ -117,9 +121,6 @@ func (p *Plan) unregister(o Options, but string) error {
 	return err
 }
 
-// versionTimeout is for a program that only prints its version.
-const versionTimeout = 10 * time.Second
-
 // DaemonVersion asks the target's containerd for its version. program is "" to look for one;
 // without any the version is unknown.
 func DaemonVersion(ctx context.Context, root, target, program string) (Version, error) {
@@ -129,7 +130,7 @@ func DaemonVersion(ctx context.Context, root, target, program string) (Version, 
 	if program == "" || target == Docker {
 		return Version{}, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, "--version")
 	cmd.WaitDelay = time.Second
