@@ -64,8 +64,6 @@ type Change struct {
 	// Path is below the host's root.
 	Path          string
 	Before, After []byte
-	// Note says what was chosen and why, for the operator; it may be empty.
-	Note string
 }
 
 // change returns the change of a file from what it is now.
@@ -96,26 +94,14 @@ type Plan struct {
 	Handler string
 	// Changes are in the order in which they are made.
 	Changes []Change
-	// Notes are those of the changes, and about the registration as a whole.
+	// Notes say what was chosen and why, for the operator.
 	Notes []string
 	// Restart makes the daemon read its configuration.
 	Restart Restart
 }
 
-// note appends a note.
 func (p *Plan) note(format string, args ...any) {
 	p.Notes = append(p.Notes, fmt.Sprintf(format, args...))
-}
-
-// add appends changes and their notes.
-func (p *Plan) add(changes []Change, err error) error {
-	for _, c := range changes {
-		p.Changes = append(p.Changes, c)
-		if c.Note != "" {
-			p.Notes = append(p.Notes, c.Note)
-		}
-	}
-	return err
 }
 
 // Changed reports whether the daemon's configuration changes.

@@ -39,15 +39,15 @@ type Options struct {
 // The registration is a valid one.
 func Install(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
-	err := p.add(h.installPrograms(o.Programs, o.Registration.BinDir))
+	err := p.installPrograms(o.Programs, o.Registration.BinDir)
 	if err == nil {
 		err = p.register(o)
 	}
 	if err == nil && o.PrepareUnit {
-		err = p.add(h.installUnit(o.Registration.BinDir))
+		err = p.installUnit(o.Registration.BinDir)
 	}
 	if err == nil && o.WriteShimConfig {
-		err = p.add(h.installConfig(o.ShimConfig, o.ShimSettings))
+		err = p.installConfig(o.ShimConfig, o.ShimSettings)
 	}
 	return p, err
 }
@@ -61,10 +61,10 @@ func Uninstall(h Host, o Options) (Plan, error) {
 		p.note("nothing of this program is registered here")
 	}
 	if err == nil {
-		err = p.add(h.uninstallUnit(o.Registration.BinDir))
+		err = p.uninstallUnit(o.Registration.BinDir)
 	}
 	if err == nil {
-		err = p.add(h.uninstallConfig(o.ShimConfig))
+		err = p.uninstallConfig(o.ShimConfig)
 	}
 	return p, err
 }
@@ -89,7 +89,7 @@ func (p *Plan) register(o Options) error {
 	if err != nil {
 		return err
 	}
-	return p.add(p.Host.edited(file, after))
+	return p.edit(file, after)
 }
 
 // unregister adds the removal of a registration from all files but one.
@@ -115,7 +115,7 @@ func (p *Plan) unregister(o Options, but string) error {
 	}
 	for _, f := range files {
 		if err == nil && f.name != but {
-			err = p.add(p.Host.restored(f))
+			err = p.restore(f)
 		}
 	}
 	return err

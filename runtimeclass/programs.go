@@ -16,26 +16,25 @@ var Programs = []string{ShimName, CtlName}
 
 const programMode = 0o755
 
-// installPrograms returns the changes that copy the programs from a directory of this system.
-func (h Host) installPrograms(from, binDir string) ([]Change, error) {
-	var changes []Change
+// installPrograms copies the programs from a directory of this system.
+func (p *Plan) installPrograms(from, binDir string) error {
 	for _, name := range Programs {
 		target := path.Join(binDir, name)
 		after, err := os.ReadFile(filepath.Join(from, name))
 		if err != nil {
-			return nil, err
+			return err
 		}
-		change, err := h.change(Program, target, after)
+		change, err := p.Host.change(Program, target, after)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if st, err := os.Stat(h.real(target)); err == nil && st.Mode().Perm() != programMode {
+		if st, err := os.Stat(p.Host.real(target)); err == nil && st.Mode().Perm() != programMode {
 			// It is written again, with its mode.
 			change.Before = nil
 		}
-		changes = append(changes, change)
+		p.Changes = append(p.Changes, change)
 	}
-	return changes, nil
+	return nil
 }
 
 // RemovePrograms removes the programs, unless a process runs the directory's shim: containerd needs

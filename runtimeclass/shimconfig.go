@@ -14,7 +14,6 @@ const (
 	configMarkRest = ".\n# Uninstall removes this file while it is unchanged; edit it, and it is yours.\n"
 )
 
-// marked is a configuration with the first lines.
 func marked(body string) []byte {
 	sum := sha256.Sum256([]byte(body))
 	return []byte(configMark + hex.EncodeToString(sum[:8]) + configMarkRest + body)
@@ -26,33 +25,32 @@ func unchanged(text []byte) bool {
 	return ok && string(text) == string(marked(body))
 }
 
-// installConfig returns the change that writes a configuration of the shim. A file with the same
-// settings stays; one with others that install did not write is an error.
-func (h Host) installConfig(path, body string) ([]Change, error) {
-	change, err := h.change(OtherFile, path, nil)
+// installConfig writes a configuration of the shim. A file with the same settings stays; one with
+// others that install did not write is an error.
+func (p *Plan) installConfig(path, body string) error {
+	change, err := p.Host.change(OtherFile, path, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if change.Before != nil && !unchanged(change.Before) {
 		if !sameContent(change.Before, []byte(body)) {
-			return nil, fmt.Errorf("%s is there and is yours: it is not overwritten: remove it, or add to it by hand\n%s", path, strings.TrimSpace(body))
+			return fmt.Errorf("%s is there and is yours: it is not overwritten: remove it, or add to it by hand\n%s", path, strings.TrimSpace(body))
 		}
 		change.After = change.Before
 	} else if body != "" {
 		change.After = marked(body)
 	}
-	return []Change{change}, nil
+	p.Changes = append(p.Changes, change)
+	return nil
 }
 
-// uninstallConfig returns the change that removes what installConfig wrote. A file that was changed
-// since then stays.
-func (h Host) uninstallConfig(path string) ([]Change, error) {
-	change, err := h.change(OtherFile, path, nil)
-	if !unchanged(change.Before) {
-		change.After = change.Before
-		if strings.HasPrefix(string(change.Before), configMark) {
-			change.Note = path + " stays: it was changed since --from-toolkit wrote it"
-		}
+// uninstallConfig removes what installConfig wrote. A file that was changed since then stays.
+func (p *Plan) uninstallConfig(path string) error {
+	change, err := p.Host.change(OtherFile, path, nil)
+	if unchanged(change.Before) {
+		p.Changes = append(p.Changes, change)
+	} else if strings.HasPrefix(string(change.Before), configMark) {
+		p.note("%s stays: it was changed since --from-toolkit wrote it", path)
 	}
-	return []Change{change}, err
+	return err
 }

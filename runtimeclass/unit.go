@@ -22,40 +22,40 @@ var prepareUnit string
 // unitMark begins a unit that is ours to replace and remove.
 const unitMark = "# Made by nvidia-shimctl"
 
-// installUnit returns the changes that write and enable the unit. Another program's unit of that
-// name is an error.
-func (h Host) installUnit(binDir string) ([]Change, error) {
+// installUnit writes and enables the unit. Another program's unit of that name is an error.
+func (p *Plan) installUnit(binDir string) error {
 	// systemd takes a blank for the end of the program's name, and % for a specifier.
 	if strings.ContainsAny(binDir, " \t%;$") {
-		return nil, fmt.Errorf("directory %.256q of the programs cannot be in a unit of systemd", binDir)
+		return fmt.Errorf("directory %.256q of the programs cannot be in a unit of systemd", binDir)
 	}
 	text := strings.Replace(prepareUnit, path.Join(DefaultBinDir, CtlName), path.Join(binDir, CtlName), 1)
-	unit, err := h.change(OtherFile, UnitPath, []byte(text))
+	unit, err := p.Host.change(OtherFile, UnitPath, []byte(text))
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if unit.Before != nil && !bytes.HasPrefix(unit.Before, []byte(unitMark)) {
-		return nil, fmt.Errorf("%s is not of this program: remove it, or leave --prepare-unit out", UnitPath)
+		return fmt.Errorf("%s is not of this program: remove it, or leave --prepare-unit out", UnitPath)
 	}
-	unit.Note = fmt.Sprintf("%s runs at every boot; for now: systemctl daemon-reload && systemctl start %s", UnitName, UnitName)
-	link, err := h.change(Link, UnitLink, []byte(UnitPath))
-	return []Change{unit, link}, err
+	p.note("%s runs at every boot; for now: systemctl daemon-reload && systemctl start %s", UnitName, UnitName)
+	link, err := p.Host.change(Link, UnitLink, []byte(UnitPath))
+	p.Changes = append(p.Changes, unit, link)
+	return err
 }
 
-// uninstallUnit returns the changes that remove the unit and its link, if it is ours and runs the
-// program of this directory.
-func (h Host) uninstallUnit(binDir string) ([]Change, error) {
-	unit, err := h.change(OtherFile, UnitPath, nil)
+// uninstallUnit removes the unit and its link, if it is ours and runs the program of this directory.
+func (p *Plan) uninstallUnit(binDir string) error {
+	unit, err := p.Host.change(OtherFile, UnitPath, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	now, runs := string(unit.Before), "\nExecStart="+path.Join(binDir, CtlName)+" "
 	if unit.Before != nil && (!strings.HasPrefix(now, unitMark) || !strings.Contains(now, runs)) {
-		return nil, nil
+		return nil
 	}
-	link, err := h.change(Link, UnitLink, nil)
-	if string(link.Before) != UnitPath {
-		return []Change{unit}, err
+	p.Changes = append(p.Changes, unit)
+	link, err := p.Host.change(Link, UnitLink, nil)
+	if string(link.Before) == UnitPath {
+		p.Changes = append(p.Changes, link)
 	}
-	return []Change{unit, link}, err
+	return err
 }
