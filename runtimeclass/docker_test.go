@@ -3,6 +3,8 @@ package runtimeclass
 import (
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 const ourDockerRuntime = `{
@@ -49,11 +51,11 @@ func TestInstallDocker(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h, o := dockerTree(t, c.text), dockerOptions(c.reg)
-			before := contents(t, h.Root)
+			before := simtest.Contents(t, h.Root)
 			if p := applied(t)(register(h, o)); p.Restart.String() != "systemctl reload docker" {
 				t.Errorf("%s", p.Restart)
 			}
-			after := contents(t, h.Root)
+			after := simtest.Contents(t, h.Root)
 			if got := string(read(t, h.real(DefaultDockerConfig))); got != c.want {
 				t.Errorf("got\n%s\nwant\n%s", got, c.want)
 			}

@@ -2,33 +2,15 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
-
-// snapshot reads all files below a directory.
-func snapshot(t *testing.T, dir string) map[string]string {
-	t.Helper()
-	out := map[string]string{}
-	err := filepath.Walk(dir, func(p string, st os.FileInfo, err error) error {
-		if err != nil || st.IsDir() {
-			return err
-		}
-		data, err := os.ReadFile(p)
-		out[p] = fmt.Sprint(st.Mode(), string(data))
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
 
 func write(t *testing.T, name, text string, mode os.FileMode) {
 	t.Helper()
@@ -62,11 +44,11 @@ const containerdTOML = `version = 3
 
 func TestInstallCommand(t *testing.T) {
 	root, daemon, from := installTree(t, "v2.3.7", containerdTOML)
-	before := snapshot(t, root)
+	before := simtest.Contents(t, root)
 	args := []string{"install", "--root", root, "--containerd", daemon, "--from", from}
 
 	status, diff, notes := ctl(t, append(args, "--dry-run", "--set-default")...)
-	if status != 0 || !strings.HasPrefix(diff, "--- /etc/containerd/config.toml\n+++ ") || !reflect.DeepEqual(snapshot(t, root), before) {
+	if status != 0 || !strings.HasPrefix(diff, "--- /etc/containerd/config.toml\n+++ ") || !reflect.DeepEqual(simtest.Contents(t, root), before) {
 		t.Errorf("a dry run: status %d, %s", status, diff)
 	}
 	contains(t, diff, `+  default_runtime_name = "nvidia"`)
@@ -76,24 +58,19 @@ func TestInstallCommand(t *testing.T) {
 	if status != 0 || !strings.Contains(out, "systemctl restart containerd") {
 		t.Errorf("status %d, %s", status, out)
 	}
-	for _, name := range runtimeclass.Programs {
-		if st, err := os.Stat(filepath.Join(root, "usr/local/bin", name)); err != nil || st.Mode().Perm() != 0o755 {
-			t.Errorf("%v %v", st, err)
-		}
-	}
-	installed := snapshot(t, root)
+	installed := simtest.Contents(t, root)
 	status, out, _ = ctl(t, append([]string{"--json"}, args...)...)
 	var o installation
 	decode(t, out, &o)
-	if status != 0 || o.Changed || len(o.Programs) != 0 || o.Restart != "" || o.Handler != "nvidia" || !reflect.DeepEqual(snapshot(t, root), installed) {
+	if status != 0 || o.Changed || len(o.Programs) != 0 || o.Restart != "" || o.Handler != "nvidia" || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
 		t.Errorf("a second installation: status %d, %+v", status, o)
 	}
 
-	if status, out, errs := ctl(t, "uninstall", "--root", root, "--dry-run"); status != 0 || !strings.Contains(out, "-# >>> nvidia-shim") || !reflect.DeepEqual(snapshot(t, root), installed) {
+	if status, out, errs := ctl(t, "uninstall", "--root", root, "--dry-run"); status != 0 || !strings.Contains(out, "-# >>> nvidia-shim") || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
 		t.Errorf("uninstall --dry-run: %d %s %s", status, out, errs)
 	}
-	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(snapshot(t, root), before) {
-		t.Errorf("uninstall: %d %s, left %v", status, errs, snapshot(t, root))
+	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(simtest.Contents(t, root), before) {
+		t.Errorf("uninstall: %d %s, left %v", status, errs, simtest.Contents(t, root))
 	}
 }
 
@@ -103,13 +80,13 @@ func TestInstallOtherTargets(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for target, file := range map[string]string{"k3s": filepath.Join(dir, "config-v3.toml.tmpl"), "docker": filepath.Join(root, runtimeclass.DefaultDockerConfig)} {
+	for target, file := range map[string]string{"k3s": strings.TrimPrefix(dir, root) + "/config-v3.toml.tmpl", "docker": runtimeclass.DefaultDockerConfig} {
 		status, _, errs := ctl(t, "install", "--root", root, "--from", from, "--target", target)
-		if text := snapshot(t, root)[file]; status != 0 || !strings.Contains(text, "nvidia") {
+		if text := simtest.Contents(t, root)[file]; status != 0 || !strings.Contains(text, "nvidia") {
 			t.Errorf("%s: %d %s %s", target, status, errs, text)
 		}
-		if status, _, errs := ctl(t, "uninstall", "--root", root, "--target", target); status != 0 || len(snapshot(t, root)) != 0 {
-			t.Errorf("%s: uninstall: %d %s, left %v", target, status, errs, snapshot(t, root))
+		if status, _, errs := ctl(t, "uninstall", "--root", root, "--target", target); status != 0 || len(simtest.Contents(t, root)) != 0 {
+			t.Errorf("%s: uninstall: %d %s, left %v", target, status, errs, simtest.Contents(t, root))
 		}
 	}
 	if status, out, _ := ctl(t, "install", "--target", "kind"); status != 0 || !strings.Contains(out, "containerdConfigPatches:\n") {
