@@ -11,7 +11,6 @@ import (
 // BackupSuffix is appended to a configuration file's name for its state before the installation.
 const BackupSuffix = ".before-nvidia-shim"
 
-// configFile is a configuration file of a daemon.
 type configFile struct {
 	// name is without links, so that a linked configuration stays one.
 	name string

@@ -24,7 +24,6 @@ type Host struct {
 	Daemon Version
 }
 
-// real is the path on this system.
 func (h Host) real(path string) string { return filepath.Join("/", h.Root, path) }
 
 // follow resolves the links of a path within the root.

@@ -12,7 +12,6 @@ import (
 // DefaultDockerConfig is dockerd's own default.
 const DefaultDockerConfig = "/etc/docker/daemon.json"
 
-// registerDocker adds the runtime's entry to daemon.json.
 func (p *Plan) registerDocker(o Options) (file configFile, after []byte, err error) {
 	r := o.Registration
 	file, config, err := p.Host.readDocker(o.ConfigFile)

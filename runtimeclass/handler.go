@@ -69,7 +69,6 @@ func (r Registration) inPath() bool {
 	return slices.Contains(strings.Split(ServicePath, ":"), path.Clean(r.BinDir))
 }
 
-// taken is the error for a handler whose name another runtime has.
 func taken(handler, file string, runtime any, advice string) error {
 	return fmt.Errorf("a runtime named %q already exists in %s (%s): use another --handler, or %s", handler, file, describe(runtime), advice)
 }
@@ -120,12 +119,10 @@ func (r Runtime) tables(plugin, name string) string {
 	return text
 }
 
-// defaultTable is the table that names the default runtime.
 func defaultTable(plugin, name string) string {
 	return fmt.Sprintf("[plugins.%q.containerd]\n  default_runtime_name = %q\n", plugin, name)
 }
 
-// describe shows a runtime of a configuration in one line.
 func describe(runtime any) string {
 	return fmt.Sprintf("%.256s", bytes.TrimSpace(encodeJSON(runtime, "")))
 }

@@ -90,7 +90,6 @@ func resolve(c *cli.Command, container gpuinject.Container) (gpuinject.Plan, err
 	return gpuinject.Resolve(container, root, asker(c))
 }
 
-// examine examines the container of the flags or of a bundle.
 func examine(c *cli.Command) (gpuinject.Container, error) {
 	dir := c.String("bundle")
 	if dir == "" {
@@ -110,7 +109,6 @@ func examine(c *cli.Command) (gpuinject.Container, error) {
 	return gpuinject.Examine(dir, loader(c))
 }
 
-// flagSpec is the container that the flags describe.
 func flagSpec(c *cli.Command) (*specs.Spec, error) {
 	spec, err := plainSpec(c.StringSlice("env"))
 	if err != nil {
@@ -148,7 +146,6 @@ func plainSpec(env []string) (*specs.Spec, error) {
 	}, nil
 }
 
-// planColumns is the width of the labels of a plan.
 const planColumns = 14
 
 func printPlan(o *term.Output, p gpuinject.Plan) {

@@ -130,7 +130,6 @@ func (n *node) findContainerdConfig() string {
 // programTimeout is for a program that answers from what it knows, and for one that asks NVML.
 const programTimeout = 10 * time.Second
 
-// run runs a program of the node.
 func run(ctx context.Context, program string, args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, programTimeout)
 	defer cancel()

@@ -75,7 +75,6 @@ func (n *node) trust(p string) error {
 	return nil
 }
 
-// checkRunc checks the runc of each handler.
 func checkRunc(ctx context.Context, n *node) []Finding {
 	var list []Finding
 	for _, name := range n.programs(func(r runtimeclass.Runtime) string {

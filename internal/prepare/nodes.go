@@ -23,7 +23,6 @@ const (
 	fixUnmanaged = "udev rules, or another program that makes the nodes on this host, must make it; or load nvidia with NVreg_ModifyDeviceFiles=1"
 )
 
-// nodes makes the missing nodes.
 func (r *Report) nodes(o Options, expected []device.Expected) {
 	for _, e := range expected {
 		n := Node{Path: e.HostPath, Major: e.Major, Minor: e.Minor, Mode: fmt.Sprintf("%04o", e.Mode), UID: e.UID, GID: e.GID}
@@ -45,7 +44,6 @@ func (r *Report) nodes(o Options, expected []device.Expected) {
 	}
 }
 
-// makeNode brings one node to its expected state.
 func makeNode(o Options, e device.Expected) Result {
 	dir, err := openDir(o.Host.DevRoot, path.Dir(e.Path), !o.DryRun && e.Managed)
 	if err != nil && (!errors.Is(err, fs.ErrNotExist) || e.Managed && !o.DryRun) {
