@@ -1,7 +1,6 @@
 package main
 
 import (
-	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -12,26 +11,24 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-func write(t *testing.T, name, text string, mode os.FileMode) {
+// write makes a file that root alone can change.
+func write(t *testing.T, name, text string) {
 	t.Helper()
-	err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), mode), os.Chmod(name, mode))
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.Root{TB: t, Dir: "/"}.Write(name, text)
 }
 
 // installTree is a root directory with a configuration, a containerd that says its
 // version, and programs to install.
 func installTree(t *testing.T, version, config string) (root, daemon, from string) {
 	t.Helper()
-	root, from = t.TempDir(), t.TempDir()
-	daemon = filepath.Join(t.TempDir(), "containerd")
-	write(t, daemon, "#!/bin/sh\necho containerd github.com/containerd/containerd/v2 "+version+"\n", 0o755)
-	if config != "" {
-		write(t, filepath.Join(root, runtimeclass.DefaultContainerdConfig), config, 0o644)
-	}
+	other := simtest.NewRoot(t)
+	daemon = other.Write("containerd", "#!/bin/sh\necho containerd github.com/containerd/containerd/v2 "+version+"\n")
 	for _, name := range runtimeclass.Programs {
-		write(t, filepath.Join(from, name), "a program", 0o755)
+		from = filepath.Dir(other.Write("programs/"+name, "a program"))
+	}
+	root = t.TempDir()
+	if config != "" {
+		write(t, filepath.Join(root, runtimeclass.DefaultContainerdConfig), config)
 	}
 	return root, daemon, from
 }

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
 )
 
@@ -30,7 +31,7 @@ func TestPrepareMakesTheNodesThatAreMissing(t *testing.T) {
 	if err := os.Remove(name); err != nil {
 		t.Fatal(err)
 	}
-	write(t, name, "", 0o644)
+	write(t, name, "")
 	if status, out, _ := ctl(t, "--config", d.ConfigPath, "prepare"); status != 1 || !strings.Contains(out, ": it is not a character device\n               fix: nvidia-shimctl prepare --replace\n") {
 		t.Errorf("status %d\n%s", status, out)
 	}
@@ -49,8 +50,7 @@ func TestPrepareLoadsModulesIfToldTo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	load := filepath.Join(t.TempDir(), "config.toml")
-	write(t, load, string(text)+"load-kernel-modules = true\n", 0o600)
+	load := simtest.NewRoot(t).Write("config.toml", string(text)+"load-kernel-modules = true\n")
 	const told = "host.load-kernel-modules = true"
 	modprobe := filepath.Join(d.Root, "sbin/modprobe")
 	for _, c := range []struct {

@@ -18,7 +18,7 @@ func fakeSystemctl(t *testing.T, script string) (calls func() []string) {
 	t.Helper()
 	dir := t.TempDir()
 	record := filepath.Join(dir, "calls")
-	write(t, filepath.Join(dir, "systemctl"), "#!/bin/sh\nprintf '%s|' \"$@\" >> '"+record+"'\necho >> '"+record+"'\n"+script+"\n", 0o755)
+	write(t, filepath.Join(dir, "systemctl"), "#!/bin/sh\nprintf '%s|' \"$@\" >> '"+record+"'\necho >> '"+record+"'\n"+script+"\n")
 	t.Setenv("PATH", dir+string(filepath.ListSeparator)+os.Getenv("PATH"))
 	return func() []string {
 		data, err := os.ReadFile(record)

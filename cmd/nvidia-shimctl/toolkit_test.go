@@ -20,7 +20,7 @@ func toolkitTree(t *testing.T, fixture, path string) (root string, install []str
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(root, path), string(text), 0o644)
+	write(t, filepath.Join(root, path), string(text))
 	return root, []string{"install", "--root", root, "--containerd", daemon, "--from", from}
 }
 
@@ -49,7 +49,7 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 			t.Errorf("again: %d %+v", status, o)
 		}
 		other := filepath.Join(root, "other.toml")
-		write(t, other, "disable-require = true\n[nvidia-container-runtime]\nmode = \"legacy\"\n", 0o644)
+		write(t, other, "disable-require = true\n[nvidia-container-runtime]\nmode = \"legacy\"\n")
 		status, _, errs := ctl(t, append(install, "--from-toolkit=/other.toml")...)
 		if c, err := config.Load(file); status != 0 || err != nil || !c.Policy.DisableRequire || c.Host.DriverRoot != "/" {
 			t.Errorf("%d %s %+v %v", status, errs, c, err)
@@ -65,7 +65,7 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 	root, install := toolkitTree(t, "package.toml", toolkit.Paths[0])
 	install = append(install, "--from-toolkit")
 	file := filepath.Join(root, config.DefaultPath)
-	write(t, file, "[log]\nlevel = \"debug\"\n", 0o644)
+	write(t, file, "[log]\nlevel = \"debug\"\n")
 	before := simtest.Contents(t, root)
 	for _, args := range [][]string{install, append(install, "--dry-run")} {
 		status, _, errs := ctl(t, args...)
@@ -76,7 +76,7 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 	}
 	// One that says the same is fine and stays after uninstall.
 	write(t, file, "# mine\npolicy.disable-require = true\n[host]\nload-kernel-modules = true\n[container]\n"+
-		`default-capabilities = ["compute", "compat32", "graphics", "utility", "video", "display", "ngx"]`, 0o644)
+		`default-capabilities = ["compute", "compat32", "graphics", "utility", "video", "display", "ngx"]`)
 	before = simtest.Contents(t, root)
 	for _, args := range [][]string{install, {"uninstall", "--root", root}} {
 		if status, _, errs := ctl(t, args...); status != 0 || simtest.Contents(t, root)[config.DefaultPath] != before[config.DefaultPath] {
@@ -95,7 +95,7 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, file, string(text)+"\n[log]\nlevel = \"debug\"\n", 0o644)
+	write(t, file, string(text)+"\n[log]\nlevel = \"debug\"\n")
 	before = simtest.Contents(t, root)
 	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "it is not overwritten") {
 		t.Errorf("%d %s", status, errs)
