@@ -35,8 +35,13 @@ func (h Host) readConfigFile(name string) (configFile, error) {
 	return configFile{name, text, original}, nil
 }
 
-// edit gives a configuration the text after, and keeps the original.
-func (p *Plan) edit(f configFile, after []byte) error {
+// edit gives a configuration the text after, and keeps the original. It removes an earlier
+// registration from the other files.
+func (p *Plan) edit(o Options, f configFile, after []byte) error {
+	p.Handler = o.Registration.Handler
+	if err := p.unregister(o, f.name); err != nil {
+		return err
+	}
 	change := Change{DaemonConfig, f.name, f.text, after}
 	if f.text != nil && bytes.Equal(f.text, f.original) {
 		backup, err := p.Host.change(Original, f.name+BackupSuffix, f.text)

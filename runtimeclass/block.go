@@ -55,12 +55,11 @@ func strip(text []byte) ([]byte, error) {
 }
 
 // registerInTOML adds the handler to a configuration file of containerd.
-func (p *Plan) registerInTOML(
-	name string, r Registration, form Runtime,
-) (file configFile, after []byte, err error) {
+func (p *Plan) registerInTOML(o Options, name string, form Runtime) error {
+	r := o.Registration
 	f, err := p.Host.loadFile(name, false)
 	if err != nil {
-		return file, nil, err
+		return err
 	}
 	body := ""
 	if len(f.original) == 0 {
@@ -92,11 +91,11 @@ func (p *Plan) registerInTOML(
 			body = added
 		}
 	}
-	after = slices.Concat(edited, []byte(block(body)))
+	after := slices.Concat(edited, []byte(block(body)))
 	if err := checkResult(after, f.config, added); err != nil {
-		return file, nil, fmt.Errorf("%s: the tables of this file cannot be extended by further lines (%w): add by hand\n%s", name, err, added)
+		return fmt.Errorf("%s: the tables of this file cannot be extended by further lines (%w): add by hand\n%s", name, err, added)
 	}
-	return f.configFile, after, nil
+	return p.edit(o, f.configFile, after)
 }
 
 // checkResult returns an error unless text says what is in the tables and in added, and no more.

@@ -18,11 +18,11 @@ func (h Host) mergesImports() bool { return h.Daemon.AtLeast(2, 1, 0) }
 // registerContainerd registers the handler in containerd's configuration: in a drop-in file if the
 // main file imports a directory and the daemon merges what it finds there, otherwise in a block in
 // the file that counts.
-func (p *Plan) registerContainerd(o Options) (configFile, []byte, error) {
+func (p *Plan) registerContainerd(o Options) error {
 	h, r := p.Host, o.Registration
 	files, err := h.load(o.ConfigFile, false)
 	if err != nil {
-		return configFile{}, nil, err
+		return err
 	}
 	main, config := files[0], effective(files)
 	form, why := chooseForm(r, h.Daemon, config.cgroupOptions())
@@ -33,10 +33,10 @@ func (p *Plan) registerContainerd(o Options) (configFile, []byte, error) {
 	target := h.fileToEdit(files)
 	owner, present := holder(files, r.Handler)
 	if present != nil && owner != target {
-		return configFile{}, nil, taken(r.Handler, owner, present, adviceRemove)
+		return taken(r.Handler, owner, present, adviceRemove)
 	}
 	if present != nil && !r.Replace {
-		return configFile{}, nil, taken(r.Handler, owner, present, adviceReplace)
+		return taken(r.Handler, owner, present, adviceReplace)
 	}
 	drop := main.dropIn()
 	switch {
@@ -50,7 +50,7 @@ func (p *Plan) registerContainerd(o Options) (configFile, []byte, error) {
 	case drop != "" && !h.mergesImports():
 		p.note("%s is edited, because containerd before 2.1 does not merge what it imports", target)
 	}
-	return p.registerInTOML(target, r, form)
+	return p.registerInTOML(o, target, form)
 }
 
 // fileToEdit is the file whose runtimes count: the main one if the daemon merges what it imports,

@@ -12,18 +12,18 @@ import (
 // DefaultDockerConfig is dockerd's own default.
 const DefaultDockerConfig = "/etc/docker/daemon.json"
 
-func (p *Plan) registerDocker(o Options) (file configFile, after []byte, err error) {
+func (p *Plan) registerDocker(o Options) error {
 	r := o.Registration
 	file, config, err := p.Host.readDocker(o.ConfigFile)
 	if err != nil {
-		return file, nil, err
+		return err
 	}
 	if config["runtimes"] == nil {
 		config["runtimes"] = map[string]any{}
 	}
 	runtimes, ok := config["runtimes"].(map[string]any)
 	if !ok {
-		return file, nil, fmt.Errorf("%s: \"runtimes\" is not an object", file.name)
+		return fmt.Errorf("%s: \"runtimes\" is not an object", file.name)
 	}
 	runtimeType := RuntimeType
 	if !r.inPath() {
@@ -32,7 +32,7 @@ func (p *Plan) registerDocker(o Options) (file configFile, after []byte, err err
 	p.note("Docker: runtimeType %q, without options: the shim sees from the container's cgroup path who manages it", runtimeType)
 	if existing := runtimes[r.Handler]; existing != nil {
 		if !r.Replace {
-			return file, nil, taken(r.Handler, file.name, existing, adviceReplace)
+			return taken(r.Handler, file.name, existing, adviceReplace)
 		}
 		p.note("the runtime %q (%s) is replaced until uninstall; %s%s has it", r.Handler, describe(existing), file.name, BackupSuffix)
 	}
@@ -40,7 +40,7 @@ func (p *Plan) registerDocker(o Options) (file configFile, after []byte, err err
 	if r.Default {
 		config["default-runtime"] = r.Handler
 	}
-	return file, encodeJSON(config, "  "), nil
+	return p.edit(o, file, encodeJSON(config, "  "))
 }
 
 // readDocker reads daemon.json without our runtimes. That is the original if nothing else changed.

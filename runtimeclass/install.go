@@ -69,27 +69,14 @@ func Uninstall(h Host, o Options) (Plan, error) {
 	return p, err
 }
 
-// register adds the registration in one file, and the removal of an earlier one from the others.
 func (p *Plan) register(o Options) error {
-	var file configFile
-	var after []byte
-	var err error
-	p.Handler = o.Registration.Handler
 	switch o.Target {
 	case Containerd:
-		file, after, err = p.registerContainerd(o)
+		return p.registerContainerd(o)
 	case Docker:
-		file, after, err = p.registerDocker(o)
-	default:
-		file, after, err = p.registerDistribution(o)
+		return p.registerDocker(o)
 	}
-	if err == nil {
-		err = p.unregister(o, file.name)
-	}
-	if err != nil {
-		return err
-	}
-	return p.edit(file, after)
+	return p.registerDistribution(o)
 }
 
 // unregister adds the removal of a registration from all files but one.

@@ -30,13 +30,9 @@ func checkCommand() *cli.Command {
 				Containerd: c.String("containerd"), ContainerdConfig: c.String("containerd-config"),
 			})
 			wrong := slices.ContainsFunc(findings, func(f check.Finding) bool { return f.Level == check.Problem })
-			err := output(c, map[string]any{"ok": !wrong, "findings": findings}, func(o *term.Output) {
+			return output(c, map[string]any{"ok": !wrong, "findings": findings}, !wrong, func(o *term.Output) {
 				printFindings(o, findings)
 			})
-			if err == nil && wrong {
-				err = errProblem
-			}
-			return err
 		},
 	}
 }

@@ -86,7 +86,7 @@ func versionCommand() *cli.Command {
 		Name:  "version",
 		Usage: "show the version of this program",
 		Action: func(_ context.Context, c *cli.Command) error {
-			return output(c, map[string]string{"version": version.Version, "revision": version.Revision}, func(o *term.Output) {
+			return output(c, map[string]string{"version": version.Version, "revision": version.Revision}, true, func(o *term.Output) {
 				o.Line(term.Plain, c.Root().Version)
 			})
 		},
@@ -109,12 +109,17 @@ func loader(c *cli.Command) func() (*config.Config, error) {
 	}
 }
 
-// output prints a value as JSON with --json, or as text prints it.
-func output(c *cli.Command, v any, text func(*term.Output)) error {
-	if c.Bool("json") {
-		return printJSON(c.Root().Writer, v)
+// output prints a value as JSON with --json, or as text prints it. If it is not ok, the command ends
+// with errProblem.
+func output(c *cli.Command, v any, ok bool, text func(*term.Output)) error {
+	if !c.Bool("json") {
+		text(term.New(c.Root().Writer))
+	} else if err := printJSON(c.Root().Writer, v); err != nil {
+		return err
 	}
-	text(term.New(c.Root().Writer))
+	if !ok {
+		return errProblem
+	}
 	return nil
 }
 

@@ -45,11 +45,7 @@ func planCommand() *cli.Command {
 			case err != nil:
 				return err
 			}
-			err = output(c, plan, func(o *term.Output) { printPlan(o, plan) })
-			if err == nil && plan.Error != "" {
-				err = errProblem
-			}
-			return err
+			return output(c, plan, plan.Error == "", func(o *term.Output) { printPlan(o, plan) })
 		},
 	}
 }

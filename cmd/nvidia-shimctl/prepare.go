@@ -43,11 +43,7 @@ func prepareCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			err = output(c, report, func(o *term.Output) { printPrepared(o, report) })
-			if err == nil && !report.Ready {
-				err = errProblem
-			}
-			return err
+			return output(c, report, report.Ready, func(o *term.Output) { printPrepared(o, report) })
 		},
 	}
 }
