@@ -30,9 +30,8 @@ func checkCommand() *cli.Command {
 				Containerd: c.String("containerd"), ContainerdConfig: c.String("containerd-config"),
 			})
 			wrong := slices.ContainsFunc(findings, func(f check.Finding) bool { return f.Level == check.Problem })
-			return output(c, map[string]any{"ok": !wrong, "findings": findings}, !wrong, func(o *term.Output) {
-				printFindings(o, findings)
-			})
+			v := map[string]any{"ok": !wrong, "findings": findings}
+			return output(c, v, !wrong, func(o *term.Output) { printFindings(o, findings) })
 		},
 	}
 }

@@ -86,9 +86,8 @@ func versionCommand() *cli.Command {
 		Name:  "version",
 		Usage: "show the version of this program",
 		Action: func(_ context.Context, c *cli.Command) error {
-			return output(c, map[string]string{"version": version.Version, "revision": version.Revision}, true, func(o *term.Output) {
-				o.Line(term.Plain, c.Root().Version)
-			})
+			v := map[string]string{"version": version.Version, "revision": version.Revision}
+			return output(c, v, true, func(o *term.Output) { o.Line(term.Plain, c.Root().Version) })
 		},
 	}
 }
@@ -109,8 +108,7 @@ func loader(c *cli.Command) func() (*config.Config, error) {
 	}
 }
 
-// output prints a value as JSON with --json, or as text prints it. If it is not ok, the command ends
-// with errProblem.
+// output prints a value as JSON with --json, or as text prints it. It returns errProblem unless ok.
 func output(c *cli.Command, v any, ok bool, text func(*term.Output)) error {
 	if !c.Bool("json") {
 		text(term.New(c.Root().Writer))
