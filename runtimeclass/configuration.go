@@ -54,7 +54,6 @@ func ReadConfiguration(h Host, name string) (Configuration, error) {
 	return effective(files), nil
 }
 
-// tomlFile is a configuration file of containerd.
 type tomlFile struct {
 	configFile
 	config  map[string]any
@@ -207,7 +206,6 @@ func newVersion(daemon Version) int {
 	return 2
 }
 
-// decode reads TOML into maps.
 func decode(text []byte) (map[string]any, error) {
 	m := map[string]any{}
 	if err := toml.Unmarshal(text, &m); err != nil {
