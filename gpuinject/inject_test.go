@@ -168,35 +168,6 @@ func TestADirectoryInPlaceOfTheLoadersCache(t *testing.T) {
 	}
 }
 
-func TestHooks(t *testing.T) {
-	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-	spec.Hooks = &specs.Hooks{
-		//nolint:staticcheck // Prestart is what docker --gpus uses.
-		Prestart: []specs.Hook{{Path: "/usr/bin/nvidia-container-runtime-hook", Args: []string{"x", "prestart"}}, {Path: "/opt/first"}},
-		CreateContainer: []specs.Hook{
-			{Path: "/opt/second"}, {Path: "/usr/bin/nvidia-cdi-hook"}, {Path: "/opt/nvidia-ctk-of-mine"}, {Path: "/usr/local/nvidia/toolkit/nvidia-ctk"},
-		},
-		Poststop: []specs.Hook{{Path: "/usr/bin/nvidia-container-toolkit"}, {Path: "/usr/bin/nvidia-container-cli"}},
-	}
-	dir := newBundle(t, spec)
-	inj := mustInject(t, hostConfig(t), dir)
-	var left []string
-	for _, h := range request.Hooks(*readSpec(t, dir).Hooks) {
-		left = append(left, h.Path)
-	}
-	if want := []string{"/opt/first", "/opt/second", "/opt/nvidia-ctk-of-mine"}; !slices.Equal(left, want) {
-		t.Errorf("hooks left %v, want %v", left, want)
-	}
-	if len(inj.Plan.RemovedHooks) != 5 {
-		t.Errorf("removed %v", inj.Plan.RemovedHooks)
-	}
-	refuse := func(c *config.Config) { c.Policy.ForeignHooks = config.Refuse }
-	table{env: devices("0"), rows: []row{
-		{name: "NVIDIA's, refused", spec: withHook("/usr/bin/nvidia-container-runtime-hook"), config: refuse, want: "refused: foreign-hooks", kind: Denied},
-		{name: "another's, where NVIDIA's are refused", spec: withHook("/opt/second"), config: refuse, want: "GPU 0"},
-	}}.run(t)
-}
-
 // A user namespace has groups of its own: one of the host's that it does not map
 // fails setgroups(2), and with it the container.
 func TestNodeGroups(t *testing.T) {

@@ -1,7 +1,6 @@
 package gpuinject
 
 import (
-	"os"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -72,9 +71,4 @@ func TestModifyDeviceFiles(t *testing.T) {
 			t.Errorf("%q became %q, want %q", params, got, want)
 		}
 	}
-}
-
-func TestAttachMaskToHost(t *testing.T) {
-	inj := mustInject(t, hostConfig(t), newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0")))
-	refused(t, AttachMask(inj.Mask, "/proc/driver/nvidia", os.Getpid()), Internal, "mount namespace of the host")
 }
