@@ -126,11 +126,11 @@ func TestLinks(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			plan, err := resolveIn(t, c, root, noProbe)
+			planned, err := resolveIn(t, c, root, noProbe)
 			if err != nil {
 				t.Fatal(err)
 			}
-			inj := mustInject(t, hostConfig(t), dir)
+			plan := mustInject(t, hostConfig(t), dir)
 			bound := slices.ContainsFunc(readSpec(t, dir).Mounts, func(m specs.Mount) bool { return m.Destination == smi })
 			target, _ := os.Readlink(root + smi)
 			if bound != tc.bound || !bound && target != inView || tc.left != "" && target != tc.left {
@@ -141,17 +141,17 @@ func TestLinks(t *testing.T) {
 			}
 			if tc.name == "an image that cannot be written" {
 				mounts := readSpec(t, dir).Mounts
-				last, notes := mounts[len(mounts)-1], strings.Join(inj.Plan.Notes, "\n")
-				if inj.Plan.Linker.Cache != "mounted" || !strings.Contains(notes, "no link is made in the image") {
-					t.Errorf("cache %q, notes %q", inj.Plan.Linker.Cache, notes)
+				last, notes := mounts[len(mounts)-1], strings.Join(plan.Notes, "\n")
+				if plan.Linker.Cache != "mounted" || !strings.Contains(notes, "no link is made in the image") {
+					t.Errorf("cache %q, notes %q", plan.Linker.Cache, notes)
 				}
 				if last.Destination != image.CachePath || filepath.Dir(last.Source) != dir || len(readFile(t, "/", last.Source)) == 0 {
 					t.Errorf("last mount %+v", last)
 				}
 				return // a plan writes nothing, and cannot know
 			}
-			if !slices.Equal(plan.Links, inj.Plan.Links) {
-				t.Errorf("links %v, planned %v", inj.Plan.Links, plan.Links)
+			if !slices.Equal(planned.Links, plan.Links) {
+				t.Errorf("links %v, planned %v", plan.Links, planned.Links)
 			}
 		})
 	}
