@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"runtime/debug"
 	"slices"
@@ -16,7 +17,6 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
@@ -40,7 +40,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if err != nil {
 		return nil, toGRPC(err)
 	}
-	if err := setOptions(ctx, r, opts, bundle.CgroupsPath(c.Raw)); err != nil {
+	if err := setOptions(ctx, r, opts, cgroupsPath(c.Raw)); err != nil {
 		return nil, toGRPC(err)
 	}
 	if !c.Asks {
@@ -80,6 +80,19 @@ func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts options.
 	var err error
 	r.Options, err = anypb.New(opts.Runc)
 	return err
+}
+
+// cgroupsPath returns linux.cgroupsPath of the configuration raw, or "" if it cannot be read.
+func cgroupsPath(raw []byte) string {
+	var spec struct {
+		Linux struct {
+			CgroupsPath string `json:"cgroupsPath"`
+		} `json:"linux"`
+	}
+	if json.Unmarshal(raw, &spec) != nil {
+		return ""
+	}
+	return spec.Linux.CgroupsPath
 }
 
 // systemdUnit reports whether a cgroup path names a systemd unit, "slice:prefix:name". runc with

@@ -8,43 +8,30 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// Others is what a container may have of a class of devices besides GPUs.
-type Others struct {
-	// All is true if it may have the whole class, or of IMEX what it asks for; otherwise it may
-	// have Nodes.
-	All   bool
-	Nodes []device.Node
-	// Reason says, for people, where the grant comes from or why there is none.
-	Reason string
-}
-
-// DecideOthers returns what a container whose grant of GPUs is g may have of a class. nodes are the
-// host's nodes of that class; named is true if a list of devices that an image cannot make asks for
-// them: accepted device-list mounts, and annotations outside Kubernetes.
+// DecideOthers returns what a container whose grant of GPUs is g may have of a class of devices
+// besides GPUs, with a reason for people: all of nodes, which are those of the class that it asks
+// for, or some. named is true if a list of devices that an image cannot make asks for them:
+// accepted device-list mounts, and annotations outside Kubernetes.
 //
 // If the environment grants GPUs it grants these too. Otherwise a class must be in
 // allow-from-environment, or named, or the specification must already have a node of that kind.
 // Such a node stands for the class, but not for another one that is handed out by itself: of
 // channels, adapters and switches the container then has those of its specification.
-func DecideOthers(p config.Policy, c request.Container, g Grant, class string, nodes []device.Node, named bool) Others {
+func DecideOthers(p config.Policy, c request.Container, g Grant, class string, nodes []device.Node, named bool) (may []device.Node, all bool, reason string) {
 	switch {
 	case g.All:
-		return Others{All: true, Reason: g.Reason}
+		return nodes, true, g.Reason
 	case named:
-		return Others{All: true, Reason: "device-list mounts"}
+		return nodes, true, "device-list mounts"
 	case slices.Contains(p.AllowFromEnvironment, class):
-		return Others{All: true, Reason: "allow-from-environment"}
+		return nodes, true, "allow-from-environment"
 	}
-	given := func(n device.Node) bool {
-		return slices.Contains(c.Nodes, n.Number())
-	}
+	given := func(n device.Node) bool { return slices.Contains(c.Nodes, n.Number()) }
 	if !slices.ContainsFunc(nodes, given) {
-		return Others{Reason: "no device of that kind was allocated to the container, and policy.allow-from-environment has no \"" + class + "\""}
+		return nil, false, "no device of that kind was allocated to the container, and policy.allow-from-environment has no \"" + class + "\""
 	}
-	return Others{
-		Nodes:  slices.DeleteFunc(slices.Clone(nodes), func(n device.Node) bool { return n.Individual && !given(n) }),
-		Reason: "in the container's specification",
-	}
+	may = slices.DeleteFunc(slices.Clone(nodes), func(n device.Node) bool { return n.Individual && !given(n) })
+	return may, false, "in the container's specification"
 }
 
 // MayManageMIG reports whether the container may have the rights to configure MIG or to watch all
