@@ -40,7 +40,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if err != nil {
 		return nil, toGRPC(err)
 	}
-	if err := setOptions(ctx, r, opts, cgroupsPath(c.Raw)); err != nil {
+	if err := setOptions(ctx, r, opts, c.Raw); err != nil {
 		return nil, toGRPC(err)
 	}
 	if !c.Asks {
@@ -69,8 +69,15 @@ func examine(dir string, opts options.Options) (c gpuinject.Container, err error
 }
 
 // setOptions sets runc's options in the request, with the cgroup driver that the form of the
-// container's cgroup path calls for.
-func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts options.Options, cgroupsPath string) error {
+// container's cgroup path in config.json calls for.
+func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts options.Options, raw []byte) error {
+	var spec struct {
+		Linux struct {
+			CgroupsPath string `json:"cgroupsPath"`
+		} `json:"linux"`
+	}
+	_ = json.Unmarshal(raw, &spec) // runc reports an invalid file
+	cgroupsPath := spec.Linux.CgroupsPath
 	if systemd := systemdUnit(cgroupsPath); cgroupsPath != "" && systemd != opts.Runc.SystemdCgroup {
 		if opts.SystemdCgroupSet {
 			log.G(ctx).WithField("id", r.ID).Warnf("nvidia: SystemdCgroup is %v in the runtime's options, but the cgroup path has the other form: following the path", opts.Runc.SystemdCgroup)
@@ -80,19 +87,6 @@ func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts options.
 	var err error
 	r.Options, err = anypb.New(opts.Runc)
 	return err
-}
-
-// cgroupsPath returns linux.cgroupsPath of the configuration raw, or "" if it cannot be read.
-func cgroupsPath(raw []byte) string {
-	var spec struct {
-		Linux struct {
-			CgroupsPath string `json:"cgroupsPath"`
-		} `json:"linux"`
-	}
-	if json.Unmarshal(raw, &spec) != nil {
-		return ""
-	}
-	return spec.Linux.CgroupsPath
 }
 
 // systemdUnit reports whether a cgroup path names a systemd unit, "slice:prefix:name". runc with
