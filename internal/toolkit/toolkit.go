@@ -120,8 +120,8 @@ func Convert(root string, text []byte) (Report, error) {
 // flatten reads TOML as values of dotted keys. An empty table sets nothing.
 func flatten(text []byte) (map[string]any, error) {
 	var tree map[string]any
-	if err := toml.Unmarshal(text, &tree); err != nil {
-		return nil, errors.New(config.Describe(err))
+	if err := config.Decode(text, &tree); err != nil {
+		return nil, err
 	}
 	values := map[string]any{}
 	addValues(values, "", tree)
