@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"os"
 	"os/exec"
@@ -254,6 +255,35 @@ func plainBundle(t *testing.T, config string) string {
 	dir := t.TempDir()
 	check(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
 	return dir
+}
+
+func TestCreateOpensTheConfigurationOnce(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	for name, dir := range map[string]string{"with a GPU": simulatedHost(t), "without a GPU": plainBundle(t, "{}")} {
+		fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
+		check(t, err)
+		defer unix.Close(fd)
+		if _, err := unix.InotifyAddWatch(fd, filepath.Join(dir, "config.json"), unix.IN_OPEN|unix.IN_CLOSE); err != nil {
+			t.Fatal(err)
+		}
+		s, _ := serviceAround(&fakeTasks{})
+		// A restore has no process yet, and therefore no mask to fail.
+		if _, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir, Checkpoint: "/checkpoint"}); err != nil {
+			t.Fatal(err)
+		}
+		events, opens := make([]byte, 4096), 0
+		n, _ := unix.Read(fd, events)
+		for ; n >= unix.SizeofInotifyEvent; n -= unix.SizeofInotifyEvent {
+			if binary.NativeEndian.Uint32(events[n-12:])&unix.IN_OPEN != 0 {
+				opens++
+			}
+		}
+		if opens != 1 {
+			t.Errorf("%s: config.json was opened %d times", name, opens)
+		}
+	}
 }
 
 // In a group the Delete of one container is followed by Shutdown, maybe while another one is
