@@ -3,6 +3,7 @@ package shim
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"runtime/debug"
 	"slices"
@@ -131,9 +132,12 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		rootPath = kept.rootfs
 		s.update(r.ID, kept)
 	}
-	plan, mask, err := inject(c, rootPath)
+	plan, mask, err := inject(c, rootPath, r.Checkpoint != "")
 	if err != nil {
 		return nil, err
+	}
+	if mask != nil {
+		defer mask.Close()
 	}
 	took := time.Since(start)
 	if kept.rootfs != "" {
@@ -149,25 +153,24 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		// No event was sent. The event of a created container may be sent after this function has
 		// returned.
 		s.events.rootfs.Delete(r.ID)
-		closeMask(mask)
 		return nil, err
 	}
-	kept.mask, kept.maskTarget = mask, c.Config.Host.ProcMaskTarget
-	if r.Checkpoint == "" || kept.mask == nil {
-		if err := attachMask(kept, int(resp.Pid)); err != nil {
+	if mask != nil {
+		if err := attachMask(mask, c.Config.Host.ProcMaskTarget, int(resp.Pid)); err != nil {
 			destroyed = s.destroy(ctx, r.ID)
 			return nil, err
 		}
-		kept.mask, kept.ready = nil, true
-	} // else there is no process yet: runc restore runs in Start
+	}
+	kept.ready = true
 	s.update(r.ID, kept)
 	logCreated(ctx, c, plan, took)
 	return resp, nil
 }
 
 // inject resolves what the container gets and carries it out, in the root file system at rootPath
-// and in the bundle.
-func inject(c gpuinject.Container, rootPath string) (plan gpuinject.Plan, mask *procmask.Mask, err error) {
+// and in the bundle. A container with GPUs is not restored from a checkpoint: runc would start its
+// processes before the mask is attached (T46).
+func inject(c gpuinject.Container, rootPath string, restored bool) (plan gpuinject.Plan, mask *procmask.Mask, err error) {
 	defer recovered(&err)
 	root, err := image.Open(rootPath)
 	if err != nil {
@@ -178,30 +181,24 @@ func inject(c gpuinject.Container, rootPath string) (plan gpuinject.Plan, mask *
 	if err != nil || !plan.GPU {
 		return plan, nil, err
 	}
+	if restored {
+		return plan, nil, &gpuinject.Error{Kind: gpuinject.Precondition, Err: errors.New(
+			"a container with GPUs cannot be restored from a checkpoint: create it without one")}
+	}
 	return gpuinject.Apply(c, plan, root)
 }
 
-// attachMask attaches the mask of a container, if it gets one, in the mount namespace of its init
-// process pid, and closes it. If it fails, the container must not be started (invariant I8).
-func attachMask(c gpuContainer, pid int) (err error) {
+// attachMask attaches the mask over target in the mount namespace of the container's init process
+// pid. If it fails, the container must not be started (invariant I8).
+func attachMask(mask *procmask.Mask, target string, pid int) (err error) {
 	defer recovered(&err)
-	if c.mask == nil {
-		return nil
-	}
-	defer closeMask(c.mask)
 	if err = fault.Point("mask"); err == nil {
-		err = c.mask.Attach(pid, c.maskTarget)
+		err = mask.Attach(pid, target)
 	}
 	if err != nil {
 		err = &gpuinject.Error{Kind: gpuinject.Internal, Err: err}
 	}
 	return err
-}
-
-func closeMask(mask *procmask.Mask) {
-	if mask != nil {
-		mask.Close()
-	}
 }
 
 // destroy kills and deletes a created container that must not start (invariant I8). It reports

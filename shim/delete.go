@@ -18,7 +18,6 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 		return resp, nil
 	}
 	s.remove(r.ID)
-	closeMask(c.mask)
 	if err := unmountRootfs(ctx, c.rootfs); err != nil {
 		return nil, toGRPC(err)
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"path/filepath"
 
 	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
@@ -137,12 +136,4 @@ func replaceStdin(input []byte) error {
 		return fmt.Errorf("replace standard input: %w", err)
 	}
 	return nil
-}
-
-// writeAddress writes the address of a bundle's shim into the bundle, as shims before 2.3 did.
-// containerd 1.6 and 1.7 read it after a restart, and a shim removes the socket of that name
-// when it ends: without the file, the socket of a group that is not named after its first
-// container would stay.
-func writeAddress(dir, address string) error {
-	return os.WriteFile(filepath.Join(dir, "address"), []byte(address), 0o644)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
 	"github.com/containerd/containerd/api/types"
@@ -50,7 +51,9 @@ func (m *shimManager) Start(ctx context.Context, params *bootapi.BootstrapParams
 	if err != nil {
 		return nil, err
 	}
-	if err := writeAddress(dir, result.GetAddress()); err != nil {
+	// As shims before 2.3 did: containerd 1.6 and 1.7 read it after a restart, and a shim that ends
+	// removes the socket of that name, which for a group need not be that of the container.
+	if err := os.WriteFile(filepath.Join(dir, "address"), []byte(result.GetAddress()), 0o644); err != nil {
 		return nil, err
 	}
 	// Without this extension containerd 2.4 executes `shim -info` for every runtime other than

@@ -9,8 +9,6 @@ import (
 	ctrdshim "github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/containerd/v2/pkg/shutdown"
 	"github.com/containerd/ttrpc"
-
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 )
 
 // RuntimeName is the name that containerd knows this shim by.
@@ -37,10 +35,6 @@ type gpuContainer struct {
 	rootfs string
 	// ready reports whether the container may be started: its mask is attached.
 	ready bool
-	// mask is attached by Start, over maskTarget, if the container is restored from a checkpoint;
-	// otherwise nil.
-	mask       *procmask.Mask
-	maskTarget string
 }
 
 // NewService returns the Task service, with containerd's own embedded.

@@ -119,20 +119,23 @@ func inOwnMounts(t *testing.T) bool {
 }
 
 // simulatedHost prepares a host with a simulated driver and the bundle of a container that asks for
-// a GPU.
-func simulatedHost(t *testing.T) (bundle string) {
+// a GPU. privileges are masked and admin.
+func simulatedHost(t *testing.T, privileges string) (bundle string) {
 	t.Helper()
 	d := simtest.New(t, sim.Options{GPUs: 1})
 	t.Setenv(config.EnvFile, d.ConfigPath)
 	t.Cleanup(func() {
 		_ = unix.Unmount(filepath.Join(d.StateDir, "view"), unix.MNT_DETACH)
 	})
-	return gpuBundle(t)
+	return gpuBundle(t, privileges)
 }
 
-func gpuBundle(t *testing.T) string {
+// The bounding sets of a container that gets the mask, and of one that does not.
+const masked, admin = `[]`, `["CAP_SYS_ADMIN"]`
+
+func gpuBundle(t *testing.T, privileges string) string {
 	t.Helper()
-	dir := plainBundle(t, `{"root": {"path": "rootfs"}, "process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]},
+	dir := plainBundle(t, `{"root": {"path": "rootfs"}, "process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"], "capabilities": {"bounding": `+privileges+`}},
 		"mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
 		"linux": {"namespaces": [{"type": "mount"}]}}`)
 	check(t, os.Mkdir(filepath.Join(dir, "rootfs"), 0o755))
@@ -145,7 +148,7 @@ func TestAContainerWithoutItsMaskIsNeverStarted(t *testing.T) {
 		return
 	}
 	f := &fakeTasks{deleteErr: errors.New("runc is gone")}
-	dir := simulatedHost(t)
+	dir := simulatedHost(t, masked)
 	s, _ := serviceAround(f)
 	_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir})
 	if err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
@@ -169,24 +172,32 @@ func TestAContainerWhoseMaskFailedIsDestroyed(t *testing.T) {
 	if !inOwnMounts(t) {
 		return
 	}
-	dir := simulatedHost(t)
-	for checkpoint, want := range map[string][]string{
-		"": {"create", "kill", "delete"},
-		// A container that runc restores has no process until Start.
-		"/checkpoint": {"create", "start", "kill", "delete"},
-	} {
-		f := &fakeTasks{}
-		s, _ := serviceAround(f)
-		_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir, Checkpoint: checkpoint})
-		if checkpoint != "" && err == nil {
-			_, err = s.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
-		}
-		if err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
-			t.Errorf("%q: %v", checkpoint, err)
-		}
-		if !slices.Equal(f.calls, want) || !s.reserve("c") {
-			t.Errorf("%q: calls %v, want %v and a free id", checkpoint, f.calls, want)
-		}
+	f := &fakeTasks{}
+	s, _ := serviceAround(f)
+	_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: simulatedHost(t, masked)})
+	if err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
+		t.Error(err)
+	}
+	if want := []string{"create", "kill", "delete"}; !slices.Equal(f.calls, want) || !s.reserve("c") {
+		t.Errorf("calls %v, want %v and a free id", f.calls, want)
+	}
+}
+
+func TestT46ACheckpointBringsNoGPU(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	f := &fakeTasks{}
+	s, _ := serviceAround(f)
+	r := &taskapi.CreateTaskRequest{ID: "c", Bundle: simulatedHost(t, masked), Checkpoint: "/checkpoint"}
+	_, err := s.Create(t.Context(), r)
+	if !errdefs.IsFailedPrecondition(errgrpc.ToNative(err)) || len(f.calls) > 0 || !s.reserve("c") {
+		t.Errorf("error %v, calls %v, the id is free: %v", err, f.calls, s.reserve("c"))
+	}
+	// A container that asks for nothing is restored.
+	r = &taskapi.CreateTaskRequest{ID: "d", Bundle: plainBundle(t, "{}"), Checkpoint: "/checkpoint"}
+	if _, err := s.Create(t.Context(), r); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -195,7 +206,7 @@ func TestASecondContainerOfTheSameIDDoesNotDisturbTheFirst(t *testing.T) {
 		return
 	}
 	f := &fakeTasks{}
-	dir := simulatedHost(t)
+	dir := simulatedHost(t, masked)
 	s, _ := serviceAround(f)
 	s.reserve("c")
 	s.update("c", gpuContainer{ready: true})
@@ -214,13 +225,12 @@ func TestTheCreateEventHasTheMountsOfTheRootFileSystem(t *testing.T) {
 		return
 	}
 	f := &fakeTasks{}
-	dir := simulatedHost(t)
+	dir := simulatedHost(t, admin)
 	s, p := serviceAround(f)
 	image := filepath.Join(t.TempDir(), "image")
 	check(t, os.Mkdir(image, 0o755))
 	mounts := []*types.Mount{{Type: "bind", Source: image, Options: []string{"rbind", "rw"}}}
-	// A restore has no process yet, and therefore no mask to fail.
-	r := &taskapi.CreateTaskRequest{ID: "c", Bundle: dir, Rootfs: mounts, Checkpoint: "/checkpoint"}
+	r := &taskapi.CreateTaskRequest{ID: "c", Bundle: dir, Rootfs: mounts}
 	f.onCreate = func(r *taskapi.CreateTaskRequest) {
 		if r.Rootfs != nil {
 			t.Error("the embedded service would mount the root file system again")
@@ -239,7 +249,7 @@ func TestTheCreateEventHasTheMountsOfTheRootFileSystem(t *testing.T) {
 
 	// Without a container there is no event.
 	f.createErr = errors.New("runc create failed")
-	r.Rootfs, r.Bundle = mounts, gpuBundle(t)
+	r.Rootfs, r.Bundle = mounts, gpuBundle(t, admin)
 	if _, err := s.Create(t.Context(), r); err == nil {
 		t.Fatal("created")
 	}
@@ -261,7 +271,7 @@ func TestCreateOpensTheConfigurationOnce(t *testing.T) {
 	if !inOwnMounts(t) {
 		return
 	}
-	for name, dir := range map[string]string{"with a GPU": simulatedHost(t), "without a GPU": plainBundle(t, "{}")} {
+	for name, dir := range map[string]string{"with a GPU": simulatedHost(t, admin), "without a GPU": plainBundle(t, "{}")} {
 		fd, err := unix.InotifyInit1(unix.IN_NONBLOCK | unix.IN_CLOEXEC)
 		check(t, err)
 		defer unix.Close(fd)
@@ -269,8 +279,7 @@ func TestCreateOpensTheConfigurationOnce(t *testing.T) {
 			t.Fatal(err)
 		}
 		s, _ := serviceAround(&fakeTasks{})
-		// A restore has no process yet, and therefore no mask to fail.
-		if _, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir, Checkpoint: "/checkpoint"}); err != nil {
+		if _, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir}); err != nil {
 			t.Fatal(err)
 		}
 		events, opens := make([]byte, 4096), 0
