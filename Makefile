@@ -62,7 +62,7 @@ demo: deps build tools ## show a GPU inside a container: the real driver where t
 TEST_FLAGS ?= -count=1 -p 1 -timeout 40m
 
 test: deps build tools daemons kubernetes ## run all tests that need no GPU (as root)
-	CGO_ENABLED=0 $(GO) test $(TEST_FLAGS) ./internal/nvml
+	CGO_ENABLED=0 $(GO) vet ./cmd/nvidia-shimctl
 	cd integration/conformance && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/daemons && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/kubernetes && $(GO) test $(TEST_FLAGS) .

@@ -80,7 +80,6 @@ func (p *Plan) makeLinks(root *image.Root) error {
 	return nil
 }
 
-// writeLinkerFiles writes the loader's files in the image.
 func (p *Plan) writeLinkerFiles(c Container, root *image.Root) error {
 	for _, f := range p.linkerFiles {
 		if err := root.WriteFile(f.Path, f.Data); err != nil {
@@ -90,7 +89,6 @@ func (p *Plan) writeLinkerFiles(c Container, root *image.Root) error {
 	return nil
 }
 
-// writeBundle writes the files of the bundle and the edited config.json.
 func (p *Plan) writeBundle(c Container) error {
 	for _, f := range p.bundleFiles {
 		if err := bundle.WriteFile(c.Bundle.Dir, f.Path, f.Data, 0o644); err != nil {
@@ -113,7 +111,6 @@ func (p *Plan) writeBundle(c Container) error {
 	return c.Bundle.Save()
 }
 
-// writeRecord writes the plan beside config.json.
 func (p *Plan) writeRecord(c Container) error {
 	data, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {

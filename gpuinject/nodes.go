@@ -76,7 +76,6 @@ func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]devi
 	return may, nil
 }
 
-// addClass records the nodes of a class that the container gets.
 func (p *Plan) addClass(class string, nodes []device.Node) {
 	p.Classes = append(p.Classes, class)
 	if class == request.IMEX {

@@ -19,7 +19,6 @@ type PlanRequirement struct {
 	SatisfiedBy []string `json:"satisfied_by"`
 }
 
-// checkRequirements refuses a container whose image requires what this host does not have.
 func checkRequirements(c Container, h host.Host, g grant, a answers, p *Plan) error {
 	list, err := requirements(c, p)
 	if err != nil || len(list) == 0 {

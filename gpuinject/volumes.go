@@ -74,7 +74,6 @@ func (v volumes) hides(at string) bool {
 	return slices.ContainsFunc(v.ephemeral, func(dir string) bool { return isBelow(at, dir) })
 }
 
-// isBelow reports whether name is dir or inside it.
 func isBelow(name, dir string) bool {
 	return name == dir || dir == "/" || strings.HasPrefix(name, dir+"/")
 }

@@ -42,8 +42,8 @@ func TestInfoShowsTheHost(t *testing.T) {
 		t.Errorf("GPU 2 of %s", out)
 	}
 	older := "MIG-" + d.GPUs[1].UUID + "/9/0"
-	mig := gpuinject.PlanMIG{GPU: 1, GI: 9, CI: 0, Name: older, UUID: d.MIG[0].UUID, Profile: info.GPUs[1].NVML.MIGs[0].Name}
-	if !slices.Equal(info.MIG, []gpuinject.PlanMIG{mig}) || len(info.GPUs[1].NVML.MIGs) != 1 {
+	mig := gpuinject.PlanMIG{GPU: 1, GI: 9, CI: 0, Name: older, UUID: d.MIG[0].UUID, Profile: info.GPUs[1].NVML.Instances[0].Name}
+	if !slices.Equal(info.MIG, []gpuinject.PlanMIG{mig}) || len(info.GPUs[1].NVML.Instances) != 1 {
 		t.Errorf("MIG devices of %s", out)
 	}
 	file := func(f string) bool { return filepath.Base(f) == "libcuda.so."+d.Version }

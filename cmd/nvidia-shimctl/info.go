@@ -41,15 +41,7 @@ type gpuInfo struct {
 	gpuinject.PlanGPU
 	Model string `json:"model"`
 	// NVML is absent if NVML does not answer, or not for this GPU.
-	NVML *nvmlInfo `json:"nvml,omitempty"`
-}
-
-// nvmlInfo holds the facts that requirements of images and MIG UUIDs refer to.
-type nvmlInfo struct {
-	Brand string                 `json:"brand"`
-	Arch  string                 `json:"arch,omitempty"`
-	MIG   bool                   `json:"mig"`
-	MIGs  []device.InstanceFacts `json:"mig_devices"`
+	NVML *device.GPUFacts `json:"nvml,omitempty"`
 }
 
 func infoCommand() *cli.Command {
@@ -106,7 +98,7 @@ func gpuInfos(gpus []device.GPU, facts device.Facts) []gpuInfo {
 		info := gpuInfo{PlanGPU: gpuinject.NewPlanGPU(g), Model: g.Model}
 		for _, f := range facts.GPUs {
 			if strings.EqualFold(f.BusID, g.BusID) {
-				info.NVML = &nvmlInfo{Brand: f.Brand, Arch: f.Arch, MIG: f.MIG, MIGs: f.Instances}
+				info.NVML = &f
 			}
 		}
 		list = append(list, info)

@@ -54,7 +54,7 @@ func runArgsCommand() *cli.Command {
 				return printJSON(c.Root().Writer, r)
 			}
 			for _, a := range r.Args {
-				fmt.Fprintln(c.Root().Writer, shellQuote(a))
+				fmt.Fprintln(c.Root().Writer, a)
 			}
 			limits := term.New(c.Root().ErrWriter)
 			for _, l := range r.Limits {
@@ -121,9 +121,10 @@ func makeRunArgs(c *cli.Command) (*runArgs, error) {
 // makeArgs makes the flags. Docker, Podman and nerdctl have the same ones.
 func (r *runArgs) makeArgs() error {
 	ctr := r.For == "ctr"
-	separators := ":"
+	// A shell splits and expands what a command substitution prints.
+	separators := " \t\n*?[:"
 	if ctr {
-		separators = ",\"\n"
+		separators = " \t\n*?[,\""
 	}
 	for _, b := range slices.Concat(r.Devices, r.Files) {
 		if strings.ContainsAny(b.Source+b.Destination, separators) {
@@ -163,14 +164,4 @@ func (r *runArgs) makeArgs() error {
 		r.Args = append(r.Args, "--env="+v)
 	}
 	return nil
-}
-
-// shellQuote writes a word for a POSIX shell. A word of ordinary characters stays as it is, so that
-// a command substitution needs no eval.
-func shellQuote(s string) string {
-	const ordinary = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_@%+=:,./-"
-	if s != "" && strings.Trim(s, ordinary) == "" {
-		return s
-	}
-	return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'"
 }

@@ -11,35 +11,15 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
 )
 
-// optionalFile is the value of --from-toolkit: "" without the flag, "true" if it has no value.
-type optionalFile string
-
-// Set takes what is behind "=", or "true" if there is nothing.
-func (f *optionalFile) Set(s string) error {
-	*f = optionalFile(s)
-	if s != "true" && !filepath.IsAbs(s) {
-		return fmt.Errorf("%q is not an absolute path", s)
-	}
-	return nil
-}
-
-func (f *optionalFile) String() string { return string(*f) }
-
-// Get returns what the command line library hands on.
-func (f *optionalFile) Get() any { return string(*f) }
-
-// IsBoolFlag says that the flag may stand alone.
-func (f *optionalFile) IsBoolFlag() bool { return true }
-
-// fromToolkit is nil without --from-toolkit.
+// fromToolkit is nil without --from-toolkit and --toolkit-config.
 func fromToolkit(c *cli.Command, to string) (*toolkit.Report, error) {
-	file, _ := c.Value("from-toolkit").(string)
-	names := []string{file}
-	switch file {
-	case "":
+	names := toolkit.Paths
+	if file := c.String("toolkit-config"); filepath.IsAbs(file) {
+		names = []string{file}
+	} else if file != "" {
+		return nil, usage(fmt.Errorf("--toolkit-config %q is not an absolute path", file))
+	} else if !c.Bool("from-toolkit") {
 		return nil, nil
-	case "true":
-		names = toolkit.Paths
 	}
 	report, err := toolkit.Read(c.String("root"), names, to)
 	return &report, err

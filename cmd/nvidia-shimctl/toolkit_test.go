@@ -42,7 +42,7 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 		}
 		installed := simtest.Contents(t, root)
 		// Again: nothing changes; with another file of the toolkit's, ours does.
-		status, out, _ := ctl(t, append([]string{"--json"}, append(install, "--from-toolkit="+path)...)...)
+		status, out, _ := ctl(t, append([]string{"--json"}, append(install, "--toolkit-config="+path)...)...)
 		var o installation
 		decode(t, out, &o)
 		if status != 0 || o.Changed || len(o.Files) != 0 || o.Toolkit == nil || o.Toolkit.From != path || len(o.Toolkit.Options) < 15 || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
@@ -50,7 +50,7 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 		}
 		other := filepath.Join(root, "other.toml")
 		write(t, other, "disable-require = true\n[nvidia-container-runtime]\nmode = \"legacy\"\n")
-		status, _, errs := ctl(t, append(install, "--from-toolkit=/other.toml")...)
+		status, _, errs := ctl(t, append(install, "--toolkit-config=/other.toml")...)
 		if c, err := config.Load(file); status != 0 || err != nil || !c.Policy.DisableRequire || c.Host.DriverRoot != "/" {
 			t.Errorf("%d %s %+v %v", status, errs, c, err)
 		}
@@ -115,8 +115,8 @@ func TestInstallFromToolkitRefuses(t *testing.T) {
 		says   string
 	}{
 		{"--from-toolkit", 1, toolkit.Paths[0] + ": line 1: "},
-		{"--from-toolkit=/nowhere.toml", 1, "no configuration of NVIDIA's toolkit at /nowhere.toml"},
-		{"--from-toolkit=relative.toml", 2, "not an absolute path"},
+		{"--toolkit-config=/nowhere.toml", 1, "no configuration of NVIDIA's toolkit at /nowhere.toml"},
+		{"--toolkit-config=relative.toml", 2, "not an absolute path"},
 	} {
 		if status, _, errs := ctl(t, append(install, c.flag)...); status != c.status || !strings.Contains(errs, c.says) || !reflect.DeepEqual(simtest.Contents(t, root), before) {
 			t.Errorf("%s: %d %s", c.flag, status, errs)

@@ -71,7 +71,6 @@ func (r *Root) findGlibc(a *abi, dirs []string) string {
 	return ""
 }
 
-// readELF reads the headers of a library.
 func (r *Root) readELF(name string) (ldcache.ELF, error) {
 	f, size, err := r.openFile(name, maxLibrary)
 	if err != nil {

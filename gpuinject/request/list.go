@@ -49,7 +49,6 @@ func split(value string) (items []string) {
 	return items
 }
 
-// addCDI adds one item that must be a CDI name.
 func (l *list) addCDI(item string) error {
 	if !strings.Contains(item, "=") {
 		return fmt.Errorf("%s is not a CDI name: <vendor>/<class>=<name>", Quote(item))

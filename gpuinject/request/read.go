@@ -85,7 +85,6 @@ func ofContract(name string) bool {
 	return strings.HasPrefix(name, "NVIDIA_") || strings.HasPrefix(name, "CUDA_") || strings.HasPrefix(name, SwarmPrefix)
 }
 
-// readMount reads one mount of the device list.
 func (s *Said) readMount(destination, id string) {
 	l, failed := &s.mounted, &s.mountedErr
 	var err error

@@ -99,7 +99,6 @@ func checkPrepareUnit(n *node) []Finding {
 	return fine("%s runs at boot", runtimeclass.UnitName)
 }
 
-// checkSockets checks the daemons whose sockets containers are to get.
 func checkSockets(n *node) []Finding {
 	if len(n.config.Container.Sockets) == 0 {
 		return fine("containers get no sockets of daemons")

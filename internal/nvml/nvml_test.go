@@ -15,11 +15,3 @@ func TestBusID(t *testing.T) {
 		}
 	}
 }
-
-func TestBrand(t *testing.T) {
-	for n, want := range map[int]string{0: "unknown", 2: "tesla", 7: "vapps", 11: "cloudgaming", 13: "nvidiartx", 14: "nvidia", 15: "geforcertx", 16: "titanrtx", 17: "unknown", -1: "unknown"} {
-		if got := brand(n); got != want {
-			t.Errorf("brand %d is %q, want %q", n, got, want)
-		}
-	}
-}

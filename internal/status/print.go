@@ -93,7 +93,7 @@ func (s *Status) printContainers(o *term.Output) {
 		if c.Processes != nil {
 			processes = strconv.Itoa(*c.Processes)
 		}
-		t.Row(term.Plain, name, orNone(gpus), size(c.Memory), processes, c.Namespace, shortID(c.ID))
+		t.Row(term.Plain, name, cmp.Or(strings.Join(gpus, " "), none), size(c.Memory), processes, c.Namespace, shortID(c.ID))
 	}
 	t.Flush()
 }
@@ -128,10 +128,8 @@ func (s *Status) names(ids ...string) string {
 			names = append(names, c.label())
 		}
 	}
-	return orNone(names)
+	return cmp.Or(strings.Join(names, " "), none)
 }
-
-func orNone(list []string) string { return cmp.Or(strings.Join(list, " "), none) }
 
 func size(v *uint64) string {
 	if v == nil {

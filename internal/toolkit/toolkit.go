@@ -77,7 +77,7 @@ func Read(root string, names []string, to string) (Report, error) {
 		r.From, r.To = name, to
 		return r, nil
 	}
-	return Report{}, fmt.Errorf("no configuration of NVIDIA's toolkit at %s: name it with --from-toolkit=FILE, or leave the flag out", strings.Join(names, " or "))
+	return Report{}, fmt.Errorf("no configuration of NVIDIA's toolkit at %s: name it with --toolkit-config, or leave the flag out", strings.Join(names, " or "))
 }
 
 // Convert reads the text of the toolkit's file. root is where the files are that it names.
