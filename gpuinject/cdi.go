@@ -56,7 +56,6 @@ func hasCapability(c Container, h host.Host, right device.Capability) bool {
 	})
 }
 
-// hasNode reports whether the specification that containerd handed over has a node.
 func hasNode(c Container, n device.Node) bool {
 	return slices.Contains(c.Said.Container.Nodes, n.Number())
 }

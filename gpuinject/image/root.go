@@ -192,7 +192,6 @@ func (r *Root) openFile(name string, limit int64) (*os.File, int64, error) {
 	return f, at.stat.Size, err
 }
 
-// readFile reads the regular file name, of at most limit bytes.
 func (r *Root) readFile(name string, limit int64) ([]byte, error) {
 	f, size, err := r.openFile(name, limit)
 	if err != nil {

@@ -57,7 +57,6 @@ func checkLibraries(n *node) []Finding {
 	return list
 }
 
-// checkNodes checks the nodes that every GPU container gets, and the others of the loaded driver.
 func checkNodes(ctx context.Context, n *node) []Finding {
 	if n.gpus == nil || n.hostErr != nil && n.gpus.Platform != "" {
 		return nil

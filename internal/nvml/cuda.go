@@ -7,26 +7,23 @@ package nvml
 #include <dlfcn.h>
 #include <stdlib.h>
 
-// 75 and 76 are CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
-enum { MAJOR = 75, MINOR = 76 };
-
-static int version(void *lib, int *out) {
-	int (*get)(int *) = (int (*)(int *))dlsym(lib, "cuDriverGetVersion");
-	return get ? get(out) : -1;
+static int init(void *lib) {
+	int (*call)(unsigned) = (int (*)(unsigned))dlsym(lib, "cuInit");
+	return call ? call(0) : -1;
 }
 
-// count starts the driver and counts its GPUs.
-static int count(void *lib, int *out) {
-	int (*init)(unsigned) = (int (*)(unsigned))dlsym(lib, "cuInit");
-	int (*get)(int *) = (int (*)(int *))dlsym(lib, "cuDeviceGetCount");
-	int rc = init ? init(0) : -1;
-	return rc ? rc : get ? get(out) : -1;
+static int get(void *lib, const char *name, int *out) {
+	int (*call)(int *) = (int (*)(int *))dlsym(lib, name);
+	return call ? call(out) : -1;
 }
 
-static int capability(void *lib, int gpu, int *major, int *minor) {
-	int (*get)(int *, int, int) = (int (*)(int *, int, int))dlsym(lib, "cuDeviceGetAttribute");
-	int rc = get ? get(major, MAJOR, gpu) : -1;
-	return rc ? rc : get(minor, MINOR, gpu);
+static int version(void *lib, int *out) { return get(lib, "cuDriverGetVersion", out); }
+static int count(void *lib, int *out) { return get(lib, "cuDeviceGetCount", out); }
+
+// attribute 75 is CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 76 _MINOR.
+static int attribute(void *lib, int which, int gpu, int *out) {
+	int (*call)(int *, int, int) = (int (*)(int *, int, int))dlsym(lib, "cuDeviceGetAttribute");
+	return call ? call(out, which, gpu) : -1;
 }
 */
 import "C"
@@ -40,11 +37,12 @@ import (
 )
 
 // cudaFacts returns what libcuda knows of the host, as NVIDIA's stack asks it on a Tegra. Without a
-// GPU that starts, the version of CUDA is still known.
+// GPU that starts, the version of CUDA is still known. cuInit removes a file of its own, and fails
+// if it cannot (driver 580).
 func cudaFacts(host config.Host) (f device.Facts, err error) {
 	path, err := libraryPath(host, cudaName)
 	if err == nil {
-		err = isolated(host, func() error {
+		err = isolated(host, unlink, func() error {
 			f, err = readCUDA(path)
 			return err
 		})
@@ -65,12 +63,12 @@ func readCUDA(path string) (device.Facts, error) {
 		return f, fmt.Errorf("libcuda cannot tell the CUDA version: error %d (%s)", rc, path)
 	}
 	f.CUDA = cudaVersion(int(cuda))
-	if C.count(lib, &count) != 0 {
+	if C.init(lib) != 0 || C.count(lib, &count) != 0 {
 		return f, nil
 	}
 	for i := range int(count) {
 		g := device.GPUFacts{Index: i, Instances: []device.InstanceFacts{}}
-		if C.capability(lib, C.int(i), &major, &minor) == 0 {
+		if C.attribute(lib, 75, C.int(i), &major) == 0 && C.attribute(lib, 76, C.int(i), &minor) == 0 {
 			g.Arch = fmt.Sprintf("%d.%d", major, minor)
 		}
 		f.GPUs = append(f.GPUs, g)

@@ -5,20 +5,22 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
 // isolate prepares the calling thread for NVML. The goroutine must be locked to the thread and
-// never unlock it.
-func isolate(devRoot string) error {
+// never unlock it. The library may make the denied calls in allowed.
+func isolate(devRoot string, allowed []uint32) error {
 	if devRoot != "/" {
 		if err := useDev(filepath.Join(devRoot, "dev")); err != nil {
 			return fmt.Errorf("give NVML the device nodes of host.dev-root: %w", err)
 		}
 	}
-	if err := denyCalls(); err != nil {
+	calls := slices.DeleteFunc(slices.Clone(denied), func(call uint32) bool { return slices.Contains(allowed, call) })
+	if err := deny(calls); err != nil {
 		return fmt.Errorf("keep NVML from starting programs and making device nodes: %w", err)
 	}
 	return nil
@@ -43,9 +45,9 @@ func useDev(dir string) error {
 // same architecture x86-64.
 const x32 = 0x40000000
 
-// denyCalls makes the denied system calls of the whole process fail with EPERM, and every call of
+// deny makes the given system calls of the whole process fail with EPERM, and every call of
 // another architecture's table (seccomp(2)). Child processes inherit it.
-func denyCalls() error {
+func deny(calls []uint32) error {
 	// Offsets in struct seccomp_data.
 	const nr, arch = 0, 4
 	load := func(offset uint32) unix.SockFilter {
@@ -57,9 +59,9 @@ func denyCalls() error {
 	jump := func(condition uint16, k uint32, yes, no int) unix.SockFilter {
 		return unix.SockFilter{Code: unix.BPF_JMP | condition | unix.BPF_K, Jt: uint8(yes), Jf: uint8(no), K: k}
 	}
-	n := len(denied)
+	n := len(calls)
 	program := []unix.SockFilter{load(arch), jump(unix.BPF_JEQ, auditArch, 0, n+3), load(nr), jump(unix.BPF_JGE, x32, n+1, 0)}
-	for i, call := range denied {
+	for i, call := range calls {
 		program = append(program, jump(unix.BPF_JEQ, call, n-i, 0))
 	}
 	program = append(program, ret(unix.SECCOMP_RET_ALLOW), ret(unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)))

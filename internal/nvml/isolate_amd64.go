@@ -16,3 +16,6 @@ var denied = []uint32{
 	unix.SYS_CHOWN, unix.SYS_FCHOWN, unix.SYS_LCHOWN, unix.SYS_FCHOWNAT,
 	unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE, unix.SYS_DELETE_MODULE,
 }
+
+// unlink are the calls of denied that remove a file.
+var unlink = []uint32{unix.SYS_UNLINK, unix.SYS_UNLINKAT}

@@ -23,7 +23,7 @@ func TestDeniedSystemCalls(t *testing.T) {
 // tryCalls tries the denied system calls after isolate.
 func tryCalls() error {
 	runtime.LockOSThread()
-	if err := isolate("/"); err != nil {
+	if err := isolate("/", nil); err != nil {
 		return err
 	}
 	for _, call := range denied {

@@ -17,7 +17,7 @@ import (
 func ask(host config.Host, live bool) (s Snapshot, err error) {
 	path, err := libraryPath(host, nvmlName)
 	if err == nil {
-		err = isolated(host, func() error {
+		err = isolated(host, nil, func() error {
 			s, err = withLibrary(path, live)
 			return err
 		})
@@ -25,14 +25,14 @@ func ask(host config.Host, live bool) (s Snapshot, err error) {
 	return s, err
 }
 
-// isolated runs fn on a thread that ends afterwards.
-func isolated(host config.Host, fn func() error) (err error) {
+// isolated runs fn, which may make the denied calls in allowed, on a thread that ends afterwards.
+func isolated(host config.Host, allowed []uint32, fn func() error) (err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		// Never unlocked: the thread cannot get its rights back, and ends with this function.
 		runtime.LockOSThread()
-		if err = isolate(host.DevRoot); err == nil {
+		if err = isolate(host.DevRoot, allowed); err == nil {
 			err = fn()
 		}
 	}()

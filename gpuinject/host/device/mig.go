@@ -91,7 +91,6 @@ func (c Capability) node() string {
 	return "nvidia-caps/nvidia-cap" + strconv.FormatUint(uint64(c.Minor), 10)
 }
 
-// readCapability reads a file below capabilitiesDir.
 func readCapability(cfg config.Host, name string) (Capability, error) {
 	file := filepath.Join(cfg.ProcRoot, capabilitiesDir, name)
 	data, err := ReadFile(file)
@@ -181,7 +180,6 @@ func (inv Inventory) InstancesOf(gpu GPU) []Instance { return instancesOf(inv.MI
 // given for a MIG device that is gone, or before it was partitioned.
 func (inv Inventory) Withheld(gpu GPU) int { return len(instancesOf(inv.WithheldMIG, gpu)) }
 
-// isWhole reports whether a GPU is not partitioned by MIG.
 func (inv Inventory) isWhole(gpu GPU) bool {
 	return len(inv.InstancesOf(gpu)) == 0 && inv.Withheld(gpu) == 0
 }

@@ -9,6 +9,7 @@ enum {
 	CUDA_ERROR_NOT_INITIALIZED = 3,
 	CUDA_ERROR_NO_DEVICE = 100,
 	CUDA_ERROR_INVALID_DEVICE = 101,
+	CUDA_ERROR_OPERATING_SYSTEM = 304,
 	CUDA_ERROR_UNKNOWN = 999,
 };
 
@@ -28,6 +29,9 @@ EXPORT int cuInit(unsigned flags)
 	count = sim_visible(seen);
 	if (count == 0)
 		return CUDA_ERROR_NO_DEVICE;
+	/* As seen of driver 580 under a filter of system calls. */
+	if (unlink("/tmp/simulated-cuda") && errno == EPERM)
+		return CUDA_ERROR_OPERATING_SYSTEM;
 	if (!sim_may_open("nvidia-uvm", O_RDWR))
 		return CUDA_ERROR_UNKNOWN;
 	initialized = 1;
