@@ -137,7 +137,7 @@ func keepSysctls() func() {
 
 // places are those that containerd, runc and the kubelet use whatever they are told:
 // each is an empty file system in the tests' mount namespace.
-var places = []string{"/run/cdi", "/run/containerd", "/var/lib/kubelet", "/var/log"}
+var places = []string{"/run/cdi", "/run/containerd", "/run/netns", "/var/lib/kubelet", "/var/log"}
 
 // coverPlaces runs in the tests' mount namespace.
 func coverPlaces() error {
