@@ -105,8 +105,8 @@ func TestContainer(t *testing.T) {
 		{admin: true, unmasked: true, userns: true, want: Container{UserNamespace: true}},
 		{annotations: []string{annotationContainerType + "=sandbox"}, want: Container{Kubernetes: true, Sandbox: true}},
 		{annotations: []string{annotationContainerType[:20] + "=sandbox"}}, // only looks like the key
-		{annotations: []string{annotationContainerType + "=container", annotationNamespace + "=n", annotationPod + "=p", annotationContainer + "=c"},
-			want: Container{Kubernetes: true, Namespace: "n", Pod: "p", Name: "c"}},
+		{annotations: []string{annotationContainerType + "=container", annotationNamespace + "=n", annotationPod + "=p", annotationUID + "=u", annotationContainer + "=c"},
+			want: Container{Kubernetes: true, Namespace: "n", Pod: "p", UID: "u", Name: "c"}},
 	} {
 		spec := specOf(visible("all"), nil, tc.annotations)
 		if tc.admin {

@@ -164,7 +164,7 @@ func TestInAPodOtherDevicesNeedAGrantOfTheirOwn(t *testing.T) {
 	t.Run("a look-alike of the mount", func(t *testing.T) {
 		run(t, testenv.RunOptions{Annotations: pod, Mounts: []string{"type=bind,src=/dev/null,options=rbind:ro,dst=/var/run/nvidia-container-devicesX/imex/3"}}, 1, "gdrdrv")
 	})
-	for _, namespace := range []string{"kube-system", "gpu-operator"} {
+	for _, namespace := range []string{"kube-system"} {
 		t.Run("a trusted namespace: "+namespace, func(t *testing.T) {
 			if lines := run(t, testenv.RunOptions{Annotations: simhost.PodAnnotations(namespace, "dcgm", "main")}, 3, otherNames(h.Driver)...); len(lines) != 0 {
 				t.Errorf("warnings: %q", lines)
