@@ -28,7 +28,8 @@ import (
 const gcPercent = 40
 
 // Create gives the container its GPUs and has the embedded service create it. A container without a
-// GPU request is created from its bundle as containerd wrote it.
+// GPU request is created from its bundle as containerd wrote it; if that has nodes of the driver, it
+// gets the mask.
 func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
 	s.beginCreate(r.ID)
 	defer s.endCreate(r.ID)
@@ -43,7 +44,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if err := setOptions(ctx, r, opts, bundle.CgroupsPath(c.Raw)); err != nil {
 		return nil, toGRPC(err)
 	}
-	if !c.Asks {
+	if !c.Asks && !c.NeedsMask {
 		return s.TTRPCTaskService.Create(ctx, r)
 	}
 	// A collection of garbage would delay the container. Restoring the previous value instead would
@@ -162,14 +163,20 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 // and in the bundle.
 func inject(c gpuinject.Container, rootPath string) (applied gpuinject.Applied, err error) {
 	defer recovered(&err)
+	if !c.Asks {
+		return gpuinject.MaskOnly(c, gpuinject.Plan{Reason: c.Reason})
+	}
 	root, err := image.Open(rootPath)
 	if err != nil {
 		return applied, err
 	}
 	defer root.Close()
 	plan, err := gpuinject.Resolve(c, root, ask)
-	if err != nil || !plan.GPU {
+	if err != nil {
 		return gpuinject.Applied{Plan: plan}, err
+	}
+	if !plan.GPU {
+		return gpuinject.MaskOnly(c, plan)
 	}
 	return gpuinject.Apply(c, plan, root)
 }
@@ -213,6 +220,9 @@ func logCreated(ctx context.Context, c gpuinject.Container, p gpuinject.Plan, to
 	level := slices.Index([]string{"error", "warn", "info", "debug"}, c.Config.Log.Level)
 	entry := log.G(ctx).WithField("id", c.ID)
 	if level < 1 {
+		return
+	}
+	if !c.Asks {
 		return
 	}
 	if !p.GPU {

@@ -7,6 +7,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 )
 
@@ -18,6 +19,9 @@ const (
 	annotationUID           = "io.kubernetes.cri.sandbox-uid"
 	annotationContainer     = "io.kubernetes.cri.container-name"
 )
+
+// driverMajor is registered for NVIDIA's driver (Documentation/admin-guide/devices.txt of Linux).
+const driverMajor = 195
 
 // Container is the identity and the privileges of the container that asks, as containerd wrote
 // them.
@@ -40,8 +44,10 @@ type Container struct {
 	// UserNamespace is true if it runs in a user namespace: one of its own, or that of its pod,
 	// which CRI names by path (WithPodNamespaces).
 	UserNamespace bool
-	// Nodes are the character devices that the specification already carries.
-	Nodes []device.Number
+	// Nodes are the character devices that the specification already carries. DriverNodes is true if
+	// nodes of the driver are among them.
+	Nodes       []device.Number
+	DriverNodes bool
 }
 
 // isKubepods reports whether a cgroup is below that of the kubelet's pods, which --cgroup-root may
@@ -74,6 +80,7 @@ func identify(spec *bundle.Spec) Container {
 	for _, d := range spec.Linux.Devices {
 		if d.Type == "c" || d.Type == "u" {
 			c.Nodes = append(c.Nodes, device.Number{Major: d.Major, Minor: d.Minor})
+			c.DriverNodes = c.DriverNodes || d.Major == driverMajor || host.IsDriverNode(d.Path)
 		}
 	}
 	return c
