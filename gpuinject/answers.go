@@ -3,13 +3,18 @@ package gpuinject
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/facts"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/checkpoint"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
@@ -19,6 +24,8 @@ type answers struct {
 	kept     facts.Kept
 	factsErr error
 	kubelet  policy.KubeletAnswer
+	// passedOver are ids that the kubelet allocated and that name no GPU.
+	passedOver []string
 }
 
 // selectIDs resolves device ids. The error is device.ErrFacts if only NVML can resolve one, and it
@@ -31,6 +38,43 @@ func selectIDs(h host.Host, ids []string, a answers) (device.Set, error) {
 	return set, err
 }
 
+// selectEach is selectIDs for ids that are a grant. missing is the first one that this host does not
+// have, or that NVML did not resolve.
+func selectEach(h host.Host, ids []string, a answers) (set device.Set, missing string, err error) {
+	for _, id := range ids {
+		one, err := selectIDs(h, []string{id}, a)
+		if err != nil {
+			return device.Set{}, id, err
+		}
+		set.Add(one)
+	}
+	return set, "", nil
+}
+
+// checkpointFile is the kubelet's. A variable for the tests.
+var checkpointFile = checkpoint.File
+
+// pod is what is known of a container's pod before the kubelet's API is asked.
+type pod struct {
+	// containers are those of the kubelet's checkpoint; err is why there is none.
+	containers map[string][]string
+	err        error
+	// ask is true if the API has to be asked as well.
+	ask bool
+}
+
+// readPod reads the kubelet's checkpoint. It is bound to the pod's UID, but does not tell a container
+// without a device from an ephemeral one, which shares what its pod has.
+func readPod(who request.Container) (p pod) {
+	p.containers, p.err = checkpoint.Pod(checkpointFile, who.UID)
+	_, listed := p.containers[who.Name]
+	if p.err == nil && len(p.containers) == 0 {
+		p.containers, listed = map[string][]string{who.Name: {}}, true
+	}
+	p.ask = !listed
+	return p
+}
+
 // askAll collects every question that only the kubelet or NVML can answer and asks them at once.
 // notInSpec is true if no device is in the specification; named are ids that are a grant by being
 // named.
@@ -41,15 +85,22 @@ func askAll(c Container, h host.Host, notInSpec bool, named []string, ask Ask) a
 	if len(h.MIG) > 0 || required {
 		a.kept = facts.Load(cfg.Host, h)
 	}
+	needsPod := notInSpec && policy.NeedsKubelet(cfg.Policy, who)
+	var p pod
 	var q probe.Questions
-	if notInSpec && policy.NeedsKubelet(cfg.Policy, who) {
+	if needsPod {
+		p = readPod(who)
+	}
+	if p.ask {
 		q.Pod = &probe.Pod{Socket: cfg.Policy.KubeletSocket, Namespace: who.Namespace, Name: who.Pod}
 	}
+	known, _ := policy.Allocation{Containers: p.containers}.IDs(who.Name)
+	known, _ = fullIDs(h, known)
 	// An id of which nothing can be granted need not be understood.
-	possible := policy.EnvironmentGrants(cfg.Policy, who) != "" || !notInSpec || q.Pod != nil ||
+	possible := policy.EnvironmentGrants(cfg.Policy, who) != "" || !notInSpec || q.Pod != nil || len(known) > 0 ||
 		who.Kubernetes && cfg.Policy.Kubernetes == config.Audit
 	unknown := a.kept.Asked.IsZero() && (required || q.Pod != nil && len(h.MIG) > 0)
-	q.Facts = possible && (unknown || h.NeedsFacts(slices.Concat(named, c.Request.Devices), a.kept.Facts))
+	q.Facts = possible && (unknown || h.NeedsFacts(slices.Concat(named, known, c.Request.Devices), a.kept.Facts))
 	var reply probe.Answers
 	switch {
 	case q.Facts:
@@ -57,23 +108,85 @@ func askAll(c Container, h host.Host, notInSpec bool, named []string, ask Ask) a
 	case q.Pod != nil:
 		reply = ask(q)
 	}
-	if q.Pod == nil {
+	if !needsPod {
 		return a
 	}
-	switch {
-	case reply.NoKubelet:
-		a.kubelet.NoKubelet = true
-	case reply.Pod == nil:
-		a.kubelet.Err = errors.New(reply.PodError)
-	default:
-		a.kubelet.Allocation = *reply.Pod
-		allocated, _ := reply.Pod.IDs(who.Name)
-		if !q.Facts && h.NeedsFacts(allocated, a.kept.Facts) {
-			// A MIG device was made again with the ids of an earlier one, so that NVML's kept
-			// answer still has the earlier UUID. Only here is a second question needed.
-			a.kept, _, a.factsErr = facts.Ask(cfg.Host, h, a.kept, probe.Questions{Facts: true}, ask)
-		}
-		a.kubelet.Set, a.kubelet.SetErr = selectIDs(h, allocated, a)
+	a.kubelet = p.answer(c, h, reply)
+	allocated, _ := a.kubelet.Allocation.IDs(who.Name)
+	allocated, a.passedOver = fullIDs(h, allocated)
+	if !q.Facts && h.NeedsFacts(allocated, a.kept.Facts) {
+		// A MIG device was made again with the ids of an earlier one, so that NVML's kept answer
+		// still has the earlier UUID. Only here is a second question needed.
+		a.kept, _, a.factsErr = facts.Ask(cfg.Host, h, a.kept, probe.Questions{Facts: true}, ask)
 	}
+	set, missing, err := selectEach(h, allocated, a)
+	if err != nil && !errors.Is(err, device.ErrFacts) {
+		// A pod's events have this error: it does not list the GPUs of the host.
+		err = errors.New("device " + request.Quote(missing))
+	}
+	a.kubelet.Set, a.kubelet.SetErr = set, err
 	return a
+}
+
+// answer is what the kubelet says of the pod, in its checkpoint and in its reply if that was asked for.
+func (p pod) answer(c Container, h host.Host, reply probe.Answers) (k policy.KubeletAnswer) {
+	socket := c.Config.Policy.KubeletSocket
+	switch {
+	case !p.ask:
+		k.Allocation = policy.Allocation{Found: true, Containers: p.containers}
+	case reply.NoKubelet && errors.Is(p.err, fs.ErrNotExist):
+		k.NoKubelet = true
+	case reply.NoKubelet:
+		k.Err = fmt.Errorf("there is no kubelet at %s (policy.kubelet-socket)", socket)
+	case reply.Pod == nil:
+		k.Err = fmt.Errorf("the kubelet at %s: %s", socket, reply.PodError)
+	case p.err == nil && reply.Pod.Found:
+		// The devices are those of the UID. The reply, of a pod of this name, adds which containers
+		// without a device there are.
+		for name := range reply.Pod.Containers {
+			if _, ok := p.containers[name]; !ok {
+				p.containers[name] = []string{}
+			}
+		}
+		k.Allocation = policy.Allocation{Found: true, Containers: p.containers}
+	default:
+		k.Allocation = *reply.Pod
+	}
+	if p.err != nil && k.Err != nil {
+		k.Err = fmt.Errorf("%w; %w", k.Err, p.err)
+	}
+	if p.err != nil && k.Err == nil {
+		k.Err = checkByName(c, h, k.Allocation, p.err)
+	}
+	return k
+}
+
+// checkByName refuses an allocation that is bound to no UID, but to the name of a pod, unless the
+// container names each of its devices in full, as NVIDIA's device plugin does in the environment. A
+// pod that was deleted by force goes on creating containers while the next one of its name is there,
+// and "all" in its image would be all that the next one has.
+func checkByName(c Container, h host.Host, allocation policy.Allocation, why error) error {
+	ids, _ := allocation.IDs(c.Said.Container.Name)
+	if ids, _ = fullIDs(h, ids); len(ids) == 0 {
+		return nil
+	}
+	if _, others := fullIDs(h, c.Request.Devices); len(others) == 0 {
+		return nil
+	}
+	return fmt.Errorf("the kubelet's API has a pod of this name, but no UID, and the container does not name its GPUs by UUID: have the device plugin pass device specifications (PASS_DEVICE_SPECS=true): %w", why)
+}
+
+// fullIDs returns those of a list that are full names of devices, each once, without the numbers of
+// time-slicing replicas ("GPU-…::3"). Resources of other plugins, network cards for example, have
+// other ids: "2" or "all" is no GPU there.
+func fullIDs(h host.Host, list []string) (ids, others []string) {
+	for _, id := range list {
+		name, replica, isReplica := strings.Cut(id, "::")
+		if _, err := strconv.ParseUint(replica, 10, 31); isReplica && err != nil || !h.IsFull(name) {
+			others = append(others, id)
+		} else if !slices.Contains(ids, name) {
+			ids = append(ids, name)
+		}
+	}
+	return ids, others
 }

@@ -21,6 +21,9 @@ type Container struct {
 	// not set: such a container never meets the configuration, the driver or their errors.
 	Asks   bool
 	Reason string
+	// NeedsMask is true if the container does not ask, is not privileged and has nodes of the driver
+	// all the same: see MaskOnly. The rest but Request is set then.
+	NeedsMask bool
 	// Bundle is the parsed configuration, Config the shim's configuration.
 	Bundle *bundle.Bundle
 	Config *config.Config
@@ -69,7 +72,8 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, 
 	c := Container{Raw: b.Raw(), Bundle: b}
 	c.Said = request.Read(&b.Spec)
 	asks, why := c.Said.Asks()
-	if !asks {
+	hasNodes := c.Said.Container.DriverNodes && !c.Said.Container.Privileged
+	if !asks && !hasNodes {
 		c.Reason = why
 		return c, nil
 	}
@@ -77,10 +81,15 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, 
 	if c.Config, err = load(); err != nil {
 		return c, fail(Precondition, "%w", err)
 	}
+	if !asks {
+		c.Reason, c.NeedsMask = why, true
+		return c, nil
+	}
 	if c.Request, err = c.Said.Request(c.Config); err != nil {
 		return c, refuseRequest(err)
 	}
 	c.Asks, c.Reason = c.Request.Driver, c.Request.Reason
+	c.NeedsMask = !c.Asks && hasNodes
 	return c, nil
 }
 

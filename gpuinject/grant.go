@@ -60,7 +60,11 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	}
 	a := askAll(c, h, inSpec.Empty() && len(named) == 0, named, ask)
 	if len(named) > 0 {
-		set, err := selectIDs(h, named, a)
+		set, missing, err := selectEach(h, named, a)
+		if err != nil && c.Said.Container.Kubernetes && !errors.Is(err, device.ErrFacts) {
+			// The error itself would list the GPUs of the host in the pod's events.
+			return grant{}, fail(Denied, "GPU %s is not this container's: this host has no such device", request.Quote(missing))
+		}
 		if err != nil {
 			return grant{}, fail(Precondition, "%s: %w", c.Request.Reason, err)
 		}
@@ -72,6 +76,9 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	}
 	p.Grant = g.may.Reason
 	p.decideGrant(g.may)
+	if n := len(a.passedOver); n > 0 {
+		p.note("%d device ids that the kubelet allocated name no GPU and were passed over, such as %s", n, request.Quote(a.passedOver[0]))
+	}
 	g.choose(h, c.Request, a)
 	if err := checkAnnotations(c, h, &g, a, p); err != nil {
 		return g, err

@@ -35,6 +35,69 @@ func TestWhoGetsTheMask(t *testing.T) {
 	}
 }
 
+// A pod's author can set the variable over the device plugin's value: nodes of the driver bring the
+// mask all the same.
+func TestNodesWithoutARequestBringTheMask(t *testing.T) {
+	other := func(s *specs.Spec) {
+		s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/fuse", Type: "c", Major: 10, Minor: 229}}
+	}
+	for _, tc := range []struct {
+		name string
+		env  []string
+		spec func(*specs.Spec)
+		want string
+	}{
+		{"void", devices("void"), inPod(1), "masked, shows GPU 1"},
+		{"empty", devices(""), inPod(1, 2), "masked, shows GPU 1, GPU 2"},
+		{"unset", nil, inPod(1), "masked, shows GPU 1"},
+		{"outside Kubernetes", nil, withNode(simulated.Majors.GPU, simulated.GPUs[3].Minor), "masked, shows GPU 3"},
+		{"the control node alone", devices("void"), withNode(simulated.Majors.GPU, 255), "masked, shows "},
+		{"annotations that do not count", devices("void"), all(inPod(1), annotated("nvidia.cdi.k8s.io", "nvidia.com/gpu=3")), "masked, shows GPU 1"},
+		{"privileged", devices("void"), all(inPod(1), privileged), "left alone"},
+		{"no node of the driver", devices("void"), all(inPod(), other), "left alone"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			spec := newSpec(tc.env...)
+			tc.spec(spec)
+			for i := range spec.Linux.Devices { // as a device plugin names them
+				if spec.Linux.Devices[i].Major == 195 {
+					spec.Linux.Devices[i].Path = "/dev/nvidia0"
+				}
+			}
+			dir := newBundle(t, spec)
+			before := readFile(t, dir, "config.json")
+			c, err := Examine(dir, loading(hostConfig(t)))
+			if err != nil || c.Asks {
+				t.Fatalf("examine: %+v, %v", c, err)
+			}
+			got := "left alone"
+			if c.NeedsMask {
+				plan, mask, err := MaskOnly(c, Plan{})
+				if err != nil || mask == nil {
+					t.Fatal(mask, err)
+				}
+				defer mask.Close()
+				got = showProc(plan)
+			}
+			if got != tc.want || string(readFile(t, dir, "config.json")) != string(before) {
+				t.Errorf("%s, want %s, and the same config.json", got, tc.want)
+			}
+		})
+	}
+	s := newSpec(devices("void")...)
+	inPod(1)(s)
+	s.Mounts = s.Mounts[1:]
+	c, err := ExamineSpec(s, loading(hostConfig(t)))
+	if err == nil {
+		_, _, err = MaskOnly(c, Plan{})
+	}
+	refused(t, err, Invalid, "no procfs of its own")
+	c.Config.Host.ProcRoot = t.TempDir()
+	if _, mask, err := MaskOnly(c, Plan{}); err != nil || mask != nil {
+		t.Errorf("on a host without a driver: %v, %v", mask, err)
+	}
+}
+
 // A container whose mounts or nodes are not its own is refused.
 func TestIsolation(t *testing.T) {
 	noProc := func(s *specs.Spec) { s.Mounts = s.Mounts[1:] }

@@ -184,7 +184,7 @@ func TestKubeletAndNVMLAreAskedTogether(t *testing.T) {
 		asked = append(asked, ";")
 		return a
 	}
-	spec := newSpec("NVIDIA_VISIBLE_DEVICES=all")
+	spec := newSpec("NVIDIA_VISIBLE_DEVICES=" + h.MIG[2].UUID)
 	h.inMIGPod()(spec)
 	spec.Annotations["io.kubernetes.cri.sandbox-name"], spec.Annotations["io.kubernetes.cri.container-name"] = "pod", "main"
 	// NVML's answer is kept for the second container.

@@ -29,7 +29,8 @@ import (
 const gcPercent = 40
 
 // Create gives the container its GPUs and has the embedded service create it. A container without a
-// GPU request is created from its bundle as containerd wrote it.
+// GPU request is created from its bundle as containerd wrote it; if that has nodes of the driver, it
+// gets the mask.
 func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
 	s.beginCreate(r.ID)
 	defer s.endCreate(r.ID)
@@ -44,7 +45,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if err := setOptions(ctx, r, opts, c.Raw); err != nil {
 		return nil, toGRPC(err)
 	}
-	if !c.Asks {
+	if !c.Asks && !c.NeedsMask {
 		return s.TTRPCTaskService.Create(ctx, r)
 	}
 	// A collection of garbage would delay the container. Restoring the previous value instead would
@@ -172,20 +173,31 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 // processes before the mask is attached (T46).
 func inject(c gpuinject.Container, rootPath string, restored bool) (plan gpuinject.Plan, mask *procmask.Mask, err error) {
 	defer recovered(&err)
-	root, err := image.Open(rootPath)
-	if err != nil {
-		return plan, nil, err
+	refuse := &gpuinject.Error{Kind: gpuinject.Precondition, Err: errors.New(
+		"a container with GPUs cannot be restored from a checkpoint: create it without one")}
+	plan = gpuinject.Plan{Reason: c.Reason}
+	if c.Asks {
+		root, err := image.Open(rootPath)
+		if err != nil {
+			return plan, nil, err
+		}
+		defer root.Close()
+		if plan, err = gpuinject.Resolve(c, root, ask); err != nil {
+			return plan, nil, err
+		}
+		if plan.GPU && restored {
+			return plan, nil, refuse
+		}
+		if plan.GPU {
+			return gpuinject.Apply(c, plan, root)
+		}
 	}
-	defer root.Close()
-	plan, err = gpuinject.Resolve(c, root, ask)
-	if err != nil || !plan.GPU {
-		return plan, nil, err
+	plan, mask, err = gpuinject.MaskOnly(c, plan)
+	if mask != nil && restored {
+		mask.Close()
+		return plan, nil, refuse
 	}
-	if restored {
-		return plan, nil, &gpuinject.Error{Kind: gpuinject.Precondition, Err: errors.New(
-			"a container with GPUs cannot be restored from a checkpoint: create it without one")}
-	}
-	return gpuinject.Apply(c, plan, root)
+	return plan, mask, err
 }
 
 // attachMask attaches the mask over target in the mount namespace of the container's init process
@@ -224,6 +236,9 @@ func logCreated(ctx context.Context, c gpuinject.Container, p gpuinject.Plan, to
 	level := slices.Index([]string{"error", "warn", "info", "debug"}, c.Config.Log.Level)
 	entry := log.G(ctx).WithField("id", c.ID)
 	if level < 1 {
+		return
+	}
+	if !c.Asks {
 		return
 	}
 	if !p.GPU {

@@ -51,6 +51,7 @@ type Linux struct {
 	Namespaces  []specs.LinuxNamespace `json:"namespaces"`
 	MaskedPaths []string               `json:"maskedPaths"`
 	MountLabel  string                 `json:"mountLabel"`
+	CgroupsPath string                 `json:"cgroupsPath"`
 	UIDMappings []specs.LinuxIDMapping `json:"uidMappings"`
 	GIDMappings []specs.LinuxIDMapping `json:"gidMappings"`
 	Resources   struct {

@@ -95,12 +95,16 @@ type Policy struct {
 	// Kubernetes is Enforce, Audit or TrustEnv, for containers that CRI created.
 	Kubernetes string `toml:"kubernetes"`
 	// TrustedNamespaces are the Kubernetes namespaces whose pods may use the environment as a
-	// grant: monitoring agents and the device plugin itself.
+	// grant: monitoring agents and the device plugin itself. Only kube-system exists in every
+	// cluster; another name could be taken by any user who may create namespaces.
 	TrustedNamespaces []string `toml:"trusted-namespaces"`
 	// KubeletSocket is the kubelet's PodResources socket. The kubelet is asked there if nothing
-	// else says what was allocated to a pod. Without a socket at that path no kubelet runs on this
-	// node, and the environment grants.
+	// else says what was allocated to a pod.
 	KubeletSocket string `toml:"kubelet-socket"`
+	// AcceptEnvWithoutKubelet lets the environment of a pod's container grant if there is no
+	// kubelet: neither its checkpoint nor a socket at KubeletSocket. Otherwise the container is
+	// refused.
+	AcceptEnvWithoutKubelet bool `toml:"accept-env-without-kubelet"`
 	// AcceptVolumeMounts takes /dev/null mounted at /var/run/nvidia-container-devices/<id> as
 	// request and grant of that device, as the device plugin's strategy volume-mounts makes it. It
 	// is safe only if pods may not mount host paths.
@@ -166,7 +170,7 @@ func Default() *Config {
 		},
 		Policy: Policy{
 			Kubernetes:                Enforce,
-			TrustedNamespaces:         []string{"kube-system", "gpu-operator", "nvidia-gpu-operator", "nvidia-device-plugin", "nvidia-dra-driver-gpu"},
+			TrustedNamespaces:         []string{"kube-system"},
 			KubeletSocket:             "/var/lib/kubelet/pod-resources/kubelet.sock",
 			AcceptVolumeMounts:        true,
 			AcceptEnvWhenUnprivileged: true,

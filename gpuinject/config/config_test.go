@@ -40,7 +40,7 @@ func TestAnEmptyFileIsTheDefault(t *testing.T) {
 // What the default is, is a promise: Kubernetes never trusts an image.
 func TestTheDefaultIsTheSafeOne(t *testing.T) {
 	c := Default()
-	if c.Policy.Kubernetes != Enforce || len(c.Policy.AllowFromEnvironment) != 0 || c.Policy.ForeignHooks != Replace || c.Host.StateDir != "/run/nvidia-shim" ||
+	if c.Policy.Kubernetes != Enforce || c.Policy.AcceptEnvWithoutKubelet || !slices.Equal(c.Policy.TrustedNamespaces, []string{"kube-system"}) || len(c.Policy.AllowFromEnvironment) != 0 || c.Policy.ForeignHooks != Replace || c.Host.StateDir != "/run/nvidia-shim" ||
 		c.Host.ProcMaskTarget != "/proc/driver/nvidia" || !slices.Equal(c.Container.DefaultCapabilities, []string{"compute", "utility"}) {
 		t.Errorf("default %+v", c)
 	}

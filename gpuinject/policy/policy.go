@@ -10,31 +10,35 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// Allocation is what the kubelet allocated to a pod, as the probe reports it.
+// resourceDomain is the domain of the resources that can be GPUs, by whatever name the device
+// plugin gives them: nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-1g.5gb. NVIDIA's plugin
+// uses no other domain, but other plugins use this one.
+const resourceDomain = "nvidia.com/"
+
+// IsGPUResource reports whether the devices of a resource can be GPUs. Their ids decide.
+func IsGPUResource(name string) bool { return strings.HasPrefix(name, resourceDomain) }
+
+// Allocation is what the kubelet allocated to a pod.
 type Allocation struct {
 	// Found is true if the kubelet knows the pod.
 	Found bool `json:"found"`
-	// Containers maps a container's name to its device ids. Init containers that run to completion
-	// and ephemeral ones are not in it (kubernetes issue 126765).
+	// Containers maps a container's name to its device ids. Of the PodResources API, init containers
+	// that run to completion and ephemeral ones are not in it (kubernetes issue 126765).
 	Containers map[string][]string `json:"containers"`
 }
 
-// IDs returns the device ids of a container, sorted, and whether the kubelet lists the container.
-// One that it does not list is an init container or an ephemeral one, and shares what its pod has.
-func (a Allocation) IDs(container string) (ids []string, listed bool) {
-	all, listed := a.Containers[container]
+// IDs returns the device ids of a container, sorted, and whether the container is listed. One that is
+// not is an init container or an ephemeral one, and shares what its pod has.
+func (a Allocation) IDs(container string) (all []string, listed bool) {
+	all, listed = a.Containers[container]
+	all = slices.Clone(all)
 	if !listed {
 		for _, ids := range a.Containers {
 			all = append(all, ids...)
 		}
 	}
-	for _, id := range all {
-		// A time-slicing replica of a GPU: "GPU-…::3".
-		id, _, _ = strings.Cut(id, "::")
-		ids = append(ids, id)
-	}
-	slices.Sort(ids)
-	return slices.Compact(ids), listed
+	slices.Sort(all)
+	return slices.Compact(all), listed
 }
 
 // Grant is what a container may select from.
@@ -91,9 +95,9 @@ func NeedsKubelet(p config.Policy, c request.Container) bool {
 // KubeletAnswer is what the kubelet says of a pod.
 type KubeletAnswer struct {
 	Allocation Allocation
-	// NoKubelet is true if there is no socket to ask at: this is no kubelet's node.
+	// NoKubelet is true if there is neither a checkpoint of a kubelet nor a socket to ask at.
 	NoKubelet bool
-	// Err is why the kubelet could not be asked.
+	// Err is why it is not known what was allocated.
 	Err error
 	// Set are the devices of the container's ids, and SetErr why this host does not have them.
 	Set    device.Set
@@ -129,20 +133,24 @@ func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet 
 		return Grant{Reason: "accept-env-when-unprivileged is off and the container is not privileged"}, nil
 	}
 	if !NeedsKubelet(p, c) {
-		return Grant{Reason: "no GPU was allocated: the container's specification does not name its pod"}, nil
+		return Grant{Reason: "no GPU was allocated: the container's specification does not name its pod: have the device plugin pass device specifications (PASS_DEVICE_SPECS=true)"}, nil
 	}
-	ids, listed := kubelet.Allocation.IDs(c.Name)
+	_, listed := kubelet.Allocation.Containers[c.Name]
+	nothing := kubelet.Set.Empty() && kubelet.SetErr == nil
+	unknown := fmt.Sprintf("what was allocated to pod %s/%s is not known", c.Namespace, c.Pod)
 	switch {
-	case kubelet.NoKubelet:
+	case kubelet.NoKubelet && p.AcceptEnvWithoutKubelet:
 		return Grant{All: true, Reason: "there is no kubelet at " + p.KubeletSocket + ": the environment grants"}, nil
+	case kubelet.NoKubelet:
+		return Grant{}, fmt.Errorf("%s: there is no kubelet at %s: set policy.kubelet-socket to pod-resources/kubelet.sock in the kubelet's --root-dir, or on a host without a kubelet policy.accept-env-without-kubelet = true", unknown, p.KubeletSocket)
 	case kubelet.Err != nil:
-		return Grant{}, fmt.Errorf("what was allocated to pod %s/%s is not known: the kubelet at %s: %w", c.Namespace, c.Pod, p.KubeletSocket, kubelet.Err)
+		return Grant{}, fmt.Errorf("%s: %w", unknown, kubelet.Err)
 	case !kubelet.Allocation.Found:
 		return Grant{Reason: "no GPU was allocated: the kubelet does not know pod " + c.Namespace + "/" + c.Pod}, nil
-	case len(ids) == 0 && !listed:
+	case nothing && !listed:
 		// It may be an init container whose GPU no other container gets.
 		return Grant{Reason: "no GPU was allocated to a container that the kubelet lists, and init containers it does not list: have the device plugin pass device specifications (PASS_DEVICE_SPECS=true)"}, nil
-	case len(ids) == 0:
+	case nothing:
 		return Grant{Reason: "no GPU was allocated to the container, says the kubelet"}, nil
 	case kubelet.SetErr != nil:
 		return Grant{}, fmt.Errorf("the kubelet allocated what this host does not have: %w", kubelet.SetErr)

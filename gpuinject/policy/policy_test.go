@@ -62,7 +62,7 @@ func allowed(t *testing.T, g Grant) string {
 }
 
 func pod(namespace string) request.Container {
-	return request.Container{Kubernetes: true, Namespace: namespace, Pod: "p", Name: "c"}
+	return request.Container{Kubernetes: true, Namespace: namespace, Pod: "p", UID: "u", Name: "c"}
 }
 
 // allocation is the kubelet's answer of one pod: lists of ids by container.
@@ -77,6 +77,7 @@ func TestDecide(t *testing.T) {
 	privilegedPod.Privileged, privilegedPod.Admin = true, true
 	noEnv := func(p *config.Policy) { p.AcceptEnvWhenUnprivileged = false }
 	audit := func(p *config.Policy) { p.Kubernetes = config.Audit }
+	noKubelet := func(p *config.Policy) { p.AcceptEnvWithoutKubelet = true }
 	listed := allocation(map[string][]string{"c": {"GPU-b"}, "other": {"GPU-a"}})
 	listed.Set = setOf("GPU-b")
 	none := allocation(map[string][]string{"c": {}})
@@ -106,7 +107,13 @@ func TestDecide(t *testing.T) {
 		{name: "a pod that the kubelet does not know", container: pod("default"), reason: "the kubelet does not know pod default/p", asks: true},
 		{name: "a kubelet that does not answer", container: pod("default"), kubelet: fails, want: "error: timeout", asks: true},
 		{name: "an allocation that this host does not have", container: pod("default"), kubelet: gone, want: "error: does not have: no such GPU", asks: true},
-		{name: "no kubelet on this host", container: pod("default"), kubelet: KubeletAnswer{NoKubelet: true}, want: everything, reason: "there is no kubelet at", asks: true},
+		{name: "no kubelet on this host", container: pod("default"), kubelet: KubeletAnswer{NoKubelet: true}, want: "error: what was allocated to pod default/p is not known: there is no kubelet at /var/lib/kubelet/pod-resources/kubelet.sock: set policy.kubelet-socket to pod-resources/kubelet.sock in the kubelet's --root-dir, or on a host without a kubelet policy.accept-env-without-kubelet = true", asks: true},
+		{name: "no kubelet, and that is accepted", container: pod("default"), change: noKubelet, kubelet: KubeletAnswer{NoKubelet: true}, want: everything, reason: "there is no kubelet at", asks: true},
+		{name: "that is accepted, and there is a kubelet", container: pod("default"), change: noKubelet, kubelet: none, reason: "no GPU was allocated", asks: true},
+		{name: "that is accepted, and the kubelet does not answer", container: pod("default"), change: noKubelet, kubelet: fails, want: "error: timeout", asks: true},
+		{name: "audit, and no kubelet", container: pod("default"), change: audit, kubelet: KubeletAnswer{NoKubelet: true}, want: everything, reason: "audit", asks: true},
+		{name: "a pod of another runtime", container: request.Container{Kubernetes: true}, change: noKubelet, reason: "does not name its pod"},
+		{name: "a namespace that GPU Operator uses", container: pod("gpu-operator"), kubelet: none, reason: "no GPU", asks: true},
 		{name: "a privileged pod", container: privilegedPod, want: everything, reason: "privileged"},
 		{name: "a trusted namespace", container: pod("kube-system"), want: everything, reason: "namespace kube-system is trusted"},
 		{name: "a namespace that looks alike", container: pod("kube-system-x"), kubelet: none, reason: "no GPU", asks: true},
@@ -144,7 +151,7 @@ func TestDecide(t *testing.T) {
 
 func TestAllocation(t *testing.T) {
 	a := Allocation{Found: true, Containers: map[string][]string{
-		"main": {"GPU-b::1", "GPU-b::0", "MIG-1"}, "side": {"GPU-a"}, "none": {},
+		"main": {"MIG-1", "GPU-b", "GPU-b"}, "side": {"GPU-a"}, "none": {},
 	}}
 	for name, want := range map[string]string{"main": "GPU-b MIG-1 true", "side": "GPU-a true", "none": "true", "init": "GPU-a GPU-b MIG-1 false"} {
 		ids, listed := a.IDs(name)
@@ -213,7 +220,7 @@ func TestMayManageMIG(t *testing.T) {
 		{"an ordinary pod", pod("default"), config.Enforce, false},
 		{"a pod with CAP_SYS_ADMIN", with(pod("default"), true, false), config.Enforce, false},
 		{"a privileged pod", with(pod("default"), true, true), config.Enforce, true},
-		{"a pod of a trusted namespace", pod("gpu-operator"), config.Enforce, true},
+		{"a pod of a trusted namespace", pod("kube-system"), config.Enforce, true},
 		{"a pod without a namespace", pod(""), config.Enforce, false},
 		{"an ordinary pod under trust-env", pod("default"), config.TrustEnv, false},
 		{"an ordinary pod under audit", pod("default"), config.Audit, false},

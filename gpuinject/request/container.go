@@ -2,10 +2,12 @@ package request
 
 import (
 	"slices"
+	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 )
 
@@ -14,17 +16,23 @@ const (
 	annotationContainerType = "io.kubernetes.cri.container-type"
 	annotationNamespace     = "io.kubernetes.cri.sandbox-namespace"
 	annotationPod           = "io.kubernetes.cri.sandbox-name"
+	annotationUID           = "io.kubernetes.cri.sandbox-uid"
 	annotationContainer     = "io.kubernetes.cri.container-name"
 )
+
+// driverMajor is registered for NVIDIA's driver (Documentation/admin-guide/devices.txt of Linux).
+const driverMajor = 195
 
 // Container is the identity and the privileges of the container that asks, as containerd wrote
 // them.
 type Container struct {
-	// Kubernetes is true if containerd's CRI plugin made the container.
+	// Kubernetes is true if containerd's CRI plugin made the container, or if its cgroup is one of
+	// the kubelet's: that of another runtime, such as cri-dockerd, which says nothing more.
 	Kubernetes bool
 	// Sandbox is true for the pause container of a pod.
-	Sandbox              bool
-	Namespace, Pod, Name string
+	Sandbox bool
+	// Namespace, Pod and UID are the pod's; Name is the container's.
+	Namespace, Pod, UID, Name string
 	// Privileged containers have CAP_SYS_ADMIN in their bounding set, nothing of /proc masked and
 	// no user namespace: the result of `--privileged` and `privileged: true`. CAP_SYS_ADMIN alone
 	// is not enough, unlike in NVIDIA's stack; in a user namespace, where a pod may ask for an
@@ -36,18 +44,31 @@ type Container struct {
 	// UserNamespace is true if it runs in a user namespace: one of its own, or that of its pod,
 	// which CRI names by path (WithPodNamespaces).
 	UserNamespace bool
-	// Nodes are the character devices that the specification already carries.
-	Nodes []device.Number
+	// Nodes are the character devices that the specification already carries. DriverNodes is true if
+	// nodes of the driver are among them.
+	Nodes       []device.Number
+	DriverNodes bool
+}
+
+// isKubepods reports whether a cgroup is below that of the kubelet's pods, which --cgroup-root may
+// move: /kubepods/burstable/pod<uid>/<id>, or kubepods-burstable-pod<uid>.slice:docker:<id>.
+func isKubepods(cgroup string) bool {
+	slice, _, _ := strings.Cut(cgroup, ":")
+	return slices.ContainsFunc(strings.Split(slice, "/"), func(dir string) bool {
+		name := strings.TrimSuffix(dir, ".slice")
+		return name == "kubepods" || strings.HasPrefix(name, "kubepods-") || strings.Contains(name, "-kubepods-")
+	})
 }
 
 // identify reads the identity of a container from its specification.
 func identify(spec *bundle.Spec) Container {
 	a := spec.Annotations
 	c := Container{
-		Kubernetes: a[annotationContainerType] != "",
+		Kubernetes: a[annotationContainerType] != "" || isKubepods(spec.Linux.CgroupsPath),
 		Sandbox:    a[annotationContainerType] == "sandbox",
 		Namespace:  a[annotationNamespace],
 		Pod:        a[annotationPod],
+		UID:        a[annotationUID],
 		Name:       a[annotationContainer],
 	}
 	bounding := slices.Contains(spec.Process.Capabilities.Bounding, "CAP_SYS_ADMIN")
@@ -59,6 +80,7 @@ func identify(spec *bundle.Spec) Container {
 	for _, d := range spec.Linux.Devices {
 		if d.Type == "c" || d.Type == "u" {
 			c.Nodes = append(c.Nodes, device.Number{Major: d.Major, Minor: d.Minor})
+			c.DriverNodes = c.DriverNodes || d.Major == driverMajor || host.IsDriverNode(d.Path)
 		}
 	}
 	return c

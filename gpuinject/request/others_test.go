@@ -105,8 +105,8 @@ func TestContainer(t *testing.T) {
 		{admin: true, unmasked: true, userns: true, want: Container{UserNamespace: true}},
 		{annotations: []string{annotationContainerType + "=sandbox"}, want: Container{Kubernetes: true, Sandbox: true}},
 		{annotations: []string{annotationContainerType[:20] + "=sandbox"}}, // only looks like the key
-		{annotations: []string{annotationContainerType + "=container", annotationNamespace + "=n", annotationPod + "=p", annotationContainer + "=c"},
-			want: Container{Kubernetes: true, Namespace: "n", Pod: "p", Name: "c"}},
+		{annotations: []string{annotationContainerType + "=container", annotationNamespace + "=n", annotationPod + "=p", annotationUID + "=u", annotationContainer + "=c"},
+			want: Container{Kubernetes: true, Namespace: "n", Pod: "p", UID: "u", Name: "c"}},
 	} {
 		spec := specOf(visible("all"), nil, tc.annotations)
 		if tc.admin {
@@ -119,7 +119,7 @@ func TestContainer(t *testing.T) {
 			spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.UserNamespace, Path: "/proc/7/ns/user"}}
 		}
 		spec.Linux.Devices = []specs.LinuxDevice{{Type: "c", Major: 195, Minor: 1}, {Type: "b", Major: 8}, {Type: "u", Major: 195, Minor: 2}}
-		tc.want.Nodes = []device.Number{{Major: 195, Minor: 1}, {Major: 195, Minor: 2}}
+		tc.want.Nodes, tc.want.DriverNodes = []device.Number{{Major: 195, Minor: 1}, {Major: 195, Minor: 2}}, true
 		s := Read(spec)
 		if asks, _ := s.Asks(); !reflect.DeepEqual(s.Container, tc.want) || asks == tc.want.Sandbox {
 			t.Errorf("%+v: got %+v, asks %v", tc, s.Container, asks)
@@ -129,7 +129,7 @@ func TestContainer(t *testing.T) {
 
 func TestMightAsk(t *testing.T) {
 	for want, words := range map[bool][]string{
-		true:  {"NVIDIA_VISIBLE_DEVICES=0", "CUDA_VERSION=8.0", DeviceListDir + "/0", "cdi.k8s.io/x", "nvidia.cdi.k8s.io", "DOCKER_RESOURCE_GPU=0", "/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk"},
+		true:  {"NVIDIA_VISIBLE_DEVICES=0", "CUDA_VERSION=8.0", DeviceListDir + "/0", "cdi.k8s.io/x", "nvidia.cdi.k8s.io", "DOCKER_RESOURCE_GPU=0", "/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk", "/dev/nvidia0"},
 		false: {"PATH=/bin", "NVIDIA_DRIVER_CAPABILITIES=all", "/usr/bin/nvidia-container-runtime-hook", "example.com/nic=0"},
 	} {
 		for _, word := range words {

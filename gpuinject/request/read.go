@@ -217,7 +217,9 @@ func editedByCDI(spec *bundle.Spec) bool {
 }
 
 // words are in the configuration of every container that asks: the variables of the contract, CDI
-// annotations, swarm's variables, the device list and CDI's hooks.
+// annotations, swarm's variables, the device list and CDI's hooks. A container that has nodes of the
+// driver, and does not ask, is to be found as well.
 var words = []string{
+	"/dev/nvidia",
 	EnvVisibleDevices, envCUDAVersion, "cdi.k8s.io", SwarmPrefix, path.Base(DeviceListDir), cdiHook, ctkHook,
 }

@@ -139,11 +139,9 @@ func TestInitContainersSharePodsGPUs(t *testing.T) {
 			c.compare(t, c.logs(t, pod, "prepare"), true, []int{gpus[0].Index}, nil)
 		})
 	}
-	// The kubelet says nothing of init containers (kubernetes issue 126765), not even
-	// where one has devices that no other container gets. What it has must then be in
-	// its specification; an environment variable alone proves nothing.
+	// The kubelet's API says nothing of init containers (kubernetes issue 126765), its checkpoint does.
 	t.Run("an init container alone", func(t *testing.T) {
-		for _, s := range []strategy{{list: envvar, devices: true}, {list: volumeMounts}} {
+		for _, s := range []strategy{{list: envvar}, {list: envvar, devices: true}, {list: volumeMounts}} {
 			c.use(t, s)
 			pod := newPod("init-alone", run("main", plainImage, c.probe()...))
 			pod.Spec.InitContainers = []corev1.Container{with(run("prepare", plainImage, c.probe()...), 1)}
@@ -153,10 +151,20 @@ func TestInitContainersSharePodsGPUs(t *testing.T) {
 			}
 			c.compare(t, c.logs(t, pod, "main"), true, nil, nil)
 		}
-		c.use(t, strategy{list: envvar})
-		pod := newPod("init-alone", run("main", plainImage, "true"))
-		pod.Spec.InitContainers = []corev1.Container{with(run("prepare", plainImage, "true"), 1)}
-		c.refused(t, pod, "prepare", "is not this container's", "PASS_DEVICE_SPECS")
+	})
+	t.Run("an init container with more than the others", func(t *testing.T) {
+		for _, s := range []strategy{{list: envvar}, {list: silent}} {
+			c.use(t, s)
+			pod := newPod("init-more", with(wait("main", greedyImage), 1))
+			pod.Spec.InitContainers = []corev1.Container{with(run("prepare", greedyImage, c.probe()...), 2)}
+			c.startPod(t, pod)
+			gpu := c.checkAllocated(t, pod, "main", true, 1)[0]
+			seen := simhost.Parse(c.logs(t, pod, "prepare")).SMI
+			if len(seen) != 2 || !slices.Contains(seen, gpu.UUID) {
+				t.Errorf("%s: the init container sees %q, want two with %s", s, seen, gpu.UUID)
+			}
+			c.delete(t, pod)
+		}
 	})
 	t.Run("an init container of a greedy image", func(t *testing.T) {
 		pod := newPod("init-greedy", run("main", plainImage, "true"))

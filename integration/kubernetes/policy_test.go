@@ -100,7 +100,7 @@ func TestAnnotationsOfAPodGrantNothing(t *testing.T) {
 func TestATrustedNamespaceSelectsByEnvironmentAndALookAlikeDoesNot(t *testing.T) {
 	c := shared
 	for name, trusted := range map[string]bool{
-		"kube-system": true, "gpu-operator": true, "kube-system-x": false, "x-kube-system": false, "gpu-operators": false,
+		"kube-system": true, "kube-system-x": false, "x-kube-system": false, "gpu-operator": false,
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.namespace(t, name)
@@ -177,9 +177,12 @@ func TestAKubeletThatDoesNotAnswerIsNamedInThePodsStatus(t *testing.T) {
 	defer l.Close()
 	c.policy(t, fmt.Sprintf("kubelet-socket = %q\n", socket))
 	started := time.Now()
-	for _, pod := range []*corev1.Pod{newPod("unknown-all", wait("main", greedyImage)), newPod("unknown-own", with(wait("main", plainImage), 1))} {
-		c.refused(t, pod, "main", "what was allocated to pod default/"+pod.Name+" is not known", socket)
-	}
+	// Its checkpoint says what was allocated, unless the container is not in it and its pod is.
+	known := newPod("known-own", with(wait("main", greedyImage), 1))
+	c.startPod(t, known)
+	c.checkAllocated(t, known, "main", true, 1)
+	unknown := newPod("unknown-one", with(run("other", plainImage, "true"), 1), wait("main", greedyImage))
+	c.refused(t, unknown, "main", "what was allocated to pod default/"+unknown.Name+" is not known", socket)
 	if took := time.Since(started); took > time.Minute {
 		t.Errorf("it took %s", took)
 	}
@@ -192,9 +195,14 @@ func TestAKubeletThatDoesNotAnswerIsNamedInThePodsStatus(t *testing.T) {
 	c.checkAllocated(t, own, "main", true, 1)
 }
 
-func TestWithoutAKubeletsSocketTheEnvironmentIsAccepted(t *testing.T) {
+// No kubelet means no checkpoint and no socket, as with a container of crictl on a host without one.
+func TestWithoutAKubeletAContainerIsRefused(t *testing.T) {
 	c := shared
-	c.policy(t, fmt.Sprintf("kubelet-socket = %q\n", filepath.Join(t.TempDir(), "none.sock")))
+	socket := filepath.Join(t.TempDir(), "none.sock")
+	c.policy(t, fmt.Sprintf("kubelet-socket = %q\n", socket))
+	withCheckpoint(t, func([]byte) []byte { return nil })
+	c.refused(t, newPod("no-kubelet", wait("main", greedyImage)), "main", "is not known: there is no kubelet at "+socket, "policy.kubelet-socket", "policy.accept-env-without-kubelet")
+	c.policy(t, fmt.Sprintf("kubelet-socket = %q\naccept-env-without-kubelet = true\n", socket))
 	pod := newPod("no-kubelet", wait("all", greedyImage), env(wait("one", plainImage), "NVIDIA_VISIBLE_DEVICES", "3"))
 	now := c.startPod(t, pod)
 	c.check(t, pod, "all", true, c.Driver.GPUs...)

@@ -88,3 +88,22 @@ func TestAnUnmaskedProcInAUserNamespaceIsNoPrivilege(t *testing.T) {
 	c.checkAllocated(t, pod, "main", false, 1)
 	c.check(t, pod, "none", false)
 }
+
+// A pod's author can say that nothing is wanted of this runtime over what the device plugin sets. The
+// nodes are there, and with them the mask: root of the container sees no other GPU and cannot write
+// the driver's files.
+func TestNodesOfTheDriverBringTheMaskWithoutARequest(t *testing.T) {
+	c := shared
+	c.use(t, strategy{list: silent, devices: true})
+	for _, value := range []string{"void", ""} {
+		pod := newPod("void", env(with(wait("main", plainImage), 1), "NVIDIA_VISIBLE_DEVICES", value))
+		c.startPod(t, pod)
+		gpu := c.gpus(t, c.allocated(t, pod, "main")...)[0]
+		const script = "grep -h UUID /proc/driver/gpus/*/information; cat /proc/driver/params; echo x > /proc/driver/params"
+		got, _ := c.exec(pod.Namespace, pod.Name, "main", "/bin/sh", "-c", script)
+		if strings.Count(got, "GPU-") != 1 || !strings.Contains(got, gpu.UUID) || !strings.Contains(got, "ModifyDeviceFiles: 0") || !strings.Contains(got, "ead-only") {
+			t.Errorf("%q: %q, want %s alone, read-only", value, got, gpu.UUID)
+		}
+		c.delete(t, pod)
+	}
+}

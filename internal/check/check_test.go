@@ -234,7 +234,7 @@ func TestProblems(t *testing.T) {
 		}, "sockets", Warning, "fabricmanager does not run"},
 		{"no libraries", func(*fixture) {}, "libraries", Problem, "libcuda"},
 		{"state that others can write", func(f *fixture) { f.write("state/x", ""); f.chmod("state", 0o777) }, "state", Problem, "written by others"},
-		{"a kubelet without its socket", func(f *fixture) { f.write("var/lib/kubelet/x", "") }, "kubelet", Warning, "not held to"},
+		{"a kubelet without its socket", func(f *fixture) { f.write("var/lib/kubelet/x", "") }, "kubelet", Warning, "are refused"},
 		{"a kubelet that answers", func(f *fixture) {
 			f.configure("", "[policy]\nkubelet-socket = \"/k.sock\"\n")
 			kubelettest.Serve(f.tree, f.Root+"/k.sock", kubelettest.Pod("default", "p"))

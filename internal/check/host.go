@@ -141,7 +141,7 @@ func checkKubelet(ctx context.Context, n *node) []Finding {
 		return fine("there is no %s: not a Kubernetes node", dir)
 	case !n.exists(socket):
 		return warning("start the kubelet, or "+fix,
-			"there is a kubelet's %s, but no socket %s: containers are not held to what the kubelet allocated", dir, socket)
+			"there is a kubelet's %s, but no socket %s: containers whose allocation is not in the kubelet's checkpoint are refused", dir, socket)
 	}
 	ctx, cancel := context.WithTimeout(ctx, probe.KubeletTimeout)
 	defer cancel()

@@ -2,25 +2,44 @@ package kubelet
 
 import (
 	"context"
-	"strings"
+	"math/rand/v2"
+	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 )
 
-// resourceDomain is the domain of the resources that are GPUs, by whatever name the device plugin
-// gives them: nvidia.com/gpu, nvidia.com/gpu.shared, nvidia.com/mig-1g.5gb.
-const resourceDomain = "nvidia.com/"
-
 // maxMessage bounds a response, in bytes.
 const maxMessage = 16 << 20
 
-// Allocated asks the kubelet behind the socket what it allocated to a pod.
+// Waits before Allocated asks again. The kubelet takes 10 calls at once and 100 a second.
+const (
+	firstWait = 20 * time.Millisecond
+	maxWait   = 320 * time.Millisecond
+)
+
+// Allocated asks the kubelet behind the socket what it allocated to a pod, again and again while the
+// kubelet is too busy or restarts, until the context ends. The API has no UID: the answer is that of
+// any pod with this name.
 func Allocated(ctx context.Context, socket, namespace, name string) (policy.Allocation, error) {
 	list, err := Pods(ctx, socket)
+	for wait := firstWait; isBusy(err); wait = min(2*wait, maxWait) {
+		last := err
+		select {
+		case <-ctx.Done():
+		case <-time.After(wait/2 + rand.N(wait)): // many containers were refused at the same moment
+			list, err = Pods(ctx, socket)
+		}
+		if ctx.Err() != nil {
+			err = last
+			break
+		}
+	}
 	if err != nil {
 		return policy.Allocation{}, err
 	}
@@ -32,7 +51,7 @@ func Allocated(ctx context.Context, socket, namespace, name string) (policy.Allo
 		for _, c := range pod.Containers {
 			ids := []string{}
 			for _, d := range c.Devices {
-				if strings.HasPrefix(d.ResourceName, resourceDomain) {
+				if policy.IsGPUResource(d.ResourceName) {
 					ids = append(ids, d.DeviceIds...)
 				}
 			}
@@ -41,6 +60,13 @@ func Allocated(ctx context.Context, socket, namespace, name string) (policy.Allo
 		return a, nil
 	}
 	return policy.Allocation{}, nil
+}
+
+// isBusy reports whether a later call may succeed: the kubelet rejects calls above its rate limit, and
+// does not listen while it restarts.
+func isBusy(err error) bool {
+	code := status.Code(err)
+	return code == codes.ResourceExhausted || code == codes.Unavailable
 }
 
 // Pods asks the kubelet behind the socket for its pods. Get, which asks for one, is off by

@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -32,7 +34,7 @@ func TestTheKubeletIsAsked(t *testing.T) {
 		{"two pods", []*podresources.PodResources{other, train}, nil, found, ""},
 		{"another pod", []*podresources.PodResources{other}, nil, policy.Allocation{}, ""},
 		{"a node without pods", nil, nil, policy.Allocation{}, ""},
-		{"an overloaded kubelet", nil, status.Error(codes.ResourceExhausted, "rejected by rate limit"), policy.Allocation{}, "rate limit"},
+		{"a kubelet that fails", nil, status.Error(codes.Internal, "out of order"), policy.Allocation{}, "out of order"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			socket := filepath.Join(t.TempDir(), "kubelet.sock")
@@ -45,6 +47,58 @@ func TestTheKubeletIsAsked(t *testing.T) {
 				t.Errorf("%d pods, %v, want %d", len(pods), err, len(tc.answer))
 			}
 		})
+	}
+}
+
+// The kubelet has a rate limit and may be restarting: both pass.
+func TestABusyKubeletIsAskedAgain(t *testing.T) {
+	for _, code := range []codes.Code{codes.ResourceExhausted, codes.Unavailable} {
+		socket := filepath.Join(t.TempDir(), "kubelet.sock")
+		var calls atomic.Int32
+		kubelettest.Answer(t, socket, func() ([]*podresources.PodResources, error) {
+			if calls.Add(1) < 4 {
+				return nil, status.Error(code, "rejected by rate limit")
+			}
+			return []*podresources.PodResources{kubelettest.Pod("team", "train", "GPU-a")}, nil
+		})
+		if got, err := Allocated(t.Context(), socket, "team", "train"); err != nil || !got.Found || calls.Load() != 4 {
+			t.Errorf("%v: after %d calls %+v, %v", code, calls.Load(), got, err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		calls.Store(-1 << 20)
+		if _, err := Allocated(ctx, socket, "team", "train"); status.Code(err) != code || !strings.Contains(err.Error(), "rate limit") {
+			t.Errorf("%v: when the time is over: %v", code, err)
+		}
+		cancel()
+	}
+}
+
+// More containers than the kubelet takes calls at once (10, and 100 a second) all have their answer.
+func TestManyAskAtOnce(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "kubelet.sock")
+	var mu sync.Mutex
+	tokens, last := 10.0, time.Now()
+	kubelettest.Answer(t, socket, func() ([]*podresources.PodResources, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		tokens, last = min(10, tokens+100*time.Since(last).Seconds()), time.Now()
+		if tokens--; tokens < 0 {
+			tokens++
+			return nil, status.Error(codes.ResourceExhausted, "rejected by rate limit")
+		}
+		return []*podresources.PodResources{kubelettest.Pod("team", "train", "GPU-a")}, nil
+	})
+	errs := make(chan error)
+	for range 64 {
+		go func() {
+			_, err := Allocated(t.Context(), socket, "team", "train")
+			errs <- err
+		}()
+	}
+	for range 64 {
+		if err := <-errs; err != nil {
+			t.Error(err)
+		}
 	}
 }
 

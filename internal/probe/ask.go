@@ -21,6 +21,9 @@ import (
 // programName is the program that answers.
 const programName = "nvidia-shimctl"
 
+// socketWait bounds the wait for the kubelet's socket.
+const socketWait = time.Second
+
 // maxOutput bounds what the process may print, in bytes.
 const maxOutput = 4 << 20
 
@@ -52,11 +55,9 @@ func StartProcess(cmd *exec.Cmd) (wait func(time.Duration) (int, error), err err
 // Ask runs the program, nvidia-shimctl, asks the questions and returns the answers. If the program
 // is not found or does not answer, that is the error of every question.
 func Ask(program func() (path string, err error), start Start, q Questions) Answers {
-	noKubelet := false
-	if q.Pod != nil {
-		if _, err := os.Lstat(q.Pod.Socket); errors.Is(err, fs.ErrNotExist) {
-			noKubelet, q.Pod = true, nil
-		}
+	noKubelet := q.Pod != nil && isMissing(q.Pod.Socket)
+	if noKubelet {
+		q.Pod = nil
 	}
 	q.Timeout = cmp.Or(q.Timeout, NVMLTimeout)
 	var a Answers
@@ -68,6 +69,19 @@ func Ask(program func() (path string, err error), start Start, q Questions) Answ
 	}
 	a.NoKubelet = noKubelet
 	return a
+}
+
+// isMissing reports whether there is no socket within a second: the kubelet removes its socket when it
+// starts, before it listens.
+func isMissing(socket string) bool {
+	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+		if _, err := os.Lstat(socket); !errors.Is(err, fs.ErrNotExist) {
+			return false
+		}
+		if time.Since(start) > socketWait {
+			return true
+		}
+	}
 }
 
 // ask runs the program with an empty environment. A process that hangs in the kernel ignores

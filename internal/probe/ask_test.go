@@ -54,6 +54,16 @@ func TestNothingRunsWithoutAQuestion(t *testing.T) {
 	}
 }
 
+// A kubelet that starts removes its socket before it listens.
+func TestASocketThatIsMadeAgain(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "kubelet.sock")
+	program := script(t, `printf '{"pod":{"found":true}}'`)
+	time.AfterFunc(socketWait/4, func() { _ = os.WriteFile(socket, nil, 0o600) })
+	if a := Ask(program, StartProcess, Questions{Pod: &Pod{Socket: socket}}); a.NoKubelet || a.Pod == nil || !a.Pod.Found {
+		t.Errorf("%+v", a)
+	}
+}
+
 func TestAProgramThatDoesNotAnswerIsTheErrorOfEveryQuestion(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "kubelet.sock")
 	check(t, os.WriteFile(socket, nil, 0o600))

@@ -9,7 +9,8 @@ import (
 )
 
 const (
-	// KubeletTimeout bounds a question to the kubelet, which answers in milliseconds.
+	// KubeletTimeout bounds a question to the kubelet, which answers in milliseconds unless it is
+	// busy or restarts.
 	KubeletTimeout = 3 * time.Second
 	// NVMLTimeout bounds a question to NVML unless Questions.Timeout does. Without persistence mode
 	// the driver initialises every GPU first, which takes seconds on a large host.
@@ -50,6 +51,6 @@ type Answers struct {
 	LiveError string             `json:"live_error,omitempty"`
 	Pod       *policy.Allocation `json:"pod,omitempty"`
 	PodError  string             `json:"pod_error,omitempty"`
-	// NoKubelet reports that the kubelet's socket does not exist.
+	// NoKubelet reports that the kubelet's socket does not exist, for a second.
 	NoKubelet bool `json:"no_kubelet,omitempty"`
 }

@@ -57,6 +57,20 @@ func (inv Inventory) Select(ids []string, facts Facts) (Set, error) {
 	return set, nil
 }
 
+// IsFull reports whether id is the full name of a device, as a device plugin gives it to the kubelet:
+// GPU-<uuid>, MIG-<uuid>, MIG-GPU-<uuid>/<gi>/<ci>, or a name that this kind of host has for its GPU.
+// It does not say that the device exists.
+func (inv Inventory) IsFull(id string) bool {
+	if rest, ok := strings.CutPrefix(id, "MIG-GPU-"); ok {
+		uuid, instances, _ := strings.Cut(rest, "/")
+		gi, ci, _ := strings.Cut(instances, "/")
+		return isUUID("GPU-"+uuid) && !isNotNumber(gi) && !isNotNumber(ci)
+	}
+	uuid, ok := strings.CutPrefix(id, "MIG-")
+	return isUUID(id) || ok && isUUID("GPU-"+uuid) ||
+		slices.ContainsFunc(inv.GPUs, func(g GPU) bool { return g.Alias != "" && g.Alias == id })
+}
+
 func (inv Inventory) find(id string) (GPU, error) {
 	if strings.EqualFold(id, "GPU-") {
 		return GPU{}, fmt.Errorf("GPU %q is the beginning of every UUID: %s", id, inv.list())

@@ -70,6 +70,26 @@ func TestSelect(t *testing.T) {
 	}
 }
 
+// What a device plugin's ids are, as opposed to what a user may write.
+func TestIsFull(t *testing.T) {
+	const uuid = "fef8089b-1111-2222-3333-444444444444"
+	inv := Inventory{GPUs: []GPU{{UUID: "GPU-" + uuid}, {Alias: "tegra"}}}
+	for _, id := range []string{"GPU-" + uuid, "MIG-" + uuid, "MIG-GPU-" + uuid + "/1/0", "MIG-GPU-" + uuid + "/13/10", "tegra"} {
+		if !inv.IsFull(id) {
+			t.Errorf("%q is not full", id)
+		}
+	}
+	for _, id := range []string{
+		"", "all", "none", "0", "0:1", "0000:65:00.0", uuid, "GPU-", "GPU-fef8089b", "gpu-" + uuid, "GPU-" + uuid + "0", "GPU-" + uuid + "::0",
+		"MIG-", "MIG-fef8089b", "MIG-GPU-" + uuid, "MIG-GPU-" + uuid + "/1", "MIG-GPU-" + uuid + "/1/", "MIG-GPU-" + uuid + "/1/0/0",
+		"MIG-GPU-" + uuid + "/a/0", "MIG-GPU-fef8089b/1/0", "Tegra", "tegra0",
+	} {
+		if inv.IsFull(id) {
+			t.Errorf("%q is full", id)
+		}
+	}
+}
+
 func TestSelectRefuses(t *testing.T) {
 	inv := fourGPUs(t).discover()
 	known := []string{"0 (" + uuid("fef8aaaa") + ", 0000:65:00.0)", "1 (" + uuid("fef8089b") + ", 0000:c1:00.0)", "2 ("}

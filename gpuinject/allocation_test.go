@@ -1,0 +1,243 @@
+package gpuinject
+
+import (
+	"encoding/json"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+)
+
+// allocation is what one container has of one resource.
+type allocation struct {
+	uid, container, resource string
+	ids                      []string
+}
+
+// writeCheckpoint makes a kubelet's checkpoint the one that the shim reads, for the rest of the test.
+func writeCheckpoint(t *testing.T, list ...allocation) {
+	t.Helper()
+	type entry struct {
+		PodUID, ContainerName, ResourceName string
+		DeviceIDs                           map[int64][]string
+		AllocResp                           []byte
+	}
+	entries := []entry{}
+	for _, a := range list {
+		entries = append(entries, entry{a.uid, a.container, a.resource, map[int64][]string{-1: a.ids}, nil})
+	}
+	data, err := json.Marshal(map[string]any{
+		"Data": map[string]any{"PodDeviceEntries": entries, "RegisteredDevices": map[string][]string{}}, "Checksum": 1,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	useCheckpoint(t, string(data))
+}
+
+// useCheckpoint is writeCheckpoint of any content; "" is no file.
+func useCheckpoint(t *testing.T, content string) {
+	t.Helper()
+	was := checkpointFile
+	t.Cleanup(func() { checkpointFile = was })
+	checkpointFile = filepath.Join(t.TempDir(), "kubelet_internal_checkpoint")
+	if content != "" {
+		writeFile(t, checkpointFile, content, 0o600)
+	}
+}
+
+// podNamed makes the container one of a pod without a device in its specification.
+func podNamed(uid, container string) func(*specs.Spec) {
+	return all(inPod(), annotated("io.kubernetes.cri.sandbox-name", "train"), annotated("io.kubernetes.cri.sandbox-uid", uid),
+		annotated("io.kubernetes.cri.container-name", container))
+}
+
+// showGrant is showGPUs, and whether ids were passed over.
+func showGrant(p Plan) string {
+	s := showGPUs(p)
+	for _, note := range p.Notes {
+		if strings.Contains(note, "passed over") {
+			s += "; " + note
+		}
+	}
+	return s
+}
+
+const gpuResource = "nvidia.com/gpu"
+
+func uuidOf(gpus ...int) (list []string) {
+	for _, i := range gpus {
+		list = append(list, simulated.GPUs[i].UUID)
+	}
+	return list
+}
+
+// What the checkpoint has of the pod's UID is what was allocated, and nothing is asked.
+func TestTheCheckpointGrants(t *testing.T) {
+	const none = "starts without a GPU"
+	writeCheckpoint(t,
+		allocation{"u1", "main", gpuResource, uuidOf(1)},
+		allocation{"u1", "two", gpuResource, uuidOf(2, 3)},
+		allocation{"u1", "prepare", "nvidia.com/gpu.shared", []string{uuidOf(2)[0] + "::0", uuidOf(3)[0] + "::7"}},
+		allocation{"u2", "main", "nvidia.com/nic", []string{"2", "all", "0:1"}},
+		allocation{"u3", "main", gpuResource, uuidOf(0)},
+		allocation{"u3", "main", "nvidia.com/hostdev", []string{"0000:65:00.0", "GPU-0"}},
+		allocation{"u4", "main", "example.com/gpu", uuidOf(0)},
+		allocation{"u5", "main", gpuResource, []string{"GPU-00000000-0000-0000-0000-000000000000"}},
+		allocation{"u6", "main", gpuResource, []string{uuidOf(0)[0] + "::all", strings.TrimPrefix(uuidOf(0)[0], "GPU-"), "GPU-" + uuidOf(0)[0][4:12]}},
+	)
+	h := simulatedHost(t)
+	rows := []row{
+		{name: "a container", env: devices("all"), spec: podNamed("u1", "main"), want: "GPU 1"},
+		{name: "another container of the pod", env: devices("all"), spec: podNamed("u1", "two"), want: "GPUs 2, 3"},
+		{name: "an init container, with replicas", env: devices("all"), spec: podNamed("u1", "prepare"), want: "GPUs 2, 3"},
+		{name: "another container's GPU", env: devices(uuidOf(2)[0]), spec: podNamed("u1", "main"), want: "refused: is not this container's: allocated by the kubelet: " + uuidOf(1)[0]},
+		{name: "a pod that has nothing", env: devices("all"), spec: podNamed("u9", "main"), want: none},
+		{name: "a pod whose UID begins alike", env: devices("all"), spec: podNamed("u", "main"), want: none},
+		{name: "a network card with a GPU's words", env: devices("all"), spec: podNamed("u2", "main"), want: none},
+		{name: "a network card, a GPU by index", env: devices("2"), spec: podNamed("u2", "main"), want: "refused: is not this container's: no GPU was allocated"},
+		{name: "a GPU and a network card", env: devices("all"), spec: podNamed("u3", "main"), want: `GPU 0; 2 device ids that the kubelet allocated name no GPU and were passed over, such as "0000:65:00.0"`},
+		{name: "another domain", env: devices("all"), spec: podNamed("u4", "main"), want: none},
+		{name: "a GPU that is gone", env: devices("all"), spec: podNamed("u5", "main"), want: `refused: the kubelet allocated what this host does not have: device "GPU-00000000-0000-0000-0000-000000000000"`},
+		{name: "ids that are nearly a GPU's", env: devices("all"), spec: podNamed("u6", "main"), want: none},
+	}
+	for i := range rows {
+		rows[i].config = func(c *config.Config) { c.Policy.KubeletSocket = "/nonexistent" }
+	}
+	table{host: h, show: showGrant, rows: rows}.run(t)
+}
+
+// askKubelet resolves a container of pod default/train whose image asks for all, or for more than
+// that in env, with a reply of the kubelet. It returns the outcome, and whether the kubelet was asked.
+func askKubelet(t *testing.T, spec func(*specs.Spec), value string, reply probe.Answers) (outcome string, asked bool) {
+	t.Helper()
+	s := newSpec(devices(value)...)
+	spec(s)
+	plan, err := resolve(t, hostConfig(t), s, func(q probe.Questions) probe.Answers {
+		asked = q.Pod != nil && q.Pod.Namespace == "default" && q.Pod.Name == "train"
+		return reply
+	})
+	switch {
+	case err != nil && strings.ContainsAny(err.Error(), "\n"):
+		t.Errorf("%q is more than one line", err)
+	case err != nil:
+		return "refused: " + err.Error(), asked
+	case !plan.GPU:
+		return "starts without a GPU: " + plan.Grant, asked
+	}
+	return showGPUs(plan), asked
+}
+
+func found(containers map[string][]string) probe.Answers {
+	return probe.Answers{Pod: &policy.Allocation{Found: true, Containers: containers}}
+}
+
+// The kubelet's API is asked if there is no checkpoint, and its answer bears no UID.
+func TestTheKubeletsAPIGrantsByName(t *testing.T) {
+	mine, named := found(map[string][]string{"main": uuidOf(1, 2), "side": {}}), strings.Join(uuidOf(1, 2), ",")
+	const unknown = "refused: what was allocated to pod default/train is not known: "
+	for _, tc := range []struct {
+		name, checkpoint, container, value string
+		reply                              probe.Answers
+		want                               string
+	}{
+		{"its GPUs by UUID", "", "main", named, mine, "GPUs 1, 2"},
+		{"one of its GPUs by UUID", "", "main", uuidOf(2)[0], mine, "GPU 2"},
+		{"all, which may be those of the next pod of this name", "", "main", "all", mine, unknown + "the kubelet's API has a pod of this name, but no UID ... PASS_DEVICE_SPECS=true ... no such file"},
+		{"an index, which is easy to guess", "", "main", "1", mine, unknown},
+		{"the beginning of a UUID", "", "main", uuidOf(1)[0][:12], mine, unknown},
+		{"a UUID and an index", "", "main", uuidOf(1)[0] + ",2", mine, unknown},
+		{"another GPU", "", "main", uuidOf(0)[0], mine, "refused: is not this container's"},
+		{"all, and the pod has nothing", "", "side", "all", mine, "starts without a GPU: no GPU was allocated to the container"},
+		{"a pod that is not there", "", "main", "all", probe.Answers{Pod: &policy.Allocation{}}, "starts without a GPU: no GPU was allocated: the kubelet does not know pod default/train"},
+		{"a damaged checkpoint", "{", "main", "all", mine, unknown + "... is no checkpoint of a known kubelet"},
+		{"a damaged checkpoint, and a UUID", "{", "main", named, mine, "GPUs 1, 2"},
+		{"a kubelet that does not answer", "", "main", named, probe.Answers{PodError: "busy"}, unknown + "the kubelet at /var/lib/kubelet/pod-resources/kubelet.sock: busy"},
+		{"no kubelet", "", "main", named, probe.Answers{NoKubelet: true}, unknown + "there is no kubelet at ... policy.kubelet-socket ... policy.accept-env-without-kubelet"},
+		{"no socket, and a damaged checkpoint", "{", "main", named, probe.Answers{NoKubelet: true}, unknown + "there is no kubelet at ... is no checkpoint of a known kubelet"},
+	} {
+		useCheckpoint(t, tc.checkpoint)
+		if got, asked := askKubelet(t, podNamed("u1", tc.container), tc.value, tc.reply); !asked || !strings.HasPrefix(got, tc.want) && !matches(got, tc.want) {
+			t.Errorf("%s: %s (asked: %v), want %s", tc.name, got, asked, tc.want)
+		}
+	}
+}
+
+// The checkpoint does not list a container without a device. Is it one of the pod's, or one that
+// shares what the pod has? The API says so, and the devices remain those of the UID.
+func TestAContainerThatIsNotInTheCheckpoint(t *testing.T) {
+	writeCheckpoint(t, allocation{"u1", "main", gpuResource, uuidOf(1)}, allocation{"u2", "main", gpuResource, uuidOf(3)})
+	reply := found(map[string][]string{"main": uuidOf(3), "side": uuidOf(3)})
+	for _, tc := range []struct {
+		name, uid, container string
+		reply                probe.Answers
+		want                 string
+		asked                bool
+	}{
+		{"a container of the pod", "u1", "side", reply, "starts without a GPU: no GPU was allocated to the container", true},
+		{"an ephemeral one", "u1", "debug", reply, "GPU 1", true},
+		{"a pod that the API does not have", "u1", "debug", probe.Answers{Pod: &policy.Allocation{}}, "starts without a GPU: no GPU was allocated: the kubelet does not know", true},
+		{"no API", "u1", "debug", probe.Answers{NoKubelet: true}, "refused: what was allocated to pod default/train is not known: there is no kubelet at", true},
+		{"a pod that has nothing", "u3", "main", reply, "starts without a GPU: no GPU was allocated to the container", false},
+	} {
+		got, asked := askKubelet(t, podNamed(tc.uid, tc.container), "all", tc.reply)
+		if asked != tc.asked || !strings.HasPrefix(got, tc.want) && !matches(got, tc.want) {
+			t.Errorf("%s: %s (asked: %v), want %s", tc.name, got, asked, tc.want)
+		}
+	}
+}
+
+// The environment is no grant in a cgroup of the kubelet's, whichever runtime made the container.
+func TestAPodOfAnotherRuntime(t *testing.T) {
+	in := func(cgroup string) func(*specs.Spec) {
+		return func(s *specs.Spec) { s.Linux.CgroupsPath = cgroup }
+	}
+	own := func(s *specs.Spec) { withNode(simulated.Majors.GPU, simulated.GPUs[1].Minor)(s) }
+	const none = "starts without a GPU"
+	table{env: devices("all"), rows: []row{
+		{name: "cgroupfs", spec: in("/kubepods/burstable/pod3c/7f"), want: none},
+		{name: "systemd", spec: in("kubepods-besteffort-pod3c.slice:docker:7f"), want: none},
+		{name: "a guaranteed pod", spec: in("kubepods-pod3c.slice:docker:7f"), want: none},
+		{name: "below another cgroup", spec: in("/node/kubepods/pod3c/7f"), want: none},
+		{name: "below another slice", spec: in("node-kubepods-besteffort-pod3c.slice:docker:7f"), want: none},
+		{name: "with its node", spec: all(own, in("/kubepods/pod3c/7f")), want: "GPU 1"},
+		{name: "Docker's own", spec: in("system.slice:docker:kubepods-7f"), want: "every GPU"},
+		{name: "a name that looks alike", spec: in("/mykubepods/7f"), want: "every GPU"},
+	}}.run(t)
+}
+
+// A pod's events must not list the GPUs of the node.
+func TestAnUnknownDeviceListsNoGPUs(t *testing.T) {
+	spec := all(inPod(), listing("GPU-00000000-1111-2222-3333-444444444444"))
+	s := newSpec(devices("/var/run/nvidia-container-devices")...)
+	spec(s)
+	h := simulatedHost(t)
+	_, err := h.resolve(t, s)
+	refused(t, err, Denied, `GPU "GPU-00000000-1111-2222-3333-444444444444" is not this container's`)
+	for _, gpu := range simulated.GPUs {
+		if strings.Contains(err.Error(), gpu.UUID) {
+			t.Errorf("%v names GPU %d", err, gpu.Index)
+		}
+	}
+}
+
+// A MIG device counts by its UUID and by the older form.
+func TestMIGInTheCheckpoint(t *testing.T) {
+	h := newMIGHost(t)
+	older := fmt.Sprintf("MIG-%s/%d/%d", h.GPUs[1].UUID, h.MIG[0].GI, h.MIG[0].CI)
+	writeCheckpoint(t, allocation{"u1", "main", "nvidia.com/mig-1g.18gb", []string{h.MIG[1].UUID}},
+		allocation{"u2", "main", "nvidia.com/mig-1g.18gb", []string{older + "::2"}}, allocation{"u3", "main", "nvidia.com/nic", []string{"1:0", "MIG-", "MIG-1"}})
+	name := func(m sim.MIG) string { return fmt.Sprintf("%d/%d of GPU 1", m.GI, m.CI) }
+	table{host: h, show: showMIG, env: devices("all"), rows: []row{
+		{name: "by UUID", spec: podNamed("u1", "main"), want: name(h.MIG[1])},
+		{name: "by its instances, a replica", spec: podNamed("u2", "main"), want: name(h.MIG[0])},
+		{name: "by index", spec: podNamed("u3", "main"), want: "starts without a GPU"},
+	}}.run(t)
+}

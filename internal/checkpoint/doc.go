@@ -1,0 +1,20 @@
+// Package checkpoint reads what the kubelet's device manager allocated from the file that it keeps:
+// device ids by pod UID, container and resource, init containers included.
+//
+//	containers, err := checkpoint.Pod(checkpoint.File, uid)
+//
+// The kubelet writes the file when it admits a pod, before any container of the pod is created, and
+// a pod whose write fails is not admitted: pkg/kubelet/cm/devicemanager of Kubernetes. It replaces
+// the file by rename after fsync, so a reader sees the old state or the new one, never a part.
+// Another process can still have damaged it, and a later kubelet can use another form: a file that
+// is not exactly of the known form is an error, and the caller asks elsewhere.
+//
+// The checksum in the file is not checked. It is FNV-32 over a dump of the kubelet's own Go types,
+// with their names, so it can change with any version of the kubelet; it finds damage, which the
+// rename already excludes, and no forgery, which owner and mode exclude.
+//
+// If two updates of the kubelet cross, the older state can stay in the file until the next write. A
+// container then has less than was allocated to it, never what another pod's UID has.
+//
+// The package must never read a file that others than root can write, and asks no process.
+package checkpoint
