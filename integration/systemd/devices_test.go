@@ -20,7 +20,7 @@ func TestTheScopeOfAContainerAllowsExactlyItsNodes(t *testing.T) {
 		gpu         int
 	}{
 		{"in the form of Docker and nerdctl", "system.slice", 0},
-		{"in the form of a pod", "kubepods-burstable-pod4b6f.slice", 1},
+		{"in the form of a pod's", "testpods-burstable-pod4b6f.slice", 1},
 		{"without a GPU", "system.slice", noGPU},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
@@ -59,7 +59,7 @@ func TestAContainerKeepsItsGPUWhateverRewritesDeviceRules(t *testing.T) {
 	containers := []*container{
 		m.sleep(t, 0, containerOptions{}),
 		m.sleep(t, 1, containerOptions{}),
-		m.sleep(t, 2, containerOptions{slice: "kubepods-besteffort-pod77.slice"}),
+		m.sleep(t, 2, containerOptions{slice: "testpods-besteffort-pod77.slice"}),
 		m.sleep(t, noGPU, containerOptions{}),
 		m.sleep(t, 0, crun),
 		m.sleep(t, noGPU, crun),

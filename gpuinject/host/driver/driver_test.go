@@ -1,9 +1,13 @@
 package driver
 
 import (
+	"errors"
 	"os"
+	"reflect"
 	"slices"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
@@ -45,6 +49,30 @@ var drawn = []string{
 	"/usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json", "/usr/share/egl/egl_external_platform.d/09_nvidia_wayland2.json",
 	"/usr/share/egl/egl_external_platform.d/20_nvidia_xcb.json", "/usr/share/egl/egl_external_platform.d/20_nvidia_xlib.json",
 	"/usr/share/nvidia/nvoptix.bin", "/etc/vulkan/icd.d/nvidia_icd.json", "drivers/nvidia_drv.so", "extensions/libglxserver_nvidia.so",
+}
+
+// T65: what a process without descriptors does not find is not said to be missing.
+func TestASearchWithoutDescriptorsHasNoResult(t *testing.T) {
+	r := everything(t)
+	want := r.discover()
+	next, err := unix.Dup(0)
+	r.Check(err)
+	r.Check(unix.Close(next))
+	var limit unix.Rlimit
+	r.Check(unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
+	fits := false
+	for spare := range uint64(8) {
+		r.Check(unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next) + spare, Max: limit.Max}))
+		got, err := Discover(r.host, version)
+		r.Check(unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+		fits = err == nil
+		if got.Found = want.Found; fits && !reflect.DeepEqual(got, want) || !fits && !errors.Is(err, unix.EMFILE) {
+			t.Errorf("with %d descriptors: %v, %d libraries", spare, err, len(got.Libraries))
+		}
+	}
+	if !fits {
+		t.Error("the search needs more than 8 descriptors")
+	}
 }
 
 func TestFor(t *testing.T) {

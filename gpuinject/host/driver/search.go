@@ -36,7 +36,7 @@ func Discover(cfg config.Host, version string) (Files, error) {
 		}
 		s.Expect(e.capability, e.stem+".so."+version, problem)
 	}
-	return s.Files(), nil
+	return s.Files()
 }
 
 // Search collects Files. Discover is that of an ordinary host; other platforms make theirs of its
@@ -66,10 +66,14 @@ func NewSearch(cfg config.Host, version string) (*Search, error) {
 	}, nil
 }
 
-// Files returns what was found.
-func (s *Search) Files() Files {
+// Files returns what was found. It is an error if the search could not see everything: its result
+// would be kept, and every container refused for a library that is there (T65).
+func (s *Search) Files() (Files, error) {
+	if s.err != nil {
+		return Files{}, fmt.Errorf("find driver files: %w", s.err)
+	}
 	s.files.Identity = s.identity()
-	return s.files
+	return s.files, nil
 }
 
 // Refuse records a path that was found and not taken. The reason continues "it …".

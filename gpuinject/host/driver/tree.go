@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -19,6 +20,7 @@ import (
 type tree struct {
 	fd   int
 	real string // the root on the host, without links
+	err  error  // see keep
 }
 
 func openTree(root string) (*tree, error) {
@@ -31,7 +33,7 @@ func openTree(root string) (*tree, error) {
 		unix.Close(fd)
 		return nil, err
 	}
-	return &tree{fd, real}, nil
+	return &tree{fd: fd, real: real}, nil
 }
 
 // Close closes the root.
@@ -61,13 +63,24 @@ func (t *tree) resolve(name string) (fd int, st unix.Stat_t, err error) {
 		}
 		unix.Close(fd)
 	}
+	t.keep(err)
 	return -1, unix.Stat_t{}, &fs.PathError{Op: "open", Path: t.host(name), Err: err}
+}
+
+// keep keeps the first error that says nothing of a file: this process or the host has no
+// descriptors or no memory left, or the disk fails.
+func (t *tree) keep(err error) {
+	isShort := func(e unix.Errno) bool { return errors.Is(err, e) }
+	if t.err == nil && slices.ContainsFunc([]unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EIO}, isShort) {
+		t.err = err
+	}
 }
 
 // file is a file or directory of the driver root. The caller of open closes it.
 type file struct {
-	fd int
-	st unix.Stat_t
+	tree *tree
+	fd   int
+	st   unix.Stat_t
 	// host is its path on the host and inner the one in the root, both without links.
 	host, inner string
 }
@@ -87,13 +100,15 @@ func (t *tree) open(name string) (*file, error) {
 		unix.Close(fd)
 		return nil, err
 	}
-	return &file{fd, st, host, "/" + inner}, nil
+	return &file{t, fd, st, host, "/" + inner}, nil
 }
 
 func (f *file) close() { unix.Close(f.fd) }
 
 func (f *file) reopen() (*os.File, error) {
-	return os.OpenFile(fdPath(f.fd), os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	r, err := os.OpenFile(fdPath(f.fd), os.O_RDONLY|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	f.tree.keep(err)
+	return r, err
 }
 
 func (f *file) read(maxSize int64) ([]byte, error) {

@@ -94,7 +94,7 @@ func DriverFiles(cfg config.Host) (driver.Files, error) {
 		s.Expect(e[0], e[1], fmt.Sprintf("this is WSL2, but %s was not found in %s: install NVIDIA's driver for Windows there, restart WSL (wsl --shutdown), and see that nvidia-smi works",
 			e[1], path.Join(cfg.DriverRoot, libraryDir)))
 	}
-	return s.Files(), nil
+	return s.Files()
 }
 
 // storePackages returns NVIDIA's packages of the driver store, those with a libcuda, sorted.
