@@ -139,19 +139,19 @@ func TestNodesRefuses(t *testing.T) {
 			[]string{"dev/nvidiactl is missing", "nvidia-shimctl prepare"}},
 		{"a missing nvidia-uvm", func(_ *fakeHost, dev string) { os.Remove(dev + "nvidia-uvm") },
 			[]string{"dev/nvidia-uvm is missing", "nvidia-shimctl prepare"}},
-		{"a link to the right node (T38)", func(_ *fakeHost, dev string) { relink(dev+"nvidia2", dev+"nvidia0") },
+		{"T38 a link to the right node", func(_ *fakeHost, dev string) { relink(dev+"nvidia2", dev+"nvidia0") },
 			[]string{"dev/nvidia2 is a symbolic link"}},
-		{"a regular file (T38)", func(h *fakeHost, dev string) { os.Remove(dev + "nvidia2"); h.Write("dev/nvidia2", "") },
+		{"T38 a regular file", func(h *fakeHost, dev string) { os.Remove(dev + "nvidia2"); h.Write("dev/nvidia2", "") },
 			[]string{"dev/nvidia2 is a regular file"}},
-		{"an optional node that is a link (T38)", func(_ *fakeHost, dev string) { relink(dev+"dri/card1", dev+"dri/card0") },
+		{"T38 an optional node that is a link", func(_ *fakeHost, dev string) { relink(dev+"dri/card1", dev+"dri/card0") },
 			[]string{"dev/dri/card1 is a symbolic link"}},
-		{"a node with another major (T38)", func(h *fakeHost, dev string) { os.Remove(dev + "nvidia2"); h.Node("nvidia2", 8, 2, 0o666) },
+		{"T38 a node with another major", func(h *fakeHost, dev string) { os.Remove(dev + "nvidia2"); h.Node("nvidia2", 8, 2, 0o666) },
 			[]string{"dev/nvidia2 is 8:2", "195:2"}},
 		{"a node with another minor", func(h *fakeHost, dev string) { os.Remove(dev + "nvidia2"); h.Node("nvidia2", 195, 3, 0o666) },
 			[]string{"dev/nvidia2 is 195:3", "195:2"}},
 		{"a DRM node of another card", func(h *fakeHost, _ string) { h.Node("dri/card1", 226, 0, 0o666) },
 			[]string{"dev/dri/card1 is 226:0", "226:1"}},
-		{"a major that changed after the inventory (T37)", func(h *fakeHost, _ string) {
+		{"T37 a major that changed after the inventory", func(h *fakeHost, _ string) {
 			h.Write("proc/devices", strings.Replace(charDevices, "238 nvidia-uvm\n", "511 nvidia-uvm\n", 1))
 		}, []string{"dev/nvidia-uvm is 238:0", "511:0"}},
 		{"a node whose driver went away, also if a block device has its name", func(h *fakeHost, _ string) {
