@@ -14,34 +14,27 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/fault"
 )
 
-// Applied is a plan that has been carried out.
-type Applied struct {
-	// Plan is the plan as it was carried out: a link or a file that could not be made in the image
-	// after all is mounted.
-	Plan Plan
-	// Mask is to be attached before the container is started; nil if Plan.Proc.Masked is false. The
-	// caller closes it.
-	Mask *procmask.Mask
-}
-
 // Apply carries out a plan: in the image that is mounted at root, and in the bundle. It runs before
 // `runc create`, while nothing of the container exists (invariant I4). After an error the image may
 // hold links and a linker configuration for a directory that nothing is mounted on, which is
 // harmless, and the bundle an edited config.json, which goes with it.
-func Apply(c Container, p Plan, root *image.Root) (Applied, error) {
-	a := Applied{Plan: p}
+//
+// It returns the plan as it was carried out, in which a link or a file that could not be made in
+// the image after all is mounted, and the mask to attach before the container is started: nil if
+// the container gets none. The caller closes it.
+func Apply(c Container, p Plan, root *image.Root) (done Plan, mask *procmask.Mask, err error) {
 	steps := []struct {
 		name string
 		run  func() error
 	}{
 		{"view", func() error { return ensureView(c, p) }},
-		{"links", func() error { return a.Plan.makeLinks(root) }},
-		{"linker", func() error { return a.Plan.writeLinkerFiles(c, root) }},
-		{"edit", func() error { return a.Plan.writeBundle(c) }},
-		{"record", func() error { return a.Plan.writeRecord(c) }},
+		{"links", func() error { return p.makeLinks(root) }},
+		{"linker", func() error { return p.writeLinkerFiles(c, root) }},
+		{"edit", func() error { return p.writeBundle(c) }},
+		{"record", func() error { return p.writeRecord(c) }},
 		{"mask-build", func() (err error) {
 			if p.Proc.Masked {
-				a.Mask, err = procmask.New(p.mask, c.Bundle.Spec.Linux.MountLabel)
+				mask, err = procmask.New(p.mask, c.Bundle.Spec.Linux.MountLabel)
 			}
 			return err
 		}},
@@ -52,10 +45,10 @@ func Apply(c Container, p Plan, root *image.Root) (Applied, error) {
 			err = step.run()
 		}
 		if err != nil {
-			return Applied{}, fail(Internal, "%w", err)
+			return p, nil, fail(Internal, "%w", err)
 		}
 	}
-	return a, nil
+	return p, mask, nil
 }
 
 // ensureView makes the view of the driver's files if this host does not have it yet.
@@ -127,18 +120,4 @@ func (p *Plan) writeRecord(c Container) error {
 		return err
 	}
 	return bundle.WriteFile(c.Bundle.Dir, RecordName, append(data, '\n'), 0o600)
-}
-
-// AttachMask puts the mask into the mount namespace of the created, not yet started container whose
-// init process is pid, over the directory target (host.proc-mask-target). If it fails, the
-// container must not be started (invariant I8).
-func AttachMask(mask *procmask.Mask, target string, pid int) error {
-	err := fault.Point("mask")
-	if err == nil {
-		err = mask.Attach(pid, target)
-	}
-	if err != nil {
-		return fail(Internal, "%w", err)
-	}
-	return nil
 }

@@ -67,7 +67,7 @@ func TestCDIEditsAreTakenOver(t *testing.T) {
 			spec.Linux.Resources.Devices = append(spec.Linux.Resources.Devices, rule)
 
 			dir := newBundle(t, spec)
-			plan := mustInject(t, hostConfig(t), dir).Plan
+			plan := mustInject(t, hostConfig(t), dir)
 			got := readSpec(t, dir)
 			if showGPUs(plan) != gpus || !strings.Contains(plan.Grant, "taken over from CDI: "+plan.GPUs[0].UUID) || len(plan.Capabilities) != 7 {
 				t.Errorf("%s, grant %q, capabilities %q", showGPUs(plan), plan.Grant, plan.Capabilities)

@@ -1,6 +1,7 @@
 package gpuinject
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
@@ -13,12 +14,9 @@ import (
 
 // decideGrant records what the container may have.
 func (p *Plan) decideGrant(g policy.Grant) {
-	what := "none"
-	switch {
-	case g.All:
+	what := cmp.Or(strings.Join(g.Set.Names(), ","), "none")
+	if g.All {
 		what = "every device of this host"
-	case !g.Nothing():
-		what = strings.Join(g.Set.Names(), ",")
 	}
 	p.decide("grant", what, "%s", g.Reason)
 }

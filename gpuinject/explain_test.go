@@ -58,7 +58,7 @@ func TestDecisions(t *testing.T) {
 			config: func(c *config.Config) { c.Policy.AllowFromEnvironment = []string{"gdrcopy"} },
 			want:   []string{"gds: ignored: no device of that kind was allocated", "gdrcopy: given: allow-from-environment"}},
 		{name: "NVIDIA's hook", env: devices("0"), spec: withHook("/usr/bin/nvidia-container-runtime-hook"), want: []string{`hook "/usr/bin/nvidia-container-runtime-hook": removed: it is NVIDIA's`}},
-		{name: "another's hook", env: devices("0"), spec: withHook("/opt/hook"), want: []string{`hook "/opt/hook": kept: it is not one of NVIDIA's`}},
+		{name: "another's hook", env: devices("0"), spec: withHook("/opt/nvidia-ctk-of-mine"), want: []string{`hook "/opt/nvidia-ctk-of-mine": kept: it is not one of NVIDIA's`}},
 		{name: "mounts before the environment", env: devices("all"), spec: listing("1"), want: []string{
 			`container: asks for the driver: device-list mounts name "1"`, "NVIDIA_VISIBLE_DEVICES: not followed: device-list mounts go before it", `GPU 1: given: asked for as "1"`,
 		}},

@@ -34,3 +34,28 @@ func planHooks(c Container, p *Plan) error {
 	}
 	return nil
 }
+
+// memoryHook is the argument of NVIDIA's hook that limits the GPU memory of a container by
+// NVIDIA_GPU_MEMORY_REQUEST and NVIDIA_GPU_MEMORY_LIMIT (nvidia-container-toolkit 1.20).
+const memoryHook = "apply-cuda-memory-limits"
+
+// planMemoryLimits refuses a container that would lose a limit with NVIDIA's hook, and otherwise
+// records that limits are ignored.
+func planMemoryLimits(c Container, p *Plan) error {
+	byHook := c.Said.EditedByCDI && slices.ContainsFunc(request.Hooks(c.Bundle.Spec.Hooks), func(h specs.Hook) bool {
+		return request.IsCDIHook(h) && slices.Contains(h.Args, memoryHook)
+	})
+	for _, name := range []string{"NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT"} {
+		switch _, ok := c.Said.Env[name]; {
+		case ok && byHook:
+			return fail(Denied, "%q limits GPU memory by a hook of NVIDIA's CDI specification, which this runtime does not run: remove the variable, or start the container with another runtime", name)
+		case ok:
+			p.ignore(name, "this runtime does not limit GPU memory")
+		}
+	}
+	const mistyped = "NVIDIA_GPU_MEMORY_LIMITS"
+	if _, ok := c.Said.Env[mistyped]; ok {
+		p.ignore(mistyped, "there is no such variable; NVIDIA's is NVIDIA_GPU_MEMORY_LIMIT, and this runtime does not limit GPU memory")
+	}
+	return nil
+}

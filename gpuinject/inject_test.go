@@ -25,7 +25,7 @@ import (
 func TestInject(t *testing.T) {
 	spec := newSpec("PATH=/bin", "NVIDIA_VISIBLE_DEVICES=2", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
 	dir := newBundle(t, spec)
-	inj := mustInject(t, hostConfig(t), dir)
+	plan := mustInject(t, hostConfig(t), dir)
 	got := readSpec(t, dir)
 
 	var nodes []string
@@ -61,12 +61,12 @@ func TestInject(t *testing.T) {
 			t.Errorf("%s is not in the library directory: %v", name, dest)
 		}
 	}
-	if inj.Plan.Linker.Cache != "written" || inj.Plan.Linker.LibC != "glibc" {
-		t.Errorf("linker %+v", inj.Plan.Linker)
+	if plan.Linker.Cache != "written" || plan.Linker.LibC != "glibc" {
+		t.Errorf("linker %+v", plan.Linker)
 	}
-	plan, err := json.MarshalIndent(inj.Plan, "", "  ")
-	if written := readFile(t, dir, RecordName); err != nil || string(written) != string(plan)+"\n" {
-		t.Errorf("the record says %s\nthe plan %s (%v)", written, plan, err)
+	text, err := json.MarshalIndent(plan, "", "  ")
+	if written := readFile(t, dir, RecordName); err != nil || string(written) != string(text)+"\n" {
+		t.Errorf("the record says %s\nthe plan %s (%v)", written, text, err)
 	}
 	if info, err := os.Stat(filepath.Join(dir, RecordName)); err != nil || info.Mode() != 0o600 {
 		t.Errorf("the record has mode %v, %v", info.Mode(), err)
@@ -103,7 +103,7 @@ func TestT34DeviceRules(t *testing.T) {
 func TestMountSourcesAndLinks(t *testing.T) {
 	cfg := hostConfig(t)
 	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"))
-	links := mustInject(t, cfg, dir).Plan.Links
+	links := mustInject(t, cfg, dir).Links
 	if text := fmt.Sprint(links); len(links) < 8 || strings.Contains(text, simulated.Version) {
 		t.Errorf("links %s", text)
 	}
@@ -162,39 +162,10 @@ func TestADirectoryInPlaceOfTheLoadersCache(t *testing.T) {
 	if err := errors.Join(os.RemoveAll(cache), os.MkdirAll(cache, 0o755)); err != nil {
 		t.Fatal(err)
 	}
-	plan := mustInject(t, hostConfig(t), dir).Plan
+	plan := mustInject(t, hostConfig(t), dir)
 	if want := image.CachePath + " of the image is not written: "; plan.Linker.Cache != "unchanged" || !strings.Contains(strings.Join(plan.Notes, "\n"), want) {
 		t.Errorf("cache %q, notes %q", plan.Linker.Cache, plan.Notes)
 	}
-}
-
-func TestHooks(t *testing.T) {
-	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
-	spec.Hooks = &specs.Hooks{
-		//nolint:staticcheck // Prestart is what docker --gpus uses.
-		Prestart: []specs.Hook{{Path: "/usr/bin/nvidia-container-runtime-hook", Args: []string{"x", "prestart"}}, {Path: "/opt/first"}},
-		CreateContainer: []specs.Hook{
-			{Path: "/opt/second"}, {Path: "/usr/bin/nvidia-cdi-hook"}, {Path: "/opt/nvidia-ctk-of-mine"}, {Path: "/usr/local/nvidia/toolkit/nvidia-ctk"},
-		},
-		Poststop: []specs.Hook{{Path: "/usr/bin/nvidia-container-toolkit"}, {Path: "/usr/bin/nvidia-container-cli"}},
-	}
-	dir := newBundle(t, spec)
-	inj := mustInject(t, hostConfig(t), dir)
-	var left []string
-	for _, h := range request.Hooks(*readSpec(t, dir).Hooks) {
-		left = append(left, h.Path)
-	}
-	if want := []string{"/opt/first", "/opt/second", "/opt/nvidia-ctk-of-mine"}; !slices.Equal(left, want) {
-		t.Errorf("hooks left %v, want %v", left, want)
-	}
-	if len(inj.Plan.RemovedHooks) != 5 {
-		t.Errorf("removed %v", inj.Plan.RemovedHooks)
-	}
-	refuse := func(c *config.Config) { c.Policy.ForeignHooks = config.Refuse }
-	table{env: devices("0"), rows: []row{
-		{name: "NVIDIA's, refused", spec: withHook("/usr/bin/nvidia-container-runtime-hook"), config: refuse, want: "refused: foreign-hooks", kind: Denied},
-		{name: "another's, where NVIDIA's are refused", spec: withHook("/opt/second"), config: refuse, want: "GPU 0"},
-	}}.run(t)
 }
 
 // A user namespace has groups of its own: one of the host's that it does not map
@@ -307,7 +278,7 @@ func TestResolveChangesNothing(t *testing.T) {
 	if entries, err := os.ReadDir(filepath.Join(cfg.Host.StateDir, "view")); err == nil {
 		t.Errorf("a view was made: %v", entries)
 	}
-	done := mustInject(t, cfg, dir).Plan
+	done := mustInject(t, cfg, dir)
 	planned, _ := json.Marshal(plan)
 	carriedOut, _ := json.Marshal(done)
 	if !bytes.Equal(planned, carriedOut) {

@@ -261,8 +261,9 @@ func resolve(t testing.TB, cfg *config.Config, spec any, ask Ask) (Plan, error) 
 	return resolveIn(t, c, t.TempDir(), ask)
 }
 
-// mustInject takes the container of the bundle dir through all steps but the mask's attachment.
-func mustInject(t testing.TB, cfg *config.Config, dir string) Applied {
+// mustInject takes the container of the bundle dir through all steps but the mask's attachment. A
+// mask is there if the plan has one.
+func mustInject(t testing.TB, cfg *config.Config, dir string) Plan {
 	t.Helper()
 	c, err := Examine(dir, loading(cfg))
 	if err != nil || !c.Asks {
@@ -277,14 +278,14 @@ func mustInject(t testing.TB, cfg *config.Config, dir string) Applied {
 	if err != nil {
 		t.Fatal(err)
 	}
-	a, err := Apply(c, plan, root)
-	if err != nil {
-		t.Fatal(err)
+	plan, mask, err := Apply(c, plan, root)
+	if err != nil || (mask != nil) != plan.Proc.Masked {
+		t.Fatal(mask, err)
 	}
-	if a.Mask != nil {
-		t.Cleanup(func() { a.Mask.Close() })
+	if mask != nil {
+		mask.Close()
 	}
-	return a
+	return plan
 }
 
 // refused fails the test unless err is of the kind, in one line that has all of

@@ -30,29 +30,15 @@ func newMIGHost(t *testing.T) *testHost {
 // older is the name of a MIG device of GPU 1 that needs no NVML.
 func (h *testHost) older(ids string) string { return "MIG-" + h.GPUs[1].UUID + "/" + ids }
 
-// nodes are those of GPUs and of MIG devices by position, sorted.
-func (h *testHost) nodes(gpus, mig []int, more ...string) []string {
-	for _, i := range gpus {
-		more = append(more, fmt.Sprintf("/dev/nvidia%d", h.GPUs[i].Minor))
-	}
+// nodes are those of MIG devices by position, sorted.
+func (h *testHost) nodes(mig ...int) (paths []string) {
 	for _, i := range mig {
 		for _, minor := range []int{h.MIG[i].GIMinor, h.MIG[i].CIMinor} {
-			more = append(more, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor))
-		}
-	}
-	slices.Sort(more)
-	return slices.Compact(more)
-}
-
-// nodesOf are the plan's nodes of GPUs and MIG devices.
-func nodesOf(p Plan) (paths []string) {
-	for _, d := range p.Devices {
-		if d.Path != "/dev/nvidiactl" && !strings.HasPrefix(d.Path, "/dev/nvidia-uvm") {
-			paths = append(paths, d.Path)
+			paths = append(paths, fmt.Sprintf("/dev/nvidia-caps/nvidia-cap%d", minor))
 		}
 	}
 	slices.Sort(paths)
-	return paths
+	return slices.Compact(paths)
 }
 
 // migNodes adds the nodes of MIG devices, as a device plugin does.
@@ -80,35 +66,6 @@ func TestPartitionedGPUByName(t *testing.T) {
 	}
 	tb.run(t)
 	if h.asked != 0 {
-		t.Errorf("NVML was asked %d times", h.asked)
-	}
-}
-
-func TestMIGReconfiguration(t *testing.T) {
-	h := newMIGHost(t)
-	old := h.MIG[0].UUID
-	for range 2 {
-		if _, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+old)); err != nil || h.asked != 1 {
-			t.Fatalf("NVML was asked %d times, %v", h.asked, err)
-		}
-	}
-	if err := h.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 0, GI: 2, CI: 0}, {GPU: 1, GI: 5, CI: 0}}); err != nil {
-		t.Fatal(err)
-	}
-	_, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+old))
-	refused(t, err, Invalid, "unknown MIG device", h.MIG[0].UUID, h.MIG[1].UUID)
-	for _, id := range []string{h.MIG[0].UUID, "0:0", "all"} {
-		plan, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES="+id))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if m := plan.MIG[0]; m.UUID != h.MIG[0].UUID || m.Name != m.UUID || m.GPU != 0 || m.GI != 2 || m.Profile != "1g.18gb" {
-			t.Errorf("%s: %+v", id, m)
-		}
-	}
-	_, err = h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
-	refused(t, err, Invalid, "partitioned by MIG", h.MIG[0].UUID)
-	if h.asked != 2 {
 		t.Errorf("NVML was asked %d times", h.asked)
 	}
 }
@@ -164,6 +121,7 @@ func TestMIGWithoutNVML(t *testing.T) {
 func TestMIGDevicesOfPods(t *testing.T) {
 	h := newMIGHost(t)
 	const first, second, denied = "9/0 of GPU 1", "5/0 of GPU 1", "refused: is not this container's"
+	const watch = "NVIDIA_MIG_MONITOR_DEVICES=all"
 	audit := kubernetes(config.Audit)
 	audited := `; kubernetes = "enforce" would have refused this: in the container's specification: ` + h.older("9/0")
 	list := devices(request.DeviceListDir)
@@ -178,6 +136,9 @@ func TestMIGDevicesOfPods(t *testing.T) {
 		{name: "the node of the GPU alone, all", env: devices("all"), spec: inPodOf(h.Driver, 1), want: "starts without a GPU"},
 		{name: "the node of the GPU alone, a MIG device", env: devices("1:0"), spec: inPodOf(h.Driver, 1), want: denied},
 		{name: "the node of the GPU alone, the GPU", env: devices("1"), spec: inPodOf(h.Driver, 1), want: denied},
+		{name: "a right brings no more than is granted", env: append(devices("all"), watch), spec: all(h.migNodes(0), admin), config: noEnv,
+			want: first + ", the right `mig/monitor`"},
+		{name: "a right, nothing allocated", env: append(devices("all"), watch), spec: inPod(), want: "starts without a GPU"},
 		{name: "a device list", env: list, spec: all(h.inMIGPod(), listing(h.MIG[2].UUID)), want: "5/1 of GPU 1"},
 		{name: "a device list with the older name", env: list, spec: all(h.inMIGPod(), listing(h.older("5/1"))), want: "5/1 of GPU 1"},
 		{name: "audit, the allocated one", env: devices("1:0"), spec: h.inMIGPod(0), config: audit, want: first},
@@ -239,33 +200,9 @@ func TestKubeletAndNVMLAreAskedTogether(t *testing.T) {
 	}
 }
 
-// Nodes, and rights in procfs.
-func TestMIGRights(t *testing.T) {
-	h := newMIGHost(t)
-	const configure, watch = "NVIDIA_MIG_CONFIG_DEVICES=all", "NVIDIA_MIG_MONITOR_DEVICES=all"
-	const configNode, monitorNode = "/dev/nvidia-caps/nvidia-cap1", "/dev/nvidia-caps/nvidia-cap2"
-	gpus, mig := []int{0, 1, 2}, []int{0, 1, 2}
-	show := func(p Plan) string {
-		files := slices.DeleteFunc(slices.Clone(p.Proc.Capabilities), func(f string) bool { return !strings.HasPrefix(f, "mig/") })
-		return fmt.Sprint(nodesOf(p), files)
-	}
-	table{host: h, show: show, rows: []row{
-		{name: "an ordinary pod with a MIG device", env: append(devices("all"), watch), spec: h.inMIGPod(0),
-			want: "refused: NVIDIA_MIG_MONITOR_DEVICES is not for this container: the container must be privileged"},
-		{name: "an ordinary pod without one", env: append(devices("all"), configure), spec: inPod(), want: "starts without a GPU"},
-		{name: "all", env: append(devices("all"), configure), spec: admin, want: fmt.Sprint(h.nodes(gpus, mig, configNode), " [mig/config]")},
-		{name: "the GPU by its name", env: append(devices("1"), configure, watch), spec: admin,
-			want: fmt.Sprint(h.nodes([]int{1}, mig, configNode, monitorNode), " [mig/config mig/monitor]")},
-		{name: "a GPU without MIG", env: append(devices("0"), watch), spec: admin, want: fmt.Sprint(h.nodes([]int{0}, nil, monitorNode), " [mig/monitor]")},
-		{name: "a privileged pod", env: append(devices("all"), configure), spec: all(inPod(), privileged), want: fmt.Sprint(h.nodes(gpus, mig, configNode), " []")},
-		{name: "no more than is granted", env: append(devices("all"), watch), spec: all(h.migNodes(0), admin), config: noEnv,
-			want: fmt.Sprint(h.nodes([]int{1}, []int{0}, monitorNode), " [mig/monitor]")},
-	}}.run(t)
-}
-
 func TestMIGDevicesThatAreTakenOver(t *testing.T) {
 	h := newMIGHost(t)
-	hook := editedByCDI(h.nodes([]int{1}, nil)[0])
+	hook := editedByCDI(fmt.Sprintf("/dev/nvidia%d", h.GPUs[1].Minor))
 	gpu := func(i int) func(*specs.Spec) { return withNode(h.Majors.GPU, h.GPUs[i].Minor) }
 	table{host: h, env: append(devices("void"), caps("compute")...), show: showMIG, rows: []row{
 		{name: "one", spec: all(h.migNodes(0), hook), want: "9/0 of GPU 1"},
@@ -295,8 +232,8 @@ func (h *testHost) nested(t *testing.T, keep ...int) *testHost {
 		t.Fatal(libcuda, err)
 	}
 	mount(t, libcuda[1], libcuda[1])
-	for _, node := range h.nodes(nil, []int{0, 1, 2}) {
-		if !slices.Contains(h.nodes(nil, keep), node) {
+	for _, node := range h.nodes(0, 1, 2) {
+		if !slices.Contains(h.nodes(keep...), node) {
 			if err := os.Remove(h.DevRoot + node); err != nil {
 				t.Fatal(err)
 			}

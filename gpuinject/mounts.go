@@ -88,7 +88,7 @@ func planFiles(c Container, h host.Host, root *image.Root, g grant, nodes []devi
 // inspect records the C library and the forward compatibility package of the image.
 func inspect(h host.Host, root *image.Root, g grant, p *Plan) image.Image {
 	img := root.Inspect(h.CompatDriver)
-	p.Linker = PlanLinker{LibC: string(img.LibC), Directory: img.LibDir, Cache: "unchanged"}
+	p.Linker = PlanLinker{LibC: img.LibC, Directory: img.LibDir, Cache: "unchanged"}
 	if img.LibC == "" {
 		p.note("the image has no C library that the driver could use: its files are at %s all the same", ViewDir)
 	}

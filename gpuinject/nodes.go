@@ -51,31 +51,29 @@ func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]devi
 	}
 	nodes, err := h.ClassNodes(class, channels)
 	named := slices.Contains(r.Granted, class)
-	may := policy.DecideOthers(c.Config.Policy, who, g.may, class, nodes, named)
+	may, all, reason := policy.DecideOthers(c.Config.Policy, who, g.may, class, nodes, named)
 	switch {
-	case may.All && err != nil:
+	case all && err != nil:
 		return nil, fail(Precondition, "%w", err)
-	case may.All:
-		may.Nodes = nodes
-	case len(may.Nodes) == 0:
-		p.ignore(class, may.Reason)
+	case !all && len(may) == 0:
+		p.ignore(class, reason)
 		return nil, nil
 	}
-	if missing := missingChannels(channels, may.Nodes); len(missing) > 0 {
+	if missing := missingChannels(channels, may); len(missing) > 0 {
 		p.ignore(class+" "+strings.Join(missing, ","), "not among the channels that were allocated to the container")
 	}
-	if len(may.Nodes) == 0 {
+	if len(may) == 0 {
 		p.note("%s: this host has no such device", class)
 	}
 	if g.may.All && !g.enforced.All {
-		would := policy.DecideOthers(c.Config.Policy, who, g.enforced, class, nodes, named)
-		if !would.All && len(would.Nodes) < max(1, len(may.Nodes)) {
-			p.audit(class + ": " + would.Reason)
+		would, all, reason := policy.DecideOthers(c.Config.Policy, who, g.enforced, class, nodes, named)
+		if !all && len(would) < max(1, len(may)) {
+			p.audit(class + ": " + reason)
 		}
 	}
-	p.decide(class, "given", "%s", may.Reason)
-	p.addClass(class, may.Nodes)
-	return may.Nodes, nil
+	p.decide(class, "given", "%s", reason)
+	p.addClass(class, may)
+	return may, nil
 }
 
 // addClass records the nodes of a class that the container gets.

@@ -2,7 +2,6 @@ package gpuinject
 
 import (
 	"errors"
-	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
@@ -84,16 +83,15 @@ func driverFiles(c Container, h host.Host) (driver.Files, error) {
 	if err != nil {
 		return driver.Files{}, fail(Precondition, "%w", err)
 	}
-	allLists := slices.Contains(c.Bundle.Spec.Process.Env, host.AllLists)
 	var kept driver.Files
-	if !allLists && !st.Load(host.FilesName, &kept) {
+	if !st.Load(host.FilesName, &kept) {
 		kept = driver.Files{}
 	}
-	files, changed, err := h.DriverFiles(kept, allLists)
+	files, changed, err := h.DriverFiles(kept)
 	if err != nil {
 		return driver.Files{}, fail(Precondition, "%w", err)
 	}
-	if changed && !allLists {
+	if changed {
 		if err := st.Store(host.FilesName, &files); err != nil {
 			return driver.Files{}, fail(Internal, "keep the list of driver files: %w", err)
 		}

@@ -163,11 +163,6 @@ func inPodOf(d *sim.Driver, gpus ...int) func(*specs.Spec) {
 	}
 }
 
-// inNamespace moves a pod to a namespace of Kubernetes.
-func inNamespace(name string) func(*specs.Spec) {
-	return annotated("io.kubernetes.cri.sandbox-namespace", name)
-}
-
 // withNode adds a node as a device plugin does.
 func withNode(major uint32, minor int) func(*specs.Spec) {
 	return func(s *specs.Spec) {

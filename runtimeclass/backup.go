@@ -11,7 +11,6 @@ import (
 // BackupSuffix is appended to a configuration file's name for its state before the installation.
 const BackupSuffix = ".before-nvidia-shim"
 
-// configFile is a configuration file of a daemon.
 type configFile struct {
 	// name is without links, so that a linked configuration stays one.
 	name string
@@ -36,18 +35,25 @@ func (h Host) readConfigFile(name string) (configFile, error) {
 	return configFile{name, text, original}, nil
 }
 
-// edited returns the changes that give a configuration the text after, and keep the original.
-func (h Host) edited(f configFile, after []byte) ([]Change, error) {
-	change := Change{Kind: DaemonConfig, Path: f.name, Before: f.text, After: after}
+// edit gives a configuration the text after, and keeps the original. It removes an earlier
+// registration from the other files.
+func (p *Plan) edit(o Options, f configFile, after []byte) error {
+	p.Handler = o.Registration.Handler
+	if err := p.unregister(o, f.name); err != nil {
+		return err
+	}
+	change := Change{DaemonConfig, f.name, f.text, after}
 	if f.text != nil && bytes.Equal(f.text, f.original) {
-		backup, err := h.change(Original, f.name+BackupSuffix, f.text)
-		return []Change{backup, change}, err
+		backup, err := p.Host.change(Original, f.name+BackupSuffix, f.text)
+		p.Changes = append(p.Changes, backup, change)
+		return err
 	}
 	// The operator may have added lines behind ours: nothing moves without need.
 	if f.text != nil && sameContent(f.text, after) {
 		change.After = f.text
 	}
-	return []Change{change}, nil
+	p.Changes = append(p.Changes, change)
+	return nil
 }
 
 // sameContent reports whether two files of TOML or JSON say the same.
@@ -62,28 +68,31 @@ func sameContent(a, b []byte) bool {
 	return false
 }
 
-// restored returns the changes that remove an installation from a configuration.
-func (h Host) restored(f configFile) ([]Change, error) {
+// restore removes an installation from a configuration.
+func (p *Plan) restore(f configFile) error {
 	if bytes.Equal(f.text, f.original) {
-		return nil, nil
+		return nil
 	}
-	change := Change{Kind: DaemonConfig, Path: f.name, Before: f.text, After: f.original}
-	backup, err := h.change(Original, f.name+BackupSuffix, nil)
+	change := Change{DaemonConfig, f.name, f.text, f.original}
+	backup, err := p.Host.change(Original, f.name+BackupSuffix, nil)
 	switch {
 	case err != nil:
-		return nil, err
+		return err
 	// The installation may have ended the last line.
 	case backup.Before != nil && bytes.Equal(withLineEnd(backup.Before), withLineEnd(f.original)):
 		change.After = backup.Before
-		change.Note = f.name + " gets exactly the bytes that it had before the installation"
-		return []Change{change, backup}, nil
+		p.Changes = append(p.Changes, change, backup)
+		p.note("%s gets exactly the bytes that it had before the installation", f.name)
+		return nil
 	case backup.Before != nil:
-		change.Note = fmt.Sprintf("%s has been changed since the installation: only our lines are removed, and %s stays",
+		p.note("%s has been changed since the installation: only our lines are removed, and %s stays",
 			f.name, filepath.Base(backup.Path))
 	case isEmpty(f.original):
-		change.After, change.Note = nil, f.name+" is removed: it was made by the installation"
+		change.After = nil
+		p.note("%s is removed: it was made by the installation", f.name)
 	}
-	return []Change{change}, nil
+	p.Changes = append(p.Changes, change)
+	return nil
 }
 
 // isEmpty reports whether a configuration says nothing, as one that an installation made.

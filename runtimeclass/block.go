@@ -55,12 +55,12 @@ func strip(text []byte) ([]byte, error) {
 }
 
 // registerInTOML adds the handler to a configuration file of containerd.
-func (h Host) registerInTOML(name string, r Registration, form Runtime) (edit, error) {
-	f, err := h.loadFile(name, false)
+func (p *Plan) registerInTOML(o Options, name string, form Runtime) error {
+	r := o.Registration
+	f, err := p.Host.loadFile(name, false)
 	if err != nil {
-		return edit{}, err
+		return err
 	}
-	e := edit{handler: r.Handler, file: f.configFile}
 	body := ""
 	if len(f.original) == 0 {
 		body = fmt.Sprintf("version = %d\n", f.version)
@@ -71,16 +71,16 @@ func (h Host) registerInTOML(name string, r Registration, form Runtime) (edit, e
 
 	// containerd 1.7 forgets its built-in runtime if a file names another one.
 	stock := cmp.Or(current, "runc")
-	if f.version <= 2 && !h.Daemon.AtLeast(2, 0, 0) && len(present) == 0 && stock != r.Handler {
+	if f.version <= 2 && !p.Host.Daemon.AtLeast(2, 0, 0) && len(present) == 0 && stock != r.Handler {
 		body += Runtime{Type: stockType}.tables(f.plugin, stock)
-		e.note("the runtime %q is written out, because containerd 1.7 has no built-in runtime beside one that a file names", stock)
+		p.note("the runtime %q is written out, because containerd 1.7 has no built-in runtime beside one that a file names", stock)
 	}
 	body += form.tables(f.plugin, r.Handler)
 	edited := withLineEnd(f.original)
 	if old := present[r.Handler]; old != nil {
 		edited = switchOff(edited, append(slices.Clone(section), "runtimes", r.Handler))
 		delete(present, r.Handler)
-		e.note("the runtime %q (%s) is switched off by comments until uninstall", r.Handler, describe(old))
+		p.note("the runtime %q (%s) is switched off by comments until uninstall", r.Handler, describe(old))
 	}
 	// added is what the file is to say besides what it says.
 	added := body
@@ -91,11 +91,11 @@ func (h Host) registerInTOML(name string, r Registration, form Runtime) (edit, e
 			body = added
 		}
 	}
-	e.after = slices.Concat(edited, []byte(block(body)))
-	if err := checkResult(e.after, f.config, added); err != nil {
-		return edit{}, fmt.Errorf("%s: the tables of this file cannot be extended by further lines (%w): add by hand\n%s", name, err, added)
+	after := slices.Concat(edited, []byte(block(body)))
+	if err := checkResult(after, f.config, added); err != nil {
+		return fmt.Errorf("%s: the tables of this file cannot be extended by further lines (%w): add by hand\n%s", name, err, added)
 	}
-	return e, nil
+	return p.edit(o, f.configFile, after)
 }
 
 // checkResult returns an error unless text says what is in the tables and in added, and no more.

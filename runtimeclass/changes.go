@@ -24,7 +24,6 @@ type Host struct {
 	Daemon Version
 }
 
-// real is the path on this system.
 func (h Host) real(path string) string { return filepath.Join("/", h.Root, path) }
 
 // follow resolves the links of a path within the root.
@@ -64,8 +63,6 @@ type Change struct {
 	// Path is below the host's root.
 	Path          string
 	Before, After []byte
-	// Note says what was chosen and why, for the operator; it may be empty.
-	Note string
 }
 
 // change returns the change of a file from what it is now.
@@ -96,21 +93,14 @@ type Plan struct {
 	Handler string
 	// Changes are in the order in which they are made.
 	Changes []Change
-	// Notes are those of the changes, and about the registration as a whole.
+	// Notes say what was chosen and why, for the operator.
 	Notes []string
 	// Restart makes the daemon read its configuration.
 	Restart Restart
 }
 
-// add appends changes and their notes.
-func (p *Plan) add(changes []Change, err error) error {
-	for _, c := range changes {
-		p.Changes = append(p.Changes, c)
-		if c.Note != "" {
-			p.Notes = append(p.Notes, c.Note)
-		}
-	}
-	return err
+func (p *Plan) note(format string, args ...any) {
+	p.Notes = append(p.Notes, fmt.Sprintf(format, args...))
 }
 
 // Changed reports whether the daemon's configuration changes.

@@ -2,9 +2,8 @@ package runtimeclass
 
 import (
 	"fmt"
-	"io/fs"
-	"os"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -55,7 +54,6 @@ func ReadConfiguration(h Host, name string) (Configuration, error) {
 	return effective(files), nil
 }
 
-// tomlFile is a configuration file of containerd.
 type tomlFile struct {
 	configFile
 	config  map[string]any
@@ -122,12 +120,12 @@ func (h Host) load(name string, installed bool) ([]tomlFile, error) {
 				pending = append(pending, pattern)
 				continue
 			}
-			matches, err := fs.Glob(os.DirFS(h.real("/")), pattern[1:])
+			matches, err := filepath.Glob(h.real(pattern))
 			if err != nil {
 				return nil, fmt.Errorf("%s: import %.256q: %w", f.name, pattern, err)
 			}
 			for _, m := range matches {
-				pending = append(pending, "/"+m)
+				pending = append(pending, strings.TrimPrefix(m, strings.TrimSuffix(h.real("/"), "/")))
 			}
 		}
 	}
@@ -208,7 +206,6 @@ func newVersion(daemon Version) int {
 	return 2
 }
 
-// decode reads TOML into maps.
 func decode(text []byte) (map[string]any, error) {
 	m := map[string]any{}
 	if err := toml.Unmarshal(text, &m); err != nil {

@@ -1,7 +1,6 @@
 package runtimeclass
 
 import (
-	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -16,37 +15,28 @@ const dropInName = "nvidia-shim.toml"
 // 5837).
 func (h Host) mergesImports() bool { return h.Daemon.AtLeast(2, 1, 0) }
 
-// containerdFiles reads containerd's configuration and what it imports.
-func containerdFiles(h Host, name string) ([]configFile, error) {
-	files, err := h.load(name, false)
-	out := []configFile{}
-	for _, f := range files {
-		out = append(out, f.configFile)
-	}
-	return out, err
-}
-
 // registerContainerd registers the handler in containerd's configuration: in a drop-in file if the
 // main file imports a directory and the daemon merges what it finds there, otherwise in a block in
 // the file that counts.
-func registerContainerd(h Host, name string, r Registration) (edit, error) {
-	files, err := h.load(name, false)
+func (p *Plan) registerContainerd(o Options) error {
+	h, r := p.Host, o.Registration
+	files, err := h.load(o.ConfigFile, false)
 	if err != nil {
-		return edit{}, err
+		return err
 	}
 	main, config := files[0], effective(files)
 	form, why := chooseForm(r, h.Daemon, config.cgroupOptions())
-	notes := []string{why}
+	p.note("%s", why)
 	if config.CRIDisabled {
-		notes = append(notes, "disabled_plugins switches CRI off in this configuration: Kubernetes cannot use this containerd before that line is gone")
+		p.note("disabled_plugins switches CRI off in this configuration: Kubernetes cannot use this containerd before that line is gone")
 	}
 	target := h.fileToEdit(files)
 	owner, present := holder(files, r.Handler)
 	if present != nil && owner != target {
-		return edit{}, taken(r.Handler, owner, present, adviceRemove)
+		return taken(r.Handler, owner, present, adviceRemove)
 	}
 	if present != nil && !r.Replace {
-		return edit{}, taken(r.Handler, owner, present, adviceReplace)
+		return taken(r.Handler, owner, present, adviceReplace)
 	}
 	drop := main.dropIn()
 	switch {
@@ -54,15 +44,13 @@ func registerContainerd(h Host, name string, r Registration) (edit, error) {
 	// BinaryName among them would inject a second time.
 	case drop != "" && h.mergesImports() && present == nil:
 		target = drop
-		notes = append(notes, fmt.Sprintf("%s imports %s: a file there, and no edit", main.name, path.Dir(drop)))
+		p.note("%s imports %s: a file there, and no edit", main.name, path.Dir(drop))
 	case main.text == nil:
-		notes = append(notes, fmt.Sprintf("there is no %s: it is made, of version %d", target, newVersion(h.Daemon)))
+		p.note("there is no %s: it is made, of version %d", target, newVersion(h.Daemon))
 	case drop != "" && !h.mergesImports():
-		notes = append(notes, fmt.Sprintf("%s is edited, because containerd before 2.1 does not merge what it imports", target))
+		p.note("%s is edited, because containerd before 2.1 does not merge what it imports", target)
 	}
-	e, err := h.registerInTOML(target, r, form)
-	e.notes = append(notes, e.notes...)
-	return e, err
+	return p.registerInTOML(o, target, form)
 }
 
 // fileToEdit is the file whose runtimes count: the main one if the daemon merges what it imports,

@@ -13,6 +13,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 const testConfig = "/etc/containerd/config.toml"
@@ -59,28 +61,6 @@ func write(t testing.TB, name, text string) {
 	if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o640)); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// contents reads all files below a root, with mode and text.
-func contents(t testing.TB, root string) map[string]string {
-	t.Helper()
-	out := map[string]string{}
-	err := filepath.Walk(root, func(p string, st os.FileInfo, err error) error {
-		if err != nil || st.IsDir() {
-			return err
-		}
-		var data []byte
-		if st.Mode().IsRegular() {
-			data = read(t, p)
-		}
-		rel, _ := filepath.Rel(root, p)
-		out["/"+rel] = st.Mode().String() + "\n" + string(data)
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
 }
 
 // applied makes the changes of a plan: applied(t)(register(...)).
@@ -204,13 +184,13 @@ func TestInstallContainerd(t *testing.T) {
 	for _, c := range registrations {
 		t.Run(c.name, func(t *testing.T) {
 			h, o := containerdTree(t, c.config, c.extra, c.daemon), containerdOptions(c.reg)
-			before := contents(t, h.Root)
+			before := simtest.Contents(t, h.Root)
 			plan, err := register(h, o)
-			if now := contents(t, h.Root); err != nil || !reflect.DeepEqual(now, before) || plan.Diff() == "" || len(plan.Notes) == 0 {
+			if now := simtest.Contents(t, h.Root); err != nil || !reflect.DeepEqual(now, before) || plan.Diff() == "" || len(plan.Notes) == 0 {
 				t.Fatalf("the plan changed files, or says nothing: %+v %v", plan, err)
 			}
 			applied(t)(plan, err)
-			after := contents(t, h.Root)
+			after := simtest.Contents(t, h.Root)
 			checkKept(t, before, after, cmp.Or(c.changed, testConfig))
 			checkRegistered(t, h, o.Registration, c.want, theDefault(c.config, c.reg))
 			checkUndone(t, h, o, before)
@@ -222,13 +202,13 @@ func TestInstallContainerd(t *testing.T) {
 // was there before.
 func checkUndone(t *testing.T, h Host, o Options, before map[string]string) {
 	t.Helper()
-	after := contents(t, h.Root)
+	after := simtest.Contents(t, h.Root)
 	again := applied(t)(register(h, o))
-	if now := contents(t, h.Root); again.Changed() || !reflect.DeepEqual(now, after) {
+	if now := simtest.Contents(t, h.Root); again.Changed() || !reflect.DeepEqual(now, after) {
 		t.Errorf("a second installation changes:\n%s", again.Diff())
 	}
 	applied(t)(unregister(h, o))
-	if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
+	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before:\n%v\nwant\n%v", now, before)
 	}
 }
@@ -299,7 +279,7 @@ func TestUninstallKeepsWhatOthersChanged(t *testing.T) {
 // stays that of the first.
 func TestInstallAgainWithAnotherChoice(t *testing.T) {
 	h := containerdTree(t, "v3-imports.toml", "", v2010)
-	before := contents(t, h.Root)
+	before := simtest.Contents(t, h.Root)
 	for i, s := range []struct {
 		daemon Version
 		reg    Registration
@@ -319,7 +299,7 @@ func TestInstallAgainWithAnotherChoice(t *testing.T) {
 		if err != nil || len(c.Runtimes) != 2 {
 			t.Errorf("step %d: %v %v", i, c.Runtimes, err)
 		}
-		if backup, ok := contents(t, h.Root)[testConfig+BackupSuffix]; ok != (s.daemon == v2010) || ok && backup != before[testConfig] {
+		if backup, ok := simtest.Contents(t, h.Root)[testConfig+BackupSuffix]; ok != (s.daemon == v2010) || ok && backup != before[testConfig] {
 			t.Errorf("step %d: the back-up is not the first state: %s", i, backup)
 		}
 	}
@@ -370,13 +350,13 @@ func TestInstallKeepsLinks(t *testing.T) {
 	if err := os.Symlink(target, h.real(testConfig)); err != nil {
 		t.Fatal(err)
 	}
-	before := contents(t, h.Root)
+	before := simtest.Contents(t, h.Root)
 	o := containerdOptions(Registration{})
 	applied(t)(register(h, o))
 	if to, err := os.Readlink(h.real(testConfig)); err != nil || to != target {
 		t.Errorf("link %q, %v", to, err)
 	}
-	checkKept(t, before, contents(t, h.Root), target)
+	checkKept(t, before, simtest.Contents(t, h.Root), target)
 	checkRegistered(t, h, o.Registration, withCgroup, "runc")
 	checkUndone(t, h, o, before)
 }
@@ -429,7 +409,7 @@ func TestContainerdReadsTheResult(t *testing.T) {
 			t.Run(version.String()+"/"+c.name, func(t *testing.T) {
 				h := containerdTree(t, c.config, c.extra, version)
 				// The program sees the files at their real place.
-				for name := range contents(t, h.Root) {
+				for name := range simtest.Contents(t, h.Root) {
 					p := h.real(name)
 					data := regexp.MustCompile(`(['"])/etc/containerd/`).ReplaceAll(read(t, p), []byte("${1}"+h.Root+"/etc/containerd/"))
 					// containerd 1.7 leaves plugins out of its dump that are switched off.

@@ -1,5 +1,5 @@
-// Package runtimeclass makes the shim known: RuntimeClass manifests for Kubernetes, and the handler
-// in the configuration of containerd, k3s, RKE2, kind and Docker.
+// Package runtimeclass makes the shim known: it puts the handler into the configuration of
+// containerd, k3s, RKE2, kind and Docker.
 //
 //	in:  a Host (a root directory and containerd's version) and Options
 //	out: a Plan: files before and after, notes for the operator, the restart command

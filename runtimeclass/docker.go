@@ -12,39 +12,39 @@ import (
 // DefaultDockerConfig is dockerd's own default.
 const DefaultDockerConfig = "/etc/docker/daemon.json"
 
-// registerDocker adds the runtime's entry to daemon.json.
-func registerDocker(h Host, name string, r Registration) (edit, error) {
-	file, config, err := readDocker(h, name)
+func (p *Plan) registerDocker(o Options) error {
+	r := o.Registration
+	file, config, err := p.Host.readDocker(o.ConfigFile)
 	if err != nil {
-		return edit{}, err
+		return err
 	}
 	if config["runtimes"] == nil {
 		config["runtimes"] = map[string]any{}
 	}
 	runtimes, ok := config["runtimes"].(map[string]any)
 	if !ok {
-		return edit{}, fmt.Errorf("%s: \"runtimes\" is not an object", file.name)
+		return fmt.Errorf("%s: \"runtimes\" is not an object", file.name)
 	}
 	runtimeType := RuntimeType
 	if !r.inPath() {
 		runtimeType = r.shim()
 	}
-	notes := []string{fmt.Sprintf("Docker: runtimeType %q, without options: the shim sees from the container's cgroup path who manages it", runtimeType)}
+	p.note("Docker: runtimeType %q, without options: the shim sees from the container's cgroup path who manages it", runtimeType)
 	if existing := runtimes[r.Handler]; existing != nil {
 		if !r.Replace {
-			return edit{}, taken(r.Handler, file.name, existing, adviceReplace)
+			return taken(r.Handler, file.name, existing, adviceReplace)
 		}
-		notes = append(notes, fmt.Sprintf("the runtime %q (%s) is replaced until uninstall; %s%s has it", r.Handler, describe(existing), file.name, BackupSuffix))
+		p.note("the runtime %q (%s) is replaced until uninstall; %s%s has it", r.Handler, describe(existing), file.name, BackupSuffix)
 	}
 	runtimes[r.Handler] = map[string]any{"runtimeType": runtimeType}
 	if r.Default {
 		config["default-runtime"] = r.Handler
 	}
-	return edit{r.Handler, file, encodeJSON(config, "  "), notes}, nil
+	return p.edit(o, file, encodeJSON(config, "  "))
 }
 
 // readDocker reads daemon.json without our runtimes. That is the original if nothing else changed.
-func readDocker(h Host, name string) (configFile, map[string]any, error) {
+func (h Host) readDocker(name string) (configFile, map[string]any, error) {
 	name, err := h.follow(name)
 	if err != nil {
 		return configFile{}, nil, err

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"path"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -15,6 +16,10 @@ const (
 	CtlName     = "nvidia-shimctl"
 	stockType   = "io.containerd.runc.v2"
 )
+
+// DefaultHandler is the default name of the handler and the RuntimeClass. NVIDIA's device plugin
+// and operator charts use it as well.
+const DefaultHandler = "nvidia"
 
 // DefaultBinDir holds the installed programs. containerd records the shim's path in every bundle
 // and needs it until the container is gone, so it must be a stable one.
@@ -35,6 +40,17 @@ type Registration struct {
 	Replace bool
 }
 
+var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
+
+// ValidHandler returns an error unless name can be a RuntimeClass handler: a DNS label (RFC 1123),
+// as the API server demands.
+func ValidHandler(name string) error {
+	if !dnsLabel.MatchString(name) {
+		return fmt.Errorf("handler %.256q is not a DNS label: lower-case letters, digits and '-', at most 63", name)
+	}
+	return nil
+}
+
 // Validate returns an error unless daemons can have this registration.
 func (r Registration) Validate() error {
 	if err := ValidHandler(r.Handler); err != nil {
@@ -53,7 +69,6 @@ func (r Registration) inPath() bool {
 	return slices.Contains(strings.Split(ServicePath, ":"), path.Clean(r.BinDir))
 }
 
-// taken is the error for a handler whose name another runtime has.
 func taken(handler, file string, runtime any, advice string) error {
 	return fmt.Errorf("a runtime named %q already exists in %s (%s): use another --handler, or %s", handler, file, describe(runtime), advice)
 }
@@ -104,12 +119,10 @@ func (r Runtime) tables(plugin, name string) string {
 	return text
 }
 
-// defaultTable is the table that names the default runtime.
 func defaultTable(plugin, name string) string {
 	return fmt.Sprintf("[plugins.%q.containerd]\n  default_runtime_name = %q\n", plugin, name)
 }
 
-// describe shows a runtime of a configuration in one line.
 func describe(runtime any) string {
 	return fmt.Sprintf("%.256s", bytes.TrimSpace(encodeJSON(runtime, "")))
 }

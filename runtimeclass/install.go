@@ -39,15 +39,15 @@ type Options struct {
 // The registration is a valid one.
 func Install(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
-	err := p.add(h.installPrograms(o.Programs, o.Registration.BinDir))
+	err := p.installPrograms(o.Programs, o.Registration.BinDir)
 	if err == nil {
 		err = p.register(o)
 	}
 	if err == nil && o.PrepareUnit {
-		err = p.add(h.installUnit(o.Registration.BinDir))
+		err = p.installUnit(o.Registration.BinDir)
 	}
 	if err == nil && o.WriteShimConfig {
-		err = p.add(h.installConfig(o.ShimConfig, o.ShimSettings))
+		err = p.installConfig(o.ShimConfig, o.ShimSettings)
 	}
 	return p, err
 }
@@ -58,50 +58,25 @@ func Uninstall(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
 	err := p.unregister(o, "")
 	if !p.Changed() {
-		p.Notes = append(p.Notes, "nothing of this program is registered here")
+		p.note("nothing of this program is registered here")
 	}
 	if err == nil {
-		err = p.add(h.uninstallUnit(o.Registration.BinDir))
+		err = p.uninstallUnit(o.Registration.BinDir)
 	}
 	if err == nil {
-		err = p.add(h.uninstallConfig(o.ShimConfig))
+		err = p.uninstallConfig(o.ShimConfig)
 	}
 	return p, err
 }
 
-// edit registers the handler in one configuration file.
-type edit struct {
-	handler string
-	file    configFile
-	after   []byte
-	// notes say what was chosen and why.
-	notes []string
-}
-
-func (e *edit) note(format string, args ...any) {
-	e.notes = append(e.notes, fmt.Sprintf(format, args...))
-}
-
-// register adds the registration in one file, and the removal of an earlier one from the others.
 func (p *Plan) register(o Options) error {
-	var e edit
-	var err error
 	switch o.Target {
 	case Containerd:
-		e, err = registerContainerd(p.Host, o.ConfigFile, o.Registration)
+		return p.registerContainerd(o)
 	case Docker:
-		e, err = registerDocker(p.Host, o.ConfigFile, o.Registration)
-	default:
-		e, err = registerDistribution(p.Host, Distributions[o.Target], o.Registration, o.HandlerNamed)
+		return p.registerDocker(o)
 	}
-	if err != nil {
-		return err
-	}
-	p.Handler, p.Notes = e.handler, append(p.Notes, e.notes...)
-	if err := p.unregister(o, e.file.name); err != nil {
-		return err
-	}
-	return p.add(p.Host.edited(e.file, e.after))
+	return p.registerDistribution(o)
 }
 
 // unregister adds the removal of a registration from all files but one.
@@ -111,11 +86,15 @@ func (p *Plan) unregister(o Options, but string) error {
 	switch o.Target {
 	case Containerd:
 		p.Restart = Restart{"restart", []string{"containerd"}}
-		files, err = containerdFiles(p.Host, o.ConfigFile)
+		var loaded []tomlFile
+		loaded, err = p.Host.load(o.ConfigFile, false)
+		for _, f := range loaded {
+			files = append(files, f.configFile)
+		}
 	case Docker:
 		p.Restart = Restart{"reload", []string{"docker"}}
 		files = make([]configFile, 1)
-		files[0], _, err = readDocker(p.Host, o.ConfigFile)
+		files[0], _, err = p.Host.readDocker(o.ConfigFile)
 	default:
 		d := Distributions[o.Target]
 		p.Restart = Restart{"restart", d.Units}
@@ -123,14 +102,11 @@ func (p *Plan) unregister(o Options, but string) error {
 	}
 	for _, f := range files {
 		if err == nil && f.name != but {
-			err = p.add(p.Host.restored(f))
+			err = p.restore(f)
 		}
 	}
 	return err
 }
-
-// versionTimeout is for a program that only prints its version.
-const versionTimeout = 10 * time.Second
 
 // DaemonVersion asks the target's containerd for its version. program is "" to look for one;
 // without any the version is unknown.
@@ -141,7 +117,7 @@ func DaemonVersion(ctx context.Context, root, target, program string) (Version, 
 	if program == "" || target == Docker {
 		return Version{}, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, versionTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, "--version")
 	cmd.WaitDelay = time.Second

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
@@ -35,7 +36,7 @@ func changedFiles(p Plan) (out []string) {
 
 func TestInstallAndUninstallEverything(t *testing.T) {
 	h := containerdTree(t, "v2-1.7.toml", "", v1735)
-	before := contents(t, h.Root)
+	before := simtest.Contents(t, h.Root)
 	o := options(t)
 	plan, err := Install(h, o)
 	if err != nil {
@@ -89,7 +90,7 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 	if stay, err := h.RemovePrograms(DefaultBinDir, procfs.FS(t.TempDir())); err != nil || len(stay) != 0 {
 		t.Errorf("stay %v, %v", stay, err)
 	}
-	if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
+	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
 	if plan, err = Uninstall(h, o); err != nil || len(changedFiles(plan)) > 0 || !strings.Contains(strings.Join(plan.Notes, ""), "nothing of this program") {
@@ -105,8 +106,8 @@ func TestInstallRefuses(t *testing.T) {
 	} {
 		h, o := containerdTree(t, "none", "", v242), options(t)
 		change(&o, h)
-		before := contents(t, h.Root)
-		if _, err := Install(h, o); err == nil || !strings.Contains(err.Error(), want) || !reflect.DeepEqual(contents(t, h.Root), before) {
+		before := simtest.Contents(t, h.Root)
+		if _, err := Install(h, o); err == nil || !strings.Contains(err.Error(), want) || !reflect.DeepEqual(simtest.Contents(t, h.Root), before) {
 			t.Errorf("error %v, want %q", err, want)
 		}
 	}

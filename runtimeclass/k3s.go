@@ -68,37 +68,31 @@ func distributionFiles(h Host, d Distribution) ([]configFile, error) {
 // registerDistribution registers with k3s or RKE2: in a drop-in if the generated configuration
 // imports the directory and its containerd merges it, else in a block at the end of the template.
 // Unless the operator named the handler, it gives way to one of NVIDIA's runtime.
-func registerDistribution(h Host, d Distribution, r Registration, named bool) (edit, error) {
+func (p *Plan) registerDistribution(o Options) error {
+	h, d, r := p.Host, Distributions[o.Target], &o.Registration
 	home := path.Join(rancherDir, d.Name)
 	if _, err := os.Stat(h.real(home)); err != nil {
-		return edit{}, fmt.Errorf("%s is not on this host: there is no %s", d.Name, home)
+		return fmt.Errorf("%s is not on this host: there is no %s", d.Name, home)
 	}
 	generated, err := h.load(path.Join(d.Dir, "config.toml"), false)
 	if err != nil {
-		return edit{}, err
+		return err
 	}
 	// k3s brings another containerd with each of its own versions: the form that all of them serve.
 	form := Runtime{stockType, r.shim(), effective(generated).cgroupOptions()}
-	notes := []string{fmt.Sprintf("%s: runtime_type %q with runtime_path, which each containerd that %s brings can serve", d.Name, stockType, d.Name)}
+	p.note("%s: runtime_type %q with runtime_path, which each containerd that %s brings can serve", d.Name, stockType, d.Name)
 	if why := h.k3sTaken(d, generated, r.Handler); why != "" {
-		if named || r.Handler == k3sHandler {
-			return edit{}, fmt.Errorf("%s: use another --handler", why)
+		if o.HandlerNamed || r.Handler == k3sHandler {
+			return fmt.Errorf("%s: use another --handler", why)
 		}
 		r.Handler = k3sHandler
-		notes = append(notes, fmt.Sprintf("%s: the handler is %q here, for a RuntimeClass with that handler (nvidia-shimctl manifest --handler %s)", why, k3sHandler, k3sHandler))
+		p.note("%s: the handler is %q here, for a RuntimeClass with that handler (nvidia-shimctl manifest --handler %s)", why, k3sHandler, k3sHandler)
 	}
-	target, why := h.k3sFile(d, generated[0])
-	if why != "" {
-		notes = append(notes, why)
-	}
-	var e edit
+	target := p.k3sFile(d, generated[0])
 	if path.Base(target) == dropInName {
-		e, err = h.registerInTOML(target, r, form)
-	} else {
-		e, err = h.registerInTemplate(d, target, r, form)
+		return p.registerInTOML(o, target, form)
 	}
-	e.notes = notes
-	return e, err
+	return p.registerInTemplate(o, target, form)
 }
 
 // The templates, by the version of the configuration that k3s makes of them, and the directory that
@@ -109,37 +103,36 @@ const (
 	dropInDir  = "config-v3.toml.d"
 )
 
-// k3sFile is the file to register in, and a note about the choice.
-func (h Host) k3sFile(d Distribution, generated tomlFile) (name, note string) {
-	if generated.text != nil && generated.version < 3 {
-		return path.Join(d.Dir, templateV2), ""
-	}
-	name = path.Join(d.Dir, templateV3)
+// k3sFile is the file to register in.
+func (p *Plan) k3sFile(d Distribution, generated tomlFile) string {
+	template := path.Join(d.Dir, templateV3)
 	drop := generated.dropIn()
 	switch {
+	case generated.text != nil && generated.version < 3:
+		return path.Join(d.Dir, templateV2)
 	case drop != path.Join(d.Dir, dropInDir, dropInName):
-		return name, ""
-	case !h.mergesImports():
-		return name, fmt.Sprintf("the template is used and not %s, because containerd %s may not merge what it imports", path.Dir(drop), h.Daemon)
+		return template
+	case !p.Host.mergesImports():
+		p.note("the template is used and not %s, because containerd %s may not merge what it imports", path.Dir(drop), p.Host.Daemon)
+		return template
 	}
-	return drop, ""
+	return drop
 }
 
 // registerInTemplate appends the handler to a template, or makes one.
-func (h Host) registerInTemplate(
-	d Distribution, name string, r Registration, form Runtime,
-) (edit, error) {
+func (p *Plan) registerInTemplate(o Options, name string, form Runtime) error {
+	r := o.Registration
 	if r.Default {
-		return edit{}, fmt.Errorf("a template of %s cannot set the default runtime, its base has that table: put `default-runtime: %s` into /etc/rancher/%s/config.yaml and install without --set-default",
-			d.Name, r.Handler, d.Name)
+		return fmt.Errorf("a template of %s cannot set the default runtime, its base has that table: put `default-runtime: %s` into /etc/rancher/%s/config.yaml and install without --set-default",
+			o.Target, r.Handler, o.Target)
 	}
-	file, err := h.readConfigFile(name)
+	file, err := p.Host.readConfigFile(name)
 	if err != nil {
-		return edit{}, err
+		return err
 	}
 	for _, quoted := range []string{r.Handler + "]", `"` + r.Handler + `"]`, `'` + r.Handler + `']`} {
 		if bytes.Contains(file.original, []byte("runtimes."+quoted)) {
-			return edit{}, taken(r.Handler, name, "a table of the template", adviceRemove)
+			return taken(r.Handler, name, "a table of the template", adviceRemove)
 		}
 	}
 	text := withLineEnd(file.original)
@@ -150,8 +143,7 @@ func (h Host) registerInTemplate(
 	if path.Base(name) == templateV2 {
 		plugin = criV2
 	}
-	body := block(form.tables(plugin, r.Handler))
-	return edit{r.Handler, file, slices.Concat(text, []byte(body)), nil}, nil
+	return p.edit(o, file, slices.Concat(text, []byte(block(form.tables(plugin, r.Handler)))))
 }
 
 // k3sTaken says why the handler's name is taken, if it is: the generated configuration has it

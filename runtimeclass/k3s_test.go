@@ -11,6 +11,8 @@ import (
 
 	"github.com/pelletier/go-toml/v2"
 	"go.yaml.in/yaml/v3"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 const k3sDir = "/var/lib/rancher/k3s/agent/etc/containerd/"
@@ -59,7 +61,7 @@ func TestInstallDistribution(t *testing.T) {
 			}
 			h := Host{Root: tree(t, files), Daemon: c.daemon}
 			o := Options{Target: "k3s", Registration: c.reg.filled(), HandlerNamed: c.explicit}
-			before := contents(t, h.Root)
+			before := simtest.Contents(t, h.Root)
 			plan, err := register(h, o)
 			if c.err != "" {
 				if err == nil || !strings.Contains(err.Error(), c.err) {
@@ -68,7 +70,7 @@ func TestInstallDistribution(t *testing.T) {
 				return
 			}
 			applied(t)(plan, err)
-			after := contents(t, h.Root)
+			after := simtest.Contents(t, h.Root)
 			checkKept(t, before, after, k3sDir+c.changed)
 			for _, want := range []string{c.systemd, "runtimes." + c.handler + "]", "/usr/local/bin/" + ShimName} {
 				if !strings.Contains(after[k3sDir+c.changed], want) || plan.Handler != c.handler {
@@ -78,7 +80,7 @@ func TestInstallDistribution(t *testing.T) {
 			render(t, h)
 			// What k3s generated is its own.
 			delete(before, k3sDir+"config.toml")
-			if generated, ok := contents(t, h.Root)[k3sDir+"config.toml"]; ok {
+			if generated, ok := simtest.Contents(t, h.Root)[k3sDir+"config.toml"]; ok {
 				before[k3sDir+"config.toml"] = generated
 			}
 			checkUndone(t, h, o, before)

@@ -6,7 +6,6 @@ import (
 	"strings"
 )
 
-// kindCluster is a cluster of one node.
 const kindCluster = `kind: Cluster
 apiVersion: kind.x-k8s.io/v1alpha4
 nodes:

@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"runtime/debug"
 	"slices"
@@ -16,7 +17,6 @@ import (
 	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
@@ -40,7 +40,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if err != nil {
 		return nil, toGRPC(err)
 	}
-	if err := setOptions(ctx, r, opts, bundle.CgroupsPath(c.Raw)); err != nil {
+	if err := setOptions(ctx, r, opts, c.Raw); err != nil {
 		return nil, toGRPC(err)
 	}
 	if !c.Asks {
@@ -69,8 +69,15 @@ func examine(dir string, opts options.Options) (c gpuinject.Container, err error
 }
 
 // setOptions sets runc's options in the request, with the cgroup driver that the form of the
-// container's cgroup path calls for.
-func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts options.Options, cgroupsPath string) error {
+// container's cgroup path in config.json calls for.
+func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts options.Options, raw []byte) error {
+	var spec struct {
+		Linux struct {
+			CgroupsPath string `json:"cgroupsPath"`
+		} `json:"linux"`
+	}
+	_ = json.Unmarshal(raw, &spec) // runc reports an invalid file
+	cgroupsPath := spec.Linux.CgroupsPath
 	if systemd := systemdUnit(cgroupsPath); cgroupsPath != "" && systemd != opts.Runc.SystemdCgroup {
 		if opts.SystemdCgroupSet {
 			log.G(ctx).WithField("id", r.ID).Warnf("nvidia: SystemdCgroup is %v in the runtime's options, but the cgroup path has the other form: following the path", opts.Runc.SystemdCgroup)
@@ -124,7 +131,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		rootPath = kept.rootfs
 		s.update(r.ID, kept)
 	}
-	applied, err := inject(c, rootPath)
+	plan, mask, err := inject(c, rootPath)
 	if err != nil {
 		return nil, err
 	}
@@ -142,10 +149,10 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		// No event was sent. The event of a created container may be sent after this function has
 		// returned.
 		s.events.rootfs.Delete(r.ID)
-		closeMask(applied.Mask)
+		closeMask(mask)
 		return nil, err
 	}
-	kept.mask, kept.maskTarget = applied.Mask, c.Config.Host.ProcMaskTarget
+	kept.mask, kept.maskTarget = mask, c.Config.Host.ProcMaskTarget
 	if r.Checkpoint == "" || kept.mask == nil {
 		if err := attachMask(kept, int(resp.Pid)); err != nil {
 			destroyed = s.destroy(ctx, r.ID)
@@ -154,34 +161,41 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		kept.mask, kept.ready = nil, true
 	} // else there is no process yet: runc restore runs in Start
 	s.update(r.ID, kept)
-	logCreated(ctx, c, applied.Plan, took)
+	logCreated(ctx, c, plan, took)
 	return resp, nil
 }
 
 // inject resolves what the container gets and carries it out, in the root file system at rootPath
 // and in the bundle.
-func inject(c gpuinject.Container, rootPath string) (applied gpuinject.Applied, err error) {
+func inject(c gpuinject.Container, rootPath string) (plan gpuinject.Plan, mask *procmask.Mask, err error) {
 	defer recovered(&err)
 	root, err := image.Open(rootPath)
 	if err != nil {
-		return applied, err
+		return plan, nil, err
 	}
 	defer root.Close()
-	plan, err := gpuinject.Resolve(c, root, ask)
+	plan, err = gpuinject.Resolve(c, root, ask)
 	if err != nil || !plan.GPU {
-		return gpuinject.Applied{Plan: plan}, err
+		return plan, nil, err
 	}
 	return gpuinject.Apply(c, plan, root)
 }
 
-// attachMask attaches the mask of a container, if it gets one, and closes it.
+// attachMask attaches the mask of a container, if it gets one, in the mount namespace of its init
+// process pid, and closes it. If it fails, the container must not be started (invariant I8).
 func attachMask(c gpuContainer, pid int) (err error) {
 	defer recovered(&err)
 	if c.mask == nil {
 		return nil
 	}
 	defer closeMask(c.mask)
-	return gpuinject.AttachMask(c.mask, c.maskTarget, pid)
+	if err = fault.Point("mask"); err == nil {
+		err = c.mask.Attach(pid, c.maskTarget)
+	}
+	if err != nil {
+		err = &gpuinject.Error{Kind: gpuinject.Internal, Err: err}
+	}
+	return err
 }
 
 func closeMask(mask *procmask.Mask) {

@@ -30,13 +30,8 @@ func checkCommand() *cli.Command {
 				Containerd: c.String("containerd"), ContainerdConfig: c.String("containerd-config"),
 			})
 			wrong := slices.ContainsFunc(findings, func(f check.Finding) bool { return f.Level == check.Problem })
-			err := output(c, map[string]any{"ok": !wrong, "findings": findings}, func(o *term.Output) {
-				printFindings(o, findings)
-			})
-			if err == nil && wrong {
-				err = errProblem
-			}
-			return err
+			v := map[string]any{"ok": !wrong, "findings": findings}
+			return output(c, v, !wrong, func(o *term.Output) { printFindings(o, findings) })
 		},
 	}
 }

@@ -30,17 +30,14 @@ func configureCompletion(c *cli.Command) {
 	}
 }
 
-// manSection is the section of programs for root.
-const manSection = 8
-
 func manCommand() *cli.Command {
 	return &cli.Command{
 		Name:   "man",
 		Usage:  "print the manual page",
 		Hidden: true,
 		Action: func(_ context.Context, c *cli.Command) error {
-			// Not the app that runs: the library adds to it.
-			page, err := clidocs.ToManWithSection(newApp(io.Discard, io.Discard), manSection)
+			// Not the app that runs: the library adds to it. Section 8 is that of programs for root.
+			page, err := clidocs.ToManWithSection(newApp(io.Discard, io.Discard), 8)
 			if err != nil {
 				return err
 			}

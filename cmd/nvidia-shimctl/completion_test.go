@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // TestShellsComplete has each shell complete a line, which must not execute what is typed.
@@ -58,8 +60,7 @@ func TestTheManualPage(t *testing.T) {
 	if status != 0 {
 		t.Fatal(errs)
 	}
-	name := filepath.Join(t.TempDir(), "nvidia-shimctl.8")
-	write(t, name, page, 0o644)
+	name := simtest.NewRoot(t).Write("nvidia-shimctl.8", page)
 	cmd := exec.Command(man, "--warnings=w", "-l", name)
 	cmd.Env = []string{"PATH=" + os.Getenv("PATH"), "MANWIDTH=500", "LC_ALL=C", "MAN_KEEP_FORMATTING="}
 	var warnings bytes.Buffer

@@ -119,7 +119,7 @@ func record(t *testing.T, d *sim.Driver) (state string) {
 	t.Helper()
 	state = t.TempDir()
 	write(t, filepath.Join(state, "io.containerd.runtime.v2.task/default/of-gpu-1", gpuinject.RecordName),
-		`{"gpu": true, "container": {"id": "of-gpu-1", "namespace": "default"}, "gpus": [{"uuid": "`+d.GPUs[1].UUID+`", "pci": "`+d.GPUs[1].BusID+`"}]}`, 0o600)
+		`{"gpu": true, "container": {"id": "of-gpu-1", "namespace": "default"}, "gpus": [{"uuid": "`+d.GPUs[1].UUID+`", "pci": "`+d.GPUs[1].BusID+`"}]}`)
 	return state
 }
 
@@ -197,24 +197,18 @@ func TestEveryFieldIsDocumented(t *testing.T) {
 	}
 	var walk func(typ reflect.Type)
 	walk = func(typ reflect.Type) {
-		switch typ.Kind() {
-		case reflect.Pointer, reflect.Slice:
-			walk(typ.Elem())
-			return
-		case reflect.Struct:
-		default:
+		for typ.Kind() == reflect.Pointer || typ.Kind() == reflect.Slice {
+			typ = typ.Elem()
+		}
+		if typ.Kind() != reflect.Struct || typ.PkgPath() == "time" {
 			return
 		}
-		for i := range typ.NumField() {
-			f := typ.Field(i)
-			if !f.IsExported() {
-				continue
-			}
+		for _, f := range reflect.VisibleFields(typ) {
 			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 			if name != "" && !strings.Contains(string(data), "`"+name+"`") {
 				t.Errorf("docs/shimctl.md does not name the field %q of %s", name, typ)
 			}
-			if f.Type.PkgPath() != "time" {
+			if f.IsExported() {
 				walk(f.Type)
 			}
 		}

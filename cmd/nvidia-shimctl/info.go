@@ -68,7 +68,7 @@ func infoCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return output(c, info, func(o *term.Output) {
+			return output(c, info, true, func(o *term.Output) {
 				info.print(o)
 				if c.Bool("files") {
 					info.printFiles(o)

@@ -1,55 +1,34 @@
 package main
 
 import (
-	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// snapshot reads all files below a directory.
-func snapshot(t *testing.T, dir string) map[string]string {
+// write makes a file that root alone can change.
+func write(t *testing.T, name, text string) {
 	t.Helper()
-	out := map[string]string{}
-	err := filepath.Walk(dir, func(p string, st os.FileInfo, err error) error {
-		if err != nil || st.IsDir() {
-			return err
-		}
-		data, err := os.ReadFile(p)
-		out[p] = fmt.Sprint(st.Mode(), string(data))
-		return err
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return out
-}
-
-func write(t *testing.T, name, text string, mode os.FileMode) {
-	t.Helper()
-	err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), mode), os.Chmod(name, mode))
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.Root{TB: t, Dir: "/"}.Write(name, text)
 }
 
 // installTree is a root directory with a configuration, a containerd that says its
 // version, and programs to install.
 func installTree(t *testing.T, version, config string) (root, daemon, from string) {
 	t.Helper()
-	root, from = t.TempDir(), t.TempDir()
-	daemon = filepath.Join(t.TempDir(), "containerd")
-	write(t, daemon, "#!/bin/sh\necho containerd github.com/containerd/containerd/v2 "+version+"\n", 0o755)
-	if config != "" {
-		write(t, filepath.Join(root, runtimeclass.DefaultContainerdConfig), config, 0o644)
-	}
+	other := simtest.NewRoot(t)
+	daemon = other.Write("containerd", "#!/bin/sh\necho containerd github.com/containerd/containerd/v2 "+version+"\n")
 	for _, name := range runtimeclass.Programs {
-		write(t, filepath.Join(from, name), "a program", 0o755)
+		from = filepath.Dir(other.Write("programs/"+name, "a program"))
+	}
+	root = t.TempDir()
+	if config != "" {
+		write(t, filepath.Join(root, runtimeclass.DefaultContainerdConfig), config)
 	}
 	return root, daemon, from
 }
@@ -62,11 +41,11 @@ const containerdTOML = `version = 3
 
 func TestInstallCommand(t *testing.T) {
 	root, daemon, from := installTree(t, "v2.3.7", containerdTOML)
-	before := snapshot(t, root)
+	before := simtest.Contents(t, root)
 	args := []string{"install", "--root", root, "--containerd", daemon, "--from", from}
 
 	status, diff, notes := ctl(t, append(args, "--dry-run", "--set-default")...)
-	if status != 0 || !strings.HasPrefix(diff, "--- /etc/containerd/config.toml\n+++ ") || !reflect.DeepEqual(snapshot(t, root), before) {
+	if status != 0 || !strings.HasPrefix(diff, "--- /etc/containerd/config.toml\n+++ ") || !reflect.DeepEqual(simtest.Contents(t, root), before) {
 		t.Errorf("a dry run: status %d, %s", status, diff)
 	}
 	contains(t, diff, `+  default_runtime_name = "nvidia"`)
@@ -76,24 +55,19 @@ func TestInstallCommand(t *testing.T) {
 	if status != 0 || !strings.Contains(out, "systemctl restart containerd") {
 		t.Errorf("status %d, %s", status, out)
 	}
-	for _, name := range runtimeclass.Programs {
-		if st, err := os.Stat(filepath.Join(root, "usr/local/bin", name)); err != nil || st.Mode().Perm() != 0o755 {
-			t.Errorf("%v %v", st, err)
-		}
-	}
-	installed := snapshot(t, root)
+	installed := simtest.Contents(t, root)
 	status, out, _ = ctl(t, append([]string{"--json"}, args...)...)
 	var o installation
 	decode(t, out, &o)
-	if status != 0 || o.Changed || len(o.Programs) != 0 || o.Restart != "" || o.Handler != "nvidia" || !reflect.DeepEqual(snapshot(t, root), installed) {
+	if status != 0 || o.Changed || len(o.Programs) != 0 || o.Restart != "" || o.Handler != "nvidia" || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
 		t.Errorf("a second installation: status %d, %+v", status, o)
 	}
 
-	if status, out, errs := ctl(t, "uninstall", "--root", root, "--dry-run"); status != 0 || !strings.Contains(out, "-# >>> nvidia-shim") || !reflect.DeepEqual(snapshot(t, root), installed) {
+	if status, out, errs := ctl(t, "uninstall", "--root", root, "--dry-run"); status != 0 || !strings.Contains(out, "-# >>> nvidia-shim") || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
 		t.Errorf("uninstall --dry-run: %d %s %s", status, out, errs)
 	}
-	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(snapshot(t, root), before) {
-		t.Errorf("uninstall: %d %s, left %v", status, errs, snapshot(t, root))
+	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(simtest.Contents(t, root), before) {
+		t.Errorf("uninstall: %d %s, left %v", status, errs, simtest.Contents(t, root))
 	}
 }
 
@@ -103,13 +77,13 @@ func TestInstallOtherTargets(t *testing.T) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	for target, file := range map[string]string{"k3s": filepath.Join(dir, "config-v3.toml.tmpl"), "docker": filepath.Join(root, runtimeclass.DefaultDockerConfig)} {
+	for target, file := range map[string]string{"k3s": strings.TrimPrefix(dir, root) + "/config-v3.toml.tmpl", "docker": runtimeclass.DefaultDockerConfig} {
 		status, _, errs := ctl(t, "install", "--root", root, "--from", from, "--target", target)
-		if text := snapshot(t, root)[file]; status != 0 || !strings.Contains(text, "nvidia") {
+		if text := simtest.Contents(t, root)[file]; status != 0 || !strings.Contains(text, "nvidia") {
 			t.Errorf("%s: %d %s %s", target, status, errs, text)
 		}
-		if status, _, errs := ctl(t, "uninstall", "--root", root, "--target", target); status != 0 || len(snapshot(t, root)) != 0 {
-			t.Errorf("%s: uninstall: %d %s, left %v", target, status, errs, snapshot(t, root))
+		if status, _, errs := ctl(t, "uninstall", "--root", root, "--target", target); status != 0 || len(simtest.Contents(t, root)) != 0 {
+			t.Errorf("%s: uninstall: %d %s, left %v", target, status, errs, simtest.Contents(t, root))
 		}
 	}
 	if status, out, _ := ctl(t, "install", "--target", "kind"); status != 0 || !strings.Contains(out, "containerdConfigPatches:\n") {
@@ -124,18 +98,19 @@ func TestInstallRefuses(t *testing.T) {
 		status int
 		want   string
 	}{
-		"an unknown target":            {[]string{"install", "--target", "podman"}, 2, "podman"},
-		"a handler that is no label":   {[]string{"install", "--handler", "a_b"}, 2, "DNS label"},
-		"a relative directory":         {[]string{"install", "--bin-dir", "bin"}, 2, "plain absolute path"},
-		"a flag of another target":     {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
-		"a relative configuration":     {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
-		"a restart of another root":    {[]string{"install", "--root", root, "--restart"}, 2, "--restart"},
-		"an argument":                  {[]string{"uninstall", "now"}, 2, "now"},
-		"a daemon that says nonsense":  {[]string{"install", "--root", root, "--containerd", daemon, "--from", from}, 1, "no version"},
-		"programs that are not there":  {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
-		"rke2 where there is none":     {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 1, "is not on this host"},
-		"a manifest with half a label": {[]string{"manifest", "--node-selector", "gpu"}, 2, "K=V"},
-		"uninstall of a kind cluster":  {[]string{"uninstall", "--target", "kind"}, 2, "kind delete"},
+		"an unknown target":                 {[]string{"install", "--target", "podman"}, 2, "podman"},
+		"a handler that is no label":        {[]string{"install", "--handler", "a_b"}, 2, "DNS label"},
+		"a relative directory":              {[]string{"install", "--bin-dir", "bin"}, 2, "plain absolute path"},
+		"a flag of another target":          {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
+		"a relative configuration":          {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
+		"a restart of another root":         {[]string{"install", "--root", root, "--restart"}, 2, "--restart"},
+		"an argument":                       {[]string{"uninstall", "now"}, 2, "now"},
+		"a daemon that says nonsense":       {[]string{"install", "--root", root, "--containerd", daemon, "--from", from}, 1, "no version"},
+		"programs that are not there":       {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
+		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 1, "is not on this host"},
+		"a manifest of a handler with dots": {[]string{"manifest", "--handler", "a.b"}, 2, "DNS label"},
+		"a manifest with half a label":      {[]string{"manifest", "--node-selector", "gpu"}, 2, `item "gpu" is missing separator "="`},
+		"uninstall of a kind cluster":       {[]string{"uninstall", "--target", "kind"}, 2, "kind delete"},
 	} {
 		status, _, errs := ctl(t, c.args...)
 		if status != c.status || !strings.Contains(errs, c.want) {
@@ -145,8 +120,30 @@ func TestInstallRefuses(t *testing.T) {
 }
 
 func TestManifestCommand(t *testing.T) {
-	status, out, errs := ctl(t, "manifest", "--handler", "gpu", "--node-selector", "nvidia.com/gpu.present=true", "--toleration", "nvidia.com/gpu:NoSchedule")
-	if status != 0 || !strings.Contains(out, "handler: gpu\n") || !strings.Contains(out, "- effect: NoSchedule\n      key: nvidia.com/gpu\n      operator: Exists\n") {
-		t.Errorf("%d %s %s", status, out, errs)
+	const plain = "apiVersion: node.k8s.io/v1\nhandler: nvidia\nkind: RuntimeClass\nmetadata:\n  name: \"12\"\n"
+	if got := fine(t, "manifest", "--name", "12"); got != plain {
+		t.Errorf("%s", got)
+	}
+	const want = `apiVersion: node.k8s.io/v1
+handler: gpu
+kind: RuntimeClass
+metadata:
+  name: gpu
+scheduling:
+  nodeSelector:
+    a: "1"
+    nvidia.com/gpu.present: "true"
+  tolerations:
+    - effect: NoSchedule
+      key: nvidia.com/gpu
+      operator: Exists
+    - key: pool
+      operator: Equal
+      value: gpu
+`
+	got := fine(t, "manifest", "--handler", "gpu", "--node-selector", "nvidia.com/gpu.present=true",
+		"--node-selector", "a=1", "--toleration", "nvidia.com/gpu:NoSchedule", "--toleration", "pool=gpu")
+	if got != want {
+		t.Errorf("%s", got)
 	}
 }

@@ -20,7 +20,6 @@ const kind = "kind"
 
 var targets = []string{runtimeclass.Containerd, "k3s", "rke2", kind, runtimeclass.Docker}
 
-// installFlags are common to install and uninstall.
 func installFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "target", Value: runtimeclass.Containerd, Usage: "`WHAT` to register with: " + strings.Join(targets, ", ")},
@@ -33,7 +32,6 @@ func installFlags() []cli.Flag {
 	}
 }
 
-// installOptions are the options of install and uninstall.
 func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 	o := runtimeclass.Options{
 		Target: c.String("target"), HandlerNamed: c.IsSet("handler"), Programs: c.String("from"),

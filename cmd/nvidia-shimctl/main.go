@@ -48,7 +48,14 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 		},
 	}
 	for _, c := range app.Commands {
-		refuseArguments(c)
+		action := c.Action
+		// Not by Before, which completion runs too.
+		c.Action = func(ctx context.Context, c *cli.Command) error {
+			if c.Args().Present() {
+				return usage(fmt.Errorf("unexpected argument %.256q", c.Args().First()))
+			}
+			return action(ctx, c)
+		}
 	}
 	for _, c := range append(app.Commands, app) {
 		c.OnUsageError = func(_ context.Context, _ *cli.Command, err error, _ bool) error { return usage(err) }
@@ -56,17 +63,6 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 		c.DisableSliceFlagSeparator = true
 	}
 	return app
-}
-
-// refuseArguments makes a command refuse arguments. Not by Before, which completion runs too.
-func refuseArguments(c *cli.Command) {
-	action := c.Action
-	c.Action = func(ctx context.Context, c *cli.Command) error {
-		if c.Args().Present() {
-			return usage(fmt.Errorf("unexpected argument %.256q", c.Args().First()))
-		}
-		return action(ctx, c)
-	}
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
@@ -85,6 +81,17 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	return 1
 }
 
+func versionCommand() *cli.Command {
+	return &cli.Command{
+		Name:  "version",
+		Usage: "show the version of this program",
+		Action: func(_ context.Context, c *cli.Command) error {
+			v := map[string]string{"version": version.Version, "revision": version.Revision}
+			return output(c, v, true, func(o *term.Output) { o.Line(term.Plain, c.Root().Version) })
+		},
+	}
+}
+
 // usageError is the error of a wrong command line.
 type usageError struct{ error }
 
@@ -101,12 +108,16 @@ func loader(c *cli.Command) func() (*config.Config, error) {
 	}
 }
 
-// output prints a value as JSON with --json, or as text prints it.
-func output(c *cli.Command, v any, text func(*term.Output)) error {
-	if c.Bool("json") {
-		return printJSON(c.Root().Writer, v)
+// output prints a value as JSON with --json, or as text prints it. It returns errProblem unless ok.
+func output(c *cli.Command, v any, ok bool, text func(*term.Output)) error {
+	if !c.Bool("json") {
+		text(term.New(c.Root().Writer))
+	} else if err := printJSON(c.Root().Writer, v); err != nil {
+		return err
 	}
-	text(term.New(c.Root().Writer))
+	if !ok {
+		return errProblem
+	}
 	return nil
 }
 

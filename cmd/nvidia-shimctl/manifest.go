@@ -3,10 +3,10 @@ package main
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"strings"
 
 	"github.com/urfave/cli/v3"
+	"go.yaml.in/yaml/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -18,38 +18,48 @@ func manifestCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "handler", Value: runtimeclass.DefaultHandler, Usage: "`NAME` of the handler in containerd's configuration"},
 			&cli.StringFlag{Name: "name", Usage: "`NAME` of the RuntimeClass (default: the handler's)"},
-			&cli.StringSliceFlag{Name: "node-selector", Usage: "label `K=V` of the nodes that have the handler"},
+			&cli.StringMapFlag{Name: "node-selector", Usage: "label `K=V` of the nodes that have the handler"},
 			&cli.StringSliceFlag{Name: "toleration", Usage: "taint `K[=V][:EFFECT]` that its pods tolerate"},
 		},
 		Action: printManifest,
 	}
 }
 
+// runtimeClass is a RuntimeClass of node.k8s.io/v1.
+type runtimeClass struct {
+	APIVersion string `yaml:"apiVersion"`
+	Handler    string
+	Kind       string
+	Metadata   map[string]string
+	Scheduling struct {
+		NodeSelector map[string]string   `yaml:"nodeSelector,omitempty"`
+		Tolerations  []map[string]string `yaml:",omitempty"`
+	} `yaml:",omitempty"`
+}
+
 func printManifest(_ context.Context, c *cli.Command) error {
-	m := runtimeclass.Manifest{
-		Handler:  c.String("handler"),
-		Metadata: map[string]string{"name": cmp.Or(c.String("name"), c.String("handler"))},
-	}
-	m.Scheduling.NodeSelector = map[string]string{}
-	for _, label := range c.StringSlice("node-selector") {
-		key, value, ok := strings.Cut(label, "=")
-		if !ok {
-			return usage(fmt.Errorf("--node-selector %q is not K=V", label))
-		}
-		m.Scheduling.NodeSelector[key] = value
-	}
-	for _, taint := range c.StringSlice("toleration") {
-		taint, effect, _ := strings.Cut(taint, ":")
-		t := runtimeclass.Toleration{Effect: effect, Operator: "Exists"}
-		if t.Key, t.Value, _ = strings.Cut(taint, "="); t.Value != "" {
-			t.Operator = "Equal"
-		}
-		m.Scheduling.Tolerations = append(m.Scheduling.Tolerations, t)
-	}
-	text, err := m.YAML()
-	if err != nil {
+	handler := c.String("handler")
+	if err := runtimeclass.ValidHandler(handler); err != nil {
 		return usage(err)
 	}
-	_, err = c.Root().Writer.Write(text)
-	return err
+	class := runtimeClass{
+		APIVersion: "node.k8s.io/v1", Kind: "RuntimeClass", Handler: handler,
+		Metadata: map[string]string{"name": cmp.Or(c.String("name"), handler)},
+	}
+	class.Scheduling.NodeSelector = c.StringMap("node-selector")
+	for _, taint := range c.StringSlice("toleration") {
+		taint, effect, _ := strings.Cut(taint, ":")
+		key, value, _ := strings.Cut(taint, "=")
+		toleration := map[string]string{"key": key, "operator": "Exists"}
+		if value != "" {
+			toleration["operator"], toleration["value"] = "Equal", value
+		}
+		if effect != "" {
+			toleration["effect"] = effect
+		}
+		class.Scheduling.Tolerations = append(class.Scheduling.Tolerations, toleration)
+	}
+	enc := yaml.NewEncoder(c.Root().Writer)
+	enc.SetIndent(2)
+	return enc.Encode(class)
 }

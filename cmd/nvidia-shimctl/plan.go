@@ -30,7 +30,7 @@ func planCommand() *cli.Command {
 			&cli.StringFlag{Name: "bundle", Usage: "OCI bundle `DIR` of the container"},
 			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "environment variable `K=V` of the container; may be repeated"},
 			&cli.StringSliceFlag{Name: "mount", Usage: "bind mount `SRC:DST` of the container; may be repeated"},
-			&cli.StringSliceFlag{Name: "annotation", Usage: "annotation `K=V` of the container; may be repeated"},
+			&cli.StringMapFlag{Name: "annotation", Usage: "annotation `K=V` of the container; may be repeated"},
 			&cli.BoolFlag{Name: "privileged", Usage: "the container is privileged"},
 			&cli.StringFlag{Name: "rootfs", Usage: "root file system `DIR` of the image, to include its C library"},
 		},
@@ -45,11 +45,7 @@ func planCommand() *cli.Command {
 			case err != nil:
 				return err
 			}
-			err = output(c, plan, func(o *term.Output) { printPlan(o, plan) })
-			if err == nil && plan.Error != "" {
-				err = errProblem
-			}
-			return err
+			return output(c, plan, plan.Error == "", func(o *term.Output) { printPlan(o, plan) })
 		},
 	}
 }
@@ -90,7 +86,6 @@ func resolve(c *cli.Command, container gpuinject.Container) (gpuinject.Plan, err
 	return gpuinject.Resolve(container, root, asker(c))
 }
 
-// examine examines the container of the flags or of a bundle.
 func examine(c *cli.Command) (gpuinject.Container, error) {
 	dir := c.String("bundle")
 	if dir == "" {
@@ -110,7 +105,6 @@ func examine(c *cli.Command) (gpuinject.Container, error) {
 	return gpuinject.Examine(dir, loader(c))
 }
 
-// flagSpec is the container that the flags describe.
 func flagSpec(c *cli.Command) (*specs.Spec, error) {
 	spec, err := plainSpec(c.StringSlice("env"))
 	if err != nil {
@@ -127,13 +121,7 @@ func flagSpec(c *cli.Command) (*specs.Spec, error) {
 		}
 		spec.Mounts = append(spec.Mounts, specs.Mount{Source: src, Destination: dst, Type: "bind", Options: []string{"rbind"}})
 	}
-	for _, a := range c.StringSlice("annotation") {
-		key, value, ok := strings.Cut(a, "=")
-		if !ok {
-			return nil, usage(fmt.Errorf("--annotation %.256q is not K=V", a))
-		}
-		spec.Annotations[key] = value
-	}
+	spec.Annotations = c.StringMap("annotation")
 	return spec, nil
 }
 
@@ -145,9 +133,8 @@ func plainSpec(env []string) (*specs.Spec, error) {
 		}
 	}
 	return &specs.Spec{
-		Process:     &specs.Process{Env: env, Capabilities: &specs.LinuxCapabilities{}},
-		Annotations: map[string]string{},
-		Mounts:      []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
+		Process: &specs.Process{Env: env, Capabilities: &specs.LinuxCapabilities{}},
+		Mounts:  []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
 		Linux: &specs.Linux{
 			Namespaces:  []specs.LinuxNamespace{{Type: specs.MountNamespace}},
 			MaskedPaths: []string{"/proc/kcore"},
@@ -155,7 +142,6 @@ func plainSpec(env []string) (*specs.Spec, error) {
 	}, nil
 }
 
-// planColumns is the width of the labels of a plan.
 const planColumns = 14
 
 func printPlan(o *term.Output, p gpuinject.Plan) {

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
 
 	"github.com/urfave/cli/v3"
 
@@ -44,17 +43,7 @@ func prepareCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			if c.Bool("json") {
-				if err := printJSON(c.Root().Writer, report); err != nil {
-					return err
-				}
-			} else {
-				printPrepared(c.Root().Writer, report)
-			}
-			if !report.Ready {
-				return errProblem
-			}
-			return nil
+			return output(c, report, report.Ready, func(o *term.Output) { printPrepared(o, report) })
 		},
 	}
 }
@@ -65,9 +54,8 @@ var preparedStyles = map[string]term.Style{
 	prepare.Missing: term.Yellow, prepare.Wrong: term.Red, prepare.Failed: term.Red,
 }
 
-func printPrepared(w io.Writer, r *prepare.Report) {
+func printPrepared(o *term.Output, r *prepare.Report) {
 	const columns = 15
-	o := term.New(w)
 	line := func(state, name, message, fix string) {
 		style := preparedStyles[state]
 		if r.DryRun && (state == prepare.Made || state == prepare.Replaced) {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
 )
 
@@ -16,26 +17,26 @@ func TestPrepareMakesTheNodesThatAreMissing(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if status, out, _ := ctl(t, "--config", d.ConfigPath, "prepare", "--dry-run"); status != 0 || strings.Count(out, "to be made") != 4 {
-		t.Errorf("a dry run: status %d\n%s", status, out)
+	if out := fine(t, "--config", d.ConfigPath, "prepare", "--dry-run"); strings.Count(out, "to be made") != 4 {
+		t.Errorf("a dry run:\n%s", out)
 	}
-	status, out, errs := ctl(t, "--config", d.ConfigPath, "--json", "prepare", "--imex-channels", "0")
+	out := fine(t, "--config", d.ConfigPath, "--json", "prepare", "--imex-channels", "0")
 	var r prepare.Report
 	decode(t, out, &r)
-	if status != 0 || errs != "" || !r.Ready || r.DryRun || strings.Count(out, `"state": "made"`) != 5 || len(r.PCI) != 3 {
-		t.Errorf("status %d, %s, %+v", status, errs, r)
+	if !r.Ready || r.DryRun || strings.Count(out, `"state": "made"`) != 5 || len(r.PCI) != 3 {
+		t.Errorf("%+v", r)
 	}
 	// Something else is in the place of a node.
 	name := filepath.Join(d.DevRoot, "dev/nvidia1")
 	if err := os.Remove(name); err != nil {
 		t.Fatal(err)
 	}
-	write(t, name, "", 0o644)
+	write(t, name, "")
 	if status, out, _ := ctl(t, "--config", d.ConfigPath, "prepare"); status != 1 || !strings.Contains(out, ": it is not a character device\n               fix: nvidia-shimctl prepare --replace\n") {
 		t.Errorf("status %d\n%s", status, out)
 	}
-	if status, out, _ := ctl(t, "--config", d.ConfigPath, "prepare", "--replace"); status != 0 || strings.Count(out, "replaced") != 1 {
-		t.Errorf("with --replace: status %d\n%s", status, out)
+	if out := fine(t, "--config", d.ConfigPath, "prepare", "--replace"); strings.Count(out, "replaced") != 1 {
+		t.Errorf("with --replace:\n%s", out)
 	}
 }
 
@@ -49,8 +50,7 @@ func TestPrepareLoadsModulesIfToldTo(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	load := filepath.Join(t.TempDir(), "config.toml")
-	write(t, load, string(text)+"load-kernel-modules = true\n", 0o600)
+	load := simtest.NewRoot(t).Write("config.toml", string(text)+"load-kernel-modules = true\n")
 	const told = "host.load-kernel-modules = true"
 	modprobe := filepath.Join(d.Root, "sbin/modprobe")
 	for _, c := range []struct {

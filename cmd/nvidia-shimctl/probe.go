@@ -48,7 +48,6 @@ func probeCommand() *cli.Command {
 	}
 }
 
-// probeQuestions returns the questions of the shim, or of a user.
 func probeQuestions(c *cli.Command) (q probe.Questions, err error) {
 	if c.IsSet("questions") {
 		if err := json.Unmarshal([]byte(c.String("questions")), &q); err != nil {
@@ -79,7 +78,6 @@ func asker(c *cli.Command) func(probe.Questions) probe.Answers {
 	}
 }
 
-// askLive asks NVML for the state of the GPUs.
 func askLive(c *cli.Command) (live nvml.Snapshot, err error) {
 	a := asker(c)(probe.Questions{Live: true})
 	if a.LiveError != "" {

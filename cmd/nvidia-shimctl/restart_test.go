@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -17,7 +18,7 @@ func fakeSystemctl(t *testing.T, script string) (calls func() []string) {
 	t.Helper()
 	dir := t.TempDir()
 	record := filepath.Join(dir, "calls")
-	write(t, filepath.Join(dir, "systemctl"), "#!/bin/sh\nprintf '%s|' \"$@\" >> '"+record+"'\necho >> '"+record+"'\n"+script+"\n", 0o755)
+	write(t, filepath.Join(dir, "systemctl"), "#!/bin/sh\nprintf '%s|' \"$@\" >> '"+record+"'\necho >> '"+record+"'\n"+script+"\n")
 	t.Setenv("PATH", dir+string(filepath.ListSeparator)+os.Getenv("PATH"))
 	return func() []string {
 		data, err := os.ReadFile(record)
@@ -79,29 +80,20 @@ func TestInstallWhoseRestartFailsKeepsItsFilesAndSaysWhatToDo(t *testing.T) {
 	}
 	contains(t, errs, "Job for containerd.service failed.", "nvidia-shimctl: systemctl restart containerd: exit status 5: the files are changed and stay so",
 		"`journalctl -u containerd`", "run `systemctl restart containerd` by hand")
-	contains(t, snapshot(t, root)[config], "nvidia")
+	contains(t, simtest.Contents(t, root)[runtimeclass.DefaultContainerdConfig], "nvidia")
 
 	// A daemon that was not restarted may still start the shim.
 	if status, _, errs := ctl(t, append(uninstall, "--restart")...); status != 1 || !strings.Contains(errs, "by hand, and uninstall again to remove the programs") {
 		t.Errorf("uninstall: status %d, %s", status, errs)
 	}
-	left := snapshot(t, root)
-	if !strings.HasSuffix(left[config], containerdTOML) {
-		t.Errorf("uninstall left %s", left[config])
+	left := simtest.Contents(t, root)
+	if !strings.HasSuffix(left[runtimeclass.DefaultContainerdConfig], containerdTOML) {
+		t.Errorf("uninstall left %s", left[runtimeclass.DefaultContainerdConfig])
 	}
 	for _, name := range runtimeclass.Programs {
-		if left[filepath.Join(root, "bin", name)] == "" {
+		if left["/bin/"+name] == "" {
 			t.Errorf("uninstall removed %s before the daemon knew", name)
 		}
-	}
-}
-
-func TestDockerIsReloaded(t *testing.T) {
-	calls := fakeSystemctl(t, "")
-	root, _, from := installTree(t, "v2.4.2", "")
-	status, _, errs := ctl(t, "install", "--target", "docker", "--restart", "--from", from, "--bin-dir", filepath.Join(root, "bin"), "--docker-config", filepath.Join(root, "daemon.json"))
-	if status != 0 || !slices.Equal(calls(), []string{"reload|docker|"}) {
-		t.Errorf("status %d, calls %q, %s", status, calls(), errs)
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"path"
 	"slices"
 	"strconv"
@@ -54,7 +53,13 @@ func runArgsCommand() *cli.Command {
 			if c.Bool("json") {
 				return printJSON(c.Root().Writer, r)
 			}
-			r.print(c.Root().Writer, c.Root().ErrWriter)
+			for _, a := range r.Args {
+				fmt.Fprintln(c.Root().Writer, shellQuote(a))
+			}
+			limits := term.New(c.Root().ErrWriter)
+			for _, l := range r.Limits {
+				limits.Field("limit:", 7, term.Yellow, l)
+			}
 			return nil
 		},
 	}
@@ -158,17 +163,6 @@ func (r *runArgs) makeArgs() error {
 		r.Args = append(r.Args, "--env="+v)
 	}
 	return nil
-}
-
-// print writes one flag a line, for a shell, and the limits to the standard error.
-func (r *runArgs) print(w, notes io.Writer) {
-	for _, a := range r.Args {
-		fmt.Fprintln(w, shellQuote(a))
-	}
-	o := term.New(notes)
-	for _, l := range r.Limits {
-		o.Field("limit:", 7, term.Yellow, l)
-	}
 }
 
 // shellQuote writes a word for a POSIX shell. A word of ordinary characters stays as it is, so that

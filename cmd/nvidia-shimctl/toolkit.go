@@ -45,7 +45,6 @@ func fromToolkit(c *cli.Command, to string) (*toolkit.Report, error) {
 	return &report, err
 }
 
-// printToolkit shows what becomes of each option.
 func printToolkit(w io.Writer, r *toolkit.Report) {
 	styles := map[string]term.Style{toolkit.Carried: term.Green, toolkit.Attention: term.Yellow, toolkit.None: term.Faint}
 	o := term.New(w)

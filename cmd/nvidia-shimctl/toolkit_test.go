@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
 )
 
@@ -19,17 +20,17 @@ func toolkitTree(t *testing.T, fixture, path string) (root string, install []str
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(root, path), string(text), 0o644)
+	write(t, filepath.Join(root, path), string(text))
 	return root, []string{"install", "--root", root, "--containerd", daemon, "--from", from}
 }
 
 func TestInstallFromToolkitAndBack(t *testing.T) {
 	for _, path := range toolkit.Paths {
 		root, install := toolkitTree(t, "operator.toml", path)
-		before := snapshot(t, root)
+		before := simtest.Contents(t, root)
 		file := filepath.Join(root, config.DefaultPath)
 		status, diff, notes := ctl(t, append(install, "--from-toolkit", "--dry-run")...)
-		if status != 0 || !strings.Contains(diff, "+driver-root = '/run/nvidia/driver'\n") || !reflect.DeepEqual(snapshot(t, root), before) {
+		if status != 0 || !strings.Contains(diff, "+driver-root = '/run/nvidia/driver'\n") || !reflect.DeepEqual(simtest.Contents(t, root), before) {
 			t.Errorf("a dry run: %d %s", status, diff)
 		}
 		contains(t, notes, path+", for "+config.DefaultPath, "nvidia-container-cli.root: device nodes are looked up in /dev", "note: in Kubernetes", "to be stricter")
@@ -39,23 +40,23 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 		if c, err := config.Load(file); err != nil || c.Host.DriverRoot != "/run/nvidia/driver" || c.Policy.AcceptEnvWhenUnprivileged {
 			t.Errorf("%+v %v", c, err)
 		}
-		installed := snapshot(t, root)
+		installed := simtest.Contents(t, root)
 		// Again: nothing changes; with another file of the toolkit's, ours does.
 		status, out, _ := ctl(t, append([]string{"--json"}, append(install, "--from-toolkit="+path)...)...)
 		var o installation
 		decode(t, out, &o)
-		if status != 0 || o.Changed || len(o.Files) != 0 || o.Toolkit == nil || o.Toolkit.From != path || len(o.Toolkit.Options) < 15 || !reflect.DeepEqual(snapshot(t, root), installed) {
+		if status != 0 || o.Changed || len(o.Files) != 0 || o.Toolkit == nil || o.Toolkit.From != path || len(o.Toolkit.Options) < 15 || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
 			t.Errorf("again: %d %+v", status, o)
 		}
 		other := filepath.Join(root, "other.toml")
-		write(t, other, "disable-require = true\n[nvidia-container-runtime]\nmode = \"legacy\"\n", 0o644)
+		write(t, other, "disable-require = true\n[nvidia-container-runtime]\nmode = \"legacy\"\n")
 		status, _, errs := ctl(t, append(install, "--from-toolkit=/other.toml")...)
 		if c, err := config.Load(file); status != 0 || err != nil || !c.Policy.DisableRequire || c.Host.DriverRoot != "/" {
 			t.Errorf("%d %s %+v %v", status, errs, c, err)
 		}
 		os.Remove(other)
-		if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(snapshot(t, root), before) {
-			t.Errorf("uninstall: %d %s %v", status, errs, snapshot(t, root))
+		if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(simtest.Contents(t, root), before) {
+			t.Errorf("uninstall: %d %s %v", status, errs, simtest.Contents(t, root))
 		}
 	}
 }
@@ -64,25 +65,25 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 	root, install := toolkitTree(t, "package.toml", toolkit.Paths[0])
 	install = append(install, "--from-toolkit")
 	file := filepath.Join(root, config.DefaultPath)
-	write(t, file, "[log]\nlevel = \"debug\"\n", 0o644)
-	before := snapshot(t, root)
+	write(t, file, "[log]\nlevel = \"debug\"\n")
+	before := simtest.Contents(t, root)
 	for _, args := range [][]string{install, append(install, "--dry-run")} {
 		status, _, errs := ctl(t, args...)
-		if status != 1 || !reflect.DeepEqual(snapshot(t, root), before) {
+		if status != 1 || !reflect.DeepEqual(simtest.Contents(t, root), before) {
 			t.Errorf("%q: %d", args, status)
 		}
 		contains(t, errs, config.DefaultPath+" is there and is yours: it is not overwritten", "\nload-kernel-modules = true\n")
 	}
 	// One that says the same is fine and stays after uninstall.
 	write(t, file, "# mine\npolicy.disable-require = true\n[host]\nload-kernel-modules = true\n[container]\n"+
-		`default-capabilities = ["compute", "compat32", "graphics", "utility", "video", "display", "ngx"]`, 0o644)
-	before = snapshot(t, root)
+		`default-capabilities = ["compute", "compat32", "graphics", "utility", "video", "display", "ngx"]`)
+	before = simtest.Contents(t, root)
 	for _, args := range [][]string{install, {"uninstall", "--root", root}} {
-		if status, _, errs := ctl(t, args...); status != 0 || snapshot(t, root)[file] != before[file] {
+		if status, _, errs := ctl(t, args...); status != 0 || simtest.Contents(t, root)[config.DefaultPath] != before[config.DefaultPath] {
 			t.Errorf("%q: %d %s", args, status, errs)
 		}
 	}
-	if now := snapshot(t, root); !reflect.DeepEqual(now, before) {
+	if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
 	// What install wrote and the operator changed since is the operator's.
@@ -94,20 +95,20 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	write(t, file, string(text)+"\n[log]\nlevel = \"debug\"\n", 0o644)
-	before = snapshot(t, root)
+	write(t, file, string(text)+"\n[log]\nlevel = \"debug\"\n")
+	before = simtest.Contents(t, root)
 	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "it is not overwritten") {
 		t.Errorf("%d %s", status, errs)
 	}
 	status, out, _ := ctl(t, "uninstall", "--root", root)
-	if status != 0 || snapshot(t, root)[file] != before[file] || !strings.Contains(out, config.DefaultPath+" stays: it was changed") {
+	if status != 0 || simtest.Contents(t, root)[config.DefaultPath] != before[config.DefaultPath] || !strings.Contains(out, config.DefaultPath+" stays: it was changed") {
 		t.Errorf("uninstall: %d %s", status, out)
 	}
 }
 
 func TestInstallFromToolkitRefuses(t *testing.T) {
 	root, install := toolkitTree(t, "broken.toml", toolkit.Paths[0])
-	before := snapshot(t, root)
+	before := simtest.Contents(t, root)
 	for _, c := range []struct {
 		flag   string
 		status int
@@ -117,7 +118,7 @@ func TestInstallFromToolkitRefuses(t *testing.T) {
 		{"--from-toolkit=/nowhere.toml", 1, "no configuration of NVIDIA's toolkit at /nowhere.toml"},
 		{"--from-toolkit=relative.toml", 2, "not an absolute path"},
 	} {
-		if status, _, errs := ctl(t, append(install, c.flag)...); status != c.status || !strings.Contains(errs, c.says) || !reflect.DeepEqual(snapshot(t, root), before) {
+		if status, _, errs := ctl(t, append(install, c.flag)...); status != c.status || !strings.Contains(errs, c.says) || !reflect.DeepEqual(simtest.Contents(t, root), before) {
 			t.Errorf("%s: %d %s", c.flag, status, errs)
 		}
 	}

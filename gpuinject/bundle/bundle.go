@@ -53,12 +53,9 @@ type Linux struct {
 	MountLabel  string                 `json:"mountLabel"`
 	UIDMappings []specs.LinuxIDMapping `json:"uidMappings"`
 	GIDMappings []specs.LinuxIDMapping `json:"gidMappings"`
-	Resources   Resources              `json:"resources"`
-}
-
-// Resources is the part of linux.resources that is read.
-type Resources struct {
-	Devices []specs.LinuxDeviceCgroup `json:"devices"`
+	Resources   struct {
+		Devices []specs.LinuxDeviceCgroup `json:"devices"`
+	} `json:"resources"`
 }
 
 // Read returns the bytes and the mode of the configuration in the bundle dir.
@@ -136,17 +133,4 @@ func WriteLinks(dir, name string, links map[string]string) error {
 
 func (b *Bundle) wrap(err error) error {
 	return fmt.Errorf("%s: %w", filepath.Join(b.Dir, ConfigName), err)
-}
-
-// CgroupsPath returns linux.cgroupsPath of the configuration raw, or "" if it cannot be read.
-func CgroupsPath(raw []byte) string {
-	var spec struct {
-		Linux struct {
-			CgroupsPath string `json:"cgroupsPath"`
-		} `json:"linux"`
-	}
-	if json.Unmarshal(raw, &spec) != nil {
-		return ""
-	}
-	return spec.Linux.CgroupsPath
 }

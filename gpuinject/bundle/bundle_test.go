@@ -199,21 +199,6 @@ func TestRootPath(t *testing.T) {
 	}
 }
 
-func TestCgroupsPathIsThatOfLinux(t *testing.T) {
-	for text, want := range map[string]string{
-		`{"linux":{"cgroupsPath":"a.slice:b:c"}}`:                                           "a.slice:b:c",
-		`{ "annotations": {"cgroupsPath": "no"}, "linux" : { "cgroupsPath" :"/a\u0062" } }`: "/ab",
-		`{"linux":{"x":{"cgroupsPath":"no"},"cgroupsPath":"/yes"}}`:                         "/yes",
-		`{"annotations":{"cgroupsPath":"no"}}`:                                              "",
-		`{"linux":{"cgroupsPath":1}}`:                                                       "",
-		`{"linux":{"cgroupsPath":"a`:                                                        "",
-	} {
-		if path := CgroupsPath([]byte(text)); path != want {
-			t.Errorf("%s: got %q, want %q", text, path, want)
-		}
-	}
-}
-
 func FuzzApply(f *testing.F) {
 	f.Add([]byte(config))
 	f.Add([]byte(`{"linux":{"devices":[{}]},"mounts":null}`))

@@ -107,15 +107,13 @@ func add[T any](o *object, path string, list *[]T, added []T, has func([]T, T) b
 // CheckDevices returns an error if the configuration has a node at a path of added for another
 // device: runc keeps a node that exists, whatever its numbers are.
 func (b *Bundle) CheckDevices(added []specs.LinuxDevice) error {
-	have := b.Spec.Linux.Devices
 	for _, d := range added {
-		i := slices.IndexFunc(have, func(x specs.LinuxDevice) bool { return filepath.Clean(x.Path) == d.Path })
-		if i < 0 {
-			continue
-		}
-		if x := have[i]; x.Type != d.Type || x.Major != d.Major || x.Minor != d.Minor {
-			return fmt.Errorf("device %s is already in the container's configuration as %s %d:%d, this host has %s %d:%d",
-				d.Path, x.Type, x.Major, x.Minor, d.Type, d.Major, d.Minor)
+		for _, x := range b.Spec.Linux.Devices {
+			same := x.Type == d.Type && x.Major == d.Major && x.Minor == d.Minor
+			if filepath.Clean(x.Path) == d.Path && !same {
+				return fmt.Errorf("device %s is already in the container's configuration as %s %d:%d, this host has %s %d:%d",
+					d.Path, x.Type, x.Major, x.Minor, d.Type, d.Major, d.Minor)
+			}
 		}
 	}
 	return nil

@@ -199,11 +199,10 @@ func Load(name string) (*Config, error) {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
 	c := Default()
-	dec := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields()
-	if err := dec.Decode(c); err != nil {
-		return nil, fmt.Errorf("configuration %s: %s", name, Describe(err))
+	if err = Decode(data, c); err == nil {
+		err = c.validate()
 	}
-	if err := c.validate(); err != nil {
+	if err != nil {
 		return nil, fmt.Errorf("configuration %s: %w", name, err)
 	}
 	return c, nil
@@ -220,24 +219,24 @@ func ReadTrusted(name string) ([]byte, error) {
 	return data, err
 }
 
-// Describe turns an error of the TOML decoder, some of which are many lines, into one line with the
-// key.
-func Describe(err error) string {
+// Decode reads TOML into v, which must have every key. The error is one line with the key.
+func Decode(data []byte, v any) error {
+	err := toml.NewDecoder(bytes.NewReader(data)).DisallowUnknownFields().Decode(v)
 	var strict *toml.StrictMissingError
 	if errors.As(err, &strict) && len(strict.Errors) > 0 {
 		e := strict.Errors[0]
 		row, _ := e.Position()
-		return fmt.Sprintf("line %d: unknown key %q", row, strings.Join(e.Key(), "."))
+		return fmt.Errorf("line %d: unknown key %q", row, strings.Join(e.Key(), "."))
 	}
 	var de *toml.DecodeError
 	if errors.As(err, &de) {
 		row, _ := de.Position()
 		if key := strings.Join(de.Key(), "."); key != "" {
-			return fmt.Sprintf("line %d: key %q: %s", row, key, de.Error())
+			return fmt.Errorf("line %d: key %q: %w", row, key, de)
 		}
-		return fmt.Sprintf("line %d: %s", row, de.Error())
+		return fmt.Errorf("line %d: %w", row, de)
 	}
-	return strings.ReplaceAll(err.Error(), "\n", " ")
+	return err
 }
 
 // Override sets the keys of the tables [policy] and [container] of a runtime handler's options; other
@@ -247,30 +246,31 @@ func (c *Config) Override(tables []byte) error {
 		Container *Container `toml:"container"`
 		Policy    *Policy    `toml:"policy"`
 	}{Container: &c.Container, Policy: &c.Policy}
-	if err := toml.NewDecoder(bytes.NewReader(tables)).DisallowUnknownFields().Decode(&over); err != nil {
-		return errors.New(Describe(err))
+	if err := Decode(tables, &over); err != nil {
+		return err
 	}
 	return c.validate()
 }
 
 func (c *Config) validate() error {
 	h := &c.Host
-	for _, p := range []struct {
-		key  string
-		path *string
-	}{
+	type path struct {
+		key   string
+		value *string
+	}
+	paths := []path{
 		{"host.driver-root", &h.DriverRoot}, {"host.dev-root", &h.DevRoot}, {"host.proc-root", &h.ProcRoot},
 		{"host.sys-root", &h.SysRoot}, {"host.state-dir", &h.StateDir}, {"host.proc-mask-target", &h.ProcMaskTarget},
 		{"host.mps-pipe-directory", &h.MPSPipeDirectory}, {"policy.kubelet-socket", &c.Policy.KubeletSocket},
-	} {
-		if err := cleanPath(p.key, p.path); err != nil {
-			return err
-		}
 	}
 	for i := range h.DriverLibraries {
-		if err := cleanPath("host.driver-libraries", &h.DriverLibraries[i]); err != nil {
-			return err
+		paths = append(paths, path{"host.driver-libraries", &h.DriverLibraries[i]})
+	}
+	for _, p := range paths {
+		if !filepath.IsAbs(*p.value) {
+			return fmt.Errorf("key %q: %q is not an absolute path", p.key, *p.value)
 		}
+		*p.value = filepath.Clean(*p.value)
 	}
 	if !strings.HasPrefix(h.ProcMaskTarget, "/proc/") {
 		return fmt.Errorf("key %q: %q is not below /proc", "host.proc-mask-target", h.ProcMaskTarget)
@@ -279,17 +279,20 @@ func (c *Config) validate() error {
 		return fmt.Errorf("key %q: %q cannot hold the state of the shim", "host.state-dir", h.StateDir)
 	}
 	for _, l := range []struct {
-		key, what   string
-		list, known []string
+		key           string
+		values, known []string
 	}{
-		{"container.supported-capabilities", "capability", c.Container.SupportedCapabilities, capabilities},
-		{"container.default-capabilities", "capability", c.Container.DefaultCapabilities, capabilities},
-		{"container.sockets", "daemon", c.Container.Sockets, sockets},
-		{"policy.allow-from-environment", "class of devices", c.Policy.AllowFromEnvironment, classes},
+		{"container.supported-capabilities", c.Container.SupportedCapabilities, capabilities},
+		{"container.default-capabilities", c.Container.DefaultCapabilities, capabilities},
+		{"container.sockets", c.Container.Sockets, sockets},
+		{"policy.allow-from-environment", c.Policy.AllowFromEnvironment, classes},
+		{"policy.kubernetes", []string{c.Policy.Kubernetes}, []string{Enforce, Audit, TrustEnv}},
+		{"policy.foreign-hooks", []string{c.Policy.ForeignHooks}, []string{Replace, Refuse}},
+		{"log.level", []string{c.Log.Level}, []string{"error", "warn", "info", "debug"}},
 	} {
-		for _, name := range l.list {
-			if !slices.Contains(l.known, name) {
-				return fmt.Errorf("key %q: unknown %s %q (known: %s)", l.key, l.what, name, strings.Join(l.known, ", "))
+		for _, value := range l.values {
+			if !slices.Contains(l.known, value) {
+				return fmt.Errorf("key %q: %q is not one of %s", l.key, value, strings.Join(l.known, ", "))
 			}
 		}
 	}
@@ -298,25 +301,5 @@ func (c *Config) validate() error {
 			return fmt.Errorf("key %q: %q is not the name of a variable %s<KIND>", "policy.swarm-resources", name, swarmPrefix)
 		}
 	}
-	for _, e := range []struct {
-		key, value string
-		allowed    []string
-	}{
-		{"policy.kubernetes", c.Policy.Kubernetes, []string{Enforce, Audit, TrustEnv}},
-		{"policy.foreign-hooks", c.Policy.ForeignHooks, []string{Replace, Refuse}},
-		{"log.level", c.Log.Level, []string{"error", "warn", "info", "debug"}},
-	} {
-		if !slices.Contains(e.allowed, e.value) {
-			return fmt.Errorf("key %q: %q is not one of %s", e.key, e.value, strings.Join(e.allowed, ", "))
-		}
-	}
-	return nil
-}
-
-func cleanPath(key string, path *string) error {
-	if !filepath.IsAbs(*path) {
-		return fmt.Errorf("key %q: %q is not an absolute path", key, *path)
-	}
-	*path = filepath.Clean(*path)
 	return nil
 }

@@ -63,10 +63,10 @@ func (f *fixture) discover() host.Host {
 }
 
 // files searches when what was just written may be trusted.
-func (f *fixture) files(allLists bool) driver.Files {
+func (f *fixture) files() driver.Files {
 	f.Helper()
 	time.Sleep(40 * time.Millisecond)
-	files, changed, err := f.discover().DriverFiles(driver.Files{}, allLists)
+	files, changed, err := f.discover().DriverFiles(driver.Files{})
 	f.Check(err)
 	if !changed {
 		f.Error("a first search has not changed")
@@ -77,7 +77,7 @@ func (f *fixture) files(allLists bool) driver.Files {
 // changed reports whether another search than files has to be made.
 func (f *fixture) changed(files driver.Files) bool {
 	f.Helper()
-	_, changed, err := f.discover().DriverFiles(files, false)
+	_, changed, err := f.discover().DriverFiles(files)
 	f.Check(err)
 	return changed
 }

@@ -16,10 +16,6 @@ import (
 // FilesName is the name under which the state directory keeps the result of DriverFiles.
 const FilesName = "driver.json"
 
-// AllLists in a container's environment asks for more driver files than usual, on a platform that
-// has such: see DriverFiles.
-const AllLists = tegra.AllLists
-
 // Host is this host at one time.
 type Host struct {
 	device.Inventory
@@ -65,7 +61,7 @@ func Find(cfg config.Host) (Host, driver.Files, error) {
 	if err != nil {
 		return Host{}, driver.Files{}, err
 	}
-	files, _, err := h.DriverFiles(driver.Files{}, false)
+	files, _, err := h.DriverFiles(driver.Files{})
 	return h, files, err
 }
 
@@ -79,20 +75,22 @@ func (h Host) Driver() string {
 
 // PlatformTitle is the name of a Host's Platform in messages.
 func PlatformTitle(platform string) string {
-	return map[string]string{wsl.Name: wsl.Title, tegra.Name: tegra.Title}[platform]
+	return map[string]string{
+		wsl.Name:   "Windows, by WSL2",
+		tegra.Name: "a Tegra, by its lists of files",
+	}[platform]
 }
 
 // DriverFiles finds the driver's files. It returns kept, the result of an earlier call, if a new
 // search would find the same, and otherwise reports that they have changed. The zero value of kept
-// stands for no earlier call. allLists is set if the container's environment has AllLists.
-func (h Host) DriverFiles(kept driver.Files, allLists bool) (files driver.Files, changed bool, err error) {
-	allLists = allLists && h.Platform == tegra.Name
-	if kept.Fresh(h.Config, h.DriverVersion, allLists) {
+// stands for no earlier call.
+func (h Host) DriverFiles(kept driver.Files) (files driver.Files, changed bool, err error) {
+	if kept.Fresh(h.Config, h.DriverVersion) {
 		return kept, false, nil
 	}
 	switch h.Platform {
 	case tegra.Name:
-		files, err = tegra.DriverFiles(h.Config, h.DriverVersion, allLists)
+		files, err = tegra.DriverFiles(h.Config, h.DriverVersion)
 	case wsl.Name:
 		files, err = wsl.DriverFiles(h.Config)
 	default:
@@ -124,7 +122,7 @@ func (h Host) Given(numbers []device.Number) (device.Set, error) {
 	if len(numbers) == 0 {
 		return device.Set{}, nil
 	}
-	files, _, err := h.DriverFiles(driver.Files{}, false)
+	files, _, err := h.DriverFiles(driver.Files{})
 	if err != nil {
 		return device.Set{}, err
 	}

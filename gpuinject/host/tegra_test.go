@@ -47,7 +47,7 @@ func tegraHost(t testing.TB) *fixture {
 
 func TestTegraDevices(t *testing.T) {
 	f := tegraHost(t)
-	h, files := f.discover(), f.files(false)
+	h, files := f.discover(), f.files()
 	for _, id := range []string{"all", "0", "tegra"} {
 		if set, err := h.Select([]string{id}, device.Facts{}); err != nil || len(set.GPUs) != 1 {
 			t.Errorf("%s: %v, %v", id, set, err)
@@ -83,7 +83,7 @@ func TestTegraDevices(t *testing.T) {
 
 func TestTegraFiles(t *testing.T) {
 	f := tegraHost(t)
-	files := f.files(false)
+	files := f.files()
 	nv := "/usr/lib/" + triple + "/nvidia"
 	f.Check(files.Check([]string{"compute", "utility"}))
 	t.Run("a library is at its own path, and links to it are further names", func(t *testing.T) {
@@ -106,22 +106,13 @@ func TestTegraFiles(t *testing.T) {
 			t.Errorf("%v, want %v", got, want)
 		}
 	})
-	t.Run("a container can ask for every list", func(t *testing.T) {
-		all := f.files(true)
-		if slices.Contains(libraries(files), "libcudart.so.10.2") || !slices.Contains(libraries(all), "libcudart.so.10.2") {
-			t.Error("cuda.csv was read without being asked for, or not when it was")
-		}
-		if !f.changed(all) {
-			t.Error("the files of every list are kept for a container that asks for the base ones")
-		}
-	})
 	t.Run("they are searched again when a list or a listed file changes", func(t *testing.T) {
 		for i, change := range []func(){
 			func() { f.Write(listDir+"l4t.csv", "lib, /etc/hosts\n") },
 			func() { f.Write(nv+"/libnotthere.so", elf64("libnotthere.so")) },
 			func() { f.Check(os.Chtimes(f.Dir+nv+"/libnvrm_gpu.so", time.Unix(1, 0), time.Unix(1, 0))) },
 		} {
-			files := f.files(false)
+			files := f.files()
 			before := f.changed(files)
 			if change(); before || !f.changed(files) {
 				t.Errorf("change %d: changed before it is %v", i, before)
@@ -134,7 +125,7 @@ func TestTegraFiles(t *testing.T) {
 		f.Write("sys/x", "")
 		f.Link("usr/share/out", "/../../../../../../../../etc/shadow")
 		f.Write(listDir+"l4t.csv", "lib, /proc/x\nlib, /usr/../sys/x\ndir, /\ndir, /dev\nlib, /usr/share/out\nlib, /usr/*/nvidia/readme\nbin, /x\nlib, relative\nlib\n")
-		files := f.files(false)
+		files := f.files()
 		if len(files.Data) != 6 || len(files.Refused) != 3 {
 			t.Errorf("%+v, refused %v", files.Data, files.Refused)
 		}
@@ -142,7 +133,7 @@ func TestTegraFiles(t *testing.T) {
 	t.Run("a list that others can write is not read", func(t *testing.T) {
 		f := tegraHost(t)
 		f.Check(os.Chmod(f.Dir+"/"+listDir+"drivers.csv", 0o666))
-		files := f.files(false)
+		files := f.files()
 		if len(files.Libraries) != 0 || len(files.Refused) != 1 || !strings.Contains(files.Refused[0].Reason, "written by others than root") {
 			t.Errorf("%v, refused %v", libraries(files), files.Refused)
 		}

@@ -78,7 +78,7 @@ func TestTheWSLNodeIsVerified(t *testing.T) {
 
 func TestWSLFiles(t *testing.T) {
 	f := wslHost(t)
-	files := f.files(false)
+	files := f.files()
 	f.Check(files.Check([]string{"compute", "utility", "video", "graphics"}))
 	t.Run("one of three files with one SONAME is taken, the others are links", func(t *testing.T) {
 		l := f.library(files, "libcuda.so.1.1")
@@ -105,21 +105,10 @@ func TestWSLFiles(t *testing.T) {
 			}
 		}
 	})
-	t.Run("they are searched again when Windows installs another driver", func(t *testing.T) {
-		f := wslHost(t)
-		files := f.files(false)
-		if f.changed(files) {
-			t.Fatal("changed")
-		}
-		f.Check(os.Rename(f.Dir+"/"+wslPackage, f.Dir+"/"+wslPackage+"b"))
-		if !f.changed(files) {
-			t.Error("not changed although the package has another name")
-		}
-	})
 	t.Run("of several packages none gives the linker its libraries, and all are there for dxcore", func(t *testing.T) {
 		f := wslHost(t)
 		f.Write("usr/lib/wsl/drivers/nvlti.inf_amd64_3/libcuda.so.1.1", elf64("libcuda.so.1"))
-		if files := f.files(false); slices.Contains(libraries(files), "libnvidia-ptxjitcompiler.so.1") || len(files.Data) != 3 {
+		if files := f.files(); slices.Contains(libraries(files), "libnvidia-ptxjitcompiler.so.1") || len(files.Data) != 3 {
 			t.Errorf("%v %+v", libraries(files), files.Data)
 		}
 	})
@@ -127,7 +116,7 @@ func TestWSLFiles(t *testing.T) {
 		f := newFixture(t)
 		f.Node("dxg", 10, 125, 0o660)
 		f.Write("usr/lib/wsl/lib/libdxcore.so", elf64("libdxcore.so"))
-		files := f.files(false)
+		files := f.files()
 		simtest.Says(t, files.Check([]string{"compute"}), "WSL2", "libcuda.so.1", "driver for Windows")
 		if want := []string{"compute: libcuda.so.1", "utility: libnvidia-ml.so.1"}; !slices.Equal(files.Missing, want) {
 			t.Errorf("missing %v, want %v", files.Missing, want)
@@ -139,7 +128,7 @@ func TestWSLFiles(t *testing.T) {
 		for _, n := range []string{"libcuda.so", "libcuda.so.1", "libcuda.so.1.1"} {
 			f.Check(os.Chown(f.Dir+"/usr/lib/wsl/lib/"+n, 1000, 0))
 		}
-		files := f.files(false)
+		files := f.files()
 		if len(files.Data) != 1 {
 			t.Errorf("%+v", files.Data)
 		}

@@ -6,14 +6,10 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
 
-// LibC names the C library of an image: "glibc", "musl", or "" for neither (a static program, or a
-// system whose loader searches elsewhere, such as Nix).
-type LibC string
-
 // The C libraries that are told apart.
 const (
-	GLibC LibC = "glibc"
-	Musl  LibC = "musl"
+	GLibC = "glibc"
+	Musl  = "musl"
 )
 
 // maxLibrary is the size of the largest library that is read; libcuda.so has about 100 MB.
@@ -21,8 +17,9 @@ const maxLibrary = 1 << 30
 
 // Image holds what Inspect found out about an image.
 type Image struct {
-	// LibC is the C library of this machine's 64-bit ABI, or else the 32-bit one.
-	LibC LibC
+	// LibC is the C library of this machine's 64-bit ABI, or else the 32-bit one: GLibC, Musl, or
+	// "" for neither (a static program, or a system whose loader searches elsewhere, such as Nix).
+	LibC string
 	// LibDir is the directory, without links, that has that C library: the place for driver files
 	// that must be found even without a cache. The ELF class and machine of the file decide, never
 	// the name of a distribution. "" if LibC is, and in an image of 32-bit programs only.

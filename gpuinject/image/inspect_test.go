@@ -21,7 +21,7 @@ func TestTheCLibraryIsFoundByWhatItIs(t *testing.T) {
 		name  string
 		files files
 		links files
-		libc  LibC
+		libc  string
 		dir   string
 	}{
 		{"an empty image", nil, nil, "", ""},

@@ -45,30 +45,9 @@ var le = binary.LittleEndian
 // Everything else is an error. It never panics (attack T10).
 func ParseCache(data []byte) (*Cache, error) {
 	if len(data) > MaxCacheSize {
-		return nil, fmt.Errorf("ld.so.cache: %d bytes, limit %d", len(data), MaxCacheSize)
+		return nil, fmt.Errorf("%d bytes, limit %d", len(data), MaxCacheSize)
 	}
 	p := parser{file: string(data)}
-	c, err := p.parse()
-	if err != nil {
-		return nil, fmt.Errorf("ld.so.cache: %w", err)
-	}
-	return c, nil
-}
-
-// parser reads one cache file.
-type parser struct {
-	file     string // all of it: base of the extension's offsets
-	cache    string // from the new magic on: base of the entries' offsets
-	expanded int    // bytes of strings handed out so far
-}
-
-// u32 reads a number at an offset that was checked before.
-func u32(s string, off int) uint32 {
-	_ = s[off+3]
-	return uint32(s[off]) | uint32(s[off+1])<<8 | uint32(s[off+2])<<16 | uint32(s[off+3])<<24
-}
-
-func (p *parser) parse() (*Cache, error) {
 	p.cache = p.file
 	if strings.HasPrefix(p.file, magicOld) {
 		p.cache = p.file[max(strings.Index(p.file, magicNew), 0):]
@@ -93,6 +72,19 @@ func (p *parser) parse() (*Cache, error) {
 		return nil, fmt.Errorf("extension: %w", err)
 	}
 	return c, nil
+}
+
+// parser reads one cache file.
+type parser struct {
+	file     string // all of it: base of the extension's offsets
+	cache    string // from the new magic on: base of the entries' offsets
+	expanded int    // bytes of strings handed out so far
+}
+
+// u32 reads a number at an offset that was checked before.
+func u32(s string, off int) uint32 {
+	_ = s[off+3]
+	return uint32(s[off]) | uint32(s[off+1])<<8 | uint32(s[off+2])<<16 | uint32(s[off+3])<<24
 }
 
 // entries reads the table of libraries.

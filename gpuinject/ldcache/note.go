@@ -83,8 +83,8 @@ func parseCompatNote(section []byte, align uint64) (*CompatNote, error) {
 //
 // NVIDIA's libraries for Jetson have a section aligned to 8 whose owner is padded as if it stood
 // alone, and a descriptor that then ends behind the section (nvidia-container-toolkit, "Fix handling
-// of CUDA compat on Orin", May 2026). So a descriptor is cut at the end of the section, and its
-// start is the first of the possible ones where a JSON object begins, else the one of the ELF gABI.
+// of CUDA compat on Orin", May 2026). So any padding before the descriptor, which is text, is
+// skipped, and it is cut at the end of the section.
 func findNote(b []byte, align uint64, owner string) (desc []byte, ok bool) {
 	if align != 8 {
 		align = 4
@@ -96,19 +96,11 @@ func findNote(b []byte, align uint64, owner string) (desc []byte, ok bool) {
 		if nameLen > size-12 {
 			break
 		}
-		start := up(12 + nameLen)
-		for _, at := range []uint64{start, 12 + up(nameLen), (12 + nameLen + 3) &^ 3} {
-			if at < size && b[at] == '{' {
-				start = at
-				break
-			}
-		}
-		start = min(start, size)
-		end := min(start+descLen, size)
 		if string(bytes.TrimRight(b[12:12+nameLen], "\x00")) == owner {
-			return b[start:end], true
+			desc = bytes.TrimLeft(b[12+nameLen:], "\x00")
+			return desc[:min(descLen, uint64(len(desc)))], true
 		}
-		b = b[min(up(end), size):]
+		b = b[min(up(up(12+nameLen)+descLen), size):]
 	}
 	return nil, false
 }

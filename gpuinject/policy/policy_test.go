@@ -159,6 +159,7 @@ func TestDecideOthers(t *testing.T) {
 	other := func(name string, minor uint32, one bool) device.Node {
 		return device.Node{Path: name, Major: 231, Minor: minor, Individual: one}
 	}
+	const every = "verbs0 verbs1 cm"
 	nodes := []device.Node{other("verbs0", 0, true), other("verbs1", 1, true), other("cm", 9, false)}
 	for _, tc := range []struct {
 		name  string
@@ -168,11 +169,11 @@ func TestDecideOthers(t *testing.T) {
 		named bool
 		want  string
 	}{
-		{name: "the environment grants GPUs", all: true, want: "all"},
+		{name: "the environment grants GPUs", all: true, want: every},
 		{name: "a GPU was allocated", spec: []device.Number{{Major: 195, Minor: 0}}},
-		{name: "the operator allows the class", allow: "mofed", want: "all"},
+		{name: "the operator allows the class", allow: "mofed", want: every},
 		{name: "the operator allows another class", allow: "imex"},
-		{name: "named by a device list", named: true, want: "all"},
+		{name: "named by a device list", named: true, want: every},
 		{name: "a node in the specification brings what all share", spec: []device.Number{{Major: 231, Minor: 1}}, want: "verbs1 cm"},
 		{name: "what all share brings no other node", spec: []device.Number{{Major: 231, Minor: 9}}, want: "cm"},
 		{name: "a node of the same minor and another major", spec: []device.Number{{Major: 195, Minor: 1}}},
@@ -184,16 +185,13 @@ func TestDecideOthers(t *testing.T) {
 			if !tc.all {
 				g.Set = device.Set{GPUs: gpus}
 			}
-			got := DecideOthers(p, request.Container{Kubernetes: true, Nodes: tc.spec}, g, "mofed", nodes, tc.named)
+			may, all, reason := DecideOthers(p, request.Container{Kubernetes: true, Nodes: tc.spec}, g, "mofed", nodes, tc.named)
 			var names []string
-			for _, n := range got.Nodes {
+			for _, n := range may {
 				names = append(names, n.Path)
 			}
-			if got.All {
-				names = append(names, "all")
-			}
-			if s := strings.Join(names, " "); s != tc.want || got.Reason == "" {
-				t.Errorf("got %q (%s), want %q", s, got.Reason, tc.want)
+			if s := strings.Join(names, " "); s != tc.want || all != (s == every) || reason == "" {
+				t.Errorf("got %q (%s), want %q", s, reason, tc.want)
 			}
 		})
 	}

@@ -35,18 +35,8 @@ type list struct {
 	foreign []string
 	// directory is true if the list names DeviceListDir itself: the mounts there are meant.
 	directory bool
-
-	items int
-}
-
-// parseList parses a comma-separated list. With an error it returns the items before the wrong one.
-func parseList(value string) (l list, err error) {
-	for _, item := range split(value) {
-		if err := l.add(item); err != nil {
-			return l, err
-		}
-	}
-	return l, nil
+	// items are all of them, as they are written.
+	items []string
 }
 
 // split returns the items of a comma-separated list, trimmed, without empty ones.
@@ -69,9 +59,10 @@ func (l *list) addCDI(item string) error {
 
 // add adds one item: a plain name, or <vendor>/<class>=<name>.
 func (l *list) add(item string) error {
-	if l.items++; l.items > maxDevices {
+	if len(l.items) == maxDevices {
 		return fmt.Errorf("more than %d devices are named", maxDevices)
 	}
+	l.items = append(l.items, item)
 	if path.IsAbs(item) && path.Clean(item) == DeviceListDir {
 		l.directory = true
 		return nil
@@ -127,10 +118,10 @@ func (l *list) addOwn(vendor, class, name, item string) error {
 }
 
 // empty reports whether the list names nothing.
-func (l list) empty() bool { return l.items == 0 }
+func (l list) empty() bool { return len(l.items) == 0 }
 
 // onlyForeign reports whether the list names devices of other vendors and nothing else.
-func (l list) onlyForeign() bool { return len(l.foreign) > 0 && l.items == len(l.foreign) }
+func (l list) onlyForeign() bool { return len(l.foreign) > 0 && len(l.items) == len(l.foreign) }
 
 // word returns the first of the words "all" and "none" in a list, which decides about it, or "".
 func (l list) word() string {
@@ -161,13 +152,4 @@ func (l list) ids() []string {
 }
 
 // String repeats what is named, for a reason.
-func (l list) String() string {
-	items := slices.Concat(l.gpus, l.classes)
-	if l.allChannels {
-		items = append(items, imexKind+"="+All)
-	}
-	for _, n := range l.channels {
-		items = append(items, fmt.Sprintf("%s=%d", imexKind, n))
-	}
-	return strings.Join(append(items, l.foreign...), ",")
-}
+func (l list) String() string { return strings.Join(l.items, ",") }

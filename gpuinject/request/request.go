@@ -135,7 +135,13 @@ func (s Said) fromEnvironment(cfg *config.Config) (Request, error) {
 	if !asks {
 		return Request{Reason: reason}, nil
 	}
-	l, err := parseList(value)
+	var l list
+	var err error
+	for _, item := range split(value) {
+		if err = l.add(item); err != nil {
+			break
+		}
+	}
 	r := Request{Driver: true, Source: FromEnvironment, Reason: reason}
 	switch word := l.word(); {
 	case err != nil:

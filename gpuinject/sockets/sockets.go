@@ -3,6 +3,7 @@ package sockets
 import (
 	"errors"
 	"io/fs"
+	"path"
 	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -19,35 +20,27 @@ const (
 	EnvMPS = "CUDA_MPS_PIPE_DIRECTORY"
 )
 
-// options are those of a daemon's directory. A socket of a read-only mount can be connected to, and
-// neither it nor its neighbours can be removed or changed. The directory is mounted, so that the
-// container sees the socket of a daemon that was restarted.
-var options = []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"}
-
-// mpsOptions are those of the directory of MPS, whose clients may make files there.
-var mpsOptions = []string{"bind", "rw", "nosuid", "nodev", "noexec", "rprivate"}
-
-// runDirs are /run by both its names.
-var runDirs = []string{"/run", "/var/run"}
-
 // Daemon is one whose socket a container can be given.
 type Daemon struct {
 	// Name is that of container.sockets.
 	Name string
 	// Capability is what a container must ask for to get the socket.
 	Capability string
-	// below is the directory below /run; MPS has one that the operator chooses.
-	below string
+	// dirs are the names of the socket's directory in a container.
+	dirs []string
 }
 
 // Daemons are all of them.
 var Daemons = []Daemon{
-	{config.Persistenced, request.Utility, "nvidia-persistenced"},
-	{config.FabricManager, request.Utility, "nvidia-fabricmanager"},
-	{config.MPS, request.Compute, ""},
+	{config.Persistenced, request.Utility, inRun("nvidia-persistenced")},
+	{config.FabricManager, request.Utility, inRun("nvidia-fabricmanager")},
+	{config.MPS, request.Compute, []string{MPSDir}},
 }
 
-// Mounts returns the mounts of the directory of the daemon's socket, at each name of /run. ownMPS
+// inRun returns a directory below /run by both its names.
+func inRun(name string) []string { return []string{"/run/" + name, "/var/run/" + name} }
+
+// Mounts returns the mounts of the directory of the daemon's socket, at each of its names. ownMPS
 // is true if the container says where its MPS daemon is, hasMIG if it gets MIG devices. The error
 // is fs.ErrNotExist if the daemon does not run.
 func (d Daemon) Mounts(h config.Host, ownMPS, hasMIG bool) ([]specs.Mount, error) {
@@ -61,12 +54,18 @@ func (d Daemon) Mounts(h config.Host, ownMPS, hasMIG bool) ([]specs.Mount, error
 	if err != nil {
 		return nil, err
 	}
+	// A socket of a read-only mount can be connected to, and neither it nor its neighbours can be
+	// removed or changed. The clients of MPS may make files there.
+	options := []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"}
 	if d.Name == config.MPS {
-		return []specs.Mount{{Source: source, Destination: MPSDir, Type: "bind", Options: mpsOptions}}, nil
+		options[1] = "rw"
 	}
+	// The directory is mounted, so that the container sees the socket of a daemon that was
+	// restarted.
 	var mounts []specs.Mount
-	for _, run := range runDirs {
-		mounts = append(mounts, specs.Mount{Source: source, Destination: run + "/" + d.below, Type: "bind", Options: options})
+	for _, dir := range d.dirs {
+		m := specs.Mount{Source: source, Destination: dir, Type: "bind", Options: options}
+		mounts = append(mounts, m)
 	}
 	return mounts, nil
 }
@@ -74,8 +73,9 @@ func (d Daemon) Mounts(h config.Host, ownMPS, hasMIG bool) ([]specs.Mount, error
 // IsMount reports whether a mount at dest with these options is one of a daemon's socket as
 // NVIDIA's CDI specifications make it: nothing in it can be executed.
 func IsMount(dest string, options []string) bool {
-	known := dest == MPSDir || slices.ContainsFunc(Daemons, func(d Daemon) bool {
-		return d.below != "" && slices.ContainsFunc(runDirs, func(run string) bool { return dest == run+"/"+d.below+"/socket" })
+	dir, name := path.Split(dest)
+	known := dest == MPSDir || name == "socket" && slices.ContainsFunc(Daemons, func(d Daemon) bool {
+		return d.Name != config.MPS && slices.Contains(d.dirs, path.Clean(dir))
 	})
 	return known && !slices.ContainsFunc([]string{"nosuid", "nodev", "noexec"}, func(o string) bool { return !slices.Contains(options, o) })
 }
@@ -86,8 +86,8 @@ func (d Daemon) Locate(h config.Host) (dir string, err error) {
 	if d.Name == config.MPS {
 		return driver.LocateSocket("/", h.MPSPipeDirectory, "control", true)
 	}
-	for _, run := range runDirs {
-		dir, err = driver.LocateSocket(h.DriverRoot, run+"/"+d.below, "socket", false)
+	for _, name := range d.dirs {
+		dir, err = driver.LocateSocket(h.DriverRoot, name, "socket", false)
 		if !errors.Is(err, fs.ErrNotExist) {
 			break
 		}

@@ -60,22 +60,13 @@ func (s *State) Load(name string, v any) bool {
 	return err == nil && json.Unmarshal(data, v) == nil
 }
 
-// leftoverAge is the age at which a file that Store was writing is of a process that was killed.
-const leftoverAge = time.Hour
-
 // Store keeps v under name. A reader sees the old value or the new one.
 func (s *State) Store(name string, v any) error {
 	data, err := json.Marshal(v)
 	if err != nil {
 		return err
 	}
-	path := filepath.Join(s.dir, name)
-	for _, leftover := range atomicfile.Leftovers(path) {
-		if info, err := os.Stat(leftover); err == nil && time.Since(info.ModTime()) > leftoverAge {
-			_ = os.Remove(leftover)
-		}
-	}
-	return atomicfile.Write(path, data, 0o600)
+	return atomicfile.Write(filepath.Join(s.dir, name), data, 0o600)
 }
 
 // ErrBusy is the error of Lock if another process holds the lock.

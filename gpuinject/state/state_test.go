@@ -129,18 +129,6 @@ func TestStoringAtTheSameTimeNeverTearsAValue(t *testing.T) {
 	group.Wait()
 }
 
-func TestWhatAKilledStoreLeftGoes(t *testing.T) {
-	s := open(t)
-	for name, age := range map[string]time.Duration{".v.1": 2 * leftoverAge, ".v.2": 0} {
-		name, when := filepath.Join(s.Dir(), name), time.Now().Add(-age)
-		check(t, errors.Join(os.WriteFile(name, []byte("par"), 0o600), os.Chtimes(name, when, when)))
-	}
-	check(t, s.Store("v", "x"))
-	if entries, _ := os.ReadDir(s.Dir()); len(entries) != 2 {
-		t.Errorf("left: %v, want the value and what may still be written", entries)
-	}
-}
-
 func TestALockHasOneHolder(t *testing.T) {
 	s := open(t)
 	held, err := s.Lock("lock", 0)

@@ -226,8 +226,8 @@ func TestAFileThatIsNoDriverFileIsRefused(t *testing.T) {
 	check(t, errors.Join(os.Symlink("/etc/shadow", link), unix.Mkfifo(fifo, 0o600), os.Chown(stranger, 1000, 0)))
 	before := len(mountLines(t, f.state.Dir()))
 	for source, says := range map[string]string{
-		f.file("setuid", 0o755|fs.ModeSetuid): "setuid",
-		f.file("setgid", 0o755|fs.ModeSetgid): "setgid",
+		f.file("setuid", 0o755|fs.ModeSetuid): "set-user-id",
+		f.file("setgid", 0o755|fs.ModeSetgid): "set-group-id",
 		f.file("all", 0o666):                  "written by others",
 		f.file("group", 0o664):                "written by others",
 		stranger:                              "uid 1000",

@@ -40,13 +40,6 @@ func WriteLike(path, like string, data []byte, mode os.FileMode) error {
 	})
 }
 
-// Leftovers are the temporary files of killed writers of path. Only a caller that knows that no
-// other process writes path can remove them.
-func Leftovers(path string) []string {
-	names, _ := filepath.Glob(filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".*"))
-	return names
-}
-
 func write(path string, data []byte, finish func(*os.File) error) error {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
 	if err != nil {

@@ -18,8 +18,13 @@ func check(t *testing.T, path, content string, mode os.FileMode) {
 	if info, err := os.Stat(path); err != nil || info.Mode() != mode {
 		t.Errorf("%s: mode %v, %v; want %v", path, info.Mode(), err, mode)
 	}
-	if left := Leftovers(path); len(left) > 0 {
-		t.Errorf("left behind: %q", left)
+	noTemporary(t, path)
+}
+
+func noTemporary(t *testing.T, path string) {
+	t.Helper()
+	if left, err := filepath.Glob(filepath.Join(filepath.Dir(path), ".*")); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %q, %v", left, err)
 	}
 }
 
@@ -51,9 +56,7 @@ func TestAFailureLeavesNothing(t *testing.T) {
 	if err := Write(path, nil, 0o600); err == nil {
 		t.Error("a directory was replaced")
 	}
-	if left := Leftovers(path); len(left) > 0 {
-		t.Errorf("left behind: %q", left)
-	}
+	noTemporary(t, path)
 	if err := Write(filepath.Join(path, "missing", "file"), nil, 0o600); err == nil {
 		t.Error("written into a missing directory")
 	}

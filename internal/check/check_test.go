@@ -8,9 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
@@ -29,68 +28,47 @@ const (
 // fixture is a node in a directory.
 type fixture struct {
 	Options
-	t *testing.T
+	tree simtest.Root
 }
 
 // healthy is a node without a problem, except that the driver's libraries are missing: the tests of
 // nvidia-shimctl have those.
 func healthy(t *testing.T) *fixture {
 	t.Helper()
-	root := t.TempDir()
-	f := &fixture{t: t, Options: Options{Root: root, Proc: procfs.FS(filepath.Join(root, "processes"))}}
+	tree := simtest.NewRoot(t)
+	f := &fixture{tree: tree, Options: Options{Root: tree.Dir, Proc: procfs.FS(filepath.Join(tree.Dir, "processes"))}}
 	f.configure("", "")
 	f.script(shimPath, "echo version")
 	f.script(ctlPath, "echo {}")
 	f.version("containerd", "containerd github.com/containerd/containerd/v2 2.4.2 abc")
 	f.version("runc", "runc version 1.5.2")
 	f.containerd(tomlV3 + nvidia + byType)
-	f.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build\n", 0o644)
+	f.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build\n")
 	f.write("proc/driver/nvidia/gpus/0000:65:00.0/information",
-		"Model: NVIDIA H200\nGPU UUID: GPU-5a1d4e3c-7e5f-4b6e-9d5c-3f2a1b0c9d8e\nBus Location: 0000:65:00.0\nDevice Minor: 0\nGPU Excluded: No\n", 0o644)
-	f.write("proc/devices", "Character devices:\n195 nvidia\n510 nvidia-uvm\n511 nvidia-caps\n", 0o644)
-	f.write("sys/bus/pci/devices/0000:65:00.0/vendor", "0x10de\n", 0o644)
-	f.write("sys/bus/pci/devices/0000:65:00.0/class", "0x030200\n", 0o644)
-	f.write("dev/x", "", 0o644)
-	for name, dev := range map[string]uint64{"nvidiactl": unix.Mkdev(195, 255), "nvidia0": unix.Mkdev(195, 0), "nvidia-uvm": unix.Mkdev(510, 0), "nvidia-uvm-tools": unix.Mkdev(510, 1)} {
-		if err := unix.Mknod(filepath.Join(root, "dev", name), unix.S_IFCHR|0o666, int(dev)); err != nil {
-			t.Skipf("needs root: it makes device nodes: %v", err)
-		}
-	}
+		"Model: NVIDIA H200\nGPU UUID: GPU-5a1d4e3c-7e5f-4b6e-9d5c-3f2a1b0c9d8e\nBus Location: 0000:65:00.0\nDevice Minor: 0\nGPU Excluded: No\n")
+	f.write("proc/devices", "Character devices:\n195 nvidia\n510 nvidia-uvm\n511 nvidia-caps\n")
+	f.write("sys/bus/pci/devices/0000:65:00.0/vendor", "0x10de\n")
+	f.write("sys/bus/pci/devices/0000:65:00.0/class", "0x030200\n")
+	tree.Node("nvidiactl", 195, 255, 0o666)
+	tree.Node("nvidia0", 195, 0, 0o666)
+	tree.Node("nvidia-uvm", 510, 0, 0o666)
+	tree.Node("nvidia-uvm-tools", 510, 1, 0o666)
 	return f
 }
 
-func (f *fixture) ok(err error) {
-	f.t.Helper()
-	if err != nil {
-		f.t.Fatal(err)
-	}
-}
-
-// place returns the path of a file, with its directory made.
-func (f *fixture) place(name string) string {
-	f.t.Helper()
-	name = filepath.Join(f.Root, name)
-	f.ok(os.MkdirAll(filepath.Dir(name), 0o755))
-	return name
-}
-
-func (f *fixture) write(name, text string, mode os.FileMode) {
-	f.t.Helper()
-	f.ok(os.WriteFile(f.place(name), []byte(text), mode))
-	f.chmod(name, mode)
-}
+func (f *fixture) write(name, text string) { f.tree.Write(name, text) }
 
 func (f *fixture) remove(name string) {
-	f.t.Helper()
-	f.ok(os.RemoveAll(filepath.Join(f.Root, name)))
+	f.tree.Helper()
+	f.tree.Check(os.RemoveAll(filepath.Join(f.Root, name)))
 }
 
 func (f *fixture) chmod(name string, mode os.FileMode) {
-	f.t.Helper()
-	f.ok(os.Chmod(filepath.Join(f.Root, name), mode))
+	f.tree.Helper()
+	f.tree.Check(os.Chmod(filepath.Join(f.Root, name), mode))
 }
 
-func (f *fixture) script(name, body string) { f.write(name, "#!/bin/sh\n"+body+"\n", 0o755) }
+func (f *fixture) script(name, body string) { f.write(name, "#!/bin/sh\n"+body+"\n") }
 
 // version makes a program that prints its version.
 func (f *fixture) version(name, text string) {
@@ -101,43 +79,37 @@ func (f *fixture) version(name, text string) {
 }
 
 // containerd writes containerd's configuration.
-func (f *fixture) containerd(text string) { f.write(runtimeclass.DefaultContainerdConfig, text, 0o644) }
+func (f *fixture) containerd(text string) { f.write(runtimeclass.DefaultContainerdConfig, text) }
 
 // configure writes the shim's configuration: further keys of [host], and other tables.
 func (f *fixture) configure(host, tables string) {
 	text := fmt.Sprintf("[host]\nproc-root = %q\ndev-root = %q\nsys-root = %q\ndriver-root = %q\nstate-dir = %q\n%s\n%s",
 		f.Root+"/proc", f.Root, f.Root+"/sys", f.Root, f.Root+"/state", host, tables)
-	f.write("shim.toml", text, 0o600)
+	f.write("shim.toml", text)
 	f.Config = filepath.Join(f.Root, "shim.toml")
 }
 
 // process adds a process to the procfs.
 func (f *fixture) process(pid int, program string, environ []string, args ...string) {
-	f.t.Helper()
+	f.tree.Helper()
 	dir := filepath.Join("processes", strconv.Itoa(pid))
 	base := filepath.Base(program)
-	f.write(dir+"/comm", base[:min(15, len(base))]+"\n", 0o644)
-	f.write(dir+"/environ", strings.Join(environ, "\x00")+"\x00", 0o644)
-	f.write(dir+"/cmdline", strings.Join(append([]string{program}, args...), "\x00")+"\x00", 0o644)
-	f.write(dir+"/status", administrator, 0o644)
-	f.link(program, dir+"/exe")
-	f.link("user:[1]", dir+"/ns/user")
-	f.link("user:[1]", "processes/self/ns/user")
-}
-
-func (f *fixture) link(target, name string) {
-	f.t.Helper()
-	f.remove(name)
-	f.ok(os.Symlink(target, f.place(name)))
+	f.write(dir+"/comm", base[:min(15, len(base))]+"\n")
+	f.write(dir+"/environ", strings.Join(environ, "\x00")+"\x00")
+	f.write(dir+"/cmdline", strings.Join(append([]string{program}, args...), "\x00")+"\x00")
+	f.write(dir+"/status", administrator)
+	f.tree.Link(dir+"/exe", program)
+	f.tree.Link(dir+"/ns/user", "user:[1]")
+	f.tree.Link("processes/self/ns/user", "user:[1]")
 }
 
 // check runs all checks, and returns the findings of one of them, or of all.
 func (f *fixture) check(name string) []Finding {
-	f.t.Helper()
+	f.tree.Helper()
 	var list []Finding
-	for _, g := range Node(f.t.Context(), f.Options) {
+	for _, g := range Node(f.tree.Context(), f.Options) {
 		if (g.Level != OK) != (g.Fix != "") || strings.Contains(g.Message+g.Fix, "\n") {
-			f.t.Errorf("a finding has to be one line, and a fix has to go with what is wrong: %+v", g)
+			f.tree.Errorf("a finding has to be one line, and a fix has to go with what is wrong: %+v", g)
 		}
 		if name == "" || g.Check == name {
 			list = append(list, g)
@@ -175,7 +147,7 @@ func TestProblems(t *testing.T) {
 	}
 	containerd := func(text string) func(*fixture) { return func(f *fixture) { f.containerd(text) } }
 	version := func(program, text string) func(*fixture) { return func(f *fixture) { f.version(program, text) } }
-	unit := func(f *fixture) { f.write(runtimeclass.UnitPath, "[Service]\nExecStart=/"+ctlPath+" prepare\n", 0o644) }
+	unit := func(f *fixture) { f.write(runtimeclass.UnitPath, "[Service]\nExecStart=/"+ctlPath+" prepare\n") }
 	const atPath = "runtime_type = \"io.containerd.runc.v2\"\nruntime_path = \"/opt/containerd-shim-nvidia-v2\"\n"
 	for _, c := range []struct {
 		name   string
@@ -199,7 +171,7 @@ func TestProblems(t *testing.T) {
 		}, "shim", Problem, "permission denied"},
 		{"a runtime_path that does not exist", handler(atPath), "shim", Problem, "no such file"},
 		{"a shim that others can write", func(f *fixture) { f.chmod(shimPath, 0o777) }, "shim", Problem, "written by others"},
-		{"a shim that does not start", func(f *fixture) { f.write(shimPath, "\x7fELF", 0o755) }, "shim", Problem, "exec format error"},
+		{"a shim that does not start", func(f *fixture) { f.write(shimPath, "\x7fELF") }, "shim", Problem, "exec format error"},
 		{"containerd below the floor", version("containerd", "containerd x v2.2.4 abc"), "containerd", Problem, "2.2.5"},
 		{"containerd of a distribution", version("containerd", "containerd x 1.7.24~ds1 abc"), "containerd", Warning, "1.7.33"},
 		{"no containerd that answers", func(f *fixture) { f.script("usr/bin/containerd", "exit 3") }, "containerd", Problem, "exit status 3"},
@@ -228,7 +200,7 @@ func TestProblems(t *testing.T) {
 		{"no containerd configuration", func(f *fixture) { f.remove(runtimeclass.DefaultContainerdConfig) }, "handler", Problem, "no runtime handler"},
 		{"that of k3s", func(f *fixture) {
 			f.remove(runtimeclass.DefaultContainerdConfig)
-			f.write(runtimeclass.Distributions["k3s"].Dir+"/config.toml", tomlV3+nvidia+byType, 0o644)
+			f.write(runtimeclass.Distributions["k3s"].Dir+"/config.toml", tomlV3+nvidia+byType)
 		}, "handler", OK, `"nvidia"`},
 		{"broken TOML", containerd("version = "), "handler", Problem, "config.toml"},
 		{"CRI is off", containerd("disabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n" + tomlV3), "handler", Warning, "disabled"},
@@ -243,17 +215,17 @@ func TestProblems(t *testing.T) {
 		{"a node is missing", func(f *fixture) { f.remove("dev/nvidia-uvm") }, "nodes", Problem, "nvidia-uvm"},
 		{"a node that few containers need is missing", func(f *fixture) { f.remove("dev/nvidia-uvm-tools") }, "nodes", Warning, "nvidia-uvm-tools is missing"},
 		{"a file in place of such a node", func(f *fixture) {
-			f.write("proc/driver/nvidia/capabilities/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\n", 0o444)
-			f.write("dev/nvidia-caps/nvidia-cap1", "", 0o644)
+			f.write("proc/driver/nvidia/capabilities/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\n")
+			f.write("dev/nvidia-caps/nvidia-cap1", "")
 		}, "nodes", Warning, "nvidia-cap1: it is not a character device"},
 		{"a MIG device without its nodes", func(f *fixture) {
 			for name, minor := range map[string]int{"access": 12, "ci0/access": 13} {
-				f.write("proc/driver/nvidia/capabilities/gpu0/mig/gi1/"+name, fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\n", minor), 0o444)
+				f.write("proc/driver/nvidia/capabilities/gpu0/mig/gi1/"+name, fmt.Sprintf("DeviceFileMinor: %d\nDeviceFileMode: 292\n", minor))
 			}
 		}, "nodes", Problem, "nvidia-cap12 is missing"},
 		{"modules are to be loaded, and nothing does it", func(f *fixture) { f.configure("load-kernel-modules = true", "") }, "prepare", Warning, "nothing runs that at boot"},
 		{"a unit that is not enabled", unit, "prepare", Warning, "not enabled"},
-		{"a unit that runs", func(f *fixture) { unit(f); f.write(runtimeclass.UnitLink, "", 0o644) }, "prepare", OK, "runs at boot"},
+		{"a unit that runs", func(f *fixture) { unit(f); f.write(runtimeclass.UnitLink, "") }, "prepare", OK, "runs at boot"},
 		{"no probe beside the shim", func(f *fixture) { f.remove(ctlPath) }, "probe", Problem, "pods whose allocation only the kubelet knows"},
 		{"a probe that others can write", func(f *fixture) { f.chmod(ctlPath, 0o775) }, "probe", Problem, "written by others"},
 		{"a probe whose NVML fails", func(f *fixture) { f.script(ctlPath, "echo version mismatch >&2; exit 1") }, "probe", Warning, "version mismatch"},
@@ -261,17 +233,16 @@ func TestProblems(t *testing.T) {
 			f.configure("", "[container]\nsockets = [\""+config.FabricManager+"\"]\n")
 		}, "sockets", Warning, "fabricmanager does not run"},
 		{"no libraries", func(*fixture) {}, "libraries", Problem, "libcuda"},
-		{"state that others can write", func(f *fixture) { f.write("state/x", "", 0o600); f.chmod("state", 0o777) }, "state", Problem, "written by others"},
-		{"a kubelet without its socket", func(f *fixture) { f.write("var/lib/kubelet/x", "", 0o644) }, "kubelet", Warning, "not held to"},
+		{"state that others can write", func(f *fixture) { f.write("state/x", ""); f.chmod("state", 0o777) }, "state", Problem, "written by others"},
+		{"a kubelet without its socket", func(f *fixture) { f.write("var/lib/kubelet/x", "") }, "kubelet", Warning, "not held to"},
 		{"a kubelet that answers", func(f *fixture) {
 			f.configure("", "[policy]\nkubelet-socket = \"/k.sock\"\n")
-			kubelettest.Serve(f.t, f.Root+"/k.sock", kubelettest.Pod("default", "p"))
+			kubelettest.Serve(f.tree, f.Root+"/k.sock", kubelettest.Pod("default", "p"))
 		}, "kubelet", OK, "with 1 pods"},
-		{"a socket that nothing listens on", func(f *fixture) { f.write(config.Default().Policy.KubeletSocket, "", 0o644) }, "kubelet", Problem, "does not answer"},
+		{"a socket that nothing listens on", func(f *fixture) { f.write(config.Default().Policy.KubeletSocket, "") }, "kubelet", Problem, "does not answer"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			f := healthy(t)
-			f.t = t
 			c.change(f)
 			want(t, f.check(c.check), c.level, c.want)
 		})
@@ -280,10 +251,10 @@ func TestProblems(t *testing.T) {
 
 func TestTheRunningDaemonCounts(t *testing.T) {
 	f := healthy(t)
-	f.write("other.toml", "nonsense = 1\n", 0o600)
+	f.write("other.toml", "nonsense = 1\n")
 	f.process(77, "/opt/x/containerd", []string{"PATH=/opt/x:/usr/bin", "NVIDIA_SHIM_CONFIG=" + filepath.Join(f.Root, "other.toml")}, "--config", "/etc/its.toml")
 	f.version("/opt/x/containerd", "containerd x 2.3.9 abc")
-	f.write("etc/its.toml", tomlV3+strings.Replace(nvidia, "nvidia", "its", 1)+byType, 0o644)
+	f.write("etc/its.toml", tomlV3+strings.Replace(nvidia, "nvidia", "its", 1)+byType)
 	f.Config = ""
 	list := f.check("")
 	want(t, list, Problem, `unknown key "nonsense"`)
@@ -295,13 +266,16 @@ func TestTheRunningDaemonCounts(t *testing.T) {
 func TestAProgramIsNotExecutedBecauseAProcessHasTheNameContainerd(t *testing.T) {
 	for name, change := range map[string]func(*fixture){
 		"another user's": func(f *fixture) {
-			f.write("processes/10/status", strings.Replace(administrator, "Uid:\t0\t0", "Uid:\t65534\t0", 1), 0o644)
+			f.write("processes/10/status", strings.Replace(administrator, "Uid:\t0\t0", "Uid:\t65534\t0", 1))
 		},
 		"root of a container": func(f *fixture) {
-			f.write("processes/10/status", strings.Replace(administrator, "000001ffffffffff", "00000000a80425fb", 1), 0o644)
+			f.write("processes/10/status", strings.Replace(administrator, "000001ffffffffff", "00000000a80425fb", 1))
 		},
-		"root of a user namespace": func(f *fixture) { f.link("user:[2]", "processes/10/ns/user") },
-		"a hidden process":         func(f *fixture) { f.remove("processes/10/status") },
+		"root of a user namespace": func(f *fixture) {
+			f.remove("processes/10/ns/user")
+			f.tree.Link("processes/10/ns/user", "user:[2]")
+		},
+		"a hidden process": func(f *fixture) { f.remove("processes/10/status") },
 	} {
 		t.Run(name, func(t *testing.T) {
 			f := healthy(t)

@@ -50,7 +50,6 @@ func checkHandlers(n *node) []Finding {
 	return list
 }
 
-// checkHandler returns what is wrong with a handler.
 func checkHandler(n *node, name string, r runtimeclass.Runtime) []Finding {
 	var list []Finding
 	switch {

@@ -73,7 +73,7 @@ func inspect(ctx context.Context, o Options) *node {
 		return n
 	}
 	n.gpus = &h
-	n.files, _, n.hostErr = h.DriverFiles(driver.Files{}, false)
+	n.files, _, n.hostErr = h.DriverFiles(driver.Files{})
 	return n
 }
 
@@ -92,8 +92,7 @@ func (n *node) lookPath(name string) (string, error) {
 	}
 	for _, dir := range filepath.SplitList(n.path) {
 		p := filepath.Join(dir, name)
-		st, err := os.Stat(n.real(p))
-		if err == nil && st.Mode().IsRegular() && st.Mode()&0o111 != 0 {
+		if _, err := exec.LookPath(n.real(p)); err == nil {
 			return p, nil
 		}
 	}
@@ -131,20 +130,18 @@ func (n *node) findContainerdConfig() string {
 // programTimeout is for a program that answers from what it knows, and for one that asks NVML.
 const programTimeout = 10 * time.Second
 
-// output runs a program of the node.
-func output(ctx context.Context, program string, args ...string) (string, error) {
+func run(ctx context.Context, program string, args ...string) error {
 	ctx, cancel := context.WithTimeout(ctx, programTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.WaitDelay = time.Second
-	out, err := cmd.Output()
-	if err == nil {
-		return string(out), nil
-	}
-	err = fmt.Errorf("%s: %w", strings.Join(append([]string{program}, args...), " "), err)
+	_, err := cmd.Output()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && len(exit.Stderr) > 0 {
 		err = fmt.Errorf("%w: %.256q", err, exit.Stderr)
 	}
-	return "", err
+	if err != nil {
+		return fmt.Errorf("%s: %w", strings.Join(cmd.Args, " "), err)
+	}
+	return nil
 }

@@ -28,7 +28,7 @@ func checkShims(ctx context.Context, n *node) []Finding {
 			err = n.trust(p)
 		}
 		if err == nil {
-			_, err = output(ctx, n.real(p), "-v")
+			err = run(ctx, n.real(p), "-v")
 		}
 		if err != nil {
 			list = append(list, problem(fixInstall, "%v", err)...)
@@ -75,7 +75,6 @@ func (n *node) trust(p string) error {
 	return nil
 }
 
-// checkRunc checks the runc of each handler.
 func checkRunc(ctx context.Context, n *node) []Finding {
 	var list []Finding
 	for _, name := range n.programs(func(r runtimeclass.Runtime) string {
@@ -130,7 +129,7 @@ func checkProbe(ctx context.Context, n *node, p string) []Finding {
 	if n.Config != "" {
 		args = append([]string{"--config=" + n.Config}, args...)
 	}
-	if _, err := output(ctx, n.real(p), args...); err != nil {
+	if err := run(ctx, n.real(p), args...); err != nil {
 		return warning("check that nvidia-smi works on this host",
 			"%v; without NVML, MIG devices by UUID, and images that require an architecture or a brand, are refused", err)
 	}

@@ -40,15 +40,14 @@ func unloaded(t *testing.T) (host, Options) {
 	for from, to := range map[string]string{
 		"proc/driver": "root/later/nvidia/proc/driver", "sys": "root/sys",
 	} {
-		check(t, os.Rename(h.path(from), h.path(to)))
+		h.Check(os.Rename(h.path(from), h.path(to)))
 	}
 	h.mkdir("root/later/nvidia_modeset/sys")
-	check(t, os.Rename(h.path("root/sys/module"), h.path("root/later/nvidia_modeset/sys/module")))
-	h.write("root/proc/devices", "Character devices:\n  1 mem\n")
-	h.write("root/later/nvidia/proc/devices", "Character devices:\n195 nvidia\n")
-	h.write("root/later/nvidia_uvm/proc/devices", devices)
-	h.write("root/sbin/modprobe", string(program))
-	check(t, os.Chmod(h.path("root/sbin/modprobe"), 0o755))
+	h.Check(os.Rename(h.path("root/sys/module"), h.path("root/later/nvidia_modeset/sys/module")))
+	h.Write("root/proc/devices", "Character devices:\n  1 mem\n")
+	h.Write("root/later/nvidia/proc/devices", "Character devices:\n195 nvidia\n")
+	h.Write("root/later/nvidia_uvm/proc/devices", devices)
+	h.Write("root/sbin/modprobe", string(program))
 	o := h.options()
 	o.Host.ProcRoot, o.Host.SysRoot = h.path("root/proc"), h.path("root/sys")
 	return h, o
@@ -98,8 +97,8 @@ func TestAModuleThatCannotBeLoaded(t *testing.T) {
 		ready bool
 		says  string
 	}{
-		{"nvidia", func(h host) { h.write("root/later/nvidia.fails", "") }, false, "No such device"},
-		{"nvidia_modeset, which containers can do without", func(h host) { h.write("root/later/nvidia_modeset.fails", "") }, true, "No such device"},
+		{"nvidia", func(h host) { h.Write("root/later/nvidia.fails", "") }, false, "No such device"},
+		{"nvidia_modeset, which containers can do without", func(h host) { h.Write("root/later/nvidia_modeset.fails", "") }, true, "No such device"},
 		{"modprobe succeeds and nothing is loaded", func(h host) { os.RemoveAll(h.path("root/later/nvidia")) }, false, "the module is not loaded"},
 		{"a world-writable modprobe", func(h host) { os.Chmod(h.path("root/sbin/modprobe"), 0o757) }, false, "can be written by others than root"},
 		{"a link out of the driver root", func(h host) {

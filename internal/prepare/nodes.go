@@ -9,6 +9,8 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -21,7 +23,6 @@ const (
 	fixUnmanaged = "udev rules, or another program that makes the nodes on this host, must make it; or load nvidia with NVreg_ModifyDeviceFiles=1"
 )
 
-// nodes makes the missing nodes.
 func (r *Report) nodes(o Options, expected []device.Expected) {
 	for _, e := range expected {
 		n := Node{Path: e.HostPath, Major: e.Major, Minor: e.Minor, Mode: fmt.Sprintf("%04o", e.Mode), UID: e.UID, GID: e.GID}
@@ -43,7 +44,6 @@ func (r *Report) nodes(o Options, expected []device.Expected) {
 	}
 }
 
-// makeNode brings one node to its expected state.
 func makeNode(o Options, e device.Expected) Result {
 	dir, err := openDir(o.Host.DevRoot, path.Dir(e.Path), !o.DryRun && e.Managed)
 	if err != nil && (!errors.Is(err, fs.ErrNotExist) || e.Managed && !o.DryRun) {
@@ -170,4 +170,25 @@ func mknod(dir int, name string, e device.Expected, replace bool) error {
 		return &fs.PathError{Op: "make", Path: e.HostPath, Err: err}
 	}
 	return nil
+}
+
+// ParseChannels parses a list of IMEX channels: "0-3,7". device.Expected knows the driver's limit.
+func ParseChannels(text string) ([]int, error) {
+	var list []int
+	for item := range strings.SplitSeq(text, ",") {
+		first, last, isRange := strings.Cut(strings.TrimSpace(item), "-")
+		if !isRange {
+			last = first
+		}
+		from, err1 := strconv.ParseUint(first, 10, 16)
+		to, err2 := strconv.ParseUint(last, 10, 16)
+		if err1 != nil || err2 != nil || from > to {
+			return nil, fmt.Errorf("%.64q is not a number or range of IMEX channels, as 0 or 0-3", item)
+		}
+		for n := from; n <= to; n++ {
+			list = append(list, int(n))
+		}
+	}
+	slices.Sort(list)
+	return slices.Compact(list), nil
 }

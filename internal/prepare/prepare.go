@@ -77,7 +77,6 @@ type Node struct {
 	Result
 }
 
-// good reports whether the operator has nothing to do.
 func (r Result) good() bool { return r.State == Present || r.State == Made || r.State == Replaced }
 
 // Run prepares this host. The error says what could not be read; what could not be done is in the

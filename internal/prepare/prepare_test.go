@@ -17,17 +17,7 @@ import (
 )
 
 // host is a fixture: every root is below one directory, the driver's too.
-type host struct {
-	t   *testing.T
-	dir string
-}
-
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+type host struct{ simtest.Root }
 
 const gpu = "0000:65:00.0"
 
@@ -36,59 +26,43 @@ const devices = "Character devices:\n195 nvidia\n510 nvidia-uvm\n511 nvidia-caps
 // newHost has one GPU with minor 0, all modules loaded, and no node.
 func newHost(t *testing.T) host {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Fatal("device nodes need mknod: run this as root")
-	}
-	h := host{t, t.TempDir()}
+	h := host{simtest.NewRoot(t)}
 	h.mkdir("dev")
-	h.write("sys/bus/pci/devices/"+gpu+"/vendor", "0x10de\n")
-	h.write("sys/bus/pci/devices/"+gpu+"/class", "0x030200\n")
-	h.write("sys/bus/pci/devices/0000:00:1f.0/vendor", "0x8086\n")
-	h.write("sys/bus/pci/devices/0000:00:1f.0/class", "0x030000\n")
-	h.write("sys/module/nvidia_modeset/initstate", "live\n")
-	h.write("proc/devices", devices)
-	h.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build\n")
-	h.write("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\nImexChannelCount: 2048\n")
-	h.write("proc/driver/nvidia/gpus/"+gpu+"/information", "Model: \t NVIDIA H200\nDevice Minor: \t 0\n")
+	h.Write("sys/bus/pci/devices/"+gpu+"/vendor", "0x10de\n")
+	h.Write("sys/bus/pci/devices/"+gpu+"/class", "0x030200\n")
+	h.Write("sys/bus/pci/devices/0000:00:1f.0/vendor", "0x8086\n")
+	h.Write("sys/bus/pci/devices/0000:00:1f.0/class", "0x030000\n")
+	h.Write("sys/module/nvidia_modeset/initstate", "live\n")
+	h.Write("proc/devices", devices)
+	h.Write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build\n")
+	h.Write("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 0\nDeviceFileMode: 438\nImexChannelCount: 2048\n")
+	h.Write("proc/driver/nvidia/gpus/"+gpu+"/information", "Model: \t NVIDIA H200\nDevice Minor: \t 0\n")
 	return h
 }
 
-func (h host) path(name string) string { return filepath.Join(h.dir, name) }
+func (h host) path(name string) string { return filepath.Join(h.Dir, name) }
 
 func (h host) mkdir(name string) {
-	h.t.Helper()
-	check(h.t, os.MkdirAll(h.path(name), 0o755))
-}
-
-func (h host) write(name, text string) {
-	h.t.Helper()
-	h.mkdir(filepath.Dir(name))
-	check(h.t, os.WriteFile(h.path(name), []byte(text), 0o644))
-}
-
-func (h host) mknod(name string, major, minor uint32) {
-	h.t.Helper()
-	h.mkdir(filepath.Dir(name))
-	check(h.t, unix.Mknod(h.path(name), unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))))
-	check(h.t, os.Chmod(h.path(name), 0o666))
+	h.Helper()
+	h.Check(os.MkdirAll(h.path(name), 0o755))
 }
 
 func (h host) options() Options {
 	c := config.Default().Host
-	c.DriverRoot, c.DevRoot, c.ProcRoot, c.SysRoot = h.path("root"), h.dir, h.path("proc"), h.path("sys")
+	c.DriverRoot, c.DevRoot, c.ProcRoot, c.SysRoot = h.path("root"), h.Dir, h.path("proc"), h.path("sys")
 	return Options{Host: c}
 }
 
 func (h host) run(o Options) *Report {
-	h.t.Helper()
-	r, err := Run(h.t.Context(), o)
-	check(h.t, err)
+	h.Helper()
+	r, err := Run(h.Context(), o)
+	h.Check(err)
 	return r
 }
 
 // nodes describes everything below dev: "nvidia0 195:0 0666 0:0".
 func (h host) nodes() []string {
-	h.t.Helper()
+	h.Helper()
 	list := []string{}
 	err := filepath.Walk(h.path("dev"), func(name string, st os.FileInfo, err error) error {
 		if err != nil || st.IsDir() {
@@ -102,7 +76,7 @@ func (h host) nodes() []string {
 		list = append(list, fmt.Sprintf("%s %s %04o %d:%d", rel, kind, s.Mode&0o7777, s.Uid, s.Gid))
 		return nil
 	})
-	check(h.t, err)
+	h.Check(err)
 	return list
 }
 
@@ -138,7 +112,7 @@ func TestMissingNodesAreMadeAndASecondRunTouchesNothing(t *testing.T) {
 	}
 	inode := func() uint64 {
 		var st unix.Stat_t
-		check(t, unix.Lstat(h.path("dev/nvidia0"), &st))
+		h.Check(unix.Lstat(h.path("dev/nvidia0"), &st))
 		return st.Ino
 	}
 	before := inode()
@@ -162,31 +136,31 @@ func TestNodesAreAsTheDriversParametersSay(t *testing.T) {
 		says  string
 	}{
 		{"mode and owner", func(h host) {
-			h.write("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileUID: 7\nDeviceFileGID: 44\nDeviceFileMode: 432\n")
+			h.Write("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileUID: 7\nDeviceFileGID: 44\nDeviceFileMode: 432\n")
 			os.RemoveAll(h.path("sys/module"))
 		}, nil, []string{"nvidia-uvm 510:0 0660 7:44", "nvidia-uvm-tools 510:1 0660 7:44", "nvidia0 195:0 0660 7:44", "nvidiactl 195:255 0660 7:44"}, true, "nvidia_modeset missing"},
 		{"nodes are not to be made", func(h host) {
-			h.write("proc/driver/nvidia/params", "ModifyDeviceFiles: 0\n")
-			h.mknod("dev/nvidiactl", 195, 255)
+			h.Write("proc/driver/nvidia/params", "ModifyDeviceFiles: 0\n")
+			h.Node("nvidiactl", 195, 255, 0o666)
 		}, nil, []string{"nvidiactl 195:255 0666 0:0"}, false, "nvidia0 missing"},
 		{"MIG, whose nodes have parameters of their own", func(h host) {
-			h.write(caps+"mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
-			h.write(caps+"gpu0/mig/gi1/access", "DeviceFileMinor: 12\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
-			h.write("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileMode: 438\n")
+			h.Write(caps+"mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
+			h.Write(caps+"gpu0/mig/gi1/access", "DeviceFileMinor: 12\nDeviceFileMode: 292\nDeviceFileModify: 1\n")
+			h.Write("proc/driver/nvidia/params", "ModifyDeviceFiles: 1\nDeviceFileMode: 438\n")
 		}, nil, append([]string{"nvidia-caps/nvidia-cap1 511:1 0400 0:0", "nvidia-caps/nvidia-cap12 511:12 0444 0:0"}, usual...), true, "nvidia-cap12 made"},
 		{"a capability whose node is not to be made", func(h host) {
-			h.write(caps+"mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 0\n")
+			h.Write(caps+"mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 0\n")
 		}, nil, usual, false, "nvidia-cap1 missing"},
 		{"nvidia_uvm is not loaded", func(h host) {
-			h.write("proc/devices", strings.ReplaceAll(devices, "510 nvidia-uvm\n", ""))
+			h.Write("proc/devices", strings.ReplaceAll(devices, "510 nvidia-uvm\n", ""))
 		}, nil, []string{"nvidia-modeset 195:254 0666 0:0", "nvidia0 195:0 0666 0:0", "nvidiactl 195:255 0666 0:0"}, false, "nvidia_uvm missing"},
 		{"IMEX channels", func(host) {}, []int{0, 2047}, append(channels, usual...), true, "channel2047 made"},
 		{"IMEX channels that the driver does not have", func(h host) {
-			h.write("proc/devices", strings.ReplaceAll(devices, "512 nvidia-caps-imex-channels\n", ""))
+			h.Write("proc/devices", strings.ReplaceAll(devices, "512 nvidia-caps-imex-channels\n", ""))
 		}, []int{1}, usual, false, "channel1 missing"},
 		{"no NVIDIA device", func(h host) { os.RemoveAll(h.path("sys/bus/pci/devices/" + gpu)) }, nil, []string{}, true, nothing},
 		{"no PCI", func(h host) { os.RemoveAll(h.path("sys")) }, nil, []string{}, true, nothing},
-		{"an audio function of NVIDIA's", func(h host) { h.write("sys/bus/pci/devices/"+gpu+"/class", "0x040300\n") }, nil, []string{}, true, nothing},
+		{"an audio function of NVIDIA's", func(h host) { h.Write("sys/bus/pci/devices/"+gpu+"/class", "0x040300\n") }, nil, []string{}, true, nothing},
 		{"a GPU that a virtual machine has", func(h host) {
 			os.Symlink("../../../../bus/pci/drivers/vfio-pci", h.path("sys/bus/pci/devices/"+gpu+"/driver"))
 		}, nil, []string{}, true, nothing},
@@ -226,7 +200,7 @@ func TestRunRefuses(t *testing.T) {
 	if _, err := Run(t.Context(), o); err == nil || !strings.Contains(err.Error(), "IMEX channel 2048: the driver has 0 to 2047") {
 		t.Errorf("error %v", err)
 	}
-	h.write("proc/driver/nvidia/version", "nonsense\n")
+	h.Write("proc/driver/nvidia/version", "nonsense\n")
 	if _, err := Run(t.Context(), h.options()); err == nil {
 		t.Error("an unreadable driver is no error")
 	}
@@ -239,15 +213,15 @@ func TestWrongNodesAreReplacedOnlyIfToldTo(t *testing.T) {
 		says  string
 		stays bool // it is not replaced even then
 	}{
-		{"a node of an earlier load of the module", func(h host) { h.mknod("dev/nvidia-uvm", 509, 0) }, "nvidia-uvm wrong it is 509:0, and the driver \"nvidia-uvm\" has 510:0", false},
-		{"a node of another minor", func(h host) { h.mknod("dev/nvidia0", 195, 3) }, "nvidia0 wrong it is 195:3", false},
+		{"a node of an earlier load of the module", func(h host) { h.Node("nvidia-uvm", 509, 0, 0o666) }, "nvidia-uvm wrong it is 509:0, and the driver \"nvidia-uvm\" has 510:0", false},
+		{"a node of another minor", func(h host) { h.Node("nvidia0", 195, 3, 0o666) }, "nvidia0 wrong it is 195:3", false},
 		{"a link", func(h host) { os.Symlink("../secret", h.path("dev/nvidia0")) }, "nvidia0 wrong it is not a character device", false},
-		{"a file", func(h host) { h.write("dev/nvidiactl", "") }, "nvidiactl wrong it is not a character device", false},
+		{"a file", func(h host) { h.Write("dev/nvidiactl", "") }, "nvidiactl wrong it is not a character device", false},
 		{"a directory", func(h host) { h.mkdir("dev/nvidia0/x") }, "nvidia0 wrong it is not a character device", true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t)
-			h.write("secret", "text")
+			h.Write("secret", "text")
 			c.have(h)
 			r := h.run(h.options())
 			if r.Ready || !strings.Contains(states(r), c.says) {
@@ -275,8 +249,7 @@ func TestWrongNodesAreReplacedOnlyIfToldTo(t *testing.T) {
 
 func TestAnotherModeIsLeftAloneAndReported(t *testing.T) {
 	h := newHost(t)
-	h.mknod("dev/nvidia0", 195, 0)
-	os.Chmod(h.path("dev/nvidia0"), 0o660)
+	h.Node("nvidia0", 195, 0, 0o660)
 	if r := h.run(h.options()); !r.Ready || !strings.Contains(states(r), "nvidia0 present it has mode 0660") {
 		t.Errorf("%s", states(r))
 	}
@@ -303,7 +276,7 @@ func TestADirectoryThatOthersCanChangeGetsNoNode(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			h := newHost(t)
 			h.mkdir("elsewhere")
-			h.write("proc/driver/nvidia/capabilities/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
+			h.Write("proc/driver/nvidia/capabilities/mig/config", "DeviceFileMinor: 1\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
 			c.have(h)
 			r := h.run(h.options())
 			if r.Ready || !strings.Contains(states(r), "nvidia-cap1 failed") {
@@ -348,10 +321,10 @@ func TestNodesOfOtherHostsAreNotOursToMake(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := simtest.New(t, sim.Options{GPUs: 2})
-			check(t, tt.become(d))
+			h := host{simtest.Root{TB: t, Dir: d.DevRoot}}
+			h.Check(tt.become(d))
 			c, err := config.Load(d.ConfigPath)
-			check(t, err)
-			h := host{t, d.DevRoot}
+			h.Check(err)
 			before := h.nodes()
 			r := h.run(Options{Host: c.Host, LoadModules: true})
 			if !r.Ready || len(r.Notes) != 1 || !strings.Contains(r.Notes[0], tt.note) || !slices.Equal(h.nodes(), before) {

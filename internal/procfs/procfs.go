@@ -32,10 +32,7 @@ func (f FS) Path(pid int, name string) string {
 // Named lists the processes whose program or command name is name. containerd of k3s executes a
 // program of another name.
 func (f FS) Named(name string) []Process {
-	entries, err := os.ReadDir(string(f))
-	if err != nil {
-		return nil
-	}
+	entries, _ := os.ReadDir(string(f))
 	var list []Process
 	for _, e := range entries {
 		pid, err := strconv.Atoi(e.Name())
@@ -50,12 +47,9 @@ func (f FS) Named(name string) []Process {
 		if filepath.Base(program) != name && f.Comm(pid) != name {
 			continue
 		}
-		environ, err := os.ReadFile(f.Path(pid, "environ"))
-		if err != nil {
-			continue
-		}
-		cmdline, err := os.ReadFile(f.Path(pid, "cmdline"))
-		if err != nil {
+		environ, err1 := os.ReadFile(f.Path(pid, "environ"))
+		cmdline, err2 := os.ReadFile(f.Path(pid, "cmdline"))
+		if err1 != nil || err2 != nil {
 			continue
 		}
 		p := Process{PID: pid, Program: program, Environ: map[string]string{}}
@@ -71,10 +65,7 @@ func (f FS) Named(name string) []Process {
 
 // Comm is the command name of a process; empty if it has ended.
 func (f FS) Comm(pid int) string {
-	comm, err := os.ReadFile(f.Path(pid, "comm"))
-	if err != nil {
-		return ""
-	}
+	comm, _ := os.ReadFile(f.Path(pid, "comm"))
 	return strings.TrimSuffix(string(comm), "\n")
 }
 
@@ -85,18 +76,15 @@ func (f FS) Administers(pid int) bool {
 	if !f.sharesNamespace(pid, "user") {
 		return false
 	}
-	status, err := os.ReadFile(f.Path(pid, "status"))
-	if err != nil {
-		return false
-	}
+	status, _ := os.ReadFile(f.Path(pid, "status"))
 	root, admin := false, false
 	for line := range strings.Lines(string(status)) {
 		key, value, _ := strings.Cut(line, ":")
-		switch fields := strings.Fields(value); {
-		case key == "Uid": // real, effective, saved, of files
-			root = strings.Join(fields, " ") == "0 0 0 0"
-		case key == "CapEff" && len(fields) == 1:
-			caps, err := strconv.ParseUint(fields[0], 16, 64)
+		switch value = strings.Join(strings.Fields(value), " "); key {
+		case "Uid": // real, effective, saved, of files
+			root = value == "0 0 0 0"
+		case "CapEff":
+			caps, err := strconv.ParseUint(value, 16, 64)
 			admin = err == nil && caps&(1<<unix.CAP_SYS_ADMIN) != 0
 		}
 	}
@@ -109,21 +97,15 @@ func (f FS) InOtherPIDNamespace(pid int) bool { return !f.sharesNamespace(pid, "
 
 // sharesNamespace reports whether a process is in the same namespace of a kind as this one.
 func (f FS) sharesNamespace(pid int, kind string) bool {
-	own, err := os.Readlink(filepath.Join(string(f), "self/ns", kind))
-	if err != nil {
-		return false
-	}
-	theirs, err := os.Readlink(f.Path(pid, "ns/"+kind))
-	return err == nil && theirs == own
+	own, err1 := os.Readlink(filepath.Join(string(f), "self/ns", kind))
+	theirs, err2 := os.Readlink(f.Path(pid, "ns/"+kind))
+	return err1 == nil && err2 == nil && theirs == own
 }
 
 // Cgroups are the paths of a process' cgroups, one for each hierarchy. A process that has ended has
 // none.
 func (f FS) Cgroups(pid int) []string {
-	data, err := os.ReadFile(f.Path(pid, "cgroup"))
-	if err != nil {
-		return nil
-	}
+	data, _ := os.ReadFile(f.Path(pid, "cgroup"))
 	var paths []string
 	for line := range strings.Lines(string(data)) {
 		// 4:memory:/path; 0::/path for cgroup v2

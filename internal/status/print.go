@@ -121,7 +121,6 @@ func (r Record) label() string {
 	return shortID(r.ID)
 }
 
-// names are the labels of containers.
 func (s *Status) names(ids ...string) string {
 	var names []string
 	for _, c := range s.Containers {

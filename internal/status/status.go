@@ -112,7 +112,6 @@ func Join(proc procfs.FS, inventory device.Inventory, live nvml.Snapshot, nvmlEr
 	return s
 }
 
-// holders returns the ids of the containers that have a device.
 func holders(records []Record, has func(Record) bool) []string {
 	ids := []string{}
 	for _, r := range records {
@@ -123,7 +122,6 @@ func holders(records []Record, has func(Record) bool) []string {
 	return ids
 }
 
-// addLive adds what NVML says.
 func (g *GPU) addLive(proc procfs.FS, records []Record, live nvml.Snapshot) {
 	i := slices.IndexFunc(live.GPUs, func(l nvml.GPU) bool { return strings.EqualFold(l.Facts.BusID, g.PCI) })
 	if i < 0 {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
@@ -21,60 +22,47 @@ import (
 
 // fixture is a procfs of plain files and links, and the state directory of a containerd.
 type fixture struct {
-	t     *testing.T
+	simtest.Root
 	proc  procfs.FS
 	state string
 }
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	f := &fixture{t: t, proc: procfs.FS(filepath.Join(t.TempDir(), "proc")), state: filepath.Join(t.TempDir(), "state")}
+	root := simtest.NewRoot(t)
+	f := &fixture{Root: root, proc: procfs.FS(root.Dir + "/proc"), state: root.Dir + "/state"}
 	f.process("self", "1", "/usr/bin/nvidia-shimctl", "", "/")
 	return f
 }
 
-func (f *fixture) ok(err error) {
-	f.t.Helper()
-	if err != nil {
-		f.t.Fatal(err)
-	}
-}
-
-func (f *fixture) write(name, text string) {
-	f.t.Helper()
-	f.ok(os.MkdirAll(filepath.Dir(name), 0o755))
-	f.ok(os.WriteFile(name, []byte(text), 0o600))
-}
-
 // process adds a process, by PID or "self", in a PID namespace and a cgroup. It is root's.
 func (f *fixture) process(pid, namespace, exe, cwd, cgroup string) {
-	f.t.Helper()
-	dir := filepath.Join(string(f.proc), pid)
-	f.ok(os.RemoveAll(dir))
+	f.Helper()
+	dir := filepath.Join("proc", pid)
+	f.Check(os.RemoveAll(filepath.Join(f.Dir, dir)))
 	for name, text := range map[string]string{
 		// One hierarchy of cgroup v1 has no container in it.
 		"cgroup": "2:freezer:/daemons\n1:name=systemd:/\n0::" + cgroup + "\n",
 		"status": "Uid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n",
 		"comm":   filepath.Base(exe) + "\n", "environ": "", "cmdline": exe + "\x00", "ns/x": "",
 	} {
-		f.write(filepath.Join(dir, name), text)
+		f.Write(filepath.Join(dir, name), text)
 	}
 	for name, target := range map[string]string{"exe": exe, "cwd": cwd, "ns/pid": "pid:[" + namespace + "]", "ns/user": "user:[1]"} {
 		if target != "" {
-			f.ok(os.Symlink(target, filepath.Join(dir, name)))
+			f.Link(filepath.Join(dir, name), target)
 		}
 	}
 }
 
-// bundle writes a container's record below a state directory.
+// bundle writes a container's record below a directory of the fixture, and returns the bundle.
 func (f *fixture) bundle(state, namespace, id string, init int, record any) string {
-	f.t.Helper()
+	f.Helper()
 	dir := filepath.Join(state, tasksDir, namespace, id)
-	f.write(filepath.Join(dir, gpuinject.RecordName), asJSON(f.t, record))
 	if init > 0 {
-		f.write(filepath.Join(dir, "init.pid"), fmt.Sprint(init))
+		f.Write(filepath.Join(dir, "init.pid"), fmt.Sprint(init))
 	}
-	return dir
+	return filepath.Dir(f.Write(filepath.Join(dir, gpuinject.RecordName), asJSON(f, record)))
 }
 
 // granted is the record of a container with GPUs.
@@ -94,15 +82,15 @@ func granted(id, namespace, pod string, gpus ...int) gpuinject.Plan {
 
 func TestContainersAreFoundByTheirRecords(t *testing.T) {
 	f := newFixture(t)
-	elsewhere := filepath.Join(t.TempDir(), "odd")
+	const elsewhere = "odd"
 	sandbox := f.bundle(elsewhere, "k8s.io", "sandbox", 0, map[string]any{"gpu": false})
 	f.bundle(elsewhere, "k8s.io", "aa", 0, granted("aa", "k8s.io", "train", 0))
 	f.bundle(elsewhere, "k8s.io", "bb", 0, granted("bb", "k8s.io", "train", 1))
 	old := f.bundle(elsewhere, "old", "cc", 0, granted("cc", "old", "", 1))
-	f.bundle(f.state, "default", "dd", 0, granted("dd", "default", "", 1))
-	f.bundle(f.state, "default", "plain", 0, map[string]any{"gpu": false})
-	f.bundle(f.state, "default", "broken", 0, "no plan")
-	f.write(filepath.Join(f.state, tasksDir, "default/norecord/x"), "")
+	f.bundle("state", "default", "dd", 0, granted("dd", "default", "", 1))
+	f.bundle("state", "default", "plain", 0, map[string]any{"gpu": false})
+	f.bundle("state", "default", "broken", 0, "no plan")
+	f.Write(filepath.Join("state", tasksDir, "default/norecord/x"), "")
 	// A pod's shim works in the bundle of its sandbox; the second one was replaced on disk; the
 	// third is another shim.
 	shim := "/usr/local/bin/" + runtimeclass.ShimName
@@ -110,8 +98,8 @@ func TestContainersAreFoundByTheirRecords(t *testing.T) {
 	f.process("101", "1", shim+" (deleted)", old, "/")
 	f.process("102", "1", "/usr/bin/containerd-shim-runc-v2", filepath.Join(t.TempDir(), "x"), "/")
 	// Another user's program with the name of our shim is not believed.
-	f.process("103", "1", shim, f.bundle(filepath.Join(t.TempDir(), "forged"), "default", "ee", 0, granted("ee", "default", "", 0)), "/")
-	f.write(f.proc.Path(103, "status"), "Uid:\t1000\t0\t0\t0\nCapEff:\t000001ffffffffff\n")
+	f.process("103", "1", shim, f.bundle("forged", "default", "ee", 0, granted("ee", "default", "", 0)), "/")
+	f.Write("proc/103/status", "Uid:\t1000\t0\t0\t0\nCapEff:\t000001ffffffffff\n")
 
 	ids := func(dirs ...string) (names []string) {
 		for _, c := range Read(f.proc, dirs) {
@@ -122,7 +110,7 @@ func TestContainersAreFoundByTheirRecords(t *testing.T) {
 	if got, want := ids(f.state, "/nonexistent"), []string{"default/dd", "k8s.io/aa", "k8s.io/bb", "old/cc"}; !slices.Equal(got, want) {
 		t.Errorf("containers %q, want %q", got, want)
 	}
-	if got, want := ids(elsewhere), []string{"k8s.io/aa", "k8s.io/bb", "old/cc"}; !slices.Equal(got, want) {
+	if got, want := ids(filepath.Join(f.Dir, elsewhere)), []string{"k8s.io/aa", "k8s.io/bb", "old/cc"}; !slices.Equal(got, want) {
 		t.Errorf("found in two ways, containers %q, want %q", got, want)
 	}
 }
@@ -130,9 +118,9 @@ func TestContainersAreFoundByTheirRecords(t *testing.T) {
 func TestAProcessBelongsToItsContainer(t *testing.T) {
 	f := newFixture(t)
 	const long = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
-	f.bundle(f.state, "k8s.io", long, 0, granted(long, "k8s.io", "train", 0))
+	f.bundle("state", "k8s.io", long, 0, granted(long, "k8s.io", "train", 0))
 	for _, id := range []string{"one", "outer", "inner"} {
-		f.bundle(f.state, "default", id, 0, granted(id, "default", "", 0))
+		f.bundle("state", "default", id, 0, granted(id, "default", "", 0))
 	}
 	list := Read(f.proc, []string{f.state})
 	for cgroup, want := range map[string]string{
@@ -161,7 +149,7 @@ func statusFixture(t *testing.T) (*fixture, device.Inventory, nvml.Snapshot) {
 	mig.MIG = []gpuinject.PlanMIG{{GPU: 1, GI: 3, CI: 0, UUID: "MIG-3"}}
 	for i, plan := range []gpuinject.Plan{granted("one", "default", "", 0, 1), granted("two", "k8s.io", "train", 0), granted("idle", "default", "", 1), mig} {
 		c := plan.Container
-		f.bundle(f.state, c.Namespace, c.ID, 10*(i+1), plan)
+		f.bundle("state", c.Namespace, c.ID, 10*(i+1), plan)
 		f.process(fmt.Sprint(10*(i+1)), fmt.Sprint(10*(i+1)), "/bin/"+c.ID, "", "/"+c.Namespace+"/"+c.ID)
 	}
 	f.process("11", "10", "/bin/worker", "", "/default/one/a")
@@ -226,7 +214,7 @@ func print(t *testing.T, s *Status) string {
 	return b.String()
 }
 
-func asJSON(t *testing.T, v any) string {
+func asJSON(t testing.TB, v any) string {
 	t.Helper()
 	data, err := json.Marshal(v)
 	if err != nil {

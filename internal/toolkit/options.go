@@ -1,7 +1,6 @@
 package toolkit
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -41,16 +40,16 @@ type result struct {
 	state, why string
 }
 
-// rule decides about one option. An error is a reason to look at it.
-type rule func(root string, value any) (result, error)
+// rule decides about one option.
+type rule func(root string, value any) result
 
 // rules are the options of toolkit 1.20 and of earlier ones.
 var rules = map[string]rule{
 	keyMounts: boolean("policy.accept-volume-mounts", false),
 	"accept-nvidia-visible-devices-envvar-when-unprivileged": boolean("policy.accept-env-when-unprivileged", false),
 	keyRequire:       boolean("policy.disable-require", false),
-	keyCapabilities:  capabilities,
-	"swarm-resource": swarmResources,
+	keyCapabilities:  list(capabilities),
+	"swarm-resource": list(swarmResources),
 
 	"features.allow-cuda-compat-libs-from-container": only("nothing of an image is ever mounted", false),
 	"features.allow-ldconfig-from-container":         only("ldconfig is not run", false),
@@ -76,7 +75,7 @@ var rules = map[string]rule{
 	"nvidia-container-runtime.experimental":  none("an option of old toolkits"),
 	"nvidia-container-runtime.log-level":     logLevel,
 	keyMode:                                  mode,
-	"nvidia-container-runtime.runtimes":      runtimes,
+	"nvidia-container-runtime.runtimes":      list(runtimes),
 
 	"nvidia-container-runtime-hook.path":                none("no hook is used"),
 	"nvidia-container-runtime-hook.skip-mode-detection": none("hooks of NVIDIA's in a specification are replaced: policy.foreign-hooks"),
@@ -87,7 +86,7 @@ var rules = map[string]rule{
 	"nvidia-container-runtime.modes.cdi.spec-dirs":               only("the shim reads no CDI specification; for other devices set cdi_spec_dirs in containerd's configuration", "/etc/cdi", "/var/run/cdi"),
 	"nvidia-container-runtime.modes.csv.compat-container-root":   none("forward compatibility libraries of an image are used if they serve the host's driver"),
 	"nvidia-container-runtime.modes.csv.mount-spec-path":         only("lists of files for Tegra are not read from elsewhere", "/etc/nvidia-container-runtime/host-files-for-container.d"),
-	"nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": disabledHooks,
+	"nvidia-container-runtime.modes.jit-cdi.nvcdi-disable-hooks": list(disabledHooks),
 	"nvidia-container-runtime.modes.legacy.cuda-compat-mode":     only(whyCompat, "ldconfig", "mount", "hook"),
 }
 
@@ -100,110 +99,108 @@ func convert(root string, mode any, key string, value any) result {
 	case !ok && strings.HasPrefix(key, "nvidia-container-runtime.modes.jit-cdi."):
 		return result{state: None, why: "no CDI specification is made"}
 	case !ok:
-		return result{state: Attention, why: "this option of the toolkit is not known to this nvidia-shimctl"}
+		return attention("this option of the toolkit is not known to this nvidia-shimctl")
 	}
-	r, err := rule(root, value)
-	if err != nil {
-		return result{state: Attention, why: err.Error()}
-	}
-	return r
+	return rule(root, value)
 }
 
 func carried(setting string, value any) result {
 	return result{settings: map[string]any{setting: value}}
 }
 
+func attention(format string, args ...any) result {
+	return result{state: Attention, why: fmt.Sprintf(format, args...)}
+}
+
 // none is for an option that says nothing here, whatever its value.
 func none(why string) rule {
-	return func(string, any) (result, error) { return result{state: None, why: why}, nil }
+	return func(string, any) result { return result{state: None, why: why} }
 }
 
 // only is for an option, or list, of which the given values say what is done here anyway.
 func only(why string, values ...any) rule {
-	return func(_ string, value any) (result, error) {
-		if slices.Contains(values, value) {
-			return result{}, nil
-		}
+	return func(_ string, value any) result {
 		unknown := func(s string) bool { return !slices.Contains(values, any(s)) }
-		if list, err := texts(value); err != nil || slices.ContainsFunc(list, unknown) {
-			return result{}, errors.New(why)
+		given, ok := texts(value)
+		if slices.Contains(values, value) || ok && !slices.ContainsFunc(given, unknown) {
+			return result{}
 		}
-		return result{}, nil
+		return attention("%s", why)
 	}
 }
 
 // boolean carries a switch over. invert is for a setting with the opposite meaning.
 func boolean(setting string, invert bool) rule {
-	return func(_ string, value any) (result, error) {
+	return func(_ string, value any) result {
 		on, ok := value.(bool)
 		if !ok {
-			return result{}, errors.New("it is neither true nor false")
+			return attention("it is neither true nor false")
 		}
-		return carried(setting, on != invert), nil
+		return carried(setting, on != invert)
+	}
+}
+
+// list is for an option that is a list of strings, or one string with commas.
+func list(decide func(values []string) result) rule {
+	return func(_ string, value any) result {
+		values, ok := texts(value)
+		if !ok {
+			return attention("it is not a list of strings")
+		}
+		return decide(values)
 	}
 }
 
 // texts is a list of strings, or one string with commas.
-func texts(value any) ([]string, error) {
+func texts(value any) ([]string, bool) {
 	if s, ok := value.(string); ok {
-		return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' }), nil
+		return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' }), true
 	}
-	list, ok := value.([]any)
+	values, ok := value.([]any)
 	out := []string{}
-	for _, e := range list {
-		s, isText := e.(string)
+	for _, v := range values {
+		s, isText := v.(string)
 		ok = ok && isText
 		out = append(out, s)
 	}
-	if !ok {
-		return nil, errors.New("it is not a list of strings")
-	}
-	return out, nil
+	return out, ok
 }
 
-func swarmResources(_ string, value any) (result, error) {
-	names, err := texts(value)
-	if err != nil {
-		return result{}, err
-	}
+func swarmResources(names []string) result {
 	for _, name := range names {
 		// Without a configuration the shim looks at variables of such names only.
 		if rest, ok := strings.CutPrefix(name, "DOCKER_RESOURCE_"); !ok || rest == "" {
-			return result{}, fmt.Errorf("%.64q does not begin with DOCKER_RESOURCE_, as names in policy.swarm-resources do", name)
+			return attention("%.64q does not begin with DOCKER_RESOURCE_, as names in policy.swarm-resources do", name)
 		}
 	}
-	return carried("policy.swarm-resources", names), nil
+	return carried("policy.swarm-resources", names)
 }
 
-func capabilities(_ string, value any) (result, error) {
-	list, err := texts(value)
-	if err != nil {
-		return result{}, err
-	}
+func capabilities(given []string) result {
 	all := config.Default().Container.SupportedCapabilities
-	for _, c := range list {
+	for _, c := range given {
 		if c != "all" && !slices.Contains(all, c) {
-			return result{}, fmt.Errorf("unknown capability %.64q", c)
+			return attention("unknown capability %.64q", c)
 		}
 	}
 	// In the order of the default, so that the same set is the same setting.
 	supported := slices.DeleteFunc(slices.Clone(all), func(c string) bool {
-		return !slices.Contains(list, c) && !slices.Contains(list, "all")
+		return !slices.Contains(given, c) && !slices.Contains(given, "all")
 	})
-	return carried("container.supported-capabilities", supported), nil
+	return carried("container.supported-capabilities", supported)
 }
 
 // driverRoot carries the root over. The toolkit looks for nodes below it too; here that is another
 // setting, which is made if the nodes are there and nowhere else.
-func driverRoot(root string, value any) (result, error) {
+func driverRoot(root string, value any) result {
 	driver, _ := value.(string)
 	if !path.IsAbs(driver) {
-		return result{}, fmt.Errorf("%.256q is not an absolute path", fmt.Sprint(value))
+		return attention("%.256q is not an absolute path", fmt.Sprint(value))
 	}
 	driver = path.Clean(driver)
 	r := carried("host.driver-root", driver)
 	if driver == "/" {
-		return r, nil
+		return r
 	}
 	exists := func(name string) bool {
 		_, err := os.Lstat(filepath.Join(root, name))
@@ -215,7 +212,7 @@ func driverRoot(root string, value any) (result, error) {
 		r.settings["host.dev-root"] = driver
 		r.why = "the device nodes are there, and not in /dev"
 	}
-	return r, nil
+	return r
 }
 
 // levels are the words of logrus.
@@ -224,42 +221,37 @@ var levels = map[string]string{
 	"error": "error", "fatal": "error", "panic": "error",
 }
 
-func logLevel(_ string, value any) (result, error) {
+func logLevel(_ string, value any) result {
 	level, ok := levels[strings.ToLower(fmt.Sprint(value))]
 	if !ok {
-		return result{}, fmt.Errorf("unknown level %.64q", fmt.Sprint(value))
+		return attention("unknown level %.64q", fmt.Sprint(value))
 	}
-	return carried("log.level", level), nil
+	return carried("log.level", level)
 }
 
-func mode(_ string, value any) (result, error) {
+func mode(_ string, value any) result {
 	switch {
 	case value == "legacy":
-		return result{state: None, why: "there is one mode here, and it does what legacy mode does"}, nil
+		return result{state: None, why: "there is one mode here, and it does what legacy mode does"}
 	case value == "csv":
-		return result{}, errors.New("mode csv is for Tegra: see which of its files are found with nvidia-shimctl info")
+		return attention("mode csv is for Tegra: see which of its files are found with nvidia-shimctl info")
 	case slices.Contains(unrestrictedModes, value):
-		return result{settings: unrestricted}, nil
+		return result{settings: unrestricted}
 	}
-	return result{}, fmt.Errorf("unknown mode %.64q", fmt.Sprint(value))
+	return attention("unknown mode %.64q", fmt.Sprint(value))
 }
 
-func runtimes(_ string, value any) (result, error) {
-	list, err := texts(value)
-	if err != nil {
-		return result{}, err
-	}
+func runtimes(names []string) result {
 	// The first that is installed is used.
-	if len(list) > 0 && list[0] != "runc" && list[0] != "docker-runc" {
-		return result{}, fmt.Errorf("BinaryName = %q in the handler's options, if that runtime is wanted", list[0])
+	if len(names) > 0 && names[0] != "runc" && names[0] != "docker-runc" {
+		return attention("BinaryName = %q in the handler's options, if that runtime is wanted", names[0])
 	}
-	return result{why: "runc in containerd's PATH"}, nil
+	return result{why: "runc in containerd's PATH"}
 }
 
-func disabledHooks(_ string, value any) (result, error) {
-	hooks, err := texts(value)
-	if err == nil && (slices.Contains(hooks, "enable-cuda-compat") || slices.Contains(hooks, "all")) {
-		err = errors.New(whyCompat)
+func disabledHooks(hooks []string) result {
+	if slices.Contains(hooks, "enable-cuda-compat") || slices.Contains(hooks, "all") {
+		return attention(whyCompat)
 	}
-	return result{state: None, why: "no hook is used"}, err
+	return result{state: None, why: "no hook is used"}
 }

@@ -120,8 +120,8 @@ func Convert(root string, text []byte) (Report, error) {
 // flatten reads TOML as values of dotted keys. An empty table sets nothing.
 func flatten(text []byte) (map[string]any, error) {
 	var tree map[string]any
-	if err := toml.Unmarshal(text, &tree); err != nil {
-		return nil, errors.New(config.Describe(err))
+	if err := config.Decode(text, &tree); err != nil {
+		return nil, err
 	}
 	values := map[string]any{}
 	addValues(values, "", tree)
@@ -158,7 +158,6 @@ func notes(values map[string]any, mode any) []string {
 	return append(notes, "in Kubernetes the environment of a container selects among its allocated GPUs and grants none, whatever the toolkit's file says: policy.kubernetes")
 }
 
-// write is the settings as a configuration file.
 func write(settings map[string]any) (string, error) {
 	tables := map[string]map[string]any{}
 	for key, value := range settings {
@@ -172,7 +171,6 @@ func write(settings map[string]any) (string, error) {
 	return string(text), err
 }
 
-// inTOML writes one value in one line.
 func inTOML(value any) string {
 	text, err := toml.Marshal(map[string]any{"v": value})
 	if err != nil {

@@ -8,16 +8,13 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // load is what the shim makes of the text.
 func load(t *testing.T, text string) *config.Config {
 	t.Helper()
-	name := filepath.Join(t.TempDir(), "config.toml")
-	if err := os.WriteFile(name, []byte(text), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	c, err := config.Load(name)
+	c, err := config.Load(simtest.NewRoot(t).Write("config.toml", text))
 	if err != nil {
 		t.Fatalf("%v in\n%s", err, text)
 	}
@@ -100,17 +97,11 @@ func TestFilesOfRealToolkits(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			root := t.TempDir()
+			root := simtest.NewRoot(t)
 			for _, name := range append(c.nodes, Paths[1]) {
-				file := filepath.Join(root, name)
-				if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
-					t.Fatal(err)
-				}
-				if err := os.WriteFile(file, text, 0o600); err != nil {
-					t.Fatal(err)
-				}
+				root.Write(name, string(text))
 			}
-			r, err := Read(root, Paths, config.DefaultPath)
+			r, err := Read(root.Dir, Paths, config.DefaultPath)
 			if err != nil || r.From != Paths[1] {
 				t.Fatalf("%q %v", r.From, err)
 			}

@@ -32,8 +32,16 @@ func Parent(st *unix.Stat_t) error {
 	return Directory(&parent)
 }
 
-// RootFile is File for a file whose owner must be root itself.
-func RootFile(st *unix.Stat_t) error { return check(st, unix.S_IFREG, 0) }
+// RootFile is File for a file whose owner must be root itself, and that raises no privileges.
+func RootFile(st *unix.Stat_t) error {
+	if err := check(st, unix.S_IFREG, 0); err != nil {
+		return err
+	}
+	if st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0 {
+		return errors.New("is set-user-id or set-group-id")
+	}
+	return nil
+}
 
 // RootDirectory is Directory for one whose owner must be root itself.
 func RootDirectory(st *unix.Stat_t) error { return check(st, unix.S_IFDIR, 0) }

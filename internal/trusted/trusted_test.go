@@ -36,6 +36,7 @@ func TestTheCheck(t *testing.T) {
 		{"another user's parent", Parent, dir | unix.S_ISVTX | 0o755, 12345, "is owned by uid 12345"},
 		{"root's driver file", RootFile, file | 0o755, 0, ""},
 		{"another user's driver file", RootFile, file | 0o755, 12345, "is owned by uid 12345"},
+		{"a driver file that raises privileges", RootFile, file | unix.S_ISUID | 0o755, 0, "is set-user-id or set-group-id"},
 		{"root's driver directory", RootDirectory, dir | 0o755, 0, ""},
 		{"a group's driver directory", RootDirectory, dir | 0o775, 0, "can be written by others than root"},
 	} {

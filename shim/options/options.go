@@ -1,7 +1,6 @@
 package options
 
 import (
-	"bytes"
 	"fmt"
 	"strings"
 
@@ -82,7 +81,7 @@ func Translate(message *anypb.Any) (Options, error) {
 	}
 	out, err := fromTOML(body)
 	if err != nil {
-		return Options{}, fmt.Errorf("%s: %s: %w", source, config.Describe(err), errdefs.ErrInvalidArgument)
+		return Options{}, fmt.Errorf("%s: %s: %w", source, err.Error(), errdefs.ErrInvalidArgument)
 	}
 	return out, nil
 }
@@ -120,7 +119,7 @@ type Table struct {
 // fromTOML decodes a handler's options table.
 func fromTOML(body []byte) (Options, error) {
 	var t Table
-	if err := toml.NewDecoder(bytes.NewReader(body)).DisallowUnknownFields().Decode(&t); err != nil {
+	if err := config.Decode(body, &t); err != nil {
 		return Options{}, err
 	}
 	out := Options{

@@ -59,15 +59,11 @@ const imexDriver = "nvidia-caps-imex-channels"
 // should be, it returns all good ones, for a caller that only asks which of the host's nodes a
 // container has already.
 func (inv Inventory) ClassNodes(class string, channels []int) (nodes []Node, first error) {
-	kinds, ok := classes[class]
-	if !ok {
-		return nil, fmt.Errorf("unknown class of devices %q", class)
-	}
 	majors, err := readMajors(inv.Config)
 	if err != nil {
 		return nil, err
 	}
-	for _, k := range kinds {
+	for _, k := range classes[class] {
 		list := channels
 		if class != "imex" || channels == nil {
 			list = k.present(inv.Config.DevRoot)

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -26,20 +25,13 @@ type Expected struct {
 	Managed bool
 }
 
-// params is what is used of <proc>/driver/nvidia/params.
-type params struct {
-	modify   bool
-	uid, gid uint32
-	mode     os.FileMode
-	channels int // bounds the numbers of IMEX channels
-}
-
-// readParams reads the driver's parameters. A missing one has the value that nvidia-modprobe takes
+// readParams returns what the driver's parameters say about every node, and the number of IMEX
+// channels. A missing parameter has the value that nvidia-modprobe takes
 // (init_device_file_parameters).
-func readParams(cfg config.Host) (params, error) {
+func readParams(cfg config.Host) (e Expected, channels int, err error) {
 	data, err := ReadFile(filepath.Join(cfg.ProcRoot, "driver/nvidia/params"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return params{}, fmt.Errorf("read driver parameters: %w", err)
+		return e, 0, fmt.Errorf("read driver parameters: %w", err)
 	}
 	fields := parseFields(data)
 	number := func(key string, missing uint32) uint32 {
@@ -49,12 +41,10 @@ func readParams(cfg config.Host) (params, error) {
 		}
 		return uint32(n)
 	}
-	return params{
-		modify: number("ModifyDeviceFiles", 1) != 0,
-		uid:    number("DeviceFileUID", 0), gid: number("DeviceFileGID", 0),
-		mode:     os.FileMode(number("DeviceFileMode", 0o666) & 0o777),
-		channels: int(min(number("ImexChannelCount", 2048), 1<<20)), // the driver's default
-	}, nil
+	e.Managed = number("ModifyDeviceFiles", 1) != 0
+	e.UID, e.GID = number("DeviceFileUID", 0), number("DeviceFileGID", 0)
+	e.Mode = os.FileMode(number("DeviceFileMode", 0o666) & 0o777)
+	return e, int(min(number("ImexChannelCount", 2048), 1<<20)), nil
 }
 
 // Expected lists the nodes that the loaded modules have devices for: nvidiactl, one for each GPU,
@@ -66,19 +56,15 @@ func (inv Inventory) Expected(channels []int) ([]Expected, error) {
 	if err != nil {
 		return nil, err
 	}
-	p, err := readParams(inv.Config)
+	every, maxChannels, err := readParams(inv.Config)
 	if err != nil {
 		return nil, err
 	}
 	var list []Expected
 	add := func(name, driver string, minor uint32) *Expected {
-		e := Expected{
-			Node: Node{
-				Path: "/dev/" + name, HostPath: filepath.Join(inv.Config.DevRoot, "dev", name),
-				Minor: minor, Mode: p.mode, UID: p.uid, GID: p.gid,
-			},
-			Driver: driver, Managed: p.modify,
-		}
+		e := every
+		e.Path, e.HostPath = "/dev/"+name, filepath.Join(inv.Config.DevRoot, "dev", name)
+		e.Driver, e.Minor = driver, minor
 		if have := majors[driver]; len(have) > 0 {
 			e.Major, e.Loaded = have[0], true
 		}
@@ -99,11 +85,11 @@ func (inv Inventory) Expected(channels []int) ([]Expected, error) {
 	for _, c := range caps {
 		e := add(c.node(), capsDriver, c.Minor)
 		// These belong to root whatever the parameters say (nvidia_cap_mknod).
-		e.Mode, e.UID, e.GID, e.Managed = c.mode, 0, 0, p.modify && c.modify
+		e.Mode, e.UID, e.GID, e.Managed = c.mode, 0, 0, e.Managed && c.modify
 	}
 	for _, n := range channels {
-		if n < 0 || n >= p.channels {
-			return nil, fmt.Errorf("IMEX channel %d: the driver has 0 to %d", n, p.channels-1)
+		if n < 0 || n >= maxChannels {
+			return nil, fmt.Errorf("IMEX channel %d: the driver has 0 to %d", n, maxChannels-1)
 		}
 		add(imexDriver+"/channel"+strconv.Itoa(n), imexDriver, uint32(n))
 	}
@@ -112,17 +98,17 @@ func (inv Inventory) Expected(channels []int) ([]Expected, error) {
 
 // capabilities returns those of MIG as a whole, if the driver knows MIG, and of the instances that
 // exist.
-func (inv Inventory) capabilities() ([]access, error) {
-	var list []access
+func (inv Inventory) capabilities() ([]Capability, error) {
+	var list []Capability
 	for _, name := range []string{"mig/config", "mig/monitor"} {
-		a, err := readAccess(inv.Config, name)
+		c, err := readCapability(inv.Config, name)
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, a)
+		list = append(list, c)
 	}
 	for _, gpu := range inv.GPUs {
 		_, all, err := readMIG(inv.Config, gpu)
@@ -162,16 +148,16 @@ func ModuleLoaded(cfg config.Host, name string) bool {
 // and are left out.
 func Display(cfg config.Host) ([]string, error) {
 	dir := filepath.Join(cfg.SysRoot, "bus/pci/devices")
-	names, err := readNames(dir)
+	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil // no PCI
 	}
 	if err != nil {
 		return nil, fmt.Errorf("list PCI devices: %w", err)
 	}
-	slices.Sort(names)
 	var gpus []string
-	for _, name := range names {
+	for _, e := range entries {
+		name := e.Name()
 		// A device may be unplugged meanwhile.
 		vendor, err1 := ReadFile(filepath.Join(dir, name, "vendor"))
 		class, err2 := ReadFile(filepath.Join(dir, name, "class"))

@@ -10,13 +10,22 @@ import (
 
 const openVersion = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.04  Release Build  (builder@host)  Mon Jan  5 2026\nGCC version:  gcc version 13.3.0 (Ubuntu 13.3.0)\n"
 
+// charDevices has two majors of ib_uverbs, as with more than 32 adapters.
 const charDevices = `Character devices:
   1 mem
+ 10 misc
 195 nvidia
 195 nvidiactl
 226 drm
+231 infiniband_verbs
+232 infiniband_verbs
+234 gdrdrv
+235 nvidia-fs0
+236 nvidia-fs1
 238 nvidia-uvm
+239 nvidia-nvswitch
 241 nvidia-caps
+242 nvidia-caps-imex-channels
 
 Block devices:
   7 loop

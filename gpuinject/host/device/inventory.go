@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path"
 	"path/filepath"
 	"slices"
@@ -60,15 +61,15 @@ func Discover(cfg config.Host) (Inventory, error) {
 		return inv, err
 	}
 	inv.DriverVersion = version
-	names, err := readNames(filepath.Join(dir, "gpus"))
+	entries, err := os.ReadDir(filepath.Join(dir, "gpus"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return inv, fmt.Errorf("list GPUs: %w", err)
 	}
-	for _, name := range names {
-		if busID(name) == "" {
+	for _, e := range entries {
+		if busID(e.Name()) == "" {
 			continue
 		}
-		file := filepath.Join(dir, "gpus", name, "information")
+		file := filepath.Join(dir, "gpus", e.Name(), "information")
 		data, err := ReadFile(file)
 		if err != nil {
 			return inv, fmt.Errorf("read GPU information: %w", err)
@@ -77,7 +78,7 @@ func Discover(cfg config.Host) (Inventory, error) {
 		if err != nil {
 			return inv, fmt.Errorf("read GPU information: %s: %w", file, err)
 		}
-		gpu.BusID = name
+		gpu.BusID = e.Name()
 		if excluded {
 			inv.Excluded = append(inv.Excluded, gpu)
 		} else {
@@ -105,8 +106,8 @@ func readVersion(file string) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("read driver version: %w", err)
 	}
-	version, ok := parseVersion(data)
-	if !ok {
+	version := parseVersion(data)
+	if version == "" {
 		return "", fmt.Errorf("read driver version: %s has no line \"NVRM version:\" with a version", file)
 	}
 	return version, nil
@@ -115,15 +116,15 @@ func readVersion(file string) (string, error) {
 // parseVersion finds the version in <proc>/driver/nvidia/version. The open kernel module prints
 // "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64 580.159.04  Release Build  (…)", the
 // proprietary one "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …". In
-// both it is the first word of two or three groups of digits.
-func parseVersion(data []byte) (version string, ok bool) {
+// both it is the first word of two or three groups of digits; "" if there is none.
+func parseVersion(data []byte) string {
 	for word := range strings.FieldsSeq(parseFields(data)["NVRM version"]) {
 		groups := strings.Split(word, ".")
 		if (len(groups) == 2 || len(groups) == 3) && !slices.ContainsFunc(groups, isNotNumber) {
-			return word, true
+			return word
 		}
 	}
-	return "", false
+	return ""
 }
 
 func isNotNumber(s string) bool { return s == "" || strings.Trim(s, "0123456789") != "" }
@@ -142,9 +143,6 @@ func parseInformation(data []byte) (gpu GPU, excluded bool, err error) {
 	minor, ok := fields["Device Minor"]
 	if !ok && excluded {
 		return gpu, excluded, nil
-	}
-	if !ok {
-		return gpu, excluded, errors.New("no device minor")
 	}
 	n, err := strconv.ParseUint(minor, 10, 20) // the kernel's minors have 20 bits
 	if err != nil {

@@ -61,6 +61,9 @@ type Capability struct {
 	File string
 	// Minor is the number of the node, /dev/nvidia-caps/nvidia-cap<minor>.
 	Minor uint32
+	mode  os.FileMode // of the node
+	// modify is false if the driver does not want its libraries to make the node.
+	modify bool
 }
 
 // capabilitiesDir holds a file for each capability that exists now. Of the two places with MIG in
@@ -76,11 +79,11 @@ func (inv Inventory) CapabilityFile(c Capability) string {
 // Management returns the right to configure the MIG devices of the host, "config", or to monitor
 // them all, "monitor".
 func (inv Inventory) Management(name string) (Capability, error) {
-	a, err := readAccess(inv.Config, "mig/"+name)
+	c, err := readCapability(inv.Config, "mig/"+name)
 	if errors.Is(err, fs.ErrNotExist) {
-		return Capability{}, fmt.Errorf("this host has no MIG: %w", err)
+		err = fmt.Errorf("this host has no MIG: %w", err)
 	}
-	return a.Capability, err
+	return c, err
 }
 
 // node is its name below /dev.
@@ -88,41 +91,33 @@ func (c Capability) node() string {
 	return "nvidia-caps/nvidia-cap" + strconv.FormatUint(uint64(c.Minor), 10)
 }
 
-// access is a capability that exists now, with what its file says about the node.
-type access struct {
-	Capability
-	mode os.FileMode
-	// modify is false if the driver does not want its libraries to make the node.
-	modify bool
-}
-
-// readAccess reads a file below capabilitiesDir.
-func readAccess(cfg config.Host, name string) (access, error) {
+// readCapability reads a file below capabilitiesDir.
+func readCapability(cfg config.Host, name string) (Capability, error) {
 	file := filepath.Join(cfg.ProcRoot, capabilitiesDir, name)
 	data, err := ReadFile(file)
 	if err != nil {
-		return access{}, fmt.Errorf("read MIG capability: %w", err)
+		return Capability{}, fmt.Errorf("read MIG capability: %w", err)
 	}
 	fields := parseFields(data)
 	minor, err := strconv.ParseUint(fields["DeviceFileMinor"], 10, 20) // the kernel's minors have 20 bits
 	if err != nil {
-		return access{}, fmt.Errorf("read MIG capability: %s has no usable line \"DeviceFileMinor:\"", file)
+		return Capability{}, fmt.Errorf("read MIG capability: %s has no usable line \"DeviceFileMinor:\"", file)
 	}
-	a := access{Capability: Capability{name, uint32(minor)}, mode: 0o400, modify: fields["DeviceFileModify"] != "0"}
+	c := Capability{File: name, Minor: uint32(minor), mode: 0o400, modify: fields["DeviceFileModify"] != "0"}
 	if mode, err := strconv.ParseUint(fields["DeviceFileMode"], 10, 32); err == nil {
-		a.mode = os.FileMode(mode & 0o777)
+		c.mode = os.FileMode(mode & 0o777)
 	}
-	return a, nil
+	return c, nil
 }
 
 // readMIG reads the MIG devices of a GPU and the capabilities of its instances: a GPU instance
 // without a compute instance has one as well. Instances that are destroyed while it reads are left
 // out.
-func readMIG(cfg config.Host, gpu GPU) (list []Instance, all []access, err error) {
+func readMIG(cfg config.Host, gpu GPU) (list []Instance, all []Capability, err error) {
 	mig := fmt.Sprintf("gpu%d/mig", gpu.Minor)
 	for _, gi := range numbered(filepath.Join(cfg.ProcRoot, capabilitiesDir, mig), "gi") {
 		dir := fmt.Sprintf("%s/gi%d", mig, gi)
-		parent, err := readAccess(cfg, dir+"/access")
+		parent, err := readCapability(cfg, dir+"/access")
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
@@ -131,17 +126,17 @@ func readMIG(cfg config.Host, gpu GPU) (list []Instance, all []access, err error
 		}
 		all = append(all, parent)
 		for _, ci := range numbered(filepath.Join(cfg.ProcRoot, capabilitiesDir, dir), "ci") {
-			a, err := readAccess(cfg, fmt.Sprintf("%s/ci%d/access", dir, ci))
+			right, err := readCapability(cfg, fmt.Sprintf("%s/ci%d/access", dir, ci))
 			if errors.Is(err, fs.ErrNotExist) {
 				continue
 			}
 			if err != nil {
 				return nil, nil, err
 			}
-			all = append(all, a)
+			all = append(all, right)
 			list = append(list, Instance{
 				GPU: gpu.Index, Minor: gpu.Minor, Parent: gpu.UUID, GI: gi, CI: ci,
-				GIRight: parent.Capability, CIRight: a.Capability,
+				GIRight: parent, CIRight: right,
 			})
 		}
 	}

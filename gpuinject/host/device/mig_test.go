@@ -68,73 +68,6 @@ func shown(s Set) (names []string) {
 	return names
 }
 
-func TestSelect(t *testing.T) {
-	inv := migHost(t).discover()
-	for _, tt := range []struct {
-		name  string
-		ids   []string
-		asks  bool
-		want  []string
-		error string
-	}{
-		{"no id is no GPU", nil, false, nil, ""},
-		{"an index", []string{"1"}, false, []string{"1"}, ""},
-		{"the result is in index order", []string{"2", "0"}, false, []string{"0", "2"}, ""},
-		{"a full UUID", []string{uuid("fef8089b")}, false, []string{"1"}, ""},
-		{"a UUID in capitals", []string{strings.ToUpper(uuid("fef8089b"))}, false, []string{"1"}, ""},
-		{"the beginning of one UUID", []string{"GPU-fef80"}, false, []string{"1"}, ""},
-		{"the beginning of one UUID in capitals", []string{"gpu-FEF8A"}, false, []string{"0"}, ""},
-		{"a bus id as procfs has it", []string{"0000:65:00.0"}, false, []string{"0"}, ""},
-		{"a bus id as NVML has it", []string{"00000000:C1:00.0"}, false, []string{"1"}, ""},
-		{"a bus id with a short domain, as libnvidia-container accepts it", []string{"0:65:00.0"}, false, []string{"0"}, ""},
-		{"a bus id with a long domain", []string{"00010000:01:00.0"}, false, []string{"2"}, ""},
-		{"duplicates by any name are one GPU", []string{"0", "0", uuid("fef8aaaa"), "GPU-fef8a", "00000000:65:00.0"}, false, []string{"0"}, ""},
-		{"all beside an index is still all, once", []string{"1", "all"}, false, []string{"1", "0 9/0", "0 10/0", "0 10/1", "2 1/0"}, ""},
-		{"all is every MIG device, and GPUs that have none", []string{"all"}, false, []string{"1", "0 9/0", "0 10/0", "0 10/1", "2 1/0"}, ""},
-		{"the older name", []string{"MIG-" + uuid("fef8aaaa") + "/10/1"}, false, []string{"0 10/1"}, ""},
-		{"the older name in any case, with the beginning of the GPU's UUID", []string{"mig-gpu-FEF8A/9/0"}, false, []string{"0 9/0"}, ""},
-		{"a MIG UUID", []string{migUUID("bbbb0000")}, true, []string{"0 9/0"}, ""},
-		{"a MIG UUID in capitals", []string{strings.ToUpper(migUUID("bbbb0000"))}, true, []string{"0 9/0"}, ""},
-		{"the beginning of one MIG UUID", []string{"MIG-cc"}, true, []string{"2 1/0"}, ""},
-		{"an index is NVML's and not the order of procfs", []string{"0:0"}, true, []string{"0 10/1"}, ""},
-		{"an index after a gap", []string{"0:4"}, true, []string{"0 9/0"}, ""},
-		{"by any name it is one device", []string{"0:0", migUUID("aaaa0000"), "MIG-" + uuid("fef8aaaa") + "/10/1", "0:0"}, true, []string{"0 10/1"}, ""},
-		{"beside a whole GPU", []string{"2:0", "1"}, true, []string{"1", "2 1/0"}, ""},
-		{"a GPU that has MIG devices is the caller's to judge", []string{"0"}, false, []string{"0"}, ""},
-
-		{"an index that is not there lists all names", []string{"0:2"}, true, nil,
-			"0:0 (" + migUUID("aaaa0000") + ", 10/1), 2:0 (" + migUUID("cccc0000") + ", 1/0)"},
-		{"an index of a GPU without MIG", []string{"1:0"}, true, nil, `unknown MIG device "1:0"`},
-		{"an index of a GPU that is not there", []string{"9:0"}, true, nil, `unknown MIG device "9:0"`},
-		{"numbers beyond any device's", []string{"0:99999999999999999999"}, true, nil, "unknown MIG device"},
-		{"a UUID that is not there", []string{migUUID("dddd0000")}, true, nil, "unknown MIG device"},
-		{"the beginning of two UUIDs", []string{"MIG-aaa"}, true, nil, "is the beginning of 2 UUIDs: 0:1 (" + migUUID("aaab0000") + ", 10/0), 0:0 ("},
-		{"the beginning of every UUID", []string{"MIG-"}, false, nil, "is the beginning of every UUID: this host has 0:4 (" + migUUID("bbbb0000") + ", 9/0), "},
-		{"an older name of no instance", []string{"MIG-" + uuid("fef8aaaa") + "/9/1"}, false, nil, "this host has 0:4 ("},
-		{"an older name of no GPU", []string{"MIG-" + uuid("00000000") + "/9/0"}, false, nil, "unknown MIG device"},
-		{"a path", []string{"MIG-" + uuid("fef8aaaa") + "/9/../9/0"}, true, nil, "unknown MIG device"},
-		{"a sign", []string{"MIG-" + uuid("fef8aaaa") + "/+9/0"}, false, nil, "unknown MIG device"},
-		{"other digits", []string{"0:٠"}, false, nil, "unknown GPU"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			if got := inv.NeedsFacts(tt.ids, Facts{}); got != tt.asks {
-				t.Errorf("needs facts: %v", got)
-			}
-			set, err := inv.Select(tt.ids, migFacts())
-			if tt.error != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.error) || strings.ContainsAny(err.Error(), "\n") {
-					t.Errorf("got %v, %v", shown(set), err)
-				}
-				return
-			}
-			again, err2 := inv.Select(set.Names(), migFacts())
-			if err != nil || err2 != nil || !slices.Equal(shown(set), tt.want) || !slices.Equal(shown(again), tt.want) {
-				t.Errorf("got %q, %v; by its names %q, %v; want %q", shown(set), err, shown(again), err2, tt.want)
-			}
-		})
-	}
-}
-
 func TestAMIGDeviceHasNVMLsNamesOnlyByFacts(t *testing.T) {
 	inv := migHost(t).discover()
 	set, err := inv.Select([]string{"MIG-" + uuid("fef8aaaa") + "/9/0"}, Facts{})
@@ -212,21 +145,99 @@ func TestGiven(t *testing.T) {
 	}
 }
 
-func TestCapabilityFiles(t *testing.T) {
-	t.Run("names that are no instance are passed over", func(t *testing.T) {
-		h := migHost(t)
-		h.Write("proc/driver/nvidia/capabilities/gpu0/mig/gi/access", "")
-		h.Write("proc/driver/nvidia/capabilities/gpu0/mig/gi-1/access", "")
-		h.Write("proc/driver/nvidia/capabilities/gpu0/mig/other/access", "")
-		if list := h.discover().MIG; len(list) != 4 {
-			t.Errorf("got %+v", list)
+func TestCapabilityFilesThatAreNoInstanceArePassedOver(t *testing.T) {
+	h := migHost(t)
+	for _, name := range []string{"gi", "gi-1", "other"} {
+		h.Write("proc/driver/nvidia/capabilities/gpu0/mig/"+name+"/access", "")
+	}
+	// One that goes while it is read.
+	h.Check(os.Remove(h.cfg.ProcRoot + "/driver/nvidia/capabilities/gpu2/mig/gi10/ci1/access"))
+	if list := h.discover().MIG; len(list) != 3 {
+		t.Errorf("got %+v", list)
+	}
+}
+
+// nested is migHost as a container sees it whose procfs shows everything, and which was given the
+// GPUs with these minor numbers and these capability nodes.
+func nested(t *testing.T, gpus, caps []uint32) Inventory {
+	t.Helper()
+	h := migHost(t)
+	h.Check(os.RemoveAll(h.Dir + "/dev"))
+	h.Node("nvidiactl", 195, 255, 0o666)
+	for _, n := range gpus {
+		h.Node(fmt.Sprintf("nvidia%d", n), 195, n, 0o666)
+	}
+	for _, n := range caps {
+		h.Node(fmt.Sprintf("nvidia-caps/nvidia-cap%d", n), 241, n, 0o444)
+	}
+	return h.discover().OnlyPresent()
+}
+
+func TestAContainerAsAHostHasWhatItWasGiven(t *testing.T) {
+	for _, tc := range []struct {
+		name       string
+		gpus, caps []uint32
+		all        []string // by "all": indices count the GPUs that are here
+		withheld   []int    // of each GPU
+	}{
+		{"everything", []uint32{0, 2, 3}, []uint32{354, 355, 363, 364, 365, 417, 418}, []string{"1", "0 9/0", "0 10/0", "0 10/1", "2 1/0"}, []int{0, 0, 0}},
+		{"GPUs that are not partitioned", []uint32{0}, nil, []string{"0"}, []int{0}},
+		{"one MIG device", []uint32{2}, []uint32{354, 355}, []string{"0 9/0"}, []int{2}},
+		{"one of two of a GPU instance", []uint32{2}, []uint32{363, 365}, []string{"0 10/1"}, []int{2}},
+		{"both of a GPU instance", []uint32{2}, []uint32{363, 364, 365}, []string{"0 10/0", "0 10/1"}, []int{1}},
+		{"one, and all of another GPU", []uint32{2, 3}, []uint32{354, 355, 417, 418}, []string{"0 9/0", "1 1/0"}, []int{2, 0}},
+		{"one, beside a GPU that is not partitioned", []uint32{0, 3}, []uint32{417, 418}, []string{"0", "1 1/0"}, []int{0, 0}},
+		{"a GPU that was partitioned afterwards, or whose MIG device is gone, is not a whole one", []uint32{2, 0}, nil, []string{"1"}, []int{3, 0}},
+		{"the node of a GPU instance gives none of its MIG devices", []uint32{2}, []uint32{363}, nil, []int{3}},
+		{"that of a compute instance alone does not either", []uint32{2}, []uint32{355, 365}, nil, []int{3}},
+		{"MIG devices without the node of their GPU", []uint32{0}, []uint32{354, 355}, []string{"0"}, []int{0}},
+		{"the right to configure MIG gives no device", []uint32{2}, []uint32{1}, nil, []int{3}},
+		{"nothing", nil, nil, nil, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			inv := nested(t, tc.gpus, tc.caps)
+			set, err := inv.Select([]string{"all"}, Facts{})
+			if err != nil || !slices.Equal(shown(set), tc.all) {
+				t.Errorf("all is %q, %v, want %q", shown(set), err, tc.all)
+			}
+			if _, err := inv.Nodes(set, nil); err != nil {
+				t.Errorf("what is here can be given: %v", err)
+			}
+			var withheld []int
+			for _, gpu := range inv.GPUs {
+				withheld = append(withheld, inv.Withheld(gpu))
+			}
+			if !slices.Equal(withheld, tc.withheld) {
+				t.Errorf("withheld %v, want %v", withheld, tc.withheld)
+			}
+			// Nodes that a pod there was given are no more than that.
+			given, err := inv.Given([]Number{{195, 0}, {195, 2}, {195, 3}, {241, 355}, {241, 364}, {241, 365}, {241, 418}})
+			if err != nil || !slices.Equal(shown(given), tc.all) {
+				t.Errorf("given %q, %v, want %q", shown(given), err, tc.all)
+			}
+		})
+	}
+}
+
+// NVML in a container may read procfs, which shows everything.
+func TestMIGDevicesThatAContainerWasNotGivenAreUnknownThere(t *testing.T) {
+	inv := nested(t, []uint32{2}, []uint32{363, 364})
+	for _, id := range []string{"MIG-" + uuid("fef8aaaa") + "/10/0", migUUID("aaab0000"), "MIG-aaa"} {
+		if set, err := inv.Select([]string{id}, migFacts()); err != nil || !slices.Equal(shown(set), []string{"0 10/0"}) {
+			t.Errorf("%s: %q, %v", id, shown(set), err)
 		}
-	})
-	t.Run("an instance that goes while it is read is passed over", func(t *testing.T) {
-		h := migHost(t)
-		os.Remove(h.cfg.ProcRoot + "/driver/nvidia/capabilities/gpu2/mig/gi10/ci1/access")
-		if list := h.discover().MIG; len(list) != 3 {
-			t.Errorf("got %+v", list)
+	}
+	for _, id := range []string{migUUID("aaaa0000"), migUUID("cccc0000"), "0:4", "2:0", "MIG-" + uuid("fef8aaaa") + "/10/1", "MIG-" + uuid("0badcafe") + "/1/0"} {
+		_, err := inv.Select([]string{id}, migFacts())
+		if err == nil || !strings.Contains(err.Error(), "unknown MIG device") {
+			t.Errorf("%s: %v", id, err)
+			continue
 		}
-	})
+		_, list, _ := strings.Cut(err.Error(), "this host has")
+		for _, secret := range []string{"10/1", "9/0", "bbbb0000-", "aaaa0000-", uuid("0badcafe")} {
+			if strings.Contains(list, secret) {
+				t.Errorf("%s: the message lists %s: %v", id, secret, err)
+			}
+		}
+	}
 }

@@ -12,39 +12,29 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// MaxProcFile is the most bytes that are read of a file of procfs or sysfs. The largest seen are
-// about 1 KiB.
-const MaxProcFile = 64 << 10
+// maxFile bounds a file of procfs or sysfs, in bytes. The largest seen have about 1 KiB.
+const maxFile = 64 << 10
 
-// ReadFile reads a whole file of at most MaxProcFile bytes.
+// ReadFile reads a file of procfs or sysfs.
 func ReadFile(name string) ([]byte, error) {
 	f, err := os.Open(name)
 	if err != nil {
 		return nil, err
 	}
 	defer f.Close()
-	data, err := io.ReadAll(io.LimitReader(f, MaxProcFile+1))
-	if err == nil && len(data) > MaxProcFile {
+	data, err := io.ReadAll(io.LimitReader(f, maxFile+1))
+	if err == nil && len(data) > maxFile {
 		err = fmt.Errorf("read %s: file too large", name)
 	}
 	return data, err
 }
 
-func readNames(dir string) ([]string, error) {
-	f, err := os.Open(dir)
-	if err != nil {
-		return nil, err
-	}
-	defer f.Close()
-	return f.Readdirnames(-1)
-}
-
 // numbered lists the numbers of the entries <prefix><number> of dir; none if dir cannot be read.
 func numbered(dir, prefix string) []int {
-	names, _ := readNames(dir)
+	entries, _ := os.ReadDir(dir)
 	var list []int
-	for _, name := range names {
-		digits, ok := strings.CutPrefix(name, prefix)
+	for _, e := range entries {
+		digits, ok := strings.CutPrefix(e.Name(), prefix)
 		// The kernel's minors have 20 bits; a number with leading zeros is no name of its.
 		if n, err := strconv.ParseUint(digits, 10, 20); ok && err == nil && strconv.Itoa(int(n)) == digits {
 			list = append(list, int(n))

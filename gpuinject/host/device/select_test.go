@@ -1,11 +1,74 @@
 package device
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
+
+func TestSelect(t *testing.T) {
+	inv := migHost(t).discover()
+	for _, tt := range []struct {
+		name  string
+		ids   []string
+		asks  bool
+		want  []string
+		error string
+	}{
+		{"no id is no GPU", nil, false, nil, ""},
+		{"the result is in index order", []string{"2", "0"}, false, []string{"0", "2"}, ""},
+		{"the beginning of one UUID", []string{"GPU-fef80"}, false, []string{"1"}, ""},
+		{"the beginning of one UUID in capitals", []string{"gpu-FEF8A"}, false, []string{"0"}, ""},
+		{"a bus id as NVML has it", []string{"00000000:C1:00.0"}, false, []string{"1"}, ""},
+		{"a bus id with a short domain, as libnvidia-container accepts it", []string{"0:65:00.0"}, false, []string{"0"}, ""},
+		{"a bus id with a long domain", []string{"00010000:01:00.0"}, false, []string{"2"}, ""},
+		{"duplicates by any name are one GPU", []string{"0", "0", uuid("fef8aaaa"), "GPU-fef8a", "00000000:65:00.0"}, false, []string{"0"}, ""},
+		{"all beside an index is still all, once", []string{"1", "all"}, false, []string{"1", "0 9/0", "0 10/0", "0 10/1", "2 1/0"}, ""},
+		{"all is every MIG device, and GPUs that have none", []string{"all"}, false, []string{"1", "0 9/0", "0 10/0", "0 10/1", "2 1/0"}, ""},
+		{"the older name", []string{"MIG-" + uuid("fef8aaaa") + "/10/1"}, false, []string{"0 10/1"}, ""},
+		{"the older name in any case, with the beginning of the GPU's UUID", []string{"mig-gpu-FEF8A/9/0"}, false, []string{"0 9/0"}, ""},
+		{"a MIG UUID in capitals", []string{strings.ToUpper(migUUID("bbbb0000"))}, true, []string{"0 9/0"}, ""},
+		{"the beginning of one MIG UUID", []string{"MIG-cc"}, true, []string{"2 1/0"}, ""},
+		{"an index is NVML's and not the order of procfs", []string{"0:0"}, true, []string{"0 10/1"}, ""},
+		{"an index after a gap", []string{"0:4"}, true, []string{"0 9/0"}, ""},
+		{"by any name it is one device", []string{"0:0", migUUID("aaaa0000"), "MIG-" + uuid("fef8aaaa") + "/10/1", "0:0"}, true, []string{"0 10/1"}, ""},
+		{"beside a whole GPU", []string{"2:0", "1"}, true, []string{"1", "2 1/0"}, ""},
+		{"a GPU that has MIG devices is the caller's to judge", []string{"0"}, false, []string{"0"}, ""},
+
+		{"an index that is not there lists all names", []string{"0:2"}, true, nil,
+			"0:0 (" + migUUID("aaaa0000") + ", 10/1), 2:0 (" + migUUID("cccc0000") + ", 1/0)"},
+		{"an index of a GPU without MIG", []string{"1:0"}, true, nil, `unknown MIG device "1:0"`},
+		{"an index of a GPU that is not there", []string{"9:0"}, true, nil, `unknown MIG device "9:0"`},
+		{"numbers beyond any device's", []string{"0:99999999999999999999"}, true, nil, "unknown MIG device"},
+		{"a UUID that is not there", []string{migUUID("dddd0000")}, true, nil, "unknown MIG device"},
+		{"the beginning of two UUIDs", []string{"MIG-aaa"}, true, nil, "is the beginning of 2 UUIDs: 0:1 (" + migUUID("aaab0000") + ", 10/0), 0:0 ("},
+		{"the beginning of every UUID", []string{"MIG-"}, false, nil, "is the beginning of every UUID: this host has 0:4 (" + migUUID("bbbb0000") + ", 9/0), "},
+		{"an older name of no instance", []string{"MIG-" + uuid("fef8aaaa") + "/9/1"}, false, nil, "this host has 0:4 ("},
+		{"an older name of no GPU", []string{"MIG-" + uuid("00000000") + "/9/0"}, false, nil, "unknown MIG device"},
+		{"a path", []string{"MIG-" + uuid("fef8aaaa") + "/9/../9/0"}, true, nil, "unknown MIG device"},
+		{"a sign", []string{"MIG-" + uuid("fef8aaaa") + "/+9/0"}, false, nil, "unknown MIG device"},
+		{"other digits", []string{"0:٠"}, false, nil, "unknown GPU"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := inv.NeedsFacts(tt.ids, Facts{}); got != tt.asks {
+				t.Errorf("needs facts: %v", got)
+			}
+			set, err := inv.Select(tt.ids, migFacts())
+			if tt.error != "" {
+				if err == nil || !strings.Contains(err.Error(), tt.error) || strings.ContainsAny(err.Error(), "\n") {
+					t.Errorf("got %v, %v", shown(set), err)
+				}
+				return
+			}
+			again, err2 := inv.Select(set.Names(), migFacts())
+			if err != nil || err2 != nil || !slices.Equal(shown(set), tt.want) || !slices.Equal(shown(again), tt.want) {
+				t.Errorf("got %q, %v; by its names %q, %v; want %q", shown(set), err, shown(again), err2, tt.want)
+			}
+		})
+	}
+}
 
 func TestSelectRefuses(t *testing.T) {
 	inv := fourGPUs(t).discover()

@@ -191,7 +191,7 @@ func TestNGXForWineIsBesideTheLibraries(t *testing.T) {
 			t.Errorf("got %v, want %v", libraryNames(got), want)
 		}
 		r.Check(os.Remove(r.Dir + "/" + dir + "/nvidia/wine/nvngx.dll"))
-		if files.Fresh(r.host, version, false) {
+		if files.Fresh(r.host, version) {
 			t.Error("fresh although one was removed")
 		}
 	}

@@ -119,6 +119,29 @@ func TestFor(t *testing.T) {
 }
 
 func TestLibraryPlaces(t *testing.T) {
+	t.Run("the version of the kernel module is taken although the cache names another", func(t *testing.T) {
+		r := newRoot(t)
+		r.core("usr/lib64", "570.86.15")
+		r.core("usr/lib64", version)
+		r.cache("/usr/lib64/libcuda.so.1")
+		if got := libraryNames(r.discover()); !slices.Equal(got, []string{"libcuda.so." + version, "libnvidia-ml.so." + version}) {
+			t.Errorf("got %v", got)
+		}
+	})
+	t.Run("a damaged ld.so.cache does not hide the directories", func(t *testing.T) {
+		r := newRoot(t)
+		r.core("usr/lib64", version)
+		r.Write("etc/ld.so.cache", "glibc-ld.so.cache1.1garbage")
+		r.Check(r.discover().Check([]string{"compute", "utility"}))
+	})
+	t.Run("the driver root / is this host", func(t *testing.T) {
+		r := newRoot(t)
+		r.core("lib64", version)
+		r.host.DriverRoot, r.host.DriverLibraries = "/", []string{r.Dir + "/lib64"}
+		if l := r.library(r.discover(), "libcuda.so."+version); l.Path != r.Dir+"/lib64/"+l.Name {
+			t.Errorf("%+v", l)
+		}
+	})
 	t.Run("of a library with versions of its own the one that its SONAME names is taken", func(t *testing.T) {
 		r := newRoot(t)
 		for _, v := range []string{"1.1.1", "1.1.3", "1.1.2"} {

@@ -26,9 +26,8 @@ type Stamp struct {
 	Dev   uint64 `json:",omitempty"`
 	Inode uint64 `json:",omitempty"`
 	Size  int64  `json:",omitempty"`
-	// Mtime and Ctime are nanoseconds since 1970. A program that overwrites a file in place can set
-	// the first back, but not the second.
-	Mtime int64 `json:",omitempty"`
+	// Ctime is in nanoseconds since 1970. Unlike the time of modification no program can set it
+	// back.
 	Ctime int64 `json:",omitempty"`
 }
 
@@ -45,16 +44,16 @@ func (s *Search) stamp(name string, st unix.Stat_t) {
 
 func newStamp(name string, st unix.Stat_t) Stamp {
 	return Stamp{
-		Path: name, Dev: uint64(st.Dev), Inode: st.Ino, Size: st.Size, //nolint:unconvert // Dev has 32 bits on some architectures
-		Mtime: st.Mtim.Nano(), Ctime: st.Ctim.Nano(),
+		Path: name, Inode: st.Ino, Size: st.Size, Ctime: st.Ctim.Nano(),
+		Dev: uint64(st.Dev), //nolint:unconvert // 32 bits on some architectures
 	}
 }
 
 // Fresh reports whether a new search with these arguments would find the same: every library
 // directory, every file that was taken or refused, every place where nothing was, and the
 // ld.so.cache are in the state they were in. It looks at metadata only.
-func (f Files) Fresh(cfg config.Host, version string, all bool) bool {
-	if f.Format != format || f.Version != version || f.All != all || f.Root != cfg.DriverRoot || !slices.Equal(f.Extra, cfg.DriverLibraries) {
+func (f Files) Fresh(cfg config.Host, version string) bool {
+	if f.Format != format || f.Version != version || f.Root != cfg.DriverRoot || !slices.Equal(f.Extra, cfg.DriverLibraries) {
 		return false
 	}
 	t, err := openTree(cfg.DriverRoot)

@@ -72,11 +72,11 @@ func TestFresh(t *testing.T) {
 			if !reflect.DeepEqual(found, files) {
 				t.Errorf("stored %+v, loaded %+v", found, files)
 			}
-			if !files.Fresh(r.host, version, false) {
+			if !files.Fresh(r.host, version) {
 				t.Fatal("not fresh before the change")
 			}
 			tt.change(r)
-			if got := files.Fresh(r.host, r.version, false); got != tt.fresh {
+			if got := files.Fresh(r.host, r.version); got != tt.fresh {
 				t.Errorf("fresh is %v", got)
 			}
 		})
@@ -87,12 +87,12 @@ func TestFresh(t *testing.T) {
 		a.Check(os.Symlink(a.Dir, link))
 		a.host.DriverRoot = link
 		files := a.settled()
-		if !files.Fresh(a.host, version, false) {
+		if !files.Fresh(a.host, version) {
 			t.Fatal("not fresh")
 		}
 		a.Check(os.Remove(link))
 		a.Check(os.Symlink(b.Dir, link))
-		if files.Fresh(a.host, version, false) {
+		if files.Fresh(a.host, version) {
 			t.Error("fresh")
 		}
 	})
@@ -102,11 +102,11 @@ func TestFresh(t *testing.T) {
 		r.Link("usr/lib64", "/opt/real")
 		r.Link("run/opengl-driver", "/nowhere")
 		files := r.settled()
-		if len(files.Libraries) != 2 || !files.Fresh(r.host, version, false) {
+		if len(files.Libraries) != 2 || !files.Fresh(r.host, version) {
 			t.Fatalf("not fresh: %v", libraryNames(files))
 		}
 		r.core("nowhere/lib", version)
-		if files.Fresh(r.host, version, false) {
+		if files.Fresh(r.host, version) {
 			t.Error("fresh although the link leads somewhere in the root now")
 		}
 	})
@@ -114,12 +114,12 @@ func TestFresh(t *testing.T) {
 		r := squashfs(t)
 		r.settled()
 		r.Check(os.Chtimes(r.Dir+lib, time.Now(), time.Now()))
-		if files := r.discover(); files.Fresh(r.host, version, false) {
+		if files := r.discover(); files.Fresh(r.host, version) {
 			t.Error("fresh")
 		}
 	})
 	t.Run("the zero value is not fresh", func(t *testing.T) {
-		if (Files{}).Fresh(config.Host{}, "", false) {
+		if (Files{}).Fresh(config.Host{}, "") {
 			t.Error("fresh")
 		}
 	})
@@ -132,7 +132,7 @@ func TestIdentityIsOfEveryFileOfTheDriverAndNothingElse(t *testing.T) {
 	r.Write("usr/local/nvidia/lib64/libunrelated.so", "")
 	r.Write("etc/ld.so.cache", "x")
 	before := r.discover()
-	if files.Fresh(r.host, version, false) || before.Identity != files.Identity {
+	if files.Fresh(r.host, version) || before.Identity != files.Identity {
 		t.Fatalf("a file beside the driver: identity %s, then %s", files.Identity, before.Identity)
 	}
 	for _, name := range []string{before.Libraries[0].Path, before.Libraries[9].Path, before.Binaries[0].Path, before.Data[0].Path} {

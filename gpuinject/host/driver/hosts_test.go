@@ -44,8 +44,9 @@ type hostLayout struct {
 	libs, libs32, programs string
 	// links are made first: name, target.
 	links [][2]string
-	// cache are the directories in ld.so.cache.
-	cache []string
+	// cache are the directories in ld.so.cache, configured one that the configuration names.
+	cache      []string
+	configured string
 	// data are the data files, all of which containers get.
 	data []string
 }
@@ -53,7 +54,7 @@ type hostLayout struct {
 var usrMerge = [][2]string{{"lib", "usr/lib"}, {"lib64", "usr/lib64"}}
 
 // hosts are the hosts of docs/install.md that the simulated driver has no layout of, each after its
-// vendor's packages.
+// vendor's packages, and one that needs the configuration.
 var hosts = []hostLayout{
 	{
 		name: "Ubuntu", libs: "usr/lib/TRIPLE", libs32: "usr/lib/TRIPLE32", programs: "usr/bin", links: usrMerge, cache: []string{"/lib/TRIPLE"},
@@ -83,6 +84,9 @@ var hosts = []hostLayout{
 	{
 		name: "Talos, driver in /usr/local", libs: "usr/local/lib", programs: "usr/local/bin", links: [][2]string{{"usr/bin/nvidia-smi", "/usr/local/bin/nvidia-smi"}},
 		data: []string{"etc/vulkan/icd.d/nvidia_icd.json", "usr/share/glvnd/egl_vendor.d/10_nvidia.json"},
+	},
+	{
+		name: "a directory that only the configuration names", libs: "opt/vendor/libs", programs: "opt/bin", configured: "/opt/vendor/libs",
 	},
 	{
 		name: "Flatcar's sysext, found by ld.so.cache", libs: "opt/nvidia/580/usr/lib64", programs: "opt/bin", cache: []string{"/opt/nvidia/current/usr/lib64"},
@@ -118,6 +122,9 @@ func (h hostLayout) build(t *testing.T) *fakeRoot {
 	}
 	if cached != nil {
 		r.cache(cached...)
+	}
+	if h.configured != "" {
+		r.host.DriverLibraries = []string{h.configured}
 	}
 	return r
 }

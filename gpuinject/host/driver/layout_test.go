@@ -68,69 +68,6 @@ func TestDiscoverSquashfs(t *testing.T) {
 			t.Errorf("a SONAME that is the name needs no link: %+v", l)
 		}
 	})
-	if err := files.Check([]string{"compute", "utility", "graphics", "video"}); err != nil {
-		t.Error(err)
-	}
-	if !slices.Equal(files.Missing, []string{"ngx: libnvidia-ngx.so." + version}) {
-		t.Errorf("missing %v", files.Missing)
-	}
-}
-
-func TestDiscoverLayouts(t *testing.T) {
-	for _, tt := range []struct {
-		name  string
-		build func(r *fakeRoot)
-		cuda  string // where libcuda is
-		smi   string
-	}{
-		{"a directory that only ld.so.cache names", func(r *fakeRoot) {
-			r.core("opt/vendor/lib", version)
-			r.cache("/opt/vendor/lib/libcuda.so.1")
-			r.Write("opt/vendor/bin/nvidia-smi", "")
-		}, "/opt/vendor/lib", "/opt/vendor/bin/nvidia-smi"},
-		{"a directory that only the configuration names", func(r *fakeRoot) {
-			r.core("opt/vendor/lib64", version)
-			r.host.DriverLibraries = []string{"/opt/vendor/lib64"}
-			r.Write("opt/bin/nvidia-smi", "")
-		}, "/opt/vendor/lib64", "/opt/bin/nvidia-smi"},
-		{"a damaged ld.so.cache does not hide the directories", func(r *fakeRoot) {
-			r.core("usr/lib64", version)
-			r.Write("etc/ld.so.cache", "glibc-ld.so.cache1.1garbage")
-			r.Write("usr/bin/nvidia-smi", "")
-		}, "/usr/lib64", "/usr/bin/nvidia-smi"},
-		{"two versions installed, the loaded one is taken although the cache names the other", func(r *fakeRoot) {
-			r.core("usr/lib64", "570.86.15")
-			r.core("usr/lib64", version)
-			r.cache("/usr/lib64/libcuda.so.1")
-			r.Write("usr/bin/nvidia-smi", "")
-		}, "/usr/lib64", "/usr/bin/nvidia-smi"},
-	} {
-		t.Run(tt.name, func(t *testing.T) {
-			r := newRoot(t)
-			tt.build(r)
-			files := r.discover()
-			if err := files.Check([]string{"compute", "utility"}); err != nil {
-				t.Fatal(err)
-			}
-			if l := r.library(files, "libcuda.so."+version); l.Path != filepath.Join(r.Dir, tt.cuda, l.Name) {
-				t.Errorf("libcuda is %s", l.Path)
-			}
-			if n, missing := len(files.Libraries), len(files.Missing); n != 2 || missing != 5 {
-				t.Errorf("libraries %v, missing %v", libraryNames(files), files.Missing)
-			}
-			if len(files.Binaries) != 1 || files.Binaries[0].Path != r.Dir+tt.smi {
-				t.Errorf("binaries %+v", files.Binaries)
-			}
-		})
-	}
-	t.Run("the driver root / is this host", func(t *testing.T) {
-		r := newRoot(t)
-		r.core("lib64", version)
-		r.host.DriverRoot, r.host.DriverLibraries = "/", []string{r.Dir + "/lib64"}
-		if l := r.library(r.discover(), "libcuda.so."+version); l.Path != r.Dir+"/lib64/"+l.Name {
-			t.Errorf("%+v", l)
-		}
-	})
 }
 
 // A driver root that another party filled.

@@ -10,6 +10,7 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
 const cachePath = "/etc/ld.so.cache"
@@ -118,7 +119,7 @@ func (s *Search) isCandidate(file string) bool {
 // take adds a library that was found in dir, unless one for the same programs is there already.
 // Libraries with a place of their own are all taken. An error says why it is not taken.
 func (s *Search) take(f *file, dir string, lib Library, develop bool) error {
-	if err := usableFile(&f.st); err != nil {
+	if err := trusted.RootFile(&f.st); err != nil {
 		return err
 	}
 	lib.Path = f.host

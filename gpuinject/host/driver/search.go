@@ -10,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
 // Discover finds the driver's files. Version is that of the loaded kernel module
@@ -111,7 +112,7 @@ func (s *Search) first(dirs []string, name string) (host string, ok bool) {
 		if !slices.Contains(s.Names(dir), name) {
 			continue
 		}
-		if f, ok := s.find(path.Join(dir, name), usableFile); ok {
+		if f, ok := s.find(path.Join(dir, name), trusted.RootFile); ok {
 			f.close()
 			return f.host, true
 		}
@@ -132,18 +133,15 @@ func (s *Search) Names(dir string) []string {
 	}
 	defer f.close()
 	r, err := f.reopen()
-	if err != nil {
-		s.Refuse(dir, "cannot be opened: "+err.Error())
-		return nil
+	if err == nil {
+		defer r.Close()
+		s.listed[dir], err = r.Readdirnames(-1)
 	}
-	defer r.Close()
-	names, err := r.Readdirnames(-1)
 	if err != nil {
 		s.Refuse(dir, "cannot be listed: "+err.Error())
 	}
-	slices.Sort(names)
-	s.listed[dir] = names
-	return names
+	slices.Sort(s.listed[dir])
+	return s.listed[dir]
 }
 
 // Exists reports whether there is anything at a path; its absence is stamped.
@@ -159,7 +157,7 @@ func (s *Search) Exists(name string) bool {
 
 // Read returns the content of a file, if there is one that may be used.
 func (s *Search) Read(name string, maxSize int64) ([]byte, bool) {
-	f, ok := s.find(name, usableFile)
+	f, ok := s.find(name, trusted.RootFile)
 	if !ok {
 		return nil, false
 	}
@@ -181,14 +179,11 @@ func (s *Search) Program(b Binary, dirs []string) {
 }
 
 // Direct gives every capability a file or directory at its own path, if it may be given.
-func (s *Search) Direct(name string) bool {
-	f, ok := s.find(name, usable)
-	if !ok {
-		return false
+func (s *Search) Direct(name string) {
+	if f, ok := s.find(name, usable); ok {
+		f.close()
+		s.files.Data = append(s.files.Data, File{Path: f.host, Dest: name, Capabilities: EveryCapability, Direct: true})
 	}
-	f.close()
-	s.files.Data = append(s.files.Data, File{Path: f.host, Dest: name, Capabilities: EveryCapability, Direct: true})
-	return true
 }
 
 // Library takes one library whose name says nothing of the driver's version. An error says why it

@@ -112,19 +112,8 @@ func (f *file) read(maxSize int64) ([]byte, error) {
 	return data, nil
 }
 
-// usableFile returns an error unless a file of the driver root may be given to a container. The
-// text continues "it …".
-func usableFile(st *unix.Stat_t) error {
-	if err := trusted.RootFile(st); err != nil {
-		return err
-	}
-	if st.Mode&(unix.S_ISUID|unix.S_ISGID) != 0 {
-		return errors.New("is set-user-id or set-group-id")
-	}
-	return nil
-}
-
-// searchable returns an error unless files of a directory may be given to a container.
+// searchable returns an error unless files of a directory may be given to a container. The text
+// continues "it …".
 func searchable(st *unix.Stat_t) error {
 	// On Debian the group staff may write below /usr/local. A file there counts only if it belongs
 	// to root itself.
@@ -133,12 +122,12 @@ func searchable(st *unix.Stat_t) error {
 	return trusted.RootDirectory(&dir)
 }
 
-// usable is usableFile for a file, and demands of a directory that only root can change it.
+// usable returns an error unless a file or directory may be given to a container.
 func usable(st *unix.Stat_t) error {
 	if st.Mode&unix.S_IFMT == unix.S_IFDIR {
 		return trusted.RootDirectory(st)
 	}
-	return usableFile(st)
+	return trusted.RootFile(st)
 }
 
 // Locate returns the host path of one more file or directory below root. Links are followed inside

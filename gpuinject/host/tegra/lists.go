@@ -10,13 +10,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 )
 
-// listDir holds the lists of what a container needs.
+// listDir holds the lists of what a container needs, and listNames are those that are read; older
+// releases have only some of them.
 const listDir = "/etc/nvidia-container-runtime/host-files-for-container.d"
 
-// baseLists are given to every container; older releases have only some of them.
-var baseLists = []string{"devices.csv", "drivers.csv", "l4t.csv"}
+var listNames = []string{"devices.csv", "drivers.csv", "l4t.csv"}
 
-// maxList bounds a list, in bytes. Those of JetPack 4 have about 1000 lines in all.
+// maxList bounds a list, in bytes.
 const maxList = 1 << 20
 
 // entry is a line of a list, or one match of its pattern.
@@ -27,28 +27,23 @@ type lists struct {
 	*driver.Search
 	nodes   []string // paths and patterns below /dev
 	entries []entry
-	placed  map[string]bool // paths in the container that are taken
 }
 
-// DriverFiles finds what the lists name, for every capability. If all is set it also reads those of
-// CUDA, cuDNN and TensorRT in JetPack 4.
+// DriverFiles finds what the lists name, for every capability.
 //
 // Files and directories are given at their own paths. A link to a library that is listed itself is
 // a further name of that one for the linker.
-func DriverFiles(cfg config.Host, version string, all bool) (driver.Files, error) {
+func DriverFiles(cfg config.Host, version string) (driver.Files, error) {
 	s, err := driver.NewSearch(cfg, version)
 	if err != nil {
 		return driver.Files{}, err
 	}
 	defer s.Close()
-	l := &lists{Search: s, placed: map[string]bool{}}
-	names := baseLists
-	if all {
-		names = slices.DeleteFunc(slices.Clone(s.Names(listDir)), func(n string) bool { return !strings.HasSuffix(n, ".csv") })
-	}
-	for _, name := range names {
+	l := &lists{Search: s}
+	for _, name := range listNames {
 		l.read(path.Join(listDir, name))
 	}
+	l.add("lib", releaseFile)
 	// Links last: what they lead to is then known.
 	for _, kind := range []string{"lib", "dir", "sym"} {
 		for _, e := range l.entries {
@@ -57,12 +52,11 @@ func DriverFiles(cfg config.Host, version string, all bool) (driver.Files, error
 			}
 		}
 	}
-	l.direct(releaseFile)
 	// A host of this kind need not have NVML.
 	s.Expect("compute", "libcuda.so.1", fmt.Sprintf("this is a Tegra, but no list in %s names libcuda.so.1, or it is not there: install the packages nvidia-l4t-core, nvidia-l4t-cuda and nvidia-l4t-init",
 		path.Join(cfg.DriverRoot, listDir)))
 	files := s.Files()
-	files.Nodes, files.All = l.nodes, all
+	files.Nodes = l.nodes
 	return files, nil
 }
 
@@ -86,9 +80,16 @@ func (l *lists) read(name string) {
 			}
 		default:
 			for _, match := range l.glob(path.Clean(p)) {
-				l.entries = append(l.entries, entry{kind, match})
+				l.add(kind, match)
 			}
 		}
+	}
+}
+
+// add adds an entry. A path that was listed before keeps its kind.
+func (l *lists) add(kind, name string) {
+	if !slices.ContainsFunc(l.entries, func(e entry) bool { return e.path == name }) {
+		l.entries = append(l.entries, entry{kind, name})
 	}
 }
 
@@ -114,7 +115,7 @@ var kernelTrees = []string{"/proc", "/sys", "/dev"}
 // machines.
 func (l *lists) take(e entry) {
 	inTree := func(d string) bool { return e.path == d || strings.HasPrefix(e.path, d+"/") }
-	if l.placed[e.path] || e.path == "/" || slices.ContainsFunc(kernelTrees, inTree) {
+	if e.path == "/" || slices.ContainsFunc(kernelTrees, inTree) {
 		return
 	}
 	if strings.Contains(path.Base(e.path), ".so") && e.kind != "dir" {
@@ -123,15 +124,8 @@ func (l *lists) take(e entry) {
 		}
 		lib := driver.Library{Name: path.Base(e.path), Dir: path.Dir(e.path), Capabilities: driver.EveryCapability}
 		if l.Library(e.path, lib, false) == nil {
-			l.placed[e.path] = true
 			return
 		}
 	}
-	l.direct(e.path)
-}
-
-func (l *lists) direct(name string) {
-	if !l.placed[name] {
-		l.placed[name] = l.Direct(name)
-	}
+	l.Direct(e.path)
 }

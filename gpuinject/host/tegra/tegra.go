@@ -13,15 +13,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 )
 
-// Name is the platform's name in JSON, and Title the one in messages.
-const (
-	Name  = "tegra"
-	Title = "a Tegra, by its lists of files"
-)
-
-// AllLists in a container's environment asks for the files of every list, not just of the base
-// ones: images of JetPack 4 that bring no CUDA of their own.
-const AllLists = "NVIDIA_REQUIRE_JETPACK=csv-mounts=all"
+// Name is the platform's name in JSON.
+const Name = "tegra"
 
 // NodePrefixes begin the paths of the nodes that only these hosts have.
 var NodePrefixes = []string{"/dev/nvhost-", "/dev/nvmap", "/dev/nvgpu/"}

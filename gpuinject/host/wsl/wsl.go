@@ -16,11 +16,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 )
 
-// Name is the platform's name in JSON, and Title the one in messages.
-const (
-	Name  = "wsl"
-	Title = "Windows, by WSL2"
-)
+// Name is the platform's name in JSON.
+const Name = "wsl"
 
 // Node is the one device node. It is a misc device with a dynamic minor number and the same name
 // (dxg_drv_init in drivers/hv/dxgkrnl/dxgmodule.c of Microsoft's kernel).

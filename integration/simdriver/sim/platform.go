@@ -48,8 +48,6 @@ func (d *Driver) BecomeTegra(ctx context.Context) error {
 		lists + "devices.csv":             "dev, /dev/nvmap\ndev, /dev/nvhost-*\ndev, /dev/nvgpu/igpu0/as\n",
 		lists + "drivers.csv": "lib, /" + lib + "/libcuda.so.1.1\nlib, /" + lib + "/libnvrm_gpu.so\nlib, /usr/sbin/nvidia-smi\n" +
 			"sym, /usr/lib/" + multiarch + "/libcuda.so\ndir, /usr/lib/firmware/tegra234\nlib, /etc/absent\n",
-		"usr/local/cuda-10.2/version.txt": "simulated\n",
-		lists + "cuda.csv":                "dir, /usr/local/cuda-10.2\n",
 	}, []node{{"nvmap", d.Majors.Misc, 80, 0o660, 44}, {"nvhost-gpu", d.Majors.FS, 2, 0o660, 44}, {"nvgpu/igpu0/as", d.Majors.GDR, 0, 0o660, 44}})
 	if err != nil {
 		return err

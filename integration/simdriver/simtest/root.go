@@ -62,6 +62,27 @@ func (r Root) Node(name string, major, minor, mode uint32) {
 	r.Check(os.Chmod(file, os.FileMode(mode)))
 }
 
+// Contents reads all files below a directory: mode and text by name, with "/" in front.
+func Contents(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	err := filepath.Walk(dir, func(name string, st os.FileInfo, err error) error {
+		if err != nil || st.IsDir() {
+			return err
+		}
+		var text []byte
+		if st.Mode().IsRegular() {
+			text, err = os.ReadFile(name)
+		}
+		files[strings.TrimPrefix(name, dir)] = st.Mode().String() + "\n" + string(text)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
 // Library is elffile.Library as the text of a file.
 func Library(class elf.Class, machine elf.Machine, soname string) string {
 	return string(elffile.Library(class, machine, soname))
