@@ -81,8 +81,8 @@ func destinations(mounts []specs.Mount) []string {
 	return out
 }
 
-// Invariant I6, property T34: whatever is asked for.
-func TestDeviceRules(t *testing.T) {
+// Invariant I6: whatever is asked for.
+func TestT34DeviceRules(t *testing.T) {
 	for _, devices := range []string{"all", "none", "0", "3,1", "all,none", simulated.GPUs[1].UUID, simulated.GPUs[3].BusID} {
 		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES="+devices, "NVIDIA_DRIVER_CAPABILITIES=all"))
 		mustInject(t, hostConfig(t), dir)

@@ -146,8 +146,8 @@ func TestMIGDevicesOfPods(t *testing.T) {
 	}}.run(t)
 }
 
-// T47 and I7: a pod learns nothing of its neighbours by asking.
-func TestRefusalRevealsNoMIGDevice(t *testing.T) {
+// I7: a pod learns nothing of its neighbours by asking.
+func TestT40RefusalRevealsNoMIGDevice(t *testing.T) {
 	h := newMIGHost(t)
 	message := func(id string) string {
 		spec := newSpec("NVIDIA_VISIBLE_DEVICES=" + id)

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
@@ -62,7 +63,7 @@ type Linux struct {
 // Read returns the bytes and the mode of the configuration in the bundle dir.
 //
 // The file steers everything that follows, so it must be a regular file that only root can write,
-// with one name, and no link (T52).
+// with one name, and no link, in a directory that only root can change (T52).
 func Read(dir string) ([]byte, os.FileMode, error) {
 	name := filepath.Join(dir, ConfigName)
 	raw, st, err := trusted.Read(name, maxConfig)
@@ -71,6 +72,13 @@ func Read(dir string) ([]byte, os.FileMode, error) {
 	}
 	if st.Nlink > 1 {
 		return nil, 0, fmt.Errorf("%s has %d hard links", name, st.Nlink)
+	}
+	var parent unix.Stat_t
+	if err := unix.Stat(dir, &parent); err != nil {
+		return nil, 0, err
+	}
+	if err := trusted.RootDirectory(&parent); err != nil {
+		return nil, 0, fmt.Errorf("%s %w", dir, err)
 	}
 	return raw, os.FileMode(st.Mode & 0o777), nil
 }

@@ -64,7 +64,7 @@ func equalJSON(t *testing.T, got, want []byte) {
 	}
 }
 
-func TestEditsChangeOnlyWhatTheyName(t *testing.T) {
+func TestT50T54EditsChangeOnlyWhatTheyName(t *testing.T) {
 	b := load(t, config)
 	check(t, b.Apply(edits()))
 	want := config
@@ -148,7 +148,7 @@ func TestSaveKeepsTheModeAndLeavesNoOtherFile(t *testing.T) {
 	}
 }
 
-func TestAmbiguousOrHostileConfigurationsAreRefused(t *testing.T) {
+func TestT51AmbiguousOrHostileConfigurationsAreRefused(t *testing.T) {
 	for name, text := range map[string]string{
 		"a key in another case besides the standard one": `{"mounts": [], "Mounts": []}`,
 		"a key in another case alone":                    `{"Mounts": []}`,
@@ -169,7 +169,7 @@ func TestAmbiguousOrHostileConfigurationsAreRefused(t *testing.T) {
 	}
 }
 
-func TestOnlyARegularFileOfRootIsRead(t *testing.T) {
+func TestT52OnlyARegularFileOfRootIsRead(t *testing.T) {
 	for name, change := range map[string]func(file string) error{
 		"symbolic link": func(file string) error {
 			return errors.Join(os.Rename(file, file+".real"), os.Symlink(file+".real", file))

@@ -125,8 +125,8 @@ func TestAnErrorNamesFileKeyAndValueInOneLine(t *testing.T) {
 	}
 }
 
-// T61: what the file says steers mounts.
-func TestAFileThatOthersCouldHaveWrittenIsRefused(t *testing.T) {
+// What the file says steers mounts.
+func TestT61AFileThatOthersCouldHaveWrittenIsRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("the test changes owners: run it as root")
 	}

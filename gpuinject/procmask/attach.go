@@ -1,6 +1,7 @@
 package procmask
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -34,17 +35,37 @@ func (m *Mask) Attach(pid int, target string) error {
 		return fmt.Errorf("mask: %w", err)
 	}
 	defer ns.Close()
+	parent, err := parentOf(pid)
+	if err != nil {
+		return fmt.Errorf("mask: %w", err)
+	}
 	if err := unix.PidfdSendSignal(pidfd, 0, nil, 0); err != nil {
 		return fmt.Errorf("mask: process %d ended: %w", pid, err)
 	}
 	if err := checkForeign(ns); err != nil {
 		return fmt.Errorf("mask: %w", err)
 	}
+	// The container's init process may have ended before the pidfd was opened. runc's exit made it a
+	// child of this process, a subreaper.
+	if parent != os.Getpid() {
+		return fmt.Errorf("mask: process %d is not the container's: its init process has ended", pid)
+	}
 	err = mountns.Do(func() error { return m.attachIn(int(ns.Fd()), rel) })
 	if err != nil {
 		return fmt.Errorf("mask %s: %w", target, err)
 	}
 	return nil
+}
+
+// parentOf returns the parent of a process: the fourth field of its stat, the second behind the
+// program's name in parentheses (proc_pid_stat(5)).
+func parentOf(pid int) (parent int, err error) {
+	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
+	if err != nil {
+		return 0, err
+	}
+	_, err = fmt.Sscanf(string(data[bytes.LastIndexByte(data, ')')+1:]), "%s %d", new(string), &parent)
+	return parent, err
 }
 
 // checkForeign returns an error if ns is the mount namespace of this process or of the host's first

@@ -130,7 +130,7 @@ func TestMaskIsSeenInTheContainerOnlyAndCannotBeChanged(t *testing.T) {
 	}
 }
 
-func TestAttachRefusesWhatIsNotProcfs(t *testing.T) {
+func TestT25AttachRefusesWhatIsNotProcfs(t *testing.T) {
 	for name, tc := range map[string]struct{ setup, target string }{
 		"a tmpfs over the target":          {freshProc + " && mount -t tmpfs none /proc/driver", target},
 		"a /proc that is a tmpfs":          {freshProc + " && mount -t tmpfs none /proc && mkdir /proc/driver", target},

@@ -79,7 +79,7 @@ func TestTheParentMayBeALinkOfRoot(t *testing.T) {
 	}
 }
 
-func TestAStoredValueIsReadBackOrNotAtAll(t *testing.T) {
+func TestT62AStoredValueIsReadBackOrNotAtAll(t *testing.T) {
 	type value struct{ Files []string }
 	s := open(t)
 	name := filepath.Join(s.Dir(), "driver.json")

@@ -3,7 +3,6 @@ package attacks
 import (
 	"fmt"
 	"os"
-	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -12,157 +11,13 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-func TestMain(m *testing.M) { simhost.Main(m) }
-
-// marker is a file of the host's canary directory that no container may see.
-const marker = "canary-of-the-host"
-
-// host is a host with a directory that attacks aim at.
-type host struct {
-	*simhost.Host
-	canary string
-}
-
-func newHost(t *testing.T, o simhost.Options) *host {
-	t.Helper()
-	h := &host{Host: simhost.New(t, o)}
-	h.canary = filepath.Join(h.Dir, "canary")
-	if err := os.Mkdir(h.canary, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := images.Populate(h.canary, []images.File{
-		images.Text(marker, 0o644, "secret of the host"),
-		images.Text("sub/file", 0o600, "another"),
-		images.FromHost("libatk.so.1.0", 0o755, "/bin/busybox"),
-	}); err != nil {
-		t.Fatal(err)
-	}
-	return h
-}
-
-// aim puts the canary's path, without its first slash, in place of CANARY.
-func (h *host) aim(files []images.File) []images.File {
-	files = slices.Clone(files)
-	replace := func(s string) string { return strings.ReplaceAll(s, "CANARY", strings.TrimPrefix(h.canary, "/")) }
-	for i := range files {
-		files[i].Target = replace(files[i].Target)
-		files[i].Data = []byte(replace(string(files[i].Data)))
-	}
-	return files
-}
-
-// files are those of the machine that attacks aim at.
-func (h *host) files(t testing.TB) []string {
-	t.Helper()
-	lines := simhost.Files(t, h.canary)
-	for _, name := range []string{"/proc/sys/kernel/core_pattern", "/proc/sys/kernel/modprobe", "/proc/sys/vm/swappiness", "/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/passwd"} {
-		data, err := os.ReadFile(name)
-		lines = append(lines, fmt.Sprintf("%s: %q %v", name, data, err))
-	}
-	return lines
-}
-
-// unharmed runs an attack and fails the test if the machine is not as before.
-func (h *host) unharmed(t *testing.T, attack func()) {
-	t.Helper()
-	files, before := h.files(t), h.Snapshot(t)
-	attack()
-	before.AssertUnchanged(t, h.Driver.StateDir) // views are made and stay
-	simhost.Same(t, "files of the machine", files, h.files(t))
-	if strings.Contains(h.Log(), "panic") {
-		t.Error("something panicked")
-	}
-}
-
-// look prints the mount table and every file by the canary's name.
-const look = "cat /proc/self/mountinfo; find / -name " + marker + " -not -path '/proc/*' 2>/dev/null; echo done"
-
-type mount struct{ dev, root, point, kind, source string }
-
-func parseMounts(mountinfo string) []mount {
-	var mounts []mount
-	for line := range strings.Lines(mountinfo) {
-		f := strings.Fields(line)
-		dash := slices.Index(f, "-")
-		if len(f) < 10 || dash < 6 || len(f) < dash+3 {
-			continue
-		}
-		mounts = append(mounts, mount{f[2], f[3], f[4], f[dash+1], f[dash+2]})
-	}
-	return mounts
-}
-
-// onDisk is a host path as mountinfo's field 4 has it: relative to its file system.
-func onDisk(t testing.TB, name string) string {
-	t.Helper()
-	data, err := os.ReadFile("/proc/self/mountinfo")
-	if err != nil {
-		t.Fatal(err)
-	}
-	best := mount{}
-	for _, m := range parseMounts(string(data)) {
-		if (name == m.point || strings.HasPrefix(name, strings.TrimSuffix(m.point, "/")+"/")) && len(m.point) >= len(best.point) {
-			best = m
-		}
-	}
-	return filepath.Join(best.root, strings.TrimPrefix(name, best.point))
-}
-
-// noHostDirectory fails the test if a mount of a container shows anything of the
-// host but driver files, its own root, and the volumes that it was given.
-func (h *host) noHostDirectory(t testing.TB, out string, volumes ...string) {
-	t.Helper()
-	if strings.Contains(out, "/"+marker) {
-		t.Errorf("the container sees the canary:\n%s", out)
-	}
-	devices := map[string]bool{}
-	for _, m := range parseMounts(h.MountTable(t)) {
-		devices[m.dev] = true
-	}
-	driver := onDisk(t, h.Driver.Root)
-	for i := range volumes {
-		volumes[i] = onDisk(t, volumes[i])
-	}
-	cache := onDisk(t, h.State)
-	mounts := parseMounts(out)
-	if len(mounts) < 5 {
-		t.Fatalf("no mount table:\n%s", out)
-	}
-	for _, m := range mounts {
-		switch {
-		case !devices[m.dev]: // the container's own
-		case slices.Contains([]string{"sysfs", "proc", "mqueue", "cgroup", "cgroup2", "devpts"}, m.kind):
-		case m.point == "/":
-		case m.kind == "tmpfs" && m.source == "nvidia-shim" && m.root == "/":
-		case strings.HasPrefix(m.root, driver+"/"):
-			if info, err := os.Lstat(filepath.Join(h.Driver.Root, strings.TrimPrefix(m.root, driver))); err == nil && !info.Mode().IsRegular() {
-				t.Errorf("a mount of %s at %s: %v", m.root, m.point, info.Mode())
-			}
-		// What the shim made in the bundle. Where /etc or /dev is a link at that moment,
-		// runc follows it inside the root, so it may be at another place of the container.
-		case strings.HasPrefix(m.root, cache+"/") && slices.Contains([]string{"ld.so.cache", "application-profile.conf", "dri-by-path"}, path.Base(m.root)):
-		case slices.Contains(volumes, m.root):
-		default:
-			t.Errorf("the host's %s (%s) is mounted at %s", m.root, m.kind, m.point)
-		}
-	}
-}
-
-// clean fails the test unless a container ran, or was refused in one line.
-func clean(t testing.TB, r testenv.Result) (ran bool) {
-	t.Helper()
-	if r.ExitCode == 0 {
-		return true
-	}
-	if text := strings.TrimSpace(r.Error); !strings.HasPrefix(text, "ctr: ") || strings.Count(text, "\n") > 1 || strings.Contains(text, "panic") {
-		t.Errorf("no clean failure: exit status %d, %q", r.ExitCode, r.Error)
-	}
-	return false
+func TestMain(m *testing.M) {
+	testenv.Main(m, runtimeclass.ShimName, runtimeclass.CtlName, "tools/runc-1.1", "tools/runc-1.2")
 }
 
 const (
@@ -284,8 +139,7 @@ func TestNamespacesAndVolumesDoNotCarryTheDriverElsewhere(t *testing.T) {
 	})
 }
 
-// T63.
-func TestAHostileDriverRootIsNotFollowed(t *testing.T) {
+func TestT63AHostileDriverRootIsNotFollowed(t *testing.T) {
 	h := newHost(t, simhost.Options{})
 	lib := filepath.Join(h.Driver.Root, h.Driver.Layout.LibDir())
 	bin := filepath.Join(h.Driver.Root, h.Driver.Layout.BinDir())

@@ -40,8 +40,8 @@ func (h *host) runcWrapper(t testing.TB) (flags []string, log string) {
 	return []string{"--runtime-config-path", config}, log
 }
 
-// T19, T20, T23: CVE-2025-23266, CVE-2024-0135, CVE-2024-0136, CVE-2024-0137.
-func TestNothingOfAnImageIsExecutedOnTheHost(t *testing.T) {
+// CVE-2025-23266, CVE-2024-0135, CVE-2024-0136, CVE-2024-0137.
+func TestT19T20T23NothingOfAnImageIsExecutedOnTheHost(t *testing.T) {
 	h := newHost(t, simhost.Options{})
 	wrote := filepath.Join(h.canary, "executed")
 	evil := compile(t, h, "evil.so", fmt.Sprintf("#include <fcntl.h>\n__attribute__((constructor)) static void go(void) { creat(%q, 0644); creat(\"/executed\", 0644); }\n", wrote), "-shared", "-fPIC")
@@ -69,7 +69,7 @@ func TestNothingOfAnImageIsExecutedOnTheHost(t *testing.T) {
 		// Static: nothing of the container itself loads evil.so either.
 		out := h.MustRun(t, testenv.RunOptions{RootfsDir: dir, Env: append([]string{one, everything}, hostile...), Args: []string{"/bin/busybox", "sh", "-c", look + "; ls -l /proc/self/fd"}, Extra: flags})
 		h.noHostDirectory(t, out)
-		// T23, in the container: standard streams, and the directory that ls reads.
+		// In the container: standard streams, and the directory that ls reads.
 		_, fds, _ := strings.Cut(out, "done\n")
 		var numbers []string
 		for _, m := range regexp.MustCompile(`(?m)\s(\d+)(?: -> .*)?$`).FindAllStringSubmatch(fds, -1) {
@@ -106,15 +106,14 @@ func TestNothingOfAnImageIsExecutedOnTheHost(t *testing.T) {
 		if len(f) < 3 || f[0] != "fd" {
 			continue
 		}
-		// T23, in runc: nothing that leads to a root, the driver, or the state.
+		// In runc: nothing that leads to a root, the driver, or the state.
 		if info, err := os.Stat(f[2]); err == nil && info.IsDir() || strings.HasPrefix(f[2], dir) || strings.HasPrefix(f[2], h.Driver.Dir) {
 			t.Errorf("runc has descriptor %s of %s", f[1], f[2])
 		}
 	}
 }
 
-// T21, T22.
-func TestHooksOfNVIDIAsStackAreRemovedAndOthersKeptInOrder(t *testing.T) {
+func TestT21T22HooksOfNVIDIAsStackAreRemovedAndOthersKeptInOrder(t *testing.T) {
 	h := newHost(t, simhost.Options{})
 	dir := h.Tree(t, "glibc-hwcaps")
 	log := filepath.Join(h.Dir, "hooks.log")
@@ -153,8 +152,8 @@ func TestHooksOfNVIDIAsStackAreRemovedAndOthersKeptInOrder(t *testing.T) {
 	}
 }
 
-// T67, invariant I1.
-func TestTheShimExecutesRuncAndNothingElse(t *testing.T) {
+// Invariant I1.
+func TestT67TheShimExecutesRuncAndNothingElse(t *testing.T) {
 	strace, err := exec.LookPath("strace")
 	if err != nil {
 		t.Fatal("strace is missing: install Debian's strace (integration/tools/apt.sh)")

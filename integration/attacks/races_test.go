@@ -2,6 +2,7 @@ package attacks
 
 import (
 	"errors"
+	"flag"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -19,9 +20,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// creates is how many containers are made against each racing flipper (T15,
-// T16). A campaign sets it to 500.
-const creates = 15
+// creates is how many containers are made against each racing flipper. A campaign sets it to 500.
+var creates = flag.Int("creates", 15, "containers against each racing flipper (T15, T16)")
 
 // flip exchanges two names until stop is called: another container with the
 // same volume (CVE-2026-24260).
@@ -43,7 +43,6 @@ func flip(t testing.TB, a, b string) (stop func()) {
 	return func() { done.Store(true); wg.Wait() }
 }
 
-// T15, T16.
 func TestNamesThatAreExchangedWhileContainersAreMadeNeverLeadOut(t *testing.T) {
 	h := newHost(t, simhost.Options{})
 	lib := simhost.Multiarch
@@ -81,21 +80,20 @@ func TestNamesThatAreExchangedWhileContainersAreMadeNeverLeadOut(t *testing.T) {
 			h.unharmed(t, func() {
 				stop := flip(t, filepath.Join(top, test.flip), filepath.Join(top, test.flip+".link"))
 				started := 0
-				for range creates {
+				for range *creates {
 					if r := h.Run(t, o); clean(t, r) {
 						started++
 						h.noHostDirectory(t, r.Output, slices.Clone(volumes)...)
 					}
 				}
 				stop()
-				t.Logf("%d of %d started", started, creates)
+				t.Logf("%d of %d started", started, *creates)
 			})
 		})
 	}
 }
 
-// T64.
-func TestAnUpgradeDuringCreatesGivesOneVersionOrARefusal(t *testing.T) {
+func TestT64AnUpgradeDuringCreatesGivesOneVersionOrARefusal(t *testing.T) {
 	h := newHost(t, simhost.Options{})
 	image := h.Load(t, "glibc-hwcaps")
 	was, other := h.Driver.Version, "590.44.01"

@@ -33,9 +33,9 @@ func TestNvidiaSmiListsTheGrantedGPU(t *testing.T) {
 }
 
 // Exactly the node of the GPU that was asked for opens, whether the image brings a
-// node, the container makes one, or NVML and CUDA look for it (T33). On hosts where
+// node, the container makes one, or NVML and CUDA look for it. On hosts where
 // a GPU's index is not its minor number, too.
-func TestAContainerOpensOnlyTheGPUsThatItWasGiven(t *testing.T) {
+func TestT33AContainerOpensOnlyTheGPUsThatItWasGiven(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
 		for _, tc := range []struct {
 			gpus     int
@@ -96,7 +96,7 @@ func TestDevicesStayTheSameWhileAContainerLives(t *testing.T) {
 			h.Ctr(t, "tasks", "resume", first)
 			check(t, first, 0)
 		})
-		t.Run("after an update of its resources that denies every device", func(t *testing.T) {
+		t.Run("T36 after an update of its resources that denies every device", func(t *testing.T) {
 			resources := specs.LinuxResources{Devices: []specs.LinuxDeviceCgroup{{Allow: false, Access: "rwm"}}}
 			// A cgroup2 tree beside v1 hierarchies has no controller but the device program.
 			if version == 1 || hasController(t, h, first, "memory") {
@@ -115,7 +115,7 @@ func TestDevicesStayTheSameWhileAContainerLives(t *testing.T) {
 			check(t, first, 0)
 			check(t, second, 2)
 		})
-		t.Run("after containerd was restarted", func(t *testing.T) {
+		t.Run("T36 after containerd was restarted", func(t *testing.T) {
 			h.Restart(t)
 			check(t, first, 0)
 		})
@@ -174,7 +174,7 @@ func TestAnExcludedGPUIsNeverGiven(t *testing.T) {
 }
 
 // In a user namespace no process may make nodes: the host's own are bound.
-func TestAUserNamespaceHasTheDevicesToo(t *testing.T) {
+func TestT35AUserNamespaceHasTheDevicesAndCannotChangeThem(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
 		h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 3}, Env: testenv.Options{Cgroup: version}})
 		out := h.MustRun(t, testenv.RunOptions{
@@ -186,7 +186,7 @@ func TestAUserNamespaceHasTheDevicesToo(t *testing.T) {
 			want.Mknod[i] = n.Number + " mknod EPERM"
 		}
 		simhost.Compare(t, simhost.Parse(out), want)
-		// What the container may do to a node must not reach the host's (T35).
+		// What the container may do to a node must not reach the host's.
 		before := modesOf(t, h)
 		h.MustRun(t, testenv.RunOptions{
 			Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}, Args: []string{"/bin/sh", "-c", "chmod 600 /dev/nvidia2; chown 5 /dev/nvidia2; rm /dev/nvidia2; true"},

@@ -28,8 +28,8 @@ func expectMIG(t *testing.T, h *simhost.Host, o testenv.RunOptions, gpus, mig []
 	simhost.Compare(t, h.Probe(t, o), h.ExpectMIG(gpus, mig, capabilities...))
 }
 
-// T60: exactly the capability nodes of the granted MIG devices open.
-func TestMIGDevicesAreGivenExactlyAsAskedFor(t *testing.T) {
+// Exactly the capability nodes of the granted MIG devices open.
+func TestT60MIGDevicesAreGivenExactlyAsAskedFor(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
 		h := newMIGHost(t, version)
 		d := h.Driver

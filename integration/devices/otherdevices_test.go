@@ -117,8 +117,8 @@ func TestOtherDevicesAreGivenExactlyAsAskedFor(t *testing.T) {
 }
 
 // The kubelet allocates a GPU; what the environment of an image or a pod author asks
-// for besides needs a grant of its own (T43).
-func TestInAPodOtherDevicesNeedAGrantOfTheirOwn(t *testing.T) {
+// for besides needs a grant of its own.
+func TestT43InAPodOtherDevicesNeedAGrantOfTheirOwn(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "kubelet.sock")
 	h := newOtherHost(t, simhost.Options{Config: "[policy]\nkubelet-socket = \"" + socket + "\"\nallow-from-environment = [\"gdrcopy\"]\n"})
 	kubelettest.Serve(t, socket, kubelettest.Pod("team", "train", h.Driver.GPUs[1].UUID))

@@ -5,10 +5,14 @@ package gpu
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
@@ -74,7 +78,7 @@ func TestCUDAKernelRunsOnTheGrantedGPUAndNoOther(t *testing.T) {
 	}
 }
 
-func TestAnotherGPUCannotBeOpened(t *testing.T) {
+func TestT33AnotherGPUCannotBeOpened(t *testing.T) {
 	gpus := hostGPUs(t)
 	if len(gpus) < 2 {
 		t.Log("ONE GPU ONLY on this host: the node of a GPU that is not there is tried instead")
@@ -121,7 +125,7 @@ func devNvidia(t *testing.T) string {
 	return b.String()
 }
 
-func TestTheMaskShowsOnlyTheGrantedGPUAndNoNodeAppears(t *testing.T) {
+func TestT57T59TheMaskShowsOnlyTheGrantedGPUAndNoNodeAppears(t *testing.T) {
 	gpus := hostGPUs(t)
 	env := newEnv(t, "")
 	hostNodes := devNvidia(t)
@@ -154,9 +158,9 @@ func TestTheMaskShowsOnlyTheGrantedGPUAndNoNodeAppears(t *testing.T) {
 	t.Log(out)
 }
 
-// A GPU's registers must be out of reach by sysfs as well (T58): sysfs shows every
+// A GPU's registers must be out of reach by sysfs as well: sysfs shows every
 // PCI device, and root of a container may open what its mode allows.
-func TestRegistersOfAnotherGPUCannotBeMapped(t *testing.T) {
+func TestT58RegistersOfAnotherGPUCannotBeMapped(t *testing.T) {
 	gpus := hostGPUs(t)
 	env := newEnv(t, "")
 	for _, g := range gpus {
@@ -166,6 +170,44 @@ func TestRegistersOfAnotherGPUCannotBeMapped(t *testing.T) {
 			if strings.Contains(line, "mapped") && !strings.Contains(line, g.Bus) {
 				t.Errorf("container with %s: %s", g.Bus, line)
 			}
+		}
+	}
+}
+
+// A container with one MIG device opens the capability nodes of no other.
+func TestT60ASiblingMIGDevice(t *testing.T) {
+	list, err := exec.Command("nvidia-smi", "-L").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	uuids := regexp.MustCompile(`MIG-[0-9a-f-]{36}`).FindAllString(string(list), -1)
+	if len(uuids) < 2 {
+		t.Skipf("NOT TESTED: T60 needs two MIG devices, this host has %d", len(uuids))
+	}
+	table, err := os.ReadFile("/proc/driver/nvidia-caps/mig-minors")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var minors []string
+	for _, m := range regexp.MustCompile(`(?m)^gpu\d+/gi\d+/\S+ (\d+)$`).FindAllStringSubmatch(string(table), -1) {
+		if _, err := os.Stat("/dev/nvidia-caps/nvidia-cap" + m[1]); err == nil {
+			minors = append(minors, m[1])
+		}
+	}
+	var st unix.Stat_t
+	if err := unix.Stat("/dev/nvidia-caps/nvidia-cap"+minors[0], &st); err != nil {
+		t.Fatal(err)
+	}
+	env := newEnv(t, "")
+	for _, uuid := range uuids {
+		text := fmt.Sprintf(`nvidia-smi -L; echo --; for m in %s; do rm -f /tmp/n; mknod /tmp/n c %d $m; (exec 3</tmp/n) 2>/dev/null && echo $m; done; ls /dev/nvidia-caps | sort`, strings.Join(minors, " "), unix.Major(uint64(st.Rdev)))
+		listed, opened, _ := strings.Cut(env.MustRun(t, script(env, uuid, text)), "--\n")
+		if got := regexp.MustCompile(`MIG-[0-9a-f-]{36}`).FindAllString(listed, -1); !slices.Equal(got, []string{uuid}) {
+			t.Errorf("a container with %s lists %q", uuid, got)
+		}
+		// The GPU instance's node and the compute instance's.
+		if numbers := regexp.MustCompile(`(?m)^\d+$`).FindAllString(opened, -1); len(numbers) != 2 {
+			t.Errorf("a container with %s opens the capability nodes %q", uuid, numbers)
 		}
 	}
 }

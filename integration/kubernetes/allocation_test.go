@@ -37,7 +37,7 @@ func TestAllMeansWhatWasAllocated(t *testing.T) {
 	}
 }
 
-func TestPodsOfOneImageStartedAtOnceGetEachItsOwn(t *testing.T) {
+func TestT48PodsOfOneImageStartedAtOnceGetEachItsOwn(t *testing.T) {
 	c := shared
 	c.use(t, strategy{list: silent})
 	var pods []*corev1.Pod

@@ -14,7 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
-func TestAPodWithoutAGPUGetsNoneWhateverItsImageSays(t *testing.T) {
+func TestT39APodWithoutAGPUGetsNoneWhateverItsImageSays(t *testing.T) {
 	c := shared
 	pod := newPod("greedy", wait("main", greedyImage))
 	now := c.startPod(t, pod)
@@ -27,7 +27,7 @@ func TestAPodWithoutAGPUGetsNoneWhateverItsImageSays(t *testing.T) {
 	}
 }
 
-func TestAPodThatNamesAnotherPodsGPUFails(t *testing.T) {
+func TestT40APodThatNamesAnotherPodsGPUFails(t *testing.T) {
 	c := shared
 	for _, s := range []strategy{{list: envvar}, {list: envvar, devices: true}} {
 		t.Run(s.String(), func(t *testing.T) {
@@ -64,7 +64,7 @@ func TestAPodThatNamesAnotherPodsGPUFails(t *testing.T) {
 	})
 }
 
-func TestAnnotationsOfAPodGrantNothing(t *testing.T) {
+func TestT45AnnotationsOfAPodGrantNothing(t *testing.T) {
 	c := shared
 	forged := map[string]string{
 		"nvidia.cdi.k8s.io/container.main":        "k8s.device-plugin.nvidia.com/gpu=" + c.Driver.GPUs[0].UUID,
@@ -97,7 +97,7 @@ func TestAnnotationsOfAPodGrantNothing(t *testing.T) {
 	}
 }
 
-func TestATrustedNamespaceSelectsByEnvironmentAndALookAlikeDoesNot(t *testing.T) {
+func TestT49ATrustedNamespaceSelectsByEnvironmentAndALookAlikeDoesNot(t *testing.T) {
 	c := shared
 	for name, trusted := range map[string]bool{
 		"kube-system": true, "kube-system-x": false, "x-kube-system": false, "gpu-operator": false,
@@ -125,7 +125,7 @@ func TestATrustedNamespaceSelectsByEnvironmentAndALookAlikeDoesNot(t *testing.T)
 
 // Who may mount a path of the host may mount /dev/null at the place of a device list:
 // where pods may, accept-volume-mounts is to be off. A look-alike is never one.
-func TestDeviceListMountsOfAPod(t *testing.T) {
+func TestT44DeviceListMountsOfAPod(t *testing.T) {
 	c := shared
 	gpu := c.Driver.GPUs[1]
 	mounted := func(name, at string) *corev1.Pod {

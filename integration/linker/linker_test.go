@@ -83,22 +83,22 @@ func TestProgramsOfADebianImageFindTheDriver(t *testing.T) {
 	t.Run("from the compiler", func(t *testing.T) {
 		simhost.Want(t, h.Sh(t, id, "cat >/tmp/p.c <<'E'\n"+program+"E\ngcc -o /tmp/p /tmp/p.c -lcuda && /tmp/p"), "linked 13000\n")
 	})
-	t.Run("after a later ldconfig", func(t *testing.T) {
+	t.Run("T68 after a later ldconfig", func(t *testing.T) {
 		h.Sh(t, id, "ldconfig")
 		lists(t)
 	})
-	t.Run("after the installation of a package", func(t *testing.T) {
+	t.Run("T68 after the installation of a package", func(t *testing.T) {
 		simhost.Want(t, h.Sh(t, id, "dpkg -i "+images.LibfooDeb+" 2>&1"), "Processing triggers for libc-bin")
 		simhost.Want(t, h.Sh(t, id, "/test/dlopen -s foo libfoo.so.1"), "foo=12")
 		lists(t)
 	})
-	t.Run("after the linker's own files were removed", func(t *testing.T) {
+	t.Run("T68 after the linker's own files were removed", func(t *testing.T) {
 		h.Sh(t, id, "rm /etc/ld.so.cache && ldconfig")
 		lists(t)
 	})
 }
 
-func TestProgramsOfEveryKindOfImageFindTheDriver(t *testing.T) {
+func TestT69ProgramsOfEveryKindOfImageFindTheDriver(t *testing.T) {
 	h := simhost.New(t, simhost.Options{})
 	uuid := h.Driver.GPUs[0].UUID
 	for _, test := range []struct {

@@ -102,8 +102,8 @@ func TestARunningContainerKeepsItsDriverOverAnUpgrade(t *testing.T) {
 	}
 }
 
-// T53: nothing is made in a volume, and nothing is mounted below one.
-func TestAVolumeWhereTheDriverGoes(t *testing.T) {
+// Nothing is made in a volume, and nothing is mounted below one.
+func TestT53AVolumeWhereTheDriverGoes(t *testing.T) {
 	h := simhost.New(t, simhost.Options{})
 	image := h.Load(t, "glibc-hwcaps")
 	volume := func(t *testing.T, files ...images.File) string {

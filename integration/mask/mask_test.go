@@ -21,8 +21,8 @@ func TestMain(m *testing.M) { simhost.Main(m) }
 const listing = `cd ` + simhost.Mask + ` && find . | sort && for f in $(find . -type f | sort); do echo "== $f"; cat $f; done`
 
 // The mask shows the GPUs that were granted, the driver's version, and parameters
-// that keep NVIDIA's libraries from making nodes; nothing else (T55 to T57).
-func TestTheMaskShowsExactlyWhatWasGranted(t *testing.T) {
+// that keep NVIDIA's libraries from making nodes; nothing else.
+func TestT55T57TheMaskShowsExactlyWhatWasGranted(t *testing.T) {
 	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 8}})
 	read := func(name string) string {
 		t.Helper()
@@ -87,7 +87,7 @@ func sorted(s string) string {
 }
 
 // Container root cannot change the mask, nor take it off, nor make it writable.
-func TestTheMaskCannotBeChangedByContainerRoot(t *testing.T) {
+func TestT56TheMaskCannotBeChangedByContainerRoot(t *testing.T) {
 	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 3}})
 	bus := h.Driver.GPUs[1].BusID
 	script := strings.Join([]string{
@@ -105,8 +105,9 @@ func TestTheMaskCannotBeChangedByContainerRoot(t *testing.T) {
 		o    testenv.RunOptions
 	}{
 		{"root", testenv.RunOptions{}},
-		{"root of a read-only root file system", testenv.RunOptions{ReadOnly: true, Mounts: []string{"type=tmpfs,src=tmpfs,dst=/tmp,options=rw"}}},
-		{"root of a user namespace", testenv.RunOptions{Extra: simhost.UserNamespace}},
+		{"T29 root of a read-only root file system", testenv.RunOptions{ReadOnly: true, Mounts: []string{"type=tmpfs,src=tmpfs,dst=/tmp,options=rw"}}},
+		{"T29 root of a user namespace", testenv.RunOptions{Extra: simhost.UserNamespace}},
+		{"T29 root of a user namespace with a read-only root file system", testenv.RunOptions{ReadOnly: true, Mounts: []string{"type=tmpfs,src=tmpfs,dst=/tmp,options=rw"}, Extra: simhost.UserNamespace}},
 		// It owns its mount namespace and can take every mount off; what is below the
 		// mask it still cannot write.
 		{"root of a user namespace with CAP_SYS_ADMIN", testenv.RunOptions{Env: []string{"MAY_MOUNT=1"}, Extra: append([]string{"--cap-add", "CAP_SYS_ADMIN"}, simhost.UserNamespace...)}},

@@ -57,11 +57,11 @@ func refusals(d *sim.Driver) []refusal {
 			words: []string{`"magic"`, "supported:", "compat32"}, code: errdefs.ErrInvalidArgument,
 		},
 		{
-			name: "a long and hostile value", env: []string{"NVIDIA_VISIBLE_DEVICES=" + strings.Repeat("x", 5000) + "\x1b[31m\nsecond line"},
+			name: "T47 a long and hostile value", env: []string{"NVIDIA_VISIBLE_DEVICES=" + strings.Repeat("x", 5000) + "\x1b[31m\nsecond line"},
 			words: []string{"unknown GPU"}, never: []string{"\x1b", strings.Repeat("x", 600)}, code: errdefs.ErrInvalidArgument,
 		},
 		{
-			name: "no driver is loaded", spoil: func(t *testing.T, h *simhost.Host) { simhost.Away(t, filepath.Join(h.Driver.ProcRoot, "driver")) },
+			name: "T66 no driver is loaded", spoil: func(t *testing.T, h *simhost.Host) { simhost.Away(t, filepath.Join(h.Driver.ProcRoot, "driver")) },
 			env: zero, words: []string{"no NVIDIA driver is loaded on this host", "driver/nvidia/version"}, code: errdefs.ErrFailedPrecondition,
 		},
 		{

@@ -32,7 +32,7 @@ var noRequest = []struct {
 // config.json, the same files in its bundle but for the shim's address, the same mounts, nothing in the state
 // directory, not a word in the log; and it never suffers from what is wrong with
 // the GPUs of its host (I10).
-func TestAContainerWithoutARequestIsUntouched(t *testing.T) {
+func TestT66AContainerWithoutARequestIsUntouched(t *testing.T) {
 	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 3}})
 	for i, state := range []struct {
 		name  string

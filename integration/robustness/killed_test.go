@@ -145,9 +145,9 @@ func countEntries(t *testing.T, h *host) int {
 	return n
 }
 
-// T30: created, the mask attached or not, and then the shim is gone. Nothing can start the
+// Created, the mask attached or not, and then the shim is gone. Nothing can start the
 // container then, whether or not containerd has noticed.
-func TestAContainerWhoseShimDiesBetweenCreateAndStartNeverRuns(t *testing.T) {
+func TestT30AContainerWhoseShimDiesBetweenCreateAndStartNeverRuns(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
 		h := newHost(t, simhost.Options{Env: testenv.Options{Cgroup: version}}, false)
 		h.MustRun(t, h.run(t, "warm", 0, "true"))

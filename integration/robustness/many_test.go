@@ -20,7 +20,7 @@ import (
 const cycles = 500
 
 // The first thirty creates after a boot come together.
-func TestThirtyCreatesAtOnceGetTheirOwnGPUAndShareOneView(t *testing.T) {
+func TestT18ThirtyCreatesAtOnceGetTheirOwnGPUAndShareOneView(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
 		const creates = 30
 		h := newHost(t, simhost.Options{Driver: sim.Options{GPUs: sim.MaxGPUs}, Env: testenv.Options{Cgroup: version}}, false)

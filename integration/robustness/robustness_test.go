@@ -207,9 +207,9 @@ func (h *host) checkState(t *testing.T) (views []string) {
 	return views
 }
 
-// T31, and T30 for every step: whatever goes wrong, nothing of the container has run, nothing of it
+// Whatever goes wrong, nothing of the container has run, nothing of it
 // is left, and it can be created again.
-func TestACreateThatFailsOrDiesAtAnyStepLeavesNothing(t *testing.T) {
+func TestT30T31ACreateThatFailsOrDiesAtAnyStepLeavesNothing(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
 		h := newHost(t, simhost.Options{Env: testenv.Options{Cgroup: version}}, true)
 		// The view is there before and after.
@@ -259,8 +259,8 @@ func TestACreateThatFailsOrDiesAtAnyStepLeavesNothing(t *testing.T) {
 	})
 }
 
-// T65: the user reads what is wrong with the state directory, and nothing is left.
-func TestAStateDirectoryThatCannotBeWrittenIsAClearErrorAndLeavesNothing(t *testing.T) {
+// The user reads what is wrong with the state directory, and nothing is left.
+func TestT65AStateDirectoryThatCannotBeWrittenIsAClearErrorAndLeavesNothing(t *testing.T) {
 	for _, c := range []struct{ name, options, want string }{
 		{"full", "mode=0700,size=4k", "no space left on device"},
 		{"out of inodes", "mode=0700,nr_inodes=2", "no space left on device"},

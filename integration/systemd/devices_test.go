@@ -53,7 +53,7 @@ func TestTheScopeOfAContainerAllowsExactlyItsNodes(t *testing.T) {
 
 // What is done to a running container's rules on hosts of this kind, and costs
 // containers their GPUs whose rules only the kernel knows.
-func TestAContainerKeepsItsGPUWhateverRewritesDeviceRules(t *testing.T) {
+func TestT36AContainerKeepsItsGPUWhateverRewritesDeviceRules(t *testing.T) {
 	m := startMachine(t)
 	crun := containerOptions{flags: []string{"--runtime-config-path", inCrun + "/crun.toml"}}
 	containers := []*container{

@@ -1,7 +1,8 @@
 #!/bin/sh
 # Builds what the integration tests run against: containerd, ctr,
 # containerd-shim-runc-v2 and runc, at the versions that go.mod beside this
-# script pins, with the build tags that the stock packages use.
+# script pins, with the build tags that the stock packages use. runc-1.1 and
+# runc-1.2 are old ones, each with a go.mod of its own.
 # Usage: build.sh OUTDIR
 #
 # What is up to date is skipped: a stamp file beside each binary holds the
@@ -54,15 +55,27 @@ build_containerd ctr "no_btrfs no_zfs no_devmapper"
 # containerd's own Makefile builds the shim with this tag.
 build_containerd containerd-shim-runc-v2 "no_grpc"
 
-if ! fresh runc; then
+# build_runc NAME LDFLAGS: the runc of the module in the working directory.
+build_runc() {
+	if fresh "$1"; then
+		return
+	fi
 	if ! pkg-config --exists libseccomp 2>/dev/null; then
 		echo "build.sh: runc needs libseccomp's headers and pkg-config; run $here/apt.sh" >&2
 		exit 1
 	fi
-	echo "building runc $runc_version"
-	# runc embeds its own VERSION file, so no version is set here.
+	echo "building $1 $runc_version"
 	CGO_ENABLED=1 "$GO" build -trimpath -tags "seccomp netgo osusergo" \
-		-ldflags "-s -w -extldflags -static" \
-		-o "$out/.runc.new" github.com/opencontainers/runc
-	put runc
-fi
+		-ldflags "-s -w -extldflags -static $2" \
+		-o "$out/.$1.new" github.com/opencontainers/runc
+	put "$1"
+}
+
+# It embeds its own VERSION file, so no version is set here.
+build_runc runc ""
+for old in runc-1.1 runc-1.2; do
+	cd "$here/$old"
+	key=$({ cat go.mod go.sum ../build.sh; "$GO" version; "$GO" env GOARCH CC; } | sha256sum | cut -d ' ' -f 1)
+	runc_version=$("$GO" list -m -f '{{.Version}}' github.com/opencontainers/runc)
+	build_runc "$old" "-X main.version=${runc_version#v}"
+done

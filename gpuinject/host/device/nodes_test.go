@@ -233,13 +233,13 @@ func TestRefusedNodes(t *testing.T) {
 		{"a missing GPU node, saying how to make it", "", remove("nvidia2"), []string{"dev/nvidia2 is missing", prepare}},
 		{"a missing control node", "", remove("nvidiactl"), []string{"dev/nvidiactl is missing", prepare}},
 		{"a missing nvidia-uvm", "", remove("nvidia-uvm"), []string{"dev/nvidia-uvm is missing", prepare}},
-		{"a link to the right node (T38)", "", link("nvidia2", "nvidia0"), []string{"dev/nvidia2 is a symbolic link"}},
-		{"a regular file (T38)", "", file("nvidia2"), []string{"dev/nvidia2 is a regular file"}},
-		{"an optional node that is a link (T38)", "", link("dri/card1", "dri/card0"), []string{"dev/dri/card1 is a symbolic link"}},
-		{"a node with another major (T38)", "", node("nvidia2", 8, 2), []string{"dev/nvidia2 is 8:2", "195:2"}},
+		{"T38 a link to the right node", "", link("nvidia2", "nvidia0"), []string{"dev/nvidia2 is a symbolic link"}},
+		{"T38 a regular file", "", file("nvidia2"), []string{"dev/nvidia2 is a regular file"}},
+		{"T38 an optional node that is a link", "", link("dri/card1", "dri/card0"), []string{"dev/dri/card1 is a symbolic link"}},
+		{"T38 a node with another major", "", node("nvidia2", 8, 2), []string{"dev/nvidia2 is 8:2", "195:2"}},
 		{"a node with another minor", "", node("nvidia2", 195, 3), []string{"dev/nvidia2 is 195:3", "195:2"}},
 		{"a DRM node of another card", "", node("dri/card1", 226, 0), []string{"dev/dri/card1 is 226:0", "226:1"}},
-		{"a major that changed after the inventory (T37)", "", driver("238 nvidia-uvm", "511 nvidia-uvm\n"), []string{"dev/nvidia-uvm is 238:0", "511:0"}},
+		{"T37 a major that changed after the inventory", "", driver("238 nvidia-uvm", "511 nvidia-uvm\n"), []string{"dev/nvidia-uvm is 238:0", "511:0"}},
 		{"a node whose driver went away, also if a block device has its name", "", func(h *fakeHost) {
 			h.Write("proc/devices", strings.Replace(charDevices, "238 nvidia-uvm\n", "", 1)+"238 nvidia-uvm\n")
 		}, []string{"dev/nvidia-uvm is there", `"nvidia-uvm"`}},

@@ -70,8 +70,8 @@ func TestDiscoverSquashfs(t *testing.T) {
 	})
 }
 
-// TestDriverContainer is T63: a driver root that another party filled.
-func TestDriverContainer(t *testing.T) {
+// A driver root that another party filled.
+func TestT63DriverContainer(t *testing.T) {
 	t.Run("absolute links stay in the driver root", func(t *testing.T) {
 		r := newRoot(t)
 		real := r.lib("opt/real/libcuda.so."+version, "libcuda.so.1")

@@ -1,0 +1,401 @@
+package attacks
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+const (
+	// slower is how much longer than a harmless container a hostile one may take.
+	slower = time.Second
+	// maxPeak is how much memory the shim may need for a container beyond what it has, in KiB.
+	maxPeak = 48 << 10
+	// maxViews is how many views of one driver a host may have.
+	maxViews = 32
+)
+
+// marker is a file of the host's canary directory that no container may see.
+const marker = "canary-of-the-host"
+
+// host is a host with a directory that attacks aim at. Its containers are those of one pod: their
+// shim outlives each attack.
+type host struct {
+	*simhost.Host
+	canary  string
+	pod     string // the container that keeps the pod's shim alive
+	shim    int    // the process of the pod's shim
+	maxPeak int
+}
+
+// inPod is the annotation that has one shim serve several containers.
+const inPod = "io.containerd.runc.v2.group=pod"
+
+func newHost(t *testing.T, o simhost.Options) *host {
+	t.Helper()
+	h := &host{Host: simhost.New(t, o), maxPeak: maxPeak}
+	h.canary = filepath.Join(h.Dir, "canary")
+	if err := os.Mkdir(h.canary, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := images.Populate(h.canary, []images.File{
+		images.Text(marker, 0o644, "secret of the host"),
+		images.Text("sub/file", 0o600, "another"),
+		images.FromHost("libatk.so.1.0", 0o755, "/bin/busybox"),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	h.pod = h.Start(t, testenv.RunOptions{Annotations: []string{inPod}})
+	shims := h.ShimPIDs(h.pod)
+	if len(shims) != 1 {
+		t.Fatalf("shims of the pod: %v", shims)
+	}
+	h.shim = shims[0]
+	// The first GPU has the shim make the view, and open what it keeps.
+	h.Run(t, testenv.RunOptions{Env: []string{one, everything}, Args: []string{"/bin/true"}})
+	return h
+}
+
+// Run runs a container of the pod.
+func (h *host) Run(t testing.TB, o testenv.RunOptions) testenv.Result {
+	t.Helper()
+	o.Annotations = append(slices.Clone(o.Annotations), inPod)
+	return h.Host.Run(t, o)
+}
+
+// RunSpec runs a container of the pod with exactly this OCI configuration.
+func (h *host) RunSpec(t testing.TB, spec map[string]any, flags ...string) testenv.Result {
+	t.Helper()
+	key, value, _ := strings.Cut(inPod, "=")
+	if spec["annotations"] == nil {
+		spec["annotations"] = map[string]any{}
+	}
+	spec["annotations"].(map[string]any)[key] = value
+	return h.Host.RunSpec(t, spec, flags...)
+}
+
+// aim puts the canary's path, without its first slash, in place of CANARY.
+func (h *host) aim(files []images.File) []images.File {
+	files = slices.Clone(files)
+	replace := func(s string) string { return strings.ReplaceAll(s, "CANARY", strings.TrimPrefix(h.canary, "/")) }
+	for i := range files {
+		files[i].Target = replace(files[i].Target)
+		files[i].Data = []byte(replace(string(files[i].Data)))
+	}
+	return files
+}
+
+// attempt is one hostile container under the oracle: it may start or be refused in one line, in the
+// time and memory of a harmless one, it sees nothing of the host but the volumes, and the machine
+// is as before.
+func (h *host) attempt(t *testing.T, o testenv.RunOptions, volumes ...string) (r testenv.Result, ran bool) {
+	t.Helper()
+	h.unharmed(t, func() {
+		var took, harmless time.Duration
+		// A busy machine is slow once, a hostile image every time.
+		for range 3 {
+			begin := time.Now()
+			r = h.Run(t, o)
+			if took = time.Since(begin); took <= slower {
+				break
+			}
+			begin = time.Now()
+			h.Run(t, testenv.RunOptions{Env: o.Env, Args: []string{"/bin/true"}})
+			if harmless = time.Since(begin); took <= harmless+slower {
+				break
+			}
+		}
+		t.Logf("it took %v", took.Round(time.Millisecond))
+		if took > harmless+slower {
+			t.Errorf("it took %v, a harmless container %v", took, harmless)
+		}
+		if ran = clean(t, r); ran {
+			h.noHostDirectory(t, r.Output, volumes...)
+		}
+	})
+	return r, ran
+}
+
+// unharmed is the oracle. It runs an attack, whose containers may have been refused, and fails the
+// test if the machine is not as before, or if the shim needed too much memory.
+func (h *host) unharmed(t *testing.T, attack func()) {
+	t.Helper()
+	machine := h.Snapshot(t, h.State, filepath.Join(h.Root, "io.containerd.runtime.v2.task"))
+	files, settings, state, open := h.files(t), sysctls(t), h.state(t), h.descriptors()
+	before := h.resetPeak(t)
+	attack()
+	machine.AssertUnchanged(t, h.Driver.StateDir) // views stay; state looks at them
+	simhost.Same(t, "files of the machine", files, h.files(t))
+	simhost.Same(t, "sysctls", settings, sysctls(t))
+	simhost.Same(t, "the state directory", state, h.state(t))
+	var more []string
+	if !testenv.Until(10*time.Second, func() bool { more = added(open, h.descriptors()); return len(more) == 0 }) {
+		t.Errorf("open descriptors that were not there before: %q", more)
+	}
+	peak := h.memory(t, "VmHWM")
+	t.Logf("the shim's memory: %d KiB before, %d KiB at most", before, peak)
+	if peak > before+h.maxPeak {
+		t.Errorf("it needed more than %d KiB", h.maxPeak)
+	}
+	if strings.Contains(h.Log(), "panic") {
+		t.Error("something panicked")
+	}
+}
+
+// files are the files of the machine that attacks aim at: the canary, the driver's, the system's.
+func (h *host) files(t testing.TB) []string {
+	t.Helper()
+	lines := append(simhost.Files(t, h.canary), times(t, h.canary)...)
+	lines = append(lines, times(t, h.Driver.Root)...)
+	lines = append(lines, times(t, h.Driver.DevRoot)...)
+	for _, name := range []string{"/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/passwd", "/etc/ld.so.preload"} {
+		data, err := os.ReadFile(name)
+		lines = append(lines, fmt.Sprintf("%s: %q %v", name, data, err))
+	}
+	return lines
+}
+
+// times is one line for each file below dir, with its owner, mode and times.
+func times(t testing.TB, dir string) []string {
+	t.Helper()
+	var lines []string
+	err := filepath.WalkDir(dir, func(name string, _ fs.DirEntry, err error) error {
+		var st unix.Stat_t
+		if err == nil {
+			err = unix.Lstat(name, &st)
+		}
+		lines = append(lines, fmt.Sprintf("%s %o %d:%d %d modified %d changed %d", name, st.Mode, st.Uid, st.Gid, st.Size, st.Mtim.Nano(), st.Ctim.Nano()))
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lines
+}
+
+// sysctls are the settings of the kernel: what may be written below /proc/sys. The network's come
+// and go with interfaces, and the kernel itself changes the three that are left out.
+func sysctls(t testing.TB) []string {
+	t.Helper()
+	var lines []string
+	err := filepath.WalkDir("/proc/sys", func(name string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case name == "/proc/sys/net" || name == "/proc/sys/fs/binfmt_misc":
+			return fs.SkipDir
+		case slices.Contains([]string{"ns_last_pid", "perf_event_max_sample_rate", "tainted"}, d.Name()):
+			return nil
+		}
+		if info, err := d.Info(); err != nil || info.IsDir() || info.Mode()&0o600 != 0o600 {
+			return err
+		}
+		data, err := os.ReadFile(name)
+		lines = append(lines, fmt.Sprintf("%s %q %v", name, data, err != nil))
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lines
+}
+
+// known are the names of what the shim keeps: views, what it learned about the driver, locks.
+var known = regexp.MustCompile(`^(view|lock|[a-z]+\.(json|lock|json\.lock))$`)
+
+// state is one line for each other entry of the state directory.
+func (h *host) state(t testing.TB) []string {
+	t.Helper()
+	views := namesIn(filepath.Join(h.Driver.StateDir, "view"))
+	if len(views) > maxViews {
+		t.Errorf("%d views of one driver", len(views))
+	}
+	var lines []string
+	for _, name := range namesIn(h.Driver.StateDir) {
+		var st unix.Stat_t
+		if err := unix.Lstat(filepath.Join(h.Driver.StateDir, name), &st); err != nil {
+			t.Fatal(err)
+		}
+		if st.Uid != 0 || st.Mode&0o022 != 0 {
+			t.Errorf("%s of the state directory has mode %o and owner %d", name, st.Mode, st.Uid)
+		}
+		if !known.MatchString(name) {
+			lines = append(lines, fmt.Sprintf("%s %o", name, st.Mode))
+		}
+	}
+	return lines
+}
+
+// namesIn are the names in a directory, which need not exist.
+func namesIn(dir string) []string {
+	entries, _ := os.ReadDir(dir)
+	var names []string
+	for _, e := range entries {
+		names = append(names, e.Name())
+	}
+	return names
+}
+
+var inode = regexp.MustCompile(`\[\d+\]`)
+
+// descriptors are the open descriptors of containerd and of the pod's shim. Handles of processes
+// that have ended are closed with the next collection of garbage.
+func (h *host) descriptors() []string {
+	var list []string
+	for _, pid := range []int{h.PID(), h.shim} {
+		dir := fmt.Sprintf("/proc/%d/fd", pid)
+		for _, fd := range namesIn(dir) {
+			target, err := os.Readlink(filepath.Join(dir, fd))
+			if err != nil || strings.Contains(target, "[pidfd]") || target == "pidfd:" {
+				continue
+			}
+			list = append(list, fmt.Sprintf("%d %s", pid, inode.ReplaceAllString(target, "")))
+		}
+	}
+	return list
+}
+
+// added are the lines that are more often in after than in before.
+func added(before, after []string) []string {
+	count := map[string]int{}
+	for _, line := range before {
+		count[line]++
+	}
+	var more []string
+	for _, line := range after {
+		if count[line]--; count[line] < 0 {
+			more = append(more, line)
+		}
+	}
+	return more
+}
+
+// memory is a value of the shim's status, in KiB.
+func (h *host) memory(t testing.TB, name string) int {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", h.shim))
+	if err != nil {
+		t.Fatalf("the shim of the pod has ended: %v", err)
+	}
+	for line := range strings.Lines(string(data)) {
+		if f := strings.Fields(line); f[0] == name+":" {
+			n, err := strconv.Atoi(f[1])
+			if err != nil {
+				t.Fatal(err)
+			}
+			return n
+		}
+	}
+	t.Fatalf("no %s", name)
+	return 0
+}
+
+// resetPeak makes what the shim has now its peak, which it returns.
+func (h *host) resetPeak(t testing.TB) int {
+	t.Helper()
+	// proc(5), clear_refs: 5 resets VmHWM.
+	if err := os.WriteFile(fmt.Sprintf("/proc/%d/clear_refs", h.shim), []byte("5"), 0); err != nil {
+		t.Fatal(err)
+	}
+	return h.memory(t, "VmHWM")
+}
+
+// look prints the mount table and every file by the canary's name.
+const look = "cat /proc/self/mountinfo; find / -name " + marker + " -not -path '/proc/*' 2>/dev/null; echo done"
+
+type mount struct{ dev, root, point, kind, source string }
+
+func parseMounts(mountinfo string) []mount {
+	var mounts []mount
+	for line := range strings.Lines(mountinfo) {
+		f := strings.Fields(line)
+		dash := slices.Index(f, "-")
+		if len(f) < 10 || dash < 6 || len(f) < dash+3 {
+			continue
+		}
+		mounts = append(mounts, mount{f[2], f[3], f[4], f[dash+1], f[dash+2]})
+	}
+	return mounts
+}
+
+// onDisk is a host path as mountinfo's field 4 has it: relative to its file system.
+func onDisk(t testing.TB, name string) string {
+	t.Helper()
+	data, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	best := mount{}
+	for _, m := range parseMounts(string(data)) {
+		if (name == m.point || strings.HasPrefix(name, strings.TrimSuffix(m.point, "/")+"/")) && len(m.point) >= len(best.point) {
+			best = m
+		}
+	}
+	return filepath.Join(best.root, strings.TrimPrefix(name, best.point))
+}
+
+// noHostDirectory fails the test if a mount of a container shows anything of the
+// host but driver files, its own root, and the volumes that it was given.
+func (h *host) noHostDirectory(t testing.TB, out string, volumes ...string) {
+	t.Helper()
+	if strings.Contains(out, "/"+marker) {
+		t.Errorf("the container sees the canary:\n%s", out)
+	}
+	devices := map[string]bool{}
+	for _, m := range parseMounts(h.MountTable(t)) {
+		devices[m.dev] = true
+	}
+	driver := onDisk(t, h.Driver.Root)
+	for i := range volumes {
+		volumes[i] = onDisk(t, volumes[i])
+	}
+	cache := onDisk(t, h.State)
+	mounts := parseMounts(out)
+	if len(mounts) < 5 {
+		t.Fatalf("no mount table:\n%s", out)
+	}
+	for _, m := range mounts {
+		switch {
+		case !devices[m.dev]: // the container's own
+		case slices.Contains([]string{"sysfs", "proc", "mqueue", "cgroup", "cgroup2", "devpts"}, m.kind):
+		case m.point == "/":
+		case m.kind == "tmpfs" && m.source == "nvidia-shim" && m.root == "/":
+		case strings.HasPrefix(m.root, driver+"/"):
+			if info, err := os.Lstat(filepath.Join(h.Driver.Root, strings.TrimPrefix(m.root, driver))); err == nil && !info.Mode().IsRegular() {
+				t.Errorf("a mount of %s at %s: %v", m.root, m.point, info.Mode())
+			}
+		// What the shim made in the bundle. Where /etc or /dev is a link at that moment,
+		// runc follows it inside the root, so it may be at another place of the container.
+		case strings.HasPrefix(m.root, cache+"/") && slices.Contains([]string{"ld.so.cache", "application-profile.conf", "dri-by-path"}, path.Base(m.root)):
+		case slices.Contains(volumes, m.root):
+		default:
+			t.Errorf("the host's %s (%s) is mounted at %s", m.root, m.kind, m.point)
+		}
+	}
+}
+
+// clean fails the test unless a container ran, or was refused in one line.
+func clean(t testing.TB, r testenv.Result) (ran bool) {
+	t.Helper()
+	if r.ExitCode == 0 {
+		return true
+	}
+	if text := strings.TrimSpace(r.Error); !strings.HasPrefix(text, "ctr: ") || strings.Count(text, "\n") > 1 || strings.Contains(text, "panic") {
+		t.Errorf("no clean failure: exit status %d, %q", r.ExitCode, r.Error)
+	}
+	return false
+}

@@ -1,0 +1,171 @@
+package attacks
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// inPIDNamespace is set in the process that runs T17 in a PID namespace of its own.
+const inPIDNamespace = "NVIDIA_SHIM_TEST_PID_NAMESPACE"
+
+// reuse is the runc of T17. After `runc create` it kills the container's process, waits until the
+// shim has reaped it, and then for the test to give its number to another process. Arguments: the
+// real runc, the file that says so.
+const reuse = `
+%[1]s "$@" || exit
+case " $* " in *" create "*) ;; *) exit 0 ;; esac
+while [ "$1" != --pid-file ]; do shift; done
+pid=$(cat "$2")
+kill -9 $pid
+while [ -d /proc/$pid ]; do :; done
+echo $pid >%[2]s.new
+mv %[2]s.new %[2]s
+while [ -e %[2]s ]; do :; done
+exit 0
+`
+
+// takeOver waits for the number of a process that has ended, and gives it to one with a mount
+// namespace of its own.
+func takeOver(t *testing.T, file string) (was int, process *exec.Cmd) {
+	t.Helper()
+	testenv.Await(t, 20*time.Second, "the container's process has ended", func() bool {
+		data, err := os.ReadFile(file)
+		if err == nil {
+			_, err = fmt.Sscan(string(data), &was)
+		}
+		return err == nil
+	})
+	ready := file + ".ready"
+	_ = os.Remove(ready)
+	if err := os.WriteFile("/proc/sys/kernel/ns_last_pid", []byte(fmt.Sprint(was-1)), 0); err != nil {
+		t.Error(err)
+	}
+	process = exec.Command("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", "mount -t proc proc /proc; echo ready >"+ready+"; exec sleep 60")
+	if err := process.Start(); err != nil {
+		t.Error(err)
+	}
+	testenv.Await(t, 20*time.Second, "the other process runs", func() bool { _, err := os.Stat(ready); return err == nil })
+	if err := os.Remove(file); err != nil {
+		t.Error(err)
+	}
+	return was, process
+}
+
+func TestT17AProcessIDIsUsedAgainBeforeTheMaskIsAttached(t *testing.T) {
+	if os.Getenv(inPIDNamespace) == "" {
+		// The shell is the namespace's first process and reaps orphans.
+		cmd := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "/bin/sh", "-c", `"$0" "$@"; exit $?`,
+			os.Args[0], "-test.run=^"+t.Name()+"$", "-test.v")
+		cmd.Env = append(os.Environ(), inPIDNamespace+"=1")
+		out, err := cmd.CombinedOutput()
+		if err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	h := newHost(t, simhost.Options{})
+	result := filepath.Join(h.Dir, "reused")
+	script := simhost.Script(t, filepath.Join(h.Dir, "runc-wrapper"), fmt.Sprintf(reuse, filepath.Join(h.Options.ToolsDir, "runc"), result))
+	config := simhost.WriteFile(t, filepath.Join(h.Dir, "runtime.toml"), "BinaryName = \""+script+"\"\n")
+	reused := 0
+	for range 20 {
+		if reused == 5 {
+			break
+		}
+		var r testenv.Result
+		done := make(chan bool)
+		go func() {
+			defer close(done)
+			r, _ = h.TryRun(t, testenv.RunOptions{Env: []string{one}, Args: []string{"/bin/true"}, Extra: []string{"--runtime-config-path", config}})
+		}()
+		was, other := takeOver(t, result)
+		<-done
+		if r.ExitCode == 0 {
+			t.Error("a container without a process started")
+		}
+		table, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", other.Process.Pid))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if was == other.Process.Pid {
+			reused++
+			t.Logf("process %d: %s", was, strings.TrimSpace(r.Error))
+		}
+		if strings.Contains(string(table), " "+simhost.Mask+" ") {
+			t.Errorf("process %d of a container, and then another process: the mask was attached to it", was)
+		}
+		_ = other.Process.Kill()
+		_ = other.Wait()
+	}
+	if reused == 0 {
+		t.Error("no process id was used again")
+	}
+}
+
+// parallel is how many containers T18 creates at once.
+const parallel = 50
+
+// raceShim is the shim with the race detector, built once for the test binary.
+var raceShim = sync.OnceValues(func() (string, error) {
+	root, err := testenv.ModuleRoot()
+	if err != nil {
+		return "", err
+	}
+	dir, err := os.MkdirTemp("", "raceshim")
+	if err != nil {
+		return "", err
+	}
+	cmd := exec.Command("go", "build", "-race", "-tags", "no_grpc", "-o", filepath.Join(dir, "containerd-shim-nvidia-v2"), "./cmd/containerd-shim-nvidia-v2")
+	cmd.Dir = root
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		os.RemoveAll(dir)
+		return "", fmt.Errorf("build the shim with the race detector: %w\n%s", err, out)
+	}
+	return dir, nil
+})
+
+func TestT18FiftyCreationsAtOnceDoNotMixUpDevices(t *testing.T) {
+	dir, err := raceShim()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	races := filepath.Join(t.TempDir(), "race")
+	h := newHost(t, simhost.Options{Driver: sim.Options{GPUs: 8}, Env: testenv.Options{ShimDir: dir, Env: []string{"GORACE=log_path=" + races}}})
+	h.maxPeak *= parallel
+	h.unharmed(t, func() {
+		var group sync.WaitGroup
+		for i := range parallel {
+			group.Go(func() {
+				r, err := h.TryRun(t, testenv.RunOptions{
+					Annotations: []string{inPod}, Env: []string{fmt.Sprint("NVIDIA_VISIBLE_DEVICES=", i%8)}, Args: h.ProbeArgs(), Timeout: 5 * time.Minute,
+				})
+				if err != nil || r.ExitCode != 0 {
+					t.Errorf("container %d: %v, exit status %d, %s", i, err, r.ExitCode, r.Error)
+					return
+				}
+				simhost.Compare(t, simhost.Parse(r.Output), h.Expect([]int{i % 8}))
+			})
+		}
+		group.Wait()
+	})
+	found, err := filepath.Glob(races + ".*")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range found {
+		data, _ := os.ReadFile(name)
+		t.Errorf("the race detector found:\n%s", data)
+	}
+}
