@@ -1,5 +1,3 @@
-// Package elffile makes the least shared libraries that a loader accepts, for tests without a
-// compiler.
 package elffile
 
 import (
