@@ -1,12 +1,15 @@
 package view
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,6 +42,14 @@ type Spec struct {
 // grace is how long a view of an older driver stays after its last use, so that a container
 // creation that has just chosen it still finds it.
 const grace = time.Hour
+
+// maxViews bounds the views of a host, which differ by capabilities and by the image's forward
+// compatibility package: each is a mount for every file, and every new mount namespace copies them
+// all. recent is how long ago a view must have been used to go for that reason.
+const (
+	maxViews = 32
+	recent   = 10 * time.Second
+)
 
 // key returns the name of the view's directory. The driver comes first, so that a name shows
 // whether the view is of another driver.
@@ -128,16 +139,24 @@ func unmount(dir string) error {
 	return nil
 }
 
-// collect removes views of other drivers than the present one that have not been used for long. It
-// is called with the lock held; what fails is tried again with the next new view.
+// collect removes views of other drivers than the present one that have not been used for long, and
+// the least recently used of more than maxViews. It is called with the lock held; what fails is tried
+// again with the next new view.
 func collect(s *state.State, driver string) {
 	entries, _ := os.ReadDir(viewDir(s))
+	used := map[string]time.Duration{} // how long ago
 	for _, e := range entries {
-		info, err := e.Info()
-		if err != nil || !e.IsDir() || strings.HasPrefix(e.Name(), hash([]byte(driver))+"-") || time.Since(info.ModTime()) < grace {
+		if info, err := e.Info(); err == nil && e.IsDir() {
+			used[e.Name()] = time.Since(info.ModTime())
+		}
+	}
+	names := slices.SortedFunc(maps.Keys(used), func(a, b string) int { return cmp.Compare(used[a], used[b]) })
+	for i, name := range names {
+		otherDriver := !strings.HasPrefix(name, hash([]byte(driver))+"-")
+		if !(otherDriver && used[name] >= grace) && !(i >= maxViews && used[name] >= recent) {
 			continue
 		}
-		dir := filepath.Join(viewDir(s), e.Name())
+		dir := filepath.Join(viewDir(s), name)
 		root := filepath.Join(dir, "root")
 		if unmount(root) == nil {
 			_ = os.Remove(root)

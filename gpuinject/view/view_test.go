@@ -353,6 +353,28 @@ func TestUnusedViewsOfAnOlderDriverGo(t *testing.T) {
 	}
 }
 
+func TestTheLeastRecentlyUsedOfManyViewsGo(t *testing.T) {
+	f := newFixture(t)
+	source := f.file("lib.so", 0o644)
+	view := func(i int) Spec {
+		return Spec{Driver: "580.1", Files: []File{{Source: source, Name: fmt.Sprintf("lib64/lib%d.so", i)}}}
+	}
+	for i := range 2 * maxViews {
+		f.ensure(view(i))
+		when := time.Now().Add(-time.Duration(1+i) * time.Minute)
+		check(t, os.Chtimes(filepath.Dir(Path(f.state, view(i))), when, when))
+	}
+	f.ensure(view(maxViews)) // is a use
+	f.ensure(view(-1))
+	// The fixture's, the new one and the one that was used are the most recent.
+	for i := range 2 * maxViews {
+		if kept := i < maxViews-3 || i == maxViews; mounted(Path(f.state, view(i))) != kept {
+			t.Errorf("view %d is there: %v", i, !kept)
+		}
+	}
+	whole(t, Path(f.state, view(0)), view(0))
+}
+
 // /run is shared under systemd: what is attached there shows up in every mount namespace that
 // follows it.
 func TestAViewBelowASharedMountStaysInThisMountNamespace(t *testing.T) {
