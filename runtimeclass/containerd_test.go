@@ -395,7 +395,7 @@ func parsed(t *testing.T, text []byte) Configuration {
 func TestContainerdReadsTheResult(t *testing.T) {
 	all := daemons(t)
 	if len(all) == 0 {
-		t.Skip("SKIP: no bin/tools/containerd and bin/daemons: run `make tools daemons`")
+		t.Skip("NOT TESTED: no bin/tools/containerd and bin/daemons: run `make tools daemons`")
 	}
 	for _, program := range all {
 		version, err := DaemonVersion(t.Context(), "/", Containerd, program)

@@ -116,7 +116,7 @@ func TestInstallRefuses(t *testing.T) {
 // patch(1) makes the new file of the old one and the difference.
 func TestDiffIsAPatch(t *testing.T) {
 	if _, err := exec.LookPath("patch"); err != nil {
-		t.Skipf("SKIP: patch(1) is missing: %v", err)
+		t.Skipf("NOT TESTED: patch(1) is missing: %v", err)
 	}
 	for _, c := range registrations {
 		h := containerdTree(t, c.config, c.extra, c.daemon)

@@ -34,7 +34,7 @@ complete -C "nvidia-shimctl uni"`
 	for _, shell := range [][]string{{"bash", "--norc", "--noprofile", "-uc", bash}, {"zsh", "-f", "-c", zsh}, {"fish", "--no-config", "-c", fish}} {
 		t.Run(shell[0], func(t *testing.T) {
 			if _, err := exec.LookPath(shell[0]); err != nil {
-				t.Skipf("the package %s is not installed: %v", shell[0], err)
+				t.Skipf("NOT TESTED: the package %s is not installed: %v", shell[0], err)
 			}
 			cmd := exec.Command(shell[0], shell[1:]...)
 			cmd.Env = []string{"PATH=" + dir + ":/usr/bin:/bin", "HOME=" + dir}
@@ -54,7 +54,7 @@ complete -C "nvidia-shimctl uni"`
 func TestTheManualPage(t *testing.T) {
 	man, err := exec.LookPath("man")
 	if err != nil {
-		t.Skipf("the package man-db is not installed: %v", err)
+		t.Skipf("NOT TESTED: the package man-db is not installed: %v", err)
 	}
 	status, page, errs := ctl(t, "man")
 	if status != 0 {
