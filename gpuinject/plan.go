@@ -141,7 +141,7 @@ type PlanLink struct {
 	Target string `json:"target"`
 }
 
-// PlanProc is what the mask over the driver's directory in /proc shows.
+// PlanProc lists what the mask over the driver's directory in /proc shows.
 type PlanProc struct {
 	// Masked is false for privileged containers.
 	Masked bool     `json:"masked"`
@@ -165,9 +165,9 @@ type PlanLinker struct {
 // Decision is one decision about a container, for the operator. The decisions tell of every device
 // of the host, so that they never go into an error that a container's owner reads.
 type Decision struct {
-	// Subject is what it is about: "GPU 2", "capabilities", "gds".
+	// Subject of the decision: "GPU 2", "capabilities", "gds".
 	Subject string `json:"subject"`
-	// Decision is what was decided: "given", "refused", "not given".
+	// Decision: "given", "refused", "not given".
 	Decision string `json:"decision"`
 	Reason   string `json:"reason"`
 }

@@ -100,9 +100,9 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 
 func TestInstallRefuses(t *testing.T) {
 	for want, change := range map[string]func(o *Options, h Host){
-		"cannot be in a unit":    func(o *Options, _ Host) { o.Registration.BinDir = "/opt/my programs" },
-		"is not of this program": func(_ *Options, h Host) { write(t, h.real(UnitPath), "[Unit]\n") },
-		"is there and is yours":  func(o *Options, h Host) { write(t, h.real(o.ShimConfig), "[log]\nlevel = 'info'\n") },
+		"cannot be in a unit":             func(o *Options, _ Host) { o.Registration.BinDir = "/opt/my programs" },
+		"was not written by this program": func(_ *Options, h Host) { write(t, h.real(UnitPath), "[Unit]\n") },
+		"exists and is not overwritten":   func(o *Options, h Host) { write(t, h.real(o.ShimConfig), "[log]\nlevel = 'info'\n") },
 	} {
 		h, o := containerdTree(t, "none", "", v242), options(t)
 		change(&o, h)

@@ -72,7 +72,7 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 		if status != 1 || !reflect.DeepEqual(simtest.Contents(t, root), before) {
 			t.Errorf("%q: %d", args, status)
 		}
-		contains(t, errs, config.DefaultPath+" is there and is yours: it is not overwritten", "\nload-kernel-modules = true\n")
+		contains(t, errs, config.DefaultPath+" exists and is not overwritten", "\nload-kernel-modules = true\n")
 	}
 	// One that says the same is fine and stays after uninstall.
 	write(t, file, "# mine\npolicy.disable-require = true\n[host]\nload-kernel-modules = true\n[container]\n"+
@@ -97,7 +97,7 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 	}
 	write(t, file, string(text)+"\n[log]\nlevel = \"debug\"\n")
 	before = simtest.Contents(t, root)
-	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "it is not overwritten") {
+	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "is not overwritten") {
 		t.Errorf("%d %s", status, errs)
 	}
 	status, out, _ := ctl(t, "uninstall", "--root", root)

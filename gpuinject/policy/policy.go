@@ -92,7 +92,7 @@ func NeedsKubelet(p config.Policy, c request.Container) bool {
 	return EnvironmentGrants(p, c) == "" && c.Kubernetes && c.Namespace != "" && c.Pod != ""
 }
 
-// KubeletAnswer is what the kubelet says of a pod.
+// KubeletAnswer is the kubelet's answer for a pod.
 type KubeletAnswer struct {
 	Allocation Allocation
 	// NoKubelet is true if there is neither a checkpoint of a kubelet nor a socket to ask at.

@@ -103,7 +103,7 @@ func (r *Result) times(b *strings.Builder, c Case) {
 	}
 }
 
-// processorTime is the row of what the shim itself computes: the difference to the stock
+// processorTime is the row of the shim's own computing: the difference to the stock
 // shim that has runc make the same nodes, or to the build before.
 func (r *Result) processorTime(b *strings.Builder, c Case) {
 	for _, base := range []string{bare, before} {
