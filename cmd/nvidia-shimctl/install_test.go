@@ -74,9 +74,7 @@ func TestInstallCommand(t *testing.T) {
 func TestInstallOtherTargets(t *testing.T) {
 	root, _, from := installTree(t, "v2.4.2", "")
 	dir := filepath.Join(root, runtimeclass.Distributions["k3s"].Dir)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, os.MkdirAll(dir, 0o755))
 	for target, file := range map[string]string{"k3s": strings.TrimPrefix(dir, root) + "/config-v3.toml.tmpl", "docker": runtimeclass.DefaultDockerConfig} {
 		status, _, errs := ctl(t, "install", "--root", root, "--from", from, "--target", target)
 		if text := simtest.Contents(t, root)[file]; status != 0 || !strings.Contains(text, "nvidia") {

@@ -17,9 +17,7 @@ func toolkitTree(t *testing.T, fixture, path string) (root string, install []str
 	t.Helper()
 	root, daemon, from := installTree(t, "v2.4.2", containerdTOML)
 	text, err := os.ReadFile(filepath.Join("../../internal/toolkit/testdata", fixture))
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, err)
 	write(t, filepath.Join(root, path), string(text))
 	return root, []string{"install", "--root", root, "--containerd", daemon, "--from", from}
 }
@@ -92,9 +90,7 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 		t.Fatal(errs)
 	}
 	text, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, err)
 	write(t, file, string(text)+"\n[log]\nlevel = \"debug\"\n")
 	before = simtest.Contents(t, root)
 	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "is not overwritten") {

@@ -10,17 +10,14 @@ import (
 	"sync"
 	"syscall"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // target is a directory that every procfs has, whether or not a driver is loaded.
 const target = "/proc/driver"
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 // sandbox starts a process in its own mount namespace (and more, by flags), runs setup there and
 // waits until the test is done with it.

@@ -70,12 +70,7 @@ func do(task string) error {
 	return json.NewEncoder(os.Stdout).Encode(v)
 }
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 // askFor asks the simulated driver's NVML for facts or live, with an environment that names no
 // other.
