@@ -101,6 +101,8 @@ func TestInstallRefuses(t *testing.T) {
 		"a relative directory":              {[]string{"install", "--bin-dir", "bin"}, 2, "plain absolute path"},
 		"a flag of another target":          {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
 		"a relative configuration":          {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
+		"a relative file of the toolkit":    {[]string{"install", "--toolkit-config", "x"}, 2, "absolute"},
+		"no file of the toolkit":            {[]string{"install", "--root", root, "--from", from, "--toolkit-config", "/x"}, 1, "no configuration"},
 		"a restart of another root":         {[]string{"install", "--root", root, "--restart"}, 2, "--restart"},
 		"an argument":                       {[]string{"uninstall", "now"}, 2, "now"},
 		"a daemon that says nonsense":       {[]string{"install", "--root", root, "--containerd", daemon, "--from", from}, 1, "no version"},

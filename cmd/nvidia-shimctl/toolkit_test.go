@@ -101,21 +101,3 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 		t.Errorf("uninstall: %d %s", status, out)
 	}
 }
-
-func TestInstallFromToolkitRefuses(t *testing.T) {
-	root, install := toolkitTree(t, "broken.toml", toolkit.Paths[0])
-	before := simtest.Contents(t, root)
-	for _, c := range []struct {
-		flag   string
-		status int
-		says   string
-	}{
-		{"--from-toolkit", 1, toolkit.Paths[0] + ": line 1: "},
-		{"--toolkit-config=/nowhere.toml", 1, "no configuration of NVIDIA's toolkit at /nowhere.toml"},
-		{"--toolkit-config=relative.toml", 2, "not an absolute path"},
-	} {
-		if status, _, errs := ctl(t, append(install, c.flag)...); status != c.status || !strings.Contains(errs, c.says) || !reflect.DeepEqual(simtest.Contents(t, root), before) {
-			t.Errorf("%s: %d %s", c.flag, status, errs)
-		}
-	}
-}
