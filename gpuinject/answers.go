@@ -18,7 +18,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// answers are those of NVML and the kubelet.
+// answers holds the answers of NVML and the kubelet.
 type answers struct {
 	// kept is NVML's; the zero value if it is not known. factsErr says why, if NVML was asked.
 	kept     facts.Kept

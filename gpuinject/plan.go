@@ -35,7 +35,7 @@ type Plan struct {
 	MIG  []PlanMIG `json:"mig"`
 	// MIGRights are rights over all MIG devices: "config", "monitor".
 	MIGRights []string `json:"mig_rights,omitempty"`
-	// Requirements are those of the image, all of them satisfied.
+	// Requirements of the image, all of them satisfied.
 	Requirements []PlanRequirement `json:"requirements,omitempty"`
 	Capabilities []string          `json:"capabilities"`
 	// Classes are the other classes of devices that it gets: "imex", "gds", "gdrcopy", "mofed",

@@ -17,7 +17,7 @@ const Skip = "set " + EnvDisable + "=true in the container, or policy.disable-re
 type Host struct {
 	// Driver and CUDA are versions: "580.159.04", "13.0".
 	Driver, CUDA string
-	// GPUs are those of the container. Without one, what is required of a GPU holds.
+	// GPUs of the container. Without one, every requirement on GPUs holds.
 	GPUs []GPU
 	// CUDAOnly is set on a host that cannot know the rest: a driver or a brand that is not known
 	// satisfies every requirement, as in NVIDIA's stack.
