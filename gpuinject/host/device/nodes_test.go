@@ -72,10 +72,14 @@ func TestNodes(t *testing.T) {
 				ids = strings.Split(tt.ids, ",")
 			}
 			set, err := inv.Select(ids, migFacts())
-			simtest.Check(t, err)
+			if err != nil {
+				t.Fatal(err)
+			}
 			set.Manage = tt.manage
 			nodes, err := inv.Nodes(set, tt.caps)
-			simtest.Check(t, err)
+			if err != nil {
+				t.Fatal(err)
+			}
 			var got []string
 			for _, n := range nodes {
 				got = append(got, fmt.Sprintf("%s %d:%d", strings.TrimPrefix(n.Path, "/dev/"), n.Major, n.Minor))
@@ -90,7 +94,9 @@ func TestNodes(t *testing.T) {
 	}
 	t.Run("mode and owner are the host's", func(t *testing.T) {
 		nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, []string{"graphics"})
-		simtest.Check(t, err)
+		if err != nil {
+			t.Fatal(err)
+		}
 		if n := nodes[3]; n.Path != "/dev/dri/card1" || n.Mode != 0o660 || n.UID != 0 || n.GID != 44 {
 			t.Errorf("got %+v", n)
 		}
