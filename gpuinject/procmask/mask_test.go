@@ -10,14 +10,17 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // target is a directory that every procfs has, whether or not a driver is loaded.
 const target = "/proc/driver"
 
-var check = simtest.Check
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // sandbox starts a process in its own mount namespace (and more, by flags), runs setup there and
 // waits until the test is done with it.
