@@ -49,9 +49,7 @@ func (f family) build(t testing.TB, spec any) string {
 	t.Helper()
 	dir := t.TempDir()
 	raw, err := json.Marshal(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	writeFile(t, filepath.Join(dir, bundle.ConfigName), string(raw), 0o600)
 	f.image(t, filepath.Join(dir, "rootfs"))
 	return dir
@@ -82,9 +80,7 @@ func hostLibC() string {
 func look(t *testing.T, dir, name string) ([]byte, bool) {
 	t.Helper()
 	root, err := image.Open(filepath.Join(dir, "rootfs"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer root.Close()
 	spec := readSpec(t, dir)
 	if name, err = root.Target(name); err != nil {
@@ -114,9 +110,7 @@ func hostsOfEveryKind(t *testing.T) map[string]*testHost {
 	}
 	hosts["odd"] = newHost(t, sim.Options{GPUs: 1, Layout: sim.GKE})
 	share := filepath.Join(hosts["odd"].Root, "usr/local/nvidia/share")
-	if err := os.RemoveAll(filepath.Join(share, "glvnd")); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.RemoveAll(filepath.Join(share, "glvnd")))
 	writeFile(t, filepath.Join(share, "vulkan/icd.d/nvidia_icd.json"), `{"ICD": {"library_path": "/nix/store/x/lib/libGLX_nvidia.so.0", "api_version": "1.4.312"}}`, 0o644)
 	return hosts
 }
@@ -237,9 +231,7 @@ func TestDataFileDecisions(t *testing.T) {
 	hosts := hostsOfEveryKind(t)
 	const openCL = "etc/OpenCL/vendors/nvidia.icd"
 	without := hosts["rhel"]
-	if err := os.Remove(filepath.Join(without.Root, openCL)); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Remove(filepath.Join(without.Root, openCL)))
 	f := families()[0]
 	with := func(names ...string) func(root string) {
 		return func(root string) {

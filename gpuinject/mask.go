@@ -56,7 +56,7 @@ func checkIsolation(c Container, masked bool) error {
 		}
 	}
 	if masked && !own {
-		return fail(Invalid, "the container has no procfs of its own at /proc to hide the GPUs in that were not granted: mount one")
+		return fail(Invalid, "the container has no procfs of its own at /proc, in which other GPUs could be hidden: mount one")
 	}
 	return nil
 }

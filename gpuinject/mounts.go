@@ -21,14 +21,14 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
-// fileOptions are those of a single driver file. Libraries and programs are mapped executable, so
-// never noexec.
+// fileOptions are the mount options of a single driver file: never noexec, because libraries and
+// programs are mapped executable.
 var fileOptions = []string{"bind", "ro", "nosuid", "nodev", "rprivate"}
 
-// nodeOptions are those of a device node that is bound.
+// nodeOptions are the mount options of a device node that is bound.
 var nodeOptions = []string{"bind", "nosuid", "noexec", "rprivate"}
 
-// viewOptions are those of the view, which is a tree of mounts.
+// viewOptions are the mount options of the view, which is a tree of mounts.
 var viewOptions = []string{"rbind", "ro", "nosuid", "nodev", "rprivate"}
 
 // directNames are in the image's own library directory as well: programs look for these files by

@@ -35,7 +35,7 @@ type Plan struct {
 	MIG  []PlanMIG `json:"mig"`
 	// MIGRights are rights over all MIG devices: "config", "monitor".
 	MIGRights []string `json:"mig_rights,omitempty"`
-	// Requirements are those of the image, all of them satisfied.
+	// Requirements of the image, all of them satisfied.
 	Requirements []PlanRequirement `json:"requirements,omitempty"`
 	Capabilities []string          `json:"capabilities"`
 	// Classes are the other classes of devices that it gets: "imex", "gds", "gdrcopy", "mofed",
@@ -165,9 +165,9 @@ type PlanLinker struct {
 // Decision is one decision about a container, for the operator. The decisions tell of every device
 // of the host, so that they never go into an error that a container's owner reads.
 type Decision struct {
-	// Subject is what it is about: "GPU 2", "capabilities", "gds".
+	// Subject of the decision: "GPU 2", "capabilities", "gds".
 	Subject string `json:"subject"`
-	// Decision is what was decided: "given", "refused", "not given".
+	// Decision: "given", "refused", "not given".
 	Decision string `json:"decision"`
 	Reason   string `json:"reason"`
 }

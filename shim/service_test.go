@@ -30,12 +30,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 // fakeTasks is an embedded service whose containers are this process, so that no mask can be
 // attached to them: it would be the host's.

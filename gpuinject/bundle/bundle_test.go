@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 const config = `{
@@ -23,12 +25,7 @@ const config = `{
     "resources": {"devices": [{"allow": false, "access": "rwm"}], "rdma": {"x": {"hcaHandles": 3}}}}
 }`
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 func load(t *testing.T, text string) *Bundle {
 	t.Helper()

@@ -100,7 +100,7 @@ func (h Host) DriverFiles(kept driver.Files) (files driver.Files, changed bool, 
 }
 
 // Nodes returns the verified device nodes of a container that gets these devices and capabilities.
-// files are those of DriverFiles.
+// files is the result of DriverFiles.
 func (h Host) Nodes(set device.Set, caps []string, files driver.Files) ([]device.Node, error) {
 	switch {
 	case h.Platform == wsl.Name:

@@ -32,7 +32,7 @@ type File struct {
 //
 // With glibc: /etc/ld.so.cache, in which the libraries of img.Compat come first if it is used, then
 // libs, then what the image listed, in its order; and what a later ldconfig needs to come to the
-// same result. A cache that is missing or of no use is replaced by one of the driver alone: the
+// same result. A cache that is missing or damaged is replaced by one of the driver alone: the
 // loader then still finds the image's libraries in its default directories. With musl: the
 // loader's path file. With neither: nothing.
 //

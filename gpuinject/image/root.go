@@ -26,7 +26,7 @@ const (
 )
 
 var (
-	// errTooManyLinks says that a look-up was given up at its limits.
+	// errTooManyLinks reports that a look-up reached its limits.
 	errTooManyLinks = fmt.Errorf("more than %d symbolic links or %d directories to go through", maxLinks, maxComponents)
 	// errNotRegular says that a name is a FIFO, a device node, a socket or a directory where a
 	// file is needed (T09).
@@ -82,7 +82,7 @@ func (r *Root) IsFile(name string) bool {
 	return err == nil && f.is(unix.S_IFREG)
 }
 
-// found is what a name of the image leads to.
+// found is the file that a name of the image leads to.
 type found struct {
 	path string // in the image, without links
 	fd   int    // an O_PATH descriptor, -1 if there is nothing

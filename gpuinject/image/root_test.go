@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 const secret = "a file of the host"
@@ -41,12 +43,7 @@ func (i *testImage) path(name string) string    { return filepath.Join(i.dir, na
 func (i *testImage) write(name, content string) { i.t.Helper(); write(i.t, i.path(name), content) }
 func (i *testImage) link(target, name string)   { i.t.Helper(); symlink(i.t, target, i.path(name)) }
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 // unchanged fails the test if the host's directory holds anything new, or a temporary file is left
 // in the image's /etc.

@@ -12,18 +12,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // hostMachine and hostFlags are those of this machine's 64-bit libraries.
 var hostMachine = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
 var hostFlags = FlagsFor(elf.ELFCLASS64, hostMachine)
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 // ldconfig runs this machine's ldconfig and returns what it prints.
 func ldconfig(t testing.TB, args ...string) string {

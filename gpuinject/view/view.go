@@ -31,7 +31,7 @@ type File struct {
 	Links []string
 }
 
-// Spec is what a view holds.
+// Spec lists what a view holds.
 type Spec struct {
 	// Driver identifies the driver's files as they are now; a view of another driver is out of
 	// date.

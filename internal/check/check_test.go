@@ -298,9 +298,7 @@ func TestFloors(t *testing.T) {
 		"2.4.0-rc.1": Problem, "2.4.0": OK, "3.0.0": OK,
 	} {
 		parsed, err := runtimeclass.ParseVersion(v)
-		if err != nil {
-			t.Fatal(err)
-		}
+		simtest.Check(t, err)
 		if f := checkFloor("x", parsed, floors); f[0].Level != level {
 			t.Errorf("%s: %+v, want %s", v, f, level)
 		}

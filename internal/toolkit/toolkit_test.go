@@ -94,9 +94,7 @@ func TestFilesOfRealToolkits(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			text, err := os.ReadFile(filepath.Join("testdata", c.file))
-			if err != nil {
-				t.Fatal(err)
-			}
+			simtest.Check(t, err)
 			root := simtest.NewRoot(t)
 			for _, name := range append(c.nodes, Paths[1]) {
 				root.Write(name, string(text))
@@ -141,9 +139,7 @@ func TestModes(t *testing.T) {
 		`mode = "csv"`:     false,
 	} {
 		r, err := Convert("/", []byte("disable-require = false\nsupported-driver-capabilities = \"utility\"\n[nvidia-container-runtime]\n"+text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		simtest.Check(t, err)
 		want := config.Default()
 		want.Container.SupportedCapabilities = []string{"utility"}
 		if preserved {
@@ -190,9 +186,7 @@ func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 		}
 	}
 	broken, err := os.ReadFile("testdata/broken.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, err)
 	if _, err := Convert("/", broken); err == nil || !strings.Contains(err.Error(), "line 1") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("broken TOML: %v", err)
 	}
@@ -202,9 +196,7 @@ func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 func TestValuesAreQuoted(t *testing.T) {
 	const odd = "/opt/a \\\"b\\\"\\\\c\\u0007d 'e'"
 	r, err := Convert("/", []byte("nvidia-container-cli.root = \""+odd+"\"\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, err)
 	if got, want := load(t, r.Text).Host.DriverRoot, "/opt/a \"b\"\\c\ad 'e'"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}

@@ -16,14 +16,10 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 func anyOf(t testing.TB, typeURL string, m proto.Message) *anypb.Any {
 	t.Helper()

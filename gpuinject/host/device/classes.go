@@ -30,7 +30,7 @@ const (
 	minorAny    = -2 // the driver gives them out as it pleases
 )
 
-// classes are the nodes by class. The numbers are those of the kernel modules' sources:
+// classes are the nodes by class. The numbers come from the kernel modules' sources:
 // nv-caps-imex.c (minor == channel), nvidia-fs (register_chrdev "nvidia-fs…"), gdrdrv.c (one
 // device, minor 0), ib_uverbs (IB_UVERBS_MAJOR and a dynamic region of the same name), ucma.c (a
 // misc device) and linux_nvswitch.c (minor == instance, 255 for control).

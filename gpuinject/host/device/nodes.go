@@ -66,7 +66,7 @@ type wanted struct {
 	link     string // see Node
 }
 
-// verify returns a node if it is what its driver has.
+// verify returns a node if it is its driver's.
 func verify(cfg config.Host, w wanted) (Node, error) {
 	node, err := StatNode(filepath.Join(cfg.DevRoot, "dev", w.name))
 	node.Path, node.Link = "/dev/"+w.name, w.link
