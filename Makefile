@@ -83,15 +83,17 @@ bench: deps build tools kubernetes ## measure against the stock shim and write d
 	$(GO) run ./integration/bench -out docs/benchmarks.md
 	cd integration/kubernetes && NVIDIA_SHIM_BENCH_PAGE=$(CURDIR)/docs/benchmarks.md $(GO) test -count=1 -timeout 40m -run '^$$' -bench PodContainer -benchtime 30x .
 
-lint: ## run golangci-lint with the rules that guard the invariants
+lint: ## run golangci-lint with the rules that guard the invariants, and govulncheck
 	@mkdir -p $(TOOLS)
-	cd integration/tools/lint && $(GO) build -trimpath -o $(TOOLS)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	cd integration/tools/lint && $(GO) build -trimpath -o $(TOOLS)/ github.com/golangci/golangci-lint/v2/cmd/golangci-lint golang.org/x/vuln/cmd/govulncheck
 	$(TOOLS)/golangci-lint run ./...
+	@out=$$($(TOOLS)/govulncheck ./... 2>&1) && exit; \
+	case "$$out" in *"fetching vulnerabilities"*) echo "NOT CHECKED: known vulnerabilities: $$out" ;; *) echo "$$out"; exit 1 ;; esac
 
 FUZZTIME ?= 20s
 
 fuzz: ## run every fuzz target for FUZZTIME
-	@set -e; for pkg in $$($(GO) list ./gpuinject/... ./internal/...); do \
+	@set -e; for pkg in $$($(GO) list ./gpuinject/... ./internal/... ./runtimeclass ./shim/...); do \
 	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
 	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$pkg; \
 	  done; done
