@@ -27,7 +27,9 @@ func FuzzContainerdConfig(f *testing.F) {
 	f.Add("[plugins.'io.containerd.cri.v1.runtime'.containerd]\nruntimes.nvidia.runtime_type = \"x\"\ndefault_runtime_name = \"\"\"\nnvidia\"\"\"", true, true)
 	f.Fuzz(func(t *testing.T, text string, replace, byDefault bool) {
 		o := containerdOptions(Registration{Replace: replace, Default: byDefault})
-		installAndUninstall(t, containerdTree(t, text, "", v242), o, func(h Host) {
+		h := containerdTree(t, "none", "", v242)
+		write(t, h.real(testConfig), text)
+		installAndUninstall(t, h, o, func(h Host) {
 			c, err := ReadConfiguration(h, o.ConfigFile)
 			if err != nil || !c.Runtimes[DefaultHandler].Ours() || byDefault && c.Default != DefaultHandler {
 				t.Errorf("it is not registered: %+v %v", c, err)
