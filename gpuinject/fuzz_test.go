@@ -184,11 +184,24 @@ func (h *testHost) inject(t *testing.T, dir string, raw []byte) (added []string)
 	if err := errors.Join(json.Unmarshal(raw, &was), json.Unmarshal(now, &is)); err != nil {
 		return nil // runc will say so
 	}
+	if is.Linux == nil || is.Linux.Resources == nil {
+		return nil // nothing was added
+	}
 	if was.Linux == nil {
 		was.Linux = &specs.Linux{}
 	}
 	for _, d := range is.Linux.Devices[len(was.Linux.Devices):] {
 		added = append(added, d.Path)
+	}
+	var rules []specs.LinuxDeviceCgroup
+	if was.Linux.Resources != nil {
+		rules = was.Linux.Resources.Devices
+	}
+	for _, r := range is.Linux.Resources.Devices {
+		own := slices.ContainsFunc(rules, func(x specs.LinuxDeviceCgroup) bool { return reflect.DeepEqual(x, r) })
+		if !own && (!r.Allow || r.Type != "c" || r.Major == nil || r.Minor == nil || r.Access != "rw") {
+			t.Fatalf("the rule %+v was added to %s", r, raw)
+		}
 	}
 	return added
 }
