@@ -17,7 +17,7 @@ const ourDockerRuntime = `{
 `
 
 // dockerTree is a host with a daemon.json, unless text is "none".
-func dockerTree(t *testing.T, text string) Host {
+func dockerTree(t testing.TB, text string) Host {
 	t.Helper()
 	h := Host{Root: t.TempDir()}
 	if text != "none" {

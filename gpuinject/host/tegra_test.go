@@ -2,11 +2,13 @@ package host_test
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
@@ -138,5 +140,45 @@ func TestTegraFiles(t *testing.T) {
 			t.Errorf("%v, refused %v", libraries(files), files.Refused)
 		}
 		simtest.Says(t, files.Check([]string{"compute"}), "Tegra", "libcuda.so.1", "nvidia-l4t")
+	})
+}
+
+// FuzzTegraLists holds that a list gives only nodes that are there, and no file in the kernel's trees.
+func FuzzTegraLists(f *testing.F) {
+	f.Add("dev, /dev/nvmap\ndev, /dev/nvhost-*\nlib, /usr/share/nvidia/*.json\n")
+	f.Add("dev,/dev/../etc/nv_tegra_release\ndev, /dev/[\nsym, /proc/self/root\ndir, /\ndir, /dev\n,\n#\nlib\n")
+	f.Add("lib, /usr/share/nvidia/../../../etc/*\x00\nlib, /proc/*\ndir,//sys//x\r\n")
+	jetson := tegraHost(f)
+	list := filepath.Join(jetson.Dir, listDir, "drivers.csv")
+	numbers := []string{"10:80", "505:1", "505:2", "506:0"}
+	f.Fuzz(func(t *testing.T, text string) {
+		if err := os.WriteFile(list, []byte(text+"\nlib, /usr/lib/"+triple+"/nvidia/libcuda.so.1.1\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		h, err := host.Discover(jetson.cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files, _, err := h.DriverFiles(driver.Files{})
+		if err != nil {
+			return
+		}
+		for _, d := range files.Data {
+			for _, tree := range []string{"/proc", "/sys", "/dev"} {
+				if d.Dest == "/" || d.Dest == tree || strings.HasPrefix(d.Dest, tree+"/") {
+					t.Errorf("%+v", d)
+				}
+			}
+		}
+		nodes, err := h.Nodes(device.Set{GPUs: h.GPUs}, nil, files)
+		if err != nil {
+			return
+		}
+		for _, node := range shown(nodes) {
+			name, number, _ := strings.Cut(node, " ")
+			if !strings.HasPrefix(name, "/dev/") || strings.Contains(name, "..") || !slices.Contains(numbers, number) {
+				t.Errorf("node %s", node)
+			}
+		}
 	})
 }

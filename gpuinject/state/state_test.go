@@ -25,7 +25,7 @@ func open(t *testing.T) *State {
 	return s
 }
 
-func TestADirectoryThatOthersCanChangeIsRefused(t *testing.T) {
+func TestT61ADirectoryThatOthersCanChangeIsRefused(t *testing.T) {
 	for _, tc := range []struct {
 		name, says string
 		make       func(parent, dir string) error

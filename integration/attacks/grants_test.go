@@ -81,6 +81,13 @@ func TestNoImageOrPodWidensItsGrant(t *testing.T) {
 	t.Run("T41 an image older than CUDA 9", func(t *testing.T) {
 		old := []string{"CUDA_VERSION=8.0.61", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"}
 		h.sees(t, testenv.RunOptions{Annotations: none, Env: old})
+		// Its variable is that of NVIDIA's device plugin; without one it asks for every GPU.
+		h.sees(t, testenv.RunOptions{Annotations: owner, Env: append(old, "NVIDIA_VISIBLE_DEVICES="+h.Driver.GPUs[1].UUID)}, 1)
+		h.unharmed(t, func() {
+			if r := h.Run(t, testenv.RunOptions{Annotations: owner, Env: old, Args: []string{"/bin/true"}}); r.ExitCode == 0 || !strings.Contains(r.Error, "by UUID") {
+				t.Errorf("exit status %d, %s", r.ExitCode, r.Error)
+			}
+		})
 	})
 	t.Run("T45 forged annotations", func(t *testing.T) {
 		forged := []string{"cdi.k8s.io/x=nvidia.com/gpu=0", "nvidia.cdi.k8s.io/container.main=nvidia.com/gpu=all", "nvidia.com/gpu=all", "device.containerd.io/x=nvidia.com/gpu=0"}

@@ -29,6 +29,9 @@ func TestWhatRootOfAContainerCannotDoToTheDriver(t *testing.T) {
 		out := run(t, `grep ' /sys sysfs\| - sysfs ' /proc/self/mountinfo
 for f in $(find /sys -name 'resource[0-9]*' -o -name rescan -o -name remove -o -name reset -o -name driver_override -o -name new_id); do ( : >>$f ) 2>/dev/null && echo "opened $f"; done
 mount -o remount,rw /sys 2>/dev/null && echo remounted; touch /sys/x 2>/dev/null && echo made`)
+		if !strings.Contains(out, " - sysfs ") {
+			t.Errorf("no sysfs to look at:\n%s", out)
+		}
 		for line := range strings.Lines(out) {
 			if f := strings.Fields(line); len(f) < 6 || !strings.Contains(line, " - sysfs ") || !strings.HasPrefix(f[5], "ro") {
 				t.Errorf("sysfs: %s", line)

@@ -201,3 +201,33 @@ func TestValuesAreQuoted(t *testing.T) {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }
+
+// FuzzConvert holds that the shim can load what becomes of any file.
+func FuzzConvert(f *testing.F) {
+	names, err := filepath.Glob("testdata/*.toml")
+	if err != nil || len(names) == 0 {
+		f.Fatal(names, err)
+	}
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Add([]byte("[nvidia-container-cli]\nroot = \"\\u0000\"\nload-kmods = 1979-05-27\n[nvidia-container-runtime]\nmode = [\"x\"]\n"))
+	dir := f.TempDir()
+	file := filepath.Join(dir, "config.toml")
+	f.Fuzz(func(t *testing.T, text []byte) {
+		r, err := Convert(dir, text)
+		if err != nil {
+			return
+		}
+		if err := os.WriteFile(file, []byte(r.Text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := config.Load(file); err != nil {
+			t.Errorf("%v in\n%s", err, r.Text)
+		}
+	})
+}
