@@ -253,14 +253,16 @@ func namesIn(dir string) []string {
 var inode = regexp.MustCompile(`\[\d+\]`)
 
 // descriptors are the open descriptors of containerd and of the pod's shim. Handles of processes
-// that have ended are closed with the next collection of garbage.
+// that have ended are closed with the next collection of garbage. With cgroup v1 containerd's OOM
+// watcher, which the shim embeds, keeps an eventfd for good if its cgroup's path is used again
+// before the kernel reports that the cgroup is gone.
 func (h *host) descriptors() []string {
 	var list []string
 	for _, pid := range []int{h.PID(), h.shim} {
 		dir := fmt.Sprintf("/proc/%d/fd", pid)
 		for _, fd := range namesIn(dir) {
 			target, err := os.Readlink(filepath.Join(dir, fd))
-			if err != nil || strings.Contains(target, "[pidfd]") || target == "pidfd:" {
+			if err != nil || strings.Contains(target, "[pidfd]") || target == "pidfd:" || strings.Contains(target, "[eventfd]") {
 				continue
 			}
 			list = append(list, fmt.Sprintf("%d %s", pid, inode.ReplaceAllString(target, "")))
