@@ -108,7 +108,7 @@ func TestMaskIsSeenInTheContainerOnlyAndCannotBeChanged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := mountinfo(t)
 			s := start(t, tc.flags, tc.setup)
-			check(t, newMask(t).Attach(s.cmd.Process.Pid))
+			check(t, newMask(t).Attach(s.cmd.Process.Pid, "/"))
 			out := s.finish(`cd /proc/driver; find . -type f | sort; cat params gpus/*/information; ` +
 				`(echo 1 > params); touch new; mkdir d; rm -f version; mount -o remount,rw /proc/driver && touch new2; ls -ld .`)
 			for _, want := range []string{
@@ -140,7 +140,7 @@ func TestT25AttachRefusesWhatIsNotProcfs(t *testing.T) {
 		pid := s.cmd.Process.Pid
 		mounts := "/proc/" + strconv.Itoa(pid) + "/mountinfo"
 		before, _ := os.ReadFile(mounts)
-		if err := newMask(t).Attach(pid); err == nil {
+		if err := newMask(t).Attach(pid, "/"); err == nil {
 			t.Errorf("%s: attached", name)
 		}
 		if after, _ := os.ReadFile(mounts); string(before) != string(after) {
@@ -164,16 +164,27 @@ func TestT25NoLinkIsFollowedToTheDirectory(t *testing.T) {
 func TestAttachRefusesTheHostAndAProcessThatEnded(t *testing.T) {
 	before := mountinfo(t)
 	host := start(t, syscall.CLONE_NEWPID, "true")
-	if err := newMask(t).Attach(host.cmd.Process.Pid); err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
+	if err := newMask(t).Attach(host.cmd.Process.Pid, "/"); err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
 		t.Errorf("the host's mount namespace: %v", err)
 	}
 	ended := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc)
 	ended.finish("true")
-	if err := newMask(t).Attach(ended.cmd.Process.Pid); err == nil {
+	if err := newMask(t).Attach(ended.cmd.Process.Pid, "/"); err == nil {
 		t.Error("attached to a process that ended")
 	}
 	if after := mountinfo(t); after != before {
 		t.Errorf("the host's mount table changed:\n%s", after)
+	}
+}
+
+// T17: the init process of another container of the pod, which is this process' child too.
+func TestT17AttachRefusesAnotherContainerOfThePod(t *testing.T) {
+	s := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc)
+	if err := newMask(t).Attach(s.cmd.Process.Pid, t.TempDir()); err == nil || !strings.Contains(err.Error(), "root file system") {
+		t.Errorf("a process with another root file system: %v", err)
+	}
+	if out := s.finish("ls /proc/driver"); strings.Contains(out, "params") {
+		t.Errorf("the mask was attached: %s", out)
 	}
 }
 
