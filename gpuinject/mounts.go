@@ -14,7 +14,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
@@ -38,6 +37,13 @@ var directNames = []string{"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"}
 // directPrograms are in /usr/bin as well: scripts call them whatever PATH says.
 var directPrograms = []string{"nvidia-smi"}
 
+// compatNames are the libraries that belong to one libcuda: a forward compatibility package takes
+// the place of all of them. The set is fixed, so that an image cannot choose among many views.
+var compatNames = []string{
+	"libcuda", "libcudadebugger", "libnvidia-nvvm", "libnvidia-nvvm70", "libnvidia-pkcs11",
+	"libnvidia-pkcs11-openssl3", "libnvidia-ptxjitcompiler", "libnvidia-tileiras",
+}
+
 // planFiles decides how the driver's files get into the container: the view, links and mounts
 // beside it, the loader's files, and the edits of config.json. all are the driver's files, mine
 // those that the container gets.
@@ -46,7 +52,8 @@ func planFiles(c Container, h host.Host, root *image.Root, g grant, nodes []devi
 	if img.Compat.Use {
 		// No search path may find the host's libraries first.
 		mine.Libraries = slices.DeleteFunc(slices.Clone(mine.Libraries), func(l driver.Library) bool {
-			return l.Bits == 64 && slices.ContainsFunc(img.Compat.Entries, func(e ldcache.Entry) bool { return e.Name == l.SOName })
+			stem, _, _ := strings.Cut(l.Name, ".so")
+			return l.Bits == 64 && slices.Contains(compatNames, stem)
 		})
 	}
 	planView(mine, p)

@@ -2,11 +2,13 @@ package gpuinject
 
 import (
 	"cmp"
+	"debug/elf"
 	"fmt"
 	"net"
 	"os"
 	"path"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
@@ -68,6 +71,37 @@ func TestVolumes(t *testing.T) {
 		}
 	}
 	table{env: devices("0"), show: show, rows: rows}.run(t)
+}
+
+// An image chooses between two views by its compatibility package, whatever libraries it claims to
+// have there.
+func TestACompatibilityPackageReplacesAFixedSet(t *testing.T) {
+	show := func(p Plan) string {
+		var left []string
+		for _, f := range p.view.Files {
+			stem, _, _ := strings.Cut(path.Base(f.Name), ".so")
+			if slices.Contains([]string{"libcuda", "libcudadebugger", "libnvidia-ml", "libnvidia-nvvm", "libnvidia-opencl", "libnvidia-ptxjitcompiler"}, stem) {
+				left = append(left, stem)
+			}
+		}
+		slices.Sort(left)
+		return strings.Join(left, " ")
+	}
+	compat := func(names ...string) func(string) {
+		return func(root string) {
+			for _, name := range names {
+				stem, _, _ := strings.Cut(name, ".so")
+				machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
+				writeFile(t, filepath.Join(root, "usr/local/cuda/compat", name), string(elffile.Library(elf.ELFCLASS64, machine, stem+".so.1")), 0o644)
+			}
+		}
+	}
+	const others = "libnvidia-ml libnvidia-opencl"
+	table{env: devices("0"), show: show, rows: []row{
+		{name: "none", want: "libcuda libcudadebugger libnvidia-ml libnvidia-nvvm libnvidia-opencl libnvidia-ptxjitcompiler"},
+		{name: "libcuda alone", image: compat("libcuda.so.999.88"), want: others},
+		{name: "more", image: compat("libcuda.so.999.88", "libnvidia-ptxjitcompiler.so.999.88", "libnvidia-ml.so.1", "libnvidia-opencl.so.1"), want: others},
+	}}.run(t)
 }
 
 // What a configuration says is repeated as text, not as lines, and not at any length.

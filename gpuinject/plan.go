@@ -141,7 +141,7 @@ type PlanLink struct {
 	Target string `json:"target"`
 }
 
-// PlanProc is what the mask over the driver's directory in /proc shows.
+// PlanProc is what the mask over /proc/driver shows.
 type PlanProc struct {
 	// Masked is false for privileged containers.
 	Masked bool     `json:"masked"`

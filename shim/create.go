@@ -157,7 +157,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		return nil, err
 	}
 	if mask != nil {
-		if err := attachMask(mask, c.Config.Host.ProcMaskTarget, int(resp.Pid)); err != nil {
+		if err := attachMask(mask, int(resp.Pid), rootPath); err != nil {
 			destroyed = s.destroy(ctx, r.ID)
 			return nil, err
 		}
@@ -200,12 +200,12 @@ func inject(c gpuinject.Container, rootPath string, restored bool) (plan gpuinje
 	return plan, mask, err
 }
 
-// attachMask attaches the mask over target in the mount namespace of the container's init process
-// pid. If it fails, the container must not be started (invariant I8).
-func attachMask(mask *procmask.Mask, target string, pid int) (err error) {
+// attachMask attaches the mask in the mount namespace of the container's init process pid, whose
+// root file system is at rootPath. If it fails, the container must not be started (invariant I8).
+func attachMask(mask *procmask.Mask, pid int, rootPath string) (err error) {
 	defer recovered(&err)
 	if err = fault.Point("mask"); err == nil {
-		err = mask.Attach(pid, target)
+		err = mask.Attach(pid, rootPath)
 	}
 	if err != nil {
 		err = &gpuinject.Error{Kind: gpuinject.Internal, Err: err}

@@ -49,9 +49,6 @@ type Host struct {
 	SysRoot string `toml:"sys-root"`
 	// StateDir holds the views and caches of this boot; root only.
 	StateDir string `toml:"state-dir"`
-	// ProcMaskTarget is the directory inside the container that the mask covers. It must be below
-	// /proc.
-	ProcMaskTarget string `toml:"proc-mask-target"`
 	// LoadKernelModules lets `nvidia-shimctl prepare` load the driver's modules. The shim never
 	// does.
 	LoadKernelModules bool `toml:"load-kernel-modules"`
@@ -159,7 +156,6 @@ func Default() *Config {
 			ProcRoot:         "/proc",
 			SysRoot:          "/sys",
 			StateDir:         "/run/nvidia-shim",
-			ProcMaskTarget:   "/proc/driver/nvidia",
 			MPSPipeDirectory: "/tmp/nvidia-mps",
 		},
 		Container: Container{
@@ -264,7 +260,7 @@ func (c *Config) validate() error {
 	}
 	paths := []path{
 		{"host.driver-root", &h.DriverRoot}, {"host.dev-root", &h.DevRoot}, {"host.proc-root", &h.ProcRoot},
-		{"host.sys-root", &h.SysRoot}, {"host.state-dir", &h.StateDir}, {"host.proc-mask-target", &h.ProcMaskTarget},
+		{"host.sys-root", &h.SysRoot}, {"host.state-dir", &h.StateDir},
 		{"host.mps-pipe-directory", &h.MPSPipeDirectory}, {"policy.kubelet-socket", &c.Policy.KubeletSocket},
 	}
 	for i := range h.DriverLibraries {
@@ -275,9 +271,6 @@ func (c *Config) validate() error {
 			return fmt.Errorf("key %q: %q is not an absolute path", p.key, *p.value)
 		}
 		*p.value = filepath.Clean(*p.value)
-	}
-	if !strings.HasPrefix(h.ProcMaskTarget, "/proc/") {
-		return fmt.Errorf("key %q: %q is not below /proc", "host.proc-mask-target", h.ProcMaskTarget)
 	}
 	if h.StateDir == "/" {
 		return fmt.Errorf("key %q: %q cannot hold the state of the shim", "host.state-dir", h.StateDir)

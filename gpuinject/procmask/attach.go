@@ -6,22 +6,21 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
 )
 
-// Attach mounts the mask on target, an absolute path below /proc, in the mount namespace of the
-// process pid, which must be the waiting init process of a created container.
+// Attach mounts the mask on /proc/driver in the mount namespace of the process pid, which must be
+// the waiting init process of a created container with the root file system rootfs.
 //
 // It attaches nothing if that namespace is the caller's own or the host's, if the process has ended
-// meanwhile, or if target is not a directory of a procfs that is reached without any link.
-func (m *Mask) Attach(pid int, target string) error {
-	rel, ok := strings.CutPrefix(target, "/proc/")
-	if !ok {
-		return fmt.Errorf("mask: %s is not below /proc", target)
+// meanwhile or has another root, or if /proc/driver is not a directory of a procfs that is reached without any link.
+func (m *Mask) Attach(pid int, rootfs string) error {
+	var root unix.Stat_t
+	if err := unix.Stat(rootfs, &root); err != nil {
+		return fmt.Errorf("mask: root file system: %w", err)
 	}
 	// The pidfd pins the process: if it still runs after the namespace was opened, /proc/PID was
 	// not a later process of the same number (T17).
@@ -50,9 +49,8 @@ func (m *Mask) Attach(pid int, target string) error {
 	if parent != os.Getpid() {
 		return fmt.Errorf("mask: process %d is not the container's: its init process has ended", pid)
 	}
-	err = mountns.Do(func() error { return m.attachIn(int(ns.Fd()), rel) })
-	if err != nil {
-		return fmt.Errorf("mask %s: %w", target, err)
+	if err := mountns.Do(func() error { return m.attachIn(int(ns.Fd()), &root) }); err != nil {
+		return fmt.Errorf("mask /proc/driver: %w", err)
 	}
 	return nil
 }
@@ -93,11 +91,20 @@ func checkForeign(ns *os.File) error {
 	return nil
 }
 
-// attachIn attaches the mask below /proc in a mount namespace. setns(2) leaves root and working
+// attachIn attaches the mask in a mount namespace. setns(2) leaves root and working
 // directory of the thread at the root of the container.
-func (m *Mask) attachIn(nsfd int, rel string) error {
+func (m *Mask) attachIn(nsfd int, root *unix.Stat_t) error {
 	if err := unix.Setns(nsfd, unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("enter the mount namespace: %w", err)
+	}
+	// Another container of the pod may have the number by now, and its init process is this process'
+	// child as well (T17).
+	var st unix.Stat_t
+	if err := unix.Stat("/", &st); err != nil {
+		return err
+	}
+	if st.Dev != root.Dev || st.Ino != root.Ino {
+		return errors.New("the process has another root file system: the container's init process has ended")
 	}
 	proc, err := openBeneath(unix.AT_FDCWD, "proc")
 	if err != nil {
@@ -108,7 +115,7 @@ func (m *Mask) attachIn(nsfd int, rel string) error {
 		return err
 	}
 	// A mount on the way may only be procfs again: readonlyPaths are binds of it on itself.
-	dir, err := openBeneath(proc, rel)
+	dir, err := openBeneath(proc, "driver")
 	if err != nil {
 		return fmt.Errorf("open it in the container: %w", err)
 	}

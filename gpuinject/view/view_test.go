@@ -279,6 +279,21 @@ func TestManyProcessesAtOnceGetOneView(t *testing.T) {
 	whole(t, want, manyFiles(source))
 }
 
+// flock(2) needs no right to write: root of a container that sees the host's /run can hold the lock.
+func TestALockThatIsHeldDoesNotKeepAViewFromBeingBuilt(t *testing.T) {
+	f := newFixture(t)
+	held, err := os.Open(filepath.Join(viewDir(f.state), "lock"))
+	check(t, err)
+	defer held.Close()
+	check(t, unix.Flock(int(held.Fd()), unix.LOCK_EX))
+	spec := f.spec("580.1", 2)
+	dir := f.ensure(spec)
+	whole(t, dir, spec)
+	// A second process that builds the same view discards its own.
+	check(t, build(dir, spec.Files))
+	whole(t, dir, spec)
+}
+
 func TestABuilderThatIsKilledLeavesNothingHalfMade(t *testing.T) {
 	f := newFixture(t)
 	source := f.file("lib.so", 0o644)
