@@ -145,7 +145,11 @@ func TestHostRootIsNotWritten(t *testing.T) {
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
 	spec.Root.Path = "/"
 	before, _ := os.ReadFile(image.CachePath)
-	mustInject(t, hostConfig(t), newBundle(t, spec))
+	tmpfs("/run")(spec)
+	plan := mustInject(t, hostConfig(t), newBundle(t, spec))
+	if len(plan.Mounts) != 1 || plan.Mounts[0].Destination != ViewDir || len(plan.Links) > 0 {
+		t.Errorf("mounts %+v, links %+v", plan.Mounts, plan.Links)
+	}
 	after, _ := os.ReadFile(image.CachePath)
 	if _, err := os.Stat("/etc/ld.so.conf.d/000-nvidia-shim.conf"); err == nil || !bytes.Equal(before, after) {
 		t.Error("the linker's files of the host changed")

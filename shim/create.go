@@ -263,7 +263,7 @@ func logCreated(ctx context.Context, c gpuinject.Container, p gpuinject.Plan, to
 	}
 	entry.WithFields(log.Fields{
 		"gpus": strings.Join(gpus, ","), "capabilities": strings.Join(p.Capabilities, ","),
-		"driver": p.DriverVersion, "reason": p.Reason, "grant": p.Grant, "took": took.String(),
+		"driver": p.DriverVersion, "reason": p.Reason, "grant": p.Grant, "cache": p.Linker.Cache, "took": took.String(),
 	}).Info("nvidia: GPUs injected")
 	if level < 3 {
 		return

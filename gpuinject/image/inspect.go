@@ -30,6 +30,14 @@ type Image struct {
 	Compat Compat
 }
 
+// LoaderPath is the file by which the image's loader finds libraries outside its default directories.
+func (img Image) LoaderPath() string {
+	if img.LibC == Musl {
+		return muslPath
+	}
+	return CachePath
+}
+
 // Inspect finds the C library and the forward compatibility package of an image; hostDriver is the
 // version of the host's driver. What is malformed, too large or no regular file counts as absent,
 // so that an odd image still starts.

@@ -13,6 +13,8 @@ import (
 // CachePath is the cache of glibc's loader.
 const CachePath = "/etc/ld.so.cache"
 
+var muslPath = "/etc/ld-musl-" + abi64.musl + ".path"
+
 const (
 	confPath = "/etc/ld.so.conf"
 	// confEntryPath has a fixed name, so that there is one however often the container starts.
@@ -109,13 +111,12 @@ func (r *Root) newCache(own []string, entries []ldcache.Entry) (data []byte, not
 // muslFiles returns musl's path file with the driver's directories at the end: they hold libraries
 // for glibc, which must not come before the image's own.
 func (r *Root) muslFiles(dirs []string, libs []ldcache.Entry) (files []File, notes []string) {
-	name := "/etc/ld-musl-" + abi64.musl + ".path"
-	text, err := r.readFile(name, maxConf)
+	text, err := r.readFile(muslPath, maxConf)
 	if err != nil {
 		text = []byte(ldcache.MuslDefault)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		notes = append(notes, fmt.Sprintf("%s of the image is of no use and is replaced by musl's default: %v", name, err))
+		notes = append(notes, fmt.Sprintf("%s of the image is of no use and is replaced by musl's default: %v", muslPath, err))
 	}
 	// musl gives up at a library of another ABI instead of searching further.
 	dirs = slices.DeleteFunc(slices.Clone(dirs), func(dir string) bool {
@@ -123,5 +124,5 @@ func (r *Root) muslFiles(dirs []string, libs []ldcache.Entry) (files []File, not
 		return slices.ContainsFunc(libs, of) &&
 			!slices.ContainsFunc(libs, func(l ldcache.Entry) bool { return of(l) && l.Flags == abi64.flags() })
 	})
-	return []File{{name, ldcache.AddMuslDirs(string(text), dirs)}}, notes
+	return []File{{muslPath, ldcache.AddMuslDirs(string(text), dirs)}}, notes
 }

@@ -31,6 +31,8 @@ var (
 	// errNotRegular says that a name is a FIFO, a device node, a socket or a directory where a
 	// file is needed (T09).
 	errNotRegular = errors.New("not a regular file")
+	// errHost says that the root is the host's.
+	errHost = errors.New("the root file system is the host's own: it gets the driver's directory only")
 	// errTooLarge says that a regular file is larger than the caller's limit (T10).
 	errTooLarge = errors.New("file too large")
 )
@@ -61,6 +63,20 @@ func (r *Root) IsHost() bool {
 		return true
 	}
 	return a.Dev == b.Dev && a.Ino == b.Ino
+}
+
+// CheckMountPoint returns why a runtime must not make name a mount point: that would be on the host,
+// because the root is the host's or another mount is there.
+func (r *Root) CheckMountPoint(name string) error {
+	if r.IsHost() {
+		return errHost
+	}
+	f, err := r.lookup(name)
+	f.close()
+	if errors.Is(err, unix.EXDEV) {
+		return fmt.Errorf("nothing is put at %s: another mount of the host is there", name)
+	}
+	return nil
 }
 
 // Target returns the path in the container where a runtime would make name: links are followed,
