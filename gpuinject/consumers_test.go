@@ -195,7 +195,7 @@ func TestProgramsThatDraw(t *testing.T) {
 	ofMIG := fmt.Sprintf("%#x", 1<<h.GPUs[1].Minor)
 	bus := h.GPUs[1].BusID
 	table{show: show, rows: []row{
-		{name: "a GPU", env: append(devices("0"), caps("graphics")...), want: want(0)},
+		{name: "a GPU", env: append(devices("0"), caps("display")...), want: want(0)},
 		{name: "two", env: append(devices("3,1"), caps("display")...), want: want(1, 3)},
 		{name: "all", env: append(devices("all"), caps("all")...), want: want(0, 1, 2, 3)},
 		{name: "none", env: append(devices("none"), caps("graphics")...)},
@@ -206,6 +206,8 @@ func TestProgramsThatDraw(t *testing.T) {
 			want: "refused: the container mounts \"/srv\" at \"/dev/dri\", where the device node /dev/dri/card"},
 		{name: "a MIG device", host: h, env: append(devices(h.MIG[0].UUID), caps("graphics")...), want: ofMIG},
 		{name: "a MIG device with graphics", host: &gfx, env: append(devices(h.MIG[0].UUID), caps("graphics")...),
+			want: ofMIG + " pci-" + bus + "-render"},
+		{name: "a MIG device with display", host: &gfx, env: append(devices(h.MIG[0].UUID), caps("display")...),
 			want: ofMIG + " pci-" + bus + "-card pci-" + bus + "-render"},
 	}}.run(t)
 	t.Run("a minor number beyond the mask is said", func(t *testing.T) {

@@ -157,7 +157,14 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		return nil, err
 	}
 	if mask != nil {
-		if err := attachMask(mask, int(resp.Pid), rootPath); err != nil {
+		err := attachMask(mask, int(resp.Pid), rootPath)
+		if errors.Is(err, procmask.ErrEnded) {
+			// As from the stock shim: the state says "stopped", and the exit event is sent. Start
+			// refuses the container, which is not ready.
+			log.G(ctx).WithError(err).WithField("id", r.ID).Warn("nvidia: the container has ended before it was started")
+			return resp, nil
+		}
+		if err != nil {
 			destroyed = s.destroy(ctx, r.ID)
 			return nil, err
 		}

@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -39,6 +40,8 @@ type fakeTasks struct {
 	calls     []string
 	createErr error
 	deleteErr error
+	// pid is that of the container's process, if not this one.
+	pid int
 	// onCreate is called by Create.
 	onCreate func(*taskapi.CreateTaskRequest)
 }
@@ -51,7 +54,7 @@ func (f *fakeTasks) Create(_ context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if f.createErr != nil {
 		return nil, f.createErr
 	}
-	return &taskapi.CreateTaskResponse{Pid: uint32(os.Getpid())}, nil
+	return &taskapi.CreateTaskResponse{Pid: uint32(cmp.Or(f.pid, os.Getpid()))}, nil
 }
 
 func (f *fakeTasks) Start(context.Context, *taskapi.StartRequest) (*taskapi.StartResponse, error) {
@@ -175,6 +178,27 @@ func TestAContainerWhoseMaskFailedIsDestroyed(t *testing.T) {
 	}
 	if want := []string{"create", "kill", "delete"}; !slices.Equal(f.calls, want) || !s.reserve("c") {
 		t.Errorf("calls %v, want %v and a free id", f.calls, want)
+	}
+}
+
+// As with the stock shim, Create succeeds and the container is stopped.
+func TestAContainerWhoseProcessHasEndedIsNotStarted(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	process := exec.Command("/bin/true")
+	check(t, process.Run())
+	f := &fakeTasks{pid: process.Process.Pid}
+	s, _ := serviceAround(f)
+	if _, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: simulatedHost(t, masked)}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
+	if !errdefs.IsFailedPrecondition(errgrpc.ToNative(err)) || !slices.Equal(f.calls, []string{"create"}) {
+		t.Errorf("start: %v, calls %v", err, f.calls)
+	}
+	if _, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); err != nil || !s.reserve("c") {
+		t.Errorf("delete: %v, the id is in use", err)
 	}
 }
 

@@ -60,7 +60,7 @@ type Host struct {
 type Container struct {
 	// DefaultCapabilities apply if NVIDIA_DRIVER_CAPABILITIES is unset or empty.
 	DefaultCapabilities []string `toml:"default-capabilities"`
-	// SupportedCapabilities bound what NVIDIA_DRIVER_CAPABILITIES may ask for.
+	// SupportedCapabilities bound what NVIDIA_DRIVER_CAPABILITIES may ask for: see Supported.
 	SupportedCapabilities []string `toml:"supported-capabilities"`
 	// Sockets are the daemons of this host whose sockets containers get.
 	Sockets []string `toml:"sockets"`
@@ -131,6 +131,18 @@ type Log struct {
 // capabilities are the values of NVIDIA_DRIVER_CAPABILITIES.
 var capabilities = []string{"compute", "compat32", "graphics", "utility", "video", "display", "ngx"}
 
+// Supported returns the capabilities that a container may ask for. If the operator names none, they
+// are all of them, but for a pod not display, whose nodes can take over the host's screen (T42).
+func (c Container) Supported(pod bool) []string {
+	switch {
+	case len(c.SupportedCapabilities) > 0:
+		return slices.Clone(c.SupportedCapabilities)
+	case pod:
+		return slices.DeleteFunc(slices.Clone(capabilities), func(name string) bool { return name == "display" })
+	}
+	return slices.Clone(capabilities)
+}
+
 // classes are the kinds of devices besides GPUs that a container can ask for.
 var classes = []string{"imex", "gds", "gdrcopy", "mofed", "nvswitch"}
 
@@ -160,7 +172,7 @@ func Default() *Config {
 		},
 		Container: Container{
 			DefaultCapabilities:   []string{"compute", "utility"},
-			SupportedCapabilities: slices.Clone(capabilities),
+			SupportedCapabilities: []string{},
 			Sockets:               []string{},
 			AdditionalGIDs:        true,
 		},

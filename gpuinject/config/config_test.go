@@ -41,9 +41,9 @@ func TestTheDefaultIsTheSafeOne(t *testing.T) {
 		!slices.Equal(c.Container.DefaultCapabilities, []string{"compute", "utility"}) {
 		t.Errorf("default %+v", c)
 	}
-	c.Container.SupportedCapabilities[0] = "changed"
+	c.Container.DefaultCapabilities[0] = "changed"
 	c.Policy.TrustedNamespaces[0] = "changed"
-	if d := Default(); d.Container.SupportedCapabilities[0] == "changed" || d.Policy.TrustedNamespaces[0] == "changed" {
+	if d := Default(); d.Container.DefaultCapabilities[0] == "changed" || d.Policy.TrustedNamespaces[0] == "changed" {
 		t.Error("two defaults share their lists")
 	}
 }

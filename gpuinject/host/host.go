@@ -108,7 +108,10 @@ func (h Host) Nodes(set device.Set, caps []string, files driver.Files) ([]device
 	case h.Platform == tegra.Name && len(set.GPUs) == 0:
 		return nil, nil
 	case h.Platform == tegra.Name:
-		return tegra.Nodes(h.Config, files.Nodes)
+		nodes, err := tegra.Nodes(h.Config, files.Nodes)
+		return slices.DeleteFunc(nodes, func(n device.Node) bool {
+			return device.IsDisplayNode(n.Path) && !slices.Contains(caps, "display")
+		}), err
 	}
 	return h.Inventory.Nodes(set, caps)
 }

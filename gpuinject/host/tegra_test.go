@@ -31,7 +31,7 @@ func tegraHost(t testing.TB) *fixture {
 		f.Write(name, "x")
 	}
 	f.Write("etc/nv_tegra_release", "# R36 (release), REVISION: 4.0\n")
-	f.Write(listDir+"devices.csv", "dev, /dev/nvmap\ndev, /dev/nvhost-*\n\ndev,/dev/nvmap\ndev, /dev/nvgpu/igpu0/as\ndev, /dev/nvhost-gpu\ndev, /dev/nvidia0\n")
+	f.Write(listDir+"devices.csv", "dev, /dev/nvmap\ndev, /dev/nvhost-*\n\ndev,/dev/nvmap\ndev, /dev/nvgpu/igpu0/as\ndev, /dev/nvhost-gpu\ndev, /dev/nvidia0\ndev, /dev/nvidia-modeset\ndev, /dev/dri/*\n")
 	f.Write(listDir+"drivers.csv", strings.Join([]string{
 		"lib, /" + nv + "/libcuda.so.1.1", "lib, /" + nv + "/libnvrm_gpu.so", "lib, /" + nv + "/libnotthere.so",
 		"sym, /usr/lib/" + triple + "/libcuda.so", "sym, /" + nv + "/libcuda.so.1", "sym, /usr/lib/" + triple + "/libnvgone.so",
@@ -44,6 +44,9 @@ func tegraHost(t testing.TB) *fixture {
 	f.Node("nvhost-ctrl", 505, 1, 0o660)
 	f.Node("nvhost-gpu", 505, 2, 0o660)
 	f.Node("nvgpu/igpu0/as", 506, 0, 0o660)
+	f.Node("nvidia-modeset", 195, 254, 0o666)
+	f.Node("dri/card0", 226, 0, 0o660)
+	f.Node("dri/renderD128", 226, 128, 0o660)
 	return f
 }
 
@@ -56,9 +59,14 @@ func TestTegraDevices(t *testing.T) {
 		}
 	}
 	nodes, err := h.Nodes(device.Set{GPUs: h.GPUs}, []string{"compute"}, files)
-	want := []string{"/dev/nvmap 10:80", "/dev/nvhost-ctrl 505:1", "/dev/nvhost-gpu 505:2", "/dev/nvgpu/igpu0/as 506:0"}
+	want := []string{"/dev/nvmap 10:80", "/dev/nvhost-ctrl 505:1", "/dev/nvhost-gpu 505:2", "/dev/nvgpu/igpu0/as 506:0", "/dev/dri/renderD128 226:128"}
 	if err != nil || !slices.Equal(shown(nodes), want) {
 		t.Errorf("%v, %v, want %v", shown(nodes), err, want)
+	}
+	nodes, err = h.Nodes(device.Set{GPUs: h.GPUs}, []string{"display"}, files)
+	want = slices.Insert(want, 4, "/dev/nvidia-modeset 195:254", "/dev/dri/card0 226:0")
+	if err != nil || !slices.Equal(shown(nodes), want) {
+		t.Errorf("display: %v, %v, want %v", shown(nodes), err, want)
 	}
 	if nodes, err := h.Nodes(device.Set{}, nil, files); err != nil || len(nodes) != 0 {
 		t.Errorf("without a GPU: %v, %v", nodes, err)

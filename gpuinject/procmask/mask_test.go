@@ -2,6 +2,7 @@ package procmask
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -140,8 +141,8 @@ func TestT25AttachRefusesWhatIsNotProcfs(t *testing.T) {
 		pid := s.cmd.Process.Pid
 		mounts := "/proc/" + strconv.Itoa(pid) + "/mountinfo"
 		before, _ := os.ReadFile(mounts)
-		if err := newMask(t).Attach(pid, "/"); err == nil {
-			t.Errorf("%s: attached", name)
+		if err := newMask(t).Attach(pid, "/"); err == nil || errors.Is(err, ErrEnded) {
+			t.Errorf("%s: %v", name, err)
 		}
 		if after, _ := os.ReadFile(mounts); string(before) != string(after) {
 			t.Errorf("%s: the mount table of the container changed:\n%s", name, after)
@@ -169,8 +170,30 @@ func TestAttachRefusesTheHostAndAProcessThatEnded(t *testing.T) {
 	}
 	ended := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc)
 	ended.finish("true")
-	if err := newMask(t).Attach(ended.cmd.Process.Pid, "/"); err == nil {
-		t.Error("attached to a process that ended")
+	if err := newMask(t).Attach(ended.cmd.Process.Pid, "/"); !errors.Is(err, ErrEnded) {
+		t.Errorf("a process that ended: %v", err)
+	}
+	if after := mountinfo(t); after != before {
+		t.Errorf("the host's mount table changed:\n%s", after)
+	}
+}
+
+// A process that exits loses its namespaces before its pidfd says that it has ended, and is not
+// reaped yet.
+func TestAProcessThatEndsMeanwhile(t *testing.T) {
+	mask, before := newMask(t), mountinfo(t)
+	for range 100 {
+		s := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc+" && mount -t tmpfs none /proc")
+		check(t, s.cmd.Process.Kill())
+		var err error
+		// A mask can be attached once only, so not here.
+		for err == nil || strings.Contains(err.Error(), "it is not on procfs") && !errors.Is(err, ErrEnded) {
+			err = mask.Attach(s.cmd.Process.Pid, "/")
+		}
+		if !errors.Is(err, ErrEnded) {
+			t.Error(err)
+		}
+		s.finish("")
 	}
 	if after := mountinfo(t); after != before {
 		t.Errorf("the host's mount table changed:\n%s", after)

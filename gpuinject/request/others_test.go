@@ -155,7 +155,7 @@ func FuzzEnvironment(f *testing.F) {
 			return
 		}
 		for _, c := range r.Capabilities {
-			if !slices.Contains(cfg.Container.SupportedCapabilities, c) {
+			if !slices.Contains(cfg.Container.Supported(false), c) {
 				t.Fatalf("capability %q is not supported", c)
 			}
 		}

@@ -126,6 +126,24 @@ func TestT44DeviceListsThatAreNotAccepted(t *testing.T) {
 func TestT42AnImageAsksForEveryCapability(t *testing.T) {
 	const script = "ls /dev /dev/dri 2>/dev/null | grep -e modeset -e card -e renderD; ls " + simhost.Lib
 	drawing := []string{"nvidia-modeset", "card", "renderD", "libGLX_nvidia", "libnvidia-encode"}
+	t.Run("in a pod, with the default configuration", func(t *testing.T) {
+		h := newCluster(t, "")
+		r, ran := h.attempt(t, testenv.RunOptions{
+			Annotations: simhost.PodAnnotations("team", "owner", "main"),
+			Env:         []string{"NVIDIA_VISIBLE_DEVICES=" + h.Driver.GPUs[1].UUID, everything},
+			Args:        []string{"/bin/sh", "-c", look + "; " + script},
+		})
+		if !ran {
+			t.Fatal(r.Error)
+		}
+		_, list, _ := strings.Cut(r.Output, "done\n")
+		simhost.Want(t, list, "renderD", "libGLX_nvidia", "libnvidia-encode")
+		for _, name := range []string{"nvidia-modeset", "card"} {
+			if strings.Contains(list, name) {
+				t.Errorf("the container has %s:\n%s", name, list)
+			}
+		}
+	})
 	t.Run("of what the operator supports", func(t *testing.T) {
 		h := newHost(t, simhost.Options{Config: "[container]\nsupported-capabilities = [\"compute\", \"utility\"]\n"})
 		r, ran := h.attempt(t, testenv.RunOptions{Env: []string{one, everything}, Args: []string{"/bin/sh", "-c", look + "; " + script}})

@@ -155,11 +155,23 @@ func TestModes(t *testing.T) {
 	}
 }
 
+// The toolkit's packages write every capability into their file, so that it is no wish of the
+// operator's to give pods the nodes of a display.
+func TestEveryCapabilityIsTheDefault(t *testing.T) {
+	for _, value := range []string{"all", "compat32,compute,display,graphics,ngx,utility,video"} {
+		r, err := Convert("/", []byte("supported-driver-capabilities = \""+value+"\"\nnvidia-container-runtime.mode = \"legacy\"\n"))
+		if err != nil || option(t, r, "supported-driver-capabilities").State != Default || r.Text != "" {
+			t.Errorf("%s: %v, %s", value, err, r.Text)
+		}
+	}
+}
+
 func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 	for text, key := range map[string]string{
 		`swarm-resource = "DOCKER_SWARM_RESOURCE,DOCKER_RESOURCE_GPU"`:                        "swarm-resource",
 		`disable-require = "yes"`:                                                             "disable-require",
 		`supported-driver-capabilities = "compute,magic"`:                                     "supported-driver-capabilities",
+		`supported-driver-capabilities = ""`:                                                  "supported-driver-capabilities",
 		`supported-driver-capabilities = 3`:                                                   "supported-driver-capabilities",
 		`nvidia-container-cli.root = "driver"`:                                                "nvidia-container-cli.root",
 		`nvidia-container-runtime.log-level = "loud"`:                                         "nvidia-container-runtime.log-level",
