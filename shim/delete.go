@@ -9,17 +9,21 @@ import (
 // Delete deletes the container and unmounts the root file system that Create mounted, as the
 // embedded service does with one that it mounted itself.
 func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
-	resp, err := s.TTRPCTaskService.Delete(ctx, r)
-	if err != nil || r.ExecID != "" {
-		return resp, err
-	}
 	c, ok := s.get(r.ID)
-	if !ok {
-		return resp, nil
+	if !ok || r.ExecID != "" {
+		return s.TTRPCTaskService.Delete(ctx, r)
 	}
-	s.remove(r.ID)
+	if c.deleted == nil {
+		resp, err := s.TTRPCTaskService.Delete(ctx, r)
+		if err != nil {
+			return nil, err
+		}
+		c.deleted = resp
+		s.update(r.ID, c)
+	}
 	if err := unmountRootfs(ctx, c.rootfs); err != nil {
 		return nil, toGRPC(err)
 	}
-	return resp, nil
+	s.remove(r.ID)
+	return c.deleted, nil
 }

@@ -259,6 +259,31 @@ func TestTheCreateEventHasTheMountsOfTheRootFileSystem(t *testing.T) {
 	}
 }
 
+func TestADeleteThatCannotUnmountIsRepeated(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	f := &fakeTasks{}
+	dir := simulatedHost(t, admin)
+	s, _ := serviceAround(f)
+	mounts := []*types.Mount{{Type: "tmpfs", Source: "tmpfs"}}
+	_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir, Rootfs: mounts})
+	check(t, err)
+	inUse, err := os.Create(filepath.Join(dir, "rootfs/file"))
+	check(t, err)
+	if _, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); !errors.Is(errgrpc.ToNative(err), errdefs.ErrUnknown) {
+		t.Errorf("with a file open: %v", err)
+	}
+	check(t, inUse.Close())
+	resp, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"})
+	if want := []string{"create", "delete"}; err != nil || resp == nil || !slices.Equal(f.calls, want) {
+		t.Errorf("again: %v, %v, calls %v, want %v", resp, err, f.calls, want)
+	}
+	if _, err := os.Stat(inUse.Name()); err == nil || !s.reserve("c") {
+		t.Error("it is still mounted, or the id is in use")
+	}
+}
+
 // plainBundle returns the bundle of a container without a GPU request.
 func plainBundle(t *testing.T, config string) string {
 	t.Helper()
