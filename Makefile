@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build man tools daemons kubernetes demo test test-unit test-gpu bench lint fuzz clean deps
+.PHONY: help build man tools daemons kubernetes demo test test-unit test-gpu soak bench lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,11 @@ test-unit: ## run the tests that need nothing built
 test-gpu: build tools kubernetes ## run the acceptance tests on this host's real GPUs (as root)
 	$(GO) test -count=1 -v -timeout 20m -tags gpu ./integration/gpu
 	cd integration/kubernetes && $(GO) test -count=1 -v -timeout 20m -tags gpu -run '^TestOnRealGPUs' .
+
+SOAK ?= $(BIN)/soak.json
+
+soak: deps build tools ## fail system calls of the shim for 10,000 containers or until stopped; goes on with $SOAK
+	NVIDIA_SHIM_SOAK=$(SOAK) $(GO) test -count=1 -v -timeout 0 -run ASystemCallFails ./integration/attacks
 
 bench: deps build tools kubernetes ## measure against the stock shim and write docs/benchmarks.md
 	$(GO) run ./integration/bench -out docs/benchmarks.md

@@ -9,21 +9,13 @@ import (
 // Delete deletes the container and unmounts the root file system that Create mounted, as the
 // embedded service does with one that it mounted itself.
 func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
-	c, ok := s.get(r.ID)
-	if !ok || r.ExecID != "" {
-		return s.TTRPCTaskService.Delete(ctx, r)
+	resp, err := s.TTRPCTaskService.Delete(ctx, r)
+	if err != nil || r.ExecID != "" {
+		return resp, err
 	}
-	if c.deleted == nil {
-		resp, err := s.TTRPCTaskService.Delete(ctx, r)
-		if err != nil {
-			return nil, err
-		}
-		c.deleted = resp
-		s.update(r.ID, c)
+	if c, ok := s.get(r.ID); ok {
+		unmountRootfs(ctx, c.rootfs)
+		s.remove(r.ID)
 	}
-	if err := unmountRootfs(ctx, c.rootfs); err != nil {
-		return nil, toGRPC(err)
-	}
-	s.remove(r.ID)
-	return c.deleted, nil
+	return resp, nil
 }

@@ -35,9 +35,6 @@ type gpuContainer struct {
 	rootfs string
 	// ready reports whether the container may be started: its mask is attached.
 	ready bool
-	// deleted is the answer to a Delete after which the root file system could not be unmounted. The
-	// next Delete tries again.
-	deleted *taskapi.DeleteResponse
 }
 
 // NewService returns the Task service, with containerd's own embedded.

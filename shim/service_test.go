@@ -259,25 +259,21 @@ func TestTheCreateEventHasTheMountsOfTheRootFileSystem(t *testing.T) {
 	}
 }
 
-func TestADeleteThatCannotUnmountIsRepeated(t *testing.T) {
+// An error would be for good: the embedded service knows the container no more.
+func TestADeleteUnmountsARootFileSystemThatIsInUse(t *testing.T) {
 	if !inOwnMounts(t) {
 		return
 	}
-	f := &fakeTasks{}
 	dir := simulatedHost(t, admin)
-	s, _ := serviceAround(f)
+	s, _ := serviceAround(&fakeTasks{})
 	mounts := []*types.Mount{{Type: "tmpfs", Source: "tmpfs"}}
 	_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir, Rootfs: mounts})
 	check(t, err)
 	inUse, err := os.Create(filepath.Join(dir, "rootfs/file"))
 	check(t, err)
-	if _, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); !errors.Is(errgrpc.ToNative(err), errdefs.ErrUnknown) {
-		t.Errorf("with a file open: %v", err)
-	}
-	check(t, inUse.Close())
-	resp, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"})
-	if want := []string{"create", "delete"}; err != nil || resp == nil || !slices.Equal(f.calls, want) {
-		t.Errorf("again: %v, %v, calls %v, want %v", resp, err, f.calls, want)
+	defer inUse.Close()
+	if _, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); err != nil {
+		t.Error(err)
 	}
 	if _, err := os.Stat(inUse.Name()); err == nil || !s.reserve("c") {
 		t.Error("it is still mounted, or the id is in use")
