@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build man tools daemons kubernetes demo test test-unit test-gpu attacks bench lint fuzz clean deps
+.PHONY: help build man tools daemons kubernetes demo test test-unit test-gpu attacks soak bench lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,6 +82,11 @@ test-gpu: build tools kubernetes ## run the acceptance tests on this host's real
 attacks: deps build tools kubernetes ## run the attacks of docs/threat-model.md and print the table of their results (as root)
 	{ $(GO) test -json $(TEST_FLAGS) ./gpuinject/... ./shim/... ./integration/...; \
 	  cd integration/kubernetes && $(GO) test -json $(TEST_FLAGS) -run '^TestT[0-9]' .; } | $(GO) run ./integration/attacks/table docs/threat-model.md
+
+SOAK ?= $(BIN)/soak.json
+
+soak: deps build tools ## fail system calls of the shim for 10,000 containers or until stopped; goes on with $SOAK
+	NVIDIA_SHIM_SOAK=$(SOAK) $(GO) test -count=1 -v -timeout 0 -run ASystemCallFails ./integration/attacks
 
 bench: deps build tools kubernetes ## measure against the stock shim and write docs/benchmarks.md
 	$(GO) run ./integration/bench -out docs/benchmarks.md

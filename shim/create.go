@@ -122,7 +122,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	defer func() {
 		// A container that could not be destroyed stays known, so that Start refuses it.
 		if err != nil && destroyed {
-			_ = unmountRootfs(ctx, kept.rootfs)
+			unmountRootfs(ctx, kept.rootfs)
 			s.remove(r.ID)
 		}
 	}()

@@ -278,6 +278,27 @@ func TestTheCreateEventHasTheMountsOfTheRootFileSystem(t *testing.T) {
 	}
 }
 
+// An error would be for good: the embedded service knows the container no more.
+func TestADeleteUnmountsARootFileSystemThatIsInUse(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	dir := simulatedHost(t, admin)
+	s, _ := serviceAround(&fakeTasks{})
+	mounts := []*types.Mount{{Type: "tmpfs", Source: "tmpfs"}}
+	_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir, Rootfs: mounts})
+	check(t, err)
+	inUse, err := os.Create(filepath.Join(dir, "rootfs/file"))
+	check(t, err)
+	defer inUse.Close()
+	if _, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(inUse.Name()); err == nil || !s.reserve("c") {
+		t.Error("it is still mounted, or the id is in use")
+	}
+}
+
 // plainBundle returns the bundle of a container without a GPU request.
 func plainBundle(t *testing.T, config string) string {
 	t.Helper()

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"errors"
 	"path"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
@@ -85,5 +86,7 @@ func (r *Root) readELF(name string) (ldcache.ELF, error) {
 		return ldcache.ELF{}, err
 	}
 	defer f.Close()
-	return ldcache.ReadELF(f, size)
+	lib, err := ldcache.ReadELF(f, size)
+	_ = r.noted(errors.Join(err, lib.NoteErr))
+	return lib, err
 }

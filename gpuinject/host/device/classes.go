@@ -110,7 +110,8 @@ func (k classNode) node(cfg config.Host, number int, majors numbers) (Node, erro
 func (k classNode) present(devRoot string) []int {
 	file := filepath.Join(devRoot, "dev", k.name)
 	if prefix, ok := strings.CutSuffix(file, "*"); ok {
-		return numbered(filepath.Dir(prefix), filepath.Base(prefix))
+		found, _ := numbered(filepath.Dir(prefix), filepath.Base(prefix))
+		return found
 	}
 	if _, err := os.Lstat(file); err != nil {
 		return nil

@@ -202,7 +202,8 @@ func drmNodes(cfg config.Host, busID string, majors numbers) []wanted {
 	dir := filepath.Join(cfg.SysRoot, "bus/pci/devices", busID, "drm")
 	var list []wanted
 	for _, kind := range []struct{ prefix, link string }{{"card", "card"}, {"renderD", "render"}} {
-		for _, n := range numbered(dir, kind.prefix) {
+		found, _ := numbered(dir, kind.prefix)
+		for _, n := range found {
 			list = append(list, wanted{
 				name: path.Join("dri", kind.prefix+strconv.Itoa(n)), driver: "drm", majors: majors["drm"], minors: []uint32{uint32(n)},
 				prepared: true, link: "pci-" + busID + "-" + kind.link, // as udev names it (60-drm.rules)
