@@ -13,14 +13,11 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 // sandbox starts a process in its own mount namespace (and more, by flags), runs setup there and
 // waits until the test is done with it.
