@@ -13,11 +13,14 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-var check = simtest.Check
+func check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
 
 // sandbox starts a process in its own mount namespace (and more, by flags), runs setup there and
 // waits until the test is done with it.
