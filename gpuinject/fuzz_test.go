@@ -159,9 +159,7 @@ func asPod(t *testing.T, dir string, spec any) (text []byte, ok bool) {
 func (h *testHost) inject(t *testing.T, dir string, raw []byte) (added []string) {
 	t.Helper()
 	name := filepath.Join(dir, bundle.ConfigName)
-	if err := os.WriteFile(name, raw, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(name, raw, 0o600))
 	edited, err := h.injectFile(dir)
 	if err != nil {
 		if strings.ContainsAny(err.Error(), "\n\r\x1b\x00") {
@@ -242,9 +240,7 @@ func decode(t *testing.T, text []byte) (v any) {
 	t.Helper()
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.UseNumber()
-	if err := dec.Decode(&v); err != nil {
-		t.Fatal(err)
-	}
+	check(t, dec.Decode(&v))
 	return v
 }
 
@@ -323,9 +319,7 @@ func FuzzAnswers(f *testing.F) {
 		spec := newSpec("NVIDIA_VISIBLE_DEVICES="+id, "NVIDIA_REQUIRE_ARCH=arch>=7.0")
 		spec.Annotations = podAnnotations
 		c, err := ExamineSpec(spec, loading(h.cfg))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		plan, err := resolveIn(t, c, t.TempDir(), func(probe.Questions) probe.Answers { return a })
 		if err != nil && strings.ContainsAny(err.Error(), "\n\r\x1b\x00") {
 			t.Fatalf("control characters in %q", err)

@@ -101,9 +101,7 @@ func TestWhereTheLoadersCacheGoes(t *testing.T) {
 	const cache = image.CachePath
 	elsewhere := link("/data/cache", cache)
 	etc := func(t testing.TB, root string) {
-		if err := unix.Rmdir(root + "/etc"); err != nil {
-			t.Fatal(err)
-		}
+		check(t, unix.Rmdir(root+"/etc"))
 		symlink(t, "/data", root+"/etc")
 	}
 	const written, mounted, hidden = "written", "mounted " + cache, "hidden libraries"
@@ -148,13 +146,9 @@ func planOf(t *testing.T, spec func(*specs.Spec), files ...func(testing.TB, stri
 		spec(s)
 	}
 	c, err := ExamineSpec(s, loading(hostConfig(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	p, err := resolveIn(t, c, root, noProbe)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return p
 }
 
