@@ -2,7 +2,6 @@ package image
 
 import (
 	"bytes"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -177,9 +176,9 @@ func (f *found) symlink(base, target string) error {
 
 // replaceFile makes base in f a file with the given bytes.
 func (f *found) replaceFile(base string, data []byte) error {
-	// The name is random: an image cannot have put anything there beforehand, and a name that a
-	// killed shim left is never in the way.
-	temporary := "." + base + "." + rand.Text()
+	// What a killed shim left there goes, and what an image put there.
+	temporary := "." + base + ".nvidia-shim"
+	_ = unix.Unlinkat(f.fd, temporary, 0)
 	fd, err := unix.Openat(f.fd, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
 	if err != nil {
 		return err
