@@ -79,10 +79,6 @@ test-gpu: build tools kubernetes ## run the acceptance tests on this host's real
 	$(GO) test -count=1 -v -timeout 20m -tags gpu ./integration/gpu
 	cd integration/kubernetes && $(GO) test -count=1 -v -timeout 20m -tags gpu -run '^TestOnRealGPUs' .
 
-attacks: deps build tools kubernetes ## run the attacks of docs/threat-model.md and print the table of their results (as root)
-	{ $(GO) test -json $(TEST_FLAGS) ./gpuinject/... ./shim/... ./integration/...; \
-	  cd integration/kubernetes && $(GO) test -json $(TEST_FLAGS) -run '^TestT[0-9]' .; } | $(GO) run ./integration/attacks/table docs/threat-model.md
-
 SOAK ?= $(BIN)/soak.json
 
 soak: deps build tools ## fail system calls of the shim for 10,000 containers or until stopped; goes on with $SOAK
@@ -98,6 +94,11 @@ lint: ## run golangci-lint with the rules that guard the invariants, and govulnc
 	$(TOOLS)/golangci-lint run ./...
 	@out=$$($(TOOLS)/govulncheck ./... 2>&1) && exit; \
 	case "$$out" in *"fetching vulnerabilities"*) echo "NOT CHECKED: known vulnerabilities: $$out" ;; *) echo "$$out"; exit 1 ;; esac
+
+.PHONY: attacks
+attacks: deps build tools kubernetes ## run the attacks of docs/threat-model.md and print the table of their results (as root)
+	{ $(GO) test -json $(TEST_FLAGS) ./gpuinject/... ./shim/... ./integration/...; \
+	  cd integration/kubernetes && $(GO) test -json $(TEST_FLAGS) -run '^TestT[0-9]' .; } | $(GO) run ./integration/attacks/table docs/threat-model.md
 
 FUZZTIME ?= 20s
 

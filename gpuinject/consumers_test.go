@@ -117,7 +117,7 @@ func hostsOfEveryKind(t *testing.T) map[string]*testHost {
 
 // Each file is where the consuming library looks in that image, whatever the host's
 // distribution.
-func TestFilesInEveryImage(t *testing.T) {
+func TestT69FilesInEveryImage(t *testing.T) {
 	for host, h := range hostsOfEveryKind(t) {
 		for _, f := range families() {
 			t.Run(host+" host, "+f.name+" image", func(t *testing.T) {

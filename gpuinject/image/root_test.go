@@ -150,7 +150,7 @@ func TestALinkInsideTheRootIsFollowedAsInTheContainer(t *testing.T) {
 	}
 }
 
-func TestT10ALookUpIsBounded(t *testing.T) {
+func TestALookUpIsBounded(t *testing.T) {
 	i := newImage(t)
 	i.link("b", "etc/a")
 	i.link("a", "etc/b")
@@ -222,7 +222,7 @@ func opened(t *testing.T, name string, fn func()) bool {
 	return n > 0
 }
 
-func TestT09WhatIsNoRegularFileIsNeverOpened(t *testing.T) {
+func TestWhatIsNoRegularFileIsNeverOpened(t *testing.T) {
 	node := func(mode uint32, major, minor uint32) func(string) error {
 		return func(name string) error { return unix.Mknod(name, mode|0o666, int(unix.Mkdev(major, minor))) }
 	}
@@ -279,7 +279,7 @@ func TestT09WhatIsNoRegularFileIsNeverOpened(t *testing.T) {
 	}
 }
 
-func TestT10WhatIsTooLargeIsNotRead(t *testing.T) {
+func TestWhatIsTooLargeIsNotRead(t *testing.T) {
 	i := newImage(t)
 	sparse(t, i.path("etc/big"), 1<<40)
 	start := simtest.ProcessorTime(t)

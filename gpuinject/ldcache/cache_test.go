@@ -191,7 +191,7 @@ func TestPrepend(t *testing.T) {
 	}
 }
 
-func TestT10AHostileCacheIsAnError(t *testing.T) {
+func TestAHostileCacheIsAnError(t *testing.T) {
 	good := (&Cache{HWCaps: []string{"x86-64-v3"},
 		Entries: []Entry{x86("libb.so.1", "/l/libb.so.1"), x86("liba.so.1", "/l/liba.so.1")}}).Encode()
 	extension := le.Uint32(good[32:])
