@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build man tools daemons kubernetes demo test test-unit test-gpu attacks soak bench lint fuzz clean deps
+.PHONY: help build man tools daemons kubernetes demo test test-long test-unit test-gpu attacks soak bench lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +68,10 @@ test: deps build tools daemons kubernetes ## run all tests that need no GPU (as 
 	cd integration/kubernetes && $(GO) test $(TEST_FLAGS) .
 	$(GO) test -count=1 $(UNIT)
 	$(GO) test $(TEST_FLAGS) ./integration/...
+
+test-long: build tools ## run the long forms of the tests of races and load (as root, an hour)
+	$(GO) test $(TEST_FLAGS) ./integration/attacks -run 'AreExchanged|T17|T18' -args -creates=500
+	$(GO) test $(TEST_FLAGS) ./integration/robustness -run MakeNothingGrow -args -cycles=2000 -containers=200
 
 UNIT := ./gpuinject/... ./shim/... ./internal/... ./runtimeclass/... ./cmd/... ./integration/docs
 
