@@ -1,8 +1,10 @@
 package gpuinject
 
 import (
+	"os"
 	"path"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -166,5 +168,22 @@ func TestNothingIsPutIntoMountsOfTheRootFileSystem(t *testing.T) {
 	}
 	if p.Linker.Cache != "unchanged" || !strings.Contains(strings.Join(p.Notes, "\n"), "nothing is put at "+libs) {
 		t.Errorf("cache %s, notes %q", p.Linker.Cache, p.Notes)
+	}
+}
+
+// The shim of a pod lives as long as the pod, and collects no garbage while it creates containers.
+func TestVolumesLeaveNoDescriptorOpen(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	count := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		check(t, err)
+		return len(entries)
+	}
+	dir := t.TempDir()
+	planOf(t, nil) // what is opened once
+	before := count()
+	planOf(t, all(mounting(dir, "/a"), mounting(dir, "/b"), mounting(dir, "/c"), mounting(dir, "/a/b")))
+	if after := count(); after > before {
+		t.Errorf("%d descriptors, %d before", after, before)
 	}
 }
