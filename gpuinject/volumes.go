@@ -104,10 +104,10 @@ func isOwnMount(c Container, m specs.Mount) bool {
 		path.Dir(m.Source) == c.Bundle.Dir && slices.Contains(bundleFileNames, path.Base(m.Source))
 }
 
-// covering returns the volume that a place of the image is at or below.
-func (v volumes) covering(at string) (specs.Mount, bool) {
+// covering returns the volume that one of these places of the image is at or below.
+func (v volumes) covering(places ...string) (specs.Mount, bool) {
 	for _, volume := range v.lasting {
-		if isBelow(at, volume.at) {
+		if slices.ContainsFunc(places, func(at string) bool { return isBelow(at, volume.at) }) {
 			return volume.Mount, true
 		}
 	}
