@@ -123,12 +123,12 @@ func planMask(c Container, h host.Host, g grant, p *Plan) error {
 	return p.showGDS(c.Config.Host.ProcRoot)
 }
 
-// showGDS adds the files by which cuFile finds the driver of nvidia-fs nodes (nvfs-proc.c).
+// showGDS adds the files that libcufile reads besides the nvidia-fs nodes.
 func (p *Plan) showGDS(procRoot string) error {
 	if !p.hasGDS() {
 		return nil
 	}
-	for _, name := range []string{"version", "devcount", "bridges", "modules"} {
+	for _, name := range []string{"version", "devcount", "bridges", "modules", "peer_distance"} {
 		name = filepath.Join("nvidia-fs", name)
 		data, err := device.ReadFile(filepath.Join(procRoot, "driver", name))
 		if errors.Is(err, fs.ErrNotExist) {
