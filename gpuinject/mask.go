@@ -120,6 +120,25 @@ func planMask(c Container, h host.Host, g grant, p *Plan) error {
 	if len(minors) > 0 {
 		p.mask = append(p.mask, procmask.File{Path: "nvidia-caps/mig-minors", Data: minors})
 	}
+	return p.showGDS(c.Config.Host.ProcRoot)
+}
+
+// showGDS adds the files that libcufile reads besides the nvidia-fs nodes.
+func (p *Plan) showGDS(procRoot string) error {
+	if !p.hasGDS() {
+		return nil
+	}
+	for _, name := range []string{"version", "devcount", "bridges", "modules", "peer_distance"} {
+		name = filepath.Join("nvidia-fs", name)
+		data, err := device.ReadFile(filepath.Join(procRoot, "driver", name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fail(Precondition, "%w", err)
+		}
+		p.mask = append(p.mask, procmask.File{Path: name, Data: data})
+	}
 	return nil
 }
 

@@ -134,12 +134,14 @@ func inspect(h host.Host, root *image.Root, vols volumes, g grant, p *Plan) imag
 // checkViewDir refuses a container whose own mounts, or whose image, take the view's place. It
 // returns that place in the image.
 func checkViewDir(root *image.Root, vols volumes) (string, error) {
-	at, err := root.Target(ViewDir)
+	way, err := root.Way(ViewDir)
 	if err != nil {
 		return "", fail(Invalid, "%s of the image: %w", ViewDir, err)
 	}
+	at := way[len(way)-1]
 	for _, v := range vols.lasting {
-		if isBelow(at, v.at) || isBelow(v.at, at) {
+		over := func(name string) bool { return isBelow(name, v.at) }
+		if slices.ContainsFunc(way, over) || isBelow(v.at, at) {
 			return "", fail(Invalid, "the container mounts %s at %s, over %s where the NVIDIA driver goes: remove that mount", request.Quote(v.Source), request.Quote(v.Destination), ViewDir)
 		}
 	}
@@ -232,19 +234,16 @@ func place(root *image.Root, vols volumes, own string, files []Bind, p *Plan) er
 
 // freePlace returns where a link dest is made in the image, and whether something can be put there:
 // nothing may be made in a volume of the container's own or in a directory of the host, and the
-// loader finds the driver without. A volume can cover dest itself, a link on the way, or what it
-// leads to.
+// loader finds the driver without.
 func freePlace(root *image.Root, vols volumes, dest string, p *Plan) (at string, free bool, err error) {
-	target, err := root.Target(dest)
+	way, err := root.Way(dest)
 	if err != nil {
 		return "", false, fail(Invalid, "%s of the image: %w", dest, err)
 	}
 	at, _ = root.Place(dest)
-	for _, name := range []string{target, at, dest} {
-		if m, covered := vols.covering(name); covered {
-			p.note("not mounted at %s: the container mounts %s there", dest, request.Quote(m.Destination))
-			return at, false, nil
-		}
+	if m, covered := vols.covering(way...); covered {
+		p.note("not mounted at %s: the container mounts %s there", dest, request.Quote(m.Destination))
+		return at, false, nil
 	}
 	if vols.hides(at) {
 		return at, true, nil

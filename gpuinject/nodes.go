@@ -103,11 +103,14 @@ const (
 	cufileJSON = "/etc/cufile.json"
 )
 
+func (p *Plan) hasGDS() bool {
+	return slices.ContainsFunc(p.Devices, func(d PlanDevice) bool { return strings.HasPrefix(d.Path, "/dev/nvidia-fs") })
+}
+
 // addClassFiles adds the files that go with the nodes of GDS, if the host has them. They are bound
 // read-only, like every data file of the driver.
 func addClassFiles(c Container, files *driver.Files, p *Plan) {
-	gds := slices.ContainsFunc(p.Devices, func(d PlanDevice) bool { return strings.HasPrefix(d.Path, "/dev/nvidia-fs") })
-	if c.Said.EditedByCDI || !gds {
+	if c.Said.EditedByCDI || !p.hasGDS() {
 		return
 	}
 	files.Data = slices.Clone(files.Data)

@@ -62,12 +62,15 @@ func findVolumes(c Container, root *image.Root, files driver.Files) (volumes, er
 func (v volumes) checkLinks(c Container, m specs.Mount, at string) error {
 	for _, above := range v.lasting {
 		name, below := strings.CutPrefix(at, above.at+"/")
+		if !below {
+			continue
+		}
 		source := above.Source
 		if !path.IsAbs(source) {
 			source = path.Join(c.Bundle.Dir, source)
 		}
 		dir, err := image.Open(source)
-		if !below || err != nil { // not a directory: nothing is below it
+		if err != nil { // not a directory: nothing is below it
 			continue
 		}
 		target, err := dir.Target(name)
@@ -101,10 +104,10 @@ func isOwnMount(c Container, m specs.Mount) bool {
 		path.Dir(m.Source) == c.Bundle.Dir && slices.Contains(bundleFileNames, path.Base(m.Source))
 }
 
-// covering returns the volume that a place of the image is at or below.
-func (v volumes) covering(at string) (specs.Mount, bool) {
+// covering returns the volume that one of these places of the image is at or below.
+func (v volumes) covering(places ...string) (specs.Mount, bool) {
 	for _, volume := range v.lasting {
-		if isBelow(at, volume.at) {
+		if slices.ContainsFunc(places, func(at string) bool { return isBelow(at, volume.at) }) {
 			return volume.Mount, true
 		}
 	}

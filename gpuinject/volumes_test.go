@@ -1,8 +1,10 @@
 package gpuinject
 
 import (
+	"os"
 	"path"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
@@ -48,6 +50,10 @@ func TestNothingIsPutIntoAVolumeByALink(t *testing.T) {
 	table{env: append(devices("0"), caps("all")...), show: show, rows: []row{
 		{name: "the image has a link below the volume", image: in(t, link("/opt/smi", smi)), spec: mounting("/srv", "/usr/bin")},
 		{name: "a directory on the way is a link below the volume", image: in(t, link("/opt/vulkan", "/etc/vulkan")), spec: mounting("/srv", "/etc")},
+		{name: "a link of a link on the way is below the volume", spec: mounting("/srv", "/a"),
+			image: in(t, link("/a/vulkan", "/etc/vulkan"), file("", "/a/file"), link("/opt/vulkan", "/a/vulkan"), file("", "/opt/vulkan/icd.d/nvidia_icd.json"))},
+		{name: "the driver's directory is a link below the volume", image: in(t, link("/opt", "/usr/local/nvidia")), spec: mounting("/srv", "/usr/local"), kind: Invalid,
+			want: `refused: the container mounts "/srv" at "/usr/local", over /usr/local/nvidia`},
 		{name: "below another volume", image: in(t), spec: all(mounting(volume, "/data"), mounting("/srv", "/data/plain/dir"), mounting("/srv", "/data/new"))},
 		{name: "below a file", image: in(t), spec: all(mounting("/etc/passwd", "/data"), mounting("/srv", "/data/link"))},
 		{name: "below a link of another volume", image: in(t), spec: all(mounting(volume, "/data"), mounting("/srv", "/data/link/bin")), kind: Invalid,
@@ -166,5 +172,22 @@ func TestNothingIsPutIntoMountsOfTheRootFileSystem(t *testing.T) {
 	}
 	if p.Linker.Cache != "unchanged" || !strings.Contains(strings.Join(p.Notes, "\n"), "nothing is put at "+libs) {
 		t.Errorf("cache %s, notes %q", p.Linker.Cache, p.Notes)
+	}
+}
+
+// The shim of a pod lives as long as the pod, and collects no garbage while it creates containers.
+func TestVolumesLeaveNoDescriptorOpen(t *testing.T) {
+	defer debug.SetGCPercent(debug.SetGCPercent(-1))
+	count := func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		check(t, err)
+		return len(entries)
+	}
+	dir := t.TempDir()
+	planOf(t, nil) // what is opened once
+	before := count()
+	planOf(t, all(mounting(dir, "/a"), mounting(dir, "/b"), mounting(dir, "/c"), mounting(dir, "/a/b")))
+	if after := count(); after > before {
+		t.Errorf("%d descriptors, %d before", after, before)
 	}
 }

@@ -98,12 +98,21 @@ func (r *Root) CheckMountPoint(name string) error {
 // and components that do not exist are kept, so that a link into nowhere leads to where it points.
 // The error says that the image has too many links in the way.
 func (r *Root) Target(name string) (string, error) {
+	way, err := r.Way(name)
+	if err != nil {
+		return "", err
+	}
+	return way[len(way)-1], nil
+}
+
+// Way returns the places of the links that a runtime follows to make name, and Target's answer.
+func (r *Root) Way(name string) ([]string, error) {
 	f, err := r.lookup(name)
 	f.close()
 	if errors.Is(err, errTooManyLinks) {
-		return "", fmt.Errorf("%.256q of the image: %w", name, errTooManyLinks)
+		return nil, fmt.Errorf("%.256q of the image: %w", name, errTooManyLinks)
 	}
-	return f.path, nil
+	return append(f.links, f.path), nil
 }
 
 // IsFile reports whether name resolves to a regular file inside the root.
@@ -115,9 +124,10 @@ func (r *Root) IsFile(name string) bool {
 
 // found is the file that a name of the image leads to.
 type found struct {
-	path string // in the image, without links
-	fd   int    // an O_PATH descriptor, -1 if there is nothing
-	stat unix.Stat_t
+	path  string   // in the image, without links
+	links []string // the places of the links that lead there
+	fd    int      // an O_PATH descriptor, -1 if there is nothing
+	stat  unix.Stat_t
 }
 
 func (f *found) is(kind uint32) bool { return f.stat.Mode&unix.S_IFMT == kind }
@@ -134,7 +144,7 @@ func (r *Root) lookup(name string) (f found, err error) {
 	f.path = path.Clean("/" + name)
 	f.fd, err = r.open(f.path, 0)
 	if errors.Is(err, unix.ELOOP) {
-		if f.path, err = r.follow(f.path); err == nil {
+		if f.path, f.links, err = r.follow(f.path); err == nil {
 			f.fd, err = r.open(f.path, 0)
 		}
 	}
@@ -163,13 +173,13 @@ func (r *Root) open(real string, flags uint64) (int, error) {
 	}
 }
 
-// follow resolves the links of a path, component by component. What cannot be opened is taken for
+// follow resolves the links of a path, component by component, and lists their places. What cannot be opened is taken for
 // a name that does not exist yet; the caller opens the result and gets the error.
-func (r *Root) follow(name string) (string, error) {
+func (r *Root) follow(name string) (at string, links []string, err error) {
 	at, todo := "/", components(name)
-	for links, steps := 0, 0; len(todo) > 0; steps++ {
-		if links > maxLinks || steps >= maxComponents {
-			return "", errTooManyLinks
+	for steps := 0; len(todo) > 0; steps++ {
+		if len(links) > maxLinks || steps >= maxComponents {
+			return "", nil, errTooManyLinks
 		}
 		// No component of at is a link, so ".." is the directory above by its text, too.
 		next := path.Join(at, todo[0])
@@ -179,13 +189,13 @@ func (r *Root) follow(name string) (string, error) {
 			at = next
 			continue
 		}
-		links++
+		links = append(links, next)
 		if path.IsAbs(target) {
 			at = "/"
 		}
 		todo = slices.Concat(components(target), todo)
 	}
-	return at, nil
+	return at, links, nil
 }
 
 func components(name string) []string {

@@ -62,6 +62,9 @@ func (d *Driver) writeOthers() error {
 		files[filepath.Join(d.ProcRoot, "misc")] = fmt.Sprintf("%3d rdma_cm\n200 tun\n", rdmaMinor)
 	}
 	if d.Others.GDS {
+		for name, content := range map[string]string{"version": "version: 2.27\n", "devcount": "2\n", "bridges": "", "modules": "nvme: 1.0\n"} {
+			files[filepath.Join(d.ProcRoot, "driver/nvidia-fs", name)] = content
+		}
 		files[filepath.Join(d.DevRoot, "run/udev/data/b259:0")] = "S:disk/by-id/nvme-simulated\n"
 		files[filepath.Join(d.Root, "etc/cufile.json")] = "{\"properties\": {\"allow_compat_mode\": true}}\n"
 	}

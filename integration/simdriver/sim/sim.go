@@ -55,9 +55,9 @@ type Options struct {
 type Others struct {
 	// IMEX is how many IMEX channels have a node, 0 to 2048.
 	IMEX int
-	// GDS: two nvidia-fs nodes, the udev database and cuFile's configuration. MOFED:
-	// two adapters and the connection manager. GDRCopy: one node. NVSwitch: two
-	// switches and their control node.
+	// GDS: two nvidia-fs nodes, nvidia-fs in procfs, the udev database and
+	// cuFile's configuration. MOFED: two adapters and the connection manager.
+	// GDRCopy: one node. NVSwitch: two switches and their control node.
 	GDS, MOFED, GDRCopy, NVSwitch bool
 }
 
