@@ -62,12 +62,15 @@ func findVolumes(c Container, root *image.Root, files driver.Files) (volumes, er
 func (v volumes) checkLinks(c Container, m specs.Mount, at string) error {
 	for _, above := range v.lasting {
 		name, below := strings.CutPrefix(at, above.at+"/")
+		if !below {
+			continue
+		}
 		source := above.Source
 		if !path.IsAbs(source) {
 			source = path.Join(c.Bundle.Dir, source)
 		}
 		dir, err := image.Open(source)
-		if !below || err != nil { // not a directory: nothing is below it
+		if err != nil { // not a directory: nothing is below it
 			continue
 		}
 		target, err := dir.Target(name)
