@@ -63,6 +63,29 @@ func TestNothingIsPutIntoAVolumeByALink(t *testing.T) {
 	}}.run(t)
 }
 
+// No descriptor of a volume stays open.
+func TestVolumesAreClosed(t *testing.T) {
+	volume, open := t.TempDir(), func() int {
+		entries, err := os.ReadDir("/proc/self/fd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		return len(entries)
+	}
+	resolve := func() {
+		planOf(t, all(mounting(volume, "/a"), mounting(volume, "/a/b"), mounting(volume, "/c")))
+	}
+	resolve()
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // it closes lost files
+	before := open()
+	for range 3 {
+		resolve()
+	}
+	if after := open(); after > before {
+		t.Errorf("%d descriptors before, %d after", before, after)
+	}
+}
+
 // T53: runc makes the nodes of linux.devices after all mounts.
 func TestNoDeviceNodeIsMadeInAVolume(t *testing.T) {
 	const channels = "/dev/nvidia-caps-imex-channels"

@@ -188,6 +188,32 @@ func TestT53AVolumeWhereTheDriverGoes(t *testing.T) {
 	})
 }
 
+// A volume over /etc hides the loader's cache, and a tmpfs there has none.
+func TestTheDriverIsFoundWithoutTheEtcOfTheImage(t *testing.T) {
+	h := simhost.New(t, simhost.Options{})
+	for _, test := range []struct{ image, cache, mount string }{
+		{"glibc-nocache", "hidden", "type=bind,dst=/etc,options=rbind:rw,src="},
+		{"glibc-nocache", "mounted", "type=tmpfs,dst=/etc"},
+		{"musl", "hidden", "type=bind,dst=/etc,options=rbind:rw,src="},
+	} {
+		t.Run(test.image+" "+test.cache, func(t *testing.T) {
+			dir := t.TempDir()
+			mount, bind := strings.CutSuffix(test.mount, "src=")
+			if bind {
+				mount = test.mount + dir
+			}
+			id := start(t, h, testenv.RunOptions{Image: h.Load(t, test.image), Mounts: []string{mount}})
+			simhost.Want(t, h.Sh(t, id, dlopen+" libnvidia-ptxjitcompiler.so.1"), "libcuda.so.1 OK", driverValue, "libnvidia-ptxjitcompiler.so.1 OK")
+			if got := h.Record(t, id).Linker.Cache; got != test.cache {
+				t.Errorf("recorded %s", got)
+			}
+			if names := simhost.Names(t, dir); len(names) > 0 {
+				t.Errorf("made in the volume: %v", names)
+			}
+		})
+	}
+}
+
 // ownRoot makes the root of the calling mount namespace an overlay of the host's, whose upper
 // directory is in $1, and then becomes the rest of its arguments. $2 is shared with the host, and
 // /run/host is that root: runc cannot pivot to / itself.
