@@ -131,7 +131,7 @@ func TestT57T59TheMaskShowsOnlyTheGrantedGPUAndNoNodeAppears(t *testing.T) {
 	hostNodes := devNvidia(t)
 	g := gpus[len(gpus)-1]
 	out := env.MustRun(t, script(env, g.UUID, `ls /dev | grep nvidia; echo --; nvidia-smi >/dev/null; vectoradd >/dev/null; nvidia-smi -L > /dev/null; ls /dev | grep nvidia; echo --; `+
-		`find /proc/driver/nvidia -type f; grep ModifyDeviceFiles /proc/driver/nvidia/params; `+
+		`find /proc/driver -type f; grep ModifyDeviceFiles /proc/driver/nvidia/params; `+
 		`(echo 1 > /proc/driver/nvidia/params) 2>&1; (echo x > /proc/driver/nvidia/registry) 2>&1; true`))
 	parts := strings.Split(out, "--\n")
 	if len(parts) != 3 || parts[0] != parts[1] {
@@ -145,6 +145,9 @@ func TestT57T59TheMaskShowsOnlyTheGrantedGPUAndNoNodeAppears(t *testing.T) {
 		if shown := strings.Contains(parts[2], "gpus/"+other.Bus+"/information"); shown != (other.UUID == g.UUID) {
 			t.Errorf("mask shows %s: %v\n%s", other.Bus, shown, parts[2])
 		}
+	}
+	if strings.Contains(parts[2], "/proc/driver/nvidia-") {
+		t.Errorf("directories of the driver's other modules:\n%s", parts[2])
 	}
 	if !strings.Contains(parts[2], "ModifyDeviceFiles: 0") || strings.Count(parts[2], "Read-only file system") != 2 {
 		t.Errorf("mask:\n%s", parts[2])
