@@ -1,9 +1,14 @@
 package gpuinject
 
 import (
+	"reflect"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 // userNamespace puts the container into a user namespace.
@@ -71,8 +76,8 @@ func TestNodesWithoutARequestBringTheMask(t *testing.T) {
 				t.Fatalf("examine: %+v, %v", c, err)
 			}
 			got := "left alone"
-			if c.NeedsMask {
-				plan, mask, err := MaskOnly(c, Plan{})
+			if c.NeedsRestriction {
+				plan, mask, err := Restrict(c, Plan{})
 				if err != nil || mask == nil {
 					t.Fatal(mask, err)
 				}
@@ -89,12 +94,63 @@ func TestNodesWithoutARequestBringTheMask(t *testing.T) {
 	s.Mounts = s.Mounts[1:]
 	c, err := ExamineSpec(s, loading(hostConfig(t)))
 	if err == nil {
-		_, _, err = MaskOnly(c, Plan{})
+		_, _, err = Restrict(c, Plan{})
 	}
 	refused(t, err, Invalid, "no procfs of its own")
 	c.Config.Host.ProcRoot = t.TempDir()
-	if _, mask, err := MaskOnly(c, Plan{}); err != nil || mask != nil {
+	if _, mask, err := Restrict(c, Plan{}); err != nil || mask != nil {
 		t.Errorf("on a host without a driver: %v, %v", mask, err)
+	}
+}
+
+// NVIDIA's hooks would give a container what it asks for, whatever was granted to it.
+func TestT21HooksWhereNothingIsGranted(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		env  []string
+		spec func(*specs.Spec)
+	}{
+		{"a pod that was given nothing", devices("all"), inPod()},
+		{"the sandbox of a pod", devices("all"), annotated("io.kubernetes.cri.container-type", "sandbox")},
+		{"a list that does not count", nil, listing("0")},
+		{"nothing asked for", nil, func(*specs.Spec) {}},
+		{"void", devices("void"), privileged},
+		{"void and nodes", devices("void"), inPod(1)},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg := hostConfig(t)
+			cfg.Policy.AcceptVolumeMounts = false
+			spec := newSpec(tc.env...)
+			tc.spec(spec)
+			withHook("/usr/bin/nvidia-container-runtime-hook")(spec)
+			other := specs.Hook{Path: "/opt/other/hook"}
+			spec.Hooks.CreateRuntime = []specs.Hook{other, {Path: "/opt/wrapper", Args: []string{"nvidia-ctk", "hook"}}}
+			restrict := func() (string, Plan, error) {
+				dir := newBundle(t, spec)
+				c, err := Examine(dir, loading(cfg))
+				if err != nil || c.Asks == c.NeedsRestriction {
+					t.Fatalf("%+v, %v", c, err)
+				}
+				var p Plan
+				if c.Asks {
+					p, err = resolveIn(t, c, t.TempDir(), noProbe)
+				}
+				if err == nil {
+					var mask *procmask.Mask
+					if p, mask, err = Restrict(c, p); mask != nil {
+						mask.Close()
+					}
+				}
+				return dir, p, err
+			}
+			dir, p, err := restrict()
+			if hooks := request.Hooks(*readSpec(t, dir).Hooks); err != nil || p.GPU || len(hooks) != 1 || !reflect.DeepEqual(hooks[0], other) || len(p.RemovedHooks) != 2 {
+				t.Errorf("hooks %+v, removed %q, %v", hooks, p.RemovedHooks, err)
+			}
+			cfg.Policy.ForeignHooks = config.Refuse
+			_, _, err = restrict()
+			refused(t, err, Denied, "NVIDIA's OCI hook", `"refuse"`)
+		})
 	}
 }
 

@@ -8,11 +8,25 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 )
 
-// MaskOnly is Apply for a container that is given nothing here. If its specification has nodes of the
-// driver all the same, from a device plugin for example, it gets the mask, which shows the GPUs of
-// these nodes: a pod's author can set NVIDIA_VISIBLE_DEVICES=void over the plugin's value. The image
-// and the bundle are left alone.
-func MaskOnly(c Container, p Plan) (Plan, *procmask.Mask, error) {
+// Restrict is Apply for a container that is given nothing here. NVIDIA's hooks, which would give it
+// what it asks for, are removed from its specification. If that has nodes of the driver all the same,
+// from a device plugin for example, it gets the mask, which shows the GPUs of these nodes: a pod's
+// author can set NVIDIA_VISIBLE_DEVICES=void over the plugin's value. The image is left alone.
+func Restrict(c Container, p Plan) (Plan, *procmask.Mask, error) {
+	if !c.Asks { // Resolve has planned the others
+		if err := planHooks(c, &p); err != nil {
+			return p, nil, err
+		}
+	}
+	if len(p.RemovedHooks) > 0 {
+		err := c.Bundle.Apply(p.edits)
+		if err == nil {
+			err = c.Bundle.Save()
+		}
+		if err != nil {
+			return p, nil, fail(Internal, "%w", err)
+		}
+	}
 	if !c.Said.Container.DriverNodes {
 		return p, nil, nil // the usual case of a container that asks and is granted nothing
 	}
