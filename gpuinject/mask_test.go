@@ -1,12 +1,14 @@
 package gpuinject
 
 import (
+	"path/filepath"
 	"reflect"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
@@ -38,6 +40,17 @@ func TestWhoGetsTheMask(t *testing.T) {
 	if !plan.Proc.Masked {
 		t.Error("no mask was built")
 	}
+}
+
+// restrict is Restrict with an empty image.
+func restrict(t *testing.T, c Container, p Plan) (Plan, *procmask.Mask, error) {
+	t.Helper()
+	root, err := image.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	return Restrict(c, p, root)
 }
 
 // A pod's author can set the variable over the device plugin's value: nodes of the driver bring the
@@ -77,7 +90,7 @@ func TestNodesWithoutARequestBringTheMask(t *testing.T) {
 			}
 			got := "left alone"
 			if c.NeedsRestriction {
-				plan, mask, err := Restrict(c, Plan{})
+				plan, mask, err := restrict(t, c, Plan{})
 				if err != nil || mask == nil {
 					t.Fatal(mask, err)
 				}
@@ -94,11 +107,11 @@ func TestNodesWithoutARequestBringTheMask(t *testing.T) {
 	s.Mounts = s.Mounts[1:]
 	c, err := ExamineSpec(s, loading(hostConfig(t)))
 	if err == nil {
-		_, _, err = Restrict(c, Plan{})
+		_, _, err = restrict(t, c, Plan{})
 	}
 	refused(t, err, Invalid, "no procfs of its own")
 	c.Config.Host.ProcRoot = t.TempDir()
-	if _, mask, err := Restrict(c, Plan{}); err != nil || mask != nil {
+	if _, mask, err := restrict(t, c, Plan{}); err != nil || mask != nil {
 		t.Errorf("on a host without a driver: %v, %v", mask, err)
 	}
 }
@@ -125,7 +138,7 @@ func TestT21HooksWhereNothingIsGranted(t *testing.T) {
 			withHook("/usr/bin/nvidia-container-runtime-hook")(spec)
 			other := specs.Hook{Path: "/opt/other/hook"}
 			spec.Hooks.CreateRuntime = []specs.Hook{other, {Path: "/opt/wrapper", Args: []string{"nvidia-ctk", "hook"}}}
-			restrict := func() (string, Plan, error) {
+			inject := func() (string, Plan, error) {
 				dir := newBundle(t, spec)
 				c, err := Examine(dir, loading(cfg))
 				if err != nil || c.Asks == c.NeedsRestriction {
@@ -137,18 +150,18 @@ func TestT21HooksWhereNothingIsGranted(t *testing.T) {
 				}
 				if err == nil {
 					var mask *procmask.Mask
-					if p, mask, err = Restrict(c, p); mask != nil {
+					if p, mask, err = restrict(t, c, p); mask != nil {
 						mask.Close()
 					}
 				}
 				return dir, p, err
 			}
-			dir, p, err := restrict()
+			dir, p, err := inject()
 			if hooks := request.Hooks(*readSpec(t, dir).Hooks); err != nil || p.GPU || len(hooks) != 1 || !reflect.DeepEqual(hooks[0], other) || len(p.RemovedHooks) != 2 {
 				t.Errorf("hooks %+v, removed %q, %v", hooks, p.RemovedHooks, err)
 			}
 			cfg.Policy.ForeignHooks = config.Refuse
-			_, _, err = restrict()
+			_, _, err = inject()
 			refused(t, err, Denied, "NVIDIA's OCI hook", `"refuse"`)
 		})
 	}
@@ -166,6 +179,9 @@ func TestIsolation(t *testing.T) {
 		{name: "its own /proc over the host's", spec: func(s *specs.Spec) {
 			s.Mounts = append([]specs.Mount{{Source: "/srv", Destination: "/proc", Type: "bind"}}, s.Mounts...)
 		}, want: "GPU 0"},
+		{name: "a bind that calls itself proc", spec: func(s *specs.Spec) { s.Mounts[0].Options = []string{"rbind"} }, want: "refused: no procfs"},
+		{name: "the host's /proc by a link of the image", spec: mounting("/proc", "/p"), want: "refused: no procfs",
+			image: func(root string) { symlink(t, "./proc", filepath.Join(root, "p")) }},
 		{name: "another file system at /proc", spec: func(s *specs.Spec) { s.Mounts[0].Type = "tmpfs" }, want: "refused: no procfs"},
 		{name: "a node with another device's number", want: "refused: c 1:11", kind: Invalid, spec: func(s *specs.Spec) {
 			s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/nvidiactl", Type: "c", Major: 1, Minor: 11}}

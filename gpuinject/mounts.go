@@ -68,6 +68,9 @@ func planFiles(c Container, h host.Host, root *image.Root, g grant, nodes []devi
 	if err != nil {
 		return err
 	}
+	if err := checkProc(vols, p); err != nil {
+		return err
+	}
 	st, err := state.Open(c.Config.Host.StateDir)
 	if err != nil {
 		return fail(Precondition, "%w", err)

@@ -5,6 +5,8 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 )
 
@@ -12,7 +14,7 @@ import (
 // what it asks for, are removed from its specification. If that has nodes of the driver all the same,
 // from a device plugin for example, it gets the mask, which shows the GPUs of these nodes: a pod's
 // author can set NVIDIA_VISIBLE_DEVICES=void over the plugin's value. The image is left alone.
-func Restrict(c Container, p Plan) (Plan, *procmask.Mask, error) {
+func Restrict(c Container, p Plan, root *image.Root) (Plan, *procmask.Mask, error) {
 	if !c.Asks { // Resolve has planned the others
 		if err := planHooks(c, &p); err != nil {
 			return p, nil, err
@@ -43,6 +45,13 @@ func Restrict(c Container, p Plan) (Plan, *procmask.Mask, error) {
 	}
 	g.gpus = h.Visible(g.set)
 	if err := planMask(c, h, g, &p); err != nil || !p.Proc.Masked {
+		return p, nil, err
+	}
+	vols, err := findVolumes(c, root, driver.Files{})
+	if err == nil {
+		err = checkProc(vols, &p)
+	}
+	if err != nil {
 		return p, nil, err
 	}
 	mask, err := procmask.New(p.mask, c.Bundle.Spec.Linux.MountLabel)

@@ -27,6 +27,9 @@ type volumes struct {
 	// ephemeral end with the container: what the image has below them is not to be seen, while a
 	// mount made later is.
 	ephemeral []string
+	// ownProc is true if the last mount at /proc, which the mask goes on, is a procfs of the
+	// container's own.
+	ownProc bool
 }
 
 // ephemeralTypes are the types of mounts that end with the container.
@@ -36,13 +39,16 @@ var ephemeralTypes = []string{"tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgr
 func findVolumes(c Container, root *image.Root, files driver.Files) (volumes, error) {
 	var v volumes
 	for _, m := range c.Bundle.Spec.Mounts {
-		lasting := isBind(m) || !slices.Contains(ephemeralTypes, m.Type)
-		if lasting && (isOwnMount(c, m) || isCDIMount(c, files, m)) {
-			continue
-		}
 		at, err := root.Target(m.Destination)
 		if err != nil {
 			return v, fail(Invalid, "the mount at %s: %w", request.Quote(m.Destination), err)
+		}
+		if isBelow("/proc", at) {
+			v.ownProc = at == "/proc" && m.Type == "proc" && !isBind(m)
+		}
+		lasting := isBind(m) || !slices.Contains(ephemeralTypes, m.Type)
+		if lasting && (isOwnMount(c, m) || isCDIMount(c, files, m)) {
+			continue
 		}
 		if lasting {
 			if err := v.checkLinks(c, m, at); err != nil {

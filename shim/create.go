@@ -183,12 +183,12 @@ func inject(c gpuinject.Container, rootPath string, restored bool) (plan gpuinje
 	refuse := &gpuinject.Error{Kind: gpuinject.Precondition, Err: errors.New(
 		"a container with GPUs cannot be restored from a checkpoint: create it without one")}
 	plan = gpuinject.Plan{Reason: c.Reason}
+	root, err := image.Open(rootPath)
+	if err != nil {
+		return plan, nil, err
+	}
+	defer root.Close()
 	if c.Asks {
-		root, err := image.Open(rootPath)
-		if err != nil {
-			return plan, nil, err
-		}
-		defer root.Close()
 		if plan, err = gpuinject.Resolve(c, root, ask); err != nil {
 			return plan, nil, err
 		}
@@ -199,7 +199,7 @@ func inject(c gpuinject.Container, rootPath string, restored bool) (plan gpuinje
 			return gpuinject.Apply(c, plan, root)
 		}
 	}
-	plan, mask, err = gpuinject.Restrict(c, plan)
+	plan, mask, err = gpuinject.Restrict(c, plan, root)
 	if mask != nil && restored {
 		mask.Close()
 		return plan, nil, refuse
