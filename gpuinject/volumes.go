@@ -79,7 +79,7 @@ func (v volumes) checkLinks(c Container, m specs.Mount, at string) error {
 		target, err := dir.Target(name)
 		dir.Close()
 		if err != nil || target != "/"+name {
-			return fail(Invalid, "the container mounts %s at %s, by a link in its volume at %s: mount it where that link leads", request.Quote(m.Source), request.Quote(m.Destination), request.Quote(above.Destination))
+			return fail(Invalid, "the container mounts a volume at %s, by a link in its volume at %s: mount it where that link leads", request.Quote(m.Destination), request.Quote(above.Destination))
 		}
 	}
 	return nil
@@ -93,7 +93,7 @@ func (v volumes) checkNodes(nodes []device.Node) error {
 			for _, at := range []string{volume.at, path.Clean("/" + volume.Destination)} {
 				name, below := strings.CutPrefix(n.Path, at+"/")
 				if below && at != "/dev" && path.Join(volume.Source, name) != n.HostPath {
-					return fail(Invalid, "the container mounts %s at %s, where the device node %s goes: remove that mount", request.Quote(volume.Source), request.Quote(volume.Destination), n.Path)
+					return fail(Invalid, "the container mounts a volume at %s, where the device node %s goes: mount it elsewhere", request.Quote(volume.Destination), n.Path)
 				}
 			}
 		}
