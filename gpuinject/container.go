@@ -21,9 +21,10 @@ type Container struct {
 	// not set: such a container never meets the configuration, the driver or their errors.
 	Asks   bool
 	Reason string
-	// NeedsMask is true if the container does not ask, is not privileged and has nodes of the driver
-	// all the same: see MaskOnly. The rest but Request is set then.
-	NeedsMask bool
+	// NeedsRestriction is true if the container does not ask, and its specification has hooks of
+	// NVIDIA's or, if it is not privileged, nodes of the driver: see Restrict. The rest but Request is
+	// set then.
+	NeedsRestriction bool
 	// Bundle is the parsed configuration, Config the shim's configuration.
 	Bundle *bundle.Bundle
 	Config *config.Config
@@ -72,8 +73,8 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, 
 	c := Container{Raw: b.Raw(), Bundle: b}
 	c.Said = request.Read(&b.Spec)
 	asks, why := c.Said.Asks()
-	hasNodes := c.Said.Container.DriverNodes && !c.Said.Container.Privileged
-	if !asks && !hasNodes {
+	restrict := c.Said.NVIDIAHooks || c.Said.Container.DriverNodes && !c.Said.Container.Privileged
+	if !asks && !restrict {
 		c.Reason = why
 		return c, nil
 	}
@@ -82,14 +83,14 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, 
 		return c, fail(Precondition, "%w", err)
 	}
 	if !asks {
-		c.Reason, c.NeedsMask = why, true
+		c.Reason, c.NeedsRestriction = why, true
 		return c, nil
 	}
 	if c.Request, err = c.Said.Request(c.Config); err != nil {
 		return c, refuseRequest(err)
 	}
 	c.Asks, c.Reason = c.Request.Driver, c.Request.Reason
-	c.NeedsMask = !c.Asks && hasNodes
+	c.NeedsRestriction = !c.Asks && restrict
 	return c, nil
 }
 

@@ -211,10 +211,10 @@ func (h *testHost) inject(t *testing.T, dir string, raw []byte) (added []string)
 }
 
 // injectFile does what the shim does with the bundle dir, but the root file system is always the
-// bundle's own. It reports whether the container got GPUs.
+// bundle's own. It reports whether the container got GPUs or lost hooks of NVIDIA's.
 func (h *testHost) injectFile(dir string) (edited bool, err error) {
 	c, err := Examine(dir, loading(h.cfg))
-	if err != nil || !c.Asks && !c.NeedsMask {
+	if err != nil || !c.Asks && !c.NeedsRestriction {
 		return false, err
 	}
 	var plan Plan
@@ -224,12 +224,12 @@ func (h *testHost) injectFile(dir string) (edited bool, err error) {
 			mask.Close()
 		}
 	}()
+	root, err := image.Open(filepath.Join(dir, "rootfs"))
+	if err != nil {
+		return false, err
+	}
+	defer root.Close()
 	if c.Asks {
-		root, err := image.Open(filepath.Join(dir, "rootfs"))
-		if err != nil {
-			return false, err
-		}
-		defer root.Close()
 		if plan, err = Resolve(c, root, h.ask); err != nil {
 			return false, err
 		}
@@ -238,8 +238,8 @@ func (h *testHost) injectFile(dir string) (edited bool, err error) {
 			return err == nil, err
 		}
 	}
-	_, mask, err = MaskOnly(c, plan)
-	return false, err
+	plan, mask, err = Restrict(c, plan, root)
+	return len(plan.RemovedHooks) > 0, err
 }
 
 func decode(t *testing.T, text []byte) (v any) {

@@ -40,23 +40,19 @@ func mapsHostRoot(mappings []specs.LinuxIDMapping) bool {
 
 // checkIsolation refuses a container whose mounts would not be its own: the mask and the driver
 // would land on the host or in another container (T26).
-func checkIsolation(c Container, masked bool) error {
-	spec := c.Bundle.Spec
-	namespaces := spec.Linux.Namespaces
+func checkIsolation(c Container) error {
+	namespaces := c.Bundle.Spec.Linux.Namespaces
 	i := slices.IndexFunc(namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.MountNamespace })
 	if i < 0 || namespaces[i].Path != "" {
 		return fail(Invalid, "the container has no mount namespace of its own: a GPU container needs one")
 	}
-	// The last mount at /proc is the one that the mask goes on. A bind of the host's procfs there
-	// is no procfs of the container's: with rootfsPropagation "shared" the mask would show on the
-	// host.
-	own := false
-	for _, m := range spec.Mounts {
-		if filepath.Clean("/"+m.Destination) == "/proc" {
-			own = m.Type == "proc"
-		}
-	}
-	if masked && !own {
+	return nil
+}
+
+// checkProc refuses a container that would have the mask on a procfs that is not its own: a bind of
+// the host's procfs, through which the mask would show on the host with rootfsPropagation "shared".
+func checkProc(vols volumes, p *Plan) error {
+	if p.Proc.Masked && !vols.ownProc {
 		return fail(Invalid, "the container has no procfs of its own at /proc, in which other GPUs could be hidden: mount one")
 	}
 	return nil
@@ -64,11 +60,10 @@ func checkIsolation(c Container, masked bool) error {
 
 // planMask decides what the mask shows.
 func planMask(c Container, h host.Host, g grant, p *Plan) error {
-	reason := whyUnmasked(c, h)
-	if err := checkIsolation(c, reason == ""); err != nil {
+	if err := checkIsolation(c); err != nil {
 		return err
 	}
-	if reason != "" {
+	if reason := whyUnmasked(c, h); reason != "" {
 		p.decide("/proc/driver", "not masked", "%s", reason)
 		return nil
 	}

@@ -1,9 +1,16 @@
 package gpuinject
 
 import (
+	"path/filepath"
+	"reflect"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 // userNamespace puts the container into a user namespace.
@@ -33,6 +40,17 @@ func TestWhoGetsTheMask(t *testing.T) {
 	if !plan.Proc.Masked {
 		t.Error("no mask was built")
 	}
+}
+
+// restrict is Restrict with an empty image.
+func restrict(t *testing.T, c Container, p Plan) (Plan, *procmask.Mask, error) {
+	t.Helper()
+	root, err := image.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	return Restrict(c, p, root)
 }
 
 // A pod's author can set the variable over the device plugin's value: nodes of the driver bring the
@@ -71,8 +89,8 @@ func TestNodesWithoutARequestBringTheMask(t *testing.T) {
 				t.Fatalf("examine: %+v, %v", c, err)
 			}
 			got := "left alone"
-			if c.NeedsMask {
-				plan, mask, err := MaskOnly(c, Plan{})
+			if c.NeedsRestriction {
+				plan, mask, err := restrict(t, c, Plan{})
 				if err != nil || mask == nil {
 					t.Fatal(mask, err)
 				}
@@ -89,12 +107,63 @@ func TestNodesWithoutARequestBringTheMask(t *testing.T) {
 	s.Mounts = s.Mounts[1:]
 	c, err := ExamineSpec(s, loading(hostConfig(t)))
 	if err == nil {
-		_, _, err = MaskOnly(c, Plan{})
+		_, _, err = restrict(t, c, Plan{})
 	}
 	refused(t, err, Invalid, "no procfs of its own")
 	c.Config.Host.ProcRoot = t.TempDir()
-	if _, mask, err := MaskOnly(c, Plan{}); err != nil || mask != nil {
+	if _, mask, err := restrict(t, c, Plan{}); err != nil || mask != nil {
 		t.Errorf("on a host without a driver: %v, %v", mask, err)
+	}
+}
+
+// NVIDIA's hooks would give a container what it asks for, whatever was granted to it.
+func TestT21HooksWhereNothingIsGranted(t *testing.T) {
+	for _, tc := range []struct {
+		name string
+		env  []string
+		spec func(*specs.Spec)
+	}{
+		{"a pod that was given nothing", devices("all"), inPod()},
+		{"the sandbox of a pod", devices("all"), annotated("io.kubernetes.cri.container-type", "sandbox")},
+		{"a list that does not count", nil, listing("0")},
+		{"nothing asked for", nil, func(*specs.Spec) {}},
+		{"void", devices("void"), privileged},
+		{"void and nodes", devices("void"), inPod(1)},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			cfg := hostConfig(t)
+			cfg.Policy.AcceptVolumeMounts = false
+			spec := newSpec(tc.env...)
+			tc.spec(spec)
+			withHook("/usr/bin/nvidia-container-runtime-hook")(spec)
+			other := specs.Hook{Path: "/opt/other/hook"}
+			spec.Hooks.CreateRuntime = []specs.Hook{other, {Path: "/opt/wrapper", Args: []string{"nvidia-ctk", "hook"}}}
+			inject := func() (string, Plan, error) {
+				dir := newBundle(t, spec)
+				c, err := Examine(dir, loading(cfg))
+				if err != nil || c.Asks == c.NeedsRestriction {
+					t.Fatalf("%+v, %v", c, err)
+				}
+				var p Plan
+				if c.Asks {
+					p, err = resolveIn(t, c, t.TempDir(), noProbe)
+				}
+				if err == nil {
+					var mask *procmask.Mask
+					if p, mask, err = restrict(t, c, p); mask != nil {
+						mask.Close()
+					}
+				}
+				return dir, p, err
+			}
+			dir, p, err := inject()
+			if hooks := request.Hooks(*readSpec(t, dir).Hooks); err != nil || p.GPU || len(hooks) != 1 || !reflect.DeepEqual(hooks[0], other) || len(p.RemovedHooks) != 2 {
+				t.Errorf("hooks %+v, removed %q, %v", hooks, p.RemovedHooks, err)
+			}
+			cfg.Policy.ForeignHooks = config.Refuse
+			_, _, err = inject()
+			refused(t, err, Denied, "NVIDIA's OCI hook", `"refuse"`)
+		})
 	}
 }
 
@@ -110,6 +179,9 @@ func TestIsolation(t *testing.T) {
 		{name: "its own /proc over the host's", spec: func(s *specs.Spec) {
 			s.Mounts = append([]specs.Mount{{Source: "/srv", Destination: "/proc", Type: "bind"}}, s.Mounts...)
 		}, want: "GPU 0"},
+		{name: "a bind that calls itself proc", spec: func(s *specs.Spec) { s.Mounts[0].Options = []string{"rbind"} }, want: "refused: no procfs"},
+		{name: "the host's /proc by a link of the image", spec: mounting("/proc", "/p"), want: "refused: no procfs",
+			image: func(root string) { symlink(t, "./proc", filepath.Join(root, "p")) }},
 		{name: "another file system at /proc", spec: func(s *specs.Spec) { s.Mounts[0].Type = "tmpfs" }, want: "refused: no procfs"},
 		{name: "a node with another device's number", want: "refused: c 1:11", kind: Invalid, spec: func(s *specs.Spec) {
 			s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/nvidiactl", Type: "c", Major: 1, Minor: 11}}

@@ -64,8 +64,11 @@ func planFiles(c Container, h host.Host, root *image.Root, g grant, nodes []devi
 		})
 	}
 	planView(mine, p)
-	viewAt, err := checkViewDir(root, vols)
+	viewAt, err := checkViewDir(root, vols, p)
 	if err != nil {
+		return err
+	}
+	if err := checkProc(vols, p); err != nil {
 		return err
 	}
 	st, err := state.Open(c.Config.Host.StateDir)
@@ -131,9 +134,9 @@ func inspect(h host.Host, root *image.Root, vols volumes, g grant, p *Plan) imag
 	return img
 }
 
-// checkViewDir refuses a container whose own mounts, or whose image, take the view's place. It
-// returns that place in the image.
-func checkViewDir(root *image.Root, vols volumes) (string, error) {
+// checkViewDir refuses a container whose own mounts, or whose image, take the view's place, or leave
+// none for it. It returns that place in the image.
+func checkViewDir(root *image.Root, vols volumes, p *Plan) (string, error) {
 	way, err := root.Way(ViewDir)
 	if err != nil {
 		return "", fail(Invalid, "%s of the image: %w", ViewDir, err)
@@ -142,11 +145,14 @@ func checkViewDir(root *image.Root, vols volumes) (string, error) {
 	for _, v := range vols.lasting {
 		over := func(name string) bool { return isBelow(name, v.at) }
 		if slices.ContainsFunc(way, over) || isBelow(v.at, at) {
-			return "", fail(Invalid, "the container mounts %s at %s, over %s where the NVIDIA driver goes: remove that mount", request.Quote(v.Source), request.Quote(v.Destination), ViewDir)
+			return "", fail(Invalid, "the container mounts a volume at %s, over %s where the NVIDIA driver goes: mount it elsewhere", request.Quote(v.Destination), ViewDir)
 		}
 	}
 	if at == "/" {
 		return "", fail(Invalid, "%s of the image is its root directory, by a link: the NVIDIA driver cannot be mounted there", ViewDir)
+	}
+	if err := root.CanBeThere(ViewDir); err != nil && !vols.hides(at) {
+		return "", fail(Precondition, "%s: the image has no directory %s, and it cannot be made: %w: make the root file system writable (readOnlyRootFilesystem does no harm), or add that directory to the image", p.Reason, ViewDir, err)
 	}
 	return at, nil
 }
@@ -314,7 +320,7 @@ func planLinker(c Container, root *image.Root, vols volumes, img image.Image, fi
 		case vols.hides(at):
 			p.mountCache(c, f, errors.New("the container has a file system of its own there"))
 			continue
-		case errors.Is(err, unix.EROFS):
+		case errors.Is(err, unix.EROFS) || errors.Is(err, unix.EPERM):
 			p.mountCache(c, f, err)
 			continue
 		case err != nil: // something in the image is in the way, of a mount too

@@ -146,7 +146,12 @@ func TestLinks(t *testing.T) {
 		{name: "a tmpfs of the container above", mounts: []specs.Mount{{Source: "tmpfs", Destination: "/usr/bin", Type: "tmpfs"}}, bound: true},
 		{name: "a tmpfs of the container above, by a link of the image", image: link("usr", "/alias"), mounts: []specs.Mount{{Source: "tmpfs", Destination: "/alias/bin", Type: "tmpfs"}}, bound: true},
 		{name: "a tmpfs of the container beside", mounts: []specs.Mount{{Source: "tmpfs", Destination: "/usr/bi", Type: "tmpfs"}}},
-		{name: "an image that cannot be written", image: readOnly, bound: true},
+		{name: "an image that cannot be written", bound: true, image: func(t testing.TB, root string) {
+			mkdir(t, root+ViewDir)
+			file("#!", smi)(t, root)
+			file("", image.CachePath)(t, root)
+			readOnly(t, root)
+		}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")

@@ -21,6 +21,9 @@ type Ask func(probe.Questions) probe.Answers
 // has the decisions that led to it.
 func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
 	p := newPlan(c)
+	if err := planHooks(c, &p); err != nil {
+		return p, err
+	}
 	h, err := host.Discover(c.Config.Host)
 	if errors.Is(err, device.ErrNoDriver) && startsWithoutDriver(c) {
 		p.GPU, p.Grant = false, "no GPU can have been allocated: "+err.Error()
@@ -32,9 +35,6 @@ func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
 	p.DriverVersion, p.Platform = h.DriverVersion, h.Platform
 	granted, err := grantDevices(c, h, ask, &p)
 	if err != nil || !p.GPU {
-		return p, err
-	}
-	if err := planHooks(c, &p); err != nil {
 		return p, err
 	}
 	files, err := driverFiles(c, h)

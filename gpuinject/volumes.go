@@ -27,6 +27,9 @@ type volumes struct {
 	// ephemeral end with the container: what the image has below them is not to be seen, while a
 	// mount made later is.
 	ephemeral []string
+	// ownProc is true if the last mount at /proc, which the mask goes on, is a procfs of the
+	// container's own.
+	ownProc bool
 }
 
 // ephemeralTypes are the types of mounts that end with the container.
@@ -36,13 +39,16 @@ var ephemeralTypes = []string{"tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgr
 func findVolumes(c Container, root *image.Root, files driver.Files) (volumes, error) {
 	var v volumes
 	for _, m := range c.Bundle.Spec.Mounts {
-		lasting := isBind(m) || !slices.Contains(ephemeralTypes, m.Type)
-		if lasting && (isOwnMount(c, m) || isCDIMount(c, files, m)) {
-			continue
-		}
 		at, err := root.Target(m.Destination)
 		if err != nil {
 			return v, fail(Invalid, "the mount at %s: %w", request.Quote(m.Destination), err)
+		}
+		if isBelow("/proc", at) {
+			v.ownProc = at == "/proc" && m.Type == "proc" && !isBind(m)
+		}
+		lasting := isBind(m) || !slices.Contains(ephemeralTypes, m.Type)
+		if lasting && (isOwnMount(c, m) || isCDIMount(c, files, m)) {
+			continue
 		}
 		if lasting {
 			if err := v.checkLinks(c, m, at); err != nil {
@@ -76,7 +82,7 @@ func (v volumes) checkLinks(c Container, m specs.Mount, at string) error {
 		target, err := dir.Target(name)
 		dir.Close()
 		if err != nil || target != "/"+name {
-			return fail(Invalid, "the container mounts %s at %s, by a link in its volume at %s: mount it where that link leads", request.Quote(m.Source), request.Quote(m.Destination), request.Quote(above.Destination))
+			return fail(Invalid, "the container mounts a volume at %s, by a link in its volume at %s: mount it where that link leads", request.Quote(m.Destination), request.Quote(above.Destination))
 		}
 	}
 	return nil
@@ -90,7 +96,7 @@ func (v volumes) checkNodes(nodes []device.Node) error {
 			for _, at := range []string{volume.at, path.Clean("/" + volume.Destination)} {
 				name, below := strings.CutPrefix(n.Path, at+"/")
 				if below && at != "/dev" && path.Join(volume.Source, name) != n.HostPath {
-					return fail(Invalid, "the container mounts %s at %s, where the device node %s goes: remove that mount", request.Quote(volume.Source), request.Quote(volume.Destination), n.Path)
+					return fail(Invalid, "the container mounts a volume at %s, where the device node %s goes: mount it elsewhere", request.Quote(volume.Destination), n.Path)
 				}
 			}
 		}

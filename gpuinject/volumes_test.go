@@ -57,7 +57,7 @@ func TestNothingIsPutIntoAVolumeByALink(t *testing.T) {
 		{name: "below another volume", image: in(t), spec: all(mounting(volume, "/data"), mounting("/srv", "/data/plain/dir"), mounting("/srv", "/data/new"))},
 		{name: "below a file", image: in(t), spec: all(mounting("/etc/passwd", "/data"), mounting("/srv", "/data/link"))},
 		{name: "below a link of another volume", image: in(t), spec: all(mounting(volume, "/data"), mounting("/srv", "/data/link/bin")), kind: Invalid,
-			want: `refused: the container mounts "/srv" at "/data/link/bin", by a link in its volume at "/data"`},
+			want: `refused: the container mounts a volume at "/data/link/bin", by a link in its volume at "/data"`},
 		{name: "below such a link, by a link of the image", image: in(t, link("/data/relative", "/alias")), kind: Invalid,
 			spec: all(mounting(volume, "/data"), mounting("/srv", "/alias/bin")), want: `refused: "/alias/bin", by a link in its volume at "/data"`},
 	}}.run(t)
@@ -93,11 +93,11 @@ func TestNoDeviceNodeIsMadeInAVolume(t *testing.T) {
 	env := []string{"NVIDIA_IMEX_CHANNELS=0"}
 	host := hostConfig(t).Host.DevRoot
 	table{env: devices("0"), show: show, rows: []row{
-		{name: "channels", env: env, spec: mounting("/srv", channels), kind: Invalid, want: "refused: \"/srv\" ... " + channels + "/channel0"},
+		{name: "channels", env: env, spec: mounting("/srv", channels), kind: Invalid, want: "refused: \"" + channels + "\" ... " + channels + "/channel0"},
 		{name: "channels, by a link of the image", env: env, spec: mounting("/srv", "/alias"), image: in(t, link(channels, "/alias")), kind: Invalid,
-			want: "refused: \"/srv\" at \"/alias\" ... " + channels + "/channel0"},
+			want: "refused: \"/alias\" ... " + channels + "/channel0"},
 		{name: "an image whose directory is a link", env: env, spec: mounting("/srv", channels), image: in(t, link("/elsewhere", channels)), kind: Invalid,
-			want: "refused: \"/srv\" at \"" + channels},
+			want: "refused: \"" + channels},
 		{name: "the host's channels", env: env, spec: mounting(host+channels, channels), want: "given"},
 		{name: "another directory without a node", spec: mounting("/srv", channels), want: "given"},
 		{name: "at the node itself", spec: mounting("/dev/null", "/dev/nvidiactl"), want: "given"},
@@ -134,6 +134,11 @@ func TestWhereTheLoadersCacheGoes(t *testing.T) {
 		symlink(t, "/data", root+"/etc")
 	}
 	const written, mounted, hidden = "written", "mounted " + cache, "hidden libraries"
+	// An image that cannot be written needs the driver's directory.
+	readOnly := func(t testing.TB, root string) {
+		mkdir(t, root+ViewDir)
+		readOnly(t, root)
+	}
 	image := func(files ...func(testing.TB, string)) []func(testing.TB, string) { return files }
 	for _, tc := range []struct {
 		name  string
@@ -151,14 +156,78 @@ func TestWhereTheLoadersCacheGoes(t *testing.T) {
 		{name: "a tmpfs above", spec: tmpfs("/etc"), want: mounted},
 		{name: "a tmpfs above, by a link", image: image(etc), spec: tmpfs("/data"), want: "mounted /data/ld.so.cache"},
 		{name: "a tmpfs above a link", image: image(elsewhere), spec: tmpfs("/etc"), want: mounted},
-		{name: "read-only", image: image(readOnly), want: mounted},
-		{name: "read-only, a link", image: image(elsewhere, readOnly), want: "mounted /data/cache"},
+		{name: "read-only", image: image(file("", cache), readOnly), want: mounted},
+		{name: "read-only, without a cache", image: image(readOnly), want: "unchanged"},
+		{name: "read-only, a link", image: image(elsewhere, file("", "/data/cache"), readOnly), want: "mounted /data/cache"},
+		{name: "read-only, a link into nowhere", image: image(elsewhere, readOnly), want: "unchanged"},
+		{name: "immutable", image: image(file("", cache), immutable("/etc")), want: mounted},
 		{name: "read-only, a link into a volume", image: image(elsewhere, readOnly), spec: mounting("/srv", "/data"), want: "unchanged"},
 		{name: "read-only, a link to a sysctl (T08)", image: image(link("/proc/sys/vm/swappiness", cache), readOnly), want: "unchanged"},
-		{name: "read-only, below a link into a volume", image: image(etc, readOnly), spec: mounting("/srv", "/data"), want: hidden},
+		{name: "read-only, below a link into a volume", image: image(etc, readOnly), spec: mounting("/srv", "/data"), want: "hidden"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			if got := show(planOf(t, tc.spec, tc.image...)); got != tc.want {
+				t.Errorf("%s, want %s", got, tc.want)
+			}
+		})
+	}
+}
+
+// immutable makes a directory of the image one in which nothing can be made.
+func immutable(name string) func(testing.TB, string) {
+	return func(t testing.TB, root string) {
+		dir, err := os.Open(root + name)
+		check(t, err)
+		flags, err := unix.IoctlGetInt(int(dir.Fd()), unix.FS_IOC_GETFLAGS)
+		check(t, err)
+		check(t, unix.IoctlSetPointerInt(int(dir.Fd()), unix.FS_IOC_SETFLAGS, flags|unix.STATX_ATTR_IMMUTABLE))
+		t.Cleanup(func() {
+			check(t, unix.IoctlSetPointerInt(int(dir.Fd()), unix.FS_IOC_SETFLAGS, flags))
+			dir.Close()
+		})
+	}
+}
+
+// runc's words would not say what to do.
+func TestAnImageThatCannotBeWritten(t *testing.T) {
+	const view = "refused: NVIDIA_VISIBLE_DEVICES=\"0\": the image has no directory /usr/local/nvidia ... "
+	const smi = "/usr/bin/nvidia-smi"
+	show := func(p Plan) string {
+		switch {
+		case slices.ContainsFunc(p.Mounts, func(m PlanMount) bool { return m.Destination == smi }):
+			return "nvidia-smi is mounted"
+		case strings.Contains(strings.Join(p.Notes, "\n"), "nothing is put at "+smi+": "):
+			return "the view alone"
+		}
+		return "the view and links"
+	}
+	readOnlyWithView := func(t testing.TB, root string) {
+		mkdir(t, root+ViewDir)
+		readOnly(t, root)
+	}
+	noDirectory := func(t testing.TB, root string) {
+		check(t, os.RemoveAll(root+"/usr/local"))
+		file("", "/usr/local")(t, root)
+	}
+	image := func(files ...func(testing.TB, string)) []func(testing.TB, string) { return files }
+	for _, tc := range []struct {
+		name  string
+		image []func(testing.TB, string)
+		spec  func(*specs.Spec)
+		want  string
+	}{
+		{"read-only", image(readOnly), nil, view + "read-only file system: make the root file system writable"},
+		{"read-only, with a tmpfs", image(readOnly), tmpfs("/usr/local"), "the view alone"},
+		{"read-only, with the directory", image(readOnlyWithView), nil, "the view alone"},
+		{"read-only, with the program", image(file("", smi), readOnlyWithView), nil, "nvidia-smi is mounted"},
+		{"immutable", image(file("", "/usr/local/x"), immutable("/usr/local")), nil, view + "operation not permitted"},
+		{"immutable, with the directory", image(file("", ViewDir+"/x"), immutable("/usr/local")), nil, "the view and links"},
+		{"immutable programs", image(file("", "/usr/bin/x"), immutable("/usr/bin")), nil, "the view alone"},
+		{"a file", image(noDirectory), nil, view + "not a directory"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			r := row{image: in(t, tc.image...), spec: tc.spec, host: simulatedHost(t), kind: Precondition}
+			if got := (table{env: devices("0"), show: show}).outcome(t, r); !matches(got, tc.want) {
 				t.Errorf("%s, want %s", got, tc.want)
 			}
 		})

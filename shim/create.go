@@ -29,8 +29,8 @@ import (
 const gcPercent = 40
 
 // Create gives the container its GPUs and has the embedded service create it. A container without a
-// GPU request is created from its bundle as containerd wrote it; if that has nodes of the driver, it
-// gets the mask.
+// GPU request is created from its bundle as containerd wrote it, except that hooks of NVIDIA's are
+// removed; if the bundle has nodes of the driver, the container gets the mask.
 func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
 	s.beginCreate(r.ID)
 	defer s.endCreate(r.ID)
@@ -45,7 +45,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if err := setOptions(ctx, r, opts, c.Raw); err != nil {
 		return nil, toGRPC(err)
 	}
-	if !c.Asks && !c.NeedsMask {
+	if !c.Asks && !c.NeedsRestriction {
 		return s.TTRPCTaskService.Create(ctx, r)
 	}
 	// A collection of garbage would delay the container. Restoring the previous value instead would
@@ -183,12 +183,12 @@ func inject(c gpuinject.Container, rootPath string, restored bool) (plan gpuinje
 	refuse := &gpuinject.Error{Kind: gpuinject.Precondition, Err: errors.New(
 		"a container with GPUs cannot be restored from a checkpoint: create it without one")}
 	plan = gpuinject.Plan{Reason: c.Reason}
+	root, err := image.Open(rootPath)
+	if err != nil {
+		return plan, nil, err
+	}
+	defer root.Close()
 	if c.Asks {
-		root, err := image.Open(rootPath)
-		if err != nil {
-			return plan, nil, err
-		}
-		defer root.Close()
 		if plan, err = gpuinject.Resolve(c, root, ask); err != nil {
 			return plan, nil, err
 		}
@@ -199,7 +199,7 @@ func inject(c gpuinject.Container, rootPath string, restored bool) (plan gpuinje
 			return gpuinject.Apply(c, plan, root)
 		}
 	}
-	plan, mask, err = gpuinject.MaskOnly(c, plan)
+	plan, mask, err = gpuinject.Restrict(c, plan, root)
 	if mask != nil && restored {
 		mask.Close()
 		return plan, nil, refuse

@@ -80,8 +80,8 @@ func (r *Root) IsHost() bool {
 	return a.Dev == b.Dev && a.Ino == b.Ino
 }
 
-// CheckMountPoint returns why a runtime must not make name a mount point: that would be on the host,
-// because the root is the host's or another mount is there.
+// CheckMountPoint returns why a runtime must not make name a mount point, which would be on the host,
+// because the root is the host's or another mount is there, or why it cannot.
 func (r *Root) CheckMountPoint(name string) error {
 	if r.IsHost() {
 		return errHost
@@ -91,7 +91,23 @@ func (r *Root) CheckMountPoint(name string) error {
 	if errors.Is(err, unix.EXDEV) {
 		return fmt.Errorf("nothing is put at %s: another mount of the host is there", name)
 	}
+	if err := r.CanBeThere(name); err != nil {
+		return fmt.Errorf("nothing is put at %s: %w", name, err)
+	}
 	return nil
+}
+
+// CanBeThere returns why name is not in the image and cannot be made, nil if it is there or can.
+func (r *Root) CanBeThere(name string) error {
+	f, err := r.lookup(name)
+	f.close()
+	switch {
+	case errors.Is(err, unix.ENOENT):
+		return r.checkDirectory(path.Dir(f.path))
+	case errors.Is(err, unix.EXDEV): // on another mount
+		return nil
+	}
+	return err
 }
 
 // Target returns the path in the container where a runtime would make name: links are followed,

@@ -117,7 +117,7 @@ func (r *Root) ownLink(name, own string) (text string, ok bool) {
 
 // checkDirectory returns why nothing can be made in the directory name of the image: it, or the
 // nearest one above it that exists, is no directory, a link into nowhere (such as /etc ->
-// /proc/1/root, attack T06), on another mount, or on a read-only file system.
+// /proc/1/root, attack T06), on another mount, immutable (chattr +i), or on a read-only file system.
 func (r *Root) checkDirectory(name string) error {
 	dir, err := r.lookup(name)
 	defer dir.close()
@@ -132,11 +132,17 @@ func (r *Root) checkDirectory(name string) error {
 		return err
 	}
 	var system unix.Statfs_t
-	switch err = unix.Fstatfs(dir.fd, &system); {
+	var attributes unix.Statx_t
+	if err = unix.Fstatfs(dir.fd, &system); err == nil {
+		err = unix.Statx(dir.fd, "", unix.AT_EMPTY_PATH, 0, &attributes)
+	}
+	switch {
 	case !dir.is(unix.S_IFDIR):
 		err = unix.ENOTDIR
 	case err == nil && system.Flags&unix.ST_RDONLY != 0:
 		err = unix.EROFS
+	case err == nil && attributes.Attributes&unix.STATX_ATTR_IMMUTABLE != 0:
+		err = unix.EPERM
 	}
 	if err != nil {
 		return &os.PathError{Op: "open", Path: name, Err: err}

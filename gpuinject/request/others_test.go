@@ -130,8 +130,8 @@ func TestContainer(t *testing.T) {
 
 func TestMightAsk(t *testing.T) {
 	for want, words := range map[bool][]string{
-		true:  {"NVIDIA_VISIBLE_DEVICES=0", "CUDA_VERSION=8.0", DeviceListDir + "/0", "cdi.k8s.io/x", "nvidia.cdi.k8s.io", "DOCKER_RESOURCE_GPU=0", "/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk", "/dev/nvidia0"},
-		false: {"PATH=/bin", "NVIDIA_DRIVER_CAPABILITIES=all", "/usr/bin/nvidia-container-runtime-hook", "example.com/nic=0"},
+		true:  {"NVIDIA_VISIBLE_DEVICES=0", "CUDA_VERSION=8.0", DeviceListDir + "/0", "cdi.k8s.io/x", "nvidia.cdi.k8s.io", "DOCKER_RESOURCE_GPU=0", "/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-ctk", "/usr/bin/nvidia-container-runtime-hook", "/dev/nvidia0"},
+		false: {"PATH=/bin", "NVIDIA_DRIVER_CAPABILITIES=all", "example.com/nic=0"},
 	} {
 		for _, word := range words {
 			if MightAsk([]byte(`{"x": "`+word+`"}`)) != want {

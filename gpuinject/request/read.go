@@ -42,6 +42,8 @@ type Said struct {
 	// EditedByCDI is true if a CDI specification of NVIDIA's was applied: its hooks and nodes of
 	// the driver are in the specification.
 	EditedByCDI bool
+	// NVIDIAHooks is true if hooks of NVIDIA's are in the specification.
+	NVIDIAHooks bool
 
 	// What mounts and annotations name; channels are those of mounts. An error is that of the first
 	// item that is wrong.
@@ -53,7 +55,10 @@ type Said struct {
 
 // Read reads what a container's specification asks for.
 func Read(spec *bundle.Spec) Said {
-	s := Said{Container: identify(spec), Env: map[string]string{}, EditedByCDI: editedByCDI(spec)}
+	s := Said{
+		Container: identify(spec), Env: map[string]string{},
+		EditedByCDI: editedByCDI(spec), NVIDIAHooks: slices.ContainsFunc(Hooks(spec.Hooks), IsNVIDIAHook),
+	}
 	for _, entry := range spec.Process.Env {
 		if name, value, ok := strings.Cut(entry, "="); ok && ofContract(name) {
 			s.Env[name] = value
@@ -188,12 +193,22 @@ const (
 
 // IsCDIHook reports whether a hook is one of NVIDIA's CDI specifications.
 func IsCDIHook(h specs.Hook) bool {
-	return HookRuns(h, cdiHook) || HookRuns(h, ctkHook) && slices.Contains(h.Args, "hook")
+	return hookRuns(h, cdiHook) || hookRuns(h, ctkHook) && slices.Contains(h.Args, "hook")
 }
 
-// HookRuns reports whether a hook runs a program of NVIDIA's: by its path or, if that is a wrapper,
+// nvidiaHooks are the programs of NVIDIA's own stack that other tools put into a specification as
+// OCI hooks: docker --gpus, CDI specifications. They would inject GPUs again, or those that were not
+// granted, by executing programs around the image (CVE-2025-23266, CVE-2025-23267).
+var nvidiaHooks = []string{"nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli", ctkHook, cdiHook}
+
+// IsNVIDIAHook reports whether a hook is one of NVIDIA's.
+func IsNVIDIAHook(h specs.Hook) bool {
+	return slices.ContainsFunc(nvidiaHooks, func(name string) bool { return hookRuns(h, name) })
+}
+
+// hookRuns reports whether a hook runs a program of NVIDIA's: by its path or, if that is a wrapper,
 // by the name that it is given. The programs of GPU Operator are wrappers of <name>.real.
-func HookRuns(h specs.Hook, program string) bool {
+func hookRuns(h specs.Hook, program string) bool {
 	if strings.TrimSuffix(path.Base(h.Path), ".real") == program {
 		return true
 	}
@@ -217,9 +232,10 @@ func editedByCDI(spec *bundle.Spec) bool {
 }
 
 // words are in the configuration of every container that asks: the variables of the contract, CDI
-// annotations, swarm's variables, the device list and CDI's hooks. A container that has nodes of the
-// driver, and does not ask, is to be found as well.
+// annotations, swarm's variables, the device list and NVIDIA's hooks. A container that has nodes of
+// the driver, and does not ask, is to be found as well.
 var words = []string{
 	"/dev/nvidia",
-	EnvVisibleDevices, envCUDAVersion, "cdi.k8s.io", SwarmPrefix, path.Base(DeviceListDir), cdiHook, ctkHook,
+	EnvVisibleDevices, envCUDAVersion, "cdi.k8s.io", SwarmPrefix, path.Base(DeviceListDir),
+	cdiHook, ctkHook, "nvidia-container-",
 }

@@ -150,6 +150,17 @@ func TestT21T22HooksOfNVIDIAsStackAreRemovedAndOthersKeptInOrder(t *testing.T) {
 	if again, _ := os.ReadFile(log); string(again) != string(data) {
 		t.Errorf("hooks that ran: %q", again)
 	}
+	t.Run("in a pod that was given nothing", func(t *testing.T) {
+		h := newCluster(t, "")
+		none := h.Spec(t, testenv.RunOptions{RootfsDir: dir, Annotations: simhost.PodAnnotations("team", "none", "main"), Env: []string{"NVIDIA_VISIBLE_DEVICES=all"}, Args: []string{"/bin/true"}})
+		none["hooks"] = spec["hooks"]
+		if r := h.RunSpec(t, none); r.ExitCode != 0 {
+			t.Error(r.Error)
+		}
+		if again, _ := os.ReadFile(log); string(again) != string(data)+string(data) {
+			t.Errorf("hooks that ran: %q", again)
+		}
+	})
 }
 
 // Invariant I1.

@@ -240,6 +240,21 @@ func TestADirectoryAsRootFileSystem(t *testing.T) {
 		}
 		h.Gone(t, id)
 	})
+	t.Run("on a read-only mount without the driver's directory it is refused", func(t *testing.T) {
+		ro := h.Tree(t, "glibc-hwcaps")
+		if err := unix.Mount(ro, ro, "", unix.MS_BIND, ""); err != nil {
+			t.Fatal(err)
+		}
+		defer unix.Unmount(ro, unix.MNT_DETACH)
+		if err := unix.Mount("", ro, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+			t.Fatal(err)
+		}
+		r := h.Run(t, testenv.RunOptions{RootfsDir: ro, Env: []string{one}, Args: []string{"true"}})
+		if r.ExitCode == 0 {
+			t.Error("it started")
+		}
+		simhost.Want(t, r.Error, "nvidia: ", "the image has no directory /usr/local/nvidia", "read-only file system", "add that directory to the image")
+	})
 	t.Run("with a stub of libcuda in its cache", func(t *testing.T) {
 		dir := h.Tree(t, "glibc-hwcaps", images.Text("etc/ld.so.conf.d/000-aaa.conf", 0o644, "/usr/local/cuda/lib64/stubs\n"))
 		hostile, err := filepath.Glob(filepath.Join(dir, simhost.Multiarch, "glibc-hwcaps/*/libcuda.so.1"))

@@ -228,7 +228,7 @@ func TestAContainerThatDrawsSeesItsOwnGPUsOnly(t *testing.T) {
 		} {
 			t.Run("GPUs 1 and 3 "+tc.name, func(t *testing.T) {
 				o := tc.o
-				o.Image, o.Env, o.Args = h.Image, []string{"NVIDIA_VISIBLE_DEVICES=1,3", "NVIDIA_DRIVER_CAPABILITIES=graphics"}, script
+				o.Image, o.Env, o.Args = h.Image, []string{"NVIDIA_VISIBLE_DEVICES=1,3", "NVIDIA_DRIVER_CAPABILITIES=display"}, script
 				result := h.Run(t, o)
 				open := "ENXIO"
 				if strings.HasPrefix(tc.name, "user") {

@@ -130,7 +130,7 @@ func TestT53AVolumeWhereTheDriverGoes(t *testing.T) {
 			if r.ExitCode == 0 {
 				t.Errorf("%s: it started", dst)
 			}
-			simhost.Want(t, r.Error, fmt.Sprintf("the container mounts %q at %q", dir, dst), "/usr/local/nvidia", "remove that mount")
+			simhost.Want(t, r.Error, fmt.Sprintf("the container mounts a volume at %q", dst), "/usr/local/nvidia", "mount it elsewhere")
 			if n := strings.Count(strings.TrimSpace(r.Error), "\n"); n != 0 {
 				t.Errorf("%s: not one line: %q", dst, r.Error)
 			}
