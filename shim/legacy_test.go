@@ -136,8 +136,10 @@ func withStdio(t *testing.T, input []byte, fn func()) string {
 
 func TestOlderDaemonsGetAnAddressAndAnAddressFile(t *testing.T) {
 	t.Chdir(t.TempDir())
-	embedded := &embeddedManager{address: "unix:///run/containerd/s/abc"}
 	c := startCommand{id: "c1", namespace: "k8s.io"}
+	address, err := ctrdshim.CreateSocketAddress(namespaces.WithNamespace(t.Context(), c.namespace), "/run/containerd/s", c.address, c.id, false)
+	check(t, err)
+	embedded := &embeddedManager{address: address}
 	// containerd 1.6 has the message of the options in another package than 1.7.
 	options := &anypb.Any{TypeUrl: "cri.runtimeoptions.v1.Options", Value: marshal(t, &runtimeoptions.Options{ConfigBody: []byte(`ShimCgroup = "/shims"`)})}
 	out := withStdio(t, marshal(t, options), func() {
@@ -187,4 +189,23 @@ func TestNewerDaemonsAreLeftToTheLibrary(t *testing.T) {
 	if string(got) != string(input) || out != "" {
 		t.Errorf("of %d bytes RunShim reads %d, printed %q", len(input), len(got), out)
 	}
+}
+
+// FuzzStart holds that any command line and input of a daemon is understood or refused.
+func FuzzStart(f *testing.F) {
+	options, err := anypb.New(&runtimeoptions.Options{ConfigBody: []byte("SystemdCgroup = true\n")})
+	check(f, err)
+	f.Add("-namespace default -address /run/c.sock -id c1 -debug start", marshal(f, options))
+	f.Add("-id= -namespace n start", marshal(f, &bootapi.BootstrapParams{InstanceID: "c1", Namespace: "n"}))
+	f.Add("-namespace n start", []byte("\x0a\xff"))
+	f.Fuzz(func(t *testing.T, args string, input []byte) {
+		c, ok := parseStart(strings.Fields(args))
+		if !ok || c.isBootstrap(input) {
+			return
+		}
+		params, err := c.params(input)
+		if err == nil && (params.InstanceID != c.id || params.Namespace != c.namespace || params.Namespace == "") {
+			t.Errorf("%v of %+v", params, c)
+		}
+	})
 }

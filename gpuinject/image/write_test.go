@@ -35,6 +35,67 @@ func TestWhatIsMadeBelongsToTheOwnerOfItsDirectory(t *testing.T) {
 	}
 }
 
+// What another process put in the place of a name that was just made stays as it is.
+func TestOnlyWhatWasJustMadeChangesItsOwner(t *testing.T) {
+	i := newImage(t)
+	dir, err := i.makeDirectory("/shared")
+	check(t, err)
+	defer dir.close()
+	dir.stat.Uid, dir.stat.Gid = 100000, 100001
+	i.write("shared/secret", "root's")
+	check(t, os.Chmod(i.path("shared/secret"), 0o600))
+	mkdir(t, i.path("shared/private"))
+	check(t, os.Chmod(i.path("shared/private"), 0o700))
+	i.link("secret", "shared/theirs")
+	check(t, os.Lchown(i.path("shared/theirs"), 1000, 1000))
+	mkdir(t, i.path("shared/locked"))
+	check(t, os.Chmod(i.path("shared/locked"), 0))
+	check(t, os.Lchown(i.path("shared/locked"), 1000, 1000))
+	for _, name := range []string{"secret", "private", "theirs", "locked"} {
+		var before, after unix.Stat_t
+		check(t, unix.Lstat(i.path("shared/"+name), &before))
+		asDirectory := dir.adoptName(name, unix.O_RDONLY|unix.O_DIRECTORY, unix.S_IFDIR, 0o755)
+		asLink := dir.adoptName(name, unix.O_PATH, unix.S_IFLNK|0o777, 0)
+		check(t, unix.Lstat(i.path("shared/"+name), &after))
+		if asDirectory == nil || asLink == nil || before != after {
+			t.Errorf("%s: %v, %v; before %+v, after %+v", name, asDirectory, asLink, before, after)
+		}
+	}
+}
+
+// A process that shares the root file system exchanges names all the time.
+func TestExchangedNamesGiveNothingOfRootsAway(t *testing.T) {
+	for name, link := range map[string]string{"file": "/shared/x", "directory": "/shared/x/link"} {
+		t.Run(name, func(t *testing.T) {
+			i := newImage(t)
+			mkdir(t, i.path("shared"))
+			check(t, os.Chown(i.path("shared"), 100000, 100000))
+			secret, made := i.path("shared/secret"), i.path("shared/x")
+			check(t, os.WriteFile(secret, []byte("root's"), 0o600))
+			if name == "directory" {
+				check(t, os.Remove(secret))
+				check(t, os.Mkdir(secret, 0o700))
+			}
+			var before, after unix.Stat_t
+			check(t, unix.Lstat(secret, &before))
+			for range 500 {
+				stop := flip(t, made, secret)
+				_ = i.MakeLink(link, target, own)
+				stop()
+				if unix.Lstat(secret, &after) != nil || after.Ino != before.Ino {
+					_ = os.RemoveAll(secret)
+					check(t, os.Rename(made, secret))
+				}
+				check(t, os.RemoveAll(made))
+				check(t, unix.Lstat(secret, &after))
+				if after.Uid != before.Uid || after.Mode != before.Mode {
+					t.Fatalf("root's %s is now of user %d, mode %o", name, after.Uid, after.Mode)
+				}
+			}
+		})
+	}
+}
+
 func TestTheSameContentIsNotWrittenAgain(t *testing.T) {
 	i := newImage(t)
 	inode := func() uint64 {
@@ -58,6 +119,25 @@ func TestTheSameContentIsNotWrittenAgain(t *testing.T) {
 	}
 	if got := read(t, i.path("hard")); got != "one" {
 		t.Errorf("the other name has %q", got)
+	}
+}
+
+func TestWhatAKilledShimLeftIsReplaced(t *testing.T) {
+	for _, leave := range []func(name string) error{
+		func(name string) error { return os.WriteFile(name, []byte("half"), 0o600) },
+		func(name string) error { return os.Symlink("../canary", name) },
+		func(name string) error { return unix.Mkfifo(name, 0o600) },
+	} {
+		i := newImage(t)
+		check(t, os.WriteFile(i.path("canary"), []byte("as it was"), 0o600))
+		check(t, leave(i.path("etc/.f.nvidia-shim")))
+		check(t, i.WriteFile("/etc/f", []byte("whole")))
+		if got := read(t, i.path("etc/f")) + read(t, i.path("canary")); got != "wholeas it was" {
+			t.Errorf("%q", got)
+		}
+		if left, err := os.Lstat(i.path("etc/.f.nvidia-shim")); err == nil {
+			t.Errorf("it is still there: %v", left)
+		}
 	}
 }
 

@@ -183,7 +183,7 @@ func (c *countingReader) ReadAt(b []byte, off int64) (int, error) {
 	return n, err
 }
 
-func TestLittleIsReadOfAHostileLibrary(t *testing.T) {
+func TestT11LittleIsReadOfAHostileLibrary(t *testing.T) {
 	// As many note sections as allowed, each of the greatest size and of another owner.
 	data := elf64("libcuda.so.1", compatSection, make([]byte, maxNoteSection))
 	headers := len(data) - 3*sectionSize

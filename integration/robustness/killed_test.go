@@ -21,7 +21,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/mounts"
 )
 
-// kills is how often a shim is killed at a random moment of a create.
+// kills is how often a shim is killed at a random moment of Create.
 const kills = 20
 
 // kill sends a signal to processes that the caller found to be shims.
@@ -46,7 +46,7 @@ func kill(t *testing.T, sig unix.Signal, pids ...int) {
 
 // The shim is killed from outside wherever it happens to be. Where the container came to run all
 // the same, it ran under the mask.
-func TestAShimKilledAtARandomMomentOfACreateLeavesNothing(t *testing.T) {
+func TestT65AShimKilledAtARandomMomentOfACreateLeavesNothing(t *testing.T) {
 	h := newHost(t, simhost.Options{}, false)
 	h.MustRun(t, h.run(t, "warm", 0, "true"))
 	libraries := countEntries(t, h)
@@ -91,7 +91,7 @@ func TestAShimKilledAtARandomMomentOfACreateLeavesNothing(t *testing.T) {
 		if len(views) > 1 {
 			t.Errorf("killed after %v: there are %d views", wait, len(views))
 		}
-		// What a cold create made for those that follow is not left behind.
+		// What a cold Create made for later containers is not left behind.
 		before.AssertUnchanged(t, h.Driver.StateDir, orphaned)
 		removeCgroups(t, h, id)
 		if t.Failed() {
@@ -228,7 +228,7 @@ func TestAShimKilledWhileItsContainerRunsTakesNothingElseWithIt(t *testing.T) {
 }
 
 // SIGTERM ends a shim and its container, as it does with the stock one, and nothing is left.
-func TestSIGTERMEndsAShimAndItsContainer(t *testing.T) {
+func TestT65SIGTERMEndsAShimAndItsContainer(t *testing.T) {
 	h := newHost(t, simhost.Options{}, false)
 	h.MustRun(t, h.run(t, "warm", 0, "true"))
 	before := h.snapshot(t)
