@@ -295,12 +295,9 @@ func TestT52ABundleThatOthersCanChangeIsRefused(t *testing.T) {
 			}
 			h.unharmed(t, func() {
 				defer b.remove(t)
-				begin := time.Now()
-				if err := b.create(""); err == nil || strings.Contains(err.Error(), "\n") {
+				// A shim that waits for a writer of the FIFO answers nothing until the context's end.
+				if err := b.create(""); err == nil || strings.Contains(err.Error(), "\n") || b.ctx.Err() != nil {
 					t.Errorf("it was created, or not refused in one line: %v", err)
-				}
-				if took := time.Since(begin); took > slower {
-					t.Errorf("it took %v", took)
 				}
 			})
 		})

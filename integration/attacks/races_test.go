@@ -20,7 +20,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// creates is how many containers are made against each racing flipper. A campaign sets it to 500.
+// creates is how many containers are made against each racing flipper; `make test-long` sets 500.
 var creates = flag.Int("creates", 15, "containers against each racing flipper (T15, T16)")
 
 // flip exchanges two names until stop is called: another container with the
