@@ -187,10 +187,27 @@ func TestALookUpIsBounded(t *testing.T) {
 				t.Errorf("%.20s: %v", name, err)
 			}
 		}
-		if took := simtest.ProcessorTime(t)-start; took > time.Second {
+		if took := simtest.ProcessorTime(t) - start; took > time.Second {
 			t.Errorf("%.20s took %v", name, took)
 		}
 	}
+}
+
+// Each of these look-ups is within the limits of one, and a container can have any number of mounts.
+func TestT10LookUpsTogetherAreBounded(t *testing.T) {
+	i := newImage(t)
+	deep := strings.Repeat("x/", maxComponents-20)
+	mkdir(t, i.path(deep))
+	i.link("/"+deep, "a")
+	for n := range 200 {
+		if _, err := i.Target("/a/" + strconv.Itoa(n)); errors.Is(err, errTooManyLinks) {
+			if _, err := i.Target("/" + deep); n < 20 || err != nil {
+				t.Errorf("%d look-ups, and then of a path without links %v", n, err)
+			}
+			return
+		}
+	}
+	t.Error("200 look-ups through 236 directories each")
 }
 
 func TestMagicLinksLeadNowhere(t *testing.T) {
@@ -261,7 +278,7 @@ func TestWhatIsNoRegularFileIsNeverOpened(t *testing.T) {
 			}) && kind != "a directory" {
 				t.Error("it was opened")
 			}
-			if took := simtest.ProcessorTime(t)-start; took > time.Second {
+			if took := simtest.ProcessorTime(t) - start; took > time.Second {
 				t.Errorf("that took %v", took)
 			}
 			can, err := root.CanWriteFile("/f"), root.WriteFile("/f", []byte("ours"))
@@ -288,7 +305,7 @@ func TestWhatIsTooLargeIsNotRead(t *testing.T) {
 	}
 	// Comparing with what is there must not read it either.
 	check(t, i.WriteFile("/etc/big", []byte("small")))
-	if took := simtest.ProcessorTime(t)-start; took > time.Second {
+	if took := simtest.ProcessorTime(t) - start; took > time.Second {
 		t.Errorf("that took %v", took)
 	}
 	i.write("etc/exact", "12345")
