@@ -19,15 +19,17 @@ const resolve = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MA
 	unix.RESOLVE_NO_SYMLINKS
 
 // Limits of one look-up. The kernel follows 40 links too, but each of them may have 2,000
-// components of its own.
+// components of its own. maxWalked bounds the components that the kernel walks for all look-ups in
+// an image, of which each mount of a container is one; it is reached in less than a second.
 const (
 	maxLinks      = 40
 	maxComponents = 256
+	maxWalked     = 1 << 20
 )
 
 var (
 	// errTooManyLinks reports that a look-up reached its limits.
-	errTooManyLinks = fmt.Errorf("more than %d symbolic links or %d directories to go through", maxLinks, maxComponents)
+	errTooManyLinks = fmt.Errorf("more than %d symbolic links or %d directories to go through, or too many for all names together", maxLinks, maxComponents)
 	// errNotRegular says that a name is a FIFO, a device node, a socket or a directory where a
 	// file is needed (T09).
 	errNotRegular = errors.New("not a regular file")
@@ -41,6 +43,7 @@ var (
 type Root struct {
 	f      *os.File
 	failed error
+	walked int // see maxWalked
 }
 
 // Err returns the first read that failed because this host lacks memory or descriptors, or its disk
@@ -200,6 +203,9 @@ func (r *Root) follow(name string) (at string, links []string, err error) {
 		// No component of at is a link, so ".." is the directory above by its text, too.
 		next := path.Join(at, todo[0])
 		todo = todo[1:]
+		if r.walked += strings.Count(next, "/"); r.walked > maxWalked {
+			return "", errTooManyLinks
+		}
 		target, isLink := r.readLink(next)
 		if !isLink {
 			at = next

@@ -193,6 +193,23 @@ func TestALookUpIsBounded(t *testing.T) {
 	}
 }
 
+// Each of these look-ups is within the limits of one, and a container can have any number of mounts.
+func TestT10LookUpsTogetherAreBounded(t *testing.T) {
+	i := newImage(t)
+	deep := strings.Repeat("x/", maxComponents-20)
+	mkdir(t, i.path(deep))
+	i.link("/"+deep, "a")
+	for n := range 200 {
+		if _, err := i.Target("/a/" + strconv.Itoa(n)); errors.Is(err, errTooManyLinks) {
+			if _, err := i.Target("/" + deep); n < 20 || err != nil {
+				t.Errorf("%d look-ups, and then of a path without links %v", n, err)
+			}
+			return
+		}
+	}
+	t.Error("200 look-ups through 236 directories each")
+}
+
 func TestMagicLinksLeadNowhere(t *testing.T) {
 	root := openRoot(t, "/proc")
 	for _, name := range []string{"/root/etc/passwd", "/cwd/root_test.go", "/exe", "/fd/0"} {

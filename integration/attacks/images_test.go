@@ -274,6 +274,19 @@ func TestAHostileImageReachesNothingOfTheHost(t *testing.T) {
 			}
 		}
 	})
+	t.Run("T10 many mounts behind a link through 235 directories", func(t *testing.T) {
+		deep := strings.Repeat("x/", 235)
+		o := testenv.RunOptions{
+			RootfsDir: h.Tree(t, "glibc-hwcaps", images.Dir(deep, 0o755), images.Symlink("volumes", "/"+deep)),
+			Env:       []string{one}, Args: []string{"/bin/busybox", "sh", "-c", look},
+		}
+		for i := range 200 {
+			o.Mounts = append(o.Mounts, fmt.Sprintf("type=tmpfs,src=tmpfs,dst=/volumes/%d,options=rw", i))
+		}
+		if r, ran := h.attempt(t, o); ran || !strings.Contains(r.Error, "symbolic links") {
+			t.Errorf("exit status %d, %s", r.ExitCode, r.Error)
+		}
+	})
 	t.Run("T13 the mount wins over what the image has there", func(t *testing.T) {
 		dir := h.Tree(t, "glibc-hwcaps", images.FromHost("usr/local/nvidia/lib64/libcuda.so.1", 0o755, "/bin/busybox"))
 		id := h.Start(t, testenv.RunOptions{RootfsDir: dir, Env: []string{one}})
