@@ -277,3 +277,27 @@ func TestResolveChangesNothing(t *testing.T) {
 		t.Errorf("planned %s\ndone    %s", planned, carriedOut)
 	}
 }
+
+func TestAnImageThatCouldNotBeReadIsAnError(t *testing.T) {
+	c, err := ExamineSpec(newSpec("NVIDIA_VISIBLE_DEVICES=2"), loading(hostConfig(t)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	root, err := image.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer root.Close()
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	// A look-up for which there is no descriptor.
+	none := unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Max: was.Max}, nil)
+	found := root.IsFile("etc/ld.so.cache")
+	if err := errors.Join(none, unix.Prlimit(0, unix.RLIMIT_NOFILE, &was, nil)); err != nil || found {
+		t.Fatal(err)
+	}
+	_, err = Resolve(c, root, noProbe)
+	refused(t, err, Internal, "read the image", "too many open files")
+}
