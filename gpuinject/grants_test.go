@@ -48,6 +48,7 @@ func TestPods(t *testing.T) {
 			{name: "none, nothing allocated", env: devices("none"), spec: inPod(), want: "starts without a GPU"},
 			{name: "one, nothing allocated", env: devices("0"), spec: inPod(), want: "refused: is not this container's: no GPU was allocated"},
 			{name: "the allocated one by index", env: devices("2"), spec: inPod(2), want: "GPU 2"},
+			{name: "all", env: devices("all"), spec: inPod(2), want: "GPU 2"},
 			{name: "another one by UUID", env: devices(uuid(0)), spec: inPod(2), want: "refused: GPU \"" + uuid(0) + "\" is not this container's: in the container's specification: " + uuid(2)},
 			{name: "an unknown one by UUID", env: devices("GPU-00000000"), spec: inPod(2), want: "refused: GPU \"GPU-00000000\" is not this container's: in the container's specification: " + uuid(2)},
 			{name: "the allocated one and another", env: devices("2,0"), spec: inPod(2), want: denied + uuid(2)},

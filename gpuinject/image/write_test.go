@@ -35,6 +35,24 @@ func TestWhatIsMadeBelongsToTheOwnerOfItsDirectory(t *testing.T) {
 	}
 }
 
+// In a shared root file system a link can be a file of another process by now.
+func TestWhatWasExchangedKeepsItsOwner(t *testing.T) {
+	i := newImage(t)
+	check(t, os.Chown(i.path("etc"), 100000, 100000))
+	i.write("etc/l", "another's")
+	dir, err := i.lookup("/etc")
+	check(t, err)
+	defer dir.close()
+	if err := dir.adoptName("l", unix.O_PATH, unix.S_IFLNK|0o777); !errors.Is(err, unix.EEXIST) {
+		t.Errorf("%v, want EEXIST", err)
+	}
+	var st unix.Stat_t
+	check(t, unix.Lstat(i.path("etc/l"), &st))
+	if st.Uid != 0 {
+		t.Errorf("it belongs to %d now", st.Uid)
+	}
+}
+
 func TestTheSameContentIsNotWrittenAgain(t *testing.T) {
 	i := newImage(t)
 	inode := func() uint64 {

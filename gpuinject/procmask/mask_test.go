@@ -5,6 +5,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -138,9 +139,15 @@ func TestT25AttachRefusesWhatIsNotProcfs(t *testing.T) {
 		"a magic link":                     {freshProc, "/proc/1/root/etc"},
 		"a symbolic link":                  {freshProc, "/proc/self/task"},
 		"a way up":                         {freshProc, "/proc/../etc"},
+		"a way up and down again":          {freshProc, "/proc/../proc/driver"},
 		"a missing directory":              {freshProc, "/proc/driver/missing"},
 		"a file":                           {freshProc, "/proc/version"},
 		"a target that is not below /proc": {freshProc, "/etc"},
+		"a procfs below a /proc that is none": {
+			freshProc + " && mount -t tmpfs none /proc && mkdir /proc/driver && mount -t proc proc /proc/driver", target},
+		"a /proc that is a link": {
+			"mount --make-rprivate / && mount -t tmpfs none /mnt && cd /mnt && mkdir real old && ln -s real proc && " +
+				"mount -t proc proc real && pivot_root . old", target},
 	} {
 		s := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, tc.setup)
 		pid := s.cmd.Process.Pid
@@ -160,6 +167,17 @@ func TestAttachRefusesTheHostAndAProcessThatEnded(t *testing.T) {
 	host := start(t, syscall.CLONE_NEWPID, "true")
 	if err := newMask(t).Attach(host.cmd.Process.Pid, target); err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
 		t.Errorf("the host's mount namespace: %v", err)
+	}
+	// A process that took the number of the container's has another parent (T17).
+	file := filepath.Join(t.TempDir(), "pid")
+	other := start(t, syscall.CLONE_NEWNS, freshProc+" && { sleep 60 3>&- & echo $! >"+file+"; }")
+	defer other.finish("kill $!")
+	number, err := os.ReadFile(file)
+	check(t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(number)))
+	check(t, err)
+	if err := newMask(t).Attach(pid, target); err == nil {
+		t.Error("attached to the child of another process")
 	}
 	ended := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc)
 	ended.finish("true")
