@@ -52,6 +52,7 @@ func TestPods(t *testing.T) {
 			{name: "another one by UUID", env: devices(uuid(0)), spec: inPod(2), want: "refused: GPU \"" + uuid(0) + "\" is not this container's: in the container's specification: " + uuid(2)},
 			{name: "an unknown one by UUID", env: devices("GPU-00000000"), spec: inPod(2), want: "refused: GPU \"GPU-00000000\" is not this container's: in the container's specification: " + uuid(2)},
 			{name: "the allocated one and another", env: devices("2,0"), spec: inPod(2), want: denied + uuid(2)},
+			{name: "one that a mount names, mounts not accepted", env: devices("0"), config: noMounts, spec: all(inPod(2), listing(uuid(0))), want: denied + uuid(2)},
 			{name: "one that no host has", env: devices("99"), spec: inPod(2), want: denied + uuid(2)},
 			{name: "privileged", env: devices("1"), spec: all(inPod(), privileged), want: "GPU 1"},
 			{name: "audit, the allocated one", env: devices("2"), spec: inPod(2), config: kubernetes(config.Audit), want: "GPU 2"},
