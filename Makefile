@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build man tools daemons kubernetes demo test test-unit guards test-gpu bench lint fuzz clean deps
+.PHONY: help build man tools daemons kubernetes demo test test-unit guards test-gpu attacks soak bench lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -82,19 +82,30 @@ test-gpu: build tools kubernetes ## run the acceptance tests on this host's real
 	$(GO) test -count=1 -v -timeout 20m -tags gpu ./integration/gpu
 	cd integration/kubernetes && $(GO) test -count=1 -v -timeout 20m -tags gpu -run '^TestOnRealGPUs' .
 
+attacks: deps build tools kubernetes ## run the attacks of docs/threat-model.md and print the table of their results (as root)
+	{ $(GO) test -json $(TEST_FLAGS) ./gpuinject/... ./shim/... ./integration/...; \
+	  cd integration/kubernetes && $(GO) test -json $(TEST_FLAGS) -run '^TestT[0-9]' .; } | $(GO) run ./integration/attacks/table docs/threat-model.md
+
+SOAK ?= $(BIN)/soak.json
+
+soak: deps build tools ## fail system calls of the shim for 10,000 containers or until stopped; goes on with $SOAK
+	NVIDIA_SHIM_SOAK=$(SOAK) $(GO) test -count=1 -v -timeout 0 -run ASystemCallFails ./integration/attacks
+
 bench: deps build tools kubernetes ## measure against the stock shim and write docs/benchmarks.md
 	$(GO) run ./integration/bench -out docs/benchmarks.md
 	cd integration/kubernetes && NVIDIA_SHIM_BENCH_PAGE=$(CURDIR)/docs/benchmarks.md $(GO) test -count=1 -timeout 40m -run '^$$' -bench PodContainer -benchtime 30x .
 
-lint: ## run golangci-lint with the rules that guard the invariants
+lint: ## run golangci-lint with the rules that guard the invariants, and govulncheck
 	@mkdir -p $(TOOLS)
-	cd integration/tools/lint && $(GO) build -trimpath -o $(TOOLS)/golangci-lint github.com/golangci/golangci-lint/v2/cmd/golangci-lint
+	cd integration/tools/lint && $(GO) build -trimpath -o $(TOOLS)/ github.com/golangci/golangci-lint/v2/cmd/golangci-lint golang.org/x/vuln/cmd/govulncheck
 	$(TOOLS)/golangci-lint run ./...
+	@out=$$($(TOOLS)/govulncheck ./... 2>&1) && exit; \
+	case "$$out" in *"fetching vulnerabilities"*) echo "NOT CHECKED: known vulnerabilities: $$out" ;; *) echo "$$out"; exit 1 ;; esac
 
 FUZZTIME ?= 20s
 
 fuzz: ## run every fuzz target for FUZZTIME
-	@set -e; for pkg in $$($(GO) list ./gpuinject/... ./internal/...); do \
+	@set -e; for pkg in $$($(GO) list ./gpuinject/... ./internal/... ./runtimeclass ./shim/...); do \
 	  for f in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz' || true); do \
 	    echo "$$pkg $$f"; $(GO) test -run '^$$' -fuzz "^$$f\$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 10x $$pkg; \
 	  done; done

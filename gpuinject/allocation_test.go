@@ -36,9 +36,7 @@ func writeCheckpoint(t *testing.T, list ...allocation) {
 	data, err := json.Marshal(map[string]any{
 		"Data": map[string]any{"PodDeviceEntries": entries, "RegisteredDevices": map[string][]string{}}, "Checksum": 1,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	useCheckpoint(t, string(data))
 }
 

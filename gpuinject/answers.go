@@ -18,7 +18,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// answers are those of NVML and the kubelet.
+// answers holds the answers of NVML and the kubelet.
 type answers struct {
 	// kept is NVML's; the zero value if it is not known. factsErr says why, if NVML was asked.
 	kept     facts.Kept
@@ -54,7 +54,7 @@ func selectEach(h host.Host, ids []string, a answers) (set device.Set, missing s
 // checkpointFile is the kubelet's. A variable for the tests.
 var checkpointFile = checkpoint.File
 
-// pod is what is known of a container's pod before the kubelet's API is asked.
+// pod holds what is known of a container's pod before the kubelet's API is asked.
 type pod struct {
 	// containers are those of the kubelet's checkpoint; err is why there is none.
 	containers map[string][]string
@@ -128,7 +128,7 @@ func askAll(c Container, h host.Host, notInSpec bool, named []string, ask Ask) a
 	return a
 }
 
-// answer is what the kubelet says of the pod, in its checkpoint and in its reply if that was asked for.
+// answer holds the kubelet's answers for the pod: its checkpoint and, if asked for, its reply.
 func (p pod) answer(c Container, h host.Host, reply probe.Answers) (k policy.KubeletAnswer) {
 	socket := c.Config.Policy.KubeletSocket
 	switch {

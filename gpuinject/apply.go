@@ -2,9 +2,11 @@ package gpuinject
 
 import (
 	"encoding/json"
+	"errors"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
@@ -70,6 +72,10 @@ func (p *Plan) makeLinks(root *image.Root) error {
 	made := []PlanLink{}
 	for _, l := range p.Links {
 		if err := root.MakeLink(l.Path, l.Target, own); err != nil {
+			if errors.Is(err, unix.EXDEV) { // runc would make the mount point on the host
+				p.note("no link was made in the image: %v", err)
+				continue
+			}
 			p.note("no link was made in the image, the file is mounted: %v", err)
 			p.mountFile(p.Mounts[0].Source+strings.TrimPrefix(l.Target, ViewDir), l.Path)
 			continue

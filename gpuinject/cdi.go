@@ -61,7 +61,7 @@ func hasNode(c Container, n device.Node) bool {
 }
 
 // cdiClasses are the classes whose nodes NVIDIA's CDI specifications have. Plugins of other vendors
-// hand out RDMA adapters as well: whose they are cannot be told, and they need nothing done.
+// allocate RDMA adapters as well: their owner is not known, and they need nothing done.
 var cdiClasses = []string{request.IMEX, request.GDS, request.GDRCopy, request.NVSwitch}
 
 // keptClasses returns the nodes of other classes that CDI put into the specification. Their files
@@ -98,5 +98,5 @@ func isBind(m specs.Mount) bool {
 	return m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
 }
 
-// isSocketMount reports whether a mount is that of a daemon's socket, as CDI makes it.
+// isSocketMount reports whether CDI made a mount for a daemon's socket.
 func isSocketMount(m specs.Mount) bool { return sockets.IsMount(path.Clean(m.Destination), m.Options) }

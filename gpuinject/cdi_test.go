@@ -24,9 +24,7 @@ func applyCDI(t testing.TB, spec *specs.Spec, dir string, names ...string) {
 	if err == nil {
 		_, err = cache.InjectDevices(spec, names...)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 }
 
 // editedByCDI makes the first device that was added the node of a CDI specification with a hook.
@@ -149,9 +147,7 @@ func TestWhatIsTakenOver(t *testing.T) {
 func realCDI(t testing.TB) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata", "nvidia-ctk-1.20.1.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	found, _ := filepath.Glob(simulated.Root + "/usr/lib/*/libcuda.so." + simulated.Version)
 	if len(found) == 0 {
 		t.Fatal("the simulated driver has no libcuda")
@@ -159,9 +155,7 @@ func realCDI(t testing.TB) string {
 	text := strings.NewReplacer("DEVROOT", simulated.DevRoot, "ROOT", simulated.Root, "VERSION", simulated.Version,
 		"TRIPLE", filepath.Base(filepath.Dir(found[0]))).Replace(string(data))
 	dir := t.TempDir()
-	if err := os.Chmod(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Chmod(dir, 0o755))
 	writeFile(t, filepath.Join(dir, "nvidia.yaml"), text, 0o644)
 	return dir
 }

@@ -49,9 +49,7 @@ func (f family) build(t testing.TB, spec any) string {
 	t.Helper()
 	dir := t.TempDir()
 	raw, err := json.Marshal(spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	writeFile(t, filepath.Join(dir, bundle.ConfigName), string(raw), 0o600)
 	f.image(t, filepath.Join(dir, "rootfs"))
 	return dir
@@ -82,9 +80,7 @@ func hostLibC() string {
 func look(t *testing.T, dir, name string) ([]byte, bool) {
 	t.Helper()
 	root, err := image.Open(filepath.Join(dir, "rootfs"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer root.Close()
 	spec := readSpec(t, dir)
 	if name, err = root.Target(name); err != nil {
@@ -114,9 +110,7 @@ func hostsOfEveryKind(t *testing.T) map[string]*testHost {
 	}
 	hosts["odd"] = newHost(t, sim.Options{GPUs: 1, Layout: sim.GKE})
 	share := filepath.Join(hosts["odd"].Root, "usr/local/nvidia/share")
-	if err := os.RemoveAll(filepath.Join(share, "glvnd")); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.RemoveAll(filepath.Join(share, "glvnd")))
 	writeFile(t, filepath.Join(share, "vulkan/icd.d/nvidia_icd.json"), `{"ICD": {"library_path": "/nix/store/x/lib/libGLX_nvidia.so.0", "api_version": "1.4.312"}}`, 0o644)
 	return hosts
 }
@@ -201,15 +195,19 @@ func TestProgramsThatDraw(t *testing.T) {
 	ofMIG := fmt.Sprintf("%#x", 1<<h.GPUs[1].Minor)
 	bus := h.GPUs[1].BusID
 	table{show: show, rows: []row{
-		{name: "a GPU", env: append(devices("0"), caps("graphics")...), want: want(0)},
+		{name: "a GPU", env: append(devices("0"), caps("display")...), want: want(0)},
 		{name: "two", env: append(devices("3,1"), caps("display")...), want: want(1, 3)},
 		{name: "all", env: append(devices("all"), caps("all")...), want: want(0, 1, 2, 3)},
 		{name: "none", env: append(devices("none"), caps("graphics")...)},
 		{name: "nothing that draws", env: append(devices("all"), caps("compute,utility,video,ngx,compat32")...)},
-		{name: "a /dev/dri of the container's own", env: append(devices("2"), caps("graphics")...), spec: mounting("/srv", "/dev/dri"),
+		{name: "the host's /dev/dri", env: append(devices("2"), caps("graphics")...), spec: mounting(hostConfig(t).Host.DevRoot+"/dev/dri", "/dev/dri"),
 			want: fmt.Sprintf("%#x noted", 1<<simulated.GPUs[2].Minor)},
+		{name: "a /dev/dri of the container's own", env: append(devices("2"), caps("graphics")...), spec: mounting("/srv", "/dev/dri"), kind: Invalid,
+			want: "refused: the container mounts \"/srv\" at \"/dev/dri\", where the device node /dev/dri/card"},
 		{name: "a MIG device", host: h, env: append(devices(h.MIG[0].UUID), caps("graphics")...), want: ofMIG},
 		{name: "a MIG device with graphics", host: &gfx, env: append(devices(h.MIG[0].UUID), caps("graphics")...),
+			want: ofMIG + " pci-" + bus + "-render"},
+		{name: "a MIG device with display", host: &gfx, env: append(devices(h.MIG[0].UUID), caps("display")...),
 			want: ofMIG + " pci-" + bus + "-card pci-" + bus + "-render"},
 	}}.run(t)
 	t.Run("a minor number beyond the mask is said", func(t *testing.T) {
@@ -237,9 +235,7 @@ func TestDataFileDecisions(t *testing.T) {
 	hosts := hostsOfEveryKind(t)
 	const openCL = "etc/OpenCL/vendors/nvidia.icd"
 	without := hosts["rhel"]
-	if err := os.Remove(filepath.Join(without.Root, openCL)); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Remove(filepath.Join(without.Root, openCL)))
 	f := families()[0]
 	with := func(names ...string) func(root string) {
 		return func(root string) {

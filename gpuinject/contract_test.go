@@ -23,9 +23,7 @@ const columns = " | For example | Here | NVIDIA's default mode | NVIDIA's legacy
 // outcome of its third.
 func TestContract(t *testing.T) {
 	page, err := os.ReadFile("../docs/contract.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	tables, words := contractTables(t), contractWords(t)
 	lines := strings.Split(string(page), "\n")
 	for i, line := range lines {
@@ -104,18 +102,14 @@ func (r *row) set(t *testing.T, key string) {
 		if before != nil {
 			before(c)
 		}
-		if err := c.Override([]byte(key)); err != nil {
-			t.Fatal(err)
-		}
+		check(t, c.Override([]byte(key)))
 	}
 }
 
 // contractTables are the tables of the page by title, without their rows.
 func contractTables(t *testing.T) map[string]table {
 	mig, tegra := newMIGHost(t), newHost(t, sim.Options{GPUs: 1})
-	if err := tegra.BecomeTegra(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, tegra.BecomeTegra(t.Context()))
 	gpu0 := devices("0")
 	return map[string]table{
 		"NVIDIA_VISIBLE_DEVICES":           {},
@@ -160,9 +154,7 @@ func contractWords(t *testing.T) map[string]func(*row) {
 		c.Host.MPSPipeDirectory = mps
 	}
 	tegra, thor := newHost(t, sim.Options{GPUs: 1}), newHost(t, sim.Options{GPUs: 1})
-	if err := tegra.BecomeTegra(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, tegra.BecomeTegra(t.Context()))
 	tegra.change = func(f *device.Facts) {
 		*f = device.Facts{CUDAOnly: true, CUDA: "12.6", GPUs: []device.GPUFacts{{Arch: "8.7"}}}
 	}

@@ -68,7 +68,7 @@ func byPathLinks(nodes []device.Node) map[string]string {
 	return links
 }
 
-// bundlePath is the path of a file in the bundle. A plan can be of no bundle.
+// bundlePath is the path of a file in the bundle. A plan may have no bundle.
 func bundlePath(c Container, name string) string {
 	return path.Join(cmp.Or(c.Bundle.Dir, "<bundle>"), name)
 }

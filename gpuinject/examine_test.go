@@ -46,9 +46,7 @@ func TestExamineBrokenFiles(t *testing.T) {
 	asks := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
 	plain := newBundle(t, newSpec("A=B"))
 	for _, dir := range []string{asks, plain} {
-		if err := os.Chmod(filepath.Join(dir, bundle.ConfigName), 0o666); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.Chmod(filepath.Join(dir, bundle.ConfigName), 0o666))
 	}
 	_, err := Examine(asks, loading(hostConfig(t)))
 	refused(t, err, Precondition, "0666")

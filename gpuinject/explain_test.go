@@ -29,7 +29,7 @@ func TestDecisions(t *testing.T) {
 			"capabilities: compute,utility: NVIDIA_DRIVER_CAPABILITIES is not set",
 			"grant: every device of this host: outside Kubernetes the environment grants",
 			`GPU 0: given: asked for as "0"`, "GPU 1: not given: not asked for", `GPU 2: given: asked for as "` + uuid(2) + `"`, "GPU 3: not given: not asked for",
-			"/proc/driver/nvidia: masked: ",
+			"/proc/driver: masked: ",
 		}},
 		{name: "one GPU by two names", env: devices("1," + uuid(1)), want: []string{`GPU 1: given: asked for as "1" and "` + uuid(1) + `"`}},
 		{name: "the driver alone", env: devices("none"), want: []string{"GPU 0: not given: the driver was asked for without a GPU"}},
@@ -91,7 +91,7 @@ func TestDecisions(t *testing.T) {
 		{name: "a container as a host that has no MIG device", host: newMIGHost(t).nested(t), env: devices("all"), want: []string{
 			"GPU 1: not given: partitioned by MIG, and this host, a container itself, was given none of its MIG devices",
 		}},
-		{name: "a privileged container", env: devices("0"), spec: privileged, want: []string{"/proc/driver/nvidia: not masked: a privileged container"}},
+		{name: "a privileged container", env: devices("0"), spec: privileged, want: []string{"/proc/driver: not masked: a privileged container"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			host := cmp.Or(tc.host, simulatedHost(t))

@@ -76,6 +76,20 @@ func libraryFile(l driver.Library, name string) string {
 	return path.Join(ViewDir, libDir(l), l.Name)
 }
 
+// loaderNames are the names by which a program can ask the loader for a library.
+func loaderNames(l driver.Library) (names []string) {
+	all := append([]string{l.SOName}, l.Links...)
+	if l.Dir != "" {
+		all = append(all, l.Name)
+	}
+	for _, name := range all {
+		if name != "" && l.Subdir == "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
 // loaderEntries are the names by which a program can ask the loader for the driver's libraries, and
 // the directories that they are in. A library in a subdirectory (vdpau, gbm) is opened by its path.
 func loaderEntries(files driver.Files) (entries []ldcache.Entry, dirs []string) {
@@ -87,14 +101,8 @@ func loaderEntries(files driver.Files) (entries []ldcache.Entry, dirs []string) 
 		if dir := path.Dir(libraryFile(l, l.Name)); !slices.Contains(dirs, dir) {
 			dirs = append(dirs, dir)
 		}
-		names := append([]string{l.SOName}, l.Links...)
-		if l.Dir != "" {
-			names = append(names, l.Name)
-		}
-		for i, name := range names {
-			if name != "" && !slices.Contains(names[:i], name) {
-				entries = append(entries, ldcache.Entry{Name: name, Path: libraryFile(l, name), Flags: l.Flags})
-			}
+		for _, name := range loaderNames(l) {
+			entries = append(entries, ldcache.Entry{Name: name, Path: libraryFile(l, name), Flags: l.Flags})
 		}
 	}
 	return entries, dirs

@@ -20,7 +20,7 @@ type grant struct {
 	choices []choice
 	// set are the devices that it gets.
 	set device.Set
-	// gpus are those that it sees: whole ones and those of its MIG devices.
+	// gpus are the GPUs that it sees: whole GPUs and the GPUs of its MIG devices.
 	gpus []device.GPU
 }
 

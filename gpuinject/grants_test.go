@@ -154,9 +154,7 @@ func TestGDSFiles(t *testing.T) {
 	empty := t.TempDir() // whose /run leads out of it
 	symlink(t, filepath.Join(simulated.DevRoot, "dev"), empty+"/dev")
 	symlink(t, filepath.Join(simulated.DevRoot, "run"), empty+"/run")
-	if err := os.Chmod(simulated.Root+cufileJSON, 0o666); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Chmod(simulated.Root+cufileJSON, 0o666))
 	defer func() { _ = os.Chmod(simulated.Root+cufileJSON, 0o644) }()
 	noted := func(p Plan) string {
 		return fmt.Sprint(files(p), strings.Contains(strings.Join(p.Notes, "\n"), "can be written by others"))

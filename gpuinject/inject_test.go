@@ -126,9 +126,7 @@ func TestMountSourcesAndLinks(t *testing.T) {
 // mount binds source at target in the test's own mount namespace.
 func mount(t testing.TB, source, target string) {
 	t.Helper()
-	if err := unix.Mount(source, target, "", unix.MS_BIND, ""); err != nil {
-		t.Fatal(err)
-	}
+	check(t, unix.Mount(source, target, "", unix.MS_BIND, ""))
 	t.Cleanup(func() {
 		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil {
 			t.Error(err)
@@ -140,16 +138,18 @@ func mount(t testing.TB, source, target string) {
 func readOnly(t testing.TB, root string) {
 	t.Helper()
 	mount(t, root, root)
-	if err := unix.Mount("", root, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
-		t.Fatal(err)
-	}
+	check(t, unix.Mount("", root, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""))
 }
 
 func TestHostRootIsNotWritten(t *testing.T) {
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
 	spec.Root.Path = "/"
 	before, _ := os.ReadFile(image.CachePath)
-	mustInject(t, hostConfig(t), newBundle(t, spec))
+	tmpfs("/run")(spec)
+	plan := mustInject(t, hostConfig(t), newBundle(t, spec))
+	if len(plan.Mounts) != 1 || plan.Mounts[0].Destination != ViewDir || len(plan.Links) > 0 {
+		t.Errorf("mounts %+v, links %+v", plan.Mounts, plan.Links)
+	}
 	after, _ := os.ReadFile(image.CachePath)
 	if _, err := os.Stat("/etc/ld.so.conf.d/000-nvidia-shim.conf"); err == nil || !bytes.Equal(before, after) {
 		t.Error("the linker's files of the host changed")
@@ -159,9 +159,7 @@ func TestHostRootIsNotWritten(t *testing.T) {
 func TestADirectoryInPlaceOfTheLoadersCache(t *testing.T) {
 	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
 	cache := filepath.Join(dir, "rootfs", image.CachePath)
-	if err := errors.Join(os.RemoveAll(cache), os.MkdirAll(cache, 0o755)); err != nil {
-		t.Fatal(err)
-	}
+	check(t, errors.Join(os.RemoveAll(cache), os.MkdirAll(cache, 0o755)))
 	plan := mustInject(t, hostConfig(t), dir)
 	if want := image.CachePath + " of the image is not written: "; plan.Linker.Cache != "unchanged" || !strings.Contains(strings.Join(plan.Notes, "\n"), want) {
 		t.Errorf("cache %q, notes %q", plan.Linker.Cache, plan.Notes)
@@ -179,9 +177,7 @@ func TestNodeGroups(t *testing.T) {
 	owned := func(gid int, mode os.FileMode) func(*config.Config) {
 		return func(*config.Config) {
 			for _, name := range nodes {
-				if err := errors.Join(os.Chown(name, 0, gid), os.Chmod(name, mode)); err != nil {
-					t.Fatal(err)
-				}
+				check(t, errors.Join(os.Chown(name, 0, gid), os.Chmod(name, mode)))
 			}
 		}
 	}
@@ -262,13 +258,9 @@ func TestResolveChangesNothing(t *testing.T) {
 	dir := newBundle(t, spec)
 	before := readFile(t, dir, bundle.ConfigName)
 	c, err := Examine(dir, loading(cfg))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	plan, err := resolveIn(t, c, filepath.Join(dir, "rootfs"), noProbe)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if !bytes.Equal(before, readFile(t, dir, bundle.ConfigName)) {
 		t.Error("config.json changed")
 	}

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,33 +24,15 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// The test binary runs itself in a mount namespace of its own, so that nothing it
-// mounts is ever the host's.
-const envInside = "GPUINJECT_TEST_INSIDE"
+var check = simtest.Check
 
 // simulated is the driver of all tests: four GPUs, whose minors are not their
 // indices.
 var simulated *sim.Driver
 
 func TestMain(m *testing.M) {
-	if os.Geteuid() != 0 {
-		os.Stderr.WriteString("gpuinject: the tests make device nodes and mount file systems: run them as root\n")
-		os.Exit(1)
-	}
-	if os.Getenv(envInside) != "" {
-		os.Exit(withDriver(m))
-	}
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Args[0] = os.Args[0]
-	cmd.Env = append(os.Environ(), envInside+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	// The os package makes the mounts of the new namespace private.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	if err := cmd.Run(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
-	os.Exit(0)
+	simtest.InOwnMounts()
+	os.Exit(withDriver(m))
 }
 
 func withDriver(m *testing.M) int {
@@ -80,9 +61,7 @@ func hostConfig(t testing.TB) *config.Config {
 func configOf(t testing.TB, d *sim.Driver) *config.Config {
 	t.Helper()
 	cfg, err := config.Load(d.ConfigPath)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	cfg.Host.StateDir = filepath.Join(t.TempDir(), "state")
 	t.Cleanup(func() {
 		_ = syscall.Unmount(filepath.Join(cfg.Host.StateDir, "view"), syscall.MNT_DETACH)
@@ -202,25 +181,19 @@ func writeFile(t testing.TB, name, content string, mode os.FileMode) {
 
 func mkdir(t testing.TB, dir string) string {
 	t.Helper()
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.MkdirAll(dir, 0o755))
 	return dir
 }
 
 func symlink(t testing.TB, target, name string) {
 	t.Helper()
-	if err := os.Symlink(target, name); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Symlink(target, name))
 }
 
 func readFile(t testing.TB, dir, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(dir, name))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return data
 }
 
@@ -228,9 +201,7 @@ func readFile(t testing.TB, dir, name string) []byte {
 func readSpec(t testing.TB, dir string) *specs.Spec {
 	t.Helper()
 	var spec specs.Spec
-	if err := json.Unmarshal(readFile(t, dir, bundle.ConfigName), &spec); err != nil {
-		t.Fatal(err)
-	}
+	check(t, json.Unmarshal(readFile(t, dir, bundle.ConfigName), &spec))
 	return &spec
 }
 
@@ -243,9 +214,7 @@ func noProbe(probe.Questions) probe.Answers {
 func resolveIn(t testing.TB, c Container, root string, ask Ask) (Plan, error) {
 	t.Helper()
 	img, err := image.Open(root)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer img.Close()
 	return Resolve(c, img, ask)
 }
@@ -270,14 +239,10 @@ func mustInject(t testing.TB, cfg *config.Config, dir string) Plan {
 		t.Fatalf("examine: %+v, %v", c, err)
 	}
 	root, err := image.Open(c.Bundle.RootPath())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer root.Close()
 	plan, err := Resolve(c, root, noProbe)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	plan, mask, err := Apply(c, plan, root)
 	if err != nil || (mask != nil) != plan.Proc.Masked {
 		t.Fatal(mask, err)
@@ -332,13 +297,9 @@ func given(t testing.TB, dir string) []string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	var record Plan
-	if err := json.Unmarshal(readFile(t, dir, RecordName), &record); err != nil {
-		t.Fatal(err)
-	}
+	check(t, json.Unmarshal(readFile(t, dir, RecordName), &record))
 	if len(record.Links) != len(links) {
 		t.Errorf("links %v, recorded %v", links, record.Links)
 	}

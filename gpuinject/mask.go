@@ -3,6 +3,7 @@ package gpuinject
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"io/fs"
 	"path/filepath"
 	"slices"
@@ -56,7 +57,7 @@ func checkIsolation(c Container, masked bool) error {
 		}
 	}
 	if masked && !own {
-		return fail(Invalid, "the container has no procfs of its own at /proc to hide the GPUs in that were not granted: mount one")
+		return fail(Invalid, "the container has no procfs of its own at /proc, in which other GPUs could be hidden: mount one")
 	}
 	return nil
 }
@@ -68,11 +69,11 @@ func planMask(c Container, h host.Host, g grant, p *Plan) error {
 		return err
 	}
 	if reason != "" {
-		p.decide("/proc/driver/nvidia", "not masked", "%s", reason)
+		p.decide("/proc/driver", "not masked", "%s", reason)
 		return nil
 	}
 	p.Proc.Masked = true
-	p.decide("/proc/driver/nvidia", "masked", "the container shall see its own devices only")
+	p.decide("/proc/driver", "masked", "the container shall see its own devices only")
 	dir := filepath.Join(c.Config.Host.ProcRoot, "driver/nvidia")
 	version, err := device.ReadFile(filepath.Join(dir, "version"))
 	if err != nil {
@@ -86,8 +87,8 @@ func planMask(c Container, h host.Host, g grant, p *Plan) error {
 	// missing (nvidia-modprobe, init_device_file_parameters). A capability file has a parameter of
 	// its own, DeviceFileModify.
 	p.mask = []procmask.File{
-		{Path: "version", Data: version},
-		{Path: "params", Data: setLine(params, "ModifyDeviceFiles: 0")},
+		{Path: "nvidia/version", Data: version},
+		{Path: "nvidia/params", Data: setLine(params, "ModifyDeviceFiles: 0")},
 	}
 	for _, gpu := range g.gpus {
 		if gpu.BusID == "" { // procfs has nothing of it
@@ -102,16 +103,22 @@ func planMask(c Container, h host.Host, g grant, p *Plan) error {
 			if err != nil {
 				return fail(Precondition, "%w", err)
 			}
-			p.mask = append(p.mask, procmask.File{Path: filepath.Join("gpus", gpu.BusID, name), Data: data})
+			p.mask = append(p.mask, procmask.File{Path: filepath.Join("nvidia/gpus", gpu.BusID, name), Data: data})
 		}
 	}
+	var minors []byte
 	for _, right := range g.set.Capabilities() {
 		p.Proc.Capabilities = append(p.Proc.Capabilities, right.File)
 		data, err := device.ReadFile(h.CapabilityFile(right))
 		if err != nil {
 			return fail(Precondition, "%w", err)
 		}
-		p.mask = append(p.mask, procmask.File{Path: filepath.Join("capabilities", right.File), Data: setLine(data, "DeviceFileModify: 0")})
+		p.mask = append(p.mask, procmask.File{Path: filepath.Join("nvidia/capabilities", right.File), Data: setLine(data, "DeviceFileModify: 0")})
+		// NVIDIA's device plugin looks them up in this table, where the names lack "mig/".
+		minors = fmt.Appendf(minors, "%s %d\n", strings.Replace(right.File, "mig/", "", 1), right.Minor)
+	}
+	if len(minors) > 0 {
+		p.mask = append(p.mask, procmask.File{Path: "nvidia-caps/mig-minors", Data: minors})
 	}
 	return nil
 }

@@ -192,9 +192,7 @@ func TestKubeletAndNVMLAreAskedTogether(t *testing.T) {
 	for _, want := range []string{"default/pod NVML ;", "default/pod ;"} {
 		asked = nil
 		plan, err := resolve(t, h.cfg, spec, ask)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		if got := strings.Join(asked, " "); got != want || showMIG(plan) != "5/1 of GPU 1" {
 			t.Errorf("asked %q, want %q; given %s", got, want, showMIG(plan))
 		}
@@ -235,9 +233,7 @@ func (h *testHost) nested(t *testing.T, keep ...int) *testHost {
 	mount(t, libcuda[1], libcuda[1])
 	for _, node := range h.nodes(0, 1, 2) {
 		if !slices.Contains(h.nodes(keep...), node) {
-			if err := os.Remove(h.DevRoot + node); err != nil {
-				t.Fatal(err)
-			}
+			check(t, os.Remove(h.DevRoot+node))
 		}
 	}
 	return h

@@ -14,21 +14,20 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
-// fileOptions are those of a single driver file. Libraries and programs are mapped executable, so
-// never noexec.
+// fileOptions are the mount options of a single driver file: never noexec, because libraries and
+// programs are mapped executable.
 var fileOptions = []string{"bind", "ro", "nosuid", "nodev", "rprivate"}
 
-// nodeOptions are those of a device node that is bound.
+// nodeOptions are the mount options of a device node that is bound.
 var nodeOptions = []string{"bind", "nosuid", "noexec", "rprivate"}
 
-// viewOptions are those of the view, which is a tree of mounts.
+// viewOptions are the mount options of the view, which is a tree of mounts.
 var viewOptions = []string{"rbind", "ro", "nosuid", "nodev", "rprivate"}
 
 // directNames are in the image's own library directory as well: programs look for these files by
@@ -38,22 +37,33 @@ var directNames = []string{"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"}
 // directPrograms are in /usr/bin as well: scripts call them whatever PATH says.
 var directPrograms = []string{"nvidia-smi"}
 
+// compatNames are the libraries that belong to one libcuda: a forward compatibility package takes
+// the place of all of them. The set is fixed, so that an image cannot choose among many views.
+var compatNames = []string{
+	"libcuda", "libcudadebugger", "libnvidia-nvvm", "libnvidia-nvvm70", "libnvidia-pkcs11",
+	"libnvidia-pkcs11-openssl3", "libnvidia-ptxjitcompiler", "libnvidia-tileiras",
+}
+
 // planFiles decides how the driver's files get into the container: the view, links and mounts
 // beside it, the loader's files, and the edits of config.json. all are the driver's files, mine
 // those that the container gets.
 func planFiles(c Container, h host.Host, root *image.Root, g grant, nodes []device.Node, all, mine driver.Files, p *Plan) error {
-	img := inspect(h, root, g, p)
-	if img.Compat.Use {
-		// No search path may find the host's libraries first.
-		mine.Libraries = slices.DeleteFunc(slices.Clone(mine.Libraries), func(l driver.Library) bool {
-			return l.Bits == 64 && slices.ContainsFunc(img.Compat.Entries, func(e ldcache.Entry) bool { return e.Name == l.SOName })
-		})
-	}
-	planView(mine, p)
 	vols, err := findVolumes(c, root, all)
 	if err != nil {
 		return err
 	}
+	if err := vols.checkNodes(nodes); err != nil {
+		return err
+	}
+	img := inspect(h, root, vols, g, p)
+	if img.Compat.Use {
+		// No search path may find the host's libraries first.
+		mine.Libraries = slices.DeleteFunc(slices.Clone(mine.Libraries), func(l driver.Library) bool {
+			stem, _, _ := strings.Cut(l.Name, ".so")
+			return l.Bits == 64 && slices.Contains(compatNames, stem)
+		})
+	}
+	planView(mine, p)
 	viewAt, err := checkViewDir(root, vols)
 	if err != nil {
 		return err
@@ -80,19 +90,32 @@ func planFiles(c Container, h host.Host, root *image.Root, g grant, nodes []devi
 	if err := mountSockets(c, root, vols, g, p); err != nil {
 		return err
 	}
-	planLinker(c, root, img, mine, p)
+	planLinker(c, root, vols, img, mine, p)
 	p.nodes, p.files = nodes, mine
 	return planEdits(c, nodes, all, g, p)
 }
 
-// inspect records the C library and the forward compatibility package of the image.
-func inspect(h host.Host, root *image.Root, g grant, p *Plan) image.Image {
+// inspect records the C library and the forward compatibility package of the image. That package is
+// found by the loader's cache only.
+func inspect(h host.Host, root *image.Root, vols volumes, g grant, p *Plan) image.Image {
 	img := root.Inspect(h.CompatDriver)
 	p.Linker = PlanLinker{LibC: img.LibC, Directory: img.LibDir, Cache: "unchanged"}
 	if img.LibC == "" {
 		p.note("the image has no C library that the driver could use: its files are at %s all the same", ViewDir)
 	}
 	compat := &img.Compat
+	at, _ := root.Place(img.LoaderPath())
+	m, hidden := vols.covering(at)
+	if img.LibC != "" && hidden {
+		p.Linker.Cache = "hidden"
+		p.note("the container mounts %s over %s: the driver's libraries are in %s as well", request.Quote(m.Destination), img.LoaderPath(), img.LibDir)
+		for _, level := range []string{"x86-64-v2", "x86-64-v3", "x86-64-v4"} {
+			if name := path.Join(img.LibDir, "glibc-hwcaps", level, "libcuda.so.1"); root.IsFile(name) {
+				p.note("the loader may prefer %s of the image to the driver's", name)
+			}
+		}
+		compat.Use, compat.Reason = false, "the container mounts "+request.Quote(m.Destination)+" over the loader's cache"
+	}
 	if compat.Dir == "" {
 		return img
 	}
@@ -153,8 +176,8 @@ func filesBeside(viewRoot string, root *image.Root, img image.Image, files drive
 			put(name, path.Join(pluginDir(dir), l.Subdir, name))
 			continue
 		}
-		for _, name := range directNames {
-			if l.Bits == 64 && (name == l.SOName || slices.Contains(l.Links, name)) {
+		for _, name := range loaderNames(l) {
+			if p.Linker.Cache == "hidden" || l.Bits == 64 && slices.Contains(directNames, name) {
 				put(name, path.Join(dir, name))
 			}
 		}
@@ -181,7 +204,7 @@ func filesBeside(viewRoot string, root *image.Root, img image.Image, files drive
 // bind. own is where the view is in the image; a link of an earlier container that leads into it is
 // replaced.
 func place(root *image.Root, vols volumes, own string, files []Bind, p *Plan) error {
-	linkable, viewRoot := !root.IsHost(), p.Mounts[0].Source
+	linkable, viewRoot := true, p.Mounts[0].Source
 	for _, f := range files {
 		at, free, err := freePlace(root, vols, f.Destination, p)
 		if err != nil {
@@ -207,17 +230,30 @@ func place(root *image.Root, vols volumes, own string, files []Bind, p *Plan) er
 	return nil
 }
 
-// freePlace returns where dest is in the image, and whether something can be put there: nothing may
-// be made in a volume of the container's own, and the loader finds the driver without.
+// freePlace returns where a link dest is made in the image, and whether something can be put there:
+// nothing may be made in a volume of the container's own or in a directory of the host, and the
+// loader finds the driver without. A volume can cover dest itself, a link on the way, or what it
+// leads to.
 func freePlace(root *image.Root, vols volumes, dest string, p *Plan) (at string, free bool, err error) {
-	if at, err = root.Target(dest); err != nil {
+	target, err := root.Target(dest)
+	if err != nil {
 		return "", false, fail(Invalid, "%s of the image: %w", dest, err)
 	}
-	m, covered := vols.covering(at)
-	if covered {
-		p.note("not mounted at %s: the container mounts %s there", dest, request.Quote(m.Destination))
+	at, _ = root.Place(dest)
+	for _, name := range []string{target, at, dest} {
+		if m, covered := vols.covering(name); covered {
+			p.note("not mounted at %s: the container mounts %s there", dest, request.Quote(m.Destination))
+			return at, false, nil
+		}
 	}
-	return at, !covered, nil
+	if vols.hides(at) {
+		return at, true, nil
+	}
+	if err := root.CheckMountPoint(dest); err != nil {
+		p.note("%v", err)
+		return at, false, nil
+	}
+	return at, true, nil
 }
 
 func (p *Plan) mountFile(source, dest string) {
@@ -261,15 +297,24 @@ func mountSockets(c Container, root *image.Root, vols volumes, g grant, p *Plan)
 // planLinker decides how the image's dynamic loader finds the driver: by files written in the
 // image. If the image cannot be written, a generated cache is mounted over its own: ldconfig cannot
 // run there, so that a mounted file that cannot be replaced does no harm.
-func planLinker(c Container, root *image.Root, img image.Image, files driver.Files, p *Plan) {
+func planLinker(c Container, root *image.Root, vols volumes, img image.Image, files driver.Files, p *Plan) {
 	entries, dirs := loaderEntries(files)
 	loaderFiles, notes := root.LoaderFiles(img, dirs, entries)
 	for _, n := range notes {
 		p.note("%s", n)
 	}
+	p.cacheAt = cacheMountPoint(root, vols)
 	for _, f := range loaderFiles {
+		at, _ := root.Place(f.Path)
+		m, covered := vols.covering(at)
 		err := root.CanWriteFile(f.Path)
 		switch {
+		case covered:
+			p.note("%s is not written: the container mounts %s there", f.Path, request.Quote(m.Destination))
+			continue
+		case vols.hides(at):
+			p.mountCache(c, f, errors.New("the container has a file system of its own there"))
+			continue
 		case errors.Is(err, unix.EROFS):
 			p.mountCache(c, f, err)
 			continue
@@ -284,15 +329,32 @@ func planLinker(c Container, root *image.Root, img image.Image, files driver.Fil
 	}
 }
 
+// cacheMountPoint returns where the loader's cache can be mounted, "" if nowhere: runc follows a link
+// of that name, which must not lead to a volume, another file system or the host.
+func cacheMountPoint(root *image.Root, vols volumes) string {
+	at, err := root.Place(image.CachePath)
+	if err == nil && vols.hides(at) {
+		return at
+	}
+	if err == nil {
+		at, err = root.Target(image.CachePath)
+	}
+	_, covered := vols.covering(at)
+	if err != nil || covered || vols.hides(at) || root.CheckMountPoint(at) != nil {
+		return ""
+	}
+	return at
+}
+
 // mountCache mounts the loader's cache over the image's own, which cannot be written because of
 // err.
 func (p *Plan) mountCache(c Container, f image.File, err error) {
 	p.note("%s is not written in the image: %v", f.Path, err)
-	if f.Path != image.CachePath {
+	if f.Path != image.CachePath || p.cacheAt == "" {
 		return
 	}
 	p.bundleFiles = append(p.bundleFiles, image.File{Path: cacheName, Data: f.Data})
-	p.mountFile(bundlePath(c, cacheName), image.CachePath)
+	p.mountFile(bundlePath(c, cacheName), p.cacheAt)
 	p.Linker.Cache = "mounted"
 }
 

@@ -2,11 +2,13 @@ package gpuinject
 
 import (
 	"cmp"
+	"debug/elf"
 	"fmt"
 	"net"
 	"os"
 	"path"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -16,6 +18,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
@@ -68,6 +71,37 @@ func TestVolumes(t *testing.T) {
 		}
 	}
 	table{env: devices("0"), show: show, rows: rows}.run(t)
+}
+
+// An image chooses between two views by its compatibility package, whatever libraries it claims to
+// have there.
+func TestACompatibilityPackageReplacesAFixedSet(t *testing.T) {
+	show := func(p Plan) string {
+		var left []string
+		for _, f := range p.view.Files {
+			stem, _, _ := strings.Cut(path.Base(f.Name), ".so")
+			if slices.Contains([]string{"libcuda", "libcudadebugger", "libnvidia-ml", "libnvidia-nvvm", "libnvidia-opencl", "libnvidia-ptxjitcompiler"}, stem) {
+				left = append(left, stem)
+			}
+		}
+		slices.Sort(left)
+		return strings.Join(left, " ")
+	}
+	compat := func(names ...string) func(string) {
+		return func(root string) {
+			for _, name := range names {
+				stem, _, _ := strings.Cut(name, ".so")
+				machine := map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
+				writeFile(t, filepath.Join(root, "usr/local/cuda/compat", name), string(elffile.Library(elf.ELFCLASS64, machine, stem+".so.1")), 0o644)
+			}
+		}
+	}
+	const others = "libnvidia-ml libnvidia-opencl"
+	table{env: devices("0"), show: show, rows: []row{
+		{name: "none", want: "libcuda libcudadebugger libnvidia-ml libnvidia-nvvm libnvidia-opencl libnvidia-ptxjitcompiler"},
+		{name: "libcuda alone", image: compat("libcuda.so.999.88"), want: others},
+		{name: "more", image: compat("libcuda.so.999.88", "libnvidia-ptxjitcompiler.so.999.88", "libnvidia-ml.so.1", "libnvidia-opencl.so.1"), want: others},
+	}}.run(t)
 }
 
 // What a configuration says is repeated as text, not as lines, and not at any length.
@@ -123,13 +157,9 @@ func TestLinks(t *testing.T) {
 				tc.image(t, root)
 			}
 			c, err := Examine(dir, loading(hostConfig(t)))
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			planned, err := resolveIn(t, c, root, noProbe)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			plan := mustInject(t, hostConfig(t), dir)
 			bound := slices.ContainsFunc(readSpec(t, dir).Mounts, func(m specs.Mount) bool { return m.Destination == smi })
 			target, _ := os.Readlink(root + smi)
@@ -178,12 +208,8 @@ func TestReplacedDataFile(t *testing.T) {
 		t.Fatalf("no %s", name)
 	}
 	host := path.Join(h.cfg.Host.DriverRoot, name)
-	if err := os.WriteFile(host+".new", append(before, "of the next package"...), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Rename(host+".new", host); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.WriteFile(host+".new", append(before, "of the next package"...), 0o644))
+	check(t, os.Rename(host+".new", host))
 	dir = newBundle(t, spec)
 	mustInject(t, h.cfg, dir)
 	if after, _ := look(t, dir, name); string(after) != string(before)+"of the next package" {
@@ -195,13 +221,9 @@ func TestReplacedDataFile(t *testing.T) {
 // itself, and one that is made is said to be left out.
 func TestStandaloneDataFiles(t *testing.T) {
 	c, err := ExamineSpec(newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"), loading(hostConfig(t)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	plan, err := resolveIn(t, c, t.TempDir(), noProbe)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	s := plan.Standalone()
 	if len(plan.files.Data) < 8 {
 		t.Fatalf("data files %v", plan.files.Data)
@@ -224,21 +246,15 @@ func daemonsOf(t *testing.T, cfg *config.Config) (run, mps string) {
 	run = filepath.Join(simulated.Root, "run")
 	mps = filepath.Join(cfg.Host.StateDir+"-mps", "pipe")
 	for _, dir := range []string{run + "/nvidia-persistenced", run + "/nvidia-fabricmanager", mps} {
-		if err := os.MkdirAll(dir, 0o755); err != nil {
-			t.Fatal(err)
-		}
+		check(t, os.MkdirAll(dir, 0o755))
 	}
 	t.Cleanup(func() { os.RemoveAll(run + "/nvidia-persistenced"); os.RemoveAll(run + "/nvidia-fabricmanager") })
 	for _, name := range []string{run + "/nvidia-persistenced/socket", run + "/nvidia-fabricmanager/socket"} {
 		l, err := net.Listen("unix", name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		t.Cleanup(func() { l.Close() })
 	}
-	if err := unix.Mkfifo(mps+"/control", 0o600); err != nil {
-		t.Fatal(err)
-	}
+	check(t, unix.Mkfifo(mps+"/control", 0o600))
 	cfg.Host.MPSPipeDirectory = mps
 	return run, mps
 }
@@ -288,12 +304,8 @@ func TestSockets(t *testing.T) {
 		{name: "an image whose /var/run is not /run", config: configured(config.Persistenced), image: func(root string) { mkdir(t, root+"/var/run") },
 			want: persistenced + "; /var" + persistenced},
 	}}.run(t)
-	if err := os.Remove(run + "/nvidia-persistenced/socket"); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Chmod(mps, 0o777); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Remove(run+"/nvidia-persistenced/socket"))
+	check(t, os.Chmod(mps, 0o777))
 	table{host: h, env: devices("0"), show: show, rows: []row{
 		{name: "of a daemon that does not run or is not root's", config: everything, image: linked,
 			want: fabric + "; no socket of persistenced: it does not run on this host; no socket of mps: " + mps + " is not given to containers: it can be written by others than its owner"},

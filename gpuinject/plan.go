@@ -2,6 +2,7 @@ package gpuinject
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
@@ -35,7 +36,7 @@ type Plan struct {
 	MIG  []PlanMIG `json:"mig"`
 	// MIGRights are rights over all MIG devices: "config", "monitor".
 	MIGRights []string `json:"mig_rights,omitempty"`
-	// Requirements are those of the image, all of them satisfied.
+	// Requirements of the image, all of them satisfied.
 	Requirements []PlanRequirement `json:"requirements,omitempty"`
 	Capabilities []string          `json:"capabilities"`
 	// Classes are the other classes of devices that it gets: "imex", "gds", "gdrcopy", "mofed",
@@ -74,8 +75,10 @@ type Plan struct {
 	bundleFiles []image.File      // made in the bundle for one container, by name
 	byPath      map[string]string // links of /dev/dri/by-path, by name
 	linkerFiles []image.File
-	edits       bundle.Edits
-	mask        []procmask.File
+	// cacheAt is where the loader's cache is mounted if it cannot be written, "" if nowhere.
+	cacheAt string
+	edits   bundle.Edits
+	mask    []procmask.File
 }
 
 // PlanContainer is a container as its daemon and Kubernetes know it.
@@ -141,7 +144,7 @@ type PlanLink struct {
 	Target string `json:"target"`
 }
 
-// PlanProc is what the mask over the driver's directory in /proc shows.
+// PlanProc is what the mask over /proc/driver shows.
 type PlanProc struct {
 	// Masked is false for privileged containers.
 	Masked bool     `json:"masked"`
@@ -156,7 +159,8 @@ type PlanLinker struct {
 	LibC string `json:"libc"`
 	// Directory is the image's own library directory.
 	Directory string `json:"directory"`
-	// Cache says what becomes of the loader's cache: "written", "mounted" or "unchanged".
+	// Cache says what becomes of the loader's cache: "written", "mounted", "unchanged", or "hidden"
+	// by a mount of the container's own.
 	Cache string `json:"cache"`
 	// Compat is the forward compatibility directory of the image, if it is used.
 	Compat string `json:"compat"`
@@ -165,9 +169,9 @@ type PlanLinker struct {
 // Decision is one decision about a container, for the operator. The decisions tell of every device
 // of the host, so that they never go into an error that a container's owner reads.
 type Decision struct {
-	// Subject is what it is about: "GPU 2", "capabilities", "gds".
+	// Subject of the decision: "GPU 2", "capabilities", "gds".
 	Subject string `json:"subject"`
-	// Decision is what was decided: "given", "refused", "not given".
+	// Decision: "given", "refused", "not given".
 	Decision string `json:"decision"`
 	Reason   string `json:"reason"`
 }
@@ -198,7 +202,9 @@ func (p *Plan) decide(subject, decision, format string, args ...any) {
 
 // note records something about the container that is worth knowing and no decision.
 func (p *Plan) note(format string, args ...any) {
-	p.Notes = append(p.Notes, fmt.Sprintf(format, args...))
+	if n := fmt.Sprintf(format, args...); !slices.Contains(p.Notes, n) {
+		p.Notes = append(p.Notes, n)
+	}
 }
 
 // ignore records a request that is not followed.

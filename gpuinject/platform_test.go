@@ -20,9 +20,7 @@ import (
 func cached(t testing.TB, dir, name string) []string {
 	t.Helper()
 	cache, err := ldcache.ParseCache(readFile(t, dir, "rootfs/etc/ld.so.cache"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	var paths []string
 	for _, e := range cache.Entries {
 		if e.Name == name {
@@ -34,9 +32,7 @@ func cached(t testing.TB, dir, name string) []string {
 
 func TestWSL(t *testing.T) {
 	d := newHost(t, sim.Options{GPUs: 1})
-	if err := d.BecomeWSL(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, d.BecomeWSL(t.Context()))
 	plan := mustInject(t, d.cfg, newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=all")))
 	if plan.Platform != "wsl" || plan.DriverVersion != "" || plan.Proc.Masked {
 		t.Errorf("plan %+v", plan)
@@ -83,9 +79,7 @@ func takenOver(t *testing.T, h *testHost, given func(*specs.Spec), nodes int) {
 
 func TestTegra(t *testing.T) {
 	d := newHost(t, sim.Options{GPUs: 1})
-	if err := d.BecomeTegra(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	check(t, d.BecomeTegra(t.Context()))
 	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"))
 	plan := mustInject(t, d.cfg, dir)
 	if gids := readSpec(t, dir).Process.User.AdditionalGids; !slices.Equal(gids, []uint32{44}) {
@@ -113,9 +107,7 @@ func TestTegra(t *testing.T) {
 // reason to count GPUs otherwise.
 func TestMissingNode(t *testing.T) {
 	d := newHost(t, sim.Options{GPUs: 2})
-	if err := os.Remove(fmt.Sprintf("%s/dev/nvidia%d", d.DevRoot, d.GPUs[0].Minor)); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Remove(fmt.Sprintf("%s/dev/nvidia%d", d.DevRoot, d.GPUs[0].Minor)))
 	table{host: d, rows: []row{
 		{name: "of the GPU that is asked for", env: devices("0"), want: "refused: is missing", kind: Precondition},
 		{name: "of another GPU", env: devices("1"), want: "GPU 1"},

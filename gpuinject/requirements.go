@@ -88,7 +88,7 @@ func requirementsNeedFacts(c Container, h host.Host) bool {
 	return needs
 }
 
-// requirementHost is what is known of the host and of the selected GPUs.
+// requirementHost returns the known properties of the host and of the selected GPUs.
 func requirementHost(h host.Host, gpus []device.GPU, facts device.Facts) require.Host {
 	known := require.Host{Driver: cmp.Or(h.DriverVersion, facts.Driver), CUDA: facts.CUDA, CUDAOnly: facts.CUDAOnly}
 	for _, gpu := range gpus {

@@ -57,6 +57,9 @@ func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
 		return p, err
 	}
 	err = planFiles(c, h, root, granted, nodes, files, mine, &p)
+	if root.Err() != nil {
+		err = fail(Internal, "read the image: %w", root.Err())
+	}
 	return p, err
 }
 

@@ -73,9 +73,7 @@ func matches(got, want string) bool {
 func (tb table) outcome(t *testing.T, r row) string {
 	t.Helper()
 	cfg, err := config.Load(r.host.ConfigPath)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	cfg.Host = r.host.cfg.Host
 	if r.config != nil {
 		r.config(cfg)

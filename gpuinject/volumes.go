@@ -7,6 +7,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
@@ -44,6 +45,9 @@ func findVolumes(c Container, root *image.Root, files driver.Files) (volumes, er
 			return v, fail(Invalid, "the mount at %s: %w", request.Quote(m.Destination), err)
 		}
 		if lasting {
+			if err := v.checkLinks(c, m, at); err != nil {
+				return v, err
+			}
 			v.lasting = append(v.lasting, volume{m, at})
 		}
 		if slices.Contains(ephemeralTypes, m.Type) {
@@ -51,6 +55,44 @@ func findVolumes(c Container, root *image.Root, files driver.Files) (volumes, er
 		}
 	}
 	return v, nil
+}
+
+// checkLinks refuses a mount below a link of another volume: it goes where that link leads when runc
+// follows it, perhaps to the driver's files.
+func (v volumes) checkLinks(c Container, m specs.Mount, at string) error {
+	for _, above := range v.lasting {
+		name, below := strings.CutPrefix(at, above.at+"/")
+		source := above.Source
+		if !path.IsAbs(source) {
+			source = path.Join(c.Bundle.Dir, source)
+		}
+		dir, err := image.Open(source)
+		if !below || err != nil { // not a directory: nothing is below it
+			continue
+		}
+		target, err := dir.Target(name)
+		dir.Close()
+		if err != nil || target != "/"+name {
+			return fail(Invalid, "the container mounts %s at %s, by a link in its volume at %s: mount it where that link leads", request.Quote(m.Source), request.Quote(m.Destination), request.Quote(above.Destination))
+		}
+	}
+	return nil
+}
+
+// checkNodes refuses a volume in which runc would make a device node, on the host's disk. The host's
+// own directory has the node, and below a bind at /dev runc makes none.
+func (v volumes) checkNodes(nodes []device.Node) error {
+	for _, n := range nodes {
+		for _, volume := range v.lasting {
+			for _, at := range []string{volume.at, path.Clean("/" + volume.Destination)} {
+				name, below := strings.CutPrefix(n.Path, at+"/")
+				if below && at != "/dev" && path.Join(volume.Source, name) != n.HostPath {
+					return fail(Invalid, "the container mounts %s at %s, where the device node %s goes: remove that mount", request.Quote(volume.Source), request.Quote(volume.Destination), n.Path)
+				}
+			}
+		}
+	}
+	return nil
 }
 
 // isOwnMount reports whether an earlier injection into the same configuration made a mount.

@@ -49,7 +49,7 @@ func strip(text []byte) ([]byte, error) {
 		}
 	}
 	if inside {
-		return nil, fmt.Errorf("the line %q has no %q behind it: put it back, or remove our lines by hand", blockBegin, blockEnd)
+		return nil, fmt.Errorf("the line %q has no %q after it: put it back, or remove our lines by hand", blockBegin, blockEnd)
 	}
 	return out, nil
 }
@@ -82,7 +82,7 @@ func (p *Plan) registerInTOML(o Options, name string, form Runtime) error {
 		delete(present, r.Handler)
 		p.note("the runtime %q (%s) is switched off by comments until uninstall", r.Handler, describe(old))
 	}
-	// added is what the file is to say besides what it says.
+	// added is the text that the file is to get.
 	added := body
 	if r.Default && current != r.Handler {
 		added += defaultTable(f.plugin, r.Handler)
@@ -107,7 +107,7 @@ func checkResult(text []byte, tables map[string]any, added string) error {
 	merge(tables, more)
 	got, err := decode(text)
 	if err == nil && !reflect.DeepEqual(got, tables) {
-		err = errors.New("the result would not say what was meant")
+		err = errors.New("the edited file would not hold the changes")
 	}
 	return err
 }

@@ -26,7 +26,7 @@ func (r Runtime) Ours() bool {
 	return r.Type == RuntimeType || path.Base(r.Type) == ShimName || path.Base(r.Path) == ShimName
 }
 
-// Configuration is what containerd's configuration says about runtimes.
+// Configuration is the part of containerd's configuration about runtimes.
 type Configuration struct {
 	// Runtimes by handler, and the name of the default one: runc if none is named.
 	Runtimes map[string]Runtime

@@ -17,6 +17,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
+var check = simtest.Check
+
 const testConfig = "/etc/containerd/config.toml"
 
 // versions of containerd that tests speak of.
@@ -32,9 +34,7 @@ var (
 func read(t testing.TB, name string) []byte {
 	t.Helper()
 	data, err := os.ReadFile(name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return data
 }
 
@@ -58,9 +58,7 @@ func tree(t testing.TB, files map[string]string) string {
 
 func write(t testing.TB, name, text string) {
 	t.Helper()
-	if err := errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o640)); err != nil {
-		t.Fatal(err)
-	}
+	check(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o640)))
 }
 
 // applied makes the changes of a plan: applied(t)(register(...)).
@@ -70,9 +68,7 @@ func applied(t testing.TB) func(Plan, error) Plan {
 		if err == nil {
 			err = p.Apply()
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return p
 	}
 }
@@ -239,9 +235,7 @@ func checkKept(t *testing.T, before, after map[string]string, changed string) {
 func checkRegistered(t *testing.T, h Host, reg Registration, want Runtime, theDefault string) {
 	t.Helper()
 	c, err := ReadConfiguration(h, testConfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	if got := c.Runtimes[reg.Handler]; !reflect.DeepEqual(got, want) {
 		t.Errorf("runtime %+v, want %+v", got, want)
 	}
@@ -333,9 +327,7 @@ func TestInstallContainerdRefuses(t *testing.T) {
 func TestApplyLeavesChangedFilesAlone(t *testing.T) {
 	h := containerdTree(t, "v2-1.7.toml", "", v1735)
 	plan, err := register(h, containerdOptions(Registration{}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	write(t, h.real(testConfig), "version = 2\n")
 	if err := plan.Apply(); err == nil || !strings.Contains(err.Error(), "changed meanwhile") {
 		t.Errorf("error %v", err)
@@ -347,9 +339,7 @@ func TestInstallKeepsLinks(t *testing.T) {
 	const target = "/etc/real/config.toml"
 	h := containerdTree(t, "none", "v2-1.7.toml", v237)
 	write(t, h.real(target), "version = 2\nimports = [\"extra.toml\", \"config.toml\"]\n")
-	if err := os.Symlink(target, h.real(testConfig)); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Symlink(target, h.real(testConfig)))
 	before := simtest.Contents(t, h.Root)
 	o := containerdOptions(Registration{})
 	applied(t)(register(h, o))
@@ -371,9 +361,7 @@ func daemons(t *testing.T) []string {
 	var programs []string
 	for _, pattern := range []string{"tools/containerd", "daemons/*/containerd"} {
 		found, err := filepath.Glob(filepath.Join(bin, pattern))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		programs = append(programs, found...)
 	}
 	return programs
@@ -385,9 +373,7 @@ func parsed(t *testing.T, text []byte) Configuration {
 	h := Host{Root: t.TempDir()}
 	write(t, h.real(testConfig), string(text))
 	c, err := ReadConfiguration(h, testConfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	return c
 }
 
@@ -399,9 +385,7 @@ func TestContainerdReadsTheResult(t *testing.T) {
 	}
 	for _, program := range all {
 		version, err := DaemonVersion(t.Context(), "/", Containerd, program)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		for _, c := range registrations {
 			if c.daemon.Known() && c.daemon.AtLeast(2, 0, 0) != version.AtLeast(2, 0, 0) {
 				continue

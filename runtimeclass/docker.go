@@ -118,7 +118,7 @@ func decodeJSON(text []byte) (map[string]any, error) {
 		return nil, err
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("there is more behind the JSON object")
+		return nil, errors.New("data after the JSON object")
 	}
 	return m, nil
 }

@@ -17,7 +17,7 @@ const ourDockerRuntime = `{
 `
 
 // dockerTree is a host with a daemon.json, unless text is "none".
-func dockerTree(t *testing.T, text string) Host {
+func dockerTree(t testing.TB, text string) Host {
 	t.Helper()
 	h := Host{Root: t.TempDir()}
 	if text != "none" {
@@ -73,7 +73,7 @@ func TestInstallDockerRefuses(t *testing.T) {
 		`{"runtimes": []}`: `"runtimes" is not an object`,
 		`[]`:               "cannot unmarshal array",
 		`{"a": `:           "unexpected EOF",
-		`{} {}`:            "there is more behind the JSON object",
+		`{} {}`:            "data after the JSON object",
 	} {
 		if _, err := register(dockerTree(t, text), dockerOptions(Registration{})); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q", text, err, want)

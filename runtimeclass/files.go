@@ -91,7 +91,7 @@ func (p *Plan) installUnit(binDir string) error {
 		return err
 	}
 	if unit.Before != nil && !bytes.HasPrefix(unit.Before, []byte(unitMark)) {
-		return fmt.Errorf("%s is not of this program: remove it, or leave --prepare-unit out", UnitPath)
+		return fmt.Errorf("%s was not written by this program: remove it, or leave --prepare-unit out", UnitPath)
 	}
 	p.note("%s runs at every boot; for now: systemctl daemon-reload && systemctl start %s", UnitName, UnitName)
 	link, err := p.Host.change(Link, UnitLink, []byte(UnitPath))
@@ -144,7 +144,7 @@ func (p *Plan) installConfig(path, body string) error {
 	}
 	if change.Before != nil && !unchanged(change.Before) {
 		if !sameContent(change.Before, []byte(body)) {
-			return fmt.Errorf("%s is there and is yours: it is not overwritten: remove it, or add to it by hand\n%s", path, strings.TrimSpace(body))
+			return fmt.Errorf("%s exists and is not overwritten: remove it, or add to it by hand\n%s", path, strings.TrimSpace(body))
 		}
 		change.After = change.Before
 	} else if body != "" {

@@ -20,7 +20,7 @@ type Options struct {
 	Target string
 	// ConfigFile is the configuration of containerd or Docker.
 	ConfigFile string
-	// Registration is of no use to Uninstall, but for BinDir.
+	// Registration: Uninstall uses only BinDir.
 	Registration Registration
 	// HandlerNamed says that the operator chose the handler's name. Otherwise it is another one
 	// with k3s and RKE2 if these make a handler of that name themselves.

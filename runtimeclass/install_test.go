@@ -39,9 +39,7 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 	before := simtest.Contents(t, h.Root)
 	o := options(t)
 	plan, err := Install(h, o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	want := []string{
 		"/usr/local/bin/" + ShimName, "/usr/local/bin/" + CtlName, testConfig + BackupSuffix, testConfig,
 		UnitPath, "/etc/nvidia-shim/config.toml", UnitLink,
@@ -58,9 +56,7 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 		t.Errorf("a second installation: %v, %v", changedFiles(again), err)
 	}
 	shim := filepath.Join(h.Root, want[0])
-	if err := os.Chmod(shim, 0o644); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Chmod(shim, 0o644))
 	again, err := Install(h, o)
 	if err != nil || !reflect.DeepEqual(changedFiles(again), want[:1]) {
 		t.Errorf("a program that cannot be executed: %v, %v", changedFiles(again), err)
@@ -81,9 +77,7 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 	proc := t.TempDir()
 	write(t, filepath.Join(proc, "7/environ"), "")
 	write(t, filepath.Join(proc, "7/cmdline"), "")
-	if err := os.Symlink(shim+" (deleted)", filepath.Join(proc, "7/exe")); err != nil {
-		t.Fatal(err)
-	}
+	check(t, os.Symlink(shim+" (deleted)", filepath.Join(proc, "7/exe")))
 	if stay, err := h.RemovePrograms(DefaultBinDir, procfs.FS(proc)); err != nil || len(stay) != 2 {
 		t.Errorf("stay %v, %v", stay, err)
 	}
@@ -100,9 +94,9 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 
 func TestInstallRefuses(t *testing.T) {
 	for want, change := range map[string]func(o *Options, h Host){
-		"cannot be in a unit":    func(o *Options, _ Host) { o.Registration.BinDir = "/opt/my programs" },
-		"is not of this program": func(_ *Options, h Host) { write(t, h.real(UnitPath), "[Unit]\n") },
-		"is there and is yours":  func(o *Options, h Host) { write(t, h.real(o.ShimConfig), "[log]\nlevel = 'info'\n") },
+		"cannot be in a unit":             func(o *Options, _ Host) { o.Registration.BinDir = "/opt/my programs" },
+		"was not written by this program": func(_ *Options, h Host) { write(t, h.real(UnitPath), "[Unit]\n") },
+		"exists and is not overwritten":   func(o *Options, h Host) { write(t, h.real(o.ShimConfig), "[log]\nlevel = 'info'\n") },
 	} {
 		h, o := containerdTree(t, "none", "", v242), options(t)
 		change(&o, h)
@@ -121,9 +115,7 @@ func TestDiffIsAPatch(t *testing.T) {
 	for _, c := range registrations {
 		h := containerdTree(t, c.config, c.extra, c.daemon)
 		plan, err := register(h, containerdOptions(c.reg))
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		cmd := exec.Command("patch", "-d", h.Root, "-p1")
 		cmd.Stdin = strings.NewReader(plan.Diff())
 		if out, err := cmd.CombinedOutput(); err != nil || strings.Contains(string(out), "fuzz") {

@@ -94,9 +94,7 @@ func render(t *testing.T, h Host) {
 	t.Helper()
 	load := func(name string) string {
 		text, err := h.read(k3sDir + name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		check(t, err)
 		return string(text)
 	}
 	generated := cmp.Or(load("config.toml"), "version = 3\n")
@@ -108,9 +106,7 @@ func render(t *testing.T, h Host) {
 		tmpl := template.Must(template.New("compiled").Parse(text))
 		template.Must(tmpl.New("base").Parse(generated))
 		var b bytes.Buffer
-		if err := tmpl.Execute(&b, nil); err != nil {
-			t.Fatal(err)
-		}
+		check(t, tmpl.Execute(&b, nil))
 		if _, err := decode(b.Bytes()); err != nil {
 			t.Errorf("k3s would generate broken TOML: %v\n%s", err, b.Bytes())
 		}
@@ -147,18 +143,14 @@ func TestKindCluster(t *testing.T) {
 		}
 		for i, name := range []string{"kind.toml", "k3s-v3.toml"} {
 			config, err := decode(fixture(t, name))
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			patch, err := decode([]byte(cluster.Patches[i]))
 			if err != nil || patch["version"] != config["version"] {
 				t.Fatalf("%v, version %v for a node with %v", err, patch["version"], config["version"])
 			}
 			merge(config, patch)
 			text, err := toml.Marshal(config)
-			if err != nil {
-				t.Fatal(err)
-			}
+			check(t, err)
 			c := parsed(t, text)
 			if r := c.Runtimes[reg.Handler]; r.Path != "/usr/local/bin/"+ShimName || r.Type != stockType || (c.Default == reg.Handler) != reg.Default || c.Runtimes["runc"].Type == "" {
 				t.Errorf("%s: %+v, default %q", name, c.Runtimes, c.Default)

@@ -33,7 +33,7 @@ func (r Restart) Run(ctx context.Context, out io.Writer) error {
 		}
 		return nil
 	}
-	return fmt.Errorf("none of %s is active: nothing was restarted; the files are changed and count from its next start on", strings.Join(r.Units, ", "))
+	return fmt.Errorf("none of %s is active: nothing was restarted; the changes take effect at its next start", strings.Join(r.Units, ", "))
 }
 
 // StartUnit runs the installed unit of `nvidia-shimctl prepare`.

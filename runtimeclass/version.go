@@ -10,7 +10,7 @@ import (
 // an unknown one.
 type Version struct {
 	Major, Minor, Patch int
-	// Suffix is what follows: "-rc.1" is before the release; "~ds1" or "-k3s1" is
+	// Suffix follows: "-rc.1" is before the release; "~ds1" or "-k3s1" is
 	// what a distribution made of it.
 	Suffix string
 }

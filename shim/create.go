@@ -122,7 +122,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	defer func() {
 		// A container that could not be destroyed stays known, so that Start refuses it.
 		if err != nil && destroyed {
-			_ = unmountRootfs(ctx, kept.rootfs)
+			unmountRootfs(ctx, kept.rootfs)
 			s.remove(r.ID)
 		}
 	}()
@@ -157,7 +157,14 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		return nil, err
 	}
 	if mask != nil {
-		if err := attachMask(mask, c.Config.Host.ProcMaskTarget, int(resp.Pid)); err != nil {
+		err := attachMask(mask, int(resp.Pid), rootPath)
+		if errors.Is(err, procmask.ErrEnded) {
+			// As from the stock shim: the state says "stopped", and the exit event is sent. Start
+			// refuses the container, which is not ready.
+			log.G(ctx).WithError(err).WithField("id", r.ID).Warn("nvidia: the container has ended before it was started")
+			return resp, nil
+		}
+		if err != nil {
 			destroyed = s.destroy(ctx, r.ID)
 			return nil, err
 		}
@@ -200,12 +207,12 @@ func inject(c gpuinject.Container, rootPath string, restored bool) (plan gpuinje
 	return plan, mask, err
 }
 
-// attachMask attaches the mask over target in the mount namespace of the container's init process
-// pid. If it fails, the container must not be started (invariant I8).
-func attachMask(mask *procmask.Mask, target string, pid int) (err error) {
+// attachMask attaches the mask in the mount namespace of the container's init process pid, whose
+// root file system is at rootPath. If it fails, the container must not be started (invariant I8).
+func attachMask(mask *procmask.Mask, pid int, rootPath string) (err error) {
 	defer recovered(&err)
 	if err = fault.Point("mask"); err == nil {
-		err = mask.Attach(pid, target)
+		err = mask.Attach(pid, rootPath)
 	}
 	if err != nil {
 		err = &gpuinject.Error{Kind: gpuinject.Internal, Err: err}
@@ -263,7 +270,7 @@ func logCreated(ctx context.Context, c gpuinject.Container, p gpuinject.Plan, to
 	}
 	entry.WithFields(log.Fields{
 		"gpus": strings.Join(gpus, ","), "capabilities": strings.Join(p.Capabilities, ","),
-		"driver": p.DriverVersion, "reason": p.Reason, "grant": p.Grant, "took": took.String(),
+		"driver": p.DriverVersion, "reason": p.Reason, "grant": p.Grant, "cache": p.Linker.Cache, "took": took.String(),
 	}).Info("nvidia: GPUs injected")
 	if level < 3 {
 		return

@@ -13,13 +13,9 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 	if err != nil || r.ExecID != "" {
 		return resp, err
 	}
-	c, ok := s.get(r.ID)
-	if !ok {
-		return resp, nil
-	}
-	s.remove(r.ID)
-	if err := unmountRootfs(ctx, c.rootfs); err != nil {
-		return nil, toGRPC(err)
+	if c, ok := s.get(r.ID); ok {
+		unmountRootfs(ctx, c.rootfs)
+		s.remove(r.ID)
 	}
 	return resp, nil
 }

@@ -24,47 +24,42 @@ var groupAnnotations = []string{"io.containerd.runc.v2.group", "io.kubernetes.cr
 // manager. Every shim of this runtime serves versions 2 and 3, whatever its daemon was told.
 const taskVersion = 3
 
-// joinGroup returns the running shim of the group that the container of the bundle dir belongs
-// to, or nil if there is none.
-//
-// The embedded manager does the same, but allows 100 ms for the connection (CanConnect). If
-// `start` itself gets no processor time for that long, the manager takes a running shim for dead,
-// removes its socket and starts a second one.
-func joinGroup(ctx context.Context, params *bootapi.BootstrapParams, dir string) (*bootapi.BootstrapResult, error) {
-	group := groupOf(dir)
-	if group == "" {
-		return nil, nil
-	}
+// socketAddress returns the address of the shim for the container of the bundle dir, where the
+// embedded manager has it.
+func socketAddress(ctx context.Context, params *bootapi.BootstrapParams, dir string) (string, error) {
 	socketDir := params.GetSocketDir()
 	if socketDir == "" {
 		socketDir = filepath.Join(defaults.DefaultStateDir, "s")
 	}
-	address, err := ctrdshim.CreateSocketAddress(ctx, socketDir, params.GetContainerdGrpcAddress(), group, false)
-	if err != nil {
-		return nil, err
-	}
-	if !connects(strings.TrimPrefix(address, "unix://")) {
-		return nil, nil
-	}
-	return &bootapi.BootstrapResult{Version: taskVersion, Protocol: "ttrpc", Address: address}, nil
+	return ctrdshim.CreateSocketAddress(ctx, socketDir, params.GetContainerdGrpcAddress(), groupOf(dir, params.GetInstanceID()), false)
 }
 
-// groupOf returns the group of the container of the bundle dir, or "" if it has none.
-func groupOf(dir string) string {
-	raw, err := os.ReadFile(filepath.Join(dir, bundle.ConfigName))
-	if err != nil {
-		return ""
+// joinGroup returns the running shim at address, or nil if there is none.
+//
+// The embedded manager does the same, but allows 100 ms for the connection (CanConnect). If
+// `start` itself gets no processor time for that long, the manager takes a running shim for dead,
+// removes its socket and starts a second one.
+func joinGroup(address string) *bootapi.BootstrapResult {
+	if !connects(strings.TrimPrefix(address, "unix://")) {
+		return nil
 	}
+	return &bootapi.BootstrapResult{Version: taskVersion, Protocol: "ttrpc", Address: address}
+}
+
+// groupOf returns the group of the container id, whose bundle is dir: id itself if it has none.
+func groupOf(dir, id string) string {
+	// The embedded manager reports a file that is missing or invalid.
+	raw, _ := os.ReadFile(filepath.Join(dir, bundle.ConfigName))
 	var spec struct {
 		Annotations map[string]string `json:"annotations"`
 	}
-	_ = json.Unmarshal(raw, &spec) // the embedded manager reports an invalid file
+	_ = json.Unmarshal(raw, &spec)
 	for _, name := range groupAnnotations {
 		if group, ok := spec.Annotations[name]; ok {
 			return group
 		}
 	}
-	return ""
+	return id
 }
 
 // connects reports whether a process listens on the Unix socket path. connect(2) has no time

@@ -18,16 +18,16 @@ func TestGroupOf(t *testing.T) {
 		`{"annotations":{"io.kubernetes.cri.sandbox-id": "pod"}}`:                                  "pod",
 		`{"annotations":{"io.kubernetes.cri.sandbox-id":"pod","io.containerd.runc.v2.group":"g"}}`: "g",
 		`{"annotations":{"io.containerd.runc.v2.group":"","io.kubernetes.cri.sandbox-id":"pod"}}`:  "",
-		`{"process":{"env":["\"io.kubernetes.cri.sandbox-id\":\"x\""]},"annotations":{}}`:          "",
-		`{"x":{"annotations":{"io.kubernetes.cri.sandbox-id":"x"}}}`:                               "",
-		`{"annotations":`: "",
-		``:                "",
+		`{"process":{"env":["\"io.kubernetes.cri.sandbox-id\":\"x\""]},"annotations":{}}`:          "c1",
+		`{"x":{"annotations":{"io.kubernetes.cri.sandbox-id":"x"}}}`:                               "c1",
+		`{"annotations":`: "c1",
+		``:                "c1",
 	} {
-		if got := groupOf(plainBundle(t, config)); got != want {
+		if got := groupOf(plainBundle(t, config), "c1"); got != want {
 			t.Errorf("%s: got %q, want %q", config, got, want)
 		}
 	}
-	if got := groupOf("/nonexistent"); got != "" {
+	if got := groupOf("/nonexistent", "c1"); got != "c1" {
 		t.Errorf("got %q without a configuration", got)
 	}
 }
@@ -98,4 +98,14 @@ func TestStartDoesNotJoinADeadShim(t *testing.T) {
 	start("no socket")
 	unix.Close(listen(t, socket))
 	start("a socket without a listener")
+}
+
+// Nothing would end a shim that containerd does not know of.
+func TestNoShimIsStartedIfItsAddressCannotBeKept(t *testing.T) {
+	ctx, params, _ := groupMember(t)
+	check(t, os.Mkdir("address", 0o755))
+	embedded := &embeddedManager{address: "unix:///new"}
+	if _, err := (&shimManager{Shim: embedded}).Start(ctx, params); err == nil || embedded.params != nil {
+		t.Errorf("error %v, a shim was started: %v", err, embedded.params != nil)
+	}
 }

@@ -136,8 +136,10 @@ func withStdio(t *testing.T, input []byte, fn func()) string {
 
 func TestOlderDaemonsGetAnAddressAndAnAddressFile(t *testing.T) {
 	t.Chdir(t.TempDir())
-	embedded := &embeddedManager{address: "unix:///run/containerd/s/abc"}
 	c := startCommand{id: "c1", namespace: "k8s.io"}
+	address, err := ctrdshim.CreateSocketAddress(namespaces.WithNamespace(t.Context(), c.namespace), "/run/containerd/s", c.address, c.id, false)
+	check(t, err)
+	embedded := &embeddedManager{address: address}
 	// containerd 1.6 has the message of the options in another package than 1.7.
 	options := &anypb.Any{TypeUrl: "cri.runtimeoptions.v1.Options", Value: marshal(t, &runtimeoptions.Options{ConfigBody: []byte(`ShimCgroup = "/shims"`)})}
 	out := withStdio(t, marshal(t, options), func() {

@@ -44,17 +44,22 @@ func (m *shimManager) Start(ctx context.Context, params *bootapi.BootstrapParams
 	if err != nil {
 		return nil, err
 	}
-	result, err := joinGroup(ctx, params, dir)
-	if err == nil && result == nil {
-		result, err = m.Shim.Start(ctx, params)
-	}
+	address, err := socketAddress(ctx, params, dir)
 	if err != nil {
 		return nil, err
 	}
 	// As shims before 2.3 did: containerd 1.6 and 1.7 read it after a restart, and a shim that ends
-	// removes the socket of that name, which for a group need not be that of the container.
-	if err := os.WriteFile(filepath.Join(dir, "address"), []byte(result.GetAddress()), 0o644); err != nil {
+	// removes the socket of that name, which for a group need not be that of the container. It comes
+	// first: nothing would end a shim whose `start` fails.
+	if err := os.WriteFile(filepath.Join(dir, "address"), []byte(address), 0o644); err != nil {
 		return nil, err
+	}
+	result := joinGroup(address)
+	if result == nil {
+		if result, err = m.Shim.Start(ctx, params); err != nil {
+			_ = os.Remove(filepath.Join(dir, "address"))
+			return nil, err
+		}
 	}
 	// Without this extension containerd 2.4 executes `shim -info` for every runtime other than
 	// runc's, to look for a deprecated annotation.

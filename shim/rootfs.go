@@ -10,6 +10,7 @@ import (
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/log"
+	"golang.org/x/sys/unix"
 )
 
 // mountRootfs mounts the container's root file system where the embedded service would mount it a
@@ -28,14 +29,18 @@ func mountRootfs(r *taskapi.CreateTaskRequest) (string, error) {
 	return root, nil
 }
 
-// unmountRootfs unmounts what mountRootfs mounted at root; nothing if root is empty.
-func unmountRootfs(ctx context.Context, root string) error {
+// unmountRootfs unmounts what mountRootfs mounted at root; nothing if root is empty. A failure is
+// only logged: the embedded service knows the container no more, so Delete cannot be repeated, and
+// containerd unmounts what it finds in the bundle.
+func unmountRootfs(ctx context.Context, root string) {
 	if root == "" {
-		return nil
+		return
 	}
-	if err := mount.UnmountRecursive(root, 0); err != nil {
+	err := mount.UnmountRecursive(root, 0)
+	if err != nil {
+		err = mount.UnmountRecursive(root, unix.MNT_DETACH)
+	}
+	if err != nil {
 		log.G(ctx).WithError(err).Warn("failed to cleanup rootfs mount")
-		return fmt.Errorf("failed rootfs umount: %w", err)
 	}
-	return nil
 }

@@ -28,7 +28,7 @@ type Service struct {
 	creating map[string]bool
 }
 
-// gpuContainer is what Create leaves to Start and Delete.
+// gpuContainer is kept from Create for Start and Delete.
 type gpuContainer struct {
 	// rootfs is the mount that Create made and Delete removes. It is empty if containerd's
 	// client made the mount.

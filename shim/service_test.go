@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"cmp"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -30,12 +31,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 // fakeTasks is an embedded service whose containers are this process, so that no mask can be
 // attached to them: it would be the host's.
@@ -44,6 +40,8 @@ type fakeTasks struct {
 	calls     []string
 	createErr error
 	deleteErr error
+	// pid is that of the container's process, if not this one.
+	pid int
 	// onCreate is called by Create.
 	onCreate func(*taskapi.CreateTaskRequest)
 }
@@ -56,7 +54,7 @@ func (f *fakeTasks) Create(_ context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if f.createErr != nil {
 		return nil, f.createErr
 	}
-	return &taskapi.CreateTaskResponse{Pid: uint32(os.Getpid())}, nil
+	return &taskapi.CreateTaskResponse{Pid: uint32(cmp.Or(f.pid, os.Getpid()))}, nil
 }
 
 func (f *fakeTasks) Start(context.Context, *taskapi.StartRequest) (*taskapi.StartResponse, error) {
@@ -183,6 +181,27 @@ func TestAContainerWhoseMaskFailedIsDestroyed(t *testing.T) {
 	}
 }
 
+// As with the stock shim, Create succeeds and the container is stopped.
+func TestAContainerWhoseProcessHasEndedIsNotStarted(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	process := exec.Command("/bin/true")
+	check(t, process.Run())
+	f := &fakeTasks{pid: process.Process.Pid}
+	s, _ := serviceAround(f)
+	if _, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: simulatedHost(t, masked)}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := s.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
+	if !errdefs.IsFailedPrecondition(errgrpc.ToNative(err)) || !slices.Equal(f.calls, []string{"create"}) {
+		t.Errorf("start: %v, calls %v", err, f.calls)
+	}
+	if _, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); err != nil || !s.reserve("c") {
+		t.Errorf("delete: %v, the id is in use", err)
+	}
+}
+
 func TestT46ACheckpointBringsNoGPU(t *testing.T) {
 	if !inOwnMounts(t) {
 		return
@@ -262,6 +281,27 @@ func TestTheCreateEventHasTheMountsOfTheRootFileSystem(t *testing.T) {
 	s.events.rootfs.Range(func(id, _ any) bool { t.Errorf("mounts of %v are kept", id); return true })
 	if !s.reserve("c") {
 		t.Error("the id of the failed container is in use")
+	}
+}
+
+// An error would be for good: the embedded service knows the container no more.
+func TestADeleteUnmountsARootFileSystemThatIsInUse(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	dir := simulatedHost(t, admin)
+	s, _ := serviceAround(&fakeTasks{})
+	mounts := []*types.Mount{{Type: "tmpfs", Source: "tmpfs"}}
+	_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir, Rootfs: mounts})
+	check(t, err)
+	inUse, err := os.Create(filepath.Join(dir, "rootfs/file"))
+	check(t, err)
+	defer inUse.Close()
+	if _, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(inUse.Name()); err == nil || !s.reserve("c") {
+		t.Error("it is still mounted, or the id is in use")
 	}
 }
 

@@ -12,7 +12,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim"
 )
 
-// The registration is that of containerd's runc shim (task/plugin), which cannot
+// The registration follows containerd's runc shim (task/plugin), which cannot
 // be imported: the registry allows one plugin of the name.
 func init() {
 	registry.Register(&plugin.Registration{

@@ -36,7 +36,7 @@ func manCommand() *cli.Command {
 		Usage:  "print the manual page",
 		Hidden: true,
 		Action: func(_ context.Context, c *cli.Command) error {
-			// Not the app that runs: the library adds to it. Section 8 is that of programs for root.
+			// Not the app that runs: the library adds to it. Section 8 is for root's programs.
 			page, err := clidocs.ToManWithSection(newApp(io.Discard, io.Discard), 8)
 			if err != nil {
 				return err

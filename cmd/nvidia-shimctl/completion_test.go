@@ -16,9 +16,7 @@ import (
 func TestShellsComplete(t *testing.T) {
 	dir := t.TempDir()
 	self, err := os.Executable()
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, err)
 	if err := os.Symlink(self, filepath.Join(dir, "nvidia-shimctl")); err != nil {
 		t.Fatal(err) // see TestMain
 	}

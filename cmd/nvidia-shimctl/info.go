@@ -20,7 +20,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
-// hostInfo is what info prints.
+// hostInfo is the output of info.
 type hostInfo struct {
 	DriverVersion string `json:"driver_version"`
 	// CUDAVersion is the newest that the driver supports. NVMLError says why it is missing.

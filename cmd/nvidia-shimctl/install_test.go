@@ -74,9 +74,7 @@ func TestInstallCommand(t *testing.T) {
 func TestInstallOtherTargets(t *testing.T) {
 	root, _, from := installTree(t, "v2.4.2", "")
 	dir := filepath.Join(root, runtimeclass.Distributions["k3s"].Dir)
-	if err := os.MkdirAll(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, os.MkdirAll(dir, 0o755))
 	for target, file := range map[string]string{"k3s": strings.TrimPrefix(dir, root) + "/config-v3.toml.tmpl", "docker": runtimeclass.DefaultDockerConfig} {
 		status, _, errs := ctl(t, "install", "--root", root, "--from", from, "--target", target)
 		if text := simtest.Contents(t, root)[file]; status != 0 || !strings.Contains(text, "nvidia") {
@@ -103,6 +101,8 @@ func TestInstallRefuses(t *testing.T) {
 		"a relative directory":              {[]string{"install", "--bin-dir", "bin"}, 2, "plain absolute path"},
 		"a flag of another target":          {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
 		"a relative configuration":          {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
+		"a relative file of the toolkit":    {[]string{"install", "--toolkit-config", "x"}, 2, "absolute"},
+		"no file of the toolkit":            {[]string{"install", "--root", root, "--from", from, "--toolkit-config", "/x"}, 1, "no configuration"},
 		"a restart of another root":         {[]string{"install", "--root", root, "--restart"}, 2, "--restart"},
 		"an argument":                       {[]string{"uninstall", "now"}, 2, "now"},
 		"a daemon that says nonsense":       {[]string{"install", "--root", root, "--containerd", daemon, "--from", from}, 1, "no version"},

@@ -71,7 +71,7 @@ func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 	return o, nil
 }
 
-// installation is what install and uninstall print as JSON.
+// installation is the JSON output of install and uninstall.
 type installation struct {
 	DryRun  bool   `json:"dry_run"`
 	Handler string `json:"handler,omitempty"`

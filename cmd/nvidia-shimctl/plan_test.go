@@ -74,9 +74,7 @@ func TestAContainerThatDoesNotAskIsLeftAloneAndThatIsFine(t *testing.T) {
 func TestWhatIsRefusedEndsWithStatusOneAndSaysWhy(t *testing.T) {
 	d := simulate(t)
 	text, err := os.ReadFile(d.ConfigPath)
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, err)
 	refusing := simtest.NewRoot(t).Write("config.toml", string(text)+"[policy]\naccept-env-when-unprivileged = false\n")
 	for _, tc := range []struct {
 		name   string

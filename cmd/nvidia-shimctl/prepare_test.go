@@ -13,9 +13,7 @@ import (
 func TestPrepareMakesTheNodesThatAreMissing(t *testing.T) {
 	d := simulate(t)
 	for _, name := range []string{"nvidia0", "nvidiactl", "nvidia-uvm", "nvidia-caps/nvidia-cap1"} {
-		if err := os.Remove(filepath.Join(d.DevRoot, "dev", name)); err != nil {
-			t.Fatal(err)
-		}
+		simtest.Check(t, os.Remove(filepath.Join(d.DevRoot, "dev", name)))
 	}
 	if out := fine(t, "--config", d.ConfigPath, "prepare", "--dry-run"); strings.Count(out, "to be made") != 4 {
 		t.Errorf("a dry run:\n%s", out)
@@ -28,9 +26,7 @@ func TestPrepareMakesTheNodesThatAreMissing(t *testing.T) {
 	}
 	// Something else is in the place of a node.
 	name := filepath.Join(d.DevRoot, "dev/nvidia1")
-	if err := os.Remove(name); err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, os.Remove(name))
 	write(t, name, "")
 	if status, out, _ := ctl(t, "--config", d.ConfigPath, "prepare"); status != 1 || !strings.Contains(out, ": it is not a character device\n               fix: nvidia-shimctl prepare --replace\n") {
 		t.Errorf("status %d\n%s", status, out)
@@ -43,13 +39,9 @@ func TestPrepareMakesTheNodesThatAreMissing(t *testing.T) {
 // The driver root has no modprobe: the message shows who tried to load modules.
 func TestPrepareLoadsModulesIfToldTo(t *testing.T) {
 	d := simulate(t)
-	if err := os.RemoveAll(filepath.Join(d.ProcRoot, "driver")); err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, os.RemoveAll(filepath.Join(d.ProcRoot, "driver")))
 	text, err := os.ReadFile(d.ConfigPath)
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, err)
 	load := simtest.NewRoot(t).Write("config.toml", string(text)+"load-kernel-modules = true\n")
 	const told = "host.load-kernel-modules = true"
 	modprobe := filepath.Join(d.Root, "sbin/modprobe")
@@ -67,9 +59,7 @@ func TestPrepareLoadsModulesIfToldTo(t *testing.T) {
 		}
 	}
 	// Without a GPU there is nothing to do, and the unit at boot does not fail.
-	if err := os.RemoveAll(filepath.Join(d.SysRoot, "bus")); err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, os.RemoveAll(filepath.Join(d.SysRoot, "bus")))
 	if status, out, _ := ctl(t, "--config", load, "prepare"); status != 0 || !strings.Contains(out, "nothing to do") {
 		t.Errorf("without a GPU: status %d\n%s", status, out)
 	}

@@ -107,7 +107,7 @@ func TestTheActiveOneOfSeveralUnitsIsRestarted(t *testing.T) {
 	}{
 		{"the server", "", []string{asked[0], "restart|k3s|"}, ""},
 		{"the agent", `[ "$3" != k3s ]`, append(slices.Clone(asked), "restart|k3s-agent|"), ""},
-		{"none", `[ "$1" = restart ]`, asked, "none of k3s, k3s-agent is active: nothing was restarted; the files are changed"},
+		{"none", `[ "$1" = restart ]`, asked, "none of k3s, k3s-agent is active: nothing was restarted; the changes take effect"},
 		{"an agent that fails", `[ "$3" = k3s-agent ]`, append(slices.Clone(asked), "restart|k3s-agent|"), "systemctl restart k3s-agent: exit status 1"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

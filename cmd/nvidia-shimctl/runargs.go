@@ -19,7 +19,7 @@ import (
 // engines are the values of --for.
 var engines = []string{"docker", "podman", "nerdctl", "ctr"}
 
-// runArgs is what run-args prints as JSON.
+// runArgs is the JSON output of run-args.
 type runArgs struct {
 	For  string   `json:"for"`
 	Args []string `json:"args"`

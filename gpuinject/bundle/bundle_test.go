@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 const config = `{
@@ -23,12 +25,7 @@ const config = `{
     "resources": {"devices": [{"allow": false, "access": "rwm"}], "rdma": {"x": {"hcaHandles": 3}}}}
 }`
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 func load(t *testing.T, text string) *Bundle {
 	t.Helper()
@@ -204,6 +201,7 @@ func FuzzApply(f *testing.F) {
 	f.Add([]byte(config))
 	f.Add([]byte(`{"linux":{"devices":[{}]},"mounts":null}`))
 	f.Add([]byte(`{"hooks":{"prestart":[{"path":"nvidia"}]}}`))
+	f.Add([]byte(`{"\u2028":"<&>","linux":{"\ud800":1e999,"resources":{"devices":[{"allow":false,"x":0.10}]}},"mounts":[null,{"x":1,"x":2}]}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		b, err := Parse("/bundle", raw, 0o600)
 		if err != nil {
@@ -216,13 +214,47 @@ func FuzzApply(f *testing.F) {
 			t.Fatalf("not JSON: %s", b.Raw())
 		}
 		sameSpec(t, b)
-		for _, d := range b.Spec.Linux.Devices {
-			if d.Path == "/dev/nvidia0" {
-				return
-			}
+		if was, is := decode(t, raw), decode(t, b.Raw()); !reflect.DeepEqual(unedited(was), unedited(is)) {
+			t.Fatalf("more was changed than was asked for: %s\nis now %s", raw, b.Raw())
 		}
-		t.Fatalf("the device is missing: %s", b.Raw())
+		if !hasDevice(b.Spec.Linux.Devices, edits().Devices[0]) {
+			t.Fatalf("the device is missing: %s", b.Raw())
+		}
 	})
+}
+
+// decode decodes JSON, numbers as text. null is an object without members.
+func decode(t *testing.T, text []byte) map[string]any {
+	t.Helper()
+	var v map[string]any
+	dec := json.NewDecoder(bytes.NewReader(text))
+	dec.UseNumber()
+	check(t, dec.Decode(&v))
+	return v
+}
+
+// unedited returns a configuration without the arrays that edits changes, and without the objects
+// that have nothing else.
+func unedited(v map[string]any) map[string]any {
+	for _, path := range []string{
+		"mounts", "linux.devices", "linux.resources.devices", "linux.resources", "linux", "process.user.additionalGids", "process.user", "process",
+		"hooks.prestart", "hooks.createRuntime", "hooks.createContainer", "hooks.startContainer", "hooks.poststart", "hooks.poststop",
+	} {
+		m, keys := v, strings.Split(path, ".")
+		for _, key := range keys[:len(keys)-1] {
+			m, _ = m[key].(map[string]any)
+		}
+		last := keys[len(keys)-1]
+		switch x := m[last].(type) {
+		case map[string]any:
+			if len(x) == 0 {
+				delete(m, last)
+			}
+		case []any, nil:
+			delete(m, last)
+		}
+	}
+	return v
 }
 
 // loadDir reads and parses the configuration in the bundle dir.

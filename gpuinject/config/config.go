@@ -49,9 +49,6 @@ type Host struct {
 	SysRoot string `toml:"sys-root"`
 	// StateDir holds the views and caches of this boot; root only.
 	StateDir string `toml:"state-dir"`
-	// ProcMaskTarget is the directory inside the container that the mask covers. It must be below
-	// /proc.
-	ProcMaskTarget string `toml:"proc-mask-target"`
 	// LoadKernelModules lets `nvidia-shimctl prepare` load the driver's modules. The shim never
 	// does.
 	LoadKernelModules bool `toml:"load-kernel-modules"`
@@ -63,7 +60,7 @@ type Host struct {
 type Container struct {
 	// DefaultCapabilities apply if NVIDIA_DRIVER_CAPABILITIES is unset or empty.
 	DefaultCapabilities []string `toml:"default-capabilities"`
-	// SupportedCapabilities bound what NVIDIA_DRIVER_CAPABILITIES may ask for.
+	// SupportedCapabilities bound what NVIDIA_DRIVER_CAPABILITIES may ask for: see Supported.
 	SupportedCapabilities []string `toml:"supported-capabilities"`
 	// Sockets are the daemons of this host whose sockets containers get.
 	Sockets []string `toml:"sockets"`
@@ -134,6 +131,18 @@ type Log struct {
 // capabilities are the values of NVIDIA_DRIVER_CAPABILITIES.
 var capabilities = []string{"compute", "compat32", "graphics", "utility", "video", "display", "ngx"}
 
+// Supported returns the capabilities that a container may ask for. If the operator names none, they
+// are all of them, but for a pod not display, whose nodes can take over the host's screen (T42).
+func (c Container) Supported(pod bool) []string {
+	switch {
+	case len(c.SupportedCapabilities) > 0:
+		return slices.Clone(c.SupportedCapabilities)
+	case pod:
+		return slices.DeleteFunc(slices.Clone(capabilities), func(name string) bool { return name == "display" })
+	}
+	return slices.Clone(capabilities)
+}
+
 // classes are the kinds of devices besides GPUs that a container can ask for.
 var classes = []string{"imex", "gds", "gdrcopy", "mofed", "nvswitch"}
 
@@ -159,12 +168,11 @@ func Default() *Config {
 			ProcRoot:         "/proc",
 			SysRoot:          "/sys",
 			StateDir:         "/run/nvidia-shim",
-			ProcMaskTarget:   "/proc/driver/nvidia",
 			MPSPipeDirectory: "/tmp/nvidia-mps",
 		},
 		Container: Container{
 			DefaultCapabilities:   []string{"compute", "utility"},
-			SupportedCapabilities: slices.Clone(capabilities),
+			SupportedCapabilities: []string{},
 			Sockets:               []string{},
 			AdditionalGIDs:        true,
 		},
@@ -264,7 +272,7 @@ func (c *Config) validate() error {
 	}
 	paths := []path{
 		{"host.driver-root", &h.DriverRoot}, {"host.dev-root", &h.DevRoot}, {"host.proc-root", &h.ProcRoot},
-		{"host.sys-root", &h.SysRoot}, {"host.state-dir", &h.StateDir}, {"host.proc-mask-target", &h.ProcMaskTarget},
+		{"host.sys-root", &h.SysRoot}, {"host.state-dir", &h.StateDir},
 		{"host.mps-pipe-directory", &h.MPSPipeDirectory}, {"policy.kubelet-socket", &c.Policy.KubeletSocket},
 	}
 	for i := range h.DriverLibraries {
@@ -275,9 +283,6 @@ func (c *Config) validate() error {
 			return fmt.Errorf("key %q: %q is not an absolute path", p.key, *p.value)
 		}
 		*p.value = filepath.Clean(*p.value)
-	}
-	if !strings.HasPrefix(h.ProcMaskTarget, "/proc/") {
-		return fmt.Errorf("key %q: %q is not below /proc", "host.proc-mask-target", h.ProcMaskTarget)
 	}
 	if h.StateDir == "/" {
 		return fmt.Errorf("key %q: %q cannot hold the state of the shim", "host.state-dir", h.StateDir)

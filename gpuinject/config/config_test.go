@@ -9,14 +9,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 func write(t testing.TB, text string) string {
 	t.Helper()
@@ -41,12 +38,12 @@ func TestAnEmptyFileIsTheDefault(t *testing.T) {
 func TestTheDefaultIsTheSafeOne(t *testing.T) {
 	c := Default()
 	if c.Policy.Kubernetes != Enforce || c.Policy.AcceptEnvWithoutKubelet || !slices.Equal(c.Policy.TrustedNamespaces, []string{"kube-system"}) || len(c.Policy.AllowFromEnvironment) != 0 || c.Policy.ForeignHooks != Replace || c.Host.StateDir != "/run/nvidia-shim" ||
-		c.Host.ProcMaskTarget != "/proc/driver/nvidia" || !slices.Equal(c.Container.DefaultCapabilities, []string{"compute", "utility"}) {
+		!slices.Equal(c.Container.DefaultCapabilities, []string{"compute", "utility"}) {
 		t.Errorf("default %+v", c)
 	}
-	c.Container.SupportedCapabilities[0] = "changed"
+	c.Container.DefaultCapabilities[0] = "changed"
 	c.Policy.TrustedNamespaces[0] = "changed"
-	if d := Default(); d.Container.SupportedCapabilities[0] == "changed" || d.Policy.TrustedNamespaces[0] == "changed" {
+	if d := Default(); d.Container.DefaultCapabilities[0] == "changed" || d.Policy.TrustedNamespaces[0] == "changed" {
 		t.Error("two defaults share their lists")
 	}
 }
@@ -91,8 +88,6 @@ func TestAnErrorNamesFileKeyAndValueInOneLine(t *testing.T) {
 		{"an empty path", "[host]\nstate-dir = \"\"\n", []string{"host.state-dir"}},
 		{"the root as state directory", "[host]\nstate-dir = \"/run/..\"\n", []string{"host.state-dir", `"/"`}},
 		{"a relative library directory", "[host]\ndriver-libraries = [\"/a\", \"b\"]\n", []string{"host.driver-libraries", `"b"`}},
-		{"a mask outside of /proc", "[host]\nproc-mask-target = \"/proc/../sys\"\n", []string{"host.proc-mask-target", `"/sys"`}},
-		{"a mask over all of /proc", "[host]\nproc-mask-target = \"/proc\"\n", []string{"host.proc-mask-target"}},
 		{"an unknown capability", "[container]\ndefault-capabilities = [\"compute\", \"magic\"]\n", []string{"container.default-capabilities", `"magic"`, "compute"}},
 		{"an unknown supported capability", "[container]\nsupported-capabilities = [\"all\"]\n", []string{"container.supported-capabilities", `"all"`}},
 		{"an unknown mode", "[policy]\nkubernetes = \"trust\"\n", []string{"policy.kubernetes", `"trust"`, "trust-env"}},
@@ -201,7 +196,7 @@ func TestAHandlersTableOverridesItsKeysOnly(t *testing.T) {
 
 func FuzzLoad(f *testing.F) {
 	f.Add([]byte(""))
-	f.Add([]byte("[host]\ndriver-root = \"/run/nvidia/driver\"\ndriver-libraries = [\"/a\"]\nproc-mask-target = \"/proc/driver\"\n"))
+	f.Add([]byte("[host]\ndriver-root = \"/run/nvidia/driver\"\ndriver-libraries = [\"/a\"]\n"))
 	f.Add([]byte("[policy]\nkubernetes = \"audit\"\ntrusted-namespaces = [\"x\"]\naccept-env-when-unprivileged = false\n"))
 	f.Add([]byte("[container]\ndefault-capabilities = [\"compute\"]\n[log]\nlevel = \"debug\"\n"))
 	f.Add([]byte("[policy]\nkubernetes = \"\"\"a\nb\"\"\"\n"))

@@ -25,7 +25,7 @@ const (
 // its own. A variable for the tests.
 var wait = 15 * time.Second
 
-// Kept is NVML's answer, with what it is true for and when it was asked. The zero value is none.
+// Kept is NVML's answer, with its conditions and time. The zero value is no answer.
 type Kept struct {
 	Key   string
 	Asked time.Time
@@ -87,7 +87,7 @@ func Ask(cfg config.Host, h host.Host, seen Kept, q probe.Questions, ask func(pr
 	return k, reply, nil
 }
 
-// check returns why an answer of NVML is of no use.
+// check returns why an answer of NVML cannot be used.
 func check(cfg config.Host, h host.Host, key0 string, reply probe.Answers) error {
 	if reply.Facts == nil {
 		return fmt.Errorf("NVML was asked: %s", reply.FactsError)

@@ -32,9 +32,7 @@ func newProbed(t *testing.T) *probed {
 	t.Helper()
 	d := simtest.New(t, sim.Options{GPUs: 4})
 	cfg, err := config.Load(d.ConfigPath)
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, err)
 	return &probed{Driver: d, cfg: cfg.Host}
 }
 
@@ -104,9 +102,7 @@ func TestAnAnswerIsKeptUntilItMayBeAnother(t *testing.T) {
 			if change == nil {
 				return
 			}
-			if err := change(t, p); err != nil {
-				t.Fatal(err)
-			}
+			simtest.Check(t, change(t, p))
 			if f, err := p.facts(); err != nil || f.CUDA != "13.0" || p.asked.Load() != 2 {
 				t.Errorf("asked %d times, %+v, %v", p.asked.Load(), f, err)
 			}

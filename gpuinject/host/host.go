@@ -100,7 +100,7 @@ func (h Host) DriverFiles(kept driver.Files) (files driver.Files, changed bool, 
 }
 
 // Nodes returns the verified device nodes of a container that gets these devices and capabilities.
-// files are those of DriverFiles.
+// files is the result of DriverFiles.
 func (h Host) Nodes(set device.Set, caps []string, files driver.Files) ([]device.Node, error) {
 	switch {
 	case h.Platform == wsl.Name:
@@ -108,7 +108,10 @@ func (h Host) Nodes(set device.Set, caps []string, files driver.Files) ([]device
 	case h.Platform == tegra.Name && len(set.GPUs) == 0:
 		return nil, nil
 	case h.Platform == tegra.Name:
-		return tegra.Nodes(h.Config, files.Nodes)
+		nodes, err := tegra.Nodes(h.Config, files.Nodes)
+		return slices.DeleteFunc(nodes, func(n device.Node) bool {
+			return device.IsDisplayNode(n.Path) && !slices.Contains(caps, "display")
+		}), err
 	}
 	return h.Inventory.Nodes(set, caps)
 }

@@ -2,11 +2,13 @@ package host_test
 
 import (
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
@@ -29,7 +31,7 @@ func tegraHost(t testing.TB) *fixture {
 		f.Write(name, "x")
 	}
 	f.Write("etc/nv_tegra_release", "# R36 (release), REVISION: 4.0\n")
-	f.Write(listDir+"devices.csv", "dev, /dev/nvmap\ndev, /dev/nvhost-*\n\ndev,/dev/nvmap\ndev, /dev/nvgpu/igpu0/as\ndev, /dev/nvhost-gpu\ndev, /dev/nvidia0\n")
+	f.Write(listDir+"devices.csv", "dev, /dev/nvmap\ndev, /dev/nvhost-*\n\ndev,/dev/nvmap\ndev, /dev/nvgpu/igpu0/as\ndev, /dev/nvhost-gpu\ndev, /dev/nvidia0\ndev, /dev/nvidia-modeset\ndev, /dev/dri/*\n")
 	f.Write(listDir+"drivers.csv", strings.Join([]string{
 		"lib, /" + nv + "/libcuda.so.1.1", "lib, /" + nv + "/libnvrm_gpu.so", "lib, /" + nv + "/libnotthere.so",
 		"sym, /usr/lib/" + triple + "/libcuda.so", "sym, /" + nv + "/libcuda.so.1", "sym, /usr/lib/" + triple + "/libnvgone.so",
@@ -42,6 +44,9 @@ func tegraHost(t testing.TB) *fixture {
 	f.Node("nvhost-ctrl", 505, 1, 0o660)
 	f.Node("nvhost-gpu", 505, 2, 0o660)
 	f.Node("nvgpu/igpu0/as", 506, 0, 0o660)
+	f.Node("nvidia-modeset", 195, 254, 0o666)
+	f.Node("dri/card0", 226, 0, 0o660)
+	f.Node("dri/renderD128", 226, 128, 0o660)
 	return f
 }
 
@@ -54,9 +59,14 @@ func TestTegraDevices(t *testing.T) {
 		}
 	}
 	nodes, err := h.Nodes(device.Set{GPUs: h.GPUs}, []string{"compute"}, files)
-	want := []string{"/dev/nvmap 10:80", "/dev/nvhost-ctrl 505:1", "/dev/nvhost-gpu 505:2", "/dev/nvgpu/igpu0/as 506:0"}
+	want := []string{"/dev/nvmap 10:80", "/dev/nvhost-ctrl 505:1", "/dev/nvhost-gpu 505:2", "/dev/nvgpu/igpu0/as 506:0", "/dev/dri/renderD128 226:128"}
 	if err != nil || !slices.Equal(shown(nodes), want) {
 		t.Errorf("%v, %v, want %v", shown(nodes), err, want)
+	}
+	nodes, err = h.Nodes(device.Set{GPUs: h.GPUs}, []string{"display"}, files)
+	want = slices.Insert(want, 4, "/dev/nvidia-modeset 195:254", "/dev/dri/card0 226:0")
+	if err != nil || !slices.Equal(shown(nodes), want) {
+		t.Errorf("display: %v, %v, want %v", shown(nodes), err, want)
 	}
 	if nodes, err := h.Nodes(device.Set{}, nil, files); err != nil || len(nodes) != 0 {
 		t.Errorf("without a GPU: %v, %v", nodes, err)
@@ -138,5 +148,45 @@ func TestTegraFiles(t *testing.T) {
 			t.Errorf("%v, refused %v", libraries(files), files.Refused)
 		}
 		simtest.Says(t, files.Check([]string{"compute"}), "Tegra", "libcuda.so.1", "nvidia-l4t")
+	})
+}
+
+// FuzzTegraLists holds that a list gives only nodes that are there, and no file in the kernel's trees.
+func FuzzTegraLists(f *testing.F) {
+	f.Add("dev, /dev/nvmap\ndev, /dev/nvhost-*\nlib, /usr/share/nvidia/*.json\n")
+	f.Add("dev,/dev/../etc/nv_tegra_release\ndev, /dev/[\nsym, /proc/self/root\ndir, /\ndir, /dev\n,\n#\nlib\n")
+	f.Add("lib, /usr/share/nvidia/../../../etc/*\x00\nlib, /proc/*\ndir,//sys//x\r\n")
+	jetson := tegraHost(f)
+	list := filepath.Join(jetson.Dir, listDir, "drivers.csv")
+	numbers := []string{"10:80", "505:1", "505:2", "506:0"}
+	f.Fuzz(func(t *testing.T, text string) {
+		if err := os.WriteFile(list, []byte(text+"\nlib, /usr/lib/"+triple+"/nvidia/libcuda.so.1.1\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		h, err := host.Discover(jetson.cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files, _, err := h.DriverFiles(driver.Files{})
+		if err != nil {
+			return
+		}
+		for _, d := range files.Data {
+			for _, tree := range []string{"/proc", "/sys", "/dev"} {
+				if d.Dest == "/" || d.Dest == tree || strings.HasPrefix(d.Dest, tree+"/") {
+					t.Errorf("%+v", d)
+				}
+			}
+		}
+		nodes, err := h.Nodes(device.Set{GPUs: h.GPUs}, nil, files)
+		if err != nil {
+			return
+		}
+		for _, node := range shown(nodes) {
+			name, number, _ := strings.Cut(node, " ")
+			if !strings.HasPrefix(name, "/dev/") || strings.Contains(name, "..") || !slices.Contains(numbers, number) {
+				t.Errorf("node %s", node)
+			}
+		}
 	})
 }

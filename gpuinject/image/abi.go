@@ -37,5 +37,5 @@ func libDirs(triple, bits string) []string {
 // matches reports whether a file is of this ABI.
 func (a *abi) matches(e ldcache.ELF) bool { return e.Class == a.class && e.Machine == a.machine }
 
-// flags are those of the ABI's libraries in ld.so.cache.
+// flags mark the ABI's libraries in ld.so.cache.
 func (a *abi) flags() int32 { return ldcache.FlagsFor(a.class, a.machine) }

@@ -38,7 +38,7 @@ type Compat struct {
 // findCompat reads the image's /usr/local/cuda/compat and decides whether its libraries are used
 // with the host driver of the given version ("580.95.05").
 //
-// The rule is that of nvidia-container-toolkit's enable-cuda-compat hook: exactly one regular file
+// The rule of nvidia-container-toolkit's enable-cuda-compat hook holds: exactly one regular file
 // libcuda.so.<version>; with the ELF note, the host's major version is in its Driver list and the
 // version is newer than the host's; without a note, its major version is greater than the host's.
 // Versions compare as numbers. Everything odd means that the driver is used.

@@ -8,7 +8,7 @@
 // is opened for reading. No path of an image is ever joined to a host path (invariant I3;
 // CVE-2024-0132, CVE-2024-0133, CVE-2024-0134, CVE-2025-23359, CVE-2026-24260).
 //
-// Target, IsFile, Inspect, LoaderFiles and the Can functions of Root only read; a plan is made of
+// Target, Place, IsFile, Inspect, LoaderFiles and the Can and Check functions only read; a plan is made of
 // their answers. WriteFile and MakeLink carry it out before `runc create` (invariant I4,
 // CVE-2025-23267). This package never executes or mounts anything, and never fails a container
 // because its image is odd: what is malformed counts as absent.

@@ -1,6 +1,7 @@
 package image
 
 import (
+	"errors"
 	"path"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
@@ -28,6 +29,14 @@ type Image struct {
 	LibDir32 string
 	// Compat is the image's forward compatibility package.
 	Compat Compat
+}
+
+// LoaderPath is the file by which the image's loader finds libraries outside its default directories.
+func (img Image) LoaderPath() string {
+	if img.LibC == Musl {
+		return muslPath
+	}
+	return CachePath
 }
 
 // Inspect finds the C library and the forward compatibility package of an image; hostDriver is the
@@ -77,5 +86,7 @@ func (r *Root) readELF(name string) (ldcache.ELF, error) {
 		return ldcache.ELF{}, err
 	}
 	defer f.Close()
-	return ldcache.ReadELF(f, size)
+	lib, err := ldcache.ReadELF(f, size)
+	_ = r.noted(errors.Join(err, lib.NoteErr))
+	return lib, err
 }

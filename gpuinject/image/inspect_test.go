@@ -2,10 +2,13 @@ package image
 
 import (
 	"debug/elf"
+	"errors"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
@@ -111,5 +114,48 @@ func TestAnOddLoaderFileIsReplacedOrLeft(t *testing.T) {
 		if got := paths(readCache(t, dir), "libcuda.so.1"); len(got) != 1 {
 			t.Errorf("%s: the cache lists %q", test.name, got)
 		}
+	}
+}
+
+// With fewer descriptors than a look-up needs, what an image has must not count as absent.
+func TestAReadWithoutDescriptorsIsAnError(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, abi64.dirs[0], "libc.so.6"), library(abi64, "libc.so.6"))
+	write(t, filepath.Join(dir, CachePath), "")
+	r := openRoot(t, dir)
+	if img := r.Inspect("580.1.1"); img.LibC != GLibC || r.Err() != nil {
+		t.Fatalf("%+v, %v", img, r.Err())
+	}
+	// In a shim's own order: a first look-up may succeed and the next one fail.
+	for spare := range uint64(2) {
+		r := openRoot(t, dir)
+		limitDescriptors(t, spare, func() {
+			r.Inspect("580.1.1")
+			r.LoaderFiles(Image{LibC: GLibC}, []string{driverDir}, nil)
+		})
+		if !errors.Is(r.Err(), unix.EMFILE) {
+			t.Errorf("with %d descriptors: %v", spare, r.Err())
+		}
+	}
+}
+
+// limitDescriptors calls fn while this process can open spare more files.
+func limitDescriptors(t *testing.T, spare uint64, fn func()) {
+	t.Helper()
+	next, err := unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0) // the lowest that is free
+	if err != nil {
+		t.Fatal(err)
+	}
+	unix.Close(next)
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next) + spare, Max: was.Max}, nil); err != nil {
+		t.Fatal(err)
+	}
+	fn()
+	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &was, nil); err != nil {
+		t.Fatal(err)
 	}
 }

@@ -13,6 +13,8 @@ import (
 // CachePath is the cache of glibc's loader.
 const CachePath = "/etc/ld.so.cache"
 
+var muslPath = "/etc/ld-musl-" + abi64.musl + ".path"
+
 const (
 	confPath = "/etc/ld.so.conf"
 	// confEntryPath has a fixed name, so that there is one however often the container starts.
@@ -32,7 +34,7 @@ type File struct {
 //
 // With glibc: /etc/ld.so.cache, in which the libraries of img.Compat come first if it is used, then
 // libs, then what the image listed, in its order; and what a later ldconfig needs to come to the
-// same result. A cache that is missing or of no use is replaced by one of the driver alone: the
+// same result. A cache that is missing or damaged is replaced by one of the driver alone: the
 // loader then still finds the image's libraries in its default directories. With musl: the
 // loader's path file. With neither: nothing.
 //
@@ -109,13 +111,12 @@ func (r *Root) newCache(own []string, entries []ldcache.Entry) (data []byte, not
 // muslFiles returns musl's path file with the driver's directories at the end: they hold libraries
 // for glibc, which must not come before the image's own.
 func (r *Root) muslFiles(dirs []string, libs []ldcache.Entry) (files []File, notes []string) {
-	name := "/etc/ld-musl-" + abi64.musl + ".path"
-	text, err := r.readFile(name, maxConf)
+	text, err := r.readFile(muslPath, maxConf)
 	if err != nil {
 		text = []byte(ldcache.MuslDefault)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		notes = append(notes, fmt.Sprintf("%s of the image is of no use and is replaced by musl's default: %v", name, err))
+		notes = append(notes, fmt.Sprintf("%s of the image is of no use and is replaced by musl's default: %v", muslPath, err))
 	}
 	// musl gives up at a library of another ABI instead of searching further.
 	dirs = slices.DeleteFunc(slices.Clone(dirs), func(dir string) bool {
@@ -123,5 +124,5 @@ func (r *Root) muslFiles(dirs []string, libs []ldcache.Entry) (files []File, not
 		return slices.ContainsFunc(libs, of) &&
 			!slices.ContainsFunc(libs, func(l ldcache.Entry) bool { return of(l) && l.Flags == abi64.flags() })
 	})
-	return []File{{name, ldcache.AddMuslDirs(string(text), dirs)}}, notes
+	return []File{{muslPath, ldcache.AddMuslDirs(string(text), dirs)}}, notes
 }

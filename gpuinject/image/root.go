@@ -26,18 +26,35 @@ const (
 )
 
 var (
-	// errTooManyLinks says that a look-up was given up at its limits.
+	// errTooManyLinks reports that a look-up reached its limits.
 	errTooManyLinks = fmt.Errorf("more than %d symbolic links or %d directories to go through", maxLinks, maxComponents)
 	// errNotRegular says that a name is a FIFO, a device node, a socket or a directory where a
 	// file is needed (T09).
 	errNotRegular = errors.New("not a regular file")
+	// errHost says that the root is the host's.
+	errHost = errors.New("the root file system is the host's own: it gets the driver's directory only")
 	// errTooLarge says that a regular file is larger than the caller's limit (T10).
 	errTooLarge = errors.New("file too large")
 )
 
 // Root is an open root file system of a container.
 type Root struct {
-	f *os.File
+	f      *os.File
+	failed error
+}
+
+// Err returns the first read that failed because this host lacks memory or descriptors, or its disk
+// failed. What it looked for was taken for absent, so nothing may be decided from it.
+func (r *Root) Err() error { return r.failed }
+
+// noted keeps an error for Err, and returns it.
+func (r *Root) noted(err error) error {
+	for _, host := range []unix.Errno{unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.EIO} {
+		if r.failed == nil && errors.Is(err, host) {
+			r.failed = err
+		}
+	}
+	return err
 }
 
 // Open opens the directory dir, a host path that the caller (never an image) chose, as a root file
@@ -63,6 +80,20 @@ func (r *Root) IsHost() bool {
 	return a.Dev == b.Dev && a.Ino == b.Ino
 }
 
+// CheckMountPoint returns why a runtime must not make name a mount point: that would be on the host,
+// because the root is the host's or another mount is there.
+func (r *Root) CheckMountPoint(name string) error {
+	if r.IsHost() {
+		return errHost
+	}
+	f, err := r.lookup(name)
+	f.close()
+	if errors.Is(err, unix.EXDEV) {
+		return fmt.Errorf("nothing is put at %s: another mount of the host is there", name)
+	}
+	return nil
+}
+
 // Target returns the path in the container where a runtime would make name: links are followed,
 // and components that do not exist are kept, so that a link into nowhere leads to where it points.
 // The error says that the image has too many links in the way.
@@ -82,7 +113,7 @@ func (r *Root) IsFile(name string) bool {
 	return err == nil && f.is(unix.S_IFREG)
 }
 
-// found is what a name of the image leads to.
+// found is the file that a name of the image leads to.
 type found struct {
 	path string // in the image, without links
 	fd   int    // an O_PATH descriptor, -1 if there is nothing
@@ -127,7 +158,7 @@ func (r *Root) open(real string, flags uint64) (int, error) {
 	for {
 		fd, err := unix.Openat2(int(r.f.Fd()), name, &how)
 		if err != unix.EINTR { // a FUSE file system may return it
-			return fd, err
+			return fd, r.noted(err)
 		}
 	}
 }
@@ -170,7 +201,7 @@ func (r *Root) readLink(real string) (target string, isLink bool) {
 	defer unix.Close(fd)
 	buf := make([]byte, unix.PathMax)
 	n, err := unix.Readlinkat(fd, "", buf) // an error for all but links
-	if err != nil {
+	if r.noted(err) != nil {
 		return "", false
 	}
 	return string(buf[:n]), true
@@ -189,7 +220,7 @@ func (r *Root) openFile(name string, limit int64) (*os.File, int64, error) {
 		return nil, 0, &os.PathError{Op: "open", Path: name, Err: errTooLarge}
 	}
 	f, err := os.OpenFile("/proc/self/fd/"+strconv.Itoa(at.fd), os.O_RDONLY|unix.O_NONBLOCK|unix.O_NOCTTY, 0)
-	return f, at.stat.Size, err
+	return f, at.stat.Size, r.noted(err)
 }
 
 func (r *Root) readFile(name string, limit int64) ([]byte, error) {
@@ -201,7 +232,7 @@ func (r *Root) readFile(name string, limit int64) ([]byte, error) {
 	buf := make([]byte, size)
 	n, err := io.ReadFull(f, buf)
 	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) && !errors.Is(err, io.EOF) {
-		return nil, err
+		return nil, r.noted(err)
 	}
 	return buf[:n], nil
 }
@@ -216,13 +247,13 @@ func (r *Root) readDir(name string, limit int) ([]string, error) {
 	}
 	fd, err := unix.Openat(at.fd, ".", unix.O_RDONLY|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
-		return nil, &os.PathError{Op: "open", Path: name, Err: err}
+		return nil, &os.PathError{Op: "open", Path: name, Err: r.noted(err)}
 	}
 	f := os.NewFile(uintptr(fd), name)
 	defer f.Close()
 	names, err := f.Readdirnames(limit + 1)
 	if err != nil && !errors.Is(err, io.EOF) {
-		return nil, err
+		return nil, r.noted(err)
 	}
 	if len(names) > limit {
 		return nil, fmt.Errorf("directory %q has more than %d entries", name, limit)

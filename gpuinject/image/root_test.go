@@ -15,6 +15,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 const secret = "a file of the host"
@@ -41,12 +43,7 @@ func (i *testImage) path(name string) string    { return filepath.Join(i.dir, na
 func (i *testImage) write(name, content string) { i.t.Helper(); write(i.t, i.path(name), content) }
 func (i *testImage) link(target, name string)   { i.t.Helper(); symlink(i.t, target, i.path(name)) }
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 // unchanged fails the test if the host's directory holds anything new, or a temporary file is left
 // in the image's /etc.
@@ -153,7 +150,7 @@ func TestALinkInsideTheRootIsFollowedAsInTheContainer(t *testing.T) {
 	}
 }
 
-func TestALookUpIsBounded(t *testing.T) {
+func TestT10ALookUpIsBounded(t *testing.T) {
 	i := newImage(t)
 	i.link("b", "etc/a")
 	i.link("a", "etc/b")
@@ -225,7 +222,7 @@ func opened(t *testing.T, name string, fn func()) bool {
 	return n > 0
 }
 
-func TestWhatIsNoRegularFileIsNeverOpened(t *testing.T) {
+func TestT09WhatIsNoRegularFileIsNeverOpened(t *testing.T) {
 	node := func(mode uint32, major, minor uint32) func(string) error {
 		return func(name string) error { return unix.Mknod(name, mode|0o666, int(unix.Mkdev(major, minor))) }
 	}
@@ -282,7 +279,7 @@ func TestWhatIsNoRegularFileIsNeverOpened(t *testing.T) {
 	}
 }
 
-func TestWhatIsTooLargeIsNotRead(t *testing.T) {
+func TestT10WhatIsTooLargeIsNotRead(t *testing.T) {
 	i := newImage(t)
 	sparse(t, i.path("etc/big"), 1<<40)
 	start := time.Now()

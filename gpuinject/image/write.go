@@ -53,7 +53,11 @@ func (r *Root) CanMakeLink(name, own string) error {
 	if err := r.checkDirectory(path.Dir(name)); err != nil {
 		return err
 	}
-	fd, err := r.open(r.unfollowed(name), unix.O_NOFOLLOW)
+	place, err := r.Place(name)
+	if err != nil {
+		return err
+	}
+	fd, err := r.open(place, unix.O_NOFOLLOW)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -93,15 +97,18 @@ func (r *Root) MakeLink(name, target, own string) error {
 	return nil
 }
 
-// unfollowed returns the path without links of name itself, which may be a link.
-func (r *Root) unfollowed(name string) string {
-	dir, _ := r.Target(path.Dir(name))
-	return path.Join(dir, path.Base(name))
+// Place returns the path in the container at which WriteFile and MakeLink make name: links above it
+// are followed, while name itself may be a link.
+func (r *Root) Place(name string) (string, error) {
+	name = path.Clean("/" + name)
+	dir, err := r.Target(path.Dir(name))
+	return path.Join(dir, path.Base(name)), err
 }
 
 // ownLink returns the text of the link name, and whether it is a link into the directory own.
 func (r *Root) ownLink(name, own string) (text string, ok bool) {
-	text, isLink := r.readLink(r.unfollowed(name))
+	place, _ := r.Place(name)
+	text, isLink := r.readLink(place)
 	if !isLink {
 		return "", false
 	}
@@ -116,7 +123,8 @@ func (r *Root) checkDirectory(name string) error {
 	dir, err := r.lookup(name)
 	defer dir.close()
 	if errors.Is(err, fs.ErrNotExist) {
-		if _, isLink := r.readLink(r.unfollowed(name)); isLink {
+		place, _ := r.Place(name)
+		if _, isLink := r.readLink(place); isLink {
 			return &os.PathError{Op: "mkdir", Path: name, Err: fs.ErrExist}
 		}
 		return r.checkDirectory(path.Dir(name))
@@ -161,10 +169,10 @@ func (r *Root) makeDirectory(name string) (found, error) {
 // mkdir makes base in f a directory that every user of the container can read, whatever
 // containerd's umask is.
 func (f *found) mkdir(base string) error {
-	if err := unix.Mkdirat(f.fd, base, 0o755); err != nil {
+	if err := unix.Mkdirat(f.fd, base, 0); err != nil {
 		return err
 	}
-	return f.adoptName(base, unix.O_RDONLY|unix.O_DIRECTORY, unix.S_IFDIR|0o755)
+	return f.adoptName(base, unix.O_RDONLY|unix.O_DIRECTORY, unix.S_IFDIR, 0o755)
 }
 
 // symlink makes base in f a link.
@@ -172,7 +180,7 @@ func (f *found) symlink(base, target string) error {
 	if err := unix.Symlinkat(target, f.fd, base); err != nil {
 		return err
 	}
-	return f.adoptName(base, unix.O_PATH, unix.S_IFLNK|0o777)
+	return f.adoptName(base, unix.O_PATH, unix.S_IFLNK|0o777, 0)
 }
 
 // replaceFile makes base in f a file with the given bytes.
@@ -180,14 +188,14 @@ func (f *found) replaceFile(base string, data []byte) error {
 	// The name is random: an image cannot have put anything there beforehand, and a name that a
 	// killed shim left is never in the way.
 	temporary := "." + base + "." + rand.Text()
-	fd, err := unix.Openat(f.fd, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o644)
+	fd, err := unix.Openat(f.fd, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	file := os.NewFile(uintptr(fd), base)
 	_, err = file.Write(data)
 	if err == nil {
-		err = f.adopt(fd, unix.S_IFREG|0o644)
+		err = f.adopt(fd, unix.S_IFREG, 0o644)
 	}
 	if cerr := file.Close(); err == nil {
 		err = cerr
@@ -201,25 +209,25 @@ func (f *found) replaceFile(base string, data []byte) error {
 	return err
 }
 
-// adoptName is adopt for a name in f. The name may be something else by now if the root file system
-// is shared, so its type and owner are checked by descriptor.
-func (f *found) adoptName(base string, flags int, mode uint32) error {
+// adoptName is adopt for a name in f.
+func (f *found) adoptName(base string, flags int, made, mode uint32) error {
 	fd, err := unix.Openat(f.fd, base, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err
 	}
 	defer unix.Close(fd)
-	return f.adopt(fd, mode)
+	return f.adopt(fd, made, mode)
 }
 
-// adopt gives what was just made in f the owner of f and the permissions of mode, an st_mode whose
-// type it must have. Usually there is nothing to change.
-func (f *found) adopt(fd int, mode uint32) error {
+// adopt gives what was just made in f, with the st_mode made, the owner of f and the permissions
+// mode. If the root file system is shared, another process may have exchanged the name since: only
+// what is of that type, without permissions yet and our own is changed, by descriptor.
+func (f *found) adopt(fd int, made, mode uint32) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {
 		return err
 	}
-	if st.Mode&unix.S_IFMT != mode&unix.S_IFMT {
+	if st.Mode&^unix.S_ISGID != made || int(st.Uid) != os.Geteuid() {
 		return unix.EEXIST
 	}
 	if st.Uid != f.stat.Uid || st.Gid != f.stat.Gid {
@@ -227,8 +235,8 @@ func (f *found) adopt(fd int, mode uint32) error {
 			return err
 		}
 	}
-	if st.Mode != mode {
-		return unix.Fchmod(fd, mode&0o7777)
+	if made&unix.S_IFMT == unix.S_IFLNK {
+		return nil
 	}
-	return nil
+	return unix.Fchmod(fd, mode)
 }

@@ -35,21 +35,64 @@ func TestWhatIsMadeBelongsToTheOwnerOfItsDirectory(t *testing.T) {
 	}
 }
 
-// In a shared root file system a link can be a file of another process by now.
-func TestWhatWasExchangedKeepsItsOwner(t *testing.T) {
+// What another process put in the place of a name that was just made stays as it is.
+func TestOnlyWhatWasJustMadeChangesItsOwner(t *testing.T) {
 	i := newImage(t)
-	check(t, os.Chown(i.path("etc"), 100000, 100000))
-	i.write("etc/l", "another's")
-	dir, err := i.lookup("/etc")
+	dir, err := i.makeDirectory("/shared")
 	check(t, err)
 	defer dir.close()
-	if err := dir.adoptName("l", unix.O_PATH, unix.S_IFLNK|0o777); !errors.Is(err, unix.EEXIST) {
-		t.Errorf("%v, want EEXIST", err)
+	dir.stat.Uid, dir.stat.Gid = 100000, 100001
+	i.write("shared/secret", "root's")
+	check(t, os.Chmod(i.path("shared/secret"), 0o600))
+	mkdir(t, i.path("shared/private"))
+	check(t, os.Chmod(i.path("shared/private"), 0o700))
+	i.link("secret", "shared/theirs")
+	check(t, os.Lchown(i.path("shared/theirs"), 1000, 1000))
+	mkdir(t, i.path("shared/locked"))
+	check(t, os.Chmod(i.path("shared/locked"), 0))
+	check(t, os.Lchown(i.path("shared/locked"), 1000, 1000))
+	for _, name := range []string{"secret", "private", "theirs", "locked"} {
+		var before, after unix.Stat_t
+		check(t, unix.Lstat(i.path("shared/"+name), &before))
+		asDirectory := dir.adoptName(name, unix.O_RDONLY|unix.O_DIRECTORY, unix.S_IFDIR, 0o755)
+		asLink := dir.adoptName(name, unix.O_PATH, unix.S_IFLNK|0o777, 0)
+		check(t, unix.Lstat(i.path("shared/"+name), &after))
+		if asDirectory == nil || asLink == nil || before != after {
+			t.Errorf("%s: %v, %v; before %+v, after %+v", name, asDirectory, asLink, before, after)
+		}
 	}
-	var st unix.Stat_t
-	check(t, unix.Lstat(i.path("etc/l"), &st))
-	if st.Uid != 0 {
-		t.Errorf("it belongs to %d now", st.Uid)
+}
+
+// A process that shares the root file system exchanges names all the time.
+func TestExchangedNamesGiveNothingOfRootsAway(t *testing.T) {
+	for name, link := range map[string]string{"file": "/shared/x", "directory": "/shared/x/link"} {
+		t.Run(name, func(t *testing.T) {
+			i := newImage(t)
+			mkdir(t, i.path("shared"))
+			check(t, os.Chown(i.path("shared"), 100000, 100000))
+			secret, made := i.path("shared/secret"), i.path("shared/x")
+			check(t, os.WriteFile(secret, []byte("root's"), 0o600))
+			if name == "directory" {
+				check(t, os.Remove(secret))
+				check(t, os.Mkdir(secret, 0o700))
+			}
+			var before, after unix.Stat_t
+			check(t, unix.Lstat(secret, &before))
+			for range 500 {
+				stop := flip(t, made, secret)
+				_ = i.MakeLink(link, target, own)
+				stop()
+				if unix.Lstat(secret, &after) != nil || after.Ino != before.Ino {
+					_ = os.RemoveAll(secret)
+					check(t, os.Rename(made, secret))
+				}
+				check(t, os.RemoveAll(made))
+				check(t, unix.Lstat(secret, &after))
+				if after.Uid != before.Uid || after.Mode != before.Mode {
+					t.Fatalf("root's %s is now of user %d, mode %o", name, after.Uid, after.Mode)
+				}
+			}
+		})
 	}
 }
 

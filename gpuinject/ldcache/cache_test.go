@@ -12,18 +12,15 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // hostMachine and hostFlags are those of this machine's 64-bit libraries.
 var hostMachine = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
 var hostFlags = FlagsFor(elf.ELFCLASS64, hostMachine)
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 // ldconfig runs this machine's ldconfig and returns what it prints.
 func ldconfig(t testing.TB, args ...string) string {
@@ -194,7 +191,7 @@ func TestPrepend(t *testing.T) {
 	}
 }
 
-func TestAHostileCacheIsAnError(t *testing.T) {
+func TestT10AHostileCacheIsAnError(t *testing.T) {
 	good := (&Cache{HWCaps: []string{"x86-64-v3"},
 		Entries: []Entry{x86("libb.so.1", "/l/libb.so.1"), x86("liba.so.1", "/l/liba.so.1")}}).Encode()
 	extension := le.Uint32(good[32:])
@@ -280,7 +277,7 @@ func TestDropBelow(t *testing.T) {
 	}
 }
 
-func TestTheWorstCacheIsHandledInBoundedTime(t *testing.T) {
+func TestT10TheWorstCacheIsHandledInBoundedTime(t *testing.T) {
 	worst := func(n int) *Cache {
 		c := &Cache{}
 		for i := range n {

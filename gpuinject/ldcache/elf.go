@@ -102,7 +102,10 @@ func (f *elfReader) pick(wide, narrow int) int {
 
 func (f *elfReader) header() (elf.Class, elf.Machine, error) {
 	b, err := f.bytes(0, min(f.size, 64), 64)
-	if err != nil || len(b) < 52 || string(b[:4]) != elf.ELFMAG {
+	if err != nil {
+		return 0, 0, err
+	}
+	if len(b) < 52 || string(b[:4]) != elf.ELFMAG {
 		return 0, 0, errors.New("not an ELF file")
 	}
 	class := elf.Class(b[elf.EI_CLASS])

@@ -116,7 +116,7 @@ func TestNoteLayouts(t *testing.T) {
 	}
 }
 
-func TestAHostileLibraryIsAnErrorOrHasNoNote(t *testing.T) {
+func TestT11AHostileLibraryIsAnErrorOrHasNoNote(t *testing.T) {
 	good := compatELF()
 	sections := int(le.Uint64(good[40:]))
 	names, note := sections+sectionSize, sections+2*sectionSize
@@ -184,7 +184,7 @@ func (c *countingReader) ReadAt(b []byte, off int64) (int, error) {
 	return n, err
 }
 
-func TestLittleIsReadOfAHostileLibrary(t *testing.T) {
+func TestT11LittleIsReadOfAHostileLibrary(t *testing.T) {
 	// As many note sections as allowed, each of the greatest size and of another owner.
 	data := elf64("libcuda.so.1", compatSection, make([]byte, maxNoteSection))
 	headers := len(data) - 3*sectionSize

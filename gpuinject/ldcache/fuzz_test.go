@@ -3,6 +3,7 @@ package ldcache
 import (
 	"bytes"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -62,6 +63,27 @@ func FuzzReadELF(f *testing.F) {
 		}
 		if len(e.SOName) > maxString || bytes.IndexByte([]byte(e.SOName), 0) >= 0 {
 			t.Fatalf("name %q", e.SOName)
+		}
+	})
+}
+
+// FuzzConf holds what the linker's files rely on: a directory that IsConfDir accepts is one line of
+// the path file, and a second run changes nothing.
+func FuzzConf(f *testing.F) {
+	f.Add("include /etc/ld.so.conf.d/*.conf\n", "/usr/local/nvidia/lib64")
+	f.Add("include ld.so.conf.d/[*.conf # x\n\x00/lib:/usr/lib", "/a=b")
+	f.Add("include ******************a\ninclude\n", "/d\n")
+	f.Fuzz(func(t *testing.T, text, dir string) {
+		ConfIncludes(text, "/etc/ld.so.conf.d/000-nvidia-shim.conf")
+		if !IsConfDir(dir) {
+			return
+		}
+		once := AddMuslDirs(text, []string{dir})
+		if !slices.Contains(strings.FieldsFunc(string(once), func(r rune) bool { return r == ':' || r == '\n' }), dir) {
+			t.Fatalf("%q is not in %q", dir, once)
+		}
+		if again := AddMuslDirs(string(once), []string{dir}); !bytes.Equal(once, again) {
+			t.Fatalf("a second run makes %q of %q", again, once)
 		}
 	})
 }

@@ -69,7 +69,7 @@ func (g Grant) AllowsAll(set device.Set) bool {
 // Nothing reports whether nothing may be selected.
 func (g Grant) Nothing() bool { return !g.All && g.Set.Empty() }
 
-// EnvironmentGrants returns why the container's environment alone is a grant, or "" if it is none.
+// EnvironmentGrants returns why the container's environment alone is a grant, or "" if it is not.
 func EnvironmentGrants(p config.Policy, c request.Container) string {
 	switch {
 	case !c.Kubernetes && (c.Privileged || p.AcceptEnvWhenUnprivileged):
@@ -92,7 +92,7 @@ func NeedsKubelet(p config.Policy, c request.Container) bool {
 	return EnvironmentGrants(p, c) == "" && c.Kubernetes && c.Namespace != "" && c.Pod != ""
 }
 
-// KubeletAnswer is what the kubelet says of a pod.
+// KubeletAnswer is the kubelet's answer for a pod.
 type KubeletAnswer struct {
 	Allocation Allocation
 	// NoKubelet is true if there is neither a checkpoint of a kubelet nor a socket to ask at.
@@ -167,7 +167,7 @@ func names(set device.Set) string { return strings.Join(set.Names(), ",") }
 //
 // If the environment grants GPUs it grants these too. Otherwise a class must be in
 // allow-from-environment, or named, or the specification must already have a node of that kind.
-// Such a node stands for the class, but not for another one that is handed out by itself: of
+// Such a node stands for the class, but not for another one that is allocated by itself: of
 // channels, adapters and switches the container then has those of its specification.
 func DecideOthers(p config.Policy, c request.Container, g Grant, class string, nodes []device.Node, named bool) (may []device.Node, all bool, reason string) {
 	switch {

@@ -6,66 +6,96 @@ import (
 	"fmt"
 	"os"
 	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
 )
 
-// Attach mounts the mask on target, an absolute path below /proc, in the mount namespace of the
-// process pid, which must be the waiting init process of a created container.
+// ErrEnded is the error of Attach if the container's init process has ended: nothing can be started
+// in the container any more, with a mask or without.
+var ErrEnded = errors.New("the container's init process has ended")
+
+// Attach mounts the mask on /proc/driver in the mount namespace of the process pid, which must be
+// the waiting init process of a created container with the root file system rootfs.
 //
 // It attaches nothing if that namespace is the caller's own or the host's, if the process has ended
-// meanwhile, or if target is not a directory of a procfs that is reached without any link.
-func (m *Mask) Attach(pid int, target string) error {
-	rel, ok := strings.CutPrefix(target, "/proc/")
-	if !ok {
-		return fmt.Errorf("mask: %s is not below /proc", target)
+// meanwhile or has another root, or if /proc/driver is not a directory of a procfs that is reached
+// without any link.
+func (m *Mask) Attach(pid int, rootfs string) error {
+	var root unix.Stat_t
+	if err := unix.Stat(rootfs, &root); err != nil {
+		return fmt.Errorf("mask: root file system: %w", err)
 	}
 	// The pidfd pins the process: if it still runs after the namespace was opened, /proc/PID was
 	// not a later process of the same number (T17).
 	pidfd, err := unix.PidfdOpen(pid, 0)
+	if errors.Is(err, unix.ESRCH) {
+		return fmt.Errorf("mask: process %d: %w", pid, ErrEnded)
+	}
 	if err != nil {
 		return fmt.Errorf("mask: process %d: %w", pid, err)
 	}
 	defer unix.Close(pidfd)
-	ns, err := os.Open("/proc/" + strconv.Itoa(pid) + "/ns/mnt")
+	if err = m.attach(pid, pidfd, &root); err != nil && hasEnded(pid, pidfd) {
+		err = fmt.Errorf("process %d: %w: %w", pid, ErrEnded, err)
+	}
 	if err != nil {
-		return fmt.Errorf("mask: %w", err)
-	}
-	defer ns.Close()
-	parent, err := parentOf(pid)
-	if err != nil {
-		return fmt.Errorf("mask: %w", err)
-	}
-	if err := unix.PidfdSendSignal(pidfd, 0, nil, 0); err != nil {
-		return fmt.Errorf("mask: process %d ended: %w", pid, err)
-	}
-	if err := checkForeign(ns); err != nil {
-		return fmt.Errorf("mask: %w", err)
-	}
-	// The container's init process may have ended before the pidfd was opened. runc's exit made it a
-	// child of this process, a subreaper.
-	if parent != os.Getpid() {
-		return fmt.Errorf("mask: process %d is not the container's: its init process has ended", pid)
-	}
-	err = mountns.Do(func() error { return m.attachIn(int(ns.Fd()), rel) })
-	if err != nil {
-		return fmt.Errorf("mask %s: %w", target, err)
+		return fmt.Errorf("mask /proc/driver: %w", err)
 	}
 	return nil
 }
 
-// parentOf returns the parent of a process: the fourth field of its stat, the second behind the
-// program's name in parentheses (proc_pid_stat(5)).
-func parentOf(pid int) (parent int, err error) {
+func (m *Mask) attach(pid, pidfd int, root *unix.Stat_t) error {
+	ns, err := os.Open("/proc/" + strconv.Itoa(pid) + "/ns/mnt")
+	if err != nil {
+		return err
+	}
+	defer ns.Close()
+	parent, _, err := readStat(pid)
+	if err != nil {
+		return err
+	}
+	if err := unix.PidfdSendSignal(pidfd, 0, nil, 0); err != nil {
+		return fmt.Errorf("process %d: %w", pid, err)
+	}
+	if err := checkForeign(ns); err != nil {
+		return err
+	}
+	// The container's init process may have ended before the pidfd was opened. runc's exit made it a
+	// child of this process, a subreaper.
+	if parent != os.Getpid() {
+		return fmt.Errorf("process %d is not the container's: its init process has ended", pid)
+	}
+	return mountns.Do(func() error { return m.attachIn(int(ns.Fd()), root) })
+}
+
+// hasEnded reports whether a process has ended. One that exits loses its namespaces before its
+// pidfd says so: that moment is waited for.
+func hasEnded(pid, pidfd int) bool {
+	wait := 0 // milliseconds
+	if _, exiting, _ := readStat(pid); exiting {
+		wait = 1000
+	}
+	for {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(pidfd), Events: unix.POLLIN}}, wait)
+		if !errors.Is(err, unix.EINTR) {
+			return n > 0
+		}
+	}
+}
+
+// readStat returns the parent of a process, and whether it exits (PF_EXITING): the fourth and the
+// ninth field of its stat, in which the program's name is in parentheses (proc_pid_stat(5)).
+func readStat(pid int) (parent int, exiting bool, err error) {
 	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if err != nil {
-		return 0, err
+		return 0, false, err
 	}
-	_, err = fmt.Sscanf(string(data[bytes.LastIndexByte(data, ')')+1:]), "%s %d", new(string), &parent)
-	return parent, err
+	var ignored string
+	var flags uint32
+	_, err = fmt.Sscan(string(data[bytes.LastIndexByte(data, ')')+1:]), &ignored, &parent, &ignored, &ignored, &ignored, &ignored, &flags)
+	return parent, flags&0x4 != 0, err
 }
 
 // checkForeign returns an error if ns is the mount namespace of this process or of the host's first
@@ -93,11 +123,20 @@ func checkForeign(ns *os.File) error {
 	return nil
 }
 
-// attachIn attaches the mask below /proc in a mount namespace. setns(2) leaves root and working
+// attachIn attaches the mask in a mount namespace. setns(2) leaves root and working
 // directory of the thread at the root of the container.
-func (m *Mask) attachIn(nsfd int, rel string) error {
+func (m *Mask) attachIn(nsfd int, root *unix.Stat_t) error {
 	if err := unix.Setns(nsfd, unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("enter the mount namespace: %w", err)
+	}
+	// Another container of the pod may have the number by now, and its init process is this process'
+	// child as well (T17).
+	var st unix.Stat_t
+	if err := unix.Stat("/", &st); err != nil {
+		return err
+	}
+	if st.Dev != root.Dev || st.Ino != root.Ino {
+		return errors.New("the process has another root file system: the container's init process has ended")
 	}
 	proc, err := openBeneath(unix.AT_FDCWD, "proc")
 	if err != nil {
@@ -108,7 +147,7 @@ func (m *Mask) attachIn(nsfd int, rel string) error {
 		return err
 	}
 	// A mount on the way may only be procfs again: readonlyPaths are binds of it on itself.
-	dir, err := openBeneath(proc, rel)
+	dir, err := openBeneath(proc, "driver")
 	if err != nil {
 		return fmt.Errorf("open it in the container: %w", err)
 	}

@@ -3,7 +3,7 @@ package procmask
 import (
 	"fmt"
 	"os"
-	"path"
+	"path/filepath"
 	"strings"
 	"syscall"
 
@@ -14,7 +14,7 @@ import (
 
 // File is one file of the mask.
 type File struct {
-	// Path is relative to the masked directory: "gpus/0000:65:00.0/information".
+	// Path is relative to /proc/driver: "nvidia/gpus/0000:65:00.0/information".
 	Path string
 	Data []byte
 }
@@ -85,18 +85,36 @@ func fill(mfd int, files []File) error {
 	// system with a file that is open for writing cannot become read-only.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
-	root, err := os.OpenRoot(fmt.Sprintf("/proc/self/fd/%d", mfd))
-	if err != nil {
-		return err
-	}
-	defer root.Close()
+	made := map[string]bool{}
 	for _, f := range files {
-		if err := root.MkdirAll(path.Dir(f.Path), 0o555); err != nil {
-			return err
+		if !filepath.IsLocal(f.Path) {
+			return fmt.Errorf("%q is not below the mask", f.Path)
 		}
-		if err := root.WriteFile(f.Path, f.Data, 0o444); err != nil {
-			return err
+		for i, c := range f.Path {
+			if dir := f.Path[:i]; c == '/' && !made[dir] {
+				made[dir] = true
+				if err := unix.Mkdirat(mfd, dir, 0o555); err != nil {
+					return &os.PathError{Op: "mkdir", Path: dir, Err: err}
+				}
+			}
+		}
+		if err := write(mfd, f); err != nil {
+			return &os.PathError{Op: "write", Path: f.Path, Err: err}
 		}
 	}
 	return nil
+}
+
+// write makes one file.
+func write(mfd int, f File) error {
+	fd, err := unix.Openat(mfd, f.Path, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_CLOEXEC, 0o444)
+	if err != nil {
+		return err
+	}
+	defer unix.Close(fd)
+	n, err := unix.Write(fd, f.Data)
+	if err == nil && n < len(f.Data) {
+		err = unix.ENOSPC
+	}
+	return err
 }

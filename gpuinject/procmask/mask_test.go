@@ -2,6 +2,7 @@ package procmask
 
 import (
 	"bytes"
+	"errors"
 	"io"
 	"os"
 	"os/exec"
@@ -11,10 +12,9 @@ import (
 	"sync"
 	"syscall"
 	"testing"
-)
 
-// target is a directory that every procfs has, whether or not a driver is loaded.
-const target = "/proc/driver"
+	"golang.org/x/sys/unix"
+)
 
 func check(t testing.TB, err error) {
 	t.Helper()
@@ -110,7 +110,7 @@ func TestMaskIsSeenInTheContainerOnlyAndCannotBeChanged(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			before := mountinfo(t)
 			s := start(t, tc.flags, tc.setup)
-			check(t, newMask(t).Attach(s.cmd.Process.Pid, target))
+			check(t, newMask(t).Attach(s.cmd.Process.Pid, "/"))
 			out := s.finish(`cd /proc/driver; find . -type f | sort; cat params gpus/*/information; ` +
 				`(echo 1 > params); touch new; mkdir d; rm -f version; mount -o remount,rw /proc/driver && touch new2; ls -ld .`)
 			for _, want := range []string{
@@ -132,29 +132,22 @@ func TestMaskIsSeenInTheContainerOnlyAndCannotBeChanged(t *testing.T) {
 }
 
 func TestT25AttachRefusesWhatIsNotProcfs(t *testing.T) {
-	for name, tc := range map[string]struct{ setup, target string }{
-		"a tmpfs over the target":          {freshProc + " && mount -t tmpfs none /proc/driver", target},
-		"a /proc that is a tmpfs":          {freshProc + " && mount -t tmpfs none /proc && mkdir /proc/driver", target},
-		"a bind of a host directory":       {freshProc + " && mount --bind /etc /proc/driver", target},
-		"a magic link":                     {freshProc, "/proc/1/root/etc"},
-		"a symbolic link":                  {freshProc, "/proc/self/task"},
-		"a way up":                         {freshProc, "/proc/../etc"},
-		"a way up and down again":          {freshProc, "/proc/../proc/driver"},
-		"a missing directory":              {freshProc, "/proc/driver/missing"},
-		"a file":                           {freshProc, "/proc/version"},
-		"a target that is not below /proc": {freshProc, "/etc"},
-		"a procfs below a /proc that is none": {
-			freshProc + " && mount -t tmpfs none /proc && mkdir /proc/driver && mount -t proc proc /proc/driver", target},
-		"a /proc that is a link": {
-			"mount --make-rprivate / && mount -t tmpfs none /mnt && cd /mnt && mkdir real old && ln -s real proc && " +
-				"mount -t proc proc real && pivot_root . old", target},
+	for name, setup := range map[string]string{
+		"a tmpfs over the directory":   " && mount -t tmpfs none /proc/driver",
+		"a /proc that is a tmpfs":      " && mount -t tmpfs none /proc && mkdir /proc/driver",
+		"a link in a tmpfs at /proc":   " && mount -t tmpfs none /proc && ln -s /etc /proc/driver",
+		"a bind of a host directory":   " && mount --bind /etc /proc/driver",
+		"a procfs in a tmpfs at /proc": " && mount -t tmpfs none /proc && mkdir /proc/driver && mount -t proc proc /proc/driver",
+		"a /proc that is a link": " && mount -t tmpfs none /mnt && cd /mnt && mkdir real old && ln -s real proc && " +
+			"mount -t proc proc real && pivot_root . old",
 	} {
-		s := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, tc.setup)
+		s := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc+setup)
 		pid := s.cmd.Process.Pid
-		mounts := "/proc/" + strconv.Itoa(pid) + "/mountinfo"
+		process := "/proc/" + strconv.Itoa(pid)
+		mounts := process + "/mountinfo"
 		before, _ := os.ReadFile(mounts)
-		if err := newMask(t).Attach(pid, tc.target); err == nil {
-			t.Errorf("%s: attached", name)
+		if err := newMask(t).Attach(pid, process+"/root"); err == nil || errors.Is(err, ErrEnded) {
+			t.Errorf("%s: %v", name, err)
 		}
 		if after, _ := os.ReadFile(mounts); string(before) != string(after) {
 			t.Errorf("%s: the mount table of the container changed:\n%s", name, after)
@@ -162,10 +155,22 @@ func TestT25AttachRefusesWhatIsNotProcfs(t *testing.T) {
 	}
 }
 
+func TestT25NoLinkIsFollowedToTheDirectory(t *testing.T) {
+	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_CLOEXEC, 0)
+	check(t, err)
+	defer unix.Close(proc)
+	for _, name := range []string{"/proc/driver", "1/root/etc", "self/task", "../etc", "driver/missing", "version"} {
+		if fd, err := openBeneath(proc, name); err == nil {
+			unix.Close(fd)
+			t.Errorf("opened %s", name)
+		}
+	}
+}
+
 func TestAttachRefusesTheHostAndAProcessThatEnded(t *testing.T) {
 	before := mountinfo(t)
 	host := start(t, syscall.CLONE_NEWPID, "true")
-	if err := newMask(t).Attach(host.cmd.Process.Pid, target); err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
+	if err := newMask(t).Attach(host.cmd.Process.Pid, "/"); err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
 		t.Errorf("the host's mount namespace: %v", err)
 	}
 	// A process that took the number of the container's has another parent (T17).
@@ -176,16 +181,49 @@ func TestAttachRefusesTheHostAndAProcessThatEnded(t *testing.T) {
 	check(t, err)
 	pid, err := strconv.Atoi(strings.TrimSpace(string(number)))
 	check(t, err)
-	if err := newMask(t).Attach(pid, target); err == nil {
+	if err := newMask(t).Attach(pid, "/"); err == nil {
 		t.Error("attached to the child of another process")
 	}
 	ended := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc)
 	ended.finish("true")
-	if err := newMask(t).Attach(ended.cmd.Process.Pid, target); err == nil {
-		t.Error("attached to a process that ended")
+	if err := newMask(t).Attach(ended.cmd.Process.Pid, "/"); !errors.Is(err, ErrEnded) {
+		t.Errorf("a process that ended: %v", err)
 	}
 	if after := mountinfo(t); after != before {
 		t.Errorf("the host's mount table changed:\n%s", after)
+	}
+}
+
+// A process that exits loses its namespaces before its pidfd says that it has ended, and is not
+// reaped yet.
+func TestAProcessThatEndsMeanwhile(t *testing.T) {
+	mask, before := newMask(t), mountinfo(t)
+	for range 100 {
+		s := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc+" && mount -t tmpfs none /proc")
+		check(t, s.cmd.Process.Kill())
+		var err error
+		// A mask can be attached once only, so not here.
+		for err == nil || strings.Contains(err.Error(), "it is not on procfs") && !errors.Is(err, ErrEnded) {
+			err = mask.Attach(s.cmd.Process.Pid, "/")
+		}
+		if !errors.Is(err, ErrEnded) {
+			t.Error(err)
+		}
+		s.finish("")
+	}
+	if after := mountinfo(t); after != before {
+		t.Errorf("the host's mount table changed:\n%s", after)
+	}
+}
+
+// T17: the init process of another container of the pod, which is this process' child too.
+func TestT17AttachRefusesAnotherContainerOfThePod(t *testing.T) {
+	s := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc)
+	if err := newMask(t).Attach(s.cmd.Process.Pid, t.TempDir()); err == nil || !strings.Contains(err.Error(), "root file system") {
+		t.Errorf("a process with another root file system: %v", err)
+	}
+	if out := s.finish("ls /proc/driver"); strings.Contains(out, "params") {
+		t.Errorf("the mask was attached: %s", out)
 	}
 }
 

@@ -5,7 +5,7 @@
 //	if asks, why := said.Asks(); !asks { … }
 //	req, err := said.Request(cfg)        // what it asks for under this configuration
 //
-// The rules are those of NVIDIA's documented environment contract: NVIDIA_VISIBLE_DEVICES,
+// The rules follow NVIDIA's documented environment contract: NVIDIA_VISIBLE_DEVICES,
 // NVIDIA_DRIVER_CAPABILITIES, NVIDIA_IMEX_CHANNELS, the switches NVIDIA_GDS, NVIDIA_GDRCOPY,
 // NVIDIA_MOFED and NVIDIA_NVSWITCH, and the rule for images older than CUDA 9 (CUDA_VERSION without
 // NVIDIA_REQUIRE_CUDA); the device list mounted below /var/run/nvidia-container-devices; CDI

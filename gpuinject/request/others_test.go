@@ -1,6 +1,7 @@
 package request
 
 import (
+	"path"
 	"reflect"
 	"slices"
 	"strings"
@@ -154,7 +155,7 @@ func FuzzEnvironment(f *testing.F) {
 			return
 		}
 		for _, c := range r.Capabilities {
-			if !slices.Contains(cfg.Container.SupportedCapabilities, c) {
+			if !slices.Contains(cfg.Container.Supported(false), c) {
 				t.Fatalf("capability %q is not supported", c)
 			}
 		}
@@ -162,6 +163,42 @@ func FuzzEnvironment(f *testing.F) {
 			if d == "" || strings.TrimSpace(d) != d {
 				t.Fatalf("device %q is not trimmed", d)
 			}
+		}
+	})
+}
+
+// FuzzRead reads what an image, a pod's author or a user can write into a specification.
+func FuzzRead(f *testing.F) {
+	for _, destination := range []string{DeviceListDir + "/all", DeviceListDir + "/cdi/nvidia.com/gpu/0", DeviceListDir + "/imex/3", DeviceListDir + "X/../0", DeviceListDir + "/0,1,,"} {
+		f.Add("NVIDIA_VISIBLE_DEVICES=0", destination, "cdi.k8s.io/x", "nvidia.com/gpu=all,nvidia.com/imex-channel=1", false)
+	}
+	f.Add("DOCKER_RESOURCE_GPU=GPU-1,2", "/x", "nvidia.cdi.k8s.io/container.main", "example.com/nic=0,k8s.gpu.nvidia.com/claim=x", true)
+	f.Add("NVIDIA_IMEX_CHANNELS=1,99999999999", "/", "nvidia.cdi.k8s.io", "=", true)
+	f.Add("NVIDIA_MIG_CONFIG_DEVICES=all", "", "cdi.k8s.io/", "a/b=c\n", true)
+	f.Fuzz(func(t *testing.T, env, destination, key, value string, pod bool) {
+		annotations := map[string]string{key: value}
+		if pod {
+			annotations[annotationContainerType] = "container"
+		}
+		s := Read(&bundle.Spec{
+			Process: bundle.Process{Env: []string{env}}, Annotations: annotations, Mounts: []specs.Mount{{Source: "/dev/null", Destination: destination}},
+		})
+		r, err := s.Request(config.Default())
+		if err != nil {
+			if strings.ContainsAny(err.Error(), "\n\r\x1b\x00") {
+				t.Fatalf("control characters in %q", err)
+			}
+			return
+		}
+		if asks, _ := s.Asks(); r.Driver && !asks {
+			t.Fatalf("a request of a container that does not ask: %+v", r)
+		}
+		if len(r.Devices) > maxDevices {
+			t.Fatalf("%d devices", len(r.Devices))
+		}
+		listed := strings.HasPrefix(path.Clean("/"+destination), DeviceListDir+"/")
+		if env := env[:strings.IndexByte(env+"=", '=')]; !listed && !ofContract(env) && !strings.Contains(key, "cdi.k8s.io") && r.Driver {
+			t.Fatalf("nothing asks for %+v", r)
 		}
 	})
 }

@@ -186,8 +186,10 @@ func (s Said) complete(r Request, l list, cfg *config.Config) (Request, error) {
 	default:
 		r.CapabilitiesReason = EnvCapabilities + " is not set: container.default-capabilities"
 	}
+	// Nodes that CDI put into a pod's specification are the operator's choice, not the image's.
+	supported := cfg.Container.Supported(s.Container.Kubernetes && r.Source != FromCDI)
 	var err error
-	if r.Capabilities, err = parseCapabilities(caps, cfg.Container); err != nil {
+	if r.Capabilities, err = parseCapabilities(caps, supported, cfg.Container.DefaultCapabilities); err != nil {
 		return Request{}, err
 	}
 	if err := r.addOthers(s, l, cfg.Policy.IgnoreIMEXChannels, cfg.Policy.AcceptVolumeMounts); err != nil {
@@ -231,21 +233,21 @@ func (s Said) Granted(cfg *config.Config) []string {
 }
 
 // parseCapabilities parses the value of NVIDIA_DRIVER_CAPABILITIES.
-func parseCapabilities(value string, c config.Container) ([]string, error) {
+func parseCapabilities(value string, supported, byDefault []string) ([]string, error) {
 	caps := split(value)
 	if slices.Contains(caps, All) {
-		caps = slices.Clone(c.SupportedCapabilities)
+		caps = slices.Clone(supported)
 	} else if len(caps) == 0 {
-		for _, name := range c.DefaultCapabilities {
-			if slices.Contains(c.SupportedCapabilities, name) {
+		for _, name := range byDefault {
+			if slices.Contains(supported, name) {
 				caps = append(caps, name)
 			}
 		}
 	}
 	for _, name := range caps {
-		if !slices.Contains(c.SupportedCapabilities, name) {
+		if !slices.Contains(supported, name) {
 			return nil, fmt.Errorf("%s=%s: capability %s is not supported here (supported: %s; see supported-capabilities in the shim's configuration)",
-				EnvCapabilities, Quote(value), Quote(name), strings.Join(c.SupportedCapabilities, ","))
+				EnvCapabilities, Quote(value), Quote(name), strings.Join(supported, ","))
 		}
 	}
 	slices.Sort(caps)

@@ -294,6 +294,26 @@ func TestCapabilities(t *testing.T) {
 			}
 		}
 	}
+	// In a pod an image gets display only if the operator names it.
+	pod := visible("0")
+	for _, tc := range []struct {
+		value     string
+		supported []string
+		want      string
+	}{
+		{"all", nil, "compat32 compute graphics ngx utility video"},
+		{"graphics,display", nil, `error: capability "display" is not supported here (supported: compute,compat32,graphics,utility,video,ngx; see supported-capabilities`},
+		{"all", []string{"display", "graphics"}, "display graphics"},
+	} {
+		cfg, spec := config.Default(), specOf(append(pod, EnvCapabilities+"="+tc.value), nil, []string{annotationContainerType + "=container"})
+		cfg.Container.SupportedCapabilities = tc.supported
+		r, err := Read(spec).Request(cfg)
+		if strings.HasPrefix(tc.want, "error: ") {
+			check(t, r, err, tc.want)
+		} else if got := strings.Join(r.Capabilities, " "); err != nil || got != tc.want {
+			t.Errorf("a pod's %q of %q: got %q, %v, want %q", tc.value, tc.supported, got, err, tc.want)
+		}
+	}
 	// An image older than CUDA 9 has all of them, however its devices are named.
 	for _, caps := range []string{"", "utility"} {
 		env, want := []string{"CUDA_VERSION=8.0"}, 7

@@ -13,18 +13,18 @@ import (
 // Skip is how to start a container whose image requires what this host lacks.
 const Skip = "set " + EnvDisable + "=true in the container, or policy.disable-require in the shim's configuration"
 
-// Host is what is known of a host. What is empty is not known.
+// Host holds a host's properties. An empty one is not known.
 type Host struct {
 	// Driver and CUDA are versions: "580.159.04", "13.0".
 	Driver, CUDA string
-	// GPUs are those of the container. Without one, what is required of a GPU holds.
+	// GPUs of the container. Without one, every requirement on GPUs holds.
 	GPUs []GPU
 	// CUDAOnly is set on a host that cannot know the rest: a driver or a brand that is not known
 	// satisfies every requirement, as in NVIDIA's stack.
 	CUDAOnly bool
 }
 
-// GPU is what is known of a GPU.
+// GPU holds a GPU's properties. An empty one is not known.
 type GPU struct {
 	Index int
 	// Arch is the compute capability: "9.0".

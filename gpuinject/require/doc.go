@@ -13,7 +13,7 @@
 //
 // with the rules of NVIDIA's documented environment contract: property names and brands in any
 // case, versions compared by number and component, brands by "=" and "!=" only, empty groups and
-// terms of no account. Unlike NVIDIA's stack the whole expression must be well-formed, not only
+// terms ignored. Unlike NVIDIA's stack the whole expression must be well-formed, not only
 // what comes before the first group that holds, and what is not known is Unknown here, not true.
 //
 // This package knows nothing of the host and reads no file; it takes time and memory in proportion

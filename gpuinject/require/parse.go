@@ -85,7 +85,7 @@ func Parse(text string) (Expression, error) {
 	return e, nil
 }
 
-// operatorRunes are what operators are made of.
+// operatorRunes are the characters of operators.
 const operatorRunes = "<>=!"
 
 func parseTerm(text string) (term, error) {

@@ -22,7 +22,7 @@ const (
 
 // Daemon is one whose socket a container can be given.
 type Daemon struct {
-	// Name is that of container.sockets.
+	// Name in container.sockets.
 	Name string
 	// Capability is what a container must ask for to get the socket.
 	Capability string

@@ -66,7 +66,18 @@ func (s *State) Store(name string, v any) error {
 	if err != nil {
 		return err
 	}
+	s.removeTemporary(name)
 	return atomicfile.Write(filepath.Join(s.dir, name), data, 0o600)
+}
+
+// removeTemporary removes the temporary files of a Store that a kill ended before.
+func (s *State) removeTemporary(name string) {
+	left, _ := filepath.Glob(filepath.Join(s.dir, "."+name+".*"))
+	for _, file := range left {
+		if info, err := os.Lstat(file); err == nil && time.Since(info.ModTime()) > time.Minute {
+			_ = os.Remove(file)
+		}
+	}
 }
 
 // ErrBusy is the error of Lock if another process holds the lock.

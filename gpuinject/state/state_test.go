@@ -6,20 +6,18 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-func check(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 func open(t *testing.T) *State {
 	t.Helper()
@@ -28,7 +26,7 @@ func open(t *testing.T) *State {
 	return s
 }
 
-func TestADirectoryThatOthersCanChangeIsRefused(t *testing.T) {
+func TestT61ADirectoryThatOthersCanChangeIsRefused(t *testing.T) {
 	for _, tc := range []struct {
 		name, says string
 		make       func(parent, dir string) error
@@ -140,4 +138,17 @@ func TestALockHasOneHolder(t *testing.T) {
 	again, err := s.Lock("lock", time.Minute)
 	check(t, err)
 	again.Close()
+}
+
+func TestTemporaryFilesOfKilledProcessesGo(t *testing.T) {
+	s := open(t)
+	old, fresh, other := filepath.Join(s.Dir(), ".v.1"), filepath.Join(s.Dir(), ".v.2"), filepath.Join(s.Dir(), ".w.1")
+	for _, name := range []string{old, fresh, other} {
+		check(t, os.WriteFile(name, nil, 0o600))
+	}
+	past := time.Now().Add(-time.Hour)
+	check(t, errors.Join(os.Chtimes(old, past, past), os.Chtimes(other, past, past), s.Store("v", "x")))
+	if left, err := filepath.Glob(filepath.Join(s.Dir(), ".*")); err != nil || !slices.Equal(left, []string{fresh, other}) {
+		t.Errorf("left are %v, %v", left, err)
+	}
 }

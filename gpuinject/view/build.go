@@ -39,6 +39,9 @@ func build(root string, files []File) error {
 		return err
 	}
 	defer unix.Close(tree)
+	if mounted(root) {
+		return nil // built meanwhile: one of the two processes did not get the lock
+	}
 	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, root, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("attach: %w", err)
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -31,7 +32,7 @@ type File struct {
 	Links []string
 }
 
-// Spec is what a view holds.
+// Spec lists what a view holds.
 type Spec struct {
 	// Driver identifies the driver's files as they are now; a view of another driver is out of
 	// date.
@@ -72,8 +73,8 @@ func Path(s *state.State, spec Spec) string {
 }
 
 // lockTimeout is how long a view that another process builds is waited for. Building takes
-// milliseconds; a process that was stopped in the middle must not stop all others.
-const lockTimeout = 10 * time.Second
+// milliseconds.
+const lockTimeout = time.Second
 
 // Ensure returns the directory of the view for spec, and builds it if this host does not have it
 // yet. The directory is a mount whose whole tree is read-only, nosuid and nodev.
@@ -88,7 +89,9 @@ func Ensure(s *state.State, spec Spec) (string, error) {
 		return "", fmt.Errorf("driver view: %w", err)
 	}
 	lock, err := s.Lock("view/lock", lockTimeout)
-	if err != nil {
+	// flock(2) needs no right to write, so that root of a container which sees the host's /run can
+	// hold the lock for as long as it likes. The lock only saves work.
+	if err != nil && !errors.Is(err, state.ErrBusy) {
 		return "", fmt.Errorf("driver view: lock: %w", err)
 	}
 	defer lock.Close()
@@ -140,8 +143,7 @@ func unmount(dir string) error {
 }
 
 // collect removes views of other drivers than the present one that have not been used for long, and
-// the least recently used of more than maxViews. It is called with the lock held; what fails is tried
-// again with the next new view.
+// the least recently used of more than maxViews. What fails is tried again with the next new view.
 func collect(s *state.State, driver string) {
 	entries, _ := os.ReadDir(viewDir(s))
 	used := map[string]time.Duration{} // how long ago

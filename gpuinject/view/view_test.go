@@ -17,22 +17,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
 )
 
 // The test binary runs itself: in a mount namespace of its own, so that nothing it mounts is ever
 // the host's, and as a second process that makes the view of envState and envFiles.
 const (
-	envInside = "VIEW_TEST_INSIDE"
-	envState  = "VIEW_TEST_STATE"
-	envFiles  = "VIEW_TEST_FILES"
+	envState = "VIEW_TEST_STATE"
+	envFiles = "VIEW_TEST_FILES"
 )
 
 func TestMain(m *testing.M) {
-	if os.Geteuid() != 0 {
-		os.Stderr.WriteString("view: the tests mount file systems: run them as root\n")
-		os.Exit(1)
-	}
 	if dir := os.Getenv(envState); dir != "" {
 		s, err := state.Open(dir)
 		if err == nil {
@@ -41,27 +37,11 @@ func TestMain(m *testing.M) {
 		fmt.Print(dir, err)
 		os.Exit(0)
 	}
-	if os.Getenv(envInside) != "" {
-		os.Exit(m.Run())
-	}
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Args[0] = os.Args[0]
-	cmd.Env = append(os.Environ(), envInside+"=1")
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	// Package os makes the mounts of the new namespace private.
-	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS}
-	if err := cmd.Run(); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		os.Exit(1)
-	}
+	simtest.InOwnMounts()
+	os.Exit(m.Run())
 }
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 // fixture is a state directory and a directory of driver files.
 type fixture struct {
@@ -297,6 +277,21 @@ func TestManyProcessesAtOnceGetOneView(t *testing.T) {
 	}
 	group.Wait()
 	whole(t, want, manyFiles(source))
+}
+
+// flock(2) needs no right to write: root of a container that sees the host's /run can hold the lock.
+func TestALockThatIsHeldDoesNotKeepAViewFromBeingBuilt(t *testing.T) {
+	f := newFixture(t)
+	held, err := os.Open(filepath.Join(viewDir(f.state), "lock"))
+	check(t, err)
+	defer held.Close()
+	check(t, unix.Flock(int(held.Fd()), unix.LOCK_EX))
+	spec := f.spec("580.1", 2)
+	dir := f.ensure(spec)
+	whole(t, dir, spec)
+	// A second process that builds the same view discards its own.
+	check(t, build(dir, spec.Files))
+	whole(t, dir, spec)
 }
 
 func TestABuilderThatIsKilledLeavesNothingHalfMade(t *testing.T) {

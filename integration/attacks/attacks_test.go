@@ -29,7 +29,7 @@ const (
 func TestNamespacesAndVolumesDoNotCarryTheDriverElsewhere(t *testing.T) {
 	h := newHost(t, simhost.Options{})
 	dir := h.Tree(t, "glibc-hwcaps")
-	run := testenv.RunOptions{RootfsDir: dir, Env: []string{one}, Args: []string{"/bin/busybox", "sh", "-c", look + "; cat /proc/driver/params"}}
+	run := testenv.RunOptions{RootfsDir: dir, Env: []string{one}, Args: []string{"/bin/busybox", "sh", "-c", look + "; cat /proc/driver/nvidia/params"}}
 	t.Run("T24 a working directory that is a descriptor", func(t *testing.T) {
 		h.unharmed(t, func() {
 			for fd := 3; fd <= 32; fd++ {

@@ -4,4 +4,6 @@
 //
 // One oracle is around each attack (host.unharmed): the host and the pod's shim have to be as
 // before, whether or not the container was refused.
+//
+// `make soak` has system calls of the shim fail for hours, `make test` for some seconds.
 package attacks

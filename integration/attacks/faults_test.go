@@ -68,6 +68,52 @@ func TestT62DamagedStateIsMadeAgain(t *testing.T) {
 	t.Run("T62 then all is well", func(t *testing.T) { h.sees(t, testenv.RunOptions{Env: []string{one}}, 0) })
 }
 
+// T61: what others can change grants nothing and is not used, and the error names it.
+func TestT61StateAndConfigurationThatOthersCanChange(t *testing.T) {
+	h := newHost(t, simhost.Options{})
+	state, config := h.Driver.StateDir, h.Driver.ConfigPath
+	aside := func(name string, instead func() error) func() error {
+		return func() error { return errors.Join(os.Rename(name, name+".aside"), instead()) }
+	}
+	back := func(name string) func() error {
+		return func() error { return errors.Join(os.RemoveAll(name), os.Rename(name+".aside", name)) }
+	}
+	mode := func(name string, mode os.FileMode) func() error { return func() error { return os.Chmod(name, mode) } }
+	owner := func(name string, uid int) func() error { return func() error { return os.Chown(name, uid, uid) } }
+	evil := filepath.Join(h.canary, "evil.toml")
+	for _, tc := range []struct {
+		name         string
+		change, undo func() error
+		file         string
+	}{
+		{"T61 a state directory of another user", owner(state, 1000), owner(state, 0), state},
+		{"T61 a state directory that all can write", mode(state, 0o777), mode(state, 0o700), state},
+		{"T61 a state directory that is a link", aside(state, func() error { return os.Symlink(h.canary, state) }), back(state), state},
+		{"T61 a directory around it that all can write", mode(filepath.Dir(state), 0o777), mode(filepath.Dir(state), 0o755), state},
+		{"T61 a configuration of another user", owner(config, 1000), owner(config, 0), config},
+		{"T61 a configuration that a group can write", mode(config, 0o664), mode(config, 0o644), config},
+		{"T61 a configuration that is a link to another user's", aside(config, func() error {
+			return errors.Join(os.WriteFile(evil, []byte("[host]\nstate-dir = \"/\"\n"), 0o644), os.Chown(evil, 1000, 1000), os.Symlink(evil, config))
+		}), back(config), evil},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			if err := tc.change(); err != nil {
+				t.Fatal(err)
+			}
+			files := h.files(t)
+			r := h.Run(t, testenv.RunOptions{Env: []string{one}, Args: []string{"/bin/true"}})
+			if clean(t, r) || !strings.Contains(r.Error, tc.file) {
+				t.Errorf("it started, or the error does not name %s: %s", tc.file, r.Error)
+			}
+			simhost.Same(t, "files of the machine", files, h.files(t))
+			if err := tc.undo(); err != nil {
+				t.Fatal(err)
+			}
+		})
+	}
+	h.sees(t, testenv.RunOptions{Env: []string{one}}, 0)
+}
+
 // T65: the shim of a pod runs out of descriptors at every point of a creation. Full disks and
 // read-only state are in integration/robustness.
 func TestT65AShimWithoutDescriptorsLeavesNothing(t *testing.T) {

@@ -81,6 +81,13 @@ func TestNoImageOrPodWidensItsGrant(t *testing.T) {
 	t.Run("T41 an image older than CUDA 9", func(t *testing.T) {
 		old := []string{"CUDA_VERSION=8.0.61", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"}
 		h.sees(t, testenv.RunOptions{Annotations: none, Env: old})
+		// Its variable is that of NVIDIA's device plugin; without one it asks for every GPU.
+		h.sees(t, testenv.RunOptions{Annotations: owner, Env: append(old, "NVIDIA_VISIBLE_DEVICES="+h.Driver.GPUs[1].UUID)}, 1)
+		h.unharmed(t, func() {
+			if r := h.Run(t, testenv.RunOptions{Annotations: owner, Env: old, Args: []string{"/bin/true"}}); r.ExitCode == 0 || !strings.Contains(r.Error, "by UUID") {
+				t.Errorf("exit status %d, %s", r.ExitCode, r.Error)
+			}
+		})
 	})
 	t.Run("T45 forged annotations", func(t *testing.T) {
 		forged := []string{"cdi.k8s.io/x=nvidia.com/gpu=0", "nvidia.cdi.k8s.io/container.main=nvidia.com/gpu=all", "nvidia.com/gpu=all", "device.containerd.io/x=nvidia.com/gpu=0"}
@@ -119,6 +126,24 @@ func TestT44DeviceListsThatAreNotAccepted(t *testing.T) {
 func TestT42AnImageAsksForEveryCapability(t *testing.T) {
 	const script = "ls /dev /dev/dri 2>/dev/null | grep -e modeset -e card -e renderD; ls " + simhost.Lib
 	drawing := []string{"nvidia-modeset", "card", "renderD", "libGLX_nvidia", "libnvidia-encode"}
+	t.Run("in a pod, with the default configuration", func(t *testing.T) {
+		h := newCluster(t, "")
+		r, ran := h.attempt(t, testenv.RunOptions{
+			Annotations: simhost.PodAnnotations("team", "owner", "main"),
+			Env:         []string{"NVIDIA_VISIBLE_DEVICES=" + h.Driver.GPUs[1].UUID, everything},
+			Args:        []string{"/bin/sh", "-c", look + "; " + script},
+		})
+		if !ran {
+			t.Fatal(r.Error)
+		}
+		_, list, _ := strings.Cut(r.Output, "done\n")
+		simhost.Want(t, list, "renderD", "libGLX_nvidia", "libnvidia-encode")
+		for _, name := range []string{"nvidia-modeset", "card"} {
+			if strings.Contains(list, name) {
+				t.Errorf("the container has %s:\n%s", name, list)
+			}
+		}
+	})
 	t.Run("of what the operator supports", func(t *testing.T) {
 		h := newHost(t, simhost.Options{Config: "[container]\nsupported-capabilities = [\"compute\", \"utility\"]\n"})
 		r, ran := h.attempt(t, testenv.RunOptions{Env: []string{one, everything}, Args: []string{"/bin/sh", "-c", look + "; " + script}})

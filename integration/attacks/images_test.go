@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -60,6 +62,7 @@ func sources(version string) []attack {
 // destinations are the attacks on where something is mounted or written.
 func destinations() []attack {
 	attacks := []attack{
+		{name: "T06 etc a link to the root", remove: []string{"etc"}, files: []images.File{images.Symlink("etc", "../../..")}},
 		{name: "T06 ld.so.conf.d a link out", remove: []string{"etc/ld.so.conf.d"}, starts: true, files: []images.File{images.Symlink("etc/ld.so.conf.d", far)}},
 		{name: "T07 ld.so.conf names the host, CVE-2025-23267", remove: []string{"etc/ld.so.conf"}, starts: true, files: []images.File{images.Text("etc/ld.so.conf", 0o644, "/proc/1/root/CANARY\n"+far+"\n")}},
 	}
@@ -188,7 +191,7 @@ func loaderFiles() []attack {
 		file images.File
 	}{
 		{"the watchdog", images.Char("", 0o666, 10, 130)}, {"kmsg", images.Char("", 0o666, 1, 11)},
-		{"a block device", images.Block("", 0o666, 7, 250)}, {"a FIFO", images.FIFO("")},
+		{"a block device", images.Block("", 0o666, 7, 250)}, {"a FIFO", images.FIFO("")}, {"a socket", images.File{Mode: unix.S_IFSOCK | 0o666}},
 	} {
 		var files []images.File
 		for _, path := range []string{"etc/ld.so.cache", "etc/ld.so.conf", "etc/ld.so.conf.d/000-nvidia-shim.conf", lib + "/libc.so.6", compat, "usr/local/cuda/compat/libcuda.so.1"} {
@@ -247,6 +250,30 @@ func TestAHostileImageReachesNothingOfTheHost(t *testing.T) {
 			}
 		})
 	}
+	t.Run("T02 the second path through a volume", func(t *testing.T) {
+		volume := filepath.Join(h.Dir, "cuda")
+		if err := os.Mkdir(volume, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		const library = "libcuda.so.610.43.02"
+		if err := images.Populate(volume, h.aim([]images.File{
+			images.Symlink("up", "../../../../../../"), images.Symlink("libcuda.so.1", library), images.Symlink(library, "/"+far), images.Dir("sub", 0o755),
+		})); err != nil {
+			t.Fatal(err)
+		}
+		for name, files := range map[string][]images.File{
+			"/usr/local/cuda/compat": {images.Dir("usr/local/cuda/compat", 0o755)},
+			"/volume":                {images.Symlink("usr/local/cuda/compat/libcuda.so.1", "/volume/sub"), images.Symlink("usr/local/cuda/compat/"+library, "../../../../volume/up")},
+		} {
+			mount := "type=bind,src=" + volume + ",dst=" + name + ",options=rbind:rw"
+			r, ran := h.attempt(t, testenv.RunOptions{
+				RootfsDir: h.Tree(t, "glibc-hwcaps", files...), Mounts: []string{mount}, Env: []string{one, everything}, Args: []string{"/bin/busybox", "sh", "-c", look},
+			}, volume)
+			if !ran {
+				t.Errorf("%s: %s", name, r.Error)
+			}
+		}
+	})
 	t.Run("T13 the mount wins over what the image has there", func(t *testing.T) {
 		dir := h.Tree(t, "glibc-hwcaps", images.FromHost("usr/local/nvidia/lib64/libcuda.so.1", 0o755, "/bin/busybox"))
 		id := h.Start(t, testenv.RunOptions{RootfsDir: dir, Env: []string{one}})

@@ -115,57 +115,27 @@ func TestT17AProcessIDIsUsedAgainBeforeTheMaskIsAttached(t *testing.T) {
 // parallel is how many containers T18 creates at once.
 const parallel = 50
 
-// raceShim is the shim with the race detector, built once for the test binary.
-var raceShim = sync.OnceValues(func() (string, error) {
-	root, err := testenv.ModuleRoot()
-	if err != nil {
-		return "", err
-	}
-	dir, err := os.MkdirTemp("", "raceshim")
-	if err != nil {
-		return "", err
-	}
-	cmd := exec.Command("go", "build", "-race", "-tags", "no_grpc", "-o", filepath.Join(dir, "containerd-shim-nvidia-v2"), "./cmd/containerd-shim-nvidia-v2")
-	cmd.Dir = root
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=1")
-	if out, err := cmd.CombinedOutput(); err != nil {
-		os.RemoveAll(dir)
-		return "", fmt.Errorf("build the shim with the race detector: %w\n%s", err, out)
-	}
-	return dir, nil
-})
-
 func TestT18FiftyCreationsAtOnceDoNotMixUpDevices(t *testing.T) {
-	dir, err := raceShim()
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { os.RemoveAll(dir) })
-	races := filepath.Join(t.TempDir(), "race")
-	h := newHost(t, simhost.Options{Driver: sim.Options{GPUs: 8}, Env: testenv.Options{ShimDir: dir, Env: []string{"GORACE=log_path=" + races}}})
+	h := newHost(t, simhost.Options{Driver: sim.Options{GPUs: 8}, Env: simhost.RaceShim(t)})
 	h.maxPeak *= parallel
-	h.unharmed(t, func() {
-		var group sync.WaitGroup
-		for i := range parallel {
-			group.Go(func() {
-				r, err := h.TryRun(t, testenv.RunOptions{
-					Annotations: []string{inPod}, Env: []string{fmt.Sprint("NVIDIA_VISIBLE_DEVICES=", i%8)}, Args: h.ProbeArgs(), Timeout: 5 * time.Minute,
-				})
-				if err != nil || r.ExitCode != 0 {
-					t.Errorf("container %d: %v, exit status %d, %s", i, err, r.ExitCode, r.Error)
-					return
+	for name, annotations := range map[string][]string{"T18 in one pod": {inPod}, "T18 each with a shim of its own": nil} {
+		t.Run(name, func(t *testing.T) {
+			h.unharmed(t, func() {
+				var group sync.WaitGroup
+				for i := range parallel {
+					group.Go(func() {
+						r, err := h.TryRun(t, testenv.RunOptions{
+							Annotations: annotations, Env: []string{fmt.Sprint("NVIDIA_VISIBLE_DEVICES=", i%8)}, Args: h.ProbeArgs(), Timeout: 5 * time.Minute,
+						})
+						if err != nil || r.ExitCode != 0 {
+							t.Errorf("container %d: %v, exit status %d, %s", i, err, r.ExitCode, r.Error)
+							return
+						}
+						simhost.Compare(t, simhost.Parse(r.Output), h.Expect([]int{i % 8}))
+					})
 				}
-				simhost.Compare(t, simhost.Parse(r.Output), h.Expect([]int{i % 8}))
+				group.Wait()
 			})
-		}
-		group.Wait()
-	})
-	found, err := filepath.Glob(races + ".*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range found {
-		data, _ := os.ReadFile(name)
-		t.Errorf("the race detector found:\n%s", data)
+		})
 	}
 }

@@ -29,6 +29,9 @@ func TestWhatRootOfAContainerCannotDoToTheDriver(t *testing.T) {
 		out := run(t, `grep ' /sys sysfs\| - sysfs ' /proc/self/mountinfo
 for f in $(find /sys -name 'resource[0-9]*' -o -name rescan -o -name remove -o -name reset -o -name driver_override -o -name new_id); do ( : >>$f ) 2>/dev/null && echo "opened $f"; done
 mount -o remount,rw /sys 2>/dev/null && echo remounted; touch /sys/x 2>/dev/null && echo made`)
+		if !strings.Contains(out, " - sysfs ") {
+			t.Errorf("no sysfs to look at:\n%s", out)
+		}
 		for line := range strings.Lines(out) {
 			if f := strings.Fields(line); len(f) < 6 || !strings.Contains(line, " - sysfs ") || !strings.HasPrefix(f[5], "ro") {
 				t.Errorf("sysfs: %s", line)
@@ -36,17 +39,17 @@ mount -o remount,rw /sys 2>/dev/null && echo remounted; touch /sys/x 2>/dev/null
 		}
 	})
 	t.Run("T59 nvidia-smi and libcuda make no nodes", func(t *testing.T) {
-		out := run(t, `ls -l /dev /dev/nvidia* >/before; nvidia-smi >/dev/null; nvidia-smi -L; /test/cucount; ls -l /dev /dev/nvidia* >/after; cmp /before /after && echo same; grep ModifyDeviceFiles `+simhost.Mask+"/params", "--cap-add", "CAP_MKNOD")
+		out := run(t, `ls -l /dev /dev/nvidia* >/before; nvidia-smi >/dev/null; nvidia-smi -L; /test/cucount; ls -l /dev /dev/nvidia* >/after; cmp /before /after && echo same; grep ModifyDeviceFiles `+simhost.Mask+"/nvidia/params", "--cap-add", "CAP_MKNOD")
 		simhost.Want(t, out, h.Driver.GPUs[0].UUID, "count 1\n", "same\n", "ModifyDeviceFiles: 0\n")
 	})
 	t.Run("T56 the driver's files in procfs", func(t *testing.T) {
-		out := run(t, "cd "+simhost.Mask+"; for f in registry suspend numa_status capabilities/x params version gpus/*/*; do ( echo x >>$f ) 2>/dev/null && echo \"wrote $f\"; done")
+		out := run(t, "cd "+simhost.Mask+"/nvidia; for f in registry suspend numa_status capabilities/x params version gpus/*/*; do ( echo x >>$f ) 2>/dev/null && echo \"wrote $f\"; done")
 		if out != "" {
 			t.Error(out)
 		}
 	})
 	t.Run("T57 GPUs that were not granted", func(t *testing.T) {
-		out := run(t, "cat $(find "+simhost.Mask+" -type f); ls "+simhost.Mask+"/gpus; nvidia-smi -L; /test/cucount")
+		out := run(t, "cat $(find "+simhost.Mask+" -type f); ls "+simhost.Mask+"/nvidia/gpus; nvidia-smi -L; /test/cucount")
 		simhost.Want(t, out, h.Driver.GPUs[0].UUID, h.Driver.GPUs[0].BusID)
 		for _, g := range h.Driver.GPUs[1:] {
 			if strings.Contains(out, g.UUID) || strings.Contains(out, g.BusID) {
@@ -74,7 +77,7 @@ func TestT32AppArmorAndSELinux(t *testing.T) {
 			t.Skip("NOT TESTED: AppArmor is not enabled in this host's kernel")
 		}
 		h := newHost(t, simhost.Options{})
-		r, ran := h.attempt(t, testenv.RunOptions{Env: []string{one}, Extra: []string{"--apparmor-default-profile", "nvidia-shim-test"}, Args: []string{"/bin/sh", "-c", look + "; cat /proc/self/attr/current " + simhost.Mask + "/params; echo 1 >" + simhost.Mask + "/params"}})
+		r, ran := h.attempt(t, testenv.RunOptions{Env: []string{one}, Extra: []string{"--apparmor-default-profile", "nvidia-shim-test"}, Args: []string{"/bin/sh", "-c", look + "; cat /proc/self/attr/current " + simhost.Mask + "/nvidia/params; echo 1 >" + simhost.Mask + "/nvidia/params"}})
 		if ran {
 			t.Error("the mask could be written")
 		}
@@ -98,7 +101,7 @@ func TestT32AppArmorAndSELinux(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			params := fmt.Sprintf("/proc/%d/root%s/params", pid, simhost.Mask)
+			params := fmt.Sprintf("/proc/%d/root%s/nvidia/params", pid, simhost.Mask)
 			if got := label(t, params); got != files {
 				t.Errorf("the mask has the label %q, want %q", got, files)
 			}

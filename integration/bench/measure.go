@@ -72,7 +72,7 @@ func (b *bench) daemonOf(v Variant) *daemon {
 // measure takes n rounds of create and start of all cases, and then n rounds of `ctr
 // run`. The snapshots of the first are deleted in between: ext4 does not use an inode
 // again for seconds after it was deleted, and looks for others in the meantime, which
-// makes each file that a create makes cost up to half a millisecond.
+// makes each file that Create writes cost up to half a millisecond.
 func (b *bench) measure(ctx context.Context, n int, progress func(what string, round int)) error {
 	if err := b.warmUp(ctx); err != nil {
 		return err

@@ -43,7 +43,7 @@ func (r *Result) markdown() string {
 	}
 	r.others(&b)
 	for _, n := range r.Notes {
-		fmt.Fprintf(&b, "\nNot measured: %s\n", n)
+		fmt.Fprintf(&b, "\n%s\n", n)
 	}
 	return b.String()
 }
@@ -64,7 +64,7 @@ func (r *Result) times(b *strings.Builder, c Case) {
 		low, high := report.Bootstrap(ratios)
 		median := report.Median(ratios)
 		row(b, what, fmt.Sprintf("%s %.1f ms", base, report.Median(values(y))), fmt.Sprintf("%.1f ms", report.Median(values(x))),
-			fmt.Sprintf("%.3f (%.3f – %.3f)", median, low, high), budget, judge(median, low, high))
+			fmt.Sprintf("%.3f (%.3f–%.3f)", median, low, high), budget, judge(median, low, high))
 	}
 	none := func(float64, float64, float64) string { return "" }
 	for _, v := range c.Variants {
@@ -99,11 +99,11 @@ func (r *Result) times(b *strings.Builder, c Case) {
 	if added := report.Combine(cold, warm, func(x, y float64) float64 { return x - y }); len(added) > 0 {
 		low, high := report.Bootstrap(added)
 		row(b, c.Name, fmt.Sprintf("%s %.1f ms", c.AddedTo, report.Median(values(warm))), fmt.Sprintf("%.1f ms", report.Median(values(cold))),
-			fmt.Sprintf("%+.1f ms (%.1f – %.1f)", report.Median(added), low, high), fmt.Sprintf("≤ %.0f ms added", c.BudgetAdded), verdict(report.Median(added), low, high, c.BudgetAdded))
+			fmt.Sprintf("%+.1f ms (%.1f–%.1f)", report.Median(added), low, high), fmt.Sprintf("≤ %.0f ms added", c.BudgetAdded), verdict(report.Median(added), low, high, c.BudgetAdded))
 	}
 }
 
-// processorTime is the row of what the shim itself computes: the difference to the stock
+// processorTime is the row of the shim's own computing: the difference to the stock
 // shim that has runc make the same nodes, or to the build before.
 func (r *Result) processorTime(b *strings.Builder, c Case) {
 	for _, base := range []string{bare, before} {
@@ -116,7 +116,7 @@ func (r *Result) processorTime(b *strings.Builder, c Case) {
 		if base == bare && !r.Real {
 			limit, result = fmt.Sprintf("≤ %.0f ms added", c.BudgetCPU), verdict(added, added, added, c.BudgetCPU)
 		}
-		row(b, c.Name+", processor time of shim, runc and init (mean)", fmt.Sprintf("%s %.1f ms", base, mean(y)), fmt.Sprintf("%.1f ms", mean(x)), fmt.Sprintf("%+.1f ms", added), limit, result)
+		row(b, c.Name+", processor time", fmt.Sprintf("%s %.1f ms", base, mean(y)), fmt.Sprintf("%.1f ms", mean(x)), fmt.Sprintf("%+.1f ms", added), limit, result)
 	}
 }
 
@@ -151,7 +151,7 @@ func (r *Result) others(b *strings.Builder) {
 			continue
 		}
 		more := anon(own) - anon(stock)
-		row(b, "anonymous memory (RssAnon) of a shim with a running GPU container, "+own, fmt.Sprintf("stock %.1f MiB", anon(stock)/1024), fmt.Sprintf("%.1f MiB", anon(own)/1024),
+		row(b, "memory of a shim, "+own, fmt.Sprintf("stock %.1f MiB", anon(stock)/1024), fmt.Sprintf("%.1f MiB", anon(own)/1024),
 			fmt.Sprintf("%+.1f MiB", more/1024), fmt.Sprintf("+%.1f MiB", budgetAnonKiB/1024), exact(more, budgetAnonKiB))
 	}
 }

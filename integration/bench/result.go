@@ -87,7 +87,7 @@ type Sample struct {
 	CPU float64 `json:"cpu,omitempty"`
 }
 
-// Memory is what /proc/PID/status says of a shim, in KiB.
+// Memory is a shim's by /proc/PID/status, in KiB.
 type Memory struct {
 	RSS  int `json:"rss"`
 	Anon int `json:"anon"`

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -149,13 +150,14 @@ type node struct {
 func newNode(t *testing.T, r release) *node {
 	t.Helper()
 	dir := tempDir(t)
-	return newNodeOf(t, r, dir, criConfig(t, r, dir))
+	return newNodeOf(t, r, dir, testenv.Options{Config: criConfig(t, r, dir)})
 }
 
 // newNodeOf starts containerd with a configuration of CRI; dir is for files.
-func newNodeOf(t *testing.T, r release, dir, config string) *node {
+func newNodeOf(t *testing.T, r release, dir string, o testenv.Options) *node {
 	t.Helper()
-	h := newHost(t, r, testenv.Options{CRI: true, Config: config})
+	o.CRI = true
+	h := newHost(t, r, o)
 	h.Ctr(t, "--namespace", criNamespace, "images", "import", pause(t, dir))
 	tar, err := images.Build(simhost.DefaultImage)
 	if err != nil {
@@ -170,7 +172,7 @@ func newNodeOf(t *testing.T, r release, dir, config string) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
 	t.Cleanup(cancel)
 	return &node{host: h, runtime: cri.NewRuntimeServiceClient(conn), ctx: ctx}
 }
@@ -345,6 +347,51 @@ func TestAPodOutlivesContainerd(t *testing.T) {
 			t.Errorf("shims of the pod: %v, want one", shims)
 		}
 		n.remove(t, pod)
+	})
+}
+
+func TestT18FiftyCreationsAtOnceUnderCRIDoNotMixUpDevices(t *testing.T) {
+	const parallel = 50
+	r, dir := releases[len(releases)-1], tempDir(t)
+	o := simhost.RaceShim(t)
+	o.Config = criConfig(t, r, dir)
+	n := newNodeOf(t, r, dir, o)
+	// start is that of one container, which has the GPU i%4.
+	start := func(t *testing.T, pod string, config *cri.PodSandboxConfig, i int) {
+		id, err := n.start(pod, config, fmt.Sprint("container-", i), fmt.Sprint(i%4))
+		if err != nil {
+			t.Errorf("container %d: %v", i, err)
+			return
+		}
+		n.check(t, n.exec(t, id, n.ProbeArgs()), i%4)
+	}
+	t.Run("T18 in one pod", func(t *testing.T) {
+		config := n.sandbox("pod")
+		pod := n.run(t, "nvidia", config)
+		var group sync.WaitGroup
+		for i := range parallel {
+			group.Go(func() { start(t, pod, config, i) })
+		}
+		group.Wait()
+		n.remove(t, pod)
+	})
+	t.Run("T18 each in a pod of its own", func(t *testing.T) {
+		before := n.Snapshot(t)
+		var group sync.WaitGroup
+		for i := range parallel {
+			group.Go(func() {
+				config := n.sandbox(fmt.Sprint("pod-", i))
+				pod, err := n.runtime.RunPodSandbox(n.ctx, &cri.RunPodSandboxRequest{Config: config, RuntimeHandler: "nvidia"})
+				if err != nil {
+					t.Errorf("pod %d: %v", i, err)
+					return
+				}
+				start(t, pod.PodSandboxId, config, i)
+				n.remove(t, pod.PodSandboxId)
+			})
+		}
+		group.Wait()
+		before.AssertUnchanged(t)
 	})
 }
 

@@ -50,7 +50,7 @@ func TestInstallMakesANodeThatRunsGPUPodsAndUninstallGivesItBack(t *testing.T) {
 func plainNode(t *testing.T, r release) *node {
 	t.Helper()
 	dir := tempDir(t)
-	n := newNodeOf(t, r, dir, plainConfig(r, dir))
+	n := newNodeOf(t, r, dir, testenv.Options{Config: plainConfig(r, dir)})
 	n.Options.ShimDir = ""
 	return n
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -76,6 +77,11 @@ func TestTheMaskShowsTheCapabilitiesOfGrantedMIGDevicesOnly(t *testing.T) {
 		t.Fatalf("%s says nothing that the mask would have to change: %s", name, text)
 		return ""
 	}
+	data, err := os.ReadFile(filepath.Join(d.ProcRoot, "driver/nvidia-caps/mig-minors"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	table := "\n" + string(data)
 	for _, tc := range []struct {
 		name  string
 		o     testenv.RunOptions
@@ -92,18 +98,23 @@ func TestTheMaskShowsTheCapabilitiesOfGrantedMIGDevicesOnly(t *testing.T) {
 		}, []int{1}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			var want []string
+			var want, minors []string
 			for _, f := range tc.files {
 				name := "capabilities/" + strings.ReplaceAll(f, "%d", fmt.Sprint(minor))
 				want = append(want, "== ./"+name+"\n"+read(name))
+				start := strings.Index(table, "\n"+strings.NewReplacer("capabilities/", "", "mig/", "").Replace(name)+" ")
+				line, _, _ := strings.Cut(table[start+1:], "\n")
+				minors = append(minors, line+"\n")
 			}
-			tc.o.Args = []string{"/bin/sh", "-c", "cd " + simhost.Mask + "; ls gpus; for f in $(find . -path './capabilities/*' -type f | sort); do echo \"== $f\"; cat $f; done"}
+			slices.Sort(minors)
+			tc.o.Args = []string{"/bin/sh", "-c", "cd " + simhost.Mask + "; ls nvidia/gpus; [ ! -e nvidia-caps ] || LC_ALL=C sort nvidia-caps/mig-minors; cd nvidia; for f in $(find . -path './capabilities/*' -type f | sort); do echo \"== $f\"; cat $f; done"}
 			var buses string
 			for _, i := range tc.gpus {
 				buses += d.GPUs[i].BusID + "\n"
 			}
-			if got := h.MustRun(t, tc.o); got != buses+strings.Join(want, "") {
-				t.Errorf("got\n%s\nwant\n%s", got, buses+strings.Join(want, ""))
+			seen := buses + strings.Join(minors, "") + strings.Join(want, "")
+			if got := h.MustRun(t, tc.o); got != seen {
+				t.Errorf("got\n%s\nwant\n%s", got, seen)
 			}
 		})
 	}

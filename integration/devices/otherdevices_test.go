@@ -103,7 +103,7 @@ func TestOtherDevicesAreGivenExactlyAsAskedFor(t *testing.T) {
 			const list = "type=bind,src=/dev/null,options=rbind:ro,dst=/var/run/nvidia-container-devices/"
 			expectOthers(t, h, testenv.RunOptions{Env: everything[:2], Mounts: []string{list + h.Driver.GPUs[1].UUID, list + "imex/2"}}, 1, "channel2")
 		})
-		t.Run("a channel that has no node fails the create by its name", func(t *testing.T) {
+		t.Run("a channel without a node fails creation by its name", func(t *testing.T) {
 			h.Refused(t, simhost.Visible("0", "NVIDIA_IMEX_CHANNELS=9"), "/channel9 is missing")
 		})
 		t.Run("GDS brings the udev database and cuFile's configuration, read-only", func(t *testing.T) {

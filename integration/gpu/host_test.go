@@ -44,7 +44,7 @@ func smi(t testing.TB, what string, fields ...string) []map[string]string {
 	return rows
 }
 
-// smiText is what nvidia-smi says of the whole host by pattern's first group.
+// smiText is what pattern's first group matches in nvidia-smi's output for the host.
 func smiText(t testing.TB, pattern string, args ...string) string {
 	t.Helper()
 	out, err := exec.Command("nvidia-smi", args...).CombinedOutput()

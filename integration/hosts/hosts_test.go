@@ -76,7 +76,7 @@ func TestContainersUnderWSL(t *testing.T) {
 		dxg := fmt.Sprintf("%d:125", h.Driver.Majors.Misc)
 		out := h.MustRun(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=all"}, Args: []string{"/bin/sh", "-c", strings.Join([]string{
 			"exec 2>/dev/null", "/test/opendev /dev/dxg", "/test/mkdev " + dxg + fmt.Sprintf(" %d:126", h.Driver.Majors.Misc),
-			"find /dev -type c | grep -e nvidia -e dri -e dxg", "ls /usr/lib/wsl/lib /" + sim.WSLPackage, "/test/cucount; ls -d /proc/driver/gpus; nvidia-smi -L; true",
+			"find /dev -type c | grep -e nvidia -e dri -e dxg", "ls /usr/lib/wsl/lib /" + sim.WSLPackage, "/test/cucount; ls -d /proc/driver/nvidia/gpus; nvidia-smi -L; true",
 		}, "\n")}})
 		for _, line := range []string{
 			"/dev/dxg ENXIO", dxg + " ENXIO", fmt.Sprintf("%d:126 EPERM", h.Driver.Majors.Misc), "/dev/dxg",
@@ -87,7 +87,7 @@ func TestContainersUnderWSL(t *testing.T) {
 				t.Errorf("no line %q in\n%s", line, out)
 			}
 		}
-		if strings.Contains(out, "/dev/nvidia") || strings.Contains(out, "/proc/driver/gpus") || strings.Contains(out, "x.d") {
+		if strings.Contains(out, "/dev/nvidia") || strings.Contains(out, "/proc/driver/nvidia/gpus") || strings.Contains(out, "x.d") {
 			t.Errorf("a node or a mask of the NVIDIA kernel module, or another vendor's package:\n%s", out)
 		}
 		h.Refused(t, simhost.Visible("1"), "every GPU that Windows shares with WSL2")

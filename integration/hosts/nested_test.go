@@ -47,8 +47,7 @@ var nestedHosts = []struct {
 	{"privileged, with the host's procfs", "mkdir -p /sim/driver && mount --bind /proc0 /sim || exit 93", testenv.RunOptions{Privileged: true}},
 	{
 		"unprivileged, with our mask for its procfs",
-		// The simulated driver's mask is at /proc/driver.
-		"mkdir -p /sim/driver/nvidia && cp /proc0/devices /sim && mount --bind /proc/driver /sim/driver/nvidia || exit 93",
+		"mkdir -p /sim/driver && cp /proc0/devices /sim && mount --bind /proc/driver /sim/driver || exit 93",
 		testenv.RunOptions{Extra: []string{"--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_NET_ADMIN", "--cap-add", "CAP_SYS_PTRACE"}},
 	},
 }
@@ -65,12 +64,12 @@ func nested(t *testing.T, h *simhost.Host, prepare string, o testenv.RunOptions,
 	for _, n := range h.Nodes() {
 		paths = append(paths, "/dev/"+n.Name)
 	}
-	probe := "echo == open; /test/opendev " + strings.Join(paths, " ") + "; echo == smi; nvidia-smi -L; echo == cuda; /test/cucount; echo == proc; ls /proc/driver/gpus; true"
+	probe := "echo == open; /test/opendev " + strings.Join(paths, " ") + "; echo == smi; nvidia-smi -L; echo == cuda; /test/cucount; echo == proc; ls /proc/driver/nvidia/gpus; true"
 	in, err := os.MkdirTemp(h.Dir, "in")
 	if err != nil {
 		t.Fatal(err)
 	}
-	simhost.WriteFile(t, filepath.Join(in, "shim.toml"), "[host]\nproc-root = \"/sim\"\nsys-root = \"/sys0\"\nproc-mask-target = \"/proc/driver\"\n")
+	simhost.WriteFile(t, filepath.Join(in, "shim.toml"), "[host]\nproc-root = \"/sim\"\nsys-root = \"/sys0\"\n")
 	simhost.WriteFile(t, filepath.Join(in, "containerd.toml"), `version = 3
 root = "/in/root"
 state = "/run/containerd"

@@ -15,7 +15,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
-// Config is what an image says about the containers made from it.
+// Config is the image's configuration of its containers.
 type Config = ocispec.ImageConfig
 
 // Image is what Write makes an OCI image layout of.

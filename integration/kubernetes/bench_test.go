@@ -115,7 +115,7 @@ func tables(kinds []measured, times map[string]map[int]float64) string {
 		if k.name == withFile {
 			budget = "≤ 1.08"
 		}
-		fmt.Fprintf(&text, " %.3f (%.3f – %.3f) | %s |\n", report.Median(ratios), low, high, budget)
+		fmt.Fprintf(&text, " %.3f (%.3f–%.3f) | %s |\n", report.Median(ratios), low, high, budget)
 	}
 	return text.String()
 }

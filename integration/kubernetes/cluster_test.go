@@ -323,7 +323,7 @@ shutdownGracePeriod: 0s
 	return c.await("the node", 2*time.Minute, c.ready)
 }
 
-// node is what the API says of the node.
+// node is the API's node object.
 func (c *cluster) node() (node corev1.Node, err error) {
 	err = c.do("GET", "/api/v1/nodes/"+nodeName, nil, &node)
 	return node, err

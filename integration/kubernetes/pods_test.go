@@ -204,7 +204,7 @@ func id(t testing.TB, pod corev1.Pod, name string) string {
 	return strings.TrimPrefix(status(t, pod, name).ContainerID, "containerd://")
 }
 
-// message is what the pod's status says of a container that could not start.
+// message is the message in the pod's status for a container that could not start.
 func message(t testing.TB, pod corev1.Pod, name string) string {
 	t.Helper()
 	s := status(t, pod, name)

@@ -37,7 +37,7 @@ func TestT40APodThatNamesAnotherPodsGPUFails(t *testing.T) {
 			theirs := c.checkAllocated(t, victim, "main", true, 1)[0]
 			thieves, owners := map[string]*corev1.Pod{}, map[string]*corev1.Pod{}
 			for name, value := range map[string]string{
-				"uuid": theirs.UUID, "index": fmt.Sprint(theirs.Index), "nobody": "GPU-00000000-0000-0000-0000-000000000000",
+				"uuid": theirs.UUID, "index": fmt.Sprint(theirs.Index), "unknown": "GPU-00000000-0000-0000-0000-000000000000",
 			} {
 				thieves[value] = newPod("thief-"+name, env(wait("main", plainImage), "NVIDIA_VISIBLE_DEVICES", value))
 				owners[value] = newPod("owner-"+name, env(with(wait("main", plainImage), 1), "NVIDIA_VISIBLE_DEVICES", value))

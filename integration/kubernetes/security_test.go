@@ -72,7 +72,7 @@ func TestAPodInAUserNamespaceGetsExactlyItsGPU(t *testing.T) {
 				t.Errorf("uid_map %q, %v", got, err)
 			}
 			// The mask is there: only the pod's GPU, and no file that could be written.
-			if got, err := c.exec(pod.Namespace, pod.Name, "main", "/bin/cat", "/proc/driver/params"); err != nil || !strings.Contains(got, "ModifyDeviceFiles: 0") {
+			if got, err := c.exec(pod.Namespace, pod.Name, "main", "/bin/cat", "/proc/driver/nvidia/params"); err != nil || !strings.Contains(got, "ModifyDeviceFiles: 0") {
 				t.Errorf("params %q, %v", got, err)
 			}
 		})
@@ -99,7 +99,7 @@ func TestNodesOfTheDriverBringTheMaskWithoutARequest(t *testing.T) {
 		pod := newPod("void", env(with(wait("main", plainImage), 1), "NVIDIA_VISIBLE_DEVICES", value))
 		c.startPod(t, pod)
 		gpu := c.gpus(t, c.allocated(t, pod, "main")...)[0]
-		const script = "grep -h UUID /proc/driver/gpus/*/information; cat /proc/driver/params; echo x > /proc/driver/params"
+		const script = "grep -h UUID /proc/driver/nvidia/gpus/*/information; cat /proc/driver/nvidia/params; echo x > /proc/driver/nvidia/params"
 		got, _ := c.exec(pod.Namespace, pod.Name, "main", "/bin/sh", "-c", script)
 		if strings.Count(got, "GPU-") != 1 || !strings.Contains(got, gpu.UUID) || !strings.Contains(got, "ModifyDeviceFiles: 0") || !strings.Contains(got, "ead-only") {
 			t.Errorf("%q: %q, want %s alone, read-only", value, got, gpu.UUID)

@@ -379,3 +379,56 @@ func TestAContainerWithAGPULivesAsItDoesUnderTheStockShim(t *testing.T) {
 		}
 	})
 }
+
+// killer is a runc that kills a container's init process once it is created, and ends when that is
+// gone. Its argument is the real one.
+const killer = `
+%s "$@" || exit
+case " $* " in *" create "*) ;; *) exit 0 ;; esac
+while [ "$1" != --pid-file ]; do shift; done
+pid=$(cat "$2")
+kill -9 $pid
+while [ -d /proc/$pid ]; do :; done
+exit 0
+`
+
+// The kernel may kill a container's init process, for want of memory, before it is started.
+func TestAContainerWhoseProcessEndsBeforeItsMask(t *testing.T) {
+	dir := t.TempDir()
+	tools, err := testenv.ToolsDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(testenv.ShimDir(), "containerd-shim-nvidia-v2"), filepath.Join(dir, "containerd-shim-nvidia-v2")); err != nil {
+		t.Fatal(err)
+	}
+	simhost.Script(t, filepath.Join(dir, "runc"), fmt.Sprintf(killer, filepath.Join(tools, "runc")))
+	h := &host{Host: simhost.New(t, simhost.Options{Env: testenv.Options{ShimDir: dir}})}
+	published := h.watch(t)
+	client := api.Connect(t, h.Env)
+	for _, runtime := range []string{testenv.StockRuntime, testenv.DefaultRuntime} {
+		id := h.Create(t, testenv.RunOptions{Runtime: runtime, Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}})
+		s := &script{host: h, t: t, id: id, runtime: runtime}
+		ctx := client.Context(t.Context())
+		if _, err := client.Create(t.Context(), id); err != nil {
+			t.Errorf("%s: create: %v", runtime, err)
+			h.Remove(t, id)
+			continue
+		}
+		s.wait()
+		if err := client.Start(t.Context(), id); err == nil {
+			t.Errorf("%s: it was started", runtime)
+		}
+		deleted, err := client.Tasks.Delete(ctx, &tasksapi.DeleteTaskRequest{ContainerID: id})
+		if err != nil || deleted.GetExitStatus() != 137 {
+			t.Errorf("%s: deleted with status %d, %v", runtime, deleted.GetExitStatus(), err)
+		}
+		testenv.Await(t, 10*time.Second, "the exit event", func() bool {
+			return strings.Contains(published.text(t), `/tasks/exit {"container_id":"`+id+`"`)
+		})
+		h.Ctr(t, "containers", "rm", id)
+		if strings.Contains(h.MountTable(t), h.BundleDir(id)) {
+			t.Errorf("%s: its root file system is still mounted", runtime)
+		}
+	}
+}

@@ -11,7 +11,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// compatValue is what the image's own libcuda says.
+// compatValue is the answer of the image's own libcuda.
 const compatValue = "cuDriverGetVersion=13050"
 
 // The host's driver is sim.DefaultVersion, 580.159.04. The rule is that of

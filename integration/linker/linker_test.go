@@ -18,7 +18,7 @@ import (
 func TestMain(m *testing.M) { simhost.Main(m) }
 
 const (
-	// driverValue is what the simulated driver's libcuda says.
+	// driverValue is the answer of the simulated driver's libcuda.
 	driverValue = "cuDriverGetVersion=13000"
 	one         = "NVIDIA_VISIBLE_DEVICES=0"
 	dlopen      = "/test/dlopen -s cuDriverGetVersion libcuda.so.1"

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -184,6 +186,55 @@ func TestT53AVolumeWhereTheDriverGoes(t *testing.T) {
 			simhost.Same(t, "the files", before, simhost.Files(t, dir))
 		}
 	})
+}
+
+// ownRoot makes the root of the calling mount namespace an overlay of the host's, whose upper
+// directory is in $1, and then becomes the rest of its arguments. $2 is shared with the host, and
+// /run/host is that root: runc cannot pivot to / itself.
+const ownRoot = `set -e
+mount -t overlay none -o lowerdir=/,upperdir="$1/upper",workdir="$1/work" "$1/root"
+for dir in /proc /sys /dev "$2"; do mount --rbind "$dir" "$1/root$dir"; done
+mount -t tmpfs none "$1/root/run"
+cd "$1/root"
+pivot_root . .
+umount -l .
+cd /
+mkdir /run/host
+mount --bind / /run/host
+shift 2
+exec "$@"`
+
+// The host is an overlay of this one: runc makes mount points, and they would stay.
+func TestAContainerOfTheHostsRootLeavesNothingThere(t *testing.T) {
+	overlay := t.TempDir()
+	if err := unix.Mount("tmpfs", overlay, "tmpfs", 0, ""); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(overlay, 0); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, dir := range []string{"upper", "work", "root"} {
+		if err := os.Mkdir(filepath.Join(overlay, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h := simhost.New(t, simhost.Options{Env: testenv.Options{
+		Wrapper: []string{"unshare", "--mount", "/bin/sh", "-c", ownRoot, "sh", overlay, os.TempDir()},
+	}})
+	before := namesOf(simhost.Files(t, filepath.Join(overlay, "upper")))
+	id := start(t, h, testenv.RunOptions{RootfsDir: "/run/host", Env: []string{"NVIDIA_DRIVER_CAPABILITIES=all"}})
+	simhost.Want(t, h.Sh(t, id, "ls "+simhost.Lib), "libcuda.so.1", "libnvidia-ml.so.1")
+	if plan := h.Record(t, id); !strings.Contains(strings.Join(plan.Notes, "\n"), "the host's own") {
+		t.Errorf("recorded %+v %q", plan.Linker, plan.Notes)
+	}
+	h.Gone(t, id)
+	for _, name := range namesOf(simhost.Files(t, filepath.Join(overlay, "upper"))) {
+		if !slices.Contains(before, name) && !strings.HasPrefix("usr/local/nvidia", name) {
+			t.Errorf("made on the host: %s", name)
+		}
+	}
 }
 
 // busybox is busybox as /bin/sh and the few programs that a test wants.

@@ -46,17 +46,20 @@ func TestT55T57TheMaskShowsExactlyWhatWasGranted(t *testing.T) {
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			files := map[string]string{
-				"./version": read("version"),
-				"./params":  strings.Replace(params, "ModifyDeviceFiles: 1\n", "ModifyDeviceFiles: 0\n", 1),
+				"./nvidia/version": read("version"),
+				"./nvidia/params":  strings.Replace(params, "ModifyDeviceFiles: 1\n", "ModifyDeviceFiles: 0\n", 1),
 			}
-			names := []string{".", "./version", "./params"}
+			names := []string{".", "./nvidia", "./nvidia/version", "./nvidia/params"}
 			if len(tc.gpus) > 0 {
-				names = append(names, "./gpus")
+				names = append(names, "./nvidia/gpus")
 			}
 			for _, i := range tc.gpus {
-				dir := "./gpus/" + h.Driver.GPUs[i].BusID
-				names = append(names, dir, dir+"/information", dir+"/power")
-				files[dir+"/information"], files[dir+"/power"] = read(dir+"/information"), read(dir+"/power")
+				gpu := "gpus/" + h.Driver.GPUs[i].BusID
+				names = append(names, "./nvidia/"+gpu)
+				for _, name := range []string{gpu + "/information", gpu + "/power"} {
+					names = append(names, "./nvidia/"+name)
+					files["./nvidia/"+name] = read(name)
+				}
 			}
 			slices.Sort(names)
 			var order []string
@@ -93,11 +96,11 @@ func TestT56TheMaskCannotBeChangedByContainerRoot(t *testing.T) {
 	script := strings.Join([]string{
 		"try() { if ( eval \"$1\" ) 2>/tmp/err; then echo \"worked: $1\"; elif ! grep -q -e 'Read-only file system' -e 'not permitted' -e 'ermission denied' /tmp/err; then echo \"$1: $(cat /tmp/err)\"; fi; }",
 		"cd " + simhost.Mask,
-		"for f in params version gpus/" + bus + "/information; do try \"echo 'ModifyDeviceFiles: 1' >$f\"; try \"rm $f\"; try \"chmod 666 $f\"; try \"mv $f x\"; done",
-		"try 'mkdir gpus/0000:00:00.0'; try 'touch new'; try 'chmod 777 .'; try 'ln -s / x'",
+		"for f in nvidia/params nvidia/version nvidia/gpus/" + bus + "/information; do try \"echo 'ModifyDeviceFiles: 1' >$f\"; try \"rm $f\"; try \"chmod 666 $f\"; try \"mv $f x\"; done",
+		"try 'mkdir nvidia/gpus/0000:00:00.0'; try 'touch new'; try 'chmod 777 .'; try 'ln -s / x'",
 		"cd /; try 'mount -o remount,rw " + simhost.Mask + "'",
 		"[ -n \"$MAY_MOUNT\" ] || { try 'umount " + simhost.Mask + "'; try 'mount -t tmpfs x " + simhost.Mask + "'; }",
-		"grep ModifyDeviceFiles " + simhost.Mask + "/params",
+		"grep ModifyDeviceFiles " + simhost.Mask + "/nvidia/params",
 		"grep ' " + simhost.Mask + " ' /proc/self/mountinfo",
 	}, "\n")
 	for _, tc := range []struct {
@@ -147,7 +150,7 @@ func TestTheMaskIsSeenByItsContainerOnly(t *testing.T) {
 		plain := h.Start(t, testenv.RunOptions{})
 
 		for id, gpu := range map[string]int{first: 0, second: 2} {
-			got := h.Exec(t, id, "/bin/ls", simhost.Mask+"/gpus").Output
+			got := h.Exec(t, id, "/bin/ls", simhost.Mask+"/nvidia/gpus").Output
 			if want := h.Driver.GPUs[gpu].BusID + "\n"; got != want {
 				t.Errorf("container with GPU %d: gpus has %q, want %q", gpu, got, want)
 			}
@@ -177,7 +180,7 @@ func TestTheMaskIsSeenByItsContainerOnly(t *testing.T) {
 func TestAPrivilegedContainerHasNoMask(t *testing.T) {
 	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 3}})
 	id := h.Start(t, testenv.RunOptions{Privileged: true, Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}})
-	if out := h.Exec(t, id, "/bin/sh", "-c", "grep -c ' "+simhost.Mask+" ' /proc/self/mountinfo; ls "+simhost.Mask).Output; !strings.HasPrefix(out, "0\n") || strings.Contains(out, "params") {
+	if out := h.Exec(t, id, "/bin/sh", "-c", "grep -c ' "+simhost.Mask+" ' /proc/self/mountinfo; ls "+simhost.Mask).Output; !strings.HasPrefix(out, "0\n") || strings.Contains(out, "nvidia") {
 		t.Errorf("a privileged container has a mask: %q", out)
 	}
 	if out := h.Exec(t, id, "/test/opendev", "/dev/nvidia0", "/dev/nvidia2").Output; out != "/dev/nvidia0 ENXIO\n/dev/nvidia2 ENOENT\n" {

@@ -25,7 +25,7 @@ import (
 
 func TestMain(m *testing.M) { simhost.Main(m) }
 
-// refusal is a create that must fail: what is wrong, who asks, what the error
+// refusal is a container creation that must fail: what is wrong, who asks, what the error
 // says and does not say, and its gRPC code.
 type refusal struct {
 	name        string

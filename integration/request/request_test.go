@@ -135,7 +135,7 @@ var (
 			"libnvidia-egl-wayland.so.1", "libnvidia-egl-wayland.so.1.1.19",
 			"libnvidia-rtcore.so.V", "libnvoptix.so.1", "libnvoptix.so.V",
 		},
-		nodes: []string{"nvidia-modeset", "dri/card1", "dri/renderD128"},
+		nodes: []string{"dri/renderD128"},
 		data: []string{
 			"/etc/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/implicit_layer.d/nvidia_layers.json",
 			"/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
@@ -147,7 +147,8 @@ var (
 			"/usr/lib/xorg/modules/extensions/libglxserver_nvidia.so",
 		},
 	}
-	ngx = files{only64: []string{"libnvidia-ngx.so.1", "libnvidia-ngx.so.V"}}
+	display = files{nodes: []string{"nvidia-modeset", "dri/card1"}}
+	ngx     = files{only64: []string{"libnvidia-ngx.so.1", "libnvidia-ngx.so.V"}}
 )
 
 // treeOf is the sorted content of /usr/local/nvidia for these files.
@@ -184,7 +185,7 @@ func sorted(list []string) []string {
 func TestDriverCapabilitiesDecideWhichFilesAreThere(t *testing.T) {
 	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 3}})
 	compute := []files{computeLibraries, computePrograms}
-	all := []files{utility, computeLibraries, computePrograms, video, graphics, ngx}
+	all := []files{utility, computeLibraries, computePrograms, video, graphics, display, ngx}
 	for _, tc := range []struct {
 		name, value string
 		compat32    bool
@@ -196,7 +197,7 @@ func TestDriverCapabilitiesDecideWhichFilesAreThere(t *testing.T) {
 		{"compute", "compute", false, compute},
 		{"video brings the libraries of compute", "video", false, []files{video, computeLibraries}},
 		{"graphics", "graphics", false, []files{graphics}},
-		{"display brings the libraries of graphics", "display", false, []files{graphics}},
+		{"display brings the libraries of graphics", "display", false, []files{graphics, display}},
 		{"ngx", "ngx", false, []files{ngx}},
 		{"compat32 alone is nothing", "compat32", true, nil},
 		{"utility and compat32", "utility,compat32", true, []files{utility}},

@@ -21,7 +21,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/mounts"
 )
 
-// kills is how often a shim is killed at a random moment of a create.
+// kills is how often a shim is killed at a random moment of Create.
 const kills = 20
 
 // kill sends a signal to processes that the caller found to be shims.
@@ -91,7 +91,7 @@ func TestAShimKilledAtARandomMomentOfACreateLeavesNothing(t *testing.T) {
 		if len(views) > 1 {
 			t.Errorf("killed after %v: there are %d views", wait, len(views))
 		}
-		// What a cold create made for those that follow is not left behind.
+		// What a cold Create made for later containers is not left behind.
 		before.AssertUnchanged(t, h.Driver.StateDir, orphaned)
 		removeCgroups(t, h, id)
 		if t.Failed() {

@@ -139,7 +139,7 @@ func (h *host) settle(t *testing.T) {
 const masked = "gpus\nparams\nversion\n"
 
 // look prints what a container has of the driver: expect says what that is.
-const look = `ls /dev | grep nvidia; ls /proc/driver/gpus; /test/cucount | grep -v "^libcuda "`
+const look = `ls /dev | grep nvidia; ls /proc/driver/nvidia/gpus; /test/cucount | grep -v "^libcuda "`
 
 // expect is what look prints in a container that has the GPU alone.
 func (h *host) expect(gpu int) string {

@@ -100,7 +100,7 @@ func (h Devices) ProbeArgs(nodes ...Node) []string {
 		"echo '== dev'", "find /dev -type c | grep -e nvidia -e dri",
 		"echo '== smi'", "nvidia-smi -L",
 		"echo '== cuda'", "/test/cucount",
-		"echo '== proc'", "ls /proc/driver/gpus",
+		"echo '== proc'", "ls /proc/driver/nvidia/gpus",
 		"true",
 	}, "\n")}
 }

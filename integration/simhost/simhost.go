@@ -22,8 +22,7 @@ func Main(m *testing.M) { testenv.Main(m, runtimeclass.ShimName, runtimeclass.Ct
 // DefaultImage is small and has what a probe needs: a shell, glibc, the test programs.
 const DefaultImage = "glibc-nocache"
 
-// Mask is where the mask is in these tests: the simulated driver cannot add to procfs, so
-// its configuration has it cover /proc/driver, which every host has.
+// Mask is where the mask is.
 const Mask = "/proc/driver"
 
 // UserNamespace are the flags of ctr for a user namespace.

@@ -33,7 +33,7 @@ func checkShims(ctx context.Context, n *node) []Finding {
 		if err != nil {
 			list = append(list, problem(fixInstall, "%v", err)...)
 		} else {
-			list = append(list, fine("%s is in containerd's reach", p)...)
+			list = append(list, fine("containerd finds %s", p)...)
 		}
 	}
 	return list

@@ -70,7 +70,7 @@ func parse(data []byte) ([]entry, error) {
 		return nil, err
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("more follows after its end")
+		return nil, errors.New("data after its end")
 	}
 	if c.Data == nil || c.Checksum == nil || c.Data.RegisteredDevices == nil {
 		return nil, errors.New("Data, Data.RegisteredDevices or Checksum is missing")

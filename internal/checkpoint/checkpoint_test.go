@@ -1,6 +1,7 @@
 package checkpoint
 
 import (
+	"bytes"
 	"errors"
 	"os"
 	"path/filepath"
@@ -96,4 +97,29 @@ func TestOnlyAFileOfRootsCounts(t *testing.T) {
 	if got, err := Pod(write(t, written), ""); err == nil || !strings.Contains(err.Error(), "UID") {
 		t.Errorf("without a UID: got %v, %v", got, err)
 	}
+}
+
+// FuzzPod holds that a pod gets only ids of entries of its own, of resources that can be GPUs.
+func FuzzPod(f *testing.F) {
+	f.Add([]byte(written))
+	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"0b3e","PodUID":"x","ContainerName":"c","ResourceName":"nvidia.com/gpu","DeviceIDs":{"9":[]}}],"RegisteredDevices":{}},"Checksum":1}`))
+	f.Add([]byte(`{"data":{"poddeviceentries":[null],"RegisteredDevices":null},"Checksum":-1}`))
+	file := filepath.Join(f.TempDir(), "checkpoint")
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if err := os.WriteFile(file, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		pod, err := Pod(file, "0b3e")
+		if err != nil {
+			if pod != nil || strings.Contains(err.Error(), "\n") {
+				t.Errorf("%v, %q", pod, err)
+			}
+			return
+		}
+		for container, ids := range pod {
+			if container == "" || !bytes.Contains(data, []byte("nvidia.com")) && !bytes.Contains(data, []byte(`\`)) {
+				t.Errorf("container %q has %q", container, ids)
+			}
+		}
+	})
 }

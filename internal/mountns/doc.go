@@ -7,5 +7,5 @@
 // moment ago. So the thread returns to its mount namespace and root after each function, and waits
 // for the next one.
 //
-// The main thread is never used: its namespaces are what /proc/PID of the whole process shows.
+// The main thread is never used: /proc/PID shows its namespaces for the whole process.
 package mountns

@@ -46,6 +46,10 @@ func work() {
 		j := <-jobs
 		result := protect(j.fn)
 		err := home.enter()
+		if err != nil {
+			home.mnt.Close()
+			home.root.Close()
+		}
 		j.result <- result
 		if err != nil {
 			replace()

@@ -80,6 +80,11 @@ func TestTheThreadIsNotTheMainOneAndGoesBackToItsMountNamespace(t *testing.T) {
 // A thread that cannot return is replaced and does not end.
 func TestAThreadThatIsStuckIsReplaced(t *testing.T) {
 	var stuck, next int
+	err := Do(func() error { return nil }) // the thread has what it keeps open
+	before, readErr := os.ReadDir("/proc/self/fd")
+	if err := errors.Join(err, readErr); err != nil {
+		t.Fatal(err)
+	}
 	if err := Do(func() error {
 		stuck = unix.Gettid()
 		// Without CAP_SYS_ADMIN it cannot enter a namespace.
@@ -93,6 +98,9 @@ func TestAThreadThatIsStuckIsReplaced(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join("/proc/self/task", strconv.Itoa(stuck))); err != nil {
 		t.Errorf("the thread ended: %v", err)
+	}
+	if after, err := os.ReadDir("/proc/self/fd"); err != nil || len(after) != len(before) {
+		t.Errorf("%d descriptors after %d: %v", len(after), len(before), err)
 	}
 }
 

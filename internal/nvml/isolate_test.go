@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os/exec"
 	"runtime"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -26,7 +27,11 @@ func tryCalls() error {
 	if err := isolate("/", nil); err != nil {
 		return err
 	}
-	for _, call := range denied {
+	others := []uint32{
+		unix.SYS_IO_URING_SETUP, unix.SYS_TRUNCATE, unix.SYS_MOUNT, unix.SYS_MOUNT_SETATTR, unix.SYS_MOVE_MOUNT,
+		unix.SYS_OPEN_TREE, unix.SYS_OPEN_TREE_ATTR, unix.SYS_FSOPEN, unix.SYS_FSMOUNT, unix.SYS_FSPICK,
+	}
+	for _, call := range slices.Concat(denied, others) {
 		for _, number := range []uintptr{uintptr(call), x32 | uintptr(call)} {
 			// The arguments are invalid: without the filter the error is another.
 			_, _, errno := unix.RawSyscall6(number, ^uintptr(0), ^uintptr(0), ^uintptr(0), ^uintptr(0), ^uintptr(0), 0)

@@ -29,7 +29,7 @@ type Utilization struct {
 	GPU *uint32 `json:"gpu_percent,omitempty"`
 }
 
-// State is what a GPU or a MIG device does now.
+// State is the live state of a GPU or a MIG device.
 type State struct {
 	Memory    MemoryState `json:"memory"`
 	Processes []Process   `json:"processes"`

@@ -49,7 +49,7 @@ const (
 	Failed   = "failed"   // it could not be made
 )
 
-// Result is what was done about a module or node.
+// Result reports what was done about a module or node.
 type Result struct {
 	State   string `json:"state"`
 	Message string `json:"message,omitempty"`

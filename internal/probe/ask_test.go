@@ -7,14 +7,11 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 // script returns a shell script in the place of nvidia-shimctl.
 func script(t *testing.T, text string) func() (string, error) {

@@ -24,7 +24,7 @@ const tasksDir = "io.containerd.runtime.v2.task"
 // maxRecord is the largest record that is read, in bytes.
 const maxRecord = 4 << 20
 
-// Record is what the shim's record and the bundle say about a container that was given GPUs.
+// Record holds what the shim's record and the bundle tell about a container with GPUs.
 type Record struct {
 	gpuinject.PlanContainer
 	// PID is the container's first process; 0 if it has ended or is in a PID namespace that this

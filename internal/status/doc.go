@@ -9,5 +9,5 @@
 //	s.Print(term.New(os.Stdout))
 //
 // A process belongs to the container of its cgroup. The package changes nothing and executes
-// nothing; without an answer of NVML it still says who was given what.
+// nothing; without an answer of NVML it still shows which container has which GPU.
 package status

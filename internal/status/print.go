@@ -11,7 +11,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
-// none stands for what is absent.
+// none is printed for an absent value.
 const none = "-"
 
 // Print shows a status in tables.

@@ -48,7 +48,7 @@ type MIG struct {
 type Use struct {
 	Memory    *nvml.MemoryState `json:"memory,omitempty"`
 	Processes []Process         `json:"processes,omitempty"`
-	// Containers are the ids of those that were given the device.
+	// Containers are the ids of the containers that have the device.
 	Containers []string `json:"containers"`
 }
 

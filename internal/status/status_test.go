@@ -217,9 +217,7 @@ func print(t *testing.T, s *Status) string {
 func asJSON(t testing.TB, v any) string {
 	t.Helper()
 	data, err := json.Marshal(v)
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, err)
 	return string(data)
 }
 

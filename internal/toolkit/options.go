@@ -28,7 +28,7 @@ var unrestrictedModes = []any{"auto", "cdi", "jit-cdi"}
 // unrestricted are the settings that preserve what these modes do.
 var unrestricted = map[string]any{
 	"policy.disable-require":         true,
-	"container.default-capabilities": config.Default().Container.SupportedCapabilities,
+	"container.default-capabilities": config.Default().Container.Supported(false),
 }
 
 const whyCompat = "forward compatibility libraries of an image are used if they serve the host's driver; there is no switch"
@@ -177,16 +177,20 @@ func swarmResources(names []string) result {
 }
 
 func capabilities(given []string) result {
-	all := config.Default().Container.SupportedCapabilities
+	all := config.Default().Container.Supported(false)
 	for _, c := range given {
 		if c != "all" && !slices.Contains(all, c) {
 			return attention("unknown capability %.64q", c)
 		}
 	}
-	// In the order of the default, so that the same set is the same setting.
-	supported := slices.DeleteFunc(slices.Clone(all), func(c string) bool {
-		return !slices.Contains(given, c) && !slices.Contains(given, "all")
-	})
+	// In one order, so that the same set is the same setting.
+	supported := slices.DeleteFunc(slices.Clone(all), func(c string) bool { return !slices.Contains(given, c) })
+	switch {
+	case slices.Contains(given, "all") || len(supported) == len(all):
+		supported = []string{}
+	case len(supported) == 0:
+		return attention("it names no capability")
+	}
 	return carried("container.supported-capabilities", supported)
 }
 

@@ -48,7 +48,7 @@ type Option struct {
 	Why string `json:"why,omitempty"`
 }
 
-// Report is what becomes of a file.
+// Report says what becomes of a file.
 type Report struct {
 	// From is the toolkit's file.
 	From    string   `json:"from"`

@@ -94,9 +94,7 @@ func TestFilesOfRealToolkits(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			text, err := os.ReadFile(filepath.Join("testdata", c.file))
-			if err != nil {
-				t.Fatal(err)
-			}
+			simtest.Check(t, err)
 			root := simtest.NewRoot(t)
 			for _, name := range append(c.nodes, Paths[1]) {
 				root.Write(name, string(text))
@@ -141,9 +139,7 @@ func TestModes(t *testing.T) {
 		`mode = "csv"`:     false,
 	} {
 		r, err := Convert("/", []byte("disable-require = false\nsupported-driver-capabilities = \"utility\"\n[nvidia-container-runtime]\n"+text))
-		if err != nil {
-			t.Fatal(err)
-		}
+		simtest.Check(t, err)
 		want := config.Default()
 		want.Container.SupportedCapabilities = []string{"utility"}
 		if preserved {
@@ -159,11 +155,23 @@ func TestModes(t *testing.T) {
 	}
 }
 
+// The toolkit's packages write every capability into their file, so that it is no wish of the
+// operator's to give pods the nodes of a display.
+func TestEveryCapabilityIsTheDefault(t *testing.T) {
+	for _, value := range []string{"all", "compat32,compute,display,graphics,ngx,utility,video"} {
+		r, err := Convert("/", []byte("supported-driver-capabilities = \""+value+"\"\nnvidia-container-runtime.mode = \"legacy\"\n"))
+		if err != nil || option(t, r, "supported-driver-capabilities").State != Default || r.Text != "" {
+			t.Errorf("%s: %v, %s", value, err, r.Text)
+		}
+	}
+}
+
 func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 	for text, key := range map[string]string{
 		`swarm-resource = "DOCKER_SWARM_RESOURCE,DOCKER_RESOURCE_GPU"`:                        "swarm-resource",
 		`disable-require = "yes"`:                                                             "disable-require",
 		`supported-driver-capabilities = "compute,magic"`:                                     "supported-driver-capabilities",
+		`supported-driver-capabilities = ""`:                                                  "supported-driver-capabilities",
 		`supported-driver-capabilities = 3`:                                                   "supported-driver-capabilities",
 		`nvidia-container-cli.root = "driver"`:                                                "nvidia-container-cli.root",
 		`nvidia-container-runtime.log-level = "loud"`:                                         "nvidia-container-runtime.log-level",
@@ -190,9 +198,7 @@ func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 		}
 	}
 	broken, err := os.ReadFile("testdata/broken.toml")
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, err)
 	if _, err := Convert("/", broken); err == nil || !strings.Contains(err.Error(), "line 1") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("broken TOML: %v", err)
 	}
@@ -202,10 +208,38 @@ func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 func TestValuesAreQuoted(t *testing.T) {
 	const odd = "/opt/a \\\"b\\\"\\\\c\\u0007d 'e'"
 	r, err := Convert("/", []byte("nvidia-container-cli.root = \""+odd+"\"\n"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	simtest.Check(t, err)
 	if got, want := load(t, r.Text).Host.DriverRoot, "/opt/a \"b\"\\c\ad 'e'"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
+}
+
+// FuzzConvert holds that the shim can load what becomes of any file.
+func FuzzConvert(f *testing.F) {
+	names, err := filepath.Glob("testdata/*.toml")
+	if err != nil || len(names) == 0 {
+		f.Fatal(names, err)
+	}
+	for _, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Add([]byte("[nvidia-container-cli]\nroot = \"\\u0000\"\nload-kmods = 1979-05-27\n[nvidia-container-runtime]\nmode = [\"x\"]\n"))
+	dir := f.TempDir()
+	file := filepath.Join(dir, "config.toml")
+	f.Fuzz(func(t *testing.T, text []byte) {
+		r, err := Convert(dir, text)
+		if err != nil {
+			return
+		}
+		if err := os.WriteFile(file, []byte(r.Text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := config.Load(file); err != nil {
+			t.Errorf("%v in\n%s", err, r.Text)
+		}
+	})
 }

@@ -16,7 +16,7 @@ import (
 
 // Options are a runtime handler's options.
 type Options struct {
-	// Runc is what the embedded service and go-runc get.
+	// Runc is for the embedded service and go-runc.
 	Runc *runc.Options
 	// Overrides holds the handler's tables [policy] and [container], if it has them, for
 	// config.Override.

@@ -16,14 +16,10 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 func anyOf(t testing.TB, typeURL string, m proto.Message) *anypb.Any {
 	t.Helper()
@@ -156,4 +152,29 @@ func TestTranslateNamesWhatItRefuses(t *testing.T) {
 			}
 		})
 	}
+}
+
+// FuzzTranslate holds that options of any type and content are translated or refused by name: the
+// embedded service panics over those that it does not know.
+func FuzzTranslate(f *testing.F) {
+	for _, body := range []string{"", "SystemdCgroup = true\n[policy]\nkubernetes = \"audit\"\n", "[container]\nx = 1\n", "BinaryName = 1979-05-27\n", "IoUid = -1\n"} {
+		f.Add("", []byte(body))
+		f.Add(typeRuntime, anyOf(f, "", &runtimeoptions.Options{ConfigBody: []byte(body)}).Value)
+	}
+	f.Add("types.containerd.io/"+typeRunc, anyOf(f, "", &runc.Options{Root: "/r", IoUid: 1}).Value)
+	f.Add(typeOldRuntime, anyOf(f, "", &runtimeoptions.Options{ConfigPath: "/nonexistent"}).Value)
+	f.Add("google.protobuf.Empty", []byte{0xff})
+	f.Fuzz(func(t *testing.T, typeURL string, value []byte) {
+		out, err := Translate(&anypb.Any{TypeUrl: typeURL, Value: value})
+		if err == nil && out.Runc == nil {
+			t.Error("neither options nor an error")
+		}
+		if err != nil && !errors.Is(err, errdefs.ErrInvalidArgument) {
+			t.Errorf("error %q", err)
+		}
+		// The body of a table, too.
+		if _, err := fromTOML(value); err != nil && strings.Contains(err.Error(), "\n") {
+			t.Errorf("error %q", err)
+		}
+	})
 }

@@ -30,7 +30,7 @@ const (
 	minorAny    = -2 // the driver gives them out as it pleases
 )
 
-// classes are the nodes by class. The numbers are those of the kernel modules' sources:
+// classes are the nodes by class. The numbers come from the kernel modules' sources:
 // nv-caps-imex.c (minor == channel), nvidia-fs (register_chrdev "nvidia-fs…"), gdrdrv.c (one
 // device, minor 0), ib_uverbs (IB_UVERBS_MAJOR and a dynamic region of the same name), ucma.c (a
 // misc device) and linux_nvswitch.c (minor == instance, 255 for control).
@@ -110,7 +110,8 @@ func (k classNode) node(cfg config.Host, number int, majors numbers) (Node, erro
 func (k classNode) present(devRoot string) []int {
 	file := filepath.Join(devRoot, "dev", k.name)
 	if prefix, ok := strings.CutSuffix(file, "*"); ok {
-		return numbered(filepath.Dir(prefix), filepath.Base(prefix))
+		found, _ := numbered(filepath.Dir(prefix), filepath.Base(prefix))
+		return found
 	}
 	if _, err := os.Lstat(file); err != nil {
 		return nil

@@ -2,7 +2,7 @@ package device
 
 import "slices"
 
-// Facts are what only NVML knows about this host's GPUs. The probe prints them as JSON in a
+// Facts are properties of the GPUs that only NVML can supply. The probe prints them as JSON in a
 // separate process, so that the shim never loads NVML.
 type Facts struct {
 	Driver string     `json:"driver"` // the version that NVML reports: "580.159.04"

@@ -3,10 +3,12 @@ package device
 import (
 	"errors"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
@@ -136,6 +138,30 @@ func FuzzInformation(f *testing.F) {
 			if name == "" || slices.Max(numbers) >= 1<<20 {
 				t.Errorf("numbers %q %d", name, numbers)
 			}
+		}
+	})
+}
+
+// FuzzCapability holds that a capability has a minor of the kernel's and no mode but permissions.
+func FuzzCapability(f *testing.F) {
+	f.Add([]byte("DeviceFileMinor: 3\nDeviceFileMode: 292\nDeviceFileModify: 1\n"))
+	f.Add([]byte("DeviceFileMinor: 1048576\nDeviceFileMode: -1"))
+	f.Add([]byte("DeviceFileMode: 4294967295\nDeviceFileMinor:\t07\n:"))
+	root := f.TempDir()
+	file := filepath.Join(root, capabilitiesDir, "mig/config")
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if err := os.WriteFile(file, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		c, err := readCapability(config.Host{ProcRoot: root}, "mig/config")
+		if err == nil && (c.Minor >= 1<<20 || c.mode&^0o777 != 0 || c.File != "mig/config") {
+			t.Errorf("%+v", c)
+		}
+		if err != nil && strings.Contains(err.Error(), "\n") {
+			t.Errorf("%q", err)
 		}
 	})
 }

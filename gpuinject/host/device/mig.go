@@ -114,7 +114,11 @@ func readCapability(cfg config.Host, name string) (Capability, error) {
 // out.
 func readMIG(cfg config.Host, gpu GPU) (list []Instance, all []Capability, err error) {
 	mig := fmt.Sprintf("gpu%d/mig", gpu.Minor)
-	for _, gi := range numbered(filepath.Join(cfg.ProcRoot, capabilitiesDir, mig), "gi") {
+	gis, err := numbered(filepath.Join(cfg.ProcRoot, capabilitiesDir, mig), "gi")
+	if err != nil {
+		return nil, nil, fmt.Errorf("list MIG devices: %w", err)
+	}
+	for _, gi := range gis {
 		dir := fmt.Sprintf("%s/gi%d", mig, gi)
 		parent, err := readCapability(cfg, dir+"/access")
 		if errors.Is(err, fs.ErrNotExist) {
@@ -124,7 +128,11 @@ func readMIG(cfg config.Host, gpu GPU) (list []Instance, all []Capability, err e
 			return nil, nil, err
 		}
 		all = append(all, parent)
-		for _, ci := range numbered(filepath.Join(cfg.ProcRoot, capabilitiesDir, dir), "ci") {
+		cis, err := numbered(filepath.Join(cfg.ProcRoot, capabilitiesDir, dir), "ci")
+		if err != nil {
+			return nil, nil, fmt.Errorf("list MIG devices: %w", err)
+		}
+		for _, ci := range cis {
 			right, err := readCapability(cfg, fmt.Sprintf("%s/ci%d/access", dir, ci))
 			if errors.Is(err, fs.ErrNotExist) {
 				continue

@@ -241,3 +241,13 @@ func TestMIGDevicesThatAContainerWasNotGivenAreUnknownThere(t *testing.T) {
 		}
 	}
 }
+
+// A partitioned GPU whose MIG devices are not known would be given as a whole.
+func TestMIGThatCannotBeListedIsAnError(t *testing.T) {
+	h := migHost(t)
+	h.Check(os.RemoveAll(filepath.Join(h.cfg.ProcRoot, capabilitiesDir, "gpu2/mig")))
+	h.Write("proc/"+capabilitiesDir+"/gpu2/mig", "")
+	if inv, err := Discover(h.cfg); err == nil {
+		t.Errorf("%d MIG devices", len(inv.MIG))
+	}
+}

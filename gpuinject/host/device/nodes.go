@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -66,7 +67,7 @@ type wanted struct {
 	link     string // see Node
 }
 
-// verify returns a node if it is what its driver has.
+// verify returns a node if it is its driver's.
 func verify(cfg config.Host, w wanted) (Node, error) {
 	node, err := StatNode(filepath.Join(cfg.DevRoot, "dev", w.name))
 	node.Path, node.Link = "/dev/"+w.name, w.link
@@ -120,9 +121,10 @@ func gpuDriver(majors numbers) string {
 //	nvidiactl                    always, also without a GPU
 //	nvidia<minor>                of each GPU, whole or of a MIG device
 //	nvidia-uvm, nvidia-uvm-tools with compute or video (whose libraries need CUDA)
-//	nvidia-modeset               with graphics or display
-//	dri/card<n>, dri/renderD<n>  of each GPU, with graphics or display; of a MIG
-//	                             device if its profile is for graphics
+//	nvidia-modeset               with display
+//	dri/renderD<n>, dri/card<n>  of each GPU, with graphics or display, the card
+//	                             with display only; of a MIG device if its
+//	                             profile is for graphics
 //	nvidia-caps/nvidia-cap<n>    of each MIG device two, and those of Set.Manage
 //
 // nvidia-uvm-tools, nvidia-modeset and the DRM nodes are skipped if the host has none, nvidia-uvm
@@ -137,6 +139,9 @@ func (inv Inventory) Nodes(set Set, caps []string) ([]Node, error) {
 	}
 	var nodes []Node
 	for _, w := range inv.wanted(set, caps, majors) {
+		if IsDisplayNode("/dev/"+w.name) && !slices.Contains(caps, "display") {
+			continue
+		}
 		node, err := verify(inv.Config, w)
 		if errors.Is(err, fs.ErrNotExist) && w.make == "" {
 			continue
@@ -147,6 +152,12 @@ func (inv Inventory) Nodes(set Set, caps []string) ([]Node, error) {
 		nodes = append(nodes, node)
 	}
 	return nodes, nil
+}
+
+// IsDisplayNode reports whether the node at a path sets display modes. A program that only draws
+// needs none such, and with one it could take over the host's screen.
+func IsDisplayNode(name string) bool {
+	return name == "/dev/nvidia-modeset" || strings.HasPrefix(name, "/dev/dri/card")
 }
 
 // wanted lists the nodes in the order in which they are given.
@@ -191,7 +202,8 @@ func drmNodes(cfg config.Host, busID string, majors numbers) []wanted {
 	dir := filepath.Join(cfg.SysRoot, "bus/pci/devices", busID, "drm")
 	var list []wanted
 	for _, kind := range []struct{ prefix, link string }{{"card", "card"}, {"renderD", "render"}} {
-		for _, n := range numbered(dir, kind.prefix) {
+		found, _ := numbered(dir, kind.prefix)
+		for _, n := range found {
 			list = append(list, wanted{
 				name: path.Join("dri", kind.prefix+strconv.Itoa(n)), driver: "drm", majors: majors["drm"], minors: []uint32{uint32(n)},
 				prepared: true, link: "pci-" + busID + "-" + kind.link, // as udev names it (60-drm.rules)

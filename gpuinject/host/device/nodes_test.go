@@ -48,9 +48,11 @@ func TestNodes(t *testing.T) {
 			"nvidiactl 195:255, nvidia0 195:0, nvidia-uvm 238:0, nvidia-uvm-tools 238:1"},
 		{"video needs nvidia-uvm, because its libraries load CUDA", "1", []string{"video"}, nil,
 			"nvidiactl 195:255, nvidia0 195:0, nvidia-uvm 238:0, nvidia-uvm-tools 238:1"},
-		{"graphics adds modeset and the DRM nodes of that GPU only", "0", []string{"graphics"}, nil,
+		{"graphics adds the render node of that GPU only", "0", []string{"graphics"}, nil,
+			"nvidiactl 195:255, nvidia2 195:2, dri/renderD129 226:129"},
+		{"display adds modeset and both DRM nodes", "0", []string{"display"}, nil,
 			"nvidiactl 195:255, nvidia2 195:2, nvidia-modeset 195:254, dri/card1 226:1, dri/renderD129 226:129"},
-		{"display is the same for a GPU without DRM nodes", "1", []string{"display"}, nil,
+		{"display for a GPU without DRM nodes", "1", []string{"display"}, nil,
 			"nvidiactl 195:255, nvidia0 195:0, nvidia-modeset 195:254"},
 		{"no GPU is the control node", "", []string{"utility"}, nil, "nvidiactl 195:255"},
 		{"no capability is the control node and the GPU", "0", nil, nil, "nvidiactl 195:255, nvidia2 195:2"},
@@ -61,10 +63,10 @@ func TestNodes(t *testing.T) {
 		{"a MIG device beside a whole GPU", "1,2:0", nil, nil,
 			"nvidiactl 195:255, nvidia0 195:0, nvidia3 195:3, nvidia-caps/nvidia-cap417 241:417, nvidia-caps/nvidia-cap418 241:418"},
 		{"the right to configure MIG", "1", nil, []Capability{config}, "nvidiactl 195:255, nvidia0 195:0, nvidia-caps/nvidia-cap1 241:1"},
-		{"a MIG profile for graphics has the DRM nodes", "0:4", []string{"graphics"}, nil,
-			"nvidiactl 195:255, nvidia2 195:2, nvidia-modeset 195:254, dri/card1 226:1, dri/renderD129 226:129, nvidia-caps/nvidia-cap354 241:354, nvidia-caps/nvidia-cap355 241:355"},
+		{"a MIG profile for graphics has the render node", "0:4", []string{"graphics"}, nil,
+			"nvidiactl 195:255, nvidia2 195:2, dri/renderD129 226:129, nvidia-caps/nvidia-cap354 241:354, nvidia-caps/nvidia-cap355 241:355"},
 		{"another MIG profile has none", "0:1", []string{"graphics"}, nil,
-			"nvidiactl 195:255, nvidia2 195:2, nvidia-modeset 195:254, nvidia-caps/nvidia-cap363 241:363, nvidia-caps/nvidia-cap364 241:364"},
+			"nvidiactl 195:255, nvidia2 195:2, nvidia-caps/nvidia-cap363 241:363, nvidia-caps/nvidia-cap364 241:364"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var ids []string
@@ -93,7 +95,7 @@ func TestNodes(t *testing.T) {
 		})
 	}
 	t.Run("mode and owner are the host's", func(t *testing.T) {
-		nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, []string{"graphics"})
+		nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, []string{"display"})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -260,7 +262,7 @@ func TestRefusedNodes(t *testing.T) {
 			h := classHost(t)
 			inv := h.discover()
 			tt.change(h)
-			nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, []string{"compute", "graphics"})
+			nodes, err := inv.Nodes(Set{GPUs: inv.GPUs[:1]}, []string{"compute", "display"})
 			if tt.class != "" {
 				nodes, err = inv.ClassNodes(tt.class, nil)
 			}

@@ -1,8 +1,10 @@
 package device
 
 import (
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -29,9 +31,12 @@ func ReadFile(name string) ([]byte, error) {
 	return data, err
 }
 
-// numbered lists the numbers of the entries <prefix><number> of dir; none if dir cannot be read.
-func numbered(dir, prefix string) []int {
-	entries, _ := os.ReadDir(dir)
+// numbered lists the numbers of the entries <prefix><number> of dir; none if there is no dir.
+func numbered(dir, prefix string) ([]int, error) {
+	entries, err := os.ReadDir(dir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
 	var list []int
 	for _, e := range entries {
 		digits, ok := strings.CutPrefix(e.Name(), prefix)
@@ -41,7 +46,7 @@ func numbered(dir, prefix string) []int {
 		}
 	}
 	slices.Sort(list)
-	return list
+	return list, nil
 }
 
 // parseFields reads lines of "Key: value" with any blanks around both.

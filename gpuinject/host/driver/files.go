@@ -18,7 +18,7 @@ type Library struct {
 	// Links are further names to create beside it: the SONAME, the .so link that compilers use,
 	// libGLX_indirect.so.0.
 	Links []string `json:",omitempty"`
-	// Capabilities are those that it belongs to. For adds what they imply.
+	// Capabilities that the file belongs to. For adds implied ones.
 	Capabilities []string
 	Bits         int // 64 or 32
 	// Subdir is where it belongs below a library directory: "", "vdpau", "gbm" or "nvidia/wine".

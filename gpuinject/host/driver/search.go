@@ -227,7 +227,7 @@ func (s *Search) Searched(name string) {
 	s.files.Searched = append(s.files.Searched, s.host(name))
 }
 
-// expected are the libraries that Missing reports. Server drivers come without those that are not
+// expected are the libraries that Missing reports. Server drivers lack the libraries that are not
 // essential.
 var expected = []struct {
 	capability, stem string

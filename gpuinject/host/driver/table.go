@@ -181,7 +181,7 @@ type dataKind struct {
 	// dest is the directory of the image that dir goes below; dir is below one of dataDirs on the
 	// host.
 	dest, dir string
-	// names are what distributions call it; the container sees the first.
+	// names are its names in distributions; the container sees the first.
 	names        []string
 	capabilities []string
 	// library is the one that the file makes known to a loader: if the host has it and not the

@@ -3,7 +3,7 @@
 // install the lists for NVIDIA's container toolkit.
 //
 // A Thor with a discrete GPU is not supported: it counts as an ordinary host, whose nodes and
-// driver files are those of the discrete GPU's driver.
+// driver files come from the discrete GPU's driver.
 //
 // It is written from NVIDIA's sources and tested on directories laid out as these hosts are, not on
 // such a host.

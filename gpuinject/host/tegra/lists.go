@@ -10,7 +10,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 )
 
-// listDir holds the lists of what a container needs, and listNames are those that are read; older
+// listDir holds the lists of what a container needs, and listNames are the lists to read; older
 // releases have only some of them.
 const listDir = "/etc/nvidia-container-runtime/host-files-for-container.d"
 

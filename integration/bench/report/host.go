@@ -75,7 +75,7 @@ func field(file, name string) string {
 // a form of its own: "v2.4.2", "1.5.2", "35ffb22-dirty".
 var versionWord = regexp.MustCompile(`(?i)version:?\s+(\S+)|\s(v[0-9]\S*)`)
 
-// version is what a program says about itself.
+// version is the version that a program prints.
 func version(program string, args ...string) string {
 	out, err := exec.Command(program, args...).Output()
 	if m := versionWord.FindSubmatch(out); err == nil && m != nil {

@@ -94,7 +94,7 @@ var programs = []program{
 	{name: "nvidia-modprobe", setuid: true},
 }
 
-// cudaVersion is what the driver says to cuDriverGetVersion: 13000 for 13.0.
+// cudaVersion is the answer to cuDriverGetVersion: 13000 for 13.0.
 func (d *Driver) cudaVersion() int {
 	if d.CUDA != "" {
 		var major, minor int

@@ -290,8 +290,7 @@ func plan(o Options) (*Driver, error) {
 	return d, err
 }
 
-// config is the shim's configuration for this driver. procfs holds no new
-// entries, so the mask goes over /proc/driver, which every container has.
+// config is the shim's configuration for this driver.
 func (d *Driver) config() string {
 	return fmt.Sprintf(`# A simulated NVIDIA driver: point containerd's NVIDIA_SHIM_CONFIG at this file.
 [host]
@@ -300,7 +299,6 @@ dev-root = %q
 proc-root = %q
 sys-root = %q
 state-dir = %q
-proc-mask-target = "/proc/driver"
 `, d.Root, d.DevRoot, d.ProcRoot, d.SysRoot, d.StateDir)
 }
 

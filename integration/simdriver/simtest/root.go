@@ -29,11 +29,17 @@ func NewRoot(t testing.TB) Root {
 }
 
 // Check ends the test if err is not nil.
+func Check(t testing.TB, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Check ends the test if err is not nil.
 func (r Root) Check(err error) {
 	r.Helper()
-	if err != nil {
-		r.Fatal(err)
-	}
+	Check(r, err)
 }
 
 // Write makes a file of mode 0755 and returns its path.

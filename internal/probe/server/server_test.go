@@ -43,12 +43,7 @@ func TestMain(m *testing.M) {
 	}
 }
 
-func check(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
+var check = simtest.Check
 
 func ask(q probe.Questions) probe.Answers {
 	return probe.Ask(func() (string, error) { return "/proc/self/exe", nil }, probe.StartProcess, q)

@@ -1,0 +1,380 @@
+package attacks
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/fnv"
+	"io/fs"
+	"maps"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/containerd/containerd/api/services/tasks/v1"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/mounts"
+)
+
+const (
+	// sampleTime is how long `make test` tries faults.
+	sampleTime = 80 * time.Second
+	// soakFile names the file in which a soak keeps its state, in the environment.
+	soakFile = "NVIDIA_SHIM_SOAK"
+	// soakCycles is how many faults a soak tries.
+	soakCycles = 10_000
+	// hang is how long a container's life may take at most, on a machine that does much else.
+	hang = 3 * time.Minute
+)
+
+// sampled are the system calls that the sample has fail: those of our own steps. A soak takes all
+// that a shim makes, those of Go's runtime and of containerd's library too.
+var sampled = strings.Fields(`chroot fchdir fchmod fchmodat fchownat flock fsconfig fsmount fsopen fstatfs getdents64
+	linkat mkdirat mknodat mount move_mount open_tree openat openat2 pidfd_open pidfd_send_signal readlinkat renameat
+	setns statx symlinkat umount2 unlinkat unshare utimensat`)
+
+// never fail: a close that was not made leaves a descriptor open, whatever the shim does.
+var never = []string{"close", "exit", "exit_group", "restart_syscall", "rt_sigreturn"}
+
+const killed = "signal=KILL"
+
+var whats = []string{"error=ENOSPC", "error=EMFILE", "error=ENOMEM", "error=EIO", "error=EINTR", killed}
+
+// fault is what happens to the nth system call of that name on each thread of the shim.
+type fault struct {
+	Call string
+	Nth  int
+	What string // as strace writes it: "error=EIO", "signal=KILL"
+}
+
+func (f fault) String() string { return fmt.Sprintf("%s:%s:when=%d", f.Call, f.What, f.Nth) }
+
+// faults are those of the calls that were counted, in an order that has each call early.
+func faults(count map[string]int) []fault {
+	rank := map[fault]uint64{}
+	for call, n := range count {
+		for nth := range n {
+			for _, what := range whats {
+				f := fault{call, nth + 1, what}
+				sum := fnv.New64a()
+				sum.Write([]byte(f.String()))
+				rank[f] = sum.Sum64()
+			}
+		}
+	}
+	byHash := slices.SortedFunc(maps.Keys(rank), func(a, b fault) int { return cmp.Compare(rank[a], rank[b]) })
+	round, next := map[fault]int{}, map[string]int{}
+	for _, f := range byHash {
+		round[f] = next[f.Call]
+		next[f.Call]++
+	}
+	slices.SortStableFunc(byHash, func(a, b fault) int { return cmp.Compare(round[a], round[b]) })
+	return byHash
+}
+
+// trace attaches strace to the threads that the shim has; its children are not traced. The function
+// that it returns detaches strace and returns what it wrote.
+func (h *host) trace(t *testing.T, flags ...string) (stop func() string) {
+	t.Helper()
+	out := filepath.Join(h.Dir, "strace")
+	args := append([]string{"-o", out}, flags...)
+	threads := namesIn(fmt.Sprintf("/proc/%d/task", h.shim))
+	for _, thread := range threads {
+		args = append(args, "-p", thread)
+	}
+	cmd := exec.Command("strace", args...)
+	stderr, err := cmd.StderrPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := bufio.NewScanner(stderr)
+	for range threads {
+		if !lines.Scan() {
+			t.Fatalf("strace ended: %v", lines.Err())
+		}
+		if !strings.HasSuffix(lines.Text(), " attached") {
+			t.Logf("strace: %s", lines.Text())
+		}
+	}
+	return func() string {
+		_ = cmd.Process.Signal(syscall.SIGINT)
+		for lines.Scan() {
+		}
+		_ = cmd.Wait()
+		data, err := os.ReadFile(out)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+}
+
+var traced = regexp.MustCompile(`(?m)^(\d+) +(\w+)\(`)
+
+// count returns how often a thread of the shim makes each system call at most, in one life.
+func (h *host) count(t *testing.T, client *api.Client) map[string]int {
+	t.Helper()
+	id := h.create(t)
+	stop := h.trace(t, "-s", "0")
+	err := live(t, client, id)
+	out := stop()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Gone(t, id)
+	perThread, most := map[string]int{}, map[string]int{}
+	for _, m := range traced.FindAllStringSubmatch(out, -1) {
+		perThread[m[1]+m[2]]++
+		most[m[2]] = max(most[m[2]], perThread[m[1]+m[2]])
+	}
+	return most
+}
+
+// create makes a container of the pod that writes what it sees of the GPUs into a file of its name.
+func (h *host) create(t *testing.T) (id string) {
+	t.Helper()
+	args := h.ProbeArgs()
+	id = h.NewID()
+	args[2] = "exec >/marks/." + id + "\n" + args[2] + "\nmv /marks/." + id + " /marks/" + id
+	return h.Create(t, testenv.RunOptions{
+		ID: id, Annotations: []string{inPod}, Env: []string{one}, Args: args,
+		Mounts: []string{"type=bind,src=" + h.marks() + ",dst=/marks,options=rbind:rw"},
+	})
+}
+
+func (h *host) marks() string { return filepath.Join(h.Dir, "marks") }
+
+// live is the life of a container, up to the first call that fails.
+func live(t *testing.T, client *api.Client, id string) error {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(client.Context(t.Context()), hang)
+	defer cancel()
+	_, err := client.Create(ctx, id)
+	if err == nil {
+		err = client.Start(ctx, id)
+	}
+	if err == nil {
+		// The container may end before either call.
+		if _, pauseErr := client.Tasks.Pause(ctx, &tasks.PauseTaskRequest{ContainerID: id}); pauseErr == nil {
+			_, err = client.Tasks.Resume(ctx, &tasks.ResumeTaskRequest{ContainerID: id})
+		}
+		if err != nil && strings.Contains(err.Error(), "stopped container") {
+			err = nil
+		}
+	}
+	if err == nil {
+		_, err = client.Tasks.Wait(ctx, &tasks.WaitRequest{ContainerID: id})
+	}
+	if err == nil {
+		_, err = client.Tasks.Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: id})
+	}
+	if ctx.Err() != nil {
+		t.Errorf("it hangs: %v", err)
+	}
+	return err
+}
+
+// removed deletes a container whose life a fault has ended. containerd needs a moment to notice that
+// a shim is dead, and to remove what is left of the task.
+func (h *host) removed(t *testing.T, id string) {
+	t.Helper()
+	testenv.Await(t, hang, "container "+id+" can be deleted", func() bool {
+		_, _, _ = h.CtrErr("tasks", "resume", id)
+		_, _, _ = h.CtrErr("tasks", "rm", "--force", id)
+		_, _, err := h.CtrErr("containers", "rm", id)
+		_, bundleErr := os.Stat(h.BundleDir(id))
+		return errors.Is(bundleErr, fs.ErrNotExist) && (err == nil || strings.Contains(err.Error(), "not found"))
+	})
+}
+
+// afterKill makes the pod again if its shim was killed, and removes what the stock shim leaves as
+// well: the cgroups of a container without a process.
+func (h *host) afterKill(t *testing.T, id string) {
+	t.Helper()
+	if slices.Contains(h.ShimPIDs(h.pod), h.shim) {
+		return
+	}
+	for _, pattern := range []string{"*", ""} {
+		left, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup", pattern, h.ID, id))
+		for _, dir := range left {
+			if err := os.Remove(dir); err != nil {
+				t.Errorf("a cgroup was left that is in use: %v", err)
+			}
+		}
+	}
+	h.removed(t, h.pod)
+	h.startPod(t)
+}
+
+// temporary are files that a process leaves if it is killed while it stores a value.
+var temporary = regexp.MustCompile(`^\.[a-z]+\.json\.\d+$`)
+
+// cycle is the life of a container under a fault, by the oracle: whatever happens, the container has
+// seen the GPU that is its own or has not run, nothing is left, and the next containers start.
+func (h *host) cycle(t *testing.T, client *api.Client, f fault) (hit bool, failed error) {
+	h.afterKill(t, h.pod) // of a cycle that failed the test
+	h.unharmed(t, func() {
+		// Without kept values and views more has to be done.
+		if err := mounts.RemoveAll(h.Driver.StateDir); err != nil {
+			t.Fatal(err)
+		}
+		id := h.create(t)
+		stop := h.trace(t, "-e", "trace="+f.Call, "-e", "inject="+f.String())
+		failed = live(t, client, id)
+		out := stop()
+		hit = strings.Contains(out, "(INJECTED)") || strings.Contains(out, "killed by SIGKILL")
+		h.removed(t, id)
+		h.afterKill(t, id)
+		h.checkMark(t, id)
+		for _, name := range namesIn(h.Driver.StateDir) {
+			if temporary.MatchString(name) && (f.What == killed || strings.HasPrefix(f.Call, "unlink") || strings.HasPrefix(f.Call, "rename")) {
+				_ = os.Remove(filepath.Join(h.Driver.StateDir, name))
+			}
+		}
+		h.MustRun(t, testenv.RunOptions{Annotations: []string{inPod}, Args: []string{"/bin/true"}})
+		next := h.MustRun(t, testenv.RunOptions{Annotations: []string{inPod}, Env: []string{one}, Args: h.ProbeArgs()})
+		simhost.Compare(t, simhost.Parse(next), h.Expect([]int{0}))
+	})
+	return hit, failed
+}
+
+// checkMark compares what a container has seen with what it must see, if it ran to its end.
+func (h *host) checkMark(t *testing.T, id string) {
+	t.Helper()
+	name := filepath.Join(h.marks(), id)
+	data, err := os.ReadFile(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		_ = os.Remove(filepath.Join(h.marks(), "."+id))
+		return
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	simhost.Compare(t, simhost.Parse(string(data)), h.Expect([]int{0}))
+	if err := os.Remove(name); err != nil {
+		t.Error(err)
+	}
+}
+
+// T30, T31, T65: a system call of the shim fails, or the shim is killed at it, wherever a container's
+// life is. `make soak` tries many more.
+func TestT30T31T65ASystemCallFailsOrKillsTheShim(t *testing.T) {
+	h := newHost(t, simhost.Options{})
+	if err := os.Mkdir(h.marks(), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	client := api.Connect(t, h.Env)
+	if err := mounts.RemoveAll(h.Driver.StateDir); err != nil {
+		t.Fatal(err)
+	}
+	count := h.count(t, client)
+	if name := os.Getenv(soakFile); name != "" {
+		h.soak(t, client, name, count)
+		return
+	}
+	maps.DeleteFunc(count, func(call string, _ int) bool { return !slices.Contains(sampled, call) })
+	r := report{}
+	todo := faults(count)
+	for begin := time.Now(); len(todo) > 0 && time.Since(begin) < sampleTime; todo = todo[1:] {
+		r.run(t, h, client, todo[0])
+	}
+	r.log(t)
+	t.Logf("%d faults were left out", len(todo))
+}
+
+// report counts what became of cycles.
+type report struct {
+	Faults []fault // all, in their order
+	Next   int     // how many cycles were run
+	Hit    map[string]int
+	Failed map[string]int
+	Bad    []string // faults whose cycle failed the test
+}
+
+func (r *report) run(t *testing.T, h *host, client *api.Client, f fault) {
+	if r.Hit == nil {
+		r.Hit, r.Failed = map[string]int{}, map[string]int{}
+	}
+	key := f.Call + " " + f.What
+	good := t.Run(f.String(), func(t *testing.T) {
+		hit, err := h.cycle(t, client, f)
+		t.Logf("hit: %v, error: %v", hit, err)
+		if hit {
+			r.Hit[key]++
+		}
+		if err != nil {
+			r.Failed[key]++
+		}
+	})
+	if !good {
+		r.Bad = append(r.Bad, f.String())
+	}
+	r.Next++
+}
+
+func (r *report) log(t *testing.T) {
+	t.Helper()
+	hit, failed := 0, 0
+	for _, key := range slices.Sorted(maps.Keys(r.Hit)) {
+		hit, failed = hit+r.Hit[key], failed+r.Failed[key]
+		t.Logf("%-32s %4d lives with it, %4d failed", key, r.Hit[key], r.Failed[key])
+	}
+	t.Logf("%d lives, %d with a fault, %d of them failed; found: %q", r.Next, hit, failed, r.Bad)
+	if hit == 0 {
+		t.Error("no fault hit the shim")
+	}
+}
+
+// soak tries faults of all system calls until it is stopped (SIGINT) or has tried soakCycles. It goes
+// on where the one before that had the same file ended.
+func (h *host) soak(t *testing.T, client *api.Client, name string, count map[string]int) {
+	t.Helper()
+	var r report
+	data, err := os.ReadFile(name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		maps.DeleteFunc(count, func(call string, _ int) bool { return slices.Contains(never, call) })
+		r.Faults = faults(count)
+	case err == nil:
+		err = json.Unmarshal(data, &r)
+		fallthrough
+	default:
+		if err != nil || len(r.Faults) == 0 {
+			t.Fatalf("%s: %v", name, err)
+		}
+	}
+	t.Logf("%d faults, %d cycles were run", len(r.Faults), r.Next)
+	stopped := make(chan os.Signal, 1)
+	signal.Notify(stopped, syscall.SIGINT, syscall.SIGTERM)
+	defer signal.Stop(stopped)
+	for r.Next < soakCycles && len(stopped) == 0 {
+		r.run(t, h, client, r.Faults[r.Next%len(r.Faults)])
+		data, err := json.Marshal(r)
+		if err == nil {
+			err = os.WriteFile(name+".new", data, 0o644)
+		}
+		if err == nil {
+			err = os.Rename(name+".new", name)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	r.log(t)
+}

@@ -1,0 +1,75 @@
+package runtimeclass
+
+import (
+	"os"
+	"path/filepath"
+	"reflect"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+)
+
+// FuzzContainerdConfig registers with any configuration of containerd.
+func FuzzContainerdConfig(f *testing.F) {
+	names, err := filepath.Glob("testdata/*.toml")
+	if err != nil || len(names) == 0 {
+		f.Fatal(names, err)
+	}
+	for i, name := range names {
+		text, err := os.ReadFile(name)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(string(text), i%2 == 0, i%3 == 0)
+	}
+	f.Add(blockBegin+"\n"+switchedOff+"x\n"+blockEnd+"\r\n", false, true)
+	f.Add("version = 3\nimports = [\"/etc/containerd/*.toml\", \"../..\", \"[\"]\nplugins = 1\n", false, false)
+	f.Add("[plugins.'io.containerd.cri.v1.runtime'.containerd]\nruntimes.nvidia.runtime_type = \"x\"\ndefault_runtime_name = \"\"\"\nnvidia\"\"\"", true, true)
+	f.Fuzz(func(t *testing.T, text string, replace, byDefault bool) {
+		o := containerdOptions(Registration{Replace: replace, Default: byDefault})
+		h := containerdTree(t, "none", "", v242)
+		write(t, h.real(testConfig), text)
+		installAndUninstall(t, h, o, func(h Host) {
+			c, err := ReadConfiguration(h, o.ConfigFile)
+			if err != nil || !c.Runtimes[DefaultHandler].Ours() || byDefault && c.Default != DefaultHandler {
+				t.Errorf("it is not registered: %+v %v", c, err)
+			}
+		})
+	})
+}
+
+// FuzzDockerConfig registers with any configuration of Docker.
+func FuzzDockerConfig(f *testing.F) {
+	for _, text := range []string{"", "{}", ourDockerRuntime, `{"a":1e999,"<":"\u2028","runtimes":{"nvidia":{"path":"x"}},"default-runtime":"nvidia"}`, `{"runtimes":[]}`, `{} {}`} {
+		f.Add(text, true, true)
+	}
+	f.Fuzz(func(t *testing.T, text string, replace, byDefault bool) {
+		o := dockerOptions(Registration{Replace: replace, Default: byDefault})
+		installAndUninstall(t, dockerTree(t, text), o, func(h Host) {
+			_, config, err := h.readJSON(o.ConfigFile)
+			if err != nil || table(config, "runtimes", DefaultHandler)["runtimeType"] != RuntimeType || byDefault && config["default-runtime"] != DefaultHandler {
+				t.Errorf("it is not registered: %+v %v", config, err)
+			}
+		})
+	})
+}
+
+// installAndUninstall registers the handler, unless that is refused, has check look at the result,
+// and fails the test unless the tree is as before when the handler was removed again.
+func installAndUninstall(t *testing.T, h Host, o Options, check func(Host)) {
+	t.Helper()
+	p, err := unregister(h, o) // what the text itself says of an installation
+	if err != nil || p.Apply() != nil {
+		return
+	}
+	before := simtest.Contents(t, h.Root)
+	if p, err = register(h, o); err != nil {
+		return
+	}
+	applied(t)(p, nil)
+	check(h)
+	applied(t)(unregister(h, o))
+	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+		t.Errorf("before\n%q\nnow\n%q", before, now)
+	}
+}
