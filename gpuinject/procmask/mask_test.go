@@ -111,6 +111,10 @@ func TestMaskIsSeenInTheContainerOnlyAndCannotBeChanged(t *testing.T) {
 			before := mountinfo(t)
 			s := start(t, tc.flags, tc.setup)
 			check(t, newMask(t).Attach(s.cmd.Process.Pid, "/"))
+			mounts, err := os.ReadFile("/proc/" + strconv.Itoa(s.cmd.Process.Pid) + "/mountinfo")
+			if err != nil || !strings.Contains(string(mounts), "/proc/driver rw,nosuid,nodev,noexec") {
+				t.Errorf("%v, mounts\n%s", err, mounts)
+			}
 			out := s.finish(`cd /proc/driver; find . -type f | sort; cat params gpus/*/information; ` +
 				`(echo 1 > params); touch new; mkdir d; rm -f version; mount -o remount,rw /proc/driver && touch new2; ls -ld .`)
 			for _, want := range []string{
