@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build man tools daemons kubernetes demo test test-unit guards test-gpu attacks soak bench lint fuzz clean deps
+.PHONY: help build man tools daemons kubernetes demo test test-long test-unit guards test-gpu attacks soak bench lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,10 @@ test: deps build tools daemons kubernetes ## run all tests that need no GPU (as 
 	$(GO) test -count=1 $(UNIT)
 	$(GO) test $(TEST_FLAGS) ./integration/...
 
+test-long: build tools ## run the long forms of the tests of races and load (as root, an hour)
+	$(GO) test $(TEST_FLAGS) ./integration/attacks -run 'AreExchanged|T17|T18' -args -creates=500
+	$(GO) test $(TEST_FLAGS) ./integration/robustness -run MakeNothingGrow -args -cycles=2000 -containers=200
+
 UNIT := ./gpuinject/... ./shim/... ./internal/... ./runtimeclass/... ./cmd/... ./integration/docs
 
 # -short leaves out the tests that ask a real containerd what it reads.
@@ -81,10 +85,6 @@ guards: ## remove one guard at a time and see its test fail (as root)
 test-gpu: build tools kubernetes ## run the acceptance tests on this host's real GPUs (as root)
 	$(GO) test -count=1 -v -timeout 20m -tags gpu ./integration/gpu
 	cd integration/kubernetes && $(GO) test -count=1 -v -timeout 20m -tags gpu -run '^TestOnRealGPUs' .
-
-attacks: deps build tools kubernetes ## run the attacks of docs/threat-model.md and print the table of their results (as root)
-	{ $(GO) test -json $(TEST_FLAGS) ./gpuinject/... ./shim/... ./integration/...; \
-	  cd integration/kubernetes && $(GO) test -json $(TEST_FLAGS) -run '^TestT[0-9]' .; } | $(GO) run ./integration/attacks/table docs/threat-model.md
 
 SOAK ?= $(BIN)/soak.json
 
@@ -101,6 +101,11 @@ lint: ## run golangci-lint with the rules that guard the invariants, and govulnc
 	$(TOOLS)/golangci-lint run ./...
 	@out=$$($(TOOLS)/govulncheck ./... 2>&1) && exit; \
 	case "$$out" in *"fetching vulnerabilities"*) echo "NOT CHECKED: known vulnerabilities: $$out" ;; *) echo "$$out"; exit 1 ;; esac
+
+.PHONY: attacks
+attacks: deps build tools kubernetes ## run the attacks of docs/threat-model.md and print the table of their results (as root)
+	{ $(GO) test -json $(TEST_FLAGS) ./gpuinject/... ./shim/... ./integration/...; \
+	  cd integration/kubernetes && $(GO) test -json $(TEST_FLAGS) -run '^TestT[0-9]' .; } | $(GO) run ./integration/attacks/table docs/threat-model.md
 
 FUZZTIME ?= 20s
 

@@ -70,6 +70,9 @@ func FuzzConfig(f *testing.F) {
 		}
 		f.Add(raw)
 	}
+	// A node by another name, as CDI leaves it.
+	f.Add(fmt.Appendf(nil, `{"linux":{"namespaces":[{"type":"mount"}],"devices":[{"path":"/dev/nvidia0","type":"c","major":%d,"minor":%d}]},`+
+		`"mounts":[{"destination":"/proc","type":"proc"}],"hooks":{"createContainer":[{"path":"/usr/bin/nvidia-cdi-hook"}]}}`, h.Majors.GPU, h.GPUs[0].Minor))
 	f.Add([]byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=0"]},"mounts":[{"type":"proc","destination":"/proc"}],"linux":{"namespaces":[{"type":"mount"}],"x":1e999,"Devices":[]}}`))
 	var inPod []string // what a pod with GPU 1 can have
 	f.Fuzz(func(t *testing.T, raw []byte) {
@@ -155,7 +158,7 @@ func asPod(t *testing.T, dir string, spec any) (text []byte, ok bool) {
 }
 
 // inject takes a container through all steps but the mask's attachment, and returns the paths of
-// the nodes that were added to its configuration.
+// the nodes that were added to its configuration, but for further names of nodes that it has.
 func (h *testHost) inject(t *testing.T, dir string, raw []byte) (added []string) {
 	t.Helper()
 	name := filepath.Join(dir, bundle.ConfigName)
@@ -189,7 +192,10 @@ func (h *testHost) inject(t *testing.T, dir string, raw []byte) (added []string)
 		was.Linux = &specs.Linux{}
 	}
 	for _, d := range is.Linux.Devices[len(was.Linux.Devices):] {
-		added = append(added, d.Path)
+		given := func(x specs.LinuxDevice) bool { return x.Type == d.Type && x.Major == d.Major && x.Minor == d.Minor }
+		if !slices.ContainsFunc(was.Linux.Devices, given) {
+			added = append(added, d.Path)
+		}
 	}
 	var rules []specs.LinuxDeviceCgroup
 	if was.Linux.Resources != nil {

@@ -190,3 +190,22 @@ func TestNewerDaemonsAreLeftToTheLibrary(t *testing.T) {
 		t.Errorf("of %d bytes RunShim reads %d, printed %q", len(input), len(got), out)
 	}
 }
+
+// FuzzStart holds that any command line and input of a daemon is understood or refused.
+func FuzzStart(f *testing.F) {
+	options, err := anypb.New(&runtimeoptions.Options{ConfigBody: []byte("SystemdCgroup = true\n")})
+	check(f, err)
+	f.Add("-namespace default -address /run/c.sock -id c1 -debug start", marshal(f, options))
+	f.Add("-id= -namespace n start", marshal(f, &bootapi.BootstrapParams{InstanceID: "c1", Namespace: "n"}))
+	f.Add("-namespace n start", []byte("\x0a\xff"))
+	f.Fuzz(func(t *testing.T, args string, input []byte) {
+		c, ok := parseStart(strings.Fields(args))
+		if !ok || c.isBootstrap(input) {
+			return
+		}
+		params, err := c.params(input)
+		if err == nil && (params.InstanceID != c.id || params.Namespace != c.namespace || params.Namespace == "") {
+			t.Errorf("%v of %+v", params, c)
+		}
+	})
+}

@@ -37,3 +37,32 @@ func TestWithoutDevices(t *testing.T) {
 		}
 	}
 }
+
+// FuzzUpdate holds that an update loses its devices and nothing else.
+func FuzzUpdate(f *testing.F) {
+	f.Add([]byte(`{"devices":[{"allow":false}],"memory":{"limit":9007199254740993},"<":{"x":1e999}}`))
+	f.Add([]byte(`{"devices":1,"devices":2,"Devices":3,"\ud800":null}`))
+	f.Fuzz(func(t *testing.T, value []byte) {
+		out := withoutDevices(&anypb.Any{Value: value})
+		var was, is map[string]json.RawMessage
+		if json.Unmarshal(value, &was) != nil {
+			if string(out.Value) != string(value) {
+				t.Fatalf("%q became %q", value, out.Value)
+			}
+			return
+		}
+		if err := json.Unmarshal(out.Value, &is); err != nil {
+			t.Fatal(err)
+		}
+		delete(was, "devices")
+		if len(was) != len(is) {
+			t.Fatalf("%q became %q", value, out.Value)
+		}
+		for key, text := range was {
+			var a, b any
+			if json.Unmarshal(text, &a) == nil && (json.Unmarshal(is[key], &b) != nil || !reflect.DeepEqual(a, b)) {
+				t.Fatalf("%q became %q", value, out.Value)
+			}
+		}
+	})
+}

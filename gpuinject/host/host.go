@@ -130,7 +130,7 @@ func (h Host) Given(numbers []device.Number) (device.Set, error) {
 		return device.Set{}, err
 	}
 	all := device.Set{GPUs: h.GPUs}
-	nodes, err := h.Nodes(all, nil, files)
+	nodes, err := h.Nodes(all, []string{"display"}, files)
 	if err != nil || !slices.ContainsFunc(nodes, func(n device.Node) bool { return slices.Contains(numbers, n.Number()) }) {
 		return device.Set{}, err
 	}

@@ -2,7 +2,6 @@ package image
 
 import (
 	"bytes"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -183,11 +182,22 @@ func (f *found) symlink(base, target string) error {
 	return f.adoptName(base, unix.O_PATH, unix.S_IFLNK|0o777, 0)
 }
 
-// replaceFile makes base in f a file with the given bytes.
-func (f *found) replaceFile(base string, data []byte) error {
-	// The name is random: an image cannot have put anything there beforehand, and a name that a
-	// killed shim left is never in the way.
-	temporary := "." + base + "." + rand.Text()
+// replaceFile makes base in f a file with the given bytes. Another shim that writes into the same
+// root file system can remove the temporary file.
+func (f *found) replaceFile(base string, data []byte) (err error) {
+	for range 10 {
+		err = f.writeAndRename(base, data)
+		if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EEXIST) {
+			break
+		}
+	}
+	return err
+}
+
+func (f *found) writeAndRename(base string, data []byte) error {
+	// What a killed shim left there goes, and what an image put there.
+	temporary := "." + base + ".nvidia-shim"
+	_ = unix.Unlinkat(f.fd, temporary, 0)
 	fd, err := unix.Openat(f.fd, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return err

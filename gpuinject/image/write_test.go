@@ -122,6 +122,25 @@ func TestTheSameContentIsNotWrittenAgain(t *testing.T) {
 	}
 }
 
+func TestWhatAKilledShimLeftIsReplaced(t *testing.T) {
+	for _, leave := range []func(name string) error{
+		func(name string) error { return os.WriteFile(name, []byte("half"), 0o600) },
+		func(name string) error { return os.Symlink("../canary", name) },
+		func(name string) error { return unix.Mkfifo(name, 0o600) },
+	} {
+		i := newImage(t)
+		check(t, os.WriteFile(i.path("canary"), []byte("as it was"), 0o600))
+		check(t, leave(i.path("etc/.f.nvidia-shim")))
+		check(t, i.WriteFile("/etc/f", []byte("whole")))
+		if got := read(t, i.path("etc/f")) + read(t, i.path("canary")); got != "wholeas it was" {
+			t.Errorf("%q", got)
+		}
+		if left, err := os.Lstat(i.path("etc/.f.nvidia-shim")); err == nil {
+			t.Errorf("it is still there: %v", left)
+		}
+	}
+}
+
 func TestAFullOrReadOnlyFileSystemKeepsTheOldFile(t *testing.T) {
 	dir := t.TempDir()
 	inMountNamespace(t, func() {

@@ -191,7 +191,7 @@ func TestPrepend(t *testing.T) {
 	}
 }
 
-func TestT10AHostileCacheIsAnError(t *testing.T) {
+func TestAHostileCacheIsAnError(t *testing.T) {
 	good := (&Cache{HWCaps: []string{"x86-64-v3"},
 		Entries: []Entry{x86("libb.so.1", "/l/libb.so.1"), x86("liba.so.1", "/l/liba.so.1")}}).Encode()
 	extension := le.Uint32(good[32:])
@@ -292,13 +292,13 @@ func TestT10TheWorstCacheIsHandledInBoundedTime(t *testing.T) {
 	for i := range 200 {
 		driver = append(driver, x86(fmt.Sprintf("libcuda.so.%d", i), fmt.Sprintf("/d/%d", i)))
 	}
-	start := time.Now()
+	start := simtest.ProcessorTime(t)
 	c := mustParse(t, worst(maxEntries).Encode())
 	c.Prepend(driver)
 	if data := c.Encode(); data == nil || len(c.Entries) != len(driver) {
 		t.Errorf("%d entries, %d bytes", len(c.Entries), len(data))
 	}
-	if took := time.Since(start); took > 500*time.Millisecond {
+	if took := simtest.ProcessorTime(t)-start; took > 500*time.Millisecond {
 		t.Errorf("took %v", took)
 	}
 	if worst(maxEntries+1).Encode() != nil || (&Cache{Entries: []Entry{x86("a", strings.Repeat("p", MaxCacheSize))}}).Encode() != nil {

@@ -116,7 +116,7 @@ func TestNoteLayouts(t *testing.T) {
 	}
 }
 
-func TestT11AHostileLibraryIsAnErrorOrHasNoNote(t *testing.T) {
+func TestAHostileLibraryIsAnErrorOrHasNoNote(t *testing.T) {
 	good := compatELF()
 	sections := int(le.Uint64(good[40:]))
 	names, note := sections+sectionSize, sections+2*sectionSize

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
 )
 
 func FuzzParseCache(f *testing.F) {
@@ -84,6 +86,22 @@ func FuzzConf(f *testing.F) {
 		}
 		if again := AddMuslDirs(string(once), []string{dir}); !bytes.Equal(once, again) {
 			t.Fatalf("a second run makes %q of %q", again, once)
+		}
+	})
+}
+
+func FuzzNote(f *testing.F) {
+	note := elffile.Note(compatOwner, goodNote)
+	f.Add(note, uint64(4))
+	f.Add(append(elffile.Note("GNU", "abcd"), note...), uint64(8))
+	f.Add(elffile.Note(compatOwner, strings.Repeat(`{"Driver":[`, 1000)), uint64(1<<63))
+	f.Fuzz(func(t *testing.T, section []byte, align uint64) {
+		note, err := parseCompatNote(section, align)
+		if (note == nil) == (err == nil) {
+			t.Fatalf("%v, %v", note, err)
+		}
+		if note != nil && len(note.Driver) > maxNoteJSON/2 {
+			t.Fatalf("%d drivers", len(note.Driver))
 		}
 	})
 }

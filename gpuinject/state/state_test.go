@@ -26,7 +26,7 @@ func open(t *testing.T) *State {
 	return s
 }
 
-func TestT61ADirectoryThatOthersCanChangeIsRefused(t *testing.T) {
+func TestADirectoryThatOthersCanChangeIsRefused(t *testing.T) {
 	for _, tc := range []struct {
 		name, says string
 		make       func(parent, dir string) error

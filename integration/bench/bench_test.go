@@ -7,7 +7,10 @@ import (
 
 // Ratios are made within a round, and the budget is told from the noise.
 func TestMarkdown(t *testing.T) {
-	r := &Result{Rounds: 4, Cases: setup{gpus: 8, small: "s", middle: "m", large: "l"}.cases(options{})}
+	r := &Result{Rounds: 4, Many: map[string]Many{
+		stock: {Tenth: []float64{50}, Last: []float64{55}, Beside: []float64{40}},
+		ours:  {Tenth: []float64{50}, Last: []float64{60}, Beside: []float64{44}},
+	}, Cases: setup{gpus: 8, small: "s", middle: "m", large: "l"}.cases(options{})}
 	for round := range 4 {
 		slow := float64(1 + round)
 		for _, c := range r.Cases {
@@ -31,6 +34,8 @@ func TestMarkdown(t *testing.T) {
 		"| one GPU, `ctr run --rm` | stock 250.0 ms | 300.0 ms | 1.200",
 		"| all GPUs | stock, same nodes 75.0 ms | 90.0 ms | 1.200 (1.200–1.200) | ≤ 1.25 | pass |",
 		"| one GPU, cold view | one GPU 90.0 ms | 1590.0 ms | +1500.0 ms (1500.0–1500.0) | ≤ 100 ms added | **miss** |",
+		"| the last of 200 running containers, ours | the 10th 50.0 ms | 60.0 ms | 1.200 |",
+		"| stock container beside 200 with a GPU | beside 200 of stock 40.0 ms | 44.0 ms | 1.100 |",
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page lacks\n%s\nin\n%s", want, text)

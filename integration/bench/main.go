@@ -56,7 +56,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.IntVar(&o.rounds, "n", 40, "how often each case is measured")
 	flags.StringVar(&o.out, "out", "docs/benchmarks.md", "the `page` whose generated part is replaced; empty for none")
 	flags.StringVar(&o.json, "json", "", "`file` for all samples, for -render")
-	only := flags.String("only", "", "measure only the cases and other rows (memory, burst) whose name matches this `expression`, and write no page")
+	only := flags.String("only", "", "measure only the cases and other rows (memory, burst, many) whose name matches this `expression`, and write no page")
 	flags.StringVar(&o.before, "before", "", "measure another build of the shim as well, this `file`, and write no page")
 	flags.BoolVar(&o.quick, "quick", false, "leave ctr run --rm out")
 	flags.StringVar(&o.bin, "bin", "", "`directory` with the shim, and in its tools/ containerd, ctr, the stock shim and runc (default: bin/ of the repository)")
@@ -207,6 +207,14 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 	if o.wants("burst") {
 		if r.Burst, err = b.burst(ctx, plain, one); err != nil {
 			return err
+		}
+	}
+	if o.wants("many") {
+		r.Many = map[string]Many{}
+		for _, v := range []Variant{plain, one} {
+			if r.Many[v.Name], err = b.many(ctx, plain, v); err != nil {
+				return err
+			}
 		}
 	}
 	return r.measureBinaries(testenv.ShimDir(), main.env.Options.ToolsDir)

@@ -135,6 +135,7 @@ func (r *Result) others(b *strings.Builder) {
 		}
 		row(b, way, fmt.Sprintf("stock %.0f/s", report.Median(base)), fmt.Sprintf("%.0f/s", report.Median(own)), fmt.Sprintf("%.3f", ratio), limit, result)
 	}
+	r.many(b)
 	if len(r.Binaries) > 0 {
 		base, own := r.Binaries["containerd-shim-runc-v2"], r.Binaries["containerd-shim-nvidia-v2"]
 		row(b, "binary", "stock "+megabytes(base), megabytes(own), fmt.Sprintf("%.2f ×", float64(own)/float64(base)), "≤ "+megabytes(budgetBinary), exact(float64(own), budgetBinary))
@@ -154,6 +155,20 @@ func (r *Result) others(b *strings.Builder) {
 		row(b, "memory of a shim, "+own, fmt.Sprintf("stock %.1f MiB", anon(stock)/1024), fmt.Sprintf("%.1f MiB", anon(own)/1024),
 			fmt.Sprintf("%+.1f MiB", more/1024), fmt.Sprintf("+%.1f MiB", budgetAnonKiB/1024), exact(more, budgetAnonKiB))
 	}
+}
+
+// many compares containers beside many others with those beside few or beside the stock shim's.
+func (r *Result) many(b *strings.Builder) {
+	compare := func(what, with string, base, own []float64) {
+		if len(base) > 0 && len(own) > 0 {
+			x, y := report.Median(base), report.Median(own)
+			row(b, what, fmt.Sprintf("%s %.1f ms", with, x), fmt.Sprintf("%.1f ms", y), fmt.Sprintf("%.3f", y/x), "", "")
+		}
+	}
+	for _, v := range []string{stock, ours} {
+		compare(fmt.Sprintf("the last of %d running containers, %s", manySize, v), "the 10th", r.Many[v].Tenth, r.Many[v].Last)
+	}
+	compare(fmt.Sprintf("stock container beside %d with a GPU", manySize), fmt.Sprintf("beside %d of stock", manySize), r.Many[stock].Beside, r.Many[ours].Beside)
 }
 
 func megabytes(n int64) string { return fmt.Sprintf("%.2f MB", float64(n)/1e6) }

@@ -21,6 +21,8 @@ type Result struct {
 	Binaries map[string]int64 `json:"binaries"`
 	// Burst are containers a second when burstSize are started at once, by way and runtime.
 	Burst map[string]map[string][]float64 `json:"burst,omitempty"`
+	// Many are containers beside many others, by runtime.
+	Many map[string]Many `json:"many,omitempty"`
 	// Memory is that of shims with one running container, by runtime.
 	Memory map[string][]Memory `json:"memory"`
 	// Notes tell what was not measured, and why.

@@ -45,7 +45,7 @@ int cuDriverGetVersion(int *);
 int main(void) { int v = 0; cuDriverGetVersion(&v); printf("linked %d\n", v); return 0; }
 `
 
-func TestProgramsOfADebianImageFindTheDriver(t *testing.T) {
+func TestT69ProgramsOfADebianImageFindTheDriver(t *testing.T) {
 	h := simhost.New(t, simhost.Options{})
 	id := start(t, h, testenv.RunOptions{Image: h.Load(t, "debian12")})
 	plan := h.Record(t, id)

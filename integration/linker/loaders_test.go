@@ -73,7 +73,7 @@ func manifestsOf(d *sim.Driver) []string {
 
 // The loaders that programs use, as Debian builds them, with the driver of each
 // kind of host.
-func TestRealLoadersFindTheDriverOfEveryHost(t *testing.T) {
+func TestT69RealLoadersFindTheDriverOfEveryHost(t *testing.T) {
 	every := []string{"vulkan", "egl", "opencl", "vdpau", "gbm"}
 	for _, layout := range sim.Layouts {
 		t.Run(string(layout), func(t *testing.T) {

@@ -252,7 +252,7 @@ func look(t *testing.T, h *simhost.Host, env, data []string) seen {
 }
 
 // Nothing in a container can change a file of the driver, not as root either.
-func TestDriverFilesAreReadOnlyWithoutSetuidOrDevices(t *testing.T) {
+func TestT63DriverFilesAreReadOnlyWithoutSetuidOrDevices(t *testing.T) {
 	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 3}})
 	out := h.MustRun(t, testenv.RunOptions{
 		Env: []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"},

@@ -46,7 +46,7 @@ func kill(t *testing.T, sig unix.Signal, pids ...int) {
 
 // The shim is killed from outside wherever it happens to be. Where the container came to run all
 // the same, it ran under the mask.
-func TestAShimKilledAtARandomMomentOfACreateLeavesNothing(t *testing.T) {
+func TestT65AShimKilledAtARandomMomentOfACreateLeavesNothing(t *testing.T) {
 	h := newHost(t, simhost.Options{}, false)
 	h.MustRun(t, h.run(t, "warm", 0, "true"))
 	libraries := countEntries(t, h)
@@ -228,7 +228,7 @@ func TestAShimKilledWhileItsContainerRunsTakesNothingElseWithIt(t *testing.T) {
 }
 
 // SIGTERM ends a shim and its container, as it does with the stock one, and nothing is left.
-func TestSIGTERMEndsAShimAndItsContainer(t *testing.T) {
+func TestT65SIGTERMEndsAShimAndItsContainer(t *testing.T) {
 	h := newHost(t, simhost.Options{}, false)
 	h.MustRun(t, h.run(t, "warm", 0, "true"))
 	before := h.snapshot(t)

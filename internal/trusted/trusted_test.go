@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-func TestT61TheCheck(t *testing.T) {
+func TestTheCheck(t *testing.T) {
 	euid := uint32(os.Geteuid())
 	const file, dir = uint32(unix.S_IFREG), uint32(unix.S_IFDIR)
 	for _, tc := range []struct {

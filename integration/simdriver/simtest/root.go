@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -34,6 +35,15 @@ func Check(t testing.TB, err error) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// ProcessorTime is what this process has used until now: unlike the clock's time, it does not grow
+// with what else the machine does.
+func ProcessorTime(t testing.TB) time.Duration {
+	t.Helper()
+	var r unix.Rusage
+	Check(t, unix.Getrusage(unix.RUSAGE_SELF, &r))
+	return time.Duration(r.Utime.Nano() + r.Stime.Nano())
 }
 
 // Check ends the test if err is not nil.
