@@ -101,7 +101,7 @@ func TestAnOddLoaderFileIsReplacedOrLeft(t *testing.T) {
 		root := openRoot(t, dir)
 		start := simtest.ProcessorTime(t)
 		files, notes := root.LoaderFiles(root.Inspect("580.95.05"), []string{driverDir}, []ldcache.Entry{lib("libcuda.so.1")})
-		if took := simtest.ProcessorTime(t)-start; took > 500*time.Millisecond || !strings.Contains(strings.Join(notes, "\n"), test.note) {
+		if took := simtest.ProcessorTime(t) - start; took > 500*time.Millisecond || !strings.Contains(strings.Join(notes, "\n"), test.note) {
 			t.Errorf("%s: notes %q after %v", test.name, notes, took)
 		}
 		for _, f := range files {

@@ -14,9 +14,8 @@ import (
 )
 
 // resolve is how every name in an image is looked up: nothing leads out of the root or onto
-// another mount, and the kernel follows no link (see Root.follow).
-const resolve = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MAGICLINKS |
-	unix.RESOLVE_NO_SYMLINKS
+// another mount, and the kernel follows no link, magic ones included (see Root.follow).
+const resolve = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS
 
 // Limits of one look-up. The kernel follows 40 links too, but each of them may have 2,000
 // components of its own.

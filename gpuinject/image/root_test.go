@@ -187,7 +187,7 @@ func TestALookUpIsBounded(t *testing.T) {
 				t.Errorf("%.20s: %v", name, err)
 			}
 		}
-		if took := simtest.ProcessorTime(t)-start; took > time.Second {
+		if took := simtest.ProcessorTime(t) - start; took > time.Second {
 			t.Errorf("%.20s took %v", name, took)
 		}
 	}
@@ -261,7 +261,7 @@ func TestWhatIsNoRegularFileIsNeverOpened(t *testing.T) {
 			}) && kind != "a directory" {
 				t.Error("it was opened")
 			}
-			if took := simtest.ProcessorTime(t)-start; took > time.Second {
+			if took := simtest.ProcessorTime(t) - start; took > time.Second {
 				t.Errorf("that took %v", took)
 			}
 			can, err := root.CanWriteFile("/f"), root.WriteFile("/f", []byte("ours"))
@@ -288,7 +288,7 @@ func TestWhatIsTooLargeIsNotRead(t *testing.T) {
 	}
 	// Comparing with what is there must not read it either.
 	check(t, i.WriteFile("/etc/big", []byte("small")))
-	if took := simtest.ProcessorTime(t)-start; took > time.Second {
+	if took := simtest.ProcessorTime(t) - start; took > time.Second {
 		t.Errorf("that took %v", took)
 	}
 	i.write("etc/exact", "12345")

@@ -298,7 +298,7 @@ func TestT10TheWorstCacheIsHandledInBoundedTime(t *testing.T) {
 	if data := c.Encode(); data == nil || len(c.Entries) != len(driver) {
 		t.Errorf("%d entries, %d bytes", len(c.Entries), len(data))
 	}
-	if took := simtest.ProcessorTime(t)-start; took > 500*time.Millisecond {
+	if took := simtest.ProcessorTime(t) - start; took > 500*time.Millisecond {
 		t.Errorf("took %v", took)
 	}
 	if worst(maxEntries+1).Encode() != nil || (&Cache{Entries: []Entry{x86("a", strings.Repeat("p", MaxCacheSize))}}).Encode() != nil {
