@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build man tools daemons kubernetes demo test test-long test-unit test-gpu attacks soak bench lint fuzz clean deps
+.PHONY: help build man tools daemons kubernetes demo test test-long test-unit guards test-gpu attacks soak bench lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -78,6 +78,9 @@ UNIT := ./gpuinject/... ./shim/... ./internal/... ./runtimeclass/... ./cmd/... .
 # -short leaves out the tests that ask a real containerd what it reads.
 test-unit: ## run the tests that need nothing built
 	$(GO) test -count=1 -short $(UNIT)
+
+guards: ## remove one guard at a time and see its test fail (as root)
+	$(GO) test -count=1 -v -timeout 40m -tags guards ./integration/guards
 
 test-gpu: build tools kubernetes ## run the acceptance tests on this host's real GPUs (as root)
 	$(GO) test -count=1 -v -timeout 20m -tags gpu ./integration/gpu

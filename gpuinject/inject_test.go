@@ -217,9 +217,9 @@ func TestNodesInUserNamespaces(t *testing.T) {
 	const node = "/dev/nvidiactl"
 	show := func(p Plan) string {
 		i := slices.IndexFunc(p.Mounts, func(m PlanMount) bool { return m.Destination == node })
-		return fmt.Sprint(len(p.edits.Devices), " nodes, bound from ", p.Mounts[i].Source)
+		return fmt.Sprint(len(p.edits.Devices), " nodes, bound ", p.Mounts[i].Options, " from ", p.Mounts[i].Source)
 	}
-	want := "0 nodes, bound from " + simulated.DevRoot + node
+	want := "0 nodes, bound [bind nosuid noexec rprivate] from " + simulated.DevRoot + node
 	table{env: devices("0"), show: show, rows: []row{
 		{name: "of the container's own", spec: userNamespace(""), want: want},
 		{name: "of the pod", spec: userNamespace("/proc/7/ns/user"), want: want},

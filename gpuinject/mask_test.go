@@ -1,8 +1,11 @@
 package gpuinject
 
 import (
+	"path"
 	"path/filepath"
 	"reflect"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -37,8 +40,9 @@ func TestWhoGetsTheMask(t *testing.T) {
 		{name: "an unmasked /proc in a user namespace of unknown users", spec: all(unmasked, userNamespace("/proc/1/ns/user")), want: masked},
 	}}.run(t)
 	plan := mustInject(t, hostConfig(t), newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0")))
-	if !plan.Proc.Masked {
-		t.Error("no mask was built")
+	params := slices.IndexFunc(plan.mask, func(f procmask.File) bool { return path.Base(f.Path) == "params" })
+	if !plan.Proc.Masked || params < 0 || !strings.Contains(string(plan.mask[params].Data), "ModifyDeviceFiles: 0\n") {
+		t.Errorf("the mask is %q", plan.mask)
 	}
 }
 

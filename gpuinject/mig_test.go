@@ -138,6 +138,7 @@ func TestMIGDevicesOfPods(t *testing.T) {
 		{name: "the node of the GPU alone, the GPU", env: devices("1"), spec: inPodOf(h.Driver, 1), want: denied},
 		{name: "a right brings no more than is granted", env: append(devices("all"), watch), spec: all(h.migNodes(0), admin), config: noEnv,
 			want: first + ", the right `mig/monitor`"},
+		{name: "a right in a pod", env: append(devices("all"), watch), spec: h.inMIGPod(0), want: "refused: is not for this container"},
 		{name: "a right, nothing allocated", env: append(devices("all"), watch), spec: inPod(), want: "starts without a GPU"},
 		{name: "a device list", env: list, spec: all(h.inMIGPod(), listing(h.MIG[2].UUID)), want: "5/1 of GPU 1"},
 		{name: "a device list with the older name", env: list, spec: all(h.inMIGPod(), listing(h.older("5/1"))), want: "5/1 of GPU 1"},

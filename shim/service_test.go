@@ -213,6 +213,12 @@ func TestT46ACheckpointBringsNoGPU(t *testing.T) {
 	if !errdefs.IsFailedPrecondition(errgrpc.ToNative(err)) || len(f.calls) > 0 || !s.reserve("c") {
 		t.Errorf("error %v, calls %v, the id is free: %v", err, f.calls, s.reserve("c"))
 	}
+	// Neither is one that has nodes of the driver without asking.
+	r = &taskapi.CreateTaskRequest{ID: "m", Checkpoint: "/checkpoint", Bundle: plainBundle(t, `{"linux": {"namespaces": [{"type": "mount"}],
+		"devices": [{"path": "/dev/nvidiactl", "type": "c", "major": 195, "minor": 255}]}, "mounts": [{"destination": "/proc", "type": "proc"}]}`)}
+	if _, err := s.Create(t.Context(), r); !errdefs.IsFailedPrecondition(errgrpc.ToNative(err)) || len(f.calls) > 0 {
+		t.Errorf("error %v, calls %v", err, f.calls)
+	}
 	// A container that asks for nothing is restored.
 	r = &taskapi.CreateTaskRequest{ID: "d", Bundle: plainBundle(t, "{}"), Checkpoint: "/checkpoint"}
 	if _, err := s.Create(t.Context(), r); err != nil {

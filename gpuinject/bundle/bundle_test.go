@@ -171,10 +171,11 @@ func TestT52OnlyARegularFileOfRootIsRead(t *testing.T) {
 		"symbolic link": func(file string) error {
 			return errors.Join(os.Rename(file, file+".real"), os.Symlink(file+".real", file))
 		},
-		"hard link":        func(file string) error { return os.Link(file, file+".real") },
-		"FIFO":             func(file string) error { return errors.Join(os.Remove(file), syscall.Mkfifo(file, 0o600)) },
-		"writable by all":  func(file string) error { return os.Chmod(file, 0o666) },
-		"of another owner": func(file string) error { return os.Chown(file, 1000, 0) },
+		"hard link":                            func(file string) error { return os.Link(file, file+".real") },
+		"FIFO":                                 func(file string) error { return errors.Join(os.Remove(file), syscall.Mkfifo(file, 0o600)) },
+		"writable by all":                      func(file string) error { return os.Chmod(file, 0o666) },
+		"of another owner":                     func(file string) error { return os.Chown(file, 1000, 0) },
+		"in a directory that all can write to": func(file string) error { return os.Chmod(filepath.Dir(file), 0o777) },
 	} {
 		b := load(t, "{}")
 		check(t, change(filepath.Join(b.Dir, ConfigName)))

@@ -14,9 +14,8 @@ import (
 )
 
 // resolve is how every name in an image is looked up: nothing leads out of the root or onto
-// another mount, and the kernel follows no link (see Root.follow).
-const resolve = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_MAGICLINKS |
-	unix.RESOLVE_NO_SYMLINKS
+// another mount, and the kernel follows no link, magic ones included (see Root.follow).
+const resolve = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS
 
 // Limits of one look-up. The kernel follows 40 links too, but each of them may have 2,000
 // components of its own. maxWalked bounds the components that the kernel walks for all look-ups in
@@ -192,8 +191,9 @@ func (r *Root) open(real string, flags uint64) (int, error) {
 	}
 }
 
-// follow resolves the links of a path, component by component, and lists their places. What cannot be opened is taken for
-// a name that does not exist yet; the caller opens the result and gets the error.
+// follow resolves the links of a path, component by component, and lists their places. What cannot
+// be opened is taken for a name that does not exist yet; the caller opens the result and gets the
+// error.
 func (r *Root) follow(name string) (at string, links []string, err error) {
 	at, todo := "/", components(name)
 	for steps := 0; len(todo) > 0; steps++ {
@@ -204,7 +204,7 @@ func (r *Root) follow(name string) (at string, links []string, err error) {
 		next := path.Join(at, todo[0])
 		todo = todo[1:]
 		if r.walked += strings.Count(next, "/"); r.walked > maxWalked {
-			return "", errTooManyLinks
+			return "", nil, errTooManyLinks
 		}
 		target, isLink := r.readLink(next)
 		if !isLink {

@@ -200,15 +200,19 @@ func TestAHostileCacheIsAnError(t *testing.T) {
 		le.PutUint32(b[at:], v)
 		return b
 	}
-	shared := (&Cache{Entries: []Entry{x86(strings.Repeat("n", maxString), strings.Repeat("p", maxString))}}).Encode()
-	const copies = maxEntries
-	bomb := append(slices.Clone(shared[:newHeader]), make([]byte, copies*newEntry)...)
-	le.PutUint32(bomb[20:], copies)
-	for i := range copies {
-		le.PutUint32(bomb[newHeader+i*newEntry+4:], newHeader+copies*newEntry)
-		le.PutUint32(bomb[newHeader+i*newEntry+8:], newHeader+copies*newEntry)
+	// many is a cache of n libraries whose names and paths are the same string.
+	many := func(n uint32, text string) []byte {
+		b := append(slices.Clone(good[:newHeader]), make([]byte, n*newEntry)...)
+		le.PutUint32(b[20:], n)
+		le.PutUint32(b[24:], uint32(len(text)+1))
+		le.PutUint32(b[32:], 0)
+		for i := range n {
+			le.PutUint32(b[newHeader+i*newEntry+4:], newHeader+n*newEntry)
+			le.PutUint32(b[newHeader+i*newEntry+8:], newHeader+n*newEntry)
+		}
+		return append(append(b, text...), 0)
 	}
-	bomb = append(bomb, strings.Repeat("n", maxString)+"\x00"...)
+	mustParse(t, many(maxEntries, "a"))
 
 	for name, data := range map[string][]byte{
 		"empty":                             {},
@@ -223,7 +227,7 @@ func TestAHostileCacheIsAnError(t *testing.T) {
 		"invalid byte order":                append(append(slices.Clone(good[:28]), 1), good[29:]...),
 		"2^31 libraries":                    patch(20, 1<<31),
 		"2^32-1 libraries":                  patch(20, 1<<32-1),
-		"one library more than the limit":   patch(20, maxEntries+1),
+		"one library more than the limit":   many(maxEntries+1, "a"),
 		"length of strings beyond the file": patch(24, 1<<31),
 		"name beyond the file":              patch(newHeader+4, 1<<31),
 		"name at 2^32-1":                    patch(newHeader+4, 1<<32-1),
@@ -232,7 +236,7 @@ func TestAHostileCacheIsAnError(t *testing.T) {
 		"unterminated string":               append(slices.Clone(patch(newHeader+4, uint32(len(good)))), "lib"...),
 		"empty string":                      append(slices.Clone(patch(newHeader+4, uint32(len(good)))), 0),
 		"string of more than 4 KiB":         append(slices.Clone(patch(newHeader+4, uint32(len(good)))), strings.Repeat("a", maxString+1)+"\x00"...),
-		"strings that expand to half a GiB": bomb,
+		"strings that expand to half a GiB": many(maxEntries, strings.Repeat("n", maxString)),
 		"extension beyond the file":         patch(32, 1<<31),
 		"extension at 2^32-4":               patch(32, 1<<32-4),
 		"extension misaligned":              patch(32, extension+1),
@@ -243,7 +247,7 @@ func TestAHostileCacheIsAnError(t *testing.T) {
 		"table of hwcaps misaligned":        patch(int(extension)+8+12, 3),
 		"hwcaps name beyond the file":       patch(int(extension)+8+16, 1<<31),
 		"not in the loader's order":         (&Cache{Entries: []Entry{x86("liba.so.1", "/l/liba.so.1"), x86("libb.so.1", "/l/libb.so.1")}}).Encode(),
-		"5 MiB":                             make([]byte, 5<<20),
+		"more than 4 MiB":                   append(slices.Clone(good), make([]byte, MaxCacheSize)...),
 	} {
 		if c, err := ParseCache(data); err == nil {
 			t.Errorf("%s: accepted as %v", name, c)

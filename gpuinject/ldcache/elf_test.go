@@ -154,6 +154,7 @@ func TestAHostileLibraryIsAnErrorOrHasNoNote(t *testing.T) {
 		{"note wraps", u64(note+24, 1<<64-4), noNote},
 		{"note of 10 MB", u64(note+32, 10<<20), noNote},
 		{"note overlaps the ELF header", u64(note+24, 0), noNote},
+		{"note of more than 64 KiB", elf64("libcuda.so.1", compatSection, append(elffile.Note(compatOwner, goodNote), make([]byte, maxNoteSection)...)), noNote},
 	} {
 		got, err := parseELF(test.data)
 		switch {

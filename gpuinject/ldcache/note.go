@@ -27,9 +27,6 @@ func (f *elfReader) compatNote() (*CompatNote, error) {
 	if f.shoff == 0 && f.shnum == 0 {
 		return nil, nil // stripped of sections: no note
 	}
-	if f.shnum == 0 || f.shnum > maxSections {
-		return nil, fmt.Errorf("%d sections, limit %d", f.shnum, maxSections)
-	}
 	if f.strx >= f.shnum {
 		return nil, errors.New("no section names")
 	}

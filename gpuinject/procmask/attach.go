@@ -165,7 +165,7 @@ func (m *Mask) attachIn(nsfd int, root *unix.Stat_t) error {
 func openBeneath(dirfd int, name string) (int, error) {
 	return unix.Openat2(dirfd, name, &unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC,
-		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS | unix.RESOLVE_NO_MAGICLINKS,
+		Resolve: unix.RESOLVE_BENEATH | unix.RESOLVE_NO_SYMLINKS,
 	})
 }
 

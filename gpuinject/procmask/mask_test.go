@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"sync"
@@ -110,6 +111,10 @@ func TestMaskIsSeenInTheContainerOnlyAndCannotBeChanged(t *testing.T) {
 			before := mountinfo(t)
 			s := start(t, tc.flags, tc.setup)
 			check(t, newMask(t).Attach(s.cmd.Process.Pid, "/"))
+			mounts, err := os.ReadFile("/proc/" + strconv.Itoa(s.cmd.Process.Pid) + "/mountinfo")
+			if err != nil || !strings.Contains(string(mounts), "/proc/driver rw,nosuid,nodev,noexec") {
+				t.Errorf("%v, mounts\n%s", err, mounts)
+			}
 			out := s.finish(`cd /proc/driver; find . -type f | sort; cat params gpus/*/information; ` +
 				`(echo 1 > params); touch new; mkdir d; rm -f version; mount -o remount,rw /proc/driver && touch new2; ls -ld .`)
 			for _, want := range []string{
@@ -132,16 +137,20 @@ func TestMaskIsSeenInTheContainerOnlyAndCannotBeChanged(t *testing.T) {
 
 func TestT25AttachRefusesWhatIsNotProcfs(t *testing.T) {
 	for name, setup := range map[string]string{
-		"a tmpfs over the directory": " && mount -t tmpfs none /proc/driver",
-		"a /proc that is a tmpfs":    " && mount -t tmpfs none /proc && mkdir /proc/driver",
-		"a link in a tmpfs at /proc": " && mount -t tmpfs none /proc && ln -s /etc /proc/driver",
-		"a bind of a host directory": " && mount --bind /etc /proc/driver",
+		"a tmpfs over the directory":   " && mount -t tmpfs none /proc/driver",
+		"a /proc that is a tmpfs":      " && mount -t tmpfs none /proc && mkdir /proc/driver",
+		"a link in a tmpfs at /proc":   " && mount -t tmpfs none /proc && ln -s /etc /proc/driver",
+		"a bind of a host directory":   " && mount --bind /etc /proc/driver",
+		"a procfs in a tmpfs at /proc": " && mount -t tmpfs none /proc && mkdir /proc/driver && mount -t proc proc /proc/driver",
+		"a /proc that is a link": " && mount -t tmpfs none /mnt && cd /mnt && mkdir real old && ln -s real proc && " +
+			"mount -t proc proc real && pivot_root . old",
 	} {
 		s := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc+setup)
 		pid := s.cmd.Process.Pid
-		mounts := "/proc/" + strconv.Itoa(pid) + "/mountinfo"
+		process := "/proc/" + strconv.Itoa(pid)
+		mounts := process + "/mountinfo"
 		before, _ := os.ReadFile(mounts)
-		if err := newMask(t).Attach(pid, "/"); err == nil || errors.Is(err, ErrEnded) {
+		if err := newMask(t).Attach(pid, process+"/root"); err == nil || errors.Is(err, ErrEnded) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if after, _ := os.ReadFile(mounts); string(before) != string(after) {
@@ -167,6 +176,17 @@ func TestAttachRefusesTheHostAndAProcessThatEnded(t *testing.T) {
 	host := start(t, syscall.CLONE_NEWPID, "true")
 	if err := newMask(t).Attach(host.cmd.Process.Pid, "/"); err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
 		t.Errorf("the host's mount namespace: %v", err)
+	}
+	// A process that took the number of the container's has another parent (T17).
+	file := filepath.Join(t.TempDir(), "pid")
+	other := start(t, syscall.CLONE_NEWNS, freshProc+" && { sleep 60 3>&- & echo $! >"+file+"; }")
+	defer other.finish("kill $!")
+	number, err := os.ReadFile(file)
+	check(t, err)
+	pid, err := strconv.Atoi(strings.TrimSpace(string(number)))
+	check(t, err)
+	if err := newMask(t).Attach(pid, "/"); err == nil {
+		t.Error("attached to the child of another process")
 	}
 	ended := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc)
 	ended.finish("true")
@@ -213,9 +233,12 @@ func TestT17AttachRefusesAnotherContainerOfThePod(t *testing.T) {
 
 func TestMaskStaysWithinItself(t *testing.T) {
 	for _, name := range []string{"../x", "/x", "a/../../x"} {
-		if m, err := New([]File{{name, nil}}, ""); err == nil {
+		m, err := New([]File{{name, nil}}, "")
+		if err == nil {
 			m.Close()
-			t.Errorf("file %q accepted", name)
+		}
+		if err == nil || !strings.Contains(err.Error(), "not below the mask") {
+			t.Errorf("file %q: %v", name, err)
 		}
 	}
 }

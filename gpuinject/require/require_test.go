@@ -157,6 +157,9 @@ func TestDisabled(t *testing.T) {
 
 // The longest expressions are parsed and checked in little time.
 func TestLongExpressions(t *testing.T) {
+	if _, err := Parse(strings.Repeat("cuda>=1 ", maxLength/8+1)); err == nil {
+		t.Error("one that is too long was parsed")
+	}
 	for _, unit := range []string{"cuda>=1 ", "cuda>=1,", "1.", "<", "cuda>=1.1.1.1.1.1.1.1.1.1.1.1.1.1 "} {
 		text := strings.Repeat(unit, maxLength/len(unit))
 		if unit == "1." {

@@ -23,10 +23,7 @@ func build(root string, files []File) error {
 		if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 			return fmt.Errorf("unshare: %w", err)
 		}
-		if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
-			return fmt.Errorf("make mounts private: %w", err)
-		}
-		if err := assemble(root, files); err != nil {
+		if err := assemble(root, files); err != nil { // below a private mount: see makePrivate
 			return err
 		}
 		tree, err = unix.OpenTree(unix.AT_FDCWD, root, unix.OPEN_TREE_CLONE|unix.OPEN_TREE_CLOEXEC|unix.AT_RECURSIVE)

@@ -20,6 +20,7 @@ import (
 
 func TestTheKubeletIsAsked(t *testing.T) {
 	other := kubelettest.Pod("default", "other", "GPU-other")
+	namesake := kubelettest.Pod("other", "train", "GPU-other")
 	train := kubelettest.Pod("team", "train", "GPU-a", "GPU-b::3")
 	train.Containers[0].Devices = append(train.Containers[0].Devices, &podresources.ContainerDevices{ResourceName: "example.com/nic", DeviceIds: []string{"eth1"}})
 	train.Containers = append(train.Containers, &podresources.ContainerResources{Name: "sidecar"})
@@ -31,8 +32,8 @@ func TestTheKubeletIsAsked(t *testing.T) {
 		want   policy.Allocation
 		err    string
 	}{
-		{"two pods", []*podresources.PodResources{other, train}, nil, found, ""},
-		{"another pod", []*podresources.PodResources{other}, nil, policy.Allocation{}, ""},
+		{"three pods", []*podresources.PodResources{other, namesake, train}, nil, found, ""},
+		{"other pods", []*podresources.PodResources{other, namesake}, nil, policy.Allocation{}, ""},
 		{"a node without pods", nil, nil, policy.Allocation{}, ""},
 		{"a kubelet that fails", nil, status.Error(codes.Internal, "out of order"), policy.Allocation{}, "out of order"},
 	} {

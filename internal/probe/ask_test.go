@@ -109,6 +109,18 @@ func TestAHungProcessCostsTheTimeLimit(t *testing.T) {
 	}
 }
 
+func TestTheFirstOutputIsKept(t *testing.T) {
+	var f firstOutput
+	for range 2 {
+		if n, err := f.Write(make([]byte, maxOutput-1)); n != maxOutput-1 || err != nil {
+			t.Errorf("wrote %d, %v", n, err)
+		}
+	}
+	if len(f) != maxOutput {
+		t.Errorf("%d bytes are kept", len(f))
+	}
+}
+
 func TestBeside(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("it gives a file to another user: run this test as root")

@@ -152,6 +152,15 @@ func TestT63DriverContainer(t *testing.T) {
 			t.Errorf("got %+v, refused %+v", files.Binaries, files.Refused)
 		}
 	})
+	t.Run("an ld.so.cache that everybody can write is not read", func(t *testing.T) {
+		r := newRoot(t)
+		r.core("opt/elsewhere", version)
+		r.cache("/opt/elsewhere/libcuda.so.1")
+		r.Check(os.Chmod(r.Dir+"/etc/ld.so.cache", 0o666))
+		if files := r.discover(); len(files.Libraries) != 0 || refusal(files, "ld.so.cache") == "" {
+			t.Errorf("got %v, refused %v", libraryNames(files), files.Refused)
+		}
+	})
 	t.Run("a directory that everybody can write is not searched", func(t *testing.T) {
 		r := newRoot(t)
 		r.core("usr/lib64", version)
