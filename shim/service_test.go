@@ -310,6 +310,7 @@ func plainBundle(t *testing.T, config string) string {
 	t.Helper()
 	dir := t.TempDir()
 	check(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
+	check(t, os.Mkdir(filepath.Join(dir, "rootfs"), 0o755))
 	return dir
 }
 
