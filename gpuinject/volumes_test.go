@@ -53,7 +53,7 @@ func TestNothingIsPutIntoAVolumeByALink(t *testing.T) {
 		{name: "a link of a link on the way is below the volume", spec: mounting("/srv", "/a"),
 			image: in(t, link("/a/vulkan", "/etc/vulkan"), file("", "/a/file"), link("/opt/vulkan", "/a/vulkan"), file("", "/opt/vulkan/icd.d/nvidia_icd.json"))},
 		{name: "the driver's directory is a link below the volume", image: in(t, link("/opt", "/usr/local/nvidia")), spec: mounting("/srv", "/usr/local"), kind: Invalid,
-			want: `refused: the container mounts "/srv" at "/usr/local", over /usr/local/nvidia`},
+			want: `refused: the container mounts a volume at "/usr/local", over /usr/local/nvidia`},
 		{name: "below another volume", image: in(t), spec: all(mounting(volume, "/data"), mounting("/srv", "/data/plain/dir"), mounting("/srv", "/data/new"))},
 		{name: "below a file", image: in(t), spec: all(mounting("/etc/passwd", "/data"), mounting("/srv", "/data/link"))},
 		{name: "below a link of another volume", image: in(t), spec: all(mounting(volume, "/data"), mounting("/srv", "/data/link/bin")), kind: Invalid,

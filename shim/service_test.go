@@ -136,7 +136,7 @@ func gpuBundle(t *testing.T, privileges string) string {
 	dir := plainBundle(t, `{"root": {"path": "rootfs"}, "process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"], "capabilities": {"bounding": `+privileges+`}},
 		"mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
 		"linux": {"namespaces": [{"type": "mount"}]}}`)
-	check(t, os.Mkdir(filepath.Join(dir, "rootfs"), 0o755))
+	check(t, os.MkdirAll(filepath.Join(dir, "rootfs"), 0o755))
 	return dir
 }
 
@@ -310,6 +310,7 @@ func plainBundle(t *testing.T, config string) string {
 	t.Helper()
 	dir := t.TempDir()
 	check(t, os.WriteFile(filepath.Join(dir, "config.json"), []byte(config), 0o600))
+	check(t, os.MkdirAll(filepath.Join(dir, "rootfs"), 0o755))
 	return dir
 }
 
