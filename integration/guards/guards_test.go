@@ -92,12 +92,12 @@ func TestTheTestsExist(t *testing.T) {
 
 // Guards of one area with the same test share a line of the page.
 func TestThePageHasTheTable(t *testing.T) {
-	const end = " |\n"
-	table, last := "| Test | Fails without |\n|---|---|\n", ""
+	const end = "|\n"
+	table, last := "|Test|Fails without|\n|---|---|\n", ""
 	for _, g := range guards {
 		_, test := g.where()
 		area, rule, _ := strings.Cut(g.name, ": ")
-		if line := "| `" + test + "` | " + area + ": "; line != last {
+		if line := "|`" + test + "`|" + area + ": "; line != last {
 			table, last = table+line+rule+end, line
 		} else {
 			table = strings.TrimSuffix(table, end) + "; " + rule + end
