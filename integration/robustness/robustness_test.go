@@ -109,7 +109,7 @@ func (h *host) run(t *testing.T, id string, gpu int, rest string) testenv.RunOpt
 		ID:     id,
 		Env:    []string{"NVIDIA_VISIBLE_DEVICES=" + strconv.Itoa(gpu)},
 		Mounts: []string{"type=bind,src=" + h.marks + ",dst=/marks,options=rbind:rw"},
-		Args:   []string{"sh", "-c", "ls /proc/driver >/marks/." + id + "; mv /marks/." + id + " /marks/" + id + "; " + rest},
+		Args:   []string{"sh", "-c", "ls /proc/driver/nvidia >/marks/." + id + "; mv /marks/." + id + " /marks/" + id + "; " + rest},
 	}
 }
 
