@@ -106,6 +106,11 @@ func Ensure(s *state.State, spec Spec) (string, error) {
 		return "", fmt.Errorf("driver view: %w", err)
 	}
 	collect(s, spec.Driver)
+	if !mounted(root) {
+		// Without the lock another builder can have made the directory of views private at the same
+		// time, over this view.
+		return "", fmt.Errorf("driver view: %s was covered by another mount: start the container again", root)
+	}
 	return root, nil
 }
 
