@@ -21,7 +21,8 @@ type allocation struct {
 	ids                      []string
 }
 
-// writeCheckpoint makes a kubelet's checkpoint the one that the shim reads, for the rest of the test.
+// writeCheckpoint makes a kubelet's checkpoint the one that the shim reads, for the rest of the
+// test.
 func writeCheckpoint(t *testing.T, list ...allocation) {
 	t.Helper()
 	type entry struct {
@@ -113,7 +114,8 @@ func TestTheCheckpointGrants(t *testing.T) {
 }
 
 // askKubelet resolves a container of pod default/train whose image asks for all, or for more than
-// that in env, with a reply of the kubelet. It returns the outcome, and whether the kubelet was asked.
+// that in env, with a reply of the kubelet. It returns the outcome, and whether the kubelet was
+// asked.
 func askKubelet(t *testing.T, spec func(*specs.Spec), value string, reply probe.Answers) (outcome string, asked bool) {
 	t.Helper()
 	s := newSpec(devices(value)...)

@@ -38,8 +38,8 @@ func selectIDs(h host.Host, ids []string, a answers) (device.Set, error) {
 	return set, err
 }
 
-// selectEach is selectIDs for ids that are a grant. missing is the first one that this host does not
-// have, or that NVML did not resolve.
+// selectEach is selectIDs for ids that are a grant. missing is the first one that this host does
+// not have, or that NVML did not resolve.
 func selectEach(h host.Host, ids []string, a answers) (set device.Set, missing string, err error) {
 	for _, id := range ids {
 		one, err := selectIDs(h, []string{id}, a)
@@ -63,8 +63,8 @@ type pod struct {
 	ask bool
 }
 
-// readPod reads the kubelet's checkpoint. It is bound to the pod's UID, but does not tell a container
-// without a device from an ephemeral one, which shares what its pod has.
+// readPod reads the kubelet's checkpoint. It is bound to the pod's UID, but does not tell a
+// container without a device from an ephemeral one, which shares what its pod has.
 func readPod(who request.Container) (p pod) {
 	p.containers, p.err = checkpoint.Pod(checkpointFile, who.UID)
 	_, listed := p.containers[who.Name]
@@ -163,8 +163,8 @@ func (p pod) answer(c Container, h host.Host, reply probe.Answers) (k policy.Kub
 
 // checkByName refuses an allocation that is bound to no UID, but to the name of a pod, unless the
 // container names each of its devices in full, as NVIDIA's device plugin does in the environment. A
-// pod that was deleted by force goes on creating containers while the next one of its name is there,
-// and "all" in its image would be all that the next one has.
+// pod that was deleted by force goes on creating containers while the next one of its name is
+// there, and "all" in its image would be all that the next one has.
 func checkByName(c Container, h host.Host, allocation policy.Allocation, why error) error {
 	ids, _ := allocation.IDs(c.Said.Container.Name)
 	if ids, _ = fullIDs(h, ids); len(ids) == 0 {

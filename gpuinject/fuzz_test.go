@@ -293,7 +293,8 @@ func lost(path string, before, after any) (list []string) {
 	return list
 }
 
-// FuzzAnswers takes any bytes as the answer of the probe, for a pod that names GPU 0 or a MIG device.
+// FuzzAnswers takes any bytes as the answer of the probe, for a pod that names GPU 0 or a MIG
+// device.
 func FuzzAnswers(f *testing.F) {
 	h := newHost(f, sim.Options{GPUs: 3, MIG: []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}, {GPU: 1, GI: 5, CI: 1}}})
 	was := checkpointFile

@@ -118,7 +118,8 @@ func (h *testHost) resolve(t *testing.T, spec any) (Plan, error) {
 	return resolve(t, h.cfg, spec, h.ask)
 }
 
-// factsOf returns the answer of a simulated driver's NVML. GPU 3 is of another kind than the others.
+// factsOf returns the answer of a simulated driver's NVML. GPU 3 is of another kind than the
+// others.
 func factsOf(d *sim.Driver) device.Facts {
 	f := device.Facts{Driver: d.Version, CUDA: "13.0"}
 	for _, g := range d.GPUs {

@@ -18,8 +18,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// newMIGHost makes a host with three GPUs, of which the middle one has MIG devices. NVML counts them
-// in another order than procfs shows them.
+// newMIGHost makes a host with three GPUs, of which the middle one has MIG devices. NVML counts
+// them in another order than procfs shows them.
 func newMIGHost(t *testing.T) *testHost {
 	t.Helper()
 	return newHost(t, sim.Options{

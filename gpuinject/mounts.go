@@ -134,8 +134,8 @@ func inspect(h host.Host, root *image.Root, vols volumes, g grant, p *Plan) imag
 	return img
 }
 
-// checkViewDir refuses a container whose own mounts, or whose image, take the view's place, or leave
-// none for it. It returns that place in the image.
+// checkViewDir refuses a container whose own mounts, or whose image, take the view's place, or
+// leave none for it. It returns that place in the image.
 func checkViewDir(root *image.Root, vols volumes, p *Plan) (string, error) {
 	way, err := root.Way(ViewDir)
 	if err != nil {
@@ -334,8 +334,8 @@ func planLinker(c Container, root *image.Root, vols volumes, img image.Image, fi
 	}
 }
 
-// cacheMountPoint returns where the loader's cache can be mounted, "" if nowhere: runc follows a link
-// of that name, which must not lead to a volume, another file system or the host.
+// cacheMountPoint returns where the loader's cache can be mounted, "" if nowhere: runc follows a
+// link of that name, which must not lead to a volume, another file system or the host.
 func cacheMountPoint(root *image.Root, vols volumes) string {
 	at, err := root.Place(image.CachePath)
 	if err == nil && vols.hides(at) {

@@ -11,9 +11,10 @@ import (
 )
 
 // Restrict is Apply for a container that is given nothing here. NVIDIA's hooks, which would give it
-// what it asks for, are removed from its specification. If that has nodes of the driver all the same,
-// from a device plugin for example, it gets the mask, which shows the GPUs of these nodes: a pod's
-// author can set NVIDIA_VISIBLE_DEVICES=void over the plugin's value. The image is left alone.
+// what it asks for, are removed from its specification. If that has nodes of the driver all the
+// same, from a device plugin for example, it gets the mask, which shows the GPUs of these nodes: a
+// pod's author can set NVIDIA_VISIBLE_DEVICES=void over the plugin's value. The image is left
+// alone.
 func Restrict(c Container, p Plan, root *image.Root) (Plan, *procmask.Mask, error) {
 	if !c.Asks { // Resolve has planned the others
 		if err := planHooks(c, &p); err != nil {

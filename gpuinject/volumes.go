@@ -63,8 +63,8 @@ func findVolumes(c Container, root *image.Root, files driver.Files) (volumes, er
 	return v, nil
 }
 
-// checkLinks refuses a mount below a link of another volume: it goes where that link leads when runc
-// follows it, perhaps to the driver's files.
+// checkLinks refuses a mount below a link of another volume: it goes where that link leads when
+// runc follows it, perhaps to the driver's files.
 func (v volumes) checkLinks(c Container, m specs.Mount, at string) error {
 	for _, above := range v.lasting {
 		name, below := strings.CutPrefix(at, above.at+"/")
@@ -88,8 +88,8 @@ func (v volumes) checkLinks(c Container, m specs.Mount, at string) error {
 	return nil
 }
 
-// checkNodes refuses a volume in which runc would make a device node, on the host's disk. The host's
-// own directory has the node, and below a bind at /dev runc makes none.
+// checkNodes refuses a volume in which runc would make a device node, on the host's disk. The
+// host's own directory has the node, and below a bind at /dev runc makes none.
 func (v volumes) checkNodes(nodes []device.Node) error {
 	for _, n := range nodes {
 		for _, volume := range v.lasting {

@@ -99,7 +99,8 @@ func (p *Plan) installUnit(binDir string) error {
 	return err
 }
 
-// uninstallUnit removes the unit and its link, if it is ours and runs the program of this directory.
+// uninstallUnit removes the unit and its link, if it is ours and runs the program of this
+// directory.
 func (p *Plan) uninstallUnit(binDir string) error {
 	unit, err := p.Host.change(OtherFile, UnitPath, nil)
 	if err != nil {

@@ -50,8 +50,8 @@ func planCommand() *cli.Command {
 	}
 }
 
-// makePlan takes the container that the flags describe through the shim's own steps, without carrying
-// out the plan.
+// makePlan takes the container that the flags describe through the shim's own steps, without
+// carrying out the plan.
 func makePlan(c *cli.Command) (gpuinject.Plan, error) {
 	container, err := examine(c)
 	if err != nil {

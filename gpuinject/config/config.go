@@ -251,8 +251,8 @@ func Decode(data []byte, v any) error {
 	return err
 }
 
-// Override sets the keys of the tables [policy] and [container] of a runtime handler's options; other
-// keys keep their value.
+// Override sets the keys of the tables [policy] and [container] of a runtime handler's options;
+// other keys keep their value.
 func (c *Config) Override(tables []byte) error {
 	over := struct {
 		Container *Container `toml:"container"`

@@ -116,8 +116,8 @@ func (h Host) Nodes(set device.Set, caps []string, files driver.Files) ([]device
 	return h.Inventory.Nodes(set, caps)
 }
 
-// Given returns the devices whose nodes are among numbers. On a platform whose nodes do not stand for
-// one GPU each, any of them stands for all.
+// Given returns the devices whose nodes are among numbers. On a platform whose nodes do not stand
+// for one GPU each, any of them stands for all.
 func (h Host) Given(numbers []device.Number) (device.Set, error) {
 	if h.Platform == "" {
 		return h.Inventory.Given(numbers)

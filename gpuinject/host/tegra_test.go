@@ -153,7 +153,8 @@ func TestTegraFiles(t *testing.T) {
 	})
 }
 
-// FuzzTegraLists holds that a list gives only nodes that are there, and no file in the kernel's trees.
+// FuzzTegraLists holds that a list gives only nodes that are there, and no file in the kernel's
+// trees.
 func FuzzTegraLists(f *testing.F) {
 	f.Add("dev, /dev/nvmap\ndev, /dev/nvhost-*\nlib, /usr/share/nvidia/*.json\n")
 	f.Add("dev,/dev/../etc/nv_tegra_release\ndev, /dev/[\nsym, /proc/self/root\ndir, /\ndir, /dev\n,\n#\nlib\n")

@@ -31,7 +31,8 @@ type Image struct {
 	Compat Compat
 }
 
-// LoaderPath is the file by which the image's loader finds libraries outside its default directories.
+// LoaderPath is the file by which the image's loader finds libraries outside its default
+// directories.
 func (img Image) LoaderPath() string {
 	if img.LibC == Musl {
 		return muslPath

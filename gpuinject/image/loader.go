@@ -54,9 +54,9 @@ func (r *Root) LoaderFiles(img Image, dirs []string, libs []ldcache.Entry) (file
 	return r.glibcFiles(img.Compat, dirs, libs)
 }
 
-// glibcFiles returns the files for glibc: the cache; the entry of /etc/ld.so.conf.d by which a later
-// ldconfig of the container (every apt or dnf runs one) lists the driver again, before everything
-// else that this directory names; and /etc/ld.so.conf if it would not read that entry.
+// glibcFiles returns the files for glibc: the cache; the entry of /etc/ld.so.conf.d by which a
+// later ldconfig of the container (every apt or dnf runs one) lists the driver again, before
+// everything else that this directory names; and /etc/ld.so.conf if it would not read that entry.
 func (r *Root) glibcFiles(compat Compat, dirs []string, libs []ldcache.Entry) (files []File, notes []string) {
 	confDirs := dirs
 	if compat.Use {

@@ -82,8 +82,8 @@ func (r *Root) IsHost() bool {
 	return a.Dev == b.Dev && a.Ino == b.Ino
 }
 
-// CheckMountPoint returns why a runtime must not make name a mount point, which would be on the host,
-// because the root is the host's or another mount is there, or why it cannot.
+// CheckMountPoint returns why a runtime must not make name a mount point, which would be on the
+// host, because the root is the host's or another mount is there, or why it cannot.
 func (r *Root) CheckMountPoint(name string) error {
 	if r.IsHost() {
 		return errHost

@@ -193,7 +193,8 @@ func TestALookUpIsBounded(t *testing.T) {
 	}
 }
 
-// Each of these look-ups is within the limits of one, and a container can have any number of mounts.
+// Each of these look-ups is within the limits of one, and a container can have any number of
+// mounts.
 func TestT10LookUpsTogetherAreBounded(t *testing.T) {
 	i := newImage(t)
 	deep := strings.Repeat("x/", maxComponents-20)

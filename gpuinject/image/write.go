@@ -117,7 +117,8 @@ func (r *Root) ownLink(name, own string) (text string, ok bool) {
 
 // checkDirectory returns why nothing can be made in the directory name of the image: it, or the
 // nearest one above it that exists, is no directory, a link into nowhere (such as /etc ->
-// /proc/1/root, attack T06), on another mount, immutable (chattr +i), or on a read-only file system.
+// /proc/1/root, attack T06), on another mount, immutable (chattr +i), or on a read-only file
+// system.
 func (r *Root) checkDirectory(name string) error {
 	dir, err := r.lookup(name)
 	defer dir.close()

@@ -20,8 +20,8 @@ const (
 	maxHWCaps  = 1 << 10
 )
 
-// hwcapExtension marks an entry of a glibc-hwcaps subdirectory: then the low 32 bits of HWCap are an
-// index into Cache.HWCaps and the upper ones may hold an ISA level (glibc 2.33,
+// hwcapExtension marks an entry of a glibc-hwcaps subdirectory: then the low 32 bits of HWCap are
+// an index into Cache.HWCaps and the upper ones may hold an ISA level (glibc 2.33,
 // DL_CACHE_HWCAP_EXTENSION in sysdeps/generic/dl-cache.h).
 const hwcapExtension = 1 << 62
 
@@ -40,8 +40,8 @@ func (e *Entry) valid() bool {
 		strings.IndexByte(e.Name, 0) < 0 && strings.IndexByte(e.Path, 0) < 0
 }
 
-// FlagsFor returns the flags of an ABI in a cache, FLAG_ELF_LIBC6 included, and 0 for an ABI that no
-// machine of this product runs (sysdeps/generic/ldconfig.h of glibc). 32-bit ARM means the
+// FlagsFor returns the flags of an ABI in a cache, FLAG_ELF_LIBC6 included, and 0 for an ABI that
+// no machine of this product runs (sysdeps/generic/ldconfig.h of glibc). 32-bit ARM means the
 // hard-float ABI.
 func FlagsFor(class elf.Class, machine elf.Machine) int32 {
 	switch {

@@ -139,7 +139,8 @@ func TestNamesCompareAsGlibcComparesThem(t *testing.T) {
 	}
 }
 
-// entriesOf makes entries of paths; "hw:" limits one to some processors, "32:" makes it one of i386.
+// entriesOf makes entries of paths; "hw:" limits one to some processors, "32:" makes it one of
+// i386.
 func entriesOf(paths string) []Entry {
 	entries := []Entry{}
 	for _, p := range strings.Fields(paths) {

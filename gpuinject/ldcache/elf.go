@@ -34,8 +34,8 @@ type ELF struct {
 }
 
 // ReadELF reads a little-endian ELF file of size bytes. DT_SONAME is found as a loader finds it, by
-// the program headers; the note by section name. It reads at most about 300 KiB, whatever the file says
-// about itself, and never panics.
+// the program headers; the note by section name. It reads at most about 300 KiB, whatever the file
+// says about itself, and never panics.
 //
 // A file without a sound header, program headers or dynamic section is an error. Unsound sections
 // and an unsound note are ELF.NoteErr.

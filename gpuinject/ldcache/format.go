@@ -168,8 +168,8 @@ func (p *parser) extension(c *Cache) error {
 }
 
 // hwcaps reads the table of offsets of glibc-hwcaps names. ldconfig counts them from the magic,
-// ld.so from the start of the file (glibc 2.36): after a block of the old format ld.so does not find
-// them, but what ldconfig meant can be read.
+// ld.so from the start of the file (glibc 2.36): after a block of the old format ld.so does not
+// find them, but what ldconfig meant can be read.
 func (p *parser) hwcaps(c *Cache, table string) error {
 	c.HWCaps = nil
 	for i := 0; i < len(table); i += 4 {

@@ -7,9 +7,9 @@ import "runtime"
 const signedChar = runtime.GOARCH == "amd64" || runtime.GOARCH == "386"
 
 // libcmp compares two library names as glibc's _dl_cache_libcmp does (elf/dl-cache.c): digits as
-// numbers in a C int that wraps, everything else byte by byte. It must be the same comparison to the
-// last quirk, since ld.so searches the cache by bisection with it. Names that differ can compare
-// equal: libfoo.so.01 and libfoo.so.1.
+// numbers in a C int that wraps, everything else byte by byte. It must be the same comparison to
+// the last quirk, since ld.so searches the cache by bisection with it. Names that differ can
+// compare equal: libfoo.so.01 and libfoo.so.1.
 func libcmp(a, b string) int {
 	i, j := 0, 0
 	for i < len(a) {

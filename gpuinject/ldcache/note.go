@@ -79,9 +79,9 @@ func parseCompatNote(section []byte, align uint64) (*CompatNote, error) {
 // note that does not fit.
 //
 // NVIDIA's libraries for Jetson have a section aligned to 8 whose owner is padded as if it stood
-// alone, and a descriptor that then ends behind the section (nvidia-container-toolkit, "Fix handling
-// of CUDA compat on Orin", May 2026). So any padding before the descriptor, which is text, is
-// skipped, and it is cut at the end of the section.
+// alone, and a descriptor that then ends behind the section (nvidia-container-toolkit, "Fix
+// handling of CUDA compat on Orin", May 2026). So any padding before the descriptor, which is text,
+// is skipped, and it is cut at the end of the section.
 func findNote(b []byte, align uint64, owner string) (desc []byte, ok bool) {
 	if align != 8 {
 		align = 4

@@ -27,8 +27,8 @@ type Allocation struct {
 	Containers map[string][]string `json:"containers"`
 }
 
-// IDs returns the device ids of a container, sorted, and whether the container is listed. One that is
-// not is an init container or an ephemeral one, and shares what its pod has.
+// IDs returns the device ids of a container, sorted, and whether the container is listed. One that
+// is not is an init container or an ephemeral one, and shares what its pod has.
 func (a Allocation) IDs(container string) (all []string, listed bool) {
 	all, listed = a.Containers[container]
 	all = slices.Clone(all)

@@ -80,8 +80,9 @@ type Request struct {
 // Overridden is a way to ask that does not count.
 type Overridden struct{ What, Reason string }
 
-// MightAsk reports whether a configuration in JSON may be that of a container that asks, or that has
-// nodes of the driver or hooks of NVIDIA's. Most containers fail this test, and their configuration need not be decoded.
+// MightAsk reports whether a configuration in JSON may be that of a container that asks, or that
+// has nodes of the driver or hooks of NVIDIA's. Most containers fail this test, and their
+// configuration need not be decoded.
 func MightAsk(raw []byte) bool {
 	return slices.ContainsFunc(words, func(word string) bool { return bytes.Contains(raw, []byte(word)) })
 }

@@ -279,7 +279,8 @@ func TestManyProcessesAtOnceGetOneView(t *testing.T) {
 	whole(t, want, manyFiles(source))
 }
 
-// flock(2) needs no right to write: root of a container that sees the host's /run can hold the lock.
+// flock(2) needs no right to write: root of a container that sees the host's /run can hold the
+// lock.
 func TestALockThatIsHeldDoesNotKeepAViewFromBeingBuilt(t *testing.T) {
 	f := newFixture(t)
 	held, err := os.Open(filepath.Join(viewDir(f.state), "lock"))

@@ -196,9 +196,9 @@ func TestT50T54UnknownFieldsAreKeptAndASecondEditAddsNothing(t *testing.T) {
 	}
 }
 
-// asRunc fails the test unless runc, which takes keys of any case and the last of several, reads the
-// edited configuration as the shim does: the GPU that its environment names and no other, and no hook
-// of NVIDIA's.
+// asRunc fails the test unless runc, which takes keys of any case and the last of several, reads
+// the edited configuration as the shim does: the GPU that its environment names and no other, and
+// no hook of NVIDIA's.
 func (h *host) asRunc(t *testing.T, text []byte) {
 	t.Helper()
 	var spec specs.Spec

@@ -191,8 +191,8 @@ func live(t *testing.T, client *api.Client, id string) error {
 	return err
 }
 
-// removed deletes a container whose life a fault has ended. containerd needs a moment to notice that
-// a shim is dead, and to remove what is left of the task.
+// removed deletes a container whose life a fault has ended. containerd needs a moment to notice
+// that a shim is dead, and to remove what is left of the task.
 func (h *host) removed(t *testing.T, id string) {
 	t.Helper()
 	testenv.Await(t, hang, "container "+id+" can be deleted", func() bool {
@@ -226,8 +226,8 @@ func (h *host) afterKill(t *testing.T, id string) {
 // temporary are files that a process leaves if it is killed while it stores a value.
 var temporary = regexp.MustCompile(`^\.[a-z]+\.json\.\d+$`)
 
-// cycle is the life of a container under a fault, by the oracle: whatever happens, the container has
-// seen the GPU that is its own or has not run, nothing is left, and the next containers start.
+// cycle is the life of a container under a fault, by the oracle: whatever happens, the container
+// has seen the GPU that is its own or has not run, nothing is left, and the next containers start.
 func (h *host) cycle(t *testing.T, client *api.Client, f fault) (hit bool, failed error) {
 	h.afterKill(t, h.pod) // of a cycle that failed the test
 	h.unharmed(t, func() {
@@ -273,8 +273,8 @@ func (h *host) checkMark(t *testing.T, id string) {
 	}
 }
 
-// T30, T31, T65: a system call of the shim fails, or the shim is killed at it, wherever a container's
-// life is. `make soak` tries many more.
+// T30, T31, T65: a system call of the shim fails, or the shim is killed at it, wherever a
+// container's life is. `make soak` tries many more.
 func TestT30T31T65ASystemCallFailsOrKillsTheShim(t *testing.T) {
 	h := newHost(t, simhost.Options{})
 	if err := os.Mkdir(h.marks(), 0o755); err != nil {
@@ -342,8 +342,8 @@ func (r *report) log(t *testing.T) {
 	}
 }
 
-// soak tries faults of all system calls until it is stopped (SIGINT) or has tried soakCycles. It goes
-// on where the one before that had the same file ended.
+// soak tries faults of all system calls until it is stopped (SIGINT) or has tried soakCycles. It
+// goes on where the one before that had the same file ended.
 func (h *host) soak(t *testing.T, client *api.Client, name string, count map[string]int) {
 	t.Helper()
 	var r report

@@ -23,7 +23,8 @@ func check(t *testing.T, err error) {
 	}
 }
 
-// overlay writes an overlay for the go command in which the guards are removed, and returns its name.
+// overlay writes an overlay for the go command in which the guards are removed, and returns its
+// name.
 func overlay(t *testing.T, list ...guard) string {
 	t.Helper()
 	dir := t.TempDir()

@@ -139,7 +139,8 @@ func TestInitContainersSharePodsGPUs(t *testing.T) {
 			c.compare(t, c.logs(t, pod, "prepare"), true, []int{gpus[0].Index}, nil)
 		})
 	}
-	// The kubelet's API says nothing of init containers (kubernetes issue 126765), its checkpoint does.
+	// The kubelet's API says nothing of init containers (kubernetes issue 126765), its checkpoint
+	// does.
 	t.Run("an init container alone", func(t *testing.T) {
 		for _, s := range []strategy{{list: envvar}, {list: envvar, devices: true}, {list: volumeMounts}} {
 			c.use(t, s)

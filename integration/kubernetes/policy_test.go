@@ -195,7 +195,8 @@ func TestAKubeletThatDoesNotAnswerIsNamedInThePodsStatus(t *testing.T) {
 	c.checkAllocated(t, own, "main", true, 1)
 }
 
-// No kubelet means no checkpoint and no socket, as with a container of crictl on a host without one.
+// No kubelet means no checkpoint and no socket, as with a container of crictl on a host without
+// one.
 func TestWithoutAKubeletAContainerIsRefused(t *testing.T) {
 	c := shared
 	socket := filepath.Join(t.TempDir(), "none.sock")

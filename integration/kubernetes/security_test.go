@@ -89,9 +89,9 @@ func TestAnUnmaskedProcInAUserNamespaceIsNoPrivilege(t *testing.T) {
 	c.check(t, pod, "none", false)
 }
 
-// A pod's author can say that nothing is wanted of this runtime over what the device plugin sets. The
-// nodes are there, and with them the mask: root of the container sees no other GPU and cannot write
-// the driver's files.
+// A pod's author can say that nothing is wanted of this runtime over what the device plugin sets.
+// The nodes are there, and with them the mask: root of the container sees no other GPU and cannot
+// write the driver's files.
 func TestNodesOfTheDriverBringTheMaskWithoutARequest(t *testing.T) {
 	c := shared
 	c.use(t, strategy{list: silent, devices: true})

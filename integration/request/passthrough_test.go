@@ -29,8 +29,8 @@ var noRequest = []struct {
 }
 
 // A container that asked for no GPU runs as under the stock shim: the same bytes of
-// config.json, the same files in its bundle but for the shim's address, the same mounts, nothing in the state
-// directory, not a word in the log; and it never suffers from what is wrong with
+// config.json, the same files in its bundle but for the shim's address, the same mounts, nothing in
+// the state directory, not a word in the log; and it never suffers from what is wrong with
 // the GPUs of its host (I10).
 func TestT66AContainerWithoutARequestIsUntouched(t *testing.T) {
 	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 3}})

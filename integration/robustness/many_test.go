@@ -93,8 +93,8 @@ func each(t *testing.T, n int, f func(i int) error) {
 	}
 }
 
-// One shim, as a pod has it, creates and deletes containers all day beside others. Nothing in it, in
-// containerd, in the mount table or in the state directory may become more.
+// One shim, as a pod has it, creates and deletes containers all day beside others. Nothing in it,
+// in containerd, in the mount table or in the state directory may become more.
 func TestManyCreatesAndDeletesMakeNothingGrow(t *testing.T) {
 	h := newHost(t, simhost.Options{}, false)
 	h.MustRun(t, h.run(t, "warm", 0, "true"))

@@ -1,8 +1,8 @@
 // Package kubelet asks the kubelet what it allocated to a pod: the PodResources API on its socket
 // (k8s.io/kubelet/pkg/apis/podresources/v1, GA since Kubernetes 1.28).
 //
-// Allocated returns the device ids of the resources under nvidia.com by container, of the pod with a
-// name, whatever its UID: package checkpoint knows UIDs and goes first. Pods, for
+// Allocated returns the device ids of the resources under nvidia.com by container, of the pod with
+// a name, whatever its UID: package checkpoint knows UIDs and goes first. Pods, for
 // nvidia-shimctl check, lists all pods. No shim may link this package: a gRPC client would make it
 // half as large again.
 //

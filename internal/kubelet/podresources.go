@@ -23,9 +23,9 @@ const (
 	maxWait   = 320 * time.Millisecond
 )
 
-// Allocated asks the kubelet behind the socket what it allocated to a pod, again and again while the
-// kubelet is too busy or restarts, until the context ends. The API has no UID: the answer is that of
-// any pod with this name.
+// Allocated asks the kubelet behind the socket what it allocated to a pod, again and again while
+// the kubelet is too busy or restarts, until the context ends. The API has no UID: the answer is
+// that of any pod with this name.
 func Allocated(ctx context.Context, socket, namespace, name string) (policy.Allocation, error) {
 	list, err := Pods(ctx, socket)
 	for wait := firstWait; isBusy(err); wait = min(2*wait, maxWait) {
@@ -62,8 +62,8 @@ func Allocated(ctx context.Context, socket, namespace, name string) (policy.Allo
 	return policy.Allocation{}, nil
 }
 
-// isBusy reports whether a later call may succeed: the kubelet rejects calls above its rate limit, and
-// does not listen while it restarts.
+// isBusy reports whether a later call may succeed: the kubelet rejects calls above its rate limit,
+// and does not listen while it restarts.
 func isBusy(err error) bool {
 	code := status.Code(err)
 	return code == codes.ResourceExhausted || code == codes.Unavailable

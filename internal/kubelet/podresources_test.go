@@ -74,7 +74,8 @@ func TestABusyKubeletIsAskedAgain(t *testing.T) {
 	}
 }
 
-// More containers than the kubelet takes calls at once (10, and 100 a second) all have their answer.
+// More containers than the kubelet takes calls at once (10, and 100 a second) all have their
+// answer.
 func TestManyAskAtOnce(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "kubelet.sock")
 	var mu sync.Mutex

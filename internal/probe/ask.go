@@ -71,8 +71,8 @@ func Ask(program func() (path string, err error), start Start, q Questions) Answ
 	return a
 }
 
-// isMissing reports whether there is no socket within a second: the kubelet removes its socket when it
-// starts, before it listens.
+// isMissing reports whether there is no socket within a second: the kubelet removes its socket when
+// it starts, before it listens.
 func isMissing(socket string) bool {
 	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := os.Lstat(socket); !errors.Is(err, fs.ErrNotExist) {

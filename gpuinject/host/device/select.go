@@ -57,9 +57,9 @@ func (inv Inventory) Select(ids []string, facts Facts) (Set, error) {
 	return set, nil
 }
 
-// IsFull reports whether id is the full name of a device, as a device plugin gives it to the kubelet:
-// GPU-<uuid>, MIG-<uuid>, MIG-GPU-<uuid>/<gi>/<ci>, or a name that this kind of host has for its GPU.
-// It does not say that the device exists.
+// IsFull reports whether id is the full name of a device, as a device plugin gives it to the
+// kubelet: GPU-<uuid>, MIG-<uuid>, MIG-GPU-<uuid>/<gi>/<ci>, or a name that this kind of host has
+// for its GPU. It does not say that the device exists.
 func (inv Inventory) IsFull(id string) bool {
 	if rest, ok := strings.CutPrefix(id, "MIG-GPU-"); ok {
 		uuid, instances, _ := strings.Cut(rest, "/")
@@ -169,8 +169,8 @@ func (inv Inventory) match(id string, facts Facts) []Instance {
 	return slices.DeleteFunc(inv.Annotate(inv.MIG, facts), func(in Instance) bool { return !in.isNamed(id) })
 }
 
-// isNamed reports whether id names the MIG device: by the beginning of the GPU's UUID and the ids of
-// the instances, by NVML's index, or by the beginning of NVML's UUID.
+// isNamed reports whether id names the MIG device: by the beginning of the GPU's UUID and the ids
+// of the instances, by NVML's index, or by the beginning of NVML's UUID.
 func (in Instance) isNamed(id string) bool {
 	if isByInstances(id) {
 		gpu, instances, _ := strings.Cut(id, "/")

@@ -58,8 +58,8 @@ func (k dataKind) copies() []string {
 	return list[1:]
 }
 
-// hostOnly matches a manifest that only this host can use: it names a library by its path, where the
-// container's loader would not find it (NixOS, Fedora), or is for one of two ABIs (Fedora).
+// hostOnly matches a manifest that only this host can use: it names a library by its path, where
+// the container's loader would not find it (NixOS, Fedora), or is for one of two ABIs (Fedora).
 const hostOnly = `^\s*/|"library_path"\s*:\s*"[^"]*/|"library_arch"`
 
 // document finds a file of the host that containers can use.

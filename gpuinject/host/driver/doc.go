@@ -11,8 +11,8 @@
 // The lists of names and directories are in table.go. Hosts whose driver is laid out by other rules
 // use Search.
 //
-// Every look-up is resolved inside the driver root (openat2, kernel 5.6), so that an absolute link in
-// a driver container's root cannot name a file of the host. Files that are set-user-id or that
-// others than root can change are refused (T63), and so are directories that everybody can write to.
-// The package never executes or loads a file, reads an image, or writes anything.
+// Every look-up is resolved inside the driver root (openat2, kernel 5.6), so that an absolute link
+// in a driver container's root cannot name a file of the host. Files that are set-user-id or that
+// others than root can change are refused (T63), and so are directories that everybody can write
+// to. The package never executes or loads a file, reads an image, or writes anything.
 package driver

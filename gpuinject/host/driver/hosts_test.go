@@ -36,8 +36,8 @@ func (r *fakeRoot) programs(dir string) {
 	}
 }
 
-// hostLayout is where a host has its driver. Paths are in the driver root; TRIPLE and TRIPLE32 stand
-// for the names of the machine.
+// hostLayout is where a host has its driver. Paths are in the driver root; TRIPLE and TRIPLE32
+// stand for the names of the machine.
 type hostLayout struct {
 	name string
 	// libs, libs32 and programs are the directories of all libraries and programs.

@@ -116,8 +116,8 @@ func (r result) with(e event) result {
 	return r
 }
 
-// attacksOf returns the attacks in the name of a test or subtest, without those in the name of a test
-// around it, whose time includes this one's.
+// attacksOf returns the attacks in the name of a test or subtest, without those in the name of a
+// test around it, whose time includes this one's.
 func attacksOf(test string) (numbers []string) {
 	parts := strings.Split(test, "/")
 	around := strings.Join(parts[:len(parts)-1], "/")
