@@ -148,6 +148,25 @@ func TestCDIOfShimctlIsTakenOver(t *testing.T) {
 	}
 }
 
+// Nodes in the specification are the user's words, and the environment may be the image's.
+func TestNodesOfTheUserLimitTheEnvironment(t *testing.T) {
+	m := simulated.Majors
+	gpu := func(i int) func(*specs.Spec) { return withNode(m.GPU, simulated.GPUs[i].Minor) }
+	table{
+		show: func(p Plan) string { return fmt.Sprint(showGPUs(p), p.Classes) },
+		rows: []row{
+			{name: "all of an image", env: devices("all"), spec: all(withNode(m.GPU, 255), gpu(0), gpu(1)), want: "GPUs 0, 1[]"},
+			{name: "an old image", env: []string{"CUDA_VERSION=8.0.61"}, spec: gpu(2), want: "GPU 2[]"},
+			{name: "other classes of an image", env: append(devices("all"), "NVIDIA_GDS=enabled"), spec: gpu(0), want: "GPU 0[]"},
+			{name: "another GPU by name", env: devices("1"), spec: gpu(0), want: "refused: GPU \"1\" is not this container's: in the container's specification: "},
+			{name: "one of several by name", env: devices("1"), spec: all(gpu(0), gpu(1)), want: "GPU 1[]"},
+			{name: "all by a mount", spec: all(gpu(0), listing("all")), want: "every GPU[]"},
+			{name: "privileged", env: devices("all"), spec: all(gpu(0), privileged), want: "every GPU[]"},
+			{name: "no node of a GPU", env: devices("all"), spec: withNode(m.GPU, 255), want: "every GPU[]"},
+		},
+	}.run(t)
+}
+
 // What is taken over is no more than the specification has.
 func TestWhatIsTakenOver(t *testing.T) {
 	m := simulated.Majors
