@@ -1,9 +1,12 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
+	"path/filepath"
 
 	"github.com/urfave/cli/v3"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -14,45 +17,92 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
+
+// cdiFile is a variable for the tests.
+var cdiFile = cdispec.Path
 
 func cdiCommand() *cli.Command {
 	return &cli.Command{
 		Name:        "cdi",
 		Usage:       "print a CDI specification of the GPUs",
-		Description: "It works under every runtime, for images with glibc, with container.default-capabilities. Make it again after a driver upgrade or a change of MIG.",
+		Description: "It works under every runtime, for images with glibc, with container.default-capabilities. install --cdi writes it to " + cdispec.Path + ", and prepare --cdi makes it again: run that after a driver upgrade or a change of MIG.",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "output", Usage: "write it to `FILE`: " + cdispec.Path},
-			&cli.BoolFlag{Name: "refresh", Usage: "do nothing unless the file of --output is there"},
+			&cli.StringFlag{Name: "output", Usage: "write it to `FILE`, if that is no other program's"},
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
-			file := c.String("output")
-			if c.Bool("refresh") {
-				if file == "" {
-					return usage(errors.New("--refresh needs --output"))
+			if c.Bool("json") && !c.IsSet("output") {
+				spec, err := makeCDI(c)
+				if err != nil {
+					return err
 				}
-				if _, err := cdispec.Read(file); errors.Is(err, fs.ErrNotExist) {
-					return nil
-				}
-			}
-			spec, err := makeCDI(c)
-			if err != nil {
-				return err
-			}
-			if c.Bool("json") && file == "" {
 				return printJSON(c.Root().Writer, spec)
 			}
-			text, err := cdispec.Text(spec)
+			text, err := cdiText(c)
 			if err != nil {
 				return err
 			}
-			if file != "" {
-				return cdispec.Write(file, text)
+			if c.IsSet("output") {
+				return cdispec.Write(c.String("output"), text)
 			}
 			_, err = c.Root().Writer.Write(text)
 			return err
 		},
 	}
+}
+
+// refreshCDI makes the specification again that install wrote.
+func refreshCDI(c *cli.Command) error {
+	before, err := cdispec.Read(cdiFile)
+	if err != nil { // there is none, or it is not ours
+		return nil
+	}
+	text, err := cdiText(c)
+	if errors.Is(err, device.ErrNoDriver) || bytes.Equal(before, text) {
+		return nil
+	}
+	if err == nil {
+		err = cdispec.Write(cdiFile, text)
+	}
+	if err != nil {
+		return fmt.Errorf("%s is not made again: %w", cdiFile, err)
+	}
+	return nil
+}
+
+// addCDI adds the specification to an installation.
+func addCDI(c *cli.Command, plan *runtimeclass.Plan) error {
+	if !c.Bool("cdi") {
+		return nil
+	}
+	if filepath.Clean(c.String("root")) != "/" {
+		return usage(errors.New("--cdi goes with this host only, not with --root"))
+	}
+	before, err := cdispec.Read(cdiFile)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	text, err := cdiText(c)
+	plan.Changes = append(plan.Changes, runtimeclass.Change{Kind: runtimeclass.OtherFile, Path: cdiFile, Before: before, After: text})
+	return err
+}
+
+// removeCDI adds the removal of the specification to that of an installation.
+func removeCDI(c *cli.Command, plan *runtimeclass.Plan) {
+	before, err := cdispec.Read(cdiFile)
+	if err == nil && filepath.Clean(c.String("root")) == "/" {
+		plan.Changes = append(plan.Changes, runtimeclass.Change{Kind: runtimeclass.OtherFile, Path: cdiFile, Before: before})
+	}
+}
+
+// cdiText makes the text of the specification.
+func cdiText(c *cli.Command) ([]byte, error) {
+	spec, err := makeCDI(c)
+	if err != nil {
+		return nil, err
+	}
+	return cdispec.Text(spec)
 }
 
 // makeCDI makes the CDI specification of this host.

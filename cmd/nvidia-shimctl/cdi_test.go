@@ -11,6 +11,8 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 )
 
 func TestCDISpecificationOfTheHost(t *testing.T) {
@@ -19,12 +21,7 @@ func TestCDISpecificationOfTheHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	file := filepath.Join(t.TempDir(), "cdi", "nvidia.yaml")
-	refresh := []string{"--config", d.ConfigPath, "cdi", "--output", file, "--refresh"}
-	fine(t, refresh...)
-	if _, err := os.Stat(file); err == nil {
-		t.Error("--refresh made a file that was not there")
-	}
-	fine(t, refresh[:5]...)
+	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
 	text, err := os.ReadFile(file)
 	if err != nil || string(text) != fine(t, "--config", d.ConfigPath, "cdi") {
 		t.Errorf("%s, %v", text, err)
@@ -91,13 +88,84 @@ func TestCDIFileOfAnotherProgramStays(t *testing.T) {
 	if err := os.Symlink(theirs, link); err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{{theirs}, {theirs, "--refresh"}, {link}} {
-		code, _, errs := ctl(t, append([]string{"--config", d.ConfigPath, "cdi", "--output"}, args...)...)
-		if text, _ := os.ReadFile(theirs); code != 1 || string(text) != "cdiVersion: 0.5.0\n" {
-			t.Errorf("%q: status %d, %s, %s", args, code, errs, text)
+	stays := func(code int, args ...string) {
+		t.Helper()
+		got, _, errs := ctl(t, append([]string{"--config", d.ConfigPath}, args...)...)
+		if text, _ := os.ReadFile(theirs); got != code || string(text) != "cdiVersion: 0.5.0\n" {
+			t.Errorf("%q: status %d, %s, %s", args, got, errs, text)
 		}
 	}
-	if code, _, _ := ctl(t, "cdi", "--refresh"); code != 2 {
-		t.Errorf("--refresh without a file: status %d", code)
+	stays(1, "cdi", "--output", theirs)
+	stays(1, "cdi", "--output", link)
+	useCDIFile(t, theirs)
+	stays(0, "prepare", "--cdi")
+}
+
+func useCDIFile(t *testing.T, name string) {
+	t.Cleanup(func() { cdiFile = cdispec.Path })
+	cdiFile = name
+}
+
+// Prepare makes the file again that install wrote, and no other one.
+func TestCDIFileIsMadeAgain(t *testing.T) {
+	d := simulate(t)
+	file := filepath.Join(t.TempDir(), "cdi/nvidia.yaml")
+	useCDIFile(t, file)
+	read := func() string { text, _ := os.ReadFile(file); return string(text) }
+	prepare := []string{"--config", d.ConfigPath, "prepare", "--cdi"}
+	if fine(t, prepare...); read() != "" {
+		t.Error("a file was made that was not there")
+	}
+	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
+	before := read()
+	simtest.Check(t, d.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}}))
+	fine(t, "--config", d.ConfigPath, "prepare")
+	if fine(t, append(prepare, "--dry-run")...); read() != before {
+		t.Error("changed without --cdi, or in a dry run")
+	}
+	if fine(t, prepare...); !strings.Contains(read(), d.MIG[0].UUID) {
+		t.Errorf("after a change of MIG: %s", read())
+	}
+	simtest.Check(t, d.Upgrade("999.1.2"))
+	if fine(t, prepare...); !strings.Contains(read(), "libcuda.so.999.1.2") || strings.Contains(read(), sim.DefaultVersion) {
+		t.Errorf("after an upgrade: %s", read())
+	}
+	before = read()
+	simtest.Check(t, os.RemoveAll(filepath.Join(d.ProcRoot, "driver")))
+	simtest.Check(t, os.RemoveAll(filepath.Join(d.SysRoot, "bus")))
+	if fine(t, prepare...); read() != before {
+		t.Error("changed without a driver")
+	}
+}
+
+// What is written and removed on the host itself is shown by a dry run, and done in
+// integration/systemd.
+func TestCDIFileOfInstall(t *testing.T) {
+	d := simulate(t)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "nvidia.yaml")
+	useCDIFile(t, file)
+	_, _, from := installTree(t, "", "")
+	place := []string{"--dry-run", "--target", "docker", "--docker-config", filepath.Join(dir, "daemon.json"), "--bin-dir", filepath.Join(dir, "bin")}
+	install := append([]string{"--config", d.ConfigPath, "install", "--from", from, "--cdi"}, place...)
+	uninstall := append([]string{"--config", d.ConfigPath, "uninstall"}, place...)
+	dryRun := func(args []string, want bool, line string) {
+		t.Helper()
+		if status, out, errs := ctl(t, args...); status != 0 || strings.Contains(out, line+file+"\n") != want {
+			t.Errorf("%q: status %d, %s%s", args, status, out, errs)
+		}
+	}
+	dryRun(install, true, "+++ ")
+	dryRun(uninstall, false, "--- ")
+	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
+	dryRun(install, false, "+++ ")
+	dryRun(uninstall, true, "--- ")
+	write(t, file, "kind: nvidia.com/gpu\n")
+	dryRun(uninstall, false, "--- ")
+	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "was not written by this program") {
+		t.Errorf("over the file of another program: %d %s", status, errs)
+	}
+	if status, _, errs := ctl(t, append(install, "--root", dir)...); status != 2 || !strings.Contains(errs, "--cdi goes with this host only") {
+		t.Errorf("a tree: %d %s", status, errs)
 	}
 }

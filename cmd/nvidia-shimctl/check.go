@@ -8,7 +8,6 @@ import (
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
@@ -29,13 +28,7 @@ func checkCommand() *cli.Command {
 			findings := check.Node(ctx, check.Options{
 				Root: "/", Proc: procfs.Host, Config: c.String("config"),
 				Containerd: c.String("containerd"), ContainerdConfig: c.String("containerd-config"),
-				CDI: func() ([]byte, error) {
-					spec, err := makeCDI(c)
-					if err != nil {
-						return nil, err
-					}
-					return cdispec.Text(spec)
-				},
+				CDI: func() ([]byte, error) { return cdiText(c) },
 			})
 			wrong := slices.ContainsFunc(findings, func(f check.Finding) bool { return f.Level == check.Problem })
 			v := map[string]any{"ok": !wrong, "findings": findings}

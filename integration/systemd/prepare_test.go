@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -20,7 +21,7 @@ func TestTheUnitOfPrepareMakesTheNodes(t *testing.T) {
 		}
 	}
 	install := []string{"--bin-dir", inBin, "--containerd-config", "/etc/containerd/config.toml"}
-	m.run(t, append([]string{"nvidia-shimctl", "install", "--containerd", inBin + "/tools/containerd", "--prepare-unit", "--restart"}, install...)...)
+	m.run(t, append([]string{"nvidia-shimctl", "install", "--containerd", inBin + "/tools/containerd", "--prepare-unit", "--cdi", "--restart"}, install...)...)
 	show := m.run(t, "systemctl", "show", runtimeclass.UnitName, "--property", "ActiveState,Result,UnitFileState,Before,After")
 	simhost.Want(t, show, "ActiveState=active\n", "Result=success\n", "UnitFileState=enabled\n")
 	for line := range strings.Lines(show) {
@@ -32,9 +33,17 @@ func TestTheUnitOfPrepareMakesTheNodes(t *testing.T) {
 	c.check(t)
 	c.remove(t)
 
+	m.run(t, "nvidia-shimctl", "prepare", "--cdi")
+	if got := m.run(t, "cat", cdispec.Path); got != m.run(t, "nvidia-shimctl", "cdi") {
+		t.Errorf("%s has\n%s", cdispec.Path, got)
+	}
+
 	m.run(t, append([]string{"nvidia-shimctl", "uninstall", "--keep-programs"}, install...)...)
 	m.run(t, "systemctl", "daemon-reload")
 	if r := m.try(t, nil, "systemctl", "cat", runtimeclass.UnitName); r.ExitCode == 0 {
 		t.Errorf("uninstall left the unit: %s", r.Output)
+	}
+	if r := m.try(t, nil, "cat", cdispec.Path); r.ExitCode == 0 {
+		t.Errorf("uninstall left %s", cdispec.Path)
 	}
 }

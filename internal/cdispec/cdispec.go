@@ -34,9 +34,11 @@ const mark = "# Made by nvidia-shimctl cdi.\n"
 // maxSize bounds the file; a node with 16 GPUs of 7 MIG devices each needs about 100 KiB.
 const maxSize = 4 << 20
 
-// Make makes the specification. plan plans a container with this
-// NVIDIA_VISIBLE_DEVICES.
+// Make makes the specification. plan plans a container with this value of NVIDIA_VISIBLE_DEVICES.
 func Make(h host.Host, facts device.Facts, plan func(devices string) (gpuinject.Plan, error)) (*specs.Spec, error) {
+	if h.Platform != "" {
+		return nil, fmt.Errorf("the driver is that of %s, which programs find only with the linker's files of this shim: use %s", host.PlatformTitle(h.Platform), request.EnvVisibleDevices)
+	}
 	common, err := plan("none")
 	if err != nil {
 		return nil, err

@@ -102,7 +102,7 @@ func checkPrepareUnit(n *node) []Finding {
 
 // checkCDI checks a CDI specification that nvidia-shimctl wrote.
 func checkCDI(n *node) []Finding {
-	const fix = "nvidia-shimctl cdi --output " + cdispec.Path
+	const fix = "nvidia-shimctl prepare --cdi"
 	have, err := cdispec.Read(n.real(cdispec.Path))
 	if err != nil {
 		return nil
