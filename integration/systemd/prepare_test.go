@@ -6,12 +6,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// Install's unit, run by systemd itself, makes the nodes that were not made at boot.
+// Install's unit, run by systemd itself, makes the nodes that were not made at boot, and the CDI
+// specification again.
 func TestTheUnitOfPrepareMakesTheNodes(t *testing.T) {
 	m := startMachine(t)
 	dev := filepath.Join(m.Driver.DevRoot, "dev")
@@ -21,7 +23,7 @@ func TestTheUnitOfPrepareMakesTheNodes(t *testing.T) {
 		}
 	}
 	install := []string{"--bin-dir", inBin, "--containerd-config", "/etc/containerd/config.toml"}
-	m.run(t, append([]string{"nvidia-shimctl", "install", "--containerd", inBin + "/tools/containerd", "--prepare-unit", "--cdi", "--restart"}, install...)...)
+	m.run(t, append([]string{"nvidia-shimctl", "install", "--containerd", inBin + "/tools/containerd", "--prepare-unit", "--restart"}, install...)...)
 	show := m.run(t, "systemctl", "show", runtimeclass.UnitName, "--property", "ActiveState,Result,UnitFileState,Before,After")
 	simhost.Want(t, show, "ActiveState=active\n", "Result=success\n", "UnitFileState=enabled\n")
 	for line := range strings.Lines(show) {
@@ -33,8 +35,11 @@ func TestTheUnitOfPrepareMakesTheNodes(t *testing.T) {
 	c.check(t)
 	c.remove(t)
 
-	m.run(t, "nvidia-shimctl", "prepare", "--cdi")
-	if got := m.run(t, "cat", cdispec.Path); got != m.run(t, "nvidia-shimctl", "cdi") {
+	m.run(t, append([]string{"nvidia-shimctl", "install", "--containerd", inBin + "/tools/containerd", "--cdi"}, install...)...)
+	made := m.run(t, "cat", cdispec.Path)
+	simtest.Check(t, m.Driver.Upgrade("999.1.2"))
+	m.run(t, "systemctl", "restart", runtimeclass.UnitName)
+	if got := m.run(t, "cat", cdispec.Path); got == made || got != m.run(t, "nvidia-shimctl", "cdi") {
 		t.Errorf("%s has\n%s", cdispec.Path, got)
 	}
 
