@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/aymanbagabas/go-udiff"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
 // Host is a tree of files and the daemon that reads them.
@@ -45,16 +47,26 @@ func (h Host) read(path string) ([]byte, error) {
 	return text, err
 }
 
+// readOwned is read for a file that only root can change.
+func (h Host) readOwned(path string) ([]byte, error) {
+	text, _, err := trusted.Read(h.real(path), maxRecord)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return text, err
+}
+
 // FileKind says what a changed file is.
-type FileKind int
+type FileKind string
 
 // The kinds of files.
 const (
-	DaemonConfig FileKind = iota // the daemon has to read it again
-	Original                     // the daemon's configuration before the installation
-	Program                      // one of Programs
-	OtherFile                    // the unit, the shim's configuration
-	Link                         // a symbolic link; its text is where it leads
+	DaemonConfig FileKind = "configuration" // the daemon has to read it again
+	Original     FileKind = "original"      // the daemon's configuration before the installation
+	Program      FileKind = "program"       // one of Programs
+	OtherFile    FileKind = "file"          // the unit, the shim's configuration
+	Link         FileKind = "link"          // a symbolic link; its text is where it leads
+	Record       FileKind = "record"        // the list of what was installed
 )
 
 // Change is one file before and after. A nil text means that the file does not exist.
@@ -97,6 +109,15 @@ type Plan struct {
 	Notes []string
 	// Restart makes the daemon read its configuration.
 	Restart Restart
+	// Programs are removed after the restart, by RemovePrograms: until then the daemon may start
+	// the shim.
+	Programs []Change
+
+	// configFile is the configuration with the handler. kept is the record of an uninstallation
+	// while the programs are there.
+	configFile string
+	options    Options
+	kept       []placed
 }
 
 func (p *Plan) note(format string, args ...any) {
@@ -111,6 +132,22 @@ func (p Plan) Changing(kind FileKind) []string {
 	paths := []string{}
 	for _, c := range p.Changes {
 		if c.Kind == kind && !equalText(c.Before, c.After) {
+			paths = append(paths, c.Path)
+		}
+	}
+	return paths
+}
+
+// Written and Removed return the paths of all files that the plan writes and removes.
+func (p Plan) Written() []string { return p.paths(false) }
+
+// Removed is described at Written.
+func (p Plan) Removed() []string { return p.paths(true) }
+
+func (p Plan) paths(removed bool) []string {
+	paths := []string{}
+	for _, c := range slices.Concat(p.Changes, p.Programs) {
+		if !equalText(c.Before, c.After) && (c.After == nil) == removed {
 			paths = append(paths, c.Path)
 		}
 	}
@@ -154,11 +191,16 @@ func (h Host) apply(c Change) error {
 	if err != nil {
 		return err
 	}
-	if c.Kind != Program && !equalText(now.Before, c.Before) {
+	if (c.Kind != Program || c.After == nil) && !equalText(now.Before, c.Before) {
 		return errors.New("has been changed meanwhile: run the command again")
 	}
 	if c.After == nil {
-		return os.Remove(name)
+		err := os.Remove(name)
+		if c.Kind == Record {
+			// Others may have files there.
+			_ = os.Remove(filepath.Dir(name))
+		}
+		return err
 	}
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err
@@ -172,6 +214,8 @@ func (h Host) apply(c Change) error {
 	case Program:
 		// A shim that runs keeps its file, and no process can start half of one.
 		return atomicfile.Write(name, c.After, programMode)
+	case Record:
+		return atomicfile.Write(name, c.After, 0o600)
 	case Original:
 		return atomicfile.WriteLike(name, strings.TrimSuffix(name, BackupSuffix), c.After, 0o600)
 	}

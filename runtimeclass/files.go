@@ -5,16 +5,11 @@ import (
 	"crypto/sha256"
 	_ "embed"
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
-
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // This file has what an installation writes besides the configuration of a daemon: the programs,
@@ -44,25 +39,6 @@ func (p *Plan) installPrograms(from, binDir string) error {
 		p.Changes = append(p.Changes, change)
 	}
 	return nil
-}
-
-// RemovePrograms removes the programs, unless a process runs the directory's shim: containerd needs
-// the file to clean up after it. It returns the paths that stay.
-func (h Host) RemovePrograms(binDir string, proc procfs.FS) (stay []string, err error) {
-	shim := h.real(path.Join(binDir, ShimName))
-	running := slices.ContainsFunc(proc.Named(ShimName), func(p procfs.Process) bool { return p.Program == shim })
-	for _, name := range Programs {
-		p := path.Join(binDir, name)
-		if !running {
-			err = os.Remove(h.real(p))
-		} else if _, err = os.Lstat(h.real(p)); err == nil {
-			stay = append(stay, p)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return stay, err
-		}
-	}
-	return stay, nil
 }
 
 // Places of the unit that runs `nvidia-shimctl prepare` at boot. The link is what systemctl enable
@@ -96,25 +72,6 @@ func (p *Plan) installUnit(binDir string) error {
 	p.note("%s runs at every boot; for now: systemctl daemon-reload && systemctl start %s", UnitName, UnitName)
 	link, err := p.Host.change(Link, UnitLink, []byte(UnitPath))
 	p.Changes = append(p.Changes, unit, link)
-	return err
-}
-
-// uninstallUnit removes the unit and its link, if it is ours and runs the program of this
-// directory.
-func (p *Plan) uninstallUnit(binDir string) error {
-	unit, err := p.Host.change(OtherFile, UnitPath, nil)
-	if err != nil {
-		return err
-	}
-	now, runs := string(unit.Before), "\nExecStart="+path.Join(binDir, CtlName)+" "
-	if unit.Before != nil && (!strings.HasPrefix(now, unitMark) || !strings.Contains(now, runs)) {
-		return nil
-	}
-	p.Changes = append(p.Changes, unit)
-	link, err := p.Host.change(Link, UnitLink, nil)
-	if string(link.Before) == UnitPath {
-		p.Changes = append(p.Changes, link)
-	}
 	return err
 }
 
@@ -153,15 +110,4 @@ func (p *Plan) installConfig(path, body string) error {
 	}
 	p.Changes = append(p.Changes, change)
 	return nil
-}
-
-// uninstallConfig removes what installConfig wrote. A file that was changed since then stays.
-func (p *Plan) uninstallConfig(path string) error {
-	change, err := p.Host.change(OtherFile, path, nil)
-	if unchanged(change.Before) {
-		p.Changes = append(p.Changes, change)
-	} else if strings.HasPrefix(string(change.Before), configMark) {
-		p.note("%s stays: it was changed since --from-toolkit wrote it", path)
-	}
-	return err
 }

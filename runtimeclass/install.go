@@ -20,7 +20,7 @@ type Options struct {
 	Target string
 	// ConfigFile is the configuration of containerd or Docker.
 	ConfigFile string
-	// Registration: Uninstall uses only BinDir.
+	// Registration: Uninstall uses only BinDir, on a node without a record of what was installed.
 	Registration Registration
 	// HandlerNamed says that the operator chose the handler's name. Otherwise it is another one
 	// with k3s and RKE2 if these make a handler of that name themselves.
@@ -29,17 +29,22 @@ type Options struct {
 	Programs string
 	// PrepareUnit has systemd run `nvidia-shimctl prepare` at boot.
 	PrepareUnit bool
-	// ShimConfig is the shim's configuration. Install writes it, with the text ShimSettings, if
-	// WriteShimConfig is set; Uninstall removes it if it was written so.
+	// ShimConfig is the shim's configuration; the record of what was installed is beside it.
+	// Install writes it, with the text ShimSettings, if WriteShimConfig is set.
 	ShimConfig, ShimSettings string
 	WriteShimConfig          bool
+	// KeepPrograms has Uninstall leave the programs.
+	KeepPrograms bool
 }
 
 // Install plans the installation of the programs, the handler and what else the options ask for.
 // The registration is a valid one.
 func Install(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
-	err := p.installPrograms(o.Programs, o.Registration.BinDir)
+	record, err := h.readRecord(o)
+	if err == nil {
+		err = p.installPrograms(o.Programs, o.Registration.BinDir)
+	}
 	if err == nil {
 		err = p.register(o)
 	}
@@ -49,22 +54,25 @@ func Install(h Host, o Options) (Plan, error) {
 	if err == nil && o.WriteShimConfig {
 		err = p.installConfig(o.ShimConfig, o.ShimSettings)
 	}
+	if err == nil {
+		err = p.record(o, record)
+	}
 	return p, err
 }
 
-// Uninstall plans the removal of what Install changed. The programs stay until RemovePrograms:
-// before its restart the daemon may start the shim.
+// Uninstall plans the removal of what Install recorded for this registration, and no other one
+// needs.
 func Uninstall(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
-	err := p.unregister(o, "")
+	record, err := h.readRecord(o)
+	if err == nil {
+		err = p.unregister(o, "")
+	}
 	if !p.Changed() {
-		p.note("nothing of this program is registered here")
+		p.note("nothing of this program is registered with %s here", o.registration())
 	}
 	if err == nil {
-		err = p.uninstallUnit(o.Registration.BinDir)
-	}
-	if err == nil {
-		err = p.uninstallConfig(o.ShimConfig)
+		err = p.release(o, record)
 	}
 	return p, err
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/urfave/cli/v3"
 
@@ -89,10 +90,14 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
+	o.KeepPrograms = c.Bool("keep-programs")
 	if o.Target == kind {
 		return usage(errors.New("a kind cluster is removed with its nodes: `kind delete cluster`"))
 	}
 	host := runtimeclass.Host{Root: c.String("root")}
+	if o, err = registered(c, host, o); err != nil {
+		return err
+	}
 	plan, err := runtimeclass.Uninstall(host, o)
 	if err != nil {
 		return err
@@ -103,16 +108,35 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 	if c.Bool("restart") && plan.Changed() {
 		err = plan.Restart.Run(ctx, c.Root().ErrWriter)
 	}
-	if c.Bool("keep-programs") {
-		return err
-	}
 	// Before the restart the daemon may start the shim.
-	if err != nil {
+	if err != nil && len(plan.Programs) > 0 {
 		return fmt.Errorf("%w, and uninstall again to remove the programs", err)
 	}
-	stay, err := host.RemovePrograms(o.Registration.BinDir, procfs.Host)
+	if err != nil {
+		return err
+	}
+	stay, err := plan.RemovePrograms(procfs.Host)
 	for _, p := range stay {
 		fmt.Fprintf(c.Root().ErrWriter, "%s stays, because containers run with it: run uninstall again when they are gone\n", p)
 	}
 	return err
+}
+
+// registered chooses the registration to remove, if the command line names none.
+func registered(c *cli.Command, host runtimeclass.Host, o runtimeclass.Options) (runtimeclass.Options, error) {
+	if c.IsSet("target") || c.IsSet("containerd-config") || c.IsSet("docker-config") {
+		return o, nil
+	}
+	list, err := runtimeclass.Registered(host, o)
+	if err != nil || len(list) == 0 {
+		return o, err
+	}
+	if len(list) == 1 {
+		return list[0], nil
+	}
+	var names []string
+	for _, r := range list {
+		names = append(names, strings.TrimSpace(r.Target+" "+r.ConfigFile))
+	}
+	return o, usage(fmt.Errorf("installed for %s: name one with --target", strings.Join(names, " and for ")))
 }

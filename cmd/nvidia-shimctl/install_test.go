@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -49,7 +50,7 @@ func TestInstallCommand(t *testing.T) {
 		t.Errorf("a dry run: status %d, %s", status, diff)
 	}
 	contains(t, diff, `+  default_runtime_name = "nvidia"`)
-	contains(t, notes, "containerd 2.3.7", "hostUsers: false", "would install /usr/local/bin/"+runtimeclass.ShimName)
+	contains(t, notes, "containerd 2.3.7", "hostUsers: false", "would write /usr/local/bin/"+runtimeclass.ShimName)
 
 	status, out, _ := ctl(t, args...)
 	if status != 0 || !strings.Contains(out, "systemctl restart containerd") {
@@ -59,7 +60,7 @@ func TestInstallCommand(t *testing.T) {
 	status, out, _ = ctl(t, append([]string{"--json"}, args...)...)
 	var o installation
 	decode(t, out, &o)
-	if status != 0 || o.Changed || len(o.Programs) != 0 || o.Restart != "" || o.Handler != "nvidia" || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
+	if status != 0 || o.Changed || len(o.Written)+len(o.Removed) != 0 || o.Restart != "" || o.Handler != "nvidia" || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
 		t.Errorf("a second installation: status %d, %+v", status, o)
 	}
 
@@ -145,5 +146,31 @@ scheduling:
 		"--node-selector", "a=1", "--toleration", "nvidia.com/gpu:NoSchedule", "--toleration", "pool=gpu")
 	if got != want {
 		t.Errorf("%s", got)
+	}
+}
+
+// Uninstall removes the registration that is there, asks if there are several, and never takes the
+// programs from another daemon.
+func TestUninstallFindsTheRegistration(t *testing.T) {
+	root, daemon, from := installTree(t, "v2.4.2", containerdTOML)
+	before := simtest.Contents(t, root)
+	install := []string{"install", "--root", root, "--containerd", daemon, "--from", from}
+	fine(t, append(install, "--target", "docker", "--set-default")...)
+	fine(t, install...)
+	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 2 || !strings.Contains(errs, "docker /etc/docker/daemon.json: name one with --target") {
+		t.Errorf("two registrations: %d %s", status, errs)
+	}
+	fine(t, "uninstall", "--root", root, "--target", "containerd")
+	if simtest.Contents(t, root)["/usr/local/bin/"+runtimeclass.ShimName] == "" {
+		t.Error("Docker's shim was removed")
+	}
+	var o installation
+	decode(t, fine(t, "--json", "uninstall", "--root", root, "--dry-run"), &o)
+	if !slices.Contains(o.Removed, "/usr/local/bin/"+runtimeclass.ShimName) || !slices.Contains(o.Removed, runtimeclass.DefaultDockerConfig) {
+		t.Errorf("the dry run does not list all that is removed: %+v", o)
+	}
+	fine(t, "uninstall", "--root", root)
+	if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+		t.Errorf("left %v", now)
 	}
 }

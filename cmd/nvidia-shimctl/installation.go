@@ -75,11 +75,11 @@ func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 type installation struct {
 	DryRun  bool   `json:"dry_run"`
 	Handler string `json:"handler,omitempty"`
-	// Programs are the programs that are installed.
-	Programs []string `json:"programs"`
-	Changed  bool     `json:"changed"`
-	// Files are the changed files besides the daemon's configuration.
-	Files   []string        `json:"files"`
+	// Changed is whether the daemon's configuration changes.
+	Changed bool `json:"changed"`
+	// Written and Removed are all files that change.
+	Written []string        `json:"written"`
+	Removed []string        `json:"removed"`
 	Diff    string          `json:"diff"`
 	Notes   []string        `json:"notes"`
 	Restart string          `json:"restart"`
@@ -96,8 +96,8 @@ func carryOut(c *cli.Command, plan runtimeclass.Plan, report *toolkit.Report) er
 	}
 	w, notes := c.Root().Writer, c.Root().Writer
 	o := installation{
-		DryRun: c.Bool("dry-run"), Handler: plan.Handler, Programs: plan.Changing(runtimeclass.Program), Changed: plan.Changed(),
-		Files: plan.Changing(runtimeclass.OtherFile), Diff: plan.Diff(), Notes: append([]string{}, plan.Notes...), Toolkit: report,
+		DryRun: c.Bool("dry-run"), Handler: plan.Handler, Changed: plan.Changed(),
+		Written: plan.Written(), Removed: plan.Removed(), Diff: plan.Diff(), Notes: append([]string{}, plan.Notes...), Toolkit: report,
 	}
 	if o.Changed {
 		o.Restart = plan.Restart.String()
@@ -105,9 +105,9 @@ func carryOut(c *cli.Command, plan runtimeclass.Plan, report *toolkit.Report) er
 	if c.Bool("json") {
 		return printJSON(w, o)
 	}
-	did := "installed"
+	would := ""
 	if o.DryRun {
-		notes, did = c.Root().ErrWriter, "would install"
+		notes, would = c.Root().ErrWriter, "would "
 	}
 	if report != nil {
 		printToolkit(notes, report)
@@ -115,8 +115,11 @@ func carryOut(c *cli.Command, plan runtimeclass.Plan, report *toolkit.Report) er
 	for _, n := range o.Notes {
 		fmt.Fprintln(notes, n)
 	}
-	for _, p := range o.Programs {
-		fmt.Fprintln(notes, did, p)
+	for _, p := range o.Written {
+		fmt.Fprintln(notes, would+"write", p)
+	}
+	for _, p := range o.Removed {
+		fmt.Fprintln(notes, would+"remove", p)
 	}
 	fmt.Fprint(w, o.Diff)
 	switch {

@@ -43,7 +43,7 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 		status, out, _ := ctl(t, append([]string{"--json"}, append(install, "--toolkit-config="+path)...)...)
 		var o installation
 		decode(t, out, &o)
-		if status != 0 || o.Changed || len(o.Files) != 0 || o.Toolkit == nil || o.Toolkit.From != path || len(o.Toolkit.Options) < 15 || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
+		if status != 0 || o.Changed || len(o.Written) != 0 || o.Toolkit == nil || o.Toolkit.From != path || len(o.Toolkit.Options) < 15 || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
 			t.Errorf("again: %d %+v", status, o)
 		}
 		other := filepath.Join(root, "other.toml")

@@ -86,7 +86,8 @@ func (n *node) installed(t *testing.T, r release, in installation) {
 	if daemon == "" {
 		daemon = n.Options.ToolsDir
 	}
-	args := []string{"--root", in.root, "--bin-dir", in.binDir, "--containerd-config", in.config}
+	args := []string{"--root", in.root, "--bin-dir", in.binDir, "--containerd-config", in.config,
+		"--config", filepath.Join(filepath.Dir(in.config), "shim.toml")}
 	out := n.shimctl(t, append([]string{"install", "--containerd", filepath.Join(daemon, "containerd")}, args...)...)
 	t.Logf("%s", out)
 	now, err := os.ReadFile(config)
