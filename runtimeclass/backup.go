@@ -24,7 +24,7 @@ func (h Host) readConfigFile(name string) (configFile, error) {
 	if err != nil {
 		return configFile{}, err
 	}
-	text, err := h.read(name)
+	text, err := h.Read(name)
 	if err != nil {
 		return configFile{}, err
 	}

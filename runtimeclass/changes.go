@@ -2,10 +2,13 @@ package runtimeclass
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -20,13 +23,14 @@ import (
 
 // Host is a tree of files and the daemon that reads them.
 type Host struct {
-	// Root is put before every path: "/" or "", or the root of a tree to prepare.
+	// Root is "/" or "", or the root of a tree to prepare. No path leads out of it, and nothing in
+	// the tree is executed.
 	Root string
 	// Daemon is the version of containerd; zero if it is not known.
 	Daemon Version
 }
 
-func (h Host) real(path string) string { return filepath.Join("/", h.Root, path) }
+func (h Host) real(name string) string { return filepath.Join("/", h.Root, name) }
 
 // follow resolves the links of a path within the root.
 func (h Host) follow(name string) (string, error) {
@@ -38,22 +42,85 @@ func (h Host) follow(name string) (string, error) {
 	return filepath.Join("/", name), err
 }
 
-// read returns the content of a file, or nil if there is none.
-func (h Host) read(path string) ([]byte, error) {
-	text, err := os.ReadFile(h.real(path))
+// open opens the tree. The name that it returns is without links and relative to the tree, which
+// refuses links that others make meanwhile and that lead out of it.
+func (h Host) open(name string) (*os.Root, string, error) {
+	name, err := h.follow(name)
+	if err != nil {
+		return nil, "", err
+	}
+	root, err := os.OpenRoot(h.real("/"))
+	return root, cmp.Or(strings.TrimPrefix(name, "/"), "."), err
+}
+
+// stat returns what stat(2) says of a file.
+func (h Host) stat(name string) (os.FileInfo, error) {
+	root, name, err := h.open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	return root.Stat(name)
+}
+
+// Exists reports whether there is a file or directory.
+func (h Host) Exists(name string) bool {
+	_, err := h.stat(name)
+	return err == nil
+}
+
+// Read returns the content of a regular file, or nil if there is none.
+func (h Host) Read(name string) ([]byte, error) { return h.readChecked(name, nil) }
+
+// readOwned is Read for a file that only root can change.
+func (h Host) readOwned(name string) ([]byte, error) { return h.readChecked(name, trusted.File) }
+
+func (h Host) readChecked(name string, check func(*unix.Stat_t) error) ([]byte, error) {
+	root, real, err := h.open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	// A FIFO must not block.
+	f, err := root.OpenFile(real, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	err = unix.Fstat(int(f.Fd()), &st)
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+		err = errors.New("is not a regular file")
+	}
+	if err == nil && check != nil {
+		err = check(&st)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s %w", name, err)
+	}
+	text, err := io.ReadAll(f)
 	return text, err
 }
 
-// readOwned is read for a file that only root can change.
-func (h Host) readOwned(path string) ([]byte, error) {
-	text, _, err := trusted.Read(h.real(path), maxRecord)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, nil
+// glob returns the paths that match a pattern.
+func (h Host) glob(pattern string) ([]string, error) {
+	fixed := pattern
+	for strings.ContainsAny(fixed, "*?[\\") {
+		fixed = path.Dir(fixed)
 	}
-	return text, err
+	root, real, err := h.open(fixed)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	names, err := fs.Glob(root.FS(), path.Join(real, strings.TrimPrefix(pattern, fixed)))
+	for i, name := range names {
+		names[i] = path.Join(fixed, strings.TrimPrefix("/"+name, path.Join("/", real)))
+	}
+	return names, err
 }
 
 // FileKind says what a changed file is.
@@ -78,14 +145,19 @@ type Change struct {
 }
 
 // change returns the change of a file from what it is now.
-func (h Host) change(kind FileKind, path string, after []byte) (Change, error) {
-	c := Change{Kind: kind, Path: path, After: after}
+func (h Host) change(kind FileKind, name string, after []byte) (Change, error) {
+	c := Change{Kind: kind, Path: name, After: after}
 	var err error
 	if kind != Link {
-		c.Before, err = h.read(path)
+		c.Before, err = h.Read(name)
 		return c, err
 	}
-	to, err := os.Readlink(h.real(path))
+	root, dir, err := h.open(filepath.Dir(name))
+	if err != nil {
+		return c, err
+	}
+	defer root.Close()
+	to, err := root.Readlink(filepath.Join(dir, filepath.Base(name)))
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EINVAL):
 		return c, nil
@@ -183,7 +255,6 @@ func (p Plan) Apply() error {
 }
 
 func (h Host) apply(c Change) error {
-	name := h.real(c.Path)
 	if equalText(c.Before, c.After) {
 		return nil
 	}
@@ -194,17 +265,29 @@ func (h Host) apply(c Change) error {
 	if (c.Kind != Program || c.After == nil) && !equalText(now.Before, c.Before) {
 		return errors.New("has been changed meanwhile: run the command again")
 	}
+	root, dir, err := h.open(filepath.Dir(c.Path))
+	if err != nil {
+		return err
+	}
+	defer root.Close()
 	if c.After == nil {
-		err := os.Remove(name)
+		err := root.Remove(filepath.Join(dir, filepath.Base(c.Path)))
 		if c.Kind == Record {
 			// Others may have files there.
-			_ = os.Remove(filepath.Dir(name))
+			_ = root.Remove(dir)
 		}
 		return err
 	}
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+	if err := root.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
+	opened, err := root.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer opened.Close()
+	// A directory by its descriptor stays the same one.
+	name := fmt.Sprintf("/proc/self/fd/%d/%s", opened.Fd(), filepath.Base(c.Path))
 	switch c.Kind {
 	case Link:
 		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {

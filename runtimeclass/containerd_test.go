@@ -384,7 +384,7 @@ func TestContainerdReadsTheResult(t *testing.T) {
 		t.Skip("NOT TESTED: no bin/tools/containerd and bin/daemons: run `make tools daemons`")
 	}
 	for _, program := range all {
-		version, err := DaemonVersion(t.Context(), "/", Containerd, program)
+		version, err := DaemonVersion(t.Context(), Containerd, program)
 		check(t, err)
 		for _, c := range registrations {
 			if c.daemon.Known() && c.daemon.AtLeast(2, 0, 0) != version.AtLeast(2, 0, 0) {

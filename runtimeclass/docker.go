@@ -65,7 +65,7 @@ func (h Host) readDocker(name string) (configFile, map[string]any, error) {
 }
 
 func (h Host) readJSON(name string) ([]byte, map[string]any, error) {
-	text, err := h.read(name)
+	text, err := h.Read(name)
 	if err != nil {
 		return nil, nil, err
 	}

@@ -3,6 +3,7 @@ package runtimeclass
 import (
 	"bytes"
 	"crypto/sha256"
+	"debug/elf"
 	_ "embed"
 	"encoding/hex"
 	"fmt"
@@ -20,19 +21,43 @@ var Programs = []string{ShimName, CtlName}
 
 const programMode = 0o755
 
+// machines are the architectures by the names of Go.
+var machines = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64"}
+
+// arch is the architecture of a program; "" if it is not known.
+func arch(program []byte) string {
+	f, err := elf.NewFile(bytes.NewReader(program))
+	if err != nil {
+		return ""
+	}
+	return machines[f.Machine]
+}
+
 // installPrograms copies the programs from a directory of this system.
-func (p *Plan) installPrograms(from, binDir string) error {
-	for _, name := range Programs {
-		target := path.Join(binDir, name)
-		after, err := os.ReadFile(filepath.Join(from, name))
+func (p *Plan) installPrograms(o Options) error {
+	want := o.Arch
+	if want == "" {
+		shell, err := p.Host.Read("/bin/sh")
 		if err != nil {
 			return err
+		}
+		want = arch(shell)
+	}
+	for _, name := range Programs {
+		target := path.Join(o.Registration.BinDir, name)
+		after, err := os.ReadFile(filepath.Join(o.Programs, name))
+		if err != nil {
+			return err
+		}
+		if have := arch(after); have != want && have != "" && want != "" {
+			return fmt.Errorf("%s is for %s, and the host is %s: name a directory of other programs with --from, or correct --arch",
+				filepath.Join(o.Programs, name), have, want)
 		}
 		change, err := p.Host.change(Program, target, after)
 		if err != nil {
 			return err
 		}
-		if st, err := os.Stat(p.Host.real(target)); err == nil && st.Mode().Perm() != programMode {
+		if st, err := p.Host.stat(target); err == nil && st.Mode().Perm() != programMode {
 			// It is written again, with its mode.
 			change.Before = nil
 		}

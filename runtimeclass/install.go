@@ -27,6 +27,8 @@ type Options struct {
 	HandlerNamed bool
 	// Programs is the directory of this system to copy the programs from.
 	Programs string
+	// Arch is that of the tree, as Go names it; "" to see it from the tree's shell.
+	Arch string
 	// PrepareUnit has systemd run `nvidia-shimctl prepare` at boot.
 	PrepareUnit bool
 	// ShimConfig is the shim's configuration; the record of what was installed is beside it.
@@ -43,7 +45,7 @@ func Install(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
 	record, err := h.readRecord(o)
 	if err == nil {
-		err = p.installPrograms(o.Programs, o.Registration.BinDir)
+		err = p.installPrograms(o)
 	}
 	if err == nil {
 		err = p.register(o)
@@ -116,11 +118,11 @@ func (p *Plan) unregister(o Options, but string) error {
 	return err
 }
 
-// DaemonVersion asks the target's containerd for its version. program is "" to look for one;
-// without any the version is unknown.
-func DaemonVersion(ctx context.Context, root, target, program string) (Version, error) {
+// DaemonVersion asks the target's containerd on this host for its version. program is "" to look for
+// one; without any the version is unknown.
+func DaemonVersion(ctx context.Context, target, program string) (Version, error) {
 	if program == "" {
-		program = findContainerd(root, target)
+		program = findContainerd(target)
 	}
 	if program == "" || target == Docker {
 		return Version{}, nil
@@ -136,19 +138,19 @@ func DaemonVersion(ctx context.Context, root, target, program string) (Version, 
 	return ParseVersion(string(out))
 }
 
-// findContainerd returns the path of the target's containerd below root, or "".
-func findContainerd(root, target string) string {
+// findContainerd returns the path of the target's containerd, or "".
+func findContainerd(target string) string {
 	if d, ok := Distributions[target]; ok {
 		for _, pattern := range d.Programs {
 			// The patterns are correct.
-			if found, _ := filepath.Glob(filepath.Join(root, pattern)); len(found) > 0 {
+			if found, _ := filepath.Glob(pattern); len(found) > 0 {
 				return found[len(found)-1]
 			}
 		}
 		return ""
 	}
 	for _, dir := range filepath.SplitList(ServicePath) {
-		if p, err := exec.LookPath(filepath.Join(root, dir, "containerd")); err == nil {
+		if p, err := exec.LookPath(filepath.Join(dir, "containerd")); err == nil {
 			return p
 		}
 	}

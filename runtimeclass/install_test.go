@@ -116,7 +116,7 @@ func TestDiffIsAPatch(t *testing.T) {
 			t.Errorf("%s: %v %s\n%s", c.name, err, out, plan.Diff())
 		}
 		for _, change := range plan.Changes {
-			if got, err := h.read(change.Path); change.Kind == DaemonConfig && (err != nil || string(got) != string(change.After)) {
+			if got, err := h.Read(change.Path); change.Kind == DaemonConfig && (err != nil || string(got) != string(change.After)) {
 				t.Errorf("%s: %v\n%s\nwant\n%s", c.name, err, got, change.After)
 			}
 		}

@@ -3,7 +3,6 @@ package runtimeclass
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"path"
 	"slices"
 )
@@ -71,7 +70,7 @@ func distributionFiles(h Host, d Distribution) ([]configFile, error) {
 func (p *Plan) registerDistribution(o Options) error {
 	h, d, r := p.Host, Distributions[o.Target], &o.Registration
 	home := path.Join(rancherDir, d.Name)
-	if _, err := os.Stat(h.real(home)); err != nil {
+	if !h.Exists(home) {
 		return fmt.Errorf("%s is not on this host: there is no %s", d.Name, home)
 	}
 	generated, err := h.load(path.Join(d.Dir, "config.toml"), false)
@@ -154,7 +153,7 @@ func (h Host) k3sTaken(d Distribution, generated []tomlFile, handler string) str
 		return fmt.Sprintf("%s has a runtime %q, %s", owner, handler, describe(present))
 	}
 	for _, p := range toolkitPaths {
-		if _, err := os.Stat(h.real(p)); err == nil && handler == DefaultHandler {
+		if handler == DefaultHandler && h.Exists(p) {
 			return fmt.Sprintf("%s makes a runtime %q of %s", d.Name, handler, p)
 		}
 	}

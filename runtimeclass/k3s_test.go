@@ -93,7 +93,7 @@ func TestInstallDistribution(t *testing.T) {
 func render(t *testing.T, h Host) {
 	t.Helper()
 	load := func(name string) string {
-		text, err := h.read(k3sDir + name)
+		text, err := h.Read(k3sDir + name)
 		check(t, err)
 		return string(text)
 	}

@@ -17,8 +17,6 @@ import (
 // recordName is the record of what was installed, beside the shim's configuration.
 const recordName = "installed.json"
 
-const maxRecord = 1 << 20
-
 // placed is a file that installations wrote.
 type placed struct {
 	Path   string   `json:"path"`
@@ -97,17 +95,16 @@ func (h Host) recognize(o Options) ([]placed, error) {
 	if len(names) == 0 {
 		return nil, nil
 	}
-	files, err := h.oldFiles(o)
-	for _, c := range files {
+	for _, c := range h.oldFiles(o) {
 		if c.Before != nil {
 			record = append(record, placed{Path: c.Path, Kind: c.Kind, SHA256: sum(c.Before), For: slices.Clone(names)})
 		}
 	}
-	return record, err
+	return record, nil
 }
 
 // oldFiles are the files besides the daemons' configurations that versions without a record wrote.
-func (h Host) oldFiles(o Options) ([]Change, error) {
+func (h Host) oldFiles(o Options) []Change {
 	bin := o.Registration.BinDir
 	files := []Change{
 		{Kind: Program, Path: path.Join(bin, ShimName)}, {Kind: Program, Path: path.Join(bin, CtlName)},
@@ -116,7 +113,8 @@ func (h Host) oldFiles(o Options) ([]Change, error) {
 	for i := range files {
 		c, err := h.change(files[i].Kind, files[i].Path, nil)
 		if err != nil {
-			return nil, err
+			// It is not a file that an installation made.
+			continue
 		}
 		runs := "\nExecStart=" + path.Join(bin, CtlName) + " "
 		switch {
@@ -127,7 +125,7 @@ func (h Host) oldFiles(o Options) ([]Change, error) {
 		}
 		files[i] = c
 	}
-	return files, nil
+	return files
 }
 
 // record writes down what the plan installs, before anything else is written.
@@ -184,7 +182,7 @@ func (p *Plan) release(o Options, record []placed) error {
 		c, err := p.Host.change(f.Kind, f.Path, nil)
 		switch {
 		case err != nil:
-			return err
+			p.note("%s stays: %v", f.Path, err)
 		case c.Before == nil:
 		case sum(c.Before) != f.SHA256:
 			p.note("%s stays: it was changed since the installation", f.Path)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path/filepath"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -22,6 +23,8 @@ func installCommand() *cli.Command {
 			&cli.BoolFlag{Name: "set-default", Usage: "make it the runtime of containers that name none"},
 			&cli.BoolFlag{Name: "replace", Usage: "switch off another runtime of that name until uninstall"},
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM`, asked for its version (default: found in PATH)"},
+			&cli.StringFlag{Name: "containerd-version", Usage: "containerd's `VERSION`, such as 2.1.4, instead of asking it"},
+			&cli.StringFlag{Name: "arch", Usage: "`ARCH` of the tree, amd64 or arm64 (default: that of its /bin/sh)"},
 			&cli.StringFlag{Name: "from", Usage: "`DIR` with the programs to install (default: this program's)"},
 			&cli.BoolFlag{Name: "from-toolkit", Usage: "carry over the options of NVIDIA's container toolkit, from the configuration of its package or operator"},
 			&cli.StringFlag{Name: "toolkit-config", Usage: "carry them over from this configuration `FILE`"},
@@ -44,7 +47,7 @@ func install(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	host := runtimeclass.Host{Root: c.String("root")}
-	if host.Daemon, err = runtimeclass.DaemonVersion(ctx, host.Root, o.Target, c.String("containerd")); err != nil {
+	if host.Daemon, err = daemonVersion(ctx, c, o.Target); err != nil {
 		return err
 	}
 	report, err := fromToolkit(c, o.ShimConfig)
@@ -72,6 +75,21 @@ func install(ctx context.Context, c *cli.Command) error {
 		}
 	}
 	return started
+}
+
+// daemonVersion is containerd's version. Nothing of a tree is executed.
+func daemonVersion(ctx context.Context, c *cli.Command, target string) (runtimeclass.Version, error) {
+	if version := c.String("containerd-version"); version != "" {
+		v, err := runtimeclass.ParseVersion(version)
+		if err != nil {
+			return v, usage(fmt.Errorf("--containerd-version: %w", err))
+		}
+		return v, nil
+	}
+	if filepath.Clean(c.String("root")) != "/" {
+		return runtimeclass.Version{}, nil
+	}
+	return runtimeclass.DaemonVersion(ctx, target, c.String("containerd"))
 }
 
 func uninstallCommand() *cli.Command {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"debug/elf"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -41,9 +42,9 @@ const containerdTOML = `version = 3
 `
 
 func TestInstallCommand(t *testing.T) {
-	root, daemon, from := installTree(t, "v2.3.7", containerdTOML)
+	root, _, from := installTree(t, "", containerdTOML)
 	before := simtest.Contents(t, root)
-	args := []string{"install", "--root", root, "--containerd", daemon, "--from", from}
+	args := []string{"install", "--root", root, "--containerd-version", "v2.3.7", "--from", from}
 
 	status, diff, notes := ctl(t, append(args, "--dry-run", "--set-default")...)
 	if status != 0 || !strings.HasPrefix(diff, "--- /etc/containerd/config.toml\n+++ ") || !reflect.DeepEqual(simtest.Contents(t, root), before) {
@@ -106,7 +107,12 @@ func TestInstallRefuses(t *testing.T) {
 		"no file of the toolkit":            {[]string{"install", "--root", root, "--from", from, "--toolkit-config", "/x"}, 1, "no configuration"},
 		"a restart of another root":         {[]string{"install", "--root", root, "--restart"}, 2, "--restart"},
 		"an argument":                       {[]string{"uninstall", "now"}, 2, "now"},
-		"a daemon that says nonsense":       {[]string{"install", "--root", root, "--containerd", daemon, "--from", from}, 1, "no version"},
+		"a daemon that says nonsense":       {[]string{"install", "--containerd", daemon, "--from", from}, 1, "no version"},
+		"a daemon of this host for a tree":  {[]string{"install", "--root", root, "--containerd", daemon, "--from", from}, 2, "--containerd-version"},
+		"a version that is none":            {[]string{"install", "--root", root, "--containerd-version", "two", "--from", from}, 2, "no version"},
+		"an unknown architecture":           {[]string{"install", "--root", root, "--arch", "x86_64", "--from", from}, 2, "amd64 or arm64"},
+		"a tree that does not exist":        {[]string{"install", "--root", root + "x", "--from", from}, 2, "absolute path of a directory"},
+		"a relative tree":                   {[]string{"uninstall", "--root", "."}, 2, "absolute path of a directory"},
 		"programs that are not there":       {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
 		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 1, "is not on this host"},
 		"a manifest of a handler with dots": {[]string{"manifest", "--handler", "a.b"}, 2, "DNS label"},
@@ -152,9 +158,9 @@ scheduling:
 // Uninstall removes the registration that is there, asks if there are several, and never takes the
 // programs from another daemon.
 func TestUninstallFindsTheRegistration(t *testing.T) {
-	root, daemon, from := installTree(t, "v2.4.2", containerdTOML)
+	root, _, from := installTree(t, "", containerdTOML)
 	before := simtest.Contents(t, root)
-	install := []string{"install", "--root", root, "--containerd", daemon, "--from", from}
+	install := []string{"install", "--root", root, "--from", from}
 	fine(t, append(install, "--target", "docker", "--set-default")...)
 	fine(t, install...)
 	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 2 || !strings.Contains(errs, "docker /etc/docker/daemon.json: name one with --target") {
@@ -172,5 +178,41 @@ func TestUninstallFindsTheRegistration(t *testing.T) {
 	fine(t, "uninstall", "--root", root)
 	if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("left %v", now)
+	}
+}
+
+// A tree is data: its programs are not executed, and no path leads out of it.
+func TestInstallTreatsATreeAsData(t *testing.T) {
+	root, _, from := installTree(t, "", containerdTOML)
+	outside := t.TempDir()
+	write(t, filepath.Join(root, "usr/bin/containerd"), "#!/bin/sh\ntouch '"+outside+"/executed'\n")
+	link := func(to, name string) {
+		simtest.Check(t, os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755))
+		simtest.Check(t, os.Symlink(to, filepath.Join(root, name)))
+	}
+	link(outside, "usr/local/bin")
+	link(outside+"/unit", runtimeclass.UnitPath)
+	link("../../../../../../../../.."+outside, "etc/nvidia-shim")
+	before := simtest.Contents(t, root)
+	fine(t, "install", "--root", root, "--from", from, "--target", "containerd", "--prepare-unit")
+	if got := simtest.Contents(t, outside); len(got) > 0 {
+		t.Errorf("written outside the tree: %v", got)
+	}
+	for _, name := range []string{runtimeclass.ShimName, "installed.json"} {
+		if simtest.Contents(t, root)[filepath.Join(outside, name)] == "" {
+			t.Errorf("%s is not where the link leads within the tree", name)
+		}
+	}
+	fine(t, "uninstall", "--root", root)
+	delete(before, runtimeclass.UnitPath)
+	if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+		t.Errorf("left %v", now)
+	}
+	self := filepath.Join(t.TempDir(), "arm64")
+	for _, name := range runtimeclass.Programs {
+		write(t, filepath.Join(self, name), simtest.Library(elf.ELFCLASS64, elf.EM_AARCH64, ""))
+	}
+	if status, _, errs := ctl(t, "install", "--root", root, "--from", self, "--arch", "amd64"); status != 1 || !strings.Contains(errs, "is for arm64, and the host is amd64") {
+		t.Errorf("%d %s", status, errs)
 	}
 }

@@ -35,7 +35,7 @@ func installFlags() []cli.Flag {
 func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 	o := runtimeclass.Options{
 		Target: c.String("target"), HandlerNamed: c.IsSet("handler"), Programs: c.String("from"),
-		PrepareUnit: c.Bool("prepare-unit"), ShimConfig: config.DefaultPath,
+		PrepareUnit: c.Bool("prepare-unit"), Arch: c.String("arch"), ShimConfig: config.DefaultPath,
 		Registration: runtimeclass.Registration{
 			Handler: c.String("handler"), BinDir: filepath.Clean(c.String("bin-dir")),
 			Default: c.Bool("set-default"), Replace: c.Bool("replace"),
@@ -55,7 +55,17 @@ func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 			return o, usage(fmt.Errorf("--%s %q is not an absolute path", flag, c.String(flag)))
 		}
 	}
-	if c.Bool("restart") && filepath.Clean(c.String("root")) != "/" {
+	root := c.String("root")
+	if st, err := os.Stat(root); !filepath.IsAbs(root) || err != nil || !st.IsDir() {
+		return o, usage(fmt.Errorf("--root %q is not the absolute path of a directory", root))
+	}
+	if o.Arch != "" && o.Arch != "amd64" && o.Arch != "arm64" {
+		return o, usage(fmt.Errorf("--arch %q is not amd64 or arm64", o.Arch))
+	}
+	if c.IsSet("containerd") && filepath.Clean(root) != "/" {
+		return o, usage(errors.New("--containerd goes with this host only: with --root say --containerd-version"))
+	}
+	if c.Bool("restart") && filepath.Clean(root) != "/" {
 		return o, usage(errors.New("--restart goes with this host only, not with --root"))
 	}
 	if name := c.String("config"); filepath.IsAbs(name) {

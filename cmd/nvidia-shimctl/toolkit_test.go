@@ -15,11 +15,11 @@ import (
 // toolkitTree is a host with NVIDIA's toolkit configured by one of the fixtures.
 func toolkitTree(t *testing.T, fixture, path string) (root string, install []string) {
 	t.Helper()
-	root, daemon, from := installTree(t, "v2.4.2", containerdTOML)
+	root, _, from := installTree(t, "v2.4.2", containerdTOML)
 	text, err := os.ReadFile(filepath.Join("../../internal/toolkit/testdata", fixture))
 	simtest.Check(t, err)
 	write(t, filepath.Join(root, path), string(text))
-	return root, []string{"install", "--root", root, "--containerd", daemon, "--from", from}
+	return root, []string{"install", "--root", root, "--containerd-version", "2.4.2", "--from", from}
 }
 
 func TestInstallFromToolkitAndBack(t *testing.T) {

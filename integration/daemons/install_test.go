@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -88,7 +89,15 @@ func (n *node) installed(t *testing.T, r release, in installation) {
 	}
 	args := []string{"--root", in.root, "--bin-dir", in.binDir, "--containerd-config", in.config,
 		"--config", filepath.Join(filepath.Dir(in.config), "shim.toml")}
-	out := n.shimctl(t, append([]string{"install", "--containerd", filepath.Join(daemon, "containerd")}, args...)...)
+	ask := []string{"--containerd", filepath.Join(daemon, "containerd")}
+	if in.root != "/" {
+		version, err := exec.Command(ask[1], "--version").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask = []string{"--containerd-version", string(version)}
+	}
+	out := n.shimctl(t, slices.Concat([]string{"install"}, ask, args)...)
 	t.Logf("%s", out)
 	now, err := os.ReadFile(config)
 	if err != nil || bytes.Equal(now, plain) != in.dropIn {

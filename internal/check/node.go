@@ -63,7 +63,7 @@ func inspect(ctx context.Context, o Options) *node {
 		n.config = config.Default()
 	}
 	if n.Containerd != "" {
-		n.version, n.versionErr = runtimeclass.DaemonVersion(ctx, n.Root, runtimeclass.Containerd, n.Containerd)
+		n.version, n.versionErr = runtimeclass.DaemonVersion(ctx, runtimeclass.Containerd, n.Containerd)
 	}
 	n.registered, n.registeredErr = runtimeclass.ReadConfiguration(runtimeclass.Host{Root: n.Root, Daemon: n.version}, n.ContainerdConfig)
 	n.handlers = maps.Clone(n.registered.Runtimes)
