@@ -31,18 +31,29 @@ func (p *Plan) registerContainerd(o Options) error {
 		p.note("disabled_plugins switches CRI off in this configuration: Kubernetes cannot use this containerd before that line is gone")
 	}
 	target := h.fileToEdit(files)
-	owner, present := holder(files, r.Handler)
-	if present != nil && owner != target {
-		return taken(r.Handler, owner, present, adviceRemove)
+	var texts [][]byte
+	for _, f := range files {
+		texts = append(texts, f.text)
 	}
-	if present != nil && !r.Replace {
-		return taken(r.Handler, owner, present, adviceReplace)
+	o.addHandlers(texts, func(string) bool { return true })
+	own := slices.ContainsFunc(texts, func(text []byte) bool { return slices.Contains(ownHandlers(text), r.Handler) })
+	replaces := false
+	for _, handler := range o.handlers {
+		owner, present := holder(files, handler)
+		replaces = replaces || present != nil
+		if present != nil && owner != target {
+			return taken(handler, owner, present, adviceRemove)
+		}
+		// An earlier installation may have replaced it.
+		if present != nil && handler == r.Handler && !r.Replace && !own {
+			return taken(handler, owner, present, adviceReplace)
+		}
 	}
 	drop := main.dropIn()
 	switch {
 	// A runtime that is replaced would keep its options, since imports are merged key by key, and a
 	// BinaryName among them would inject a second time.
-	case drop != "" && h.mergesImports() && present == nil:
+	case drop != "" && h.mergesImports() && !replaces:
 		target = drop
 		p.note("%s imports %s: a file there, and no edit", main.name, path.Dir(drop))
 	case main.text == nil:

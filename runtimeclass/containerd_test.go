@@ -269,8 +269,7 @@ func TestUninstallKeepsWhatOthersChanged(t *testing.T) {
 	}
 }
 
-// The last installation holds, and none leaves a trace of the one before; the back-up
-// stays that of the first.
+// A further handler comes beside those of earlier installations; the back-up stays that of the first.
 func TestInstallAgainWithAnotherChoice(t *testing.T) {
 	h := containerdTree(t, "v3-imports.toml", "", v2010)
 	before := simtest.Contents(t, h.Root)
@@ -290,7 +289,7 @@ func TestInstallAgainWithAnotherChoice(t *testing.T) {
 		applied(t)(register(h, containerdOptions(s.reg)))
 		checkRegistered(t, h, s.reg.filled(), s.want, s.def)
 		c, err := ReadConfiguration(h, testConfig)
-		if err != nil || len(c.Runtimes) != 2 {
+		if err != nil || len(c.Runtimes) != min(i, 1)+2 || !c.Runtimes["nvidia"].Ours() {
 			t.Errorf("step %d: %v %v", i, c.Runtimes, err)
 		}
 		if backup, ok := simtest.Contents(t, h.Root)[testConfig+BackupSuffix]; ok != (s.daemon == v2010) || ok && backup != before[testConfig] {
@@ -420,4 +419,32 @@ func TestContainerdReadsTheResult(t *testing.T) {
 			})
 		}
 	}
+}
+
+// What an installation replaced stays so without --replace, and beside a further handler.
+func TestInstallAgainAfterReplace(t *testing.T) {
+	h := containerdTree(t, "toolkit.toml", "", v242)
+	before := simtest.Contents(t, h.Root)
+	applied(t)(register(h, containerdOptions(Registration{Replace: true})))
+	for _, reg := range []Registration{{}, {Handler: "gpu"}, {}} {
+		again, err := register(h, containerdOptions(reg))
+		if err == nil && again.Changed() != (reg.Handler != "") {
+			t.Errorf("%+v: changes\n%s", reg, again.Diff())
+		}
+		applied(t)(again, err)
+		if c, err := ReadConfiguration(h, testConfig); err != nil || !c.Runtimes["nvidia"].Ours() || !c.Runtimes[reg.filled().Handler].Ours() {
+			t.Errorf("%+v: %v %+v", reg, err, c.Runtimes)
+		}
+	}
+	checkUndone(t, h, containerdOptions(Registration{}), before)
+
+	h = dockerTree(t, `{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`)
+	before = simtest.Contents(t, h.Root)
+	for _, reg := range []Registration{{Replace: true}, {Handler: "gpu"}, {}} {
+		applied(t)(register(h, dockerOptions(reg)))
+	}
+	if text := string(read(t, h.real(DefaultDockerConfig))); strings.Count(text, RuntimeType) != 2 {
+		t.Errorf("%s", text)
+	}
+	checkUndone(t, h, dockerOptions(Registration{}), before)
 }

@@ -37,6 +37,10 @@ type Options struct {
 	WriteShimConfig          bool
 	// KeepPrograms has Uninstall leave the programs.
 	KeepPrograms bool
+
+	// handlers are the handlers to register: that of Registration, and those of earlier
+	// installations.
+	handlers []string
 }
 
 // Install plans the installation of the programs, the handler and what else the options ask for.

@@ -87,6 +87,15 @@ func (p *Plan) registerDistribution(o Options) error {
 		r.Handler = k3sHandler
 		p.note("%s: the handler is %q here, for a RuntimeClass with that handler (nvidia-shimctl manifest --handler %s)", why, k3sHandler, k3sHandler)
 	}
+	written, err := distributionFiles(h, d)
+	if err != nil {
+		return err
+	}
+	var texts [][]byte
+	for _, f := range written {
+		texts = append(texts, f.text)
+	}
+	o.addHandlers(texts, func(name string) bool { return h.k3sTaken(d, generated, name) == "" })
 	target := p.k3sFile(d, generated[0])
 	if path.Base(target) == dropInName {
 		return p.registerInTOML(o, target, form)
@@ -142,7 +151,11 @@ func (p *Plan) registerInTemplate(o Options, name string, form Runtime) error {
 	if path.Base(name) == templateV2 {
 		plugin = criV2
 	}
-	return p.edit(o, file, slices.Concat(text, []byte(block(form.tables(plugin, r.Handler)))))
+	tables := ""
+	for _, handler := range o.handlers {
+		tables += form.tables(plugin, handler)
+	}
+	return p.edit(o, file, slices.Concat(text, []byte(block(tables))))
 }
 
 // k3sTaken says why the handler's name is taken, if it is: the generated configuration has it
