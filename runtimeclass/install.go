@@ -111,7 +111,7 @@ func (p *Plan) unregister(o Options, but string) error {
 		files[0], _, err = p.Host.readDocker(o.ConfigFile)
 	default:
 		d := Distributions[o.Target]
-		p.Restart = Restart{"restart", d.Units}
+		p.Restart = Restart{"restart", p.Host.units(d)}
 		files, err = distributionFiles(p.Host, d)
 	}
 	for _, f := range files {

@@ -47,6 +47,17 @@ var toolkitPaths = []string{
 	"/usr/local/bin/nvidia-container-runtime",
 }
 
+// units are the units of which one is active: that of the server or of the agent, if files show which.
+func (h Host) units(d Distribution) []string {
+	switch home := path.Join(rancherDir, d.Name); {
+	case h.Exists(path.Join(home, "server/tls")):
+		return d.Units[:1]
+	case h.Exists(path.Join(home, "agent")):
+		return d.Units[1:]
+	}
+	return d.Units
+}
+
 // baseTemplate is a template that changes nothing. It is outside our markers: k3s copies them into
 // the configuration, and all of its own would be between them.
 const baseTemplate = "{{ template \"base\" . }}\n"

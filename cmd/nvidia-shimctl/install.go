@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -47,6 +48,10 @@ func install(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	host := runtimeclass.Host{Root: c.String("root")}
+	found, err := findTarget(c, host, &o)
+	if err != nil {
+		return err
+	}
 	if host.Daemon, err = daemonVersion(ctx, c, o.Target); err != nil {
 		return err
 	}
@@ -60,6 +65,9 @@ func install(ctx context.Context, c *cli.Command) error {
 	plan, err := runtimeclass.Install(host, o)
 	if err != nil {
 		return err
+	}
+	if found != "" {
+		plan.Notes = slices.Insert(plan.Notes, 0, "found "+found)
 	}
 	if err := carryOut(c, plan, report); err != nil || c.Bool("dry-run") || !c.Bool("restart") {
 		return err
@@ -75,6 +83,36 @@ func install(ctx context.Context, c *cli.Command) error {
 		}
 	}
 	return started
+}
+
+// targetNamed reports whether the command line says which daemon it is about.
+func targetNamed(c *cli.Command) bool {
+	return slices.ContainsFunc([]string{"target", "containerd-config", "docker-config", "containerd"}, c.IsSet)
+}
+
+// findTarget chooses the only daemon of the host, if the command line names none, and returns what
+// shows it.
+func findTarget(c *cli.Command, host runtimeclass.Host, o *runtimeclass.Options) (string, error) {
+	if targetNamed(c) {
+		return "", nil
+	}
+	proc := procfs.FS("")
+	if filepath.Clean(host.Root) == "/" {
+		proc = procfs.Host
+	}
+	var names []string
+	for _, f := range runtimeclass.Find(host, proc) {
+		o.Target = f.Target
+		names = append(names, f.String())
+	}
+	switch len(names) {
+	case 0:
+		return "", usage(fmt.Errorf("no containerd, k3s, RKE2 or Docker below %s: name one with --target", host.Root))
+	case 1:
+		o.ConfigFile = configFile(c, o.Target)
+		return names[0], nil
+	}
+	return "", usage(fmt.Errorf("found %s: name one with --target", strings.Join(names, " and ")))
 }
 
 // daemonVersion is containerd's version. Nothing of a tree is executed.
@@ -142,7 +180,7 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 
 // registered chooses the registration to remove, if the command line names none.
 func registered(c *cli.Command, host runtimeclass.Host, o runtimeclass.Options) (runtimeclass.Options, error) {
-	if c.IsSet("target") || c.IsSet("containerd-config") || c.IsSet("docker-config") {
+	if targetNamed(c) {
 		return o, nil
 	}
 	list, err := runtimeclass.Registered(host, o)

@@ -162,7 +162,7 @@ func TestUninstallFindsTheRegistration(t *testing.T) {
 	before := simtest.Contents(t, root)
 	install := []string{"install", "--root", root, "--from", from}
 	fine(t, append(install, "--target", "docker", "--set-default")...)
-	fine(t, install...)
+	fine(t, append(install, "--target", "containerd")...)
 	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 2 || !strings.Contains(errs, "docker /etc/docker/daemon.json: name one with --target") {
 		t.Errorf("two registrations: %d %s", status, errs)
 	}
@@ -214,5 +214,31 @@ func TestInstallTreatsATreeAsData(t *testing.T) {
 	}
 	if status, _, errs := ctl(t, "install", "--root", root, "--from", self, "--arch", "amd64"); status != 1 || !strings.Contains(errs, "is for arm64, and the host is amd64") {
 		t.Errorf("%d %s", status, errs)
+	}
+}
+
+// Install registers with the daemon that is there, and asks if there are several or none.
+func TestInstallFindsTheDaemon(t *testing.T) {
+	root, _, from := installTree(t, "", "")
+	install := []string{"--json", "install", "--root", root, "--from", from, "--dry-run"}
+	if status, _, errs := ctl(t, install...); status != 2 || !strings.Contains(errs, "no containerd, k3s, RKE2 or Docker below "+root) {
+		t.Errorf("nothing: %d %s", status, errs)
+	}
+	k3s := filepath.Join(root, runtimeclass.Distributions["k3s"].Dir)
+	simtest.Check(t, os.MkdirAll(k3s, 0o755))
+	var o installation
+	decode(t, fine(t, install...), &o)
+	if !slices.Contains(o.Written, strings.TrimPrefix(k3s, root)+"/config-v3.toml.tmpl") || o.Restart != "systemctl restart k3s-agent" ||
+		o.Notes[0] != "found k3s (/var/lib/rancher/k3s/agent)" {
+		t.Errorf("k3s: %+v", o)
+	}
+	write(t, filepath.Join(root, runtimeclass.DefaultDockerConfig), "{}")
+	if status, _, errs := ctl(t, install...); status != 2 || !strings.Contains(errs, "found k3s (/var/lib/rancher/k3s/agent) and docker (/etc/docker/daemon.json): name one") {
+		t.Errorf("two: %d %s", status, errs)
+	}
+	simtest.Check(t, os.RemoveAll(filepath.Join(root, "var")))
+	decode(t, fine(t, install...), &o)
+	if !slices.Contains(o.Written, runtimeclass.DefaultDockerConfig) || o.Restart != "systemctl reload docker" {
+		t.Errorf("Docker: %+v", o)
 	}
 }

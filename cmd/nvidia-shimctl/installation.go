@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -22,7 +23,7 @@ var targets = []string{runtimeclass.Containerd, "k3s", "rke2", kind, runtimeclas
 
 func installFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "target", Value: runtimeclass.Containerd, Usage: "`WHAT` to register with: " + strings.Join(targets, ", ")},
+		&cli.StringFlag{Name: "target", Usage: "`WHAT` to register with: " + strings.Join(targets, ", ") + " (default: what is there)"},
 		&cli.StringFlag{Name: "containerd-config", Value: runtimeclass.DefaultContainerdConfig, Usage: "containerd's configuration `FILE`"},
 		&cli.StringFlag{Name: "docker-config", Value: runtimeclass.DefaultDockerConfig, Usage: "Docker's configuration `FILE`"},
 		&cli.StringFlag{Name: "bin-dir", Value: runtimeclass.DefaultBinDir, Usage: "`DIR` of the installed programs; keep it, bundles record it"},
@@ -41,14 +42,16 @@ func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 			Default: c.Bool("set-default"), Replace: c.Bool("replace"),
 		},
 	}
-	if !slices.Contains(targets, o.Target) {
+	if c.IsSet("docker-config") {
+		o.Target = cmp.Or(o.Target, runtimeclass.Docker)
+	}
+	if o.Target = cmp.Or(o.Target, runtimeclass.Containerd); !slices.Contains(targets, o.Target) {
 		return o, usage(fmt.Errorf("--target %q is not one of %s", o.Target, strings.Join(targets, ", ")))
 	}
+	o.ConfigFile = configFile(c, o.Target)
 	for _, target := range []string{runtimeclass.Containerd, runtimeclass.Docker} {
 		flag := target + "-config"
-		if target == o.Target {
-			o.ConfigFile = c.String(flag)
-		} else if c.IsSet(flag) {
+		if target != o.Target && c.IsSet(flag) {
 			return o, usage(fmt.Errorf("--%s goes with --target %s only", flag, target))
 		}
 		if !filepath.IsAbs(c.String(flag)) {
@@ -79,6 +82,14 @@ func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 		o.Programs = filepath.Dir(self)
 	}
 	return o, nil
+}
+
+// configFile is the configuration of a target; "" for those that have several.
+func configFile(c *cli.Command, target string) string {
+	if target != runtimeclass.Containerd && target != runtimeclass.Docker {
+		return ""
+	}
+	return c.String(target + "-config")
 }
 
 // installation is the JSON output of install and uninstall.
