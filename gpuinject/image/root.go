@@ -52,9 +52,17 @@ func (r *Root) Err() error { return r.failed }
 // noted keeps an error for Err, and returns it.
 func (r *Root) noted(err error) error {
 	for _, host := range []unix.Errno{unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.EIO} {
-		if r.failed == nil && errors.Is(err, host) {
-			r.failed = err
+		if errors.Is(err, host) {
+			return r.notedAny(err)
 		}
+	}
+	return err
+}
+
+// notedAny is noted for a call on an open file, whose errors all are this host's.
+func (r *Root) notedAny(err error) error {
+	if r.failed == nil {
+		r.failed = err
 	}
 	return err
 }
@@ -167,7 +175,7 @@ func (r *Root) lookup(name string) (f found, err error) {
 		}
 	}
 	if err == nil {
-		err = unix.Fstat(f.fd, &f.stat)
+		err = r.notedAny(unix.Fstat(f.fd, &f.stat))
 	}
 	if err != nil {
 		err = &os.PathError{Op: "look up", Path: name, Err: err}

@@ -134,8 +134,8 @@ func (r *Root) checkDirectory(name string) error {
 	}
 	var system unix.Statfs_t
 	var attributes unix.Statx_t
-	if err = unix.Fstatfs(dir.fd, &system); err == nil {
-		err = unix.Statx(dir.fd, "", unix.AT_EMPTY_PATH, 0, &attributes)
+	if err = r.notedAny(unix.Fstatfs(dir.fd, &system)); err == nil {
+		err = r.notedAny(unix.Statx(dir.fd, "", unix.AT_EMPTY_PATH, 0, &attributes))
 	}
 	switch {
 	case !dir.is(unix.S_IFDIR):

@@ -61,7 +61,7 @@ var guards = []guard{
 		"if errors.Is(err, unix.EXDEV) {", "if errors.Is(err, unix.EXDEV) && false {",
 		"gpuinject TestNothingIsPutIntoMountsOfTheRootFileSystem"},
 	{"image: failed reads", "gpuinject/image/root.go",
-		"if r.failed == nil && errors.Is(err, host) {", "if false && errors.Is(err, host) {",
+		"if errors.Is(err, host) {", "if false && errors.Is(err, host) {",
 		"TestAReadWithoutDescriptorsIsAnError"},
 	{"image: only own links replaced", "gpuinject/image/write.go",
 		`&& strings.HasPrefix(target, own+"/")`, `&& (true || strings.HasPrefix(target, own+"/"))`,
