@@ -144,12 +144,14 @@ type Change struct {
 	Before, After []byte
 }
 
-// change returns the change of a file from what it is now.
+// change returns the change of a file from what it is now. A link to it stays one.
 func (h Host) change(kind FileKind, name string, after []byte) (Change, error) {
 	c := Change{Kind: kind, Path: name, After: after}
 	var err error
 	if kind != Link {
-		c.Before, err = h.Read(name)
+		if c.Path, err = h.follow(name); err == nil {
+			c.Before, err = h.Read(name)
+		}
 		return c, err
 	}
 	root, dir, err := h.open(filepath.Dir(name))
@@ -188,7 +190,6 @@ type Plan struct {
 	// configFile is the configuration with the handler. kept is the record of an uninstallation
 	// while the programs are there.
 	configFile string
-	options    Options
 	kept       []placed
 }
 

@@ -1,6 +1,7 @@
 package runtimeclass
 
 import (
+	"cmp"
 	"path"
 	"path/filepath"
 	"slices"
@@ -9,10 +10,17 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// Found is a daemon of a host, and the file or process that shows it.
-type Found struct{ Target, Why string }
+// Found is a daemon of a host, the file or process that shows it, and the configuration that the
+// process was given.
+type Found struct{ Target, Why, ConfigFile string }
 
-func (f Found) String() string { return f.Target + " (" + f.Why + ")" }
+func (f Found) String() string {
+	why := f.Why
+	if f.ConfigFile != "" {
+		why += " with " + f.ConfigFile
+	}
+	return f.Target + " (" + why + ")"
+}
 
 // signs are the targets, the files of which one shows each, and the name of its process.
 var signs = []struct {
@@ -33,19 +41,28 @@ func inServicePath(program string) (paths []string) {
 	return paths
 }
 
-// Find returns the daemons that read a configuration on a host: those that run, if proc is not ""
-// and some do, otherwise those with files there. A containerd without CRI beside Docker is Docker's.
-func Find(h Host, proc procfs.FS) []Found {
+// Find returns the daemons of a host, or those of one target: those that run, if proc is not "" and
+// some do, otherwise those with files there. A containerd without CRI beside Docker is Docker's.
+func Find(h Host, proc procfs.FS, target string) []Found {
 	var there, running []Found
 	for _, d := range signs {
-		i := slices.IndexFunc(d.files, h.Exists)
-		if i >= 0 {
-			there = append(there, Found{d.target, d.files[i]})
+		if target != "" && d.target != target {
+			continue
+		}
+		if i := slices.IndexFunc(d.files, h.Exists); i >= 0 {
+			there = append(there, Found{Target: d.target, Why: d.files[i]})
 		}
 		for _, p := range proc.Named(d.process) {
-			if d.target != Containerd || !strings.HasPrefix(p.Program, rancherDir) {
-				running = append(running, Found{d.target, p.Program + " runs"})
-				break
+			f := Found{Target: d.target, Why: p.Program + " runs"}
+			if Distributions[d.target].Name == "" {
+				f.ConfigFile = ConfigFlag(p.Args)
+			}
+			// A distribution and Docker write the configuration of their own containerd.
+			owned := d.target == Containerd &&
+				(strings.HasPrefix(p.Program, rancherDir) || strings.HasSuffix(path.Dir(f.ConfigFile), "/docker/containerd"))
+			// Those in containers and of users read other files.
+			if !owned && proc.Administers(p.PID) && !proc.InOtherPIDNamespace(p.PID) && !slices.Contains(running, f) {
+				running = append(running, f)
 			}
 		}
 	}
@@ -53,14 +70,30 @@ func Find(h Host, proc procfs.FS) []Found {
 	if len(running) > 0 {
 		found = running
 	}
-	has := func(target string) bool {
-		return slices.ContainsFunc(found, func(f Found) bool { return f.Target == target })
-	}
-	if has(Docker) && has(Containerd) {
+	docker := slices.ContainsFunc(found, func(f Found) bool { return f.Target == Docker })
+	return slices.DeleteFunc(found, func(f Found) bool {
+		if f.Target != Containerd || !docker {
+			return false
+		}
 		// A configuration that cannot be read leaves the question to the operator.
-		if c, err := ReadConfiguration(h, DefaultContainerdConfig); err == nil && c.CRIDisabled {
-			found = slices.DeleteFunc(found, func(f Found) bool { return f.Target == Containerd })
+		c, err := ReadConfiguration(h, cmp.Or(f.ConfigFile, DefaultContainerdConfig))
+		return err == nil && c.CRIDisabled
+	})
+}
+
+// ConfigFlag is the configuration on the command line of containerd or dockerd, if it is absolute.
+func ConfigFlag(args []string) string {
+	for i, a := range args {
+		name, value, found := strings.Cut(a, "=")
+		if !slices.Contains([]string{"--config", "-config", "--c", "-c", "--config-file"}, name) {
+			continue
+		}
+		if !found && i+1 < len(args) {
+			value = args[i+1]
+		}
+		if path.IsAbs(value) {
+			return value
 		}
 	}
-	return found
+	return ""
 }

@@ -31,8 +31,8 @@ type Options struct {
 	Arch string
 	// PrepareUnit has systemd run `nvidia-shimctl prepare` at boot.
 	PrepareUnit bool
-	// ShimConfig is the shim's configuration; the record of what was installed is beside it.
-	// Install writes it, with the text ShimSettings, if WriteShimConfig is set.
+	// ShimConfig is the shim's configuration. Install writes it, with the text ShimSettings, if
+	// WriteShimConfig is set.
 	ShimConfig, ShimSettings string
 	WriteShimConfig          bool
 	// KeepPrograms has Uninstall leave the programs.

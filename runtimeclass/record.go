@@ -14,8 +14,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
-// recordName is the record of what was installed, beside the shim's configuration.
-const recordName = "installed.json"
+// RecordPath is the record of what was installed.
+const RecordPath = "/etc/nvidia-shim/installed.json"
 
 // placed is a file that installations wrote.
 type placed struct {
@@ -32,8 +32,6 @@ func sum(text []byte) string {
 	s := sha256.Sum256(text)
 	return hex.EncodeToString(s[:])
 }
-
-func (o Options) recordPath() string { return path.Join(path.Dir(o.ShimConfig), recordName) }
 
 // registration is the name of the options' registration in a record.
 func (o Options) registration() string { return strings.TrimSpace(o.Target + " " + o.ConfigFile) }
@@ -56,7 +54,7 @@ func Registered(h Host, o Options) ([]Options, error) {
 
 // readRecord reads the record, or recognizes what versions without one installed.
 func (h Host) readRecord(o Options) ([]placed, error) {
-	text, err := h.readOwned(o.recordPath())
+	text, err := h.readOwned(RecordPath)
 	if err != nil {
 		return nil, err
 	}
@@ -65,7 +63,7 @@ func (h Host) readRecord(o Options) ([]placed, error) {
 	}
 	var record []placed
 	if err := json.Unmarshal(text, &record); err != nil {
-		return nil, fmt.Errorf("%s: %w", o.recordPath(), err)
+		return nil, fmt.Errorf("%s: %w", RecordPath, err)
 	}
 	return record, nil
 }
@@ -84,8 +82,9 @@ func (h Host) recognize(o Options) ([]placed, error) {
 		if other.Target == "" || slices.Contains(names, name) {
 			continue
 		}
-		if err := p.unregister(other, ""); err != nil {
-			return nil, err
+		if p.unregister(other, "") != nil {
+			// That daemon cannot read its configuration either.
+			continue
 		}
 		for _, file := range p.Changing(DaemonConfig) {
 			record = append(record, placed{Path: file, Kind: DaemonConfig, For: []string{name}})
@@ -117,10 +116,10 @@ func (h Host) oldFiles(o Options) []Change {
 			continue
 		}
 		runs := "\nExecStart=" + path.Join(bin, CtlName) + " "
-		switch {
+		switch name := files[i].Path; {
 		case c.Kind == Link && string(c.Before) != UnitPath,
-			c.Path == UnitPath && !(bytes.HasPrefix(c.Before, []byte(unitMark)) && bytes.Contains(c.Before, []byte(runs))),
-			c.Path == o.ShimConfig && !unchanged(c.Before):
+			name == UnitPath && !(bytes.HasPrefix(c.Before, []byte(unitMark)) && bytes.Contains(c.Before, []byte(runs))),
+			name == o.ShimConfig && !unchanged(c.Before):
 			continue
 		}
 		files[i] = c
@@ -150,18 +149,18 @@ func (p *Plan) record(o Options, record []placed) error {
 			f.For = append(f.For, name)
 		}
 	}
-	change, err := p.Host.recordChange(o, record)
+	change, err := p.Host.recordChange(record)
 	p.Changes = slices.Insert(p.Changes, 0, change)
 	return err
 }
 
-func (h Host) recordChange(o Options, record []placed) (Change, error) {
+func (h Host) recordChange(record []placed) (Change, error) {
 	var text []byte
 	if len(record) > 0 {
 		slices.SortFunc(record, func(a, b placed) int { return strings.Compare(a.Path, b.Path) })
 		text = encodeJSON(record, "  ")
 	}
-	return h.change(Record, o.recordPath(), text)
+	return h.change(Record, RecordPath, text)
 }
 
 // release plans the removal of the files that no other registration needs. A file that was changed
@@ -195,25 +194,23 @@ func (p *Plan) release(o Options, record []placed) error {
 			p.Changes = append(p.Changes, c)
 		}
 	}
-	change, err := p.Host.recordChange(o, keep)
-	p.Changes, p.options, p.kept = append(p.Changes, change), o, keep
+	change, err := p.Host.recordChange(keep)
+	p.Changes, p.kept = append(p.Changes, change), keep
 	return err
 }
 
 // RemovePrograms removes the programs of an uninstallation, unless a process runs the shim:
 // containerd needs the file to clean up after it. It returns the paths that stay.
 func (p Plan) RemovePrograms(proc procfs.FS) (stay []string, err error) {
-	for _, c := range p.Programs {
-		shim, err := p.Host.follow(c.Path)
-		if err != nil {
-			return nil, err
+	shims := proc.Named(ShimName)
+	runs := func(c Change) bool {
+		return slices.ContainsFunc(shims, func(r procfs.Process) bool { return r.Program == p.Host.real(c.Path) })
+	}
+	if slices.ContainsFunc(p.Programs, runs) {
+		for _, c := range p.Programs {
+			stay = append(stay, c.Path)
 		}
-		if slices.ContainsFunc(proc.Named(ShimName), func(r procfs.Process) bool { return r.Program == p.Host.real(shim) }) {
-			for _, c := range p.Programs {
-				stay = append(stay, c.Path)
-			}
-			return stay, nil
-		}
+		return stay, nil
 	}
 	keep := p.kept
 	for _, c := range p.Programs {
@@ -222,7 +219,7 @@ func (p Plan) RemovePrograms(proc procfs.FS) (stay []string, err error) {
 		}
 		keep = slices.DeleteFunc(keep, func(f placed) bool { return f.Path == c.Path })
 	}
-	change, err := p.Host.recordChange(p.options, keep)
+	change, err := p.Host.recordChange(keep)
 	if err == nil {
 		err = p.Host.apply(change)
 	}

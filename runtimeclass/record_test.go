@@ -44,11 +44,11 @@ func TestUninstallKeepsWhatAnotherDaemonNeeds(t *testing.T) {
 		before := simtest.Contents(t, h.Root)
 		applied(t)(Install(h, withDocker(o)))
 		applied(t)(Install(h, o))
-		if st, err := os.Stat(h.real(o.recordPath())); err != nil || st.Mode().Perm() != 0o600 {
+		if st, err := os.Stat(h.real(RecordPath)); err != nil || st.Mode().Perm() != 0o600 {
 			t.Fatalf("record: %v %v", st, err)
 		}
 		if !recorded {
-			check(t, os.Remove(h.real(o.recordPath())))
+			check(t, os.Remove(h.real(RecordPath)))
 		}
 		if list, err := Registered(h, o); err != nil || len(list) != 2 {
 			t.Errorf("recorded %v: registrations %+v, %v", recorded, list, err)
@@ -116,9 +116,9 @@ func TestUninstallRemovesKeptPrograms(t *testing.T) {
 func TestARecordOfOthersIsRefused(t *testing.T) {
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
 	for mode, text := range map[os.FileMode]string{0o666: "[]\n", 0o600: "{\n"} {
-		write(t, h.real(o.recordPath()), text)
-		check(t, os.Chmod(h.real(o.recordPath()), mode))
-		if _, err := Uninstall(h, o); err == nil || !strings.Contains(err.Error(), recordName) {
+		write(t, h.real(RecordPath), text)
+		check(t, os.Chmod(h.real(RecordPath), mode))
+		if _, err := Uninstall(h, o); err == nil || !strings.Contains(err.Error(), RecordPath) {
 			t.Errorf("mode %v: %v", mode, err)
 		}
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,34 +86,41 @@ func install(ctx context.Context, c *cli.Command) error {
 	return started
 }
 
-// targetNamed reports whether the command line says which daemon it is about.
-func targetNamed(c *cli.Command) bool {
-	return slices.ContainsFunc([]string{"target", "containerd-config", "docker-config", "containerd"}, c.IsSet)
-}
-
-// findTarget chooses the only daemon of the host, if the command line names none, and returns what
-// shows it.
+// findTarget chooses the only daemon of the host, or of the target that the command line names, and
+// returns what shows it.
 func findTarget(c *cli.Command, host runtimeclass.Host, o *runtimeclass.Options) (string, error) {
-	if targetNamed(c) {
+	if slices.ContainsFunc([]string{"containerd-config", "docker-config", "containerd"}, c.IsSet) {
 		return "", nil
 	}
 	proc := procfs.FS("")
 	if filepath.Clean(host.Root) == "/" {
 		proc = procfs.Host
 	}
-	var names []string
-	for _, f := range runtimeclass.Find(host, proc) {
-		o.Target = f.Target
-		names = append(names, f.String())
-	}
-	switch len(names) {
-	case 0:
+	target := c.String("target")
+	found := runtimeclass.Find(host, proc, target)
+	others := runtimeclass.Find(host, proc, "")
+	switch {
+	case len(found) == 1:
+		o.Target = found[0].Target
+		o.ConfigFile = cmp.Or(found[0].ConfigFile, configFile(c, o.Target))
+		return found[0].String(), nil
+	case target != "" && len(others) == 0:
+		// The daemon may be installed later.
+		return "", nil
+	case len(others) == 0:
 		return "", usage(fmt.Errorf("no containerd, k3s, RKE2 or Docker below %s: name one with --target", host.Root))
-	case 1:
-		o.ConfigFile = configFile(c, o.Target)
-		return names[0], nil
+	case len(found) == 0:
+		return "", usage(fmt.Errorf("no %s here, but %s: if it has another configuration file, name that", target, names(others)))
 	}
-	return "", usage(fmt.Errorf("found %s: name one with --target", strings.Join(names, " and ")))
+	return "", usage(fmt.Errorf("found %s: name one with --target, or its configuration file", names(found)))
+}
+
+func names(found []runtimeclass.Found) string {
+	var list []string
+	for _, f := range found {
+		list = append(list, f.String())
+	}
+	return strings.Join(list, " and ")
 }
 
 // daemonVersion is containerd's version. Nothing of a tree is executed.
@@ -178,12 +186,13 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 	return err
 }
 
-// registered chooses the registration to remove, if the command line names none.
+// registered chooses the registration to remove.
 func registered(c *cli.Command, host runtimeclass.Host, o runtimeclass.Options) (runtimeclass.Options, error) {
-	if targetNamed(c) {
-		return o, nil
-	}
 	list, err := runtimeclass.Registered(host, o)
+	file := c.IsSet("containerd-config") || c.IsSet("docker-config")
+	list = slices.DeleteFunc(list, func(r runtimeclass.Options) bool {
+		return (file || c.IsSet("target")) && r.Target != o.Target || file && r.ConfigFile != o.ConfigFile
+	})
 	if err != nil || len(list) == 0 {
 		return o, err
 	}

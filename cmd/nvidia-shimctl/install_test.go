@@ -77,12 +77,14 @@ func TestInstallOtherTargets(t *testing.T) {
 	root, _, from := installTree(t, "v2.4.2", "")
 	dir := filepath.Join(root, runtimeclass.Distributions["k3s"].Dir)
 	simtest.Check(t, os.MkdirAll(dir, 0o755))
+	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
+	before := simtest.Contents(t, root)
 	for target, file := range map[string]string{"k3s": strings.TrimPrefix(dir, root) + "/config-v3.toml.tmpl", "docker": runtimeclass.DefaultDockerConfig} {
 		status, _, errs := ctl(t, "install", "--root", root, "--from", from, "--target", target)
 		if text := simtest.Contents(t, root)[file]; status != 0 || !strings.Contains(text, "nvidia") {
 			t.Errorf("%s: %d %s %s", target, status, errs, text)
 		}
-		if status, _, errs := ctl(t, "uninstall", "--root", root, "--target", target); status != 0 || len(simtest.Contents(t, root)) != 0 {
+		if status, _, errs := ctl(t, "uninstall", "--root", root, "--target", target); status != 0 || !reflect.DeepEqual(simtest.Contents(t, root), before) {
 			t.Errorf("%s: uninstall: %d %s, left %v", target, status, errs, simtest.Contents(t, root))
 		}
 	}
@@ -103,7 +105,7 @@ func TestInstallRefuses(t *testing.T) {
 		"a relative directory":              {[]string{"install", "--bin-dir", "bin"}, 2, "plain absolute path"},
 		"a flag of another target":          {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
 		"a relative configuration":          {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
-		"a relative file of the toolkit":    {[]string{"install", "--toolkit-config", "x"}, 2, "absolute"},
+		"a relative file of the toolkit":    {[]string{"install", "--root", root, "--toolkit-config", "x"}, 2, "absolute"},
 		"no file of the toolkit":            {[]string{"install", "--root", root, "--from", from, "--toolkit-config", "/x"}, 1, "no configuration"},
 		"a restart of another root":         {[]string{"install", "--root", root, "--restart"}, 2, "--restart"},
 		"an argument":                       {[]string{"uninstall", "now"}, 2, "now"},
@@ -114,7 +116,8 @@ func TestInstallRefuses(t *testing.T) {
 		"a tree that does not exist":        {[]string{"install", "--root", root + "x", "--from", from}, 2, "absolute path of a directory"},
 		"a relative tree":                   {[]string{"uninstall", "--root", "."}, 2, "absolute path of a directory"},
 		"programs that are not there":       {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
-		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 1, "is not on this host"},
+		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 2, "no rke2 here, but containerd (/etc/containerd/config.toml)"},
+		"Docker where there is none":        {[]string{"install", "--root", root, "--from", from, "--target", "docker"}, 2, "no docker here"},
 		"a manifest of a handler with dots": {[]string{"manifest", "--handler", "a.b"}, 2, "DNS label"},
 		"a manifest with half a label":      {[]string{"manifest", "--node-selector", "gpu"}, 2, `item "gpu" is missing separator "="`},
 		"uninstall of a kind cluster":       {[]string{"uninstall", "--target", "kind"}, 2, "kind delete"},
@@ -159,9 +162,11 @@ scheduling:
 // programs from another daemon.
 func TestUninstallFindsTheRegistration(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
+	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
 	before := simtest.Contents(t, root)
 	install := []string{"install", "--root", root, "--from", from}
-	fine(t, append(install, "--target", "docker", "--set-default")...)
+	// Two configurations of the shim do not make two records.
+	fine(t, append(install, "--target", "docker", "--set-default", "--config", "/etc/other/config.toml")...)
 	fine(t, append(install, "--target", "containerd")...)
 	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 2 || !strings.Contains(errs, "docker /etc/docker/daemon.json: name one with --target") {
 		t.Errorf("two registrations: %d %s", status, errs)
@@ -204,7 +209,6 @@ func TestInstallTreatsATreeAsData(t *testing.T) {
 		}
 	}
 	fine(t, "uninstall", "--root", root)
-	delete(before, runtimeclass.UnitPath)
 	if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("left %v", now)
 	}

@@ -14,6 +14,7 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // usualBinDir is where nvidia-shimctl puts the programs unless told otherwise.
@@ -87,8 +88,10 @@ func (n *node) installed(t *testing.T, r release, in installation) {
 	if daemon == "" {
 		daemon = n.Options.ToolsDir
 	}
-	args := []string{"--root", in.root, "--bin-dir", in.binDir, "--containerd-config", in.config,
-		"--config", filepath.Join(filepath.Dir(in.config), "shim.toml")}
+	args := []string{"--root", in.root, "--bin-dir", in.binDir, "--containerd-config", in.config}
+	if in.root == "/" {
+		t.Cleanup(func() { _ = os.Remove(runtimeclass.RecordPath) })
+	}
 	ask := []string{"--containerd", filepath.Join(daemon, "containerd")}
 	if in.root != "/" {
 		version, err := exec.Command(ask[1], "--version").Output()
