@@ -68,6 +68,11 @@ func (o *Options) addHandlers(texts [][]byte, keep func(name string) bool) {
 	slices.Sort(o.handlers)
 }
 
+// registers reports whether an earlier installation put a handler into one of the files.
+func registers(texts [][]byte, handler string) bool {
+	return slices.ContainsFunc(texts, func(text []byte) bool { return slices.Contains(ownHandlers(text), handler) })
+}
+
 // ownHandlers returns the handlers in the lines that are ours.
 func ownHandlers(text []byte) (names []string) {
 	var ours []byte
