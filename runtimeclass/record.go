@@ -14,8 +14,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
-// RecordPath is the record of what was installed.
-const RecordPath = "/etc/nvidia-shim/installed.json"
+// RecordPath is the record of what was installed. Tests that install on this host change it.
+var RecordPath = "/etc/nvidia-shim/installed.json"
 
 // placed is a file that installations wrote.
 type placed struct {
