@@ -47,15 +47,16 @@ var toolkitPaths = []string{
 	"/usr/local/bin/nvidia-container-runtime",
 }
 
-// units are the units of which one is active: that of the server or of the agent, if files show which.
+// units are the units of which one is active, first that which the files show, of the server or of the
+// agent; none before the first start.
 func (h Host) units(d Distribution) []string {
 	switch home := path.Join(rancherDir, d.Name); {
 	case h.Exists(path.Join(home, "server/tls")):
-		return d.Units[:1]
+		return d.Units
 	case h.Exists(path.Join(home, "agent")):
-		return d.Units[1:]
+		return []string{d.Units[1], d.Units[0]}
 	}
-	return d.Units
+	return nil
 }
 
 // baseTemplate is a template that changes nothing. It is outside our markers: k3s copies them into

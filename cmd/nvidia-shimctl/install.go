@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -38,11 +39,17 @@ func installCommand() *cli.Command {
 
 func install(ctx context.Context, c *cli.Command) error {
 	o, err := installOptions(c)
+	if err == nil && o.Target != kind && !c.Bool("dry-run") && os.Geteuid() != 0 {
+		err = errors.New("only root can install and uninstall: run it as root, or with --dry-run")
+	}
 	if err != nil {
 		return err
 	}
 	if err := o.Registration.Validate(); err != nil {
 		return usage(err)
+	}
+	if o.Target == kind && c.Bool("json") {
+		return usage(errors.New("--json does not go with --target kind: its configuration is YAML"))
 	}
 	if o.Target == kind {
 		_, err = io.WriteString(c.Root().Writer, runtimeclass.KindCluster(o.Registration))
@@ -151,6 +158,9 @@ func uninstallCommand() *cli.Command {
 
 func uninstall(ctx context.Context, c *cli.Command) error {
 	o, err := installOptions(c)
+	if err == nil && o.Target != kind && !c.Bool("dry-run") && os.Geteuid() != 0 {
+		err = errors.New("only root can install and uninstall: run it as root, or with --dry-run")
+	}
 	if err != nil {
 		return err
 	}

@@ -2,11 +2,14 @@ package main
 
 import (
 	"debug/elf"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
@@ -46,12 +49,11 @@ func TestInstallCommand(t *testing.T) {
 	before := simtest.Contents(t, root)
 	args := []string{"install", "--root", root, "--containerd-version", "v2.3.7", "--from", from}
 
-	status, diff, notes := ctl(t, append(args, "--dry-run", "--set-default")...)
-	if status != 0 || !strings.HasPrefix(diff, "--- /etc/containerd/config.toml\n+++ ") || !reflect.DeepEqual(simtest.Contents(t, root), before) {
+	status, diff, errs := ctl(t, append(args, "--dry-run", "--set-default")...)
+	if status != 0 || errs != "" || !strings.Contains(diff, "\n--- /etc/containerd/config.toml\n+++ ") || !reflect.DeepEqual(simtest.Contents(t, root), before) {
 		t.Errorf("a dry run: status %d, %s", status, diff)
 	}
-	contains(t, diff, `+  default_runtime_name = "nvidia"`)
-	contains(t, notes, "containerd 2.3.7", "hostUsers: false", "would write /usr/local/bin/"+runtimeclass.ShimName)
+	contains(t, diff, `+  default_runtime_name = "nvidia"`, "containerd 2.3.7", "hostUsers: false", "would write /usr/local/bin/"+runtimeclass.ShimName)
 
 	status, out, _ := ctl(t, args...)
 	if status != 0 || !strings.Contains(out, "systemctl restart containerd") {
@@ -70,6 +72,19 @@ func TestInstallCommand(t *testing.T) {
 	}
 	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(simtest.Contents(t, root), before) {
 		t.Errorf("uninstall: %d %s, left %v", status, errs, simtest.Contents(t, root))
+	}
+}
+
+// A dry run prints everything to a pipe, and patch(1) finds the difference in it.
+func TestADryRunIsAPatch(t *testing.T) {
+	if _, err := exec.LookPath("patch"); err != nil {
+		t.Skipf("NOT TESTED: patch(1) is missing: %v", err)
+	}
+	root, _, from := installTree(t, "", containerdTOML)
+	patch := exec.Command("patch", "-d", root, "-p1", "--fuzz=0")
+	patch.Stdin = strings.NewReader(fine(t, "install", "--root", root, "--from", from, "--dry-run"))
+	if out, err := patch.CombinedOutput(); err != nil || !strings.Contains(simtest.Contents(t, root)[runtimeclass.DefaultContainerdConfig], runtimeclass.ShimName) {
+		t.Errorf("%v %s", err, out)
 	}
 }
 
@@ -115,6 +130,7 @@ func TestInstallRefuses(t *testing.T) {
 		"an unknown architecture":           {[]string{"install", "--root", root, "--arch", "x86_64", "--from", from}, 2, "amd64 or arm64"},
 		"a tree that does not exist":        {[]string{"install", "--root", root + "x", "--from", from}, 2, "absolute path of a directory"},
 		"a relative tree":                   {[]string{"uninstall", "--root", "."}, 2, "absolute path of a directory"},
+		"JSON of kind's YAML":               {[]string{"--json", "install", "--target", "kind"}, 2, "is YAML"},
 		"programs that are not there":       {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
 		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 2, "no rke2 here, but containerd (/etc/containerd/config.toml)"},
 		"Docker where there is none":        {[]string{"install", "--root", root, "--from", from, "--target", "docker"}, 2, "no docker here"},
@@ -155,6 +171,27 @@ scheduling:
 		"--node-selector", "a=1", "--toleration", "nvidia.com/gpu:NoSchedule", "--toleration", "pool=gpu")
 	if got != want {
 		t.Errorf("%s", got)
+	}
+	var class map[string]any
+	decode(t, fine(t, "--json", "manifest", "--toleration", "pool=gpu"), &class)
+	if class["apiVersion"] != "node.k8s.io/v1" || class["scheduling"] == nil {
+		t.Errorf("%v", class)
+	}
+}
+
+// A user who is not root is told so, and nothing is changed.
+func TestInstallNotAsRoot(t *testing.T) {
+	root, _, from := installTree(t, "", containerdTOML)
+	fine(t, "install", "--root", root, "--from", from)
+	simtest.Check(t, errors.Join(os.Chmod(filepath.Dir(root), 0o755), syscall.Seteuid(65534)))
+	defer func() { simtest.Check(t, syscall.Seteuid(0)) }()
+	for _, args := range [][]string{{"install", "--root", root, "--from", from}, {"uninstall", "--root", root}} {
+		if status, _, errs := ctl(t, args...); status != 1 || !strings.Contains(errs, "only root can install and uninstall") {
+			t.Errorf("%q: %d %s", args, status, errs)
+		}
+		if status, _, errs := ctl(t, append(args, "--dry-run")...); status != 1 || !strings.Contains(errs, "nvidia-shimctl: not run as root: ") {
+			t.Errorf("%q: %d %s", args, status, errs)
+		}
 	}
 }
 
@@ -228,9 +265,13 @@ func TestInstallFindsTheDaemon(t *testing.T) {
 	if status, _, errs := ctl(t, install...); status != 2 || !strings.Contains(errs, "no containerd, k3s, RKE2 or Docker below "+root) {
 		t.Errorf("nothing: %d %s", status, errs)
 	}
+	var o installation
+	simtest.Check(t, os.MkdirAll(filepath.Join(root, "var/lib/rancher/k3s"), 0o755))
+	if decode(t, fine(t, append(install, "--target", "k3s")...), &o); o.Restart != "" || !o.Changed {
+		t.Errorf("k3s before its first start: %+v", o)
+	}
 	k3s := filepath.Join(root, runtimeclass.Distributions["k3s"].Dir)
 	simtest.Check(t, os.MkdirAll(k3s, 0o755))
-	var o installation
 	decode(t, fine(t, install...), &o)
 	if !slices.Contains(o.Written, strings.TrimPrefix(k3s, root)+"/config-v3.toml.tmpl") || o.Restart != "systemctl restart k3s-agent" ||
 		o.Notes[0] != "found k3s (/var/lib/rancher/k3s/agent)" {

@@ -108,14 +108,14 @@ type installation struct {
 }
 
 // carryOut makes the changes of a plan, unless this is a dry run, and prints the notes and the
-// difference. In a dry run the difference is alone on stdout, so that it can be piped to patch.
+// difference. patch(1) passes over the notes.
 func carryOut(c *cli.Command, plan runtimeclass.Plan, report *toolkit.Report) error {
 	if !c.Bool("dry-run") {
 		if err := plan.Apply(); err != nil {
 			return err
 		}
 	}
-	w, notes := c.Root().Writer, c.Root().Writer
+	w := c.Root().Writer
 	o := installation{
 		DryRun: c.Bool("dry-run"), Handler: plan.Handler, Changed: plan.Changed(),
 		Written: plan.Written(), Removed: plan.Removed(), Diff: plan.Diff(), Notes: append([]string{}, plan.Notes...), Toolkit: report,
@@ -128,26 +128,28 @@ func carryOut(c *cli.Command, plan runtimeclass.Plan, report *toolkit.Report) er
 	}
 	would := ""
 	if o.DryRun {
-		notes, would = c.Root().ErrWriter, "would "
+		would = "would "
 	}
 	if report != nil {
-		printToolkit(notes, report)
+		printToolkit(w, report)
 	}
 	for _, n := range o.Notes {
-		fmt.Fprintln(notes, n)
+		fmt.Fprintln(w, n)
 	}
 	for _, p := range o.Written {
-		fmt.Fprintln(notes, would+"write", p)
+		fmt.Fprintln(w, would+"write", p)
 	}
 	for _, p := range o.Removed {
-		fmt.Fprintln(notes, would+"remove", p)
+		fmt.Fprintln(w, would+"remove", p)
 	}
 	fmt.Fprint(w, o.Diff)
 	switch {
 	case !o.Changed:
-		fmt.Fprintln(notes, "the configuration stays as it is")
+		fmt.Fprintln(w, "the configuration stays as it is")
+	case o.Restart == "":
+		fmt.Fprintln(w, "nothing has to be restarted: the daemon has not been started yet")
 	case !c.Bool("restart"):
-		fmt.Fprintf(notes, "not restarted: run `%s` when it suits; running containers stay\n", o.Restart)
+		fmt.Fprintf(w, "not restarted: run `%s` when it suits; running containers stay\n", o.Restart)
 	}
 	return nil
 }

@@ -27,11 +27,11 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 		root, install := toolkitTree(t, "operator.toml", path)
 		before := simtest.Contents(t, root)
 		file := filepath.Join(root, config.DefaultPath)
-		status, diff, notes := ctl(t, append(install, "--from-toolkit", "--dry-run")...)
+		status, diff, _ := ctl(t, append(install, "--from-toolkit", "--dry-run")...)
 		if status != 0 || !strings.Contains(diff, "+driver-root = '/run/nvidia/driver'\n") || !reflect.DeepEqual(simtest.Contents(t, root), before) {
 			t.Errorf("a dry run: %d %s", status, diff)
 		}
-		contains(t, notes, path+", for "+config.DefaultPath, "nvidia-container-cli.root: device nodes are looked up in /dev", "note: in Kubernetes", "to be stricter")
+		contains(t, diff, path+", for "+config.DefaultPath, "nvidia-container-cli.root: device nodes are looked up in /dev", "note: in Kubernetes", "to be stricter")
 		if status, out, errs := ctl(t, append(install, "--from-toolkit")...); status != 0 || strings.Count(out, "OPTION") != 1 {
 			t.Fatalf("%d %s %s", status, out, errs)
 		}
