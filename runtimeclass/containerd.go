@@ -26,7 +26,6 @@ func (p *Plan) registerContainerd(o Options) error {
 	}
 	main, config := files[0], effective(files)
 	form, why := chooseForm(r, h.Daemon, config.cgroupOptions())
-	p.note("%s", why)
 	if config.CRIDisabled {
 		p.note("disabled_plugins switches CRI off in this configuration: Kubernetes cannot use this containerd before that line is gone")
 	}
@@ -59,11 +58,12 @@ func (p *Plan) registerContainerd(o Options) error {
 			case !overrides(target, main.name, f.name, present):
 				return taken(handler, f.name, present, adviceRemove)
 			default:
-				form = r.override(config.cgroupOptions())
+				form, why = r.override(config.cgroupOptions()), "runtime_path and BinaryName, because the options of that runtime stay"
 				p.note("the runtime %q of %s (%s) is overridden until uninstall", handler, f.name, describe(present))
 			}
 		}
 	}
+	p.note("%s", why)
 	return p.registerInTOML(o, target, form)
 }
 
