@@ -31,7 +31,7 @@ var signs = []struct {
 	{"rke2", "rke2", []string{rancherDir + "/rke2/server/tls", rancherDir + "/rke2/agent"}},
 	{Docker, "dockerd", append(inServicePath("dockerd"), DefaultDockerConfig)},
 	// A kind node is a container with a containerd.
-	{Containerd, "containerd", append([]string{"/kind/version", DefaultContainerdConfig}, inServicePath("containerd")...)},
+	{Containerd, "containerd", slices.Concat([]string{"/kind/version"}, inServicePath("containerd"), []string{DefaultContainerdConfig})},
 }
 
 func inServicePath(program string) (paths []string) {

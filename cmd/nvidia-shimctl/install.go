@@ -105,7 +105,10 @@ func findTarget(c *cli.Command, host runtimeclass.Host, o *runtimeclass.Options)
 	}
 	target := c.String("target")
 	found := runtimeclass.Find(host, proc, target)
-	others := runtimeclass.Find(host, proc, "")
+	// An installation for another target makes a configuration.
+	others := slices.DeleteFunc(runtimeclass.Find(host, proc, ""), func(f runtimeclass.Found) bool {
+		return target != "" && (f.Why == runtimeclass.DefaultContainerdConfig || f.Why == runtimeclass.DefaultDockerConfig)
+	})
 	switch {
 	case len(found) == 1:
 		o.Target = found[0].Target

@@ -110,6 +110,7 @@ func TestInstallOtherTargets(t *testing.T) {
 
 func TestInstallRefuses(t *testing.T) {
 	root, daemon, from := installTree(t, "nonsense", containerdTOML)
+	write(t, filepath.Join(root, "usr/bin/containerd"), "")
 	for name, c := range map[string]struct {
 		args   []string
 		status int
@@ -132,7 +133,7 @@ func TestInstallRefuses(t *testing.T) {
 		"a relative tree":                   {[]string{"uninstall", "--root", "."}, 2, "absolute path of a directory"},
 		"JSON of kind's YAML":               {[]string{"--json", "install", "--target", "kind"}, 2, "is YAML"},
 		"programs that are not there":       {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
-		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 2, "no rke2 here, but containerd (/etc/containerd/config.toml)"},
+		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 2, "no rke2 here, but containerd (/usr/bin/containerd)"},
 		"Docker where there is none":        {[]string{"install", "--root", root, "--from", from, "--target", "docker"}, 2, "no docker here"},
 		"a manifest of a handler with dots": {[]string{"manifest", "--handler", "a.b"}, 2, "DNS label"},
 		"a manifest with half a label":      {[]string{"manifest", "--node-selector", "gpu"}, 2, `item "gpu" is missing separator "="`},
@@ -199,7 +200,6 @@ func TestInstallNotAsRoot(t *testing.T) {
 // programs from another daemon.
 func TestUninstallFindsTheRegistration(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
-	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
 	before := simtest.Contents(t, root)
 	install := []string{"install", "--root", root, "--from", from}
 	// Two configurations of the shim do not make two records.
