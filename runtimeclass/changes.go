@@ -183,14 +183,12 @@ type Plan struct {
 	Notes []string
 	// Restart makes the daemon read its configuration.
 	Restart Restart
-	// Programs are removed after the restart, by RemovePrograms: until then the daemon may start
-	// the shim.
+	// Programs are removed after the restart, by RemovePrograms, and then their lines of the record:
+	// until then the daemon may start the shim.
 	Programs []Change
 
-	// configFile is the configuration with the handler. kept is the record of an uninstallation
-	// while the programs are there.
+	// configFile is the configuration with the handler.
 	configFile string
-	kept       []placed
 }
 
 func (p *Plan) note(format string, args ...any) {
@@ -219,8 +217,10 @@ func (p Plan) Removed() []string { return p.paths(true) }
 
 func (p Plan) paths(removed bool) []string {
 	paths := []string{}
-	for _, c := range slices.Concat(p.Changes, p.Programs) {
-		if !equalText(c.Before, c.After) && (c.After == nil) == removed {
+	all := slices.Concat(p.Changes, p.Programs)
+	for i, c := range all {
+		again := slices.ContainsFunc(all[i+1:], func(later Change) bool { return later.Path == c.Path })
+		if !again && !equalText(c.Before, c.After) && (c.After == nil) == removed {
 			paths = append(paths, c.Path)
 		}
 	}

@@ -195,7 +195,15 @@ func (p *Plan) release(o Options, record []placed) error {
 		}
 	}
 	change, err := p.Host.recordChange(keep)
-	p.Changes, p.kept = append(p.Changes, change), keep
+	p.Changes = append(p.Changes, change)
+	if err != nil || len(p.Programs) == 0 {
+		return err
+	}
+	rest, err := p.Host.recordChange(slices.DeleteFunc(keep, func(f placed) bool {
+		return slices.ContainsFunc(p.Programs, func(c Change) bool { return c.Path == f.Path })
+	}))
+	rest.Before = change.After
+	p.Programs = append(p.Programs, rest)
 	return err
 }
 
@@ -208,20 +216,16 @@ func (p Plan) RemovePrograms(proc procfs.FS) (stay []string, err error) {
 	}
 	if slices.ContainsFunc(p.Programs, runs) {
 		for _, c := range p.Programs {
-			stay = append(stay, c.Path)
+			if c.Kind == Program {
+				stay = append(stay, c.Path)
+			}
 		}
 		return stay, nil
 	}
-	keep := p.kept
 	for _, c := range p.Programs {
 		if err := p.Host.apply(c); err != nil {
 			return nil, fmt.Errorf("%s: %w", c.Path, err)
 		}
-		keep = slices.DeleteFunc(keep, func(f placed) bool { return f.Path == c.Path })
 	}
-	change, err := p.Host.recordChange(keep)
-	if err == nil {
-		err = p.Host.apply(change)
-	}
-	return nil, err
+	return nil, nil
 }

@@ -214,7 +214,7 @@ func TestUninstallFindsTheRegistration(t *testing.T) {
 	}
 	var o installation
 	decode(t, fine(t, "--json", "uninstall", "--root", root, "--dry-run"), &o)
-	if !slices.Contains(o.Removed, "/usr/local/bin/"+runtimeclass.ShimName) || !slices.Contains(o.Removed, runtimeclass.DefaultDockerConfig) {
+	if len(o.Written) > 0 || !slices.Contains(o.Removed, runtimeclass.RecordPath) || !slices.Contains(o.Removed, "/usr/local/bin/"+runtimeclass.ShimName) || !slices.Contains(o.Removed, runtimeclass.DefaultDockerConfig) {
 		t.Errorf("the dry run does not list all that is removed: %+v", o)
 	}
 	fine(t, "uninstall", "--root", root)
