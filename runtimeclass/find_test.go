@@ -50,6 +50,8 @@ func TestFind(t *testing.T) {
 			want: []string{"docker (/usr/bin/dockerd runs)"}},
 		{name: "those of users and in containers do not count", files: map[string]string{containerd: ""}, others: []string{docker, "/usr/local/bin/k3s"},
 			want: []string{"containerd (/usr/bin/containerd)"}},
+		{name: "dockerd with a configuration elsewhere", runs: []string{docker + " --config-file=/srv/daemon.json"},
+			want: []string{"docker (/usr/bin/dockerd runs with /srv/daemon.json)"}},
 		{name: "with a configuration elsewhere", runs: []string{containerd + " -c /etc/k0s/containerd.toml", containerd + " -c /etc/k0s/containerd.toml"},
 			want: []string{"containerd (/usr/bin/containerd runs with /etc/k0s/containerd.toml)"}},
 	} {
