@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
+	"slices"
 
 	"github.com/urfave/cli/v3"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -91,12 +92,17 @@ func addCDI(c *cli.Command, target string, plan *runtimeclass.Plan) error {
 	return err
 }
 
-// removeCDI adds the removal of the specification to that of an installation.
-func removeCDI(c *cli.Command, plan *runtimeclass.Plan) {
-	before, err := cdispec.Read(cdiFile)
-	if err == nil && filepath.Clean(c.String("root")) == "/" {
+// removeCDI adds the removal of the specification to that of the last installation.
+func removeCDI(host runtimeclass.Host, o runtimeclass.Options, plan *runtimeclass.Plan) error {
+	list, err := runtimeclass.Registered(host, o)
+	other := func(r runtimeclass.Options) bool { return r.Target != o.Target || r.ConfigFile != o.ConfigFile }
+	if err != nil || filepath.Clean(host.Root) != "/" || slices.ContainsFunc(list, other) {
+		return err
+	}
+	if before, err := cdispec.Read(cdiFile); err == nil {
 		plan.Changes = append(plan.Changes, runtimeclass.Change{Kind: runtimeclass.OtherFile, Path: cdiFile, Before: before})
 	}
+	return nil
 }
 
 // cdiText makes the text of the specification.

@@ -36,7 +36,7 @@ func onThisHost(t *testing.T) (config string, install, uninstall []string) {
 	root, daemon, from := installTree(t, "v2.4.2", containerdTOML)
 	useCDIFile(t, filepath.Join(root, cdiFile))
 	config = filepath.Join(root, runtimeclass.DefaultContainerdConfig)
-	common := []string{"--containerd-config", config, "--bin-dir", filepath.Join(root, "bin"), "--config", filepath.Join(root, "shim.toml")}
+	common := []string{"--containerd-config", config, "--bin-dir", filepath.Join(root, "bin")}
 	return config, slices.Concat([]string{"install", "--containerd", daemon, "--from", from}, common), slices.Concat([]string{"uninstall"}, common)
 }
 
