@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
@@ -71,7 +72,7 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 		inSpec.Add(set)
 	}
 	var g grant
-	if g.may, g.enforced, err = policy.Decide(c.Config.Policy, c.Said.Container, inSpec, a.kubelet); err != nil {
+	if g.may, g.enforced, err = policy.Decide(policyFor(c, inSpec), c.Said.Container, inSpec, a.kubelet); err != nil {
 		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
 	p.Grant = g.may.Reason
@@ -102,6 +103,16 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 		p.audit(g.enforced.Reason)
 	}
 	return g, checkRequirements(c, h, g, a, p)
+}
+
+// policyFor returns the policy for a container with these devices in its specification. Outside
+// Kubernetes a user named them there, while the environment may be the image's: it grants no more.
+func policyFor(c Container, inSpec device.Set) config.Policy {
+	p := c.Config.Policy
+	if c.Request.Source == request.FromEnvironment && !inSpec.Empty() {
+		p.AcceptEnvWhenUnprivileged = false
+	}
+	return p
 }
 
 // startsWithout reports whether the container starts without the driver: it does not ask for it any

@@ -13,6 +13,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -32,6 +33,7 @@ func installCommand() *cli.Command {
 			&cli.BoolFlag{Name: "from-toolkit", Usage: "carry over the options of NVIDIA's container toolkit, from the configuration of its package or operator"},
 			&cli.StringFlag{Name: "toolkit-config", Usage: "carry them over from this configuration `FILE`"},
 			&cli.BoolFlag{Name: "prepare-unit", Usage: "have systemd run nvidia-shimctl prepare at boot"},
+			&cli.BoolFlag{Name: "cdi", Usage: "write a CDI specification of the GPUs to " + cdispec.Path},
 		),
 		Action: install,
 	}
@@ -71,6 +73,9 @@ func install(ctx context.Context, c *cli.Command) error {
 		o.WriteShimConfig, o.ShimSettings = true, report.Text
 	}
 	plan, err := runtimeclass.Install(host, o)
+	if err == nil {
+		err = addCDI(c, o.Target, &plan)
+	}
 	if err != nil {
 		return err
 	}
@@ -182,6 +187,9 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	plan, err := runtimeclass.Uninstall(host, o)
+	if err == nil {
+		err = removeCDI(host, o, &plan)
+	}
 	if err != nil {
 		return err
 	}

@@ -6,10 +6,13 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/record"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
@@ -46,8 +49,14 @@ func writeSpec(t *testing.T, d *sim.Driver, hook string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// ctr resolves CDI names itself and looks nowhere else. The kind is the test's own, so
-	// that a host's real specifications do not come into it.
+	placeSpec(t, data)
+}
+
+// placeSpec puts a specification of the kind simulated.test/gpu where ctr, which resolves CDI names
+// itself, looks for it. The kind is the test's own, so that a host's real specifications do not
+// come into it.
+func placeSpec(t *testing.T, data []byte) {
+	t.Helper()
 	const dir = "/run/cdi"
 	if _, err := os.Stat(dir); err != nil {
 		if err := os.Mkdir(dir, 0o755); err != nil {
@@ -110,6 +119,70 @@ func TestWhatContainerdsCDIGaveIsTakenOver(t *testing.T) {
 			}
 		})
 	})
+}
+
+// One specification for every runtime: complete under the stock one, and under the shim the same as
+// the variable.
+func TestCDISpecificationOfShimctl(t *testing.T) {
+	testenv.EachCgroup(t, func(t *testing.T, version int) {
+		mig := []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}, {GPU: 1, GI: 5, CI: 0}}
+		h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 3, MIG: mig}, Env: testenv.Options{Cgroup: version}})
+		placeSpec(t, []byte(strings.Replace(h.Ctl(t, "cdi"), "nvidia.com/gpu", "simulated.test/gpu", 1)))
+		devices := func(names ...string) (args []string) {
+			for _, name := range names {
+				args = append(args, "--device", "simulated.test/gpu="+name)
+			}
+			return args
+		}
+		run := func(runtime string, devices []string) testenv.Result {
+			return h.Run(t, testenv.RunOptions{Runtime: runtime, Extra: devices, Args: h.ProbeArgs()})
+		}
+		for _, tc := range []struct {
+			devices   []string
+			gpus, mig []int
+		}{
+			{devices("0", h.Driver.GPUs[2].UUID), []int{0, 2}, nil},
+			{devices("1:1"), nil, []int{1}},
+			{devices("2", h.Driver.MIG[0].UUID), []int{2}, []int{0}},
+			{devices("all"), []int{0, 2}, []int{0, 1}},
+		} {
+			for _, runtime := range []string{testenv.StockRuntime, ""} {
+				got, want := simhost.Parse(run(runtime, tc.devices).Output), h.ExpectMIG(tc.gpus, tc.mig)
+				if runtime == testenv.StockRuntime {
+					want.ProcGPUs = got.ProcGPUs // the mask is the shim's
+				}
+				simhost.Compare(t, got, want)
+			}
+		}
+		byCDI := h.Record(t, h.Start(t, testenv.RunOptions{Extra: devices("0"), Env: []string{"NVIDIA_VISIBLE_DEVICES=all"}}))
+		byName := h.Record(t, h.Start(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}}))
+		for _, p := range []*record.Record{&byCDI, &byName} {
+			p.Reason, p.Asked, p.Grant = "", nil, ""
+		}
+		if !reflect.DeepEqual(byCDI, byName) {
+			t.Errorf("by CDI:\n%+v\nby name:\n%+v", byCDI, byName)
+		}
+	})
+}
+
+// Without hooks the loaders of images find the driver, until an upgrade. Under the shim a stale
+// specification still serves, because it only names devices.
+func TestCDISpecificationOfShimctlUnderTheStockRuntime(t *testing.T) {
+	h := simhost.New(t, simhost.Options{})
+	placeSpec(t, []byte(strings.Replace(h.Ctl(t, "cdi"), "nvidia.com/gpu", "simulated.test/gpu", 1)))
+	run := func(image, runtime string) testenv.Result {
+		return h.Run(t, testenv.RunOptions{Image: h.Load(t, image), Runtime: runtime, Extra: []string{"--device", "simulated.test/gpu=0"},
+			Args: []string{"/bin/sh", "-c", "/test/dlopen -s cuDriverGetVersion libcuda.so.1; /test/dlopen libnvidia-ptxjitcompiler.so.1; nvidia-smi -L"}})
+	}
+	found := []string{"cuDriverGetVersion=13000", "ptxjitcompiler.so.1 OK", h.Driver.GPUs[0].UUID}
+	for _, image := range []string{"glibc-nocache", "usrlib64", "large"} {
+		simhost.Want(t, run(image, testenv.StockRuntime).Output, found...)
+	}
+	simtest.Check(t, h.Driver.Upgrade("999.1.2"))
+	simhost.Want(t, run("large", "").Output, found[1:]...)
+	if r := run("large", testenv.StockRuntime); r.ExitCode == 0 || !strings.Contains(r.Error, sim.DefaultVersion) {
+		t.Errorf("a stale specification under the stock runtime: %+v", r)
+	}
 }
 
 // The devices of other vendors are containerd's to give.
