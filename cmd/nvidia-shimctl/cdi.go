@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path/filepath"
-	"slices"
 
 	"github.com/urfave/cli/v3"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -94,14 +93,21 @@ func addCDI(c *cli.Command, target string, plan *runtimeclass.Plan) error {
 
 // removeCDI adds the removal of the specification to that of the last installation.
 func removeCDI(host runtimeclass.Host, o runtimeclass.Options, plan *runtimeclass.Plan) error {
+	before, err := cdispec.Read(cdiFile)
+	if err != nil || filepath.Clean(host.Root) != "/" { // there is none, or it is not ours
+		return nil
+	}
 	list, err := runtimeclass.Registered(host, o)
-	other := func(r runtimeclass.Options) bool { return r.Target != o.Target || r.ConfigFile != o.ConfigFile }
-	if err != nil || filepath.Clean(host.Root) != "/" || slices.ContainsFunc(list, other) {
+	if err != nil {
 		return err
 	}
-	if before, err := cdispec.Read(cdiFile); err == nil {
-		plan.Changes = append(plan.Changes, runtimeclass.Change{Kind: runtimeclass.OtherFile, Path: cdiFile, Before: before})
+	for _, r := range list {
+		if r.Target != o.Target || r.ConfigFile != o.ConfigFile {
+			plan.Notes = append(plan.Notes, fmt.Sprintf("%s stays: the shim is installed for %s", cdiFile, r.Target))
+			return nil
+		}
 	}
+	plan.Changes = append(plan.Changes, runtimeclass.Change{Kind: runtimeclass.OtherFile, Path: cdiFile, Before: before})
 	return nil
 }
 
