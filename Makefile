@@ -22,18 +22,17 @@ help: ## print the targets
 deps: ## install the Debian packages that tools and tests need (as root)
 	integration/tools/apt.sh
 
-# nvidia-shimctl loads libnvidia-ml and so needs cgo and the C library of the host that
+# nvidia-shim-nvml loads libnvidia-ml and so needs cgo and the C library of the host that
 # builds it, or a newer one; user names and host names are looked up without it.
-# CTL_CGO=0 builds one that runs everywhere and cannot ask NVML.
-CTL_CGO  ?= 1
-CTL_TAGS := netgo,osusergo
+NVML_TAGS := netgo,osusergo
 # go-nvml wraps what newer drivers call deprecated, and gcc would say so for each.
 export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 
-build: ## build the shim (static, no cgo) and nvidia-shimctl into bin/
+build: ## build the shim and nvidia-shimctl (static, no cgo), and nvidia-shim-nvml (cgo) into bin/
 	@mkdir -p $(BIN)
 	CGO_ENABLED=0 $(GO) build -trimpath -tags "$(SHIM_TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/containerd-shim-nvidia-v2 ./cmd/containerd-shim-nvidia-v2
-	CGO_ENABLED=$(CTL_CGO) $(GO) build -trimpath -tags "$(CTL_TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/nvidia-shimctl ./cmd/nvidia-shimctl
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o $(BIN)/nvidia-shimctl ./cmd/nvidia-shimctl
+	CGO_ENABLED=1 $(GO) build -trimpath -tags "$(NVML_TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/nvidia-shim-nvml ./cmd/nvidia-shim-nvml
 	@size=$$(stat -c %s $(BIN)/containerd-shim-nvidia-v2); \
 	if [ $$size -gt $(MAX_SHIM_BYTES) ]; then echo "the shim has $$size bytes, more than $(MAX_SHIM_BYTES)"; exit 1; fi
 
@@ -62,7 +61,6 @@ demo: deps build tools ## show a GPU inside a container: the real driver where t
 TEST_FLAGS ?= -count=1 -p 1 -timeout 40m
 
 test: deps build tools daemons kubernetes ## run all tests that need no GPU (as root)
-	CGO_ENABLED=0 $(GO) vet ./cmd/nvidia-shimctl
 	cd integration/conformance && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/daemons && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/kubernetes && $(GO) test $(TEST_FLAGS) .

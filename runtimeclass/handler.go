@@ -14,6 +14,7 @@ const (
 	RuntimeType = "io.containerd.nvidia.v2"
 	ShimName    = "containerd-shim-nvidia-v2"
 	CtlName     = "nvidia-shimctl"
+	NVMLName    = "nvidia-shim-nvml"
 	stockType   = "io.containerd.runc.v2"
 )
 
