@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build man tools daemons kubernetes demo test test-long test-unit guards test-gpu attacks soak bench lint fuzz clean deps
+.PHONY: help build packages man tools daemons kubernetes demo test test-long test-unit guards test-gpu attacks soak bench lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -35,6 +35,9 @@ build: ## build the shim and nvidia-shimctl (static, no cgo), and nvidia-shim-nv
 	CGO_ENABLED=1 $(GO) build -trimpath -tags "$(NVML_TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/nvidia-shim-nvml ./cmd/nvidia-shim-nvml
 	@size=$$(stat -c %s $(BIN)/containerd-shim-nvidia-v2); \
 	if [ $$size -gt $(MAX_SHIM_BYTES) ]; then echo "the shim has $$size bytes, more than $(MAX_SHIM_BYTES)"; exit 1; fi
+
+packages: ## build tar.gz, deb and rpm for amd64 and arm64 into dist/
+	packaging/build.sh $(CURDIR)/dist
 
 SHARE := $(BIN)/share
 
@@ -60,7 +63,7 @@ demo: deps build tools ## show a GPU inside a container: the real driver where t
 # One package at a time: the integration tests look at the mount table of the whole host.
 TEST_FLAGS ?= -count=1 -p 1 -timeout 40m
 
-test: deps build tools daemons kubernetes ## run all tests that need no GPU (as root)
+test: deps build packages tools daemons kubernetes ## run all tests that need no GPU (as root)
 	cd integration/conformance && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/daemons && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/kubernetes && $(GO) test $(TEST_FLAGS) .
@@ -114,4 +117,4 @@ fuzz: ## run every fuzz target for FUZZTIME
 	  done; done
 
 clean: ## remove what was built
-	rm -rf $(BIN)
+	rm -rf $(BIN) dist
