@@ -17,15 +17,13 @@ const (
 	envRequireCUDA    = "NVIDIA_REQUIRE_CUDA"
 )
 
-// Capability names of NVIDIA_DRIVER_CAPABILITIES.
+// Names in NVIDIA_DRIVER_CAPABILITIES that this package or package gpuinject has a rule for.
 const (
 	Compute  = "compute"
 	Compat32 = "compat32"
 	Graphics = "graphics"
 	Utility  = "utility"
-	Video    = "video"
 	Display  = "display"
-	NGX      = "ngx"
 )
 
 // Words of a list of devices: every device; the driver without a GPU; nothing at all.
