@@ -96,10 +96,12 @@ bench: deps build tools kubernetes ## measure against the stock shim and write d
 	$(GO) run ./integration/bench -out docs/benchmarks.md
 	cd integration/kubernetes && NVIDIA_SHIM_BENCH_PAGE=$(CURDIR)/docs/benchmarks.md $(GO) test -count=1 -timeout 40m -run '^$$' -bench PodContainer -benchtime 30x .
 
-lint: ## run golangci-lint with the rules that guard the invariants, and govulncheck
+lint: ## run golangci-lint with the rules that guard the invariants, actionlint and govulncheck
 	@mkdir -p $(TOOLS)
 	cd integration/tools/lint && $(GO) build -trimpath -o $(TOOLS)/ github.com/golangci/golangci-lint/v2/cmd/golangci-lint golang.org/x/vuln/cmd/govulncheck
+	cd integration/tools/actionlint && $(GO) build -trimpath -o $(TOOLS)/ github.com/rhysd/actionlint/cmd/actionlint
 	$(TOOLS)/golangci-lint run ./...
+	$(TOOLS)/actionlint
 	@out=$$($(TOOLS)/govulncheck ./... 2>&1) && exit; \
 	case "$$out" in *"fetching vulnerabilities"*) echo "NOT CHECKED: known vulnerabilities: $$out" ;; *) echo "$$out"; exit 1 ;; esac
 
