@@ -18,7 +18,7 @@ case $version in
 v[0-9]*.*) version=${version#v} ;;
 *) version=0~$(date -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M%S).$version ;;
 esac
-PACKAGE_VERSION=$(echo "$version" | sed 's/-\([0-9]*-g\)/+\1/; s/-\([a-z]*\.[0-9]\)/~\1/; s/-/./g')
+PACKAGE_VERSION=$(echo "$version" | sed 's/-\([0-9]*\)-g/+\1.g/; s/-dirty$/.dirty/; s/-/~/')
 export PACKAGE_VERSION
 
 work=$(mktemp -d)
@@ -33,6 +33,15 @@ mkdir "$common"
 mv "$work/native/share" "$common"
 gzip -9n "$common/share/man/man8/nvidia-shimctl.8"
 cp ../LICENSE "$common"
+{
+	echo "go $("$GO" env GOROOT)"
+	cd .. && CGO_ENABLED=1 "$GO" list -deps -f '{{with .Module}}{{.Path}} {{.Dir}}{{end}}' ./cmd/...
+} | sort -u |
+	while read -r module dir; do
+		for file in "$dir"/LICEN[CS]E* "$dir"/NOTICE* "$dir"/COPYING*; do
+			[ ! -f "$file" ] || { echo "== $module: ${file##*/}" && cat "$file"; }
+		done
+	done | gzip -9n >"$common/licenses.gz"
 # The defaults as comments: what the operator writes below them counts.
 sed 's/^[^#]/# &/' ../docs/config.toml >"$common/config.toml"
 sed '1d; s,/usr/local/bin,/usr/bin,' ../runtimeclass/nvidia-shim-prepare.service >"$common/nvidia-shim-prepare.service"

@@ -4,6 +4,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 )
@@ -14,12 +15,19 @@ func TestTwoClonesGiveTheSamePackages(t *testing.T) {
 	for _, clone := range []struct{ dir, cache string }{{"a", ""}, {"another/directory", t.TempDir()}} {
 		dir := filepath.Join(t.TempDir(), clone.dir)
 		run(t, nil, "git", "clone", "-q", "../..", dir)
+		run(t, nil, "git", "-C", dir, "tag", "v1.2.3-rc.1")
 		var env []string
 		if clone.cache != "" {
 			env = []string{"GOCACHE=" + clone.cache}
 		}
 		run(t, env, "make", "-C", dir, "packages")
-		run(t, nil, "sh", "-c", "cd \"$0\" && sha256sum --check --strict SHA256SUMS", filepath.Join(dir, "dist"))
+		out := run(t, nil, "sh", "-c", "cd \"$0\" && sha256sum --check --strict SHA256SUMS && "+
+			"tar -xzf *_linux_$1.tar.gz && */nvidia-shimctl version && */containerd-shim-nvidia-v2 -v", filepath.Join(dir, "dist"), runtime.GOARCH)
+		for _, want := range []string{"containerd-shim-nvidia_1.2.3~rc.1_amd64.deb: OK", "containerd-shim-nvidia-1.2.3~rc.1-1.aarch64.rpm: OK", "\nv1.2.3-rc.1 (", "Version:  v1.2.3-rc.1\n"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("no %q in:\n%s", want, out)
+			}
+		}
 		text, err := os.ReadFile(filepath.Join(dir, "dist/SHA256SUMS"))
 		if err != nil {
 			t.Fatal(err)
@@ -34,11 +42,13 @@ func TestTwoClonesGiveTheSamePackages(t *testing.T) {
 	}
 }
 
-func run(t *testing.T, env []string, argv ...string) {
+func run(t *testing.T, env []string, argv ...string) string {
 	t.Helper()
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), env...)
-	if out, err := cmd.CombinedOutput(); err != nil {
+	out, err := cmd.CombinedOutput()
+	if err != nil {
 		t.Fatalf("%q: %v\n%s", argv, err, out)
 	}
+	return string(out)
 }
