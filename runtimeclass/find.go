@@ -10,9 +10,12 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// Found is a daemon of a host, the file or process that shows it, and the configuration that the
-// process was given.
-type Found struct{ Target, Why, ConfigFile string }
+// Found is a daemon of a host, and the file or process that shows it.
+type Found struct {
+	Target, Why string
+	// Program and ConfigFile are those of a process of containerd or Docker.
+	Program, ConfigFile string
+}
 
 func (f Found) String() string {
 	why := f.Why
@@ -55,7 +58,7 @@ func Find(h Host, proc procfs.FS, target string) []Found {
 		for _, p := range proc.Named(d.process) {
 			f := Found{Target: d.target, Why: p.Program + " runs"}
 			if Distributions[d.target].Name == "" {
-				f.ConfigFile = ConfigFlag(p.Args)
+				f.Program, f.ConfigFile = p.Program, ConfigFlag(p.Args)
 			}
 			// A distribution and Docker write the configuration of their own containerd.
 			owned := d.target == Containerd &&

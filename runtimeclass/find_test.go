@@ -69,6 +69,9 @@ func TestFind(t *testing.T) {
 			var got []string
 			for _, f := range Find(Host{Root: tree(t, c.files)}, proc, c.target) {
 				got = append(got, f.String())
+				if f.Program != "" && f.Program != containerd && f.Program != docker || (f.Program == "") != (len(c.runs) == 0 || f.Target == "k3s") {
+					t.Errorf("program %q", f.Program)
+				}
 			}
 			if !reflect.DeepEqual(got, c.want) {
 				t.Errorf("found %q, want %q", got, c.want)

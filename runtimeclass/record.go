@@ -135,7 +135,7 @@ func (p *Plan) record(o Options, record []placed) error {
 	for _, c := range p.Changes {
 		i := slices.IndexFunc(record, func(f placed) bool { return f.Path == c.Path })
 		switch {
-		case c.Kind == Original, c.Kind == DaemonConfig && c.Path != p.configFile, c.After == nil:
+		case c.Kind == DaemonConfig && c.Path != p.configFile, c.After == nil:
 			continue
 		case i < 0 && c.Kind != DaemonConfig && equalText(c.Before, c.After):
 			// It was there before: it is not ours to remove.
@@ -176,7 +176,8 @@ func (p *Plan) release(o Options, record []placed) error {
 			p.note("%s stays: %s needs it", f.Path, strings.Join(f.For, ", "))
 			continue
 		}
-		if f.Kind == DaemonConfig {
+		// unregister has these; the original of a configuration that is gone remains.
+		if f.Kind == DaemonConfig || f.Kind == Original && p.Host.Exists(strings.TrimSuffix(f.Path, BackupSuffix)) {
 			continue
 		}
 		c, err := p.Host.change(f.Kind, f.Path, nil)

@@ -60,7 +60,7 @@ func install(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	if host.Daemon, err = daemonVersion(ctx, c, o.Target); err != nil {
+	if host.Daemon, err = daemonVersion(ctx, c, o.Target, found.Program); err != nil {
 		return err
 	}
 	report, err := fromToolkit(c, o.ShimConfig)
@@ -74,8 +74,8 @@ func install(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	if found != "" {
-		plan.Notes = slices.Insert(plan.Notes, 0, "found "+found)
+	if found.Target != "" {
+		plan.Notes = slices.Insert(plan.Notes, 0, "found "+found.String())
 	}
 	if err := carryOut(c, plan, report); err != nil || c.Bool("dry-run") || !c.Bool("restart") {
 		return err
@@ -94,10 +94,10 @@ func install(ctx context.Context, c *cli.Command) error {
 }
 
 // findTarget chooses the only daemon of the host, or of the target that the command line names, and
-// returns what shows it.
-func findTarget(c *cli.Command, host runtimeclass.Host, o *runtimeclass.Options) (string, error) {
+// returns it.
+func findTarget(c *cli.Command, host runtimeclass.Host, o *runtimeclass.Options) (none runtimeclass.Found, err error) {
 	if slices.ContainsFunc([]string{"containerd-config", "docker-config", "containerd"}, c.IsSet) {
-		return "", nil
+		return none, nil
 	}
 	proc := procfs.FS("")
 	if filepath.Clean(host.Root) == "/" {
@@ -113,16 +113,16 @@ func findTarget(c *cli.Command, host runtimeclass.Host, o *runtimeclass.Options)
 	case len(found) == 1:
 		o.Target = found[0].Target
 		o.ConfigFile = cmp.Or(found[0].ConfigFile, configFile(c, o.Target))
-		return found[0].String(), nil
+		return found[0], nil
 	case target != "" && len(others) == 0:
 		// The daemon may be installed later.
-		return "", nil
+		return none, nil
 	case len(others) == 0:
-		return "", usage(fmt.Errorf("no containerd, k3s, RKE2 or Docker below %s: name one with --target", host.Root))
+		return none, usage(fmt.Errorf("no containerd, k3s, RKE2 or Docker below %s: name one with --target", host.Root))
 	case len(found) == 0:
-		return "", usage(fmt.Errorf("no %s here, but %s: if it has another configuration file, name that", target, names(others)))
+		return none, usage(fmt.Errorf("no %s here, but %s: if it has another configuration file, name that", target, names(others)))
 	}
-	return "", usage(fmt.Errorf("found %s: name one with --target, or its configuration file", names(found)))
+	return none, usage(fmt.Errorf("found %s: name one with --target, or its configuration file", names(found)))
 }
 
 func names(found []runtimeclass.Found) string {
@@ -133,8 +133,9 @@ func names(found []runtimeclass.Found) string {
 	return strings.Join(list, " and ")
 }
 
-// daemonVersion is containerd's version. Nothing of a tree is executed.
-func daemonVersion(ctx context.Context, c *cli.Command, target string) (runtimeclass.Version, error) {
+// daemonVersion is containerd's version: that of program, if one runs. Nothing of a tree is
+// executed.
+func daemonVersion(ctx context.Context, c *cli.Command, target, program string) (runtimeclass.Version, error) {
 	if version := c.String("containerd-version"); version != "" {
 		v, err := runtimeclass.ParseVersion(version)
 		if err != nil {
@@ -145,7 +146,12 @@ func daemonVersion(ctx context.Context, c *cli.Command, target string) (runtimec
 	if filepath.Clean(c.String("root")) != "/" {
 		return runtimeclass.Version{}, nil
 	}
-	return runtimeclass.DaemonVersion(ctx, target, c.String("containerd"))
+	v, err := runtimeclass.DaemonVersion(ctx, target, cmp.Or(c.String("containerd"), program))
+	if err != nil && !c.IsSet("containerd") {
+		// Without the version the handler has the form that every one serves.
+		return runtimeclass.Version{}, nil
+	}
+	return v, err
 }
 
 func uninstallCommand() *cli.Command {
