@@ -12,7 +12,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -102,9 +101,11 @@ func TestCDIFileOfAnotherProgramStays(t *testing.T) {
 	stays(0, "prepare", "--cdi")
 }
 
+// useCDIFile puts the specification there, and the record of what is installed beside it.
 func useCDIFile(t *testing.T, name string) {
-	t.Cleanup(func() { cdiFile = cdispec.Path })
-	cdiFile = name
+	file, record := cdiFile, runtimeclass.RecordPath
+	cdiFile, runtimeclass.RecordPath = name, filepath.Join(filepath.Dir(name), "record/installed.json")
+	t.Cleanup(func() { cdiFile, runtimeclass.RecordPath = file, record })
 }
 
 // Prepare makes the file again that install wrote, and no other one.
@@ -163,12 +164,6 @@ func TestCDIFileOfInstall(t *testing.T) {
 	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
 	dryRun(install, false, "+++ ")
 	dryRun(uninstall, true, "--- ")
-	record := runtimeclass.RecordPath
-	t.Cleanup(func() { runtimeclass.RecordPath = record })
-	runtimeclass.RecordPath = filepath.Join(dir, "installed.json")
-	write(t, runtimeclass.RecordPath, `[{"path": "/usr/local/bin/x", "kind": "program", "for": ["k3s", "docker `+filepath.Join(dir, "daemon.json")+`"]}]`)
-	dryRun(uninstall, false, "--- ") // k3s needs it
-	simtest.Check(t, os.Remove(runtimeclass.RecordPath))
 	write(t, file, "kind: nvidia.com/gpu\n")
 	dryRun(uninstall, false, "--- ")
 	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "was not written by this program") {
@@ -177,4 +172,29 @@ func TestCDIFileOfInstall(t *testing.T) {
 	if status, _, errs := ctl(t, append(install, "--root", dir)...); status != 2 || !strings.Contains(errs, "--cdi goes with this host only") {
 		t.Errorf("a tree: %d %s", status, errs)
 	}
+}
+
+// The last registration takes the file with it.
+func TestCDIFileOfTwoInstallations(t *testing.T) {
+	d := simulate(t)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "cdi/nvidia.yaml")
+	useCDIFile(t, file)
+	_, _, from := installTree(t, "", "")
+	ctlFor := func(daemon, command string, args ...string) {
+		fine(t, append([]string{"--config", d.ConfigPath, command, "--docker-config", filepath.Join(dir, daemon), "--bin-dir", filepath.Join(dir, "bin")}, args...)...)
+	}
+	exists := func(want bool, when string) {
+		t.Helper()
+		if _, err := os.Stat(file); (err == nil) != want {
+			t.Errorf("%s: %v", when, err)
+		}
+	}
+	ctlFor("one.json", "install", "--from", from, "--cdi")
+	exists(true, "installed")
+	ctlFor("two.json", "install", "--from", from)
+	ctlFor("one.json", "uninstall")
+	exists(true, "another daemon needs it")
+	ctlFor("two.json", "uninstall")
+	exists(false, "uninstalled")
 }
