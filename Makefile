@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build man tools daemons kubernetes demo test test-long test-unit guards test-gpu attacks soak bench lint fuzz clean deps
+.PHONY: help build packages man tools daemons kubernetes demo test test-long test-unit guards test-gpu attacks soak bench lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -22,20 +22,22 @@ help: ## print the targets
 deps: ## install the Debian packages that tools and tests need (as root)
 	integration/tools/apt.sh
 
-# nvidia-shimctl loads libnvidia-ml and so needs cgo and the C library of the host that
+# nvidia-shim-nvml loads libnvidia-ml and so needs cgo and the C library of the host that
 # builds it, or a newer one; user names and host names are looked up without it.
-# CTL_CGO=0 builds one that runs everywhere and cannot ask NVML.
-CTL_CGO  ?= 1
-CTL_TAGS := netgo,osusergo
+NVML_TAGS := netgo,osusergo
 # go-nvml wraps what newer drivers call deprecated, and gcc would say so for each.
 export CGO_CFLAGS := -O2 -g -Wno-deprecated-declarations
 
-build: ## build the shim (static, no cgo) and nvidia-shimctl into bin/
+build: ## build the shim and nvidia-shimctl (static, no cgo), and nvidia-shim-nvml (cgo) into bin/
 	@mkdir -p $(BIN)
 	CGO_ENABLED=0 $(GO) build -trimpath -tags "$(SHIM_TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/containerd-shim-nvidia-v2 ./cmd/containerd-shim-nvidia-v2
-	CGO_ENABLED=$(CTL_CGO) $(GO) build -trimpath -tags "$(CTL_TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/nvidia-shimctl ./cmd/nvidia-shimctl
+	CGO_ENABLED=0 $(GO) build -trimpath -ldflags "$(LDFLAGS)" -o $(BIN)/nvidia-shimctl ./cmd/nvidia-shimctl
+	CGO_ENABLED=1 $(GO) build -trimpath -tags "$(NVML_TAGS)" -ldflags "$(LDFLAGS)" -o $(BIN)/nvidia-shim-nvml ./cmd/nvidia-shim-nvml
 	@size=$$(stat -c %s $(BIN)/containerd-shim-nvidia-v2); \
 	if [ $$size -gt $(MAX_SHIM_BYTES) ]; then echo "the shim has $$size bytes, more than $(MAX_SHIM_BYTES)"; exit 1; fi
+
+packages: ## build tar.gz, deb and rpm for amd64 and arm64 into dist/
+	packaging/build.sh $(CURDIR)/dist
 
 SHARE := $(BIN)/share
 
@@ -61,8 +63,7 @@ demo: deps build tools ## show a GPU inside a container: the real driver where t
 # One package at a time: the integration tests look at the mount table of the whole host.
 TEST_FLAGS ?= -count=1 -p 1 -timeout 40m
 
-test: deps build tools daemons kubernetes ## run all tests that need no GPU (as root)
-	CGO_ENABLED=0 $(GO) vet ./cmd/nvidia-shimctl
+test: deps build packages tools daemons kubernetes ## run all tests that need no GPU (as root)
 	cd integration/conformance && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/daemons && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/kubernetes && $(GO) test $(TEST_FLAGS) .
@@ -95,10 +96,12 @@ bench: deps build tools kubernetes ## measure against the stock shim and write d
 	$(GO) run ./integration/bench -out docs/benchmarks.md
 	cd integration/kubernetes && NVIDIA_SHIM_BENCH_PAGE=$(CURDIR)/docs/benchmarks.md $(GO) test -count=1 -timeout 40m -run '^$$' -bench PodContainer -benchtime 30x .
 
-lint: ## run golangci-lint with the rules that guard the invariants, and govulncheck
+lint: ## run golangci-lint with the rules that guard the invariants, actionlint and govulncheck
 	@mkdir -p $(TOOLS)
 	cd integration/tools/lint && $(GO) build -trimpath -o $(TOOLS)/ github.com/golangci/golangci-lint/v2/cmd/golangci-lint golang.org/x/vuln/cmd/govulncheck
+	cd integration/tools/actionlint && $(GO) build -trimpath -o $(TOOLS)/ github.com/rhysd/actionlint/cmd/actionlint
 	$(TOOLS)/golangci-lint run ./...
+	$(TOOLS)/actionlint
 	@out=$$($(TOOLS)/govulncheck ./... 2>&1) && exit; \
 	case "$$out" in *"fetching vulnerabilities"*) echo "NOT CHECKED: known vulnerabilities: $$out" ;; *) echo "$$out"; exit 1 ;; esac
 
@@ -116,4 +119,4 @@ fuzz: ## run every fuzz target for FUZZTIME
 	  done; done
 
 clean: ## remove what was built
-	rm -rf $(BIN)
+	rm -rf $(BIN) dist

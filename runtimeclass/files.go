@@ -17,7 +17,7 @@ import (
 // the unit of systemd, and the configuration of the shim.
 
 // Programs are what an installation puts into its directory.
-var Programs = []string{ShimName, CtlName}
+var Programs = []string{ShimName, CtlName, NVMLName}
 
 const programMode = 0o755
 

@@ -15,6 +15,7 @@ const (
 	RuntimeType = "io.containerd.nvidia.v2"
 	ShimName    = "containerd-shim-nvidia-v2"
 	CtlName     = "nvidia-shimctl"
+	NVMLName    = "nvidia-shim-nvml"
 	stockType   = "io.containerd.runc.v2"
 )
 
@@ -25,6 +26,9 @@ const DefaultHandler = "nvidia"
 // DefaultBinDir holds the installed programs. containerd records the shim's path in every bundle
 // and needs it until the container is gone, so it must be a stable one.
 const DefaultBinDir = "/usr/local/bin"
+
+// PackageBinDir holds the programs that a package installed. They stay there.
+const PackageBinDir = "/usr/bin"
 
 // ServicePath is the PATH that systemd gives to services, and so to containerd, by default.
 const ServicePath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

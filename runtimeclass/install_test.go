@@ -40,7 +40,7 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 	plan, err := Install(h, o)
 	check(t, err)
 	want := []string{
-		"/usr/local/bin/" + ShimName, "/usr/local/bin/" + CtlName, testConfig + BackupSuffix, testConfig,
+		"/usr/local/bin/" + ShimName, "/usr/local/bin/" + CtlName, "/usr/local/bin/" + NVMLName, testConfig + BackupSuffix, testConfig,
 		UnitPath, "/etc/nvidia-shim/config.toml", UnitLink, "/etc/nvidia-shim/installed.json",
 	}
 	if got := changedFiles(plan); !reflect.DeepEqual(got, want) || plan.Handler != "nvidia" || plan.Restart.String() != "systemctl restart containerd" {
@@ -71,7 +71,7 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 	write(t, filepath.Join(proc, "7/environ"), "")
 	write(t, filepath.Join(proc, "7/cmdline"), "")
 	check(t, os.Symlink(shim+" (deleted)", filepath.Join(proc, "7/exe")))
-	if stay, err := removal.RemovePrograms(procfs.FS(proc)); err != nil || len(stay) != 2 {
+	if stay, err := removal.RemovePrograms(procfs.FS(proc)); err != nil || len(stay) != 3 {
 		t.Errorf("stay %v, %v", stay, err)
 	}
 	// A second removal finds them in the record.

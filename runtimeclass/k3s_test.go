@@ -148,6 +148,7 @@ func TestKindCluster(t *testing.T) {
 		want := []mount{
 			{"hostPath": reg.BinDir + "/" + ShimName, "containerPath": "/usr/local/bin/" + ShimName, "readOnly": true},
 			{"hostPath": reg.BinDir + "/" + CtlName, "containerPath": "/usr/local/bin/" + CtlName, "readOnly": true},
+			{"hostPath": reg.BinDir + "/" + NVMLName, "containerPath": "/usr/local/bin/" + NVMLName, "readOnly": true},
 			{"hostPath": "/dev/null", "containerPath": "/var/run/nvidia-container-devices/all"},
 		}
 		if !reflect.DeepEqual(cluster.Nodes[0].ExtraMounts, want) {

@@ -17,6 +17,9 @@ nodes:
   - hostPath: %q
     containerPath: %q
     readOnly: true
+  - hostPath: %q
+    containerPath: %q
+    readOnly: true
   # All GPUs for the node, if the runtime that starts it accepts volume mounts.
   - hostPath: /dev/null
     containerPath: /var/run/nvidia-container-devices/all
@@ -40,5 +43,6 @@ func KindCluster(r Registration) string {
 	}
 	return fmt.Sprintf(kindCluster,
 		path.Join(r.BinDir, ShimName), path.Join(DefaultBinDir, ShimName),
-		path.Join(r.BinDir, CtlName), path.Join(DefaultBinDir, CtlName), patch(2, criV2), patch(3, criV3))
+		path.Join(r.BinDir, CtlName), path.Join(DefaultBinDir, CtlName),
+		path.Join(r.BinDir, NVMLName), path.Join(DefaultBinDir, NVMLName), patch(2, criV2), patch(3, criV3))
 }

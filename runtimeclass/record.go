@@ -107,6 +107,7 @@ func (h Host) oldFiles(o Options) []Change {
 	bin := o.Registration.BinDir
 	files := []Change{
 		{Kind: Program, Path: path.Join(bin, ShimName)}, {Kind: Program, Path: path.Join(bin, CtlName)},
+		{Kind: Program, Path: path.Join(bin, NVMLName)},
 		{Kind: Link, Path: UnitLink}, {Kind: OtherFile, Path: UnitPath}, {Kind: OtherFile, Path: o.ShimConfig},
 	}
 	for i := range files {

@@ -54,7 +54,7 @@ func TestUninstallKeepsWhatAnotherDaemonNeeds(t *testing.T) {
 			t.Errorf("recorded %v: registrations %+v, %v", recorded, list, err)
 		}
 		uninstall(t, h, o)
-		if n := programs(t, h); n != 2 {
+		if n := programs(t, h); n != len(Programs) {
 			t.Errorf("recorded %v: %d programs left for Docker", recorded, n)
 		}
 		p := uninstall(t, h, withDocker(o))
@@ -91,7 +91,7 @@ func TestUninstallKeepsFilesOfOthers(t *testing.T) {
 	write(t, h.real(path.Join(DefaultBinDir, CtlName)), "the operator's\n")
 	write(t, h.real(UnitPath), "[Unit]\n")
 	p := uninstall(t, h, o)
-	if notes := strings.Join(p.Notes, "\n"); programs(t, h) != 2 || simtest.Contents(t, h.Root)[UnitPath] == "" ||
+	if notes := strings.Join(p.Notes, "\n"); programs(t, h) != len(Programs) || simtest.Contents(t, h.Root)[UnitPath] == "" ||
 		!strings.Contains(notes, UnitPath+" stays") || !strings.Contains(notes, CtlName+" stays") {
 		t.Errorf("changed files: %v", notes)
 	}
@@ -104,7 +104,7 @@ func TestUninstallRemovesKeptPrograms(t *testing.T) {
 	keep := o
 	keep.KeepPrograms = true
 	uninstall(t, h, keep)
-	if programs(t, h) != 2 {
+	if programs(t, h) != len(Programs) {
 		t.Error("the programs did not stay")
 	}
 	uninstall(t, h, o)

@@ -81,6 +81,9 @@ func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 		}
 		o.Programs = filepath.Dir(self)
 	}
+	if o.Programs == runtimeclass.PackageBinDir && !c.IsSet("bin-dir") && filepath.Clean(c.String("root")) == "/" {
+		o.Registration.BinDir = o.Programs
+	}
 	return o, nil
 }
 

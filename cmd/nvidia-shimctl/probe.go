@@ -36,7 +36,11 @@ func probeCommand() *cli.Command {
 			if err != nil {
 				return usage(err)
 			}
-			a := server.Answer(ctx, q)
+			answer := asker(c)
+			if c.IsSet("questions") || q.Pod != nil {
+				answer = func(q probe.Questions) probe.Answers { return server.Answer(ctx, q) }
+			}
+			a := answer(q)
 			if err := printJSON(c.Root().Writer, a); err != nil || c.IsSet("questions") {
 				return err
 			}
@@ -69,7 +73,7 @@ func probeQuestions(c *cli.Command) (q probe.Questions, err error) {
 // asker returns the function that asks as the shim does, in a process of its own.
 func asker(c *cli.Command) func(probe.Questions) probe.Answers {
 	return func(q probe.Questions) probe.Answers {
-		q.Timeout = nvmlTimeout
+		q.Timeout = cmp.Or(q.Timeout, nvmlTimeout)
 		q.Config = c.String("config")
 		if abs, err := filepath.Abs(q.Config); err == nil && q.Config != "" {
 			q.Config = abs // the process works in another directory

@@ -17,7 +17,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	testenv.Main(m, runtimeclass.ShimName, runtimeclass.CtlName, "tools/runc-1.1", "tools/runc-1.2")
+	testenv.Main(m, append([]string{"tools/runc-1.1", "tools/runc-1.2"}, runtimeclass.Programs...)...)
 }
 
 const (

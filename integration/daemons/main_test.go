@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
@@ -65,7 +66,7 @@ func debianMissing() string {
 }
 
 func TestMain(m *testing.M) {
-	programs := []string{runtimeclass.ShimName, runtimeclass.CtlName}
+	programs := slices.Clone(runtimeclass.Programs)
 	for _, r := range releases {
 		if r.dir != "" && r.dir != "debian" {
 			dir := filepath.Join("daemons", r.dir)

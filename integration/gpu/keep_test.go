@@ -100,8 +100,10 @@ func TestNoShimKeepsTheDriverOpen(t *testing.T) {
 				}
 			}
 		}
-		if pids := ours(t, testenv.ShimDir(), "nvidia-shimctl"); len(pids) > 0 {
-			t.Errorf("%s: nvidia-shimctl still runs: %v", when, pids)
+		for _, name := range []string{"nvidia-shimctl", "nvidia-shim-nvml"} {
+			if pids := ours(t, testenv.ShimDir(), name); len(pids) > 0 {
+				t.Errorf("%s: %s still runs: %v", when, name, pids)
+			}
 		}
 	}
 	check("with CUDA running")

@@ -21,7 +21,7 @@ func TestMain(m *testing.M) {
 		fmt.Fprintln(os.Stderr, "FAIL: these tests need a host with NVIDIA GPUs and a loaded driver; /proc/driver/nvidia/version is missing. `make test` needs neither.")
 		os.Exit(1)
 	}
-	testenv.Main(m, "containerd-shim-nvidia-v2", "nvidia-shimctl")
+	testenv.Main(m, "containerd-shim-nvidia-v2", "nvidia-shimctl", "nvidia-shim-nvml")
 }
 
 // gpu is one GPU as the host's own nvidia-smi lists it.

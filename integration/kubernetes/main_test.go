@@ -28,7 +28,7 @@ const nodeIP = "192.0.2.1"
 
 // programs are what the tests need of bin/.
 var programs = []string{
-	"containerd-shim-nvidia-v2", "nvidia-shimctl", "kubernetes/etcd", "kubernetes/kube-apiserver",
+	"containerd-shim-nvidia-v2", "nvidia-shimctl", "nvidia-shim-nvml", "kubernetes/etcd", "kubernetes/kube-apiserver",
 	"kubernetes/kube-scheduler", "kubernetes/kubelet", "kubernetes/cni/bridge",
 	"kubernetes/cni/host-local", "kubernetes/cni/loopback", "kubernetes/nvidia-device-plugin",
 }

@@ -17,7 +17,7 @@ import (
 )
 
 // Main is the TestMain of a package that uses hosts.
-func Main(m *testing.M) { testenv.Main(m, runtimeclass.ShimName, runtimeclass.CtlName) }
+func Main(m *testing.M) { testenv.Main(m, runtimeclass.Programs...) }
 
 // DefaultImage is small and has what a probe needs: a shell, glibc, the test programs.
 const DefaultImage = "glibc-nocache"

@@ -10,7 +10,7 @@
 // were changed behind systemd's back, which loses its device.
 //
 // It holds tests only, and they need root. In: the binaries of bin/ and bin/tools,
-// and a Debian tree with systemd, dbus and crun, made by debootstrap from the
+// and a Debian tree with systemd, dbus, crun and rpm, made by debootstrap from the
 // mirror that the host's apt is configured with and kept beside the images of
 // package images. Out: a machine, which
 // is systemd as the first process of mount, PID, cgroup, UTS and IPC namespaces of

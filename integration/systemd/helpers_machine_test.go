@@ -39,8 +39,8 @@ const (
 	imageName = "glibc-nocache"
 	gpuCount  = 3
 	// treePackages is what a machine consists of, besides a minimal Debian 12.
-	treePackages = "systemd,systemd-sysv,dbus,crun"
-	treeVersion  = 1
+	treePackages = "systemd,systemd-sysv,dbus,crun,rpm"
+	treeVersion  = 2
 	// systemPath is where the machine's own programs are.
 	systemPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )

@@ -20,6 +20,7 @@ set -eu
 #   man-db                       man reads the manual pages
 #   patch                        the differences that the tool prints are patches
 #   systemd                      systemd-analyze reads the unit of prepare
+#   gcc-aarch64-linux-gnu libc6-dev-arm64-cross   packages for arm64, on x86-64
 #   ca-certificates              TLS for the Go module proxy and Debian's mirror
 packages="
 gcc libc6-dev binutils
@@ -33,6 +34,8 @@ mount
 fish zsh man-db patch systemd
 ca-certificates
 "
+
+[ "$(uname -m)" != x86_64 ] || packages="$packages gcc-aarch64-linux-gnu libc6-dev-arm64-cross"
 
 missing=
 for p in $packages; do

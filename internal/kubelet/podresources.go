@@ -32,12 +32,12 @@ func Allocated(ctx context.Context, socket, namespace, name string) (policy.Allo
 		last := err
 		select {
 		case <-ctx.Done():
+			return policy.Allocation{}, last
 		case <-time.After(wait/2 + rand.N(wait)): // many containers were refused at the same moment
-			list, err = Pods(ctx, socket)
 		}
-		if ctx.Err() != nil {
-			err = last
-			break
+		list, err = Pods(ctx, socket)
+		if code := status.Code(err); code == codes.DeadlineExceeded || code == codes.Canceled {
+			err = last // says why there was no answer in time
 		}
 	}
 	if err != nil {

@@ -3,12 +3,17 @@
 package nvml
 
 import (
+	"errors"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 )
 
-// Facts returns ErrNoCgo.
-func Facts(config.Host) (device.Facts, error) { return device.Facts{}, ErrNoCgo }
+// Linked reports whether this program can load NVML.
+const Linked = false
 
-// Live returns ErrNoCgo.
-func Live(config.Host) (Snapshot, error) { return Snapshot{}, ErrNoCgo }
+// Facts returns errors.ErrUnsupported.
+func Facts(config.Host) (device.Facts, error) { return device.Facts{}, errors.ErrUnsupported }
+
+// Live returns errors.ErrUnsupported.
+func Live(config.Host) (Snapshot, error) { return Snapshot{}, errors.ErrUnsupported }

@@ -9,9 +9,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 )
 
-// ErrNoCgo is the error of a build that cannot load a shared library.
-var ErrNoCgo = errors.New("this nvidia-shimctl was built without cgo and cannot ask NVML")
-
 // SONAMEs. Under WSL2 the files' names carry no version.
 const (
 	nvmlName = "libnvidia-ml.so.1"

@@ -13,6 +13,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
+// Linked reports whether this program can load NVML.
+const Linked = true
+
 // ask takes a snapshot with NVML open.
 func ask(host config.Host, live bool) (s Snapshot, err error) {
 	path, err := libraryPath(host, nvmlName)

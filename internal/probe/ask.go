@@ -148,18 +148,23 @@ func (f *firstOutput) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// Beside returns the nvidia-shimctl beside the running executable, if only root can have put it
-// there.
-func Beside() (string, error) {
+// Beside returns the nvidia-shimctl beside the running executable.
+func Beside() (string, error) { return besideSelf(programName) }
+
+// NVMLProgram returns the program beside the running executable that can load NVML.
+func NVMLProgram() (string, error) { return besideSelf("nvidia-shim-nvml") }
+
+// besideSelf returns a program beside the running executable, if only root can have put it there.
+func besideSelf(name string) (string, error) {
 	self, err := os.Readlink("/proc/self/exe")
 	if err != nil {
 		return "", err
 	}
 	// After an upgrade by rename the name of the running file ends in " (deleted)".
-	path := filepath.Join(filepath.Dir(strings.TrimSuffix(self, " (deleted)")), programName)
+	path := filepath.Join(filepath.Dir(strings.TrimSuffix(self, " (deleted)")), name)
 	var st unix.Stat_t
 	if err := unix.Lstat(path, &st); err != nil {
-		return "", fmt.Errorf("%s is not beside the shim: install it at %s: %w", programName, path, err)
+		return "", fmt.Errorf("%s is not beside the shim: install it at %s: %w", name, path, err)
 	}
 	if err := trusted.File(&st); err != nil {
 		return "", fmt.Errorf("%s %w", path, err)

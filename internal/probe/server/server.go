@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
@@ -17,9 +19,13 @@ import (
 )
 
 // Answer answers the questions. If NVML was asked, the process can start no program afterwards, and
-// may be unable to exit.
+// may be unable to exit. A program that cannot load NVML becomes the one that can, which answers.
 func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 	var a probe.Answers
+	if (q.Facts || q.Live) && !nvml.Linked {
+		text := fmt.Sprintf("NVML cannot be asked: %v", becomeNVMLProgram(q))
+		a.FactsError, a.LiveError, q.Facts, q.Live = text, text, false, false
+	}
 	if q.Pod != nil {
 		ctx, cancel := context.WithTimeout(ctx, probe.KubeletTimeout)
 		defer cancel()
@@ -48,6 +54,22 @@ func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 		}
 	}
 	return a
+}
+
+// becomeNVMLProgram executes nvidia-shim-nvml in this process. It returns only if that fails.
+func becomeNVMLProgram(q probe.Questions) error {
+	path, err := probe.NVMLProgram()
+	if err != nil {
+		return err
+	}
+	questions, err := json.Marshal(q)
+	if err != nil {
+		return err
+	}
+	if err := unix.Exec(path, []string{filepath.Base(path), string(questions)}, []string{}); err != nil {
+		return fmt.Errorf("%s needs the C library of this host, glibc 2.34 or later: %w", path, err)
+	}
+	return nil
 }
 
 // askNVML runs fn, which loads NVML, when no other process does, and gives up at the limit.

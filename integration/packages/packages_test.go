@@ -1,0 +1,51 @@
+package packages
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+)
+
+// Two clean clones in different directories, one with an empty build cache, give the same bytes.
+func TestTwoClonesGiveTheSamePackages(t *testing.T) {
+	a, b := filepath.Join(t.TempDir(), "a"), filepath.Join(t.TempDir(), "another/directory")
+	run(t, nil, "git", "clone", "-q", "--no-tags", "../..", a)
+	run(t, nil, "git", "-C", a, "tag", "v1.2.3-rc.1")
+	run(t, nil, "git", "clone", "-q", a, b)
+	var sums []string
+	for dir, env := range map[string][]string{a: nil, b: {"GOCACHE=" + t.TempDir()}} {
+		run(t, env, "make", "-C", dir, "packages")
+		out := run(t, nil, "sh", "-c", "cd \"$0\" && sha256sum --check --strict SHA256SUMS && "+
+			"tar -xzf *_linux_$1.tar.gz && */nvidia-shimctl version && */containerd-shim-nvidia-v2 -v", filepath.Join(dir, "dist"), runtime.GOARCH)
+		for _, want := range []string{"containerd-shim-nvidia_1.2.3~rc.1_amd64.deb: OK", "containerd-shim-nvidia-1.2.3~rc.1-1.aarch64.rpm: OK", "\nv1.2.3-rc.1 (", "Version:  v1.2.3-rc.1\n"} {
+			if !strings.Contains(out, want) {
+				t.Errorf("no %q in:\n%s", want, out)
+			}
+		}
+		text, err := os.ReadFile(filepath.Join(dir, "dist/SHA256SUMS"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		sums = append(sums, string(text))
+	}
+	if n := strings.Count(sums[0], "\n"); n != 6 {
+		t.Errorf("%d files instead of tar.gz, deb and rpm for two architectures:\n%s", n, sums[0])
+	}
+	if sums[0] != sums[1] {
+		t.Errorf("one clone:\n%sthe other:\n%s", sums[0], sums[1])
+	}
+}
+
+func run(t *testing.T, env []string, argv ...string) string {
+	t.Helper()
+	cmd := exec.Command(argv[0], argv[1:]...)
+	cmd.Env = append(os.Environ(), env...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%q: %v\n%s", argv, err, out)
+	}
+	return string(out)
+}

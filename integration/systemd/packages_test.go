@@ -1,0 +1,179 @@
+package systemd
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+const (
+	packagedShim = "/usr/bin/" + runtimeclass.ShimName
+	packagedCtl  = "/usr/bin/" + runtimeclass.CtlName
+	nextCommand  = "to register the runtime, run: nvidia-shimctl install"
+)
+
+// packageFile copies the package of this architecture that `make packages` made into the machine
+// and returns its name on the host.
+func (m *machine) packageFile(t *testing.T, pattern string) string {
+	t.Helper()
+	dist := filepath.Join(testenv.ShimDir(), "../dist")
+	found, err := filepath.Glob(filepath.Join(dist, pattern))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("%s has %d files %s, %v: run make packages", dist, len(found), pattern, err)
+	}
+	data, err := os.ReadFile(found[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	name := filepath.Join(m.dir, "srv", filepath.Base(found[0]))
+	if err := os.WriteFile(name, data, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// newerDeb makes the package of a later version, with another default configuration.
+func newerDeb(t *testing.T, deb string) string {
+	t.Helper()
+	tree, newer := filepath.Join(t.TempDir(), "tree"), deb+".newer.deb"
+	script := `set -e
+dpkg-deb -R "$1" "$2"
+sed -i 's/^Version: .*/&.1/' "$2/DEBIAN/control"
+echo '# new default' >>"$2/etc/nvidia-shim/config.toml"
+dpkg-deb --root-owner-group -b "$2" "$3"`
+	if out, err := exec.Command("sh", "-c", script, "sh", deb, tree, newer).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return newer
+}
+
+// etc is what /etc of the machine holds, without the shim's own directory.
+func (m *machine) etc(t *testing.T) string {
+	t.Helper()
+	return m.run(t, "sh", "-c", "cd /etc && find . -path ./nvidia-shim -prune -o -type l -printf '%p %l\\n' -o -type f -exec sha256sum {} + | sort -k 2")
+}
+
+// changed returns the lines that only one of two texts has.
+func changed(before, after string) string {
+	var lines []string
+	for line := range strings.Lines(before) {
+		if !strings.Contains(after, line) {
+			lines = append(lines, "-"+line)
+		}
+	}
+	for line := range strings.Lines(after) {
+		if !strings.Contains(before, line) {
+			lines = append(lines, "+"+line)
+		}
+	}
+	return strings.Join(lines, "")
+}
+
+// exists reports whether the machine has the file.
+func (m *machine) exists(t *testing.T, name string) bool {
+	t.Helper()
+	return m.try(t, nil, "test", "-e", name).ExitCode == 0
+}
+
+// useShim registers the packaged shim as an operator does, who also sets something in the
+// configuration, and runs a container with a GPU.
+func (m *machine) useShim(t *testing.T, config string) {
+	t.Helper()
+	if r := m.try(t, strings.NewReader(config), "sh", "-c", "cat >"+inConfig); r.ExitCode != 0 {
+		t.Fatal(r.Error)
+	}
+	m.run(t, "systemctl", "enable", runtimeclass.UnitName)
+	m.run(t, packagedCtl, "install", "--containerd", inBin+"/tools/containerd", "--restart")
+	simhost.Want(t, m.run(t, "cat", runtimeclass.DefaultContainerdConfig), "runtimes.nvidia]")
+	if m.exists(t, runtimeclass.DefaultBinDir+"/"+runtimeclass.ShimName) {
+		t.Error("the packaged programs were copied")
+	}
+	c := m.sleep(t, 1, containerOptions{runtime: packagedShim})
+	c.check(t)
+	c.remove(t)
+}
+
+// removed checks that nothing is registered or installed any more, and that the machine's
+// configuration is as it was.
+func (m *machine) removed(t *testing.T, before string) {
+	t.Helper()
+	if after := m.etc(t); after != before {
+		t.Errorf("/etc is not as before: %s", changed(before, after))
+	}
+	for _, name := range runtimeclass.Programs {
+		if m.exists(t, "/usr/bin/"+name) {
+			t.Errorf("%s is left", name)
+		}
+	}
+}
+
+func TestTheDebIsInstalledUpgradedRemovedAndPurged(t *testing.T) {
+	m := startMachine(t)
+	deb := m.packageFile(t, "*_"+runtime.GOARCH+".deb")
+	newer := "/srv/" + filepath.Base(newerDeb(t, deb))
+	config := m.run(t, "cat", inConfig)
+	m.run(t, "rm", "-r", filepath.Dir(inConfig))
+	before := m.etc(t)
+
+	simhost.Want(t, m.run(t, "dpkg", "-i", "/srv/"+filepath.Base(deb)), nextCommand)
+	if after := m.etc(t); after != before {
+		t.Errorf("installing registers something: %s", changed(before, after))
+	}
+	m.useShim(t, config)
+	registered := m.etc(t)
+
+	if out := m.run(t, "dpkg", "--force-confold", "-i", newer); strings.Contains(out, nextCommand) {
+		t.Errorf("an upgrade asks for an installation: %s", out)
+	}
+	if after := m.etc(t); after != registered || m.run(t, "cat", inConfig) != config {
+		t.Errorf("the upgrade changed the configuration: %s", changed(registered, after))
+	}
+
+	m.run(t, "dpkg", "-r", "containerd-shim-nvidia")
+	m.removed(t, before)
+	if m.run(t, "cat", inConfig) != config {
+		t.Error("removing changed the operator's configuration")
+	}
+	m.run(t, "dpkg", "-P", "containerd-shim-nvidia")
+	if m.exists(t, filepath.Dir(inConfig)) {
+		t.Errorf("purging left %s", m.run(t, "ls", "-l", filepath.Dir(inConfig)))
+	}
+}
+
+func TestTheRPMIsInstalledUpgradedAndErased(t *testing.T) {
+	m := startMachine(t)
+	arch := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[runtime.GOARCH]
+	file := "/srv/" + filepath.Base(m.packageFile(t, "*."+arch+".rpm"))
+	// rpm does not know Debian's packages.
+	rpm := func(args ...string) string { return m.run(t, append([]string{"rpm", "--nodeps"}, args...)...) }
+	config := m.run(t, "cat", inConfig)
+	m.run(t, "rm", "-r", filepath.Dir(inConfig))
+	before := m.etc(t)
+
+	simhost.Want(t, m.run(t, "rpm", "--checksig", file), "digests OK")
+	simhost.Want(t, rpm("-i", file), nextCommand)
+	if after := m.etc(t); after != before {
+		t.Errorf("installing registers something: %s", changed(before, after))
+	}
+	m.run(t, "rpm", "--verify", "--nodeps", "containerd-shim-nvidia")
+	m.useShim(t, config)
+	registered := m.etc(t)
+	if out := rpm("-U", "--force", file); strings.Contains(out, nextCommand) {
+		t.Errorf("an upgrade asks for an installation: %s", out)
+	}
+	if after := m.etc(t); after != registered || m.run(t, "cat", inConfig) != config {
+		t.Errorf("the upgrade changed the configuration: %s", changed(registered, after))
+	}
+	rpm("-e", "containerd-shim-nvidia")
+	m.removed(t, before)
+	if m.run(t, "cat", inConfig+".rpmsave") != config {
+		t.Error("the operator's configuration is lost")
+	}
+}

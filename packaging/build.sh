@@ -1,0 +1,67 @@
+#!/bin/sh
+# Builds tar.gz, deb and rpm for amd64 and arm64, and SHA256SUMS. The same commit gives the same
+# bytes. Usage: build.sh OUTDIR
+set -eu
+
+mkdir -p "$1"
+out=$(cd "$1" && pwd)
+cd "$(dirname "$0")"
+GO=${GO:-go}
+: "${SOURCE_DATE_EPOCH:=$(git log -1 --format=%ct)}"
+export SOURCE_DATE_EPOCH TZ=UTC LC_ALL=C
+umask 022
+
+# v1.2.3-rc.1-4-gabc becomes 1.2.3~rc.1+4.gabc, which dpkg and rpm sort as it is meant. Without a
+# tag the date sorts.
+version=$(git describe --tags --always --dirty)
+case $version in
+v[0-9]*.*) version=${version#v} ;;
+*) version=0~$(date -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M%S).$version ;;
+esac
+PACKAGE_VERSION=$(echo "$version" | sed 's/-\([0-9]*\)-g/+\1.g/; s/-dirty$/.dirty/; s/-/~/')
+export PACKAGE_VERSION
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+rm -f "$out"/containerd-shim-nvidia* "$out/SHA256SUMS"
+"$GO" build -trimpath -o "$work/nfpm" github.com/goreleaser/nfpm/v2/cmd/nfpm
+
+# What the architectures share.
+make -s -C .. man BIN="$work/native"
+common=$work/common
+mkdir "$common"
+mv "$work/native/share" "$common"
+gzip -9n "$common/share/man/man8/nvidia-shimctl.8"
+cp ../LICENSE "$common"
+{
+	echo "go $("$GO" env GOROOT)"
+	cd .. && CGO_ENABLED=1 "$GO" list -deps -f '{{with .Module}}{{.Path}} {{.Dir}}{{end}}' ./cmd/...
+} | sort -u |
+	while read -r module dir; do
+		for file in "$dir"/LICEN[CS]E* "$dir"/NOTICE* "$dir"/COPYING*; do
+			[ ! -f "$file" ] || { echo "== $module: ${file##*/}" && cat "$file"; }
+		done
+	done | gzip -9n >"$common/licenses.gz"
+# The defaults as comments: what the operator writes below them counts.
+sed 's/^[^#]/# &/' ../docs/config.toml >"$common/config.toml"
+sed '1d; s,/usr/local/bin,/usr/bin,' ../runtimeclass/nvidia-shim-prepare.service >"$common/nvidia-shim-prepare.service"
+
+for ARCH in amd64 arm64; do
+	export ARCH
+	name=containerd-shim-nvidia_${PACKAGE_VERSION}_linux_$ARCH
+	mkdir "$work/$name"
+	cp -R "$common/." "$work/$name"
+	case $ARCH in "$("$GO" env GOHOSTARCH)") CC=gcc ;; amd64) CC=x86_64-linux-gnu-gcc ;; arm64) CC=aarch64-linux-gnu-gcc ;; esac
+	GOARCH=$ARCH CC=$CC make -s -C .. build BIN="$work/$name"
+	tar -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - "$name" |
+		gzip -9n >"$out/$name.tar.gz"
+	cp nfpm.yaml postinstall.sh preremove.sh "$work/$name"
+	cd "$work/$name"
+	for format in deb rpm; do
+		"$work/nfpm" package --packager $format --target "$out/"
+	done
+	cd - >/dev/null
+done
+cd "$out"
+sha256sum containerd-shim-nvidia* >SHA256SUMS
+ls -l

@@ -1,0 +1,9 @@
+#!/bin/sh
+# Undoes what nvidia-shimctl install registered, but not at an upgrade. dpkg says "remove", rpm the
+# number of versions that stay.
+set -e
+case "$1" in remove | 0) ;; *) exit 0 ;; esac
+if command -v systemctl >/dev/null; then
+	systemctl disable nvidia-shim-prepare.service
+fi
+/usr/bin/nvidia-shimctl uninstall --keep-programs
