@@ -93,6 +93,9 @@ func (p *Plan) unregister(o Options, but string) error {
 		}
 	case Docker:
 		p.Restart = Restart{"reload", []string{"docker"}}
+		if but == "" { // a reload takes no runtime and no default away
+			p.Restart.Verb = "restart"
+		}
 		files = make([]configFile, 1)
 		files[0], _, err = p.Host.readDocker(o.ConfigFile)
 	default:

@@ -123,7 +123,7 @@ func carryOut(c *cli.Command, plan runtimeclass.Plan, report *toolkit.Report) er
 	case !o.Changed:
 		fmt.Fprintln(notes, "the configuration stays as it is")
 	case !c.Bool("restart"):
-		fmt.Fprintf(notes, "not restarted: run `%s` when it suits; running containers stay\n", o.Restart)
+		fmt.Fprintf(notes, "not restarted: run `%s` when it suits; %s\n", o.Restart, plan.Restart.Containers())
 	}
 	return nil
 }
