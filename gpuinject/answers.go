@@ -8,13 +8,13 @@ import (
 	"strconv"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/checkpoint"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/facts"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/checkpoint"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
@@ -76,16 +76,16 @@ func readPod(who request.Container) (p pod) {
 }
 
 // askAll collects every question that only the kubelet or NVML can answer and asks them at once.
-// notInSpec is true if no device is in the specification; named are ids that are a grant by being
-// named.
-func askAll(c Container, h host.Host, notInSpec bool, named []string, ask Ask) answers {
+// granted is true if the specification grants devices by itself, by its nodes or by ids that are a
+// grant by being named: these ids.
+func askAll(c Container, h host.Host, granted bool, named []string, ask Ask) answers {
 	cfg, who := c.Config, c.Said.Container
 	var a answers
 	required := requirementsNeedFacts(c, h)
 	if len(h.MIG) > 0 || required {
 		a.kept = facts.Load(cfg.Host, h)
 	}
-	needsPod := notInSpec && policy.NeedsKubelet(cfg.Policy, who)
+	needsPod := !granted && policy.NeedsKubelet(cfg.Policy, who)
 	var p pod
 	var q probe.Questions
 	if needsPod {
@@ -97,7 +97,7 @@ func askAll(c Container, h host.Host, notInSpec bool, named []string, ask Ask) a
 	known, _ := policy.Allocation{Containers: p.containers}.IDs(who.Name)
 	known, _ = fullIDs(h, known)
 	// An id of which nothing can be granted need not be understood.
-	possible := policy.EnvironmentGrants(cfg.Policy, who) != "" || !notInSpec || q.Pod != nil || len(known) > 0 ||
+	possible := policy.EnvironmentGrants(cfg.Policy, who) != "" || granted || q.Pod != nil || len(known) > 0 ||
 		who.Kubernetes && cfg.Policy.Kubernetes == config.Audit
 	unknown := a.kept.Asked.IsZero() && (required || q.Pod != nil && len(h.MIG) > 0)
 	q.Facts = possible && (unknown || h.NeedsFacts(slices.Concat(named, known, c.Request.Devices), a.kept.Facts))

@@ -77,7 +77,7 @@ func (p *Plan) makeLinks(root *image.Root) error {
 				continue
 			}
 			p.note("no link was made in the image, the file is mounted: %v", err)
-			p.mountFile(p.Mounts[0].Source+strings.TrimPrefix(l.Target, ViewDir), l.Path)
+			p.mountFile(p.viewRoot+strings.TrimPrefix(l.Target, ViewDir), l.Path)
 			continue
 		}
 		made = append(made, l)

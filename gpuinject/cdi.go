@@ -31,7 +31,7 @@ func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 			p.MIGRights = append(p.MIGRights, name)
 		}
 	}
-	a := askAll(c, h, false, nil, ask)
+	a := askAll(c, h, true, nil, ask)
 	g.set.MIG = h.Annotate(g.set.MIG, a.kept.Facts)
 	g.gpus = h.Visible(g.set)
 	names := g.set.Names()

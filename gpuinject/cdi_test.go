@@ -110,6 +110,63 @@ func TestCDIEditsAreTakenOver(t *testing.T) {
 	}
 }
 
+// The specification of nvidia-shimctl has no hooks: its variable marks it, and its libraries are
+// where the loaders of images look.
+func TestCDIOfShimctlIsTakenOver(t *testing.T) {
+	m := simulated.Majors
+	libs := "/" + simulated.Layout.LibDir()
+	cuda := simulated.Root + libs + "/libcuda.so." + simulated.Version
+	mount := func(source, dest string) specs.Mount {
+		return specs.Mount{Source: source, Destination: dest, Type: "bind", Options: nvidiaMount}
+	}
+	for name, changed := range map[string]func(*specs.Spec){"alone": func(*specs.Spec) {}, "in a pod": inPod()} {
+		t.Run(name, func(t *testing.T) {
+			// An image's variable can be the last.
+			spec := newSpec("NVIDIA_SHIM_CDI=1", "NVIDIA_VISIBLE_DEVICES=all")
+			all(withNode(m.GPU, 255), withNode(m.GPU, simulated.GPUs[2].Minor), changed)(spec)
+			spec.Linux.Devices[0].Path, spec.Linux.Devices[1].Path = "/dev/nvidiactl", "/dev/nvidia9"
+			spec.Mounts = append(spec.Mounts,
+				mount(cuda, "/usr/lib64/libcuda.so.1"), mount(cuda, libs+"/libcuda.so"),
+				mount(filepath.Dir(cuda)+"/libcuda.so.470.1.2", "/usr/lib64/libcuda.so.1"), // of a driver that is gone
+				mount(simulated.Root+"/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"),
+				mount(cuda, "/opt/libcuda.so.1"), mount("/etc/hostname", "/usr/lib64/libother.so.1.2")) // a user's
+			dir := newBundle(t, spec)
+			plan := mustInject(t, hostConfig(t), dir)
+			if showGPUs(plan) != "GPU 2" || strings.Join(plan.Capabilities, ",") != "compute,utility" {
+				t.Errorf("%s, capabilities %q", showGPUs(plan), plan.Capabilities)
+			}
+			var left []string
+			for _, m := range readSpec(t, dir).Mounts {
+				if reflect.DeepEqual(m.Options, nvidiaMount) {
+					left = append(left, m.Destination)
+				}
+			}
+			if !slices.Equal(left, []string{"/opt/libcuda.so.1", "/usr/lib64/libother.so.1.2"}) {
+				t.Errorf("mounts that stay: %q", left)
+			}
+		})
+	}
+}
+
+// Nodes in the specification are the user's words, and the environment may be the image's.
+func TestNodesOfTheUserLimitTheEnvironment(t *testing.T) {
+	m := simulated.Majors
+	gpu := func(i int) func(*specs.Spec) { return withNode(m.GPU, simulated.GPUs[i].Minor) }
+	table{
+		show: func(p Plan) string { return fmt.Sprint(showGPUs(p), p.Classes) },
+		rows: []row{
+			{name: "all of an image", env: devices("all"), spec: all(withNode(m.GPU, 255), gpu(0), gpu(1)), want: "GPUs 0, 1[]"},
+			{name: "an old image", env: []string{"CUDA_VERSION=8.0.61"}, spec: gpu(2), want: "GPU 2[]"},
+			{name: "other classes of an image", env: append(devices("all"), "NVIDIA_GDS=enabled"), spec: gpu(0), want: "GPU 0[]"},
+			{name: "another GPU by name", env: devices("1"), spec: gpu(0), want: "refused: GPU \"1\" is not this container's: in the container's specification: "},
+			{name: "one of several by name", env: devices("1"), spec: all(gpu(0), gpu(1)), want: "GPU 1[]"},
+			{name: "all by a mount", spec: all(gpu(0), listing("all")), want: "every GPU[]"},
+			{name: "privileged", env: devices("all"), spec: all(gpu(0), privileged), want: "every GPU[]"},
+			{name: "no node of a GPU", env: devices("all"), spec: withNode(m.GPU, 255), want: "every GPU[]"},
+		},
+	}.run(t)
+}
+
 // What is taken over is no more than the specification has.
 func TestWhatIsTakenOver(t *testing.T) {
 	m := simulated.Majors

@@ -146,6 +146,11 @@ func contractWords(t *testing.T) map[string]func(*row) {
 	}
 	on := func(h *testHost) func(*row) { return func(r *row) { r.host = h } }
 	cdi := func(s *specs.Spec) { applyCDI(t, s, realCDI(t), "nvidia.com/gpu=1") }
+	node2 := func(s *specs.Spec) {
+		minor := simulated.GPUs[2].Minor
+		withNode(simulated.Majors.GPU, minor)(s)
+		s.Linux.Devices[len(s.Linux.Devices)-1].Path = fmt.Sprintf("/dev/nvidia%d", minor)
+	}
 	mps := ""
 	daemons := func(c *config.Config) {
 		if mps == "" {
@@ -186,9 +191,8 @@ func contractWords(t *testing.T) map[string]func(*row) {
 		"`/dev/nvidiactl` as 1:3": spec(func(s *specs.Spec) {
 			s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: "/dev/nvidiactl", Type: "c", Major: 1, Minor: 3})
 		}),
-		"a pod with GPU 2 and its node": spec(inPod(2), func(s *specs.Spec) {
-			s.Linux.Devices[len(s.Linux.Devices)-1].Path = fmt.Sprintf("/dev/nvidia%d", simulated.GPUs[2].Minor)
-		}),
+		"a pod with GPU 2 and its node":       spec(inPod(), node2),
+		"`--device` of GPU 2's node":          spec(node2),
 		"`ctr run --device nvidia.com/gpu=1`": spec(cdi),
 		"`--device nvidia.com/gpu=1`":         spec(cdi),
 		"`CDIDevices` of CRI":                 spec(cdi),

@@ -72,7 +72,7 @@ func TestDecisions(t *testing.T) {
 			"NVIDIA_VISIBLE_DEVICES: not followed: swarm's resources of policy.swarm-resources go before it", `GPU 1: given: asked for as "1"`,
 		}},
 		{name: "what CDI put into the specification", env: devices("all"), spec: func(s *specs.Spec) { applyCDI(t, s, realCDI(t), "nvidia.com/gpu=1") }, want: []string{
-			"container: asks for the driver: the container's specification has NVIDIA's CDI hooks", "GPU 1: given: asked for as", "GPU 0: not given: not asked for",
+			"container: asks for the driver: CDI put device nodes of the driver", "GPU 1: given: asked for as", "GPU 0: not given: not asked for",
 		}},
 		{name: "all of a partitioned host", host: h, env: devices("all"), want: []string{
 			`GPU 0: given: asked for as "all"`, "GPU 1: not given: partitioned by MIG: its 3 MIG devices", device("5/1") + `: given: asked for as "all"`,

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
@@ -58,7 +59,7 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	if err != nil {
 		return grant{}, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
-	a := askAll(c, h, inSpec.Empty() && len(named) == 0, named, ask)
+	a := askAll(c, h, !inSpec.Empty() || len(named) > 0, named, ask)
 	if len(named) > 0 {
 		set, missing, err := selectEach(h, named, a)
 		if err != nil && c.Said.Container.Kubernetes && !errors.Is(err, device.ErrFacts) {
@@ -71,7 +72,7 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 		inSpec.Add(set)
 	}
 	var g grant
-	if g.may, g.enforced, err = policy.Decide(c.Config.Policy, c.Said.Container, inSpec, a.kubelet); err != nil {
+	if g.may, g.enforced, err = policy.Decide(policyFor(c, inSpec), c.Said.Container, inSpec, a.kubelet); err != nil {
 		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
 	p.Grant = g.may.Reason
@@ -85,9 +86,7 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	}
 	p.Asked, p.Capabilities, p.Reason = g.request.Devices, g.request.Capabilities, g.request.Reason
 	p.decide("capabilities", strings.Join(p.Capabilities, ","), "%s", g.request.CapabilitiesReason)
-	// Accepted device-list mounts that name no GPU grant the driver by itself.
-	mounted := g.request.Source == request.FromMounts && len(g.request.Devices) == 0
-	if !g.request.Driver || !g.request.NamesDevices() && g.may.Nothing() && !mounted {
+	if g.startsWithout() {
 		p.decideDevices(h, g)
 		p.GPU = false
 		return g, nil
@@ -104,6 +103,27 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 		p.audit(g.enforced.Reason)
 	}
 	return g, checkRequirements(c, h, g, a, p)
+}
+
+// policyFor returns the policy for a container with these devices in its specification. Outside
+// Kubernetes a user named them there, while the environment may be the image's: it grants no more.
+func policyFor(c Container, inSpec device.Set) config.Policy {
+	p := c.Config.Policy
+	if c.Request.Source == request.FromEnvironment && !inSpec.Empty() {
+		p.AcceptEnvWhenUnprivileged = false
+	}
+	return p
+}
+
+// startsWithout reports whether the container starts without the driver: it does not ask for it any
+// more, or it asks for what there is ("all") and may have nothing. Accepted device-list mounts that
+// name no GPU grant the driver by itself.
+func (g *grant) startsWithout() bool {
+	if !g.request.Driver {
+		return true
+	}
+	driverAlone := g.request.Source == request.FromMounts && len(g.request.Devices) == 0
+	return g.may.Nothing() && !g.request.NamesDevices() && !driverAlone
 }
 
 // checkAnnotations drops a pod's annotations if they name what was not all allocated to the

@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
 // Annotations grant outside Kubernetes. In a pod they select among the allocated GPUs.
@@ -130,6 +131,23 @@ func TestGrantsOfOtherDevices(t *testing.T) {
 			{name: "mounted channels, mounts not accepted", spec: all(inPod(0), listing("imex/1")), config: noMounts, want: " [imex " + noGDS + "]"},
 		},
 	}.run(t)
+}
+
+func TestAClassThatTheHostDoesNotHaveIsNotGiven(t *testing.T) {
+	h := newHost(t, sim.Options{GPUs: 1, Others: sim.Others{GDRCopy: true}})
+	decided := func() string {
+		p, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GDRCOPY=enabled"))
+		check(t, err)
+		i := slices.IndexFunc(p.Decisions, func(d Decision) bool { return d.Subject == "gdrcopy" })
+		return fmt.Sprint(p.Classes, " ", p.Decisions[i].Decision)
+	}
+	if got := decided(); got != "[gdrcopy] given" {
+		t.Errorf("got %s", got)
+	}
+	check(t, os.Remove(h.cfg.Host.DevRoot+"/dev/gdrdrv"))
+	if got := decided(); got != "[] not given" {
+		t.Errorf("without the node: %s", got)
+	}
 }
 
 // What GDS brings besides nodes.

@@ -44,9 +44,8 @@ func planMemoryLimits(c Container, p *Plan) error {
 			p.ignore(name, "this runtime does not limit GPU memory")
 		}
 	}
-	const mistyped = "NVIDIA_GPU_MEMORY_LIMITS"
-	if _, ok := c.Said.Env[mistyped]; ok {
-		p.ignore(mistyped, "there is no such variable; NVIDIA's is NVIDIA_GPU_MEMORY_LIMIT, and this runtime does not limit GPU memory")
+	if _, ok := c.Said.Env["NVIDIA_GPU_MEMORY_LIMITS"]; ok {
+		p.ignore("NVIDIA_GPU_MEMORY_LIMITS", "there is no such variable; NVIDIA's is NVIDIA_GPU_MEMORY_LIMIT, and this runtime does not limit GPU memory")
 	}
 	return nil
 }

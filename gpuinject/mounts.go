@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
@@ -75,9 +74,9 @@ func planFiles(c Container, h host.Host, root *image.Root, g grant, nodes []devi
 	if err != nil {
 		return fail(Precondition, "%w", err)
 	}
-	viewRoot := view.Path(st, p.view)
-	p.Mounts = []PlanMount{{Source: viewRoot, Destination: ViewDir, Options: viewOptions}}
-	files := filesBeside(viewRoot, root, img, mine, p)
+	p.viewRoot = view.Path(st, p.view)
+	p.Mounts = []PlanMount{{Source: p.viewRoot, Destination: ViewDir, Options: viewOptions}}
+	files := filesBeside(root, img, mine, p)
 	if data := profile(g, p); data != nil {
 		p.bundleFiles = append(p.bundleFiles, image.File{Path: profileName, Data: data})
 		files = append(files, Bind{bundlePath(c, profileName), profileDest})
@@ -161,12 +160,12 @@ func checkViewDir(root *image.Root, vols volumes, p *Plan) (string, error) {
 // libraries and programs, files that consuming libraries open at fixed paths, and what is in no
 // view. Of a library that has a link without a version the source is that: it stays good after an
 // upgrade of the driver.
-func filesBeside(viewRoot string, root *image.Root, img image.Image, files driver.Files, p *Plan) (list []Bind) {
+func filesBeside(root *image.Root, img image.Image, files driver.Files, p *Plan) (list []Bind) {
 	for _, l := range files.Libraries {
 		put := func(name, dest string) {
 			source := l.Path
 			if l.Dir == "" {
-				source = viewRoot + strings.TrimPrefix(libraryFile(l, name), ViewDir)
+				source = p.viewRoot + strings.TrimPrefix(libraryFile(l, name), ViewDir)
 			}
 			list = append(list, Bind{source, dest})
 		}
@@ -192,7 +191,7 @@ func filesBeside(viewRoot string, root *image.Root, img image.Image, files drive
 	}
 	for _, b := range files.Binaries {
 		if slices.Contains(directPrograms, b.Name) {
-			list = append(list, Bind{path.Join(viewRoot, viewBin, b.Name), path.Join("/usr/bin", b.Name)})
+			list = append(list, Bind{path.Join(p.viewRoot, viewBin, b.Name), path.Join("/usr/bin", b.Name)})
 		}
 	}
 	for _, d := range files.Data {
@@ -201,7 +200,7 @@ func filesBeside(viewRoot string, root *image.Root, img image.Image, files drive
 		case d.Direct:
 			list = append(list, Bind{d.Path, dest})
 		default:
-			list = append(list, Bind{path.Join(viewRoot, dataName(d)), dest})
+			list = append(list, Bind{path.Join(p.viewRoot, dataName(d)), dest})
 		}
 	}
 	return list
@@ -212,7 +211,7 @@ func filesBeside(viewRoot string, root *image.Root, img image.Image, files drive
 // bind. own is where the view is in the image; a link of an earlier container that leads into it is
 // replaced.
 func place(root *image.Root, vols volumes, own string, files []Bind, p *Plan) error {
-	linkable, viewRoot := true, p.Mounts[0].Source
+	linkable := true
 	for _, f := range files {
 		at, free, err := freePlace(root, vols, f.Destination, p)
 		if err != nil {
@@ -221,7 +220,7 @@ func place(root *image.Root, vols volumes, own string, files []Bind, p *Plan) er
 		if !free {
 			continue
 		}
-		name, inView := strings.CutPrefix(f.Source, viewRoot)
+		name, inView := strings.CutPrefix(f.Source, p.viewRoot)
 		if inView && linkable && !vols.hides(at) {
 			err := root.CanMakeLink(f.Destination, own)
 			if err == nil {
@@ -297,70 +296,6 @@ func mountSockets(c Container, root *image.Root, vols volumes, g grant, p *Plan)
 		}
 	}
 	return nil
-}
-
-// planLinker decides how the image's dynamic loader finds the driver: by files written in the
-// image. If the image cannot be written, a generated cache is mounted over its own: ldconfig cannot
-// run there, so that a mounted file that cannot be replaced does no harm.
-func planLinker(c Container, root *image.Root, vols volumes, img image.Image, files driver.Files, p *Plan) {
-	entries, dirs := loaderEntries(files)
-	loaderFiles, notes := root.LoaderFiles(img, dirs, entries)
-	for _, n := range notes {
-		p.note("%s", n)
-	}
-	p.cacheAt = cacheMountPoint(root, vols)
-	for _, f := range loaderFiles {
-		at, _ := root.Place(f.Path)
-		m, covered := vols.covering(at)
-		err := root.CanWriteFile(f.Path)
-		switch {
-		case covered:
-			p.note("%s is not written: the container mounts %s there", f.Path, request.Quote(m.Destination))
-			continue
-		case vols.hides(at):
-			p.mountCache(c, f, errors.New("the container has a file system of its own there"))
-			continue
-		case errors.Is(err, unix.EROFS) || errors.Is(err, unix.EPERM):
-			p.mountCache(c, f, err)
-			continue
-		case err != nil: // something in the image is in the way, of a mount too
-			p.note("%s of the image is not written: %v", f.Path, err)
-			continue
-		}
-		p.linkerFiles = append(p.linkerFiles, f)
-		if f.Path == image.CachePath {
-			p.Linker.Cache = "written"
-		}
-	}
-}
-
-// cacheMountPoint returns where the loader's cache can be mounted, "" if nowhere: runc follows a
-// link of that name, which must not lead to a volume, another file system or the host.
-func cacheMountPoint(root *image.Root, vols volumes) string {
-	at, err := root.Place(image.CachePath)
-	if err == nil && vols.hides(at) {
-		return at
-	}
-	if err == nil {
-		at, err = root.Target(image.CachePath)
-	}
-	_, covered := vols.covering(at)
-	if err != nil || covered || vols.hides(at) || root.CheckMountPoint(at) != nil {
-		return ""
-	}
-	return at
-}
-
-// mountCache mounts the loader's cache over the image's own, which cannot be written because of
-// err.
-func (p *Plan) mountCache(c Container, f image.File, err error) {
-	p.note("%s is not written in the image: %v", f.Path, err)
-	if f.Path != image.CachePath || p.cacheAt == "" {
-		return
-	}
-	p.bundleFiles = append(p.bundleFiles, image.File{Path: cacheName, Data: f.Data})
-	p.mountFile(bundlePath(c, cacheName), p.cacheAt)
-	p.Linker.Cache = "mounted"
 }
 
 // planEdits completes the edits of config.json.

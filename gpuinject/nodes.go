@@ -63,11 +63,13 @@ func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]devi
 		p.ignore(class+" "+strings.Join(missing, ","), "not among the channels that were allocated to the container")
 	}
 	if len(may) == 0 {
+		p.decide(class, "not given", "this host has no such device")
 		p.note("%s: this host has no such device", class)
+		return nil, nil
 	}
 	if g.may.All && !g.enforced.All {
 		would, all, reason := policy.DecideOthers(c.Config.Policy, who, g.enforced, class, nodes, named)
-		if !all && len(would) < max(1, len(may)) {
+		if !all && len(would) < len(may) {
 			p.audit(class + ": " + reason)
 		}
 	}

@@ -72,6 +72,7 @@ type Plan struct {
 
 	// What Apply carries out, in this order.
 	view        view.Spec
+	viewRoot    string            // where the view is on the host
 	bundleFiles []image.File      // made in the bundle for one container, by name
 	byPath      map[string]string // links of /dev/dri/by-path, by name
 	linkerFiles []image.File
@@ -171,7 +172,7 @@ type PlanLinker struct {
 type Decision struct {
 	// Subject of the decision: "GPU 2", "capabilities", "gds".
 	Subject string `json:"subject"`
-	// Decision: "given", "refused", "not given".
+	// Decision is one to four words: "given", "refused", "masked".
 	Decision string `json:"decision"`
 	Reason   string `json:"reason"`
 }

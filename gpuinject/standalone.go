@@ -65,7 +65,7 @@ func (p Plan) Standalone() Standalone {
 		switch {
 		case m.Destination == ViewDir || has(m.Destination):
 		// A path that is not absolute is below the bundle.
-		case !path.IsAbs(m.Source) || isBelow(m.Source, p.Mounts[0].Source):
+		case !path.IsAbs(m.Source) || isBelow(m.Source, p.viewRoot):
 			s.Omitted = append(s.Omitted, m.Destination)
 		default:
 			s.Files = append(s.Files, Bind{m.Source, m.Destination})

@@ -242,10 +242,7 @@ func (s *Service) destroy(ctx context.Context, id string) bool {
 func logCreated(ctx context.Context, c gpuinject.Container, p gpuinject.Plan, took time.Duration) {
 	level := slices.Index([]string{"error", "warn", "info", "debug"}, c.Config.Log.Level)
 	entry := log.G(ctx).WithField("id", c.ID)
-	if level < 1 {
-		return
-	}
-	if !c.Asks {
+	if level < 1 || !c.Asks {
 		return
 	}
 	if !p.GPU {

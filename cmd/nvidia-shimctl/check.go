@@ -28,6 +28,7 @@ func checkCommand() *cli.Command {
 			findings := check.Node(ctx, check.Options{
 				Root: "/", Proc: procfs.Host, Config: c.String("config"),
 				Containerd: c.String("containerd"), ContainerdConfig: c.String("containerd-config"),
+				CDI: func() ([]byte, error) { return cdiText(c) },
 			})
 			wrong := slices.ContainsFunc(findings, func(f check.Finding) bool { return f.Level == check.Problem })
 			v := map[string]any{"ok": !wrong, "findings": findings}

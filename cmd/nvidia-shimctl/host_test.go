@@ -89,6 +89,11 @@ func TestOtherPlatforms(t *testing.T) {
 			}
 			contains(t, fine(t, "--config", d.ConfigPath, "info", "--files"), "Driver "+tt.driver, "libcuda.so.1.1")
 			contains(t, fine(t, "--config", d.ConfigPath, "plan", "--env", "NVIDIA_VISIBLE_DEVICES=all"), tt.driver, tt.device+" (")
+			code, _, errs := ctl(t, "--config", d.ConfigPath, "cdi")
+			contains(t, errs, "use NVIDIA_VISIBLE_DEVICES")
+			if code != 1 {
+				t.Errorf("cdi: status %d", code)
+			}
 			_, out, _ := ctl(t, "--config", d.ConfigPath, "check")
 			contains(t, out, "ok       driver: ", "ok       nodes: ", "ok       libraries: ")
 		})

@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -25,6 +26,7 @@ func installCommand() *cli.Command {
 			&cli.BoolFlag{Name: "from-toolkit", Usage: "carry over the options of NVIDIA's container toolkit, from the configuration of its package or operator"},
 			&cli.StringFlag{Name: "toolkit-config", Usage: "carry them over from this configuration `FILE`"},
 			&cli.BoolFlag{Name: "prepare-unit", Usage: "have systemd run nvidia-shimctl prepare at boot"},
+			&cli.BoolFlag{Name: "cdi", Usage: "write a CDI specification of the GPUs to " + cdispec.Path},
 		),
 		Action: install,
 	}
@@ -55,6 +57,9 @@ func install(ctx context.Context, c *cli.Command) error {
 	}
 	plan, err := runtimeclass.Install(host, o)
 	if err != nil {
+		return err
+	}
+	if err := addCDI(c, &plan); err != nil {
 		return err
 	}
 	if err := carryOut(c, plan, report); err != nil || c.Bool("dry-run") || !c.Bool("restart") {
@@ -97,6 +102,7 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
+	removeCDI(c, &plan)
 	if err := carryOut(c, plan, nil); err != nil || c.Bool("dry-run") {
 		return err
 	}

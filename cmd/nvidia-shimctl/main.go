@@ -34,7 +34,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
 		},
 		Commands: []*cli.Command{
-			infoCommand(), statusCommand(), planCommand(), runArgsCommand(),
+			infoCommand(), statusCommand(), planCommand(), runArgsCommand(), cdiCommand(),
 			checkCommand(), prepareCommand(), installCommand(), uninstallCommand(), manifestCommand(),
 			probeCommand(), manCommand(), versionCommand(),
 		},

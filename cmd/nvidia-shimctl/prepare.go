@@ -21,6 +21,7 @@ func prepareCommand() *cli.Command {
 			&cli.BoolFlag{Name: "load-modules", Usage: "load missing modules (default: host.load-kernel-modules)"},
 			&cli.StringFlag{Name: "imex-channels", Usage: "also make the nodes of these IMEX channels: `LIST` as 0-3,7"},
 			&cli.BoolFlag{Name: "replace", Usage: "replace wrong nodes: old numbers, links, modes, owners"},
+			&cli.BoolFlag{Name: "cdi", Usage: "also make the file of install --cdi again, if it is there"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "show what would be done and change nothing"},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
@@ -43,7 +44,11 @@ func prepareCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			return output(c, report, report.Ready, func(o *term.Output) { printPrepared(o, report) })
+			err = output(c, report, report.Ready, func(o *term.Output) { printPrepared(o, report) })
+			if err != nil || o.DryRun || !c.Bool("cdi") {
+				return err
+			}
+			return refreshCDI(c)
 		},
 	}
 }

@@ -143,8 +143,8 @@ func (c Container) Supported(pod bool) []string {
 	return slices.Clone(capabilities)
 }
 
-// classes are the kinds of devices besides GPUs that a container can ask for.
-var classes = []string{"imex", "gds", "gdrcopy", "mofed", "nvswitch"}
+// Classes are the kinds of devices besides GPUs that a container can ask for.
+var Classes = []string{"imex", "gds", "gdrcopy", "mofed", "nvswitch"}
 
 // Daemons whose sockets containers can be given.
 const (
@@ -294,7 +294,7 @@ func (c *Config) validate() error {
 		{"container.supported-capabilities", c.Container.SupportedCapabilities, capabilities},
 		{"container.default-capabilities", c.Container.DefaultCapabilities, capabilities},
 		{"container.sockets", c.Container.Sockets, sockets},
-		{"policy.allow-from-environment", c.Policy.AllowFromEnvironment, classes},
+		{"policy.allow-from-environment", c.Policy.AllowFromEnvironment, Classes},
 		{"policy.kubernetes", []string{c.Policy.Kubernetes}, []string{Enforce, Audit, TrustEnv}},
 		{"policy.foreign-hooks", []string{c.Policy.ForeignHooks}, []string{Replace, Refuse}},
 		{"log.level", []string{c.Log.Level}, []string{"error", "warn", "info", "debug"}},

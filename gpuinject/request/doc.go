@@ -11,7 +11,7 @@
 // NVIDIA_REQUIRE_CUDA); the device list mounted below /var/run/nvidia-container-devices; CDI
 // annotations; and devices that a CDI specification has already put into config.json.
 //
-// A Request is never a grant: package policy decides. This package knows nothing of the host. It
-// must never resolve an identifier, read a file, or use a value of the container's environment as
+// A Request is never a grant: package policy decides. This package reads nothing of the host. It
+// must never resolve an identifier, open a file, or use a value of the container's environment as
 // anything but data.
 package request

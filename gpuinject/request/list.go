@@ -111,7 +111,7 @@ func (l *list) addOwn(vendor, class, name, item string) error {
 	case slices.Contains(switched, class):
 		return fmt.Errorf("%s: %s/%s has the one device %s", Quote(item), vendor, class, All)
 	default:
-		return fmt.Errorf("%s is of an unknown CDI kind (known classes: gpu, mig, %s, gds, gdrcopy, mofed, nvswitch)", Quote(item), imexKind)
+		return fmt.Errorf("%s is of an unknown CDI kind (known classes: gpu, mig, %s, %s)", Quote(item), imexKind, strings.Join(switched, ", "))
 	}
 	return nil
 }

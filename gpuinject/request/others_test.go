@@ -202,3 +202,10 @@ func FuzzRead(f *testing.F) {
 		}
 	})
 }
+
+func TestEveryClassCanBeAskedFor(t *testing.T) {
+	known := append([]string{IMEX}, switched...)
+	if !slices.Equal(known, config.Classes) {
+		t.Errorf("a container can ask for %q, an operator can allow %q", known, config.Classes)
+	}
+}

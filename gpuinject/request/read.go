@@ -17,6 +17,10 @@ import (
 // device: <dir>/<id>. It sets NVIDIA_VISIBLE_DEVICES to the directory itself.
 const DeviceListDir = "/var/run/nvidia-container-devices"
 
+// EnvCDI marks a container that the specification of `nvidia-shimctl cdi` edited. An image that sets
+// it gets no device by it: the nodes count.
+const EnvCDI = "NVIDIA_SHIM_CDI"
+
 // imexDir is where IMEX channels are in the device list: <dir>/imex/<id>.
 const imexDir = "imex/"
 
@@ -39,8 +43,8 @@ type Said struct {
 	// and in NVIDIA's stack, though not in getenv(3). An entry without "=" is no variable and is
 	// passed over: NVIDIA's stack fails such a container, which need have nothing to do with GPUs.
 	Env map[string]string
-	// EditedByCDI is true if a CDI specification of NVIDIA's was applied: its hooks and nodes of
-	// the driver are in the specification.
+	// EditedByCDI is true if a CDI specification of NVIDIA's or of nvidia-shimctl was applied: the
+	// hooks of the one, or EnvCDI of the other, and nodes of the driver are in the specification.
 	EditedByCDI bool
 	// NVIDIAHooks is true if hooks of NVIDIA's are in the specification.
 	NVIDIAHooks bool
@@ -57,7 +61,7 @@ type Said struct {
 func Read(spec *bundle.Spec) Said {
 	s := Said{
 		Container: identify(spec), Env: map[string]string{},
-		EditedByCDI: editedByCDI(spec), NVIDIAHooks: slices.ContainsFunc(Hooks(spec.Hooks), IsNVIDIAHook),
+		NVIDIAHooks: slices.ContainsFunc(Hooks(spec.Hooks), IsNVIDIAHook),
 	}
 	for _, entry := range spec.Process.Env {
 		if name, value, ok := strings.Cut(entry, "="); ok && ofContract(name) {
@@ -65,6 +69,7 @@ func Read(spec *bundle.Spec) Said {
 			s.swarm = s.swarm || strings.HasPrefix(name, SwarmPrefix)
 		}
 	}
+	s.EditedByCDI = editedByCDI(spec, s.Env)
 	for _, m := range spec.Mounts {
 		if id, ok := listed(m); ok {
 			s.readMount(m.Destination, id)
@@ -223,9 +228,9 @@ func Hooks(hooks specs.Hooks) []specs.Hook {
 
 // editedByCDI reports whether a CDI specification of NVIDIA's was applied to the container: by
 // containerd for CDIDevices of CRI, by docker or ctr for --device, for a claim of the DRA driver.
-// Without hooks, the author of the specification needs nothing done.
-func editedByCDI(spec *bundle.Spec) bool {
-	return slices.ContainsFunc(Hooks(spec.Hooks), IsCDIHook) &&
+// Without hooks, the author of another specification needs nothing done.
+func editedByCDI(spec *bundle.Spec, env map[string]string) bool {
+	return (env[EnvCDI] != "" || slices.ContainsFunc(Hooks(spec.Hooks), IsCDIHook)) &&
 		slices.ContainsFunc(spec.Linux.Devices, func(d specs.LinuxDevice) bool {
 			return (d.Type == "c" || d.Type == "u") && host.IsDriverNode(path.Clean(d.Path))
 		})

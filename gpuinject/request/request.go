@@ -17,15 +17,13 @@ const (
 	envRequireCUDA    = "NVIDIA_REQUIRE_CUDA"
 )
 
-// Capability names of NVIDIA_DRIVER_CAPABILITIES.
+// Names in NVIDIA_DRIVER_CAPABILITIES that this package or package gpuinject has a rule for.
 const (
 	Compute  = "compute"
 	Compat32 = "compat32"
 	Graphics = "graphics"
 	Utility  = "utility"
-	Video    = "video"
 	Display  = "display"
-	NGX      = "ngx"
 )
 
 // Words of a list of devices: every device; the driver without a GPU; nothing at all.
@@ -100,7 +98,7 @@ func (s Said) Request(cfg *config.Config) (Request, error) {
 	switch {
 	case s.EditedByCDI:
 		return s.complete(Request{Driver: true, Source: FromCDI,
-			Reason: "the container's specification has NVIDIA's CDI hooks and device nodes"}, list{}, cfg)
+			Reason: "CDI put device nodes of the driver into the container's specification"}, list{}, cfg)
 	case s.annotatedErr != nil:
 		return Request{}, s.annotatedErr
 	case !s.annotated.empty():
@@ -174,10 +172,12 @@ func (s Said) complete(r Request, l list, cfg *config.Config) (Request, error) {
 		return Request{}, fmt.Errorf("%s is a CDI device of another vendor: name it to containerd (docker run --device, nerdctl run --device, ctr run --device, or the CDI devices of a pod)", Quote(l.foreign[0]))
 	}
 	caps, set := s.Env[EnvCapabilities]
+	// An image cannot make hooks, as it can EnvCDI.
+	byNVIDIA := r.Source == FromCDI && s.NVIDIAHooks
 	switch {
 	case len(split(caps)) > 0:
 		r.CapabilitiesReason = EnvCapabilities + "=" + Quote(caps)
-	case r.Source == FromCDI:
+	case byNVIDIA:
 		caps, r.CapabilitiesReason = All, "CDI injects every supported capability"
 	case set:
 		r.CapabilitiesReason = EnvCapabilities + " is empty: container.default-capabilities"
@@ -187,7 +187,7 @@ func (s Said) complete(r Request, l list, cfg *config.Config) (Request, error) {
 		r.CapabilitiesReason = EnvCapabilities + " is not set: container.default-capabilities"
 	}
 	// Nodes that CDI put into a pod's specification are the operator's choice, not the image's.
-	supported := cfg.Container.Supported(s.Container.Kubernetes && r.Source != FromCDI)
+	supported := cfg.Container.Supported(s.Container.Kubernetes && !byNVIDIA)
 	var err error
 	if r.Capabilities, err = parseCapabilities(caps, supported, cfg.Container.DefaultCapabilities); err != nil {
 		return Request{}, err

@@ -6,9 +6,11 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/record"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -46,8 +48,14 @@ func writeSpec(t *testing.T, d *sim.Driver, hook string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// ctr resolves CDI names itself and looks nowhere else. The kind is the test's own, so
-	// that a host's real specifications do not come into it.
+	placeSpec(t, data)
+}
+
+// placeSpec puts a specification of the kind simulated.test/gpu where ctr, which resolves CDI names
+// itself, looks for it. The kind is the test's own, so that a host's real specifications do not
+// come into it.
+func placeSpec(t *testing.T, data []byte) {
+	t.Helper()
 	const dir = "/run/cdi"
 	if _, err := os.Stat(dir); err != nil {
 		if err := os.Mkdir(dir, 0o755); err != nil {
@@ -109,6 +117,31 @@ func TestWhatContainerdsCDIGaveIsTakenOver(t *testing.T) {
 				t.Errorf("grant %q, hooks %q", p.Grant, p.RemovedHooks)
 			}
 		})
+	})
+}
+
+// One specification for every runtime: complete under the stock one, and under the shim the same as
+// the variable.
+func TestCDISpecificationOfShimctl(t *testing.T) {
+	testenv.EachCgroup(t, func(t *testing.T, version int) {
+		h := simhost.New(t, simhost.Options{Env: testenv.Options{Cgroup: version}})
+		placeSpec(t, []byte(strings.Replace(h.Ctl(t, "cdi"), "nvidia.com/gpu", "simulated.test/gpu", 1)))
+		devices := []string{"--device", "simulated.test/gpu=0", "--device", "simulated.test/gpu=" + h.Driver.GPUs[2].UUID}
+		for _, runtime := range []string{testenv.StockRuntime, ""} {
+			got, want := simhost.Parse(h.MustRun(t, testenv.RunOptions{Runtime: runtime, Extra: devices, Args: h.ProbeArgs()})), h.Expect([]int{0, 2})
+			if runtime == testenv.StockRuntime {
+				want.ProcGPUs = got.ProcGPUs // the mask is the shim's
+			}
+			simhost.Compare(t, got, want)
+		}
+		byCDI := h.Record(t, h.Start(t, testenv.RunOptions{Extra: devices[:2], Env: []string{"NVIDIA_VISIBLE_DEVICES=all"}}))
+		byName := h.Record(t, h.Start(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}}))
+		for _, p := range []*record.Record{&byCDI, &byName} {
+			p.Reason, p.Asked, p.Grant = "", nil, ""
+		}
+		if !reflect.DeepEqual(byCDI, byName) {
+			t.Errorf("by CDI:\n%+v\nby name:\n%+v", byCDI, byName)
+		}
 	})
 }
 

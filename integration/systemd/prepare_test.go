@@ -6,11 +6,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// Install's unit, run by systemd itself, makes the nodes that were not made at boot.
+// Install's unit, run by systemd itself, makes the nodes that were not made at boot, and the CDI
+// specification again.
 func TestTheUnitOfPrepareMakesTheNodes(t *testing.T) {
 	m := startMachine(t)
 	dev := filepath.Join(m.Driver.DevRoot, "dev")
@@ -32,9 +35,20 @@ func TestTheUnitOfPrepareMakesTheNodes(t *testing.T) {
 	c.check(t)
 	c.remove(t)
 
+	m.run(t, append([]string{"nvidia-shimctl", "install", "--containerd", inBin + "/tools/containerd", "--cdi"}, install...)...)
+	made := m.run(t, "cat", cdispec.Path)
+	simtest.Check(t, m.Driver.Upgrade("999.1.2"))
+	m.run(t, "systemctl", "restart", runtimeclass.UnitName)
+	if got := m.run(t, "cat", cdispec.Path); got == made || got != m.run(t, "nvidia-shimctl", "cdi") {
+		t.Errorf("%s has\n%s", cdispec.Path, got)
+	}
+
 	m.run(t, append([]string{"nvidia-shimctl", "uninstall", "--keep-programs"}, install...)...)
 	m.run(t, "systemctl", "daemon-reload")
 	if r := m.try(t, nil, "systemctl", "cat", runtimeclass.UnitName); r.ExitCode == 0 {
 		t.Errorf("uninstall left the unit: %s", r.Output)
+	}
+	if r := m.try(t, nil, "cat", cdispec.Path); r.ExitCode == 0 {
+		t.Errorf("uninstall left %s", cdispec.Path)
 	}
 }

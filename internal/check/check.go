@@ -37,6 +37,8 @@ type Options struct {
 	Containerd string
 	// ContainerdConfig is containerd's configuration file; empty for that of the running daemon.
 	ContainerdConfig string
+	// CDI makes the CDI specification of this host.
+	CDI func() ([]byte, error)
 }
 
 // Node runs all checks.
@@ -57,6 +59,7 @@ func Node(ctx context.Context, o Options) []Finding {
 		{"prepare", checkPrepareUnit(n)},
 		{"libraries", checkLibraries(n)},
 		{"probe", checkProbes(ctx, n)},
+		{"cdi", checkCDI(n)},
 		{"sockets", checkSockets(n)},
 		{"state", checkState(n)},
 		{"kubelet", checkKubelet(ctx, n)},

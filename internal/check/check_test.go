@@ -11,6 +11,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -303,4 +304,24 @@ func TestT70Floors(t *testing.T) {
 			t.Errorf("%s: %+v, want %s", v, f, level)
 		}
 	}
+}
+
+func TestCDISpecification(t *testing.T) {
+	const made = "# Made by nvidia-shimctl cdi.\nkind: nvidia.com/gpu\n"
+	f := healthy(t)
+	var err error
+	f.CDI = func() ([]byte, error) { return []byte(made), err }
+	if list := f.check("cdi"); len(list) > 0 {
+		t.Errorf("without a specification: %+v", list)
+	}
+	f.write(cdispec.Path, "kind: nvidia.com/gpu\n")
+	if list := f.check("cdi"); len(list) > 0 {
+		t.Errorf("that of another program: %+v", list)
+	}
+	f.write(cdispec.Path, made)
+	want(t, f.check("cdi"), OK, "up to date")
+	f.write(cdispec.Path, made+"devices: []\n")
+	want(t, f.check("cdi"), Warning, "not that of this driver")
+	err = os.ErrNotExist
+	want(t, f.check("cdi"), Warning, "cannot be checked")
 }

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
@@ -96,6 +98,23 @@ func checkPrepareUnit(n *node) []Finding {
 		return warning("systemctl enable "+runtimeclass.UnitName, "%s is not enabled: the device nodes are not made at boot", runtimeclass.UnitName)
 	}
 	return fine("%s runs at boot", runtimeclass.UnitName)
+}
+
+// checkCDI checks a CDI specification that nvidia-shimctl wrote.
+func checkCDI(n *node) []Finding {
+	const fix = "nvidia-shimctl prepare --cdi"
+	have, err := cdispec.Read(n.real(cdispec.Path))
+	if err != nil {
+		return nil
+	}
+	want, err := n.CDI()
+	switch {
+	case err != nil:
+		return warning(fix, "%s cannot be checked: %v", cdispec.Path, err)
+	case !bytes.Equal(have, want):
+		return warning(fix, "%s is not that of this driver, these GPUs and this configuration: other runtimes fail with it", cdispec.Path)
+	}
+	return fine("%s is up to date", cdispec.Path)
 }
 
 func checkSockets(n *node) []Finding {

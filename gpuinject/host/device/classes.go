@@ -50,8 +50,7 @@ var classes = map[string][]classNode{
 
 const imexDriver = "nvidia-caps-imex-channels"
 
-// ClassNodes returns the nodes of a class: "imex", "gds", "gdrcopy", "mofed" or "nvswitch", in the
-// order of their names' numbers. Of IMEX channels it returns those with the numbers given, or all
+// ClassNodes returns the nodes of a class of config.Classes in the order of their names' numbers. Of IMEX channels it returns those with the numbers given, or all
 // if channels is nil; one that is missing is an error that names it. Of the other classes it
 // returns what the host has, which may be nothing.
 //
@@ -59,11 +58,15 @@ const imexDriver = "nvidia-caps-imex-channels"
 // should be, it returns all good ones, for a caller that only asks which of the host's nodes a
 // container has already.
 func (inv Inventory) ClassNodes(class string, channels []int) (nodes []Node, first error) {
+	kinds, known := classes[class]
+	if !known {
+		return nil, fmt.Errorf("there is no class %q", class)
+	}
 	majors, err := readMajors(inv.Config)
 	if err != nil {
 		return nil, err
 	}
-	for _, k := range classes[class] {
+	for _, k := range kinds {
 		list := channels
 		if class != "imex" || channels == nil {
 			list = k.present(inv.Config.DevRoot)

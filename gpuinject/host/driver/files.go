@@ -144,10 +144,18 @@ func (f Files) InRoot(name string) string {
 	return name
 }
 
-// IsMounted reports whether the mount of a host file at dest is one of NVIDIA's CDI specifications:
-// a file of this driver at the place that nvidia-ctk gives it.
+// IsMounted reports whether the mount of a host file at dest is one of a CDI specification of this
+// driver: a file of the driver at the place that nvidia-ctk or nvidia-shimctl gives it.
 func (f Files) IsMounted(source, dest string) bool {
 	base, atHome := path.Base(source), f.InRoot(source) == dest
+	below := func(dir string) bool { return strings.HasPrefix(dest, dir+"/") }
+	if NamesLibrary(base) && slices.ContainsFunc(slices.Concat(LoaderDirs(64), LoaderDirs(32)), below) {
+		info, err := os.Stat(source)
+		is := func(l Library) bool { return isFile(info, l.Path) }
+		if err != nil || slices.ContainsFunc(f.Libraries, is) {
+			return true
+		}
+	}
 	if base != path.Base(dest) {
 		return false
 	}

@@ -14,8 +14,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// format is raised if the same files would be found to be something else, so that what an older
-// shim stored is not used.
+// format is raised if a search would find something else on the same host: what an older shim found
+// is not used then. tablesSum in the test says when the tables changed.
 const format = 3
 
 // Stamp is the state of a file or directory at the time of a search. If there was none, all but

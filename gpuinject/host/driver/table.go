@@ -126,6 +126,15 @@ var architectures = map[string]architecture{
 
 var arch = architectures[runtime.GOARCH]
 
+// LoaderDirs returns the directories in which the loader of an image looks without a cache: Debian's
+// and those of other distributions. Of 32-bit libraries only Debian's holds nothing else.
+func LoaderDirs(bits int) []string {
+	if bits == 32 {
+		return []string{"/usr/lib/" + arch.triple32}
+	}
+	return []string{"/usr/lib/" + arch.triple, "/usr/lib64"}
+}
+
 // libraryDirs returns the places that are searched after ld.so.cache and the configuration.
 func libraryDirs() []string {
 	return []string{

@@ -1,0 +1,171 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
+)
+
+func TestCDISpecificationOfTheHost(t *testing.T) {
+	d := simulate(t)
+	if err := d.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}}); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "cdi", "nvidia.yaml")
+	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
+	text, err := os.ReadFile(file)
+	if err != nil || string(text) != fine(t, "--config", d.ConfigPath, "cdi") {
+		t.Errorf("%s, %v", text, err)
+	}
+	// The CDI project's own reader accepts it.
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(filepath.Dir(file)), cdi.WithAutoRefresh(false))
+	if err != nil || len(cache.GetErrors()) > 0 {
+		t.Fatal(err, cache.GetErrors())
+	}
+	nodes := map[string][]string{ // of a device, on the host, without the common ones
+		"0": {"nvidia" + minor(d, 0)}, d.GPUs[0].UUID: {"nvidia" + minor(d, 0)}, "2": {"nvidia" + minor(d, 2)}, d.GPUs[2].UUID: {"nvidia" + minor(d, 2)},
+	}
+	var spec specs.Spec
+	decode(t, fine(t, "--config", d.ConfigPath, "--json", "cdi"), &spec)
+	got := map[string][]string{}
+	for _, dev := range spec.Devices {
+		for _, n := range dev.ContainerEdits.DeviceNodes {
+			if !strings.HasPrefix(n.HostPath, d.DevRoot+"/dev/") || n.Permissions != "rw" {
+				t.Errorf("%+v", n)
+			}
+			got[dev.Name] = append(got[dev.Name], filepath.Base(n.Path))
+		}
+	}
+	for name, want := range nodes {
+		if !slices.Equal(got[name], want) {
+			t.Errorf("device %s has %q, want %q", name, got[name], want)
+		}
+	}
+	uuid := d.MIG[0].UUID
+	if mig := got["1:0"]; len(mig) != 3 || mig[0] != "nvidia"+minor(d, 1) || !slices.Equal(mig, got[uuid]) || len(got["all"]) != 5 || len(got) != 7 {
+		t.Errorf("%q", got)
+	}
+	for _, n := range spec.ContainerEdits.DeviceNodes {
+		if !slices.Contains([]string{"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}, n.Path) {
+			t.Errorf("every device has %s", n.Path)
+		}
+	}
+	var places []string
+	for _, m := range spec.ContainerEdits.Mounts {
+		if info, err := os.Lstat(m.HostPath); err != nil || !info.Mode().IsRegular() || strings.HasPrefix(m.HostPath, d.StateDir) {
+			t.Errorf("%+v: %v", m, err)
+		}
+		places = append(places, m.ContainerPath)
+	}
+	for _, p := range []string{"/usr/lib64/libcuda.so.1", "/usr/bin/nvidia-smi", "/usr/lib64/libnvidia-ml.so.1"} {
+		if !slices.Contains(places, p) {
+			t.Errorf("no %s in %q", p, places)
+		}
+	}
+	if len(spec.ContainerEdits.Hooks) > 0 {
+		t.Error("a runtime would execute something")
+	}
+}
+
+func minor(d *sim.Driver, gpu int) string { return string(rune('0' + d.GPUs[gpu].Minor)) }
+
+func TestCDIFileOfAnotherProgramStays(t *testing.T) {
+	d := simulate(t)
+	dir := t.TempDir()
+	theirs, link := filepath.Join(dir, "nvidia.yaml"), filepath.Join(dir, "link.yaml")
+	if err := os.WriteFile(theirs, []byte("cdiVersion: 0.5.0\n"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(theirs, link); err != nil {
+		t.Fatal(err)
+	}
+	stays := func(code int, args ...string) {
+		t.Helper()
+		got, _, errs := ctl(t, append([]string{"--config", d.ConfigPath}, args...)...)
+		if text, _ := os.ReadFile(theirs); got != code || string(text) != "cdiVersion: 0.5.0\n" {
+			t.Errorf("%q: status %d, %s, %s", args, got, errs, text)
+		}
+	}
+	stays(1, "cdi", "--output", theirs)
+	stays(1, "cdi", "--output", link)
+	useCDIFile(t, theirs)
+	stays(0, "prepare", "--cdi")
+}
+
+func useCDIFile(t *testing.T, name string) {
+	t.Cleanup(func() { cdiFile = cdispec.Path })
+	cdiFile = name
+}
+
+// Prepare makes the file again that install wrote, and no other one.
+func TestCDIFileIsMadeAgain(t *testing.T) {
+	d := simulate(t)
+	file := filepath.Join(t.TempDir(), "cdi/nvidia.yaml")
+	useCDIFile(t, file)
+	read := func() string { text, _ := os.ReadFile(file); return string(text) }
+	prepare := []string{"--config", d.ConfigPath, "prepare", "--cdi"}
+	if fine(t, prepare...); read() != "" {
+		t.Error("a file was made that was not there")
+	}
+	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
+	before := read()
+	simtest.Check(t, d.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}}))
+	fine(t, "--config", d.ConfigPath, "prepare")
+	if fine(t, append(prepare, "--dry-run")...); read() != before {
+		t.Error("changed without --cdi, or in a dry run")
+	}
+	if fine(t, prepare...); !strings.Contains(read(), d.MIG[0].UUID) {
+		t.Errorf("after a change of MIG: %s", read())
+	}
+	simtest.Check(t, d.Upgrade("999.1.2"))
+	if fine(t, prepare...); !strings.Contains(read(), "libcuda.so.999.1.2") || strings.Contains(read(), sim.DefaultVersion) {
+		t.Errorf("after an upgrade: %s", read())
+	}
+	before = read()
+	simtest.Check(t, os.RemoveAll(filepath.Join(d.ProcRoot, "driver")))
+	simtest.Check(t, os.RemoveAll(filepath.Join(d.SysRoot, "bus")))
+	if fine(t, prepare...); read() != before {
+		t.Error("changed without a driver")
+	}
+}
+
+// What is written and removed on the host itself is shown by a dry run, and done in
+// integration/systemd.
+func TestCDIFileOfInstall(t *testing.T) {
+	d := simulate(t)
+	dir := t.TempDir()
+	file := filepath.Join(dir, "nvidia.yaml")
+	useCDIFile(t, file)
+	_, _, from := installTree(t, "", "")
+	place := []string{"--dry-run", "--target", "docker", "--docker-config", filepath.Join(dir, "daemon.json"), "--bin-dir", filepath.Join(dir, "bin")}
+	install := append([]string{"--config", d.ConfigPath, "install", "--from", from, "--cdi"}, place...)
+	uninstall := append([]string{"--config", d.ConfigPath, "uninstall"}, place...)
+	dryRun := func(args []string, want bool, line string) {
+		t.Helper()
+		if status, out, errs := ctl(t, args...); status != 0 || strings.Contains(out, line+file+"\n") != want {
+			t.Errorf("%q: status %d, %s%s", args, status, out, errs)
+		}
+	}
+	dryRun(install, true, "+++ ")
+	dryRun(uninstall, false, "--- ")
+	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
+	dryRun(install, false, "+++ ")
+	dryRun(uninstall, true, "--- ")
+	write(t, file, "kind: nvidia.com/gpu\n")
+	dryRun(uninstall, false, "--- ")
+	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "was not written by this program") {
+		t.Errorf("over the file of another program: %d %s", status, errs)
+	}
+	if status, _, errs := ctl(t, append(install, "--root", dir)...); status != 2 || !strings.Contains(errs, "--cdi goes with this host only") {
+		t.Errorf("a tree: %d %s", status, errs)
+	}
+}

@@ -1,0 +1,75 @@
+package gpuinject
+
+import (
+	"errors"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+)
+
+// planLinker decides how the image's dynamic loader finds the driver: by files written in the
+// image. If the image cannot be written, a generated cache is mounted over its own: ldconfig cannot
+// run there, so that a mounted file that cannot be replaced does no harm.
+func planLinker(c Container, root *image.Root, vols volumes, img image.Image, files driver.Files, p *Plan) {
+	entries, dirs := loaderEntries(files)
+	loaderFiles, notes := root.LoaderFiles(img, dirs, entries)
+	for _, n := range notes {
+		p.note("%s", n)
+	}
+	p.cacheAt = cacheMountPoint(root, vols)
+	for _, f := range loaderFiles {
+		at, _ := root.Place(f.Path)
+		m, covered := vols.covering(at)
+		err := root.CanWriteFile(f.Path)
+		switch {
+		case covered:
+			p.note("%s is not written: the container mounts %s there", f.Path, request.Quote(m.Destination))
+			continue
+		case vols.hides(at):
+			p.mountCache(c, f, errors.New("the container has a file system of its own there"))
+			continue
+		case errors.Is(err, unix.EROFS) || errors.Is(err, unix.EPERM):
+			p.mountCache(c, f, err)
+			continue
+		case err != nil: // something in the image is in the way, of a mount too
+			p.note("%s of the image is not written: %v", f.Path, err)
+			continue
+		}
+		p.linkerFiles = append(p.linkerFiles, f)
+		if f.Path == image.CachePath {
+			p.Linker.Cache = "written"
+		}
+	}
+}
+
+// cacheMountPoint returns where the loader's cache can be mounted, "" if nowhere: runc follows a
+// link of that name, which must not lead to a volume, another file system or the host.
+func cacheMountPoint(root *image.Root, vols volumes) string {
+	at, err := root.Place(image.CachePath)
+	if err == nil && vols.hides(at) {
+		return at
+	}
+	if err == nil {
+		at, err = root.Target(image.CachePath)
+	}
+	_, covered := vols.covering(at)
+	if err != nil || covered || vols.hides(at) || root.CheckMountPoint(at) != nil {
+		return ""
+	}
+	return at
+}
+
+// mountCache mounts the loader's cache over the image's own, which cannot be written because of
+// err.
+func (p *Plan) mountCache(c Container, f image.File, err error) {
+	p.note("%s is not written in the image: %v", f.Path, err)
+	if f.Path != image.CachePath || p.cacheAt == "" {
+		return
+	}
+	p.bundleFiles = append(p.bundleFiles, image.File{Path: cacheName, Data: f.Data})
+	p.mountFile(bundlePath(c, cacheName), p.cacheAt)
+	p.Linker.Cache = "mounted"
+}
