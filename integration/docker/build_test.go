@@ -15,8 +15,7 @@ import (
 // built is the name of the image that a test builds.
 const built = "built:latest"
 
-// build builds an image from the shared one and returns the file /seen in it. The image is removed
-// with the test.
+// build builds an image from the shared one and returns the file /seen in it.
 func (e *engine) build(t *testing.T, env []string, run string, flags ...string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -28,7 +27,7 @@ func (e *engine) build(t *testing.T, env []string, run string, flags ...string) 
 	if r.ExitCode != 0 {
 		t.Fatalf("docker build: exit status %d\n%s%s", r.ExitCode, r.Output, r.Error)
 	}
-	t.Cleanup(func() { e.docker(t, "rmi", built) })
+	defer e.docker(t, "rmi", built)
 	return e.docker(t, append(e.run("--rm", "--runtime", "runc"), built, "cat", "/seen")...)
 }
 

@@ -72,7 +72,8 @@ func TestEachWayToAskGivesExactlyItsGPUs(t *testing.T) {
 		{"nothing", []string{"--runtime", "nvidia"}, nil},
 		{"void", visible("void"), nil},
 		{"a device-list mount", []string{"--runtime", "nvidia", "--volume", "/dev/null:/var/run/nvidia-container-devices/0"}, []int{0}},
-		{"another runtime", []string{"--env", "NVIDIA_VISIBLE_DEVICES=0"}, nil},
+		{"runc, by the variable", []string{"--env", "NVIDIA_VISIBLE_DEVICES=0"}, nil},
+		{"runc, by a device-list mount", []string{"--volume", "/dev/null:/var/run/nvidia-container-devices/0"}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) { check(t, shared.probe(t, tc.flags, shared.image()), tc.want...) })
 	}

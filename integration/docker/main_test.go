@@ -88,9 +88,12 @@ func start(t testing.TB) *engine {
 	e.plain = plain
 	simhost.WriteFile(t, e.config, string(plain))
 	h.Ctl(t, "cdi", "--output", filepath.Join(e.specs, "nvidia.yaml"))
-	// dockerd looks for a program of this name when it starts, and never runs it; the specification
-	// names none.
-	simhost.Script(t, filepath.Join(h.Dir, "path", "nvidia-cdi-hook"), "exit 1\n")
+	// dockerd looks for programs of these names when it starts, and never runs them.
+	for _, name := range []string{"nvidia-cdi-hook", "nvidia-container-runtime-hook"} {
+		if err := os.Symlink("/bin/false", filepath.Join(h.Dir, "path", name)); err != nil {
+			t.Fatal(err)
+		}
+	}
 	t.Cleanup(func() { e.uninstall(t) })
 	e.install(t)
 	t.Cleanup(func() { e.daemon.Stop() })
