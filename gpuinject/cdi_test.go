@@ -148,6 +148,27 @@ func TestCDIOfShimctlIsTakenOver(t *testing.T) {
 	}
 }
 
+// An image can set the variable that marks a container of this specification: the nodes count.
+func TestAnImageThatSetsTheMarkOfCDI(t *testing.T) {
+	control := withNode(simulated.Majors.GPU, 255)
+	table{
+		env:  []string{"NVIDIA_SHIM_CDI=1"},
+		show: func(p Plan) string { return fmt.Sprint(showGPUs(p), " ", p.Capabilities) },
+		rows: []row{
+			{name: "alone", want: "left alone"},
+			{name: "with all", env: devices("all"), spec: inPod(), want: "starts without a GPU"},
+			{name: "with an allocated GPU", env: append(devices("all"), caps("all")...), spec: inPod(2), want: "GPU 2 [compat32 compute graphics ngx utility video]"},
+			{name: "with a node that is no GPU's", env: devices("all"), spec: all(inPod(), control, at("/dev/nvidiactl")), want: "the driver without a GPU [compute utility]"},
+			{name: "with a GPU's node by another name", env: devices("all"), spec: all(inPod(), control, at("/dev/nvidia2")), want: "the driver without a GPU [compute utility]"},
+		},
+	}.run(t)
+}
+
+// at moves the last node.
+func at(name string) func(*specs.Spec) {
+	return func(s *specs.Spec) { s.Linux.Devices[len(s.Linux.Devices)-1].Path = name }
+}
+
 // Nodes in the specification are the user's words, and the environment may be the image's.
 func TestNodesOfTheUserLimitTheEnvironment(t *testing.T) {
 	m := simulated.Majors

@@ -146,11 +146,8 @@ func contractWords(t *testing.T) map[string]func(*row) {
 	}
 	on := func(h *testHost) func(*row) { return func(r *row) { r.host = h } }
 	cdi := func(s *specs.Spec) { applyCDI(t, s, realCDI(t), "nvidia.com/gpu=1") }
-	node2 := func(s *specs.Spec) {
-		minor := simulated.GPUs[2].Minor
-		withNode(simulated.Majors.GPU, minor)(s)
-		s.Linux.Devices[len(s.Linux.Devices)-1].Path = fmt.Sprintf("/dev/nvidia%d", minor)
-	}
+	minor := simulated.GPUs[2].Minor
+	node2 := all(withNode(simulated.Majors.GPU, minor), at(fmt.Sprintf("/dev/nvidia%d", minor)))
 	mps := ""
 	daemons := func(c *config.Config) {
 		if mps == "" {

@@ -56,10 +56,10 @@ func install(ctx context.Context, c *cli.Command) error {
 		o.WriteShimConfig, o.ShimSettings = true, report.Text
 	}
 	plan, err := runtimeclass.Install(host, o)
-	if err != nil {
-		return err
+	if err == nil {
+		err = addCDI(c, &plan)
 	}
-	if err := addCDI(c, &plan); err != nil {
+	if err != nil {
 		return err
 	}
 	if err := carryOut(c, plan, report); err != nil || c.Bool("dry-run") || !c.Bool("restart") {

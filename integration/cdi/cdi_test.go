@@ -12,6 +12,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/record"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
@@ -124,23 +125,48 @@ func TestWhatContainerdsCDIGaveIsTakenOver(t *testing.T) {
 // the variable.
 func TestCDISpecificationOfShimctl(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
-		h := simhost.New(t, simhost.Options{Env: testenv.Options{Cgroup: version}})
+		mig := []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}, {GPU: 1, GI: 5, CI: 0}}
+		h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 3, MIG: mig}, Env: testenv.Options{Cgroup: version}})
 		placeSpec(t, []byte(strings.Replace(h.Ctl(t, "cdi"), "nvidia.com/gpu", "simulated.test/gpu", 1)))
-		devices := []string{"--device", "simulated.test/gpu=0", "--device", "simulated.test/gpu=" + h.Driver.GPUs[2].UUID}
-		for _, runtime := range []string{testenv.StockRuntime, ""} {
-			got, want := simhost.Parse(h.MustRun(t, testenv.RunOptions{Runtime: runtime, Extra: devices, Args: h.ProbeArgs()})), h.Expect([]int{0, 2})
-			if runtime == testenv.StockRuntime {
-				want.ProcGPUs = got.ProcGPUs // the mask is the shim's
+		devices := func(names ...string) (args []string) {
+			for _, name := range names {
+				args = append(args, "--device", "simulated.test/gpu="+name)
 			}
-			simhost.Compare(t, got, want)
+			return args
 		}
-		byCDI := h.Record(t, h.Start(t, testenv.RunOptions{Extra: devices[:2], Env: []string{"NVIDIA_VISIBLE_DEVICES=all"}}))
+		run := func(runtime string, devices []string) testenv.Result {
+			return h.Run(t, testenv.RunOptions{Runtime: runtime, Extra: devices, Args: h.ProbeArgs()})
+		}
+		for _, tc := range []struct {
+			devices   []string
+			gpus, mig []int
+		}{
+			{devices("0", h.Driver.GPUs[2].UUID), []int{0, 2}, nil},
+			{devices("1:1"), nil, []int{1}},
+			{devices("2", h.Driver.MIG[0].UUID), []int{2}, []int{0}},
+			{devices("all"), []int{0, 2}, []int{0, 1}},
+		} {
+			for _, runtime := range []string{testenv.StockRuntime, ""} {
+				got, want := simhost.Parse(run(runtime, tc.devices).Output), h.ExpectMIG(tc.gpus, tc.mig)
+				if runtime == testenv.StockRuntime {
+					want.ProcGPUs = got.ProcGPUs // the mask is the shim's
+				}
+				simhost.Compare(t, got, want)
+			}
+		}
+		byCDI := h.Record(t, h.Start(t, testenv.RunOptions{Extra: devices("0"), Env: []string{"NVIDIA_VISIBLE_DEVICES=all"}}))
 		byName := h.Record(t, h.Start(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}}))
 		for _, p := range []*record.Record{&byCDI, &byName} {
 			p.Reason, p.Asked, p.Grant = "", nil, ""
 		}
 		if !reflect.DeepEqual(byCDI, byName) {
 			t.Errorf("by CDI:\n%+v\nby name:\n%+v", byCDI, byName)
+		}
+		// Under the shim a stale specification serves: it only names devices.
+		simtest.Check(t, h.Driver.Upgrade("999.1.2"))
+		simhost.Compare(t, simhost.Parse(run("", devices("0")).Output), h.Expect([]int{0}))
+		if r := run(testenv.StockRuntime, devices("0")); r.ExitCode == 0 || !strings.Contains(r.Error, sim.DefaultVersion) {
+			t.Errorf("a stale specification under the stock runtime: %+v", r)
 		}
 	})
 }
