@@ -24,7 +24,7 @@ func (h Host) readConfigFile(name string) (configFile, error) {
 	if err != nil {
 		return configFile{}, err
 	}
-	text, err := h.read(name)
+	text, err := h.Read(name)
 	if err != nil {
 		return configFile{}, err
 	}
@@ -38,7 +38,7 @@ func (h Host) readConfigFile(name string) (configFile, error) {
 // edit gives a configuration the text after, and keeps the original. It removes an earlier
 // registration from the other files.
 func (p *Plan) edit(o Options, f configFile, after []byte) error {
-	p.Handler = o.Registration.Handler
+	p.Handler, p.configFile = o.Registration.Handler, f.name
 	if err := p.unregister(o, f.name); err != nil {
 		return err
 	}

@@ -54,7 +54,56 @@ func strip(text []byte) ([]byte, error) {
 	return out, nil
 }
 
-// registerInTOML adds the handler to a configuration file of containerd.
+// addHandlers adds the handlers that earlier installations put into files to those to register. keep
+// reports whether one can stay.
+func (o *Options) addHandlers(texts [][]byte, keep func(name string) bool) {
+	o.handlers = []string{o.Registration.Handler}
+	for _, text := range texts {
+		for _, name := range ownHandlers(text) {
+			if !slices.Contains(o.handlers, name) && keep(name) {
+				o.handlers = append(o.handlers, name)
+			}
+		}
+	}
+	slices.Sort(o.handlers)
+}
+
+// registers reports whether an earlier installation put a handler into one of the files.
+func registers(texts [][]byte, handler string) bool {
+	return slices.ContainsFunc(texts, func(text []byte) bool { return slices.Contains(ownHandlers(text), handler) })
+}
+
+// ownHandlers returns the handlers in the lines that are ours.
+func ownHandlers(text []byte) (names []string) {
+	var ours []byte
+	inside := false
+	for line := range bytes.Lines(text) {
+		switch {
+		case bytes.HasPrefix(line, []byte(blockBegin)):
+			inside = true
+		case bytes.HasPrefix(line, []byte(blockEnd)):
+			inside = false
+		case inside:
+			ours = append(ours, line...)
+		}
+	}
+	// A block that cannot be read names no handler: what comes of it is checked.
+	config, _ := decode(ours)
+	for plugin := range table(config, "plugins") {
+		runtimes := table(config, "plugins", plugin, "containerd", "runtimes")
+		for name := range runtimes {
+			r := table(runtimes, name)
+			typ, _ := r["runtime_type"].(string)
+			file, _ := r["runtime_path"].(string)
+			if (Runtime{Type: typ, Path: file}).Ours() {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// registerInTOML adds the handlers to a configuration file of containerd.
 func (p *Plan) registerInTOML(o Options, name string, form Runtime) error {
 	r := o.Registration
 	f, err := p.Host.loadFile(name, false)
@@ -71,16 +120,18 @@ func (p *Plan) registerInTOML(o Options, name string, form Runtime) error {
 
 	// containerd 1.7 forgets its built-in runtime if a file names another one.
 	stock := cmp.Or(current, "runc")
-	if f.version <= 2 && !p.Host.Daemon.AtLeast(2, 0, 0) && len(present) == 0 && stock != r.Handler {
+	if f.version <= 2 && !p.Host.Daemon.AtLeast(2, 0, 0) && len(present) == 0 && !slices.Contains(o.handlers, stock) {
 		body += Runtime{Type: stockType}.tables(f.plugin, stock)
 		p.note("the runtime %q is written out, because containerd 1.7 has no built-in runtime beside one that a file names", stock)
 	}
-	body += form.tables(f.plugin, r.Handler)
 	edited := withLineEnd(f.original)
-	if old := present[r.Handler]; old != nil {
-		edited = switchOff(edited, append(slices.Clone(section), "runtimes", r.Handler))
-		delete(present, r.Handler)
-		p.note("the runtime %q (%s) is switched off by comments until uninstall", r.Handler, describe(old))
+	for _, handler := range o.handlers {
+		body += form.tables(f.plugin, handler)
+		if old := present[handler]; old != nil {
+			edited = switchOff(edited, append(slices.Clone(section), "runtimes", handler))
+			delete(present, handler)
+			p.note("the runtime %q (%s) is switched off by comments until uninstall", handler, describe(old))
+		}
 	}
 	// added is the text that the file is to get.
 	added := body

@@ -2,11 +2,15 @@ package runtimeclass
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/aymanbagabas/go-udiff"
@@ -14,17 +18,19 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
 // Host is a tree of files and the daemon that reads them.
 type Host struct {
-	// Root is put before every path: "/" or "", or the root of a tree to prepare.
+	// Root is "/" or "", or the root of a tree to prepare. No path leads out of it, and nothing in
+	// the tree is executed.
 	Root string
 	// Daemon is the version of containerd; zero if it is not known.
 	Daemon Version
 }
 
-func (h Host) real(path string) string { return filepath.Join("/", h.Root, path) }
+func (h Host) real(name string) string { return filepath.Join("/", h.Root, name) }
 
 // follow resolves the links of a path within the root.
 func (h Host) follow(name string) (string, error) {
@@ -36,25 +42,98 @@ func (h Host) follow(name string) (string, error) {
 	return filepath.Join("/", name), err
 }
 
-// read returns the content of a file, or nil if there is none.
-func (h Host) read(path string) ([]byte, error) {
-	text, err := os.ReadFile(h.real(path))
+// open opens the tree. The name that it returns is without links and relative to the tree, which
+// refuses links that others make meanwhile and that lead out of it.
+func (h Host) open(name string) (*os.Root, string, error) {
+	name, err := h.follow(name)
+	if err != nil {
+		return nil, "", err
+	}
+	root, err := os.OpenRoot(h.real("/"))
+	return root, cmp.Or(strings.TrimPrefix(name, "/"), "."), err
+}
+
+// stat returns what stat(2) says of a file.
+func (h Host) stat(name string) (os.FileInfo, error) {
+	root, name, err := h.open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	return root.Stat(name)
+}
+
+// Exists reports whether there is a file or directory.
+func (h Host) Exists(name string) bool {
+	_, err := h.stat(name)
+	return err == nil
+}
+
+// Read returns the content of a regular file, or nil if there is none.
+func (h Host) Read(name string) ([]byte, error) { return h.readChecked(name, nil) }
+
+// readOwned is Read for a file that only root can change.
+func (h Host) readOwned(name string) ([]byte, error) { return h.readChecked(name, trusted.File) }
+
+func (h Host) readChecked(name string, check func(*unix.Stat_t) error) ([]byte, error) {
+	root, real, err := h.open(name)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	// A FIFO must not block.
+	f, err := root.OpenFile(real, os.O_RDONLY|unix.O_NONBLOCK, 0)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	err = unix.Fstat(int(f.Fd()), &st)
+	if err == nil && st.Mode&unix.S_IFMT != unix.S_IFREG {
+		err = errors.New("is not a regular file")
+	}
+	if err == nil && check != nil {
+		err = check(&st)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("%s %w", name, err)
+	}
+	text, err := io.ReadAll(f)
 	return text, err
 }
 
+// glob returns the paths that match a pattern.
+func (h Host) glob(pattern string) ([]string, error) {
+	fixed := pattern
+	for strings.ContainsAny(fixed, "*?[\\") {
+		fixed = path.Dir(fixed)
+	}
+	root, real, err := h.open(fixed)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
+	names, err := fs.Glob(root.FS(), path.Join(real, strings.TrimPrefix(pattern, fixed)))
+	for i, name := range names {
+		names[i] = path.Join(fixed, strings.TrimPrefix("/"+name, path.Join("/", real)))
+	}
+	return names, err
+}
+
 // FileKind says what a changed file is.
-type FileKind int
+type FileKind string
 
 // The kinds of files.
 const (
-	DaemonConfig FileKind = iota // the daemon has to read it again
-	Original                     // the daemon's configuration before the installation
-	Program                      // one of Programs
-	OtherFile                    // the unit, the shim's configuration
-	Link                         // a symbolic link; its text is where it leads
+	DaemonConfig FileKind = "configuration" // the daemon has to read it again
+	Original     FileKind = "original"      // the daemon's configuration before the installation
+	Program      FileKind = "program"       // one of Programs
+	OtherFile    FileKind = "file"          // the unit, the shim's configuration
+	Link         FileKind = "link"          // a symbolic link; its text is where it leads
+	Record       FileKind = "record"        // the list of what was installed
 )
 
 // Change is one file before and after. A nil text means that the file does not exist.
@@ -65,15 +144,22 @@ type Change struct {
 	Before, After []byte
 }
 
-// change returns the change of a file from what it is now.
-func (h Host) change(kind FileKind, path string, after []byte) (Change, error) {
-	c := Change{Kind: kind, Path: path, After: after}
+// change returns the change of a file from what it is now. A link to it stays one.
+func (h Host) change(kind FileKind, name string, after []byte) (Change, error) {
+	c := Change{Kind: kind, Path: name, After: after}
 	var err error
 	if kind != Link {
-		c.Before, err = h.read(path)
+		if c.Path, err = h.follow(name); err == nil {
+			c.Before, err = h.Read(name)
+		}
 		return c, err
 	}
-	to, err := os.Readlink(h.real(path))
+	root, dir, err := h.open(filepath.Dir(name))
+	if err != nil {
+		return c, err
+	}
+	defer root.Close()
+	to, err := root.Readlink(filepath.Join(dir, filepath.Base(name)))
 	switch {
 	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EINVAL):
 		return c, nil
@@ -97,6 +183,12 @@ type Plan struct {
 	Notes []string
 	// Restart makes the daemon read its configuration.
 	Restart Restart
+	// Programs are removed after the restart, by RemovePrograms, and then their lines of the record:
+	// until then the daemon may start the shim.
+	Programs []Change
+
+	// configFile is the configuration with the handler.
+	configFile string
 }
 
 func (p *Plan) note(format string, args ...any) {
@@ -111,6 +203,24 @@ func (p Plan) Changing(kind FileKind) []string {
 	paths := []string{}
 	for _, c := range p.Changes {
 		if c.Kind == kind && !equalText(c.Before, c.After) {
+			paths = append(paths, c.Path)
+		}
+	}
+	return paths
+}
+
+// Written and Removed return the paths of all files that the plan writes and removes.
+func (p Plan) Written() []string { return p.paths(false) }
+
+// Removed is described at Written.
+func (p Plan) Removed() []string { return p.paths(true) }
+
+func (p Plan) paths(removed bool) []string {
+	paths := []string{}
+	all := slices.Concat(p.Changes, p.Programs)
+	for i, c := range all {
+		again := slices.ContainsFunc(all[i+1:], func(later Change) bool { return later.Path == c.Path })
+		if !again && !equalText(c.Before, c.After) && (c.After == nil) == removed {
 			paths = append(paths, c.Path)
 		}
 	}
@@ -146,7 +256,6 @@ func (p Plan) Apply() error {
 }
 
 func (h Host) apply(c Change) error {
-	name := h.real(c.Path)
 	if equalText(c.Before, c.After) {
 		return nil
 	}
@@ -154,15 +263,32 @@ func (h Host) apply(c Change) error {
 	if err != nil {
 		return err
 	}
-	if c.Kind != Program && !equalText(now.Before, c.Before) {
+	if (c.Kind != Program || c.After == nil) && !equalText(now.Before, c.Before) {
 		return errors.New("has been changed meanwhile: run the command again")
 	}
-	if c.After == nil {
-		return os.Remove(name)
-	}
-	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
+	root, dir, err := h.open(filepath.Dir(c.Path))
+	if err != nil {
 		return err
 	}
+	defer root.Close()
+	if c.After == nil {
+		err := root.Remove(filepath.Join(dir, filepath.Base(c.Path)))
+		if c.Kind == Record {
+			// Others may have files there.
+			_ = root.Remove(dir)
+		}
+		return err
+	}
+	if err := root.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	opened, err := root.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer opened.Close()
+	// A directory by its descriptor stays the same one.
+	name := fmt.Sprintf("/proc/self/fd/%d/%s", opened.Fd(), filepath.Base(c.Path))
 	switch c.Kind {
 	case Link:
 		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -172,6 +298,8 @@ func (h Host) apply(c Change) error {
 	case Program:
 		// A shim that runs keeps its file, and no process can start half of one.
 		return atomicfile.Write(name, c.After, programMode)
+	case Record:
+		return atomicfile.Write(name, c.After, 0o600)
 	case Original:
 		return atomicfile.WriteLike(name, strings.TrimSuffix(name, BackupSuffix), c.After, 0o600)
 	}

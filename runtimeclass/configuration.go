@@ -3,7 +3,6 @@ package runtimeclass
 import (
 	"fmt"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -120,13 +119,11 @@ func (h Host) load(name string, installed bool) ([]tomlFile, error) {
 				pending = append(pending, pattern)
 				continue
 			}
-			matches, err := filepath.Glob(h.real(pattern))
+			matches, err := h.glob(pattern)
 			if err != nil {
 				return nil, fmt.Errorf("%s: import %.256q: %w", f.name, pattern, err)
 			}
-			for _, m := range matches {
-				pending = append(pending, strings.TrimPrefix(m, strings.TrimSuffix(h.real("/"), "/")))
-			}
+			pending = append(pending, matches...)
 		}
 	}
 	return out, nil

@@ -26,31 +26,50 @@ func (p *Plan) registerContainerd(o Options) error {
 	}
 	main, config := files[0], effective(files)
 	form, why := chooseForm(r, h.Daemon, config.cgroupOptions())
-	p.note("%s", why)
 	if config.CRIDisabled {
 		p.note("disabled_plugins switches CRI off in this configuration: Kubernetes cannot use this containerd before that line is gone")
 	}
-	target := h.fileToEdit(files)
-	owner, present := holder(files, r.Handler)
-	if present != nil && owner != target {
-		return taken(r.Handler, owner, present, adviceRemove)
-	}
-	if present != nil && !r.Replace {
-		return taken(r.Handler, owner, present, adviceReplace)
-	}
 	drop := main.dropIn()
+	target := h.fileToEdit(files)
 	switch {
-	// A runtime that is replaced would keep its options, since imports are merged key by key, and a
-	// BinaryName among them would inject a second time.
-	case drop != "" && h.mergesImports() && present == nil:
+	case drop != "" && h.mergesImports():
 		target = drop
 		p.note("%s imports %s: a file there, and no edit", main.name, path.Dir(drop))
 	case main.text == nil:
 		p.note("there is no %s: it is made, of version %d", target, newVersion(h.Daemon))
-	case drop != "" && !h.mergesImports():
+	case drop != "":
 		p.note("%s is edited, because containerd before 2.1 does not merge what it imports", target)
 	}
+	var texts [][]byte
+	for _, f := range files {
+		texts = append(texts, f.text)
+	}
+	o.addHandlers(texts, func(string) bool { return true })
+	replace := r.Replace || registers(texts, r.Handler)
+	for _, f := range files {
+		for _, handler := range o.handlers {
+			present := table(f.cri(), "containerd", "runtimes", handler)
+			switch {
+			case present == nil:
+			case handler == r.Handler && !replace:
+				return taken(handler, f.name, present, adviceReplace)
+			// registerInTOML switches it off; in a file whose section the target replaces it is off.
+			case f.name == target, h.Daemon.Known() && !h.mergesImports():
+			case !overrides(target, main.name, f.name, present):
+				return taken(handler, f.name, present, adviceRemove)
+			default:
+				form, why = r.override(config.cgroupOptions()), "runtime_path and BinaryName, because the options of that runtime stay"
+				p.note("the runtime %q of %s (%s) is overridden until uninstall", handler, f.name, describe(present))
+			}
+		}
+	}
+	p.note("%s", why)
 	return p.registerInTOML(o, target, form)
+}
+
+// overrides reports whether a file with Registration.override wins over another file's runtime.
+func overrides(name, main, owner string, runtime map[string]any) bool {
+	return runtime["runtime_type"] == stockType && (owner == main || path.Dir(owner) == path.Dir(name) && owner < name)
 }
 
 // fileToEdit is the file whose runtimes count: the main one if the daemon merges what it imports,

@@ -78,6 +78,7 @@ var (
 	byName     = Runtime{Type: RuntimeType}
 	byPath     = Runtime{Type: stockType, Path: DefaultBinDir + "/" + ShimName}
 	withCgroup = Runtime{byPath.Type, byPath.Path, map[string]any{"SystemdCgroup": true}}
+	overNVIDIA = Runtime{byPath.Type, byPath.Path, map[string]any{"SystemdCgroup": true, "BinaryName": "runc"}}
 )
 
 const (
@@ -126,7 +127,8 @@ var registrations = []struct {
 	{name: "no file, 1.7", config: "none", daemon: v1735, want: byPath},
 	{name: "an empty file", daemon: v242, want: byName},
 	{name: "beside NVIDIA's toolkit, which is the default", config: "toolkit.toml", daemon: v242, reg: Registration{Handler: "nvidia-shim"}, changed: dropIn, want: byName},
-	{name: "in place of NVIDIA's toolkit", config: "toolkit.toml", daemon: v242, reg: Registration{Replace: true}, want: byName},
+	{name: "in place of NVIDIA's toolkit", config: "toolkit.toml", daemon: v242, reg: Registration{Replace: true}, changed: dropIn, want: overNVIDIA},
+	{name: "in place of NVIDIA's toolkit, 2.0", config: "toolkit.toml", daemon: v2010, reg: Registration{Replace: true}, want: withCgroup},
 	{name: "below a default table without the key", config: v2Section + "  snapshotter = \"native\"\n", daemon: v242, reg: Registration{Default: true}, want: byName},
 	{name: "the default as the last line, without its end", config: v2Section + "default_runtime_name = \"runc\"", daemon: v242, reg: Registration{Default: true}, want: byName},
 	{name: "lines that end like those of Windows", config: "version = 3\r\n[plugins.\"io.containerd.cri.v1.runtime\".containerd]\r\n  default_runtime_name = \"runc\"\r\n",
@@ -269,8 +271,7 @@ func TestUninstallKeepsWhatOthersChanged(t *testing.T) {
 	}
 }
 
-// The last installation holds, and none leaves a trace of the one before; the back-up
-// stays that of the first.
+// A further handler comes beside those of earlier installations; the back-up stays that of the first.
 func TestInstallAgainWithAnotherChoice(t *testing.T) {
 	h := containerdTree(t, "v3-imports.toml", "", v2010)
 	before := simtest.Contents(t, h.Root)
@@ -290,7 +291,7 @@ func TestInstallAgainWithAnotherChoice(t *testing.T) {
 		applied(t)(register(h, containerdOptions(s.reg)))
 		checkRegistered(t, h, s.reg.filled(), s.want, s.def)
 		c, err := ReadConfiguration(h, testConfig)
-		if err != nil || len(c.Runtimes) != 2 {
+		if err != nil || len(c.Runtimes) != min(i, 1)+2 || !c.Runtimes["nvidia"].Ours() {
 			t.Errorf("step %d: %v %v", i, c.Runtimes, err)
 		}
 		if backup, ok := simtest.Contents(t, h.Root)[testConfig+BackupSuffix]; ok != (s.daemon == v2010) || ok && backup != before[testConfig] {
@@ -384,7 +385,7 @@ func TestContainerdReadsTheResult(t *testing.T) {
 		t.Skip("NOT TESTED: no bin/tools/containerd and bin/daemons: run `make tools daemons`")
 	}
 	for _, program := range all {
-		version, err := DaemonVersion(t.Context(), "/", Containerd, program)
+		version, err := DaemonVersion(t.Context(), Containerd, program)
 		check(t, err)
 		for _, c := range registrations {
 			if c.daemon.Known() && c.daemon.AtLeast(2, 0, 0) != version.AtLeast(2, 0, 0) {
@@ -410,14 +411,75 @@ func TestContainerdReadsTheResult(t *testing.T) {
 				got := parsed(t, dump)
 				reg := o.Registration
 				r := got.Runtimes[reg.Handler]
-				named := version.AtLeast(2, 4, 0) && reg.inPath() || !version.AtLeast(1, 7, 0)
+				named := version.AtLeast(2, 4, 0) && reg.inPath() && !reg.Replace || !version.AtLeast(1, 7, 0)
 				if !r.Ours() || (r.Type == RuntimeType) != named || !named && r.Path != reg.shim() || got.Default != theDefault(c.config, c.reg) {
 					t.Errorf("handler %+v, default %q", r, got.Default)
 				}
-				if name, _ := r.Options["BinaryName"].(string); name != "" || got.Runtimes["runc"].Type == "" {
+				if name, _ := r.Options["BinaryName"].(string); name != "" && name != "runc" || got.Runtimes["runc"].Type == "" {
 					t.Errorf("runc is lost, or its options are another runtime's: %v", got.Runtimes)
 				}
 			})
 		}
 	}
+}
+
+// nvidiaTOML is the drop-in of NVIDIA's toolkit.
+const nvidiaTOML = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\n  runtime_type = \"io.containerd.runc.v2\"\n" +
+	"  [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\n    BinaryName = \"/usr/bin/nvidia-container-runtime\"\n    SystemdCgroup = true\n"
+
+// NVIDIA's runtime in a file of its own, and in the main file too, is replaced until uninstall.
+func TestReplaceNVIDIAsDropIn(t *testing.T) {
+	const imports = "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"
+	const theirs = "/etc/containerd/conf.d/99-nvidia.toml"
+	for _, daemon := range []Version{{}, v1735, v2010, v229, v242} {
+		for name, main := range map[string]string{"in the drop-in": imports, "in both": imports + strings.TrimPrefix(nvidiaTOML, "version = 2\n")} {
+			h := Host{Root: tree(t, map[string]string{testConfig: main, theirs: nvidiaTOML}), Daemon: daemon}
+			before := simtest.Contents(t, h.Root)
+			if _, err := register(h, containerdOptions(Registration{})); err == nil || !strings.Contains(err.Error(), "--replace") {
+				t.Errorf("%s, %s, without --replace: %v", name, daemon, err)
+			}
+			applied(t)(register(h, containerdOptions(Registration{Replace: true})))
+			after := simtest.Contents(t, h.Root)
+			c, err := ReadConfiguration(h, testConfig)
+			if r := c.Runtimes["nvidia"]; err != nil || !r.Ours() || r.Options["BinaryName"] == "/usr/bin/nvidia-container-runtime" && (daemon == Version{} || h.mergesImports()) {
+				t.Errorf("%s, %s: %+v %v", name, daemon, r, err)
+			}
+			if (after[theirs] == before[theirs]) != h.mergesImports() {
+				t.Errorf("%s, %s: %s", name, daemon, after[theirs])
+			}
+			checkUndone(t, h, containerdOptions(Registration{}), before)
+		}
+	}
+	h := Host{Root: tree(t, map[string]string{testConfig: imports, "/etc/containerd/conf.d/zz.toml": nvidiaTOML}), Daemon: v242}
+	if _, err := register(h, containerdOptions(Registration{Replace: true})); err == nil || !strings.Contains(err.Error(), "remove it there") {
+		t.Errorf("a file after ours: %v", err)
+	}
+}
+
+// What an installation replaced stays so without --replace, and beside a further handler.
+func TestInstallAgainAfterReplace(t *testing.T) {
+	h := containerdTree(t, "toolkit.toml", "", v242)
+	before := simtest.Contents(t, h.Root)
+	applied(t)(register(h, containerdOptions(Registration{Replace: true})))
+	for _, reg := range []Registration{{}, {Handler: "gpu"}, {}} {
+		again, err := register(h, containerdOptions(reg))
+		if err == nil && again.Changed() != (reg.Handler != "") {
+			t.Errorf("%+v: changes\n%s", reg, again.Diff())
+		}
+		applied(t)(again, err)
+		if c, err := ReadConfiguration(h, testConfig); err != nil || !c.Runtimes["nvidia"].Ours() || !c.Runtimes[reg.filled().Handler].Ours() {
+			t.Errorf("%+v: %v %+v", reg, err, c.Runtimes)
+		}
+	}
+	checkUndone(t, h, containerdOptions(Registration{}), before)
+
+	h = dockerTree(t, `{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`)
+	before = simtest.Contents(t, h.Root)
+	for _, reg := range []Registration{{Replace: true}, {Handler: "gpu"}, {}} {
+		applied(t)(register(h, dockerOptions(reg)))
+	}
+	if text := string(read(t, h.real(DefaultDockerConfig))); strings.Count(text, RuntimeType) != 2 {
+		t.Errorf("%s", text)
+	}
+	checkUndone(t, h, dockerOptions(Registration{}), before)
 }

@@ -30,13 +30,27 @@ func (p *Plan) registerDocker(o Options) error {
 		runtimeType = r.shim()
 	}
 	p.note("Docker: runtimeType %q, without options: the shim sees from the container's cgroup path who manages it", runtimeType)
+	_, now, err := p.Host.readJSON(file.name)
+	if err != nil {
+		return err
+	}
+	own := func(name string) bool {
+		typ, _ := table(now, "runtimes", name)["runtimeType"].(string)
+		return Runtime{Type: typ}.Ours()
+	}
 	if existing := runtimes[r.Handler]; existing != nil {
-		if !r.Replace {
+		if !r.Replace && !own(r.Handler) {
 			return taken(r.Handler, file.name, existing, adviceReplace)
 		}
 		p.note("the runtime %q (%s) is replaced until uninstall; %s%s has it", r.Handler, describe(existing), file.name, BackupSuffix)
 	}
-	runtimes[r.Handler] = map[string]any{"runtimeType": runtimeType}
+	ours := map[string]any{"runtimeType": runtimeType}
+	runtimes[r.Handler] = ours
+	for name := range table(now, "runtimes") {
+		if own(name) {
+			runtimes[name] = ours
+		}
+	}
 	if r.Default {
 		config["default-runtime"] = r.Handler
 	}
@@ -65,7 +79,7 @@ func (h Host) readDocker(name string) (configFile, map[string]any, error) {
 }
 
 func (h Host) readJSON(name string) ([]byte, map[string]any, error) {
-	text, err := h.read(name)
+	text, err := h.Read(name)
 	if err != nil {
 		return nil, nil, err
 	}

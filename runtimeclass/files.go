@@ -3,18 +3,14 @@ package runtimeclass
 import (
 	"bytes"
 	"crypto/sha256"
+	"debug/elf"
 	_ "embed"
 	"encoding/hex"
-	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
-	"slices"
 	"strings"
-
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // This file has what an installation writes besides the configuration of a daemon: the programs,
@@ -25,44 +21,49 @@ var Programs = []string{ShimName, CtlName}
 
 const programMode = 0o755
 
+// machines are the architectures by the names of Go.
+var machines = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64"}
+
+// arch is the architecture of a program; "" if it is not known.
+func arch(program []byte) string {
+	f, err := elf.NewFile(bytes.NewReader(program))
+	if err != nil {
+		return ""
+	}
+	return machines[f.Machine]
+}
+
 // installPrograms copies the programs from a directory of this system.
-func (p *Plan) installPrograms(from, binDir string) error {
-	for _, name := range Programs {
-		target := path.Join(binDir, name)
-		after, err := os.ReadFile(filepath.Join(from, name))
+func (p *Plan) installPrograms(o Options) error {
+	want := o.Arch
+	if want == "" {
+		shell, err := p.Host.Read("/bin/sh")
 		if err != nil {
 			return err
+		}
+		want = arch(shell)
+	}
+	for _, name := range Programs {
+		target := path.Join(o.Registration.BinDir, name)
+		after, err := os.ReadFile(filepath.Join(o.Programs, name))
+		if err != nil {
+			return err
+		}
+		if have := arch(after); have != want && have != "" && want != "" {
+			return fmt.Errorf("%s is for %s, and the host is %s: name a directory of other programs with --from, or correct --arch",
+				filepath.Join(o.Programs, name), have, want)
 		}
 		change, err := p.Host.change(Program, target, after)
 		if err != nil {
 			return err
 		}
-		if st, err := os.Stat(p.Host.real(target)); err == nil && st.Mode().Perm() != programMode {
+		if st, err := p.Host.stat(target); err == nil && st.Mode().Perm() != programMode {
 			// It is written again, with its mode.
 			change.Before = nil
 		}
 		p.Changes = append(p.Changes, change)
 	}
 	return nil
-}
-
-// RemovePrograms removes the programs, unless a process runs the directory's shim: containerd needs
-// the file to clean up after it. It returns the paths that stay.
-func (h Host) RemovePrograms(binDir string, proc procfs.FS) (stay []string, err error) {
-	shim := h.real(path.Join(binDir, ShimName))
-	running := slices.ContainsFunc(proc.Named(ShimName), func(p procfs.Process) bool { return p.Program == shim })
-	for _, name := range Programs {
-		p := path.Join(binDir, name)
-		if !running {
-			err = os.Remove(h.real(p))
-		} else if _, err = os.Lstat(h.real(p)); err == nil {
-			stay = append(stay, p)
-		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return stay, err
-		}
-	}
-	return stay, nil
 }
 
 // Places of the unit that runs `nvidia-shimctl prepare` at boot. The link is what systemctl enable
@@ -96,25 +97,6 @@ func (p *Plan) installUnit(binDir string) error {
 	p.note("%s runs at every boot; for now: systemctl daemon-reload && systemctl start %s", UnitName, UnitName)
 	link, err := p.Host.change(Link, UnitLink, []byte(UnitPath))
 	p.Changes = append(p.Changes, unit, link)
-	return err
-}
-
-// uninstallUnit removes the unit and its link, if it is ours and runs the program of this
-// directory.
-func (p *Plan) uninstallUnit(binDir string) error {
-	unit, err := p.Host.change(OtherFile, UnitPath, nil)
-	if err != nil {
-		return err
-	}
-	now, runs := string(unit.Before), "\nExecStart="+path.Join(binDir, CtlName)+" "
-	if unit.Before != nil && (!strings.HasPrefix(now, unitMark) || !strings.Contains(now, runs)) {
-		return nil
-	}
-	p.Changes = append(p.Changes, unit)
-	link, err := p.Host.change(Link, UnitLink, nil)
-	if string(link.Before) == UnitPath {
-		p.Changes = append(p.Changes, link)
-	}
 	return err
 }
 
@@ -153,15 +135,4 @@ func (p *Plan) installConfig(path, body string) error {
 	}
 	p.Changes = append(p.Changes, change)
 	return nil
-}
-
-// uninstallConfig removes what installConfig wrote. A file that was changed since then stays.
-func (p *Plan) uninstallConfig(path string) error {
-	change, err := p.Host.change(OtherFile, path, nil)
-	if unchanged(change.Before) {
-		p.Changes = append(p.Changes, change)
-	} else if strings.HasPrefix(string(change.Before), configMark) {
-		p.note("%s stays: it was changed since --from-toolkit wrote it", path)
-	}
-	return err
 }

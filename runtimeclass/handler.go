@@ -3,6 +3,7 @@ package runtimeclass
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"path"
 	"regexp"
 	"slices"
@@ -36,7 +37,7 @@ type Registration struct {
 	BinDir string
 	// Default makes it the runtime of containers that name none.
 	Default bool
-	// Replace switches off another runtime of that name in the same file, until Uninstall.
+	// Replace takes the place of another runtime of that name, until Uninstall.
 	Replace bool
 }
 
@@ -106,6 +107,14 @@ func chooseForm(r Registration, daemon Version, options map[string]any) (Runtime
 	return byName, why
 }
 
+// override is a handler in place of another file's runtime, the options of which stay: containerd
+// merges imports key by key. With NVIDIA's BinaryName the GPUs would be injected twice.
+func (r Registration) override(options map[string]any) Runtime {
+	all := map[string]any{"BinaryName": "runc"}
+	maps.Copy(all, options)
+	return Runtime{stockType, r.shim(), all}
+}
+
 // tables is the handler as TOML, in the section of a plugin.
 func (r Runtime) tables(plugin, name string) string {
 	base := fmt.Sprintf("plugins.%q.containerd.runtimes.%s", plugin, name)
@@ -114,7 +123,10 @@ func (r Runtime) tables(plugin, name string) string {
 		text += fmt.Sprintf("  runtime_path = %q\n", r.Path)
 	}
 	if r.Options != nil {
-		text += fmt.Sprintf("  [%s.options]\n    SystemdCgroup = %t\n", base, r.Options["SystemdCgroup"])
+		text += fmt.Sprintf("  [%s.options]\n", base)
+	}
+	for _, key := range slices.Sorted(maps.Keys(r.Options)) {
+		text += fmt.Sprintf("    %s = %#v\n", key, r.Options[key])
 	}
 	return text
 }

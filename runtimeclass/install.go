@@ -20,26 +20,37 @@ type Options struct {
 	Target string
 	// ConfigFile is the configuration of containerd or Docker.
 	ConfigFile string
-	// Registration: Uninstall uses only BinDir.
+	// Registration: Uninstall uses only BinDir, on a node without a record of what was installed.
 	Registration Registration
 	// HandlerNamed says that the operator chose the handler's name. Otherwise it is another one
 	// with k3s and RKE2 if these make a handler of that name themselves.
 	HandlerNamed bool
 	// Programs is the directory of this system to copy the programs from.
 	Programs string
+	// Arch is that of the tree, as Go names it; "" to see it from the tree's shell.
+	Arch string
 	// PrepareUnit has systemd run `nvidia-shimctl prepare` at boot.
 	PrepareUnit bool
 	// ShimConfig is the shim's configuration. Install writes it, with the text ShimSettings, if
-	// WriteShimConfig is set; Uninstall removes it if it was written so.
+	// WriteShimConfig is set.
 	ShimConfig, ShimSettings string
 	WriteShimConfig          bool
+	// KeepPrograms has Uninstall leave the programs.
+	KeepPrograms bool
+
+	// handlers are the handlers to register: that of Registration, and those of earlier
+	// installations.
+	handlers []string
 }
 
 // Install plans the installation of the programs, the handler and what else the options ask for.
 // The registration is a valid one.
 func Install(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
-	err := p.installPrograms(o.Programs, o.Registration.BinDir)
+	record, err := h.readRecord(o)
+	if err == nil {
+		err = p.installPrograms(o)
+	}
 	if err == nil {
 		err = p.register(o)
 	}
@@ -49,22 +60,25 @@ func Install(h Host, o Options) (Plan, error) {
 	if err == nil && o.WriteShimConfig {
 		err = p.installConfig(o.ShimConfig, o.ShimSettings)
 	}
+	if err == nil {
+		err = p.record(o, record)
+	}
 	return p, err
 }
 
-// Uninstall plans the removal of what Install changed. The programs stay until RemovePrograms:
-// before its restart the daemon may start the shim.
+// Uninstall plans the removal of what Install recorded for this registration, and no other one
+// needs.
 func Uninstall(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
-	err := p.unregister(o, "")
+	record, err := h.readRecord(o)
+	if err == nil {
+		err = p.unregister(o, "")
+	}
 	if !p.Changed() {
-		p.note("nothing of this program is registered here")
+		p.note("nothing of this program is registered with %s here", o.registration())
 	}
 	if err == nil {
-		err = p.uninstallUnit(o.Registration.BinDir)
-	}
-	if err == nil {
-		err = p.uninstallConfig(o.ShimConfig)
+		err = p.release(o, record)
 	}
 	return p, err
 }
@@ -100,7 +114,7 @@ func (p *Plan) unregister(o Options, but string) error {
 		files[0], _, err = p.Host.readDocker(o.ConfigFile)
 	default:
 		d := Distributions[o.Target]
-		p.Restart = Restart{"restart", d.Units}
+		p.Restart = Restart{"restart", p.Host.units(d)}
 		files, err = distributionFiles(p.Host, d)
 	}
 	for _, f := range files {
@@ -111,11 +125,11 @@ func (p *Plan) unregister(o Options, but string) error {
 	return err
 }
 
-// DaemonVersion asks the target's containerd for its version. program is "" to look for one;
-// without any the version is unknown.
-func DaemonVersion(ctx context.Context, root, target, program string) (Version, error) {
+// DaemonVersion asks the target's containerd on this host for its version. program is "" to look for
+// one; without any the version is unknown.
+func DaemonVersion(ctx context.Context, target, program string) (Version, error) {
 	if program == "" {
-		program = findContainerd(root, target)
+		program = findContainerd(target)
 	}
 	if program == "" || target == Docker {
 		return Version{}, nil
@@ -131,19 +145,19 @@ func DaemonVersion(ctx context.Context, root, target, program string) (Version, 
 	return ParseVersion(string(out))
 }
 
-// findContainerd returns the path of the target's containerd below root, or "".
-func findContainerd(root, target string) string {
+// findContainerd returns the path of the target's containerd, or "".
+func findContainerd(target string) string {
 	if d, ok := Distributions[target]; ok {
 		for _, pattern := range d.Programs {
 			// The patterns are correct.
-			if found, _ := filepath.Glob(filepath.Join(root, pattern)); len(found) > 0 {
+			if found, _ := filepath.Glob(pattern); len(found) > 0 {
 				return found[len(found)-1]
 			}
 		}
 		return ""
 	}
 	for _, dir := range filepath.SplitList(ServicePath) {
-		if p, err := exec.LookPath(filepath.Join(root, dir, "containerd")); err == nil {
+		if p, err := exec.LookPath(filepath.Join(dir, "containerd")); err == nil {
 			return p
 		}
 	}

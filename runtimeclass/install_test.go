@@ -5,7 +5,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 
@@ -28,7 +27,7 @@ func options(t *testing.T) Options {
 
 // changedFiles are the files of all kinds that a plan changes.
 func changedFiles(p Plan) (out []string) {
-	for _, kind := range []FileKind{Program, Original, DaemonConfig, OtherFile, Link} {
+	for _, kind := range []FileKind{Program, Original, DaemonConfig, OtherFile, Link, Record} {
 		out = append(out, p.Changing(kind)...)
 	}
 	return out
@@ -42,7 +41,7 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 	check(t, err)
 	want := []string{
 		"/usr/local/bin/" + ShimName, "/usr/local/bin/" + CtlName, testConfig + BackupSuffix, testConfig,
-		UnitPath, "/etc/nvidia-shim/config.toml", UnitLink,
+		UnitPath, "/etc/nvidia-shim/config.toml", UnitLink, "/etc/nvidia-shim/installed.json",
 	}
 	if got := changedFiles(plan); !reflect.DeepEqual(got, want) || plan.Handler != "nvidia" || plan.Restart.String() != "systemctl restart containerd" {
 		t.Errorf("changes %v, handler %q, %s", got, plan.Handler, plan.Restart)
@@ -66,22 +65,17 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 		t.Errorf("%v %v", st.Mode(), err)
 	}
 
-	// The unit runs the programs of this directory, not of another one.
-	elsewhere := o
-	elsewhere.Registration.BinDir = "/opt/bin"
-	if plan, err := Uninstall(h, elsewhere); err != nil || slices.Contains(changedFiles(plan), UnitPath) {
-		t.Errorf("uninstall of /opt/bin: %v %v", changedFiles(plan), err)
-	}
-	applied(t)(Uninstall(h, o))
+	removal := applied(t)(Uninstall(h, o))
 	// A shim that runs keeps its file.
 	proc := t.TempDir()
 	write(t, filepath.Join(proc, "7/environ"), "")
 	write(t, filepath.Join(proc, "7/cmdline"), "")
 	check(t, os.Symlink(shim+" (deleted)", filepath.Join(proc, "7/exe")))
-	if stay, err := h.RemovePrograms(DefaultBinDir, procfs.FS(proc)); err != nil || len(stay) != 2 {
+	if stay, err := removal.RemovePrograms(procfs.FS(proc)); err != nil || len(stay) != 2 {
 		t.Errorf("stay %v, %v", stay, err)
 	}
-	if stay, err := h.RemovePrograms(DefaultBinDir, procfs.FS(t.TempDir())); err != nil || len(stay) != 0 {
+	// A second removal finds them in the record.
+	if stay, err := applied(t)(Uninstall(h, o)).RemovePrograms(procfs.FS(t.TempDir())); err != nil || len(stay) != 0 {
 		t.Errorf("stay %v, %v", stay, err)
 	}
 	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
@@ -122,7 +116,7 @@ func TestDiffIsAPatch(t *testing.T) {
 			t.Errorf("%s: %v %s\n%s", c.name, err, out, plan.Diff())
 		}
 		for _, change := range plan.Changes {
-			if got, err := h.read(change.Path); change.Kind == DaemonConfig && (err != nil || string(got) != string(change.After)) {
+			if got, err := h.Read(change.Path); change.Kind == DaemonConfig && (err != nil || string(got) != string(change.After)) {
 				t.Errorf("%s: %v\n%s\nwant\n%s", c.name, err, got, change.After)
 			}
 		}

@@ -3,7 +3,6 @@ package runtimeclass
 import (
 	"bytes"
 	"fmt"
-	"os"
 	"path"
 	"slices"
 )
@@ -48,6 +47,18 @@ var toolkitPaths = []string{
 	"/usr/local/bin/nvidia-container-runtime",
 }
 
+// units are the units of which one is active, first that which the files show, of the server or of the
+// agent; none before the first start.
+func (h Host) units(d Distribution) []string {
+	switch home := path.Join(rancherDir, d.Name); {
+	case h.Exists(path.Join(home, "server/tls")):
+		return d.Units
+	case h.Exists(path.Join(home, "agent")):
+		return []string{d.Units[1], d.Units[0]}
+	}
+	return nil
+}
+
 // baseTemplate is a template that changes nothing. It is outside our markers: k3s copies them into
 // the configuration, and all of its own would be between them.
 const baseTemplate = "{{ template \"base\" . }}\n"
@@ -71,7 +82,7 @@ func distributionFiles(h Host, d Distribution) ([]configFile, error) {
 func (p *Plan) registerDistribution(o Options) error {
 	h, d, r := p.Host, Distributions[o.Target], &o.Registration
 	home := path.Join(rancherDir, d.Name)
-	if _, err := os.Stat(h.real(home)); err != nil {
+	if !h.Exists(home) {
 		return fmt.Errorf("%s is not on this host: there is no %s", d.Name, home)
 	}
 	generated, err := h.load(path.Join(d.Dir, "config.toml"), false)
@@ -81,18 +92,50 @@ func (p *Plan) registerDistribution(o Options) error {
 	// k3s brings another containerd with each of its own versions: the form that all of them serve.
 	form := Runtime{stockType, r.shim(), effective(generated).cgroupOptions()}
 	p.note("%s: runtime_type %q with runtime_path, which each containerd that %s brings can serve", d.Name, stockType, d.Name)
-	if why := h.k3sTaken(d, generated, r.Handler); why != "" {
-		if o.HandlerNamed || r.Handler == k3sHandler {
-			return fmt.Errorf("%s: use another --handler", why)
-		}
+	written, err := distributionFiles(h, d)
+	if err != nil {
+		return err
+	}
+	var texts [][]byte
+	for _, f := range written {
+		texts = append(texts, f.text)
+	}
+	target := p.k3sFile(d, generated[0])
+	replaceable := func(handler string) bool { return h.k3sReplaceable(target, generated, handler) }
+	o.Registration.Replace = r.Replace || registers(texts, r.Handler)
+	why := h.k3sTaken(d, generated, r.Handler)
+	switch {
+	case why == "" || r.Replace && replaceable(r.Handler):
+	case (o.HandlerNamed || r.Handler == k3sHandler) && replaceable(r.Handler):
+		return fmt.Errorf("%s: use another --handler, or %s", why, adviceReplace)
+	case o.HandlerNamed || r.Handler == k3sHandler:
+		return fmt.Errorf("%s: use another --handler", why)
+	default:
 		r.Handler = k3sHandler
 		p.note("%s: the handler is %q here, for a RuntimeClass with that handler (nvidia-shimctl manifest --handler %s)", why, k3sHandler, k3sHandler)
 	}
-	target := p.k3sFile(d, generated[0])
-	if path.Base(target) == dropInName {
-		return p.registerInTOML(o, target, form)
+	o.addHandlers(texts, func(name string) bool { return h.k3sTaken(d, generated, name) == "" || replaceable(name) })
+	if path.Base(target) != dropInName {
+		return p.registerInTemplate(o, target, form)
 	}
-	return p.registerInTemplate(o, target, form)
+	for _, handler := range o.handlers {
+		if why := h.k3sTaken(d, generated, handler); why != "" {
+			form = r.override(form.Options)
+			p.note("%s: it is overridden until uninstall", why)
+		}
+	}
+	return p.registerInTOML(o, target, form)
+}
+
+// k3sReplaceable reports whether a file can take the place of a runtime that k3s has or makes.
+func (h Host) k3sReplaceable(name string, generated []tomlFile, handler string) bool {
+	if path.Base(name) == dropInName {
+		owner, present := holder(generated, handler)
+		return present == nil || overrides(name, generated[0].name, owner, present)
+	}
+	file, err := h.readConfigFile(name)
+	base := slices.ContainsFunc(toolkitPaths, h.Exists) && bytes.Contains(file.original, []byte(`template "base"`))
+	return err == nil && !base && !bytes.Equal(switchOff(file.original, templateTable(name, handler)), file.original)
 }
 
 // The templates, by the version of the configuration that k3s makes of them, and the directory that
@@ -130,20 +173,42 @@ func (p *Plan) registerInTemplate(o Options, name string, form Runtime) error {
 	if err != nil {
 		return err
 	}
-	for _, quoted := range []string{r.Handler + "]", `"` + r.Handler + `"]`, `'` + r.Handler + `']`} {
-		if bytes.Contains(file.original, []byte("runtimes."+quoted)) {
-			return taken(r.Handler, name, "a table of the template", adviceRemove)
-		}
-	}
 	text := withLineEnd(file.original)
 	if file.text == nil {
 		text = []byte(baseTemplate)
 	}
-	plugin := criV3
-	if path.Base(name) == templateV2 {
-		plugin = criV2
+	for _, handler := range o.handlers {
+		if handler != r.Handler || r.Replace {
+			text = switchOff(text, templateTable(name, handler))
+		}
 	}
-	return p.edit(o, file, slices.Concat(text, []byte(block(form.tables(plugin, r.Handler)))))
+	for line := range bytes.Lines(text) {
+		off := bytes.HasPrefix(line, []byte(switchedOff))
+		if off && bytes.Contains(line, []byte("{{")) {
+			return taken(r.Handler, name, "a table with directives of the template", adviceRemove)
+		}
+		for _, quoted := range []string{r.Handler + "]", `"` + r.Handler + `"]`, `'` + r.Handler + `']`} {
+			if !off && bytes.Contains(line, []byte("runtimes."+quoted)) {
+				return taken(r.Handler, name, "a table of the template", adviceReplace)
+			}
+		}
+	}
+	tables := ""
+	for _, handler := range o.handlers {
+		tables += form.tables(templatePlugin(name), handler)
+	}
+	return p.edit(o, file, slices.Concat(text, []byte(block(tables))))
+}
+
+func templatePlugin(name string) string {
+	if path.Base(name) == templateV2 {
+		return criV2
+	}
+	return criV3
+}
+
+func templateTable(name, handler string) []string {
+	return []string{"plugins", templatePlugin(name), "containerd", "runtimes", handler}
 }
 
 // k3sTaken says why the handler's name is taken, if it is: the generated configuration has it
@@ -154,7 +219,7 @@ func (h Host) k3sTaken(d Distribution, generated []tomlFile, handler string) str
 		return fmt.Sprintf("%s has a runtime %q, %s", owner, handler, describe(present))
 	}
 	for _, p := range toolkitPaths {
-		if _, err := os.Stat(h.real(p)); err == nil && handler == DefaultHandler {
+		if handler == DefaultHandler && h.Exists(p) {
 			return fmt.Sprintf("%s makes a runtime %q of %s", d.Name, handler, p)
 		}
 	}

@@ -49,11 +49,23 @@ func TestInstallDistribution(t *testing.T) {
 		{name: "an operator who insists is told", files: map[string]string{"config.toml": "k3s-v3-nvidia.toml"}, explicit: true, err: "nvidia-container-runtime"},
 		{name: "a template with such a table", files: map[string]string{"config.toml": "k3s-v3.toml",
 			"config-v3.toml.tmpl": "{{ template \"base\" . }}\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.'nvidia']\n"}, daemon: v2010, err: "already exists"},
+		{name: "NVIDIA's table in the template is replaced", files: map[string]string{"config.toml": "k3s-v3-nvidia.toml", "config-v3.toml.tmpl": "k3s-v3-nvidia.toml"}, daemon: v2010,
+			reg: Registration{Replace: true}, explicit: true, changed: "config-v3.toml.tmpl", handler: "nvidia", systemd: "# nvidia-shim was:   SystemdCgroup = false"},
+		{name: "what k3s makes is overridden by a drop-in", files: map[string]string{"config.toml": "k3s-v3-imports-nvidia", "/usr/bin/nvidia-container-runtime": "\n"}, daemon: v229,
+			reg: Registration{Replace: true}, explicit: true, changed: "config-v3.toml.d/nvidia-shim.toml", handler: "nvidia", systemd: `BinaryName = "runc"`},
+		{name: "what k3s makes is not replaced by a template", files: map[string]string{"config.toml": "k3s-v3-nvidia.toml", "/usr/bin/nvidia-container-runtime": "\n",
+			"config-v3.toml.tmpl": own}, daemon: v2010, reg: Registration{Replace: true}, explicit: true, err: "use another --handler"},
+		{name: "a table with directives", files: map[string]string{"config-v3.toml.tmpl": "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.'nvidia']\n{{ template \"base\" . }}\n"},
+			reg: Registration{Replace: true}, err: "with directives"},
 		{name: "a template cannot set the default", files: map[string]string{"config.toml": "k3s-v3.toml"}, reg: Registration{Default: true}, err: "default-runtime: nvidia"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			files := map[string]string{}
 			for name, f := range c.files {
+				if f == "k3s-v3-imports-nvidia" {
+					nvidia := string(fixture(t, "k3s-v3-nvidia.toml"))
+					f = string(fixture(t, "k3s-v3.toml")) + nvidia[strings.Index(nvidia, "[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.'nvidia']"):]
+				}
 				if !filepath.IsAbs(name) {
 					name = k3sDir + name
 				}
@@ -93,7 +105,7 @@ func TestInstallDistribution(t *testing.T) {
 func render(t *testing.T, h Host) {
 	t.Helper()
 	load := func(name string) string {
-		text, err := h.read(k3sDir + name)
+		text, err := h.Read(k3sDir + name)
 		check(t, err)
 		return string(text)
 	}

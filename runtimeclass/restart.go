@@ -12,12 +12,16 @@ import (
 type Restart struct {
 	// Verb is "restart" or "reload".
 	Verb string
-	// Units are the units of which one is active on a node.
+	// Units are the units of which one is active on a node, the likeliest first; none if none has
+	// been started yet.
 	Units []string
 }
 
 func (r Restart) String() string {
-	return "systemctl " + r.Verb + " " + strings.Join(r.Units, " or ")
+	if len(r.Units) == 0 {
+		return ""
+	}
+	return "systemctl " + r.Verb + " " + r.Units[0]
 }
 
 // Containers says what the command does to running containers.
@@ -39,6 +43,9 @@ func (r Restart) Run(ctx context.Context, out io.Writer) error {
 			return fmt.Errorf("systemctl %[1]s %[2]s: %[3]w: the files are changed and stay so; `journalctl -u %[2]s` says why, then run `systemctl %[1]s %[2]s` by hand",
 				r.Verb, unit, err)
 		}
+		return nil
+	}
+	if len(r.Units) == 0 {
 		return nil
 	}
 	return fmt.Errorf("none of %s is active: nothing was restarted; the changes take effect at its next start", strings.Join(r.Units, ", "))

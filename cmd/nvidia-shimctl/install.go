@@ -1,10 +1,15 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/urfave/cli/v3"
 
@@ -22,6 +27,8 @@ func installCommand() *cli.Command {
 			&cli.BoolFlag{Name: "set-default", Usage: "make it the runtime of containers that name none"},
 			&cli.BoolFlag{Name: "replace", Usage: "switch off another runtime of that name until uninstall"},
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM`, asked for its version (default: found in PATH)"},
+			&cli.StringFlag{Name: "containerd-version", Usage: "containerd's `VERSION`, such as 2.1.4, instead of asking it"},
+			&cli.StringFlag{Name: "arch", Usage: "`ARCH` of the tree, amd64 or arm64 (default: that of its /bin/sh)"},
 			&cli.StringFlag{Name: "from", Usage: "`DIR` with the programs to install (default: this program's)"},
 			&cli.BoolFlag{Name: "from-toolkit", Usage: "carry over the options of NVIDIA's container toolkit, from the configuration of its package or operator"},
 			&cli.StringFlag{Name: "toolkit-config", Usage: "carry them over from this configuration `FILE`"},
@@ -34,18 +41,28 @@ func installCommand() *cli.Command {
 
 func install(ctx context.Context, c *cli.Command) error {
 	o, err := installOptions(c)
+	if err == nil && o.Target != kind && !c.Bool("dry-run") && os.Geteuid() != 0 {
+		err = errors.New("only root can install and uninstall: run it as root, or with --dry-run")
+	}
 	if err != nil {
 		return err
 	}
 	if err := o.Registration.Validate(); err != nil {
 		return usage(err)
 	}
+	if o.Target == kind && c.Bool("json") {
+		return usage(errors.New("--json does not go with --target kind: its configuration is YAML"))
+	}
 	if o.Target == kind {
 		_, err = io.WriteString(c.Root().Writer, runtimeclass.KindCluster(o.Registration))
 		return err
 	}
 	host := runtimeclass.Host{Root: c.String("root")}
-	if host.Daemon, err = runtimeclass.DaemonVersion(ctx, host.Root, o.Target, c.String("containerd")); err != nil {
+	found, err := findTarget(c, host, &o)
+	if err != nil {
+		return err
+	}
+	if host.Daemon, err = daemonVersion(ctx, c, o.Target, found.Program); err != nil {
 		return err
 	}
 	report, err := fromToolkit(c, o.ShimConfig)
@@ -61,6 +78,9 @@ func install(ctx context.Context, c *cli.Command) error {
 	}
 	if err != nil {
 		return err
+	}
+	if found.Target != "" {
+		plan.Notes = slices.Insert(plan.Notes, 0, "found "+found.String())
 	}
 	if err := carryOut(c, plan, report); err != nil || c.Bool("dry-run") || !c.Bool("restart") {
 		return err
@@ -78,6 +98,66 @@ func install(ctx context.Context, c *cli.Command) error {
 	return started
 }
 
+// findTarget chooses the only daemon of the host, or of the target that the command line names, and
+// returns it.
+func findTarget(c *cli.Command, host runtimeclass.Host, o *runtimeclass.Options) (none runtimeclass.Found, err error) {
+	if slices.ContainsFunc([]string{"containerd-config", "docker-config", "containerd"}, c.IsSet) {
+		return none, nil
+	}
+	proc := procfs.FS("")
+	if filepath.Clean(host.Root) == "/" {
+		proc = procfs.Host
+	}
+	target := c.String("target")
+	found := runtimeclass.Find(host, proc, target)
+	// An installation for another target makes a configuration.
+	others := slices.DeleteFunc(runtimeclass.Find(host, proc, ""), func(f runtimeclass.Found) bool {
+		return target != "" && (f.Why == runtimeclass.DefaultContainerdConfig || f.Why == runtimeclass.DefaultDockerConfig)
+	})
+	switch {
+	case len(found) == 1:
+		o.Target = found[0].Target
+		o.ConfigFile = cmp.Or(found[0].ConfigFile, configFile(c, o.Target))
+		return found[0], nil
+	case target != "" && len(others) == 0:
+		// The daemon may be installed later.
+		return none, nil
+	case len(others) == 0:
+		return none, usage(fmt.Errorf("no containerd, k3s, RKE2 or Docker below %s: name one with --target", host.Root))
+	case len(found) == 0:
+		return none, usage(fmt.Errorf("no %s here, but %s: if it has another configuration file, name that", target, names(others)))
+	}
+	return none, usage(fmt.Errorf("found %s: name one with --target, or its configuration file", names(found)))
+}
+
+func names(found []runtimeclass.Found) string {
+	var list []string
+	for _, f := range found {
+		list = append(list, f.String())
+	}
+	return strings.Join(list, " and ")
+}
+
+// daemonVersion is containerd's version; program is that of the process. Nothing of a tree is executed.
+func daemonVersion(ctx context.Context, c *cli.Command, target, program string) (runtimeclass.Version, error) {
+	if version := c.String("containerd-version"); version != "" {
+		v, err := runtimeclass.ParseVersion(version)
+		if err != nil {
+			return v, usage(fmt.Errorf("--containerd-version: %w", err))
+		}
+		return v, nil
+	}
+	if filepath.Clean(c.String("root")) != "/" {
+		return runtimeclass.Version{}, nil
+	}
+	v, err := runtimeclass.DaemonVersion(ctx, target, cmp.Or(c.String("containerd"), program))
+	if err != nil && !c.IsSet("containerd") {
+		// Without the version the handler has the form that every one serves.
+		return runtimeclass.Version{}, nil
+	}
+	return v, err
+}
+
 func uninstallCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "uninstall",
@@ -91,13 +171,20 @@ func uninstallCommand() *cli.Command {
 
 func uninstall(ctx context.Context, c *cli.Command) error {
 	o, err := installOptions(c)
+	if err == nil && o.Target != kind && !c.Bool("dry-run") && os.Geteuid() != 0 {
+		err = errors.New("only root can install and uninstall: run it as root, or with --dry-run")
+	}
 	if err != nil {
 		return err
 	}
+	o.KeepPrograms = c.Bool("keep-programs")
 	if o.Target == kind {
 		return usage(errors.New("a kind cluster is removed with its nodes: `kind delete cluster`"))
 	}
 	host := runtimeclass.Host{Root: c.String("root")}
+	if o, err = registered(c, host, o); err != nil {
+		return err
+	}
 	plan, err := runtimeclass.Uninstall(host, o)
 	if err != nil {
 		return err
@@ -109,16 +196,36 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 	if c.Bool("restart") && plan.Changed() {
 		err = plan.Restart.Run(ctx, c.Root().ErrWriter)
 	}
-	if c.Bool("keep-programs") {
-		return err
-	}
 	// Before the restart the daemon may start the shim.
-	if err != nil {
+	if err != nil && len(plan.Programs) > 0 {
 		return fmt.Errorf("%w, and uninstall again to remove the programs", err)
 	}
-	stay, err := host.RemovePrograms(o.Registration.BinDir, procfs.Host)
+	if err != nil {
+		return err
+	}
+	stay, err := plan.RemovePrograms(procfs.Host)
 	for _, p := range stay {
 		fmt.Fprintf(c.Root().ErrWriter, "%s stays, because containers run with it: run uninstall again when they are gone\n", p)
 	}
 	return err
+}
+
+// registered chooses the registration to remove.
+func registered(c *cli.Command, host runtimeclass.Host, o runtimeclass.Options) (runtimeclass.Options, error) {
+	list, err := runtimeclass.Registered(host, o)
+	file := c.IsSet("containerd-config") || c.IsSet("docker-config")
+	list = slices.DeleteFunc(list, func(r runtimeclass.Options) bool {
+		return (file || c.IsSet("target")) && r.Target != o.Target || file && r.ConfigFile != o.ConfigFile
+	})
+	if err != nil || len(list) == 0 {
+		return o, err
+	}
+	if len(list) == 1 {
+		return list[0], nil
+	}
+	var names []string
+	for _, r := range list {
+		names = append(names, strings.TrimSpace(r.Target+" "+r.ConfigFile))
+	}
+	return o, usage(fmt.Errorf("installed for %s: name one with --target", strings.Join(names, " and for ")))
 }

@@ -1,10 +1,15 @@
 package main
 
 import (
+	"debug/elf"
+	"errors"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
@@ -40,16 +45,15 @@ const containerdTOML = `version = 3
 `
 
 func TestInstallCommand(t *testing.T) {
-	root, daemon, from := installTree(t, "v2.3.7", containerdTOML)
+	root, _, from := installTree(t, "", containerdTOML)
 	before := simtest.Contents(t, root)
-	args := []string{"install", "--root", root, "--containerd", daemon, "--from", from}
+	args := []string{"install", "--root", root, "--containerd-version", "v2.3.7", "--from", from}
 
-	status, diff, notes := ctl(t, append(args, "--dry-run", "--set-default")...)
-	if status != 0 || !strings.HasPrefix(diff, "--- /etc/containerd/config.toml\n+++ ") || !reflect.DeepEqual(simtest.Contents(t, root), before) {
+	status, diff, errs := ctl(t, append(args, "--dry-run", "--set-default")...)
+	if status != 0 || errs != "" || !strings.Contains(diff, "\n--- /etc/containerd/config.toml\n+++ ") || !reflect.DeepEqual(simtest.Contents(t, root), before) {
 		t.Errorf("a dry run: status %d, %s", status, diff)
 	}
-	contains(t, diff, `+  default_runtime_name = "nvidia"`)
-	contains(t, notes, "containerd 2.3.7", "hostUsers: false", "would install /usr/local/bin/"+runtimeclass.ShimName)
+	contains(t, diff, `+  default_runtime_name = "nvidia"`, "containerd 2.3.7", "hostUsers: false", "would write /usr/local/bin/"+runtimeclass.ShimName)
 
 	status, out, _ := ctl(t, args...)
 	if status != 0 || !strings.Contains(out, "systemctl restart containerd") {
@@ -59,7 +63,7 @@ func TestInstallCommand(t *testing.T) {
 	status, out, _ = ctl(t, append([]string{"--json"}, args...)...)
 	var o installation
 	decode(t, out, &o)
-	if status != 0 || o.Changed || len(o.Programs) != 0 || o.Restart != "" || o.Handler != "nvidia" || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
+	if status != 0 || o.Changed || len(o.Written)+len(o.Removed) != 0 || o.Restart != "" || o.Handler != "nvidia" || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
 		t.Errorf("a second installation: status %d, %+v", status, o)
 	}
 
@@ -71,16 +75,31 @@ func TestInstallCommand(t *testing.T) {
 	}
 }
 
+// A dry run prints everything to a pipe, and patch(1) finds the difference in it.
+func TestADryRunIsAPatch(t *testing.T) {
+	if _, err := exec.LookPath("patch"); err != nil {
+		t.Skipf("NOT TESTED: patch(1) is missing: %v", err)
+	}
+	root, _, from := installTree(t, "", containerdTOML)
+	patch := exec.Command("patch", "-d", root, "-p1", "--fuzz=0")
+	patch.Stdin = strings.NewReader(fine(t, "install", "--root", root, "--from", from, "--dry-run"))
+	if out, err := patch.CombinedOutput(); err != nil || !strings.Contains(simtest.Contents(t, root)[runtimeclass.DefaultContainerdConfig], runtimeclass.ShimName) {
+		t.Errorf("%v %s", err, out)
+	}
+}
+
 func TestInstallOtherTargets(t *testing.T) {
 	root, _, from := installTree(t, "v2.4.2", "")
 	dir := filepath.Join(root, runtimeclass.Distributions["k3s"].Dir)
 	simtest.Check(t, os.MkdirAll(dir, 0o755))
+	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
+	before := simtest.Contents(t, root)
 	for target, file := range map[string]string{"k3s": strings.TrimPrefix(dir, root) + "/config-v3.toml.tmpl", "docker": runtimeclass.DefaultDockerConfig} {
 		status, _, errs := ctl(t, "install", "--root", root, "--from", from, "--target", target)
 		if text := simtest.Contents(t, root)[file]; status != 0 || !strings.Contains(text, "nvidia") {
 			t.Errorf("%s: %d %s %s", target, status, errs, text)
 		}
-		if status, _, errs := ctl(t, "uninstall", "--root", root, "--target", target); status != 0 || len(simtest.Contents(t, root)) != 0 {
+		if status, _, errs := ctl(t, "uninstall", "--root", root, "--target", target); status != 0 || !reflect.DeepEqual(simtest.Contents(t, root), before) {
 			t.Errorf("%s: uninstall: %d %s, left %v", target, status, errs, simtest.Contents(t, root))
 		}
 	}
@@ -91,6 +110,7 @@ func TestInstallOtherTargets(t *testing.T) {
 
 func TestInstallRefuses(t *testing.T) {
 	root, daemon, from := installTree(t, "nonsense", containerdTOML)
+	write(t, filepath.Join(root, "usr/bin/containerd"), "")
 	for name, c := range map[string]struct {
 		args   []string
 		status int
@@ -101,13 +121,20 @@ func TestInstallRefuses(t *testing.T) {
 		"a relative directory":              {[]string{"install", "--bin-dir", "bin"}, 2, "plain absolute path"},
 		"a flag of another target":          {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
 		"a relative configuration":          {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
-		"a relative file of the toolkit":    {[]string{"install", "--toolkit-config", "x"}, 2, "absolute"},
+		"a relative file of the toolkit":    {[]string{"install", "--root", root, "--toolkit-config", "x"}, 2, "absolute"},
 		"no file of the toolkit":            {[]string{"install", "--root", root, "--from", from, "--toolkit-config", "/x"}, 1, "no configuration"},
 		"a restart of another root":         {[]string{"install", "--root", root, "--restart"}, 2, "--restart"},
 		"an argument":                       {[]string{"uninstall", "now"}, 2, "now"},
-		"a daemon that says nonsense":       {[]string{"install", "--root", root, "--containerd", daemon, "--from", from}, 1, "no version"},
+		"a daemon that says nonsense":       {[]string{"install", "--containerd", daemon, "--from", from}, 1, "no version"},
+		"a daemon of this host for a tree":  {[]string{"install", "--root", root, "--containerd", daemon, "--from", from}, 2, "--containerd-version"},
+		"a version that is none":            {[]string{"install", "--root", root, "--containerd-version", "two", "--from", from}, 2, "no version"},
+		"an unknown architecture":           {[]string{"install", "--root", root, "--arch", "x86_64", "--from", from}, 2, "amd64 or arm64"},
+		"a tree that does not exist":        {[]string{"install", "--root", root + "x", "--from", from}, 2, "absolute path of a directory"},
+		"a relative tree":                   {[]string{"uninstall", "--root", "."}, 2, "absolute path of a directory"},
+		"JSON of kind's YAML":               {[]string{"--json", "install", "--target", "kind"}, 2, "is YAML"},
 		"programs that are not there":       {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
-		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 1, "is not on this host"},
+		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 2, "no rke2 here, but containerd (/usr/bin/containerd)"},
+		"Docker where there is none":        {[]string{"install", "--root", root, "--from", from, "--target", "docker"}, 2, "no docker here"},
 		"a manifest of a handler with dots": {[]string{"manifest", "--handler", "a.b"}, 2, "DNS label"},
 		"a manifest with half a label":      {[]string{"manifest", "--node-selector", "gpu"}, 2, `item "gpu" is missing separator "="`},
 		"uninstall of a kind cluster":       {[]string{"uninstall", "--target", "kind"}, 2, "kind delete"},
@@ -145,5 +172,118 @@ scheduling:
 		"--node-selector", "a=1", "--toleration", "nvidia.com/gpu:NoSchedule", "--toleration", "pool=gpu")
 	if got != want {
 		t.Errorf("%s", got)
+	}
+	var class map[string]any
+	decode(t, fine(t, "--json", "manifest", "--toleration", "pool=gpu"), &class)
+	if class["apiVersion"] != "node.k8s.io/v1" || class["scheduling"] == nil {
+		t.Errorf("%v", class)
+	}
+}
+
+// A user who is not root is told so, and nothing is changed.
+func TestInstallNotAsRoot(t *testing.T) {
+	root, _, from := installTree(t, "", containerdTOML)
+	fine(t, "install", "--root", root, "--from", from)
+	simtest.Check(t, errors.Join(os.Chmod(filepath.Dir(root), 0o755), syscall.Seteuid(65534)))
+	defer func() { simtest.Check(t, syscall.Seteuid(0)) }()
+	for _, args := range [][]string{{"install", "--root", root, "--from", from}, {"uninstall", "--root", root}} {
+		if status, _, errs := ctl(t, args...); status != 1 || !strings.Contains(errs, "only root can install and uninstall") {
+			t.Errorf("%q: %d %s", args, status, errs)
+		}
+		if status, _, errs := ctl(t, append(args, "--dry-run")...); status != 1 || !strings.Contains(errs, "nvidia-shimctl: not run as root: ") {
+			t.Errorf("%q: %d %s", args, status, errs)
+		}
+	}
+}
+
+// Uninstall removes the registration that is there, asks if there are several, and never takes the
+// programs from another daemon.
+func TestUninstallFindsTheRegistration(t *testing.T) {
+	root, _, from := installTree(t, "", containerdTOML)
+	before := simtest.Contents(t, root)
+	install := []string{"install", "--root", root, "--from", from}
+	// Two configurations of the shim do not make two records.
+	fine(t, append(install, "--target", "docker", "--set-default", "--config", "/etc/other/config.toml")...)
+	fine(t, append(install, "--target", "containerd")...)
+	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 2 || !strings.Contains(errs, "docker /etc/docker/daemon.json: name one with --target") {
+		t.Errorf("two registrations: %d %s", status, errs)
+	}
+	fine(t, "uninstall", "--root", root, "--target", "containerd")
+	if simtest.Contents(t, root)["/usr/local/bin/"+runtimeclass.ShimName] == "" {
+		t.Error("Docker's shim was removed")
+	}
+	var o installation
+	decode(t, fine(t, "--json", "uninstall", "--root", root, "--dry-run"), &o)
+	if len(o.Written) > 0 || !slices.Contains(o.Removed, runtimeclass.RecordPath) || !slices.Contains(o.Removed, "/usr/local/bin/"+runtimeclass.ShimName) || !slices.Contains(o.Removed, runtimeclass.DefaultDockerConfig) {
+		t.Errorf("the dry run does not list all that is removed: %+v", o)
+	}
+	fine(t, "uninstall", "--root", root)
+	if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+		t.Errorf("left %v", now)
+	}
+}
+
+// A tree is data: its programs are not executed, and no path leads out of it.
+func TestInstallTreatsATreeAsData(t *testing.T) {
+	root, _, from := installTree(t, "", containerdTOML)
+	outside := t.TempDir()
+	write(t, filepath.Join(root, "usr/bin/containerd"), "#!/bin/sh\ntouch '"+outside+"/executed'\n")
+	link := func(to, name string) {
+		simtest.Check(t, os.MkdirAll(filepath.Dir(filepath.Join(root, name)), 0o755))
+		simtest.Check(t, os.Symlink(to, filepath.Join(root, name)))
+	}
+	link(outside, "usr/local/bin")
+	link(outside+"/unit", runtimeclass.UnitPath)
+	link("../../../../../../../../.."+outside, "etc/nvidia-shim")
+	before := simtest.Contents(t, root)
+	fine(t, "install", "--root", root, "--from", from, "--target", "containerd", "--prepare-unit")
+	if got := simtest.Contents(t, outside); len(got) > 0 {
+		t.Errorf("written outside the tree: %v", got)
+	}
+	for _, name := range []string{runtimeclass.ShimName, "installed.json"} {
+		if simtest.Contents(t, root)[filepath.Join(outside, name)] == "" {
+			t.Errorf("%s is not where the link leads within the tree", name)
+		}
+	}
+	fine(t, "uninstall", "--root", root)
+	if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+		t.Errorf("left %v", now)
+	}
+	self := filepath.Join(t.TempDir(), "arm64")
+	for _, name := range runtimeclass.Programs {
+		write(t, filepath.Join(self, name), simtest.Library(elf.ELFCLASS64, elf.EM_AARCH64, ""))
+	}
+	if status, _, errs := ctl(t, "install", "--root", root, "--from", self, "--arch", "amd64"); status != 1 || !strings.Contains(errs, "is for arm64, and the host is amd64") {
+		t.Errorf("%d %s", status, errs)
+	}
+}
+
+// Install registers with the daemon that is there, and asks if there are several or none.
+func TestInstallFindsTheDaemon(t *testing.T) {
+	root, _, from := installTree(t, "", "")
+	install := []string{"--json", "install", "--root", root, "--from", from, "--dry-run"}
+	if status, _, errs := ctl(t, install...); status != 2 || !strings.Contains(errs, "no containerd, k3s, RKE2 or Docker below "+root) {
+		t.Errorf("nothing: %d %s", status, errs)
+	}
+	var o installation
+	simtest.Check(t, os.MkdirAll(filepath.Join(root, "var/lib/rancher/k3s"), 0o755))
+	if decode(t, fine(t, append(install, "--target", "k3s")...), &o); o.Restart != "" || !o.Changed {
+		t.Errorf("k3s before its first start: %+v", o)
+	}
+	k3s := filepath.Join(root, runtimeclass.Distributions["k3s"].Dir)
+	simtest.Check(t, os.MkdirAll(k3s, 0o755))
+	decode(t, fine(t, install...), &o)
+	if !slices.Contains(o.Written, strings.TrimPrefix(k3s, root)+"/config-v3.toml.tmpl") || o.Restart != "systemctl restart k3s-agent" ||
+		o.Notes[0] != "found k3s (/var/lib/rancher/k3s/agent)" {
+		t.Errorf("k3s: %+v", o)
+	}
+	write(t, filepath.Join(root, runtimeclass.DefaultDockerConfig), "{}")
+	if status, _, errs := ctl(t, install...); status != 2 || !strings.Contains(errs, "found k3s (/var/lib/rancher/k3s/agent) and docker (/etc/docker/daemon.json): name one") {
+		t.Errorf("two: %d %s", status, errs)
+	}
+	simtest.Check(t, os.RemoveAll(filepath.Join(root, "var")))
+	decode(t, fine(t, install...), &o)
+	if !slices.Contains(o.Written, runtimeclass.DefaultDockerConfig) || o.Restart != "systemctl reload docker" {
+		t.Errorf("Docker: %+v", o)
 	}
 }

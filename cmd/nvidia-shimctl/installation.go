@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
@@ -22,7 +23,7 @@ var targets = []string{runtimeclass.Containerd, "k3s", "rke2", kind, runtimeclas
 
 func installFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "target", Value: runtimeclass.Containerd, Usage: "`WHAT` to register with: " + strings.Join(targets, ", ")},
+		&cli.StringFlag{Name: "target", Usage: "`WHAT` to register with: " + strings.Join(targets, ", ") + " (default: what is there)"},
 		&cli.StringFlag{Name: "containerd-config", Value: runtimeclass.DefaultContainerdConfig, Usage: "containerd's configuration `FILE`"},
 		&cli.StringFlag{Name: "docker-config", Value: runtimeclass.DefaultDockerConfig, Usage: "Docker's configuration `FILE`"},
 		&cli.StringFlag{Name: "bin-dir", Value: runtimeclass.DefaultBinDir, Usage: "`DIR` of the installed programs; keep it, bundles record it"},
@@ -35,27 +36,39 @@ func installFlags() []cli.Flag {
 func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 	o := runtimeclass.Options{
 		Target: c.String("target"), HandlerNamed: c.IsSet("handler"), Programs: c.String("from"),
-		PrepareUnit: c.Bool("prepare-unit"), ShimConfig: config.DefaultPath,
+		PrepareUnit: c.Bool("prepare-unit"), Arch: c.String("arch"), ShimConfig: config.DefaultPath,
 		Registration: runtimeclass.Registration{
 			Handler: c.String("handler"), BinDir: filepath.Clean(c.String("bin-dir")),
 			Default: c.Bool("set-default"), Replace: c.Bool("replace"),
 		},
 	}
-	if !slices.Contains(targets, o.Target) {
+	if c.IsSet("docker-config") {
+		o.Target = cmp.Or(o.Target, runtimeclass.Docker)
+	}
+	if o.Target = cmp.Or(o.Target, runtimeclass.Containerd); !slices.Contains(targets, o.Target) {
 		return o, usage(fmt.Errorf("--target %q is not one of %s", o.Target, strings.Join(targets, ", ")))
 	}
+	o.ConfigFile = configFile(c, o.Target)
 	for _, target := range []string{runtimeclass.Containerd, runtimeclass.Docker} {
 		flag := target + "-config"
-		if target == o.Target {
-			o.ConfigFile = c.String(flag)
-		} else if c.IsSet(flag) {
+		if target != o.Target && c.IsSet(flag) {
 			return o, usage(fmt.Errorf("--%s goes with --target %s only", flag, target))
 		}
 		if !filepath.IsAbs(c.String(flag)) {
 			return o, usage(fmt.Errorf("--%s %q is not an absolute path", flag, c.String(flag)))
 		}
 	}
-	if c.Bool("restart") && filepath.Clean(c.String("root")) != "/" {
+	root := c.String("root")
+	if st, err := os.Stat(root); !filepath.IsAbs(root) || err != nil || !st.IsDir() {
+		return o, usage(fmt.Errorf("--root %q is not the absolute path of a directory", root))
+	}
+	if o.Arch != "" && o.Arch != "amd64" && o.Arch != "arm64" {
+		return o, usage(fmt.Errorf("--arch %q is not amd64 or arm64", o.Arch))
+	}
+	if c.IsSet("containerd") && filepath.Clean(root) != "/" {
+		return o, usage(errors.New("--containerd goes with this host only: with --root say --containerd-version"))
+	}
+	if c.Bool("restart") && filepath.Clean(root) != "/" {
 		return o, usage(errors.New("--restart goes with this host only, not with --root"))
 	}
 	if name := c.String("config"); filepath.IsAbs(name) {
@@ -71,15 +84,23 @@ func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 	return o, nil
 }
 
+// configFile is the configuration of a target; "" for those that have several.
+func configFile(c *cli.Command, target string) string {
+	if target != runtimeclass.Containerd && target != runtimeclass.Docker {
+		return ""
+	}
+	return c.String(target + "-config")
+}
+
 // installation is the JSON output of install and uninstall.
 type installation struct {
 	DryRun  bool   `json:"dry_run"`
 	Handler string `json:"handler,omitempty"`
-	// Programs are the programs that are installed.
-	Programs []string `json:"programs"`
-	Changed  bool     `json:"changed"`
-	// Files are the changed files besides the daemon's configuration.
-	Files   []string        `json:"files"`
+	// Changed is whether the daemon's configuration changes.
+	Changed bool `json:"changed"`
+	// Written and Removed are all files that change.
+	Written []string        `json:"written"`
+	Removed []string        `json:"removed"`
 	Diff    string          `json:"diff"`
 	Notes   []string        `json:"notes"`
 	Restart string          `json:"restart"`
@@ -87,17 +108,17 @@ type installation struct {
 }
 
 // carryOut makes the changes of a plan, unless this is a dry run, and prints the notes and the
-// difference. In a dry run the difference is alone on stdout, so that it can be piped to patch.
+// difference. patch(1) passes over the notes.
 func carryOut(c *cli.Command, plan runtimeclass.Plan, report *toolkit.Report) error {
 	if !c.Bool("dry-run") {
 		if err := plan.Apply(); err != nil {
 			return err
 		}
 	}
-	w, notes := c.Root().Writer, c.Root().Writer
+	w := c.Root().Writer
 	o := installation{
-		DryRun: c.Bool("dry-run"), Handler: plan.Handler, Programs: plan.Changing(runtimeclass.Program), Changed: plan.Changed(),
-		Files: plan.Changing(runtimeclass.OtherFile), Diff: plan.Diff(), Notes: append([]string{}, plan.Notes...), Toolkit: report,
+		DryRun: c.Bool("dry-run"), Handler: plan.Handler, Changed: plan.Changed(),
+		Written: plan.Written(), Removed: plan.Removed(), Diff: plan.Diff(), Notes: append([]string{}, plan.Notes...), Toolkit: report,
 	}
 	if o.Changed {
 		o.Restart = plan.Restart.String()
@@ -105,25 +126,30 @@ func carryOut(c *cli.Command, plan runtimeclass.Plan, report *toolkit.Report) er
 	if c.Bool("json") {
 		return printJSON(w, o)
 	}
-	did := "installed"
+	would := ""
 	if o.DryRun {
-		notes, did = c.Root().ErrWriter, "would install"
+		would = "would "
 	}
 	if report != nil {
-		printToolkit(notes, report)
+		printToolkit(w, report)
 	}
 	for _, n := range o.Notes {
-		fmt.Fprintln(notes, n)
+		fmt.Fprintln(w, n)
 	}
-	for _, p := range o.Programs {
-		fmt.Fprintln(notes, did, p)
+	for _, p := range o.Written {
+		fmt.Fprintln(w, would+"write", p)
+	}
+	for _, p := range o.Removed {
+		fmt.Fprintln(w, would+"remove", p)
 	}
 	fmt.Fprint(w, o.Diff)
 	switch {
 	case !o.Changed:
-		fmt.Fprintln(notes, "the configuration stays as it is")
+		fmt.Fprintln(w, "the configuration stays as it is")
+	case o.Restart == "":
+		fmt.Fprintln(w, "nothing has to be restarted: the daemon has not been started yet")
 	case !c.Bool("restart"):
-		fmt.Fprintf(notes, "not restarted: run `%s` when it suits; %s\n", o.Restart, plan.Restart.Containers())
+		fmt.Fprintf(w, "not restarted: run `%s` when it suits; %s\n", o.Restart, plan.Restart.Containers())
 	}
 	return nil
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 
 	"github.com/urfave/cli/v3"
@@ -67,6 +68,9 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	err := newApp(stdout, stderr).Run(ctx, args)
+	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
+		err = fmt.Errorf("not run as root: %w", err)
+	}
 	var u *usageError
 	switch {
 	case err == nil:

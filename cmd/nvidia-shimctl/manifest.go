@@ -27,14 +27,14 @@ func manifestCommand() *cli.Command {
 
 // runtimeClass is a RuntimeClass of node.k8s.io/v1.
 type runtimeClass struct {
-	APIVersion string `yaml:"apiVersion"`
-	Handler    string
-	Kind       string
-	Metadata   map[string]string
+	APIVersion string            `yaml:"apiVersion" json:"apiVersion"`
+	Handler    string            `json:"handler"`
+	Kind       string            `json:"kind"`
+	Metadata   map[string]string `json:"metadata"`
 	Scheduling struct {
-		NodeSelector map[string]string   `yaml:"nodeSelector,omitempty"`
-		Tolerations  []map[string]string `yaml:",omitempty"`
-	} `yaml:",omitempty"`
+		NodeSelector map[string]string   `yaml:"nodeSelector,omitempty" json:"nodeSelector,omitempty"`
+		Tolerations  []map[string]string `yaml:",omitempty" json:"tolerations,omitempty"`
+	} `yaml:",omitempty" json:"scheduling,omitzero"`
 }
 
 func printManifest(_ context.Context, c *cli.Command) error {
@@ -58,6 +58,9 @@ func printManifest(_ context.Context, c *cli.Command) error {
 			toleration["effect"] = effect
 		}
 		class.Scheduling.Tolerations = append(class.Scheduling.Tolerations, toleration)
+	}
+	if c.Bool("json") {
+		return printJSON(c.Root().Writer, class)
 	}
 	enc := yaml.NewEncoder(c.Root().Writer)
 	enc.SetIndent(2)

@@ -39,7 +39,7 @@ func planCommand() *cli.Command {
 			var refused *gpuinject.Error
 			switch {
 			case errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0:
-				return fmt.Errorf("%w: run plan as root", err)
+				return err
 			case errors.As(err, &refused):
 				plan.GPU, plan.Error = false, err.Error()
 			case err != nil:

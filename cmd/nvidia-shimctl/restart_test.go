@@ -35,7 +35,10 @@ func onThisHost(t *testing.T) (config string, install, uninstall []string) {
 	t.Helper()
 	root, daemon, from := installTree(t, "v2.4.2", containerdTOML)
 	config = filepath.Join(root, runtimeclass.DefaultContainerdConfig)
-	common := []string{"--containerd-config", config, "--bin-dir", filepath.Join(root, "bin"), "--config", filepath.Join(root, "shim.toml")}
+	common := []string{"--containerd-config", config, "--bin-dir", filepath.Join(root, "bin")}
+	record := runtimeclass.RecordPath
+	runtimeclass.RecordPath = filepath.Join(root, record)
+	t.Cleanup(func() { runtimeclass.RecordPath = record })
 	return config, slices.Concat([]string{"install", "--containerd", daemon, "--from", from}, common), slices.Concat([]string{"uninstall"}, common)
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -10,16 +11,17 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // toolkitTree is a host with NVIDIA's toolkit configured by one of the fixtures.
 func toolkitTree(t *testing.T, fixture, path string) (root string, install []string) {
 	t.Helper()
-	root, daemon, from := installTree(t, "v2.4.2", containerdTOML)
+	root, _, from := installTree(t, "v2.4.2", containerdTOML)
 	text, err := os.ReadFile(filepath.Join("../../internal/toolkit/testdata", fixture))
 	simtest.Check(t, err)
 	write(t, filepath.Join(root, path), string(text))
-	return root, []string{"install", "--root", root, "--containerd", daemon, "--from", from}
+	return root, []string{"install", "--root", root, "--containerd-version", "2.4.2", "--from", from}
 }
 
 func TestInstallFromToolkitAndBack(t *testing.T) {
@@ -27,11 +29,11 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 		root, install := toolkitTree(t, "operator.toml", path)
 		before := simtest.Contents(t, root)
 		file := filepath.Join(root, config.DefaultPath)
-		status, diff, notes := ctl(t, append(install, "--from-toolkit", "--dry-run")...)
+		status, diff, _ := ctl(t, append(install, "--from-toolkit", "--dry-run")...)
 		if status != 0 || !strings.Contains(diff, "+driver-root = '/run/nvidia/driver'\n") || !reflect.DeepEqual(simtest.Contents(t, root), before) {
 			t.Errorf("a dry run: %d %s", status, diff)
 		}
-		contains(t, notes, path+", for "+config.DefaultPath, "nvidia-container-cli.root: device nodes are looked up in /dev", "note: in Kubernetes", "to be stricter")
+		contains(t, diff, path+", for "+config.DefaultPath, "nvidia-container-cli.root: device nodes are looked up in /dev", "note: in Kubernetes", "to be stricter")
 		if status, out, errs := ctl(t, append(install, "--from-toolkit")...); status != 0 || strings.Count(out, "OPTION") != 1 {
 			t.Fatalf("%d %s %s", status, out, errs)
 		}
@@ -43,7 +45,7 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 		status, out, _ := ctl(t, append([]string{"--json"}, append(install, "--toolkit-config="+path)...)...)
 		var o installation
 		decode(t, out, &o)
-		if status != 0 || o.Changed || len(o.Files) != 0 || o.Toolkit == nil || o.Toolkit.From != path || len(o.Toolkit.Options) < 15 || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
+		if status != 0 || o.Changed || len(o.Written) != 0 || o.Toolkit == nil || o.Toolkit.From != path || len(o.Toolkit.Options) < 15 || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
 			t.Errorf("again: %d %+v", status, o)
 		}
 		other := filepath.Join(root, "other.toml")
@@ -99,5 +101,49 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 	status, out, _ := ctl(t, "uninstall", "--root", root)
 	if status != 0 || simtest.Contents(t, root)[config.DefaultPath] != before[config.DefaultPath] || !strings.Contains(out, config.DefaultPath+" stays: it was changed") {
 		t.Errorf("uninstall: %d %s", status, out)
+	}
+}
+
+// The steps of docs/from-nvidia-toolkit.md on a node of the GPU operator, and back. When the
+// toolkit ends it removes its runtime and its file.
+func TestTheStepsFromTheOperatorsToolkit(t *testing.T) {
+	const theirs = "etc/containerd/conf.d/99-nvidia.toml"
+	const runtime = "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia]\n  runtime_type = \"io.containerd.runc.v2\"\n" +
+		"  [plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia.options]\n    BinaryName = \"/usr/local/nvidia/toolkit/nvidia-container-runtime\"\n"
+	for _, version := range []string{"2.4.2", "2.0.10"} {
+		root, _ := toolkitTree(t, "operator.toml", toolkit.Paths[1])
+		_, _, from := installTree(t, "", "")
+		main := strings.Replace(containerdTOML, "# mine\n", "imports = [\"/etc/containerd/conf.d/*.toml\"]\n", 1)
+		write(t, filepath.Join(root, runtimeclass.DefaultContainerdConfig), main)
+		write(t, filepath.Join(root, theirs), "version = 3\n"+runtime)
+		before := simtest.Contents(t, root)
+		handler := func(when string) runtimeclass.Runtime {
+			c, err := runtimeclass.ReadConfiguration(runtimeclass.Host{Root: root}, runtimeclass.DefaultContainerdConfig)
+			if r := c.Runtimes["nvidia"]; err != nil || !r.Ours() {
+				t.Errorf("%s, %s: %+v %v", version, when, r, err)
+			}
+			return c.Runtimes["nvidia"]
+		}
+		install := []string{"install", "--root", root, "--containerd-version", version, "--from", from}
+		if status, _, errs := ctl(t, append(install, "--from-toolkit")...); status != 1 || !strings.Contains(errs, "--replace to override it") {
+			t.Errorf("%s, without --replace: %d %s", version, status, errs)
+		}
+		fine(t, append(install, "--from-toolkit", "--replace")...)
+		if r := handler("replaced"); strings.Contains(fmt.Sprint(r.Options["BinaryName"]), "nvidia") {
+			t.Errorf("%s: %+v", version, r)
+		}
+		fine(t, "uninstall", "--root", root)
+		if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+			t.Errorf("%s: uninstall left %v", version, now)
+		}
+		fine(t, append(install, "--from-toolkit", "--replace")...)
+		simtest.Check(t, os.Remove(filepath.Join(root, theirs)))
+		fine(t, install...)
+		handler("without the toolkit")
+		fine(t, "uninstall", "--root", root)
+		delete(before, "/"+theirs)
+		if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+			t.Errorf("%s: left %v", version, now)
+		}
 	}
 }

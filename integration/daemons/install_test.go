@@ -2,9 +2,11 @@ package daemons
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -13,17 +15,28 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // usualBinDir is where nvidia-shimctl puts the programs unless told otherwise.
 const usualBinDir = "/usr/local/bin"
+
+// nvidiaTOML is what NVIDIA's toolkit puts into a directory of imports.
+const nvidiaTOML = `version = 3
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia]
+  runtime_type = 'io.containerd.runc.v2'
+  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.nvidia.options]
+    BinaryName = '/usr/bin/nvidia-container-runtime'
+    SystemdCgroup = false
+`
 
 // installation is one way to set a node up.
 type installation struct {
 	// root is put before the paths that nvidia-shimctl is given; binDir and config
 	// are below it.
 	root, binDir, config string
-	// dropIn says that the configuration imports a directory.
+	// dropIn says that the configuration imports a directory. NVIDIA's toolkit has a file there,
+	// and its runtime is replaced.
 	dropIn bool
 }
 
@@ -87,7 +100,25 @@ func (n *node) installed(t *testing.T, r release, in installation) {
 		daemon = n.Options.ToolsDir
 	}
 	args := []string{"--root", in.root, "--bin-dir", in.binDir, "--containerd-config", in.config}
-	out := n.shimctl(t, append([]string{"install", "--containerd", filepath.Join(daemon, "containerd")}, args...)...)
+	if in.root == "/" {
+		t.Cleanup(func() { _ = os.Remove(runtimeclass.RecordPath) })
+	}
+	ask := []string{"--containerd", filepath.Join(daemon, "containerd")}
+	if in.root != "/" {
+		version, err := exec.Command(ask[1], "--version").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask = []string{"--containerd-version", string(version)}
+	}
+	theirs := filepath.Join(n.Dir, "conf.d", "99-nvidia.toml")
+	if in.dropIn {
+		if err := errors.Join(os.Mkdir(filepath.Dir(theirs), 0o755), os.WriteFile(theirs, []byte(nvidiaTOML), 0o600)); err != nil {
+			t.Fatal(err)
+		}
+		ask = append(ask, "--replace")
+	}
+	out := n.shimctl(t, slices.Concat([]string{"install"}, ask, args)...)
 	t.Logf("%s", out)
 	now, err := os.ReadFile(config)
 	if err != nil || bytes.Equal(now, plain) != in.dropIn {
@@ -114,6 +145,14 @@ func (n *node) installed(t *testing.T, r release, in installation) {
 	out = n.shimctl(t, append([]string{"uninstall"}, args...)...)
 	if now, err := os.ReadFile(config); err != nil || !bytes.Equal(now, plain) {
 		t.Errorf("uninstall did not bring the configuration back: %v\n%s", err, now)
+	}
+	if in.dropIn {
+		if text, err := os.ReadFile(theirs); err != nil || string(text) != nvidiaTOML {
+			t.Errorf("%s: %v\n%s", theirs, err, text)
+		}
+		if err := os.Remove(theirs); err != nil {
+			t.Fatal(err)
+		}
 	}
 	for _, pattern := range []string{config + "?*", filepath.Join(n.Dir, "conf.d", "*"), filepath.Join(programs, "*")} {
 		if left, err := filepath.Glob(pattern); err != nil || len(left) > 0 {

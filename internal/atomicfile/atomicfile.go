@@ -14,23 +14,23 @@ func Write(path string, data []byte, mode os.FileMode) error {
 	return write(path, data, func(f *os.File) error { return f.Chmod(mode) })
 }
 
-// WriteLike is Write with owner, mode and SELinux label of the file like; mode counts if there is
-// no such file. The content is on the disk when it returns.
+// WriteLike is Write with owner, mode and SELinux label of the regular file like; mode counts if
+// there is none. The content is on the disk when it returns.
 func WriteLike(path, like string, data []byte, mode os.FileMode) error {
 	return write(path, data, func(f *os.File) error {
 		var st unix.Stat_t
-		switch err := unix.Stat(like, &st); {
-		case err == nil:
+		switch err := unix.Lstat(like, &st); {
+		case err == nil && st.Mode&unix.S_IFMT == unix.S_IFREG:
 			if err := f.Chown(int(st.Uid), int(st.Gid)); err != nil {
 				return err
 			}
 			mode = os.FileMode(st.Mode & 0o777)
 			label := make([]byte, 512)
-			if n, err := unix.Getxattr(like, "security.selinux", label); err == nil {
+			if n, err := unix.Lgetxattr(like, "security.selinux", label); err == nil {
 				// Without SELinux the label has no meaning, and cannot always be set.
 				_ = unix.Fsetxattr(int(f.Fd()), "security.selinux", label[:n], 0)
 			}
-		case !errors.Is(err, fs.ErrNotExist):
+		case err != nil && !errors.Is(err, fs.ErrNotExist):
 			return &os.PathError{Op: "stat", Path: like, Err: err}
 		}
 		if err := f.Chmod(mode); err != nil {

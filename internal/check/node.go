@@ -50,7 +50,7 @@ func inspect(ctx context.Context, o Options) *node {
 		n.Containerd = cmp.Or(n.Containerd, n.real(p.Program))
 		n.path = cmp.Or(p.Environ["PATH"], n.path)
 		n.Config = cmp.Or(n.Config, p.Environ[config.EnvFile])
-		n.ContainerdConfig = cmp.Or(n.ContainerdConfig, configFlag(p.Args))
+		n.ContainerdConfig = cmp.Or(n.ContainerdConfig, runtimeclass.ConfigFlag(p.Args))
 		break
 	}
 	if n.Containerd == "" {
@@ -63,7 +63,7 @@ func inspect(ctx context.Context, o Options) *node {
 		n.config = config.Default()
 	}
 	if n.Containerd != "" {
-		n.version, n.versionErr = runtimeclass.DaemonVersion(ctx, n.Root, runtimeclass.Containerd, n.Containerd)
+		n.version, n.versionErr = runtimeclass.DaemonVersion(ctx, runtimeclass.Containerd, n.Containerd)
 	}
 	n.registered, n.registeredErr = runtimeclass.ReadConfiguration(runtimeclass.Host{Root: n.Root, Daemon: n.version}, n.ContainerdConfig)
 	n.handlers = maps.Clone(n.registered.Runtimes)
@@ -97,23 +97,6 @@ func (n *node) lookPath(name string) (string, error) {
 		}
 	}
 	return "", fmt.Errorf("%s is not in containerd's PATH (%s)", name, n.path)
-}
-
-// configFlag is the value of --config on containerd's command line, if it is absolute.
-func configFlag(args []string) string {
-	for i, a := range args {
-		name, value, found := strings.Cut(a, "=")
-		if !slices.Contains([]string{"--config", "-config", "--c", "-c"}, name) {
-			continue
-		}
-		if !found && i+1 < len(args) {
-			value = args[i+1]
-		}
-		if filepath.IsAbs(value) {
-			return value
-		}
-	}
-	return ""
 }
 
 // findContainerdConfig prefers the configuration of containerd itself to that of a distribution.

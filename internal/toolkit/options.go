@@ -2,13 +2,12 @@ package toolkit
 
 import (
 	"fmt"
-	"os"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 const (
@@ -206,13 +205,10 @@ func driverRoot(root string, value any) result {
 	if driver == "/" {
 		return r
 	}
-	exists := func(name string) bool {
-		_, err := os.Lstat(filepath.Join(root, name))
-		return err == nil
-	}
-	const node = "dev/nvidiactl"
+	h := runtimeclass.Host{Root: root}
+	const node = "/dev/nvidiactl"
 	r.why = "device nodes are looked up in /dev: host.dev-root"
-	if exists(path.Join(driver, node)) && !exists(node) {
+	if h.Exists(path.Join(driver, node)) && !h.Exists(node) {
 		r.settings["host.dev-root"] = driver
 		r.why = "the device nodes are there, and not in /dev"
 	}

@@ -2,12 +2,8 @@ package toolkit
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
-	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -16,6 +12,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // Paths are where the toolkit's file is: that of its packages, and that of the toolkit container of
@@ -63,12 +60,12 @@ type Report struct {
 // Read converts the first of the files that is there, below root, for the shim's file to.
 func Read(root string, names []string, to string) (Report, error) {
 	for _, name := range names {
-		text, err := os.ReadFile(filepath.Join(root, name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
+		text, err := runtimeclass.Host{Root: root}.Read(name)
 		if err != nil {
 			return Report{}, err
+		}
+		if text == nil {
+			continue
 		}
 		r, err := Convert(root, text)
 		if err != nil {

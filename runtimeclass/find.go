@@ -1,0 +1,102 @@
+package runtimeclass
+
+import (
+	"cmp"
+	"path"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+)
+
+// Found is a daemon of a host, and the file or process that shows it.
+type Found struct {
+	Target, Why string
+	// Program and ConfigFile are those of a process of containerd or Docker.
+	Program, ConfigFile string
+}
+
+func (f Found) String() string {
+	why := f.Why
+	if f.ConfigFile != "" {
+		why += " with " + f.ConfigFile
+	}
+	return f.Target + " (" + why + ")"
+}
+
+// signs are the targets, the files of which one shows each, and the name of its process.
+var signs = []struct {
+	target, process string
+	files           []string
+}{
+	{"k3s", "k3s", []string{rancherDir + "/k3s/server/tls", rancherDir + "/k3s/agent"}},
+	{"rke2", "rke2", []string{rancherDir + "/rke2/server/tls", rancherDir + "/rke2/agent"}},
+	{Docker, "dockerd", append(inServicePath("dockerd"), DefaultDockerConfig)},
+	// A kind node is a container with a containerd.
+	{Containerd, "containerd", slices.Concat([]string{"/kind/version"}, inServicePath("containerd"), []string{DefaultContainerdConfig})},
+}
+
+func inServicePath(program string) (paths []string) {
+	for _, dir := range filepath.SplitList(ServicePath) {
+		paths = append(paths, path.Join(dir, program))
+	}
+	return paths
+}
+
+// Find returns the daemons of a host, or those of one target: those that run, if proc is not "" and
+// some do, otherwise those with files there. A containerd without CRI beside Docker is Docker's.
+func Find(h Host, proc procfs.FS, target string) []Found {
+	var there, running []Found
+	for _, d := range signs {
+		if target != "" && d.target != target {
+			continue
+		}
+		if i := slices.IndexFunc(d.files, h.Exists); i >= 0 {
+			there = append(there, Found{Target: d.target, Why: d.files[i]})
+		}
+		for _, p := range proc.Named(d.process) {
+			f := Found{Target: d.target, Why: p.Program + " runs"}
+			if Distributions[d.target].Name == "" {
+				f.Program, f.ConfigFile = p.Program, ConfigFlag(p.Args)
+			}
+			// A distribution and Docker write the configuration of their own containerd.
+			owned := d.target == Containerd &&
+				(strings.HasPrefix(p.Program, rancherDir) || strings.HasSuffix(path.Dir(f.ConfigFile), "/docker/containerd"))
+			// Those in containers and of users read other files.
+			if !owned && proc.Administers(p.PID) && !proc.InOtherPIDNamespace(p.PID) && !slices.Contains(running, f) {
+				running = append(running, f)
+			}
+		}
+	}
+	found := there
+	if len(running) > 0 {
+		found = running
+	}
+	docker := slices.ContainsFunc(found, func(f Found) bool { return f.Target == Docker })
+	return slices.DeleteFunc(found, func(f Found) bool {
+		if f.Target != Containerd || !docker {
+			return false
+		}
+		// A configuration that cannot be read leaves the question to the operator.
+		c, err := ReadConfiguration(h, cmp.Or(f.ConfigFile, DefaultContainerdConfig))
+		return err == nil && c.CRIDisabled
+	})
+}
+
+// ConfigFlag is the configuration on the command line of containerd or dockerd, if it is absolute.
+func ConfigFlag(args []string) string {
+	for i, a := range args {
+		name, value, found := strings.Cut(a, "=")
+		if !slices.Contains([]string{"--config", "-config", "--c", "-c", "--config-file"}, name) {
+			continue
+		}
+		if !found && i+1 < len(args) {
+			value = args[i+1]
+		}
+		if path.IsAbs(value) {
+			return value
+		}
+	}
+	return ""
+}

@@ -1,0 +1,81 @@
+package runtimeclass
+
+import (
+	"errors"
+	"os"
+	"reflect"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+)
+
+// process adds a process to a fixture of procfs.
+func process(t *testing.T, proc procfs.FS, pid int, command, uid, namespace string) {
+	t.Helper()
+	args := strings.Fields(command)
+	write(t, proc.Path(pid, "environ"), "")
+	write(t, proc.Path(pid, "cmdline"), strings.Join(args, "\x00"))
+	write(t, proc.Path(pid, "status"), "Uid: "+strings.Repeat(" "+uid, 4)+"\nCapEff: 000001ffffffffff\n")
+	check(t, errors.Join(os.Symlink(args[0], proc.Path(pid, "exe")), os.Mkdir(proc.Path(pid, "ns"), 0o755),
+		os.Symlink(namespace, proc.Path(pid, "ns/pid")), os.Symlink("user:[1]", proc.Path(pid, "ns/user"))))
+}
+
+func TestFind(t *testing.T) {
+	k3s, docker, containerd := rancherDir+"/k3s/agent/x", "/usr/bin/dockerd", "/usr/bin/containerd"
+	for _, c := range []struct {
+		name   string
+		files  map[string]string
+		target string
+		// runs are commands of daemons, others those of a user and of a container.
+		runs, others []string
+		want         []string
+	}{
+		{name: "nothing"},
+		{name: "containerd", files: map[string]string{containerd: ""}, want: []string{"containerd (/usr/bin/containerd)"}},
+		{name: "a kind node", files: map[string]string{"/kind/version": "", containerd: ""}, want: []string{"containerd (/kind/version)"}},
+		{name: "a k3s server", files: map[string]string{rancherDir + "/k3s/server/tls/x": "", k3s: ""}, want: []string{"k3s (/var/lib/rancher/k3s/server/tls)"}},
+		{name: "a k3s agent", files: map[string]string{k3s: ""}, want: []string{"k3s (/var/lib/rancher/k3s/agent)"}},
+		{name: "an RKE2 agent", files: map[string]string{rancherDir + "/rke2/agent/x": ""}, want: []string{"rke2 (/var/lib/rancher/rke2/agent)"}},
+		{name: "Docker with its containerd", files: map[string]string{docker: "", containerd: "", DefaultContainerdConfig: "disabled_plugins = [\"cri\"]\n"},
+			want: []string{"docker (/usr/bin/dockerd)"}},
+		{name: "that containerd, if it is named", files: map[string]string{docker: "", containerd: "", DefaultContainerdConfig: "disabled_plugins = [\"cri\"]\n"},
+			target: Containerd, want: []string{"containerd (/usr/bin/containerd)"}},
+		{name: "Docker and Kubernetes", files: map[string]string{docker: "", containerd: "", DefaultContainerdConfig: "version = 2\n"},
+			want: []string{"docker (/usr/bin/dockerd)", "containerd (/usr/bin/containerd)"}},
+		{name: "k3s runs, Docker is there", files: map[string]string{docker: "", k3s: ""},
+			runs: []string{"/usr/local/bin/k3s", rancherDir + "/k3s/data/current/bin/containerd"}, want: []string{"k3s (/usr/local/bin/k3s runs)"}},
+		{name: "dockerd runs its containerd", runs: []string{docker, containerd + " --config /var/run/docker/containerd/containerd.toml"},
+			want: []string{"docker (/usr/bin/dockerd runs)"}},
+		{name: "those of users and in containers do not count", files: map[string]string{containerd: ""}, others: []string{docker, "/usr/local/bin/k3s"},
+			want: []string{"containerd (/usr/bin/containerd)"}},
+		{name: "dockerd with a configuration elsewhere", runs: []string{docker + " --config-file=/srv/daemon.json"},
+			want: []string{"docker (/usr/bin/dockerd runs with /srv/daemon.json)"}},
+		{name: "with a configuration elsewhere", runs: []string{containerd + " -c /etc/k0s/containerd.toml", containerd + " -c /etc/k0s/containerd.toml"},
+			want: []string{"containerd (/usr/bin/containerd runs with /etc/k0s/containerd.toml)"}},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			proc := procfs.FS(t.TempDir())
+			process(t, proc, 1, "/sbin/init", "0", "pid:[1]")
+			check(t, os.Symlink("1", string(proc)+"/self"))
+			for i, command := range c.runs {
+				process(t, proc, 10+i, command, "0", "pid:[1]")
+			}
+			for i, command := range c.others {
+				process(t, proc, 20+i, command, "1000", "pid:[1]")
+				process(t, proc, 30+i, command, "0", "pid:["+strconv.Itoa(30+i)+"]")
+			}
+			var got []string
+			for _, f := range Find(Host{Root: tree(t, c.files)}, proc, c.target) {
+				got = append(got, f.String())
+				if f.Program != "" && f.Program != containerd && f.Program != docker || (f.Program == "") != (len(c.runs) == 0 || f.Target == "k3s") {
+					t.Errorf("program %q", f.Program)
+				}
+			}
+			if !reflect.DeepEqual(got, c.want) {
+				t.Errorf("found %q, want %q", got, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,232 @@
+package runtimeclass
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
+)
+
+// RecordPath is the record of what was installed. Tests that install on this host change it.
+var RecordPath = "/etc/nvidia-shim/installed.json"
+
+// placed is a file that installations wrote.
+type placed struct {
+	Path   string   `json:"path"`
+	Kind   FileKind `json:"kind"`
+	SHA256 string   `json:"sha256"`
+	// Version of this program; "" for a node that a version without a record installed.
+	Version string `json:"version,omitempty"`
+	// For are the registrations that need the file: a target and its configuration.
+	For []string `json:"for"`
+}
+
+func sum(text []byte) string {
+	s := sha256.Sum256(text)
+	return hex.EncodeToString(s[:])
+}
+
+// registration is the name of the options' registration in a record.
+func (o Options) registration() string { return strings.TrimSpace(o.Target + " " + o.ConfigFile) }
+
+// Registered returns the options for each registration on a host.
+func Registered(h Host, o Options) ([]Options, error) {
+	record, err := h.readRecord(o)
+	var names []string
+	for _, f := range record {
+		names = append(names, f.For...)
+	}
+	slices.Sort(names)
+	var list []Options
+	for _, name := range slices.Compact(names) {
+		o.Target, o.ConfigFile, _ = strings.Cut(name, " ")
+		list = append(list, o)
+	}
+	return list, err
+}
+
+// readRecord reads the record, or recognizes what versions without one installed.
+func (h Host) readRecord(o Options) ([]placed, error) {
+	text, err := h.readOwned(RecordPath)
+	if err != nil {
+		return nil, err
+	}
+	if text == nil {
+		return h.recognize(o)
+	}
+	var record []placed
+	if err := json.Unmarshal(text, &record); err != nil {
+		return nil, fmt.Errorf("%s: %w", RecordPath, err)
+	}
+	return record, nil
+}
+
+// recognize makes the record of a node without one. A program is ours if a daemon is registered.
+func (h Host) recognize(o Options) ([]placed, error) {
+	all := []Options{o}
+	for target, file := range map[string]string{Containerd: DefaultContainerdConfig, Docker: DefaultDockerConfig, "k3s": "", "rke2": ""} {
+		all = append(all, Options{Target: target, ConfigFile: file})
+	}
+	var record []placed
+	var names []string
+	for _, other := range all {
+		p := Plan{Host: h}
+		name := other.registration()
+		if other.Target == "" || slices.Contains(names, name) {
+			continue
+		}
+		if p.unregister(other, "") != nil {
+			// That daemon cannot read its configuration either.
+			continue
+		}
+		for _, file := range p.Changing(DaemonConfig) {
+			record = append(record, placed{Path: file, Kind: DaemonConfig, For: []string{name}})
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return nil, nil
+	}
+	for _, c := range h.oldFiles(o) {
+		if c.Before != nil {
+			record = append(record, placed{Path: c.Path, Kind: c.Kind, SHA256: sum(c.Before), For: slices.Clone(names)})
+		}
+	}
+	return record, nil
+}
+
+// oldFiles are the files besides the daemons' configurations that versions without a record wrote.
+func (h Host) oldFiles(o Options) []Change {
+	bin := o.Registration.BinDir
+	files := []Change{
+		{Kind: Program, Path: path.Join(bin, ShimName)}, {Kind: Program, Path: path.Join(bin, CtlName)},
+		{Kind: Link, Path: UnitLink}, {Kind: OtherFile, Path: UnitPath}, {Kind: OtherFile, Path: o.ShimConfig},
+	}
+	for i := range files {
+		c, err := h.change(files[i].Kind, files[i].Path, nil)
+		if err != nil {
+			// It is not a file that an installation made.
+			continue
+		}
+		runs := "\nExecStart=" + path.Join(bin, CtlName) + " "
+		switch name := files[i].Path; {
+		case c.Kind == Link && string(c.Before) != UnitPath,
+			name == UnitPath && !(bytes.HasPrefix(c.Before, []byte(unitMark)) && bytes.Contains(c.Before, []byte(runs))),
+			name == o.ShimConfig && !unchanged(c.Before):
+			continue
+		}
+		files[i] = c
+	}
+	return files
+}
+
+// record writes down what the plan installs, before anything else is written.
+func (p *Plan) record(o Options, record []placed) error {
+	name := o.registration()
+	record = slices.DeleteFunc(record, func(f placed) bool { return f.Kind == DaemonConfig && slices.Contains(f.For, name) })
+	for _, c := range p.Changes {
+		i := slices.IndexFunc(record, func(f placed) bool { return f.Path == c.Path })
+		switch {
+		case c.Kind == DaemonConfig && c.Path != p.configFile, c.After == nil:
+			continue
+		case i < 0 && c.Kind != DaemonConfig && equalText(c.Before, c.After):
+			// It was there before: it is not ours to remove.
+			continue
+		case i < 0:
+			i = len(record)
+			record = append(record, placed{Path: c.Path, Kind: c.Kind})
+		}
+		f := &record[i]
+		f.SHA256, f.Version = sum(c.After), version.Version
+		if !slices.Contains(f.For, name) {
+			f.For = append(f.For, name)
+		}
+	}
+	change, err := p.Host.recordChange(record)
+	p.Changes = slices.Insert(p.Changes, 0, change)
+	return err
+}
+
+func (h Host) recordChange(record []placed) (Change, error) {
+	var text []byte
+	if len(record) > 0 {
+		slices.SortFunc(record, func(a, b placed) int { return strings.Compare(a.Path, b.Path) })
+		text = encodeJSON(record, "  ")
+	}
+	return h.change(Record, RecordPath, text)
+}
+
+// release plans the removal of the files that no other registration needs. A file that was changed
+// since stays.
+func (p *Plan) release(o Options, record []placed) error {
+	name := o.registration()
+	var keep []placed
+	for _, f := range record {
+		f.For = slices.DeleteFunc(slices.Clone(f.For), func(n string) bool { return n == name })
+		if len(f.For) > 0 {
+			keep = append(keep, f)
+			p.note("%s stays: %s needs it", f.Path, strings.Join(f.For, ", "))
+			continue
+		}
+		// unregister has these; the original of a configuration that is gone remains.
+		if f.Kind == DaemonConfig || f.Kind == Original && p.Host.Exists(strings.TrimSuffix(f.Path, BackupSuffix)) {
+			continue
+		}
+		c, err := p.Host.change(f.Kind, f.Path, nil)
+		switch {
+		case err != nil:
+			p.note("%s stays: %v", f.Path, err)
+		case c.Before == nil:
+		case sum(c.Before) != f.SHA256:
+			p.note("%s stays: it was changed since the installation", f.Path)
+		case f.Kind == Program:
+			keep = append(keep, f)
+			if !o.KeepPrograms {
+				p.Programs = append(p.Programs, c)
+			}
+		default:
+			p.Changes = append(p.Changes, c)
+		}
+	}
+	change, err := p.Host.recordChange(keep)
+	p.Changes = append(p.Changes, change)
+	if err != nil || len(p.Programs) == 0 {
+		return err
+	}
+	rest, err := p.Host.recordChange(slices.DeleteFunc(keep, func(f placed) bool {
+		return slices.ContainsFunc(p.Programs, func(c Change) bool { return c.Path == f.Path })
+	}))
+	rest.Before = change.After
+	p.Programs = append(p.Programs, rest)
+	return err
+}
+
+// RemovePrograms removes the programs of an uninstallation, unless a process runs the shim:
+// containerd needs the file to clean up after it. It returns the paths that stay.
+func (p Plan) RemovePrograms(proc procfs.FS) (stay []string, err error) {
+	shims := proc.Named(ShimName)
+	runs := func(c Change) bool {
+		return slices.ContainsFunc(shims, func(r procfs.Process) bool { return r.Program == p.Host.real(c.Path) })
+	}
+	if slices.ContainsFunc(p.Programs, runs) {
+		for _, c := range p.Programs {
+			if c.Kind == Program {
+				stay = append(stay, c.Path)
+			}
+		}
+		return stay, nil
+	}
+	for _, c := range p.Programs {
+		if err := p.Host.apply(c); err != nil {
+			return nil, fmt.Errorf("%s: %w", c.Path, err)
+		}
+	}
+	return nil, nil
+}

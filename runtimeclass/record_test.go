@@ -1,0 +1,125 @@
+package runtimeclass
+
+import (
+	"os"
+	"path"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+)
+
+func uninstall(t *testing.T, h Host, o Options) Plan {
+	t.Helper()
+	p := applied(t)(Uninstall(h, o))
+	if stay, err := p.RemovePrograms(procfs.FS(t.TempDir())); err != nil || len(stay) > 0 {
+		t.Fatalf("stay %v, %v", stay, err)
+	}
+	return p
+}
+
+func withDocker(o Options) Options {
+	o.Target, o.ConfigFile = Docker, DefaultDockerConfig
+	return o
+}
+
+func programs(t *testing.T, h Host) (n int) {
+	t.Helper()
+	for _, name := range Programs {
+		if simtest.Contents(t, h.Root)[path.Join(DefaultBinDir, name)] != "" {
+			n++
+		}
+	}
+	return n
+}
+
+// The programs stay while another daemon is registered, with a record and without one, as a version
+// before it left the node.
+func TestUninstallKeepsWhatAnotherDaemonNeeds(t *testing.T) {
+	for _, recorded := range []bool{true, false} {
+		h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
+		before := simtest.Contents(t, h.Root)
+		applied(t)(Install(h, withDocker(o)))
+		applied(t)(Install(h, o))
+		if st, err := os.Stat(h.real(RecordPath)); err != nil || st.Mode().Perm() != 0o600 {
+			t.Fatalf("record: %v %v", st, err)
+		}
+		if !recorded {
+			check(t, os.Remove(h.real(RecordPath)))
+		}
+		if list, err := Registered(h, o); err != nil || len(list) != 2 {
+			t.Errorf("recorded %v: registrations %+v, %v", recorded, list, err)
+		}
+		uninstall(t, h, o)
+		if n := programs(t, h); n != 2 {
+			t.Errorf("recorded %v: %d programs left for Docker", recorded, n)
+		}
+		p := uninstall(t, h, withDocker(o))
+		if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+			t.Errorf("recorded %v: not as before: %v", recorded, now)
+		}
+		for _, name := range []string{UnitPath, UnitLink, o.ShimConfig, path.Join(DefaultBinDir, ShimName), DefaultDockerConfig} {
+			if !slices.Contains(p.Removed(), name) {
+				t.Errorf("recorded %v: the plan does not list %s: %v", recorded, name, p.Removed())
+			}
+		}
+	}
+}
+
+// What the installation did not place, or what was changed since, stays.
+func TestUninstallKeepsFilesOfOthers(t *testing.T) {
+	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
+	for _, name := range Programs {
+		write(t, h.real(path.Join(DefaultBinDir, name)), "a program\n")
+		check(t, os.Chmod(h.real(path.Join(DefaultBinDir, name)), programMode))
+	}
+	before := simtest.Contents(t, h.Root)
+	if p := uninstall(t, h, o); len(p.Written())+len(p.Removed()) > 0 {
+		t.Errorf("uninstall without an installation changes %v %v", p.Written(), p.Removed())
+	}
+	applied(t)(Install(h, o))
+	uninstall(t, h, o)
+	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+		t.Errorf("not as before: %v", now)
+	}
+
+	check(t, os.Remove(h.real(path.Join(DefaultBinDir, CtlName))))
+	applied(t)(Install(h, o))
+	write(t, h.real(path.Join(DefaultBinDir, CtlName)), "the operator's\n")
+	write(t, h.real(UnitPath), "[Unit]\n")
+	p := uninstall(t, h, o)
+	if notes := strings.Join(p.Notes, "\n"); programs(t, h) != 2 || simtest.Contents(t, h.Root)[UnitPath] == "" ||
+		!strings.Contains(notes, UnitPath+" stays") || !strings.Contains(notes, CtlName+" stays") {
+		t.Errorf("changed files: %v", notes)
+	}
+}
+
+// The programs of an uninstallation with KeepPrograms belong to the next one.
+func TestUninstallRemovesKeptPrograms(t *testing.T) {
+	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
+	applied(t)(Install(h, o))
+	keep := o
+	keep.KeepPrograms = true
+	uninstall(t, h, keep)
+	if programs(t, h) != 2 {
+		t.Error("the programs did not stay")
+	}
+	uninstall(t, h, o)
+	if programs(t, h) != 0 {
+		t.Error("the programs stay")
+	}
+}
+
+func TestARecordOfOthersIsRefused(t *testing.T) {
+	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
+	for mode, text := range map[os.FileMode]string{0o666: "[]\n", 0o600: "{\n"} {
+		write(t, h.real(RecordPath), text)
+		check(t, os.Chmod(h.real(RecordPath), mode))
+		if _, err := Uninstall(h, o); err == nil || !strings.Contains(err.Error(), RecordPath) {
+			t.Errorf("mode %v: %v", mode, err)
+		}
+	}
+}
