@@ -1,6 +1,8 @@
 package runtimeclass
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -77,6 +79,27 @@ func TestInstallDockerRefuses(t *testing.T) {
 	} {
 		if _, err := register(dockerTree(t, text), dockerOptions(Registration{})); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q", text, err, want)
+		}
+	}
+}
+
+func TestInstallDockerRefusesVersionsThatIgnoreIt(t *testing.T) {
+	for text, refused := range map[string]bool{
+		"Docker version 20.10.24+dfsg1, build 297e128": true,
+		"Docker version 23.0.6, build ef23cbc":         true,
+		"Docker version 24.0.0, build 98fdcd7":         false,
+		"Docker version 29.9.3, build unknown":         false,
+	} {
+		program := filepath.Join(t.TempDir(), "dockerd")
+		write(t, program, "#!/bin/sh\necho '"+text+"'\n")
+		simtest.Check(t, os.Chmod(program, 0o755))
+		h := dockerTree(t, "{}")
+		var err error
+		if h.Daemon, err = DaemonVersion(t.Context(), Docker, program); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := register(h, dockerOptions(Registration{})); (err != nil) != refused || refused && !strings.Contains(err.Error(), "ignores runtimeType") {
+			t.Errorf("%s: %v", text, err)
 		}
 	}
 }
