@@ -47,8 +47,8 @@ var toolkitPaths = []string{
 	"/usr/local/bin/nvidia-container-runtime",
 }
 
-// units are the units of which one is active, first that which the files show, of the server or of the
-// agent; none before the first start.
+// units are those of the server and of the agent, of which one is active. The one that the files
+// show is first; there are none before the first start.
 func (h Host) units(d Distribution) []string {
 	switch home := path.Join(rancherDir, d.Name); {
 	case h.Exists(path.Join(home, "server/tls")):

@@ -138,7 +138,8 @@ func names(found []runtimeclass.Found) string {
 	return strings.Join(list, " and ")
 }
 
-// daemonVersion is containerd's version; program is that of the process. Nothing of a tree is executed.
+// daemonVersion is containerd's version: that of program, if one runs. Nothing of a tree is
+// executed.
 func daemonVersion(ctx context.Context, c *cli.Command, target, program string) (runtimeclass.Version, error) {
 	if version := c.String("containerd-version"); version != "" {
 		v, err := runtimeclass.ParseVersion(version)
