@@ -72,7 +72,7 @@ func refreshCDI(c *cli.Command) error {
 }
 
 // addCDI adds the specification to an installation.
-func addCDI(c *cli.Command, plan *runtimeclass.Plan) error {
+func addCDI(c *cli.Command, target string, plan *runtimeclass.Plan) error {
 	if !c.Bool("cdi") {
 		return nil
 	}
@@ -85,6 +85,9 @@ func addCDI(c *cli.Command, plan *runtimeclass.Plan) error {
 	}
 	text, err := cdiText(c)
 	plan.Changes = append(plan.Changes, runtimeclass.Change{Kind: runtimeclass.OtherFile, Path: cdiFile, Before: before, After: text})
+	if target == runtimeclass.Docker {
+		plan.Notes = append(plan.Notes, "docker run --gpus also needs a program nvidia-cdi-hook in dockerd's PATH when it starts; it is never run: NVIDIA's, or a link of that name to /bin/false")
+	}
 	return err
 }
 

@@ -156,6 +156,8 @@ func TestCDIFileOfInstall(t *testing.T) {
 		}
 	}
 	dryRun(install, true, "+++ ")
+	_, out, notes := ctl(t, install...)
+	contains(t, out+notes, "needs a program nvidia-cdi-hook")
 	dryRun(uninstall, false, "--- ")
 	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
 	dryRun(install, false, "+++ ")

@@ -74,7 +74,7 @@ func install(ctx context.Context, c *cli.Command) error {
 	}
 	plan, err := runtimeclass.Install(host, o)
 	if err == nil {
-		err = addCDI(c, &plan)
+		err = addCDI(c, o.Target, &plan)
 	}
 	if err != nil {
 		return err

@@ -34,6 +34,7 @@ func fakeSystemctl(t *testing.T, script string) (calls func() []string) {
 func onThisHost(t *testing.T) (config string, install, uninstall []string) {
 	t.Helper()
 	root, daemon, from := installTree(t, "v2.4.2", containerdTOML)
+	useCDIFile(t, filepath.Join(root, cdiFile))
 	config = filepath.Join(root, runtimeclass.DefaultContainerdConfig)
 	common := []string{"--containerd-config", config, "--bin-dir", filepath.Join(root, "bin")}
 	record := runtimeclass.RecordPath
