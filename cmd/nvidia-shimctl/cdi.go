@@ -91,12 +91,24 @@ func addCDI(c *cli.Command, target string, plan *runtimeclass.Plan) error {
 	return err
 }
 
-// removeCDI adds the removal of the specification to that of an installation.
-func removeCDI(c *cli.Command, plan *runtimeclass.Plan) {
+// removeCDI adds the removal of the specification to that of the last installation.
+func removeCDI(host runtimeclass.Host, o runtimeclass.Options, plan *runtimeclass.Plan) error {
 	before, err := cdispec.Read(cdiFile)
-	if err == nil && filepath.Clean(c.String("root")) == "/" {
-		plan.Changes = append(plan.Changes, runtimeclass.Change{Kind: runtimeclass.OtherFile, Path: cdiFile, Before: before})
+	if err != nil || filepath.Clean(host.Root) != "/" { // there is none, or it is not ours
+		return nil
 	}
+	list, err := runtimeclass.Registered(host, o)
+	if err != nil {
+		return err
+	}
+	for _, r := range list {
+		if r.Target != o.Target || r.ConfigFile != o.ConfigFile {
+			plan.Notes = append(plan.Notes, fmt.Sprintf("%s stays: the shim is installed for %s", cdiFile, r.Target))
+			return nil
+		}
+	}
+	plan.Changes = append(plan.Changes, runtimeclass.Change{Kind: runtimeclass.OtherFile, Path: cdiFile, Before: before})
+	return nil
 }
 
 // cdiText makes the text of the specification.

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 func TestCDISpecificationOfTheHost(t *testing.T) {
@@ -162,6 +163,12 @@ func TestCDIFileOfInstall(t *testing.T) {
 	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
 	dryRun(install, false, "+++ ")
 	dryRun(uninstall, true, "--- ")
+	record := runtimeclass.RecordPath
+	t.Cleanup(func() { runtimeclass.RecordPath = record })
+	runtimeclass.RecordPath = filepath.Join(dir, "installed.json")
+	write(t, runtimeclass.RecordPath, `[{"path": "/usr/local/bin/x", "kind": "program", "for": ["k3s", "docker `+filepath.Join(dir, "daemon.json")+`"]}]`)
+	dryRun(uninstall, false, "--- ") // k3s needs it
+	simtest.Check(t, os.Remove(runtimeclass.RecordPath))
 	write(t, file, "kind: nvidia.com/gpu\n")
 	dryRun(uninstall, false, "--- ")
 	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "was not written by this program") {

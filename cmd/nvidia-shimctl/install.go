@@ -187,10 +187,12 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 		return err
 	}
 	plan, err := runtimeclass.Uninstall(host, o)
+	if err == nil {
+		err = removeCDI(host, o, &plan)
+	}
 	if err != nil {
 		return err
 	}
-	removeCDI(c, &plan)
 	if err := carryOut(c, plan, nil); err != nil || c.Bool("dry-run") {
 		return err
 	}
