@@ -55,7 +55,7 @@ const baseTemplate = "{{ template \"base\" . }}\n"
 // distributionFiles reads the files that an installation may write.
 func distributionFiles(h Host, d Distribution) ([]configFile, error) {
 	var files []configFile
-	for _, name := range []string{templateV3, templateV2, path.Join(dropInDir, dropInName)} {
+	for _, name := range []string{templateV3, templateV2, path.Join(dropInDir, DropInName)} {
 		file, err := h.readConfigFile(path.Join(d.Dir, name))
 		if err != nil {
 			return nil, err
@@ -89,7 +89,7 @@ func (p *Plan) registerDistribution(o Options) error {
 		p.note("%s: the handler is %q here, for a RuntimeClass with that handler (nvidia-shimctl manifest --handler %s)", why, k3sHandler, k3sHandler)
 	}
 	target := p.k3sFile(d, generated[0])
-	if path.Base(target) == dropInName {
+	if path.Base(target) == DropInName {
 		return p.registerInTOML(o, target, form)
 	}
 	return p.registerInTemplate(o, target, form)
@@ -110,7 +110,7 @@ func (p *Plan) k3sFile(d Distribution, generated tomlFile) string {
 	switch {
 	case generated.text != nil && generated.version < 3:
 		return path.Join(d.Dir, templateV2)
-	case drop != path.Join(d.Dir, dropInDir, dropInName):
+	case drop != path.Join(d.Dir, dropInDir, DropInName):
 		return template
 	case !p.Host.mergesImports():
 		p.note("the template is used and not %s, because containerd %s may not merge what it imports", path.Dir(drop), p.Host.Daemon)

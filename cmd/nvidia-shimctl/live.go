@@ -47,19 +47,15 @@ func findBundle(c *cli.Command) (b status.Bundle, err error) {
 	if os.Geteuid() != 0 {
 		return b, errors.New("only root can read the bundles of containers: run plan as root")
 	}
-	dirs, err := stateDirs(c)
-	if err != nil {
-		return b, err
-	}
-	all := status.Bundles(procfs.Host, dirs)
-	found, what := byID(all, c.String("container")), fmt.Sprintf("container %.256q", c.String("container"))
+	all := status.Bundles(procfs.Host, status.StateDirs)
+	name := c.String("container")
+	found, what := byID(all, name), fmt.Sprintf("container %.256q", name)
 	if c.IsSet("pod") {
 		namespace, pod, ok := strings.Cut(c.String("pod"), "/")
 		if !ok || namespace == "" || pod == "" {
 			return b, usage(fmt.Errorf("--pod %.256q is not NAMESPACE/NAME", c.String("pod")))
 		}
-		found = byPod(all, namespace, pod, c.String("container"))
-		what = strings.TrimSuffix("pod "+c.String("pod")+" "+what, ` container ""`)
+		found, what = byPod(all, namespace, pod, name), strings.TrimPrefix(fmt.Sprintf("%s of pod %.256q", what, c.String("pod")), `container "" of `)
 	}
 	switch len(found) {
 	case 1:
@@ -71,26 +67,24 @@ func findBundle(c *cli.Command) (b status.Bundle, err error) {
 	return b, fmt.Errorf("%s may be %s: choose with --container", what, names(found))
 }
 
-// byID finds a container by ID or NAMESPACE/ID. If no id is the same, it may be the beginning of one.
+// byID finds a container by ID or NAMESPACE/ID, of which the end may be left out.
 func byID(all []status.Bundle, name string) (found []status.Bundle) {
-	namespace, id, ok := strings.Cut(name, "/")
-	if !ok {
-		namespace, id = "", name
-	}
-	for _, same := range []func(string) bool{
-		func(s string) bool { return s == id },
-		func(s string) bool { return id != "" && strings.HasPrefix(s, id) },
-	} {
-		for _, b := range all {
-			if (!ok || b.Namespace == namespace) && same(b.ID) {
-				found = append(found, b)
-			}
+	var begin []status.Bundle
+	for _, b := range all {
+		id := b.ID
+		if strings.Contains(name, "/") {
+			id = b.Namespace + "/" + b.ID
 		}
-		if len(found) > 0 {
-			break
+		if id == name {
+			found = append(found, b)
+		} else if name != "" && strings.HasPrefix(id, name) {
+			begin = append(begin, b)
 		}
 	}
-	return found
+	if len(found) > 0 {
+		return found
+	}
+	return begin
 }
 
 // byPod finds the containers of a pod; without a name those with a GPU, if there are any.
@@ -114,17 +108,13 @@ func hasNoRecord(b status.Bundle) bool {
 
 // names lists containers as --container takes them, with the pod and the name that --pod goes with.
 func names(list []status.Bundle) string {
-	const most = 16
 	var texts []string
-	for _, b := range list[:min(len(list), most)] {
-		text := b.String()
+	for _, b := range list {
+		text := b.Namespace + "/" + b.ID
 		if who, err := b.Container(); err == nil && who.Name != "" {
 			text += fmt.Sprintf(" (%.256q)", who.Namespace+"/"+who.Pod+"/"+who.Name)
 		}
 		texts = append(texts, text)
-	}
-	if len(list) > most {
-		texts = append(texts, fmt.Sprintf("%d more", len(list)-most))
 	}
 	return strings.Join(texts, ", ")
 }

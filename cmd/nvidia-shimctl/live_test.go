@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
 // live leaves the bundle of a container below a state directory: namespace/id, name in the pod
@@ -32,6 +33,15 @@ func live(t *testing.T, state, path, name, env, record string) (dir string) {
 	return dir
 }
 
+// stateDir is the one state directory that the tool knows, besides those of shims that run.
+func stateDir(t *testing.T) string {
+	t.Helper()
+	before := status.StateDirs
+	t.Cleanup(func() { status.StateDirs = before })
+	status.StateDirs = []string{t.TempDir()}
+	return status.StateDirs[0]
+}
+
 const allDevices = "NVIDIA_VISIBLE_DEVICES=all"
 
 func recordOf(id, why string) string {
@@ -40,7 +50,7 @@ func recordOf(id, why string) string {
 
 func TestAContainerThatExistsIsExplained(t *testing.T) {
 	d := simulate(t)
-	state := t.TempDir()
+	state := stateDir(t)
 	live(t, state, "k8s.io/live-0", "POD", allDevices, "")
 	live(t, state, "k8s.io/live-11", "main", allDevices, recordOf("live-11", "main's"))
 	live(t, state, "k8s.io/live-21", "sidecar", "A=B", "")
@@ -60,39 +70,39 @@ func TestAContainerThatExistsIsExplained(t *testing.T) {
 		{"--container stock", "another runtime made it", "default/stock"},
 		{"--container wrong", "another runtime made it", "default/wrong"},
 	} {
-		args := append(strings.Fields("--config "+d.ConfigPath+" --json plan --state "+state), strings.Fields(tc.args)...)
+		args := append(strings.Fields("--config "+d.ConfigPath+" --json plan"), strings.Fields(tc.args)...)
 		var plan gpuinject.Plan
 		decode(t, fine(t, args...), &plan)
 		if !strings.Contains(plan.Reason, tc.reason) || plan.Container == nil || plan.Container.Namespace+"/"+plan.Container.ID != tc.container {
 			t.Errorf("%s: %+v", tc.args, plan)
 		}
 	}
-	contains(t, fine(t, "--config", d.ConfigPath, "plan", "--state", state, "--pod", "team/train", "--container", "main"),
+	contains(t, fine(t, "--config", d.ConfigPath, "plan", "--pod", "team/train", "--container", "main"),
 		"container:    k8s.io/live-11\n", "because:      GPU 0: given: as recorded\n")
-	contains(t, fine(t, "--config", d.ConfigPath, "plan", "--state", state, "--pod", "team/train", "--container", "sidecar"),
+	contains(t, fine(t, "--config", d.ConfigPath, "plan", "--pod", "team/train", "--container", "sidecar"),
 		"container:    k8s.io/live-21 team/train/sidecar\nno GPU: ")
 	for _, tc := range []struct{ args, want string }{
 		{"--container live-", "live-0"}, {"--container live-33", "default/live-33, k8s.io/live-33"},
-		{"--pod team/train", `pod team/train may be k8s.io/live-11 ("team/train/main"), k8s.io/live-33 ("team/train/other"): choose with --container`},
+		{"--pod team/train", `: pod "team/train" may be k8s.io/live-11 ("team/train/main"), k8s.io/live-33 ("team/train/other"): choose with --container`},
 		{"--container gone", `k8s.io/live-11 ("team/train/main"), k8s.io/live-33 ("team/train/other")`},
-		{"--pod team/train --container none", `pod team/train container "none" is not on this host`},
+		{"--pod team/train --container none", `container "none" of pod "team/train" is not on this host`},
 		{"--container gone", `container "gone" is not on this host (with a GPU: `},
-		{"--pod other/train", "pod other/train is not on this host"},
+		{"--pod other/train", `: pod "other/train" is not on this host`},
 	} {
-		status, out, errs := ctl(t, append(strings.Fields("--config "+d.ConfigPath+" plan --state "+state), strings.Fields(tc.args)...)...)
-		if status != 1 || out != "" || !strings.Contains(errs, tc.want) || strings.Count(errs, "\n") != 1 {
-			t.Errorf("%s: status %d, %s%s", tc.args, status, out, errs)
+		code, out, errs := ctl(t, append(strings.Fields("--config "+d.ConfigPath+" plan"), strings.Fields(tc.args)...)...)
+		if code != 1 || out != "" || !strings.Contains(errs, tc.want) || strings.Count(errs, "\n") != 1 {
+			t.Errorf("%s: status %d, %s%s", tc.args, code, out, errs)
 		}
 	}
 }
 
 // A record that others could have written is not believed.
 func TestARecordOfOthersIsNotShown(t *testing.T) {
-	state := t.TempDir()
+	state := stateDir(t)
 	dir := live(t, state, "k8s.io/aa", "main", allDevices, recordOf("aa", "forged"))
 	simtest.Check(t, os.Chmod(filepath.Join(dir, gpuinject.RecordName), 0o622))
-	status, out, errs := ctl(t, "plan", "--state", state, "--container", "aa")
-	if status != 1 || out != "" || !strings.Contains(errs, "can be written by others than root") {
-		t.Errorf("status %d, %s%s", status, out, errs)
+	code, out, errs := ctl(t, "plan", "--container", "aa")
+	if code != 1 || out != "" || !strings.Contains(errs, "can be written by others than root") {
+		t.Errorf("status %d, %s%s", code, out, errs)
 	}
 }

@@ -32,7 +32,6 @@ func planCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "pod", Usage: "what was done for the container of the pod `NAMESPACE/NAME`"},
 			&cli.StringFlag{Name: "container", Usage: "its `NAME` in the pod; without --pod containerd's id, or the beginning of it, or NAMESPACE/ID"},
-			stateFlag(),
 			&cli.StringFlag{Name: "bundle", Usage: "OCI bundle `DIR` of the container"},
 			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "environment variable `K=V` of the container; may be repeated"},
 			&cli.StringSliceFlag{Name: "mount", Usage: "bind mount `SRC:DST` of the container; may be repeated"},

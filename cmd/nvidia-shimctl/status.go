@@ -23,7 +23,7 @@ func statusCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "repeat until interrupted"},
 			&cli.DurationFlag{Name: "interval", Usage: "`TIME` between two repetitions of --watch", Value: 2 * time.Second},
-			stateFlag(),
+			&cli.StringSliceFlag{Name: "state", Usage: "state `DIR` of a containerd (default: those of running shims, containerd, k3s and Docker); may be repeated"},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if c.Duration("interval") < 100*time.Millisecond {
@@ -47,23 +47,6 @@ func statusCommand() *cli.Command {
 	}
 }
 
-func stateFlag() cli.Flag {
-	return &cli.StringSliceFlag{Name: "state", Usage: "state `DIR` of a containerd (default: those of running shims, containerd, k3s and Docker); may be repeated"}
-}
-
-func stateDirs(c *cli.Command) ([]string, error) {
-	dirs := c.StringSlice("state")
-	for _, dir := range dirs {
-		if _, err := os.Stat(dir); err != nil {
-			return nil, fmt.Errorf("--state: %w", err)
-		}
-	}
-	if len(dirs) == 0 {
-		dirs = status.StateDirs
-	}
-	return dirs, nil
-}
-
 func readStatus(c *cli.Command) (*status.Status, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("only root can read which container has which GPU: run status as root")
@@ -72,9 +55,14 @@ func readStatus(c *cli.Command) (*status.Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	dirs, err := stateDirs(c)
-	if err != nil {
-		return nil, err
+	dirs := c.StringSlice("state")
+	for _, dir := range dirs {
+		if _, err := os.Stat(dir); err != nil {
+			return nil, fmt.Errorf("--state: %w", err)
+		}
+	}
+	if len(dirs) == 0 {
+		dirs = status.StateDirs
 	}
 	h, err := host.Discover(cfg.Host)
 	if err != nil {

@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -11,6 +13,23 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
+
+// A support bundle has the records of containers that run, and none of their environment.
+func TestABundleHasTheRecordsOfContainersThatRun(t *testing.T) {
+	h := simhost.New(t, simhost.Options{})
+	id := h.Start(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=2", "NVIDIA_API_KEY=hidden-value"}})
+	name := filepath.Join(h.Dir, "report.tar.gz")
+	h.Ctl(t, "bundle", "--output", name)
+	text, err := exec.Command("tar", "-xzOf", name).Output()
+	if err != nil || strings.Contains(string(text), "hidden-value") {
+		t.Errorf("%v, %d bytes", err, len(text))
+	}
+	record, err := exec.Command("tar", "-xzOf", name, "nvidia-shim/containers/"+h.ID+"/"+id+".json").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	simhost.Want(t, string(record), h.Driver.GPUs[2].UUID, `NVIDIA_VISIBLE_DEVICES=\"2\"`)
+}
 
 // Containers that run are explained by what the shim did, without their annotations typed by hand.
 func TestPlanExplainsAContainerThatRuns(t *testing.T) {
@@ -25,7 +44,7 @@ func TestPlanExplainsAContainerThatRuns(t *testing.T) {
 	stock := start(testenv.RunOptions{Runtime: testenv.StockRuntime}, "NVIDIA_VISIBLE_DEVICES=1")
 	plan := func(args ...string) (p gpuinject.Plan) {
 		t.Helper()
-		if err := json.Unmarshal([]byte(h.Ctl(t, append([]string{"--json", "plan", "--state", h.State}, args...)...)), &p); err != nil {
+		if err := json.Unmarshal([]byte(h.Ctl(t, append([]string{"--json", "plan"}, args...)...)), &p); err != nil {
 			t.Fatal(err)
 		}
 		return p

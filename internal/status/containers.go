@@ -51,9 +51,6 @@ type Bundle struct {
 	foreign bool
 }
 
-// String is the name by which nvidia-shimctl plan --container takes it.
-func (b Bundle) String() string { return b.Namespace + "/" + shortID(b.ID) }
-
 // Bundles lists the bundles beside those of running shims, and those in the state directories.
 func Bundles(proc procfs.FS, stateDirs []string) []Bundle {
 	var list []Bundle
@@ -87,9 +84,6 @@ func Bundles(proc procfs.FS, stateDirs []string) []Bundle {
 			read(dir, filepath.Base(dir), false)
 		}
 	}
-	slices.SortFunc(list, func(a, b Bundle) int {
-		return cmp.Or(strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.ID, b.ID))
-	})
 	return list
 }
 
@@ -104,14 +98,14 @@ func (b Bundle) Plan() (plan gpuinject.Plan, err error) {
 }
 
 // Container identifies the container by its configuration.
-func (b Bundle) Container() (request.Container, error) {
+func (b Bundle) Container() (who request.Container, err error) {
 	raw, mode, err := bundle.Read(b.Dir)
 	if err != nil {
-		return request.Container{}, err
+		return who, err
 	}
 	parsed, err := bundle.Parse(b.Dir, raw, mode)
 	if err != nil {
-		return request.Container{}, err
+		return who, err
 	}
 	return request.Read(&parsed.Spec).Container, nil
 }
