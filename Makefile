@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build packages man tools daemons kubernetes demo test test-long test-unit guards test-gpu attacks soak bench lint fuzz clean deps
+.PHONY: help build packages man tools daemons kubernetes docker demo test test-long test-unit guards test-gpu attacks soak bench lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -54,6 +54,9 @@ daemons: ## build older containerds, which the shim must serve too, into bin/dae
 kubernetes: ## build etcd, API server, scheduler, kubelet, CNI and NVIDIA's device plugin into bin/kubernetes/
 	integration/kubernetes/build.sh $(BIN)/kubernetes
 
+docker: ## build dockerd, the docker command, buildx and compose into bin/docker/
+	integration/docker/build.sh $(BIN)/docker
+
 tools: ## build containerd, ctr, the stock shim and runc into bin/tools/ from Go modules
 	integration/tools/build.sh $(TOOLS)
 
@@ -63,7 +66,7 @@ demo: deps build tools ## show a GPU inside a container: the real driver where t
 # One package at a time: the integration tests look at the mount table of the whole host.
 TEST_FLAGS ?= -count=1 -p 1 -timeout 40m
 
-test: deps build packages tools daemons kubernetes ## run all tests that need no GPU (as root)
+test: deps build packages tools daemons kubernetes docker ## run all tests that need no GPU (as root)
 	cd integration/conformance && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/daemons && $(GO) test $(TEST_FLAGS) ./...
 	cd integration/kubernetes && $(GO) test $(TEST_FLAGS) .

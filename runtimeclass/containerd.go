@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// dropInName is the name of our file in a directory of imports. It comes after names that begin
+// DropInName is the name of our file in a directory of imports. It comes after names that begin
 // with digits, such as 99-nvidia.toml of NVIDIA's toolkit: the last one wins.
-const dropInName = "nvidia-shim.toml"
+const DropInName = "nvidia-shim.toml"
 
 // mergesImports reports whether the daemon merges the tables of imported files. containerd before
 // 2.1 replaces a plugin's whole section by that of the last file that has one (containerd issue
@@ -97,7 +97,7 @@ func holder(files []tomlFile, name string) (file string, runtime map[string]any)
 // dropIn is the path of our file in the first directory that a file imports as a whole.
 func (f tomlFile) dropIn() string {
 	for _, pattern := range f.imports {
-		name := path.Join(path.Dir(pattern), dropInName)
+		name := path.Join(path.Dir(pattern), DropInName)
 		if ok, err := path.Match(pattern, name); ok && err == nil && !strings.ContainsAny(path.Dir(pattern), "*?[") {
 			return name
 		}

@@ -14,6 +14,9 @@ const DefaultDockerConfig = "/etc/docker/daemon.json"
 
 func (p *Plan) registerDocker(o Options) error {
 	r := o.Registration
+	if v := p.Host.Daemon; v.Known() && !v.AtLeast(24, 0, 0) {
+		return fmt.Errorf("dockerd %s ignores runtimeType and would start containers without their GPUs: use Docker 24.0 or later", v)
+	}
 	file, config, err := p.Host.readDocker(o.ConfigFile)
 	if err != nil {
 		return err

@@ -1,6 +1,8 @@
 package runtimeclass
 
 import (
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -81,6 +83,27 @@ func TestInstallDockerRefuses(t *testing.T) {
 	}
 }
 
+func TestInstallDockerRefusesVersionsThatIgnoreIt(t *testing.T) {
+	for text, refused := range map[string]bool{
+		"Docker version 20.10.24+dfsg1, build 297e128": true,
+		"Docker version 23.0.6, build ef23cbc":         true,
+		"Docker version 24.0.0, build 98fdcd7":         false,
+		"Docker version 29.9.3, build unknown":         false,
+	} {
+		program := filepath.Join(t.TempDir(), "dockerd")
+		write(t, program, "#!/bin/sh\necho '"+text+"'\n")
+		simtest.Check(t, os.Chmod(program, 0o755))
+		h := dockerTree(t, "{}")
+		var err error
+		if h.Daemon, err = DaemonVersion(t.Context(), Docker, program); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := register(h, dockerOptions(Registration{})); (err != nil) != refused || refused && !strings.Contains(err.Error(), "ignores runtimeType") {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
 func TestUninstallDockerKeepsWhatOthersChanged(t *testing.T) {
 	const before = `{"default-runtime": "crun", "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`
 	h := dockerTree(t, before)
@@ -89,7 +112,11 @@ func TestUninstallDockerKeepsWhatOthersChanged(t *testing.T) {
 	}
 	now := string(read(t, h.real(DefaultDockerConfig)))
 	write(t, h.real(DefaultDockerConfig), strings.Replace(now, "{", `{"debug": true, `, 1))
-	applied(t)(unregister(h, dockerOptions(Registration{})))
+	// A reload leaves a removed runtime, and the default, as they were (moby's reloadPlatform).
+	p := applied(t)(unregister(h, dockerOptions(Registration{})))
+	if got, containers := p.Restart.String(), p.Restart.Containers(); got != "systemctl restart docker" || !strings.Contains(containers, "stop") {
+		t.Errorf("%s; %s", got, containers)
+	}
 	const want = "{\n  \"debug\": true,\n  \"default-runtime\": \"crun\",\n  \"runtimes\": {\n    \"nvidia\": {\n      \"path\": \"nvidia-container-runtime\"\n    }\n  }\n}\n"
 	if got := string(read(t, h.real(DefaultDockerConfig))); got != want {
 		t.Errorf("got\n%s", got)

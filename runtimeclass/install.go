@@ -107,6 +107,9 @@ func (p *Plan) unregister(o Options, but string) error {
 		}
 	case Docker:
 		p.Restart = Restart{"reload", []string{"docker"}}
+		if but == "" { // a reload takes no runtime and no default away
+			p.Restart.Verb = "restart"
+		}
 		files = make([]configFile, 1)
 		files[0], _, err = p.Host.readDocker(o.ConfigFile)
 	default:
@@ -122,13 +125,13 @@ func (p *Plan) unregister(o Options, but string) error {
 	return err
 }
 
-// DaemonVersion asks the target's containerd on this host for its version. program is "" to look for
-// one; without any the version is unknown.
+// DaemonVersion asks the target's containerd or dockerd on this host for its version. program is ""
+// to look for one; without any the version is unknown.
 func DaemonVersion(ctx context.Context, target, program string) (Version, error) {
 	if program == "" {
-		program = findContainerd(target)
+		program = findDaemon(target)
 	}
-	if program == "" || target == Docker {
+	if program == "" {
 		return Version{}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
@@ -142,8 +145,8 @@ func DaemonVersion(ctx context.Context, target, program string) (Version, error)
 	return ParseVersion(string(out))
 }
 
-// findContainerd returns the path of the target's containerd, or "".
-func findContainerd(target string) string {
+// findDaemon returns the path of the target's containerd or dockerd, or "".
+func findDaemon(target string) string {
 	if d, ok := Distributions[target]; ok {
 		for _, pattern := range d.Programs {
 			// The patterns are correct.
@@ -153,8 +156,12 @@ func findContainerd(target string) string {
 		}
 		return ""
 	}
+	name := "containerd"
+	if target == Docker {
+		name = "dockerd"
+	}
 	for _, dir := range filepath.SplitList(ServicePath) {
-		if p, err := exec.LookPath(filepath.Join(dir, "containerd")); err == nil {
+		if p, err := exec.LookPath(filepath.Join(dir, name)); err == nil {
 			return p
 		}
 	}

@@ -66,7 +66,7 @@ const baseTemplate = "{{ template \"base\" . }}\n"
 // distributionFiles reads the files that an installation may write.
 func distributionFiles(h Host, d Distribution) ([]configFile, error) {
 	var files []configFile
-	for _, name := range []string{templateV3, templateV2, path.Join(dropInDir, dropInName)} {
+	for _, name := range []string{templateV3, templateV2, path.Join(dropInDir, DropInName)} {
 		file, err := h.readConfigFile(path.Join(d.Dir, name))
 		if err != nil {
 			return nil, err
@@ -115,7 +115,7 @@ func (p *Plan) registerDistribution(o Options) error {
 		p.note("%s: the handler is %q here, for a RuntimeClass with that handler (nvidia-shimctl manifest --handler %s)", why, k3sHandler, k3sHandler)
 	}
 	o.addHandlers(texts, func(name string) bool { return h.k3sTaken(d, generated, name) == "" || replaceable(name) })
-	if path.Base(target) != dropInName {
+	if path.Base(target) != DropInName {
 		return p.registerInTemplate(o, target, form)
 	}
 	for _, handler := range o.handlers {
@@ -129,7 +129,7 @@ func (p *Plan) registerDistribution(o Options) error {
 
 // k3sReplaceable reports whether a file can take the place of a runtime that k3s has or makes.
 func (h Host) k3sReplaceable(name string, generated []tomlFile, handler string) bool {
-	if path.Base(name) == dropInName {
+	if path.Base(name) == DropInName {
 		owner, present := holder(generated, handler)
 		return present == nil || overrides(name, generated[0].name, owner, present)
 	}
@@ -153,7 +153,7 @@ func (p *Plan) k3sFile(d Distribution, generated tomlFile) string {
 	switch {
 	case generated.text != nil && generated.version < 3:
 		return path.Join(d.Dir, templateV2)
-	case drop != path.Join(d.Dir, dropInDir, dropInName):
+	case drop != path.Join(d.Dir, dropInDir, DropInName):
 		return template
 	case !p.Host.mergesImports():
 		p.note("the template is used and not %s, because containerd %s may not merge what it imports", path.Dir(drop), p.Host.Daemon)

@@ -42,7 +42,7 @@ func TestUninstallKeepsWhatAnotherDaemonNeeds(t *testing.T) {
 	for _, recorded := range []bool{true, false} {
 		h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
 		before := simtest.Contents(t, h.Root)
-		applied(t)(Install(h, withDocker(o)))
+		applied(t)(Install(Host{Root: h.Root}, withDocker(o)))
 		applied(t)(Install(h, o))
 		if st, err := os.Stat(h.real(RecordPath)); err != nil || st.Mode().Perm() != 0o600 {
 			t.Fatalf("record: %v %v", st, err)

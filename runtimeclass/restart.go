@@ -24,6 +24,14 @@ func (r Restart) String() string {
 	return "systemctl " + r.Verb + " " + r.Units[0]
 }
 
+// Containers says what the command does to running containers.
+func (r Restart) Containers() string {
+	if r.Verb == "restart" && r.Units[0] == Docker {
+		return "containers stop, unless Docker has live-restore"
+	}
+	return "running containers stay"
+}
+
 // Run runs the command for the unit that is active. out gets what systemctl prints.
 func (r Restart) Run(ctx context.Context, out io.Writer) error {
 	for _, unit := range r.Units {

@@ -16,7 +16,7 @@ type Version struct {
 }
 
 var (
-	versionText = regexp.MustCompile(`(?:^|[\s:])v?(\d{1,6}\.\d{1,6}\.\d{1,6})([-~+][-~+.0-9A-Za-z]*)?(?:\s|$)`)
+	versionText = regexp.MustCompile(`(?:^|[\s:])v?(\d{1,6}\.\d{1,6}\.\d{1,6})([-~+][-~+.0-9A-Za-z]*)?(?:[\s,]|$)`)
 	preRelease  = regexp.MustCompile(`^[-~](rc|beta|alpha)`)
 	developer   = regexp.MustCompile(`^\+|^-[0-9]+-g[0-9a-f]+|^-dirty`)
 )

@@ -125,12 +125,12 @@ func findTarget(c *cli.Command, host runtimeclass.Host, o *runtimeclass.Options)
 	case len(others) == 0:
 		return none, usage(fmt.Errorf("no containerd, k3s, RKE2 or Docker below %s: name one with --target", host.Root))
 	case len(found) == 0:
-		return none, usage(fmt.Errorf("no %s here, but %s: if it has another configuration file, name that", target, names(others)))
+		return none, usage(fmt.Errorf("no %s here, but %s: if it has another configuration file, name that", target, foundNames(others)))
 	}
-	return none, usage(fmt.Errorf("found %s: name one with --target, or its configuration file", names(found)))
+	return none, usage(fmt.Errorf("found %s: name one with --target, or its configuration file", foundNames(found)))
 }
 
-func names(found []runtimeclass.Found) string {
+func foundNames(found []runtimeclass.Found) string {
 	var list []string
 	for _, f := range found {
 		list = append(list, f.String())

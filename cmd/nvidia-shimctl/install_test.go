@@ -120,6 +120,7 @@ func TestInstallRefuses(t *testing.T) {
 		"a handler that is no label":        {[]string{"install", "--handler", "a_b"}, 2, "DNS label"},
 		"a relative directory":              {[]string{"install", "--bin-dir", "bin"}, 2, "plain absolute path"},
 		"a flag of another target":          {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
+		"a containerd with Docker":          {[]string{"install", "--target", "docker", "--containerd", daemon}, 2, "--containerd"},
 		"a relative configuration":          {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
 		"a relative file of the toolkit":    {[]string{"install", "--root", root, "--toolkit-config", "x"}, 2, "absolute"},
 		"no file of the toolkit":            {[]string{"install", "--root", root, "--from", from, "--toolkit-config", "/x"}, 1, "no configuration"},

@@ -48,6 +48,9 @@ func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 	if o.Target = cmp.Or(o.Target, runtimeclass.Containerd); !slices.Contains(targets, o.Target) {
 		return o, usage(fmt.Errorf("--target %q is not one of %s", o.Target, strings.Join(targets, ", ")))
 	}
+	if o.Target == runtimeclass.Docker && (c.IsSet("containerd") || c.IsSet("containerd-version")) {
+		return o, usage(errors.New("--containerd and --containerd-version do not go with --target docker"))
+	}
 	o.ConfigFile = configFile(c, o.Target)
 	for _, target := range []string{runtimeclass.Containerd, runtimeclass.Docker} {
 		flag := target + "-config"
@@ -152,7 +155,7 @@ func carryOut(c *cli.Command, plan runtimeclass.Plan, report *toolkit.Report) er
 	case o.Restart == "":
 		fmt.Fprintln(w, "nothing has to be restarted: the daemon has not been started yet")
 	case !c.Bool("restart"):
-		fmt.Fprintf(w, "not restarted: run `%s` when it suits; running containers stay\n", o.Restart)
+		fmt.Fprintf(w, "not restarted: run `%s` when it suits; %s\n", o.Restart, plan.Restart.Containers())
 	}
 	return nil
 }

@@ -37,7 +37,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 		Commands: []*cli.Command{
 			infoCommand(), statusCommand(), planCommand(), runArgsCommand(), cdiCommand(),
 			checkCommand(), prepareCommand(), installCommand(), uninstallCommand(), manifestCommand(),
-			probeCommand(), manCommand(), versionCommand(),
+			probeCommand(), bundleCommand(), manCommand(), versionCommand(),
 		},
 		EnableShellCompletion: true, ConfigureShellCompletionCommand: configureCompletion,
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},

@@ -55,6 +55,8 @@ func TestWrongUsageEndsWithStatusTwo(t *testing.T) {
 		{"plan", "--annotation", "key"},
 		{"plan", "--bundle", "/x", "--env", "A=B"},
 		{"plan", "--bundle", "/x", "--privileged"},
+		{"plan", "--container", "x", "--env", "A=B"},
+		{"plan", "--pod", "train"},
 		{"info", "x"},
 		{"check", "x"},
 		{"manifest", "x"},

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -25,8 +26,12 @@ import (
 func planCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "plan",
-		Usage: "show what the shim would do for a container, and why (read-only)",
+		Usage: "show what the shim would do, or did, for a container, and why (read-only)",
+		Description: "A container that exists: nvidia-shimctl plan --pod team/train, nvidia-shimctl plan --container 3f9a. " +
+			"A container of these flags: nvidia-shimctl plan --env NVIDIA_VISIBLE_DEVICES=0.",
 		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "pod", Usage: "what was done for the container of the pod `NAMESPACE/NAME`"},
+			&cli.StringFlag{Name: "container", Usage: "its `NAME` in the pod; without --pod containerd's id, or the beginning of it, or NAMESPACE/ID"},
 			&cli.StringFlag{Name: "bundle", Usage: "OCI bundle `DIR` of the container"},
 			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "environment variable `K=V` of the container; may be repeated"},
 			&cli.StringSliceFlag{Name: "mount", Usage: "bind mount `SRC:DST` of the container; may be repeated"},
@@ -53,10 +58,17 @@ func planCommand() *cli.Command {
 // makePlan takes the container that the flags describe through the shim's own steps, without
 // carrying out the plan.
 func makePlan(c *cli.Command) (gpuinject.Plan, error) {
+	if c.IsSet("pod") || c.IsSet("container") {
+		return livePlan(c)
+	}
 	container, err := examine(c)
 	if err != nil {
 		return gpuinject.Plan{}, err
 	}
+	return planOf(c, container)
+}
+
+func planOf(c *cli.Command, container gpuinject.Container) (gpuinject.Plan, error) {
 	if !container.Asks {
 		return gpuinject.Plan{Reason: "the container does not ask for the driver: the shim leaves it alone: " + container.Reason}, nil
 	}
@@ -145,6 +157,9 @@ func plainSpec(env []string) (*specs.Spec, error) {
 const planColumns = 14
 
 func printPlan(o *term.Output, p gpuinject.Plan) {
+	if who := p.Container; who != nil {
+		o.Field("container:", planColumns, term.Bold, strings.TrimSpace(who.Namespace+"/"+who.ID+" "+strings.Trim(path.Join(who.PodNamespace, who.Pod, who.Name), "/")))
+	}
 	switch {
 	case p.Error != "":
 		o.Field("refused:", 9, term.Red, p.Error)

@@ -14,7 +14,7 @@
 // The device plugin is the test's own and speaks the kubelet's API, so that a test
 // can choose how it tells containerd what was allocated: see strategy. What was
 // allocated the tests learn from the kubelet's PodResources API, by Kubernetes' own
-// client.
+// client. The driver for ResourceClaims is the test's own, too, with Kubernetes' library.
 //
 // It must never reach a network other than its own, or fetch an image.
 package kubernetes

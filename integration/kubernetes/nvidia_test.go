@@ -131,6 +131,9 @@ func TestNVIDIAsDevicePlugin(t *testing.T) {
 		{[]string{"--device-list-strategy=volume-mounts", "--pass-device-specs"}, specification},
 		{[]string{"--device-list-strategy=cdi-annotations"}, cdi},
 		{[]string{"--device-list-strategy=cdi-cri"}, cdi},
+		{[]string{"--device-list-strategy=cdi-annotations,cdi-cri", "--device-id-strategy=index"}, cdi},
+		{[]string{"--device-list-strategy=envvar,cdi-cri", "--pass-device-specs"}, cdi},
+		{[]string{"--device-list-strategy=volume-mounts,cdi-annotations"}, cdi},
 	} {
 		t.Run(strings.ReplaceAll(strings.Join(tc.args, " "), "--", ""), func(t *testing.T) {
 			nvidia(t, "", tc.args...)

@@ -64,7 +64,7 @@ func lacking(dir string, names []string) []string {
 	var missing []string
 	for _, name := range names {
 		if _, err := exec.LookPath(filepath.Join(dir, name)); err != nil {
-			missing = append(missing, fmt.Sprintf("%s: run `make build tools daemons kubernetes`", filepath.Join(dir, name)))
+			missing = append(missing, fmt.Sprintf("%s: run `make build tools daemons kubernetes docker`", filepath.Join(dir, name)))
 		}
 	}
 	return missing

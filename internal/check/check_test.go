@@ -39,7 +39,7 @@ func healthy(t *testing.T) *fixture {
 	tree := simtest.NewRoot(t)
 	f := &fixture{tree: tree, Options: Options{Root: tree.Dir, Proc: procfs.FS(filepath.Join(tree.Dir, "processes"))}}
 	f.configure("", "")
-	f.script(shimPath, "echo version")
+	f.script(shimPath, "echo '  Version:  1.2.3'")
 	f.script(ctlPath, "echo {}")
 	f.version("containerd", "containerd github.com/containerd/containerd/v2 2.4.2 abc")
 	f.version("runc", "runc version 1.5.2")
@@ -133,7 +133,7 @@ func want(t *testing.T, list []Finding, level, text string) {
 func TestAHealthyNode(t *testing.T) {
 	f := healthy(t)
 	for name, text := range map[string]string{
-		"configuration": "enforce", "shim": "/usr/local/bin/", "containerd": "2.4.2", "handler": `"nvidia"`,
+		"configuration": "enforce", "shim": "/usr/local/bin/" + runtimeclass.ShimName + " 1.2.3", "containerd": "2.4.2", "handler": `"nvidia"`,
 		"runc": "1.5.2", "driver": "580.159.04 with 1 GPUs", "nodes": "4 device nodes, 0 MIG devices",
 		"prepare": "the driver's own tools", "probe": "asks NVML", "sockets": "no sockets", "state": "first GPU container",
 		"kubelet": "not a Kubernetes node",

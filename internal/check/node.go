@@ -113,18 +113,18 @@ func (n *node) findContainerdConfig() string {
 // programTimeout is for a program that answers from what it knows, and for one that asks NVML.
 const programTimeout = 10 * time.Second
 
-func run(ctx context.Context, program string, args ...string) error {
+func run(ctx context.Context, program string, args ...string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, programTimeout)
 	defer cancel()
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.WaitDelay = time.Second
-	_, err := cmd.Output()
+	out, err := cmd.Output()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && len(exit.Stderr) > 0 {
 		err = fmt.Errorf("%w: %.256q", err, exit.Stderr)
 	}
 	if err != nil {
-		return fmt.Errorf("%s: %w", strings.Join(cmd.Args, " "), err)
+		return nil, fmt.Errorf("%s: %w", strings.Join(cmd.Args, " "), err)
 	}
-	return nil
+	return out, nil
 }

@@ -27,13 +27,16 @@ func checkShims(ctx context.Context, n *node) []Finding {
 		if err == nil {
 			err = n.trust(p)
 		}
+		var text []byte
 		if err == nil {
-			err = run(ctx, n.real(p), "-v")
+			text, err = run(ctx, n.real(p), "-v")
 		}
 		if err != nil {
 			list = append(list, problem(fixInstall, "%v", err)...)
 		} else {
-			list = append(list, fine("containerd finds %s", p)...)
+			_, version, _ := strings.Cut(string(text), "Version:")
+			version, _, _ = strings.Cut(version, "\n")
+			list = append(list, fine("containerd finds %s %s", p, strings.TrimSpace(version))...)
 		}
 	}
 	return list
@@ -129,7 +132,7 @@ func checkProbe(ctx context.Context, n *node, p string) []Finding {
 	if n.Config != "" {
 		args = append([]string{"--config=" + n.Config}, args...)
 	}
-	if err := run(ctx, n.real(p), args...); err != nil {
+	if _, err := run(ctx, n.real(p), args...); err != nil {
 		return warning("check that nvidia-smi works on this host",
 			"%v; without NVML, MIG devices by UUID, and images that require an architecture or a brand, are refused", err)
 	}

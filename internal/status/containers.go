@@ -10,7 +10,10 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -38,36 +41,81 @@ type Record struct {
 	plan gpuinject.Plan
 }
 
-// Read lists the containers that were given GPUs: by the bundles of running shims, and by those
-// in the state directories.
-func Read(proc procfs.FS, stateDirs []string) []Record {
-	var list []Record
-	// Most are found in two ways.
-	seen := map[string]bool{}
-	read := func(dir string, foreign bool) {
+// Bundle is the bundle of a container. containerd keeps it while the container has a task.
+type Bundle struct {
+	Dir string
+	// Namespace and ID are containerd's.
+	Namespace, ID string
+
+	// foreign is true if the PIDs in it are of another PID namespace.
+	foreign bool
+}
+
+// Bundles lists the bundles beside those of running shims, and those in the state directories.
+func Bundles(proc procfs.FS, stateDirs []string) []Bundle {
+	var list []Bundle
+	var found []os.FileInfo
+	read := func(dir, namespace string, foreign bool) {
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			return
 		}
 		for _, e := range entries {
-			c, ok := readBundle(proc, dir+"/"+e.Name(), foreign)
-			if ok && !seen[c.Namespace+"/"+c.ID] {
-				seen[c.Namespace+"/"+c.ID] = true
-				list = append(list, c)
+			b := Bundle{Dir: filepath.Join(dir, e.Name()), Namespace: namespace, ID: e.Name(), foreign: foreign}
+			info, err := os.Lstat(b.Dir)
+			// Most are found in two ways.
+			same := func(other os.FileInfo) bool { return os.SameFile(info, other) }
+			if err == nil && info.IsDir() && !slices.ContainsFunc(found, same) {
+				list, found = append(list, b), append(found, info)
 			}
 		}
 	}
 	for _, p := range proc.Named(runtimeclass.ShimName) {
-		if proc.Administers(p.PID) {
-			// Read through /proc, because the daemon may have mounts of its own, as a node of kind
-			// has. filepath.Join would remove "..".
-			read(proc.Path(p.PID, "cwd")+"/..", proc.InOtherPIDNamespace(p.PID))
+		cwd, err := os.Readlink(proc.Path(p.PID, "cwd")) // the bundle of its first container
+		if err == nil && proc.Administers(p.PID) {
+			// Through /proc, because the daemon may have mounts of its own, as a node of kind has.
+			dir := filepath.Dir(cwd)
+			read(proc.Path(p.PID, "root"+dir), filepath.Base(dir), proc.InOtherPIDNamespace(p.PID))
 		}
 	}
 	for _, state := range stateDirs {
-		found, _ := filepath.Glob(filepath.Join(state, tasksDir, "*")) // a bad pattern matches nothing
-		for _, dir := range found {
-			read(dir, false)
+		dirs, _ := filepath.Glob(filepath.Join(state, tasksDir, "*")) // a bad pattern matches nothing
+		for _, dir := range dirs {
+			read(dir, filepath.Base(dir), false)
+		}
+	}
+	return list
+}
+
+// Plan reads the shim's record. Its error is fs.ErrNotExist if the bundle has none: a container that
+// gets no GPU, or that another runtime made.
+func (b Bundle) Plan() (plan gpuinject.Plan, err error) {
+	data, _, err := trusted.Read(filepath.Join(b.Dir, gpuinject.RecordName), maxRecord)
+	if err == nil {
+		err = json.Unmarshal(data, &plan)
+	}
+	return plan, err
+}
+
+// Container identifies the container by its configuration.
+func (b Bundle) Container() (who request.Container, err error) {
+	raw, mode, err := bundle.Read(b.Dir)
+	if err != nil {
+		return who, err
+	}
+	parsed, err := bundle.Parse(b.Dir, raw, mode)
+	if err != nil {
+		return who, err
+	}
+	return request.Read(&parsed.Spec).Container, nil
+}
+
+// Read lists the containers that were given GPUs.
+func Read(proc procfs.FS, stateDirs []string) []Record {
+	var list []Record
+	for _, b := range Bundles(proc, stateDirs) {
+		if r, ok := b.record(proc); ok {
+			list = append(list, r)
 		}
 	}
 	slices.SortFunc(list, func(a, b Record) int {
@@ -77,17 +125,10 @@ func Read(proc procfs.FS, stateDirs []string) []Record {
 	return list
 }
 
-// readBundle reads the record in a bundle. ok is false if it has none, or grants nothing. foreign
-// says that the PIDs in it are of another PID namespace.
-func readBundle(proc procfs.FS, bundle string, foreign bool) (r Record, ok bool) {
-	name := bundle + "/" + gpuinject.RecordName
-	info, err := os.Lstat(name)
-	if err != nil || !info.Mode().IsRegular() || info.Size() > maxRecord {
-		return r, false
-	}
-	var plan gpuinject.Plan
-	data, err := os.ReadFile(name)
-	if err != nil || json.Unmarshal(data, &plan) != nil || !plan.GPU || plan.Container == nil {
+// record reads the record. ok is false if there is none, or it grants nothing.
+func (b Bundle) record(proc procfs.FS) (r Record, ok bool) {
+	plan, err := b.Plan()
+	if err != nil || !plan.GPU || plan.Container == nil {
 		return r, false
 	}
 	r = Record{
@@ -100,8 +141,8 @@ func readBundle(proc procfs.FS, bundle string, foreign bool) (r Record, ok bool)
 	for _, m := range plan.MIG {
 		r.MIG = append(r.MIG, cmp.Or(m.UUID, m.Name))
 	}
-	text, err := os.ReadFile(bundle + "/init.pid")
-	if err != nil || foreign {
+	text, err := os.ReadFile(filepath.Join(b.Dir, "init.pid"))
+	if err != nil || b.foreign {
 		return r, true
 	}
 	if pid, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && pid > 1 && proc.Comm(pid) != "" {

@@ -48,7 +48,7 @@ func (f *fixture) process(pid, namespace, exe, cwd, cgroup string) {
 	} {
 		f.Write(filepath.Join(dir, name), text)
 	}
-	for name, target := range map[string]string{"exe": exe, "cwd": cwd, "ns/pid": "pid:[" + namespace + "]", "ns/user": "user:[1]"} {
+	for name, target := range map[string]string{"exe": exe, "cwd": cwd, "root": "/", "ns/pid": "pid:[" + namespace + "]", "ns/user": "user:[1]"} {
 		if target != "" {
 			f.Link(filepath.Join(dir, name), target)
 		}
@@ -91,6 +91,9 @@ func TestContainersAreFoundByTheirRecords(t *testing.T) {
 	f.bundle("state", "default", "plain", 0, map[string]any{"gpu": false})
 	f.bundle("state", "default", "broken", 0, "no plan")
 	f.Write(filepath.Join("state", tasksDir, "default/norecord/x"), "")
+	// Others could have written this record.
+	open := f.bundle("state", "default", "open", 0, granted("open", "default", "", 0))
+	f.Check(os.Chmod(filepath.Join(open, gpuinject.RecordName), 0o622))
 	// A pod's shim works in the bundle of its sandbox; the second one was replaced on disk; the
 	// third is another shim.
 	shim := "/usr/local/bin/" + runtimeclass.ShimName

@@ -90,7 +90,7 @@ func TestAProcessThatHangsKeepsItsLock(t *testing.T) {
 	check(t, cmd.Start())
 	var a probe.Answers
 	check(t, json.NewDecoder(stdout).Decode(&a))
-	check(t, d.Hang(false))
+	// The driver stays as it is: a slow process may not even have come to where it hangs.
 	want := fmt.Sprintf("process %d asked NVML and should have ended at ", cmd.Process.Pid)
 	if b := ask(probe.Questions{Config: d.ConfigPath, Facts: true}); a.FactsError == "" || !strings.HasPrefix(b.FactsError, want) {
 		t.Errorf("the first %+v, the next %+v", a, b)

@@ -1,0 +1,7 @@
+// Package docker tests the shim under a real Docker Engine: dockerd, the docker command, buildx and
+// compose of build.sh, with a simulated driver and the runtime that `nvidia-shimctl install
+// --target docker` registers.
+//
+// One dockerd with one containerd serves all tests. Its files, sockets, containers and cgroups
+// carry the environment's identifier; it has no network.
+package docker

@@ -1,0 +1,187 @@
+package docker
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// visible are flags for a container of the registered runtime.
+func visible(devices string, more ...string) []string {
+	return append([]string{"--runtime", "nvidia", "--env", "NVIDIA_VISIBLE_DEVICES=" + devices}, more...)
+}
+
+// check compares what a container that printed out sees with what belongs to these GPUs.
+func check(t *testing.T, out string, gpus ...int) {
+	t.Helper()
+	got, want := simhost.Parse(out), shared.Expect(gpus)
+	if len(gpus) == 0 {
+		want = shared.nothing()
+	}
+	simhost.Compare(t, got, want)
+}
+
+// nothing is what a container without a GPU sees.
+func (e *engine) nothing() simhost.Seen {
+	var want simhost.Seen
+	for _, n := range e.Nodes() {
+		want.Open, want.Mknod = append(want.Open, n.Name+" ENOENT"), append(want.Mknod, n.Number+" EPERM")
+	}
+	return want
+}
+
+// probe runs a container that is removed and returns what it prints about itself.
+func (e *engine) probe(t testing.TB, flags []string, image string) string {
+	t.Helper()
+	args := append(e.run("--rm"), flags...)
+	return e.docker(t, append(append(args, image), e.ProbeArgs()...)...)
+}
+
+// background starts a container that waits; it is removed with the test.
+func (e *engine) background(t *testing.T, flags ...string) string {
+	t.Helper()
+	args := append(append(e.run("--detach"), flags...), e.image(), "/bin/sleep", "600")
+	id := strings.TrimSpace(e.docker(t, args...))
+	t.Cleanup(func() { e.docker(t, "rm", "--force", "--volumes", id) })
+	return id
+}
+
+// unchanged fails the test if it leaves something on the host that is not ignored.
+func unchanged(t *testing.T, ignored ...string) {
+	t.Helper()
+	before := shared.Snapshot(t)
+	t.Cleanup(func() { before.AssertUnchanged(t, ignored...) })
+}
+
+func TestEachWayToAskGivesExactlyItsGPUs(t *testing.T) {
+	unchanged(t)
+	uuid := shared.Driver.GPUs[3].UUID
+	for _, tc := range []struct {
+		name  string
+		flags []string
+		want  []int
+	}{
+		{"an index", visible("0"), []int{0}},
+		{"two indices, by the name of the shim", []string{"--runtime", "io.containerd.nvidia.v2", "--env", "NVIDIA_VISIBLE_DEVICES=1,2"}, []int{1, 2}},
+		{"a UUID", visible(uuid), []int{3}},
+		{"all", visible("all"), []int{0, 1, 2, 3}},
+		{"nothing", []string{"--runtime", "nvidia"}, nil},
+		{"void", visible("void"), nil},
+		{"a device-list mount", []string{"--runtime", "nvidia", "--volume", "/dev/null:/var/run/nvidia-container-devices/0"}, []int{0}},
+		{"runc, by the variable", []string{"--env", "NVIDIA_VISIBLE_DEVICES=0"}, nil},
+		{"runc, by a device-list mount", []string{"--volume", "/dev/null:/var/run/nvidia-container-devices/0"}, nil},
+	} {
+		t.Run(tc.name, func(t *testing.T) { check(t, shared.probe(t, tc.flags, shared.image()), tc.want...) })
+	}
+}
+
+// What else a user asks of a container does not change its GPUs.
+func TestGPUsWithOtherOptionsOfDockerRun(t *testing.T) {
+	unchanged(t)
+	want := shared.Expect([]int{1})
+	for name, flags := range map[string][]string{
+		"read-only, as a user":      {"--read-only", "--user", "1000:1000"},
+		"without capabilities":      {"--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", "65534"},
+		"namespaces of the host":    {"--pid", "host", "--ipc", "host"},
+		"file systems in memory":    {"--tmpfs", "/run", "--tmpfs", "/tmp", "--shm-size", "1g"},
+		"limits and a health check": {"--memory", "64m", "--pids-limit", "50", "--health-cmd", "nvidia-smi -L"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := simhost.Parse(shared.probe(t, visible("1", flags...), shared.image()))
+			got.Mknod = want.Mknod // not every one of these containers may make nodes
+			simhost.Compare(t, got, want)
+		})
+	}
+	t.Run("privileged", func(t *testing.T) {
+		if got := simhost.Parse(shared.probe(t, visible("1", "--privileged"), shared.image())); !slices.Contains(got.SMI, shared.Driver.GPUs[1].UUID) {
+			t.Errorf("nvidia-smi: %q", got.SMIText)
+		}
+	})
+}
+
+func TestRefusalsReachTheUserInOneLine(t *testing.T) {
+	unchanged(t)
+	for name, tc := range map[string]struct {
+		flags []string
+		words []string
+	}{
+		"an unknown GPU":                 {visible("9"), []string{`NVIDIA_VISIBLE_DEVICES="9"`, `unknown GPU "9"`}},
+		"a volume where the driver goes": {visible("0", "--volume", shared.Dir+"/path:/usr/local"), []string{"/usr/local/nvidia", "mount it elsewhere"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := shared.try(t, nil, append(append(shared.run("--rm"), tc.flags...), shared.image(), "/bin/true")...)
+			if r.ExitCode == 0 {
+				t.Fatalf("the container started: %s", r.Output)
+			}
+			simhost.Want(t, r.Error, tc.words...)
+			if message, _, _ := strings.Cut(r.Error, "\n\n"); strings.Contains(message, "\n") {
+				t.Errorf("more than one line: %q", r.Error)
+			}
+		})
+	}
+}
+
+// What happens to a running container, and to the daemons above it, leaves it its GPU and no more.
+func TestAContainerKeepsItsGPU(t *testing.T) {
+	unchanged(t)
+	id := shared.background(t, visible("2")...)
+	for _, step := range []struct {
+		name string
+		do   func()
+	}{
+		{"exec", func() {}},
+		{"update", func() {
+			shared.docker(t, "update", "--memory", "128m", "--memory-swap", "128m", "--cpus", "1", "--pids-limit", "100", id)
+		}},
+		{"pause and unpause", func() { shared.docker(t, "pause", id); shared.docker(t, "unpause", id) }},
+		{"restart", func() { shared.docker(t, "restart", "--time", "0", id) }},
+		{"stop and start", func() { shared.docker(t, "stop", "--time", "0", id); shared.docker(t, "start", id) }},
+		{"kill and start", func() {
+			shared.docker(t, "kill", id)
+			shared.docker(t, "wait", id)
+			shared.docker(t, "start", id)
+		}},
+		{"dockerd again", func() { shared.restart(t) }},
+		{"containerd again", func() {
+			shared.Restart(t)
+			testenv.Await(t, 30*time.Second, "dockerd finds containerd", func() bool { return shared.try(t, nil, "exec", id, "true").ExitCode == 0 })
+		}},
+	} {
+		t.Run(step.name, func(t *testing.T) {
+			step.do()
+			check(t, shared.docker(t, append([]string{"exec", id}, shared.ProbeArgs()...)...), 2)
+		})
+	}
+	t.Run("a privileged exec opens no other GPU", func(t *testing.T) {
+		args := append([]string{"exec", "--privileged", id}, shared.ProbeArgs()...)
+		check(t, shared.docker(t, args...), 2)
+	})
+}
+
+func TestARestartPolicyGivesTheGPUEachTime(t *testing.T) {
+	unchanged(t)
+	args := append(shared.run("--detach", "--restart", "on-failure:2"), visible("3")...)
+	id := strings.TrimSpace(shared.docker(t, append(args, shared.image(), "/bin/sh", "-c", "nvidia-smi -L; exit 1")...))
+	t.Cleanup(func() { shared.docker(t, "rm", "--force", id) })
+	testenv.Await(t, 30*time.Second, "the container runs three times", func() bool {
+		return shared.docker(t, "inspect", "--format", "{{.RestartCount}} {{.State.Status}}", id) == "2 exited\n"
+	})
+	if got := strings.Count(shared.docker(t, "logs", id), shared.Driver.GPUs[3].UUID); got != 3 {
+		t.Errorf("the GPU was there %d times, want 3", got)
+	}
+}
+
+// The image of a GPU container runs without a GPU and with another one.
+func TestAnImageCommittedFromAGPUContainer(t *testing.T) {
+	unchanged(t)
+	const image = "committed:latest"
+	shared.docker(t, "commit", shared.background(t, visible("0")...), image)
+	t.Cleanup(func() { shared.docker(t, "rmi", image) })
+	check(t, shared.probe(t, visible("1"), image), 1)
+	check(t, shared.probe(t, visible("void"), image))
+	check(t, shared.probe(t, nil, image))
+}
