@@ -18,7 +18,7 @@ import (
 
 // programs are what the tests need of bin/.
 var programs = []string{
-	runtimeclass.ShimName, runtimeclass.CtlName, "docker/dockerd", "docker/docker-proxy",
+	runtimeclass.ShimName, runtimeclass.CtlName, runtimeclass.NVMLName, "docker/dockerd", "docker/docker-proxy",
 	"docker/docker", "docker/docker-buildx", "docker/docker-compose",
 }
 
