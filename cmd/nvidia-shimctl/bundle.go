@@ -31,8 +31,8 @@ import (
 // Files of the host, and containerd's log, which k3s and RKE2 keep in files. Tests have others.
 var (
 	hostFiles = []string{
-		"/proc/version", "/proc/sys/kernel/hostname", "/etc/os-release", "/etc/containerd/*/" + runtimeclass.DropInName,
-		"/var/lib/rancher/*/agent/etc/containerd/*/" + runtimeclass.DropInName,
+		"/proc/version", "/proc/sys/kernel/hostname", "/etc/os-release", runtimeclass.RecordPath,
+		"/etc/containerd/*/" + runtimeclass.DropInName, "/var/lib/rancher/*/agent/etc/containerd/*/" + runtimeclass.DropInName,
 	}
 	journalctl = "/usr/bin/journalctl"
 	logFiles   = "/var/lib/rancher/*/agent/containerd/containerd.log"
@@ -45,8 +45,8 @@ func bundleCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "bundle",
 		Usage: "write what a report of a problem needs into one file (as root)",
-		Description: "The tar.gz has the output of info, check, status, version and plan, the shim's configuration and records, what install " +
-			"wrote for the daemons, and the shim's lines of containerd's log. It has no environment of a container and nothing else of a " +
+		Description: "The tar.gz has the output of info, check, status, version and plan, the shim's configuration and records, the record and " +
+			"drop-ins of install, and the shim's lines of containerd's log. It has no environment of a container and nothing else of a " +
 			"daemon's configuration. Example: nvidia-shimctl bundle --output /root/report.tar.gz.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FILE` to make (default: nvidia-shim-TIME.tar.gz)"},

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // unpack returns the files of a support bundle by their names below its directory.
@@ -58,6 +59,9 @@ func TestABundleHasWhatAReportNeedsAndNoSecrets(t *testing.T) {
 	write(t, filepath.Join(dir, "containerd.log"), "secret\n"+`error="failed to create shim task: nvidia: refused"`+"\n")
 	logs(t, program, filepath.Join(dir, "*.log"))
 	t.Setenv("TOKEN", ": nvidia: secret")
+	if !slices.Contains(hostFiles, runtimeclass.RecordPath) {
+		t.Error("the record of the installation is left out")
+	}
 	before := hostFiles
 	t.Cleanup(func() { hostFiles = before })
 	write(t, filepath.Join(dir, "conf.d/nvidia-shim.toml"), "our drop-in")
