@@ -7,9 +7,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -166,6 +170,70 @@ func (c *cluster) checkClaimed(t *testing.T, pod *corev1.Pod) []sim.GPU {
 	return gpus
 }
 
+// executions are what a shim executes, in itself and below it, while do runs.
+func executions(t *testing.T, shim int, do func()) (programs []string) {
+	t.Helper()
+	log := filepath.Join(t.TempDir(), "trace")
+	strace := exec.Command("strace", "-f", "-e", "trace=execve,execveat", "-e", "signal=none", "-o", log, "-p", strconv.Itoa(shim))
+	if err := strace.Start(); err != nil {
+		t.Fatal("strace cannot be started: install Debian's strace (integration/tools/apt.sh): ", err)
+	}
+	stop := sync.OnceFunc(func() {
+		_ = strace.Process.Signal(os.Interrupt)
+		_ = strace.Wait()
+	})
+	defer stop()
+	if !testenv.Until(time.Minute, func() bool {
+		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", shim))
+		return len(tasks) > 0 && !slices.ContainsFunc(tasks, func(name string) bool {
+			status, err := os.ReadFile(name)
+			return err == nil && strings.Contains(string(status), "TracerPid:\t0\n")
+		})
+	}) {
+		t.Fatal("strace does not trace the shim")
+	}
+	do()
+	stop()
+	trace, err := os.ReadFile(log)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range regexp.MustCompile(`execve(?:at)?\((?:\d+, )?"([^"]*)"`).FindAllStringSubmatch(string(trace), -1) {
+		programs = append(programs, m[1])
+	}
+	return programs
+}
+
+// checkExecutions has the container "claims" of a pod made again by its shim, which executes runc
+// for that and nothing else.
+func (c *cluster) checkExecutions(t *testing.T, pod *corev1.Pod) {
+	t.Helper()
+	runc, count := filepath.Join(c.Options.ToolsDir, "runc"), 0
+	for _, program := range executions(t, c.ShimPIDs(c.sandbox(t, pod))[0], func() {
+		if _, err := c.exec(pod.Namespace, pod.Name, "claims", "/bin/kill", "1"); err != nil {
+			t.Logf("the exec ended with the container: %v", err)
+		}
+		c.awaitPod(t, pod, "the container runs again", func(now corev1.Pod) error {
+			if s := status(t, now, "claims"); s.RestartCount == 0 || s.State.Running == nil {
+				return errors.New("it does not")
+			}
+			return nil
+		})
+	}) {
+		switch {
+		case program == runc:
+			count++
+		case program == "", strings.HasPrefix(program, "/proc/self/"), strings.HasPrefix(program, "/proc/thread-self/"): // runc init
+		case program == "/bin/kill", program == "/bin/sh", filepath.Base(program) == "sleep": // the container's
+		default:
+			t.Errorf("executed: %s", program)
+		}
+	}
+	if count < 3 { // exec, create, start
+		t.Errorf("runc was executed %d times", count)
+	}
+}
+
 func TestDynamicResourceAllocation(t *testing.T) {
 	c := shared
 	c.startDRA(t)
@@ -179,6 +247,7 @@ func TestDynamicResourceAllocation(t *testing.T) {
 	})
 	other := env(wait("claims-other", plainImage), "NVIDIA_VISIBLE_DEVICES", c.Driver.GPUs[0].UUID+","+c.Driver.GPUs[1].UUID)
 	one := claiming("one", wait("claims", greedyImage), other, wait("none", greedyImage))
+	one.Spec.RestartPolicy = corev1.RestartPolicyAlways
 	two := claiming("two", wait("claims", greedyImage))
 	for _, pod := range []*corev1.Pod{one, two} {
 		c.startPod(t, pod)
@@ -187,6 +256,8 @@ func TestDynamicResourceAllocation(t *testing.T) {
 	if len(given) != 3 || slices.Contains(given[1:], given[0]) {
 		t.Fatalf("GPUs of the claims: %v", given)
 	}
+	c.checkExecutions(t, one)
+	c.checkClaimed(t, one)
 	thief := newPod("dra-thief", env(wait("main", plainImage), "NVIDIA_VISIBLE_DEVICES", given[0].UUID))
 	c.refused(t, thief, "main", "is not this container's")
 	// The new kubelet has one claim in use, and has the other prepared again.
