@@ -1,6 +1,7 @@
 package gpuinject
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"os"
@@ -31,7 +32,12 @@ type Container struct {
 	// Said is everything by which the container can ask, Request what it asks for under Config.
 	Said    request.Said
 	Request request.Request
+	// SuspendsGPU reports whether the container gives its GPUs back while it is paused.
+	SuspendsGPU bool
 }
+
+// AnnotationOnPause is an annotation that replaces container.on-pause for one container.
+const AnnotationOnPause = "io.containerd.nvidia.on-pause"
 
 // Examine reads the bundle dir, once. load loads the configuration and is called only for a
 // container that asks for the driver: not if the variables are unset, empty or "void", and not for
@@ -89,6 +95,11 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, 
 	if c.Request, err = c.Said.Request(c.Config); err != nil {
 		return c, refuseRequest(err)
 	}
+	onPause := cmp.Or(b.Spec.Annotations[AnnotationOnPause], c.Config.Container.OnPause)
+	if onPause != config.SuspendGPU && onPause != config.Freeze {
+		return c, fail(Invalid, "annotation %s: %.256q is not %s or %s", AnnotationOnPause, onPause, config.SuspendGPU, config.Freeze)
+	}
+	c.SuspendsGPU = onPause == config.SuspendGPU
 	c.Asks, c.Reason = c.Request.Driver, c.Request.Reason
 	c.NeedsRestriction = !c.Asks && restrict
 	return c, nil

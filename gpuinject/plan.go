@@ -12,6 +12,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
+// SuspendedName is a file in the bundle of a container that has given its GPUs back.
+const SuspendedName = "nvidia-suspended"
+
 // RecordName is the file in the bundle that has the plan as it was carried out. It goes with the
 // bundle.
 const RecordName = "nvidia.json"
@@ -57,6 +60,8 @@ type Plan struct {
 	Proc         PlanProc   `json:"proc"`
 	Linker       PlanLinker `json:"linker"`
 	RemovedHooks []string   `json:"removed_hooks"`
+	// SuspendsGPU reports whether the container gives its GPUs back while it is paused.
+	SuspendsGPU bool `json:"suspends_gpu,omitempty"`
 	// Ignored are requests that are not followed, though the container gets its GPUs.
 	Ignored []string `json:"ignored,omitempty"`
 	// Audit is what kubernetes = "enforce" would have refused, if the mode is "audit".
@@ -183,7 +188,7 @@ func newPlan(c Container) Plan {
 		GPU: true, Reason: c.Request.Reason, Asked: c.Request.Devices, Capabilities: c.Request.Capabilities,
 		GPUs: []PlanGPU{}, MIG: []PlanMIG{}, Devices: []PlanDevice{}, Mounts: []PlanMount{}, Links: []PlanLink{},
 		Libraries: []string{}, Binaries: []string{}, RemovedHooks: []string{},
-		Proc: PlanProc{GPUs: []string{}, Capabilities: []string{}},
+		Proc: PlanProc{GPUs: []string{}, Capabilities: []string{}}, SuspendsGPU: c.SuspendsGPU,
 	}
 	if c.ID != "" {
 		who := c.Said.Container

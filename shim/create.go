@@ -116,7 +116,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		// Cleaning up would remove the other container's root file system.
 		return nil, fmt.Errorf("container %s: %w", r.ID, errdefs.ErrAlreadyExists)
 	}
-	kept := gpuContainer{}
+	kept := gpuContainer{suspendsGPU: c.Asks && c.SuspendsGPU, bundle: r.Bundle}
 	rootPath := c.Bundle.RootPath() // if containerd's client has mounted it
 	destroyed := true
 	defer func() {

@@ -26,15 +26,21 @@ type Service struct {
 	containers map[string]gpuContainer
 	// creating are the ids of the containers whose Create is in progress.
 	creating map[string]bool
+
+	// pausing is held while a container is suspended or resumed.
+	pausing sync.Mutex
 }
 
-// gpuContainer is kept from Create for Start and Delete.
+// gpuContainer is kept from Create for the calls that follow.
 type gpuContainer struct {
 	// rootfs is the mount that Create made and Delete removes. It is empty if containerd's
 	// client made the mount.
 	rootfs string
 	// ready reports whether the container may be started: its mask is attached.
 	ready bool
+	// suspendsGPU reports whether Pause gives the GPUs back.
+	suspendsGPU bool
+	bundle      string
 }
 
 // NewService returns the Task service, with containerd's own embedded.

@@ -210,7 +210,7 @@ func TestEveryFieldIsDocumented(t *testing.T) {
 		}
 		for _, f := range reflect.VisibleFields(typ) {
 			name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
-			if name != "" && !strings.Contains(string(data), "`"+name+"`") {
+			if name != "" && name != "-" && !strings.Contains(string(data), "`"+name+"`") {
 				t.Errorf("docs/shimctl.md does not name the field %q of %s", name, typ)
 			}
 			if f.IsExported() {

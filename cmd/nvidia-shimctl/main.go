@@ -35,7 +35,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
 		},
 		Commands: []*cli.Command{
-			infoCommand(), statusCommand(), planCommand(), runArgsCommand(), cdiCommand(),
+			infoCommand(), statusCommand(), planCommand(), runArgsCommand(), suspendCommand(), resumeCommand(), cdiCommand(),
 			checkCommand(), prepareCommand(), installCommand(), uninstallCommand(), manifestCommand(),
 			probeCommand(), bundleCommand(), manCommand(), versionCommand(),
 		},
@@ -52,7 +52,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 		action := c.Action
 		// Not by Before, which completion runs too.
 		c.Action = func(ctx context.Context, c *cli.Command) error {
-			if c.Args().Present() {
+			if c.Args().Present() && c.ArgsUsage == "" {
 				return usage(fmt.Errorf("unexpected argument %.256q", c.Args().First()))
 			}
 			return action(ctx, c)

@@ -66,7 +66,17 @@ type Container struct {
 	Sockets []string `toml:"sockets"`
 	// AdditionalGIDs gives the process the groups of device nodes that only a group may use.
 	AdditionalGIDs bool `toml:"additional-gids"`
+	// OnPause is SuspendGPU or Freeze. An annotation may replace it for a container.
+	OnPause string `toml:"on-pause"`
 }
+
+// What pausing a container does.
+const (
+	// SuspendGPU moves the container's GPU memory to the host, gives the GPU back and freezes it.
+	SuspendGPU = "suspend-gpu"
+	// Freeze freezes the processes, which keep the GPU.
+	Freeze = "freeze"
+)
 
 // Kubernetes policy modes.
 const (
@@ -175,6 +185,7 @@ func Default() *Config {
 			SupportedCapabilities: []string{},
 			Sockets:               []string{},
 			AdditionalGIDs:        true,
+			OnPause:               Freeze,
 		},
 		Policy: Policy{
 			Kubernetes:                Enforce,
@@ -294,6 +305,7 @@ func (c *Config) validate() error {
 		{"container.supported-capabilities", c.Container.SupportedCapabilities, capabilities},
 		{"container.default-capabilities", c.Container.DefaultCapabilities, capabilities},
 		{"container.sockets", c.Container.Sockets, sockets},
+		{"container.on-pause", []string{c.Container.OnPause}, []string{SuspendGPU, Freeze}},
 		{"policy.allow-from-environment", c.Policy.AllowFromEnvironment, Classes},
 		{"policy.kubernetes", []string{c.Policy.Kubernetes}, []string{Enforce, Audit, TrustEnv}},
 		{"policy.foreign-hooks", []string{c.Policy.ForeignHooks}, []string{Replace, Refuse}},

@@ -16,7 +16,7 @@ import (
 var sources embed.FS
 
 // Programs are the names of the C programs that the tests run on the GPUs.
-var Programs = []string{"vectoradd", "mapbar", "hold", "loads", "egldevices", "vkdevices", "cldevices", "video"}
+var Programs = []string{"vectoradd", "mapbar", "hold", "count", "suspend", "loads", "egldevices", "vkdevices", "cldevices", "video"}
 
 // Compile makes Programs in the existing directory dir with the host's gcc. They need
 // the C library alone; all else they open by name.

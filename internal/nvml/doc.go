@@ -8,6 +8,9 @@
 // make, rename or change no file: by itself libnvidia-ml runs nvidia-modprobe if a device node is
 // missing, but to make nodes is the operator's decision.
 //
+// Suspend and Resume load libcuda instead, by which the driver moves the GPU memory of other
+// processes to the host and back.
+//
 // A property that a GPU does not have is absent from the answer, never zero. A program
 // without cgo cannot load a library: Linked is false, and every question is an error.
 package nvml

@@ -17,3 +17,9 @@ func Facts(config.Host) (device.Facts, error) { return device.Facts{}, errors.Er
 
 // Live returns errors.ErrUnsupported.
 func Live(config.Host) (Snapshot, error) { return Snapshot{}, errors.ErrUnsupported }
+
+// Suspend returns errors.ErrUnsupported.
+func Suspend(config.Host, []int) ([]int, error) { return nil, errors.ErrUnsupported }
+
+// Resume returns errors.ErrUnsupported.
+func Resume(config.Host, []int) ([]int, error) { return nil, errors.ErrUnsupported }

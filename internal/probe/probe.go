@@ -30,7 +30,10 @@ type Questions struct {
 	Live bool `json:"live,omitempty"`
 	// Pod asks the kubelet what it allocated to a pod.
 	Pod *Pod `json:"pod,omitempty"`
-	// Timeout bounds NVML; 0 is NVMLTimeout.
+	// Suspend and Resume are the processes whose GPU memory is moved to the host, or back.
+	Suspend []int `json:"suspend,omitempty"`
+	Resume  []int `json:"resume,omitempty"`
+	// Timeout bounds NVML, and the processes that are suspended or resumed; 0 is NVMLTimeout.
 	Timeout time.Duration `json:"timeout,omitempty"`
 }
 
@@ -51,6 +54,10 @@ type Answers struct {
 	LiveError string             `json:"live_error,omitempty"`
 	Pod       *policy.Allocation `json:"pod,omitempty"`
 	PodError  string             `json:"pod_error,omitempty"`
+	// Moved are the processes of Suspend or Resume that have a CUDA context. It is nil if one of them
+	// failed, or if the program does not know the question.
+	Moved     *[]int `json:"moved,omitempty"`
+	MoveError string `json:"move_error,omitempty"`
 	// NoKubelet reports that the kubelet's socket does not exist, for a second.
 	NoKubelet bool `json:"no_kubelet,omitempty"`
 }

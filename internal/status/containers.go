@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
@@ -37,6 +38,11 @@ type Record struct {
 	MIG          []string `json:"mig"`
 	Capabilities []string `json:"capabilities"`
 	Grant        string   `json:"grant"`
+	// Suspended is since when the container is paused and has given its GPUs back.
+	Suspended *time.Time `json:"suspended_since,omitempty"`
+	// SuspendsGPU reports whether pausing gives them back. Dir is the bundle.
+	SuspendsGPU bool   `json:"-"`
+	Dir         string `json:"-"`
 
 	plan gpuinject.Plan
 }
@@ -134,6 +140,11 @@ func (b Bundle) record(proc procfs.FS) (r Record, ok bool) {
 	r = Record{
 		PlanContainer: *plan.Container, GPUs: []string{}, MIG: []string{},
 		Capabilities: plan.Capabilities, Grant: plan.Grant, plan: plan,
+		SuspendsGPU: plan.SuspendsGPU, Dir: b.Dir,
+	}
+	if info, err := os.Lstat(filepath.Join(b.Dir, gpuinject.SuspendedName)); err == nil {
+		since := info.ModTime()
+		r.Suspended = &since
 	}
 	for _, g := range plan.GPUs {
 		r.GPUs = append(r.GPUs, cmp.Or(g.UUID, g.PCI))

@@ -93,7 +93,11 @@ func (s *Status) printContainers(o *term.Output) {
 		if c.Processes != nil {
 			processes = strconv.Itoa(*c.Processes)
 		}
-		t.Row(term.Plain, name, cmp.Or(strings.Join(gpus, " "), none), size(c.Memory), processes, c.Namespace, shortID(c.ID))
+		memory := size(c.Memory)
+		if c.Suspended != nil {
+			memory = "suspended"
+		}
+		t.Row(term.Plain, name, cmp.Or(strings.Join(gpus, " "), none), memory, processes, c.Namespace, shortID(c.ID))
 	}
 	t.Flush()
 }

@@ -50,6 +50,31 @@ func (d *Driver) Unsupport(functions ...string) error {
 // what the real one does by nvidia-modprobe where a device node is missing.
 func (d *Driver) Modprobe(program string) error { return d.steer("modprobe", program+"\n") }
 
+// Checkpoint is what a function of libcuda that suspends processes does: "Lock",
+// "Checkpoint", "Restore" or "Unlock".
+type Checkpoint struct {
+	Function string
+	// PID is the process that is suspended; 0 is every process.
+	PID int
+	// Result is the CUresult, or Wait.
+	Result int
+}
+
+// Wait lets a function wait until it is steered otherwise.
+const Wait = -1
+
+// Checkpoints makes these functions fail or wait from now on, and no others.
+func (d *Driver) Checkpoints(list ...Checkpoint) error {
+	var b strings.Builder
+	for _, c := range list {
+		fmt.Fprintf(&b, "%s %d %d\n", c.Function, c.PID, c.Result)
+	}
+	return d.steer("checkpoint", b.String())
+}
+
+// Memory makes every GPU have so many bytes, as far as resumed processes need them.
+func (d *Driver) Memory(bytes int) error { return d.steer("memory", fmt.Sprintln(bytes)) }
+
 func (d *Driver) steer(name, content string) error {
 	return writeFile(d.steering(name), content, 0o644)
 }

@@ -22,9 +22,10 @@ import (
 // may be unable to exit. A program that cannot load NVML becomes the one that can, which answers.
 func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 	var a probe.Answers
-	if (q.Facts || q.Live) && !nvml.Linked {
+	if (q.Facts || q.Live || q.Suspend != nil || q.Resume != nil) && !nvml.Linked {
 		text := fmt.Sprintf("NVML cannot be asked: %v", becomeNVMLProgram(q))
-		a.FactsError, a.LiveError, q.Facts, q.Live = text, text, false, false
+		a.FactsError, a.LiveError, a.MoveError = text, text, text
+		q.Facts, q.Live, q.Suspend, q.Resume = false, false, nil, nil
 	}
 	if q.Pod != nil {
 		ctx, cancel := context.WithTimeout(ctx, probe.KubeletTimeout)
@@ -52,6 +53,10 @@ func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 		} else {
 			a.Facts = &facts
 		}
+	case q.Suspend != nil:
+		a.Moved, a.MoveError = move(q.Config, q.Suspend, nvml.Suspend)
+	case q.Resume != nil:
+		a.Moved, a.MoveError = move(q.Config, q.Resume, nvml.Resume)
 	}
 	return a
 }
@@ -70,6 +75,20 @@ func becomeNVMLProgram(q probe.Questions) error {
 		return fmt.Errorf("%s needs the C library of this host, glibc 2.34 or later: %w", path, err)
 	}
 	return nil
+}
+
+// move suspends or resumes processes. It does not take NVML's lock: it may take minutes, and other
+// containers are created meanwhile.
+func move(name string, pids []int, fn func(config.Host, []int) ([]int, error)) (*[]int, string) {
+	cfg, err := config.Find(name)
+	moved := []int{}
+	if err == nil {
+		moved, err = fn(cfg.Host, pids)
+	}
+	if err != nil {
+		return nil, err.Error()
+	}
+	return &moved, ""
 }
 
 // askNVML runs fn, which loads NVML, when no other process does, and gives up at the limit.

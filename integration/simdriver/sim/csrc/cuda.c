@@ -1,15 +1,26 @@
-/* The simulated libcuda: the part of the driver API that lists devices. */
+/* The simulated libcuda: the part of the driver API that lists devices, has memory on them, and
+ * suspends processes. */
+#define _GNU_SOURCE /* O_PATH */
 #include "sim.h"
+
+#include <dirent.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
 enum {
 	CUDA_SUCCESS = 0,
 	CUDA_ERROR_INVALID_VALUE = 1,
+	CUDA_ERROR_OUT_OF_MEMORY = 2,
 	CUDA_ERROR_NOT_INITIALIZED = 3,
 	CUDA_ERROR_NO_DEVICE = 100,
 	CUDA_ERROR_INVALID_DEVICE = 101,
 	CUDA_ERROR_OPERATING_SYSTEM = 304,
+	CUDA_ERROR_ILLEGAL_STATE = 401,
+	CUDA_ERROR_NOT_READY = 600,
+	CUDA_ERROR_NOT_SUPPORTED = 801,
 	CUDA_ERROR_UNKNOWN = 999,
 };
 
@@ -152,12 +163,402 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
 	return CUDA_ERROR_INVALID_VALUE;
 }
 
+/*
+ * A process with a context has a memfd "nvidia-sim-cuda", whose first page is this,
+ * and one "nvidia-sim-gpu<N>" for each allocation on GPU N. Another process finds them
+ * in /proc/<pid>/fd. A checkpoint moves the allocations behind the first page and
+ * truncates them; a device pointer is (descriptor + 1) << 40 and an offset.
+ */
+enum { RUNNING, LOCKED, CHECKPOINTED };
+
+struct process {
+	int state;
+	int calls; /* that have begun and not ended */
+};
+
+#define PAGE 4096
+static struct process *self;
+static int context_device;
+
+static int make_memfd(const char *name, off_t size)
+{
+	int fd = (int)syscall(SYS_memfd_create, name, 1u /* MFD_CLOEXEC */);
+
+	if (fd >= 0 && ftruncate(fd, size)) {
+		close(fd);
+		return -1;
+	}
+	return fd;
+}
+
+EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)
+{
+	const struct sim_gpu *g;
+	char path[512];
+	int fd, rc = gpu(device, &g);
+
+	if (rc != CUDA_SUCCESS)
+		return rc;
+	if (self) {
+		*context = self;
+		return CUDA_SUCCESS;
+	}
+	fd = make_memfd("nvidia-sim-cuda", PAGE);
+	if (fd < 0)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	self = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (self == MAP_FAILED)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	/* No driver is behind the node, but the process is seen to have it open. */
+	if (sim_path(path, sizeof path, "nvidia-uvm"))
+		(void)!open(path, O_PATH | O_CLOEXEC);
+	context_device = device;
+	*context = self;
+	return CUDA_SUCCESS;
+}
+
+EXPORT int cuCtxSetCurrent(void *context)
+{
+	return context == self ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+/* A call waits while another process has locked this one. */
+static void enter(void)
+{
+	while (__sync_add_and_fetch(&self->calls, 1), __sync_add_and_fetch(&self->state, 0) != RUNNING) {
+		__sync_sub_and_fetch(&self->calls, 1);
+		usleep(1000);
+	}
+}
+
+static void leave(void)
+{
+	__sync_sub_and_fetch(&self->calls, 1);
+}
+
+EXPORT int cuMemAlloc_v2(unsigned long long *pointer, size_t size)
+{
+	char name[32];
+	int fd;
+
+	if (!self)
+		return CUDA_ERROR_NOT_INITIALIZED;
+	snprintf(name, sizeof name, "nvidia-sim-gpu%u", sim_gpus[seen[context_device]].minor);
+	enter();
+	fd = make_memfd(name, (off_t)size);
+	leave();
+	if (fd < 0)
+		return CUDA_ERROR_OUT_OF_MEMORY;
+	*pointer = (unsigned long long)(fd + 1) << 40;
+	return CUDA_SUCCESS;
+}
+
+static int transfer(unsigned long long pointer, void *to, const void *from, size_t size)
+{
+	int fd = (int)(pointer >> 40) - 1;
+	off_t at = (off_t)(pointer & ((1ULL << 40) - 1));
+	ssize_t n;
+
+	if (!self)
+		return CUDA_ERROR_NOT_INITIALIZED;
+	enter();
+	n = to ? pread(fd, to, size, at) : pwrite(fd, from, size, at);
+	leave();
+	return n == (ssize_t)size ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+EXPORT int cuMemcpyHtoD_v2(unsigned long long to, const void *from, size_t size)
+{
+	return transfer(to, NULL, from, size);
+}
+
+EXPORT int cuMemcpyDtoH_v2(void *to, unsigned long long from, size_t size)
+{
+	return transfer(from, to, NULL, size);
+}
+
+EXPORT int cuCtxSynchronize(void)
+{
+	return CUDA_SUCCESS;
+}
+
+#if SIM_CUDA >= 12080 /* driver 570 */
+
+/* each calls fn for every memfd of a process whose name begins with prefix; fn opens
+ * path. The first result that is not 0 ends it. */
+static int each(int pid, const char *prefix, int (*fn)(const char *path, const char *name, void *), void *data)
+{
+	char dir[64], path[400], to[128], want[64];
+	struct dirent *e;
+	ssize_t n;
+	DIR *d;
+	int rc = 0;
+
+	snprintf(dir, sizeof dir, "/proc/%d/fd", pid);
+	snprintf(want, sizeof want, "/memfd:%s", prefix);
+	d = opendir(dir);
+	while (d && !rc && (e = readdir(d))) {
+		snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
+		n = readlink(path, to, sizeof to - 1);
+		if (n <= 0)
+			continue;
+		to[n] = 0;
+		if (!strncmp(to, want, strlen(want)))
+			rc = fn(path, to, data);
+	}
+	if (d)
+		closedir(d);
+	return rc;
+}
+
+static int open_control(const char *path, const char *name, void *data)
+{
+	(void)name;
+	*(int *)data = open(path, O_RDWR | O_CLOEXEC);
+	return 1;
+}
+
+/* steered reads what a test wants of a function: lines "FUNCTION PID CODE", with PID 0
+ * for every process. With CODE -1 the call waits until the line has gone. */
+static int steered(const char *function, int pid)
+{
+	char path[512], name[64];
+	int for_pid, code, found;
+	FILE *f;
+
+	do {
+		found = 0;
+		if (!sim_path(path, sizeof path, "nvidia-sim/checkpoint") || !(f = fopen(path, "re")))
+			return CUDA_SUCCESS;
+		while (fscanf(f, "%63s %d %d", name, &for_pid, &code) == 3)
+			if (!strcmp(name, function) && (!for_pid || for_pid == pid)) {
+				found = code;
+				break;
+			}
+		fclose(f);
+		if (found == -1)
+			usleep(5000);
+	} while (found == -1);
+	return found;
+}
+
+/* begin maps the control page of a process, which must be in the state from. */
+static int begin(const char *function, int pid, int from, int *control, struct process **p)
+{
+	int rc;
+
+	if (!initialized)
+		return CUDA_ERROR_NOT_INITIALIZED;
+	*control = -1;
+	each(pid, "nvidia-sim-cuda", open_control, control);
+	if (*control < 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	*p = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, *control, 0);
+	if (*p == MAP_FAILED) {
+		close(*control);
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	}
+	rc = steered(function, pid);
+	if (rc == CUDA_SUCCESS && from >= 0 && (*p)->state != from)
+		rc = CUDA_ERROR_ILLEGAL_STATE;
+	return rc;
+}
+
+static int end(int rc, int control, struct process *p)
+{
+	munmap(p, PAGE);
+	close(control);
+	return rc;
+}
+
+EXPORT int cuCheckpointProcessGetState(int pid, int *state)
+{
+	struct process *p = MAP_FAILED;
+	int control, rc = begin("GetState", pid, -1, &control, &p);
+
+	if (p == MAP_FAILED)
+		return rc;
+	*state = p->state;
+	return end(rc, control, p);
+}
+
+EXPORT int cuCheckpointProcessLock(int pid, unsigned *timeout_ms)
+{
+	struct process *p = MAP_FAILED;
+	int control, rc = begin("Lock", pid, RUNNING, &control, &p);
+	unsigned waited;
+
+	if (p == MAP_FAILED)
+		return rc;
+	if (rc == CUDA_SUCCESS) {
+		__sync_lock_test_and_set(&p->state, LOCKED);
+		for (waited = 0; __sync_add_and_fetch(&p->calls, 0) && rc == CUDA_SUCCESS; waited++) {
+			usleep(1000);
+			if (*timeout_ms && waited >= *timeout_ms) {
+				p->state = RUNNING;
+				rc = CUDA_ERROR_NOT_READY;
+			}
+		}
+	}
+	return end(rc, control, p);
+}
+
+/* copy moves size bytes between files. */
+static int copy(int from, off_t at, int to, off_t where, off_t size)
+{
+	char buffer[1 << 16];
+	off_t done = 0;
+	ssize_t n;
+
+	while (done < size) {
+		n = pread(from, buffer, size - done < (off_t)sizeof buffer ? (size_t)(size - done) : sizeof buffer, at + done);
+		if (n <= 0 || pwrite(to, buffer, (size_t)n, where + done) != n)
+			return CUDA_ERROR_OPERATING_SYSTEM;
+		done += n;
+	}
+	return CUDA_SUCCESS;
+}
+
+struct move {
+	int control;
+	off_t at; /* in control */
+};
+
+static int save(const char *path, const char *name, void *data)
+{
+	struct move *m = data;
+	struct stat st;
+	off_t size;
+	int rc = CUDA_ERROR_OPERATING_SYSTEM, fd = open(path, O_RDWR | O_CLOEXEC);
+
+	(void)name;
+	if (fd >= 0 && !fstat(fd, &st)) {
+		size = st.st_size;
+		rc = CUDA_SUCCESS;
+		if (pwrite(m->control, &size, sizeof size, m->at) != sizeof size || copy(fd, 0, m->control, m->at + PAGE, size) || ftruncate(fd, 0))
+			rc = CUDA_ERROR_OPERATING_SYSTEM;
+		m->at += PAGE + size;
+	}
+	close(fd);
+	return rc;
+}
+
+static int add_size(const char *path, const char *name, void *data)
+{
+	struct stat st;
+
+	(void)name;
+	if (!stat(path, &st))
+		*(off_t *)data += st.st_size;
+	return 0;
+}
+
+/* fits reports whether size bytes fit beside what all processes have on a GPU, whose
+ * memory a test may have made smaller. */
+static int fits(const char *name, off_t size)
+{
+	char path[512], prefix[64];
+	unsigned long long total = SIM_MEMORY;
+	struct dirent *e;
+	FILE *f;
+	DIR *d;
+
+	if (sim_path(path, sizeof path, "nvidia-sim/memory") && (f = fopen(path, "re"))) {
+		(void)!fscanf(f, "%llu", &total);
+		fclose(f);
+	}
+	sscanf(name, "/memfd:%63s", prefix);
+	d = opendir("/proc");
+	while (d && (e = readdir(d)))
+		if (atoi(e->d_name) > 0)
+			each(atoi(e->d_name), prefix, add_size, &size);
+	if (d)
+		closedir(d);
+	return (unsigned long long)size <= total;
+}
+
+static int restore(const char *path, const char *name, void *data)
+{
+	struct move *m = data;
+	off_t size;
+	int rc = CUDA_ERROR_OPERATING_SYSTEM, fd = open(path, O_RDWR | O_CLOEXEC);
+
+	if (fd >= 0 && pread(m->control, &size, sizeof size, m->at) == sizeof size) {
+		rc = fits(name, size) ? copy(m->control, m->at + PAGE, fd, 0, size) : CUDA_ERROR_OUT_OF_MEMORY;
+		m->at += PAGE + size;
+	}
+	close(fd);
+	return rc;
+}
+
+static int drop(const char *path, const char *name, void *data)
+{
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+
+	(void)name, (void)data;
+	(void)!ftruncate(fd, 0);
+	close(fd);
+	return 0;
+}
+
+EXPORT int cuCheckpointProcessCheckpoint(int pid, void *args)
+{
+	struct process *p = MAP_FAILED;
+	struct move m = {-1, PAGE};
+	int rc = begin("Checkpoint", pid, LOCKED, &m.control, &p);
+
+	(void)args;
+	if (p == MAP_FAILED)
+		return rc;
+	if (rc == CUDA_SUCCESS && (rc = each(pid, "nvidia-sim-gpu", save, &m)) == CUDA_SUCCESS)
+		p->state = CHECKPOINTED;
+	return end(rc, m.control, p);
+}
+
+EXPORT int cuCheckpointProcessRestore(int pid, void *args)
+{
+	struct process *p = MAP_FAILED;
+	struct move m = {-1, PAGE};
+	int rc = begin("Restore", pid, CHECKPOINTED, &m.control, &p);
+
+	(void)args;
+	if (p == MAP_FAILED)
+		return rc;
+	if (rc == CUDA_SUCCESS) {
+		rc = each(pid, "nvidia-sim-gpu", restore, &m);
+		if (rc != CUDA_SUCCESS)
+			each(pid, "nvidia-sim-gpu", drop, NULL);
+		else if (ftruncate(m.control, PAGE) == 0)
+			p->state = LOCKED;
+	}
+	return end(rc, m.control, p);
+}
+
+EXPORT int cuCheckpointProcessUnlock(int pid, void *args)
+{
+	struct process *p = MAP_FAILED;
+	int control, rc = begin("Unlock", pid, LOCKED, &control, &p);
+
+	(void)args;
+	if (p == MAP_FAILED)
+		return rc;
+	if (rc == CUDA_SUCCESS)
+		p->state = RUNNING;
+	return end(rc, control, p);
+}
+
+#endif
+
 static const struct {
 	int code;
 	const char *name, *text;
 } errors[] = {
 	{CUDA_SUCCESS, "CUDA_SUCCESS", "no error"},
 	{CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
+	{CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
+	{CUDA_ERROR_ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state"},
+	{CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
+	{CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
 	{CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},
 	{CUDA_ERROR_NO_DEVICE, "CUDA_ERROR_NO_DEVICE", "no CUDA-capable device is detected"},
 	{CUDA_ERROR_INVALID_DEVICE, "CUDA_ERROR_INVALID_DEVICE", "invalid device ordinal"},

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/ttrpc"
+	"github.com/urfave/cli/v3"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
+)
+
+func suspendCommand() *cli.Command {
+	return pauseCommand("suspend", "pause a container, or those of a pod, which give their GPUs back", func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
+		_, err := tasks.Pause(ctx, &taskapi.PauseRequest{ID: id})
+		return err
+	})
+}
+
+func resumeCommand() *cli.Command {
+	return pauseCommand("resume", "resume what suspend has paused", func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
+		_, err := tasks.Resume(ctx, &taskapi.ResumeRequest{ID: id})
+		return err
+	})
+}
+
+func pauseCommand(name, use string, call func(context.Context, taskapi.TTRPCTaskService, string) error) *cli.Command {
+	return &cli.Command{
+		Name: name, Usage: use, ArgsUsage: "CONTAINER",
+		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "pod", Usage: "instead of a container, those of the pod `NAMESPACE/NAME` that give GPUs back"},
+			&cli.StringSliceFlag{Name: "state", Usage: "state `DIR` of a containerd (default: those of running shims, containerd, k3s and Docker); may be repeated"},
+		},
+		Action: func(ctx context.Context, c *cli.Command) error {
+			if (c.Args().Len() == 1) == c.IsSet("pod") {
+				return usage(fmt.Errorf("%s needs one CONTAINER or --pod", name))
+			}
+			if os.Geteuid() != 0 {
+				return fmt.Errorf("only root can pause containers: run %s as root", name)
+			}
+			list, err := pausable(c)
+			if err != nil {
+				return err
+			}
+			for _, r := range list {
+				if err := callTask(ctx, r, call); err != nil {
+					return fmt.Errorf("container %s: %w", r.ID, errgrpc.ToNative(err))
+				}
+			}
+			return nil
+		},
+	}
+}
+
+// pausable finds the containers that the command line names.
+func pausable(c *cli.Command) ([]status.Record, error) {
+	dirs := c.StringSlice("state")
+	if len(dirs) == 0 {
+		dirs = status.StateDirs
+	}
+	id, pod := c.Args().First(), c.String("pod")
+	list := slices.DeleteFunc(status.Read(procfs.Host, dirs), func(r status.Record) bool {
+		if c.IsSet("pod") {
+			// The others may have been suspended or resumed before one failed.
+			return r.PodNamespace+"/"+r.Pod != pod || !r.SuspendsGPU || (r.Suspended != nil) == (c.Name == "suspend")
+		}
+		return r.ID != id && (len(id) < 12 || !strings.HasPrefix(r.ID, id))
+	})
+	switch {
+	case len(list) == 0 && c.IsSet("pod"):
+		return nil, fmt.Errorf("pod %.256q has no container to %s: see container.on-pause", pod, c.Name)
+	case len(list) == 0:
+		return nil, fmt.Errorf("no container %.256q has a GPU", id)
+	case len(list) > 1 && !c.IsSet("pod"):
+		return nil, fmt.Errorf("%.256q is more than one container", id)
+	case !list[0].SuspendsGPU:
+		return nil, fmt.Errorf("container %s keeps its GPUs when it is paused: see container.on-pause, and create it again", list[0].ID)
+	}
+	return list, nil
+}
+
+// callTask calls the Task service of the container's shim, where containerd calls it too.
+func callTask(ctx context.Context, r status.Record, call func(context.Context, taskapi.TTRPCTaskService, string) error) error {
+	address, err := os.ReadFile(filepath.Join(r.Dir, "address"))
+	if err != nil {
+		return err
+	}
+	path, ok := strings.CutPrefix(string(address), "unix://")
+	if !ok {
+		return errors.New("its shim has no socket")
+	}
+	conn, err := net.Dial("unix", path)
+	if err != nil {
+		return fmt.Errorf("connect to its shim: %w", err)
+	}
+	client := ttrpc.NewClient(conn)
+	defer func() { _ = client.Close() }()
+	return call(namespaces.WithNamespace(ctx, r.Namespace), taskapi.NewTTRPCTaskClient(client), r.ID)
+}

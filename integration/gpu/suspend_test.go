@@ -1,0 +1,214 @@
+//go:build gpu
+
+package gpu
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+const suspends = "[container]\non-pause = \"suspend-gpu\"\n"
+
+// counting is a container with programs that count in GPU memory.
+type counting struct {
+	env  *testenv.Env
+	id   string
+	pids []int // of the programs, in order
+}
+
+// startCounting starts a container with one program for each size in MiB, on the GPUs that it sees
+// first, and waits until all of them count.
+func startCounting(t *testing.T, env *testenv.Env, visible string, sizes ...int) *counting {
+	t.Helper()
+	text := ""
+	for i, mib := range sizes {
+		text += fmt.Sprintf("count %d >/tmp/%d 2>&1 & ", mib, i)
+	}
+	o := script(env, visible, text+"wait; sleep 600")
+	o.Detach = true
+	c := &counting{env: env, id: env.Run(t, o).ID}
+	testenv.Await(t, time.Minute, "the programs have started", func() bool {
+		c.pids = nil
+		for _, pid := range containerPIDs(t, env, c.id) {
+			if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(comm) == "count\n" {
+				c.pids = append(c.pids, pid)
+			}
+		}
+		slices.Sort(c.pids)
+		return len(c.pids) == len(sizes)
+	})
+	c.counts(t)
+	return c
+}
+
+// passed is how often program i has checked all of its GPU memory.
+func (c *counting) passed(t *testing.T, i int) int {
+	t.Helper()
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/root/tmp/%d", c.pids[0], i))
+	text := strings.TrimSpace(string(data))
+	last := text[strings.LastIndex(text, "\n")+1:]
+	if last != "" && !strings.HasPrefix(last, "passed ") {
+		t.Fatalf("program %d: %s", i, last)
+	}
+	n, _ := strconv.Atoi(strings.TrimPrefix(last, "passed "))
+	return n
+}
+
+// counts waits until each program has passed twice more.
+func (c *counting) counts(t *testing.T) {
+	t.Helper()
+	for i := range c.pids {
+		from := c.passed(t, i)
+		testenv.Await(t, time.Minute, fmt.Sprintf("program %d counts", i), func() bool { return c.passed(t, i) >= from+2 })
+	}
+}
+
+// task is a command of ctr; it returns how long it took.
+func (c *counting) task(t *testing.T, verb string) time.Duration {
+	t.Helper()
+	start := time.Now()
+	c.env.Ctr(t, "tasks", verb, c.id)
+	return time.Since(start)
+}
+
+// ask asks the host's nvidia-smi about a GPU.
+func ask(t *testing.T, g gpu, query string) string {
+	t.Helper()
+	out, err := exec.Command("nvidia-smi", "-i", g.UUID, query, "--format=csv,noheader,nounits").CombinedOutput()
+	if err != nil {
+		t.Fatalf("nvidia-smi %s: %v: %s", query, err, out)
+	}
+	return strings.TrimSpace(string(out))
+}
+
+// memoryOf is the GPU's memory in use and free, in MiB.
+func memoryOf(t *testing.T, g gpu) (used, free int) {
+	t.Helper()
+	if _, err := fmt.Sscanf(ask(t, g, "--query-gpu=memory.used,memory.free"), "%d, %d", &used, &free); err != nil {
+		t.Fatal(err)
+	}
+	return used, free
+}
+
+// rss is a process's resident memory as the kernel writes it.
+func rss(t *testing.T, pid int) string {
+	t.Helper()
+	data, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(data), "VmRSS:")
+	line, _, _ := strings.Cut(rest, "\n")
+	return strings.TrimSpace(line)
+}
+
+// byHand makes the driver's calls without the shim, on the host.
+func byHand(t *testing.T, what string, pid int) string {
+	t.Helper()
+	dir, err := compiled()
+	if err != nil {
+		t.Fatal(err)
+	}
+	start := time.Now()
+	out, err := exec.Command(filepath.Join(dir, "suspend"), what, strconv.Itoa(pid)).CombinedOutput()
+	if err != nil {
+		t.Fatalf("suspend %s %d: %v: %s", what, pid, err, out)
+	}
+	return fmt.Sprintf("%s (%d ms with the process)", strings.Join(strings.Split(strings.TrimSpace(string(out)), "\n"), ", "), time.Since(start).Milliseconds())
+}
+
+// A paused container gives all of its GPU memory back; another container can have the whole GPU
+// meanwhile, and the results are right afterwards.
+func TestSuspendGivesTheGPUBack(t *testing.T) {
+	g := hostGPUs(t)[0]
+	env := newEnv(t, suspends)
+	before, _ := memoryOf(t, g)
+	const size = 5700
+	c := startCounting(t, env, g.Index, size)
+	used, _ := memoryOf(t, g)
+	t.Logf("driver %s; %d MiB used before, %d with %d MiB counted", ask(t, g, "--query-gpu=driver_version,name"), before, used, size)
+	for range 2 {
+		t.Logf("by hand: %s", byHand(t, "suspend", c.pids[0]))
+		t.Logf("by hand: %s", byHand(t, "resume", c.pids[0]))
+		c.counts(t)
+		t.Logf("paused in %d ms", c.task(t, "pause").Milliseconds())
+		t.Logf("resumed in %d ms", c.task(t, "resume").Milliseconds())
+		c.counts(t)
+	}
+	t.Logf("resident: %s", rss(t, c.pids[0]))
+	c.task(t, "pause")
+	t.Logf("resident while paused: %s", rss(t, c.pids[0]))
+	paused, free := memoryOf(t, g)
+	if paused > before+16 {
+		t.Errorf("%d MiB are in use while the container is paused, %d before it was started", paused, before)
+	}
+	if list := ask(t, g, "--query-compute-apps=pid,used_memory"); list != "" {
+		t.Errorf("processes on the GPU while the container is paused: %s", list)
+	}
+	if found := holds(c.pids[0]); slices.ContainsFunc(found, func(s string) bool { return strings.HasPrefix(s, "fd ") }) {
+		t.Errorf("the suspended process has %v", found)
+	}
+	other := startHold(t, env, g.Index, free-1024)
+	filled, _ := memoryOf(t, g)
+	t.Logf("paused: %d MiB in use; another container then has %d", paused, filled)
+	env.Remove(t, other)
+	c.task(t, "resume")
+	c.counts(t)
+	env.Remove(t, c.id)
+}
+
+// What Resume does if the memory is not there: the container stays paused and can be resumed later.
+func TestSuspendOnAFullGPU(t *testing.T) {
+	g := hostGPUs(t)[0]
+	env := newEnv(t, suspends)
+	c := startCounting(t, env, g.Index, 2048, 2048)
+	c.task(t, "pause")
+	_, free := memoryOf(t, g)
+	other := startHold(t, env, g.Index, free-2048)
+	_, _, err := env.CtrErr("tasks", "resume", c.id)
+	t.Logf("resume on a full GPU: %v", err)
+	if err == nil || !strings.Contains(err.Error(), "cannot resume") {
+		t.Errorf("resume on a full GPU: %v", err)
+	}
+	env.Remove(t, other)
+	c.task(t, "resume")
+	c.counts(t)
+	env.Remove(t, c.id)
+}
+
+// Several processes of a container, on every GPU in turn, again and again, beside a container that
+// is not paused.
+func TestSuspendSeveralProcessesManyTimes(t *testing.T) {
+	gpus := hostGPUs(t)
+	env := newEnv(t, suspends)
+	neighbour := startCounting(t, env, gpus[0].Index, 64)
+	for _, g := range gpus[:min(len(gpus), 2)] {
+		c := startCounting(t, env, g.Index, 256, 64)
+		used, _ := memoryOf(t, g)
+		first := rss(t, c.pids[0])
+		start := time.Now()
+		const cycles = 20
+		for range cycles {
+			c.task(t, "pause")
+			c.task(t, "resume")
+			c.counts(t)
+		}
+		now, _ := memoryOf(t, g)
+		t.Logf("GPU %s: %d cycles in %s; %d MiB used at first, then %d; resident %s, then %s", g.Index, cycles, time.Since(start), used, now, first, rss(t, c.pids[0]))
+		if now > used+16 {
+			t.Errorf("GPU %s: %d MiB are in use after %d cycles, %d before", g.Index, now, cycles, used)
+		}
+		env.Remove(t, c.id)
+	}
+	neighbour.counts(t)
+	env.Remove(t, neighbour.id)
+}

@@ -1,0 +1,586 @@
+package suspend
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+func TestMain(m *testing.M) { simhost.Main(m) }
+
+const imageRef = "test/count:latest"
+
+// asked is the configuration that suspends GPUs.
+const asked = "\n[container]\non-pause = \"suspend-gpu\"\n"
+
+const mib = 1 << 20
+
+type host struct{ *simhost.Host }
+
+func newHost(t *testing.T, o simhost.Options) host {
+	t.Helper()
+	h := host{simhost.New(t, o)}
+	program, tar := filepath.Join(h.Dir, "count"), filepath.Join(h.Dir, "count.tar")
+	if out, err := exec.Command("gcc", "-O2", "-o", program, "../gpu/programs/count.c", "-ldl").CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v: %s", err, out)
+	}
+	image, err := images.FromHostPrograms(imageRef, []string{"sh", "sleep"}, images.FromHost("usr/bin/count", 0o755, program))
+	if err == nil {
+		err = image.Write(tar)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Import(t, tar)
+	h.Image = imageRef
+	return h
+}
+
+// container is one whose processes count in GPU memory.
+type container struct {
+	host
+	id       string
+	init     int
+	counters []int // process ids
+}
+
+// start starts a container with programs that count in 2 MiB of GPU 0 each, and waits until they
+// have passed twice. The file /tmp/late in the container starts another; until then short processes
+// without CUDA come and go.
+func (h host) start(t *testing.T, programs int, annotations ...string) *container {
+	t.Helper()
+	script := ""
+	for i := range programs {
+		script += fmt.Sprintf("count 2 >/tmp/%d & ", i)
+	}
+	o := simhost.Visible("0")
+	script += fmt.Sprintf("while [ ! -e /tmp/late ]; do sleep 0.05; done; count 2 >/tmp/%d & wait; sleep 600", programs)
+	o.Args, o.Annotations = []string{"/bin/sh", "-c", script}, annotations
+	c := &container{host: h, id: h.Start(t, o)}
+	for line := range strings.Lines(h.Ctr(t, "tasks", "ls")) {
+		if f := strings.Fields(line); f[0] == c.id {
+			c.init, _ = strconv.Atoi(f[1])
+		}
+	}
+	c.counts(t, programs)
+	for _, pid := range c.pids(t) {
+		if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(comm) == "count\n" {
+			c.counters = append(c.counters, pid)
+		}
+	}
+	return c
+}
+
+func (c *container) pids(t *testing.T) (pids []int) {
+	t.Helper()
+	for line := range strings.Lines(c.Ctr(t, "tasks", "ps", c.id)) {
+		var pid int
+		if _, err := fmt.Sscan(line, &pid); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	if len(pids) == 0 {
+		t.Fatalf("container %s has no process", c.id)
+	}
+	slices.Sort(pids)
+	return pids
+}
+
+// passed is how often program i has checked all of its GPU memory.
+func (c *container) passed(t *testing.T, i int) int {
+	t.Helper()
+	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/root/tmp/%d", c.init, i))
+	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
+	last := lines[len(lines)-1]
+	if strings.Contains(last, "WRONG") || strings.Contains(last, "failed") || strings.Contains(last, "dlopen") {
+		t.Fatalf("program %d: %s", i, last)
+	}
+	n, _ := strconv.Atoi(strings.TrimPrefix(last, "passed "))
+	return n
+}
+
+// counts waits until each program has passed twice more.
+func (c *container) counts(t *testing.T, programs int) {
+	t.Helper()
+	for i := range programs {
+		from := c.passed(t, i)
+		testenv.Await(t, 20*time.Second, fmt.Sprintf("program %d counts", i), func() bool { return c.passed(t, i) >= from+2 })
+	}
+}
+
+// memory is the GPU memory of the container's processes in bytes.
+func (c *container) memory(t *testing.T) (sum int64) {
+	t.Helper()
+	for _, pid := range c.pids(t) {
+		fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+		for _, fd := range fds {
+			if to, _ := os.Readlink(fd); strings.HasPrefix(to, "/memfd:nvidia-sim-gpu") {
+				info, err := os.Stat(fd)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sum += info.Size()
+			}
+		}
+	}
+	return sum
+}
+
+func (c *container) wantMemory(t *testing.T, want int64) {
+	t.Helper()
+	if got := c.memory(t); got != want {
+		t.Errorf("the processes have %d bytes of GPU memory, want %d", got, want)
+	}
+}
+
+func (c *container) wantStatus(t *testing.T, want string) {
+	t.Helper()
+	for line := range strings.Lines(c.Ctr(t, "tasks", "ls")) {
+		if f := strings.Fields(line); len(f) > 2 && f[0] == c.id && f[2] != want {
+			t.Errorf("the task is %s, want %s", f[2], want)
+		}
+	}
+}
+
+func (c *container) pause(t *testing.T) { t.Helper(); c.Ctr(t, "tasks", "pause", c.id) }
+
+func (c *container) resume(t *testing.T) { t.Helper(); c.Ctr(t, "tasks", "resume", c.id) }
+
+// refused is a task command that must fail, for a reason with these words.
+func (c *container) refused(t *testing.T, verb string, words ...string) {
+	t.Helper()
+	_, _, err := c.CtrErr("tasks", verb, c.id)
+	if err == nil {
+		t.Fatalf("ctr tasks %s succeeded", verb)
+	}
+	simhost.Want(t, err.Error(), words...)
+	if strings.Count(strings.TrimSpace(err.Error()), "\n") > 0 {
+		t.Errorf("more than one line:\n%v", err)
+	}
+}
+
+func steer(t *testing.T, h host, list ...sim.Checkpoint) {
+	t.Helper()
+	if err := h.Driver.Checkpoints(list...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// probes are the processes of nvidia-shimctl and nvidia-shim-nvml.
+func probes(t *testing.T) (pids []int) {
+	t.Helper()
+	dir, err := filepath.EvalSymlinks(testenv.ShimDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	exes, _ := filepath.Glob("/proc/[0-9]*/exe")
+	for _, exe := range exes {
+		var pid int
+		if to, _ := os.Readlink(exe); strings.HasPrefix(to, dir+"/nvidia-shim") {
+			fmt.Sscanf(exe, "/proc/%d/exe", &pid)
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// whileWaiting runs a task command, and fn while it waits in a function of libcuda. It returns the
+// command's error.
+func (c *container) whileWaiting(t *testing.T, verb string, at sim.Checkpoint, fn func()) error {
+	t.Helper()
+	at.Result = sim.Wait
+	steer(t, c.host, at)
+	done := make(chan error, 1)
+	go func() {
+		_, _, err := c.CtrErr("tasks", verb, c.id)
+		done <- err
+	}()
+	testenv.Await(t, 20*time.Second, "the probe waits in libcuda", func() bool {
+		return slices.ContainsFunc(probes(t), func(pid int) bool {
+			fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+			return slices.ContainsFunc(fds, func(fd string) bool {
+				to, _ := os.Readlink(fd)
+				return strings.HasPrefix(to, "/memfd:nvidia-sim-cuda")
+			})
+		})
+	})
+	fn()
+	steer(t, c.host)
+	return <-done
+}
+
+func TestAPausedContainerGivesItsGPUBack(t *testing.T) {
+	testenv.EachCgroup(t, func(t *testing.T, version int) {
+		h := newHost(t, simhost.Options{Config: asked, Env: testenv.Options{Cgroup: version}})
+		c := h.start(t, 2)
+		for range 3 {
+			c.wantMemory(t, 4*mib)
+			c.pause(t)
+			c.wantStatus(t, "PAUSED")
+			c.wantMemory(t, 0)
+			c.refused(t, "pause")
+			c.wantMemory(t, 0)
+			c.resume(t)
+			c.wantStatus(t, "RUNNING")
+			c.counts(t, 2)
+		}
+		c.refused(t, "resume")
+		c.counts(t, 2)
+	})
+}
+
+func TestAContainerAsksByAnnotation(t *testing.T) {
+	h := newHost(t, simhost.Options{})
+	c := h.start(t, 1)
+	c.pause(t)
+	c.wantMemory(t, 2*mib)
+	c.resume(t)
+	c = h.start(t, 1, "io.containerd.nvidia.on-pause=suspend-gpu")
+	c.pause(t)
+	c.wantMemory(t, 0)
+	c.resume(t)
+	c.counts(t, 1)
+	o := simhost.Visible("0")
+	o.Annotations = []string{"io.containerd.nvidia.on-pause=stop"}
+	h.Refused(t, o, `annotation io.containerd.nvidia.on-pause: "stop" is not suspend-gpu or freeze`)
+}
+
+func TestShimctlSuspendsAndResumes(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked + "[policy]\nkubernetes = \"trust-env\"\n"})
+	suspended := func(c *container) bool {
+		t.Helper()
+		var s struct {
+			Containers []struct {
+				ID    string
+				Since *time.Time `json:"suspended_since"`
+			}
+		}
+		if err := json.Unmarshal([]byte(h.Ctl(t, "--json", "status", "--state", h.State)), &s); err != nil {
+			t.Fatal(err)
+		}
+		for _, of := range s.Containers {
+			if of.ID == c.id {
+				return of.Since != nil && time.Since(*of.Since) < time.Minute
+			}
+		}
+		t.Fatalf("status lacks container %s", c.id)
+		return false
+	}
+	check := func(c *container, paused bool) {
+		t.Helper()
+		c.wantStatus(t, map[bool]string{false: "RUNNING", true: "PAUSED"}[paused])
+		if suspended(c) != paused {
+			t.Errorf("status says %v, want %v", !paused, paused)
+		}
+		if paused {
+			c.wantMemory(t, 0)
+		} else {
+			c.counts(t, 1)
+		}
+	}
+	a := h.start(t, 1, simhost.PodAnnotations("ml", "web", "a")...)
+	b := h.start(t, 1, simhost.PodAnnotations("ml", "web", "b")...)
+	keeps := h.start(t, 1, append(simhost.PodAnnotations("ml", "web", "keeps"), "io.containerd.nvidia.on-pause=freeze")...)
+	h.Ctl(t, "suspend", "--state", h.State, a.id)
+	check(a, true)
+	check(b, false)
+	simhost.Want(t, h.Ctl(t, "status", "--state", h.State), "suspended")
+	h.Ctl(t, "suspend", "--state", h.State, "--pod", "ml/web")
+	check(a, true)
+	check(b, true)
+	check(keeps, false)
+	h.Ctl(t, "resume", "--state", h.State, "--pod", "ml/web")
+	check(a, false)
+	check(b, false)
+	h.Ctl(t, "suspend", "--state", h.State, b.id)
+	h.Ctl(t, "resume", "--state", h.State, b.id)
+	check(b, false)
+	for _, refused := range []struct{ argument, words string }{
+		{keeps.id, "container " + keeps.id + " keeps its GPUs when it is paused: see container.on-pause, and create it again"},
+		{"nobody", `no container "nobody" has a GPU`},
+		{"--pod=ml/none", `pod "ml/none" has no container to suspend: see container.on-pause`},
+		{"--state=" + h.State, "suspend needs one CONTAINER or --pod"},
+	} {
+		cmd := exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), "--config", h.Driver.ConfigPath, "suspend", "--state", h.State, refused.argument)
+		out, err := cmd.CombinedOutput()
+		if err == nil {
+			t.Errorf("suspend %s succeeded", refused.argument)
+		}
+		simhost.Want(t, string(out), refused.words)
+	}
+	steer(t, h, sim.Checkpoint{Function: "Lock", Result: 600})
+	out, err := exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), "--config", h.Driver.ConfigPath, "suspend", "--state", h.State, a.id).CombinedOutput()
+	want := fmt.Sprintf("nvidia-shimctl: container %[1]s: nvidia: cannot suspend the GPUs of container %[1]s: process %[2]d: cuCheckpointProcessLock: CUDA_ERROR_NOT_READY: its GPU work did not end within 10s\n", a.id, a.counters[0])
+	if err == nil || string(out) != want {
+		t.Errorf("%v: %s\nwant %s", err, out, want)
+	}
+}
+
+func TestAPauseThatFailsLeavesTheContainerRunning(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	c := h.start(t, 2)
+	second := c.counters[1]
+	for _, test := range []struct {
+		function string
+		result   int
+		words    string
+	}{
+		{"Lock", 600, "CUDA_ERROR_NOT_READY: its GPU work did not end within 10s"},
+		{"Lock", 801, "CUDA_ERROR_NOT_SUPPORTED: memory in use that the driver cannot move"},
+		{"Checkpoint", 801, "CUDA_ERROR_NOT_SUPPORTED: memory in use that the driver cannot move"},
+		{"Checkpoint", 2, "CUDA_ERROR_OUT_OF_MEMORY: there is not enough free memory"},
+	} {
+		steer(t, h, sim.Checkpoint{Function: test.function, PID: second, Result: test.result})
+		c.refused(t, "pause", fmt.Sprintf("nvidia: cannot suspend the GPUs of container %s: process %d: cuCheckpointProcess%s: %s", c.id, second, test.function, test.words))
+		c.wantStatus(t, "RUNNING")
+		c.wantMemory(t, 4*mib)
+		c.counts(t, 2)
+	}
+	steer(t, h)
+	c.pause(t)
+	c.resume(t)
+	c.counts(t, 2)
+}
+
+// Graphics is nothing that libcuda suspends. NVML sees that the GPU is not given back.
+func TestAProcessThatKeepsTheGPU(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked, Driver: sim.Options{MIG: []sim.MIGDevice{{GPU: 1, GI: 1}}}})
+	c := h.start(t, 1)
+	for gpu, uuid := range []string{h.Driver.GPUs[0].UUID, h.Driver.MIG[0].UUID} {
+		if err := h.Driver.Place(sim.Process{UUID: uuid, PID: c.counters[0], Memory: mib, Graphics: true}); err != nil {
+			t.Fatal(err)
+		}
+		c.refused(t, "pause", fmt.Sprintf("process %d still uses GPU %d (type G): only CUDA gives it back, graphics does not", c.counters[0], gpu))
+		c.wantStatus(t, "RUNNING")
+		c.counts(t, 1)
+	}
+	if err := h.Driver.Place(); err != nil {
+		t.Fatal(err)
+	}
+	c.pause(t)
+	c.wantMemory(t, 0)
+	c.resume(t)
+	c.counts(t, 1)
+}
+
+// Neither pausing nor undoing it works: the error says what to do, and that works.
+func TestAPauseThatCannotBeUndone(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	c := h.start(t, 2)
+	steer(t, h, sim.Checkpoint{Function: "Checkpoint", PID: c.counters[1], Result: 801}, sim.Checkpoint{Function: "Restore", Result: 2})
+	c.refused(t, "pause", fmt.Sprintf("process %d: cuCheckpointProcessCheckpoint", c.counters[1]),
+		"undoing it failed too, so pause the container again or delete it", fmt.Sprintf("process %d: cuCheckpointProcessRestore", c.counters[0]))
+	steer(t, h)
+	c.pause(t)
+	c.wantMemory(t, 0)
+	c.resume(t)
+	c.counts(t, 2)
+}
+
+func TestADriverThatCannotSuspend(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked, Driver: sim.Options{Version: "565.57.01"}})
+	c := h.start(t, 1)
+	c.refused(t, "pause", "the driver cannot suspend processes: it needs release 570 or later")
+	c.wantStatus(t, "RUNNING")
+	c.counts(t, 1)
+}
+
+func TestResumeOnAFullGPU(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	if err := h.Driver.Memory(5 * mib); err != nil {
+		t.Fatal(err)
+	}
+	c := h.start(t, 2)
+	c.pause(t)
+	other := h.start(t, 1)
+	c.refused(t, "resume", fmt.Sprintf("nvidia: cannot resume the GPUs of container %s: process %d: cuCheckpointProcessRestore: CUDA_ERROR_OUT_OF_MEMORY: there is not enough free memory", c.id, c.counters[1]))
+	c.wantStatus(t, "PAUSED")
+	c.wantMemory(t, 0)
+	other.counts(t, 1)
+	h.Gone(t, other.id)
+	c.resume(t)
+	c.wantMemory(t, 4*mib)
+	c.counts(t, 2)
+}
+
+func TestAProcessThatEndsMeanwhile(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	for _, function := range []string{"Lock", "Checkpoint"} {
+		c := h.start(t, 2)
+		err := c.whileWaiting(t, "pause", sim.Checkpoint{Function: function, PID: c.counters[1]}, func() {
+			if err := unix.Kill(c.counters[1], unix.SIGKILL); err != nil {
+				t.Fatal(err)
+			}
+		})
+		if err != nil {
+			t.Errorf("a process ended during %s: %v", function, err)
+		}
+		c.wantMemory(t, 0)
+		c.resume(t)
+		c.counts(t, 1)
+		h.Gone(t, c.id)
+	}
+}
+
+func TestAContainerThatEndsMeanwhile(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	for verb, function := range map[string]string{"pause": "Checkpoint", "resume": "Restore"} {
+		c := h.start(t, 1)
+		if verb == "resume" {
+			c.pause(t)
+		}
+		err := c.whileWaiting(t, verb, sim.Checkpoint{Function: function}, func() {
+			c.Ctr(t, "tasks", "kill", "-s", "KILL", "--all", c.id)
+		})
+		if verb == "pause" && (err == nil || strings.Contains(err.Error(), "undoing")) {
+			t.Errorf("%s of a container that ended: %v", verb, err)
+		}
+		h.Gone(t, c.id)
+	}
+}
+
+// A process that starts to use the GPU while others are suspended is suspended as well.
+func TestAProcessThatStartsMeanwhile(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	c := h.start(t, 1)
+	err := c.whileWaiting(t, "pause", sim.Checkpoint{Function: "Checkpoint", PID: c.counters[0]}, func() {
+		simhost.WriteFile(t, fmt.Sprintf("/proc/%d/root/tmp/late", c.init), "")
+		testenv.Await(t, 20*time.Second, "the late process counts", func() bool { return c.passed(t, 1) > 0 })
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.wantMemory(t, 0)
+	c.resume(t)
+	c.counts(t, 2)
+}
+
+func TestASuspendedContainerIsKilledAndDeleted(t *testing.T) {
+	testenv.EachCgroup(t, func(t *testing.T, version int) {
+		h := newHost(t, simhost.Options{Config: asked, Env: testenv.Options{Cgroup: version}})
+		c := h.start(t, 1)
+		c.pause(t)
+		c.wantGone(t)
+	})
+}
+
+// The shim's death ends its container, as with the stock shim, whatever it was doing.
+func TestAShimThatIsKilledMeanwhile(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	for _, at := range []struct{ verb, function string }{{"pause", "Lock"}, {"pause", "Checkpoint"}, {"resume", "Restore"}, {"resume", "Unlock"}} {
+		c := h.start(t, 2)
+		if at.verb == "resume" {
+			c.pause(t)
+		}
+		err := c.whileWaiting(t, at.verb, sim.Checkpoint{Function: at.function, PID: c.counters[1]}, func() {
+			c.killShim(t)
+			testenv.Await(t, 20*time.Second, "the probe ends with the shim", func() bool { return len(probes(t)) == 0 })
+		})
+		if err == nil {
+			t.Errorf("%s succeeded without a shim", at.verb)
+		}
+		c.wantGone(t)
+	}
+}
+
+func (c *container) killShim(t *testing.T) {
+	t.Helper()
+	for _, pid := range c.ShimPIDs(c.id) {
+		if err := unix.Kill(pid, unix.SIGKILL); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// wantGone removes the container and waits until its processes have ended.
+func (c *container) wantGone(t *testing.T) {
+	t.Helper()
+	c.Gone(t, c.id)
+	testenv.Await(t, 20*time.Second, "the container's processes end", func() bool {
+		return !slices.ContainsFunc(c.counters, func(pid int) bool { return unix.Kill(pid, 0) == nil })
+	})
+}
+
+// slowRunc is a runc that waits in "pause" and "resume" while its file hold exists, and fails there
+// while its file fail exists.
+func slowRunc(t *testing.T) (dir string) {
+	t.Helper()
+	dir = t.TempDir()
+	tools, err := testenv.ToolsDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(filepath.Join(testenv.ShimDir(), "containerd-shim-nvidia-v2"), filepath.Join(dir, "containerd-shim-nvidia-v2")); err != nil {
+		t.Fatal(err)
+	}
+	simhost.Script(t, filepath.Join(dir, "runc"), fmt.Sprintf(`case " $* " in
+*" pause "* | *" resume "*)
+	[ ! -e %[1]s/fail ] || { echo "runc fails" >&2; exit 1; }
+	while [ -e %[1]s/hold ]; do : >%[1]s/waiting; sleep 0.02; done ;;
+esac
+exec %[2]s "$@"
+`, dir, filepath.Join(tools, "runc")))
+	return dir
+}
+
+func TestAContainerThatCannotBeFrozenGoesOn(t *testing.T) {
+	dir := slowRunc(t)
+	h := newHost(t, simhost.Options{Config: asked, Env: testenv.Options{ShimDir: dir}})
+	c := h.start(t, 1)
+	fail := simhost.WriteFile(t, filepath.Join(dir, "fail"), "")
+	c.refused(t, "pause", "runc fails")
+	c.wantStatus(t, "RUNNING")
+	c.counts(t, 1)
+	if err := os.Remove(fail); err != nil {
+		t.Fatal(err)
+	}
+	c.pause(t)
+	simhost.WriteFile(t, fail, "")
+	c.refused(t, "resume", "runc fails")
+	c.wantStatus(t, "PAUSED")
+	c.wantMemory(t, 0)
+	if err := os.Remove(fail); err != nil {
+		t.Fatal(err)
+	}
+	c.resume(t)
+	c.counts(t, 1)
+}
+
+// Between the driver's calls and those of runc.
+func TestAShimThatIsKilledWhileRuncRuns(t *testing.T) {
+	dir := slowRunc(t)
+	h := newHost(t, simhost.Options{Config: asked, Env: testenv.Options{ShimDir: dir}})
+	for _, verb := range []string{"pause", "resume"} {
+		c := h.start(t, 1)
+		if verb == "resume" {
+			c.pause(t)
+		}
+		hold, waiting := simhost.WriteFile(t, filepath.Join(dir, "hold"), ""), filepath.Join(dir, "waiting")
+		done := make(chan error, 1)
+		go func() {
+			_, _, err := c.CtrErr("tasks", verb, c.id)
+			done <- err
+		}()
+		testenv.Await(t, 20*time.Second, "runc waits", func() bool { _, err := os.Stat(waiting); return err == nil })
+		c.killShim(t)
+		if err := <-done; err == nil {
+			t.Errorf("%s succeeded without a shim", verb)
+		}
+		_, _ = os.Remove(hold), os.Remove(waiting)
+		c.wantGone(t)
+	}
+}

@@ -1,0 +1,242 @@
+//go:build cgo
+
+package nvml
+
+/*
+#include <dlfcn.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+static int cuda_init(void *lib) {
+	int (*call)(unsigned) = (int (*)(unsigned))dlsym(lib, "cuInit");
+	return call ? call(0) : -1;
+}
+
+static int get_state(void *call, int pid, int *state) {
+	return ((int (*)(int, int *))call)(pid, state);
+}
+
+// All arguments have 64 bytes; but for the time-out of a lock they are 0.
+static int change_state(void *call, int pid, unsigned timeout_ms) {
+	uint64_t args[8] = {0};
+	*(unsigned *)args = timeout_ms;
+	return ((int (*)(int, void *))call)(pid, args);
+}
+
+static const char *error_name(void *lib, int code) {
+	const char *name = NULL;
+	int (*call)(int, const char **) = (int (*)(int, const char **))dlsym(lib, "cuGetErrorName");
+	return call && call(code, &name) == 0 && name ? name : "unknown error";
+}
+*/
+import "C"
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+	"time"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+)
+
+// lockTimeout bounds the wait for the GPU work that a process has begun.
+const lockTimeout = 10 * time.Second
+
+// The driver's states of a process (CUprocessState).
+const (
+	running = iota
+	locked
+	checkpointed
+)
+
+// Results of the driver (CUresult).
+const (
+	invalidValue   = 1
+	notInitialized = 3
+)
+
+// reasons are the usual causes of results that the driver gives in a word.
+var reasons = map[int]string{
+	2:   "there is not enough free memory",
+	600: fmt.Sprintf("its GPU work did not end within %s", lockTimeout),
+	801: "memory in use that the driver cannot move: CUDA IPC, managed memory, MPS?",
+}
+
+// cudaProcess is a process with a CUDA context. While its pidfd reports that it has not been
+// reaped, no other process has its id.
+type cudaProcess struct{ pid, fd int }
+
+// checkpointer calls the functions of libcuda that suspend another process.
+type checkpointer struct {
+	lib       unsafe.Pointer
+	functions map[string]unsafe.Pointer
+}
+
+// Suspend moves the GPU memory of those of the processes that have a CUDA context to the host, and
+// returns them. Each is locked before the first is moved. If one of the processes still uses a GPU,
+// that is an error. After an error some may be suspended: Resume continues them.
+func Suspend(host config.Host, pids []int) ([]int, error) {
+	return withProcesses(host, pids, func(c *checkpointer, list []cudaProcess) error {
+		if err := c.each(list, running, "Lock"); err != nil {
+			return err
+		}
+		if err := c.each(list, locked, "Checkpoint"); err != nil {
+			return err
+		}
+		return checkUnused(host, pids)
+	})
+}
+
+// checkUnused asks NVML whether any of the processes still uses a GPU.
+func checkUnused(host config.Host, pids []int) error {
+	path, err := libraryPath(host, nvmlName)
+	if errors.Is(err, errAbsent) { // a Tegra need not have NVML
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	s, err := withLibrary(path, true)
+	if err != nil {
+		return err
+	}
+	for _, g := range s.GPUs {
+		for _, state := range append(g.Instances, g.State) {
+			for _, p := range state.Processes {
+				if slices.Contains(pids, p.PID) {
+					return fmt.Errorf("process %d still uses GPU %d (type %s): only CUDA gives it back, graphics does not", p.PID, g.Facts.Index, p.Type)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Resume moves the GPU memory of suspended processes back and lets them continue. It works on
+// processes in any state.
+func Resume(host config.Host, pids []int) ([]int, error) {
+	return withProcesses(host, pids, func(c *checkpointer, list []cudaProcess) error {
+		if err := c.each(list, checkpointed, "Restore"); err != nil {
+			return err
+		}
+		return c.each(list, locked, "Unlock")
+	})
+}
+
+// withProcesses calls fn with the processes that have a CUDA context, and returns their ids.
+func withProcesses(host config.Host, pids []int, fn func(*checkpointer, []cudaProcess) error) (found []int, err error) {
+	path, err := libraryPath(host, cudaName)
+	if err != nil {
+		return nil, err
+	}
+	err = isolated(host, unlink, func() error {
+		c, err := openCheckpointer(path)
+		if err != nil {
+			return err
+		}
+		var list []cudaProcess
+		for _, pid := range pids {
+			fd, err := unix.PidfdOpen(pid, 0)
+			if errors.Is(err, unix.ESRCH) {
+				continue
+			}
+			if err != nil {
+				return fmt.Errorf("process %d: %w", pid, err)
+			}
+			defer unix.Close(fd)
+			p := cudaProcess{pid, fd}
+			if _, rc := c.state(p); rc == invalidValue || rc == notInitialized {
+				continue // it has no CUDA context
+			}
+			list, found = append(list, p), append(found, pid)
+		}
+		return fn(c, list)
+	})
+	return found, err
+}
+
+func openCheckpointer(path string) (*checkpointer, error) {
+	name := C.CString(path)
+	defer C.free(unsafe.Pointer(name))
+	lib := C.dlopen(name, C.RTLD_LAZY)
+	if lib == nil {
+		return nil, fmt.Errorf("load libcuda: %s", C.GoString(C.dlerror()))
+	}
+	c := &checkpointer{lib, map[string]unsafe.Pointer{}}
+	for _, function := range []string{"GetState", "Lock", "Checkpoint", "Restore", "Unlock"} {
+		symbol := C.CString("cuCheckpointProcess" + function)
+		c.functions[function] = C.dlsym(lib, symbol)
+		C.free(unsafe.Pointer(symbol))
+		if c.functions[function] == nil {
+			return nil, fmt.Errorf("the driver cannot suspend processes: it needs release 570 or later (%s)", path)
+		}
+	}
+	if rc := C.cuda_init(lib); rc != 0 {
+		return nil, fmt.Errorf("libcuda does not start: %s", c.text(int(rc)))
+	}
+	return c, nil
+}
+
+// each calls a function for each process in the state from.
+func (c *checkpointer) each(list []cudaProcess, from int, function string) error {
+	for _, p := range list {
+		state, rc := c.state(p)
+		if rc == 0 && state == from {
+			rc = int(C.change_state(c.functions[function], C.int(p.pid), C.uint(c.timeout(function))))
+		}
+		switch {
+		case p.ended() || rc != 0 && p.exiting():
+		case rc != 0:
+			return fmt.Errorf("process %d: cuCheckpointProcess%s: %s", p.pid, function, c.text(rc))
+		case state > checkpointed:
+			return fmt.Errorf("process %d: a suspension or resumption that failed has left it in the driver's state %d", p.pid, state)
+		}
+	}
+	return nil
+}
+
+// timeout is in milliseconds.
+func (c *checkpointer) timeout(function string) int64 {
+	if function == "Lock" {
+		return lockTimeout.Milliseconds()
+	}
+	return 0
+}
+
+// state returns the state of a process, or why the driver does not know it.
+func (c *checkpointer) state(p cudaProcess) (state, rc int) {
+	var s C.int
+	if p.ended() {
+		return 0, notInitialized
+	}
+	rc = int(C.get_state(c.functions["GetState"], C.int(p.pid), &s))
+	return int(s), rc
+}
+
+func (c *checkpointer) text(rc int) string {
+	text := C.GoString(C.error_name(c.lib, C.int(rc)))
+	if reason, ok := reasons[rc]; ok {
+		text += ": " + reason
+	}
+	return text
+}
+
+// ended reports whether the process has ended.
+func (p cudaProcess) ended() bool {
+	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}
+	n, err := unix.Poll(fds, 0)
+	return err == nil && n == 1
+}
+
+// exiting reports whether the process has no memory any more: the kernel takes it away before the
+// files by which the driver finds the process, and its end is reported last.
+func (p cudaProcess) exiting() bool {
+	_, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
+	return errors.Is(err, fs.ErrNotExist)
+}

@@ -1,0 +1,164 @@
+package shim
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/log"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+)
+
+// maxRounds bounds how often Pause starts again for processes that have begun to use a GPU since.
+const maxRounds = 5
+
+// Pause freezes the container. If it suspends its GPUs, the GPU memory of its processes is moved to
+// the host before, and they give the GPUs back. After an error the container runs as before.
+func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.Empty, error) {
+	c, ok := s.get(r.ID)
+	if !ok || !c.suspendsGPU {
+		return s.TTRPCTaskService.Pause(ctx, r)
+	}
+	s.pausing.Lock()
+	defer s.pausing.Unlock()
+	if s.status(ctx, r.ID) != task.Status_RUNNING {
+		return s.TTRPCTaskService.Pause(ctx, r) // which refuses it
+	}
+	resp, err := s.suspend(ctx, r)
+	if err == nil {
+		_ = os.WriteFile(filepath.Join(c.bundle, gpuinject.SuspendedName), nil, 0o600) // for people
+		return resp, nil
+	}
+	ctx = context.WithoutCancel(ctx) // the request that failed may have been cancelled
+	_, undone := s.move(ctx, r.ID, false)
+	return nil, s.failed(ctx, r.ID, err, undone)
+}
+
+// Resume continues a paused container. If its processes cannot get their GPU memory back, it stays
+// paused, so that a later call may succeed.
+func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptypb.Empty, error) {
+	c, ok := s.get(r.ID)
+	if !ok || !c.suspendsGPU {
+		return s.TTRPCTaskService.Resume(ctx, r)
+	}
+	s.pausing.Lock()
+	defer s.pausing.Unlock()
+	ctx = context.WithoutCancel(ctx) // half of it would leave processes that stand still
+	// The driver restores a process by a thread of its own, which must not be frozen.
+	resp, err := s.TTRPCTaskService.Resume(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if _, err = s.move(ctx, r.ID, false); err == nil {
+		_ = os.Remove(filepath.Join(c.bundle, gpuinject.SuspendedName))
+		return resp, nil
+	}
+	_, undone := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID})
+	return nil, s.failed(ctx, r.ID, err, undone)
+}
+
+// failed returns the error of a call that failed, with that of undoing it. If undone is an error, a
+// container that has not ended stands still.
+func (s *Service) failed(ctx context.Context, id string, err, undone error) error {
+	if undone != nil && s.status(ctx, id) != task.Status_STOPPED {
+		err = &classified{fmt.Errorf("%w; undoing it failed too, so pause the container again or delete it: %w", err, undone), errdefs.ErrFailedPrecondition}
+	}
+	return toGRPC(err)
+}
+
+// status returns the state of the container; stopped if the embedded service does not know it.
+func (s *Service) status(ctx context.Context, id string) task.Status {
+	state, err := s.State(ctx, &taskapi.StateRequest{ID: id})
+	if err != nil {
+		return task.Status_STOPPED
+	}
+	return state.Status
+}
+
+// suspend moves GPU memory to the host and freezes the container. A process that has begun to use a
+// GPU meanwhile would keep it: then both are repeated.
+func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest) (resp *emptypb.Empty, err error) {
+	for range maxRounds {
+		before, err := s.move(ctx, r.ID, true)
+		if err != nil {
+			return nil, err
+		}
+		if resp, err = s.TTRPCTaskService.Pause(ctx, r); err != nil {
+			return nil, err
+		}
+		after, err := s.pids(ctx, r.ID)
+		if err == nil && !slices.ContainsFunc(after, func(pid int) bool { return !slices.Contains(before, pid) && usesGPU(pid) }) {
+			return resp, nil
+		}
+		if _, thawed := s.TTRPCTaskService.Resume(context.WithoutCancel(ctx), &taskapi.ResumeRequest{ID: r.ID}); err != nil || thawed != nil {
+			return nil, errors.Join(err, thawed)
+		}
+	}
+	return nil, &classified{errors.New("nvidia: processes of the container keep starting to use the GPU"), errdefs.ErrUnavailable}
+}
+
+// move has the probe move the GPU memory of all processes of the container, to the host or back. It
+// returns these processes.
+func (s *Service) move(ctx context.Context, id string, suspend bool) (pids []int, err error) {
+	if pids, err = s.pids(ctx, id); err != nil || len(pids) == 0 {
+		return pids, err
+	}
+	q, what := probe.Questions{Resume: pids, Timeout: moveLimit}, "resume"
+	if suspend {
+		q.Suspend, q.Resume, what = pids, nil, "suspend"
+	}
+	start := time.Now()
+	a := ask(q)
+	if a.MoveError == "" && a.Moved == nil {
+		a.MoveError = "nvidia-shimctl is of another version than the shim"
+	}
+	if a.MoveError != "" {
+		err := fmt.Errorf("nvidia: cannot %s the GPUs of container %s: %s", what, id, a.MoveError)
+		return nil, &classified{err, errdefs.ErrFailedPrecondition}
+	}
+	log.G(ctx).WithFields(log.Fields{"id": id, "processes": *a.Moved, "took": time.Since(start).String()}).Infof("nvidia: %s GPUs", what)
+	return pids, nil
+}
+
+// moveLimit is how long moving GPU memory may take. It has to fit into the memory of this host,
+// and at least 1 GiB moves in a second. Tests use a shorter time.
+var moveLimit = func() time.Duration {
+	var info unix.Sysinfo_t
+	_ = unix.Sysinfo(&info)
+	return 30*time.Second + time.Duration(info.Totalram*uint64(info.Unit)>>30)*time.Second
+}()
+
+// pids returns the processes of the container.
+func (s *Service) pids(ctx context.Context, id string) ([]int, error) {
+	resp, err := s.Pids(ctx, &taskapi.PidsRequest{ID: id})
+	if err != nil {
+		return nil, err
+	}
+	var pids []int
+	for _, p := range resp.Processes {
+		pids = append(pids, int(p.Pid))
+	}
+	return pids, nil
+}
+
+// usesGPU reports whether a process has CUDA's device node open.
+func usesGPU(pid int) bool {
+	dir := fmt.Sprintf("/proc/%d/fd/", pid)
+	entries, _ := os.ReadDir(dir) // it may have ended
+	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
+		to, _ := os.Readlink(dir + e.Name())
+		return strings.HasSuffix(to, "/nvidia-uvm")
+	})
+}

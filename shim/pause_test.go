@@ -1,0 +1,68 @@
+package shim
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/task"
+	"google.golang.org/protobuf/types/known/emptypb"
+)
+
+// pausedTasks is an embedded service with one running container.
+type pausedTasks struct{ fakeTasks }
+
+func (f *pausedTasks) State(context.Context, *taskapi.StateRequest) (*taskapi.StateResponse, error) {
+	return &taskapi.StateResponse{Status: task.Status_RUNNING}, nil
+}
+
+func (f *pausedTasks) Pids(context.Context, *taskapi.PidsRequest) (*taskapi.PidsResponse, error) {
+	return &taskapi.PidsResponse{Processes: []*task.ProcessInfo{{Pid: 4711}}}, nil
+}
+
+func (f *pausedTasks) Pause(context.Context, *taskapi.PauseRequest) (*emptypb.Empty, error) {
+	f.calls = append(f.calls, "pause")
+	return &emptypb.Empty{}, nil
+}
+
+func (f *pausedTasks) Resume(context.Context, *taskapi.ResumeRequest) (*emptypb.Empty, error) {
+	f.calls = append(f.calls, "resume")
+	return &emptypb.Empty{}, nil
+}
+
+func TestPauseFreezesOnlyWhatTheProbeHasSuspended(t *testing.T) {
+	reap(t)
+	limit := moveLimit
+	moveLimit = time.Millisecond // and what Ask adds
+	defer func() { moveLimit = limit }()
+	for _, test := range []struct {
+		name, script string
+		end          string // of the error
+		calls        []string
+	}{
+		{"suspended", `echo '{"moved":[4711]}'`, "", []string{"pause"}},
+		{"a probe that does not know the question", `echo '{}'`, ": nvidia-shimctl is of another version than the shim; undoing it failed too, so pause the container again or delete it: nvidia: cannot resume the GPUs of container c: nvidia-shimctl is of another version than the shim", nil},
+		{"a failure that is undone", `case "$*" in *suspend*) echo '{"move_error":"no"}';; *) echo '{"moved":[4711]}';; esac`, "nvidia: cannot suspend the GPUs of container c: no", nil},
+		{"a probe that hangs", `case "$*" in *suspend*) exec sleep 60;; *) echo '{"moved":[4711]}';; esac`, "nvidia: cannot suspend the GPUs of container c: nvidia-shimctl did not answer within 2.001s", nil},
+		{"a probe that dies", `kill -9 $$`, "cannot resume the GPUs of container c: nvidia-shimctl ended with status 137 and no message", nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			putProbe(t, test.script)
+			f := &pausedTasks{}
+			s, _ := serviceAround(&f.fakeTasks)
+			s.TTRPCTaskService = f
+			s.reserve("c")
+			s.update("c", gpuContainer{ready: true, suspendsGPU: true, bundle: t.TempDir()})
+			_, err := s.Pause(t.Context(), &taskapi.PauseRequest{ID: "c"})
+			if (err == nil) != (test.end == "") || err != nil && !strings.HasSuffix(err.Error(), test.end) {
+				t.Errorf("error %v, want %q", err, test.end)
+			}
+			if !slices.Equal(f.calls, test.calls) {
+				t.Errorf("calls %q, want %q", f.calls, test.calls)
+			}
+		})
+	}
+}
