@@ -76,6 +76,11 @@ func (c *cluster) startDRA(t *testing.T) {
 	if err := c.send("POST", resources+"deviceclasses", "application/yaml", []byte(class), nil); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		if err := c.do("DELETE", resources+"deviceclasses/"+draDriver, nil, nil); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func (d *dra) PrepareResourceClaims(_ context.Context, claims []*resourcev1.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
