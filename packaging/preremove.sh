@@ -6,4 +6,6 @@ case "$1" in remove | 0) ;; *) exit 0 ;; esac
 if command -v systemctl >/dev/null; then
 	systemctl disable nvidia-shim-prepare.service
 fi
-/usr/bin/nvidia-shimctl uninstall --keep-programs
+if [ -e /etc/nvidia-shim/installed.json ]; then
+	/usr/bin/nvidia-shimctl uninstall --all --keep-programs
+fi

@@ -164,6 +164,7 @@ func uninstallCommand() *cli.Command {
 		Name:  "uninstall",
 		Usage: "bring the configuration back as it was, and remove the programs",
 		Flags: append(installFlags(),
+			&cli.BoolFlag{Name: "all", Usage: "undo the installation for every daemon"},
 			&cli.BoolFlag{Name: "keep-programs", Usage: "leave the programs where they are"},
 		),
 		Action: uninstall,
@@ -183,9 +184,16 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 		return usage(errors.New("a kind cluster is removed with its nodes: `kind delete cluster`"))
 	}
 	host := runtimeclass.Host{Root: c.String("root")}
-	if o, err = registered(c, host, o); err != nil {
-		return err
+	list, err := registered(c, host, o)
+	for _, o := range list {
+		if err == nil {
+			err = uninstallFrom(ctx, c, host, o)
+		}
 	}
+	return err
+}
+
+func uninstallFrom(ctx context.Context, c *cli.Command, host runtimeclass.Host, o runtimeclass.Options) error {
 	plan, err := runtimeclass.Uninstall(host, o)
 	if err == nil {
 		err = removeCDI(host, o, &plan)
@@ -213,22 +221,25 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 	return err
 }
 
-// registered chooses the registration to remove.
-func registered(c *cli.Command, host runtimeclass.Host, o runtimeclass.Options) (runtimeclass.Options, error) {
+// registered chooses the registrations to remove.
+func registered(c *cli.Command, host runtimeclass.Host, o runtimeclass.Options) ([]runtimeclass.Options, error) {
 	list, err := runtimeclass.Registered(host, o)
 	file := c.IsSet("containerd-config") || c.IsSet("docker-config")
 	list = slices.DeleteFunc(list, func(r runtimeclass.Options) bool {
 		return (file || c.IsSet("target")) && r.Target != o.Target || file && r.ConfigFile != o.ConfigFile
 	})
-	if err != nil || len(list) == 0 {
-		return o, err
+	if err != nil {
+		return nil, err
 	}
-	if len(list) == 1 {
-		return list[0], nil
+	if len(list) == 0 {
+		return []runtimeclass.Options{o}, nil
+	}
+	if len(list) == 1 || c.Bool("all") {
+		return list, nil
 	}
 	var names []string
 	for _, r := range list {
 		names = append(names, strings.TrimSpace(r.Target+" "+r.ConfigFile))
 	}
-	return o, usage(fmt.Errorf("installed for %s: name one with --target", strings.Join(names, " and for ")))
+	return nil, usage(fmt.Errorf("installed for %s: name one with --target, or --all", strings.Join(names, " and for ")))
 }

@@ -224,6 +224,20 @@ func TestUninstallFindsTheRegistration(t *testing.T) {
 	}
 }
 
+// A package that is removed undoes all that was installed with it.
+func TestUninstallAll(t *testing.T) {
+	root, _, from := installTree(t, "", containerdTOML)
+	before := simtest.Contents(t, root)
+	for _, target := range []string{"docker", "containerd"} {
+		fine(t, "install", "--root", root, "--from", from, "--target", target)
+	}
+	fine(t, "uninstall", "--root", root, "--all")
+	if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+		t.Errorf("left %v", now)
+	}
+	fine(t, "uninstall", "--root", root, "--all")
+}
+
 // A tree is data: its programs are not executed, and no path leads out of it.
 func TestInstallTreatsATreeAsData(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
