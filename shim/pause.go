@@ -19,6 +19,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // maxRounds bounds how often Pause starts again for processes that have begun to use a GPU since.
@@ -98,8 +99,8 @@ func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest) (resp *e
 		if resp, err = s.TTRPCTaskService.Pause(ctx, r); err != nil {
 			return nil, err
 		}
-		after, err := s.pids(ctx, r.ID)
-		if err == nil && !slices.ContainsFunc(after, func(pid int) bool { return !slices.Contains(before, pid) && usesGPU(pid) }) {
+		after, err := s.processes(ctx, r.ID)
+		if err == nil && !slices.ContainsFunc(after, func(p procfs.ID) bool { return !slices.Contains(before, p) && usesGPU(p.PID) }) {
 			return resp, nil
 		}
 		if _, thawed := s.TTRPCTaskService.Resume(context.WithoutCancel(ctx), &taskapi.ResumeRequest{ID: r.ID}); err != nil || thawed != nil {
@@ -111,13 +112,13 @@ func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest) (resp *e
 
 // move has the probe move the GPU memory of all processes of the container, to the host or back. It
 // returns these processes.
-func (s *Service) move(ctx context.Context, id string, suspend bool) (pids []int, err error) {
-	if pids, err = s.pids(ctx, id); err != nil || len(pids) == 0 {
-		return pids, err
+func (s *Service) move(ctx context.Context, id string, suspend bool) (list []procfs.ID, err error) {
+	if list, err = s.processes(ctx, id); err != nil || len(list) == 0 {
+		return list, err
 	}
-	q, what := probe.Questions{Resume: pids, Timeout: moveLimit}, "resume"
+	q, what := probe.Questions{Resume: list, Timeout: moveLimit}, "resume"
 	if suspend {
-		q.Suspend, q.Resume, what = pids, nil, "suspend"
+		q.Suspend, q.Resume, what = list, nil, "suspend"
 	}
 	start := time.Now()
 	a := ask(q)
@@ -129,7 +130,7 @@ func (s *Service) move(ctx context.Context, id string, suspend bool) (pids []int
 		return nil, &classified{err, errdefs.ErrFailedPrecondition}
 	}
 	log.G(ctx).WithFields(log.Fields{"id": id, "processes": *a.Moved, "took": time.Since(start).String()}).Infof("nvidia: %s GPUs", what)
-	return pids, nil
+	return list, nil
 }
 
 // moveLimit is how long moving GPU memory may take. It has to fit into the memory of this host,
@@ -140,7 +141,23 @@ var moveLimit = func() time.Duration {
 	return 30*time.Second + time.Duration(info.Totalram*uint64(info.Unit)>>30)*time.Second
 }()
 
-// pids returns the processes of the container.
+// processes returns the processes of the container. The second list tells those that are in it from
+// others that got the number of one that had ended.
+func (s *Service) processes(ctx context.Context, id string) (list []procfs.ID, err error) {
+	pids, err := s.pids(ctx, id)
+	if err != nil {
+		return nil, err
+	}
+	for _, pid := range pids {
+		if p, err := procfs.Host.ID(pid); err == nil { // else it has ended
+			list = append(list, p)
+		}
+	}
+	pids, err = s.pids(ctx, id)
+	return slices.DeleteFunc(list, func(p procfs.ID) bool { return !slices.Contains(pids, p.PID) }), err
+}
+
+// pids returns the numbers of the container's processes.
 func (s *Service) pids(ctx context.Context, id string) ([]int, error) {
 	resp, err := s.Pids(ctx, &taskapi.PidsRequest{ID: id})
 	if err != nil {

@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -20,7 +21,7 @@ func (f *pausedTasks) State(context.Context, *taskapi.StateRequest) (*taskapi.St
 }
 
 func (f *pausedTasks) Pids(context.Context, *taskapi.PidsRequest) (*taskapi.PidsResponse, error) {
-	return &taskapi.PidsResponse{Processes: []*task.ProcessInfo{{Pid: 4711}}}, nil
+	return &taskapi.PidsResponse{Processes: []*task.ProcessInfo{{Pid: uint32(os.Getpid())}}}, nil
 }
 
 func (f *pausedTasks) Pause(context.Context, *taskapi.PauseRequest) (*emptypb.Empty, error) {

@@ -18,6 +18,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 func TestMain(m *testing.M) { simhost.Main(m) }
@@ -434,6 +436,38 @@ func TestAProcessThatEndsMeanwhile(t *testing.T) {
 		c.counts(t, 1)
 		h.Gone(t, c.id)
 	}
+}
+
+// A process that has ended may have left its number to one of another container.
+func TestAProcessWithTheNumberOfAnotherIsLeftAlone(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	c := h.start(t, 1)
+	p, err := procfs.Host.ID(c.counters[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	ask := func(q probe.Questions) (a probe.Answers) {
+		t.Helper()
+		q.Config, q.Timeout = h.Driver.ConfigPath, 30*time.Second
+		text, err := json.Marshal(q)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out := h.Ctl(t, "probe", "--questions="+string(text))
+		if err = json.Unmarshal([]byte(out), &a); err != nil || a.MoveError != "" || a.Moved == nil {
+			t.Fatalf("%s: %v %s", text, err, out)
+		}
+		return a
+	}
+	if a := ask(probe.Questions{Suspend: []procfs.ID{{PID: p.PID, Start: p.Start - 1}}}); len(*a.Moved) != 0 {
+		t.Errorf("suspended %v", *a.Moved)
+	}
+	c.counts(t, 1)
+	if a := ask(probe.Questions{Suspend: []procfs.ID{p}}); !slices.Equal(*a.Moved, []int{p.PID}) {
+		t.Errorf("suspended %v", *a.Moved)
+	}
+	ask(probe.Questions{Resume: []procfs.ID{p}})
+	c.counts(t, 1)
 }
 
 func TestAContainerThatEndsMeanwhile(t *testing.T) {

@@ -43,6 +43,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // lockTimeout bounds the wait for the GPU work that a process has begun.
@@ -81,20 +82,20 @@ type checkpointer struct {
 // Suspend moves the GPU memory of those of the processes that have a CUDA context to the host, and
 // returns them. Each is locked before the first is moved. If one of the processes still uses a GPU,
 // that is an error. After an error some may be suspended: Resume continues them.
-func Suspend(host config.Host, pids []int) ([]int, error) {
-	return withProcesses(host, pids, func(c *checkpointer, list []cudaProcess) error {
+func Suspend(host config.Host, ids []procfs.ID) ([]int, error) {
+	return withProcesses(host, ids, func(c *checkpointer, list []cudaProcess) error {
 		if err := c.each(list, running, "Lock"); err != nil {
 			return err
 		}
 		if err := c.each(list, locked, "Checkpoint"); err != nil {
 			return err
 		}
-		return checkUnused(host, pids)
+		return checkUnused(host, ids)
 	})
 }
 
 // checkUnused asks NVML whether any of the processes still uses a GPU.
-func checkUnused(host config.Host, pids []int) error {
+func checkUnused(host config.Host, ids []procfs.ID) error {
 	path, err := libraryPath(host, nvmlName)
 	if errors.Is(err, errAbsent) { // a Tegra need not have NVML
 		return nil
@@ -109,7 +110,7 @@ func checkUnused(host config.Host, pids []int) error {
 	for _, g := range s.GPUs {
 		for _, state := range append(g.Instances, g.State) {
 			for _, p := range state.Processes {
-				if slices.Contains(pids, p.PID) {
+				if slices.ContainsFunc(ids, func(id procfs.ID) bool { return id.PID == p.PID }) {
 					return fmt.Errorf("process %d still uses GPU %d (type %s): only CUDA gives it back, graphics does not", p.PID, g.Facts.Index, p.Type)
 				}
 			}
@@ -120,8 +121,8 @@ func checkUnused(host config.Host, pids []int) error {
 
 // Resume moves the GPU memory of suspended processes back and lets them continue. It works on
 // processes in any state.
-func Resume(host config.Host, pids []int) ([]int, error) {
-	return withProcesses(host, pids, func(c *checkpointer, list []cudaProcess) error {
+func Resume(host config.Host, ids []procfs.ID) ([]int, error) {
+	return withProcesses(host, ids, func(c *checkpointer, list []cudaProcess) error {
 		if err := c.each(list, checkpointed, "Restore"); err != nil {
 			return err
 		}
@@ -130,7 +131,7 @@ func Resume(host config.Host, pids []int) ([]int, error) {
 }
 
 // withProcesses calls fn with the processes that have a CUDA context, and returns their ids.
-func withProcesses(host config.Host, pids []int, fn func(*checkpointer, []cudaProcess) error) (found []int, err error) {
+func withProcesses(host config.Host, ids []procfs.ID, fn func(*checkpointer, []cudaProcess) error) (found []int, err error) {
 	path, err := libraryPath(host, cudaName)
 	if err != nil {
 		return nil, err
@@ -141,20 +142,23 @@ func withProcesses(host config.Host, pids []int, fn func(*checkpointer, []cudaPr
 			return err
 		}
 		var list []cudaProcess
-		for _, pid := range pids {
-			fd, err := unix.PidfdOpen(pid, 0)
+		for _, id := range ids {
+			fd, err := unix.PidfdOpen(id.PID, 0)
 			if errors.Is(err, unix.ESRCH) {
 				continue
 			}
 			if err != nil {
-				return fmt.Errorf("process %d: %w", pid, err)
+				return fmt.Errorf("process %d: %w", id.PID, err)
 			}
 			defer unix.Close(fd)
-			p := cudaProcess{pid, fd}
+			if now, err := procfs.Host.ID(id.PID); err != nil || now != id {
+				continue // it has ended, and its number may be another process'
+			}
+			p := cudaProcess{id.PID, fd}
 			if _, rc := c.state(p); rc == invalidValue || rc == notInitialized {
 				continue // it has no CUDA context
 			}
-			list, found = append(list, p), append(found, pid)
+			list, found = append(list, p), append(found, id.PID)
 		}
 		return fn(c, list)
 	})

@@ -6,6 +6,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 const (
@@ -31,8 +32,8 @@ type Questions struct {
 	// Pod asks the kubelet what it allocated to a pod.
 	Pod *Pod `json:"pod,omitempty"`
 	// Suspend and Resume are the processes whose GPU memory is moved to the host, or back.
-	Suspend []int `json:"suspend,omitempty"`
-	Resume  []int `json:"resume,omitempty"`
+	Suspend []procfs.ID `json:"suspend,omitempty"`
+	Resume  []procfs.ID `json:"resume,omitempty"`
 	// Timeout bounds NVML, and the processes that are suspended or resumed; 0 is NVMLTimeout.
 	Timeout time.Duration `json:"timeout,omitempty"`
 }

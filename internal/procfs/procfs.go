@@ -1,6 +1,8 @@
 package procfs
 
 import (
+	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -22,6 +24,29 @@ type Process struct {
 	Program string
 	Args    []string
 	Environ map[string]string
+}
+
+// ID names one process. Its number alone may be given to another process when it has ended.
+type ID struct {
+	PID int `json:"pid"`
+	// Start is the time of its start, in clock ticks since boot.
+	Start uint64 `json:"start"`
+}
+
+// ID returns the ID of the process that has a number now.
+func (f FS) ID(pid int) (ID, error) {
+	stat, err := os.ReadFile(f.Path(pid, "stat"))
+	if err != nil {
+		return ID{}, err
+	}
+	// The second field is the name of the program in parentheses, and may hold any character. The
+	// start is field 22 (proc(5)).
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 20 {
+		return ID{}, fmt.Errorf("%s is too short", f.Path(pid, "stat"))
+	}
+	start, err := strconv.ParseUint(fields[19], 10, 64)
+	return ID{pid, start}, err
 }
 
 // Path is a file in the directory of a process.

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // Answer answers the questions. If NVML was asked, the process can start no program afterwards, and
@@ -79,11 +80,11 @@ func becomeNVMLProgram(q probe.Questions) error {
 
 // move suspends or resumes processes. It does not take NVML's lock: it may take minutes, and other
 // containers are created meanwhile.
-func move(name string, pids []int, fn func(config.Host, []int) ([]int, error)) (*[]int, string) {
+func move(name string, list []procfs.ID, fn func(config.Host, []procfs.ID) ([]int, error)) (*[]int, string) {
 	cfg, err := config.Find(name)
 	moved := []int{}
 	if err == nil {
-		moved, err = fn(cfg.Host, pids)
+		moved, err = fn(cfg.Host, list)
 	}
 	if err != nil {
 		return nil, err.Error()
