@@ -245,6 +245,15 @@ func TestAPausedContainerGivesItsGPUBack(t *testing.T) {
 	})
 }
 
+func TestAContainerWithoutCUDAIsPaused(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	c := h.start(t, 0)
+	c.pause(t)
+	c.wantStatus(t, "PAUSED")
+	c.resume(t)
+	c.wantStatus(t, "RUNNING")
+}
+
 func TestAContainerAsksByAnnotation(t *testing.T) {
 	h := newHost(t, simhost.Options{})
 	c := h.start(t, 1)

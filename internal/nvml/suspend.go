@@ -136,6 +136,7 @@ func withProcesses(host config.Host, ids []procfs.ID, fn func(*checkpointer, []c
 	if err != nil {
 		return nil, err
 	}
+	found = []int{} // in JSON null would be no answer
 	err = isolated(host, unlink, func() error {
 		c, err := openCheckpointer(path)
 		if err != nil {
