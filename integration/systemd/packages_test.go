@@ -82,6 +82,15 @@ func (m *machine) exists(t *testing.T, name string) bool {
 	return m.try(t, nil, "test", "-e", name).ExitCode == 0
 }
 
+// bare makes the machine one without the shim, with a Docker beside containerd. It returns the
+// configuration that the shim needs here, and what is in /etc.
+func (m *machine) bare(t *testing.T) (config, etc string) {
+	t.Helper()
+	config = m.run(t, "cat", inConfig)
+	m.run(t, "sh", "-c", "rm -r /etc/nvidia-shim && mkdir /etc/docker && echo '{}' >"+runtimeclass.DefaultDockerConfig)
+	return config, m.etc(t)
+}
+
 // useShim registers the packaged shim as an operator does, who also sets something in the
 // configuration, and runs a container with a GPU.
 func (m *machine) useShim(t *testing.T, config string) {
@@ -90,7 +99,8 @@ func (m *machine) useShim(t *testing.T, config string) {
 		t.Fatal(r.Error)
 	}
 	m.run(t, "systemctl", "enable", runtimeclass.UnitName)
-	m.run(t, packagedCtl, "install", "--containerd", inBin+"/tools/containerd", "--restart")
+	m.run(t, packagedCtl, "install", "--target", "containerd", "--containerd", inBin+"/tools/containerd", "--restart")
+	m.run(t, packagedCtl, "install", "--target", "docker")
 	simhost.Want(t, m.run(t, "cat", runtimeclass.DefaultContainerdConfig), "runtimes.nvidia]")
 	if m.exists(t, runtimeclass.DefaultBinDir+"/"+runtimeclass.ShimName) {
 		t.Error("the packaged programs were copied")
@@ -118,9 +128,7 @@ func TestTheDebIsInstalledUpgradedRemovedAndPurged(t *testing.T) {
 	m := startMachine(t)
 	deb := m.packageFile(t, "*_"+runtime.GOARCH+".deb")
 	newer := "/srv/" + filepath.Base(newerDeb(t, deb))
-	config := m.run(t, "cat", inConfig)
-	m.run(t, "rm", "-r", filepath.Dir(inConfig))
-	before := m.etc(t)
+	config, before := m.bare(t)
 
 	simhost.Want(t, m.run(t, "dpkg", "-i", "/srv/"+filepath.Base(deb)), nextCommand)
 	if after := m.etc(t); after != before {
@@ -153,9 +161,7 @@ func TestTheRPMIsInstalledUpgradedAndErased(t *testing.T) {
 	file := "/srv/" + filepath.Base(m.packageFile(t, "*."+arch+".rpm"))
 	// rpm does not know Debian's packages.
 	rpm := func(args ...string) string { return m.run(t, append([]string{"rpm", "--nodeps"}, args...)...) }
-	config := m.run(t, "cat", inConfig)
-	m.run(t, "rm", "-r", filepath.Dir(inConfig))
-	before := m.etc(t)
+	config, before := m.bare(t)
 
 	simhost.Want(t, m.run(t, "rpm", "--checksig", file), "digests OK")
 	simhost.Want(t, rpm("-i", file), nextCommand)
