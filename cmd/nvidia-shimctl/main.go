@@ -101,14 +101,19 @@ type usageError struct{ error }
 
 func usage(err error) error { return &usageError{err} }
 
-// loader reads the configuration that the command line names, or the shim's own.
+// loader reads the configuration that the command line names, or the shim's own. The tool changes
+// nothing of what the shim keeps.
 func loader(c *cli.Command) func() (*config.Config, error) {
 	return func() (*config.Config, error) {
 		name := c.String("config")
 		if name == "" && os.Getenv(config.EnvFile) != "" {
 			return nil, usage(errors.New("--config is empty"))
 		}
-		return config.Find(name)
+		cfg, err := config.Find(name)
+		if err == nil {
+			cfg.Host.ReadOnlyState = true
+		}
+		return cfg, err
 	}
 }
 

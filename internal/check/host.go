@@ -145,7 +145,7 @@ func checkState(n *node) []Finding {
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 		return fine("the first GPU container makes %s", dir)
 	}
-	if _, err := state.Open(dir); err != nil {
+	if _, err := state.Open(dir, true); err != nil {
 		return problem("chown it to root and chmod it 0700, or remove it when no GPU container runs", "%v", err)
 	}
 	return fine("%s belongs to root alone", dir)
