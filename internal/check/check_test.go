@@ -100,8 +100,10 @@ func (f *fixture) process(pid int, program string, environ []string, args ...str
 	f.write(dir+"/cmdline", strings.Join(append([]string{program}, args...), "\x00")+"\x00")
 	f.write(dir+"/status", administrator)
 	f.tree.Link(dir+"/exe", program)
-	f.tree.Link(dir+"/ns/user", "user:[1]")
-	f.tree.Link("processes/self/ns/user", "user:[1]")
+	for _, ns := range []string{"user", "pid"} {
+		f.tree.Link(dir+"/ns/"+ns, ns+":[1]")
+		f.tree.Link("processes/self/ns/"+ns, ns+":[1]")
+	}
 }
 
 // check runs all checks, and returns the findings of one of them, or of all.
@@ -240,6 +242,10 @@ func TestProblems(t *testing.T) {
 			f.configure("", "[policy]\nkubelet-socket = \"/k.sock\"\n")
 			kubelettest.Serve(f.tree, f.Root+"/k.sock", kubelettest.Pod("default", "p"))
 		}, "kubelet", OK, "with 1 pods"},
+		{"a kubelet with another root directory", func(f *fixture) {
+			f.write("var/lib/kubelet/x", "")
+			f.process(77, "/usr/bin/kubelet", nil, "--root-dir=/srv/kubelet")
+		}, "kubelet", Problem, "the kubelet's socket is /srv/kubelet/pod-resources/kubelet.sock, but policy.kubelet-socket is /var/lib/"},
 		{"a socket that nothing listens on", func(f *fixture) { f.write(config.Default().Policy.KubeletSocket, "") }, "kubelet", Problem, "does not answer"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

@@ -155,7 +155,11 @@ func checkKubelet(ctx context.Context, n *node) []Finding {
 	const fix = "let policy.kubelet-socket name pod-resources/kubelet.sock in its --root-dir"
 	socket := n.config.Policy.KubeletSocket
 	dir := filepath.Dir(filepath.Dir(socket)) // the kubelet's --root-dir
+	theirs := runtimeclass.KubeletSocket(runtimeclass.Host{Root: n.Root}, n.Proc)
 	switch {
+	case theirs != "" && theirs != socket && !n.exists(socket):
+		return problem("nvidia-shimctl install, or set policy.kubelet-socket to that",
+			"the kubelet's socket is %s, but policy.kubelet-socket is %s", theirs, socket)
 	case !n.exists(socket) && !n.exists(dir):
 		return fine("there is no %s: not a Kubernetes node", dir)
 	case !n.exists(socket):
