@@ -39,10 +39,13 @@ func checkCommand() *cli.Command {
 
 func printFindings(o *term.Output, findings []check.Finding) {
 	styles := map[string]term.Style{check.OK: term.Green, check.Warning: term.Yellow, check.Problem: term.Red}
+	count := map[string]int{}
 	for _, f := range findings {
+		count[f.Level]++
 		o.Field(f.Level, 9, styles[f.Level], f.Check+": "+f.Message)
 		if f.Fix != "" {
 			o.Field("", 9, term.Plain, "fix: "+f.Fix)
 		}
 	}
+	o.Line(term.Bold, fmt.Sprintf("problems: %d, warnings: %d, ok: %d", count[check.Problem], count[check.Warning], count[check.OK]))
 }

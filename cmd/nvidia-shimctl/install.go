@@ -24,7 +24,7 @@ func installCommand() *cli.Command {
 		Usage: "install the programs and register the runtime handler",
 		Flags: append(installFlags(),
 			&cli.StringFlag{Name: "handler", Value: runtimeclass.DefaultHandler, Usage: "`NAME` of the runtime handler"},
-			&cli.BoolFlag{Name: "set-default", Usage: "make it the runtime of containers that name none"},
+			&cli.BoolFlag{Name: "set-default", Aliases: []string{"set-as-default"}, Usage: "make it the runtime of containers that name none"},
 			&cli.BoolFlag{Name: "replace", Usage: "switch off another runtime of that name until uninstall"},
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM`, asked for its version (default: found in PATH)"},
 			&cli.StringFlag{Name: "containerd-version", Usage: "containerd's `VERSION`, such as 2.1.4, instead of asking it"},

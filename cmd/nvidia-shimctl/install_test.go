@@ -346,3 +346,12 @@ func read(t *testing.T, name string) string {
 	simtest.Check(t, err)
 	return string(text)
 }
+
+func TestInstallKnowsTheFlagsOfNVIDIAsToolkit(t *testing.T) {
+	root, _, from := installTree(t, "", containerdTOML)
+	args := []string{"install", "--root", root, "--from", from, "--dry-run"}
+	want := fine(t, append(args, "--target", "docker", "--set-default")...)
+	if got := fine(t, append(args, "--runtime=docker", "--set-as-default")...); got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}

@@ -100,3 +100,16 @@ func TestVersionIsPrinted(t *testing.T) {
 		t.Errorf("status %d, %q, want %q", status, plain, want)
 	}
 }
+
+func TestAWrongNameBringsTheRightOne(t *testing.T) {
+	for _, tc := range []struct{ args, want string }{
+		{"instal", `unknown command "instal": did you mean install?`},
+		{"install --dryrun", "flag provided but not defined: -dryrun: did you mean --dry-run?"},
+		{"--jsn info", "did you mean --json?"},
+	} {
+		code, _, errs := ctl(t, strings.Fields(tc.args)...)
+		if contains(t, errs, tc.want); code != 2 {
+			t.Errorf("%s: status %d", tc.args, code)
+		}
+	}
+}
