@@ -270,6 +270,23 @@ func TestTheRunningDaemonCounts(t *testing.T) {
 	want(t, list, Warning, `handler "its"`)
 }
 
+func TestTheDaemonToCheckCanBeNamed(t *testing.T) {
+	f := healthy(t)
+	const k3s = "/var/lib/rancher/k3s/data/current/bin/containerd"
+	f.process(7, k3s, nil, "-c", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml")
+	f.remove("processes/self")
+	f.process(8, "/usr/bin/containerd", nil)
+	f.version(k3s, "containerd x 2.3.8 abc")
+	f.write("var/lib/rancher/k3s/agent/etc/containerd/config.toml", tomlV3+strings.Replace(nvidia, "nvidia", "its", 1)+byType)
+	f.Containerd, f.ContainerdConfig, f.Target = "", "", "k3s"
+	want(t, f.check(""), OK, "containerd 2.3.8")
+	want(t, f.check("handler"), Warning, `handler "its"`)
+	f.Target = runtimeclass.Containerd
+	want(t, f.check("handler"), OK, `the handler "nvidia"`)
+	f.Target = "rke2"
+	want(t, f.check("handler"), Problem, "no runtime handler in /var/lib/rancher/rke2/agent/")
+}
+
 func TestAProgramIsNotExecutedBecauseAProcessHasTheNameContainerd(t *testing.T) {
 	for name, change := range map[string]func(*fixture){
 		"another user's": func(f *fixture) {
