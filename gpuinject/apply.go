@@ -55,7 +55,7 @@ func Apply(c Container, p Plan, root *image.Root) (done Plan, mask *procmask.Mas
 
 // ensureView makes the view of the driver's files if this host does not have it yet.
 func ensureView(c Container, p Plan) error {
-	st, err := state.Open(c.Config.Host.StateDir)
+	st, err := state.Open(c.Config.Host.StateDir, false)
 	if err != nil {
 		return err
 	}

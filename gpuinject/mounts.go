@@ -70,7 +70,7 @@ func planFiles(c Container, h host.Host, root *image.Root, g grant, nodes []devi
 	if err := checkProc(vols, p); err != nil {
 		return err
 	}
-	st, err := state.Open(c.Config.Host.StateDir)
+	st, err := state.Open(c.Config.Host.StateDir, true)
 	if err != nil {
 		return fail(Precondition, "%w", err)
 	}

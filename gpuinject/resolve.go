@@ -17,8 +17,8 @@ import (
 type Ask func(probe.Questions) probe.Answers
 
 // Resolve decides everything that will be done for a container whose image is mounted at root. It
-// changes nothing but what the shim itself keeps under its state directory. With an error the Plan
-// has the decisions that led to it.
+// changes nothing but what the shim itself keeps under its state directory, unless that is
+// read-only. With an error the Plan has the decisions that led to it.
 func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
 	p := newPlan(c)
 	if err := planHooks(c, &p); err != nil {
@@ -82,7 +82,7 @@ func startsWithoutDriver(c Container) bool {
 // driverFiles returns the driver's files: those kept under the state directory if they are still
 // there unchanged, else the result of a new search, which is kept.
 func driverFiles(c Container, h host.Host) (driver.Files, error) {
-	st, err := state.Open(c.Config.Host.StateDir)
+	st, err := state.Open(c.Config.Host.StateDir, c.Config.Host.ReadOnlyState)
 	if err != nil {
 		return driver.Files{}, fail(Precondition, "%w", err)
 	}

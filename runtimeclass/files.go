@@ -103,7 +103,7 @@ func (p *Plan) installUnit(binDir string) error {
 // The first lines of a configuration of the shim that install wrote. The sum between them tells a
 // file that is as it was written from one that the operator changed.
 const (
-	configMark     = "# Made by nvidia-shimctl install --from-toolkit, sum "
+	configMark     = "# Made by nvidia-shimctl install, sum "
 	configMarkRest = ".\n# Uninstall removes this file while it is unchanged; edit it, and it is yours.\n"
 )
 

@@ -61,8 +61,7 @@ func Find(h Host, proc procfs.FS, target string) []Found {
 				f.Program, f.ConfigFile = p.Program, ConfigFlag(p.Args)
 			}
 			// A distribution and Docker write the configuration of their own containerd.
-			owned := d.target == Containerd &&
-				(strings.HasPrefix(p.Program, rancherDir) || strings.HasSuffix(path.Dir(f.ConfigFile), "/docker/containerd"))
+			owned := d.target == Containerd && Owner(p) != Containerd
 			// Those in containers and of users read other files.
 			if !owned && proc.Administers(p.PID) && !proc.InOtherPIDNamespace(p.PID) && !slices.Contains(running, f) {
 				running = append(running, f)
@@ -82,6 +81,19 @@ func Find(h Host, proc procfs.FS, target string) []Found {
 		c, err := ReadConfiguration(h, cmp.Or(f.ConfigFile, DefaultContainerdConfig))
 		return err == nil && c.CRIDisabled
 	})
+}
+
+// Owner is the target that a process of containerd belongs to.
+func Owner(p procfs.Process) string {
+	for name := range Distributions {
+		if strings.HasPrefix(p.Program, path.Join(rancherDir, name)+"/") {
+			return name
+		}
+	}
+	if strings.HasSuffix(path.Dir(ConfigFlag(p.Args)), "/docker/containerd") {
+		return Docker
+	}
+	return Containerd
 }
 
 // ConfigFlag is the configuration on the command line of containerd or dockerd, if it is absolute.

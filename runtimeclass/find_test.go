@@ -79,3 +79,50 @@ func TestFind(t *testing.T) {
 		})
 	}
 }
+
+func TestTheKubeletsSocketIsFound(t *testing.T) {
+	for _, c := range []struct {
+		name  string
+		files map[string]string
+		// runs is the command of the kubelet, other that of one of a user and in a container.
+		runs, other, want string
+	}{
+		{name: "no kubelet"},
+		{name: "without the flag", runs: "/usr/bin/kubelet --v=2", want: defaultKubeletDir},
+		{name: "with the flag", runs: "/usr/bin/kubelet --v=2 --root-dir=/srv/k", want: "/srv/k"},
+		{name: "with the flag twice", runs: "/usr/bin/kubelet --root-dir /srv/k --root-dir /srv/l", want: "/srv/l"},
+		{name: "another flag", runs: "/usr/bin/kubelet --root-directory=/srv/k", want: defaultKubeletDir},
+		{name: "that of a user and in a container", other: "/usr/bin/kubelet --root-dir=/srv/k"},
+		{name: "the one that runs counts", files: map[string]string{"/etc/default/kubelet": "A=--root-dir=/srv/k\n"}, runs: "/usr/bin/kubelet", want: defaultKubeletDir},
+		{name: "kubeadm", files: map[string]string{"/etc/default/kubelet": "# --root-dir=/x\nKUBELET_EXTRA_ARGS=\"--v=2 --root-dir=/srv/k\"\n"}, want: "/srv/k"},
+		{name: "a drop-in", files: map[string]string{"/etc/systemd/system/kubelet.service.d/9.conf": "ExecStart=/usr/bin/kubelet --root-dir /srv/k --v=2\n"}, want: "/srv/k"},
+		{name: "k3s", files: map[string]string{"/etc/rancher/k3s/config.yaml": "kubelet-arg: [\"v=2\", \"root-dir=/srv/k\"]\n"}, want: "/srv/k"},
+		{name: "k0s", files: map[string]string{k0sKubeletDir + "/x": ""}, want: k0sKubeletDir},
+		{name: "k0s elsewhere", files: map[string]string{"/etc/systemd/system/k0sworker.service": "ExecStart=/usr/bin/k0s worker --kubelet-root-dir=/srv/k\n"}, want: "/srv/k"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			proc := procfs.FS(t.TempDir())
+			process(t, proc, 1, "/sbin/init", "0", "pid:[1]")
+			check(t, os.Symlink("1", string(proc)+"/self"))
+			if c.runs != "" {
+				process(t, proc, 10, c.runs, "0", "pid:[1]")
+			}
+			if c.other != "" {
+				process(t, proc, 20, c.other, "1000", "pid:[1]")
+				process(t, proc, 30, c.other, "0", "pid:[30]")
+			}
+			want := ""
+			if c.want != "" {
+				want = c.want + "/pod-resources/kubelet.sock"
+			}
+			if got := KubeletSocket(Host{Root: tree(t, c.files)}, proc); got != want {
+				t.Errorf("found %q, want %q", got, want)
+			}
+		})
+	}
+	root := tree(t, map[string]string{"/etc/default/kubelet": "A=--root-dir=/srv/k\n", "/srv/k/x": "", "/var/lib/x": ""})
+	check(t, os.Symlink("/srv/k", root+defaultKubeletDir))
+	if got := KubeletSocket(Host{Root: root}, ""); got != defaultKubeletDir+"/pod-resources/kubelet.sock" {
+		t.Errorf("behind a link: %q", got)
+	}
+}

@@ -35,6 +35,8 @@ type Options struct {
 	// WriteShimConfig is set.
 	ShimConfig, ShimSettings string
 	WriteShimConfig          bool
+	// KubeletSocket is that of the host's kubelet, for the shim's configuration.
+	KubeletSocket string
 	// KeepPrograms has Uninstall leave the programs.
 	KeepPrograms bool
 
@@ -56,6 +58,9 @@ func Install(h Host, o Options) (Plan, error) {
 	}
 	if err == nil && o.PrepareUnit {
 		err = p.installUnit(o.Registration.BinDir)
+	}
+	if err == nil {
+		err = p.addKubelet(&o)
 	}
 	if err == nil && o.WriteShimConfig {
 		err = p.installConfig(o.ShimConfig, o.ShimSettings)

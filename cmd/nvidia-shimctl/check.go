@@ -11,6 +11,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 func checkCommand() *cli.Command {
@@ -18,6 +19,12 @@ func checkCommand() *cli.Command {
 		Name:  "check",
 		Usage: "diagnose this node and suggest fixes (read-only)",
 		Flags: []cli.Flag{
+			&cli.StringFlag{Name: "target", Usage: "`WHAT` to check: containerd, k3s, rke2 (default: what runs)", Validator: func(s string) error {
+				if !slices.Contains([]string{runtimeclass.Containerd, "k3s", "rke2"}, s) {
+					return fmt.Errorf("%.256q is not one of containerd, k3s, rke2", s)
+				}
+				return nil
+			}},
 			&cli.StringFlag{Name: "containerd-config", Usage: "containerd's configuration `FILE` (default: containerd's, k3s's or RKE2's)"},
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM` (default: that of the running process, or the one in PATH)"},
 		},
@@ -27,7 +34,7 @@ func checkCommand() *cli.Command {
 			}
 			findings := check.Node(ctx, check.Options{
 				Root: "/", Proc: procfs.Host, Config: c.String("config"),
-				Containerd: c.String("containerd"), ContainerdConfig: c.String("containerd-config"),
+				Target: c.String("target"), Containerd: c.String("containerd"), ContainerdConfig: c.String("containerd-config"),
 				CDI: func() ([]byte, error) { return cdiText(c) },
 			})
 			wrong := slices.ContainsFunc(findings, func(f check.Finding) bool { return f.Level == check.Problem })
@@ -39,10 +46,13 @@ func checkCommand() *cli.Command {
 
 func printFindings(o *term.Output, findings []check.Finding) {
 	styles := map[string]term.Style{check.OK: term.Green, check.Warning: term.Yellow, check.Problem: term.Red}
+	count := map[string]int{}
 	for _, f := range findings {
+		count[f.Level]++
 		o.Field(f.Level, 9, styles[f.Level], f.Check+": "+f.Message)
 		if f.Fix != "" {
 			o.Field("", 9, term.Plain, "fix: "+f.Fix)
 		}
 	}
+	o.Line(term.Bold, fmt.Sprintf("problems: %d, warnings: %d, ok: %d", count[check.Problem], count[check.Warning], count[check.OK]))
 }

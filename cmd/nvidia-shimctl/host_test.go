@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -114,8 +115,9 @@ func TestCheckCommand(t *testing.T) {
 	}
 	code, out, _ = ctl(t, "--config", d.ConfigPath, "check", "--containerd-config", empty)
 	contains(t, out, "ok       driver: ", "ok       nodes: ", "ok       libraries: ", "problem  handler: no runtime handler in "+empty, "\n         fix: nvidia-shimctl install, then")
-	if code != 1 {
-		t.Errorf("status %d", code)
+	last := fmt.Sprintf("\nproblems: %d, warnings: %d, ok: %d\n", strings.Count("\n"+out, "\nproblem "), strings.Count("\n"+out, "\nwarning "), strings.Count("\n"+out, "\nok "))
+	if code != 1 || !strings.HasSuffix(out, last) {
+		t.Errorf("status %d, and not %q at the end of\n%s", code, last, out)
 	}
 }
 

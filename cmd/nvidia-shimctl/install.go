@@ -24,7 +24,7 @@ func installCommand() *cli.Command {
 		Usage: "install the programs and register the runtime handler",
 		Flags: append(installFlags(),
 			&cli.StringFlag{Name: "handler", Value: runtimeclass.DefaultHandler, Usage: "`NAME` of the runtime handler"},
-			&cli.BoolFlag{Name: "set-default", Usage: "make it the runtime of containers that name none"},
+			&cli.BoolFlag{Name: "set-default", Aliases: []string{"set-as-default"}, Usage: "make it the runtime of containers that name none"},
 			&cli.BoolFlag{Name: "replace", Usage: "switch off another runtime of that name until uninstall"},
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM`, asked for its version (default: found in PATH)"},
 			&cli.StringFlag{Name: "containerd-version", Usage: "containerd's `VERSION`, such as 2.1.4, instead of asking it"},
@@ -72,6 +72,9 @@ func install(ctx context.Context, c *cli.Command) error {
 	if report != nil {
 		o.WriteShimConfig, o.ShimSettings = true, report.Text
 	}
+	if o.Target != runtimeclass.Docker {
+		o.KubeletSocket = runtimeclass.KubeletSocket(host, procOf(host))
+	}
 	plan, err := runtimeclass.Install(host, o)
 	if err == nil {
 		err = addCDI(c, o.Target, &plan)
@@ -104,10 +107,7 @@ func findTarget(c *cli.Command, host runtimeclass.Host, o *runtimeclass.Options)
 	if slices.ContainsFunc([]string{"containerd-config", "docker-config", "containerd"}, c.IsSet) {
 		return none, nil
 	}
-	proc := procfs.FS("")
-	if filepath.Clean(host.Root) == "/" {
-		proc = procfs.Host
-	}
+	proc := procOf(host)
 	target := c.String("target")
 	found := runtimeclass.Find(host, proc, target)
 	// An installation for another target makes a configuration.
@@ -128,6 +128,14 @@ func findTarget(c *cli.Command, host runtimeclass.Host, o *runtimeclass.Options)
 		return none, usage(fmt.Errorf("no %s here, but %s: if it has another configuration file, name that", target, foundNames(others)))
 	}
 	return none, usage(fmt.Errorf("found %s: name one with --target, or its configuration file", foundNames(found)))
+}
+
+// procOf is the procfs of a host; "" for a tree.
+func procOf(host runtimeclass.Host) procfs.FS {
+	if filepath.Clean(host.Root) != "/" {
+		return ""
+	}
+	return procfs.Host
 }
 
 func foundNames(found []runtimeclass.Found) string {

@@ -12,6 +12,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -300,5 +301,57 @@ func TestInstallFindsTheDaemon(t *testing.T) {
 	decode(t, fine(t, install...), &o)
 	if !slices.Contains(o.Written, runtimeclass.DefaultDockerConfig) || o.Restart != "systemctl reload docker" {
 		t.Errorf("Docker: %+v", o)
+	}
+}
+
+// The socket of a kubelet with a root directory of its own goes into the shim's configuration, and
+// uninstall takes it away again.
+func TestInstallFollowsTheKubelet(t *testing.T) {
+	root, _, from := installTree(t, "", containerdTOML)
+	const socket = "kubelet-socket = '/srv/k/pod-resources/kubelet.sock'\n"
+	file := filepath.Join(root, config.DefaultPath)
+	args := []string{"install", "--root", root, "--from", from}
+	write(t, filepath.Join(root, "etc/default/kubelet"), "A=--root-dir=/srv/k\n")
+	before := simtest.Contents(t, root)
+	fine(t, args...)
+	first := simtest.Contents(t, root)
+	if text := read(t, file); !strings.HasSuffix(text, "[policy]\n"+socket) {
+		t.Errorf("%s", text)
+	}
+	if fine(t, args...); !reflect.DeepEqual(simtest.Contents(t, root), first) {
+		t.Error("installing twice changes something")
+	}
+	fine(t, "uninstall", "--root", root)
+	if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+		t.Errorf("left %v", now)
+	}
+	// With what comes from the toolkit, and never over an operator's file.
+	write(t, filepath.Join(root, "toolkit.toml"), "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
+	fine(t, append(args, "--toolkit-config", "/toolkit.toml")...)
+	contains(t, read(t, file), socket, "accept-env-when-unprivileged = false\n")
+	write(t, filepath.Join(root, "etc/default/kubelet"), "A=--root-dir=/srv/new\n")
+	fine(t, args...)
+	contains(t, read(t, file), "'/srv/new/pod-", "accept-env-when-unprivileged = false\n")
+	fine(t, "uninstall", "--root", root)
+	write(t, file, "# mine\n[policy]\ndisable-require = true\n")
+	contains(t, fine(t, args...), `set policy.kubelet-socket = "/srv/new/pod-resources/kubelet.sock" in `+config.DefaultPath)
+	if text := read(t, file); !strings.HasPrefix(text, "# mine\n") {
+		t.Errorf("%s", text)
+	}
+}
+
+func read(t *testing.T, name string) string {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	simtest.Check(t, err)
+	return string(text)
+}
+
+func TestInstallKnowsTheFlagsOfNVIDIAsToolkit(t *testing.T) {
+	root, _, from := installTree(t, "", containerdTOML)
+	args := []string{"install", "--root", root, "--from", from, "--dry-run"}
+	want := fine(t, append(args, "--target", "docker", "--set-default")...)
+	if got := fine(t, append(args, "--runtime=docker", "--set-as-default")...); got != want {
+		t.Errorf("%s, want %s", got, want)
 	}
 }

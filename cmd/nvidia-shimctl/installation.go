@@ -23,7 +23,7 @@ var targets = []string{runtimeclass.Containerd, "k3s", "rke2", kind, runtimeclas
 
 func installFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.StringFlag{Name: "target", Usage: "`WHAT` to register with: " + strings.Join(targets, ", ") + " (default: what is there)"},
+		&cli.StringFlag{Name: "target", Aliases: []string{"runtime"}, Usage: "`WHAT` to register with: " + strings.Join(targets, ", ") + " (default: what is there)"},
 		&cli.StringFlag{Name: "containerd-config", Value: runtimeclass.DefaultContainerdConfig, Usage: "containerd's configuration `FILE`"},
 		&cli.StringFlag{Name: "docker-config", Value: runtimeclass.DefaultDockerConfig, Usage: "Docker's configuration `FILE`"},
 		&cli.StringFlag{Name: "bin-dir", Value: runtimeclass.DefaultBinDir, Usage: "`DIR` of the installed programs; keep it, bundles record it"},

@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"strings"
 
 	"github.com/urfave/cli/v3"
 
@@ -43,7 +44,8 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},
 		Action: func(_ context.Context, c *cli.Command) error {
 			if c.Args().Present() {
-				return usage(fmt.Errorf("unknown command %.256q", c.Args().First()))
+				name := c.Args().First()
+				return usage(fmt.Errorf("unknown command %.256q: did you mean %s?", name, cli.SuggestCommand(c.VisibleCommands(), name)))
 			}
 			return cli.ShowAppHelp(c)
 		},
@@ -59,7 +61,12 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 		}
 	}
 	for _, c := range append(app.Commands, app) {
-		c.OnUsageError = func(_ context.Context, _ *cli.Command, err error, _ bool) error { return usage(err) }
+		c.OnUsageError = func(_ context.Context, c *cli.Command, err error, _ bool) error {
+			if _, name, ok := strings.Cut(err.Error(), "not defined: -"); ok {
+				err = fmt.Errorf("%w: did you mean %s?", err, cli.SuggestFlag(c.VisibleFlags(), strings.TrimLeft(name, "-"), true))
+			}
+			return usage(err)
+		}
 		// A device list has commas of its own.
 		c.DisableSliceFlagSeparator = true
 	}
@@ -101,14 +108,19 @@ type usageError struct{ error }
 
 func usage(err error) error { return &usageError{err} }
 
-// loader reads the configuration that the command line names, or the shim's own.
+// loader reads the configuration that the command line names, or the shim's own. The tool changes
+// nothing of what the shim keeps.
 func loader(c *cli.Command) func() (*config.Config, error) {
 	return func() (*config.Config, error) {
 		name := c.String("config")
 		if name == "" && os.Getenv(config.EnvFile) != "" {
 			return nil, usage(errors.New("--config is empty"))
 		}
-		return config.Find(name)
+		cfg, err := config.Find(name)
+		if err == nil {
+			cfg.Host.ReadOnlyState = true
+		}
+		return cfg, err
 	}
 }
 

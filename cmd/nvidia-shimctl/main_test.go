@@ -59,6 +59,7 @@ func TestWrongUsageEndsWithStatusTwo(t *testing.T) {
 		{"plan", "--pod", "train"},
 		{"info", "x"},
 		{"check", "x"},
+		{"check", "--target", "docker"},
 		{"manifest", "x"},
 		{"prepare", "x"},
 		{"prepare", "--imex-channels", "x"},
@@ -98,5 +99,18 @@ func TestVersionIsPrinted(t *testing.T) {
 	decode(t, out, &v)
 	if want := v.Version + " (" + v.Revision + ")\n"; status != 0 || plain != want {
 		t.Errorf("status %d, %q, want %q", status, plain, want)
+	}
+}
+
+func TestAWrongNameBringsTheRightOne(t *testing.T) {
+	for _, tc := range []struct{ args, want string }{
+		{"instal", `unknown command "instal": did you mean install?`},
+		{"install --dryrun", "flag provided but not defined: -dryrun: did you mean --dry-run?"},
+		{"--jsn info", "did you mean --json?"},
+	} {
+		code, _, errs := ctl(t, strings.Fields(tc.args)...)
+		if contains(t, errs, tc.want); code != 2 {
+			t.Errorf("%s: status %d", tc.args, code)
+		}
 	}
 }

@@ -2,7 +2,9 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
@@ -128,4 +131,44 @@ func TestABundleIsReadAsTheShimReadsIt(t *testing.T) {
 	if status != 1 || !strings.Contains(errs, dir+"x") {
 		t.Errorf("no such bundle: status %d, stdout %q, stderr %q", status, out, errs)
 	}
+}
+
+// U12: a command that shows keeps nothing under the state directory, and does not make it.
+func TestACommandThatShowsWritesNothing(t *testing.T) {
+	d := simulate(t)
+	simtest.Check(t, d.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}}))
+	mig := "NVIDIA_VISIBLE_DEVICES=" + d.MIG[0].UUID
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "config.json"), `{"root": {"path": "rootfs"}, "process": {"env": ["`+mig+`"]},
+		"mounts": [{"destination": "/proc", "type": "proc"}], "linux": {"namespaces": [{"type": "mount"}]}}`)
+	write(t, filepath.Join(dir, "rootfs/x"), "")
+	for _, args := range [][]string{
+		{"plan", "-e", mig, "-e", "NVIDIA_REQUIRE_ARCH=arch>=8.0"}, {"plan", "-e", mig, "--rootfs", t.TempDir()}, {"plan", "--bundle", dir},
+		{"run-args", "--for", "ctr"}, {"cdi"}, {"info"}, {"probe"},
+	} {
+		before := tree(t, dir)
+		if code, _, errs := ctl(t, append([]string{"--config", d.ConfigPath}, args...)...); code != 0 {
+			t.Errorf("%v: %s", args, errs)
+		}
+		if _, err := os.Lstat(d.StateDir); !errors.Is(err, fs.ErrNotExist) || !slices.Equal(tree(t, dir), before) {
+			t.Errorf("%v wrote %v", args, tree(t, d.StateDir))
+			simtest.Check(t, os.RemoveAll(d.StateDir))
+		}
+	}
+	// Once the shim has made the directory, only the lock of NVML is taken in it.
+	simtest.Check(t, os.Mkdir(d.StateDir, 0o700))
+	fine(t, "--config", d.ConfigPath, "plan", "-e", mig)
+	ctl(t, "--config", d.ConfigPath, "check") // the host may have a containerd of other tests
+	if got := tree(t, d.StateDir); slices.ContainsFunc(got, func(n string) bool { return strings.Contains(n, ".json") }) {
+		t.Errorf("in a directory of the shim it wrote %v", got)
+	}
+}
+
+func tree(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	simtest.Check(t, filepath.WalkDir(dir, func(name string, _ fs.DirEntry, err error) error {
+		names = append(names, name)
+		return err
+	}))
+	return names
 }

@@ -49,6 +49,8 @@ type Host struct {
 	SysRoot string `toml:"sys-root"`
 	// StateDir holds the views and caches of this boot; root only.
 	StateDir string `toml:"state-dir"`
+	// ReadOnlyState leaves StateDir as it is, for a preview.
+	ReadOnlyState bool `toml:"-"`
 	// LoadKernelModules lets `nvidia-shimctl prepare` load the driver's modules. The shim never
 	// does.
 	LoadKernelModules bool `toml:"load-kernel-modules"`

@@ -35,10 +35,7 @@ type Kept struct {
 // Load returns the kept answer if it is true for the host h. It makes no state directory: the
 // container may be refused.
 func Load(cfg config.Host, h host.Host) Kept {
-	if _, err := os.Lstat(cfg.StateDir); err != nil {
-		return Kept{}
-	}
-	st, err := state.Open(cfg.StateDir)
+	st, err := state.Open(cfg.StateDir, true)
 	if err != nil {
 		return Kept{} // the error returns when the driver's files are searched
 	}
@@ -55,7 +52,7 @@ func Load(cfg config.Host, h host.Host) Kept {
 func Ask(cfg config.Host, h host.Host, seen Kept, q probe.Questions, ask func(probe.Questions) probe.Answers) (Kept, probe.Answers, error) {
 	others := q
 	others.Facts = false
-	st, err := state.Open(cfg.StateDir)
+	st, err := state.Open(cfg.StateDir, cfg.ReadOnlyState)
 	if err != nil {
 		return Kept{}, ask(others), err
 	}

@@ -69,7 +69,7 @@ func TestAnAnswerIsKeptUntilItMayBeAnother(t *testing.T) {
 		"":                          nil,
 		"another driver was loaded": func(_ *testing.T, p *probed) error { return p.LoadModule("599.11.22") },
 		"a boot": func(t *testing.T, p *probed) error {
-			st, err := state.Open(p.cfg.StateDir)
+			st, err := state.Open(p.cfg.StateDir, false)
 			if err != nil {
 				return err
 			}

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -16,14 +17,21 @@ import (
 
 // State is the state directory.
 type State struct {
-	dir string
+	dir      string
+	readOnly bool
 }
 
 // Open makes dir (mode 0700) if it is missing and checks that only root can change it: owner, mode,
-// no symbolic link, and a parent in which others cannot rename it.
-func Open(dir string) (*State, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("state directory: %w", err)
+// no symbolic link, and a parent in which others cannot rename it. A read-only State makes, keeps
+// and locks nothing.
+func Open(dir string, readOnly bool) (*State, error) {
+	if _, err := os.Lstat(dir); readOnly && errors.Is(err, fs.ErrNotExist) {
+		return &State{dir, true}, nil
+	}
+	if !readOnly {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("state directory: %w", err)
+		}
 	}
 	parent := filepath.Dir(dir)
 	// The parent may be a link, as /var/run is, if root made it.
@@ -44,7 +52,7 @@ func Open(dir string) (*State, error) {
 			return nil, fmt.Errorf("state directory %s: %s %w", dir, c.name, err)
 		}
 	}
-	return &State{dir: dir}, nil
+	return &State{dir, readOnly}, nil
 }
 
 // Dir returns the path of the directory.
@@ -62,6 +70,9 @@ func (s *State) Load(name string, v any) bool {
 
 // Store keeps v under name. A reader sees the old value or the new one.
 func (s *State) Store(name string, v any) error {
+	if s.readOnly {
+		return nil
+	}
 	data, err := json.Marshal(v)
 	if err != nil {
 		return err
@@ -84,8 +95,12 @@ func (s *State) removeTemporary(name string) {
 var ErrBusy = errors.New("another process holds the lock")
 
 // Lock takes the lock name of this host. If another process holds it after limit, the error is
-// ErrBusy. Closing the file, or the end of the process, releases the lock.
+// ErrBusy. Closing the file, or the end of the process, releases the lock. That of a read-only State
+// is nil.
 func (s *State) Lock(name string, limit time.Duration) (*os.File, error) {
+	if s.readOnly {
+		return nil, nil
+	}
 	f, err := os.OpenFile(filepath.Join(s.dir, name), os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0o600)
 	if err != nil {
 		return nil, fmt.Errorf("state directory: %w", err)

@@ -21,7 +21,7 @@ var check = simtest.Check
 
 func open(t *testing.T) *State {
 	t.Helper()
-	s, err := Open(filepath.Join(t.TempDir(), "state"))
+	s, err := Open(filepath.Join(t.TempDir(), "state"), false)
 	check(t, err)
 	return s
 }
@@ -45,7 +45,7 @@ func TestADirectoryThatOthersCanChangeIsRefused(t *testing.T) {
 		parent := filepath.Join(t.TempDir(), "parent")
 		dir := filepath.Join(parent, "state")
 		check(t, errors.Join(os.Mkdir(parent, 0o755), tc.make(parent, dir)))
-		_, err := Open(dir)
+		_, err := Open(dir, false)
 		if err == nil || !strings.Contains(err.Error(), tc.says) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: error %v, want one line with %q", tc.name, err, tc.says)
 		}
@@ -56,7 +56,7 @@ func TestADirectoryIsMadeWithItsParents(t *testing.T) {
 	base := t.TempDir()
 	check(t, os.Chmod(base, 0o777|fs.ModeSticky)) // as /tmp
 	dir := filepath.Join(base, "a/b/state")
-	s, err := Open(dir)
+	s, err := Open(dir, false)
 	check(t, err)
 	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 || s.Dir() != dir {
 		t.Errorf("%v, %v, %s", info, err, s.Dir())
@@ -68,11 +68,11 @@ func TestTheParentMayBeALinkOfRoot(t *testing.T) {
 	dir := filepath.Join(base, "var/run/nvidia-shim")
 	check(t, errors.Join(os.Mkdir(filepath.Join(base, "run"), 0o755), os.Mkdir(filepath.Join(base, "var"), 0o755),
 		os.Symlink("../run", filepath.Join(base, "var/run"))))
-	if _, err := Open(dir); err != nil {
+	if _, err := Open(dir, false); err != nil {
 		t.Error(err)
 	}
 	check(t, os.Lchown(filepath.Join(base, "var/run"), 1000, 1000))
-	if _, err := Open(dir); err == nil {
+	if _, err := Open(dir, false); err == nil {
 		t.Error("a link of another user was followed")
 	}
 }

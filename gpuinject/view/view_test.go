@@ -30,7 +30,7 @@ const (
 
 func TestMain(m *testing.M) {
 	if dir := os.Getenv(envState); dir != "" {
-		s, err := state.Open(dir)
+		s, err := state.Open(dir, false)
 		if err == nil {
 			dir, err = Ensure(s, manyFiles(os.Getenv(envFiles)))
 		}
@@ -53,7 +53,7 @@ type fixture struct {
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	base := t.TempDir()
-	s, err := state.Open(filepath.Join(base, "state"))
+	s, err := state.Open(filepath.Join(base, "state"), false)
 	check(t, err)
 	t.Cleanup(func() { _ = unix.Unmount(viewDir(s), unix.MNT_DETACH) }) // with all views in it
 	f := &fixture{t, s, filepath.Join(base, "driver")}
@@ -380,7 +380,7 @@ func TestAViewBelowASharedMountStaysInThisMountNamespace(t *testing.T) {
 	check(t, unix.Mount("", dir, "", unix.MS_SHARED, ""))
 	check(t, unix.Mount(dir, peer, "", unix.MS_BIND, ""))
 	t.Cleanup(func() { _ = unix.Unmount(peer, unix.MNT_DETACH) })
-	s, err := state.Open(filepath.Join(dir, "state"))
+	s, err := state.Open(filepath.Join(dir, "state"), false)
 	check(t, err)
 	spec := newFixture(t).spec("580.1", 1)
 	root, err := Ensure(s, spec)

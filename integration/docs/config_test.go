@@ -29,8 +29,9 @@ func settings(t *testing.T) []setting {
 	for i := range c.NumField() {
 		section := c.Type().Field(i).Tag.Get("toml")
 		for j := range c.Field(i).NumField() {
-			key := section + "." + c.Field(i).Type().Field(j).Tag.Get("toml")
-			out = append(out, setting{key, inTOML(t, c.Field(i).Field(j))})
+			if key := c.Field(i).Type().Field(j).Tag.Get("toml"); key != "-" {
+				out = append(out, setting{section + "." + key, inTOML(t, c.Field(i).Field(j))})
+			}
 		}
 	}
 	return out

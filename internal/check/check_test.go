@@ -100,8 +100,10 @@ func (f *fixture) process(pid int, program string, environ []string, args ...str
 	f.write(dir+"/cmdline", strings.Join(append([]string{program}, args...), "\x00")+"\x00")
 	f.write(dir+"/status", administrator)
 	f.tree.Link(dir+"/exe", program)
-	f.tree.Link(dir+"/ns/user", "user:[1]")
-	f.tree.Link("processes/self/ns/user", "user:[1]")
+	for _, ns := range []string{"user", "pid"} {
+		f.tree.Link(dir+"/ns/"+ns, ns+":[1]")
+		f.tree.Link("processes/self/ns/"+ns, ns+":[1]")
+	}
 }
 
 // check runs all checks, and returns the findings of one of them, or of all.
@@ -240,6 +242,10 @@ func TestProblems(t *testing.T) {
 			f.configure("", "[policy]\nkubelet-socket = \"/k.sock\"\n")
 			kubelettest.Serve(f.tree, f.Root+"/k.sock", kubelettest.Pod("default", "p"))
 		}, "kubelet", OK, "with 1 pods"},
+		{"a kubelet with another root directory", func(f *fixture) {
+			f.write("var/lib/kubelet/x", "")
+			f.process(77, "/usr/bin/kubelet", nil, "--root-dir=/srv/kubelet")
+		}, "kubelet", Problem, "the kubelet's socket is /srv/kubelet/pod-resources/kubelet.sock, but policy.kubelet-socket is /var/lib/"},
 		{"a socket that nothing listens on", func(f *fixture) { f.write(config.Default().Policy.KubeletSocket, "") }, "kubelet", Problem, "does not answer"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -262,6 +268,23 @@ func TestTheRunningDaemonCounts(t *testing.T) {
 	want(t, list, Problem, "not in containerd's PATH (/opt/x:/usr/bin)")
 	want(t, list, OK, "containerd 2.3.9")
 	want(t, list, Warning, `handler "its"`)
+}
+
+func TestTheDaemonToCheckCanBeNamed(t *testing.T) {
+	f := healthy(t)
+	const k3s = "/var/lib/rancher/k3s/data/current/bin/containerd"
+	f.process(7, k3s, nil, "-c", "/var/lib/rancher/k3s/agent/etc/containerd/config.toml")
+	f.remove("processes/self")
+	f.process(8, "/usr/bin/containerd", nil)
+	f.version(k3s, "containerd x 2.3.8 abc")
+	f.write("var/lib/rancher/k3s/agent/etc/containerd/config.toml", tomlV3+strings.Replace(nvidia, "nvidia", "its", 1)+byType)
+	f.Containerd, f.ContainerdConfig, f.Target = "", "", "k3s"
+	want(t, f.check(""), OK, "containerd 2.3.8")
+	want(t, f.check("handler"), Warning, `handler "its"`)
+	f.Target = runtimeclass.Containerd
+	want(t, f.check("handler"), OK, `the handler "nvidia"`)
+	f.Target = "rke2"
+	want(t, f.check("handler"), Problem, "no runtime handler in /var/lib/rancher/rke2/agent/")
 }
 
 func TestAProgramIsNotExecutedBecauseAProcessHasTheNameContainerd(t *testing.T) {

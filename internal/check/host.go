@@ -145,7 +145,7 @@ func checkState(n *node) []Finding {
 	if _, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) {
 		return fine("the first GPU container makes %s", dir)
 	}
-	if _, err := state.Open(dir); err != nil {
+	if _, err := state.Open(dir, true); err != nil {
 		return problem("chown it to root and chmod it 0700, or remove it when no GPU container runs", "%v", err)
 	}
 	return fine("%s belongs to root alone", dir)
@@ -155,7 +155,11 @@ func checkKubelet(ctx context.Context, n *node) []Finding {
 	const fix = "let policy.kubelet-socket name pod-resources/kubelet.sock in its --root-dir"
 	socket := n.config.Policy.KubeletSocket
 	dir := filepath.Dir(filepath.Dir(socket)) // the kubelet's --root-dir
+	theirs := runtimeclass.KubeletSocket(runtimeclass.Host{Root: n.Root}, n.Proc)
 	switch {
+	case theirs != "" && theirs != socket && !n.exists(socket):
+		return problem("nvidia-shimctl install, or set policy.kubelet-socket to that",
+			"the kubelet's socket is %s, but policy.kubelet-socket is %s", theirs, socket)
 	case !n.exists(socket) && !n.exists(dir):
 		return fine("there is no %s: not a Kubernetes node", dir)
 	case !n.exists(socket):

@@ -44,7 +44,7 @@ type node struct {
 func inspect(ctx context.Context, o Options) *node {
 	n := &node{Options: o, path: runtimeclass.ServicePath}
 	for _, p := range n.Proc.Named("containerd") {
-		if !n.Proc.Administers(p.PID) {
+		if !n.Proc.Administers(p.PID) || n.Target != "" && runtimeclass.Owner(p) != n.Target {
 			continue
 		}
 		n.Containerd = cmp.Or(n.Containerd, n.real(p.Program))
@@ -53,7 +53,8 @@ func inspect(ctx context.Context, o Options) *node {
 		n.ContainerdConfig = cmp.Or(n.ContainerdConfig, runtimeclass.ConfigFlag(p.Args))
 		break
 	}
-	if n.Containerd == "" {
+	_, isDistribution := runtimeclass.Distributions[n.Target]
+	if n.Containerd == "" && !isDistribution {
 		if p, err := n.lookPath("containerd"); err == nil {
 			n.Containerd = n.real(p)
 		}
@@ -101,9 +102,12 @@ func (n *node) lookPath(name string) (string, error) {
 
 // findContainerdConfig prefers the configuration of containerd itself to that of a distribution.
 func (n *node) findContainerdConfig() string {
+	if d, ok := runtimeclass.Distributions[n.Target]; ok {
+		return filepath.Join(d.Dir, "config.toml")
+	}
 	for _, name := range slices.Sorted(maps.Keys(runtimeclass.Distributions)) {
 		file := filepath.Join(runtimeclass.Distributions[name].Dir, "config.toml")
-		if n.exists(file) && !n.exists(runtimeclass.DefaultContainerdConfig) {
+		if n.Target == "" && n.exists(file) && !n.exists(runtimeclass.DefaultContainerdConfig) {
 			return file
 		}
 	}

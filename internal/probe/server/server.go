@@ -99,7 +99,8 @@ func askNVML[T any](q probe.Questions, fn func(config.Host) (T, error)) (answer 
 		return answer, err
 	}
 	var lock *os.File
-	if os.Geteuid() == 0 { // else the state directory is out of reach, and the driver may be as well
+	// For another user the directory is out of reach. The shim made it before it asks.
+	if _, err := os.Lstat(cfg.Host.StateDir); err == nil && os.Geteuid() == 0 {
 		if lock, err = lockNVML(cfg.Host.StateDir, q.Timeout); err != nil {
 			return answer, err
 		}
@@ -129,7 +130,7 @@ const lockName = "nvml.lock"
 
 // lockNVML waits for the lock, unless the process that holds it should have ended by now.
 func lockNVML(stateDir string, limit time.Duration) (*os.File, error) {
-	st, err := state.Open(stateDir)
+	st, err := state.Open(stateDir, false)
 	if err != nil {
 		return nil, err
 	}

@@ -79,6 +79,7 @@ func TestAHungDriverDoesNotHideTheKubeletsAnswer(t *testing.T) {
 func TestAProcessThatHangsKeepsItsLock(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 1})
 	check(t, d.Hang(true))
+	check(t, os.Mkdir(d.StateDir, 0o700))
 	questions, err := json.Marshal(probe.Questions{Config: d.ConfigPath, Facts: true, Timeout: 100 * time.Millisecond})
 	check(t, err)
 	cmd := exec.Command("/proc/self/exe", "--questions="+string(questions))
@@ -103,7 +104,7 @@ func TestAProcessThatHangsKeepsItsLock(t *testing.T) {
 func TestOneProcessAsksNVML(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 1})
 	check(t, os.MkdirAll(d.StateDir, 0o700))
-	st, err := state.Open(d.StateDir)
+	st, err := state.Open(d.StateDir, false)
 	check(t, err)
 	lock, err := st.Lock(lockName, 0)
 	check(t, err)

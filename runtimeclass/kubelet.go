@@ -1,0 +1,100 @@
+package runtimeclass
+
+import (
+	"fmt"
+	"path"
+	"regexp"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+)
+
+// defaultKubeletDir is the kubelet's --root-dir without that flag; k0sKubeletDir is that of k0s.
+const (
+	defaultKubeletDir = "/var/lib/kubelet"
+	k0sKubeletDir     = "/var/lib/k0s/kubelet"
+)
+
+// kubeletFiles have the flags of a kubelet; the last file that has --root-dir counts.
+var kubeletFiles = []string{
+	"/etc/rancher/*/config.yaml", "/etc/rancher/*/config.yaml.d/*.yaml", "/etc/systemd/system/k0s*.service",
+	"/usr/lib/systemd/system/kubelet.service", "/etc/systemd/system/kubelet.service", "/usr/lib/systemd/system/kubelet.service.d/*.conf",
+	"/etc/systemd/system/kubelet.service.d/*.conf", "/var/lib/kubelet/kubeadm-flags.env", "/etc/default/kubelet", "/etc/sysconfig/kubelet",
+}
+
+// rootDirFlag is --root-dir, --kubelet-root-dir of k0s, or kubelet-arg of k3s.
+var rootDirFlag = regexp.MustCompile(`(?m)^[^#\n]*\broot-dir[=\s]["']?(/[^\s"',\]]+)`)
+
+// KubeletSocket returns the PodResources socket of the kubelet of a host: of the one that runs, if
+// proc is not "", otherwise as the files say that it is started. It returns "" without a sign of a
+// kubelet.
+func KubeletSocket(h Host, proc procfs.FS) string {
+	dir := ""
+	if h.Exists(k0sKubeletDir) {
+		dir = k0sKubeletDir
+	}
+	for _, pattern := range kubeletFiles {
+		names, _ := h.glob(pattern) // the patterns are correct
+		for _, name := range names {
+			if text, err := h.Read(name); err == nil {
+				dir = rootDir(string(text), dir)
+			}
+		}
+	}
+	for _, p := range proc.Named("kubelet") {
+		if proc.Administers(p.PID) && !proc.InOtherPIDNamespace(p.PID) {
+			dir = rootDir(strings.Join(p.Args, "\n"), defaultKubeletDir)
+		}
+	}
+	if dir == "" {
+		return ""
+	}
+	// microk8s makes the default directory a link to its own.
+	if real, err := h.follow(defaultKubeletDir); err == nil && real == path.Clean(dir) {
+		dir = defaultKubeletDir
+	}
+	return path.Join(dir, "pod-resources/kubelet.sock")
+}
+
+func rootDir(text, otherwise string) string {
+	if flags := rootDirFlag.FindAllStringSubmatch(text, -1); len(flags) > 0 {
+		return flags[len(flags)-1][1]
+	}
+	return otherwise
+}
+
+// addKubelet adds the kubelet's socket to the settings of the shim, unless it is the default or the
+// file is an operator's.
+func (p *Plan) addKubelet(o *Options) error {
+	file, err := p.Host.Read(o.ShimConfig)
+	if err != nil || o.KubeletSocket == "" {
+		return err
+	}
+	settings := o.ShimSettings
+	if !o.WriteShimConfig {
+		settings = string(file)
+	}
+	tables := map[string]map[string]any{}
+	if err := toml.Unmarshal([]byte(settings), &tables); err != nil {
+		return fmt.Errorf("%s: %w", o.ShimConfig, err)
+	}
+	have, set := tables["policy"]["kubelet-socket"]
+	switch {
+	case !set && o.KubeletSocket == path.Join(defaultKubeletDir, "pod-resources/kubelet.sock"):
+		return nil
+	case file != nil && !o.WriteShimConfig && !unchanged(file):
+		if have != o.KubeletSocket {
+			p.note("the kubelet's socket is another one: set policy.kubelet-socket = %q in %s", o.KubeletSocket, o.ShimConfig)
+		}
+		return nil
+	}
+	if tables["policy"] == nil {
+		tables["policy"] = map[string]any{}
+	}
+	tables["policy"]["kubelet-socket"] = o.KubeletSocket
+	text, err := toml.Marshal(tables)
+	o.ShimSettings, o.WriteShimConfig = string(text), true
+	return err
+}
