@@ -22,6 +22,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/fault"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/options"
 )
 
@@ -116,7 +117,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		// Cleaning up would remove the other container's root file system.
 		return nil, fmt.Errorf("container %s: %w", r.ID, errdefs.ErrAlreadyExists)
 	}
-	kept := gpuContainer{suspendsGPU: c.Asks && c.SuspendsGPU, bundle: r.Bundle}
+	kept := gpuContainer{suspendsGPU: c.Asks && c.SuspendsGPU, bundle: r.Bundle, held: probe.Memory{}}
 	rootPath := c.Bundle.RootPath() // if containerd's client has mounted it
 	destroyed := true
 	defer func() {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -37,13 +38,23 @@ func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.
 	if s.status(ctx, r.ID) != task.Status_RUNNING {
 		return s.TTRPCTaskService.Pause(ctx, r) // which refuses it
 	}
-	resp, err := s.suspend(ctx, r)
+	resp, err := s.suspend(ctx, r, c.held)
 	if err == nil {
-		_ = os.WriteFile(filepath.Join(c.bundle, gpuinject.SuspendedName), nil, 0o600) // for people
+		sum := uint64(0)
+		for _, memory := range c.held {
+			for _, bytes := range memory {
+				sum += bytes
+			}
+		}
+		// For people.
+		_ = os.WriteFile(filepath.Join(c.bundle, gpuinject.SuspendedName), fmt.Append(nil, sum), 0o600)
 		return resp, nil
 	}
 	ctx = context.WithoutCancel(ctx) // the request that failed may have been cancelled
-	_, undone := s.move(ctx, r.ID, false)
+	_, undone := s.move(ctx, r.ID, false, c.held)
+	if undone == nil {
+		clear(c.held)
+	}
 	return nil, s.failed(ctx, r.ID, err, undone)
 }
 
@@ -62,11 +73,12 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 	if err != nil {
 		return nil, err
 	}
-	if _, err = s.move(ctx, r.ID, false); err == nil {
+	if _, err = s.move(ctx, r.ID, false, c.held); err == nil {
+		clear(c.held)
 		_ = os.Remove(filepath.Join(c.bundle, gpuinject.SuspendedName))
 		return resp, nil
 	}
-	_, undone := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID})
+	_, undone := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c.held)
 	return nil, s.failed(ctx, r.ID, err, undone)
 }
 
@@ -90,9 +102,9 @@ func (s *Service) status(ctx context.Context, id string) task.Status {
 
 // suspend moves GPU memory to the host and freezes the container. A process that has begun to use a
 // GPU meanwhile would keep it: then both are repeated.
-func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest) (resp *emptypb.Empty, err error) {
+func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, held probe.Memory) (resp *emptypb.Empty, err error) {
 	for range maxRounds {
-		before, err := s.move(ctx, r.ID, true)
+		before, err := s.move(ctx, r.ID, true, held)
 		if err != nil {
 			return nil, err
 		}
@@ -111,17 +123,19 @@ func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest) (resp *e
 }
 
 // move has the probe move the GPU memory of all processes of the container, to the host or back. It
-// returns these processes.
-func (s *Service) move(ctx context.Context, id string, suspend bool) (list []procfs.ID, err error) {
+// returns these processes. What goes to the host is entered in held; on the way back it must be free
+// on the GPU.
+func (s *Service) move(ctx context.Context, id string, suspend bool, held probe.Memory) (list []procfs.ID, err error) {
 	if list, err = s.processes(ctx, id); err != nil || len(list) == 0 {
 		return list, err
 	}
-	q, what := probe.Questions{Resume: list, Timeout: moveLimit}, "resume"
+	q, what := probe.Questions{Resume: list, Needs: held, Timeout: moveLimit}, "resume"
 	if suspend {
-		q.Suspend, q.Resume, what = list, nil, "suspend"
+		q.Suspend, q.Resume, q.Needs, what = list, nil, nil, "suspend"
 	}
 	start := time.Now()
 	a := ask(q)
+	maps.Copy(held, a.Memory)
 	if a.MoveError == "" && a.Moved == nil {
 		a.MoveError = "nvidia-shimctl is of another version than the shim"
 	}

@@ -9,6 +9,8 @@ import (
 	ctrdshim "github.com/containerd/containerd/v2/pkg/shim"
 	"github.com/containerd/containerd/v2/pkg/shutdown"
 	"github.com/containerd/ttrpc"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 // RuntimeName is the name that containerd knows this shim by.
@@ -41,6 +43,8 @@ type gpuContainer struct {
 	// suspendsGPU reports whether Pause gives the GPUs back.
 	suspendsGPU bool
 	bundle      string
+	// held is the GPU memory of the processes when they were suspended, while pausing is held.
+	held probe.Memory
 }
 
 // NewService returns the Task service, with containerd's own embedded.

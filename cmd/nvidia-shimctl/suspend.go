@@ -9,8 +9,10 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/ttrpc"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
 func suspendCommand() *cli.Command {
@@ -105,5 +108,33 @@ func callTask(ctx context.Context, r status.Record, call func(context.Context, t
 	}
 	client := ttrpc.NewClient(conn)
 	defer func() { _ = client.Close() }()
-	return call(namespaces.WithNamespace(ctx, r.Namespace), taskapi.NewTTRPCTaskClient(client), r.ID)
+	ctx, tasks := namespaces.WithNamespace(ctx, r.Namespace), taskapi.NewTTRPCTaskClient(client)
+	processes, err := tasks.Pids(ctx, &taskapi.PidsRequest{ID: r.ID})
+	if err != nil {
+		return err
+	}
+	done := make(chan error, 1)
+	go func() { done <- call(ctx, tasks, r.ID) }()
+	o, start := term.New(os.Stderr), time.Now()
+	for {
+		select {
+		case err := <-done:
+			o.Update("")
+			return err
+		case <-time.After(time.Second):
+			o.Update(fmt.Sprintf("%s: %s, %d MiB in host memory", r.ID, time.Since(start).Truncate(time.Second), resident(processes.Processes)>>20))
+		}
+	}
+}
+
+// resident is the memory of processes on the host, in bytes, with the GPU memory that is there.
+func resident(list []*task.ProcessInfo) (sum int) {
+	for _, p := range list {
+		var size, pages int
+		text, _ := os.ReadFile(fmt.Sprintf("/proc/%d/statm", p.Pid)) // it may have ended
+		if _, err := fmt.Sscan(string(text), &size, &pages); err == nil {
+			sum += pages * os.Getpagesize()
+		}
+	}
+	return sum
 }

@@ -23,10 +23,10 @@ func (r *reader) state(d handle) State {
 // in nvidia-smi, if the driver is new enough to tell.
 func (r *reader) memory(d handle) MemoryState {
 	if m, ok := get(r, "memory", d.GetMemoryInfo_v2, "nvmlDeviceGetMemoryInfo_v2"); ok {
-		return MemoryState{Total: &m.Total, Used: &m.Used}
+		return MemoryState{Total: &m.Total, Used: &m.Used, Free: &m.Free}
 	}
 	if m, ok := get(r, "memory", d.GetMemoryInfo, "nvmlDeviceGetMemoryInfo"); ok {
-		return MemoryState{Total: &m.Total, Used: &m.Used}
+		return MemoryState{Total: &m.Total, Used: &m.Used, Free: &m.Free}
 	}
 	return MemoryState{}
 }

@@ -35,11 +35,11 @@ func TestLiveIsTheStateOfTheDriver(t *testing.T) {
 	}
 	// Memory of a process that NVML does not tell is absent.
 	checkJSON(t, s.GPUs[0].State.Processes, `[{"pid":10,"type":"C+G","memory_bytes":5242880},{"pid":13,"type":"C"},{"pid":11,"type":"G","memory_bytes":1048576}]`)
-	s.GPUs[0].State.Processes, s.GPUs[0].State.Memory.Used = nil, nil
+	s.GPUs[0].State.Processes, s.GPUs[0].State.Memory.Used, s.GPUs[0].State.Memory.Free = nil, nil, nil
 	checkJSON(t, s.GPUs[0].State, `{"memory":{"total_bytes":150754820096},"processes":null}`)
 	checkJSON(t, s.GPUs[0].Utilization, `{"gpu_percent":7}`)
-	checkJSON(t, s.GPUs[1].Instances, `[{"memory":{"total_bytes":17179869184,"used_bytes":0},"processes":[]},`+
-		`{"memory":{"total_bytes":17179869184,"used_bytes":2097152},"processes":[{"pid":12,"type":"C","memory_bytes":2097152}]}]`)
+	checkJSON(t, s.GPUs[1].Instances, `[{"memory":{"total_bytes":17179869184,"used_bytes":0,"free_bytes":17179869184},"processes":[]},`+
+		`{"memory":{"total_bytes":17179869184,"used_bytes":2097152,"free_bytes":17177772032},"processes":[{"pid":12,"type":"C","memory_bytes":2097152}]}]`)
 	// The process of a MIG device is not the GPU's too.
 	checkJSON(t, s.GPUs[1].State.Processes, `[]`)
 }
@@ -51,6 +51,6 @@ func TestPropertiesThatAGPUDoesNotHaveAreAbsent(t *testing.T) {
 	if err != nil || s.GPUs[0].Facts.Brand != "unknown" {
 		t.Fatalf("%+v, %v", s, err)
 	}
-	checkJSON(t, s.GPUs[0].State, `{"memory":{"total_bytes":150754820096,"used_bytes":0},"processes":[]}`)
+	checkJSON(t, s.GPUs[0].State, `{"memory":{"total_bytes":150754820096,"used_bytes":0,"free_bytes":150754820096},"processes":[]}`)
 	checkJSON(t, s.GPUs[0].Utilization, `{}`)
 }

@@ -39,6 +39,8 @@ type State struct {
 type MemoryState struct {
 	Total *uint64 `json:"total_bytes,omitempty"`
 	Used  *uint64 `json:"used_bytes,omitempty"`
+	// Free is less than the rest if the driver keeps some for itself.
+	Free *uint64 `json:"free_bytes,omitempty"`
 }
 
 // Process is a process that uses a GPU.

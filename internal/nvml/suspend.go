@@ -43,6 +43,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
@@ -65,6 +66,7 @@ const (
 // reasons are the usual causes of results that the driver gives in a word.
 var reasons = map[int]string{
 	2:   "there is not enough free memory",
+	304: "the driver cannot restore a process again for which the GPU was full (seen with 580.159.04): delete the container",
 	600: fmt.Sprintf("its GPU work did not end within %s", lockTimeout),
 	801: "memory in use that the driver cannot move: CUDA IPC, managed memory, MPS?",
 }
@@ -80,49 +82,116 @@ type checkpointer struct {
 }
 
 // Suspend moves the GPU memory of those of the processes that have a CUDA context to the host, and
-// returns them. Each is locked before the first is moved. If one of the processes still uses a GPU,
-// that is an error. After an error some may be suspended: Resume continues them.
-func Suspend(host config.Host, ids []procfs.ID) ([]int, error) {
-	return withProcesses(host, ids, func(c *checkpointer, list []cudaProcess) error {
+// returns them and that memory. Each is locked before the first is moved. If one of the processes
+// still uses a GPU, that is an error. After an error some may be suspended: Resume continues them.
+func Suspend(host config.Host, ids []procfs.ID) (moved []int, memory probe.Memory, err error) {
+	memory = probe.Memory{}
+	moved, err = withProcesses(host, ids, func(c *checkpointer, list []cudaProcess) error {
 		if err := c.each(list, running, "Lock"); err != nil {
+			return err
+		}
+		err := eachUse(host, ids, func(d gpuDevice, p Process) error {
+			if memory[p.PID] == nil {
+				memory[p.PID] = map[string]uint64{}
+			}
+			if p.Memory != nil {
+				memory[p.PID][d.uuid] = *p.Memory
+			}
+			return nil
+		})
+		if err != nil {
 			return err
 		}
 		if err := c.each(list, locked, "Checkpoint"); err != nil {
 			return err
 		}
-		return checkUnused(host, ids)
+		return eachUse(host, ids, func(d gpuDevice, p Process) error {
+			return fmt.Errorf("process %d still uses GPU %d (type %s): only CUDA gives it back, graphics does not", p.PID, d.index, p.Type)
+		})
 	})
+	return moved, memory, err
 }
 
-// checkUnused asks NVML whether any of the processes still uses a GPU.
-func checkUnused(host config.Host, ids []procfs.ID) error {
+// gpuDevice is a GPU or a MIG device; index is the GPU's.
+type gpuDevice struct {
+	State
+	uuid  string
+	index int
+}
+
+// devices asks NVML. A Tegra need not have it: then there are none.
+func devices(host config.Host) (list []gpuDevice, err error) {
 	path, err := libraryPath(host, nvmlName)
-	if errors.Is(err, errAbsent) { // a Tegra need not have NVML
-		return nil
+	if errors.Is(err, errAbsent) {
+		return nil, nil
 	}
 	if err != nil {
-		return err
+		return nil, err
 	}
 	s, err := withLibrary(path, true)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	for _, g := range s.GPUs {
-		for _, state := range append(g.Instances, g.State) {
-			for _, p := range state.Processes {
-				if slices.ContainsFunc(ids, func(id procfs.ID) bool { return id.PID == p.PID }) {
-					return fmt.Errorf("process %d still uses GPU %d (type %s): only CUDA gives it back, graphics does not", p.PID, g.Facts.Index, p.Type)
-				}
+		list = append(list, gpuDevice{g.State, g.Facts.UUID, g.Facts.Index})
+		for i, state := range g.Instances {
+			list = append(list, gpuDevice{state, g.Facts.Instances[i].UUID, g.Facts.Index})
+		}
+	}
+	return list, nil
+}
+
+// eachUse calls fn for each device that one of the processes uses.
+func eachUse(host config.Host, ids []procfs.ID, fn func(gpuDevice, Process) error) error {
+	list, err := devices(host)
+	if err != nil {
+		return err
+	}
+	for _, d := range list {
+		for _, p := range d.Processes {
+			id, err := procfs.Host.ID(p.PID)
+			if err != nil || !slices.Contains(ids, id) {
+				continue
+			}
+			if err := fn(d, p); err != nil {
+				return err
 			}
 		}
 	}
 	return nil
 }
 
-// Resume moves the GPU memory of suspended processes back and lets them continue. It works on
-// processes in any state.
-func Resume(host config.Host, ids []procfs.ID) ([]int, error) {
+// checkFree returns an error if a device has less free memory than the processes need that are
+// suspended. The driver cannot restore a process again for which it found too little.
+func (c *checkpointer) checkFree(host config.Host, list []cudaProcess, needs probe.Memory) error {
+	sum := map[string]uint64{}
+	for _, p := range list {
+		if state, rc := c.state(p); rc != 0 || state != checkpointed {
+			continue
+		}
+		for uuid, bytes := range needs[p.pid] {
+			sum[uuid] += bytes
+		}
+	}
+	if len(sum) == 0 {
+		return nil
+	}
+	devices, err := devices(host)
+	for _, d := range devices {
+		if free := d.Memory.Free; free != nil && *free < sum[d.uuid] {
+			return fmt.Errorf("%d MiB of GPU %d are free and %d MiB are needed: free memory, then resume again", *free>>20, d.index, sum[d.uuid]>>20)
+		}
+	}
+	return err
+}
+
+// Resume moves the GPU memory of suspended processes back, if what they need is free, and lets them
+// continue. It works on processes in any state.
+func Resume(host config.Host, ids []procfs.ID, needs probe.Memory) ([]int, error) {
 	return withProcesses(host, ids, func(c *checkpointer, list []cudaProcess) error {
+		if err := c.checkFree(host, list, needs); err != nil {
+			return err
+		}
 		if err := c.each(list, checkpointed, "Restore"); err != nil {
 			return err
 		}

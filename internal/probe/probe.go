@@ -34,9 +34,14 @@ type Questions struct {
 	// Suspend and Resume are the processes whose GPU memory is moved to the host, or back.
 	Suspend []procfs.ID `json:"suspend,omitempty"`
 	Resume  []procfs.ID `json:"resume,omitempty"`
+	// Needs is the GPU memory that must be free before Resume moves any.
+	Needs Memory `json:"needs,omitempty"`
 	// Timeout bounds NVML, and the processes that are suspended or resumed; 0 is NVMLTimeout.
 	Timeout time.Duration `json:"timeout,omitempty"`
 }
+
+// Memory is the GPU memory of processes in bytes, by process id and UUID of the GPU or MIG device.
+type Memory map[int]map[string]uint64
 
 // Pod is a pod of the kubelet behind a PodResources socket. containerd wrote its names, not a
 // container.
@@ -57,7 +62,9 @@ type Answers struct {
 	PodError  string             `json:"pod_error,omitempty"`
 	// Moved are the processes of Suspend or Resume that have a CUDA context. It is nil if one of them
 	// failed, or if the program does not know the question.
-	Moved     *[]int `json:"moved,omitempty"`
+	Moved *[]int `json:"moved,omitempty"`
+	// Memory is what Suspend moved, as far as NVML tells.
+	Memory    Memory `json:"memory,omitempty"`
 	MoveError string `json:"move_error,omitempty"`
 	// NoKubelet reports that the kubelet's socket does not exist, for a second.
 	NoKubelet bool `json:"no_kubelet,omitempty"`

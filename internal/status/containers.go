@@ -40,6 +40,8 @@ type Record struct {
 	Grant        string   `json:"grant"`
 	// Suspended is since when the container is paused and has given its GPUs back.
 	Suspended *time.Time `json:"suspended_since,omitempty"`
+	// SuspendedMemory is the GPU memory in bytes that is on the host meanwhile.
+	SuspendedMemory uint64 `json:"suspended_bytes,omitempty"`
 	// SuspendsGPU reports whether pausing gives them back. Dir is the bundle.
 	SuspendsGPU bool   `json:"-"`
 	Dir         string `json:"-"`
@@ -142,9 +144,10 @@ func (b Bundle) record(proc procfs.FS) (r Record, ok bool) {
 		Capabilities: plan.Capabilities, Grant: plan.Grant, plan: plan,
 		SuspendsGPU: plan.SuspendsGPU, Dir: b.Dir,
 	}
-	if info, err := os.Lstat(filepath.Join(b.Dir, gpuinject.SuspendedName)); err == nil {
-		since := info.ModTime()
+	if text, info, err := trusted.Read(filepath.Join(b.Dir, gpuinject.SuspendedName), maxRecord); err == nil {
+		since := time.Unix(info.Mtim.Unix())
 		r.Suspended = &since
+		r.SuspendedMemory, _ = strconv.ParseUint(string(text), 10, 64) // 0: not known
 	}
 	for _, g := range plan.GPUs {
 		r.GPUs = append(r.GPUs, cmp.Or(g.UUID, g.PCI))

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
@@ -100,6 +101,18 @@ func (s *Status) printContainers(o *term.Output) {
 		t.Row(term.Plain, name, cmp.Or(strings.Join(gpus, " "), none), memory, processes, c.Namespace, shortID(c.ID))
 	}
 	t.Flush()
+	suspended := o.Table("SUSPENDED", "ON THE HOST", "SINCE")
+	rows := 0
+	for _, c := range s.Containers {
+		if c.Suspended != nil {
+			suspended.Row(term.Plain, c.label(), size(&c.SuspendedMemory), c.Suspended.Format(time.DateTime))
+			rows++
+		}
+	}
+	if rows > 0 {
+		o.Line(term.Plain, "")
+		suspended.Flush()
+	}
 }
 
 func (s *Status) printProcesses(o *term.Output) {

@@ -70,6 +70,15 @@ func (o *Output) Clear() {
 	}
 }
 
+// Update shows a text in place of the one that it showed before, on a terminal only. An empty one
+// leaves nothing.
+func (o *Output) Update(text string) {
+	if o.Terminal() && os.Getenv("TERM") != "dumb" {
+		runes := []rune(visible(text))
+		fmt.Fprint(o.w, "\r\x1b[K"+string(runes[:min(len(runes), o.width-1)]))
+	}
+}
+
 // Line prints one line. A terminal gets as much of it as fits.
 func (o *Output) Line(s Style, text string) {
 	text = visible(text)

@@ -16,7 +16,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // Answer answers the questions. If NVML was asked, the process can start no program afterwards, and
@@ -55,9 +54,14 @@ func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 			a.Facts = &facts
 		}
 	case q.Suspend != nil:
-		a.Moved, a.MoveError = move(q.Config, q.Suspend, nvml.Suspend)
+		a.Moved, a.MoveError = move(q.Config, func(host config.Host) (moved []int, err error) {
+			moved, a.Memory, err = nvml.Suspend(host, q.Suspend)
+			return moved, err
+		})
 	case q.Resume != nil:
-		a.Moved, a.MoveError = move(q.Config, q.Resume, nvml.Resume)
+		a.Moved, a.MoveError = move(q.Config, func(host config.Host) ([]int, error) {
+			return nvml.Resume(host, q.Resume, q.Needs)
+		})
 	}
 	return a
 }
@@ -80,11 +84,11 @@ func becomeNVMLProgram(q probe.Questions) error {
 
 // move suspends or resumes processes. It does not take NVML's lock: it may take minutes, and other
 // containers are created meanwhile.
-func move(name string, list []procfs.ID, fn func(config.Host, []procfs.ID) ([]int, error)) (*[]int, string) {
+func move(name string, fn func(config.Host) ([]int, error)) (*[]int, string) {
 	cfg, err := config.Find(name)
 	moved := []int{}
 	if err == nil {
-		moved, err = fn(cfg.Host, list)
+		moved, err = fn(cfg.Host)
 	}
 	if err != nil {
 		return nil, err.Error()

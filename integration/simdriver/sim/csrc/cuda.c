@@ -3,9 +3,7 @@
 #define _GNU_SOURCE /* O_PATH */
 #include "sim.h"
 
-#include <dirent.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
 
 #define EXPORT __attribute__((visibility("default")))
@@ -174,6 +172,7 @@ enum { RUNNING, LOCKED, CHECKPOINTED };
 struct process {
 	int state;
 	int calls; /* that have begun and not ended */
+	int broken; /* it was restored on a full GPU, after which the driver cannot */
 };
 
 #define PAGE 4096
@@ -284,33 +283,6 @@ EXPORT int cuCtxSynchronize(void)
 
 #if SIM_CUDA >= 12080 /* driver 570 */
 
-/* each calls fn for every memfd of a process whose name begins with prefix; fn opens
- * path. The first result that is not 0 ends it. */
-static int each(int pid, const char *prefix, int (*fn)(const char *path, const char *name, void *), void *data)
-{
-	char dir[64], path[400], to[128], want[64];
-	struct dirent *e;
-	ssize_t n;
-	DIR *d;
-	int rc = 0;
-
-	snprintf(dir, sizeof dir, "/proc/%d/fd", pid);
-	snprintf(want, sizeof want, "/memfd:%s", prefix);
-	d = opendir(dir);
-	while (d && !rc && (e = readdir(d))) {
-		snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
-		n = readlink(path, to, sizeof to - 1);
-		if (n <= 0)
-			continue;
-		to[n] = 0;
-		if (!strncmp(to, want, strlen(want)))
-			rc = fn(path, to, data);
-	}
-	if (d)
-		closedir(d);
-	return rc;
-}
-
 static int open_control(const char *path, const char *name, void *data)
 {
 	(void)name;
@@ -350,7 +322,7 @@ static int begin(const char *function, int pid, int from, int *control, struct p
 	if (!initialized)
 		return CUDA_ERROR_NOT_INITIALIZED;
 	*control = -1;
-	each(pid, "nvidia-sim-cuda", open_control, control);
+	sim_each(pid, "nvidia-sim-cuda", open_control, control);
 	if (*control < 0)
 		return CUDA_ERROR_INVALID_VALUE;
 	*p = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, *control, 0);
@@ -443,38 +415,22 @@ static int save(const char *path, const char *name, void *data)
 	return rc;
 }
 
-static int add_size(const char *path, const char *name, void *data)
-{
-	struct stat st;
-
-	(void)name;
-	if (!stat(path, &st))
-		*(off_t *)data += st.st_size;
-	return 0;
-}
-
 /* fits reports whether size bytes fit beside what all processes have on a GPU, whose
  * memory a test may have made smaller. */
 static int fits(const char *name, off_t size)
 {
-	char path[512], prefix[64];
-	unsigned long long total = SIM_MEMORY;
+	char prefix[64];
 	struct dirent *e;
-	FILE *f;
 	DIR *d;
 
-	if (sim_path(path, sizeof path, "nvidia-sim/memory") && (f = fopen(path, "re"))) {
-		(void)!fscanf(f, "%llu", &total);
-		fclose(f);
-	}
 	sscanf(name, "/memfd:%63s", prefix);
 	d = opendir("/proc");
 	while (d && (e = readdir(d)))
 		if (atoi(e->d_name) > 0)
-			each(atoi(e->d_name), prefix, add_size, &size);
+			sim_each(atoi(e->d_name), prefix, sim_add_size, &size);
 	if (d)
 		closedir(d);
-	return (unsigned long long)size <= total;
+	return (unsigned long long)size <= sim_memory();
 }
 
 static int restore(const char *path, const char *name, void *data)
@@ -510,7 +466,7 @@ EXPORT int cuCheckpointProcessCheckpoint(int pid, void *args)
 	(void)args;
 	if (p == MAP_FAILED)
 		return rc;
-	if (rc == CUDA_SUCCESS && (rc = each(pid, "nvidia-sim-gpu", save, &m)) == CUDA_SUCCESS)
+	if (rc == CUDA_SUCCESS && (rc = sim_each(pid, "nvidia-sim-gpu", save, &m)) == CUDA_SUCCESS)
 		p->state = CHECKPOINTED;
 	return end(rc, m.control, p);
 }
@@ -524,10 +480,13 @@ EXPORT int cuCheckpointProcessRestore(int pid, void *args)
 	(void)args;
 	if (p == MAP_FAILED)
 		return rc;
+	if (rc == CUDA_SUCCESS && p->broken)
+		rc = CUDA_ERROR_OPERATING_SYSTEM;
 	if (rc == CUDA_SUCCESS) {
-		rc = each(pid, "nvidia-sim-gpu", restore, &m);
+		rc = sim_each(pid, "nvidia-sim-gpu", restore, &m);
+		p->broken = rc == CUDA_ERROR_OUT_OF_MEMORY;
 		if (rc != CUDA_SUCCESS)
-			each(pid, "nvidia-sim-gpu", drop, NULL);
+			sim_each(pid, "nvidia-sim-gpu", drop, NULL);
 		else if (ftruncate(m.control, PAGE) == 0)
 			p->state = LOCKED;
 	}
@@ -557,6 +516,7 @@ static const struct {
 	{CUDA_ERROR_INVALID_VALUE, "CUDA_ERROR_INVALID_VALUE", "invalid argument"},
 	{CUDA_ERROR_OUT_OF_MEMORY, "CUDA_ERROR_OUT_OF_MEMORY", "out of memory"},
 	{CUDA_ERROR_ILLEGAL_STATE, "CUDA_ERROR_ILLEGAL_STATE", "the operation cannot be performed in the present state"},
+	{CUDA_ERROR_OPERATING_SYSTEM, "CUDA_ERROR_OPERATING_SYSTEM", "OS call failed or operation not supported on this OS"},
 	{CUDA_ERROR_NOT_READY, "CUDA_ERROR_NOT_READY", "device not ready"},
 	{CUDA_ERROR_NOT_SUPPORTED, "CUDA_ERROR_NOT_SUPPORTED", "operation not supported"},
 	{CUDA_ERROR_NOT_INITIALIZED, "CUDA_ERROR_NOT_INITIALIZED", "initialization error"},

@@ -13,7 +13,6 @@
  */
 #include "sim.h"
 
-#include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -366,18 +365,48 @@ typedef struct {
 	unsigned gi, ci;
 } nvmlProcessInfo_t;
 
-/* processes fills infos with those of a kind (0: of any) that the file places on
- * a device; those of a GPU include those of its MIG devices. */
+/* computing fills infos with the processes that have memory of the simulated libcuda
+ * on a GPU. */
+static unsigned computing(nvmlDevice_t d, nvmlProcessInfo_t *infos, unsigned size)
+{
+	char prefix[32];
+	struct dirent *e;
+	unsigned n = 0;
+	off_t sum;
+	DIR *dir;
+
+	if (d->mig)
+		return 0;
+	snprintf(prefix, sizeof prefix, "nvidia-sim-gpu%u ", d->gpu->minor); /* "… (deleted)" */
+	dir = opendir("/proc");
+	while (dir && (e = readdir(dir))) {
+		sum = 0;
+		if (atoi(e->d_name) > 0)
+			sim_each(atoi(e->d_name), prefix, sim_add_size, &sum);
+		if (!sum)
+			continue;
+		if (n < size)
+			infos[n] = (nvmlProcessInfo_t){(unsigned)atoi(e->d_name), (unsigned long long)sum, 0xffffffff, 0xffffffff};
+		n++;
+	}
+	if (dir)
+		closedir(dir);
+	return n;
+}
+
+/* processes fills infos with those of a kind (0: of any) that compute with the
+ * simulated libcuda or that the file places on a device; those of a GPU include those
+ * of its MIG devices. */
 static unsigned processes(nvmlDevice_t d, char kind, nvmlProcessInfo_t *infos, unsigned size)
 {
 	char line[256], uuid[96], what;
 	unsigned long long used;
-	unsigned pid, i, n = 0;
+	unsigned pid, i, n = kind == 'G' ? 0 : computing(d, infos, size);
 	const struct sim_mig *on;
 	FILE *f = steering("processes");
 
 	if (!f)
-		return 0;
+		return n;
 	while (fgets(line, sizeof line, f)) {
 		if (sscanf(line, "%95s %u %llu %c", uuid, &pid, &used, &what) != 4 || (kind && what != kind))
 			continue;
@@ -420,7 +449,7 @@ EXPORT int nvmlDeviceGetMemoryInfo(nvmlDevice_t d, nvmlMemory_t *m)
 
 	if (rc != NVML_SUCCESS)
 		return rc;
-	m->total = d->mig ? SIM_MIG_MEMORY : SIM_MEMORY;
+	m->total = d->mig ? SIM_MIG_MEMORY : sim_memory();
 	m->used = used_memory(d);
 	m->free = m->total - m->used;
 	return NVML_SUCCESS;
@@ -437,7 +466,7 @@ EXPORT int nvmlDeviceGetMemoryInfo_v2(nvmlDevice_t d, nvmlMemory_v2_t *m)
 
 	if (rc != NVML_SUCCESS)
 		return rc;
-	m->total = d->mig ? SIM_MIG_MEMORY : SIM_MEMORY;
+	m->total = d->mig ? SIM_MIG_MEMORY : sim_memory();
 	m->used = used_memory(d);
 	m->reserved = 0;
 	m->free = m->total - m->used;

@@ -8,12 +8,14 @@
 #ifndef SIM_H
 #define SIM_H
 
+#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #define SIM_MIG_PROFILE "1g.18gb"
@@ -91,6 +93,58 @@ static unsigned sim_visible(unsigned *seen)
 		if (sim_may_open_gpu(&sim_gpus[i]))
 			seen[n++] = i;
 	return n;
+}
+
+/* sim_memory is the size of a GPU in bytes, which a test may have made smaller. */
+__attribute__((unused)) static unsigned long long sim_memory(void)
+{
+	unsigned long long total = SIM_MEMORY;
+	char path[512];
+	FILE *f;
+
+	if (sim_path(path, sizeof path, "nvidia-sim/memory") && (f = fopen(path, "re"))) {
+		(void)!fscanf(f, "%llu", &total);
+		fclose(f);
+	}
+	return total;
+}
+
+/* sim_each calls fn for every memfd of a process whose name begins with prefix; fn opens
+ * path. The first result that is not 0 ends it. */
+__attribute__((unused)) static int sim_each(int pid, const char *prefix, int (*fn)(const char *path, const char *name, void *), void *data)
+{
+	char dir[64], path[400], to[128], want[64];
+	struct dirent *e;
+	ssize_t n;
+	DIR *d;
+	int rc = 0;
+
+	snprintf(dir, sizeof dir, "/proc/%d/fd", pid);
+	snprintf(want, sizeof want, "/memfd:%s", prefix);
+	d = opendir(dir);
+	while (d && !rc && (e = readdir(d))) {
+		snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
+		n = readlink(path, to, sizeof to - 1);
+		if (n <= 0)
+			continue;
+		to[n] = 0;
+		if (!strncmp(to, want, strlen(want)))
+			rc = fn(path, to, data);
+	}
+	if (d)
+		closedir(d);
+	return rc;
+}
+
+/* sim_add_size adds the size of a file to the off_t behind data. */
+__attribute__((unused)) static int sim_add_size(const char *path, const char *name, void *data)
+{
+	struct stat st;
+
+	(void)name;
+	if (!stat(path, &st))
+		*(off_t *)data += st.st_size;
+	return 0;
 }
 
 #endif
