@@ -1,11 +1,14 @@
 package suspend
 
 import (
+	"bufio"
 	"encoding/json"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -344,6 +347,57 @@ func TestShimctlSuspendsAndResumes(t *testing.T) {
 	if err == nil || string(out) != want {
 		t.Errorf("%v: %s\nwant %s", err, out, want)
 	}
+}
+
+// On a terminal nvidia-shimctl shows that something happens, in one line that goes at the end.
+func TestShimctlShowsProgress(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	c := h.start(t, 1)
+	master, slave := terminal(t)
+	steer(t, h, sim.Checkpoint{Function: "Checkpoint", Result: sim.Wait})
+	cmd := exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), "--config", h.Driver.ConfigPath, "suspend", "--state", h.State, c.id)
+	cmd.Env, cmd.Stderr = append(os.Environ(), "TERM=xterm"), slave
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	slave.Close()
+	// Without a line the program must end, so that reading does.
+	defer time.AfterFunc(20*time.Second, func() { _ = h.Driver.Checkpoints() }).Stop()
+	screen := bufio.NewReader(master)
+	line, err := screen.ReadString('y') // the last letter of the line
+	steer(t, h)
+	rest, _ := io.ReadAll(screen) // ends with EIO when the program has ended
+	if failed := cmd.Wait(); failed != nil || err != nil {
+		t.Fatalf("%v, %v: %s%s", failed, err, line, rest)
+	}
+	if want := regexp.MustCompile(`^\r\x1b\[K` + c.id + `: \d+s, \d+ MiB in host memory$`); !want.MatchString(line) || !strings.HasSuffix(string(rest), "\r\x1b[K") {
+		t.Errorf("%q, then %q", line, rest)
+	}
+	c.wantStatus(t, "PAUSED")
+}
+
+// terminal is a pseudoterminal of 80 columns.
+func terminal(t *testing.T) (master, slave *os.File) {
+	t.Helper()
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { master.Close() })
+	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err == nil {
+		err = unix.IoctlSetWinsize(int(master.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80})
+	}
+	if err == nil {
+		slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return master, slave
 }
 
 func TestAPauseThatFailsLeavesTheContainerRunning(t *testing.T) {
