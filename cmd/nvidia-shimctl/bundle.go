@@ -47,7 +47,7 @@ func bundleCommand() *cli.Command {
 		Usage: "write what a report of a problem needs into one file (as root)",
 		Description: "The tar.gz has the output of info, check, status, version and plan, the shim's configuration and records, the record and " +
 			"drop-ins of install, and the shim's lines of containerd's log. It has no environment of a container and nothing else of a " +
-			"daemon's configuration. Example: nvidia-shimctl bundle --output /root/report.tar.gz.",
+			"daemon's configuration.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FILE` to make (default: nvidia-shim-TIME.tar.gz)"},
 		},

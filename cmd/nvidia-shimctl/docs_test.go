@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"flag"
 	"fmt"
 	"io"
@@ -63,5 +64,26 @@ func flags(c *cli.Command, f func(path, flag string)) {
 	}
 	for _, sub := range c.Commands {
 		flags(sub, f)
+	}
+}
+
+// Each command's help has examples, whose flags it has.
+func TestExamples(t *testing.T) {
+	for _, c := range newApp(io.Discard, io.Discard).VisibleCommands() {
+		if len(examples[c.Name]) == 0 && c.Name != "help" {
+			t.Errorf("nvidia-shimctl %s --help has no example", c.Name)
+		}
+		for _, example := range examples[c.Name] {
+			_, line, _ := strings.Cut(example, "nvidia-shimctl ")
+			line, _, _ = strings.Cut(line, "|")
+			line, _, _ = strings.Cut(line, ")")
+			app, ran := newApp(io.Discard, io.Discard), ""
+			for _, c := range app.Commands {
+				c.Action = func(context.Context, *cli.Command) error { ran = c.Name; return nil }
+			}
+			if err := app.Run(t.Context(), append([]string{"nvidia-shimctl"}, strings.Fields(line)...)); err != nil || ran != c.Name {
+				t.Errorf("%s: ran %q: %v", example, ran, err)
+			}
+		}
 	}
 }

@@ -51,6 +51,9 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 		},
 	}
 	for _, c := range app.Commands {
+		if list := examples[c.Name]; len(list) > 0 {
+			c.Description = strings.TrimSpace(c.Description + "\n\nExamples:\n\n    " + strings.Join(list, "\n    "))
+		}
 		action := c.Action
 		// Not by Before, which completion runs too.
 		c.Action = func(ctx context.Context, c *cli.Command) error {

@@ -25,10 +25,9 @@ import (
 
 func planCommand() *cli.Command {
 	return &cli.Command{
-		Name:  "plan",
-		Usage: "show what the shim would do, or did, for a container, and why (read-only)",
-		Description: "A container that exists: nvidia-shimctl plan --pod team/train, nvidia-shimctl plan --container 3f9a. " +
-			"A container of these flags: nvidia-shimctl plan --env NVIDIA_VISIBLE_DEVICES=0.",
+		Name:        "plan",
+		Usage:       "show what the shim would do, or did, for a container, and why (read-only)",
+		Description: "The container is one that exists, or one with the variables, mounts and annotations of these flags.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "pod", Usage: "what was done for the container of the pod `NAMESPACE/NAME`"},
 			&cli.StringFlag{Name: "container", Usage: "its `NAME` in the pod; without --pod containerd's id, or the beginning of it, or NAMESPACE/ID"},

@@ -37,7 +37,7 @@ func runArgsCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "run-args",
 		Usage: "print the flags that give a container the same GPUs without this shim",
-		Description: "Each flag is on a line of its own, for a command substitution: docker run $(nvidia-shimctl run-args --for docker) IMAGE. " +
+		Description: "Each flag is on a line of its own, for a command substitution. " +
 			"They come from the plan of the shim; the standard error says what such flags cannot do.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "for", Usage: "`ENGINE` that the flags are for: " + strings.Join(engines, ", ")},

@@ -1,0 +1,20 @@
+package main
+
+// examples are shown by each command's --help.
+var examples = map[string][]string{
+	"info":      {"nvidia-shimctl info", "nvidia-shimctl --json info"},
+	"status":    {"nvidia-shimctl status", "nvidia-shimctl status --watch --interval 5s"},
+	"plan":      {"nvidia-shimctl plan --env NVIDIA_VISIBLE_DEVICES=0", "nvidia-shimctl plan --pod team/train", "nvidia-shimctl plan --container 3f9a"},
+	"run-args":  {"docker run $(nvidia-shimctl run-args --for docker --devices 0) IMAGE"},
+	"suspend":   {"nvidia-shimctl suspend web", "nvidia-shimctl suspend --pod team/notebook"},
+	"resume":    {"nvidia-shimctl resume web", "nvidia-shimctl resume --pod team/notebook"},
+	"cdi":       {"nvidia-shimctl cdi", "nvidia-shimctl cdi --output /etc/cdi/nvidia.yaml"},
+	"check":     {"nvidia-shimctl check", "nvidia-shimctl check --target k3s"},
+	"prepare":   {"nvidia-shimctl prepare --dry-run", "nvidia-shimctl prepare --load-modules --imex-channels 0-3"},
+	"install":   {"nvidia-shimctl install --dry-run", "nvidia-shimctl install --restart", "nvidia-shimctl install --target docker --set-default"},
+	"uninstall": {"nvidia-shimctl uninstall --dry-run", "nvidia-shimctl uninstall --all --restart"},
+	"manifest":  {"nvidia-shimctl manifest | kubectl apply -f -"},
+	"probe":     {"nvidia-shimctl probe --live", "nvidia-shimctl probe --pod team/train"},
+	"bundle":    {"nvidia-shimctl bundle --output /root/report.tar.gz"},
+	"version":   {"nvidia-shimctl version"},
+}
