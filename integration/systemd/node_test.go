@@ -215,7 +215,11 @@ func TestTheNodeImageInstallsRepairsAndRemoves(t *testing.T) {
 	n.once(t, 0, false)
 	n.api.want(t, "true", n.version, 1)
 
-	n.once(t, 0, true, "--uninstall")
+	c := n.sleep(t, 1, containerOptions{runtime: installedShim})
+	simhost.Want(t, n.once(t, 1, true, "--uninstall"), installedShim+" stays, because containers run with it")
+	c.check(t)
+	c.remove(t)
+	n.once(t, 0, false, "--uninstall")
 	if after := n.state(t); after != before {
 		t.Errorf("uninstall left: %s", changed(before, after))
 	}
@@ -244,6 +248,22 @@ func TestTheOldStateReturnsIfCheckFails(t *testing.T) {
 	}
 	n.useGPU(t)
 	n.api.want(t, "true", n.version, 2)
+}
+
+// The form of the handler is that of the containerd that runs.
+func TestTheNodeFollowsAnUpgradeOfContainerd(t *testing.T) {
+	n := startNode(t)
+	const dropIn = "/etc/systemd/system/containerd.service.d"
+	n.run(t, "sh", "-c", "mkdir "+dropIn+" && printf '[Service]\nExecStart=\nExecStart="+inBin+"/daemons/containerd-2.3/containerd\n' >"+dropIn+"/older.conf")
+	n.run(t, "sh", "-c", "systemctl daemon-reload && systemctl restart containerd")
+	n.once(t, 0, true)
+	simhost.Want(t, n.run(t, "cat", runtimeclass.DefaultContainerdConfig), `runtime_path = "`+installedShim+`"`)
+	n.useGPU(t)
+	n.run(t, "sh", "-c", "rm -r "+dropIn+" && systemctl daemon-reload && systemctl restart containerd")
+	n.once(t, 0, true)
+	simhost.Want(t, n.run(t, "cat", runtimeclass.DefaultContainerdConfig), `runtime_type = "`+runtimeclass.RuntimeType+`"`)
+	n.once(t, 0, false)
+	n.useGPU(t)
 }
 
 // Without a driver nothing is changed.
