@@ -67,6 +67,9 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 	if c.Duration("interval") <= 0 {
 		return usage(errors.New("--interval has to be positive"))
 	}
+	if c.String("target") == kind {
+		return usage(errors.New("--target kind is no daemon of a host: a node of kind has containerd"))
+	}
 	k := nodeKeeper{c: c, host: runtimeclass.Host{Root: "/"}}
 	programs, account, err := enterHost(c.String("host-root"))
 	if err == nil {
