@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds tar.gz, deb and rpm for amd64 and arm64, and SHA256SUMS. The same commit gives the same
-# bytes. Usage: build.sh OUTDIR
+# Builds tar.gz, deb, rpm and the node image for amd64 and arm64, and SHA256SUMS. The same commit
+# gives the same bytes. Usage: build.sh OUTDIR
 set -eu
 
 mkdir -p "$1"
@@ -13,7 +13,8 @@ umask 022
 
 # v1.2.3-rc.1-4-gabc becomes 1.2.3~rc.1+4.gabc, which dpkg and rpm sort as it is meant. Without a
 # tag the date sorts.
-version=$(git describe --tags --always --dirty)
+tag=$(git describe --tags --always --dirty)
+version=$tag
 case $version in
 v[0-9]*.*) version=${version#v} ;;
 *) version=0~$(date -d "@$SOURCE_DATE_EPOCH" +%Y%m%d%H%M%S).$version ;;
@@ -23,7 +24,7 @@ export PACKAGE_VERSION
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-rm -f "$out"/containerd-shim-nvidia* "$out/SHA256SUMS"
+rm -rf "$out"/containerd-shim-nvidia* "$out"/nvidia-shim-node* "$out/SHA256SUMS"
 "$GO" build -trimpath -o "$work/nfpm" github.com/goreleaser/nfpm/v2/cmd/nfpm
 
 # What the architectures share.
@@ -62,6 +63,8 @@ for ARCH in amd64 arm64; do
 	done
 	cd - >/dev/null
 done
+name=$work/containerd-shim-nvidia_${PACKAGE_VERSION}_linux
+"$GO" run -trimpath ./image "$out" nvidia-shim-node "$tag" "$(git rev-parse HEAD)" amd64="${name}_amd64" arm64="${name}_arm64"
 cd "$out"
-sha256sum containerd-shim-nvidia* >SHA256SUMS
+sha256sum containerd-shim-nvidia* nvidia-shim-node*.tar >SHA256SUMS
 ls -l

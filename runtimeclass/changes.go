@@ -255,6 +255,19 @@ func (p Plan) Apply() error {
 	return nil
 }
 
+// Undo returns the plan that brings the files of this one back to what they are now.
+func (p Plan) Undo() (Plan, error) {
+	undo := Plan{Host: p.Host, Restart: p.Restart}
+	for _, c := range slices.Backward(p.Changes) {
+		now, err := p.Host.change(c.Kind, c.Path, nil)
+		if err != nil {
+			return undo, err
+		}
+		undo.Changes = append(undo.Changes, Change{c.Kind, c.Path, c.After, now.Before})
+	}
+	return undo, nil
+}
+
 func (h Host) apply(c Change) error {
 	if equalText(c.Before, c.After) {
 		return nil
@@ -263,7 +276,11 @@ func (h Host) apply(c Change) error {
 	if err != nil {
 		return err
 	}
-	if (c.Kind != Program || c.After == nil) && !equalText(now.Before, c.Before) {
+	replaces := c.Kind == Program && c.After != nil
+	if !replaces && equalText(now.Before, c.After) {
+		return nil
+	}
+	if !replaces && !equalText(now.Before, c.Before) {
 		return errors.New("has been changed meanwhile: run the command again")
 	}
 	root, dir, err := h.open(filepath.Dir(c.Path))

@@ -122,3 +122,29 @@ func TestDiffIsAPatch(t *testing.T) {
 		}
 	}
 }
+
+// Undo brings back what was there, whichever of the changes were made.
+func TestUndo(t *testing.T) {
+	for made := range 10 {
+		h := containerdTree(t, "v2-1.7.toml", "", v1735)
+		o := options(t)
+		shim := h.real("/usr/local/bin/" + ShimName)
+		write(t, shim, "an older program\n")
+		check(t, os.Chmod(shim, programMode))
+		before := simtest.Contents(t, h.Root)
+		plan, err := Install(h, o)
+		check(t, err)
+		undo, err := plan.Undo()
+		check(t, err)
+		partly := plan
+		partly.Changes = plan.Changes[:min(made, len(plan.Changes))]
+		check(t, partly.Apply())
+		if !undo.Changed() || undo.Restart.String() != plan.Restart.String() {
+			t.Errorf("undo changes %v and runs %q", changedFiles(undo), undo.Restart)
+		}
+		check(t, undo.Apply())
+		if after := simtest.Contents(t, h.Root); !reflect.DeepEqual(after, before) {
+			t.Errorf("after %d changes: %v, want %v", made, after, before)
+		}
+	}
+}

@@ -13,6 +13,7 @@ var examples = map[string][]string{
 	"prepare":   {"nvidia-shimctl prepare --dry-run", "nvidia-shimctl prepare --load-modules --imex-channels 0-3"},
 	"install":   {"nvidia-shimctl install --dry-run", "nvidia-shimctl install --restart", "nvidia-shimctl install --target docker --set-default"},
 	"uninstall": {"nvidia-shimctl uninstall --dry-run", "nvidia-shimctl uninstall --all --restart"},
+	"node":      {"nvidia-shimctl node --once", "nvidia-shimctl node --uninstall"},
 	"manifest":  {"nvidia-shimctl manifest | kubectl apply -f -"},
 	"probe":     {"nvidia-shimctl probe --live", "nvidia-shimctl probe --pod team/train"},
 	"bundle":    {"nvidia-shimctl bundle --output /root/report.tar.gz"},

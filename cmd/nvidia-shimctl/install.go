@@ -15,6 +15,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -22,10 +23,9 @@ func installCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "install",
 		Usage: "install the programs and register the runtime handler",
-		Flags: append(installFlags(),
-			&cli.StringFlag{Name: "handler", Value: runtimeclass.DefaultHandler, Usage: "`NAME` of the runtime handler"},
+		Flags: append(installFlags(), handlerFlag(),
 			&cli.BoolFlag{Name: "set-default", Aliases: []string{"set-as-default"}, Usage: "make it the runtime of containers that name none"},
-			&cli.BoolFlag{Name: "replace", Usage: "switch off another runtime of that name until uninstall"},
+			replaceFlag(),
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM`, asked for its version (default: found in PATH)"},
 			&cli.StringFlag{Name: "containerd-version", Usage: "containerd's `VERSION`, such as 2.1.4, instead of asking it"},
 			&cli.StringFlag{Name: "arch", Usage: "`ARCH` of the tree, amd64 or arm64 (default: that of its /bin/sh)"},
@@ -57,33 +57,9 @@ func install(ctx context.Context, c *cli.Command) error {
 		_, err = io.WriteString(c.Root().Writer, runtimeclass.KindCluster(o.Registration))
 		return err
 	}
-	host := runtimeclass.Host{Root: c.String("root")}
-	found, err := findTarget(c, host, &o)
+	plan, report, err := planInstall(ctx, c, runtimeclass.Host{Root: c.String("root")}, &o)
 	if err != nil {
 		return err
-	}
-	if host.Daemon, err = daemonVersion(ctx, c, o.Target, found.Program); err != nil {
-		return err
-	}
-	report, err := fromToolkit(c, o.ShimConfig)
-	if err != nil {
-		return err
-	}
-	if report != nil {
-		o.WriteShimConfig, o.ShimSettings = true, report.Text
-	}
-	if o.Target != runtimeclass.Docker {
-		o.KubeletSocket = runtimeclass.KubeletSocket(host, procOf(host))
-	}
-	plan, err := runtimeclass.Install(host, o)
-	if err == nil {
-		err = addCDI(c, o.Target, &plan)
-	}
-	if err != nil {
-		return err
-	}
-	if found.Target != "" {
-		plan.Notes = slices.Insert(plan.Notes, 0, "found "+found.String())
 	}
 	if err := carryOut(c, plan, report); err != nil || c.Bool("dry-run") || !c.Bool("restart") {
 		return err
@@ -99,6 +75,34 @@ func install(ctx context.Context, c *cli.Command) error {
 		}
 	}
 	return started
+}
+
+// planInstall plans an installation for the host's daemon, with which it completes the options.
+func planInstall(ctx context.Context, c *cli.Command, host runtimeclass.Host, o *runtimeclass.Options) (none runtimeclass.Plan, report *toolkit.Report, err error) {
+	found, err := findTarget(c, host, o)
+	if err != nil {
+		return none, nil, err
+	}
+	if host.Daemon, err = daemonVersion(ctx, c, host, o.Target, found.Program); err != nil {
+		return none, nil, err
+	}
+	if report, err = fromToolkit(c, o.ShimConfig); err != nil {
+		return none, nil, err
+	}
+	if report != nil {
+		o.WriteShimConfig, o.ShimSettings = true, report.Text
+	}
+	if o.Target != runtimeclass.Docker {
+		o.KubeletSocket = runtimeclass.KubeletSocket(host, procOf(host))
+	}
+	plan, err := runtimeclass.Install(host, *o)
+	if err == nil {
+		err = addCDI(c, o.Target, &plan)
+	}
+	if found.Target != "" {
+		plan.Notes = slices.Insert(plan.Notes, 0, "found "+found.String())
+	}
+	return plan, report, err
 }
 
 // findTarget chooses the only daemon of the host, or of the target that the command line names, and
@@ -148,7 +152,7 @@ func foundNames(found []runtimeclass.Found) string {
 
 // daemonVersion is containerd's version: that of program, if one runs. Nothing of a tree is
 // executed.
-func daemonVersion(ctx context.Context, c *cli.Command, target, program string) (runtimeclass.Version, error) {
+func daemonVersion(ctx context.Context, c *cli.Command, host runtimeclass.Host, target, program string) (runtimeclass.Version, error) {
 	if version := c.String("containerd-version"); version != "" {
 		v, err := runtimeclass.ParseVersion(version)
 		if err != nil {
@@ -156,7 +160,7 @@ func daemonVersion(ctx context.Context, c *cli.Command, target, program string) 
 		}
 		return v, nil
 	}
-	if filepath.Clean(c.String("root")) != "/" {
+	if procOf(host) == "" {
 		return runtimeclass.Version{}, nil
 	}
 	v, err := runtimeclass.DaemonVersion(ctx, target, cmp.Or(c.String("containerd"), program))

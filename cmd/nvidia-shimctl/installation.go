@@ -21,16 +21,30 @@ const kind = "kind"
 
 var targets = []string{runtimeclass.Containerd, "k3s", "rke2", kind, runtimeclass.Docker}
 
-func installFlags() []cli.Flag {
+// daemonFlags say what to install for, and where.
+func daemonFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "target", Aliases: []string{"runtime"}, Usage: "`WHAT` to register with: " + strings.Join(targets, ", ") + " (default: what is there)"},
 		&cli.StringFlag{Name: "containerd-config", Value: runtimeclass.DefaultContainerdConfig, Usage: "containerd's configuration `FILE`"},
 		&cli.StringFlag{Name: "docker-config", Value: runtimeclass.DefaultDockerConfig, Usage: "Docker's configuration `FILE`"},
 		&cli.StringFlag{Name: "bin-dir", Value: runtimeclass.DefaultBinDir, Usage: "`DIR` of the installed programs; keep it, bundles record it"},
+	}
+}
+
+func handlerFlag() cli.Flag {
+	return &cli.StringFlag{Name: "handler", Value: runtimeclass.DefaultHandler, Usage: "`NAME` of the runtime handler"}
+}
+
+func replaceFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "replace", Usage: "switch off another runtime of that name until uninstall"}
+}
+
+func installFlags() []cli.Flag {
+	return append(daemonFlags(),
 		&cli.StringFlag{Name: "root", Value: "/", Usage: "prepare the tree below `DIR` instead of this host"},
 		&cli.BoolFlag{Name: "dry-run", Usage: "show what would change, and change nothing"},
 		&cli.BoolFlag{Name: "restart", Usage: "restart the daemon afterwards; without it nothing is restarted"},
-	}
+	)
 }
 
 func installOptions(c *cli.Command) (runtimeclass.Options, error) {
@@ -61,7 +75,7 @@ func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 			return o, usage(fmt.Errorf("--%s %q is not an absolute path", flag, c.String(flag)))
 		}
 	}
-	root := c.String("root")
+	root := cmp.Or(c.String("root"), "/") // node has no such flag
 	if st, err := os.Stat(root); !filepath.IsAbs(root) || err != nil || !st.IsDir() {
 		return o, usage(fmt.Errorf("--root %q is not the absolute path of a directory", root))
 	}
@@ -84,7 +98,7 @@ func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 		}
 		o.Programs = filepath.Dir(self)
 	}
-	if o.Programs == runtimeclass.PackageBinDir && !c.IsSet("bin-dir") && filepath.Clean(c.String("root")) == "/" {
+	if o.Programs == runtimeclass.PackageBinDir && !c.IsSet("bin-dir") && filepath.Clean(root) == "/" {
 		o.Registration.BinDir = o.Programs
 	}
 	return o, nil

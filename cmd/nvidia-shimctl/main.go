@@ -37,7 +37,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 		},
 		Commands: []*cli.Command{
 			infoCommand(), statusCommand(), planCommand(), runArgsCommand(), suspendCommand(), resumeCommand(), cdiCommand(),
-			checkCommand(), prepareCommand(), installCommand(), uninstallCommand(), manifestCommand(),
+			checkCommand(), prepareCommand(), installCommand(), uninstallCommand(), nodeCommand(), manifestCommand(),
 			probeCommand(), bundleCommand(), manCommand(), versionCommand(),
 		},
 		EnableShellCompletion: true, ConfigureShellCompletionCommand: configureCompletion,

@@ -165,8 +165,11 @@ if [ -e "$1" ]; then
 	echo "the host's files are still there"
 	exit 1
 fi
-exec setpriv --bounding-set=-sys_module,-sys_rawio,-sys_boot,-sys_time,-audit_control,-audit_read,-syslog /lib/systemd/systemd
+exec setpriv ` + bounded + ` /lib/systemd/systemd
 `
+
+// bounded has setpriv leave those capabilities out.
+const bounded = "--bounding-set=-sys_module,-sys_rawio,-sys_boot,-sys_time,-audit_control,-audit_read,-syslog"
 
 // boot starts systemd as the first process of new namespaces.
 func (m *machine) boot(t *testing.T, tree string) {

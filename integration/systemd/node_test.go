@@ -1,0 +1,317 @@
+package systemd
+
+import (
+	"encoding/json"
+	"encoding/pem"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+const (
+	installedShim = runtimeclass.DefaultBinDir + "/" + runtimeclass.ShimName
+	installedCtl  = runtimeclass.DefaultBinDir + "/" + runtimeclass.CtlName
+	// inAccount is a pod's service account.
+	inAccount = "/srv/account"
+	nodeToken = "secret"
+)
+
+// nodeLabels serves the labels of a node, as the API server does.
+type nodeLabels struct {
+	mu      sync.Mutex
+	labels  map[string]string
+	patches int
+}
+
+func (n *nodeLabels) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if r.URL.Path != "/api/v1/nodes/node" || r.Header.Get("Authorization") != "Bearer "+nodeToken {
+		http.Error(w, "{}", http.StatusForbidden)
+		return
+	}
+	var node struct {
+		Metadata struct {
+			Labels map[string]*string `json:"labels"`
+		} `json:"metadata"`
+	}
+	if r.Method == http.MethodPatch {
+		n.patches++
+		if json.NewDecoder(r.Body).Decode(&node) != nil || r.Header.Get("Content-Type") != "application/merge-patch+json" {
+			http.Error(w, "{}", http.StatusBadRequest)
+			return
+		}
+	}
+	for name, value := range node.Metadata.Labels {
+		delete(n.labels, name)
+		if value != nil {
+			n.labels[name] = *value
+		}
+	}
+	_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"labels": n.labels}})
+}
+
+// want checks the labels, and how often they were written.
+func (n *nodeLabels) want(t *testing.T, ready, version string, patches int) {
+	t.Helper()
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	want := map[string]string{"kubernetes.io/hostname": "node"}
+	if ready != "" {
+		want["nvidia-shim.io/ready"] = ready
+	}
+	if version != "" {
+		want["nvidia-shim.io/version"] = version
+	}
+	if !maps.Equal(n.labels, want) || n.patches != patches {
+		t.Errorf("the labels are %v after %d changes, want %v after %d", n.labels, n.patches, want, patches)
+	}
+}
+
+// node is a machine with the node image, and the API server of its cluster.
+type node struct {
+	*machine
+	api            nodeLabels
+	image, version string
+	pod            []string // the command that runs the image, without its flags at the end
+}
+
+func startNode(t *testing.T) *node {
+	t.Helper()
+	n := &node{machine: startMachine(t)}
+	n.api.labels = map[string]string{"kubernetes.io/hostname": "node"}
+	server := httptest.NewTLSServer(&n.api)
+	t.Cleanup(server.Close)
+	n.run(t, "mkdir", inAccount)
+	n.run(t, "touch", "/etc/hosts", "/etc/resolv.conf") // ctr mounts them
+	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
+	for name, text := range map[string]string{"token": nodeToken, "ca.crt": string(certificate)} {
+		if err := os.WriteFile(filepath.Join(n.dir, inAccount, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	host, port, err := net.SplitHostPort(server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.pod = []string{
+		// A privileged container has the capabilities of ctr.
+		"setpriv", bounded, "ctr", "run", "--privileged", "--net-host", "--with-ns", "pid:/proc/1/ns/pid", "--cpu-shares", "0", "--cgroup", "system.slice:node:node",
+		"--mount", "type=bind,src=/,dst=/host,options=rbind:rslave",
+		"--mount", "type=bind,src=" + inAccount + ",dst=/var/run/secrets/kubernetes.io/serviceaccount,options=rbind:ro",
+		"--env", "NODE_NAME=node", "--env", "KUBERNETES_SERVICE_HOST=" + host, "--env", "KUBERNETES_SERVICE_PORT=" + port,
+	}
+	file := filepath.Base(n.packageFile(t, "nvidia-shim-node_*.tar"))
+	n.run(t, "ctr", "images", "import", "/srv/"+file)
+	n.version = strings.TrimSuffix(strings.TrimPrefix(file, "nvidia-shim-node_"), ".tar")
+	n.image = "localhost/nvidia-shim-node:" + n.version
+	return n
+}
+
+// inLog is what the pod prints.
+const inLog = "/srv/node.log"
+
+// start runs the image as a pod does: containerd's restart does not end it.
+func (n *node) start(t *testing.T, args ...string) {
+	t.Helper()
+	n.run(t, append(slices.Concat(n.pod, []string{"--detach", "--log-uri", "file://" + inLog, n.image, "node", "/usr/bin/nvidia-shimctl", "node"}), args...)...)
+}
+
+// wait waits for the end of the pod, and returns its output and exit status.
+func (n *node) wait(t *testing.T) (output string, status int) {
+	t.Helper()
+	// Of the shim, which lives on while containerd is restarted.
+	bootstrap := n.run(t, "cat", "/run/containerd/io.containerd.runtime.v2.task/"+namespace+"/node/bootstrap.json")
+	service, ctx := api.TaskService(t, []byte(bootstrap), fmt.Sprintf("/proc/%d/root", n.systemd.PID()), namespace)
+	exit, err := service.Wait(ctx, &taskapi.WaitRequest{ID: "node"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	n.run(t, "ctr", "tasks", "delete", "node")
+	n.run(t, "ctr", "containers", "delete", "node")
+	return n.run(t, "sh", "-c", "cat "+inLog+"; rm "+inLog), int(exit.ExitStatus)
+}
+
+// once runs one round, and checks the exit status and how often the daemon is restarted.
+func (n *node) once(t *testing.T, status int, restarted bool, args ...string) string {
+	t.Helper()
+	before := n.daemon(t)
+	n.run(t, "systemctl", "reset-failed", "containerd") // five starts within ten seconds are its limit
+	n.start(t, append(args, "--once")...)
+	output, got := n.wait(t)
+	if got != status {
+		t.Fatalf("%q: exit status %d, want %d:\n%s", args, got, status, output)
+	}
+	if got := n.daemon(t) != before; got != restarted {
+		t.Fatalf("%q: containerd was restarted: %t, want %t\n%s", args, got, restarted, output)
+	}
+	return output
+}
+
+// daemon names this run of containerd.
+func (n *node) daemon(t *testing.T) string {
+	t.Helper()
+	return n.run(t, "systemctl", "show", "--property", "InvocationID", "containerd")
+}
+
+// state is what an installation changes.
+func (n *node) state(t *testing.T) string {
+	t.Helper()
+	return n.etc(t) + n.run(t, "sh", "-c", "find /usr/local/bin /opt /etc/nvidia-shim -type f -exec stat -c '%a %n' {} + -exec sha256sum {} + | sort")
+}
+
+func (n *node) useGPU(t *testing.T) {
+	t.Helper()
+	c := n.sleep(t, 1, containerOptions{runtime: installedShim})
+	c.check(t)
+	c.remove(t)
+}
+
+func TestTheNodeImageInstallsRepairsAndRemoves(t *testing.T) {
+	n := startNode(t)
+	before := n.state(t)
+	dev := filepath.Join(n.Driver.DevRoot, "dev")
+	if err := os.RemoveAll(filepath.Join(dev, "nvidia1")); err != nil {
+		t.Fatal(err)
+	}
+	simhost.Want(t, n.once(t, 0, true), "found containerd (", "write "+installedShim)
+	simhost.Want(t, n.run(t, "cat", runtimeclass.DefaultContainerdConfig), "runtimes.nvidia]")
+	n.api.want(t, "true", n.version, 1)
+	n.useGPU(t)
+	installed := n.state(t)
+
+	if out := n.once(t, 0, false); strings.Contains(out, "write") {
+		t.Errorf("a second round: %s", out)
+	}
+	n.run(t, "sh", "-c", "rm "+installedCtl+"; echo >>"+installedShim+"; chmod 700 "+installedShim)
+	n.once(t, 0, false)
+	if after := n.state(t); after != installed {
+		t.Errorf("changed programs are not repaired: %s", changed(installed, after))
+	}
+	n.run(t, "cp", runtimeclass.DefaultContainerdConfig+runtimeclass.BackupSuffix, runtimeclass.DefaultContainerdConfig)
+	n.once(t, 0, true)
+	if after := n.state(t); after != installed {
+		t.Errorf("the configuration is not repaired: %s", changed(installed, after))
+	}
+	// A process that ended between the two.
+	n.run(t, "touch", "/run/nvidia-shim-node.restart")
+	n.once(t, 0, true)
+	n.once(t, 0, false)
+	n.api.want(t, "true", n.version, 1)
+
+	c := n.sleep(t, 1, containerOptions{runtime: installedShim})
+	simhost.Want(t, n.once(t, 1, true, "--uninstall"), installedShim+" stays, because containers run with it")
+	c.check(t)
+	c.remove(t)
+	n.once(t, 0, false, "--uninstall")
+	if after := n.state(t); after != before {
+		t.Errorf("uninstall left: %s", changed(before, after))
+	}
+	n.api.want(t, "", "", 2)
+	n.once(t, 0, false, "--uninstall")
+}
+
+// A program that cannot be run after it was installed is a problem that check finds.
+func TestTheOldStateReturnsIfCheckFails(t *testing.T) {
+	n := startNode(t)
+	n.run(t, "sh", "-c", "mkdir /opt/noexec && mount -t tmpfs -o noexec tmpfs /opt/noexec")
+	before := n.state(t)
+	noexec := []string{"--bin-dir", "/opt/noexec"}
+	simhost.Want(t, n.once(t, 1, true, noexec...), "check after the installation: shim: ", "permission denied", "the files come back as they were")
+	if after := n.state(t); after != before {
+		t.Errorf("the old state did not return: %s", changed(before, after))
+	}
+	n.api.want(t, "false", "", 1)
+
+	// So does an older installation, which stays in use.
+	n.once(t, 0, true)
+	installed := n.state(t)
+	n.once(t, 1, true, noexec...)
+	if after := n.state(t); after != installed {
+		t.Errorf("the older installation did not return: %s", changed(installed, after))
+	}
+	n.useGPU(t)
+	n.api.want(t, "true", n.version, 2)
+}
+
+// The form of the handler is that of the containerd that runs.
+func TestTheNodeFollowsAnUpgradeOfContainerd(t *testing.T) {
+	n := startNode(t)
+	const dropIn = "/etc/systemd/system/containerd.service.d"
+	n.run(t, "sh", "-c", "mkdir "+dropIn+" && printf '[Service]\nExecStart=\nExecStart="+inBin+"/daemons/containerd-2.3/containerd\n' >"+dropIn+"/older.conf")
+	n.run(t, "sh", "-c", "systemctl daemon-reload && systemctl restart containerd")
+	n.once(t, 0, true)
+	simhost.Want(t, n.run(t, "cat", runtimeclass.DefaultContainerdConfig), `runtime_path = "`+installedShim+`"`)
+	n.useGPU(t)
+	n.run(t, "sh", "-c", "rm -r "+dropIn+" && systemctl daemon-reload && systemctl restart containerd")
+	n.once(t, 0, true)
+	simhost.Want(t, n.run(t, "cat", runtimeclass.DefaultContainerdConfig), `runtime_type = "`+runtimeclass.RuntimeType+`"`)
+	n.once(t, 0, false)
+	n.useGPU(t)
+}
+
+// Without a driver nothing is changed.
+func TestANodeWithoutDriverStaysAsItIs(t *testing.T) {
+	n := startNode(t)
+	if err := os.RemoveAll(filepath.Join(n.Driver.ProcRoot, "driver")); err != nil {
+		t.Fatal(err)
+	}
+	before := n.state(t)
+	simhost.Want(t, n.once(t, 1, false), "not installed: driver: ")
+	if after := n.state(t); after != before {
+		t.Errorf("it was changed: %s", changed(before, after))
+	}
+	n.api.want(t, "false", "", 1)
+}
+
+// The pod follows files and labels, and leaves the node installed when it ends.
+func TestTheNodePodFollowsTheNode(t *testing.T) {
+	n := startNode(t)
+	before := n.state(t)
+	n.start(t, "--interval", "100ms")
+	ready := func(want string) func() bool {
+		return func() bool {
+			n.api.mu.Lock()
+			defer n.api.mu.Unlock()
+			return n.api.labels["nvidia-shim.io/ready"] == want
+		}
+	}
+	testenv.Await(t, time.Minute, "the node is ready", ready("true"))
+	installed := n.state(t)
+	n.run(t, "sh", "-c", "echo >>"+installedCtl)
+	testenv.Await(t, time.Minute, "a changed program is repaired", func() bool { return n.state(t) == installed })
+
+	label := func(value string) {
+		n.api.mu.Lock()
+		defer n.api.mu.Unlock()
+		n.api.labels["nvidia-shim.io/remove"] = value
+	}
+	label("true")
+	testenv.Await(t, time.Minute, "the node is as it was", func() bool { return ready("")() && n.state(t) == before })
+	label("false")
+	testenv.Await(t, time.Minute, "the node is ready again", ready("true"))
+
+	n.run(t, "ctr", "tasks", "kill", "--signal", "SIGTERM", "node")
+	if output, status := n.wait(t); status != 0 {
+		t.Errorf("the pod's exit status is %d:\n%s", status, output)
+	}
+	if after := n.state(t); after != installed {
+		t.Errorf("the node did not stay installed: %s", changed(installed, after))
+	}
+}
