@@ -57,10 +57,17 @@ kubernetes: ## build etcd, Kubernetes' commands, CNI and NVIDIA's device plugin 
 docker: ## build dockerd, the docker command, buildx and compose into bin/docker/
 	integration/docker/build.sh $(BIN)/docker
 
+# NODE is a published image of a node, such as kindest/node:v1.37.0, in place of one made here.
 kind: tools kubernetes ## build kind and a node image from Debian's packages into bin/kind/
 	@mkdir -p $(BIN)/kind
 	cd integration/tools/kind && CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/kind/kind sigs.k8s.io/kind
+ifdef NODE
+	docker pull $(NODE)
+	docker tag $(NODE) kindest/node:test
+	docker save --output $(BIN)/kind/node.tar kindest/node:test
+else
 	$(GO) run ./integration/docker/kindnode "$$(cd integration/tools/kind && $(GO) list -m -f '{{.Dir}}' sigs.k8s.io/kind)" $(BIN)/kind/node.tar
+endif
 
 tools: ## build containerd, ctr, the stock shim and runc into bin/tools/ from Go modules
 	integration/tools/build.sh $(TOOLS)

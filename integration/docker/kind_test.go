@@ -34,14 +34,12 @@ const kindMounts = `  extraMounts:
   - {hostPath: %q, containerPath: /etc/nvidia-shim/config.toml, readOnly: true}
 `
 
-// kindConfig follows that command's output. The node's image has no network add-on, no DNS and no
-// proxy. Kubelets refuse cgroup v1 unless told; where root lacks CAP_SYS_RESOURCE nothing may lower
-// an OOM score.
+// kindConfig follows that command's output. The test's own image of a node has no DNS and no proxy.
+// Kubelets refuse cgroup v1 unless told. Without CAP_SYS_RESOURCE nothing may lower an OOM score.
 const kindConfig = `- |-
   version = 2
   [plugins."io.containerd.grpc.v1.cri"]
     restrict_oom_score_adj = true
-networking: {disableDefaultCNI: true}
 kubeadmConfigPatches:
 - |-
   kind: InitConfiguration

@@ -2,7 +2,7 @@
 // files of kind's base image, the programs in bin/tools and bin/kubernetes.
 // Usage: kindnode DIRECTORY-OF-THE-KIND-MODULE OUT
 //
-// As kind's own image, apart from the network: pods get CNI's bridge, without DNS and kube-proxy.
+// The image is as kind's own, apart from the network: pods get CNI's bridge.
 package main
 
 import (
@@ -45,6 +45,9 @@ ExecStartPost=ctr --namespace k8s.io images tag --force %s
 const network = `{"cniVersion": "1.0.0", "name": "pods", "plugins": [{"type": "bridge", "bridge": "pods0", "isGateway": true,
   "ipam": {"type": "host-local", "ranges": [[{"subnet": "10.244.0.0/24"}]]}}]}`
 
+// addOn is what kind creates for pods to have a network.
+const addOn = `{apiVersion: v1, kind: ConfigMap, metadata: {name: network, namespace: kube-system}, data: {plugin: bridge}}`
+
 func main() {
 	log.SetFlags(0)
 	if len(os.Args) != 3 {
@@ -85,6 +88,7 @@ func write(kind, out string) error {
 		images.Text("etc/systemd/system/containerd.service.d/test.conf", 0o644, fmt.Sprintf(containerdUnit, strings.Join(names, " "))),
 		images.Text("etc/systemd/journald.conf.d/kind.conf", 0o644, "[Journal]\nReadKMsg=no\nAudit=no\n"),
 		images.Text("etc/cni/net.d/10-pods.conflist", 0o644, network),
+		images.Text("kind/manifests/default-cni.yaml", 0o644, addOn),
 		images.Dir("etc/kubernetes/manifests", 0o755),
 		images.Symlink("etc/systemd/system/systemd-binfmt.service", "/dev/null"),
 	)
