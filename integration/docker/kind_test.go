@@ -89,17 +89,13 @@ spec:
 func TestKind(t *testing.T) {
 	unchanged(t)
 	e := shared
-	keepSettings(t)
+	keepSettings(e.life)
 	loopbackUp(t)
 	e.install(t, "--set-default")
 	e.reload(t)
 	testenv.Await(t, 20*time.Second, "the default runtime is nvidia", func() bool { return e.defaultRuntime(t) == "nvidia" })
 	e.Import(t, filepath.Join(testenv.ShimDir(), "kind/node.tar"))
 	e.Import(t, pluginImage(t))
-	// Docker makes what a node mounts.
-	if err := os.Mkdir("/lib/modules", 0o755); err == nil {
-		t.Cleanup(func() { os.Remove("/lib/modules") })
-	}
 	t.Cleanup(func() {
 		if t.Failed() {
 			r := e.try(t, nil, "exec", kindNode, "journalctl", "--no-pager", "--output=cat", "--lines=150")
@@ -215,7 +211,7 @@ func loopbackUp(t *testing.T) {
 
 // keepSettings gives the kernel its settings back that systemd and the kubelet of the node change:
 // those of no namespace.
-func keepSettings(t *testing.T) {
+func keepSettings(t testing.TB) {
 	read := func() map[string]string {
 		values := map[string]string{}
 		for _, dir := range []string{"kernel", "vm", "fs"} {
