@@ -63,15 +63,15 @@ func write(kind, out string) error {
 	if err != nil {
 		return err
 	}
-	list, err := exec.Command(filepath.Join(testenv.ShimDir(), "kubernetes/kubeadm"), "version", "--output=short").Output()
+	version, err := kubeadm("version", "--output=short")
 	if err != nil {
-		return fmt.Errorf("ask kubeadm for its version: %w", err)
+		return err
 	}
-	version := strings.TrimSpace(string(list))
-	if list, err = exec.Command(filepath.Join(testenv.ShimDir(), "kubernetes/kubeadm"), "config", "images", "list", "--kubernetes-version", version).Output(); err != nil {
-		return fmt.Errorf("ask kubeadm for its images: %w", err)
+	list, err := kubeadm("config", "images", "list", "--kubernetes-version", version)
+	if err != nil {
+		return err
 	}
-	names := append(strings.Fields(string(list)), "registry.k8s.io/pause:3.10") // that of kind's config.toml
+	names := append(strings.Fields(list), "registry.k8s.io/pause:3.10") // that of kind's config.toml
 	files, err := baseFiles(filepath.Join(kind, "images/base/files"))
 	if err != nil {
 		return err
@@ -100,6 +100,15 @@ func write(kind, out string) error {
 		Config: images.Config{Env: []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin", "container=docker"}, Entrypoint: []string{"/usr/local/bin/entrypoint", "/sbin/init"}, StopSignal: "SIGRTMIN+3"},
 		Layers: []images.Layer{{Dir: tree, Skip: skip}, {Files: files}},
 	}.Write(out)
+}
+
+// kubeadm returns what the command prints.
+func kubeadm(args ...string) (string, error) {
+	out, err := exec.Command(filepath.Join(testenv.ShimDir(), "kubernetes/kubeadm"), args...).Output()
+	if err != nil {
+		return "", fmt.Errorf("kubeadm %s: %w", strings.Join(args, " "), err)
+	}
+	return strings.TrimSpace(string(out)), nil
 }
 
 // baseFiles are the files of kind's base image.
