@@ -14,7 +14,7 @@ SHIM_TAGS := no_grpc
 MAX_SHIM_BYTES := 10000000
 
 .DEFAULT_GOAL := help
-.PHONY: help build packages man tools daemons kubernetes docker demo test test-long test-unit guards test-gpu attacks soak bench lint fuzz clean deps
+.PHONY: help build packages man tools daemons kubernetes docker kind demo test test-long test-kind test-unit guards test-gpu attacks soak bench lint fuzz clean deps
 
 help: ## print the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -51,11 +51,23 @@ man: build ## write the manual page and completion scripts into bin/share/, as t
 daemons: ## build older containerds, which the shim must serve too, into bin/daemons/
 	integration/daemons/build.sh $(BIN)/daemons
 
-kubernetes: ## build etcd, API server, scheduler, kubelet, CNI and NVIDIA's device plugin into bin/kubernetes/
+kubernetes: ## build etcd, Kubernetes' commands, CNI and NVIDIA's device plugin into bin/kubernetes/
 	integration/kubernetes/build.sh $(BIN)/kubernetes
 
 docker: ## build dockerd, the docker command, buildx and compose into bin/docker/
 	integration/docker/build.sh $(BIN)/docker
+
+# NODE is a published image of a node, such as kindest/node:v1.37.0, in place of one made here.
+kind: tools kubernetes ## build kind and a node image from Debian's packages into bin/kind/
+	@mkdir -p $(BIN)/kind
+	cd integration/tools/kind && CGO_ENABLED=0 $(GO) build -trimpath -o $(BIN)/kind/kind sigs.k8s.io/kind
+ifdef NODE
+	docker pull $(NODE)
+	docker tag $(NODE) kindest/node:test
+	docker save --output $(BIN)/kind/node.tar kindest/node:test
+else
+	$(GO) run ./integration/docker/kindnode "$$(cd integration/tools/kind && $(GO) list -m -f '{{.Dir}}' sigs.k8s.io/kind)" $(BIN)/kind/node.tar
+endif
 
 tools: ## build containerd, ctr, the stock shim and runc into bin/tools/ from Go modules
 	integration/tools/build.sh $(TOOLS)
@@ -82,6 +94,9 @@ UNIT := ./gpuinject/... ./shim/... ./internal/... ./runtimeclass/... ./cmd/... .
 # -short leaves out the tests that ask a real containerd what it reads.
 test-unit: ## run the tests that need nothing built
 	$(GO) test -count=1 -short $(UNIT)
+
+test-kind: deps build docker kind ## run a cluster of kind under Docker, with simulated GPUs (as root)
+	$(GO) test $(TEST_FLAGS) -tags kind -exec 'unshare --mount --net' -run '^TestKind' ./integration/docker
 
 guards: ## remove one guard at a time and see its test fail (as root)
 	$(GO) test -count=1 -v -timeout 40m -tags guards ./integration/guards

@@ -4,4 +4,7 @@
 //
 // One dockerd with one containerd serves all tests. Its files, sockets, containers and cgroups
 // carry the environment's identifier; it has no network.
+//
+// With the tag kind, a cluster of kind runs in it (`make test-kind`), from the node image of
+// kindnode and in a network namespace.
 package docker

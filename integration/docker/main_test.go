@@ -56,13 +56,15 @@ type engine struct {
 	plain  []byte
 	// specs is where it looks for CDI specifications.
 	specs string
+	// life is what ends it.
+	life testing.TB
 }
 
 // start starts dockerd with the runtime registered. Its images are those of containerd.
 func start(t testing.TB) *engine {
 	makeDirectories(t)
 	h := simhost.New(t, simhost.Options{})
-	e := &engine{Host: h, config: filepath.Join(h.Dir, runtimeclass.DefaultDockerConfig), specs: filepath.Join(h.Dir, "cdi")}
+	e := &engine{life: t, Host: h, config: filepath.Join(h.Dir, runtimeclass.DefaultDockerConfig), specs: filepath.Join(h.Dir, "cdi")}
 	h.Ctr(t, "images", "tag", h.Image, e.image())
 	plugins := filepath.Join(h.Dir, "cli", "cli-plugins")
 	for _, dir := range []string{plugins, e.specs, filepath.Dir(e.config), filepath.Join(h.Dir, "path")} {
@@ -104,10 +106,10 @@ func start(t testing.TB) *engine {
 	return e
 }
 
-// makeDirectories makes those that dockerd and BuildKit's runc make outside of the directories that
-// they are given, and removes them at the end.
+// makeDirectories makes those that dockerd, BuildKit's runc and kind make outside of the directories
+// that they are given, and removes them at the end.
 func makeDirectories(t testing.TB) {
-	for _, dir := range []string{"/run/docker", "/run/docker/plugins", "/run/runc"} {
+	for _, dir := range []string{"/run/docker", "/run/docker/plugins", "/run/runc", "/lib/modules"} {
 		if err := os.Mkdir(dir, 0o755); err == nil {
 			t.Cleanup(func() { os.Remove(dir) })
 		}

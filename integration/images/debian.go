@@ -1,6 +1,7 @@
 package images
 
 import (
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -35,9 +36,8 @@ func debian12(b *builder) {
 }
 
 // DebianTree is a directory with Debian of the release of the image debian12 and more packages,
-// separated by commas. It is made once, kept in the cache and must not be written to. version is
-// raised with the packages.
-func DebianTree(version int, packages string) (string, error) {
+// separated by commas. It is made once, kept in the cache and must not be written to.
+func DebianTree(packages string) (string, error) {
 	cache, err := cacheDir()
 	if err != nil {
 		return "", err
@@ -47,7 +47,7 @@ func DebianTree(version int, packages string) (string, error) {
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
 	}
-	return cached(dir, fmt.Sprintf("debian12-%d-%s", version, runtime.GOARCH), func(path, work string) error {
+	return cached(dir, fmt.Sprintf("debian12-%x-%s", sha256.Sum256([]byte(packages)), runtime.GOARCH), func(path, work string) error {
 		root := filepath.Join(work, "root")
 		if err := bootstrap(root, packages); err != nil {
 			return err

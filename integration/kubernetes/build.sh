@@ -1,13 +1,12 @@
 #!/bin/sh
 # Builds what the Kubernetes tests run beside containerd: one program that is
-# etcd, kube-apiserver, kube-scheduler and kubelet by the name it is called with,
-# the CNI plugins, and NVIDIA's device plugin, at the versions that the go.mod of
-# cluster/ and deviceplugin/ pin. Usage: build.sh OUTDIR
+# etcd and every command of Kubernetes by the name it is called with, the CNI
+# plugins, and NVIDIA's device plugin, at the versions that the go.mod of cluster/
+# and deviceplugin/ pin. Usage: build.sh OUTDIR
 #
-# OUTDIR/kube is the program, OUTDIR/{etcd,kube-apiserver,kube-scheduler,kubelet}
-# are links to it, OUTDIR/cni holds the plugins. What is up to date is skipped: a
-# stamp file holds the recipe's key (pinned modules, sources, this script,
-# compiler).
+# OUTDIR/kube is the program, OUTDIR/{etcd,kubelet,...} are links to it, OUTDIR/cni
+# holds the plugins. What is up to date is skipped: a stamp file holds the recipe's
+# key (pinned modules, sources, this script, compiler).
 set -eu
 
 if [ $# -ne 1 ]; then
@@ -37,12 +36,12 @@ if ! fresh kube go.mod go.sum ./*.go; then
 	version=$("$GO" list -m -f '{{.Version}}' k8s.io/kubernetes)
 	minor=${version#v1.}
 	base=k8s.io/component-base/version
-	echo "building etcd, kube-apiserver, kube-scheduler and kubelet $version (some ten minutes from an empty cache)"
+	echo "building etcd and Kubernetes $version (some ten minutes from an empty cache)"
 	# The API server refuses to compare versions without these.
 	CGO_ENABLED=0 "$GO" build -trimpath -ldflags "-s -w -X $base.gitVersion=$version -X $base.gitMajor=1 -X $base.gitMinor=${minor%%.*} -X $base.gitTreeState=clean" \
 		-o "$out/.kube.new" .
 	mv -f "$out/.kube.new" "$out/kube"
-	for name in etcd kube-apiserver kube-scheduler kubelet; do
+	for name in etcd kube-apiserver kube-controller-manager kube-scheduler kubelet kubeadm kubectl; do
 		ln -sfn kube "$out/$name"
 	done
 	for plugin in main/bridge main/loopback ipam/host-local; do

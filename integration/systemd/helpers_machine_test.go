@@ -40,7 +40,6 @@ const (
 	gpuCount  = 3
 	// treePackages is what a machine consists of, besides a minimal Debian 12.
 	treePackages = "systemd,systemd-sysv,dbus,crun,rpm"
-	treeVersion  = 2
 	// systemPath is where the machine's own programs are.
 	systemPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 )
@@ -61,7 +60,7 @@ func startMachine(t *testing.T) *machine {
 	t.Helper()
 	before := testenv.Snapshot(t)
 	t.Cleanup(func() { before.AssertUnchanged(t) })
-	tree, err := images.DebianTree(treeVersion, treePackages)
+	tree, err := images.DebianTree(treePackages)
 	if err != nil {
 		t.Fatalf("a Debian tree with systemd is missing: %v", err)
 	}

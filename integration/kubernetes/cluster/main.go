@@ -12,8 +12,12 @@ import (
 	_ "k8s.io/component-base/logs/json/register"          // as the commands' own mains
 	_ "k8s.io/component-base/metrics/prometheus/clientgo" // as the commands' own mains
 	_ "k8s.io/component-base/metrics/prometheus/version"  // as the commands' own mains
+	kubectl "k8s.io/kubectl/pkg/cmd"
+	kubectlutil "k8s.io/kubectl/pkg/cmd/util"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
+	manager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
 	scheduler "k8s.io/kubernetes/cmd/kube-scheduler/app"
+	kubeadm "k8s.io/kubernetes/cmd/kubeadm/app"
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
@@ -23,12 +27,18 @@ func main() {
 		etcdmain.Main(os.Args)
 	case "kube-apiserver":
 		os.Exit(cli.Run(apiserver.NewAPIServerCommand()))
+	case "kube-controller-manager":
+		os.Exit(cli.Run(manager.NewControllerManagerCommand()))
 	case "kube-scheduler":
 		os.Exit(cli.Run(scheduler.NewSchedulerCommand()))
 	case "kubelet":
 		os.Exit(cli.Run(kubelet.NewKubeletCommand(context.Background())))
+	case "kubeadm":
+		kubectlutil.CheckErr(kubeadm.Run())
+	case "kubectl":
+		kubectlutil.CheckErr(cli.RunNoErrOutput(kubectl.NewDefaultKubectlCommand()))
 	default:
-		fmt.Fprintf(os.Stderr, "%q is none of etcd, kube-apiserver, kube-scheduler and kubelet\n", name)
+		fmt.Fprintf(os.Stderr, "%q is no command of Kubernetes or etcd\n", name)
 		os.Exit(2)
 	}
 }
