@@ -123,6 +123,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	defer func() {
 		// A container that could not be destroyed stays known, so that Start refuses it.
 		if err != nil && destroyed {
+			kept.restoration.close()
 			unmountRootfs(ctx, kept.rootfs)
 			s.remove(r.ID)
 		}
@@ -134,9 +135,14 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		rootPath = kept.rootfs
 		s.update(r.ID, kept)
 	}
-	plan, mask, err := inject(c, rootPath, r.Checkpoint != "")
+	plan, mask, err := inject(c, rootPath, r.Checkpoint)
 	if err != nil {
 		return nil, err
+	}
+	kept.hasGPU = plan.GPU
+	if r.Checkpoint != "" && plan.GPU {
+		kept.restoration = &restoration{mask: mask, view: plan.Mounts[0].Source}
+		mask = nil
 	}
 	if mask != nil {
 		defer mask.Close()
@@ -177,12 +183,10 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 }
 
 // inject resolves what the container gets and carries it out, in the root file system at rootPath
-// and in the bundle. A container with GPUs is not restored from a checkpoint: runc would start its
-// processes before the mask is attached (T46).
-func inject(c gpuinject.Container, rootPath string, restored bool) (plan gpuinject.Plan, mask *procmask.Mask, err error) {
+// and in the bundle. A container is restored from a checkpoint only with what it had then, and not
+// with nodes of the driver that others gave it: its mask is not in the checkpoint (T46).
+func inject(c gpuinject.Container, rootPath, checkpoint string) (plan gpuinject.Plan, mask *procmask.Mask, err error) {
 	defer recovered(&err)
-	refuse := &gpuinject.Error{Kind: gpuinject.Precondition, Err: errors.New(
-		"a container with GPUs cannot be restored from a checkpoint: create it without one")}
 	plan = gpuinject.Plan{Reason: c.Reason}
 	root, err := image.Open(rootPath)
 	if err != nil {
@@ -193,17 +197,20 @@ func inject(c gpuinject.Container, rootPath string, restored bool) (plan gpuinje
 		if plan, err = gpuinject.Resolve(c, root, ask); err != nil {
 			return plan, nil, err
 		}
-		if plan.GPU && restored {
-			return plan, nil, refuse
+		if plan.GPU && checkpoint != "" {
+			if err = plan.CheckRestore(checkpoint); err != nil {
+				return plan, nil, err
+			}
 		}
 		if plan.GPU {
 			return gpuinject.Apply(c, plan, root)
 		}
 	}
 	plan, mask, err = gpuinject.Restrict(c, plan, root)
-	if mask != nil && restored {
+	if mask != nil && checkpoint != "" {
 		mask.Close()
-		return plan, nil, refuse
+		return plan, nil, &gpuinject.Error{Kind: gpuinject.Precondition, Err: errors.New(
+			"a container with nodes of the NVIDIA driver that were not granted here cannot be restored from a checkpoint: create it without one")}
 	}
 	return plan, mask, err
 }

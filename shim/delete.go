@@ -14,6 +14,7 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 		return resp, err
 	}
 	if c, ok := s.get(r.ID); ok {
+		c.restoration.close()
 		unmountRootfs(ctx, c.rootfs)
 		s.remove(r.ID)
 	}

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/options"
 )
@@ -67,6 +68,14 @@ func (m *shimManager) Start(ctx context.Context, params *bootapi.BootstrapParams
 		return nil, err
 	}
 	return result, nil
+}
+
+// Stop removes what a shim that was killed has left. It may have been restoring the container.
+func (m *shimManager) Stop(ctx context.Context, id string) (ctrdshim.StopStatus, error) {
+	if dir, err := os.Getwd(); err == nil {
+		procmask.Unmount(filepath.Join(filepath.Dir(dir), id, restoredMask))
+	}
+	return m.Shim.Stop(ctx, id)
 }
 
 // Info answers `-info` with the features of runc, if runc is installed.

@@ -40,14 +40,7 @@ func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.
 	}
 	resp, err := s.suspend(ctx, r, c.held)
 	if err == nil {
-		sum := uint64(0)
-		for _, memory := range c.held {
-			for _, bytes := range memory {
-				sum += bytes
-			}
-		}
-		// For people.
-		_ = os.WriteFile(filepath.Join(c.bundle, gpuinject.SuspendedName), fmt.Append(nil, sum), 0o600)
+		c.noteSuspended()
 		return resp, nil
 	}
 	ctx = context.WithoutCancel(ctx) // the request that failed may have been cancelled
@@ -62,7 +55,7 @@ func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.
 // paused, so that a later call may succeed.
 func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptypb.Empty, error) {
 	c, ok := s.get(r.ID)
-	if !ok || !c.suspendsGPU {
+	if !ok || !c.suspendsGPU && !c.suspended {
 		return s.TTRPCTaskService.Resume(ctx, r)
 	}
 	s.pausing.Lock()
@@ -75,11 +68,24 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 	}
 	if _, err = s.move(ctx, r.ID, false, c.held); err == nil {
 		clear(c.held)
+		c.suspended = false
+		s.update(r.ID, c)
 		_ = os.Remove(filepath.Join(c.bundle, gpuinject.SuspendedName))
 		return resp, nil
 	}
 	_, undone := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c.held)
 	return nil, s.failed(ctx, r.ID, err, undone)
+}
+
+// noteSuspended writes into the bundle, for people, how much memory is on the host.
+func (c gpuContainer) noteSuspended() {
+	sum := uint64(0)
+	for _, memory := range c.held {
+		for _, bytes := range memory {
+			sum += bytes
+		}
+	}
+	_ = os.WriteFile(filepath.Join(c.bundle, gpuinject.SuspendedName), fmt.Append(nil, sum), 0o600)
 }
 
 // failed returns the error of a call that failed, with that of undoing it. If undone is an error, a

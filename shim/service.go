@@ -40,8 +40,14 @@ type gpuContainer struct {
 	rootfs string
 	// ready reports whether the container may be started: its mask is attached.
 	ready bool
+	// hasGPU reports whether GPUs were granted.
+	hasGPU bool
 	// suspendsGPU reports whether Pause gives the GPUs back.
 	suspendsGPU bool
+	// suspended reports whether Checkpoint has left the container paused, without its GPUs.
+	suspended bool
+	// restoration is nil unless Start restores the container from a checkpoint.
+	restoration *restoration
 	bundle      string
 	// held is the GPU memory of the processes when they were suspended, while pausing is held.
 	held probe.Memory

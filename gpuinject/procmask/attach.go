@@ -12,6 +12,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
 )
 
+// Dir is where a container sees the mask.
+const Dir = "/proc/driver"
+
 // ErrEnded is the error of Attach if the container's init process has ended: nothing can be started
 // in the container any more, with a mask or without.
 var ErrEnded = errors.New("the container's init process has ended")
@@ -169,8 +172,27 @@ func openBeneath(dirfd int, name string) (int, error) {
 	})
 }
 
+// MountAt makes the directory dir, which must not exist, and attaches the mask there, in this
+// process' mount namespace: from there CRIU mounts it in a container that it restores, before the
+// container's processes run.
+func (m *Mask) MountAt(dir string) error {
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		return fmt.Errorf("mask: %w", err)
+	}
+	if err := unix.MoveMount(int(m.f.Fd()), "", unix.AT_FDCWD, dir, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
+		return fmt.Errorf("mask: mount %s: %w", dir, err)
+	}
+	return nil
+}
+
+// Unmount undoes MountAt.
+func Unmount(dir string) {
+	_ = unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
+	_ = unix.Rmdir(dir)
+}
+
 // checkProcfs returns an error unless fd is on procfs, or, with orMask, on a read-only tmpfs: what
-// runc puts over a directory of linux.maskedPaths, and an earlier mask that a checkpoint restored.
+// runc puts over a directory of linux.maskedPaths.
 func checkProcfs(fd int, orMask bool) error {
 	var st unix.Statfs_t
 	if err := unix.Fstatfs(fd, &st); err != nil {

@@ -9,7 +9,8 @@
 //
 // The mask is a tmpfs that is attached in the container's mount namespace between `runc create` and
 // `runc start`: runc refuses mounts below /proc in config.json (checkProcMount), and an OCI hook
-// would run while the host's root is still reachable. Attach never executes anything there, follows
+// would run while the host's root is still reachable. In a container that is restored from a
+// checkpoint CRIU mounts it, before the processes run. Attach never executes anything there, follows
 // no symbolic or magic link, and attaches to nothing that is not procfs (invariants I5, I8, I10;
 // CVE-2019-16884, CVE-2025-52881).
 package procmask

@@ -104,7 +104,7 @@ func TestMaskIsSeenInTheContainerOnlyAndCannotBeChanged(t *testing.T) {
 	}{
 		"plain":                 {flags, freshProc},
 		"with a user namespace": {flags | syscall.CLONE_NEWUSER, freshProc},
-		// What runc puts over a masked path, and what a checkpoint restores.
+		// What runc puts over a masked path.
 		"over a read-only tmpfs": {flags, freshProc + " && mount -t tmpfs -o ro none /proc/driver"},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -37,18 +37,24 @@ func startCounting(t *testing.T, env *testenv.Env, visible string, sizes ...int)
 	o := script(env, visible, text+"wait; sleep 600")
 	o.Detach = true
 	c := &counting{env: env, id: env.Run(t, o).ID}
+	c.findPrograms(t, len(sizes))
+	c.counts(t)
+	return c
+}
+
+// findPrograms waits until the container has n programs.
+func (c *counting) findPrograms(t *testing.T, n int) {
+	t.Helper()
 	testenv.Await(t, time.Minute, "the programs have started", func() bool {
 		c.pids = nil
-		for _, pid := range containerPIDs(t, env, c.id) {
+		for _, pid := range containerPIDs(t, c.env, c.id) {
 			if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(comm) == "count\n" {
 				c.pids = append(c.pids, pid)
 			}
 		}
 		slices.Sort(c.pids)
-		return len(c.pids) == len(sizes)
+		return len(c.pids) == n
 	})
-	c.counts(t)
-	return c
 }
 
 // passed is how often program i has checked all of its GPU memory.

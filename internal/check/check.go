@@ -57,6 +57,7 @@ func Node(ctx context.Context, o Options) []Finding {
 		{"containerd", checkContainerd(n)},
 		{"handler", checkHandlers(n)},
 		{"runc", checkRunc(ctx, n)},
+		{"criu", checkCRIU(ctx, n)},
 		{"driver", checkDriver(ctx, n)},
 		{"nodes", checkNodes(ctx, n)},
 		{"prepare", checkPrepareUnit(n)},

@@ -138,7 +138,7 @@ func TestAHealthyNode(t *testing.T) {
 		"configuration": "enforce", "shim": "/usr/local/bin/" + runtimeclass.ShimName + " 1.2.3", "containerd": "2.4.2", "handler": `"nvidia"`,
 		"runc": "1.5.2", "driver": "580.159.04 with 1 GPUs", "nodes": "4 device nodes, 0 MIG devices",
 		"prepare": "the driver's own tools", "probe": "asks NVML", "sockets": "no sockets", "state": "first GPU container",
-		"kubelet": "not a Kubernetes node",
+		"kubelet": "not a Kubernetes node", "criu": "criu is not installed",
 	} {
 		want(t, f.check(name), OK, text)
 	}
@@ -198,6 +198,9 @@ func TestProblems(t *testing.T) {
 			handler(byType + "options = {BinaryName = \"/usr/bin/crun\"}\n")(f)
 			f.version("crun", "crun version 1.21")
 		}, "runc", OK, "/usr/bin/crun is not runc"},
+		{"a CRIU", version("criu", "Version: 4.2"), "criu", OK, "CRIU 4.2"},
+		{"an old CRIU", version("criu", "Version: 3.17.1\nGitID: v3.17.1"), "criu", OK, `need CRIU 4.0 or later; /usr/bin/criu is "Version: 3.17.1`},
+		{"a CRIU that fails", func(f *fixture) { f.script("usr/bin/criu", "exit 3") }, "criu", OK, "exit status 3"},
 		{"no runc", func(f *fixture) { f.remove("usr/bin/runc") }, "runc", Problem, "no container can start"},
 		{"no handler", containerd(tomlV3), "handler", Problem, "no runtime handler"},
 		{"no containerd configuration", func(f *fixture) { f.remove(runtimeclass.DefaultContainerdConfig) }, "handler", Problem, "no runtime handler"},

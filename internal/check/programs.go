@@ -1,6 +1,7 @@
 package check
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"fmt"
@@ -108,6 +109,23 @@ func checkRuntime(ctx context.Context, n *node, name string) []Finding {
 		return problem("install a released runc", "%s: %v", p, err)
 	}
 	return checkFloor("runc", v, []floor{{1, 3, 6}, {1, 4, 3}, {1, 5, 0}})
+}
+
+// checkCRIU looks for CRIU, which only checkpoints need.
+func checkCRIU(ctx context.Context, n *node) []Finding {
+	p, err := n.lookPath("criu")
+	if err != nil {
+		return fine("criu is not installed: containers cannot be checkpointed")
+	}
+	text, err := run(ctx, n.real(p), "--version")
+	if err != nil {
+		return fine("containers cannot be checkpointed: %v", err)
+	}
+	var major, minor int
+	if _, err := fmt.Sscanf(string(text), "Version: %d.%d", &major, &minor); err != nil || major < 4 {
+		return fine("GPU containers cannot be checkpointed: they need CRIU 4.0 or later; %s is %q", p, bytes.TrimSpace(text))
+	}
+	return fine("CRIU %d.%d", major, minor)
 }
 
 // checkProbes checks the nvidia-shimctl beside each shim, which asks the kubelet and NVML for it.

@@ -173,11 +173,12 @@ struct process {
 	int state;
 	int calls; /* that have begun and not ended */
 	int broken; /* it was restored on a full GPU, after which the driver cannot */
+	int node; /* it has a node open */
 };
 
 #define PAGE 4096
 static struct process *self;
-static int context_device;
+static int context_device, node = -1;
 
 static int make_memfd(const char *name, off_t size)
 {
@@ -190,10 +191,27 @@ static int make_memfd(const char *name, off_t size)
 	return fd;
 }
 
+/* No driver is behind the node, but the process is seen to have it open, unless it is
+ * suspended. */
+static void open_node(void)
+{
+	char path[512];
+
+	if (sim_path(path, sizeof path, "nvidia-uvm"))
+		node = open(path, O_PATH | O_CLOEXEC);
+	self->node = node >= 0;
+}
+
+static void close_node(void)
+{
+	close(node);
+	node = -1;
+	__sync_lock_test_and_set(&self->node, 0);
+}
+
 EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)
 {
 	const struct sim_gpu *g;
-	char path[512];
 	int fd, rc = gpu(device, &g);
 
 	if (rc != CUDA_SUCCESS)
@@ -208,9 +226,7 @@ EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)
 	self = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (self == MAP_FAILED)
 		return CUDA_ERROR_OPERATING_SYSTEM;
-	/* No driver is behind the node, but the process is seen to have it open. */
-	if (sim_path(path, sizeof path, "nvidia-uvm"))
-		(void)!open(path, O_PATH | O_CLOEXEC);
+	open_node();
 	context_device = device;
 	*context = self;
 	return CUDA_SUCCESS;
@@ -226,8 +242,12 @@ static void enter(void)
 {
 	while (__sync_add_and_fetch(&self->calls, 1), __sync_add_and_fetch(&self->state, 0) != RUNNING) {
 		__sync_sub_and_fetch(&self->calls, 1);
+		if (self->state == CHECKPOINTED && node >= 0)
+			close_node();
 		usleep(1000);
 	}
+	if (node < 0)
+		open_node();
 }
 
 static void leave(void)
@@ -461,13 +481,17 @@ EXPORT int cuCheckpointProcessCheckpoint(int pid, void *args)
 {
 	struct process *p = MAP_FAILED;
 	struct move m = {-1, PAGE};
-	int rc = begin("Checkpoint", pid, LOCKED, &m.control, &p);
+	int waited, rc = begin("Checkpoint", pid, LOCKED, &m.control, &p);
 
 	(void)args;
 	if (p == MAP_FAILED)
 		return rc;
-	if (rc == CUDA_SUCCESS && (rc = sim_each(pid, "nvidia-sim-gpu", save, &m)) == CUDA_SUCCESS)
+	if (rc == CUDA_SUCCESS && (rc = sim_each(pid, "nvidia-sim-gpu", save, &m)) == CUDA_SUCCESS) {
 		p->state = CHECKPOINTED;
+		/* A process that makes no call keeps the node. */
+		for (waited = 0; waited < 1000 && __sync_add_and_fetch(&p->node, 0); waited++)
+			usleep(1000);
+	}
 	return end(rc, m.control, p);
 }
 

@@ -1,0 +1,46 @@
+package gpuinject
+
+import (
+	"encoding/json"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
+)
+
+// CheckRestore returns an error unless a container with this plan can be restored from the
+// checkpoint in dir, in which the shim has put the record of the container that was checkpointed.
+// Its processes have the driver's libraries in their memory, and the numbers of nodes in /dev; and
+// without its mask they would run before they get one.
+func (p Plan) CheckRestore(dir string) error {
+	const cannot = "the container cannot be restored from a checkpoint"
+	data, _, err := trusted.Read(filepath.Join(dir, RecordName), 1<<20)
+	var was Plan
+	if err == nil {
+		err = json.Unmarshal(data, &was)
+	}
+	if err != nil {
+		return fail(Precondition, "%s that this shim did not make for a container with GPUs: %w", cannot, err)
+	}
+	switch {
+	case was.DriverVersion != p.DriverVersion:
+		return fail(Precondition, "%s of driver %s: this host has %s", cannot, was.DriverVersion, p.DriverVersion)
+	case !slices.Equal(was.names(), p.names()):
+		return fail(Precondition, "%s of a container with %s: it gets %s now", cannot, strings.Join(was.names(), ", "), strings.Join(p.names(), ", "))
+	case !slices.Equal(was.Devices, p.Devices) || was.Proc.Masked != p.Proc.Masked:
+		return fail(Precondition, "%s of a container with other device nodes, capabilities or privileges", cannot)
+	}
+	return nil
+}
+
+// names returns the granted GPUs and MIG devices.
+func (p Plan) names() (list []string) {
+	for _, g := range p.GPUs {
+		list = append(list, g.UUID)
+	}
+	for _, m := range p.MIG {
+		list = append(list, m.Name)
+	}
+	return list
+}

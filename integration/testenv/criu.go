@@ -1,0 +1,44 @@
+package testenv
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+)
+
+// CRIU returns the program criu in PATH or beside the shim, which comes first in containerd's PATH.
+// Without one that works here the test is skipped. Call it before Start.
+func CRIU(t testing.TB) string {
+	t.Helper()
+	criu, err := exec.LookPath("criu")
+	if err != nil {
+		criu, err = exec.LookPath(filepath.Join(ShimDir(), "criu"))
+	}
+	if err != nil {
+		t.Skip("NOT TESTED: criu, 4.0 or later, is not in PATH")
+	}
+	for _, cache := range []string{"/run/criu.kdat", "/run/criu.kdat.tmp"} { // of what the kernel can do
+		if _, err := os.Stat(cache); err != nil {
+			t.Cleanup(func() { _ = os.Remove(cache) })
+		}
+	}
+	if out, err := exec.Command(criu, "check").CombinedOutput(); err != nil {
+		t.Skipf("NOT TESTED: criu check: %v: %s", err, out)
+	}
+	return criu
+}
+
+// RemoveFIFOs removes at the test's end the directories that "ctr containers restore", which has no
+// flag for them, makes in /run. Call it after Start.
+func RemoveFIFOs(t testing.TB) {
+	t.Helper()
+	const dir = "/run/containerd"
+	_, before := os.Stat(dir)
+	t.Cleanup(func() {
+		_ = os.Remove(dir + "/fifo")
+		if before != nil {
+			_ = os.Remove(dir)
+		}
+	})
+}

@@ -1,0 +1,218 @@
+package shim
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+
+	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	runcoptions "github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/log"
+	"github.com/moby/sys/mountinfo"
+	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
+)
+
+// restoredMask is the directory in the bundle that the mask is mounted on while CRIU restores the
+// container.
+const restoredMask = "nvidia-proc-driver"
+
+// restoration is kept from Create for Start, which restores the container from a checkpoint.
+type restoration struct {
+	mask *procmask.Mask // nil if the container gets none
+	view string         // of this host
+}
+
+// close gives the mask up.
+func (r *restoration) close() {
+	if r != nil && r.mask != nil {
+		r.mask.Close()
+	}
+}
+
+// Checkpoint has runc and CRIU write the container's processes to files. CRIU cannot save what they
+// have on a GPU, so their GPU memory is moved to the host before, whatever container.on-pause says.
+// A container that does not end goes on afterwards. One that was paused stays paused; Resume moves
+// its memory back.
+func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskRequest) (resp *emptypb.Empty, err error) {
+	c, ok := s.get(r.ID)
+	if !ok || !c.hasGPU {
+		return s.TTRPCTaskService.Checkpoint(ctx, r)
+	}
+	s.pausing.Lock()
+	defer s.pausing.Unlock()
+	status := s.status(ctx, r.ID)
+	paused := status == task.Status_PAUSED
+	if !paused && status != task.Status_RUNNING {
+		return s.TTRPCTaskService.Checkpoint(ctx, r) // which refuses it
+	}
+	c.suspended = paused && (c.suspended || c.suspendsGPU)
+	if paused && !c.suspended { // a frozen process cannot move its memory
+		_, err = s.TTRPCTaskService.Resume(ctx, &taskapi.ResumeRequest{ID: r.ID})
+	}
+	if err == nil && !c.suspended {
+		_, err = s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c.held)
+		c.suspended = err == nil
+	}
+	if err == nil {
+		resp, err = s.dump(ctx, r, c)
+	}
+	var opts runcoptions.CheckpointOptions
+	if err == nil && r.Options.UnmarshalTo(&opts) == nil && opts.Exit {
+		return resp, nil
+	}
+	if paused && c.suspended {
+		s.keepSuspended(r.ID, c)
+		return resp, toGRPC(err)
+	}
+	ctx = context.WithoutCancel(ctx) // the request that failed may have been cancelled
+	undone := s.wake(ctx, r.ID, c, paused)
+	if undone == nil || s.status(ctx, r.ID) == task.Status_STOPPED {
+		return resp, toGRPC(err)
+	}
+	if err == nil {
+		err = errors.New("nvidia: the checkpoint was written")
+	}
+	s.keepSuspended(r.ID, c)
+	_, again := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c.held)
+	return nil, s.failed(ctx, r.ID, fmt.Errorf("%w; the container stays paused: %w", err, undone), again)
+}
+
+// keepSuspended has the next Resume move GPU memory back.
+func (s *Service) keepSuspended(id string, c gpuContainer) {
+	c.suspended = true
+	s.update(id, c)
+	c.noteSuspended()
+}
+
+// wake undoes suspend, also one that failed, and freezes a container that was paused.
+func (s *Service) wake(ctx context.Context, id string, c gpuContainer, paused bool) (err error) {
+	if s.status(ctx, id) == task.Status_PAUSED {
+		_, err = s.TTRPCTaskService.Resume(ctx, &taskapi.ResumeRequest{ID: id})
+	}
+	if err == nil {
+		_, err = s.move(ctx, id, false, c.held)
+	}
+	if err == nil {
+		clear(c.held)
+	}
+	if err == nil && paused {
+		_, err = s.TTRPCTaskService.Pause(ctx, &taskapi.PauseRequest{ID: id})
+	}
+	return err
+}
+
+// dump writes the checkpoint, with the record of what the container has. The files of the driver and
+// the mask are left out: they come from the host that restores it.
+func (s *Service) dump(ctx context.Context, r *taskapi.CheckpointTaskRequest, c gpuContainer) (resp *emptypb.Empty, err error) {
+	state, err := s.State(ctx, &taskapi.StateRequest{ID: r.ID})
+	if err != nil {
+		return nil, err
+	}
+	record, err := os.ReadFile(filepath.Join(c.bundle, gpuinject.RecordName))
+	if err != nil {
+		return nil, err
+	}
+	if err = os.MkdirAll(r.Path, 0o700); err != nil {
+		return nil, err
+	}
+	if err = os.WriteFile(filepath.Join(r.Path, gpuinject.RecordName), record, 0o600); err != nil {
+		return nil, err
+	}
+	external := map[string]string{procmask.Dir: procmask.Dir}
+	files, err := mountsBelow(fmt.Sprint(state.Pid), gpuinject.ViewDir)
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		external[file] = file
+	}
+	err = withExternal(c.bundle, external, func() error {
+		resp, err = s.TTRPCTaskService.Checkpoint(ctx, r)
+		return err
+	})
+	return resp, err
+}
+
+// restore starts a container from its checkpoint. CRIU mounts the mask before the processes run;
+// then their GPU memory is moved back. A container that cannot have it is killed.
+func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuContainer) (resp *taskapi.StartResponse, err error) {
+	s.pausing.Lock()
+	defer s.pausing.Unlock()
+	defer c.restoration.close()
+	external := map[string]string{}
+	files, err := mountsBelow("self", c.restoration.view)
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		external[gpuinject.ViewDir+strings.TrimPrefix(file, c.restoration.view)] = file
+	}
+	if c.restoration.mask != nil {
+		external[procmask.Dir] = filepath.Join(c.bundle, restoredMask)
+		if err := c.restoration.mask.MountAt(external[procmask.Dir]); err != nil {
+			return nil, err
+		}
+	}
+	err = withExternal(c.bundle, external, func() error {
+		resp, err = s.TTRPCTaskService.Start(ctx, r)
+		return err
+	})
+	procmask.Unmount(filepath.Join(c.bundle, restoredMask))
+	if err != nil {
+		return nil, err
+	}
+	ctx = context.WithoutCancel(ctx)
+	if _, err = s.move(ctx, r.ID, false, c.held); err == nil {
+		return resp, nil
+	}
+	if _, err := s.TTRPCTaskService.Kill(ctx, &taskapi.KillRequest{ID: r.ID, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
+		log.G(ctx).WithError(err).WithField("id", r.ID).Warn("nvidia: kill a container that could not be restored")
+	}
+	return nil, toGRPC(err)
+}
+
+// mountsBelow returns the mount points below dir that a process sees.
+func mountsBelow(process, dir string) (list []string, err error) {
+	f, err := os.Open("/proc/" + process + "/mountinfo")
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	_, err = mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
+		// A container that may mount chooses names, which go into a file of CRIU's.
+		if strings.HasPrefix(m.Mountpoint, dir+"/") && !strings.ContainsAny(m.Mountpoint, "\"\\#\n\t ") {
+			list = append(list, m.Mountpoint)
+		}
+		return true, false
+	})
+	return list, err
+}
+
+// withExternal calls fn while CRIU reads which mounts are external: at these paths in the container
+// it mounts what it is given here. runc says so of the mounts in config.json only.
+func withExternal(bundle string, external map[string]string, fn func() error) error {
+	var text bytes.Buffer
+	for name, source := range external {
+		fmt.Fprintf(&text, "external \"mnt[%s]:%s\"\n", name, source)
+	}
+	file := filepath.Join(bundle, "nvidia-criu.conf")
+	if err := os.WriteFile(file, text.Bytes(), 0o600); err != nil {
+		return err
+	}
+	// Besides the files in /etc/criu (criu(8)). The lock "pausing" is held.
+	const env = "CRIU_CONFIG_FILE"
+	if err := os.Setenv(env, file); err != nil {
+		return err
+	}
+	defer func() { _ = os.Unsetenv(env) }()
+	return fn()
+}
