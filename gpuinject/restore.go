@@ -13,8 +13,13 @@ import (
 // checkpoint in dir, in which the shim has put the record of the container that was checkpointed.
 // Its processes have the driver's libraries in their memory, and the numbers of nodes in /dev; and
 // without its mask they would run before they get one.
-func (p Plan) CheckRestore(dir string) error {
+//
+// In Kubernetes none is restored: the author of a pod could have forged the checkpoint.
+func (p Plan) CheckRestore(c Container, dir string) error {
 	const cannot = "the container cannot be restored from a checkpoint"
+	if c.Said.Container.Kubernetes {
+		return fail(Precondition, "%s in Kubernetes: create it without one", cannot)
+	}
 	data, _, err := trusted.Read(filepath.Join(dir, RecordName), 1<<20)
 	var was Plan
 	if err == nil {

@@ -40,14 +40,19 @@ func TestARestoredContainerGetsWhatItHad(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = plan(test.change).CheckRestore(dir)
+			err = plan(test.change).CheckRestore(Container{}, dir)
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%v, want %q", err, test.want)
 			}
 		})
 	}
-	err := plan(same).CheckRestore(t.TempDir())
+	err := plan(same).CheckRestore(Container{}, t.TempDir())
 	if err == nil || !strings.Contains(err.Error(), "cannot be restored from a checkpoint that this shim did not make") {
 		t.Errorf("without a record: %v", err)
+	}
+	var pod Container
+	pod.Said.Container.Kubernetes = true
+	if err := plan(same).CheckRestore(pod, t.TempDir()); err == nil || !strings.Contains(err.Error(), "in Kubernetes") {
+		t.Errorf("in Kubernetes: %v", err)
 	}
 }

@@ -171,7 +171,13 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 		return nil, err
 	}
 	ctx = context.WithoutCancel(ctx)
-	if _, err = s.move(ctx, r.ID, false, c.held); err == nil {
+	if mask := c.restoration.mask; mask != nil && s.status(ctx, r.ID) != task.Status_STOPPED {
+		err = mask.CheckAttached(int(resp.Pid))
+	}
+	if err == nil {
+		_, err = s.move(ctx, r.ID, false, c.held)
+	}
+	if err == nil {
 		return resp, nil
 	}
 	if _, err := s.TTRPCTaskService.Kill(ctx, &taskapi.KillRequest{ID: r.ID, Signal: uint32(unix.SIGKILL), All: true}); err != nil {

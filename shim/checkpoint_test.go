@@ -3,6 +3,7 @@ package shim
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -12,6 +13,7 @@ import (
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	runcoptions "github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/api/types/task"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -136,6 +138,8 @@ type restoreTasks struct {
 	checkpointTasks
 	mask  []os.DirEntry
 	start error
+	// at is where CRIU mounts the mask.
+	at string
 }
 
 func (f *restoreTasks) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.StartResponse, error) {
@@ -146,6 +150,9 @@ func (f *restoreTasks) Start(ctx context.Context, r *taskapi.StartRequest) (*tas
 	f.mask, _ = os.ReadDir(at)
 	if f.start != nil {
 		return nil, f.start
+	}
+	if err := unix.Mount(at, f.at, "", unix.MS_BIND, ""); err != nil {
+		return nil, err
 	}
 	return f.checkpointTasks.Start(ctx, r)
 }
@@ -158,16 +165,17 @@ func TestARestoredContainerHasTheMaskWhenItStarts(t *testing.T) {
 	for _, test := range []struct {
 		name, script string
 		start        error
-		calls        string
+		at, calls    string
 		err          string
 	}{
-		{"restored", `echo '{"moved":[4711]}'`, nil, "start", ""},
-		{"CRIU fails", `exit 1`, errors.New("criu failed"), "", "criu failed"},
-		{"the GPU is full", `echo '{"move_error":"full"}'`, nil, "start kill", "nvidia: cannot resume the GPUs of container c: full"},
+		{"restored", `echo '{"moved":[4711]}'`, nil, procmask.Dir, "start", ""},
+		{"CRIU fails", `exit 1`, errors.New("criu failed"), "", "", "criu failed"},
+		{"the GPU is full", `echo '{"move_error":"full"}'`, nil, procmask.Dir, "start kill", "nvidia: cannot resume the GPUs of container c: full"},
+		{"a forged checkpoint", `echo '{"moved":[4711]}'`, nil, "/mnt", "start kill", fmt.Sprintf("mask: it is not on /proc/driver of process %d", os.Getpid())},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			putProbe(t, test.script)
-			f := &restoreTasks{start: test.start}
+			f := &restoreTasks{start: test.start, at: test.at}
 			s, _ := serviceAround(&f.fakeTasks)
 			s.TTRPCTaskService = f
 			mask, err := procmask.New([]procmask.File{{Path: "nvidia/version", Data: []byte("x")}}, "")
@@ -176,6 +184,7 @@ func TestARestoredContainerHasTheMaskWhenItStarts(t *testing.T) {
 			s.reserve("c")
 			s.update("c", gpuContainer{ready: true, hasGPU: true, bundle: bundle, restoration: &restoration{mask: mask, view: "/nonexistent"}})
 			_, err = s.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
+			_ = unix.Unmount(test.at, unix.MNT_DETACH)
 			if (err == nil) != (test.err == "") || err != nil && !strings.HasSuffix(err.Error(), test.err) {
 				t.Errorf("error %v, want %q", err, test.err)
 			}

@@ -198,7 +198,7 @@ func inject(c gpuinject.Container, rootPath, checkpoint string) (plan gpuinject.
 			return plan, nil, err
 		}
 		if plan.GPU && checkpoint != "" {
-			if err = plan.CheckRestore(checkpoint); err != nil {
+			if err = plan.CheckRestore(c, checkpoint); err != nil {
 				return plan, nil, err
 			}
 		}

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 
+	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
@@ -183,6 +185,29 @@ func (m *Mask) MountAt(dir string) error {
 		return fmt.Errorf("mask: mount %s: %w", dir, err)
 	}
 	return nil
+}
+
+// CheckAttached returns an error unless the process pid sees the mask: whoever forged a checkpoint
+// chose what CRIU mounts.
+func (m *Mask) CheckAttached(pid int) error {
+	var st unix.Stat_t
+	err := unix.Fstat(int(m.f.Fd()), &st)
+	if err != nil {
+		return fmt.Errorf("mask: %w", err)
+	}
+	mounts, err := mountinfo.PidMountInfo(pid)
+	if err != nil {
+		return fmt.Errorf("mask: %w", err)
+	}
+	for _, mount := range slices.Backward(mounts) { // the last one hides those before
+		if mount.Mountpoint == Dir {
+			if unix.Mkdev(uint32(mount.Major), uint32(mount.Minor)) == st.Dev && mount.Root == "/" {
+				return nil
+			}
+			break
+		}
+	}
+	return fmt.Errorf("mask: it is not on %s of process %d", Dir, pid)
 }
 
 // Unmount undoes MountAt.

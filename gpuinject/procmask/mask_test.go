@@ -82,8 +82,8 @@ func newMask(t *testing.T) *Mask {
 	return m
 }
 
-// mountinfo returns the host's mounts at and below /proc: other tests mount elsewhere meanwhile.
-func mountinfo(t *testing.T) string {
+// mountsOfProc returns the host's mounts at and below /proc: other tests mount elsewhere meanwhile.
+func mountsOfProc(t *testing.T) string {
 	t.Helper()
 	data, err := os.ReadFile("/proc/self/mountinfo")
 	check(t, err)
@@ -108,7 +108,7 @@ func TestMaskIsSeenInTheContainerOnlyAndCannotBeChanged(t *testing.T) {
 		"over a read-only tmpfs": {flags, freshProc + " && mount -t tmpfs -o ro none /proc/driver"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			before := mountinfo(t)
+			before := mountsOfProc(t)
 			s := start(t, tc.flags, tc.setup)
 			check(t, newMask(t).Attach(s.cmd.Process.Pid, "/"))
 			mounts, err := os.ReadFile("/proc/" + strconv.Itoa(s.cmd.Process.Pid) + "/mountinfo")
@@ -128,7 +128,7 @@ func TestMaskIsSeenInTheContainerOnlyAndCannotBeChanged(t *testing.T) {
 			if strings.Count(out, "Read-only file system")+strings.Count(out, "ermission denied") < 4 {
 				t.Errorf("a write was not refused:\n%s", out)
 			}
-			if after := mountinfo(t); after != before {
+			if after := mountsOfProc(t); after != before {
 				t.Errorf("the host's mount table changed:\n%s", after)
 			}
 		})
@@ -172,7 +172,7 @@ func TestT25NoLinkIsFollowedToTheDirectory(t *testing.T) {
 }
 
 func TestAttachRefusesTheHostAndAProcessThatEnded(t *testing.T) {
-	before := mountinfo(t)
+	before := mountsOfProc(t)
 	host := start(t, syscall.CLONE_NEWPID, "true")
 	if err := newMask(t).Attach(host.cmd.Process.Pid, "/"); err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
 		t.Errorf("the host's mount namespace: %v", err)
@@ -193,7 +193,7 @@ func TestAttachRefusesTheHostAndAProcessThatEnded(t *testing.T) {
 	if err := newMask(t).Attach(ended.cmd.Process.Pid, "/"); !errors.Is(err, ErrEnded) {
 		t.Errorf("a process that ended: %v", err)
 	}
-	if after := mountinfo(t); after != before {
+	if after := mountsOfProc(t); after != before {
 		t.Errorf("the host's mount table changed:\n%s", after)
 	}
 }
@@ -201,7 +201,7 @@ func TestAttachRefusesTheHostAndAProcessThatEnded(t *testing.T) {
 // A process that exits loses its namespaces before its pidfd says that it has ended, and is not
 // reaped yet.
 func TestAProcessThatEndsMeanwhile(t *testing.T) {
-	mask, before := newMask(t), mountinfo(t)
+	mask, before := newMask(t), mountsOfProc(t)
 	for range 100 {
 		s := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc+" && mount -t tmpfs none /proc")
 		check(t, s.cmd.Process.Kill())
@@ -215,7 +215,7 @@ func TestAProcessThatEndsMeanwhile(t *testing.T) {
 		}
 		s.finish("")
 	}
-	if after := mountinfo(t); after != before {
+	if after := mountsOfProc(t); after != before {
 		t.Errorf("the host's mount table changed:\n%s", after)
 	}
 }
