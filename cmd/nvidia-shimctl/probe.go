@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -82,8 +83,8 @@ func asker(c *cli.Command) func(probe.Questions) probe.Answers {
 	}
 }
 
-func askLive(c *cli.Command) (live nvml.Snapshot, err error) {
-	a := asker(c)(probe.Questions{Live: true})
+func askLive(c *cli.Command, limit time.Duration) (live nvml.Snapshot, err error) {
+	a := asker(c)(probe.Questions{Live: true, Timeout: limit})
 	if a.LiveError != "" {
 		return live, errors.New(a.LiveError)
 	}
