@@ -51,7 +51,7 @@ func serveCommand() *cli.Command {
 			fmt.Fprintln(c.Root().Writer, "listening on "+address)
 			return serveHTTP(ctx, listener, serve.New(serve.Options{
 				StateDir: cfg.Host.StateDir, Loopback: ok && tcp.IP.IsLoopback(),
-				Status:     func() (*status.Status, error) { return readStatus(c, serveTimeout) },
+				Status:     func() (*status.Status, error) { return readStatus(c, min(serveTimeout, nvmlTimeout)) },
 				DockerArgs: func(devices string) (serve.DockerArgs, error) { return dockerArgs(c, devices) },
 			}))
 		},

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
 // started is a buffer that reports the first line.
@@ -96,15 +97,21 @@ func TestServe(t *testing.T) {
 	}
 }
 
-func TestServeOnTCP(t *testing.T) {
+func TestServeWithADriverThatHangsOrGoes(t *testing.T) {
+	defer func(d time.Duration) { nvmlTimeout = d }(nvmlTimeout)
+	nvmlTimeout = 300 * time.Millisecond
 	d := simulate(t)
-	line, stop := serveOn(t, "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", t.TempDir())
+	simtest.Check(t, d.Hang(true))
+	line, stop := serveOn(t, "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", record(t, d))
 	defer stop()
 	address := strings.TrimSpace(strings.TrimPrefix(line, "listening on "))
 	if got := fetch(t, "tcp", address, "/healthz"); got != "ok\n" {
 		t.Errorf("%q", got)
 	}
-	// The driver may be unloaded.
+	contains(t, fetch(t, "tcp", address, "/metrics"), "nvidia_shim_nvml_up 0", `id="of-gpu-1"`)
+	contains(t, fetch(t, "tcp", address, "/"), "NVML has not answered within 300ms", "Held by <b>of-gpu-1</b>")
 	simtest.Check(t, os.RemoveAll(filepath.Join(d.ProcRoot, "driver")))
-	contains(t, fetch(t, "tcp", address, "/metrics"), "nvidia_shim_driver_up 0")
+	testenv.Await(t, 10*time.Second, "the driver to be missed", func() bool { // the status is kept for a second
+		return strings.Contains(fetch(t, "tcp", address, "/metrics"), "nvidia_shim_driver_up 0")
+	})
 }

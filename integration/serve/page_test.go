@@ -27,10 +27,13 @@ const (
 // browse has Chromium load a page without a profile, a network or a GPU.
 func browse(t *testing.T, url string, scheme int, flags ...string) (stdout string) {
 	t.Helper()
+	profile := filepath.Join(t.TempDir(), "profile")
 	cmd := exec.Command("chromium", append(flags, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
-		"--enable-logging=stderr", fmt.Sprintf("--blink-settings=preferredColorScheme=%d", scheme), "--user-data-dir="+t.TempDir(), url)...)
+		"--enable-logging=stderr", fmt.Sprintf("--blink-settings=preferredColorScheme=%d", scheme), "--user-data-dir="+profile, url)...)
 	r, err := testenv.Output(2*time.Minute, cmd)
+	// Its other processes may live a moment longer, and write.
+	testenv.Await(t, 10*time.Second, "Chromium's profile is removed", func() bool { return os.RemoveAll(profile) == nil })
 	if err != nil || r.ExitCode != 0 {
 		t.Fatalf("chromium: status %d, %v\n%s", r.ExitCode, err, r.Error)
 	}
@@ -71,7 +74,7 @@ func TestThePageInABrowser(t *testing.T) {
 	url := "http://" + n.address + "/"
 	// What a reader learns, without colours and pictures.
 	dom := browse(t, url, light, "--dump-dom")
-	simhost.Want(t, dom, "<b>team/"+n.pod+"</b>", "Free", "Partitioned into MIG devices", "MIG 2:1/0", "<b>team/infer</b>", " MiB</span>",
+	simhost.Want(t, dom, "<b>team/"+n.pod+"</b>", "Free", "Partitioned into MIG devices", "MIG 2:1/0", "<b>team/"+infer+"</b>", " MiB</span>",
 		"<b>team/greedy</b> <code>invalid_argument</code>", "unknown GPU")
 	for _, scheme := range []int{dark, light} {
 		for _, width := range []int{400, 800, 1600} {

@@ -46,6 +46,9 @@ func await(t *testing.T, c *testenv.Command, what string, done func() bool) {
 	})
 }
 
+// infer is a pod with a name that is too wide for a small window.
+const infer = "resnet50distributedinferenceworker0001"
+
 // node is a host with two GPUs and a MIG-partitioned one, on which pods run and one was refused.
 type node struct {
 	*simhost.Host
@@ -66,7 +69,7 @@ func newNode(t *testing.T) *node {
 		})
 	}
 	train := run("1", n.pod)
-	run(n.Driver.MIG[0].UUID, "infer")
+	run(n.Driver.MIG[0].UUID, infer)
 	text, err := os.ReadFile(filepath.Join(n.BundleDir(train), "init.pid"))
 	if err != nil {
 		t.Fatal(err)
@@ -189,8 +192,8 @@ func TestPrometheusScrapesServe(t *testing.T) {
 	holder := `nvidia_shim_device_holder{pod="` + n.pod + `"}`
 	testenv.Await(t, 30*time.Second, "a sample of "+holder, func() bool { return len(p.query(t, holder)) > 0 })
 	for expr, want := range map[string]string{
-		holder:                                   "namespace:team pod:" + n.pod + " uuid:" + n.Driver.GPUs[1].UUID + "] 1",
-		`nvidia_shim_device_holder{pod="infer"}`: "mig:1/0 namespace:team",
+		holder: "namespace:team pod:" + n.pod + " uuid:" + n.Driver.GPUs[1].UUID + "] 1",
+		`nvidia_shim_device_holder{pod="` + infer + `"}`:               "mig:1/0 namespace:team",
 		`nvidia_shim_creations_total{gpu="true"}`:                      "] 2",
 		`nvidia_shim_refusals_total{reason="invalid_argument"}`:        "] 1",
 		`nvidia_shim_create_duration_seconds_count`:                    "] 2",
