@@ -71,6 +71,9 @@ func probeQuestions(c *cli.Command) (q probe.Questions, err error) {
 	return probe.Questions{Config: c.String("config"), Facts: !c.Bool("live"), Live: c.Bool("live"), Timeout: c.Duration("timeout")}, nil
 }
 
+// askingProgram is the nvidia-shimctl that asks.
+var askingProgram = "/proc/self/exe"
+
 // asker returns the function that asks as the shim does, in a process of its own.
 func asker(c *cli.Command) func(probe.Questions) probe.Answers {
 	return func(q probe.Questions) probe.Answers {
@@ -79,7 +82,7 @@ func asker(c *cli.Command) func(probe.Questions) probe.Answers {
 		if abs, err := filepath.Abs(q.Config); err == nil && q.Config != "" {
 			q.Config = abs // the process works in another directory
 		}
-		return probe.Ask(func() (string, error) { return "/proc/self/exe", nil }, probe.StartProcess, q)
+		return probe.Ask(func() (string, error) { return askingProgram, nil }, probe.StartProcess, q)
 	}
 }
 

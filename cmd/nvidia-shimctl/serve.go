@@ -35,27 +35,32 @@ func serveCommand() *cli.Command {
 			if os.Geteuid() != 0 {
 				return errors.New("only root can read which container has which GPU: run serve as root")
 			}
-			cfg, err := loader(c)()
-			if err != nil {
-				return err
-			}
-			listener, err := listen(ctx, c.String("listen"))
-			if err != nil {
-				return err
-			}
-			tcp, ok := listener.Addr().(*net.TCPAddr)
-			address := c.String("listen")
-			if ok {
-				address = tcp.String()
-			}
-			fmt.Fprintln(c.Root().Writer, "listening on "+address)
-			return serveHTTP(ctx, listener, serve.New(serve.Options{
-				StateDir: cfg.Host.StateDir, Loopback: ok && tcp.IP.IsLoopback(),
-				Status:     func() (*status.Status, error) { return readStatus(c, min(serveTimeout, nvmlTimeout)) },
-				DockerArgs: func(devices string) (serve.DockerArgs, error) { return dockerArgs(c, devices) },
-			}))
+			return listenAndServe(ctx, c)
 		},
 	}
+}
+
+// listenAndServe serves on --listen until SIGTERM or SIGINT.
+func listenAndServe(ctx context.Context, c *cli.Command) error {
+	cfg, err := loader(c)()
+	if err != nil {
+		return err
+	}
+	listener, err := listen(ctx, c.String("listen"))
+	if err != nil {
+		return err
+	}
+	tcp, ok := listener.Addr().(*net.TCPAddr)
+	address := c.String("listen")
+	if ok {
+		address = tcp.String()
+	}
+	fmt.Fprintln(c.Root().Writer, "listening on "+address)
+	return serveHTTP(ctx, listener, serve.New(serve.Options{
+		StateDir: cfg.Host.StateDir, Loopback: ok && tcp.IP.IsLoopback(),
+		Status:     func() (*status.Status, error) { return readStatus(c, min(serveTimeout, nvmlTimeout)) },
+		DockerArgs: func(devices string) (serve.DockerArgs, error) { return dockerArgs(c, devices) },
+	}))
 }
 
 // listen listens on HOST:PORT or unix:PATH. Only root can connect to a socket.
@@ -80,7 +85,7 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(ctx, "unix", path)
 }
 
-// serveHTTP serves until SIGTERM or SIGINT.
+// serveHTTP serves until SIGTERM or SIGINT, and ends cleanly.
 func serveHTTP(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()

@@ -112,19 +112,27 @@ func (m *machine) useShim(t *testing.T, config string) {
 	c := m.sleep(t, 1, containerOptions{runtime: packagedShim})
 	c.check(t)
 	m.run(t, "systemctl", "enable", "--now", serveUnit)
-	var metrics string
-	testenv.Await(t, 20*time.Second, serveUnit, func() bool {
-		r, err := http.Get("http://127.0.0.1:9400/metrics") // the machine has the host's network
+	simhost.Want(t, metricsOf(t), "nvidia_shim_device_holder{", "nvidia_shim_nvml_up 1", `nvidia_shim_creations_total{gpu="true"} 1`)
+	c.remove(t)
+}
+
+// serveAddress is where serve listens: a machine has the host's network.
+const serveAddress = "127.0.0.1:9400"
+
+// metricsOf waits for serve.
+func metricsOf(t *testing.T) (metrics string) {
+	t.Helper()
+	testenv.Await(t, 20*time.Second, "serve on "+serveAddress, func() bool {
+		r, err := http.Get("http://" + serveAddress + "/metrics")
 		if err != nil {
 			return false
 		}
 		defer r.Body.Close()
-		text, _ := io.ReadAll(r.Body)
+		text, err := io.ReadAll(r.Body)
 		metrics = string(text)
-		return true
+		return err == nil
 	})
-	simhost.Want(t, metrics, "nvidia_shim_device_holder{", "nvidia_shim_nvml_up 1", `nvidia_shim_creations_total{gpu="true"} 1`)
-	c.remove(t)
+	return metrics
 }
 
 // servePID is the process of the unit of serve, "0" if it does not run.
