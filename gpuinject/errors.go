@@ -16,6 +16,11 @@ const (
 	Denied
 )
 
+// String returns the name of the gRPC code.
+func (k Kind) String() string {
+	return []string{"internal", "invalid_argument", "failed_precondition", "permission_denied"}[k]
+}
+
 // Error is a failed or refused request, in one line.
 type Error struct {
 	Kind Kind

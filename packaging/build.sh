@@ -33,7 +33,7 @@ common=$work/common
 mkdir "$common"
 mv "$work/native/share" "$common"
 gzip -9n "$common/share/man/man8/nvidia-shimctl.8"
-cp ../LICENSE "$common"
+cp ../LICENSE nvidia-shim-serve.service grafana-dashboard.json "$common"
 {
 	echo "go $("$GO" env GOROOT)"
 	cd .. && CGO_ENABLED=1 "$GO" list -deps -f '{{with .Module}}{{.Path}} {{.Dir}}{{end}}' ./cmd/...

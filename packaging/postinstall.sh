@@ -4,3 +4,7 @@
 if [ "$1" = 1 ] || { [ "$1" = configure ] && [ -z "$2" ]; }; then
 	echo "containerd-shim-nvidia: to register the runtime, run: nvidia-shimctl install"
 fi
+if [ -d /run/systemd/system ]; then
+	systemctl daemon-reload
+	systemctl try-restart nvidia-shim-serve.service
+fi

@@ -21,6 +21,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/fault"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/options"
@@ -40,7 +41,9 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 		return nil, toGRPC(err)
 	}
 	c, err := examine(r.Bundle, opts)
+	c.ID = r.ID
 	if err != nil {
+		addOutcome(c, state.Event{}, err)
 		return nil, toGRPC(err)
 	}
 	if err := setOptions(ctx, r, opts, c.Raw); err != nil {
@@ -53,9 +56,12 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	// leave the collector off for good after two overlapping calls.
 	debug.SetGCPercent(-1)
 	defer debug.SetGCPercent(gcPercent)
-	c.ID = r.ID
 	c.Namespace, _ = namespaces.Namespace(ctx)
-	resp, err := s.createWithGPU(ctx, r, c)
+	var outcome state.Event
+	start := time.Now()
+	resp, err := s.createWithGPU(ctx, r, c, &outcome)
+	outcome.Seconds = time.Since(start).Seconds()
+	addOutcome(c, outcome, err)
 	return resp, toGRPC(err)
 }
 
@@ -111,7 +117,7 @@ func recovered(err *error) {
 
 // createWithGPU decides what the container gets, makes the changes in the root file system and the
 // bundle, creates the container and attaches the mask. After an error nothing is left.
-func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskRequest, c gpuinject.Container) (_ *taskapi.CreateTaskResponse, err error) {
+func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskRequest, c gpuinject.Container, outcome *state.Event) (_ *taskapi.CreateTaskResponse, err error) {
 	start := time.Now()
 	if !s.reserve(r.ID) {
 		// Cleaning up would remove the other container's root file system.
@@ -148,6 +154,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		defer mask.Close()
 	}
 	took := time.Since(start)
+	outcome.GPU, outcome.OwnSeconds = plan.GPU, took.Seconds()
 	if kept.rootfs != "" {
 		// The embedded service would mount it again.
 		s.events.rootfs.Store(r.ID, r.Rootfs)
@@ -194,7 +201,7 @@ func inject(c gpuinject.Container, rootPath, checkpoint string) (plan gpuinject.
 	}
 	defer root.Close()
 	if c.Asks {
-		if plan, err = gpuinject.Resolve(c, root, ask); err != nil {
+		if plan, err = gpuinject.Resolve(c, root, asking(c.Config)); err != nil {
 			return plan, nil, err
 		}
 		if plan.GPU && checkpoint != "" {

@@ -1,15 +1,29 @@
 package shim
 
 import (
+	"cmp"
 	"os"
 	"os/exec"
 	"time"
 
 	"github.com/containerd/containerd/v2/pkg/sys/reaper"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
+
+// asking returns ask, which also adds what failed to the events of the host.
+func asking(cfg *config.Config) gpuinject.Ask {
+	return func(q probe.Questions) probe.Answers {
+		a := ask(q)
+		if a.FactsError != "" || a.PodError != "" {
+			addEvent(cfg, state.Event{Kind: state.ProbeFailed, Reason: cmp.Or(a.FactsError, a.PodError)})
+		}
+		return a
+	}
+}
 
 // ask asks the probe beside the shim. The name of the configuration file comes from containerd's
 // environment.

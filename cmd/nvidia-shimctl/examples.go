@@ -5,6 +5,7 @@ var examples = map[string][]string{
 	"info":      {"nvidia-shimctl info", "nvidia-shimctl --json info"},
 	"status":    {"nvidia-shimctl status", "nvidia-shimctl status --watch --interval 5s"},
 	"plan":      {"nvidia-shimctl plan --env NVIDIA_VISIBLE_DEVICES=0", "nvidia-shimctl plan --pod team/train", "nvidia-shimctl plan --container 3f9a"},
+	"serve":     {"nvidia-shimctl serve", "nvidia-shimctl serve --listen unix:/run/nvidia-shim.sock"},
 	"run-args":  {"docker run $(nvidia-shimctl run-args --for docker --devices 0) IMAGE"},
 	"suspend":   {"nvidia-shimctl suspend web", "nvidia-shimctl suspend --pod team/notebook"},
 	"resume":    {"nvidia-shimctl resume web", "nvidia-shimctl resume --pod team/notebook"},

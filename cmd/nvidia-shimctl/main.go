@@ -36,7 +36,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			&cli.BoolFlag{Name: "json", Usage: "print JSON"},
 		},
 		Commands: []*cli.Command{
-			infoCommand(), statusCommand(), planCommand(), runArgsCommand(), suspendCommand(), resumeCommand(), cdiCommand(),
+			infoCommand(), statusCommand(), serveCommand(), planCommand(), runArgsCommand(), suspendCommand(), resumeCommand(), cdiCommand(),
 			checkCommand(), prepareCommand(), installCommand(), uninstallCommand(), nodeCommand(), manifestCommand(),
 			probeCommand(), bundleCommand(), manCommand(), versionCommand(),
 		},

@@ -40,6 +40,7 @@ func nodeCommand() *cli.Command {
 			&cli.StringFlag{Name: "host-root", Value: "/host", Usage: "`DIR` of the pod with the host's root"},
 			&cli.StringFlag{Name: "node-name", Sources: cli.EnvVars("NODE_NAME"), Usage: "`NAME` of the node with the labels; none without it"},
 			&cli.DurationFlag{Name: "interval", Value: time.Minute, Usage: "`TIME` between two rounds"},
+			&cli.StringFlag{Name: "listen", Usage: "also serve what the command serve does, on `ADDRESS`"},
 			&cli.BoolFlag{Name: "once", Usage: "end after the first round"},
 			&cli.BoolFlag{Name: "uninstall", Usage: "remove everything, and keep it removed"},
 			// uninstallFrom reads it.
@@ -91,6 +92,12 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
+	served := make(chan error, 1)
+	if c.IsSet("listen") {
+		// The image has no C library, so that NVML is asked by what was installed.
+		askingProgram = filepath.Join(k.o.Registration.BinDir, runtimeclass.CtlName)
+		go func() { served <- listenAndServe(ctx, c) }()
+	}
 	for {
 		err := k.round(ctx)
 		if c.Bool("once") || ctx.Err() != nil {
@@ -102,6 +109,8 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case err := <-served:
+			return err
 		case <-time.After(c.Duration("interval")):
 		}
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/urfave/cli/v3"
 
@@ -70,6 +71,9 @@ func probeQuestions(c *cli.Command) (q probe.Questions, err error) {
 	return probe.Questions{Config: c.String("config"), Facts: !c.Bool("live"), Live: c.Bool("live"), Timeout: c.Duration("timeout")}, nil
 }
 
+// askingProgram is the nvidia-shimctl that asks.
+var askingProgram = "/proc/self/exe"
+
 // asker returns the function that asks as the shim does, in a process of its own.
 func asker(c *cli.Command) func(probe.Questions) probe.Answers {
 	return func(q probe.Questions) probe.Answers {
@@ -78,12 +82,12 @@ func asker(c *cli.Command) func(probe.Questions) probe.Answers {
 		if abs, err := filepath.Abs(q.Config); err == nil && q.Config != "" {
 			q.Config = abs // the process works in another directory
 		}
-		return probe.Ask(func() (string, error) { return "/proc/self/exe", nil }, probe.StartProcess, q)
+		return probe.Ask(func() (string, error) { return askingProgram, nil }, probe.StartProcess, q)
 	}
 }
 
-func askLive(c *cli.Command) (live nvml.Snapshot, err error) {
-	a := asker(c)(probe.Questions{Live: true})
+func askLive(c *cli.Command, limit time.Duration) (live nvml.Snapshot, err error) {
+	a := asker(c)(probe.Questions{Live: true, Timeout: limit})
 	if a.LiveError != "" {
 		return live, errors.New(a.LiveError)
 	}

@@ -46,7 +46,11 @@ func runArgsCommand() *cli.Command {
 			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "further environment variable `K=V` of the container, as NVIDIA_IMEX_CHANNELS=0; may be repeated"},
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
-			r, err := makeRunArgs(c)
+			env := []string{request.EnvVisibleDevices + "=" + c.String("devices")}
+			if c.IsSet("capabilities") {
+				env = append(env, request.EnvCapabilities+"="+c.String("capabilities"))
+			}
+			r, err := makeRunArgs(c, c.String("for"), append(env, c.StringSlice("env")...))
 			if err != nil {
 				return err
 			}
@@ -65,18 +69,13 @@ func runArgsCommand() *cli.Command {
 	}
 }
 
-// makeRunArgs plans a container with the environment of the flags, and makes the arguments for what
-// it needs of the host.
-func makeRunArgs(c *cli.Command) (*runArgs, error) {
-	engine := c.String("for")
+// makeRunArgs plans a container with an environment, and makes the arguments for what it needs of
+// the host.
+func makeRunArgs(c *cli.Command, engine string, env []string) (*runArgs, error) {
 	if !slices.Contains(engines, engine) {
 		return nil, usage(fmt.Errorf("--for %.256q is not one of %s", engine, strings.Join(engines, ", ")))
 	}
-	env := []string{request.EnvVisibleDevices + "=" + c.String("devices")}
-	if c.IsSet("capabilities") {
-		env = append(env, request.EnvCapabilities+"="+c.String("capabilities"))
-	}
-	spec, err := plainSpec(append(env, c.StringSlice("env")...))
+	spec, err := plainSpec(env)
 	if err != nil {
 		return nil, err
 	}

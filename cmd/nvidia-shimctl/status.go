@@ -23,14 +23,14 @@ func statusCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "repeat until interrupted"},
 			&cli.DurationFlag{Name: "interval", Usage: "`TIME` between two repetitions of --watch", Value: 2 * time.Second},
-			&cli.StringSliceFlag{Name: "state", Usage: "state `DIR` of a containerd (default: those of running shims, containerd, k3s and Docker); may be repeated"},
+			stateFlag(),
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if c.Duration("interval") < 100*time.Millisecond {
 				return usage(fmt.Errorf("--interval %s is less than 100ms", c.Duration("interval")))
 			}
 			for {
-				s, err := readStatus(c)
+				s, err := readStatus(c, nvmlTimeout)
 				if err != nil {
 					return err
 				}
@@ -47,7 +47,11 @@ func statusCommand() *cli.Command {
 	}
 }
 
-func readStatus(c *cli.Command) (*status.Status, error) {
+func stateFlag() cli.Flag {
+	return &cli.StringSliceFlag{Name: "state", Usage: "state `DIR` of a containerd (default: those of running shims, containerd, k3s and Docker); may be repeated"}
+}
+
+func readStatus(c *cli.Command, limit time.Duration) (*status.Status, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("only root can read which container has which GPU: run status as root")
 	}
@@ -68,7 +72,7 @@ func readStatus(c *cli.Command) (*status.Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	live, nvmlErr := askLive(c)
+	live, nvmlErr := askLive(c, limit)
 	return status.Join(procfs.Host, h.Inventory, live, nvmlErr, status.Read(procfs.Host, dirs)), nil
 }
 

@@ -42,7 +42,7 @@ func pauseCommand(name, use string, call func(context.Context, taskapi.TTRPCTask
 		Name: name, Usage: use, ArgsUsage: "CONTAINER",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "pod", Usage: "instead of a container, those of the pod `NAMESPACE/NAME` that give GPUs back"},
-			&cli.StringSliceFlag{Name: "state", Usage: "state `DIR` of a containerd (default: those of running shims, containerd, k3s and Docker); may be repeated"},
+			stateFlag(),
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if (c.Args().Len() == 1) == c.IsSet("pod") {

@@ -105,6 +105,7 @@ func Ensure(s *state.State, spec Spec) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("driver view: %w", err)
 	}
+	s.AddEvent(state.Event{Kind: state.ViewBuilt})
 	collect(s, spec.Driver)
 	if !mounted(root) {
 		// Without the lock another builder can have made the directory of views private at the same

@@ -224,8 +224,8 @@ func sysctls(t testing.TB) []string {
 	return lines
 }
 
-// known are the names of what the shim keeps: views, what it learned about the driver, locks.
-var known = regexp.MustCompile(`^(view|lock|[a-z]+\.(json|lock|json\.lock))$`)
+// known are the names of what the shim keeps: views, events, what it learned about the driver, locks.
+var known = regexp.MustCompile(`^(view|lock|events\.jsonl|[a-z]+\.(json|lock|json\.lock))$`)
 
 // state is one line for each other entry of the state directory.
 func (h *host) state(t testing.TB) []string {

@@ -291,7 +291,7 @@ func TestT65AStateDirectoryThatCannotBeWrittenIsAClearErrorAndLeavesNothing(t *t
 				t.Errorf("the error is %q, want one line with %q and the directory %s", line, c.want, h.Driver.StateDir)
 			}
 			// What fitted stays: it is whole.
-			before.AssertUnchanged(t, filepath.Join(h.Driver.StateDir, "driver.json"))
+			before.AssertUnchanged(t, filepath.Join(h.Driver.StateDir, "driver.json"), filepath.Join(h.Driver.StateDir, "events.jsonl"))
 			h.MustRun(t, plain)
 
 			if err := unix.Unmount(h.Driver.StateDir, unix.MNT_DETACH); err != nil {

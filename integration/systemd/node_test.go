@@ -284,7 +284,7 @@ func TestANodeWithoutDriverStaysAsItIs(t *testing.T) {
 func TestTheNodePodFollowsTheNode(t *testing.T) {
 	n := startNode(t)
 	before := n.state(t)
-	n.start(t, "--interval", "100ms")
+	n.start(t, "--interval", "100ms", "--listen", serveAddress)
 	ready := func(want string) func() bool {
 		return func() bool {
 			n.api.mu.Lock()
@@ -294,6 +294,8 @@ func TestTheNodePodFollowsTheNode(t *testing.T) {
 	}
 	testenv.Await(t, time.Minute, "the node is ready", ready("true"))
 	installed := n.state(t)
+	n.useGPU(t)
+	simhost.Want(t, metricsOf(t), "nvidia_shim_nvml_up 1", `nvidia_shim_creations_total{gpu="true"} 1`)
 	n.run(t, "sh", "-c", "echo >>"+installedCtl)
 	testenv.Await(t, time.Minute, "a changed program is repaired", func() bool { return n.state(t) == installed })
 

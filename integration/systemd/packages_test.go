@@ -1,12 +1,15 @@
 package systemd
 
 import (
+	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -16,6 +19,7 @@ import (
 const (
 	packagedShim = "/usr/bin/" + runtimeclass.ShimName
 	packagedCtl  = "/usr/bin/" + runtimeclass.CtlName
+	serveUnit    = "nvidia-shim-serve.service"
 	nextCommand  = "to register the runtime, run: nvidia-shimctl install"
 )
 
@@ -107,7 +111,34 @@ func (m *machine) useShim(t *testing.T, config string) {
 	}
 	c := m.sleep(t, 1, containerOptions{runtime: packagedShim})
 	c.check(t)
+	m.run(t, "systemctl", "enable", "--now", serveUnit)
+	simhost.Want(t, metricsOf(t), "nvidia_shim_device_holder{", "nvidia_shim_nvml_up 1", `nvidia_shim_creations_total{gpu="true"} 1`)
 	c.remove(t)
+}
+
+// serveAddress is where serve listens: a machine has the host's network.
+const serveAddress = "127.0.0.1:9400"
+
+// metricsOf waits for serve.
+func metricsOf(t *testing.T) (metrics string) {
+	t.Helper()
+	testenv.Await(t, 20*time.Second, "serve on "+serveAddress, func() bool {
+		r, err := http.Get("http://" + serveAddress + "/metrics")
+		if err != nil {
+			return false
+		}
+		defer r.Body.Close()
+		text, err := io.ReadAll(r.Body)
+		metrics = string(text)
+		return err == nil
+	})
+	return metrics
+}
+
+// servePID is the process of the unit of serve, "0" if it does not run.
+func (m *machine) servePID(t *testing.T) string {
+	t.Helper()
+	return strings.TrimSpace(m.run(t, "systemctl", "show", "--property=MainPID", "--value", serveUnit))
 }
 
 // removed checks that nothing is registered or installed any more, and that the machine's
@@ -116,6 +147,9 @@ func (m *machine) removed(t *testing.T, before string) {
 	t.Helper()
 	if after := m.etc(t); after != before {
 		t.Errorf("/etc is not as before: %s", changed(before, after))
+	}
+	if pid := m.servePID(t); pid != "0" {
+		t.Errorf("serve still runs, as process %s", pid)
 	}
 	for _, name := range runtimeclass.Programs {
 		if m.exists(t, "/usr/bin/"+name) {
@@ -135,13 +169,16 @@ func TestTheDebIsInstalledUpgradedRemovedAndPurged(t *testing.T) {
 		t.Errorf("installing registers something: %s", changed(before, after))
 	}
 	m.useShim(t, config)
-	registered := m.etc(t)
+	registered, pid := m.etc(t), m.servePID(t)
 
 	if out := m.run(t, "dpkg", "--force-confold", "-i", newer); strings.Contains(out, nextCommand) {
 		t.Errorf("an upgrade asks for an installation: %s", out)
 	}
 	if after := m.etc(t); after != registered || m.run(t, "cat", inConfig) != config {
 		t.Errorf("the upgrade changed the configuration: %s", changed(registered, after))
+	}
+	if now := m.servePID(t); now == pid || now == "0" {
+		t.Errorf("after the upgrade serve is process %s, was %s", now, pid)
 	}
 
 	m.run(t, "dpkg", "-r", "containerd-shim-nvidia")

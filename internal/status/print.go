@@ -80,7 +80,7 @@ func (s *Status) printContainers(o *term.Output) {
 	}
 	t := o.Table("CONTAINER", "GPUS", "MEMORY", "PROCESSES", "NAMESPACE", "ID")
 	for _, c := range s.Containers {
-		name := c.label()
+		name := c.Label()
 		if c.Pod != "" && c.Name != "" {
 			name += "/" + c.Name
 		}
@@ -105,7 +105,7 @@ func (s *Status) printContainers(o *term.Output) {
 	rows := 0
 	for _, c := range s.Containers {
 		if c.Suspended != nil {
-			suspended.Row(term.Plain, c.label(), size(&c.SuspendedMemory), c.Suspended.Format(time.DateTime))
+			suspended.Row(term.Plain, c.Label(), size(&c.SuspendedMemory), c.Suspended.Format(time.DateTime))
 			rows++
 		}
 	}
@@ -130,8 +130,8 @@ func (s *Status) printProcesses(o *term.Output) {
 	}
 }
 
-// label is the pod of a container, or its id.
-func (r Record) label() string {
+// Label is the pod of a container, or its id.
+func (r Record) Label() string {
 	if r.Pod != "" {
 		return r.PodNamespace + "/" + r.Pod
 	}
@@ -142,7 +142,7 @@ func (s *Status) names(ids ...string) string {
 	var names []string
 	for _, c := range s.Containers {
 		if slices.Contains(ids, c.ID) {
-			names = append(names, c.label())
+			names = append(names, c.Label())
 		}
 	}
 	return cmp.Or(strings.Join(names, " "), none)

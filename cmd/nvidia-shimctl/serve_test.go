@@ -1,0 +1,117 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// started is a buffer that reports the first line.
+type started struct {
+	bytes.Buffer
+	line chan string
+}
+
+func (s *started) Write(p []byte) (int, error) {
+	s.line <- string(p)
+	return s.Buffer.Write(p)
+}
+
+// serveOn runs serve until stop, which returns its status.
+func serveOn(t *testing.T, args ...string) (line string, stop func() int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	out, errs, status := &started{line: make(chan string, 1)}, &bytes.Buffer{}, make(chan int, 1)
+	go func() { status <- run(ctx, append([]string{"nvidia-shimctl"}, args...), out, errs) }()
+	select {
+	case line = <-out.line:
+	case code := <-status:
+		t.Fatalf("status %d, %s", code, errs)
+	}
+	return line, func() int { cancel(); return <-status }
+}
+
+// fetch gets a path from a server.
+func fetch(t *testing.T, network, address, path string) string {
+	t.Helper()
+	transport := &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}}
+	defer transport.CloseIdleConnections()
+	r, err := (&http.Client{Transport: transport, Timeout: time.Minute}).Get("http://localhost" + path)
+	simtest.Check(t, err)
+	defer r.Body.Close()
+	body, err := io.ReadAll(r.Body)
+	if err != nil || r.StatusCode != http.StatusOK {
+		t.Fatalf("%s: %s, %v\n%s", path, r.Status, err, body)
+	}
+	return string(body)
+}
+
+func TestServe(t *testing.T) {
+	d := simulate(t)
+	state := record(t, d)
+	socket := filepath.Join(t.TempDir(), "s")
+	// As a process leaves it that was killed.
+	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
+	simtest.Check(t, err)
+	left.SetUnlinkOnClose(false)
+	simtest.Check(t, left.Close())
+
+	line, stop := serveOn(t, "--config", d.ConfigPath, "serve", "--listen", "unix:"+socket, "--state", state)
+	if line != "listening on unix:"+socket+"\n" {
+		t.Errorf("printed %q", line)
+	}
+	if info, err := os.Stat(socket); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("%v, %v", info, err)
+	}
+	metrics := fetch(t, "unix", socket, "/metrics")
+	contains(t, metrics, `nvidia_shim_device_holder{container="",gpu="1",id="of-gpu-1",mig="",namespace="default",pod="",uuid="`+d.GPUs[1].UUID+`"} 1`,
+		"nvidia_shim_nvml_up 1", `nvidia_shim_gpu_memory_used_bytes{gpu="2",uuid="`+d.GPUs[2].UUID+`"}`)
+	text := fetch(t, "unix", socket, "/docker/cli?dev=1")
+	want := fine(t, "--config", d.ConfigPath, "--json", "run-args", "--for", "docker", "--devices", "1")
+	var r runArgs
+	decode(t, want, &r)
+	if text != strings.Join(r.Args, " ") {
+		t.Errorf("/docker/cli: %s", text)
+	}
+	contains(t, fetch(t, "unix", socket, "/docker/cli/json"), `"Devices":["`+d.DevRoot)
+	if code, _, errs := ctl(t, "--config", d.ConfigPath, "serve", "--listen", "unix:"+socket); code != 1 || !strings.Contains(errs, "another process listens") {
+		t.Errorf("twice: status %d, %s", code, errs)
+	}
+	if code := stop(); code != 0 {
+		t.Errorf("status %d", code)
+	}
+	if _, err := os.Lstat(socket); err == nil {
+		t.Error("the socket is left")
+	}
+}
+
+func TestServeWithADriverThatHangsOrGoes(t *testing.T) {
+	defer func(d time.Duration) { nvmlTimeout = d }(nvmlTimeout)
+	nvmlTimeout = 300 * time.Millisecond
+	d := simulate(t)
+	simtest.Check(t, d.Hang(true))
+	line, stop := serveOn(t, "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", record(t, d))
+	defer stop()
+	address := strings.TrimSpace(strings.TrimPrefix(line, "listening on "))
+	if got := fetch(t, "tcp", address, "/healthz"); got != "ok\n" {
+		t.Errorf("%q", got)
+	}
+	contains(t, fetch(t, "tcp", address, "/metrics"), "nvidia_shim_nvml_up 0", `id="of-gpu-1"`)
+	contains(t, fetch(t, "tcp", address, "/"), "NVML has not answered within 300ms", "Held by <b>of-gpu-1</b>")
+	simtest.Check(t, os.RemoveAll(filepath.Join(d.ProcRoot, "driver")))
+	testenv.Await(t, 10*time.Second, "the driver to be missed", func() bool { // the status is kept for a second
+		return strings.Contains(fetch(t, "tcp", address, "/metrics"), "nvidia_shim_driver_up 0")
+	})
+}

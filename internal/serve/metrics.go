@@ -1,0 +1,175 @@
+package serve
+
+import (
+	"cmp"
+	"slices"
+	"strconv"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
+)
+
+// prefix begins the name of every metric.
+const prefix = "nvidia_shim_"
+
+// counters count events.
+type counters struct {
+	creations, refusals   *prometheus.CounterVec
+	coldViews, probes     prometheus.Counter
+	creation, preparation prometheus.Histogram
+}
+
+// classes are the values of the label "reason"; any other class counts as the last one.
+var classes = []string{"internal", "invalid_argument", "failed_precondition", "permission_denied", "runtime"}
+
+func newCounters() counters {
+	counter := func(name, help string) prometheus.CounterOpts {
+		return prometheus.CounterOpts{Name: prefix + name, Help: help}
+	}
+	histogram := func(name, help string, buckets []float64) prometheus.Histogram {
+		return prometheus.NewHistogram(prometheus.HistogramOpts{Name: prefix + name, Help: help, Buckets: buckets})
+	}
+	c := counters{
+		creations: prometheus.NewCounterVec(counter("creations_total", "Containers created that asked for GPUs, by whether they got one."), []string{"gpu"}),
+		refusals:  prometheus.NewCounterVec(counter("refusals_total", "Containers refused that asked for GPUs, by gRPC code; \"runtime\" is a failure of runc or containerd."), []string{"reason"}),
+		coldViews: prometheus.NewCounter(counter("cold_views_total", "Views of driver files built because the host did not have them.")),
+		probes:    prometheus.NewCounter(counter("probe_failures_total", "Questions that NVML or the kubelet did not answer.")),
+		creation: histogram("create_duration_seconds", "Duration of the creation of a container that asked for GPUs.",
+			[]float64{.01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}),
+		preparation: histogram("prepare_duration_seconds", "Part of the creation before runc: deciding, links, linker files, config.json.",
+			[]float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}),
+	}
+	for _, class := range classes {
+		c.refusals.WithLabelValues(class)
+	}
+	c.creations.WithLabelValues("true")
+	c.creations.WithLabelValues("false")
+	return c
+}
+
+func (c *counters) all() []prometheus.Collector {
+	return []prometheus.Collector{c.creations, c.refusals, c.coldViews, c.probes, c.creation, c.preparation}
+}
+
+func (c *counters) add(e state.Event) {
+	switch e.Kind {
+	case state.Created:
+		c.creations.WithLabelValues(strconv.FormatBool(e.GPU)).Inc()
+		c.creation.Observe(e.Seconds)
+		if e.OwnSeconds > 0 {
+			c.preparation.Observe(e.OwnSeconds)
+		}
+	case state.Refused:
+		if !slices.Contains(classes, e.Class) {
+			e.Class = classes[len(classes)-1]
+		}
+		c.refusals.WithLabelValues(e.Class).Inc()
+	case state.ViewBuilt:
+		c.coldViews.Inc()
+	case state.ProbeFailed:
+		c.probes.Inc()
+	}
+}
+
+// Metrics of the present state. A GPU's index and UUID, and a MIG device's "gi/ci", are its labels.
+var (
+	gpuLabels    = []string{"gpu", "uuid"}
+	migLabels    = []string{"gpu", "mig", "uuid"}
+	holderLabels = []string{"namespace", "pod", "container", "id"}
+
+	buildInfo   = desc("build_info", "Version of the program, always 1.", "version", "revision")
+	up          = desc("driver_up", "1 if the kernel driver is loaded and its GPUs can be listed.")
+	nvmlUp      = desc("nvml_up", "1 if NVML answers.")
+	driverInfo  = desc("driver_info", "Version of the driver, always 1.", "driver_version", "cuda_version")
+	gpuInfo     = desc("gpu_info", "A GPU, always 1.", append(gpuLabels, "pci", "model")...)
+	gpuError    = desc("gpu_error", "1 if NVML cannot read the GPU.", gpuLabels...)
+	gpuUsed     = desc("gpu_memory_used_bytes", "Memory of a GPU in use.", gpuLabels...)
+	gpuTotal    = desc("gpu_memory_total_bytes", "Memory of a GPU.", gpuLabels...)
+	gpuBusy     = desc("gpu_utilization_ratio", "Part of the time in which a GPU is busy, 0 to 1.", gpuLabels...)
+	migInfo     = desc("mig_info", "A MIG device, always 1.", append(migLabels, "profile")...)
+	migUsed     = desc("mig_memory_used_bytes", "Memory of a MIG device in use.", migLabels...)
+	migTotal    = desc("mig_memory_total_bytes", "Memory of a MIG device.", migLabels...)
+	holder      = desc("device_holder", "A container that has the GPU, or the MIG device, always 1.", append(migLabels, holderLabels...)...)
+	containerUs = desc("container_memory_used_bytes", "GPU memory that the processes of a container use.", holderLabels...)
+	suspended   = desc("container_suspended", "1 if the container is paused and has given its GPUs back.", holderLabels...)
+)
+
+func desc(name, help string, labels ...string) *prometheus.Desc {
+	return prometheus.NewDesc(prefix+name, help, labels, nil)
+}
+
+// collector reads the present state.
+type collector struct{ *server }
+
+// Describe says that the metrics are found by reading them.
+func (c collector) Describe(chan<- *prometheus.Desc) {}
+
+// Collect sends the metrics of the present state.
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
+		if m, err := prometheus.NewConstMetric(d, prometheus.GaugeValue, v, labels...); err == nil { // it is UTF-8
+			ch <- m
+		}
+	}
+	gauge(buildInfo, 1, version.Version, version.Revision)
+	s, err := c.readStatus()
+	gauge(up, flag(err == nil))
+	if err != nil {
+		return
+	}
+	gauge(nvmlUp, flag(s.NVMLError == ""))
+	gauge(driverInfo, 1, s.DriverVersion, s.CUDAVersion)
+	for _, g := range s.GPUs {
+		gpu := strconv.Itoa(g.Index)
+		gauge(gpuInfo, 1, gpu, g.UUID, g.PCI, g.Model)
+		gauge(gpuError, flag(g.Error != ""), gpu, g.UUID)
+		sendMemory(gauge, gpuUsed, gpuTotal, g.Memory, gpu, g.UUID)
+		if g.Utilization != nil && g.Utilization.GPU != nil {
+			gauge(gpuBusy, float64(*g.Utilization.GPU)/100, gpu, g.UUID)
+		}
+		sendHolders(gauge, s, g.Containers, gpu, "", g.UUID)
+		for _, m := range g.MIG {
+			labels := []string{gpu, strconv.Itoa(m.GI) + "/" + strconv.Itoa(m.CI), m.UUID}
+			gauge(migInfo, 1, append(labels, m.Profile)...)
+			sendMemory(gauge, migUsed, migTotal, m.Memory, labels...)
+			sendHolders(gauge, s, m.Containers, labels...)
+		}
+	}
+	for _, r := range s.Containers {
+		if r.Memory != nil {
+			gauge(containerUs, float64(*r.Memory), holderOf(r)...)
+		}
+		gauge(suspended, flag(r.Suspended != nil), holderOf(r)...)
+	}
+}
+
+func sendMemory(gauge func(*prometheus.Desc, float64, ...string), used, total *prometheus.Desc, m *nvml.MemoryState, labels ...string) {
+	if m != nil && m.Used != nil && m.Total != nil {
+		gauge(used, float64(*m.Used), labels...)
+		gauge(total, float64(*m.Total), labels...)
+	}
+}
+
+func sendHolders(gauge func(*prometheus.Desc, float64, ...string), s *status.Status, ids []string, labels ...string) {
+	for _, c := range s.Containers {
+		if slices.Contains(ids, c.ID) {
+			gauge(holder, 1, slices.Concat(labels, holderOf(c))...)
+		}
+	}
+}
+
+// holderOf returns the labels of a container. Outside Kubernetes the namespace is containerd's.
+func holderOf(c status.Container) []string {
+	return []string{cmp.Or(c.PodNamespace, c.Namespace), c.Pod, c.Name, c.ID}
+}
+
+func flag(v bool) float64 {
+	if v {
+		return 1
+	}
+	return 0
+}

@@ -1,0 +1,122 @@
+package serve
+
+import (
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
+)
+
+// Options are what the answers are made of.
+type Options struct {
+	// StateDir is the shim's.
+	StateDir string
+	// Status reads the status of this host.
+	Status func() (*status.Status, error)
+	// DockerArgs returns what gives a container of Docker a list of GPUs without the shim.
+	DockerArgs func(devices string) (DockerArgs, error)
+	// Loopback is true if only programs of this host can connect, by TCP.
+	Loopback bool
+}
+
+// DockerArgs are arguments of `docker run`, and the values of its --volume and --device.
+type DockerArgs struct {
+	Args, Volumes, Devices []string
+}
+
+type server struct {
+	Options
+
+	mu       sync.Mutex
+	events   state.Events
+	counters counters
+	refusals []state.Event // of the last hour
+	read     time.Time     // when status was read, with err
+	status   *status.Status
+	err      error
+}
+
+// New returns the handler of all requests.
+func New(o Options) http.Handler {
+	s := &server{Options: o, events: state.Events{Dir: o.StateDir}, counters: newCounters()}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(s.counters.all()...)
+	registry.MustRegister(collector{s})
+	mux := http.NewServeMux()
+	metrics := promhttp.HandlerFor(registry, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})
+	mux.HandleFunc("GET /metrics", func(w http.ResponseWriter, r *http.Request) {
+		s.follow()
+		metrics.ServeHTTP(w, r)
+	})
+	mux.HandleFunc("GET /{$}", s.servePage)
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	for _, prefix := range []string{"", "/v1.0"} {
+		s.handleNVIDIADocker(mux, prefix)
+	}
+	return s.guard(mux)
+}
+
+// guard refuses names of this host that a web page on another host may have given it (DNS
+// rebinding), and sets the headers of every answer.
+func (s *server) guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		host, _, err := net.SplitHostPort(r.Host)
+		if err != nil {
+			host = strings.Trim(r.Host, "[]")
+		}
+		if s.Loopback && host != "localhost" && net.ParseIP(host) == nil {
+			http.Error(w, "use the address of this host, or localhost", http.StatusForbidden)
+			return
+		}
+		h := w.Header()
+		h.Set("Cache-Control", "no-store")
+		h.Set("X-Content-Type-Options", "nosniff")
+		next.ServeHTTP(w, r)
+	})
+}
+
+// readStatus returns the status of this host, which is read at most once a second.
+func (s *server) readStatus() (*status.Status, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if time.Since(s.read) > time.Second {
+		s.status, s.err = s.Status()
+		s.read = time.Now()
+	}
+	return s.status, s.err
+}
+
+// maxRefusals bounds the refusals that are kept.
+const maxRefusals = 100
+
+// follow counts the events since the last call, and returns the refusals of the last hour, the
+// latest first. After a restart, events are counted again only if all of them are there: a counter
+// that becomes smaller is one that has begun at zero.
+func (s *server) follow() []state.Event {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	events, all := s.events.Next()
+	for _, e := range events {
+		if all {
+			s.counters.add(e)
+		}
+		if e.Kind == state.Refused {
+			s.refusals = append([]state.Event{e}, s.refusals[:min(len(s.refusals), maxRefusals-1)]...)
+		}
+	}
+	for i, e := range s.refusals {
+		if time.Since(e.Time) > time.Hour {
+			s.refusals = s.refusals[:i]
+			break
+		}
+	}
+	return append([]state.Event{}, s.refusals...)
+}

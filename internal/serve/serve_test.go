@@ -1,0 +1,230 @@
+package serve
+
+import (
+	"encoding/json"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
+)
+
+const gib = 1 << 30
+
+func ref[T any](v T) *T { return &v }
+
+func memory(used, total uint64) *nvml.MemoryState {
+	return &nvml.MemoryState{Used: &used, Total: &total}
+}
+
+// example has a GPU that a pod holds, one with a MIG device that a container holds, and one that
+// NVML cannot read.
+func example() *status.Status {
+	pod := status.Container{Memory: ref(uint64(3 * gib)), Record: status.Record{PlanContainer: gpuinject.PlanContainer{
+		ID: "c1", Namespace: "k8s.io", PodNamespace: "team", Pod: `<b>"train"`, Name: "main"}}}
+	plain := status.Container{Record: status.Record{Suspended: ref(time.Now()), PlanContainer: gpuinject.PlanContainer{ID: "c2", Namespace: "default"}}}
+	process := status.Process{Process: nvml.Process{PID: 42, Type: "C", Memory: ref(uint64(3 * gib))}, Name: "train", Container: "c1"}
+	return &status.Status{
+		DriverVersion: "580.1", CUDAVersion: "13.0", Containers: []status.Container{pod, plain},
+		GPUs: []status.GPU{
+			{PlanGPU: gpuinject.PlanGPU{Index: 0, Minor: 2, UUID: "GPU-0", PCI: "0000:01:00.0"}, Model: "NVIDIA H200", Utilization: &nvml.Utilization{GPU: ref(uint32(25))},
+				Use: status.Use{Memory: memory(4*gib, 140*gib), Containers: []string{"c1"}, Processes: []status.Process{process}}},
+			{PlanGPU: gpuinject.PlanGPU{Index: 1, Minor: 0, UUID: "GPU-1", PCI: "0000:02:00.0"}, Model: "NVIDIA H200", Use: status.Use{Containers: []string{}},
+				MIG: []status.MIG{{UUID: "MIG-1", GI: 9, CI: 0, Profile: "1g.18gb", Use: status.Use{Memory: memory(gib, 16*gib), Containers: []string{"c2"}}}}},
+			{PlanGPU: gpuinject.PlanGPU{Index: 2, Minor: 1, UUID: "GPU-2", PCI: "0000:03:00.0"}, Error: "GPU is lost"},
+		},
+	}
+}
+
+// fixture is a server with a state directory, and a status that a test may replace.
+type fixture struct {
+	*testing.T
+	http.Handler
+	state  *state.State
+	status func() (*status.Status, error)
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	st, err := state.Open(filepath.Join(t.TempDir(), "state"), false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &fixture{T: t, state: st, status: func() (*status.Status, error) { return example(), nil }}
+	f.restart()
+	return f
+}
+
+func (f *fixture) restart() {
+	f.Handler = New(Options{
+		StateDir: f.state.Dir(), Loopback: true,
+		Status: func() (*status.Status, error) { return f.status() },
+		DockerArgs: func(devices string) (DockerArgs, error) {
+			if devices == "9" {
+				return DockerArgs{}, errors.New("unknown GPU")
+			}
+			return DockerArgs{Args: []string{"--device=" + devices, "--env=A=b"}, Volumes: []string{"/a:/b:ro"}, Devices: []string{"/dev/nvidia0"}}, nil
+		},
+	})
+}
+
+func (f *fixture) do(method, path, host string) *http.Response {
+	r := httptest.NewRequest(method, path, nil)
+	r.Host = host
+	w := httptest.NewRecorder()
+	f.ServeHTTP(w, r)
+	return w.Result()
+}
+
+func (f *fixture) get(path string) string {
+	f.Helper()
+	r := f.do(http.MethodGet, path, "127.0.0.1:9400")
+	body, err := io.ReadAll(r.Body)
+	if err != nil || r.StatusCode != http.StatusOK {
+		f.Fatalf("%s: %s, %v, %s", path, r.Status, err, body)
+	}
+	return string(body)
+}
+
+func (f *fixture) want(path string, texts ...string) {
+	f.Helper()
+	got := f.get(path)
+	for _, text := range texts {
+		if !strings.Contains(got, text) {
+			f.Errorf("%s: no %q in\n%s", path, text, got)
+		}
+	}
+}
+
+func TestMetricsOfThePresentState(t *testing.T) {
+	f := newFixture(t)
+	f.want("/metrics",
+		"nvidia_shim_driver_up 1\n", "nvidia_shim_nvml_up 1\n", `nvidia_shim_driver_info{cuda_version="13.0",driver_version="580.1"} 1`,
+		`nvidia_shim_gpu_info{gpu="1",model="NVIDIA H200",pci="0000:02:00.0",uuid="GPU-1"} 1`,
+		`nvidia_shim_gpu_memory_used_bytes{gpu="0",uuid="GPU-0"} 4.294967296e+09`, `nvidia_shim_gpu_utilization_ratio{gpu="0",uuid="GPU-0"} 0.25`,
+		`nvidia_shim_gpu_error{gpu="0",uuid="GPU-0"} 0`, `nvidia_shim_gpu_error{gpu="2",uuid="GPU-2"} 1`,
+		`nvidia_shim_mig_memory_total_bytes{gpu="1",mig="9/0",uuid="MIG-1"} 1.7179869184e+10`,
+		`nvidia_shim_device_holder{container="main",gpu="0",id="c1",mig="",namespace="team",pod="<b>\"train\"",uuid="GPU-0"} 1`,
+		`nvidia_shim_device_holder{container="",gpu="1",id="c2",mig="9/0",namespace="default",pod="",uuid="MIG-1"} 1`,
+		`nvidia_shim_container_memory_used_bytes{container="main",id="c1",namespace="team",pod="<b>\"train\""} 3.221225472e+09`,
+		`nvidia_shim_container_suspended{container="",id="c2",namespace="default",pod=""} 1`,
+		// Rates need a first value.
+		`nvidia_shim_refusals_total{reason="permission_denied"} 0`, `nvidia_shim_creations_total{gpu="true"} 0`)
+	for _, line := range strings.Split(f.get("/metrics"), "\n") {
+		if strings.Contains(line, `uuid="GPU-2"`) && strings.Contains(line, "memory") {
+			t.Errorf("an unknown value is a number: %s", line)
+		}
+	}
+	f.status = func() (*status.Status, error) { return nil, errors.New("no NVIDIA driver is loaded") }
+	f.restart()
+	f.want("/metrics", "nvidia_shim_driver_up 0\n", "nvidia_shim_cold_views_total 0\n")
+	f.want("/", "no NVIDIA driver is loaded")
+	if r := f.do(http.MethodGet, "/gpu/info", "localhost"); r.StatusCode != http.StatusServiceUnavailable {
+		t.Error(r.Status)
+	}
+}
+
+func TestEventsAreCounted(t *testing.T) {
+	f := newFixture(t)
+	f.state.AddEvent(state.Event{Kind: state.Created, GPU: true, Seconds: 0.03, OwnSeconds: 0.004})
+	f.state.AddEvent(state.Event{Kind: state.Refused, Class: "permission_denied", Reason: "<script>no grant", Who: "team/a"})
+	want := []string{
+		`nvidia_shim_creations_total{gpu="true"} 1`, `nvidia_shim_refusals_total{reason="permission_denied"} 1`,
+		`nvidia_shim_create_duration_seconds_bucket{le="0.025"} 0`, `nvidia_shim_create_duration_seconds_bucket{le="0.05"} 1`,
+		`nvidia_shim_prepare_duration_seconds_count 1`,
+	}
+	f.want("/metrics", want...)
+	f.want("/metrics", want...) // once
+	f.restart()
+	f.want("/metrics", want...) // all events are there
+	for range 150 {
+		f.state.AddEvent(state.Event{Kind: state.Refused, Class: "any text", Who: "other"})
+	}
+	f.state.AddEvent(state.Event{Kind: state.ViewBuilt})
+	f.state.AddEvent(state.Event{Kind: state.ProbeFailed})
+	f.want("/metrics", `nvidia_shim_refusals_total{reason="runtime"} 150`, "nvidia_shim_cold_views_total 1", "nvidia_shim_probe_failures_total 1")
+	if n := strings.Count(f.get("/"), "<b>other</b>"); n != maxRefusals {
+		t.Errorf("%d refusals", n)
+	}
+}
+
+func TestThePage(t *testing.T) {
+	f := newFixture(t)
+	f.state.AddEvent(state.Event{Kind: state.Refused, Class: "permission_denied", Reason: "<script>no grant", Who: "team/a"})
+	f.want("/", "<h3>GPU 0 <span>NVIDIA H200</span></h3>", "<b>team/&lt;b&gt;&#34;train&#34;</b>", "4096 of 143360 MiB", "Busy 25 %", "MIG 1:9/0", "GPU is lost",
+		"Partitioned into MIG devices", "permission_denied", "&lt;script&gt;no grant")
+	r := f.do(http.MethodGet, "/", "[::1]:9400")
+	if got := r.Header.Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none';") || strings.Contains(got, "unsafe") {
+		t.Errorf("policy %q", got)
+	}
+}
+
+func TestNVIDIADocker1(t *testing.T) {
+	f := newFixture(t)
+	f.want("/gpu/info", "Driver version:          580.1\n", "Device #0\n  Model:     NVIDIA H200\n", "/dev/nvidia2", "Memory:    - MiB")
+	f.want("/gpu/status", "Utilization:  25 %\n  Memory:       4096 / 143360 MiB\n  Process:      PID 42, train, 3072 MiB\n", "Utilization:  - %")
+	var info dockerInfo
+	var live dockerStatus
+	for path, v := range map[string]any{"/v1.0/gpu/info/json": &info, "/gpu/status/json": &live} {
+		if err := json.Unmarshal([]byte(f.get(path)), v); err != nil {
+			t.Error(err)
+		}
+	}
+	if info.Version.CUDA != "13.0" || len(info.Devices) != 3 || info.Devices[1].PCI.BusID != "0000:02:00.0" || *info.Devices[0].Memory.Global != 140<<10 {
+		t.Errorf("%+v", info)
+	}
+	if len(live.Devices) != 3 || *live.Devices[0].Utilization.GPU != 25 || live.Devices[0].Processes[0].PID != 42 || live.Devices[2].Memory.GlobalUsed != nil {
+		t.Errorf("%+v", live)
+	}
+	for query, want := range map[string]string{"": "all", "?dev=*": "all", "?dev=0+1&vol=nvidia_driver": "0,1", "?dev=GPU-1": "GPU-1"} {
+		if got := f.get("/docker/cli" + query); got != "--device="+want+" --env=A=b" {
+			t.Errorf("%s: %q", query, got)
+		}
+	}
+	f.want("/docker/cli/json", `{"VolumeDriver":"","Volumes":["/a:/b:ro"],"Devices":["/dev/nvidia0"]}`)
+	if r := f.do(http.MethodGet, "/docker/cli?dev=9", "localhost"); r.StatusCode != http.StatusBadRequest {
+		t.Error(r.Status)
+	}
+	f.want("/mesos/cli", "--attributes=gpus:eJ", " --resources=gpus:{GPU-0,GPU-1,GPU-2}")
+}
+
+func TestRequestsThatAreRefused(t *testing.T) {
+	f := newFixture(t)
+	for _, tc := range []struct {
+		method, path, host string
+		want               int
+	}{
+		{http.MethodHead, "/metrics", "localhost:9400", http.StatusOK},
+		{http.MethodGet, "/healthz", "127.0.0.1", http.StatusOK},
+		{http.MethodPost, "/metrics", "localhost:9400", http.StatusMethodNotAllowed},
+		{http.MethodDelete, "/gpu/info", "localhost", http.StatusMethodNotAllowed},
+		{http.MethodGet, "/x", "localhost", http.StatusNotFound},
+		// The name of another host, whose DNS says 127.0.0.1.
+		{http.MethodGet, "/", "attacker.example:9400", http.StatusForbidden},
+	} {
+		if r := f.do(tc.method, tc.path, tc.host); r.StatusCode != tc.want {
+			t.Errorf("%s %s of %s: %s", tc.method, tc.path, tc.host, r.Status)
+		}
+	}
+}
+
+// A page that many people see asks NVML once.
+func TestTheStatusIsKeptForASecond(t *testing.T) {
+	f := newFixture(t)
+	n := 0
+	f.status = func() (*status.Status, error) { n++; return example(), nil }
+	for range 5 {
+		f.get("/gpu/info")
+	}
+	if n > 2 {
+		t.Errorf("read %d times", n)
+	}
+}

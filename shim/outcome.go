@@ -1,0 +1,38 @@
+package shim
+
+import (
+	"errors"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+)
+
+// addOutcome adds the outcome of Create to the events of the host, if the container asks for GPUs
+// or was refused.
+func addOutcome(c gpuinject.Container, e state.Event, err error) {
+	e.Kind = state.Created
+	if err != nil {
+		e.Kind, e.Class, e.Reason, e.Who = state.Refused, "runtime", err.Error(), c.ID
+		if who := c.Said.Container; who.Pod != "" {
+			e.Who = who.Namespace + "/" + who.Pod
+		}
+		var refused *gpuinject.Error
+		if errors.As(err, &refused) {
+			e.Class = refused.Kind.String()
+		}
+	} else if !c.Asks {
+		return
+	}
+	addEvent(c.Config, e)
+}
+
+// addEvent adds an event. A container is created and refused without it, too.
+func addEvent(cfg *config.Config, e state.Event) {
+	if cfg == nil {
+		return // it has an error, or the container does not ask
+	}
+	if st, err := state.Open(cfg.Host.StateDir, false); err == nil {
+		st.AddEvent(e)
+	}
+}
