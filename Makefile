@@ -51,8 +51,9 @@ man: build ## write the manual page and completion scripts into bin/share/, as t
 daemons: ## build older containerds, which the shim must serve too, into bin/daemons/
 	integration/daemons/build.sh $(BIN)/daemons
 
-kubernetes: ## build etcd, Kubernetes' commands, CNI and NVIDIA's device plugin into bin/kubernetes/
+kubernetes: ## build etcd, Kubernetes' commands, CNI, NVIDIA's device plugin and Helm into bin/kubernetes/
 	integration/kubernetes/build.sh $(BIN)/kubernetes
+	cd integration/tools/helm && CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o $(BIN)/kubernetes/ helm.sh/helm/v4/cmd/helm sigs.k8s.io/kustomize/kustomize/v5
 
 docker: ## build dockerd, the docker command, buildx and compose into bin/docker/
 	integration/docker/build.sh $(BIN)/docker
