@@ -8,13 +8,13 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
@@ -110,34 +110,107 @@ func (c *cluster) config() string { return filepath.Join(c.Dir, "config.toml") }
 // binDir is where the chart's pod puts the shim: containerd, too, has this directory.
 func (c *cluster) binDir() string { return filepath.Join(c.Dir, "bin") }
 
-// startDaemonSetPod starts the pod that the controller of DaemonSets would make on the node, with a
-// root of the host. The controller manager and the admission of service accounts are not here.
-func (c *cluster) startDaemonSetPod(t *testing.T, root string) *corev1.Pod {
+// admission does to the pods of the chart what is not the chart's to do: they get a host's root, a
+// way to the API server, which is at a loopback address, and the token that the API server's own
+// plugin would mount.
+const admission = `{"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicy", "metadata": {"name": "test"}, "spec": {
+ "failurePolicy": "Fail", "reinvocationPolicy": "Never",
+ "matchConstraints": {"resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]},
+ "matchConditions": [{"name": "chart", "expression": "object.metadata.?labels['app.kubernetes.io/name'].orValue('') == 'nvidia-shim'"}],
+ "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": %q}}]}}`
+
+const admissionBinding = `{"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicyBinding",
+ "metadata": {"name": "test"}, "spec": {"policyName": "test"}}`
+
+const podPatch = `[
+ JSONPatch{op: "replace", path: "/spec/volumes/0/hostPath/path", value: %q},
+ JSONPatch{op: "add", path: "/spec/hostNetwork", value: true},
+ JSONPatch{op: "add", path: "/spec/containers/0/env/-", value: Object.spec.containers.env{name: "KUBERNETES_SERVICE_HOST", value: "127.0.0.1"}},
+ JSONPatch{op: "add", path: "/spec/containers/0/env/-", value: Object.spec.containers.env{name: "KUBERNETES_SERVICE_PORT", value: "6443"}},
+ JSONPatch{op: "add", path: "/spec/containers/0/volumeMounts/-", value: Object.spec.containers.volumeMounts{
+  name: "account", readOnly: true, mountPath: "/var/run/secrets/kubernetes.io/serviceaccount"}},
+ JSONPatch{op: "add", path: "/spec/volumes/-", value: Object.spec.volumes{name: "account", projected: Object.spec.volumes.projected{sources: [
+  Object.spec.volumes.projected.sources{serviceAccountToken: Object.spec.volumes.projected.sources.serviceAccountToken{path: "token"}},
+  Object.spec.volumes.projected.sources{configMap: Object.spec.volumes.projected.sources.configMap{name: "kube-root-ca.crt"}}]}}}]`
+
+// admit sets the policy for the rest of the test.
+func (c *cluster) admit(t *testing.T, root string) {
 	t.Helper()
-	var set appsv1.DaemonSet
-	if err := c.do("GET", "/apis/apps/v1/namespaces/"+releaseNamespace+"/daemonsets/"+release, nil, &set); err != nil {
+	for kind, body := range map[string]string{
+		"policies":       fmt.Sprintf(admission, fmt.Sprintf(podPatch, root)),
+		"policybindings": admissionBinding,
+	} {
+		path := "/apis/admissionregistration.k8s.io/v1/mutatingadmission" + kind
+		simtest.Check(t, c.send("POST", path, "application/json", []byte(body), nil))
+		t.Cleanup(func() { simtest.Check(t, c.do("DELETE", path+"/test", nil, nil)) })
+	}
+	// The API server takes a moment to learn of it.
+	pod := newPod("admission", wait("node", plainImage))
+	pod.Labels, pod.Spec.ServiceAccountName, pod.Spec.RuntimeClassName = map[string]string{"app.kubernetes.io/name": release}, "default", nil
+	pod.Spec.Volumes = []corev1.Volume{{Name: "host", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/nowhere"}}}}
+	pod.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "A", Value: "b"}}
+	pod.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "host", MountPath: "/host"}}
+	if err := c.await("the admission policy", podLimit, func() error {
+		var admitted corev1.Pod
+		err := c.do("POST", "/api/v1/namespaces/"+pod.Namespace+"/pods?dryRun=All", pod, &admitted)
+		if err == nil && admitted.Spec.Volumes[0].HostPath.Path != root {
+			err = errors.New("the pod is not changed")
+		}
+		return err
+	}); err != nil {
 		t.Fatal(err)
 	}
-	pod := newPod(release)
-	pod.Namespace, pod.Labels, pod.Spec = releaseNamespace, set.Spec.Template.Labels, set.Spec.Template.Spec
-	pod.Spec.HostNetwork = true // the API server is at a loopback address
-	pod.Spec.Volumes[0].HostPath.Path = root
-	container := &pod.Spec.Containers[0]
-	container.Env = append(container.Env,
-		corev1.EnvVar{Name: "KUBERNETES_SERVICE_HOST", Value: "127.0.0.1"}, corev1.EnvVar{Name: "KUBERNETES_SERVICE_PORT", Value: "6443"})
-	container.VolumeMounts = append(container.VolumeMounts, corev1.VolumeMount{Name: "account", ReadOnly: true, MountPath: "/var/run/secrets/kubernetes.io/serviceaccount"})
-	pod.Spec.Volumes = append(pod.Spec.Volumes, corev1.Volume{Name: "account", VolumeSource: corev1.VolumeSource{Projected: &corev1.ProjectedVolumeSource{Sources: []corev1.VolumeProjection{
-		{ServiceAccountToken: &corev1.ServiceAccountTokenProjection{Path: "token"}},
-		{ConfigMap: &corev1.ConfigMapProjection{LocalObjectReference: corev1.LocalObjectReference{Name: "kube-root-ca.crt"}}},
-	}}}})
+}
+
+// startControllers runs those of the controller manager that the chart needs for the rest of the test.
+func (c *cluster) startControllers(t *testing.T) {
+	t.Helper()
+	p := &testenv.Command{
+		Name: "kube-controller-manager", Dir: c.dir, Log: filepath.Join(c.dir, "kube-controller-manager.log"),
+		Argv: []string{
+			filepath.Join(binDir(), "kube-controller-manager"), "--kubeconfig=" + c.kubeconfig(), "--leader-elect=false", "--secure-port=0",
+			"--controllers=daemonset-controller,garbage-collector-controller,root-ca-certificate-publisher-controller",
+			"--root-ca-file=" + filepath.Join(c.dir, "apiserver", "apiserver.crt"),
+		},
+	}
+	simtest.Check(t, p.Start())
+	c.processes[p.Name] = p
 	t.Cleanup(func() {
+		delete(c.processes, p.Name)
+		p.Stop()
 		if t.Failed() {
-			out, err := c.raw("GET", podPath(pod)+"/log", "", nil)
-			t.Logf("%s: %v\n%s", pod.Name, err, out)
+			t.Log(p.Tail(4 << 10))
 		}
 	})
-	c.startPod(t, pod)
-	return pod
+}
+
+// awaitRollout waits until the DaemonSet's pod runs as the release wants it.
+func (c *cluster) awaitRollout(t *testing.T) {
+	t.Helper()
+	if err := c.await("the DaemonSet's pod", podLimit, func() error {
+		var set appsv1.DaemonSet
+		err := c.do("GET", "/apis/apps/v1/namespaces/"+releaseNamespace+"/daemonsets/"+release, nil, &set)
+		if s := set.Status; err == nil && (s.ObservedGeneration != set.Generation || s.UpdatedNumberScheduled != 1 || s.NumberAvailable != 1 || s.NumberUnavailable != 0) {
+			err = fmt.Errorf("generation %d: %+v", set.Generation, s)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// logDaemonSet logs what the DaemonSet's pods said, if the test fails.
+func (c *cluster) logDaemonSet(t *testing.T) {
+	t.Cleanup(func() {
+		var list corev1.PodList
+		if !t.Failed() || c.do("GET", "/api/v1/namespaces/"+releaseNamespace+"/pods", nil, &list) != nil {
+			return
+		}
+		for _, pod := range list.Items {
+			out, err := c.raw("GET", podPath(&pod)+"/log", "", nil)
+			t.Logf("%s: %s: %v\n%s\n%s", pod.Name, pod.Status.Phase, err, out, c.events(&pod))
+		}
+	})
 }
 
 // awaitLabel waits until the node has a label, or not, if the value is "".
@@ -154,6 +227,20 @@ func (c *cluster) awaitLabel(t *testing.T, name, value string) {
 	}
 }
 
+// nodeMounts is the mount table of the chart's pod.
+func nodeMounts(t *testing.T) string {
+	t.Helper()
+	for _, p := range procfs.Host.Named("nvidia-shimctl") {
+		if p.Program == "/usr/bin/nvidia-shimctl" {
+			table, err := os.ReadFile(procfs.Host.Path(p.PID, "mountinfo"))
+			simtest.Check(t, err)
+			return string(table)
+		}
+	}
+	t.Fatal("the chart's pod has no process")
+	return ""
+}
+
 // makeNodeImage makes the node image of the chart from the programs of bin/.
 func (c *cluster) makeNodeImage(t *testing.T) {
 	t.Helper()
@@ -168,27 +255,15 @@ func (c *cluster) makeNodeImage(t *testing.T) {
 	}))
 }
 
-// prepareForServiceAccounts makes what the controller manager would.
-func (c *cluster) prepareForServiceAccounts(t *testing.T) {
-	t.Helper()
-	certificate, err := os.ReadFile(filepath.Join(c.dir, "apiserver", "apiserver.crt"))
-	simtest.Check(t, err)
-	const path = "/api/v1/namespaces/" + releaseNamespace + "/configmaps"
-	simtest.Check(t, c.do("POST", path, corev1.ConfigMap{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "ConfigMap"}, ObjectMeta: metav1.ObjectMeta{Name: "kube-root-ca.crt"},
-		Data: map[string]string{"ca.crt": string(certificate)},
-	}, nil))
-	t.Cleanup(func() { simtest.Check(t, c.do("DELETE", path+"/kube-root-ca.crt", nil, nil)) })
-}
-
-// The pod of the chart's DaemonSet installs the node, a GPU pod runs, an upgrade changes nothing of
+// The chart's DaemonSet installs the node, a GPU pod runs, an upgrade changes nothing of
 // it, and the removal leaves the host as it was, byte for byte.
 func TestChartInstallsTheNode(t *testing.T) {
 	c := shared
 	c.use(t, strategy{list: envvar})
 	c.makeNodeImage(t)
-	c.prepareForServiceAccounts(t)
+	c.startControllers(t)
 	host := newFakeHost(t)
+	c.admit(t, host.root)
 	before := host.state(t)
 	config, err := os.ReadFile(c.config())
 	simtest.Check(t, err)
@@ -200,7 +275,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	install(t, "--set", "runtimeClass.name="+chartHandler+",runtimeClass.handler="+chartHandler,
 		"--set", "args={--target=containerd,--containerd-config="+c.config()+",--bin-dir="+c.binDir()+",--interval=1s}")
 
-	pod := c.startDaemonSetPod(t, host.root)
+	c.logDaemonSet(t)
 	host.restart(t)
 	c.awaitLabel(t, "nvidia-shim.io/ready", "true")
 	gpu := newPod("chart", with(wait("main", plainImage), 1))
@@ -221,13 +296,17 @@ func TestChartInstallsTheNode(t *testing.T) {
 		if _, err := helmRelease(t, "upgrade", chart, "--reuse-values", "--set", values); err != nil {
 			t.Fatal(err)
 		}
-		c.delete(t, pod)
-		pod = c.startDaemonSetPod(t, host.root)
+		c.awaitRollout(t)
 	}
 	upgrade("resources.limits.memory=256Mi")
 	c.awaitLabel(t, "nvidia-shim.io/ready", "true")
 	c.check(t, gpu, "main", true, given...)
 	c.delete(t, gpu)
+
+	simtest.Check(t, unix.Unmount(host.root+"/var/lib/kubelet", unix.MNT_DETACH))
+	if table := nodeMounts(t); strings.Contains(table, "/var/lib/kubelet ") {
+		t.Errorf("the pod keeps what the host has unmounted:\n%s", table)
+	}
 
 	upgrade("uninstall=true")
 	host.restart(t) // the upgrade asked for none

@@ -170,7 +170,7 @@ func (c *cluster) chartObjects(t testing.TB) string {
 	t.Helper()
 	var names bytes.Buffer
 	for _, path := range []string{
-		"/api/v1/namespaces", "/api/v1/secrets", "/api/v1/serviceaccounts", "/apis/apps/v1/daemonsets", "/apis/apps/v1/controllerrevisions",
+		"/api/v1/namespaces", "/api/v1/secrets", "/api/v1/serviceaccounts", "/api/v1/namespaces/" + releaseNamespace + "/pods", "/apis/apps/v1/daemonsets", "/apis/apps/v1/controllerrevisions",
 		"/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
 		"/apis/node.k8s.io/v1/runtimeclasses",
@@ -197,8 +197,13 @@ func install(t testing.TB, args ...string) {
 		if _, err := helmRelease(t, "uninstall"); err != nil {
 			t.Error(err)
 		}
-		if after := shared.chartObjects(t); after != before {
-			t.Errorf("before:\n%s\nafter:\n%s", before, after)
+		if err := shared.await("the end of the release", podLimit, func() error {
+			if after := shared.chartObjects(t); after != before {
+				return fmt.Errorf("before:\n%s\nafter:\n%s", before, after)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
 		}
 	})
 }
