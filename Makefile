@@ -36,7 +36,7 @@ build: ## build the shim and nvidia-shimctl (static, no cgo), and nvidia-shim-nv
 	@size=$$(stat -c %s $(BIN)/containerd-shim-nvidia-v2); \
 	if [ $$size -gt $(MAX_SHIM_BYTES) ]; then echo "the shim has $$size bytes, more than $(MAX_SHIM_BYTES)"; exit 1; fi
 
-packages: ## build tar.gz, deb, rpm and the node image for amd64 and arm64 into dist/
+packages: ## build tar.gz, deb, rpm, node image and chart for amd64 and arm64 into dist/
 	packaging/build.sh $(CURDIR)/dist
 
 SHARE := $(BIN)/share
