@@ -272,7 +272,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	}
 	label(`"true"`)
 	t.Cleanup(func() { label("null") })
-	install(t, "--set", "runtimeClass.name="+chartHandler+",runtimeClass.handler="+chartHandler,
+	install(t, "--set", "metrics.port=9400,runtimeClass.name="+chartHandler+",runtimeClass.handler="+chartHandler,
 		"--set", "args={--target=containerd,--containerd-config="+c.config()+",--bin-dir="+c.binDir()+",--interval=1s}")
 
 	c.logDaemonSet(t)
@@ -285,6 +285,11 @@ func TestChartInstallsTheNode(t *testing.T) {
 	installed := filepath.Join(c.binDir(), "containerd-shim-nvidia-v2")
 	if list := procfs.Host.Named(filepath.Base(installed)); !slices.ContainsFunc(list, func(p procfs.Process) bool { return p.Program == installed }) {
 		t.Errorf("%s does not run, only %v", installed, list)
+	}
+
+	metrics, err := newAPI("http://"+nodeIP+":9400", "").raw("GET", "/metrics", "", nil)
+	if err != nil || !strings.Contains(string(metrics), given[0].UUID) {
+		t.Errorf("no metrics of GPU %s: %v\n%s", given[0].UUID, err, metrics)
 	}
 
 	// NVIDIA's toolkit writes the file that it found when it ends.

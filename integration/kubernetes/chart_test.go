@@ -111,6 +111,7 @@ func TestChartIsSound(t *testing.T) {
 		"runtimeClass.handler=A B":    "/runtimeClass/handler",
 		"maxUnavailable=0":            "/maxUnavailable",
 		"maxUnavailable=101%":         "/maxUnavailable",
+		"metrics.port=70000":          "/metrics/port",
 		"uninstall=1":                 "/uninstall",
 		"args=--once":                 "/args",
 		"nodeSelector.a=1":            "/nodeSelector/a",
