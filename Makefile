@@ -36,7 +36,7 @@ build: ## build the shim and nvidia-shimctl (static, no cgo), and nvidia-shim-nv
 	@size=$$(stat -c %s $(BIN)/containerd-shim-nvidia-v2); \
 	if [ $$size -gt $(MAX_SHIM_BYTES) ]; then echo "the shim has $$size bytes, more than $(MAX_SHIM_BYTES)"; exit 1; fi
 
-packages: ## build tar.gz, deb, rpm and the node image for amd64 and arm64 into dist/
+packages: ## build tar.gz, deb, rpm, node image and chart for amd64 and arm64 into dist/
 	packaging/build.sh $(CURDIR)/dist
 
 SHARE := $(BIN)/share
@@ -51,8 +51,9 @@ man: build ## write the manual page and completion scripts into bin/share/, as t
 daemons: ## build older containerds, which the shim must serve too, into bin/daemons/
 	integration/daemons/build.sh $(BIN)/daemons
 
-kubernetes: ## build etcd, Kubernetes' commands, CNI and NVIDIA's device plugin into bin/kubernetes/
+kubernetes: ## build etcd, Kubernetes' commands, CNI, NVIDIA's device plugin and Helm into bin/kubernetes/
 	integration/kubernetes/build.sh $(BIN)/kubernetes
+	cd integration/tools/helm && CGO_ENABLED=0 $(GO) build -trimpath -ldflags "-s -w" -o $(BIN)/kubernetes/ helm.sh/helm/v4/cmd/helm sigs.k8s.io/kustomize/kustomize/v5
 
 docker: ## build dockerd, the docker command, buildx and compose into bin/docker/
 	integration/docker/build.sh $(BIN)/docker

@@ -24,7 +24,7 @@ export PACKAGE_VERSION
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-rm -rf "$out"/containerd-shim-nvidia* "$out"/nvidia-shim-node* "$out/SHA256SUMS"
+rm -rf "$out"/containerd-shim-nvidia* "$out"/nvidia-shim-* "$out/SHA256SUMS"
 "$GO" build -trimpath -o "$work/nfpm" github.com/goreleaser/nfpm/v2/cmd/nfpm
 
 # What the architectures share.
@@ -65,6 +65,16 @@ for ARCH in amd64 arm64; do
 done
 name=$work/containerd-shim-nvidia_${PACKAGE_VERSION}_linux
 "$GO" run -trimpath ./image "$out" nvidia-shim-node "$tag" "$(git rev-parse HEAD)" amd64="${name}_amd64" arm64="${name}_arm64"
+
+# helm package would write the time into it. A version of a chart has to be a semantic one.
+case $tag in
+v[0-9]*.*) chart=${tag#v} ;;
+*) chart=0.0.0-g$tag ;;
+esac
+cp -R ../deploy/helm/nvidia-shim "$work"
+sed -i "s/^version: .*/version: $chart/; s/^appVersion: .*/appVersion: \"$tag\"/" "$work/nvidia-shim/Chart.yaml"
+tar -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - nvidia-shim |
+	gzip -9n >"$out/nvidia-shim-$chart.tgz"
 cd "$out"
-sha256sum containerd-shim-nvidia* nvidia-shim-node*.tar >SHA256SUMS
+sha256sum containerd-shim-nvidia* nvidia-shim-*.t* >SHA256SUMS
 ls -l

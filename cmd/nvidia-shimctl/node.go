@@ -155,8 +155,16 @@ func (k *nodeKeeper) round(ctx context.Context) error {
 			return err
 		}
 	}
+	now := any(labels[versionLabel])
+	if now == "" {
+		now = nil
+	}
 	if k.c.Bool("uninstall") || labels[removeLabel] == "true" {
-		return errors.Join(k.setLabels(ctx, labels, nil, nil), k.remove(ctx))
+		// The version goes last: without it nothing is left to remove.
+		if err := errors.Join(k.setLabels(ctx, labels, nil, now), k.remove(ctx)); err != nil {
+			return err
+		}
+		return k.setLabels(ctx, labels, nil, nil)
 	}
 	installed, findings, err := k.install(ctx)
 	if ctx.Err() != nil {
@@ -164,11 +172,8 @@ func (k *nodeKeeper) round(ctx context.Context) error {
 	}
 	k.print(findings)
 	ready := len(problems(findings)) == 0
-	now := any(labels[versionLabel])
 	if installed {
 		now = version.Version
-	} else if now == "" {
-		now = nil
 	}
 	err = errors.Join(err, k.setLabels(ctx, labels, fmt.Sprint(ready), now))
 	if err == nil && !ready {

@@ -239,7 +239,7 @@ func (c *cluster) startControlPlane(life *testenv.Lifetime) error {
 	}
 	if err := c.add(life, "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--secure-port=6443", "--bind-address=127.0.0.1",
 		"--advertise-address="+nodeIP, "--endpoint-reconciler-type=none", "--cert-dir="+filepath.Join(c.dir, "apiserver"),
-		"--token-auth-file="+tokens, "--authorization-mode=AlwaysAllow", "--allow-privileged=true",
+		"--token-auth-file="+tokens, "--authorization-mode=RBAC", "--allow-privileged=true",
 		// Who would make service accounts, and take away the taint of a new node, is
 		// the controller manager, which is not here.
 		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",

@@ -1,0 +1,326 @@
+package kubernetes
+
+import (
+	"bufio"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+)
+
+// chartHandler is a handler that containerd does not have yet.
+const chartHandler = "nvidia-chart"
+
+// fakeHost is an overlay of this host's root, in which the node's daemons are at their places. Its
+// systemctl is the test's.
+type fakeHost struct {
+	root, upper        string
+	requests, finished *os.File
+}
+
+func newFakeHost(t *testing.T) *fakeHost {
+	t.Helper()
+	dir := t.TempDir()
+	h := &fakeHost{root: filepath.Join(dir, "root"), upper: filepath.Join(dir, "upper")}
+	mount := func(source, target, kind string, flags uintptr, data string) {
+		t.Helper()
+		if err := errors.Join(os.MkdirAll(target, 0o755), unix.Mount(source, target, kind, flags, data)); err != nil {
+			t.Fatalf("mount %s on %s: %v", source, target, err)
+		}
+	}
+	mount("tmpfs", dir, "tmpfs", 0, "mode=0755")
+	t.Cleanup(func() {
+		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	for _, name := range []string{h.upper, dir + "/work"} {
+		simtest.Check(t, os.Mkdir(name, 0o755))
+	}
+	mount("overlay", h.root, "overlay", 0, "lowerdir=/,upperdir="+h.upper+",workdir="+dir+"/work")
+	mount("tmpfs", h.root+"/run", "tmpfs", 0, "mode=0755")
+	config, err := os.ReadFile(shared.Driver.ConfigPath)
+	simtest.Check(t, errors.Join(err, os.MkdirAll(h.root+"/etc/nvidia-shim", 0o755), os.WriteFile(h.root+"/etc/nvidia-shim/config.toml", config, 0o644)))
+	for _, dir := range []string{"/proc", "/dev", os.TempDir(), testenv.ShimDir(), "/var/lib/kubelet"} {
+		mount(dir, h.root+dir, "", unix.MS_BIND|unix.MS_REC, "")
+	}
+	// The first process of a machine that is a sandbox may be hidden.
+	mount(fmt.Sprintf("/proc/%d", os.Getpid()), h.root+"/proc/1", "", unix.MS_BIND, "")
+	// containerd passes only such mounts on.
+	mount("", h.root, "", unix.MS_SHARED, "")
+
+	pipe := func(name string) *os.File {
+		name = filepath.Join(shared.dir, name)
+		simtest.Check(t, unix.Mkfifo(name, 0o600))
+		f, err := os.OpenFile(name, os.O_RDWR, 0)
+		simtest.Check(t, err)
+		t.Cleanup(func() { simtest.Check(t, errors.Join(f.Close(), os.Remove(name))) })
+		return f
+	}
+	h.requests, h.finished = pipe("systemctl"), pipe("systemctl.finished")
+	simtest.Check(t, os.WriteFile(h.root+"/usr/bin/systemctl", fmt.Appendf(nil,
+		"#!/bin/sh\n[ \"$1\" != is-active ] || exit 0\necho \"$@\" >%s\nread finished <%s\n", h.requests.Name(), h.finished.Name()), 0o755))
+	return h
+}
+
+// restart restarts containerd when the host's systemctl is asked to.
+func (h *fakeHost) restart(t *testing.T) {
+	t.Helper()
+	simtest.Check(t, h.requests.SetReadDeadline(time.Now().Add(podLimit)))
+	request, err := bufio.NewReader(h.requests).ReadString('\n')
+	if err != nil || request != "restart containerd\n" {
+		t.Fatalf("systemctl was asked to %q: %v", request, err)
+	}
+	shared.Restart(t)
+	if _, err := h.finished.WriteString("\n"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// state is what an installation may change on the host.
+func (h *fakeHost) state(t *testing.T) string {
+	t.Helper()
+	config, err := os.ReadFile(shared.config())
+	simtest.Check(t, err)
+	files := simtest.Contents(t, h.upper)
+	for name, text := range files {
+		files[name] = fmt.Sprintf("%x", sha256.Sum256([]byte(text)))
+	}
+	programs, _ := os.ReadDir(shared.binDir())
+	return fmt.Sprintf("%s\n%q\n%q", config, files, programs)
+}
+
+// config is containerd's configuration.
+func (c *cluster) config() string { return filepath.Join(c.Dir, "config.toml") }
+
+// binDir is where the chart's pod puts the shim: containerd, too, has this directory.
+func (c *cluster) binDir() string { return filepath.Join(c.Dir, "bin") }
+
+// admission does to the pods of the chart what is not the chart's to do: they get a host's root, a
+// way to the API server, which is at a loopback address, and the token that the API server's own
+// plugin would mount.
+const admission = `{"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicy", "metadata": {"name": "test"}, "spec": {
+ "failurePolicy": "Fail", "reinvocationPolicy": "Never",
+ "matchConstraints": {"resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]},
+ "matchConditions": [{"name": "chart", "expression": "object.metadata.?labels['app.kubernetes.io/name'].orValue('') == 'nvidia-shim'"}],
+ "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": %q}}]}}`
+
+const admissionBinding = `{"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicyBinding",
+ "metadata": {"name": "test"}, "spec": {"policyName": "test"}}`
+
+const podPatch = `[
+ JSONPatch{op: "replace", path: "/spec/volumes/0/hostPath/path", value: %q},
+ JSONPatch{op: "add", path: "/spec/hostNetwork", value: true},
+ JSONPatch{op: "add", path: "/spec/containers/0/env/-", value: Object.spec.containers.env{name: "KUBERNETES_SERVICE_HOST", value: "127.0.0.1"}},
+ JSONPatch{op: "add", path: "/spec/containers/0/env/-", value: Object.spec.containers.env{name: "KUBERNETES_SERVICE_PORT", value: "6443"}},
+ JSONPatch{op: "add", path: "/spec/containers/0/volumeMounts/-", value: Object.spec.containers.volumeMounts{
+  name: "account", readOnly: true, mountPath: "/var/run/secrets/kubernetes.io/serviceaccount"}},
+ JSONPatch{op: "add", path: "/spec/volumes/-", value: Object.spec.volumes{name: "account", projected: Object.spec.volumes.projected{sources: [
+  Object.spec.volumes.projected.sources{serviceAccountToken: Object.spec.volumes.projected.sources.serviceAccountToken{path: "token"}},
+  Object.spec.volumes.projected.sources{configMap: Object.spec.volumes.projected.sources.configMap{name: "kube-root-ca.crt"}}]}}}]`
+
+// admit sets the policy for the rest of the test.
+func (c *cluster) admit(t *testing.T, root string) {
+	t.Helper()
+	for kind, body := range map[string]string{
+		"policies":       fmt.Sprintf(admission, fmt.Sprintf(podPatch, root)),
+		"policybindings": admissionBinding,
+	} {
+		path := "/apis/admissionregistration.k8s.io/v1/mutatingadmission" + kind
+		simtest.Check(t, c.send("POST", path, "application/json", []byte(body), nil))
+		t.Cleanup(func() { simtest.Check(t, c.do("DELETE", path+"/test", nil, nil)) })
+	}
+	// The API server takes a moment to learn of it.
+	pod := newPod("admission", wait("node", plainImage))
+	pod.Labels, pod.Spec.ServiceAccountName, pod.Spec.RuntimeClassName = map[string]string{"app.kubernetes.io/name": release}, "default", nil
+	pod.Spec.Volumes = []corev1.Volume{{Name: "host", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/nowhere"}}}}
+	pod.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "A", Value: "b"}}
+	pod.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "host", MountPath: "/host"}}
+	if err := c.await("the admission policy", podLimit, func() error {
+		var admitted corev1.Pod
+		err := c.do("POST", "/api/v1/namespaces/"+pod.Namespace+"/pods?dryRun=All", pod, &admitted)
+		if err == nil && admitted.Spec.Volumes[0].HostPath.Path != root {
+			err = errors.New("the pod is not changed")
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startControllers runs those of the controller manager that the chart needs for the rest of the test.
+func (c *cluster) startControllers(t *testing.T) {
+	t.Helper()
+	p := &testenv.Command{
+		Name: "kube-controller-manager", Dir: c.dir, Log: filepath.Join(c.dir, "kube-controller-manager.log"),
+		Argv: []string{
+			filepath.Join(binDir(), "kube-controller-manager"), "--kubeconfig=" + c.kubeconfig(), "--leader-elect=false", "--secure-port=0",
+			"--controllers=daemonset-controller,garbage-collector-controller,root-ca-certificate-publisher-controller",
+			"--root-ca-file=" + filepath.Join(c.dir, "apiserver", "apiserver.crt"),
+		},
+	}
+	simtest.Check(t, p.Start())
+	c.processes[p.Name] = p
+	t.Cleanup(func() {
+		delete(c.processes, p.Name)
+		p.Stop()
+		if t.Failed() {
+			t.Log(p.Tail(4 << 10))
+		}
+	})
+}
+
+// awaitRollout waits until the DaemonSet's pod runs as the release wants it.
+func (c *cluster) awaitRollout(t *testing.T) {
+	t.Helper()
+	if err := c.await("the DaemonSet's pod", podLimit, func() error {
+		var set appsv1.DaemonSet
+		err := c.do("GET", "/apis/apps/v1/namespaces/"+releaseNamespace+"/daemonsets/"+release, nil, &set)
+		if s := set.Status; err == nil && (s.ObservedGeneration != set.Generation || s.UpdatedNumberScheduled != 1 || s.NumberAvailable != 1 || s.NumberUnavailable != 0) {
+			err = fmt.Errorf("generation %d: %+v", set.Generation, s)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// logDaemonSet logs what the DaemonSet's pods said, if the test fails.
+func (c *cluster) logDaemonSet(t *testing.T) {
+	t.Cleanup(func() {
+		var list corev1.PodList
+		if !t.Failed() || c.do("GET", "/api/v1/namespaces/"+releaseNamespace+"/pods", nil, &list) != nil {
+			return
+		}
+		for _, pod := range list.Items {
+			out, err := c.raw("GET", podPath(&pod)+"/log", "", nil)
+			t.Logf("%s: %s: %v\n%s\n%s", pod.Name, pod.Status.Phase, err, out, c.events(&pod))
+		}
+	})
+}
+
+// awaitLabel waits until the node has a label, or not, if the value is "".
+func (c *cluster) awaitLabel(t *testing.T, name, value string) {
+	t.Helper()
+	if err := c.await("the label "+name, podLimit, func() error {
+		node, err := c.node()
+		if err == nil && node.Labels[name] != value {
+			err = fmt.Errorf("it is %q, want %q", node.Labels[name], value)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// nodeMounts is the mount table of the chart's pod.
+func nodeMounts(t *testing.T) string {
+	t.Helper()
+	for _, p := range procfs.Host.Named("nvidia-shimctl") {
+		if p.Program == "/usr/bin/nvidia-shimctl" {
+			table, err := os.ReadFile(procfs.Host.Path(p.PID, "mountinfo"))
+			simtest.Check(t, err)
+			return string(table)
+		}
+	}
+	t.Fatal("the chart's pod has no process")
+	return ""
+}
+
+// makeNodeImage makes the node image of the chart from the programs of bin/.
+func (c *cluster) makeNodeImage(t *testing.T) {
+	t.Helper()
+	var files []images.File
+	for _, name := range []string{"containerd-shim-nvidia-v2", "nvidia-shimctl", "nvidia-shim-nvml"} {
+		files = append(files, images.File{Path: "usr/bin/" + name, Mode: 0o755, Host: filepath.Join(testenv.ShimDir(), name)})
+	}
+	simtest.Check(t, c.importAll(images.Image{
+		Name:   "localhost/nvidia-shim-node:unreleased",
+		Config: images.Config{Entrypoint: []string{"/usr/bin/nvidia-shimctl", "node"}},
+		Layers: []images.Layer{{Files: files}},
+	}))
+}
+
+// The chart's DaemonSet installs the node, a GPU pod runs, an upgrade changes nothing of
+// it, and the removal leaves the host as it was, byte for byte.
+func TestChartInstallsTheNode(t *testing.T) {
+	c := shared
+	c.use(t, strategy{list: envvar})
+	c.makeNodeImage(t)
+	c.startControllers(t)
+	host := newFakeHost(t)
+	c.admit(t, host.root)
+	before := host.state(t)
+	config, err := os.ReadFile(c.config())
+	simtest.Check(t, err)
+	label := func(value string) {
+		simtest.Check(t, c.send("PATCH", "/api/v1/nodes/"+nodeName, "application/merge-patch+json", []byte(`{"metadata":{"labels":{"nvidia.com/gpu.present":`+value+`}}}`), nil))
+	}
+	label(`"true"`)
+	t.Cleanup(func() { label("null") })
+	install(t, "--set", "metrics.port=9400,runtimeClass.name="+chartHandler+",runtimeClass.handler="+chartHandler,
+		"--set", "args={--target=containerd,--containerd-config="+c.config()+",--bin-dir="+c.binDir()+",--interval=1s}")
+
+	c.logDaemonSet(t)
+	host.restart(t)
+	c.awaitLabel(t, "nvidia-shim.io/ready", "true")
+	gpu := newPod("chart", with(wait("main", plainImage), 1))
+	gpu.Spec.RuntimeClassName = new(chartHandler)
+	c.startPod(t, gpu)
+	given := c.checkAllocated(t, gpu, "main", true, 1)
+	installed := filepath.Join(c.binDir(), "containerd-shim-nvidia-v2")
+	if list := procfs.Host.Named(filepath.Base(installed)); !slices.ContainsFunc(list, func(p procfs.Process) bool { return p.Program == installed }) {
+		t.Errorf("%s does not run, only %v", installed, list)
+	}
+
+	metrics, err := newAPI("http://"+nodeIP+":9400", "").raw("GET", "/metrics", "", nil)
+	if err != nil || !strings.Contains(string(metrics), given[0].UUID) {
+		t.Errorf("no metrics of GPU %s: %v\n%s", given[0].UUID, err, metrics)
+	}
+
+	// NVIDIA's toolkit writes the file that it found when it ends.
+	simtest.Check(t, os.WriteFile(c.config(), config, 0o600))
+	host.restart(t)
+
+	upgrade := func(values string) {
+		t.Helper()
+		if _, err := helmRelease(t, "upgrade", chart, "--reuse-values", "--set", values); err != nil {
+			t.Fatal(err)
+		}
+		c.awaitRollout(t)
+	}
+	upgrade("resources.limits.memory=256Mi")
+	c.awaitLabel(t, "nvidia-shim.io/ready", "true")
+	c.check(t, gpu, "main", true, given...)
+	simtest.Check(t, unix.Unmount(host.root+"/var/lib/kubelet", unix.MNT_DETACH))
+	if table := nodeMounts(t); strings.Contains(table, "/var/lib/kubelet ") {
+		t.Errorf("the pod keeps what the host has unmounted:\n%s", table)
+	}
+
+	upgrade("uninstall=true")
+	host.restart(t) // the upgrade asked for none
+	c.awaitLabel(t, "nvidia-shim.io/ready", "")
+	// The pod with the GPU still needs the programs.
+	if node, err := c.node(); err != nil || node.Labels["nvidia-shim.io/version"] == "" {
+		t.Errorf("%v: the labels say that nothing is left: %v", err, node.Labels)
+	}
+	c.delete(t, gpu)
+	c.awaitLabel(t, "nvidia-shim.io/version", "")
+	if after := host.state(t); after != before {
+		t.Errorf("before:\n%s\nafter:\n%s", before, after)
+	}
+}

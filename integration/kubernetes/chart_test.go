@@ -1,0 +1,368 @@
+package kubernetes
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"os/exec"
+	"path/filepath"
+	"reflect"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	nodev1 "k8s.io/api/node/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/yaml"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+)
+
+const (
+	chart         = "../../deploy/helm/nvidia-shim"
+	kustomizeBase = "../../deploy/kustomize"
+	// release is the chart's release, and the name of its objects.
+	release = "nvidia-shim"
+	// releaseNamespace is where the pages and the kustomize base put it.
+	releaseNamespace = metav1.NamespaceSystem
+)
+
+// command runs helm or kustomize on the node's API server and returns what it prints.
+func command(t testing.TB, name string, args ...string) (string, error) {
+	t.Helper()
+	cmd := exec.Command(filepath.Join(binDir(), name), args...)
+	cmd.Env = []string{"HOME=" + t.TempDir(), "KUBECONFIG=" + shared.kubeconfig()}
+	out, err := cmd.Output()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		err = fmt.Errorf("%s %q: %w\n%s%s", name, args, err, out, exit.Stderr)
+	}
+	return string(out), err
+}
+
+func mustRun(t testing.TB, name string, args ...string) string {
+	t.Helper()
+	out, err := command(t, name, args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// helmRelease runs a verb of helm that changes the release.
+func helmRelease(t testing.TB, verb string, args ...string) (string, error) {
+	t.Helper()
+	return command(t, "helm", append([]string{verb, release, "--namespace", releaseNamespace}, args...)...)
+}
+
+// template renders the chart.
+func template(t testing.TB, args ...string) string {
+	t.Helper()
+	out, err := helmRelease(t, "template", append([]string{chart}, args...)...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+// objects are those of a manifest, by their paths in the API.
+func objects(t testing.TB, manifest string) map[string]unstructured.Unstructured {
+	t.Helper()
+	all := map[string]unstructured.Unstructured{}
+	for decoder := yaml.NewYAMLOrJSONDecoder(strings.NewReader(manifest), 4096); ; {
+		var o unstructured.Unstructured
+		switch err := decoder.Decode(&o); {
+		case errors.Is(err, io.EOF):
+			return all
+		case err != nil:
+			t.Fatal(err)
+		case o.Object != nil:
+			all[path(o)] = o
+		}
+	}
+}
+
+// path is an object's path in the API.
+func path(o unstructured.Unstructured) string {
+	path := "/apis/" + o.GetAPIVersion()
+	if o.GetAPIVersion() == "v1" {
+		path = "/api/v1"
+	}
+	if ns := o.GetNamespace(); ns != "" {
+		path += "/namespaces/" + ns
+	}
+	plural := strings.ToLower(o.GetKind()) + "s"
+	plural = strings.NewReplacer("policys", "policies", "classs", "classes").Replace(plural)
+	return path + "/" + plural + "/" + o.GetName()
+}
+
+func TestChartIsSound(t *testing.T) {
+	mustRun(t, "helm", "lint", "--strict", "--quiet", chart)
+	for value, place := range map[string]string{
+		"unknown=1":                   "unknown",
+		"image.repository=":           "/image/repository",
+		"image.tag=a b":               "/image/tag",
+		"image.pullPolicy=Sometimes":  "/image/pullPolicy",
+		"runtimeClass.create=perhaps": "/runtimeClass/create",
+		"runtimeClass.handler=A B":    "/runtimeClass/handler",
+		"maxUnavailable=0":            "/maxUnavailable",
+		"maxUnavailable=101%":         "/maxUnavailable",
+		"metrics.port=70000":          "/metrics/port",
+		"uninstall=1":                 "/uninstall",
+		"args=--once":                 "/args",
+		"nodeSelector.a=1":            "/nodeSelector/a",
+		"tolerations[0].effect=No":    "/tolerations/0/effect",
+		"resources.limit=1":           "limit",
+	} {
+		if out, err := command(t, "helm", "template", chart, "--set", value); err == nil || !strings.Contains(err.Error(), place) {
+			t.Errorf("%s: %v, want an error with %q\n%s", value, err, place, out)
+		}
+	}
+	out := template(t, "--set", "image.repository=example.org/node,image.tag=1.2@sha256:"+strings.Repeat("0", 64), "--set", "imagePullSecrets[0].name=secret",
+		"--set", "uninstall=true,args={--target,k3s}", "--set", "maxUnavailable=10%", "--set", "runtimeClass.create=false")
+	for _, want := range []string{
+		`image: "example.org/node:1.2@sha256:000`, "imagePullSecrets:\n        - name: secret", "- --uninstall\n            - \"--target\"\n            - \"k3s\"\n", "maxUnavailable: 10%",
+	} {
+		if !strings.Contains(out, want) {
+			t.Errorf("no %q in:\n%s", want, out)
+		}
+	}
+	if strings.Contains(out, "kind: RuntimeClass") {
+		t.Errorf("a RuntimeClass in:\n%s", out)
+	}
+}
+
+// The chart with its default values and the kustomize base are the same objects, and the API server
+// takes every field of them.
+func TestChartAndKustomizeBaseAreTheSame(t *testing.T) {
+	want, got := objects(t, template(t)), objects(t, mustRun(t, "kustomize", "build", kustomizeBase))
+	for path := range want {
+		if !reflect.DeepEqual(got[path], want[path]) {
+			t.Errorf("%s: kustomize has\n%v\nthe chart\n%v", path, got[path], want[path])
+		}
+	}
+	if len(got) != len(want) || len(want) != 7 {
+		t.Errorf("kustomize has %d objects, the chart %d", len(got), len(want))
+	}
+	for path, o := range got {
+		// The RuntimeClass of this name is that of the other tests.
+		shared.apply(t, path+"?dryRun=All&force=true", o)
+	}
+}
+
+// apply is a server-side apply that refuses unknown fields.
+func (c *cluster) apply(t testing.TB, path string, o unstructured.Unstructured) {
+	t.Helper()
+	data, err := o.MarshalJSON()
+	if err == nil {
+		err = c.send("PATCH", path+"&fieldManager=test&fieldValidation=Strict", "application/apply-patch+yaml", data, nil)
+	}
+	if err != nil {
+		t.Errorf("%v\n%s", err, data)
+	}
+}
+
+// chartObjects are the names of all objects that the chart can make, and of its releases.
+func (c *cluster) chartObjects(t testing.TB) string {
+	t.Helper()
+	var names bytes.Buffer
+	for _, path := range []string{
+		"/api/v1/namespaces", "/api/v1/secrets", "/api/v1/serviceaccounts", "/api/v1/namespaces/" + releaseNamespace + "/pods", "/apis/apps/v1/daemonsets", "/apis/apps/v1/controllerrevisions",
+		"/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
+		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
+		"/apis/node.k8s.io/v1/runtimeclasses",
+	} {
+		var list unstructured.UnstructuredList
+		if err := c.do("GET", path, nil, &list); err != nil {
+			t.Fatal(err)
+		}
+		for _, o := range list.Items {
+			fmt.Fprintln(&names, path, o.GetName(), o.GetUID(), o.GetResourceVersion())
+		}
+	}
+	return names.String()
+}
+
+// install installs the chart for the rest of the test, after which the API has what it had before.
+func install(t testing.TB, args ...string) {
+	t.Helper()
+	before := shared.chartObjects(t)
+	if _, err := helmRelease(t, "install", append([]string{chart}, args...)...); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := helmRelease(t, "uninstall"); err != nil {
+			t.Error(err)
+		}
+		if err := shared.await("the end of the release", podLimit, func() error {
+			if after := shared.chartObjects(t); after != before {
+				return fmt.Errorf("before:\n%s\nafter:\n%s", before, after)
+			}
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func (c *cluster) runtimeClass(name string) (class nodev1.RuntimeClass, err error) {
+	err = c.do("GET", "/apis/node.k8s.io/v1/runtimeclasses/"+name, nil, &class)
+	return class, err
+}
+
+// A RuntimeClass of another owner is used as it is, one of its own is upgraded and removed.
+func TestChartAndTheRuntimeClass(t *testing.T) {
+	was, err := shared.runtimeClass(handler)
+	if err != nil {
+		t.Fatal(err)
+	}
+	install(t)
+	upgrade := func(args ...string) error {
+		_, err := helmRelease(t, "upgrade", append([]string{chart}, args...)...)
+		return err
+	}
+	if err := upgrade("--set", "runtimeClass.name="+annotatedHandler); err == nil || !strings.Contains(err.Error(), `RuntimeClass "nvidia-annotated" exists with handler "nvidia-annotated"`) {
+		t.Errorf("a class with another handler: %v", err)
+	}
+	const own = "nvidia-chart"
+	for range 2 { // the second finds its own
+		if err := upgrade("--set", "runtimeClass.name="+own); err != nil {
+			t.Fatal(err)
+		}
+		class, err := shared.runtimeClass(own)
+		if err != nil || class.Handler != handler || class.Scheduling == nil || class.Scheduling.NodeSelector["nvidia-shim.io/ready"] != "true" || len(class.Scheduling.Tolerations) != 1 {
+			t.Errorf("%v: %+v", err, class)
+		}
+	}
+	if _, err := helmRelease(t, "rollback", "1"); err != nil {
+		t.Fatal(err)
+	}
+	if class, err := shared.runtimeClass(own); !isNotFound(err) {
+		t.Errorf("after the rollback: %v: %+v", err, class)
+	}
+	if class, err := shared.runtimeClass(handler); err != nil || class.ResourceVersion != was.ResourceVersion {
+		t.Errorf("the class of another owner: %v: %+v, was %+v", err, class, was)
+	}
+}
+
+// nodePod is an API client with the token of a pod of the chart on a node.
+func (c *cluster) nodePod(t testing.TB) *api {
+	t.Helper()
+	pod := newPod("node-token", wait("main", plainImage))
+	pod.Namespace, pod.Spec.ServiceAccountName, pod.Spec.RuntimeClassName = releaseNamespace, release, nil
+	c.startPod(t, pod)
+	var now corev1.Pod
+	if err := c.do("GET", podPath(pod), nil, &now); err != nil {
+		t.Fatal(err)
+	}
+	return newAPI(c.base, c.serviceAccountToken(t, &authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Pod", Name: now.Name, UID: now.UID}))
+}
+
+// serviceAccountToken is a token of the chart's service account, as the kubelet asks for it.
+func (c *cluster) serviceAccountToken(t testing.TB, bound *authenticationv1.BoundObjectReference) string {
+	t.Helper()
+	request := authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: bound}}
+	if err := c.do("POST", "/api/v1/namespaces/"+releaseNamespace+"/serviceaccounts/"+release+"/token", request, &request); err != nil {
+		t.Fatal(err)
+	}
+	return request.Status.Token
+}
+
+// A node's pod may read nodes, and change labels nvidia-shim.io/* of its own node; nothing else.
+func TestChartGivesNoMoreRightsThanNeeded(t *testing.T) {
+	c := shared
+	install(t)
+	const merge, node, other = "application/merge-patch+json", "/api/v1/nodes/" + nodeName, "/api/v1/nodes/other"
+	if err := c.do("POST", "/api/v1/nodes", corev1.Node{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Node"}, ObjectMeta: metav1.ObjectMeta{Name: "other"}, Spec: corev1.NodeSpec{Unschedulable: true},
+	}, nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.do("DELETE", other, nil, nil); err != nil {
+			t.Error(err)
+		}
+	})
+	pod, unbound := c.nodePod(t), newAPI(c.base, c.serviceAccountToken(t, nil))
+	const label = `{"metadata":{"labels":{"nvidia-shim.io/test":"true"}}}`
+	// The API server takes a moment to learn of the policy.
+	if err := c.await("the policy", time.Minute, func() error {
+		if err := unbound.send("PATCH", node, merge, []byte(label), nil); !hasCode(err, http.StatusUnprocessableEntity) {
+			return fmt.Errorf("a token of no node: %w", errors.Join(err, errors.New("not refused")))
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	for _, body := range []string{label, `{"metadata":{"labels":{"nvidia-shim.io/test":null}}}`} {
+		if err := pod.send("PATCH", node, merge, []byte(body), nil); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := pod.do("GET", node, nil, nil); err != nil {
+		t.Error(err)
+	}
+	for _, tc := range []struct {
+		method, path, body string
+		code               int
+	}{
+		{"PATCH", other, label, http.StatusUnprocessableEntity},
+		{"PATCH", node, `{"metadata":{"labels":{"kubernetes.io/hostname":"x"}}}`, http.StatusUnprocessableEntity},
+		{"PATCH", node, `{"metadata":{"labels":{"kubernetes.io/hostname":null}}}`, http.StatusUnprocessableEntity},
+		{"PATCH", node, `{"metadata":{"labels":{"another":""}}}`, http.StatusUnprocessableEntity},
+		{"PATCH", node, `{"metadata":{"annotations":{"a":"b"}}}`, http.StatusUnprocessableEntity},
+		{"PATCH", node, `{"metadata":{"finalizers":["a/b"]}}`, http.StatusUnprocessableEntity},
+		{"PATCH", node, `{"spec":{"unschedulable":true}}`, http.StatusUnprocessableEntity},
+		{"PATCH", node + "/status", `{"status":{"phase":"x"}}`, http.StatusForbidden},
+		{"DELETE", node, "", http.StatusForbidden},
+		{"GET", "/api/v1/nodes", "", http.StatusForbidden},
+		{"GET", "/api/v1/namespaces/" + releaseNamespace + "/secrets", "", http.StatusForbidden},
+		{"GET", "/api/v1/pods", "", http.StatusForbidden},
+		{"POST", "/api/v1/namespaces/" + releaseNamespace + "/serviceaccounts/" + release + "/token", "{}", http.StatusForbidden},
+	} {
+		if err := pod.send(tc.method, tc.path, merge, []byte(tc.body), nil); !hasCode(err, tc.code) {
+			t.Errorf("%s %s %s: %v, want %d", tc.method, tc.path, tc.body, err, tc.code)
+		}
+	}
+	if err := c.send("PATCH", node, merge, []byte(`{"metadata":{"labels":{"another":""}}}`), nil); err != nil {
+		t.Errorf("another user: %v", err)
+	}
+	if err := c.send("PATCH", node, merge, []byte(`{"metadata":{"labels":{"another":null}}}`), nil); err != nil {
+		t.Error(err)
+	}
+}
+
+// What GPU Operator's validator runs once its toolkit is switched off (assets/state-operator-validation
+// and validator/manifests of v26.7): its image says `void`.
+func TestGPUOperatorsValidator(t *testing.T) {
+	c := shared
+	const image, namespace = "docker.io/test/validator:latest", "gpu-operator"
+	if err := c.importAll(images.Image{
+		Name: image, Config: images.Config{Env: []string{"PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=void", "NVIDIA_DRIVER_CAPABILITIES=all"}, WorkingDir: "/"},
+		Layers: []images.Layer{{Dir: filepath.Join(c.dir, "image")}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	c.namespace(t, namespace)
+	c.use(t, strategy{list: envvar})
+	privileged := func(name string) corev1.Container {
+		return env(secured(run(name, image, "nvidia-smi", "-L"), corev1.SecurityContext{Privileged: new(true)}), "NVIDIA_VISIBLE_DEVICES", "all")
+	}
+	plugin := secured(with(run("plugin-validation", image, "nvidia-smi", "-L"), 1), corev1.SecurityContext{AllowPrivilegeEscalation: new(false)})
+	for _, tc := range []struct {
+		container corev1.Container
+		gpus      int
+	}{{privileged("toolkit-validation"), len(c.Driver.GPUs)}, {privileged("cuda-validation"), len(c.Driver.GPUs)}, {plugin, 1}} {
+		pod := newPod(tc.container.Name, run("main", image, "/bin/true"))
+		pod.Namespace, pod.Spec.InitContainers = namespace, []corev1.Container{tc.container}
+		now := c.finish(t, pod)
+		out := c.logs(t, pod, tc.container.Name)
+		if got := strings.Count(out, "(UUID: GPU-"); now.Status.Phase != corev1.PodSucceeded || got != tc.gpus {
+			t.Errorf("%s: %s with %d GPUs, want %d:\n%s", tc.container.Name, now.Status.Phase, got, tc.gpus, out)
+		}
+	}
+}
