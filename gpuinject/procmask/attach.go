@@ -195,7 +195,12 @@ func (m *Mask) CheckAttached(pid int) error {
 	if err != nil {
 		return fmt.Errorf("mask: %w", err)
 	}
-	mounts, err := mountinfo.PidMountInfo(pid)
+	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/mountinfo")
+	if err != nil {
+		return fmt.Errorf("mask: %w", err)
+	}
+	defer f.Close()
+	mounts, err := mountinfo.GetMountsFromReader(f, nil)
 	if err != nil {
 		return fmt.Errorf("mask: %w", err)
 	}

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -125,7 +126,12 @@ func newPrometheus(t *testing.T, target string) prometheus {
 	dir := t.TempDir()
 	config := simhost.WriteFile(t, filepath.Join(dir, "prometheus.yml"),
 		"global: {scrape_interval: 1s}\nscrape_configs:\n- job_name: nvidia-shim\n  static_configs:\n  - targets: ['"+target+"']\n")
-	c := start(t, "prometheus", "prometheus", "--config.file="+config, "--storage.tsdb.path="+dir+"/data", "--web.listen-address="+p.address)
+	// Not installed: Debian's package starts a service.
+	root, err := images.UnpackPackages(dir, []string{"prometheus"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := start(t, "prometheus", root+"/usr/bin/prometheus", "--config.file="+config, "--storage.tsdb.path="+dir+"/data", "--web.listen-address="+p.address)
 	await(t, c, "Prometheus", func() bool {
 		_, err := get(t, "http://"+p.address+"/-/ready")
 		return err == nil
