@@ -22,6 +22,7 @@ func TestACheckpointIsRestored(t *testing.T) {
 	t.Logf("%s%v", version, err)
 	g := hostGPUs(t)[0]
 	env := newEnv(t, suspends) // so that files and memory are of one moment
+	keepCgroupOptions(t)
 	testenv.RemoveFIFOs(t)
 	before, _ := memoryOf(t, g)
 	c := startCounting(t, env, g.Index, 512, 64)
@@ -49,6 +50,22 @@ func TestACheckpointIsRestored(t *testing.T) {
 		env.Ctr(t, "images", "rm", name)
 	}
 	env.Remove(t, c.id)
+}
+
+// keepCgroupOptions puts the host's mount options of cgroup2 back: CRIU mounts the container's
+// without them, which takes them from all (cgroup v2 has one superblock).
+func keepCgroupOptions(t *testing.T) {
+	t.Helper()
+	options, err := exec.Command("findmnt", "-no", "FS-OPTIONS", "/sys/fs/cgroup").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cmd := exec.Command("mount", "-o", "remount,nosuid,nodev,noexec,relatime,"+strings.TrimSpace(string(options)), "/sys/fs/cgroup")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
 }
 
 // criuLog returns the errors in a log of CRIU, and its end.
