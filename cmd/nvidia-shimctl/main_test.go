@@ -65,7 +65,7 @@ func TestWrongUsageEndsWithStatusTwo(t *testing.T) {
 		{"prepare", "--imex-channels", "x"},
 		{"status", "x"},
 		{"status", "--interval=1ms"},
-		{"serve", "--listen", "9400"},
+		{"serve", "--listen", "3476"},
 		{"version", "x"},
 		{"run-args"},
 		{"run-args", "--for", "rkt"},

@@ -28,7 +28,7 @@ func serveCommand() *cli.Command {
 		Usage:       "serve metrics, a page about this node and the endpoints of nvidia-docker 1 (as root)",
 		Description: "It answers GET on /, /metrics, /healthz, /gpu/info, /gpu/status, /docker/cli and /mesos/cli, without authentication.",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "listen", Value: "127.0.0.1:9400", Usage: "`ADDRESS`: HOST:PORT or unix:PATH"},
+			&cli.StringFlag{Name: "listen", Value: "127.0.0.1:3476", Usage: "`ADDRESS`: HOST:PORT or unix:PATH"},
 			stateFlag(),
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {

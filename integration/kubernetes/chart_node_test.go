@@ -272,7 +272,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	}
 	label(`"true"`)
 	t.Cleanup(func() { label("null") })
-	install(t, "--set", "metrics.port=9400,runtimeClass.name="+chartHandler+",runtimeClass.handler="+chartHandler,
+	install(t, "--set", "metrics.port=3476,runtimeClass.name="+chartHandler+",runtimeClass.handler="+chartHandler,
 		"--set", "args={--target=containerd,--containerd-config="+c.config()+",--bin-dir="+c.binDir()+",--interval=1s}")
 
 	c.logDaemonSet(t)
@@ -287,7 +287,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 		t.Errorf("%s does not run, only %v", installed, list)
 	}
 
-	metrics, err := newAPI("http://"+nodeIP+":9400", "").raw("GET", "/metrics", "", nil)
+	metrics, err := newAPI("http://"+nodeIP+":3476", "").raw("GET", "/metrics", "", nil)
 	if err != nil || !strings.Contains(string(metrics), given[0].UUID) {
 		t.Errorf("no metrics of GPU %s: %v\n%s", given[0].UUID, err, metrics)
 	}

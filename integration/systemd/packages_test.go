@@ -117,7 +117,7 @@ func (m *machine) useShim(t *testing.T, config string) {
 }
 
 // serveAddress is where serve listens: a machine has the host's network.
-const serveAddress = "127.0.0.1:9400"
+const serveAddress = "127.0.0.1:3476"
 
 // metricsOf waits for serve.
 func metricsOf(t *testing.T) (metrics string) {

@@ -86,7 +86,7 @@ func (f *fixture) do(method, path, host string) *http.Response {
 
 func (f *fixture) get(path string) string {
 	f.Helper()
-	r := f.do(http.MethodGet, path, "127.0.0.1:9400")
+	r := f.do(http.MethodGet, path, "127.0.0.1:3476")
 	body, err := io.ReadAll(r.Body)
 	if err != nil || r.StatusCode != http.StatusOK {
 		f.Fatalf("%s: %s, %v, %s", path, r.Status, err, body)
@@ -161,7 +161,7 @@ func TestThePage(t *testing.T) {
 	f.state.AddEvent(state.Event{Kind: state.Refused, Class: "permission_denied", Reason: "<script>no grant", Who: "team/a"})
 	f.want("/", "<h3>GPU 0 <span>NVIDIA H200</span></h3>", "<b>team/&lt;b&gt;&#34;train&#34;</b>", "4096 of 143360 MiB", "Busy 25 %", "MIG 1:9/0", "GPU is lost",
 		"Partitioned into MIG devices", "permission_denied", "&lt;script&gt;no grant")
-	r := f.do(http.MethodGet, "/", "[::1]:9400")
+	r := f.do(http.MethodGet, "/", "[::1]:3476")
 	if got := r.Header.Get("Content-Security-Policy"); !strings.HasPrefix(got, "default-src 'none';") || strings.Contains(got, "unsafe") {
 		t.Errorf("policy %q", got)
 	}
@@ -202,13 +202,13 @@ func TestRequestsThatAreRefused(t *testing.T) {
 		method, path, host string
 		want               int
 	}{
-		{http.MethodHead, "/metrics", "localhost:9400", http.StatusOK},
+		{http.MethodHead, "/metrics", "localhost:3476", http.StatusOK},
 		{http.MethodGet, "/healthz", "127.0.0.1", http.StatusOK},
-		{http.MethodPost, "/metrics", "localhost:9400", http.StatusMethodNotAllowed},
+		{http.MethodPost, "/metrics", "localhost:3476", http.StatusMethodNotAllowed},
 		{http.MethodDelete, "/gpu/info", "localhost", http.StatusMethodNotAllowed},
 		{http.MethodGet, "/x", "localhost", http.StatusNotFound},
 		// The name of another host, whose DNS says 127.0.0.1.
-		{http.MethodGet, "/", "attacker.example:9400", http.StatusForbidden},
+		{http.MethodGet, "/", "attacker.example:3476", http.StatusForbidden},
 	} {
 		if r := f.do(tc.method, tc.path, tc.host); r.StatusCode != tc.want {
 			t.Errorf("%s %s of %s: %s", tc.method, tc.path, tc.host, r.Status)
