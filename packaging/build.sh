@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds tar.gz, deb, rpm and the node image for amd64 and arm64, and SHA256SUMS. The same commit
-# gives the same bytes. Usage: build.sh OUTDIR
+# Builds tar.gz, deb, rpm, the node image and SBOMs for amd64 and arm64, and SHA256SUMS. The same
+# commit gives the same bytes. Usage: build.sh OUTDIR
 set -eu
 
 mkdir -p "$1"
@@ -24,8 +24,8 @@ export PACKAGE_VERSION
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-rm -rf "$out"/containerd-shim-nvidia* "$out"/nvidia-shim-* "$out/SHA256SUMS"
-"$GO" build -trimpath -o "$work/nfpm" github.com/goreleaser/nfpm/v2/cmd/nfpm
+rm -rf "$out"/containerd-shim-nvidia* "$out"/nvidia-shim-* "$out"/sbom-* "$out/SHA256SUMS"
+"$GO" build -trimpath -o "$work/" github.com/goreleaser/nfpm/v2/cmd/nfpm github.com/CycloneDX/cyclonedx-gomod/cmd/cyclonedx-gomod
 
 # What the architectures share.
 make -s -C .. man BIN="$work/native"
@@ -56,6 +56,10 @@ for ARCH in amd64 arm64; do
 	GOARCH=$ARCH CC=$CC make -s -C .. build BIN="$work/$name"
 	tar -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - "$name" |
 		gzip -9n >"$out/$name.tar.gz"
+	for program in containerd-shim-nvidia-v2 nvidia-shimctl nvidia-shim-nvml; do
+		"$work/cyclonedx-gomod" bin -json -noserial -notimestamp -version "$tag" \
+			-output "$out/sbom-${program}_${PACKAGE_VERSION}_linux_$ARCH.cdx.json" "$work/$name/$program"
+	done
 	cp nfpm.yaml postinstall.sh preremove.sh "$work/$name"
 	cd "$work/$name"
 	for format in deb rpm; do
@@ -76,5 +80,5 @@ sed -i "s/^version: .*/version: $chart/; s/^appVersion: .*/appVersion: \"$tag\"/
 tar -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - nvidia-shim |
 	gzip -9n >"$out/nvidia-shim-$chart.tgz"
 cd "$out"
-sha256sum containerd-shim-nvidia* nvidia-shim-*.t* >SHA256SUMS
+sha256sum containerd-shim-nvidia* nvidia-shim-*.t* sbom-* >SHA256SUMS
 ls -l

@@ -15,7 +15,6 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // usualBinDir is where nvidia-shimctl puts the programs unless told otherwise.
@@ -100,8 +99,12 @@ func (n *node) installed(t *testing.T, r release, in installation) {
 		daemon = n.Options.ToolsDir
 	}
 	args := []string{"--root", in.root, "--bin-dir", in.binDir, "--containerd-config", in.config}
-	if in.root == "/" {
-		t.Cleanup(func() { _ = os.Remove(runtimeclass.RecordPath) })
+	if in.root == "/" { // the record goes to /etc
+		upper, work := filepath.Join(n.Dir, "etc"), filepath.Join(n.Dir, "etc-work")
+		if err := errors.Join(os.Mkdir(upper, 0o755), os.Mkdir(work, 0o755)); err != nil {
+			t.Fatal(err)
+		}
+		n.mount(t, "mount", "-t", "overlay", "-o", "lowerdir=/etc,upperdir="+upper+",workdir="+work, "overlay", "/etc")
 	}
 	ask := []string{"--containerd", filepath.Join(daemon, "containerd")}
 	if in.root != "/" {
@@ -168,10 +171,11 @@ func (n *node) installed(t *testing.T, r release, in installation) {
 	n.noHandler(t, "after uninstall", `"nvidia"`)
 }
 
-// shimctl runs nvidia-shimctl, which must succeed.
+// shimctl runs nvidia-shimctl where the node is; it must succeed.
 func (n *node) shimctl(t *testing.T, args ...string) string {
 	t.Helper()
-	out, err := exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), args...).CombinedOutput()
+	argv := slices.Concat(n.Options.Wrapper, []string{filepath.Join(testenv.ShimDir(), "nvidia-shimctl")}, args)
+	out, err := exec.Command(argv[0], argv[1:]...).CombinedOutput()
 	if err != nil {
 		t.Fatalf("nvidia-shimctl %s: %v\n%s", strings.Join(args, " "), err, out)
 	}
