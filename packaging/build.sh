@@ -34,10 +34,10 @@ mkdir "$common"
 mv "$work/native/share" "$common"
 gzip -9n "$common/share/man/man8/nvidia-shimctl.8"
 cp ../LICENSE nvidia-shim-serve.service grafana-dashboard.json "$common"
-{
-	echo "go $("$GO" env GOROOT)"
-	cd .. && CGO_ENABLED=1 "$GO" list -deps -f '{{with .Module}}{{.Path}} {{.Dir}}{{end}}' ./cmd/...
-} | sort -u |
+echo "go $("$GO" env GOROOT)" >"$work/modules"
+# No pipe, in which it could fail unseen.
+(cd .. && CGO_ENABLED=1 "$GO" list -deps -f '{{with .Module}}{{.Path}} {{.Dir}}{{end}}' ./cmd/...) >>"$work/modules"
+sort -u "$work/modules" |
 	while read -r module dir; do
 		for file in "$dir"/LICEN[CS]E* "$dir"/NOTICE* "$dir"/COPYING*; do
 			[ ! -f "$file" ] || { echo "== $module: ${file##*/}" && cat "$file"; }

@@ -255,16 +255,28 @@ func (p Plan) Apply() error {
 	return nil
 }
 
-// Undo returns the plan that brings the files of this one back to what they are now.
+// Undo returns the plan that brings the files of this one back to what they are now. Programs that
+// are not there now are removed after the restart, by RemovePrograms.
 func (p Plan) Undo() (Plan, error) {
 	undo := Plan{Host: p.Host, Restart: p.Restart}
+	undo.Restart.Verb = "restart" // a reload of Docker takes no runtime away
+	var record []Change
 	for _, c := range slices.Backward(p.Changes) {
 		now, err := p.Host.change(c.Kind, c.Path, nil)
 		if err != nil {
 			return undo, err
 		}
-		undo.Changes = append(undo.Changes, Change{c.Kind, c.Path, c.After, now.Before})
+		back := Change{c.Kind, c.Path, c.After, now.Before}
+		switch {
+		case back.After == nil && c.Kind == Program:
+			undo.Programs = append(undo.Programs, back)
+		case back.After == nil && c.Kind == Record:
+			record = append(record, back)
+		default:
+			undo.Changes = append(undo.Changes, back)
+		}
 	}
+	undo.Programs = append(undo.Programs, record...) // it knows the programs until they are gone
 	return undo, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -139,10 +140,17 @@ func TestUndo(t *testing.T) {
 		partly := plan
 		partly.Changes = plan.Changes[:min(made, len(plan.Changes))]
 		check(t, partly.Apply())
-		if !undo.Changed() || undo.Restart.String() != plan.Restart.String() {
+		if !undo.Changed() || undo.Restart.Verb != "restart" || !slices.Equal(undo.Restart.Units, plan.Restart.Units) {
 			t.Errorf("undo changes %v and runs %q", changedFiles(undo), undo.Restart)
 		}
 		check(t, undo.Apply())
+		for _, c := range plan.Changes[:min(made, len(plan.Changes))] { // the daemon may start them until it was restarted
+			if now, err := h.Read(c.Path); c.Kind == Program && (now == nil || err != nil) {
+				t.Errorf("%s has gone before the restart: %v", c.Path, err)
+			}
+		}
+		_, err = undo.RemovePrograms(procfs.FS(t.TempDir()))
+		check(t, err)
 		if after := simtest.Contents(t, h.Root); !reflect.DeepEqual(after, before) {
 			t.Errorf("after %d changes: %v, want %v", made, after, before)
 		}

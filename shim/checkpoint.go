@@ -12,7 +12,9 @@ import (
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	runcoptions "github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/api/types/task"
-	"github.com/containerd/log"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
+	"github.com/containerd/go-runc"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -29,6 +31,7 @@ const restoredMask = "nvidia-proc-driver"
 type restoration struct {
 	mask *procmask.Mask // nil if the container gets none
 	view string         // of this host
+	done bool           // it was tried
 }
 
 // close gives the mask up.
@@ -43,12 +46,12 @@ func (r *restoration) close() {
 // A container that does not end goes on afterwards. One that was paused stays paused; Resume moves
 // its memory back.
 func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskRequest) (resp *emptypb.Empty, err error) {
-	c, ok := s.get(r.ID)
-	if !ok || !c.hasGPU {
+	if c, ok := s.get(r.ID); !ok || !c.hasGPU {
 		return s.TTRPCTaskService.Checkpoint(ctx, r)
 	}
 	s.pausing.Lock()
 	defer s.pausing.Unlock()
+	c, _ := s.get(r.ID)
 	status := s.status(ctx, r.ID)
 	paused := status == task.Status_PAUSED
 	if !paused && status != task.Status_RUNNING {
@@ -135,11 +138,10 @@ func (s *Service) dump(ctx context.Context, r *taskapi.CheckpointTaskRequest, c 
 	for _, file := range files {
 		external[file] = file
 	}
-	err = withExternal(c.bundle, external, func() error {
-		resp, err = s.TTRPCTaskService.Checkpoint(ctx, r)
-		return err
-	})
-	return resp, err
+	if ctx, err = withExternal(ctx, c.bundle, external); err != nil {
+		return nil, err
+	}
+	return s.TTRPCTaskService.Checkpoint(ctx, r)
 }
 
 // restore starts a container from its checkpoint. CRIU mounts the mask before the processes run;
@@ -147,11 +149,17 @@ func (s *Service) dump(ctx context.Context, r *taskapi.CheckpointTaskRequest, c 
 func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuContainer) (resp *taskapi.StartResponse, err error) {
 	s.pausing.Lock()
 	defer s.pausing.Unlock()
+	if c.restoration.done {
+		err := fmt.Errorf("nvidia: container %s could not be restored: create it again", r.ID)
+		return nil, toGRPC(&classified{err, errdefs.ErrFailedPrecondition})
+	}
+	c.restoration.done = true
 	defer c.restoration.close()
+	ctx = context.WithoutCancel(ctx) // half of it would leave processes that stand still
 	external := map[string]string{}
 	files, err := mountsBelow("self", c.restoration.view)
 	if err != nil {
-		return nil, err
+		return nil, toGRPC(err)
 	}
 	for _, file := range files {
 		external[gpuinject.ViewDir+strings.TrimPrefix(file, c.restoration.view)] = file
@@ -159,19 +167,16 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 	if c.restoration.mask != nil {
 		external[procmask.Dir] = filepath.Join(c.bundle, restoredMask)
 		if err := c.restoration.mask.MountAt(external[procmask.Dir]); err != nil {
-			return nil, err
+			return nil, toGRPC(err)
 		}
+		defer procmask.Unmount(filepath.Join(c.bundle, restoredMask))
 	}
-	err = withExternal(c.bundle, external, func() error {
-		resp, err = s.TTRPCTaskService.Start(ctx, r)
-		return err
-	})
-	procmask.Unmount(filepath.Join(c.bundle, restoredMask))
+	criu, err := withExternal(ctx, c.bundle, external)
 	if err != nil {
-		return nil, err
+		return nil, toGRPC(err)
 	}
-	ctx = context.WithoutCancel(ctx)
-	if mask := c.restoration.mask; mask != nil && s.status(ctx, r.ID) != task.Status_STOPPED {
+	resp, err = s.TTRPCTaskService.Start(criu, r)
+	if mask := c.restoration.mask; err == nil && mask != nil && s.status(ctx, r.ID) != task.Status_STOPPED {
 		err = mask.CheckAttached(int(resp.Pid))
 	}
 	if err == nil {
@@ -180,8 +185,10 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 	if err == nil {
 		return resp, nil
 	}
-	if _, err := s.TTRPCTaskService.Kill(ctx, &taskapi.KillRequest{ID: r.ID, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
-		log.G(ctx).WithError(err).WithField("id", r.ID).Warn("nvidia: kill a container that could not be restored")
+	// Start may have failed after CRIU had succeeded.
+	_, killed := s.TTRPCTaskService.Kill(ctx, &taskapi.KillRequest{ID: r.ID, Signal: uint32(unix.SIGKILL), All: true})
+	if killed != nil && !errdefs.IsNotFound(errgrpc.ToNative(killed)) && s.status(ctx, r.ID) == task.Status_RUNNING {
+		err = fmt.Errorf("%w; and it could not be killed: %w", err, killed)
 	}
 	return nil, toGRPC(err)
 }
@@ -203,22 +210,16 @@ func mountsBelow(process, dir string) (list []string, err error) {
 	return list, err
 }
 
-// withExternal calls fn while CRIU reads which mounts are external: at these paths in the container
-// it mounts what it is given here. runc says so of the mounts in config.json only.
-func withExternal(bundle string, external map[string]string, fn func() error) error {
+// withExternal says to the CRIU that runc runs which mounts are external: at these paths in the
+// container it mounts what it is given here. runc says so of the mounts in config.json only.
+func withExternal(ctx context.Context, bundle string, external map[string]string) (context.Context, error) {
 	var text bytes.Buffer
 	for name, source := range external {
 		fmt.Fprintf(&text, "external \"mnt[%s]:%s\"\n", name, source)
 	}
 	file := filepath.Join(bundle, "nvidia-criu.conf")
 	if err := os.WriteFile(file, text.Bytes(), 0o600); err != nil {
-		return err
+		return nil, err
 	}
-	// Besides the files in /etc/criu (criu(8)). The lock "pausing" is held.
-	const env = "CRIU_CONFIG_FILE"
-	if err := os.Setenv(env, file); err != nil {
-		return err
-	}
-	defer func() { _ = os.Unsetenv(env) }()
-	return fn()
+	return runc.WithExtraEnv(ctx, "CRIU_CONFIG_FILE="+file), nil // besides the files in /etc/criu (criu(8))
 }

@@ -13,6 +13,7 @@ import (
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	runcoptions "github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/go-runc"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -51,10 +52,25 @@ func (f *checkpointTasks) Resume(ctx context.Context, r *taskapi.ResumeRequest) 
 	return f.pausedTasks.Resume(ctx, r)
 }
 
-func (f *checkpointTasks) Checkpoint(context.Context, *taskapi.CheckpointTaskRequest) (*emptypb.Empty, error) {
+// criuConfig is what the CRIU of a runc that is run with ctx reads.
+func criuConfig(ctx context.Context) string {
+	dir, err := os.MkdirTemp("", "runc")
+	if err != nil {
+		return err.Error()
+	}
+	defer os.RemoveAll(dir)
+	program := filepath.Join(dir, "runc")
+	if err := os.WriteFile(program, []byte("#!/bin/sh\ncat \"$CRIU_CONFIG_FILE\" >\"$0.out\"\n"), 0o700); err != nil {
+		return err.Error()
+	}
+	_, _ = (&runc.Runc{Command: program}).Version(ctx)
+	text, _ := os.ReadFile(program + ".out")
+	return string(text)
+}
+
+func (f *checkpointTasks) Checkpoint(ctx context.Context, _ *taskapi.CheckpointTaskRequest) (*emptypb.Empty, error) {
 	f.calls = append(f.calls, "checkpoint")
-	text, _ := os.ReadFile(os.Getenv("CRIU_CONFIG_FILE"))
-	f.config = string(text)
+	f.config = criuConfig(ctx)
 	f.ended = errors.Is(f.err, errEnded)
 	return &emptypb.Empty{}, f.err
 }
@@ -112,9 +128,6 @@ func TestCheckpoint(t *testing.T) {
 					t.Error(err)
 				}
 			}
-			if env := os.Getenv("CRIU_CONFIG_FILE"); env != "" {
-				t.Errorf("CRIU_CONFIG_FILE=%s", env)
-			}
 		})
 	}
 }
@@ -143,8 +156,7 @@ type restoreTasks struct {
 }
 
 func (f *restoreTasks) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.StartResponse, error) {
-	text, _ := os.ReadFile(os.Getenv("CRIU_CONFIG_FILE"))
-	f.config = string(text)
+	f.config = criuConfig(ctx)
 	_, at, _ := strings.Cut(f.config, "mnt[/proc/driver]:")
 	at, _, _ = strings.Cut(at, "\"")
 	f.mask, _ = os.ReadDir(at)
@@ -169,7 +181,7 @@ func TestARestoredContainerHasTheMaskWhenItStarts(t *testing.T) {
 		err          string
 	}{
 		{"restored", `echo '{"moved":[4711]}'`, nil, procmask.Dir, "start", ""},
-		{"CRIU fails", `exit 1`, errors.New("criu failed"), "", "", "criu failed"},
+		{"CRIU fails", `exit 1`, errors.New("criu failed"), "", "kill", "criu failed"},
 		{"the GPU is full", `echo '{"move_error":"full"}'`, nil, procmask.Dir, "start kill", "nvidia: cannot resume the GPUs of container c: full"},
 		{"a forged checkpoint", `echo '{"moved":[4711]}'`, nil, "/mnt", "start kill", fmt.Sprintf("mask: it is not on /proc/driver of process %d", os.Getpid())},
 	} {

@@ -29,12 +29,15 @@ const maxRounds = 5
 // Pause freezes the container. If it suspends its GPUs, the GPU memory of its processes is moved to
 // the host before, and they give the GPUs back. After an error the container runs as before.
 func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.Empty, error) {
-	c, ok := s.get(r.ID)
-	if !ok || !c.suspendsGPU {
+	if _, ok := s.get(r.ID); !ok {
 		return s.TTRPCTaskService.Pause(ctx, r)
 	}
 	s.pausing.Lock()
 	defer s.pausing.Unlock()
+	c, _ := s.get(r.ID)
+	if !c.suspendsGPU {
+		return s.TTRPCTaskService.Pause(ctx, r)
+	}
 	if s.status(ctx, r.ID) != task.Status_RUNNING {
 		return s.TTRPCTaskService.Pause(ctx, r) // which refuses it
 	}
@@ -44,22 +47,21 @@ func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.
 		return resp, nil
 	}
 	ctx = context.WithoutCancel(ctx) // the request that failed may have been cancelled
-	_, undone := s.move(ctx, r.ID, false, c.held)
-	if undone == nil {
-		clear(c.held)
-	}
-	return nil, s.failed(ctx, r.ID, err, undone)
+	return nil, s.failed(ctx, r.ID, err, s.wake(ctx, r.ID, c, false))
 }
 
 // Resume continues a paused container. If its processes cannot get their GPU memory back, it stays
 // paused, so that a later call may succeed.
 func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptypb.Empty, error) {
-	c, ok := s.get(r.ID)
-	if !ok || !c.suspendsGPU && !c.suspended {
+	if _, ok := s.get(r.ID); !ok {
 		return s.TTRPCTaskService.Resume(ctx, r)
 	}
 	s.pausing.Lock()
 	defer s.pausing.Unlock()
+	c, _ := s.get(r.ID)
+	if !c.suspendsGPU && !c.suspended {
+		return s.TTRPCTaskService.Resume(ctx, r)
+	}
 	ctx = context.WithoutCancel(ctx) // half of it would leave processes that stand still
 	// The driver restores a process by a thread of its own, which must not be frozen.
 	resp, err := s.TTRPCTaskService.Resume(ctx, r)

@@ -37,7 +37,6 @@ func (f *pausedTasks) Resume(context.Context, *taskapi.ResumeRequest) (*emptypb.
 func TestPauseFreezesOnlyWhatTheProbeHasSuspended(t *testing.T) {
 	reap(t)
 	limit := moveLimit
-	moveLimit = time.Millisecond // and what Ask adds
 	defer func() { moveLimit = limit }()
 	for _, test := range []struct {
 		name, script string
@@ -52,6 +51,10 @@ func TestPauseFreezesOnlyWhatTheProbeHasSuspended(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			putProbe(t, test.script)
+			moveLimit = limit
+			if strings.Contains(test.script, "sleep") {
+				moveLimit = time.Millisecond // and what Ask adds
+			}
 			f := &pausedTasks{}
 			s, _ := serviceAround(&f.fakeTasks)
 			s.TTRPCTaskService = f

@@ -199,13 +199,15 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 	list, err := registered(c, host, o)
 	for _, o := range list {
 		if err == nil {
-			err = uninstallFrom(ctx, c, host, o)
+			err = uninstallFrom(ctx, c, host, o, false)
 		}
 	}
 	return err
 }
 
-func uninstallFrom(ctx context.Context, c *cli.Command, host runtimeclass.Host, o runtimeclass.Options) error {
+// uninstallFrom undoes an installation. pending: the daemon has not read its configuration since
+// that changed.
+func uninstallFrom(ctx context.Context, c *cli.Command, host runtimeclass.Host, o runtimeclass.Options, pending bool) error {
 	plan, err := runtimeclass.Uninstall(host, o)
 	if err == nil {
 		err = removeCDI(host, o, &plan)
@@ -216,7 +218,7 @@ func uninstallFrom(ctx context.Context, c *cli.Command, host runtimeclass.Host, 
 	if err := carryOut(c, plan, nil); err != nil || c.Bool("dry-run") {
 		return err
 	}
-	if c.Bool("restart") && plan.Changed() {
+	if c.Bool("restart") && (plan.Changed() || pending) {
 		err = plan.Restart.Run(ctx, c.Root().ErrWriter)
 	}
 	// Before the restart the daemon may start the shim.

@@ -92,15 +92,18 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
+	// The image has no C library, so that NVML is asked by what was installed.
+	askingProgram = filepath.Join(k.o.Registration.BinDir, runtimeclass.CtlName)
 	served := make(chan error, 1)
 	if c.IsSet("listen") {
-		// The image has no C library, so that NVML is asked by what was installed.
-		askingProgram = filepath.Join(k.o.Registration.BinDir, runtimeclass.CtlName)
 		go func() { served <- listenAndServe(ctx, c) }()
 	}
 	for {
 		err := k.round(ctx)
-		if c.Bool("once") || ctx.Err() != nil {
+		if ctx.Err() != nil {
+			return nil // a change that was begun is carried out
+		}
+		if c.Bool("once") {
 			return err
 		}
 		if err != nil && !errors.Is(err, errProblem) {
@@ -171,7 +174,7 @@ func (k *nodeKeeper) round(ctx context.Context) error {
 		return nil // the next pod goes on
 	}
 	k.print(findings)
-	ready := len(problems(findings)) == 0
+	ready := len(problems(findings)) == 0 && err == nil
 	if installed {
 		now = version.Version
 	}
@@ -207,6 +210,11 @@ func (k *nodeKeeper) install(ctx context.Context) (installed bool, _ []check.Fin
 	if err := k.prepare(ctx); err != nil {
 		fmt.Fprintf(k.c.Root().ErrWriter, "nvidia-shimctl: prepare: %v\n", err)
 	}
+	// The configuration of a daemon that does not run is not known.
+	found := runtimeclass.Find(k.host, procfs.Host, k.c.String("target"))
+	if len(found) == 1 && found[0].Program == "" && slices.Contains([]string{runtimeclass.Containerd, runtimeclass.Docker}, found[0].Target) {
+		return false, nil, fmt.Errorf("%s does not run", found[0].Target)
+	}
 	o := k.o
 	plan, _, err := planInstall(ctx, k.c, k.host, &o)
 	findings := k.check(ctx, o)
@@ -224,6 +232,9 @@ func (k *nodeKeeper) install(ctx context.Context) (installed bool, _ []check.Fin
 	switch {
 	case len(lasting) > 0:
 		return false, findings, fmt.Errorf("not installed: %s: %s", lasting[0].Check, lasting[0].Message)
+	case change == k.refused && pending: // the restart failed, after the files had come back
+		plan.Restart.Verb = "restart"
+		return false, findings, k.restart(ctx, plan)
 	case change == k.refused:
 		return false, findings, nil
 	}
@@ -240,8 +251,11 @@ func (k *nodeKeeper) install(ctx context.Context) (installed bool, _ []check.Fin
 	k.refused = change
 	k.print(findings)
 	fmt.Fprintln(k.c.Root().ErrWriter, "nvidia-shimctl: the files come back as they were")
-	err = errors.Join(err, k.carryOut(ctx, undo))
-	return false, k.check(ctx, o), err
+	undone := k.carryOut(ctx, undo)
+	if undone == nil {
+		_, undone = undo.RemovePrograms(procfs.Host)
+	}
+	return false, k.check(ctx, o), errors.Join(err, undone)
 }
 
 // carryOut makes the changes of a plan, and restarts the daemon if its configuration changes. No
@@ -258,6 +272,10 @@ func (k *nodeKeeper) carryOut(ctx context.Context, plan runtimeclass.Plan) error
 	if !k.host.Exists(pendingRestart) {
 		return nil
 	}
+	return k.restart(ctx, plan)
+}
+
+func (k *nodeKeeper) restart(ctx context.Context, plan runtimeclass.Plan) error {
 	if err := plan.Restart.Run(context.WithoutCancel(ctx), k.c.Root().ErrWriter); err != nil {
 		return err
 	}
@@ -266,16 +284,14 @@ func (k *nodeKeeper) carryOut(ctx context.Context, plan runtimeclass.Plan) error
 
 // settle runs check after a change. A distribution makes its configuration after it started.
 func (k *nodeKeeper) settle(ctx context.Context, o runtimeclass.Options) ([]check.Finding, error) {
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
 	_, late := runtimeclass.Distributions[o.Target]
-	for {
+	for start := time.Now(); ; {
 		findings := k.check(ctx, o)
 		wrong := problems(findings)
 		if len(wrong) == 0 {
 			return findings, nil
 		}
-		if !late || ctx.Err() != nil {
+		if !late || ctx.Err() != nil || time.Since(start) > time.Minute {
 			return findings, fmt.Errorf("check after the installation: %s: %s", wrong[0].Check, wrong[0].Message)
 		}
 		select {
@@ -330,13 +346,20 @@ func (k *nodeKeeper) print(findings []check.Finding) {
 // remove undoes the installation for every daemon.
 func (k *nodeKeeper) remove(ctx context.Context) error {
 	list, err := runtimeclass.Registered(k.host, k.o)
-	if err == nil && len(list) == 0 && k.host.Exists(runtimeclass.RecordPath) {
-		list = []runtimeclass.Options{k.o} // the programs are left
+	if err == nil && len(list) == 0 && k.host.Exists(runtimeclass.RecordPath) { // the programs are left
+		o := k.o
+		_, err = findTarget(k.c, k.host, &o)
+		list = []runtimeclass.Options{o}
+	} else if err == nil && len(list) > 0 {
+		err = os.WriteFile(pendingRestart, nil, 0o600)
 	}
 	for _, o := range list {
 		if err == nil {
-			err = uninstallFrom(context.WithoutCancel(ctx), k.c, k.host, o)
+			err = uninstallFrom(context.WithoutCancel(ctx), k.c, k.host, o, k.host.Exists(pendingRestart))
 		}
+	}
+	if err == nil {
+		_ = os.Remove(pendingRestart)
 	}
 	if err == nil && k.host.Exists(runtimeclass.RecordPath) {
 		err = errors.New("the programs stay until the containers that run with them end")

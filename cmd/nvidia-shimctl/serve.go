@@ -76,7 +76,10 @@ func listen(ctx context.Context, address string) (net.Listener, error) {
 	if conn, err := net.Dial("unix", path); err == nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("--listen: another process listens on %s", path)
-	} else if errors.Is(err, unix.ECONNREFUSED) {
+	} else if info, failed := os.Lstat(path); errors.Is(err, unix.ECONNREFUSED) && failed == nil {
+		if info.Mode().Type() != os.ModeSocket {
+			return nil, fmt.Errorf("--listen: %s is no socket", path)
+		}
 		if err := os.Remove(path); err != nil {
 			return nil, err
 		}

@@ -86,6 +86,12 @@ func TestServe(t *testing.T) {
 		t.Errorf("/docker/cli: %s", text)
 	}
 	contains(t, fetch(t, "unix", socket, "/docker/cli/json"), `"Devices":["`+d.DevRoot)
+	if code, _, errs := ctl(t, "--config", d.ConfigPath, "serve", "--listen", "unix:"+d.ConfigPath); code != 1 || !strings.Contains(errs, "is no socket") {
+		t.Errorf("a file: exit status %d: %s", code, errs)
+	}
+	if _, err := os.Stat(d.ConfigPath); err != nil {
+		t.Error(err)
+	}
 	if code, _, errs := ctl(t, "--config", d.ConfigPath, "serve", "--listen", "unix:"+socket); code != 1 || !strings.Contains(errs, "another process listens") {
 		t.Errorf("twice: status %d, %s", code, errs)
 	}

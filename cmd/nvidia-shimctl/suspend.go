@@ -75,7 +75,7 @@ func pausable(c *cli.Command) ([]status.Record, error) {
 	list := slices.DeleteFunc(status.Read(procfs.Host, dirs), func(r status.Record) bool {
 		if c.IsSet("pod") {
 			// The others may have been suspended or resumed before one failed.
-			return r.PodNamespace+"/"+r.Pod != pod || !r.SuspendsGPU || (r.Suspended != nil) == (c.Name == "suspend")
+			return r.PodNamespace+"/"+r.Pod != pod || !r.SuspendsGPU && r.Suspended == nil || (r.Suspended != nil) == (c.Name == "suspend")
 		}
 		return r.ID != id && (len(id) < 12 || !strings.HasPrefix(r.ID, id))
 	})
@@ -86,7 +86,7 @@ func pausable(c *cli.Command) ([]status.Record, error) {
 		return nil, fmt.Errorf("no container %.256q has a GPU", id)
 	case len(list) > 1 && !c.IsSet("pod"):
 		return nil, fmt.Errorf("%.256q is more than one container", id)
-	case !list[0].SuspendsGPU:
+	case !list[0].SuspendsGPU && (c.Name == "suspend" || list[0].Suspended == nil):
 		return nil, fmt.Errorf("container %s keeps its GPUs when it is paused: see container.on-pause, and create it again", list[0].ID)
 	}
 	return list, nil

@@ -182,7 +182,7 @@ func (m *Mask) MountAt(dir string) error {
 		return fmt.Errorf("mask: %w", err)
 	}
 	if err := unix.MoveMount(int(m.f.Fd()), "", unix.AT_FDCWD, dir, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
-		return fmt.Errorf("mask: mount %s: %w", dir, err)
+		return errors.Join(fmt.Errorf("mask: mount %s: %w", dir, err), os.Remove(dir))
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package state
 import (
 	"bytes"
 	"encoding/json"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -98,15 +99,18 @@ func cut(s string) string {
 // Events reads the events of a state directory.
 type Events struct {
 	Dir string
-	// offsets are how far files were read, by inode.
-	offsets map[uint64]int64
+	// offsets are how far files were read, by inode; earlier are those of the call before, because a
+	// file may get its other name between two reads.
+	offsets, earlier map[uint64]int64
 }
 
 // Next returns the events since the call before. all is false if earlier events may be missing.
 func (e *Events) Next() (events []Event, all bool) {
 	first := e.offsets == nil
-	before := e.offsets
-	e.offsets = map[uint64]int64{}
+	before := map[uint64]int64{}
+	maps.Copy(before, e.earlier)
+	maps.Copy(before, e.offsets)
+	e.earlier, e.offsets = e.offsets, map[uint64]int64{}
 	older := e.read(olderEventsName, before)
 	events = append(older, e.read(eventsName, before)...)
 	return events, !first || len(older) == 0

@@ -30,6 +30,16 @@ func TestEventsAreReadOnce(t *testing.T) {
 	if lines := strings.SplitAfter(string(data), "\n"); len(lines[1]) >= 200 {
 		t.Errorf("a creation takes %d bytes", len(lines[1]))
 	}
+	// Next may look for a file while it gets its other name.
+	name := filepath.Join(s.Dir(), eventsName)
+	check(t, os.Rename(name, name+".moving"))
+	if got, _ := e.Next(); len(got) != 0 {
+		t.Errorf("without the file %+v", got)
+	}
+	check(t, os.Rename(name+".moving", name))
+	if got, _ := e.Next(); len(got) != 0 {
+		t.Errorf("counted twice: %+v", got)
+	}
 	// A line that is half written is read when it is whole.
 	f, err := os.OpenFile(filepath.Join(s.Dir(), eventsName), os.O_WRONLY|os.O_APPEND, 0)
 	check(t, err)

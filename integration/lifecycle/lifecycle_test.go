@@ -367,6 +367,11 @@ func TestAContainerWithAGPULivesAsItDoesUnderTheStockShim(t *testing.T) {
 			lives[runtime] = s.life(published)
 		}
 		stock, ours := lives[testenv.StockRuntime], lives[testenv.DefaultRuntime]
+		// A container with GPUs is paused for its checkpoint, since their memory is moved before.
+		for _, topic := range []string{"/tasks/paused", "/tasks/resumed"} {
+			i := slices.IndexFunc(stock, func(step string) bool { return strings.HasPrefix(step, "event "+topic) })
+			stock = append(stock, stock[i])
+		}
 		for i := range stock {
 			stock[i] = strings.ReplaceAll(stock[i], testenv.StockRuntime, testenv.DefaultRuntime)
 		}

@@ -117,12 +117,6 @@ type prometheus struct{ address string }
 
 func newPrometheus(t *testing.T, target string) prometheus {
 	t.Helper()
-	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p := prometheus{free.Addr().String()}
-	free.Close()
 	dir := t.TempDir()
 	config := simhost.WriteFile(t, filepath.Join(dir, "prometheus.yml"),
 		"global: {scrape_interval: 1s}\nscrape_configs:\n- job_name: nvidia-shim\n  static_configs:\n  - targets: ['"+target+"']\n")
@@ -131,6 +125,12 @@ func newPrometheus(t *testing.T, target string) prometheus {
 	if err != nil {
 		t.Fatal(err)
 	}
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := prometheus{free.Addr().String()}
+	free.Close()
 	c := start(t, "prometheus", root+"/usr/bin/prometheus", "--config.file="+config, "--storage.tsdb.path="+dir+"/data", "--web.listen-address="+p.address)
 	await(t, c, "Prometheus", func() bool {
 		_, err := get(t, "http://"+p.address+"/-/ready")

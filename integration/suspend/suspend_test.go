@@ -159,11 +159,16 @@ func (c *container) wantMemory(t *testing.T, want int64) {
 
 func (c *container) wantStatus(t *testing.T, want string) {
 	t.Helper()
-	for line := range strings.Lines(c.Ctr(t, "tasks", "ls")) {
-		if f := strings.Fields(line); len(f) > 2 && f[0] == c.id && f[2] != want {
-			t.Errorf("the task is %s, want %s", f[2], want)
+	list := c.Ctr(t, "tasks", "ls")
+	for line := range strings.Lines(list) {
+		if f := strings.Fields(line); len(f) > 2 && f[0] == c.id {
+			if f[2] != want {
+				t.Errorf("the task is %s, want %s", f[2], want)
+			}
+			return
 		}
 	}
+	t.Errorf("the task is not there, want %s:\n%s", want, list)
 }
 
 func (c *container) pause(t *testing.T) { t.Helper(); c.Ctr(t, "tasks", "pause", c.id) }

@@ -126,7 +126,9 @@ func (s *server) dockerCLI(answer func(http.ResponseWriter, DockerArgs) error) h
 		if devices == "" || devices == "*" {
 			devices = "all"
 		}
+		s.asking.Lock() // one probe at a time: shims wait for theirs
 		args, err := s.DockerArgs(devices)
+		s.asking.Unlock()
 		if err != nil {
 			http.Error(w, err.Error(), http.StatusBadRequest)
 			return

@@ -35,6 +35,8 @@ type DockerArgs struct {
 type server struct {
 	Options
 
+	asking sync.Mutex // held while DockerArgs is called
+
 	mu       sync.Mutex
 	events   state.Events
 	counters counters
