@@ -223,7 +223,7 @@ func TestTheNodeImageInstallsRepairsAndRemoves(t *testing.T) {
 	if after := n.state(t); after != before {
 		t.Errorf("uninstall left: %s", changed(before, after))
 	}
-	n.api.want(t, "", "", 2)
+	n.api.want(t, "", "", 3) // ready before, version after the removal
 	n.once(t, 0, false, "--uninstall")
 }
 
