@@ -174,7 +174,7 @@ func (k *nodeKeeper) round(ctx context.Context) error {
 		return nil // the next pod goes on
 	}
 	k.print(findings)
-	ready := len(problems(findings)) == 0 && err == nil
+	ready := len(problems(findings)) == 0
 	if installed {
 		now = version.Version
 	}
@@ -213,13 +213,13 @@ func (k *nodeKeeper) install(ctx context.Context) (installed bool, _ []check.Fin
 	// The configuration of a daemon that does not run is not known.
 	found := runtimeclass.Find(k.host, procfs.Host, k.c.String("target"))
 	if len(found) == 1 && found[0].Program == "" && slices.Contains([]string{runtimeclass.Containerd, runtimeclass.Docker}, found[0].Target) {
-		return false, nil, fmt.Errorf("%s does not run", found[0].Target)
+		return false, []check.Finding{{Check: "install", Level: check.Problem, Message: found[0].Target + " does not run", Fix: "start it"}}, nil
 	}
 	o := k.o
 	plan, _, err := planInstall(ctx, k.c, k.host, &o)
 	findings := k.check(ctx, o)
 	if err != nil {
-		return false, findings, err
+		return false, append(findings, check.Finding{Check: "install", Level: check.Problem, Message: err.Error(), Fix: "nvidia-shimctl node --help"}), nil
 	}
 	pending := k.host.Exists(pendingRestart)
 	if !pending && len(plan.Written())+len(plan.Removed()) == 0 {
