@@ -155,19 +155,8 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	}
 	took := time.Since(start)
 	outcome.GPU, outcome.OwnSeconds = plan.GPU, took.Seconds()
-	if kept.rootfs != "" {
-		// The embedded service would mount it again.
-		s.events.rootfs.Store(r.ID, r.Rootfs)
-		r.Rootfs = nil
-	}
-	var resp *taskapi.CreateTaskResponse
-	if err = fault.Point("create"); err == nil {
-		resp, err = s.TTRPCTaskService.Create(ctx, r)
-	}
+	resp, err := s.createMounted(ctx, r, kept.rootfs != "")
 	if err != nil {
-		// No event was sent. The event of a created container may be sent after this function has
-		// returned.
-		s.events.rootfs.Delete(r.ID)
 		return nil, err
 	}
 	if mask != nil {
@@ -187,6 +176,24 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	s.update(r.ID, kept)
 	logCreated(ctx, c, plan, took)
 	return resp, nil
+}
+
+// createMounted has the embedded service create the container. mounted: Create has mounted its root
+// file system, which the embedded service would do again.
+func (s *Service) createMounted(ctx context.Context, r *taskapi.CreateTaskRequest, mounted bool) (resp *taskapi.CreateTaskResponse, err error) {
+	if mounted {
+		s.events.rootfs.Store(r.ID, r.Rootfs)
+		r.Rootfs = nil
+	}
+	if err = fault.Point("create"); err == nil {
+		resp, err = s.TTRPCTaskService.Create(ctx, r)
+	}
+	if err != nil {
+		// No event was sent. The event of a created container may be sent after this function has
+		// returned.
+		s.events.rootfs.Delete(r.ID)
+	}
+	return resp, err
 }
 
 // inject resolves what the container gets and carries it out, in the root file system at rootPath

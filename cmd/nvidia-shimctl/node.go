@@ -348,7 +348,7 @@ func (k *nodeKeeper) remove(ctx context.Context) error {
 	list, err := runtimeclass.Registered(k.host, k.o)
 	if err == nil && len(list) == 0 && k.host.Exists(runtimeclass.RecordPath) { // the programs are left
 		o := k.o
-		_, err = findTarget(k.c, k.host, &o)
+		_, _ = findTarget(k.c, k.host, &o) // only a restart that is due needs it
 		list = []runtimeclass.Options{o}
 	} else if err == nil && len(list) > 0 {
 		err = os.WriteFile(pendingRestart, nil, 0o600)
