@@ -4,11 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/http"
 	"os"
 	"os/signal"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -41,6 +44,7 @@ func nodeCommand() *cli.Command {
 			&cli.StringFlag{Name: "node-name", Sources: cli.EnvVars("NODE_NAME"), Usage: "`NAME` of the node with the labels; none without it"},
 			&cli.DurationFlag{Name: "interval", Value: time.Minute, Usage: "`TIME` between two rounds"},
 			&cli.StringFlag{Name: "listen", Usage: "also serve what the command serve does, on `ADDRESS`"},
+			&cli.Uint16Flag{Name: "ready-port", Usage: "`PORT` on which GET /readyz is 200 if the last round succeeded, else 503"},
 			&cli.BoolFlag{Name: "once", Usage: "end after the first round"},
 			&cli.BoolFlag{Name: "uninstall", Usage: "remove everything, and keep it removed"},
 			// uninstallFrom reads it.
@@ -59,6 +63,7 @@ type nodeKeeper struct {
 	// refused is the change after which check found a problem, and findings are those that were
 	// printed last.
 	refused, findings string
+	ready             atomic.Bool // the last round succeeded
 }
 
 func keepNode(ctx context.Context, c *cli.Command) error {
@@ -94,12 +99,13 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 	defer stop()
 	// The image has no C library, so that NVML is asked by what was installed.
 	askingProgram = filepath.Join(k.o.Registration.BinDir, runtimeclass.CtlName)
-	served := make(chan error, 1)
-	if c.IsSet("listen") {
-		go func() { served <- listenAndServe(ctx, c) }()
+	served, err := k.serve(ctx)
+	if err != nil {
+		return err
 	}
 	for {
 		err := k.round(ctx)
+		k.ready.Store(err == nil)
 		if ctx.Err() != nil {
 			return nil // a change that was begun is carried out
 		}
@@ -116,6 +122,36 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 			return err
 		case <-time.After(c.Duration("interval")):
 		}
+	}
+}
+
+// serve starts the servers that the flags ask for. The channel has the error of one that fails.
+func (k *nodeKeeper) serve(ctx context.Context) (<-chan error, error) {
+	served := make(chan error, 2)
+	if k.c.IsSet("listen") {
+		go func() { served <- listenAndServe(ctx, k.c) }()
+	}
+	port := k.c.Uint16("ready-port")
+	if port == 0 {
+		return served, nil
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", fmt.Sprintf(":%d", port))
+	if err != nil {
+		return nil, err
+	}
+	go func() { served <- serveHTTP(ctx, listener, http.HandlerFunc(k.serveReady)) }()
+	return served, nil
+}
+
+// serveReady answers the pod's readiness probe: a rolling update waits for it.
+func (k *nodeKeeper) serveReady(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case r.URL.Path != "/readyz":
+		http.NotFound(w, r)
+	case !k.ready.Load():
+		http.Error(w, "not ready", http.StatusServiceUnavailable)
+	default:
+		fmt.Fprintln(w, "ok")
 	}
 }
 

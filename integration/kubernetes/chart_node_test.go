@@ -199,6 +199,29 @@ func (c *cluster) awaitRollout(t *testing.T) {
 	}
 }
 
+// awaitNotReady waits until the pod of a generation of the DaemonSet runs, and fails if it is ready.
+func (c *cluster) awaitNotReady(t *testing.T, generation string) {
+	t.Helper()
+	if err := c.await("the DaemonSet's pod", podLimit, func() error {
+		var list corev1.PodList
+		err := c.do("GET", "/api/v1/namespaces/"+releaseNamespace+"/pods?labelSelector=pod-template-generation%3D"+generation, nil, &list)
+		if err != nil || len(list.Items) != 1 {
+			return fmt.Errorf("%d pods: %v", len(list.Items), err)
+		}
+		for _, s := range list.Items[0].Status.ContainerStatuses {
+			if s.Ready {
+				t.Fatal("the pod is ready before its node is")
+			}
+			if s.State.Running != nil {
+				return nil
+			}
+		}
+		return errors.New("it does not run")
+	}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // logDaemonSet logs what the DaemonSet's pods said, if the test fails.
 func (c *cluster) logDaemonSet(t *testing.T) {
 	t.Cleanup(func() {
@@ -276,8 +299,10 @@ func TestChartInstallsTheNode(t *testing.T) {
 		"--set", "args={--target=containerd,--containerd-config="+c.config()+",--bin-dir="+c.binDir()+",--interval=1s}")
 
 	c.logDaemonSet(t)
+	c.awaitNotReady(t, "1") // it waits for host.restart
 	host.restart(t)
 	c.awaitLabel(t, "nvidia-shim.io/ready", "true")
+	c.awaitRollout(t)
 	gpu := newPod("chart", with(wait("main", plainImage), 1))
 	gpu.Spec.RuntimeClassName = new(chartHandler)
 	c.startPod(t, gpu)
@@ -301,9 +326,9 @@ func TestChartInstallsTheNode(t *testing.T) {
 		if _, err := helmRelease(t, "upgrade", chart, "--reuse-values", "--set", values); err != nil {
 			t.Fatal(err)
 		}
-		c.awaitRollout(t)
 	}
 	upgrade("resources.limits.memory=256Mi")
+	c.awaitRollout(t)
 	c.awaitLabel(t, "nvidia-shim.io/ready", "true")
 	c.check(t, gpu, "main", true, given...)
 	simtest.Check(t, unix.Unmount(host.root+"/var/lib/kubelet", unix.MNT_DETACH))
@@ -318,8 +343,10 @@ func TestChartInstallsTheNode(t *testing.T) {
 	if node, err := c.node(); err != nil || node.Labels["nvidia-shim.io/version"] == "" {
 		t.Errorf("%v: the labels say that nothing is left: %v", err, node.Labels)
 	}
+	c.awaitNotReady(t, "3")
 	c.delete(t, gpu)
 	c.awaitLabel(t, "nvidia-shim.io/version", "")
+	c.awaitRollout(t)
 	if after := host.state(t); after != before {
 		t.Errorf("before:\n%s\nafter:\n%s", before, after)
 	}
