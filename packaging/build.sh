@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds tar.gz, deb, rpm, the node image and SBOMs for amd64 and arm64, and SHA256SUMS. The same
-# commit gives the same bytes. Usage: build.sh OUTDIR
+# commit gives the same bytes. REGISTRY is what image and chart are named for. Usage: build.sh OUTDIR
 set -eu
 
 mkdir -p "$1"
@@ -68,7 +68,7 @@ for ARCH in amd64 arm64; do
 	cd - >/dev/null
 done
 name=$work/containerd-shim-nvidia_${PACKAGE_VERSION}_linux
-"$GO" run -trimpath ./image "$out" nvidia-shim-node "$tag" "$(git rev-parse HEAD)" amd64="${name}_amd64" arm64="${name}_arm64"
+"$GO" run -trimpath ./image "$out" "${REGISTRY:=localhost}/nvidia-shim-node" "$tag" "$(git rev-parse HEAD)" amd64="${name}_amd64" arm64="${name}_arm64"
 
 # helm package would write the time into it. A version of a chart has to be a semantic one.
 case $tag in
@@ -77,6 +77,7 @@ v[0-9]*.*) chart=${tag#v} ;;
 esac
 cp -R ../deploy/helm/nvidia-shim "$work"
 sed -i "s/^version: .*/version: $chart/; s/^appVersion: .*/appVersion: \"$tag\"/" "$work/nvidia-shim/Chart.yaml"
+sed -i "s,localhost/nvidia-shim-node,$REGISTRY/nvidia-shim-node," "$work/nvidia-shim/values.yaml"
 tar -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - nvidia-shim |
 	gzip -9n >"$out/nvidia-shim-$chart.tgz"
 cd "$out"

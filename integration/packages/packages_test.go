@@ -9,12 +9,13 @@ import (
 	"testing"
 )
 
-// Two clean clones in different directories give the same bytes.
+// Two clean clones in different directories give the same bytes, and these are what is pushed.
 func TestTwoClonesGiveTheSamePackages(t *testing.T) {
 	a, b := filepath.Join(t.TempDir(), "a"), filepath.Join(t.TempDir(), "another/directory")
 	run(t, "git", "clone", "-q", "--no-tags", "../..", a)
 	run(t, "git", "-C", a, "tag", "v1.2.3-rc.1")
 	run(t, "git", "clone", "-q", a, b)
+	crane := startRegistry(t)
 	var sums []string
 	for _, dir := range []string{a, b} {
 		run(t, "make", "-C", dir, "packages")
@@ -38,6 +39,7 @@ func TestTwoClonesGiveTheSamePackages(t *testing.T) {
 	if sums[0] != sums[1] {
 		t.Errorf("one clone:\n%sthe other:\n%s", sums[0], sums[1])
 	}
+	testPush(t, a, crane)
 }
 
 func run(t *testing.T, argv ...string) string {

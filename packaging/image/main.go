@@ -59,18 +59,18 @@ func write(out, name, version, revision string, arches []string) error {
 			Add: image, Descriptor: v1.Descriptor{Platform: &v1.Platform{OS: "linux", Architecture: arch}},
 		})
 	}
-	dir := filepath.Join(out, name)
+	dir := filepath.Join(out, filepath.Base(name))
 	path, err := layout.Write(dir, empty.Index)
 	if err == nil {
 		// By the first annotation containerd names what it imports, by the second other programs.
 		err = path.AppendIndex(index, layout.WithAnnotations(map[string]string{
-			"io.containerd.image.name": "localhost/" + name + ":" + version, "org.opencontainers.image.ref.name": version,
+			"io.containerd.image.name": name + ":" + version, "org.opencontainers.image.ref.name": version,
 		}))
 	}
 	if err != nil {
 		return err
 	}
-	file, err := os.Create(filepath.Join(out, name+"_"+version+".tar"))
+	file, err := os.Create(dir + "_" + version + ".tar")
 	if err != nil {
 		return err
 	}
