@@ -43,7 +43,7 @@ func (m *machine) packageFile(t *testing.T, pattern string) string {
 	return name
 }
 
-// newerDeb makes the package of a later version, with another default configuration.
+// newerDeb makes the package of a later version, with another shim and default configuration.
 func newerDeb(t *testing.T, deb string) string {
 	t.Helper()
 	tree, newer := filepath.Join(t.TempDir(), "tree"), deb+".newer.deb"
@@ -51,6 +51,7 @@ func newerDeb(t *testing.T, deb string) string {
 dpkg-deb -R "$1" "$2"
 sed -i 's/^Version: .*/&.1/' "$2/DEBIAN/control"
 echo '# new default' >>"$2/etc/nvidia-shim/config.toml"
+echo newer >>"$2/usr/bin/containerd-shim-nvidia-v2"
 dpkg-deb --root-owner-group -b "$2" "$3"`
 	if out, err := exec.Command("sh", "-c", script, "sh", deb, tree, newer).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
@@ -170,6 +171,7 @@ func TestTheDebIsInstalledUpgradedRemovedAndPurged(t *testing.T) {
 	}
 	m.useShim(t, config)
 	registered, pid := m.etc(t), m.servePID(t)
+	running := []*container{m.sleep(t, 1, containerOptions{runtime: packagedShim})}
 
 	if out := m.run(t, "dpkg", "--force-confold", "-i", newer); strings.Contains(out, nextCommand) {
 		t.Errorf("an upgrade asks for an installation: %s", out)
@@ -179,6 +181,15 @@ func TestTheDebIsInstalledUpgradedRemovedAndPurged(t *testing.T) {
 	}
 	if now := m.servePID(t); now == pid || now == "0" {
 		t.Errorf("after the upgrade serve is process %s, was %s", now, pid)
+	}
+	running = append(running, m.sleep(t, 2, containerOptions{runtime: packagedShim}))
+	for _, c := range running {
+		c.check(t)
+	}
+	m.run(t, "dpkg", "--force-confold", "-i", "/srv/"+filepath.Base(deb))
+	for _, c := range running {
+		c.check(t)
+		c.remove(t)
 	}
 
 	m.run(t, "dpkg", "-r", "containerd-shim-nvidia")
