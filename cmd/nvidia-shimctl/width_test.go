@@ -72,10 +72,10 @@ func TestEveryTableFits80Columns(t *testing.T) {
 		{[]string{"info"}, nil},
 		{[]string{"info", "--files"}, nil},
 		{[]string{"status"}, []string{namespace + "/" + pod + "/trainer", "ctr-whose-name", id[:12], "NVIDIA RTX PRO 6000 Blackwell Server Edition", "SINCE"}},
-		{[]string{"plan", "--container", id}, []string{id}},
+		{[]string{"plan", "--container", id}, nil},
 		{[]string{"plan", "-e", "NVIDIA_VISIBLE_DEVICES=2,1:0"}, nil},
 		{[]string{"plan", "-e", "NVIDIA_VISIBLE_DEVICES=9"}, nil},
-		{[]string{"check", "--containerd-config", "/nonexistent/config.toml"}, nil},
+		{[]string{"check", "--target", "rke2"}, []string{"no runtime handler"}},
 		{[]string{"prepare", "--dry-run"}, nil},
 		{append(install, "--from-toolkit", "--dry-run"), nil},
 		{[]string{"uninstall", "--root", root, "--dry-run"}, nil},
@@ -91,7 +91,7 @@ func TestEveryTableFits80Columns(t *testing.T) {
 				t.Errorf("%q: %d columns: %s", tc.args, n, line)
 			}
 		}
-		if tc.args[0] != "status" { // it shows containers of other tests, too
+		if tc.want == nil { // it shows nothing that other tests change meanwhile
 			_, piped, _ := ctl(t, args...)
 			tc.want = append(tc.want, strings.Fields(piped)...)
 		}
