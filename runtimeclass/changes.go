@@ -132,6 +132,7 @@ const (
 	Original     FileKind = "original"      // the daemon's configuration before the installation
 	Program      FileKind = "program"       // one of Programs
 	OtherFile    FileKind = "file"          // the unit, the shim's configuration
+	Generated    FileKind = "generated"     // for programs to read: a difference tells people nothing
 	Link         FileKind = "link"          // a symbolic link; its text is where it leads
 	Record       FileKind = "record"        // the list of what was installed
 )

@@ -33,31 +33,38 @@ func (p *Plan) registerDocker(o Options) error {
 		runtimeType = r.shim()
 	}
 	p.note("Docker: runtimeType %q, without options: the shim sees from the container's cgroup path who manages it", runtimeType)
-	_, now, err := p.Host.readJSON(file.name)
+	now, err := p.Host.DockerRuntimes(file.name)
 	if err != nil {
 		return err
 	}
-	own := func(name string) bool {
-		typ, _ := table(now, "runtimes", name)["runtimeType"].(string)
-		return Runtime{Type: typ}.Ours()
-	}
 	if existing := runtimes[r.Handler]; existing != nil {
-		if !r.Replace && !own(r.Handler) {
+		if _, own := now[r.Handler]; !r.Replace && !own {
 			return taken(r.Handler, file.name, existing, adviceReplace)
 		}
 		p.note("the runtime %q (%s) is replaced until uninstall; %s%s has it", r.Handler, describe(existing), file.name, BackupSuffix)
 	}
 	ours := map[string]any{"runtimeType": runtimeType}
 	runtimes[r.Handler] = ours
-	for name := range table(now, "runtimes") {
-		if own(name) {
-			runtimes[name] = ours
-		}
+	for name := range now {
+		runtimes[name] = ours
 	}
 	if r.Default {
 		config["default-runtime"] = r.Handler
 	}
 	return p.edit(o, file, encodeJSON(config, "  "))
+}
+
+// DockerRuntimes returns the runtimes of a daemon.json that start this shim.
+func (h Host) DockerRuntimes(name string) (map[string]Runtime, error) {
+	_, config, err := h.readJSON(name)
+	list := map[string]Runtime{}
+	for name := range table(config, "runtimes") {
+		runtimeType, _ := table(config, "runtimes", name)["runtimeType"].(string)
+		if r := (Runtime{Type: runtimeType}); r.Ours() {
+			list[name] = r
+		}
+	}
+	return list, err
 }
 
 // readDocker reads daemon.json without our runtimes. That is the original if nothing else changed.

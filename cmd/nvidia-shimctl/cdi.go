@@ -84,9 +84,9 @@ func addCDI(c *cli.Command, target string, plan *runtimeclass.Plan) error {
 		return err
 	}
 	text, err := cdiText(c)
-	plan.Changes = append(plan.Changes, runtimeclass.Change{Kind: runtimeclass.OtherFile, Path: cdiFile, Before: before, After: text})
+	plan.Changes = append(plan.Changes, runtimeclass.Change{Kind: runtimeclass.Generated, Path: cdiFile, Before: before, After: text})
 	if target == runtimeclass.Docker {
-		plan.Notes = append(plan.Notes, "docker run --gpus also needs a program nvidia-cdi-hook in dockerd's PATH when it starts; it is never run: NVIDIA's, or a link of that name to /bin/false")
+		plan.Notes = append(plan.Notes, "docker run --gpus also needs a program nvidia-cdi-hook in dockerd's PATH, which dockerd never runs: without NVIDIA's, `ln -s /bin/false /usr/local/bin/nvidia-cdi-hook`, then `systemctl restart docker`")
 	}
 	return err
 }
@@ -107,7 +107,7 @@ func removeCDI(host runtimeclass.Host, o runtimeclass.Options, plan *runtimeclas
 			return nil
 		}
 	}
-	plan.Changes = append(plan.Changes, runtimeclass.Change{Kind: runtimeclass.OtherFile, Path: cdiFile, Before: before})
+	plan.Changes = append(plan.Changes, runtimeclass.Change{Kind: runtimeclass.Generated, Path: cdiFile, Before: before})
 	return nil
 }
 

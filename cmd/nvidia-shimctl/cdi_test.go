@@ -157,15 +157,19 @@ func TestCDIFileOfInstall(t *testing.T) {
 			t.Errorf("%q: status %d, %s%s", args, status, out, errs)
 		}
 	}
-	dryRun(install, true, "+++ ")
+	dryRun(install, true, "would write ")
 	_, out, notes := ctl(t, install...)
 	contains(t, out+notes, "needs a program nvidia-cdi-hook")
-	dryRun(uninstall, false, "--- ")
+	// Hundreds of lines would hide that note.
+	if strings.Contains(out, "hostPath") {
+		t.Errorf("the specification is shown:\n%s", out)
+	}
+	dryRun(uninstall, false, "would remove ")
 	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
-	dryRun(install, false, "+++ ")
-	dryRun(uninstall, true, "--- ")
+	dryRun(install, false, "would write ")
+	dryRun(uninstall, true, "would remove ")
 	write(t, file, "kind: nvidia.com/gpu\n")
-	dryRun(uninstall, false, "--- ")
+	dryRun(uninstall, false, "would remove ")
 	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "was not written by this program") {
 		t.Errorf("over the file of another program: %d %s", status, errs)
 	}

@@ -11,7 +11,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 func checkCommand() *cli.Command {
@@ -19,9 +18,9 @@ func checkCommand() *cli.Command {
 		Name:  "check",
 		Usage: "diagnose this node and suggest fixes (read-only)",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "target", Usage: "`WHAT` to check: containerd, k3s, rke2 (default: what runs)", Validator: func(s string) error {
-				if !slices.Contains([]string{runtimeclass.Containerd, "k3s", "rke2"}, s) {
-					return fmt.Errorf("%.256q is not one of containerd, k3s, rke2", s)
+			&cli.StringFlag{Name: "target", Usage: "`WHAT` to check: containerd, k3s, rke2, docker (default: what runs)", Validator: func(s string) error {
+				if s == kind || !slices.Contains(targets, s) {
+					return fmt.Errorf("%.256q is not one of containerd, k3s, rke2, docker", s)
 				}
 				return nil
 			}},

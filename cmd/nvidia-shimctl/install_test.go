@@ -91,11 +91,12 @@ func TestADryRunIsAPatch(t *testing.T) {
 
 func TestInstallOtherTargets(t *testing.T) {
 	root, _, from := installTree(t, "v2.4.2", "")
-	dir := filepath.Join(root, runtimeclass.Distributions["k3s"].Dir)
-	simtest.Check(t, os.MkdirAll(dir, 0o755))
+	const tmpl = "/config-v3.toml.tmpl"
+	k3s, rke2 := runtimeclass.Distributions["k3s"].Dir, runtimeclass.Distributions["rke2"].Dir
+	simtest.Check(t, errors.Join(os.MkdirAll(root+k3s, 0o755), os.MkdirAll(root+rke2, 0o755)))
 	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
 	before := simtest.Contents(t, root)
-	for target, file := range map[string]string{"k3s": strings.TrimPrefix(dir, root) + "/config-v3.toml.tmpl", "docker": runtimeclass.DefaultDockerConfig} {
+	for target, file := range map[string]string{"k3s": k3s + tmpl, "rke2": rke2 + tmpl, "docker": runtimeclass.DefaultDockerConfig} {
 		status, _, errs := ctl(t, "install", "--root", root, "--from", from, "--target", target)
 		if text := simtest.Contents(t, root)[file]; status != 0 || !strings.Contains(text, "nvidia") {
 			t.Errorf("%s: %d %s %s", target, status, errs, text)

@@ -12,6 +12,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -154,7 +155,7 @@ func carryOut(c *cli.Command, plan runtimeclass.Plan, report *toolkit.Report) er
 		printToolkit(w, report)
 	}
 	for _, n := range o.Notes {
-		fmt.Fprintln(w, n)
+		term.New(w).Field("", 0, term.Plain, n)
 	}
 	for _, p := range o.Written {
 		fmt.Fprintln(w, would+"write", p)
@@ -169,7 +170,7 @@ func carryOut(c *cli.Command, plan runtimeclass.Plan, report *toolkit.Report) er
 	case o.Restart == "":
 		fmt.Fprintln(w, "nothing has to be restarted: the daemon has not been started yet")
 	case !c.Bool("restart"):
-		fmt.Fprintf(w, "not restarted: run `%s` when it suits; %s\n", o.Restart, plan.Restart.Containers())
+		term.New(w).Field("", 0, term.Plain, fmt.Sprintf("not restarted: run `%s` when it suits; %s", o.Restart, plan.Restart.Containers()))
 	}
 	return nil
 }

@@ -78,9 +78,9 @@ func TestAContainerThatExistsIsExplained(t *testing.T) {
 		}
 	}
 	contains(t, fine(t, "--config", d.ConfigPath, "plan", "--pod", "team/train", "--container", "main"),
-		"container:    k8s.io/live-11\n", "because:      GPU 0: given: as recorded\n")
+		"container:    live-11 in k8s.io\n", "because:      GPU 0: given: as recorded\n")
 	contains(t, fine(t, "--config", d.ConfigPath, "plan", "--pod", "team/train", "--container", "sidecar"),
-		"container:    k8s.io/live-21 team/train/sidecar\nno GPU: ")
+		"container:    live-21 in k8s.io\npod:          train in team, container sidecar\nno GPU: ")
 	for _, tc := range []struct{ args, want string }{
 		{"--container live-", "live-0"}, {"--container live-33", "default/live-33, k8s.io/live-33"},
 		{"--pod team/train", `: pod "team/train" may be k8s.io/live-11 ("team/train/main"), k8s.io/live-33 ("team/train/other"): choose with --container`},

@@ -59,7 +59,7 @@ func TestWrongUsageEndsWithStatusTwo(t *testing.T) {
 		{"plan", "--pod", "train"},
 		{"info", "x"},
 		{"check", "x"},
-		{"check", "--target", "docker"},
+		{"check", "--target", "kind"},
 		{"manifest", "x"},
 		{"prepare", "x"},
 		{"prepare", "--imex-channels", "x"},

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -157,7 +156,10 @@ const planColumns = 14
 
 func printPlan(o *term.Output, p gpuinject.Plan) {
 	if who := p.Container; who != nil {
-		o.Field("container:", planColumns, term.Bold, strings.TrimSpace(who.Namespace+"/"+who.ID+" "+strings.Trim(path.Join(who.PodNamespace, who.Pod, who.Name), "/")))
+		o.Field("container:", planColumns, term.Bold, who.ID+" in "+who.Namespace)
+		if who.Pod != "" {
+			o.Field("pod:", planColumns, term.Bold, who.Pod+" in "+who.PodNamespace+", container "+who.Name)
+		}
 	}
 	switch {
 	case p.Error != "":

@@ -28,16 +28,16 @@ func fromToolkit(c *cli.Command, to string) (*toolkit.Report, error) {
 func printToolkit(w io.Writer, r *toolkit.Report) {
 	styles := map[string]term.Style{toolkit.Carried: term.Green, toolkit.Attention: term.Yellow, toolkit.None: term.Faint}
 	o := term.New(w)
-	o.Line(term.Plain, fmt.Sprintf("%s, for %s:", r.From, r.To))
-	t := o.Table("OPTION", "STATE", "HERE", "VALUE")
+	o.Field("", 0, term.Plain, fmt.Sprintf("%s, for %s:", r.From, r.To))
 	for _, p := range r.Options {
-		t.Row(styles[p.State], p.Key, p.State, p.To, p.Value)
-	}
-	t.Flush()
-	for _, p := range r.Options {
-		if p.Why != "" {
-			o.Field(p.Key+":", len(p.Key)+2, styles[p.State], p.Why)
+		text := p.Key + " = " + p.Value
+		if p.To != "" {
+			text += ", here " + p.To
 		}
+		if p.Why != "" {
+			text += ": " + p.Why
+		}
+		o.Field(p.State, 18, styles[p.State], text)
 	}
 	for _, n := range r.Notes {
 		o.Field("note:", 6, term.Cyan, n)

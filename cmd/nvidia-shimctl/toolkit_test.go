@@ -33,8 +33,8 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 		if status != 0 || !strings.Contains(diff, "+driver-root = '/run/nvidia/driver'\n") || !reflect.DeepEqual(simtest.Contents(t, root), before) {
 			t.Errorf("a dry run: %d %s", status, diff)
 		}
-		contains(t, diff, path+", for "+config.DefaultPath, "nvidia-container-cli.root: device nodes are looked up in /dev", "note: in Kubernetes", "to be stricter")
-		if status, out, errs := ctl(t, append(install, "--from-toolkit")...); status != 0 || strings.Count(out, "OPTION") != 1 {
+		contains(t, diff, path+", for "+config.DefaultPath, "carried over      nvidia-container-cli.root = '/run/nvidia/driver', here host.driver-root: device nodes are looked up in /dev", "note: in Kubernetes", "to be stricter")
+		if status, out, errs := ctl(t, append(install, "--from-toolkit")...); status != 0 || strings.Count(out, "carried over") == 0 {
 			t.Fatalf("%d %s %s", status, out, errs)
 		}
 		if c, err := config.Load(file); err != nil || c.Host.DriverRoot != "/run/nvidia/driver" || c.Policy.AcceptEnvWhenUnprivileged {

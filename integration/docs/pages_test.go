@@ -163,7 +163,7 @@ func rows(text, heading string) [][]string {
 		switch {
 		case cells[0] == heading:
 			in = true
-		case in && strings.Trim(cells[0], "-: ") != "":
+		case in && (cells[0] == "" || strings.Trim(cells[0], "-: ") != ""):
 			out = append(out, cells)
 		}
 	}

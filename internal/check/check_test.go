@@ -288,6 +288,40 @@ func TestTheDaemonToCheckCanBeNamed(t *testing.T) {
 	want(t, f.check("handler"), OK, `the handler "nvidia"`)
 	f.Target = "rke2"
 	want(t, f.check("handler"), Problem, "no runtime handler in /var/lib/rancher/rke2/agent/")
+	f.Target = runtimeclass.Docker
+	want(t, f.check("handler"), Problem, "no runtime handler in /etc/docker/daemon.json")
+	f.write("etc/docker/daemon.json", `{"runtimes": {"gpu": {"runtimeType": "/usr/local/bin/`+runtimeclass.ShimName+`"}}}`)
+	want(t, f.check("handler"), OK, `the handler "gpu" in /etc/docker/daemon.json`)
+	f.write("etc/docker/daemon.json", "{")
+	want(t, f.check("handler"), Problem, "/etc/docker/daemon.json: unexpected EOF")
+}
+
+// A workstation has Docker's runtime and no handler.
+func TestAHostOfDockerAlone(t *testing.T) {
+	f := healthy(t)
+	f.write("etc/docker/daemon.json", `{"runtimes": {"gpu": {"runtimeType": "io.containerd.nvidia.v2"}, "crun": {"path": "/usr/bin/crun"}}}`)
+	want(t, f.check("handler"), OK, `the handler "nvidia" in /etc/containerd/config.toml`)
+	f.containerd(`disabled_plugins = ["cri"]`)
+	f.version("containerd", "containerd github.com/containerd/containerd/v2 2.2.5 abc")
+	for _, g := range f.check("") {
+		if g.Level != OK && g.Check != "libraries" {
+			t.Errorf("%+v", g)
+		}
+	}
+	want(t, f.check("handler"), OK, `the handler "gpu" in /etc/docker/daemon.json`)
+}
+
+// k3s brings runc and containerd, which are not in the PATH of this host.
+func TestADistributionThatDoesNotRun(t *testing.T) {
+	f := healthy(t)
+	for _, name := range []string{runtimeclass.DefaultContainerdConfig, "usr/bin/runc", "usr/bin/containerd"} {
+		f.remove(name)
+	}
+	f.write("var/lib/rancher/k3s/agent/etc/containerd/config.toml", tomlV3+nvidia+byType)
+	f.version("/var/lib/rancher/k3s/data/current/bin/containerd", "containerd x 2.4.8 abc")
+	f.version("/var/lib/rancher/k3s/data/current/bin/runc", "runc version 1.5.3")
+	want(t, f.check("containerd"), OK, "containerd 2.4.8")
+	want(t, f.check("runc"), OK, "runc 1.5.3")
 }
 
 func TestAProgramIsNotExecutedBecauseAProcessHasTheNameContainerd(t *testing.T) {

@@ -31,20 +31,20 @@ func checkContainerd(n *node) []Finding {
 
 func checkHandlers(n *node) []Finding {
 	if n.registeredErr != nil {
-		return problem("fix containerd's configuration: containerd does not start with it", "%v", n.registeredErr)
+		return problem("fix the daemon's configuration: the daemon does not start with it", "%v", n.registeredErr)
 	}
 	var list []Finding
 	if n.registered.CRIDisabled {
 		list = append(list, warning("remove cri from disabled_plugins if this is a Kubernetes node", "CRI is disabled in %s", n.ContainerdConfig)...)
 	}
 	if len(n.handlers) == 0 {
-		list = append(list, problem("nvidia-shimctl install, then restart containerd", "no runtime handler in %s starts this shim", n.ContainerdConfig)...)
+		list = append(list, problem("nvidia-shimctl install, then restart the daemon; ctr and nerdctl need no handler", "no runtime handler in %s starts this shim", n.ContainerdConfig)...)
 	}
 	for _, name := range slices.Sorted(maps.Keys(n.handlers)) {
 		if wrong := checkHandler(n, name, n.handlers[name]); len(wrong) > 0 {
 			list = append(list, wrong...)
 		} else {
-			list = append(list, fine("the handler %q starts this shim", name)...)
+			list = append(list, fine("the handler %q in %s starts this shim", name, n.ContainerdConfig)...)
 		}
 	}
 	return list
@@ -53,7 +53,7 @@ func checkHandlers(n *node) []Finding {
 func checkHandler(n *node, name string, r runtimeclass.Runtime) []Finding {
 	var list []Finding
 	switch {
-	case r.Type != runtimeclass.RuntimeType:
+	case n.docker, r.Type != runtimeclass.RuntimeType:
 	case r.Options != nil:
 		list = append(list, warning("remove the options table: the shim needs none", "handler %q has an options table: pods with hostUsers: false fail with it", name)...)
 	case n.version.Known() && !n.version.AtLeast(2, 4, 0):

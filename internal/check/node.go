@@ -34,6 +34,8 @@ type node struct {
 	registered    runtimeclass.Configuration
 	handlers      map[string]runtimeclass.Runtime
 	registeredErr error
+	// docker says that the handlers are Docker's runtimes.
+	docker bool
 	// gpus is nil without a driver; files are incomplete if there is an error.
 	gpus    *host.Host
 	files   driver.Files
@@ -60,6 +62,7 @@ func inspect(ctx context.Context, o Options) *node {
 		}
 	}
 	n.ContainerdConfig = cmp.Or(n.ContainerdConfig, n.findContainerdConfig())
+	n.findDistribution()
 	if n.config, n.configErr = config.Find(n.Config); n.configErr != nil {
 		n.config = config.Default()
 	}
@@ -69,6 +72,7 @@ func inspect(ctx context.Context, o Options) *node {
 	n.registered, n.registeredErr = runtimeclass.ReadConfiguration(runtimeclass.Host{Root: n.Root, Daemon: n.version}, n.ContainerdConfig)
 	n.handlers = maps.Clone(n.registered.Runtimes)
 	maps.DeleteFunc(n.handlers, func(_ string, r runtimeclass.Runtime) bool { return !r.Ours() })
+	n.readDocker()
 	h, err := host.Discover(n.config.Host)
 	if n.hostErr = err; err != nil {
 		return n
@@ -76,6 +80,28 @@ func inspect(ctx context.Context, o Options) *node {
 	n.gpus = &h
 	n.files, _, n.hostErr = h.DriverFiles(driver.Files{})
 	return n
+}
+
+// findDistribution finds the programs of a distribution that does not run.
+func (n *node) findDistribution() {
+	for _, d := range runtimeclass.Distributions {
+		for _, pattern := range d.Programs {
+			found, _ := filepath.Glob(n.real(pattern)) // a bad pattern matches nothing
+			if len(found) > 0 && n.Containerd == "" && n.ContainerdConfig == filepath.Join(d.Dir, "config.toml") {
+				n.Containerd = found[0]
+				n.path = filepath.Join("/", strings.TrimPrefix(filepath.Dir(found[0]), n.Root)) + ":" + n.path
+			}
+		}
+	}
+}
+
+// readDocker takes Docker's runtimes for the handlers of a host that has no others.
+func (n *node) readDocker() {
+	list, err := runtimeclass.Host{Root: n.Root}.DockerRuntimes(runtimeclass.DefaultDockerConfig)
+	if n.Target == runtimeclass.Docker || n.Target == "" && len(n.handlers) == 0 && len(list) > 0 {
+		n.docker, n.handlers, n.registered, n.registeredErr = true, list, runtimeclass.Configuration{}, err
+		n.ContainerdConfig = runtimeclass.DefaultDockerConfig
+	}
 }
 
 // real is a path of the node as this process has it.

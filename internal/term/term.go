@@ -1,13 +1,11 @@
 package term
 
 import (
-	"bytes"
 	"fmt"
 	"io"
 	"math"
 	"os"
 	"strings"
-	"text/tabwriter"
 	"unicode"
 	"unicode/utf8"
 
@@ -146,35 +144,67 @@ func visible(text string) string {
 
 // Table has a line of headings, and columns as wide as their widest cell.
 type Table struct {
-	o      *Output
-	text   bytes.Buffer
-	cells  *tabwriter.Writer
-	styles []Style
+	o    *Output
+	rows []row
+}
+
+type row struct {
+	style Style
+	cells []string
 }
 
 // Table begins a table.
 func (o *Output) Table(headings ...string) *Table {
 	t := &Table{o: o}
-	t.cells = tabwriter.NewWriter(&t.text, 0, 0, 2, ' ', 0)
 	t.Row(Bold, headings...)
 	return t
 }
 
-// Row adds a row in a style. The most important cells go first: a narrow terminal cuts the last.
+// Row adds a row in a style. The most important cells go first.
 func (t *Table) Row(s Style, cells ...string) {
-	var row []string
+	r := row{style: s}
 	for _, c := range cells {
-		row = append(row, visible(c))
+		r.cells = append(r.cells, visible(c))
 	}
-	t.styles = append(t.styles, s)
-	fmt.Fprintln(t.cells, strings.Join(row, "\t"))
+	t.rows = append(t.rows, r)
 }
 
-// Flush prints the table.
+// Flush prints the table. On a terminal, cells that do not fit continue on further lines: nothing
+// is cut, since names and ids are copied from the screen.
 func (t *Table) Flush() {
-	_ = t.cells.Flush() // a buffer takes every write
-	lines := strings.Split(t.text.String(), "\n")
-	for i, s := range t.styles {
-		t.o.Line(s, strings.TrimRight(lines[i], " "))
+	const gap, indent = 2, 4
+	starts := make([]int, len(t.rows[0].cells)+1)
+	for i := range t.rows[0].cells {
+		for _, r := range t.rows {
+			// One long name does not push the other rows off the screen.
+			if size := utf8.RuneCountInString(r.cells[i]); !t.o.Terminal() || size <= t.o.width/2 {
+				starts[i+1] = max(starts[i+1], starts[i]+size+gap)
+			}
+		}
+	}
+	for _, r := range t.rows {
+		var lines []string
+		line := ""
+		for i, cell := range r.cells {
+			start, size := starts[i], utf8.RuneCountInString(cell)
+			if i > 0 {
+				start = max(start, utf8.RuneCountInString(line)+gap)
+			}
+			if t.o.Terminal() && i > 0 && start+size > t.o.width {
+				lines, line, start = append(lines, line), "", starts[i]
+				if start+size > t.o.width {
+					start = indent
+				}
+			}
+			for k, part := range wrap(cell, t.o.width-start) {
+				if k > 0 {
+					lines, line = append(lines, line), ""
+				}
+				line = fmt.Sprintf("%-*s%s", start, line, part)
+			}
+		}
+		for _, line := range append(lines, line) {
+			t.o.print(t.o.paint(r.style, strings.TrimRight(line, " ")))
+		}
 	}
 }

@@ -74,10 +74,10 @@ func TestATerminalGetsColoursAndItsWidth(t *testing.T) {
 	}{
 		{"wide", "xterm", "", 200, "\x1b[31mthe second  problem  a long story of many words that does not fit on a narrow screen\x1b[0m\n"},
 		{"wide, a label", "xterm", "", 200, "\x1b[33mlibraries:\x1b[0m    liba"},
-		{"narrow", "xterm", "", 50, "\x1b[1mNAME        STATE    WHY\x1b[0m\n\x1b[32mone         ok       nothing to say\x1b[0m\n\x1b[31mthe second  problem  a long story of many words t…\x1b[0m\n"},
+		{"narrow", "xterm", "", 50, "\x1b[1mNAME        STATE    WHY\x1b[0m\n\x1b[32mone         ok       nothing to say\x1b[0m\n\x1b[31mthe second  problem\x1b[0m\n\x1b[31m    a long story of many words that does not fit\x1b[0m\n\x1b[31m    on a narrow screen\x1b[0m\n"},
 		{"narrow, a field", "xterm", "", 50, "liba libb libc libd libe libf libg\n              libh libi libj libk libl\n"},
-		{"very narrow", "xterm", "", 10, "the secon…"},
-		{"without a size", "xterm", "", 0, "that does not fit on a narrow s…"},
+		{"very narrow", "xterm", "", 10, "the second\x1b[0m\n\x1b[31m    problem\x1b[0m\n\x1b[31m    a long story"},
+		{"without a size", "xterm", "", 0, "problem\x1b[0m\n\x1b[31m    a long story of many words that does not fit on a narrow screen\x1b[0m\n"},
 		{"NO_COLOR", "xterm", "1", 200, plain},
 		{"TERM is dumb", "dumb", "", 200, plain},
 		{"TERM is not set", "", "", 200, plain},
