@@ -48,8 +48,9 @@ func (r *Result) markdown() string {
 	return b.String()
 }
 
+// row writes a row of the table without the empty cells at its end.
 func row(b *strings.Builder, cells ...string) {
-	fmt.Fprintf(b, "| %s |\n", strings.Join(cells, " | "))
+	fmt.Fprintf(b, "| %s |\n", strings.TrimRight(strings.Join(cells, " | "), " |"))
 }
 
 // times are the rows of a case: every variant but stock against stock, and ours against
