@@ -135,7 +135,6 @@ func contractTables(t *testing.T) map[string]table {
 		"Nodes by capability":            {env: gpu0, show: showNodes},
 		"NVIDIA_REQUIRE_*":               {env: gpu0, show: showRequirements},
 		"Other devices":                  {env: append(devices("0"), caps("utility")...), show: showNodes},
-		"Other devices without a GPU":    {},
 		"Sockets of daemons":             {env: gpu0, show: showSockets},
 		"Other variables":                {env: gpu0, show: either(ignoredAny, "ignored with a warning", "")},
 		"Who may ask by environment":     {},
@@ -143,7 +142,6 @@ func contractTables(t *testing.T) map[string]table {
 		"Nodes in the specification":     {show: either(hasNodeTwice, "a node twice", "no node twice")},
 		"Specifications that CDI edited": {show: either(lostHooks, "NVIDIA's hooks are removed", "")},
 		"/proc/driver/nvidia":            {env: gpu0, show: showProc},
-		"Option":                         {},
 		"CDI names":                      {show: showAsked},
 		"Swarm's resources":              {},
 		"Annotations":                    {show: showAsked},
@@ -195,7 +193,6 @@ func contractWords(t *testing.T) map[string]func(*row) {
 		},
 		"`nvidia-container-runtime-hook`": spec(withHook("/usr/bin/nvidia-container-runtime-hook")),
 		"`nvidia-container-toolkit`":      spec(withHook("/usr/bin/nvidia-container-toolkit")),
-		"Docker's `--gpus`":               spec(withHook("/usr/bin/nvidia-container-runtime-hook")),
 		"`/opt/other/hook`":               spec(withHook("/opt/other/hook")),
 		"`/dev/nvidiactl` as 1:3": spec(func(s *specs.Spec) {
 			s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: "/dev/nvidiactl", Type: "c", Major: 1, Minor: 3})
