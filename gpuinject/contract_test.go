@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -16,18 +17,15 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
-// columns is the heading of a table of the contract, after its title.
-const columns = " | For example | Here | NVIDIA's default mode | NVIDIA's legacy mode |"
-
-// Each row of each table of docs/contract.md is a case: the container of its second column has the
-// outcome of its third.
+// Each example of each table of docs/contract.md is a case: the container of the second column has
+// the outcome of the third.
 func TestContract(t *testing.T) {
 	page, err := os.ReadFile("../docs/contract.md")
 	check(t, err)
 	tables, words := contractTables(t), contractWords(t)
 	lines := strings.Split(string(page), "\n")
 	for i, line := range lines {
-		title, ok := strings.CutSuffix(line, columns)
+		title, _, ok := strings.Cut(line, " | For example | Here | ")
 		if !ok {
 			continue
 		}
@@ -42,7 +40,7 @@ func TestContract(t *testing.T) {
 			if !strings.HasPrefix(line, "|") {
 				break
 			}
-			tb.rows = append(tb.rows, contractRow(t, line, words))
+			tb.rows = append(tb.rows, contractRows(t, title, line, words)...)
 		}
 		if len(tb.rows) == 0 {
 			t.Errorf("table %q has no row", title)
@@ -54,37 +52,53 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// contractRow reads a line of the page. The second column has variables, mounts, annotations, keys
-// of the configuration, and words for everything else.
-func contractRow(t *testing.T, line string, words map[string]func(*row)) row {
+// contractRows reads a line of the page, whose second column has one example or several.
+func contractRows(t *testing.T, title, line string, words map[string]func(*row)) (rows []row) {
 	t.Helper()
 	cells := strings.Split(strings.Trim(line, "|"), "|")
-	if len(cells) != 5 {
+	if len(cells) != 3 && len(cells) != 4 {
 		t.Fatalf("%d cells in %s", len(cells), line)
 	}
-	r := row{name: strings.TrimSpace(cells[0]), want: strings.TrimSpace(cells[2])}
-	for item := range strings.SplitSeq(strings.TrimSpace(cells[1]), "; ") {
+	for example := range strings.SplitSeq(strings.TrimSpace(cells[1]), " or ") {
+		r := row{name: strings.TrimSpace(cells[0] + example), want: strings.TrimSpace(cells[2])}
+		r.setUp(t, title, example, words)
+		rows = append(rows, r)
+	}
+	return rows
+}
+
+var variable = regexp.MustCompile(`^\w+=`)
+
+// setUp reads an example: variables, the value of the table's variable, mounts, annotations, keys of
+// the configuration, and words for everything else.
+func (r *row) setUp(t *testing.T, title, example string, words map[string]func(*row)) {
+	t.Helper()
+	if title != "NVIDIA_DRIVER_CAPABILITIES" {
+		title = "NVIDIA_VISIBLE_DEVICES"
+	}
+	for item := range strings.SplitSeq(example, "; ") {
 		word, isWord := words[item]
 		text, isQuoted := strings.CutPrefix(item, "`")
 		text = strings.TrimSuffix(text, "`")
-		name, value, isVariable := strings.Cut(text, "=")
+		key, value, _ := strings.Cut(text, "=")
 		switch {
 		case item == "":
 		case isWord:
-			word(&r)
-		case isQuoted && (strings.HasPrefix(text, "policy.") || strings.HasPrefix(text, "container.")):
+			word(r)
+		case !isQuoted || strings.ContainsRune(text, '`'):
+			t.Fatalf("%q is not among the words of this test", item)
+		case strings.HasPrefix(text, "policy."), strings.HasPrefix(text, "container."):
 			r.set(t, text)
-		case isQuoted && strings.HasPrefix(text, "/"):
+		case strings.HasPrefix(text, "/"):
 			r.add(mounting("/dev/null", text))
-		case isQuoted && strings.Contains(name, "cdi.k8s.io"):
-			r.add(annotated(name, value))
-		case isQuoted && isVariable:
+		case strings.Contains(key, "cdi.k8s.io"):
+			r.add(annotated(key, value))
+		case variable.MatchString(text):
 			r.env = append(r.env, text)
 		default:
-			t.Fatalf("%q is not among the words of this test", item)
+			r.env = append(r.env, title+"="+text)
 		}
 	}
-	return r
 }
 
 // add makes a further change to the specification.
@@ -112,30 +126,25 @@ func contractTables(t *testing.T) map[string]table {
 	check(t, tegra.BecomeTegra(t.Context()))
 	gpu0 := devices("0")
 	return map[string]table{
-		"NVIDIA_VISIBLE_DEVICES":           {},
-		"Device-list mounts":               {},
-		"MIG devices":                      {host: mig, show: showMIG},
-		"Nodes of MIG devices":             {host: mig, env: caps("utility"), show: showNodes},
-		"Rights over MIG":                  {host: mig, env: devices("all"), show: showMIG},
-		"Tegra":                            {host: tegra, show: showTegra},
-		"NVIDIA_DRIVER_CAPABILITIES":       {env: gpu0, show: showCapabilities},
-		"Nodes by capability":              {env: gpu0, show: showNodes},
-		"NVIDIA_REQUIRE_*":                 {env: gpu0, show: showRequirements},
-		"Other devices":                    {env: append(devices("0"), caps("utility")...), show: showNodes},
-		"Other devices without a GPU":      {},
-		"Sockets of daemons":               {env: gpu0, show: showSockets},
-		"Limits of GPU memory":             {env: gpu0, show: either(ignoredAny, "ignored with a warning", "")},
-		"Variables without a meaning":      {env: gpu0},
-		"Who may ask by environment":       {},
-		"Hooks in the specification":       {env: gpu0, show: either(lostHooks, "the hook is removed", "the hook stays")},
-		"Nodes in the specification":       {show: either(hasNodeTwice, "a node twice", "no node twice")},
-		"Specifications that CDI edited":   {show: either(lostHooks, "NVIDIA's hooks are removed", "")},
-		"/proc/driver/nvidia":              {env: gpu0, show: showProc},
-		"Option":                           {},
-		"CDI names":                        {show: showAsked},
-		"The directory of the device list": {},
-		"Swarm's resources":                {},
-		"Annotations":                      {show: showAsked},
+		"NVIDIA_VISIBLE_DEVICES":         {},
+		"Device-list mounts":             {},
+		"MIG devices":                    {host: mig, show: showMIG},
+		"Rights over MIG":                {host: mig, env: devices("all"), show: showMIG},
+		"Tegra":                          {host: tegra, show: showTegra},
+		"NVIDIA_DRIVER_CAPABILITIES":     {env: gpu0, show: showCapabilities},
+		"Nodes by capability":            {env: gpu0, show: showNodes},
+		"NVIDIA_REQUIRE_*":               {env: gpu0, show: showRequirements},
+		"Other devices":                  {env: append(devices("0"), caps("utility")...), show: showNodes},
+		"Sockets of daemons":             {env: gpu0, show: showSockets},
+		"Other variables":                {env: gpu0, show: either(ignoredAny, "ignored with a warning", "")},
+		"Who may ask by environment":     {},
+		"Hooks in the specification":     {env: gpu0, show: either(lostHooks, "the hook is removed", "the hook stays")},
+		"Nodes in the specification":     {show: either(hasNodeTwice, "a node twice", "no node twice")},
+		"Specifications that CDI edited": {show: either(lostHooks, "NVIDIA's hooks are removed", "")},
+		"/proc/driver/nvidia":            {env: gpu0, show: showProc},
+		"CDI names":                      {show: showAsked},
+		"Swarm's resources":              {},
+		"Annotations":                    {show: showAsked},
 	}
 }
 
@@ -170,6 +179,7 @@ func contractWords(t *testing.T) map[string]func(*row) {
 		"privileged":                        spec(privileged),
 		"`CAP_SYS_ADMIN`":                   spec(admin),
 		"the container `ctr`":               spec(annotated("io.kubernetes.cri.container-name", "ctr")),
+		"a host with MIG":                   on(newMIGHost(t)),
 		"a host of 11 GPUs":                 on(newHost(t, sim.Options{GPUs: 11, MIG: []sim.MIGDevice{{GPU: 10, GI: 9}}})),
 		"no `/dev/nvidia-fs*`":              on(newHost(t, sim.Options{GPUs: 1})),
 		"no `libnvidia-ml.so.1`":            on(tegra),
@@ -183,7 +193,6 @@ func contractWords(t *testing.T) map[string]func(*row) {
 		},
 		"`nvidia-container-runtime-hook`": spec(withHook("/usr/bin/nvidia-container-runtime-hook")),
 		"`nvidia-container-toolkit`":      spec(withHook("/usr/bin/nvidia-container-toolkit")),
-		"Docker's `--gpus`":               spec(withHook("/usr/bin/nvidia-container-runtime-hook")),
 		"`/opt/other/hook`":               spec(withHook("/opt/other/hook")),
 		"`/dev/nvidiactl` as 1:3": spec(func(s *specs.Spec) {
 			s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: "/dev/nvidiactl", Type: "c", Major: 1, Minor: 3})

@@ -77,7 +77,7 @@ func (s setup) cases(o options) []Case {
 		})
 	}
 	cold := gpu(s.middle, one, 1)
-	cold.cold, cold.skipRun = true, true
+	cold.cold = true
 	out = append(out, Case{
 		Name: caseCold, AddedTo: caseOne, BudgetAdded: 100,
 		Variants: []Variant{cold},
@@ -87,9 +87,6 @@ func (s setup) cases(o options) []Case {
 			v := variant(out, out[i].Name, ours)
 			v.Name, v.runtime = before, o.before
 			out[i].Variants = append(out[i].Variants, v)
-		}
-		for k := range out[i].Variants {
-			out[i].Variants[k].skipRun = out[i].Variants[k].skipRun || o.quick
 		}
 	}
 	return out

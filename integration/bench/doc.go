@@ -4,7 +4,7 @@
 //	go run ./integration/bench                      # a simulated driver with 8 GPUs
 //	go run ./integration/bench -n 5 -only "no GPU"  # a quick look, nothing is written
 //	go run ./integration/bench -real -json r.json   # the driver of this host
-//	go run ./integration/bench -before FILE -quick  # beside another build of the shim
+//	go run ./integration/bench -before FILE         # beside another build of the shim
 //	go run ./integration/bench -render r.json       # the page from earlier samples
 //
 // In: the binaries of `make build tools`, the images of integration/images, the

@@ -29,7 +29,6 @@ type options struct {
 	json      string
 	only      *regexp.Regexp
 	before    string
-	quick     bool
 	bin       string
 	imagesDir string
 	prepare   string
@@ -58,7 +57,6 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.StringVar(&o.json, "json", "", "`file` for all samples, for -render")
 	only := flags.String("only", "", "measure only the cases and other rows (memory, burst, many) whose name matches this `expression`, and write no page")
 	flags.StringVar(&o.before, "before", "", "measure another build of the shim as well, this `file`, and write no page")
-	flags.BoolVar(&o.quick, "quick", false, "leave ctr run --rm out")
 	flags.StringVar(&o.bin, "bin", "", "`directory` with the shim, and in its tools/ containerd, ctr, the stock shim and runc (default: bin/ of the repository)")
 	flags.StringVar(&o.imagesDir, "images", "", "`directory` with images that -prepare made; nothing is built then")
 	flags.StringVar(&o.prepare, "prepare", "", "build the images into a `directory`, for a host without a compiler, and end")
@@ -187,8 +185,8 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 	}
 
 	r.Cases = slices.DeleteFunc(r.Cases, func(c Case) bool { return !o.wants(c.Name) })
-	err = b.measure(ctx, o.rounds, func(what string, round int) {
-		fmt.Fprintf(os.Stderr, "\r%s, round %d of %d ", what, round+1, o.rounds)
+	err = b.measure(ctx, o.rounds, func(round int) {
+		fmt.Fprintf(os.Stderr, "\rround %d of %d ", round+1, o.rounds)
 	})
 	fmt.Fprintln(os.Stderr)
 	if err != nil {

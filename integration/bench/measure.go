@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"math/rand/v2"
 	"os"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -69,11 +68,10 @@ func (b *bench) daemonOf(v Variant) *daemon {
 	return b.daemons[""]
 }
 
-// measure takes n rounds of create and start of all cases, and then n rounds of `ctr
-// run`. The snapshots of the first are deleted in between: ext4 does not use an inode
-// again for seconds after it was deleted, and looks for others in the meantime, which
-// makes each file that Create writes cost up to half a millisecond.
-func (b *bench) measure(ctx context.Context, n int, progress func(what string, round int)) error {
+// measure takes n rounds of create and start of all cases. Their snapshots are deleted only
+// afterwards: ext4 does not use an inode again for seconds after it was deleted, and looks for
+// others in the meantime, which makes each file that Create writes cost up to half a millisecond.
+func (b *bench) measure(ctx context.Context, n int, progress func(round int)) error {
 	if err := b.warmUp(ctx); err != nil {
 		return err
 	}
@@ -82,21 +80,11 @@ func (b *bench) measure(ctx context.Context, n int, progress func(what string, r
 		s.Case, s.Variant, s.Round = c.Name, v.Name, round
 		b.result.Samples = append(b.result.Samples, s)
 		return err
-	}, func(round int) { progress("create and start", round) })
-	if err == nil {
-		err = b.discardKept(ctx)
-	}
+	}, progress)
 	if err != nil {
 		return err
 	}
-	return b.rounds(n, func(c Case, v Variant, round int) error {
-		if v.skipRun {
-			return nil
-		}
-		i := slices.IndexFunc(b.result.Samples, func(s Sample) bool { return s.Case == c.Name && s.Variant == v.Name && s.Round == round })
-		b.result.Samples[i].Run, err = b.wholeRun(ctx, v)
-		return err
-	}, func(round int) { progress("ctr run", round) })
+	return b.discardKept(ctx)
 }
 
 // rounds calls do for every variant of every case, n times, in random order: those of a
@@ -153,21 +141,6 @@ func (b *bench) sample(ctx context.Context, v Variant) (Sample, error) {
 	s.CPU = processorTime(append(t.env.ShimPIDs(t.id), t.pid))
 	b.kept = append(b.kept, t)
 	return s, t.stop(ctx)
-}
-
-// wholeRun measures `ctr run --rm` of a variant once, in milliseconds.
-func (b *bench) wholeRun(ctx context.Context, v Variant) (float64, error) {
-	if err := ctx.Err(); err != nil {
-		return 0, err
-	}
-	time.Sleep(settle)
-	began := time.Now()
-	r := b.daemonOf(v).env.Run(b, v.options("true"))
-	took := milliseconds(time.Since(began))
-	if r.ExitCode != 0 {
-		return 0, fmt.Errorf("ctr run: exit status %d: %s", r.ExitCode, r.Error)
-	}
-	return took, nil
 }
 
 // started makes a container that runs until it is removed.

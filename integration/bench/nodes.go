@@ -30,7 +30,7 @@ func (b *bench) nodesOnly(ctx context.Context) error {
 		}
 		d := cdi.Device{Name: fmt.Sprint("case", i)}
 		v := variant(b.result.Cases, c.Name, stock)
-		v.Name, v.skipRun, v.extra = bare, true, []string{"--device", nodesKind + "=" + d.Name}
+		v.Name, v.extra = bare, []string{"--device", nodesKind + "=" + d.Name}
 		for _, n := range nodes {
 			v.nodes = append(v.nodes, n.Path)
 			d.ContainerEdits.DeviceNodes = append(d.ContainerEdits.DeviceNodes, &cdi.DeviceNode{

@@ -26,7 +26,6 @@ func publish(r *Result, out string, w io.Writer) error {
 }
 
 func createStart(s Sample) float64 { return s.Create + s.Start }
-func wholeRun(s Sample) float64    { return s.Run }
 func processor(s Sample) float64   { return s.CPU }
 
 // markdown is the generated part: the host, and one table.
@@ -48,8 +47,9 @@ func (r *Result) markdown() string {
 	return b.String()
 }
 
+// row writes a row of the table without the empty cells at its end.
 func row(b *strings.Builder, cells ...string) {
-	fmt.Fprintf(b, "| %s |\n", strings.Join(cells, " | "))
+	fmt.Fprintf(b, "| %s |\n", strings.TrimRight(strings.Join(cells, " | "), " |"))
 }
 
 // times are the rows of a case: every variant but stock against stock, and ours against
@@ -86,7 +86,6 @@ func (r *Result) times(b *strings.Builder, c Case) {
 				ratio(c.Name, ours, c.Against, createStart, budget, judge)
 			}
 			ratio(c.Name, ours, before, createStart, "", none)
-			ratio(c.Name+", `ctr run --rm`", ours, stock, wholeRun, "", none)
 			r.processorTime(b, c)
 		default:
 			ratio(c.Name+": "+v.Name, v.Name, stock, createStart, "", none)

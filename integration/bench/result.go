@@ -61,8 +61,6 @@ type Variant struct {
 	nodes []string
 	// cold has the shim's state removed before.
 	cold bool
-	// skipRun leaves the whole `ctr run` out.
-	skipRun bool
 }
 
 // The names of variants that the page compares.
@@ -75,15 +73,13 @@ const (
 	stockAgain = "stock, again"
 )
 
-// Sample is one container, in milliseconds: the Create and Start calls of
-// containerd's task API, and a whole `ctr run --rm` of another one.
+// Sample is one container, in milliseconds: the Create and Start calls of containerd's task API.
 type Sample struct {
 	Case    string  `json:"case"`
 	Variant string  `json:"variant"`
 	Round   int     `json:"round"`
 	Create  float64 `json:"create"`
 	Start   float64 `json:"start"`
-	Run     float64 `json:"run,omitempty"`
 	// CPU is the processor time of the shim, of the runc that it started and of the
 	// container's init process until the container runs.
 	CPU float64 `json:"cpu,omitempty"`

@@ -91,18 +91,29 @@ func TestTheTestsExist(t *testing.T) {
 	}
 }
 
-// Guards of one area with the same test share a line of the page.
+// The page has a part for each area, in which guards with the same test share a line.
 func TestThePageHasTheTable(t *testing.T) {
 	const end = "|\n"
-	table, last := "|Test|Fails without|\n|---|---|\n", ""
+	var areas []string
+	tables := map[string]string{}
 	for _, g := range guards {
 		_, test := g.where()
 		area, rule, _ := strings.Cut(g.name, ": ")
-		if line := "|`" + test + "`|" + area + ": "; line != last {
-			table, last = table+line+rule+end, line
-		} else {
-			table = strings.TrimSuffix(table, end) + "; " + rule + end
+		if tables[area] == "" {
+			areas = append(areas, area)
+			tables[area] = "|**" + area + "**||\n"
 		}
+		line := "|`" + test + "`|"
+		if before, after, ok := strings.Cut(tables[area], line); ok {
+			have, others, _ := strings.Cut(after, end)
+			tables[area] = before + line + have + "; " + rule + end + others
+		} else {
+			tables[area] += line + rule + end
+		}
+	}
+	table := "|Test|Fails without|\n|---|---|\n"
+	for _, area := range areas {
+		table += tables[area]
 	}
 	page, err := os.ReadFile(filepath.Join(root, "docs/security.md"))
 	check(t, err)
