@@ -25,6 +25,9 @@ var programs = []string{
 // shared is the Docker Engine of all tests.
 var shared *engine
 
+// newHost is the host that dockerd runs on.
+var newHost = func(t testing.TB) *simhost.Host { return simhost.New(t, simhost.Options{}) }
+
 func TestMain(m *testing.M) {
 	if missing := testenv.Missing(programs...); len(missing) > 0 {
 		fmt.Fprintf(os.Stderr, "FAIL: the tests of this package cannot run here:\n  - %s\n", strings.Join(missing, "\n  - "))
@@ -47,7 +50,7 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// engine is a dockerd on a simulated host.
+// engine is a dockerd on a simulated host, or with the tag gpu on this one.
 type engine struct {
 	*simhost.Host
 	daemon *testenv.Command
@@ -63,7 +66,7 @@ type engine struct {
 // start starts dockerd with the runtime registered. Its images are those of containerd.
 func start(t testing.TB) *engine {
 	makeDirectories(t)
-	h := simhost.New(t, simhost.Options{})
+	h := newHost(t)
 	e := &engine{life: t, Host: h, config: filepath.Join(h.Dir, runtimeclass.DefaultDockerConfig), specs: filepath.Join(h.Dir, "cdi")}
 	h.Ctr(t, "images", "tag", h.Image, e.image())
 	plugins := filepath.Join(h.Dir, "cli", "cli-plugins")
@@ -102,7 +105,7 @@ func start(t testing.TB) *engine {
 	e.startDaemon(t)
 	t.Cleanup(func() { e.removeContainers(t) })
 	// The view of the driver stays until the end.
-	e.probe(t, visible("0"), e.image())
+	e.docker(t, append(append(e.run("--rm"), visible("0")...), e.image(), "true")...)
 	return e
 }
 
