@@ -186,7 +186,7 @@ type Decision struct {
 // newPlan begins the plan of a container with its request.
 func newPlan(c Container) Plan {
 	p := Plan{
-		GPU: true, Reason: c.Request.Reason, Asked: c.Request.Devices, Capabilities: c.Request.Capabilities,
+		GPU: c.Asks, Reason: c.Reason, Asked: c.Request.Devices, Capabilities: c.Request.Capabilities,
 		GPUs: []PlanGPU{}, MIG: []PlanMIG{}, Devices: []PlanDevice{}, Mounts: []PlanMount{}, Links: []PlanLink{},
 		Libraries: []string{}, Binaries: []string{}, RemovedHooks: []string{},
 		Proc: PlanProc{GPUs: []string{}, Capabilities: []string{}}, SuspendsGPU: c.SuspendsGPU,
@@ -195,7 +195,11 @@ func newPlan(c Container) Plan {
 		who := c.Said.Container
 		p.Container = &PlanContainer{ID: c.ID, Namespace: c.Namespace, PodNamespace: who.Namespace, Pod: who.Pod, Name: who.Name}
 	}
-	p.decide("container", "asks for the driver", "%s", c.Request.Reason)
+	decision := "asks for the driver"
+	if !c.Asks {
+		decision = "does not ask for the driver"
+	}
+	p.decide("container", decision, "%s", c.Reason)
 	for _, o := range c.Request.Overridden {
 		p.decide(o.What, "not followed", "%s", o.Reason)
 	}

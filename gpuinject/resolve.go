@@ -16,51 +16,91 @@ import (
 // Ask puts questions to the probe, all at once.
 type Ask func(probe.Questions) probe.Answers
 
-// Resolve decides everything that will be done for a container whose image is mounted at root. It
-// changes nothing but what the shim itself keeps under its state directory, unless that is
-// read-only. With an error the Plan has the decisions that led to it.
+// Resolve decides everything that will be done for a container whose image is mounted at root, and
+// that is not Plain. It changes nothing but what the shim itself keeps under its state directory,
+// unless that is read-only. With an error the Plan has the decisions that led to it.
 func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
 	p := newPlan(c)
-	if err := planHooks(c, &p); err != nil {
-		return p, err
+	err := planHooks(c, &p)
+	if err == nil && c.Asks {
+		err = planDriver(c, root, ask, &p)
 	}
+	if err == nil && !p.GPU {
+		err = planWithoutGPU(c, root, &p)
+	}
+	return p, err
+}
+
+// planDriver decides whether the container gets the driver, and if so, all that it gets. If p.GPU
+// is false afterwards, it starts without.
+func planDriver(c Container, root *image.Root, ask Ask, p *Plan) error {
 	h, err := host.Discover(c.Config.Host)
 	if errors.Is(err, device.ErrNoDriver) && startsWithoutDriver(c) {
 		p.GPU, p.Grant = false, "no GPU can have been allocated: "+err.Error()
-		return p, nil
+		return nil
 	}
 	if err != nil {
-		return p, fail(Precondition, "%s: %w", c.Request.Reason, err)
+		return fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
 	p.DriverVersion, p.Platform = h.DriverVersion, h.Platform
-	granted, err := grantDevices(c, h, ask, &p)
+	granted, err := grantDevices(c, h, ask, p)
 	if err != nil || !p.GPU {
-		return p, err
+		return err
 	}
 	files, err := driverFiles(c, h)
 	if err != nil {
-		return p, err
+		return err
 	}
 	if err := files.Check(granted.request.Capabilities); err != nil {
-		return p, fail(Precondition, "%w", err)
+		return fail(Precondition, "%w", err)
 	}
 	mine := files.For(granted.request.Capabilities)
-	nodes, err := planNodes(c, h, granted, files, &p)
+	nodes, err := planNodes(c, h, granted, files, p)
 	if err != nil {
-		return p, err
+		return err
 	}
-	addClassFiles(c, &mine, &p)
-	if err := planMemoryLimits(c, &p); err != nil {
-		return p, err
+	addClassFiles(c, &mine, p)
+	if err := planMemoryLimits(c, p); err != nil {
+		return err
 	}
-	if err := planMask(c, h, granted, &p); err != nil {
-		return p, err
+	if err := planMask(c, h, granted, p); err != nil {
+		return err
 	}
-	err = planFiles(c, h, root, granted, nodes, files, mine, &p)
+	err = planFiles(c, h, root, granted, nodes, files, mine, p)
 	if root.Err() != nil {
 		err = fail(Internal, "read the image: %w", root.Err())
 	}
-	return p, err
+	return err
+}
+
+// planWithoutGPU decides what is done for a container that is given nothing here. If its
+// specification has nodes of the driver all the same, from a device plugin for example, it gets the
+// mask, which shows the GPUs of these nodes: a pod's author can set NVIDIA_VISIBLE_DEVICES=void
+// over the plugin's value.
+func planWithoutGPU(c Container, root *image.Root, p *Plan) error {
+	if !c.Said.Container.DriverNodes {
+		return nil // the usual case of a container that asks and is granted nothing
+	}
+	h, err := host.Discover(c.Config.Host)
+	if errors.Is(err, device.ErrNoDriver) {
+		return nil
+	}
+	var g grant
+	if err == nil {
+		g.set, err = h.Given(c.Said.Container.Nodes)
+	}
+	if err != nil {
+		return fail(Precondition, "the container's specification has nodes of the NVIDIA driver: %w", err)
+	}
+	g.gpus = h.Visible(g.set)
+	if err := planMask(c, h, g, p); err != nil || !p.Proc.Masked {
+		return err
+	}
+	vols, err := findVolumes(c, root, driver.Files{})
+	if err != nil {
+		return err
+	}
+	return checkProc(vols, p)
 }
 
 // startsWithoutDriver reports whether a container starts without a GPU on a host without a driver:

@@ -60,7 +60,7 @@ func (b *Bundle) Apply(e Edits) error {
 		var edited bytes.Buffer
 		edited.Grow(len(b.raw) + 8<<10)
 		o.encode(&edited)
-		b.raw = edited.Bytes()
+		b.raw, b.edited = edited.Bytes(), true
 	}
 	return nil
 }
