@@ -80,6 +80,33 @@ func keptClasses(c Container, h host.Host, p *Plan) (nodes []device.Node) {
 	return nodes
 }
 
+// planRemovals decides which mounts and rules of the specification are removed: those that CDI made
+// for what is given here, and the device list if runc could not mount it. all are the files of this
+// host's driver.
+func planRemovals(c Container, g grant, all driver.Files, p *Plan) {
+	removeList := g.request.Source == request.FromMounts && c.Said.Container.UserNamespace
+	p.edits.RemoveMount = func(m specs.Mount) bool {
+		return isCDIMount(c, all, m) || removeList && isMappedListMount(m)
+	}
+	if !c.Said.EditedByCDI {
+		return
+	}
+	nodes := p.nodes
+	// CDI's rules for nodes allow mknod.
+	p.edits.RemoveRule = func(r specs.LinuxDeviceCgroup) bool {
+		if !r.Allow || r.Type != "c" || r.Major == nil || r.Minor == nil || !strings.Contains(r.Access, "m") {
+			return false
+		}
+		number := device.Number{Major: *r.Major, Minor: *r.Minor}
+		return slices.ContainsFunc(nodes, func(n device.Node) bool { return n.Number() == number })
+	}
+	for _, m := range c.Bundle.Spec.Mounts {
+		if isCDIMount(c, all, m) && isSocketMount(m) {
+			p.note("not mounted: %s, which CDI gives every container; see container.sockets", m.Destination)
+		}
+	}
+}
+
 // isCDIMount reports whether NVIDIA's CDI specification made a mount: a file of this host's driver,
 // at the place and with the options that nvidia-ctk writes. A volume of the same file that a user
 // asks for has other options.
@@ -100,3 +127,12 @@ func isBind(m specs.Mount) bool {
 
 // isSocketMount reports whether CDI made a mount for a daemon's socket.
 func isSocketMount(m specs.Mount) bool { return sockets.IsMount(path.Clean(m.Destination), m.Options) }
+
+// isMappedListMount reports whether a mount is one of the device list that runc would have to map
+// to the ids of a user namespace. It cannot: /dev/null is on devtmpfs, which has no mapped mounts,
+// and the container would not start (containerd maps every mount of such a pod). The list has been
+// read, and nothing in a container reads it.
+func isMappedListMount(m specs.Mount) bool {
+	return len(m.UIDMappings)+len(m.GIDMappings) > 0 && path.Clean(m.Source) == "/dev/null" &&
+		strings.HasPrefix(path.Clean("/"+m.Destination), request.DeviceListDir+"/")
+}

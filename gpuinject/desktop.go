@@ -77,7 +77,7 @@ func bundlePath(c Container, name string) string {
 // of the image's own is covered, at whichever place it has one: with two manifests of the same
 // driver each GPU would be listed twice. What else the image has cannot be taken out of it, and a
 // mount over that would list the same once more.
-func dataDest(d driver.File, root *image.Root, img image.Image, p *Plan) string {
+func dataDest(d driver.File, root rootfs, img image.Image, p *Plan) string {
 	if !path.IsAbs(d.Dest) {
 		return path.Join(xorgModules(img), d.Dest)
 	}

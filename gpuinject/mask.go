@@ -51,8 +51,8 @@ func checkIsolation(c Container) error {
 
 // checkProc refuses a container that would have the mask on a procfs that is not its own: a bind of
 // the host's procfs, through which the mask would show on the host with rootfsPropagation "shared".
-func checkProc(vols volumes, p *Plan) error {
-	if p.Proc.Masked && !vols.ownProc {
+func checkProc(root rootfs, p *Plan) error {
+	if p.Proc.Masked && !root.ownProc {
 		return fail(Invalid, "the container has no procfs of its own at /proc, in which other GPUs could be hidden: mount one")
 	}
 	return nil

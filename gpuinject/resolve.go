@@ -33,7 +33,7 @@ func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
 
 // planDriver decides whether the container gets the driver, and if so, all that it gets. If p.GPU
 // is false afterwards, it starts without.
-func planDriver(c Container, root *image.Root, ask Ask, p *Plan) error {
+func planDriver(c Container, img *image.Root, ask Ask, p *Plan) error {
 	h, err := host.Discover(c.Config.Host)
 	if errors.Is(err, device.ErrNoDriver) && startsWithoutDriver(c) {
 		p.GPU, p.Grant = false, "no GPU can have been allocated: "+err.Error()
@@ -54,21 +54,24 @@ func planDriver(c Container, root *image.Root, ask Ask, p *Plan) error {
 	if err := files.Check(granted.request.Capabilities); err != nil {
 		return fail(Precondition, "%w", err)
 	}
-	mine := files.For(granted.request.Capabilities)
-	nodes, err := planNodes(c, h, granted, files, p)
-	if err != nil {
+	p.files = files.For(granted.request.Capabilities)
+	if err := planNodes(c, h, granted, files, p); err != nil {
 		return err
 	}
-	addClassFiles(c, &mine, p)
+	addClassFiles(c, p)
 	if err := planMemoryLimits(c, p); err != nil {
 		return err
 	}
 	if err := planMask(c, h, granted, p); err != nil {
 		return err
 	}
-	err = planFiles(c, h, root, granted, nodes, files, mine, p)
-	if root.Err() != nil {
-		err = fail(Internal, "read the image: %w", root.Err())
+	planRemovals(c, granted, files, p)
+	root, err := readMounts(c, img, p)
+	if err == nil {
+		err = planFiles(c, h, root, granted, p)
+	}
+	if img.Err() != nil {
+		err = fail(Internal, "read the image: %w", img.Err())
 	}
 	return err
 }
@@ -77,7 +80,7 @@ func planDriver(c Container, root *image.Root, ask Ask, p *Plan) error {
 // specification has nodes of the driver all the same, from a device plugin for example, it gets the
 // mask, which shows the GPUs of these nodes: a pod's author can set NVIDIA_VISIBLE_DEVICES=void
 // over the plugin's value.
-func planWithoutGPU(c Container, root *image.Root, p *Plan) error {
+func planWithoutGPU(c Container, img *image.Root, p *Plan) error {
 	if !c.Said.Container.DriverNodes {
 		return nil // the usual case of a container that asks and is granted nothing
 	}
@@ -96,11 +99,11 @@ func planWithoutGPU(c Container, root *image.Root, p *Plan) error {
 	if err := planMask(c, h, g, p); err != nil || !p.Proc.Masked {
 		return err
 	}
-	vols, err := findVolumes(c, root, driver.Files{})
+	root, err := readMounts(c, img, p)
 	if err != nil {
 		return err
 	}
-	return checkProc(vols, p)
+	return checkProc(root, p)
 }
 
 // startsWithoutDriver reports whether a container starts without a GPU on a host without a driver:

@@ -65,11 +65,11 @@ func hash(data []byte) string {
 }
 
 // viewDir returns the directory of all views.
-func viewDir(s *state.State) string { return filepath.Join(s.Dir(), "view") }
+func viewDir(stateDir string) string { return filepath.Join(stateDir, "view") }
 
 // Path returns where the view for spec is, or would be.
-func Path(s *state.State, spec Spec) string {
-	return filepath.Join(viewDir(s), spec.key(), "root")
+func Path(stateDir string, spec Spec) string {
+	return filepath.Join(viewDir(stateDir), spec.key(), "root")
 }
 
 // lockTimeout is how long a view that another process builds is waited for. Building takes
@@ -79,7 +79,7 @@ const lockTimeout = time.Second
 // Ensure returns the directory of the view for spec, and builds it if this host does not have it
 // yet. The directory is a mount whose whole tree is read-only, nosuid and nodev.
 func Ensure(s *state.State, spec Spec) (string, error) {
-	root := Path(s, spec)
+	root := Path(s.Dir(), spec)
 	if mounted(root) {
 		// The time of last use, for collect.
 		_ = unix.UtimesNanoAt(unix.AT_FDCWD, filepath.Dir(root), nil, 0)
@@ -98,7 +98,7 @@ func Ensure(s *state.State, spec Spec) (string, error) {
 	if mounted(root) {
 		return root, nil
 	}
-	err = makePrivate(viewDir(s))
+	err = makePrivate(viewDir(s.Dir()))
 	if err == nil {
 		err = build(root, spec.Files)
 	}
@@ -106,7 +106,7 @@ func Ensure(s *state.State, spec Spec) (string, error) {
 		return "", fmt.Errorf("driver view: %w", err)
 	}
 	s.AddEvent(state.Event{Kind: state.ViewBuilt})
-	collect(s, spec.Driver)
+	collect(viewDir(s.Dir()), spec.Driver)
 	if !mounted(root) {
 		// Without the lock another builder can have made the directory of views private at the same
 		// time, over this view.
@@ -150,8 +150,8 @@ func unmount(dir string) error {
 
 // collect removes views of other drivers than the present one that have not been used for long, and
 // the least recently used of more than maxViews. What fails is tried again with the next new view.
-func collect(s *state.State, driver string) {
-	entries, _ := os.ReadDir(viewDir(s))
+func collect(views, driver string) {
+	entries, _ := os.ReadDir(views)
 	used := map[string]time.Duration{} // how long ago
 	for _, e := range entries {
 		if info, err := e.Info(); err == nil && e.IsDir() {
@@ -164,7 +164,7 @@ func collect(s *state.State, driver string) {
 		if !(otherDriver && used[name] >= grace) && !(i >= maxViews && used[name] >= recent) {
 			continue
 		}
-		dir := filepath.Join(viewDir(s), name)
+		dir := filepath.Join(views, name)
 		root := filepath.Join(dir, "root")
 		if unmount(root) == nil {
 			_ = os.Remove(root)

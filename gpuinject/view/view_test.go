@@ -55,7 +55,7 @@ func newFixture(t *testing.T) *fixture {
 	base := t.TempDir()
 	s, err := state.Open(filepath.Join(base, "state"), false)
 	check(t, err)
-	t.Cleanup(func() { _ = unix.Unmount(viewDir(s), unix.MNT_DETACH) }) // with all views in it
+	t.Cleanup(func() { _ = unix.Unmount(viewDir(s.Dir()), unix.MNT_DETACH) }) // with all views in it
 	f := &fixture{t, s, filepath.Join(base, "driver")}
 	check(t, os.Mkdir(f.files, 0o755))
 	// The directory of all views is a mount from now on.
@@ -105,7 +105,7 @@ func (f *fixture) ensure(spec Spec) string {
 	f.t.Helper()
 	dir, err := Ensure(f.state, spec)
 	check(f.t, err)
-	if dir != Path(f.state, spec) {
+	if dir != Path(f.state.Dir(), spec) {
 		f.t.Errorf("it is at %s", dir)
 	}
 	return dir
@@ -257,7 +257,7 @@ func TestAViewHoldsFilesThatNoHostHas(t *testing.T) {
 func TestManyProcessesAtOnceGetOneView(t *testing.T) {
 	f := newFixture(t)
 	source := f.file("lib.so", 0o644)
-	want := Path(f.state, manyFiles(source))
+	want := Path(f.state.Dir(), manyFiles(source))
 	var group sync.WaitGroup
 	for range 4 {
 		group.Go(func() {
@@ -283,7 +283,7 @@ func TestManyProcessesAtOnceGetOneView(t *testing.T) {
 // lock.
 func TestALockThatIsHeldDoesNotKeepAViewFromBeingBuilt(t *testing.T) {
 	f := newFixture(t)
-	held, err := os.Open(filepath.Join(viewDir(f.state), "lock"))
+	held, err := os.Open(filepath.Join(viewDir(f.state.Dir()), "lock"))
 	check(t, err)
 	defer held.Close()
 	check(t, unix.Flock(int(held.Fd()), unix.LOCK_EX))
@@ -299,7 +299,7 @@ func TestABuilderThatIsKilledLeavesNothingHalfMade(t *testing.T) {
 	f := newFixture(t)
 	source := f.file("lib.so", 0o644)
 	spec := manyFiles(source)
-	root := Path(f.state, spec)
+	root := Path(f.state.Dir(), spec)
 	before, killed := len(mountLines(t, f.state.Dir())), 0
 	for range 40 {
 		cmd := f.process(source)
@@ -334,18 +334,18 @@ func TestUnusedViewsOfAnOlderDriverGo(t *testing.T) {
 	}
 	for spec, age := range map[*Spec]time.Duration{&unused: 2 * grace, &recent: grace / 2, &used: 2 * grace, &same: 100 * grace} {
 		when := time.Now().Add(-age)
-		check(t, os.Chtimes(filepath.Dir(Path(f.state, *spec)), when, when))
+		check(t, os.Chtimes(filepath.Dir(Path(f.state.Dir(), *spec)), when, when))
 	}
 	f.ensure(used) // is a use
 
-	unusedDir := Path(f.state, unused)
+	unusedDir := Path(f.state.Dir(), unused)
 	newer := f.spec("590.1", 2)
 	whole(t, f.ensure(newer), newer)
 	if _, err := os.Stat(filepath.Dir(unusedDir)); !errors.Is(err, fs.ErrNotExist) || len(mountLines(t, unusedDir)) > 0 {
 		t.Errorf("an unused view of the old driver is still there: %v", err)
 	}
 	for _, kept := range []Spec{recent, used, same} {
-		whole(t, Path(f.state, kept), kept)
+		whole(t, Path(f.state.Dir(), kept), kept)
 	}
 }
 
@@ -358,17 +358,17 @@ func TestTheLeastRecentlyUsedOfManyViewsGo(t *testing.T) {
 	for i := range 2 * maxViews {
 		f.ensure(view(i))
 		when := time.Now().Add(-time.Duration(1+i) * time.Minute)
-		check(t, os.Chtimes(filepath.Dir(Path(f.state, view(i))), when, when))
+		check(t, os.Chtimes(filepath.Dir(Path(f.state.Dir(), view(i))), when, when))
 	}
 	f.ensure(view(maxViews)) // is a use
 	f.ensure(view(-1))
 	// The fixture's, the new one and the one that was used are the most recent.
 	for i := range 2 * maxViews {
-		if kept := i < maxViews-3 || i == maxViews; mounted(Path(f.state, view(i))) != kept {
+		if kept := i < maxViews-3 || i == maxViews; mounted(Path(f.state.Dir(), view(i))) != kept {
 			t.Errorf("view %d is there: %v", i, !kept)
 		}
 	}
-	whole(t, Path(f.state, view(0)), view(0))
+	whole(t, Path(f.state.Dir(), view(0)), view(0))
 }
 
 // /run is shared under systemd: what is attached there shows up in every mount namespace that
