@@ -86,6 +86,12 @@ func EnvironmentGrants(p config.Policy, c request.Container) string {
 	return ""
 }
 
+// GrantsAll reports whether a container may select from every device of the host, whatever was
+// allocated to it.
+func GrantsAll(p config.Policy, c request.Container) bool {
+	return EnvironmentGrants(p, c) != "" || c.Kubernetes && p.Kubernetes == config.Audit
+}
+
 // NeedsKubelet reports whether only the kubelet can say what was allocated to a container without a
 // device in its specification: the environment is no grant.
 func NeedsKubelet(p config.Policy, c request.Container) bool {
