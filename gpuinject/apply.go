@@ -66,8 +66,7 @@ func ensureView(c Container, p Plan) error {
 	if err != nil {
 		return err
 	}
-	_, err = view.Ensure(st, p.view)
-	return err
+	return view.Ensure(st, p.view)
 }
 
 // makeLinks makes the links in the image. One that cannot be made becomes a bind.

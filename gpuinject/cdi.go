@@ -35,7 +35,7 @@ func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	g.set.MIG = h.Annotate(g.set.MIG, a.kept.Facts)
 	g.gpus = h.Visible(g.set)
 	names := g.set.Names()
-	p.Asked, p.Grant = names, "taken over from CDI: "+cmp.Or(strings.Join(names, ","), "no GPU")
+	p.Asked, p.Grant = names, "taken over from CDI: "+cmp.Or(g.set.String(), "no GPU")
 	g.may = policy.Grant{Set: g.set, Reason: p.Grant}
 	g.enforced = g.may
 	p.decideGrant(g.may)

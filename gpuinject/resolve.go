@@ -122,6 +122,9 @@ func startsWithoutDriver(c Container) bool {
 	return !r.NamesDevices() && r.Source != request.FromCDI && policy.EnvironmentGrants(c.Config.Policy, c.Said.Container) == ""
 }
 
+// filesName is where the state directory keeps the list of the driver's files.
+const filesName = "driver.json"
+
 // driverFiles returns the driver's files: those kept under the state directory if they are still
 // there unchanged, else the result of a new search, which is kept.
 func driverFiles(c Container, h host.Host) (driver.Files, error) {
@@ -130,17 +133,15 @@ func driverFiles(c Container, h host.Host) (driver.Files, error) {
 		return driver.Files{}, fail(Precondition, "%w", err)
 	}
 	var kept driver.Files
-	if !st.Load(host.FilesName, &kept) {
-		kept = driver.Files{}
+	if st.Load(filesName, &kept) && kept.Fresh(h.Config, h.DriverVersion) {
+		return kept, nil
 	}
-	files, changed, err := h.DriverFiles(kept)
+	files, err := h.DriverFiles()
 	if err != nil {
 		return driver.Files{}, fail(Precondition, "%w", err)
 	}
-	if changed {
-		if err := st.Store(host.FilesName, &files); err != nil {
-			return driver.Files{}, fail(Internal, "keep the list of driver files: %w", err)
-		}
+	if err := st.Store(filesName, &files); err != nil {
+		return driver.Files{}, fail(Internal, "keep the list of driver files: %w", err)
 	}
 	return files, nil
 }

@@ -167,9 +167,10 @@ const (
 
 var sockets = []string{Persistenced, FabricManager, MPS}
 
-// swarmPrefix begins the names of Swarm's variables. The shim searches for it before it reads this
+// SwarmPrefix begins the variables by which Docker swarm tells a task which of a node's generic
+// resources it owns: DOCKER_RESOURCE_GPU=GPU-…,GPU-…. The shim searches for it before it reads this
 // configuration.
-const swarmPrefix = "DOCKER_RESOURCE_"
+const SwarmPrefix = "DOCKER_RESOURCE_"
 
 // Default returns the configuration of a host without a file.
 func Default() *Config {
@@ -320,8 +321,8 @@ func (c *Config) validate() error {
 		}
 	}
 	for _, name := range c.Policy.SwarmResources {
-		if kind, ok := strings.CutPrefix(name, swarmPrefix); !ok || kind == "" {
-			return fmt.Errorf("key %q: %q is not the name of a variable %s<KIND>", "policy.swarm-resources", name, swarmPrefix)
+		if kind, ok := strings.CutPrefix(name, SwarmPrefix); !ok || kind == "" {
+			return fmt.Errorf("key %q: %q is not the name of a variable %s<KIND>", "policy.swarm-resources", name, SwarmPrefix)
 		}
 	}
 	return nil

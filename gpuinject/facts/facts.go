@@ -85,14 +85,14 @@ func Ask(cfg config.Host, h host.Host, seen Kept, q probe.Questions, ask func(pr
 }
 
 // check returns why an answer of NVML cannot be used.
-func check(cfg config.Host, h host.Host, key0 string, reply probe.Answers) error {
+func check(cfg config.Host, h host.Host, before string, reply probe.Answers) error {
 	if reply.Facts == nil {
 		return fmt.Errorf("NVML was asked: %s", reply.FactsError)
 	}
 	if !reply.Facts.CUDAOnly && h.DriverVersion != "" && reply.Facts.Driver != h.DriverVersion {
 		return fmt.Errorf("NVML is of driver %s and the loaded kernel module %s: install the driver's user space of the same version, or reboot", reply.Facts.Driver, h.DriverVersion)
 	}
-	if after, err := host.Discover(cfg); err != nil || key(after) != key0 {
+	if after, err := host.Discover(cfg); err != nil || key(after) != before {
 		return errors.New("MIG was being configured while NVML was asked: try again")
 	}
 	return nil

@@ -133,7 +133,7 @@ func Decide(p config.Policy, c request.Container, inSpec device.Set, kubelet Kub
 // those that the kubelet names.
 func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet KubeletAnswer) (Grant, error) {
 	if !inSpec.Empty() {
-		return Grant{Set: inSpec, Reason: "in the container's specification: " + names(inSpec)}, nil
+		return Grant{Set: inSpec, Reason: "in the container's specification: " + inSpec.String()}, nil
 	}
 	if !c.Kubernetes {
 		return Grant{Reason: "accept-env-when-unprivileged is off and the container is not privileged"}, nil
@@ -161,10 +161,8 @@ func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet 
 	case kubelet.SetErr != nil:
 		return Grant{}, fmt.Errorf("the kubelet allocated what this host does not have: %w", kubelet.SetErr)
 	}
-	return Grant{Set: kubelet.Set, Reason: "allocated by the kubelet: " + names(kubelet.Set)}, nil
+	return Grant{Set: kubelet.Set, Reason: "allocated by the kubelet: " + kubelet.Set.String()}, nil
 }
-
-func names(set device.Set) string { return strings.Join(set.Names(), ",") }
 
 // DecideOthers returns what a container whose grant of GPUs is g may have of a class of devices
 // besides GPUs, with a reason for people: all of nodes, which are those of the class that it asks

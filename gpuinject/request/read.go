@@ -10,6 +10,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 )
 
@@ -30,10 +31,6 @@ const (
 	annotationCDI = "cdi.k8s.io/"
 	annotationNRI = "nvidia.cdi.k8s.io"
 )
-
-// SwarmPrefix begins the variables by which Docker swarm tells a task which of a node's generic
-// resources it owns: DOCKER_RESOURCE_GPU=GPU-…,GPU-….
-const SwarmPrefix = "DOCKER_RESOURCE_"
 
 // Said is everything in a specification that can ask for GPUs, parsed once. It does not depend on
 // the configuration.
@@ -66,7 +63,7 @@ func Read(spec *bundle.Spec) Said {
 	for _, entry := range spec.Process.Env {
 		if name, value, ok := strings.Cut(entry, "="); ok && ofContract(name) {
 			s.Env[name] = value
-			s.swarm = s.swarm || strings.HasPrefix(name, SwarmPrefix)
+			s.swarm = s.swarm || strings.HasPrefix(name, config.SwarmPrefix)
 		}
 	}
 	s.EditedByCDI = editedByCDI(spec, s.Env)
@@ -92,7 +89,7 @@ func Read(spec *bundle.Spec) Said {
 
 // ofContract reports whether a variable belongs to the contract.
 func ofContract(name string) bool {
-	return strings.HasPrefix(name, "NVIDIA_") || strings.HasPrefix(name, "CUDA_") || strings.HasPrefix(name, SwarmPrefix)
+	return strings.HasPrefix(name, "NVIDIA_") || strings.HasPrefix(name, "CUDA_") || strings.HasPrefix(name, config.SwarmPrefix)
 }
 
 func (s *Said) readMount(destination, id string) {
@@ -167,13 +164,13 @@ func (s Said) Asks() (asks bool, why string) {
 
 // isLegacy reports whether the image is older than CUDA 9: NVIDIA's stack gives such an image all
 // GPUs and all capabilities if it does not say otherwise.
-func (s Said) isLegacy() bool { return s.Env[envCUDAVersion] != "" && s.Env[envRequireCUDA] == "" }
+func (s Said) isLegacy() bool { return s.Env[EnvCUDAVersion] != "" && s.Env[EnvRequireCUDA] == "" }
 
 // environmentAsks reports whether the environment asks for the driver, and why or why not.
 func (s Said) environmentAsks() (asks bool, why string) {
 	value, set := s.Env[EnvVisibleDevices]
 	if !set && s.isLegacy() {
-		return true, EnvVisibleDevices + " is not set and " + envCUDAVersion + " is, without " + envRequireCUDA + ": an image older than CUDA 9"
+		return true, EnvVisibleDevices + " is not set and " + EnvCUDAVersion + " is, without " + EnvRequireCUDA + ": an image older than CUDA 9"
 	}
 	if !set {
 		return false, EnvVisibleDevices + " is not set"
@@ -241,6 +238,6 @@ func editedByCDI(spec *bundle.Spec, env map[string]string) bool {
 // the driver, and does not ask, is to be found as well.
 var words = []string{
 	"/dev/nvidia",
-	EnvVisibleDevices, envCUDAVersion, "cdi.k8s.io", SwarmPrefix, path.Base(DeviceListDir),
+	EnvVisibleDevices, EnvCUDAVersion, "cdi.k8s.io", config.SwarmPrefix, path.Base(DeviceListDir),
 	cdiHook, ctkHook, "nvidia-container-",
 }

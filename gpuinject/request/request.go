@@ -13,8 +13,8 @@ import (
 const (
 	EnvVisibleDevices = "NVIDIA_VISIBLE_DEVICES"
 	EnvCapabilities   = "NVIDIA_DRIVER_CAPABILITIES"
-	envCUDAVersion    = "CUDA_VERSION"
-	envRequireCUDA    = "NVIDIA_REQUIRE_CUDA"
+	EnvCUDAVersion    = "CUDA_VERSION"
+	EnvRequireCUDA    = "NVIDIA_REQUIRE_CUDA"
 )
 
 // Names in NVIDIA_DRIVER_CAPABILITIES that this package or package gpuinject has a rule for.

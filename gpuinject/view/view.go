@@ -76,43 +76,43 @@ func Path(stateDir string, spec Spec) string {
 // milliseconds.
 const lockTimeout = time.Second
 
-// Ensure returns the directory of the view for spec, and builds it if this host does not have it
-// yet. The directory is a mount whose whole tree is read-only, nosuid and nodev.
-func Ensure(s *state.State, spec Spec) (string, error) {
+// Ensure builds the view for spec if this host does not have it yet. Its directory is a mount whose
+// whole tree is read-only, nosuid and nodev.
+func Ensure(s *state.State, spec Spec) error {
 	root := Path(s.Dir(), spec)
 	if mounted(root) {
 		// The time of last use, for collect.
 		_ = unix.UtimesNanoAt(unix.AT_FDCWD, filepath.Dir(root), nil, 0)
-		return root, nil
+		return nil
 	}
 	if err := os.MkdirAll(root, 0o700); err != nil {
-		return "", fmt.Errorf("driver view: %w", err)
+		return fmt.Errorf("driver view: %w", err)
 	}
 	lock, err := s.Lock("view/lock", lockTimeout)
 	// flock(2) needs no right to write, so that root of a container which sees the host's /run can
 	// hold the lock for as long as it likes. The lock only saves work.
 	if err != nil && !errors.Is(err, state.ErrBusy) {
-		return "", fmt.Errorf("driver view: lock: %w", err)
+		return fmt.Errorf("driver view: lock: %w", err)
 	}
 	defer lock.Close()
 	if mounted(root) {
-		return root, nil
+		return nil
 	}
 	err = makePrivate(viewDir(s.Dir()))
 	if err == nil {
 		err = build(root, spec.Files)
 	}
 	if err != nil {
-		return "", fmt.Errorf("driver view: %w", err)
+		return fmt.Errorf("driver view: %w", err)
 	}
 	s.AddEvent(state.Event{Kind: state.ViewBuilt})
 	collect(viewDir(s.Dir()), spec.Driver)
 	if !mounted(root) {
 		// Without the lock another builder can have made the directory of views private at the same
 		// time, over this view.
-		return "", fmt.Errorf("driver view: %s was covered by another mount: start the container again", root)
+		return fmt.Errorf("driver view: %s was covered by another mount: start the container again", root)
 	}
-	return root, nil
+	return nil
 }
 
 // makePrivate makes dir a private mount. The state directory usually is on a shared one, as /run is

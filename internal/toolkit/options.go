@@ -168,8 +168,8 @@ func texts(value any) ([]string, bool) {
 func swarmResources(names []string) result {
 	for _, name := range names {
 		// Without a configuration the shim looks at variables of such names only.
-		if rest, ok := strings.CutPrefix(name, "DOCKER_RESOURCE_"); !ok || rest == "" {
-			return attention("%.64q does not begin with DOCKER_RESOURCE_, as names in policy.swarm-resources do", name)
+		if rest, ok := strings.CutPrefix(name, config.SwarmPrefix); !ok || rest == "" {
+			return attention("%.64q does not begin with %s, as names in policy.swarm-resources do", name, config.SwarmPrefix)
 		}
 	}
 	return carried("policy.swarm-resources", names)

@@ -50,9 +50,10 @@ var classes = map[string][]classNode{
 
 const imexDriver = "nvidia-caps-imex-channels"
 
-// ClassNodes returns the nodes of a class of config.Classes in the order of their names' numbers. Of IMEX channels it returns those with the numbers given, or all
-// if channels is nil; one that is missing is an error that names it. Of the other classes it
-// returns what the host has, which may be nothing.
+// ClassNodes returns the nodes of a class of config.Classes, in the order of the numbers in their
+// names. Of IMEX channels it returns those with the numbers given, or all if channels is nil; one
+// that is missing is an error that names it. Of the other classes it returns what the host has,
+// which may be nothing.
 //
 // Every node is verified like those of GPUs. Beside the error of the first node that is not as it
 // should be, it returns all good ones, for a caller that only asks which of the host's nodes a
@@ -104,7 +105,7 @@ func (k classNode) node(cfg config.Host, number int, majors numbers) (Node, erro
 	}
 	if k.driver == imexDriver && len(w.majors) > 0 {
 		// An administrator makes these, as NVIDIA documents it.
-		w.make = fmt.Sprintf("nvidia-shimctl prepare --imex-channels=%d", number)
+		w.makeCommand = fmt.Sprintf("nvidia-shimctl prepare --imex-channels=%d", number)
 	}
 	return verify(cfg, w)
 }
