@@ -65,7 +65,7 @@ type pod struct {
 // readPod reads the kubelet's checkpoint. It is bound to the pod's UID, but does not tell a
 // container without a device from an ephemeral one, which shares what its pod has.
 func readPod(c Container) (p pod) {
-	who := c.Said.Container
+	who := c.Input.Container
 	p.containers, p.err = checkpoint.Pod(checkpointFile, who.UID)
 	if p.err == nil && len(p.containers) == 0 {
 		p.containers = map[string][]string{who.Name: {}}
@@ -80,7 +80,7 @@ func readPod(c Container) (p pod) {
 // granted is true if the specification grants devices by itself, by its nodes or by ids that are a
 // grant by being named: these ids.
 func askAll(c Container, h host.Host, granted bool, named []string, ask Ask) answers {
-	who := c.Said.Container
+	who := c.Input.Container
 	needsPod := !granted && policy.NeedsKubelet(c.Config.Policy, who)
 	var p pod
 	if needsPod {
@@ -115,7 +115,7 @@ func askAll(c Container, h host.Host, granted bool, named []string, ask Ask) ans
 // selectAllocated resolves what the kubelet allocated to the container. asked is true if NVML was
 // asked.
 func (a *answers) selectAllocated(c Container, h host.Host, asked bool, ask Ask) {
-	ids, _ := a.kubelet.Allocation.IDs(c.Said.Container.Name)
+	ids, _ := a.kubelet.Allocation.IDs(c.Input.Container.Name)
 	ids, a.passedOver = fullIDs(h, ids)
 	if !asked && h.NeedsFacts(ids, a.kept.Facts) {
 		// A MIG device was made again with the ids of an earlier one, so that NVML's kept answer
@@ -168,7 +168,7 @@ func (p pod) answer(c Container, h host.Host, reply probe.Answers) (k policy.Kub
 // pod that was deleted by force goes on creating containers while the next one of its name is
 // there, and "all" in its image would be all that the next one has.
 func checkByName(c Container, h host.Host, allocation policy.Allocation, why error) error {
-	ids, _ := allocation.IDs(c.Said.Container.Name)
+	ids, _ := allocation.IDs(c.Input.Container.Name)
 	if ids, _ = fullIDs(h, ids); len(ids) == 0 {
 		return nil
 	}

@@ -21,7 +21,7 @@ import (
 func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	g := grant{request: c.Request}
 	var err error
-	if g.set, err = h.Given(c.Said.Container.Nodes); err != nil {
+	if g.set, err = h.Given(c.Input.Container.Nodes); err != nil {
 		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
 	for _, name := range []string{"config", "monitor"} {
@@ -57,7 +57,7 @@ func hasCapability(c Container, h host.Host, right device.Capability) bool {
 }
 
 func hasNode(c Container, n device.Node) bool {
-	return slices.Contains(c.Said.Container.Nodes, n.Number())
+	return slices.Contains(c.Input.Container.Nodes, n.Number())
 }
 
 // cdiClasses are the classes whose nodes NVIDIA's CDI specifications have. Plugins of other vendors
@@ -84,11 +84,11 @@ func keptClasses(c Container, h host.Host, p *Plan) (nodes []device.Node) {
 // for what is given here, and the device list if runc could not mount it. all are the files of this
 // host's driver.
 func planRemovals(c Container, g grant, all driver.Files, p *Plan) {
-	removeList := g.request.Source == request.FromMounts && c.Said.Container.UserNamespace
+	removeList := g.request.Source == request.FromMounts && c.Input.Container.UserNamespace
 	p.edits.RemoveMount = func(m specs.Mount) bool {
 		return isCDIMount(c, all, m) || removeList && isMappedListMount(m)
 	}
-	if !c.Said.EditedByCDI {
+	if !c.Input.EditedByCDI {
 		return
 	}
 	nodes := p.nodes
@@ -111,12 +111,12 @@ func planRemovals(c Container, g grant, all driver.Files, p *Plan) {
 // at the place and with the options that nvidia-ctk writes. A volume of the same file that a user
 // asks for has other options.
 func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
-	if !c.Said.EditedByCDI || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "nosuid") || !slices.Contains(m.Options, "nodev") || !isBind(m) {
+	if !c.Input.EditedByCDI || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "nosuid") || !slices.Contains(m.Options, "nodev") || !isBind(m) {
 		return false
 	}
 	source, dest := path.Clean(m.Source), path.Clean(m.Destination)
 	if isSocketMount(m) {
-		return (dest != sockets.MPSDir || c.Said.Env[sockets.EnvMPS] == "") && (files.InRoot(source) == dest || source == dest)
+		return (dest != sockets.MPSDir || c.Input.Env[sockets.EnvMPS] == "") && (files.InRoot(source) == dest || source == dest)
 	}
 	return slices.Contains(m.Options, "ro") && files.IsMounted(source, dest)
 }

@@ -28,9 +28,9 @@ type Container struct {
 	// Bundle is the parsed configuration, Config the shim's configuration.
 	Bundle *bundle.Bundle
 	Config *config.Config
-	// Said is everything by which the container can ask, Request what it asks for under Config, if
+	// Input is everything by which the container can ask, Request what it asks for under Config, if
 	// Asks is true.
-	Said    request.Said
+	Input   request.Input
 	Request request.Request
 	// SuspendsGPU reports whether the container gives its GPUs back while it is paused.
 	SuspendsGPU bool
@@ -76,9 +76,9 @@ func ExamineSpec(spec any, load func() (*config.Config, error)) (Container, erro
 }
 
 func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, error) {
-	c := Container{Raw: b.Raw(), Bundle: b, Said: request.Read(&b.Spec)}
-	asks, why := c.Said.Asks()
-	hasDriver := c.Said.NVIDIAHooks || c.Said.Container.DriverNodes && !c.Said.Container.Privileged
+	c := Container{Raw: b.Raw(), Bundle: b, Input: request.Read(&b.Spec)}
+	asks, why := c.Input.Asks()
+	hasDriver := c.Input.NVIDIAHooks || c.Input.Container.DriverNodes && !c.Input.Container.Privileged
 	c.Reason, c.Plain = why, !asks && !hasDriver
 	if c.Plain {
 		return c, nil
@@ -90,7 +90,7 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, 
 	if !asks {
 		return c, nil
 	}
-	if c.Request, err = c.Said.Request(c.Config); err != nil {
+	if c.Request, err = c.Input.Request(c.Config); err != nil {
 		return c, refuseRequest(err)
 	}
 	onPause := cmp.Or(b.Spec.Annotations[AnnotationOnPause], c.Config.Container.OnPause)

@@ -22,9 +22,9 @@ func whyUnmasked(c Container, h host.Host) string {
 	switch {
 	case h.DriverVersion == "":
 		return "this host has no NVIDIA kernel module"
-	case c.Said.Container.Privileged:
+	case c.Input.Container.Privileged:
 		return "a privileged container can take any mask off"
-	case len(linux.MaskedPaths) == 0 && c.Said.Container.UserNamespace && !mapsHostRoot(linux.UIDMappings):
+	case len(linux.MaskedPaths) == 0 && c.Input.Container.UserNamespace && !mapsHostRoot(linux.UIDMappings):
 		// It wants to run containers itself, which the kernel refuses under a mask
 		// (mount_too_revealing).
 		return "the container asked for an unmasked /proc in a user namespace, where it cannot write these files"

@@ -256,7 +256,7 @@ func mountSockets(c Container, root rootfs, g grant, p *Plan) error {
 		if !slices.Contains(c.Config.Container.Sockets, d.Name) || !g.request.Has(d.Capability) {
 			continue
 		}
-		mounts, err := d.Mounts(c.Config.Host, c.Said.Env[sockets.EnvMPS] != "", len(g.set.MIG) > 0)
+		mounts, err := d.Mounts(c.Config.Host, c.Input.Env[sockets.EnvMPS] != "", len(g.set.MIG) > 0)
 		if errors.Is(err, fs.ErrNotExist) {
 			err = errors.New("it does not run on this host")
 		}

@@ -24,7 +24,7 @@ func planNodes(c Container, h host.Host, g grant, files driver.Files, p *Plan) e
 	if err != nil {
 		return fail(Precondition, "%w", err)
 	}
-	if c.Said.EditedByCDI {
+	if c.Input.EditedByCDI {
 		nodes = append(nodes, keptClasses(c, h, p)...)
 	}
 	if g.request.ChannelsIgnored {
@@ -45,7 +45,7 @@ func planNodes(c Container, h host.Host, g grant, files driver.Files, p *Plan) e
 }
 
 func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]device.Node, error) {
-	r, who := g.request, c.Said.Container
+	r, who := g.request, c.Input.Container
 	var channels []int
 	if class == request.IMEX && !r.AllChannels {
 		channels = r.Channels
@@ -113,7 +113,7 @@ func (p *Plan) hasGDS() bool {
 // addClassFiles adds the files that go with the nodes of GDS, if the host has them. They are bound
 // read-only, like every data file of the driver.
 func addClassFiles(c Container, p *Plan) {
-	if c.Said.EditedByCDI || !p.hasGDS() {
+	if c.Input.EditedByCDI || !p.hasGDS() {
 		return
 	}
 	for _, f := range [][2]string{{c.Config.Host.DevRoot, udevDir}, {c.Config.Host.DriverRoot, cufileJSON}} {
@@ -130,7 +130,7 @@ func addClassFiles(c Container, p *Plan) {
 
 // addNodes adds the device nodes, their rules and their groups to the edits.
 func addNodes(c Container, p *Plan) error {
-	e, userns := &p.edits, c.Said.Container.UserNamespace
+	e, userns := &p.edits, c.Input.Container.UserNamespace
 	for _, n := range p.nodes {
 		if userns && n.HostPath != n.Path {
 			// mknod fails in a user namespace, so runc binds the host's node, which it expects at
@@ -167,7 +167,7 @@ func addGroup(c Container, n device.Node, p *Plan) {
 		p.groups = append(p.groups, n.GID)
 	}
 	gid, ok := n.GID, true
-	if c.Said.Container.UserNamespace {
+	if c.Input.Container.UserNamespace {
 		gid, ok = containerID(c.Bundle.Spec.Linux.GIDMappings, n.GID)
 	}
 	switch {

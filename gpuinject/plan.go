@@ -192,7 +192,7 @@ func newPlan(c Container) Plan {
 		Proc: PlanProc{GPUs: []string{}, Capabilities: []string{}}, SuspendsGPU: c.SuspendsGPU,
 	}
 	if c.ID != "" {
-		who := c.Said.Container
+		who := c.Input.Container
 		p.Container = &PlanContainer{ID: c.ID, Namespace: c.Namespace, PodNamespace: who.Namespace, Pod: who.Pod, Name: who.Name}
 	}
 	decision := "asks for the driver"

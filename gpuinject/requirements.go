@@ -47,7 +47,7 @@ func checkRequirements(c Container, h host.Host, g grant, a answers, p *Plan) er
 
 // requirements returns those of the image that are to be checked.
 func requirements(c Container, p *Plan) ([]require.Requirement, error) {
-	list, err := require.FromEnv(c.Said.Env)
+	list, err := require.FromEnv(c.Input.Env)
 	switch {
 	case err == nil && len(list) == 0:
 		return nil, nil
@@ -55,7 +55,7 @@ func requirements(c Container, p *Plan) ([]require.Requirement, error) {
 		p.decide("requirements", "not checked", "policy.disable-require is true")
 		p.note("requirements of the image are not checked: policy.disable-require is true")
 		return nil, nil
-	case require.Disabled(c.Said.Env):
+	case require.Disabled(c.Input.Env):
 		p.decide("requirements", "not checked", "%s is true", require.EnvDisable)
 		p.note("requirements of the image are not checked: %s is true", require.EnvDisable)
 		return nil, nil
@@ -74,7 +74,7 @@ func requirementsNeedFacts(c Container, h host.Host) bool {
 		return false
 	}
 	known := require.Host{Driver: h.DriverVersion}
-	if len(c.Request.Devices) > 0 || c.Said.EditedByCDI {
+	if len(c.Request.Devices) > 0 || c.Input.EditedByCDI {
 		known.GPUs = []require.GPU{{}}
 	}
 	needs := false

@@ -81,7 +81,7 @@ func planDriver(c Container, img *image.Root, ask Ask, p *Plan) error {
 // mask, which shows the GPUs of these nodes: a pod's author can set NVIDIA_VISIBLE_DEVICES=void
 // over the plugin's value.
 func planWithoutGPU(c Container, img *image.Root, p *Plan) error {
-	if !c.Said.Container.DriverNodes {
+	if !c.Input.Container.DriverNodes {
 		return nil // the usual case of a container that asks and is granted nothing
 	}
 	h, err := host.Discover(c.Config.Host)
@@ -90,7 +90,7 @@ func planWithoutGPU(c Container, img *image.Root, p *Plan) error {
 	}
 	var g grant
 	if err == nil {
-		g.set, err = h.Given(c.Said.Container.Nodes)
+		g.set, err = h.Given(c.Input.Container.Nodes)
 	}
 	if err != nil {
 		return fail(Precondition, "the container's specification has nodes of the NVIDIA driver: %w", err)
@@ -109,17 +109,17 @@ func planWithoutGPU(c Container, img *image.Root, p *Plan) error {
 // startsWithoutDriver reports whether a container starts without a GPU on a host without a driver:
 // nothing can have been allocated to it there, and the wish of its image is no grant.
 func startsWithoutDriver(c Container) bool {
-	if !c.Said.Container.Kubernetes {
+	if !c.Input.Container.Kubernetes {
 		return false
 	}
 	r := c.Request
 	if r.Source == request.FromAnnotations {
-		other, err := c.Said.WithoutAnnotations(c.Config)
+		other, err := c.Input.WithoutAnnotations(c.Config)
 		if err == nil && !other.Driver {
 			return true
 		}
 	}
-	return !r.NamesDevices() && r.Source != request.FromCDI && policy.EnvironmentGrants(c.Config.Policy, c.Said.Container) == ""
+	return !r.NamesDevices() && r.Source != request.FromCDI && policy.EnvironmentGrants(c.Config.Policy, c.Input.Container) == ""
 }
 
 // filesName is where the state directory keeps the list of the driver's files.

@@ -24,7 +24,7 @@ func (p Plan) CheckRestore(c Container, dir string) error {
 	if !p.GPU {
 		return nil
 	}
-	if c.Said.Container.Kubernetes {
+	if c.Input.Container.Kubernetes {
 		return fail(Precondition, "%s in Kubernetes: create it without one", cannot)
 	}
 	data, _, err := trusted.Read(filepath.Join(dir, RecordName), 1<<20)

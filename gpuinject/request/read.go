@@ -32,9 +32,9 @@ const (
 	annotationNRI = "nvidia.cdi.k8s.io"
 )
 
-// Said is everything in a specification that can ask for GPUs, parsed once. It does not depend on
+// Input is everything in a specification that can ask for GPUs, parsed once. It does not depend on
 // the configuration.
-type Said struct {
+type Input struct {
 	Container Container
 	// Env are the variables of the contract; the last of repeated variables wins, as in every shell
 	// and in NVIDIA's stack, though not in getenv(3). An entry without "=" is no variable and is
@@ -55,8 +55,8 @@ type Said struct {
 }
 
 // Read reads what a container's specification asks for.
-func Read(spec *bundle.Spec) Said {
-	s := Said{
+func Read(spec *bundle.Spec) Input {
+	s := Input{
 		Container: identify(spec), Env: map[string]string{},
 		NVIDIAHooks: slices.ContainsFunc(Hooks(spec.Hooks), IsNVIDIAHook),
 	}
@@ -92,7 +92,7 @@ func ofContract(name string) bool {
 	return strings.HasPrefix(name, "NVIDIA_") || strings.HasPrefix(name, "CUDA_") || strings.HasPrefix(name, config.SwarmPrefix)
 }
 
-func (s *Said) readMount(destination, id string) {
+func (s *Input) readMount(destination, id string) {
 	l, failed := &s.mounted, &s.mountedErr
 	var err error
 	if channel, ok := strings.CutPrefix(id, imexDir); ok {
@@ -152,7 +152,7 @@ func readAnnotations(annotations map[string]string, container string) (list, err
 
 // Asks reports whether the container asks for the driver at all, and why not. It needs no
 // configuration: a container that does not ask never meets a configuration's errors.
-func (s Said) Asks() (asks bool, why string) {
+func (s Input) Asks() (asks bool, why string) {
 	asks, why = s.environmentAsks()
 	asks = asks || s.EditedByCDI || s.swarm && !s.Container.Kubernetes || !s.mounted.empty() || s.mountedErr != nil ||
 		!s.annotated.empty() || s.annotatedErr != nil
@@ -164,10 +164,10 @@ func (s Said) Asks() (asks bool, why string) {
 
 // isLegacy reports whether the image is older than CUDA 9: NVIDIA's stack gives such an image all
 // GPUs and all capabilities if it does not say otherwise.
-func (s Said) isLegacy() bool { return s.Env[EnvCUDAVersion] != "" && s.Env[EnvRequireCUDA] == "" }
+func (s Input) isLegacy() bool { return s.Env[EnvCUDAVersion] != "" && s.Env[EnvRequireCUDA] == "" }
 
 // environmentAsks reports whether the environment asks for the driver, and why or why not.
-func (s Said) environmentAsks() (asks bool, why string) {
+func (s Input) environmentAsks() (asks bool, why string) {
 	value, set := s.Env[EnvVisibleDevices]
 	if !set && s.isLegacy() {
 		return true, EnvVisibleDevices + " is not set and " + EnvCUDAVersion + " is, without " + EnvRequireCUDA + ": an image older than CUDA 9"
