@@ -8,6 +8,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
@@ -62,7 +63,7 @@ func hasNode(c Container, n device.Node) bool {
 
 // cdiClasses are the classes whose nodes NVIDIA's CDI specifications have. Plugins of other vendors
 // allocate RDMA adapters as well: their owner is not known, and they need nothing done.
-var cdiClasses = []string{request.IMEX, request.GDS, request.GDRCopy, request.NVSwitch}
+var cdiClasses = []string{config.IMEX, config.GDS, config.GDRCopy, config.NVSwitch}
 
 // keptClasses returns the nodes of other classes that CDI put into the specification. Their files
 // are mounted already.

@@ -7,10 +7,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 // Files that are made in the bundle for one container and go with it.
@@ -37,7 +37,7 @@ const maxProfileMinor = 63
 // The form is that of the chapter on application profiles in the driver's README: a rule whose
 // pattern is empty applies to every program.
 func profile(g grant, p *Plan) []byte {
-	draws := g.request.Has(request.Graphics) || g.request.Has(request.Display)
+	draws := g.request.Has(config.Graphics) || g.request.Has(config.Display)
 	if !draws || len(g.gpus) == 0 || g.gpus[0].Minor < 0 {
 		return nil
 	}

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
@@ -104,7 +105,7 @@ func inspect(h host.Host, root rootfs, g grant, p *Plan) image.Image {
 	if compat.Dir == "" {
 		return img
 	}
-	if !g.request.Has(request.Compute) {
+	if !g.request.Has(config.Compute) {
 		compat.Use, compat.Reason = false, "the container does not have the capability compute"
 	}
 	decision := "not used"

@@ -9,11 +9,11 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 // planNodes decides which device nodes the container gets: those of its GPUs and those of other
@@ -28,7 +28,7 @@ func planNodes(c Container, h host.Host, g grant, files driver.Files, p *Plan) e
 		nodes = append(nodes, keptClasses(c, h, p)...)
 	}
 	if g.request.ChannelsIgnored {
-		p.ignore(request.IMEX, "policy.ignore-imex-channels is true")
+		p.ignore(config.IMEX, "policy.ignore-imex-channels is true")
 	}
 	for _, class := range g.request.Classes {
 		others, err := planClass(c, h, g, class, p)
@@ -47,7 +47,7 @@ func planNodes(c Container, h host.Host, g grant, files driver.Files, p *Plan) e
 func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]device.Node, error) {
 	r, who := g.request, c.Input.Container
 	var channels []int
-	if class == request.IMEX && !r.AllChannels {
+	if class == config.IMEX && !r.AllChannels {
 		channels = r.Channels
 	}
 	nodes, err := h.ClassNodes(class, channels)
@@ -81,7 +81,7 @@ func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]devi
 
 func (p *Plan) addClass(class string, nodes []device.Node) {
 	p.Classes = append(p.Classes, class)
-	if class == request.IMEX {
+	if class == config.IMEX {
 		for _, n := range nodes {
 			p.IMEX = append(p.IMEX, int(n.Minor))
 		}

@@ -100,7 +100,7 @@ func (h Host) Nodes(set device.Set, caps []string, files driver.Files) ([]device
 	case h.Platform == tegra.Name:
 		nodes, err := tegra.Nodes(h.Config, files.Nodes)
 		return slices.DeleteFunc(nodes, func(n device.Node) bool {
-			return device.IsDisplayNode(n.Path) && !slices.Contains(caps, "display")
+			return device.IsDisplayNode(n.Path) && !slices.Contains(caps, config.Display)
 		}), err
 	}
 	return h.Inventory.Nodes(set, caps)
@@ -120,7 +120,7 @@ func (h Host) Given(numbers []device.Number) (device.Set, error) {
 		return device.Set{}, err
 	}
 	all := device.Set{GPUs: h.GPUs}
-	nodes, err := h.Nodes(all, []string{"display"}, files)
+	nodes, err := h.Nodes(all, []string{config.Display}, files)
 	if err != nil || !slices.ContainsFunc(nodes, func(n device.Node) bool { return slices.Contains(numbers, n.Number()) }) {
 		return device.Set{}, err
 	}

@@ -17,15 +17,6 @@ const (
 	EnvRequireCUDA    = "NVIDIA_REQUIRE_CUDA"
 )
 
-// Names in NVIDIA_DRIVER_CAPABILITIES that this package or package gpuinject has a rule for.
-const (
-	Compute  = "compute"
-	Compat32 = "compat32"
-	Graphics = "graphics"
-	Utility  = "utility"
-	Display  = "display"
-)
-
 // Words of a list of devices: every device; the driver without a GPU; nothing at all.
 const (
 	All  = "all"

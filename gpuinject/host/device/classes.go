@@ -35,14 +35,14 @@ const (
 // device, minor 0), ib_uverbs (IB_UVERBS_MAJOR and a dynamic region of the same name), ucma.c (a
 // misc device) and linux_nvswitch.c (minor == instance, 255 for control).
 var classes = map[string][]classNode{
-	"imex":    {{name: "nvidia-caps-imex-channels/channel*", individual: true, driver: imexDriver, minor: minorNumber}},
-	"gds":     {{name: "nvidia-fs*", driver: "nvidia-fs*", minor: minorAny}},
-	"gdrcopy": {{name: "gdrdrv", driver: "gdrdrv", minor: 0}},
-	"mofed": {
+	config.IMEX:    {{name: "nvidia-caps-imex-channels/channel*", individual: true, driver: imexDriver, minor: minorNumber}},
+	config.GDS:     {{name: "nvidia-fs*", driver: "nvidia-fs*", minor: minorAny}},
+	config.GDRCopy: {{name: "gdrdrv", driver: "gdrdrv", minor: 0}},
+	config.MOFED: {
 		{name: "infiniband/uverbs*", individual: true, driver: "infiniband_verbs", minor: minorAny},
 		{name: "infiniband/rdma_cm", driver: "rdma_cm", misc: true},
 	},
-	"nvswitch": {
+	config.NVSwitch: {
 		{name: "nvidia-nvswitchctl", driver: "nvidia-nvswitch", minor: 255},
 		{name: "nvidia-nvswitch*", individual: true, driver: "nvidia-nvswitch", minor: minorNumber},
 	},
@@ -69,7 +69,7 @@ func (inv Inventory) ClassNodes(class string, channels []int) (nodes []Node, fir
 	}
 	for _, k := range kinds {
 		list := channels
-		if class != "imex" || channels == nil {
+		if class != config.IMEX || channels == nil {
 			list = k.present(inv.Config.DevRoot)
 		}
 		for _, n := range list {

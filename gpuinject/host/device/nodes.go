@@ -138,7 +138,7 @@ func (inv Inventory) Nodes(set Set, caps []string) ([]Node, error) {
 	}
 	var nodes []Node
 	for _, w := range inv.wanted(set, caps, majors) {
-		if IsDisplayNode("/dev/"+w.name) && !slices.Contains(caps, "display") {
+		if IsDisplayNode("/dev/"+w.name) && !slices.Contains(caps, config.Display) {
 			continue
 		}
 		node, err := verify(inv.Config, w)
@@ -177,11 +177,11 @@ func (inv Inventory) wanted(set Set, caps []string, majors numbers) []wanted {
 	for _, g := range gpus {
 		add("nvidia"+strconv.Itoa(g.Minor), gpuDriver(majors), g.Minor, true)
 	}
-	if slices.Contains(caps, "compute") || slices.Contains(caps, "video") {
+	if slices.Contains(caps, config.Compute) || slices.Contains(caps, config.Video) {
 		add("nvidia-uvm", uvmDriver, minorUVM, len(gpus) > 0)
 		add("nvidia-uvm-tools", uvmDriver, minorUVMTools, false)
 	}
-	if slices.Contains(caps, "graphics") || slices.Contains(caps, "display") {
+	if slices.Contains(caps, config.Graphics) || slices.Contains(caps, config.Display) {
 		add("nvidia-modeset", gpuDriver(majors), minorModeset, false)
 		for _, g := range gpus {
 			if set.HasGPU(g) || slices.ContainsFunc(instancesOf(set.MIG, g), Instance.hasGraphics) {
