@@ -52,7 +52,7 @@ func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]devi
 	}
 	nodes, err := h.ClassNodes(class, channels)
 	named := slices.Contains(r.Granted, class)
-	may, all, reason := policy.DecideOthers(c.Config.Policy, who, g.may, class, nodes, named)
+	may, all, reason := policy.DecideClass(c.Config.Policy, who, g.may, class, nodes, named)
 	switch {
 	case all && err != nil:
 		return nil, fail(Precondition, "%w", err)
@@ -69,7 +69,7 @@ func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]devi
 		return nil, nil
 	}
 	if g.may.All && !g.enforced.All {
-		would, all, reason := policy.DecideOthers(c.Config.Policy, who, g.enforced, class, nodes, named)
+		would, all, reason := policy.DecideClass(c.Config.Policy, who, g.enforced, class, nodes, named)
 		if !all && len(would) < len(may) {
 			p.audit(class + ": " + reason)
 		}

@@ -164,7 +164,7 @@ func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet 
 	return Grant{Set: kubelet.Set, Reason: "allocated by the kubelet: " + kubelet.Set.String()}, nil
 }
 
-// DecideOthers returns what a container whose grant of GPUs is g may have of a class of devices
+// DecideClass returns what a container whose grant of GPUs is g may have of a class of devices
 // besides GPUs, with a reason for people: all of nodes, which are those of the class that it asks
 // for, or some. named is true if a list of devices that an image cannot make asks for them:
 // accepted device-list mounts, and annotations outside Kubernetes.
@@ -173,7 +173,7 @@ func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet 
 // allow-from-environment, or named, or the specification must already have a node of that kind.
 // Such a node stands for the class, but not for another one that is allocated by itself: of
 // channels, adapters and switches the container then has those of its specification.
-func DecideOthers(p config.Policy, c request.Container, g Grant, class string, nodes []device.Node, named bool) (may []device.Node, all bool, reason string) {
+func DecideClass(p config.Policy, c request.Container, g Grant, class string, nodes []device.Node, named bool) (may []device.Node, all bool, reason string) {
 	switch {
 	case g.All:
 		return nodes, true, g.Reason

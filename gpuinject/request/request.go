@@ -183,7 +183,7 @@ func (s Input) complete(r Request, l list, cfg *config.Config) (Request, error) 
 	if r.Capabilities, err = parseCapabilities(caps, supported, cfg.Container.DefaultCapabilities); err != nil {
 		return Request{}, err
 	}
-	if err := r.addOthers(s, l, cfg.Policy.IgnoreIMEXChannels, cfg.Policy.AcceptVolumeMounts); err != nil {
+	if err := r.addClasses(s, l, cfg.Policy.IgnoreIMEXChannels, cfg.Policy.AcceptVolumeMounts); err != nil {
 		return Request{}, err
 	}
 	r.Overridden = s.overridden(r.Source, cfg)

@@ -55,10 +55,10 @@ func parseChannels(value string) ([]int, error) {
 	return channels, nil
 }
 
-// addOthers adds what is asked for besides GPUs: by variables, which count only beside a request
+// addClasses adds what is asked for besides GPUs: by variables, which count only beside a request
 // for a GPU (NVIDIA's stack follows them beside "none" as well), by names in the list l, and by
 // mounts of channels. Mounted channels go before named ones, and these before the variable's.
-func (r *Request) addOthers(s Input, l list, ignoreChannels, mounts bool) error {
+func (r *Request) addClasses(s Input, l list, ignoreChannels, mounts bool) error {
 	var channels []int
 	if len(r.Devices) > 0 {
 		var err error
