@@ -60,17 +60,15 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 		return grant{}, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
 	a := askAll(c, h, !inSpec.Empty() || len(named) > 0, named, ask)
-	if len(named) > 0 {
-		set, missing, err := selectEach(h, named, a)
-		if err != nil && c.Input.Container.Kubernetes && !errors.Is(err, device.ErrFacts) {
-			// The error itself would list the GPUs of the host in the pod's events.
-			return grant{}, fail(Denied, "GPU %s is not this container's: this host has no such device", request.Quote(missing))
-		}
-		if err != nil {
-			return grant{}, fail(Precondition, "%s: %w", c.Request.Reason, err)
-		}
-		inSpec.Add(set)
+	set, missing, err := selectEach(h, named, a)
+	switch {
+	case err != nil && c.Input.Container.Kubernetes && !errors.Is(err, device.ErrFacts):
+		// The error itself would list the GPUs of the host in the pod's events.
+		return grant{}, fail(Denied, "GPU %s is not this container's: this host has no such device", request.Quote(missing))
+	case err != nil:
+		return grant{}, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
+	inSpec.Add(set)
 	var g grant
 	if g.may, g.enforced, err = policy.Decide(policyFor(c, inSpec), c.Input.Container, inSpec, a.kubelet); err != nil {
 		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
