@@ -53,7 +53,7 @@ func selectEach(h host.Host, ids []string, a answers) (set device.Set, missing s
 // checkpointFile is the kubelet's. A variable for the tests.
 var checkpointFile = checkpoint.File
 
-// pod is what the kubelet's checkpoint says of a container's pod.
+// pod holds the kubelet's checkpoint of a container's pod.
 type pod struct {
 	containers map[string][]string
 	// err is why there is no checkpoint to read.
@@ -77,8 +77,8 @@ func readPod(c Container) (p pod) {
 }
 
 // askAll collects every question that only the kubelet or NVML can answer and asks them at once.
-// granted is true if the specification grants devices by itself, by its nodes or by ids that are a
-// grant by being named: these ids.
+// granted is true if the specification itself grants devices: by its nodes, or by named, the ids
+// whose naming is a grant.
 func askAll(c Container, h host.Host, granted bool, named []string, ask Ask) answers {
 	who := c.Input.Container
 	needsPod := !granted && policy.NeedsKubelet(c.Config.Policy, who)

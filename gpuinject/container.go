@@ -111,8 +111,9 @@ func refuseRequest(err error) error {
 	return fail(Invalid, "%w", err)
 }
 
-// mightAskUnchecked is request.MightAsk of a file that is not root's alone. What is no regular file
-// counts as asking: the embedded service would open it, and wait for the writer of a FIFO (T52).
+// mightAskUnchecked is request.MightAsk of a file that is not root's alone. Anything but a regular
+// file counts as asking: the embedded service would open it, and wait for the writer of a FIFO
+// (T52).
 func mightAskUnchecked(name string) bool {
 	info, err := os.Stat(name)
 	if err != nil || !info.Mode().IsRegular() {

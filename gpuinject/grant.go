@@ -155,7 +155,7 @@ func checkAnnotations(c Container, h host.Host, g *grant, a answers, p *Plan) er
 	return nil
 }
 
-// selectDevices selects the devices that the request names, as far as they are granted.
+// selectDevices selects the granted ones of the devices that the request names.
 func selectDevices(c Container, h host.Host, g grant, a answers, p *Plan) (device.Set, error) {
 	var set device.Set
 	if err := mayManageMIG(c, g); err != nil {
@@ -230,8 +230,8 @@ func mayManageMIG(c Container, g grant) error {
 	return nil
 }
 
-// addMIGRights adds the rights to configure and to watch MIG, and with them all MIG devices of the
-// GPUs that the container sees, as far as it may have them. The GPUs are whole to it then.
+// addMIGRights adds the rights to configure and to watch MIG and, with them, the MIG devices of the
+// container's GPUs that it may have. A GPU of which it gets every MIG device counts as a whole GPU.
 func addMIGRights(h host.Host, g grant, set device.Set, p *Plan) (device.Set, error) {
 	if len(g.request.MIGRights) == 0 {
 		return set, nil

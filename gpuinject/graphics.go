@@ -26,7 +26,7 @@ const (
 var bundleFileNames = []string{profileName, byPathName, cacheName}
 
 // maxProfileMinor is the greatest minor number that fits into the mask of an application profile.
-// The driver's README speaks of 32 bits; NVIDIA's own container tools write 64.
+// The driver's README documents 32 bits; NVIDIA's own container tools write 64.
 const maxProfileMinor = 63
 
 // profile returns the application profile of the driver that makes EGL, and Vulkan behind it, list
@@ -75,8 +75,8 @@ func bundlePath(c Container, name string) string {
 
 // dataDest returns where a data file goes in an image, or "" if the image has no use for it. A file
 // of the image's own is covered, at whichever place it has one: with two manifests of the same
-// driver each GPU would be listed twice. What else the image has cannot be taken out of it, and a
-// mount over that would list the same once more.
+// driver each GPU would be listed twice. Further files of the image cannot be removed, and a mount
+// over one would list the GPU once more.
 func dataDest(d driver.File, root rootfs, img image.Image, p *Plan) string {
 	if !path.IsAbs(d.Dest) {
 		return path.Join(xorgModules(img), d.Dest)

@@ -26,7 +26,7 @@ var nodeOptions = []string{"bind", "nosuid", "noexec", "rprivate"}
 var viewOptions = []string{"rbind", "ro", "nosuid", "nodev", "rprivate"}
 
 // directNames are in the image's own library directory as well: programs look for these files by
-// path, or there is no cache to find them by.
+// path, or the image has no loader cache.
 var directNames = []string{"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"}
 
 // directPrograms are in /usr/bin as well: scripts call them whatever PATH says.

@@ -26,7 +26,7 @@ type Plan struct {
 	// GPU is true if the container gets the driver. If not, it starts without.
 	GPU    bool   `json:"gpu"`
 	Reason string `json:"reason"`
-	// Error is the refusal, in what nvidia-shimctl prints.
+	// Error is the refusal. Only nvidia-shimctl sets it.
 	Error     string         `json:"error,omitempty"`
 	Container *PlanContainer `json:"container,omitempty"`
 	// Asked are the device identifiers as the container wrote them.

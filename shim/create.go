@@ -178,8 +178,8 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	return resp, nil
 }
 
-// createMounted has the embedded service create the container. mounted: Create has mounted its root
-// file system, which the embedded service would do again.
+// createMounted has the embedded service create the container. If mounted is true, Create has
+// mounted the root file system, and the embedded service must not mount it again.
 func (s *Service) createMounted(ctx context.Context, r *taskapi.CreateTaskRequest, mounted bool) (resp *taskapi.CreateTaskResponse, err error) {
 	if mounted {
 		s.events.rootfs.Store(r.ID, r.Rootfs)
@@ -245,8 +245,7 @@ func (s *Service) destroy(ctx context.Context, id string) bool {
 	return true
 }
 
-// logCreated writes the lines of a container that asks for GPUs, as far as the configured level has
-// them.
+// logCreated logs the creation of a container that asks for GPUs, at the configured level.
 func logCreated(ctx context.Context, c gpuinject.Container, p gpuinject.Plan, took time.Duration) {
 	level := slices.Index([]string{"error", "warn", "info", "debug"}, c.Config.Log.Level)
 	entry := log.G(ctx).WithField("id", c.ID)

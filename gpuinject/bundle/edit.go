@@ -11,8 +11,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Edits are changes of a configuration: what the Remove functions choose is removed, nil choosing
-// nothing, and then the rest is added.
+// Edits are changes of a configuration: what the Remove functions report is removed, nothing if one
+// is nil; then the rest is added.
 type Edits struct {
 	RemoveMount func(specs.Mount) bool
 	RemoveRule  func(specs.LinuxDeviceCgroup) bool

@@ -46,9 +46,9 @@ func Load(cfg config.Host, h host.Host) Kept {
 	return k
 }
 
-// Ask puts questions that include those to NVML and keeps the answer. If another container has had
-// NVML asked since seen, that answer counts, and only the other questions are put. The error is why
-// there are no facts; the replies to the other questions hold all the same.
+// Ask asks q, which includes the question to NVML, and keeps NVML's answer. If another container
+// has had NVML asked since seen, that answer is used, and only the other questions are asked. The
+// error says why there are no facts; the other replies are valid all the same.
 func Ask(cfg config.Host, h host.Host, seen Kept, q probe.Questions, ask func(probe.Questions) probe.Answers) (Kept, probe.Answers, error) {
 	others := q
 	others.Facts = false

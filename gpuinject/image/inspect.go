@@ -7,7 +7,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
 
-// The C libraries that are told apart.
+// C libraries that Inspect recognizes.
 const (
 	GLibC = "glibc"
 	Musl  = "musl"

@@ -171,8 +171,8 @@ func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet 
 //
 // If the environment grants GPUs it grants these too. Otherwise a class must be in
 // allow-from-environment, or named, or the specification must already have a node of that kind.
-// Such a node stands for the class, but not for another one that is allocated by itself: of
-// channels, adapters and switches the container then has those of its specification.
+// Such a node stands for the class, but not for other nodes that are allocated one by one: of
+// channels, adapters and switches the container gets those of its specification.
 func DecideClass(p config.Policy, c request.Container, g Grant, class string, nodes []device.Node, named bool) (may []device.Node, all bool, reason string) {
 	switch {
 	case g.All:

@@ -174,8 +174,8 @@ func (m *Mask) MountAt(dir string) error {
 	return nil
 }
 
-// CheckAttached returns an error unless the process pid sees the mask: whoever forged a checkpoint
-// chose what CRIU mounts.
+// CheckAttached returns an error unless the process pid sees the mask: the author of a forged
+// checkpoint chooses what CRIU mounts.
 func (m *Mask) CheckAttached(pid int) error {
 	var st unix.Stat_t
 	err := unix.Fstat(int(m.f.Fd()), &st)

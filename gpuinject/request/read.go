@@ -199,8 +199,8 @@ func IsCDIHook(h specs.Hook) bool {
 }
 
 // nvidiaHooks are the programs of NVIDIA's own stack that other tools put into a specification as
-// OCI hooks: docker --gpus, CDI specifications. They would inject GPUs again, or those that were
-// not granted, by executing programs around the image (CVE-2025-23266, CVE-2025-23267).
+// OCI hooks: docker --gpus, CDI specifications. They would inject GPUs again, or GPUs that were not
+// granted, by executing programs that work on the image (CVE-2025-23266, CVE-2025-23267).
 var nvidiaHooks = []string{"nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli", ctkHook, cdiHook}
 
 // IsNVIDIAHook reports whether a hook is one of NVIDIA's.

@@ -111,7 +111,7 @@ func attention(format string, args ...any) result {
 	return result{state: Attention, why: fmt.Sprintf(format, args...)}
 }
 
-// none is for an option that says nothing here, whatever its value.
+// none is for an option without a meaning here, whatever its value.
 func none(why string) rule {
 	return func(string, any) result { return result{state: None, why: why} }
 }

@@ -27,7 +27,7 @@ type classNode struct {
 // Rules for minor numbers that are not fixed.
 const (
 	minorNumber = -1 // the number in the node's name
-	minorAny    = -2 // the driver gives them out as it pleases
+	minorAny    = -2 // the driver assigns them
 )
 
 // classes are the nodes by class. The numbers come from the kernel modules' sources:

@@ -43,7 +43,7 @@ func (in Instance) Name() string {
 	return fmt.Sprintf("%d/%d of GPU %d", in.GI, in.CI, in.GPU)
 }
 
-// is reports whether both are the same compute instance, whatever is known of it.
+// is reports whether both are the same compute instance, whatever names are known.
 func (in Instance) is(x Instance) bool {
 	return in.Minor == x.Minor && in.GI == x.GI && in.CI == x.CI
 }

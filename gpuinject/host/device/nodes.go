@@ -58,7 +58,7 @@ type wanted struct {
 	name   string   // below /dev
 	driver string   // the driver's name in <proc>/devices, for messages
 	majors []uint32 // those of the driver; none if it is not loaded
-	minors []uint32 // the possible ones; nil if the driver gives them out as it pleases
+	minors []uint32 // the possible ones; nil if the driver assigns them
 	// makeCommand makes the node if it is missing. It is "" for a node that a host need not have.
 	makeCommand string
 	// replaceable is true if nvidia-shimctl prepare --replace corrects a wrong node.
