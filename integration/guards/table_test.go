@@ -343,7 +343,7 @@ var guards = []guard{
 		"&& !mapsHostRoot(linux.UIDMappings)", "",
 		"TestWhoGetsTheMask"},
 	{"mask: ModifyDeviceFiles", "gpuinject/mask.go",
-		`setLine(params, "ModifyDeviceFiles: 0")`, "params",
+		`"ModifyDeviceFiles: 0"`, `""`,
 		"TestWhoGetsTheMask"},
 	{"mask: without a request", "gpuinject/container.go",
 		"c.Input.NVIDIAHooks || c.Input.Container.DriverNodes && !c.Input.Container.Privileged", "c.Input.NVIDIAHooks",

@@ -71,11 +71,6 @@ type Capability struct {
 // host without MIG as well.
 const capabilitiesDir = "driver/nvidia/capabilities"
 
-// CapabilityFile returns the path of a capability's file on this host.
-func (inv Inventory) CapabilityFile(c Capability) string {
-	return filepath.Join(inv.Config.ProcRoot, capabilitiesDir, c.File)
-}
-
 // Management returns the right to configure the MIG devices of the host, "config", or to monitor
 // them all, "monitor".
 func (inv Inventory) Management(name string) (Capability, error) {
