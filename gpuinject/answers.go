@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/checkpoint"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/facts"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
@@ -54,85 +53,88 @@ func selectEach(h host.Host, ids []string, a answers) (set device.Set, missing s
 // checkpointFile is the kubelet's. A variable for the tests.
 var checkpointFile = checkpoint.File
 
-// pod holds what is known of a container's pod before the kubelet's API is asked.
+// pod holds the kubelet's checkpoint of a container's pod.
 type pod struct {
-	// containers are those of the kubelet's checkpoint; err is why there is none.
 	containers map[string][]string
-	err        error
-	// ask is true if the API has to be asked as well.
-	ask bool
+	// err is why there is no checkpoint to read.
+	err error
+	// question is for the kubelet's API; nil if the checkpoint answers.
+	question *probe.Pod
 }
 
 // readPod reads the kubelet's checkpoint. It is bound to the pod's UID, but does not tell a
 // container without a device from an ephemeral one, which shares what its pod has.
-func readPod(who request.Container) (p pod) {
+func readPod(c Container) (p pod) {
+	who := c.Input.Container
 	p.containers, p.err = checkpoint.Pod(checkpointFile, who.UID)
-	_, listed := p.containers[who.Name]
 	if p.err == nil && len(p.containers) == 0 {
-		p.containers, listed = map[string][]string{who.Name: {}}, true
+		p.containers = map[string][]string{who.Name: {}}
 	}
-	p.ask = !listed
+	if _, listed := p.containers[who.Name]; !listed {
+		p.question = &probe.Pod{Socket: c.Config.Policy.KubeletSocket, Namespace: who.Namespace, Name: who.Pod}
+	}
 	return p
 }
 
 // askAll collects every question that only the kubelet or NVML can answer and asks them at once.
-// granted is true if the specification grants devices by itself, by its nodes or by ids that are a
-// grant by being named: these ids.
+// granted is true if the specification itself grants devices: by its nodes, or by named, the ids
+// whose naming is a grant.
 func askAll(c Container, h host.Host, granted bool, named []string, ask Ask) answers {
-	cfg, who := c.Config, c.Said.Container
-	var a answers
-	required := requirementsNeedFacts(c, h)
-	if len(h.MIG) > 0 || required {
-		a.kept = facts.Load(cfg.Host, h)
-	}
-	needsPod := !granted && policy.NeedsKubelet(cfg.Policy, who)
+	who := c.Input.Container
+	needsPod := !granted && policy.NeedsKubelet(c.Config.Policy, who)
 	var p pod
-	var q probe.Questions
 	if needsPod {
-		p = readPod(who)
+		p = readPod(c)
 	}
-	if p.ask {
-		q.Pod = &probe.Pod{Socket: cfg.Policy.KubeletSocket, Namespace: who.Namespace, Name: who.Pod}
+	allocated, _ := policy.Allocation{Containers: p.containers}.IDs(who.Name)
+	allocated, _ = fullIDs(h, allocated)
+	required := requirementsNeedFacts(c, h)
+	var a answers
+	if len(h.MIG) > 0 || required {
+		a.kept = facts.Load(c.Config.Host, h)
 	}
-	known, _ := policy.Allocation{Containers: p.containers}.IDs(who.Name)
-	known, _ = fullIDs(h, known)
 	// An id of which nothing can be granted need not be understood.
-	possible := policy.EnvironmentGrants(cfg.Policy, who) != "" || granted || q.Pod != nil || len(known) > 0 ||
-		who.Kubernetes && cfg.Policy.Kubernetes == config.Audit
-	unknown := a.kept.Asked.IsZero() && (required || q.Pod != nil && len(h.MIG) > 0)
-	q.Facts = possible && (unknown || h.NeedsFacts(slices.Concat(named, known, c.Request.Devices), a.kept.Facts))
+	mayGrant := granted || len(allocated) > 0 || p.question != nil || policy.GrantsAll(c.Config.Policy, who)
+	unknown := a.kept.Asked.IsZero() && (required || p.question != nil && len(h.MIG) > 0)
+	ids := slices.Concat(named, allocated, c.Request.Devices)
+	q := probe.Questions{Pod: p.question, Facts: mayGrant && (unknown || h.NeedsFacts(ids, a.kept.Facts))}
 	var reply probe.Answers
 	switch {
 	case q.Facts:
-		a.kept, reply, a.factsErr = facts.Ask(cfg.Host, h, a.kept, q, ask)
+		a.kept, reply, a.factsErr = facts.Ask(c.Config.Host, h, a.kept, q, ask)
 	case q.Pod != nil:
 		reply = ask(q)
 	}
-	if !needsPod {
-		return a
+	if needsPod {
+		a.kubelet = p.answer(c, h, reply)
+		a.selectAllocated(c, h, q.Facts, ask)
 	}
-	a.kubelet = p.answer(c, h, reply)
-	allocated, _ := a.kubelet.Allocation.IDs(who.Name)
-	allocated, a.passedOver = fullIDs(h, allocated)
-	if !q.Facts && h.NeedsFacts(allocated, a.kept.Facts) {
+	return a
+}
+
+// selectAllocated resolves what the kubelet allocated to the container. asked is true if NVML was
+// asked.
+func (a *answers) selectAllocated(c Container, h host.Host, asked bool, ask Ask) {
+	ids, _ := a.kubelet.Allocation.IDs(c.Input.Container.Name)
+	ids, a.passedOver = fullIDs(h, ids)
+	if !asked && h.NeedsFacts(ids, a.kept.Facts) {
 		// A MIG device was made again with the ids of an earlier one, so that NVML's kept answer
 		// still has the earlier UUID. Only here is a second question needed.
-		a.kept, _, a.factsErr = facts.Ask(cfg.Host, h, a.kept, probe.Questions{Facts: true}, ask)
+		a.kept, _, a.factsErr = facts.Ask(c.Config.Host, h, a.kept, probe.Questions{Facts: true}, ask)
 	}
-	set, missing, err := selectEach(h, allocated, a)
+	set, missing, err := selectEach(h, ids, *a)
 	if err != nil && !errors.Is(err, device.ErrFacts) {
 		// A pod's events have this error: it does not list the GPUs of the host.
 		err = errors.New("device " + request.Quote(missing))
 	}
 	a.kubelet.Set, a.kubelet.SetErr = set, err
-	return a
 }
 
 // answer holds the kubelet's answers for the pod: its checkpoint and, if asked for, its reply.
 func (p pod) answer(c Container, h host.Host, reply probe.Answers) (k policy.KubeletAnswer) {
 	socket := c.Config.Policy.KubeletSocket
 	switch {
-	case !p.ask:
+	case p.question == nil:
 		k.Allocation = policy.Allocation{Found: true, Containers: p.containers}
 	case reply.NoKubelet && errors.Is(p.err, fs.ErrNotExist):
 		k.NoKubelet = true
@@ -166,7 +168,7 @@ func (p pod) answer(c Container, h host.Host, reply probe.Answers) (k policy.Kub
 // pod that was deleted by force goes on creating containers while the next one of its name is
 // there, and "all" in its image would be all that the next one has.
 func checkByName(c Container, h host.Host, allocation policy.Allocation, why error) error {
-	ids, _ := allocation.IDs(c.Said.Container.Name)
+	ids, _ := allocation.IDs(c.Input.Container.Name)
 	if ids, _ = fullIDs(h, ids); len(ids) == 0 {
 		return nil
 	}

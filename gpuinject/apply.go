@@ -19,27 +19,34 @@ import (
 // Apply carries out a plan: in the image that is mounted at root, and in the bundle. It runs before
 // `runc create`, while nothing of the container exists (invariant I4). After an error the image may
 // hold links and a linker configuration for a directory that nothing is mounted on, which is
-// harmless, and the bundle an edited config.json, which goes with it.
+// harmless, and the bundle an edited config.json, which goes with it. For a container that gets no
+// GPU, NVIDIA's hooks are removed and the mask is made; its image is left alone.
 //
 // It returns the plan as it was carried out, in which a link or a file that could not be made in
 // the image after all is mounted, and the mask to attach before the container is started: nil if
 // the container gets none. The caller closes it.
 func Apply(c Container, p Plan, root *image.Root) (done Plan, mask *procmask.Mask, err error) {
-	steps := []struct {
+	type step struct {
 		name string
 		run  func() error
-	}{
-		{"view", func() error { return ensureView(c, p) }},
-		{"links", func() error { return p.makeLinks(root) }},
-		{"linker", func() error { return p.writeLinkerFiles(c, root) }},
-		{"edit", func() error { return p.writeBundle(c) }},
-		{"record", func() error { return p.writeRecord(c) }},
-		{"mask-build", func() (err error) {
-			if p.Proc.Masked {
-				mask, err = procmask.New(p.mask, c.Bundle.Spec.Linux.MountLabel)
-			}
-			return err
-		}},
+	}
+	edit := step{"edit", func() error { return p.writeBundle(c) }}
+	maskBuild := step{"mask-build", func() (err error) {
+		if p.Proc.Masked {
+			mask, err = procmask.New(p.mask, c.Bundle.Spec.Linux.MountLabel)
+		}
+		return err
+	}}
+	steps := []step{edit, maskBuild}
+	if p.GPU {
+		steps = []step{
+			{"view", func() error { return ensureView(c, p) }},
+			{"links", func() error { return p.makeLinks(root) }},
+			{"linker", func() error { return p.writeLinkerFiles(c, root) }},
+			edit,
+			{"record", func() error { return p.writeRecord(c) }},
+			maskBuild,
+		}
 	}
 	for _, step := range steps {
 		err := fault.Point(step.name)
@@ -59,8 +66,7 @@ func ensureView(c Container, p Plan) error {
 	if err != nil {
 		return err
 	}
-	_, err = view.Ensure(st, p.view)
-	return err
+	return view.Ensure(st, p.view)
 }
 
 // makeLinks makes the links in the image. One that cannot be made becomes a bind.

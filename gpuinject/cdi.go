@@ -8,6 +8,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
@@ -21,7 +22,7 @@ import (
 func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	g := grant{request: c.Request}
 	var err error
-	if g.set, err = h.Given(c.Said.Container.Nodes); err != nil {
+	if g.set, err = h.Given(c.Input.Container.Nodes); err != nil {
 		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
 	for _, name := range []string{"config", "monitor"} {
@@ -35,7 +36,7 @@ func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	g.set.MIG = h.Annotate(g.set.MIG, a.kept.Facts)
 	g.gpus = h.Visible(g.set)
 	names := g.set.Names()
-	p.Asked, p.Grant = names, "taken over from CDI: "+cmp.Or(strings.Join(names, ","), "no GPU")
+	p.Asked, p.Grant = names, "taken over from CDI: "+cmp.Or(g.set.String(), "no GPU")
 	g.may = policy.Grant{Set: g.set, Reason: p.Grant}
 	g.enforced = g.may
 	p.decideGrant(g.may)
@@ -57,12 +58,12 @@ func hasCapability(c Container, h host.Host, right device.Capability) bool {
 }
 
 func hasNode(c Container, n device.Node) bool {
-	return slices.Contains(c.Said.Container.Nodes, n.Number())
+	return slices.Contains(c.Input.Container.Nodes, n.Number())
 }
 
 // cdiClasses are the classes whose nodes NVIDIA's CDI specifications have. Plugins of other vendors
 // allocate RDMA adapters as well: their owner is not known, and they need nothing done.
-var cdiClasses = []string{request.IMEX, request.GDS, request.GDRCopy, request.NVSwitch}
+var cdiClasses = []string{config.IMEX, config.GDS, config.GDRCopy, config.NVSwitch}
 
 // keptClasses returns the nodes of other classes that CDI put into the specification. Their files
 // are mounted already.
@@ -80,16 +81,43 @@ func keptClasses(c Container, h host.Host, p *Plan) (nodes []device.Node) {
 	return nodes
 }
 
+// planRemovals decides which mounts and rules of the specification are removed: those that CDI made
+// for what is given here, and the device list if runc could not mount it. all are the files of this
+// host's driver.
+func planRemovals(c Container, g grant, all driver.Files, p *Plan) {
+	removeList := g.request.Source == request.FromMounts && c.Input.Container.UserNamespace
+	p.edits.RemoveMount = func(m specs.Mount) bool {
+		return isCDIMount(c, all, m) || removeList && isMappedListMount(m)
+	}
+	if !c.Input.EditedByCDI {
+		return
+	}
+	nodes := p.nodes
+	// CDI's rules for nodes allow mknod.
+	p.edits.RemoveRule = func(r specs.LinuxDeviceCgroup) bool {
+		if !r.Allow || r.Type != "c" || r.Major == nil || r.Minor == nil || !strings.Contains(r.Access, "m") {
+			return false
+		}
+		number := device.Number{Major: *r.Major, Minor: *r.Minor}
+		return slices.ContainsFunc(nodes, func(n device.Node) bool { return n.Number() == number })
+	}
+	for _, m := range c.Bundle.Spec.Mounts {
+		if isCDIMount(c, all, m) && isSocketMount(m) {
+			p.note("not mounted: %s, which CDI gives every container; see container.sockets", m.Destination)
+		}
+	}
+}
+
 // isCDIMount reports whether NVIDIA's CDI specification made a mount: a file of this host's driver,
 // at the place and with the options that nvidia-ctk writes. A volume of the same file that a user
 // asks for has other options.
 func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
-	if !c.Said.EditedByCDI || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "nosuid") || !slices.Contains(m.Options, "nodev") || !isBind(m) {
+	if !c.Input.EditedByCDI || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "nosuid") || !slices.Contains(m.Options, "nodev") || !isBind(m) {
 		return false
 	}
 	source, dest := path.Clean(m.Source), path.Clean(m.Destination)
 	if isSocketMount(m) {
-		return (dest != sockets.MPSDir || c.Said.Env[sockets.EnvMPS] == "") && (files.InRoot(source) == dest || source == dest)
+		return (dest != sockets.MPSDir || c.Input.Env[sockets.EnvMPS] == "") && (files.InRoot(source) == dest || source == dest)
 	}
 	return slices.Contains(m.Options, "ro") && files.IsMounted(source, dest)
 }
@@ -100,3 +128,12 @@ func isBind(m specs.Mount) bool {
 
 // isSocketMount reports whether CDI made a mount for a daemon's socket.
 func isSocketMount(m specs.Mount) bool { return sockets.IsMount(path.Clean(m.Destination), m.Options) }
+
+// isMappedListMount reports whether a mount is one of the device list that runc would have to map
+// to the ids of a user namespace. It cannot: /dev/null is on devtmpfs, which has no mapped mounts,
+// and the container would not start (containerd maps every mount of such a pod). The list has been
+// read, and nothing in a container reads it.
+func isMappedListMount(m specs.Mount) bool {
+	return len(m.UIDMappings)+len(m.GIDMappings) > 0 && path.Clean(m.Source) == "/dev/null" &&
+		strings.HasPrefix(path.Clean("/"+m.Destination), request.DeviceListDir+"/")
+}

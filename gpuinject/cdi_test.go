@@ -103,7 +103,7 @@ func TestCDIEditsAreTakenOver(t *testing.T) {
 				t.Errorf("a user's mount is gone: %v", destinations(got.Mounts))
 			}
 			c, err := Examine(dir, loading(hostConfig(t)))
-			if c.Asks && c.Said.EditedByCDI || err != nil {
+			if c.Asks && c.Input.EditedByCDI || err != nil {
 				t.Errorf("without its hooks it still counts as edited: %+v, %v", c, err)
 			}
 		})

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
@@ -219,7 +220,7 @@ func TestProgramsThatDraw(t *testing.T) {
 `
 		for minor, want := range map[int]bool{0: true, 31: true, 32: true, 63: true, 64: false, 255: false} {
 			var plan Plan
-			g := grant{request: request.Request{Capabilities: []string{request.Graphics}}, gpus: []device.GPU{{Minor: minor}}}
+			g := grant{request: request.Request{Capabilities: []string{config.Graphics}}, gpus: []device.GPU{{Minor: minor}}}
 			data := profile(g, &plan)
 			if has := data != nil; has != want || has == strings.Contains(strings.Join(plan.Notes, ""), "EGL may list GPUs") {
 				t.Errorf("minor %d: profile is %v, notes %q", minor, has, plan.Notes)

@@ -18,19 +18,19 @@ type Container struct {
 	ID, Namespace string
 	// Raw is config.json as it was read; nil if it is not a regular file of root's.
 	Raw []byte
-	// Asks is true if the container asks for the driver. If not, Reason says why, and the rest is
-	// not set: such a container never meets the configuration, the driver or their errors.
+	// Asks is true if the container asks for the driver; Reason says why, or why not.
 	Asks   bool
 	Reason string
-	// NeedsRestriction is true if the container does not ask, and its specification has hooks of
-	// NVIDIA's or, if it is not privileged, nodes of the driver: see Restrict. The rest but Request is
-	// set then.
-	NeedsRestriction bool
+	// Plain is true if the container does not ask, and its specification has no hooks of NVIDIA's
+	// and, unless it is privileged, no nodes of the driver. It is created as it is: the rest need not
+	// be set, and it never meets the configuration, the driver or their errors.
+	Plain bool
 	// Bundle is the parsed configuration, Config the shim's configuration.
 	Bundle *bundle.Bundle
 	Config *config.Config
-	// Said is everything by which the container can ask, Request what it asks for under Config.
-	Said    request.Said
+	// Input is everything by which the container can ask, Request what it asks for under Config, if
+	// Asks is true.
+	Input   request.Input
 	Request request.Request
 	// SuspendsGPU reports whether the container gives its GPUs back while it is paused.
 	SuspendsGPU bool
@@ -48,12 +48,12 @@ func Examine(dir string, load func() (*config.Config, error)) (Container, error)
 		// The shim would not edit this file. If it does not ask for a GPU either, it is a matter
 		// between containerd and runc.
 		if !mightAskUnchecked(filepath.Join(dir, bundle.ConfigName)) {
-			return Container{Reason: err.Error()}, nil
+			return Container{Plain: true, Reason: err.Error()}, nil
 		}
 		return Container{}, fail(Precondition, "%w", err)
 	}
 	if !request.MightAsk(raw) {
-		return Container{Raw: raw, Reason: request.EnvVisibleDevices + " is not set"}, nil
+		return Container{Raw: raw, Plain: true, Reason: request.EnvVisibleDevices + " is not set"}, nil
 	}
 	b, err := bundle.Parse(dir, raw, mode)
 	if err != nil {
@@ -76,12 +76,11 @@ func ExamineSpec(spec any, load func() (*config.Config, error)) (Container, erro
 }
 
 func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, error) {
-	c := Container{Raw: b.Raw(), Bundle: b}
-	c.Said = request.Read(&b.Spec)
-	asks, why := c.Said.Asks()
-	restrict := c.Said.NVIDIAHooks || c.Said.Container.DriverNodes && !c.Said.Container.Privileged
-	if !asks && !restrict {
-		c.Reason = why
+	c := Container{Raw: b.Raw(), Bundle: b, Input: request.Read(&b.Spec)}
+	asks, why := c.Input.Asks()
+	hasDriver := c.Input.NVIDIAHooks || c.Input.Container.DriverNodes && !c.Input.Container.Privileged
+	c.Reason, c.Plain = why, !asks && !hasDriver
+	if c.Plain {
 		return c, nil
 	}
 	var err error
@@ -89,19 +88,18 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, 
 		return c, fail(Precondition, "%w", err)
 	}
 	if !asks {
-		c.Reason, c.NeedsRestriction = why, true
 		return c, nil
 	}
-	if c.Request, err = c.Said.Request(c.Config); err != nil {
+	if c.Request, err = c.Input.Request(c.Config); err != nil {
 		return c, refuseRequest(err)
 	}
 	onPause := cmp.Or(b.Spec.Annotations[AnnotationOnPause], c.Config.Container.OnPause)
 	if onPause != config.SuspendGPU && onPause != config.Freeze {
 		return c, fail(Invalid, "annotation %s: %.256q is not %s or %s", AnnotationOnPause, onPause, config.SuspendGPU, config.Freeze)
 	}
-	c.SuspendsGPU = onPause == config.SuspendGPU
 	c.Asks, c.Reason = c.Request.Driver, c.Request.Reason
-	c.NeedsRestriction = !c.Asks && restrict
+	c.Plain = !c.Asks && !hasDriver
+	c.SuspendsGPU = c.Asks && onPause == config.SuspendGPU
 	return c, nil
 }
 
@@ -113,8 +111,9 @@ func refuseRequest(err error) error {
 	return fail(Invalid, "%w", err)
 }
 
-// mightAskUnchecked is request.MightAsk of a file that is not root's alone. What is no regular file
-// counts as asking: the embedded service would open it, and wait for the writer of a FIFO (T52).
+// mightAskUnchecked is request.MightAsk of a file that is not root's alone. Anything but a regular
+// file counts as asking: the embedded service would open it, and wait for the writer of a FIFO
+// (T52).
 func mightAskUnchecked(name string) bool {
 	info, err := os.Stat(name)
 	if err != nil || !info.Mode().IsRegular() {

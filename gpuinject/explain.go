@@ -14,7 +14,7 @@ import (
 
 // decideGrant records what the container may have.
 func (p *Plan) decideGrant(g policy.Grant) {
-	what := cmp.Or(strings.Join(g.Set.Names(), ","), "none")
+	what := cmp.Or(g.Set.String(), "none")
 	if g.All {
 		what = "every device of this host"
 	}

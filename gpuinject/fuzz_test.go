@@ -17,7 +17,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
@@ -214,32 +213,23 @@ func (h *testHost) inject(t *testing.T, dir string, raw []byte) (added []string)
 // bundle's own. It reports whether the container got GPUs or lost hooks of NVIDIA's.
 func (h *testHost) injectFile(dir string) (edited bool, err error) {
 	c, err := Examine(dir, loading(h.cfg))
-	if err != nil || !c.Asks && !c.NeedsRestriction {
+	if err != nil || c.Plain {
 		return false, err
 	}
-	var plan Plan
-	var mask *procmask.Mask
-	defer func() {
-		if mask != nil {
-			mask.Close()
-		}
-	}()
 	root, err := image.Open(filepath.Join(dir, "rootfs"))
 	if err != nil {
 		return false, err
 	}
 	defer root.Close()
-	if c.Asks {
-		if plan, err = Resolve(c, root, h.ask); err != nil {
-			return false, err
-		}
-		if plan.GPU {
-			_, mask, err = Apply(c, plan, root)
-			return err == nil, err
-		}
+	plan, err := Resolve(c, root, h.ask)
+	if err != nil {
+		return false, err
 	}
-	plan, mask, err = Restrict(c, plan, root)
-	return len(plan.RemovedHooks) > 0, err
+	plan, mask, err := Apply(c, plan, root)
+	if mask != nil {
+		mask.Close()
+	}
+	return plan.GPU || len(plan.RemovedHooks) > 0, err
 }
 
 func decode(t *testing.T, text []byte) (v any) {

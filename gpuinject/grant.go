@@ -48,31 +48,29 @@ func (g *grant) choose(h host.Host, r request.Request, a answers) {
 // grantDevices decides which devices the container gets. If p.GPU is false afterwards, it gets
 // nothing and starts without.
 func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
-	if c.Said.EditedByCDI {
+	if c.Input.EditedByCDI {
 		return takeOver(c, h, ask, p)
 	}
 	var named []string
-	if policy.EnvironmentGrants(c.Config.Policy, c.Said.Container) == "" {
-		named = c.Said.Granted(c.Config)
+	if policy.EnvironmentGrants(c.Config.Policy, c.Input.Container) == "" {
+		named = c.Input.Granted(c.Config)
 	}
-	inSpec, err := h.Given(c.Said.Container.Nodes)
+	inSpec, err := h.Given(c.Input.Container.Nodes)
 	if err != nil {
 		return grant{}, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
 	a := askAll(c, h, !inSpec.Empty() || len(named) > 0, named, ask)
-	if len(named) > 0 {
-		set, missing, err := selectEach(h, named, a)
-		if err != nil && c.Said.Container.Kubernetes && !errors.Is(err, device.ErrFacts) {
-			// The error itself would list the GPUs of the host in the pod's events.
-			return grant{}, fail(Denied, "GPU %s is not this container's: this host has no such device", request.Quote(missing))
-		}
-		if err != nil {
-			return grant{}, fail(Precondition, "%s: %w", c.Request.Reason, err)
-		}
-		inSpec.Add(set)
+	set, missing, err := selectEach(h, named, a)
+	switch {
+	case err != nil && c.Input.Container.Kubernetes && !errors.Is(err, device.ErrFacts):
+		// The error itself would list the GPUs of the host in the pod's events.
+		return grant{}, fail(Denied, "GPU %s is not this container's: this host has no such device", request.Quote(missing))
+	case err != nil:
+		return grant{}, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
+	inSpec.Add(set)
 	var g grant
-	if g.may, g.enforced, err = policy.Decide(policyFor(c, inSpec), c.Said.Container, inSpec, a.kubelet); err != nil {
+	if g.may, g.enforced, err = policy.Decide(policyFor(c, inSpec), c.Input.Container, inSpec, a.kubelet); err != nil {
 		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
 	p.Grant = g.may.Reason
@@ -131,7 +129,7 @@ func (g *grant) startsWithout() bool {
 // they were not there.
 func checkAnnotations(c Container, h host.Host, g *grant, a answers, p *Plan) error {
 	r := g.request
-	if r.Source != request.FromAnnotations || !c.Said.Container.Kubernetes {
+	if r.Source != request.FromAnnotations || !c.Input.Container.Kubernetes {
 		return nil
 	}
 	allowed := len(r.Devices) == 0 || !g.may.Nothing()
@@ -146,7 +144,7 @@ func checkAnnotations(c Container, h host.Host, g *grant, a answers, p *Plan) er
 		return nil
 	}
 	p.ignore(r.Reason, "not what was allocated to the container: "+g.may.Reason)
-	other, err := c.Said.WithoutAnnotations(c.Config)
+	other, err := c.Input.WithoutAnnotations(c.Config)
 	if err != nil {
 		return refuseRequest(err)
 	}
@@ -157,7 +155,7 @@ func checkAnnotations(c Container, h host.Host, g *grant, a answers, p *Plan) er
 	return nil
 }
 
-// selectDevices selects the devices that the request names, as far as they are granted.
+// selectDevices selects the granted ones of the devices that the request names.
 func selectDevices(c Container, h host.Host, g grant, a answers, p *Plan) (device.Set, error) {
 	var set device.Set
 	if err := mayManageMIG(c, g); err != nil {
@@ -220,7 +218,7 @@ func mayManageMIG(c Container, g grant) error {
 		return nil
 	}
 	variables := strings.Join(g.request.MIGVariables, " and ")
-	if may, missing := policy.MayManageMIG(c.Config.Policy, c.Said.Container); !may {
+	if may, missing := policy.MayManageMIG(c.Config.Policy, c.Input.Container); !may {
 		return fail(Denied, "%s is not for this container: %s", variables, missing)
 	}
 	for _, id := range g.request.Devices {
@@ -232,8 +230,8 @@ func mayManageMIG(c Container, g grant) error {
 	return nil
 }
 
-// addMIGRights adds the rights to configure and to watch MIG, and with them all MIG devices of the
-// GPUs that the container sees, as far as it may have them. The GPUs are whole to it then.
+// addMIGRights adds the rights to configure and to watch MIG and, with them, the MIG devices of the
+// container's GPUs that it may have. A GPU of which it gets every MIG device counts as a whole GPU.
 func addMIGRights(h host.Host, g grant, set device.Set, p *Plan) (device.Set, error) {
 	if len(g.request.MIGRights) == 0 {
 		return set, nil

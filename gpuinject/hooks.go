@@ -33,18 +33,18 @@ const memoryHook = "apply-cuda-memory-limits"
 // planMemoryLimits refuses a container that would lose a limit with NVIDIA's hook, and otherwise
 // records that limits are ignored.
 func planMemoryLimits(c Container, p *Plan) error {
-	byHook := c.Said.EditedByCDI && slices.ContainsFunc(request.Hooks(c.Bundle.Spec.Hooks), func(h specs.Hook) bool {
+	byHook := c.Input.EditedByCDI && slices.ContainsFunc(request.Hooks(c.Bundle.Spec.Hooks), func(h specs.Hook) bool {
 		return request.IsCDIHook(h) && slices.Contains(h.Args, memoryHook)
 	})
 	for _, name := range []string{"NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT"} {
-		switch _, ok := c.Said.Env[name]; {
+		switch _, ok := c.Input.Env[name]; {
 		case ok && byHook:
 			return fail(Denied, "%q limits GPU memory by a hook of NVIDIA's CDI specification, which this runtime does not run: remove the variable, or start the container with another runtime", name)
 		case ok:
 			p.ignore(name, "this runtime does not limit GPU memory")
 		}
 	}
-	if _, ok := c.Said.Env["NVIDIA_GPU_MEMORY_LIMITS"]; ok {
+	if _, ok := c.Input.Env["NVIDIA_GPU_MEMORY_LIMITS"]; ok {
 		p.ignore("NVIDIA_GPU_MEMORY_LIMITS", "there is no such variable; NVIDIA's is NVIDIA_GPU_MEMORY_LIMIT, and this runtime does not limit GPU memory")
 	}
 	return nil

@@ -5,7 +5,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
@@ -13,22 +12,22 @@ import (
 // planLinker decides how the image's dynamic loader finds the driver: by files written in the
 // image. If the image cannot be written, a generated cache is mounted over its own: ldconfig cannot
 // run there, so that a mounted file that cannot be replaced does no harm.
-func planLinker(c Container, root *image.Root, vols volumes, img image.Image, files driver.Files, p *Plan) {
-	entries, dirs := loaderEntries(files)
+func planLinker(c Container, root rootfs, img image.Image, p *Plan) {
+	entries, dirs := loaderEntries(p.files)
 	loaderFiles, notes := root.LoaderFiles(img, dirs, entries)
 	for _, n := range notes {
 		p.note("%s", n)
 	}
-	p.cacheAt = cacheMountPoint(root, vols)
+	p.cacheAt = root.cacheMountPoint()
 	for _, f := range loaderFiles {
 		at, _ := root.Place(f.Path)
-		m, covered := vols.covering(at)
+		m, covered := root.covering(at)
 		err := root.CanWriteFile(f.Path)
 		switch {
 		case covered:
 			p.note("%s is not written: the container mounts %s there", f.Path, request.Quote(m.Destination))
 			continue
-		case vols.hides(at):
+		case root.hides(at):
 			p.mountCache(c, f, errors.New("the container has a file system of its own there"))
 			continue
 		case errors.Is(err, unix.EROFS) || errors.Is(err, unix.EPERM):
@@ -47,16 +46,16 @@ func planLinker(c Container, root *image.Root, vols volumes, img image.Image, fi
 
 // cacheMountPoint returns where the loader's cache can be mounted, "" if nowhere: runc follows a
 // link of that name, which must not lead to a volume, another file system or the host.
-func cacheMountPoint(root *image.Root, vols volumes) string {
-	at, err := root.Place(image.CachePath)
-	if err == nil && vols.hides(at) {
+func (r rootfs) cacheMountPoint() string {
+	at, err := r.Place(image.CachePath)
+	if err == nil && r.hides(at) {
 		return at
 	}
 	if err == nil {
-		at, err = root.Target(image.CachePath)
+		at, err = r.Target(image.CachePath)
 	}
-	_, covered := vols.covering(at)
-	if err != nil || covered || vols.hides(at) || root.CheckMountPoint(at) != nil {
+	_, covered := r.covering(at)
+	if err != nil || covered || r.hides(at) || r.CheckMountPoint(at) != nil {
 		return ""
 	}
 	return at

@@ -22,9 +22,9 @@ func whyUnmasked(c Container, h host.Host) string {
 	switch {
 	case h.DriverVersion == "":
 		return "this host has no NVIDIA kernel module"
-	case c.Said.Container.Privileged:
+	case c.Input.Container.Privileged:
 		return "a privileged container can take any mask off"
-	case len(linux.MaskedPaths) == 0 && c.Said.Container.UserNamespace && !mapsHostRoot(linux.UIDMappings):
+	case len(linux.MaskedPaths) == 0 && c.Input.Container.UserNamespace && !mapsHostRoot(linux.UIDMappings):
 		// It wants to run containers itself, which the kernel refuses under a mask
 		// (mount_too_revealing).
 		return "the container asked for an unmasked /proc in a user namespace, where it cannot write these files"
@@ -51,11 +51,20 @@ func checkIsolation(c Container) error {
 
 // checkProc refuses a container that would have the mask on a procfs that is not its own: a bind of
 // the host's procfs, through which the mask would show on the host with rootfsPropagation "shared".
-func checkProc(vols volumes, p *Plan) error {
-	if p.Proc.Masked && !vols.ownProc {
+func checkProc(root rootfs, p *Plan) error {
+	if p.Proc.Masked && !root.ownProc {
 		return fail(Invalid, "the container has no procfs of its own at /proc, in which other GPUs could be hidden: mount one")
 	}
 	return nil
+}
+
+// maskFile is a file below /proc/driver that the mask shows as the host has it.
+type maskFile struct {
+	name string
+	// optional files need not be on the host.
+	optional bool
+	// line, if not empty, replaces the line with that name or is added.
+	line string
 }
 
 // planMask decides what the mask shows.
@@ -69,70 +78,45 @@ func planMask(c Container, h host.Host, g grant, p *Plan) error {
 	}
 	p.Proc.Masked = true
 	p.decide("/proc/driver", "masked", "the container shall see its own devices only")
-	dir := filepath.Join(c.Config.Host.ProcRoot, "driver/nvidia")
-	version, err := device.ReadFile(filepath.Join(dir, "version"))
-	if err != nil {
-		return fail(Precondition, "%w", err)
-	}
-	params, err := device.ReadFile(filepath.Join(dir, "params"))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fail(Precondition, "%w", err)
-	}
 	// ModifyDeviceFiles lets NVIDIA's libraries make device nodes by themselves, and is 1 if it is
 	// missing (nvidia-modprobe, init_device_file_parameters). A capability file has a parameter of
 	// its own, DeviceFileModify.
-	p.mask = []procmask.File{
-		{Path: "nvidia/version", Data: version},
-		{Path: "nvidia/params", Data: setLine(params, "ModifyDeviceFiles: 0")},
-	}
+	files := []maskFile{{name: "nvidia/version"}, {"nvidia/params", true, "ModifyDeviceFiles: 0"}}
 	for _, gpu := range g.gpus {
 		if gpu.BusID == "" { // procfs has nothing of it
 			continue
 		}
 		p.Proc.GPUs = append(p.Proc.GPUs, gpu.BusID)
-		for _, name := range []string{"information", "power"} {
-			data, err := device.ReadFile(filepath.Join(dir, "gpus", gpu.BusID, name))
-			if errors.Is(err, fs.ErrNotExist) && name == "power" {
-				continue
-			}
-			if err != nil {
-				return fail(Precondition, "%w", err)
-			}
-			p.mask = append(p.mask, procmask.File{Path: filepath.Join("nvidia/gpus", gpu.BusID, name), Data: data})
-		}
+		dir := filepath.Join("nvidia/gpus", gpu.BusID)
+		files = append(files, maskFile{name: filepath.Join(dir, "information")}, maskFile{name: filepath.Join(dir, "power"), optional: true})
 	}
 	var minors []byte
 	for _, right := range g.set.Capabilities() {
 		p.Proc.Capabilities = append(p.Proc.Capabilities, right.File)
-		data, err := device.ReadFile(h.CapabilityFile(right))
-		if err != nil {
-			return fail(Precondition, "%w", err)
-		}
-		p.mask = append(p.mask, procmask.File{Path: filepath.Join("nvidia/capabilities", right.File), Data: setLine(data, "DeviceFileModify: 0")})
+		files = append(files, maskFile{name: filepath.Join("nvidia/capabilities", right.File), line: "DeviceFileModify: 0"})
 		// NVIDIA's device plugin looks them up in this table, where the names lack "mig/".
 		minors = fmt.Appendf(minors, "%s %d\n", strings.Replace(right.File, "mig/", "", 1), right.Minor)
 	}
-	if len(minors) > 0 {
-		p.mask = append(p.mask, procmask.File{Path: "nvidia-caps/mig-minors", Data: minors})
-	}
-	return p.showGDS(c.Config.Host.ProcRoot)
-}
-
-// showGDS adds the files that libcufile reads besides the nvidia-fs nodes.
-func (p *Plan) showGDS(procRoot string) error {
-	if !p.hasGDS() {
-		return nil
-	}
-	for _, name := range []string{"version", "devcount", "bridges", "modules", "peer_distance"} {
-		name = filepath.Join("nvidia-fs", name)
-		data, err := device.ReadFile(filepath.Join(procRoot, "driver", name))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
+	if p.hasGDS() { // libcufile reads these besides the nodes
+		for _, name := range []string{"version", "devcount", "bridges", "modules", "peer_distance"} {
+			files = append(files, maskFile{name: filepath.Join("nvidia-fs", name), optional: true})
 		}
-		if err != nil {
+	}
+	for _, f := range files {
+		data, err := device.ReadFile(filepath.Join(c.Config.Host.ProcRoot, "driver", f.name))
+		absent := f.optional && errors.Is(err, fs.ErrNotExist)
+		if err != nil && !absent {
 			return fail(Precondition, "%w", err)
 		}
-		p.mask = append(p.mask, procmask.File{Path: name, Data: data})
+		if f.line != "" {
+			data = setLine(data, f.line)
+		} else if absent {
+			continue
+		}
+		p.mask = append(p.mask, procmask.File{Path: f.name, Data: data})
+	}
+	if len(minors) > 0 {
+		p.mask = append(p.mask, procmask.File{Path: "nvidia-caps/mig-minors", Data: minors})
 	}
 	return nil
 }

@@ -46,15 +46,17 @@ func TestWhoGetsTheMask(t *testing.T) {
 	}
 }
 
-// restrict is Restrict with an empty image.
-func restrict(t *testing.T, c Container, p Plan) (Plan, *procmask.Mask, error) {
+// inject resolves a container with an empty image, and carries the plan out.
+func inject(t *testing.T, c Container) (Plan, *procmask.Mask, error) {
 	t.Helper()
 	root, err := image.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	check(t, err)
 	defer root.Close()
-	return Restrict(c, p, root)
+	plan, err := Resolve(c, root, noProbe)
+	if err != nil {
+		return plan, nil, err
+	}
+	return Apply(c, plan, root)
 }
 
 // A pod's author can set the variable over the device plugin's value: nodes of the driver bring the
@@ -93,8 +95,8 @@ func TestNodesWithoutARequestBringTheMask(t *testing.T) {
 				t.Fatalf("examine: %+v, %v", c, err)
 			}
 			got := "left alone"
-			if c.NeedsRestriction {
-				plan, mask, err := restrict(t, c, Plan{})
+			if !c.Plain {
+				plan, mask, err := inject(t, c)
 				if err != nil || mask == nil {
 					t.Fatal(mask, err)
 				}
@@ -111,11 +113,11 @@ func TestNodesWithoutARequestBringTheMask(t *testing.T) {
 	s.Mounts = s.Mounts[1:]
 	c, err := ExamineSpec(s, loading(hostConfig(t)))
 	if err == nil {
-		_, _, err = restrict(t, c, Plan{})
+		_, _, err = inject(t, c)
 	}
 	refused(t, err, Invalid, "no procfs of its own")
 	c.Config.Host.ProcRoot = t.TempDir()
-	if _, mask, err := restrict(t, c, Plan{}); err != nil || mask != nil {
+	if _, mask, err := inject(t, c); err != nil || mask != nil {
 		t.Errorf("on a host without a driver: %v, %v", mask, err)
 	}
 }
@@ -142,30 +144,24 @@ func TestT21HooksWhereNothingIsGranted(t *testing.T) {
 			withHook("/usr/bin/nvidia-container-runtime-hook")(spec)
 			other := specs.Hook{Path: "/opt/other/hook"}
 			spec.Hooks.CreateRuntime = []specs.Hook{other, {Path: "/opt/wrapper", Args: []string{"nvidia-ctk", "hook"}}}
-			inject := func() (string, Plan, error) {
+			create := func() (string, Plan, error) {
 				dir := newBundle(t, spec)
 				c, err := Examine(dir, loading(cfg))
-				if err != nil || c.Asks == c.NeedsRestriction {
+				if err != nil || c.Plain {
 					t.Fatalf("%+v, %v", c, err)
 				}
-				var p Plan
-				if c.Asks {
-					p, err = resolveIn(t, c, t.TempDir(), noProbe)
-				}
-				if err == nil {
-					var mask *procmask.Mask
-					if p, mask, err = restrict(t, c, p); mask != nil {
-						mask.Close()
-					}
+				p, mask, err := inject(t, c)
+				if mask != nil {
+					mask.Close()
 				}
 				return dir, p, err
 			}
-			dir, p, err := inject()
+			dir, p, err := create()
 			if hooks := request.Hooks(*readSpec(t, dir).Hooks); err != nil || p.GPU || len(hooks) != 1 || !reflect.DeepEqual(hooks[0], other) || len(p.RemovedHooks) != 2 {
 				t.Errorf("hooks %+v, removed %q, %v", hooks, p.RemovedHooks, err)
 			}
 			cfg.Policy.ForeignHooks = config.Refuse
-			_, _, err = inject()
+			_, _, err = create()
 			refused(t, err, Denied, "NVIDIA's OCI hook", `"refuse"`)
 		})
 	}

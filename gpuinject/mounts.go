@@ -7,16 +7,12 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/opencontainers/runtime-spec/specs-go"
-
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 // fileOptions are the mount options of a single driver file: never noexec, because libraries and
@@ -30,7 +26,7 @@ var nodeOptions = []string{"bind", "nosuid", "noexec", "rprivate"}
 var viewOptions = []string{"rbind", "ro", "nosuid", "nodev", "rprivate"}
 
 // directNames are in the image's own library directory as well: programs look for these files by
-// path, or there is no cache to find them by.
+// path, or the image has no loader cache.
 var directNames = []string{"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"}
 
 // directPrograms are in /usr/bin as well: scripts call them whatever PATH says.
@@ -44,62 +40,50 @@ var compatNames = []string{
 }
 
 // planFiles decides how the driver's files get into the container: the view, links and mounts
-// beside it, the loader's files, and the edits of config.json. all are the driver's files, mine
-// those that the container gets.
-func planFiles(c Container, h host.Host, root *image.Root, g grant, nodes []device.Node, all, mine driver.Files, p *Plan) error {
-	vols, err := findVolumes(c, root, all)
-	if err != nil {
+// beside it, the loader's files, and the edits of config.json.
+func planFiles(c Container, h host.Host, root rootfs, g grant, p *Plan) error {
+	if err := root.checkNodes(p.nodes); err != nil {
 		return err
 	}
-	if err := vols.checkNodes(nodes); err != nil {
-		return err
-	}
-	img := inspect(h, root, vols, g, p)
+	img := inspect(h, root, g, p)
 	if img.Compat.Use {
 		// No search path may find the host's libraries first.
-		mine.Libraries = slices.DeleteFunc(slices.Clone(mine.Libraries), func(l driver.Library) bool {
+		p.files.Libraries = slices.DeleteFunc(slices.Clone(p.files.Libraries), func(l driver.Library) bool {
 			stem, _, _ := strings.Cut(l.Name, ".so")
 			return l.Bits == 64 && slices.Contains(compatNames, stem)
 		})
 	}
-	planView(mine, p)
-	viewAt, err := checkViewDir(root, vols, p)
+	planView(c, p)
+	viewAt, err := checkViewDir(root, p)
 	if err != nil {
 		return err
 	}
-	if err := checkProc(vols, p); err != nil {
+	if err := checkProc(root, p); err != nil {
 		return err
 	}
-	st, err := state.Open(c.Config.Host.StateDir, true)
-	if err != nil {
-		return fail(Precondition, "%w", err)
-	}
-	p.viewRoot = view.Path(st, p.view)
-	p.Mounts = []PlanMount{{Source: p.viewRoot, Destination: ViewDir, Options: viewOptions}}
-	files := filesBeside(root, img, mine, p)
+	files := filesBeside(root, img, p)
 	if data := profile(g, p); data != nil {
 		p.bundleFiles = append(p.bundleFiles, image.File{Path: profileName, Data: data})
 		files = append(files, Bind{bundlePath(c, profileName), profileDest})
 	}
-	if p.byPath = byPathLinks(nodes); len(p.byPath) > 0 {
+	if p.byPath = byPathLinks(p.nodes); len(p.byPath) > 0 {
 		// This mount comes after /dev, a mount itself, and runc makes the nodes of linux.devices
 		// after all mounts: links in it lead to them.
 		files = append(files, Bind{bundlePath(c, byPathName), byPathDest})
 	}
-	if err := place(root, vols, viewAt, files, p); err != nil {
+	if err := place(root, viewAt, files, p); err != nil {
 		return err
 	}
-	if err := mountSockets(c, root, vols, g, p); err != nil {
+	if err := mountSockets(c, root, g, p); err != nil {
 		return err
 	}
-	planLinker(c, root, vols, img, mine, p)
-	p.nodes, p.files = nodes, mine
-	return planEdits(c, nodes, all, g, p)
+	planLinker(c, root, img, p)
+	return addNodes(c, p)
 }
 
 // inspect records the C library and the forward compatibility package of the image. That package is
 // found by the loader's cache only.
-func inspect(h host.Host, root *image.Root, vols volumes, g grant, p *Plan) image.Image {
+func inspect(h host.Host, root rootfs, g grant, p *Plan) image.Image {
 	img := root.Inspect(h.CompatDriver)
 	p.Linker = PlanLinker{LibC: img.LibC, Directory: img.LibDir, Cache: "unchanged"}
 	if img.LibC == "" {
@@ -107,7 +91,7 @@ func inspect(h host.Host, root *image.Root, vols volumes, g grant, p *Plan) imag
 	}
 	compat := &img.Compat
 	at, _ := root.Place(img.LoaderPath())
-	m, hidden := vols.covering(at)
+	m, hidden := root.covering(at)
 	if img.LibC != "" && hidden {
 		p.Linker.Cache = "hidden"
 		p.note("the container mounts %s over %s: the driver's libraries are in %s as well", request.Quote(m.Destination), img.LoaderPath(), img.LibDir)
@@ -121,7 +105,7 @@ func inspect(h host.Host, root *image.Root, vols volumes, g grant, p *Plan) imag
 	if compat.Dir == "" {
 		return img
 	}
-	if !g.request.Has(request.Compute) {
+	if !g.request.Has(config.Compute) {
 		compat.Use, compat.Reason = false, "the container does not have the capability compute"
 	}
 	decision := "not used"
@@ -135,13 +119,13 @@ func inspect(h host.Host, root *image.Root, vols volumes, g grant, p *Plan) imag
 
 // checkViewDir refuses a container whose own mounts, or whose image, take the view's place, or
 // leave none for it. It returns that place in the image.
-func checkViewDir(root *image.Root, vols volumes, p *Plan) (string, error) {
+func checkViewDir(root rootfs, p *Plan) (string, error) {
 	way, err := root.Way(ViewDir)
 	if err != nil {
 		return "", fail(Invalid, "%s of the image: %w", ViewDir, err)
 	}
 	at := way[len(way)-1]
-	for _, v := range vols.lasting {
+	for _, v := range root.volumes {
 		over := func(name string) bool { return isBelow(name, v.at) }
 		if slices.ContainsFunc(way, over) || isBelow(v.at, at) {
 			return "", fail(Invalid, "the container mounts a volume at %s, over %s where the NVIDIA driver goes: mount it elsewhere", request.Quote(v.Destination), ViewDir)
@@ -150,7 +134,7 @@ func checkViewDir(root *image.Root, vols volumes, p *Plan) (string, error) {
 	if at == "/" {
 		return "", fail(Invalid, "%s of the image is its root directory, by a link: the NVIDIA driver cannot be mounted there", ViewDir)
 	}
-	if err := root.CanBeThere(ViewDir); err != nil && !vols.hides(at) {
+	if err := root.CanBeThere(ViewDir); err != nil && !root.hides(at) {
 		return "", fail(Precondition, "%s: the image has no directory %s, and it cannot be made: %w: make the root file system writable (readOnlyRootFilesystem does no harm), or add that directory to the image", p.Reason, ViewDir, err)
 	}
 	return at, nil
@@ -160,8 +144,8 @@ func checkViewDir(root *image.Root, vols volumes, p *Plan) (string, error) {
 // libraries and programs, files that consuming libraries open at fixed paths, and what is in no
 // view. Of a library that has a link without a version the source is that: it stays good after an
 // upgrade of the driver.
-func filesBeside(root *image.Root, img image.Image, files driver.Files, p *Plan) (list []Bind) {
-	for _, l := range files.Libraries {
+func filesBeside(root rootfs, img image.Image, p *Plan) (list []Bind) {
+	for _, l := range p.files.Libraries {
 		put := func(name, dest string) {
 			source := l.Path
 			if l.Dir == "" {
@@ -189,12 +173,12 @@ func filesBeside(root *image.Root, img image.Image, files driver.Files, p *Plan)
 			}
 		}
 	}
-	for _, b := range files.Binaries {
+	for _, b := range p.files.Binaries {
 		if slices.Contains(directPrograms, b.Name) {
 			list = append(list, Bind{path.Join(p.viewRoot, viewBin, b.Name), path.Join("/usr/bin", b.Name)})
 		}
 	}
-	for _, d := range files.Data {
+	for _, d := range p.files.Data {
 		switch dest := dataDest(d, root, img, p); {
 		case dest == "":
 		case d.Direct:
@@ -210,10 +194,10 @@ func filesBeside(root *image.Root, img image.Image, files driver.Files, p *Plan)
 // nothing there, else by a bind. runc needs some hundred system calls to make the mount point of a
 // bind. own is where the view is in the image; a link of an earlier container that leads into it is
 // replaced.
-func place(root *image.Root, vols volumes, own string, files []Bind, p *Plan) error {
+func place(root rootfs, own string, files []Bind, p *Plan) error {
 	linkable := true
 	for _, f := range files {
-		at, free, err := freePlace(root, vols, f.Destination, p)
+		at, free, err := root.freePlace(f.Destination, p)
 		if err != nil {
 			return err
 		}
@@ -221,7 +205,7 @@ func place(root *image.Root, vols volumes, own string, files []Bind, p *Plan) er
 			continue
 		}
 		name, inView := strings.CutPrefix(f.Source, p.viewRoot)
-		if inView && linkable && !vols.hides(at) {
+		if inView && linkable && !root.hides(at) {
 			err := root.CanMakeLink(f.Destination, own)
 			if err == nil {
 				p.Links = append(p.Links, PlanLink{Path: f.Destination, Target: ViewDir + name})
@@ -240,20 +224,20 @@ func place(root *image.Root, vols volumes, own string, files []Bind, p *Plan) er
 // freePlace returns where a link dest is made in the image, and whether something can be put there:
 // nothing may be made in a volume of the container's own or in a directory of the host, and the
 // loader finds the driver without.
-func freePlace(root *image.Root, vols volumes, dest string, p *Plan) (at string, free bool, err error) {
-	way, err := root.Way(dest)
+func (r rootfs) freePlace(dest string, p *Plan) (at string, free bool, err error) {
+	way, err := r.Way(dest)
 	if err != nil {
 		return "", false, fail(Invalid, "%s of the image: %w", dest, err)
 	}
-	at, _ = root.Place(dest)
-	if m, covered := vols.covering(way...); covered {
+	at, _ = r.Place(dest)
+	if m, covered := r.covering(way...); covered {
 		p.note("not mounted at %s: the container mounts %s there", dest, request.Quote(m.Destination))
 		return at, false, nil
 	}
-	if vols.hides(at) {
+	if r.hides(at) {
 		return at, true, nil
 	}
-	if err := root.CheckMountPoint(dest); err != nil {
+	if err := r.CheckMountPoint(dest); err != nil {
 		p.note("%v", err)
 		return at, false, nil
 	}
@@ -267,13 +251,13 @@ func (p *Plan) mountFile(source, dest string) {
 // mountSockets adds the mounts of the sockets that the operator lets containers have, of the
 // daemons that run: each place once, by whatever name, and none if the container has a mount there
 // itself. A socket that is not as it should be is not given, and the plan says so.
-func mountSockets(c Container, root *image.Root, vols volumes, g grant, p *Plan) error {
+func mountSockets(c Container, root rootfs, g grant, p *Plan) error {
 	var taken []string
 	for _, d := range sockets.Daemons {
 		if !slices.Contains(c.Config.Container.Sockets, d.Name) || !g.request.Has(d.Capability) {
 			continue
 		}
-		mounts, err := d.Mounts(c.Config.Host, c.Said.Env[sockets.EnvMPS] != "", len(g.set.MIG) > 0)
+		mounts, err := d.Mounts(c.Config.Host, c.Input.Env[sockets.EnvMPS] != "", len(g.set.MIG) > 0)
 		if errors.Is(err, fs.ErrNotExist) {
 			err = errors.New("it does not run on this host")
 		}
@@ -285,7 +269,7 @@ func mountSockets(c Container, root *image.Root, vols volumes, g grant, p *Plan)
 		p.Sockets = append(p.Sockets, d.Name)
 		p.decide("socket of "+d.Name, "given", "container.sockets has it")
 		for _, m := range mounts {
-			at, free, err := freePlace(root, vols, m.Destination, p)
+			at, free, err := root.freePlace(m.Destination, p)
 			if err != nil {
 				return err
 			}
@@ -296,41 +280,4 @@ func mountSockets(c Container, root *image.Root, vols volumes, g grant, p *Plan)
 		}
 	}
 	return nil
-}
-
-// planEdits completes the edits of config.json.
-func planEdits(c Container, nodes []device.Node, all driver.Files, g grant, p *Plan) error {
-	addNodes(c, nodes, p)
-	removeList := g.request.Source == request.FromMounts && c.Said.Container.UserNamespace
-	p.edits.RemoveMount = func(m specs.Mount) bool {
-		return isCDIMount(c, all, m) || removeList && isMappedListMount(m)
-	}
-	if c.Said.EditedByCDI {
-		// CDI's rules for nodes allow mknod.
-		p.edits.RemoveRule = func(r specs.LinuxDeviceCgroup) bool {
-			if !r.Allow || r.Type != "c" || r.Major == nil || r.Minor == nil || !strings.Contains(r.Access, "m") {
-				return false
-			}
-			number := device.Number{Major: *r.Major, Minor: *r.Minor}
-			return slices.ContainsFunc(nodes, func(n device.Node) bool { return n.Number() == number })
-		}
-		for _, m := range c.Bundle.Spec.Mounts {
-			if isCDIMount(c, all, m) && isSocketMount(m) {
-				p.note("not mounted: %s, which CDI gives every container; see container.sockets", m.Destination)
-			}
-		}
-	}
-	if err := c.Bundle.CheckDevices(p.edits.Devices); err != nil {
-		return fail(Invalid, "%w", err)
-	}
-	return nil
-}
-
-// isMappedListMount reports whether a mount is one of the device list that runc would have to map
-// to the ids of a user namespace. It cannot: /dev/null is on devtmpfs, which has no mapped mounts,
-// and the container would not start (containerd maps every mount of such a pod). The list has been
-// read, and nothing in a container reads it.
-func isMappedListMount(m specs.Mount) bool {
-	return len(m.UIDMappings)+len(m.GIDMappings) > 0 && path.Clean(m.Source) == "/dev/null" &&
-		strings.HasPrefix(path.Clean("/"+m.Destination), request.DeviceListDir+"/")
 }

@@ -9,49 +9,50 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 // planNodes decides which device nodes the container gets: those of its GPUs and those of other
 // classes. Of these, what it may not have is ignored, and the plan says so: an image that asks for
 // more than its pod was given starts with its GPUs.
-func planNodes(c Container, h host.Host, g grant, files driver.Files, p *Plan) ([]device.Node, error) {
+func planNodes(c Container, h host.Host, g grant, files driver.Files, p *Plan) error {
 	nodes, err := h.Nodes(g.set, g.request.Capabilities, files)
 	if err != nil {
-		return nil, fail(Precondition, "%w", err)
+		return fail(Precondition, "%w", err)
 	}
-	if c.Said.EditedByCDI {
+	if c.Input.EditedByCDI {
 		nodes = append(nodes, keptClasses(c, h, p)...)
 	}
 	if g.request.ChannelsIgnored {
-		p.ignore(request.IMEX, "policy.ignore-imex-channels is true")
+		p.ignore(config.IMEX, "policy.ignore-imex-channels is true")
 	}
 	for _, class := range g.request.Classes {
 		others, err := planClass(c, h, g, class, p)
 		if err != nil {
-			return nil, err
+			return err
 		}
 		nodes = append(nodes, others...)
 	}
 	for _, n := range nodes {
 		p.Devices = append(p.Devices, PlanDevice{Path: n.Path, Major: n.Major, Minor: n.Minor})
 	}
-	return nodes, nil
+	p.nodes = nodes
+	return nil
 }
 
 func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]device.Node, error) {
-	r, who := g.request, c.Said.Container
+	r, who := g.request, c.Input.Container
 	var channels []int
-	if class == request.IMEX && !r.AllChannels {
+	if class == config.IMEX && !r.AllChannels {
 		channels = r.Channels
 	}
 	nodes, err := h.ClassNodes(class, channels)
 	named := slices.Contains(r.Granted, class)
-	may, all, reason := policy.DecideOthers(c.Config.Policy, who, g.may, class, nodes, named)
+	may, all, reason := policy.DecideClass(c.Config.Policy, who, g.may, class, nodes, named)
 	switch {
 	case all && err != nil:
 		return nil, fail(Precondition, "%w", err)
@@ -68,7 +69,7 @@ func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]devi
 		return nil, nil
 	}
 	if g.may.All && !g.enforced.All {
-		would, all, reason := policy.DecideOthers(c.Config.Policy, who, g.enforced, class, nodes, named)
+		would, all, reason := policy.DecideClass(c.Config.Policy, who, g.enforced, class, nodes, named)
 		if !all && len(would) < len(may) {
 			p.audit(class + ": " + reason)
 		}
@@ -80,7 +81,7 @@ func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]devi
 
 func (p *Plan) addClass(class string, nodes []device.Node) {
 	p.Classes = append(p.Classes, class)
-	if class == request.IMEX {
+	if class == config.IMEX {
 		for _, n := range nodes {
 			p.IMEX = append(p.IMEX, int(n.Minor))
 		}
@@ -111,17 +112,16 @@ func (p *Plan) hasGDS() bool {
 
 // addClassFiles adds the files that go with the nodes of GDS, if the host has them. They are bound
 // read-only, like every data file of the driver.
-func addClassFiles(c Container, files *driver.Files, p *Plan) {
-	if c.Said.EditedByCDI || !p.hasGDS() {
+func addClassFiles(c Container, p *Plan) {
+	if c.Input.EditedByCDI || !p.hasGDS() {
 		return
 	}
-	files.Data = slices.Clone(files.Data)
 	for _, f := range [][2]string{{c.Config.Host.DevRoot, udevDir}, {c.Config.Host.DriverRoot, cufileJSON}} {
 		root, name := f[0], f[1]
 		at, err := driver.Locate(root, name)
 		switch {
 		case err == nil:
-			files.Data = append(files.Data, driver.File{Path: at, Dest: name, Direct: true})
+			p.files.Data = append(p.files.Data, driver.File{Path: at, Dest: name, Direct: true})
 		case !errors.Is(err, fs.ErrNotExist):
 			p.note("gds: %v", err)
 		}
@@ -129,9 +129,9 @@ func addClassFiles(c Container, files *driver.Files, p *Plan) {
 }
 
 // addNodes adds the device nodes, their rules and their groups to the edits.
-func addNodes(c Container, nodes []device.Node, p *Plan) {
-	e, userns := &p.edits, c.Said.Container.UserNamespace
-	for _, n := range nodes {
+func addNodes(c Container, p *Plan) error {
+	e, userns := &p.edits, c.Input.Container.UserNamespace
+	for _, n := range p.nodes {
 		if userns && n.HostPath != n.Path {
 			// mknod fails in a user namespace, so runc binds the host's node, which it expects at
 			// the same path (rootfs_linux.go, createDeviceNode). With another dev-root it is
@@ -147,6 +147,10 @@ func addNodes(c Container, nodes []device.Node, p *Plan) {
 		e.Rules = append(e.Rules, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"})
 		addGroup(c, n, p)
 	}
+	if err := c.Bundle.CheckDevices(e.Devices); err != nil {
+		return fail(Invalid, "%w", err)
+	}
+	return nil
 }
 
 // addGroup gives a process that is not root the group of a node that only a group may use (render,
@@ -163,7 +167,7 @@ func addGroup(c Container, n device.Node, p *Plan) {
 		p.groups = append(p.groups, n.GID)
 	}
 	gid, ok := n.GID, true
-	if c.Said.Container.UserNamespace {
+	if c.Input.Container.UserNamespace {
 		gid, ok = containerID(c.Bundle.Spec.Linux.GIDMappings, n.GID)
 	}
 	switch {

@@ -26,7 +26,7 @@ type Plan struct {
 	// GPU is true if the container gets the driver. If not, it starts without.
 	GPU    bool   `json:"gpu"`
 	Reason string `json:"reason"`
-	// Error is the refusal, in what nvidia-shimctl prints.
+	// Error is the refusal. Only nvidia-shimctl sets it.
 	Error     string         `json:"error,omitempty"`
 	Container *PlanContainer `json:"container,omitempty"`
 	// Asked are the device identifiers as the container wrote them.
@@ -186,16 +186,20 @@ type Decision struct {
 // newPlan begins the plan of a container with its request.
 func newPlan(c Container) Plan {
 	p := Plan{
-		GPU: true, Reason: c.Request.Reason, Asked: c.Request.Devices, Capabilities: c.Request.Capabilities,
+		GPU: c.Asks, Reason: c.Reason, Asked: c.Request.Devices, Capabilities: c.Request.Capabilities,
 		GPUs: []PlanGPU{}, MIG: []PlanMIG{}, Devices: []PlanDevice{}, Mounts: []PlanMount{}, Links: []PlanLink{},
 		Libraries: []string{}, Binaries: []string{}, RemovedHooks: []string{},
 		Proc: PlanProc{GPUs: []string{}, Capabilities: []string{}}, SuspendsGPU: c.SuspendsGPU,
 	}
 	if c.ID != "" {
-		who := c.Said.Container
+		who := c.Input.Container
 		p.Container = &PlanContainer{ID: c.ID, Namespace: c.Namespace, PodNamespace: who.Namespace, Pod: who.Pod, Name: who.Name}
 	}
-	p.decide("container", "asks for the driver", "%s", c.Request.Reason)
+	decision := "asks for the driver"
+	if !c.Asks {
+		decision = "does not ask for the driver"
+	}
+	p.decide("container", decision, "%s", c.Reason)
 	for _, o := range c.Request.Overridden {
 		p.decide(o.What, "not followed", "%s", o.Reason)
 	}

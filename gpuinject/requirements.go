@@ -20,7 +20,11 @@ type PlanRequirement struct {
 }
 
 func checkRequirements(c Container, h host.Host, g grant, a answers, p *Plan) error {
-	list, err := requirements(c, p)
+	list, skip, err := requirements(c)
+	if skip != "" {
+		p.decide("requirements", "not checked", "%s is true", skip)
+		p.note("requirements of the image are not checked: %s is true", skip)
+	}
 	if err != nil || len(list) == 0 {
 		return err
 	}
@@ -45,36 +49,30 @@ func checkRequirements(c Container, h host.Host, g grant, a answers, p *Plan) er
 	return unknown
 }
 
-// requirements returns those of the image that are to be checked.
-func requirements(c Container, p *Plan) ([]require.Requirement, error) {
-	list, err := require.FromEnv(c.Said.Env)
+// requirements returns those of the image that are to be checked. If there are some and none is to
+// be checked, skip is the setting that says so.
+func requirements(c Container) (list []require.Requirement, skip string, err error) {
+	list, err = require.FromEnv(c.Input.Env)
 	switch {
 	case err == nil && len(list) == 0:
-		return nil, nil
+		return nil, "", nil
 	case c.Config.Policy.DisableRequire:
-		p.decide("requirements", "not checked", "policy.disable-require is true")
-		p.note("requirements of the image are not checked: policy.disable-require is true")
-		return nil, nil
-	case require.Disabled(c.Said.Env):
-		p.decide("requirements", "not checked", "%s is true", require.EnvDisable)
-		p.note("requirements of the image are not checked: %s is true", require.EnvDisable)
-		return nil, nil
+		return nil, "policy.disable-require", nil
+	case require.Disabled(c.Input.Env):
+		return nil, require.EnvDisable, nil
 	case err != nil:
-		return nil, fail(Invalid, "requirements of the image: %w (%s=true skips them)", err, require.EnvDisable)
+		return nil, "", fail(Invalid, "requirements of the image: %w (%s=true skips them)", err, require.EnvDisable)
 	}
-	return list, nil
+	return list, "", nil
 }
 
 // requirementsNeedFacts reports whether NVML has to be asked whether this host satisfies the
 // requirements of the image: the driver's version does not decide. What cannot be satisfied is
 // refused whatever NVML would say.
 func requirementsNeedFacts(c Container, h host.Host) bool {
-	list, err := requirements(c, &Plan{})
-	if err != nil {
-		return false
-	}
+	list, _, _ := requirements(c) // checkRequirements returns the error
 	known := require.Host{Driver: h.DriverVersion}
-	if len(c.Request.Devices) > 0 || c.Said.EditedByCDI {
+	if len(c.Request.Devices) > 0 || c.Input.EditedByCDI {
 		known.GPUs = []require.GPU{{}}
 	}
 	needs := false

@@ -16,68 +16,114 @@ import (
 // Ask puts questions to the probe, all at once.
 type Ask func(probe.Questions) probe.Answers
 
-// Resolve decides everything that will be done for a container whose image is mounted at root. It
-// changes nothing but what the shim itself keeps under its state directory, unless that is
-// read-only. With an error the Plan has the decisions that led to it.
+// Resolve decides everything that will be done for a container whose image is mounted at root, and
+// that is not Plain. It changes nothing but what the shim itself keeps under its state directory,
+// unless that is read-only. With an error the Plan has the decisions that led to it.
 func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
 	p := newPlan(c)
-	if err := planHooks(c, &p); err != nil {
-		return p, err
+	err := planHooks(c, &p)
+	if err == nil && c.Asks {
+		err = planDriver(c, root, ask, &p)
 	}
+	if err == nil && !p.GPU {
+		err = planWithoutGPU(c, root, &p)
+	}
+	return p, err
+}
+
+// planDriver decides whether the container gets the driver, and if so, all that it gets. If p.GPU
+// is false afterwards, it starts without.
+func planDriver(c Container, img *image.Root, ask Ask, p *Plan) error {
 	h, err := host.Discover(c.Config.Host)
 	if errors.Is(err, device.ErrNoDriver) && startsWithoutDriver(c) {
 		p.GPU, p.Grant = false, "no GPU can have been allocated: "+err.Error()
-		return p, nil
+		return nil
 	}
 	if err != nil {
-		return p, fail(Precondition, "%s: %w", c.Request.Reason, err)
+		return fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
 	p.DriverVersion, p.Platform = h.DriverVersion, h.Platform
-	granted, err := grantDevices(c, h, ask, &p)
+	granted, err := grantDevices(c, h, ask, p)
 	if err != nil || !p.GPU {
-		return p, err
+		return err
 	}
 	files, err := driverFiles(c, h)
 	if err != nil {
-		return p, err
+		return err
 	}
 	if err := files.Check(granted.request.Capabilities); err != nil {
-		return p, fail(Precondition, "%w", err)
+		return fail(Precondition, "%w", err)
 	}
-	mine := files.For(granted.request.Capabilities)
-	nodes, err := planNodes(c, h, granted, files, &p)
+	p.files = files.For(granted.request.Capabilities)
+	if err := planNodes(c, h, granted, files, p); err != nil {
+		return err
+	}
+	addClassFiles(c, p)
+	if err := planMemoryLimits(c, p); err != nil {
+		return err
+	}
+	if err := planMask(c, h, granted, p); err != nil {
+		return err
+	}
+	planRemovals(c, granted, files, p)
+	root, err := readMounts(c, img, p)
+	if err == nil {
+		err = planFiles(c, h, root, granted, p)
+	}
+	if img.Err() != nil {
+		err = fail(Internal, "read the image: %w", img.Err())
+	}
+	return err
+}
+
+// planWithoutGPU decides what is done for a container that is given nothing here. If its
+// specification has nodes of the driver all the same, from a device plugin for example, it gets the
+// mask, which shows the GPUs of these nodes: a pod's author can set NVIDIA_VISIBLE_DEVICES=void
+// over the plugin's value.
+func planWithoutGPU(c Container, img *image.Root, p *Plan) error {
+	if !c.Input.Container.DriverNodes {
+		return nil // the usual case of a container that asks and is granted nothing
+	}
+	h, err := host.Discover(c.Config.Host)
+	if errors.Is(err, device.ErrNoDriver) {
+		return nil
+	}
+	var g grant
+	if err == nil {
+		g.set, err = h.Given(c.Input.Container.Nodes)
+	}
 	if err != nil {
-		return p, err
+		return fail(Precondition, "the container's specification has nodes of the NVIDIA driver: %w", err)
 	}
-	addClassFiles(c, &mine, &p)
-	if err := planMemoryLimits(c, &p); err != nil {
-		return p, err
+	g.gpus = h.Visible(g.set)
+	if err := planMask(c, h, g, p); err != nil || !p.Proc.Masked {
+		return err
 	}
-	if err := planMask(c, h, granted, &p); err != nil {
-		return p, err
+	root, err := readMounts(c, img, p)
+	if err != nil {
+		return err
 	}
-	err = planFiles(c, h, root, granted, nodes, files, mine, &p)
-	if root.Err() != nil {
-		err = fail(Internal, "read the image: %w", root.Err())
-	}
-	return p, err
+	return checkProc(root, p)
 }
 
 // startsWithoutDriver reports whether a container starts without a GPU on a host without a driver:
 // nothing can have been allocated to it there, and the wish of its image is no grant.
 func startsWithoutDriver(c Container) bool {
-	if !c.Said.Container.Kubernetes {
+	if !c.Input.Container.Kubernetes {
 		return false
 	}
 	r := c.Request
 	if r.Source == request.FromAnnotations {
-		other, err := c.Said.WithoutAnnotations(c.Config)
+		other, err := c.Input.WithoutAnnotations(c.Config)
 		if err == nil && !other.Driver {
 			return true
 		}
 	}
-	return !r.NamesDevices() && r.Source != request.FromCDI && policy.EnvironmentGrants(c.Config.Policy, c.Said.Container) == ""
+	return !r.NamesDevices() && r.Source != request.FromCDI && policy.EnvironmentGrants(c.Config.Policy, c.Input.Container) == ""
 }
+
+// filesName is where the state directory keeps the list of the driver's files.
+const filesName = "driver.json"
 
 // driverFiles returns the driver's files: those kept under the state directory if they are still
 // there unchanged, else the result of a new search, which is kept.
@@ -87,17 +133,15 @@ func driverFiles(c Container, h host.Host) (driver.Files, error) {
 		return driver.Files{}, fail(Precondition, "%w", err)
 	}
 	var kept driver.Files
-	if !st.Load(host.FilesName, &kept) {
-		kept = driver.Files{}
+	if st.Load(filesName, &kept) && kept.Fresh(h.Config, h.DriverVersion) {
+		return kept, nil
 	}
-	files, changed, err := h.DriverFiles(kept)
+	files, err := h.DriverFiles()
 	if err != nil {
 		return driver.Files{}, fail(Precondition, "%w", err)
 	}
-	if changed {
-		if err := st.Store(host.FilesName, &files); err != nil {
-			return driver.Files{}, fail(Internal, "keep the list of driver files: %w", err)
-		}
+	if err := st.Store(filesName, &files); err != nil {
+		return driver.Files{}, fail(Internal, "keep the list of driver files: %w", err)
 	}
 	return files, nil
 }

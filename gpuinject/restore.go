@@ -14,10 +14,17 @@ import (
 // Its processes have the driver's libraries in their memory, and the numbers of nodes in /dev; and
 // without its mask they would run before they get one.
 //
-// In Kubernetes none is restored: the author of a pod could have forged the checkpoint.
+// In Kubernetes none is restored: the author of a pod could have forged the checkpoint. Nor is one
+// that gets no GPU here and has nodes of the driver: its mask is not in the checkpoint (T46).
 func (p Plan) CheckRestore(c Container, dir string) error {
 	const cannot = "the container cannot be restored from a checkpoint"
-	if c.Said.Container.Kubernetes {
+	if !p.GPU && p.Proc.Masked {
+		return fail(Precondition, "a container with nodes of the NVIDIA driver that were not granted here cannot be restored from a checkpoint: create it without one")
+	}
+	if !p.GPU {
+		return nil
+	}
+	if c.Input.Container.Kubernetes {
 		return fail(Precondition, "%s in Kubernetes: create it without one", cannot)
 	}
 	data, _, err := trusted.Read(filepath.Join(dir, RecordName), 1<<20)

@@ -51,7 +51,7 @@ func TestARestoredContainerGetsWhatItHad(t *testing.T) {
 		t.Errorf("without a record: %v", err)
 	}
 	var pod Container
-	pod.Said.Container.Kubernetes = true
+	pod.Input.Container.Kubernetes = true
 	if err := plan(same).CheckRestore(pod, t.TempDir()); err == nil || !strings.Contains(err.Error(), "in Kubernetes") {
 		t.Errorf("in Kubernetes: %v", err)
 	}

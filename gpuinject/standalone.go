@@ -26,8 +26,8 @@ type Bind struct {
 }
 
 // Standalone lists what a plan gives as single files of the host: nothing of a view, which comes
-// and goes with the containers of the shim. A library is there under each name by which it is asked
-// for, for want of links.
+// and goes with the containers of the shim. A library is listed under each name that programs use,
+// because there are no links.
 func (p Plan) Standalone() Standalone {
 	s := Standalone{Nodes: p.nodes, Groups: p.groups}
 	has := func(dest string) bool {

@@ -95,7 +95,7 @@ func (p *Plan) restore(f configFile) error {
 	return nil
 }
 
-// isEmpty reports whether a configuration says nothing, as one that an installation made.
+// isEmpty reports whether a configuration has no settings, as one that an installation made.
 func isEmpty(text []byte) bool {
 	text = bytes.TrimSpace(text)
 	return len(text) == 0 || string(text) == "{}" || string(text) == strings.TrimSpace(baseTemplate)

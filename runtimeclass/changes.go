@@ -53,7 +53,7 @@ func (h Host) open(name string) (*os.Root, string, error) {
 	return root, cmp.Or(strings.TrimPrefix(name, "/"), "."), err
 }
 
-// stat returns what stat(2) says of a file.
+// stat returns the result of stat(2) for a file.
 func (h Host) stat(name string) (os.FileInfo, error) {
 	root, name, err := h.open(name)
 	if err != nil {

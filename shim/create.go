@@ -49,7 +49,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if err := setOptions(ctx, r, opts, c.Raw); err != nil {
 		return nil, toGRPC(err)
 	}
-	if !c.Asks && !c.NeedsRestriction {
+	if c.Plain {
 		return s.TTRPCTaskService.Create(ctx, r)
 	}
 	// A collection of garbage would delay the container. Restoring the previous value instead would
@@ -123,7 +123,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		// Cleaning up would remove the other container's root file system.
 		return nil, fmt.Errorf("container %s: %w", r.ID, errdefs.ErrAlreadyExists)
 	}
-	kept := gpuContainer{suspendsGPU: c.Asks && c.SuspendsGPU, bundle: r.Bundle, held: probe.Memory{}}
+	kept := gpuContainer{suspendsGPU: c.SuspendsGPU, bundle: r.Bundle, held: probe.Memory{}}
 	rootPath := c.Bundle.RootPath() // if containerd's client has mounted it
 	destroyed := true
 	defer func() {
@@ -178,8 +178,8 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	return resp, nil
 }
 
-// createMounted has the embedded service create the container. mounted: Create has mounted its root
-// file system, which the embedded service would do again.
+// createMounted has the embedded service create the container. If mounted is true, Create has
+// mounted the root file system, and the embedded service must not mount it again.
 func (s *Service) createMounted(ctx context.Context, r *taskapi.CreateTaskRequest, mounted bool) (resp *taskapi.CreateTaskResponse, err error) {
 	if mounted {
 		s.events.rootfs.Store(r.ID, r.Rootfs)
@@ -197,36 +197,22 @@ func (s *Service) createMounted(ctx context.Context, r *taskapi.CreateTaskReques
 }
 
 // inject resolves what the container gets and carries it out, in the root file system at rootPath
-// and in the bundle. A container is restored from a checkpoint only with what it had then, and not
-// with nodes of the driver that others gave it: its mask is not in the checkpoint (T46).
+// and in the bundle.
 func inject(c gpuinject.Container, rootPath, checkpoint string) (plan gpuinject.Plan, mask *procmask.Mask, err error) {
 	defer recovered(&err)
-	plan = gpuinject.Plan{Reason: c.Reason}
 	root, err := image.Open(rootPath)
 	if err != nil {
 		return plan, nil, err
 	}
 	defer root.Close()
-	if c.Asks {
-		if plan, err = gpuinject.Resolve(c, root, asking(c.Config)); err != nil {
-			return plan, nil, err
-		}
-		if plan.GPU && checkpoint != "" {
-			if err = plan.CheckRestore(c, checkpoint); err != nil {
-				return plan, nil, err
-			}
-		}
-		if plan.GPU {
-			return gpuinject.Apply(c, plan, root)
-		}
+	plan, err = gpuinject.Resolve(c, root, asking(c.Config))
+	if err == nil && checkpoint != "" {
+		err = plan.CheckRestore(c, checkpoint)
 	}
-	plan, mask, err = gpuinject.Restrict(c, plan, root)
-	if mask != nil && checkpoint != "" {
-		mask.Close()
-		return plan, nil, &gpuinject.Error{Kind: gpuinject.Precondition, Err: errors.New(
-			"a container with nodes of the NVIDIA driver that were not granted here cannot be restored from a checkpoint: create it without one")}
+	if err != nil {
+		return plan, nil, err
 	}
-	return plan, mask, err
+	return gpuinject.Apply(c, plan, root)
 }
 
 // attachMask attaches the mask in the mount namespace of the container's init process pid, whose
@@ -259,8 +245,7 @@ func (s *Service) destroy(ctx context.Context, id string) bool {
 	return true
 }
 
-// logCreated writes the lines of a container that asks for GPUs, as far as the configured level has
-// them.
+// logCreated logs the creation of a container that asks for GPUs, at the configured level.
 func logCreated(ctx context.Context, c gpuinject.Container, p gpuinject.Plan, took time.Duration) {
 	level := slices.Index([]string{"error", "warn", "info", "debug"}, c.Config.Log.Level)
 	entry := log.G(ctx).WithField("id", c.ID)

@@ -14,7 +14,7 @@ func addOutcome(c gpuinject.Container, e state.Event, err error) {
 	e.Kind = state.Created
 	if err != nil {
 		e.Kind, e.Class, e.Reason, e.Who = state.Refused, "runtime", err.Error(), c.ID
-		if who := c.Said.Container; who.Pod != "" {
+		if who := c.Input.Container; who.Pod != "" {
 			e.Who = who.Namespace + "/" + who.Pod
 		}
 		var refused *gpuinject.Error

@@ -15,7 +15,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
@@ -115,7 +114,7 @@ func filesByCapability(files *driver.Files) map[string][]string {
 	}
 	for _, l := range files.Libraries {
 		if l.Bits == 32 {
-			add(l.Path, request.Compat32)
+			add(l.Path, config.Compat32)
 		} else {
 			add(l.Path, l.Capabilities...)
 		}

@@ -25,8 +25,9 @@ type Bundle struct {
 	// Spec holds the configuration, edits included.
 	Spec Spec
 
-	raw  []byte
-	mode os.FileMode
+	raw    []byte
+	mode   os.FileMode
+	edited bool
 }
 
 // Spec is the part of the OCI configuration that decides about GPUs. It is never written back.
@@ -107,8 +108,13 @@ func (b *Bundle) RootPath() string {
 	return filepath.Join(b.Dir, root)
 }
 
-// Save writes the configuration with the mode that the file had.
-func (b *Bundle) Save() error { return WriteFile(b.Dir, ConfigName, b.raw, b.mode) }
+// Save writes the configuration, if it was edited, with the mode that the file had.
+func (b *Bundle) Save() error {
+	if !b.edited {
+		return nil
+	}
+	return WriteFile(b.Dir, ConfigName, b.raw, b.mode)
+}
 
 // WriteFile makes or replaces the file name in the bundle dir.
 func WriteFile(dir, name string, data []byte, mode os.FileMode) error {

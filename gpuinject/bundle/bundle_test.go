@@ -129,6 +129,11 @@ func TestARuleIsAddedUnlessItDecidesAlready(t *testing.T) {
 
 func TestSaveKeepsTheModeAndLeavesNoOtherFile(t *testing.T) {
 	b := load(t, config)
+	check(t, os.Chmod(filepath.Join(b.Dir, ConfigName), 0o600))
+	check(t, b.Save())
+	if info, err := os.Stat(filepath.Join(b.Dir, ConfigName)); err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("a configuration that was not edited was written: %v, %v", info.Mode(), err)
+	}
 	check(t, b.Apply(edits()))
 	check(t, b.Save())
 	entries, _ := os.ReadDir(b.Dir)

@@ -11,8 +11,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Edits are changes of a configuration: what the Remove functions choose is removed, nil choosing
-// nothing, and then the rest is added.
+// Edits are changes of a configuration: what the Remove functions report is removed, nothing if one
+// is nil; then the rest is added.
 type Edits struct {
 	RemoveMount func(specs.Mount) bool
 	RemoveRule  func(specs.LinuxDeviceCgroup) bool
@@ -60,7 +60,7 @@ func (b *Bundle) Apply(e Edits) error {
 		var edited bytes.Buffer
 		edited.Grow(len(b.raw) + 8<<10)
 		o.encode(&edited)
-		b.raw = edited.Bytes()
+		b.raw, b.edited = edited.Bytes(), true
 	}
 	return nil
 }

@@ -140,8 +140,18 @@ type Log struct {
 	Level string `toml:"level"`
 }
 
-// capabilities are the values of NVIDIA_DRIVER_CAPABILITIES.
-var capabilities = []string{"compute", "compat32", "graphics", "utility", "video", "display", "ngx"}
+// Values of NVIDIA_DRIVER_CAPABILITIES.
+const (
+	Compute  = "compute"
+	Compat32 = "compat32"
+	Graphics = "graphics"
+	Utility  = "utility"
+	Video    = "video"
+	Display  = "display"
+	NGX      = "ngx"
+)
+
+var capabilities = []string{Compute, Compat32, Graphics, Utility, Video, Display, NGX}
 
 // Supported returns the capabilities that a container may ask for. If the operator names none, they
 // are all of them, but for a pod not display, whose nodes can take over the host's screen (T42).
@@ -150,13 +160,22 @@ func (c Container) Supported(pod bool) []string {
 	case len(c.SupportedCapabilities) > 0:
 		return slices.Clone(c.SupportedCapabilities)
 	case pod:
-		return slices.DeleteFunc(slices.Clone(capabilities), func(name string) bool { return name == "display" })
+		return slices.DeleteFunc(slices.Clone(capabilities), func(name string) bool { return name == Display })
 	}
 	return slices.Clone(capabilities)
 }
 
-// Classes are the kinds of devices besides GPUs that a container can ask for.
-var Classes = []string{"imex", "gds", "gdrcopy", "mofed", "nvswitch"}
+// Kinds of devices besides GPUs that a container can ask for.
+const (
+	IMEX     = "imex"
+	GDS      = "gds"
+	GDRCopy  = "gdrcopy"
+	MOFED    = "mofed"
+	NVSwitch = "nvswitch"
+)
+
+// Classes are all of them.
+var Classes = []string{IMEX, GDS, GDRCopy, MOFED, NVSwitch}
 
 // Daemons whose sockets containers can be given.
 const (
@@ -167,9 +186,10 @@ const (
 
 var sockets = []string{Persistenced, FabricManager, MPS}
 
-// swarmPrefix begins the names of Swarm's variables. The shim searches for it before it reads this
+// SwarmPrefix begins the variables by which Docker swarm tells a task which of a node's generic
+// resources it owns: DOCKER_RESOURCE_GPU=GPU-…,GPU-…. The shim searches for it before it reads this
 // configuration.
-const swarmPrefix = "DOCKER_RESOURCE_"
+const SwarmPrefix = "DOCKER_RESOURCE_"
 
 // Default returns the configuration of a host without a file.
 func Default() *Config {
@@ -183,7 +203,7 @@ func Default() *Config {
 			MPSPipeDirectory: "/tmp/nvidia-mps",
 		},
 		Container: Container{
-			DefaultCapabilities:   []string{"compute", "utility"},
+			DefaultCapabilities:   []string{Compute, Utility},
 			SupportedCapabilities: []string{},
 			Sockets:               []string{},
 			AdditionalGIDs:        true,
@@ -320,8 +340,8 @@ func (c *Config) validate() error {
 		}
 	}
 	for _, name := range c.Policy.SwarmResources {
-		if kind, ok := strings.CutPrefix(name, swarmPrefix); !ok || kind == "" {
-			return fmt.Errorf("key %q: %q is not the name of a variable %s<KIND>", "policy.swarm-resources", name, swarmPrefix)
+		if kind, ok := strings.CutPrefix(name, SwarmPrefix); !ok || kind == "" {
+			return fmt.Errorf("key %q: %q is not the name of a variable %s<KIND>", "policy.swarm-resources", name, SwarmPrefix)
 		}
 	}
 	return nil

@@ -46,9 +46,9 @@ func Load(cfg config.Host, h host.Host) Kept {
 	return k
 }
 
-// Ask puts questions that include those to NVML and keeps the answer. If another container has had
-// NVML asked since seen, that answer counts, and only the other questions are put. The error is why
-// there are no facts; the replies to the other questions hold all the same.
+// Ask asks q, which includes the question to NVML, and keeps NVML's answer. If another container
+// has had NVML asked since seen, that answer is used, and only the other questions are asked. The
+// error says why there are no facts; the other replies are valid all the same.
 func Ask(cfg config.Host, h host.Host, seen Kept, q probe.Questions, ask func(probe.Questions) probe.Answers) (Kept, probe.Answers, error) {
 	others := q
 	others.Facts = false
@@ -85,14 +85,14 @@ func Ask(cfg config.Host, h host.Host, seen Kept, q probe.Questions, ask func(pr
 }
 
 // check returns why an answer of NVML cannot be used.
-func check(cfg config.Host, h host.Host, key0 string, reply probe.Answers) error {
+func check(cfg config.Host, h host.Host, before string, reply probe.Answers) error {
 	if reply.Facts == nil {
 		return fmt.Errorf("NVML was asked: %s", reply.FactsError)
 	}
 	if !reply.Facts.CUDAOnly && h.DriverVersion != "" && reply.Facts.Driver != h.DriverVersion {
 		return fmt.Errorf("NVML is of driver %s and the loaded kernel module %s: install the driver's user space of the same version, or reboot", reply.Facts.Driver, h.DriverVersion)
 	}
-	if after, err := host.Discover(cfg); err != nil || key(after) != key0 {
+	if after, err := host.Discover(cfg); err != nil || key(after) != before {
 		return errors.New("MIG was being configured while NVML was asked: try again")
 	}
 	return nil

@@ -1,9 +1,9 @@
 // Package host describes this host: its GPUs and MIG devices, their device nodes, and the files of
 // the driver by capability.
 //
-//	h, err := host.Discover(cfg.Host)           // for every container
-//	set, err := h.Select(ids, facts)            // which devices
-//	files, changed, err := h.DriverFiles(kept)  // searched only if something changed
+//	h, err := host.Discover(cfg.Host)  // for every container
+//	set, err := h.Select(ids, facts)   // which devices
+//	files, err := h.DriverFiles()      // searched only if what is kept is no longer Fresh
 //	nodes, err := h.Nodes(set, caps, files)
 //
 // A Host is a plain value, complete when it is made. Discover recognises the platform; on every

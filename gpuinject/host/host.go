@@ -13,9 +13,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/wsl"
 )
 
-// FilesName is the name under which the state directory keeps the result of DriverFiles.
-const FilesName = "driver.json"
-
 // Host is this host at one time.
 type Host struct {
 	device.Inventory
@@ -61,7 +58,7 @@ func Find(cfg config.Host) (Host, driver.Files, error) {
 	if err != nil {
 		return Host{}, driver.Files{}, err
 	}
-	files, _, err := h.DriverFiles(driver.Files{})
+	files, err := h.DriverFiles()
 	return h, files, err
 }
 
@@ -81,22 +78,15 @@ func PlatformTitle(platform string) string {
 	}[platform]
 }
 
-// DriverFiles finds the driver's files. It returns kept, the result of an earlier call, if a new
-// search would find the same, and otherwise reports that they have changed. The zero value of kept
-// stands for no earlier call.
-func (h Host) DriverFiles(kept driver.Files) (files driver.Files, changed bool, err error) {
-	if kept.Fresh(h.Config, h.DriverVersion) {
-		return kept, false, nil
-	}
+// DriverFiles searches for the driver's files.
+func (h Host) DriverFiles() (driver.Files, error) {
 	switch h.Platform {
 	case tegra.Name:
-		files, err = tegra.DriverFiles(h.Config, h.DriverVersion)
+		return tegra.DriverFiles(h.Config, h.DriverVersion)
 	case wsl.Name:
-		files, err = wsl.DriverFiles(h.Config)
-	default:
-		files, err = driver.Discover(h.Config, h.DriverVersion)
+		return wsl.DriverFiles(h.Config)
 	}
-	return files, err == nil, err
+	return driver.Discover(h.Config, h.DriverVersion)
 }
 
 // Nodes returns the verified device nodes of a container that gets these devices and capabilities.
@@ -110,7 +100,7 @@ func (h Host) Nodes(set device.Set, caps []string, files driver.Files) ([]device
 	case h.Platform == tegra.Name:
 		nodes, err := tegra.Nodes(h.Config, files.Nodes)
 		return slices.DeleteFunc(nodes, func(n device.Node) bool {
-			return device.IsDisplayNode(n.Path) && !slices.Contains(caps, "display")
+			return device.IsDisplayNode(n.Path) && !slices.Contains(caps, config.Display)
 		}), err
 	}
 	return h.Inventory.Nodes(set, caps)
@@ -125,12 +115,12 @@ func (h Host) Given(numbers []device.Number) (device.Set, error) {
 	if len(numbers) == 0 {
 		return device.Set{}, nil
 	}
-	files, _, err := h.DriverFiles(driver.Files{})
+	files, err := h.DriverFiles()
 	if err != nil {
 		return device.Set{}, err
 	}
 	all := device.Set{GPUs: h.GPUs}
-	nodes, err := h.Nodes(all, []string{"display"}, files)
+	nodes, err := h.Nodes(all, []string{config.Display}, files)
 	if err != nil || !slices.ContainsFunc(nodes, func(n device.Node) bool { return slices.Contains(numbers, n.Number()) }) {
 		return device.Set{}, err
 	}

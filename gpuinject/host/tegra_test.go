@@ -169,7 +169,7 @@ func FuzzTegraLists(f *testing.F) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		files, _, err := h.DriverFiles(driver.Files{})
+		files, err := h.DriverFiles()
 		if err != nil {
 			return
 		}

@@ -143,7 +143,7 @@ func parseVersion(s string) (numbers []int, ok bool) {
 
 // useCompat is the rule of findCompat for one library.
 func useCompat(version string, lib ldcache.ELF, hostDriver string) (use bool, reason string) {
-	if !abi64.matches(lib) {
+	if !ldcache.ABI64.Matches(lib) {
 		return false, fmt.Sprintf("libcuda.so.%s of the image is for %v", version, lib.Machine)
 	}
 	compat, _ := parseVersion(version)
@@ -174,7 +174,7 @@ func (r *Root) compatEntries(dir string, files map[string]string) []ldcache.Entr
 			continue
 		}
 		lib, err := r.readELF(path.Join(dir, files[name]))
-		if err != nil || !abi64.matches(lib) {
+		if err != nil || !ldcache.ABI64.Matches(lib) {
 			continue
 		}
 		soname := name
@@ -185,7 +185,7 @@ func (r *Root) compatEntries(dir string, files map[string]string) []ldcache.Entr
 		if listed || strings.Contains(soname, "/") || slices.ContainsFunc(entries, func(e ldcache.Entry) bool { return e.Name == soname }) {
 			continue
 		}
-		entries = append(entries, ldcache.Entry{Name: soname, Path: path.Join(dir, name), Flags: abi64.flags()})
+		entries = append(entries, ldcache.Entry{Name: soname, Path: path.Join(dir, name), Flags: ldcache.ABI64.Flags})
 	}
 	slices.SortFunc(entries, func(a, b ldcache.Entry) int { return strings.Compare(a.Name, b.Name) })
 	return entries

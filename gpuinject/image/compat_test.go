@@ -24,7 +24,7 @@ func compatImage(t testing.TB, dir string) string {
 }
 
 func TestForwardCompatibilityIsUsedIfItServesTheHost(t *testing.T) {
-	withNote, without := compatLibrary(goodNote), library(abi64, "libcuda.so.1")
+	withNote, without := compatLibrary(goodNote), library(ldcache.ABI64, "libcuda.so.1")
 	broken, emptyList := compatLibrary("{"), compatLibrary(`{"Format":1,"CUDA Version":"13.1"}`)
 	for _, test := range []struct {
 		name, library, version, host string
@@ -70,10 +70,10 @@ func TestTheNamesOfTheCompatDirectoryAreThoseThatLdconfigLists(t *testing.T) {
 	write(t, compat+"/libcuda.so.590.44.01", compatLibrary(goodNote))
 	symlink(t, "libcuda.so.590.44.01", compat+"/libcuda.so.1")
 	symlink(t, "libcuda.so.1", compat+"/libcuda.so")
-	write(t, compat+"/libnvidia-nvvm.so.590.44.01", library(abi64, "libnvidia-nvvm.so.4"))
+	write(t, compat+"/libnvidia-nvvm.so.590.44.01", library(ldcache.ABI64, "libnvidia-nvvm.so.4"))
 	symlink(t, "libnvidia-nvvm.so.590.44.01", compat+"/libnvidia-nvvm.so.4")
-	write(t, compat+"/libnvidia-gpucomp.so.590.44.01", library(abi64, "libnvidia-gpucomp.so.590.44.01"))
-	write(t, compat+"/libevil.so.1", library(abi64, "../../etc/passwd"))
+	write(t, compat+"/libnvidia-gpucomp.so.590.44.01", library(ldcache.ABI64, "libnvidia-gpucomp.so.590.44.01"))
+	write(t, compat+"/libevil.so.1", library(ldcache.ABI64, "../../etc/passwd"))
 	symlink(t, "../compat/libcuda.so.1", compat+"/libaround.so.1")
 	write(t, compat+"/libtext.so.1", "not a library")
 	write(t, compat+"/README", "")

@@ -7,7 +7,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
 
-// The C libraries that are told apart.
+// C libraries that Inspect recognizes.
 const (
 	GLibC = "glibc"
 	Musl  = "musl"
@@ -45,22 +45,22 @@ func (img Image) LoaderPath() string {
 // so that an odd image still starts.
 func (r *Root) Inspect(hostDriver string) Image {
 	img := Image{
-		LibDir32: r.findGlibc(&abi32, abi32.dirs),
+		LibDir32: r.findGlibc(ldcache.ABI32, libDirs(ldcache.ABI32, "32")),
 		Compat:   r.findCompat(hostDriver),
 	}
 	// A glibc in a usual place is the system's. One found by its loader alone may be a guest on
 	// musl (/usr/glibc-compat on Alpine), so musl comes before it.
-	if img.LibDir = r.findGlibc(&abi64, abi64.dirs); img.LibDir != "" {
+	if img.LibDir = r.findGlibc(ldcache.ABI64, libDirs(ldcache.ABI64, "64")); img.LibDir != "" {
 		img.LibC = GLibC
 		return img
 	}
-	if lib, err := r.readELF("/lib/ld-musl-" + abi64.musl + ".so.1"); err == nil && abi64.matches(lib) {
+	if lib, err := r.readELF("/lib/ld-musl-" + ldcache.ABI64.Arch + ".so.1"); err == nil && ldcache.ABI64.Matches(lib) {
 		img.LibC = Musl
 		img.LibDir, _ = r.Target("/lib")
 		return img
 	}
-	if loader, err := r.Target(abi64.loader); err == nil {
-		img.LibDir = r.findGlibc(&abi64, []string{path.Dir(loader)})
+	if loader, err := r.Target(ldcache.ABI64.Loader); err == nil {
+		img.LibDir = r.findGlibc(ldcache.ABI64, []string{path.Dir(loader)})
 	}
 	if img.LibDir != "" || img.LibDir32 != "" {
 		img.LibC = GLibC
@@ -68,12 +68,17 @@ func (r *Root) Inspect(hostDriver string) Image {
 	return img
 }
 
+// libDirs are the default directories of Debian's, Red Hat's and plain glibc.
+func libDirs(a ldcache.ABI, bits string) []string {
+	return []string{"/lib/" + a.Triple, "/usr/lib/" + a.Triple, "/lib" + bits, "/usr/lib" + bits, "/lib", "/usr/lib"}
+}
+
 // findGlibc returns the first of dirs that has a libc.so.6 of the ABI. Its SONAME must be that too:
 // compatibility packages of musl distributions put a link to musl there.
-func (r *Root) findGlibc(a *abi, dirs []string) string {
+func (r *Root) findGlibc(a ldcache.ABI, dirs []string) string {
 	for _, dir := range dirs {
 		lib, err := r.readELF(dir + "/libc.so.6")
-		if err == nil && a.matches(lib) && lib.SOName == "libc.so.6" {
+		if err == nil && a.Matches(lib) && lib.SOName == "libc.so.6" {
 			dir, _ = r.Target(dir)
 			return dir
 		}

@@ -16,10 +16,10 @@ import (
 )
 
 func TestTheCLibraryIsFoundByWhatItIs(t *testing.T) {
-	a := abi64
-	glibc, musl := library(a, "libc.so.6"), library(a, "libc.musl-"+a.musl+".so.1")
+	a := ldcache.ABI64
+	glibc, musl := library(a, "libc.so.6"), library(a, "libc.musl-"+a.Arch+".so.1")
 	other := string(elffile.Library(elf.ELFCLASS64, elf.EM_SPARCV9, "libc.so.6"))
-	muslName := "/lib/ld-musl-" + a.musl + ".so.1"
+	muslName := "/lib/ld-musl-" + a.Arch + ".so.1"
 	type files map[string]string
 	for _, test := range []struct {
 		name  string
@@ -37,11 +37,11 @@ func TestTheCLibraryIsFoundByWhatItIs(t *testing.T) {
 		{"libc as a link to its version", files{hostLib + "/libc-2.31.so": glibc}, files{hostLib + "/libc.so.6": "libc-2.31.so"}, GLibC, hostLib},
 		{"Alpine", files{muslName: musl}, nil, Musl, "/lib"},
 		{"Alpine with a merged /usr", files{"/usr" + muslName: musl}, files{"/lib": "usr/lib"}, Musl, "/usr/lib"},
-		{"Alpine with musl under glibc's name", files{muslName: musl}, files{"/lib/libc.so.6": filepath.Base(muslName), a.loader: muslName}, Musl, "/lib"},
+		{"Alpine with musl under glibc's name", files{muslName: musl}, files{"/lib/libc.so.6": filepath.Base(muslName), a.Loader: muslName}, Musl, "/lib"},
 		{"Alpine with a glibc in a corner", files{muslName: musl, "/usr/glibc-compat/lib/libc.so.6": glibc, "/usr/glibc-compat/lib/ld.so": glibc},
-			files{a.loader: "/usr/glibc-compat/lib/ld.so"}, Musl, "/lib"},
+			files{a.Loader: "/usr/glibc-compat/lib/ld.so"}, Musl, "/lib"},
 		{"Debian with a package of musl", files{hostLib + "/libc.so.6": glibc, muslName: musl}, nil, GLibC, hostLib},
-		{"glibc in a corner, found by its loader", files{"/opt/glibc/libc.so.6": glibc, "/opt/glibc/ld.so": glibc}, files{a.loader: "/opt/glibc/ld.so"}, GLibC, "/opt/glibc"},
+		{"glibc in a corner, found by its loader", files{"/opt/glibc/libc.so.6": glibc, "/opt/glibc/ld.so": glibc}, files{a.Loader: "/opt/glibc/ld.so"}, GLibC, "/opt/glibc"},
 		{"libc of another machine", files{"/usr/lib64/libc.so.6": other}, nil, "", ""},
 		{"text in place of libc", files{"/usr/lib64/libc.so.6": "GROUP ( libc.so.6 )", muslName: "x"}, nil, "", ""},
 		{"a link to the host's libc", nil, files{"/lib64/libc.so.6": "/proc/1/root/lib64/libc.so.6", "/usr/lib": "../../../../../../usr/lib"}, "", ""},
@@ -63,9 +63,9 @@ func TestTheCLibraryIsFoundByWhatItIs(t *testing.T) {
 }
 
 func TestThe32BitCLibraryIsFoundBesidesTheOther(t *testing.T) {
-	glibc, narrow := library(abi64, "libc.so.6"), library(abi32, "libc.so.6")
+	glibc, narrow := library(ldcache.ABI64, "libc.so.6"), library(ldcache.ABI32, "libc.so.6")
 	for _, test := range []struct{ name, dir64, dir32 string }{
-		{"Debian", hostLib, "/usr" + abi32.dirs[0]},
+		{"Debian", hostLib, "/usr" + libDirs(ldcache.ABI32, "32")[0]},
 		{"Red Hat", "/usr/lib64", "/usr/lib"},
 		{"programs of 32 bits only", "", "/usr/lib"},
 	} {
@@ -121,7 +121,7 @@ func TestAnOddLoaderFileIsReplacedOrLeft(t *testing.T) {
 // With fewer descriptors than a look-up needs, what an image has must not count as absent.
 func TestAReadWithoutDescriptorsIsAnError(t *testing.T) {
 	dir := t.TempDir()
-	write(t, filepath.Join(dir, abi64.dirs[0], "libc.so.6"), library(abi64, "libc.so.6"))
+	write(t, filepath.Join(dir, libDirs(ldcache.ABI64, "64")[0], "libc.so.6"), library(ldcache.ABI64, "libc.so.6"))
 	write(t, filepath.Join(dir, CachePath), "")
 	r := openRoot(t, dir)
 	if img := r.Inspect("580.1.1"); img.LibC != GLibC || r.Err() != nil {

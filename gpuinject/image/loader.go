@@ -13,7 +13,7 @@ import (
 // CachePath is the cache of glibc's loader.
 const CachePath = "/etc/ld.so.cache"
 
-var muslPath = "/etc/ld-musl-" + abi64.musl + ".path"
+var muslPath = "/etc/ld-musl-" + ldcache.ABI64.Arch + ".path"
 
 const (
 	confPath = "/etc/ld.so.conf"
@@ -122,7 +122,7 @@ func (r *Root) muslFiles(dirs []string, libs []ldcache.Entry) (files []File, not
 	dirs = slices.DeleteFunc(slices.Clone(dirs), func(dir string) bool {
 		of := func(l ldcache.Entry) bool { return path.Dir(l.Path) == dir }
 		return slices.ContainsFunc(libs, of) &&
-			!slices.ContainsFunc(libs, func(l ldcache.Entry) bool { return of(l) && l.Flags == abi64.flags() })
+			!slices.ContainsFunc(libs, func(l ldcache.Entry) bool { return of(l) && l.Flags == ldcache.ABI64.Flags })
 	})
 	return []File{{muslPath, ldcache.AddMuslDirs(string(text), dirs)}}, notes
 }

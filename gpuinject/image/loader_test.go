@@ -13,7 +13,7 @@ import (
 func glibcImage(t testing.TB, cache *ldcache.Cache) string {
 	t.Helper()
 	dir := t.TempDir()
-	write(t, dir+"/usr/lib64/libc.so.6", library(abi64, "libc.so.6"))
+	write(t, dir+"/usr/lib64/libc.so.6", library(ldcache.ABI64, "libc.so.6"))
 	if cache != nil {
 		write(t, dir+CachePath, string(cache.Encode()))
 	}
@@ -78,7 +78,7 @@ func TestALaterLdconfigReadsTheEntry(t *testing.T) {
 		if before != "" {
 			write(t, dir+confPath, before)
 		}
-		write(t, dir+driverDir+"/libcuda.so.1", library(abi64, "libcuda.so.1"))
+		write(t, dir+driverDir+"/libcuda.so.1", library(ldcache.ABI64, "libcuda.so.1"))
 		_, notes := apply(t, dir, "580.95.05", []string{driverDir}, []ldcache.Entry{lib("libcuda.so.1")})
 		if len(notes) != 1 || !strings.Contains(notes[0], "no /etc/ld.so.cache") {
 			t.Errorf("notes %q", notes)
@@ -120,9 +120,9 @@ func TestACacheThatIsTooLargeGivesWayToTheDriver(t *testing.T) {
 }
 
 func TestMuslsPathFile(t *testing.T) {
-	name := "/etc/ld-musl-" + abi64.musl + ".path"
+	name := "/etc/ld-musl-" + ldcache.ABI64.Arch + ".path"
 	// A directory of libraries of another ABI is left out, an empty one is not.
-	libs := []ldcache.Entry{lib("libcuda.so.1"), {Name: "libcuda.so.1", Path: "/usr/local/nvidia/lib/libcuda.so.1", Flags: abi32.flags()}}
+	libs := []ldcache.Entry{lib("libcuda.so.1"), {Name: "libcuda.so.1", Path: "/usr/local/nvidia/lib/libcuda.so.1", Flags: ldcache.ABI32.Flags}}
 	dirs := []string{driverDir, "/usr/local/nvidia/lib", "/opt/empty"}
 	for _, test := range []struct {
 		name, before, want string
@@ -134,11 +134,11 @@ func TestMuslsPathFile(t *testing.T) {
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			dir := t.TempDir()
-			write(t, dir+"/lib/ld-musl-"+abi64.musl+".so.1", library(abi64, ""))
+			write(t, dir+"/lib/ld-musl-"+ldcache.ABI64.Arch+".so.1", library(ldcache.ABI64, ""))
 			switch test.before {
 			case "":
 			case "loop":
-				symlink(t, "ld-musl-"+abi64.musl+".path", dir+name)
+				symlink(t, "ld-musl-"+ldcache.ABI64.Arch+".path", dir+name)
 			default:
 				write(t, dir+name, test.before)
 			}

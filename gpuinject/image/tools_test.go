@@ -27,11 +27,13 @@ const goodNote = `{"Format":1,"CUDA Version":"13.1","Driver":[535,550,570,575,58
 // compatLibrary is a libcuda.so with NVIDIA's note of the given text.
 func compatLibrary(note string) string {
 	section := elffile.Note("NVIDIA Corporation", note)
-	return string(elffile.WithNote(abi64.machine, "libcuda.so.1", ".note.cuda.fwd_compatibility", section))
+	return string(elffile.WithNote(ldcache.ABI64.Machine, "libcuda.so.1", ".note.cuda.fwd_compatibility", section))
 }
 
 // library is a library of an ABI.
-func library(a abi, soname string) string { return string(elffile.Library(a.class, a.machine, soname)) }
+func library(a ldcache.ABI, soname string) string {
+	return string(elffile.Library(a.Class, a.Machine, soname))
+}
 
 func mkdir(t testing.TB, dir string) {
 	t.Helper()
@@ -87,7 +89,7 @@ const driverDir = "/usr/local/nvidia/lib64"
 func lib(name string) ldcache.Entry { return entry(name, driverDir+"/"+name) }
 
 func entry(name, path string) ldcache.Entry {
-	return ldcache.Entry{Name: name, Path: path, Flags: abi64.flags()}
+	return ldcache.Entry{Name: name, Path: path, Flags: ldcache.ABI64.Flags}
 }
 
 // apply inspects an image, writes what LoaderFiles says, and proves that doing so again changes

@@ -2,7 +2,6 @@ package ldcache
 
 import (
 	"cmp"
-	"debug/elf"
 	"slices"
 	"strings"
 )
@@ -29,7 +28,7 @@ const hwcapExtension = 1 << 62
 type Entry struct {
 	Name      string // what a program asks for: "libcuda.so.1"
 	Path      string // where it is: "/usr/local/nvidia/lib64/libcuda.so.1"
-	Flags     int32  // the ABI, see FlagsFor
+	Flags     int32  // the ABI, see ABI
 	OSVersion uint32 // least kernel version, 0 for any; not used since glibc 2.36
 	HWCap     uint64 // 0 for any processor
 }
@@ -38,23 +37,6 @@ type Entry struct {
 func (e *Entry) valid() bool {
 	return e.Name != "" && e.Path != "" && len(e.Name) <= maxString && len(e.Path) <= maxString &&
 		strings.IndexByte(e.Name, 0) < 0 && strings.IndexByte(e.Path, 0) < 0
-}
-
-// FlagsFor returns the flags of an ABI in a cache, FLAG_ELF_LIBC6 included, and 0 for an ABI that
-// no machine of this product runs (sysdeps/generic/ldconfig.h of glibc). 32-bit ARM means the
-// hard-float ABI.
-func FlagsFor(class elf.Class, machine elf.Machine) int32 {
-	switch {
-	case class == elf.ELFCLASS64 && machine == elf.EM_X86_64:
-		return 0x0303
-	case class == elf.ELFCLASS32 && machine == elf.EM_386:
-		return 0x0003
-	case class == elf.ELFCLASS64 && machine == elf.EM_AARCH64:
-		return 0x0a03
-	case class == elf.ELFCLASS32 && machine == elf.EM_ARM:
-		return 0x0903
-	}
-	return 0
 }
 
 // Cache is the content of an /etc/ld.so.cache. The zero value is an empty cache.

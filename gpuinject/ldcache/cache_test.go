@@ -1,7 +1,6 @@
 package ldcache
 
 import (
-	"debug/elf"
 	"fmt"
 	"os"
 	"os/exec"
@@ -16,9 +15,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-// hostMachine and hostFlags are those of this machine's 64-bit libraries.
-var hostMachine = map[string]elf.Machine{"amd64": elf.EM_X86_64, "arm64": elf.EM_AARCH64}[runtime.GOARCH]
-var hostFlags = FlagsFor(elf.ELFCLASS64, hostMachine)
+// hostFlags are those of this machine's 64-bit libraries.
+var hostFlags = ABI64.Flags
 
 var check = simtest.Check
 

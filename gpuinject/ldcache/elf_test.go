@@ -27,7 +27,7 @@ const (
 
 // elf64 makes a library of this machine with a SONAME and a note section.
 func elf64(soname, noteName string, note []byte) []byte {
-	return elffile.WithNote(hostMachine, soname, noteName, note)
+	return elffile.WithNote(ABI64.Machine, soname, noteName, note)
 }
 
 // elf32 makes a library of x86 with a SONAME and no sections.
@@ -40,7 +40,7 @@ func compatELF() []byte {
 func parseELF(data []byte) (ELF, error) { return ReadELF(bytes.NewReader(data), int64(len(data))) }
 
 func TestALibraryIsRead(t *testing.T) {
-	wide := ELF{Class: elf.ELFCLASS64, Machine: hostMachine, SOName: "libcuda.so.1"}
+	wide := ELF{Class: elf.ELFCLASS64, Machine: ABI64.Machine, SOName: "libcuda.so.1"}
 	noted := wide
 	noted.Note = &CompatNote{CUDAVersion: "13.1", Driver: []int{535, 550, 570, 575, 580, 590}}
 	stripped := compatELF()

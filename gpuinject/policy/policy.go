@@ -86,6 +86,12 @@ func EnvironmentGrants(p config.Policy, c request.Container) string {
 	return ""
 }
 
+// GrantsAll reports whether a container may select from every device of the host, whatever was
+// allocated to it.
+func GrantsAll(p config.Policy, c request.Container) bool {
+	return EnvironmentGrants(p, c) != "" || c.Kubernetes && p.Kubernetes == config.Audit
+}
+
 // NeedsKubelet reports whether only the kubelet can say what was allocated to a container without a
 // device in its specification: the environment is no grant.
 func NeedsKubelet(p config.Policy, c request.Container) bool {
@@ -127,7 +133,7 @@ func Decide(p config.Policy, c request.Container, inSpec device.Set, kubelet Kub
 // those that the kubelet names.
 func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet KubeletAnswer) (Grant, error) {
 	if !inSpec.Empty() {
-		return Grant{Set: inSpec, Reason: "in the container's specification: " + names(inSpec)}, nil
+		return Grant{Set: inSpec, Reason: "in the container's specification: " + inSpec.String()}, nil
 	}
 	if !c.Kubernetes {
 		return Grant{Reason: "accept-env-when-unprivileged is off and the container is not privileged"}, nil
@@ -155,21 +161,19 @@ func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet 
 	case kubelet.SetErr != nil:
 		return Grant{}, fmt.Errorf("the kubelet allocated what this host does not have: %w", kubelet.SetErr)
 	}
-	return Grant{Set: kubelet.Set, Reason: "allocated by the kubelet: " + names(kubelet.Set)}, nil
+	return Grant{Set: kubelet.Set, Reason: "allocated by the kubelet: " + kubelet.Set.String()}, nil
 }
 
-func names(set device.Set) string { return strings.Join(set.Names(), ",") }
-
-// DecideOthers returns what a container whose grant of GPUs is g may have of a class of devices
+// DecideClass returns what a container whose grant of GPUs is g may have of a class of devices
 // besides GPUs, with a reason for people: all of nodes, which are those of the class that it asks
 // for, or some. named is true if a list of devices that an image cannot make asks for them:
 // accepted device-list mounts, and annotations outside Kubernetes.
 //
 // If the environment grants GPUs it grants these too. Otherwise a class must be in
 // allow-from-environment, or named, or the specification must already have a node of that kind.
-// Such a node stands for the class, but not for another one that is allocated by itself: of
-// channels, adapters and switches the container then has those of its specification.
-func DecideOthers(p config.Policy, c request.Container, g Grant, class string, nodes []device.Node, named bool) (may []device.Node, all bool, reason string) {
+// Such a node stands for the class, but not for other nodes that are allocated one by one: of
+// channels, adapters and switches the container gets those of its specification.
+func DecideClass(p config.Policy, c request.Container, g Grant, class string, nodes []device.Node, named bool) (may []device.Node, all bool, reason string) {
 	switch {
 	case g.All:
 		return nodes, true, g.Reason

@@ -162,7 +162,7 @@ func TestAllocation(t *testing.T) {
 	}
 }
 
-func TestDecideOthers(t *testing.T) {
+func TestDecideClass(t *testing.T) {
 	other := func(name string, minor uint32, one bool) device.Node {
 		return device.Node{Path: name, Major: 231, Minor: minor, Individual: one}
 	}
@@ -192,7 +192,7 @@ func TestDecideOthers(t *testing.T) {
 			if !tc.all {
 				g.Set = device.Set{GPUs: gpus}
 			}
-			may, all, reason := DecideOthers(p, request.Container{Kubernetes: true, Nodes: tc.spec}, g, "mofed", nodes, tc.named)
+			may, all, reason := DecideClass(p, request.Container{Kubernetes: true, Nodes: tc.spec}, g, "mofed", nodes, tc.named)
 			var names []string
 			for _, n := range may {
 				names = append(names, n.Path)

@@ -1,7 +1,6 @@
 package procmask
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // Dir is where a container sees the mask.
@@ -57,7 +57,7 @@ func (m *Mask) attach(pid, pidfd int, root *unix.Stat_t) error {
 		return err
 	}
 	defer ns.Close()
-	parent, _, err := readStat(pid)
+	stat, err := procfs.Host.Stat(pid)
 	if err != nil {
 		return err
 	}
@@ -69,7 +69,7 @@ func (m *Mask) attach(pid, pidfd int, root *unix.Stat_t) error {
 	}
 	// The container's init process may have ended before the pidfd was opened. runc's exit made it a
 	// child of this process, a subreaper.
-	if parent != os.Getpid() {
+	if stat.Parent != os.Getpid() {
 		return fmt.Errorf("process %d is not the container's: its init process has ended", pid)
 	}
 	return mountns.Do(func() error { return m.attachIn(int(ns.Fd()), root) })
@@ -79,7 +79,7 @@ func (m *Mask) attach(pid, pidfd int, root *unix.Stat_t) error {
 // pidfd says so: that moment is waited for.
 func hasEnded(pid, pidfd int) bool {
 	wait := 0 // milliseconds
-	if _, exiting, _ := readStat(pid); exiting {
+	if stat, _ := procfs.Host.Stat(pid); stat.Exiting {
 		wait = 1000
 	}
 	for {
@@ -88,19 +88,6 @@ func hasEnded(pid, pidfd int) bool {
 			return n > 0
 		}
 	}
-}
-
-// readStat returns the parent of a process, and whether it exits (PF_EXITING): the fourth and the
-// ninth field of its stat, in which the program's name is in parentheses (proc_pid_stat(5)).
-func readStat(pid int) (parent int, exiting bool, err error) {
-	data, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
-	if err != nil {
-		return 0, false, err
-	}
-	var ignored string
-	var flags uint32
-	_, err = fmt.Sscan(string(data[bytes.LastIndexByte(data, ')')+1:]), &ignored, &parent, &ignored, &ignored, &ignored, &ignored, &flags)
-	return parent, flags&0x4 != 0, err
 }
 
 // checkForeign returns an error if ns is the mount namespace of this process or of the host's first
@@ -187,8 +174,8 @@ func (m *Mask) MountAt(dir string) error {
 	return nil
 }
 
-// CheckAttached returns an error unless the process pid sees the mask: whoever forged a checkpoint
-// chose what CRIU mounts.
+// CheckAttached returns an error unless the process pid sees the mask: the author of a forged
+// checkpoint chooses what CRIU mounts.
 func (m *Mask) CheckAttached(pid int) error {
 	var st unix.Stat_t
 	err := unix.Fstat(int(m.f.Fd()), &st)

@@ -27,7 +27,7 @@ const driverMajor = 195
 // them.
 type Container struct {
 	// Kubernetes is true if containerd's CRI plugin made the container, or if its cgroup is one of
-	// the kubelet's: that of another runtime, such as cri-dockerd, which says nothing more.
+	// the kubelet's: another runtime, such as cri-dockerd, made it and wrote nothing else.
 	Kubernetes bool
 	// Sandbox is true for the pause container of a pod.
 	Sandbox bool

@@ -1,9 +1,9 @@
 // Package request says what a container asks for: which GPUs, which driver capabilities and which
 // other devices. It reads the container's environment, mounts and annotations once.
 //
-//	said := request.Read(&bundle.Spec)   // no configuration needed, never fails
-//	if asks, why := said.Asks(); !asks { … }
-//	req, err := said.Request(cfg)        // what it asks for under this configuration
+//	input := request.Read(&bundle.Spec)  // no configuration needed, never fails
+//	if asks, why := input.Asks(); !asks { … }
+//	req, err := input.Request(cfg)       // what it asks for under this configuration
 //
 // The rules follow NVIDIA's documented environment contract: NVIDIA_VISIBLE_DEVICES,
 // NVIDIA_DRIVER_CAPABILITIES, NVIDIA_IMEX_CHANNELS, the switches NVIDIA_GDS, NVIDIA_GDRCOPY,

@@ -10,6 +10,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 )
 
@@ -31,13 +32,9 @@ const (
 	annotationNRI = "nvidia.cdi.k8s.io"
 )
 
-// SwarmPrefix begins the variables by which Docker swarm tells a task which of a node's generic
-// resources it owns: DOCKER_RESOURCE_GPU=GPU-…,GPU-….
-const SwarmPrefix = "DOCKER_RESOURCE_"
-
-// Said is everything in a specification that can ask for GPUs, parsed once. It does not depend on
+// Input is everything in a specification that can ask for GPUs, parsed once. It does not depend on
 // the configuration.
-type Said struct {
+type Input struct {
 	Container Container
 	// Env are the variables of the contract; the last of repeated variables wins, as in every shell
 	// and in NVIDIA's stack, though not in getenv(3). An entry without "=" is no variable and is
@@ -58,15 +55,15 @@ type Said struct {
 }
 
 // Read reads what a container's specification asks for.
-func Read(spec *bundle.Spec) Said {
-	s := Said{
+func Read(spec *bundle.Spec) Input {
+	s := Input{
 		Container: identify(spec), Env: map[string]string{},
 		NVIDIAHooks: slices.ContainsFunc(Hooks(spec.Hooks), IsNVIDIAHook),
 	}
 	for _, entry := range spec.Process.Env {
 		if name, value, ok := strings.Cut(entry, "="); ok && ofContract(name) {
 			s.Env[name] = value
-			s.swarm = s.swarm || strings.HasPrefix(name, SwarmPrefix)
+			s.swarm = s.swarm || strings.HasPrefix(name, config.SwarmPrefix)
 		}
 	}
 	s.EditedByCDI = editedByCDI(spec, s.Env)
@@ -92,10 +89,10 @@ func Read(spec *bundle.Spec) Said {
 
 // ofContract reports whether a variable belongs to the contract.
 func ofContract(name string) bool {
-	return strings.HasPrefix(name, "NVIDIA_") || strings.HasPrefix(name, "CUDA_") || strings.HasPrefix(name, SwarmPrefix)
+	return strings.HasPrefix(name, "NVIDIA_") || strings.HasPrefix(name, "CUDA_") || strings.HasPrefix(name, config.SwarmPrefix)
 }
 
-func (s *Said) readMount(destination, id string) {
+func (s *Input) readMount(destination, id string) {
 	l, failed := &s.mounted, &s.mountedErr
 	var err error
 	if channel, ok := strings.CutPrefix(id, imexDir); ok {
@@ -155,7 +152,7 @@ func readAnnotations(annotations map[string]string, container string) (list, err
 
 // Asks reports whether the container asks for the driver at all, and why not. It needs no
 // configuration: a container that does not ask never meets a configuration's errors.
-func (s Said) Asks() (asks bool, why string) {
+func (s Input) Asks() (asks bool, why string) {
 	asks, why = s.environmentAsks()
 	asks = asks || s.EditedByCDI || s.swarm && !s.Container.Kubernetes || !s.mounted.empty() || s.mountedErr != nil ||
 		!s.annotated.empty() || s.annotatedErr != nil
@@ -167,13 +164,13 @@ func (s Said) Asks() (asks bool, why string) {
 
 // isLegacy reports whether the image is older than CUDA 9: NVIDIA's stack gives such an image all
 // GPUs and all capabilities if it does not say otherwise.
-func (s Said) isLegacy() bool { return s.Env[envCUDAVersion] != "" && s.Env[envRequireCUDA] == "" }
+func (s Input) isLegacy() bool { return s.Env[EnvCUDAVersion] != "" && s.Env[EnvRequireCUDA] == "" }
 
 // environmentAsks reports whether the environment asks for the driver, and why or why not.
-func (s Said) environmentAsks() (asks bool, why string) {
+func (s Input) environmentAsks() (asks bool, why string) {
 	value, set := s.Env[EnvVisibleDevices]
 	if !set && s.isLegacy() {
-		return true, EnvVisibleDevices + " is not set and " + envCUDAVersion + " is, without " + envRequireCUDA + ": an image older than CUDA 9"
+		return true, EnvVisibleDevices + " is not set and " + EnvCUDAVersion + " is, without " + EnvRequireCUDA + ": an image older than CUDA 9"
 	}
 	if !set {
 		return false, EnvVisibleDevices + " is not set"
@@ -202,8 +199,8 @@ func IsCDIHook(h specs.Hook) bool {
 }
 
 // nvidiaHooks are the programs of NVIDIA's own stack that other tools put into a specification as
-// OCI hooks: docker --gpus, CDI specifications. They would inject GPUs again, or those that were
-// not granted, by executing programs around the image (CVE-2025-23266, CVE-2025-23267).
+// OCI hooks: docker --gpus, CDI specifications. They would inject GPUs again, or GPUs that were not
+// granted, by executing programs that work on the image (CVE-2025-23266, CVE-2025-23267).
 var nvidiaHooks = []string{"nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli", ctkHook, cdiHook}
 
 // IsNVIDIAHook reports whether a hook is one of NVIDIA's.
@@ -241,6 +238,6 @@ func editedByCDI(spec *bundle.Spec, env map[string]string) bool {
 // the driver, and does not ask, is to be found as well.
 var words = []string{
 	"/dev/nvidia",
-	EnvVisibleDevices, envCUDAVersion, "cdi.k8s.io", SwarmPrefix, path.Base(DeviceListDir),
+	EnvVisibleDevices, EnvCUDAVersion, "cdi.k8s.io", config.SwarmPrefix, path.Base(DeviceListDir),
 	cdiHook, ctkHook, "nvidia-container-",
 }

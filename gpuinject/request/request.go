@@ -13,17 +13,8 @@ import (
 const (
 	EnvVisibleDevices = "NVIDIA_VISIBLE_DEVICES"
 	EnvCapabilities   = "NVIDIA_DRIVER_CAPABILITIES"
-	envCUDAVersion    = "CUDA_VERSION"
-	envRequireCUDA    = "NVIDIA_REQUIRE_CUDA"
-)
-
-// Names in NVIDIA_DRIVER_CAPABILITIES that this package or package gpuinject has a rule for.
-const (
-	Compute  = "compute"
-	Compat32 = "compat32"
-	Graphics = "graphics"
-	Utility  = "utility"
-	Display  = "display"
+	EnvCUDAVersion    = "CUDA_VERSION"
+	EnvRequireCUDA    = "NVIDIA_REQUIRE_CUDA"
 )
 
 // Words of a list of devices: every device; the driver without a GPU; nothing at all.
@@ -60,7 +51,7 @@ type Request struct {
 	Capabilities       []string
 	CapabilitiesReason string
 	// Classes are the other kinds of devices that are asked for, in the order IMEX, GDS, GDRCopy,
-	// MOFED, NVSwitch; Granted are those of them whose naming is a grant in itself, as with Said's
+	// MOFED, NVSwitch; Granted are those of them whose naming is a grant in itself, as with Input's
 	// Granted.
 	Classes, Granted []string
 	// Channels are the numbers of IMEX channels, sorted. AllChannels stands for every channel of
@@ -86,14 +77,14 @@ func MightAsk(raw []byte) bool {
 }
 
 // WithoutAnnotations is Request for a container without its CDI annotations.
-func (s Said) WithoutAnnotations(cfg *config.Config) (Request, error) {
+func (s Input) WithoutAnnotations(cfg *config.Config) (Request, error) {
 	s.annotated, s.annotatedErr = list{}, nil
 	return s.Request(cfg)
 }
 
 // Request returns what the container asks for under a configuration. Annotations of a pod select
 // among the allocated devices only; the caller asks again without annotations if they name others.
-func (s Said) Request(cfg *config.Config) (Request, error) {
+func (s Input) Request(cfg *config.Config) (Request, error) {
 	mounts := cfg.Policy.AcceptVolumeMounts
 	switch {
 	case s.EditedByCDI:
@@ -114,7 +105,7 @@ func (s Said) Request(cfg *config.Config) (Request, error) {
 }
 
 // fromEnvironment is the request of a container's variables.
-func (s Said) fromEnvironment(cfg *config.Config) (Request, error) {
+func (s Input) fromEnvironment(cfg *config.Config) (Request, error) {
 	var swarm []string
 	if !s.Container.Kubernetes { // a pod is no task of a swarm, whatever its variables are called
 		for _, name := range cfg.Policy.SwarmResources {
@@ -167,7 +158,7 @@ type DeniedError string
 func (e DeniedError) Error() string { return string(e) }
 
 // complete adds the capabilities and the other devices to a request that names the devices of l.
-func (s Said) complete(r Request, l list, cfg *config.Config) (Request, error) {
+func (s Input) complete(r Request, l list, cfg *config.Config) (Request, error) {
 	if len(l.foreign) > 0 {
 		return Request{}, fmt.Errorf("%s is a CDI device of another vendor: name it to containerd (docker run --device, nerdctl run --device, ctr run --device, or the CDI devices of a pod)", Quote(l.foreign[0]))
 	}
@@ -192,7 +183,7 @@ func (s Said) complete(r Request, l list, cfg *config.Config) (Request, error) {
 	if r.Capabilities, err = parseCapabilities(caps, supported, cfg.Container.DefaultCapabilities); err != nil {
 		return Request{}, err
 	}
-	if err := r.addOthers(s, l, cfg.Policy.IgnoreIMEXChannels, cfg.Policy.AcceptVolumeMounts); err != nil {
+	if err := r.addClasses(s, l, cfg.Policy.IgnoreIMEXChannels, cfg.Policy.AcceptVolumeMounts); err != nil {
 		return Request{}, err
 	}
 	r.Overridden = s.overridden(r.Source, cfg)
@@ -200,7 +191,7 @@ func (s Said) complete(r Request, l list, cfg *config.Config) (Request, error) {
 }
 
 // overridden lists the ways to ask that do not count beside the source that does.
-func (s Said) overridden(source Source, cfg *config.Config) (list []Overridden) {
+func (s Input) overridden(source Source, cfg *config.Config) (list []Overridden) {
 	reason := map[Source]string{
 		FromCDI:         "the devices that CDI put into the specification go before it",
 		FromAnnotations: "annotations go before it",
@@ -221,7 +212,7 @@ func (s Said) overridden(source Source, cfg *config.Config) (list []Overridden) 
 
 // Granted returns the identifiers whose naming is a grant in itself: those of accepted device-list
 // mounts, and outside Kubernetes those of annotations. An image can make neither.
-func (s Said) Granted(cfg *config.Config) []string {
+func (s Input) Granted(cfg *config.Config) []string {
 	var ids []string
 	if cfg.Policy.AcceptVolumeMounts && s.mountedErr == nil {
 		ids = s.mounted.ids()

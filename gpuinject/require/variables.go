@@ -15,10 +15,8 @@ const (
 	// EnvDisable set to true skips every check.
 	EnvDisable = "NVIDIA_DISABLE_REQUIRE"
 
-	prefix         = "NVIDIA_REQUIRE_"
-	jetpack        = "NVIDIA_REQUIRE_JETPACK"
-	envRequireCUDA = "NVIDIA_REQUIRE_CUDA"
-	envCUDAVersion = "CUDA_VERSION"
+	prefix  = "NVIDIA_REQUIRE_"
+	jetpack = "NVIDIA_REQUIRE_JETPACK"
 )
 
 // maxVariables bounds the variables of a container, as NVIDIA's stack does.
@@ -58,7 +56,7 @@ func FromEnv(env map[string]string) ([]Requirement, error) {
 		}
 		list = append(list, Requirement{Variable: printable(name), Text: env[name], Expression: e})
 	}
-	if value := env[envCUDAVersion]; value != "" && env[envRequireCUDA] == "" {
+	if value := env[request.EnvCUDAVersion]; value != "" && env[request.EnvRequireCUDA] == "" {
 		r, err := fromCUDAVersion(value)
 		if err != nil {
 			return nil, err
@@ -76,12 +74,12 @@ func fromCUDAVersion(value string) (Requirement, error) {
 	number, _, _ = strings.Cut(number, "-")
 	v, err := parseVersion(number)
 	if err != nil {
-		return Requirement{}, fmt.Errorf("%s=%s, without %s, is not a version of CUDA: correct it in the image, or set %s=true", envCUDAVersion, request.Quote(value), envRequireCUDA, EnvDisable)
+		return Requirement{}, fmt.Errorf("%s=%s, without %s, is not a version of CUDA: correct it in the image, or set %s=true", request.EnvCUDAVersion, request.Quote(value), request.EnvRequireCUDA, EnvDisable)
 	}
 	v = append(v, 0, 0)
 	text := fmt.Sprintf("cuda>=%d.%d", v[0], v[1])
 	e, err := Parse(text)
-	return Requirement{Variable: envCUDAVersion, Text: text, Expression: e}, err
+	return Requirement{Variable: request.EnvCUDAVersion, Text: text, Expression: e}, err
 }
 
 // printable is a variable's name as an error or a record may have it.

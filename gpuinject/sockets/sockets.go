@@ -10,7 +10,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 // MPSDir is where CUDA looks for an MPS daemon by default, and EnvMPS the variable of a container
@@ -32,9 +31,9 @@ type Daemon struct {
 
 // Daemons are all of them.
 var Daemons = []Daemon{
-	{config.Persistenced, request.Utility, inRun("nvidia-persistenced")},
-	{config.FabricManager, request.Utility, inRun("nvidia-fabricmanager")},
-	{config.MPS, request.Compute, []string{MPSDir}},
+	{config.Persistenced, config.Utility, inRun("nvidia-persistenced")},
+	{config.FabricManager, config.Utility, inRun("nvidia-fabricmanager")},
+	{config.MPS, config.Compute, []string{MPSDir}},
 }
 
 // inRun returns a directory below /run by both its names.

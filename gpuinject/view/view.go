@@ -65,54 +65,54 @@ func hash(data []byte) string {
 }
 
 // viewDir returns the directory of all views.
-func viewDir(s *state.State) string { return filepath.Join(s.Dir(), "view") }
+func viewDir(stateDir string) string { return filepath.Join(stateDir, "view") }
 
 // Path returns where the view for spec is, or would be.
-func Path(s *state.State, spec Spec) string {
-	return filepath.Join(viewDir(s), spec.key(), "root")
+func Path(stateDir string, spec Spec) string {
+	return filepath.Join(viewDir(stateDir), spec.key(), "root")
 }
 
 // lockTimeout is how long a view that another process builds is waited for. Building takes
 // milliseconds.
 const lockTimeout = time.Second
 
-// Ensure returns the directory of the view for spec, and builds it if this host does not have it
-// yet. The directory is a mount whose whole tree is read-only, nosuid and nodev.
-func Ensure(s *state.State, spec Spec) (string, error) {
-	root := Path(s, spec)
+// Ensure builds the view for spec if this host does not have it yet. Its directory is a mount whose
+// whole tree is read-only, nosuid and nodev.
+func Ensure(s *state.State, spec Spec) error {
+	root := Path(s.Dir(), spec)
 	if mounted(root) {
 		// The time of last use, for collect.
 		_ = unix.UtimesNanoAt(unix.AT_FDCWD, filepath.Dir(root), nil, 0)
-		return root, nil
+		return nil
 	}
 	if err := os.MkdirAll(root, 0o700); err != nil {
-		return "", fmt.Errorf("driver view: %w", err)
+		return fmt.Errorf("driver view: %w", err)
 	}
 	lock, err := s.Lock("view/lock", lockTimeout)
 	// flock(2) needs no right to write, so that root of a container which sees the host's /run can
 	// hold the lock for as long as it likes. The lock only saves work.
 	if err != nil && !errors.Is(err, state.ErrBusy) {
-		return "", fmt.Errorf("driver view: lock: %w", err)
+		return fmt.Errorf("driver view: lock: %w", err)
 	}
 	defer lock.Close()
 	if mounted(root) {
-		return root, nil
+		return nil
 	}
-	err = makePrivate(viewDir(s))
+	err = makePrivate(viewDir(s.Dir()))
 	if err == nil {
 		err = build(root, spec.Files)
 	}
 	if err != nil {
-		return "", fmt.Errorf("driver view: %w", err)
+		return fmt.Errorf("driver view: %w", err)
 	}
 	s.AddEvent(state.Event{Kind: state.ViewBuilt})
-	collect(s, spec.Driver)
+	collect(viewDir(s.Dir()), spec.Driver)
 	if !mounted(root) {
 		// Without the lock another builder can have made the directory of views private at the same
 		// time, over this view.
-		return "", fmt.Errorf("driver view: %s was covered by another mount: start the container again", root)
+		return fmt.Errorf("driver view: %s was covered by another mount: start the container again", root)
 	}
-	return root, nil
+	return nil
 }
 
 // makePrivate makes dir a private mount. The state directory usually is on a shared one, as /run is
@@ -150,8 +150,8 @@ func unmount(dir string) error {
 
 // collect removes views of other drivers than the present one that have not been used for long, and
 // the least recently used of more than maxViews. What fails is tried again with the next new view.
-func collect(s *state.State, driver string) {
-	entries, _ := os.ReadDir(viewDir(s))
+func collect(views, driver string) {
+	entries, _ := os.ReadDir(views)
 	used := map[string]time.Duration{} // how long ago
 	for _, e := range entries {
 		if info, err := e.Info(); err == nil && e.IsDir() {
@@ -164,7 +164,7 @@ func collect(s *state.State, driver string) {
 		if !(otherDriver && used[name] >= grace) && !(i >= maxViews && used[name] >= recent) {
 			continue
 		}
-		dir := filepath.Join(viewDir(s), name)
+		dir := filepath.Join(views, name)
 		root := filepath.Join(dir, "root")
 		if unmount(root) == nil {
 			_ = os.Remove(root)

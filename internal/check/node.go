@@ -78,7 +78,7 @@ func inspect(ctx context.Context, o Options) *node {
 		return n
 	}
 	n.gpus = &h
-	n.files, _, n.hostErr = h.DriverFiles(driver.Files{})
+	n.files, n.hostErr = h.DriverFiles()
 	return n
 }
 

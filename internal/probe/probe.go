@@ -63,7 +63,7 @@ type Answers struct {
 	// Moved are the processes of Suspend or Resume that have a CUDA context. It is nil if one of them
 	// failed, or if the program does not know the question.
 	Moved *[]int `json:"moved,omitempty"`
-	// Memory is what Suspend moved, as far as NVML tells.
+	// Memory is what Suspend moved, if NVML knows it.
 	Memory    Memory `json:"memory,omitempty"`
 	MoveError string `json:"move_error,omitempty"`
 	// NoKubelet reports that the kubelet's socket does not exist, for a second.

@@ -2,6 +2,7 @@ package procfs
 
 import (
 	"bytes"
+	"cmp"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -35,18 +36,35 @@ type ID struct {
 
 // ID returns the ID of the process that has a number now.
 func (f FS) ID(pid int) (ID, error) {
+	s, err := f.Stat(pid)
+	return ID{pid, s.Start}, err
+}
+
+// Stat is what is read of a process' stat.
+type Stat struct {
+	// Parent is the process id of the parent.
+	Parent int
+	// Exiting reports whether the process exits (PF_EXITING).
+	Exiting bool
+	// Start is as in ID.
+	Start uint64
+}
+
+// Stat reads the stat of a process: fields 4, 9 and 22 (proc_pid_stat(5)).
+func (f FS) Stat(pid int) (Stat, error) {
 	stat, err := os.ReadFile(f.Path(pid, "stat"))
 	if err != nil {
-		return ID{}, err
+		return Stat{}, err
 	}
-	// The second field is the name of the program in parentheses, and may hold any character. The
-	// start is field 22 (proc(5)).
+	// The second field is the name of the program in parentheses, and may hold any character.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 20 {
-		return ID{}, fmt.Errorf("%s is too short", f.Path(pid, "stat"))
+		return Stat{}, fmt.Errorf("%s is too short", f.Path(pid, "stat"))
 	}
-	start, err := strconv.ParseUint(fields[19], 10, 64)
-	return ID{pid, start}, err
+	parent, err1 := strconv.Atoi(fields[1])
+	flags, err2 := strconv.ParseUint(fields[6], 10, 32)
+	start, err3 := strconv.ParseUint(fields[19], 10, 64)
+	return Stat{parent, flags&0x4 != 0, start}, cmp.Or(err1, err2, err3)
 }
 
 // Path is a file in the directory of a process.

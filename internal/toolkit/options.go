@@ -111,7 +111,7 @@ func attention(format string, args ...any) result {
 	return result{state: Attention, why: fmt.Sprintf(format, args...)}
 }
 
-// none is for an option that says nothing here, whatever its value.
+// none is for an option without a meaning here, whatever its value.
 func none(why string) rule {
 	return func(string, any) result { return result{state: None, why: why} }
 }
@@ -168,8 +168,8 @@ func texts(value any) ([]string, bool) {
 func swarmResources(names []string) result {
 	for _, name := range names {
 		// Without a configuration the shim looks at variables of such names only.
-		if rest, ok := strings.CutPrefix(name, "DOCKER_RESOURCE_"); !ok || rest == "" {
-			return attention("%.64q does not begin with DOCKER_RESOURCE_, as names in policy.swarm-resources do", name)
+		if rest, ok := strings.CutPrefix(name, config.SwarmPrefix); !ok || rest == "" {
+			return attention("%.64q does not begin with %s, as names in policy.swarm-resources do", name, config.SwarmPrefix)
 		}
 	}
 	return carried("policy.swarm-resources", names)

@@ -60,9 +60,9 @@ func check(st *unix.Stat_t, kind, owner uint32) error {
 	return nil
 }
 
-// Read reads a regular file of at most maxSize bytes that only root can change, and returns what
-// fstat(2) says of it. It does not follow a link in the last component, and does not wait for the
-// writer of a FIFO.
+// Read reads a regular file of at most maxSize bytes that only root can change, and returns its
+// fstat(2). It does not follow a link in the last component, and does not wait for the writer of a
+// FIFO.
 func Read(path string, maxSize int64) (data []byte, st unix.Stat_t, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -27,7 +27,7 @@ type classNode struct {
 // Rules for minor numbers that are not fixed.
 const (
 	minorNumber = -1 // the number in the node's name
-	minorAny    = -2 // the driver gives them out as it pleases
+	minorAny    = -2 // the driver assigns them
 )
 
 // classes are the nodes by class. The numbers come from the kernel modules' sources:
@@ -35,14 +35,14 @@ const (
 // device, minor 0), ib_uverbs (IB_UVERBS_MAJOR and a dynamic region of the same name), ucma.c (a
 // misc device) and linux_nvswitch.c (minor == instance, 255 for control).
 var classes = map[string][]classNode{
-	"imex":    {{name: "nvidia-caps-imex-channels/channel*", individual: true, driver: imexDriver, minor: minorNumber}},
-	"gds":     {{name: "nvidia-fs*", driver: "nvidia-fs*", minor: minorAny}},
-	"gdrcopy": {{name: "gdrdrv", driver: "gdrdrv", minor: 0}},
-	"mofed": {
+	config.IMEX:    {{name: "nvidia-caps-imex-channels/channel*", individual: true, driver: imexDriver, minor: minorNumber}},
+	config.GDS:     {{name: "nvidia-fs*", driver: "nvidia-fs*", minor: minorAny}},
+	config.GDRCopy: {{name: "gdrdrv", driver: "gdrdrv", minor: 0}},
+	config.MOFED: {
 		{name: "infiniband/uverbs*", individual: true, driver: "infiniband_verbs", minor: minorAny},
 		{name: "infiniband/rdma_cm", driver: "rdma_cm", misc: true},
 	},
-	"nvswitch": {
+	config.NVSwitch: {
 		{name: "nvidia-nvswitchctl", driver: "nvidia-nvswitch", minor: 255},
 		{name: "nvidia-nvswitch*", individual: true, driver: "nvidia-nvswitch", minor: minorNumber},
 	},
@@ -50,9 +50,10 @@ var classes = map[string][]classNode{
 
 const imexDriver = "nvidia-caps-imex-channels"
 
-// ClassNodes returns the nodes of a class of config.Classes in the order of their names' numbers. Of IMEX channels it returns those with the numbers given, or all
-// if channels is nil; one that is missing is an error that names it. Of the other classes it
-// returns what the host has, which may be nothing.
+// ClassNodes returns the nodes of a class of config.Classes, in the order of the numbers in their
+// names. Of IMEX channels it returns those with the numbers given, or all if channels is nil; one
+// that is missing is an error that names it. Of the other classes it returns what the host has,
+// which may be nothing.
 //
 // Every node is verified like those of GPUs. Beside the error of the first node that is not as it
 // should be, it returns all good ones, for a caller that only asks which of the host's nodes a
@@ -68,7 +69,7 @@ func (inv Inventory) ClassNodes(class string, channels []int) (nodes []Node, fir
 	}
 	for _, k := range kinds {
 		list := channels
-		if class != "imex" || channels == nil {
+		if class != config.IMEX || channels == nil {
 			list = k.present(inv.Config.DevRoot)
 		}
 		for _, n := range list {
@@ -104,7 +105,7 @@ func (k classNode) node(cfg config.Host, number int, majors numbers) (Node, erro
 	}
 	if k.driver == imexDriver && len(w.majors) > 0 {
 		// An administrator makes these, as NVIDIA documents it.
-		w.make = fmt.Sprintf("nvidia-shimctl prepare --imex-channels=%d", number)
+		w.makeCommand = fmt.Sprintf("nvidia-shimctl prepare --imex-channels=%d", number)
 	}
 	return verify(cfg, w)
 }

@@ -71,7 +71,7 @@ func (inv Inventory) Expected(channels []int) ([]Expected, error) {
 		list = append(list, e)
 		return &list[len(list)-1]
 	}
-	for _, w := range inv.wanted(Set{GPUs: inv.GPUs}, []string{"compute"}, majors) {
+	for _, w := range inv.wanted(Set{GPUs: inv.GPUs}, []string{config.Compute}, majors) {
 		add(w.name, w.driver, w.minors[0])
 	}
 	if len(majors["nvidia-modeset"]) > 0 || ModuleLoaded(inv.Config, ModuleModeset) {

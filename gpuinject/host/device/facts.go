@@ -8,7 +8,7 @@ type Facts struct {
 	Driver string     `json:"driver"` // the version that NVML reports: "580.159.04"
 	CUDA   string     `json:"cuda"`   // the newest version that the driver supports: "13.0"
 	GPUs   []GPUFacts `json:"gpus"`
-	// CUDAOnly is set if the answer is libcuda's, for want of NVML: it has CUDA and Arch alone.
+	// CUDAOnly is set if the host has no NVML and libcuda answered: only CUDA and Arch are known.
 	CUDAOnly bool `json:"cuda_only,omitempty"`
 }
 

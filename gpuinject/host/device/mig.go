@@ -43,7 +43,7 @@ func (in Instance) Name() string {
 	return fmt.Sprintf("%d/%d of GPU %d", in.GI, in.CI, in.GPU)
 }
 
-// is reports whether both are the same compute instance, whatever is known of it.
+// is reports whether both are the same compute instance, whatever names are known.
 func (in Instance) is(x Instance) bool {
 	return in.Minor == x.Minor && in.GI == x.GI && in.CI == x.CI
 }
@@ -70,11 +70,6 @@ type Capability struct {
 // procfs it is the right one: nvidia-caps/mig-minors lists every instance that could exist, on a
 // host without MIG as well.
 const capabilitiesDir = "driver/nvidia/capabilities"
-
-// CapabilityFile returns the path of a capability's file on this host.
-func (inv Inventory) CapabilityFile(c Capability) string {
-	return filepath.Join(inv.Config.ProcRoot, capabilitiesDir, c.File)
-}
 
 // Management returns the right to configure the MIG devices of the host, "config", or to monitor
 // them all, "monitor".

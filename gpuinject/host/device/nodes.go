@@ -58,13 +58,12 @@ type wanted struct {
 	name   string   // below /dev
 	driver string   // the driver's name in <proc>/devices, for messages
 	majors []uint32 // those of the driver; none if it is not loaded
-	minors []uint32 // the possible ones; nil if the driver gives them out as it pleases
-	// make is the command that makes the node if it is missing. It is "" for a node that a host
-	// need not have.
-	make string
-	// prepared: nvidia-shimctl prepare --replace corrects a wrong node.
-	prepared bool
-	link     string // see Node
+	minors []uint32 // the possible ones; nil if the driver assigns them
+	// makeCommand makes the node if it is missing. It is "" for a node that a host need not have.
+	makeCommand string
+	// replaceable is true if nvidia-shimctl prepare --replace corrects a wrong node.
+	replaceable bool
+	link        string // see Node
 }
 
 // verify returns a node if it is its driver's.
@@ -72,12 +71,12 @@ func verify(cfg config.Host, w wanted) (Node, error) {
 	node, err := StatNode(filepath.Join(cfg.DevRoot, "dev", w.name))
 	node.Path, node.Link = "/dev/"+w.name, w.link
 	fix := "remove it and load its kernel module again"
-	if w.prepared {
+	if w.replaceable {
 		fix = "run \"nvidia-shimctl prepare --replace\" on the host"
 	}
 	switch {
-	case errors.Is(err, fs.ErrNotExist) && w.make != "":
-		return Node{}, fmt.Errorf("device node %s is missing: run %q on the host: %w", filepath.Join(cfg.DevRoot, "dev", w.name), w.make, fs.ErrNotExist)
+	case errors.Is(err, fs.ErrNotExist) && w.makeCommand != "":
+		return Node{}, fmt.Errorf("device node %s is missing: run %q on the host: %w", filepath.Join(cfg.DevRoot, "dev", w.name), w.makeCommand, fs.ErrNotExist)
 	case errors.Is(err, fs.ErrNotExist):
 		return Node{}, err
 	case err != nil:
@@ -86,7 +85,7 @@ func verify(cfg config.Host, w wanted) (Node, error) {
 		return Node{}, fmt.Errorf("device node %s is there, but no driver %q in /proc/devices: load its kernel module", node.HostPath, w.driver)
 	case slices.Contains(w.majors, node.Major) && (w.minors == nil || slices.Contains(w.minors, node.Minor)):
 		return node, nil
-	case w.prepared:
+	case w.replaceable:
 		return Node{}, fmt.Errorf("device node %s is %d:%d, but driver %q has %d:%d for it: %s",
 			node.HostPath, node.Major, node.Minor, w.driver, w.majors[0], w.minors[0], fix)
 	}
@@ -139,11 +138,11 @@ func (inv Inventory) Nodes(set Set, caps []string) ([]Node, error) {
 	}
 	var nodes []Node
 	for _, w := range inv.wanted(set, caps, majors) {
-		if IsDisplayNode("/dev/"+w.name) && !slices.Contains(caps, "display") {
+		if IsDisplayNode("/dev/"+w.name) && !slices.Contains(caps, config.Display) {
 			continue
 		}
 		node, err := verify(inv.Config, w)
-		if errors.Is(err, fs.ErrNotExist) && w.make == "" {
+		if errors.Is(err, fs.ErrNotExist) && w.makeCommand == "" {
 			continue
 		}
 		if err != nil {
@@ -165,11 +164,11 @@ func (inv Inventory) wanted(set Set, caps []string, majors numbers) []wanted {
 	gpus := inv.Visible(set)
 	var list []wanted
 	add := func(name, driver string, minor int, required bool) {
-		w := wanted{name: name, driver: driver, majors: majors[driver], minors: []uint32{uint32(minor)}, prepared: true}
+		w := wanted{name: name, driver: driver, majors: majors[driver], minors: []uint32{uint32(minor)}, replaceable: true}
 		if required {
-			w.make = "nvidia-shimctl prepare"
+			w.makeCommand = "nvidia-shimctl prepare"
 			if len(w.majors) == 0 {
-				w.make += " --load-modules"
+				w.makeCommand += " --load-modules"
 			}
 		}
 		list = append(list, w)
@@ -178,11 +177,11 @@ func (inv Inventory) wanted(set Set, caps []string, majors numbers) []wanted {
 	for _, g := range gpus {
 		add("nvidia"+strconv.Itoa(g.Minor), gpuDriver(majors), g.Minor, true)
 	}
-	if slices.Contains(caps, "compute") || slices.Contains(caps, "video") {
+	if slices.Contains(caps, config.Compute) || slices.Contains(caps, config.Video) {
 		add("nvidia-uvm", uvmDriver, minorUVM, len(gpus) > 0)
 		add("nvidia-uvm-tools", uvmDriver, minorUVMTools, false)
 	}
-	if slices.Contains(caps, "graphics") || slices.Contains(caps, "display") {
+	if slices.Contains(caps, config.Graphics) || slices.Contains(caps, config.Display) {
 		add("nvidia-modeset", gpuDriver(majors), minorModeset, false)
 		for _, g := range gpus {
 			if set.HasGPU(g) || slices.ContainsFunc(instancesOf(set.MIG, g), Instance.hasGraphics) {
@@ -206,7 +205,7 @@ func drmNodes(cfg config.Host, busID string, majors numbers) []wanted {
 		for _, n := range found {
 			list = append(list, wanted{
 				name: path.Join("dri", kind.prefix+strconv.Itoa(n)), driver: "drm", majors: majors["drm"], minors: []uint32{uint32(n)},
-				prepared: true, link: "pci-" + busID + "-" + kind.link, // as udev names it (60-drm.rules)
+				replaceable: true, link: "pci-" + busID + "-" + kind.link, // as udev names it (60-drm.rules)
 			})
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Set is the devices that a container asks for, may have or gets.
@@ -68,6 +69,9 @@ func (s Set) Names() []string {
 	}
 	return names
 }
+
+// String lists the names.
+func (s Set) String() string { return strings.Join(s.Names(), ",") }
 
 // Capabilities returns the rights that the set needs besides the nodes of its GPUs, each once: two
 // MIG devices can share a GPU instance.

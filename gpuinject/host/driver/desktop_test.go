@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
 
 // drawing makes a root with the libraries that manifests name.
@@ -41,7 +43,7 @@ const (
 
 func TestManifests(t *testing.T) {
 	good, made := icd("libGLX_nvidia.so.0", ""), `"library_path": "libGLX_nvidia.so.0",`
-	machineICD := "usr/share/vulkan/icd.d/nvidia_icd." + machine + ".json"
+	machineICD := "usr/share/vulkan/icd.d/nvidia_icd." + ldcache.ABI64.Arch + ".json"
 	type texts map[string]string
 	for _, tt := range []struct {
 		name  string
@@ -55,8 +57,8 @@ func TestManifests(t *testing.T) {
 		{"an absolute path is not the container's (NixOS)", texts{"run/opengl-driver/" + machineICD[4:]: icd("/nix/store/abc-nvidia-x11/lib/libGLX_nvidia.so.0", "")}, vulkanICD, "", made, ""},
 		{"nor is a relative one", texts{"etc/vulkan/icd.d/nvidia_icd.json": icd("../../../usr/lib/libGLX_nvidia.so.0", "")}, vulkanICD, "", made, ""},
 		{"one for one of two ABIs (Fedora)", texts{machineICD: icd("libGLX_nvidia.so.0", `, "library_arch" : "64"`)}, vulkanICD, "", made, ""},
-		{"the administrator's comes before the package's", texts{"usr/share/vulkan/icd.d/nvidia_icd.json": good, "etc/vulkan/icd.d/nvidia_icd." + machine + ".json": good},
-			vulkanICD, "etc/vulkan/icd.d/nvidia_icd." + machine + ".json", "", ""},
+		{"the administrator's comes before the package's", texts{"usr/share/vulkan/icd.d/nvidia_icd.json": good, "etc/vulkan/icd.d/nvidia_icd." + ldcache.ABI64.Arch + ".json": good},
+			vulkanICD, "etc/vulkan/icd.d/nvidia_icd." + ldcache.ABI64.Arch + ".json", "", ""},
 		{"another machine's is not taken", texts{"usr/share/vulkan/icd.d/nvidia_icd.i686.json": good}, vulkanICD, "", made, ""},
 		{"one without end is not taken", texts{"etc/vulkan/icd.d/nvidia_icd.json": good + strings.Repeat(" ", maxManifest)}, vulkanICD, "", made, "is larger than"},
 		{"where there is none, one is made", nil, vulkanICD, "", `"api_version" : "1.4.303"`, ""},
@@ -67,8 +69,8 @@ func TestManifests(t *testing.T) {
 			layers, "usr/share/vulkan/implicit_layer.d/nvidia_layers.json", "", ""},
 		{"layers by path are not, since none can be made", texts{"usr/share/vulkan/implicit_layer.d/nvidia_layers.json": `{"layers": [{"library_path": "/usr/lib64/libGLX_nvidia.so.0"}]}`},
 			layers, "", "-", "names a library by its place"},
-		{"Vulkan SC has a directory of its own", texts{"usr/share/vulkansc/icd.d/nvidia_icd." + machine + ".json": icd("libnvidia-vksc-core.so.1", "")},
-			"/etc/vulkansc/icd.d/nvidia_icd_vksc.json", "usr/share/vulkansc/icd.d/nvidia_icd." + machine + ".json", "", ""},
+		{"Vulkan SC has a directory of its own", texts{"usr/share/vulkansc/icd.d/nvidia_icd." + ldcache.ABI64.Arch + ".json": icd("libnvidia-vksc-core.so.1", "")},
+			"/etc/vulkansc/icd.d/nvidia_icd_vksc.json", "usr/share/vulkansc/icd.d/nvidia_icd." + ldcache.ABI64.Arch + ".json", "", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			r := drawing(t, "usr/lib64")
@@ -109,8 +111,8 @@ func TestManifests(t *testing.T) {
 
 func TestLibrariesOf32BitsAreKnownByTheirClassWhereverTheyAre(t *testing.T) {
 	for _, dir := range []string{
-		"usr/lib", "usr/lib32", "usr/lib/" + arch.triple32, "usr/lib/" + arch.triple32 + "/nvidia/current", "run/opengl-driver-32/lib",
-		"usr/lib/" + arch.triple, "usr/lib64", // even there
+		"usr/lib", "usr/lib32", "usr/lib/" + ldcache.ABI32.Triple, "usr/lib/" + ldcache.ABI32.Triple + "/nvidia/current", "run/opengl-driver-32/lib",
+		"usr/lib/" + ldcache.ABI64.Triple, "usr/lib64", // even there
 		"opt/vendor/lib", "opt/vendor/lib32", // beside a directory that is configured
 		"opt/other", // by the cache alone
 	} {
@@ -142,7 +144,7 @@ func TestModulesOfTheXServerAreFoundWhereverTheHostHasThem(t *testing.T) {
 	for _, tt := range []struct{ name, driver, extension string }{
 		{"Debian and NVIDIA's installer", "usr/lib/xorg/modules/drivers/nvidia_drv.so", "usr/lib/xorg/modules/extensions/" + glx},
 		{"Fedora", "usr/lib64/xorg/modules/drivers/nvidia_drv.so", "usr/lib64/xorg/modules/extensions/" + glx},
-		{"Ubuntu", "usr/lib/" + arch.triple + "/nvidia/xorg/nvidia_drv.so", "usr/lib/" + arch.triple + "/nvidia/xorg/" + glx},
+		{"Ubuntu", "usr/lib/" + ldcache.ABI64.Triple + "/nvidia/xorg/nvidia_drv.so", "usr/lib/" + ldcache.ABI64.Triple + "/nvidia/xorg/" + glx},
 		{"Arch", "usr/lib/xorg/modules/drivers/nvidia_drv.so", "usr/lib/nvidia/xorg/" + glx},
 		{"Debian without alternatives", "usr/lib/nvidia/current/nvidia_drv.so", "usr/lib/nvidia/current/" + glx},
 		{"openSUSE", "usr/lib64/xorg/modules/updates/drivers/nvidia_drv.so", "usr/lib64/xorg/modules/updates/extensions/" + glx},
@@ -179,7 +181,7 @@ func TestModulesOfTheXServerAreFoundWhereverTheHostHasThem(t *testing.T) {
 }
 
 func TestNGXForWineIsBesideTheLibraries(t *testing.T) {
-	for _, dir := range []string{"usr/lib/" + arch.triple, "usr/lib64", "usr/local/nvidia/lib64"} {
+	for _, dir := range []string{"usr/lib/" + ldcache.ABI64.Triple, "usr/lib64", "usr/local/nvidia/lib64"} {
 		r := drawing(t, dir)
 		r.lib(dir+"/libnvidia-ngx.so."+version, "libnvidia-ngx.so.1")
 		for _, name := range []string{"nvngx.dll", "_nvngx.dll", "other.dll"} {

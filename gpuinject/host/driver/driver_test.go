@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
@@ -29,7 +30,7 @@ func everything(t testing.TB) *fakeRoot {
 	r.lib("usr/lib64/libcudart.so.13.0.48", "libcudart.so.13")
 	r.lib("usr/lib64/libGL.so.1.7.0", "libGL.so.1")
 	for _, stem := range []string{"libcuda", "libnvidia-ml", "libGLX_nvidia"} {
-		r.Write("usr/lib/"+arch.triple32+"/"+stem+".so."+version, elf32(stem+".so.1"))
+		r.Write("usr/lib/"+ldcache.ABI32.Triple+"/"+stem+".so."+version, elf32(stem+".so.1"))
 	}
 	r.Write("usr/lib64/xorg/modules/drivers/nvidia_drv.so", "")
 	r.Write("usr/lib64/xorg/modules/extensions/libglxserver_nvidia.so."+version, "")

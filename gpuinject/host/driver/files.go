@@ -6,6 +6,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
 // Library is a shared library of the driver.
@@ -97,11 +99,11 @@ func (f Files) Key() string { return f.Version + "-" + f.Identity }
 // shows what graphics draws.
 func implied(caps []string) []string {
 	caps = slices.Clone(caps)
-	if slices.Contains(caps, "video") {
-		caps = append(caps, "compute")
+	if slices.Contains(caps, config.Video) {
+		caps = append(caps, config.Compute)
 	}
-	if slices.Contains(caps, "display") {
-		caps = append(caps, "graphics")
+	if slices.Contains(caps, config.Display) {
+		caps = append(caps, config.Graphics)
 	}
 	return caps
 }
@@ -114,7 +116,7 @@ func (f Files) For(caps []string) Files {
 		return slices.ContainsFunc(have, func(c string) bool { return slices.Contains(want, c) })
 	}
 	f.Libraries = slices.DeleteFunc(slices.Clone(f.Libraries), func(l Library) bool {
-		return !has(l.Capabilities, want) || l.Bits == 32 && !slices.Contains(caps, "compat32")
+		return !has(l.Capabilities, want) || l.Bits == 32 && !slices.Contains(caps, config.Compat32)
 	})
 	f.Data = slices.DeleteFunc(slices.Clone(f.Data), func(d File) bool { return !has(d.Capabilities, want) })
 	// Libraries and data are implied, programs are not: video needs no MPS server.

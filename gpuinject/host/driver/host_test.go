@@ -48,7 +48,7 @@ func (r *fakeRoot) core(dir, version string) {
 // cache writes an ld.so.cache that lists SONAMEs at paths; of one name in this order.
 func (r *fakeRoot) cache(paths ...string) {
 	r.Helper()
-	flags := ldcache.FlagsFor(elf.ELFCLASS64, arch.machine64)
+	flags := ldcache.ABI64.Flags
 	var entries []ldcache.Entry
 	for _, p := range paths {
 		entries = append(entries, ldcache.Entry{Name: filepath.Base(p), Path: p, Flags: flags})
@@ -101,6 +101,10 @@ func refusal(files Files, base string) string {
 	return ""
 }
 
-func elf64(soname string) string { return simtest.Library(elf.ELFCLASS64, arch.machine64, soname) }
+func elf64(soname string) string {
+	return simtest.Library(elf.ELFCLASS64, ldcache.ABI64.Machine, soname)
+}
 
-func elf32(soname string) string { return simtest.Library(elf.ELFCLASS32, arch.machine32, soname) }
+func elf32(soname string) string {
+	return simtest.Library(elf.ELFCLASS32, ldcache.ABI32.Machine, soname)
+}

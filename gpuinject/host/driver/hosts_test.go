@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
 
 // server are the programs that a server's driver has, in the order of binaryKinds.
@@ -62,11 +64,11 @@ var hosts = []hostLayout{
 	},
 	{
 		name: "RHEL and Fedora", libs: "usr/lib64", libs32: "usr/lib", programs: "usr/bin", links: usrMerge, cache: []string{"/lib64"},
-		data: []string{"etc/OpenCL/vendors/nvidia.icd", "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json", "usr/share/vulkan/icd.d/nvidia_icd." + machine + ".json"},
+		data: []string{"etc/OpenCL/vendors/nvidia.icd", "usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json", "usr/share/vulkan/icd.d/nvidia_icd." + ldcache.ABI64.Arch + ".json"},
 	},
 	{
 		name: "SUSE", libs: "usr/lib64", libs32: "usr/lib", programs: "usr/bin", cache: []string{"/usr/lib64"},
-		data: []string{"usr/lib64/xorg/modules/drivers/nvidia_drv.so", "usr/share/vulkan/icd.d/nvidia_icd." + machine + ".json"},
+		data: []string{"usr/lib64/xorg/modules/drivers/nvidia_drv.so", "usr/share/vulkan/icd.d/nvidia_icd." + ldcache.ABI64.Arch + ".json"},
 	},
 	{
 		name: "Arch Linux", libs: "usr/lib", libs32: "usr/lib32", programs: "usr/bin", cache: []string{"/usr/lib"},
@@ -100,7 +102,7 @@ var hosts = []hostLayout{
 
 // expand replaces the names of the machine.
 func expand(s string) string {
-	return strings.NewReplacer("TRIPLE32", arch.triple32, "TRIPLE", arch.triple).Replace(s)
+	return strings.NewReplacer("TRIPLE32", ldcache.ABI32.Triple, "TRIPLE", ldcache.ABI64.Triple).Replace(s)
 }
 
 func (h hostLayout) build(t *testing.T) *fakeRoot {
@@ -131,12 +133,12 @@ func (h hostLayout) build(t *testing.T) *fakeRoot {
 
 // What is found on each host, and where, for both machines.
 func TestHosts(t *testing.T) {
-	native := arch
-	t.Cleanup(func() { arch = native })
+	wide, narrow := ldcache.ABI64, ldcache.ABI32
+	t.Cleanup(func() { ldcache.ABI64, ldcache.ABI32 = wide, narrow })
 	for _, machine := range []string{"amd64", "arm64"} {
 		for _, h := range hosts {
 			t.Run(h.name+", "+machine, func(t *testing.T) {
-				arch = architectures[machine]
+				ldcache.ABI64, ldcache.ABI32 = ldcache.ABIs(machine)
 				r := h.build(t)
 				files := r.discover()
 				r.Check(files.Check([]string{"compute", "utility"}))

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
@@ -116,13 +117,13 @@ func TestT63DriverContainer(t *testing.T) {
 		{"a file of another owner is refused", "uid 1000", func(r *fakeRoot, p string) { r.Check(os.Chown(p, 1000, 0)) }},
 		{"a text file is refused", "not a shared library", func(r *fakeRoot, p string) { r.Check(os.WriteFile(p, []byte("INPUT(libcuda.so.1)"), 0o755)) }},
 		{"a library of another machine is refused", "another machine", func(r *fakeRoot, p string) {
-			r.Check(os.WriteFile(p, []byte(simtest.Library(elf.ELFCLASS64, arch.machine64+1, "libcuda.so.1")), 0o755))
+			r.Check(os.WriteFile(p, []byte(simtest.Library(elf.ELFCLASS64, ldcache.ABI64.Machine+1, "libcuda.so.1")), 0o755))
 		}},
 		{"a library of x32 is refused", "another machine", func(r *fakeRoot, p string) {
-			r.Check(os.WriteFile(p, []byte(simtest.Library(elf.ELFCLASS32, arch.machine64, "libcuda.so.1")), 0o755))
+			r.Check(os.WriteFile(p, []byte(simtest.Library(elf.ELFCLASS32, ldcache.ABI64.Machine, "libcuda.so.1")), 0o755))
 		}},
 		{"a 64-bit library of the 32-bit machine is refused", "another machine", func(r *fakeRoot, p string) {
-			r.Check(os.WriteFile(p, []byte(simtest.Library(elf.ELFCLASS64, arch.machine32, "libcuda.so.1")), 0o755))
+			r.Check(os.WriteFile(p, []byte(simtest.Library(elf.ELFCLASS64, ldcache.ABI32.Machine, "libcuda.so.1")), 0o755))
 		}},
 		{"a SONAME with a slash is refused", "SONAME", func(r *fakeRoot, p string) { r.Check(os.WriteFile(p, []byte(elf64("../../etc/passwd")), 0o755)) }},
 		{"a directory in place of a library is refused", "not a regular file", func(r *fakeRoot, p string) { r.Check(os.Remove(p)); r.Check(os.Mkdir(p, 0o755)) }},

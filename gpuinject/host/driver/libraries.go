@@ -2,7 +2,6 @@ package driver
 
 import (
 	"cmp"
-	"debug/elf"
 	"errors"
 	"fmt"
 	"path"
@@ -150,17 +149,17 @@ func (l *Library) inspect(f *file) error {
 		return fmt.Errorf("is not a shared library: %w", err)
 	}
 	switch {
-	case e.Class == elf.ELFCLASS64 && e.Machine == arch.machine64:
-		l.Bits = 64
-	case e.Class == elf.ELFCLASS32 && e.Machine == arch.machine32:
-		l.Bits = 32
+	case ldcache.ABI64.Matches(e):
+		l.Bits, l.Flags = 64, ldcache.ABI64.Flags
+	case ldcache.ABI32.Matches(e):
+		l.Bits, l.Flags = 32, ldcache.ABI32.Flags
 	default:
 		return fmt.Errorf("is for another machine (%v, %v)", e.Class, e.Machine)
 	}
 	if strings.ContainsAny(e.SOName, "/\x00") || e.SOName == "." || e.SOName == ".." {
 		return errors.New("has a SONAME that is no file name")
 	}
-	l.Flags, l.SOName = ldcache.FlagsFor(e.Class, e.Machine), e.SOName
+	l.SOName = e.SOName
 	return nil
 }
 

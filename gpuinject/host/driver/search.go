@@ -190,8 +190,8 @@ func (s *Search) Direct(name string) {
 	}
 }
 
-// Library takes one library whose name says nothing of the driver's version. An error says why it
-// was not taken, and is fs.ErrNotExist if there is none.
+// Library takes one library whose name does not have the driver's version. An error says why it was
+// not taken, and is fs.ErrNotExist if there is none.
 func (s *Search) Library(name string, lib Library, develop bool) error {
 	f, err := s.open(name)
 	if err != nil {

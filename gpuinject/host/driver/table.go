@@ -1,9 +1,9 @@
 package driver
 
 import (
-	"debug/elf"
-	"runtime"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 )
 
 // kind is a kind of library, known by its stem: the name before ".so".
@@ -114,41 +114,30 @@ func NamesLibrary(name string) bool {
 
 func isNumeric(version string) bool { return strings.Trim(version, "0123456789.") == "" }
 
-type architecture struct {
-	triple, triple32     string
-	machine64, machine32 elf.Machine
-}
-
-var architectures = map[string]architecture{
-	"amd64": {"x86_64-linux-gnu", "i386-linux-gnu", elf.EM_X86_64, elf.EM_386},
-	"arm64": {"aarch64-linux-gnu", "arm-linux-gnueabihf", elf.EM_AARCH64, elf.EM_ARM},
-}
-
-var arch = architectures[runtime.GOARCH]
-
 // LoaderDirs returns the directories in which the loader of an image looks without a cache: Debian's
 // and those of other distributions. Of 32-bit libraries only Debian's holds nothing else.
 func LoaderDirs(bits int) []string {
 	if bits == 32 {
-		return []string{"/usr/lib/" + arch.triple32}
+		return []string{"/usr/lib/" + ldcache.ABI32.Triple}
 	}
-	return []string{"/usr/lib/" + arch.triple, "/usr/lib64"}
+	return []string{"/usr/lib/" + ldcache.ABI64.Triple, "/usr/lib64"}
 }
 
 // libraryDirs returns the places that are searched after ld.so.cache and the configuration.
 func libraryDirs() []string {
+	triple, triple32 := ldcache.ABI64.Triple, ldcache.ABI32.Triple
 	return []string{
-		"/usr/lib/" + arch.triple,
-		"/usr/lib/" + arch.triple + "/nvidia/current", // Debian's alternatives
+		"/usr/lib/" + triple,
+		"/usr/lib/" + triple + "/nvidia/current", // Debian's alternatives
 		"/usr/lib64",
 		"/usr/lib64/nvidia/current",
 		"/lib64",
-		"/lib/" + arch.triple,
-		"/lib/" + arch.triple + "/nvidia/current",
+		"/lib/" + triple,
+		"/lib/" + triple + "/nvidia/current",
 		"/usr/lib",
 		"/usr/lib32",
-		"/usr/lib/" + arch.triple32,
-		"/usr/lib/" + arch.triple32 + "/nvidia/current",
+		"/usr/lib/" + triple32,
+		"/usr/lib/" + triple32 + "/nvidia/current",
 		"/usr/local/nvidia/lib64",
 		"/usr/local/nvidia/lib",
 		"/home/kubernetes/bin/nvidia/lib64", // Container-Optimized OS
@@ -204,9 +193,6 @@ type dataKind struct {
 	needs []string
 }
 
-// machine is in the names of distributions' Vulkan manifests.
-var machine, _, _ = strings.Cut(arch.triple, "-")
-
 // dataKinds go to /etc or /usr/share in the container, whatever the host has: the directories that
 // libglvnd, the Vulkan loader, OpenCL's loader, the X server and OptiX look in as distributions
 // build them. Vulkan's files go to /etc, where images that bring copies of their own have them most
@@ -223,11 +209,11 @@ var dataKinds = []dataKind{
 	{dest: "/usr/share", dir: "nvidia", names: []string{"nvoptix.bin"}, capabilities: graphics},
 	{dest: "/usr/share", dir: "X11/xorg.conf.d", names: []string{"10-nvidia.conf"}, capabilities: graphics},
 	{dest: "/usr/share", dir: "X11/xorg.conf.d", names: []string{"nvidia-drm-outputclass.conf"}, capabilities: graphics},
-	{dest: "/etc", dir: "vulkan/icd.d", names: []string{"nvidia_icd.json", "nvidia_icd." + machine + ".json"}, capabilities: graphics,
+	{dest: "/etc", dir: "vulkan/icd.d", names: []string{"nvidia_icd.json", "nvidia_icd." + ldcache.ABI64.Arch + ".json"}, capabilities: graphics,
 		library: "libGLX_nvidia", content: vulkanJSON, also: []string{"/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d"}},
 	{dest: "/etc", dir: "vulkan/implicit_layer.d", names: []string{"nvidia_layers.json"}, capabilities: graphics,
 		also: []string{"/usr/share/vulkan/implicit_layer.d", "/usr/local/share/vulkan/implicit_layer.d"}},
-	{dest: "/etc", dir: "vulkansc/icd.d", names: []string{"nvidia_icd_vksc.json", "nvidia_icd." + machine + ".json"}, capabilities: graphics},
+	{dest: "/etc", dir: "vulkansc/icd.d", names: []string{"nvidia_icd_vksc.json", "nvidia_icd." + ldcache.ABI64.Arch + ".json"}, capabilities: graphics},
 	{dest: "/etc", dir: "OpenCL/vendors", names: []string{"nvidia.icd"}, capabilities: compute,
 		library: "libnvidia-opencl", content: func(soname, _ string) string { return soname + "\n" },
 		// Distributions' loaders, and the one that the CUDA images have.
@@ -244,7 +230,7 @@ func eglPlatform(name, library string) dataKind {
 // xorgDirs hold modules of the X server: where distributions, NVIDIA's installer and Debian's
 // alternatives put them.
 var xorgDirs = []string{
-	"/usr/lib/" + arch.triple + "/nvidia/xorg", "/usr/lib64/nvidia/xorg", "/usr/lib/nvidia/xorg",
+	"/usr/lib/" + ldcache.ABI64.Triple + "/nvidia/xorg", "/usr/lib64/nvidia/xorg", "/usr/lib/nvidia/xorg",
 	"/usr/lib/xorg/modules/drivers", "/usr/lib/xorg/modules/extensions",
 	"/usr/lib/xorg/modules/updates/drivers", "/usr/lib/xorg/modules/updates/extensions",
 	"/usr/lib64/xorg/modules/drivers", "/usr/lib64/xorg/modules/extensions",

@@ -67,8 +67,8 @@ func (t *tree) resolve(name string) (fd int, st unix.Stat_t, err error) {
 	return -1, unix.Stat_t{}, &fs.PathError{Op: "open", Path: t.host(name), Err: err}
 }
 
-// keep keeps the first error that says nothing of a file: this process or the host has no
-// descriptors or no memory left, or the disk fails.
+// keep keeps the first error that is not about a file: this process or the host has no descriptors
+// or no memory left, or the disk fails.
 func (t *tree) keep(err error) {
 	isShort := func(e unix.Errno) bool { return errors.Is(err, e) }
 	if t.err == nil && slices.ContainsFunc([]unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EIO}, isShort) {

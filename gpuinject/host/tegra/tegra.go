@@ -25,7 +25,7 @@ const (
 	familyFile  = "devices/soc0/family"
 )
 
-// Is reports whether this host is one, by what NVIDIA's container toolkit goes by. Its kernel
+// Is reports whether this host is one, by the criteria of NVIDIA's container toolkit. Its kernel
 // module for displays reports no GPU to procfs, or one without a UUID; later modules report the GPU
 // itself, by name.
 func Is(cfg config.Host, gpus []device.GPU) bool {

@@ -7,10 +7,10 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 // Files that are made in the bundle for one container and go with it.
@@ -26,7 +26,7 @@ const (
 var bundleFileNames = []string{profileName, byPathName, cacheName}
 
 // maxProfileMinor is the greatest minor number that fits into the mask of an application profile.
-// The driver's README speaks of 32 bits; NVIDIA's own container tools write 64.
+// The driver's README documents 32 bits; NVIDIA's own container tools write 64.
 const maxProfileMinor = 63
 
 // profile returns the application profile of the driver that makes EGL, and Vulkan behind it, list
@@ -37,7 +37,7 @@ const maxProfileMinor = 63
 // The form is that of the chapter on application profiles in the driver's README: a rule whose
 // pattern is empty applies to every program.
 func profile(g grant, p *Plan) []byte {
-	draws := g.request.Has(request.Graphics) || g.request.Has(request.Display)
+	draws := g.request.Has(config.Graphics) || g.request.Has(config.Display)
 	if !draws || len(g.gpus) == 0 || g.gpus[0].Minor < 0 {
 		return nil
 	}
@@ -75,9 +75,9 @@ func bundlePath(c Container, name string) string {
 
 // dataDest returns where a data file goes in an image, or "" if the image has no use for it. A file
 // of the image's own is covered, at whichever place it has one: with two manifests of the same
-// driver each GPU would be listed twice. What else the image has cannot be taken out of it, and a
-// mount over that would list the same once more.
-func dataDest(d driver.File, root *image.Root, img image.Image, p *Plan) string {
+// driver each GPU would be listed twice. Further files of the image cannot be removed, and a mount
+// over one would list the GPU once more.
+func dataDest(d driver.File, root rootfs, img image.Image, p *Plan) string {
 	if !path.IsAbs(d.Dest) {
 		return path.Join(xorgModules(img), d.Dest)
 	}

@@ -8,22 +8,21 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// volume is a mount of the container's own, and where in the image it really goes.
+// volume is a mount of the container's own that outlives it, and where in the image it really goes.
 type volume struct {
 	specs.Mount
 	at string
 }
 
-// volumes are the container's own mounts.
-type volumes struct {
-	// lasting outlive the container: binds, and file systems of whatever type. Nothing is ever made
-	// in them (T53).
-	lasting []volume
+// rootfs is the image of a container, and the container's own mounts over it.
+type rootfs struct {
+	*image.Root
+	// volumes are binds, and file systems of whatever type. Nothing is ever made in them (T53).
+	volumes []volume
 	// ephemeral end with the container: what the image has below them is not to be seen, while a
 	// mount made later is.
 	ephemeral []string
@@ -35,38 +34,39 @@ type volumes struct {
 // ephemeralTypes are the types of mounts that end with the container.
 var ephemeralTypes = []string{"tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2", "ramfs"}
 
-// findVolumes returns the container's own mounts, each resolved in the image once.
-func findVolumes(c Container, root *image.Root, files driver.Files) (volumes, error) {
-	var v volumes
+// readMounts resolves the container's own mounts in its image, each once. Those that are removed do
+// not count.
+func readMounts(c Container, img *image.Root, p *Plan) (rootfs, error) {
+	r := rootfs{Root: img}
 	for _, m := range c.Bundle.Spec.Mounts {
-		at, err := root.Target(m.Destination)
+		at, err := r.Target(m.Destination)
 		if err != nil {
-			return v, fail(Invalid, "the mount at %s: %w", request.Quote(m.Destination), err)
+			return r, fail(Invalid, "the mount at %s: %w", request.Quote(m.Destination), err)
 		}
 		if isBelow("/proc", at) {
-			v.ownProc = at == "/proc" && m.Type == "proc" && !isBind(m)
+			r.ownProc = at == "/proc" && m.Type == "proc" && !isBind(m)
 		}
 		lasting := isBind(m) || !slices.Contains(ephemeralTypes, m.Type)
-		if lasting && (isOwnMount(c, m) || isCDIMount(c, files, m)) {
+		if lasting && (isOwnMount(c, m) || p.edits.RemoveMount != nil && p.edits.RemoveMount(m)) {
 			continue
 		}
 		if lasting {
-			if err := v.checkLinks(c, m, at); err != nil {
-				return v, err
+			if err := r.checkLinks(c, m, at); err != nil {
+				return r, err
 			}
-			v.lasting = append(v.lasting, volume{m, at})
+			r.volumes = append(r.volumes, volume{m, at})
 		}
 		if slices.Contains(ephemeralTypes, m.Type) {
-			v.ephemeral = append(v.ephemeral, at)
+			r.ephemeral = append(r.ephemeral, at)
 		}
 	}
-	return v, nil
+	return r, nil
 }
 
 // checkLinks refuses a mount below a link of another volume: it goes where that link leads when
 // runc follows it, perhaps to the driver's files.
-func (v volumes) checkLinks(c Container, m specs.Mount, at string) error {
-	for _, above := range v.lasting {
+func (r rootfs) checkLinks(c Container, m specs.Mount, at string) error {
+	for _, above := range r.volumes {
 		name, below := strings.CutPrefix(at, above.at+"/")
 		if !below {
 			continue
@@ -90,9 +90,9 @@ func (v volumes) checkLinks(c Container, m specs.Mount, at string) error {
 
 // checkNodes refuses a volume in which runc would make a device node, on the host's disk. The
 // host's own directory has the node, and below a bind at /dev runc makes none.
-func (v volumes) checkNodes(nodes []device.Node) error {
+func (r rootfs) checkNodes(nodes []device.Node) error {
 	for _, n := range nodes {
-		for _, volume := range v.lasting {
+		for _, volume := range r.volumes {
 			for _, at := range []string{volume.at, path.Clean("/" + volume.Destination)} {
 				name, below := strings.CutPrefix(n.Path, at+"/")
 				if below && at != "/dev" && path.Join(volume.Source, name) != n.HostPath {
@@ -111,8 +111,8 @@ func isOwnMount(c Container, m specs.Mount) bool {
 }
 
 // covering returns the volume that one of these places of the image is at or below.
-func (v volumes) covering(places ...string) (specs.Mount, bool) {
-	for _, volume := range v.lasting {
+func (r rootfs) covering(places ...string) (specs.Mount, bool) {
+	for _, volume := range r.volumes {
 		if slices.ContainsFunc(places, func(at string) bool { return isBelow(at, volume.at) }) {
 			return volume.Mount, true
 		}
@@ -121,8 +121,8 @@ func (v volumes) covering(places ...string) (specs.Mount, bool) {
 }
 
 // hides reports whether the container does not see what the image has at a place.
-func (v volumes) hides(at string) bool {
-	return slices.ContainsFunc(v.ephemeral, func(dir string) bool { return isBelow(at, dir) })
+func (r rootfs) hides(at string) bool {
+	return slices.ContainsFunc(r.ephemeral, func(dir string) bool { return isBelow(at, dir) })
 }
 
 func isBelow(name, dir string) bool {

@@ -5,21 +5,14 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-)
 
-// Classes of devices besides GPUs, by the names of policy.allow-from-environment.
-const (
-	IMEX     = "imex"
-	GDS      = "gds"
-	GDRCopy  = "gdrcopy"
-	MOFED    = "mofed"
-	NVSwitch = "nvswitch"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
 // switched are the classes that are asked for as a whole: by a variable of their name (NVIDIA_GDS,
 // NVIDIA_GDRCOPY, NVIDIA_MOFED, NVIDIA_NVSWITCH) with the value "enabled" and no other, like the
 // feature-gated modifiers of NVIDIA's toolkit, or by the CDI name <vendor>/<class>=all.
-var switched = []string{GDS, GDRCopy, MOFED, NVSwitch}
+var switched = []string{config.GDS, config.GDRCopy, config.MOFED, config.NVSwitch}
 
 // EnvIMEXChannels names IMEX channels.
 const EnvIMEXChannels = "NVIDIA_IMEX_CHANNELS"
@@ -62,10 +55,10 @@ func parseChannels(value string) ([]int, error) {
 	return channels, nil
 }
 
-// addOthers adds what is asked for besides GPUs: by variables, which count only beside a request
+// addClasses adds what is asked for besides GPUs: by variables, which count only beside a request
 // for a GPU (NVIDIA's stack follows them beside "none" as well), by names in the list l, and by
 // mounts of channels. Mounted channels go before named ones, and these before the variable's.
-func (r *Request) addOthers(s Said, l list, ignoreChannels, mounts bool) error {
+func (r *Request) addClasses(s Input, l list, ignoreChannels, mounts bool) error {
 	var channels []int
 	if len(r.Devices) > 0 {
 		var err error
@@ -75,7 +68,7 @@ func (r *Request) addOthers(s Said, l list, ignoreChannels, mounts bool) error {
 	}
 	named := slices.Clone(l.classes)
 	if len(l.channels) > 0 || l.allChannels {
-		named = append(named, IMEX)
+		named = append(named, config.IMEX)
 		r.AllChannels, channels = l.allChannels, l.channels
 	}
 	r.Classes = append(r.Classes, l.classes...)
@@ -87,15 +80,15 @@ func (r *Request) addOthers(s Said, l list, ignoreChannels, mounts bool) error {
 			return s.channelsErr
 		}
 		r.ChannelsIgnored = ignoreChannels
-		r.Granted = append(r.Granted, IMEX)
+		r.Granted = append(r.Granted, config.IMEX)
 		r.AllChannels, channels = s.channels.allChannels, s.channels.channels
 	}
 	switch asked := r.AllChannels || len(channels) > 0; {
 	case ignoreChannels:
 		r.ChannelsIgnored, r.AllChannels = r.ChannelsIgnored || asked, false
-		r.Granted = slices.DeleteFunc(r.Granted, func(c string) bool { return c == IMEX })
+		r.Granted = slices.DeleteFunc(r.Granted, func(c string) bool { return c == config.IMEX })
 	case asked:
-		r.Classes = append(r.Classes, IMEX)
+		r.Classes = append(r.Classes, config.IMEX)
 		if !r.AllChannels {
 			r.Channels = slices.Compact(slices.Sorted(slices.Values(channels)))
 		}

@@ -55,7 +55,7 @@ func TestOtherDevices(t *testing.T) {
 				cfg.Policy.IgnoreIMEXChannels = ignore
 				r, err := Read(specOf(tc.env, append(tc.mounts, "0"), nil)).Request(cfg)
 				check(t, r, err, want)
-				if r.ChannelsIgnored != (ignore && tc.ignored) || ignore && slices.Contains(r.Granted, IMEX) {
+				if r.ChannelsIgnored != (ignore && tc.ignored) || ignore && slices.Contains(r.Granted, config.IMEX) {
 					t.Errorf("ignored %v, granted %q", r.ChannelsIgnored, r.Granted)
 				}
 			}
@@ -67,7 +67,7 @@ func TestOtherDevices(t *testing.T) {
 		t.Errorf("MIG rights without a GPU: %q", r.MIGRights)
 	}
 	r, err = Read(specOf([]string{"NVIDIA_MOFED=enabled"}, []string{"0", "cdi/nvidia.com/gds/all", "cdi/nvidia.com/imex-channel=2"}, nil)).Request(config.Default())
-	if check(t, r, err, `["0"] imex gds mofed 2`); !slices.Equal(r.Granted, []string{GDS, IMEX}) {
+	if check(t, r, err, `["0"] imex gds mofed 2`); !slices.Equal(r.Granted, []string{config.GDS, config.IMEX}) {
 		t.Errorf("granted %q", r.Granted)
 	}
 }
@@ -204,7 +204,7 @@ func FuzzRead(f *testing.F) {
 }
 
 func TestEveryClassCanBeAskedFor(t *testing.T) {
-	known := append([]string{IMEX}, switched...)
+	known := append([]string{config.IMEX}, switched...)
 	if !slices.Equal(known, config.Classes) {
 		t.Errorf("a container can ask for %q, an operator can allow %q", known, config.Classes)
 	}

@@ -24,20 +24,20 @@ const (
 )
 
 // planView lays out the driver's files in a view and records them.
-func planView(files driver.Files, p *Plan) {
-	p.view = view.Spec{Driver: files.Key()}
-	for _, l := range files.Libraries {
+func planView(c Container, p *Plan) {
+	p.view = view.Spec{Driver: p.files.Key()}
+	for _, l := range p.files.Libraries {
 		p.Libraries = append(p.Libraries, l.Name)
 		if l.Dir == "" {
 			p.view.Files = append(p.view.Files, view.File{Source: l.Path, Name: path.Join(libDir(l), l.Name), Links: l.Links})
 		}
 	}
 	slices.Sort(p.Libraries)
-	for _, b := range files.Binaries {
+	for _, b := range p.files.Binaries {
 		p.Binaries = append(p.Binaries, b.Name)
 		p.view.Files = append(p.view.Files, view.File{Source: b.Path, Name: path.Join(viewBin, b.Name)})
 	}
-	for _, d := range files.Data {
+	for _, d := range p.files.Data {
 		switch {
 		case d.Data != nil:
 			p.view.Files = append(p.view.Files, view.File{Data: d.Data, Name: dataName(d)})
@@ -45,6 +45,8 @@ func planView(files driver.Files, p *Plan) {
 			p.view.Files = append(p.view.Files, view.File{Source: d.Path, Name: dataName(d)})
 		}
 	}
+	p.viewRoot = view.Path(c.Config.Host.StateDir, p.view)
+	p.Mounts = []PlanMount{{Source: p.viewRoot, Destination: ViewDir, Options: viewOptions}}
 }
 
 // dataName is the name of a data file in the view: its path in the container without the first
