@@ -20,7 +20,7 @@ type Options struct {
 	Target string
 	// ConfigFile is the configuration of containerd or Docker.
 	ConfigFile string
-	// Registration is for Install alone.
+	// Registration: Uninstall uses only BinDir, on a node without a record of what was installed.
 	Registration Registration
 	// HandlerNamed says that the operator chose the handler's name. Otherwise it is another one
 	// with k3s and RKE2 if these make a handler of that name themselves.
@@ -49,7 +49,7 @@ type Options struct {
 // The registration is a valid one.
 func Install(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
-	record, err := h.readRecord()
+	record, err := h.readRecord(o)
 	if err == nil {
 		err = p.installPrograms(o)
 	}
@@ -75,7 +75,7 @@ func Install(h Host, o Options) (Plan, error) {
 // needs.
 func Uninstall(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
-	record, err := h.readRecord()
+	record, err := h.readRecord(o)
 	if err == nil {
 		err = p.unregister(o, "")
 	}

@@ -1,10 +1,12 @@
 package runtimeclass
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 
@@ -20,8 +22,8 @@ type placed struct {
 	Path   string   `json:"path"`
 	Kind   FileKind `json:"kind"`
 	SHA256 string   `json:"sha256"`
-	// Version is that of this program.
-	Version string `json:"version"`
+	// Version of this program; "" for a node that a version without a record installed.
+	Version string `json:"version,omitempty"`
 	// For are the registrations that need the file: a target and its configuration.
 	For []string `json:"for"`
 }
@@ -36,7 +38,7 @@ func (o Options) registration() string { return strings.TrimSpace(o.Target + " "
 
 // Registered returns the options for each registration on a host.
 func Registered(h Host, o Options) ([]Options, error) {
-	record, err := h.readRecord()
+	record, err := h.readRecord(o)
 	var names []string
 	for _, f := range record {
 		names = append(names, f.For...)
@@ -50,17 +52,80 @@ func Registered(h Host, o Options) ([]Options, error) {
 	return list, err
 }
 
-// readRecord reads the record; without a file nothing was installed.
-func (h Host) readRecord() ([]placed, error) {
+// readRecord reads the record, or recognizes what versions without one installed.
+func (h Host) readRecord(o Options) ([]placed, error) {
 	text, err := h.readOwned(RecordPath)
-	if text == nil || err != nil {
+	if err != nil {
 		return nil, err
+	}
+	if text == nil {
+		return h.recognize(o)
 	}
 	var record []placed
 	if err := json.Unmarshal(text, &record); err != nil {
 		return nil, fmt.Errorf("%s: %w", RecordPath, err)
 	}
 	return record, nil
+}
+
+// recognize makes the record of a node without one. A program is ours if a daemon is registered.
+func (h Host) recognize(o Options) ([]placed, error) {
+	all := []Options{o}
+	for target, file := range map[string]string{Containerd: DefaultContainerdConfig, Docker: DefaultDockerConfig, "k3s": "", "rke2": ""} {
+		all = append(all, Options{Target: target, ConfigFile: file})
+	}
+	var record []placed
+	var names []string
+	for _, other := range all {
+		p := Plan{Host: h}
+		name := other.registration()
+		if other.Target == "" || slices.Contains(names, name) {
+			continue
+		}
+		if p.unregister(other, "") != nil {
+			// That daemon cannot read its configuration either.
+			continue
+		}
+		for _, file := range p.Changing(DaemonConfig) {
+			record = append(record, placed{Path: file, Kind: DaemonConfig, For: []string{name}})
+			names = append(names, name)
+		}
+	}
+	if len(names) == 0 {
+		return nil, nil
+	}
+	for _, c := range h.oldFiles(o) {
+		if c.Before != nil {
+			record = append(record, placed{Path: c.Path, Kind: c.Kind, SHA256: sum(c.Before), For: slices.Clone(names)})
+		}
+	}
+	return record, nil
+}
+
+// oldFiles are the files besides the daemons' configurations that versions without a record wrote.
+func (h Host) oldFiles(o Options) []Change {
+	bin := o.Registration.BinDir
+	files := []Change{
+		{Kind: Program, Path: path.Join(bin, ShimName)}, {Kind: Program, Path: path.Join(bin, CtlName)},
+		{Kind: Program, Path: path.Join(bin, NVMLName)},
+		{Kind: Link, Path: UnitLink}, {Kind: OtherFile, Path: UnitPath}, {Kind: OtherFile, Path: o.ShimConfig},
+	}
+	for i := range files {
+		c, err := h.change(files[i].Kind, files[i].Path, nil)
+		if err != nil {
+			// It is not a file that an installation made.
+			continue
+		}
+		runs := "\nExecStart=" + path.Join(bin, CtlName) + " "
+		switch name := files[i].Path; {
+		case c.Kind == Link && string(c.Before) != UnitPath,
+			name == UnitPath && !(bytes.HasPrefix(c.Before, []byte(unitMark)) && bytes.Contains(c.Before, []byte(runs))),
+			name == o.ShimConfig && !unchanged(c.Before):
+			continue
+		}
+		files[i] = c
+	}
+	return files
 }
 
 // record writes down what the plan installs, before anything else is written.
