@@ -115,26 +115,44 @@ func TestT17AProcessIDIsUsedAgainBeforeTheMaskIsAttached(t *testing.T) {
 // parallel is how many containers T18 creates at once.
 const parallel = 50
 
+// The containers stay until all were created: containerd's reaper stalls if many that end at once
+// meet Start calls (containerd issue 13849).
 func TestT18FiftyCreationsAtOnceDoNotMixUpDevices(t *testing.T) {
 	h := newHost(t, simhost.Options{Driver: sim.Options{GPUs: 8}, Env: simhost.RaceShim(t)})
 	h.maxPeak *= parallel
 	for name, annotations := range map[string][]string{"T18 in one pod": {inPod}, "T18 each with a shim of its own": nil} {
 		t.Run(name, func(t *testing.T) {
+			marks := t.TempDir()
 			h.unharmed(t, func() {
 				var group sync.WaitGroup
-				for i := range parallel {
+				ids := make([]string, parallel)
+				for i := range ids {
+					ids[i] = h.NewID()
 					group.Go(func() {
+						args := h.ProbeArgs()
+						args[2] = "exec >/marks/.new" + ids[i] + "\n" + args[2] + "\nmv /marks/.new" + ids[i] + " /marks/" + ids[i] + "\nexec sleep 1000000"
 						r, err := h.TryRun(t, testenv.RunOptions{
-							Annotations: annotations, Env: []string{fmt.Sprint("NVIDIA_VISIBLE_DEVICES=", i%8)}, Args: h.ProbeArgs(), Timeout: 5 * time.Minute,
+							ID: ids[i], Annotations: annotations, Env: []string{fmt.Sprint("NVIDIA_VISIBLE_DEVICES=", i%8)}, Args: args,
+							Mounts: []string{"type=bind,src=" + marks + ",dst=/marks,options=rbind:rw"}, Detach: true, Timeout: 5 * time.Minute,
 						})
 						if err != nil || r.ExitCode != 0 {
 							t.Errorf("container %d: %v, exit status %d, %s", i, err, r.ExitCode, r.Error)
-							return
 						}
-						simhost.Compare(t, simhost.Parse(r.Output), h.Expect([]int{i % 8}))
 					})
 				}
 				group.Wait()
+				for i, id := range ids {
+					var seen []byte
+					if !t.Failed() && !testenv.Until(time.Minute, func() (ok bool) {
+						data, err := os.ReadFile(filepath.Join(marks, id))
+						seen = data
+						return err == nil
+					}) {
+						t.Errorf("container %d says nothing", i)
+					}
+					simhost.Compare(t, simhost.Parse(string(seen)), h.Expect([]int{i % 8}))
+					h.Gone(t, id)
+				}
 			})
 		})
 	}

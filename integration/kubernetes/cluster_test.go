@@ -256,6 +256,7 @@ func (c *cluster) startControlPlane(life *testenv.Lifetime) error {
 	if err := os.WriteFile(config, fmt.Appendf(nil, `apiVersion: kubescheduler.config.k8s.io/v1
 kind: KubeSchedulerConfiguration
 leaderElection: {leaderElect: false}
+podMaxBackoffSeconds: 1
 clientConnection: {kubeconfig: %q}
 `, c.kubeconfig()), 0o600); err != nil {
 		return err
@@ -302,14 +303,15 @@ enforceNodeAllocatable: []
 failCgroupV1: false
 failSwapOn: false
 cpuManagerPolicy: static
-cpuManagerReconcilePeriod: 2s
+cpuManagerReconcilePeriod: 1s
+nodeStatusUpdateFrequency: 1s
 reservedSystemCPUs: "0"
 evictionHard: {memory.available: 1Mi, nodefs.available: 1Mi, imagefs.available: 1Mi, nodefs.inodesFree: "10", imagefs.inodesFree: "10"}
 imageGCHighThresholdPercent: 100
 podLogsDir: %[4]s/pods
 volumePluginDir: %[4]s/volume-plugins
 serializeImagePulls: false
-syncFrequency: 5s
+syncFrequency: 1s
 oomScoreAdj: 0
 registerNode: true
 shutdownGracePeriod: 0s
