@@ -37,7 +37,7 @@ func handlerFlag() cli.Flag {
 }
 
 func replaceFlag() cli.Flag {
-	return &cli.BoolFlag{Name: "replace", Usage: "switch off another runtime of that name until uninstall"}
+	return &cli.BoolFlag{Name: "replace", Usage: "override another runtime of that name; uninstall restores it"}
 }
 
 func installFlags() []cli.Flag {

@@ -24,7 +24,7 @@ var nvmlTimeout = probe.NVMLTimeout
 func probeCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "probe",
-		Usage: "print what NVML or the kubelet answers, as the shim asks them",
+		Usage: "ask NVML or the kubelet as the shim does, and print the answer",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "live", Usage: "ask NVML for the state of the GPUs too"},
 			&cli.StringFlag{Name: "pod", Usage: "ask the kubelet instead what it allocated to the pod `NAMESPACE/NAME`"},

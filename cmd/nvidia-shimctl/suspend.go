@@ -24,7 +24,7 @@ import (
 )
 
 func suspendCommand() *cli.Command {
-	return pauseCommand("suspend", "pause a container, or those of a pod, which give their GPUs back", func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
+	return pauseCommand("suspend", "pause a container, or those of a pod, so that they give their GPUs back", func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
 		_, err := tasks.Pause(ctx, &taskapi.PauseRequest{ID: id})
 		return err
 	})

@@ -25,7 +25,7 @@ type Result struct {
 	Many map[string]Many `json:"many,omitempty"`
 	// Memory is that of shims with one running container, by runtime.
 	Memory map[string][]Memory `json:"memory"`
-	// Notes tell what was not measured, and why.
+	// Notes say what was not measured, and why.
 	Notes []string `json:"notes"`
 }
 
