@@ -40,6 +40,8 @@ type host struct {
 	out string
 	// quiet has no short processes: CRIU cannot save a process that waits for its vfork.
 	quiet bool
+	// flags are further flags of ctr run.
+	flags []string
 }
 
 func newHost(t *testing.T, o simhost.Options) host {
@@ -70,8 +72,8 @@ type container struct {
 }
 
 // start starts a container with programs that count in 2 MiB of GPU 0 each, and waits until they
-// have passed twice. The file /tmp/late in the container starts another; until then short processes
-// without CUDA come and go.
+// have passed twice. With the file /tmp/late in the container a process that did not use CUDA
+// counts too, and /tmp/later starts another; until then short processes without CUDA come and go.
 func (h host) start(t *testing.T, programs int, annotations ...string) *container {
 	t.Helper()
 	script := ""
@@ -80,10 +82,11 @@ func (h host) start(t *testing.T, programs int, annotations ...string) *containe
 	}
 	o := simhost.Visible("0")
 	if !h.quiet {
-		script += fmt.Sprintf("while [ ! -e /tmp/late ]; do sleep 0.05; done; count 2 >%s/%d & ", h.out, programs)
+		const late = "(while [ ! -e /tmp/%s ]; do sleep 0.05; done; %s count 2 >%s/%d; :) & "
+		script += fmt.Sprintf(late, "late", "exec", h.out, programs) + fmt.Sprintf(late, "later", "", h.out, programs+1)
 	}
 	script += "wait; sleep 600"
-	o.Args, o.Annotations = []string{"/bin/sh", "-c", script}, annotations
+	o.Args, o.Annotations, o.Extra = []string{"/bin/sh", "-c", script}, annotations, h.flags
 	c := &container{host: h, id: h.Start(t, o)}
 	c.findInit(t)
 	c.counts(t, programs)
@@ -420,8 +423,9 @@ func TestAPauseThatFailsLeavesTheContainerRunning(t *testing.T) {
 		words    string
 	}{
 		{"Lock", 600, "CUDA_ERROR_NOT_READY: its GPU work did not end within 10s"},
-		{"Lock", 801, "CUDA_ERROR_NOT_SUPPORTED: memory in use that the driver cannot move"},
-		{"Checkpoint", 801, "CUDA_ERROR_NOT_SUPPORTED: memory in use that the driver cannot move"},
+		// As seen of a client of MPS, and of managed memory.
+		{"Lock", 801, "CUDA_ERROR_NOT_SUPPORTED: it uses MPS, or memory that the driver cannot move"},
+		{"Checkpoint", 801, "CUDA_ERROR_NOT_SUPPORTED: it uses MPS, or memory that the driver cannot move"},
 		{"Checkpoint", 2, "CUDA_ERROR_OUT_OF_MEMORY: there is not enough free memory"},
 	} {
 		steer(t, h, sim.Checkpoint{Function: test.function, PID: second, Result: test.result})
@@ -434,6 +438,17 @@ func TestAPauseThatFailsLeavesTheContainerRunning(t *testing.T) {
 	c.pause(t)
 	c.resume(t)
 	c.counts(t, 2)
+}
+
+// The kernel would kill a process.
+func TestGPUMemoryThatExceedsTheMemoryLimit(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	h.flags = []string{"--memory-limit", fmt.Sprint(32 * mib)}
+	c := h.start(t, 1)
+	c.refused(t, "pause", fmt.Sprintf("nvidia: cannot suspend the GPUs of container %s: the memory limit of cgroup ", c.id),
+		" of 32 MiB, and 34 MiB are needed for GPU memory: raise the limit")
+	c.wantStatus(t, "RUNNING")
+	c.counts(t, 1)
 }
 
 // Graphics is nothing that libcuda suspends. NVML sees that the GPU is not given back.
@@ -522,6 +537,22 @@ func TestAGPUThatBecomesFullMeanwhile(t *testing.T) {
 	h.Gone(t, c.id)
 }
 
+// As seen of a process that uses memory of another one (CUDA IPC): the driver suspends it, and cannot
+// restore it.
+func TestAProcessThatUsesMemoryOfAnother(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	c := h.start(t, 2)
+	c.pause(t)
+	for _, result := range []int{1, 801} {
+		steer(t, h, sim.Checkpoint{Function: "Restore", PID: c.counters[1], Result: result})
+		c.refused(t, "resume", fmt.Sprintf("process %d: cuCheckpointProcessRestore: CUDA_ERROR_", c.counters[1]),
+			"it uses GPU memory of another process (CUDA IPC), which the driver cannot restore", "delete the container")
+		c.wantStatus(t, "PAUSED")
+		c.wantMemory(t, 0)
+	}
+	c.wantGone(t)
+}
+
 func TestAProcessThatEndsMeanwhile(t *testing.T) {
 	h := newHost(t, simhost.Options{Config: asked})
 	for _, function := range []string{"Lock", "Checkpoint"} {
@@ -594,16 +625,18 @@ func TestAContainerThatEndsMeanwhile(t *testing.T) {
 func TestAProcessThatStartsMeanwhile(t *testing.T) {
 	h := newHost(t, simhost.Options{Config: asked})
 	c := h.start(t, 1)
-	err := c.whileWaiting(t, "pause", sim.Checkpoint{Function: "Checkpoint", PID: c.counters[0]}, func() {
-		simhost.WriteFile(t, fmt.Sprintf("/proc/%d/root/tmp/late", c.init), "")
-		testenv.Await(t, 20*time.Second, "the late process counts", func() bool { return c.passed(t, 1) > 0 })
-	})
-	if err != nil {
-		t.Fatal(err)
+	for i, file := range []string{"late", "later"} {
+		err := c.whileWaiting(t, "pause", sim.Checkpoint{Function: "Checkpoint", PID: c.counters[0]}, func() {
+			simhost.WriteFile(t, fmt.Sprintf("/proc/%d/root/tmp/%s", c.init, file), "")
+			testenv.Await(t, 20*time.Second, "the late process counts", func() bool { return c.passed(t, 1+i) > 0 })
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.wantMemory(t, 0)
+		c.resume(t)
+		c.counts(t, 2+i)
 	}
-	c.wantMemory(t, 0)
-	c.resume(t)
-	c.counts(t, 2)
 }
 
 func TestASuspendedContainerIsKilledAndDeleted(t *testing.T) {
