@@ -23,6 +23,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
+// taskCall is a call of a container's Task service.
+type taskCall func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error
+
 func suspendCommand() *cli.Command {
 	return pauseCommand("suspend", "pause a container, or those of a pod, which give their GPUs back", func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
 		_, err := tasks.Pause(ctx, &taskapi.PauseRequest{ID: id})
@@ -31,13 +34,15 @@ func suspendCommand() *cli.Command {
 }
 
 func resumeCommand() *cli.Command {
-	return pauseCommand("resume", "resume what suspend has paused", func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
-		_, err := tasks.Resume(ctx, &taskapi.ResumeRequest{ID: id})
-		return err
-	})
+	return pauseCommand("resume", "resume what suspend has paused", resumeTask)
 }
 
-func pauseCommand(name, use string, call func(context.Context, taskapi.TTRPCTaskService, string) error) *cli.Command {
+func resumeTask(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
+	_, err := tasks.Resume(ctx, &taskapi.ResumeRequest{ID: id})
+	return err
+}
+
+func pauseCommand(name, use string, call taskCall) *cli.Command {
 	return &cli.Command{
 		Name: name, Usage: use, ArgsUsage: "CONTAINER",
 		Flags: []cli.Flag{
@@ -55,14 +60,31 @@ func pauseCommand(name, use string, call func(context.Context, taskapi.TTRPCTask
 			if err != nil {
 				return err
 			}
-			for _, r := range list {
-				if err := callTask(ctx, r, call); err != nil {
-					return fmt.Errorf("container %s: %w", r.ID, errgrpc.ToNative(err))
+			for i, r := range list {
+				if err = callTask(ctx, r, call); err != nil {
+					err = fmt.Errorf("container %s: %w", r.ID, errgrpc.ToNative(err))
+					if name == "suspend" {
+						err = resumeAgain(ctx, list[:i], err)
+					}
+					return err
 				}
 			}
 			return nil
 		},
 	}
+}
+
+// resumeAgain resumes the containers that were suspended before one failed, the last one first. It
+// adds to err what became of each.
+func resumeAgain(ctx context.Context, suspended []status.Record, err error) error {
+	for _, r := range slices.Backward(suspended) {
+		if failed := callTask(ctx, r, resumeTask); failed != nil {
+			err = fmt.Errorf("%w; container %s stays suspended: %w", err, r.ID, errgrpc.ToNative(failed))
+		} else {
+			err = fmt.Errorf("%w; container %s was resumed", err, r.ID)
+		}
+	}
+	return err
 }
 
 // pausable finds the containers that the command line names.
@@ -74,7 +96,7 @@ func pausable(c *cli.Command) ([]status.Record, error) {
 	id, pod := c.Args().First(), c.String("pod")
 	list := slices.DeleteFunc(status.Read(procfs.Host, dirs), func(r status.Record) bool {
 		if c.IsSet("pod") {
-			// The others may have been suspended or resumed before one failed.
+			// Some may have been suspended alone, or resumed before one failed.
 			return r.PodNamespace+"/"+r.Pod != pod || !r.SuspendsGPU && r.Suspended == nil || (r.Suspended != nil) == (c.Name == "suspend")
 		}
 		return r.ID != id && (len(id) < 12 || !strings.HasPrefix(r.ID, id))
@@ -93,7 +115,7 @@ func pausable(c *cli.Command) ([]status.Record, error) {
 }
 
 // callTask calls the Task service of the container's shim, where containerd calls it too.
-func callTask(ctx context.Context, r status.Record, call func(context.Context, taskapi.TTRPCTaskService, string) error) error {
+func callTask(ctx context.Context, r status.Record, call taskCall) error {
 	address, err := os.ReadFile(filepath.Join(r.Dir, "address"))
 	if err != nil {
 		return err

@@ -362,6 +362,43 @@ func TestShimctlSuspendsAndResumes(t *testing.T) {
 	}
 }
 
+// If one container of a pod cannot be suspended, those before it go on.
+func TestAPodIsSuspendedWholeOrNotAtAll(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked + "[policy]\nkubernetes = \"trust-env\"\n"})
+	var list []*container
+	for _, name := range []string{"a", "b", "c"} {
+		list = append(list, h.start(t, 1, simhost.PodAnnotations("ml", "web", name)...))
+	}
+	a, b, c := list[0], list[1], list[2]
+	suspend := func() (string, error) {
+		cmd := exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), "--config", h.Driver.ConfigPath, "suspend", "--state", h.State, "--pod", "ml/web")
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	fails := sim.Checkpoint{Function: "Lock", PID: c.counters[0], Result: 801}
+	reason := fmt.Sprintf("container %[1]s: nvidia: cannot suspend the GPUs of container %[1]s: process %[2]d: cuCheckpointProcessLock", c.id, c.counters[0])
+	steer(t, h, fails)
+	out, err := suspend()
+	if err == nil {
+		t.Fatalf("suspend succeeded: %s", out)
+	}
+	simhost.Want(t, out, reason, fmt.Sprintf("; container %s was resumed; container %s was resumed\n", b.id, a.id))
+	for _, c := range list {
+		c.wantStatus(t, "RUNNING")
+		c.counts(t, 1)
+	}
+	steer(t, h, fails, sim.Checkpoint{Function: "Restore", PID: a.counters[0], Result: 999})
+	if out, err = suspend(); err == nil {
+		t.Fatalf("suspend succeeded: %s", out)
+	}
+	simhost.Want(t, out, reason, fmt.Sprintf("; container %s was resumed; container %s stays suspended: nvidia: cannot resume", b.id, a.id))
+	a.wantStatus(t, "PAUSED")
+	b.counts(t, 1)
+	steer(t, h)
+	h.Ctl(t, "resume", "--state", h.State, "--pod", "ml/web")
+	a.counts(t, 1)
+}
+
 // On a terminal nvidia-shimctl shows that something happens, in one line that goes at the end.
 func TestShimctlShowsProgress(t *testing.T) {
 	h := newHost(t, simhost.Options{Config: asked})
