@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -116,15 +118,7 @@ func pausable(c *cli.Command) ([]status.Record, error) {
 
 // callTask calls the Task service of the container's shim, where containerd calls it too.
 func callTask(ctx context.Context, r status.Record, call taskCall) error {
-	address, err := os.ReadFile(filepath.Join(r.Dir, "address"))
-	if err != nil {
-		return err
-	}
-	path, ok := strings.CutPrefix(string(address), "unix://")
-	if !ok {
-		return errors.New("its shim has no socket")
-	}
-	conn, err := net.Dial("unix", path)
+	conn, err := dialShim(r.Bundle)
 	if err != nil {
 		return fmt.Errorf("connect to its shim: %w", err)
 	}
@@ -147,6 +141,32 @@ func callTask(ctx context.Context, r status.Record, call taskCall) error {
 			o.Update(fmt.Sprintf("%s: %s, %d MiB in host memory", r.ID, time.Since(start).Truncate(time.Second), resident(processes.Processes)>>20))
 		}
 	}
+}
+
+// dialShim connects to the socket of the container's shim, which the daemon has noted.
+func dialShim(b status.Bundle) (net.Conn, error) {
+	var shim struct{ Address string }
+	text, err := os.ReadFile(filepath.Join(b.Dir, "bootstrap.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &shim)
+	} else if errors.Is(err, fs.ErrNotExist) { // an older containerd
+		text, err = os.ReadFile(filepath.Join(b.Dir, "address"))
+		shim.Address = string(text)
+	}
+	if err != nil {
+		return nil, err
+	}
+	path, ok := strings.CutPrefix(shim.Address, "unix://")
+	if !ok {
+		return nil, fmt.Errorf("%.256q is not the address of a socket", shim.Address)
+	}
+	dir, err := os.Open(filepath.Dir(b.Root + path))
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	// The path of a socket has 107 bytes at most.
+	return net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)))
 }
 
 // resident is the memory of processes on the host, in bytes, with the GPU memory that is there.

@@ -523,6 +523,23 @@ func TestAPauseThatCannotBeUndone(t *testing.T) {
 	c.counts(t, 2)
 }
 
+// As above, for resuming: a process continues that was to stand still, and another does not.
+func TestAResumeThatCannotBeUndone(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	c := h.start(t, 2)
+	c.pause(t)
+	steer(t, h, sim.Checkpoint{Function: "Restore", PID: c.counters[1], Result: 999}, sim.Checkpoint{Function: "Checkpoint", PID: c.counters[0], Result: 2})
+	c.refused(t, "resume", fmt.Sprintf("process %d: cuCheckpointProcessRestore", c.counters[1]),
+		"undoing it failed too, so pause the container again or delete it", fmt.Sprintf("process %d: cuCheckpointProcessCheckpoint", c.counters[0]))
+	c.wantStatus(t, "RUNNING")
+	steer(t, h)
+	c.pause(t)
+	c.wantMemory(t, 0)
+	c.resume(t)
+	c.wantMemory(t, 4*mib)
+	c.counts(t, 2)
+}
+
 func TestADriverThatCannotSuspend(t *testing.T) {
 	h := newHost(t, simhost.Options{Config: asked, Driver: sim.Options{Version: "565.57.01"}})
 	c := h.start(t, 1)
