@@ -102,10 +102,13 @@ func (s *Service) wake(ctx context.Context, id string, c gpuContainer, paused bo
 		_, err = s.TTRPCTaskService.Resume(ctx, &taskapi.ResumeRequest{ID: id})
 	}
 	if err == nil {
-		_, err = s.move(ctx, id, false, c.held)
+		err = s.move(ctx, id, false, c.held)
 	}
 	if err == nil {
 		clear(c.held)
+		c.suspended = false
+		s.update(id, c)
+		_ = os.Remove(filepath.Join(c.bundle, gpuinject.SuspendedName))
 	}
 	if err == nil && paused {
 		_, err = s.TTRPCTaskService.Pause(ctx, &taskapi.PauseRequest{ID: id})
@@ -180,7 +183,7 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 		err = mask.CheckAttached(int(resp.Pid))
 	}
 	if err == nil {
-		_, err = s.move(ctx, r.ID, false, c.held)
+		err = s.move(ctx, r.ID, false, c.held)
 	}
 	if err == nil {
 		return resp, nil

@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	runcoptions "github.com/containerd/containerd/api/types/runc/options"
@@ -20,6 +22,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 // checkpointTasks is an embedded service with one container, that knows whether it is paused.
@@ -29,6 +32,11 @@ type checkpointTasks struct {
 	ended  bool
 	err    error
 	config string // what CRIU would read
+	other  string // what a runc for another container would have it read
+	// during is called in the first call that pauses, resumes or checkpoints.
+	during func()
+	// notThawed fails the next Resume.
+	notThawed error
 }
 
 func (f *checkpointTasks) State(context.Context, *taskapi.StateRequest) (*taskapi.StateResponse, error) {
@@ -43,13 +51,38 @@ func (f *checkpointTasks) State(context.Context, *taskapi.StateRequest) (*taskap
 }
 
 func (f *checkpointTasks) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.Empty, error) {
+	f.begin()
 	f.paused = true
 	return f.pausedTasks.Pause(ctx, r)
 }
 
 func (f *checkpointTasks) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptypb.Empty, error) {
+	f.begin()
+	if err := f.notThawed; err != nil {
+		f.notThawed = nil
+		return nil, err
+	}
 	f.paused = false
 	return f.pausedTasks.Resume(ctx, r)
+}
+
+func (f *checkpointTasks) begin() {
+	if during := f.during; during != nil {
+		f.during = nil
+		during()
+	}
+}
+
+// serviceWith returns a service with the container c.
+func (f *checkpointTasks) serviceWith(t *testing.T, c gpuContainer) *Service {
+	t.Helper()
+	s, _ := serviceAround(&f.fakeTasks)
+	s.TTRPCTaskService = f
+	s.reserve("c")
+	c.ready, c.hasGPU, c.bundle, c.held = true, true, t.TempDir(), probe.Memory{}
+	check(t, os.WriteFile(filepath.Join(c.bundle, gpuinject.RecordName), []byte("{}"), 0o600))
+	s.update("c", c)
+	return s
 }
 
 // criuConfig is what the CRIU of a runc that is run with ctx reads.
@@ -69,8 +102,9 @@ func criuConfig(ctx context.Context) string {
 }
 
 func (f *checkpointTasks) Checkpoint(ctx context.Context, _ *taskapi.CheckpointTaskRequest) (*emptypb.Empty, error) {
+	f.begin()
 	f.calls = append(f.calls, "checkpoint")
-	f.config = criuConfig(ctx)
+	f.config, f.other = criuConfig(ctx), criuConfig(context.Background())
 	f.ended = errors.Is(f.err, errEnded)
 	return &emptypb.Empty{}, f.err
 }
@@ -107,12 +141,8 @@ func TestCheckpoint(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			putProbe(t, test.script)
 			f := &checkpointTasks{paused: test.paused, err: test.criu}
-			s, _ := serviceAround(&f.fakeTasks)
-			s.TTRPCTaskService = f
-			s.reserve("c")
-			bundle, image := t.TempDir(), filepath.Join(t.TempDir(), "image")
-			check(t, os.WriteFile(filepath.Join(bundle, gpuinject.RecordName), []byte("{}"), 0o600))
-			s.update("c", gpuContainer{ready: true, hasGPU: true, suspendsGPU: test.suspended, bundle: bundle})
+			s := f.serviceWith(t, gpuContainer{suspendsGPU: test.suspended})
+			image := filepath.Join(t.TempDir(), "image")
 			_, err := s.Checkpoint(t.Context(), &taskapi.CheckpointTaskRequest{ID: "c", Path: image, Options: test.options})
 			if (err == nil) != (test.err == "") || err != nil && !strings.HasSuffix(err.Error(), test.err) {
 				t.Errorf("error %v, want %q", err, test.err)
@@ -121,14 +151,142 @@ func TestCheckpoint(t *testing.T) {
 				t.Errorf("calls %q, want %q", got, test.calls)
 			}
 			if slices.Contains(f.calls, "checkpoint") {
-				if want := "external \"mnt[/proc/driver]:/proc/driver\"\n"; f.config != want {
-					t.Errorf("CRIU reads %q, want %q", f.config, want)
+				if want := "external \"mnt[/proc/driver]:/proc/driver\"\n"; f.config != want || f.other != "" {
+					t.Errorf("CRIU reads %q, want %q; for another container %q", f.config, want, f.other)
 				}
 				if _, err := os.Stat(filepath.Join(image, gpuinject.RecordName)); err != nil {
 					t.Error(err)
 				}
 			}
 		})
+	}
+}
+
+// pausing are the calls that run one after the other. image is where Checkpoint writes.
+var pausing = map[string]func(s *Service, image string) error{
+	"Pause": func(s *Service, _ string) error {
+		_, err := s.Pause(context.Background(), &taskapi.PauseRequest{ID: "c"})
+		return err
+	},
+	"Resume": func(s *Service, _ string) error {
+		_, err := s.Resume(context.Background(), &taskapi.ResumeRequest{ID: "c"})
+		return err
+	},
+	"Checkpoint": func(s *Service, image string) error {
+		_, err := s.Checkpoint(context.Background(), &taskapi.CheckpointTaskRequest{ID: "c", Path: image})
+		return err
+	},
+}
+
+// waitsForLock waits until the call ends or waits for a lock, and reports whether it waits.
+func waitsForLock(name string, done <-chan struct{}) bool {
+	for stacks := make([]byte, 1<<20); ; time.Sleep(time.Millisecond) {
+		select {
+		case <-done:
+			return false
+		default:
+		}
+		for stack := range strings.SplitSeq(string(stacks[:runtime.Stack(stacks, true)]), "\n\n") {
+			if strings.Contains(stack, "sync.(*Mutex).Lock(") && strings.Contains(stack, "shim.(*Service)."+name+"(") {
+				return true
+			}
+		}
+	}
+}
+
+func TestPauseResumeAndCheckpointWaitForEachOther(t *testing.T) {
+	reap(t)
+	putProbe(t, `echo '{"moved":[4711]}'`)
+	for first, call := range pausing {
+		for second, other := range pausing {
+			t.Run(first+" then "+second, func(t *testing.T) {
+				image := t.TempDir()
+				f := &checkpointTasks{paused: first == "Resume"}
+				s := f.serviceWith(t, gpuContainer{})
+				done := make(chan struct{})
+				f.during = func() {
+					go func() {
+						defer close(done)
+						check(t, other(s, image))
+					}()
+					if !waitsForLock(second, done) {
+						t.Error("it did not wait")
+					}
+					_, err := s.Kill(t.Context(), &taskapi.KillRequest{ID: "c"}) // which does not
+					check(t, err)
+				}
+				check(t, call(s, image))
+				<-done
+			})
+		}
+	}
+}
+
+// A Resume that waits for a Checkpoint moves back what that has left on the host.
+func TestResumeAfterACheckpointThatLeftTheContainerPaused(t *testing.T) {
+	reap(t)
+	dir := t.TempDir()
+	full, resumed := filepath.Join(dir, "full"), filepath.Join(dir, "resumed")
+	check(t, os.WriteFile(full, nil, 0o600))
+	putProbe(t, fmt.Sprintf(`case "$*" in *resume*) if rm %s 2>/dev/null; then echo '{"move_error":"full"}'; exit; fi; : >%s;; esac; echo '{"moved":[4711]}'`, full, resumed))
+	f := &checkpointTasks{}
+	s := f.serviceWith(t, gpuContainer{})
+	done := make(chan struct{})
+	f.during = func() {
+		go func() {
+			defer close(done)
+			check(t, pausing["Resume"](s, ""))
+		}()
+		waitsForLock("Resume", done)
+	}
+	if err := pausing["Checkpoint"](s, t.TempDir()); err == nil || !strings.Contains(err.Error(), "the container stays paused") {
+		t.Error(err)
+	}
+	<-done
+	if _, err := os.Stat(resumed); err != nil || f.paused {
+		t.Errorf("GPU memory was not moved back: %v", err)
+	}
+	c, _ := s.get("c")
+	if _, err := os.Stat(filepath.Join(c.bundle, gpuinject.SuspendedName)); err == nil || c.suspended {
+		t.Error("the container is still said to be suspended")
+	}
+}
+
+// A container that could be neither suspended nor resumed is said to be suspended until a call
+// succeeds.
+func TestACheckpointAfterOneThatFailed(t *testing.T) {
+	reap(t)
+	putProbe(t, `echo '{"move_error":"no"}'`)
+	f := &checkpointTasks{}
+	s := f.serviceWith(t, gpuContainer{})
+	for _, fails := range []bool{true, false} {
+		if err := pausing["Checkpoint"](s, t.TempDir()); (err != nil) != fails {
+			t.Error(err)
+		}
+		c, _ := s.get("c")
+		if _, err := os.Stat(filepath.Join(c.bundle, gpuinject.SuspendedName)); (err == nil) != fails || c.suspended != fails {
+			t.Errorf("suspended: %v, want %v", !fails, fails)
+		}
+		putProbe(t, `echo '{"moved":[4711]}'`)
+	}
+}
+
+func TestAContainerIsKilledAndDeletedDuringACheckpoint(t *testing.T) {
+	reap(t)
+	putProbe(t, `echo '{"moved":[4711]}'`)
+	f := &checkpointTasks{err: errEnded}
+	s := f.serviceWith(t, gpuContainer{})
+	f.during = func() {
+		_, err := s.Kill(t.Context(), &taskapi.KillRequest{ID: "c"})
+		check(t, err)
+		_, err = s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"})
+		check(t, err)
+	}
+	if err := pausing["Checkpoint"](s, t.TempDir()); err == nil || !strings.HasSuffix(err.Error(), errEnded.Error()) {
+		t.Error(err)
+	}
+	if _, ok := s.get("c"); ok {
+		t.Error("the container is still known")
 	}
 }
 
@@ -202,6 +360,10 @@ func TestARestoredContainerHasTheMaskWhenItStarts(t *testing.T) {
 			}
 			if got := strings.Join(f.calls, " "); got != test.calls {
 				t.Errorf("calls %q, want %q", got, test.calls)
+			}
+			_, err = s.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
+			if err == nil || !strings.HasSuffix(err.Error(), "nvidia: container c could not be restored: create it again") {
+				t.Errorf("started again: %v", err)
 			}
 			if len(f.mask) != 1 || f.mask[0].Name() != "nvidia" {
 				t.Errorf("CRIU mounts %v by %s", f.mask, f.config)

@@ -1,6 +1,7 @@
 package shim
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -68,11 +69,7 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 	if err != nil {
 		return nil, err
 	}
-	if _, err = s.move(ctx, r.ID, false, c.held); err == nil {
-		clear(c.held)
-		c.suspended = false
-		s.update(r.ID, c)
-		_ = os.Remove(filepath.Join(c.bundle, gpuinject.SuspendedName))
+	if err = s.wake(ctx, r.ID, c, false); err == nil {
 		return resp, nil
 	}
 	_, undone := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c.held)
@@ -112,30 +109,33 @@ func (s *Service) status(ctx context.Context, id string) task.Status {
 // GPU meanwhile would keep it: then both are repeated.
 func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, held probe.Memory) (resp *emptypb.Empty, err error) {
 	for range maxRounds {
-		before, err := s.move(ctx, r.ID, true, held)
+		before, err := s.usersOfGPU(ctx, r.ID)
+		if err == nil {
+			err = s.move(ctx, r.ID, true, held)
+		}
 		if err != nil {
 			return nil, err
 		}
 		if resp, err = s.TTRPCTaskService.Pause(ctx, r); err != nil {
 			return nil, err
 		}
-		after, err := s.processes(ctx, r.ID)
-		if err == nil && !slices.ContainsFunc(after, func(p procfs.ID) bool { return !slices.Contains(before, p) && usesGPU(p.PID) }) {
+		after, err := s.usersOfGPU(ctx, r.ID)
+		if err == nil && !slices.ContainsFunc(after, func(p procfs.ID) bool { return !slices.Contains(before, p) }) {
 			return resp, nil
 		}
 		if _, thawed := s.TTRPCTaskService.Resume(context.WithoutCancel(ctx), &taskapi.ResumeRequest{ID: r.ID}); err != nil || thawed != nil {
-			return nil, errors.Join(err, thawed)
+			return nil, cmp.Or(err, thawed)
 		}
 	}
 	return nil, &classified{errors.New("nvidia: processes of the container keep starting to use the GPU"), errdefs.ErrUnavailable}
 }
 
-// move has the probe move the GPU memory of all processes of the container, to the host or back. It
-// returns these processes. What goes to the host is entered in held; on the way back it must be free
-// on the GPU.
-func (s *Service) move(ctx context.Context, id string, suspend bool, held probe.Memory) (list []procfs.ID, err error) {
-	if list, err = s.processes(ctx, id); err != nil || len(list) == 0 {
-		return list, err
+// move has the probe move the GPU memory of all processes of the container, to the host or back.
+// What goes to the host is entered in held; on the way back it must be free on the GPU.
+func (s *Service) move(ctx context.Context, id string, suspend bool, held probe.Memory) error {
+	list, err := s.processes(ctx, id)
+	if err != nil || len(list) == 0 {
+		return err
 	}
 	q, what := probe.Questions{Resume: list, Needs: held, Timeout: moveLimit}, "resume"
 	if suspend {
@@ -149,10 +149,10 @@ func (s *Service) move(ctx context.Context, id string, suspend bool, held probe.
 	}
 	if a.MoveError != "" {
 		err := fmt.Errorf("nvidia: cannot %s the GPUs of container %s: %s", what, id, a.MoveError)
-		return nil, &classified{err, errdefs.ErrFailedPrecondition}
+		return &classified{err, errdefs.ErrFailedPrecondition}
 	}
 	log.G(ctx).WithFields(log.Fields{"id": id, "processes": *a.Moved, "took": time.Since(start).String()}).Infof("nvidia: %s GPUs", what)
-	return list, nil
+	return nil
 }
 
 // moveLimit is how long moving GPU memory may take. It has to fit into the memory of this host,
@@ -190,6 +190,13 @@ func (s *Service) pids(ctx context.Context, id string) ([]int, error) {
 		pids = append(pids, int(p.Pid))
 	}
 	return pids, nil
+}
+
+// usersOfGPU returns the processes of the container that have CUDA's device node open. A process
+// that is suspended has closed it; the child of one that uses CUDA may have inherited it.
+func (s *Service) usersOfGPU(ctx context.Context, id string) ([]procfs.ID, error) {
+	list, err := s.processes(ctx, id)
+	return slices.DeleteFunc(list, func(p procfs.ID) bool { return !usesGPU(p.PID) }), err
 }
 
 // usesGPU reports whether a process has CUDA's device node open.

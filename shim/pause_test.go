@@ -2,7 +2,10 @@ package shim
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -14,14 +17,20 @@ import (
 )
 
 // pausedTasks is an embedded service with one running container.
-type pausedTasks struct{ fakeTasks }
+type pausedTasks struct {
+	fakeTasks
+	// pidsErr fails the next Pids.
+	pidsErr error
+}
 
 func (f *pausedTasks) State(context.Context, *taskapi.StateRequest) (*taskapi.StateResponse, error) {
 	return &taskapi.StateResponse{Status: task.Status_RUNNING}, nil
 }
 
 func (f *pausedTasks) Pids(context.Context, *taskapi.PidsRequest) (*taskapi.PidsResponse, error) {
-	return &taskapi.PidsResponse{Processes: []*task.ProcessInfo{{Pid: uint32(os.Getpid())}}}, nil
+	err := f.pidsErr
+	f.pidsErr = nil
+	return &taskapi.PidsResponse{Processes: []*task.ProcessInfo{{Pid: uint32(os.Getpid())}}}, err
 }
 
 func (f *pausedTasks) Pause(context.Context, *taskapi.PauseRequest) (*emptypb.Empty, error) {
@@ -68,5 +77,22 @@ func TestPauseFreezesOnlyWhatTheProbeHasSuspended(t *testing.T) {
 				t.Errorf("calls %q, want %q", f.calls, test.calls)
 			}
 		})
+	}
+}
+
+// A container that was frozen and not thawed, with its GPU memory on the host, runs on with it.
+func TestAPauseThatFailsAfterTheFreezeIsUndone(t *testing.T) {
+	reap(t)
+	resumed := filepath.Join(t.TempDir(), "resumed")
+	putProbe(t, fmt.Sprintf(`case "$*" in *resume*) : >%s;; esac; echo '{"moved":[4711]}'`, resumed))
+	f := &checkpointTasks{notThawed: errors.New("not thawed")}
+	s := f.serviceWith(t, gpuContainer{suspendsGPU: true})
+	f.during = func() { f.pidsErr = errors.New("no cgroup") }
+	_, err := s.Pause(t.Context(), &taskapi.PauseRequest{ID: "c"})
+	if want := "no cgroup"; err == nil || !strings.HasSuffix(err.Error(), want) {
+		t.Errorf("error %v, want %q", err, want)
+	}
+	if _, err := os.Stat(resumed); err != nil || f.paused {
+		t.Errorf("the container does not run: paused %v, %v", f.paused, err)
 	}
 }

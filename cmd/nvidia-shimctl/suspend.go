@@ -2,8 +2,10 @@ package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -23,6 +25,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
+// taskCall is a call of a container's Task service.
+type taskCall func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error
+
 func suspendCommand() *cli.Command {
 	return pauseCommand("suspend", "pause a container, or those of a pod, so that they give their GPUs back", func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
 		_, err := tasks.Pause(ctx, &taskapi.PauseRequest{ID: id})
@@ -31,13 +36,15 @@ func suspendCommand() *cli.Command {
 }
 
 func resumeCommand() *cli.Command {
-	return pauseCommand("resume", "resume what suspend has paused", func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
-		_, err := tasks.Resume(ctx, &taskapi.ResumeRequest{ID: id})
-		return err
-	})
+	return pauseCommand("resume", "resume what suspend has paused", resumeTask)
 }
 
-func pauseCommand(name, use string, call func(context.Context, taskapi.TTRPCTaskService, string) error) *cli.Command {
+func resumeTask(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
+	_, err := tasks.Resume(ctx, &taskapi.ResumeRequest{ID: id})
+	return err
+}
+
+func pauseCommand(name, use string, call taskCall) *cli.Command {
 	return &cli.Command{
 		Name: name, Usage: use, ArgsUsage: "CONTAINER",
 		Flags: []cli.Flag{
@@ -55,14 +62,31 @@ func pauseCommand(name, use string, call func(context.Context, taskapi.TTRPCTask
 			if err != nil {
 				return err
 			}
-			for _, r := range list {
-				if err := callTask(ctx, r, call); err != nil {
-					return fmt.Errorf("container %s: %w", r.ID, errgrpc.ToNative(err))
+			for i, r := range list {
+				if err = callTask(ctx, r, call); err != nil {
+					err = fmt.Errorf("container %s: %w", r.ID, errgrpc.ToNative(err))
+					if name == "suspend" {
+						err = resumeAgain(ctx, list[:i], err)
+					}
+					return err
 				}
 			}
 			return nil
 		},
 	}
+}
+
+// resumeAgain resumes the containers that were suspended before one failed, the last one first. It
+// adds to err what became of each.
+func resumeAgain(ctx context.Context, suspended []status.Record, err error) error {
+	for _, r := range slices.Backward(suspended) {
+		if failed := callTask(ctx, r, resumeTask); failed != nil {
+			err = fmt.Errorf("%w; container %s stays suspended: %w", err, r.ID, errgrpc.ToNative(failed))
+		} else {
+			err = fmt.Errorf("%w; container %s was resumed", err, r.ID)
+		}
+	}
+	return err
 }
 
 // pausable finds the containers that the command line names.
@@ -74,7 +98,7 @@ func pausable(c *cli.Command) ([]status.Record, error) {
 	id, pod := c.Args().First(), c.String("pod")
 	list := slices.DeleteFunc(status.Read(procfs.Host, dirs), func(r status.Record) bool {
 		if c.IsSet("pod") {
-			// The others may have been suspended or resumed before one failed.
+			// Some may have been suspended alone, or resumed before one failed.
 			return r.PodNamespace+"/"+r.Pod != pod || !r.SuspendsGPU && r.Suspended == nil || (r.Suspended != nil) == (c.Name == "suspend")
 		}
 		return r.ID != id && (len(id) < 12 || !strings.HasPrefix(r.ID, id))
@@ -93,16 +117,8 @@ func pausable(c *cli.Command) ([]status.Record, error) {
 }
 
 // callTask calls the Task service of the container's shim, where containerd calls it too.
-func callTask(ctx context.Context, r status.Record, call func(context.Context, taskapi.TTRPCTaskService, string) error) error {
-	address, err := os.ReadFile(filepath.Join(r.Dir, "address"))
-	if err != nil {
-		return err
-	}
-	path, ok := strings.CutPrefix(string(address), "unix://")
-	if !ok {
-		return errors.New("its shim has no socket")
-	}
-	conn, err := net.Dial("unix", path)
+func callTask(ctx context.Context, r status.Record, call taskCall) error {
+	conn, err := dialShim(r.Bundle)
 	if err != nil {
 		return fmt.Errorf("connect to its shim: %w", err)
 	}
@@ -125,6 +141,32 @@ func callTask(ctx context.Context, r status.Record, call func(context.Context, t
 			o.Update(fmt.Sprintf("%s: %s, %d MiB in host memory", r.ID, time.Since(start).Truncate(time.Second), resident(processes.Processes)>>20))
 		}
 	}
+}
+
+// dialShim connects to the socket of the container's shim, which the daemon has noted.
+func dialShim(b status.Bundle) (net.Conn, error) {
+	var shim struct{ Address string }
+	text, err := os.ReadFile(filepath.Join(b.Dir, "bootstrap.json"))
+	if err == nil {
+		err = json.Unmarshal(text, &shim)
+	} else if errors.Is(err, fs.ErrNotExist) { // an older containerd
+		text, err = os.ReadFile(filepath.Join(b.Dir, "address"))
+		shim.Address = string(text)
+	}
+	if err != nil {
+		return nil, err
+	}
+	path, ok := strings.CutPrefix(shim.Address, "unix://")
+	if !ok {
+		return nil, fmt.Errorf("%.256q is not the address of a socket", shim.Address)
+	}
+	dir, err := os.Open(filepath.Dir(b.Root + path))
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	// The path of a socket has 107 bytes at most.
+	return net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)))
 }
 
 // resident is the memory of processes on the host, in bytes, with the GPU memory that is there.

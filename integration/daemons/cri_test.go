@@ -350,6 +350,28 @@ func TestAPodOutlivesContainerd(t *testing.T) {
 	})
 }
 
+// nvidia-shimctl finds the shim that the containers of a pod share.
+func TestAPodIsSuspendedAndResumed(t *testing.T) {
+	eachRelease(t, func(t *testing.T, r release) {
+		n := newNode(t, r)
+		simhost.Append(t, n.Driver.ConfigPath, "\n[container]\non-pause = \"suspend-gpu\"\n")
+		config := n.sandbox("pod")
+		pod := n.run(t, "nvidia", config)
+		n.mustStart(t, pod, config, "first", "0")
+		n.mustStart(t, pod, config, "second", "1")
+		for _, step := range []struct {
+			command string
+			paused  int
+		}{{"suspend", 2}, {"resume", 0}} {
+			n.Ctl(t, step.command, "--state", n.State, "--pod", "default/pod")
+			if got := strings.Count(n.Ctr(t, "--namespace", criNamespace, "tasks", "ls"), "PAUSED"); got != step.paused {
+				t.Errorf("after %s %d containers are paused, want %d", step.command, got, step.paused)
+			}
+		}
+		n.remove(t, pod)
+	})
+}
+
 func TestT18FiftyCreationsAtOnceUnderCRIDoNotMixUpDevices(t *testing.T) {
 	const parallel = 50
 	r, dir := releases[len(releases)-1], tempDir(t)

@@ -1,11 +1,15 @@
 package docker
 
 import (
+	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
@@ -160,6 +164,61 @@ func TestAContainerKeepsItsGPU(t *testing.T) {
 		args := append([]string{"exec", "--privileged", id}, shared.ProbeArgs()...)
 		check(t, shared.docker(t, args...), 2)
 	})
+}
+
+// A container that asks for it gives its GPU memory back while it is paused.
+func TestPauseSuspendsTheGPU(t *testing.T) {
+	unchanged(t)
+	program := filepath.Join(t.TempDir(), "count")
+	if out, err := exec.Command("gcc", "-O2", "-o", program, "../gpu/programs/count.c", "-ldl").CombinedOutput(); err != nil {
+		t.Fatalf("gcc: %v: %s", err, out)
+	}
+	args := shared.run(append(visible("0"), "--detach", "--annotation", "io.containerd.nvidia.on-pause=suspend-gpu", "--volume", program+":/usr/bin/count:ro")...)
+	id := strings.TrimSpace(shared.docker(t, append(args, shared.image(), "/bin/sh", "-c", "exec count 2 >/dev/shm/passed")...))
+	t.Cleanup(func() { shared.docker(t, "rm", "--force", id) })
+	pid := strings.TrimSpace(shared.docker(t, "inspect", "--format", "{{.State.Pid}}", id))
+	memory := func() (sum int64) {
+		files, _ := filepath.Glob("/proc/" + pid + "/fd/*")
+		for _, file := range files {
+			if to, _ := os.Readlink(file); strings.HasPrefix(to, "/memfd:nvidia-sim-gpu") {
+				if info, err := os.Stat(file); err == nil {
+					sum += info.Size()
+				}
+			}
+		}
+		return sum
+	}
+	want := func(state string, bytes int64) {
+		t.Helper()
+		if got := strings.TrimSpace(shared.docker(t, "inspect", "--format", "{{.State.Status}}", id)); got != state || memory() != bytes {
+			t.Errorf("the container is %s with %d bytes of GPU memory, want %s with %d", got, memory(), state, bytes)
+		}
+	}
+	counts := func() {
+		t.Helper()
+		passed := func() int {
+			text, _ := os.ReadFile("/proc/" + pid + "/root/dev/shm/passed")
+			return strings.Count(string(text), "passed ")
+		}
+		from := passed()
+		testenv.Await(t, 20*time.Second, "the program counts", func() bool { return passed() >= from+2 })
+	}
+	counts()
+	shared.docker(t, "pause", id)
+	want("paused", 0)
+	shared.docker(t, "unpause", id)
+	want("running", 2<<20)
+	counts()
+	if err := shared.Driver.Checkpoints(sim.Checkpoint{Function: "Lock", Result: 801}); err != nil {
+		t.Fatal(err)
+	}
+	refused := shared.try(t, nil, "pause", id)
+	if err := shared.Driver.Checkpoints(); err != nil || refused.ExitCode == 0 {
+		t.Fatalf("paused: %v", err)
+	}
+	simhost.Want(t, refused.Error, "nvidia: cannot suspend the GPUs of container "+id+": process "+pid+": cuCheckpointProcessLock")
+	want("running", 2<<20)
+	counts()
 }
 
 func TestARestartPolicyGivesTheGPUEachTime(t *testing.T) {

@@ -160,6 +160,57 @@ func TestACheckpointThatFailsLeavesTheContainerAsItWas(t *testing.T) {
 	c.counts(t, 2)
 }
 
+// A container that a checkpoint has left paused is resumed as if it had been suspended.
+func TestShimctlResumesWhatACheckpointHasLeftPaused(t *testing.T) {
+	h, _ := criuHost(t, simhost.Options{Config: "\n[policy]\nkubernetes = \"trust-env\"\n"})
+	c := h.start(t, 1, simhost.PodAnnotations("ml", "web", "a")...)
+	for _, argument := range []string{c.id, "--pod=ml/web"} {
+		steer(t, h, sim.Checkpoint{Function: "Restore", Result: 999})
+		c.Ctr(t, "tasks", "checkpoint", c.id) // ctr pauses, and does not say that resuming failed
+		c.wantStatus(t, "PAUSED")
+		steer(t, h)
+		h.Ctl(t, "resume", "--state", h.State, argument)
+		c.wantStatus(t, "RUNNING")
+		c.wantMemory(t, 2*mib)
+		c.counts(t, 1)
+	}
+}
+
+// The shim's death ends its container, and CRIU, as with the stock shim.
+func TestAShimThatIsKilledDuringACheckpoint(t *testing.T) {
+	h, dir := criuHost(t, simhost.Options{})
+	c := h.start(t, 1)
+	waiting, hold := slowCRIU(t, dir)
+	done := make(chan error, 1)
+	go func() {
+		_, _, err := c.CtrErr("tasks", "checkpoint", c.id)
+		done <- err
+	}()
+	testenv.Await(t, 20*time.Second, "CRIU waits", waiting)
+	c.killShim(t)
+	if err := <-done; err == nil {
+		t.Error("checkpoint succeeded without a shim")
+	}
+	_ = os.Remove(hold)
+	c.wantGone(t)
+}
+
+// slowCRIU makes the criu in dir wait while the file hold exists; waiting reports whether it does.
+func slowCRIU(t *testing.T, dir string) (waiting func() bool, hold string) {
+	t.Helper()
+	name := filepath.Join(dir, "criu")
+	criu, err := filepath.EvalSymlinks(name)
+	if err == nil {
+		err = os.Remove(name)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	hold = simhost.WriteFile(t, filepath.Join(dir, "hold"), "")
+	simhost.Script(t, name, fmt.Sprintf("while [ -e %[1]s/hold ]; do : >%[1]s/waiting; sleep 0.02; done; exec %[2]s \"$@\"", dir, criu))
+	return func() bool { _, err := os.Stat(filepath.Join(dir, "waiting")); return err == nil }, hold
+}
+
 func TestARestoreOnAFullGPU(t *testing.T) {
 	h, _ := criuHost(t, simhost.Options{})
 	if err := h.Driver.Memory(5 * mib); err != nil {
@@ -186,21 +237,13 @@ func TestAShimThatIsKilledWhileItRestores(t *testing.T) {
 	c := h.start(t, 1)
 	c.checkpoint(t, "test/checkpoint:killed")
 	h.Gone(t, c.id)
-	criu, err := filepath.EvalSymlinks(filepath.Join(dir, "criu"))
-	if err == nil {
-		err = os.Remove(filepath.Join(dir, "criu"))
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-	simhost.Script(t, filepath.Join(dir, "criu"), fmt.Sprintf("while [ -e %[1]s/hold ]; do : >%[1]s/waiting; sleep 0.02; done; exec %[2]s \"$@\"", dir, criu))
-	hold := simhost.WriteFile(t, filepath.Join(dir, "hold"), "")
+	waiting, hold := slowCRIU(t, dir)
 	done := make(chan error, 1)
 	go func() {
 		_, _, err := c.CtrErr("containers", "restore", "--live", c.id, "test/checkpoint:killed")
 		done <- err
 	}()
-	testenv.Await(t, 20*time.Second, "CRIU waits", func() bool { _, err := os.Stat(filepath.Join(dir, "waiting")); return err == nil })
+	testenv.Await(t, 20*time.Second, "CRIU waits", waiting)
 	masks := func() int {
 		mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", h.PID()))
 		if err != nil {

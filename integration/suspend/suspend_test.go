@@ -40,6 +40,8 @@ type host struct {
 	out string
 	// quiet has no short processes: CRIU cannot save a process that waits for its vfork.
 	quiet bool
+	// flags are further flags of ctr run.
+	flags []string
 }
 
 func newHost(t *testing.T, o simhost.Options) host {
@@ -70,8 +72,8 @@ type container struct {
 }
 
 // start starts a container with programs that count in 2 MiB of GPU 0 each, and waits until they
-// have passed twice. The file /tmp/late in the container starts another; until then short processes
-// without CUDA come and go.
+// have passed twice. With the file /tmp/late in the container a process that did not use CUDA
+// counts too, and /tmp/later starts another; until then short processes without CUDA come and go.
 func (h host) start(t *testing.T, programs int, annotations ...string) *container {
 	t.Helper()
 	script := ""
@@ -80,10 +82,11 @@ func (h host) start(t *testing.T, programs int, annotations ...string) *containe
 	}
 	o := simhost.Visible("0")
 	if !h.quiet {
-		script += fmt.Sprintf("while [ ! -e /tmp/late ]; do sleep 0.05; done; count 2 >%s/%d & ", h.out, programs)
+		const late = "(while [ ! -e /tmp/%s ]; do sleep 0.05; done; %s count 2 >%s/%d; :) & "
+		script += fmt.Sprintf(late, "late", "exec", h.out, programs) + fmt.Sprintf(late, "later", "", h.out, programs+1)
 	}
 	script += "wait; sleep 600"
-	o.Args, o.Annotations = []string{"/bin/sh", "-c", script}, annotations
+	o.Args, o.Annotations, o.Extra = []string{"/bin/sh", "-c", script}, annotations, h.flags
 	c := &container{host: h, id: h.Start(t, o)}
 	c.findInit(t)
 	c.counts(t, programs)
@@ -359,6 +362,43 @@ func TestShimctlSuspendsAndResumes(t *testing.T) {
 	}
 }
 
+// If one container of a pod cannot be suspended, those before it go on.
+func TestAPodIsSuspendedWholeOrNotAtAll(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked + "[policy]\nkubernetes = \"trust-env\"\n"})
+	var list []*container
+	for _, name := range []string{"a", "b", "c"} {
+		list = append(list, h.start(t, 1, simhost.PodAnnotations("ml", "web", name)...))
+	}
+	a, b, c := list[0], list[1], list[2]
+	suspend := func() (string, error) {
+		cmd := exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), "--config", h.Driver.ConfigPath, "suspend", "--state", h.State, "--pod", "ml/web")
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	fails := sim.Checkpoint{Function: "Lock", PID: c.counters[0], Result: 801}
+	reason := fmt.Sprintf("container %[1]s: nvidia: cannot suspend the GPUs of container %[1]s: process %[2]d: cuCheckpointProcessLock", c.id, c.counters[0])
+	steer(t, h, fails)
+	out, err := suspend()
+	if err == nil {
+		t.Fatalf("suspend succeeded: %s", out)
+	}
+	simhost.Want(t, out, reason, fmt.Sprintf("; container %s was resumed; container %s was resumed\n", b.id, a.id))
+	for _, c := range list {
+		c.wantStatus(t, "RUNNING")
+		c.counts(t, 1)
+	}
+	steer(t, h, fails, sim.Checkpoint{Function: "Restore", PID: a.counters[0], Result: 999})
+	if out, err = suspend(); err == nil {
+		t.Fatalf("suspend succeeded: %s", out)
+	}
+	simhost.Want(t, out, reason, fmt.Sprintf("; container %s was resumed; container %s stays suspended: nvidia: cannot resume", b.id, a.id))
+	a.wantStatus(t, "PAUSED")
+	b.counts(t, 1)
+	steer(t, h)
+	h.Ctl(t, "resume", "--state", h.State, "--pod", "ml/web")
+	a.counts(t, 1)
+}
+
 // On a terminal nvidia-shimctl shows that something happens, in one line that goes at the end.
 func TestShimctlShowsProgress(t *testing.T) {
 	h := newHost(t, simhost.Options{Config: asked})
@@ -420,8 +460,9 @@ func TestAPauseThatFailsLeavesTheContainerRunning(t *testing.T) {
 		words    string
 	}{
 		{"Lock", 600, "CUDA_ERROR_NOT_READY: its GPU work did not end within 10s"},
-		{"Lock", 801, "CUDA_ERROR_NOT_SUPPORTED: memory in use that the driver cannot move"},
-		{"Checkpoint", 801, "CUDA_ERROR_NOT_SUPPORTED: memory in use that the driver cannot move"},
+		// As seen of a client of MPS, and of managed memory.
+		{"Lock", 801, "CUDA_ERROR_NOT_SUPPORTED: it uses MPS, or memory that the driver cannot move"},
+		{"Checkpoint", 801, "CUDA_ERROR_NOT_SUPPORTED: it uses MPS, or memory that the driver cannot move"},
 		{"Checkpoint", 2, "CUDA_ERROR_OUT_OF_MEMORY: there is not enough free memory"},
 	} {
 		steer(t, h, sim.Checkpoint{Function: test.function, PID: second, Result: test.result})
@@ -434,6 +475,17 @@ func TestAPauseThatFailsLeavesTheContainerRunning(t *testing.T) {
 	c.pause(t)
 	c.resume(t)
 	c.counts(t, 2)
+}
+
+// The kernel would kill a process.
+func TestGPUMemoryThatExceedsTheMemoryLimit(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	h.flags = []string{"--memory-limit", fmt.Sprint(32 * mib)}
+	c := h.start(t, 1)
+	c.refused(t, "pause", fmt.Sprintf("nvidia: cannot suspend the GPUs of container %s: the memory limit of cgroup ", c.id),
+		" of 32 MiB, and 34 MiB are needed for GPU memory: raise the limit")
+	c.wantStatus(t, "RUNNING")
+	c.counts(t, 1)
 }
 
 // Graphics is nothing that libcuda suspends. NVML sees that the GPU is not given back.
@@ -468,6 +520,23 @@ func TestAPauseThatCannotBeUndone(t *testing.T) {
 	c.pause(t)
 	c.wantMemory(t, 0)
 	c.resume(t)
+	c.counts(t, 2)
+}
+
+// As above, for resuming: a process continues that was to stand still, and another does not.
+func TestAResumeThatCannotBeUndone(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	c := h.start(t, 2)
+	c.pause(t)
+	steer(t, h, sim.Checkpoint{Function: "Restore", PID: c.counters[1], Result: 999}, sim.Checkpoint{Function: "Checkpoint", PID: c.counters[0], Result: 2})
+	c.refused(t, "resume", fmt.Sprintf("process %d: cuCheckpointProcessRestore", c.counters[1]),
+		"undoing it failed too, so pause the container again or delete it", fmt.Sprintf("process %d: cuCheckpointProcessCheckpoint", c.counters[0]))
+	c.wantStatus(t, "RUNNING")
+	steer(t, h)
+	c.pause(t)
+	c.wantMemory(t, 0)
+	c.resume(t)
+	c.wantMemory(t, 4*mib)
 	c.counts(t, 2)
 }
 
@@ -520,6 +589,22 @@ func TestAGPUThatBecomesFullMeanwhile(t *testing.T) {
 	c.refused(t, "resume", fmt.Sprintf("process %d: cuCheckpointProcessRestore: CUDA_ERROR_OPERATING_SYSTEM: the driver cannot restore a process again for which the GPU was full", c.counters[1]), "delete the container")
 	c.wantStatus(t, "PAUSED")
 	h.Gone(t, c.id)
+}
+
+// As seen of a process that uses memory of another one (CUDA IPC): the driver suspends it, and cannot
+// restore it.
+func TestAProcessThatUsesMemoryOfAnother(t *testing.T) {
+	h := newHost(t, simhost.Options{Config: asked})
+	c := h.start(t, 2)
+	c.pause(t)
+	for _, result := range []int{1, 801} {
+		steer(t, h, sim.Checkpoint{Function: "Restore", PID: c.counters[1], Result: result})
+		c.refused(t, "resume", fmt.Sprintf("process %d: cuCheckpointProcessRestore: CUDA_ERROR_", c.counters[1]),
+			"it uses GPU memory of another process (CUDA IPC), which the driver cannot restore", "delete the container")
+		c.wantStatus(t, "PAUSED")
+		c.wantMemory(t, 0)
+	}
+	c.wantGone(t)
 }
 
 func TestAProcessThatEndsMeanwhile(t *testing.T) {
@@ -594,16 +679,18 @@ func TestAContainerThatEndsMeanwhile(t *testing.T) {
 func TestAProcessThatStartsMeanwhile(t *testing.T) {
 	h := newHost(t, simhost.Options{Config: asked})
 	c := h.start(t, 1)
-	err := c.whileWaiting(t, "pause", sim.Checkpoint{Function: "Checkpoint", PID: c.counters[0]}, func() {
-		simhost.WriteFile(t, fmt.Sprintf("/proc/%d/root/tmp/late", c.init), "")
-		testenv.Await(t, 20*time.Second, "the late process counts", func() bool { return c.passed(t, 1) > 0 })
-	})
-	if err != nil {
-		t.Fatal(err)
+	for i, file := range []string{"late", "later"} {
+		err := c.whileWaiting(t, "pause", sim.Checkpoint{Function: "Checkpoint", PID: c.counters[0]}, func() {
+			simhost.WriteFile(t, fmt.Sprintf("/proc/%d/root/tmp/%s", c.init, file), "")
+			testenv.Await(t, 20*time.Second, "the late process counts", func() bool { return c.passed(t, 1+i) > 0 })
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.wantMemory(t, 0)
+		c.resume(t)
+		c.counts(t, 2+i)
 	}
-	c.wantMemory(t, 0)
-	c.resume(t)
-	c.counts(t, 2)
 }
 
 func TestASuspendedContainerIsKilledAndDeleted(t *testing.T) {

@@ -61,6 +61,7 @@ const (
 const (
 	invalidValue   = 1
 	notInitialized = 3
+	notSupported   = 801
 )
 
 // reasons are the usual causes of results that the driver gives in a word.
@@ -68,8 +69,12 @@ var reasons = map[int]string{
 	2:   "there is not enough free memory",
 	304: "the driver cannot restore a process again for which the GPU was full (seen with 580.159.04): delete the container",
 	600: fmt.Sprintf("its GPU work did not end within %s", lockTimeout),
-	801: "memory in use that the driver cannot move: CUDA IPC, managed memory, MPS?",
+
+	notSupported: "it uses MPS, or memory that the driver cannot move, such as managed memory",
 }
+
+// sharesMemory is why a process that was suspended cannot be restored with some results.
+const sharesMemory = "it uses GPU memory of another process (CUDA IPC), which the driver cannot restore (seen with 580.159.04): delete the container"
 
 // cudaProcess is a process with a CUDA context. While its pidfd reports that it has not been
 // reaped, no other process has its id.
@@ -99,13 +104,20 @@ func Suspend(host config.Host, ids []procfs.ID) (moved []int, memory probe.Memor
 			}
 			return nil
 		})
+		if err == nil {
+			err = checkHostMemory(procfs.Host, "/sys/fs/cgroup", memory)
+		}
+		if err == nil {
+			err = c.each(list, locked, "Checkpoint")
+		}
 		if err != nil {
 			return err
 		}
-		if err := c.each(list, locked, "Checkpoint"); err != nil {
-			return err
-		}
 		return eachUse(host, ids, func(d gpuDevice, p Process) error {
+			isKnown := func(known cudaProcess) bool { return known.pid == p.PID }
+			if _, rc := c.state(cudaProcess{p.PID, -1}); rc == 0 && !slices.ContainsFunc(list, isKnown) {
+				return nil // it has begun since: the caller starts again
+			}
 			return fmt.Errorf("process %d still uses GPU %d (type %s): only CUDA gives it back, graphics does not", p.PID, d.index, p.Type)
 		})
 	})
@@ -252,7 +264,7 @@ func openCheckpointer(path string) (*checkpointer, error) {
 		}
 	}
 	if rc := C.cuda_init(lib); rc != 0 {
-		return nil, fmt.Errorf("libcuda does not start: %s", c.text(int(rc)))
+		return nil, fmt.Errorf("libcuda does not start: %s", c.text("Init", int(rc)))
 	}
 	return c, nil
 }
@@ -267,7 +279,7 @@ func (c *checkpointer) each(list []cudaProcess, from int, function string) error
 		switch {
 		case p.ended() || rc != 0 && p.exiting():
 		case rc != 0:
-			return fmt.Errorf("process %d: cuCheckpointProcess%s: %s", p.pid, function, c.text(rc))
+			return fmt.Errorf("process %d: cuCheckpointProcess%s: %s", p.pid, function, c.text(function, rc))
 		case state > checkpointed:
 			return fmt.Errorf("process %d: a suspension or resumption that failed has left it in the driver's state %d", p.pid, state)
 		}
@@ -293,9 +305,13 @@ func (c *checkpointer) state(p cudaProcess) (state, rc int) {
 	return int(s), rc
 }
 
-func (c *checkpointer) text(rc int) string {
+func (c *checkpointer) text(function string, rc int) string {
 	text := C.GoString(C.error_name(c.lib, C.int(rc)))
-	if reason, ok := reasons[rc]; ok {
+	reason, ok := reasons[rc]
+	if function == "Restore" && (rc == invalidValue || rc == notSupported) {
+		reason, ok = sharesMemory, true
+	}
+	if ok {
 		text += ": " + reason
 	}
 	return text

@@ -42,9 +42,9 @@ type Record struct {
 	Suspended *time.Time `json:"suspended_since,omitempty"`
 	// SuspendedMemory is the GPU memory in bytes that is on the host meanwhile.
 	SuspendedMemory uint64 `json:"suspended_bytes,omitempty"`
-	// SuspendsGPU reports whether pausing gives them back. Dir is the bundle.
+	// SuspendsGPU reports whether pausing gives them back.
 	SuspendsGPU bool   `json:"-"`
-	Dir         string `json:"-"`
+	Bundle      Bundle `json:"-"`
 
 	plan gpuinject.Plan
 }
@@ -52,6 +52,8 @@ type Record struct {
 // Bundle is the bundle of a container. containerd keeps it while the container has a task.
 type Bundle struct {
 	Dir string
+	// Root is the daemon's root directory, as seen from here.
+	Root string
 	// Namespace and ID are containerd's.
 	Namespace, ID string
 
@@ -63,13 +65,14 @@ type Bundle struct {
 func Bundles(proc procfs.FS, stateDirs []string) []Bundle {
 	var list []Bundle
 	var found []os.FileInfo
-	read := func(dir, namespace string, foreign bool) {
+	read := func(root, dir string, foreign bool) {
+		namespace, dir := filepath.Base(dir), root+dir
 		entries, err := os.ReadDir(dir)
 		if err != nil {
 			return
 		}
 		for _, e := range entries {
-			b := Bundle{Dir: filepath.Join(dir, e.Name()), Namespace: namespace, ID: e.Name(), foreign: foreign}
+			b := Bundle{Dir: filepath.Join(dir, e.Name()), Root: root, Namespace: namespace, ID: e.Name(), foreign: foreign}
 			info, err := os.Lstat(b.Dir)
 			// Most are found in two ways.
 			same := func(other os.FileInfo) bool { return os.SameFile(info, other) }
@@ -82,14 +85,13 @@ func Bundles(proc procfs.FS, stateDirs []string) []Bundle {
 		cwd, err := os.Readlink(proc.Path(p.PID, "cwd")) // the bundle of its first container
 		if err == nil && proc.Administers(p.PID) {
 			// Through /proc, because the daemon may have mounts of its own, as a node of kind has.
-			dir := filepath.Dir(cwd)
-			read(proc.Path(p.PID, "root"+dir), filepath.Base(dir), proc.InOtherPIDNamespace(p.PID))
+			read(proc.Path(p.PID, "root"), filepath.Dir(cwd), proc.InOtherPIDNamespace(p.PID))
 		}
 	}
 	for _, state := range stateDirs {
 		dirs, _ := filepath.Glob(filepath.Join(state, tasksDir, "*")) // a bad pattern matches nothing
 		for _, dir := range dirs {
-			read(dir, filepath.Base(dir), false)
+			read("", dir, false)
 		}
 	}
 	return list
@@ -142,7 +144,7 @@ func (b Bundle) record(proc procfs.FS) (r Record, ok bool) {
 	r = Record{
 		PlanContainer: *plan.Container, GPUs: []string{}, MIG: []string{},
 		Capabilities: plan.Capabilities, Grant: plan.Grant, plan: plan,
-		SuspendsGPU: plan.SuspendsGPU, Dir: b.Dir,
+		SuspendsGPU: plan.SuspendsGPU, Bundle: b,
 	}
 	if text, info, err := trusted.Read(filepath.Join(b.Dir, gpuinject.SuspendedName), maxRecord); err == nil {
 		since := time.Unix(info.Mtim.Unix())

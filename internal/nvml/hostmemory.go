@@ -1,0 +1,86 @@
+package nvml
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+)
+
+// moreMemory is what a suspended process needs on the host beside its GPU memory: 10 MiB were seen
+// with driver 580.159.04.
+const moreMemory = 32 << 20
+
+// checkHostMemory returns an error if GPU memory does not fit into the host's memory and the memory
+// limits of the processes' cgroups: the kernel would kill a process. root is where cgroups are
+// mounted.
+func checkHostMemory(proc procfs.FS, root string, memory probe.Memory) error {
+	needs, sum := map[string]uint64{}, uint64(0) // by cgroup, and of all
+	for pid, devices := range memory {
+		need := uint64(moreMemory)
+		for _, bytes := range devices {
+			need += bytes
+		}
+		sum += need
+		for dir := memoryCgroup(proc, root, pid); len(dir) > len(root); dir = filepath.Dir(dir) {
+			needs[dir] += need
+		}
+	}
+	host := readNumbers(filepath.Join(string(proc), "meminfo"))
+	if free, ok := host["MemAvailable:"]; ok && free+host["SwapFree:"] < sum>>10 { // in KiB
+		return fmt.Errorf("this host has %d MiB of memory available, and %d MiB are needed for GPU memory", free>>10, sum>>20)
+	}
+	for dir, need := range needs {
+		limit, used, cache := "memory.max", "memory.current", "" // of cgroup v2
+		if _, err := os.Lstat(filepath.Join(dir, limit)); err != nil {
+			limit, used, cache = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+		}
+		most, limited := readNumbers(filepath.Join(dir, limit))[""]
+		stat := readNumbers(filepath.Join(dir, "memory.stat"))
+		taken := readNumbers(filepath.Join(dir, used))[""]
+		taken -= min(taken, stat[cache+"inactive_file"]+stat[cache+"active_file"]) // the kernel reclaims these
+		if free := most - min(most, taken); limited && free < need {
+			return fmt.Errorf("the memory limit of cgroup %s leaves %d of %d MiB, and %d MiB are needed for GPU memory: raise the limit",
+				strings.TrimPrefix(dir, root), free>>20, most>>20, need>>20)
+		}
+	}
+	return nil
+}
+
+// memoryCgroup returns the directory of a process' cgroup that counts its memory.
+func memoryCgroup(proc procfs.FS, root string, pid int) (dir string) {
+	text, _ := os.ReadFile(proc.Path(pid, "cgroup")) // it may have ended
+	for line := range strings.Lines(string(text)) {
+		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
+		if len(parts) == 3 && parts[1] == "memory" {
+			return filepath.Join(root, "memory", parts[2])
+		}
+		if len(parts) == 3 && parts[1] == "" {
+			dir = filepath.Join(root, parts[2])
+		}
+	}
+	return dir
+}
+
+// readNumbers reads a file of lines "NAME NUMBER", or of a number alone, whose name is "".
+func readNumbers(path string) map[string]uint64 {
+	numbers := map[string]uint64{}
+	text, _ := os.ReadFile(path)
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) == 1 {
+			fields = []string{"", fields[0]}
+		}
+		if len(fields) < 2 {
+			continue
+		}
+		if n, err := strconv.ParseUint(fields[1], 10, 64); err == nil { // else it is "max"
+			numbers[fields[0]] = n
+		}
+	}
+	return numbers
+}
