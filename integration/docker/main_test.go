@@ -3,9 +3,11 @@ package docker
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -57,6 +59,8 @@ type engine struct {
 	// config is its daemon.json; plain is the text without the runtime.
 	config string
 	plain  []byte
+	// flags are those of dockerd.
+	flags []string
 	// specs is where it looks for CDI specifications.
 	specs string
 	// life is what ends it.
@@ -68,6 +72,7 @@ func start(t testing.TB) *engine {
 	makeDirectories(t)
 	h := newHost(t)
 	e := &engine{life: t, Host: h, config: filepath.Join(h.Dir, runtimeclass.DefaultDockerConfig), specs: filepath.Join(h.Dir, "cdi")}
+	e.flags = []string{"--config-file", e.config}
 	h.Ctr(t, "images", "tag", h.Image, e.image())
 	plugins := filepath.Join(h.Dir, "cli", "cli-plugins")
 	for _, dir := range []string{plugins, e.specs, filepath.Dir(e.config), filepath.Join(h.Dir, "path")} {
@@ -80,18 +85,7 @@ func start(t testing.TB) *engine {
 			t.Fatal(err)
 		}
 	}
-	in := func(name string) string { return filepath.Join(h.Dir, name) }
-	plain, err := json.MarshalIndent(map[string]any{
-		"data-root": in("docker"), "exec-root": in("exec"), "pidfile": in("docker.pid"),
-		"hosts": []string{e.socket()}, "containerd": h.Address, "containerd-namespace": h.ID, "cgroup-parent": "/" + h.ID,
-		"bridge": "none", "iptables": false, "ip6tables": false, "ip-forward": false, "live-restore": true,
-		"cdi-spec-dirs": []string{e.specs},
-	}, "", "\t")
-	if err != nil {
-		t.Fatal(err)
-	}
-	e.plain = plain
-	simhost.WriteFile(t, e.config, string(plain))
+	e.configure(t, map[string]any{"cdi-spec-dirs": []string{e.specs}})
 	h.Ctl(t, "cdi", "--output", filepath.Join(e.specs, "nvidia.yaml"))
 	// dockerd looks for programs of these names when it starts, and never runs them.
 	for _, name := range []string{"nvidia-cdi-hook", "nvidia-container-runtime-hook"} {
@@ -107,6 +101,23 @@ func start(t testing.TB) *engine {
 	// The view of the driver stays until the end.
 	e.docker(t, append(append(e.run("--rm"), visible("0")...), e.image(), "true")...)
 	return e
+}
+
+// configure writes daemon.json.
+func (e *engine) configure(t testing.TB, settings map[string]any) {
+	t.Helper()
+	in := func(name string) string { return filepath.Join(e.Dir, name) }
+	maps.Copy(settings, map[string]any{
+		"data-root": in("docker"), "exec-root": in("exec"), "pidfile": in("docker.pid"),
+		"hosts": []string{e.socket()}, "containerd": e.Address, "containerd-namespace": e.ID, "cgroup-parent": "/" + e.ID,
+		"bridge": "none", "iptables": false, "ip6tables": false, "ip-forward": false, "live-restore": true,
+	})
+	text, err := json.MarshalIndent(settings, "", "\t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.plain = text
+	simhost.WriteFile(t, e.config, string(text))
 }
 
 // makeDirectories makes those that dockerd, BuildKit's runc and kind make outside of the directories
@@ -128,7 +139,7 @@ func (e *engine) socket() string { return "unix://" + filepath.Join(e.Dir, "d.so
 
 // environment is that of dockerd and of the docker command.
 func (e *engine) environment() []string {
-	path := []string{filepath.Join(e.Dir, "path"), filepath.Dir(e.program("docker")), e.Options.ToolsDir, "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+	path := []string{filepath.Join(e.Dir, "path"), filepath.Dir(e.program("docker")), e.Options.ToolsDir, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 	return []string{"PATH=" + strings.Join(path, ":"), "HOME=" + e.Dir, "TMPDIR=" + e.Dir,
 		"DOCKER_HOST=" + e.socket(), "DOCKER_CONFIG=" + filepath.Join(e.Dir, "cli")}
 }
@@ -136,7 +147,7 @@ func (e *engine) environment() []string {
 func (e *engine) startDaemon(t testing.TB) {
 	t.Helper()
 	e.daemon = &testenv.Command{
-		Name: "dockerd", Argv: []string{e.program("dockerd"), "--config-file", e.config},
+		Name: "dockerd", Argv: slices.Concat(e.Options.Wrapper, []string{e.program("dockerd")}, e.flags),
 		Dir: e.Dir, Env: e.environment(), Log: filepath.Join(e.Dir, "dockerd.log"),
 	}
 	if err := e.daemon.Start(); err != nil {

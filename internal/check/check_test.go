@@ -309,6 +309,10 @@ func TestAHostOfDockerAlone(t *testing.T) {
 		}
 	}
 	want(t, f.check("handler"), OK, `the handler "gpu" in /etc/docker/daemon.json`)
+	f.process(8, "/opt/x/containerd", []string{"PATH=/opt/x"})
+	f.version("/opt/x/containerd", "containerd x 2.4.9 abc")
+	f.Target = runtimeclass.Docker
+	want(t, f.check("containerd"), OK, "containerd 2.4.9")
 }
 
 // k3s brings runc and containerd, which are not in the PATH of this host.

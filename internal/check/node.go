@@ -46,7 +46,10 @@ type node struct {
 func inspect(ctx context.Context, o Options) *node {
 	n := &node{Options: o, path: runtimeclass.ServicePath}
 	for _, p := range n.Proc.Named("containerd") {
-		if !n.Proc.Administers(p.PID) || n.Target != "" && runtimeclass.Owner(p) != n.Target {
+		owner := runtimeclass.Owner(p)
+		// Docker uses the host's containerd, or one of its own.
+		uses := n.Target == "" || owner == n.Target || n.Target == runtimeclass.Docker && owner == runtimeclass.Containerd
+		if !n.Proc.Administers(p.PID) || !uses {
 			continue
 		}
 		n.Containerd = cmp.Or(n.Containerd, n.real(p.Program))

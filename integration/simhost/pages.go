@@ -1,0 +1,97 @@
+package simhost
+
+import (
+	"bufio"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// overlays make directories this mount namespace's own.
+const overlays = `for d in etc usr/local var/lib; do
+	mkdir -p $1/$d/upper $1/$d/work && mount -t overlay -o lowerdir=/$d,upperdir=$1/$d/upper,workdir=$1/$d/work overlay /$d || exit 1
+done
+echo ready && exec sleep 86400`
+
+// Tree is a mount namespace in which /etc, /usr/local and /var/lib take what a user installs.
+type Tree struct {
+	// Root is where it is, for this process.
+	Root string
+	// Enter is the command that runs another one in it.
+	Enter []string
+}
+
+// NewTree makes a mount namespace that ends with the test.
+func NewTree(t testing.TB) Tree {
+	t.Helper()
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", overlays, "sh", t.TempDir())
+	cmd.Stderr = os.Stderr
+	out, err := cmd.StdoutPipe()
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = cmd.Wait()
+	})
+	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
+		t.Fatalf("make a mount namespace: %q, %v", line, err)
+	}
+	return Tree{
+		Root:  fmt.Sprintf("/proc/%d/root", cmd.Process.Pid),
+		Enter: []string{"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", cmd.Process.Pid), "--"},
+	}
+}
+
+// Type runs a command line in the repository, as a user of the tree. It must succeed.
+func (tree Tree) Type(t testing.TB, env []string, line string) string {
+	t.Helper()
+	dir, err := filepath.Abs(repository)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.Command(tree.Enter[0], append(tree.Enter[1:len(tree.Enter):len(tree.Enter)], "/bin/sh", "-c", "cd "+dir+" && "+line)...)
+	cmd.Env = env
+	r, err := testenv.Output(time.Minute, cmd)
+	if err != nil || r.ExitCode != 0 {
+		t.Fatalf("%s: %v, exit status %d\n%s%s", line, err, r.ExitCode, r.Output, r.Error)
+	}
+	return r.Output
+}
+
+// repository is where the tests of a package find it.
+const repository = "../.."
+
+var (
+	console = regexp.MustCompile("(?ms)^```console\n(.*?)^```$")
+	typed   = regexp.MustCompile(`(?m)^# (.*)$`)
+)
+
+// Commands are those that a page tells root to type between two texts.
+func Commands(t testing.TB, page, from, to string) (list []string) {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(repository, page))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, ok := strings.Cut(string(data), from)
+	if text, _, _ = strings.Cut(text, to); !ok {
+		t.Fatalf("%s has no %q", page, from)
+	}
+	for _, block := range console.FindAllStringSubmatch(text, -1) {
+		for _, m := range typed.FindAllStringSubmatch(block[1], -1) {
+			list = append(list, m[1])
+		}
+	}
+	return list
+}
