@@ -36,8 +36,8 @@ type Container struct {
 	SuspendsGPU bool
 }
 
-// AnnotationOnPause is an annotation that replaces container.on-pause for one container.
-const AnnotationOnPause = "io.containerd.nvidia.on-pause"
+// annotationOnPause is an annotation that replaces container.on-pause for one container.
+const annotationOnPause = "io.containerd.nvidia.on-pause"
 
 // Examine reads the bundle dir, once. load loads the configuration and is called only for a
 // container that asks for the driver: not if the variables are unset, empty or "void", and not for
@@ -93,9 +93,9 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, 
 	if c.Request, err = c.Input.Request(c.Config); err != nil {
 		return c, refuseRequest(err)
 	}
-	onPause := cmp.Or(b.Spec.Annotations[AnnotationOnPause], c.Config.Container.OnPause)
+	onPause := cmp.Or(b.Spec.Annotations[annotationOnPause], c.Config.Container.OnPause)
 	if onPause != config.SuspendGPU && onPause != config.Freeze {
-		return c, fail(Invalid, "annotation %s: %.256q is not %s or %s", AnnotationOnPause, onPause, config.SuspendGPU, config.Freeze)
+		return c, fail(Invalid, "annotation %s: %.256q is not %s or %s", annotationOnPause, onPause, config.SuspendGPU, config.Freeze)
 	}
 	c.Asks, c.Reason = c.Request.Driver, c.Request.Reason
 	c.Plain = !c.Asks && !hasDriver

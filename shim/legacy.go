@@ -29,7 +29,7 @@ const maxInput = 10 << 20
 // (containerd issues 13763, 13802, 13910). Their `start` is answered here, and everything else by
 // the library.
 func Run(ctx context.Context) {
-	m := NewManager()
+	m := newManager()
 	if c, ok := parseStart(os.Args[1:]); ok {
 		// containerd reads standard error as part of the answer.
 		log.L.Logger.SetOutput(io.Discard)

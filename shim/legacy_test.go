@@ -178,7 +178,7 @@ func TestNewerDaemonsAreLeftToTheLibrary(t *testing.T) {
 	input := marshal(t, &bootapi.BootstrapParams{InstanceID: "c1", Namespace: "k8s.io", ContainerdBinary: strings.Repeat("x", 1<<20)})
 	var got []byte
 	out := withStdio(t, input, func() {
-		answered, err := startCommand{id: "c1", namespace: "k8s.io"}.answerOlderDaemon(t.Context(), NewManager())
+		answered, err := startCommand{id: "c1", namespace: "k8s.io"}.answerOlderDaemon(t.Context(), newManager())
 		if err != nil || answered {
 			t.Fatalf("%v, %v", answered, err)
 		}

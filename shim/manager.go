@@ -20,10 +20,10 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/options"
 )
 
-// NewManager returns what containerd's shim library runs for `start`, `delete` and `-info`: the
+// newManager returns what containerd's shim library runs for `start`, `delete` and `-info`: the
 // runc shim's own manager, with runtime options of any type translated.
-func NewManager() ctrdshim.Shim {
-	return &shimManager{Shim: manager.NewShimManager(RuntimeName)}
+func newManager() ctrdshim.Shim {
+	return &shimManager{Shim: manager.NewShimManager(runtimeName)}
 }
 
 type shimManager struct {

@@ -14,7 +14,7 @@ import (
 )
 
 func TestInfo(t *testing.T) {
-	m := NewManager()
+	m := newManager()
 	foreign := marshal(t, &anypb.Any{TypeUrl: "example.com/x.Options", Value: []byte{1}})
 	if _, err := m.Info(t.Context(), bytes.NewReader(foreign)); !errors.Is(err, errdefs.ErrInvalidArgument) {
 		t.Errorf("options of another runtime: %v", err)
@@ -24,7 +24,7 @@ func TestInfo(t *testing.T) {
 	}
 	absent := &anypb.Any{TypeUrl: "containerd.runc.v1.Options", Value: marshal(t, &runcoptions.Options{BinaryName: "/nowhere/runc"})}
 	info, err := m.Info(t.Context(), bytes.NewReader(marshal(t, absent)))
-	if err != nil || info.Name != RuntimeName || info.Version.Version != version.Version {
+	if err != nil || info.Name != runtimeName || info.Version.Version != version.Version {
 		t.Errorf("without runc: %v, %v", info, err)
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// RuntimeName is the name that containerd knows this shim by.
-const RuntimeName = "io.containerd.nvidia.v2"
+// runtimeName is the name that containerd knows this shim by.
+const runtimeName = "io.containerd.nvidia.v2"
 
 // Service is the Task service of the shim. Calls that it does not override go to the embedded
 // service.

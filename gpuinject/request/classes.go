@@ -14,25 +14,25 @@ import (
 // feature-gated modifiers of NVIDIA's toolkit, or by the CDI name <vendor>/<class>=all.
 var switched = []string{config.GDS, config.GDRCopy, config.MOFED, config.NVSwitch}
 
-// EnvIMEXChannels names IMEX channels.
-const EnvIMEXChannels = "NVIDIA_IMEX_CHANNELS"
+// envIMEXChannels names IMEX channels.
+const envIMEXChannels = "NVIDIA_IMEX_CHANNELS"
 
 // migVariables ask for rights over all MIG devices, with the value "all" in any case.
 var migVariables = []struct{ variable, right string }{
 	{"NVIDIA_MIG_CONFIG_DEVICES", "config"}, {"NVIDIA_MIG_MONITOR_DEVICES", "monitor"},
 }
 
-// MaxChannels bounds the numbers of IMEX channels: 0 to 2047, the default of the kernel module's
+// maxChannels bounds the numbers of IMEX channels: 0 to 2047, the default of the kernel module's
 // parameter NVreg_ImexChannelCount. (NVIDIA's toolkit accepts 20 bits and fails later for want of a
 // node.)
-const MaxChannels = 2048
+const maxChannels = 2048
 
 // channel parses "7" or "channel7".
 func channel(id string) (int, error) {
 	digits, _ := strings.CutPrefix(id, "channel")
 	n, err := strconv.ParseUint(digits, 10, 16)
-	if err != nil || n >= MaxChannels {
-		return 0, fmt.Errorf("%s is not an IMEX channel: 0 to %d, or channel0 to channel%d", Quote(id), MaxChannels-1, MaxChannels-1)
+	if err != nil || n >= maxChannels {
+		return 0, fmt.Errorf("%s is not an IMEX channel: 0 to %d, or channel0 to channel%d", Quote(id), maxChannels-1, maxChannels-1)
 	}
 	return int(n), nil
 }
@@ -100,11 +100,11 @@ func (r *Request) addClasses(s Input, l list, ignoreChannels, mounts bool) error
 
 // fromVariables adds what variables ask for besides GPUs and returns the IMEX channels among it.
 func (r *Request) fromVariables(env map[string]string, ignoreChannels bool) ([]int, error) {
-	channels, err := parseChannels(env[EnvIMEXChannels])
+	channels, err := parseChannels(env[envIMEXChannels])
 	if err != nil && ignoreChannels {
 		r.ChannelsIgnored = true
 	} else if err != nil {
-		return nil, fmt.Errorf("%s=%s: %w", EnvIMEXChannels, Quote(env[EnvIMEXChannels]), err)
+		return nil, fmt.Errorf("%s=%s: %w", envIMEXChannels, Quote(env[envIMEXChannels]), err)
 	}
 	for _, class := range switched {
 		if env["NVIDIA_"+strings.ToUpper(class)] == "enabled" {

@@ -151,7 +151,7 @@ func (f Files) InRoot(name string) string {
 func (f Files) IsMounted(source, dest string) bool {
 	base, atHome := path.Base(source), f.InRoot(source) == dest
 	below := func(dir string) bool { return strings.HasPrefix(dest, dir+"/") }
-	if NamesLibrary(base) && slices.ContainsFunc(slices.Concat(LoaderDirs(64), LoaderDirs(32)), below) {
+	if namesLibrary(base) && slices.ContainsFunc(slices.Concat(LoaderDirs(64), LoaderDirs(32)), below) {
 		info, err := os.Stat(source)
 		is := func(l Library) bool { return isFile(info, l.Path) }
 		if err != nil || slices.ContainsFunc(f.Libraries, is) {
@@ -164,7 +164,7 @@ func (f Files) IsMounted(source, dest string) bool {
 	info, err := os.Stat(source)
 	if err != nil {
 		// A file of a driver that is gone: runc would fail for it.
-		return atHome && NamesLibrary(base)
+		return atHome && namesLibrary(base)
 	}
 	// The kernel loads the driver's firmware, no container does.
 	firmware, _ := path.Match("gsp*.bin", base)

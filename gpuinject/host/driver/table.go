@@ -104,9 +104,9 @@ func Capabilities(stem string) []string {
 	return k.capabilities
 }
 
-// NamesLibrary reports whether a file of this name is a library of the driver in some version:
+// namesLibrary reports whether a file of this name is a library of the driver in some version:
 // libcuda.so.570.86.10.
-func NamesLibrary(name string) bool {
+func namesLibrary(name string) bool {
 	stem, version, ok := SplitName(name)
 	_, known := kindOf(stem)
 	return ok && known && strings.Contains(version, ".") && isNumeric(version)
