@@ -257,7 +257,7 @@ func mountSockets(c Container, root rootfs, g grant, p *Plan) error {
 		if !slices.Contains(c.Config.Container.Sockets, d.Name) || !g.request.Has(d.Capability) {
 			continue
 		}
-		mounts, err := d.Mounts(c.Config.Host, c.Input.Env[sockets.EnvMPS] != "", len(g.set.MIG) > 0)
+		source, options, err := d.Mount(c.Config.Host, c.Input.Env[sockets.EnvMPS] != "", len(g.set.MIG) > 0)
 		if errors.Is(err, fs.ErrNotExist) {
 			err = errors.New("it does not run on this host")
 		}
@@ -268,14 +268,14 @@ func mountSockets(c Container, root rootfs, g grant, p *Plan) error {
 		}
 		p.Sockets = append(p.Sockets, d.Name)
 		p.decide("socket of "+d.Name, "given", "container.sockets has it")
-		for _, m := range mounts {
-			at, free, err := root.freePlace(m.Destination, p)
+		for _, dir := range d.Dirs {
+			at, free, err := root.freePlace(dir, p)
 			if err != nil {
 				return err
 			}
 			if free && !slices.Contains(taken, at) {
 				taken = append(taken, at)
-				p.Mounts = append(p.Mounts, PlanMount{Source: m.Source, Destination: m.Destination, Options: m.Options})
+				p.Mounts = append(p.Mounts, PlanMount{Source: source, Destination: dir, Options: options})
 			}
 		}
 	}

@@ -6,8 +6,6 @@ import (
 	"path"
 	"slices"
 
-	"github.com/opencontainers/runtime-spec/specs-go"
-
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 )
@@ -25,8 +23,8 @@ type Daemon struct {
 	Name string
 	// Capability is what a container must ask for to get the socket.
 	Capability string
-	// dirs are the names of the socket's directory in a container.
-	dirs []string
+	// Dirs are the names of the socket's directory in a container.
+	Dirs []string
 }
 
 // Daemons are all of them.
@@ -39,34 +37,25 @@ var Daemons = []Daemon{
 // inRun returns a directory below /run by both its names.
 func inRun(name string) []string { return []string{"/run/" + name, "/var/run/" + name} }
 
-// Mounts returns the mounts of the directory of the daemon's socket, at each of its names. ownMPS
-// is true if the container says where its MPS daemon is, hasMIG if it gets MIG devices. The error
-// is fs.ErrNotExist if the daemon does not run.
-func (d Daemon) Mounts(h config.Host, ownMPS, hasMIG bool) ([]specs.Mount, error) {
+// Mount returns the directory of the daemon's socket, which is mounted at each of Dirs, so that the
+// container sees the socket of a daemon that was restarted, and the mount's options. ownMPS is true
+// if the container says where its MPS daemon is, hasMIG if it gets MIG devices. The error is
+// fs.ErrNotExist if the daemon does not run.
+func (d Daemon) Mount(h config.Host, ownMPS, hasMIG bool) (source string, options []string, err error) {
 	switch {
 	case d.Name == config.MPS && ownMPS:
-		return nil, errors.New("the container has an MPS daemon of its own by " + EnvMPS)
+		return "", nil, errors.New("the container has an MPS daemon of its own by " + EnvMPS)
 	case d.Name == config.MPS && hasMIG:
-		return nil, errors.New("a MIG device needs an MPS daemon of its own")
-	}
-	source, err := d.Locate(h)
-	if err != nil {
-		return nil, err
+		return "", nil, errors.New("a MIG device needs an MPS daemon of its own")
 	}
 	// A socket of a read-only mount can be connected to, and neither it nor its neighbours can be
 	// removed or changed. The clients of MPS may make files there.
-	options := []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"}
+	options = []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"}
 	if d.Name == config.MPS {
 		options[1] = "rw"
 	}
-	// The directory is mounted, so that the container sees the socket of a daemon that was
-	// restarted.
-	var mounts []specs.Mount
-	for _, dir := range d.dirs {
-		m := specs.Mount{Source: source, Destination: dir, Type: "bind", Options: options}
-		mounts = append(mounts, m)
-	}
-	return mounts, nil
+	source, err = d.Locate(h)
+	return source, options, err
 }
 
 // IsMount reports whether a mount at dest with these options is one of a daemon's socket as
@@ -74,7 +63,7 @@ func (d Daemon) Mounts(h config.Host, ownMPS, hasMIG bool) ([]specs.Mount, error
 func IsMount(dest string, options []string) bool {
 	dir, name := path.Split(dest)
 	known := dest == MPSDir || name == "socket" && slices.ContainsFunc(Daemons, func(d Daemon) bool {
-		return d.Name != config.MPS && slices.Contains(d.dirs, path.Clean(dir))
+		return d.Name != config.MPS && slices.Contains(d.Dirs, path.Clean(dir))
 	})
 	return known && !slices.ContainsFunc([]string{"nosuid", "nodev", "noexec"}, func(o string) bool { return !slices.Contains(options, o) })
 }
@@ -85,7 +74,7 @@ func (d Daemon) Locate(h config.Host) (dir string, err error) {
 	if d.Name == config.MPS {
 		return driver.LocateSocket("/", h.MPSPipeDirectory, "control", true)
 	}
-	for _, name := range d.dirs {
+	for _, name := range d.Dirs {
 		dir, err = driver.LocateSocket(h.DriverRoot, name, "socket", false)
 		if !errors.Is(err, fs.ErrNotExist) {
 			break
