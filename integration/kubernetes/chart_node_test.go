@@ -205,8 +205,11 @@ func (c *cluster) awaitNotReady(t *testing.T, generation string) {
 	if err := c.await("the DaemonSet's pod", podLimit, func() error {
 		var list corev1.PodList
 		err := c.do("GET", "/api/v1/namespaces/"+releaseNamespace+"/pods?labelSelector=pod-template-generation%3D"+generation, nil, &list)
-		if err != nil || len(list.Items) != 1 {
-			return fmt.Errorf("%d pods: %v", len(list.Items), err)
+		if err == nil && len(list.Items) != 1 {
+			err = fmt.Errorf("there are %d pods", len(list.Items))
+		}
+		if err != nil {
+			return err
 		}
 		for _, s := range list.Items[0].Status.ContainerStatuses {
 			if s.Ready {
@@ -278,7 +281,7 @@ func (c *cluster) makeNodeImage(t *testing.T) {
 	}))
 }
 
-// The chart's DaemonSet installs the node, a GPU pod runs, an upgrade changes nothing of
+// The chart's DaemonSet installs the node, a GPU pod runs, an upgrade and a rollback change nothing of
 // it, and the removal leaves the host as it was, byte for byte.
 func TestChartInstallsTheNode(t *testing.T) {
 	c := shared
@@ -295,8 +298,8 @@ func TestChartInstallsTheNode(t *testing.T) {
 	}
 	label(`"true"`)
 	t.Cleanup(func() { label("null") })
-	install(t, "--set", "metrics.port=3476,runtimeClass.name="+chartHandler+",runtimeClass.handler="+chartHandler,
-		"--set", "args={--target=containerd,--containerd-config="+c.config()+",--bin-dir="+c.binDir()+",--interval=1s}")
+	args := "--target=containerd,--containerd-config=" + c.config() + ",--bin-dir=" + c.binDir() + ",--interval=1s"
+	install(t, "--set", "metrics.port=3476,runtimeClass.name="+chartHandler+",runtimeClass.handler="+chartHandler, "--set", "args={"+args+"}")
 
 	c.logDaemonSet(t)
 	c.awaitNotReady(t, "1") // it waits for host.restart
@@ -336,6 +339,17 @@ func TestChartInstallsTheNode(t *testing.T) {
 		t.Errorf("the pod keeps what the host has unmounted:\n%s", table)
 	}
 
+	// What is refused stops a rolling update.
+	upgrade("args={" + args + ",--handler=" + handler + "}")
+	c.awaitLabel(t, "nvidia-shim.io/ready", "false")
+	c.awaitNotReady(t, "3")
+	if _, err := helmRelease(t, "rollback"); err != nil {
+		t.Fatal(err)
+	}
+	c.awaitRollout(t)
+	c.awaitLabel(t, "nvidia-shim.io/ready", "true")
+	c.check(t, gpu, "main", true, given...)
+
 	upgrade("uninstall=true")
 	host.restart(t) // the upgrade asked for none
 	c.awaitLabel(t, "nvidia-shim.io/ready", "")
@@ -343,7 +357,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	if node, err := c.node(); err != nil || node.Labels["nvidia-shim.io/version"] == "" {
 		t.Errorf("%v: the labels say that nothing is left: %v", err, node.Labels)
 	}
-	c.awaitNotReady(t, "3")
+	c.awaitNotReady(t, "5")
 	c.delete(t, gpu)
 	c.awaitLabel(t, "nvidia-shim.io/version", "")
 	c.awaitRollout(t)
