@@ -13,7 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// A new user of k3s types what docs/kubernetes.md says on a node with its files and programs.
+// A new user of k3s types what README.md says on a node with its files and programs.
 func TestTheCommandsOnANodeOfK3s(t *testing.T) {
 	d, tree := simtest.New(t, sim.Options{GPUs: 2}), simhost.NewTree(t)
 	const home = "/var/lib/rancher/k3s/"
@@ -29,8 +29,8 @@ func TestTheCommandsOnANodeOfK3s(t *testing.T) {
 	simtest.Check(t, exec.Command("cp", "../../runtimeclass/testdata/k3s-v3.toml", config).Run())
 	simhost.Script(t, tree.Root+"/usr/local/sbin/systemctl", "echo \"$*\" >>/usr/local/sbin/asked\n")
 	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "NVIDIA_SHIM_CONFIG=" + d.ConfigPath}
-	list := simhost.Commands(t, "docs/kubernetes.md", "## Set up", "Once for the cluster")
-	if len(list) != 3 || list[2] != "nvidia-shimctl check" {
+	list := simhost.Commands(t, "README.md", "**Kubernetes**", "## Documentation")
+	if len(list) != 2 || list[1] != "nvidia-shimctl check" {
 		t.Fatalf("commands of the page: %q", list)
 	}
 	written := func() []string {
@@ -38,11 +38,11 @@ func TestTheCommandsOnANodeOfK3s(t *testing.T) {
 		simtest.Check(t, err)
 		return files
 	}
-	tree.Type(t, env, list[0])
+	tree.Type(t, env, list[0]+" --dry-run")
 	if files := written(); len(files) > 0 {
 		t.Errorf("the dry run wrote %q", files)
 	}
-	tree.Type(t, env, list[1])
+	tree.Type(t, env, list[0])
 	if asked, err := os.ReadFile(tree.Root + "/usr/local/sbin/asked"); err != nil || string(asked) != "is-active --quiet k3s\nrestart k3s\n" {
 		t.Errorf("systemctl was asked for %q, %v", asked, err)
 	}
@@ -50,7 +50,7 @@ func TestTheCommandsOnANodeOfK3s(t *testing.T) {
 		t.Errorf("files of the installation: %q", files)
 	}
 	// This machine may run a containerd, too.
-	out := tree.Type(t, env, list[2]+" --target k3s")
+	out := tree.Type(t, env, list[1]+" --target k3s")
 	simhost.Want(t, out, `the handler "nvidia" in `+home+"agent/etc/containerd/config.toml starts this shim", "driver 580.159.04 with 2 GPUs")
 	if strings.Contains(out, "problem ") {
 		t.Error(out)
