@@ -12,6 +12,12 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
+// A systemctl that reloads Docker, which answers before it has done that.
+const (
+	reload   = `[ "$*" = "reload docker" ] && kill -HUP $(cat `
+	reloaded = `until docker info --format '{{json .Runtimes}}' | grep -q '"nvidia"'; do sleep 0.1; done` + "\n"
+)
+
 // workstation is a host that has Docker, and nothing of this project.
 func workstation(t *testing.T, tree simhost.Tree) *engine {
 	t.Helper()
@@ -27,7 +33,7 @@ func workstation(t *testing.T, tree simhost.Tree) *engine {
 		}
 	}
 	e.configure(t, map[string]any{})
-	simhost.Script(t, tree.Root+"/usr/local/sbin/systemctl", `[ "$*" = "reload docker" ] && kill -HUP $(cat `+e.Dir+"/docker.pid)\n")
+	simhost.Script(t, tree.Root+"/usr/local/sbin/systemctl", reload+e.Dir+"/docker.pid)\n"+reloaded)
 	t.Cleanup(func() { e.daemon.Stop() })
 	e.startDaemon(t)
 	t.Cleanup(func() { e.removeContainers(t) })
@@ -41,7 +47,7 @@ func TestTheCommandsOfThePages(t *testing.T) {
 	t.Cleanup(func() { shared.startDaemon(t) })
 	tree := simhost.NewTree(t)
 	e := workstation(t, tree)
-	list := slices.Concat(simhost.Commands(t, "README.md", "**Docker** gets", "**Kubernetes**"), simhost.Commands(t, "docs/docker.md", "# Docker", "\x00"))
+	list := slices.Concat(simhost.Commands(t, "README.md", "**Docker**", "**Kubernetes**"), simhost.Commands(t, "docs/docker.md", "# Docker", "\x00"))
 	count := map[string]int{}
 	for _, line := range append(list, "nvidia-shimctl check --target docker", "nvidia-shimctl uninstall") {
 		program := strings.Fields(line)[0]

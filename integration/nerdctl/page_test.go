@@ -21,7 +21,7 @@ func TestTheCommandsOfThePages(t *testing.T) {
 	ctr := "ctr --address " + h.Address + " --namespace " + h.ID + " run --cpu-shares 0 --cgroup /" + h.ID + "/page --log-uri file://" + log
 	as := strings.NewReplacer("nerdctl run", ctr, " -e ", " --env ", "--gpus device=", "--device nvidia.com/gpu=", "IMAGE", h.Image+" page")
 	env := []string{"PATH=" + h.Options.ToolsDir + ":/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "NVIDIA_SHIM_CONFIG=" + h.Driver.ConfigPath}
-	list := slices.Concat(simhost.Commands(t, "README.md", "**ctr and nerdctl**", "**Docker** gets"), simhost.Commands(t, "docs/nerdctl.md", "# nerdctl", "\x00"))
+	list := slices.Concat(simhost.Commands(t, "README.md", "**ctr and nerdctl**", "**Docker**"), simhost.Commands(t, "docs/nerdctl.md", "# nerdctl", "\x00"))
 	ran := 0
 	for _, line := range list {
 		tree.Type(t, env, as.Replace(line))
