@@ -356,13 +356,14 @@ func TestAPodIsSuspendedAndResumed(t *testing.T) {
 		n := newNode(t, r)
 		simhost.Append(t, n.Driver.ConfigPath, "\n[container]\non-pause = \"suspend-gpu\"\n")
 		config := n.sandbox("pod")
+		config.Linux.SecurityContext.NamespaceOptions.Pid = cri.NamespaceMode_CONTAINER // the kubelet's default
 		pod := n.run(t, "nvidia", config)
 		n.mustStart(t, pod, config, "first", "0")
 		n.mustStart(t, pod, config, "second", "1")
 		for _, step := range []struct {
 			command string
 			paused  int
-		}{{"suspend", 2}, {"resume", 0}} {
+		}{{"suspend", 2}, {"resume", 0}, {"suspend", 2}} {
 			n.Ctl(t, step.command, "--state", n.State, "--pod", "default/pod")
 			if got := strings.Count(n.Ctr(t, "--namespace", criNamespace, "tasks", "ls"), "PAUSED"); got != step.paused {
 				t.Errorf("after %s %d containers are paused, want %d", step.command, got, step.paused)
