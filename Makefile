@@ -102,10 +102,11 @@ test-kind: deps build docker kind ## run a cluster of kind under Docker, with si
 guards: ## remove one guard at a time and see its test fail (as root)
 	$(GO) test -count=1 -v -timeout 40m -tags guards ./integration/guards
 
-test-gpu: build tools kubernetes docker ## run the acceptance tests on this host's real GPUs (as root)
+test-gpu: build packages tools kubernetes docker ## run the acceptance tests on this host's real GPUs (as root)
 	$(GO) test -count=1 -v -timeout 20m -tags gpu ./integration/gpu
 	$(GO) test -count=1 -v -timeout 20m -tags gpu -run '^TestOnRealGPUs' ./integration/docker
 	cd integration/kubernetes && $(GO) test -count=1 -v -timeout 20m -tags gpu -run '^TestOnRealGPUs' .
+	$(GO) test -count=1 -v -timeout 20m -tags gpu -run '^TestOnRealGPUs' ./integration/systemd
 
 SOAK ?= $(BIN)/soak.json
 

@@ -55,6 +55,7 @@ func TestTheScopeOfAContainerAllowsExactlyItsNodes(t *testing.T) {
 // containers their GPUs whose rules only the kernel knows.
 func TestT36AContainerKeepsItsGPUWhateverRewritesDeviceRules(t *testing.T) {
 	m := startMachine(t)
+	writeCrun(t, m.dir+inCrun, inCrun, "/usr/bin/crun")
 	crun := containerOptions{flags: []string{"--runtime-config-path", inCrun + "/crun.toml"}}
 	containers := []*container{
 		m.sleep(t, 0, containerOptions{}),

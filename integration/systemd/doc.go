@@ -16,6 +16,10 @@
 // is systemd as the first process of mount, PID, cgroup, UTS and IPC namespaces of
 // the test's own, with containerd as a service of it.
 //
+// With the tag gpu one more test, TestOnRealGPUs…, boots a machine with the host's real driver.
+// NVIDIA_SHIM_IMAGE_CACHE and NVIDIA_SHIM_GPU_PROGRAMS name the tree and the programs on a host
+// that cannot make them.
+//
 // A machine shares the host's network and kernel. So it must never have a writable
 // /proc/sys or /sys, the capabilities to load modules, to set the time or to
 // configure auditing, or a service that would use them; and nothing of it may be

@@ -14,7 +14,6 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/types/known/anypb"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
@@ -59,7 +58,7 @@ func (m *machine) sleep(t testing.TB, gpu int, o containerOptions) *container {
 	if gpu != noGPU {
 		argv = append(argv, "--env", "NVIDIA_VISIBLE_DEVICES="+strconv.Itoa(gpu))
 	}
-	m.run(t, append(append(argv, o.flags...), images.Ref(imageName), c.id, "/bin/sleep", "3600")...)
+	m.run(t, append(append(argv, o.flags...), m.image, c.id, "/bin/sleep", "3600")...)
 	return c
 }
 

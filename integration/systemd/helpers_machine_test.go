@@ -50,31 +50,55 @@ type machine struct {
 
 	dir     string // of the host, holds everything
 	cgroup  string // the machine's root cgroup, as the host sees it
+	image   string // of its containers
 	systemd *testenv.Command
 	nextID  int
 }
 
-// startMachine boots a machine and waits until systemd says that it is running. It
-// is gone when the test ends.
+// startMachine boots a machine with the simulated driver.
 func startMachine(t *testing.T) *machine {
+	t.Helper()
+	m := newMachine(t)
+	m.Devices = simhost.NewDevices(t, simtest.New(t, sim.Options{Dir: m.dir + inDriver, GPUs: gpuCount}))
+	config, err := os.ReadFile(m.Driver.ConfigPath)
+	if err != nil {
+		t.Fatal(err)
+	}
+	tar, err := images.Build(imageName)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.image = images.Ref(imageName)
+	m.start(t, strings.ReplaceAll(string(config), m.Driver.Dir, inDriver), "", tar)
+	return m
+}
+
+// newMachine makes a machine that is not started. It is gone when the test ends.
+func newMachine(t *testing.T) *machine {
 	t.Helper()
 	before := testenv.Snapshot(t)
 	t.Cleanup(func() { before.AssertUnchanged(t) })
-	tree, err := images.DebianTree(treePackages)
-	if err != nil {
-		t.Fatalf("a Debian tree with systemd is missing: %v", err)
-	}
 	m := &machine{dir: machineDir(t)}
 	t.Cleanup(func() {
 		if err := os.RemoveAll(m.dir); err != nil {
 			t.Error(err)
 		}
 	})
-	m.Devices = simhost.NewDevices(t, simtest.New(t, sim.Options{Dir: m.dir + inDriver, GPUs: gpuCount}))
-	m.boot(t, tree)
-	m.waitRunning(t)
-	m.importImage(t)
 	return m
+}
+
+// start boots the machine with this configuration of the shim, waits until systemd says that it is
+// running, and imports the image of its containers. mounts is a script that adds to bootScript.
+func (m *machine) start(t *testing.T, config, mounts, image string) {
+	t.Helper()
+	tree, err := images.DebianTree(treePackages)
+	if err != nil {
+		t.Fatalf("a Debian tree with systemd is missing: %v", err)
+	}
+	m.writeFiles(t, config)
+	m.boot(t, tree, mounts)
+	m.waitRunning(t)
+	m.importImage(t, image)
 }
 
 // machineDir makes the directory that all of a machine's files are in. Its name has
@@ -125,7 +149,7 @@ func (m *machine) makeCgroup(t *testing.T) *os.File {
 // bootScript runs in the machine's namespaces. It mounts what systemd expects, without a way to
 // change settings of the kernel that are not of a namespace, and becomes systemd, without the
 // capabilities that reach beyond the namespaces. Arguments: the machine's directory, the Debian
-// tree, and bin/ of the repository.
+// tree, bin/ of the repository, and what to run in the machine's root while the host's is there.
 const bootScript = `set -e
 safe=nosuid,nodev,noexec
 mount --make-rprivate /
@@ -157,6 +181,7 @@ ln -s fd/2 dev/stderr
 mount --bind "$1/srv" srv
 mount --bind "$3" srv/bin
 mount -o remount,bind,ro srv/bin
+eval "$4"
 pivot_root . mnt
 cd /
 umount -l mnt
@@ -171,16 +196,14 @@ exec setpriv ` + bounded + ` /lib/systemd/systemd
 const bounded = "--bounding-set=-sys_module,-sys_rawio,-sys_boot,-sys_time,-audit_control,-audit_read,-syslog"
 
 // boot starts systemd as the first process of new namespaces.
-func (m *machine) boot(t *testing.T, tree string) {
+func (m *machine) boot(t *testing.T, tree, mounts string) {
 	t.Helper()
-	m.writeFiles(t)
-	writeCrun(t, m.dir+inCrun, inCrun, "/usr/bin/crun")
 	cgroup := m.makeCgroup(t)
 	defer cgroup.Close()
 	m.systemd = &testenv.Command{
 		// The cgroup namespace is made when the process is in the machine's cgroup: that
 		// becomes the root.
-		Name: "systemd", Argv: []string{"unshare", "--cgroup", "/bin/sh", "-c", bootScript, "sh", m.dir, tree, testenv.ShimDir()},
+		Name: "systemd", Argv: []string{"unshare", "--cgroup", "/bin/sh", "-c", bootScript, "sh", m.dir, tree, testenv.ShimDir(), mounts},
 		Dir: "/", Env: []string{"container=other", "PATH=" + systemPath}, Log: filepath.Join(m.dir, "boot.log"),
 		Attributes: syscall.SysProcAttr{
 			Cloneflags:  syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWUTS | syscall.CLONE_NEWIPC,
@@ -210,16 +233,12 @@ var masked = []string{
 }
 
 // writeFiles writes what the machine has on top of the Debian tree.
-func (m *machine) writeFiles(t *testing.T) {
+func (m *machine) writeFiles(t *testing.T, config string) {
 	t.Helper()
-	config, err := os.ReadFile(m.Driver.ConfigPath)
-	if err != nil {
-		t.Fatal(err)
-	}
 	files := map[string]string{
 		// Without an identity systemd would take this for a first boot.
 		"/etc/machine-id":                        strings.Repeat(strings.TrimPrefix(filepath.Base(m.dir), "nse-"), 4) + "\n",
-		inConfig:                                 strings.ReplaceAll(string(config), m.Driver.Dir, inDriver),
+		inConfig:                                 config,
 		"/etc/systemd/journald.conf.d/test.conf": "[Journal]\nStorage=volatile\nAudit=no\nReadKMsg=no\n",
 		"/etc/containerd/config.toml":            containerdConfig,
 		"/etc/systemd/system/containerd.service": fmt.Sprintf(containerdUnit, inBin, systemPath, inConfig),
@@ -321,12 +340,8 @@ func (m *machine) waitRunning(t *testing.T) {
 	t.Logf("systemd was up after %v", time.Since(start).Round(10*time.Millisecond))
 }
 
-func (m *machine) importImage(t *testing.T) {
+func (m *machine) importImage(t *testing.T, tar string) {
 	t.Helper()
-	tar, err := images.Build(imageName)
-	if err != nil {
-		t.Fatal(err)
-	}
 	f, err := os.Open(tar)
 	if err != nil {
 		t.Fatal(err)

@@ -94,7 +94,13 @@ type node struct {
 
 func startNode(t *testing.T) *node {
 	t.Helper()
-	n := &node{machine: startMachine(t)}
+	return newNode(t, startMachine(t))
+}
+
+// newNode makes a machine a node.
+func newNode(t *testing.T, m *machine) *node {
+	t.Helper()
+	n := &node{machine: m}
 	n.api.labels = map[string]string{"kubernetes.io/hostname": "node"}
 	server := httptest.NewTLSServer(&n.api)
 	t.Cleanup(server.Close)

@@ -1,0 +1,93 @@
+//go:build gpu
+
+package systemd
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/gpu"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+// realDevices gives a machine the host's device nodes and what the driver has in procfs.
+const realDevices = `cp -a /dev/nvidia* dev
+for name in devices driver; do
+	mount --rbind /proc/$name proc/$name
+done
+`
+
+// startReal boots a machine with copies of this host's driver files. Its containerd finds by name
+// only a shim that is installed.
+func startReal(t *testing.T) *machine {
+	t.Helper()
+	if _, err := os.Stat("/proc/driver/nvidia/version"); err != nil {
+		t.Fatalf("this test needs a host with NVIDIA GPUs and a loaded driver: %v", err)
+	}
+	m := newMachine(t)
+	m.Driver = &sim.Driver{}
+	files := []string{"-a", "--parents"}
+	for _, pattern := range []string{simhost.Multiarch + "/libcuda*", simhost.Multiarch + "/libnvidia-*", "/usr/bin/nvidia-*"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil || len(found) == 0 {
+			t.Fatalf("the host's driver has no %s: %v", pattern, err)
+		}
+		files = append(files, found...)
+	}
+	cp := exec.Command("cp", append(files, filepath.Join(m.dir, "upper"))...)
+	cp.Dir = "/" // with --parents, cp looks for the parents' attributes from here
+	if out, err := cp.CombinedOutput(); err != nil {
+		t.Fatalf("copy the driver's files: %v: %s", err, out)
+	}
+	dropIn := filepath.Join(m.dir, "upper/etc/systemd/system/containerd.service.d")
+	simtest.Check(t, os.MkdirAll(dropIn, 0o755))
+	simtest.Check(t, os.WriteFile(filepath.Join(dropIn, "path.conf"), []byte("[Service]\nEnvironment=PATH="+inBin+"/tools:"+systemPath+"\n"), 0o644))
+
+	programs := os.Getenv("NVIDIA_SHIM_GPU_PROGRAMS")
+	if programs == "" {
+		programs = t.TempDir()
+		simtest.Check(t, gpu.Compile(programs))
+	}
+	m.image = "test/gpu:latest"
+	image, err := gpu.ProgramsImage(m.image, programs)
+	simtest.Check(t, err)
+	tar := filepath.Join(t.TempDir(), "image.tar")
+	simtest.Check(t, image.Write(tar))
+	m.start(t, "", realDevices, tar)
+	m.run(t, "ldconfig")
+	return m
+}
+
+func TestOnRealGPUsTheNodeImageInstallsAndRemoves(t *testing.T) {
+	n := newNode(t, startReal(t))
+	list, err := exec.Command("nvidia-smi", "-L").Output()
+	first, _, found := strings.Cut(string(list), "\n")
+	if err != nil || !found {
+		t.Fatalf("nvidia-smi -L on the host: %v: %s", err, list)
+	}
+	before := n.state(t)
+	simhost.Want(t, n.once(t, 0, true), "found containerd (", "write "+installedShim)
+	n.api.want(t, "true", n.version, 1)
+	t.Logf("nvidia-shimctl check on the node:\n%s", n.run(t, installedCtl, "check"))
+
+	c := n.sleep(t, 0, containerOptions{runtime: runtimeclass.RuntimeType})
+	if got := c.exec(t, "nvidia-smi", "-L"); got != first+"\n" {
+		t.Errorf("nvidia-smi -L in the container: got %q, want %q", got, first)
+	}
+	out := c.exec(t, "/bin/sh", "-c", "vectoradd 2>&1 || true")
+	t.Logf("vectoradd in the container:\n%s", out)
+	simhost.Want(t, out, "count 1\n", " ok\n")
+	c.remove(t)
+
+	n.once(t, 0, true, "--uninstall")
+	if after := n.state(t); after != before {
+		t.Errorf("uninstall left: %s", changed(before, after))
+	}
+	n.api.want(t, "", "", 3)
+}
