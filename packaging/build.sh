@@ -47,7 +47,8 @@ sort -u "$work/modules" |
 sed 's/^[^#]/# &/' ../docs/config.toml >"$common/config.toml"
 sed '1d; s,/usr/local/bin,/usr/bin,' ../runtimeclass/nvidia-shim-prepare.service >"$common/nvidia-shim-prepare.service"
 
-for ARCH in amd64 arm64; do
+builds=
+for ARCH in amd64 arm64; do (
 	export ARCH
 	name=containerd-shim-nvidia_${PACKAGE_VERSION}_linux_$ARCH
 	mkdir "$work/$name"
@@ -65,7 +66,11 @@ for ARCH in amd64 arm64; do
 	for format in deb rpm; do
 		"$work/nfpm" package --packager $format --target "$out/"
 	done
-	cd - >/dev/null
+) &
+	builds="$builds $!"
+done
+for build in $builds; do
+	wait "$build"
 done
 name=$work/containerd-shim-nvidia_${PACKAGE_VERSION}_linux
 "$GO" run -trimpath ./image "$out" "${REGISTRY:=localhost}/nvidia-shim-node" "$tag" "$(git rev-parse HEAD)" amd64="${name}_amd64" arm64="${name}_arm64"

@@ -37,6 +37,7 @@ const marker = "canary-of-the-host"
 type host struct {
 	*simhost.Host
 	canary  string
+	tree    string // what the hostile images are made of
 	pod     string // the container that keeps the pod's shim alive
 	shim    int    // the process of the pod's shim
 	maxPeak int

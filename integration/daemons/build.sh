@@ -6,25 +6,12 @@
 # The stock shim belongs to them, because that of 2.4 does not start under a
 # daemon before 2.3.
 #
-# What is up to date is skipped: a stamp file beside the binaries holds the
-# recipe's key (pinned modules, this script, compiler).
+# What is up to date is skipped: a stamp file beside the binaries holds the recipe's key.
 #
 # Debian's own containerd and runc are unpacked, not installed, into
 # OUTDIR/debian, where apt-get can download them. Where it cannot, that is said
 # here, and again by the tests.
-set -eu
-
-if [ $# -ne 1 ]; then
-	echo "usage: $0 OUTDIR" >&2
-	exit 2
-fi
-here=$(cd "$(dirname "$0")" && pwd)
-mkdir -p "$1"
-out=$(cd "$1" && pwd)
-GO=${GO:-go}
-
-# The modules are built as pinned, whatever the caller's environment says.
-export GOWORK=off GOFLAGS=-mod=readonly
+. "$(dirname "$0")/../tools/recipe.sh"
 
 # complete DIR: whether all programs are there.
 complete() {
@@ -35,8 +22,7 @@ complete() {
 # CRI stays in: Kubernetes' way in is tested as well.
 build() {
 	cd "$here/$1"
-	key=$({ cat go.mod go.sum "$here/build.sh"; "$GO" version; "$GO" env GOARCH; } | sha256sum | cut -d ' ' -f 1)
-	if complete "$out/$1" && [ "$(cat "$out/$1/.stamp" 2>/dev/null)" = "$key" ]; then
+	if fresh "$out/$1/.stamp" && complete "$out/$1"; then
 		return
 	fi
 	version=$("$GO" list -m -f '{{.Version}}' "$2")

@@ -380,22 +380,27 @@ func TestT18FiftyCreationsAtOnceUnderCRIDoNotMixUpDevices(t *testing.T) {
 	o.Config = criConfig(t, r, dir)
 	n := newNodeOf(t, r, dir, o)
 	// start is that of one container, which has the GPU i%4.
-	start := func(t *testing.T, pod string, config *cri.PodSandboxConfig, i int) {
+	start := func(t *testing.T, pod string, config *cri.PodSandboxConfig, i int) (id string) {
 		id, err := n.start(pod, config, fmt.Sprint("container-", i), fmt.Sprint(i%4))
 		if err != nil {
 			t.Errorf("container %d: %v", i, err)
-			return
 		}
-		n.check(t, n.exec(t, id, n.ProbeArgs()), i%4)
+		return id
 	}
+	check := func(t *testing.T, id string, i int) { n.check(t, n.exec(t, id, n.ProbeArgs()), i%4) }
 	t.Run("T18 in one pod", func(t *testing.T) {
 		config := n.sandbox("pod")
 		pod := n.run(t, "nvidia", config)
 		var group sync.WaitGroup
-		for i := range parallel {
-			group.Go(func() { start(t, pod, config, i) })
+		ids := make([]string, parallel)
+		for i := range ids {
+			group.Go(func() { ids[i] = start(t, pod, config, i) })
 		}
 		group.Wait()
+		// One after the other: containerd's reaper stalls if many processes end at once (its issue 13849).
+		for i, id := range ids {
+			check(t, id, i)
+		}
 		n.remove(t, pod)
 	})
 	t.Run("T18 each in a pod of its own", func(t *testing.T) {
@@ -409,7 +414,7 @@ func TestT18FiftyCreationsAtOnceUnderCRIDoNotMixUpDevices(t *testing.T) {
 					t.Errorf("pod %d: %v", i, err)
 					return
 				}
-				start(t, pod.PodSandboxId, config, i)
+				check(t, start(t, pod.PodSandboxId, config, i), i)
 				n.remove(t, pod.PodSandboxId)
 			})
 		}

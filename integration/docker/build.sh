@@ -3,27 +3,13 @@
 # compose, at the versions that the go.mod of engine/, buildx/ and compose/ pin.
 # Usage: build.sh OUTDIR
 #
-# What is up to date is skipped: a stamp file beside each program holds the
-# recipe's key (pinned modules, this script, compiler).
-set -eu
-
-if [ $# -ne 1 ]; then
-	echo "usage: $0 OUTDIR" >&2
-	exit 2
-fi
-here=$(cd "$(dirname "$0")" && pwd)
-mkdir -p "$1"
-out=$(cd "$1" && pwd)
-GO=${GO:-go}
-
-# The modules are built as pinned, whatever the caller's environment says.
-export GOWORK=off GOFLAGS=-mod=readonly
+# What is up to date is skipped: a stamp file beside each program holds the recipe's key.
+. "$(dirname "$0")/../tools/recipe.sh"
 
 # build DIR NAME PACKAGE LDFLAGS: a program of the module in DIR, static and without cgo.
 build() {
 	cd "$here/$1"
-	key=$({ cat go.mod go.sum "$here/build.sh"; "$GO" version; "$GO" env GOARCH; } | sha256sum | cut -d ' ' -f 1)
-	if [ -x "$out/$2" ] && [ "$(cat "$out/.$2.stamp" 2>/dev/null)" = "$key" ]; then
+	if fresh "$out/.$2.stamp" && [ -x "$out/$2" ]; then
 		return
 	fi
 	echo "building $2"

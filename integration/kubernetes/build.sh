@@ -5,33 +5,12 @@
 # and deviceplugin/ pin. Usage: build.sh OUTDIR
 #
 # OUTDIR/kube is the program, OUTDIR/{etcd,kubelet,...} are links to it, OUTDIR/cni
-# holds the plugins. What is up to date is skipped: a stamp file holds the recipe's
-# key (pinned modules, sources, this script, compiler).
-set -eu
+# holds the plugins. What is up to date is skipped: a stamp file holds the recipe's key.
+. "$(dirname "$0")/../tools/recipe.sh"
+mkdir -p "$out/cni"
 
-if [ $# -ne 1 ]; then
-	echo "usage: $0 OUTDIR" >&2
-	exit 2
-fi
-here=$(cd "$(dirname "$0")" && pwd)
-mkdir -p "$1/cni"
-out=$(cd "$1" && pwd)
-GO=${GO:-go}
 cd "$here/cluster"
-
-# The module is built as pinned, whatever the caller's environment says.
-export GOWORK=off GOFLAGS=-mod=readonly
-
-# fresh NAME FILE...: is what OUTDIR/.NAME.stamp stands for made from these files?
-# The recipe's key is left in $key.
-fresh() {
-	name=$1
-	shift
-	key=$({ cat "$@" ../build.sh; "$GO" version; "$GO" env GOARCH CC; } | sha256sum | cut -d ' ' -f 1)
-	[ "$(cat "$out/.$name.stamp" 2>/dev/null)" = "$key" ]
-}
-
-if ! fresh kube go.mod go.sum ./*.go; then
+if ! fresh "$out/.kube.stamp" ./*.go; then
 	rm -f "$out/.kube.stamp"
 	version=$("$GO" list -m -f '{{.Version}}' k8s.io/kubernetes)
 	minor=${version#v1.}
@@ -52,7 +31,7 @@ if ! fresh kube go.mod go.sum ./*.go; then
 fi
 
 cd "$here/deviceplugin"
-if ! fresh nvidia-device-plugin go.mod go.sum; then
+if ! fresh "$out/.nvidia-device-plugin.stamp"; then
 	rm -f "$out/.nvidia-device-plugin.stamp"
 	echo "building nvidia-device-plugin $("$GO" list -m -f '{{.Version}}' github.com/NVIDIA/k8s-device-plugin)"
 	# NVML is found when the program runs: what is not called need not be there.

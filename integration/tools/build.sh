@@ -5,31 +5,12 @@
 # runc-1.2 are old ones, each with a go.mod of its own.
 # Usage: build.sh OUTDIR
 #
-# What is up to date is skipped: a stamp file beside each binary holds the
-# recipe's key (pinned modules, this script, compiler).
-set -eu
-
-if [ $# -ne 1 ]; then
-	echo "usage: $0 OUTDIR" >&2
-	exit 2
-fi
-here=$(cd "$(dirname "$0")" && pwd)
-mkdir -p "$1"
-out=$(cd "$1" && pwd)
-GO=${GO:-go}
+# What is up to date is skipped: a stamp file beside each binary holds the recipe's key.
+. "$(dirname "$0")/recipe.sh"
 cd "$here"
-
-# The module is built as pinned, whatever the caller's environment says.
-export GOWORK=off GOFLAGS=-mod=readonly
 
 containerd_version=$("$GO" list -m -f '{{.Version}}' github.com/containerd/containerd/v2)
 runc_version=$("$GO" list -m -f '{{.Version}}' github.com/opencontainers/runc)
-key=$({ cat go.mod go.sum build.sh; "$GO" version; "$GO" env GOARCH CC; } | sha256sum | cut -d ' ' -f 1)
-
-# fresh NAME: is OUTDIR/NAME there and made from this recipe?
-fresh() {
-	[ -x "$out/$1" ] && [ "$(cat "$out/.$1.stamp" 2>/dev/null)" = "$key" ]
-}
 
 # put NAME: move the finished binary into place, then say that it is fresh.
 put() {
@@ -40,7 +21,7 @@ put() {
 
 # build_containerd NAME TAGS: a command of containerd, static and without cgo.
 build_containerd() {
-	if fresh "$1"; then
+	if fresh "$out/.$1.stamp" && [ -x "$out/$1" ]; then
 		return
 	fi
 	echo "building $1 $containerd_version"
@@ -57,7 +38,7 @@ build_containerd containerd-shim-runc-v2 "no_grpc"
 
 # build_runc NAME LDFLAGS: the runc of the module in the working directory.
 build_runc() {
-	if fresh "$1"; then
+	if fresh "$out/.$1.stamp" && [ -x "$out/$1" ]; then
 		return
 	fi
 	if ! pkg-config --exists libseccomp 2>/dev/null; then
@@ -75,7 +56,6 @@ build_runc() {
 build_runc runc ""
 for old in runc-1.1 runc-1.2; do
 	cd "$here/$old"
-	key=$({ cat go.mod go.sum ../build.sh; "$GO" version; "$GO" env GOARCH CC; } | sha256sum | cut -d ' ' -f 1)
 	runc_version=$("$GO" list -m -f '{{.Version}}' github.com/opencontainers/runc)
 	build_runc "$old" "-X main.version=${runc_version#v}"
 done
