@@ -46,7 +46,9 @@ func (p *Plan) registerDocker(o Options) error {
 	ours := map[string]any{"runtimeType": runtimeType}
 	runtimes[r.Handler] = ours
 	for name := range now {
-		runtimes[name] = ours
+		if !dockerRuntime(runtimes, name).Ours() { // the others were registered by hand
+			runtimes[name] = ours
+		}
 	}
 	if r.Default {
 		config["default-runtime"] = r.Handler
@@ -59,15 +61,20 @@ func (h Host) DockerRuntimes(name string) (map[string]Runtime, error) {
 	_, config, err := h.readJSON(name)
 	list := map[string]Runtime{}
 	for name := range table(config, "runtimes") {
-		runtimeType, _ := table(config, "runtimes", name)["runtimeType"].(string)
-		if r := (Runtime{Type: runtimeType}); r.Ours() {
+		if r := dockerRuntime(table(config, "runtimes"), name); r.Ours() {
 			list[name] = r
 		}
 	}
 	return list, err
 }
 
-// readDocker reads daemon.json without our runtimes. That is the original if nothing else changed.
+func dockerRuntime(runtimes map[string]any, name string) Runtime {
+	runtimeType, _ := table(runtimes, name)["runtimeType"].(string)
+	return Runtime{Type: runtimeType}
+}
+
+// readDocker reads daemon.json without the runtimes that install registered. That is the original
+// if nothing else changed.
 func (h Host) readDocker(name string) (configFile, map[string]any, error) {
 	name, err := h.follow(name)
 	if err != nil {
@@ -78,12 +85,20 @@ func (h Host) readDocker(name string) (configFile, map[string]any, error) {
 		return configFile{}, nil, err
 	}
 	backup, original, err := h.readJSON(name + BackupSuffix)
+	if err != nil {
+		return configFile{}, nil, err
+	}
 	file := configFile{name, text, text}
-	if removeOurs(config, original) {
+	formatted := bytes.Equal(text, encodeJSON(config, "  "))
+	removed := removeOurs(config, original)
+	switch {
+	// Without a record, a file that an installation made has nothing else.
+	case backup == nil && !h.recorded(name) && !(formatted && len(config) == 0):
+		_, config, err = h.readJSON(name)
+	case backup != nil && reflect.DeepEqual(config, original):
+		file.original = backup
+	case removed:
 		file.original = encodeJSON(config, "  ")
-		if backup != nil && reflect.DeepEqual(config, original) {
-			file.original = backup
-		}
 	}
 	return file, config, err
 }
@@ -113,9 +128,8 @@ func removeOurs(config, original map[string]any) bool {
 	removed := false
 	runtimes := table(config, "runtimes")
 	for name, v := range runtimes {
-		runtimeType, _ := table(runtimes, name)["runtimeType"].(string)
 		before := table(original, "runtimes")[name]
-		if !(Runtime{Type: runtimeType}).Ours() || reflect.DeepEqual(v, before) {
+		if !dockerRuntime(runtimes, name).Ours() || reflect.DeepEqual(v, before) {
 			continue
 		}
 		removed = true

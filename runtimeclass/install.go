@@ -80,7 +80,7 @@ func Uninstall(h Host, o Options) (Plan, error) {
 		err = p.unregister(o, "")
 	}
 	if !p.Changed() {
-		p.note("nothing of this program is registered with %s here", o.registration())
+		p.note("install registered nothing with %s here; what was added by hand stays", o.registration())
 	}
 	if err == nil {
 		err = p.release(o, record)

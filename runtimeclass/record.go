@@ -54,18 +54,29 @@ func Registered(h Host, o Options) ([]Options, error) {
 
 // readRecord reads the record, or recognizes what versions without one installed.
 func (h Host) readRecord(o Options) ([]placed, error) {
+	record, err := h.loadRecord()
+	if err != nil || record != nil {
+		return record, err
+	}
+	return h.recognize(o)
+}
+
+// loadRecord reads the record; it returns nil if there is none.
+func (h Host) loadRecord() (record []placed, err error) {
 	text, err := h.readOwned(RecordPath)
+	if err == nil && text != nil {
+		err = json.Unmarshal(text, &record)
+	}
 	if err != nil {
-		return nil, err
-	}
-	if text == nil {
-		return h.recognize(o)
-	}
-	var record []placed
-	if err := json.Unmarshal(text, &record); err != nil {
 		return nil, fmt.Errorf("%s: %w", RecordPath, err)
 	}
 	return record, nil
+}
+
+// recorded reports whether a daemon's configuration is in the record.
+func (h Host) recorded(name string) bool {
+	record, _ := h.loadRecord() // readRecord returns the error
+	return slices.ContainsFunc(record, func(f placed) bool { return f.Kind == DaemonConfig && f.Path == name })
 }
 
 // recognize makes the record of a node without one. A program is ours if a daemon is registered.
@@ -176,8 +187,9 @@ func (p *Plan) release(o Options, record []placed) error {
 			p.note("%s stays: %s needs it", f.Path, strings.Join(f.For, ", "))
 			continue
 		}
-		// unregister has these; the original of a configuration that is gone remains.
-		if f.Kind == DaemonConfig || f.Kind == Original && p.Host.Exists(strings.TrimSuffix(f.Path, BackupSuffix)) {
+		// unregister has these, but for the original of a configuration that is gone or the same.
+		now, _ := p.Host.Read(strings.TrimSuffix(f.Path, BackupSuffix))
+		if f.Kind == DaemonConfig || f.Kind == Original && now != nil && sum(now) != f.SHA256 {
 			continue
 		}
 		c, err := p.Host.change(f.Kind, f.Path, nil)

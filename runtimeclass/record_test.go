@@ -97,6 +97,42 @@ func TestUninstallKeepsFilesOfOthers(t *testing.T) {
 	}
 }
 
+// A runtime of Docker that an operator registered by hand stays, with the programs, and an
+// installation beside it brings back every byte.
+func TestUninstallKeepsARuntimeThatWasRegisteredByHand(t *testing.T) {
+	for _, text := range []string{
+		`{"runtimes":{"gpu":{"runtimeType":"io.containerd.nvidia.v2","options":{"A":"b"}}}}`,
+		`{"debug": true, "runtimes":{"nvidia":{"runtimeType":"/opt/containerd-shim-nvidia-v2"}}}`,
+		`{"runtimes":{"nvidia":{"runtimeType":"io.containerd.nvidia.v2"}}}`,
+		"{\n  \"debug\": true,\n  \"runtimes\": {\n    \"nvidia\": {\n      \"runtimeType\": \"io.containerd.nvidia.v2\"\n    }\n  }\n}\n",
+	} {
+		h, o := dockerTree(t, text), withDocker(options(t))
+		write(t, h.real(path.Join(DefaultBinDir, ShimName)), "a program\n")
+		check(t, os.Chmod(h.real(path.Join(DefaultBinDir, ShimName)), programMode))
+		before := simtest.Contents(t, h.Root)
+		if list, err := Registered(h, o); err != nil || len(list) > 0 {
+			t.Errorf("%s: registrations %+v, %v", text, list, err)
+		}
+		p := uninstall(t, h, o)
+		if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) || !strings.Contains(strings.Join(p.Notes, "\n"), "by hand") {
+			t.Errorf("%s: without an installation: %v, %v", text, now, p.Notes)
+		}
+		applied(t)(Install(h, o))
+		installed := string(read(t, h.real(DefaultDockerConfig)))
+		if strings.Contains(text, "gpu") && !strings.Contains(installed, `"A": "b"`) {
+			t.Errorf("installed:\n%s", installed)
+		}
+		applied(t)(Install(h, o))
+		if again := string(read(t, h.real(DefaultDockerConfig))); again != installed {
+			t.Errorf("installed twice:\n%s", again)
+		}
+		uninstall(t, h, o)
+		if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+			t.Errorf("%s: not as before: %v", text, now)
+		}
+	}
+}
+
 // The programs of an uninstallation with KeepPrograms belong to the next one.
 func TestUninstallRemovesKeptPrograms(t *testing.T) {
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
