@@ -143,6 +143,7 @@ func (h Host) oldFiles(o Options) []Change {
 func (p *Plan) record(o Options, record []placed) error {
 	name := o.registration()
 	record = slices.DeleteFunc(record, func(f placed) bool { return f.Kind == DaemonConfig && slices.Contains(f.For, name) })
+	var originals []Change
 	for _, c := range p.Changes {
 		i := slices.IndexFunc(record, func(f placed) bool { return f.Path == c.Path })
 		switch {
@@ -152,6 +153,13 @@ func (p *Plan) record(o Options, record []placed) error {
 			// It was there before: it is not ours to remove.
 			continue
 		case i < 0:
+			if now, _ := p.Host.Read(c.Path); c.Kind == Program && now != nil {
+				original, err := p.Host.change(Original, c.Path+BackupSuffix, now)
+				if err != nil {
+					return err
+				}
+				originals = append(originals, original)
+			}
 			i = len(record)
 			record = append(record, placed{Path: c.Path, Kind: c.Kind})
 		}
@@ -162,7 +170,7 @@ func (p *Plan) record(o Options, record []placed) error {
 		}
 	}
 	change, err := p.Host.recordChange(record)
-	p.Changes = slices.Insert(p.Changes, 0, change)
+	p.Changes = slices.Concat([]Change{change}, originals, p.Changes)
 	return err
 }
 
@@ -202,7 +210,13 @@ func (p *Plan) release(o Options, record []placed) error {
 		case f.Kind == Program:
 			keep = append(keep, f)
 			if !o.KeepPrograms {
-				p.Programs = append(p.Programs, c)
+				// One that was there before comes back.
+				original, err := p.Host.change(Original, f.Path+BackupSuffix, nil)
+				if err != nil {
+					return err
+				}
+				c.After = original.Before
+				p.Programs = append(p.Programs, c, original)
 			}
 		default:
 			p.Changes = append(p.Changes, c)

@@ -97,6 +97,38 @@ func TestUninstallKeepsFilesOfOthers(t *testing.T) {
 	}
 }
 
+// Other programs of these names that were there come back, when no process runs the shim.
+func TestUninstallBringsProgramsBack(t *testing.T) {
+	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
+	for _, name := range Programs {
+		write(t, h.real(path.Join(DefaultBinDir, name)), "an older program\n")
+		check(t, os.Chmod(h.real(path.Join(DefaultBinDir, name)), programMode))
+	}
+	before := simtest.Contents(t, h.Root)
+	applied(t)(Install(h, o))
+	applied(t)(Install(Host{Root: h.Root}, withDocker(o)))
+	uninstall(t, h, o)
+	uninstall(t, h, withDocker(o))
+	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+		t.Errorf("not as before: %v", now)
+	}
+	// One that was changed since stays, and so does what it replaced.
+	check(t, os.Chmod(h.real(path.Join(DefaultBinDir, ShimName)), 0o700))
+	applied(t)(Install(h, o))
+	write(t, h.real(path.Join(DefaultBinDir, CtlName)), "the operator's\n")
+	uninstall(t, h, o)
+	now := simtest.Contents(t, h.Root)
+	for name, want := range map[string]string{ShimName: "an older", CtlName: "the operator's", CtlName + BackupSuffix: "an older"} {
+		if !strings.Contains(now[path.Join(DefaultBinDir, name)], want) {
+			t.Errorf("%s: %q, want %s", name, now[path.Join(DefaultBinDir, name)], want)
+		}
+	}
+	applied(t)(Install(h, o))
+	if uninstall(t, h, o); !strings.Contains(simtest.Contents(t, h.Root)[path.Join(DefaultBinDir, CtlName)], "the operator's") {
+		t.Error("after a second installation the operator's program did not come back")
+	}
+}
+
 // A runtime of Docker that an operator registered by hand stays, with the programs, and an
 // installation beside it brings back every byte.
 func TestUninstallKeepsARuntimeThatWasRegisteredByHand(t *testing.T) {
