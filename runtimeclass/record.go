@@ -131,7 +131,7 @@ func (h Host) oldFiles(o Options) []Change {
 		switch name := files[i].Path; {
 		case c.Kind == Link && string(c.Before) != UnitPath,
 			name == UnitPath && !(bytes.HasPrefix(c.Before, []byte(unitMark)) && bytes.Contains(c.Before, []byte(runs))),
-			name == o.ShimConfig && !unchanged(c.Before):
+			name == o.ShimConfig && !Unchanged(c.Before):
 			continue
 		}
 		files[i] = c
@@ -205,7 +205,7 @@ func (p *Plan) release(o Options, record []placed) error {
 		case err != nil:
 			p.note("%s stays: %v", f.Path, err)
 		case c.Before == nil:
-		case sum(c.Before) != f.SHA256:
+		case sum(c.Before) != f.SHA256 && !Unchanged(c.Before): // prepare makes the CDI file again
 			p.note("%s stays: it was changed since the installation", f.Path)
 		case f.Kind == Program:
 			keep = append(keep, f)

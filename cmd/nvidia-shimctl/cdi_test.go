@@ -167,7 +167,7 @@ func TestCDIFileOfInstall(t *testing.T) {
 	dryRun(uninstall, false, "would remove ")
 	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
 	dryRun(install, false, "would write ")
-	dryRun(uninstall, true, "would remove ")
+	dryRun(uninstall, false, "would remove ")
 	write(t, file, "kind: nvidia.com/gpu\n")
 	dryRun(uninstall, false, "would remove ")
 	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "was not written by this program") {
@@ -178,7 +178,8 @@ func TestCDIFileOfInstall(t *testing.T) {
 	}
 }
 
-// The last registration takes the file with it.
+// The last registration that asked for the file takes it with it, if it was made by the installation
+// and was not edited since.
 func TestCDIFileOfTwoInstallations(t *testing.T) {
 	d := simulate(t)
 	dir := t.TempDir()
@@ -196,9 +197,28 @@ func TestCDIFileOfTwoInstallations(t *testing.T) {
 	}
 	ctlFor("one.json", "install", "--from", from, "--cdi")
 	exists(true, "installed")
-	ctlFor("two.json", "install", "--from", from)
+	ctlFor("two.json", "install", "--from", from, "--cdi")
 	ctlFor("one.json", "uninstall")
 	exists(true, "another daemon needs it")
+	simtest.Check(t, d.Upgrade("999.1.2"))
+	fine(t, "--config", d.ConfigPath, "prepare", "--cdi")
+	contains(t, read(t, file), "libcuda.so.999.1.2")
 	ctlFor("two.json", "uninstall")
 	exists(false, "uninstalled")
+
+	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
+	ctlFor("one.json", "install", "--from", from, "--cdi")
+	ctlFor("one.json", "uninstall")
+	exists(true, "it was there before")
+
+	simtest.Check(t, os.Remove(file))
+	ctlFor("one.json", "install", "--from", from, "--cdi")
+	edited := read(t, file) + "# mine\n"
+	write(t, file, edited)
+	simtest.Check(t, d.Upgrade("999.1.3"))
+	fine(t, "--config", d.ConfigPath, "prepare", "--cdi")
+	ctlFor("one.json", "uninstall")
+	if got := read(t, file); got != edited {
+		t.Errorf("the edited file has\n%s", got)
+	}
 }

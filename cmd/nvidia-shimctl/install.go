@@ -95,9 +95,12 @@ func planInstall(ctx context.Context, c *cli.Command, host runtimeclass.Host, o 
 	if o.Target != runtimeclass.Docker {
 		o.KubeletSocket = runtimeclass.KubeletSocket(host, procOf(host))
 	}
+	if err := addCDI(c, o); err != nil {
+		return none, nil, err
+	}
 	plan, err := runtimeclass.Install(host, *o)
-	if err == nil {
-		err = addCDI(c, o.Target, &plan)
+	if c.Bool("cdi") && o.Target == runtimeclass.Docker {
+		plan.Notes = append(plan.Notes, "docker run --gpus also needs a program nvidia-cdi-hook in dockerd's PATH when it starts; it is never run: NVIDIA's, or a link of that name to /bin/false")
 	}
 	if found.Target != "" {
 		plan.Notes = slices.Insert(plan.Notes, 0, "found "+found.String())
@@ -209,9 +212,6 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 // that changed.
 func uninstallFrom(ctx context.Context, c *cli.Command, host runtimeclass.Host, o runtimeclass.Options, pending bool) error {
 	plan, err := runtimeclass.Uninstall(host, o)
-	if err == nil {
-		err = removeCDI(host, o, &plan)
-	}
 	if err != nil {
 		return err
 	}
