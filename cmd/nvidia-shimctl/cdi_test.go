@@ -148,6 +148,7 @@ func TestCDIFileOfInstall(t *testing.T) {
 	file := filepath.Join(dir, "nvidia.yaml")
 	useCDIFile(t, file)
 	_, _, from := installTree(t, "", "")
+	write(t, filepath.Join(dir, "daemon.json"), "{}")
 	place := []string{"--dry-run", "--target", "docker", "--docker-config", filepath.Join(dir, "daemon.json"), "--bin-dir", filepath.Join(dir, "bin")}
 	install := append([]string{"--config", d.ConfigPath, "install", "--from", from, "--cdi"}, place...)
 	uninstall := append([]string{"--config", d.ConfigPath, "uninstall"}, place...)
@@ -186,6 +187,9 @@ func TestCDIFileOfTwoInstallations(t *testing.T) {
 	file := filepath.Join(dir, "cdi/nvidia.yaml")
 	useCDIFile(t, file)
 	_, _, from := installTree(t, "", "")
+	for _, daemon := range []string{"one.json", "two.json"} {
+		write(t, filepath.Join(dir, daemon), "{}")
+	}
 	ctlFor := func(daemon, command string, args ...string) {
 		fine(t, append([]string{"--config", d.ConfigPath, command, "--docker-config", filepath.Join(dir, daemon), "--bin-dir", filepath.Join(dir, "bin")}, args...)...)
 	}
