@@ -153,12 +153,29 @@ func decodeJSON(text []byte) (map[string]any, error) {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.UseNumber()
 	if err := dec.Decode(&m); err != nil {
-		return nil, err
+		return nil, jsonError(text, err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("data after the JSON object")
 	}
 	return m, nil
+}
+
+// jsonError adds the line of a text to an error of JSON, and takes Go's types from it.
+func jsonError(text []byte, err error) error {
+	end := int64(len(text))
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &syntax):
+		end = syntax.Offset
+	case errors.As(err, &kind):
+		end, err = kind.Offset, fmt.Errorf("unexpected JSON %s", kind.Value)
+		if kind.Field != "" {
+			err = fmt.Errorf("%s: %w", kind.Field, err)
+		}
+	}
+	return fmt.Errorf("line %d: %w", 1+bytes.Count(text[:end], []byte("\n")), err)
 }
 
 func encodeJSON(v any, indent string) []byte {

@@ -73,8 +73,9 @@ func TestInstallDockerRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`: `a runtime named "nvidia" already exists in /etc/docker/daemon.json ({"path":"nvidia-container-runtime"}): use another --handler, or --replace`,
 		`{"runtimes": []}`: `"runtimes" is not an object`,
-		`[]`:               "cannot unmarshal array",
-		`{"a": `:           "unexpected EOF",
+		`[]`:               "/etc/docker/daemon.json: line 1: unexpected JSON array",
+		"{\n\"a\": ":       "/etc/docker/daemon.json: line 2: unexpected EOF",
+		"{\n\"a\" 1}":      "/etc/docker/daemon.json: line 2: invalid character '1' after object key",
 		`{} {}`:            "data after the JSON object",
 	} {
 		if _, err := register(dockerTree(t, text), dockerOptions(Registration{})); err == nil || !strings.Contains(err.Error(), want) {

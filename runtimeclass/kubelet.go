@@ -76,11 +76,12 @@ func (p *Plan) addKubelet(o *Options) error {
 	if !o.WriteShimConfig {
 		settings = string(file)
 	}
-	tables := map[string]map[string]any{}
-	if err := toml.Unmarshal([]byte(settings), &tables); err != nil {
+	tables, err := decode([]byte(settings))
+	if err != nil {
 		return fmt.Errorf("%s: %w", o.ShimConfig, err)
 	}
-	have, set := tables["policy"]["kubelet-socket"]
+	policy := table(tables, "policy")
+	have, set := policy["kubelet-socket"]
 	switch {
 	case !set && o.KubeletSocket == path.Join(defaultKubeletDir, "pod-resources/kubelet.sock"):
 		return nil
@@ -90,10 +91,11 @@ func (p *Plan) addKubelet(o *Options) error {
 		}
 		return nil
 	}
-	if tables["policy"] == nil {
-		tables["policy"] = map[string]any{}
+	if policy == nil {
+		policy = map[string]any{}
+		tables["policy"] = policy
 	}
-	tables["policy"]["kubelet-socket"] = o.KubeletSocket
+	policy["kubelet-socket"] = o.KubeletSocket
 	text, err := toml.Marshal(tables)
 	o.ShimSettings, o.WriteShimConfig = string(text), true
 	return err

@@ -64,11 +64,11 @@ func (h Host) readRecord(o Options) ([]placed, error) {
 // loadRecord reads the record; it returns nil if there is none.
 func (h Host) loadRecord() (record []placed, err error) {
 	text, err := h.readOwned(RecordPath)
-	if err == nil && text != nil {
-		err = json.Unmarshal(text, &record)
+	if err != nil || text == nil {
+		return nil, err
 	}
-	if err != nil {
-		return nil, fmt.Errorf("%s: %w", RecordPath, err)
+	if err := json.Unmarshal(text, &record); err != nil {
+		return nil, fmt.Errorf("%s: %w", RecordPath, jsonError(text, err))
 	}
 	return record, nil
 }

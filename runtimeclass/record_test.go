@@ -183,11 +183,16 @@ func TestUninstallRemovesKeptPrograms(t *testing.T) {
 
 func TestARecordOfOthersIsRefused(t *testing.T) {
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
-	for mode, text := range map[os.FileMode]string{0o666: "[]\n", 0o600: "{\n"} {
+	for text, want := range map[string]string{
+		"[]\n":                " can be written by others",
+		"{":                   ": line 1: unexpected end",
+		"\n{}":                ": line 2: unexpected JSON object",
+		"[\n{\"path\": 1}\n]": ": line 2: path: unexpected JSON number",
+	} {
 		write(t, h.real(RecordPath), text)
-		check(t, os.Chmod(h.real(RecordPath), mode))
-		if _, err := Uninstall(h, o); err == nil || !strings.Contains(err.Error(), RecordPath) {
-			t.Errorf("mode %v: %v", mode, err)
+		check(t, os.Chmod(h.real(RecordPath), map[bool]os.FileMode{true: 0o666, false: 0o600}[text == "[]\n"]))
+		if _, err := Uninstall(h, o); err == nil || !strings.Contains(err.Error(), RecordPath+want) {
+			t.Errorf("%s: %v, want %s", text, err, want)
 		}
 	}
 }

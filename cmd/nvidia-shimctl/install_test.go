@@ -358,6 +358,12 @@ func TestInstallFollowsTheKubelet(t *testing.T) {
 	if text := read(t, file); !strings.HasPrefix(text, "# mine\n") {
 		t.Errorf("%s", text)
 	}
+	write(t, file, "x = 1\n")
+	contains(t, fine(t, args...), "set policy.kubelet-socket")
+	write(t, file, "\n[x\n")
+	if status, _, errs := ctl(t, args...); status != 1 || !strings.Contains(errs, config.DefaultPath+": line 2: toml: ") {
+		t.Errorf("%d %s", status, errs)
+	}
 }
 
 func read(t *testing.T, name string) string {

@@ -293,7 +293,7 @@ func TestTheDaemonToCheckCanBeNamed(t *testing.T) {
 	f.write("etc/docker/daemon.json", `{"runtimes": {"gpu": {"runtimeType": "/usr/local/bin/`+runtimeclass.ShimName+`"}}}`)
 	want(t, f.check("handler"), OK, `the handler "gpu" in /etc/docker/daemon.json`)
 	f.write("etc/docker/daemon.json", "{")
-	want(t, f.check("handler"), Problem, "/etc/docker/daemon.json: unexpected EOF")
+	want(t, f.check("handler"), Problem, "/etc/docker/daemon.json: line 1: unexpected EOF")
 }
 
 // A workstation has Docker's runtime and no handler.
