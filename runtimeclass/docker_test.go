@@ -105,6 +105,18 @@ func TestInstallDockerRefusesVersionsThatIgnoreIt(t *testing.T) {
 	}
 }
 
+// In a tree nothing is executed, so that the version is not known.
+func TestInstallDockerSaysThatTheVersionIsNotKnown(t *testing.T) {
+	h := dockerTree(t, "{}")
+	for version, want := range map[Version]bool{{}: true, {Major: 29}: false} {
+		h.Daemon = version
+		p, err := register(h, dockerOptions(Registration{}))
+		if got := strings.Contains(strings.Join(p.Notes, "\n"), "Docker before 24.0 would start containers without their GPUs"); err != nil || got != want {
+			t.Errorf("%v: %v, %q", version, err, p.Notes)
+		}
+	}
+}
+
 func TestUninstallDockerKeepsWhatOthersChanged(t *testing.T) {
 	const before = `{"default-runtime": "crun", "runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`
 	h := dockerTree(t, before)
