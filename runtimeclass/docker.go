@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"reflect"
 )
 
@@ -19,6 +20,7 @@ func (p *Plan) registerDocker(o Options) error {
 	} else if !v.Known() {
 		p.note("the version of dockerd is not known: Docker before 24.0 would start containers without their GPUs")
 	}
+	p.noteCDIHook(len(o.CDI) > 0)
 	file, config, err := p.Host.readDocker(o.ConfigFile)
 	if err != nil {
 		return err
@@ -73,6 +75,27 @@ func (h Host) DockerRuntimes(name string) (map[string]Runtime, error) {
 func dockerRuntime(runtimes map[string]any, name string) Runtime {
 	runtimeType, _ := table(runtimes, name)["runtimeType"].(string)
 	return Runtime{Type: runtimeType}
+}
+
+// noteCDIHook says what --gpus needs besides a CDI specification, or what hides NVIDIA's program.
+func (p *Plan) noteCDIHook(cdi bool) {
+	link, program := "", ""
+	for _, name := range inServicePath("nvidia-cdi-hook") {
+		to, _ := p.Host.change(Link, name, nil) // without a directory there is none
+		switch {
+		case program != "" || !p.Host.Exists(name):
+		case path.Base(string(to.Before)) == "false":
+			link = name
+		default:
+			program = name
+		}
+	}
+	switch {
+	case link != "" && program != "":
+		p.note("the link %s hides %s: remove it", link, program)
+	case cdi && link == "" && program == "":
+		p.note("docker run --gpus also needs a program nvidia-cdi-hook in dockerd's PATH, which dockerd never runs: without NVIDIA's, `ln -s /bin/false /usr/local/bin/nvidia-cdi-hook`, then `systemctl restart docker`")
+	}
 }
 
 // readDocker reads daemon.json without the runtimes that install registered. That is the original

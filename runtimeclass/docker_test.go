@@ -1,6 +1,7 @@
 package runtimeclass
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -113,6 +114,36 @@ func TestInstallDockerSaysThatTheVersionIsNotKnown(t *testing.T) {
 		p, err := register(h, dockerOptions(Registration{}))
 		if got := strings.Contains(strings.Join(p.Notes, "\n"), "Docker before 24.0 would start containers without their GPUs"); err != nil || got != want {
 			t.Errorf("%v: %v, %q", version, err, p.Notes)
+		}
+	}
+}
+
+// The link that --gpus needs is offered if NVIDIA's program is not there, and must not hide it.
+func TestInstallDockerLooksForNVIDIAsCDIHook(t *testing.T) {
+	const local, usr = "/usr/local/bin/nvidia-cdi-hook", "/usr/bin/nvidia-cdi-hook"
+	for _, c := range []struct {
+		link, file, needs, hides string
+	}{
+		{needs: "ln -s /bin/false " + local}, {file: usr}, {file: local}, {link: local}, {link: usr, file: local},
+		{link: local, file: usr, hides: "the link " + local + " hides " + usr + ": remove it"},
+	} {
+		h, o := dockerTree(t, "{}"), dockerOptions(Registration{})
+		write(t, h.real("/bin/false"), "")
+		if c.file != "" {
+			write(t, h.real(c.file), "")
+		}
+		if c.link != "" {
+			check(t, errors.Join(os.MkdirAll(filepath.Dir(h.real(c.link)), 0o755), os.Symlink("/bin/false", h.real(c.link))))
+		}
+		for _, cdi := range []bool{true, false} {
+			if o.CDI = nil; cdi {
+				o.CDI = []Change{{}}
+			}
+			p, err := register(h, o)
+			notes := strings.Join(p.Notes, "\n")
+			if err != nil || strings.Contains(notes, "ln -s") != (cdi && c.needs != "") || !strings.Contains(notes, c.hides) || strings.Contains(notes, "hides") != (c.hides != "") {
+				t.Errorf("%+v, CDI %v: %v, %s", c, cdi, err, notes)
+			}
 		}
 	}
 }

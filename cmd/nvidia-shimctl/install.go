@@ -99,9 +99,6 @@ func planInstall(ctx context.Context, c *cli.Command, host runtimeclass.Host, o 
 		return none, nil, err
 	}
 	plan, err := runtimeclass.Install(host, *o)
-	if c.Bool("cdi") && o.Target == runtimeclass.Docker {
-		plan.Notes = append(plan.Notes, "docker run --gpus also needs a program nvidia-cdi-hook in dockerd's PATH when it starts; it is never run: NVIDIA's, or a link of that name to /bin/false")
-	}
 	if found.Target != "" {
 		plan.Notes = slices.Insert(plan.Notes, 0, "found "+found.String())
 	}
