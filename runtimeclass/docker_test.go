@@ -51,6 +51,9 @@ func TestInstallDocker(t *testing.T) {
 			want: strings.Replace(ourDockerRuntime, RuntimeType, "/opt/s/"+ShimName, 1)},
 		{name: "in place of NVIDIA's toolkit", reg: Registration{Replace: true},
 			text: `{"runtimes": {"nvidia": {"args": [],   "path": "nvidia-container-runtime"}}}`, want: ourDockerRuntime},
+		{name: "in place of NVIDIA's toolkit as the default", reg: Registration{Replace: true},
+			text: `{"default-runtime": "nvidia", "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}`,
+			want: "{\n  \"default-runtime\": \"nvidia\",\n" + ourDockerRuntime[2:]},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h, o := dockerTree(t, c.text), dockerOptions(c.reg)
