@@ -1,6 +1,7 @@
 package runtimeclass
 
 import (
+	"errors"
 	"fmt"
 	"path"
 	"slices"
@@ -205,10 +206,16 @@ func newVersion(daemon Version) int {
 
 func decode(text []byte) (map[string]any, error) {
 	m := map[string]any{}
-	if err := toml.Unmarshal(text, &m); err != nil {
-		return nil, fmt.Errorf("%s", strings.ReplaceAll(err.Error(), "\n", " "))
+	err := toml.Unmarshal(text, &m)
+	if err == nil {
+		return m, nil
 	}
-	return m, nil
+	line := 1
+	var at *toml.DecodeError
+	if errors.As(err, &at) {
+		line, _ = at.Position()
+	}
+	return nil, fmt.Errorf("line %d: %s", line, strings.ReplaceAll(err.Error(), "\n", " "))
 }
 
 // table descends into tables. A missing one is nil, which can be read.

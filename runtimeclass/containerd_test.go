@@ -310,7 +310,7 @@ func TestInstallContainerdRefuses(t *testing.T) {
 	}{
 		{name: "a handler of another runtime, in the file to edit", text: "v2-1.7.toml", daemon: v1735, reg: Registration{Handler: "runc"}, want: `a runtime named "runc" already exists in /etc/containerd/config.toml ({"options":{"SystemdCgroup":true},"runtime_type":"io.containerd.runc.v2"}): use another --handler, or --replace`},
 		{name: "a handler of another runtime, beside a drop-in", text: "toolkit.toml", daemon: v242, want: `"BinaryName":"/usr/bin/nvidia-container-runtime"`},
-		{name: "broken TOML", text: "version = 2\n[plugins", daemon: v242, want: testConfig},
+		{name: "broken TOML", text: "version = 2\n[plugins", daemon: v242, want: testConfig + ": line 2: toml: "},
 		{name: "a version that is not known", text: "version = 5\n", daemon: v242, want: "version 5"},
 		{name: "a version that is no number", text: "version = \"2\"\n", daemon: v242, want: "version"},
 		{name: "runtimes as an inline table", text: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\nruntimes = { runc = { runtime_type = \"io.containerd.runc.v2\" } }\n", daemon: v242, want: "by hand"},

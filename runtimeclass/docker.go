@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"path"
 	"reflect"
 )
 
@@ -16,7 +17,10 @@ func (p *Plan) registerDocker(o Options) error {
 	r := o.Registration
 	if v := p.Host.Daemon; v.Known() && !v.AtLeast(24, 0, 0) {
 		return fmt.Errorf("dockerd %s ignores runtimeType and would start containers without their GPUs: use Docker 24.0 or later", v)
+	} else if !v.Known() {
+		p.note("the version of dockerd is not known: Docker before 24.0 would start containers without their GPUs")
 	}
+	p.noteCDIHook(len(o.CDI) > 0)
 	file, config, err := p.Host.readDocker(o.ConfigFile)
 	if err != nil {
 		return err
@@ -46,7 +50,9 @@ func (p *Plan) registerDocker(o Options) error {
 	ours := map[string]any{"runtimeType": runtimeType}
 	runtimes[r.Handler] = ours
 	for name := range now {
-		runtimes[name] = ours
+		if !dockerRuntime(runtimes, name).Ours() { // the others were registered by hand
+			runtimes[name] = ours
+		}
 	}
 	if r.Default {
 		config["default-runtime"] = r.Handler
@@ -59,15 +65,41 @@ func (h Host) DockerRuntimes(name string) (map[string]Runtime, error) {
 	_, config, err := h.readJSON(name)
 	list := map[string]Runtime{}
 	for name := range table(config, "runtimes") {
-		runtimeType, _ := table(config, "runtimes", name)["runtimeType"].(string)
-		if r := (Runtime{Type: runtimeType}); r.Ours() {
+		if r := dockerRuntime(table(config, "runtimes"), name); r.Ours() {
 			list[name] = r
 		}
 	}
 	return list, err
 }
 
-// readDocker reads daemon.json without our runtimes. That is the original if nothing else changed.
+func dockerRuntime(runtimes map[string]any, name string) Runtime {
+	runtimeType, _ := table(runtimes, name)["runtimeType"].(string)
+	return Runtime{Type: runtimeType}
+}
+
+// noteCDIHook says what --gpus needs besides a CDI specification, or what hides NVIDIA's program.
+func (p *Plan) noteCDIHook(cdi bool) {
+	link, program := "", ""
+	for _, name := range inServicePath("nvidia-cdi-hook") {
+		to, _ := p.Host.change(Link, name, nil) // without a directory there is none
+		switch {
+		case program != "" || !p.Host.Exists(name):
+		case path.Base(string(to.Before)) == "false":
+			link = name
+		default:
+			program = name
+		}
+	}
+	switch {
+	case link != "" && program != "":
+		p.note("the link %s hides %s: remove it", link, program)
+	case cdi && link == "" && program == "":
+		p.note("docker run --gpus also needs a program nvidia-cdi-hook in dockerd's PATH, which dockerd never runs: without NVIDIA's, `ln -s /bin/false /usr/local/bin/nvidia-cdi-hook`, then `systemctl restart docker`")
+	}
+}
+
+// readDocker reads daemon.json without the runtimes that install registered. That is the original
+// if nothing else changed.
 func (h Host) readDocker(name string) (configFile, map[string]any, error) {
 	name, err := h.follow(name)
 	if err != nil {
@@ -78,12 +110,20 @@ func (h Host) readDocker(name string) (configFile, map[string]any, error) {
 		return configFile{}, nil, err
 	}
 	backup, original, err := h.readJSON(name + BackupSuffix)
+	if err != nil {
+		return configFile{}, nil, err
+	}
 	file := configFile{name, text, text}
-	if removeOurs(config, original) {
+	formatted := bytes.Equal(text, encodeJSON(config, "  "))
+	removed := removeOurs(config, original)
+	switch {
+	// Without a record, a file that an installation made has nothing else.
+	case backup == nil && !h.recorded(name) && !(formatted && len(config) == 0):
+		_, config, err = h.readJSON(name)
+	case backup != nil && reflect.DeepEqual(config, original):
+		file.original = backup
+	case removed:
 		file.original = encodeJSON(config, "  ")
-		if backup != nil && reflect.DeepEqual(config, original) {
-			file.original = backup
-		}
 	}
 	return file, config, err
 }
@@ -113,9 +153,8 @@ func removeOurs(config, original map[string]any) bool {
 	removed := false
 	runtimes := table(config, "runtimes")
 	for name, v := range runtimes {
-		runtimeType, _ := table(runtimes, name)["runtimeType"].(string)
 		before := table(original, "runtimes")[name]
-		if !(Runtime{Type: runtimeType}).Ours() || reflect.DeepEqual(v, before) {
+		if !dockerRuntime(runtimes, name).Ours() || reflect.DeepEqual(v, before) {
 			continue
 		}
 		removed = true
@@ -139,12 +178,29 @@ func decodeJSON(text []byte) (map[string]any, error) {
 	dec := json.NewDecoder(bytes.NewReader(text))
 	dec.UseNumber()
 	if err := dec.Decode(&m); err != nil {
-		return nil, err
+		return nil, jsonError(text, err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
 		return nil, errors.New("data after the JSON object")
 	}
 	return m, nil
+}
+
+// jsonError adds the line of a text to an error of JSON, and takes Go's types from it.
+func jsonError(text []byte, err error) error {
+	end := int64(len(text))
+	var syntax *json.SyntaxError
+	var kind *json.UnmarshalTypeError
+	switch {
+	case errors.As(err, &syntax):
+		end = syntax.Offset
+	case errors.As(err, &kind):
+		end, err = kind.Offset, fmt.Errorf("unexpected JSON %s", kind.Value)
+		if kind.Field != "" {
+			err = fmt.Errorf("%s: %w", kind.Field, err)
+		}
+	}
+	return fmt.Errorf("line %d: %w", 1+bytes.Count(text[:end], []byte("\n")), err)
 }
 
 func encodeJSON(v any, indent string) []byte {

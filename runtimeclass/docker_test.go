@@ -1,6 +1,7 @@
 package runtimeclass
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -50,6 +51,9 @@ func TestInstallDocker(t *testing.T) {
 			want: strings.Replace(ourDockerRuntime, RuntimeType, "/opt/s/"+ShimName, 1)},
 		{name: "in place of NVIDIA's toolkit", reg: Registration{Replace: true},
 			text: `{"runtimes": {"nvidia": {"args": [],   "path": "nvidia-container-runtime"}}}`, want: ourDockerRuntime},
+		{name: "in place of NVIDIA's toolkit as the default", reg: Registration{Replace: true},
+			text: `{"default-runtime": "nvidia", "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}`,
+			want: "{\n  \"default-runtime\": \"nvidia\",\n" + ourDockerRuntime[2:]},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h, o := dockerTree(t, c.text), dockerOptions(c.reg)
@@ -73,8 +77,9 @@ func TestInstallDockerRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`: `a runtime named "nvidia" already exists in /etc/docker/daemon.json ({"path":"nvidia-container-runtime"}): use another --handler, or --replace`,
 		`{"runtimes": []}`: `"runtimes" is not an object`,
-		`[]`:               "cannot unmarshal array",
-		`{"a": `:           "unexpected EOF",
+		`[]`:               "/etc/docker/daemon.json: line 1: unexpected JSON array",
+		"{\n\"a\": ":       "/etc/docker/daemon.json: line 2: unexpected EOF",
+		"{\n\"a\" 1}":      "/etc/docker/daemon.json: line 2: invalid character '1' after object key",
 		`{} {}`:            "data after the JSON object",
 	} {
 		if _, err := register(dockerTree(t, text), dockerOptions(Registration{})); err == nil || !strings.Contains(err.Error(), want) {
@@ -100,6 +105,48 @@ func TestInstallDockerRefusesVersionsThatIgnoreIt(t *testing.T) {
 		}
 		if _, err := register(h, dockerOptions(Registration{})); (err != nil) != refused || refused && !strings.Contains(err.Error(), "ignores runtimeType") {
 			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// In a tree nothing is executed, so that the version is not known.
+func TestInstallDockerSaysThatTheVersionIsNotKnown(t *testing.T) {
+	h := dockerTree(t, "{}")
+	for version, want := range map[Version]bool{{}: true, {Major: 29}: false} {
+		h.Daemon = version
+		p, err := register(h, dockerOptions(Registration{}))
+		if got := strings.Contains(strings.Join(p.Notes, "\n"), "Docker before 24.0 would start containers without their GPUs"); err != nil || got != want {
+			t.Errorf("%v: %v, %q", version, err, p.Notes)
+		}
+	}
+}
+
+// The link that --gpus needs is offered if NVIDIA's program is not there, and must not hide it.
+func TestInstallDockerLooksForNVIDIAsCDIHook(t *testing.T) {
+	const local, usr = "/usr/local/bin/nvidia-cdi-hook", "/usr/bin/nvidia-cdi-hook"
+	for _, c := range []struct {
+		link, file, needs, hides string
+	}{
+		{needs: "ln -s /bin/false " + local}, {file: usr}, {file: local}, {link: local}, {link: usr, file: local},
+		{link: local, file: usr, hides: "the link " + local + " hides " + usr + ": remove it"},
+	} {
+		h, o := dockerTree(t, "{}"), dockerOptions(Registration{})
+		write(t, h.real("/bin/false"), "")
+		if c.file != "" {
+			write(t, h.real(c.file), "")
+		}
+		if c.link != "" {
+			check(t, errors.Join(os.MkdirAll(filepath.Dir(h.real(c.link)), 0o755), os.Symlink("/bin/false", h.real(c.link))))
+		}
+		for _, cdi := range []bool{true, false} {
+			if o.CDI = nil; cdi {
+				o.CDI = []Change{{}}
+			}
+			p, err := register(h, o)
+			notes := strings.Join(p.Notes, "\n")
+			if err != nil || strings.Contains(notes, "ln -s") != (cdi && c.needs != "") || !strings.Contains(notes, c.hides) || strings.Contains(notes, "hides") != (c.hides != "") {
+				t.Errorf("%+v, CDI %v: %v, %s", c, cdi, err, notes)
+			}
 		}
 	}
 }

@@ -100,22 +100,23 @@ func (p *Plan) installUnit(binDir string) error {
 	return err
 }
 
-// The first lines of a configuration of the shim that install wrote. The sum between them tells a
-// file that is as it was written from one that the operator changed.
+// The first lines of a configuration of the shim, and of a CDI specification. The sum between them
+// tells a file that is as it was written from one that the operator changed.
 const (
-	configMark     = "# Made by nvidia-shimctl install, sum "
-	configMarkRest = ".\n# Uninstall removes this file while it is unchanged; edit it, and it is yours.\n"
+	fileMark     = "# Made by nvidia-shimctl, sum "
+	fileMarkRest = ".\n# nvidia-shimctl keeps this file up to date while it is unchanged; edit it, and it is yours.\n"
 )
 
-func marked(body string) []byte {
+// Marked returns the text of a file with these lines.
+func Marked(body string) []byte {
 	sum := sha256.Sum256([]byte(body))
-	return []byte(configMark + hex.EncodeToString(sum[:8]) + configMarkRest + body)
+	return []byte(fileMark + hex.EncodeToString(sum[:8]) + fileMarkRest + body)
 }
 
-// unchanged reports whether text is as install wrote it.
-func unchanged(text []byte) bool {
-	_, body, ok := strings.Cut(string(text), configMarkRest)
-	return ok && string(text) == string(marked(body))
+// Unchanged reports whether text is as Marked made it.
+func Unchanged(text []byte) bool {
+	_, body, ok := strings.Cut(string(text), fileMarkRest)
+	return ok && string(text) == string(Marked(body))
 }
 
 // installConfig writes a configuration of the shim. A file with the same settings stays; one with
@@ -125,13 +126,13 @@ func (p *Plan) installConfig(path, body string) error {
 	if err != nil {
 		return err
 	}
-	if change.Before != nil && !unchanged(change.Before) {
+	if change.Before != nil && !Unchanged(change.Before) {
 		if !sameContent(change.Before, []byte(body)) {
 			return fmt.Errorf("%s exists and is not overwritten: remove it, or add to it by hand\n%s", path, strings.TrimSpace(body))
 		}
 		change.After = change.Before
 	} else if body != "" {
-		change.After = marked(body)
+		change.After = Marked(body)
 	}
 	p.Changes = append(p.Changes, change)
 	return nil

@@ -37,6 +37,9 @@ func TestFind(t *testing.T) {
 		{name: "a kind node", files: map[string]string{"/kind/version": "", containerd: ""}, want: []string{"containerd (/kind/version)"}},
 		{name: "a k3s server", files: map[string]string{rancherDir + "/k3s/server/tls/x": "", k3s: ""}, want: []string{"k3s (/var/lib/rancher/k3s/server/tls)"}},
 		{name: "a k3s agent", files: map[string]string{k3s: ""}, want: []string{"k3s (/var/lib/rancher/k3s/agent)"}},
+		{name: "an RKE2 server", files: map[string]string{rancherDir + "/rke2/server/tls/x": "", rancherDir + "/rke2/agent/x": ""}, want: []string{"rke2 (/var/lib/rancher/rke2/server/tls)"}},
+		{name: "an RKE2 server runs", files: map[string]string{rancherDir + "/rke2/server/tls/x": ""}, runs: []string{"/usr/local/bin/rke2 server", rancherDir + "/rke2/data/v1/bin/containerd"},
+			want: []string{"rke2 (/usr/local/bin/rke2 runs)"}},
 		{name: "an RKE2 agent", files: map[string]string{rancherDir + "/rke2/agent/x": ""}, want: []string{"rke2 (/var/lib/rancher/rke2/agent)"}},
 		{name: "Docker with its containerd", files: map[string]string{docker: "", containerd: "", DefaultContainerdConfig: "disabled_plugins = [\"cri\"]\n"},
 			want: []string{"docker (/usr/bin/dockerd)"}},
@@ -69,7 +72,7 @@ func TestFind(t *testing.T) {
 			var got []string
 			for _, f := range Find(Host{Root: tree(t, c.files)}, proc, c.target) {
 				got = append(got, f.String())
-				if f.Program != "" && f.Program != containerd && f.Program != docker || (f.Program == "") != (len(c.runs) == 0 || f.Target == "k3s") {
+				if f.Program != "" && f.Program != containerd && f.Program != docker || (f.Program == "") != (len(c.runs) == 0 || Distributions[f.Target].Name != "") {
 					t.Errorf("program %q", f.Program)
 				}
 			}

@@ -37,6 +37,8 @@ type Options struct {
 	WriteShimConfig          bool
 	// KubeletSocket is that of the host's kubelet, for the shim's configuration.
 	KubeletSocket string
+	// CDI is a change of the CDI specification, or none.
+	CDI []Change
 	// KeepPrograms has Uninstall leave the programs.
 	KeepPrograms bool
 
@@ -65,6 +67,7 @@ func Install(h Host, o Options) (Plan, error) {
 	if err == nil && o.WriteShimConfig {
 		err = p.installConfig(o.ShimConfig, o.ShimSettings)
 	}
+	p.Changes = append(p.Changes, o.CDI...)
 	if err == nil {
 		err = p.record(o, record)
 	}
@@ -80,7 +83,7 @@ func Uninstall(h Host, o Options) (Plan, error) {
 		err = p.unregister(o, "")
 	}
 	if !p.Changed() {
-		p.note("nothing of this program is registered with %s here", o.registration())
+		p.note("install registered nothing with %s here; what was added by hand stays", o.registration())
 	}
 	if err == nil {
 		err = p.release(o, record)

@@ -82,7 +82,7 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
-	if plan, err = Uninstall(h, o); err != nil || len(changedFiles(plan)) > 0 || !strings.Contains(strings.Join(plan.Notes, ""), "nothing of this program") {
+	if plan, err = Uninstall(h, o); err != nil || len(changedFiles(plan)) > 0 || !strings.Contains(strings.Join(plan.Notes, ""), "install registered nothing") {
 		t.Errorf("a second removal: %v %v", plan, err)
 	}
 }

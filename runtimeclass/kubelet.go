@@ -76,24 +76,26 @@ func (p *Plan) addKubelet(o *Options) error {
 	if !o.WriteShimConfig {
 		settings = string(file)
 	}
-	tables := map[string]map[string]any{}
-	if err := toml.Unmarshal([]byte(settings), &tables); err != nil {
+	tables, err := decode([]byte(settings))
+	if err != nil {
 		return fmt.Errorf("%s: %w", o.ShimConfig, err)
 	}
-	have, set := tables["policy"]["kubelet-socket"]
+	policy := table(tables, "policy")
+	have, set := policy["kubelet-socket"]
 	switch {
 	case !set && o.KubeletSocket == path.Join(defaultKubeletDir, "pod-resources/kubelet.sock"):
 		return nil
-	case file != nil && !o.WriteShimConfig && !unchanged(file):
+	case file != nil && !o.WriteShimConfig && !Unchanged(file):
 		if have != o.KubeletSocket {
 			p.note("the kubelet's socket is another one: set policy.kubelet-socket = %q in %s", o.KubeletSocket, o.ShimConfig)
 		}
 		return nil
 	}
-	if tables["policy"] == nil {
-		tables["policy"] = map[string]any{}
+	if policy == nil {
+		policy = map[string]any{}
+		tables["policy"] = policy
 	}
-	tables["policy"]["kubelet-socket"] = o.KubeletSocket
+	policy["kubelet-socket"] = o.KubeletSocket
 	text, err := toml.Marshal(tables)
 	o.ShimSettings, o.WriteShimConfig = string(text), true
 	return err

@@ -54,18 +54,29 @@ func Registered(h Host, o Options) ([]Options, error) {
 
 // readRecord reads the record, or recognizes what versions without one installed.
 func (h Host) readRecord(o Options) ([]placed, error) {
+	record, err := h.loadRecord()
+	if err != nil || record != nil {
+		return record, err
+	}
+	return h.recognize(o)
+}
+
+// loadRecord reads the record; it returns nil if there is none.
+func (h Host) loadRecord() (record []placed, err error) {
 	text, err := h.readOwned(RecordPath)
-	if err != nil {
+	if err != nil || text == nil {
 		return nil, err
 	}
-	if text == nil {
-		return h.recognize(o)
-	}
-	var record []placed
 	if err := json.Unmarshal(text, &record); err != nil {
-		return nil, fmt.Errorf("%s: %w", RecordPath, err)
+		return nil, fmt.Errorf("%s: %w", RecordPath, jsonError(text, err))
 	}
 	return record, nil
+}
+
+// recorded reports whether a daemon's configuration is in the record.
+func (h Host) recorded(name string) bool {
+	record, _ := h.loadRecord() // readRecord returns the error
+	return slices.ContainsFunc(record, func(f placed) bool { return f.Kind == DaemonConfig && f.Path == name })
 }
 
 // recognize makes the record of a node without one. A program is ours if a daemon is registered.
@@ -120,7 +131,7 @@ func (h Host) oldFiles(o Options) []Change {
 		switch name := files[i].Path; {
 		case c.Kind == Link && string(c.Before) != UnitPath,
 			name == UnitPath && !(bytes.HasPrefix(c.Before, []byte(unitMark)) && bytes.Contains(c.Before, []byte(runs))),
-			name == o.ShimConfig && !unchanged(c.Before):
+			name == o.ShimConfig && !Unchanged(c.Before):
 			continue
 		}
 		files[i] = c
@@ -132,6 +143,7 @@ func (h Host) oldFiles(o Options) []Change {
 func (p *Plan) record(o Options, record []placed) error {
 	name := o.registration()
 	record = slices.DeleteFunc(record, func(f placed) bool { return f.Kind == DaemonConfig && slices.Contains(f.For, name) })
+	var originals []Change
 	for _, c := range p.Changes {
 		i := slices.IndexFunc(record, func(f placed) bool { return f.Path == c.Path })
 		switch {
@@ -141,6 +153,13 @@ func (p *Plan) record(o Options, record []placed) error {
 			// It was there before: it is not ours to remove.
 			continue
 		case i < 0:
+			if now, _ := p.Host.Read(c.Path); c.Kind == Program && now != nil {
+				original, err := p.Host.change(Original, c.Path+BackupSuffix, now)
+				if err != nil {
+					return err
+				}
+				originals = append(originals, original)
+			}
 			i = len(record)
 			record = append(record, placed{Path: c.Path, Kind: c.Kind})
 		}
@@ -151,7 +170,7 @@ func (p *Plan) record(o Options, record []placed) error {
 		}
 	}
 	change, err := p.Host.recordChange(record)
-	p.Changes = slices.Insert(p.Changes, 0, change)
+	p.Changes = slices.Concat([]Change{change}, originals, p.Changes)
 	return err
 }
 
@@ -176,8 +195,9 @@ func (p *Plan) release(o Options, record []placed) error {
 			p.note("%s stays: %s needs it", f.Path, strings.Join(f.For, ", "))
 			continue
 		}
-		// unregister has these; the original of a configuration that is gone remains.
-		if f.Kind == DaemonConfig || f.Kind == Original && p.Host.Exists(strings.TrimSuffix(f.Path, BackupSuffix)) {
+		// unregister has these, but for the original of a configuration that is gone or the same.
+		now, _ := p.Host.Read(strings.TrimSuffix(f.Path, BackupSuffix))
+		if f.Kind == DaemonConfig || f.Kind == Original && now != nil && sum(now) != f.SHA256 {
 			continue
 		}
 		c, err := p.Host.change(f.Kind, f.Path, nil)
@@ -185,12 +205,18 @@ func (p *Plan) release(o Options, record []placed) error {
 		case err != nil:
 			p.note("%s stays: %v", f.Path, err)
 		case c.Before == nil:
-		case sum(c.Before) != f.SHA256:
+		case sum(c.Before) != f.SHA256 && !Unchanged(c.Before): // prepare makes the CDI file again
 			p.note("%s stays: it was changed since the installation", f.Path)
 		case f.Kind == Program:
 			keep = append(keep, f)
 			if !o.KeepPrograms {
-				p.Programs = append(p.Programs, c)
+				// One that was there before comes back.
+				original, err := p.Host.change(Original, f.Path+BackupSuffix, nil)
+				if err != nil {
+					return err
+				}
+				c.After = original.Before
+				p.Programs = append(p.Programs, c, original)
 			}
 		default:
 			p.Changes = append(p.Changes, c)

@@ -97,6 +97,74 @@ func TestUninstallKeepsFilesOfOthers(t *testing.T) {
 	}
 }
 
+// Other programs of these names that were there come back, when no process runs the shim.
+func TestUninstallBringsProgramsBack(t *testing.T) {
+	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
+	for _, name := range Programs {
+		write(t, h.real(path.Join(DefaultBinDir, name)), "an older program\n")
+		check(t, os.Chmod(h.real(path.Join(DefaultBinDir, name)), programMode))
+	}
+	before := simtest.Contents(t, h.Root)
+	applied(t)(Install(h, o))
+	applied(t)(Install(Host{Root: h.Root}, withDocker(o)))
+	uninstall(t, h, o)
+	uninstall(t, h, withDocker(o))
+	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+		t.Errorf("not as before: %v", now)
+	}
+	// One that was changed since stays, and so does what it replaced.
+	check(t, os.Chmod(h.real(path.Join(DefaultBinDir, ShimName)), 0o700))
+	applied(t)(Install(h, o))
+	write(t, h.real(path.Join(DefaultBinDir, CtlName)), "the operator's\n")
+	uninstall(t, h, o)
+	now := simtest.Contents(t, h.Root)
+	for name, want := range map[string]string{ShimName: "an older", CtlName: "the operator's", CtlName + BackupSuffix: "an older"} {
+		if !strings.Contains(now[path.Join(DefaultBinDir, name)], want) {
+			t.Errorf("%s: %q, want %s", name, now[path.Join(DefaultBinDir, name)], want)
+		}
+	}
+	applied(t)(Install(h, o))
+	if uninstall(t, h, o); !strings.Contains(simtest.Contents(t, h.Root)[path.Join(DefaultBinDir, CtlName)], "the operator's") {
+		t.Error("after a second installation the operator's program did not come back")
+	}
+}
+
+// A runtime of Docker that an operator registered by hand stays, with the programs, and an
+// installation beside it brings back every byte.
+func TestUninstallKeepsARuntimeThatWasRegisteredByHand(t *testing.T) {
+	for _, text := range []string{
+		`{"runtimes":{"gpu":{"runtimeType":"io.containerd.nvidia.v2","options":{"A":"b"}}}}`,
+		`{"debug": true, "runtimes":{"nvidia":{"runtimeType":"/opt/containerd-shim-nvidia-v2"}}}`,
+		`{"runtimes":{"nvidia":{"runtimeType":"io.containerd.nvidia.v2"}}}`,
+		"{\n  \"debug\": true,\n  \"runtimes\": {\n    \"nvidia\": {\n      \"runtimeType\": \"io.containerd.nvidia.v2\"\n    }\n  }\n}\n",
+	} {
+		h, o := dockerTree(t, text), withDocker(options(t))
+		write(t, h.real(path.Join(DefaultBinDir, ShimName)), "a program\n")
+		check(t, os.Chmod(h.real(path.Join(DefaultBinDir, ShimName)), programMode))
+		before := simtest.Contents(t, h.Root)
+		if list, err := Registered(h, o); err != nil || len(list) > 0 {
+			t.Errorf("%s: registrations %+v, %v", text, list, err)
+		}
+		p := uninstall(t, h, o)
+		if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) || !strings.Contains(strings.Join(p.Notes, "\n"), "by hand") {
+			t.Errorf("%s: without an installation: %v, %v", text, now, p.Notes)
+		}
+		applied(t)(Install(h, o))
+		installed := string(read(t, h.real(DefaultDockerConfig)))
+		if strings.Contains(text, "gpu") && !strings.Contains(installed, `"A": "b"`) {
+			t.Errorf("installed:\n%s", installed)
+		}
+		applied(t)(Install(h, o))
+		if again := string(read(t, h.real(DefaultDockerConfig))); again != installed {
+			t.Errorf("installed twice:\n%s", again)
+		}
+		uninstall(t, h, o)
+		if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+			t.Errorf("%s: not as before: %v", text, now)
+		}
+	}
+}
+
 // The programs of an uninstallation with KeepPrograms belong to the next one.
 func TestUninstallRemovesKeptPrograms(t *testing.T) {
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
@@ -115,11 +183,16 @@ func TestUninstallRemovesKeptPrograms(t *testing.T) {
 
 func TestARecordOfOthersIsRefused(t *testing.T) {
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
-	for mode, text := range map[os.FileMode]string{0o666: "[]\n", 0o600: "{\n"} {
+	for text, want := range map[string]string{
+		"[]\n":                " can be written by others",
+		"{":                   ": line 1: unexpected end",
+		"\n{}":                ": line 2: unexpected JSON object",
+		"[\n{\"path\": 1}\n]": ": line 2: path: unexpected JSON number",
+	} {
 		write(t, h.real(RecordPath), text)
-		check(t, os.Chmod(h.real(RecordPath), mode))
-		if _, err := Uninstall(h, o); err == nil || !strings.Contains(err.Error(), RecordPath) {
-			t.Errorf("mode %v: %v", mode, err)
+		check(t, os.Chmod(h.real(RecordPath), map[bool]os.FileMode{true: 0o666, false: 0o600}[text == "[]\n"]))
+		if _, err := Uninstall(h, o); err == nil || !strings.Contains(err.Error(), RecordPath+want) {
+			t.Errorf("%s: %v, want %s", text, err, want)
 		}
 	}
 }

@@ -72,7 +72,7 @@ func refreshCDI(c *cli.Command) error {
 }
 
 // addCDI adds the specification to an installation.
-func addCDI(c *cli.Command, target string, plan *runtimeclass.Plan) error {
+func addCDI(c *cli.Command, o *runtimeclass.Options) error {
 	if !c.Bool("cdi") {
 		return nil
 	}
@@ -84,31 +84,8 @@ func addCDI(c *cli.Command, target string, plan *runtimeclass.Plan) error {
 		return err
 	}
 	text, err := cdiText(c)
-	plan.Changes = append(plan.Changes, runtimeclass.Change{Kind: runtimeclass.Generated, Path: cdiFile, Before: before, After: text})
-	if target == runtimeclass.Docker {
-		plan.Notes = append(plan.Notes, "docker run --gpus also needs a program nvidia-cdi-hook in dockerd's PATH, which dockerd never runs: without NVIDIA's, `ln -s /bin/false /usr/local/bin/nvidia-cdi-hook`, then `systemctl restart docker`")
-	}
+	o.CDI = []runtimeclass.Change{{Kind: runtimeclass.Generated, Path: cdiFile, Before: before, After: text}}
 	return err
-}
-
-// removeCDI adds the removal of the specification to that of the last installation.
-func removeCDI(host runtimeclass.Host, o runtimeclass.Options, plan *runtimeclass.Plan) error {
-	before, err := cdispec.Read(cdiFile)
-	if err != nil || filepath.Clean(host.Root) != "/" { // there is none, or it is not ours
-		return nil
-	}
-	list, err := runtimeclass.Registered(host, o)
-	if err != nil {
-		return err
-	}
-	for _, r := range list {
-		if r.Target != o.Target || r.ConfigFile != o.ConfigFile {
-			plan.Notes = append(plan.Notes, fmt.Sprintf("%s stays: the shim is installed for %s", cdiFile, r.Target))
-			return nil
-		}
-	}
-	plan.Changes = append(plan.Changes, runtimeclass.Change{Kind: runtimeclass.Generated, Path: cdiFile, Before: before})
-	return nil
 }
 
 // cdiText makes the text of the specification.

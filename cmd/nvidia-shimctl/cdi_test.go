@@ -148,6 +148,7 @@ func TestCDIFileOfInstall(t *testing.T) {
 	file := filepath.Join(dir, "nvidia.yaml")
 	useCDIFile(t, file)
 	_, _, from := installTree(t, "", "")
+	write(t, filepath.Join(dir, "daemon.json"), "{}")
 	place := []string{"--dry-run", "--target", "docker", "--docker-config", filepath.Join(dir, "daemon.json"), "--bin-dir", filepath.Join(dir, "bin")}
 	install := append([]string{"--config", d.ConfigPath, "install", "--from", from, "--cdi"}, place...)
 	uninstall := append([]string{"--config", d.ConfigPath, "uninstall"}, place...)
@@ -158,16 +159,14 @@ func TestCDIFileOfInstall(t *testing.T) {
 		}
 	}
 	dryRun(install, true, "would write ")
-	_, out, notes := ctl(t, install...)
-	contains(t, out+notes, "needs a program nvidia-cdi-hook")
-	// Hundreds of lines would hide that note.
-	if strings.Contains(out, "hostPath") {
+	// Hundreds of lines would hide the notes.
+	if out := fine(t, install...); strings.Contains(out, "hostPath") {
 		t.Errorf("the specification is shown:\n%s", out)
 	}
 	dryRun(uninstall, false, "would remove ")
 	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
 	dryRun(install, false, "would write ")
-	dryRun(uninstall, true, "would remove ")
+	dryRun(uninstall, false, "would remove ")
 	write(t, file, "kind: nvidia.com/gpu\n")
 	dryRun(uninstall, false, "would remove ")
 	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "was not written by this program") {
@@ -178,13 +177,17 @@ func TestCDIFileOfInstall(t *testing.T) {
 	}
 }
 
-// The last registration takes the file with it.
+// The last registration that asked for the file takes it with it, if it was made by the installation
+// and was not edited since.
 func TestCDIFileOfTwoInstallations(t *testing.T) {
 	d := simulate(t)
 	dir := t.TempDir()
 	file := filepath.Join(dir, "cdi/nvidia.yaml")
 	useCDIFile(t, file)
 	_, _, from := installTree(t, "", "")
+	for _, daemon := range []string{"one.json", "two.json"} {
+		write(t, filepath.Join(dir, daemon), "{}")
+	}
 	ctlFor := func(daemon, command string, args ...string) {
 		fine(t, append([]string{"--config", d.ConfigPath, command, "--docker-config", filepath.Join(dir, daemon), "--bin-dir", filepath.Join(dir, "bin")}, args...)...)
 	}
@@ -196,9 +199,28 @@ func TestCDIFileOfTwoInstallations(t *testing.T) {
 	}
 	ctlFor("one.json", "install", "--from", from, "--cdi")
 	exists(true, "installed")
-	ctlFor("two.json", "install", "--from", from)
+	ctlFor("two.json", "install", "--from", from, "--cdi")
 	ctlFor("one.json", "uninstall")
 	exists(true, "another daemon needs it")
+	simtest.Check(t, d.Upgrade("999.1.2"))
+	fine(t, "--config", d.ConfigPath, "prepare", "--cdi")
+	contains(t, read(t, file), "libcuda.so.999.1.2")
 	ctlFor("two.json", "uninstall")
 	exists(false, "uninstalled")
+
+	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
+	ctlFor("one.json", "install", "--from", from, "--cdi")
+	ctlFor("one.json", "uninstall")
+	exists(true, "it was there before")
+
+	simtest.Check(t, os.Remove(file))
+	ctlFor("one.json", "install", "--from", from, "--cdi")
+	edited := read(t, file) + "# mine\n"
+	write(t, file, edited)
+	simtest.Check(t, d.Upgrade("999.1.3"))
+	fine(t, "--config", d.ConfigPath, "prepare", "--cdi")
+	ctlFor("one.json", "uninstall")
+	if got := read(t, file); got != edited {
+		t.Errorf("the edited file has\n%s", got)
+	}
 }

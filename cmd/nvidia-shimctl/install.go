@@ -95,10 +95,10 @@ func planInstall(ctx context.Context, c *cli.Command, host runtimeclass.Host, o 
 	if o.Target != runtimeclass.Docker {
 		o.KubeletSocket = runtimeclass.KubeletSocket(host, procOf(host))
 	}
-	plan, err := runtimeclass.Install(host, *o)
-	if err == nil {
-		err = addCDI(c, o.Target, &plan)
+	if err := addCDI(c, o); err != nil {
+		return none, nil, err
 	}
+	plan, err := runtimeclass.Install(host, *o)
 	if found.Target != "" {
 		plan.Notes = slices.Insert(plan.Notes, 0, "found "+found.String())
 	}
@@ -108,10 +108,21 @@ func planInstall(ctx context.Context, c *cli.Command, host runtimeclass.Host, o 
 // findTarget chooses the only daemon of the host, or of the target that the command line names, and
 // returns it.
 func findTarget(c *cli.Command, host runtimeclass.Host, o *runtimeclass.Options) (none runtimeclass.Found, err error) {
-	if slices.ContainsFunc([]string{"containerd-config", "docker-config", "containerd"}, c.IsSet) {
+	if c.IsSet("containerd") {
 		return none, nil
 	}
 	proc := procOf(host)
+	if c.IsSet("containerd-config") || c.IsSet("docker-config") {
+		isDefault := o.ConfigFile == runtimeclass.DefaultContainerdConfig || o.ConfigFile == runtimeclass.DefaultDockerConfig
+		reads := func(f runtimeclass.Found) bool {
+			return f.ConfigFile == o.ConfigFile || f.ConfigFile == "" && isDefault
+		}
+		all := runtimeclass.Find(host, proc, "")
+		if len(all) > 0 && !host.Exists(o.ConfigFile) && !slices.ContainsFunc(runtimeclass.Find(host, proc, o.Target), reads) {
+			err = usage(fmt.Errorf("%s does not exist, and no daemon here reads it: found %s", o.ConfigFile, foundNames(all)))
+		}
+		return none, err
+	}
 	target := c.String("target")
 	found := runtimeclass.Find(host, proc, target)
 	// An installation for another target makes a configuration.
@@ -209,9 +220,6 @@ func uninstall(ctx context.Context, c *cli.Command) error {
 // that changed.
 func uninstallFrom(ctx context.Context, c *cli.Command, host runtimeclass.Host, o runtimeclass.Options, pending bool) error {
 	plan, err := runtimeclass.Uninstall(host, o)
-	if err == nil {
-		err = removeCDI(host, o, &plan)
-	}
 	if err != nil {
 		return err
 	}

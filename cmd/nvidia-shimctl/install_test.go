@@ -305,6 +305,25 @@ func TestInstallFindsTheDaemon(t *testing.T) {
 	}
 }
 
+// A named file that is not there, and that no daemon reads, is refused.
+func TestInstallRefusesAFileThatNoDaemonReads(t *testing.T) {
+	root, _, from := installTree(t, "", "")
+	simtest.Check(t, os.MkdirAll(filepath.Join(root, runtimeclass.Distributions["k3s"].Dir), 0o755))
+	install := []string{"install", "--root", root, "--from", from, "--dry-run"}
+	for _, args := range [][]string{{"--containerd-config", "/etc/containerd/config.toml"}, {"--containerd-config", "/x.toml"}, {"--docker-config", "/etc/docker/daemon.json"}} {
+		want := args[1] + " does not exist, and no daemon here reads it: found k3s (/var/lib/rancher/k3s/agent)"
+		if status, _, errs := ctl(t, append(install, args...)...); status != 2 || !strings.Contains(errs, want) {
+			t.Errorf("%q: %d %s", args, status, errs)
+		}
+	}
+	write(t, filepath.Join(root, "x.toml"), "")
+	fine(t, append(install, "--containerd-config", "/x.toml")...)
+	write(t, filepath.Join(root, "usr/bin/containerd"), "")
+	fine(t, append(install, "--containerd-config", "/etc/containerd/config.toml")...)
+	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
+	fine(t, append(install, "--docker-config", "/etc/docker/daemon.json")...)
+}
+
 // The socket of a kubelet with a root directory of its own goes into the shim's configuration, and
 // uninstall takes it away again.
 func TestInstallFollowsTheKubelet(t *testing.T) {
@@ -338,6 +357,12 @@ func TestInstallFollowsTheKubelet(t *testing.T) {
 	contains(t, fine(t, args...), `set policy.kubelet-socket = "/srv/new/pod-resources/kubelet.sock" in `+config.DefaultPath)
 	if text := read(t, file); !strings.HasPrefix(text, "# mine\n") {
 		t.Errorf("%s", text)
+	}
+	write(t, file, "x = 1\n")
+	contains(t, fine(t, args...), "set policy.kubelet-socket")
+	write(t, file, "\n[x\n")
+	if status, _, errs := ctl(t, args...); status != 1 || !strings.Contains(errs, config.DefaultPath+": line 2: toml: ") {
+		t.Errorf("%d %s", status, errs)
 	}
 }
 

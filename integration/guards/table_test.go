@@ -131,7 +131,7 @@ var guards = []guard{
 		"|unix.O_NOFOLLOW", "",
 		"TestRead"},
 	{"root's files: no other program's", "internal/cdispec/cdispec.go",
-		"!bytes.HasPrefix(text, []byte(mark))", "false",
+		"!runtimeclass.Unchanged(text)", "false",
 		"cmd/nvidia-shimctl TestCDIFileOfAnotherProgramStays"},
 	{"root's files: configuration", "gpuinject/config/config.go",
 		"data, _, err := trusted.Read(real, maxSize)", "data, err := os.ReadFile(real); _ = trusted.Read",

@@ -22,14 +22,12 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // Path is the file that container engines read, and that nvidia-ctk is documented to write: two
 // files of one kind in a directory make their devices unusable.
 const Path = "/etc/cdi/nvidia.yaml"
-
-// mark begins a file that is ours to replace.
-const mark = "# Made by nvidia-shimctl cdi.\n"
 
 // maxSize bounds the file; a node with 16 GPUs of 7 MIG devices each needs about 100 KiB.
 const maxSize = 4 << 20
@@ -87,11 +85,11 @@ func Make(h host.Host, facts device.Facts, plan func(devices string) (gpuinject.
 
 // Text returns a specification as the text of a file.
 func Text(spec *specs.Spec) ([]byte, error) {
-	text := bytes.NewBufferString(mark)
-	enc := yaml.NewEncoder(text)
+	var text bytes.Buffer
+	enc := yaml.NewEncoder(&text)
 	enc.SetIndent(2)
 	err := enc.Encode(spec)
-	return text.Bytes(), err
+	return runtimeclass.Marked(text.String()), err
 }
 
 // edits returns the nodes and files of a plan. Libraries are where the loaders of images look.
@@ -119,12 +117,12 @@ func edits(s gpuinject.Standalone) specs.ContainerEdits {
 	return e
 }
 
-// Read returns a specification that this program wrote, or an error that is fs.ErrNotExist if there
+// Read returns a specification that is as this program wrote it, or an error that is fs.ErrNotExist if there
 // is no file.
 func Read(name string) ([]byte, error) {
 	text, _, err := trusted.Read(name, maxSize)
-	if err == nil && !bytes.HasPrefix(text, []byte(mark)) {
-		err = fmt.Errorf("%s was not written by this program: remove it, or choose another file", name)
+	if err == nil && !runtimeclass.Unchanged(text) {
+		err = fmt.Errorf("%s was not written by this program, or was edited since: remove it, or choose another file", name)
 	}
 	return text, err
 }

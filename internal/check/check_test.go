@@ -293,7 +293,7 @@ func TestTheDaemonToCheckCanBeNamed(t *testing.T) {
 	f.write("etc/docker/daemon.json", `{"runtimes": {"gpu": {"runtimeType": "/usr/local/bin/`+runtimeclass.ShimName+`"}}}`)
 	want(t, f.check("handler"), OK, `the handler "gpu" in /etc/docker/daemon.json`)
 	f.write("etc/docker/daemon.json", "{")
-	want(t, f.check("handler"), Problem, "/etc/docker/daemon.json: unexpected EOF")
+	want(t, f.check("handler"), Problem, "/etc/docker/daemon.json: line 1: unexpected EOF")
 }
 
 // A workstation has Docker's runtime and no handler.
@@ -371,7 +371,7 @@ func TestT70Floors(t *testing.T) {
 }
 
 func TestCDISpecification(t *testing.T) {
-	const made = "# Made by nvidia-shimctl cdi.\nkind: nvidia.com/gpu\n"
+	made := string(runtimeclass.Marked("kind: nvidia.com/gpu\n"))
 	f := healthy(t)
 	var err error
 	f.CDI = func() ([]byte, error) { return []byte(made), err }
@@ -384,7 +384,7 @@ func TestCDISpecification(t *testing.T) {
 	}
 	f.write(cdispec.Path, made)
 	want(t, f.check("cdi"), OK, "up to date")
-	f.write(cdispec.Path, made+"devices: []\n")
+	f.write(cdispec.Path, string(runtimeclass.Marked("devices: []\n")))
 	want(t, f.check("cdi"), Warning, "not that of this driver")
 	err = os.ErrNotExist
 	want(t, f.check("cdi"), Warning, "cannot be checked")
