@@ -191,6 +191,11 @@ func (e *Env) config() string {
 	if e.Options.CRI {
 		cri = ""
 	}
+	// A power failure is no test's subject. containerd 1 does not know the option.
+	database := "[plugins.\"io.containerd.metadata.v1.bolt\"]\n  no_sync = true\n"
+	if e.Options.ConfigVersion < 3 {
+		database = ""
+	}
 	return fmt.Sprintf(`version = %[10]d
 root = %[1]q
 state = %[2]q
@@ -222,10 +227,11 @@ disabled_plugins = [
 [plugins."io.containerd.shim.v1.manager"]
   socket_dir = %[8]q
 
+%[12]s
 %[9]s
 `, e.Root, e.State, filepath.Join(e.Dir, "temp"), e.Address, e.Address+".ttrpc",
 		filepath.Join(e.Dir, "opt"), filepath.Join(e.Dir, "verifier"), e.Options.SocketDir, e.Options.Config,
-		e.Options.ConfigVersion, cri)
+		e.Options.ConfigVersion, cri, database)
 }
 
 // cgroup2Script makes the calling mount namespace one with pure cgroup v2 and
