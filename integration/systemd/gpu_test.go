@@ -3,9 +3,13 @@
 package systemd
 
 import (
+	"debug/elf"
+	"encoding/json"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -13,6 +17,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -32,19 +37,7 @@ func startReal(t *testing.T) *machine {
 	}
 	m := newMachine(t)
 	m.Driver = &sim.Driver{}
-	files := []string{"-a", "--parents"}
-	for _, pattern := range []string{simhost.Multiarch + "/libcuda*", simhost.Multiarch + "/libnvidia-*", "/usr/bin/nvidia-*"} {
-		found, err := filepath.Glob(pattern)
-		if err != nil || len(found) == 0 {
-			t.Fatalf("the host's driver has no %s: %v", pattern, err)
-		}
-		files = append(files, found...)
-	}
-	cp := exec.Command("cp", append(files, filepath.Join(m.dir, "upper"))...)
-	cp.Dir = "/" // with --parents, cp looks for the parents' attributes from here
-	if out, err := cp.CombinedOutput(); err != nil {
-		t.Fatalf("copy the driver's files: %v: %s", err, out)
-	}
+	copyDriver(t, filepath.Join(m.dir, "upper"))
 	dropIn := filepath.Join(m.dir, "upper/etc/systemd/system/containerd.service.d")
 	simtest.Check(t, os.MkdirAll(dropIn, 0o755))
 	simtest.Check(t, os.WriteFile(filepath.Join(dropIn, "path.conf"), []byte("[Service]\nEnvironment=PATH="+inBin+"/tools:"+systemPath+"\n"), 0o644))
@@ -62,6 +55,37 @@ func startReal(t *testing.T) *machine {
 	m.start(t, "", realDevices, tar)
 	m.run(t, "ldconfig")
 	return m
+}
+
+// copyDriver copies the 64-bit libraries and the programs of the host's driver, wherever they are, to
+// Debian's places below root. ldconfig makes the links.
+func copyDriver(t *testing.T, root string) {
+	t.Helper()
+	out, err := exec.Command(filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), "--json", "info").Output()
+	if err != nil {
+		t.Fatalf("nvidia-shimctl info on the host: %v: %s", err, out)
+	}
+	var info struct{ Files map[string][]string }
+	simtest.Check(t, json.Unmarshal(out, &info))
+	copied := 0
+	for _, name := range slices.Concat(slices.Collect(maps.Values(info.Files))...) {
+		to := filepath.Join(root, "usr/bin", filepath.Base(name))
+		file, err := elf.Open(name)
+		if err != nil {
+			continue // a text or firmware
+		}
+		if strings.Contains(filepath.Base(name), ".so") {
+			to = filepath.Join(root, simhost.Multiarch, filepath.Base(name))
+		}
+		if file.Close(); file.Class == elf.ELFCLASS64 {
+			simtest.Check(t, os.MkdirAll(filepath.Dir(to), 0o755))
+			if out, err := exec.Command("cp", "--preserve=mode", name, to).CombinedOutput(); err != nil {
+				t.Fatalf("copy %s: %v: %s", name, err, out)
+			}
+			copied++
+		}
+	}
+	t.Logf("copied %d of the driver's files", copied)
 }
 
 func TestOnRealGPUsTheNodeImageInstallsAndRemoves(t *testing.T) {

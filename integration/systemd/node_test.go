@@ -36,6 +36,7 @@ const (
 type nodeLabels struct {
 	mu      sync.Mutex
 	labels  map[string]string
+	rounds  int // of the pod, which begin with a request for the labels
 	patches int
 }
 
@@ -57,6 +58,8 @@ func (n *nodeLabels) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			http.Error(w, "{}", http.StatusBadRequest)
 			return
 		}
+	} else {
+		n.rounds++
 	}
 	for name, value := range node.Metadata.Labels {
 		delete(n.labels, name)
@@ -152,6 +155,36 @@ func (n *node) wait(t *testing.T) (output string, status int) {
 	n.run(t, "ctr", "tasks", "delete", "node")
 	n.run(t, "ctr", "containers", "delete", "node")
 	return n.run(t, "sh", "-c", "cat "+inLog+"; rm "+inLog), int(exit.ExitStatus)
+}
+
+// stop ends the pod as the kubelet does.
+func (n *node) stop(t *testing.T) {
+	t.Helper()
+	n.run(t, "ctr", "tasks", "kill", "--signal", "SIGTERM", "node")
+	if output, status := n.wait(t); status != 0 {
+		t.Errorf("the pod's exit status is %d:\n%s", status, output)
+	}
+}
+
+// ready returns a function that reports whether the label has this value.
+func (n *node) ready(want string) func() bool {
+	return func() bool {
+		n.api.mu.Lock()
+		defer n.api.mu.Unlock()
+		return n.api.labels["nvidia-shim.io/ready"] == want
+	}
+}
+
+// awaitRounds waits for two whole rounds of the pod.
+func (n *node) awaitRounds(t *testing.T) {
+	t.Helper()
+	rounds := func() int {
+		n.api.mu.Lock()
+		defer n.api.mu.Unlock()
+		return n.api.rounds
+	}
+	before := rounds()
+	testenv.Await(t, time.Minute, "two rounds of the pod", func() bool { return rounds() >= before+3 })
 }
 
 // once runs one round, and checks the exit status and how often the daemon is restarted.
@@ -291,14 +324,7 @@ func TestTheNodePodFollowsTheNode(t *testing.T) {
 	n := startNode(t)
 	before := n.state(t)
 	n.start(t, "--interval", "100ms", "--listen", serveAddress)
-	ready := func(want string) func() bool {
-		return func() bool {
-			n.api.mu.Lock()
-			defer n.api.mu.Unlock()
-			return n.api.labels["nvidia-shim.io/ready"] == want
-		}
-	}
-	testenv.Await(t, time.Minute, "the node is ready", ready("true"))
+	testenv.Await(t, time.Minute, "the node is ready", n.ready("true"))
 	installed := n.state(t)
 	n.useGPU(t)
 	simhost.Want(t, metricsOf(t), "nvidia_shim_nvml_up 1", `nvidia_shim_creations_total{gpu="true"} 1`)
@@ -311,14 +337,11 @@ func TestTheNodePodFollowsTheNode(t *testing.T) {
 		n.api.labels["nvidia-shim.io/remove"] = value
 	}
 	label("true")
-	testenv.Await(t, time.Minute, "the node is as it was", func() bool { return ready("")() && n.state(t) == before })
+	testenv.Await(t, time.Minute, "the node is as it was", func() bool { return n.ready("")() && n.state(t) == before })
 	label("false")
-	testenv.Await(t, time.Minute, "the node is ready again", ready("true"))
+	testenv.Await(t, time.Minute, "the node is ready again", n.ready("true"))
 
-	n.run(t, "ctr", "tasks", "kill", "--signal", "SIGTERM", "node")
-	if output, status := n.wait(t); status != 0 {
-		t.Errorf("the pod's exit status is %d:\n%s", status, output)
-	}
+	n.stop(t)
 	if after := n.state(t); after != installed {
 		t.Errorf("the node did not stay installed: %s", changed(installed, after))
 	}
