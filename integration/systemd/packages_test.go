@@ -96,13 +96,19 @@ func (m *machine) bare(t *testing.T) (config, etc string) {
 	return config, m.etc(t)
 }
 
-// useShim registers the packaged shim as an operator does, who also sets something in the
-// configuration, and runs a container with a GPU.
-func (m *machine) useShim(t *testing.T, config string) {
+// configure writes the shim's configuration.
+func (m *machine) configure(t *testing.T, config string) {
 	t.Helper()
 	if r := m.try(t, strings.NewReader(config), "sh", "-c", "cat >"+inConfig); r.ExitCode != 0 {
 		t.Fatal(r.Error)
 	}
+}
+
+// useShim registers the packaged shim as an operator does, who also sets something in the
+// configuration, and runs a container with a GPU.
+func (m *machine) useShim(t *testing.T, config string) {
+	t.Helper()
+	m.configure(t, config)
 	m.run(t, "systemctl", "enable", runtimeclass.UnitName)
 	m.run(t, packagedCtl, "install", "--target", "containerd", "--containerd", inBin+"/tools/containerd", "--restart")
 	m.run(t, packagedCtl, "install", "--target", "docker")
@@ -157,6 +163,33 @@ func (m *machine) removed(t *testing.T, before string) {
 			t.Errorf("%s is left", name)
 		}
 	}
+}
+
+// A fresh machine needs two commands. The package stays while a container needs its shim.
+func TestTwoCommandsInstallTheDeb(t *testing.T) {
+	m := startMachine(t)
+	deb := "/srv/" + filepath.Base(m.packageFile(t, "*_"+runtime.GOARCH+".deb"))
+	config := m.run(t, "cat", inConfig) // it says where the simulated driver is
+	m.run(t, "rm", "-r", filepath.Dir(inConfig))
+	before := m.etc(t)
+	m.run(t, "dpkg", "-i", deb)
+	m.configure(t, config)
+	m.run(t, "env", "PATH="+systemPath, "nvidia-shimctl", "install")
+	simhost.Want(t, m.run(t, "cat", runtimeclass.DefaultContainerdConfig), "runtimes.nvidia]")
+	registered := m.etc(t)
+	c := m.sleep(t, 0, containerOptions{runtime: packagedShim})
+	c.check(t)
+
+	if r := m.try(t, nil, "dpkg", "-r", "containerd-shim-nvidia"); r.ExitCode == 0 || !strings.Contains(r.Output+r.Error, "remove them first") {
+		t.Errorf("removed below a container: %+v", r)
+	}
+	if after := m.etc(t); after != registered {
+		t.Errorf("a refused removal changed /etc: %s", changed(registered, after))
+	}
+	c.check(t)
+	c.remove(t)
+	m.run(t, "dpkg", "-r", "containerd-shim-nvidia")
+	m.removed(t, before)
 }
 
 func TestTheDebIsInstalledUpgradedRemovedAndPurged(t *testing.T) {
