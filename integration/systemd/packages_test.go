@@ -59,6 +59,25 @@ dpkg-deb --root-owner-group -b "$2" "$3"`
 	return newer
 }
 
+// newerRPM makes the package of a later version from the archive, with another default configuration.
+func (m *machine) newerRPM(t *testing.T) string {
+	t.Helper()
+	script := `set -e
+go build -C ../../packaging -trimpath -o "$1/nfpm" github.com/goreleaser/nfpm/v2/cmd/nfpm
+tar -xzf "$2" -C "$1" --strip-components=1
+cp ../../packaging/nfpm.yaml ../../packaging/*.sh "$1"
+cd "$1"
+echo '# new default' >>config.toml
+./nfpm package --packager rpm --target "$2.newer.rpm"`
+	archive := m.packageFile(t, "*_linux_"+runtime.GOARCH+".tar.gz")
+	cmd := exec.Command("sh", "-c", script, "sh", t.TempDir(), archive)
+	cmd.Env = append(os.Environ(), "PACKAGE_VERSION=99.0", "ARCH="+runtime.GOARCH)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return "/srv/" + filepath.Base(archive) + ".newer.rpm"
+}
+
 // etc is what /etc of the machine holds, without the shim's own directory.
 func (m *machine) etc(t *testing.T) string {
 	t.Helper()
@@ -79,6 +98,16 @@ func changed(before, after string) string {
 		}
 	}
 	return strings.Join(lines, "")
+}
+
+// besides are the files of the packages besides programs and configuration.
+func besides(zsh string) []string {
+	return []string{
+		"/usr/lib/systemd/system/" + runtimeclass.UnitName + "\n", "/usr/lib/systemd/system/" + serveUnit + "\n",
+		"/usr/share/man/man8/nvidia-shimctl.8.gz\n", "/usr/share/bash-completion/completions/nvidia-shimctl\n",
+		"/usr/share/zsh/" + zsh + "/_nvidia-shimctl\n", "/usr/share/fish/vendor_completions.d/nvidia-shimctl.fish\n",
+		"/usr/share/doc/containerd-shim-nvidia/grafana-dashboard.json\n", "/usr/share/doc/containerd-shim-nvidia/copyright\n",
+	}
 }
 
 // exists reports whether the machine has the file.
@@ -203,6 +232,7 @@ func TestTheDebIsInstalledUpgradedRemovedAndPurged(t *testing.T) {
 		t.Errorf("installing registers something: %s", changed(before, after))
 	}
 	m.useShim(t, config)
+	simhost.Want(t, m.run(t, "dpkg", "-L", "containerd-shim-nvidia"), besides("vendor-completions")...)
 	registered, pid := m.etc(t), m.servePID(t)
 	running := []*container{m.sleep(t, 1, containerOptions{runtime: packagedShim})}
 
@@ -250,14 +280,23 @@ func TestTheRPMIsInstalledUpgradedAndErased(t *testing.T) {
 		t.Errorf("installing registers something: %s", changed(before, after))
 	}
 	m.run(t, "rpm", "--verify", "--nodeps", "containerd-shim-nvidia")
+	simhost.Want(t, m.run(t, "rpm", "-ql", "containerd-shim-nvidia"), besides("site-functions")...)
 	m.useShim(t, config)
 	registered := m.etc(t)
-	if out := rpm("-U", "--force", file); strings.Contains(out, nextCommand) {
+	if out := rpm("-U", m.newerRPM(t)); strings.Contains(out, nextCommand) {
 		t.Errorf("an upgrade asks for an installation: %s", out)
 	}
 	if after := m.etc(t); after != registered || m.run(t, "cat", inConfig) != config {
 		t.Errorf("the upgrade changed the configuration: %s", changed(registered, after))
 	}
+	simhost.Want(t, m.run(t, "cat", inConfig+".rpmnew"), "# new default")
+	simhost.Want(t, m.run(t, "rpm", "-q", "containerd-shim-nvidia"), "containerd-shim-nvidia-99.0-")
+	c := m.sleep(t, 1, containerOptions{runtime: packagedShim})
+	if r := m.try(t, nil, "rpm", "--nodeps", "-e", "containerd-shim-nvidia"); r.ExitCode == 0 || m.etc(t) != registered {
+		t.Errorf("erased below a container: %+v", r)
+	}
+	c.check(t)
+	c.remove(t)
 	rpm("-e", "containerd-shim-nvidia")
 	m.removed(t, before)
 	if m.run(t, "cat", inConfig+".rpmsave") != config {
