@@ -72,6 +72,9 @@ const (
 	UnitName = "nvidia-shim-prepare.service"
 	UnitPath = "/etc/systemd/system/" + UnitName
 	UnitLink = "/etc/systemd/system/multi-user.target.wants/" + UnitName
+	// The unit of the deb and the rpm, whose programs are in packagedBinDir.
+	packagedUnit   = "/usr/lib/systemd/system/" + UnitName
+	packagedBinDir = "/usr/bin"
 )
 
 //go:embed nvidia-shim-prepare.service
@@ -85,6 +88,11 @@ func (p *Plan) installUnit(binDir string) error {
 	// systemd takes a blank for the end of the program's name, and % for a specifier.
 	if strings.ContainsAny(binDir, " \t%;$") {
 		return fmt.Errorf("directory %.256q of the programs cannot be in a unit of systemd", binDir)
+	}
+	if binDir == packagedBinDir && p.Host.Exists(packagedUnit) && !p.Host.Exists(UnitPath) {
+		link, err := p.Host.change(Link, UnitLink, []byte(packagedUnit))
+		p.Changes = append(p.Changes, link)
+		return err
 	}
 	text := strings.Replace(prepareUnit, path.Join(DefaultBinDir, CtlName), path.Join(binDir, CtlName), 1)
 	unit, err := p.Host.change(OtherFile, UnitPath, []byte(text))

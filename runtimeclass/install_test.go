@@ -34,6 +34,25 @@ func changedFiles(p Plan) (out []string) {
 	return out
 }
 
+// A unit below /etc would shadow the one of the package.
+func TestThePackagesUnitIsEnabled(t *testing.T) {
+	h := containerdTree(t, "v2-1.7.toml", "", v1735)
+	o := options(t)
+	o.Registration.BinDir = packagedBinDir
+	write(t, h.real(packagedUnit), "[Unit]\n")
+	before := simtest.Contents(t, h.Root)
+	applied(t)(Install(h, o))
+	if to, err := os.Readlink(h.real(UnitLink)); err != nil || to != packagedUnit || h.Exists(UnitPath) {
+		t.Errorf("enabled: %q, %v; a unit in /etc: %v", to, err, h.Exists(UnitPath))
+	}
+	removal := applied(t)(Uninstall(h, o))
+	_, err := removal.RemovePrograms(procfs.FS(t.TempDir()))
+	check(t, err)
+	if after := simtest.Contents(t, h.Root); !reflect.DeepEqual(after, before) {
+		t.Errorf("after uninstall: %v, before: %v", after, before)
+	}
+}
+
 func TestInstallAndUninstallEverything(t *testing.T) {
 	h := containerdTree(t, "v2-1.7.toml", "", v1735)
 	before := simtest.Contents(t, h.Root)

@@ -11,6 +11,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 func checkCommand() *cli.Command {
@@ -25,6 +26,7 @@ func checkCommand() *cli.Command {
 				return nil
 			}},
 			&cli.StringFlag{Name: "containerd-config", Usage: "containerd's configuration `FILE` (default: containerd's, k3s's or RKE2's)"},
+			&cli.StringFlag{Name: "docker-config", Usage: "Docker's configuration `FILE` (default: " + runtimeclass.DefaultDockerConfig + ")"},
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM` (default: that of the running process, or the one in PATH)"},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
@@ -33,7 +35,7 @@ func checkCommand() *cli.Command {
 			}
 			findings := check.Node(ctx, check.Options{
 				Root: "/", Proc: procfs.Host, Config: c.String("config"),
-				Target: c.String("target"), Containerd: c.String("containerd"), ContainerdConfig: c.String("containerd-config"),
+				Target: c.String("target"), Containerd: c.String("containerd"), ContainerdConfig: c.String("containerd-config"), DockerConfig: c.String("docker-config"),
 				CDI: func() ([]byte, error) { return cdiText(c) },
 			})
 			wrong := slices.ContainsFunc(findings, func(f check.Finding) bool { return f.Level == check.Problem })

@@ -354,11 +354,10 @@ func (k *nodeKeeper) check(ctx context.Context, o runtimeclass.Options) []check.
 		Root: "/", Proc: procfs.Host, Config: k.c.String("config"), ContainerdConfig: o.ConfigFile, Target: o.Target,
 		CDI: func() ([]byte, error) { return cdiText(k.c) },
 	}
-	if o.Target != runtimeclass.Docker {
-		return check.Node(ctx, options)
+	if o.Target == runtimeclass.Docker {
+		options.ContainerdConfig, options.DockerConfig = "", o.ConfigFile
 	}
-	options.ContainerdConfig, options.Target = "", ""
-	return slices.DeleteFunc(check.Node(ctx, options), func(f check.Finding) bool { return f.Check == "handler" })
+	return check.Node(ctx, options)
 }
 
 func problems(findings []check.Finding) []check.Finding {

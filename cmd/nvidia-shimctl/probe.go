@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 	"strings"
 	"time"
@@ -46,6 +47,9 @@ func probeCommand() *cli.Command {
 				return err
 			}
 			if text := cmp.Or(a.FactsError, a.LiveError, a.PodError); text != "" {
+				if os.Geteuid() != 0 {
+					text = "not run as root: " + text
+				}
 				return errors.New(text)
 			}
 			return nil

@@ -98,3 +98,13 @@ func TestEveryTableFits80Columns(t *testing.T) {
 		contains(t, out, tc.want...)
 	}
 }
+
+// A healthy host with eight GPUs fits a terminal of 24 lines.
+func TestInfoIsOneScreen(t *testing.T) {
+	d := simtest.New(t, sim.Options{GPUs: 8, MIG: []sim.MIGDevice{{GPU: 1, GI: 9}, {GPU: 1, GI: 10, CI: 1}}, Excluded: []int{7}})
+	t.Setenv("TERM", "dumb")
+	out := screen(t, "--config", d.ConfigPath, "info")
+	if n := strings.Count(out, "\n"); n > 24 {
+		t.Errorf("%d lines:\n%s", n, out)
+	}
+}

@@ -28,6 +28,11 @@ func TestOnlyTheNVMLProgramNeedsACLibrary(t *testing.T) {
 	}
 }
 
+// docs/install.md and the packages promise this version.
+func TestTheNVMLProgramRunsWithGlibc234(t *testing.T) {
+	testenv.RunsWithGlibc234(t, filepath.Join(testenv.ShimDir(), runtimeclass.NVMLName))
+}
+
 func TestNVMLIsAskedByTheProgramBeside(t *testing.T) {
 	h := simhost.New(t, simhost.Options{})
 	simhost.Want(t, h.Ctl(t, "probe"), `"cuda": "13.0"`)

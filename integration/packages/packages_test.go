@@ -7,6 +7,9 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // Two clean clones in different directories give the same bytes, and these are what is pushed.
@@ -39,6 +42,8 @@ func TestTwoClonesGiveTheSamePackages(t *testing.T) {
 	if sums[0] != sums[1] {
 		t.Errorf("one clone:\n%sthe other:\n%s", sums[0], sums[1])
 	}
+	run(t, "sh", "-c", "cd \"$0\" && tar -xzf *_linux_arm64.tar.gz --strip-components=1", filepath.Join(a, "dist"))
+	testenv.RunsWithGlibc234(t, filepath.Join(a, "dist", runtimeclass.NVMLName))
 	testPush(t, a, crane)
 }
 

@@ -59,6 +59,25 @@ dpkg-deb --root-owner-group -b "$2" "$3"`
 	return newer
 }
 
+// newerRPM makes the package of a later version from the archive, with another default configuration.
+func (m *machine) newerRPM(t *testing.T) string {
+	t.Helper()
+	script := `set -e
+go build -C ../../packaging -trimpath -o "$1/nfpm" github.com/goreleaser/nfpm/v2/cmd/nfpm
+tar -xzf "$2" -C "$1" --strip-components=1
+cp ../../packaging/nfpm.yaml ../../packaging/*.sh "$1"
+cd "$1"
+echo '# new default' >>config.toml
+./nfpm package --packager rpm --target "$2.newer.rpm"`
+	archive := m.packageFile(t, "*_linux_"+runtime.GOARCH+".tar.gz")
+	cmd := exec.Command("sh", "-c", script, "sh", t.TempDir(), archive)
+	cmd.Env = append(os.Environ(), "PACKAGE_VERSION=99.0", "ARCH="+runtime.GOARCH)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return "/srv/" + filepath.Base(archive) + ".newer.rpm"
+}
+
 // etc is what /etc of the machine holds, without the shim's own directory.
 func (m *machine) etc(t *testing.T) string {
 	t.Helper()
@@ -81,6 +100,16 @@ func changed(before, after string) string {
 	return strings.Join(lines, "")
 }
 
+// besides are the files of the packages besides programs and configuration.
+func besides(zsh string) []string {
+	return []string{
+		"/usr/lib/systemd/system/" + runtimeclass.UnitName + "\n", "/usr/lib/systemd/system/" + serveUnit + "\n",
+		"/usr/share/man/man8/nvidia-shimctl.8.gz\n", "/usr/share/bash-completion/completions/nvidia-shimctl\n",
+		"/usr/share/zsh/" + zsh + "/_nvidia-shimctl\n", "/usr/share/fish/vendor_completions.d/nvidia-shimctl.fish\n",
+		"/usr/share/doc/containerd-shim-nvidia/grafana-dashboard.json\n", "/usr/share/doc/containerd-shim-nvidia/copyright\n",
+	}
+}
+
 // exists reports whether the machine has the file.
 func (m *machine) exists(t *testing.T, name string) bool {
 	t.Helper()
@@ -96,13 +125,19 @@ func (m *machine) bare(t *testing.T) (config, etc string) {
 	return config, m.etc(t)
 }
 
-// useShim registers the packaged shim as an operator does, who also sets something in the
-// configuration, and runs a container with a GPU.
-func (m *machine) useShim(t *testing.T, config string) {
+// configure writes the shim's configuration.
+func (m *machine) configure(t *testing.T, config string) {
 	t.Helper()
 	if r := m.try(t, strings.NewReader(config), "sh", "-c", "cat >"+inConfig); r.ExitCode != 0 {
 		t.Fatal(r.Error)
 	}
+}
+
+// useShim registers the packaged shim as an operator does, who also sets something in the
+// configuration, and runs a container with a GPU.
+func (m *machine) useShim(t *testing.T, config string) {
+	t.Helper()
+	m.configure(t, config)
 	m.run(t, "systemctl", "enable", runtimeclass.UnitName)
 	m.run(t, packagedCtl, "install", "--target", "containerd", "--containerd", inBin+"/tools/containerd", "--restart")
 	m.run(t, packagedCtl, "install", "--target", "docker")
@@ -159,6 +194,33 @@ func (m *machine) removed(t *testing.T, before string) {
 	}
 }
 
+// A fresh machine needs two commands. The package stays while a container needs its shim.
+func TestTwoCommandsInstallTheDeb(t *testing.T) {
+	m := startMachine(t)
+	deb := "/srv/" + filepath.Base(m.packageFile(t, "*_"+runtime.GOARCH+".deb"))
+	config := m.run(t, "cat", inConfig) // it says where the simulated driver is
+	m.run(t, "rm", "-r", filepath.Dir(inConfig))
+	before := m.etc(t)
+	m.run(t, "dpkg", "-i", deb)
+	m.configure(t, config)
+	m.run(t, "env", "PATH="+systemPath, "nvidia-shimctl", "install")
+	simhost.Want(t, m.run(t, "cat", runtimeclass.DefaultContainerdConfig), "runtimes.nvidia]")
+	registered := m.etc(t)
+	c := m.sleep(t, 0, containerOptions{runtime: packagedShim})
+	c.check(t)
+
+	if r := m.try(t, nil, "dpkg", "-r", "containerd-shim-nvidia"); r.ExitCode == 0 || !strings.Contains(r.Output+r.Error, "remove them first") {
+		t.Errorf("removed below a container: %+v", r)
+	}
+	if after := m.etc(t); after != registered {
+		t.Errorf("a refused removal changed /etc: %s", changed(registered, after))
+	}
+	c.check(t)
+	c.remove(t)
+	m.run(t, "dpkg", "-r", "containerd-shim-nvidia")
+	m.removed(t, before)
+}
+
 func TestTheDebIsInstalledUpgradedRemovedAndPurged(t *testing.T) {
 	m := startMachine(t)
 	deb := m.packageFile(t, "*_"+runtime.GOARCH+".deb")
@@ -170,6 +232,7 @@ func TestTheDebIsInstalledUpgradedRemovedAndPurged(t *testing.T) {
 		t.Errorf("installing registers something: %s", changed(before, after))
 	}
 	m.useShim(t, config)
+	simhost.Want(t, m.run(t, "dpkg", "-L", "containerd-shim-nvidia"), besides("vendor-completions")...)
 	registered, pid := m.etc(t), m.servePID(t)
 	running := []*container{m.sleep(t, 1, containerOptions{runtime: packagedShim})}
 
@@ -217,14 +280,23 @@ func TestTheRPMIsInstalledUpgradedAndErased(t *testing.T) {
 		t.Errorf("installing registers something: %s", changed(before, after))
 	}
 	m.run(t, "rpm", "--verify", "--nodeps", "containerd-shim-nvidia")
+	simhost.Want(t, m.run(t, "rpm", "-ql", "containerd-shim-nvidia"), besides("site-functions")...)
 	m.useShim(t, config)
 	registered := m.etc(t)
-	if out := rpm("-U", "--force", file); strings.Contains(out, nextCommand) {
+	if out := rpm("-U", m.newerRPM(t)); strings.Contains(out, nextCommand) {
 		t.Errorf("an upgrade asks for an installation: %s", out)
 	}
 	if after := m.etc(t); after != registered || m.run(t, "cat", inConfig) != config {
 		t.Errorf("the upgrade changed the configuration: %s", changed(registered, after))
 	}
+	simhost.Want(t, m.run(t, "cat", inConfig+".rpmnew"), "# new default")
+	simhost.Want(t, m.run(t, "rpm", "-q", "containerd-shim-nvidia"), "containerd-shim-nvidia-99.0-")
+	c := m.sleep(t, 1, containerOptions{runtime: packagedShim})
+	if r := m.try(t, nil, "rpm", "--nodeps", "-e", "containerd-shim-nvidia"); r.ExitCode == 0 || m.etc(t) != registered {
+		t.Errorf("erased below a container: %+v", r)
+	}
+	c.check(t)
+	c.remove(t)
 	rpm("-e", "containerd-shim-nvidia")
 	m.removed(t, before)
 	if m.run(t, "cat", inConfig+".rpmsave") != config {

@@ -33,13 +33,15 @@ type Options struct {
 	// Config is the shim's configuration file; empty for the one that containerd's environment
 	// names, or the default one.
 	Config string
-	// Target is the daemon to check, runtimeclass.Containerd or a distribution; empty for the one that
+	// Target is the daemon to check, as of runtimeclass; empty for the one that
 	// runs or is there.
 	Target string
 	// Containerd is containerd's program; empty for the running one, or the one in PATH.
 	Containerd string
 	// ContainerdConfig is containerd's configuration file; empty for that of the running daemon.
 	ContainerdConfig string
+	// DockerConfig is Docker's configuration file; empty for the default one.
+	DockerConfig string
 	// CDI makes the CDI specification of this host.
 	CDI func() ([]byte, error)
 }
@@ -55,6 +57,7 @@ func Node(ctx context.Context, o Options) []Finding {
 		{"configuration", checkConfiguration(n)},
 		{"shim", checkShims(ctx, n)},
 		{"containerd", checkContainerd(n)},
+		{"docker", checkDocker(ctx, n)},
 		{"handler", checkHandlers(n)},
 		{"runc", checkRunc(ctx, n)},
 		{"criu", checkCRIU(ctx, n)},

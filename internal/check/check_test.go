@@ -231,6 +231,11 @@ func TestProblems(t *testing.T) {
 		}, "nodes", Problem, "nvidia-cap12 is missing"},
 		{"modules are to be loaded, and nothing does it", func(f *fixture) { f.configure("load-kernel-modules = true", "") }, "prepare", Warning, "nothing runs that at boot"},
 		{"a unit that is not enabled", unit, "prepare", Warning, "not enabled"},
+		{"the package's unit, enabled", func(f *fixture) {
+			f.configure("load-kernel-modules = true", "")
+			f.write("usr/lib/systemd/system/"+runtimeclass.UnitName, "")
+			f.write(runtimeclass.UnitLink, "")
+		}, "prepare", OK, "runs at boot"},
 		{"a unit that runs", func(f *fixture) { unit(f); f.write(runtimeclass.UnitLink, "") }, "prepare", OK, "runs at boot"},
 		{"no probe beside the shim", func(f *fixture) { f.remove(ctlPath) }, "probe", Problem, "pods whose allocation only the kubelet knows"},
 		{"a probe that others can write", func(f *fixture) { f.chmod(ctlPath, 0o775) }, "probe", Problem, "written by others"},
@@ -302,6 +307,8 @@ func TestAHostOfDockerAlone(t *testing.T) {
 	f.write("etc/docker/daemon.json", `{"runtimes": {"gpu": {"runtimeType": "io.containerd.nvidia.v2"}, "crun": {"path": "/usr/bin/crun"}}}`)
 	want(t, f.check("handler"), OK, `the handler "nvidia" in /etc/containerd/config.toml`)
 	f.containerd(`disabled_plugins = ["cri"]`)
+	want(t, f.check("docker"), Warning, "no dockerd is running or in PATH")
+	f.version("dockerd", "Docker version 29.1.0, build abc")
 	f.version("containerd", "containerd github.com/containerd/containerd/v2 2.2.5 abc")
 	for _, g := range f.check("") {
 		if g.Level != OK && g.Check != "libraries" {
@@ -313,6 +320,27 @@ func TestAHostOfDockerAlone(t *testing.T) {
 	f.version("/opt/x/containerd", "containerd x 2.4.9 abc")
 	f.Target = runtimeclass.Docker
 	want(t, f.check("containerd"), OK, "containerd 2.4.9")
+}
+
+func TestWhatDockerNeedsBesides(t *testing.T) {
+	f := healthy(t)
+	f.Target, f.DockerConfig = runtimeclass.Docker, "/opt/docker.json"
+	f.write("opt/docker.json", `{"runtimes": {"nvidia": {"runtimeType": "io.containerd.nvidia.v2"}}}`)
+	want(t, f.check("handler"), OK, "/opt/docker.json")
+	f.process(9, "/opt/dockerd", []string{"PATH=/opt:/usr/bin"})
+	f.version("/opt/dockerd", "Docker version 23.0.6, build abc")
+	want(t, f.check("docker"), Problem, "dockerd 23.0.6 ignores runtimeType")
+	f.version("/opt/dockerd", "Docker version 29.1.0, build abc")
+	want(t, f.check("docker"), OK, "dockerd 29.1.0 reads the runtimes of /opt/docker.json")
+	f.write(cdispec.Path, string(runtimeclass.Marked("devices: []\n")))
+	f.CDI = func() ([]byte, error) { return nil, os.ErrNotExist }
+	want(t, f.check("docker"), Warning, "docker run --gpus fails")
+	f.script("usr/local/bin/nvidia-cdi-hook", "") // not in dockerd's PATH
+	want(t, f.check("docker"), Warning, "(/opt:/usr/bin)")
+	f.script("opt/nvidia-cdi-hook", "")
+	want(t, f.check("docker"), OK, "29.1.0")
+	f.script("opt/dockerd", "exit 3")
+	want(t, f.check("docker"), Problem, "exit status 3")
 }
 
 // k3s brings runc and containerd, which are not in the PATH of this host.

@@ -90,14 +90,14 @@ func checkNodes(ctx context.Context, n *node) []Finding {
 // checkPrepareUnit checks the unit that makes the device nodes at boot.
 func checkPrepareUnit(n *node) []Finding {
 	switch {
-	case !n.exists(runtimeclass.UnitPath) && n.config.Host.LoadKernelModules:
-		return warning(fixUnit, "host.load-kernel-modules is for nvidia-shimctl prepare, and nothing runs that at boot")
-	case !n.exists(runtimeclass.UnitPath):
-		return fine("the driver's own tools make the device nodes at boot, not a unit of nvidia-shimctl")
-	case !n.exists(runtimeclass.UnitLink):
+	case n.exists(runtimeclass.UnitLink): // systemctl enable links to the package's unit, too
+		return fine("%s runs at boot", runtimeclass.UnitName)
+	case n.exists(runtimeclass.UnitPath):
 		return warning("systemctl enable "+runtimeclass.UnitName, "%s is not enabled: the device nodes are not made at boot", runtimeclass.UnitName)
+	case n.config.Host.LoadKernelModules:
+		return warning(fixUnit, "host.load-kernel-modules is for nvidia-shimctl prepare, and nothing runs that at boot")
 	}
-	return fine("%s runs at boot", runtimeclass.UnitName)
+	return fine("the driver's own tools make the device nodes at boot, not a unit of nvidia-shimctl")
 }
 
 // checkCDI checks a CDI specification that nvidia-shimctl wrote.

@@ -100,10 +100,11 @@ func (n *node) findDistribution() {
 
 // readDocker takes Docker's runtimes for the handlers of a host that has no others.
 func (n *node) readDocker() {
-	list, err := runtimeclass.Host{Root: n.Root}.DockerRuntimes(runtimeclass.DefaultDockerConfig)
+	n.DockerConfig = cmp.Or(n.DockerConfig, runtimeclass.DefaultDockerConfig)
+	list, err := runtimeclass.Host{Root: n.Root}.DockerRuntimes(n.DockerConfig)
 	if n.Target == runtimeclass.Docker || n.Target == "" && len(n.handlers) == 0 && len(list) > 0 {
 		n.docker, n.handlers, n.registered, n.registeredErr = true, list, runtimeclass.Configuration{}, err
-		n.ContainerdConfig = runtimeclass.DefaultDockerConfig
+		n.ContainerdConfig = n.DockerConfig
 	}
 }
 
@@ -120,13 +121,21 @@ func (n *node) lookPath(name string) (string, error) {
 	if filepath.IsAbs(name) {
 		return name, nil
 	}
-	for _, dir := range filepath.SplitList(n.path) {
-		p := filepath.Join(dir, name)
-		if _, err := exec.LookPath(n.real(p)); err == nil {
-			return p, nil
-		}
+	if p := n.find(name, n.path); p != "" {
+		return p, nil
 	}
 	return "", fmt.Errorf("%s is not in containerd's PATH (%s)", name, n.path)
+}
+
+// find returns the program of that name in a PATH, or "".
+func (n *node) find(name, path string) string {
+	for _, dir := range filepath.SplitList(path) {
+		p := filepath.Join(dir, name)
+		if _, err := exec.LookPath(n.real(p)); err == nil {
+			return p
+		}
+	}
+	return ""
 }
 
 // findContainerdConfig prefers the configuration of containerd itself to that of a distribution.

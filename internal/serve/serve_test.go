@@ -6,10 +6,13 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
@@ -153,6 +156,39 @@ func TestEventsAreCounted(t *testing.T) {
 	f.want("/metrics", `nvidia_shim_refusals_total{reason="runtime"} 150`, "nvidia_shim_cold_views_total 1", "nvidia_shim_probe_failures_total 1")
 	if n := strings.Count(f.get("/"), "<b>other</b>"); n != maxRefusals {
 		t.Errorf("%d refusals", n)
+	}
+}
+
+func TestRefusalsAreThoseOfTheLastHour(t *testing.T) {
+	f := newFixture(t)
+	var lines []byte
+	for _, e := range []struct {
+		who string
+		age time.Duration
+	}{{"before", 61 * time.Minute}, {"lately", 59 * time.Minute}} {
+		line, err := json.Marshal(state.Event{Time: time.Now().Add(-e.age), Kind: state.Refused, Class: "runtime", Who: e.who})
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines = append(append(lines, line...), '\n')
+	}
+	if err := os.WriteFile(filepath.Join(f.state.Dir(), "events.jsonl"), lines, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	f.want("/metrics", `nvidia_shim_refusals_total{reason="runtime"} 2`)
+	f.want("/", "<b>lately</b>")
+	if page := f.get("/"); strings.Contains(page, "<b>before</b>") {
+		t.Errorf("a refusal of more than an hour ago:\n%s", page)
+	}
+}
+
+// Names, units and types are those that Prometheus recommends.
+func TestMetricsFollowTheConventions(t *testing.T) {
+	f := newFixture(t)
+	f.state.AddEvent(state.Event{Kind: state.Created, GPU: true, Seconds: 0.03})
+	problems, err := promlint.New(strings.NewReader(f.get("/metrics"))).Lint()
+	if err != nil || len(problems) > 0 {
+		t.Errorf("%v, %v", problems, err)
 	}
 }
 

@@ -1,0 +1,64 @@
+package main
+
+import (
+	"encoding/json"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+)
+
+// A command with data prints it as JSON if asked. One that only root can run says so first.
+func TestEveryCommandPrintsJSONAndSaysIfItNeedsRoot(t *testing.T) {
+	d := simulate(t)
+	state := record(t, d)
+	root, _, from := installTree(t, "", containerdTOML)
+	const none = "" // for another program, or nothing
+	ran := map[string]bool{}
+	simtest.Check(t, os.Chmod(filepath.Dir(root), 0o755))
+	for _, tc := range []struct{ args, key, user string }{
+		{"info", "gpus", "not run as root"},
+		{"status --state " + state, "containers", "run status as root"},
+		{"serve --listen 127.0.0.1:0", none, "run serve as root"},
+		{"plan --env NVIDIA_VISIBLE_DEVICES=0", "devices", "not run as root"},
+		{"run-args --for ctr --devices 0", "args", "not run as root"},
+		{"suspend x", none, "run suspend as root"},
+		{"resume x", none, "run resume as root"},
+		{"cdi", "cdiVersion", "not run as root"},
+		{"check", "findings", "not run as root"},
+		{"prepare --dry-run", "nodes", "not run as root"},
+		{"install --root " + root + " --from " + from, "written", "run it as root"},
+		{"uninstall --root " + root, "removed", "run it as root"},
+		{"node --once", none, "only root can install a node"},
+		{"manifest", "kind", ""},
+		{"probe", "facts", "not run as root"},
+		{"bundle --output " + filepath.Join(t.TempDir(), "report.tar.gz"), "contents", "run bundle as root"},
+		{"man", none, ""},
+		{"version", "revision", ""},
+	} {
+		args := append([]string{"--config", d.ConfigPath, "--json"}, strings.Fields(tc.args)...)
+		ran[strings.Fields(tc.args)[0]] = true
+		if tc.key != none {
+			_, out, _ := ctl(t, args...)
+			var v map[string]any
+			if err := json.Unmarshal([]byte(out), &v); err != nil || v[tc.key] == nil {
+				t.Errorf("--json %s: %v, no %q in %s", tc.args, err, tc.key, out)
+			}
+		}
+		simtest.Check(t, syscall.Seteuid(65534))
+		_, _, errs := ctl(t, args...)
+		simtest.Check(t, syscall.Seteuid(0))
+		if !strings.HasPrefix(errs, "nvidia-shimctl: ") && tc.user != "" || !strings.Contains(errs, tc.user) || strings.Count(errs, "\n") > 1 {
+			t.Errorf("as another user %s says %q, want %q", tc.args, errs, tc.user)
+		}
+	}
+	for _, c := range newApp(io.Discard, io.Discard).Commands {
+		if !ran[c.Name] {
+			t.Errorf("%s is not here", c.Name)
+		}
+	}
+}

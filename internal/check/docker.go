@@ -1,0 +1,43 @@
+package check
+
+import (
+	"cmp"
+	"context"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+// checkDocker checks what else Docker needs: a version that reads our runtime, and a program that it
+// looks for before it resolves --gpus by a CDI file.
+func checkDocker(ctx context.Context, n *node) []Finding {
+	if !n.docker {
+		return nil
+	}
+	program, path := "", runtimeclass.ServicePath
+	for _, p := range n.Proc.Named("dockerd") {
+		if n.Proc.Administers(p.PID) {
+			program, path = n.real(p.Program), cmp.Or(p.Environ["PATH"], path)
+			break
+		}
+	}
+	if p := n.find("dockerd", path); program == "" && p != "" {
+		program = n.real(p)
+	}
+	if program == "" {
+		return warning("install Docker, or check another daemon with --target", "no dockerd is running or in PATH: its version is not checked")
+	}
+	v, err := runtimeclass.DaemonVersion(ctx, runtimeclass.Docker, program)
+	switch {
+	case err != nil:
+		return problem("repair "+program, "%v", err)
+	case v.Known() && !v.AtLeast(24, 0, 0):
+		return problem("use Docker 24.0 or later", "dockerd %s ignores runtimeType: containers start without their GPUs", v)
+	}
+	_, err = cdispec.Read(n.real(cdispec.Path))
+	if err == nil && n.find("nvidia-cdi-hook", path) == "" && n.find("nvidia-container-runtime-hook", path) == "" {
+		return warning("ln -s /bin/false /usr/local/bin/nvidia-cdi-hook, then systemctl restart docker",
+			"docker run --gpus fails: nvidia-cdi-hook is not in dockerd's PATH (%s)", path)
+	}
+	return fine("dockerd %s reads the runtimes of %s", v, n.DockerConfig)
+}
