@@ -45,7 +45,9 @@ sort -u "$work/modules" |
 	done | gzip -9n >"$common/licenses.gz"
 # The defaults as comments: what the operator writes below them counts.
 sed 's/^[^#]/# &/' ../docs/config.toml >"$common/config.toml"
-sed '1d; s,/usr/local/bin,/usr/bin,' ../runtimeclass/nvidia-shim-prepare.service >"$common/nvidia-shim-prepare.service"
+for unit in nvidia-shim-prepare.service nvidia-shim-cdi.path nvidia-shim-cdi.service; do
+	sed '1d; s,/usr/local/bin,/usr/bin,' "../runtimeclass/$unit" >"$common/$unit"
+done
 
 builds=
 for ARCH in amd64 arm64; do (

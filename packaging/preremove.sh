@@ -15,7 +15,7 @@ if command -v systemctl >/dev/null; then
 	systemctl disable nvidia-shim-prepare.service nvidia-shim-serve.service
 fi
 if [ -d /run/systemd/system ]; then
-	systemctl stop nvidia-shim-serve.service
+	systemctl stop nvidia-shim-serve.service nvidia-shim-cdi.path
 fi
 if [ -e /etc/nvidia-shim/installed.json ]; then
 	/usr/bin/nvidia-shimctl uninstall --all --keep-programs

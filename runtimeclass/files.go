@@ -4,7 +4,7 @@ import (
 	"bytes"
 	"crypto/sha256"
 	"debug/elf"
-	_ "embed"
+	"embed"
 	"encoding/hex"
 	"fmt"
 	"os"
@@ -77,13 +77,19 @@ const (
 	packagedBinDir = "/usr/bin"
 )
 
-//go:embed nvidia-shim-prepare.service
-var prepareUnit string
+// Units that keep the CDI specification up to date. The unit of prepare starts the first.
+const (
+	cdiPath    = "/etc/systemd/system/nvidia-shim-cdi.path"
+	cdiService = "/etc/systemd/system/nvidia-shim-cdi.service"
+)
+
+//go:embed nvidia-shim-*
+var units embed.FS
 
 // unitMark begins a unit that is ours to replace and remove.
 const unitMark = "# Made by nvidia-shimctl"
 
-// installUnit writes and enables the unit. Another program's unit of that name is an error.
+// installUnit writes the units and enables that of prepare. Another program's unit is an error.
 func (p *Plan) installUnit(binDir string) error {
 	// systemd takes a blank for the end of the program's name, and % for a specifier.
 	if strings.ContainsAny(binDir, " \t%;$") {
@@ -94,17 +100,24 @@ func (p *Plan) installUnit(binDir string) error {
 		p.Changes = append(p.Changes, link)
 		return err
 	}
-	text := strings.Replace(prepareUnit, path.Join(DefaultBinDir, CtlName), path.Join(binDir, CtlName), 1)
-	unit, err := p.Host.change(OtherFile, UnitPath, []byte(text))
-	if err != nil {
-		return err
-	}
-	if unit.Before != nil && !bytes.HasPrefix(unit.Before, []byte(unitMark)) {
-		return fmt.Errorf("%s was not written by this program: remove it, or leave --prepare-unit out", UnitPath)
+	for _, name := range []string{cdiPath, cdiService, UnitPath} {
+		text, err := units.ReadFile(path.Base(name))
+		if err != nil {
+			return err
+		}
+		text = bytes.Replace(text, []byte(path.Join(DefaultBinDir, CtlName)), []byte(path.Join(binDir, CtlName)), 1)
+		unit, err := p.Host.change(OtherFile, name, text)
+		if err != nil {
+			return err
+		}
+		if unit.Before != nil && !bytes.HasPrefix(unit.Before, []byte(unitMark)) {
+			return fmt.Errorf("%s was not written by this program: remove it, or leave --prepare-unit out", name)
+		}
+		p.Changes = append(p.Changes, unit)
 	}
 	p.note("%s runs at every boot; for now: systemctl daemon-reload && systemctl start %s", UnitName, UnitName)
 	link, err := p.Host.change(Link, UnitLink, []byte(UnitPath))
-	p.Changes = append(p.Changes, unit, link)
+	p.Changes = append(p.Changes, link)
 	return err
 }
 

@@ -61,7 +61,7 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 	check(t, err)
 	want := []string{
 		"/usr/local/bin/" + ShimName, "/usr/local/bin/" + CtlName, "/usr/local/bin/" + NVMLName, testConfig + BackupSuffix, testConfig,
-		UnitPath, "/etc/nvidia-shim/config.toml", UnitLink, "/etc/nvidia-shim/installed.json",
+		cdiPath, cdiService, UnitPath, "/etc/nvidia-shim/config.toml", UnitLink, "/etc/nvidia-shim/installed.json",
 	}
 	if got := changedFiles(plan); !reflect.DeepEqual(got, want) || plan.Handler != "nvidia" || plan.Restart.String() != "systemctl restart containerd" {
 		t.Errorf("changes %v, handler %q, %s", got, plan.Handler, plan.Restart)
@@ -110,6 +110,7 @@ func TestInstallRefuses(t *testing.T) {
 	for want, change := range map[string]func(o *Options, h Host){
 		"cannot be in a unit":             func(o *Options, _ Host) { o.Registration.BinDir = "/opt/my programs" },
 		"was not written by this program": func(_ *Options, h Host) { write(t, h.real(UnitPath), "[Unit]\n") },
+		"nvidia-shim-cdi.path was not":    func(_ *Options, h Host) { write(t, h.real(cdiPath), "[Path]\n") },
 		"exists and is not overwritten":   func(o *Options, h Host) { write(t, h.real(o.ShimConfig), "[log]\nlevel = 'info'\n") },
 	} {
 		h, o := containerdTree(t, "none", "", v242), options(t)
@@ -145,7 +146,7 @@ func TestDiffIsAPatch(t *testing.T) {
 
 // Undo brings back what was there, whichever of the changes were made.
 func TestUndo(t *testing.T) {
-	for made := range 10 {
+	for made := range 12 {
 		h := containerdTree(t, "v2-1.7.toml", "", v1735)
 		o := options(t)
 		shim := h.real("/usr/local/bin/" + ShimName)

@@ -120,6 +120,7 @@ func (h Host) oldFiles(o Options) []Change {
 		{Kind: Program, Path: path.Join(bin, ShimName)}, {Kind: Program, Path: path.Join(bin, CtlName)},
 		{Kind: Program, Path: path.Join(bin, NVMLName)},
 		{Kind: Link, Path: UnitLink}, {Kind: OtherFile, Path: UnitPath}, {Kind: OtherFile, Path: o.ShimConfig},
+		{Kind: OtherFile, Path: cdiPath}, {Kind: OtherFile, Path: cdiService},
 	}
 	for i := range files {
 		c, err := h.change(files[i].Kind, files[i].Path, nil)
@@ -130,7 +131,8 @@ func (h Host) oldFiles(o Options) []Change {
 		runs := "\nExecStart=" + path.Join(bin, CtlName) + " "
 		switch name := files[i].Path; {
 		case c.Kind == Link && string(c.Before) != UnitPath,
-			name == UnitPath && !(bytes.HasPrefix(c.Before, []byte(unitMark)) && bytes.Contains(c.Before, []byte(runs))),
+			c.Kind == OtherFile && !bytes.HasPrefix(c.Before, []byte(unitMark)),
+			path.Ext(name) == ".service" && c.Kind == OtherFile && !bytes.Contains(c.Before, []byte(runs)),
 			name == o.ShimConfig && !Unchanged(c.Before):
 			continue
 		}

@@ -1,13 +1,17 @@
 package systemd
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -50,5 +54,33 @@ func TestTheUnitOfPrepareMakesTheNodes(t *testing.T) {
 	}
 	if r := m.try(t, nil, "cat", cdispec.Path); r.ExitCode == 0 {
 		t.Errorf("uninstall left %s", cdispec.Path)
+	}
+}
+
+// The CDI specification follows changes of MIG, also many of them at once and in a row.
+func TestTheCDIFileFollowsChangesOfMIG(t *testing.T) {
+	m := startMachine(t)
+	m.run(t, "ln", "-s", inDriver+"/devroot/dev/nvidia-caps", "/dev/")
+	before := m.etc(t)
+	args := []string{"--bin-dir", inBin, "--containerd-config", "/etc/containerd/config.toml", "--restart"}
+	m.run(t, append([]string{"nvidia-shimctl", "install", "--containerd", inBin + "/tools/containerd", "--prepare-unit", "--cdi"}, args...)...)
+	m.run(t, "systemd-analyze", "verify", "--man=no", runtimeclass.UnitName, "nvidia-shim-cdi.path")
+	var all []sim.MIGDevice
+	for gi := range 7 {
+		all = append(all, sim.MIGDevice{GPU: 1, GI: gi})
+	}
+	for n := len(all); n >= 0; n-- {
+		simtest.Check(t, m.Driver.Reconfigure(t.Context(), all[:n]))
+		want := m.run(t, "nvidia-shimctl", "cdi")
+		testenv.Await(t, 20*time.Second, fmt.Sprintf("%s with %d MIG devices", cdispec.Path, n), func() bool {
+			return m.run(t, "cat", cdispec.Path) == want
+		})
+		if count := strings.Count(want, "name: MIG-"); count != n {
+			t.Fatalf("%d MIG devices, want %d, in\n%s", count, n, want)
+		}
+	}
+	m.run(t, append([]string{"nvidia-shimctl", "uninstall", "--keep-programs"}, args...)...)
+	if after := m.etc(t); after != before {
+		t.Errorf("/etc is not as before: %s", changed(before, after))
 	}
 }

@@ -40,23 +40,25 @@ func (d *Driver) Reconfigure(ctx context.Context, devices []MIGDevice) error {
 			return err
 		}
 	}
-	for _, m := range d.MIG {
+	old := d.MIG
+	d.MIG = list
+	if err := d.writeProc(); err != nil {
+		return err
+	}
+	if err := d.installNVML(ctx); err != nil {
+		return err
+	}
+	// Nodes are last: a process that waits for them then reads the rest.
+	for _, m := range old {
 		for _, minor := range []int{m.GIMinor, m.CIMinor} {
 			// Two devices can be of one GPU instance, whose node is gone then.
 			_ = os.Remove(filepath.Join(d.DevRoot, fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", minor)))
 		}
 	}
-	d.MIG = list
-	if err := d.writeProc(); err != nil {
-		return err
-	}
 	for _, n := range d.migNodes() {
 		if err := d.makeNode(n); err != nil {
 			return err
 		}
-	}
-	if err := d.installNVML(ctx); err != nil {
-		return err
 	}
 	if err := d.save(); err != nil {
 		return err
