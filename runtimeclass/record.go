@@ -132,7 +132,7 @@ func (h Host) oldFiles(o Options) []Change {
 		switch name := files[i].Path; {
 		case c.Kind == Link && string(c.Before) != UnitPath,
 			c.Kind == OtherFile && !bytes.HasPrefix(c.Before, []byte(unitMark)),
-			path.Ext(name) == ".service" && c.Kind == OtherFile && !bytes.Contains(c.Before, []byte(runs)),
+			name == UnitPath && !bytes.Contains(c.Before, []byte(runs)),
 			name == o.ShimConfig && !Unchanged(c.Before):
 			continue
 		}

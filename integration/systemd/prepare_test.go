@@ -69,8 +69,7 @@ func TestTheCDIFileFollowsChangesOfMIG(t *testing.T) {
 	for gi := range 7 {
 		all = append(all, sim.MIGDevice{GPU: 1, GI: gi})
 	}
-	for n := len(all); n >= 0; n-- {
-		simtest.Check(t, m.Driver.Reconfigure(t.Context(), all[:n]))
+	follows := func(t *testing.T, n int) {
 		want := m.run(t, "nvidia-shimctl", "cdi")
 		testenv.Await(t, 20*time.Second, fmt.Sprintf("%s with %d MIG devices", cdispec.Path, n), func() bool {
 			return m.run(t, "cat", cdispec.Path) == want
@@ -79,6 +78,19 @@ func TestTheCDIFileFollowsChangesOfMIG(t *testing.T) {
 			t.Fatalf("%d MIG devices, want %d, in\n%s", count, n, want)
 		}
 	}
+	for n := len(all); n >= 0; n-- {
+		simtest.Check(t, m.Driver.Reconfigure(t.Context(), all[:n]))
+		follows(t, n)
+	}
+	// A change while the specification of the one before is made is not lost.
+	slow := "/run/systemd/system/" + runtimeclass.UnitName + ".d"
+	m.run(t, "sh", "-c", "mkdir -p "+slow+" && printf '[Service]\\nExecStartPost=sleep 2\\n' >"+slow+"/slow.conf && systemctl daemon-reload")
+	simtest.Check(t, m.Driver.Reconfigure(t.Context(), all[:3]))
+	testenv.Await(t, 20*time.Second, "start of prepare", func() bool {
+		return m.run(t, "systemctl", "show", "--property=SubState", "--value", runtimeclass.UnitName) == "start-post\n"
+	})
+	simtest.Check(t, m.Driver.Reconfigure(t.Context(), all[:2]))
+	follows(t, 2)
 	m.run(t, append([]string{"nvidia-shimctl", "uninstall", "--keep-programs"}, args...)...)
 	if after := m.etc(t); after != before {
 		t.Errorf("/etc is not as before: %s", changed(before, after))
