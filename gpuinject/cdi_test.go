@@ -127,6 +127,7 @@ func TestCDIOfShimctlIsTakenOver(t *testing.T) {
 			spec.Linux.Devices[0].Path, spec.Linux.Devices[1].Path = "/dev/nvidiactl", "/dev/nvidia9"
 			spec.Mounts = append(spec.Mounts,
 				mount(cuda, "/usr/lib64/libcuda.so.1"), mount(cuda, libs+"/libcuda.so"),
+				mount(cuda, ViewDir+"/lib64/libcuda.so.1"),                                 // as run-args has it
 				mount(filepath.Dir(cuda)+"/libcuda.so.470.1.2", "/usr/lib64/libcuda.so.1"), // of a driver that is gone
 				mount(simulated.Root+"/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"),
 				mount(cuda, "/opt/libcuda.so.1"), mount("/etc/hostname", "/usr/lib64/libother.so.1.2")) // a user's

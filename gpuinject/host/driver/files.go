@@ -151,7 +151,8 @@ func (f Files) InRoot(name string) string {
 func (f Files) IsMounted(source, dest string) bool {
 	base, atHome := path.Base(source), f.InRoot(source) == dest
 	below := func(dir string) bool { return strings.HasPrefix(dest, dir+"/") }
-	if namesLibrary(base) && slices.ContainsFunc(slices.Concat(LoaderDirs(64), LoaderDirs(32)), below) {
+	// run-args has libraries in the view's place.
+	if namesLibrary(base) && slices.ContainsFunc(slices.Concat(LoaderDirs(64), LoaderDirs(32), []string{"/usr/local/nvidia"}), below) {
 		info, err := os.Stat(source)
 		is := func(l Library) bool { return isFile(info, l.Path) }
 		if err != nil || slices.ContainsFunc(f.Libraries, is) {
