@@ -12,6 +12,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // visible are flags for a container of the registered runtime.
@@ -85,14 +86,15 @@ func TestEachWayToAskGivesExactlyItsGPUs(t *testing.T) {
 
 // What else a user asks of a container does not change its GPUs.
 func TestGPUsWithOtherOptionsOfDockerRun(t *testing.T) {
-	unchanged(t)
+	unchanged(t, "/parent") // runc leaves a parent cgroup
 	want := shared.Expect([]int{1})
 	for name, flags := range map[string][]string{
-		"read-only, as a user":      {"--read-only", "--user", "1000:1000"},
-		"without capabilities":      {"--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", "65534"},
-		"namespaces of the host":    {"--pid", "host", "--ipc", "host"},
-		"file systems in memory":    {"--tmpfs", "/run", "--tmpfs", "/tmp", "--shm-size", "1g"},
-		"limits and a health check": {"--memory", "64m", "--pids-limit", "50", "--health-cmd", "nvidia-smi -L"},
+		"read-only, as a user":   {"--read-only", "--user", "1000:1000"},
+		"without capabilities":   {"--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--user", "65534"},
+		"namespaces of the host": {"--pid", "host", "--ipc", "host"},
+		"file systems in memory": {"--tmpfs", "/run", "--tmpfs", "/tmp", "--shm-size", "1g"},
+		"limits":                 {"--memory", "64m", "--pids-limit", "50"},
+		"another parent cgroup":  {"--cgroup-parent", "/" + shared.ID + "/parent"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got := simhost.Parse(shared.probe(t, visible("1", flags...), shared.image()))
@@ -105,6 +107,57 @@ func TestGPUsWithOtherOptionsOfDockerRun(t *testing.T) {
 			t.Errorf("nvidia-smi: %q", got.SMIText)
 		}
 	})
+	t.Run("a terminal", func(t *testing.T) {
+		args := append(append(shared.run("-it", "--rm"), visible("1")...), shared.image(), "sh", "-c", "'test -t 0 && nvidia-smi -L'")
+		cmd := exec.Command("script", "-qec", shared.program("docker")+" "+strings.Join(args, " "), "/dev/null")
+		cmd.Env = shared.environment()
+		if out, err := cmd.CombinedOutput(); err != nil || strings.Count(string(out), "GPU-") != 1 {
+			t.Errorf("%v: %s", err, out)
+		}
+	})
+}
+
+// Docker watches a GPU container as any other one.
+func TestWhatDockerTellsOfAGPUContainer(t *testing.T) {
+	unchanged(t)
+	inspect := func(id, field string) string {
+		return strings.TrimSpace(shared.docker(t, "inspect", "--format", "{{.State."+field+"}}", id))
+	}
+	t.Run("its health, processes and files", func(t *testing.T) {
+		id := shared.background(t, visible("1", "--health-cmd", "nvidia-smi -L", "--health-interval", "100ms")...)
+		testenv.Await(t, 20*time.Second, "the container is healthy", func() bool { return inspect(id, "Health.Status") == "healthy" })
+		simhost.Want(t, shared.docker(t, "inspect", "--format", "{{json .State.Health.Log}}", id), shared.Driver.GPUs[1].UUID)
+		simhost.Want(t, shared.docker(t, "top", id), "/bin/sleep 600")
+		if got := shared.docker(t, "stats", "--no-stream", "--format", "{{.MemUsage}} {{.PIDs}}", id); strings.HasPrefix(got, "0B") || strings.HasSuffix(got, " 0\n") {
+			t.Errorf("stats: %s", got)
+		}
+		file := simhost.WriteFile(t, filepath.Join(t.TempDir(), "file"), "copied")
+		shared.docker(t, "cp", file, id+":/copy")
+		shared.docker(t, "cp", id+":/copy", file+"2")
+		if text, err := os.ReadFile(file + "2"); err != nil || string(text) != "copied" {
+			t.Errorf("cp: %q, %v", text, err)
+		}
+		simhost.Want(t, shared.docker(t, "diff", id), "A /copy\n", "/usr/local/nvidia\n")
+	})
+	t.Run("the end by the OOM killer", func(t *testing.T) {
+		args := append(shared.run("--detach", "--memory", "32m", "--memory-swap", "32m"), visible("1")...)
+		id := strings.TrimSpace(shared.docker(t, append(args, shared.image(), "dd", "if=/dev/zero", "of=/dev/null", "bs=256M", "count=1")...))
+		t.Cleanup(func() { shared.docker(t, "rm", "--force", id) })
+		code := strings.TrimSpace(shared.docker(t, "wait", id))
+		if code != "137" || inspect(id, "OOMKilled") != "true" {
+			t.Errorf("exit status %s, OOMKilled %s", code, inspect(id, "OOMKilled"))
+		}
+	})
+}
+
+func TestAContainerStartsTwice(t *testing.T) {
+	unchanged(t)
+	args := append([]string{"create", "--network", "none", "--pull", "never"}, visible("3")...)
+	id := strings.TrimSpace(shared.docker(t, append(append(args, shared.image()), shared.ProbeArgs()...)...))
+	t.Cleanup(func() { shared.docker(t, "rm", "--force", id) })
+	for range 2 {
+		check(t, shared.docker(t, "start", "--attach", id), 3)
+	}
 }
 
 func TestRefusalsReachTheUserInOneLine(t *testing.T) {
@@ -115,6 +168,7 @@ func TestRefusalsReachTheUserInOneLine(t *testing.T) {
 	}{
 		"an unknown GPU":                 {visible("9"), []string{`NVIDIA_VISIBLE_DEVICES="9"`, `unknown GPU "9"`}},
 		"a volume where the driver goes": {visible("0", "--volume", shared.Dir+"/path:/usr/local"), []string{"/usr/local/nvidia", "mount it elsewhere"}},
+		"a volume at /usr":               {visible("0", "--volume", "/usr"), []string{"/usr/local/nvidia", "mount it elsewhere"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			r := shared.try(t, nil, append(append(shared.run("--rm"), tc.flags...), shared.image(), "/bin/true")...)
@@ -142,6 +196,7 @@ func TestAContainerKeepsItsGPU(t *testing.T) {
 			shared.docker(t, "update", "--memory", "128m", "--memory-swap", "128m", "--cpus", "1", "--pids-limit", "100", id)
 		}},
 		{"pause and unpause", func() { shared.docker(t, "pause", id); shared.docker(t, "unpause", id) }},
+		{"programs replaced", func() { shared.replacePrograms(t) }},
 		{"restart", func() { shared.docker(t, "restart", "--time", "0", id) }},
 		{"stop and start", func() { shared.docker(t, "stop", "--time", "0", id); shared.docker(t, "start", id) }},
 		{"kill and start", func() {
@@ -164,6 +219,28 @@ func TestAContainerKeepsItsGPU(t *testing.T) {
 		args := append([]string{"exec", "--privileged", id}, shared.ProbeArgs()...)
 		check(t, shared.docker(t, args...), 2)
 	})
+}
+
+// replacePrograms installs other programs, until the test ends.
+func (e *engine) replacePrograms(t *testing.T) {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range runtimeclass.Programs {
+		text, err := os.ReadFile(filepath.Join(testenv.ShimDir(), name))
+		if err == nil {
+			err = os.WriteFile(filepath.Join(dir, name), append(text, '\n'), 0o755)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	installed := filepath.Join(e.Dir, runtimeclass.DefaultBinDir, runtimeclass.ShimName)
+	before, _ := os.Stat(installed)
+	e.shimctl(t, "install", "--from", dir)
+	t.Cleanup(func() { e.install(t) })
+	if after, err := os.Stat(installed); err != nil || after.Size() != before.Size()+1 {
+		t.Fatalf("the program was not replaced: %v", err)
+	}
 }
 
 // A container that asks for it gives its GPU memory back while it is paused.

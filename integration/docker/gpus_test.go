@@ -3,6 +3,7 @@ package docker
 import (
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -50,6 +51,33 @@ func TestGPUsByCDI(t *testing.T) {
 			t.Error("the container started")
 		}
 		simhost.Want(t, r.Error, "nvidia.com/gpu=9")
+	})
+}
+
+// Without a CDI specification a program named nvidia-container-runtime-hook in dockerd's PATH is
+// enough, and keeps the capabilities that the flag names.
+func TestGPUsWithoutCDI(t *testing.T) {
+	unchanged(t, shared.Driver.StateDir+"/view/") // utility alone has its own view
+	t.Cleanup(func() { shared.restart(t) })
+	simhost.Away(t, filepath.Join(shared.Dir, "path", "nvidia-cdi-hook"))
+	simhost.Away(t, filepath.Join(shared.specs, "nvidia.yaml"))
+	shared.restart(t)
+	gpus := func(value string) []string { return []string{"--runtime", "nvidia", "--gpus", value} }
+	for value, want := range map[string][]int{"all": {0, 1, 2, 3}, "2": {0, 1}, `"device=0,` + shared.Driver.GPUs[2].UUID + `"`: {0, 2}} {
+		t.Run(value, func(t *testing.T) { check(t, shared.probe(t, gpus(value), shared.image()), want...) })
+	}
+	t.Run("utility", func(t *testing.T) {
+		got := simhost.Parse(shared.probe(t, gpus("all,capabilities=utility"), shared.image()))
+		if len(got.SMI) != 4 || len(got.CUDA) != 0 || slices.Contains(got.Dev, "nvidia-uvm") {
+			t.Errorf("nvidia-smi %q, libcuda %q, nodes %q", got.SMI, got.CUDA, got.Dev)
+		}
+	})
+	t.Run("an unknown GPU", func(t *testing.T) {
+		r := shared.try(t, nil, append(append(shared.run("--rm"), gpus("device=9")...), shared.image(), "true")...)
+		if r.ExitCode == 0 {
+			t.Error("the container started")
+		}
+		simhost.Want(t, r.Error, `unknown GPU "9"`)
 	})
 }
 
