@@ -17,6 +17,7 @@ import (
 	"github.com/urfave/cli/v3"
 	"golang.org/x/sys/unix"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubeapi"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
@@ -236,9 +237,28 @@ func (k *nodeKeeper) setLabels(ctx context.Context, labels map[string]string, re
 	return k.api.SetLabels(ctx, want)
 }
 
-// pendingRestart exists from before the daemon's configuration changes until the daemon has read it.
-// The file is gone after a boot.
+// pendingRestart has a line for each registration, from before the daemon's configuration changes
+// until the daemon has read it. The file is gone after a boot.
 const pendingRestart = "/run/nvidia-shim-node.restart"
+
+func pendingLine(o runtimeclass.Options) string { return o.Target + " " + o.ConfigFile + "\n" }
+
+func pendingLines() []string {
+	text, _ := os.ReadFile(pendingRestart)
+	return slices.Collect(strings.Lines(string(text)))
+}
+
+// setPending adds a line to pendingRestart, or removes it.
+func setPending(line string, pending bool) error {
+	lines := slices.DeleteFunc(pendingLines(), func(l string) bool { return l == line })
+	if pending {
+		lines = append(lines, line)
+	}
+	if len(lines) == 0 {
+		return os.RemoveAll(pendingRestart)
+	}
+	return atomicfile.Write(pendingRestart, []byte(strings.Join(lines, "")), 0o600)
+}
 
 // install installs what is missing or different, and reports whether this version is installed. A
 // node with problems that an installation does not solve stays as it is.
@@ -257,7 +277,8 @@ func (k *nodeKeeper) install(ctx context.Context) (installed bool, _ []check.Fin
 	if err != nil {
 		return false, append(findings, check.Finding{Check: "install", Level: check.Problem, Message: err.Error(), Fix: "nvidia-shimctl node --help"}), nil
 	}
-	pending := k.host.Exists(pendingRestart)
+	line := pendingLine(o)
+	pending := slices.Contains(pendingLines(), line)
 	if !pending && len(plan.Written())+len(plan.Removed()) == 0 {
 		return true, findings, nil
 	}
@@ -270,7 +291,7 @@ func (k *nodeKeeper) install(ctx context.Context) (installed bool, _ []check.Fin
 		return false, findings, fmt.Errorf("not installed: %s: %s", lasting[0].Check, lasting[0].Message)
 	case change == k.refused && pending: // the restart failed, after the files had come back
 		plan.Restart.Verb = "restart"
-		return false, findings, k.restart(ctx, plan)
+		return false, findings, k.restart(ctx, line, plan)
 	case change == k.refused:
 		return false, findings, nil
 	}
@@ -278,7 +299,7 @@ func (k *nodeKeeper) install(ctx context.Context) (installed bool, _ []check.Fin
 	if err != nil {
 		return false, findings, err
 	}
-	if err = k.carryOut(ctx, plan); err == nil {
+	if err = k.carryOut(ctx, line, plan); err == nil {
 		findings, err = k.settle(ctx, o)
 	}
 	if err == nil || ctx.Err() != nil {
@@ -287,7 +308,7 @@ func (k *nodeKeeper) install(ctx context.Context) (installed bool, _ []check.Fin
 	k.refused = change
 	k.print(findings)
 	fmt.Fprintln(k.c.Root().ErrWriter, "nvidia-shimctl: the files come back as they were")
-	undone := k.carryOut(ctx, undo)
+	undone := k.carryOut(ctx, line, undo)
 	if undone == nil {
 		_, undone = undo.RemovePrograms(procfs.Host)
 	}
@@ -296,26 +317,26 @@ func (k *nodeKeeper) install(ctx context.Context) (installed bool, _ []check.Fin
 
 // carryOut makes the changes of a plan, and restarts the daemon if its configuration changes. No
 // signal interrupts that.
-func (k *nodeKeeper) carryOut(ctx context.Context, plan runtimeclass.Plan) error {
+func (k *nodeKeeper) carryOut(ctx context.Context, line string, plan runtimeclass.Plan) error {
 	if plan.Changed() {
-		if err := os.WriteFile(pendingRestart, nil, 0o600); err != nil {
+		if err := setPending(line, true); err != nil {
 			return err
 		}
 	}
 	if err := carryOut(k.c, plan, nil); err != nil {
 		return err
 	}
-	if !k.host.Exists(pendingRestart) {
+	if !slices.Contains(pendingLines(), line) {
 		return nil
 	}
-	return k.restart(ctx, plan)
+	return k.restart(ctx, line, plan)
 }
 
-func (k *nodeKeeper) restart(ctx context.Context, plan runtimeclass.Plan) error {
+func (k *nodeKeeper) restart(ctx context.Context, line string, plan runtimeclass.Plan) error {
 	if err := plan.Restart.Run(context.WithoutCancel(ctx), k.c.Root().ErrWriter); err != nil {
 		return err
 	}
-	return os.Remove(pendingRestart)
+	return setPending(line, false)
 }
 
 // settle runs check after a change. A distribution makes its configuration after it started.
@@ -380,21 +401,26 @@ func (k *nodeKeeper) print(findings []check.Finding) {
 
 // remove undoes the installation for every daemon.
 func (k *nodeKeeper) remove(ctx context.Context) error {
+	ctx = context.WithoutCancel(ctx)
 	list, err := runtimeclass.Registered(k.host, k.o)
-	if err == nil && len(list) == 0 && k.host.Exists(runtimeclass.RecordPath) { // the programs are left
-		o := k.o
-		_, _ = findTarget(k.c, k.host, &o) // only a restart that is due needs it
-		list = []runtimeclass.Options{o}
-	} else if err == nil && len(list) > 0 {
-		err = os.WriteFile(pendingRestart, nil, 0o600)
-	}
 	for _, o := range list {
 		if err == nil {
-			err = uninstallFrom(context.WithoutCancel(ctx), k.c, k.host, o, k.host.Exists(pendingRestart))
+			err = setPending(pendingLine(o), true)
 		}
 	}
-	if err == nil {
-		_ = os.Remove(pendingRestart)
+	lines := pendingLines()
+	if err == nil && len(lines) == 0 && k.host.Exists(runtimeclass.RecordPath) { // the programs are left
+		err = uninstallFrom(ctx, k.c, k.host, k.o, false)
+	}
+	for _, line := range lines {
+		o := k.o
+		o.Target, o.ConfigFile, _ = strings.Cut(strings.TrimSuffix(line, "\n"), " ")
+		if err == nil {
+			err = uninstallFrom(ctx, k.c, k.host, o, true)
+		}
+		if err == nil {
+			err = setPending(line, false)
+		}
 	}
 	if err == nil && k.host.Exists(runtimeclass.RecordPath) {
 		err = errors.New("the programs stay until the containers that run with them end")

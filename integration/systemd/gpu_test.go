@@ -97,7 +97,7 @@ func TestOnRealGPUsTheNodeImageInstallsAndRemoves(t *testing.T) {
 	}
 	before := n.state(t)
 	simhost.Want(t, n.once(t, 0, true), "found containerd (", "write "+installedShim)
-	n.api.want(t, "true", n.version, 1)
+	n.api.Want(t, "true", n.version, 1)
 	t.Logf("nvidia-shimctl check on the node:\n%s", n.run(t, installedCtl, "check"))
 
 	c := n.sleep(t, 0, containerOptions{runtime: runtimeclass.RuntimeType})
@@ -113,5 +113,5 @@ func TestOnRealGPUsTheNodeImageInstallsAndRemoves(t *testing.T) {
 	if after := n.state(t); after != before {
 		t.Errorf("uninstall left: %s", changed(before, after))
 	}
-	n.api.want(t, "", "", 3)
+	n.api.Want(t, "", "", 3)
 }

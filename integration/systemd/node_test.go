@@ -1,26 +1,21 @@
 package systemd
 
 import (
-	"encoding/json"
-	"encoding/pem"
 	"fmt"
-	"maps"
-	"net"
-	"net/http"
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -28,69 +23,14 @@ const (
 	installedShim = runtimeclass.DefaultBinDir + "/" + runtimeclass.ShimName
 	installedCtl  = runtimeclass.DefaultBinDir + "/" + runtimeclass.CtlName
 	// inAccount is a pod's service account.
-	inAccount = "/srv/account"
-	nodeToken = "secret"
+	inAccount   = "/srv/account"
+	removeLabel = "nvidia-shim.io/remove"
 )
-
-// nodeLabels serves the labels of a node, as the API server does.
-type nodeLabels struct {
-	mu      sync.Mutex
-	labels  map[string]string
-	rounds  int // of the pod, which begin with a request for the labels
-	patches int
-}
-
-func (n *nodeLabels) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	if r.URL.Path != "/api/v1/nodes/node" || r.Header.Get("Authorization") != "Bearer "+nodeToken {
-		http.Error(w, "{}", http.StatusForbidden)
-		return
-	}
-	var node struct {
-		Metadata struct {
-			Labels map[string]*string `json:"labels"`
-		} `json:"metadata"`
-	}
-	if r.Method == http.MethodPatch {
-		n.patches++
-		if json.NewDecoder(r.Body).Decode(&node) != nil || r.Header.Get("Content-Type") != "application/merge-patch+json" {
-			http.Error(w, "{}", http.StatusBadRequest)
-			return
-		}
-	} else {
-		n.rounds++
-	}
-	for name, value := range node.Metadata.Labels {
-		delete(n.labels, name)
-		if value != nil {
-			n.labels[name] = *value
-		}
-	}
-	_ = json.NewEncoder(w).Encode(map[string]any{"metadata": map[string]any{"labels": n.labels}})
-}
-
-// want checks the labels, and how often they were written.
-func (n *nodeLabels) want(t *testing.T, ready, version string, patches int) {
-	t.Helper()
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	want := map[string]string{"kubernetes.io/hostname": "node"}
-	if ready != "" {
-		want["nvidia-shim.io/ready"] = ready
-	}
-	if version != "" {
-		want["nvidia-shim.io/version"] = version
-	}
-	if !maps.Equal(n.labels, want) || n.patches != patches {
-		t.Errorf("the labels are %v after %d changes, want %v after %d", n.labels, n.patches, want, patches)
-	}
-}
 
 // node is a machine with the node image, and the API server of its cluster.
 type node struct {
 	*machine
-	api            nodeLabels
+	api            *simhost.NodeAPI
 	image, version string
 	pod            []string // the command that runs the image, without its flags at the end
 }
@@ -104,27 +44,17 @@ func startNode(t *testing.T) *node {
 func newNode(t *testing.T, m *machine) *node {
 	t.Helper()
 	n := &node{machine: m}
-	n.api.labels = map[string]string{"kubernetes.io/hostname": "node"}
-	server := httptest.NewTLSServer(&n.api)
-	t.Cleanup(server.Close)
 	n.run(t, "mkdir", inAccount)
 	n.run(t, "touch", "/etc/hosts", "/etc/resolv.conf") // ctr mounts them
-	certificate := pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw})
-	for name, text := range map[string]string{"token": nodeToken, "ca.crt": string(certificate)} {
-		if err := os.WriteFile(filepath.Join(n.dir, inAccount, name), []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	host, port, err := net.SplitHostPort(server.Listener.Addr().String())
-	if err != nil {
-		t.Fatal(err)
-	}
+	n.api = simhost.NewNodeAPI(t, filepath.Join(n.dir, inAccount))
 	n.pod = []string{
 		// A privileged container has the capabilities of ctr.
 		"setpriv", bounded, "ctr", "run", "--privileged", "--net-host", "--with-ns", "pid:/proc/1/ns/pid", "--cpu-shares", "0", "--cgroup", "system.slice:node:node",
 		"--mount", "type=bind,src=/,dst=/host,options=rbind:rslave",
 		"--mount", "type=bind,src=" + inAccount + ",dst=/var/run/secrets/kubernetes.io/serviceaccount,options=rbind:ro",
-		"--env", "NODE_NAME=node", "--env", "KUBERNETES_SERVICE_HOST=" + host, "--env", "KUBERNETES_SERVICE_PORT=" + port,
+	}
+	for _, variable := range n.api.Env {
+		n.pod = append(n.pod, "--env", variable)
 	}
 	file := filepath.Base(n.packageFile(t, "nvidia-shim-node_*.tar"))
 	n.run(t, "ctr", "images", "import", "/srv/"+file)
@@ -168,23 +98,14 @@ func (n *node) stop(t *testing.T) {
 
 // ready returns a function that reports whether the label has this value.
 func (n *node) ready(want string) func() bool {
-	return func() bool {
-		n.api.mu.Lock()
-		defer n.api.mu.Unlock()
-		return n.api.labels["nvidia-shim.io/ready"] == want
-	}
+	return func() bool { return n.api.Ready() == want }
 }
 
 // awaitRounds waits for two whole rounds of the pod.
 func (n *node) awaitRounds(t *testing.T) {
 	t.Helper()
-	rounds := func() int {
-		n.api.mu.Lock()
-		defer n.api.mu.Unlock()
-		return n.api.rounds
-	}
-	before := rounds()
-	testenv.Await(t, time.Minute, "two rounds of the pod", func() bool { return rounds() >= before+3 })
+	before := n.api.Rounds()
+	testenv.Await(t, time.Minute, "two rounds of the pod", func() bool { return n.api.Rounds() >= before+3 })
 }
 
 // once runs one round, and checks the exit status and how often the daemon is restarted.
@@ -231,7 +152,7 @@ func TestTheNodeImageInstallsRepairsAndRemoves(t *testing.T) {
 	}
 	simhost.Want(t, n.once(t, 0, true), "found containerd (", "write "+installedShim)
 	simhost.Want(t, n.run(t, "cat", runtimeclass.DefaultContainerdConfig), "runtimes.nvidia]")
-	n.api.want(t, "true", n.version, 1)
+	n.api.Want(t, "true", n.version, 1)
 	n.useGPU(t)
 	installed := n.state(t)
 
@@ -249,10 +170,10 @@ func TestTheNodeImageInstallsRepairsAndRemoves(t *testing.T) {
 		t.Errorf("the configuration is not repaired: %s", changed(installed, after))
 	}
 	// A process that ended between the two.
-	n.run(t, "touch", "/run/nvidia-shim-node.restart")
+	n.run(t, "sh", "-c", "echo containerd "+runtimeclass.DefaultContainerdConfig+" >/run/nvidia-shim-node.restart")
 	n.once(t, 0, true)
 	n.once(t, 0, false)
-	n.api.want(t, "true", n.version, 1)
+	n.api.Want(t, "true", n.version, 1)
 
 	c := n.sleep(t, 1, containerOptions{runtime: installedShim})
 	simhost.Want(t, n.once(t, 1, true, "--uninstall"), installedShim+" stays, because containers run with it")
@@ -262,7 +183,7 @@ func TestTheNodeImageInstallsRepairsAndRemoves(t *testing.T) {
 	if after := n.state(t); after != before {
 		t.Errorf("uninstall left: %s", changed(before, after))
 	}
-	n.api.want(t, "", "", 3) // ready before, version after the removal
+	n.api.Want(t, "", "", 3) // ready before, version after the removal
 	n.once(t, 0, false, "--uninstall")
 }
 
@@ -276,7 +197,7 @@ func TestTheOldStateReturnsIfCheckFails(t *testing.T) {
 	if after := n.state(t); after != before {
 		t.Errorf("the old state did not return: %s", changed(before, after))
 	}
-	n.api.want(t, "false", "", 1)
+	n.api.Want(t, "false", "", 1)
 
 	// So does an older installation, which stays in use.
 	n.once(t, 0, true)
@@ -286,7 +207,7 @@ func TestTheOldStateReturnsIfCheckFails(t *testing.T) {
 		t.Errorf("the older installation did not return: %s", changed(installed, after))
 	}
 	n.useGPU(t)
-	n.api.want(t, "true", n.version, 2)
+	n.api.Want(t, "true", n.version, 2)
 }
 
 // The form of the handler is that of the containerd that runs.
@@ -316,7 +237,7 @@ func TestANodeWithoutDriverStaysAsItIs(t *testing.T) {
 	if after := n.state(t); after != before {
 		t.Errorf("it was changed: %s", changed(before, after))
 	}
-	n.api.want(t, "false", "", 1)
+	n.api.Want(t, "false", "", 1)
 }
 
 // The pod follows files and labels, and leaves the node installed when it ends.
@@ -331,18 +252,46 @@ func TestTheNodePodFollowsTheNode(t *testing.T) {
 	n.run(t, "sh", "-c", "echo >>"+installedCtl)
 	testenv.Await(t, time.Minute, "a changed program is repaired", func() bool { return n.state(t) == installed })
 
-	label := func(value string) {
-		n.api.mu.Lock()
-		defer n.api.mu.Unlock()
-		n.api.labels["nvidia-shim.io/remove"] = value
-	}
-	label("true")
+	n.api.SetLabel(removeLabel, "true")
 	testenv.Await(t, time.Minute, "the node is as it was", func() bool { return n.ready("")() && n.state(t) == before })
-	label("false")
+	n.api.SetLabel(removeLabel, "false")
 	testenv.Await(t, time.Minute, "the node is ready again", n.ready("true"))
 
 	n.stop(t)
 	if after := n.state(t); after != installed {
 		t.Errorf("the node did not stay installed: %s", changed(installed, after))
 	}
+}
+
+// A new version of the driver comes while the pod runs, with other nodes and files.
+func TestTheNodePodFollowsAnUpgradeOfTheDriver(t *testing.T) {
+	n := startNode(t)
+	n.start(t, "--interval", "100ms")
+	testenv.Await(t, time.Minute, "the node is ready", n.ready("true"))
+	installed := n.state(t)
+	n.run(t, installedCtl, "cdi", "--output", cdispec.Path)
+	old := n.run(t, "cat", cdispec.Path)
+
+	// The new module can be loaded only when the old one is not.
+	simtest.Check(t, os.RemoveAll(filepath.Join(n.Driver.ProcRoot, "driver")))
+	testenv.Await(t, time.Minute, "the node is not ready", n.ready("false"))
+	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1", "nvidia2"} {
+		simtest.Check(t, os.Remove(filepath.Join(n.Driver.DevRoot, "dev", name)))
+	}
+	n.awaitRounds(t)
+	if n.run(t, "cat", cdispec.Path) != old {
+		t.Errorf("%s changed without a driver", cdispec.Path)
+	}
+	simtest.Check(t, n.Driver.Upgrade("999.1.2"))
+	testenv.Await(t, time.Minute, "the node is ready again", n.ready("true"))
+	testenv.Await(t, time.Minute, cdispec.Path+" is that of the new driver", func() bool {
+		now := n.run(t, "cat", cdispec.Path)
+		return strings.Contains(now, "999.1.2") && now == n.run(t, installedCtl, "cdi")
+	})
+	n.useGPU(t)
+	n.run(t, "rm", cdispec.Path)
+	if after := n.state(t); after != installed {
+		t.Errorf("the installation changed: %s", changed(installed, after))
+	}
+	n.stop(t)
 }
