@@ -1,6 +1,7 @@
 package main
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -38,6 +39,22 @@ func TestMarkdown(t *testing.T) {
 	} {
 		if !strings.Contains(text, want) {
 			t.Errorf("the page lacks\n%s\nin\n%s", want, text)
+		}
+	}
+}
+
+// The pages give paths below the working directory, and ctr, which imports the images, runs in
+// another one.
+func TestRelativePaths(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	o, err := parse([]string{"-bin", "bin", "-images", "parts/images", "-before", "old/containerd-shim-nvidia-v2"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for got, want := range map[string]string{o.bin: "bin", o.imagesDir: "parts/images", o.before: "old/containerd-shim-nvidia-v2"} {
+		if got != filepath.Join(dir, want) {
+			t.Errorf("got %s, want %s below %s", got, want, dir)
 		}
 	}
 }

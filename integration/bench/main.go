@@ -49,8 +49,8 @@ func main() {
 	}
 }
 
-func run(ctx context.Context, args []string, out io.Writer) error {
-	var o options
+// parse reads the command line.
+func parse(args []string) (o options, err error) {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.IntVar(&o.rounds, "n", 40, "how often each case is measured")
 	flags.StringVar(&o.out, "out", "docs/benchmarks.md", "the `page` whose generated part is replaced; empty for none")
@@ -64,14 +64,13 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	flags.BoolVar(&o.real, "real", false, "use the NVIDIA driver of this host")
 	flags.IntVar(&o.cgroup, "cgroup", 0, "cgroup `version`, 1 or 2 (default: the host's own)")
 	if err := flags.Parse(args); err != nil {
-		return err
+		return o, err
 	}
 	if flags.NArg() > 0 || o.rounds < 1 {
-		return errors.New("there are no arguments, and -n is at least 1: see -help")
+		return o, errors.New("there are no arguments, and -n is at least 1: see -help")
 	}
-	var err error
 	if o.only, err = regexp.Compile(*only); err != nil {
-		return err
+		return o, err
 	}
 	// containerd takes an absolute path for a runtime's name, and ctr, which imports the
 	// images, runs in another directory.
@@ -80,12 +79,23 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 			continue
 		}
 		if *path, err = filepath.Abs(*path); err != nil {
-			return err
+			return o, err
 		}
 	}
 	// Its processes are known by their name.
 	if o.before != "" && !strings.HasPrefix(filepath.Base(o.before), "containerd-shim-") {
-		return fmt.Errorf("-before %s: the file's name has to begin with containerd-shim-", o.before)
+		return o, fmt.Errorf("-before %s: the file's name has to begin with containerd-shim-", o.before)
+	}
+	if *only != "" || o.before != "" {
+		o.out = ""
+	}
+	return o, nil
+}
+
+func run(ctx context.Context, args []string, out io.Writer) error {
+	o, err := parse(args)
+	if err != nil {
+		return err
 	}
 	switch {
 	case o.prepare != "":
@@ -112,9 +122,6 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 		if err := r.store(o.json); err != nil {
 			return err
 		}
-	}
-	if *only != "" || o.before != "" {
-		o.out = ""
 	}
 	return publish(r, o.out, out)
 }

@@ -59,8 +59,9 @@ type engine struct {
 	// config is its daemon.json; plain is the text without the runtime.
 	config string
 	plain  []byte
-	// flags are those of dockerd.
-	flags []string
+	// dir is where it has its files, wrapper is put before its command line, flags are its own.
+	dir            string
+	wrapper, flags []string
 	// specs is where it looks for CDI specifications.
 	specs string
 	// life is what ends it.
@@ -71,7 +72,7 @@ type engine struct {
 func start(t testing.TB) *engine {
 	makeDirectories(t)
 	h := newHost(t)
-	e := &engine{life: t, Host: h, config: filepath.Join(h.Dir, runtimeclass.DefaultDockerConfig), specs: filepath.Join(h.Dir, "cdi")}
+	e := &engine{life: t, Host: h, dir: h.Dir, config: filepath.Join(h.Dir, runtimeclass.DefaultDockerConfig), specs: filepath.Join(h.Dir, "cdi")}
 	e.flags = []string{"--config-file", e.config}
 	h.Ctr(t, "images", "tag", h.Image, e.image())
 	plugins := filepath.Join(h.Dir, "cli", "cli-plugins")
@@ -106,13 +107,14 @@ func start(t testing.TB) *engine {
 // configure writes daemon.json.
 func (e *engine) configure(t testing.TB, settings map[string]any) {
 	t.Helper()
-	in := func(name string) string { return filepath.Join(e.Dir, name) }
-	maps.Copy(settings, map[string]any{
+	in := func(name string) string { return filepath.Join(e.dir, name) }
+	all := map[string]any{
 		"data-root": in("docker"), "exec-root": in("exec"), "pidfile": in("docker.pid"),
 		"hosts": []string{e.socket()}, "containerd": e.Address, "containerd-namespace": e.ID, "cgroup-parent": "/" + e.ID,
 		"bridge": "none", "iptables": false, "ip6tables": false, "ip-forward": false, "live-restore": true,
-	})
-	text, err := json.MarshalIndent(settings, "", "\t")
+	}
+	maps.Copy(all, settings)
+	text, err := json.MarshalIndent(all, "", "\t")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -135,7 +137,7 @@ func (e *engine) image() string { return "docker.io/" + e.Image }
 
 func (e *engine) program(name string) string { return filepath.Join(testenv.ShimDir(), "docker", name) }
 
-func (e *engine) socket() string { return "unix://" + filepath.Join(e.Dir, "d.sock") }
+func (e *engine) socket() string { return "unix://" + filepath.Join(e.dir, "d.sock") }
 
 // environment is that of dockerd and of the docker command.
 func (e *engine) environment() []string {
@@ -147,8 +149,8 @@ func (e *engine) environment() []string {
 func (e *engine) startDaemon(t testing.TB) {
 	t.Helper()
 	e.daemon = &testenv.Command{
-		Name: "dockerd", Argv: slices.Concat(e.Options.Wrapper, []string{e.program("dockerd")}, e.flags),
-		Dir: e.Dir, Env: e.environment(), Log: filepath.Join(e.Dir, "dockerd.log"),
+		Name: "dockerd", Argv: slices.Concat(e.Options.Wrapper, e.wrapper, []string{e.program("dockerd")}, e.flags),
+		Dir: e.Dir, Env: e.environment(), Log: filepath.Join(e.dir, "dockerd.log"),
 	}
 	if err := e.daemon.Start(); err != nil {
 		t.Fatal(err)

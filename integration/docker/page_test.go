@@ -25,6 +25,7 @@ func workstation(t *testing.T, tree simhost.Tree) *engine {
 	e.Ctr(t, "images", "tag", e.Image, e.image())
 	e.Options.ShimDir = ""
 	e.Restart(t)
+	e.dir = e.Dir
 	e.config = tree.Root + runtimeclass.DefaultDockerConfig
 	e.flags = []string{"--config-file", runtimeclass.DefaultDockerConfig}
 	for _, d := range []string{filepath.Dir(e.config), tree.Root + "/usr/local/sbin"} {
