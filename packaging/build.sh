@@ -56,6 +56,7 @@ for ARCH in amd64 arm64; do (
 	mkdir "$work/$name"
 	cp -R "$common/." "$work/$name"
 	case $ARCH in "$("$GO" env GOHOSTARCH)") CC=gcc ;; amd64) CC=x86_64-linux-gnu-gcc ;; arm64) CC=aarch64-linux-gnu-gcc ;; esac
+	command -v "$CC" >/dev/null || { echo "$0: $CC is missing: run make deps as root" >&2; exit 1; }
 	GOARCH=$ARCH CC=$CC make -s -C .. build BIN="$work/$name"
 	tar -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - "$name" |
 		gzip -9n >"$out/$name.tar.gz"
