@@ -226,6 +226,33 @@ func TestNodesInUserNamespaces(t *testing.T) {
 	}}.run(t)
 }
 
+// runc would look for the nodes of CDI at their paths on the host as well, also for one that the
+// container does not get. Another device may not go by the name of one.
+func TestNodesOfCDIInUserNamespaces(t *testing.T) {
+	const node = "/dev/nvidiactl"
+	other := specs.LinuxDevice{Path: "/dev/foreign", Type: "c", Major: 240, Minor: 7}
+	for _, capabilities := range []string{"all", "utility"} {
+		t.Run(capabilities, func(t *testing.T) {
+			spec := newSpec(caps(capabilities)...)
+			all(userNamespace(""), func(s *specs.Spec) { s.Linux.Devices = append(s.Linux.Devices, other) })(spec)
+			applyCDI(t, spec, realCDI(t), "nvidia.com/gpu=2")
+			dir := newBundle(t, spec)
+			plan := mustInject(t, hostConfig(t), dir)
+			got := readSpec(t, dir)
+			left := slices.DeleteFunc(got.Linux.Devices, func(d specs.LinuxDevice) bool { return strings.HasPrefix(d.Path, "/dev/dri/") })
+			if showGPUs(plan) != "GPU 2" || !reflect.DeepEqual(left, []specs.LinuxDevice{other}) || !slices.Contains(destinations(got.Mounts), node) {
+				t.Errorf("%s, left %+v, mounts %q", showGPUs(plan), left, destinations(got.Mounts))
+			}
+		})
+	}
+	wrong := func(s *specs.Spec) {
+		s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: node, Type: "c", Major: 1, Minor: 11})
+	}
+	table{env: devices("0"), rows: []row{
+		{name: "another device", spec: all(userNamespace(""), wrong), want: "refused: device " + node + " is already in the container's configuration as c 1:11"},
+	}}.run(t)
+}
+
 // containerd has runc map every mount of a pod with hostUsers: false, and devtmpfs,
 // where /dev/null is, has no mapped mounts: the device list would keep the container
 // from starting.

@@ -3,6 +3,7 @@ package gpuinject
 import (
 	"errors"
 	"io/fs"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -131,24 +132,33 @@ func addClassFiles(c Container, p *Plan) {
 // addNodes adds the device nodes, their rules and their groups to the edits.
 func addNodes(c Container, p *Plan) error {
 	e, userns := &p.edits, c.Input.Container.UserNamespace
+	var nodes []specs.LinuxDevice
+	bound := map[string]bool{}
 	for _, n := range p.nodes {
+		mode, uid, gid := n.Mode, n.UID, n.GID
+		node := specs.LinuxDevice{
+			Path: n.Path, Type: "c", Major: int64(n.Major), Minor: int64(n.Minor), FileMode: &mode, UID: &uid, GID: &gid,
+		}
+		nodes = append(nodes, node)
 		if userns && n.HostPath != n.Path {
 			// mknod fails in a user namespace, so runc binds the host's node, which it expects at
 			// the same path (rootfs_linux.go, createDeviceNode). With another dev-root it is
 			// elsewhere.
 			p.Mounts = append(p.Mounts, PlanMount{Source: n.HostPath, Destination: n.Path, Options: nodeOptions})
+			bound[n.Path] = true
 		} else {
-			mode, uid, gid := n.Mode, n.UID, n.GID
-			e.Devices = append(e.Devices, specs.LinuxDevice{
-				Path: n.Path, Type: "c", Major: int64(n.Major), Minor: int64(n.Minor), FileMode: &mode, UID: &uid, GID: &gid,
-			})
+			e.Devices = append(e.Devices, node)
 		}
 		major, minor := int64(n.Major), int64(n.Minor)
 		e.Rules = append(e.Rules, specs.LinuxDeviceCgroup{Allow: true, Type: "c", Major: &major, Minor: &minor, Access: "rw"})
 		addGroup(c, n, p)
 	}
-	if err := c.Bundle.CheckDevices(e.Devices); err != nil {
+	if err := c.Bundle.CheckDevices(nodes); err != nil {
 		return fail(Invalid, "%w", err)
+	}
+	// runc would look for those of CDI at their paths on the host, too.
+	e.RemoveDevice = func(d specs.LinuxDevice) bool {
+		return bound[path.Clean(d.Path)] || len(bound) > 0 && c.Input.EditedByCDI && host.IsDriverNode(d.Path)
 	}
 	return nil
 }

@@ -94,15 +94,16 @@ func sameSpec(t *testing.T, b *Bundle) {
 
 func TestWhatIsRemovedLeavesTheRestAsItWas(t *testing.T) {
 	b := load(t, `{"mounts": [{"destination": "/a", "future": 1}, {"destination": "/b"}, {"destination": "/c"}],
-		"linux": {"resources": {"devices": [{"allow": true, "future": 1}, {"allow": false}]}}}`)
+		"linux": {"devices": [{"path": "/dev/a", "future": 1}, {"path": "/dev/b"}], "resources": {"devices": [{"allow": true, "future": 1}, {"allow": false}]}}}`)
 	e := Edits{
-		RemoveMount: func(m specs.Mount) bool { return m.Destination == "/b" },
-		RemoveRule:  func(r specs.LinuxDeviceCgroup) bool { return !r.Allow },
+		RemoveMount:  func(m specs.Mount) bool { return m.Destination == "/b" },
+		RemoveDevice: func(d specs.LinuxDevice) bool { return d.Path == "/dev/b" },
+		RemoveRule:   func(r specs.LinuxDeviceCgroup) bool { return !r.Allow },
 	}
 	for range 2 {
 		check(t, b.Apply(e))
 		equalJSON(t, b.Raw(), []byte(`{"mounts": [{"destination": "/a", "future": 1}, {"destination": "/c"}],
-			"linux": {"resources": {"devices": [{"allow": true, "future": 1}]}}}`))
+			"linux": {"devices": [{"path": "/dev/a", "future": 1}], "resources": {"devices": [{"allow": true, "future": 1}]}}}`))
 		sameSpec(t, b)
 	}
 }

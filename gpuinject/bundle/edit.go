@@ -14,9 +14,10 @@ import (
 // Edits are changes of a configuration: what the Remove functions report is removed, nothing if one
 // is nil; then the rest is added.
 type Edits struct {
-	RemoveMount func(specs.Mount) bool
-	RemoveRule  func(specs.LinuxDeviceCgroup) bool
-	RemoveHook  func(specs.Hook) bool
+	RemoveMount  func(specs.Mount) bool
+	RemoveDevice func(specs.LinuxDevice) bool
+	RemoveRule   func(specs.LinuxDeviceCgroup) bool
+	RemoveHook   func(specs.Hook) bool
 
 	Devices        []specs.LinuxDevice
 	Rules          []specs.LinuxDeviceCgroup
@@ -38,6 +39,7 @@ func (b *Bundle) Apply(e Edits) error {
 	spec, hooks := &b.Spec, &b.Spec.Hooks
 	for _, err := range []error{
 		remove(o, "mounts", &spec.Mounts, e.RemoveMount),
+		remove(o, "linux.devices", &spec.Linux.Devices, e.RemoveDevice),
 		remove(o, "linux.resources.devices", &spec.Linux.Resources.Devices, e.RemoveRule),
 		// runtime-spec, "POSIX-platform Hooks".
 		//nolint:staticcheck // Prestart is deprecated and still what docker --gpus uses.
