@@ -139,14 +139,39 @@ func (i *hostInfo) print(o *term.Output) {
 		t.Row(term.Green, fmt.Sprint(g.Index), g.UUID, g.PCI, fmt.Sprint(g.Minor), g.Model)
 	}
 	t.Flush()
-	if len(i.MIG) > 0 {
+	i.printMIG(o)
+	i.printProblems(o)
+}
+
+// printMIG lists the MIG devices, or counts those of each GPU if a screen does not hold them.
+func (i *hostInfo) printMIG(o *term.Output) {
+	if len(i.MIG) == 0 {
+		return
+	}
+	const listed = 12
+	if len(i.MIG) <= listed {
 		t := o.Table("MIG", "PROFILE", "DEVICE")
 		for _, m := range i.MIG {
 			t.Row(term.Green, fmt.Sprintf("%d:%d/%d", m.GPU, m.GI, m.CI), cmp.Or(m.Profile, "-"), cmp.Or(m.UUID, m.Name))
 		}
 		t.Flush()
+		return
 	}
-	i.printProblems(o)
+	t := o.Table("GPU", "MIG DEVICES (each: nvidia-shimctl --json info)")
+	for _, g := range i.GPUs {
+		counts := map[string]int{}
+		for _, m := range i.MIG {
+			if m.GPU == g.Index {
+				counts[cmp.Or(m.Profile, "unknown profile")]++
+			}
+		}
+		var texts []string
+		for _, profile := range slices.Sorted(maps.Keys(counts)) {
+			texts = append(texts, fmt.Sprintf("%d × %s", counts[profile], profile))
+		}
+		t.Row(term.Green, fmt.Sprint(g.Index), cmp.Or(strings.Join(texts, ", "), "-"))
+	}
+	t.Flush()
 }
 
 func (i *hostInfo) printProblems(o *term.Output) {

@@ -99,12 +99,35 @@ func TestEveryTableFits80Columns(t *testing.T) {
 	}
 }
 
-// A healthy host with eight GPUs fits a terminal of 24 lines.
+// A healthy host with eight GPUs fits a terminal of 24 lines, however they are partitioned.
 func TestInfoIsOneScreen(t *testing.T) {
-	d := simtest.New(t, sim.Options{GPUs: 8, MIG: []sim.MIGDevice{{GPU: 1, GI: 9}, {GPU: 1, GI: 10, CI: 1}}, Excluded: []int{7}})
 	t.Setenv("TERM", "dumb")
-	out := screen(t, "--config", d.ConfigPath, "info")
-	if n := strings.Count(out, "\n"); n > 24 {
-		t.Errorf("%d lines:\n%s", n, out)
+	some := []sim.MIGDevice{{GPU: 1, GI: 9}, {GPU: 1, GI: 10, CI: 1}}
+	var every []sim.MIGDevice
+	for i := range 56 {
+		every = append(every, sim.MIGDevice{GPU: i / 7, GI: 7 + i%7})
+	}
+	for name, options := range map[string]sim.Options{
+		"some MIG devices":  {GPUs: 8, MIG: some, Excluded: []int{7}},
+		"every MIG device":  {GPUs: 8, MIG: every},
+		"twelve of one GPU": {GPUs: 8, MIG: every[:12]},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := simtest.New(t, options)
+			out := screen(t, "--config", d.ConfigPath, "info")
+			if n := strings.Count(out, "\n"); n > 24 {
+				t.Errorf("%d lines:\n%s", n, out)
+			}
+			var info hostInfo
+			decode(t, fine(t, "--config", d.ConfigPath, "--json", "info"), &info)
+			if len(info.MIG) != len(options.MIG) {
+				t.Errorf("%d MIG devices as JSON", len(info.MIG))
+			}
+			if len(info.MIG) == 56 {
+				contains(t, out, "\n7    7 × "+info.MIG[55].Profile+"\n", "nvidia-shimctl --json info")
+			} else {
+				contains(t, out, info.MIG[1].UUID)
+			}
+		})
 	}
 }
