@@ -32,7 +32,10 @@ func cdiCommand() *cli.Command {
 			&cli.StringFlag{Name: "output", Usage: "write it to `FILE`, if that is no other program's"},
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
-			if c.Bool("json") && !c.IsSet("output") {
+			if c.Bool("json") {
+				if c.IsSet("output") {
+					return noJSON("--output")
+				}
 				spec, err := makeCDI(c)
 				if err != nil {
 					return err

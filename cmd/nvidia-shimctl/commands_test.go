@@ -12,18 +12,19 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-// A command with data prints it as JSON if asked. One that only root can run says so first.
+// A command with data prints it as JSON if asked, any other refuses --json. One that only root can
+// run says so first.
 func TestEveryCommandPrintsJSONAndSaysIfItNeedsRoot(t *testing.T) {
 	d := simulate(t)
 	state := record(t, d)
 	root, _, from := installTree(t, "", containerdTOML)
-	const none = "" // for another program, or nothing
+	const none = "" // text for another program, or nothing
 	ran := map[string]bool{}
 	simtest.Check(t, os.Chmod(filepath.Dir(root), 0o755))
 	for _, tc := range []struct{ args, key, user string }{
 		{"info", "gpus", "not run as root"},
 		{"status --state " + state, "containers", "run status as root"},
-		{"serve --listen 127.0.0.1:0", none, "run serve as root"},
+		{"serve --listen 3476", none, "run serve as root"},
 		{"plan --env NVIDIA_VISIBLE_DEVICES=0", "devices", "not run as root"},
 		{"run-args --for ctr --devices 0", "args", "not run as root"},
 		{"suspend x", none, "run suspend as root"},
@@ -33,16 +34,25 @@ func TestEveryCommandPrintsJSONAndSaysIfItNeedsRoot(t *testing.T) {
 		{"prepare --dry-run", "nodes", "not run as root"},
 		{"install --root " + root + " --from " + from, "written", "run it as root"},
 		{"uninstall --root " + root, "removed", "run it as root"},
-		{"node --once", none, "only root can install a node"},
+		{"node --once --host-root /nonexistent", none, "only root can install a node"},
 		{"manifest", "kind", ""},
 		{"probe", "facts", "not run as root"},
 		{"bundle --output " + filepath.Join(t.TempDir(), "report.tar.gz"), "contents", "run bundle as root"},
 		{"man", none, ""},
+		{"completion bash", none, ""},
+		{"completion zsh", none, ""},
 		{"version", "revision", ""},
 	} {
-		args := append([]string{"--config", d.ConfigPath, "--json"}, strings.Fields(tc.args)...)
-		ran[strings.Fields(tc.args)[0]] = true
-		if tc.key != none {
+		command := strings.Fields(tc.args)
+		args := append([]string{"--config", d.ConfigPath, "--json"}, command...)
+		ran[command[0]] = true
+		if tc.key == none {
+			code, out, errs := ctl(t, args...)
+			if want := "nvidia-shimctl: --json does not go with " + command[0] + " ("; code != 2 || out != "" || !strings.HasPrefix(errs, want) {
+				t.Errorf("--json %s: status %d, %s%s", tc.args, code, out, errs)
+			}
+			args = append(args[:2], command...)
+		} else {
 			_, out, _ := ctl(t, args...)
 			var v map[string]any
 			if err := json.Unmarshal([]byte(out), &v); err != nil || v[tc.key] == nil {

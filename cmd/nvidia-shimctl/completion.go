@@ -21,11 +21,16 @@ func configureCompletion(c *cli.Command) {
 	c.Commands = slices.DeleteFunc(c.Commands, func(shell *cli.Command) bool { return shell.Name == "pwsh" })
 	for _, shell := range c.Commands {
 		shell.Usage = "print the script of " + shell.Name
-		if shell.Name == "bash" {
-			shell.Action = func(_ context.Context, c *cli.Command) error {
-				_, err := io.WriteString(c.Root().Writer, bashCompletion)
-				return err
+		action := shell.Action
+		shell.Action = func(ctx context.Context, c *cli.Command) error {
+			switch {
+			case c.Bool("json"):
+				return noJSON("completion")
+			case shell.Name != "bash":
+				return action(ctx, c)
 			}
+			_, err := io.WriteString(c.Root().Writer, bashCompletion)
+			return err
 		}
 	}
 }

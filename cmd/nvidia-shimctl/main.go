@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
+	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -60,6 +61,9 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 			if c.Args().Present() && c.ArgsUsage == "" {
 				return usage(fmt.Errorf("unexpected argument %.256q", c.Args().First()))
 			}
+			if slices.Contains([]string{"serve", "suspend", "resume", "node", "man"}, c.Name) && c.Bool("json") {
+				return noJSON(c.Name)
+			}
 			return action(ctx, c)
 		}
 	}
@@ -110,6 +114,9 @@ func versionCommand() *cli.Command {
 type usageError struct{ error }
 
 func usage(err error) error { return &usageError{err} }
+
+// noJSON is the error of --json where no data are printed.
+func noJSON(with string) error { return usage(fmt.Errorf("--json does not go with %s", with)) }
 
 // loader reads the configuration that the command line names, or the shim's own. The tool changes
 // nothing of what the shim keeps.

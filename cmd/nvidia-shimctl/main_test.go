@@ -67,6 +67,7 @@ func TestWrongUsageEndsWithStatusTwo(t *testing.T) {
 		{"status", "--interval=1ms"},
 		{"serve", "--listen", "3476"},
 		{"version", "x"},
+		{"--json", "cdi", "--output", "/nonexistent/nvidia.yaml"},
 		{"run-args"},
 		{"run-args", "--for", "rkt"},
 		{"run-args", "--for", "ctr", "x"},
