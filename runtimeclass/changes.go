@@ -196,8 +196,10 @@ func (p *Plan) note(format string, args ...any) {
 	p.Notes = append(p.Notes, fmt.Sprintf(format, args...))
 }
 
-// Changed reports whether the daemon's configuration changes.
-func (p Plan) Changed() bool { return len(p.Changing(DaemonConfig)) > 0 }
+// Changed reports whether the daemon's configuration changes, or what else it reads when it starts.
+func (p Plan) Changed() bool {
+	return len(p.Changing(DaemonConfig)) > 0 || slices.Contains(p.Changing(Link), cdiHookLink)
+}
 
 // Changing returns the paths of the files of a kind that change.
 func (p Plan) Changing(kind FileKind) []string {
@@ -321,8 +323,8 @@ func (h Host) apply(c Change) error {
 	name := fmt.Sprintf("/proc/self/fd/%d/%s", opened.Fd(), filepath.Base(c.Path))
 	switch c.Kind {
 	case Link:
-		if err := os.Remove(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
+		if c.Before != nil {
+			_ = os.Remove(name) // Symlink replaces nothing
 		}
 		return os.Symlink(string(c.After), name)
 	case Program:

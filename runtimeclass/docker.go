@@ -2,6 +2,7 @@ package runtimeclass
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +14,15 @@ import (
 // DefaultDockerConfig is dockerd's own default.
 const DefaultDockerConfig = "/etc/docker/daemon.json"
 
+// Programs of NVIDIA's toolkit: dockerd offers --gpus if one is in its PATH, and never runs it.
+const (
+	CDIHookName     = "nvidia-cdi-hook"
+	RuntimeHookName = "nvidia-container-runtime-hook"
+)
+
+// cdiHookLink is where install places a link by that name.
+const cdiHookLink = "/usr/local/bin/" + CDIHookName
+
 func (p *Plan) registerDocker(o Options) error {
 	r := o.Registration
 	if v := p.Host.Daemon; v.Known() && !v.AtLeast(24, 0, 0) {
@@ -20,7 +30,6 @@ func (p *Plan) registerDocker(o Options) error {
 	} else if !v.Known() {
 		p.note("the version of dockerd is not known: Docker before 24.0 would start containers without their GPUs")
 	}
-	p.noteCDIHook(len(o.CDI) > 0)
 	file, config, err := p.Host.readDocker(o.ConfigFile)
 	if err != nil {
 		return err
@@ -57,7 +66,10 @@ func (p *Plan) registerDocker(o Options) error {
 	if r.Default {
 		config["default-runtime"] = r.Handler
 	}
-	return p.edit(o, file, encodeJSON(config, "  "))
+	if err := p.edit(o, file, encodeJSON(config, "  ")); err != nil {
+		return err
+	}
+	return p.offerGPUs(o)
 }
 
 // DockerRuntimes returns the runtimes of a daemon.json that start this shim.
@@ -77,24 +89,50 @@ func dockerRuntime(runtimes map[string]any, name string) Runtime {
 	return Runtime{Type: runtimeType}
 }
 
-// noteCDIHook says what --gpus needs besides a CDI specification, or what hides NVIDIA's program.
-func (p *Plan) noteCDIHook(cdi bool) {
-	link, program := "", ""
-	for _, name := range inServicePath("nvidia-cdi-hook") {
-		to, _ := p.Host.change(Link, name, nil) // without a directory there is none
-		switch {
-		case program != "" || !p.Host.Exists(name):
-		case path.Base(string(to.Before)) == "false":
-			link = name
-		default:
-			program = name
+// offerGPUs places a link to nvidia-shimctl for dockerd, which offers --gpus if it finds a program of
+// one of two names when it starts. Beside NVIDIA's own none is needed.
+func (p *Plan) offerGPUs(o Options) error {
+	to := path.Join(o.Registration.BinDir, CtlName)
+	if path.Dir(to) == path.Dir(cdiHookLink) {
+		to = CtlName
+	}
+	link, err := p.Host.change(Link, cdiHookLink, []byte(to))
+	now, program := path.Base(string(link.Before)), ""
+	for _, name := range append(inServicePath(CDIHookName), inServicePath(RuntimeHookName)...) {
+		c, _ := p.Host.change(Link, name, nil) // without a directory there is none
+		if base := path.Base(string(c.Before)); base != CtlName && base != "false" && p.Host.Exists(name) {
+			program = cmp.Or(program, name)
 		}
 	}
+	dangling := link.Before != nil && !p.Host.Exists(cdiHookLink)
 	switch {
-	case link != "" && program != "":
-		p.note("the link %s hides %s: remove it", link, program)
-	case cdi && link == "" && program == "":
-		p.note("docker run --gpus also needs a program nvidia-cdi-hook in dockerd's PATH, which dockerd never runs: without NVIDIA's, `ln -s /bin/false /usr/local/bin/nvidia-cdi-hook`, then `systemctl restart docker`")
+	case err != nil:
+		return err
+	case o.GPUsFlag && (now == "false" || dangling && now != CtlName):
+		return fmt.Errorf("--gpus-flag: %s leads to %s: remove it first", cdiHookLink, link.Before)
+	case o.GPUsFlag && program != "":
+		p.note("--gpus-flag places no link: %s is there", program)
+	case o.GPUsFlag:
+		if p.Changes = append(p.Changes, link); !equalText(link.Before, link.After) {
+			p.Restart.Verb = "restart" // dockerd looks for it when it starts
+		}
+	case now == "false":
+		p.note("the link %s hides the program of NVIDIA's toolkit: remove it, then install with --gpus-flag, which steps aside", cdiHookLink)
+	case len(o.CDI) > 0 && program == "" && link.Before == nil:
+		p.note("docker run --gpus also needs --gpus-flag, unless NVIDIA's toolkit is installed")
+	}
+	return nil
+}
+
+// noteCDIFiles says which CDI files run the link that an uninstallation removes.
+func (p *Plan) noteCDIFiles() {
+	for _, dir := range []string{"/etc/cdi", "/var/run/cdi"} {
+		names, _ := p.Host.glob(dir + "/*") // without a directory there is none
+		for _, name := range names {
+			if text, _ := p.Host.Read(name); bytes.Contains(text, []byte(cdiHookLink)) {
+				p.note("%s runs %s, which is removed: make it again with nvidia-ctk cdi generate", name, cdiHookLink)
+			}
+		}
 	}
 }
 

@@ -4,10 +4,13 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 const ourDockerRuntime = `{
@@ -121,22 +124,34 @@ func TestInstallDockerSaysThatTheVersionIsNotKnown(t *testing.T) {
 	}
 }
 
-// The link that --gpus needs is offered if NVIDIA's program is not there, and must not hide it.
+// What dockerd looks for is placed if the operator says so, and never over or beside NVIDIA's.
 func TestInstallDockerLooksForNVIDIAsCDIHook(t *testing.T) {
-	const local, usr = "/usr/local/bin/nvidia-cdi-hook", "/usr/bin/nvidia-cdi-hook"
+	const usr, legacy = "/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-container-runtime-hook"
 	for _, c := range []struct {
-		link, file, needs, hides string
+		name, file string // of NVIDIA's
+		to         string // where a link leads that is there
+		note       string // without the flag; only with a CDI specification if it names the flag
+		flag, err  string // the note and the error with the flag
 	}{
-		{needs: "ln -s /bin/false " + local}, {file: usr}, {file: local}, {link: local}, {link: usr, file: local},
-		{link: local, file: usr, hides: "the link " + local + " hides " + usr + ": remove it"},
+		{name: "nothing", note: "also needs --gpus-flag"},
+		{name: "NVIDIA's", file: usr, flag: "places no link: " + usr},
+		{name: "NVIDIA's in place of the link", file: cdiHookLink, flag: "places no link: " + cdiHookLink},
+		{name: "NVIDIA's of old", file: legacy, flag: "places no link: " + legacy},
+		{name: "NVIDIA's by a link", to: "/bin/toolkit", flag: "places no link: " + cdiHookLink},
+		{name: "the link of earlier advice", to: "/bin/false", note: "hides the program of NVIDIA's toolkit: remove it",
+			err: cdiHookLink + " leads to /bin/false: remove it first"},
+		{name: "that link over NVIDIA's", to: "/bin/false", file: usr, note: "remove it", err: "leads to /bin/false: remove it first"},
+		{name: "a link to nothing", to: "/opt/gone", err: "leads to /opt/gone: remove it first"},
+		{name: "our link, and NVIDIA's behind it", to: CtlName, file: usr, flag: "places no link: " + usr},
 	} {
 		h, o := dockerTree(t, "{}"), dockerOptions(Registration{})
-		write(t, h.real("/bin/false"), "")
-		if c.file != "" {
-			write(t, h.real(c.file), "")
+		for _, name := range []string{"/bin/false", "/bin/toolkit", c.file} {
+			if name != "" {
+				write(t, h.real(name), "")
+			}
 		}
-		if c.link != "" {
-			check(t, errors.Join(os.MkdirAll(filepath.Dir(h.real(c.link)), 0o755), os.Symlink("/bin/false", h.real(c.link))))
+		if c.to != "" {
+			check(t, errors.Join(os.MkdirAll(filepath.Dir(h.real(cdiHookLink)), 0o755), os.Symlink(c.to, h.real(cdiHookLink))))
 		}
 		for _, cdi := range []bool{true, false} {
 			if o.CDI = nil; cdi {
@@ -144,10 +159,83 @@ func TestInstallDockerLooksForNVIDIAsCDIHook(t *testing.T) {
 			}
 			p, err := register(h, o)
 			notes := strings.Join(p.Notes, "\n")
-			if err != nil || strings.Contains(notes, "ln -s") != (cdi && c.needs != "") || !strings.Contains(notes, c.hides) || strings.Contains(notes, "hides") != (c.hides != "") {
-				t.Errorf("%+v, CDI %v: %v, %s", c, cdi, err, notes)
+			says := cdi || !strings.Contains(c.note, "--gpus-flag")
+			if err != nil || says && !strings.Contains(notes, c.note) || !(says && c.note != "") && strings.Contains(notes, "hook") || len(p.Changing(Link)) > 0 {
+				t.Errorf("%s, CDI %v: %v, %s", c.name, cdi, err, notes)
 			}
 		}
+		o.GPUsFlag = true
+		p, err := register(h, o)
+		notes := strings.Join(p.Notes, "\n")
+		if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) || !strings.Contains(notes, c.flag) ||
+			(len(p.Changing(Link)) > 0) != (c.flag == "" && c.err == "") {
+			t.Errorf("%s with --gpus-flag: %v, %s, %v", c.name, err, notes, p.Changing(Link))
+		}
+	}
+}
+
+// The link is in the record: a second installation changes nothing, and uninstall removes it.
+func TestTheLinkForTheGPUsFlag(t *testing.T) {
+	for dir, to := range map[string]string{DefaultBinDir: CtlName, packagedBinDir: "/usr/bin/" + CtlName, "/opt/x": "/opt/x/" + CtlName} {
+		h := dockerTree(t, "{}")
+		before := simtest.Contents(t, h.Root)
+		o := options(t)
+		o.Target, o.ConfigFile, o.PrepareUnit, o.Registration.BinDir = Docker, DefaultDockerConfig, false, dir
+		applied(t)(Install(h, o))
+		o.GPUsFlag = true
+		p := applied(t)(Install(h, o))
+		if got := changedFiles(p); !slices.Equal(got, []string{cdiHookLink, RecordPath}) || !p.Changed() || p.Restart.String() != "systemctl restart docker" {
+			t.Errorf("%s: changes %v, %s", dir, got, p.Restart)
+		}
+		if got, err := os.Readlink(h.real(cdiHookLink)); err != nil || got != to || !h.Exists(cdiHookLink) {
+			t.Errorf("%s: the link leads to %q, %v", dir, got, err)
+		}
+		for _, flag := range []bool{true, false} {
+			o.GPUsFlag = flag
+			if p := applied(t)(Install(h, o)); len(changedFiles(p)) > 0 || p.Changed() || strings.Contains(strings.Join(p.Notes, ""), "gpus") {
+				t.Errorf("%s: again: %v %q", dir, changedFiles(p), p.Notes)
+			}
+		}
+		p = applied(t)(Uninstall(h, o))
+		_, err := p.RemovePrograms(procfs.FS(t.TempDir()))
+		if now := simtest.Contents(t, h.Root); err != nil || !reflect.DeepEqual(now, before) || !slices.Contains(p.Removed(), cdiHookLink) {
+			t.Errorf("%s: %v, after uninstall: %v", dir, err, now)
+		}
+	}
+}
+
+// The programs may move, as to those of a package. A link that another program made of ours stays.
+func TestUninstallRemovesOnlyOurLinkForTheGPUsFlag(t *testing.T) {
+	for _, theirs := range []bool{false, true} {
+		h, o := dockerTree(t, "{}"), options(t)
+		o.Target, o.ConfigFile, o.PrepareUnit, o.GPUsFlag = Docker, DefaultDockerConfig, false, true
+		applied(t)(Install(h, o))
+		o.Registration.BinDir = packagedBinDir
+		applied(t)(Install(h, o))
+		write(t, h.real("/etc/cdi/nvidia.yaml"), "path: "+cdiHookLink+"\n")
+		write(t, h.real("/etc/cdi/other.yaml"), "path: /usr/bin/other\n")
+		if theirs {
+			check(t, errors.Join(os.Remove(h.real(cdiHookLink)), os.Symlink("/usr/bin/nvidia-ctk", h.real(cdiHookLink))))
+		}
+		p := applied(t)(Uninstall(h, o))
+		_, err := os.Lstat(h.real(cdiHookLink))
+		notes := strings.Join(p.Notes, "\n")
+		if (err == nil) != theirs || strings.Contains(notes, "was changed") != theirs ||
+			strings.Contains(notes, "/etc/cdi/nvidia.yaml runs "+cdiHookLink+", which is removed") == theirs || strings.Contains(notes, "other.yaml") {
+			t.Errorf("another's %v: %v, %s", theirs, err, notes)
+		}
+	}
+}
+
+// A file that comes after the plan was made stays.
+func TestTheLinkForTheGPUsFlagReplacesNoFile(t *testing.T) {
+	h, o := dockerTree(t, "{}"), dockerOptions(Registration{})
+	o.GPUsFlag = true
+	p, err := register(h, o)
+	check(t, err)
+	write(t, h.real(cdiHookLink), "NVIDIA's")
+	if err := p.Apply(); err == nil || string(read(t, h.real(cdiHookLink))) != "NVIDIA's" {
+		t.Errorf("%v, %s", err, read(t, h.real(cdiHookLink)))
 	}
 }
 

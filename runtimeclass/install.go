@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
@@ -39,6 +40,8 @@ type Options struct {
 	KubeletSocket string
 	// CDI is a change of the CDI specification, or none.
 	CDI []Change
+	// GPUsFlag has Docker offer --gpus without NVIDIA's toolkit.
+	GPUsFlag bool
 	// KeepPrograms has Uninstall leave the programs.
 	KeepPrograms bool
 
@@ -87,6 +90,9 @@ func Uninstall(h Host, o Options) (Plan, error) {
 	}
 	if err == nil {
 		err = p.release(o, record)
+	}
+	if slices.Contains(p.Changing(Link), cdiHookLink) {
+		p.noteCDIFiles()
 	}
 	return p, err
 }

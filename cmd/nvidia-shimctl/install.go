@@ -34,10 +34,13 @@ func installCommand() *cli.Command {
 			&cli.StringFlag{Name: "toolkit-config", Usage: "carry them over from this configuration `FILE`"},
 			&cli.BoolFlag{Name: "prepare-unit", Usage: "have systemd run nvidia-shimctl prepare at boot"},
 			&cli.BoolFlag{Name: "cdi", Usage: "write a CDI specification of the GPUs to " + cdispec.Path},
+			&cli.BoolFlag{Name: "gpus-flag", Usage: "have Docker offer --gpus without NVIDIA's toolkit: link /usr/local/bin/" + runtimeclass.CDIHookName},
 		),
 		Action: install,
 	}
 }
+
+var errGPUsFlag = usage(errors.New("--gpus-flag goes with --target docker only"))
 
 func install(ctx context.Context, c *cli.Command) error {
 	o, err := installOptions(c)
@@ -49,6 +52,9 @@ func install(ctx context.Context, c *cli.Command) error {
 	}
 	if err := o.Registration.Validate(); err != nil {
 		return usage(err)
+	}
+	if o.Target == kind && o.GPUsFlag {
+		return errGPUsFlag
 	}
 	if o.Target == kind && c.Bool("json") {
 		return usage(errors.New("--json does not go with --target kind: its configuration is YAML"))
@@ -82,6 +88,9 @@ func planInstall(ctx context.Context, c *cli.Command, host runtimeclass.Host, o 
 	found, err := findTarget(c, host, o)
 	if err != nil {
 		return none, nil, err
+	}
+	if o.GPUsFlag && o.Target != runtimeclass.Docker {
+		return none, nil, errGPUsFlag
 	}
 	if host.Daemon, err = daemonVersion(ctx, c, host, o.Target, found.Program); err != nil {
 		return none, nil, err

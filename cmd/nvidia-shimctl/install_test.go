@@ -110,6 +110,30 @@ func TestInstallOtherTargets(t *testing.T) {
 	}
 }
 
+// The link for dockerd is a change like others, and wants a restart even if it is the only one.
+func TestInstallTheGPUsFlag(t *testing.T) {
+	const link = "/usr/local/bin/nvidia-cdi-hook"
+	root, _, from := installTree(t, "", "")
+	write(t, filepath.Join(root, runtimeclass.DefaultDockerConfig), "{}")
+	before := simtest.Contents(t, root)
+	install := []string{"install", "--root", root, "--from", from}
+	fine(t, install...)
+	var o installation
+	decode(t, fine(t, append([]string{"--json"}, append(install, "--gpus-flag", "--dry-run")...)...), &o)
+	if !o.Changed || o.Restart != "systemctl restart docker" || !slices.Equal(o.Written, []string{runtimeclass.RecordPath, link}) {
+		t.Errorf("%+v", o)
+	}
+	contains(t, fine(t, append(install, "--gpus-flag")...), "write "+link, "run `systemctl restart docker` when it suits; containers stop, unless Docker has live-restore")
+	decode(t, fine(t, append([]string{"--json"}, append(install, "--gpus-flag")...)...), &o)
+	if o.Changed || o.Restart != "" || len(o.Written) > 0 {
+		t.Errorf("again: %+v", o)
+	}
+	contains(t, fine(t, "uninstall", "--root", root), "remove "+link)
+	if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+		t.Errorf("left %v", now)
+	}
+}
+
 func TestInstallRefuses(t *testing.T) {
 	root, daemon, from := installTree(t, "nonsense", containerdTOML)
 	write(t, filepath.Join(root, "usr/bin/containerd"), "")
@@ -140,6 +164,8 @@ func TestInstallRefuses(t *testing.T) {
 		"Docker where there is none":        {[]string{"install", "--root", root, "--from", from, "--target", "docker"}, 2, "no docker here"},
 		"a manifest of a handler with dots": {[]string{"manifest", "--handler", "a.b"}, 2, "DNS label"},
 		"a manifest with half a label":      {[]string{"manifest", "--node-selector", "gpu"}, 2, `item "gpu" is missing separator "="`},
+		"Docker's --gpus of containerd":     {[]string{"install", "--root", root, "--from", from, "--gpus-flag"}, 2, "--gpus-flag goes with --target docker only"},
+		"Docker's --gpus of kind":           {[]string{"install", "--target", "kind", "--gpus-flag"}, 2, "--gpus-flag goes with --target docker only"},
 		"uninstall of a kind cluster":       {[]string{"uninstall", "--target", "kind"}, 2, "kind delete"},
 	} {
 		status, _, errs := ctl(t, c.args...)

@@ -51,7 +51,7 @@ func installFlags() []cli.Flag {
 func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 	o := runtimeclass.Options{
 		Target: c.String("target"), HandlerNamed: c.IsSet("handler"), Programs: c.String("from"),
-		PrepareUnit: c.Bool("prepare-unit"), Arch: c.String("arch"), ShimConfig: config.DefaultPath,
+		PrepareUnit: c.Bool("prepare-unit"), GPUsFlag: c.Bool("gpus-flag"), Arch: c.String("arch"), ShimConfig: config.DefaultPath,
 		Registration: runtimeclass.Registration{
 			Handler: c.String("handler"), BinDir: filepath.Clean(c.String("bin-dir")),
 			Default: c.Bool("set-default"), Replace: c.Bool("replace"),
@@ -117,7 +117,7 @@ func configFile(c *cli.Command, target string) string {
 type installation struct {
 	DryRun  bool   `json:"dry_run"`
 	Handler string `json:"handler,omitempty"`
-	// Changed is whether the daemon's configuration changes.
+	// Changed is whether the daemon's configuration changes, or what else it reads when it starts.
 	Changed bool `json:"changed"`
 	// Written and Removed are all files that change.
 	Written []string        `json:"written"`

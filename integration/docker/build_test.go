@@ -66,6 +66,7 @@ func TestTheRuntimeIsTheDefault(t *testing.T) {
 		}
 		check(t, shared.probe(t, []string{"--env", "NVIDIA_VISIBLE_DEVICES=1"}, shared.image()))
 		shared.install(t)
+		t.Cleanup(func() { shared.restart(t) }) // for the link of --gpus-flag
 		shared.reload(t)
 		testenv.Await(t, 20*time.Second, "the runtime is registered again", func() bool {
 			return shared.docker(t, "info", "--format", `{{index .Runtimes "nvidia"}}`) != "<no value>\n"

@@ -2,6 +2,8 @@ package docker
 
 import (
 	"fmt"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -52,6 +54,20 @@ func TestGPUsByCDI(t *testing.T) {
 		}
 		simhost.Want(t, r.Error, "nvidia.com/gpu=9")
 	})
+	t.Run("a CDI file whose hook is the link, without a toolkit", func(t *testing.T) {
+		if toolkit, err := exec.LookPath("/usr/bin/nvidia-cdi-hook"); err == nil {
+			t.Skipf("NOT TESTED: this host has %s", toolkit)
+		}
+		file := filepath.Join(shared.specs, "hook.json")
+		t.Cleanup(func() { os.Remove(file) })
+		simhost.WriteFile(t, file, fmt.Sprintf(`{"cdiVersion": "0.5.0", "kind": "example.com/hook", "devices": [{"name": "0", "containerEdits":
+			{"hooks": [{"hookName": "createContainer", "path": %q, "args": ["nvidia-cdi-hook", "update-ldcache"]}]}}]}`, shared.hook()))
+		r := shared.try(t, nil, append(shared.run("--rm", "--runtime", "runc", "--device", "example.com/hook=0"), shared.image(), "true")...)
+		if r.ExitCode == 0 {
+			t.Error("the container started")
+		}
+		simhost.Want(t, r.Error, "nvidia-cdi-hook: NVIDIA's toolkit is not installed")
+	})
 }
 
 // Without a CDI specification a program named nvidia-container-runtime-hook in dockerd's PATH is
@@ -59,7 +75,7 @@ func TestGPUsByCDI(t *testing.T) {
 func TestGPUsWithoutCDI(t *testing.T) {
 	unchanged(t, shared.Driver.StateDir+"/view/") // utility alone has its own view
 	t.Cleanup(func() { shared.restart(t) })
-	simhost.Away(t, filepath.Join(shared.Dir, "path", "nvidia-cdi-hook"))
+	simhost.Away(t, shared.hook())
 	simhost.Away(t, filepath.Join(shared.specs, "nvidia.yaml"))
 	shared.restart(t)
 	gpus := func(value string) []string { return []string{"--runtime", "nvidia", "--gpus", value} }

@@ -88,11 +88,9 @@ func start(t testing.TB) *engine {
 	}
 	e.configure(t, map[string]any{"cdi-spec-dirs": []string{e.specs}})
 	h.Ctl(t, "cdi", "--output", filepath.Join(e.specs, "nvidia.yaml"))
-	// dockerd looks for programs of these names when it starts, and never runs them.
-	for _, name := range []string{"nvidia-cdi-hook", "nvidia-container-runtime-hook"} {
-		if err := os.Symlink("/bin/false", filepath.Join(h.Dir, "path", name)); err != nil {
-			t.Fatal(err)
-		}
+	// dockerd looks for this program and the link of --gpus-flag when it starts, and never runs them.
+	if err := os.Symlink("/bin/false", filepath.Join(h.Dir, "path", runtimeclass.RuntimeHookName)); err != nil {
+		t.Fatal(err)
 	}
 	t.Cleanup(func() { e.uninstall(t) })
 	e.install(t)
@@ -137,11 +135,16 @@ func (e *engine) image() string { return "docker.io/" + e.Image }
 
 func (e *engine) program(name string) string { return filepath.Join(testenv.ShimDir(), "docker", name) }
 
+// hook is the link of --gpus-flag.
+func (e *engine) hook() string {
+	return filepath.Join(e.Dir, "usr/local/bin", runtimeclass.CDIHookName)
+}
+
 func (e *engine) socket() string { return "unix://" + filepath.Join(e.dir, "d.sock") }
 
 // environment is that of dockerd and of the docker command.
 func (e *engine) environment() []string {
-	path := []string{filepath.Join(e.Dir, "path"), filepath.Dir(e.program("docker")), e.Options.ToolsDir, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+	path := []string{filepath.Join(e.Dir, "path"), filepath.Dir(e.hook()), filepath.Dir(e.program("docker")), e.Options.ToolsDir, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 	return []string{"PATH=" + strings.Join(path, ":"), "HOME=" + e.Dir, "TMPDIR=" + e.Dir,
 		"DOCKER_HOST=" + e.socket(), "DOCKER_CONFIG=" + filepath.Join(e.Dir, "cli")}
 }
@@ -222,7 +225,7 @@ func (e *engine) removeContainers(t testing.TB) {
 // install registers the runtime in the tree of the environment.
 func (e *engine) install(t testing.TB, more ...string) {
 	t.Helper()
-	e.shimctl(t, append([]string{"install", "--from", testenv.ShimDir()}, more...)...)
+	e.shimctl(t, append([]string{"install", "--gpus-flag", "--from", testenv.ShimDir()}, more...)...)
 }
 
 // uninstall brings daemon.json back as it was.

@@ -335,10 +335,19 @@ func TestWhatDockerNeedsBesides(t *testing.T) {
 	f.write(cdispec.Path, string(runtimeclass.Marked("devices: []\n")))
 	f.CDI = func() ([]byte, error) { return nil, os.ErrNotExist }
 	want(t, f.check("docker"), Warning, "docker run --gpus fails")
+	if fix := f.check("docker")[0].Fix; fix != "nvidia-shimctl install --target docker --gpus-flag, then systemctl restart docker" {
+		t.Error(fix)
+	}
 	f.script("usr/local/bin/nvidia-cdi-hook", "") // not in dockerd's PATH
 	want(t, f.check("docker"), Warning, "(/opt:/usr/bin)")
 	f.script("opt/nvidia-cdi-hook", "")
 	want(t, f.check("docker"), OK, "29.1.0")
+	f.remove("opt/nvidia-cdi-hook")
+	simtest.Check(t, os.Symlink("/bin/false", filepath.Join(f.Root, "opt/nvidia-cdi-hook"))) // earlier advice
+	want(t, f.check("docker"), Warning, "the link /opt/nvidia-cdi-hook to /bin/false hides")
+	if fix := f.check("docker")[0].Fix; !strings.HasPrefix(fix, "rm /opt/nvidia-cdi-hook, then nvidia-shimctl install ") {
+		t.Error(fix)
+	}
 	f.script("opt/dockerd", "exit 3")
 	want(t, f.check("docker"), Problem, "exit status 3")
 }

@@ -3,6 +3,8 @@ package check
 import (
 	"cmp"
 	"context"
+	"os"
+	"path/filepath"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
@@ -34,10 +36,14 @@ func checkDocker(ctx context.Context, n *node) []Finding {
 	case v.Known() && !v.AtLeast(24, 0, 0):
 		return problem("use Docker 24.0 or later", "dockerd %s ignores runtimeType: containers start without their GPUs", v)
 	}
+	const install = "nvidia-shimctl install --target docker --gpus-flag, then systemctl restart docker"
+	hook := n.find(runtimeclass.CDIHookName, path)
+	if to, err := os.Readlink(n.real(hook)); err == nil && filepath.Base(to) == "false" {
+		return warning("rm "+hook+", then "+install, "the link %s to %s hides the program of NVIDIA's toolkit", hook, to)
+	}
 	_, err = cdispec.Read(n.real(cdispec.Path))
-	if err == nil && n.find("nvidia-cdi-hook", path) == "" && n.find("nvidia-container-runtime-hook", path) == "" {
-		return warning("ln -s /bin/false /usr/local/bin/nvidia-cdi-hook, then systemctl restart docker",
-			"docker run --gpus fails: nvidia-cdi-hook is not in dockerd's PATH (%s)", path)
+	if err == nil && hook == "" && n.find(runtimeclass.RuntimeHookName, path) == "" {
+		return warning(install, "docker run --gpus fails: %s is not in dockerd's PATH (%s)", runtimeclass.CDIHookName, path)
 	}
 	return fine("dockerd %s reads the runtimes of %s", v, n.DockerConfig)
 }
