@@ -188,8 +188,14 @@ func TestStatusIsRepeated(t *testing.T) {
 			t.Errorf("%s", l)
 		}
 	}
-	if code, out, errs := ctl(t, "--config", d.ConfigPath, "status", "--state", "/nope"); code != 1 || out != "" || !strings.Contains(errs, "/nope") {
-		t.Errorf("a state directory that does not exist: status %d, %s%s", code, out, errs)
+	for _, command := range []string{"status", "suspend"} {
+		args := []string{"--config", d.ConfigPath, command, "--state", "/nope"}
+		if command == "suspend" {
+			args = append(args, "container")
+		}
+		if code, out, errs := ctl(t, args...); code != 1 || out != "" || !strings.Contains(errs, "--state: stat /nope") {
+			t.Errorf("%s: a state directory that does not exist: status %d, %s%s", command, code, out, errs)
+		}
 	}
 	if out := watch("Driver " + d.Version); strings.Count(out, "HELD BY") != 2 || strings.Contains(out, "\x1b") {
 		t.Errorf("in a pipe:\n%q", out)

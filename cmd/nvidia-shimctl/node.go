@@ -130,7 +130,11 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 func (k *nodeKeeper) serve(ctx context.Context) (<-chan error, error) {
 	served := make(chan error, 2)
 	if k.c.IsSet("listen") {
-		go func() { served <- listenAndServe(ctx, k.c) }()
+		listener, handler, err := listenToServe(ctx, k.c)
+		if err != nil {
+			return nil, err
+		}
+		go func() { served <- serveHTTP(ctx, listener, handler) }()
 	}
 	port := k.c.Uint16("ready-port")
 	if port == 0 {

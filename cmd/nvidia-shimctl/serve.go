@@ -35,20 +35,25 @@ func serveCommand() *cli.Command {
 			if os.Geteuid() != 0 {
 				return errors.New("only root can read which container has which GPU: run serve as root")
 			}
-			return listenAndServe(ctx, c)
+			listener, handler, err := listenToServe(ctx, c)
+			if err != nil {
+				return err
+			}
+			return serveHTTP(ctx, listener, handler)
 		},
 	}
 }
 
-// listenAndServe serves on --listen until SIGTERM or SIGINT.
-func listenAndServe(ctx context.Context, c *cli.Command) error {
+// listenToServe listens on --listen, and returns what answers there. It is called before anything
+// makes files at the same time: see listen.
+func listenToServe(ctx context.Context, c *cli.Command) (net.Listener, http.Handler, error) {
 	cfg, err := loader(c)()
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	listener, err := listen(ctx, c.String("listen"))
 	if err != nil {
-		return err
+		return nil, nil, err
 	}
 	tcp, ok := listener.Addr().(*net.TCPAddr)
 	address := c.String("listen")
@@ -56,14 +61,15 @@ func listenAndServe(ctx context.Context, c *cli.Command) error {
 		address = tcp.String()
 	}
 	fmt.Fprintln(c.Root().Writer, "listening on "+address)
-	return serveHTTP(ctx, listener, serve.New(serve.Options{
+	return listener, serve.New(serve.Options{
 		StateDir: cfg.Host.StateDir, Loopback: ok && tcp.IP.IsLoopback(),
 		Status:     func() (*status.Status, error) { return readStatus(c, min(serveTimeout, nvmlTimeout)) },
 		DockerArgs: func(devices string) (serve.DockerArgs, error) { return dockerArgs(c, devices) },
-	}))
+	}), nil
 }
 
-// listen listens on HOST:PORT or unix:PATH. Only root can connect to a socket.
+// listen listens on HOST:PORT or unix:PATH. Only root can connect to a socket: for that the umask
+// of the whole process changes for a moment.
 func listen(ctx context.Context, address string) (net.Listener, error) {
 	path, ok := strings.CutPrefix(address, "unix:")
 	if !ok {

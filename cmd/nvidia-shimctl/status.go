@@ -59,14 +59,9 @@ func readStatus(c *cli.Command, limit time.Duration) (*status.Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	dirs := c.StringSlice("state")
-	for _, dir := range dirs {
-		if _, err := os.Stat(dir); err != nil {
-			return nil, fmt.Errorf("--state: %w", err)
-		}
-	}
-	if len(dirs) == 0 {
-		dirs = status.StateDirs
+	dirs, err := stateDirs(c)
+	if err != nil {
+		return nil, err
 	}
 	h, err := host.Discover(cfg.Host)
 	if err != nil {
@@ -74,6 +69,20 @@ func readStatus(c *cli.Command, limit time.Duration) (*status.Status, error) {
 	}
 	live, nvmlErr := askLive(c, limit)
 	return status.Join(procfs.Host, h.Inventory, live, nvmlErr, status.Read(procfs.Host, dirs)), nil
+}
+
+// stateDirs returns the directories of --state, or those where daemons keep their state.
+func stateDirs(c *cli.Command) ([]string, error) {
+	dirs := c.StringSlice("state")
+	if len(dirs) == 0 {
+		return status.StateDirs, nil
+	}
+	for _, dir := range dirs {
+		if _, err := os.Stat(dir); err != nil {
+			return nil, fmt.Errorf("--state: %w", err)
+		}
+	}
+	return dirs, nil
 }
 
 // printStatus prints a status: with --watch on a terminal in place of the one before, in a pipe

@@ -91,9 +91,9 @@ func resumeAgain(ctx context.Context, suspended []status.Record, err error) erro
 
 // pausable finds the containers that the command line names.
 func pausable(c *cli.Command) ([]status.Record, error) {
-	dirs := c.StringSlice("state")
-	if len(dirs) == 0 {
-		dirs = status.StateDirs
+	dirs, err := stateDirs(c)
+	if err != nil {
+		return nil, err
 	}
 	id, pod := c.Args().First(), c.String("pod")
 	list := slices.DeleteFunc(status.Read(procfs.Host, dirs), func(r status.Record) bool {
@@ -138,7 +138,11 @@ func callTask(ctx context.Context, r status.Record, call taskCall) error {
 			o.Update("")
 			return err
 		case <-time.After(time.Second):
-			o.Update(fmt.Sprintf("%s: %s, %d MiB in host memory", r.ID, time.Since(start).Truncate(time.Second), resident(processes.Processes)>>20))
+			text := fmt.Sprintf("%s: %s", r.ID, time.Since(start).Truncate(time.Second))
+			if r.PID != 0 { // else the numbers of its processes are of another PID namespace
+				text += fmt.Sprintf(", %d MiB in host memory", resident(processes.Processes)>>20)
+			}
+			o.Update(text)
 		}
 	}
 }
