@@ -190,6 +190,8 @@ type Plan struct {
 
 	// configFile is the configuration with the handler.
 	configFile string
+	// dirs are those in which an installation writes.
+	dirs []string
 }
 
 func (p *Plan) note(format string, args ...any) {
@@ -250,6 +252,9 @@ func (p Plan) Diff() string {
 // Apply makes the changes, each by an atomic rename. A file that changed since the plan was made is
 // left alone.
 func (p Plan) Apply() error {
+	for _, dir := range p.dirs {
+		p.Host.RemoveTemporary(dir)
+	}
 	for _, c := range p.Changes {
 		if err := p.Host.apply(c); err != nil {
 			return fmt.Errorf("%s: %w", c.Path, err)
@@ -281,6 +286,17 @@ func (p Plan) Undo() (Plan, error) {
 	}
 	undo.Programs = append(undo.Programs, record...) // it knows the programs until they are gone
 	return undo, nil
+}
+
+// RemoveTemporary removes from a directory the files of processes that were killed while they wrote.
+func (h Host) RemoveTemporary(dir string) {
+	left, _ := h.glob(path.Join(dir, ".*"+atomicfile.Temporary+"*"))
+	for _, name := range left {
+		if root, name, err := h.open(name); err == nil {
+			_ = root.Remove(name)
+			root.Close()
+		}
+	}
 }
 
 func (h Host) apply(c Change) error {

@@ -54,7 +54,7 @@ type Options struct {
 // The registration is a valid one.
 func Install(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
-	record, err := h.readRecord(o)
+	record, err := p.readRecord(o)
 	if err == nil {
 		err = p.installPrograms(o)
 	}
@@ -81,12 +81,15 @@ func Install(h Host, o Options) (Plan, error) {
 // needs.
 func Uninstall(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
-	record, err := h.readRecord(o)
+	record, err := p.readRecord(o)
 	if err == nil {
 		err = p.unregister(o, "")
 	}
 	if !p.Changed() {
 		p.note("install registered nothing with %s here; what was added by hand stays", o.registration())
+	}
+	if err == nil {
+		err = p.removeOriginals(o)
 	}
 	if err == nil {
 		err = p.release(o, record)

@@ -22,6 +22,8 @@ type placed struct {
 	Path   string   `json:"path"`
 	Kind   FileKind `json:"kind"`
 	SHA256 string   `json:"sha256"`
+	// OldSHA256 is what it may still be if the last installation was cut short.
+	OldSHA256 string `json:"old_sha256,omitempty"`
 	// Version of this program; "" for a node that a version without a record installed.
 	Version string `json:"version,omitempty"`
 	// For are the registrations that need the file: a target and its configuration.
@@ -50,6 +52,16 @@ func Registered(h Host, o Options) ([]Options, error) {
 		list = append(list, o)
 	}
 	return list, err
+}
+
+// readRecord reads the record for a plan.
+func (p *Plan) readRecord(o Options) ([]placed, error) {
+	record, err := p.Host.readRecord(o)
+	p.dirs = []string{o.Registration.BinDir, path.Dir(RecordPath)}
+	for _, f := range record {
+		p.dirs = append(p.dirs, path.Dir(f.Path))
+	}
+	return record, err
 }
 
 // readRecord reads the record, or recognizes what versions without one installed.
@@ -141,7 +153,8 @@ func (h Host) oldFiles(o Options) []Change {
 	return files
 }
 
-// record writes down what the plan installs, before anything else is written.
+// record writes down what the plan installs, before anything is written but the originals of
+// programs: with the record, no later installation would make them.
 func (p *Plan) record(o Options, record []placed) error {
 	name := o.registration()
 	record = slices.DeleteFunc(record, func(f placed) bool { return f.Kind == DaemonConfig && slices.Contains(f.For, name) })
@@ -166,13 +179,16 @@ func (p *Plan) record(o Options, record []placed) error {
 			record = append(record, placed{Path: c.Path, Kind: c.Kind})
 		}
 		f := &record[i]
-		f.SHA256, f.Version = sum(c.After), version.Version
+		if now := sum(c.After); f.SHA256 != now {
+			f.OldSHA256, f.SHA256 = f.SHA256, now
+		}
+		f.Version = version.Version
 		if !slices.Contains(f.For, name) {
 			f.For = append(f.For, name)
 		}
 	}
 	change, err := p.Host.recordChange(record)
-	p.Changes = slices.Concat([]Change{change}, originals, p.Changes)
+	p.Changes = slices.Concat(originals, []Change{change}, p.Changes)
 	return err
 }
 
@@ -207,7 +223,7 @@ func (p *Plan) release(o Options, record []placed) error {
 		case err != nil:
 			p.note("%s stays: %v", f.Path, err)
 		case c.Before == nil:
-		case sum(c.Before) != f.SHA256 && !Unchanged(c.Before): // prepare makes the CDI file again
+		case !slices.Contains([]string{f.SHA256, f.OldSHA256}, sum(c.Before)) && !Unchanged(c.Before): // prepare makes the CDI file again
 			p.note("%s stays: it was changed since the installation", f.Path)
 		case f.Kind == Program:
 			keep = append(keep, f)
@@ -235,6 +251,23 @@ func (p *Plan) release(o Options, record []placed) error {
 	rest.Before = change.After
 	p.Programs = append(p.Programs, rest)
 	return err
+}
+
+// removeOriginals plans the removal of the originals of programs that are as they were: a process
+// was killed before it replaced them, or after it brought them back.
+func (p *Plan) removeOriginals(o Options) error {
+	for _, name := range Programs {
+		program := path.Join(o.Registration.BinDir, name)
+		now, _ := p.Host.Read(program)
+		original, err := p.Host.change(Original, program+BackupSuffix, nil)
+		if err != nil {
+			return err
+		}
+		if now != nil && bytes.Equal(now, original.Before) {
+			p.Changes = append(p.Changes, original)
+		}
+	}
+	return nil
 }
 
 // RemovePrograms removes the programs of an uninstallation, unless a process runs the shim:

@@ -1,6 +1,7 @@
 package runtimeclass
 
 import (
+	"maps"
 	"os"
 	"path"
 	"reflect"
@@ -126,6 +127,77 @@ func TestUninstallBringsProgramsBack(t *testing.T) {
 	applied(t)(Install(h, o))
 	if uninstall(t, h, o); !strings.Contains(simtest.Contents(t, h.Root)[path.Join(DefaultBinDir, CtlName)], "the operator's") {
 		t.Error("after a second installation the operator's program did not come back")
+	}
+}
+
+// A process is killed after some changes, while it makes the next: another one completes the
+// installation or the removal.
+func TestAnInstallationThatIsCutShort(t *testing.T) {
+	o := options(t)
+	o.PrepareUnit, o.WriteShimConfig = false, false
+	newer := o
+	newer.Programs = t.TempDir()
+	for _, name := range Programs {
+		write(t, path.Join(newer.Programs, name), "a newer program\n")
+	}
+	var h Host
+	var before, installed map[string]string
+	fresh := func() {
+		h = containerdTree(t, "v2-1.7.toml", "", v1735)
+		for _, name := range Programs[:2] {
+			write(t, h.real(path.Join(DefaultBinDir, name)), "an older program\n")
+			check(t, os.Chmod(h.real(path.Join(DefaultBinDir, name)), programMode))
+		}
+		before = simtest.Contents(t, h.Root)
+	}
+	cut := func(p Plan, err error, made int) {
+		t.Helper()
+		check(t, err)
+		list := slices.Concat(p.Changes, p.Programs)
+		for i, c := range list[:min(made+1, len(list))] {
+			if i < made {
+				check(t, h.apply(c))
+				continue
+			}
+			half := h.real(path.Join(path.Dir(c.Path), "."+path.Base(c.Path)+".nvidia-shim-123"))
+			check(t, os.MkdirAll(path.Dir(half), 0o755))
+			write(t, half, "half")
+		}
+	}
+	same := func(made int, what string, want map[string]string) {
+		t.Helper()
+		now := simtest.Contents(t, h.Root)
+		maps.DeleteFunc(now, func(name, text string) bool { return text == want[name] })
+		if len(now) > 0 || len(simtest.Contents(t, h.Root)) != len(want) {
+			t.Errorf("%s, cut short after %d changes, differs: %q", what, made, now)
+		}
+	}
+	fresh()
+	applied(t)(Install(h, o))
+	installed = simtest.Contents(t, h.Root)
+	for made := range 14 {
+		fresh()
+		plan, err := Install(h, o)
+		cut(plan, err, made)
+		uninstall(t, h, o)
+		same(made, "the removal of an installation", before)
+
+		fresh()
+		plan, err = Install(h, o)
+		cut(plan, err, made)
+		applied(t)(Install(h, o))
+		same(made, "an installation", installed)
+		plan, err = Install(h, newer)
+		cut(plan, err, made)
+		uninstall(t, h, newer)
+		same(made, "the removal of an upgrade", before)
+
+		fresh()
+		applied(t)(Install(h, o))
+		plan, err = Uninstall(h, o)
+		cut(plan, err, made)
+		uninstall(t, h, o)
+		same(made, "a removal", before)
 	}
 }
 

@@ -254,6 +254,7 @@ func pendingLines() []string {
 
 // setPending adds a line to pendingRestart, or removes it.
 func setPending(line string, pending bool) error {
+	runtimeclass.Host{}.RemoveTemporary(filepath.Dir(pendingRestart))
 	lines := slices.DeleteFunc(pendingLines(), func(l string) bool { return l == line })
 	if pending {
 		lines = append(lines, line)

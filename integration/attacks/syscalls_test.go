@@ -224,7 +224,7 @@ func (h *host) afterKill(t *testing.T, id string) {
 }
 
 // temporary are files that a process leaves if it is killed while it stores a value.
-var temporary = regexp.MustCompile(`^\.[a-z]+\.json\.\d+$`)
+var temporary = regexp.MustCompile(`^\.[a-z]+\.json\.nvidia-shim-\d+$`)
 
 // cycle is the life of a container under a fault, by the oracle: whatever happens, the container
 // has seen the GPU that is its own or has not run, nothing is left, and the next containers start.

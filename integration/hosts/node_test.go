@@ -2,6 +2,7 @@ package hosts
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -50,19 +51,30 @@ func (n *nodeTree) write(t *testing.T, name, text string) {
 	simtest.Check(t, os.WriteFile(n.Root+name, []byte(text), 0o644))
 }
 
-// ctl runs nvidia-shimctl beside a process of a daemon, without the other processes of this machine,
-// and checks its exit status and what systemctl is asked for.
-func (n *nodeTree) ctl(t *testing.T, daemon, args string, status int, asked ...string) string {
+// run runs a command beside a process of a daemon, without the other processes of this machine. It
+// returns its output, its exit status, and what systemctl was asked for.
+func (n *nodeTree) run(t *testing.T, daemon, command string) (out, status, asked string) {
 	t.Helper()
 	script := fmt.Sprintf(`cd /run && : >asked
 %s >/dev/null 2>&1 &
 until [ "$(readlink /proc/$!/exe)" != "$(readlink /proc/$$/exe)" ]; do :; done
-%s/nvidia-shimctl %s
-[ $? = %d ]`, daemon, testenv.ShimDir(), args, status)
-	out := n.Type(t, n.env, "unshare --pid --fork --kill-child --mount-proc /bin/sh -c '"+script+"'")
-	text, err := os.ReadFile(n.Root + "/run/asked")
-	simtest.Check(t, err)
-	if want := strings.Join(slices.Concat(asked, []string{""}), "\n"); string(text) != want {
+%s
+echo $? >status`, daemon, command)
+	out = n.Type(t, n.env, "unshare --pid --fork --kill-child --mount-proc /bin/sh -c '"+script+"'")
+	text, err1 := os.ReadFile(n.Root + "/run/asked")
+	code, err2 := os.ReadFile(n.Root + "/run/status")
+	simtest.Check(t, errors.Join(err1, err2))
+	return out, strings.TrimSpace(string(code)), string(text)
+}
+
+// ctl runs nvidia-shimctl, and checks its exit status and what systemctl is asked for.
+func (n *nodeTree) ctl(t *testing.T, daemon, args string, status int, asked ...string) string {
+	t.Helper()
+	out, got, text := n.run(t, daemon, filepath.Join(testenv.ShimDir(), runtimeclass.CtlName)+" "+args)
+	if got != fmt.Sprint(status) {
+		t.Fatalf("%s: exit status %s, want %d\n%s", args, got, status, out)
+	}
+	if want := strings.Join(slices.Concat(asked, []string{""}), "\n"); text != want {
 		t.Errorf("%s: systemctl was asked for %q, want %q", args, text, want)
 	}
 	return out

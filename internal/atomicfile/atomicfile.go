@@ -9,6 +9,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
+// Temporary is in the name of a temporary file.
+const Temporary = ".nvidia-shim-"
+
 // Write makes the file path with this content and mode, whatever the umask is.
 func Write(path string, data []byte, mode os.FileMode) error {
 	return write(path, data, func(f *os.File) error { return f.Chmod(mode) })
@@ -41,7 +44,7 @@ func WriteLike(path, like string, data []byte, mode os.FileMode) error {
 }
 
 func write(path string, data []byte, finish func(*os.File) error) error {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*")
+	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+Temporary+"*")
 	if err != nil {
 		return err
 	}
