@@ -16,7 +16,6 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
@@ -267,26 +266,12 @@ func nodeMounts(t *testing.T) string {
 	return ""
 }
 
-// makeNodeImage makes the node image of the chart from the programs of bin/.
-func (c *cluster) makeNodeImage(t *testing.T) {
-	t.Helper()
-	var files []images.File
-	for _, name := range []string{"containerd-shim-nvidia-v2", "nvidia-shimctl", "nvidia-shim-nvml"} {
-		files = append(files, images.File{Path: "usr/bin/" + name, Mode: 0o755, Host: filepath.Join(testenv.ShimDir(), name)})
-	}
-	simtest.Check(t, c.importAll(images.Image{
-		Name:   "localhost/nvidia-shim-node:unreleased",
-		Config: images.Config{Entrypoint: []string{"/usr/bin/nvidia-shimctl", "node"}},
-		Layers: []images.Layer{{Files: files}},
-	}))
-}
-
-// The chart's DaemonSet installs the node, a GPU pod runs, an upgrade and a rollback change nothing of
+// The chart's DaemonSet installs the node, a GPU pod runs, upgrades and rollbacks change nothing of
 // it, and the removal leaves the host as it was, byte for byte.
 func TestChartInstallsTheNode(t *testing.T) {
 	c := shared
 	c.use(t, strategy{list: envvar})
-	c.makeNodeImage(t)
+	c.makeNodeImage(t, "unreleased", testenv.ShimDir())
 	c.startControllers(t)
 	host := newFakeHost(t)
 	c.admit(t, host.root)
@@ -348,7 +333,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	}
 	c.awaitRollout(t)
 	c.awaitLabel(t, "nvidia-shim.io/ready", "true")
-	c.check(t, gpu, "main", true, given...)
+	gpu = c.upgradePrograms(t, upgrade, gpu, given)
 
 	upgrade("uninstall=true")
 	host.restart(t) // the upgrade asked for none
@@ -357,7 +342,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	if node, err := c.node(); err != nil || node.Labels["nvidia-shim.io/version"] == "" {
 		t.Errorf("%v: the labels say that nothing is left: %v", err, node.Labels)
 	}
-	c.awaitNotReady(t, "5")
+	c.awaitNotReady(t, "7")
 	c.delete(t, gpu)
 	c.awaitLabel(t, "nvidia-shim.io/version", "")
 	c.awaitRollout(t)
