@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
@@ -45,9 +46,9 @@ func bundleCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "bundle",
 		Usage: "write what a report of a problem needs into one file (as root)",
-		Description: "The tar.gz has the output of info, check, status, version and plan, the shim's configuration and records, the record and " +
-			"drop-ins of install, and the shim's lines of containerd's log. It has no environment of a container and nothing else of a " +
-			"daemon's configuration.",
+		Description: "The tar.gz has the output of info, check, status, version and plan, the versions of the driver, the daemons and runc, the " +
+			"shim's configuration and records, the record and drop-ins of install, its runtimes in Docker's configuration, and the shim's " +
+			"lines of containerd's log. It has no environment of a container and nothing else of a daemon's configuration.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FILE` to make (default: nvidia-shim-TIME.tar.gz)"},
 		},
@@ -87,6 +88,9 @@ func collect(ctx context.Context, c *cli.Command) map[string][]byte {
 		add(args[0]+".json", out.Bytes(), nil)
 		add(args[0]+".json.err", errs.Bytes(), nil)
 	}
+	var versions bytes.Buffer
+	err := printJSON(&versions, check.Versions(ctx, check.Options{Root: "/", Proc: procfs.Host, Config: c.String("config")}))
+	add("versions.json", versions.Bytes(), err)
 	for _, b := range status.Bundles(procfs.Host, status.StateDirs) {
 		var data bytes.Buffer
 		plan, err := b.Plan()

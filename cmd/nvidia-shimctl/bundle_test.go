@@ -76,7 +76,7 @@ func TestABundleHasWhatAReportNeedsAndNoSecrets(t *testing.T) {
 	}
 	files := unpack(t, name)
 	for file, want := range map[string]string{
-		"info.json": d.GPUs[2].UUID, "check.json": `"findings"`, "status.json": `"containers"`, "version.json": `"revision"`,
+		"info.json": d.GPUs[2].UUID, "check.json": `"findings"`, "status.json": `"containers"`, "version.json": `"revision"`, "versions.json": `"driver": "driver ` + d.Version,
 		"plan.json": d.GPUs[2].UUID, "host" + d.ConfigPath: d.Root, "host/proc/version": "Linux ", "containers/k8s.io/live-11.json": "main's",
 		"host" + dir + "/conf.d/nvidia-shim.toml": "our drop-in",
 		"log.txt": "msg=\"nvidia: injected\nerror=\"failed to create shim task: nvidia: refused\"\n",

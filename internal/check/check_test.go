@@ -352,6 +352,42 @@ func TestWhatDockerNeedsBesides(t *testing.T) {
 	want(t, f.check("docker"), Problem, "exit status 3")
 }
 
+func TestVersions(t *testing.T) {
+	f := healthy(t)
+	wanted := func(wants map[string]string) {
+		t.Helper()
+		have := Versions(t.Context(), f.Options)
+		for name, want := range wants {
+			if got := fmt.Sprint(have[name]); got != strings.ReplaceAll(want, "ROOT", f.Root) {
+				t.Errorf("%s: %q, want %q", name, got, want)
+			}
+		}
+	}
+	wanted(map[string]string{
+		"driver": "driver 580.159.04", "containerd": "ROOT/usr/bin/containerd: containerd github.com/containerd/containerd/v2 2.4.2 abc",
+		"runc": "ROOT/usr/bin/runc: runc version 1.5.2", "dockerd": "not found", "docker_runtimes": "not found", "kubelet": "not found", "k3s": "not found",
+	})
+	f.containerd(tomlV3 + nvidia + byType + strings.Replace(nvidia, "]", ".options]", 1) + `BinaryName = "/opt/crun"`)
+	f.script("opt/crun", "echo crun version 1.2; echo commit: x")
+	f.process(9, "/opt/dockerd", nil, "--config-file", "/opt/docker.json")
+	f.script("opt/dockerd", "exit 3")
+	f.write("opt/docker.json", `{"runtimes": {"gpu": {"runtimeType": "io.containerd.nvidia.v2"}, "other": {"path": "/secret"}}, "labels": ["secret"]}`)
+	f.remove("processes/self")
+	f.process(10, "/opt/kubelet", nil)
+	f.version("/opt/kubelet", "Kubernetes v1.36.3")
+	f.version("kubelet", "Kubernetes v1.33.0") // it does not run
+	f.remove("proc/driver")
+	wanted(map[string]string{
+		"driver": "not found", "runc": "ROOT/usr/bin/runc: runc version 1.5.2", "/opt/crun": "ROOT/opt/crun: crun version 1.2",
+		"dockerd": "ROOT/opt/dockerd --version: exit status 3", "docker_runtimes": "map[gpu:io.containerd.nvidia.v2]",
+		"kubelet": "ROOT/opt/kubelet: Kubernetes v1.36.3",
+	})
+	f.remove("processes/10/ns/pid")
+	f.tree.Link("processes/10/ns/pid", "pid:[2]") // a kubelet in a container
+	f.write("opt/docker.json", "{")
+	wanted(map[string]string{"kubelet": "ROOT/usr/bin/kubelet: Kubernetes v1.33.0", "docker_runtimes": "/opt/docker.json: line 1: unexpected EOF"})
+}
+
 // k3s brings runc and containerd, which are not in the PATH of this host.
 func TestADistributionThatDoesNotRun(t *testing.T) {
 	f := healthy(t)

@@ -16,23 +16,15 @@ func checkDocker(ctx context.Context, n *node) []Finding {
 	if !n.docker {
 		return nil
 	}
-	program, path := "", runtimeclass.ServicePath
-	for _, p := range n.Proc.Named("dockerd") {
-		if n.Proc.Administers(p.PID) {
-			program, path = n.real(p.Program), cmp.Or(p.Environ["PATH"], path)
-			break
-		}
-	}
-	if p := n.find("dockerd", path); program == "" && p != "" {
-		program = n.real(p)
-	}
-	if program == "" {
+	p := n.daemon("dockerd")
+	path := cmp.Or(p.Environ["PATH"], runtimeclass.ServicePath)
+	if p.Program == "" {
 		return warning("install Docker, or check another daemon with --target", "no dockerd is running or in PATH: its version is not checked")
 	}
-	v, err := runtimeclass.DaemonVersion(ctx, runtimeclass.Docker, program)
+	v, err := runtimeclass.DaemonVersion(ctx, runtimeclass.Docker, p.Program)
 	switch {
 	case err != nil:
-		return problem("repair "+program, "%v", err)
+		return problem("repair "+p.Program, "%v", err)
 	case v.Known() && !v.AtLeast(24, 0, 0):
 		return problem("use Docker 24.0 or later", "dockerd %s ignores runtimeType: containers start without their GPUs", v)
 	}

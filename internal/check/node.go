@@ -16,6 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -100,7 +101,7 @@ func (n *node) findDistribution() {
 
 // readDocker takes Docker's runtimes for the handlers of a host that has no others.
 func (n *node) readDocker() {
-	n.DockerConfig = cmp.Or(n.DockerConfig, runtimeclass.DefaultDockerConfig)
+	n.DockerConfig = cmp.Or(n.DockerConfig, runtimeclass.ConfigFlag(n.daemon("dockerd").Args), runtimeclass.DefaultDockerConfig)
 	list, err := runtimeclass.Host{Root: n.Root}.DockerRuntimes(n.DockerConfig)
 	if n.Target == runtimeclass.Docker || n.Target == "" && len(n.handlers) == 0 && len(list) > 0 {
 		n.docker, n.handlers, n.registered, n.registeredErr = true, list, runtimeclass.Configuration{}, err
@@ -136,6 +137,21 @@ func (n *node) find(name, path string) string {
 		}
 	}
 	return ""
+}
+
+// daemon returns the process of a daemon of this host. Without one, it has only the program that
+// systemd would start, or nothing.
+func (n *node) daemon(name string) (p procfs.Process) {
+	for _, p := range n.Proc.Named(name) {
+		if n.Proc.Administers(p.PID) && !n.Proc.InOtherPIDNamespace(p.PID) {
+			p.Program = n.real(p.Program)
+			return p
+		}
+	}
+	if found := n.find(name, runtimeclass.ServicePath); found != "" {
+		p.Program = n.real(found)
+	}
+	return p
 }
 
 // findContainerdConfig prefers the configuration of containerd itself to that of a distribution.

@@ -79,12 +79,17 @@ func (n *node) trust(p string) error {
 	return nil
 }
 
-func checkRunc(ctx context.Context, n *node) []Finding {
-	var list []Finding
-	for _, name := range n.programs(func(r runtimeclass.Runtime) string {
+// runtimes are the names or paths by which this shim starts runc.
+func (n *node) runtimes() []string {
+	return n.programs(func(r runtimeclass.Runtime) string {
 		name, _ := r.Options["BinaryName"].(string)
 		return cmp.Or(name, "runc")
-	}) {
+	})
+}
+
+func checkRunc(ctx context.Context, n *node) []Finding {
+	var list []Finding
+	for _, name := range n.runtimes() {
 		list = append(list, checkRuntime(ctx, n, name)...)
 	}
 	return list

@@ -1,0 +1,45 @@
+package hosts
+
+import (
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+)
+
+// The bundle has what the programs print, of one that runs and of those that are there.
+func TestTheBundleHasTheVersionsOfRealPrograms(t *testing.T) {
+	d := daemonsOfNodes(t)[0]
+	n := newNodeTree(t, d.bin)
+	n.write(t, "/etc/docker/daemon.json", `{"runtimes": {"gpu": {"runtimeType": "io.containerd.nvidia.v2"}}}`)
+	want := map[string]string{}
+	for name, from := range map[string]string{
+		"containerd": n.Root + d.bin + "/containerd", "runc": n.Root + d.bin + "/runc",
+		"dockerd": testenv.ShimDir() + "/docker/dockerd", "kubelet": testenv.ShimDir() + "/kubernetes/kubelet",
+	} {
+		out, err := exec.Command(from, "--version").Output()
+		simtest.Check(t, err)
+		want[name], _, _ = strings.Cut(string(out), "\n")
+	}
+	simtest.Check(t, os.Symlink(testenv.ShimDir()+"/kubernetes/kubelet", n.Root+"/usr/local/bin/kubelet"))
+	n.ctl(t, d.process, "bundle --output /run/bundle.tar.gz", 0)
+	out, err := exec.Command("tar", "-xzOf", filepath.Join(n.Root, "run/bundle.tar.gz"), "nvidia-shim/versions.json").Output()
+	simtest.Check(t, err)
+	var have map[string]any
+	simtest.Check(t, json.Unmarshal(out, &have))
+	for name, line := range want {
+		if got, _ := have[name].(string); line == "" || !strings.HasSuffix(got, "/"+name+": "+line) {
+			t.Errorf("%s: %q, want %q", name, got, line)
+		}
+	}
+	for _, text := range []string{`"gpu": "io.containerd.nvidia.v2"`, `"driver": "driver 5`, `"k3s": "not found"`} {
+		if !strings.Contains(string(out), text) {
+			t.Errorf("no %s in %s", text, out)
+		}
+	}
+}
