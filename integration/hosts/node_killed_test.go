@@ -2,6 +2,7 @@ package hosts
 
 import (
 	"fmt"
+	"os"
 	"path/filepath"
 	"testing"
 
@@ -62,4 +63,23 @@ func TestTheNodeCommandIsKilledBetweenTwoFiles(t *testing.T) {
 	if simtest.Check(t, err); len(left) > 0 {
 		t.Errorf("left: %q", left)
 	}
+}
+
+// An upgrade to a shim that does not start leaves the older programs, which containers run with.
+func TestTheOlderProgramsReturnIfTheNewerFail(t *testing.T) {
+	d := daemonsOfNodes(t)[0]
+	n := newNodeTree(t, d.bin)
+	n.ctl(t, d.process, keepNode, 0, d.install...)
+	installed := n.files(t)
+	n.Type(t, os.Environ(), "mkdir /run/newer && cp "+testenv.ShimDir()+"/nvidia-* /run/newer && echo >>/run/newer/"+runtimeclass.CtlName)
+	simhost.Script(t, filepath.Join(n.Root, "/run/newer", runtimeclass.ShimName), "echo broken >&2; exit 3\n")
+	for range 2 {
+		out, status, asked := n.run(t, d.process, "/run/newer/nvidia-shimctl "+keepNode+" 2>&1")
+		if status != "1" || asked != "" {
+			t.Errorf("exit status %s, systemctl was asked for %q", status, asked)
+		}
+		simhost.Want(t, out, "check after the installation: shim: ", "broken", "the files come back as they were")
+		simhost.Same(t, "the older programs did not return", installed, n.files(t))
+	}
+	n.ctl(t, d.process, keepNode, 0)
 }
