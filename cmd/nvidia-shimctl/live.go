@@ -34,8 +34,9 @@ func livePlan(c *cli.Command) (gpuinject.Plan, error) {
 	if err == nil {
 		plan, err = planOf(c, container)
 	}
-	if plan.GPU || errors.As(err, new(*gpuinject.Error)) {
-		plan, err = gpuinject.Plan{Reason: "it asks for the driver, and has no record of this shim: another runtime made it, or it is being created"}, nil
+	// The shim would have removed the hooks.
+	if plan.GPU || len(plan.RemovedHooks) > 0 || errors.As(err, new(*gpuinject.Error)) {
+		plan, err = gpuinject.Plan{Reason: "it has no record of this shim: another runtime made it, or it is being created"}, nil
 	}
 	who, _ := b.Container() // Examine has read it
 	plan.Container = &gpuinject.PlanContainer{ID: b.ID, Namespace: b.Namespace, PodNamespace: who.Namespace, Pod: who.Pod, Name: who.Name}

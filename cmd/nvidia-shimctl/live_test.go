@@ -58,6 +58,9 @@ func TestAContainerThatExistsIsExplained(t *testing.T) {
 	live(t, state, "default/live-33", "", "NVIDIA_VISIBLE_DEVICES=void", "")
 	live(t, state, "default/stock", "", allDevices, "")
 	live(t, state, "default/wrong", "", "NVIDIA_VISIBLE_DEVICES=9", "")
+	hooked := live(t, state, "default/hooked", "", "", "")
+	write(t, filepath.Join(hooked, "config.json"), `{"root": {"path": "rootfs"}, "process": {}, "linux": {"namespaces": [{"type": "mount"}]},
+		"hooks": {"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}}`)
 	for _, tc := range []struct{ args, reason, container string }{
 		{"--container live-11", "main's", "k8s.io/live-11"},
 		{"--container live-1", "main's", "k8s.io/live-11"},
@@ -69,6 +72,7 @@ func TestAContainerThatExistsIsExplained(t *testing.T) {
 		{"--container default/live-33", `NVIDIA_VISIBLE_DEVICES="void"`, "default/live-33"},
 		{"--container stock", "another runtime made it", "default/stock"},
 		{"--container wrong", "another runtime made it", "default/wrong"},
+		{"--container hooked", "another runtime made it", "default/hooked"},
 	} {
 		args := append(strings.Fields("--config "+d.ConfigPath+" --json plan"), strings.Fields(tc.args)...)
 		var plan gpuinject.Plan

@@ -67,7 +67,7 @@ func makePlan(c *cli.Command) (gpuinject.Plan, error) {
 }
 
 func planOf(c *cli.Command, container gpuinject.Container) (gpuinject.Plan, error) {
-	if !container.Asks {
+	if container.Plain {
 		return gpuinject.Plan{Reason: "the container does not ask for the driver: the shim leaves it alone: " + container.Reason}, nil
 	}
 	return resolve(c, container)

@@ -133,6 +133,29 @@ func TestABundleIsReadAsTheShimReadsIt(t *testing.T) {
 	}
 }
 
+// The shim removes these hooks, or refuses them.
+func TestAPlanForAContainerWithNVIDIAsHooksAlone(t *testing.T) {
+	d := simulate(t)
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "config.json"), `{"root": {"path": "rootfs"}, "process": {"env": ["NVIDIA_VISIBLE_DEVICES=void"]},
+		"hooks": {"prestart": [{"path": "/usr/bin/nvidia-container-runtime-hook"}]}, "linux": {"namespaces": [{"type": "mount"}]}}`)
+	write(t, filepath.Join(dir, "rootfs/x"), "")
+	var plan gpuinject.Plan
+	decode(t, fine(t, "--config", d.ConfigPath, "--json", "plan", "--bundle", dir), &plan)
+	if plan.GPU || !slices.Equal(plan.RemovedHooks, []string{"/usr/bin/nvidia-container-runtime-hook"}) {
+		t.Errorf("plan %+v", plan)
+	}
+	contains(t, fine(t, "--config", d.ConfigPath, "plan", "--bundle", dir), "no GPU: NVIDIA_VISIBLE_DEVICES=\"void\"",
+		"container: does not ask for the driver", "nvidia-container-runtime-hook\": removed")
+	text, err := os.ReadFile(d.ConfigPath)
+	simtest.Check(t, err)
+	refusing := simtest.NewRoot(t).Write("config.toml", string(text)+"[policy]\nforeign-hooks = \"refuse\"\n")
+	status, out, _ := ctl(t, "--config", refusing, "plan", "--bundle", dir)
+	if status != 1 || !strings.HasPrefix(out, "refused: ") {
+		t.Errorf("status %d, output %q", status, out)
+	}
+}
+
 // U12: a command that shows keeps nothing under the state directory, and does not make it.
 func TestACommandThatShowsWritesNothing(t *testing.T) {
 	d := simulate(t)
