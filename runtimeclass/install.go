@@ -165,13 +165,7 @@ func DaemonVersion(ctx context.Context, target, program string) (Version, error)
 // findDaemon returns the path of the target's containerd or dockerd, or "".
 func findDaemon(target string) string {
 	if d, ok := Distributions[target]; ok {
-		for _, pattern := range d.Programs {
-			// The patterns are correct.
-			if found, _ := filepath.Glob(pattern); len(found) > 0 {
-				return found[len(found)-1]
-			}
-		}
-		return ""
+		return d.Program("")
 	}
 	name := "containerd"
 	if target == Docker {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"path"
+	"path/filepath"
 	"slices"
 )
 
@@ -18,6 +19,17 @@ type Distribution struct {
 	Units []string
 	// Programs are patterns of the paths of its containerd.
 	Programs []string
+}
+
+// Program returns the path of its containerd below root, or "".
+func (d Distribution) Program(root string) string {
+	for _, pattern := range d.Programs {
+		found, _ := filepath.Glob(filepath.Join(root, pattern)) // the patterns are correct
+		if len(found) > 0 {
+			return found[len(found)-1]
+		}
+	}
+	return ""
 }
 
 // Distributions by name.

@@ -399,6 +399,12 @@ func TestADistributionThatDoesNotRun(t *testing.T) {
 	f.version("/var/lib/rancher/k3s/data/current/bin/runc", "runc version 1.5.3")
 	want(t, f.check("containerd"), OK, "containerd 2.4.8")
 	want(t, f.check("runc"), OK, "runc 1.5.3")
+	// An upgrade of RKE2 leaves the programs of the version before.
+	for _, version := range []string{"2.4.6", "2.4.7"} {
+		f.version("/var/lib/rancher/rke2/data/v"+version+"/bin/containerd", "containerd x "+version+" abc")
+	}
+	f.Target = "rke2"
+	want(t, f.check("containerd"), OK, "containerd 2.4.7")
 }
 
 func TestAProgramIsNotExecutedBecauseAProcessHasTheNameContainerd(t *testing.T) {

@@ -89,12 +89,10 @@ func inspect(ctx context.Context, o Options) *node {
 // findDistribution finds the programs of a distribution that does not run.
 func (n *node) findDistribution() {
 	for _, d := range runtimeclass.Distributions {
-		for _, pattern := range d.Programs {
-			found, _ := filepath.Glob(n.real(pattern)) // a bad pattern matches nothing
-			if len(found) > 0 && n.Containerd == "" && n.ContainerdConfig == filepath.Join(d.Dir, "config.toml") {
-				n.Containerd = found[0]
-				n.path = filepath.Join("/", strings.TrimPrefix(filepath.Dir(found[0]), n.Root)) + ":" + n.path
-			}
+		found := d.Program(n.Root)
+		if found != "" && n.Containerd == "" && n.ContainerdConfig == filepath.Join(d.Dir, "config.toml") {
+			n.Containerd = found
+			n.path = filepath.Join("/", strings.TrimPrefix(filepath.Dir(found), n.Root)) + ":" + n.path
 		}
 	}
 }
