@@ -419,6 +419,10 @@ func TestAProgramIsNotExecutedBecauseAProcessHasTheNameContainerd(t *testing.T) 
 			f.remove("processes/10/ns/user")
 			f.tree.Link("processes/10/ns/user", "user:[2]")
 		},
+		"root of a node of kind, a privileged container": func(f *fixture) {
+			f.remove("processes/10/ns/pid")
+			f.tree.Link("processes/10/ns/pid", "pid:[2]")
+		},
 		"a hidden process": func(f *fixture) { f.remove("processes/10/status") },
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -50,7 +50,8 @@ func inspect(ctx context.Context, o Options) *node {
 		owner := runtimeclass.Owner(p)
 		// Docker uses the host's containerd, or one of its own.
 		uses := n.Target == "" || owner == n.Target || n.Target == runtimeclass.Docker && owner == runtimeclass.Containerd
-		if !n.Proc.Administers(p.PID) || !uses {
+		// A container reads other files than the node.
+		if !n.Proc.Administers(p.PID) || n.Proc.InOtherPIDNamespace(p.PID) || !uses {
 			continue
 		}
 		n.Containerd = cmp.Or(n.Containerd, n.real(p.Program))
