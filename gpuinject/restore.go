@@ -38,16 +38,16 @@ func (p Plan) CheckRestore(c Container, dir string) error {
 	switch {
 	case was.DriverVersion != p.DriverVersion:
 		return fail(Precondition, "%s of driver %s: this host has %s", cannot, was.DriverVersion, p.DriverVersion)
-	case !slices.Equal(was.names(), p.names()):
-		return fail(Precondition, "%s of a container with %s: it gets %s now", cannot, strings.Join(was.names(), ", "), strings.Join(p.names(), ", "))
+	case !slices.Equal(was.Names(), p.Names()):
+		return fail(Precondition, "%s of a container with %s: it gets %s now", cannot, strings.Join(was.Names(), ", "), strings.Join(p.Names(), ", "))
 	case !slices.Equal(was.Devices, p.Devices) || was.Proc.Masked != p.Proc.Masked:
 		return fail(Precondition, "%s of a container with other device nodes, capabilities or privileges", cannot)
 	}
 	return nil
 }
 
-// names returns the granted GPUs and MIG devices.
-func (p Plan) names() (list []string) {
+// Names returns the granted GPUs and MIG devices.
+func (p Plan) Names() (list []string) {
 	for _, g := range p.GPUs {
 		list = append(list, g.UUID)
 	}

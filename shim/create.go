@@ -265,15 +265,8 @@ func logCreated(ctx context.Context, c gpuinject.Container, p gpuinject.Plan, to
 	if level < 2 {
 		return
 	}
-	var gpus []string
-	for _, g := range p.GPUs {
-		gpus = append(gpus, g.UUID)
-	}
-	for _, m := range p.MIG {
-		gpus = append(gpus, m.Name)
-	}
 	entry.WithFields(log.Fields{
-		"gpus": strings.Join(gpus, ","), "capabilities": strings.Join(p.Capabilities, ","),
+		"gpus": strings.Join(p.Names(), ","), "capabilities": strings.Join(p.Capabilities, ","),
 		"driver": p.DriverVersion, "reason": p.Reason, "grant": p.Grant, "cache": p.Linker.Cache, "took": took.String(),
 	}).Info("nvidia: GPUs injected")
 	if level < 3 {
