@@ -176,7 +176,7 @@ func TestInstallDockerLooksForNVIDIAsCDIHook(t *testing.T) {
 
 // The link is in the record: a second installation changes nothing, and uninstall removes it.
 func TestTheLinkForTheGPUsFlag(t *testing.T) {
-	for dir, to := range map[string]string{DefaultBinDir: CtlName, packagedBinDir: "/usr/bin/" + CtlName, "/opt/x": "/opt/x/" + CtlName} {
+	for dir, to := range map[string]string{DefaultBinDir: CtlName, PackageBinDir: "/usr/bin/" + CtlName, "/opt/x": "/opt/x/" + CtlName} {
 		h := dockerTree(t, "{}")
 		before := simtest.Contents(t, h.Root)
 		o := options(t)
@@ -210,7 +210,7 @@ func TestUninstallRemovesOnlyOurLinkForTheGPUsFlag(t *testing.T) {
 		h, o := dockerTree(t, "{}"), options(t)
 		o.Target, o.ConfigFile, o.PrepareUnit, o.GPUsFlag = Docker, DefaultDockerConfig, false, true
 		applied(t)(Install(h, o))
-		o.Registration.BinDir = packagedBinDir
+		o.Registration.BinDir = PackageBinDir
 		applied(t)(Install(h, o))
 		write(t, h.real("/etc/cdi/nvidia.yaml"), "path: "+cdiHookLink+"\n")
 		write(t, h.real("/etc/cdi/other.yaml"), "path: /usr/bin/other\n")

@@ -72,9 +72,8 @@ const (
 	UnitName = "nvidia-shim-prepare.service"
 	UnitPath = "/etc/systemd/system/" + UnitName
 	UnitLink = "/etc/systemd/system/multi-user.target.wants/" + UnitName
-	// The unit of the deb and the rpm, whose programs are in packagedBinDir.
-	packagedUnit   = "/usr/lib/systemd/system/" + UnitName
-	packagedBinDir = "/usr/bin"
+	// The unit of the deb and the rpm, whose programs are in PackageBinDir.
+	packagedUnit = "/usr/lib/systemd/system/" + UnitName
 )
 
 // Units that keep the CDI specification up to date. The unit of prepare starts the first.
@@ -95,7 +94,7 @@ func (p *Plan) installUnit(binDir string) error {
 	if strings.ContainsAny(binDir, " \t%;$") {
 		return fmt.Errorf("directory %.256q of the programs cannot be in a unit of systemd", binDir)
 	}
-	if binDir == packagedBinDir && p.Host.Exists(packagedUnit) && !p.Host.Exists(UnitPath) {
+	if binDir == PackageBinDir && p.Host.Exists(packagedUnit) && !p.Host.Exists(UnitPath) {
 		link, err := p.Host.change(Link, UnitLink, []byte(packagedUnit))
 		p.Changes = append(p.Changes, link)
 		return err

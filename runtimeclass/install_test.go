@@ -38,7 +38,7 @@ func changedFiles(p Plan) (out []string) {
 func TestThePackagesUnitIsEnabled(t *testing.T) {
 	h := containerdTree(t, "v2-1.7.toml", "", v1735)
 	o := options(t)
-	o.Registration.BinDir = packagedBinDir
+	o.Registration.BinDir = PackageBinDir
 	write(t, h.real(packagedUnit), "[Unit]\n")
 	before := simtest.Contents(t, h.Root)
 	applied(t)(Install(h, o))
