@@ -117,8 +117,8 @@ func edits(s gpuinject.Standalone) specs.ContainerEdits {
 	return e
 }
 
-// Read returns a specification that is as this program wrote it, or an error that is fs.ErrNotExist if there
-// is no file.
+// Read returns a specification that is as this program wrote it, or an error that is fs.ErrNotExist
+// if there is no file.
 func Read(name string) ([]byte, error) {
 	text, _, err := trusted.Read(name, maxSize)
 	if err == nil && !runtimeclass.Unchanged(text) {

@@ -1,6 +1,6 @@
 // Package nvml asks NVIDIA's management library, libnvidia-ml, about the GPUs of this host. Only it
-// may load the library, and only nvidia-shim-nvml and nvidia-shimctl may link this package: NVML keeps the driver open,
-// may hang in the kernel forever, and may start other programs.
+// may load the library, and only nvidia-shim-nvml and nvidia-shimctl may link this package: NVML
+// keeps the driver open, may hang in the kernel forever, and may start other programs.
 //
 // The library is the one that package driver found for the loaded kernel module, by its path, and
 // not what LD_LIBRARY_PATH or the linker's cache offer. With a host.dev-root, its dev directory is
