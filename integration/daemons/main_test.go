@@ -1,7 +1,6 @@
 package daemons
 
 import (
-	"bufio"
 	"fmt"
 	"os"
 	"os/exec"
@@ -136,24 +135,7 @@ func privateRun(t *testing.T, dir string) []string {
 	if err := os.Mkdir(dir, 0o711); err != nil {
 		t.Fatal(err)
 	}
-	const script = `mkdir -p /run/containerd && mount --bind "$1" /run/containerd && echo ready && exec sleep 86400`
-	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", script, "sh", dir)
-	cmd.Stderr = os.Stderr
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-	})
-	if line, err := bufio.NewReader(out).ReadString('\n'); err != nil || line != "ready\n" {
-		t.Fatalf("make a mount namespace: %q, %v", line, err)
-	}
-	return []string{"nsenter", fmt.Sprintf("--mount=/proc/%d/ns/mnt", cmd.Process.Pid), "--"}
+	return simhost.NewNamespace(t, "mkdir -p /run/containerd\nmount --bind $1 /run/containerd", dir).Enter
 }
 
 // gpu is the environment that asks for the GPU with this index.

@@ -5,9 +5,7 @@ package docker
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -66,17 +64,9 @@ func realHost(t testing.TB) *simhost.Host {
 // uuids are those of the host's GPUs, by index.
 func uuids(t *testing.T) []string {
 	t.Helper()
-	out, err := exec.Command("nvidia-smi", "-L").Output()
-	if err != nil {
-		t.Fatalf("nvidia-smi -L on the host: %v", err)
-	}
-	list := regexp.MustCompile(`(?m)^GPU \d+: .* \(UUID: (GPU-[0-9a-f-]+)\)$`).FindAllStringSubmatch(string(out), -1)
-	if len(list) == 0 {
-		t.Fatalf("the host lists no GPU: %s", out)
-	}
 	var all []string
-	for _, m := range list {
-		all = append(all, m[1])
+	for _, g := range testenv.HostGPUs(t) {
+		all = append(all, g.UUID)
 	}
 	return all
 }

@@ -5,7 +5,6 @@ package gpu
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -24,30 +23,18 @@ func TestMain(m *testing.M) {
 	testenv.Main(m, "containerd-shim-nvidia-v2", "nvidia-shimctl", "nvidia-shim-nvml")
 }
 
-// gpu is one GPU as the host's own nvidia-smi lists it.
+// gpu is one GPU of the host.
 type gpu struct {
-	Index, UUID, Bus, Line string
-	Minor                  string
+	testenv.GPU
+	Bus, Minor string
 }
 
-var listed = regexp.MustCompile(`^GPU (\d+): .* \(UUID: (GPU-[0-9a-f-]+)\)$`)
-
-// hostGPUs asks the host's nvidia-smi.
+// hostGPUs asks the host's nvidia-smi and its procfs.
 func hostGPUs(t testing.TB) []gpu {
 	t.Helper()
-	out, err := exec.Command("nvidia-smi", "-L").Output()
-	if err != nil {
-		t.Fatalf("nvidia-smi -L on the host: %v", err)
-	}
 	var gpus []gpu
-	for line := range strings.Lines(string(out)) {
-		line = strings.TrimSpace(line)
-		if m := listed.FindStringSubmatch(line); m != nil {
-			gpus = append(gpus, gpu{Index: m[1], UUID: m[2], Line: line})
-		}
-	}
-	if len(gpus) == 0 {
-		t.Fatalf("the host lists no GPU: %s", out)
+	for _, g := range testenv.HostGPUs(t) {
+		gpus = append(gpus, gpu{GPU: g})
 	}
 	infos, err := filepath.Glob("/proc/driver/nvidia/gpus/*/information")
 	if err != nil || len(infos) == 0 {

@@ -14,13 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// overlays make directories this mount namespace's own.
-const overlays = `for d in etc usr/local var/lib; do
-	mkdir -p $1/$d/upper $1/$d/work && mount -t overlay -o lowerdir=/$d,upperdir=$1/$d/upper,workdir=$1/$d/work overlay /$d || exit 1
-done
-echo ready && exec sleep 86400`
-
-// Tree is a mount namespace in which /etc, /usr/local and /var/lib take what a user installs.
+// Tree is a mount namespace.
 type Tree struct {
 	// Root is where it is, for this process.
 	Root string
@@ -28,10 +22,20 @@ type Tree struct {
 	Enter []string
 }
 
-// NewTree makes a mount namespace that ends with the test.
+// NewTree makes one in which /etc, /usr/local and /var/lib take what a user installs.
 func NewTree(t testing.TB) Tree {
+	return NewNamespace(t, `for d in etc usr/local var/lib; do
+		mkdir -p $1/$d/upper $1/$d/work
+		mount -t overlay -o lowerdir=/$d,upperdir=$1/$d/upper,workdir=$1/$d/work overlay /$d
+	done`, t.TempDir())
+}
+
+// NewNamespace makes a mount namespace that ends with the test. The commands of a script make its
+// mounts, from what is in dir, $1.
+func NewNamespace(t testing.TB, script, dir string) Tree {
 	t.Helper()
-	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "/bin/sh", "-c", overlays, "sh", t.TempDir())
+	script += "\necho ready\nexec sleep 86400"
+	cmd := exec.Command("unshare", "--mount", "--propagation", "private", "/bin/sh", "-ec", script, "sh", dir)
 	cmd.Stderr = os.Stderr
 	out, err := cmd.StdoutPipe()
 	if err == nil {

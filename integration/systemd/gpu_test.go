@@ -90,11 +90,7 @@ func copyDriver(t *testing.T, root string) {
 
 func TestOnRealGPUsTheNodeImageInstallsAndRemoves(t *testing.T) {
 	n := newNode(t, startReal(t))
-	list, err := exec.Command("nvidia-smi", "-L").Output()
-	first, _, found := strings.Cut(string(list), "\n")
-	if err != nil || !found {
-		t.Fatalf("nvidia-smi -L on the host: %v: %s", err, list)
-	}
+	first := testenv.HostGPUs(t)[0].Line
 	before := n.state(t)
 	simhost.Want(t, n.once(t, 0, true), "found containerd (", "write "+installedShim)
 	n.api.Want(t, "true", n.version, 1)
