@@ -33,7 +33,8 @@ type Options struct {
 	// Config is the shim's configuration file; empty for the one that containerd's environment
 	// names, or the default one.
 	Config string
-	// Target is the daemon to check, as of runtimeclass; empty for the one that runs or is there.
+	// Target is the daemon to check, as of runtimeclass; empty for the one whose configuration is
+	// named, or that runs or is there.
 	Target string
 	// Containerd is containerd's program; empty for the running one, or the one in PATH.
 	Containerd string

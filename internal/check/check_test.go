@@ -316,6 +316,11 @@ func TestAHostOfDockerAlone(t *testing.T) {
 		}
 	}
 	want(t, f.check("handler"), OK, `the handler "gpu" in /etc/docker/daemon.json`)
+	f.ContainerdConfig = "/etc/containerd/config.toml"
+	want(t, f.check("handler"), Problem, "no runtime handler in /etc/containerd/config.toml")
+	f.ContainerdConfig, f.DockerConfig = "", "/opt/docker.json"
+	want(t, f.check("handler"), Problem, "no runtime handler in /opt/docker.json")
+	f.DockerConfig = ""
 	f.process(8, "/opt/x/containerd", []string{"PATH=/opt/x"})
 	f.version("/opt/x/containerd", "containerd x 2.4.9 abc")
 	f.Target = runtimeclass.Docker

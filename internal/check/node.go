@@ -45,6 +45,9 @@ type node struct {
 
 // inspect reads what several checks need.
 func inspect(ctx context.Context, o Options) *node {
+	if o.Target == "" && o.DockerConfig != "" {
+		o.Target = runtimeclass.Docker
+	}
 	n := &node{Options: o, path: runtimeclass.ServicePath}
 	for _, p := range n.Proc.Named("containerd") {
 		owner := runtimeclass.Owner(p)
@@ -77,7 +80,9 @@ func inspect(ctx context.Context, o Options) *node {
 	n.registered, n.registeredErr = runtimeclass.ReadConfiguration(runtimeclass.Host{Root: n.Root, Daemon: n.version}, n.ContainerdConfig)
 	n.handlers = maps.Clone(n.registered.Runtimes)
 	maps.DeleteFunc(n.handlers, func(_ string, r runtimeclass.Runtime) bool { return !r.Ours() })
-	n.readDocker()
+	if o.Target == runtimeclass.Docker || o.ContainerdConfig == "" {
+		n.readDocker()
+	}
 	h, err := host.Discover(n.config.Host)
 	if n.hostErr = err; err != nil {
 		return n
