@@ -52,18 +52,12 @@ func checkHostMemory(proc procfs.FS, root string, memory probe.Memory) error {
 }
 
 // memoryCgroup returns the directory of a process' cgroup that counts its memory.
-func memoryCgroup(proc procfs.FS, root string, pid int) (dir string) {
-	text, _ := os.ReadFile(proc.Path(pid, "cgroup")) // it may have ended
-	for line := range strings.Lines(string(text)) {
-		parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3)
-		if len(parts) == 3 && parts[1] == "memory" {
-			return filepath.Join(root, "memory", parts[2])
-		}
-		if len(parts) == 3 && parts[1] == "" {
-			dir = filepath.Join(root, parts[2])
-		}
+func memoryCgroup(proc procfs.FS, root string, pid int) string {
+	paths := proc.Cgroups(pid)
+	if path, ok := paths["memory"]; ok {
+		return filepath.Join(root, "memory", path)
 	}
-	return dir
+	return filepath.Join(root, paths[""])
 }
 
 // readNumbers reads a file of lines "NAME NUMBER", or of a number alone, whose name is "".

@@ -145,15 +145,15 @@ func (f FS) sharesNamespace(pid int, kind string) bool {
 	return err1 == nil && err2 == nil && theirs == own
 }
 
-// Cgroups are the paths of a process' cgroups, one for each hierarchy. A process that has ended has
-// none.
-func (f FS) Cgroups(pid int) []string {
+// Cgroups are the paths of a process' cgroups by the controllers of their hierarchies, which cgroup
+// v2 does not name: "". A process that has ended has none.
+func (f FS) Cgroups(pid int) map[string]string {
 	data, _ := os.ReadFile(f.Path(pid, "cgroup"))
-	var paths []string
+	paths := map[string]string{}
 	for line := range strings.Lines(string(data)) {
 		// 4:memory:/path; 0::/path for cgroup v2
 		if parts := strings.SplitN(strings.TrimSuffix(line, "\n"), ":", 3); len(parts) == 3 {
-			paths = append(paths, parts[2])
+			paths[parts[1]] = parts[2]
 		}
 	}
 	return paths
