@@ -11,16 +11,7 @@ apiVersion: kind.x-k8s.io/v1alpha4
 nodes:
 - role: control-plane
   extraMounts:
-  - hostPath: %q
-    containerPath: %q
-    readOnly: true
-  - hostPath: %q
-    containerPath: %q
-    readOnly: true
-  - hostPath: %q
-    containerPath: %q
-    readOnly: true
-  # All GPUs for the node, if the runtime that starts it accepts volume mounts.
+%s  # All GPUs for the node, if the runtime that starts it accepts volume mounts.
   - hostPath: /dev/null
     containerPath: /var/run/nvidia-container-devices/all
 containerdConfigPatches:
@@ -41,8 +32,9 @@ func KindCluster(r Registration) string {
 		text += Runtime{Type: stockType, Path: path.Join(DefaultBinDir, ShimName)}.tables(plugin, r.Handler)
 		return "  " + strings.ReplaceAll(strings.TrimSuffix(text, "\n"), "\n", "\n  ") + "\n"
 	}
-	return fmt.Sprintf(kindCluster,
-		path.Join(r.BinDir, ShimName), path.Join(DefaultBinDir, ShimName),
-		path.Join(r.BinDir, CtlName), path.Join(DefaultBinDir, CtlName),
-		path.Join(r.BinDir, NVMLName), path.Join(DefaultBinDir, NVMLName), patch(2, criV2), patch(3, criV3))
+	mounts := ""
+	for _, name := range Programs {
+		mounts += fmt.Sprintf("  - hostPath: %q\n    containerPath: %q\n    readOnly: true\n", path.Join(r.BinDir, name), path.Join(DefaultBinDir, name))
+	}
+	return fmt.Sprintf(kindCluster, mounts, patch(2, criV2), patch(3, criV3))
 }

@@ -6,12 +6,10 @@ import (
 	"regexp"
 )
 
-// Version is a program's version, such as containerd's or runc's. The zero value is
-// an unknown one.
+// Version is a program's version, such as containerd's or runc's. The zero value is an unknown one.
 type Version struct {
 	Major, Minor, Patch int
-	// Suffix follows: "-rc.1" is before the release; "~ds1" or "-k3s1" is
-	// what a distribution made of it.
+	// Suffix follows: "-rc.1" is before the release; "~ds1" or "-k3s1" is a distribution's.
 	Suffix string
 }
 
@@ -42,15 +40,14 @@ func (v Version) String() string {
 // Known is false for the zero value.
 func (v Version) Known() bool { return v != Version{} }
 
-// AtLeast reports whether v is major.minor.patch or newer. A pre-release comes before
-// its release.
+// AtLeast reports whether v is major.minor.patch or newer. A pre-release comes before its release.
 func (v Version) AtLeast(major, minor, patch int) bool {
 	c := cmp.Or(cmp.Compare(v.Major, major), cmp.Compare(v.Minor, minor), cmp.Compare(v.Patch, patch))
 	return c > 0 || c == 0 && !preRelease.MatchString(v.Suffix)
 }
 
-// Distribution reports whether a distribution packaged this version under a number of
-// its own, possibly with fixes of later ones.
+// Distribution reports whether a distribution packaged this version under a number of its own,
+// possibly with fixes of later ones.
 func (v Version) Distribution() bool {
 	return v.Suffix != "" && !preRelease.MatchString(v.Suffix) && !developer.MatchString(v.Suffix)
 }
