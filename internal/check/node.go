@@ -64,10 +64,8 @@ func inspect(ctx context.Context, o Options) *node {
 		break
 	}
 	_, isDistribution := runtimeclass.Distributions[n.Target]
-	if n.Containerd == "" && !isDistribution {
-		if p, err := n.lookPath("containerd"); err == nil {
-			n.Containerd = n.real(p)
-		}
+	if p := n.find("containerd", n.path); p != "" && !isDistribution {
+		n.Containerd = cmp.Or(n.Containerd, n.real(p))
 	}
 	n.ContainerdConfig = cmp.Or(n.ContainerdConfig, n.findContainerdConfig())
 	n.findDistribution()
