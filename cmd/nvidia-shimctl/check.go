@@ -11,7 +11,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 func checkCommand() *cli.Command {
@@ -26,7 +25,7 @@ func checkCommand() *cli.Command {
 				return nil
 			}},
 			&cli.StringFlag{Name: "containerd-config", Usage: "containerd's configuration `FILE` (default: containerd's, k3s's or RKE2's)"},
-			&cli.StringFlag{Name: "docker-config", Usage: "Docker's configuration `FILE` (default: " + runtimeclass.DefaultDockerConfig + ")"},
+			&cli.StringFlag{Name: "docker-config", Usage: "Docker's configuration `FILE` (default: dockerd's)"},
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM` (default: that of the running process, or the one in PATH)"},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {

@@ -40,7 +40,7 @@ type Options struct {
 	Containerd string
 	// ContainerdConfig is containerd's configuration file; empty for that of the running daemon.
 	ContainerdConfig string
-	// DockerConfig is Docker's configuration file; empty for the default one.
+	// DockerConfig is Docker's configuration file; empty for that of the running daemon.
 	DockerConfig string
 	// CDI makes the CDI specification of this host.
 	CDI func() ([]byte, error)
