@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
@@ -33,13 +34,13 @@ func (p Plan) CheckRestore(c Container, dir string) error {
 		err = json.Unmarshal(data, &was)
 	}
 	if err != nil {
-		return fail(Precondition, "%s that this shim did not make for a container with GPUs: %w", cannot, err)
+		return fail(Precondition, "%s that this shim did not make for a container with GPUs: %.256v", cannot, err)
 	}
 	switch {
 	case was.DriverVersion != p.DriverVersion:
-		return fail(Precondition, "%s of driver %s: this host has %s", cannot, was.DriverVersion, p.DriverVersion)
+		return fail(Precondition, "%s of driver %s: this host has %s", cannot, request.Quote(was.DriverVersion), p.DriverVersion)
 	case !slices.Equal(was.Names(), p.Names()):
-		return fail(Precondition, "%s of a container with %s: it gets %s now", cannot, strings.Join(was.Names(), ", "), strings.Join(p.Names(), ", "))
+		return fail(Precondition, "%s of a container with %s: it gets %s now", cannot, request.Quote(strings.Join(was.Names(), ", ")), strings.Join(p.Names(), ", "))
 	case !slices.Equal(was.Devices, p.Devices) || was.Proc.Masked != p.Proc.Masked:
 		return fail(Precondition, "%s of a container with other device nodes, capabilities or privileges", cannot)
 	}

@@ -1,6 +1,7 @@
 package gpuinject
 
 import (
+	"bytes"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -25,8 +26,8 @@ func TestARestoredContainerGetsWhatItHad(t *testing.T) {
 	}{
 		{"the same", same, ""},
 		{"another index", func(p *Plan) { p.GPUs = []PlanGPU{{UUID: "GPU-1", Index: 3}} }, ""},
-		{"another driver", func(p *Plan) { p.DriverVersion = "570.1" }, "of driver 580.159.04: this host has 570.1"},
-		{"another GPU", func(p *Plan) { p.GPUs = []PlanGPU{{UUID: "GPU-3"}} }, "of a container with GPU-1, MIG-2: it gets GPU-3, MIG-2 now"},
+		{"another driver", func(p *Plan) { p.DriverVersion = "570.1" }, "of driver \"580.159.04\": this host has 570.1"},
+		{"another GPU", func(p *Plan) { p.GPUs = []PlanGPU{{UUID: "GPU-3"}} }, "of a container with \"GPU-1, MIG-2\": it gets GPU-3, MIG-2 now"},
 		{"fewer GPUs", func(p *Plan) { p.MIG = nil }, "it gets GPU-1 now"},
 		{"another node", func(p *Plan) { p.Devices = nil }, "other device nodes"},
 		{"no mask", func(p *Plan) { p.Proc.Masked = false }, "privileges"},
@@ -55,4 +56,30 @@ func TestARestoredContainerGetsWhatItHad(t *testing.T) {
 	if err := plan(same).CheckRestore(pod, t.TempDir()); err == nil || !strings.Contains(err.Error(), "in Kubernetes") {
 		t.Errorf("in Kubernetes: %v", err)
 	}
+}
+
+// FuzzCheckRestore takes any bytes as the record in a checkpoint, which its author can forge.
+func FuzzCheckRestore(f *testing.F) {
+	plan := Plan{GPU: true, DriverVersion: "580.159.04", GPUs: []PlanGPU{{UUID: "GPU-1"}}, Devices: []PlanDevice{{Path: "/dev/nvidia0", Major: 195}}}
+	data, err := json.Marshal(plan)
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(data)
+	f.Add([]byte(`{"driver_version":"1\n\u001b[31mforged"}`))
+	f.Add(bytes.Replace(data, []byte("GPU-1"), []byte(`GPU-2\r`+strings.Repeat("x", 2000)), 1))
+	f.Add(bytes.Replace(data, []byte("195"), []byte("195"+strings.Repeat("0", 2000)), 1))
+	dir := f.TempDir()
+	f.Fuzz(func(t *testing.T, record []byte) {
+		if err := os.WriteFile(filepath.Join(dir, RecordName), record, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		err := plan.CheckRestore(Container{}, dir)
+		if err == nil && !bytes.Contains(record, []byte("nvidia0")) && !bytes.Contains(record, []byte(`\`)) {
+			t.Errorf("%q is accepted", record)
+		}
+		if err != nil && (len(err.Error()) > 1000 || strings.ContainsAny(err.Error(), "\n\r\x1b\x00")) {
+			t.Errorf("error %.2000q", err)
+		}
+	})
 }
