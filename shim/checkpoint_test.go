@@ -309,8 +309,9 @@ type restoreTasks struct {
 	checkpointTasks
 	mask  []os.DirEntry
 	start error
-	// at is where CRIU mounts the mask.
-	at string
+	// at is where CRIU mounts the mask, or the part of it; covered if something else is over it.
+	at, part string
+	covered  bool
 }
 
 func (f *restoreTasks) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.StartResponse, error) {
@@ -321,10 +322,33 @@ func (f *restoreTasks) Start(ctx context.Context, r *taskapi.StartRequest) (*tas
 	if f.start != nil {
 		return nil, f.start
 	}
-	if err := unix.Mount(at, f.at, "", unix.MS_BIND, ""); err != nil {
+	if err := unix.Mount(at+f.part, f.at, "", unix.MS_BIND, ""); err != nil {
 		return nil, err
 	}
+	if f.covered {
+		if err := unix.Mount("tmpfs", f.at, "tmpfs", 0, ""); err != nil {
+			return nil, err
+		}
+	}
 	return f.checkpointTasks.Start(ctx, r)
+}
+
+// A container that may mount chooses names. CRIU's file may name programs, which CRIU runs as root.
+func TestNoMountAddsToCRIUsFile(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	dir := t.TempDir()
+	for _, name := range []string{"good", "line\nfeed", "a\"quote", "a\\b", "#comment", "a\tb", "a b"} {
+		at := filepath.Join(dir, name)
+		check(t, os.Mkdir(at, 0o700))
+		check(t, unix.Mount("tmpfs", at, "tmpfs", 0, ""))
+		t.Cleanup(func() { check(t, unix.Unmount(at, unix.MNT_DETACH)) })
+	}
+	got, err := mountsBelow("self", dir)
+	if want := filepath.Join(dir, "good"); err != nil || !slices.Equal(got, []string{want}) {
+		t.Errorf("%q, %v; want %q", got, err, want)
+	}
 }
 
 func TestARestoredContainerHasTheMaskWhenItStarts(t *testing.T) {
@@ -332,20 +356,26 @@ func TestARestoredContainerHasTheMaskWhenItStarts(t *testing.T) {
 		return
 	}
 	reap(t)
+	const moved = `echo '{"moved":[4711]}'`
+	forged := fmt.Sprintf("mask: it is not on /proc/driver of process %d", os.Getpid())
 	for _, test := range []struct {
 		name, script string
 		start        error
 		at, calls    string
 		err          string
+		part         string
+		covered      bool
 	}{
-		{"restored", `echo '{"moved":[4711]}'`, nil, procmask.Dir, "start", ""},
-		{"CRIU fails", `exit 1`, errors.New("criu failed"), "", "kill", "criu failed"},
-		{"the GPU is full", `echo '{"move_error":"full"}'`, nil, procmask.Dir, "start kill", "nvidia: cannot resume the GPUs of container c: full"},
-		{"a forged checkpoint", `echo '{"moved":[4711]}'`, nil, "/mnt", "start kill", fmt.Sprintf("mask: it is not on /proc/driver of process %d", os.Getpid())},
+		{"restored", moved, nil, procmask.Dir, "start", "", "", false},
+		{"CRIU fails", `exit 1`, errors.New("criu failed"), "", "kill", "criu failed", "", false},
+		{"the GPU is full", `echo '{"move_error":"full"}'`, nil, procmask.Dir, "start kill", "nvidia: cannot resume the GPUs of container c: full", "", false},
+		{"a forged checkpoint", moved, nil, "/mnt", "start kill", forged, "", false},
+		{"one with a part of the mask", moved, nil, procmask.Dir, "start kill", forged, "/nvidia", false},
+		{"one that covers the mask", moved, nil, procmask.Dir, "start kill", forged, "", true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			putProbe(t, test.script)
-			f := &restoreTasks{start: test.start, at: test.at}
+			f := &restoreTasks{start: test.start, at: test.at, part: test.part, covered: test.covered}
 			s, _ := serviceAround(&f.fakeTasks)
 			s.TTRPCTaskService = f
 			mask, err := procmask.New([]procmask.File{{Path: "nvidia/version", Data: []byte("x")}}, "")
@@ -354,7 +384,8 @@ func TestARestoredContainerHasTheMaskWhenItStarts(t *testing.T) {
 			s.reserve("c")
 			s.update("c", gpuContainer{ready: true, hasGPU: true, bundle: bundle, restoration: &restoration{mask: mask, view: "/nonexistent"}})
 			_, err = s.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
-			_ = unix.Unmount(test.at, unix.MNT_DETACH)
+			for unix.Unmount(test.at, unix.MNT_DETACH) == nil {
+			}
 			if (err == nil) != (test.err == "") || err != nil && !strings.HasSuffix(err.Error(), test.err) {
 				t.Errorf("error %v, want %q", err, test.err)
 			}

@@ -2,10 +2,13 @@ package image
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -93,6 +96,29 @@ func TestExchangedNamesGiveNothingOfRootsAway(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A process that shares the root file system gives a file of root's the name of the temporary file.
+func TestATemporaryFileOfAnotherProcessIsNotWritten(t *testing.T) {
+	i := newImage(t)
+	mkdir(t, i.path("shared"))
+	secret := i.path("shared/secret")
+	check(t, os.WriteFile(secret, []byte("root's"), 0o600))
+	var done atomic.Bool
+	var others sync.WaitGroup
+	others.Go(func() {
+		for !done.Load() {
+			_ = os.Link(secret, i.path("shared/.f.nvidia-shim"))
+		}
+	})
+	for n := range 300 {
+		_ = i.WriteFile("/shared/f", fmt.Append(nil, n))
+	}
+	done.Store(true)
+	others.Wait()
+	if got := read(t, secret); got != "root's" {
+		t.Errorf("root's file has %q", got)
 	}
 }
 

@@ -198,6 +198,26 @@ func TestAttachRefusesTheHostAndAProcessThatEnded(t *testing.T) {
 	}
 }
 
+// The shim may have a mount namespace of its own: that of process 1 is the host's.
+func TestAttachRefusesTheMountNamespaceOfProcess1(t *testing.T) {
+	const inside = "MASK_TEST_INSIDE"
+	if os.Getenv(inside) == "" {
+		self, err := os.Executable()
+		check(t, err)
+		cmd := exec.Command("unshare", "--pid", "--fork", "--mount-proc", "sh", "-c", `unshare --mount "$0" "$@"; exit $?`, self, "-test.run=^"+t.Name()+"$", "-test.v")
+		cmd.Env = append(os.Environ(), inside+"=1")
+		if out, err := cmd.CombinedOutput(); err != nil || !strings.Contains(string(out), "--- PASS: "+t.Name()) {
+			t.Errorf("%v\n%s", err, out)
+		}
+		return
+	}
+	host := start(t, 0, "exec nsenter --mount=/proc/1/ns/mnt sh -c 'echo ready >&3; exec 3>&-; read line'")
+	// Without the check it is the other root file system that is refused.
+	if err := newMask(t).Attach(host.cmd.Process.Pid, t.TempDir()); err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
+		t.Error(err)
+	}
+}
+
 // A process that exits loses its namespaces before its pidfd says that it has ended, and is not
 // reaped yet.
 func TestAProcessThatEndsMeanwhile(t *testing.T) {
@@ -227,6 +247,25 @@ func TestT17AttachRefusesAnotherContainerOfThePod(t *testing.T) {
 		t.Errorf("a process with another root file system: %v", err)
 	}
 	if out := s.finish("ls /proc/driver"); strings.Contains(out, "params") {
+		t.Errorf("the mask was attached: %s", out)
+	}
+}
+
+// T17: another container's init process, with the same root file system, gets the number between
+// the two calls.
+func TestT17AttachRefusesAProcessThatTookTheNumber(t *testing.T) {
+	ended := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc)
+	pidfd, err := unix.PidfdOpen(ended.cmd.Process.Pid, 0)
+	check(t, err)
+	defer unix.Close(pidfd)
+	ended.finish("true")
+	other := start(t, syscall.CLONE_NEWNS|syscall.CLONE_NEWPID, freshProc)
+	var root unix.Stat_t
+	check(t, unix.Stat("/", &root))
+	if err := newMask(t).attach(other.cmd.Process.Pid, pidfd, &root); !errors.Is(err, unix.ESRCH) {
+		t.Errorf("%v, want %v", err, unix.ESRCH)
+	}
+	if out := other.finish("ls /proc/driver"); strings.Contains(out, "params") {
 		t.Errorf("the mask was attached: %s", out)
 	}
 }

@@ -345,6 +345,14 @@ func TestUnusedViewsOfAnOlderDriverGo(t *testing.T) {
 	}
 }
 
+// 128 bits each: no image can find another view of the same name.
+func TestTheNameOfAViewIsLong(t *testing.T) {
+	driver, files, _ := strings.Cut(Spec{}.key(), "-")
+	if len(driver) < 32 || len(files) < 32 {
+		t.Errorf("%s-%s", driver, files)
+	}
+}
+
 func TestTheLeastRecentlyUsedOfManyViewsGo(t *testing.T) {
 	f := newFixture(t)
 	source := f.file("lib.so", 0o644)
