@@ -142,10 +142,12 @@ func TestT21T22HooksOfNVIDIAsStackAreRemovedAndOthersKeptInOrder(t *testing.T) {
 	t.Run("or the container is refused", func(t *testing.T) {
 		h := newHost(t, simhost.Options{Config: "[policy]\nforeign-hooks = \"refuse\"\n"})
 		spec["root"].(map[string]any)["path"] = dir
-		r := h.RunSpec(t, spec)
-		if r.ExitCode == 0 || !strings.Contains(r.Error, "foreign-hooks") || !strings.Contains(r.Error, "nvidia-container") {
-			t.Errorf("%d %s", r.ExitCode, r.Error)
-		}
+		h.unharmed(t, func() {
+			r := h.RunSpec(t, spec)
+			if r.ExitCode == 0 || !strings.Contains(r.Error, "foreign-hooks") || !strings.Contains(r.Error, "nvidia-container") {
+				t.Errorf("%d %s", r.ExitCode, r.Error)
+			}
+		})
 	})
 	if again, _ := os.ReadFile(log); string(again) != string(data) {
 		t.Errorf("hooks that ran: %q", again)
@@ -154,29 +156,37 @@ func TestT21T22HooksOfNVIDIAsStackAreRemovedAndOthersKeptInOrder(t *testing.T) {
 		h := newCluster(t, "")
 		none := h.Spec(t, testenv.RunOptions{RootfsDir: dir, Annotations: simhost.PodAnnotations("team", "none", "main"), Env: []string{"NVIDIA_VISIBLE_DEVICES=all"}, Args: []string{"/bin/true"}})
 		none["hooks"] = spec["hooks"]
-		if r := h.RunSpec(t, none); r.ExitCode != 0 {
-			t.Error(r.Error)
-		}
+		h.unharmed(t, func() {
+			if r := h.RunSpec(t, none); r.ExitCode != 0 {
+				t.Error(r.Error)
+			}
+		})
 		if again, _ := os.ReadFile(log); string(again) != string(data)+string(data) {
 			t.Errorf("hooks that ran: %q", again)
 		}
 	})
 }
 
-// Invariant I1.
-func TestT67TheShimExecutesRuncAndNothingElse(t *testing.T) {
+// Invariant I1: runc, and the probe if it is asked.
+func TestT67TheShimExecutesRuncAndItsProbe(t *testing.T) {
 	strace, err := exec.LookPath("strace")
 	if err != nil {
 		t.Fatal("strace is missing: install Debian's strace (integration/tools/apt.sh)")
 	}
 	trace := filepath.Join(t.TempDir(), "trace")
-	h := simhost.New(t, simhost.Options{Env: testenv.Options{Wrapper: []string{strace, "-D", "-f", "-qq", "-s", "256", "-e", "trace=execve,execveat", "-e", "signal=none", "-o", trace}}})
+	h := simhost.New(t, simhost.Options{Config: "\n[container]\non-pause = \"suspend-gpu\"\n", Env: testenv.Options{Wrapper: []string{strace, "-D", "-f", "-qq", "-s", "256", "-e", "trace=execve,execveat", "-e", "signal=none", "-o", trace}}})
 	image := h.Load(t, "glibc-hwcaps")
 	h.MustRun(t, testenv.RunOptions{Image: image, Env: []string{one, everything}, Args: []string{"/usr/bin/true"}})
 	h.MustRun(t, testenv.RunOptions{Image: image, Env: []string{one}, ReadOnly: true, Args: []string{"/usr/bin/true"}})
 	if r := h.Run(t, testenv.RunOptions{Image: image, Env: []string{"NVIDIA_VISIBLE_DEVICES=99"}, Args: []string{"/usr/bin/true"}}); r.ExitCode == 0 {
 		t.Error("GPU 99 was given")
 	}
+	// NVML is asked for the requirement, and at the pause for what uses the GPU.
+	id := h.Run(t, testenv.RunOptions{Env: []string{one, "NVIDIA_REQUIRE_CUDA=cuda>=12.8"}, Args: []string{"/bin/sleep", "1000000"}, Detach: true}).ID
+	h.Ctr(t, "tasks", "pause", id)
+	h.Ctr(t, "tasks", "resume", id)
+	h.Exec(t, id, "/usr/bin/true")
+	h.Remove(t, id)
 	h.Stop(t)
 	data, err := os.ReadFile(trace)
 	if err != nil {
@@ -184,7 +194,8 @@ func TestT67TheShimExecutesRuncAndNothingElse(t *testing.T) {
 	}
 	shim := filepath.Join(h.Options.ShimDir, "containerd-shim-nvidia-v2")
 	runc := filepath.Join(h.Options.ToolsDir, "runc")
-	allowed := map[string]bool{shim: true, runc: true, filepath.Join(h.Options.ToolsDir, "containerd"): true, "/usr/bin/true": true}
+	ctl, nvml := filepath.Join(h.Options.ShimDir, "nvidia-shimctl"), filepath.Join(h.Options.ShimDir, "nvidia-shim-nvml")
+	allowed := map[string]bool{shim: true, runc: true, ctl: true, nvml: true, filepath.Join(h.Options.ToolsDir, "containerd"): true, "/usr/bin/true": true, "/bin/sleep": true}
 	call := regexp.MustCompile(`execve(?:at)?\((?:\d+, )?"([^"]*)", \["?([^"\],]*)`)
 	count := map[string]int{}
 	for line := range strings.Lines(string(data)) {
@@ -204,8 +215,8 @@ func TestT67TheShimExecutesRuncAndNothingElse(t *testing.T) {
 			t.Errorf("executed: %s", line)
 		}
 	}
-	if count[runc] < 4 || count[shim] < 3 || count["/usr/bin/true"] < 2 {
-		t.Errorf("the trace is not of three containers: %v", count)
+	if count[runc] < 4 || count[shim] < 3 || count["/usr/bin/true"] < 3 || count[ctl] < 3 || count[nvml] != count[ctl] {
+		t.Errorf("the trace is not of four containers and their probes: %v", count)
 	}
 	t.Logf("%v", count)
 }

@@ -46,23 +46,23 @@ func TestT62DamagedStateIsMadeAgain(t *testing.T) {
 		{"T62 a directory", func() error { return errors.Join(os.Remove(name), os.Mkdir(name, 0o700)) }},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			t.Cleanup(func() { _ = os.RemoveAll(name) })
-			if err := errors.Join(os.WriteFile(name, good, 0o600), tc.damage()); err != nil {
-				t.Fatal(err)
-			}
-			files := h.files(t)
-			r := h.Run(t, testenv.RunOptions{Env: []string{one}, Args: h.ProbeArgs()})
-			if r.ExitCode == 0 {
-				simhost.Compare(t, simhost.Parse(r.Output), h.Expect([]int{0}))
-			} else if clean(t, r); !strings.Contains(r.Error, h.Driver.StateDir) {
-				t.Errorf("the error does not name the file: %s", r.Error)
-			} else {
-				t.Logf("refused: %s", strings.TrimSpace(r.Error))
-			}
-			simhost.Same(t, "files of the machine", files, h.files(t))
-			if info, err := os.Lstat(name); err == nil && info.Mode().IsRegular() && (info.Mode().Perm()&0o022 != 0 || info.Size() > 1<<30) {
-				t.Errorf("the file is still as it was: %v, %d bytes", info.Mode(), info.Size())
-			}
+			h.unharmed(t, func() {
+				defer os.RemoveAll(name)
+				if err := errors.Join(os.WriteFile(name, good, 0o600), tc.damage()); err != nil {
+					t.Fatal(err)
+				}
+				r := h.Run(t, testenv.RunOptions{Env: []string{one}, Args: h.ProbeArgs()})
+				if r.ExitCode == 0 {
+					simhost.Compare(t, simhost.Parse(r.Output), h.Expect([]int{0}))
+				} else if clean(t, r); !strings.Contains(r.Error, h.Driver.StateDir) {
+					t.Errorf("the error does not name the file: %s", r.Error)
+				} else {
+					t.Logf("refused: %s", strings.TrimSpace(r.Error))
+				}
+				if info, err := os.Lstat(name); err == nil && info.Mode().IsRegular() && (info.Mode().Perm()&0o022 != 0 || info.Size() > 1<<30) {
+					t.Errorf("the file is still as it was: %v, %d bytes", info.Mode(), info.Size())
+				}
+			})
 		})
 	}
 	t.Run("T62 then all is well", func(t *testing.T) { h.sees(t, testenv.RunOptions{Env: []string{one}}, 0) })
@@ -80,7 +80,7 @@ func TestT61StateAndConfigurationThatOthersCanChange(t *testing.T) {
 	}
 	mode := func(name string, mode os.FileMode) func() error { return func() error { return os.Chmod(name, mode) } }
 	owner := func(name string, uid int) func() error { return func() error { return os.Chown(name, uid, uid) } }
-	evil := filepath.Join(h.canary, "evil.toml")
+	evil := filepath.Join(h.Dir, "evil.toml")
 	for _, tc := range []struct {
 		name         string
 		change, undo func() error
@@ -97,18 +97,18 @@ func TestT61StateAndConfigurationThatOthersCanChange(t *testing.T) {
 		}), back(config), evil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			if err := tc.change(); err != nil {
-				t.Fatal(err)
-			}
-			files := h.files(t)
-			r := h.Run(t, testenv.RunOptions{Env: []string{one}, Args: []string{"/bin/true"}})
-			if clean(t, r) || !strings.Contains(r.Error, tc.file) {
-				t.Errorf("it started, or the error does not name %s: %s", tc.file, r.Error)
-			}
-			simhost.Same(t, "files of the machine", files, h.files(t))
-			if err := tc.undo(); err != nil {
-				t.Fatal(err)
-			}
+			h.unharmed(t, func() {
+				if err := tc.change(); err != nil {
+					t.Fatal(err)
+				}
+				r := h.Run(t, testenv.RunOptions{Env: []string{one}, Args: []string{"/bin/true"}})
+				if clean(t, r) || !strings.Contains(r.Error, tc.file) {
+					t.Errorf("it started, or the error does not name %s: %s", tc.file, r.Error)
+				}
+				if err := tc.undo(); err != nil {
+					t.Fatal(err)
+				}
+			})
 		})
 	}
 	h.sees(t, testenv.RunOptions{Env: []string{one}}, 0)

@@ -82,30 +82,33 @@ func TestT17AProcessIDIsUsedAgainBeforeTheMaskIsAttached(t *testing.T) {
 		if reused == 5 {
 			break
 		}
-		var r testenv.Result
-		done := make(chan bool)
-		go func() {
-			defer close(done)
-			r, _ = h.TryRun(t, testenv.RunOptions{Env: []string{one}, Args: []string{"/bin/true"}, Extra: []string{"--runtime-config-path", config}})
-		}()
-		was, other := takeOver(t, result)
-		<-done
-		if r.ExitCode == 0 {
-			t.Error("a container without a process started")
-		}
-		table, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", other.Process.Pid))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if was == other.Process.Pid {
-			reused++
-			t.Logf("process %d: %s", was, strings.TrimSpace(r.Error))
-		}
-		if strings.Contains(string(table), " "+simhost.Mask+" ") {
-			t.Errorf("process %d of a container, and then another process: the mask was attached to it", was)
-		}
-		_ = other.Process.Kill()
-		_ = other.Wait()
+		h.unharmed(t, func() {
+			var r testenv.Result
+			done := make(chan bool)
+			go func() {
+				defer close(done)
+				r, _ = h.TryRun(t, testenv.RunOptions{Env: []string{one}, Args: []string{"/bin/true"}, Extra: []string{"--runtime-config-path", config}})
+			}()
+			was, other := takeOver(t, result)
+			<-done
+			if r.ExitCode == 0 {
+				t.Error("a container without a process started")
+			}
+			table, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", other.Process.Pid))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if was == other.Process.Pid {
+				reused++
+				t.Logf("process %d: %s", was, strings.TrimSpace(r.Error))
+			}
+			if strings.Contains(string(table), " "+simhost.Mask+" ") {
+				t.Errorf("process %d of a container, and then another process: the mask was attached to it", was)
+			}
+			_ = other.Process.Kill()
+			_ = other.Wait()
+			h.Gone(t, r.ID)
+		})
 	}
 	if reused == 0 {
 		t.Error("no process id was used again")

@@ -23,15 +23,19 @@ import (
 // creates is how many containers are made against each racing flipper; `make test-long` sets 500.
 var creates = flag.Int("creates", 15, "containers against each racing flipper (T15, T16)")
 
-// flip exchanges two names until stop is called: another container with the
-// same volume (CVE-2026-24260).
-func flip(t testing.TB, a, b string) (stop func()) {
+// flip exchanges two names until stop is called, which returns how often it did: another container
+// with the same volume (CVE-2026-24260).
+func flip(t testing.TB, a, b string) (stop func() int) {
 	t.Helper()
 	var done atomic.Bool
 	var wg sync.WaitGroup
+	flips := 0
 	wg.Go(func() {
 		for n := 0; !done.Load(); n++ {
-			if err := unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE); err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) {
+			err := unix.Renameat2(unix.AT_FDCWD, a, unix.AT_FDCWD, b, unix.RENAME_EXCHANGE)
+			if err == nil {
+				flips++
+			} else if !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EBUSY) {
 				t.Errorf("exchange: %v", err)
 				return
 			}
@@ -40,7 +44,7 @@ func flip(t testing.TB, a, b string) (stop func()) {
 			}
 		}
 	})
-	return func() { done.Store(true); wg.Wait() }
+	return func() int { done.Store(true); wg.Wait(); return flips }
 }
 
 func TestNamesThatAreExchangedWhileContainersAreMadeNeverLeadOut(t *testing.T) {
@@ -86,8 +90,11 @@ func TestNamesThatAreExchangedWhileContainersAreMadeNeverLeadOut(t *testing.T) {
 						h.noHostDirectory(t, r.Output, slices.Clone(volumes)...)
 					}
 				}
-				stop()
-				t.Logf("%d of %d started", started, *creates)
+				flips := stop()
+				t.Logf("%d of %d started, %d exchanges", started, *creates, flips)
+				if started == 0 || flips < 100*(*creates) {
+					t.Error("too few: nothing raced")
+				}
 			})
 		})
 	}
