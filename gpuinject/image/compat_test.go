@@ -170,3 +170,23 @@ func TestAnOddCompatDirectoryIsNotUsed(t *testing.T) {
 		})
 	}
 }
+
+// FuzzVersion takes any name in the compatibility directory, and any version of the host's driver.
+func FuzzVersion(f *testing.F) {
+	f.Add("580.95.05", "580.95.05")
+	f.Add("1.1", "")
+	f.Add("+610.043.02.1", "99999999999999999999.1")
+	f.Fuzz(func(t *testing.T, name, host string) {
+		version, reason := libcudaVersion(map[string]string{"libcuda.so." + name: "libcuda.so." + name})
+		if (version == "") == (reason == "") || strings.Trim(version, "0123456789.") != "" {
+			t.Fatalf("%q, %q", version, reason)
+		}
+		if version == "" {
+			return
+		}
+		use, reason := useCompat(version, ldcache.ELF{Class: elf.ELFCLASS64, Machine: ldcache.ABI64.Machine}, host)
+		if use && !strings.Contains(reason, "newer release") || strings.ContainsAny(reason, "\n\r\x1b\x00") {
+			t.Errorf("%v, %q", use, reason)
+		}
+	})
+}

@@ -3,6 +3,7 @@ package state
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -141,4 +142,25 @@ func BenchmarkAddEvent(b *testing.B) {
 	for b.Loop() {
 		s.AddEvent(Event{Kind: Created, GPU: true, Seconds: 0.0123456789})
 	}
+}
+
+// FuzzEvents takes any bytes as the file, which is read while it is written: each event is read once.
+func FuzzEvents(f *testing.F) {
+	f.Add([]byte("{\"kind\":\"created\",\"gpu\":true}\n{\"kind\":"), []byte("\"refused\"}\n"))
+	f.Add([]byte("\n\x00\n[]\nnull\n{\"seconds\":1e999}\n"), []byte("{}"))
+	name := filepath.Join(f.TempDir(), eventsName)
+	f.Fuzz(func(t *testing.T, first, rest []byte) {
+		e := Events{Dir: filepath.Dir(name)}
+		count := 0
+		for _, text := range [][]byte{first, slices.Concat(first, rest), slices.Concat(first, rest, []byte("\n"))} {
+			if err := os.WriteFile(name, text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+			got, _ := e.Next()
+			count += len(got)
+		}
+		if all, _ := (&Events{Dir: e.Dir}).Next(); len(all) != count {
+			t.Errorf("%d events at once, %d one after the other", len(all), count)
+		}
+	})
 }
