@@ -303,3 +303,66 @@ func TestT65AStateDirectoryThatCannotBeWrittenIsAClearErrorAndLeavesNothing(t *t
 		})
 	}
 }
+
+// Containers go on, others start with the view that is there, and one that needs another view gets
+// it or is refused.
+func TestT65AStateDirectoryThatBecomesReadOnlyOrFull(t *testing.T) {
+	const size = 1 << 20
+	for name, change := range map[string]func(dir string) (undo func() error, err error){
+		"read-only": func(dir string) (func() error, error) {
+			remount := func(flags uintptr) error { return unix.Mount("", dir, "", unix.MS_REMOUNT|flags, "") }
+			return func() error { return remount(0) }, remount(unix.MS_RDONLY)
+		},
+		"full": func(dir string) (func() error, error) {
+			filler := filepath.Join(dir, "filler")
+			err := os.WriteFile(filler, make([]byte, size), 0o600)
+			if errors.Is(err, unix.ENOSPC) {
+				err = nil
+			}
+			return func() error { return os.Remove(filler) }, err
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHost(t, simhost.Options{}, false)
+			dir := h.Driver.StateDir
+			if err := os.Mkdir(dir, 0o700); err != nil {
+				t.Fatal(err)
+			}
+			if err := unix.Mount("state", dir, "tmpfs", 0, fmt.Sprintf("mode=0700,size=%d", size)); err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { _ = unix.Unmount(dir, unix.MNT_DETACH) })
+			h.MustRun(t, testenv.RunOptions{Args: []string{"true"}})
+			before := h.snapshot(t)
+			holder := h.run(t, "holder", 0, "sleep 600")
+			holder.Detach = true
+			h.Run(t, holder)
+			undo, err := change(dir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := h.Exec(t, "holder", "sh", "-c", look).Output; got != h.expect(0) {
+				t.Errorf("the running container sees %q, want %q", got, h.expect(0))
+			}
+			if got := h.MustRun(t, h.run(t, h.NewID(), 1, look)); got != h.expect(1) {
+				t.Errorf("another sees %q, want %q", got, h.expect(1))
+			}
+			other := h.run(t, h.NewID(), 2, look)
+			other.Env = append(other.Env, "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video")
+			r := h.Run(t, other)
+			line := strings.TrimSpace(r.Error)
+			t.Logf("with another view: exit status %d, %s", r.ExitCode, line)
+			if r.ExitCode == 0 && r.Output != h.expect(2) || r.ExitCode != 0 && (!strings.Contains(line, dir) || strings.Contains(line, "\n") || h.mark(t, r.ID) != nil) {
+				t.Errorf("with another view it sees %q, error %q", r.Output, line)
+			}
+			h.Remove(t, "holder")
+			if err := undo(); err != nil {
+				t.Fatal(err)
+			}
+			if got := h.MustRun(t, other); got != h.expect(2) {
+				t.Errorf("when it can be written again a container sees %q, want %q", got, h.expect(2))
+			}
+			before.AssertUnchanged(t, dir)
+		})
+	}
+}
