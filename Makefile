@@ -127,9 +127,9 @@ lint: ## run golangci-lint with the rules that guard the invariants, actionlint 
 	case "$$out" in *"fetching vulnerabilities"*) echo "NOT CHECKED: known vulnerabilities: $$out" ;; *) echo "$$out"; exit 1 ;; esac
 
 .PHONY: attacks
-attacks: deps build tools kubernetes ## run the attacks of docs/threat-model.md and print the table of their results (as root)
-	{ $(GO) test -json $(TEST_FLAGS) ./gpuinject/... ./shim/... ./integration/...; \
-	  cd integration/kubernetes && $(GO) test -json $(TEST_FLAGS) -run '^TestT[0-9]' .; } | $(GO) run ./integration/attacks/table docs/threat-model.md
+attacks: deps build tools daemons kubernetes ## run the attacks of docs/threat-model.md and print the table of their results (as root)
+	{ $(GO) test -json $(TEST_FLAGS) ./gpuinject/... ./shim/... ./internal/... ./integration/...; \
+	  for dir in daemons kubernetes; do (cd integration/$$dir && $(GO) test -json $(TEST_FLAGS) -run '^TestT[0-9]' .); done; } | $(GO) run ./integration/attacks/table docs/threat-model.md
 
 FUZZTIME ?= 20s
 

@@ -262,6 +262,9 @@ func TestAHostileImageReachesNothingOfTheHost(t *testing.T) {
 			} else if !ran {
 				t.Logf("refused: %s", strings.TrimSpace(r.Error))
 			}
+			// For the table of `make attacks`.
+			stock := h.Host.Run(t, testenv.RunOptions{Runtime: testenv.StockRuntime, RootfsDir: h.image(t, a), Args: []string{"/bin/busybox", "true"}})
+			t.Logf("stock shim: %s", map[bool]string{true: "started", false: "refused"}[stock.ExitCode == 0])
 		})
 	}
 	t.Run("T02 the second path through a volume", func(t *testing.T) {

@@ -39,9 +39,10 @@ type event struct {
 	Elapsed                       float64
 }
 
-// result is that of all tests of an attack.
+// result is that of all tests of an attack, and what the stock shim did with the same containers.
 type result struct {
 	passed, failed, skipped int
+	started, refused        int
 	seconds                 float64
 }
 
@@ -55,12 +56,17 @@ func (r result) String() string {
 	case r.passed == 0:
 		word = "NO RESULT"
 	}
-	return fmt.Sprintf("%-10s %3d tests %6.1fs", word, r.passed+r.failed+r.skipped, r.seconds)
+	stock := "-"
+	if r.started+r.refused > 0 {
+		stock = fmt.Sprintf("%d started, %d refused", r.started, r.refused)
+	}
+	return fmt.Sprintf("%-10s %3d tests %6.1fs  stock: %-20s", word, r.passed+r.failed+r.skipped, r.seconds, stock)
 }
 
 var (
 	row    = regexp.MustCompile(`(?m)^\| (T\d\d) (.*?) \|`)
 	number = regexp.MustCompile(`T\d\d`)
+	stock  = regexp.MustCompile(`: stock shim: (started|refused)\n$`)
 	// A test's name is TestT21T22Hooks…, a subtest's "T21 T22 hooks …", whose blanks test2json has
 	// as underscores.
 	named = regexp.MustCompile(`^(?:Test((?:T\d\d)+)[A-Z]|((?:T\d\d_)+))`)
@@ -79,6 +85,11 @@ func table(page string, events io.Reader) (text string, err error) {
 		}
 		id := e.Package + " " + e.Test
 		output[id] += e.Output
+		if m := stock.FindStringSubmatch(e.Output); m != nil {
+			for _, n := range attacksOf(e.Test) {
+				results[n] = results[n].withStock(m[1])
+			}
+		}
 		if e.Action != "pass" && e.Action != "fail" && e.Action != "skip" {
 			continue
 		}
@@ -113,6 +124,16 @@ func (r result) with(e event) result {
 		r.skipped++
 	}
 	r.seconds += e.Elapsed
+	return r
+}
+
+// withStock adds what the stock shim did with one container.
+func (r result) withStock(did string) result {
+	if did == "started" {
+		r.started++
+	} else {
+		r.refused++
+	}
 	return r
 }
 

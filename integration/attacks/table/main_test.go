@@ -13,15 +13,16 @@ func TestTable(t *testing.T) {
 {"Action":"pass","Package":"p","Test":"TestT01T02Both/T01_part_of_it","Elapsed":1}
 {"Action":"pass","Package":"p","Test":"TestT01T02Both","Elapsed":1.5}
 {"Action":"pass","Package":"p","Test":"TestMany/T02_another,_not_T03","Elapsed":0.25}
+{"Action":"output","Package":"p","Test":"TestMany/T02_another,_not_T03","Output":"    x_test.go:1: stock shim: refused\n"}
 {"Action":"output","Package":"p","Test":"TestMany/T03_c","Output":"why\n"}
 {"Action":"fail","Package":"p","Test":"TestMany/T03_c","Elapsed":2}
 {"Action":"skip","Package":"q","Test":"TestMany/T04_d","Elapsed":0}
 `))
 	const want = `why
-T01  ok           1 tests    1.5s  a link at /x
-T02  ok           2 tests    1.8s  b
-T03  FAIL         1 tests    2.0s  c
-T04  NOT TESTED   1 tests    0.0s  d
+T01  ok           1 tests    1.5s  stock: -                     a link at /x
+T02  ok           2 tests    1.8s  stock: 0 started, 1 refused  b
+T03  FAIL         1 tests    2.0s  stock: -                     c
+T04  NOT TESTED   1 tests    0.0s  stock: -                     d
 `
 	if text != want || err == nil {
 		t.Errorf("%v\n%s\nwant\n%s", err, text, want)
