@@ -43,6 +43,29 @@ func (f *pausedTasks) Resume(context.Context, *taskapi.ResumeRequest) (*emptypb.
 	return &emptypb.Empty{}, nil
 }
 
+// endingTasks is an embedded service with a container of which a process ends when it was listed.
+// Its number is that of a process outside.
+type endingTasks struct{ pausedTasks }
+
+func (f *endingTasks) Pids(ctx context.Context, r *taskapi.PidsRequest) (*taskapi.PidsResponse, error) {
+	resp, err := f.pausedTasks.Pids(ctx, r)
+	if f.calls == nil {
+		resp.Processes = append(resp.Processes, &task.ProcessInfo{Pid: uint32(os.Getppid())})
+	}
+	f.calls = append(f.calls, "pids")
+	return resp, err
+}
+
+func TestAProcessOutsideTheContainerIsNotSuspended(t *testing.T) {
+	f := &endingTasks{}
+	s, _ := serviceAround(&f.fakeTasks)
+	s.TTRPCTaskService = f
+	list, err := s.processes(t.Context(), "c")
+	if err != nil || len(list) != 1 || list[0].PID != os.Getpid() {
+		t.Errorf("%v, %v; want process %d", list, err, os.Getpid())
+	}
+}
+
 func TestPauseFreezesOnlyWhatTheProbeHasSuspended(t *testing.T) {
 	reap(t)
 	limit := moveLimit

@@ -129,6 +129,10 @@ func TestStoringAtTheSameTimeNeverTearsAValue(t *testing.T) {
 
 func TestALockHasOneHolder(t *testing.T) {
 	s := open(t)
+	check(t, os.Symlink(filepath.Join(t.TempDir(), "x"), filepath.Join(s.Dir(), "link")))
+	if _, err := s.Lock("link", 0); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("a link: %v", err)
+	}
 	held, err := s.Lock("lock", 0)
 	check(t, err)
 	if _, err := s.Lock("lock", 10*time.Millisecond); !errors.Is(err, ErrBusy) {

@@ -375,6 +375,23 @@ func TestTheLeastRecentlyUsedOfManyViewsGo(t *testing.T) {
 	whole(t, Path(f.state.Dir(), view(0)), view(0))
 }
 
+// A creation that has just chosen one of them still finds it.
+func TestViewsThatWereJustUsedStay(t *testing.T) {
+	f := newFixture(t)
+	source := f.file("lib.so", 0o644)
+	var dirs []string
+	for i := range maxViews + 2 {
+		dirs = append(dirs, f.ensure(Spec{Driver: "580.1", Files: []File{{Source: source, Name: fmt.Sprintf("lib64/lib%d.so", i)}}}))
+		now := time.Now().Add(time.Hour) // however slow this machine is
+		check(t, os.Chtimes(filepath.Dir(dirs[i]), now, now))
+	}
+	for i, dir := range dirs {
+		if !mounted(dir) {
+			t.Errorf("view %d is gone", i)
+		}
+	}
+}
+
 // /run is shared under systemd: what is attached there shows up in every mount namespace that
 // follows it.
 func TestAViewBelowASharedMountStaysInThisMountNamespace(t *testing.T) {

@@ -45,9 +45,9 @@ func useDev(dir string) error {
 // same architecture x86-64.
 const x32 = 0x40000000
 
-// deny makes the given system calls of the whole process fail with EPERM, and every call of
-// another architecture's table (seccomp(2)). Child processes inherit it.
-func deny(calls []uint32) error {
+// filter returns a filter that has the given system calls fail with EPERM, and every call of another
+// architecture's table (seccomp(2)).
+func filter(calls []uint32) []unix.SockFilter {
 	// Offsets in struct seccomp_data.
 	const nr, arch = 0, 4
 	load := func(offset uint32) unix.SockFilter {
@@ -64,7 +64,12 @@ func deny(calls []uint32) error {
 	for i, call := range calls {
 		program = append(program, jump(unix.BPF_JEQ, call, n-i, 0))
 	}
-	program = append(program, ret(unix.SECCOMP_RET_ALLOW), ret(unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)))
+	return append(program, ret(unix.SECCOMP_RET_ALLOW), ret(unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)))
+}
+
+// deny applies the filter of these calls to the whole process. Child processes inherit it.
+func deny(calls []uint32) error {
+	program := filter(calls)
 	// A process without CAP_SYS_ADMIN needs it for the filter.
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("prctl: %w", err)

@@ -42,3 +42,36 @@ func tryCalls() error {
 	}
 	return nil
 }
+
+// The kernel of this host need not have another architecture's calls, so the filter is run here.
+func TestTheFilterDeniesCallsOfOtherArchitectures(t *testing.T) {
+	program := filter([]uint32{59, 133})
+	run := func(arch, call uint32) uint32 {
+		value := uint32(0)
+		for pc := 0; ; pc++ {
+			i := program[pc]
+			holds := i.Code == unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K && value == i.K || i.Code == unix.BPF_JMP|unix.BPF_JGE|unix.BPF_K && value >= i.K
+			switch {
+			case i.Code == unix.BPF_RET|unix.BPF_K:
+				return i.K
+			case i.Code == unix.BPF_LD|unix.BPF_W|unix.BPF_ABS:
+				value = map[uint32]uint32{0: call, 4: arch}[i.K]
+			case holds:
+				pc += int(i.Jt)
+			default:
+				pc += int(i.Jf)
+			}
+		}
+	}
+	for _, tc := range []struct {
+		arch, call uint32
+		allowed    bool
+	}{
+		{auditArch, 0, true}, {auditArch, 60, true}, {auditArch, 59, false}, {auditArch, 133, false}, {auditArch, x32 | 60, false},
+		{unix.AUDIT_ARCH_I386, 60, false}, {unix.AUDIT_ARCH_ARM, 60, false}, {0, 0, false},
+	} {
+		if got := run(tc.arch, tc.call) == unix.SECCOMP_RET_ALLOW; got != tc.allowed {
+			t.Errorf("call %d of architecture %#x is allowed: %v", tc.call, tc.arch, got)
+		}
+	}
+}
