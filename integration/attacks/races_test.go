@@ -103,6 +103,8 @@ func TestNamesThatAreExchangedWhileContainersAreMadeNeverLeadOut(t *testing.T) {
 func TestT64AnUpgradeDuringCreatesGivesOneVersionOrARefusal(t *testing.T) {
 	h := newHost(t, simhost.Options{})
 	image := h.Load(t, "glibc-hwcaps")
+	// The oracle but for the driver's files.
+	machine, state, canary := h.Snapshot(t, h.State, filepath.Join(h.Root, "io.containerd.runtime.v2.task")), h.state(t), simhost.Files(t, h.canary)
 	was, other := h.Driver.Version, "590.44.01"
 	values := map[string]string{"13000": was, "13010": other}
 	var done atomic.Bool
@@ -142,4 +144,7 @@ func TestT64AnUpgradeDuringCreatesGivesOneVersionOrARefusal(t *testing.T) {
 	}
 	wg.Wait()
 	t.Logf("%d started, %d refused", started, refused)
+	machine.AssertUnchanged(t, h.Driver.StateDir)
+	simhost.Same(t, "the state directory", state, h.state(t))
+	simhost.Same(t, "the canary", canary, simhost.Files(t, h.canary))
 }

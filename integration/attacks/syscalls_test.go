@@ -364,8 +364,11 @@ func (h *host) soak(t *testing.T, client *api.Client, name string, count map[str
 	stopped := make(chan os.Signal, 1)
 	signal.Notify(stopped, syscall.SIGINT, syscall.SIGTERM)
 	defer signal.Stop(stopped)
-	for r.Next < soakCycles && len(stopped) == 0 {
+	for r.Next < soakCycles {
 		r.run(t, h, client, r.Faults[r.Next%len(r.Faults)])
+		if len(stopped) > 0 { // a terminal's Ctrl-C ends ctr and strace too: this cycle is run again
+			break
+		}
 		data, err := json.Marshal(r)
 		if err == nil {
 			err = os.WriteFile(name+".new", data, 0o644)
