@@ -45,6 +45,13 @@ func TestDiscover(t *testing.T) {
 			t.Fatalf("got %+v", inv.GPUs)
 		}
 	})
+	t.Run("GPUs that cannot be listed are an error and not none", func(t *testing.T) {
+		h := newHost(t)
+		simtest.Check(t, os.RemoveAll(h.Dir+"/proc/driver/nvidia/gpus"))
+		h.Write("proc/driver/nvidia/gpus", "a file")
+		_, err := Discover(h.cfg)
+		simtest.Says(t, err, h.Dir+"/proc/driver/nvidia/gpus", "list GPUs")
+	})
 	const (
 		version     = "proc/driver/nvidia/version"
 		information = "proc/driver/nvidia/gpus/0000:65:00.0/information"
