@@ -30,8 +30,6 @@ type bench struct {
 	// daemons are the containerds of the variants, by name; "" is that of all others.
 	daemons map[string]*daemon
 	result  *Result
-	// kept are tasks that have been stopped, whose snapshots are still there.
-	kept []*task
 }
 
 // daemon is a containerd whose shims have a configuration and a state directory of their
@@ -68,23 +66,17 @@ func (b *bench) daemonOf(v Variant) *daemon {
 	return b.daemons[""]
 }
 
-// measure takes n rounds of create and start of all cases. Their snapshots are deleted only
-// afterwards: ext4 does not use an inode again for seconds after it was deleted, and looks for
-// others in the meantime, which makes each file that Create writes cost up to half a millisecond.
+// measure takes n rounds of create and start of all cases.
 func (b *bench) measure(ctx context.Context, n int, progress func(round int)) error {
 	if err := b.warmUp(ctx); err != nil {
 		return err
 	}
-	err := b.rounds(n, func(c Case, v Variant, round int) error {
+	return b.rounds(n, func(c Case, v Variant, round int) error {
 		s, err := b.sample(ctx, v)
 		s.Case, s.Variant, s.Round = c.Name, v.Name, round
 		b.result.Samples = append(b.result.Samples, s)
 		return err
 	}, progress)
-	if err != nil {
-		return err
-	}
-	return b.discardKept(ctx)
 }
 
 // rounds calls do for every variant of every case, n times, in random order: those of a
@@ -101,17 +93,6 @@ func (b *bench) rounds(n int, do func(c Case, v Variant, round int) error, progr
 			}
 		}
 	}
-	return nil
-}
-
-// discardKept deletes the snapshots of the tasks that were measured.
-func (b *bench) discardKept(ctx context.Context) error {
-	for _, t := range b.kept {
-		if err := t.discard(ctx); err != nil {
-			return err
-		}
-	}
-	b.kept = nil
 	return nil
 }
 
@@ -139,8 +120,7 @@ func (b *bench) sample(ctx context.Context, v Variant) (Sample, error) {
 		return s, err
 	}
 	s.CPU = processorTime(append(t.env.ShimPIDs(t.id), t.pid))
-	b.kept = append(b.kept, t)
-	return s, t.stop(ctx)
+	return s, t.remove(ctx)
 }
 
 // started makes a container that runs until it is removed.

@@ -55,8 +55,6 @@ type Options struct {
 	// SocketDir is where the sockets of shims are with containerd since 2.3, below
 	// Env.Dir by default. Releases before have them in /run/containerd/s.
 	SocketDir string
-	// StateDir is containerd's state directory, below Env.Dir by default.
-	StateDir string
 	// CRI leaves Kubernetes' plugins enabled; Config says how they work.
 	CRI bool
 	// Config is appended to containerd's config.toml.
@@ -165,7 +163,7 @@ func newEnv(o Options) (*Env, error) {
 		ID: id, Dir: dir, Options: o,
 		Address: filepath.Join(dir, "c.sock"),
 		Root:    filepath.Join(dir, "root"),
-		State:   cmp.Or(o.StateDir, filepath.Join(dir, "state")),
+		State:   filepath.Join(dir, "state"),
 		logPath: filepath.Join(dir, "containerd.log"),
 	}
 	if len(e.Address)+len(".ttrpc") > maxSocketPath {
