@@ -187,6 +187,9 @@ type Plan struct {
 	// Programs are removed after the restart, by RemovePrograms, and then their lines of the record:
 	// until then the daemon may start the shim.
 	Programs []Change
+	// State is the shim's state directory if it goes with this registration, the last one. The
+	// caller removes it after the programs.
+	State string
 
 	// configFile is the configuration with the handler.
 	configFile string
@@ -228,6 +231,9 @@ func (p Plan) paths(removed bool) []string {
 		if !again && !equalText(c.Before, c.After) && (c.After == nil) == removed {
 			paths = append(paths, c.Path)
 		}
+	}
+	if removed && p.State != "" {
+		paths = append(paths, p.State)
 	}
 	return paths
 }

@@ -13,6 +13,9 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
@@ -232,6 +235,9 @@ func uninstallFrom(ctx context.Context, c *cli.Command, host runtimeclass.Host, 
 	if err != nil {
 		return err
 	}
+	if plan.State, err = stateOf(c, host, o); err != nil {
+		return err
+	}
 	if err := carryOut(c, plan, nil); err != nil || c.Bool("dry-run") {
 		return err
 	}
@@ -248,6 +254,39 @@ func uninstallFrom(ctx context.Context, c *cli.Command, host runtimeclass.Host, 
 	stay, err := plan.RemovePrograms(procfs.Host)
 	for _, p := range stay {
 		fmt.Fprintf(c.Root().ErrWriter, "%s stays, because containers run with it: run uninstall again when they are gone\n", p)
+	}
+	if err == nil && len(stay) == 0 && plan.State != "" {
+		err = removeState(plan.State)
+	}
+	return err
+}
+
+// stateOf returns the state directory of this host if there is one and no other registration is
+// left that needs it.
+func stateOf(c *cli.Command, host runtimeclass.Host, o runtimeclass.Options) (string, error) {
+	list, err := runtimeclass.Registered(host, o)
+	if n := len(list); err != nil || host.Root != "/" || n > 1 && !(c.Bool("all") && list[n-1].ConfigFile == o.ConfigFile) {
+		return "", err
+	}
+	cfg, err := config.Find("")
+	if err != nil {
+		fmt.Fprintf(c.Root().ErrWriter, "the state directory stays: %v\n", err)
+		return "", nil
+	}
+	if _, err := os.Lstat(cfg.Host.StateDir); err != nil {
+		return "", nil
+	}
+	return cfg.Host.StateDir, nil
+}
+
+// removeState takes the views off this host and removes its state directory.
+func removeState(dir string) error {
+	s, err := state.Open(dir, true)
+	if err == nil {
+		err = view.Remove(s)
+	}
+	if err == nil {
+		err = s.Remove()
 	}
 	return err
 }

@@ -81,6 +81,22 @@ func (s *State) Store(name string, v any) error {
 	return atomicfile.Write(filepath.Join(s.dir, name), data, 0o600)
 }
 
+// Remove removes what was kept, and the directory unless something else is in it.
+func (s *State) Remove() error {
+	for _, pattern := range []string{"*.json", ".*.json.*", "*.lock", eventsName + "*"} {
+		names, _ := filepath.Glob(filepath.Join(s.dir, pattern))
+		for _, name := range names {
+			if err := unix.Unlink(name); err != nil && !errors.Is(err, unix.EISDIR) {
+				return &os.PathError{Op: "remove", Path: name, Err: err}
+			}
+		}
+	}
+	if err := unix.Rmdir(s.dir); err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.ENOENT) {
+		return &os.PathError{Op: "remove", Path: s.dir, Err: err}
+	}
+	return nil
+}
+
 // removeTemporary removes the temporary files of a Store that a kill ended before.
 func (s *State) removeTemporary(name string) {
 	left, _ := filepath.Glob(filepath.Join(s.dir, "."+name+".*"))

@@ -72,9 +72,12 @@ func Path(stateDir string, spec Spec) string {
 	return filepath.Join(viewDir(stateDir), spec.key(), "root")
 }
 
-// lockTimeout is how long a view that another process builds is waited for. Building takes
+// lockName is the lock in the directory of views. lockTimeout is how long a view that another process builds is waited for. Building takes
 // milliseconds.
-const lockTimeout = time.Second
+const (
+	lockName    = "lock"
+	lockTimeout = time.Second
+)
 
 // Ensure builds the view for spec if this host does not have it yet. Its directory is a mount whose
 // whole tree is read-only, nosuid and nodev.
@@ -88,7 +91,7 @@ func Ensure(s *state.State, spec Spec) error {
 	if err := os.MkdirAll(root, 0o700); err != nil {
 		return fmt.Errorf("driver view: %w", err)
 	}
-	lock, err := s.Lock("view/lock", lockTimeout)
+	lock, err := s.Lock(filepath.Join("view", lockName), lockTimeout)
 	// flock(2) needs no right to write, so that root of a container which sees the host's /run can
 	// hold the lock for as long as it likes. The lock only saves work.
 	if err != nil && !errors.Is(err, state.ErrBusy) {
@@ -145,6 +148,28 @@ func unmount(dir string) error {
 			return &os.PathError{Op: "unmount", Path: dir, Err: err}
 		}
 	}
+	return nil
+}
+
+// Remove takes all views off this host. Containers keep theirs. Removing a mount point takes the
+// mounts on it off in every mount namespace (kernel 3.18), so that it works from a pod, too.
+func Remove(s *state.State) error {
+	views := viewDir(s.Dir())
+	if err := unmount(views); err != nil { // with the views on it
+		return err
+	}
+	entries, _ := os.ReadDir(views)
+	for _, e := range entries {
+		root := filepath.Join(views, e.Name(), "root")
+		if err := unmount(root); err != nil { // what that mount covered
+			return err
+		}
+		// rmdir only, so that nothing is ever removed in a view.
+		_ = unix.Rmdir(root)
+		_ = unix.Rmdir(filepath.Dir(root))
+	}
+	_ = os.Remove(filepath.Join(views, lockName))
+	_ = unix.Rmdir(views)
 	return nil
 }
 

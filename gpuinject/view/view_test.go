@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -346,6 +347,40 @@ func TestUnusedViewsOfAnOlderDriverGo(t *testing.T) {
 }
 
 // 128 bits each: no image can find another view of the same name.
+func TestRemoveLeavesNothingOfTheShims(t *testing.T) {
+	f := newFixture(t)
+	first, second := f.spec("580.1", 2), f.spec("590.1", 3)
+	for _, spec := range []Spec{first, second} {
+		f.ensure(spec)
+	}
+	// Another builder's private mount covers a view.
+	check(t, unix.Mount(viewDir(f.state.Dir()), viewDir(f.state.Dir()), "", unix.MS_BIND, ""))
+	f.ensure(first)
+	check(t, f.state.Store("driver.json", 1))
+	f.state.AddEvent(state.Event{Kind: state.ViewBuilt})
+	stranger := filepath.Join(f.state.Dir(), "notes")
+	check(t, os.WriteFile(stranger, nil, 0o600))
+	for _, want := range []int{1, 0} {
+		check(t, Remove(f.state))
+		check(t, f.state.Remove())
+		if left, _ := os.ReadDir(f.state.Dir()); len(left) != want {
+			t.Errorf("left: %v, want %d", left, want)
+		}
+		if left := mountLines(t, f.state.Dir()); len(left) > 0 {
+			t.Errorf("still mounted: %q", left)
+		}
+		_ = os.Remove(stranger)
+	}
+	if _, err := os.Lstat(f.state.Dir()); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the state directory: %v", err)
+	}
+	for _, file := range slices.Concat(first.Files, second.Files) {
+		if _, err := os.Lstat(file.Source); file.Source != "" && err != nil {
+			t.Error(err)
+		}
+	}
+}
+
 func TestTheNameOfAViewIsLong(t *testing.T) {
 	driver, files, _ := strings.Cut(Spec{}.key(), "-")
 	if len(driver) < 32 || len(files) < 32 {

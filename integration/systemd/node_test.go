@@ -136,6 +136,15 @@ func (n *node) state(t *testing.T) string {
 	return n.etc(t) + n.run(t, "sh", "-c", "find /usr/local/bin /opt /etc/nvidia-shim -type f -exec stat -c '%a %n' {} + -exec sha256sum {} + | sort")
 }
 
+// stateGone checks that the shim left neither views nor its state directory.
+func (m *machine) stateGone(t *testing.T) {
+	t.Helper()
+	const dir = inDriver + "/state"
+	if r := m.try(t, nil, "sh", "-c", "ls -ld "+dir+"; grep -F '"+dir+"' /proc/1/mountinfo"); r.Output != "" {
+		t.Errorf("the state directory is still there: %s", r.Output)
+	}
+}
+
 func (n *node) useGPU(t *testing.T) {
 	t.Helper()
 	c := n.sleep(t, 1, containerOptions{runtime: installedShim})
@@ -183,6 +192,7 @@ func TestTheNodeImageInstallsRepairsAndRemoves(t *testing.T) {
 	if after := n.state(t); after != before {
 		t.Errorf("uninstall left: %s", changed(before, after))
 	}
+	n.stateGone(t)
 	n.api.Want(t, "", "", 3) // ready before, version after the removal
 	n.once(t, 0, false, "--uninstall")
 }

@@ -192,6 +192,7 @@ func (m *machine) removed(t *testing.T, before string) {
 			t.Errorf("%s is left", name)
 		}
 	}
+	m.stateGone(t)
 }
 
 // A fresh machine needs two commands. The package stays while a container needs its shim.
