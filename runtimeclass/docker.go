@@ -63,11 +63,18 @@ func (p *Plan) registerDocker(o Options) error {
 			runtimes[name] = ours
 		}
 	}
+	before, _ := decodeJSON(file.text) // readDocker has read it
+	name, _ := before["default-runtime"].(string)
 	if r.Default {
 		config["default-runtime"] = r.Handler
+	} else if now[name].Ours() && !o.DropDefault {
+		config["default-runtime"] = name
 	}
 	if err := p.edit(o, file, encodeJSON(config, "  ")); err != nil {
 		return err
+	}
+	if name != "" && config["default-runtime"] == nil {
+		p.Restart.Verb = "restart" // a reload takes no default away
 	}
 	return p.offerGPUs(o)
 }

@@ -76,6 +76,43 @@ func TestInstallDocker(t *testing.T) {
 	}
 }
 
+// The default that an installation set stays until the operator takes it away, for which a reload is
+// not enough, or makes another one.
+func TestInstallDockerKeepsTheDefault(t *testing.T) {
+	for text, other := range map[string]string{"none": "", "{}": "", `{"default-runtime": "crun", "runtimes": {"crun": {"path": "crun"}}}`: "crun"} {
+		h := dockerTree(t, text)
+		before := simtest.Contents(t, h.Root)
+		restart := "reload"
+		if other == "" {
+			restart = "restart"
+		}
+		for i, s := range []struct {
+			reg           Registration
+			drop          bool
+			want, restart string
+		}{
+			{Registration{}, false, other, "reload"},
+			{Registration{Default: true}, false, "nvidia", "reload"},
+			{Registration{Handler: "gpu"}, false, "nvidia", "reload"},
+			{Registration{}, false, "nvidia", "reload"},
+			{Registration{Handler: "gpu", Default: true}, false, "gpu", "reload"},
+			{Registration{}, true, other, restart},
+			{Registration{}, false, other, "reload"},
+			{Registration{Default: true}, false, "nvidia", "reload"},
+		} {
+			o := dockerOptions(s.reg)
+			o.DropDefault = s.drop
+			p := applied(t)(register(h, o))
+			_, config, err := h.readJSON(DefaultDockerConfig)
+			check(t, err)
+			if got, _ := config["default-runtime"].(string); got != s.want || p.Restart.Verb != s.restart {
+				t.Errorf("%s, step %d: default %q, want %q; %s", text, i, got, s.want, p.Restart)
+			}
+		}
+		checkUndone(t, h, dockerOptions(Registration{}), before)
+	}
+}
+
 func TestInstallDockerRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`: `a runtime named "nvidia" already exists in /etc/docker/daemon.json ({"path":"nvidia-container-runtime"}): use another --handler, or --replace`,

@@ -24,7 +24,7 @@ func installCommand() *cli.Command {
 		Name:  "install",
 		Usage: "install the programs and register the runtime handler",
 		Flags: append(installFlags(), handlerFlag(),
-			&cli.BoolFlag{Name: "set-default", Aliases: []string{"set-as-default"}, Usage: "make it the runtime of containers that name none"},
+			&cli.BoolFlag{Name: "set-default", Aliases: []string{"set-as-default"}, Usage: "make it the runtime of containers that name none, until --set-default=false"},
 			replaceFlag(),
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM`, asked for its version (default: found in PATH)"},
 			&cli.StringFlag{Name: "containerd-version", Usage: "containerd's `VERSION`, such as 2.1.4, instead of asking it"},

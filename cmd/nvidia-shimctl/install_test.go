@@ -76,6 +76,35 @@ func TestInstallCommand(t *testing.T) {
 	}
 }
 
+// An upgrade keeps the default runtime of the first installation; --set-default=false takes it away.
+func TestInstallKeepsTheDefault(t *testing.T) {
+	for target, file := range map[string]string{"containerd": runtimeclass.DefaultContainerdConfig, "docker": runtimeclass.DefaultDockerConfig} {
+		root, _, from := installTree(t, "", "")
+		write(t, filepath.Join(root, "usr/bin", map[string]string{"containerd": "containerd", "docker": "dockerd"}[target]), "")
+		before := simtest.Contents(t, root)
+		install := []string{"install", "--root", root, "--from", from}
+		for _, s := range []struct {
+			args []string
+			kept bool
+			want string
+		}{
+			{[]string{"--set-default"}, true, "systemctl re"},
+			{nil, true, "the configuration stays as it is"},
+			{[]string{"--handler", "other"}, true, "systemctl re"},
+			{[]string{"--set-default=false"}, false, "systemctl restart " + target},
+		} {
+			contains(t, fine(t, append(install, s.args...)...), s.want)
+			if text := simtest.Contents(t, root)[file]; strings.Contains(text, "default") != s.kept {
+				t.Errorf("%s %q: %s", target, s.args, text)
+			}
+		}
+		fine(t, "uninstall", "--root", root)
+		if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+			t.Errorf("%s: left %v", target, now)
+		}
+	}
+}
+
 // A dry run prints everything to a pipe, and patch(1) finds the difference in it.
 func TestADryRunIsAPatch(t *testing.T) {
 	if _, err := exec.LookPath("patch"); err != nil {

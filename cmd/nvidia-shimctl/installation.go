@@ -51,6 +51,7 @@ func installFlags() []cli.Flag {
 func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 	o := runtimeclass.Options{
 		Target: c.String("target"), HandlerNamed: c.IsSet("handler"), Programs: c.String("from"),
+		DropDefault: c.IsSet("set-default") && !c.Bool("set-default"),
 		PrepareUnit: c.Bool("prepare-unit"), GPUsFlag: c.Bool("gpus-flag"), Arch: c.String("arch"), ShimConfig: config.DefaultPath,
 		Registration: runtimeclass.Registration{
 			Handler: c.String("handler"), BinDir: filepath.Clean(c.String("bin-dir")),
