@@ -189,7 +189,7 @@ func TestInstallRefuses(t *testing.T) {
 		"a relative tree":                   {[]string{"uninstall", "--root", "."}, 2, "absolute path of a directory"},
 		"JSON of kind's YAML":               {[]string{"--json", "install", "--target", "kind"}, 2, "is YAML"},
 		"programs that are not there":       {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
-		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 2, "no rke2 here, but containerd (/usr/bin/containerd)"},
+		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 2, "no rke2 here; found containerd (/usr/bin/containerd): name one with --target, or install or start rke2 first"},
 		"Docker where there is none":        {[]string{"install", "--root", root, "--from", from, "--target", "docker"}, 2, "no docker here"},
 		"a manifest of a handler with dots": {[]string{"manifest", "--handler", "a.b"}, 2, "DNS label"},
 		"a manifest with half a label":      {[]string{"manifest", "--node-selector", "gpu"}, 2, `item "gpu" is missing separator "="`},
@@ -258,6 +258,8 @@ func TestInstallNotAsRoot(t *testing.T) {
 // programs from another daemon.
 func TestUninstallFindsTheRegistration(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
+	write(t, filepath.Join(root, "usr/bin/containerd"), "")
+	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
 	before := simtest.Contents(t, root)
 	install := []string{"install", "--root", root, "--from", from}
 	// Two configurations of the shim do not make two records.
@@ -284,6 +286,8 @@ func TestUninstallFindsTheRegistration(t *testing.T) {
 // A package that is removed undoes all that was installed with it.
 func TestUninstallAll(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
+	write(t, filepath.Join(root, "usr/bin/containerd"), "")
+	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
 	before := simtest.Contents(t, root)
 	for _, target := range []string{"docker", "containerd"} {
 		fine(t, "install", "--root", root, "--from", from, "--target", target)
@@ -360,23 +364,60 @@ func TestInstallFindsTheDaemon(t *testing.T) {
 	}
 }
 
-// A named file that is not there, and that no daemon reads, is refused.
+// A file that no daemon reads is refused: one that is not there, and one of a target that nothing
+// else shows, if another daemon is there.
 func TestInstallRefusesAFileThatNoDaemonReads(t *testing.T) {
-	root, _, from := installTree(t, "", "")
-	simtest.Check(t, os.MkdirAll(filepath.Join(root, runtimeclass.Distributions["k3s"].Dir), 0o755))
-	install := []string{"install", "--root", root, "--from", from, "--dry-run"}
-	for _, args := range [][]string{{"--containerd-config", "/etc/containerd/config.toml"}, {"--containerd-config", "/x.toml"}, {"--docker-config", "/etc/docker/daemon.json"}} {
-		want := args[1] + " does not exist, and no daemon here reads it: found k3s (/var/lib/rancher/k3s/agent)"
-		if status, _, errs := ctl(t, append(install, args...)...); status != 2 || !strings.Contains(errs, want) {
-			t.Errorf("%q: %d %s", args, status, errs)
+	const k3s, rke2, containerd, docker = "/var/lib/rancher/k3s/agent", "/var/lib/rancher/rke2/server/tls", "/usr/bin/containerd", "/usr/bin/dockerd"
+	const toml, json, other = runtimeclass.DefaultContainerdConfig, runtimeclass.DefaultDockerConfig, "/srv/x.toml"
+	for _, c := range []struct {
+		files, args, want string // want is the refusal
+	}{
+		{k3s, "--containerd-config " + toml, toml + " does not exist, and no daemon here reads it: found k3s (" + k3s + ")"},
+		{k3s, "--containerd-config " + other, other + " does not exist, and no daemon here reads it: found k3s (" + k3s + ")"},
+		{k3s, "--docker-config " + json, json + " does not exist, and no daemon here reads it: found k3s (" + k3s + ")"},
+		{k3s + " " + other, "--containerd-config " + other, "no containerd here but the file " + other + "; found k3s (" + k3s + "): name one with --target, or install or start containerd first"},
+		{rke2 + " " + toml, "--containerd-config " + toml, "no containerd here but the file " + toml + "; found rke2 (" + rke2 + "): name one"},
+		{rke2 + " " + toml, "--target containerd", "no containerd here but the file " + toml + "; found rke2 (" + rke2 + "): name one"},
+		{containerd + " " + json, "--target docker", "no docker here but the file " + json + "; found containerd (" + containerd + "): name one"},
+		{containerd + " " + json, "--docker-config " + json, "no docker here but the file " + json},
+		{json, "--target containerd", "no containerd here; found docker (" + json + "): name one"},
+		{toml, "--target docker", "no docker here; found containerd (" + toml + "): name one"},
+		{k3s, "--target rke2", "no rke2 here; found k3s (" + k3s + "): name one"},
+		{"", "--target containerd", ""},
+		{"", "--target docker", ""},
+		{"", "--containerd-config " + other, ""},
+		{toml, "--target containerd", ""},
+		{toml, "--containerd-config " + toml, ""},
+		{other, "--containerd-config " + other, ""},
+		{toml + " " + other, "--containerd-config " + other, ""},
+		{toml + " " + json, "--target containerd", ""},
+		{toml + " " + json, "--target docker", ""},
+		{rke2 + " " + containerd, "--containerd-config " + toml, ""},
+		{rke2 + " " + containerd + " " + other, "--containerd-config " + other, ""},
+		{rke2 + " " + docker, "--docker-config " + json, ""},
+		{rke2 + " " + toml, "--target rke2", ""},
+		{rke2 + " " + containerd, "--target containerd", ""},
+		{"/kind/version " + docker, "--target containerd", ""},
+		{toml + " " + runtimeclass.RecordPath, "--target docker", ""},
+		{containerd + " " + runtimeclass.RecordPath, "--target docker", "no docker here; found containerd"},
+	} {
+		root, _, from := installTree(t, "", "")
+		for _, name := range strings.Fields(c.files) {
+			text := ""
+			if name == runtimeclass.RecordPath {
+				text = "[]"
+			}
+			write(t, filepath.Join(root, name), text)
+		}
+		before := simtest.Contents(t, root)
+		status, _, errs := ctl(t, slices.Concat([]string{"install", "--root", root, "--from", from}, strings.Fields(c.args))...)
+		if (status == 2) != (c.want != "") || status != 2 && status != 0 || !strings.Contains(errs, c.want) {
+			t.Errorf("%q with %q: %d %s", c.args, c.files, status, errs)
+		}
+		if changed := !reflect.DeepEqual(simtest.Contents(t, root), before); changed != (c.want == "") {
+			t.Errorf("%q with %q: changed %v", c.args, c.files, changed)
 		}
 	}
-	write(t, filepath.Join(root, "x.toml"), "")
-	fine(t, append(install, "--containerd-config", "/x.toml")...)
-	write(t, filepath.Join(root, "usr/bin/containerd"), "")
-	fine(t, append(install, "--containerd-config", "/etc/containerd/config.toml")...)
-	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
-	fine(t, append(install, "--docker-config", "/etc/docker/daemon.json")...)
 }
 
 // The socket of a kubelet with a root directory of its own goes into the shim's configuration, and
@@ -430,6 +471,7 @@ func read(t *testing.T, name string) string {
 
 func TestInstallKnowsTheFlagsOfNVIDIAsToolkit(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
+	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
 	args := []string{"install", "--root", root, "--from", from, "--dry-run"}
 	want := fine(t, append(args, "--target", "docker", "--set-default")...)
 	if got := fine(t, append(args, "--runtime=docker", "--set-as-default")...); got != want {
