@@ -28,7 +28,7 @@ func (p *Plan) registerDocker(o Options) error {
 	if v := p.Host.Daemon; v.Known() && !v.AtLeast(24, 0, 0) {
 		return fmt.Errorf("dockerd %s ignores runtimeType and would start containers without their GPUs: use Docker 24.0 or later", v)
 	} else if !v.Known() {
-		p.note("the version of dockerd is not known: Docker before 24.0 would start containers without their GPUs")
+		p.note("the version of dockerd is not known (--docker-version says it): Docker before 24.0 would start containers without their GPUs")
 	}
 	file, config, err := p.Host.readDocker(o.ConfigFile)
 	if err != nil {

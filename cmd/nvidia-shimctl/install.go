@@ -28,6 +28,7 @@ func installCommand() *cli.Command {
 			replaceFlag(),
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM`, asked for its version (default: found in PATH)"},
 			&cli.StringFlag{Name: "containerd-version", Usage: "containerd's `VERSION`, such as 2.1.4, instead of asking it"},
+			&cli.StringFlag{Name: "docker-version", Usage: "dockerd's `VERSION`, such as 29.0.1, instead of asking it"},
 			&cli.StringFlag{Name: "arch", Usage: "`ARCH` of the tree, amd64 or arm64 (default: that of its /bin/sh)"},
 			&cli.StringFlag{Name: "from", Usage: "`DIR` with the programs to install (default: this program's)"},
 			&cli.BoolFlag{Name: "from-toolkit", Usage: "carry over the options of NVIDIA's container toolkit, from the configuration of its package or operator"},
@@ -186,13 +187,20 @@ func foundNames(found []runtimeclass.Found) string {
 	return strings.Join(list, " and ")
 }
 
-// daemonVersion is containerd's version: that of program, if one runs. Nothing of a tree is
-// executed.
+// daemonVersion is the version that the command line says, or that of program, if one runs. Nothing
+// of a tree is executed.
 func daemonVersion(ctx context.Context, c *cli.Command, host runtimeclass.Host, target, program string) (runtimeclass.Version, error) {
-	if version := c.String("containerd-version"); version != "" {
+	flag, other := "containerd-version", "docker-version"
+	if target == runtimeclass.Docker {
+		flag, other = other, flag
+	}
+	if c.IsSet(other) {
+		return runtimeclass.Version{}, usage(fmt.Errorf("--%s does not go with --target %s", other, target))
+	}
+	if version := c.String(flag); version != "" {
 		v, err := runtimeclass.ParseVersion(version)
 		if err != nil {
-			return v, usage(fmt.Errorf("--containerd-version: %w", err))
+			return v, usage(fmt.Errorf("--%s: %w", flag, err))
 		}
 		return v, nil
 	}

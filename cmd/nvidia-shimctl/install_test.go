@@ -139,6 +139,30 @@ func TestInstallOtherTargets(t *testing.T) {
 	}
 }
 
+// In a tree the operator says the version of dockerd, which is refused as that of a live one is.
+func TestInstallDockerOfAVersion(t *testing.T) {
+	root, _, from := installTree(t, "", "")
+	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
+	before := simtest.Contents(t, root)
+	for version, want := range map[string]string{
+		"23.0.6": "dockerd 23.0.6 ignores runtimeType", "Docker version 20.10.24+dfsg1, build 297e128": "dockerd 20.10.24+dfsg1 ignores runtimeType",
+		"new": "--docker-version: no version in", "24.0.0": "",
+	} {
+		args := []string{"install", "--root", root, "--from", from, "--docker-version", version}
+		status, out, errs := ctl(t, args...)
+		if (status == 0) != (want == "") || !strings.Contains(errs, want) || strings.Contains(out, "is not known") {
+			t.Errorf("%s: %d %s%s", version, status, out, errs)
+		}
+		if now := simtest.Contents(t, root); reflect.DeepEqual(now, before) != (want != "") {
+			t.Errorf("%s: changed %v", version, want == "")
+		}
+		fine(t, "uninstall", "--root", root)
+	}
+	if status, _, errs := ctl(t, "install", "--root", root, "--from", from, "--containerd-version", "2.1.4"); status != 2 || !strings.Contains(errs, "--containerd-version does not go with --target docker") {
+		t.Errorf("containerd's: %d %s", status, errs)
+	}
+}
+
 // The link for dockerd is a change like others, and wants a restart even if it is the only one.
 func TestInstallTheGPUsFlag(t *testing.T) {
 	const link = "/usr/local/bin/nvidia-cdi-hook"
@@ -176,6 +200,7 @@ func TestInstallRefuses(t *testing.T) {
 		"a relative directory":              {[]string{"install", "--bin-dir", "bin"}, 2, "plain absolute path"},
 		"a flag of another target":          {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
 		"a containerd with Docker":          {[]string{"install", "--target", "docker", "--containerd", daemon}, 2, "--containerd"},
+		"Docker's version with containerd":  {[]string{"install", "--root", root, "--from", from, "--docker-version", "29.0.1"}, 2, "--docker-version does not go with --target containerd"},
 		"a relative configuration":          {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
 		"a relative file of the toolkit":    {[]string{"install", "--root", root, "--toolkit-config", "x"}, 2, "absolute"},
 		"no file of the toolkit":            {[]string{"install", "--root", root, "--from", from, "--toolkit-config", "/x"}, 1, "no configuration"},

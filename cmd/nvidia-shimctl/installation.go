@@ -64,8 +64,8 @@ func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 	if o.Target = cmp.Or(o.Target, runtimeclass.Containerd); !slices.Contains(targets, o.Target) {
 		return o, usage(fmt.Errorf("--target %q is not one of %s", o.Target, strings.Join(targets, ", ")))
 	}
-	if o.Target == runtimeclass.Docker && (c.IsSet("containerd") || c.IsSet("containerd-version")) {
-		return o, usage(errors.New("--containerd and --containerd-version do not go with --target docker"))
+	if o.Target == runtimeclass.Docker && c.IsSet("containerd") {
+		return o, usage(errors.New("--containerd does not go with --target docker"))
 	}
 	o.ConfigFile = configFile(c, o.Target)
 	for _, target := range []string{runtimeclass.Containerd, runtimeclass.Docker} {
