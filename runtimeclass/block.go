@@ -54,8 +54,8 @@ func strip(text []byte) ([]byte, error) {
 	return out, nil
 }
 
-// addHandlers adds the handlers that earlier installations put into files to those to register. keep
-// reports whether one can stay.
+// addHandlers adds the handlers that earlier installations put into files, and their default, to what
+// to register. keep reports whether a handler can stay.
 func (o *Options) addHandlers(texts [][]byte, keep func(name string) bool) {
 	o.handlers = []string{o.Registration.Handler}
 	for _, text := range texts {
@@ -66,6 +66,13 @@ func (o *Options) addHandlers(texts [][]byte, keep func(name string) bool) {
 		}
 	}
 	slices.Sort(o.handlers)
+	o.defaultHandler = ownDefault(texts)
+	switch {
+	case o.Registration.Default:
+		o.defaultHandler = o.Registration.Handler
+	case o.DropDefault || !slices.Contains(o.handlers, o.defaultHandler):
+		o.defaultHandler = ""
+	}
 }
 
 // registers reports whether an earlier installation put a handler into one of the files.
@@ -73,9 +80,20 @@ func registers(texts [][]byte, handler string) bool {
 	return slices.ContainsFunc(texts, func(text []byte) bool { return slices.Contains(ownHandlers(text), handler) })
 }
 
-// ownHandlers returns the handlers in the lines that are ours.
-func ownHandlers(text []byte) (names []string) {
-	var ours []byte
+// ownDefault returns the default runtime that an earlier installation set in one of the files, or "".
+func ownDefault(texts [][]byte) (name string) {
+	for _, text := range texts {
+		for line := range bytes.Lines(ownLines(text)) {
+			if m, err := decode(line); err == nil && m["default_runtime_name"] != nil {
+				name, _ = m["default_runtime_name"].(string)
+			}
+		}
+	}
+	return name
+}
+
+// ownLines returns the lines that are ours.
+func ownLines(text []byte) (ours []byte) {
 	inside := false
 	for line := range bytes.Lines(text) {
 		switch {
@@ -87,8 +105,13 @@ func ownHandlers(text []byte) (names []string) {
 			ours = append(ours, line...)
 		}
 	}
+	return ours
+}
+
+// ownHandlers returns the handlers in the lines that are ours.
+func ownHandlers(text []byte) (names []string) {
 	// A block that cannot be read names no handler: what comes of it is checked.
-	config, _ := decode(ours)
+	config, _ := decode(ownLines(text))
 	for plugin := range table(config, "plugins") {
 		runtimes := table(config, "plugins", plugin, "containerd", "runtimes")
 		for name := range runtimes {
@@ -105,7 +128,6 @@ func ownHandlers(text []byte) (names []string) {
 
 // registerInTOML adds the handlers to a configuration file of containerd.
 func (p *Plan) registerInTOML(o Options, name string, form Runtime) error {
-	r := o.Registration
 	f, err := p.Host.loadFile(name, false)
 	if err != nil {
 		return err
@@ -135,10 +157,10 @@ func (p *Plan) registerInTOML(o Options, name string, form Runtime) error {
 	}
 	// added is the text that the file is to get.
 	added := body
-	if r.Default && current != r.Handler {
-		added += defaultTable(f.plugin, r.Handler)
+	if name := o.defaultHandler; name != "" && current != name {
+		added += defaultTable(f.plugin, name)
 		var found bool
-		if edited, found = setDefault(edited, section, r.Handler); !found {
+		if edited, found = setDefault(edited, section, name); !found {
 			body = added
 		}
 	}

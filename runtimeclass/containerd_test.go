@@ -271,24 +271,32 @@ func TestUninstallKeepsWhatOthersChanged(t *testing.T) {
 	}
 }
 
-// A further handler comes beside those of earlier installations; the back-up stays that of the first.
+// A further handler comes beside those of earlier installations, the default of which stays. The
+// back-up stays that of the first.
 func TestInstallAgainWithAnotherChoice(t *testing.T) {
 	h := containerdTree(t, "v3-imports.toml", "", v2010)
 	before := simtest.Contents(t, h.Root)
 	for i, s := range []struct {
 		daemon Version
 		reg    Registration
+		drop   bool
 		want   Runtime
 		def    string
 	}{
-		{v2010, Registration{Default: true}, withCgroup, "nvidia"},
-		{v2010, Registration{Handler: "gpu"}, withCgroup, "runc"},
+		{v2010, Registration{Default: true}, false, withCgroup, "nvidia"},
+		{v2010, Registration{Handler: "gpu"}, false, withCgroup, "nvidia"},
 		// After an update of containerd the drop-in takes the place of the edit.
-		{v242, Registration{}, byName, "runc"},
-		{v2010, Registration{Handler: "gpu", Default: true}, withCgroup, "gpu"},
+		{v242, Registration{}, false, byName, "nvidia"},
+		{v242, Registration{Handler: "gpu"}, false, byName, "nvidia"},
+		{v2010, Registration{}, false, withCgroup, "nvidia"},
+		{v2010, Registration{}, true, withCgroup, "runc"},
+		{v2010, Registration{}, false, withCgroup, "runc"},
+		{v2010, Registration{Handler: "gpu", Default: true}, false, withCgroup, "gpu"},
 	} {
 		h.Daemon = s.daemon
-		applied(t)(register(h, containerdOptions(s.reg)))
+		o := containerdOptions(s.reg)
+		o.DropDefault = s.drop
+		applied(t)(register(h, o))
 		checkRegistered(t, h, s.reg.filled(), s.want, s.def)
 		c, err := ReadConfiguration(h, testConfig)
 		if err != nil || len(c.Runtimes) != min(i, 1)+2 || !c.Runtimes["nvidia"].Ours() {

@@ -28,7 +28,7 @@ func (p *Plan) registerDocker(o Options) error {
 	if v := p.Host.Daemon; v.Known() && !v.AtLeast(24, 0, 0) {
 		return fmt.Errorf("dockerd %s ignores runtimeType and would start containers without their GPUs: use Docker 24.0 or later", v)
 	} else if !v.Known() {
-		p.note("the version of dockerd is not known: Docker before 24.0 would start containers without their GPUs")
+		p.note("the version of dockerd is not known (--docker-version says it): Docker before 24.0 would start containers without their GPUs")
 	}
 	file, config, err := p.Host.readDocker(o.ConfigFile)
 	if err != nil {
@@ -63,11 +63,18 @@ func (p *Plan) registerDocker(o Options) error {
 			runtimes[name] = ours
 		}
 	}
+	before, _ := decodeJSON(file.text) // readDocker has read it
+	name, _ := before["default-runtime"].(string)
 	if r.Default {
 		config["default-runtime"] = r.Handler
+	} else if now[name].Ours() && !o.DropDefault {
+		config["default-runtime"] = name
 	}
 	if err := p.edit(o, file, encodeJSON(config, "  ")); err != nil {
 		return err
+	}
+	if name != "" && config["default-runtime"] == nil {
+		p.Restart.Verb = "restart" // a reload takes no default away
 	}
 	return p.offerGPUs(o)
 }

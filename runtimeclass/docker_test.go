@@ -76,6 +76,43 @@ func TestInstallDocker(t *testing.T) {
 	}
 }
 
+// The default that an installation set stays until the operator takes it away, for which a reload is
+// not enough, or makes another one.
+func TestInstallDockerKeepsTheDefault(t *testing.T) {
+	for text, other := range map[string]string{"none": "", "{}": "", `{"default-runtime": "crun", "runtimes": {"crun": {"path": "crun"}}}`: "crun"} {
+		h := dockerTree(t, text)
+		before := simtest.Contents(t, h.Root)
+		restart := "reload"
+		if other == "" {
+			restart = "restart"
+		}
+		for i, s := range []struct {
+			reg           Registration
+			drop          bool
+			want, restart string
+		}{
+			{Registration{}, false, other, "reload"},
+			{Registration{Default: true}, false, "nvidia", "reload"},
+			{Registration{Handler: "gpu"}, false, "nvidia", "reload"},
+			{Registration{}, false, "nvidia", "reload"},
+			{Registration{Handler: "gpu", Default: true}, false, "gpu", "reload"},
+			{Registration{}, true, other, restart},
+			{Registration{}, false, other, "reload"},
+			{Registration{Default: true}, false, "nvidia", "reload"},
+		} {
+			o := dockerOptions(s.reg)
+			o.DropDefault = s.drop
+			p := applied(t)(register(h, o))
+			_, config, err := h.readJSON(DefaultDockerConfig)
+			check(t, err)
+			if got, _ := config["default-runtime"].(string); got != s.want || p.Restart.Verb != s.restart {
+				t.Errorf("%s, step %d: default %q, want %q; %s", text, i, got, s.want, p.Restart)
+			}
+		}
+		checkUndone(t, h, dockerOptions(Registration{}), before)
+	}
+}
+
 func TestInstallDockerRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`: `a runtime named "nvidia" already exists in /etc/docker/daemon.json ({"path":"nvidia-container-runtime"}): use another --handler, or --replace`,
@@ -118,7 +155,7 @@ func TestInstallDockerSaysThatTheVersionIsNotKnown(t *testing.T) {
 	for version, want := range map[Version]bool{{}: true, {Major: 29}: false} {
 		h.Daemon = version
 		p, err := register(h, dockerOptions(Registration{}))
-		if got := strings.Contains(strings.Join(p.Notes, "\n"), "Docker before 24.0 would start containers without their GPUs"); err != nil || got != want {
+		if got := strings.Contains(strings.Join(p.Notes, "\n"), "the version of dockerd is not known (--docker-version says it): Docker before 24.0 would start containers without their GPUs"); err != nil || got != want {
 			t.Errorf("%v: %v, %q", version, err, p.Notes)
 		}
 	}

@@ -26,6 +26,8 @@ type Options struct {
 	// HandlerNamed says that the operator chose the handler's name. Otherwise it is another one
 	// with k3s and RKE2 if these make a handler of that name themselves.
 	HandlerNamed bool
+	// DropDefault has Install take away the default runtime that an earlier one set.
+	DropDefault bool
 	// Programs is the directory of this system to copy the programs from.
 	Programs string
 	// Arch is that of the tree, as Go names it; "" to see it from the tree's shell.
@@ -46,8 +48,9 @@ type Options struct {
 	KeepPrograms bool
 
 	// handlers are the handlers to register: that of Registration, and those of earlier
-	// installations.
-	handlers []string
+	// installations. defaultHandler is the one to make the default; "" for none.
+	handlers       []string
+	defaultHandler string
 }
 
 // Install plans the installation of the programs, the handler and what else the options ask for.

@@ -2,6 +2,7 @@ package runtimeclass
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"path"
 	"path/filepath"
@@ -177,9 +178,13 @@ func (p *Plan) k3sFile(d Distribution, generated tomlFile) string {
 // registerInTemplate appends the handler to a template, or makes one.
 func (p *Plan) registerInTemplate(o Options, name string, form Runtime) error {
 	r := o.Registration
-	if r.Default {
-		return fmt.Errorf("a template of %s cannot set the default runtime, its base has that table: put `default-runtime: %s` into /etc/rancher/%s/config.yaml and install without --set-default",
-			o.Target, r.Handler, o.Target)
+	if o.defaultHandler != "" {
+		why := fmt.Sprintf("a template of %s cannot set the default runtime, its base has that table: put `default-runtime: %s` into /etc/rancher/%s/config.yaml",
+			o.Target, o.defaultHandler, o.Target)
+		if r.Default {
+			return errors.New(why + " and install without --set-default")
+		}
+		p.note("%s", why)
 	}
 	file, err := p.Host.readConfigFile(name)
 	if err != nil {

@@ -141,6 +141,39 @@ func TestAFurtherHandlerOfADistribution(t *testing.T) {
 	}
 }
 
+// The default of a drop-in stays. A template cannot keep it, and says so.
+func TestADistributionKeepsTheDefault(t *testing.T) {
+	h := Host{Root: tree(t, map[string]string{k3sDir + "config.toml": "k3s-v3.toml"})}
+	before := simtest.Contents(t, h.Root)
+	o := Options{Target: "k3s"}
+	for _, s := range []struct {
+		daemon Version
+		reg    Registration
+		drop   bool
+		want   string
+	}{
+		{v229, Registration{Default: true}, false, "nvidia"},
+		{v229, Registration{Handler: "gpu"}, false, "nvidia"},
+		{v229, Registration{}, true, "runc"},
+		{v229, Registration{Handler: "gpu", Default: true}, false, "gpu"},
+		{v2010, Registration{}, false, "runc"},
+	} {
+		h.Daemon, o.Registration, o.DropDefault = s.daemon, s.reg.filled(), s.drop
+		p := applied(t)(register(h, o))
+		c, err := ReadConfiguration(h, k3sDir+"config.toml")
+		if err != nil || c.Default != s.want {
+			t.Errorf("%+v: default %q, %v", s, c.Default, err)
+		}
+		if notes := strings.Join(p.Notes, "\n"); strings.Contains(notes, "put `default-runtime: gpu` into /etc/rancher/k3s/config.yaml") != (s.daemon == v2010) {
+			t.Errorf("%+v: %s", s, notes)
+		}
+	}
+	applied(t)(unregister(h, o))
+	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+		t.Errorf("not as before: %v", now)
+	}
+}
+
 // render does what k3s does at its next start: the template, with the base of its own,
 // becomes the configuration. That must be TOML without a table that is there twice.
 func render(t *testing.T, h Host) {

@@ -147,10 +147,9 @@ func TestCDIFileOfInstall(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "nvidia.yaml")
 	useCDIFile(t, file)
-	_, _, from := installTree(t, "", "")
-	write(t, filepath.Join(dir, "daemon.json"), "{}")
-	place := []string{"--dry-run", "--target", "docker", "--docker-config", filepath.Join(dir, "daemon.json"), "--bin-dir", filepath.Join(dir, "bin")}
-	install := append([]string{"--config", d.ConfigPath, "install", "--from", from, "--cdi"}, place...)
+	_, daemon, from := installTree(t, "v2.4.2", "")
+	place := []string{"--dry-run", "--target", "containerd", "--containerd-config", filepath.Join(dir, "config.toml"), "--bin-dir", filepath.Join(dir, "bin")}
+	install := append([]string{"--config", d.ConfigPath, "install", "--from", from, "--cdi", "--containerd", daemon}, place...)
 	uninstall := append([]string{"--config", d.ConfigPath, "uninstall"}, place...)
 	dryRun := func(args []string, want bool, line string) {
 		t.Helper()
@@ -172,7 +171,7 @@ func TestCDIFileOfInstall(t *testing.T) {
 	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "was not written by this program") {
 		t.Errorf("over the file of another program: %d %s", status, errs)
 	}
-	if status, _, errs := ctl(t, append(install, "--root", dir)...); status != 2 || !strings.Contains(errs, "--cdi goes with this host only") {
+	if status, _, errs := ctl(t, "install", "--from", from, "--cdi", "--target", "containerd", "--root", dir); status != 2 || !strings.Contains(errs, "--cdi goes with this host only") {
 		t.Errorf("a tree: %d %s", status, errs)
 	}
 }
@@ -184,12 +183,9 @@ func TestCDIFileOfTwoInstallations(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "cdi/nvidia.yaml")
 	useCDIFile(t, file)
-	_, _, from := installTree(t, "", "")
-	for _, daemon := range []string{"one.json", "two.json"} {
-		write(t, filepath.Join(dir, daemon), "{}")
-	}
-	ctlFor := func(daemon, command string, args ...string) {
-		fine(t, append([]string{"--config", d.ConfigPath, command, "--docker-config", filepath.Join(dir, daemon), "--bin-dir", filepath.Join(dir, "bin")}, args...)...)
+	_, daemon, from := installTree(t, "v2.4.2", "")
+	ctlFor := func(config, command string, args ...string) {
+		fine(t, append([]string{"--config", d.ConfigPath, command, "--containerd-config", filepath.Join(dir, config), "--bin-dir", filepath.Join(dir, "bin")}, args...)...)
 	}
 	exists := func(want bool, when string) {
 		t.Helper()
@@ -197,29 +193,29 @@ func TestCDIFileOfTwoInstallations(t *testing.T) {
 			t.Errorf("%s: %v", when, err)
 		}
 	}
-	ctlFor("one.json", "install", "--from", from, "--cdi")
+	ctlFor("one.toml", "install", "--from", from, "--containerd", daemon, "--cdi")
 	exists(true, "installed")
-	ctlFor("two.json", "install", "--from", from, "--cdi")
-	ctlFor("one.json", "uninstall")
+	ctlFor("two.toml", "install", "--from", from, "--containerd", daemon, "--cdi")
+	ctlFor("one.toml", "uninstall")
 	exists(true, "another daemon needs it")
 	simtest.Check(t, d.Upgrade("999.1.2"))
 	fine(t, "--config", d.ConfigPath, "prepare", "--cdi")
 	contains(t, read(t, file), "libcuda.so.999.1.2")
-	ctlFor("two.json", "uninstall")
+	ctlFor("two.toml", "uninstall")
 	exists(false, "uninstalled")
 
 	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
-	ctlFor("one.json", "install", "--from", from, "--cdi")
-	ctlFor("one.json", "uninstall")
+	ctlFor("one.toml", "install", "--from", from, "--containerd", daemon, "--cdi")
+	ctlFor("one.toml", "uninstall")
 	exists(true, "it was there before")
 
 	simtest.Check(t, os.Remove(file))
-	ctlFor("one.json", "install", "--from", from, "--cdi")
+	ctlFor("one.toml", "install", "--from", from, "--containerd", daemon, "--cdi")
 	edited := read(t, file) + "# mine\n"
 	write(t, file, edited)
 	simtest.Check(t, d.Upgrade("999.1.3"))
 	fine(t, "--config", d.ConfigPath, "prepare", "--cdi")
-	ctlFor("one.json", "uninstall")
+	ctlFor("one.toml", "uninstall")
 	if got := read(t, file); got != edited {
 		t.Errorf("the edited file has\n%s", got)
 	}

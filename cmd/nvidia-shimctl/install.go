@@ -27,10 +27,11 @@ func installCommand() *cli.Command {
 		Name:  "install",
 		Usage: "install the programs and register the runtime handler",
 		Flags: append(installFlags(), handlerFlag(),
-			&cli.BoolFlag{Name: "set-default", Aliases: []string{"set-as-default"}, Usage: "make it the runtime of containers that name none"},
+			&cli.BoolFlag{Name: "set-default", Aliases: []string{"set-as-default"}, Usage: "make it the runtime of containers that name none, until --set-default=false"},
 			replaceFlag(),
 			&cli.StringFlag{Name: "containerd", Usage: "containerd's `PROGRAM`, asked for its version (default: found in PATH)"},
 			&cli.StringFlag{Name: "containerd-version", Usage: "containerd's `VERSION`, such as 2.1.4, instead of asking it"},
+			&cli.StringFlag{Name: "docker-version", Usage: "dockerd's `VERSION`, such as 29.0.1, instead of asking it"},
 			&cli.StringFlag{Name: "arch", Usage: "`ARCH` of the tree, amd64 or arm64 (default: that of its /bin/sh)"},
 			&cli.StringFlag{Name: "from", Usage: "`DIR` with the programs to install (default: this program's)"},
 			&cli.BoolFlag{Name: "from-toolkit", Usage: "carry over the options of NVIDIA's container toolkit, from the configuration of its package or operator"},
@@ -123,38 +124,54 @@ func findTarget(c *cli.Command, host runtimeclass.Host, o *runtimeclass.Options)
 	if c.IsSet("containerd") {
 		return none, nil
 	}
-	proc := procOf(host)
-	if c.IsSet("containerd-config") || c.IsSet("docker-config") {
-		isDefault := o.ConfigFile == runtimeclass.DefaultContainerdConfig || o.ConfigFile == runtimeclass.DefaultDockerConfig
-		reads := func(f runtimeclass.Found) bool {
-			return f.ConfigFile == o.ConfigFile || f.ConfigFile == "" && isDefault
-		}
-		all := runtimeclass.Find(host, proc, "")
-		if len(all) > 0 && !host.Exists(o.ConfigFile) && !slices.ContainsFunc(runtimeclass.Find(host, proc, o.Target), reads) {
-			err = usage(fmt.Errorf("%s does not exist, and no daemon here reads it: found %s", o.ConfigFile, foundNames(all)))
-		}
-		return none, err
-	}
+	named := c.IsSet("containerd-config") || c.IsSet("docker-config")
 	target := c.String("target")
-	found := runtimeclass.Find(host, proc, target)
-	// An installation for another target makes a configuration.
-	others := slices.DeleteFunc(runtimeclass.Find(host, proc, ""), func(f runtimeclass.Found) bool {
-		return target != "" && (f.Why == runtimeclass.DefaultContainerdConfig || f.Why == runtimeclass.DefaultDockerConfig)
-	})
+	if named {
+		target = o.Target
+	}
+	found, all := runtimeclass.Find(host, procOf(host), target), runtimeclass.Find(host, procOf(host), "")
+	if target != "" {
+		err = refuseUnread(host, *o, named, found, all)
+	}
 	switch {
+	case err != nil || named || target != "" && len(found) == 0: // the daemon may be installed later
+		return none, err
 	case len(found) == 1:
 		o.Target = found[0].Target
 		o.ConfigFile = cmp.Or(found[0].ConfigFile, configFile(c, o.Target))
 		return found[0], nil
-	case target != "" && len(others) == 0:
-		// The daemon may be installed later.
-		return none, nil
-	case len(others) == 0:
-		return none, usage(fmt.Errorf("no containerd, k3s, RKE2 or Docker below %s: name one with --target", host.Root))
 	case len(found) == 0:
-		return none, usage(fmt.Errorf("no %s here, but %s: if it has another configuration file, name that", target, foundNames(others)))
+		return none, usage(fmt.Errorf("no containerd, k3s, RKE2 or Docker below %s: name one with --target", host.Root))
 	}
 	return none, usage(fmt.Errorf("found %s: name one with --target, or its configuration file", foundNames(found)))
+}
+
+// refuseUnread returns an error if no daemon would read what is installed for a target, or into its
+// named configuration: nothing but a file shows the target, and more shows another one.
+func refuseUnread(host runtimeclass.Host, o runtimeclass.Options, named bool, found, all []runtimeclass.Found) error {
+	files := []string{runtimeclass.DefaultContainerdConfig, runtimeclass.DefaultDockerConfig}
+	reads := func(f runtimeclass.Found) bool {
+		return f.ConfigFile == o.ConfigFile || f.ConfigFile == "" && slices.Contains(files, o.ConfigFile)
+	}
+	exists := host.Exists(o.ConfigFile)
+	if named && !exists && len(all) > 0 && !slices.ContainsFunc(found, reads) {
+		return usage(fmt.Errorf("%s does not exist, and no daemon here reads it: found %s", o.ConfigFile, foundNames(all)))
+	}
+	if named && exists && len(found) == 0 {
+		files, found = append(files, o.ConfigFile), []runtimeclass.Found{{Why: o.ConfigFile}}
+	}
+	isFile := func(f runtimeclass.Found) bool { return slices.Contains(files, f.Why) }
+	// An earlier installation may have made the other's file.
+	weak := len(found) > 0 || host.Exists(runtimeclass.RecordPath)
+	others := slices.DeleteFunc(all, func(f runtimeclass.Found) bool { return f.Target == o.Target || weak && isFile(f) })
+	if len(others) == 0 || len(found) > 0 && !isFile(found[0]) {
+		return nil
+	}
+	but := ""
+	if len(found) > 0 {
+		but = " but the file " + found[0].Why
+	}
+	return usage(fmt.Errorf("no %s here%s; found %s: name one with --target, or install or start %[1]s first", o.Target, but, foundNames(others)))
 }
 
 // procOf is the procfs of a host; "" for a tree.
@@ -173,13 +190,20 @@ func foundNames(found []runtimeclass.Found) string {
 	return strings.Join(list, " and ")
 }
 
-// daemonVersion is containerd's version: that of program, if one runs. Nothing of a tree is
-// executed.
+// daemonVersion is the version that the command line says, or that of program, if one runs. Nothing
+// of a tree is executed.
 func daemonVersion(ctx context.Context, c *cli.Command, host runtimeclass.Host, target, program string) (runtimeclass.Version, error) {
-	if version := c.String("containerd-version"); version != "" {
+	flag, other := "containerd-version", "docker-version"
+	if target == runtimeclass.Docker {
+		flag, other = other, flag
+	}
+	if c.IsSet(other) {
+		return runtimeclass.Version{}, usage(fmt.Errorf("--%s does not go with --target %s", other, target))
+	}
+	if version := c.String(flag); version != "" {
 		v, err := runtimeclass.ParseVersion(version)
 		if err != nil {
-			return v, usage(fmt.Errorf("--containerd-version: %w", err))
+			return v, usage(fmt.Errorf("--%s: %w", flag, err))
 		}
 		return v, nil
 	}

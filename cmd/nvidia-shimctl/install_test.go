@@ -76,6 +76,35 @@ func TestInstallCommand(t *testing.T) {
 	}
 }
 
+// An upgrade keeps the default runtime of the first installation; --set-default=false takes it away.
+func TestInstallKeepsTheDefault(t *testing.T) {
+	for target, file := range map[string]string{"containerd": runtimeclass.DefaultContainerdConfig, "docker": runtimeclass.DefaultDockerConfig} {
+		root, _, from := installTree(t, "", "")
+		write(t, filepath.Join(root, "usr/bin", map[string]string{"containerd": "containerd", "docker": "dockerd"}[target]), "")
+		before := simtest.Contents(t, root)
+		install := []string{"install", "--root", root, "--from", from}
+		for _, s := range []struct {
+			args []string
+			kept bool
+			want string
+		}{
+			{[]string{"--set-default"}, true, "systemctl re"},
+			{nil, true, "the configuration stays as it is"},
+			{[]string{"--handler", "other"}, true, "systemctl re"},
+			{[]string{"--set-default=false"}, false, "systemctl restart " + target},
+		} {
+			contains(t, fine(t, append(install, s.args...)...), s.want)
+			if text := simtest.Contents(t, root)[file]; strings.Contains(text, "default") != s.kept {
+				t.Errorf("%s %q: %s", target, s.args, text)
+			}
+		}
+		fine(t, "uninstall", "--root", root)
+		if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+			t.Errorf("%s: left %v", target, now)
+		}
+	}
+}
+
 // A dry run prints everything to a pipe, and patch(1) finds the difference in it.
 func TestADryRunIsAPatch(t *testing.T) {
 	if _, err := exec.LookPath("patch"); err != nil {
@@ -107,6 +136,30 @@ func TestInstallOtherTargets(t *testing.T) {
 	}
 	if status, out, _ := ctl(t, "install", "--target", "kind"); status != 0 || !strings.Contains(out, "containerdConfigPatches:\n") {
 		t.Errorf("kind: %d %s", status, out)
+	}
+}
+
+// In a tree the operator says the version of dockerd, which is refused as that of a live one is.
+func TestInstallDockerOfAVersion(t *testing.T) {
+	root, _, from := installTree(t, "", "")
+	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
+	before := simtest.Contents(t, root)
+	for version, want := range map[string]string{
+		"23.0.6": "dockerd 23.0.6 ignores runtimeType", "Docker version 20.10.24+dfsg1, build 297e128": "dockerd 20.10.24+dfsg1 ignores runtimeType",
+		"new": "--docker-version: no version in", "24.0.0": "",
+	} {
+		args := []string{"install", "--root", root, "--from", from, "--docker-version", version}
+		status, out, errs := ctl(t, args...)
+		if (status == 0) != (want == "") || !strings.Contains(errs, want) || strings.Contains(out, "is not known") {
+			t.Errorf("%s: %d %s%s", version, status, out, errs)
+		}
+		if now := simtest.Contents(t, root); reflect.DeepEqual(now, before) != (want != "") {
+			t.Errorf("%s: changed %v", version, want == "")
+		}
+		fine(t, "uninstall", "--root", root)
+	}
+	if status, _, errs := ctl(t, "install", "--root", root, "--from", from, "--containerd-version", "2.1.4"); status != 2 || !strings.Contains(errs, "--containerd-version does not go with --target docker") {
+		t.Errorf("containerd's: %d %s", status, errs)
 	}
 }
 
@@ -147,6 +200,7 @@ func TestInstallRefuses(t *testing.T) {
 		"a relative directory":              {[]string{"install", "--bin-dir", "bin"}, 2, "plain absolute path"},
 		"a flag of another target":          {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
 		"a containerd with Docker":          {[]string{"install", "--target", "docker", "--containerd", daemon}, 2, "--containerd"},
+		"Docker's version with containerd":  {[]string{"install", "--root", root, "--from", from, "--docker-version", "29.0.1"}, 2, "--docker-version does not go with --target containerd"},
 		"a relative configuration":          {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
 		"a relative file of the toolkit":    {[]string{"install", "--root", root, "--toolkit-config", "x"}, 2, "absolute"},
 		"no file of the toolkit":            {[]string{"install", "--root", root, "--from", from, "--toolkit-config", "/x"}, 1, "no configuration"},
@@ -160,7 +214,7 @@ func TestInstallRefuses(t *testing.T) {
 		"a relative tree":                   {[]string{"uninstall", "--root", "."}, 2, "absolute path of a directory"},
 		"JSON of kind's YAML":               {[]string{"--json", "install", "--target", "kind"}, 2, "is YAML"},
 		"programs that are not there":       {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
-		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 2, "no rke2 here, but containerd (/usr/bin/containerd)"},
+		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 2, "no rke2 here; found containerd (/usr/bin/containerd): name one with --target, or install or start rke2 first"},
 		"Docker where there is none":        {[]string{"install", "--root", root, "--from", from, "--target", "docker"}, 2, "no docker here"},
 		"a manifest of a handler with dots": {[]string{"manifest", "--handler", "a.b"}, 2, "DNS label"},
 		"a manifest with half a label":      {[]string{"manifest", "--node-selector", "gpu"}, 2, `item "gpu" is missing separator "="`},
@@ -229,6 +283,8 @@ func TestInstallNotAsRoot(t *testing.T) {
 // programs from another daemon.
 func TestUninstallFindsTheRegistration(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
+	write(t, filepath.Join(root, "usr/bin/containerd"), "")
+	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
 	before := simtest.Contents(t, root)
 	install := []string{"install", "--root", root, "--from", from}
 	// Two configurations of the shim do not make two records.
@@ -255,6 +311,8 @@ func TestUninstallFindsTheRegistration(t *testing.T) {
 // A package that is removed undoes all that was installed with it.
 func TestUninstallAll(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
+	write(t, filepath.Join(root, "usr/bin/containerd"), "")
+	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
 	before := simtest.Contents(t, root)
 	for _, target := range []string{"docker", "containerd"} {
 		fine(t, "install", "--root", root, "--from", from, "--target", target)
@@ -331,23 +389,60 @@ func TestInstallFindsTheDaemon(t *testing.T) {
 	}
 }
 
-// A named file that is not there, and that no daemon reads, is refused.
+// A file that no daemon reads is refused: one that is not there, and one of a target that nothing
+// else shows, if another daemon is there.
 func TestInstallRefusesAFileThatNoDaemonReads(t *testing.T) {
-	root, _, from := installTree(t, "", "")
-	simtest.Check(t, os.MkdirAll(filepath.Join(root, runtimeclass.Distributions["k3s"].Dir), 0o755))
-	install := []string{"install", "--root", root, "--from", from, "--dry-run"}
-	for _, args := range [][]string{{"--containerd-config", "/etc/containerd/config.toml"}, {"--containerd-config", "/x.toml"}, {"--docker-config", "/etc/docker/daemon.json"}} {
-		want := args[1] + " does not exist, and no daemon here reads it: found k3s (/var/lib/rancher/k3s/agent)"
-		if status, _, errs := ctl(t, append(install, args...)...); status != 2 || !strings.Contains(errs, want) {
-			t.Errorf("%q: %d %s", args, status, errs)
+	const k3s, rke2, containerd, docker = "/var/lib/rancher/k3s/agent", "/var/lib/rancher/rke2/server/tls", "/usr/bin/containerd", "/usr/bin/dockerd"
+	const toml, json, other = runtimeclass.DefaultContainerdConfig, runtimeclass.DefaultDockerConfig, "/srv/x.toml"
+	for _, c := range []struct {
+		files, args, want string // want is the refusal
+	}{
+		{k3s, "--containerd-config " + toml, toml + " does not exist, and no daemon here reads it: found k3s (" + k3s + ")"},
+		{k3s, "--containerd-config " + other, other + " does not exist, and no daemon here reads it: found k3s (" + k3s + ")"},
+		{k3s, "--docker-config " + json, json + " does not exist, and no daemon here reads it: found k3s (" + k3s + ")"},
+		{k3s + " " + other, "--containerd-config " + other, "no containerd here but the file " + other + "; found k3s (" + k3s + "): name one with --target, or install or start containerd first"},
+		{rke2 + " " + toml, "--containerd-config " + toml, "no containerd here but the file " + toml + "; found rke2 (" + rke2 + "): name one"},
+		{rke2 + " " + toml, "--target containerd", "no containerd here but the file " + toml + "; found rke2 (" + rke2 + "): name one"},
+		{containerd + " " + json, "--target docker", "no docker here but the file " + json + "; found containerd (" + containerd + "): name one"},
+		{containerd + " " + json, "--docker-config " + json, "no docker here but the file " + json},
+		{json, "--target containerd", "no containerd here; found docker (" + json + "): name one"},
+		{toml, "--target docker", "no docker here; found containerd (" + toml + "): name one"},
+		{k3s, "--target rke2", "no rke2 here; found k3s (" + k3s + "): name one"},
+		{"", "--target containerd", ""},
+		{"", "--target docker", ""},
+		{"", "--containerd-config " + other, ""},
+		{toml, "--target containerd", ""},
+		{toml, "--containerd-config " + toml, ""},
+		{other, "--containerd-config " + other, ""},
+		{toml + " " + other, "--containerd-config " + other, ""},
+		{toml + " " + json, "--target containerd", ""},
+		{toml + " " + json, "--target docker", ""},
+		{rke2 + " " + containerd, "--containerd-config " + toml, ""},
+		{rke2 + " " + containerd + " " + other, "--containerd-config " + other, ""},
+		{rke2 + " " + docker, "--docker-config " + json, ""},
+		{rke2 + " " + toml, "--target rke2", ""},
+		{rke2 + " " + containerd, "--target containerd", ""},
+		{"/kind/version " + docker, "--target containerd", ""},
+		{toml + " " + runtimeclass.RecordPath, "--target docker", ""},
+		{containerd + " " + runtimeclass.RecordPath, "--target docker", "no docker here; found containerd"},
+	} {
+		root, _, from := installTree(t, "", "")
+		for _, name := range strings.Fields(c.files) {
+			text := ""
+			if name == runtimeclass.RecordPath {
+				text = "[]"
+			}
+			write(t, filepath.Join(root, name), text)
+		}
+		before := simtest.Contents(t, root)
+		status, _, errs := ctl(t, slices.Concat([]string{"install", "--root", root, "--from", from}, strings.Fields(c.args))...)
+		if (status == 2) != (c.want != "") || status != 2 && status != 0 || !strings.Contains(errs, c.want) {
+			t.Errorf("%q with %q: %d %s", c.args, c.files, status, errs)
+		}
+		if changed := !reflect.DeepEqual(simtest.Contents(t, root), before); changed != (c.want == "") {
+			t.Errorf("%q with %q: changed %v", c.args, c.files, changed)
 		}
 	}
-	write(t, filepath.Join(root, "x.toml"), "")
-	fine(t, append(install, "--containerd-config", "/x.toml")...)
-	write(t, filepath.Join(root, "usr/bin/containerd"), "")
-	fine(t, append(install, "--containerd-config", "/etc/containerd/config.toml")...)
-	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
-	fine(t, append(install, "--docker-config", "/etc/docker/daemon.json")...)
 }
 
 // The socket of a kubelet with a root directory of its own goes into the shim's configuration, and
@@ -401,6 +496,7 @@ func read(t *testing.T, name string) string {
 
 func TestInstallKnowsTheFlagsOfNVIDIAsToolkit(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
+	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
 	args := []string{"install", "--root", root, "--from", from, "--dry-run"}
 	want := fine(t, append(args, "--target", "docker", "--set-default")...)
 	if got := fine(t, append(args, "--runtime=docker", "--set-as-default")...); got != want {

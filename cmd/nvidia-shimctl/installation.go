@@ -51,6 +51,7 @@ func installFlags() []cli.Flag {
 func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 	o := runtimeclass.Options{
 		Target: c.String("target"), HandlerNamed: c.IsSet("handler"), Programs: c.String("from"),
+		DropDefault: c.IsSet("set-default") && !c.Bool("set-default"),
 		PrepareUnit: c.Bool("prepare-unit"), GPUsFlag: c.Bool("gpus-flag"), Arch: c.String("arch"), ShimConfig: config.DefaultPath,
 		Registration: runtimeclass.Registration{
 			Handler: c.String("handler"), BinDir: filepath.Clean(c.String("bin-dir")),
@@ -63,8 +64,8 @@ func installOptions(c *cli.Command) (runtimeclass.Options, error) {
 	if o.Target = cmp.Or(o.Target, runtimeclass.Containerd); !slices.Contains(targets, o.Target) {
 		return o, usage(fmt.Errorf("--target %q is not one of %s", o.Target, strings.Join(targets, ", ")))
 	}
-	if o.Target == runtimeclass.Docker && (c.IsSet("containerd") || c.IsSet("containerd-version")) {
-		return o, usage(errors.New("--containerd and --containerd-version do not go with --target docker"))
+	if o.Target == runtimeclass.Docker && c.IsSet("containerd") {
+		return o, usage(errors.New("--containerd does not go with --target docker"))
 	}
 	o.ConfigFile = configFile(c, o.Target)
 	for _, target := range []string{runtimeclass.Containerd, runtimeclass.Docker} {

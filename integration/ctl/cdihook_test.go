@@ -18,6 +18,7 @@ func TestTheCDIHookStepsAsideForNVIDIAs(t *testing.T) {
 	tree, dir := simhost.NewTree(t), t.TempDir()
 	tree.Type(t, nil, fmt.Sprintf("mkdir -p /etc/docker %[1]s/upper %[1]s/work && mount -t overlay -o lowerdir=/usr/bin,upperdir=%[1]s/upper,workdir=%[1]s/work overlay /usr/bin && rm -f /usr/local/bin/nvidia-*-hook /usr/bin/nvidia-*-hook", dir))
 	simhost.WriteFile(t, tree.Root+runtimeclass.DefaultDockerConfig, "{}")
+	simhost.WriteFile(t, tree.Root+"/usr/local/bin/dockerd", "")
 	ctl := filepath.Join(testenv.ShimDir(), runtimeclass.CtlName)
 	tree.Type(t, nil, ctl+" install --target docker --docker-config "+runtimeclass.DefaultDockerConfig+" --gpus-flag")
 

@@ -43,6 +43,7 @@ const buildkit = "/buildkit"
 func TestTheRuntimeIsTheDefault(t *testing.T) {
 	unchanged(t, buildkit)
 	shared.install(t, "--set-default")
+	shared.install(t) // an upgrade
 	shared.reload(t)
 	testenv.Await(t, 20*time.Second, "the default runtime is nvidia", func() bool { return shared.defaultRuntime(t) == "nvidia" })
 	check(t, shared.probe(t, []string{"--env", "NVIDIA_VISIBLE_DEVICES=1"}, shared.image()), 1)

@@ -170,6 +170,7 @@ func TestANodeIsRemovedWhenEachDaemonIsRestarted(t *testing.T) {
 			n := newNodeTree(t, "/usr/local/bin")
 			n.write(t, runtimeclass.DefaultContainerdConfig, "version = 3\n")
 			n.write(t, runtimeclass.DefaultDockerConfig, "{}")
+			n.write(t, "/usr/local/bin/dockerd", "")
 			before := n.files(t)
 			const process, remove = "sleep 86400", "node --once --host-root / --uninstall"
 			n.ctl(t, process, "install --target containerd", 0)

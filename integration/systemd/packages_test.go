@@ -121,7 +121,7 @@ func (m *machine) exists(t *testing.T, name string) bool {
 func (m *machine) bare(t *testing.T) (config, etc string) {
 	t.Helper()
 	config = m.run(t, "cat", inConfig)
-	m.run(t, "sh", "-c", "rm -r /etc/nvidia-shim && mkdir /etc/docker && echo '{}' >"+runtimeclass.DefaultDockerConfig)
+	m.run(t, "sh", "-c", "rm -r /etc/nvidia-shim && mkdir /etc/docker && echo '{}' >"+runtimeclass.DefaultDockerConfig+" && touch /usr/local/bin/dockerd")
 	return config, m.etc(t)
 }
 
