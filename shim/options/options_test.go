@@ -139,7 +139,9 @@ func TestTranslateNamesWhatItRefuses(t *testing.T) {
 		{"a bad value of a table", tomlTable(t, "[policy]\nkubernetes = \"maybe\"\n"), `"maybe"`},
 		{"an unknown capability of a table", tomlTable(t, "[container]\nsupported-capabilities = [\"magic\"]\n"), "magic"},
 		{"a table that a handler must not set", tomlTable(t, "[host]\ndriver-root = \"/\"\n"), "host"},
-		{"a value of the wrong type", tomlTable(t, "NoPivotRoot = \"yes\"\n"), "NoPivotRoot"},
+		{"a value of the wrong type", tomlTable(t, "NoPivotRoot = \"yes\"\n"), `"NoPivotRoot": want true or false, not a string`},
+		{"a number that is out of range", tomlTable(t, "IoUid = -1\n"), `"IoUid": negative integer value -1 is out of range`},
+		{"a value for a table", tomlTable(t, "policy = \"audit\"\n"), `"policy": want a table, not a string`},
 		{"invalid TOML", tomlTable(t, "= =\n"), "line 1"},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
