@@ -287,6 +287,15 @@ func Decode(data []byte, v any) error {
 	return fmt.Errorf("line %d: key %q: %s", max(row, lineOf(data, de.Key())), key, plain(de))
 }
 
+// WithoutLine is the error of Decode for a table that containerd has encoded again: the line is not
+// that of its file.
+func WithoutLine(err error) error {
+	if line, text, _ := strings.Cut(err.Error(), ": "); strings.HasPrefix(line, "line ") {
+		return errors.New(text)
+	}
+	return err
+}
+
 // kinds are words for the library's names of what is there, and for the Go types that want
 // something else.
 var kinds = map[string]string{
@@ -346,8 +355,7 @@ func (c *Config) Override(tables []byte) error {
 		Policy    *Policy    `toml:"policy"`
 	}{Container: &c.Container, Policy: &c.Policy}
 	if err := Decode(tables, &over); err != nil {
-		_, text, _ := strings.Cut(err.Error(), ": ") // the line is not that of containerd's file
-		return errors.New(text)
+		return WithoutLine(err)
 	}
 	if key, err := c.validate(); err != nil {
 		return fmt.Errorf("key %q: %w", key, err)
