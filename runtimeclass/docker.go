@@ -39,7 +39,10 @@ func (p *Plan) registerDocker(o Options) error {
 	}
 	runtimes, ok := config["runtimes"].(map[string]any)
 	if !ok {
-		return fmt.Errorf("%s: \"runtimes\" is not an object", file.name)
+		var c struct {
+			Runtimes map[string]any `json:"runtimes"`
+		}
+		return fmt.Errorf("%s: %w", file.name, jsonError(file.text, json.Unmarshal(file.text, &c)))
 	}
 	runtimeType := RuntimeType
 	if !r.inPath() {
@@ -226,7 +229,7 @@ func decodeJSON(text []byte) (map[string]any, error) {
 		return nil, jsonError(text, err)
 	}
 	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, errors.New("data after the JSON object")
+		return nil, atLine(text, dec.InputOffset(), errors.New("data after the JSON object"))
 	}
 	return m, nil
 }
@@ -245,6 +248,10 @@ func jsonError(text []byte, err error) error {
 			err = fmt.Errorf("%s: %w", kind.Field, err)
 		}
 	}
+	return atLine(text, end, err)
+}
+
+func atLine(text []byte, end int64, err error) error {
 	return fmt.Errorf("line %d: %w", 1+bytes.Count(text[:end], []byte("\n")), err)
 }
 

@@ -116,11 +116,12 @@ func TestInstallDockerKeepsTheDefault(t *testing.T) {
 func TestInstallDockerRefuses(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"runtimes": {"nvidia": {"path": "nvidia-container-runtime"}}}`: `a runtime named "nvidia" already exists in /etc/docker/daemon.json ({"path":"nvidia-container-runtime"}): use another --handler, or --replace`,
-		`{"runtimes": []}`: `"runtimes" is not an object`,
-		`[]`:               "/etc/docker/daemon.json: line 1: unexpected JSON array",
-		"{\n\"a\": ":       "/etc/docker/daemon.json: line 2: unexpected EOF",
-		"{\n\"a\" 1}":      "/etc/docker/daemon.json: line 2: invalid character '1' after object key",
-		`{} {}`:            "data after the JSON object",
+		"{\n\"runtimes\": []}": "/etc/docker/daemon.json: line 2: runtimes: unexpected JSON array",
+		`[]`:                   "/etc/docker/daemon.json: line 1: unexpected JSON array",
+		"{\n\"a\": ":           "/etc/docker/daemon.json: line 2: unexpected EOF",
+		"{\n\"a\" 1}":          "/etc/docker/daemon.json: line 2: invalid character '1' after object key",
+		"{\n}\n\n{}":           "/etc/docker/daemon.json: line 4: data after the JSON object",
+		"{}\nx":                "/etc/docker/daemon.json: line 2: data after the JSON object",
 	} {
 		if _, err := register(dockerTree(t, text), dockerOptions(Registration{})); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q", text, err, want)

@@ -18,7 +18,7 @@ func checkCommand() *cli.Command {
 		Name:  "check",
 		Usage: "diagnose this node and suggest fixes (read-only)",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "target", Usage: "`WHAT` to check: containerd, k3s, rke2, docker (default: what runs)", Validator: func(s string) error {
+			&cli.StringFlag{Name: "target", Aliases: []string{"runtime"}, Usage: "`WHAT` to check: containerd, k3s, rke2, docker (default: what runs)", Validator: func(s string) error {
 				if s == kind || !slices.Contains(targets, s) {
 					return fmt.Errorf("%.256q is not one of containerd, k3s, rke2, docker", s)
 				}

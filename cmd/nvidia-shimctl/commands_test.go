@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"io"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
@@ -42,6 +44,7 @@ func TestEveryCommandPrintsJSONAndSaysIfItNeedsRoot(t *testing.T) {
 		{"completion bash", none, ""},
 		{"completion zsh", none, ""},
 		{"version", "revision", ""},
+		{"help", none, ""},
 	} {
 		command := strings.Fields(tc.args)
 		args := append([]string{"--config", d.ConfigPath, "--json"}, command...)
@@ -64,6 +67,12 @@ func TestEveryCommandPrintsJSONAndSaysIfItNeedsRoot(t *testing.T) {
 		simtest.Check(t, syscall.Seteuid(0))
 		if !strings.HasPrefix(errs, "nvidia-shimctl: ") && tc.user != "" || !strings.Contains(errs, tc.user) || strings.Count(errs, "\n") > 1 {
 			t.Errorf("as another user %s says %q, want %q", tc.args, errs, tc.user)
+		}
+		// An empty --config is not the file of the environment for one step and the default for another.
+		t.Setenv(config.EnvFile, d.ConfigPath)
+		var stdout, stderr bytes.Buffer
+		if code := run(t.Context(), append([]string{"nvidia-shimctl", "--config", ""}, command...), &stdout, &stderr); code != 2 || stdout.Len() > 0 || !strings.HasPrefix(stderr.String(), "nvidia-shimctl: --config is empty (") {
+			t.Errorf("--config \"\" %s: status %d, %s%s", tc.args, code, &stdout, &stderr)
 		}
 	}
 	for _, c := range newApp(io.Discard, io.Discard).Commands {

@@ -32,7 +32,10 @@ func configureCompletion(c *cli.Command) {
 			_, err := io.WriteString(c.Root().Writer, bashCompletion)
 			return err
 		}
+		guard(shell)
 	}
+	c.Action = func(_ context.Context, c *cli.Command) error { return cli.ShowSubcommandHelp(c) }
+	guard(c)
 }
 
 func manCommand() *cli.Command {

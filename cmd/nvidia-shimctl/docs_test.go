@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/urfave/cli/v3"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 var writeCommands = flag.Bool("commands", false, "write the commands of docs/shimctl.md")
@@ -41,7 +43,7 @@ func TestCommandsOfThePage(t *testing.T) {
 func commandsPage() string {
 	var b strings.Builder
 	for _, c := range newApp(io.Discard, io.Discard).Commands {
-		if c.Hidden {
+		if c.Hidden || c.Name == "help" {
 			continue
 		}
 		fmt.Fprintf(&b, "\n### %s\n\n%s", c.Name, c.Usage)
@@ -67,23 +69,42 @@ func flags(c *cli.Command, f func(path, flag string)) {
 	}
 }
 
-// Each command's help has examples, whose flags it has.
+// Each command's help has examples, which are command lines of that command.
 func TestExamples(t *testing.T) {
-	for _, c := range newApp(io.Discard, io.Discard).VisibleCommands() {
-		if len(examples[c.Name]) == 0 && c.Name != "help" {
-			t.Errorf("nvidia-shimctl %s --help has no example", c.Name)
+	all := newApp(io.Discard, io.Discard)
+	simtest.Check(t, all.Run(t.Context(), []string{"nvidia-shimctl"})) // adds the command completion
+	simtest.Check(t, all.Walk(func(c *cli.Command) error {
+		help := fine(t, append(strings.Fields(c.FullName())[1:], "--help")...)
+		_, list, _ := strings.Cut(help, "Examples:\n\n")
+		list, _, _ = strings.Cut(list, "\n\n")
+		if strings.TrimSpace(list) == "" {
+			t.Errorf("%s --help has no example", c.FullName())
 		}
-		for _, example := range examples[c.Name] {
-			_, line, _ := strings.Cut(example, "nvidia-shimctl ")
+		for example := range strings.Lines(list) {
+			_, line, _ := strings.Cut(example, "nvidia-shimctl")
 			line, _, _ = strings.Cut(line, "|")
 			line, _, _ = strings.Cut(line, ")")
-			app, ran := newApp(io.Discard, io.Discard), ""
-			for _, c := range app.Commands {
-				c.Action = func(context.Context, *cli.Command) error { ran = c.Name; return nil }
-			}
-			if err := app.Run(t.Context(), append([]string{"nvidia-shimctl"}, strings.Fields(line)...)); err != nil || ran != c.Name {
+			if ran, err := commandOf(t, strings.Fields(line)); err != nil || !strings.HasPrefix(ran, c.FullName()) {
 				t.Errorf("%s: ran %q: %v", example, ran, err)
 			}
 		}
+		return nil
+	}))
+}
+
+// commandOf returns the name of the command that a command line would run.
+func commandOf(t *testing.T, args []string) (ran string, err error) {
+	app := newApp(io.Discard, io.Discard)
+	note := func(_ context.Context, c *cli.Command) error { ran = c.FullName(); return nil }
+	for _, c := range app.Commands {
+		c.Action = note
 	}
+	app.ConfigureShellCompletionCommand = func(c *cli.Command) {
+		configureCompletion(c)
+		for _, shell := range c.Commands {
+			shell.Action = note
+		}
+	}
+	err = app.Run(t.Context(), append([]string{"nvidia-shimctl"}, args...))
+	return ran, err
 }

@@ -1,7 +1,19 @@
 package main
 
-// examples are shown by each command's --help.
+import (
+	"strings"
+
+	"github.com/urfave/cli/v3"
+)
+
+// addExamples adds examples to a command's --help.
+func addExamples(c *cli.Command) {
+	c.Description = strings.TrimSpace(c.Description + "\n\nExamples:\n\n    " + strings.Join(examples[c.Name], "\n    "))
+}
+
 var examples = map[string][]string{
+	"nvidia-shimctl": {"nvidia-shimctl install --dry-run", "nvidia-shimctl check", "nvidia-shimctl help plan"},
+
 	"info":      {"nvidia-shimctl info", "nvidia-shimctl --json info"},
 	"status":    {"nvidia-shimctl status", "nvidia-shimctl status --watch --interval 5s"},
 	"plan":      {"nvidia-shimctl plan --env NVIDIA_VISIBLE_DEVICES=0", "nvidia-shimctl plan --pod team/train", "nvidia-shimctl plan --container 3f9a"},
@@ -19,4 +31,11 @@ var examples = map[string][]string{
 	"probe":     {"nvidia-shimctl probe --live", "nvidia-shimctl probe --pod team/train"},
 	"bundle":    {"nvidia-shimctl bundle --output /root/report.tar.gz"},
 	"version":   {"nvidia-shimctl version"},
+	"man":       {"nvidia-shimctl man | man -l -"},
+	"help":      {"nvidia-shimctl help", "nvidia-shimctl help plan"},
+
+	"completion": {"nvidia-shimctl completion bash"},
+	"bash":       {"source <(nvidia-shimctl completion bash)"},
+	"zsh":        {"source <(nvidia-shimctl completion zsh)"},
+	"fish":       {"nvidia-shimctl completion fish | source"},
 }

@@ -45,45 +45,80 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 		Commands: []*cli.Command{
 			infoCommand(), statusCommand(), serveCommand(), planCommand(), runArgsCommand(), suspendCommand(), resumeCommand(), cdiCommand(),
 			checkCommand(), prepareCommand(), installCommand(), uninstallCommand(), nodeCommand(), manifestCommand(),
-			probeCommand(), bundleCommand(), manCommand(), versionCommand(),
+			probeCommand(), bundleCommand(), manCommand(), versionCommand(), helpCommand(),
 		},
+		HideHelpCommand:       true,
 		EnableShellCompletion: true, ConfigureShellCompletionCommand: configureCompletion,
 		ExitErrHandler: func(context.Context, *cli.Command, error) {},
 		Action: func(_ context.Context, c *cli.Command) error {
 			if c.Args().Present() {
-				name := c.Args().First()
-				return usage(fmt.Errorf("unknown command %.256q: did you mean %s?", name, cli.SuggestCommand(c.VisibleCommands(), name)))
+				return unknownCommand(c, c.Args().First())
 			}
 			return cli.ShowAppHelp(c)
 		},
 	}
 	for _, c := range app.Commands {
-		if list := examples[c.Name]; len(list) > 0 {
-			c.Description = strings.TrimSpace(c.Description + "\n\nExamples:\n\n    " + strings.Join(list, "\n    "))
-		}
-		action := c.Action
-		// Not by Before, which completion runs too.
-		c.Action = func(ctx context.Context, c *cli.Command) error {
-			if c.Args().Present() && c.ArgsUsage == "" {
-				return usage(fmt.Errorf("unexpected argument %.256q", c.Args().First()))
-			}
-			if slices.Contains([]string{"serve", "suspend", "resume", "node", "man"}, c.Name) && c.Bool("json") {
-				return noJSON(c.Name)
-			}
-			return action(ctx, c)
-		}
+		guard(c)
 	}
-	for _, c := range append(app.Commands, app) {
-		c.OnUsageError = func(_ context.Context, c *cli.Command, err error, _ bool) error {
-			if _, name, ok := strings.Cut(err.Error(), "not defined: -"); ok {
-				err = fmt.Errorf("%w: did you mean %s?", err, cli.SuggestFlag(c.VisibleFlags(), strings.TrimLeft(name, "-"), true))
-			}
-			return usage(err)
-		}
-		// A device list has commas of its own.
-		c.DisableSliceFlagSeparator = true
-	}
+	addExamples(app)
+	app.OnUsageError, app.DisableSliceFlagSeparator = wrongFlag, true
 	return app
+}
+
+// guard makes a command refuse a wrong command line before it does anything. Its help gets examples.
+func guard(c *cli.Command) {
+	addExamples(c)
+	c.OnUsageError = wrongFlag
+	// A device list has commas of its own.
+	c.DisableSliceFlagSeparator = true
+	action := c.Action
+	// Not by Before, which completion runs too.
+	c.Action = func(ctx context.Context, c *cli.Command) error {
+		switch {
+		case c.Args().Present() && c.ArgsUsage == "":
+			return usage(fmt.Errorf("unexpected argument %.256q", c.Args().First()))
+		case slices.Contains([]string{"serve", "suspend", "resume", "node", "man", "help"}, c.Name) && c.Bool("json"):
+			return noJSON(c.Name)
+		case c.String("config") == "" && os.Getenv(config.EnvFile) != "":
+			return usage(errors.New("--config is empty"))
+		}
+		return action(ctx, c)
+	}
+}
+
+func wrongFlag(_ context.Context, c *cli.Command, err error, _ bool) error {
+	text, _, _ := strings.Cut(err.Error(), ": strconv.") // a function of Go
+	if _, name, ok := strings.Cut(text, "not defined: -"); ok {
+		if near := cli.SuggestFlag(c.VisibleFlags(), strings.TrimLeft(name, "-"), true); near != "" {
+			text += ": did you mean " + near + "?"
+		}
+	}
+	return usage(errors.New(text))
+}
+
+func unknownCommand(c *cli.Command, name string) error {
+	return usage(fmt.Errorf("unknown command %.256q: did you mean %s?", name, cli.SuggestCommand(c.Root().VisibleCommands(), name)))
+}
+
+// helpCommand takes the place of the library's, which ignores further arguments.
+func helpCommand() *cli.Command {
+	return &cli.Command{
+		Name:      "help",
+		Usage:     "show the commands, or the flags of one",
+		ArgsUsage: "[COMMAND]",
+		Action: func(ctx context.Context, c *cli.Command) error {
+			name := c.Args().First()
+			switch {
+			case c.Args().Len() > 1:
+				return usage(fmt.Errorf("unexpected argument %.256q", c.Args().Get(1)))
+			case name == "":
+				return cli.ShowAppHelp(c.Root())
+			case c.Root().Command(name) == nil:
+				return unknownCommand(c, name)
+			}
+			return cli.ShowCommandHelp(ctx, c.Root(), name)
+		},
+	}
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
@@ -92,6 +127,9 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		err = fmt.Errorf("not run as root: %w", err)
 	}
 	var u *usageError
+	if err != nil && strings.HasPrefix(err.Error(), "No help topic") { // --help with an argument
+		err = usage(err)
+	}
 	switch {
 	case err == nil:
 		return 0
@@ -128,11 +166,7 @@ func noJSON(with string) error { return usage(fmt.Errorf("--json does not go wit
 // nothing of what the shim keeps.
 func loader(c *cli.Command) func() (*config.Config, error) {
 	return func() (*config.Config, error) {
-		name := c.String("config")
-		if name == "" && os.Getenv(config.EnvFile) != "" {
-			return nil, usage(errors.New("--config is empty"))
-		}
-		cfg, err := config.Find(name)
+		cfg, err := config.Find(c.String("config"))
 		if err == nil {
 			cfg.Host.ReadOnlyState = true
 		}

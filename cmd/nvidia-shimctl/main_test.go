@@ -67,6 +67,14 @@ func TestWrongUsageEndsWithStatusTwo(t *testing.T) {
 		{"status", "--interval=1ms"},
 		{"serve", "--listen", "3476"},
 		{"version", "x"},
+		{"version", "help"},
+		{"completion", "x"},
+		{"completion", "bash", "x"},
+		{"completion", "bash", "--no-such-flag"},
+		{"help", "x"},
+		{"help", "install", "x"},
+		{"--help", "x"},
+		{"version", "--help", "x"},
 		{"--json", "cdi", "--output", "/nonexistent/nvidia.yaml"},
 		{"run-args"},
 		{"run-args", "--for", "rkt"},
@@ -81,16 +89,6 @@ func TestWrongUsageEndsWithStatusTwo(t *testing.T) {
 	}
 	if status, out, _ := ctl(t); status != 0 || !strings.Contains(out, "plan") {
 		t.Errorf("without arguments: status %d, output %q", status, out)
-	}
-}
-
-// An empty --config does not mean the file of the environment for one step and the default one for
-// another.
-func TestAnEmptyConfigIsRefused(t *testing.T) {
-	t.Setenv(config.EnvFile, "/nonexistent/config.toml")
-	var out, errs bytes.Buffer
-	if status := run(t.Context(), []string{"nvidia-shimctl", "--config", "", "info"}, &out, &errs); status != 2 || !strings.Contains(errs.String(), "--config is empty") {
-		t.Errorf("status %d, %s", status, &errs)
 	}
 }
 
@@ -109,6 +107,9 @@ func TestAWrongNameBringsTheRightOne(t *testing.T) {
 		{"instal", `unknown command "instal": did you mean install?`},
 		{"install --dryrun", "flag provided but not defined: -dryrun: did you mean --dry-run?"},
 		{"--jsn info", "did you mean --json?"},
+		{"check --runtime kind", "is not one of containerd, k3s, rke2, docker"},
+		{"completion bash --no", "flag provided but not defined: -no (see"},
+		{"node --ready-port 99999", `invalid value "99999" for flag -ready-port (see`},
 	} {
 		code, _, errs := ctl(t, strings.Fields(tc.args)...)
 		if contains(t, errs, tc.want); code != 2 {

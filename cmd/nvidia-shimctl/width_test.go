@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/containerd/console"
+	"github.com/urfave/cli/v3"
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
@@ -130,4 +131,27 @@ func TestInfoIsOneScreen(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Nothing that the help has to say is missing.
+func TestHelpFits80Columns(t *testing.T) {
+	all := newApp(io.Discard, io.Discard)
+	simtest.Check(t, all.Run(t.Context(), []string{"nvidia-shimctl"})) // adds the command completion
+	simtest.Check(t, all.Walk(func(c *cli.Command) error {
+		help := fine(t, append(strings.Fields(c.FullName())[1:], "--help")...)
+		for line := range strings.Lines(help) {
+			if n := utf8.RuneCountInString(line) - 1; n > 80 || strings.HasSuffix(line, " \n") {
+				t.Errorf("%s: %d columns: %q", c.FullName(), n, line)
+			}
+		}
+		words := strings.Join(strings.Fields(help), " ")
+		for _, f := range c.VisibleFlags() {
+			usage := f.(cli.DocGenerationFlag).GetUsage()
+			contains(t, words, "--"+f.Names()[0], strings.ReplaceAll(usage, "`", ""))
+		}
+		for _, sub := range c.VisibleCommands() {
+			contains(t, words, sub.Name+" "+sub.Usage)
+		}
+		return nil
+	}))
 }

@@ -2,6 +2,7 @@ package bundle
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -87,7 +88,12 @@ func Read(dir string) ([]byte, os.FileMode, error) {
 // Parse makes a Bundle of what Read returned.
 func Parse(dir string, raw []byte, mode os.FileMode) (*Bundle, error) {
 	b := &Bundle{Dir: dir, raw: raw, mode: mode}
-	if err := json.Unmarshal(raw, &b.Spec); err != nil {
+	err := json.Unmarshal(raw, &b.Spec)
+	var kind *json.UnmarshalTypeError
+	if errors.As(err, &kind) {
+		err = fmt.Errorf("key %q: unexpected JSON %s", kind.Field, kind.Value) // its own text has Go's types
+	}
+	if err != nil {
 		return nil, b.wrap(err)
 	}
 	return b, nil

@@ -12,6 +12,7 @@ import (
 	"strings"
 
 	"github.com/pelletier/go-toml/v2"
+	"github.com/pelletier/go-toml/v2/unstable"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
@@ -244,11 +245,11 @@ func Load(name string) (*Config, error) {
 		return nil, fmt.Errorf("configuration: %w", err)
 	}
 	c := Default()
-	if err = Decode(data, c); err == nil {
-		err = c.validate()
-	}
-	if err != nil {
+	if err := Decode(data, c); err != nil {
 		return nil, fmt.Errorf("configuration %s: %w", name, err)
+	}
+	if key, err := c.validate(); err != nil {
+		return nil, fmt.Errorf("configuration %s: line %d: key %q: %w", name, lineOf(data, strings.Split(key, ".")), key, err)
 	}
 	return c, nil
 }
@@ -274,14 +275,76 @@ func Decode(data []byte, v any) error {
 		return fmt.Errorf("line %d: unknown key %q", row, strings.Join(e.Key(), "."))
 	}
 	var de *toml.DecodeError
-	if errors.As(err, &de) {
-		row, _ := de.Position()
-		if key := strings.Join(de.Key(), "."); key != "" {
-			return fmt.Errorf("line %d: key %q: %w", row, key, de)
-		}
-		return fmt.Errorf("line %d: %w", row, de)
+	if !errors.As(err, &de) {
+		return err
+	}
+	row, _ := de.Position()
+	key := strings.Join(de.Key(), ".")
+	if key == "" {
+		return fmt.Errorf("line %d: %s", row, plain(de))
+	}
+	// The library has line 1 for a list in a list.
+	return fmt.Errorf("line %d: key %q: %s", max(row, lineOf(data, de.Key())), key, plain(de))
+}
+
+// WithoutLine is the error of Decode for a table that containerd has encoded again: the line is not
+// that of its file.
+func WithoutLine(err error) error {
+	if line, text, _ := strings.Cut(err.Error(), ": "); strings.HasPrefix(line, "line ") {
+		return errors.New(text)
 	}
 	return err
+}
+
+// kinds are words for the library's names of what is there, and for the Go types that want
+// something else.
+var kinds = map[string]string{
+	"string": "a string", "bool": "true or false", "boolean": "true or false", "[]string": "a list of strings", "uint32": "a number",
+	"integer": "a number", "float": "a number", "array": "a list", "array table": "a list of tables", "inline table": "a table", "datetime": "a date",
+}
+
+// plain is the text of an error of the library without Go types.
+func plain(err error) string {
+	text := strings.TrimPrefix(err.Error(), "toml: ")
+	for _, begin := range []string{"cannot decode TOML ", "cannot store a ", "cannot store an "} {
+		if rest, ok := strings.CutPrefix(text, begin); ok {
+			there, _, _ := strings.Cut(rest, " in") // "in a TYPE" or "into struct field NAME of type TYPE"
+			wanted := rest[strings.LastIndexByte(rest, ' ')+1:]
+			return fmt.Sprintf("want %s, not %s", cmp.Or(kinds[wanted], "a table"), cmp.Or(kinds[there], "a "+there))
+		}
+	}
+	if value, _, ok := strings.Cut(text, " cannot be stored in "); ok {
+		return value + " is out of range"
+	}
+	return text
+}
+
+// lineOf returns the line of a key in valid TOML, or else of the table with it. The library ignores
+// the case of keys.
+func lineOf(data []byte, key []string) (line int) {
+	var p unstable.Parser
+	var table []string
+	for p.Reset(data); p.NextExpression(); {
+		e := p.Expression()
+		var path []string
+		if e.Kind == unstable.KeyValue {
+			path = slices.Clone(table)
+		}
+		var last unstable.Range
+		for names := e.Key(); names.Next(); {
+			path, last = append(path, string(names.Node().Data)), names.Node().Raw
+		}
+		if e.Kind != unstable.KeyValue {
+			table = path
+		}
+		if len(path) > len(key) || !slices.EqualFunc(path, key[:len(path)], strings.EqualFold) {
+			continue
+		}
+		if line = p.Shape(last).Start.Line; len(path) == len(key) {
+			break
+		}
+	}
+	return line
 }
 
 // Override sets the keys of the tables [policy] and [container] of a runtime handler's options;
@@ -292,12 +355,16 @@ func (c *Config) Override(tables []byte) error {
 		Policy    *Policy    `toml:"policy"`
 	}{Container: &c.Container, Policy: &c.Policy}
 	if err := Decode(tables, &over); err != nil {
-		return err
+		return WithoutLine(err)
 	}
-	return c.validate()
+	if key, err := c.validate(); err != nil {
+		return fmt.Errorf("key %q: %w", key, err)
+	}
+	return nil
 }
 
-func (c *Config) validate() error {
+// validate returns the key of a bad value with the error.
+func (c *Config) validate() (string, error) {
 	h := &c.Host
 	type path struct {
 		key   string
@@ -313,12 +380,12 @@ func (c *Config) validate() error {
 	}
 	for _, p := range paths {
 		if !filepath.IsAbs(*p.value) {
-			return fmt.Errorf("key %q: %q is not an absolute path", p.key, *p.value)
+			return p.key, fmt.Errorf("%q is not an absolute path", *p.value)
 		}
 		*p.value = filepath.Clean(*p.value)
 	}
 	if h.StateDir == "/" {
-		return fmt.Errorf("key %q: %q cannot hold the state of the shim", "host.state-dir", h.StateDir)
+		return "host.state-dir", fmt.Errorf("%q cannot hold the state of the shim", h.StateDir)
 	}
 	for _, l := range []struct {
 		key           string
@@ -335,14 +402,14 @@ func (c *Config) validate() error {
 	} {
 		for _, value := range l.values {
 			if !slices.Contains(l.known, value) {
-				return fmt.Errorf("key %q: %q is not one of %s", l.key, value, strings.Join(l.known, ", "))
+				return l.key, fmt.Errorf("%q is not one of %s", value, strings.Join(l.known, ", "))
 			}
 		}
 	}
 	for _, name := range c.Policy.SwarmResources {
 		if kind, ok := strings.CutPrefix(name, SwarmPrefix); !ok || kind == "" {
-			return fmt.Errorf("key %q: %q is not the name of a variable %s<KIND>", "policy.swarm-resources", name, SwarmPrefix)
+			return "policy.swarm-resources", fmt.Errorf("%q is not the name of a variable %s<KIND>", name, SwarmPrefix)
 		}
 	}
-	return nil
+	return "", nil
 }

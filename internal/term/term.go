@@ -90,7 +90,7 @@ func (o *Output) Line(s Style, text string) {
 // lines, indented by the given number of columns.
 func (o *Output) Field(label string, columns int, s Style, value string) {
 	head := o.paint(s, label) + strings.Repeat(" ", max(0, columns-utf8.RuneCountInString(label)))
-	for _, line := range wrap(visible(value), o.width-columns) {
+	for _, line := range Wrap(visible(value), o.width-columns) {
 		o.print(head + line)
 		head = strings.Repeat(" ", columns)
 	}
@@ -110,9 +110,9 @@ func (o *Output) paint(s Style, text string) string {
 	return "\x1b[" + string(s) + "m" + text + "\x1b[0m"
 }
 
-// wrap breaks a text at blanks into lines of at most width columns. A longer word stays whole,
+// Wrap breaks a text at blanks into lines of at most width columns. A longer word stays whole,
 // since paths are copied from the screen.
-func wrap(text string, width int) []string {
+func Wrap(text string, width int) []string {
 	const minWidth = 20
 	if width < minWidth {
 		return []string{text}
@@ -196,7 +196,7 @@ func (t *Table) Flush() {
 					start = indent
 				}
 			}
-			for k, part := range wrap(cell, t.o.width-start) {
+			for k, part := range Wrap(cell, t.o.width-start) {
 				if k > 0 {
 					lines, line = append(lines, line), ""
 				}

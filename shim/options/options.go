@@ -80,6 +80,9 @@ func Translate(message *anypb.Any) (Options, error) {
 		}
 	}
 	out, err := fromTOML(body)
+	if err != nil && len(o.GetConfigBody()) > 0 {
+		err = config.WithoutLine(err)
+	}
 	if err != nil {
 		return Options{}, fmt.Errorf("%s: %s: %w", source, err.Error(), errdefs.ErrInvalidArgument)
 	}
