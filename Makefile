@@ -92,9 +92,8 @@ test-long: build tools ## run the long forms of the tests of races and load (as 
 
 UNIT := ./gpuinject/... ./shim/... ./internal/... ./runtimeclass/... ./cmd/... ./integration/docs
 
-# -short leaves out the tests that ask a real containerd what it reads.
 test-unit: ## run the tests that need nothing built
-	$(GO) test -count=1 -short $(UNIT)
+	$(GO) test -count=1 $(UNIT)
 
 test-kind: deps build docker kind ## run a cluster of kind under Docker, with simulated GPUs (as root)
 	$(GO) test $(TEST_FLAGS) -tags kind -exec 'unshare --mount --net' -run '^TestKind' ./integration/docker

@@ -386,6 +386,16 @@ func parsed(t *testing.T, text []byte) Configuration {
 	return c
 }
 
+// `make test-unit` on a fresh clone.
+func TestWithoutContainerdTheTestSaysThatItIsLeftOut(t *testing.T) {
+	cmd := exec.Command(os.Args[0], "-test.v", "-test.run", "^TestContainerdReadsTheResult$")
+	cmd.Env = append(os.Environ(), "NVIDIA_SHIM_BIN="+t.TempDir())
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "NOT TESTED: no bin/tools/containerd") || !strings.Contains(string(out), "--- SKIP: ") {
+		t.Errorf("%v: %s", err, out)
+	}
+}
+
 // containerd's own reading of the result.
 func TestContainerdReadsTheResult(t *testing.T) {
 	all := daemons(t)

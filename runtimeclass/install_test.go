@@ -34,6 +34,22 @@ func changedFiles(p Plan) (out []string) {
 	return out
 }
 
+// Without the unit no program makes the CDI specification again.
+func TestInstallSaysWhatUpdatesTheCDISpecification(t *testing.T) {
+	h := containerdTree(t, "v2-1.7.toml", "", v1735)
+	for _, step := range []struct{ cdi, unit, want bool }{{true, false, true}, {false, false, false}, {true, true, false}, {true, false, false}} {
+		o := options(t)
+		o.PrepareUnit = step.unit
+		if step.cdi {
+			o.CDI = []Change{{Kind: Generated, Path: "/etc/cdi/nvidia.yaml", After: []byte("cdiVersion: 0.5.0\n")}}
+		}
+		plan := applied(t)(Install(h, o))
+		if got := strings.Contains(strings.Join(plan.Notes, "\n"), "/etc/cdi/nvidia.yaml does not follow"); got != step.want {
+			t.Errorf("%+v: %q", step, plan.Notes)
+		}
+	}
+}
+
 // A unit below /etc would shadow the one of the package.
 func TestThePackagesUnitIsEnabled(t *testing.T) {
 	h := containerdTree(t, "v2-1.7.toml", "", v1735)

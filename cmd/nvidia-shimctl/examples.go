@@ -24,7 +24,7 @@ var examples = map[string][]string{
 	"cdi":       {"nvidia-shimctl cdi", "nvidia-shimctl cdi --output /etc/cdi/nvidia.yaml"},
 	"check":     {"nvidia-shimctl check", "nvidia-shimctl check --target k3s"},
 	"prepare":   {"nvidia-shimctl prepare --dry-run", "nvidia-shimctl prepare --load-modules --imex-channels 0-3"},
-	"install":   {"nvidia-shimctl install --dry-run", "nvidia-shimctl install --restart", "nvidia-shimctl install --target docker --set-default", "nvidia-shimctl install --target docker --cdi --gpus-flag"},
+	"install":   {"nvidia-shimctl install --dry-run", "nvidia-shimctl install --restart", "nvidia-shimctl install --target docker --set-default", "nvidia-shimctl install --target docker --cdi --prepare-unit --gpus-flag"},
 	"uninstall": {"nvidia-shimctl uninstall --dry-run", "nvidia-shimctl uninstall --all --restart"},
 	"node":      {"nvidia-shimctl node --once", "nvidia-shimctl node --uninstall"},
 	"manifest":  {"nvidia-shimctl manifest | kubectl apply -f -"},

@@ -97,12 +97,7 @@ var buildImage = sync.OnceValues(func() (string, error) {
 // for a host without the loaders, or else made now.
 var graphicsImage = sync.OnceValues(func() (string, error) {
 	if dir := os.Getenv("NVIDIA_SHIM_GPU_IMAGES"); dir != "" {
-		// ctr, which imports it, runs in another directory.
-		name, err := filepath.Abs(filepath.Join(dir, graphicsTar))
-		if err == nil {
-			_, err = os.Stat(name)
-		}
-		return name, err
+		return packedGraphics(dir)
 	}
 	programs, err := compiled()
 	if err != nil {

@@ -57,6 +57,16 @@ const (
 	graphicsTar = "graphics.tar"
 )
 
+// packedGraphics is the tar of GraphicsImage that integration/gpu/pack made in dir. ctr, which
+// imports it, runs in another directory.
+func packedGraphics(dir string) (string, error) {
+	name, err := filepath.Abs(filepath.Join(dir, graphicsTar))
+	if err == nil {
+		_, err = os.Stat(name)
+	}
+	return name, err
+}
+
 // GraphicsImage is ProgramsImage with the vendor-neutral loaders of EGL, Vulkan and
 // OpenCL, as an image of a graphics program has them: nothing of NVIDIA's but the
 // line by which OpenCL images name its library. The loaders are the host's, or those
