@@ -21,6 +21,8 @@ v[0-9]*.*) version=${version#v} ;;
 esac
 PACKAGE_VERSION=$(echo "$version" | sed 's/-\([0-9]*\)-g/+\1.g/; s/-dirty$/.dirty/; s/-/~/')
 export PACKAGE_VERSION
+# GitHub renames files with a ~.
+version=$(echo "$PACKAGE_VERSION" | tr '~' -)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
@@ -52,30 +54,30 @@ done
 builds=
 for ARCH in amd64 arm64; do (
 	export ARCH
-	name=containerd-shim-nvidia_${PACKAGE_VERSION}_linux_$ARCH
+	name=containerd-shim-nvidia_${version}_linux_$ARCH
+	case $ARCH in amd64) machine=x86_64 ;; arm64) machine=aarch64 ;; esac
 	mkdir "$work/$name"
 	cp -R "$common/." "$work/$name"
-	case $ARCH in "$("$GO" env GOHOSTARCH)") CC=gcc ;; amd64) CC=x86_64-linux-gnu-gcc ;; arm64) CC=aarch64-linux-gnu-gcc ;; esac
+	case $ARCH in "$("$GO" env GOHOSTARCH)") CC=gcc ;; *) CC=$machine-linux-gnu-gcc ;; esac
 	command -v "$CC" >/dev/null || { echo "$0: $CC is missing: run make deps as root" >&2; exit 1; }
 	GOARCH=$ARCH CC=$CC make -s -C .. build BIN="$work/$name"
 	tar -C "$work" --sort=name --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner -cf - "$name" |
 		gzip -9n >"$out/$name.tar.gz"
 	for program in containerd-shim-nvidia-v2 nvidia-shimctl nvidia-shim-nvml; do
 		"$work/cyclonedx-gomod" bin -json -noserial -notimestamp -version "$tag" \
-			-output "$out/sbom-${program}_${PACKAGE_VERSION}_linux_$ARCH.cdx.json" "$work/$name/$program"
+			-output "$out/sbom-${program}_${version}_linux_$ARCH.cdx.json" "$work/$name/$program"
 	done
 	cp nfpm.yaml postinstall.sh preremove.sh "$work/$name"
 	cd "$work/$name"
-	for format in deb rpm; do
-		"$work/nfpm" package --packager $format --target "$out/"
-	done
+	"$work/nfpm" package --packager deb --target "$out/containerd-shim-nvidia_${version}_$ARCH.deb"
+	"$work/nfpm" package --packager rpm --target "$out/containerd-shim-nvidia-$version-1.$machine.rpm"
 ) &
 	builds="$builds $!"
 done
 for build in $builds; do
 	wait "$build"
 done
-name=$work/containerd-shim-nvidia_${PACKAGE_VERSION}_linux
+name=$work/containerd-shim-nvidia_${version}_linux
 "$GO" run -trimpath ./image "$out" "${REGISTRY:=localhost}/nvidia-shim-node" "$tag" "$(git rev-parse HEAD)" amd64="${name}_amd64" arm64="${name}_arm64"
 
 # helm package would write the time into it. A version of a chart has to be a semantic one.

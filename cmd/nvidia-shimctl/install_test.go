@@ -47,6 +47,8 @@ const containerdTOML = `version = 3
 
 func TestInstallCommand(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
+	file := filepath.Join(root, runtimeclass.DefaultContainerdConfig)
+	simtest.Check(t, errors.Join(os.Chown(file, 7, 8), os.Chmod(file, 0o640)))
 	before := simtest.Contents(t, root)
 	args := []string{"install", "--root", root, "--containerd-version", "v2.3.7", "--from", from}
 

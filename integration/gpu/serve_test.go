@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"path/filepath"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -26,10 +28,11 @@ func value(metrics, series string) (float64, bool) {
 	return number(line)
 }
 
-func TestServeAgreesWithNvidiaSmi(t *testing.T) {
-	gpus := hostGPUs(t)
+// startServe starts serve, and returns what asks it.
+func startServe(t *testing.T, env *testenv.Env) (get func(path string) string) {
+	t.Helper()
 	c := &testenv.Command{Name: "serve", Dir: "/", Log: filepath.Join(t.TempDir(), "log"),
-		Argv: []string{filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), "serve", "--listen", "127.0.0.1:0"}}
+		Argv: []string{filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), "--config", env.Options.ShimConfig, "serve", "--listen", "127.0.0.1:0"}}
 	if err := c.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -42,7 +45,7 @@ func TestServeAgreesWithNvidiaSmi(t *testing.T) {
 		address = regexp.MustCompile(`listening on (\S+)\n`).FindStringSubmatch(c.Tail(4096))
 		return address != nil
 	})
-	get := func(path string) string {
+	return func(path string) string {
 		r, err := http.Get("http://" + address[1] + path)
 		if err != nil {
 			t.Fatal(err)
@@ -54,6 +57,17 @@ func TestServeAgreesWithNvidiaSmi(t *testing.T) {
 		}
 		return string(text)
 	}
+}
+
+// A container on each GPU holds memory and keeps the GPU busy.
+func TestServeAgreesWithNvidiaSmi(t *testing.T) {
+	gpus := hostGPUs(t)
+	env := newEnv(t, "")
+	ids := map[string]string{} // by UUID
+	for _, g := range gpus {
+		ids[g.UUID] = startHold(t, env, g.Index, 512, "BUSY=1")
+	}
+	get := startServe(t, env)
 	rows := smi(t, "gpu", "name", "driver_version", "memory.total", "memory.used")
 	start := time.Now()
 	metrics := get("/metrics")
@@ -74,9 +88,7 @@ func TestServeAgreesWithNvidiaSmi(t *testing.T) {
 				t.Errorf("GPU %s: %s %v bytes, nvidia-smi %v MiB", g.Index, name, got, want)
 			}
 		}
-		if busy, ok := value(metrics, "nvidia_shim_gpu_utilization_ratio"+labels); ok && (busy < 0 || busy > 1) {
-			t.Errorf("GPU %s is busy %v of the time", g.Index, busy)
-		}
+		checkHolder(t, env, get, g, ids[g.UUID])
 		if text := get("/gpu/info"); !strings.Contains(text, g.UUID) || !strings.Contains(text, "/dev/nvidia"+g.Minor+"\n") {
 			t.Errorf("/gpu/info lacks GPU %s:\n%s", g.UUID, text)
 		}
@@ -84,4 +96,45 @@ func TestServeAgreesWithNvidiaSmi(t *testing.T) {
 	if page := get("/"); !strings.Contains(page, "GPU 0 <span>"+rows[0]["name"]) || strings.Contains(page, `role="alert"`) {
 		t.Errorf("the page:\n%s", page)
 	}
+	for _, id := range ids {
+		env.Remove(t, id)
+		testenv.Await(t, 10*time.Second, "serve forgets container "+id, func() bool { return !strings.Contains(get("/metrics"), id) })
+	}
+}
+
+// checkHolder compares with nvidia-smi what serve has on the one container of a GPU: that it holds
+// the GPU and no other, its memory, and how busy the GPU is.
+func checkHolder(t *testing.T, env *testenv.Env, get func(string) string, g gpu, id string) {
+	t.Helper()
+	metrics := get("/metrics")
+	holder := fmt.Sprintf(`nvidia_shim_device_holder{container="",gpu="%s",id="%s",mig="",namespace="%s",pod="",uuid="%s"}`, g.Index, id, env.ID, g.UUID)
+	if _, ok := value(metrics, holder); !ok || strings.Count(metrics, `,id="`+id+`",mig="`) != 1 {
+		t.Errorf("not %s alone:\n%s", holder, metrics)
+	}
+	want := 0.0 // MiB
+	pids := containerPIDs(t, env, id)
+	for _, app := range smi(t, "compute-apps", "gpu_uuid", "pid", "used_memory") {
+		pid, err := strconv.Atoi(app["pid"])
+		if mib, known := number(app["used_memory"]); err == nil && known && app["gpu_uuid"] == g.UUID && slices.Contains(pids, pid) {
+			want += mib
+		}
+	}
+	memory := fmt.Sprintf(`nvidia_shim_container_memory_used_bytes{container="",id="%s",namespace="%s",pod=""}`, id, env.ID)
+	if got, ok := value(metrics, memory); want == 0 {
+		t.Logf("nvidia-smi ON THIS HOST DOES NOT LIST the process of container %s, so its memory is not compared", id)
+	} else if !ok || math.Abs(got/(1<<20)-want) > 64 {
+		t.Errorf("container %s uses %v bytes, nvidia-smi has %v MiB", id, got, want)
+	}
+	// The kernels follow each other without end, but a sample may be from before the first one.
+	busy := fmt.Sprintf(`nvidia_shim_gpu_utilization_ratio{gpu="%s",uuid="%s"}`, g.Index, g.UUID)
+	var figures string
+	if !testenv.Until(30*time.Second, func() bool {
+		ratio, ok := value(get("/metrics"), busy)
+		percent, known := number(ask(t, g, "--query-gpu=utilization.gpu"))
+		figures = fmt.Sprintf("serve: %v %v, nvidia-smi: %v %v", ratio, ok, percent, known)
+		return ok == known && (!ok || ratio > 0.5 && math.Abs(100*ratio-percent) <= 10)
+	}) {
+		t.Errorf("GPU %s: %s", g.Index, figures)
+	}
+	t.Logf("GPU %s: %v MiB; %s", g.Index, want, figures)
 }

@@ -64,8 +64,8 @@ func startRegistry(t *testing.T) (crane string) {
 }
 
 // testPush pushes the release of a clone as the workflow does. The registry has the bytes of dist/,
-// and the chart names the image there.
-func testPush(t *testing.T, clone, crane string) {
+// and the chart names the image there, which it returns.
+func testPush(t *testing.T, clone, crane string) (image string) {
 	t.Helper()
 	dist, registry, pulled := filepath.Join(clone, "dist"), os.Getenv("REGISTRY"), t.TempDir()
 	out := run(t, filepath.Join(clone, "packaging/push.sh"), dist)
@@ -86,7 +86,7 @@ func testPush(t *testing.T, clone, crane string) {
 	if got := strings.TrimSpace(run(t, crane, "digest", outputs["chart"])); !strings.HasSuffix(outputs["chart"], "@"+got) {
 		t.Errorf("the chart is %s, want %s", got, outputs["chart"])
 	}
-	_, image, _ := strings.Cut(run(t, helm, "template", "oci://"+registry+"/nvidia-shim", "--version", "1.2.3-rc.1"), `image: "`)
+	_, image, _ = strings.Cut(run(t, helm, "template", "oci://"+registry+"/nvidia-shim", "--version", "1.2.3-rc.1"), `image: "`)
 	image, _, _ = strings.Cut(image, `"`)
 	if got := strings.TrimSpace(run(t, crane, "digest", image)); got != digest {
 		t.Errorf("%s, the chart's image, is %s, want %s", image, got, digest)
@@ -96,4 +96,5 @@ func testPush(t *testing.T, clone, crane string) {
 	if out, err := exec.Command(filepath.Join(clone, "packaging/push.sh"), dist).CombinedOutput(); err == nil || !strings.Contains(string(out), "make packages REGISTRY=127.0.0.1:1/another") {
 		t.Errorf("a push to another registry than the chart's: %v\n%s", err, out)
 	}
+	return image
 }

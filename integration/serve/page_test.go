@@ -4,10 +4,14 @@ import (
 	"flag"
 	"fmt"
 	"image"
+	"image/color"
 	"image/png"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -69,6 +73,77 @@ func luminance(p image.Image, x, y int) int {
 	return int(299*r+587*g+114*b) / 1000
 }
 
+// contrast is the contrast ratio of WCAG 2, from 1 to 21.
+func contrast(a, b color.Color) float64 {
+	light := func(c color.Color) float64 {
+		linear := func(v uint32) float64 {
+			if s := float64(v) / 0xffff; s > 0.04045 {
+				return math.Pow((s+0.055)/1.055, 2.4)
+			}
+			return float64(v) / 0xffff / 12.92
+		}
+		r, g, b, _ := c.RGBA()
+		return 0.2126*linear(r) + 0.7152*linear(g) + 0.0722*linear(b) + 0.05
+	}
+	return max(light(a), light(b)) / min(light(a), light(b))
+}
+
+// colours are those of the page's style, by property, in a scheme.
+func colours(t *testing.T, page string, scheme int) map[string]color.Color {
+	t.Helper()
+	found := map[string]color.Color{}
+	for _, m := range regexp.MustCompile(`([\w-]+): light-dark\(#(\w+), #(\w+)\)`).FindAllStringSubmatch(page, -1) {
+		digits := m[3-scheme]
+		if len(digits) == 3 {
+			digits = regexp.MustCompile(".").ReplaceAllString(digits, "$0$0")
+		}
+		v, err := strconv.ParseUint(digits, 16, 24)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found[m[1]] = color.NRGBA{uint8(v >> 16), uint8(v >> 8), uint8(v), 0xff}
+	}
+	return found
+}
+
+// bar returns the colours of a bar on both sides of where its filled part ends, each 30 pixels long.
+func bar(t *testing.T, p image.Image) (filled, empty color.Color) {
+	t.Helper()
+	for y := range p.Bounds().Dy() {
+		for x := 30; x < p.Bounds().Dx()-30; x++ {
+			filled, empty := p.At(x-1, y), p.At(x, y)
+			long := filled != empty && filled != p.At(1, 1) && empty != p.At(1, 1)
+			for i := 1; long && i < 30; i++ {
+				long = p.At(x-1-i, y) == filled && p.At(x+i, y) == empty
+			}
+			if long {
+				return filled, empty
+			}
+		}
+	}
+	t.Fatal("there is no bar")
+	return nil, nil
+}
+
+// readable checks what WCAG 2 asks of text, and of graphics that a reader has to see.
+func readable(t *testing.T, page string, scheme int, picture image.Image) {
+	t.Helper()
+	has := colours(t, page, scheme)
+	background := has["background"]
+	if background == nil || has["color"] == nil || contrast(background, picture.At(1, 1)) != 1 {
+		t.Fatalf("scheme %d: the background is %v, the style has %v", scheme, picture.At(1, 1), has)
+	}
+	for name, c := range has {
+		if r := contrast(c, background); r < 4.5 && name != "background" && name != "--line" {
+			t.Errorf("scheme %d: text of the colour %s has a contrast of %.1f", scheme, name, r)
+		}
+	}
+	filled, empty := bar(t, picture)
+	if r := contrast(filled, empty); r < 3 {
+		t.Errorf("scheme %d: the filled part of a bar, %v, has a contrast of %.1f with the empty one, %v", scheme, filled, r, empty)
+	}
+}
+
 func TestThePageInABrowser(t *testing.T) {
 	n := newNode(t)
 	url := "http://" + n.address + "/"
@@ -76,6 +151,10 @@ func TestThePageInABrowser(t *testing.T) {
 	dom := browse(t, url, light, "--dump-dom")
 	simhost.Want(t, dom, "<b>team/"+n.pod+"</b>", "Free", "Partitioned into MIG devices", "MIG 2:1/0", "<b>team/"+infer+"</b>", " MiB</span>",
 		"<b>team/greedy</b> <code>invalid_argument</code>", "unknown GPU")
+	page, err := get(t, url)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for _, scheme := range []int{dark, light} {
 		for _, width := range []int{400, 800, 1600} {
 			picture, name := photograph(t, url, scheme, width)
@@ -87,18 +166,19 @@ func TestThePageInABrowser(t *testing.T) {
 			if isLight := background > 0x8000; isLight != (scheme == light) {
 				t.Errorf("scheme %d: a background of luminance %#x", scheme, background)
 			}
-			contrast := 0
+			readable(t, page, scheme, picture)
+			strongest := 0
 			for y := range size.Dy() {
 				// What is too wide would be cut off here.
 				if luminance(picture, width-2, y) != background {
 					t.Fatalf("scheme %d, width %d: line %d reaches the edge: %s", scheme, width, y, name)
 				}
 				for x := range width {
-					contrast = max(contrast, luminance(picture, x, y)-background, background-luminance(picture, x, y))
+					strongest = max(strongest, luminance(picture, x, y)-background, background-luminance(picture, x, y))
 				}
 			}
-			if contrast < 0xb000 {
-				t.Errorf("scheme %d, width %d: the text has a contrast of %#x", scheme, width, contrast)
+			if strongest < 0xb000 {
+				t.Errorf("scheme %d, width %d: the text has a contrast of %#x", scheme, width, strongest)
 			}
 			if *screenshots && width == 800 {
 				keep(t, name, "../../docs/serve-"+[]string{"dark", "light"}[scheme]+".png")

@@ -2,6 +2,7 @@ package serve
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -194,6 +195,14 @@ func expressions(t *testing.T) (list []string) {
 
 func TestPrometheusScrapesServe(t *testing.T) {
 	n := newNode(t)
+	// NVML hangs, so that the shim cannot read the CUDA version.
+	if err := errors.Join(os.Remove(filepath.Join(n.Driver.StateDir, "nvml.json")), n.Driver.Hang(true)); err != nil {
+		t.Fatal(err)
+	}
+	n.Refused(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=12.8"}}, "NVML was asked")
+	if err := n.Driver.Hang(false); err != nil {
+		t.Fatal(err)
+	}
 	p := newPrometheus(t, n.address)
 	holder := `nvidia_shim_device_holder{pod="` + n.pod + `"}`
 	testenv.Await(t, 30*time.Second, "a sample of "+holder, func() bool { return len(p.query(t, holder)) > 0 })
@@ -204,6 +213,7 @@ func TestPrometheusScrapesServe(t *testing.T) {
 		`nvidia_shim_refusals_total{reason="invalid_argument"}`:        "] 1",
 		`nvidia_shim_create_duration_seconds_count`:                    "] 2",
 		`nvidia_shim_cold_views_total`:                                 "] 1",
+		`nvidia_shim_probe_failures_total`:                             "] 1",
 		`nvidia_shim_container_memory_used_bytes{pod="` + n.pod + `"}`: "] 96636764160",
 		`sum(nvidia_shim_gpu_info)`:                                    "] 3",
 	} {

@@ -133,7 +133,7 @@ func (n *node) daemon(t *testing.T) string {
 // state is what an installation changes.
 func (n *node) state(t *testing.T) string {
 	t.Helper()
-	return n.etc(t) + n.run(t, "sh", "-c", "find /usr/local/bin /opt /etc/nvidia-shim -type f -exec stat -c '%a %n' {} + -exec sha256sum {} + | sort")
+	return n.etc(t) + n.run(t, "sh", "-c", "find /usr/local/bin /opt /etc/nvidia-shim -printf '%M %u:%g %p %l\\n' -type f -exec sha256sum {} + | sort")
 }
 
 // stateGone checks that the shim left neither views nor its state directory.
@@ -299,7 +299,7 @@ func TestTheNodePodFollowsAnUpgradeOfTheDriver(t *testing.T) {
 		return strings.Contains(now, "999.1.2") && now == n.run(t, installedCtl, "cdi")
 	})
 	n.useGPU(t)
-	n.run(t, "rm", cdispec.Path)
+	n.run(t, "rm", "-r", filepath.Dir(cdispec.Path))
 	if after := n.state(t); after != installed {
 		t.Errorf("the installation changed: %s", changed(installed, after))
 	}

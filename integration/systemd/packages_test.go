@@ -78,10 +78,10 @@ echo '# new default' >>config.toml
 	return "/srv/" + filepath.Base(archive) + ".newer.rpm"
 }
 
-// etc is what /etc of the machine holds, without the shim's own directory.
+// etc is what /etc of the machine holds, with modes and owners, without the shim's own directory.
 func (m *machine) etc(t *testing.T) string {
 	t.Helper()
-	return m.run(t, "sh", "-c", "cd /etc && find . -path ./nvidia-shim -prune -o -type l -printf '%p %l\\n' -o -type f -exec sha256sum {} + | sort -k 2")
+	return m.run(t, "sh", "-c", "cd /etc && find . -path ./nvidia-shim -prune -o -printf '%M %u:%g %p %l\\n' -type f -exec sha256sum {} + | sort")
 }
 
 // changed returns the lines that only one of two texts has.

@@ -20,6 +20,7 @@ set -eu
 #   man-db                       man reads the manual pages
 #   patch                        the differences that the tool prints are patches
 #   systemd                      systemd-analyze reads the unit of prepare
+#   rpm                          rpm and rpm2archive look into the rpm
 #   chromium                     the page of serve
 #   gcc-aarch64-linux-gnu libc6-dev-arm64-cross   packages for arm64, on x86-64
 #   ca-certificates              TLS for the Go module proxy and Debian's mirror
@@ -32,7 +33,7 @@ musl musl-tools
 debootstrap dpkg debian-archive-keyring
 strace
 mount
-fish zsh man-db patch systemd
+fish zsh man-db patch systemd rpm
 chromium
 ca-certificates
 "

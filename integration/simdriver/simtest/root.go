@@ -2,9 +2,11 @@ package simtest
 
 import (
 	"debug/elf"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -78,7 +80,7 @@ func (r Root) Node(name string, major, minor, mode uint32) {
 	r.Check(os.Chmod(file, os.FileMode(mode)))
 }
 
-// Contents reads all files below a directory: mode and text by name, with "/" in front.
+// Contents reads all files below a directory: mode, owner and text by name, with "/" in front.
 func Contents(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
@@ -90,7 +92,8 @@ func Contents(t testing.TB, dir string) map[string]string {
 		if st.Mode().IsRegular() {
 			text, err = os.ReadFile(name)
 		}
-		files[strings.TrimPrefix(name, dir)] = st.Mode().String() + "\n" + string(text)
+		owner := st.Sys().(*syscall.Stat_t)
+		files[strings.TrimPrefix(name, dir)] = fmt.Sprintf("%s %d:%d\n%s", st.Mode(), owner.Uid, owner.Gid, text)
 		return err
 	})
 	if err != nil {
