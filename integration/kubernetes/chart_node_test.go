@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -266,6 +267,17 @@ func nodeMounts(t *testing.T) string {
 	return ""
 }
 
+// uninstallAsNoted upgrades the release by the command that the chart's notes have.
+func uninstallAsNoted(t *testing.T) {
+	t.Helper()
+	notes := mustRun(t, "helm", "get", "notes", release, "--namespace", releaseNamespace)
+	found := regexp.MustCompile(`(?m)^  helm (upgrade .* --set uninstall=true.*)$`).FindStringSubmatch(notes)
+	if found == nil {
+		t.Fatalf("the chart's notes do not say how to remove it:\n%s", notes)
+	}
+	mustRun(t, "helm", strings.Fields(strings.Replace(found[1], "CHART", chart, 1))...)
+}
+
 // The chart's DaemonSet installs the node, a GPU pod runs, upgrades and rollbacks change nothing of
 // it, and the removal leaves the host as it was, byte for byte.
 func TestChartInstallsTheNode(t *testing.T) {
@@ -335,7 +347,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	c.awaitLabel(t, "nvidia-shim.io/ready", "true")
 	gpu = c.upgradePrograms(t, upgrade, gpu, given)
 
-	upgrade("uninstall=true")
+	uninstallAsNoted(t)
 	host.restart(t) // the upgrade asked for none
 	c.awaitLabel(t, "nvidia-shim.io/ready", "")
 	// The pod with the GPU still needs the programs.

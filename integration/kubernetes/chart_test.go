@@ -136,6 +136,19 @@ func TestChartIsSound(t *testing.T) {
 	}
 }
 
+// TestChartInstallsTheNode runs the commands.
+func TestChartSaysHowToRemoveIt(t *testing.T) {
+	const upgrade = "  helm upgrade other --namespace gpu CHART --reset-then-reuse-values --set uninstall=true,maxUnavailable=100%\n"
+	const rest = "\n  kubectl get nodes -l nvidia-shim.io/version\n  helm uninstall other --namespace gpu\n"
+	for value, want := range map[string]string{"uninstall=false": "\n" + upgrade + rest[1:], "uninstall=true": "\n" + rest} {
+		out := mustRun(t, "helm", "install", "other", chart, "--namespace", "gpu", "--dry-run=client", "--set", value)
+		_, notes, _ := strings.Cut(out, "NOTES:")
+		if !strings.Contains(notes, want) || strings.Contains(notes, upgrade) != strings.Contains(want, upgrade) {
+			t.Errorf("%s: no %q in:%s", value, want, notes)
+		}
+	}
+}
+
 // The chart with its default values and the kustomize base are the same objects, and the API server
 // takes every field of them.
 func TestChartAndKustomizeBaseAreTheSame(t *testing.T) {
