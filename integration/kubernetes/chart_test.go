@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
@@ -200,23 +201,31 @@ func (c *cluster) chartObjects(t testing.TB) string {
 	return names.String()
 }
 
-// install installs the chart for the rest of the test, after which the API has what it had before.
-func install(t testing.TB, args ...string) {
+// keepObjects checks that the API has what it has now when the rest of the test is cleaned up.
+func keepObjects(t testing.TB) {
 	t.Helper()
 	before := shared.chartObjects(t)
-	if _, err := helmRelease(t, "install", append([]string{chart}, args...)...); err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() {
-		if _, err := helmRelease(t, "uninstall"); err != nil {
-			t.Error(err)
-		}
 		if err := shared.await("the end of the release", podLimit, func() error {
 			if after := shared.chartObjects(t); after != before {
 				return fmt.Errorf("before:\n%s\nafter:\n%s", before, after)
 			}
 			return nil
 		}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// install installs the chart for the rest of the test, after which the API has what it had before.
+func install(t testing.TB, args ...string) {
+	t.Helper()
+	keepObjects(t)
+	if _, err := helmRelease(t, "install", append([]string{chart}, args...)...); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := helmRelease(t, "uninstall"); err != nil {
 			t.Error(err)
 		}
 	})
@@ -259,6 +268,21 @@ func TestChartAndTheRuntimeClass(t *testing.T) {
 	}
 	if class, err := shared.runtimeClass(handler); err != nil || class.ResourceVersion != was.ResourceVersion {
 		t.Errorf("the class of another owner: %v: %+v, was %+v", err, class, was)
+	}
+}
+
+// The kustomize base, too, leaves the RuntimeClass of another owner alone, if told so.
+func TestKustomizeBaseBesideARuntimeClass(t *testing.T) {
+	base := t.TempDir()
+	edit := exec.Command(filepath.Join(binDir(), "kustomize"), "edit", "remove", "resource", "runtimeclass.yaml")
+	edit.Dir = base
+	if err := errors.Join(os.CopyFS(base, os.DirFS(kustomizeBase)), edit.Run()); err != nil {
+		t.Fatal(err)
+	}
+	keepObjects(t)
+	t.Cleanup(func() { mustRun(t, "kubectl", "delete", "--ignore-not-found", "-k", base) })
+	if out := mustRun(t, "kubectl", "apply", "-k", base); !strings.Contains(out, "daemonset.apps/nvidia-shim created") || strings.Contains(out, "runtimeclass") {
+		t.Error(out)
 	}
 }
 
