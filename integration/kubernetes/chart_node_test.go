@@ -275,15 +275,15 @@ func uninstallAsNoted(t *testing.T) {
 	if found == nil {
 		t.Fatalf("the chart's notes do not say how to remove it:\n%s", notes)
 	}
-	mustRun(t, "helm", strings.Fields(strings.Replace(found[1], "CHART", chart, 1))...)
+	mustRun(t, "helm", strings.Fields(strings.Replace(found[1], "CHART", packagedChart(t), 1))...)
 }
 
-// The chart's DaemonSet installs the node, a GPU pod runs, upgrades and rollbacks change nothing of
+// The DaemonSet of the packaged chart and node image installs the node, a GPU pod runs, upgrades and rollbacks change nothing of
 // it, and the removal leaves the host as it was, byte for byte.
 func TestChartInstallsTheNode(t *testing.T) {
 	c := shared
 	c.use(t, strategy{list: envvar})
-	c.makeNodeImage(t, "unreleased", testenv.ShimDir())
+	c.Ctr(t, "--namespace", criNamespace, "images", "import", dist(t, "nvidia-shim-node_*.tar"))
 	c.startControllers(t)
 	host := newFakeHost(t)
 	c.admit(t, host.root)
@@ -323,7 +323,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 
 	upgrade := func(values string) {
 		t.Helper()
-		if _, err := helmRelease(t, "upgrade", chart, "--reuse-values", "--set", values); err != nil {
+		if _, err := helmRelease(t, "upgrade", packagedChart(t), "--reuse-values", "--set", values); err != nil {
 			t.Fatal(err)
 		}
 	}

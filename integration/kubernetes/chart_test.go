@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
 const (
@@ -58,6 +59,21 @@ func mustRun(t testing.TB, name string, args ...string) string {
 func helmRelease(t testing.TB, verb string, args ...string) (string, error) {
 	t.Helper()
 	return command(t, "helm", append([]string{verb, release, "--namespace", releaseNamespace}, args...)...)
+}
+
+// dist finds the one file of a pattern that `make packages` made.
+func dist(t testing.TB, pattern string) string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(testenv.ShimDir(), "../dist", pattern))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("dist has the files %q of %s, %v: run make packages", found, pattern, err)
+	}
+	return found[0]
+}
+
+func packagedChart(t testing.TB) string {
+	t.Helper()
+	return dist(t, "nvidia-shim-[0-9]*.tgz")
 }
 
 // template renders the chart.
@@ -150,8 +166,8 @@ func TestChartSaysHowToRemoveIt(t *testing.T) {
 	}
 }
 
-// The chart with its default values and the kustomize base are the same objects, and the API server
-// takes every field of them.
+// The chart with its default values, as it is packaged, too, and the kustomize base are the same
+// objects, and the API server takes every field of them.
 func TestChartAndKustomizeBaseAreTheSame(t *testing.T) {
 	want, got := objects(t, template(t)), objects(t, mustRun(t, "kustomize", "build", kustomizeBase))
 	for path := range want {
@@ -161,6 +177,10 @@ func TestChartAndKustomizeBaseAreTheSame(t *testing.T) {
 	}
 	if len(got) != len(want) || len(want) != 7 {
 		t.Errorf("kustomize has %d objects, the chart %d", len(got), len(want))
+	}
+	if out := mustRun(t, "helm", "template", release, packagedChart(t), "--namespace", releaseNamespace,
+		"--set", "image.repository=localhost/nvidia-shim-node,image.tag=unreleased"); out != template(t) {
+		t.Errorf("dist has another chart, run make packages:\n%s", out)
 	}
 	for path, o := range got {
 		// The RuntimeClass of this name is that of the other tests.
@@ -221,7 +241,7 @@ func keepObjects(t testing.TB) {
 func install(t testing.TB, args ...string) {
 	t.Helper()
 	keepObjects(t)
-	if _, err := helmRelease(t, "install", append([]string{chart}, args...)...); err != nil {
+	if _, err := helmRelease(t, "install", append([]string{packagedChart(t)}, args...)...); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
@@ -244,7 +264,7 @@ func TestChartAndTheRuntimeClass(t *testing.T) {
 	}
 	install(t)
 	upgrade := func(args ...string) error {
-		_, err := helmRelease(t, "upgrade", append([]string{chart}, args...)...)
+		_, err := helmRelease(t, "upgrade", append([]string{packagedChart(t)}, args...)...)
 		return err
 	}
 	if err := upgrade("--set", "runtimeClass.name="+annotatedHandler); err == nil || !strings.Contains(err.Error(), `RuntimeClass "nvidia-annotated" exists with handler "nvidia-annotated"`) {
