@@ -94,14 +94,18 @@ func (h *fakeHost) restart(t *testing.T) {
 // state is what an installation may change on the host.
 func (h *fakeHost) state(t *testing.T) string {
 	t.Helper()
-	config, err := os.ReadFile(shared.config())
-	simtest.Check(t, err)
-	files := simtest.Contents(t, h.upper)
-	for name, text := range files {
-		files[name] = fmt.Sprintf("%x", sha256.Sum256([]byte(text)))
+	var lines []string
+	for _, place := range []string{h.upper, shared.config(), shared.binDir()} {
+		for name, entry := range simtest.Contents(t, place) {
+			if lower, err := simtest.Content(name); place == h.upper && err == nil && entry == lower {
+				continue // a copy that the overlay made
+			}
+			mode, text, _ := strings.Cut(entry, "\n")
+			lines = append(lines, fmt.Sprintf("%s%s %s %x", place, name, mode, sha256.Sum256([]byte(text))))
+		}
 	}
-	programs, _ := os.ReadDir(shared.binDir())
-	return fmt.Sprintf("%s\n%q\n%q", config, files, programs)
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
 }
 
 // config is containerd's configuration.
@@ -287,6 +291,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	c.startControllers(t)
 	host := newFakeHost(t)
 	c.admit(t, host.root)
+	simtest.Check(t, os.MkdirAll(c.binDir(), 0o755))
 	before := host.state(t)
 	config, err := os.ReadFile(c.config())
 	simtest.Check(t, err)
