@@ -1,9 +1,11 @@
 package kubernetes
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
 // use sets the device plugins' strategy for the rest of the test.
@@ -91,6 +94,9 @@ func TestContainersOfOnePodHaveDifferentGPUsAndOneShim(t *testing.T) {
 				t.Errorf("GPU %d was given twice", one[0].Index)
 			}
 			c.check(t, pod, "none", true)
+			for name, gpus := range map[string][]sim.GPU{"one": one, "two": two, "none": nil} {
+				c.checkPlan(t, pod, name, gpus)
+			}
 			sandbox := c.sandbox(t, pod)
 			if shims := c.ShimPIDs(sandbox); len(shims) != 1 {
 				t.Errorf("the pod has shims %v, want one", shims)
@@ -102,6 +108,33 @@ func TestContainersOfOnePodHaveDifferentGPUsAndOneShim(t *testing.T) {
 			}
 			c.checkSandbox(t, sandbox)
 		})
+	}
+}
+
+// checkPlan checks that `nvidia-shimctl plan --pod` has the GPUs of a container that runs.
+func (c *cluster) checkPlan(t *testing.T, pod *corev1.Pod, container string, gpus []sim.GPU) {
+	t.Helper()
+	out, err := exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), "--config", c.Driver.ConfigPath, "--json",
+		"plan", "--pod", pod.Namespace+"/"+pod.Name, "--container", container).Output()
+	var p struct {
+		GPU       bool
+		GPUs      []sim.GPU
+		Container struct{ Pod, Name string }
+	}
+	if err := errors.Join(err, json.Unmarshal(out, &p)); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	var want, have []string
+	for _, gpu := range gpus {
+		want = append(want, gpu.UUID)
+	}
+	for _, gpu := range p.GPUs {
+		have = append(have, gpu.UUID)
+	}
+	slices.Sort(want)
+	slices.Sort(have)
+	if !slices.Equal(have, want) || p.GPU != (len(gpus) > 0) || p.Container.Pod != pod.Name || p.Container.Name != container {
+		t.Errorf("container %s has %q: %s", container, want, out)
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -93,14 +94,18 @@ func (h *fakeHost) restart(t *testing.T) {
 // state is what an installation may change on the host.
 func (h *fakeHost) state(t *testing.T) string {
 	t.Helper()
-	config, err := os.ReadFile(shared.config())
-	simtest.Check(t, err)
-	files := simtest.Contents(t, h.upper)
-	for name, text := range files {
-		files[name] = fmt.Sprintf("%x", sha256.Sum256([]byte(text)))
+	var lines []string
+	for _, place := range []string{h.upper, shared.config(), shared.binDir()} {
+		for name, entry := range simtest.Contents(t, place) {
+			if lower, err := simtest.Content(name); place == h.upper && err == nil && entry == lower {
+				continue // a copy that the overlay made
+			}
+			mode, text, _ := strings.Cut(entry, "\n")
+			lines = append(lines, fmt.Sprintf("%s%s %s %x", place, name, mode, sha256.Sum256([]byte(text))))
+		}
 	}
-	programs, _ := os.ReadDir(shared.binDir())
-	return fmt.Sprintf("%s\n%q\n%q", config, files, programs)
+	slices.Sort(lines)
+	return strings.Join(lines, "\n")
 }
 
 // config is containerd's configuration.
@@ -266,15 +271,27 @@ func nodeMounts(t *testing.T) string {
 	return ""
 }
 
-// The chart's DaemonSet installs the node, a GPU pod runs, upgrades and rollbacks change nothing of
+// uninstallAsNoted upgrades the release by the command that the chart's notes have.
+func uninstallAsNoted(t *testing.T) {
+	t.Helper()
+	notes := mustRun(t, "helm", "get", "notes", release, "--namespace", releaseNamespace)
+	found := regexp.MustCompile(`(?m)^  helm (upgrade .* --set uninstall=true.*)$`).FindStringSubmatch(notes)
+	if found == nil {
+		t.Fatalf("the chart's notes do not say how to remove it:\n%s", notes)
+	}
+	mustRun(t, "helm", strings.Fields(strings.Replace(found[1], "CHART", packagedChart(t), 1))...)
+}
+
+// The DaemonSet of the packaged chart and node image installs the node, a GPU pod runs, upgrades and rollbacks change nothing of
 // it, and the removal leaves the host as it was, byte for byte.
 func TestChartInstallsTheNode(t *testing.T) {
 	c := shared
 	c.use(t, strategy{list: envvar})
-	c.makeNodeImage(t, "unreleased", testenv.ShimDir())
+	c.Ctr(t, "--namespace", criNamespace, "images", "import", dist(t, "nvidia-shim-node_*.tar"))
 	c.startControllers(t)
 	host := newFakeHost(t)
 	c.admit(t, host.root)
+	simtest.Check(t, os.MkdirAll(c.binDir(), 0o755))
 	before := host.state(t)
 	config, err := os.ReadFile(c.config())
 	simtest.Check(t, err)
@@ -311,7 +328,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 
 	upgrade := func(values string) {
 		t.Helper()
-		if _, err := helmRelease(t, "upgrade", chart, "--reuse-values", "--set", values); err != nil {
+		if _, err := helmRelease(t, "upgrade", packagedChart(t), "--reuse-values", "--set", values); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -335,7 +352,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	c.awaitLabel(t, "nvidia-shim.io/ready", "true")
 	gpu = c.upgradePrograms(t, upgrade, gpu, given)
 
-	upgrade("uninstall=true")
+	uninstallAsNoted(t)
 	host.restart(t) // the upgrade asked for none
 	c.awaitLabel(t, "nvidia-shim.io/ready", "")
 	// The pod with the GPU still needs the programs.

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"reflect"
@@ -21,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
 const (
@@ -57,6 +59,21 @@ func mustRun(t testing.TB, name string, args ...string) string {
 func helmRelease(t testing.TB, verb string, args ...string) (string, error) {
 	t.Helper()
 	return command(t, "helm", append([]string{verb, release, "--namespace", releaseNamespace}, args...)...)
+}
+
+// dist finds the one file of a pattern that `make packages` made.
+func dist(t testing.TB, pattern string) string {
+	t.Helper()
+	found, err := filepath.Glob(filepath.Join(testenv.ShimDir(), "../dist", pattern))
+	if err != nil || len(found) != 1 {
+		t.Fatalf("dist has the files %q of %s, %v: run make packages", found, pattern, err)
+	}
+	return found[0]
+}
+
+func packagedChart(t testing.TB) string {
+	t.Helper()
+	return dist(t, "nvidia-shim-[0-9]*.tgz")
 }
 
 // template renders the chart.
@@ -136,8 +153,21 @@ func TestChartIsSound(t *testing.T) {
 	}
 }
 
-// The chart with its default values and the kustomize base are the same objects, and the API server
-// takes every field of them.
+// TestChartInstallsTheNode runs the commands.
+func TestChartSaysHowToRemoveIt(t *testing.T) {
+	const upgrade = "  helm upgrade other --namespace gpu CHART --reset-then-reuse-values --set uninstall=true,maxUnavailable=100%\n"
+	const rest = "\n  kubectl get nodes -l nvidia-shim.io/version\n  helm uninstall other --namespace gpu\n"
+	for value, want := range map[string]string{"uninstall=false": "\n" + upgrade + rest[1:], "uninstall=true": "\n" + rest} {
+		out := mustRun(t, "helm", "install", "other", chart, "--namespace", "gpu", "--dry-run=client", "--set", value)
+		_, notes, _ := strings.Cut(out, "NOTES:")
+		if !strings.Contains(notes, want) || strings.Contains(notes, upgrade) != strings.Contains(want, upgrade) {
+			t.Errorf("%s: no %q in:%s", value, want, notes)
+		}
+	}
+}
+
+// The chart with its default values, as it is packaged, too, and the kustomize base are the same
+// objects, and the API server takes every field of them.
 func TestChartAndKustomizeBaseAreTheSame(t *testing.T) {
 	want, got := objects(t, template(t)), objects(t, mustRun(t, "kustomize", "build", kustomizeBase))
 	for path := range want {
@@ -147,6 +177,10 @@ func TestChartAndKustomizeBaseAreTheSame(t *testing.T) {
 	}
 	if len(got) != len(want) || len(want) != 7 {
 		t.Errorf("kustomize has %d objects, the chart %d", len(got), len(want))
+	}
+	if out := mustRun(t, "helm", "template", release, packagedChart(t), "--namespace", releaseNamespace,
+		"--set", "image.repository=localhost/nvidia-shim-node,image.tag=unreleased"); out != template(t) {
+		t.Errorf("dist has another chart, run make packages:\n%s", out)
 	}
 	for path, o := range got {
 		// The RuntimeClass of this name is that of the other tests.
@@ -187,23 +221,31 @@ func (c *cluster) chartObjects(t testing.TB) string {
 	return names.String()
 }
 
-// install installs the chart for the rest of the test, after which the API has what it had before.
-func install(t testing.TB, args ...string) {
+// keepObjects checks that the API has what it has now when the rest of the test is cleaned up.
+func keepObjects(t testing.TB) {
 	t.Helper()
 	before := shared.chartObjects(t)
-	if _, err := helmRelease(t, "install", append([]string{chart}, args...)...); err != nil {
-		t.Fatal(err)
-	}
 	t.Cleanup(func() {
-		if _, err := helmRelease(t, "uninstall"); err != nil {
-			t.Error(err)
-		}
 		if err := shared.await("the end of the release", podLimit, func() error {
 			if after := shared.chartObjects(t); after != before {
 				return fmt.Errorf("before:\n%s\nafter:\n%s", before, after)
 			}
 			return nil
 		}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// install installs the chart for the rest of the test, after which the API has what it had before.
+func install(t testing.TB, args ...string) {
+	t.Helper()
+	keepObjects(t)
+	if _, err := helmRelease(t, "install", append([]string{packagedChart(t)}, args...)...); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := helmRelease(t, "uninstall"); err != nil {
 			t.Error(err)
 		}
 	})
@@ -222,7 +264,7 @@ func TestChartAndTheRuntimeClass(t *testing.T) {
 	}
 	install(t)
 	upgrade := func(args ...string) error {
-		_, err := helmRelease(t, "upgrade", append([]string{chart}, args...)...)
+		_, err := helmRelease(t, "upgrade", append([]string{packagedChart(t)}, args...)...)
 		return err
 	}
 	if err := upgrade("--set", "runtimeClass.name="+annotatedHandler); err == nil || !strings.Contains(err.Error(), `RuntimeClass "nvidia-annotated" exists with handler "nvidia-annotated"`) {
@@ -246,6 +288,21 @@ func TestChartAndTheRuntimeClass(t *testing.T) {
 	}
 	if class, err := shared.runtimeClass(handler); err != nil || class.ResourceVersion != was.ResourceVersion {
 		t.Errorf("the class of another owner: %v: %+v, was %+v", err, class, was)
+	}
+}
+
+// The kustomize base, too, leaves the RuntimeClass of another owner alone, if told so.
+func TestKustomizeBaseBesideARuntimeClass(t *testing.T) {
+	base := t.TempDir()
+	edit := exec.Command(filepath.Join(binDir(), "kustomize"), "edit", "remove", "resource", "runtimeclass.yaml")
+	edit.Dir = base
+	if err := errors.Join(os.CopyFS(base, os.DirFS(kustomizeBase)), edit.Run()); err != nil {
+		t.Fatal(err)
+	}
+	keepObjects(t)
+	t.Cleanup(func() { mustRun(t, "kubectl", "delete", "--ignore-not-found", "-k", base) })
+	if out := mustRun(t, "kubectl", "apply", "-k", base); !strings.Contains(out, "daemonset.apps/nvidia-shim created") || strings.Contains(out, "runtimeclass") {
+		t.Error(out)
 	}
 }
 

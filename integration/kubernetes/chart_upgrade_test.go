@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -16,7 +17,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -34,16 +34,25 @@ func (c *cluster) makeNodeImage(t *testing.T, tag, dir string) {
 	}))
 }
 
-// makeNewerPrograms makes programs of another version in a directory.
-func makeNewerPrograms(t *testing.T) (dir, old, newer string) {
+// packagedPrograms unpacks the programs that the node image of `make packages` has, too.
+func packagedPrograms(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	file := dist(t, "containerd-shim-nvidia_*_linux_"+runtime.GOARCH+".tar.gz")
+	simtest.Check(t, exec.Command("tar", "-xzf", file, "-C", dir, "--strip-components=1").Run())
+	return dir
+}
+
+// makeNewerPrograms makes programs of another version than those of a directory in another one.
+func makeNewerPrograms(t *testing.T, bin string) (dir, old, newer string) {
 	t.Helper()
 	dir = t.TempDir()
-	version, err := exec.Command(filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), "version").Output()
+	version, err := exec.Command(filepath.Join(bin, runtimeclass.CtlName), "version").Output()
 	simtest.Check(t, err)
 	old, _, _ = strings.Cut(string(version), " ")
 	newer = "n" + old[1:]
 	for _, name := range runtimeclass.Programs {
-		text, err := os.ReadFile(filepath.Join(testenv.ShimDir(), name))
+		text, err := os.ReadFile(filepath.Join(bin, name))
 		simtest.Check(t, err)
 		text = append(bytes.ReplaceAll(text, []byte(old), []byte(newer)), newer...)
 		simtest.Check(t, os.WriteFile(filepath.Join(dir, name), text, 0o755))
@@ -88,8 +97,8 @@ func (c *cluster) checkShim(t *testing.T, pod *corev1.Pod, dir string, given []s
 // the newer shim.
 func (c *cluster) upgradePrograms(t *testing.T, upgrade func(values string), oldPod *corev1.Pod, given []sim.GPU) *corev1.Pod {
 	t.Helper()
-	bin := testenv.ShimDir()
-	dir, old, newer := makeNewerPrograms(t)
+	bin := packagedPrograms(t)
+	dir, old, newer := makeNewerPrograms(t, bin)
 	c.makeNodeImage(t, "newer", dir)
 	shim := c.checkShim(t, oldPod, bin, given)
 

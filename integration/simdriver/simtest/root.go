@@ -80,26 +80,39 @@ func (r Root) Node(name string, major, minor, mode uint32) {
 	r.Check(os.Chmod(file, os.FileMode(mode)))
 }
 
-// Contents reads all files below a directory: mode, owner and text by name, with "/" in front.
+// Contents reads all files and directories below a directory, by name, with "/" in front.
 func Contents(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
-	err := filepath.Walk(dir, func(name string, st os.FileInfo, err error) error {
-		if err != nil || st.IsDir() {
-			return err
+	err := filepath.WalkDir(dir, func(name string, _ os.DirEntry, err error) error {
+		if err == nil {
+			files[strings.TrimPrefix(name, dir)], err = Content(name)
 		}
-		var text []byte
-		if st.Mode().IsRegular() {
-			text, err = os.ReadFile(name)
-		}
-		owner := st.Sys().(*syscall.Stat_t)
-		files[strings.TrimPrefix(name, dir)] = fmt.Sprintf("%s %d:%d\n%s", st.Mode(), owner.Uid, owner.Gid, text)
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return files
+}
+
+// Content is a file's mode and owner in one line, and then its text or target.
+func Content(name string) (string, error) {
+	st, err := os.Lstat(name)
+	if err != nil {
+		return "", err
+	}
+	owner := st.Sys().(*syscall.Stat_t)
+	head := fmt.Sprintf("%s %d:%d\n", st.Mode(), owner.Uid, owner.Gid)
+	switch st.Mode().Type() {
+	case 0:
+		text, err := os.ReadFile(name)
+		return head + string(text), err
+	case os.ModeSymlink:
+		target, err := os.Readlink(name)
+		return head + target, err
+	}
+	return head, nil
 }
 
 // Library is elffile.Library as the text of a file.
