@@ -98,7 +98,7 @@ func TestServeAgreesWithNvidiaSmi(t *testing.T) {
 	}
 	for _, id := range ids {
 		env.Remove(t, id)
-		testenv.Await(t, 10*time.Second, "serve forgets container "+id, func() bool { return !strings.Contains(get("/metrics"), id) })
+		testenv.Await(t, 10*time.Second, "serve forgets container "+id, func() bool { return !strings.Contains(get("/metrics"), `,id="`+id+`",`) })
 	}
 }
 
