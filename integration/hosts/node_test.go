@@ -80,14 +80,12 @@ func (n *nodeTree) ctl(t *testing.T, daemon, args string, status int, asked ...s
 	return out
 }
 
-// files are those that an installation may change. It leaves empty directories.
+// files are those that an installation may change.
 func (n *nodeTree) files(t *testing.T) (lines []string) {
 	t.Helper()
 	for _, dir := range []string{"/etc", "/usr/local/bin", "/usr/local/sbin", "/var/lib/rancher"} {
 		for name, text := range simtest.Contents(t, n.Root+dir) {
-			if !strings.HasPrefix(text, "d") {
-				lines = append(lines, fmt.Sprintf("%s%s %x", dir, name, sha256.Sum256([]byte(text))))
-			}
+			lines = append(lines, fmt.Sprintf("%s%s %x", dir, name, sha256.Sum256([]byte(text))))
 		}
 	}
 	return lines

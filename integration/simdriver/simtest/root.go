@@ -3,6 +3,7 @@ package simtest
 import (
 	"debug/elf"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -80,8 +81,16 @@ func (r Root) Node(name string, major, minor, mode uint32) {
 	r.Check(os.Chmod(file, os.FileMode(mode)))
 }
 
-// Contents reads all files and directories below a directory, by name, with "/" in front.
+// Contents is Tree without the directories.
 func Contents(t testing.TB, dir string) map[string]string {
+	t.Helper()
+	files := Tree(t, dir)
+	maps.DeleteFunc(files, func(_, content string) bool { return strings.HasPrefix(content, "d") })
+	return files
+}
+
+// Tree is the Content of all files and directories below a directory, by name, with "/" in front.
+func Tree(t testing.TB, dir string) map[string]string {
 	t.Helper()
 	files := map[string]string{}
 	err := filepath.WalkDir(dir, func(name string, _ os.DirEntry, err error) error {
