@@ -95,7 +95,7 @@ func (h *fakeHost) restart(t *testing.T) {
 func (h *fakeHost) state(t *testing.T) string {
 	t.Helper()
 	var lines []string
-	for _, place := range []string{h.upper, shared.config(), shared.binDir()} {
+	for _, place := range []string{h.upper, h.root + "/run", shared.config(), shared.binDir()} {
 		for name, entry := range simtest.Tree(t, place) {
 			if lower, err := simtest.Content(name); place == h.upper && err == nil && entry == lower {
 				continue // a copy that the overlay made
