@@ -327,7 +327,7 @@ func (h Host) apply(c Change) error {
 	defer root.Close()
 	if c.After == nil {
 		err := root.Remove(filepath.Join(dir, filepath.Base(c.Path)))
-		if c.Kind == Record {
+		if c.Kind == Record || c.Kind == Generated {
 			// Others may have files there.
 			_ = root.Remove(dir)
 		}
