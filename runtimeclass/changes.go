@@ -135,6 +135,7 @@ const (
 	Generated    FileKind = "generated"     // for programs to read: a difference tells people nothing
 	Link         FileKind = "link"          // a symbolic link; its text is where it leads
 	Record       FileKind = "record"        // the list of what was installed
+	Directory    FileKind = "directory"     // one that an installation made
 )
 
 // Change is one file before and after. A nil text means that the file does not exist.
@@ -193,8 +194,8 @@ type Plan struct {
 
 	// configFile is the configuration with the handler.
 	configFile string
-	// dirs are those in which an installation writes.
-	dirs []string
+	// dirs are those in which an installation writes, made those that installations made.
+	dirs, made []string
 }
 
 func (p *Plan) note(format string, args ...any) {
@@ -266,13 +267,25 @@ func (p Plan) Apply() error {
 			return fmt.Errorf("%s: %w", c.Path, err)
 		}
 	}
+	p.removeDirectories()
 	return nil
+}
+
+// removeDirectories removes those that installations made and that are empty.
+func (p Plan) removeDirectories() {
+	slices.Sort(p.made)
+	for _, name := range slices.Backward(p.made) {
+		if root, name, err := p.Host.open(name); err == nil {
+			_ = root.Remove(name)
+			root.Close()
+		}
+	}
 }
 
 // Undo returns the plan that brings the files of this one back to what they are now. Programs that
 // are not there now are removed after the restart, by RemovePrograms.
 func (p Plan) Undo() (Plan, error) {
-	undo := Plan{Host: p.Host, Restart: p.Restart}
+	undo := Plan{Host: p.Host, Restart: p.Restart, made: p.made}
 	undo.Restart.Verb = "restart" // a reload of Docker takes no runtime away
 	var record []Change
 	for _, c := range slices.Backward(p.Changes) {
@@ -327,8 +340,7 @@ func (h Host) apply(c Change) error {
 	defer root.Close()
 	if c.After == nil {
 		err := root.Remove(filepath.Join(dir, filepath.Base(c.Path)))
-		if c.Kind == Record || c.Kind == Generated {
-			// Others may have files there.
+		if c.Kind == Record { // the record does not list its own directory
 			_ = root.Remove(dir)
 		}
 		return err

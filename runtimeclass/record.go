@@ -26,8 +26,9 @@ type placed struct {
 	OldSHA256 string `json:"old_sha256,omitempty"`
 	// Version of this program; "" for a node that a version without a record installed.
 	Version string `json:"version,omitempty"`
-	// For are the registrations that need the file: a target and its configuration.
-	For []string `json:"for"`
+	// For are the registrations that need the file: a target and its configuration. A directory has
+	// none: it goes when it is empty.
+	For []string `json:"for,omitempty"`
 }
 
 func sum(text []byte) string {
@@ -158,6 +159,14 @@ func (h Host) oldFiles(o Options) []Change {
 func (p *Plan) record(o Options, record []placed) error {
 	name := o.registration()
 	record = slices.DeleteFunc(record, func(f placed) bool { return f.Kind == DaemonConfig && slices.Contains(f.For, name) })
+	for _, c := range append([]Change{{Path: RecordPath, After: []byte{}}}, p.Changes...) {
+		for dir := path.Dir(c.Path); c.After != nil && !p.Host.Exists(dir); dir = path.Dir(dir) {
+			if dir != path.Dir(RecordPath) && !slices.Contains(p.made, dir) { // that one goes with the record
+				p.made = append(p.made, dir)
+				record = append(record, placed{Path: dir, Kind: Directory})
+			}
+		}
+	}
 	var originals []Change
 	for _, c := range p.Changes {
 		i := slices.IndexFunc(record, func(f placed) bool { return f.Path == c.Path })
@@ -194,7 +203,7 @@ func (p *Plan) record(o Options, record []placed) error {
 
 func (h Host) recordChange(record []placed) (Change, error) {
 	var text []byte
-	if len(record) > 0 {
+	if slices.ContainsFunc(record, func(f placed) bool { return f.Kind != Directory }) {
 		slices.SortFunc(record, func(a, b placed) int { return strings.Compare(a.Path, b.Path) })
 		text = encodeJSON(record, "  ")
 	}
@@ -207,6 +216,11 @@ func (p *Plan) release(o Options, record []placed) error {
 	name := o.registration()
 	var keep []placed
 	for _, f := range record {
+		if f.Kind == Directory {
+			keep = append(keep, f)
+			p.made = append(p.made, f.Path)
+			continue
+		}
 		f.For = slices.DeleteFunc(slices.Clone(f.For), func(n string) bool { return n == name })
 		if len(f.For) > 0 {
 			keep = append(keep, f)
@@ -290,5 +304,6 @@ func (p Plan) RemovePrograms(proc procfs.FS) (stay []string, err error) {
 			return nil, fmt.Errorf("%s: %w", c.Path, err)
 		}
 	}
+	p.removeDirectories()
 	return nil, nil
 }

@@ -30,7 +30,7 @@ func withDocker(o Options) Options {
 func programs(t *testing.T, h Host) (n int) {
 	t.Helper()
 	for _, name := range Programs {
-		if simtest.Contents(t, h.Root)[path.Join(DefaultBinDir, name)] != "" {
+		if simtest.Tree(t, h.Root)[path.Join(DefaultBinDir, name)] != "" {
 			n++
 		}
 	}
@@ -42,7 +42,11 @@ func programs(t *testing.T, h Host) (n int) {
 func TestUninstallKeepsWhatAnotherDaemonNeeds(t *testing.T) {
 	for _, recorded := range []bool{true, false} {
 		h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
-		before := simtest.Contents(t, h.Root)
+		contents := simtest.Tree
+		if !recorded { // nothing says who made the directories
+			contents = simtest.Contents
+		}
+		before := contents(t, h.Root)
 		applied(t)(Install(Host{Root: h.Root}, withDocker(o)))
 		applied(t)(Install(h, o))
 		if st, err := os.Stat(h.real(RecordPath)); err != nil || st.Mode().Perm() != 0o600 {
@@ -59,7 +63,7 @@ func TestUninstallKeepsWhatAnotherDaemonNeeds(t *testing.T) {
 			t.Errorf("recorded %v: %d programs left for Docker", recorded, n)
 		}
 		p := uninstall(t, h, withDocker(o))
-		if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+		if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
 			t.Errorf("recorded %v: not as before: %v", recorded, now)
 		}
 		for _, name := range []string{UnitPath, UnitLink, o.ShimConfig, path.Join(DefaultBinDir, ShimName), DefaultDockerConfig} {
@@ -77,13 +81,13 @@ func TestUninstallKeepsFilesOfOthers(t *testing.T) {
 		write(t, h.real(path.Join(DefaultBinDir, name)), "a program\n")
 		check(t, os.Chmod(h.real(path.Join(DefaultBinDir, name)), programMode))
 	}
-	before := simtest.Contents(t, h.Root)
+	before := simtest.Tree(t, h.Root)
 	if p := uninstall(t, h, o); len(p.Written())+len(p.Removed()) > 0 {
 		t.Errorf("uninstall without an installation changes %v %v", p.Written(), p.Removed())
 	}
 	applied(t)(Install(h, o))
 	uninstall(t, h, o)
-	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+	if now := simtest.Tree(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
 
@@ -92,7 +96,7 @@ func TestUninstallKeepsFilesOfOthers(t *testing.T) {
 	write(t, h.real(path.Join(DefaultBinDir, CtlName)), "the operator's\n")
 	write(t, h.real(UnitPath), "[Unit]\n")
 	p := uninstall(t, h, o)
-	if notes := strings.Join(p.Notes, "\n"); programs(t, h) != len(Programs) || simtest.Contents(t, h.Root)[UnitPath] == "" ||
+	if notes := strings.Join(p.Notes, "\n"); programs(t, h) != len(Programs) || simtest.Tree(t, h.Root)[UnitPath] == "" ||
 		!strings.Contains(notes, UnitPath+" stays") || !strings.Contains(notes, CtlName+" stays") {
 		t.Errorf("changed files: %v", notes)
 	}
@@ -105,12 +109,12 @@ func TestUninstallBringsProgramsBack(t *testing.T) {
 		write(t, h.real(path.Join(DefaultBinDir, name)), "an older program\n")
 		check(t, os.Chmod(h.real(path.Join(DefaultBinDir, name)), programMode))
 	}
-	before := simtest.Contents(t, h.Root)
+	before := simtest.Tree(t, h.Root)
 	applied(t)(Install(h, o))
 	applied(t)(Install(Host{Root: h.Root}, withDocker(o)))
 	uninstall(t, h, o)
 	uninstall(t, h, withDocker(o))
-	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+	if now := simtest.Tree(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
 	// One that was changed since stays, and so does what it replaced.
@@ -118,14 +122,14 @@ func TestUninstallBringsProgramsBack(t *testing.T) {
 	applied(t)(Install(h, o))
 	write(t, h.real(path.Join(DefaultBinDir, CtlName)), "the operator's\n")
 	uninstall(t, h, o)
-	now := simtest.Contents(t, h.Root)
+	now := simtest.Tree(t, h.Root)
 	for name, want := range map[string]string{ShimName: "an older", CtlName: "the operator's", CtlName + BackupSuffix: "an older"} {
 		if !strings.Contains(now[path.Join(DefaultBinDir, name)], want) {
 			t.Errorf("%s: %q, want %s", name, now[path.Join(DefaultBinDir, name)], want)
 		}
 	}
 	applied(t)(Install(h, o))
-	if uninstall(t, h, o); !strings.Contains(simtest.Contents(t, h.Root)[path.Join(DefaultBinDir, CtlName)], "the operator's") {
+	if uninstall(t, h, o); !strings.Contains(simtest.Tree(t, h.Root)[path.Join(DefaultBinDir, CtlName)], "the operator's") {
 		t.Error("after a second installation the operator's program did not come back")
 	}
 }
@@ -213,12 +217,12 @@ func TestUninstallKeepsARuntimeThatWasRegisteredByHand(t *testing.T) {
 		h, o := dockerTree(t, text), withDocker(options(t))
 		write(t, h.real(path.Join(DefaultBinDir, ShimName)), "a program\n")
 		check(t, os.Chmod(h.real(path.Join(DefaultBinDir, ShimName)), programMode))
-		before := simtest.Contents(t, h.Root)
+		before := simtest.Tree(t, h.Root)
 		if list, err := Registered(h, o); err != nil || len(list) > 0 {
 			t.Errorf("%s: registrations %+v, %v", text, list, err)
 		}
 		p := uninstall(t, h, o)
-		if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) || !strings.Contains(strings.Join(p.Notes, "\n"), "by hand") {
+		if now := simtest.Tree(t, h.Root); !reflect.DeepEqual(now, before) || !strings.Contains(strings.Join(p.Notes, "\n"), "by hand") {
 			t.Errorf("%s: without an installation: %v, %v", text, now, p.Notes)
 		}
 		applied(t)(Install(h, o))
@@ -231,7 +235,7 @@ func TestUninstallKeepsARuntimeThatWasRegisteredByHand(t *testing.T) {
 			t.Errorf("installed twice:\n%s", again)
 		}
 		uninstall(t, h, o)
-		if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+		if now := simtest.Tree(t, h.Root); !reflect.DeepEqual(now, before) {
 			t.Errorf("%s: not as before: %v", text, now)
 		}
 	}

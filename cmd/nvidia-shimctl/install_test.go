@@ -49,11 +49,11 @@ func TestInstallCommand(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
 	file := filepath.Join(root, runtimeclass.DefaultContainerdConfig)
 	simtest.Check(t, errors.Join(os.Chown(file, 7, 8), os.Chmod(file, 0o640)))
-	before := simtest.Contents(t, root)
+	before := simtest.Tree(t, root)
 	args := []string{"install", "--root", root, "--containerd-version", "v2.3.7", "--from", from}
 
 	status, diff, errs := ctl(t, append(args, "--dry-run", "--set-default")...)
-	if status != 0 || errs != "" || !strings.Contains(diff, "\n--- /etc/containerd/config.toml\n+++ ") || !reflect.DeepEqual(simtest.Contents(t, root), before) {
+	if status != 0 || errs != "" || !strings.Contains(diff, "\n--- /etc/containerd/config.toml\n+++ ") || !reflect.DeepEqual(simtest.Tree(t, root), before) {
 		t.Errorf("a dry run: status %d, %s", status, diff)
 	}
 	contains(t, diff, `+  default_runtime_name = "nvidia"`, "containerd 2.3.7", "hostUsers: false", "would write /usr/local/bin/"+runtimeclass.ShimName)
@@ -62,19 +62,19 @@ func TestInstallCommand(t *testing.T) {
 	if status != 0 || !strings.Contains(out, "systemctl restart containerd") {
 		t.Errorf("status %d, %s", status, out)
 	}
-	installed := simtest.Contents(t, root)
+	installed := simtest.Tree(t, root)
 	status, out, _ = ctl(t, append([]string{"--json"}, args...)...)
 	var o installation
 	decode(t, out, &o)
-	if status != 0 || o.Changed || len(o.Written)+len(o.Removed) != 0 || o.Restart != "" || o.Handler != "nvidia" || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
+	if status != 0 || o.Changed || len(o.Written)+len(o.Removed) != 0 || o.Restart != "" || o.Handler != "nvidia" || !reflect.DeepEqual(simtest.Tree(t, root), installed) {
 		t.Errorf("a second installation: status %d, %+v", status, o)
 	}
 
-	if status, out, errs := ctl(t, "uninstall", "--root", root, "--dry-run"); status != 0 || !strings.Contains(out, "-# >>> nvidia-shim") || !reflect.DeepEqual(simtest.Contents(t, root), installed) {
+	if status, out, errs := ctl(t, "uninstall", "--root", root, "--dry-run"); status != 0 || !strings.Contains(out, "-# >>> nvidia-shim") || !reflect.DeepEqual(simtest.Tree(t, root), installed) {
 		t.Errorf("uninstall --dry-run: %d %s %s", status, out, errs)
 	}
-	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(simtest.Contents(t, root), before) {
-		t.Errorf("uninstall: %d %s, left %v", status, errs, simtest.Contents(t, root))
+	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 0 || !reflect.DeepEqual(simtest.Tree(t, root), before) {
+		t.Errorf("uninstall: %d %s, left %v", status, errs, simtest.Tree(t, root))
 	}
 }
 
@@ -83,7 +83,7 @@ func TestInstallKeepsTheDefault(t *testing.T) {
 	for target, file := range map[string]string{"containerd": runtimeclass.DefaultContainerdConfig, "docker": runtimeclass.DefaultDockerConfig} {
 		root, _, from := installTree(t, "", "")
 		write(t, filepath.Join(root, "usr/bin", map[string]string{"containerd": "containerd", "docker": "dockerd"}[target]), "")
-		before := simtest.Contents(t, root)
+		before := simtest.Tree(t, root)
 		install := []string{"install", "--root", root, "--from", from}
 		for _, s := range []struct {
 			args []string
@@ -96,12 +96,12 @@ func TestInstallKeepsTheDefault(t *testing.T) {
 			{[]string{"--set-default=false"}, false, "systemctl restart " + target},
 		} {
 			contains(t, fine(t, append(install, s.args...)...), s.want)
-			if text := simtest.Contents(t, root)[file]; strings.Contains(text, "default") != s.kept {
+			if text := simtest.Tree(t, root)[file]; strings.Contains(text, "default") != s.kept {
 				t.Errorf("%s %q: %s", target, s.args, text)
 			}
 		}
 		fine(t, "uninstall", "--root", root)
-		if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+		if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
 			t.Errorf("%s: left %v", target, now)
 		}
 	}
@@ -115,7 +115,7 @@ func TestADryRunIsAPatch(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
 	patch := exec.Command("patch", "-d", root, "-p1", "--fuzz=0")
 	patch.Stdin = strings.NewReader(fine(t, "install", "--root", root, "--from", from, "--dry-run"))
-	if out, err := patch.CombinedOutput(); err != nil || !strings.Contains(simtest.Contents(t, root)[runtimeclass.DefaultContainerdConfig], runtimeclass.ShimName) {
+	if out, err := patch.CombinedOutput(); err != nil || !strings.Contains(simtest.Tree(t, root)[runtimeclass.DefaultContainerdConfig], runtimeclass.ShimName) {
 		t.Errorf("%v %s", err, out)
 	}
 }
@@ -126,14 +126,14 @@ func TestInstallOtherTargets(t *testing.T) {
 	k3s, rke2 := runtimeclass.Distributions["k3s"].Dir, runtimeclass.Distributions["rke2"].Dir
 	simtest.Check(t, errors.Join(os.MkdirAll(root+k3s, 0o755), os.MkdirAll(root+rke2, 0o755)))
 	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
-	before := simtest.Contents(t, root)
+	before := simtest.Tree(t, root)
 	for target, file := range map[string]string{"k3s": k3s + tmpl, "rke2": rke2 + tmpl, "docker": runtimeclass.DefaultDockerConfig} {
 		status, _, errs := ctl(t, "install", "--root", root, "--from", from, "--target", target)
-		if text := simtest.Contents(t, root)[file]; status != 0 || !strings.Contains(text, "nvidia") {
+		if text := simtest.Tree(t, root)[file]; status != 0 || !strings.Contains(text, "nvidia") {
 			t.Errorf("%s: %d %s %s", target, status, errs, text)
 		}
-		if status, _, errs := ctl(t, "uninstall", "--root", root, "--target", target); status != 0 || !reflect.DeepEqual(simtest.Contents(t, root), before) {
-			t.Errorf("%s: uninstall: %d %s, left %v", target, status, errs, simtest.Contents(t, root))
+		if status, _, errs := ctl(t, "uninstall", "--root", root, "--target", target); status != 0 || !reflect.DeepEqual(simtest.Tree(t, root), before) {
+			t.Errorf("%s: uninstall: %d %s, left %v", target, status, errs, simtest.Tree(t, root))
 		}
 	}
 	if status, out, _ := ctl(t, "install", "--target", "kind"); status != 0 || !strings.Contains(out, "containerdConfigPatches:\n") {
@@ -145,7 +145,7 @@ func TestInstallOtherTargets(t *testing.T) {
 func TestInstallDockerOfAVersion(t *testing.T) {
 	root, _, from := installTree(t, "", "")
 	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
-	before := simtest.Contents(t, root)
+	before := simtest.Tree(t, root)
 	for version, want := range map[string]string{
 		"23.0.6": "dockerd 23.0.6 ignores runtimeType", "Docker version 20.10.24+dfsg1, build 297e128": "dockerd 20.10.24+dfsg1 ignores runtimeType",
 		"new": "--docker-version: no version in", "24.0.0": "",
@@ -155,7 +155,7 @@ func TestInstallDockerOfAVersion(t *testing.T) {
 		if (status == 0) != (want == "") || !strings.Contains(errs, want) || strings.Contains(out, "is not known") {
 			t.Errorf("%s: %d %s%s", version, status, out, errs)
 		}
-		if now := simtest.Contents(t, root); reflect.DeepEqual(now, before) != (want != "") {
+		if now := simtest.Tree(t, root); reflect.DeepEqual(now, before) != (want != "") {
 			t.Errorf("%s: changed %v", version, want == "")
 		}
 		fine(t, "uninstall", "--root", root)
@@ -170,7 +170,7 @@ func TestInstallTheGPUsFlag(t *testing.T) {
 	const link = "/usr/local/bin/nvidia-cdi-hook"
 	root, _, from := installTree(t, "", "")
 	write(t, filepath.Join(root, runtimeclass.DefaultDockerConfig), "{}")
-	before := simtest.Contents(t, root)
+	before := simtest.Tree(t, root)
 	install := []string{"install", "--root", root, "--from", from}
 	fine(t, install...)
 	var o installation
@@ -184,7 +184,7 @@ func TestInstallTheGPUsFlag(t *testing.T) {
 		t.Errorf("again: %+v", o)
 	}
 	contains(t, fine(t, "uninstall", "--root", root), "remove "+link)
-	if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+	if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("left %v", now)
 	}
 }
@@ -287,7 +287,7 @@ func TestUninstallFindsTheRegistration(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
 	write(t, filepath.Join(root, "usr/bin/containerd"), "")
 	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
-	before := simtest.Contents(t, root)
+	before := simtest.Tree(t, root)
 	install := []string{"install", "--root", root, "--from", from}
 	// Two configurations of the shim do not make two records.
 	fine(t, append(install, "--target", "docker", "--set-default", "--config", "/etc/other/config.toml")...)
@@ -296,7 +296,7 @@ func TestUninstallFindsTheRegistration(t *testing.T) {
 		t.Errorf("two registrations: %d %s", status, errs)
 	}
 	fine(t, "uninstall", "--root", root, "--target", "containerd")
-	if simtest.Contents(t, root)["/usr/local/bin/"+runtimeclass.ShimName] == "" {
+	if simtest.Tree(t, root)["/usr/local/bin/"+runtimeclass.ShimName] == "" {
 		t.Error("Docker's shim was removed")
 	}
 	var o installation
@@ -305,7 +305,7 @@ func TestUninstallFindsTheRegistration(t *testing.T) {
 		t.Errorf("the dry run does not list all that is removed: %+v", o)
 	}
 	fine(t, "uninstall", "--root", root)
-	if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+	if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("left %v", now)
 	}
 }
@@ -315,12 +315,12 @@ func TestUninstallAll(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
 	write(t, filepath.Join(root, "usr/bin/containerd"), "")
 	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
-	before := simtest.Contents(t, root)
+	before := simtest.Tree(t, root)
 	for _, target := range []string{"docker", "containerd"} {
 		fine(t, "install", "--root", root, "--from", from, "--target", target)
 	}
 	fine(t, "uninstall", "--root", root, "--all")
-	if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+	if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("left %v", now)
 	}
 	fine(t, "uninstall", "--root", root, "--all")
@@ -338,18 +338,18 @@ func TestInstallTreatsATreeAsData(t *testing.T) {
 	link(outside, "usr/local/bin")
 	link(outside+"/unit", runtimeclass.UnitPath)
 	link("../../../../../../../../.."+outside, "etc/nvidia-shim")
-	before := simtest.Contents(t, root)
+	before := simtest.Tree(t, root)
 	fine(t, "install", "--root", root, "--from", from, "--target", "containerd", "--prepare-unit")
 	if got := simtest.Contents(t, outside); len(got) > 0 {
 		t.Errorf("written outside the tree: %v", got)
 	}
 	for _, name := range []string{runtimeclass.ShimName, "installed.json"} {
-		if simtest.Contents(t, root)[filepath.Join(outside, name)] == "" {
+		if simtest.Tree(t, root)[filepath.Join(outside, name)] == "" {
 			t.Errorf("%s is not where the link leads within the tree", name)
 		}
 	}
 	fine(t, "uninstall", "--root", root)
-	if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+	if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("left %v", now)
 	}
 	self := filepath.Join(t.TempDir(), "arm64")
@@ -436,12 +436,12 @@ func TestInstallRefusesAFileThatNoDaemonReads(t *testing.T) {
 			}
 			write(t, filepath.Join(root, name), text)
 		}
-		before := simtest.Contents(t, root)
+		before := simtest.Tree(t, root)
 		status, _, errs := ctl(t, slices.Concat([]string{"install", "--root", root, "--from", from}, strings.Fields(c.args))...)
 		if (status == 2) != (c.want != "") || status != 2 && status != 0 || !strings.Contains(errs, c.want) {
 			t.Errorf("%q with %q: %d %s", c.args, c.files, status, errs)
 		}
-		if changed := !reflect.DeepEqual(simtest.Contents(t, root), before); changed != (c.want == "") {
+		if changed := !reflect.DeepEqual(simtest.Tree(t, root), before); changed != (c.want == "") {
 			t.Errorf("%q with %q: changed %v", c.args, c.files, changed)
 		}
 	}
@@ -455,17 +455,17 @@ func TestInstallFollowsTheKubelet(t *testing.T) {
 	file := filepath.Join(root, config.DefaultPath)
 	args := []string{"install", "--root", root, "--from", from}
 	write(t, filepath.Join(root, "etc/default/kubelet"), "A=--root-dir=/srv/k\n")
-	before := simtest.Contents(t, root)
+	before := simtest.Tree(t, root)
 	fine(t, args...)
-	first := simtest.Contents(t, root)
+	first := simtest.Tree(t, root)
 	if text := read(t, file); !strings.HasSuffix(text, "[policy]\n"+socket) {
 		t.Errorf("%s", text)
 	}
-	if fine(t, args...); !reflect.DeepEqual(simtest.Contents(t, root), first) {
+	if fine(t, args...); !reflect.DeepEqual(simtest.Tree(t, root), first) {
 		t.Error("installing twice changes something")
 	}
 	fine(t, "uninstall", "--root", root)
-	if now := simtest.Contents(t, root); !reflect.DeepEqual(now, before) {
+	if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("left %v", now)
 	}
 	// With what comes from the toolkit, and never over an operator's file.

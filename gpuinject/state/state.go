@@ -86,7 +86,7 @@ func (s *State) Remove() error {
 	for _, pattern := range []string{"*.json", ".*.json.*", "*.lock", eventsName + "*"} {
 		names, _ := filepath.Glob(filepath.Join(s.dir, pattern))
 		for _, name := range names {
-			if err := unix.Unlink(name); err != nil && !errors.Is(err, unix.EISDIR) {
+			if err := unix.Unlink(name); err != nil && !errors.Is(err, unix.EISDIR) && !errors.Is(err, unix.ENOENT) {
 				return &os.PathError{Op: "remove", Path: name, Err: err}
 			}
 		}
