@@ -1,6 +1,8 @@
 #!/bin/sh
-# Installs a published k3s, a simulated driver and the shim on this host and runs two pods (as root,
-# after make deps build). Nothing is removed: it is for a host to throw away, and runs in CI only.
+# Installs a published k3s and a simulated driver on this host, and then the shim: with the chart,
+# which removes it again, and with nvidia-shimctl. By hand it is for a host to throw away, since k3s
+# and the shim stay: a virtual machine with Debian or Ubuntu, systemd, Go and a network. As root in a
+# clone: make deps build && integration/e2e/k3s.sh
 set -eu
 
 cd "$(dirname "$0")/../.."
@@ -18,11 +20,14 @@ TimeoutStartSec=0
 ExecStart=/usr/local/bin/k3s server --disable=coredns,local-storage,metrics-server,servicelb,traefik
 EOF
 systemctl start k3s
-until k3s kubectl wait --for=condition=Ready node --all --timeout=2m; do sleep 1; done
 
-bin/nvidia-shimctl install --target k3s --restart
-nvidia-shimctl check --target k3s
-nvidia-shimctl manifest | k3s kubectl apply -f -
+# await LABELS: the node is up with these labels. k3s may restart meanwhile.
+await() {
+	timeout 5m sh -c 'until k3s kubectl wait --for=condition=Ready --timeout=5s node -l "$1"; do sleep 1; done' sh "$1"
+}
+await kubernetes.io/os=linux
+k3s kubectl wait --timeout=2m --for=create -n default serviceaccount/default
+k3s kubectl wait --timeout=2m --for=create -n kube-system serviceaccount/default
 
 # pod NAMESPACE COMMAND: a pod whose environment wants all GPUs.
 pod() {
@@ -33,7 +38,37 @@ pod() {
 EOF
 	k3s kubectl wait --timeout=3m --for=jsonpath='{.status.phase}'=Succeeded -n "$1" pod/gpu ||
 		{ k3s kubectl describe -n "$1" pod/gpu && k3s kubectl logs -n "$1" gpu && exit 1; }
+	k3s kubectl delete -n "$1" pod/gpu
 }
-k3s kubectl wait --timeout=2m --for=create -n default serviceaccount/default
-pod kube-system 'nvidia-smi -L | grep -c UUID: | grep -x 4' # the namespace is trusted
-pod default '! ls /dev | grep nvidia'                       # nothing is allocated
+
+# pods runs one in a namespace that is trusted, and one to which nothing is allocated.
+pods() {
+	pod kube-system 'nvidia-smi -L | grep -c UUID: | grep -x 4'
+	pod default '! ls /dev | grep nvidia'
+}
+
+# files are those that an installation changes.
+files() {
+	find /etc/nvidia-shim /usr/local/bin -type f -exec sha256sum {} + | sort
+	find /var/lib/rancher/k3s/agent/etc/containerd -type f | sort
+}
+
+make packages
+go build -C integration/tools/helm -o /usr/local/bin/ helm.sh/helm/v4/cmd/helm
+export KUBECONFIG=/etc/rancher/k3s/k3s.yaml
+files >/var/tmp/files
+k3s ctr -n k8s.io images import dist/nvidia-shim-node_*.tar
+k3s kubectl label node --all nvidia.com/gpu.present=true
+helm install nvidia-shim dist/nvidia-shim-[0-9]*.tgz -n kube-system --set 'args={--target,k3s}'
+await nvidia-shim.io/ready=true,nvidia-shim.io/version
+pods
+helm upgrade nvidia-shim dist/nvidia-shim-[0-9]*.tgz -n kube-system --reset-then-reuse-values \
+	--set uninstall=true,maxUnavailable=100%
+await '!nvidia-shim.io/version'
+helm uninstall nvidia-shim -n kube-system
+files | diff /var/tmp/files -
+
+bin/nvidia-shimctl install --target k3s --restart
+nvidia-shimctl check --target k3s
+nvidia-shimctl manifest | k3s kubectl apply -f -
+pods

@@ -9,8 +9,8 @@
 // look at what it can open after each, and do the same to a container whose rules
 // were changed behind systemd's back, which loses its device.
 //
-// It holds tests only, and they need root. In: the binaries of bin/ and bin/tools,
-// and a Debian tree with systemd, dbus, crun and rpm, made by debootstrap from the
+// It holds tests only, and they need root. In: the binaries of bin/, bin/tools
+// and bin/docker, and a Debian tree with systemd, dbus, crun and rpm, made by debootstrap from the
 // mirror that the host's apt is configured with and kept beside the images of
 // package images. Out: a machine, which
 // is systemd as the first process of mount, PID, cgroup, UTS and IPC namespaces of
