@@ -2,15 +2,21 @@ package shim
 
 import (
 	"bytes"
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 
 	bootapi "github.com/containerd/containerd/api/runtime/bootstrap/v1"
 	"github.com/containerd/containerd/api/types"
 	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/manager"
+	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/process"
+	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/runc"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	ctrdshim "github.com/containerd/containerd/v2/pkg/shim"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
@@ -72,10 +78,35 @@ func (m *shimManager) Start(ctx context.Context, params *bootapi.BootstrapParams
 
 // Stop removes what a shim that was killed has left. It may have been restoring the container.
 func (m *shimManager) Stop(ctx context.Context, id string) (ctrdshim.StopStatus, error) {
-	if dir, err := os.Getwd(); err == nil {
-		procmask.Unmount(filepath.Join(filepath.Dir(dir), id, restoredMask))
+	dir, err := os.Getwd()
+	if err != nil {
+		return ctrdshim.StopStatus{}, err
 	}
-	return m.Shim.Stop(ctx, id)
+	dir = filepath.Join(filepath.Dir(dir), id)
+	procmask.Unmount(filepath.Join(dir, restoredMask))
+	status, err := m.Shim.Stop(ctx, id)
+	if err != nil {
+		return status, err
+	}
+	return status, runcDeleted(ctx, dir, id)
+}
+
+// runcDeleted returns an error if runc still has the container. The embedded manager reports
+// success then, and containerd removes the bundle of a container that runs on.
+func runcDeleted(ctx context.Context, dir, id string) error {
+	opts, err := runc.ReadOptions(dir)
+	if err != nil {
+		return err
+	}
+	namespace, err := namespaces.NamespaceRequired(ctx)
+	if err != nil {
+		return err
+	}
+	state := filepath.Join(cmp.Or(opts.GetRoot(), process.RuncRoot), namespace, id)
+	if _, err := os.Lstat(state); !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("container %s was not deleted: runc still has %s: restart containerd to try again", id, state)
+	}
+	return nil
 }
 
 // Info answers `-info` with the features of runc, if runc is installed.

@@ -3,10 +3,14 @@ package shim
 import (
 	"bytes"
 	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	runcoptions "github.com/containerd/containerd/api/types/runc/options"
+	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/runc"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
 	"google.golang.org/protobuf/types/known/anypb"
 
@@ -26,5 +30,26 @@ func TestInfo(t *testing.T) {
 	info, err := m.Info(t.Context(), bytes.NewReader(marshal(t, absent)))
 	if err != nil || info.Name != runtimeName || info.Version.Version != version.Version {
 		t.Errorf("without runc: %v, %v", info, err)
+	}
+}
+
+// The embedded manager only warns if runc cannot delete the container.
+func TestStopFailsIfRuncStillHasTheContainer(t *testing.T) {
+	dir, root := t.TempDir(), t.TempDir()
+	err := errors.Join(os.Mkdir(filepath.Join(dir, "c"), 0o755), os.MkdirAll(filepath.Join(root, "ns", "c"), 0o755),
+		runc.WriteRuntime(filepath.Join(dir, "c"), "/bin/false"), runc.WriteOptions(filepath.Join(dir, "c"), &runcoptions.Options{Root: root}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Chdir(filepath.Join(dir, "c"))
+	ctx := namespaces.WithNamespace(t.Context(), "ns")
+	if _, err := newManager().Stop(ctx, "c"); err == nil || !strings.Contains(err.Error(), "runc still has "+root+"/ns/c") {
+		t.Errorf("Stop: %v", err)
+	}
+	if err := os.Remove(filepath.Join(root, "ns", "c")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newManager().Stop(ctx, "c"); err != nil {
+		t.Errorf("Stop of a container that runc does not have: %v", err)
 	}
 }

@@ -171,8 +171,11 @@ func (s *Service) processes(ctx context.Context, id string) (list []procfs.ID, e
 		return nil, err
 	}
 	for _, pid := range pids {
-		if p, err := procfs.Host.ID(pid); err == nil { // else it has ended
+		p, err := procfs.Host.ID(pid)
+		if err == nil {
 			list = append(list, p)
+		} else if !procfs.HasEnded(err) {
+			return nil, err
 		}
 	}
 	pids, err = s.pids(ctx, id)

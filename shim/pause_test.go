@@ -13,6 +13,7 @@ import (
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types/task"
+	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
@@ -63,6 +64,27 @@ func TestAProcessOutsideTheContainerIsNotSuspended(t *testing.T) {
 	list, err := s.processes(t.Context(), "c")
 	if err != nil || len(list) != 1 || list[0].PID != os.Getpid() {
 		t.Errorf("%v, %v; want process %d", list, err, os.Getpid())
+	}
+}
+
+// It would keep its GPU, or stay suspended, without an error.
+func TestAProcessThatCannotBeReadIsAnError(t *testing.T) {
+	f := &pausedTasks{}
+	s, _ := serviceAround(&f.fakeTasks)
+	s.TTRPCTaskService = f
+	var was unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: was.Max}); err != nil {
+		t.Fatal(err)
+	}
+	list, err := s.processes(t.Context(), "c")
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(err, unix.EMFILE) {
+		t.Errorf("%v, %v", list, err)
 	}
 }
 

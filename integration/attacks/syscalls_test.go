@@ -30,8 +30,6 @@ import (
 )
 
 const (
-	// sampleCycles is how many faults `make test` tries: about a minute.
-	sampleCycles = 60
 	// soakFile names the file in which a soak keeps its state, in the environment.
 	soakFile = "NVIDIA_SHIM_SOAK"
 	// soakCycles is how many faults a soak tries.
@@ -42,9 +40,9 @@ const (
 
 // sampled are the system calls that the sample has fail: those of our own steps. A soak takes all
 // that a shim makes, those of Go's runtime and of containerd's library too.
-var sampled = strings.Fields(`chroot fchdir fchmod fchmodat fchownat flock fsconfig fsmount fsopen fstatfs getdents64
-	linkat mkdirat mknodat mount move_mount open_tree openat openat2 pidfd_open pidfd_send_signal readlinkat renameat
-	setns statx symlinkat umount2 unlinkat unshare utimensat`)
+var sampled = strings.Fields(`bind chroot clone3 connect fchdir fchmod fchmodat fchownat flock fsconfig fsmount fsopen fstatfs
+	getdents64 linkat listen mkdirat mknodat mount move_mount open_tree openat openat2 pidfd_open pidfd_send_signal pipe2
+	readlinkat renameat setns socket statx symlinkat umount2 unlinkat unshare utimensat`)
 
 // never fail: a close that was not made leaves a descriptor open, and an ended process that was not
 // waited for is never heard of again, whatever the shim does.
@@ -54,17 +52,23 @@ const killed = "signal=KILL"
 
 var whats = []string{"error=ENOSPC", "error=EMFILE", "error=ENOMEM", "error=EIO", "error=EINTR", killed}
 
-// fault is what happens to the nth system call of that name on each thread of the shim.
+// call is a system call in a phase.
+type call struct{ Phase, Call string }
+
+// fault is what happens to the nth system call of that name on each thread of the traced process.
 type fault struct {
-	Call string
+	call
 	Nth  int
 	What string // as strace writes it: "error=EIO", "signal=KILL"
 }
 
-func (f fault) String() string { return fmt.Sprintf("%s:%s:when=%d", f.Call, f.What, f.Nth) }
+func (f fault) String() string { return fmt.Sprintf("%s %s", f.Phase, f.inject()) }
+
+// inject is the fault as strace has it.
+func (f fault) inject() string { return fmt.Sprintf("%s:%s:when=%d", f.Call, f.What, f.Nth) }
 
 // faults are those of the calls that were counted, in an order that has each call early.
-func faults(count map[string]int) []fault {
+func faults(count map[call]int) []fault {
 	rank := map[fault]uint64{}
 	for call, n := range count {
 		for nth := range n {
@@ -77,10 +81,10 @@ func faults(count map[string]int) []fault {
 		}
 	}
 	byHash := slices.SortedFunc(maps.Keys(rank), func(a, b fault) int { return cmp.Compare(rank[a], rank[b]) })
-	round, next := map[fault]int{}, map[string]int{}
+	round, next := map[fault]int{}, map[call]int{}
 	for _, f := range byHash {
-		round[f] = next[f.Call]
-		next[f.Call]++
+		round[f] = next[f.call]
+		next[f.call]++
 	}
 	slices.SortStableFunc(byHash, func(a, b fault) int { return cmp.Compare(round[a], round[b]) })
 	return byHash
@@ -115,6 +119,7 @@ func (h *host) trace(t *testing.T, flags ...string) (stop func() string) {
 	return func() string {
 		defer limit.Stop()
 		_ = cmd.Process.Signal(syscall.SIGINT)
+		limit.Reset(5 * time.Second)
 		for lines.Scan() {
 		}
 		_ = cmd.Wait()
@@ -128,33 +133,38 @@ func (h *host) trace(t *testing.T, flags ...string) (stop func() string) {
 
 var traced = regexp.MustCompile(`(?m)^(\d+) +(\w+)\(`)
 
-// count returns how often a thread of the shim makes each system call at most, in one life.
-func (h *host) count(t *testing.T, client *api.Client) map[string]int {
+// count returns how often a thread makes each system call at most in a phase.
+func (h *host) count(t *testing.T, client *api.Client, name string) map[call]int {
 	t.Helper()
-	id := h.create(t)
-	stop := h.trace(t, "-s", "0")
-	err := live(t, client, id)
+	p := phases[name]
+	id := p.prepare(t, h, client)
+	stop := p.trace(t, h, "-s", "0")
+	err := p.run(t, h, client, id)
 	out := stop()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("%s: %v", name, err)
 	}
-	h.Gone(t, id)
-	perThread, most := map[string]int{}, map[string]int{}
+	h.removed(t, id)
+	perThread, most := map[string]int{}, map[call]int{}
 	for _, m := range traced.FindAllStringSubmatch(out, -1) {
 		perThread[m[1]+m[2]]++
-		most[m[2]] = max(most[m[2]], perThread[m[1]+m[2]])
+		c := call{name, m[2]}
+		most[c] = max(most[c], perThread[m[1]+m[2]])
+	}
+	if len(most) == 0 {
+		t.Fatalf("%s: no system call was traced", name)
 	}
 	return most
 }
 
-// create makes a container of the pod that writes what it sees of the GPUs into a file of its name.
-func (h *host) create(t *testing.T) (id string) {
+// create makes a container that writes what it sees of the GPUs into a file of its name.
+func (h *host) create(t *testing.T, annotations ...string) (id string) {
 	t.Helper()
 	args := h.ProbeArgs()
 	id = h.NewID()
 	args[2] = "exec >/marks/." + id + "\n" + args[2] + "\nmv /marks/." + id + " /marks/" + id
 	return h.Create(t, testenv.RunOptions{
-		ID: id, Annotations: []string{inPod}, Env: []string{one}, Args: args,
+		ID: id, Annotations: annotations, Env: []string{one}, Args: args,
 		Mounts: []string{"type=bind,src=" + h.marks() + ",dst=/marks,options=rbind:rw"},
 	})
 }
@@ -208,7 +218,7 @@ func (h *host) removed(t *testing.T, id string) {
 // well: the cgroups of a container without a process.
 func (h *host) afterKill(t *testing.T, id string) {
 	t.Helper()
-	if slices.Contains(h.ShimPIDs(h.pod), h.shim) {
+	if h.alive() {
 		return
 	}
 	for _, pattern := range []string{"*", ""} {
@@ -230,16 +240,23 @@ var temporary = regexp.MustCompile(`^\.[a-z]+\.json\.nvidia-shim-\d+$`)
 // has seen the GPU that is its own or has not run, nothing is left, and the next containers start.
 func (h *host) cycle(t *testing.T, client *api.Client, f fault) (hit bool, failed error) {
 	h.afterKill(t, h.pod) // of a cycle that failed the test
+	testenv.Await(t, hang, "no process of the last cycle exits", func() bool {
+		return !slices.Contains(h.Snapshot(t).Section("processes"), "")
+	})
 	h.unharmed(t, func() {
 		// Without kept values and views more has to be done.
 		if err := mounts.RemoveAll(h.Driver.StateDir); err != nil {
 			t.Fatal(err)
 		}
-		id := h.create(t)
-		stop := h.trace(t, "-e", "trace="+f.Call, "-e", "inject="+f.String())
-		failed = live(t, client, id)
+		p := phases[f.Phase]
+		id := p.prepare(t, h, client)
+		stop := p.trace(t, h, "-e", "trace="+f.Call, "-e", "inject="+f.inject())
+		failed = p.run(t, h, client, id)
 		out := stop()
 		hit = strings.Contains(out, "(INJECTED)") || strings.Contains(out, "killed by SIGKILL")
+		if p.check != nil {
+			p.check(t, h, client, id, failed)
+		}
 		h.removed(t, id)
 		h.afterKill(t, id)
 		h.checkMark(t, id)
@@ -276,27 +293,29 @@ func (h *host) checkMark(t *testing.T, id string) {
 // T30, T31, T65: a system call of the shim fails, or the shim is killed at it, wherever a
 // container's life is. `make soak` tries many more.
 func TestT30T31T65ASystemCallFailsOrKillsTheShim(t *testing.T) {
-	h := newHost(t, simhost.Options{})
-	if err := os.Mkdir(h.marks(), 0o755); err != nil {
-		t.Fatal(err)
-	}
+	h := newFaultHost(t)
 	client := api.Connect(t, h.Env)
 	if err := mounts.RemoveAll(h.Driver.StateDir); err != nil {
 		t.Fatal(err)
 	}
-	count := h.count(t, client)
+	count := map[call]int{}
+	for name := range phases {
+		maps.Copy(count, h.count(t, client, name))
+	}
 	if name := os.Getenv(soakFile); name != "" {
 		h.soak(t, client, name, count)
 		return
 	}
-	maps.DeleteFunc(count, func(call string, _ int) bool { return !slices.Contains(sampled, call) })
-	r := report{}
-	todo := faults(count)
-	for _, f := range todo[:sampleCycles] {
-		r.run(t, h, client, f)
+	maps.DeleteFunc(count, func(c call, _ int) bool { return !slices.Contains(sampled, c.Call) })
+	r, all, tried := report{}, map[string]int{}, map[string]int{}
+	for _, f := range faults(count) {
+		if all[f.Phase]++; tried[f.Phase] < phases[f.Phase].sample {
+			tried[f.Phase]++
+			r.run(t, h, client, f)
+		}
 	}
 	r.log(t)
-	t.Logf("%d faults were left out", len(todo)-sampleCycles)
+	t.Logf("of %v faults %v were tried", all, tried)
 }
 
 // report counts what became of cycles.
@@ -312,7 +331,7 @@ func (r *report) run(t *testing.T, h *host, client *api.Client, f fault) {
 	if r.Hit == nil {
 		r.Hit, r.Failed = map[string]int{}, map[string]int{}
 	}
-	key := f.Call + " " + f.What
+	key := f.Phase + " " + f.Call + " " + f.What
 	good := t.Run(f.String(), func(t *testing.T) {
 		hit, err := h.cycle(t, client, f)
 		t.Logf("hit: %v, error: %v", hit, err)
@@ -334,7 +353,7 @@ func (r *report) log(t *testing.T) {
 	hit, failed := 0, 0
 	for _, key := range slices.Sorted(maps.Keys(r.Hit)) {
 		hit, failed = hit+r.Hit[key], failed+r.Failed[key]
-		t.Logf("%-32s %4d lives with it, %4d failed", key, r.Hit[key], r.Failed[key])
+		t.Logf("%-40s %4d lives with it, %4d failed", key, r.Hit[key], r.Failed[key])
 	}
 	t.Logf("%d lives, %d with a fault, %d of them failed; found: %q", r.Next, hit, failed, r.Bad)
 	if hit == 0 {
@@ -344,13 +363,13 @@ func (r *report) log(t *testing.T) {
 
 // soak tries faults of all system calls until it is stopped (SIGINT) or has tried soakCycles. It
 // goes on where the one before that had the same file ended.
-func (h *host) soak(t *testing.T, client *api.Client, name string, count map[string]int) {
+func (h *host) soak(t *testing.T, client *api.Client, name string, count map[call]int) {
 	t.Helper()
 	var r report
 	data, err := os.ReadFile(name)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		maps.DeleteFunc(count, func(call string, _ int) bool { return slices.Contains(never, call) })
+		maps.DeleteFunc(count, func(c call, _ int) bool { return slices.Contains(never, c.Call) })
 		r.Faults = faults(count)
 	case err == nil:
 		err = json.Unmarshal(data, &r)

@@ -233,7 +233,11 @@ func withProcesses(host config.Host, ids []procfs.ID, fn func(*checkpointer, []c
 				return fmt.Errorf("process %d: %w", id.PID, err)
 			}
 			defer unix.Close(fd)
-			if now, err := procfs.Host.ID(id.PID); err != nil || now != id {
+			now, err := procfs.Host.ID(id.PID)
+			if err != nil && !procfs.HasEnded(err) {
+				return err
+			}
+			if err != nil || now != id {
 				continue // it has ended, and its number may be another process'
 			}
 			p := cudaProcess{id.PID, fd}

@@ -3,7 +3,9 @@ package procfs
 import (
 	"bytes"
 	"cmp"
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -39,6 +41,9 @@ func (f FS) ID(pid int) (ID, error) {
 	s, err := f.Stat(pid)
 	return ID{pid, s.Start}, err
 }
+
+// HasEnded reports whether an error is that of a process that has ended.
+func HasEnded(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
 
 // Stat is what is read of a process' stat.
 type Stat struct {
