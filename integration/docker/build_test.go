@@ -70,7 +70,7 @@ func TestTheRuntimeIsTheDefault(t *testing.T) {
 		t.Cleanup(func() { shared.restart(t) }) // for the link of --gpus-flag
 		shared.reload(t)
 		testenv.Await(t, 20*time.Second, "the runtime is registered again", func() bool {
-			return shared.docker(t, "info", "--format", `{{index .Runtimes "nvidia"}}`) != "<no value>\n"
+			return strings.Contains(shared.docker(t, "info", "--format", "{{json .Runtimes}}"), `"nvidia":`)
 		})
 	})
 }

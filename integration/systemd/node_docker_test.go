@@ -66,7 +66,7 @@ func TestTheNodeImageInstallsForDocker(t *testing.T) {
 	n.dockerAsked(t, "start", "reload")
 	n.api.Want(t, "true", n.version, 1)
 	testenv.Await(t, 20*time.Second, "dockerd has the runtime", func() bool {
-		return n.run(t, inDocker, "info", "--format", `{{index .Runtimes "nvidia"}}`) != "<no value>\n"
+		return strings.Contains(n.run(t, inDocker, "info", "--format", "{{json .Runtimes}}"), `"nvidia":`)
 	})
 	simhost.Compare(t, simhost.Parse(n.run(t, run...)), n.Expect([]int{1}))
 
