@@ -213,16 +213,16 @@ func (h *host) counts(t *testing.T, id string) {
 }
 
 // gpuMemory is the state of a task, and how much GPU memory its processes have.
-func (h *host) gpuMemory(t *testing.T, client *api.Client, id string) (status task.Status, bytes int64) {
+func (h *host) gpuMemory(t *testing.T, client *api.Client, id string) (status task.Status, bytes int64, err error) {
 	t.Helper()
 	ctx := client.Context(t.Context())
 	get, err := client.Tasks.Get(ctx, &tasks.GetRequest{ContainerID: id})
 	if err != nil {
-		t.Fatal(err)
+		return 0, 0, err
 	}
 	list, err := client.Tasks.ListPids(ctx, &tasks.ListPidsRequest{ContainerID: id})
 	if err != nil {
-		t.Fatal(err)
+		return 0, 0, err
 	}
 	for _, p := range list.Processes {
 		fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.Pid))
@@ -236,7 +236,7 @@ func (h *host) gpuMemory(t *testing.T, client *api.Client, id string) (status ta
 			}
 		}
 	}
-	return get.Process.Status, bytes
+	return get.Process.Status, bytes, nil
 }
 
 // suspended pauses a container and resumes it. A container that is paused has given its GPU back.
@@ -245,8 +245,12 @@ func suspended(t *testing.T, h *host, client *api.Client, id string) error {
 	ctx, cancel := context.WithTimeout(client.Context(t.Context()), hang)
 	defer cancel()
 	_, err := client.Tasks.Pause(ctx, &tasks.PauseTaskRequest{ContainerID: id})
-	if err == nil && h.alive() {
-		if status, bytes := h.gpuMemory(t, client, id); status != task.Status_PAUSED || bytes != 0 {
+	if err == nil {
+		status, bytes, asked := h.gpuMemory(t, client, id)
+		if asked != nil {
+			return asked // the fault was here
+		}
+		if status != task.Status_PAUSED || bytes != 0 {
 			t.Errorf("Pause succeeded: the task is %v and has %d bytes of GPU memory", status, bytes)
 		}
 		_, err = client.Tasks.Resume(ctx, &tasks.ResumeTaskRequest{ContainerID: id})
@@ -269,7 +273,10 @@ func counted(t *testing.T, h *host, client *api.Client, id string, failed error)
 		}
 		return
 	}
-	status, bytes := h.gpuMemory(t, client, id)
+	status, bytes, err := h.gpuMemory(t, client, id)
+	if err != nil {
+		t.Fatalf("after %v: %v", failed, err)
+	}
 	half := failed != nil && strings.Contains(failed.Error(), "undoing it failed too")
 	if !half && (status != task.Status_RUNNING || bytes != 4<<20) && (status != task.Status_PAUSED || bytes != 0 || failed == nil) {
 		t.Errorf("the task is %v and has %d bytes of GPU memory after %v", status, bytes, failed)
