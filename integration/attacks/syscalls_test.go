@@ -253,6 +253,12 @@ func (h *host) cycle(t *testing.T, client *api.Client, f fault) (hit bool, faile
 		stop := p.trace(t, h, "-e", "trace="+f.Call, "-e", "inject="+f.inject())
 		failed = p.run(t, h, client, id)
 		out := stop()
+		if f.Phase == "start" && failed != nil && (f.What == killed || strings.Contains(failed.Error(), "/dev/stdout")) {
+			// As the stock one would, a shim stays of which `start` did not tell containerd.
+			for _, pid := range h.ShimPIDs(id) {
+				_ = syscall.Kill(pid, syscall.SIGKILL)
+			}
+		}
 		hit = strings.Contains(out, "(INJECTED)") || strings.Contains(out, "killed by SIGKILL")
 		if p.check != nil {
 			p.check(t, h, client, id, failed)
