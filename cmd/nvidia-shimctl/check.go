@@ -8,6 +8,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
@@ -35,7 +36,7 @@ func checkCommand() *cli.Command {
 			findings := check.Node(ctx, check.Options{
 				Root: "/", Proc: procfs.Host, Config: c.String("config"),
 				Target: c.String("target"), Containerd: c.String("containerd"), ContainerdConfig: c.String("containerd-config"), DockerConfig: c.String("docker-config"),
-				CDI: func() ([]byte, error) { return cdiText(c) },
+				CDI: func() ([]byte, error) { return cdispec.Text(planner(c)) },
 			})
 			wrong := slices.ContainsFunc(findings, func(f check.Finding) bool { return f.Level == check.Problem })
 			v := map[string]any{"ok": !wrong, "findings": findings}

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -48,74 +47,20 @@ func findBundle(c *cli.Command) (b status.Bundle, err error) {
 	if os.Geteuid() != 0 {
 		return b, errors.New("only root can read the bundles of containers: run plan as root")
 	}
-	all := status.Bundles(procfs.Host, status.StateDirs)
-	name := c.String("container")
-	found, what := byID(all, name), fmt.Sprintf("container %.256q", name)
+	namespace, pod := "", ""
 	if c.IsSet("pod") {
-		namespace, pod, ok := strings.Cut(c.String("pod"), "/")
-		if !ok || namespace == "" || pod == "" {
-			return b, usage(fmt.Errorf("--pod %.256q is not NAMESPACE/NAME", c.String("pod")))
+		if namespace, pod, err = podFlag(c); err != nil {
+			return b, err
 		}
-		found, what = byPod(all, namespace, pod, name), strings.TrimPrefix(fmt.Sprintf("%s of pod %.256q", what, c.String("pod")), `container "" of `)
 	}
-	switch len(found) {
-	case 1:
-		return found[0], nil
-	case 0:
-		return b, fmt.Errorf("%s is not on this host (with a GPU: %s); if it was refused, the reason is in the pod's events or the output of docker or ctr, and in containerd's log",
-			what, cmp.Or(names(slices.DeleteFunc(all, hasNoRecord)), "none"))
-	}
-	return b, fmt.Errorf("%s may be %s: choose with --container", what, names(found))
+	return status.Find(status.Bundles(procfs.Host, status.StateDirs), namespace, pod, c.String("container"))
 }
 
-// byID finds a container by ID or NAMESPACE/ID, of which the end may be left out.
-func byID(all []status.Bundle, name string) (found []status.Bundle) {
-	var begin []status.Bundle
-	for _, b := range all {
-		id := b.ID
-		if strings.Contains(name, "/") {
-			id = b.Namespace + "/" + b.ID
-		}
-		if id == name {
-			found = append(found, b)
-		} else if name != "" && strings.HasPrefix(id, name) {
-			begin = append(begin, b)
-		}
+// podFlag returns the two names of --pod.
+func podFlag(c *cli.Command) (namespace, name string, err error) {
+	namespace, name, ok := strings.Cut(c.String("pod"), "/")
+	if !ok || namespace == "" || name == "" {
+		return "", "", usage(fmt.Errorf("--pod %.256q is not NAMESPACE/NAME", c.String("pod")))
 	}
-	if len(found) > 0 {
-		return found
-	}
-	return begin
-}
-
-// byPod finds the containers of a pod; without a name those with a GPU, if there are any.
-func byPod(all []status.Bundle, namespace, pod, name string) (found []status.Bundle) {
-	for _, b := range all {
-		who, err := b.Container()
-		if err == nil && !who.Sandbox && who.Namespace == namespace && who.Pod == pod && (name == "" || who.Name == name) {
-			found = append(found, b)
-		}
-	}
-	if given := slices.DeleteFunc(slices.Clone(found), hasNoRecord); name == "" && len(given) > 0 {
-		return given
-	}
-	return found
-}
-
-func hasNoRecord(b status.Bundle) bool {
-	_, err := b.Plan()
-	return err != nil
-}
-
-// names lists containers as --container takes them, with the pod and the name that --pod goes with.
-func names(list []status.Bundle) string {
-	var texts []string
-	for _, b := range list {
-		text := b.Namespace + "/" + b.ID
-		if who, err := b.Container(); err == nil && who.Name != "" {
-			text += fmt.Sprintf(" (%.256q)", who.Namespace+"/"+who.Pod+"/"+who.Name)
-		}
-		texts = append(texts, text)
-	}
-	return strings.Join(texts, ", ")
+	return namespace, name, nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cmdline"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
@@ -126,7 +127,6 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if errors.Is(err, fs.ErrPermission) && os.Geteuid() != 0 {
 		err = fmt.Errorf("not run as root: %w", err)
 	}
-	var u *usageError
 	if err != nil && strings.HasPrefix(err.Error(), "No help topic") { // --help with an argument
 		err = usage(err)
 	}
@@ -135,7 +135,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 		return 0
 	case errors.Is(err, errProblem):
 		return 1
-	case errors.As(err, &u):
+	case errors.As(err, new(cmdline.Error)):
 		fmt.Fprintf(stderr, "nvidia-shimctl: %v (see nvidia-shimctl --help)\n", err)
 		return 2
 	}
@@ -154,10 +154,8 @@ func versionCommand() *cli.Command {
 	}
 }
 
-// usageError is the error of a wrong command line.
-type usageError struct{ error }
-
-func usage(err error) error { return &usageError{err} }
+// usage is the error of a wrong command line.
+func usage(err error) error { return cmdline.Errorf("%v", err) }
 
 // noJSON is the error of --json where no data are printed.
 func noJSON(with string) error { return usage(fmt.Errorf("--json does not go with %s", with)) }

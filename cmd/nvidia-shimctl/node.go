@@ -18,10 +18,12 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubeapi"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/serve"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -134,7 +136,7 @@ func (k *nodeKeeper) serve(ctx context.Context) (<-chan error, error) {
 		if err != nil {
 			return nil, err
 		}
-		go func() { served <- serveHTTP(ctx, listener, handler) }()
+		go func() { served <- serve.Run(ctx, listener, handler) }()
 	}
 	port := k.c.Uint16("ready-port")
 	if port == 0 {
@@ -144,7 +146,7 @@ func (k *nodeKeeper) serve(ctx context.Context) (<-chan error, error) {
 	if err != nil {
 		return nil, err
 	}
-	go func() { served <- serveHTTP(ctx, listener, http.HandlerFunc(k.serveReady)) }()
+	go func() { served <- serve.Run(ctx, listener, http.HandlerFunc(k.serveReady)) }()
 	return served, nil
 }
 
@@ -372,13 +374,13 @@ func (k *nodeKeeper) prepare(ctx context.Context) error {
 	if _, err := prepare.Run(ctx, prepare.Options{Host: cfg.Host, LoadModules: cfg.Host.LoadKernelModules}); err != nil {
 		return err
 	}
-	return refreshCDI(k.c)
+	return cdispec.Refresh(cdiFile, planner(k.c))
 }
 
 func (k *nodeKeeper) check(ctx context.Context, o runtimeclass.Options) []check.Finding {
 	options := check.Options{
 		Root: "/", Proc: procfs.Host, Config: k.c.String("config"), ContainerdConfig: o.ConfigFile, Target: o.Target,
-		CDI: func() ([]byte, error) { return cdiText(k.c) },
+		CDI: func() ([]byte, error) { return cdispec.Text(planner(k.c)) },
 	}
 	if o.Target == runtimeclass.Docker {
 		options.ContainerdConfig, options.DockerConfig = "", o.ConfigFile

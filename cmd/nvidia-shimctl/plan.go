@@ -17,8 +17,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/preview"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
@@ -70,30 +70,16 @@ func planOf(c *cli.Command, container gpuinject.Container) (gpuinject.Plan, erro
 	if container.Plain {
 		return gpuinject.Plan{Reason: "the container does not ask for the driver: the shim leaves it alone: " + container.Reason}, nil
 	}
-	return resolve(c, container)
+	rootfs := c.String("rootfs")
+	if rootfs == "" && container.Bundle.Dir != "" {
+		rootfs = container.Bundle.RootPath()
+	}
+	return planner(c).Resolve(container, rootfs)
 }
 
-// resolve resolves a container with the root file system of --rootfs or of its bundle. An empty
-// directory stands for an unknown image.
-func resolve(c *cli.Command, container gpuinject.Container) (gpuinject.Plan, error) {
-	dir := c.String("rootfs")
-	if dir == "" && container.Bundle.Dir != "" {
-		dir = container.Bundle.RootPath()
-	}
-	if dir == "" {
-		empty, err := os.MkdirTemp("", "nvidia-shimctl-")
-		if err != nil {
-			return gpuinject.Plan{}, err
-		}
-		defer func() { _ = os.Remove(empty) }()
-		dir = empty
-	}
-	root, err := image.Open(dir)
-	if err != nil {
-		return gpuinject.Plan{}, err
-	}
-	defer root.Close()
-	return gpuinject.Resolve(container, root, asker(c))
+// planner plans containers with the shim's configuration and probe.
+func planner(c *cli.Command) preview.Planner {
+	return preview.Planner{Config: loader(c), Ask: asker(c)}
 }
 
 func examine(c *cli.Command) (gpuinject.Container, error) {
@@ -103,7 +89,7 @@ func examine(c *cli.Command) (gpuinject.Container, error) {
 		if err != nil {
 			return gpuinject.Container{}, err
 		}
-		return gpuinject.ExamineSpec(spec, loader(c))
+		return planner(c).Examine(spec)
 	}
 	if slices.ContainsFunc([]string{"env", "mount", "annotation", "privileged"}, c.IsSet) {
 		return gpuinject.Container{}, usage(errors.New("--bundle cannot be combined with flags that describe a container"))
@@ -116,13 +102,13 @@ func examine(c *cli.Command) (gpuinject.Container, error) {
 }
 
 func flagSpec(c *cli.Command) (*specs.Spec, error) {
-	spec, err := plainSpec(c.StringSlice("env"))
+	env, err := envFlag(c)
 	if err != nil {
 		return nil, err
 	}
+	spec := preview.Spec(env)
 	if c.Bool("privileged") {
-		spec.Process.Capabilities.Bounding = []string{"CAP_SYS_ADMIN"}
-		spec.Linux.MaskedPaths = nil
+		preview.Privilege(spec)
 	}
 	for _, m := range c.StringSlice("mount") {
 		src, dst, ok := strings.Cut(m, ":")
@@ -135,21 +121,14 @@ func flagSpec(c *cli.Command) (*specs.Spec, error) {
 	return spec, nil
 }
 
-// plainSpec is a container outside Kubernetes that is not privileged.
-func plainSpec(env []string) (*specs.Spec, error) {
-	for _, v := range env {
+// envFlag returns the variables of --env.
+func envFlag(c *cli.Command) ([]string, error) {
+	for _, v := range c.StringSlice("env") {
 		if !strings.Contains(v, "=") {
 			return nil, usage(fmt.Errorf("--env %.256q is not K=V", v))
 		}
 	}
-	return &specs.Spec{
-		Process: &specs.Process{Env: env, Capabilities: &specs.LinuxCapabilities{}},
-		Mounts:  []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
-		Linux: &specs.Linux{
-			Namespaces:  []specs.LinuxNamespace{{Type: specs.MountNamespace}},
-			MaskedPaths: []string{"/proc/kcore"},
-		},
-	}, nil
+	return c.StringSlice("env"), nil
 }
 
 const planColumns = 14

@@ -6,6 +6,7 @@ import (
 
 	"github.com/urfave/cli/v3"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
@@ -48,7 +49,7 @@ func prepareCommand() *cli.Command {
 			if err != nil || o.DryRun || !c.Bool("cdi") {
 				return err
 			}
-			return refreshCDI(c)
+			return cdispec.Refresh(cdiFile, planner(c))
 		},
 	}
 }

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -65,9 +64,9 @@ func probeQuestions(c *cli.Command) (q probe.Questions, err error) {
 		return q, nil
 	}
 	if c.IsSet("pod") {
-		namespace, name, ok := strings.Cut(c.String("pod"), "/")
-		if !ok || namespace == "" || name == "" {
-			return q, fmt.Errorf("--pod %.256q is not NAMESPACE/NAME", c.String("pod"))
+		namespace, name, err := podFlag(c)
+		if err != nil {
+			return q, err
 		}
 		q.Pod = &probe.Pod{Socket: c.String("socket"), Namespace: namespace, Name: name}
 		return q, nil

@@ -6,13 +6,15 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/runargs"
 )
 
 func TestRunArgsAreThoseOfThePlan(t *testing.T) {
 	d := simulate(t)
-	for _, engine := range engines {
+	for _, engine := range runargs.Engines {
 		t.Run(engine, func(t *testing.T) {
-			var r runArgs
+			var r runargs.Args
 			decode(t, fine(t, "--config", d.ConfigPath, "--json", "run-args", "--for", engine, "--devices", "1", "--capabilities", "utility,graphics"), &r)
 			if len(r.GPUs) != 1 || r.GPUs[0].UUID != d.GPUs[1].UUID || len(r.Groups) == 0 || len(r.Limits) < 4 {
 				t.Errorf("%+v", r)

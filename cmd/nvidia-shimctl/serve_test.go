@@ -14,6 +14,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/runargs"
 )
 
 // started is a buffer that reports the first line.
@@ -80,7 +81,7 @@ func TestServe(t *testing.T) {
 		"nvidia_shim_nvml_up 1", `nvidia_shim_gpu_memory_used_bytes{gpu="2",uuid="`+d.GPUs[2].UUID+`"}`)
 	text := fetch(t, "unix", socket, "/docker/cli?dev=1")
 	want := fine(t, "--config", d.ConfigPath, "--json", "run-args", "--for", "docker", "--devices", "1")
-	var r runArgs
+	var r runargs.Args
 	decode(t, want, &r)
 	if text != strings.Join(r.Args, " ") {
 		t.Errorf("/docker/cli: %s", text)

@@ -21,6 +21,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/preview"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -32,24 +34,55 @@ const Path = "/etc/cdi/nvidia.yaml"
 // maxSize bounds the file; a node with 16 GPUs of 7 MIG devices each needs about 100 KiB.
 const maxSize = 4 << 20
 
-// Make makes the specification. plan plans a container with this value of NVIDIA_VISIBLE_DEVICES.
-func Make(h host.Host, facts device.Facts, plan func(devices string) (gpuinject.Plan, error)) (*specs.Spec, error) {
+// Make makes the specification of this host.
+func Make(p preview.Planner) (*specs.Spec, error) {
+	cfg, err := p.Config()
+	if err != nil {
+		return nil, err
+	}
+	h, err := host.Discover(cfg.Host)
+	if err != nil {
+		return nil, err
+	}
 	if h.Platform != "" {
 		return nil, fmt.Errorf("the driver is that of %s, which programs find only with the linker's files of this shim: use %s", host.PlatformTitle(h.Platform), request.EnvVisibleDevices)
 	}
+	var facts device.Facts
+	if len(h.MIG) > 0 {
+		answers := p.Ask(probe.Questions{Facts: true})
+		if answers.Facts == nil {
+			return nil, errors.New(answers.FactsError)
+		}
+		facts = *answers.Facts
+	}
+	return describe(h, facts, func(devices string) (gpuinject.Standalone, error) {
+		spec := preview.Spec([]string{request.EnvVisibleDevices + "=" + devices})
+		// The operator may have GPUs without regard to policy.accept-env-when-unprivileged.
+		preview.Privilege(spec)
+		container, err := p.Examine(spec)
+		if err != nil {
+			return gpuinject.Standalone{}, err
+		}
+		plan, err := p.Resolve(container, "")
+		return plan.Standalone(), err
+	})
+}
+
+// describe makes the specification of a host. plan plans a container with a value of
+// NVIDIA_VISIBLE_DEVICES.
+func describe(h host.Host, facts device.Facts, plan func(devices string) (gpuinject.Standalone, error)) (*specs.Spec, error) {
 	common, err := plan("none")
 	if err != nil {
 		return nil, err
 	}
-	spec := &specs.Spec{Kind: "nvidia.com/gpu", ContainerEdits: edits(common.Standalone())}
+	spec := &specs.Spec{Kind: "nvidia.com/gpu", ContainerEdits: edits(common)}
 	// void keeps an NVIDIA runtime that is the engine's default from injecting, too.
 	spec.ContainerEdits.Env = []string{request.EnvVisibleDevices + "=void", request.EnvCDI + "=1"}
 	add := func(id string, names ...string) error {
-		p, err := plan(id)
+		s, err := plan(id)
 		if err != nil {
 			return err
 		}
-		s := p.Standalone()
 		own := slices.DeleteFunc(edits(s).DeviceNodes, func(n *specs.DeviceNode) bool {
 			return slices.ContainsFunc(spec.ContainerEdits.DeviceNodes, func(c *specs.DeviceNode) bool { return c.Path == n.Path })
 		})
@@ -83,12 +116,16 @@ func Make(h host.Host, facts device.Facts, plan func(devices string) (gpuinject.
 	return spec, err
 }
 
-// Text returns a specification as the text of a file.
-func Text(spec *specs.Spec) ([]byte, error) {
+// Text makes the specification of this host as the text of a file.
+func Text(p preview.Planner) ([]byte, error) {
+	spec, err := Make(p)
+	if err != nil {
+		return nil, err
+	}
 	var text bytes.Buffer
 	enc := yaml.NewEncoder(&text)
 	enc.SetIndent(2)
-	err := enc.Encode(spec)
+	err = enc.Encode(spec)
 	return runtimeclass.Marked(text.String()), err
 }
 
@@ -136,4 +173,23 @@ func Write(name string, text []byte) error {
 		return err
 	}
 	return atomicfile.Write(name, text, 0o644)
+}
+
+// Refresh makes the file again if there is one that this program wrote.
+func Refresh(name string, p preview.Planner) error {
+	before, err := Read(name)
+	if err != nil { // there is none, or it is not ours
+		return nil
+	}
+	text, err := Text(p)
+	if errors.Is(err, device.ErrNoDriver) || bytes.Equal(before, text) {
+		return nil
+	}
+	if err == nil {
+		err = Write(name, text)
+	}
+	if err != nil {
+		return fmt.Errorf("%s is not made again: %w", name, err)
+	}
+	return nil
 }

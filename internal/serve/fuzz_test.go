@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/runargs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
@@ -19,8 +20,8 @@ func FuzzRequest(f *testing.F) {
 	handler := New(Options{
 		StateDir: f.TempDir(), Loopback: true,
 		Status: func() (*status.Status, error) { return example(), nil },
-		DockerArgs: func(devices string) (DockerArgs, error) {
-			return DockerArgs{Args: []string{"--device=" + devices}}, nil
+		DockerArgs: func(devices string) (*runargs.Args, error) {
+			return &runargs.Args{Args: []string{"--device=" + devices}}, nil
 		},
 	})
 	answer := func(target, host string) int {

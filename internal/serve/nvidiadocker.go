@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/runargs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
@@ -105,22 +106,29 @@ func (s *server) handleNVIDIADocker(mux *http.ServeMux, prefix string) {
 	handle("/gpu/status", printStatus)
 	handle("/gpu/status/json", func(w io.Writer, host *status.Status) error { return json.NewEncoder(w).Encode(newDockerStatus(host)) })
 	handle("/mesos/cli", printMesos)
-	mux.HandleFunc("GET "+prefix+"/docker/cli", s.dockerCLI(func(w http.ResponseWriter, a DockerArgs) error {
+	mux.HandleFunc("GET "+prefix+"/docker/cli", s.dockerCLI(func(w http.ResponseWriter, a *runargs.Args) error {
 		_, err := io.WriteString(w, strings.Join(a.Args, " "))
 		return err
 	}))
-	mux.HandleFunc("GET "+prefix+"/docker/cli/json", s.dockerCLI(func(w http.ResponseWriter, a DockerArgs) error {
+	mux.HandleFunc("GET "+prefix+"/docker/cli/json", s.dockerCLI(func(w http.ResponseWriter, a *runargs.Args) error {
 		w.Header().Set("Content-Type", "application/json")
+		volumes, devices := []string{}, []string{}
+		for _, f := range a.Files {
+			volumes = append(volumes, f.Source+":"+f.Destination+":ro")
+		}
+		for _, d := range a.Devices {
+			devices = append(devices, d.Source)
+		}
 		return json.NewEncoder(w).Encode(struct {
 			VolumeDriver     string
 			Volumes, Devices []string
-		}{"", a.Volumes, a.Devices})
+		}{"", volumes, devices})
 	}))
 }
 
 // dockerCLI answers for the GPUs of the parameter "dev", separated by "+" or ",", or for all. There
 // is one volume of the driver, so "vol" chooses nothing.
-func (s *server) dockerCLI(answer func(http.ResponseWriter, DockerArgs) error) http.HandlerFunc {
+func (s *server) dockerCLI(answer func(http.ResponseWriter, *runargs.Args) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		devices := strings.Join(strings.Fields(r.FormValue("dev")), ",")
 		if devices == "" || devices == "*" {

@@ -12,6 +12,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/runargs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
@@ -22,14 +23,9 @@ type Options struct {
 	// Status reads the status of this host.
 	Status func() (*status.Status, error)
 	// DockerArgs returns what gives a container of Docker a list of GPUs without the shim.
-	DockerArgs func(devices string) (DockerArgs, error)
+	DockerArgs func(devices string) (*runargs.Args, error)
 	// Loopback is true if only programs of this host can connect, by TCP.
 	Loopback bool
-}
-
-// DockerArgs are arguments of `docker run`, and the values of its --volume and --device.
-type DockerArgs struct {
-	Args, Volumes, Devices []string
 }
 
 type server struct {

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/runargs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
@@ -70,11 +71,11 @@ func (f *fixture) restart() {
 	f.Handler = New(Options{
 		StateDir: f.state.Dir(), Loopback: true,
 		Status: func() (*status.Status, error) { return f.status() },
-		DockerArgs: func(devices string) (DockerArgs, error) {
+		DockerArgs: func(devices string) (*runargs.Args, error) {
 			if devices == "9" {
-				return DockerArgs{}, errors.New("unknown GPU")
+				return nil, errors.New("unknown GPU")
 			}
-			return DockerArgs{Args: []string{"--device=" + devices, "--env=A=b"}, Volumes: []string{"/a:/b:ro"}, Devices: []string{"/dev/nvidia0"}}, nil
+			return &runargs.Args{Args: []string{"--device=" + devices, "--env=A=b"}, Files: []gpuinject.Bind{{Source: "/a", Destination: "/b"}}, Devices: []gpuinject.Bind{{Source: "/dev/nvidia0"}}}, nil
 		},
 	})
 }

@@ -1,0 +1,59 @@
+package preview
+
+import (
+	"os"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+)
+
+// Planner makes plans with a configuration of the shim and a probe.
+type Planner struct {
+	Config func() (*config.Config, error)
+	Ask    gpuinject.Ask
+}
+
+// Spec is a container with an environment, outside Kubernetes and not privileged.
+func Spec(env []string) *specs.Spec {
+	return &specs.Spec{
+		Process: &specs.Process{Env: env, Capabilities: &specs.LinuxCapabilities{}},
+		Mounts:  []specs.Mount{{Destination: "/proc", Type: "proc", Source: "proc"}},
+		Linux: &specs.Linux{
+			Namespaces:  []specs.LinuxNamespace{{Type: specs.MountNamespace}},
+			MaskedPaths: []string{"/proc/kcore"},
+		},
+	}
+}
+
+// Privilege makes a container a privileged one.
+func Privilege(spec *specs.Spec) {
+	spec.Process.Capabilities.Bounding = []string{"CAP_SYS_ADMIN"}
+	spec.Linux.MaskedPaths = nil
+}
+
+// Examine reads a specification that is in no bundle.
+func (p Planner) Examine(spec *specs.Spec) (gpuinject.Container, error) {
+	return gpuinject.ExamineSpec(spec, p.Config)
+}
+
+// Resolve resolves a container that asks for the driver, with the root file system of its image; ""
+// for an unknown image.
+func (p Planner) Resolve(c gpuinject.Container, rootfs string) (gpuinject.Plan, error) {
+	if rootfs == "" {
+		empty, err := os.MkdirTemp("", "nvidia-shimctl-")
+		if err != nil {
+			return gpuinject.Plan{}, err
+		}
+		defer func() { _ = os.Remove(empty) }()
+		rootfs = empty
+	}
+	root, err := image.Open(rootfs)
+	if err != nil {
+		return gpuinject.Plan{}, err
+	}
+	defer root.Close()
+	return gpuinject.Resolve(c, root, p.Ask)
+}

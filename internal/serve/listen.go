@@ -1,0 +1,66 @@
+package serve
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/signal"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cmdline"
+)
+
+// Listen listens on HOST:PORT or unix:PATH. Only root can connect to a socket: for that the umask
+// of the whole process changes for a moment.
+func Listen(ctx context.Context, address string) (net.Listener, error) {
+	path, ok := strings.CutPrefix(address, "unix:")
+	if !ok {
+		if _, _, err := net.SplitHostPort(address); err != nil {
+			return nil, cmdline.Errorf("--listen: %v", err)
+		}
+		return new(net.ListenConfig).Listen(ctx, "tcp", address)
+	}
+	// A process that was killed leaves its socket.
+	if conn, err := net.Dial("unix", path); err == nil {
+		_ = conn.Close()
+		return nil, fmt.Errorf("--listen: another process listens on %s", path)
+	} else if info, failed := os.Lstat(path); errors.Is(err, unix.ECONNREFUSED) && failed == nil {
+		if info.Mode().Type() != os.ModeSocket {
+			return nil, fmt.Errorf("--listen: %s is no socket", path)
+		}
+		if err := os.Remove(path); err != nil {
+			return nil, err
+		}
+	}
+	defer unix.Umask(unix.Umask(0o177))
+	return new(net.ListenConfig).Listen(ctx, "unix", path)
+}
+
+// Run serves until SIGTERM or SIGINT, and ends cleanly.
+func Run(ctx context.Context, listener net.Listener, handler http.Handler) error {
+	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
+	defer stop()
+	server := &http.Server{
+		Handler: handler, MaxHeaderBytes: 16 << 10,
+		ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- server.Serve(listener) }()
+	select {
+	case err := <-ended:
+		return err
+	case <-ctx.Done():
+	}
+	limit, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	if server.Shutdown(limit) != nil {
+		return server.Close() // an answer still waits for NVML
+	}
+	return nil
+}
