@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/report"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -41,12 +42,12 @@ func unpack(t *testing.T, name string) map[string]string {
 	}
 }
 
-// logs replaces journalctl, and the pattern of the logs of distributions.
-func logs(t *testing.T, program, files string) {
+// sources replaces journalctl and the pattern of the logs of distributions, and adds files.
+func sources(t *testing.T, program, logs string, files ...string) {
 	t.Helper()
-	before, beforeFiles := journalctl, logFiles
-	t.Cleanup(func() { journalctl, logFiles = before, beforeFiles })
-	journalctl, logFiles = program, files
+	before := reportSources
+	t.Cleanup(func() { reportSources = before })
+	reportSources = report.Sources{Files: append(slices.Clone(before.Files), files...), Journalctl: program, Logs: logs}
 }
 
 func TestABundleHasWhatAReportNeedsAndNoSecrets(t *testing.T) {
@@ -57,16 +58,13 @@ func TestABundleHasWhatAReportNeedsAndNoSecrets(t *testing.T) {
 	program := filepath.Join(dir, "journalctl")
 	simtest.Check(t, os.WriteFile(program, []byte("#!/bin/sh\necho 'msg=\"nvidia: injected'\necho 'msg=\"pulled with secret\"'\nenv\n"), 0o755))
 	write(t, filepath.Join(dir, "containerd.log"), "secret\n"+`error="failed to create shim task: nvidia: refused"`+"\n")
-	logs(t, program, filepath.Join(dir, "*.log"))
+	sources(t, program, filepath.Join(dir, "*.log"), dir+"/*/nvidia-shim.toml")
 	t.Setenv("TOKEN", ": nvidia: secret")
-	if !slices.Contains(hostFiles, runtimeclass.RecordPath) {
+	if !slices.Contains(report.Host.Files, runtimeclass.RecordPath) {
 		t.Error("the record of the installation is left out")
 	}
-	before := hostFiles
-	t.Cleanup(func() { hostFiles = before })
 	write(t, filepath.Join(dir, "conf.d/nvidia-shim.toml"), "our drop-in")
 	write(t, filepath.Join(dir, "conf.d/registry.toml"), "secret")
-	hostFiles = append(slices.Clone(hostFiles), dir+"/*/nvidia-shim.toml")
 	name := filepath.Join(dir, "report.tar.gz")
 	if out := fine(t, "--config", d.ConfigPath, "bundle", "--output", name); out != name+"\n" {
 		t.Errorf("it prints %q", out)
@@ -108,7 +106,7 @@ func TestABundleOfABrokenHost(t *testing.T) {
 	program := filepath.Join(dir, "journalctl")
 	simtest.Check(t, os.WriteFile(program, []byte("#!/bin/sh\necho executed > "+dir+"/executed\n"), 0o755))
 	simtest.Check(t, os.Chmod(program, 0o757))
-	logs(t, program, "")
+	sources(t, program, "")
 	name, wrong := filepath.Join(dir, "report.tar.gz"), filepath.Join(dir, "wrong.toml")
 	write(t, wrong, "broken")
 	bad := live(t, state, "k8s.io/bad", "main", allDevices, recordOf("bad", "forged"))

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hostinfo"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
@@ -34,7 +35,7 @@ func TestInfoShowsTheHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	out := fine(t, "--config", d.ConfigPath, "--json", "info")
-	var info hostInfo
+	var info hostinfo.Info
 	decode(t, out, &info)
 	if info.DriverVersion != d.Version || info.CUDAVersion != "13.0" || info.NVMLError != "" || info.Roots["driver"] != d.Root || len(info.GPUs) != 3 {
 		t.Errorf("%s", out)
@@ -227,5 +228,5 @@ func TestEveryFieldIsDocumented(t *testing.T) {
 		}
 	}
 	walk(reflect.TypeFor[status.Status]())
-	walk(reflect.TypeFor[hostInfo]())
+	walk(reflect.TypeFor[hostinfo.Info]())
 }

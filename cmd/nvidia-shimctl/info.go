@@ -1,47 +1,13 @@
 package main
 
 import (
-	"cmp"
 	"context"
-	"fmt"
-	"maps"
-	"slices"
-	"strings"
 
 	"github.com/urfave/cli/v3"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hostinfo"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
-
-// hostInfo is the output of info.
-type hostInfo struct {
-	DriverVersion string `json:"driver_version"`
-	// CUDAVersion is the newest that the driver supports. NVMLError says why it is missing.
-	CUDAVersion string              `json:"cuda_version,omitempty"`
-	NVMLError   string              `json:"nvml_error,omitempty"`
-	Platform    string              `json:"platform,omitempty"`
-	Roots       map[string]string   `json:"roots"`
-	GPUs        []gpuInfo           `json:"gpus"`
-	Excluded    []gpuInfo           `json:"excluded"`
-	MIG         []gpuinject.PlanMIG `json:"mig"`
-	Files       map[string][]string `json:"files"`
-	Searched    []string            `json:"searched"`
-	Missing     []string            `json:"missing"`
-	Refused     []driver.Refused    `json:"refused"`
-}
-
-type gpuInfo struct {
-	gpuinject.PlanGPU
-	Model string `json:"model"`
-	// NVML is absent if NVML does not answer, or not for this GPU.
-	NVML *device.GPUFacts `json:"nvml,omitempty"`
-}
 
 func infoCommand() *cli.Command {
 	return &cli.Command{
@@ -55,151 +21,16 @@ func infoCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			info, err := readInfo(cfg.Host, asker(c))
+			info, err := hostinfo.Read(cfg.Host, asker(c))
 			if err != nil {
 				return err
 			}
 			return output(c, info, true, func(o *term.Output) {
-				info.print(o)
+				info.Print(o)
 				if c.Bool("files") {
-					info.printFiles(o)
+					info.PrintFiles(o)
 				}
 			})
 		},
 	}
-}
-
-func readInfo(h config.Host, ask func(probe.Questions) probe.Answers) (*hostInfo, error) {
-	inv, files, err := host.Find(h)
-	if err != nil {
-		return nil, err
-	}
-	answers := ask(probe.Questions{Facts: true})
-	var facts device.Facts
-	if answers.Facts != nil {
-		facts = *answers.Facts
-	}
-	info := &hostInfo{
-		DriverVersion: inv.DriverVersion, Platform: inv.Platform, CUDAVersion: facts.CUDA, NVMLError: answers.FactsError,
-		Roots: map[string]string{"driver": h.DriverRoot, "dev": h.DevRoot, "proc": h.ProcRoot, "sys": h.SysRoot, "state": h.StateDir},
-		GPUs:  gpuInfos(inv.GPUs, facts), Excluded: gpuInfos(inv.Excluded, facts), MIG: []gpuinject.PlanMIG{},
-		Files: filesByCapability(&files), Searched: files.Searched, Missing: files.Missing, Refused: files.Refused,
-	}
-	for i, in := range inv.Annotate(inv.MIG, facts) {
-		info.MIG = append(info.MIG, gpuinject.PlanMIG{UUID: in.UUID, GPU: in.GPU, GI: in.GI, CI: in.CI, Name: inv.MIG[i].Name(), Profile: in.Profile})
-	}
-	return info, nil
-}
-
-func gpuInfos(gpus []device.GPU, facts device.Facts) []gpuInfo {
-	list := []gpuInfo{}
-	for _, g := range gpus {
-		info := gpuInfo{PlanGPU: gpuinject.NewPlanGPU(g), Model: g.Model}
-		for _, f := range facts.GPUs {
-			if strings.EqualFold(f.BusID, g.BusID) {
-				info.NVML = &f
-			}
-		}
-		list = append(list, info)
-	}
-	return list
-}
-
-func filesByCapability(files *driver.Files) map[string][]string {
-	byCapability := map[string][]string{}
-	add := func(path string, capabilities ...string) {
-		for _, c := range capabilities {
-			byCapability[c] = append(byCapability[c], path)
-		}
-	}
-	for _, l := range files.Libraries {
-		if l.Bits == 32 {
-			add(l.Path, config.Compat32)
-		} else {
-			add(l.Path, l.Capabilities...)
-		}
-	}
-	for _, b := range files.Binaries {
-		add(b.Path, b.Capabilities...)
-	}
-	for _, d := range files.Data {
-		add(cmp.Or(d.Path, d.Dest+" (made, the host has none)"), d.Capabilities...)
-	}
-	return byCapability
-}
-
-func (i *hostInfo) print(o *term.Output) {
-	driver := "Driver " + cmp.Or(i.DriverVersion, "of "+host.PlatformTitle(i.Platform))
-	if i.CUDAVersion != "" {
-		driver += ", CUDA " + i.CUDAVersion
-	}
-	o.Line(term.Bold, driver)
-	t := o.Table("GPU", "UUID", "PCI", "MINOR", "MODEL")
-	for _, g := range i.GPUs {
-		t.Row(term.Green, fmt.Sprint(g.Index), g.UUID, g.PCI, fmt.Sprint(g.Minor), g.Model)
-	}
-	t.Flush()
-	i.printMIG(o)
-	i.printProblems(o)
-}
-
-// printMIG lists the MIG devices, or counts those of each GPU if a screen does not hold them.
-func (i *hostInfo) printMIG(o *term.Output) {
-	if len(i.MIG) == 0 {
-		return
-	}
-	const listed = 12
-	if len(i.MIG) <= listed {
-		t := o.Table("MIG", "PROFILE", "DEVICE")
-		for _, m := range i.MIG {
-			t.Row(term.Green, fmt.Sprintf("%d:%d/%d", m.GPU, m.GI, m.CI), cmp.Or(m.Profile, "-"), cmp.Or(m.UUID, m.Name))
-		}
-		t.Flush()
-		return
-	}
-	t := o.Table("GPU", "MIG DEVICES (each: nvidia-shimctl --json info)")
-	for _, g := range i.GPUs {
-		counts := map[string]int{}
-		for _, m := range i.MIG {
-			if m.GPU == g.Index {
-				counts[cmp.Or(m.Profile, "unknown profile")]++
-			}
-		}
-		var texts []string
-		for _, profile := range slices.Sorted(maps.Keys(counts)) {
-			texts = append(texts, fmt.Sprintf("%d × %s", counts[profile], profile))
-		}
-		t.Row(term.Green, fmt.Sprint(g.Index), cmp.Or(strings.Join(texts, ", "), "-"))
-	}
-	t.Flush()
-}
-
-func (i *hostInfo) printProblems(o *term.Output) {
-	if i.NVMLError != "" {
-		o.Field("NVML:", 6, term.Yellow, i.NVMLError)
-	}
-	for _, g := range i.GPUs {
-		if g.NVML == nil && i.NVMLError == "" {
-			o.Field(fmt.Sprintf("GPU %d:", g.Index), 7, term.Red, "NVML does not list it")
-		}
-	}
-	for _, g := range i.Excluded {
-		o.Field("excluded:", 10, term.Yellow, fmt.Sprintf("%s at %s (NVreg_ExcludedGpus)", cmp.Or(g.UUID, g.Model), g.PCI))
-	}
-	for _, m := range i.Missing {
-		o.Field("missing:", 9, term.Yellow, m)
-	}
-	for _, r := range i.Refused {
-		o.Field("refused:", 9, term.Red, r.Path+": it "+r.Reason)
-	}
-}
-
-func (i *hostInfo) printFiles(o *term.Output) {
-	for _, name := range slices.Sorted(maps.Keys(i.Files)) {
-		o.Line(term.Bold, fmt.Sprintf("%s: %d files", name, len(i.Files[name])))
-		for _, f := range i.Files[name] {
-			o.Field("", 2, term.Plain, f)
-		}
-	}
-	o.Field("searched:", 10, term.Bold, strings.Join(i.Searched, ", "))
 }

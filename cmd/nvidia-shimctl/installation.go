@@ -153,7 +153,7 @@ func carryOut(c *cli.Command, plan runtimeclass.Plan, report *toolkit.Report) er
 		would = "would "
 	}
 	if report != nil {
-		printToolkit(w, report)
+		report.Print(term.New(w))
 	}
 	for _, n := range o.Notes {
 		term.New(w).Field("", 0, term.Plain, n)

@@ -17,6 +17,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hostinfo"
 )
 
 // screen runs the tool on a terminal of 80 columns.
@@ -119,7 +120,7 @@ func TestInfoIsOneScreen(t *testing.T) {
 			if n := strings.Count(out, "\n"); n > 24 {
 				t.Errorf("%d lines:\n%s", n, out)
 			}
-			var info hostInfo
+			var info hostinfo.Info
 			decode(t, fine(t, "--config", d.ConfigPath, "--json", "info"), &info)
 			if len(info.MIG) != len(options.MIG) {
 				t.Errorf("%d MIG devices as JSON", len(info.MIG))

@@ -1,0 +1,108 @@
+package report
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path"
+	"path/filepath"
+	"slices"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	shimconfig "github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+// Sources are where a host has what a report needs, besides the output of commands.
+type Sources struct {
+	// Files are patterns of paths.
+	Files []string
+	// Journalctl is the program that prints the log of containerd, and Logs the pattern of the files
+	// in which k3s and RKE2 keep it.
+	Journalctl, Logs string
+}
+
+// Host has the sources of this host.
+var Host = Sources{
+	Files: []string{
+		"/proc/version", "/proc/sys/kernel/hostname", "/etc/os-release", runtimeclass.RecordPath,
+		"/etc/containerd/*/" + runtimeclass.DropInName, "/var/lib/rancher/*/agent/etc/containerd/*/" + runtimeclass.DropInName,
+	},
+	Journalctl: "/usr/bin/journalctl",
+	Logs:       "/var/lib/rancher/*/agent/containerd/containerd.log",
+}
+
+// maxLog bounds a file of a log, in bytes, and logLines what is kept of all.
+const maxLog, logLines = 256 << 20, 500
+
+// Collect adds the versions of programs, the shim's records, files of the host and the shim's lines
+// of containerd's log. config is the shim's configuration; "" for the default one.
+func (s Sources) Collect(ctx context.Context, config string, files Files) {
+	files.addJSON("versions.json", check.Versions(ctx, check.Options{Root: "/", Proc: procfs.Host, Config: config}), nil)
+	for _, b := range status.Bundles(procfs.Host, status.StateDirs) {
+		plan, err := b.Plan()
+		if !errors.Is(err, fs.ErrNotExist) {
+			files.addJSON(path.Join("containers", b.Namespace, b.ID+".json"), plan, err)
+		}
+	}
+	for _, pattern := range append(slices.Clone(s.Files), cmp.Or(config, shimconfig.DefaultPath)) {
+		names, _ := filepath.Glob(pattern) // the patterns are correct
+		for _, name := range names {
+			data, err := os.ReadFile(name)
+			files.Add(path.Join("host", name), data, err)
+		}
+	}
+	data, err := s.shimLog(ctx)
+	files.Add("log.txt", data, err)
+}
+
+// shimLog returns the last lines about the shim in containerd's log.
+func (s Sources) shimLog(ctx context.Context) ([]byte, error) {
+	text, err := s.journal(ctx)
+	names, _ := filepath.Glob(s.Logs)
+	for _, name := range names {
+		var more []byte
+		more, _, err = trusted.Read(name, maxLog)
+		text = append(text, more...)
+	}
+	var lines [][]byte
+	for line := range bytes.Lines(text) {
+		// How the shim begins its messages, and errors in those of others.
+		if bytes.Contains(line, []byte(`"nvidia: `)) || bytes.Contains(line, []byte(": nvidia: ")) {
+			lines = append(lines, line)
+		}
+	}
+	return bytes.Join(lines[max(0, len(lines)-logLines):], nil), err
+}
+
+// journal returns what daemons with a containerd logged. journalctl is executed if only root can
+// change it, by its path and with nothing of this environment.
+func (s Sources) journal(ctx context.Context) (text []byte, err error) {
+	var st unix.Stat_t
+	if err = unix.Stat(s.Journalctl, &st); err == nil {
+		err = trusted.RootFile(&st)
+	}
+	if err == nil {
+		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, s.Journalctl, "--quiet", "--no-pager", "--lines=50000",
+			"--unit=containerd", "--unit=docker", "--unit=k3s", "--unit=k3s-agent", "--unit=rke2-server", "--unit=rke2-agent")
+		cmd.Env, cmd.WaitDelay = []string{"LC_ALL=C"}, time.Second
+		text, err = cmd.Output()
+	}
+	if err != nil {
+		err = fmt.Errorf("%s: %w", s.Journalctl, err)
+	}
+	return text, err
+}
