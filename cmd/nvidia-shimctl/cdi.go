@@ -2,14 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
-	"io/fs"
-	"path/filepath"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
 // cdiFile is a variable for the tests.
@@ -32,7 +29,7 @@ func cdiCommand() *cli.Command {
 				if err != nil {
 					return err
 				}
-				return printJSON(c.Root().Writer, spec)
+				return term.JSON(c.Root().Writer, spec)
 			}
 			text, err := cdispec.Text(planner(c))
 			if err != nil {
@@ -45,21 +42,4 @@ func cdiCommand() *cli.Command {
 			return err
 		},
 	}
-}
-
-// addCDI adds the specification to an installation.
-func addCDI(c *cli.Command, o *runtimeclass.Options) error {
-	if !c.Bool("cdi") {
-		return nil
-	}
-	if filepath.Clean(c.String("root")) != "/" {
-		return usage(errors.New("--cdi goes with this host only, not with --root"))
-	}
-	before, err := cdispec.Read(cdiFile)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	text, err := cdispec.Text(planner(c))
-	o.CDI = []runtimeclass.Change{{Kind: runtimeclass.Generated, Path: cdiFile, Before: before, After: text}}
-	return err
 }

@@ -14,8 +14,12 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/install"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
+
+// installation is what install and uninstall print as JSON.
+type installation = install.Report
 
 // write makes a file that root alone can change.
 func write(t *testing.T, name, text string) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cmdline"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/node"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
@@ -133,7 +133,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	switch {
 	case err == nil:
 		return 0
-	case errors.Is(err, errProblem):
+	case errors.Is(err, errProblem), errors.Is(err, node.ErrProblem):
 		return 1
 	case errors.As(err, new(cmdline.Error)):
 		fmt.Fprintf(stderr, "nvidia-shimctl: %v (see nvidia-shimctl --help)\n", err)
@@ -176,18 +176,11 @@ func loader(c *cli.Command) func() (*config.Config, error) {
 func output(c *cli.Command, v any, ok bool, text func(*term.Output)) error {
 	if !c.Bool("json") {
 		text(term.New(c.Root().Writer))
-	} else if err := printJSON(c.Root().Writer, v); err != nil {
+	} else if err := term.JSON(c.Root().Writer, v); err != nil {
 		return err
 	}
 	if !ok {
 		return errProblem
 	}
 	return nil
-}
-
-func printJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	enc.SetEscapeHTML(false)
-	return enc.Encode(v)
 }

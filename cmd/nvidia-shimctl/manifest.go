@@ -8,6 +8,7 @@ import (
 	"github.com/urfave/cli/v3"
 	"go.yaml.in/yaml/v3"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -60,7 +61,7 @@ func printManifest(_ context.Context, c *cli.Command) error {
 		class.Scheduling.Tolerations = append(class.Scheduling.Tolerations, toleration)
 	}
 	if c.Bool("json") {
-		return printJSON(c.Root().Writer, class)
+		return term.JSON(c.Root().Writer, class)
 	}
 	enc := yaml.NewEncoder(c.Root().Writer)
 	enc.SetIndent(2)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"io/fs"
+	"net/http"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -37,7 +38,7 @@ func TestNodeListensFirst(t *testing.T) {
 	app := newApp(io.Discard, io.Discard)
 	i := slices.IndexFunc(app.Commands, func(c *cli.Command) bool { return c.Name == "node" })
 	app.Commands[i].Action = func(ctx context.Context, c *cli.Command) error {
-		_, err := (&nodeKeeper{c: c}).serve(ctx)
+		_, err := serveNode(ctx, c, http.NotFoundHandler())
 		return err
 	}
 	socket := filepath.Join(t.TempDir(), "missing", "socket")

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe/server"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
 // nvmlTimeout is how long NVML may take; tests use a shorter time.
@@ -42,7 +43,7 @@ func probeCommand() *cli.Command {
 				answer = func(q probe.Questions) probe.Answers { return server.Answer(ctx, q) }
 			}
 			a := answer(q)
-			if err := printJSON(c.Root().Writer, a); err != nil || c.IsSet("questions") {
+			if err := term.JSON(c.Root().Writer, a); err != nil || c.IsSet("questions") {
 				return err
 			}
 			if text := cmp.Or(a.FactsError, a.LiveError, a.PodError); text != "" {

@@ -38,7 +38,7 @@ func runArgsCommand() *cli.Command {
 				return err
 			}
 			if c.Bool("json") {
-				return printJSON(c.Root().Writer, r)
+				return term.JSON(c.Root().Writer, r)
 			}
 			for _, a := range r.Args {
 				fmt.Fprintln(c.Root().Writer, a)

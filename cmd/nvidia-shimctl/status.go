@@ -93,7 +93,7 @@ func printStatus(c *cli.Command, s *status.Status) error {
 	case c.Bool("json") && c.Bool("watch"):
 		return json.NewEncoder(w).Encode(s)
 	case c.Bool("json"):
-		return printJSON(w, s)
+		return term.JSON(w, s)
 	}
 	o := term.New(w)
 	if c.Bool("watch") {

@@ -2,15 +2,17 @@ package report
 
 import (
 	"archive/tar"
+	"bytes"
 	"cmp"
 	"compress/gzip"
-	"encoding/json"
 	"errors"
 	"maps"
 	"os"
 	"path"
 	"slices"
 	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
 // Files is the content of the files of a report by name.
@@ -27,11 +29,11 @@ func (files Files) Add(name string, data []byte, err error) {
 }
 
 func (files Files) addJSON(name string, v any, err error) {
-	var data []byte
+	var data bytes.Buffer
 	if err == nil {
-		data, err = json.MarshalIndent(v, "", "  ")
+		err = term.JSON(&data, v)
 	}
-	files.Add(name, data, err)
+	files.Add(name, data.Bytes(), err)
 }
 
 // Write writes a new archive, which only root can read.

@@ -1,0 +1,148 @@
+package main
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/urfave/cli/v3"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/install"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+// kind is the target that is no daemon of this host.
+const kind = "kind"
+
+var targets = []string{runtimeclass.Containerd, "k3s", "rke2", kind, runtimeclass.Docker}
+
+// daemonFlags say what to install for, and where.
+func daemonFlags() []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "target", Aliases: []string{"runtime"}, Usage: "`WHAT` to register with: " + strings.Join(targets, ", ") + " (default: what is there)"},
+		&cli.StringFlag{Name: "containerd-config", Value: runtimeclass.DefaultContainerdConfig, Usage: "containerd's configuration `FILE`"},
+		&cli.StringFlag{Name: "docker-config", Value: runtimeclass.DefaultDockerConfig, Usage: "Docker's configuration `FILE`"},
+		&cli.StringFlag{Name: "bin-dir", Value: runtimeclass.DefaultBinDir, Usage: "`DIR` of the installed programs; keep it, bundles record it"},
+	}
+}
+
+func handlerFlag() cli.Flag {
+	return &cli.StringFlag{Name: "handler", Value: runtimeclass.DefaultHandler, Usage: "`NAME` of the runtime handler"}
+}
+
+func replaceFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "replace", Usage: "override another runtime of that name; uninstall restores it"}
+}
+
+func installFlags() []cli.Flag {
+	return append(daemonFlags(),
+		&cli.StringFlag{Name: "root", Value: "/", Usage: "prepare the tree below `DIR` instead of this host"},
+		&cli.BoolFlag{Name: "dry-run", Usage: "show what would change, and change nothing"},
+		&cli.BoolFlag{Name: "restart", Usage: "restart the daemon afterwards; without it nothing is restarted"},
+	)
+}
+
+// installer makes the installer of the flags. Those of install that node and uninstall do not have
+// are empty.
+func installer(c *cli.Command) (i install.Installer, err error) {
+	options, err := installOptions(c)
+	if err != nil {
+		return i, err
+	}
+	i = install.Installer{
+		Host: runtimeclass.Host{Root: cmp.Or(c.String("root"), "/")}, Options: options,
+		TargetNamed: c.String("target") != "", ConfigNamed: c.IsSet("containerd-config") || c.IsSet("docker-config"),
+		Configs: map[string]string{}, Containerd: c.String("containerd"), Versions: map[string]string{},
+		DryRun: c.Bool("dry-run"), Restart: c.Bool("restart"), All: c.Bool("all"),
+		Out: c.Root().Writer, Err: c.Root().ErrWriter, JSON: c.Bool("json"),
+	}
+	for _, daemon := range []string{runtimeclass.Containerd, runtimeclass.Docker} {
+		i.Configs[daemon], i.Versions[daemon] = c.String(daemon+"-config"), c.String(daemon+"-version")
+	}
+	if c.Bool("from-toolkit") {
+		i.Toolkit = toolkit.Paths
+	}
+	if file := c.String("toolkit-config"); file != "" {
+		i.Toolkit = []string{file}
+	}
+	if c.Bool("cdi") {
+		i.CDIFile, i.MakeCDI = cdiFile, func() ([]byte, error) { return cdispec.Text(planner(c)) }
+	}
+	return i, checkInstaller(c, i)
+}
+
+// checkInstaller returns an error if flags do not go together.
+func checkInstaller(c *cli.Command, i install.Installer) error {
+	for _, daemon := range []string{runtimeclass.Containerd, runtimeclass.Docker} {
+		flag := daemon + "-config"
+		if daemon != i.Target && c.IsSet(flag) {
+			return usage(fmt.Errorf("--%s goes with --target %s only", flag, daemon))
+		}
+		if !filepath.IsAbs(i.Configs[daemon]) {
+			return usage(fmt.Errorf("--%s %q is not an absolute path", flag, i.Configs[daemon]))
+		}
+	}
+	st, err := os.Stat(i.Host.Root)
+	thisHost := filepath.Clean(i.Host.Root) == "/"
+	switch file := c.String("toolkit-config"); {
+	case i.Target == runtimeclass.Docker && i.Containerd != "":
+		return usage(errors.New("--containerd does not go with --target docker"))
+	case !filepath.IsAbs(i.Host.Root) || err != nil || !st.IsDir():
+		return usage(fmt.Errorf("--root %q is not the absolute path of a directory", i.Host.Root))
+	case i.Arch != "" && i.Arch != "amd64" && i.Arch != "arm64":
+		return usage(fmt.Errorf("--arch %q is not amd64 or arm64", i.Arch))
+	case i.Containerd != "" && !thisHost:
+		return usage(errors.New("--containerd goes with this host only: with --root say --containerd-version"))
+	case i.Restart && !thisHost:
+		return usage(errors.New("--restart goes with this host only, not with --root"))
+	case i.CDIFile != "" && !thisHost:
+		return usage(errors.New("--cdi goes with this host only, not with --root"))
+	case file != "" && !filepath.IsAbs(file):
+		return usage(fmt.Errorf("--toolkit-config %q is not an absolute path", file))
+	case i.Target != kind && !i.DryRun && os.Geteuid() != 0:
+		return errors.New("only root can install and uninstall: run it as root, or with --dry-run")
+	}
+	return nil
+}
+
+func installOptions(c *cli.Command) (runtimeclass.Options, error) {
+	o := runtimeclass.Options{
+		Target: c.String("target"), HandlerNamed: c.IsSet("handler"), Programs: c.String("from"),
+		DropDefault: c.IsSet("set-default") && !c.Bool("set-default"), KeepPrograms: c.Bool("keep-programs"),
+		PrepareUnit: c.Bool("prepare-unit"), GPUsFlag: c.Bool("gpus-flag"), Arch: c.String("arch"), ShimConfig: config.DefaultPath,
+		Registration: runtimeclass.Registration{
+			Handler: c.String("handler"), BinDir: filepath.Clean(c.String("bin-dir")),
+			Default: c.Bool("set-default"), Replace: c.Bool("replace"),
+		},
+	}
+	if c.IsSet("docker-config") {
+		o.Target = cmp.Or(o.Target, runtimeclass.Docker)
+	}
+	if o.Target = cmp.Or(o.Target, runtimeclass.Containerd); !slices.Contains(targets, o.Target) {
+		return o, usage(fmt.Errorf("--target %q is not one of %s", o.Target, strings.Join(targets, ", ")))
+	}
+	if o.Target == runtimeclass.Containerd || o.Target == runtimeclass.Docker { // others have several
+		o.ConfigFile = c.String(o.Target + "-config")
+	}
+	if name := c.String("config"); filepath.IsAbs(name) {
+		o.ShimConfig = name
+	}
+	if o.Programs == "" {
+		self, err := os.Executable()
+		if err != nil {
+			return o, err
+		}
+		o.Programs = filepath.Dir(self)
+	}
+	if o.Programs == runtimeclass.PackageBinDir && !c.IsSet("bin-dir") && filepath.Clean(cmp.Or(c.String("root"), "/")) == "/" {
+		o.Registration.BinDir = o.Programs
+	}
+	return o, nil
+}

@@ -1,0 +1,112 @@
+package install
+
+import (
+	"cmp"
+	"context"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cmdline"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+// findTarget chooses the only daemon of the host, or of the target that the operator names, and
+// returns it.
+func (i *Installer) findTarget() (none runtimeclass.Found, err error) {
+	if i.Containerd != "" {
+		return none, nil
+	}
+	target := ""
+	if i.TargetNamed || i.ConfigNamed {
+		target = i.Target
+	}
+	found, all := runtimeclass.Find(i.Host, i.proc(), target), runtimeclass.Find(i.Host, i.proc(), "")
+	if target != "" {
+		err = i.refuseUnread(found, all)
+	}
+	switch {
+	case err != nil || i.ConfigNamed || target != "" && len(found) == 0: // the daemon may be installed later
+		return none, err
+	case len(found) == 1:
+		i.Target = found[0].Target
+		i.ConfigFile = cmp.Or(found[0].ConfigFile, i.Configs[i.Target])
+		return found[0], nil
+	case len(found) == 0:
+		return none, cmdline.Errorf("no containerd, k3s, RKE2 or Docker below %s: name one with --target", i.Host.Root)
+	}
+	return none, cmdline.Errorf("found %s: name one with --target, or its configuration file", foundNames(found))
+}
+
+// refuseUnread returns an error if no daemon would read what is installed for a target, or into its
+// named configuration: nothing but a file shows the target, and more shows another one.
+func (i *Installer) refuseUnread(found, all []runtimeclass.Found) error {
+	files := []string{runtimeclass.DefaultContainerdConfig, runtimeclass.DefaultDockerConfig}
+	reads := func(f runtimeclass.Found) bool {
+		return f.ConfigFile == i.ConfigFile || f.ConfigFile == "" && slices.Contains(files, i.ConfigFile)
+	}
+	exists := i.Host.Exists(i.ConfigFile)
+	if i.ConfigNamed && !exists && len(all) > 0 && !slices.ContainsFunc(found, reads) {
+		return cmdline.Errorf("%s does not exist, and no daemon here reads it: found %s", i.ConfigFile, foundNames(all))
+	}
+	if i.ConfigNamed && exists && len(found) == 0 {
+		files, found = append(files, i.ConfigFile), []runtimeclass.Found{{Why: i.ConfigFile}}
+	}
+	isFile := func(f runtimeclass.Found) bool { return slices.Contains(files, f.Why) }
+	// An earlier installation may have made the other's file.
+	weak := len(found) > 0 || i.Host.Exists(runtimeclass.RecordPath)
+	others := slices.DeleteFunc(all, func(f runtimeclass.Found) bool { return f.Target == i.Target || weak && isFile(f) })
+	if len(others) == 0 || len(found) > 0 && !isFile(found[0]) {
+		return nil
+	}
+	but := ""
+	if len(found) > 0 {
+		but = " but the file " + found[0].Why
+	}
+	return cmdline.Errorf("no %s here%s; found %s: name one with --target, or install or start %[1]s first", i.Target, but, foundNames(others))
+}
+
+// proc is the procfs of the host; "" for a tree.
+func (i *Installer) proc() procfs.FS {
+	if filepath.Clean(i.Host.Root) != "/" {
+		return ""
+	}
+	return procfs.Host
+}
+
+func foundNames(found []runtimeclass.Found) string {
+	var list []string
+	for _, f := range found {
+		list = append(list, f.String())
+	}
+	return strings.Join(list, " and ")
+}
+
+// daemonVersion is the version that the operator says, or that of program, if one runs. Nothing of a
+// tree is executed.
+func (i *Installer) daemonVersion(ctx context.Context, program string) (none runtimeclass.Version, err error) {
+	daemon, other := runtimeclass.Containerd, runtimeclass.Docker
+	if i.Target == runtimeclass.Docker {
+		daemon, other = other, daemon
+	}
+	if i.Versions[other] != "" {
+		return none, cmdline.Errorf("--%s-version does not go with --target %s", other, i.Target)
+	}
+	if version := i.Versions[daemon]; version != "" {
+		v, err := runtimeclass.ParseVersion(version)
+		if err != nil {
+			return none, cmdline.Errorf("--%s-version: %v", daemon, err)
+		}
+		return v, nil
+	}
+	if i.proc() == "" {
+		return none, nil
+	}
+	v, err := runtimeclass.DaemonVersion(ctx, i.Target, cmp.Or(i.Containerd, program))
+	if err != nil && i.Containerd == "" {
+		// Without the version the handler has the form that every one serves.
+		return none, nil
+	}
+	return v, err
+}

@@ -1,0 +1,113 @@
+package install
+
+import (
+	"context"
+	"errors"
+	"io"
+	"io/fs"
+	"slices"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cmdline"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+// Installer installs on a host, or removes what was installed.
+type Installer struct {
+	Host runtimeclass.Host
+	// Options are what to install. Plan completes them by the daemon that it finds.
+	runtimeclass.Options
+	// TargetNamed and ConfigNamed say that the operator named the target, or its configuration file.
+	TargetNamed, ConfigNamed bool
+	// Configs are the configuration files of containerd and Docker, by target.
+	Configs map[string]string
+	// Containerd is the program to ask for its version, "" for the one that is found. Versions are
+	// what the operator says instead, by target.
+	Containerd string
+	Versions   map[string]string
+	// Toolkit has the paths of a configuration of NVIDIA's toolkit, of which the first that is there
+	// is carried over.
+	Toolkit []string
+	// CDIFile gets a CDI specification, which MakeCDI makes; "" for none.
+	CDIFile string
+	MakeCDI func() ([]byte, error)
+	// DryRun changes nothing. Restart restarts the daemon if its configuration changes. All has
+	// Uninstall remove every registration.
+	DryRun, Restart, All bool
+	// Out gets what changes, as text or JSON, and Err what systemctl prints.
+	Out, Err io.Writer
+	JSON     bool
+}
+
+// ErrGPUsFlag is the error of --gpus-flag without Docker.
+var ErrGPUsFlag = cmdline.Errorf("--gpus-flag goes with --target docker only")
+
+// Install plans the installation and carries it out.
+func (i Installer) Install(ctx context.Context) error {
+	plan, report, err := i.Plan(ctx)
+	if err != nil {
+		return err
+	}
+	if err := i.CarryOut(plan, report); err != nil || i.DryRun || !i.Restart {
+		return err
+	}
+	var started error
+	if i.PrepareUnit {
+		started = runtimeclass.StartUnit(ctx, i.Err)
+	}
+	// The daemon runs containers without a GPU too.
+	if plan.Changed() {
+		if err := plan.Restart.Run(ctx, i.Err); err != nil {
+			return err
+		}
+	}
+	return started
+}
+
+// Plan plans an installation for the host's daemon, with which it completes the options. report is
+// nil unless a configuration of NVIDIA's toolkit is carried over.
+func (i *Installer) Plan(ctx context.Context) (none runtimeclass.Plan, report *toolkit.Report, err error) {
+	found, err := i.findTarget()
+	if err != nil {
+		return none, nil, err
+	}
+	if i.GPUsFlag && i.Target != runtimeclass.Docker {
+		return none, nil, ErrGPUsFlag
+	}
+	if i.Host.Daemon, err = i.daemonVersion(ctx, found.Program); err != nil {
+		return none, nil, err
+	}
+	if len(i.Toolkit) > 0 {
+		read, err := toolkit.Read(i.Host.Root, i.Toolkit, i.ShimConfig)
+		if err != nil {
+			return none, nil, err
+		}
+		report, i.WriteShimConfig, i.ShimSettings = &read, true, read.Text
+	}
+	if i.Target != runtimeclass.Docker {
+		i.KubeletSocket = runtimeclass.KubeletSocket(i.Host, i.proc())
+	}
+	if err := i.addCDI(); err != nil {
+		return none, nil, err
+	}
+	plan, err := runtimeclass.Install(i.Host, i.Options)
+	if found.Target != "" {
+		plan.Notes = slices.Insert(plan.Notes, 0, "found "+found.String())
+	}
+	return plan, report, err
+}
+
+// addCDI adds the CDI specification to the options.
+func (i *Installer) addCDI() error {
+	if i.CDIFile == "" {
+		return nil
+	}
+	before, err := cdispec.Read(i.CDIFile)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	text, err := i.MakeCDI()
+	i.CDI = []runtimeclass.Change{{Kind: runtimeclass.Generated, Path: i.CDIFile, Before: before, After: text}}
+	return err
+}

@@ -1,0 +1,159 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+// install installs what is missing or different, and reports whether this version is installed. A
+// node with problems that an installation does not solve stays as it is.
+func (k *Keeper) install(ctx context.Context) (installed bool, _ []check.Finding, _ error) {
+	if err := k.prepare(ctx); err != nil {
+		fmt.Fprintf(k.Installer.Err, "nvidia-shimctl: prepare: %v\n", err)
+	}
+	in, target := k.Installer, ""
+	if in.TargetNamed {
+		target = in.Target
+	}
+	// The configuration of a daemon that does not run is not known.
+	found := runtimeclass.Find(k.Installer.Host, procfs.Host, target)
+	if len(found) == 1 && found[0].Program == "" && slices.Contains([]string{runtimeclass.Containerd, runtimeclass.Docker}, found[0].Target) {
+		return false, []check.Finding{{Check: "install", Level: check.Problem, Message: found[0].Target + " does not run", Fix: "start it"}}, nil
+	}
+	plan, _, err := in.Plan(ctx)
+	o := in.Options
+	findings := k.check(ctx, o)
+	if err != nil {
+		return false, append(findings, check.Finding{Check: "install", Level: check.Problem, Message: err.Error(), Fix: "nvidia-shimctl node --help"}), nil
+	}
+	line := pendingLine(o)
+	pending := slices.Contains(pendingLines(), line)
+	if !pending && len(plan.Written())+len(plan.Removed()) == 0 {
+		return true, findings, nil
+	}
+	lasting := slices.DeleteFunc(problems(findings), func(f check.Finding) bool {
+		return slices.Contains([]string{"shim", "handler", "probe", "kubelet"}, f.Check)
+	})
+	change := fmt.Sprintf("%q %q %q", plan.Written(), plan.Diff(), problems(findings))
+	switch {
+	case len(lasting) > 0:
+		return false, findings, fmt.Errorf("not installed: %s: %s", lasting[0].Check, lasting[0].Message)
+	case change == k.refused && pending: // the restart failed, after the files had come back
+		plan.Restart.Verb = "restart"
+		return false, findings, k.restart(ctx, line, plan)
+	case change == k.refused:
+		return false, findings, nil
+	}
+	undo, err := plan.Undo()
+	if err != nil {
+		return false, findings, err
+	}
+	if err = k.carryOut(ctx, line, plan); err == nil {
+		findings, err = k.settle(ctx, o)
+	}
+	if err == nil || ctx.Err() != nil {
+		return true, findings, err
+	}
+	k.refused = change
+	k.print(findings)
+	fmt.Fprintln(k.Installer.Err, "nvidia-shimctl: the files come back as they were")
+	undone := k.carryOut(ctx, line, undo)
+	if undone == nil {
+		_, undone = undo.RemovePrograms(procfs.Host)
+	}
+	return false, k.check(ctx, o), errors.Join(err, undone)
+}
+
+// carryOut makes the changes of a plan, and restarts the daemon if its configuration changes. No
+// signal interrupts that.
+func (k *Keeper) carryOut(ctx context.Context, line string, plan runtimeclass.Plan) error {
+	if plan.Changed() {
+		if err := setPending(line, true); err != nil {
+			return err
+		}
+	}
+	if err := k.Installer.CarryOut(plan, nil); err != nil {
+		return err
+	}
+	if !slices.Contains(pendingLines(), line) {
+		return nil
+	}
+	return k.restart(ctx, line, plan)
+}
+
+func (k *Keeper) restart(ctx context.Context, line string, plan runtimeclass.Plan) error {
+	if err := plan.Restart.Run(context.WithoutCancel(ctx), k.Installer.Err); err != nil {
+		return err
+	}
+	return setPending(line, false)
+}
+
+// settle runs check after a change. A distribution makes its configuration after it started.
+func (k *Keeper) settle(ctx context.Context, o runtimeclass.Options) ([]check.Finding, error) {
+	_, late := runtimeclass.Distributions[o.Target]
+	for start := time.Now(); ; {
+		findings := k.check(ctx, o)
+		wrong := problems(findings)
+		if len(wrong) == 0 {
+			return findings, nil
+		}
+		if !late || ctx.Err() != nil || time.Since(start) > time.Minute {
+			return findings, fmt.Errorf("check after the installation: %s: %s", wrong[0].Check, wrong[0].Message)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(2 * time.Second):
+		}
+	}
+}
+
+// prepare makes the device nodes and the CDI specification of a driver that was loaded meanwhile.
+func (k *Keeper) prepare(ctx context.Context) error {
+	cfg, err := k.Planner.Config()
+	if err != nil {
+		return err
+	}
+	if _, err := prepare.Run(ctx, prepare.Options{Host: cfg.Host, LoadModules: cfg.Host.LoadKernelModules}); err != nil {
+		return err
+	}
+	return cdispec.Refresh(k.CDIFile, k.Planner)
+}
+
+func (k *Keeper) check(ctx context.Context, o runtimeclass.Options) []check.Finding {
+	options := check.Options{
+		Root: "/", Proc: procfs.Host, Config: k.Config, ContainerdConfig: o.ConfigFile, Target: o.Target,
+		CDI: func() ([]byte, error) { return cdispec.Text(k.Planner) },
+	}
+	if o.Target == runtimeclass.Docker {
+		options.ContainerdConfig, options.DockerConfig = "", o.ConfigFile
+	}
+	return check.Node(ctx, options)
+}
+
+func problems(findings []check.Finding) []check.Finding {
+	return slices.DeleteFunc(slices.Clone(findings), func(f check.Finding) bool { return f.Level != check.Problem })
+}
+
+// print prints what is wrong, if it is not what was printed last.
+func (k *Keeper) print(findings []check.Finding) {
+	var b strings.Builder
+	for _, f := range findings {
+		if f.Level != check.OK {
+			fmt.Fprintf(&b, "%s: %s: %s; fix: %s\n", f.Level, f.Check, f.Message, f.Fix)
+		}
+	}
+	if text := b.String(); text != k.findings {
+		k.findings = text
+		fmt.Fprint(k.Installer.Out, text)
+	}
+}

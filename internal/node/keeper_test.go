@@ -1,0 +1,31 @@
+package node
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+// A node's pod checks the file that Docker reads. The rest is tested in a machine with systemd, as a
+// container with the node's image.
+func TestDockersRuntimesAreChecked(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "daemon.json")
+	level := func() string {
+		for _, f := range new(Keeper).check(t.Context(), runtimeclass.Options{Target: runtimeclass.Docker, ConfigFile: file}) {
+			if f.Check == "handler" {
+				return f.Level
+			}
+		}
+		return ""
+	}
+	if got := level(); got != check.Problem {
+		t.Errorf("without the file: %q", got)
+	}
+	simtest.Root{TB: t, Dir: "/"}.Write(file, `{"runtimes": {"gpu": {"runtimeType": "io.containerd.nvidia.v2"}}}`)
+	if got := level(); got != check.OK {
+		t.Errorf("with a runtime: %q", got)
+	}
+}
