@@ -6,10 +6,9 @@ import (
 	"path/filepath"
 	"reflect"
 	"strings"
-)
 
-// BackupSuffix is appended to a configuration file's name for its state before the installation.
-const BackupSuffix = ".before-nvidia-shim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+)
 
 type configFile struct {
 	// name is without links, so that a linked configuration stays one.
@@ -20,7 +19,7 @@ type configFile struct {
 
 // readConfigFile reads a file in which an installation is marked by comments.
 func (h Host) readConfigFile(name string) (configFile, error) {
-	name, err := h.follow(name)
+	name, err := h.Follow(name)
 	if err != nil {
 		return configFile{}, err
 	}
@@ -42,9 +41,9 @@ func (p *Plan) edit(o Options, f configFile, after []byte) error {
 	if err := p.unregister(o, f.name); err != nil {
 		return err
 	}
-	change := Change{DaemonConfig, f.name, f.text, after}
+	change := hosttree.Change{Kind: hosttree.DaemonConfig, Path: f.name, Before: f.text, After: after}
 	if f.text != nil && bytes.Equal(f.text, f.original) {
-		backup, err := p.Host.change(Original, f.name+BackupSuffix, f.text)
+		backup, err := p.Host.Change(hosttree.Original, f.name+hosttree.BackupSuffix, f.text)
 		p.Changes = append(p.Changes, backup, change)
 		return err
 	}
@@ -73,8 +72,8 @@ func (p *Plan) restore(f configFile) error {
 	if bytes.Equal(f.text, f.original) {
 		return nil
 	}
-	change := Change{DaemonConfig, f.name, f.text, f.original}
-	backup, err := p.Host.change(Original, f.name+BackupSuffix, nil)
+	change := hosttree.Change{Kind: hosttree.DaemonConfig, Path: f.name, Before: f.text, After: f.original}
+	backup, err := p.Host.Change(hosttree.Original, f.name+hosttree.BackupSuffix, nil)
 	switch {
 	case err != nil:
 		return err

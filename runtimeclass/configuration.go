@@ -120,7 +120,7 @@ func (h Host) load(name string, installed bool) ([]tomlFile, error) {
 				pending = append(pending, pattern)
 				continue
 			}
-			matches, err := h.glob(pattern)
+			matches, err := h.Glob(pattern)
 			if err != nil {
 				return nil, fmt.Errorf("%s: import %.256q: %w", f.name, pattern, err)
 			}

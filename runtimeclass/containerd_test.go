@@ -15,6 +15,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 )
 
 var check = simtest.Check
@@ -153,7 +154,7 @@ func containerdTree(t testing.TB, config, extra string, daemon Version) Host {
 	if extra == "" {
 		delete(files, "/etc/containerd/extra.toml")
 	}
-	return Host{Root: tree(t, files), Daemon: daemon}
+	return Host{Tree: hosttree.Tree{Root: tree(t, files)}, Daemon: daemon}
 }
 
 // filled completes a registration with the defaults of the flags.
@@ -229,7 +230,7 @@ func checkKept(t *testing.T, before, after map[string]string, changed string) {
 		rest = behind
 	}
 	// It has a back-up, or is new itself.
-	if before[changed] == after[changed] || after[changed+BackupSuffix] != before[changed] || len(after) != len(before)+1 {
+	if before[changed] == after[changed] || after[changed+hosttree.BackupSuffix] != before[changed] || len(after) != len(before)+1 {
 		t.Errorf("%s did not change, or has no back-up: %v", changed, slices.Sorted(maps.Keys(after)))
 	}
 }
@@ -252,7 +253,7 @@ func TestUninstallKeepsWhatOthersChanged(t *testing.T) {
 	edit := func(text string) string {
 		return strings.Replace(text, "pause:3.8", "pause:3.10", 1) + "\n[debug]\n  level = \"debug\"\n"
 	}
-	write(t, h.real(testConfig), edit(string(read(t, h.real(testConfig)))))
+	write(t, h.Real(testConfig), edit(string(read(t, h.Real(testConfig)))))
 	// The operator's lines are behind ours now; nothing has to move for that.
 	again, err := register(h, o)
 	if err != nil || again.Changed() {
@@ -260,13 +261,13 @@ func TestUninstallKeepsWhatOthersChanged(t *testing.T) {
 	}
 	p := applied(t)(unregister(h, o))
 	original := string(fixture(t, "v2-1.7.toml"))
-	if got, want := string(read(t, h.real(testConfig))), edit(original); got != want {
+	if got, want := string(read(t, h.Real(testConfig))), edit(original); got != want {
 		t.Errorf("got\n%s\nwant\n%s", got, want)
 	}
 	if !strings.Contains(strings.Join(p.Notes, "\n"), "has been changed since") {
 		t.Errorf("notes %q", p.Notes)
 	}
-	if backup := string(read(t, h.real(testConfig+BackupSuffix))); backup != original {
+	if backup := string(read(t, h.Real(testConfig+hosttree.BackupSuffix))); backup != original {
 		t.Errorf("back-up %q", backup)
 	}
 }
@@ -302,7 +303,7 @@ func TestInstallAgainWithAnotherChoice(t *testing.T) {
 		if err != nil || len(c.Runtimes) != min(i, 1)+2 || !c.Runtimes["nvidia"].Ours() {
 			t.Errorf("step %d: %v %v", i, c.Runtimes, err)
 		}
-		if backup, ok := simtest.Contents(t, h.Root)[testConfig+BackupSuffix]; ok != (s.daemon == v2010) || ok && backup != before[testConfig] {
+		if backup, ok := simtest.Contents(t, h.Root)[testConfig+hosttree.BackupSuffix]; ok != (s.daemon == v2010) || ok && backup != before[testConfig] {
 			t.Errorf("step %d: the back-up is not the first state: %s", i, backup)
 		}
 	}
@@ -337,7 +338,7 @@ func TestApplyLeavesChangedFilesAlone(t *testing.T) {
 	h := containerdTree(t, "v2-1.7.toml", "", v1735)
 	plan, err := register(h, containerdOptions(Registration{}))
 	check(t, err)
-	write(t, h.real(testConfig), "version = 2\n")
+	write(t, h.Real(testConfig), "version = 2\n")
 	if err := plan.Apply(); err == nil || !strings.Contains(err.Error(), "changed meanwhile") {
 		t.Errorf("error %v", err)
 	}
@@ -347,12 +348,12 @@ func TestApplyLeavesChangedFilesAlone(t *testing.T) {
 func TestInstallKeepsLinks(t *testing.T) {
 	const target = "/etc/real/config.toml"
 	h := containerdTree(t, "none", "v2-1.7.toml", v237)
-	write(t, h.real(target), "version = 2\nimports = [\"extra.toml\", \"config.toml\"]\n")
-	check(t, os.Symlink(target, h.real(testConfig)))
+	write(t, h.Real(target), "version = 2\nimports = [\"extra.toml\", \"config.toml\"]\n")
+	check(t, os.Symlink(target, h.Real(testConfig)))
 	before := simtest.Contents(t, h.Root)
 	o := containerdOptions(Registration{})
 	applied(t)(register(h, o))
-	if to, err := os.Readlink(h.real(testConfig)); err != nil || to != target {
+	if to, err := os.Readlink(h.Real(testConfig)); err != nil || to != target {
 		t.Errorf("link %q, %v", to, err)
 	}
 	checkKept(t, before, simtest.Contents(t, h.Root), target)
@@ -379,8 +380,8 @@ func daemons(t *testing.T) []string {
 // parsed is what one text says about runtimes.
 func parsed(t *testing.T, text []byte) Configuration {
 	t.Helper()
-	h := Host{Root: t.TempDir()}
-	write(t, h.real(testConfig), string(text))
+	h := Host{Tree: hosttree.Tree{Root: t.TempDir()}}
+	write(t, h.Real(testConfig), string(text))
 	c, err := ReadConfiguration(h, testConfig)
 	check(t, err)
 	return c
@@ -413,14 +414,14 @@ func TestContainerdReadsTheResult(t *testing.T) {
 				h := containerdTree(t, c.config, c.extra, version)
 				// The program sees the files at their real place.
 				for name := range simtest.Contents(t, h.Root) {
-					p := h.real(name)
+					p := h.Real(name)
 					data := regexp.MustCompile(`(['"])/etc/containerd/`).ReplaceAll(read(t, p), []byte("${1}"+h.Root+"/etc/containerd/"))
 					// containerd 1.7 leaves plugins out of its dump that are switched off.
 					data = bytes.ReplaceAll(data, []byte(`["cri"]`), []byte(`[]`))
 					write(t, p, string(data))
 				}
 				o := containerdOptions(c.reg)
-				o.ConfigFile = h.real(testConfig)
+				o.ConfigFile = h.Real(testConfig)
 				applied(t)(register(Host{Daemon: version}, o))
 				dump, err := exec.Command(program, "--config", o.ConfigFile, "config", "dump").Output()
 				if err != nil {
@@ -451,7 +452,7 @@ func TestReplaceNVIDIAsDropIn(t *testing.T) {
 	const theirs = "/etc/containerd/conf.d/99-nvidia.toml"
 	for _, daemon := range []Version{{}, v1735, v2010, v229, v242} {
 		for name, main := range map[string]string{"in the drop-in": imports, "in both": imports + strings.TrimPrefix(nvidiaTOML, "version = 2\n")} {
-			h := Host{Root: tree(t, map[string]string{testConfig: main, theirs: nvidiaTOML}), Daemon: daemon}
+			h := Host{Tree: hosttree.Tree{Root: tree(t, map[string]string{testConfig: main, theirs: nvidiaTOML})}, Daemon: daemon}
 			before := simtest.Contents(t, h.Root)
 			if _, err := register(h, containerdOptions(Registration{})); err == nil || !strings.Contains(err.Error(), "--replace") {
 				t.Errorf("%s, %s, without --replace: %v", name, daemon, err)
@@ -468,7 +469,7 @@ func TestReplaceNVIDIAsDropIn(t *testing.T) {
 			checkUndone(t, h, containerdOptions(Registration{}), before)
 		}
 	}
-	h := Host{Root: tree(t, map[string]string{testConfig: imports, "/etc/containerd/conf.d/zz.toml": nvidiaTOML}), Daemon: v242}
+	h := Host{Tree: hosttree.Tree{Root: tree(t, map[string]string{testConfig: imports, "/etc/containerd/conf.d/zz.toml": nvidiaTOML})}, Daemon: v242}
 	if _, err := register(h, containerdOptions(Registration{Replace: true})); err == nil || !strings.Contains(err.Error(), "remove it there") {
 		t.Errorf("a file after ours: %v", err)
 	}
@@ -496,7 +497,7 @@ func TestInstallAgainAfterReplace(t *testing.T) {
 	for _, reg := range []Registration{{Replace: true}, {Handler: "gpu"}, {}} {
 		applied(t)(register(h, dockerOptions(reg)))
 	}
-	if text := string(read(t, h.real(DefaultDockerConfig))); strings.Count(text, RuntimeType) != 2 {
+	if text := string(read(t, h.Real(DefaultDockerConfig))); strings.Count(text, RuntimeType) != 2 {
 		t.Errorf("%s", text)
 	}
 	checkUndone(t, h, dockerOptions(Registration{}), before)

@@ -9,6 +9,8 @@ import (
 	"io"
 	"path"
 	"reflect"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 )
 
 // DefaultDockerConfig is dockerd's own default.
@@ -57,7 +59,7 @@ func (p *Plan) registerDocker(o Options) error {
 		if _, own := now[r.Handler]; !r.Replace && !own {
 			return taken(r.Handler, file.name, existing, adviceReplace)
 		}
-		p.note("the runtime %q (%s) is replaced until uninstall; %s%s has it", r.Handler, describe(existing), file.name, BackupSuffix)
+		p.note("the runtime %q (%s) is replaced until uninstall; %s%s has it", r.Handler, describe(existing), file.name, hosttree.BackupSuffix)
 	}
 	ours := map[string]any{"runtimeType": runtimeType}
 	runtimes[r.Handler] = ours
@@ -106,10 +108,10 @@ func (p *Plan) offerGPUs(o Options) error {
 	if path.Dir(to) == path.Dir(cdiHookLink) {
 		to = CtlName
 	}
-	link, err := p.Host.change(Link, cdiHookLink, []byte(to))
+	link, err := p.Host.Change(hosttree.Link, cdiHookLink, []byte(to))
 	now, program := path.Base(string(link.Before)), ""
 	for _, name := range append(inServicePath(CDIHookName), inServicePath(RuntimeHookName)...) {
-		c, _ := p.Host.change(Link, name, nil) // without a directory there is none
+		c, _ := p.Host.Change(hosttree.Link, name, nil) // without a directory there is none
 		if base := path.Base(string(c.Before)); base != CtlName && base != "false" && p.Host.Exists(name) {
 			program = cmp.Or(program, name)
 		}
@@ -123,7 +125,7 @@ func (p *Plan) offerGPUs(o Options) error {
 	case o.GPUsFlag && program != "":
 		p.note("--gpus-flag places no link: %s is there", program)
 	case o.GPUsFlag:
-		if p.Changes = append(p.Changes, link); !equalText(link.Before, link.After) {
+		if p.Changes = append(p.Changes, link); link.Differs() {
 			p.Restart.Verb = "restart" // dockerd looks for it when it starts
 		}
 	case now == "false":
@@ -137,7 +139,7 @@ func (p *Plan) offerGPUs(o Options) error {
 // noteCDIFiles says which CDI files run the link that an uninstallation removes.
 func (p *Plan) noteCDIFiles() {
 	for _, dir := range []string{"/etc/cdi", "/var/run/cdi"} {
-		names, _ := p.Host.glob(dir + "/*") // without a directory there is none
+		names, _ := p.Host.Glob(dir + "/*") // without a directory there is none
 		for _, name := range names {
 			if text, _ := p.Host.Read(name); bytes.Contains(text, []byte(cdiHookLink)) {
 				p.note("%s runs %s, which is removed: make it again with nvidia-ctk cdi generate", name, cdiHookLink)
@@ -149,7 +151,7 @@ func (p *Plan) noteCDIFiles() {
 // readDocker reads daemon.json without the runtimes that install registered. That is the original
 // if nothing else changed.
 func (h Host) readDocker(name string) (configFile, map[string]any, error) {
-	name, err := h.follow(name)
+	name, err := h.Follow(name)
 	if err != nil {
 		return configFile{}, nil, err
 	}
@@ -157,7 +159,7 @@ func (h Host) readDocker(name string) (configFile, map[string]any, error) {
 	if err != nil {
 		return configFile{}, nil, err
 	}
-	backup, original, err := h.readJSON(name + BackupSuffix)
+	backup, original, err := h.readJSON(name + hosttree.BackupSuffix)
 	if err != nil {
 		return configFile{}, nil, err
 	}

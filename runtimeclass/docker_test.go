@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
@@ -25,9 +26,9 @@ const ourDockerRuntime = `{
 // dockerTree is a host with a daemon.json, unless text is "none".
 func dockerTree(t testing.TB, text string) Host {
 	t.Helper()
-	h := Host{Root: t.TempDir()}
+	h := Host{Tree: hosttree.Tree{Root: t.TempDir()}}
 	if text != "none" {
-		write(t, h.real(DefaultDockerConfig), text)
+		write(t, h.Real(DefaultDockerConfig), text)
 	}
 	return h
 }
@@ -65,10 +66,10 @@ func TestInstallDocker(t *testing.T) {
 				t.Errorf("%s", p.Restart)
 			}
 			after := simtest.Contents(t, h.Root)
-			if got := string(read(t, h.real(DefaultDockerConfig))); got != c.want {
+			if got := string(read(t, h.Real(DefaultDockerConfig))); got != c.want {
 				t.Errorf("got\n%s\nwant\n%s", got, c.want)
 			}
-			if backup, ok := after[DefaultDockerConfig+BackupSuffix]; ok != (c.text != "none") || backup != before[DefaultDockerConfig] {
+			if backup, ok := after[DefaultDockerConfig+hosttree.BackupSuffix]; ok != (c.text != "none") || backup != before[DefaultDockerConfig] {
 				t.Errorf("the original is kept as %q", backup)
 			}
 			checkUndone(t, h, o, before)
@@ -185,20 +186,20 @@ func TestInstallDockerLooksForNVIDIAsCDIHook(t *testing.T) {
 		h, o := dockerTree(t, "{}"), dockerOptions(Registration{})
 		for _, name := range []string{"/bin/false", "/bin/toolkit", c.file} {
 			if name != "" {
-				write(t, h.real(name), "")
+				write(t, h.Real(name), "")
 			}
 		}
 		if c.to != "" {
-			check(t, errors.Join(os.MkdirAll(filepath.Dir(h.real(cdiHookLink)), 0o755), os.Symlink(c.to, h.real(cdiHookLink))))
+			check(t, errors.Join(os.MkdirAll(filepath.Dir(h.Real(cdiHookLink)), 0o755), os.Symlink(c.to, h.Real(cdiHookLink))))
 		}
 		for _, cdi := range []bool{true, false} {
 			if o.CDI = nil; cdi {
-				o.CDI = []Change{{}}
+				o.CDI = []hosttree.Change{{}}
 			}
 			p, err := register(h, o)
 			notes := strings.Join(p.Notes, "\n")
 			says := cdi || !strings.Contains(c.note, "--gpus-flag")
-			if err != nil || says && !strings.Contains(notes, c.note) || !(says && c.note != "") && strings.Contains(notes, "hook") || len(p.Changing(Link)) > 0 {
+			if err != nil || says && !strings.Contains(notes, c.note) || !(says && c.note != "") && strings.Contains(notes, "hook") || len(p.Changing(hosttree.Link)) > 0 {
 				t.Errorf("%s, CDI %v: %v, %s", c.name, cdi, err, notes)
 			}
 		}
@@ -206,8 +207,8 @@ func TestInstallDockerLooksForNVIDIAsCDIHook(t *testing.T) {
 		p, err := register(h, o)
 		notes := strings.Join(p.Notes, "\n")
 		if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) || !strings.Contains(notes, c.flag) ||
-			(len(p.Changing(Link)) > 0) != (c.flag == "" && c.err == "") {
-			t.Errorf("%s with --gpus-flag: %v, %s, %v", c.name, err, notes, p.Changing(Link))
+			(len(p.Changing(hosttree.Link)) > 0) != (c.flag == "" && c.err == "") {
+			t.Errorf("%s with --gpus-flag: %v, %s, %v", c.name, err, notes, p.Changing(hosttree.Link))
 		}
 	}
 }
@@ -225,7 +226,7 @@ func TestTheLinkForTheGPUsFlag(t *testing.T) {
 		if got := changedFiles(p); !slices.Equal(got, []string{cdiHookLink, RecordPath}) || !p.Changed() || p.Restart.String() != "systemctl restart docker" {
 			t.Errorf("%s: changes %v, %s", dir, got, p.Restart)
 		}
-		if got, err := os.Readlink(h.real(cdiHookLink)); err != nil || got != to || !h.Exists(cdiHookLink) {
+		if got, err := os.Readlink(h.Real(cdiHookLink)); err != nil || got != to || !h.Exists(cdiHookLink) {
 			t.Errorf("%s: the link leads to %q, %v", dir, got, err)
 		}
 		for _, flag := range []bool{true, false} {
@@ -250,13 +251,13 @@ func TestUninstallRemovesOnlyOurLinkForTheGPUsFlag(t *testing.T) {
 		applied(t)(Install(h, o))
 		o.Registration.BinDir = PackageBinDir
 		applied(t)(Install(h, o))
-		write(t, h.real("/etc/cdi/nvidia.yaml"), "path: "+cdiHookLink+"\n")
-		write(t, h.real("/etc/cdi/other.yaml"), "path: /usr/bin/other\n")
+		write(t, h.Real("/etc/cdi/nvidia.yaml"), "path: "+cdiHookLink+"\n")
+		write(t, h.Real("/etc/cdi/other.yaml"), "path: /usr/bin/other\n")
 		if theirs {
-			check(t, errors.Join(os.Remove(h.real(cdiHookLink)), os.Symlink("/usr/bin/nvidia-ctk", h.real(cdiHookLink))))
+			check(t, errors.Join(os.Remove(h.Real(cdiHookLink)), os.Symlink("/usr/bin/nvidia-ctk", h.Real(cdiHookLink))))
 		}
 		p := applied(t)(Uninstall(h, o))
-		_, err := os.Lstat(h.real(cdiHookLink))
+		_, err := os.Lstat(h.Real(cdiHookLink))
 		notes := strings.Join(p.Notes, "\n")
 		if (err == nil) != theirs || strings.Contains(notes, "was changed") != theirs ||
 			strings.Contains(notes, "/etc/cdi/nvidia.yaml runs "+cdiHookLink+", which is removed") == theirs || strings.Contains(notes, "other.yaml") {
@@ -271,9 +272,9 @@ func TestTheLinkForTheGPUsFlagReplacesNoFile(t *testing.T) {
 	o.GPUsFlag = true
 	p, err := register(h, o)
 	check(t, err)
-	write(t, h.real(cdiHookLink), "NVIDIA's")
-	if err := p.Apply(); err == nil || string(read(t, h.real(cdiHookLink))) != "NVIDIA's" {
-		t.Errorf("%v, %s", err, read(t, h.real(cdiHookLink)))
+	write(t, h.Real(cdiHookLink), "NVIDIA's")
+	if err := p.Apply(); err == nil || string(read(t, h.Real(cdiHookLink))) != "NVIDIA's" {
+		t.Errorf("%v, %s", err, read(t, h.Real(cdiHookLink)))
 	}
 }
 
@@ -283,18 +284,18 @@ func TestUninstallDockerKeepsWhatOthersChanged(t *testing.T) {
 	for _, reg := range []Registration{{Replace: true}, {Default: true, Replace: true}} {
 		applied(t)(register(h, dockerOptions(reg)))
 	}
-	now := string(read(t, h.real(DefaultDockerConfig)))
-	write(t, h.real(DefaultDockerConfig), strings.Replace(now, "{", `{"debug": true, `, 1))
+	now := string(read(t, h.Real(DefaultDockerConfig)))
+	write(t, h.Real(DefaultDockerConfig), strings.Replace(now, "{", `{"debug": true, `, 1))
 	// A reload leaves a removed runtime, and the default, as they were (moby's reloadPlatform).
 	p := applied(t)(unregister(h, dockerOptions(Registration{})))
 	if got, containers := p.Restart.String(), p.Restart.Containers(); got != "systemctl restart docker" || !strings.Contains(containers, "stop") {
 		t.Errorf("%s; %s", got, containers)
 	}
 	const want = "{\n  \"debug\": true,\n  \"default-runtime\": \"crun\",\n  \"runtimes\": {\n    \"nvidia\": {\n      \"path\": \"nvidia-container-runtime\"\n    }\n  }\n}\n"
-	if got := string(read(t, h.real(DefaultDockerConfig))); got != want {
+	if got := string(read(t, h.Real(DefaultDockerConfig))); got != want {
 		t.Errorf("got\n%s", got)
 	}
-	if backup := string(read(t, h.real(DefaultDockerConfig+BackupSuffix))); backup != before {
+	if backup := string(read(t, h.Real(DefaultDockerConfig+hosttree.BackupSuffix))); backup != before {
 		t.Errorf("the original is kept as %s", backup)
 	}
 	if again, err := unregister(h, dockerOptions(Registration{})); err != nil || again.Changed() {

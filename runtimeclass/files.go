@@ -11,6 +11,8 @@ import (
 	"path"
 	"path/filepath"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 )
 
 // This file has what an installation writes besides the configuration of a daemon: the programs,
@@ -18,8 +20,6 @@ import (
 
 // Programs are what an installation puts into its directory.
 var Programs = []string{ShimName, CtlName, NVMLName}
-
-const programMode = 0o755
 
 // machines are the architectures by the names of Go.
 var machines = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64"}
@@ -53,11 +53,11 @@ func (p *Plan) installPrograms(o Options) error {
 			return fmt.Errorf("%s is for %s, and the host is %s: name a directory of other programs with --from, or correct --arch",
 				filepath.Join(o.Programs, name), have, want)
 		}
-		change, err := p.Host.change(Program, target, after)
+		change, err := p.Host.Change(hosttree.Program, target, after)
 		if err != nil {
 			return err
 		}
-		if st, err := p.Host.stat(target); err == nil && st.Mode().Perm() != programMode {
+		if st, err := p.Host.Stat(target); err == nil && st.Mode().Perm() != hosttree.ProgramMode {
 			// It is written again, with its mode.
 			change.Before = nil
 		}
@@ -95,7 +95,7 @@ func (p *Plan) installUnit(binDir string) error {
 		return fmt.Errorf("directory %.256q of the programs cannot be in a unit of systemd", binDir)
 	}
 	if binDir == PackageBinDir && p.Host.Exists(packagedUnit) && !p.Host.Exists(UnitPath) {
-		link, err := p.Host.change(Link, UnitLink, []byte(packagedUnit))
+		link, err := p.Host.Change(hosttree.Link, UnitLink, []byte(packagedUnit))
 		p.Changes = append(p.Changes, link)
 		return err
 	}
@@ -105,7 +105,7 @@ func (p *Plan) installUnit(binDir string) error {
 			return err
 		}
 		text = bytes.Replace(text, []byte(path.Join(DefaultBinDir, CtlName)), []byte(path.Join(binDir, CtlName)), 1)
-		unit, err := p.Host.change(OtherFile, name, text)
+		unit, err := p.Host.Change(hosttree.OtherFile, name, text)
 		if err != nil {
 			return err
 		}
@@ -115,7 +115,7 @@ func (p *Plan) installUnit(binDir string) error {
 		p.Changes = append(p.Changes, unit)
 	}
 	p.note("%s runs at every boot; for now: systemctl daemon-reload && systemctl start %s", UnitName, UnitName)
-	link, err := p.Host.change(Link, UnitLink, []byte(UnitPath))
+	link, err := p.Host.Change(hosttree.Link, UnitLink, []byte(UnitPath))
 	p.Changes = append(p.Changes, link)
 	return err
 }
@@ -142,7 +142,7 @@ func Unchanged(text []byte) bool {
 // installConfig writes a configuration of the shim. A file with the same settings stays; one with
 // others that install did not write is an error.
 func (p *Plan) installConfig(path, body string) error {
-	change, err := p.Host.change(OtherFile, path, nil)
+	change, err := p.Host.Change(hosttree.OtherFile, path, nil)
 	if err != nil {
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
@@ -70,7 +71,7 @@ func TestFind(t *testing.T) {
 				process(t, proc, 30+i, command, "0", "pid:["+strconv.Itoa(30+i)+"]")
 			}
 			var got []string
-			for _, f := range Find(Host{Root: tree(t, c.files)}, proc, c.target) {
+			for _, f := range Find(Host{Tree: hosttree.Tree{Root: tree(t, c.files)}}, proc, c.target) {
 				got = append(got, f.String())
 				if f.Program != "" && f.Program != containerd && f.Program != docker || (f.Program == "") != (len(c.runs) == 0 || Distributions[f.Target].Name != "") {
 					t.Errorf("program %q", f.Program)
@@ -118,14 +119,14 @@ func TestTheKubeletsSocketIsFound(t *testing.T) {
 			if c.want != "" {
 				want = c.want + "/pod-resources/kubelet.sock"
 			}
-			if got := KubeletSocket(Host{Root: tree(t, c.files)}, proc); got != want {
+			if got := KubeletSocket(Host{Tree: hosttree.Tree{Root: tree(t, c.files)}}, proc); got != want {
 				t.Errorf("found %q, want %q", got, want)
 			}
 		})
 	}
 	root := tree(t, map[string]string{"/etc/default/kubelet": "A=--root-dir=/srv/k\n", "/srv/k/x": "", "/var/lib/x": ""})
 	check(t, os.Symlink("/srv/k", root+defaultKubeletDir))
-	if got := KubeletSocket(Host{Root: root}, ""); got != defaultKubeletDir+"/pod-resources/kubelet.sock" {
+	if got := KubeletSocket(Host{Tree: hosttree.Tree{Root: root}}, ""); got != defaultKubeletDir+"/pod-resources/kubelet.sock" {
 		t.Errorf("behind a link: %q", got)
 	}
 }

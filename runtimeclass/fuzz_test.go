@@ -28,7 +28,7 @@ func FuzzContainerdConfig(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string, replace, byDefault bool) {
 		o := containerdOptions(Registration{Replace: replace, Default: byDefault})
 		h := containerdTree(t, "none", "", v242)
-		write(t, h.real(testConfig), text)
+		write(t, h.Real(testConfig), text)
 		installAndUninstall(t, h, o, func(h Host) {
 			c, err := ReadConfiguration(h, o.ConfigFile)
 			if err != nil || !c.Runtimes[DefaultHandler].Ours() || byDefault && c.Default != DefaultHandler {

@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 )
 
 // The daemons to register with, besides the Distributions.
@@ -41,7 +43,7 @@ type Options struct {
 	// KubeletSocket is that of the host's kubelet, for the shim's configuration.
 	KubeletSocket string
 	// CDI is a change of the CDI specification, or none.
-	CDI []Change
+	CDI []hosttree.Change
 	// GPUsFlag has Docker offer --gpus without NVIDIA's toolkit.
 	GPUsFlag bool
 	// KeepPrograms has Uninstall leave the programs.
@@ -100,7 +102,7 @@ func Uninstall(h Host, o Options) (Plan, error) {
 	if err == nil {
 		err = p.release(o, record)
 	}
-	if slices.Contains(p.Changing(Link), cdiHookLink) {
+	if slices.Contains(p.Changing(hosttree.Link), cdiHookLink) {
 		p.noteCDIFiles()
 	}
 	return p, err

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
@@ -28,7 +29,7 @@ func options(t *testing.T) Options {
 
 // changedFiles are the files of all kinds that a plan changes.
 func changedFiles(p Plan) (out []string) {
-	for _, kind := range []FileKind{Program, Original, DaemonConfig, OtherFile, Link, Record} {
+	for _, kind := range []hosttree.Kind{hosttree.Program, hosttree.Original, hosttree.DaemonConfig, hosttree.OtherFile, hosttree.Link, hosttree.Record} {
 		out = append(out, p.Changing(kind)...)
 	}
 	return out
@@ -41,7 +42,7 @@ func TestInstallSaysWhatUpdatesTheCDISpecification(t *testing.T) {
 		o := options(t)
 		o.PrepareUnit = step.unit
 		if step.cdi {
-			o.CDI = []Change{{Kind: Generated, Path: "/etc/cdi/nvidia.yaml", After: []byte("cdiVersion: 0.5.0\n")}}
+			o.CDI = []hosttree.Change{{Kind: hosttree.Generated, Path: "/etc/cdi/nvidia.yaml", After: []byte("cdiVersion: 0.5.0\n")}}
 		}
 		plan := applied(t)(Install(h, o))
 		if got := strings.Contains(strings.Join(plan.Notes, "\n"), "/etc/cdi/nvidia.yaml does not follow"); got != step.want {
@@ -55,10 +56,10 @@ func TestThePackagesUnitIsEnabled(t *testing.T) {
 	h := containerdTree(t, "v2-1.7.toml", "", v1735)
 	o := options(t)
 	o.Registration.BinDir = PackageBinDir
-	write(t, h.real(packagedUnit), "[Unit]\n")
+	write(t, h.Real(packagedUnit), "[Unit]\n")
 	before := simtest.Contents(t, h.Root)
 	applied(t)(Install(h, o))
-	if to, err := os.Readlink(h.real(UnitLink)); err != nil || to != packagedUnit || h.Exists(UnitPath) {
+	if to, err := os.Readlink(h.Real(UnitLink)); err != nil || to != packagedUnit || h.Exists(UnitPath) {
 		t.Errorf("enabled: %q, %v; a unit in /etc: %v", to, err, h.Exists(UnitPath))
 	}
 	removal := applied(t)(Uninstall(h, o))
@@ -76,14 +77,14 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 	plan, err := Install(h, o)
 	check(t, err)
 	want := []string{
-		"/usr/local/bin/" + ShimName, "/usr/local/bin/" + CtlName, "/usr/local/bin/" + NVMLName, testConfig + BackupSuffix, testConfig,
+		"/usr/local/bin/" + ShimName, "/usr/local/bin/" + CtlName, "/usr/local/bin/" + NVMLName, testConfig + hosttree.BackupSuffix, testConfig,
 		cdiPath, cdiService, UnitPath, "/etc/nvidia-shim/config.toml", UnitLink, "/etc/nvidia-shim/installed.json",
 	}
 	if got := changedFiles(plan); !reflect.DeepEqual(got, want) || plan.Handler != "nvidia" || plan.Restart.String() != "systemctl restart containerd" {
 		t.Errorf("changes %v, handler %q, %s", got, plan.Handler, plan.Restart)
 	}
 	applied(t)(plan, err)
-	if to, err := os.Readlink(h.real(UnitLink)); err != nil || to != UnitPath {
+	if to, err := os.Readlink(h.Real(UnitLink)); err != nil || to != UnitPath {
 		t.Errorf("the unit is not enabled: %q %v", to, err)
 	}
 	// A program whose mode was changed is installed again, and nothing else.
@@ -125,9 +126,9 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 func TestInstallRefuses(t *testing.T) {
 	for want, change := range map[string]func(o *Options, h Host){
 		"cannot be in a unit":             func(o *Options, _ Host) { o.Registration.BinDir = "/opt/my programs" },
-		"was not written by this program": func(_ *Options, h Host) { write(t, h.real(UnitPath), "[Unit]\n") },
-		"nvidia-shim-cdi.path was not":    func(_ *Options, h Host) { write(t, h.real(cdiPath), "[Path]\n") },
-		"exists and is not overwritten":   func(o *Options, h Host) { write(t, h.real(o.ShimConfig), "[log]\nlevel = 'info'\n") },
+		"was not written by this program": func(_ *Options, h Host) { write(t, h.Real(UnitPath), "[Unit]\n") },
+		"nvidia-shim-cdi.path was not":    func(_ *Options, h Host) { write(t, h.Real(cdiPath), "[Path]\n") },
+		"exists and is not overwritten":   func(o *Options, h Host) { write(t, h.Real(o.ShimConfig), "[log]\nlevel = 'info'\n") },
 	} {
 		h, o := containerdTree(t, "none", "", v242), options(t)
 		change(&o, h)
@@ -153,7 +154,7 @@ func TestDiffIsAPatch(t *testing.T) {
 			t.Errorf("%s: %v %s\n%s", c.name, err, out, plan.Diff())
 		}
 		for _, change := range plan.Changes {
-			if got, err := h.Read(change.Path); change.Kind == DaemonConfig && (err != nil || string(got) != string(change.After)) {
+			if got, err := h.Read(change.Path); change.Kind == hosttree.DaemonConfig && (err != nil || string(got) != string(change.After)) {
 				t.Errorf("%s: %v\n%s\nwant\n%s", c.name, err, got, change.After)
 			}
 		}
@@ -165,9 +166,9 @@ func TestUndo(t *testing.T) {
 	for made := range 12 {
 		h := containerdTree(t, "v2-1.7.toml", "", v1735)
 		o := options(t)
-		shim := h.real("/usr/local/bin/" + ShimName)
+		shim := h.Real("/usr/local/bin/" + ShimName)
 		write(t, shim, "an older program\n")
-		check(t, os.Chmod(shim, programMode))
+		check(t, os.Chmod(shim, hosttree.ProgramMode))
 		before := simtest.Contents(t, h.Root)
 		plan, err := Install(h, o)
 		check(t, err)
@@ -181,7 +182,7 @@ func TestUndo(t *testing.T) {
 		}
 		check(t, undo.Apply())
 		for _, c := range plan.Changes[:min(made, len(plan.Changes))] { // the daemon may start them until it was restarted
-			if now, err := h.Read(c.Path); c.Kind == Program && (now == nil || err != nil) {
+			if now, err := h.Read(c.Path); c.Kind == hosttree.Program && (now == nil || err != nil) {
 				t.Errorf("%s has gone before the restart: %v", c.Path, err)
 			}
 		}

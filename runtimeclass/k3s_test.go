@@ -14,6 +14,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 )
 
 const k3sDir = "/var/lib/rancher/k3s/agent/etc/containerd/"
@@ -72,7 +73,7 @@ func TestInstallDistribution(t *testing.T) {
 				}
 				files[name] = f
 			}
-			h := Host{Root: tree(t, files), Daemon: c.daemon}
+			h := Host{Tree: hosttree.Tree{Root: tree(t, files)}, Daemon: c.daemon}
 			o := Options{Target: "k3s", Registration: c.reg.filled(), HandlerNamed: c.explicit}
 			before := simtest.Contents(t, h.Root)
 			plan, err := register(h, o)
@@ -107,7 +108,7 @@ func TestAFurtherHandlerOfADistribution(t *testing.T) {
 		generated := strings.ReplaceAll(string(fixture(t, "k3s-v3.toml")), "/k3s/", "/"+name+"/")
 		for _, daemon := range []Version{v229, v2010} {
 			dir := Distributions[name].Dir
-			h := Host{Root: tree(t, map[string]string{dir + "/config.toml": generated, rancherDir + "/" + name + "/server/tls/x": "\n"}), Daemon: daemon}
+			h := Host{Tree: hosttree.Tree{Root: tree(t, map[string]string{dir + "/config.toml": generated, rancherDir + "/" + name + "/server/tls/x": "\n"})}, Daemon: daemon}
 			before := simtest.Contents(t, h.Root)
 			o := options(t)
 			o.Target, o.ConfigFile = name, ""
@@ -118,7 +119,7 @@ func TestAFurtherHandlerOfADistribution(t *testing.T) {
 			p, err := Install(h, o)
 			check(t, err)
 			file := path.Join(dir, map[Version]string{v229: "config-v3.toml.d/nvidia-shim.toml", v2010: templateV3}[daemon])
-			text := string(read(t, h.real(file)))
+			text := string(read(t, h.Real(file)))
 			if p.Changed() || strings.Count(text, "runtimes.nvidia]") != 1 || strings.Count(text, "runtimes.gpu]") != 1 {
 				t.Errorf("%s, containerd %s: changed %v,\n%s", name, daemon, p.Changed(), text)
 			}
@@ -136,7 +137,7 @@ func TestAFurtherHandlerOfADistribution(t *testing.T) {
 
 // The default of a drop-in stays. A template cannot keep it, and says so.
 func TestADistributionKeepsTheDefault(t *testing.T) {
-	h := Host{Root: tree(t, map[string]string{k3sDir + "config.toml": "k3s-v3.toml"})}
+	h := Host{Tree: hosttree.Tree{Root: tree(t, map[string]string{k3sDir + "config.toml": "k3s-v3.toml"})}}
 	before := simtest.Contents(t, h.Root)
 	o := Options{Target: "k3s"}
 	for _, s := range []struct {
@@ -189,7 +190,7 @@ func render(t *testing.T, h Host) {
 		if _, err := decode(b.Bytes()); err != nil {
 			t.Errorf("k3s would generate broken TOML: %v\n%s", err, b.Bytes())
 		}
-		write(t, h.real(k3sDir+"config.toml"), b.String())
+		write(t, h.Real(k3sDir+"config.toml"), b.String())
 	}
 }
 

@@ -36,7 +36,7 @@ func KubeletSocket(h Host, proc procfs.FS) string {
 		dir = k0sKubeletDir
 	}
 	for _, pattern := range kubeletFiles {
-		names, _ := h.glob(pattern) // the patterns are correct
+		names, _ := h.Glob(pattern) // the patterns are correct
 		for _, name := range names {
 			if text, err := h.Read(name); err == nil {
 				dir = rootDir(string(text), dir)
@@ -52,7 +52,7 @@ func KubeletSocket(h Host, proc procfs.FS) string {
 		return ""
 	}
 	// microk8s makes the default directory a link to its own.
-	if real, err := h.follow(defaultKubeletDir); err == nil && real == path.Clean(dir) {
+	if real, err := h.Follow(defaultKubeletDir); err == nil && real == path.Clean(dir) {
 		dir = defaultKubeletDir
 	}
 	return path.Join(dir, "pod-resources/kubelet.sock")

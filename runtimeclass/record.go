@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
@@ -19,9 +20,9 @@ var RecordPath = "/etc/nvidia-shim/installed.json"
 
 // placed is a file that installations wrote.
 type placed struct {
-	Path   string   `json:"path"`
-	Kind   FileKind `json:"kind"`
-	SHA256 string   `json:"sha256"`
+	Path   string        `json:"path"`
+	Kind   hosttree.Kind `json:"kind"`
+	SHA256 string        `json:"sha256"`
 	// OldSHA256 is what it may still be if the last installation was cut short.
 	OldSHA256 string `json:"old_sha256,omitempty"`
 	// Version is that of this program.
@@ -67,7 +68,7 @@ func (p *Plan) readRecord(o Options) ([]placed, error) {
 
 // loadRecord reads the record; it returns nil if there is none.
 func (h Host) loadRecord() (record []placed, err error) {
-	text, err := h.readOwned(RecordPath)
+	text, err := h.ReadOwned(RecordPath)
 	if err != nil || text == nil {
 		return nil, err
 	}
@@ -80,34 +81,34 @@ func (h Host) loadRecord() (record []placed, err error) {
 // recorded reports whether a daemon's configuration is in the record.
 func (h Host) recorded(name string) bool {
 	record, _ := h.loadRecord() // Plan.readRecord returns the error
-	return slices.ContainsFunc(record, func(f placed) bool { return f.Kind == DaemonConfig && f.Path == name })
+	return slices.ContainsFunc(record, func(f placed) bool { return f.Kind == hosttree.DaemonConfig && f.Path == name })
 }
 
 // record writes down what the plan installs, before anything is written but the originals of
 // programs: with the record, no later installation would make them.
 func (p *Plan) record(o Options, record []placed) error {
 	name := o.registration()
-	record = slices.DeleteFunc(record, func(f placed) bool { return f.Kind == DaemonConfig && slices.Contains(f.For, name) })
-	for _, c := range append([]Change{{Path: RecordPath, After: []byte{}}}, p.Changes...) {
+	record = slices.DeleteFunc(record, func(f placed) bool { return f.Kind == hosttree.DaemonConfig && slices.Contains(f.For, name) })
+	for _, c := range append([]hosttree.Change{{Path: RecordPath, After: []byte{}}}, p.Changes...) {
 		for dir := path.Dir(c.Path); c.After != nil && !p.Host.Exists(dir); dir = path.Dir(dir) {
 			if dir != path.Dir(RecordPath) && !slices.Contains(p.made, dir) { // that one goes with the record
 				p.made = append(p.made, dir)
-				record = append(record, placed{Path: dir, Kind: Directory})
+				record = append(record, placed{Path: dir, Kind: hosttree.Directory})
 			}
 		}
 	}
-	var originals []Change
+	var originals []hosttree.Change
 	for _, c := range p.Changes {
 		i := slices.IndexFunc(record, func(f placed) bool { return f.Path == c.Path })
 		switch {
-		case c.Kind == DaemonConfig && c.Path != p.configFile, c.After == nil:
+		case c.Kind == hosttree.DaemonConfig && c.Path != p.configFile, c.After == nil:
 			continue
-		case i < 0 && c.Kind != DaemonConfig && equalText(c.Before, c.After):
+		case i < 0 && c.Kind != hosttree.DaemonConfig && !c.Differs():
 			// It was there before: it is not ours to remove.
 			continue
 		case i < 0:
-			if now, _ := p.Host.Read(c.Path); c.Kind == Program && now != nil {
-				original, err := p.Host.change(Original, c.Path+BackupSuffix, now)
+			if now, _ := p.Host.Read(c.Path); c.Kind == hosttree.Program && now != nil {
+				original, err := p.Host.Change(hosttree.Original, c.Path+hosttree.BackupSuffix, now)
 				if err != nil {
 					return err
 				}
@@ -126,17 +127,17 @@ func (p *Plan) record(o Options, record []placed) error {
 		}
 	}
 	change, err := p.Host.recordChange(record)
-	p.Changes = slices.Concat(originals, []Change{change}, p.Changes)
+	p.Changes = slices.Concat(originals, []hosttree.Change{change}, p.Changes)
 	return err
 }
 
-func (h Host) recordChange(record []placed) (Change, error) {
+func (h Host) recordChange(record []placed) (hosttree.Change, error) {
 	var text []byte
-	if slices.ContainsFunc(record, func(f placed) bool { return f.Kind != Directory }) {
+	if slices.ContainsFunc(record, func(f placed) bool { return f.Kind != hosttree.Directory }) {
 		slices.SortFunc(record, func(a, b placed) int { return strings.Compare(a.Path, b.Path) })
 		text = encodeJSON(record, "  ")
 	}
-	return h.change(Record, RecordPath, text)
+	return h.Change(hosttree.Record, RecordPath, text)
 }
 
 // release plans the removal of the files that no other registration needs. A file that was changed
@@ -145,7 +146,7 @@ func (p *Plan) release(o Options, record []placed) error {
 	name := o.registration()
 	var keep []placed
 	for _, f := range record {
-		if f.Kind == Directory {
+		if f.Kind == hosttree.Directory {
 			keep = append(keep, f)
 			p.made = append(p.made, f.Path)
 			continue
@@ -157,22 +158,22 @@ func (p *Plan) release(o Options, record []placed) error {
 			continue
 		}
 		// unregister has these, but for the original of a configuration that is gone or the same.
-		now, _ := p.Host.Read(strings.TrimSuffix(f.Path, BackupSuffix))
-		if f.Kind == DaemonConfig || f.Kind == Original && now != nil && sum(now) != f.SHA256 {
+		now, _ := p.Host.Read(strings.TrimSuffix(f.Path, hosttree.BackupSuffix))
+		if f.Kind == hosttree.DaemonConfig || f.Kind == hosttree.Original && now != nil && sum(now) != f.SHA256 {
 			continue
 		}
-		c, err := p.Host.change(f.Kind, f.Path, nil)
+		c, err := p.Host.Change(f.Kind, f.Path, nil)
 		switch {
 		case err != nil:
 			p.note("%s stays: %v", f.Path, err)
 		case c.Before == nil:
 		case !slices.Contains([]string{f.SHA256, f.OldSHA256}, sum(c.Before)) && !Unchanged(c.Before): // prepare makes the CDI file again
 			p.note("%s stays: it was changed since the installation", f.Path)
-		case f.Kind == Program:
+		case f.Kind == hosttree.Program:
 			keep = append(keep, f)
 			if !o.KeepPrograms {
 				// One that was there before comes back.
-				original, err := p.Host.change(Original, f.Path+BackupSuffix, nil)
+				original, err := p.Host.Change(hosttree.Original, f.Path+hosttree.BackupSuffix, nil)
 				if err != nil {
 					return err
 				}
@@ -189,7 +190,7 @@ func (p *Plan) release(o Options, record []placed) error {
 		return err
 	}
 	rest, err := p.Host.recordChange(slices.DeleteFunc(keep, func(f placed) bool {
-		return slices.ContainsFunc(p.Programs, func(c Change) bool { return c.Path == f.Path })
+		return slices.ContainsFunc(p.Programs, func(c hosttree.Change) bool { return c.Path == f.Path })
 	}))
 	rest.Before = change.After
 	p.Programs = append(p.Programs, rest)
@@ -202,7 +203,7 @@ func (p *Plan) removeOriginals(o Options) error {
 	for _, name := range Programs {
 		program := path.Join(o.Registration.BinDir, name)
 		now, _ := p.Host.Read(program)
-		original, err := p.Host.change(Original, program+BackupSuffix, nil)
+		original, err := p.Host.Change(hosttree.Original, program+hosttree.BackupSuffix, nil)
 		if err != nil {
 			return err
 		}
@@ -217,19 +218,19 @@ func (p *Plan) removeOriginals(o Options) error {
 // containerd needs the file to clean up after it. It returns the paths that stay.
 func (p Plan) RemovePrograms(proc procfs.FS) (stay []string, err error) {
 	shims := proc.Named(ShimName)
-	runs := func(c Change) bool {
-		return slices.ContainsFunc(shims, func(r procfs.Process) bool { return r.Program == p.Host.real(c.Path) })
+	runs := func(c hosttree.Change) bool {
+		return slices.ContainsFunc(shims, func(r procfs.Process) bool { return r.Program == p.Host.Real(c.Path) })
 	}
 	if slices.ContainsFunc(p.Programs, runs) {
 		for _, c := range p.Programs {
-			if c.Kind == Program {
+			if c.Kind == hosttree.Program {
 				stay = append(stay, c.Path)
 			}
 		}
 		return stay, nil
 	}
 	for _, c := range p.Programs {
-		if err := p.Host.apply(c); err != nil {
+		if err := p.Host.Apply(c); err != nil {
 			return nil, fmt.Errorf("%s: %w", c.Path, err)
 		}
 	}

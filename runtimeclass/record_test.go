@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
@@ -41,9 +42,9 @@ func programs(t *testing.T, h Host) (n int) {
 func TestUninstallKeepsWhatAnotherDaemonNeeds(t *testing.T) {
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
 	before := simtest.Tree(t, h.Root)
-	applied(t)(Install(Host{Root: h.Root}, withDocker(o)))
+	applied(t)(Install(Host{Tree: hosttree.Tree{Root: h.Root}}, withDocker(o)))
 	applied(t)(Install(h, o))
-	if st, err := os.Stat(h.real(RecordPath)); err != nil || st.Mode().Perm() != 0o600 {
+	if st, err := os.Stat(h.Real(RecordPath)); err != nil || st.Mode().Perm() != 0o600 {
 		t.Fatalf("record: %v %v", st, err)
 	}
 	if list, err := Registered(h, o); err != nil || len(list) != 2 {
@@ -68,8 +69,8 @@ func TestUninstallKeepsWhatAnotherDaemonNeeds(t *testing.T) {
 func TestUninstallKeepsFilesOfOthers(t *testing.T) {
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
 	for _, name := range Programs {
-		write(t, h.real(path.Join(DefaultBinDir, name)), "a program\n")
-		check(t, os.Chmod(h.real(path.Join(DefaultBinDir, name)), programMode))
+		write(t, h.Real(path.Join(DefaultBinDir, name)), "a program\n")
+		check(t, os.Chmod(h.Real(path.Join(DefaultBinDir, name)), hosttree.ProgramMode))
 	}
 	before := simtest.Tree(t, h.Root)
 	if p := uninstall(t, h, o); len(p.Written())+len(p.Removed()) > 0 {
@@ -81,10 +82,10 @@ func TestUninstallKeepsFilesOfOthers(t *testing.T) {
 		t.Errorf("not as before: %v", now)
 	}
 
-	check(t, os.Remove(h.real(path.Join(DefaultBinDir, CtlName))))
+	check(t, os.Remove(h.Real(path.Join(DefaultBinDir, CtlName))))
 	applied(t)(Install(h, o))
-	write(t, h.real(path.Join(DefaultBinDir, CtlName)), "the operator's\n")
-	write(t, h.real(UnitPath), "[Unit]\n")
+	write(t, h.Real(path.Join(DefaultBinDir, CtlName)), "the operator's\n")
+	write(t, h.Real(UnitPath), "[Unit]\n")
 	p := uninstall(t, h, o)
 	if notes := strings.Join(p.Notes, "\n"); programs(t, h) != len(Programs) || simtest.Tree(t, h.Root)[UnitPath] == "" ||
 		!strings.Contains(notes, UnitPath+" stays") || !strings.Contains(notes, CtlName+" stays") {
@@ -96,24 +97,24 @@ func TestUninstallKeepsFilesOfOthers(t *testing.T) {
 func TestUninstallBringsProgramsBack(t *testing.T) {
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
 	for _, name := range Programs {
-		write(t, h.real(path.Join(DefaultBinDir, name)), "an older program\n")
-		check(t, os.Chmod(h.real(path.Join(DefaultBinDir, name)), programMode))
+		write(t, h.Real(path.Join(DefaultBinDir, name)), "an older program\n")
+		check(t, os.Chmod(h.Real(path.Join(DefaultBinDir, name)), hosttree.ProgramMode))
 	}
 	before := simtest.Tree(t, h.Root)
 	applied(t)(Install(h, o))
-	applied(t)(Install(Host{Root: h.Root}, withDocker(o)))
+	applied(t)(Install(Host{Tree: hosttree.Tree{Root: h.Root}}, withDocker(o)))
 	uninstall(t, h, o)
 	uninstall(t, h, withDocker(o))
 	if now := simtest.Tree(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
 	// One that was changed since stays, and so does what it replaced.
-	check(t, os.Chmod(h.real(path.Join(DefaultBinDir, ShimName)), 0o700))
+	check(t, os.Chmod(h.Real(path.Join(DefaultBinDir, ShimName)), 0o700))
 	applied(t)(Install(h, o))
-	write(t, h.real(path.Join(DefaultBinDir, CtlName)), "the operator's\n")
+	write(t, h.Real(path.Join(DefaultBinDir, CtlName)), "the operator's\n")
 	uninstall(t, h, o)
 	now := simtest.Tree(t, h.Root)
-	for name, want := range map[string]string{ShimName: "an older", CtlName: "the operator's", CtlName + BackupSuffix: "an older"} {
+	for name, want := range map[string]string{ShimName: "an older", CtlName: "the operator's", CtlName + hosttree.BackupSuffix: "an older"} {
 		if !strings.Contains(now[path.Join(DefaultBinDir, name)], want) {
 			t.Errorf("%s: %q, want %s", name, now[path.Join(DefaultBinDir, name)], want)
 		}
@@ -139,8 +140,8 @@ func TestAnInstallationThatIsCutShort(t *testing.T) {
 	fresh := func() {
 		h = containerdTree(t, "v2-1.7.toml", "", v1735)
 		for _, name := range Programs[:2] {
-			write(t, h.real(path.Join(DefaultBinDir, name)), "an older program\n")
-			check(t, os.Chmod(h.real(path.Join(DefaultBinDir, name)), programMode))
+			write(t, h.Real(path.Join(DefaultBinDir, name)), "an older program\n")
+			check(t, os.Chmod(h.Real(path.Join(DefaultBinDir, name)), hosttree.ProgramMode))
 		}
 		before = simtest.Contents(t, h.Root)
 	}
@@ -150,10 +151,10 @@ func TestAnInstallationThatIsCutShort(t *testing.T) {
 		list := slices.Concat(p.Changes, p.Programs)
 		for i, c := range list[:min(made+1, len(list))] {
 			if i < made {
-				check(t, h.apply(c))
+				check(t, h.Apply(c))
 				continue
 			}
-			half := h.real(path.Join(path.Dir(c.Path), "."+path.Base(c.Path)+".nvidia-shim-123"))
+			half := h.Real(path.Join(path.Dir(c.Path), "."+path.Base(c.Path)+".nvidia-shim-123"))
 			check(t, os.MkdirAll(path.Dir(half), 0o755))
 			write(t, half, "half")
 		}
@@ -205,8 +206,8 @@ func TestUninstallKeepsARuntimeThatWasRegisteredByHand(t *testing.T) {
 		"{\n  \"debug\": true,\n  \"runtimes\": {\n    \"nvidia\": {\n      \"runtimeType\": \"io.containerd.nvidia.v2\"\n    }\n  }\n}\n",
 	} {
 		h, o := dockerTree(t, text), withDocker(options(t))
-		write(t, h.real(path.Join(DefaultBinDir, ShimName)), "a program\n")
-		check(t, os.Chmod(h.real(path.Join(DefaultBinDir, ShimName)), programMode))
+		write(t, h.Real(path.Join(DefaultBinDir, ShimName)), "a program\n")
+		check(t, os.Chmod(h.Real(path.Join(DefaultBinDir, ShimName)), hosttree.ProgramMode))
 		before := simtest.Tree(t, h.Root)
 		if list, err := Registered(h, o); err != nil || len(list) > 0 {
 			t.Errorf("%s: registrations %+v, %v", text, list, err)
@@ -216,12 +217,12 @@ func TestUninstallKeepsARuntimeThatWasRegisteredByHand(t *testing.T) {
 			t.Errorf("%s: without an installation: %v, %v", text, now, p.Notes)
 		}
 		applied(t)(Install(h, o))
-		installed := string(read(t, h.real(DefaultDockerConfig)))
+		installed := string(read(t, h.Real(DefaultDockerConfig)))
 		if strings.Contains(text, "gpu") && !strings.Contains(installed, `"A": "b"`) {
 			t.Errorf("installed:\n%s", installed)
 		}
 		applied(t)(Install(h, o))
-		if again := string(read(t, h.real(DefaultDockerConfig))); again != installed {
+		if again := string(read(t, h.Real(DefaultDockerConfig))); again != installed {
 			t.Errorf("installed twice:\n%s", again)
 		}
 		uninstall(t, h, o)
@@ -255,8 +256,8 @@ func TestARecordOfOthersIsRefused(t *testing.T) {
 		"\n{}":                ": line 2: unexpected JSON object",
 		"[\n{\"path\": 1}\n]": ": line 2: path: unexpected JSON number",
 	} {
-		write(t, h.real(RecordPath), text)
-		check(t, os.Chmod(h.real(RecordPath), map[bool]os.FileMode{true: 0o666, false: 0o600}[text == "[]\n"]))
+		write(t, h.Real(RecordPath), text)
+		check(t, os.Chmod(h.Real(RecordPath), map[bool]os.FileMode{true: 0o666, false: 0o600}[text == "[]\n"]))
 		if _, err := Uninstall(h, o); err == nil || !strings.Contains(err.Error(), RecordPath+want) {
 			t.Errorf("%s: %v, want %s", text, err, want)
 		}

@@ -13,6 +13,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/install"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
@@ -57,7 +58,7 @@ func installer(c *cli.Command) (i install.Installer, err error) {
 		return i, err
 	}
 	i = install.Installer{
-		Host: runtimeclass.Host{Root: cmp.Or(c.String("root"), "/")}, Options: options,
+		Host: runtimeclass.Host{Tree: hosttree.Tree{Root: cmp.Or(c.String("root"), "/")}}, Options: options,
 		TargetNamed: c.String("target") != "", ConfigNamed: c.IsSet("containerd-config") || c.IsSet("docker-config"),
 		Configs: map[string]string{}, Containerd: c.String("containerd"), Versions: map[string]string{},
 		DryRun: c.Bool("dry-run"), Restart: c.Bool("restart"), All: c.Bool("all"),

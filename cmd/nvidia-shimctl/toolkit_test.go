@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -118,7 +119,7 @@ func TestTheStepsFromTheOperatorsToolkit(t *testing.T) {
 		write(t, filepath.Join(root, theirs), "version = 3\n"+runtime)
 		before := simtest.Tree(t, root)
 		handler := func(when string) runtimeclass.Runtime {
-			c, err := runtimeclass.ReadConfiguration(runtimeclass.Host{Root: root}, runtimeclass.DefaultContainerdConfig)
+			c, err := runtimeclass.ReadConfiguration(runtimeclass.Host{Tree: hosttree.Tree{Root: root}}, runtimeclass.DefaultContainerdConfig)
 			if r := c.Runtimes["nvidia"]; err != nil || !r.Ours() {
 				t.Errorf("%s, %s: %+v %v", version, when, r, err)
 			}

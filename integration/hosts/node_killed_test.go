@@ -9,6 +9,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -49,8 +50,8 @@ func TestTheNodeCommandIsKilledBetweenTwoFiles(t *testing.T) {
 	installed := n.files(t)
 	n.then(t, d, removeNode, "removed", before)
 	for i, file := range append([]string{
-		runtimeclass.CtlName + runtimeclass.BackupSuffix, "nvidia-shim-node.restart", "installed.json",
-		"daemon.json" + runtimeclass.BackupSuffix, "daemon.json",
+		runtimeclass.CtlName + hosttree.BackupSuffix, "nvidia-shim-node.restart", "installed.json",
+		"daemon.json" + hosttree.BackupSuffix, "daemon.json",
 	}, runtimeclass.Programs[1:]...) {
 		n.kill(t, d, keepNode, file)
 		if i%3 == 0 {

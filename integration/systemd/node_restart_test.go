@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -23,7 +24,7 @@ func (m *machine) unit(t *testing.T, lines string) {
 // loseRegistration makes containerd's configuration the one from before the installation.
 func (m *machine) loseRegistration(t *testing.T) {
 	t.Helper()
-	m.run(t, "cp", runtimeclass.DefaultContainerdConfig+runtimeclass.BackupSuffix, runtimeclass.DefaultContainerdConfig)
+	m.run(t, "cp", runtimeclass.DefaultContainerdConfig+hosttree.BackupSuffix, runtimeclass.DefaultContainerdConfig)
 }
 
 // awaitLog waits until the pod has printed a text.

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -173,7 +174,7 @@ func TestTheNodeImageInstallsRepairsAndRemoves(t *testing.T) {
 	if after := n.state(t); after != installed {
 		t.Errorf("changed programs are not repaired: %s", changed(installed, after))
 	}
-	n.run(t, "cp", runtimeclass.DefaultContainerdConfig+runtimeclass.BackupSuffix, runtimeclass.DefaultContainerdConfig)
+	n.run(t, "cp", runtimeclass.DefaultContainerdConfig+hosttree.BackupSuffix, runtimeclass.DefaultContainerdConfig)
 	n.once(t, 0, true)
 	if after := n.state(t); after != installed {
 		t.Errorf("the configuration is not repaired: %s", changed(installed, after))

@@ -14,6 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
@@ -155,7 +156,7 @@ func checkKubelet(ctx context.Context, n *node) []Finding {
 	const fix = "let policy.kubelet-socket name pod-resources/kubelet.sock in its --root-dir"
 	socket := n.config.Policy.KubeletSocket
 	dir := filepath.Dir(filepath.Dir(socket)) // the kubelet's --root-dir
-	theirs := runtimeclass.KubeletSocket(runtimeclass.Host{Root: n.Root}, n.Proc)
+	theirs := runtimeclass.KubeletSocket(runtimeclass.Host{Tree: hosttree.Tree{Root: n.Root}}, n.Proc)
 	switch {
 	case theirs != "" && theirs != socket && !n.exists(socket):
 		return problem("nvidia-shimctl install, or set policy.kubelet-socket to that",

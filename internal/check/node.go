@@ -16,6 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -75,7 +76,7 @@ func inspect(ctx context.Context, o Options) *node {
 	if n.Containerd != "" {
 		n.version, n.versionErr = runtimeclass.DaemonVersion(ctx, runtimeclass.Containerd, n.Containerd)
 	}
-	n.registered, n.registeredErr = runtimeclass.ReadConfiguration(runtimeclass.Host{Root: n.Root, Daemon: n.version}, n.ContainerdConfig)
+	n.registered, n.registeredErr = runtimeclass.ReadConfiguration(runtimeclass.Host{Tree: hosttree.Tree{Root: n.Root}, Daemon: n.version}, n.ContainerdConfig)
 	n.handlers = maps.Clone(n.registered.Runtimes)
 	maps.DeleteFunc(n.handlers, func(_ string, r runtimeclass.Runtime) bool { return !r.Ours() })
 	if o.Target == runtimeclass.Docker || o.ContainerdConfig == "" {
@@ -104,7 +105,7 @@ func (n *node) findDistribution() {
 // readDocker takes Docker's runtimes for the handlers of a host that has no others.
 func (n *node) readDocker() {
 	n.DockerConfig = cmp.Or(n.DockerConfig, runtimeclass.ConfigFlag(n.daemon("dockerd").Args), runtimeclass.DefaultDockerConfig)
-	list, err := runtimeclass.Host{Root: n.Root}.DockerRuntimes(n.DockerConfig)
+	list, err := runtimeclass.Host{Tree: hosttree.Tree{Root: n.Root}}.DockerRuntimes(n.DockerConfig)
 	if n.Target == runtimeclass.Docker || n.Target == "" && len(n.handlers) == 0 && len(list) > 0 {
 		n.docker, n.handlers, n.registered, n.registeredErr = true, list, runtimeclass.Configuration{}, err
 		n.ContainerdConfig = n.DockerConfig

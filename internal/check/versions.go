@@ -4,6 +4,7 @@ import (
 	"context"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -16,7 +17,7 @@ func Versions(ctx context.Context, o Options) map[string]any {
 	if n.gpus != nil {
 		versions["driver"] = n.gpus.Driver()
 	}
-	list, err := runtimeclass.Host{Root: n.Root}.DockerRuntimes(n.DockerConfig)
+	list, err := runtimeclass.Host{Tree: hosttree.Tree{Root: n.Root}}.DockerRuntimes(n.DockerConfig)
 	types := map[string]string{}
 	for name, r := range list {
 		types[name] = r.Type

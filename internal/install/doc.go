@@ -2,7 +2,7 @@
 // it: it finds the daemon, asks for its version, carries out the plan of package runtimeclass, prints
 // what changed and restarts the daemon if it is told to.
 //
-//	in := install.Installer{Host: runtimeclass.Host{Root: "/"}, Options: options, Out: os.Stdout, Err: os.Stderr}
+//	in := install.Installer{Host: runtimeclass.Host{Tree: hosttree.Tree{Root: "/"}}, Options: options, Out: os.Stdout, Err: os.Stderr}
 //	err := in.Install(ctx)
 //
 // Only package runtimeclass knows the files of daemons.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cmdline"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/toolkit"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -108,6 +109,6 @@ func (i *Installer) addCDI() error {
 		return err
 	}
 	text, err := i.MakeCDI()
-	i.CDI = []runtimeclass.Change{{Kind: runtimeclass.Generated, Path: i.CDIFile, Before: before, After: text}}
+	i.CDI = []hosttree.Change{{Kind: hosttree.Generated, Path: i.CDIFile, Before: before, After: text}}
 	return err
 }

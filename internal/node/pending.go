@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -23,7 +24,7 @@ func pendingLines() []string {
 
 // setPending adds a line to pendingRestart, or removes it.
 func setPending(line string, pending bool) error {
-	runtimeclass.Host{}.RemoveTemporary(filepath.Dir(pendingRestart))
+	hosttree.Tree{}.RemoveTemporary(filepath.Dir(pendingRestart))
 	lines := slices.DeleteFunc(pendingLines(), func(l string) bool { return l == line })
 	if pending {
 		lines = append(lines, line)

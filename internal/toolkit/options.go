@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -205,7 +206,7 @@ func driverRoot(root string, value any) result {
 	if driver == "/" {
 		return r
 	}
-	h := runtimeclass.Host{Root: root}
+	h := runtimeclass.Host{Tree: hosttree.Tree{Root: root}}
 	const node = "/dev/nvidiactl"
 	r.why = "device nodes are looked up in /dev: host.dev-root"
 	if h.Exists(path.Join(driver, node)) && !h.Exists(node) {

@@ -12,7 +12,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 )
 
 // Paths are where the toolkit's file is: that of its packages, and that of the toolkit container of
@@ -60,7 +60,7 @@ type Report struct {
 // Read converts the first of the files that is there, below root, for the shim's file to.
 func Read(root string, names []string, to string) (Report, error) {
 	for _, name := range names {
-		text, err := runtimeclass.Host{Root: root}.Read(name)
+		text, err := hosttree.Tree{Root: root}.Read(name)
 		if err != nil {
 			return Report{}, err
 		}

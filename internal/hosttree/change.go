@@ -1,0 +1,141 @@
+package hosttree
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/aymanbagabas/go-udiff"
+	"golang.org/x/sys/unix"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
+)
+
+// Kind says what a changed file is.
+type Kind string
+
+// The kinds of files.
+const (
+	DaemonConfig Kind = "configuration" // the daemon has to read it again
+	Original     Kind = "original"      // the daemon's configuration before the installation
+	Program      Kind = "program"       // executable, and replaced even if it is another one by now
+	OtherFile    Kind = "file"          // the unit, the shim's configuration
+	Generated    Kind = "generated"     // for programs to read: a difference tells people nothing
+	Link         Kind = "link"          // a symbolic link; its text is where it leads
+	Record       Kind = "record"        // the list of what was installed
+	Directory    Kind = "directory"     // one that an installation made
+)
+
+// Change is one file before and after. A nil text means that the file does not exist.
+type Change struct {
+	Kind Kind
+	// Path is below the host's root.
+	Path          string
+	Before, After []byte
+}
+
+// Change returns the change of a file from what it is now. A link to it stays one.
+func (t Tree) Change(kind Kind, name string, after []byte) (Change, error) {
+	c := Change{Kind: kind, Path: name, After: after}
+	var err error
+	if kind != Link {
+		if c.Path, err = t.Follow(name); err == nil {
+			c.Before, err = t.Read(name)
+		}
+		return c, err
+	}
+	root, dir, err := t.open(filepath.Dir(name))
+	if err != nil {
+		return c, err
+	}
+	defer root.Close()
+	to, err := root.Readlink(filepath.Join(dir, filepath.Base(name)))
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, unix.EINVAL):
+		return c, nil
+	case err == nil:
+		c.Before = []byte(to)
+	}
+	return c, err
+}
+
+// Differs reports whether the change changes anything. An empty file is not the same as none.
+func (c Change) Differs() bool { return !equal(c.Before, c.After) }
+
+func equal(a, b []byte) bool { return bytes.Equal(a, b) && (a == nil) == (b == nil) }
+
+// Diff returns the difference as patch(1) reads it.
+func (c Change) Diff() string {
+	name := func(text []byte) string {
+		if text == nil {
+			return "/dev/null"
+		}
+		return c.Path
+	}
+	return udiff.Unified(name(c.Before), name(c.After), string(c.Before), string(c.After))
+}
+
+// BackupSuffix is appended to a file's name for its state before the installation.
+const BackupSuffix = ".before-nvidia-shim"
+
+// ProgramMode is the mode of a Program.
+const ProgramMode = 0o755
+
+// Apply makes a change by an atomic rename. A file that is not as it was before is left alone.
+func (t Tree) Apply(c Change) error {
+	if !c.Differs() {
+		return nil
+	}
+	now, err := t.Change(c.Kind, c.Path, nil)
+	if err != nil {
+		return err
+	}
+	replaces := c.Kind == Program && c.After != nil
+	if !replaces && equal(now.Before, c.After) {
+		return nil
+	}
+	if !replaces && !equal(now.Before, c.Before) {
+		return errors.New("has been changed meanwhile: run the command again")
+	}
+	root, dir, err := t.open(filepath.Dir(c.Path))
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	if c.After == nil {
+		err := root.Remove(filepath.Join(dir, filepath.Base(c.Path)))
+		if c.Kind == Record { // the record does not list its own directory
+			_ = root.Remove(dir)
+		}
+		return err
+	}
+	if err := root.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	opened, err := root.Open(dir)
+	if err != nil {
+		return err
+	}
+	defer opened.Close()
+	// A directory by its descriptor stays the same one.
+	name := fmt.Sprintf("/proc/self/fd/%d/%s", opened.Fd(), filepath.Base(c.Path))
+	switch c.Kind {
+	case Link:
+		if c.Before != nil {
+			_ = os.Remove(name) // Symlink replaces nothing
+		}
+		return os.Symlink(string(c.After), name)
+	case Program:
+		// A shim that runs keeps its file, and no process can start half of one.
+		return atomicfile.Write(name, c.After, ProgramMode)
+	case Record:
+		return atomicfile.Write(name, c.After, 0o600)
+	case Original:
+		return atomicfile.WriteLike(name, strings.TrimSuffix(name, BackupSuffix), c.After, 0o600)
+	}
+	return atomicfile.WriteLike(name, name, c.After, 0o644)
+}
