@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
 type configFile struct {
@@ -27,7 +28,7 @@ func (h Host) readConfigFile(name string) (configFile, error) {
 	if err != nil {
 		return configFile{}, err
 	}
-	original, err := strip(text)
+	original, err := tomledit.Strip(text)
 	if err != nil {
 		return configFile{}, fmt.Errorf("%s: %w", name, err)
 	}
@@ -57,7 +58,7 @@ func (p *Plan) edit(o Options, f configFile, after []byte) error {
 
 // sameContent reports whether two files of TOML or JSON say the same.
 func sameContent(a, b []byte) bool {
-	for _, decode := range []func([]byte) (map[string]any, error){decode, decodeJSON} {
+	for _, decode := range []func([]byte) (map[string]any, error){tomledit.Decode, decodeJSON} {
 		va, errA := decode(a)
 		vb, errB := decode(b)
 		if errA == nil && errB == nil {
@@ -78,7 +79,7 @@ func (p *Plan) restore(f configFile) error {
 	case err != nil:
 		return err
 	// The installation may have ended the last line.
-	case backup.Before != nil && bytes.Equal(withLineEnd(backup.Before), withLineEnd(f.original)):
+	case backup.Before != nil && bytes.Equal(tomledit.WithLineEnd(backup.Before), tomledit.WithLineEnd(f.original)):
 		change.After = backup.Before
 		p.Changes = append(p.Changes, change, backup)
 		p.note("%s gets exactly the bytes that it had before the installation", f.name)

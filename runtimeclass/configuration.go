@@ -1,13 +1,12 @@
 package runtimeclass
 
 import (
-	"errors"
 	"fmt"
 	"path"
 	"slices"
 	"strings"
 
-	"github.com/pelletier/go-toml/v2"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
 // DefaultContainerdConfig is containerd's own default.
@@ -75,7 +74,7 @@ func (h Host) loadFile(name string, installed bool) (tomlFile, error) {
 	if installed {
 		text = file.text
 	}
-	config, err := decode(text)
+	config, err := tomledit.Decode(text)
 	if err != nil {
 		return tomlFile{}, fmt.Errorf("%s: %w", name, err)
 	}
@@ -101,7 +100,7 @@ func (h Host) loadFile(name string, installed bool) (tomlFile, error) {
 }
 
 // cri is the section of the plugin with the runtimes; nil without one.
-func (f tomlFile) cri() map[string]any { return table(f.config, "plugins", f.plugin) }
+func (f tomlFile) cri() map[string]any { return tomledit.Table(f.config, "plugins", f.plugin) }
 
 // load reads a file and its imports in containerd's order; the main file is first.
 func (h Host) load(name string, installed bool) ([]tomlFile, error) {
@@ -135,21 +134,21 @@ func effective(files []tomlFile) Configuration {
 	c := Configuration{Runtimes: map[string]Runtime{}, Default: "runc"}
 	cri := map[string]any{}
 	for _, f := range files {
-		merge(cri, f.cri())
+		tomledit.Merge(cri, f.cri())
 		disabled, _ := f.config["disabled_plugins"].([]any)
 		for _, name := range []string{criV1, criV2, criV3} {
 			c.CRIDisabled = c.CRIDisabled || slices.Contains(disabled, any(name))
 		}
 	}
-	if name, _ := table(cri, "containerd")["default_runtime_name"].(string); name != "" {
+	if name, _ := tomledit.Table(cri, "containerd")["default_runtime_name"].(string); name != "" {
 		c.Default = name
 	}
-	for name, v := range table(cri, "containerd", "runtimes") {
+	for name, v := range tomledit.Table(cri, "containerd", "runtimes") {
 		t, ok := v.(map[string]any)
 		if !ok {
 			continue
 		}
-		r := Runtime{Options: table(t, "options")}
+		r := Runtime{Options: tomledit.Table(t, "options")}
 		r.Type, _ = t["runtime_type"].(string)
 		r.Path, _ = t["runtime_path"].(string)
 		c.Runtimes[name] = r
@@ -168,7 +167,7 @@ const (
 // configuration file. containerd 2.0 to 2.2 do not migrate the sections with older names in a file
 // without a version, which counts as version 1.
 func criPlugin(version int, config map[string]any, daemon Version) string {
-	has := func(plugin string) bool { return table(config, "plugins", plugin) != nil }
+	has := func(plugin string) bool { return tomledit.Table(config, "plugins", plugin) != nil }
 	switch {
 	case version >= 3:
 		return criV3
@@ -202,40 +201,4 @@ func newVersion(daemon Version) int {
 		return 3
 	}
 	return 2
-}
-
-func decode(text []byte) (map[string]any, error) {
-	m := map[string]any{}
-	err := toml.Unmarshal(text, &m)
-	if err == nil {
-		return m, nil
-	}
-	line := 1
-	var at *toml.DecodeError
-	if errors.As(err, &at) {
-		line, _ = at.Position()
-	}
-	return nil, fmt.Errorf("line %d: %s", line, strings.ReplaceAll(err.Error(), "\n", " "))
-}
-
-// table descends into tables. A missing one is nil, which can be read.
-func table(m map[string]any, path ...string) map[string]any {
-	for _, key := range path {
-		m, _ = m[key].(map[string]any)
-	}
-	return m
-}
-
-// merge puts from over to, table by table, as containerd 2.1 and later do with imports.
-func merge(to, from map[string]any) {
-	for key, v := range from {
-		if sub, ok := v.(map[string]any); ok {
-			if table(to, key) == nil {
-				to[key] = map[string]any{}
-			}
-			merge(table(to, key), sub)
-			continue
-		}
-		to[key] = v
-	}
 }

@@ -4,6 +4,8 @@ import (
 	"path"
 	"slices"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
 // DropInName is the name of our file in a directory of imports. It comes after names that begin
@@ -44,11 +46,11 @@ func (p *Plan) registerContainerd(o Options) error {
 	for _, f := range files {
 		texts = append(texts, f.text)
 	}
-	o.addHandlers(texts, func(string) bool { return true })
+	list := o.handlers(texts, func(string) bool { return true })
 	replace := r.Replace || registers(texts, r.Handler)
 	for _, f := range files {
-		for _, handler := range o.handlers {
-			present := table(f.cri(), "containerd", "runtimes", handler)
+		for _, handler := range list.names {
+			present := tomledit.Table(f.cri(), "containerd", "runtimes", handler)
 			switch {
 			case present == nil:
 			case handler == r.Handler && !replace:
@@ -64,7 +66,7 @@ func (p *Plan) registerContainerd(o Options) error {
 		}
 	}
 	p.note("%s", why)
-	return p.registerInTOML(o, target, form)
+	return p.registerInTOML(o, list, target, form)
 }
 
 // overrides reports whether a file with Registration.override wins over another file's runtime.
@@ -87,7 +89,7 @@ func (h Host) fileToEdit(files []tomlFile) string {
 // holder returns the last file with a runtime of that name, and the runtime; nil if there is none.
 func holder(files []tomlFile, name string) (file string, runtime map[string]any) {
 	for _, f := range slices.Backward(files) {
-		if r := table(f.cri(), "containerd", "runtimes", name); r != nil {
+		if r := tomledit.Table(f.cri(), "containerd", "runtimes", name); r != nil {
 			return f.name, r
 		}
 	}

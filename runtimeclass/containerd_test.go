@@ -16,6 +16,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
 var check = simtest.Check
@@ -323,7 +324,7 @@ func TestInstallContainerdRefuses(t *testing.T) {
 		{name: "a version that is not known", text: "version = 5\n", daemon: v242, want: "version 5"},
 		{name: "a version that is no number", text: "version = \"2\"\n", daemon: v242, want: "version"},
 		{name: "runtimes as an inline table", text: "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\nruntimes = { runc = { runtime_type = \"io.containerd.runc.v2\" } }\n", daemon: v242, want: "by hand"},
-		{name: "our block without its end", text: "version = 2\n" + blockBegin + "\n", daemon: v242, want: "has no"},
+		{name: "our block without its end", text: "version = 2\n" + strings.Split(tomledit.Block(""), "\n")[0] + "\n", daemon: v242, want: "has no"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := register(containerdTree(t, c.text, "", c.daemon), containerdOptions(c.reg))

@@ -11,6 +11,7 @@ import (
 	"reflect"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
 // DefaultDockerConfig is dockerd's own default.
@@ -88,8 +89,8 @@ func (p *Plan) registerDocker(o Options) error {
 func (h Host) DockerRuntimes(name string) (map[string]Runtime, error) {
 	_, config, err := h.readJSON(name)
 	list := map[string]Runtime{}
-	for name := range table(config, "runtimes") {
-		if r := dockerRuntime(table(config, "runtimes"), name); r.Ours() {
+	for name := range tomledit.Table(config, "runtimes") {
+		if r := dockerRuntime(tomledit.Table(config, "runtimes"), name); r.Ours() {
 			list[name] = r
 		}
 	}
@@ -97,7 +98,7 @@ func (h Host) DockerRuntimes(name string) (map[string]Runtime, error) {
 }
 
 func dockerRuntime(runtimes map[string]any, name string) Runtime {
-	runtimeType, _ := table(runtimes, name)["runtimeType"].(string)
+	runtimeType, _ := tomledit.Table(runtimes, name)["runtimeType"].(string)
 	return Runtime{Type: runtimeType}
 }
 
@@ -201,9 +202,9 @@ func removeOurs(config, original map[string]any) bool {
 		}
 	}
 	removed := false
-	runtimes := table(config, "runtimes")
+	runtimes := tomledit.Table(config, "runtimes")
 	for name, v := range runtimes {
-		before := table(original, "runtimes")[name]
+		before := tomledit.Table(original, "runtimes")[name]
 		if !dockerRuntime(runtimes, name).Ours() || reflect.DeepEqual(v, before) {
 			continue
 		}

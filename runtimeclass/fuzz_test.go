@@ -4,9 +4,11 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"strings"
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
 // FuzzContainerdConfig registers with any configuration of containerd.
@@ -22,7 +24,7 @@ func FuzzContainerdConfig(f *testing.F) {
 		}
 		f.Add(string(text), i%2 == 0, i%3 == 0)
 	}
-	f.Add(blockBegin+"\n"+switchedOff+"x\n"+blockEnd+"\r\n", false, true)
+	f.Add(strings.TrimSuffix(tomledit.Block(tomledit.SwitchedOff+"x\n"), "\n")+"\r\n", false, true)
 	f.Add("version = 3\nimports = [\"/etc/containerd/*.toml\", \"../..\", \"[\"]\nplugins = 1\n", false, false)
 	f.Add("[plugins.'io.containerd.cri.v1.runtime'.containerd]\nruntimes.nvidia.runtime_type = \"x\"\ndefault_runtime_name = \"\"\"\nnvidia\"\"\"", true, true)
 	f.Fuzz(func(t *testing.T, text string, replace, byDefault bool) {
@@ -47,7 +49,7 @@ func FuzzDockerConfig(f *testing.F) {
 		o := dockerOptions(Registration{Replace: replace, Default: byDefault})
 		installAndUninstall(t, dockerTree(t, text), o, func(h Host) {
 			_, config, err := h.readJSON(o.ConfigFile)
-			if err != nil || table(config, "runtimes", DefaultHandler)["runtimeType"] != RuntimeType || byDefault && config["default-runtime"] != DefaultHandler {
+			if err != nil || tomledit.Table(config, "runtimes", DefaultHandler)["runtimeType"] != RuntimeType || byDefault && config["default-runtime"] != DefaultHandler {
 				t.Errorf("it is not registered: %+v %v", config, err)
 			}
 		})

@@ -48,11 +48,6 @@ type Options struct {
 	GPUsFlag bool
 	// KeepPrograms has Uninstall leave the programs.
 	KeepPrograms bool
-
-	// handlers are the handlers to register: that of Registration, and those of earlier
-	// installations. defaultHandler is the one to make the default; "" for none.
-	handlers       []string
-	defaultHandler string
 }
 
 // Install plans the installation of the programs, the handler and what else the options ask for.

@@ -7,6 +7,8 @@ import (
 	"path"
 	"path/filepath"
 	"slices"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
 // A Distribution of Kubernetes brings its own containerd and writes its configuration at each
@@ -127,17 +129,17 @@ func (p *Plan) registerDistribution(o Options) error {
 		r.Handler = k3sHandler
 		p.note("%s: the handler is %q here, for a RuntimeClass with that handler (nvidia-shimctl manifest --handler %s)", why, k3sHandler, k3sHandler)
 	}
-	o.addHandlers(texts, func(name string) bool { return h.k3sTaken(d, generated, name) == "" || replaceable(name) })
+	list := o.handlers(texts, func(name string) bool { return h.k3sTaken(d, generated, name) == "" || replaceable(name) })
 	if path.Base(target) != DropInName {
-		return p.registerInTemplate(o, target, form)
+		return p.registerInTemplate(o, list, target, form)
 	}
-	for _, handler := range o.handlers {
+	for _, handler := range list.names {
 		if why := h.k3sTaken(d, generated, handler); why != "" {
 			form = r.override(form.Options)
 			p.note("%s: it is overridden until uninstall", why)
 		}
 	}
-	return p.registerInTOML(o, target, form)
+	return p.registerInTOML(o, list, target, form)
 }
 
 // k3sReplaceable reports whether a file can take the place of a runtime that k3s has or makes.
@@ -148,7 +150,7 @@ func (h Host) k3sReplaceable(name string, generated []tomlFile, handler string) 
 	}
 	file, err := h.readConfigFile(name)
 	base := slices.ContainsFunc(toolkitPaths, h.Exists) && bytes.Contains(file.original, []byte(`template "base"`))
-	return err == nil && !base && !bytes.Equal(switchOff(file.original, templateTable(name, handler)), file.original)
+	return err == nil && !base && !bytes.Equal(tomledit.SwitchOff(file.original, templateTable(name, handler)), file.original)
 }
 
 // The templates, by the version of the configuration that k3s makes of them, and the directory that
@@ -176,11 +178,11 @@ func (p *Plan) k3sFile(d Distribution, generated tomlFile) string {
 }
 
 // registerInTemplate appends the handler to a template, or makes one.
-func (p *Plan) registerInTemplate(o Options, name string, form Runtime) error {
+func (p *Plan) registerInTemplate(o Options, list handlers, name string, form Runtime) error {
 	r := o.Registration
-	if o.defaultHandler != "" {
+	if list.byDefault != "" {
 		why := fmt.Sprintf("a template of %s cannot set the default runtime, its base has that table: put `default-runtime: %s` into /etc/rancher/%s/config.yaml",
-			o.Target, o.defaultHandler, o.Target)
+			o.Target, list.byDefault, o.Target)
 		if r.Default {
 			return errors.New(why + " and install without --set-default")
 		}
@@ -190,17 +192,17 @@ func (p *Plan) registerInTemplate(o Options, name string, form Runtime) error {
 	if err != nil {
 		return err
 	}
-	text := withLineEnd(file.original)
+	text := tomledit.WithLineEnd(file.original)
 	if file.text == nil {
 		text = []byte(baseTemplate)
 	}
-	for _, handler := range o.handlers {
+	for _, handler := range list.names {
 		if handler != r.Handler || r.Replace {
-			text = switchOff(text, templateTable(name, handler))
+			text = tomledit.SwitchOff(text, templateTable(name, handler))
 		}
 	}
 	for line := range bytes.Lines(text) {
-		off := bytes.HasPrefix(line, []byte(switchedOff))
+		off := bytes.HasPrefix(line, []byte(tomledit.SwitchedOff))
 		if off && bytes.Contains(line, []byte("{{")) {
 			return taken(r.Handler, name, "a table with directives of the template", adviceRemove)
 		}
@@ -211,10 +213,10 @@ func (p *Plan) registerInTemplate(o Options, name string, form Runtime) error {
 		}
 	}
 	tables := ""
-	for _, handler := range o.handlers {
+	for _, handler := range list.names {
 		tables += form.tables(templatePlugin(name), handler)
 	}
-	return p.edit(o, file, slices.Concat(text, []byte(block(tables))))
+	return p.edit(o, file, slices.Concat(text, []byte(tomledit.Block(tables))))
 }
 
 func templatePlugin(name string) string {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
 const k3sDir = "/var/lib/rancher/k3s/agent/etc/containerd/"
@@ -187,7 +188,7 @@ func render(t *testing.T, h Host) {
 		template.Must(tmpl.New("base").Parse(generated))
 		var b bytes.Buffer
 		check(t, tmpl.Execute(&b, nil))
-		if _, err := decode(b.Bytes()); err != nil {
+		if _, err := tomledit.Decode(b.Bytes()); err != nil {
 			t.Errorf("k3s would generate broken TOML: %v\n%s", err, b.Bytes())
 		}
 		write(t, h.Real(k3sDir+"config.toml"), b.String())
@@ -223,13 +224,13 @@ func TestKindCluster(t *testing.T) {
 			t.Errorf("mounts %v, want %v", cluster.Nodes[0].ExtraMounts, want)
 		}
 		for i, name := range []string{"kind.toml", "k3s-v3.toml"} {
-			config, err := decode(fixture(t, name))
+			config, err := tomledit.Decode(fixture(t, name))
 			check(t, err)
-			patch, err := decode([]byte(cluster.Patches[i]))
+			patch, err := tomledit.Decode([]byte(cluster.Patches[i]))
 			if err != nil || patch["version"] != config["version"] {
 				t.Fatalf("%v, version %v for a node with %v", err, patch["version"], config["version"])
 			}
-			merge(config, patch)
+			tomledit.Merge(config, patch)
 			text, err := toml.Marshal(config)
 			check(t, err)
 			c := parsed(t, text)

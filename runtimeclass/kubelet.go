@@ -9,6 +9,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
 // defaultKubeletDir is the kubelet's --root-dir without that flag; k0sKubeletDir is that of k0s.
@@ -76,11 +77,11 @@ func (p *Plan) addKubelet(o *Options) error {
 	if !o.WriteShimConfig {
 		settings = string(file)
 	}
-	tables, err := decode([]byte(settings))
+	tables, err := tomledit.Decode([]byte(settings))
 	if err != nil {
 		return fmt.Errorf("%s: %w", o.ShimConfig, err)
 	}
-	policy := table(tables, "policy")
+	policy := tomledit.Table(tables, "policy")
 	have, set := policy["kubelet-socket"]
 	switch {
 	case !set && o.KubeletSocket == path.Join(defaultKubeletDir, "pod-resources/kubelet.sock"):

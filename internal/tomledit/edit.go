@@ -1,0 +1,141 @@
+package tomledit
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+)
+
+// The markers are comments at the beginning of a line. The lines between blockBegin and blockEnd
+// are ours; a line with SwitchedOff is the operator's, and comes back.
+const (
+	blockBegin  = "# >>> nvidia-shim: written by `nvidia-shimctl install`, removed by `nvidia-shimctl uninstall`"
+	blockEnd    = "# <<< nvidia-shim"
+	SwitchedOff = "# nvidia-shim was: "
+)
+
+// Block encloses body, whole lines, in our markers.
+func Block(body string) string { return blockBegin + "\n" + body + blockEnd + "\n" }
+
+// WithLineEnd ends the last line of a text, so that lines can follow.
+func WithLineEnd(text []byte) []byte {
+	if len(text) > 0 && !bytes.HasSuffix(text, []byte("\n")) {
+		return slices.Concat(text, []byte("\n"))
+	}
+	return text
+}
+
+// Strip removes the lines that an installation put into a text, and gives those back that it
+// switched off. Only the end of the last line may be left. nil stays nil.
+func Strip(text []byte) ([]byte, error) {
+	if text == nil {
+		return nil, nil
+	}
+	out := []byte{}
+	inside := false
+	for line := range bytes.Lines(text) {
+		bare := string(bytes.TrimRight(line, "\r\n"))
+		switch {
+		case inside:
+			inside = bare != blockEnd
+		case strings.HasPrefix(bare, blockBegin):
+			inside = true
+		default:
+			out = append(out, bytes.TrimPrefix(line, []byte(SwitchedOff))...)
+		}
+	}
+	if inside {
+		return nil, fmt.Errorf("the line %q has no %q after it: put it back, or remove our lines by hand", blockBegin, blockEnd)
+	}
+	return out, nil
+}
+
+// OwnLines returns the lines that are ours.
+func OwnLines(text []byte) (ours []byte) {
+	inside := false
+	for line := range bytes.Lines(text) {
+		switch {
+		case bytes.HasPrefix(line, []byte(blockBegin)):
+			inside = true
+		case bytes.HasPrefix(line, []byte(blockEnd)):
+			inside = false
+		case inside:
+			ours = append(ours, line...)
+		}
+	}
+	return ours
+}
+
+// SwitchOff turns a table, and the tables below it, into comments.
+func SwitchOff(text []byte, path []string) []byte {
+	var out []byte
+	var current []string
+	for line := range bytes.Lines(text) {
+		if header := tableHeader(line); header != nil {
+			current = header
+		}
+		if len(current) >= len(path) && slices.Equal(current[:len(path)], path) {
+			out = append(out, SwitchedOff...)
+		}
+		out = append(out, line...)
+	}
+	return out
+}
+
+// Set sets a key below the header of a table, in place of the present one. It reports whether there is
+// such a header.
+func Set(text []byte, path []string, key, value string) (out []byte, found bool) {
+	var current []string
+	for line := range bytes.Lines(text) {
+		header := tableHeader(line)
+		if header != nil {
+			current = header
+		}
+		inside := slices.Equal(current, path)
+		if m, err := Decode(line); inside && err == nil && m[key] != nil {
+			out = append(out, SwitchedOff...)
+		}
+		out = append(out, line...)
+		if inside && header != nil {
+			found = true
+			out = append(out, Block(fmt.Sprintf("  %s = %q\n", key, value))...)
+		}
+	}
+	return out, found
+}
+
+// tableHeader is the path of the table whose header the line is; nil for other lines.
+func tableHeader(line []byte) []string {
+	if !bytes.HasPrefix(bytes.TrimLeft(line, " \t"), []byte("[")) {
+		return nil
+	}
+	m, err := Decode(line)
+	if err != nil {
+		return nil
+	}
+	var path []string
+	for len(m) > 0 {
+		for key := range m {
+			path, m = append(path, key), Table(m, key)
+		}
+	}
+	return path
+}
+
+// Check returns an error unless text says what is in the tables and in added, and no more. It merges
+// added into the tables.
+func Check(text []byte, tables map[string]any, added string) error {
+	more, err := Decode([]byte(added))
+	if err != nil {
+		return err
+	}
+	Merge(tables, more)
+	got, err := Decode(text)
+	if err == nil && !reflect.DeepEqual(got, tables) {
+		err = errors.New("the edited file would not hold the changes")
+	}
+	return err
+}

@@ -1,0 +1,46 @@
+package tomledit
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/pelletier/go-toml/v2"
+)
+
+// Decode reads a file of TOML. An error has one line and says where.
+func Decode(text []byte) (map[string]any, error) {
+	m := map[string]any{}
+	err := toml.Unmarshal(text, &m)
+	if err == nil {
+		return m, nil
+	}
+	line := 1
+	var at *toml.DecodeError
+	if errors.As(err, &at) {
+		line, _ = at.Position()
+	}
+	return nil, fmt.Errorf("line %d: %s", line, strings.ReplaceAll(err.Error(), "\n", " "))
+}
+
+// Table descends into tables. A missing one is nil, which can be read.
+func Table(m map[string]any, path ...string) map[string]any {
+	for _, key := range path {
+		m, _ = m[key].(map[string]any)
+	}
+	return m
+}
+
+// Merge puts from over to, table by table, as containerd 2.1 and later do with imports.
+func Merge(to, from map[string]any) {
+	for key, v := range from {
+		if sub, ok := v.(map[string]any); ok {
+			if Table(to, key) == nil {
+				to[key] = map[string]any{}
+			}
+			Merge(Table(to, key), sub)
+			continue
+		}
+		to[key] = v
+	}
+}

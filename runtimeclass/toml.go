@@ -1,0 +1,118 @@
+package runtimeclass
+
+import (
+	"bytes"
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
+)
+
+// handlers are the handlers to register: that of a registration, and those of earlier installations.
+type handlers struct {
+	names []string
+	// byDefault is the one to make the default; "" for none.
+	byDefault string
+}
+
+// handlers returns what to register in place of what earlier installations put into files. keep
+// reports whether one of their handlers can stay.
+func (o Options) handlers(texts [][]byte, keep func(name string) bool) handlers {
+	h := handlers{names: []string{o.Registration.Handler}, byDefault: ownDefault(texts)}
+	for _, text := range texts {
+		for _, name := range ownHandlers(text) {
+			if !slices.Contains(h.names, name) && keep(name) {
+				h.names = append(h.names, name)
+			}
+		}
+	}
+	slices.Sort(h.names)
+	switch {
+	case o.Registration.Default:
+		h.byDefault = o.Registration.Handler
+	case o.DropDefault || !slices.Contains(h.names, h.byDefault):
+		h.byDefault = ""
+	}
+	return h
+}
+
+// registers reports whether an earlier installation put a handler into one of the files.
+func registers(texts [][]byte, handler string) bool {
+	return slices.ContainsFunc(texts, func(text []byte) bool { return slices.Contains(ownHandlers(text), handler) })
+}
+
+// ownDefault returns the default runtime that an earlier installation set in one of the files, or "".
+func ownDefault(texts [][]byte) (name string) {
+	for _, text := range texts {
+		for line := range bytes.Lines(tomledit.OwnLines(text)) {
+			if m, err := tomledit.Decode(line); err == nil && m["default_runtime_name"] != nil {
+				name, _ = m["default_runtime_name"].(string)
+			}
+		}
+	}
+	return name
+}
+
+// ownHandlers returns the handlers in the lines that are ours.
+func ownHandlers(text []byte) (names []string) {
+	// A block that cannot be read names no handler: what comes of it is checked.
+	config, _ := tomledit.Decode(tomledit.OwnLines(text))
+	for plugin := range tomledit.Table(config, "plugins") {
+		runtimes := tomledit.Table(config, "plugins", plugin, "containerd", "runtimes")
+		for name := range runtimes {
+			r := tomledit.Table(runtimes, name)
+			typ, _ := r["runtime_type"].(string)
+			file, _ := r["runtime_path"].(string)
+			if (Runtime{Type: typ, Path: file}).Ours() {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// registerInTOML adds the handlers to a configuration file of containerd.
+func (p *Plan) registerInTOML(o Options, list handlers, name string, form Runtime) error {
+	f, err := p.Host.loadFile(name, false)
+	if err != nil {
+		return err
+	}
+	body := ""
+	if len(f.original) == 0 {
+		body = fmt.Sprintf("version = %d\n", f.version)
+	}
+	section := []string{"plugins", f.plugin, "containerd"}
+	present := tomledit.Table(f.cri(), "containerd", "runtimes")
+	current, _ := tomledit.Table(f.cri(), "containerd")["default_runtime_name"].(string)
+
+	// containerd 1.7 forgets its built-in runtime if a file names another one.
+	stock := cmp.Or(current, "runc")
+	if f.version <= 2 && !p.Host.Daemon.AtLeast(2, 0, 0) && len(present) == 0 && !slices.Contains(list.names, stock) {
+		body += Runtime{Type: stockType}.tables(f.plugin, stock)
+		p.note("the runtime %q is written out, because containerd 1.7 has no built-in runtime beside one that a file names", stock)
+	}
+	edited := tomledit.WithLineEnd(f.original)
+	for _, handler := range list.names {
+		body += form.tables(f.plugin, handler)
+		if old := present[handler]; old != nil {
+			edited = tomledit.SwitchOff(edited, append(slices.Clone(section), "runtimes", handler))
+			delete(present, handler)
+			p.note("the runtime %q (%s) is switched off by comments until uninstall", handler, describe(old))
+		}
+	}
+	// added is the text that the file is to get.
+	added := body
+	if name := list.byDefault; name != "" && current != name {
+		added += defaultTable(f.plugin, name)
+		var found bool
+		if edited, found = tomledit.Set(edited, section, "default_runtime_name", name); !found {
+			body = added
+		}
+	}
+	after := slices.Concat(edited, []byte(tomledit.Block(body)))
+	if err := tomledit.Check(after, f.config, added); err != nil {
+		return fmt.Errorf("%s: the tables of this file cannot be extended by further lines (%w): add by hand\n%s", name, err, added)
+	}
+	return p.edit(o, f.configFile, after)
+}
