@@ -15,15 +15,15 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// allocation is what one container has of one resource.
-type allocation struct {
+// podAllocation is what one container has of one resource.
+type podAllocation struct {
 	uid, container, resource string
 	ids                      []string
 }
 
 // writeCheckpoint makes a kubelet's checkpoint the one that the shim reads, for the rest of the
 // test.
-func writeCheckpoint(t *testing.T, list ...allocation) {
+func writeCheckpoint(t *testing.T, list ...podAllocation) {
 	t.Helper()
 	type entry struct {
 		PodUID, ContainerName, ResourceName string
@@ -82,15 +82,15 @@ func uuidOf(gpus ...int) (list []string) {
 func TestTheCheckpointGrants(t *testing.T) {
 	const none = "starts without a GPU"
 	writeCheckpoint(t,
-		allocation{"u1", "main", gpuResource, uuidOf(1)},
-		allocation{"u1", "two", gpuResource, uuidOf(2, 3)},
-		allocation{"u1", "prepare", "nvidia.com/gpu.shared", []string{uuidOf(2)[0] + "::0", uuidOf(3)[0] + "::7"}},
-		allocation{"u2", "main", "nvidia.com/nic", []string{"2", "all", "0:1"}},
-		allocation{"u3", "main", gpuResource, uuidOf(0)},
-		allocation{"u3", "main", "nvidia.com/hostdev", []string{"0000:65:00.0", "GPU-0"}},
-		allocation{"u4", "main", "example.com/gpu", uuidOf(0)},
-		allocation{"u5", "main", gpuResource, []string{"GPU-00000000-0000-0000-0000-000000000000"}},
-		allocation{"u6", "main", gpuResource, []string{uuidOf(0)[0] + "::all", strings.TrimPrefix(uuidOf(0)[0], "GPU-"), "GPU-" + uuidOf(0)[0][4:12]}},
+		podAllocation{"u1", "main", gpuResource, uuidOf(1)},
+		podAllocation{"u1", "two", gpuResource, uuidOf(2, 3)},
+		podAllocation{"u1", "prepare", "nvidia.com/gpu.shared", []string{uuidOf(2)[0] + "::0", uuidOf(3)[0] + "::7"}},
+		podAllocation{"u2", "main", "nvidia.com/nic", []string{"2", "all", "0:1"}},
+		podAllocation{"u3", "main", gpuResource, uuidOf(0)},
+		podAllocation{"u3", "main", "nvidia.com/hostdev", []string{"0000:65:00.0", "GPU-0"}},
+		podAllocation{"u4", "main", "example.com/gpu", uuidOf(0)},
+		podAllocation{"u5", "main", gpuResource, []string{"GPU-00000000-0000-0000-0000-000000000000"}},
+		podAllocation{"u6", "main", gpuResource, []string{uuidOf(0)[0] + "::all", strings.TrimPrefix(uuidOf(0)[0], "GPU-"), "GPU-" + uuidOf(0)[0][4:12]}},
 	)
 	h := simulatedHost(t)
 	rows := []row{
@@ -173,7 +173,7 @@ func TestTheKubeletsAPIGrantsByName(t *testing.T) {
 // The checkpoint does not list a container without a device. Is it one of the pod's, or one that
 // shares what the pod has? The API says so, and the devices remain those of the UID.
 func TestAContainerThatIsNotInTheCheckpoint(t *testing.T) {
-	writeCheckpoint(t, allocation{"u1", "main", gpuResource, uuidOf(1)}, allocation{"u2", "main", gpuResource, uuidOf(3)})
+	writeCheckpoint(t, podAllocation{"u1", "main", gpuResource, uuidOf(1)}, podAllocation{"u2", "main", gpuResource, uuidOf(3)})
 	reply := found(map[string][]string{"main": uuidOf(3), "side": uuidOf(3)})
 	for _, tc := range []struct {
 		name, uid, container string
@@ -232,8 +232,8 @@ func TestAnUnknownDeviceListsNoGPUs(t *testing.T) {
 func TestMIGInTheCheckpoint(t *testing.T) {
 	h := newMIGHost(t)
 	older := fmt.Sprintf("MIG-%s/%d/%d", h.GPUs[1].UUID, h.MIG[0].GI, h.MIG[0].CI)
-	writeCheckpoint(t, allocation{"u1", "main", "nvidia.com/mig-1g.18gb", []string{h.MIG[1].UUID}},
-		allocation{"u2", "main", "nvidia.com/mig-1g.18gb", []string{older + "::2"}}, allocation{"u3", "main", "nvidia.com/nic", []string{"1:0", "MIG-", "MIG-1"}})
+	writeCheckpoint(t, podAllocation{"u1", "main", "nvidia.com/mig-1g.18gb", []string{h.MIG[1].UUID}},
+		podAllocation{"u2", "main", "nvidia.com/mig-1g.18gb", []string{older + "::2"}}, podAllocation{"u3", "main", "nvidia.com/nic", []string{"1:0", "MIG-", "MIG-1"}})
 	name := func(m sim.MIG) string { return fmt.Sprintf("%d/%d of GPU 1", m.GI, m.CI) }
 	table{host: h, show: showMIG, env: devices("all"), rows: []row{
 		{name: "by UUID", spec: podNamed("u1", "main"), want: name(h.MIG[1])},

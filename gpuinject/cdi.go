@@ -14,6 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
 )
 
@@ -46,7 +47,7 @@ func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	g.choose(h, r, a)
 	p.decideDevices(h, g)
 	p.setDevices(g.set)
-	return g, checkRequirements(c, h, g, a, p)
+	return g, checkRequirements(c, h, g.gpus, a.kept.Facts, a.factsErr, p)
 }
 
 // hasCapability reports whether the specification has the node of a right.
@@ -112,7 +113,7 @@ func planRemovals(c Container, g grant, all driver.Files, p *Plan) {
 // at the place and with the options that nvidia-ctk writes. A volume of the same file that a user
 // asks for has other options.
 func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
-	if !c.Input.EditedByCDI || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "nosuid") || !slices.Contains(m.Options, "nodev") || !isBind(m) {
+	if !c.Input.EditedByCDI || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "nosuid") || !slices.Contains(m.Options, "nodev") || !rootfs.IsBind(m) {
 		return false
 	}
 	source, dest := path.Clean(m.Source), path.Clean(m.Destination)
@@ -120,10 +121,6 @@ func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
 		return (dest != sockets.MPSDir || c.Input.Env[sockets.EnvMPS] == "") && (files.InRoot(source) == dest || source == dest)
 	}
 	return slices.Contains(m.Options, "ro") && files.IsMounted(source, dest)
-}
-
-func isBind(m specs.Mount) bool {
-	return m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
 }
 
 // isSocketMount reports whether CDI made a mount for a daemon's socket.

@@ -11,6 +11,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 )
 
 // Files that are made in the bundle for one container and go with it.
@@ -77,9 +79,9 @@ func bundlePath(c Container, name string) string {
 // of the image's own is covered, at whichever place it has one: with two manifests of the same
 // driver each GPU would be listed twice. Further files of the image cannot be removed, and a mount
 // over one would list the GPU once more.
-func dataDest(d driver.File, root rootfs, img image.Image, p *Plan) string {
+func dataDest(d driver.File, root rootfs.FS, img image.Image, p *Plan) string {
 	if !path.IsAbs(d.Dest) {
-		return path.Join(xorgModules(img), d.Dest)
+		return path.Join(layout.XorgModules(img), d.Dest)
 	}
 	needed := len(d.Needs) == 0 || slices.ContainsFunc(d.Needs, func(name string) bool {
 		if !path.IsAbs(name) {
@@ -109,37 +111,4 @@ func dataDest(d driver.File, root rootfs, img image.Image, p *Plan) string {
 		p.note("the image has %s besides %s: each GPU may be listed more than once", strings.Join(copies, ", "), dest)
 	}
 	return dest
-}
-
-// xorgModules is where the X server of an image looks for modules: in a directory beside the
-// libraries if these are in lib64 (Fedora, RHEL, openSUSE), else in /usr/lib, also with Debian's
-// multiarch directories.
-func xorgModules(img image.Image) string {
-	if path.Base(img.LibDir) == "lib64" {
-		return "/usr/lib64/xorg/modules"
-	}
-	return "/usr/lib/xorg/modules"
-}
-
-// pluginDir is the directory below which libraries of the image that are for the same programs as
-// dir, the place of a C library, look for plugins: in /usr even if the C library is not there
-// (Debian before the merge of /usr, Alpine).
-func pluginDir(dir string) string {
-	if dir == "/lib" || strings.HasPrefix(dir, "/lib64") || strings.HasPrefix(dir, "/lib32") || strings.HasPrefix(dir, "/lib/") {
-		return "/usr" + dir
-	}
-	return dir
-}
-
-// pluginName returns the name by which a consuming library opens the driver's plugin in a directory
-// below the image's own library directory: libvdpau by SONAME, Mesa's libgbm by the DRM driver's
-// name.
-func pluginName(l driver.Library) (string, bool) {
-	switch l.Subdir {
-	case "vdpau":
-		return l.SOName, l.SOName != ""
-	case "gbm":
-		return l.Name, true
-	}
-	return "", false
 }

@@ -6,28 +6,30 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 )
 
 // planLinker decides how the image's dynamic loader finds the driver: by files written in the
 // image. If the image cannot be written, a generated cache is mounted over its own: ldconfig cannot
 // run there, so that a mounted file that cannot be replaced does no harm.
-func planLinker(c Container, root rootfs, img image.Image, p *Plan) {
-	entries, dirs := loaderEntries(p.files)
+func planLinker(c Container, root rootfs.FS, img image.Image, p *Plan) {
+	entries, dirs := layout.LoaderEntries(p.files)
 	loaderFiles, notes := root.LoaderFiles(img, dirs, entries)
 	for _, n := range notes {
 		p.note("%s", n)
 	}
-	p.cacheAt = root.cacheMountPoint()
+	p.cacheAt = root.CacheMountPoint()
 	for _, f := range loaderFiles {
 		at, _ := root.Place(f.Path)
-		m, covered := root.covering(at)
+		m, covered := root.Covering(at)
 		err := root.CanWriteFile(f.Path)
 		switch {
 		case covered:
 			p.note("%s is not written: the container mounts %s there", f.Path, request.Quote(m.Destination))
 			continue
-		case root.hides(at):
+		case root.Hides(at):
 			p.mountCache(c, f, errors.New("the container has a file system of its own there"))
 			continue
 		case errors.Is(err, unix.EROFS) || errors.Is(err, unix.EPERM):
@@ -42,23 +44,6 @@ func planLinker(c Container, root rootfs, img image.Image, p *Plan) {
 			p.Linker.Cache = "written"
 		}
 	}
-}
-
-// cacheMountPoint returns where the loader's cache can be mounted, "" if nowhere: runc follows a
-// link of that name, which must not lead to a volume, another file system or the host.
-func (r rootfs) cacheMountPoint() string {
-	at, err := r.Place(image.CachePath)
-	if err == nil && r.hides(at) {
-		return at
-	}
-	if err == nil {
-		at, err = r.Target(image.CachePath)
-	}
-	_, covered := r.covering(at)
-	if err != nil || covered || r.hides(at) || r.CheckMountPoint(at) != nil {
-		return ""
-	}
-	return at
 }
 
 // mountCache mounts the loader's cache over the image's own, which cannot be written because of

@@ -7,51 +7,26 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/opencontainers/runtime-spec/specs-go"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
 )
 
-// fileOptions are the mount options of a single driver file: never noexec, because libraries and
-// programs are mapped executable.
-var fileOptions = []string{"bind", "ro", "nosuid", "nodev", "rprivate"}
-
-// nodeOptions are the mount options of a device node that is bound.
-var nodeOptions = []string{"bind", "nosuid", "noexec", "rprivate"}
-
-// viewOptions are the mount options of the view, which is a tree of mounts.
-var viewOptions = []string{"rbind", "ro", "nosuid", "nodev", "rprivate"}
-
-// directNames are in the image's own library directory as well: programs look for these files by
-// path, or the image has no loader cache.
-var directNames = []string{"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"}
-
-// directPrograms are in /usr/bin as well: scripts call them whatever PATH says.
-var directPrograms = []string{"nvidia-smi"}
-
-// compatNames are the libraries that belong to one libcuda: a forward compatibility package takes
-// the place of all of them. The set is fixed, so that an image cannot choose among many views.
-var compatNames = []string{
-	"libcuda", "libcudadebugger", "libnvidia-nvvm", "libnvidia-nvvm70", "libnvidia-pkcs11",
-	"libnvidia-pkcs11-openssl3", "libnvidia-ptxjitcompiler", "libnvidia-tileiras",
-}
-
 // planFiles decides how the driver's files get into the container: the view, links and mounts
 // beside it, the loader's files, and the edits of config.json.
-func planFiles(c Container, h host.Host, root rootfs, g grant, p *Plan) error {
-	if err := root.checkNodes(p.nodes); err != nil {
-		return err
+func planFiles(c Container, h host.Host, root rootfs.FS, g grant, p *Plan) error {
+	if err := root.CheckNodes(p.nodes); err != nil {
+		return fail(Invalid, "%w", err)
 	}
 	img := inspect(h, root, g, p)
 	if img.Compat.Use {
-		// No search path may find the host's libraries first.
-		p.files.Libraries = slices.DeleteFunc(slices.Clone(p.files.Libraries), func(l driver.Library) bool {
-			stem, _, _ := strings.Cut(l.Name, ".so")
-			return l.Bits == 64 && slices.Contains(compatNames, stem)
-		})
+		p.files = layout.WithoutCompat(p.files)
 	}
 	planView(c, p)
 	viewAt, err := checkViewDir(root, p)
@@ -64,12 +39,12 @@ func planFiles(c Container, h host.Host, root rootfs, g grant, p *Plan) error {
 	files := filesBeside(root, img, p)
 	if data := profile(g, p); data != nil {
 		p.bundleFiles = append(p.bundleFiles, image.File{Path: profileName, Data: data})
-		files = append(files, Bind{bundlePath(c, profileName), profileDest})
+		files = append(files, layout.Bind{Source: bundlePath(c, profileName), Destination: profileDest})
 	}
 	if p.byPath = byPathLinks(p.nodes); len(p.byPath) > 0 {
 		// This mount comes after /dev, a mount itself, and runc makes the nodes of linux.devices
 		// after all mounts: links in it lead to them.
-		files = append(files, Bind{bundlePath(c, byPathName), byPathDest})
+		files = append(files, layout.Bind{Source: bundlePath(c, byPathName), Destination: byPathDest})
 	}
 	if err := place(root, viewAt, files, p); err != nil {
 		return err
@@ -83,7 +58,7 @@ func planFiles(c Container, h host.Host, root rootfs, g grant, p *Plan) error {
 
 // inspect records the C library and the forward compatibility package of the image. That package is
 // found by the loader's cache only.
-func inspect(h host.Host, root rootfs, g grant, p *Plan) image.Image {
+func inspect(h host.Host, root rootfs.FS, g grant, p *Plan) image.Image {
 	img := root.Inspect(h.CompatDriver)
 	p.Linker = PlanLinker{LibC: img.LibC, Directory: img.LibDir, Cache: "unchanged"}
 	if img.LibC == "" {
@@ -91,7 +66,7 @@ func inspect(h host.Host, root rootfs, g grant, p *Plan) image.Image {
 	}
 	compat := &img.Compat
 	at, _ := root.Place(img.LoaderPath())
-	m, hidden := root.covering(at)
+	m, hidden := root.Covering(at)
 	if img.LibC != "" && hidden {
 		p.Linker.Cache = "hidden"
 		p.note("the container mounts %s over %s: the driver's libraries are in %s as well", request.Quote(m.Destination), img.LoaderPath(), img.LibDir)
@@ -119,72 +94,37 @@ func inspect(h host.Host, root rootfs, g grant, p *Plan) image.Image {
 
 // checkViewDir refuses a container whose own mounts, or whose image, take the view's place, or
 // leave none for it. It returns that place in the image.
-func checkViewDir(root rootfs, p *Plan) (string, error) {
+func checkViewDir(root rootfs.FS, p *Plan) (string, error) {
 	way, err := root.Way(ViewDir)
 	if err != nil {
 		return "", fail(Invalid, "%s of the image: %w", ViewDir, err)
 	}
 	at := way[len(way)-1]
-	for _, v := range root.volumes {
-		over := func(name string) bool { return isBelow(name, v.at) }
-		if slices.ContainsFunc(way, over) || isBelow(v.at, at) {
+	for _, v := range root.Volumes {
+		over := func(name string) bool { return rootfs.IsBelow(name, v.At) }
+		if slices.ContainsFunc(way, over) || rootfs.IsBelow(v.At, at) {
 			return "", fail(Invalid, "the container mounts a volume at %s, over %s where the NVIDIA driver goes: mount it elsewhere", request.Quote(v.Destination), ViewDir)
 		}
 	}
 	if at == "/" {
 		return "", fail(Invalid, "%s of the image is its root directory, by a link: the NVIDIA driver cannot be mounted there", ViewDir)
 	}
-	if err := root.CanBeThere(ViewDir); err != nil && !root.hides(at) {
+	if err := root.CanBeThere(ViewDir); err != nil && !root.Hides(at) {
 		return "", fail(Precondition, "%s: the image has no directory %s, and it cannot be made: %w: make the root file system writable (readOnlyRootFilesystem does no harm), or add that directory to the image", p.Reason, ViewDir, err)
 	}
 	return at, nil
 }
 
-// filesBeside lists the files that the container finds outside the view as well: a handful of
-// libraries and programs, files that consuming libraries open at fixed paths, and what is in no
-// view. Of a library that has a link without a version the source is that: it stays good after an
-// upgrade of the driver.
-func filesBeside(root rootfs, img image.Image, p *Plan) (list []Bind) {
-	for _, l := range p.files.Libraries {
-		put := func(name, dest string) {
-			source := l.Path
-			if l.Dir == "" {
-				source = p.viewRoot + strings.TrimPrefix(libraryFile(l, name), ViewDir)
-			}
-			list = append(list, Bind{source, dest})
-		}
-		if l.Dir != "" { // in no view, but at its own path
-			put(l.Name, libraryFile(l, l.Name))
-		}
-		dir := img.LibDir
-		if l.Bits == 32 {
-			dir = img.LibDir32
-		}
-		if dir == "" {
-			continue
-		}
-		if name, ok := pluginName(l); ok {
-			put(name, path.Join(pluginDir(dir), l.Subdir, name))
-			continue
-		}
-		for _, name := range loaderNames(l) {
-			if p.Linker.Cache == "hidden" || l.Bits == 64 && slices.Contains(directNames, name) {
-				put(name, path.Join(dir, name))
-			}
-		}
-	}
-	for _, b := range p.files.Binaries {
-		if slices.Contains(directPrograms, b.Name) {
-			list = append(list, Bind{path.Join(p.viewRoot, viewBin, b.Name), path.Join("/usr/bin", b.Name)})
-		}
-	}
+// filesBeside lists the files that the container finds outside the view as well.
+func filesBeside(root rootfs.FS, img image.Image, p *Plan) []layout.Bind {
+	list := layout.Beside(p.files, img, p.viewRoot, p.Linker.Cache == "hidden")
 	for _, d := range p.files.Data {
 		switch dest := dataDest(d, root, img, p); {
 		case dest == "":
 		case d.Direct:
-			list = append(list, Bind{d.Path, dest})
+			list = append(list, layout.Bind{Source: d.Path, Destination: dest})
 		default:
-			list = append(list, Bind{path.Join(p.viewRoot, dataName(d)), dest})
+			list = append(list, layout.Bind{Source: path.Join(p.viewRoot, layout.DataName(d)), Destination: dest})
 		}
 	}
 	return list
@@ -194,10 +134,10 @@ func filesBeside(root rootfs, img image.Image, p *Plan) (list []Bind) {
 // nothing there, else by a bind. runc needs some hundred system calls to make the mount point of a
 // bind. own is where the view is in the image; a link of an earlier container that leads into it is
 // replaced.
-func place(root rootfs, own string, files []Bind, p *Plan) error {
+func place(root rootfs.FS, own string, files []layout.Bind, p *Plan) error {
 	linkable := true
 	for _, f := range files {
-		at, free, err := root.freePlace(f.Destination, p)
+		at, free, err := freePlace(root, f.Destination, p)
 		if err != nil {
 			return err
 		}
@@ -205,7 +145,7 @@ func place(root rootfs, own string, files []Bind, p *Plan) error {
 			continue
 		}
 		name, inView := strings.CutPrefix(f.Source, p.viewRoot)
-		if inView && linkable && !root.hides(at) {
+		if inView && linkable && !root.Hides(at) {
 			err := root.CanMakeLink(f.Destination, own)
 			if err == nil {
 				p.Links = append(p.Links, PlanLink{Path: f.Destination, Target: ViewDir + name})
@@ -221,20 +161,38 @@ func place(root rootfs, own string, files []Bind, p *Plan) error {
 	return nil
 }
 
+// readMounts reads the container's own mounts over its image. Those that an earlier injection into
+// the same configuration made, or that are removed, do not count.
+func readMounts(c Container, img *image.Root, p *Plan) (rootfs.FS, error) {
+	root, err := rootfs.Read(img, c.Bundle.Dir, c.Bundle.Spec.Mounts, func(m specs.Mount) bool {
+		return isOwnMount(c, m) || p.edits.RemoveMount != nil && p.edits.RemoveMount(m)
+	})
+	if err != nil {
+		return root, fail(Invalid, "%w", err)
+	}
+	return root, nil
+}
+
+// isOwnMount reports whether an earlier injection into the same configuration made a mount.
+func isOwnMount(c Container, m specs.Mount) bool {
+	return strings.HasPrefix(m.Source, path.Join(c.Config.Host.StateDir, "view")+"/") ||
+		path.Dir(m.Source) == c.Bundle.Dir && slices.Contains(bundleFileNames, path.Base(m.Source))
+}
+
 // freePlace returns where a link dest is made in the image, and whether something can be put there:
 // nothing may be made in a volume of the container's own or in a directory of the host, and the
 // loader finds the driver without.
-func (r rootfs) freePlace(dest string, p *Plan) (at string, free bool, err error) {
+func freePlace(r rootfs.FS, dest string, p *Plan) (at string, free bool, err error) {
 	way, err := r.Way(dest)
 	if err != nil {
 		return "", false, fail(Invalid, "%s of the image: %w", dest, err)
 	}
 	at, _ = r.Place(dest)
-	if m, covered := r.covering(way...); covered {
+	if m, covered := r.Covering(way...); covered {
 		p.note("not mounted at %s: the container mounts %s there", dest, request.Quote(m.Destination))
 		return at, false, nil
 	}
-	if r.hides(at) {
+	if r.Hides(at) {
 		return at, true, nil
 	}
 	if err := r.CheckMountPoint(dest); err != nil {
@@ -244,14 +202,10 @@ func (r rootfs) freePlace(dest string, p *Plan) (at string, free bool, err error
 	return at, true, nil
 }
 
-func (p *Plan) mountFile(source, dest string) {
-	p.Mounts = append(p.Mounts, PlanMount{Source: source, Destination: dest, Options: fileOptions})
-}
-
 // mountSockets adds the mounts of the sockets that the operator lets containers have, of the
 // daemons that run: each place once, by whatever name, and none if the container has a mount there
 // itself. A socket that is not as it should be is not given, and the plan says so.
-func mountSockets(c Container, root rootfs, g grant, p *Plan) error {
+func mountSockets(c Container, root rootfs.FS, g grant, p *Plan) error {
 	var taken []string
 	for _, d := range sockets.Daemons {
 		if !slices.Contains(c.Config.Container.Sockets, d.Name) || !g.request.Has(d.Capability) {
@@ -269,7 +223,7 @@ func mountSockets(c Container, root rootfs, g grant, p *Plan) error {
 		p.Sockets = append(p.Sockets, d.Name)
 		p.decide("socket of "+d.Name, "given", "container.sockets has it")
 		for _, dir := range d.Dirs {
-			at, free, err := root.freePlace(dir, p)
+			at, free, err := freePlace(root, dir, p)
 			if err != nil {
 				return err
 			}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
@@ -238,7 +239,7 @@ func TestStandaloneDataFiles(t *testing.T) {
 		if !path.IsAbs(dest) {
 			dest = "/usr/lib/xorg/modules/" + dest
 		}
-		listed := slices.Contains(s.Files, Bind{d.Path, dest})
+		listed := slices.Contains(s.Files, layout.Bind{Source: d.Path, Destination: dest})
 		if omitted := slices.Contains(s.Omitted, dest); listed == omitted || listed != (d.Data == nil) {
 			t.Errorf("%s of %s: listed %v, omitted %v", dest, cmp.Or(d.Path, "nothing"), listed, omitted)
 		}

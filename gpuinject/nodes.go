@@ -17,6 +17,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 )
 
+// nodeOptions are the mount options of a device node that is bound.
+var nodeOptions = []string{"bind", "nosuid", "noexec", "rprivate"}
+
 // planNodes decides which device nodes the container gets: those of its GPUs and those of other
 // classes. Of these, what it may not have is ignored, and the plan says so: an image that asks for
 // more than its pod was given starts with its GPUs.
@@ -78,15 +81,6 @@ func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]devi
 	p.decide(class, "given", "%s", reason)
 	p.addClass(class, may)
 	return may, nil
-}
-
-func (p *Plan) addClass(class string, nodes []device.Node) {
-	p.Classes = append(p.Classes, class)
-	if class == config.IMEX {
-		for _, n := range nodes {
-			p.IMEX = append(p.IMEX, int(n.Minor))
-		}
-	}
 }
 
 // missingChannels returns the channels that have no node among nodes. A channel is its node's minor

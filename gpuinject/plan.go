@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
@@ -145,6 +146,10 @@ type PlanMount struct {
 	Options     []string `json:"options"`
 }
 
+// fileOptions are the mount options of a single driver file: never noexec, because libraries and
+// programs are mapped executable.
+var fileOptions = []string{"bind", "ro", "nosuid", "nodev", "rprivate"}
+
 // PlanLink is a symbolic link that the container gets in its image.
 type PlanLink struct {
 	Path   string `json:"path"`
@@ -171,6 +176,15 @@ type PlanLinker struct {
 	Cache string `json:"cache"`
 	// Compat is the forward compatibility directory of the image, if it is used.
 	Compat string `json:"compat"`
+}
+
+// PlanRequirement is a requirement of the image that this host satisfies.
+type PlanRequirement struct {
+	Variable   string `json:"variable"`
+	Expression string `json:"expression"`
+	// SatisfiedBy are the alternatives that hold, of several GPUs as many as they need; none if the
+	// expression is empty.
+	SatisfiedBy []string `json:"satisfied_by"`
 }
 
 // Decision is one decision about a container, for the operator. The decisions tell of every device
@@ -240,4 +254,19 @@ func (p *Plan) setDevices(set device.Set) {
 	for _, in := range set.MIG {
 		p.MIG = append(p.MIG, PlanMIG{UUID: in.UUID, GPU: in.GPU, GI: in.GI, CI: in.CI, Name: in.Name(), Profile: in.Profile})
 	}
+}
+
+// addClass records a class of devices that the container gets.
+func (p *Plan) addClass(class string, nodes []device.Node) {
+	p.Classes = append(p.Classes, class)
+	if class == config.IMEX {
+		for _, n := range nodes {
+			p.IMEX = append(p.IMEX, int(n.Minor))
+		}
+	}
+}
+
+// mountFile adds the mount of a single driver file.
+func (p *Plan) mountFile(source, dest string) {
+	p.Mounts = append(p.Mounts, PlanMount{Source: source, Destination: dest, Options: fileOptions})
 }

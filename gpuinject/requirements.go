@@ -10,16 +10,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/require"
 )
 
-// PlanRequirement is a requirement of the image that this host satisfies.
-type PlanRequirement struct {
-	Variable   string `json:"variable"`
-	Expression string `json:"expression"`
-	// SatisfiedBy are the alternatives that hold, of several GPUs as many as they need; none if the
-	// expression is empty.
-	SatisfiedBy []string `json:"satisfied_by"`
-}
-
-func checkRequirements(c Container, h host.Host, g grant, a answers, p *Plan) error {
+// checkRequirements refuses a container whose image requires what this host and the selected GPUs do
+// not have. factsErr is why NVML's facts are not known.
+func checkRequirements(c Container, h host.Host, gpus []device.GPU, facts device.Facts, factsErr error, p *Plan) error {
 	list, skip, err := requirements(c)
 	if skip != "" {
 		p.decide("requirements", "not checked", "%s is true", skip)
@@ -28,15 +21,15 @@ func checkRequirements(c Container, h host.Host, g grant, a answers, p *Plan) er
 	if err != nil || len(list) == 0 {
 		return err
 	}
-	known := requirementHost(h, g.gpus, a.kept.Facts)
+	known := requirementHost(h, gpus, facts)
 	var unknown error
 	for _, r := range list {
 		switch verdict, by, err := r.Check(known); verdict {
 		case require.Unmet:
 			return fail(Precondition, "%w", err)
 		case require.Unknown:
-			if a.factsErr != nil {
-				err = a.factsErr
+			if factsErr != nil {
+				err = factsErr
 			}
 			if unknown == nil {
 				unknown = fail(Precondition, "%s=%s cannot be checked: %w: %s", r.Variable, request.Quote(r.Text), err, require.Skip)

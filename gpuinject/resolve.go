@@ -10,11 +10,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
-
-// Ask puts questions to the probe, all at once.
-type Ask func(probe.Questions) probe.Answers
 
 // Resolve decides everything that will be done for a container whose image is mounted at root, and
 // that is not Plain. It changes nothing but what the shim itself keeps under its state directory,

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 )
 
 // Standalone is what a container needs of the host to have the same devices without the shim: for
@@ -14,15 +16,9 @@ type Standalone struct {
 	Nodes []device.Node
 	// Groups own nodes that only a group may open.
 	Groups []uint32
-	Files  []Bind
+	Files  []layout.Bind
 	// Omitted are places of files that only the shim makes, in a view or a bundle.
 	Omitted []string
-}
-
-// Bind is a file or directory of the host, read-only at a place of the container.
-type Bind struct {
-	Source      string `json:"source"`
-	Destination string `json:"destination"`
 }
 
 // Standalone lists what a plan gives as single files of the host: nothing of a view, which comes
@@ -31,22 +27,22 @@ type Bind struct {
 func (p Plan) Standalone() Standalone {
 	s := Standalone{Nodes: p.nodes, Groups: p.groups}
 	has := func(dest string) bool {
-		return slices.ContainsFunc(s.Files, func(b Bind) bool { return b.Destination == dest })
+		return slices.ContainsFunc(s.Files, func(b layout.Bind) bool { return b.Destination == dest })
 	}
 	for _, l := range p.files.Libraries {
 		names := append([]string{cmp.Or(l.SOName, l.Name)}, l.Links...)
-		if name, ok := pluginName(l); ok {
+		if name, ok := layout.PluginName(l); ok {
 			names = []string{name}
 		}
 		for _, name := range names {
-			dest := path.Join(ViewDir, libDir(l), name)
+			dest := path.Join(ViewDir, layout.LibraryDir(l), name)
 			if l.Dir == "" && !has(dest) { // others are among the mounts
-				s.Files = append(s.Files, Bind{l.Path, dest})
+				s.Files = append(s.Files, layout.Bind{Source: l.Path, Destination: dest})
 			}
 		}
 	}
 	for _, b := range p.files.Binaries {
-		s.Files = append(s.Files, Bind{b.Path, path.Join("/usr/bin", b.Name)})
+		s.Files = append(s.Files, layout.Bind{Source: b.Path, Destination: path.Join("/usr/bin", b.Name)})
 	}
 	for _, d := range p.files.Data {
 		dest := d.Dest
@@ -58,17 +54,17 @@ func (p Plan) Standalone() Standalone {
 		case d.Data != nil:
 			s.Omitted = append(s.Omitted, dest)
 		default:
-			s.Files = append(s.Files, Bind{d.Path, dest})
+			s.Files = append(s.Files, layout.Bind{Source: d.Path, Destination: dest})
 		}
 	}
 	for _, m := range p.Mounts {
 		switch {
 		case m.Destination == ViewDir || has(m.Destination):
 		// A path that is not absolute is below the bundle.
-		case !path.IsAbs(m.Source) || isBelow(m.Source, p.viewRoot):
+		case !path.IsAbs(m.Source) || rootfs.IsBelow(m.Source, p.viewRoot):
 			s.Omitted = append(s.Omitted, m.Destination)
 		default:
-			s.Files = append(s.Files, Bind{m.Source, m.Destination})
+			s.Files = append(s.Files, layout.Bind{Source: m.Source, Destination: m.Destination})
 		}
 	}
 	return s

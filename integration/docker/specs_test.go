@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
@@ -26,7 +27,7 @@ const refusal = "this hook refuses"
 // dockerd has read them.
 func (e *engine) writeSpecs(t *testing.T) {
 	t.Helper()
-	var all struct{ Devices, Files []gpuinject.Bind }
+	var all struct{ Devices, Files []layout.Bind }
 	simtest.Check(t, json.Unmarshal([]byte(e.Ctl(t, "--json", "run-args", "--for", "docker")), &all))
 	var nodes, places, homes []object
 	for _, d := range all.Devices {

@@ -1,0 +1,110 @@
+package allocation
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/checkpoint"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+)
+
+// Pod holds the kubelet's checkpoint of a container's pod.
+type Pod struct {
+	// Question is for the kubelet's API; nil if the checkpoint answers.
+	Question *probe.Pod
+
+	name       string // of the container
+	socket     string
+	containers map[string][]string
+	err        error // why there is no checkpoint to read
+}
+
+// Read reads the kubelet's checkpoint. It is bound to the pod's UID, but does not tell a container
+// without a device from an ephemeral one, which shares what its pod has.
+func Read(file, socket string, who request.Container) Pod {
+	p := Pod{name: who.Name, socket: socket}
+	p.containers, p.err = checkpoint.Pod(file, who.UID)
+	if p.err == nil && len(p.containers) == 0 {
+		p.containers = map[string][]string{who.Name: {}}
+	}
+	if _, listed := p.containers[who.Name]; !listed {
+		p.Question = &probe.Pod{Socket: socket, Namespace: who.Namespace, Name: who.Pod}
+	}
+	return p
+}
+
+// IDs returns what the checkpoint says was allocated to the container.
+func (p Pod) IDs() []string {
+	ids, _ := policy.Allocation{Containers: p.containers}.IDs(p.name)
+	return ids
+}
+
+// Answer joins the kubelet's answers for the pod: its checkpoint and, if asked for, its reply. named
+// are the devices that the container asks for.
+func (p Pod) Answer(h host.Host, named []string, reply probe.Answers) (k policy.KubeletAnswer) {
+	switch {
+	case p.Question == nil:
+		k.Allocation = policy.Allocation{Found: true, Containers: p.containers}
+	case reply.NoKubelet && errors.Is(p.err, fs.ErrNotExist):
+		k.NoKubelet = true
+	case reply.NoKubelet:
+		k.Err = fmt.Errorf("there is no kubelet at %s (policy.kubelet-socket)", p.socket)
+	case reply.Pod == nil:
+		k.Err = fmt.Errorf("the kubelet at %s: %s", p.socket, reply.PodError)
+	case p.err == nil && reply.Pod.Found:
+		// The devices are those of the UID. The reply, of a pod of this name, adds which containers
+		// without a device there are.
+		for name := range reply.Pod.Containers {
+			if _, ok := p.containers[name]; !ok {
+				p.containers[name] = []string{}
+			}
+		}
+		k.Allocation = policy.Allocation{Found: true, Containers: p.containers}
+	default:
+		k.Allocation = *reply.Pod
+	}
+	if p.err != nil && k.Err != nil {
+		k.Err = fmt.Errorf("%w; %w", k.Err, p.err)
+	}
+	if p.err != nil && k.Err == nil {
+		k.Err = p.checkByName(h, named, k.Allocation)
+	}
+	return k
+}
+
+// checkByName refuses an allocation that is bound to no UID, but to the name of a pod, unless the
+// container names each of its devices in full, as NVIDIA's device plugin does in the environment. A
+// pod that was deleted by force goes on creating containers while the next one of its name is
+// there, and "all" in its image would be all that the next one has.
+func (p Pod) checkByName(h host.Host, named []string, allocation policy.Allocation) error {
+	ids, _ := allocation.IDs(p.name)
+	if ids, _ = FullIDs(h, ids); len(ids) == 0 {
+		return nil
+	}
+	if _, others := FullIDs(h, named); len(others) == 0 {
+		return nil
+	}
+	return fmt.Errorf("the kubelet's API has a pod of this name, but no UID, and the container does not name its GPUs by UUID: have the device plugin pass device specifications (PASS_DEVICE_SPECS=true): %w", p.err)
+}
+
+// FullIDs returns those of a list that are full names of devices, each once, without the numbers of
+// time-slicing replicas ("GPU-…::3"). Resources of other plugins, network cards for example, have
+// other ids: "2" or "all" is no GPU there.
+func FullIDs(h host.Host, list []string) (ids, others []string) {
+	for _, id := range list {
+		name, replica, isReplica := strings.Cut(id, "::")
+		if _, err := strconv.ParseUint(replica, 10, 31); isReplica && err != nil || !h.IsFull(name) {
+			others = append(others, id)
+		} else if !slices.Contains(ids, name) {
+			ids = append(ids, name)
+		}
+	}
+	return ids, others
+}

@@ -1,0 +1,114 @@
+package layout
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+)
+
+// Bind is a file or directory of the host, read-only at a place of the container.
+type Bind struct {
+	Source      string `json:"source"`
+	Destination string `json:"destination"`
+}
+
+// directNames are in the image's own library directory as well: programs look for these files by
+// path, or the image has no loader cache.
+var directNames = []string{"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"}
+
+// directPrograms are in /usr/bin as well: scripts call them whatever PATH says.
+var directPrograms = []string{"nvidia-smi"}
+
+// Beside lists the libraries and programs that a container finds outside the view as well: a handful
+// that programs look for elsewhere, and what is in no view. viewRoot is where the view is on the
+// host. Every library is beside it if the loader's cache cannot name the view. Of a library that has
+// a link without a version the source is that: it stays good after an upgrade of the driver.
+func Beside(files driver.Files, img image.Image, viewRoot string, every bool) (list []Bind) {
+	for _, l := range files.Libraries {
+		put := func(name, dest string) {
+			source := l.Path
+			if l.Dir == "" {
+				source = viewRoot + strings.TrimPrefix(libraryFile(l, name), ViewDir)
+			}
+			list = append(list, Bind{source, dest})
+		}
+		if l.Dir != "" { // in no view, but at its own path
+			put(l.Name, libraryFile(l, l.Name))
+		}
+		dir := img.LibDir
+		if l.Bits == 32 {
+			dir = img.LibDir32
+		}
+		if dir == "" {
+			continue
+		}
+		if name, ok := PluginName(l); ok {
+			put(name, path.Join(pluginDir(dir), l.Subdir, name))
+			continue
+		}
+		for _, name := range loaderNames(l) {
+			if every || l.Bits == 64 && slices.Contains(directNames, name) {
+				put(name, path.Join(dir, name))
+			}
+		}
+	}
+	for _, b := range files.Binaries {
+		if slices.Contains(directPrograms, b.Name) {
+			list = append(list, Bind{path.Join(viewRoot, viewBin, b.Name), path.Join("/usr/bin", b.Name)})
+		}
+	}
+	return list
+}
+
+// WithoutCompat returns the files without the libraries that a forward compatibility package takes
+// the place of: no search path may find the host's first.
+func WithoutCompat(files driver.Files) driver.Files {
+	files.Libraries = slices.DeleteFunc(slices.Clone(files.Libraries), func(l driver.Library) bool {
+		stem, _, _ := strings.Cut(l.Name, ".so")
+		return l.Bits == 64 && slices.Contains(compatNames, stem)
+	})
+	return files
+}
+
+// compatNames are the libraries that belong to one libcuda: a forward compatibility package takes
+// the place of all of them. The set is fixed, so that an image cannot choose among many views.
+var compatNames = []string{
+	"libcuda", "libcudadebugger", "libnvidia-nvvm", "libnvidia-nvvm70", "libnvidia-pkcs11",
+	"libnvidia-pkcs11-openssl3", "libnvidia-ptxjitcompiler", "libnvidia-tileiras",
+}
+
+// XorgModules is where the X server of an image looks for modules: in a directory beside the
+// libraries if these are in lib64 (Fedora, RHEL, openSUSE), else in /usr/lib, also with Debian's
+// multiarch directories.
+func XorgModules(img image.Image) string {
+	if path.Base(img.LibDir) == "lib64" {
+		return "/usr/lib64/xorg/modules"
+	}
+	return "/usr/lib/xorg/modules"
+}
+
+// pluginDir is the directory below which libraries of the image that are for the same programs as
+// dir, the place of a C library, look for plugins: in /usr even if the C library is not there
+// (Debian before the merge of /usr, Alpine).
+func pluginDir(dir string) string {
+	if dir == "/lib" || strings.HasPrefix(dir, "/lib64") || strings.HasPrefix(dir, "/lib32") || strings.HasPrefix(dir, "/lib/") {
+		return "/usr" + dir
+	}
+	return dir
+}
+
+// PluginName returns the name by which a consuming library opens the driver's plugin in a directory
+// below the image's own library directory: libvdpau by SONAME, Mesa's libgbm by the DRM driver's
+// name.
+func PluginName(l driver.Library) (string, bool) {
+	switch l.Subdir {
+	case "vdpau":
+		return l.SOName, l.SOName != ""
+	case "gbm":
+		return l.Name, true
+	}
+	return "", false
+}

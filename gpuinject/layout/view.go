@@ -1,0 +1,107 @@
+package layout
+
+import (
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
+)
+
+// ViewDir is where a container finds the driver: the PATH and LD_LIBRARY_PATH of CUDA images have
+// always pointed there.
+const ViewDir = "/usr/local/nvidia"
+
+// Directories of a view. 32-bit libraries have one of their own.
+const (
+	viewLib   = "lib64"
+	viewLib32 = "lib"
+	viewBin   = "bin"
+	viewShare = "share"
+	viewXorg  = "xorg"
+)
+
+// View lays out the driver's files in a view.
+func View(files driver.Files) view.Spec {
+	spec := view.Spec{Driver: files.Key()}
+	for _, l := range files.Libraries {
+		if l.Dir == "" {
+			spec.Files = append(spec.Files, view.File{Source: l.Path, Name: path.Join(LibraryDir(l), l.Name), Links: l.Links})
+		}
+	}
+	for _, b := range files.Binaries {
+		spec.Files = append(spec.Files, view.File{Source: b.Path, Name: path.Join(viewBin, b.Name)})
+	}
+	for _, d := range files.Data {
+		switch {
+		case d.Data != nil:
+			spec.Files = append(spec.Files, view.File{Data: d.Data, Name: DataName(d)})
+		case !d.Direct:
+			spec.Files = append(spec.Files, view.File{Source: d.Path, Name: DataName(d)})
+		}
+	}
+	return spec
+}
+
+// DataName is the name of a data file in the view: its path in the container without the first
+// component or two.
+func DataName(d driver.File) string {
+	if !path.IsAbs(d.Dest) {
+		return path.Join(viewXorg, d.Dest)
+	}
+	return path.Join(viewShare, strings.TrimPrefix(strings.TrimPrefix(d.Dest, "/etc"), "/usr/share"))
+}
+
+// LibraryDir is the directory of a library in the view.
+func LibraryDir(l driver.Library) string {
+	if l.Bits == 32 {
+		return path.Join(viewLib32, l.Subdir)
+	}
+	return path.Join(viewLib, l.Subdir)
+}
+
+// libraryFile is the path of a library in the container: in the view, by name if it has a link of
+// that name, or at its own path, which has no links.
+func libraryFile(l driver.Library, name string) string {
+	switch {
+	case l.Dir != "":
+		return path.Join(l.Dir, l.Name)
+	case slices.Contains(l.Links, name):
+		return path.Join(ViewDir, LibraryDir(l), name)
+	}
+	return path.Join(ViewDir, LibraryDir(l), l.Name)
+}
+
+// loaderNames are the names by which a program can ask the loader for a library.
+func loaderNames(l driver.Library) (names []string) {
+	all := append([]string{l.SOName}, l.Links...)
+	if l.Dir != "" {
+		all = append(all, l.Name)
+	}
+	for _, name := range all {
+		if name != "" && l.Subdir == "" && !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+// LoaderEntries are the names by which a program can ask the loader for the driver's libraries, and
+// the directories that they are in. A library in a subdirectory (vdpau, gbm) is opened by its path.
+func LoaderEntries(files driver.Files) (entries []ldcache.Entry, dirs []string) {
+	dirs = []string{path.Join(ViewDir, viewLib)}
+	for _, l := range files.Libraries {
+		if l.Subdir != "" {
+			continue
+		}
+		if dir := path.Dir(libraryFile(l, l.Name)); !slices.Contains(dirs, dir) {
+			dirs = append(dirs, dir)
+		}
+		for _, name := range loaderNames(l) {
+			entries = append(entries, ldcache.Entry{Name: name, Path: libraryFile(l, name), Flags: l.Flags})
+		}
+	}
+	return entries, dirs
+}

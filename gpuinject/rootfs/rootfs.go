@@ -1,0 +1,148 @@
+package rootfs
+
+import (
+	"fmt"
+	"path"
+	"slices"
+	"strings"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+)
+
+// Volume is a mount of the container's own that outlives it, and where in the image it really goes.
+type Volume struct {
+	specs.Mount
+	At string
+}
+
+// FS is the image of a container, and the container's own mounts over it.
+type FS struct {
+	*image.Root
+	// Volumes are binds, and file systems of whatever type. Nothing is ever made in them (T53).
+	Volumes []Volume
+	// ephemeral end with the container: what the image has below them is not to be seen, while a
+	// mount made later is.
+	ephemeral []string
+	// OwnProc is true if the last mount at /proc, which the mask goes on, is a procfs of the
+	// container's own.
+	OwnProc bool
+}
+
+// ephemeralTypes are the types of mounts that end with the container.
+var ephemeralTypes = []string{"tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2", "ramfs"}
+
+// Read resolves the container's own mounts in its image, each once. Lasting ones that are removed do
+// not count. Relative sources are below the directory of the bundle.
+func Read(img *image.Root, bundle string, mounts []specs.Mount, removed func(specs.Mount) bool) (FS, error) {
+	r := FS{Root: img}
+	for _, m := range mounts {
+		at, err := r.Target(m.Destination)
+		if err != nil {
+			return r, fmt.Errorf("the mount at %s: %w", request.Quote(m.Destination), err)
+		}
+		if IsBelow("/proc", at) {
+			r.OwnProc = at == "/proc" && m.Type == "proc" && !IsBind(m)
+		}
+		lasting := IsBind(m) || !slices.Contains(ephemeralTypes, m.Type)
+		if lasting && removed(m) {
+			continue
+		}
+		if lasting {
+			if err := r.checkLinks(bundle, m, at); err != nil {
+				return r, err
+			}
+			r.Volumes = append(r.Volumes, Volume{m, at})
+		}
+		if slices.Contains(ephemeralTypes, m.Type) {
+			r.ephemeral = append(r.ephemeral, at)
+		}
+	}
+	return r, nil
+}
+
+// checkLinks refuses a mount below a link of another volume: it goes where that link leads when
+// runc follows it, perhaps to the driver's files.
+func (r FS) checkLinks(bundle string, m specs.Mount, at string) error {
+	for _, above := range r.Volumes {
+		name, below := strings.CutPrefix(at, above.At+"/")
+		if !below {
+			continue
+		}
+		source := above.Source
+		if !path.IsAbs(source) {
+			source = path.Join(bundle, source)
+		}
+		dir, err := image.Open(source)
+		if err != nil { // not a directory: nothing is below it
+			continue
+		}
+		target, err := dir.Target(name)
+		dir.Close()
+		if err != nil || target != "/"+name {
+			return fmt.Errorf("the container mounts a volume at %s, by a link in its volume at %s: mount it where that link leads", request.Quote(m.Destination), request.Quote(above.Destination))
+		}
+	}
+	return nil
+}
+
+// CheckNodes refuses a volume in which runc would make a device node, on the host's disk. The
+// host's own directory has the node, and below a bind at /dev runc makes none.
+func (r FS) CheckNodes(nodes []device.Node) error {
+	for _, n := range nodes {
+		for _, volume := range r.Volumes {
+			for _, at := range []string{volume.At, path.Clean("/" + volume.Destination)} {
+				name, below := strings.CutPrefix(n.Path, at+"/")
+				if below && at != "/dev" && path.Join(volume.Source, name) != n.HostPath {
+					return fmt.Errorf("the container mounts a volume at %s, where the device node %s goes: mount it elsewhere", request.Quote(volume.Destination), n.Path)
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// Covering returns the volume that one of these places of the image is at or below.
+func (r FS) Covering(places ...string) (specs.Mount, bool) {
+	for _, volume := range r.Volumes {
+		if slices.ContainsFunc(places, func(at string) bool { return IsBelow(at, volume.At) }) {
+			return volume.Mount, true
+		}
+	}
+	return specs.Mount{}, false
+}
+
+// Hides reports whether the container does not see what the image has at a place.
+func (r FS) Hides(at string) bool {
+	return slices.ContainsFunc(r.ephemeral, func(dir string) bool { return IsBelow(at, dir) })
+}
+
+// IsBelow reports whether a path is a directory or below it.
+func IsBelow(name, dir string) bool {
+	return name == dir || dir == "/" || strings.HasPrefix(name, dir+"/")
+}
+
+// CacheMountPoint returns where the loader's cache can be mounted, "" if nowhere: runc follows a
+// link of that name, which must not lead to a volume, another file system or the host.
+func (r FS) CacheMountPoint() string {
+	at, err := r.Place(image.CachePath)
+	if err == nil && r.Hides(at) {
+		return at
+	}
+	if err == nil {
+		at, err = r.Target(image.CachePath)
+	}
+	_, covered := r.Covering(at)
+	if err != nil || covered || r.Hides(at) || r.CheckMountPoint(at) != nil {
+		return ""
+	}
+	return at
+}
+
+// IsBind reports whether a mount is a bind.
+func IsBind(m specs.Mount) bool {
+	return m.Type == "bind" || slices.Contains(m.Options, "bind") || slices.Contains(m.Options, "rbind")
+}
