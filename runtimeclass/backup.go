@@ -35,21 +35,24 @@ func (h Host) readConfigFile(name string) (configFile, error) {
 	return configFile{name, text, original}, nil
 }
 
-// edit gives a configuration the text after, and keeps the original. It removes an earlier
-// registration from the other files.
-func (p *Plan) edit(o Options, f configFile, after []byte) error {
-	p.Handler, p.configFile = o.Registration.Handler, f.name
-	if err := p.unregister(o, f.name); err != nil {
-		return err
-	}
-	change := hosttree.Change{Kind: hosttree.DaemonConfig, Path: f.name, Before: f.text, After: after}
+// edited is a configuration with a handler.
+type edited struct {
+	configFile
+	after   []byte
+	handler string
+}
+
+// edit gives a configuration its new text, and keeps the original.
+func (p *Plan) edit(f edited) error {
+	p.Handler, p.configFile = f.handler, f.name
+	change := hosttree.Change{Kind: hosttree.DaemonConfig, Path: f.name, Before: f.text, After: f.after}
 	if f.text != nil && bytes.Equal(f.text, f.original) {
 		backup, err := p.Host.Change(hosttree.Original, f.name+hosttree.BackupSuffix, f.text)
 		p.Changes = append(p.Changes, backup, change)
 		return err
 	}
 	// The operator may have added lines behind ours: nothing moves without need.
-	if f.text != nil && sameContent(f.text, after) {
+	if f.text != nil && sameContent(f.text, f.after) {
 		change.After = f.text
 	}
 	p.Changes = append(p.Changes, change)
@@ -94,6 +97,10 @@ func (p *Plan) restore(f configFile) error {
 	p.Changes = append(p.Changes, change)
 	return nil
 }
+
+// baseTemplate is a template that changes nothing. It is outside our markers: k3s copies them into
+// the configuration, and all of its own would be between them.
+const baseTemplate = "{{ template \"base\" . }}\n"
 
 // isEmpty reports whether a configuration has no settings, as one that an installation made.
 func isEmpty(text []byte) bool {

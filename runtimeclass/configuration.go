@@ -9,9 +9,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
-// DefaultContainerdConfig is containerd's own default.
-const DefaultContainerdConfig = "/etc/containerd/config.toml"
-
 // Runtime is one handler of a containerd configuration.
 type Runtime struct {
 	// Type and Path are runtime_type and runtime_path.

@@ -20,11 +20,11 @@ func (h Host) mergesImports() bool { return h.Daemon.AtLeast(2, 1, 0) }
 // registerContainerd registers the handler in containerd's configuration: in a drop-in file if the
 // main file imports a directory and the daemon merges what it finds there, otherwise in a block in
 // the file that counts.
-func (p *Plan) registerContainerd(o Options) error {
+func (p *Plan) registerContainerd(o Options) (none edited, err error) {
 	h, r := p.Host, o.Registration
 	files, err := h.load(o.ConfigFile, false)
 	if err != nil {
-		return err
+		return none, err
 	}
 	main, config := files[0], effective(files)
 	form, why := chooseForm(r, h.Daemon, config.cgroupOptions())
@@ -54,11 +54,11 @@ func (p *Plan) registerContainerd(o Options) error {
 			switch {
 			case present == nil:
 			case handler == r.Handler && !replace:
-				return taken(handler, f.name, present, adviceReplace)
+				return none, taken(handler, f.name, present, adviceReplace)
 			// registerInTOML switches it off; in a file whose section the target replaces it is off.
 			case f.name == target, h.Daemon.Known() && !h.mergesImports():
 			case !overrides(target, main.name, f.name, present):
-				return taken(handler, f.name, present, adviceRemove)
+				return none, taken(handler, f.name, present, adviceRemove)
 			default:
 				form, why = r.override(config.cgroupOptions()), "runtime_path and BinaryName, because the options of that runtime stay"
 				p.note("the runtime %q of %s (%s) is overridden until uninstall", handler, f.name, describe(present))

@@ -172,6 +172,7 @@ func register(h Host, o Options) (Plan, error) {
 
 func unregister(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
+	p.Restart = p.restart(o, true)
 	err := p.unregister(o, "")
 	return p, err
 }

@@ -4,9 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io"
 	"path"
 	"reflect"
 
@@ -14,28 +12,17 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
-// DefaultDockerConfig is dockerd's own default.
-const DefaultDockerConfig = "/etc/docker/daemon.json"
-
-// Programs of NVIDIA's toolkit: dockerd offers --gpus if one is in its PATH, and never runs it.
-const (
-	CDIHookName     = "nvidia-cdi-hook"
-	RuntimeHookName = "nvidia-container-runtime-hook"
-)
-
-// cdiHookLink is where install places a link by that name.
-const cdiHookLink = "/usr/local/bin/" + CDIHookName
-
-func (p *Plan) registerDocker(o Options) error {
+// registerDocker registers the handler in daemon.json.
+func (p *Plan) registerDocker(o Options) (none edited, err error) {
 	r := o.Registration
 	if v := p.Host.Daemon; v.Known() && !v.AtLeast(24, 0, 0) {
-		return fmt.Errorf("dockerd %s ignores runtimeType and would start containers without their GPUs: use Docker 24.0 or later", v)
+		return none, fmt.Errorf("dockerd %s ignores runtimeType and would start containers without their GPUs: use Docker 24.0 or later", v)
 	} else if !v.Known() {
 		p.note("the version of dockerd is not known (--docker-version says it): Docker before 24.0 would start containers without their GPUs")
 	}
 	file, config, err := p.Host.readDocker(o.ConfigFile)
 	if err != nil {
-		return err
+		return none, err
 	}
 	if config["runtimes"] == nil {
 		config["runtimes"] = map[string]any{}
@@ -45,7 +32,7 @@ func (p *Plan) registerDocker(o Options) error {
 		var c struct {
 			Runtimes map[string]any `json:"runtimes"`
 		}
-		return fmt.Errorf("%s: %w", file.name, jsonError(file.text, json.Unmarshal(file.text, &c)))
+		return none, fmt.Errorf("%s: %w", file.name, jsonError(file.text, json.Unmarshal(file.text, &c)))
 	}
 	runtimeType := RuntimeType
 	if !r.inPath() {
@@ -54,11 +41,11 @@ func (p *Plan) registerDocker(o Options) error {
 	p.note("Docker: runtimeType %q, without options: the shim sees from the container's cgroup path who manages it", runtimeType)
 	now, err := p.Host.DockerRuntimes(file.name)
 	if err != nil {
-		return err
+		return none, err
 	}
 	if existing := runtimes[r.Handler]; existing != nil {
 		if _, own := now[r.Handler]; !r.Replace && !own {
-			return taken(r.Handler, file.name, existing, adviceReplace)
+			return none, taken(r.Handler, file.name, existing, adviceReplace)
 		}
 		p.note("the runtime %q (%s) is replaced until uninstall; %s%s has it", r.Handler, describe(existing), file.name, hosttree.BackupSuffix)
 	}
@@ -76,13 +63,10 @@ func (p *Plan) registerDocker(o Options) error {
 	} else if now[name].Ours() && !o.DropDefault {
 		config["default-runtime"] = name
 	}
-	if err := p.edit(o, file, encodeJSON(config, "  ")); err != nil {
-		return err
-	}
 	if name != "" && config["default-runtime"] == nil {
 		p.Restart.Verb = "restart" // a reload takes no default away
 	}
-	return p.offerGPUs(o)
+	return edited{file, encodeJSON(config, "  "), r.Handler}, nil
 }
 
 // DockerRuntimes returns the runtimes of a daemon.json that start this shim.
@@ -218,52 +202,4 @@ func removeOurs(config, original map[string]any) bool {
 		delete(config, "runtimes")
 	}
 	return removed
-}
-
-// decodeJSON reads a file that is one object. Numbers keep their form. No text is no keys.
-func decodeJSON(text []byte) (map[string]any, error) {
-	m := map[string]any{}
-	if len(bytes.TrimSpace(text)) == 0 {
-		return m, nil
-	}
-	dec := json.NewDecoder(bytes.NewReader(text))
-	dec.UseNumber()
-	if err := dec.Decode(&m); err != nil {
-		return nil, jsonError(text, err)
-	}
-	if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-		return nil, atLine(text, dec.InputOffset(), errors.New("data after the JSON object"))
-	}
-	return m, nil
-}
-
-// jsonError adds the line of a text to an error of JSON, and takes Go's types from it.
-func jsonError(text []byte, err error) error {
-	end := int64(len(text))
-	var syntax *json.SyntaxError
-	var kind *json.UnmarshalTypeError
-	switch {
-	case errors.As(err, &syntax):
-		end = syntax.Offset
-	case errors.As(err, &kind):
-		end, err = kind.Offset, fmt.Errorf("unexpected JSON %s", kind.Value)
-		if kind.Field != "" {
-			err = fmt.Errorf("%s: %w", kind.Field, err)
-		}
-	}
-	return atLine(text, end, err)
-}
-
-func atLine(text []byte, end int64, err error) error {
-	return fmt.Errorf("line %d: %w", 1+bytes.Count(text[:end], []byte("\n")), err)
-}
-
-func encodeJSON(v any, indent string) []byte {
-	var b bytes.Buffer
-	enc := json.NewEncoder(&b)
-	enc.SetEscapeHTML(false)
-	enc.SetIndent("", indent)
-	// What was decoded from JSON always encodes.
-	_ = enc.Encode(v)
-	return b.Bytes()
 }

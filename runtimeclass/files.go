@@ -18,9 +18,6 @@ import (
 // This file has what an installation writes besides the configuration of a daemon: the programs,
 // the unit of systemd, and the configuration of the shim.
 
-// Programs are what an installation puts into its directory.
-var Programs = []string{ShimName, CtlName, NVMLName}
-
 // machines are the architectures by the names of Go.
 var machines = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64"}
 
@@ -65,22 +62,6 @@ func (p *Plan) installPrograms(o Options) error {
 	}
 	return nil
 }
-
-// Places of the unit that runs `nvidia-shimctl prepare` at boot. The link is what systemctl enable
-// makes.
-const (
-	UnitName = "nvidia-shim-prepare.service"
-	UnitPath = "/etc/systemd/system/" + UnitName
-	UnitLink = "/etc/systemd/system/multi-user.target.wants/" + UnitName
-	// The unit of the deb and the rpm, whose programs are in PackageBinDir.
-	packagedUnit = "/usr/lib/systemd/system/" + UnitName
-)
-
-// Units that keep the CDI specification up to date. The unit of prepare starts the first.
-const (
-	cdiPath    = "/etc/systemd/system/nvidia-shim-cdi.path"
-	cdiService = "/etc/systemd/system/nvidia-shim-cdi.service"
-)
 
 //go:embed nvidia-shim-*
 var units embed.FS

@@ -3,7 +3,6 @@ package runtimeclass
 import (
 	"cmp"
 	"path"
-	"path/filepath"
 	"slices"
 	"strings"
 
@@ -35,13 +34,6 @@ var signs = []struct {
 	{Docker, "dockerd", append(inServicePath("dockerd"), DefaultDockerConfig)},
 	// A kind node is a container with a containerd.
 	{Containerd, "containerd", slices.Concat([]string{"/kind/version"}, inServicePath("containerd"), []string{DefaultContainerdConfig})},
-}
-
-func inServicePath(program string) (paths []string) {
-	for _, dir := range filepath.SplitList(ServicePath) {
-		paths = append(paths, path.Join(dir, program))
-	}
-	return paths
 }
 
 // Find returns the daemons of a host, or those of one target: those that run, if proc is not "" and

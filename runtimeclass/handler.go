@@ -4,75 +4,8 @@ import (
 	"bytes"
 	"fmt"
 	"maps"
-	"path"
-	"regexp"
 	"slices"
-	"strings"
 )
-
-// Names of the shim. containerd derives the program's name from the runtime type.
-const (
-	RuntimeType = "io.containerd.nvidia.v2"
-	ShimName    = "containerd-shim-nvidia-v2"
-	CtlName     = "nvidia-shimctl"
-	NVMLName    = "nvidia-shim-nvml"
-	stockType   = "io.containerd.runc.v2"
-)
-
-// DefaultHandler is the default name of the handler and the RuntimeClass. NVIDIA's device plugin
-// and operator charts use it as well.
-const DefaultHandler = "nvidia"
-
-// DefaultBinDir holds the installed programs. containerd records the shim's path in every bundle
-// and needs it until the container is gone, so it must be a stable one.
-const DefaultBinDir = "/usr/local/bin"
-
-// PackageBinDir holds the programs that a package installed. They stay there.
-const PackageBinDir = "/usr/bin"
-
-// ServicePath is the PATH that systemd gives to services, and so to containerd, by default.
-const ServicePath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-
-// Registration says how a daemon is to know the shim.
-type Registration struct {
-	// Handler is its name for CRI and Docker.
-	Handler string
-	// BinDir is where the shim is, as the daemon sees it.
-	BinDir string
-	// Default makes it the runtime of containers that name none.
-	Default bool
-	// Replace takes the place of another runtime of that name, until Uninstall.
-	Replace bool
-}
-
-var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
-
-// ValidHandler returns an error unless name can be a RuntimeClass handler: a DNS label (RFC 1123),
-// as the API server demands.
-func ValidHandler(name string) error {
-	if !dnsLabel.MatchString(name) {
-		return fmt.Errorf("handler %.256q is not a DNS label: lower-case letters, digits and '-', at most 63", name)
-	}
-	return nil
-}
-
-// Validate returns an error unless daemons can have this registration.
-func (r Registration) Validate() error {
-	if err := ValidHandler(r.Handler); err != nil {
-		return err
-	}
-	if !path.IsAbs(r.BinDir) || strings.ContainsAny(r.BinDir, "\n\r\"'\\{}") {
-		return fmt.Errorf("directory %.256q of the programs is not a plain absolute path", r.BinDir)
-	}
-	return nil
-}
-
-func (r Registration) shim() string { return path.Join(r.BinDir, ShimName) }
-
-// inPath reports whether a daemon with the usual PATH finds the shim by its name.
-func (r Registration) inPath() bool {
-	return slices.Contains(strings.Split(ServicePath, ":"), path.Clean(r.BinDir))
-}
 
 func taken(handler, file string, runtime any, advice string) error {
 	return fmt.Errorf("a runtime named %q already exists in %s (%s): use another --handler, or %s", handler, file, describe(runtime), advice)

@@ -11,45 +11,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 )
 
-// The daemons to register with, besides the Distributions.
-const (
-	Containerd = "containerd"
-	Docker     = "docker"
-)
-
-// Options say what to install, and for which daemon.
-type Options struct {
-	// Target is Containerd, Docker or the name of a Distribution.
-	Target string
-	// ConfigFile is the configuration of containerd or Docker.
-	ConfigFile string
-	// Registration: Uninstall uses only BinDir, to find what a process that was killed left there.
-	Registration Registration
-	// HandlerNamed says that the operator chose the handler's name. Otherwise it is another one
-	// with k3s and RKE2 if these make a handler of that name themselves.
-	HandlerNamed bool
-	// DropDefault has Install take away the default runtime that an earlier one set.
-	DropDefault bool
-	// Programs is the directory of this system to copy the programs from.
-	Programs string
-	// Arch is that of the tree, as Go names it; "" to see it from the tree's shell.
-	Arch string
-	// PrepareUnit has systemd run `nvidia-shimctl prepare` at boot.
-	PrepareUnit bool
-	// ShimConfig is the shim's configuration. Install writes it, with the text ShimSettings, if
-	// WriteShimConfig is set.
-	ShimConfig, ShimSettings string
-	WriteShimConfig          bool
-	// KubeletSocket is that of the host's kubelet, for the shim's configuration.
-	KubeletSocket string
-	// CDI is a change of the CDI specification, or none.
-	CDI []hosttree.Change
-	// GPUsFlag has Docker offer --gpus without NVIDIA's toolkit.
-	GPUsFlag bool
-	// KeepPrograms has Uninstall leave the programs.
-	KeepPrograms bool
-}
-
 // Install plans the installation of the programs, the handler and what else the options ask for.
 // The registration is a valid one.
 func Install(h Host, o Options) (Plan, error) {
@@ -84,6 +45,7 @@ func Install(h Host, o Options) (Plan, error) {
 // needs.
 func Uninstall(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
+	p.Restart = p.restart(o, true)
 	record, err := p.readRecord(o)
 	if err == nil {
 		err = p.unregister(o, "")
@@ -103,14 +65,29 @@ func Uninstall(h Host, o Options) (Plan, error) {
 	return p, err
 }
 
+// register adds the handler to one file, and removes an earlier registration from the others.
 func (p *Plan) register(o Options) error {
+	p.Restart = p.restart(o, false)
+	var f edited
+	var err error
 	switch o.Target {
 	case Containerd:
-		return p.registerContainerd(o)
+		f, err = p.registerContainerd(o)
 	case Docker:
-		return p.registerDocker(o)
+		f, err = p.registerDocker(o)
+	default:
+		f, err = p.registerDistribution(o)
 	}
-	return p.registerDistribution(o)
+	if err == nil {
+		err = p.unregister(o, f.name)
+	}
+	if err == nil {
+		err = p.edit(f)
+	}
+	if err == nil && o.Target == Docker {
+		err = p.offerGPUs(o)
+	}
+	return err
 }
 
 // unregister adds the removal of a registration from all files but one.
@@ -119,23 +96,16 @@ func (p *Plan) unregister(o Options, but string) error {
 	var err error
 	switch o.Target {
 	case Containerd:
-		p.Restart = Restart{"restart", []string{"containerd"}}
 		var loaded []tomlFile
 		loaded, err = p.Host.load(o.ConfigFile, false)
 		for _, f := range loaded {
 			files = append(files, f.configFile)
 		}
 	case Docker:
-		p.Restart = Restart{"reload", []string{"docker"}}
-		if but == "" { // a reload takes no runtime and no default away
-			p.Restart.Verb = "restart"
-		}
 		files = make([]configFile, 1)
 		files[0], _, err = p.Host.readDocker(o.ConfigFile)
 	default:
-		d := Distributions[o.Target]
-		p.Restart = Restart{"restart", p.Host.units(d)}
-		files, err = distributionFiles(p.Host, d)
+		files, err = distributionFiles(p.Host, Distributions[o.Target])
 	}
 	for _, f := range files {
 		if err == nil && f.name != but {
@@ -143,6 +113,19 @@ func (p *Plan) unregister(o Options, but string) error {
 		}
 	}
 	return err
+}
+
+// restart makes the target's daemon read a configuration in which a handler is new or removed.
+func (p *Plan) restart(o Options, removed bool) Restart {
+	switch {
+	case o.Target == Docker && !removed:
+		return Restart{"reload", []string{"docker"}}
+	case o.Target == Docker: // a reload takes no runtime and no default away
+		return Restart{"restart", []string{"docker"}}
+	case o.Target == Containerd:
+		return Restart{"restart", []string{"containerd"}}
+	}
+	return Restart{"restart", p.Host.units(Distributions[o.Target])}
 }
 
 // DaemonVersion asks the target's containerd or dockerd on this host for its version. program is ""

@@ -74,10 +74,6 @@ func (h Host) units(d Distribution) []string {
 	return nil
 }
 
-// baseTemplate is a template that changes nothing. It is outside our markers: k3s copies them into
-// the configuration, and all of its own would be between them.
-const baseTemplate = "{{ template \"base\" . }}\n"
-
 // distributionFiles reads the files that an installation may write.
 func distributionFiles(h Host, d Distribution) ([]configFile, error) {
 	var files []configFile
@@ -94,22 +90,22 @@ func distributionFiles(h Host, d Distribution) ([]configFile, error) {
 // registerDistribution registers with k3s or RKE2: in a drop-in if the generated configuration
 // imports the directory and its containerd merges it, else in a block at the end of the template.
 // Unless the operator named the handler, it gives way to one of NVIDIA's runtime.
-func (p *Plan) registerDistribution(o Options) error {
+func (p *Plan) registerDistribution(o Options) (none edited, err error) {
 	h, d, r := p.Host, Distributions[o.Target], &o.Registration
 	home := path.Join(rancherDir, d.Name)
 	if !h.Exists(home) {
-		return fmt.Errorf("%s is not on this host: there is no %s", d.Name, home)
+		return none, fmt.Errorf("%s is not on this host: there is no %s", d.Name, home)
 	}
 	generated, err := h.load(path.Join(d.Dir, "config.toml"), false)
 	if err != nil {
-		return err
+		return none, err
 	}
 	// k3s brings another containerd with each of its own versions: the form that all of them serve.
 	form := Runtime{stockType, r.shim(), effective(generated).cgroupOptions()}
 	p.note("%s: runtime_type %q with runtime_path, which each containerd that %s brings can serve", d.Name, stockType, d.Name)
 	written, err := distributionFiles(h, d)
 	if err != nil {
-		return err
+		return none, err
 	}
 	var texts [][]byte
 	for _, f := range written {
@@ -122,9 +118,9 @@ func (p *Plan) registerDistribution(o Options) error {
 	switch {
 	case why == "" || r.Replace && replaceable(r.Handler):
 	case (o.HandlerNamed || r.Handler == k3sHandler) && replaceable(r.Handler):
-		return fmt.Errorf("%s: use another --handler, or %s", why, adviceReplace)
+		return none, fmt.Errorf("%s: use another --handler, or %s", why, adviceReplace)
 	case o.HandlerNamed || r.Handler == k3sHandler:
-		return fmt.Errorf("%s: use another --handler", why)
+		return none, fmt.Errorf("%s: use another --handler", why)
 	default:
 		r.Handler = k3sHandler
 		p.note("%s: the handler is %q here, for a RuntimeClass with that handler (nvidia-shimctl manifest --handler %s)", why, k3sHandler, k3sHandler)
@@ -178,19 +174,19 @@ func (p *Plan) k3sFile(d Distribution, generated tomlFile) string {
 }
 
 // registerInTemplate appends the handler to a template, or makes one.
-func (p *Plan) registerInTemplate(o Options, list handlers, name string, form Runtime) error {
+func (p *Plan) registerInTemplate(o Options, list handlers, name string, form Runtime) (none edited, err error) {
 	r := o.Registration
 	if list.byDefault != "" {
 		why := fmt.Sprintf("a template of %s cannot set the default runtime, its base has that table: put `default-runtime: %s` into /etc/rancher/%s/config.yaml",
 			o.Target, list.byDefault, o.Target)
 		if r.Default {
-			return errors.New(why + " and install without --set-default")
+			return none, errors.New(why + " and install without --set-default")
 		}
 		p.note("%s", why)
 	}
 	file, err := p.Host.readConfigFile(name)
 	if err != nil {
-		return err
+		return none, err
 	}
 	text := tomledit.WithLineEnd(file.original)
 	if file.text == nil {
@@ -204,11 +200,11 @@ func (p *Plan) registerInTemplate(o Options, list handlers, name string, form Ru
 	for line := range bytes.Lines(text) {
 		off := bytes.HasPrefix(line, []byte(tomledit.SwitchedOff))
 		if off && bytes.Contains(line, []byte("{{")) {
-			return taken(r.Handler, name, "a table with directives of the template", adviceRemove)
+			return none, taken(r.Handler, name, "a table with directives of the template", adviceRemove)
 		}
 		for _, quoted := range []string{r.Handler + "]", `"` + r.Handler + `"]`, `'` + r.Handler + `']`} {
 			if !off && bytes.Contains(line, []byte("runtimes."+quoted)) {
-				return taken(r.Handler, name, "a table of the template", adviceReplace)
+				return none, taken(r.Handler, name, "a table of the template", adviceReplace)
 			}
 		}
 	}
@@ -216,7 +212,7 @@ func (p *Plan) registerInTemplate(o Options, list handlers, name string, form Ru
 	for _, handler := range list.names {
 		tables += form.tables(templatePlugin(name), handler)
 	}
-	return p.edit(o, file, slices.Concat(text, []byte(tomledit.Block(tables))))
+	return edited{file, slices.Concat(text, []byte(tomledit.Block(tables))), r.Handler}, nil
 }
 
 func templatePlugin(name string) string {

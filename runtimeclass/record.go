@@ -37,9 +37,6 @@ func sum(text []byte) string {
 	return hex.EncodeToString(s[:])
 }
 
-// registration is the name of the options' registration in a record.
-func (o Options) registration() string { return strings.TrimSpace(o.Target + " " + o.ConfigFile) }
-
 // Registered returns the options for each registration on a host.
 func Registered(h Host, o Options) ([]Options, error) {
 	record, err := h.loadRecord()

@@ -73,10 +73,10 @@ func ownHandlers(text []byte) (names []string) {
 }
 
 // registerInTOML adds the handlers to a configuration file of containerd.
-func (p *Plan) registerInTOML(o Options, list handlers, name string, form Runtime) error {
+func (p *Plan) registerInTOML(o Options, list handlers, name string, form Runtime) (none edited, err error) {
 	f, err := p.Host.loadFile(name, false)
 	if err != nil {
-		return err
+		return none, err
 	}
 	body := ""
 	if len(f.original) == 0 {
@@ -92,11 +92,11 @@ func (p *Plan) registerInTOML(o Options, list handlers, name string, form Runtim
 		body += Runtime{Type: stockType}.tables(f.plugin, stock)
 		p.note("the runtime %q is written out, because containerd 1.7 has no built-in runtime beside one that a file names", stock)
 	}
-	edited := tomledit.WithLineEnd(f.original)
+	text := tomledit.WithLineEnd(f.original)
 	for _, handler := range list.names {
 		body += form.tables(f.plugin, handler)
 		if old := present[handler]; old != nil {
-			edited = tomledit.SwitchOff(edited, append(slices.Clone(section), "runtimes", handler))
+			text = tomledit.SwitchOff(text, append(slices.Clone(section), "runtimes", handler))
 			delete(present, handler)
 			p.note("the runtime %q (%s) is switched off by comments until uninstall", handler, describe(old))
 		}
@@ -106,13 +106,13 @@ func (p *Plan) registerInTOML(o Options, list handlers, name string, form Runtim
 	if name := list.byDefault; name != "" && current != name {
 		added += defaultTable(f.plugin, name)
 		var found bool
-		if edited, found = tomledit.Set(edited, section, "default_runtime_name", name); !found {
+		if text, found = tomledit.Set(text, section, "default_runtime_name", name); !found {
 			body = added
 		}
 	}
-	after := slices.Concat(edited, []byte(tomledit.Block(body)))
+	after := slices.Concat(text, []byte(tomledit.Block(body)))
 	if err := tomledit.Check(after, f.config, added); err != nil {
-		return fmt.Errorf("%s: the tables of this file cannot be extended by further lines (%w): add by hand\n%s", name, err, added)
+		return none, fmt.Errorf("%s: the tables of this file cannot be extended by further lines (%w): add by hand\n%s", name, err, added)
 	}
-	return p.edit(o, f.configFile, after)
+	return edited{f.configFile, after, o.Registration.Handler}, nil
 }

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"io"
 	"maps"
 	"os"
 	"slices"
@@ -20,7 +21,8 @@ import (
 // reportSources is a variable for the tests.
 var reportSources = report.Host
 
-func bundleCommand() *cli.Command {
+// bundleCommand makes the command. run runs another one.
+func bundleCommand(run func(context.Context, []string, io.Writer, io.Writer) int) *cli.Command {
 	return &cli.Command{
 		Name:  "bundle",
 		Usage: "write what a report of a problem needs into one file (as root)",
@@ -34,7 +36,15 @@ func bundleCommand() *cli.Command {
 			if os.Geteuid() != 0 {
 				return errors.New("only root can read the records of containers: run bundle as root")
 			}
-			files := collect(ctx, c)
+			files := report.Files{}
+			for _, args := range [][]string{{"info"}, {"check"}, {"version"}, {"status"}, {"plan", "--env", "NVIDIA_VISIBLE_DEVICES=all"}} {
+				var out, errs bytes.Buffer
+				// The library takes a command line with this context for a part of this one.
+				run(context.Background(), append(common(c), args...), &out, &errs)
+				files.Add(args[0]+".json", out.Bytes(), nil)
+				files.Add(args[0]+".json.err", errs.Bytes(), nil)
+			}
+			reportSources.Collect(ctx, c.String("config"), files)
 			name := cmp.Or(c.String("output"), "nvidia-shim-"+time.Now().UTC().Format("20060102T150405Z")+".tar.gz")
 			if err := files.Write(name); err != nil {
 				return err
@@ -44,20 +54,11 @@ func bundleCommand() *cli.Command {
 	}
 }
 
-// collect returns the output of the commands about this host, and what the sources have.
-func collect(ctx context.Context, c *cli.Command) report.Files {
-	files := report.Files{}
-	common := []string{runtimeclass.CtlName, "--json"}
+// common begins the command lines of the other commands.
+func common(c *cli.Command) []string {
+	args := []string{runtimeclass.CtlName, "--json"}
 	if c.String("config") != "" {
-		common = append(common, "--config", c.String("config"))
+		args = append(args, "--config", c.String("config"))
 	}
-	for _, args := range [][]string{{"info"}, {"check"}, {"version"}, {"status"}, {"plan", "--env", "NVIDIA_VISIBLE_DEVICES=all"}} {
-		var out, errs bytes.Buffer
-		// The library takes a command line with this context for a part of this one.
-		run(context.Background(), slices.Concat(common, args), &out, &errs)
-		files.Add(args[0]+".json", out.Bytes(), nil)
-		files.Add(args[0]+".json.err", errs.Bytes(), nil)
-	}
-	reportSources.Collect(ctx, c.String("config"), files)
-	return files
+	return args
 }

@@ -38,7 +38,8 @@ func configureCompletion(c *cli.Command) {
 	guard(c)
 }
 
-func manCommand() *cli.Command {
+// manCommand makes the command. newApp makes the command line that the page is about.
+func manCommand(newApp func(stdout, stderr io.Writer) *cli.Command) *cli.Command {
 	return &cli.Command{
 		Name:   "man",
 		Usage:  "print the manual page",

@@ -2,11 +2,9 @@ package main
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"slices"
-	"strings"
 
 	"github.com/urfave/cli/v3"
 
@@ -54,13 +52,4 @@ func findBundle(c *cli.Command) (b status.Bundle, err error) {
 		}
 	}
 	return status.Find(status.Bundles(procfs.Host, status.StateDirs), namespace, pod, c.String("container"))
-}
-
-// podFlag returns the two names of --pod.
-func podFlag(c *cli.Command) (namespace, name string, err error) {
-	namespace, name, ok := strings.Cut(c.String("pod"), "/")
-	if !ok || namespace == "" || name == "" {
-		return "", "", usage(fmt.Errorf("--pod %.256q is not NAMESPACE/NAME", c.String("pod")))
-	}
-	return namespace, name, nil
 }

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"github.com/urfave/cli/v3"
@@ -29,9 +28,6 @@ func main() {
 	os.Exit(run(context.Background(), os.Args, os.Stdout, os.Stderr))
 }
 
-// errProblem ends a command with status 1 after it printed what is wrong.
-var errProblem = errors.New("problem")
-
 // newApp makes the command line. Each run needs its own: the library stores what it parsed in it.
 func newApp(stdout, stderr io.Writer) *cli.Command {
 	app := &cli.Command{
@@ -46,7 +42,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 		Commands: []*cli.Command{
 			infoCommand(), statusCommand(), serveCommand(), planCommand(), runArgsCommand(), suspendCommand(), resumeCommand(), cdiCommand(),
 			checkCommand(), prepareCommand(), installCommand(), uninstallCommand(), nodeCommand(), manifestCommand(),
-			probeCommand(), bundleCommand(), manCommand(), versionCommand(), helpCommand(),
+			probeCommand(), bundleCommand(run), manCommand(newApp), versionCommand(), helpCommand(),
 		},
 		HideHelpCommand:       true,
 		EnableShellCompletion: true, ConfigureShellCompletionCommand: configureCompletion,
@@ -64,41 +60,6 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 	addExamples(app)
 	app.OnUsageError, app.DisableSliceFlagSeparator = wrongFlag, true
 	return app
-}
-
-// guard makes a command refuse a wrong command line before it does anything. Its help gets examples.
-func guard(c *cli.Command) {
-	addExamples(c)
-	c.OnUsageError = wrongFlag
-	// A device list has commas of its own.
-	c.DisableSliceFlagSeparator = true
-	action := c.Action
-	// Not by Before, which completion runs too.
-	c.Action = func(ctx context.Context, c *cli.Command) error {
-		switch {
-		case c.Args().Present() && c.ArgsUsage == "":
-			return usage(fmt.Errorf("unexpected argument %.256q", c.Args().First()))
-		case slices.Contains([]string{"serve", "suspend", "resume", "node", "man", "help"}, c.Name) && c.Bool("json"):
-			return noJSON(c.Name)
-		case c.String("config") == "" && os.Getenv(config.EnvFile) != "":
-			return usage(errors.New("--config is empty"))
-		}
-		return action(ctx, c)
-	}
-}
-
-func wrongFlag(_ context.Context, c *cli.Command, err error, _ bool) error {
-	text, _, _ := strings.Cut(err.Error(), ": strconv.") // a function of Go
-	if _, name, ok := strings.Cut(text, "not defined: -"); ok {
-		if near := cli.SuggestFlag(c.VisibleFlags(), strings.TrimLeft(name, "-"), true); near != "" {
-			text += ": did you mean " + near + "?"
-		}
-	}
-	return usage(errors.New(text))
-}
-
-func unknownCommand(c *cli.Command, name string) error {
-	return usage(fmt.Errorf("unknown command %.256q: did you mean %s?", name, cli.SuggestCommand(c.Root().VisibleCommands(), name)))
 }
 
 // helpCommand takes the place of the library's, which ignores further arguments.
@@ -152,35 +113,4 @@ func versionCommand() *cli.Command {
 			return output(c, v, true, func(o *term.Output) { o.Line(term.Plain, c.Root().Version) })
 		},
 	}
-}
-
-// usage is the error of a wrong command line.
-func usage(err error) error { return cmdline.Errorf("%v", err) }
-
-// noJSON is the error of --json where no data are printed.
-func noJSON(with string) error { return usage(fmt.Errorf("--json does not go with %s", with)) }
-
-// loader reads the configuration that the command line names, or the shim's own. The tool changes
-// nothing of what the shim keeps.
-func loader(c *cli.Command) func() (*config.Config, error) {
-	return func() (*config.Config, error) {
-		cfg, err := config.Find(c.String("config"))
-		if err == nil {
-			cfg.Host.ReadOnlyState = true
-		}
-		return cfg, err
-	}
-}
-
-// output prints a value as JSON with --json, or as text prints it. It returns errProblem unless ok.
-func output(c *cli.Command, v any, ok bool, text func(*term.Output)) error {
-	if !c.Bool("json") {
-		text(term.New(c.Root().Writer))
-	} else if err := term.JSON(c.Root().Writer, v); err != nil {
-		return err
-	}
-	if !ok {
-		return errProblem
-	}
-	return nil
 }

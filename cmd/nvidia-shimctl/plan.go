@@ -66,22 +66,6 @@ func makePlan(c *cli.Command) (gpuinject.Plan, error) {
 	return planOf(c, container)
 }
 
-func planOf(c *cli.Command, container gpuinject.Container) (gpuinject.Plan, error) {
-	if container.Plain {
-		return gpuinject.Plan{Reason: "the container does not ask for the driver: the shim leaves it alone: " + container.Reason}, nil
-	}
-	rootfs := c.String("rootfs")
-	if rootfs == "" && container.Bundle.Dir != "" {
-		rootfs = container.Bundle.RootPath()
-	}
-	return planner(c).Resolve(container, rootfs)
-}
-
-// planner plans containers with the shim's configuration and probe.
-func planner(c *cli.Command) preview.Planner {
-	return preview.Planner{Config: loader(c), Ask: asker(c)}
-}
-
 func examine(c *cli.Command) (gpuinject.Container, error) {
 	dir := c.String("bundle")
 	if dir == "" {
@@ -119,16 +103,6 @@ func flagSpec(c *cli.Command) (*specs.Spec, error) {
 	}
 	spec.Annotations = c.StringMap("annotation")
 	return spec, nil
-}
-
-// envFlag returns the variables of --env.
-func envFlag(c *cli.Command) ([]string, error) {
-	for _, v := range c.StringSlice("env") {
-		if !strings.Contains(v, "=") {
-			return nil, usage(fmt.Errorf("--env %.256q is not K=V", v))
-		}
-	}
-	return c.StringSlice("env"), nil
 }
 
 const planColumns = 14

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
@@ -33,25 +32,6 @@ func (s *Status) Print(o *term.Output) {
 	s.printDevices(o)
 	s.printContainers(o)
 	s.printProcesses(o)
-}
-
-// namedUse is the use of a device by its name in the tables.
-type namedUse struct {
-	name, model string
-	utilization *nvml.Utilization
-	Use
-}
-
-// devices lists the GPUs, each with its MIG devices behind it.
-func (s *Status) devices() []namedUse {
-	var list []namedUse
-	for _, g := range s.GPUs {
-		list = append(list, namedUse{name: strconv.Itoa(g.Index), model: g.Model, utilization: g.Utilization, Use: g.Use})
-		for _, m := range g.MIG {
-			list = append(list, namedUse{name: fmt.Sprintf("%d:%d/%d", g.Index, m.GI, m.CI), model: "MIG " + m.Profile, Use: m.Use})
-		}
-	}
-	return list
 }
 
 func (s *Status) printDevices(o *term.Output) {

@@ -2,7 +2,9 @@ package status
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -172,4 +174,23 @@ func (s *Status) usage(id string) (processes *int, memory *uint64) {
 		return &n, nil
 	}
 	return &n, &sum
+}
+
+// namedUse is the use of a device by its name in the tables.
+type namedUse struct {
+	name, model string
+	utilization *nvml.Utilization
+	Use
+}
+
+// devices lists the GPUs, each with its MIG devices behind it.
+func (s *Status) devices() []namedUse {
+	var list []namedUse
+	for _, g := range s.GPUs {
+		list = append(list, namedUse{name: strconv.Itoa(g.Index), model: g.Model, utilization: g.Utilization, Use: g.Use})
+		for _, m := range g.MIG {
+			list = append(list, namedUse{name: fmt.Sprintf("%d:%d/%d", g.Index, m.GI, m.CI), model: "MIG " + m.Profile, Use: m.Use})
+		}
+	}
+	return list
 }
