@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
@@ -163,7 +164,7 @@ const (
 // criPlugin is the plugin whose section holds the runtime handlers, by the version of a
 // configuration file. containerd 2.0 to 2.2 do not migrate the sections with older names in a file
 // without a version, which counts as version 1.
-func criPlugin(version int, config map[string]any, daemon Version) string {
+func criPlugin(version int, config map[string]any, daemon semver.Version) string {
 	has := func(plugin string) bool { return tomledit.Table(config, "plugins", plugin) != nil }
 	switch {
 	case version >= 3:
@@ -193,7 +194,7 @@ func configVersion(config map[string]any) (int, error) {
 }
 
 // newVersion is the version of a new configuration file. containerd 1.7 reads at most 2.
-func newVersion(daemon Version) int {
+func newVersion(daemon semver.Version) int {
 	if daemon.AtLeast(2, 0, 0) {
 		return 3
 	}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
@@ -25,12 +26,12 @@ const testConfig = "/etc/containerd/config.toml"
 
 // versions of containerd that tests speak of.
 var (
-	v1620 = Version{Major: 1, Minor: 6, Patch: 20}
-	v1735 = Version{Major: 1, Minor: 7, Patch: 35}
-	v2010 = Version{Minor: 0, Major: 2, Patch: 10}
-	v229  = Version{Major: 2, Minor: 2, Patch: 9}
-	v237  = Version{Major: 2, Minor: 3, Patch: 7}
-	v242  = Version{Major: 2, Minor: 4, Patch: 2}
+	v1620 = semver.Version{Major: 1, Minor: 6, Patch: 20}
+	v1735 = semver.Version{Major: 1, Minor: 7, Patch: 35}
+	v2010 = semver.Version{Minor: 0, Major: 2, Patch: 10}
+	v229  = semver.Version{Major: 2, Minor: 2, Patch: 9}
+	v237  = semver.Version{Major: 2, Minor: 3, Patch: 7}
+	v242  = semver.Version{Major: 2, Minor: 4, Patch: 2}
 )
 
 func read(t testing.TB, name string) []byte {
@@ -96,7 +97,7 @@ var registrations = []struct {
 	config string
 	// extra is the fixture of a further file, extra.toml.
 	extra  string
-	daemon Version
+	daemon semver.Version
 	reg    Registration
 	// changed is the file that changes, if it is not config.
 	changed string
@@ -146,7 +147,7 @@ func theDefault(config string, reg Registration) string {
 }
 
 // containerdTree is a host with a configuration of containerd and a further file, if it is not "".
-func containerdTree(t testing.TB, config, extra string, daemon Version) Host {
+func containerdTree(t testing.TB, config, extra string, daemon semver.Version) Host {
 	t.Helper()
 	files := map[string]string{testConfig: config, "/etc/containerd/extra.toml": extra}
 	if config == "none" {
@@ -280,7 +281,7 @@ func TestInstallAgainWithAnotherChoice(t *testing.T) {
 	h := containerdTree(t, "v3-imports.toml", "", v2010)
 	before := simtest.Contents(t, h.Root)
 	for i, s := range []struct {
-		daemon Version
+		daemon semver.Version
 		reg    Registration
 		drop   bool
 		want   Runtime
@@ -315,7 +316,7 @@ func TestInstallAgainWithAnotherChoice(t *testing.T) {
 func TestInstallContainerdRefuses(t *testing.T) {
 	for _, c := range []struct {
 		name, text string
-		daemon     Version
+		daemon     semver.Version
 		reg        Registration
 		want       string
 	}{
@@ -452,7 +453,7 @@ const nvidiaTOML = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containe
 func TestReplaceNVIDIAsDropIn(t *testing.T) {
 	const imports = "version = 2\nimports = [\"/etc/containerd/conf.d/*.toml\"]\n"
 	const theirs = "/etc/containerd/conf.d/99-nvidia.toml"
-	for _, daemon := range []Version{{}, v1735, v2010, v229, v242} {
+	for _, daemon := range []semver.Version{{}, v1735, v2010, v229, v242} {
 		for name, main := range map[string]string{"in the drop-in": imports, "in both": imports + strings.TrimPrefix(nvidiaTOML, "version = 2\n")} {
 			h := Host{Tree: hosttree.Tree{Root: tree(t, map[string]string{testConfig: main, theirs: nvidiaTOML})}, Daemon: daemon}
 			before := simtest.Contents(t, h.Root)
@@ -462,7 +463,7 @@ func TestReplaceNVIDIAsDropIn(t *testing.T) {
 			applied(t)(register(h, containerdOptions(Registration{Replace: true})))
 			after := simtest.Contents(t, h.Root)
 			c, err := ReadConfiguration(h, testConfig)
-			if r := c.Runtimes["nvidia"]; err != nil || !r.Ours() || r.Options["BinaryName"] == "/usr/bin/nvidia-container-runtime" && (daemon == Version{} || h.mergesImports()) {
+			if r := c.Runtimes["nvidia"]; err != nil || !r.Ours() || r.Options["BinaryName"] == "/usr/bin/nvidia-container-runtime" && (daemon == semver.Version{} || h.mergesImports()) {
 				t.Errorf("%s, %s: %+v %v", name, daemon, r, err)
 			}
 			if (after[theirs] == before[theirs]) != h.mergesImports() {

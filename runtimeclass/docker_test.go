@@ -12,6 +12,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 )
 
 const ourDockerRuntime = `{
@@ -154,7 +155,7 @@ func TestInstallDockerRefusesVersionsThatIgnoreIt(t *testing.T) {
 // In a tree nothing is executed, so that the version is not known.
 func TestInstallDockerSaysThatTheVersionIsNotKnown(t *testing.T) {
 	h := dockerTree(t, "{}")
-	for version, want := range map[Version]bool{{}: true, {Major: 29}: false} {
+	for version, want := range map[semver.Version]bool{{}: true, {Major: 29}: false} {
 		h.Daemon = version
 		p, err := register(h, dockerOptions(Registration{}))
 		if got := strings.Contains(strings.Join(p.Notes, "\n"), "the version of dockerd is not known (--docker-version says it): Docker before 24.0 would start containers without their GPUs"); err != nil || got != want {

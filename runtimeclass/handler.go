@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 )
 
 func taken(handler, file string, runtime any, advice string) error {
@@ -17,7 +19,7 @@ const (
 )
 
 // chooseForm decides how the handler names the shim, and says why.
-func chooseForm(r Registration, daemon Version, options map[string]any) (Runtime, string) {
+func chooseForm(r Registration, daemon semver.Version, options map[string]any) (Runtime, string) {
 	byPath := Runtime{stockType, r.shim(), options}
 	byName := Runtime{Type: RuntimeType}
 	switch {

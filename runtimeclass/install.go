@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 )
 
 // Install plans the installation of the programs, the handler and what else the options ask for.
@@ -130,12 +131,12 @@ func (p *Plan) restart(o Options, removed bool) Restart {
 
 // DaemonVersion asks the target's containerd or dockerd on this host for its version. program is ""
 // to look for one; without any the version is unknown.
-func DaemonVersion(ctx context.Context, target, program string) (Version, error) {
+func DaemonVersion(ctx context.Context, target, program string) (semver.Version, error) {
 	if program == "" {
 		program = findDaemon(target)
 	}
 	if program == "" {
-		return Version{}, nil
+		return semver.Version{}, nil
 	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
@@ -143,9 +144,9 @@ func DaemonVersion(ctx context.Context, target, program string) (Version, error)
 	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
 	if err != nil {
-		return Version{}, fmt.Errorf("%s --version: %w: %.256q", program, err, out)
+		return semver.Version{}, fmt.Errorf("%s --version: %w: %.256q", program, err, out)
 	}
-	return ParseVersion(string(out))
+	return semver.Parse(string(out))
 }
 
 // findDaemon returns the path of the target's containerd or dockerd, or "".

@@ -15,6 +15,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
@@ -25,7 +26,7 @@ func TestInstallDistribution(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		files    map[string]string
-		daemon   Version
+		daemon   semver.Version
 		reg      Registration
 		explicit bool
 		changed  string
@@ -107,7 +108,7 @@ func TestInstallDistribution(t *testing.T) {
 func TestAFurtherHandlerOfADistribution(t *testing.T) {
 	for _, name := range []string{"k3s", "rke2"} {
 		generated := strings.ReplaceAll(string(fixture(t, "k3s-v3.toml")), "/k3s/", "/"+name+"/")
-		for _, daemon := range []Version{v229, v2010} {
+		for _, daemon := range []semver.Version{v229, v2010} {
 			dir := Distributions[name].Dir
 			h := Host{Tree: hosttree.Tree{Root: tree(t, map[string]string{dir + "/config.toml": generated, rancherDir + "/" + name + "/server/tls/x": "\n"})}, Daemon: daemon}
 			before := simtest.Contents(t, h.Root)
@@ -119,7 +120,7 @@ func TestAFurtherHandlerOfADistribution(t *testing.T) {
 			}
 			p, err := Install(h, o)
 			check(t, err)
-			file := path.Join(dir, map[Version]string{v229: "config-v3.toml.d/nvidia-shim.toml", v2010: templateV3}[daemon])
+			file := path.Join(dir, map[semver.Version]string{v229: "config-v3.toml.d/nvidia-shim.toml", v2010: templateV3}[daemon])
 			text := string(read(t, h.Real(file)))
 			if p.Changed() || strings.Count(text, "runtimes.nvidia]") != 1 || strings.Count(text, "runtimes.gpu]") != 1 {
 				t.Errorf("%s, containerd %s: changed %v,\n%s", name, daemon, p.Changed(), text)
@@ -142,7 +143,7 @@ func TestADistributionKeepsTheDefault(t *testing.T) {
 	before := simtest.Contents(t, h.Root)
 	o := Options{Target: "k3s"}
 	for _, s := range []struct {
-		daemon Version
+		daemon semver.Version
 		reg    Registration
 		drop   bool
 		want   string

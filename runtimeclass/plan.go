@@ -6,13 +6,14 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 )
 
 // Host is a tree of files and the daemon that reads them.
 type Host struct {
 	hosttree.Tree
 	// Daemon is the version of containerd; zero if it is not known.
-	Daemon Version
+	Daemon semver.Version
 }
 
 // Plan is what an installation or its removal changes.

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -450,7 +451,7 @@ func TestT70Floors(t *testing.T) {
 		"2.0.9": Problem, "2.0.10": OK, "2.1.99": Problem, "2.3.1": Problem, "2.3.2": OK, "2.3.2-rc.1": Problem,
 		"2.4.0-rc.1": Problem, "2.4.0": OK, "3.0.0": OK,
 	} {
-		parsed, err := runtimeclass.ParseVersion(v)
+		parsed, err := semver.Parse(v)
 		simtest.Check(t, err)
 		if f := checkFloor("x", parsed, floors); f[0].Level != level {
 			t.Errorf("%s: %+v, want %s", v, f, level)

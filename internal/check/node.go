@@ -18,6 +18,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -29,7 +30,7 @@ type node struct {
 	configErr error
 	// path is containerd's PATH.
 	path       string
-	version    runtimeclass.Version
+	version    semver.Version
 	versionErr error
 	// registered is containerd's configuration, and handlers are the runtime handlers in it that
 	// start this shim, by name. Both are empty if there is an error.

@@ -13,6 +13,7 @@ import (
 	"github.com/containerd/go-runc"
 	"golang.org/x/sys/unix"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -109,7 +110,7 @@ func checkRuntime(ctx context.Context, n *node, name string) []Finding {
 	if text.Runc == "" {
 		return fine("%s is not runc: its version is not checked", p)
 	}
-	v, err := runtimeclass.ParseVersion(text.Runc)
+	v, err := semver.Parse(text.Runc)
 	if err != nil {
 		return problem("install a released runc", "%s: %v", p, err)
 	}
@@ -167,7 +168,7 @@ type floor struct{ major, minor, patch int }
 
 // checkFloor compares a version with the floor of its line. Lines after the last one are safe,
 // lines between and before them are not.
-func checkFloor(name string, v runtimeclass.Version, floors []floor) []Finding {
+func checkFloor(name string, v semver.Version, floors []floor) []Finding {
 	var texts []string
 	last := floors[len(floors)-1]
 	safe := v.AtLeast(last.major, last.minor+1, 0)

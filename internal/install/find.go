@@ -9,6 +9,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cmdline"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -85,7 +86,7 @@ func foundNames(found []runtimeclass.Found) string {
 
 // daemonVersion is the version that the operator says, or that of program, if one runs. Nothing of a
 // tree is executed.
-func (i *Installer) daemonVersion(ctx context.Context, program string) (none runtimeclass.Version, err error) {
+func (i *Installer) daemonVersion(ctx context.Context, program string) (none semver.Version, err error) {
 	daemon, other := runtimeclass.Containerd, runtimeclass.Docker
 	if i.Target == runtimeclass.Docker {
 		daemon, other = other, daemon
@@ -94,7 +95,7 @@ func (i *Installer) daemonVersion(ctx context.Context, program string) (none run
 		return none, cmdline.Errorf("--%s-version does not go with --target %s", other, i.Target)
 	}
 	if version := i.Versions[daemon]; version != "" {
-		v, err := runtimeclass.ParseVersion(version)
+		v, err := semver.Parse(version)
 		if err != nil {
 			return none, cmdline.Errorf("--%s-version: %v", daemon, err)
 		}

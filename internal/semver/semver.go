@@ -1,4 +1,4 @@
-package runtimeclass
+package semver
 
 import (
 	"cmp"
@@ -19,8 +19,8 @@ var (
 	developer   = regexp.MustCompile(`^\+|^-[0-9]+-g[0-9a-f]+|^-dirty`)
 )
 
-// ParseVersion reads the first version in a program's --version output.
-func ParseVersion(output string) (Version, error) {
+// Parse reads the first version in a program's --version output.
+func Parse(output string) (Version, error) {
 	m := versionText.FindStringSubmatch(output)
 	if m == nil {
 		return Version{}, fmt.Errorf("no version in %.256q", output)
