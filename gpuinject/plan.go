@@ -13,8 +13,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
-// SuspendedName is a file in the bundle of a container that has given its GPUs back. It has the size
-// of the GPU memory that is on the host, in bytes.
+// SuspendedName is a file in the bundle of a container that has given its GPUs back. It has the
+// size of the GPU memory that is on the host, in bytes.
 const SuspendedName = "nvidia-suspended"
 
 // RecordName is the file in the bundle that has the plan as it was carried out. It goes with the

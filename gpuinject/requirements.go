@@ -10,8 +10,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/require"
 )
 
-// checkRequirements refuses a container whose image requires what this host and the selected GPUs do
-// not have. factsErr is why NVML's facts are not known.
+// checkRequirements refuses a container whose image requires what this host and the selected GPUs
+// do not have. factsErr is why NVML's facts are not known.
 func checkRequirements(c Container, h host.Host, gpus []device.GPU, facts device.Facts, factsErr error, p *Plan) error {
 	list, skip, err := requirements(c)
 	if skip != "" {

@@ -55,7 +55,8 @@ func (p *Plan) registerContainerd(o Options) (none edited, err error) {
 			case present == nil:
 			case handler == r.Handler && !replace:
 				return none, taken(handler, f.name, present, adviceReplace)
-			// registerInTOML switches it off; in a file whose section the target replaces it is off.
+			// registerInTOML switches it off; in a file whose section the target replaces it is
+			// off.
 			case f.name == target, h.Daemon.Known() && !h.mergesImports():
 			case !overrides(target, main.name, f.name, present):
 				return none, taken(handler, f.name, present, adviceRemove)

@@ -86,8 +86,8 @@ func dockerRuntime(runtimes map[string]any, name string) Runtime {
 	return Runtime{Type: runtimeType}
 }
 
-// offerGPUs places a link to nvidia-shimctl for dockerd, which offers --gpus if it finds a program of
-// one of two names when it starts. Beside NVIDIA's own none is needed.
+// offerGPUs places a link to nvidia-shimctl for dockerd, which offers --gpus if it finds a program
+// of one of two names when it starts. Beside NVIDIA's own none is needed.
 func (p *Plan) offerGPUs(o Options) error {
 	to := path.Join(o.Registration.BinDir, CtlName)
 	if path.Dir(to) == path.Dir(cdiHookLink) {

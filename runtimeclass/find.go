@@ -47,15 +47,14 @@ func Find(h Host, proc procfs.FS, target string) []Found {
 		if i := slices.IndexFunc(d.files, h.Exists); i >= 0 {
 			there = append(there, Found{Target: d.target, Why: d.files[i]})
 		}
-		for _, p := range proc.Named(d.process) {
+		for _, p := range proc.Daemons(d.process) {
 			f := Found{Target: d.target, Why: p.Program + " runs"}
 			if Distributions[d.target].Name == "" {
 				f.Program, f.ConfigFile = p.Program, ConfigFlag(p.Args)
 			}
 			// A distribution and Docker write the configuration of their own containerd.
 			owned := d.target == Containerd && Owner(p) != Containerd
-			// Those in containers and of users read other files.
-			if !owned && proc.Administers(p.PID) && !proc.InOtherPIDNamespace(p.PID) && !slices.Contains(running, f) {
+			if !owned && !slices.Contains(running, f) {
 				running = append(running, f)
 			}
 		}

@@ -44,10 +44,8 @@ func KubeletSocket(h Host, proc procfs.FS) string {
 			}
 		}
 	}
-	for _, p := range proc.Named("kubelet") {
-		if proc.Administers(p.PID) && !proc.InOtherPIDNamespace(p.PID) {
-			dir = rootDir(strings.Join(p.Args, "\n"), defaultKubeletDir)
-		}
+	for _, p := range proc.Daemons("kubelet") {
+		dir = rootDir(strings.Join(p.Args, "\n"), defaultKubeletDir)
 	}
 	if dir == "" {
 		return ""

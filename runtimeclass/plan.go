@@ -27,8 +27,8 @@ type Plan struct {
 	Notes []string
 	// Restart makes the daemon read its configuration.
 	Restart Restart
-	// Programs are removed after the restart, by RemovePrograms, and then their lines of the record:
-	// until then the daemon may start the shim.
+	// Programs are removed after the restart, by RemovePrograms, and then their lines of the
+	// record: until then the daemon may start the shim.
 	Programs []hosttree.Change
 	// State is the shim's state directory if it goes with this registration, the last one. The
 	// caller removes it after the programs.

@@ -9,7 +9,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
-// handlers are the handlers to register: that of a registration, and those of earlier installations.
+// handlers are the handlers to register: that of a registration, and those of earlier
+// installations.
 type handlers struct {
 	names []string
 	// byDefault is the one to make the default; "" for none.
@@ -42,7 +43,8 @@ func registers(texts [][]byte, handler string) bool {
 	return slices.ContainsFunc(texts, func(text []byte) bool { return slices.Contains(ownHandlers(text), handler) })
 }
 
-// ownDefault returns the default runtime that an earlier installation set in one of the files, or "".
+// ownDefault returns the default runtime that an earlier installation set in one of the files, or
+// "".
 func ownDefault(texts [][]byte) (name string) {
 	for _, text := range texts {
 		for line := range bytes.Lines(tomledit.OwnLines(text)) {

@@ -20,7 +20,8 @@ import (
 // errProblem ends a command with status 1 after it printed what is wrong.
 var errProblem = errors.New("problem")
 
-// guard makes a command refuse a wrong command line before it does anything. Its help gets examples.
+// guard makes a command refuse a wrong command line before it does anything. Its help gets
+// examples.
 func guard(c *cli.Command) {
 	addExamples(c)
 	c.OnUsageError = wrongFlag

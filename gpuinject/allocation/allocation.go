@@ -46,8 +46,8 @@ func (p Pod) IDs() []string {
 	return ids
 }
 
-// Answer joins the kubelet's answers for the pod: its checkpoint and, if asked for, its reply. named
-// are the devices that the container asks for.
+// Answer joins the kubelet's answers for the pod: its checkpoint and, if asked for, its reply.
+// named are the devices that the container asks for.
 func (p Pod) Answer(h host.Host, named []string, reply probe.Answers) (k policy.KubeletAnswer) {
 	switch {
 	case p.Question == nil:

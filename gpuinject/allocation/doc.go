@@ -1,5 +1,5 @@
-// Package allocation finds out what the kubelet allocated to a container: by its checkpoint, which is
-// bound to the pod's UID, and, if that does not say it all, by its API, to which the caller puts
+// Package allocation finds out what the kubelet allocated to a container: by its checkpoint, which
+// is bound to the pod's UID, and, if that does not say it all, by its API, to which the caller puts
 // Pod.Question.
 //
 //	pod := allocation.Read(checkpoint.File, socket, container)

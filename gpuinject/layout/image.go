@@ -22,10 +22,11 @@ var directNames = []string{"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"}
 // directPrograms are in /usr/bin as well: scripts call them whatever PATH says.
 var directPrograms = []string{"nvidia-smi"}
 
-// Beside lists the libraries and programs that a container finds outside the view as well: a handful
-// that programs look for elsewhere, and what is in no view. viewRoot is where the view is on the
-// host. Every library is beside it if the loader's cache cannot name the view. Of a library that has
-// a link without a version the source is that: it stays good after an upgrade of the driver.
+// Beside lists the libraries and programs that a container finds outside the view as well: a
+// handful that programs look for elsewhere, and what is in no view. viewRoot is where the view is
+// on the host. Every library is beside it if the loader's cache cannot name the view. Of a library
+// that has a link without a version the source is that: it stays good after an upgrade of the
+// driver.
 func Beside(files driver.Files, img image.Image, viewRoot string, every bool) (list []Bind) {
 	for _, l := range files.Libraries {
 		put := func(name, dest string) {

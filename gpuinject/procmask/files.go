@@ -20,8 +20,8 @@ type shown struct {
 	line string
 }
 
-// Files returns the files of a mask that shows GPUs, by their bus ids, and the rights of MIG; with gds
-// also what libcufile reads of the driver of GPUDirect Storage.
+// Files returns the files of a mask that shows GPUs, by their bus ids, and the rights of MIG; with
+// gds also what libcufile reads of the driver of GPUDirect Storage.
 func Files(procRoot string, gpus []string, rights []device.Capability, gds bool) (list []File, err error) {
 	// ModifyDeviceFiles lets NVIDIA's libraries make device nodes by themselves, and is 1 if it is
 	// missing (nvidia-modprobe, init_device_file_parameters). A capability file has a parameter of

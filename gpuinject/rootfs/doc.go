@@ -1,5 +1,5 @@
-// Package rootfs is the root file system that a container will see: its image, and the container's own
-// mounts over it, of which nothing but names is known before runc makes them.
+// Package rootfs is the root file system that a container will see: its image, and the container's
+// own mounts over it, of which nothing but names is known before runc makes them.
 //
 //	root, err := rootfs.Read(img, dir, spec.Mounts, removed)
 //	volume, covered := root.Covering("/etc/ld.so.cache")

@@ -35,8 +35,8 @@ type FS struct {
 // ephemeralTypes are the types of mounts that end with the container.
 var ephemeralTypes = []string{"tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2", "ramfs"}
 
-// Read resolves the container's own mounts in its image, each once. Lasting ones that are removed do
-// not count. Relative sources are below the directory of the bundle.
+// Read resolves the container's own mounts in its image, each once. Lasting ones that are removed
+// do not count. Relative sources are below the directory of the bundle.
 func Read(img *image.Root, bundle string, mounts []specs.Mount, removed func(specs.Mount) bool) (FS, error) {
 	r := FS{Root: img}
 	for _, m := range mounts {

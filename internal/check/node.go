@@ -51,12 +51,11 @@ func inspect(ctx context.Context, o Options) *node {
 		o.Target = runtimeclass.Docker
 	}
 	n := &node{Options: o, path: runtimeclass.ServicePath}
-	for _, p := range n.Proc.Named("containerd") {
+	for _, p := range n.Proc.Daemons("containerd") {
 		owner := runtimeclass.Owner(p)
 		// Docker uses the host's containerd, or one of its own.
 		uses := n.Target == "" || owner == n.Target || n.Target == runtimeclass.Docker && owner == runtimeclass.Containerd
-		// A container reads other files than the node.
-		if !n.Proc.Administers(p.PID) || n.Proc.InOtherPIDNamespace(p.PID) || !uses {
+		if !uses {
 			continue
 		}
 		n.Containerd = cmp.Or(n.Containerd, n.real(p.Program))
@@ -146,11 +145,9 @@ func (n *node) find(name, path string) string {
 // daemon returns the process of a daemon of this host. Without one, it has only the program that
 // systemd would start, or nothing.
 func (n *node) daemon(name string) (p procfs.Process) {
-	for _, p := range n.Proc.Named(name) {
-		if n.Proc.Administers(p.PID) && !n.Proc.InOtherPIDNamespace(p.PID) {
-			p.Program = n.real(p.Program)
-			return p
-		}
+	for _, p := range n.Proc.Daemons(name) {
+		p.Program = n.real(p.Program)
+		return p
 	}
 	if found := n.find(name, runtimeclass.ServicePath); found != "" {
 		p.Program = n.real(found)

@@ -1,5 +1,5 @@
-// Package hosttree reads and changes the files of this host, or of a tree that is prepared for one. No
-// path leads out of the tree, and nothing in it is executed.
+// Package hosttree reads and changes the files of this host, or of a tree that is prepared for one.
+// No path leads out of the tree, and nothing in it is executed.
 //
 //	t := hosttree.Tree{Root: "/"}
 //	c, err := t.Change(hosttree.OtherFile, "/etc/example.conf", []byte("a = 1\n"))

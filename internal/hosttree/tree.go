@@ -118,7 +118,8 @@ func (t Tree) Glob(pattern string) ([]string, error) {
 	return names, err
 }
 
-// RemoveTemporary removes from a directory the files of processes that were killed while they wrote.
+// RemoveTemporary removes from a directory the files of processes that were killed while they
+// wrote.
 func (t Tree) RemoveTemporary(dir string) {
 	left, _ := t.Glob(path.Join(dir, ".*"+atomicfile.Temporary+"*"))
 	for _, name := range left {

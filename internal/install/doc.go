@@ -1,8 +1,8 @@
-// Package install installs the programs and the runtime handler on this host or in a tree, and undoes
-// it: it finds the daemon, asks for its version, carries out the plan of package runtimeclass, prints
-// what changed and restarts the daemon if it is told to.
+// Package install installs the programs and the runtime handler on this host or in a tree, and
+// undoes it: it finds the daemon, asks for its version, carries out the plan of package
+// runtimeclass, prints what changed and restarts the daemon if it is told to.
 //
-//	in := install.Installer{Host: runtimeclass.Host{Tree: hosttree.Tree{Root: "/"}}, Options: options, Out: os.Stdout, Err: os.Stderr}
+//	in := install.Installer{Host: host, Options: options, Out: os.Stdout, Err: os.Stderr}
 //	err := in.Install(ctx)
 //
 // Only package runtimeclass knows the files of daemons.

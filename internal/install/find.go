@@ -84,8 +84,8 @@ func foundNames(found []runtimeclass.Found) string {
 	return strings.Join(list, " and ")
 }
 
-// daemonVersion is the version that the operator says, or that of program, if one runs. Nothing of a
-// tree is executed.
+// daemonVersion is the version that the operator says, or that of program, if one runs. Nothing of
+// a tree is executed.
 func (i *Installer) daemonVersion(ctx context.Context, program string) (none semver.Version, err error) {
 	daemon, other := runtimeclass.Containerd, runtimeclass.Docker
 	if i.Target == runtimeclass.Docker {

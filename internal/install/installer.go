@@ -11,7 +11,8 @@ type Installer struct {
 	Host runtimeclass.Host
 	// Options are what to install. Plan completes them by the daemon that it finds.
 	runtimeclass.Options
-	// TargetNamed and ConfigNamed say that the operator named the target, or its configuration file.
+	// TargetNamed and ConfigNamed say that the operator named the target, or its configuration
+	// file.
 	TargetNamed, ConfigNamed bool
 	// Configs are the configuration files of containerd and Docker, by target.
 	Configs map[string]string
@@ -19,8 +20,8 @@ type Installer struct {
 	// what the operator says instead, by target.
 	Containerd string
 	Versions   map[string]string
-	// Toolkit has the paths of a configuration of NVIDIA's toolkit, of which the first that is there
-	// is carried over.
+	// Toolkit has the paths of a configuration of NVIDIA's toolkit, of which the first that is
+	// there is carried over.
 	Toolkit []string
 	// CDIFile gets a CDI specification, which MakeCDI makes; "" for none.
 	CDIFile string

@@ -1,10 +1,8 @@
 // Package procfs reads the processes of this host: which daemons and shims run, with which
 // environment, and to which cgroups a process belongs.
 //
-//	for _, p := range procfs.Host.Named("containerd") {
-//		if procfs.Host.Administers(p.PID) {
-//			fmt.Println(p.Program, p.Environ["PATH"])
-//		}
+//	for _, p := range procfs.Host.Daemons("containerd") {
+//		fmt.Println(p.Program, p.Environ["PATH"])
 //	}
 //
 // A process can give itself any name: only Administers says whether to believe what it says about

@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -109,6 +110,12 @@ func (f FS) Named(name string) []Process {
 		list = append(list, p)
 	}
 	return list
+}
+
+// Daemons lists the processes of a name that administer this host and are in the PID namespace of
+// this process: those of users and in containers read other files.
+func (f FS) Daemons(name string) []Process {
+	return slices.DeleteFunc(f.Named(name), func(p Process) bool { return !f.Administers(p.PID) || f.InOtherPIDNamespace(p.PID) })
 }
 
 // Comm is the command name of a process; empty if it has ended.

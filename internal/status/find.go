@@ -64,7 +64,8 @@ func hasNoRecord(b Bundle) bool {
 	return err != nil
 }
 
-// labels lists containers as --container takes them, with the pod and the name that --pod goes with.
+// labels lists containers as --container takes them, with the pod and the name that --pod goes
+// with.
 func labels(list []Bundle) string {
 	var texts []string
 	for _, b := range list {

@@ -85,8 +85,8 @@ func SwitchOff(text []byte, path []string) []byte {
 	return out
 }
 
-// Set sets a key below the header of a table, in place of the present one. It reports whether there is
-// such a header.
+// Set sets a key below the header of a table, in place of the present one. It reports whether there
+// is such a header.
 func Set(text []byte, path []string, key, value string) (out []byte, found bool) {
 	var current []string
 	for line := range bytes.Lines(text) {
@@ -125,8 +125,8 @@ func tableHeader(line []byte) []string {
 	return path
 }
 
-// Check returns an error unless text says what is in the tables and in added, and no more. It merges
-// added into the tables.
+// Check returns an error unless text says what is in the tables and in added, and no more. It
+// merges added into the tables.
 func Check(text []byte, tables map[string]any, added string) error {
 	more, err := Decode([]byte(added))
 	if err != nil {
