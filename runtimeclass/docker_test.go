@@ -200,7 +200,7 @@ func TestInstallDockerLooksForNVIDIAsCDIHook(t *testing.T) {
 			p, err := register(h, o)
 			notes := strings.Join(p.Notes, "\n")
 			says := cdi || !strings.Contains(c.note, "--gpus-flag")
-			if err != nil || says && !strings.Contains(notes, c.note) || !(says && c.note != "") && strings.Contains(notes, "hook") || len(p.Changing(hosttree.Link)) > 0 {
+			if err != nil || says && !strings.Contains(notes, c.note) || !(says && c.note != "") && strings.Contains(notes, "hook") || len(p.changing(hosttree.Link)) > 0 {
 				t.Errorf("%s, CDI %v: %v, %s", c.name, cdi, err, notes)
 			}
 		}
@@ -208,8 +208,8 @@ func TestInstallDockerLooksForNVIDIAsCDIHook(t *testing.T) {
 		p, err := register(h, o)
 		notes := strings.Join(p.Notes, "\n")
 		if (err != nil) != (c.err != "") || err != nil && !strings.Contains(err.Error(), c.err) || !strings.Contains(notes, c.flag) ||
-			(len(p.Changing(hosttree.Link)) > 0) != (c.flag == "" && c.err == "") {
-			t.Errorf("%s with --gpus-flag: %v, %s, %v", c.name, err, notes, p.Changing(hosttree.Link))
+			(len(p.changing(hosttree.Link)) > 0) != (c.flag == "" && c.err == "") {
+			t.Errorf("%s with --gpus-flag: %v, %s, %v", c.name, err, notes, p.changing(hosttree.Link))
 		}
 	}
 }

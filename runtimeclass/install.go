@@ -60,7 +60,7 @@ func Uninstall(h Host, o Options) (Plan, error) {
 	if err == nil {
 		err = p.release(o, record)
 	}
-	if slices.Contains(p.Changing(hosttree.Link), cdiHookLink) {
+	if slices.Contains(p.changing(hosttree.Link), cdiHookLink) {
 		p.noteCDIFiles()
 	}
 	return p, err

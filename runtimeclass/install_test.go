@@ -30,7 +30,7 @@ func options(t *testing.T) Options {
 // changedFiles are the files of all kinds that a plan changes.
 func changedFiles(p Plan) (out []string) {
 	for _, kind := range []hosttree.Kind{hosttree.Program, hosttree.Original, hosttree.DaemonConfig, hosttree.OtherFile, hosttree.Link, hosttree.Record} {
-		out = append(out, p.Changing(kind)...)
+		out = append(out, p.changing(kind)...)
 	}
 	return out
 }

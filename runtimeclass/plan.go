@@ -46,11 +46,11 @@ func (p *Plan) note(format string, args ...any) {
 
 // Changed reports whether the daemon's configuration changes, or what else it reads when it starts.
 func (p Plan) Changed() bool {
-	return len(p.Changing(hosttree.DaemonConfig)) > 0 || slices.Contains(p.Changing(hosttree.Link), cdiHookLink)
+	return len(p.changing(hosttree.DaemonConfig)) > 0 || slices.Contains(p.changing(hosttree.Link), cdiHookLink)
 }
 
-// Changing returns the paths of the files of a kind that change.
-func (p Plan) Changing(kind hosttree.Kind) []string {
+// changing returns the paths of the files of a kind that change.
+func (p Plan) changing(kind hosttree.Kind) []string {
 	paths := []string{}
 	for _, c := range p.Changes {
 		if c.Kind == kind && c.Differs() {
