@@ -16,7 +16,7 @@ type Options struct {
 	Target string
 	// ConfigFile is the configuration of containerd or Docker.
 	ConfigFile string
-	// Registration: Uninstall uses only BinDir, to find what a process that was killed left there.
+	// Registration: Uninstall uses only BinDir, on a node without a record of what was installed.
 	Registration Registration
 	// HandlerNamed says that the operator chose the handler's name. Otherwise it is another one
 	// with k3s and RKE2 if these make a handler of that name themselves.
