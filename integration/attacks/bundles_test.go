@@ -14,7 +14,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
@@ -367,7 +366,7 @@ func (h *host) restore(t *testing.T, root, checkpoint, pod, value, refusal strin
 		if _, err := b.task.Start(b.ctx, &taskapi.StartRequest{ID: b.id}); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Await(t, 20*time.Second, "the container has looked", func() bool { _, err := os.Stat(seen); return err == nil })
+		testenv.Await(t, "the container has looked", func() bool { _, err := os.Stat(seen); return err == nil })
 	})
 	if refusal != "" {
 		return

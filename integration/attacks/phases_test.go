@@ -13,7 +13,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types/task"
@@ -208,7 +207,7 @@ func (h *host) counts(t *testing.T, id string) {
 	}
 	for _, name := range []string{"." + id, "." + id + ".1"} {
 		from := passed(name)
-		testenv.Await(t, 20*time.Second, name+" counts", func() bool { return passed(name) >= from+2 })
+		testenv.Await(t, name+" counts", func() bool { return passed(name) >= from+2 })
 	}
 }
 
@@ -319,7 +318,7 @@ func cleanedUp(t *testing.T, h *host, _ *api.Client, id string) error {
 		}
 	}
 	left := false
-	testenv.Await(t, hang, "containerd cleans up", func() bool {
+	testenv.Await(t, "containerd cleans up", func() bool {
 		_, err := os.Stat(h.BundleDir(id))
 		left = strings.Count(h.Log(), cleanupFailed) > failed
 		return left || errors.Is(err, fs.ErrNotExist)

@@ -38,7 +38,7 @@ exit 0
 // namespace of its own.
 func takeOver(t *testing.T, file string) (was int, process *exec.Cmd) {
 	t.Helper()
-	testenv.Await(t, 20*time.Second, "the container's process has ended", func() bool {
+	testenv.Await(t, "the container's process has ended", func() bool {
 		data, err := os.ReadFile(file)
 		if err == nil {
 			_, err = fmt.Sscan(string(data), &was)
@@ -54,7 +54,7 @@ func takeOver(t *testing.T, file string) (was int, process *exec.Cmd) {
 	if err := process.Start(); err != nil {
 		t.Error(err)
 	}
-	testenv.Await(t, 20*time.Second, "the other process runs", func() bool { _, err := os.Stat(ready); return err == nil })
+	testenv.Await(t, "the other process runs", func() bool { _, err := os.Stat(ready); return err == nil })
 	if err := os.Remove(file); err != nil {
 		t.Error(err)
 	}
@@ -146,7 +146,7 @@ func TestT18FiftyCreationsAtOnceDoNotMixUpDevices(t *testing.T) {
 				group.Wait()
 				for i, id := range ids {
 					var seen []byte
-					if !t.Failed() && !testenv.Until(time.Minute, func() (ok bool) {
+					if !t.Failed() && !testenv.Until(func() (ok bool) {
 						data, err := os.ReadFile(filepath.Join(marks, id))
 						seen = data
 						return err == nil

@@ -205,7 +205,7 @@ func live(t *testing.T, client *api.Client, id string) error {
 // that a shim is dead, and to remove what is left of the task.
 func (h *host) removed(t *testing.T, id string) {
 	t.Helper()
-	testenv.Await(t, hang, "container "+id+" can be deleted", func() bool {
+	testenv.Await(t, "container "+id+" can be deleted", func() bool {
 		_, _, _ = h.CtrErr("tasks", "resume", id)
 		_, _, _ = h.CtrErr("tasks", "rm", "--force", id)
 		_, _, err := h.CtrErr("containers", "rm", id)
@@ -240,7 +240,7 @@ var temporary = regexp.MustCompile(`^\.[a-z]+\.json\.nvidia-shim-\d+$`)
 // has seen the GPU that is its own or has not run, nothing is left, and the next containers start.
 func (h *host) cycle(t *testing.T, client *api.Client, f fault) (hit bool, failed error) {
 	h.afterKill(t, h.pod) // of a cycle that failed the test
-	testenv.Await(t, hang, "no process of the last cycle exits", func() bool {
+	testenv.Await(t, "no process of the last cycle exits", func() bool {
 		return !slices.Contains(h.Snapshot(t).Section("processes"), "")
 	})
 	h.unharmed(t, func() {

@@ -426,7 +426,7 @@ func TestT18FiftyCreationsAtOnceUnderCRIDoNotMixUpDevices(t *testing.T) {
 // await returns when CRI answers.
 func (n *node) await(t *testing.T) {
 	t.Helper()
-	testenv.Await(t, 30*time.Second, "CRI answers", func() bool {
+	testenv.Await(t, "CRI answers", func() bool {
 		_, err := n.runtime.Version(n.ctx, &cri.VersionRequest{}, grpc.WaitForReady(true))
 		return err == nil
 	})

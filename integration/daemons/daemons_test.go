@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
@@ -98,7 +97,7 @@ func TestAContainerOutlivesContainerdAndIsRemovedWithoutItsShim(t *testing.T) {
 		if err := syscall.Kill(pids[0], syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Await(t, 20*time.Second, "the bundle is removed after the shim was killed", func() bool {
+		testenv.Await(t, "the bundle is removed after the shim was killed", func() bool {
 			_, err := os.Stat(h.BundleDir(id))
 			return os.IsNotExist(err)
 		})

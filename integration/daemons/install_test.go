@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -228,7 +227,7 @@ func (n *node) gpuPod(t *testing.T, program string) {
 	}
 	n.remove(t, pod)
 	// uninstall keeps the programs while one of them runs.
-	testenv.Await(t, 20*time.Second, "the shim of the removed pod ends", func() bool {
+	testenv.Await(t, "the shim of the removed pod ends", func() bool {
 		_, err := os.Stat(exe)
 		return err != nil
 	})

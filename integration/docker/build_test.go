@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -45,7 +44,7 @@ func TestTheRuntimeIsTheDefault(t *testing.T) {
 	shared.install(t, "--set-default")
 	shared.install(t) // an upgrade
 	shared.reload(t)
-	testenv.Await(t, 20*time.Second, "the default runtime is nvidia", func() bool { return shared.defaultRuntime(t) == "nvidia" })
+	testenv.Await(t, "the default runtime is nvidia", func() bool { return shared.defaultRuntime(t) == "nvidia" })
 	check(t, shared.probe(t, []string{"--env", "NVIDIA_VISIBLE_DEVICES=1"}, shared.image()), 1)
 	check(t, shared.probe(t, []string{"--runtime", "runc", "--env", "NVIDIA_VISIBLE_DEVICES=1"}, shared.image()))
 	t.Run("classic builder", func(t *testing.T) {
@@ -69,7 +68,7 @@ func TestTheRuntimeIsTheDefault(t *testing.T) {
 		shared.install(t)
 		t.Cleanup(func() { shared.restart(t) }) // for the link of --gpus-flag
 		shared.reload(t)
-		testenv.Await(t, 20*time.Second, "the runtime is registered again", func() bool {
+		testenv.Await(t, "the runtime is registered again", func() bool {
 			return strings.Contains(shared.docker(t, "info", "--format", "{{json .Runtimes}}"), `"nvidia":`)
 		})
 	})

@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
@@ -125,7 +124,7 @@ func TestWhatDockerTellsOfAGPUContainer(t *testing.T) {
 	}
 	t.Run("its health, processes and files", func(t *testing.T) {
 		id := shared.background(t, visible("1", "--health-cmd", "nvidia-smi -L", "--health-interval", "100ms")...)
-		testenv.Await(t, 20*time.Second, "the container is healthy", func() bool { return inspect(id, "Health.Status") == "healthy" })
+		testenv.Await(t, "the container is healthy", func() bool { return inspect(id, "Health.Status") == "healthy" })
 		simhost.Want(t, shared.docker(t, "inspect", "--format", "{{json .State.Health.Log}}", id), shared.Driver.GPUs[1].UUID)
 		simhost.Want(t, shared.docker(t, "top", id), "/bin/sleep 600")
 		if got := shared.docker(t, "stats", "--no-stream", "--format", "{{.MemUsage}} {{.PIDs}}", id); strings.HasPrefix(got, "0B") || strings.HasSuffix(got, " 0\n") {
@@ -207,7 +206,7 @@ func TestAContainerKeepsItsGPU(t *testing.T) {
 		{"dockerd again", func() { shared.restart(t) }},
 		{"containerd again", func() {
 			shared.Restart(t)
-			testenv.Await(t, 30*time.Second, "dockerd finds containerd", func() bool { return shared.try(t, nil, "exec", id, "true").ExitCode == 0 })
+			testenv.Await(t, "dockerd finds containerd", func() bool { return shared.try(t, nil, "exec", id, "true").ExitCode == 0 })
 		}},
 	} {
 		t.Run(step.name, func(t *testing.T) {
@@ -278,7 +277,7 @@ func TestPauseSuspendsTheGPU(t *testing.T) {
 			return strings.Count(string(text), "passed ")
 		}
 		from := passed()
-		testenv.Await(t, 20*time.Second, "the program counts", func() bool { return passed() >= from+2 })
+		testenv.Await(t, "the program counts", func() bool { return passed() >= from+2 })
 	}
 	counts()
 	shared.docker(t, "pause", id)
@@ -303,7 +302,7 @@ func TestARestartPolicyGivesTheGPUEachTime(t *testing.T) {
 	args := append(shared.run("--detach", "--restart", "on-failure:2"), visible("3")...)
 	id := strings.TrimSpace(shared.docker(t, append(args, shared.image(), "/bin/sh", "-c", "nvidia-smi -L; exit 1")...))
 	t.Cleanup(func() { shared.docker(t, "rm", "--force", id) })
-	testenv.Await(t, 30*time.Second, "the container runs three times", func() bool {
+	testenv.Await(t, "the container runs three times", func() bool {
 		return shared.docker(t, "inspect", "--format", "{{.RestartCount}} {{.State.Status}}", id) == "2 exited\n"
 	})
 	if got := strings.Count(shared.docker(t, "logs", id), shared.Driver.GPUs[3].UUID); got != 3 {

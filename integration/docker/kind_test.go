@@ -93,7 +93,7 @@ func TestKind(t *testing.T) {
 	loopbackUp(t)
 	e.install(t, "--set-default")
 	e.reload(t)
-	testenv.Await(t, 20*time.Second, "the default runtime is nvidia", func() bool { return e.defaultRuntime(t) == "nvidia" })
+	testenv.Await(t, "the default runtime is nvidia", func() bool { return e.defaultRuntime(t) == "nvidia" })
 	e.Import(t, filepath.Join(testenv.ShimDir(), "kind/node.tar"))
 	e.Import(t, pluginImage(t))
 	t.Cleanup(func() {

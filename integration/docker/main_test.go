@@ -159,7 +159,7 @@ func (e *engine) startDaemon(t testing.TB) {
 		t.Fatal(err)
 	}
 	var last testenv.Result
-	if !testenv.Until(time.Minute, func() bool {
+	if !testenv.Until(func() bool {
 		last = e.try(t, nil, "version")
 		return last.ExitCode == 0 || e.daemon.Ended() != nil
 	}) || e.daemon.Ended() != nil {

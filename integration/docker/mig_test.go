@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
@@ -19,7 +18,7 @@ func (e *engine) partition(t *testing.T, device string, layout ...sim.MIGDevice)
 		t.Fatal(err)
 	}
 	e.Ctl(t, "cdi", "--output", filepath.Join(e.specs, "nvidia.yaml"))
-	testenv.Await(t, 20*time.Second, "dockerd knows "+device, func() bool {
+	testenv.Await(t, "dockerd knows "+device, func() bool {
 		return strings.Contains(e.docker(t, "info", "--format", "{{json .DiscoveredDevices}}"), `"`+device+`"`)
 	})
 }

@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
@@ -76,7 +75,7 @@ func (e *engine) writeSpecs(t *testing.T) {
 		simtest.Check(t, err)
 		file := simhost.WriteFile(t, filepath.Join(e.specs, name+".json"), string(text))
 		t.Cleanup(func() { simtest.Check(t, os.Remove(file)) })
-		testenv.Await(t, 20*time.Second, "dockerd knows "+name, func() bool {
+		testenv.Await(t, "dockerd knows "+name, func() bool {
 			return strings.Contains(e.docker(t, "info", "--format", "{{json .DiscoveredDevices}}"), `"example.com/`+name+`=2"`)
 		})
 	}

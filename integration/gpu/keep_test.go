@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
@@ -65,7 +64,7 @@ func startHold(t testing.TB, env *testenv.Env, visible string, mib int, variable
 	o := script(env, visible, fmt.Sprintf("hold %d 600 >/tmp/held", mib), variables...)
 	o.Detach = true
 	id := env.Run(t, o).ID
-	testenv.Await(t, time.Minute, fmt.Sprintf("container %s gets %d MiB of GPU %s", id, mib, visible), func() bool {
+	testenv.Await(t, fmt.Sprintf("container %s gets %d MiB of GPU %s", id, mib, visible), func() bool {
 		r := env.Exec(t, id, "cat", "/tmp/held")
 		if strings.Contains(r.Output, "failed") || strings.Contains(r.Error, "stopped") {
 			t.Fatalf("container %s does not get %d MiB of GPU %s: %+v", id, mib, visible, r)
@@ -124,12 +123,12 @@ func TestNoShimKeepsTheDriverOpen(t *testing.T) {
 	for _, id := range ids {
 		_, _, _ = env.CtrErr("tasks", "kill", "-s", "KILL", id)
 	}
-	testenv.Await(t, 10*time.Second, "the tasks stop", func() bool { return strings.Count(env.Ctr(t, "tasks", "ls"), "STOPPED") == len(ids) })
+	testenv.Await(t, "the tasks stop", func() bool { return strings.Count(env.Ctr(t, "tasks", "ls"), "STOPPED") == len(ids) })
 	check("after the programs' end")
 	for _, id := range ids {
 		env.Remove(t, id)
 	}
-	testenv.Await(t, 10*time.Second, "the shims end", func() bool { return len(ours(t, testenv.ShimDir(), "containerd-shim-nvidia-v2")) == 0 })
+	testenv.Await(t, "the shims end", func() bool { return len(ours(t, testenv.ShimDir(), "containerd-shim-nvidia-v2")) == 0 })
 }
 
 // containerPIDs are the processes of a container as the host numbers them.

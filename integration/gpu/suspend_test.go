@@ -45,7 +45,7 @@ func startCounting(t *testing.T, env *testenv.Env, visible string, sizes ...int)
 // findPrograms waits until the container has n programs.
 func (c *counting) findPrograms(t *testing.T, n int) {
 	t.Helper()
-	testenv.Await(t, time.Minute, "the programs have started", func() bool {
+	testenv.Await(t, "the programs have started", func() bool {
 		c.pids = nil
 		for _, pid := range containerPIDs(t, c.env, c.id) {
 			if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(comm) == "count\n" {
@@ -75,7 +75,7 @@ func (c *counting) counts(t *testing.T) {
 	t.Helper()
 	for i := range c.pids {
 		from := c.passed(t, i)
-		testenv.Await(t, time.Minute, fmt.Sprintf("program %d counts", i), func() bool { return c.passed(t, i) >= from+2 })
+		testenv.Await(t, fmt.Sprintf("program %d counts", i), func() bool { return c.passed(t, i) >= from+2 })
 	}
 }
 

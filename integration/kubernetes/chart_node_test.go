@@ -80,7 +80,7 @@ func newFakeHost(t *testing.T) *fakeHost {
 // restart restarts containerd when the host's systemctl is asked to.
 func (h *fakeHost) restart(t *testing.T) {
 	t.Helper()
-	simtest.Check(t, h.requests.SetReadDeadline(time.Now().Add(podLimit)))
+	simtest.Check(t, h.requests.SetReadDeadline(time.Now().Add(2*time.Minute)))
 	request, err := bufio.NewReader(h.requests).ReadString('\n')
 	if err != nil || request != "restart containerd\n" {
 		t.Fatalf("systemctl was asked to %q: %v", request, err)
@@ -154,7 +154,7 @@ func (c *cluster) admit(t *testing.T, root string) {
 	pod.Spec.Volumes = []corev1.Volume{{Name: "host", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/nowhere"}}}}
 	pod.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "A", Value: "b"}}
 	pod.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "host", MountPath: "/host"}}
-	if err := c.await("the admission policy", podLimit, func() error {
+	if err := c.await("the admission policy", func() error {
 		var admitted corev1.Pod
 		err := c.do("POST", "/api/v1/namespaces/"+pod.Namespace+"/pods?dryRun=All", pod, &admitted)
 		if err == nil && admitted.Spec.Volumes[0].HostPath.Path != root {
@@ -191,7 +191,7 @@ func (c *cluster) startControllers(t *testing.T) {
 // awaitRollout waits until the DaemonSet's pod runs as the release wants it.
 func (c *cluster) awaitRollout(t *testing.T) {
 	t.Helper()
-	if err := c.await("the DaemonSet's pod", podLimit, func() error {
+	if err := c.await("the DaemonSet's pod", func() error {
 		var set appsv1.DaemonSet
 		err := c.do("GET", "/apis/apps/v1/namespaces/"+releaseNamespace+"/daemonsets/"+release, nil, &set)
 		if s := set.Status; err == nil && (s.ObservedGeneration != set.Generation || s.UpdatedNumberScheduled != 1 || s.NumberAvailable != 1 || s.NumberUnavailable != 0) {
@@ -206,7 +206,7 @@ func (c *cluster) awaitRollout(t *testing.T) {
 // awaitNotReady waits until the pod of a generation of the DaemonSet runs, and fails if it is ready.
 func (c *cluster) awaitNotReady(t *testing.T, generation string) {
 	t.Helper()
-	if err := c.await("the DaemonSet's pod", podLimit, func() error {
+	if err := c.await("the DaemonSet's pod", func() error {
 		var list corev1.PodList
 		err := c.do("GET", "/api/v1/namespaces/"+releaseNamespace+"/pods?labelSelector=pod-template-generation%3D"+generation, nil, &list)
 		if err == nil && len(list.Items) != 1 {
@@ -246,7 +246,7 @@ func (c *cluster) logDaemonSet(t *testing.T) {
 // awaitLabel waits until the node has a label, or not, if the value is "".
 func (c *cluster) awaitLabel(t *testing.T, name, value string) {
 	t.Helper()
-	if err := c.await("the label "+name, podLimit, func() error {
+	if err := c.await("the label "+name, func() error {
 		node, err := c.node()
 		if err == nil && node.Labels[name] != value {
 			err = fmt.Errorf("it is %q, want %q", node.Labels[name], value)

@@ -196,11 +196,11 @@ func (c *cluster) add(life *testenv.Lifetime, name string, args ...string) error
 	return nil
 }
 
-// await polls until done says yes. An error of done is the reason reported when the
-// time is up, or when a process of the node has ended.
-func (c *cluster) await(what string, limit time.Duration, done func() error) error {
+// await polls until done returns no error. It gives up when the time is up or a process of the
+// node has ended; its error then says why.
+func (c *cluster) await(what string, done func() error) error {
 	var err, ended error
-	testenv.Until(limit, func() bool {
+	testenv.Until(func() bool {
 		if err = done(); err == nil {
 			return true
 		}
@@ -213,7 +213,7 @@ func (c *cluster) await(what string, limit time.Duration, done func() error) err
 	case ended != nil:
 		return fmt.Errorf("%s: %w", what, ended)
 	case err != nil:
-		return fmt.Errorf("%s: not within %s: %w", what, limit, err)
+		return fmt.Errorf("%s: not in time: %w", what, err)
 	}
 	return nil
 }
@@ -247,7 +247,7 @@ func (c *cluster) startControlPlane(life *testenv.Lifetime) error {
 		"--service-cluster-ip-range=203.0.113.0/24", "--kubelet-preferred-address-types=InternalIP"); err != nil {
 		return err
 	}
-	if err := c.await("the API server", 2*time.Minute, func() error {
+	if err := c.await("the API server", func() error {
 		return c.do("GET", "/readyz", nil, nil)
 	}); err != nil {
 		return err
@@ -322,7 +322,7 @@ shutdownGracePeriod: 0s
 		"--cert-dir="+filepath.Join(c.dir, "kubelet-certificates"), "--hostname-override="+nodeName, "--node-ip="+nodeIP, "--v=3"); err != nil {
 		return err
 	}
-	return c.await("the node", 2*time.Minute, c.ready)
+	return c.await("the node", c.ready)
 }
 
 // node is the API's node object.
@@ -379,7 +379,7 @@ func (c *cluster) awaitDevices() error { return c.awaitOffer(c.Plugin.resource, 
 
 // awaitOffer returns when the node offers that many devices of a resource.
 func (c *cluster) awaitOffer(resource string, count int) error {
-	return c.await("the device plugin's resources", time.Minute, func() error {
+	return c.await("the device plugin's resources", func() error {
 		node, err := c.node()
 		if err != nil {
 			return err

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -188,7 +187,7 @@ func executions(t *testing.T, shim int, do func()) (programs []string) {
 		_ = strace.Wait()
 	})
 	defer stop()
-	if !testenv.Until(time.Minute, func() bool {
+	if !testenv.Until(func() bool {
 		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", shim))
 		return len(tasks) > 0 && !slices.ContainsFunc(tasks, func(name string) bool {
 			status, err := os.ReadFile(name)

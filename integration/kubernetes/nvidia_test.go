@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -72,7 +71,7 @@ func nvidia(t *testing.T, config string, args ...string) {
 			t.Log(p.Tail(8 << 10))
 		}
 	})
-	if err := c.await("the plugin's registration", time.Minute, func() error {
+	if err := c.await("the plugin's registration", func() error {
 		if !strings.Contains(p.Tail(1<<20), "Registered device plugin for") {
 			return errors.New(p.Tail(4 << 10))
 		}

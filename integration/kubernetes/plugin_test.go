@@ -92,7 +92,7 @@ func (p *plugin) register() error {
 	}
 	defer conn.Close()
 	var last error
-	testenv.Until(time.Minute, func() bool {
+	testenv.Until(func() bool {
 		// The kubelet removes what it finds in its directory when it starts.
 		if last = os.Link(p.hidden(), p.socket); last != nil && !os.IsExist(last) {
 			return true

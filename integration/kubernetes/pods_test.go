@@ -25,9 +25,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 )
 
-// podLimit is how long a pod may take to do anything.
-const podLimit = 90 * time.Second
-
 // untilTerm waits, and ends at once when it is told to. A process with id 1 does not
 // do that by itself.
 const untilTerm = `trap "exit 0" TERM; sleep 86400 & wait`
@@ -105,7 +102,7 @@ func (c *cluster) delete(t testing.TB, pod *corev1.Pod) {
 		t.Error(err)
 		return
 	}
-	if err := c.await("the end of pod "+pod.Name, podLimit, func() error {
+	if err := c.await("the end of pod "+pod.Name, func() error {
 		err := c.do("GET", podPath(pod), nil, nil)
 		if err == nil {
 			return errors.New("it is still there")
@@ -134,7 +131,7 @@ func (c *cluster) namespace(t testing.TB, name string) {
 func (c *cluster) awaitPod(t testing.TB, pod *corev1.Pod, what string, done func(corev1.Pod) error) corev1.Pod {
 	t.Helper()
 	var now corev1.Pod
-	if err := c.await("pod "+pod.Name+": "+what, podLimit, func() error {
+	if err := c.await("pod "+pod.Name+": "+what, func() error {
 		now = corev1.Pod{}
 		if err := c.do("GET", podPath(pod), nil, &now); err != nil {
 			return err
@@ -364,7 +361,7 @@ func (c *cluster) mustExec(t testing.TB, pod *corev1.Pod, container string, comm
 
 // drain deletes all pods and waits until the kubelet has let go of them.
 func (c *cluster) drain() error {
-	return c.await("the end of all pods", podLimit, func() error {
+	return c.await("the end of all pods", func() error {
 		var list corev1.PodList
 		if err := c.do("GET", "/api/v1/pods", nil, &list); err != nil {
 			return err

@@ -128,7 +128,7 @@ func (s *script) state() string {
 
 // wait waits for the task to stop.
 func (s *script) wait() {
-	testenv.Await(s.t, 20*time.Second, "the task stops", func() bool { return s.state() == "STOPPED" })
+	testenv.Await(s.t, "the task stops", func() bool { return s.state() == "STOPPED" })
 }
 
 // exec is a further process in the container.
@@ -294,7 +294,7 @@ func (h *host) watch(t *testing.T) *events {
 		_ = cmd.Wait()
 	})
 	n := 0
-	testenv.Await(t, 20*time.Second, "ctr prints an event", func() bool {
+	testenv.Await(t, "ctr prints an event", func() bool {
 		n++
 		h.Ctr(t, "namespaces", "label", h.ID, fmt.Sprintf("watch=%d", n))
 		return strings.Contains(e.text(t), "/namespaces/")
@@ -311,7 +311,7 @@ var eventLine = regexp.MustCompile(` (/\S+) (\{.*\})$`)
 // deleted, and the stock one often ends before it has published that.
 func (e *events) of(s *script) []string {
 	var lines []string
-	testenv.Await(s.t, 10*time.Second, "events of two ends of the container", func() bool {
+	testenv.Await(s.t, "events of two ends of the container", func() bool {
 		lines = nil
 		exits := 0
 		for line := range strings.Lines(e.text(s.t)) {
@@ -428,7 +428,7 @@ func TestAContainerWhoseProcessEndsBeforeItsMask(t *testing.T) {
 		if err != nil || deleted.GetExitStatus() != 137 {
 			t.Errorf("%s: deleted with status %d, %v", runtime, deleted.GetExitStatus(), err)
 		}
-		testenv.Await(t, 10*time.Second, "the exit event", func() bool {
+		testenv.Await(t, "the exit event", func() bool {
 			return strings.Contains(published.text(t), `/tasks/exit {"container_id":"`+id+`"`)
 		})
 		h.Ctr(t, "containers", "rm", id)

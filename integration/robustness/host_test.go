@@ -107,7 +107,7 @@ func TestContainerdRestartsWhileContainersRunAndOneIsCreated(t *testing.T) {
 		_, err := client.Create(t.Context(), id)
 		created <- err
 	}()
-	testenv.Await(t, time.Minute, "the shim waits for the lock", func() bool {
+	testenv.Await(t, "the shim waits for the lock", func() bool {
 		for _, pid := range h.ShimPIDs(id) {
 			open, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 			for _, fd := range open {

@@ -72,7 +72,7 @@ func TestT65AShimKilledAtARandomMomentOfACreateLeavesNothing(t *testing.T) {
 			}
 			started <- err
 		}()
-		testenv.Await(t, 20*time.Second, "there is a shim", func() bool { return len(h.ShimPIDs(id)) > 0 })
+		testenv.Await(t, "there is a shim", func() bool { return len(h.ShimPIDs(id)) > 0 })
 		wait := time.Duration(random.IntN(150)) * time.Millisecond
 		time.Sleep(wait)
 		kill(t, unix.SIGKILL, h.ShimPIDs(id)...)
@@ -175,7 +175,7 @@ func TestT30AContainerWhoseShimDiesBetweenCreateAndStartNeverRuns(t *testing.T) 
 				}
 				kill(t, unix.SIGKILL, shims...)
 				if noticed {
-					testenv.Await(t, 20*time.Second, "containerd notices", func() bool {
+					testenv.Await(t, "containerd notices", func() bool {
 						return regexp.MustCompile(`"shim disconnected".* id=` + id + `\b`).MatchString(h.Log())
 					})
 				}
@@ -245,7 +245,7 @@ func TestT65SIGTERMEndsAShimAndItsContainer(t *testing.T) {
 			t.Fatalf("%s: shims %v", runtime, shims)
 		}
 		kill(t, unix.SIGTERM, shims...)
-		testenv.Await(t, 20*time.Second, runtime+": no shim and no task", func() bool {
+		testenv.Await(t, runtime+": no shim and no task", func() bool {
 			return len(h.ShimPIDs(o.ID)) == 0 && h.Ctr(t, "tasks", "ls", "-q") == ""
 		})
 		h.remove(t, o.ID)

@@ -142,7 +142,7 @@ func TestManyCreatesAndDeletesMakeNothingGrow(t *testing.T) {
 	var after use
 	// Handles of processes that the shim library waited for are closed with its collection
 	// of garbage, every 30 seconds.
-	testenv.Until(40*time.Second, func() bool {
+	testenv.Until(func() bool {
 		after = measure(t, h, shims[0])
 		return after.within(before)
 	})

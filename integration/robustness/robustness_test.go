@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -130,7 +129,7 @@ func (h *host) mark(t *testing.T, id string) []byte {
 // are other processes.
 func (h *host) settle(t *testing.T) {
 	t.Helper()
-	testenv.Await(t, 10*time.Second, "the containers have left their marks", func() bool {
+	testenv.Await(t, "the containers have left their marks", func() bool {
 		return !slices.ContainsFunc(h.snapshot(t).Section("processes"), func(s string) bool { return strings.Contains(s, "/marks/") || s == "runc init" })
 	})
 }
@@ -160,7 +159,7 @@ func (h *host) snapshot(t *testing.T) testenv.HostState {
 // moment to notice.
 func (h *host) remove(t *testing.T, id string) {
 	t.Helper()
-	testenv.Await(t, 20*time.Second, "container "+id+" can be deleted", func() bool {
+	testenv.Await(t, "container "+id+" can be deleted", func() bool {
 		_, _, _ = h.CtrErr("tasks", "rm", "--force", id)
 		_, _, err := h.CtrErr("containers", "rm", id)
 		return err == nil || strings.Contains(err.Error(), "not found")

@@ -37,7 +37,7 @@ func browse(t *testing.T, url string, scheme int, flags ...string) (stdout strin
 		"--enable-logging=stderr", fmt.Sprintf("--blink-settings=preferredColorScheme=%d", scheme), "--user-data-dir="+profile, url)...)
 	r, err := testenv.Output(2*time.Minute, cmd)
 	// Its other processes may live a moment longer, and write.
-	testenv.Await(t, 10*time.Second, "Chromium's profile is removed", func() bool { return os.RemoveAll(profile) == nil })
+	testenv.Await(t, "Chromium's profile is removed", func() bool { return os.RemoveAll(profile) == nil })
 	if err != nil || r.ExitCode != 0 {
 		t.Fatalf("chromium: status %d, %v\n%s", r.ExitCode, err, r.Error)
 	}

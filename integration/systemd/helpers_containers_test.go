@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -127,7 +126,7 @@ func (c *container) check(t testing.TB) {
 // every device. It does so a moment after it has answered systemctl.
 func (c *container) settle(t testing.TB) {
 	t.Helper()
-	testenv.Await(t, 10*time.Second, "systemd writes the device rules of "+c.scope()+" again", func() bool {
+	testenv.Await(t, "systemd writes the device rules of "+c.scope()+" again", func() bool {
 		return strings.Contains(c.exec(t, c.m.ProbeArgs()...), " EPERM\n")
 	})
 }

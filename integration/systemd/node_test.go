@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 
@@ -105,7 +104,7 @@ func (n *node) ready(want string) func() bool {
 func (n *node) awaitRounds(t *testing.T) {
 	t.Helper()
 	before := n.api.Rounds()
-	testenv.Await(t, time.Minute, "two rounds of the pod", func() bool { return n.api.Rounds() >= before+3 })
+	testenv.Await(t, "two rounds of the pod", func() bool { return n.api.Rounds() >= before+3 })
 }
 
 // once runs one round, and checks the exit status and how often the daemon is restarted.
@@ -255,17 +254,17 @@ func TestTheNodePodFollowsTheNode(t *testing.T) {
 	n := startNode(t)
 	before := n.state(t)
 	n.start(t, "--interval", "100ms", "--listen", serveAddress)
-	testenv.Await(t, time.Minute, "the node is ready", n.ready("true"))
+	testenv.Await(t, "the node is ready", n.ready("true"))
 	installed := n.state(t)
 	n.useGPU(t)
 	simhost.Want(t, metricsOf(t), "nvidia_shim_nvml_up 1", `nvidia_shim_creations_total{gpu="true"} 1`)
 	n.run(t, "sh", "-c", "echo >>"+installedCtl)
-	testenv.Await(t, time.Minute, "a changed program is repaired", func() bool { return n.state(t) == installed })
+	testenv.Await(t, "a changed program is repaired", func() bool { return n.state(t) == installed })
 
 	n.api.SetLabel(removeLabel, "true")
-	testenv.Await(t, time.Minute, "the node is as it was", func() bool { return n.ready("")() && n.state(t) == before })
+	testenv.Await(t, "the node is as it was", func() bool { return n.ready("")() && n.state(t) == before })
 	n.api.SetLabel(removeLabel, "false")
-	testenv.Await(t, time.Minute, "the node is ready again", n.ready("true"))
+	testenv.Await(t, "the node is ready again", n.ready("true"))
 
 	n.stop(t)
 	if after := n.state(t); after != installed {
@@ -277,14 +276,14 @@ func TestTheNodePodFollowsTheNode(t *testing.T) {
 func TestTheNodePodFollowsAnUpgradeOfTheDriver(t *testing.T) {
 	n := startNode(t)
 	n.start(t, "--interval", "100ms")
-	testenv.Await(t, time.Minute, "the node is ready", n.ready("true"))
+	testenv.Await(t, "the node is ready", n.ready("true"))
 	installed := n.state(t)
 	n.run(t, installedCtl, "cdi", "--output", cdispec.Path)
 	old := n.run(t, "cat", cdispec.Path)
 
 	// The new module can be loaded only when the old one is not.
 	simtest.Check(t, os.RemoveAll(filepath.Join(n.Driver.ProcRoot, "driver")))
-	testenv.Await(t, time.Minute, "the node is not ready", n.ready("false"))
+	testenv.Await(t, "the node is not ready", n.ready("false"))
 	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1", "nvidia2"} {
 		simtest.Check(t, os.Remove(filepath.Join(n.Driver.DevRoot, "dev", name)))
 	}
@@ -293,8 +292,8 @@ func TestTheNodePodFollowsAnUpgradeOfTheDriver(t *testing.T) {
 		t.Errorf("%s changed without a driver", cdispec.Path)
 	}
 	simtest.Check(t, n.Driver.Upgrade("999.1.2"))
-	testenv.Await(t, time.Minute, "the node is ready again", n.ready("true"))
-	testenv.Await(t, time.Minute, cdispec.Path+" is that of the new driver", func() bool {
+	testenv.Await(t, "the node is ready again", n.ready("true"))
+	testenv.Await(t, cdispec.Path+" is that of the new driver", func() bool {
 		now := n.run(t, "cat", cdispec.Path)
 		return strings.Contains(now, "999.1.2") && now == n.run(t, installedCtl, "cdi")
 	})

@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -158,7 +157,7 @@ const serveAddress = "127.0.0.1:3476"
 // metricsOf waits for serve.
 func metricsOf(t *testing.T) (metrics string) {
 	t.Helper()
-	testenv.Await(t, 20*time.Second, "serve on "+serveAddress, func() bool {
+	testenv.Await(t, "serve on "+serveAddress, func() bool {
 		r, err := http.Get("http://" + serveAddress + "/metrics")
 		if err != nil {
 			return false

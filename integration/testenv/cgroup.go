@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -70,7 +69,7 @@ func (e *Env) removeCgroups() error {
 // RemoveCgroup removes a cgroup and those below it, deepest first. The kernel lets go of
 // a killed process only after a moment, so EBUSY is tried again.
 func RemoveCgroup(top string) (err error) {
-	Until(10*time.Second, func() bool {
+	Until(func() bool {
 		err = removeCgroup(top)
 		return err == nil || errors.Is(err, fs.ErrNotExist)
 	})

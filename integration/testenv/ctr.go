@@ -13,9 +13,6 @@ import (
 	"time"
 )
 
-// ctrTimeout limits one ctr command that is not given another limit.
-const ctrTimeout = 2 * time.Minute
-
 // DefaultRuntime is the runtime of Run and Create when none is named.
 const DefaultRuntime = "io.containerd.nvidia.v2"
 
@@ -35,7 +32,7 @@ func (e *Env) CtrCommand(args ...string) *exec.Cmd {
 // CtrErr runs ctr with the environment's socket and namespace. err says how it
 // failed, with ctr's own words in it.
 func (e *Env) CtrErr(args ...string) (stdout, stderr string, err error) {
-	r, err := Output(ctrTimeout, e.CtrCommand(args...))
+	r, err := Output(waitLimit, e.CtrCommand(args...))
 	if err == nil && r.ExitCode != 0 {
 		err = fmt.Errorf("ctr %s: exit status %d: %s", strings.Join(args, " "), r.ExitCode, strings.TrimSpace(r.Error))
 	}
@@ -154,7 +151,7 @@ func (e *Env) fill(t testing.TB, o RunOptions) RunOptions {
 	if o.ID == "" {
 		o.ID = e.NewID()
 	}
-	o.Runtime, o.Timeout = cmp.Or(o.Runtime, DefaultRuntime), cmp.Or(o.Timeout, time.Minute)
+	o.Runtime, o.Timeout = cmp.Or(o.Runtime, DefaultRuntime), cmp.Or(o.Timeout, waitLimit)
 	return o
 }
 
@@ -195,7 +192,7 @@ func (e *Env) TryRun(t testing.TB, o RunOptions) (Result, error) {
 // RunConfig runs a container from an OCI configuration: `ctr run` with these flags.
 func (e *Env) RunConfig(t testing.TB, id string, flags ...string) Result {
 	t.Helper()
-	o := RunOptions{ID: id, Timeout: time.Minute}
+	o := RunOptions{ID: id, Timeout: waitLimit}
 	r, err := e.runCtr(o, append(append([]string{"--rm", "--runtime", DefaultRuntime}, flags...), id))
 	if err != nil {
 		t.Fatalf("%v\n%s%s", err, r.Output, r.Error)
@@ -263,7 +260,7 @@ func (e *Env) Create(t testing.TB, o RunOptions) string {
 // for its end and deletes it; the container stays, so it can be started again.
 func (e *Env) StartTask(t testing.TB, id string) Result {
 	t.Helper()
-	r, err := e.logged(time.Minute, id, []string{"tasks", "start"}, id)
+	r, err := e.logged(waitLimit, id, []string{"tasks", "start"}, id)
 	if err != nil {
 		e.forceRemove(id)
 		t.Fatalf("%v\n%s%s", err, r.Output, r.Error)
@@ -274,7 +271,7 @@ func (e *Env) StartTask(t testing.TB, id string) Result {
 // Exec runs a further command in a running container.
 func (e *Env) Exec(t testing.TB, id string, args ...string) Result {
 	t.Helper()
-	r, err := e.logged(time.Minute, id, []string{"tasks", "exec", "--exec-id", e.NewID()}, append([]string{id}, args...)...)
+	r, err := e.logged(waitLimit, id, []string{"tasks", "exec", "--exec-id", e.NewID()}, append([]string{id}, args...)...)
 	if err != nil {
 		t.Fatalf("%v\n%s%s", err, r.Output, r.Error)
 	}

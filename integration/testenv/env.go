@@ -16,7 +16,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/mounts"
 )
@@ -278,7 +277,7 @@ func (e *Env) environment() []string {
 // waitReady returns when containerd answers, has ended, or takes too long.
 func (e *Env) waitReady(d *Command) error {
 	var last []byte
-	ready := Until(time.Minute, func() bool {
+	ready := Until(func() bool {
 		if d.Ended() != nil {
 			return true
 		}
@@ -293,7 +292,7 @@ func (e *Env) waitReady(d *Command) error {
 		return err
 	}
 	if !ready {
-		return fmt.Errorf("containerd did not answer within a minute: %s", bytes.TrimSpace(last))
+		return fmt.Errorf("containerd did not answer within %v: %s", waitLimit, bytes.TrimSpace(last))
 	}
 	return nil
 }
