@@ -179,7 +179,7 @@ func checkFloor(name string, v runtimeclass.Version, floors []floor) []Finding {
 	if safe {
 		return fine("%s %s", name, v)
 	}
-	message := fmt.Sprintf("%s %s has known ways out of a container; %s and later are safe", name, v, strings.Join(texts, ", "))
+	message := fmt.Sprintf("%s %s has known container escapes; %s and later are safe", name, v, strings.Join(texts, ", "))
 	if v.Distribution() {
 		return warning("check whether the distribution's package has the fixes, or update "+name, "%s", message)
 	}
