@@ -19,8 +19,8 @@ import (
 const inPIDNamespace = "NVIDIA_SHIM_TEST_PID_NAMESPACE"
 
 // reuse is the runc of T17. After `runc create` it kills the container's process, waits until the
-// shim has reaped it, and then for the test to give its number to another process. Arguments: the
-// real runc, the file that says so.
+// shim has reaped it, and then until the test has given its PID to another process. Arguments: the
+// real runc, and the file that says so.
 const reuse = `
 %[1]s "$@" || exit
 case " $* " in *" create "*) ;; *) exit 0 ;; esac
@@ -34,8 +34,8 @@ while [ -e %[2]s ]; do :; done
 exit 0
 `
 
-// takeOver waits for the number of a process that has ended, and gives it to one with a mount
-// namespace of its own.
+// takeOver waits for the PID of a process that has ended, and starts a process with this PID in
+// another mount namespace.
 func takeOver(t *testing.T, file string) (was int, process *exec.Cmd) {
 	t.Helper()
 	testenv.Await(t, "the container's process has ended", func() bool {

@@ -82,7 +82,7 @@ func parse(args []string) (o options, err error) {
 			return o, err
 		}
 	}
-	// Its processes are known by their name.
+	// Its processes are recognised by their name.
 	if o.before != "" && !strings.HasPrefix(filepath.Base(o.before), "containerd-shim-") {
 		return o, fmt.Errorf("-before %s: the file's name has to begin with containerd-shim-", o.before)
 	}
@@ -228,9 +228,10 @@ func startBuild(h *testenv.Lifetime, env testenv.Options, g *target, build strin
 	return startDaemon(h, env, own, g.tars), nil
 }
 
-// workDir makes a tmpfs for all files of this run, containerd's too, so that nothing depends on what
-// the disk did before: ext4 takes no inode that was deleted in the last minutes, and after a few
-// thousand containers each file that Create makes costs half a millisecond of looking for others.
+// workDir makes a tmpfs for all files of this run, containerd's too, so that nothing depends on
+// what the disk did before: ext4 does not reuse an inode that was deleted in the last minutes, so
+// after a few thousand containers each file that Create makes costs half a millisecond of
+// searching.
 func workDir(h *testenv.Lifetime) (string, error) {
 	dir, err := os.MkdirTemp("", "nvbench")
 	if err != nil {

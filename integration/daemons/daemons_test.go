@@ -38,8 +38,8 @@ func TestAContainerGetsExactlyTheGPUItAsksFor(t *testing.T) {
 	})
 }
 
-// The ways in that ctr has: by the path of the shim, and with a file of options, which
-// is the form that Docker and nerdctl send too (type and path only).
+// The ways to start the shim from ctr: by its path, and with a file of options, which is also the
+// form that Docker and nerdctl send (type and path only).
 func TestEveryWayInOfCtr(t *testing.T) {
 	eachRelease(t, func(t *testing.T, r release) {
 		h := newHost(t, r, testenv.Options{})
@@ -142,7 +142,7 @@ func TestTheContainersOfAPodShareOneShimAndNotTheirGPUs(t *testing.T) {
 		h := newHost(t, r, testenv.Options{})
 		before := h.settle(t)
 
-		// The group may have a name that is no container's.
+		// The group's name need not be a container's.
 		pod := []string{"io.containerd.runc.v2.group=some-group"}
 		first := h.Start(t, testenv.RunOptions{Annotations: pod})
 		second := h.Start(t, testenv.RunOptions{Env: gpu(0), Annotations: pod})

@@ -33,14 +33,14 @@ type installation struct {
 	// root is put before the paths that nvidia-shimctl is given; binDir and config
 	// are below it.
 	root, binDir, config string
-	// dropIn says that the configuration imports a directory. NVIDIA's toolkit has a file there,
+	// dropIn is true if the configuration imports a directory. NVIDIA's toolkit has a file there,
 	// and its runtime is replaced.
 	dropIn bool
 }
 
-// Whatever containerd a node has, what `nvidia-shimctl install` makes of its
-// configuration gives pods of the handler exactly their GPUs, and leaves the other
-// pods to runc; `uninstall` gives the bytes back, and a node that works.
+// Whatever containerd a node has, what `nvidia-shimctl install` makes of its configuration gives
+// pods of the handler exactly their GPUs, and leaves the other pods to runc; `uninstall` restores
+// the file byte for byte, and the node works.
 func TestInstallMakesANodeThatRunsGPUPodsAndUninstallGivesItBack(t *testing.T) {
 	eachRelease(t, func(t *testing.T, r release) {
 		// The default configuration of containerd 2 imports a directory, and since 2.1
@@ -181,7 +181,7 @@ func (n *node) shimctl(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// mount changes what containerd alone sees of the host.
+// mount changes what only containerd sees of the host.
 func (n *node) mount(t *testing.T, command ...string) {
 	t.Helper()
 	argv := append(append([]string{}, n.Options.Wrapper...), command...)
@@ -233,7 +233,8 @@ func (n *node) gpuPod(t *testing.T, program string) {
 	})
 }
 
-// plainPod runs a pod of no handler: runc starts it, and it gets no GPU for asking.
+// plainPod runs a pod without a handler: runc starts it, and it gets no GPU although it asks for
+// one.
 func (n *node) plainPod(t *testing.T) {
 	t.Helper()
 	config := n.sandbox("plain")

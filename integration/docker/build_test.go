@@ -36,7 +36,7 @@ const seen = "{ nvidia-smi -L; ls /dev; } >/seen 2>&1 || true"
 // BuildKit keeps its parent cgroup until dockerd ends.
 const buildkit = "/buildkit"
 
-// A reload makes the runtime Docker's default. The classic builder uses it; BuildKit runs runc.
+// A reload makes our runtime Docker's default. The classic builder uses it; BuildKit runs runc.
 // After uninstall dockerd has to start again: a reload takes no runtime away (moby's
 // reloadPlatform).
 func TestTheRuntimeIsTheDefault(t *testing.T) {

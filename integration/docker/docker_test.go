@@ -5,6 +5,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -29,7 +30,7 @@ func check(t *testing.T, out string, gpus ...int) {
 	simhost.Compare(t, got, want)
 }
 
-// nothing is what a container without a GPU sees.
+// nothing returns what a container without a GPU sees.
 func (e *engine) nothing() simhost.Seen {
 	var want simhost.Seen
 	for _, n := range e.Nodes() {
@@ -54,7 +55,7 @@ func (e *engine) background(t *testing.T, flags ...string) string {
 	return id
 }
 
-// unchanged fails the test if it leaves something on the host that is not ignored.
+// unchanged fails the test if it leaves anything on the host, except what is ignored.
 func unchanged(t *testing.T, ignored ...string) {
 	t.Helper()
 	before := shared.Snapshot(t)
@@ -116,7 +117,7 @@ func TestGPUsWithOtherOptionsOfDockerRun(t *testing.T) {
 	})
 }
 
-// Docker watches a GPU container as any other one.
+// Docker monitors a GPU container like any other.
 func TestWhatDockerTellsOfAGPUContainer(t *testing.T) {
 	unchanged(t)
 	inspect := func(id, field string) string {
@@ -182,7 +183,7 @@ func TestRefusalsReachTheUserInOneLine(t *testing.T) {
 	}
 }
 
-// What happens to a running container, and to the daemons above it, leaves it its GPU and no more.
+// A running container keeps exactly its GPU, whatever happens to it and to the daemons above it.
 func TestAContainerKeepsItsGPU(t *testing.T) {
 	unchanged(t)
 	id := shared.background(t, visible("2")...)
@@ -246,39 +247,22 @@ func (e *engine) replacePrograms(t *testing.T) {
 func TestPauseSuspendsTheGPU(t *testing.T) {
 	unchanged(t)
 	program := filepath.Join(t.TempDir(), "count")
-	if out, err := exec.Command("gcc", "-O2", "-o", program, "../gpu/programs/count.c", "-ldl").CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v: %s", err, out)
-	}
+	testenv.CompileCount(t, program)
 	args := shared.run(append(visible("0"), "--detach", "--annotation", "io.containerd.nvidia.on-pause=suspend-gpu", "--volume", program+":/usr/bin/count:ro")...)
 	id := strings.TrimSpace(shared.docker(t, append(args, shared.image(), "/bin/sh", "-c", "exec count 2 >/dev/shm/passed")...))
 	t.Cleanup(func() { shared.docker(t, "rm", "--force", id) })
 	pid := strings.TrimSpace(shared.docker(t, "inspect", "--format", "{{.State.Pid}}", id))
-	memory := func() (sum int64) {
-		files, _ := filepath.Glob("/proc/" + pid + "/fd/*")
-		for _, file := range files {
-			if to, _ := os.Readlink(file); strings.HasPrefix(to, "/memfd:nvidia-sim-gpu") {
-				if info, err := os.Stat(file); err == nil {
-					sum += info.Size()
-				}
-			}
-		}
-		return sum
+	init, err := strconv.Atoi(pid)
+	if err != nil {
+		t.Fatal(err)
 	}
 	want := func(state string, bytes int64) {
 		t.Helper()
-		if got := strings.TrimSpace(shared.docker(t, "inspect", "--format", "{{.State.Status}}", id)); got != state || memory() != bytes {
-			t.Errorf("the container is %s with %d bytes of GPU memory, want %s with %d", got, memory(), state, bytes)
+		if got := strings.TrimSpace(shared.docker(t, "inspect", "--format", "{{.State.Status}}", id)); got != state || simhost.GPUMemory(t, init) != bytes {
+			t.Errorf("the container is %s with %d bytes of GPU memory, want %s with %d", got, simhost.GPUMemory(t, init), state, bytes)
 		}
 	}
-	counts := func() {
-		t.Helper()
-		passed := func() int {
-			text, _ := os.ReadFile("/proc/" + pid + "/root/dev/shm/passed")
-			return strings.Count(string(text), "passed ")
-		}
-		from := passed()
-		testenv.Await(t, "the program counts", func() bool { return passed() >= from+2 })
-	}
+	counts := func() { t.Helper(); testenv.AwaitCount(t, "/proc/"+pid+"/root/dev/shm/passed") }
 	counts()
 	shared.docker(t, "pause", id)
 	want("paused", 0)

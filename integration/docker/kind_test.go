@@ -85,7 +85,7 @@ spec:
 `
 
 // A kind cluster, made as docs/kind.md says, gives its pods the GPUs that they were allocated, and
-// goes without a trace.
+// leaves no trace.
 func TestKind(t *testing.T) {
 	unchanged(t)
 	e := shared
@@ -209,8 +209,8 @@ func loopbackUp(t *testing.T) {
 	}
 }
 
-// keepSettings gives the kernel its settings back that systemd and the kubelet of the node change:
-// those of no namespace.
+// keepSettings restores the kernel settings that systemd and the kubelet of the node change and
+// that belong to no namespace.
 func keepSettings(t testing.TB) {
 	read := func() map[string]string {
 		values := map[string]string{}

@@ -25,7 +25,7 @@ func (e *engine) partition(t *testing.T, device string, layout ...sim.MIGDevice)
 
 // MIG devices are named by UUID and by index, as GPUs are.
 func TestMIGDevices(t *testing.T) {
-	// Another layout brings another libnvidia-ml, and so another view.
+	// Another layout means another libnvidia-ml, and so another view.
 	unchanged(t, buildkit, shared.Driver.StateDir+"/view/")
 	t.Cleanup(func() {
 		shared.partition(t, "nvidia.com/gpu=1")

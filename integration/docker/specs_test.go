@@ -81,8 +81,8 @@ func (e *engine) writeSpecs(t *testing.T) {
 	}
 }
 
-// What a specification of others gives, two devices of it to an image that wants all: never more
-// than the devices.
+// Two devices of another program's specification, for an image that asks for all: never more than
+// these devices.
 func TestCDISpecificationsOfOthers(t *testing.T) {
 	unchanged(t)
 	shared.writeSpecs(t)

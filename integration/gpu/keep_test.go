@@ -106,10 +106,10 @@ func TestNoShimKeepsTheDriverOpen(t *testing.T) {
 		}
 	}
 	check("with CUDA running")
-	// The check sees a process that has the driver open.
+	// The check does find a process that has the driver open.
 	for index, id := range ids {
 		seen := false
-		for _, pid := range containerPIDs(t, env, id) {
+		for _, pid := range env.PIDs(t, id) {
 			seen = seen || slices.ContainsFunc(holds(pid), func(s string) bool { return strings.HasPrefix(s, "fd /dev/nvidia") })
 		}
 		if !seen {
@@ -129,20 +129,4 @@ func TestNoShimKeepsTheDriverOpen(t *testing.T) {
 		env.Remove(t, id)
 	}
 	testenv.Await(t, "the shims end", func() bool { return len(ours(t, testenv.ShimDir(), "containerd-shim-nvidia-v2")) == 0 })
-}
-
-// containerPIDs are the processes of a container as the host numbers them.
-func containerPIDs(t testing.TB, env *testenv.Env, id string) []int {
-	t.Helper()
-	var pids []int
-	for line := range strings.Lines(env.Ctr(t, "tasks", "ps", id)) {
-		var pid int
-		if _, err := fmt.Sscan(line, &pid); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	if len(pids) == 0 {
-		t.Fatalf("container %s has no process", id)
-	}
-	return pids
 }

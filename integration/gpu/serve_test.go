@@ -112,7 +112,7 @@ func checkHolder(t *testing.T, env *testenv.Env, get func(string) string, g gpu,
 		t.Errorf("not %s alone:\n%s", holder, metrics)
 	}
 	want := 0.0 // MiB
-	pids := containerPIDs(t, env, id)
+	pids := env.PIDs(t, id)
 	for _, app := range smi(t, "compute-apps", "gpu_uuid", "pid", "used_memory") {
 		pid, err := strconv.Atoi(app["pid"])
 		if mib, known := number(app["used_memory"]); err == nil && known && app["gpu_uuid"] == g.UUID && slices.Contains(pids, pid) {

@@ -25,7 +25,7 @@ import (
 // chartHandler is a handler that containerd does not have yet.
 const chartHandler = "nvidia-chart"
 
-// fakeHost is an overlay of this host's root, in which the node's daemons are at their places. Its
+// fakeHost is an overlay of this host's root with the node's daemons in their usual places. Its
 // systemctl is the test's.
 type fakeHost struct {
 	root, upper        string
@@ -114,9 +114,9 @@ func (c *cluster) config() string { return filepath.Join(c.Dir, "config.toml") }
 // binDir is where the chart's pod puts the shim: containerd, too, has this directory.
 func (c *cluster) binDir() string { return filepath.Join(c.Dir, "bin") }
 
-// admission does to the pods of the chart what is not the chart's to do: they get a host's root, a
-// way to the API server, which is at a loopback address, and the token that the API server's own
-// plugin would mount.
+// admission changes the pods of the chart for the test: they get a host's root, a way to the API
+// server, which is at a loopback address, and the token that the API server's own plugin would
+// mount.
 const admission = `{"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicy", "metadata": {"name": "test"}, "spec": {
  "failurePolicy": "Fail", "reinvocationPolicy": "Never",
  "matchConstraints": {"resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]},
@@ -148,7 +148,7 @@ func (c *cluster) admit(t *testing.T, root string) {
 		simtest.Check(t, c.send("POST", path, "application/json", []byte(body), nil))
 		t.Cleanup(func() { simtest.Check(t, c.do("DELETE", path+"/test", nil, nil)) })
 	}
-	// The API server takes a moment to learn of it.
+	// It takes effect after a moment.
 	pod := newPod("admission", wait("node", plainImage))
 	pod.Labels, pod.Spec.ServiceAccountName, pod.Spec.RuntimeClassName = map[string]string{"app.kubernetes.io/name": release}, "default", nil
 	pod.Spec.Volumes = []corev1.Volume{{Name: "host", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/nowhere"}}}}
@@ -166,7 +166,7 @@ func (c *cluster) admit(t *testing.T, root string) {
 	}
 }
 
-// startControllers runs those of the controller manager that the chart needs for the rest of the test.
+// startControllers runs, for the rest of the test, the controllers that the chart needs.
 func (c *cluster) startControllers(t *testing.T) {
 	t.Helper()
 	p := &testenv.Command{
@@ -243,7 +243,7 @@ func (c *cluster) logDaemonSet(t *testing.T) {
 	})
 }
 
-// awaitLabel waits until the node has a label, or not, if the value is "".
+// awaitLabel waits until the node has a label with this value, or no such label if the value is "".
 func (c *cluster) awaitLabel(t *testing.T, name, value string) {
 	t.Helper()
 	if err := c.await("the label "+name, func() error {
@@ -271,7 +271,7 @@ func nodeMounts(t *testing.T) string {
 	return ""
 }
 
-// uninstallAsNoted upgrades the release by the command that the chart's notes have.
+// uninstallAsNoted upgrades the release with the command in the chart's notes.
 func uninstallAsNoted(t *testing.T) {
 	t.Helper()
 	notes := mustRun(t, "helm", "get", "notes", release, "--namespace", releaseNamespace)

@@ -255,7 +255,7 @@ func (c *cluster) runtimeClass(name string) (class nodev1.RuntimeClass, err erro
 	return class, err
 }
 
-// A RuntimeClass of another owner is used as it is, one of its own is upgraded and removed.
+// The chart uses an existing RuntimeClass as it is; it upgrades and removes its own.
 func TestChartAndTheRuntimeClass(t *testing.T) {
 	was, err := shared.runtimeClass(handler)
 	if err != nil {

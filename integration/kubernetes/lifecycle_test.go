@@ -13,8 +13,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
-// running starts a pod for each strategy that the shim has a part in, and returns a
-// function that checks them all.
+// running starts a pod for each strategy that involves the shim, and returns a function that checks
+// them all.
 func running(t *testing.T) (pods []*corev1.Pod, check func(what string)) {
 	t.Helper()
 	c := shared

@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { simhost.Main(m) }
 
-// host is a host whose runc keeps what it is sent with `update`.
+// host is a host whose runc records what `update` is sent.
 type host struct {
 	*simhost.Host
 	// updates is where the script in the place of runc puts the resources.
@@ -56,7 +56,7 @@ exec %[2]s "$@"
 	return h
 }
 
-// script is one life of a container, written down as it goes.
+// script is one life of a container, recorded step by step.
 type script struct {
 	*host
 	t       *testing.T
@@ -77,7 +77,7 @@ var (
 	seconds        = regexp.MustCompile(`"(exited_at|timestamp)":\{[^}]*\}`)
 )
 
-// normal takes out what differs between two containers of one shim.
+// normal removes what differs between two containers of one shim.
 func (s *script) normal(text string) string {
 	text = strings.ReplaceAll(text, s.ID, "ENV")
 	text = regexp.MustCompile(`\b`+regexp.QuoteMeta(s.id)+`\b`).ReplaceAllString(text, "CONTAINER")
@@ -88,7 +88,7 @@ func (s *script) normal(text string) string {
 	return seconds.ReplaceAllString(text, `"$1":T`)
 }
 
-// step runs ctr and writes down all of what it did.
+// step runs ctr and records everything that it did.
 func (s *script) step(name string, args ...string) { s.input(name, "", args...) }
 
 // input is step with a standard input.
@@ -112,7 +112,7 @@ func (s *script) logged(name string, verb []string, args ...string) {
 	s.note(name+", output", "%q", data)
 }
 
-// status writes down the state of the container's task.
+// status records the state of the container's task.
 func (s *script) status(name string) {
 	s.note(name, "%s", s.state())
 }
@@ -140,7 +140,7 @@ func (s *script) execVerb() []string {
 	return []string{"tasks", "exec", "--exec-id", "e" + strconv.Itoa(len(s.lines))}
 }
 
-// metrics writes down which figures there are, and the value of one.
+// metrics records which figures there are, and some of their values.
 func (s *script) metrics(name string, values ...string) {
 	var seen []string
 	for line := range strings.Lines(s.Ctr(s.t, "tasks", "metrics", s.id)) {
@@ -275,7 +275,7 @@ func (e *events) text(t *testing.T) string {
 	return string(data)
 }
 
-// watch starts to listen, and returns when it does.
+// watch starts to listen, and returns when it listens.
 func (h *host) watch(t *testing.T) *events {
 	t.Helper()
 	e := &events{path: filepath.Join(t.TempDir(), "events")}
@@ -350,8 +350,8 @@ func (e *events) of(s *script) []string {
 	return lines
 }
 
-// Users of containers with GPUs see the tasks that they know: every answer,
-// error, exit status and event is what the stock shim gives.
+// A container with GPUs behaves as under the stock shim: every answer, error, exit status and event
+// is the same.
 func TestAContainerWithAGPULivesAsItDoesUnderTheStockShim(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
 		h := newHost(t, version)

@@ -125,8 +125,8 @@ func (h *host) mark(t *testing.T, id string) []byte {
 	return data
 }
 
-// settle waits until the containers that run have left their marks and do the rest: before, they
-// are other processes.
+// settle waits until running containers have left their marks and run their last command: before,
+// they have other processes.
 func (h *host) settle(t *testing.T) {
 	t.Helper()
 	testenv.Await(t, "the containers have left their marks", func() bool {
@@ -206,8 +206,8 @@ func (h *host) checkState(t *testing.T) (views []string) {
 	return views
 }
 
-// Whatever goes wrong, nothing of the container has run, nothing of it
-// is left, and it can be created again.
+// Whatever goes wrong, the container has not run, nothing of it is left, and it can be created
+// again.
 func TestT30T31ACreateThatFailsOrDiesAtAnyStepLeavesNothing(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
 		h := newHost(t, simhost.Options{Env: testenv.Options{Cgroup: version}}, true)
@@ -289,7 +289,7 @@ func TestT65AStateDirectoryThatCannotBeWrittenIsAClearErrorAndLeavesNothing(t *t
 			if !strings.Contains(line, c.want) || !strings.Contains(line, h.Driver.StateDir) || strings.Contains(line, "\n") {
 				t.Errorf("the error is %q, want one line with %q and the directory %s", line, c.want, h.Driver.StateDir)
 			}
-			// What fitted stays: it is whole.
+			// What fitted stays, and is complete.
 			before.AssertUnchanged(t, filepath.Join(h.Driver.StateDir, "driver.json"), filepath.Join(h.Driver.StateDir, "events.jsonl"))
 			h.MustRun(t, plain)
 
@@ -303,8 +303,8 @@ func TestT65AStateDirectoryThatCannotBeWrittenIsAClearErrorAndLeavesNothing(t *t
 	}
 }
 
-// Containers go on, others start with the view that is there, and one that needs another view gets
-// it or is refused.
+// Containers continue, others start with the existing view, and one that needs another view gets it
+// or is refused.
 func TestT65AStateDirectoryThatBecomesReadOnlyOrFull(t *testing.T) {
 	const size = 1 << 20
 	for name, change := range map[string]func(dir string) (undo func() error, err error){

@@ -36,7 +36,7 @@ func start(t *testing.T, name string, argv ...string) *testenv.Command {
 	return c
 }
 
-// await waits for a condition as long as a program runs.
+// await waits for a condition while a program runs.
 func await(t *testing.T, c *testenv.Command, what string, done func() bool) {
 	t.Helper()
 	testenv.Await(t, what, func() bool {

@@ -113,7 +113,7 @@ func TestAContainerIsRestored(t *testing.T) {
 	}
 }
 
-// A process that looks all the time never sees /proc/driver without the mask.
+// A process that checks continuously never sees /proc/driver without the mask.
 func TestARestoredContainerIsMaskedBeforeItRuns(t *testing.T) {
 	h, _ := criuHost(t, simhost.Options{})
 	o := simhost.Visible("0")

@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -48,9 +47,7 @@ func newHost(t *testing.T, o simhost.Options) host {
 	t.Helper()
 	h := host{Host: simhost.New(t, o), out: "/dev/shm"}
 	program, tar := filepath.Join(h.Dir, "count"), filepath.Join(h.Dir, "count.tar")
-	if out, err := exec.Command("gcc", "-O2", "-o", program, "../gpu/programs/count.c", "-ldl").CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v: %s", err, out)
-	}
+	testenv.CompileCount(t, program)
 	image, err := images.FromHostPrograms(imageRef, []string{"sh", "sleep"}, images.FromHost("usr/bin/count", 0o755, program))
 	if err == nil {
 		err = image.Write(tar)
@@ -63,7 +60,7 @@ func newHost(t *testing.T, o simhost.Options) host {
 	return h
 }
 
-// container is one whose processes count in GPU memory.
+// container is a container whose processes count in GPU memory.
 type container struct {
 	host
 	id       string
@@ -90,7 +87,7 @@ func (h host) start(t *testing.T, programs int, annotations ...string) *containe
 	c := &container{host: h, id: h.Start(t, o)}
 	c.findInit(t)
 	c.counts(t, programs)
-	for _, pid := range c.pids(t) {
+	for _, pid := range c.PIDs(t, c.id) {
 		if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(comm) == "count\n" {
 			c.counters = append(c.counters, pid)
 		}
@@ -98,64 +95,22 @@ func (h host) start(t *testing.T, programs int, annotations ...string) *containe
 	return c
 }
 
-func (c *container) pids(t *testing.T) (pids []int) {
-	t.Helper()
-	for line := range strings.Lines(c.Ctr(t, "tasks", "ps", c.id)) {
-		var pid int
-		if _, err := fmt.Sscan(line, &pid); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	if len(pids) == 0 {
-		t.Fatalf("container %s has no process", c.id)
-	}
-	slices.Sort(pids)
-	return pids
-}
-
-// passed is how often program i has checked all of its GPU memory.
-func (c *container) passed(t *testing.T, i int) int {
-	t.Helper()
-	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/root%s/%d", c.init, c.out, i))
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	last := lines[len(lines)-1]
-	if strings.Contains(last, "WRONG") || strings.Contains(last, "failed") || strings.Contains(last, "dlopen") {
-		t.Fatalf("program %d: %s", i, last)
-	}
-	n, _ := strconv.Atoi(strings.TrimPrefix(last, "passed "))
-	return n
+// file returns where program i writes.
+func (c *container) file(i int) string {
+	return fmt.Sprintf("/proc/%d/root%s/%d", c.init, c.out, i)
 }
 
 // counts waits until each program has passed twice more.
 func (c *container) counts(t *testing.T, programs int) {
 	t.Helper()
 	for i := range programs {
-		from := c.passed(t, i)
-		testenv.Await(t, fmt.Sprintf("program %d counts", i), func() bool { return c.passed(t, i) >= from+2 })
+		testenv.AwaitCount(t, c.file(i))
 	}
-}
-
-// memory is the GPU memory of the container's processes in bytes.
-func (c *container) memory(t *testing.T) (sum int64) {
-	t.Helper()
-	for _, pid := range c.pids(t) {
-		fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-		for _, fd := range fds {
-			if to, _ := os.Readlink(fd); strings.HasPrefix(to, "/memfd:nvidia-sim-gpu") {
-				info, err := os.Stat(fd)
-				if err != nil {
-					t.Fatal(err)
-				}
-				sum += info.Size()
-			}
-		}
-	}
-	return sum
 }
 
 func (c *container) wantMemory(t *testing.T, want int64) {
 	t.Helper()
-	if got := c.memory(t); got != want {
+	if got := simhost.GPUMemory(t, c.PIDs(t, c.id)...); got != want {
 		t.Errorf("the processes have %d bytes of GPU memory, want %d", got, want)
 	}
 }
@@ -412,7 +367,7 @@ func TestShimctlShowsProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	slave.Close()
-	// Without a line the program must end, so that reading does.
+	// If no line comes, make the program end, so that reading ends.
 	defer time.AfterFunc(20*time.Second, func() { _ = h.Driver.Checkpoints() }).Stop()
 	screen := bufio.NewReader(master)
 	line, err := screen.ReadString('y') // the last letter of the line
@@ -489,7 +444,7 @@ func TestGPUMemoryThatExceedsTheMemoryLimit(t *testing.T) {
 	c.counts(t, 1)
 }
 
-// Graphics is nothing that libcuda suspends. NVML sees that the GPU is not given back.
+// libcuda does not suspend graphics. NVML shows that the GPU was not released.
 func TestAProcessThatKeepsTheGPU(t *testing.T) {
 	h := newHost(t, simhost.Options{Config: asked, Driver: sim.Options{MIG: []sim.MIGDevice{{GPU: 1, GI: 1}}}})
 	c := h.start(t, 1)
@@ -524,7 +479,7 @@ func TestAPauseThatCannotBeUndone(t *testing.T) {
 	c.counts(t, 2)
 }
 
-// As above, for resuming: a process continues that was to stand still, and another does not.
+// The same for resuming: a process that should stay suspended continues, and another does not.
 func TestAResumeThatCannotBeUndone(t *testing.T) {
 	h := newHost(t, simhost.Options{Config: asked})
 	c := h.start(t, 2)
@@ -557,7 +512,7 @@ func TestResumeOnAFullGPU(t *testing.T) {
 	c := h.start(t, 2)
 	c.pause(t)
 	other := h.start(t, 1)
-	for range 2 { // what fails once must not be in the way later
+	for range 2 { // a failure must not prevent a later success
 		c.refused(t, "resume", fmt.Sprintf("nvidia: cannot resume the GPUs of container %s: 3 MiB of GPU 0 are free and 4 MiB are needed: free memory, then resume again", c.id))
 		c.wantStatus(t, "PAUSED")
 		c.wantMemory(t, 0)
@@ -569,8 +524,8 @@ func TestResumeOnAFullGPU(t *testing.T) {
 	c.counts(t, 2)
 }
 
-// Another container takes the memory after it was found to be free: the driver cannot restore that
-// process any more.
+// Another container takes the memory after it was found to be free: the driver can no longer
+// restore that process.
 func TestAGPUThatBecomesFullMeanwhile(t *testing.T) {
 	h := newHost(t, simhost.Options{Config: asked})
 	if err := h.Driver.Memory(5 * mib); err != nil {
@@ -627,7 +582,7 @@ func TestAProcessThatEndsMeanwhile(t *testing.T) {
 	}
 }
 
-// A process that has ended may have left its number to one of another container.
+// The PID of a process that has ended may belong to a process of another container.
 func TestAProcessWithTheNumberOfAnotherIsLeftAlone(t *testing.T) {
 	h := newHost(t, simhost.Options{Config: asked})
 	c := h.start(t, 1)
@@ -683,7 +638,7 @@ func TestAProcessThatStartsMeanwhile(t *testing.T) {
 	for i, file := range []string{"late", "later"} {
 		err := c.whileWaiting(t, "pause", sim.Checkpoint{Function: "Checkpoint", PID: c.counters[0]}, func() {
 			simhost.WriteFile(t, fmt.Sprintf("/proc/%d/root/tmp/%s", c.init, file), "")
-			testenv.Await(t, "the late process counts", func() bool { return c.passed(t, 1+i) > 0 })
+			testenv.Await(t, "the late process counts", func() bool { return testenv.Passed(t, c.file(1+i)) > 0 })
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -740,8 +695,8 @@ func (c *container) wantGone(t *testing.T) {
 	})
 }
 
-// slowRunc is a runc that waits in "pause" and "resume" while its file hold exists, and fails there
-// while its file fail exists.
+// slowRunc makes a runc that waits in "pause" and "resume" while a file hold exists, and fails
+// there while a file fail exists.
 func slowRunc(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()

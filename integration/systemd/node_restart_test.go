@@ -19,7 +19,7 @@ func (m *machine) unit(t *testing.T, lines string) {
 	m.run(t, "sh", "-c", script)
 }
 
-// loseRegistration makes containerd's configuration the one from before the installation.
+// loseRegistration restores containerd's configuration from before the installation.
 func (m *machine) loseRegistration(t *testing.T) {
 	t.Helper()
 	m.run(t, "cp", runtimeclass.DefaultContainerdConfig+runtimeclass.BackupSuffix, runtimeclass.DefaultContainerdConfig)
@@ -34,7 +34,7 @@ func (n *node) awaitLog(t *testing.T, text string) {
 	})
 }
 
-// containerd goes on with its old configuration until a restart succeeds.
+// containerd keeps its old configuration until a restart succeeds.
 func TestARestartThatFailsIsRepeated(t *testing.T) {
 	n := startNode(t)
 	before := n.state(t)

@@ -74,7 +74,7 @@ func (n *node) start(t *testing.T, args ...string) {
 // wait waits for the end of the pod, and returns its output and exit status.
 func (n *node) wait(t *testing.T) (output string, status int) {
 	t.Helper()
-	// Of the shim, which lives on while containerd is restarted.
+	// Wait at the shim, which survives a restart of containerd.
 	bootstrap := n.run(t, "cat", "/run/containerd/io.containerd.runtime.v2.task/"+namespace+"/node/bootstrap.json")
 	service, ctx := api.TaskService(t, []byte(bootstrap), fmt.Sprintf("/proc/%d/root", n.systemd.PID()), namespace)
 	exit, err := service.Wait(ctx, &taskapi.WaitRequest{ID: "node"})
@@ -107,7 +107,7 @@ func (n *node) awaitRounds(t *testing.T) {
 	testenv.Await(t, "two rounds of the pod", func() bool { return n.api.Rounds() >= before+3 })
 }
 
-// once runs one round, and checks the exit status and how often the daemon is restarted.
+// once runs one round, and checks the exit status and whether the daemon was restarted.
 func (n *node) once(t *testing.T, status int, restarted bool, args ...string) string {
 	t.Helper()
 	before := n.daemon(t)
@@ -208,7 +208,7 @@ func TestTheOldStateReturnsIfCheckFails(t *testing.T) {
 	}
 	n.api.Want(t, "false", "", 1)
 
-	// So does an older installation, which stays in use.
+	// The same with an older installation, which stays in use.
 	n.once(t, 0, true)
 	installed := n.state(t)
 	n.once(t, 1, true, noexec...)
@@ -219,7 +219,7 @@ func TestTheOldStateReturnsIfCheckFails(t *testing.T) {
 	n.api.Want(t, "true", n.version, 2)
 }
 
-// The form of the handler is that of the containerd that runs.
+// The handler has the form for the running containerd.
 func TestTheNodeFollowsAnUpgradeOfContainerd(t *testing.T) {
 	n := startNode(t)
 	const dropIn = "/etc/systemd/system/containerd.service.d"
@@ -272,7 +272,7 @@ func TestTheNodePodFollowsTheNode(t *testing.T) {
 	}
 }
 
-// A new version of the driver comes while the pod runs, with other nodes and files.
+// A new version of the driver is installed while the pod runs, with other nodes and files.
 func TestTheNodePodFollowsAnUpgradeOfTheDriver(t *testing.T) {
 	n := startNode(t)
 	n.start(t, "--interval", "100ms")
@@ -281,7 +281,7 @@ func TestTheNodePodFollowsAnUpgradeOfTheDriver(t *testing.T) {
 	n.run(t, installedCtl, "cdi", "--output", cdispec.Path)
 	old := n.run(t, "cat", cdispec.Path)
 
-	// The new module can be loaded only when the old one is not.
+	// The new module can be loaded only after the old one is unloaded.
 	simtest.Check(t, os.RemoveAll(filepath.Join(n.Driver.ProcRoot, "driver")))
 	testenv.Await(t, "the node is not ready", n.ready("false"))
 	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1", "nvidia2"} {

@@ -86,7 +86,7 @@ func TestTheCDIFileFollowsChangesOfMIG(t *testing.T) {
 		simtest.Check(t, m.Driver.Reconfigure(t.Context(), all[:n]))
 		follows(t, n)
 	}
-	// A change while the specification of the one before is made is not lost.
+	// A change during the update for an earlier one is not lost.
 	slow := "/run/systemd/system/" + runtimeclass.UnitName + ".d"
 	m.run(t, "sh", "-c", "mkdir -p "+slow+" && printf '[Service]\\nExecStartPost=sleep 2\\n' >"+slow+"/slow.conf && systemctl daemon-reload")
 	simtest.Check(t, m.Driver.Reconfigure(t.Context(), all[:3]))
