@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd/console"
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
@@ -368,7 +369,7 @@ func TestShimctlShowsProgress(t *testing.T) {
 	}
 	slave.Close()
 	// If no line comes, make the program end, so that reading ends.
-	defer time.AfterFunc(20*time.Second, func() { _ = h.Driver.Checkpoints() }).Stop()
+	defer time.AfterFunc(2*time.Minute, func() { _ = h.Driver.Checkpoints() }).Stop()
 	screen := bufio.NewReader(master)
 	line, err := screen.ReadString('y') // the last letter of the line
 	steer(t, h)
@@ -383,22 +384,15 @@ func TestShimctlShowsProgress(t *testing.T) {
 }
 
 // terminal is a pseudoterminal of 80 columns.
-func terminal(t *testing.T) (master, slave *os.File) {
+func terminal(t *testing.T) (master console.Console, slave *os.File) {
 	t.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { master.Close() })
-	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	master, name, err := console.NewPty()
 	if err == nil {
-		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
+		t.Cleanup(func() { master.Close() })
+		err = master.Resize(console.WinSize{Height: 24, Width: 80})
 	}
 	if err == nil {
-		err = unix.IoctlSetWinsize(int(master.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80})
-	}
-	if err == nil {
-		slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+		slave, err = os.OpenFile(name, os.O_RDWR|unix.O_NOCTTY, 0)
 	}
 	if err != nil {
 		t.Fatal(err)

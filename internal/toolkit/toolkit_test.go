@@ -11,7 +11,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-// load is what the shim makes of the text.
+// load returns the configuration that the shim reads from the text.
 func load(t *testing.T, text string) *config.Config {
 	t.Helper()
 	c, err := config.Load(simtest.NewRoot(t).Write("config.toml", text))
@@ -204,7 +204,7 @@ func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 	}
 }
 
-// A value stays itself on its way through two files.
+// A value survives the way through two files.
 func TestValuesAreQuoted(t *testing.T) {
 	const odd = "/opt/a \\\"b\\\"\\\\c\\u0007d 'e'"
 	r, err := Convert("/", []byte("nvidia-container-cli.root = \""+odd+"\"\n"))
