@@ -167,13 +167,23 @@ func texts(value any) ([]string, bool) {
 }
 
 func swarmResources(names []string) result {
+	fit, others := []string{}, []string{}
 	for _, name := range names {
 		// Before it reads its configuration, the shim searches only for variables with such names.
-		if rest, ok := strings.CutPrefix(name, config.SwarmPrefix); !ok || rest == "" {
-			return attention("%.64q does not begin with %s, as names in policy.swarm-resources do", name, config.SwarmPrefix)
+		if rest, ok := strings.CutPrefix(name, config.SwarmPrefix); ok && rest != "" {
+			fit = append(fit, name)
+		} else {
+			others = append(others, name)
 		}
 	}
-	return carried("policy.swarm-resources", names)
+	if len(others) == 0 {
+		return carried("policy.swarm-resources", fit)
+	}
+	r := attention("%.64q does not begin with %s, as names in policy.swarm-resources do", strings.Join(others, ","), config.SwarmPrefix)
+	if len(fit) > 0 {
+		r.settings = map[string]any{"policy.swarm-resources": fit}
+	}
+	return r
 }
 
 func capabilities(given []string) result {

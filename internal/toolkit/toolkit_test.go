@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -168,7 +169,7 @@ func TestEveryCapabilityIsTheDefault(t *testing.T) {
 
 func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 	for text, key := range map[string]string{
-		`swarm-resource = "DOCKER_SWARM_RESOURCE,DOCKER_RESOURCE_GPU"`:                        "swarm-resource",
+		`swarm-resource = "DOCKER_SWARM_RESOURCE"`:                                            "swarm-resource",
 		`disable-require = "yes"`:                                                             "disable-require",
 		`supported-driver-capabilities = "compute,magic"`:                                     "supported-driver-capabilities",
 		`supported-driver-capabilities = ""`:                                                  "supported-driver-capabilities",
@@ -201,6 +202,19 @@ func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 	simtest.Check(t, err)
 	if _, err := Convert("/", broken); err == nil || !strings.Contains(err.Error(), "line 1") || strings.Contains(err.Error(), "\n") {
 		t.Errorf("broken TOML: %v", err)
+	}
+}
+
+// Other names are reported, and do not keep those that fit from being carried over.
+func TestSwarmResourcesThatFitAreCarriedOver(t *testing.T) {
+	r, err := Convert("/", []byte("swarm-resource = \"DOCKER_SWARM_RESOURCE,DOCKER_RESOURCE_GPU\"\nnvidia-container-runtime.mode = \"legacy\"\n"))
+	simtest.Check(t, err)
+	o := option(t, r, "swarm-resource")
+	if o.State != Attention || o.To != "policy.swarm-resources" || !strings.Contains(o.Why, "DOCKER_SWARM_RESOURCE") {
+		t.Errorf("%+v", o)
+	}
+	if got := load(t, r.Text).Policy.SwarmResources; !slices.Equal(got, []string{"DOCKER_RESOURCE_GPU"}) {
+		t.Errorf("%q", got)
 	}
 }
 
