@@ -34,10 +34,10 @@ type restoration struct {
 	done bool           // a restore was attempted
 }
 
-// close releases the mask.
-func (r *restoration) close() {
-	if r != nil && r.mask != nil {
-		r.mask.Close()
+// close releases the mask that is kept for a restoration.
+func (c gpuContainer) close() {
+	if c.restoration != nil && c.restoration.mask != nil {
+		c.restoration.mask.Close()
 	}
 }
 
@@ -157,7 +157,7 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 		return nil, toGRPC(&classified{err, errdefs.ErrFailedPrecondition})
 	}
 	c.restoration.done = true
-	defer c.restoration.close()
+	defer c.close()
 	ctx = context.WithoutCancel(ctx) // half of it would leave processes that stand still
 	external := map[string]string{}
 	files, err := mountsBelow("self", c.restoration.view)

@@ -129,7 +129,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	defer func() {
 		// A container that could not be destroyed stays registered, so that Start refuses it.
 		if err != nil && destroyed {
-			kept.restoration.close()
+			kept.close()
 			unmountRootfs(ctx, kept.rootfs)
 			s.remove(r.ID)
 		}
