@@ -144,15 +144,8 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 	if err != nil {
 		return err
 	}
-	large, err := o.image("large")
-	switch {
-	case err == nil:
-		g.large = images.Ref("large")
-		g.tars = append(g.tars, large)
-	case !o.real:
+	if err := o.addLarge(g, r); err != nil {
 		return err
-	default:
-		r.Notes = append(r.Notes, "The large image was not measured: "+err.Error())
 	}
 	r.Cases = g.cases(o)
 	env := testenv.Options{Cgroup: o.cgroup, ShimConfig: g.configPath, ShimDir: testenv.ShimDir()}
@@ -187,7 +180,30 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 	if err != nil {
 		return err
 	}
-	one, plain := variant(all, caseOne, ours), variant(all, caseOne, stock)
+	if err := o.measureOthers(ctx, b, all); err != nil {
+		return err
+	}
+	return r.measureBinaries(testenv.ShimDir(), main.env.Options.ToolsDir)
+}
+
+// addLarge adds the large image, which a GPU host need not have.
+func (o options) addLarge(g *target, r *Result) error {
+	large, err := o.image("large")
+	switch {
+	case err == nil:
+		g.large = images.Ref("large")
+		g.tars = append(g.tars, large)
+	case !o.real:
+		return err
+	default:
+		r.Notes = append(r.Notes, "The large image was not measured: "+err.Error())
+	}
+	return nil
+}
+
+// measureOthers measures what is not the time of single containers.
+func (o options) measureOthers(ctx context.Context, b *bench, all []Case) (err error) {
+	r, one, plain := b.result, variant(all, caseOne, ours), variant(all, caseOne, stock)
 	if o.wants("memory") {
 		variants := []Variant{plain, one}
 		if o.before != "" {
@@ -210,7 +226,7 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 			}
 		}
 	}
-	return r.measureBinaries(testenv.ShimDir(), main.env.Options.ToolsDir)
+	return nil
 }
 
 // startBuild starts a containerd for one of two builds of the shim. It has the same
