@@ -136,7 +136,7 @@ func TestT18FiftyCreationsAtOnceDoNotMixUpDevices(t *testing.T) {
 						args[2] = "exec >/marks/.new" + ids[i] + "\n" + args[2] + "\nmv /marks/.new" + ids[i] + " /marks/" + ids[i] + "\nexec sleep 1000000"
 						r, err := h.TryRun(t, testenv.RunOptions{
 							ID: ids[i], Annotations: annotations, Env: []string{fmt.Sprint("NVIDIA_VISIBLE_DEVICES=", i%8)}, Args: args,
-							Mounts: []string{"type=bind,src=" + marks + ",dst=/marks,options=rbind:rw"}, Detach: true, Timeout: 5 * time.Minute,
+							Mounts: []string{"type=bind,src=" + marks + ",dst=/marks,options=rbind:rw"}, Detach: true, Timeout: 10 * time.Minute,
 						})
 						if err != nil || r.ExitCode != 0 {
 							t.Errorf("container %d: %v, exit status %d, %s", i, err, r.ExitCode, r.Error)

@@ -172,7 +172,7 @@ func newNodeOf(t *testing.T, r release, dir string, o testenv.Options) *node {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
 	t.Cleanup(cancel)
 	return &node{host: h, runtime: cri.NewRuntimeServiceClient(conn), ctx: ctx}
 }
