@@ -25,18 +25,9 @@ func check(t *testing.T, out string, gpus ...int) {
 	t.Helper()
 	got, want := simhost.Parse(out), shared.Expect(gpus)
 	if len(gpus) == 0 {
-		want = shared.nothing()
+		want = shared.ExpectNothing()
 	}
 	simhost.Compare(t, got, want)
-}
-
-// nothing returns what a container without a GPU sees.
-func (e *engine) nothing() simhost.Seen {
-	var want simhost.Seen
-	for _, n := range e.Nodes() {
-		want.Open, want.Mknod = append(want.Open, n.Name+" ENOENT"), append(want.Mknod, n.Number+" EPERM")
-	}
-	return want
 }
 
 // probe runs a container that is removed and returns what it prints about itself.

@@ -117,7 +117,7 @@ func TestCDISpecificationsOfOthers(t *testing.T) {
 				case last:
 					want = shared.Expect([]int{2})
 				case none:
-					want = shared.nothing()
+					want = shared.ExpectNothing()
 				case nodes:
 					want.SMI, want.CUDA = nil, nil
 				}

@@ -201,6 +201,14 @@ func (h Devices) ExpectNodes(nodes []Node, gpus, mig []int, capabilities ...int)
 	return want
 }
 
+// ExpectNothing is what a container without the driver must see.
+func (h Devices) ExpectNothing() (want Seen) {
+	for _, n := range h.Nodes() {
+		want.Open, want.Mknod = append(want.Open, n.Name+" ENOENT"), append(want.Mknod, n.Number+" EPERM")
+	}
+	return want
+}
+
 // Compare fails the test if a container does not see what it must see.
 func Compare(t testing.TB, got, want Seen) {
 	t.Helper()
