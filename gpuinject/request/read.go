@@ -209,8 +209,8 @@ func IsNVIDIAHook(h specs.Hook) bool {
 	return slices.ContainsFunc(nvidiaHooks, func(name string) bool { return hookRuns(h, name) })
 }
 
-// hookRuns reports whether a hook runs this program, judging by its path or, for a wrapper, by its
-// first argument. GPU Operator's programs are wrappers of <name>.real.
+// hookRuns reports whether a hook runs this program, judging by its path or, for a wrapper, by
+// args[0]. GPU Operator's programs are wrappers of <name>.real.
 func hookRuns(h specs.Hook, program string) bool {
 	if strings.TrimSuffix(path.Base(h.Path), ".real") == program {
 		return true
