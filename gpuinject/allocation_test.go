@@ -15,14 +15,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// podAllocation is what one container has of one resource.
+// podAllocation is what one container was allocated of one resource.
 type podAllocation struct {
 	uid, container, resource string
 	ids                      []string
 }
 
-// writeCheckpoint makes a kubelet's checkpoint the one that the shim reads, for the rest of the
-// test.
+// writeCheckpoint makes the shim read this kubelet checkpoint for the rest of the test.
 func writeCheckpoint(t *testing.T, list ...podAllocation) {
 	t.Helper()
 	type entry struct {
@@ -41,7 +40,7 @@ func writeCheckpoint(t *testing.T, list ...podAllocation) {
 	useCheckpoint(t, string(data))
 }
 
-// useCheckpoint is writeCheckpoint of any content; "" is no file.
+// useCheckpoint is writeCheckpoint with any content; "" means no file.
 func useCheckpoint(t *testing.T, content string) {
 	t.Helper()
 	was := checkpointFile
@@ -78,7 +77,7 @@ func uuidOf(gpus ...int) (list []string) {
 	return list
 }
 
-// What the checkpoint has of the pod's UID is what was allocated, and nothing is asked.
+// What the checkpoint has for the pod's UID is what was allocated, and nothing is asked.
 func TestTheCheckpointGrants(t *testing.T) {
 	const none = "starts without a GPU"
 	writeCheckpoint(t,
@@ -194,7 +193,7 @@ func TestAContainerThatIsNotInTheCheckpoint(t *testing.T) {
 	}
 }
 
-// The environment is no grant in a cgroup of the kubelet's, whichever runtime made the container.
+// The environment is not a grant in a cgroup of the kubelet, whichever runtime made the container.
 func TestAPodOfAnotherRuntime(t *testing.T) {
 	in := func(cgroup string) func(*specs.Spec) {
 		return func(s *specs.Spec) { s.Linux.CgroupsPath = cgroup }

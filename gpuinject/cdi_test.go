@@ -51,7 +51,7 @@ func TestCDIEditsAreTakenOver(t *testing.T) {
 			if len(theirs) < 40 {
 				t.Fatalf("%d mounts: that is no specification of NVIDIA's", len(theirs))
 			}
-			// What a user adds, and other vendors.
+			// What a user and other vendors add.
 			users := []specs.Mount{
 				{Source: simulated.Root + "/usr/bin/nvidia-smi", Destination: "/opt/smi", Type: "bind", Options: nvidiaMount},
 				{Source: simulated.Root + "/usr/bin/nvidia-debugdump", Destination: "/opt/dump", Type: "bind", Options: []string{"rbind", "rprivate", "ro"}},
@@ -189,7 +189,7 @@ func TestNodesOfTheUserLimitTheEnvironment(t *testing.T) {
 	}.run(t)
 }
 
-// What is taken over is no more than the specification has.
+// No more is taken over than the specification has.
 func TestWhatIsTakenOver(t *testing.T) {
 	m := simulated.Majors
 	edited := func(change func(*specs.Spec), names ...string) func(*specs.Spec) {

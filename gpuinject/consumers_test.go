@@ -21,8 +21,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
-// family is a kind of image: where its C library is, and where its own libraries
-// look for what others install.
+// family is a kind of image: where its C library is, and where its libraries look for files of
+// others.
 type family struct {
 	name  string
 	libc  string            // file, below the root
@@ -77,8 +77,8 @@ func hostLibC() string {
 	return found[0]
 }
 
-// look gives the content that a program of the container finds at a path: where the
-// links of the image lead, in the mount that is nearest, with the links in it.
+// look returns the content that a program in the container finds at a path, following the links of
+// the image and of the innermost mount.
 func look(t *testing.T, dir, name string) ([]byte, bool) {
 	t.Helper()
 	root, err := image.Open(filepath.Join(dir, "rootfs"))
@@ -153,7 +153,7 @@ func TestT69FilesInEveryImage(t *testing.T) {
 	}
 }
 
-// What EGL lists, and what a program that searches GPUs by bus id finds.
+// What EGL lists, and what a program that looks up GPUs by bus id finds.
 func TestProgramsThatDraw(t *testing.T) {
 	mask := regexp.MustCompile("0x[0-9a-f]+")
 	show := func(p Plan) string {

@@ -101,7 +101,7 @@ func (r *row) setUp(t *testing.T, title, example string, words map[string]func(*
 	}
 }
 
-// add makes a further change to the specification.
+// add makes another change to the specification.
 func (r *row) add(change func(*specs.Spec)) {
 	if r.spec != nil {
 		change = all(r.spec, change)
@@ -206,7 +206,7 @@ func contractWords(t *testing.T) map[string]func(*row) {
 	}
 }
 
-// showTegra shows the GPUs, how the host was taken, and forward compatibility.
+// showTegra shows the GPUs, the recognised platform, and forward compatibility.
 func showTegra(p Plan) string {
 	s := showGPUs(p)
 	if p.Platform == "" {

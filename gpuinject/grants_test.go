@@ -101,7 +101,7 @@ func ignored(p Plan) string {
 	return fmt.Sprint(classes)
 }
 
-// In a pod other devices need a grant of their own. What is ignored is shown in brackets.
+// In a pod other devices need a grant of their own. Ignored classes are shown in brackets.
 func TestGrantsOfOtherDevices(t *testing.T) {
 	const (
 		every = "channel0 channel2 nvidia-fs0 nvidia-fs1 gdrdrv uverbs0 uverbs1 rdma_cm nvidia-nvswitchctl nvidia-nvswitch0 nvidia-nvswitch1 []"

@@ -80,7 +80,7 @@ type testHost struct {
 	change func(*device.Facts)
 }
 
-// simulatedHost is the host of most tests, without what NVML has told others.
+// simulatedHost is the host of most tests, without kept answers of NVML.
 func simulatedHost(t testing.TB) *testHost {
 	t.Helper()
 	return &testHost{Driver: simulated, cfg: hostConfig(t)}
@@ -275,9 +275,9 @@ func refused(t testing.TB, err error, kind Kind, words ...string) {
 	}
 }
 
-// given are the places where a container finds what was injected: the destinations of
-// its mounts, and the links of its image into the view. Each link leads to a file of
-// the view, and the record has them all.
+// given returns the places where a container finds what was injected: the destinations of its
+// mounts, and the links of its image into the view. Each link leads to a file of the view, and the
+// record has them all.
 func given(t testing.TB, dir string) []string {
 	t.Helper()
 	spec := readSpec(t, dir)

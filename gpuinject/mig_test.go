@@ -70,8 +70,7 @@ func TestPartitionedGPUByName(t *testing.T) {
 	}
 }
 
-// An answer from before a change, or from while it happened, must not be kept for the layout after
-// it.
+// An answer from before or during a change must not be kept for the layout after it.
 func TestMIGReconfigurationDuringProbe(t *testing.T) {
 	h := newMIGHost(t)
 	h.change = func(*device.Facts) { // the answer is the old one
@@ -167,8 +166,7 @@ func TestT40RefusalRevealsNoMIGDevice(t *testing.T) {
 	}
 }
 
-// A question starts a process: what the kubelet allocated and what NVML says of it are asked for
-// together.
+// A question starts a process, so the kubelet and NVML are asked together.
 func TestKubeletAndNVMLAreAskedTogether(t *testing.T) {
 	h := newMIGHost(t)
 	var asked []string

@@ -105,7 +105,7 @@ func TestACompatibilityPackageReplacesAFixedSet(t *testing.T) {
 	}}.run(t)
 }
 
-// What a configuration says is repeated as text, not as lines, and not at any length.
+// Messages quote values of a configuration in one line of limited length.
 func TestMessagesQuotePaths(t *testing.T) {
 	show := func(p Plan) string {
 		notes := strings.Join(p.Notes, "")
@@ -125,8 +125,8 @@ func TestMessagesQuotePaths(t *testing.T) {
 	}
 }
 
-// A file of the view is at its other places by a link where the image has nothing
-// there, and by a mount elsewhere. A plan says the same before anything is done.
+// A file of the view appears at its other places by a link if the image has nothing there, and
+// otherwise by a mount. A plan says the same beforehand.
 func TestLinks(t *testing.T) {
 	const smi, inView = "/usr/bin/nvidia-smi", ViewDir + "/bin/nvidia-smi"
 	for _, tc := range []struct {
@@ -201,8 +201,8 @@ func file(content, name string) func(testing.TB, string) {
 	return func(t testing.TB, root string) { writeFile(t, root+name, content, 0o755) }
 }
 
-// A data file that was replaced on the host is the new one in the next container: it is
-// in the view, which is made again.
+// After a data file was replaced on the host, the next container has the new one: the view is made
+// again.
 func TestReplacedDataFile(t *testing.T) {
 	h := newHost(t, sim.Options{GPUs: 1})
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all")

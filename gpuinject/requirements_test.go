@@ -7,8 +7,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 )
 
-// cudaImage is a requirement as images of CUDA have it: the condition proper, and
-// brands with the driver branches that its compatibility package serves.
+// cudaImage is a requirement as in CUDA images: the main condition, and brands with the driver
+// branches that the image's compatibility package serves.
 const cudaImage = "cuda>=13.1 brand=unknown,driver>=535,driver<536 brand=nvidia,driver>=580,driver<581 brand=geforcertx,driver>=570,driver<571"
 
 func TestRequirements(t *testing.T) {
@@ -56,7 +56,7 @@ func TestRequirements(t *testing.T) {
 	}
 }
 
-// What is not known is never taken as satisfied.
+// Unknown properties never satisfy a requirement.
 func TestUnknownRequirements(t *testing.T) {
 	with := func(change func(*device.Facts)) *testHost {
 		h := simulatedHost(t)

@@ -105,8 +105,8 @@ func TestNoDeviceNodeIsMadeInAVolume(t *testing.T) {
 	}}.run(t)
 }
 
-// The loader's cache is written where the container sees it, mounted where it may be, and else
-// the driver's libraries are in the loader's own directory.
+// The loader's cache is written where the container sees it, or mounted if that is possible;
+// otherwise the driver's libraries are put into the loader's own directory.
 func TestWhereTheLoadersCacheGoes(t *testing.T) {
 	libs := filepath.Dir("/" + families()[0].libc)
 	jit := path.Join(libs, "libnvidia-ptxjitcompiler.so.1")
@@ -173,7 +173,7 @@ func TestWhereTheLoadersCacheGoes(t *testing.T) {
 	}
 }
 
-// immutable makes a directory of the image one in which nothing can be made.
+// immutable makes a directory of the image immutable.
 func immutable(name string) func(testing.TB, string) {
 	return func(t testing.TB, root string) {
 		dir, err := os.Open(root + name)
@@ -188,7 +188,7 @@ func immutable(name string) func(testing.TB, string) {
 	}
 }
 
-// runc's words would not say what to do.
+// runc's message would not say what to do.
 func TestAnImageThatCannotBeWritten(t *testing.T) {
 	const view = "refused: NVIDIA_VISIBLE_DEVICES=\"0\": the image has no directory /usr/local/nvidia ... "
 	const smi = "/usr/bin/nvidia-smi"

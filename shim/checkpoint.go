@@ -31,20 +31,20 @@ const restoredMask = "nvidia-proc-driver"
 type restoration struct {
 	mask *procmask.Mask // nil if the container gets none
 	view string         // of this host
-	done bool           // it was tried
+	done bool           // a restore was attempted
 }
 
-// close gives the mask up.
-func (r *restoration) close() {
-	if r != nil && r.mask != nil {
-		r.mask.Close()
+// close releases the mask that is kept for a restoration.
+func (c gpuContainer) close() {
+	if c.restoration != nil && c.restoration.mask != nil {
+		c.restoration.mask.Close()
 	}
 }
 
-// Checkpoint has runc and CRIU write the container's processes to files. CRIU cannot save what they
-// have on a GPU, so their GPU memory is moved to the host before, whatever container.on-pause says.
-// A container that does not end goes on afterwards. One that was paused stays paused; Resume moves
-// its memory back.
+// Checkpoint has runc and CRIU write the container's processes to files. CRIU cannot save GPU
+// memory, so that is moved to the host first, whatever container.on-pause says. Unless the
+// checkpoint ends the container, it continues afterwards. A container that was paused stays paused;
+// Resume moves its memory back.
 func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskRequest) (resp *emptypb.Empty, err error) {
 	if c, ok := s.get(r.ID); !ok || !c.hasGPU {
 		return s.TTRPCTaskService.Checkpoint(ctx, r)
@@ -89,14 +89,14 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskReque
 	return nil, s.failed(ctx, r.ID, fmt.Errorf("%w; the container stays paused: %w", err, undone), again)
 }
 
-// keepSuspended has the next Resume move GPU memory back.
+// keepSuspended makes the next Resume move GPU memory back.
 func (s *Service) keepSuspended(id string, c gpuContainer) {
 	c.suspended = true
 	s.update(id, c)
 	c.noteSuspended()
 }
 
-// wake undoes suspend, also one that failed, and freezes a container that was paused.
+// wake undoes suspend, even a failed one, and freezes the container again if it was paused.
 func (s *Service) wake(ctx context.Context, id string, c gpuContainer, paused bool) (err error) {
 	if s.status(ctx, id) == task.Status_PAUSED {
 		_, err = s.TTRPCTaskService.Resume(ctx, &taskapi.ResumeRequest{ID: id})
@@ -116,8 +116,8 @@ func (s *Service) wake(ctx context.Context, id string, c gpuContainer, paused bo
 	return err
 }
 
-// dump writes the checkpoint, with the record of what the container has. The files of the driver and
-// the mask are left out: they come from the host that restores it.
+// dump writes the checkpoint, with the record of what the container was given. The driver's files
+// and the mask are left out: the host that restores the checkpoint provides its own.
 func (s *Service) dump(ctx context.Context, r *taskapi.CheckpointTaskRequest, c gpuContainer) (resp *emptypb.Empty, err error) {
 	state, err := s.State(ctx, &taskapi.StateRequest{ID: r.ID})
 	if err != nil {
@@ -148,7 +148,7 @@ func (s *Service) dump(ctx context.Context, r *taskapi.CheckpointTaskRequest, c 
 }
 
 // restore starts a container from its checkpoint. CRIU mounts the mask before the processes run;
-// then their GPU memory is moved back. A container that cannot have it is killed.
+// then their GPU memory is moved back. If that fails, the container is killed.
 func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuContainer) (resp *taskapi.StartResponse, err error) {
 	s.pausing.Lock()
 	defer s.pausing.Unlock()
@@ -157,7 +157,7 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 		return nil, toGRPC(&classified{err, errdefs.ErrFailedPrecondition})
 	}
 	c.restoration.done = true
-	defer c.restoration.close()
+	defer c.close()
 	ctx = context.WithoutCancel(ctx) // half of it would leave processes that stand still
 	external := map[string]string{}
 	files, err := mountsBelow("self", c.restoration.view)
@@ -188,7 +188,7 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 	if err == nil {
 		return resp, nil
 	}
-	// Start may have failed after CRIU had succeeded.
+	// Start may have failed after CRIU succeeded.
 	_, killed := s.TTRPCTaskService.Kill(ctx, &taskapi.KillRequest{ID: r.ID, Signal: uint32(unix.SIGKILL), All: true})
 	if killed != nil && !errdefs.IsNotFound(errgrpc.ToNative(killed)) && s.status(ctx, r.ID) == task.Status_RUNNING {
 		err = fmt.Errorf("%w; and it could not be killed: %w", err, killed)
@@ -204,7 +204,8 @@ func mountsBelow(process, dir string) (list []string, err error) {
 	}
 	defer f.Close()
 	_, err = mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
-		// A container that may mount chooses names, which go into a file of CRIU's.
+		// A container that may mount chooses these names, and they are written into a configuration
+		// file of CRIU.
 		if strings.HasPrefix(m.Mountpoint, dir+"/") && !strings.ContainsAny(m.Mountpoint, "\"\\#\n\t ") {
 			list = append(list, m.Mountpoint)
 		}
@@ -213,8 +214,8 @@ func mountsBelow(process, dir string) (list []string, err error) {
 	return list, err
 }
 
-// withExternal says to the CRIU that runc runs which mounts are external: at these paths in the
-// container it mounts what it is given here. runc says so of the mounts in config.json only.
+// withExternal tells CRIU, which runc executes, what to mount at these paths in the container. runc
+// itself tells it only about the mounts in config.json.
 func withExternal(ctx context.Context, bundle string, external map[string]string) (context.Context, error) {
 	var text bytes.Buffer
 	for name, source := range external {

@@ -212,7 +212,7 @@ func TestPauseResumeAndCheckpointWaitForEachOther(t *testing.T) {
 					if !waitsForLock(second, done) {
 						t.Error("it did not wait")
 					}
-					_, err := s.Kill(t.Context(), &taskapi.KillRequest{ID: "c"}) // which does not
+					_, err := s.Kill(t.Context(), &taskapi.KillRequest{ID: "c"}) // which does not wait
 					check(t, err)
 				}
 				check(t, call(s, image))
@@ -309,7 +309,8 @@ type restoreTasks struct {
 	checkpointTasks
 	mask  []os.DirEntry
 	start error
-	// at is where CRIU mounts the mask, or the part of it; covered if something else is over it.
+	// at is where CRIU mounts the mask, or part of it; covered is true if something is mounted over
+	// it.
 	at, part string
 	covered  bool
 }

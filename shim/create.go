@@ -31,8 +31,8 @@ import (
 const gcPercent = 40
 
 // Create gives the container its GPUs and has the embedded service create it. A container without a
-// GPU request is created from its bundle as containerd wrote it, except that hooks of NVIDIA's are
-// removed; if the bundle has nodes of the driver, the container gets the mask.
+// GPU request is created from its bundle as containerd wrote it, except that NVIDIA's hooks are
+// removed; if the bundle has the driver's device nodes, the container gets the mask.
 func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*taskapi.CreateTaskResponse, error) {
 	s.beginCreate(r.ID)
 	defer s.endCreate(r.ID)
@@ -52,7 +52,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 	if c.Plain {
 		return s.TTRPCTaskService.Create(ctx, r)
 	}
-	// A collection of garbage would delay the container. Restoring the previous value instead would
+	// A garbage collection would delay the container. Restoring the previous value instead would
 	// leave the collector off for good after two overlapping calls.
 	debug.SetGCPercent(-1)
 	defer debug.SetGCPercent(gcPercent)
@@ -116,7 +116,7 @@ func recovered(err *error) {
 }
 
 // createWithGPU decides what the container gets, makes the changes in the root file system and the
-// bundle, creates the container and attaches the mask. After an error nothing is left.
+// bundle, creates the container and attaches the mask. After an error, nothing is left behind.
 func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskRequest, c gpuinject.Container, outcome *state.Event) (_ *taskapi.CreateTaskResponse, err error) {
 	start := time.Now()
 	if !s.reserve(r.ID) {
@@ -127,9 +127,9 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	rootPath := c.Bundle.RootPath() // if containerd's client has mounted it
 	destroyed := true
 	defer func() {
-		// A container that could not be destroyed stays known, so that Start refuses it.
+		// A container that could not be destroyed stays registered, so that Start refuses it.
 		if err != nil && destroyed {
-			kept.restoration.close()
+			kept.close()
 			unmountRootfs(ctx, kept.rootfs)
 			s.remove(r.ID)
 		}
@@ -162,7 +162,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	if mask != nil {
 		err := attachMask(mask, int(resp.Pid), rootPath)
 		if errors.Is(err, procmask.ErrEnded) {
-			// As from the stock shim: the state says "stopped", and the exit event is sent. Start
+			// As with the stock shim, the state is "stopped" and the exit event is sent. Start
 			// refuses the container, which is not ready.
 			log.G(ctx).WithError(err).WithField("id", r.ID).Warn("nvidia: the container has ended before it was started")
 			return resp, nil

@@ -14,7 +14,7 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 		return resp, err
 	}
 	if c, ok := s.get(r.ID); ok {
-		c.restoration.close()
+		c.close()
 		unmountRootfs(ctx, c.rootfs)
 		s.remove(r.ID)
 	}

@@ -10,8 +10,8 @@ import (
 )
 
 // classified is an error with a class of errdefs that is not part of its text. It unwraps to the
-// class alone: errgrpc turns an error with two branches into two details, which a client prints
-// on separate lines.
+// class only: errgrpc turns an error with two branches into two details, which clients print on
+// separate lines.
 type classified struct{ err, class error }
 
 func (e *classified) Error() string { return e.err.Error() }

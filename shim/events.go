@@ -10,8 +10,8 @@ import (
 	ctrdshim "github.com/containerd/containerd/v2/pkg/shim"
 )
 
-// createEvents adds the mounts of the root file system to TaskCreate events. The embedded service
-// does not know them if Create made them itself.
+// createEvents adds the mounts of the root file system to TaskCreate events. If Create made them
+// itself, the embedded service does not know them.
 type createEvents struct {
 	ctrdshim.Publisher
 	rootfs sync.Map // container id to []*types.Mount

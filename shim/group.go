@@ -20,12 +20,13 @@ import (
 // in which the embedded manager reads them.
 var groupAnnotations = []string{"io.containerd.runc.v2.group", "io.kubernetes.cri.sandbox-id"}
 
-// taskVersion is the version of the Task API that daemons since 2.3 are told, as by the embedded
-// manager. Every shim of this runtime serves versions 2 and 3, whatever its daemon was told.
+// taskVersion is the version of the Task API that is reported to containerd since 2.3, the same as
+// by the embedded manager. Every shim of this runtime serves versions 2 and 3, whatever was
+// reported.
 const taskVersion = 3
 
-// socketAddress returns the address of the shim for the container of the bundle dir, where the
-// embedded manager has it.
+// socketAddress returns the address of the shim for the container with the bundle dir: the one that
+// the embedded manager uses.
 func socketAddress(ctx context.Context, params *bootapi.BootstrapParams, dir string) (string, error) {
 	socketDir := params.GetSocketDir()
 	if socketDir == "" {

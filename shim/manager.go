@@ -55,9 +55,9 @@ func (m *shimManager) Start(ctx context.Context, params *bootapi.BootstrapParams
 	if err != nil {
 		return nil, err
 	}
-	// As shims before 2.3 did: containerd 1.6 and 1.7 read it after a restart, and a shim that ends
-	// removes the socket of that name, which for a group need not be that of the container. It comes
-	// first: nothing would end a shim whose `start` fails.
+	// Shims before 2.3 wrote this file: containerd 1.6 and 1.7 read it after a restart, and a shim
+	// that ends removes the socket it names, which in a group may differ from the container's own.
+	// It is written first, because nothing would end a shim whose `start` fails.
 	if err := os.WriteFile(filepath.Join(dir, "address"), []byte(address), 0o644); err != nil {
 		return nil, err
 	}
@@ -76,7 +76,7 @@ func (m *shimManager) Start(ctx context.Context, params *bootapi.BootstrapParams
 	return result, nil
 }
 
-// Stop removes what a shim that was killed has left. It may have been restoring the container.
+// Stop cleans up after a shim that was killed, perhaps while it restored the container.
 func (m *shimManager) Stop(ctx context.Context, id string) (ctrdshim.StopStatus, error) {
 	dir, err := os.Getwd()
 	if err != nil {
@@ -91,8 +91,8 @@ func (m *shimManager) Stop(ctx context.Context, id string) (ctrdshim.StopStatus,
 	return status, runcDeleted(ctx, dir, id)
 }
 
-// runcDeleted returns an error if runc still has the container. The embedded manager reports
-// success then, and containerd removes the bundle of a container that runs on.
+// runcDeleted returns an error if runc still has the container. In that case the embedded manager
+// reports success, and containerd removes the bundle of a container that runs on.
 func runcDeleted(ctx context.Context, dir, id string) error {
 	opts, err := runc.ReadOptions(dir)
 	if err != nil {
@@ -117,8 +117,7 @@ func (m *shimManager) Info(ctx context.Context, r io.Reader) (*types.RuntimeInfo
 	}
 	info, err := m.Shim.Info(ctx, bytes.NewReader(input))
 	if err != nil {
-		// runc is not installed (yet), but containerd asked about the shim (containerd issue
-		// 13352).
+		// runc may not be installed yet; containerd asked about the shim (containerd issue 13352).
 		info = &types.RuntimeInfo{Name: m.Name()}
 	}
 	info.Version = &types.RuntimeVersion{Version: version.Version, Revision: version.Revision}

@@ -27,10 +27,10 @@ func addOutcome(c gpuinject.Container, e state.Event, err error) {
 	addEvent(c.Config, e)
 }
 
-// addEvent adds an event. A container is created and refused without it, too.
+// addEvent adds an event. No caller depends on its success.
 func addEvent(cfg *config.Config, e state.Event) {
 	if cfg == nil {
-		return // it has an error, or the container does not ask
+		return // the configuration is invalid, or the container does not ask for GPUs
 	}
 	if st, err := state.Open(cfg.Host.StateDir, false); err == nil {
 		st.AddEvent(e)

@@ -24,11 +24,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// maxRounds bounds how often Pause starts again for processes that have begun to use a GPU since.
+// maxRounds bounds how often Pause is repeated because processes have started to use a GPU
+// meanwhile.
 const maxRounds = 5
 
-// Pause freezes the container. If it suspends its GPUs, the GPU memory of its processes is moved to
-// the host before, and they give the GPUs back. After an error the container runs as before.
+// Pause freezes the container. If the container suspends its GPUs, the GPU memory of its processes
+// is moved to the host first, and they release the GPUs. After an error the container runs as
+// before.
 func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.Empty, error) {
 	if _, ok := s.get(r.ID); !ok {
 		return s.TTRPCTaskService.Pause(ctx, r)
@@ -63,8 +65,8 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 	if !c.suspendsGPU && !c.suspended {
 		return s.TTRPCTaskService.Resume(ctx, r)
 	}
-	ctx = context.WithoutCancel(ctx) // half of it would leave processes that stand still
-	// The driver restores a process by a thread of its own, which must not be frozen.
+	ctx = context.WithoutCancel(ctx) // stopping halfway would leave processes frozen
+	// The driver restores a process in one of the process' own threads, which must not be frozen.
 	resp, err := s.TTRPCTaskService.Resume(ctx, r)
 	if err != nil {
 		return nil, err
@@ -76,7 +78,7 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 	return nil, s.failed(ctx, r.ID, err, undone)
 }
 
-// noteSuspended writes into the bundle, for people, how much memory is on the host.
+// noteSuspended records in the bundle, for display, how much GPU memory is on the host.
 func (c gpuContainer) noteSuspended() {
 	sum := uint64(0)
 	for _, memory := range c.held {
@@ -87,8 +89,8 @@ func (c gpuContainer) noteSuspended() {
 	_ = os.WriteFile(filepath.Join(c.bundle, gpuinject.SuspendedName), fmt.Append(nil, sum), 0o600)
 }
 
-// failed returns the error of a call that failed, with that of undoing it. If undone is an error, a
-// container that has not ended stands still.
+// failed returns the error of a call, with the error of undoing it, if any. If undoing failed, a
+// container that has not ended is left frozen.
 func (s *Service) failed(ctx context.Context, id string, err, undone error) error {
 	if undone != nil && s.status(ctx, id) != task.Status_STOPPED {
 		err = &classified{fmt.Errorf("%w; undoing it failed too, so pause the container again or delete it: %w", err, undone), errdefs.ErrFailedPrecondition}
@@ -96,7 +98,7 @@ func (s *Service) failed(ctx context.Context, id string, err, undone error) erro
 	return toGRPC(err)
 }
 
-// status returns the state of the container; stopped if the embedded service does not know it.
+// status returns the state of the container: "stopped" if the embedded service does not know it.
 func (s *Service) status(ctx context.Context, id string) task.Status {
 	state, err := s.State(ctx, &taskapi.StateRequest{ID: id})
 	if err != nil {
@@ -105,8 +107,8 @@ func (s *Service) status(ctx context.Context, id string) task.Status {
 	return state.Status
 }
 
-// suspend moves GPU memory to the host and freezes the container. A process that has begun to use a
-// GPU meanwhile would keep it: then both are repeated.
+// suspend moves GPU memory to the host and freezes the container. If a process has started to use a
+// GPU in between, which it would keep, both are repeated.
 func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, held probe.Memory) (resp *emptypb.Empty, err error) {
 	for range maxRounds {
 		before, err := s.usersOfGPU(ctx, r.ID)
@@ -131,7 +133,7 @@ func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, held pro
 }
 
 // move has the probe move the GPU memory of all processes of the container, to the host or back.
-// What goes to the host is entered in held; on the way back it must be free on the GPU.
+// What is moved to the host is added to held; to be moved back, that much must be free on the GPU.
 func (s *Service) move(ctx context.Context, id string, suspend bool, held probe.Memory) error {
 	list, err := s.processes(ctx, id)
 	if err != nil || len(list) == 0 {
@@ -155,16 +157,16 @@ func (s *Service) move(ctx context.Context, id string, suspend bool, held probe.
 	return nil
 }
 
-// moveLimit is how long moving GPU memory may take. It has to fit into the memory of this host,
-// and at least 1 GiB moves in a second. Tests use a shorter time.
+// moveLimit bounds how long moving GPU memory may take: no more than this host's memory can be
+// moved, at 1 GiB a second or faster. Tests use a shorter time.
 var moveLimit = func() time.Duration {
 	var info unix.Sysinfo_t
 	_ = unix.Sysinfo(&info)
 	return 30*time.Second + time.Duration(info.Totalram*uint64(info.Unit)>>30)*time.Second
 }()
 
-// processes returns the processes of the container. The second list tells those that are in it from
-// others that got the number of one that had ended.
+// processes returns the processes of the container. It lists the PIDs twice, because another
+// process may have got the PID of one that has ended.
 func (s *Service) processes(ctx context.Context, id string) (list []procfs.ID, err error) {
 	pids, err := s.pids(ctx, id)
 	if err != nil {
@@ -182,7 +184,7 @@ func (s *Service) processes(ctx context.Context, id string) (list []procfs.ID, e
 	return slices.DeleteFunc(list, func(p procfs.ID) bool { return !slices.Contains(pids, p.PID) }), err
 }
 
-// pids returns the numbers of the container's processes.
+// pids returns the PIDs of the container's processes.
 func (s *Service) pids(ctx context.Context, id string) ([]int, error) {
 	resp, err := s.Pids(ctx, &taskapi.PidsRequest{ID: id})
 	if err != nil {
@@ -195,8 +197,8 @@ func (s *Service) pids(ctx context.Context, id string) ([]int, error) {
 	return pids, nil
 }
 
-// usersOfGPU returns the processes of the container that have CUDA's device node open. A process
-// that is suspended has closed it; the child of one that uses CUDA may have inherited it.
+// usersOfGPU returns the processes of the container that have CUDA's device node open. A suspended
+// process has closed it; a child of a process that uses CUDA may have inherited it.
 func (s *Service) usersOfGPU(ctx context.Context, id string) ([]procfs.ID, error) {
 	list, err := s.processes(ctx, id)
 	return slices.DeleteFunc(list, func(p procfs.ID) bool { return !usesGPU(p.PID) }), err

@@ -15,6 +15,9 @@ import (
 	"github.com/containerd/containerd/api/types/task"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // pausedTasks is an embedded service with one running container.
@@ -44,8 +47,8 @@ func (f *pausedTasks) Resume(context.Context, *taskapi.ResumeRequest) (*emptypb.
 	return &emptypb.Empty{}, nil
 }
 
-// endingTasks is an embedded service with a container of which a process ends when it was listed.
-// Its number is that of a process outside.
+// endingTasks is an embedded service with a container one of whose processes ends after it was
+// listed. Its PID then belongs to a process outside.
 type endingTasks struct{ pausedTasks }
 
 func (f *endingTasks) Pids(ctx context.Context, r *taskapi.PidsRequest) (*taskapi.PidsResponse, error) {
@@ -72,17 +75,9 @@ func TestAProcessThatCannotBeReadIsAnError(t *testing.T) {
 	f := &pausedTasks{}
 	s, _ := serviceAround(&f.fakeTasks)
 	s.TTRPCTaskService = f
-	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: was.Max}); err != nil {
-		t.Fatal(err)
-	}
-	list, err := s.processes(t.Context(), "c")
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
+	var list []procfs.ID
+	var err error
+	simtest.LimitDescriptors(t, 0, func() { list, err = s.processes(t.Context(), "c") })
 	if !errors.Is(err, unix.EMFILE) {
 		t.Errorf("%v, %v", list, err)
 	}
@@ -125,7 +120,7 @@ func TestPauseFreezesOnlyWhatTheProbeHasSuspended(t *testing.T) {
 	}
 }
 
-// A container that was frozen and not thawed, with its GPU memory on the host, runs on with it.
+// A container that was frozen with its GPU memory on the host continues with that memory.
 func TestAPauseThatFailsAfterTheFreezeIsUndone(t *testing.T) {
 	reap(t)
 	resumed := filepath.Join(t.TempDir(), "resumed")

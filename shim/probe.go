@@ -14,7 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// asking returns ask, which also adds what failed to the events of the host.
+// asking returns a function that calls ask and adds a failure to the events of the host.
 func asking(cfg *config.Config) gpuinject.Ask {
 	return func(q probe.Questions) probe.Answers {
 		a := ask(q)

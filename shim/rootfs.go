@@ -30,8 +30,8 @@ func mountRootfs(r *taskapi.CreateTaskRequest) (string, error) {
 }
 
 // unmountRootfs unmounts what mountRootfs mounted at root; nothing if root is empty. A failure is
-// only logged: the embedded service knows the container no more, so Delete cannot be repeated, and
-// containerd unmounts what it finds in the bundle.
+// only logged: the embedded service no longer knows the container, so Delete cannot be repeated,
+// and containerd unmounts what it finds in the bundle.
 func unmountRootfs(ctx context.Context, root string) {
 	if root == "" {
 		return

@@ -24,16 +24,16 @@ type Service struct {
 	events *createEvents
 
 	mu sync.Mutex
-	// containers are the containers with GPUs, by id.
+	// containers holds the containers with GPUs, by id.
 	containers map[string]gpuContainer
-	// creating are the ids of the containers whose Create is in progress.
+	// creating holds the ids of the containers whose Create is in progress.
 	creating map[string]bool
 
 	// pausing is held while a container is suspended or resumed.
 	pausing sync.Mutex
 }
 
-// gpuContainer is kept from Create for the calls that follow.
+// gpuContainer is what Create keeps for the calls that follow.
 type gpuContainer struct {
 	// rootfs is the mount that Create made and Delete removes. It is empty if containerd's
 	// client made the mount.
@@ -78,7 +78,7 @@ func (s *Service) RegisterTTRPC(server *ttrpc.Server) error {
 	return nil
 }
 
-// get returns the container id, if it has GPUs.
+// get returns the container with this id, if it has GPUs.
 func (s *Service) get(id string) (c gpuContainer, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -86,7 +86,7 @@ func (s *Service) get(id string) (c gpuContainer, ok bool) {
 	return c, ok
 }
 
-// reserve enters a container that is not ready. It returns false if the id is in use.
+// reserve registers a container that is not ready. It returns false if the id is in use.
 func (s *Service) reserve(id string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -97,7 +97,7 @@ func (s *Service) reserve(id string) bool {
 	return true
 }
 
-// update replaces the container id, unless Delete has removed it.
+// update replaces the container with this id, unless Delete has removed it.
 func (s *Service) update(id string, c gpuContainer) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

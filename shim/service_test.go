@@ -87,7 +87,7 @@ func serviceAround(f *fakeTasks) (*Service, *publisher) {
 	return newService(f, &createEvents{Publisher: p}), p
 }
 
-// publisher keeps what is published.
+// publisher records what is published.
 type publisher struct{ published []events.Event }
 
 func (p *publisher) Publish(_ context.Context, _ string, e events.Event) error {
@@ -284,7 +284,7 @@ func TestTheCreateEventHasTheMountsOfTheRootFileSystem(t *testing.T) {
 	}
 }
 
-// An error would be for good: the embedded service knows the container no more.
+// An error would be final: the embedded service no longer knows the container.
 func TestADeleteUnmountsARootFileSystemThatIsInUse(t *testing.T) {
 	if !inOwnMounts(t) {
 		return

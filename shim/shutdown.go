@@ -7,9 +7,9 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// Shutdown ends the shim unless it has containers or creates another one than r names. The
-// embedded service counts only created containers, so that in a group the Shutdown after the
-// Delete of one container would end the shim during the Create of another. A daemon that names the
+// Shutdown ends the shim unless it has containers or is creating one other than r names. The
+// embedded service counts only created containers, so that in a group the Shutdown after the Delete
+// of one container would end the shim during the Create of another. A daemon that names the
 // container being created has given up on it.
 func (s *Service) Shutdown(ctx context.Context, r *taskapi.ShutdownRequest) (*emptypb.Empty, error) {
 	s.mu.Lock()

@@ -17,8 +17,8 @@ func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*em
 	return s.TTRPCTaskService.Update(ctx, r)
 }
 
-// withoutDevices removes the member devices from a LinuxResources in JSON. Any other message
-// remains as it is; the embedded service reports it.
+// withoutDevices removes the member devices from a LinuxResources in JSON. Any other message is
+// left as it is, for the embedded service to reject.
 func withoutDevices(any *anypb.Any) *anypb.Any {
 	var resources map[string]json.RawMessage
 	if any == nil || json.Unmarshal(any.GetValue(), &resources) != nil {

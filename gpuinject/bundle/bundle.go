@@ -64,8 +64,8 @@ type Linux struct {
 
 // Read returns the bytes and the mode of the configuration in the bundle dir.
 //
-// The file steers everything that follows, so it must be a regular file that only root can write,
-// with one name, and no link, in a directory that only root can change (T52).
+// The file steers everything that follows, so it must be a regular file, not a link, that only root
+// can write, with one name, in a directory that only root can change (T52).
 func Read(dir string) ([]byte, os.FileMode, error) {
 	name := filepath.Join(dir, ConfigName)
 	raw, st, err := trusted.Read(name, maxConfig)

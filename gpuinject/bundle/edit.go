@@ -11,8 +11,8 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 )
 
-// Edits are changes of a configuration: what the Remove functions report is removed, nothing if one
-// is nil; then the rest is added.
+// Edits are changes to a configuration. Elements for which a Remove function returns true are
+// removed (none if it is nil); then the rest is added.
 type Edits struct {
 	RemoveMount  func(specs.Mount) bool
 	RemoveDevice func(specs.LinuxDevice) bool
@@ -25,7 +25,7 @@ type Edits struct {
 	AdditionalGids []uint32
 }
 
-// Apply makes the changes e in memory. A device node, rule, mount or group that is there already is
+// Apply makes the changes e in memory. A device node, rule, mount or group that is already there is
 // not repeated, so applying twice changes nothing (T54). A node for another device is an error;
 // after an error the bundle must not be used.
 func (b *Bundle) Apply(e Edits) error {
@@ -85,7 +85,7 @@ func remove[T any](o *object, path string, list *[]T, drop func(T) bool) error {
 	})
 }
 
-// add appends what is not there yet to the array at path. list holds the decoded elements and
+// add appends elements that are not yet in the array at path. list holds the decoded elements and
 // changes with it; has reports whether they include an element.
 func add[T any](o *object, path string, list *[]T, added []T, has func([]T, T) bool) error {
 	var missing []json.RawMessage
@@ -106,8 +106,8 @@ func add[T any](o *object, path string, list *[]T, added []T, has func([]T, T) b
 	return o.edit(path, func(array []json.RawMessage) []json.RawMessage { return append(array, missing...) })
 }
 
-// CheckDevices returns an error if the configuration has a node at a path of added for another
-// device: runc keeps a node that exists, whatever its numbers are.
+// CheckDevices returns an error if the configuration already has a node for another device at one
+// of the paths in added: runc keeps an existing node, whatever its numbers are.
 func (b *Bundle) CheckDevices(added []specs.LinuxDevice) error {
 	for _, d := range added {
 		for _, x := range b.Spec.Linux.Devices {

@@ -14,7 +14,7 @@ type object struct {
 	edited  bool
 }
 
-// member is one key of an object with its value as it was written, and the object in its place once
+// member is one key of an object with its value as it was written, replaced by the object once
 // something below it is edited.
 type member struct {
 	key   string
@@ -65,9 +65,9 @@ func (o *object) encode(b *bytes.Buffer) {
 	b.WriteByte('}')
 }
 
-// member returns the member key and makes it if there is none. Go's JSON decoder, which runc uses,
-// accepts a key in any case and takes the last of several; an object in which that makes a
-// difference could mean one thing here and another to runc, so it is refused (T51).
+// member returns the member with this key, and adds it if there is none. Go's JSON decoder, which
+// runc uses, accepts a key in any case and takes the last of several; an object in which that makes
+// a difference could mean one thing here and another to runc, so it is an error (T51).
 func (o *object) member(key string) (*member, error) {
 	var found *member
 	n := 0

@@ -19,7 +19,7 @@ const File = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 // thousand.
 const maxSize = 8 << 20
 
-// content is the form since Kubernetes 1.20 (pkg/kubelet/cm/devicemanager/checkpoint).
+// content is the format since Kubernetes 1.20 (pkg/kubelet/cm/devicemanager/checkpoint).
 type content struct {
 	Data *struct {
 		PodDeviceEntries  []entry

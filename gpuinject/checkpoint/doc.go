@@ -6,8 +6,8 @@
 // The kubelet writes the file when it admits a pod, before any container of the pod is created, and
 // a pod whose write fails is not admitted: pkg/kubelet/cm/devicemanager of Kubernetes. It replaces
 // the file by rename after fsync, so a reader sees the old state or the new one, never a part.
-// Another process can still have damaged it, and a later kubelet can use another form: a file that
-// is not exactly of the known form is an error, and the caller asks elsewhere.
+// Another process can still have damaged it, and a later kubelet can use another format: a file
+// that is not exactly in the known format is an error, and the caller asks elsewhere.
 //
 // The checksum in the file is not checked. It is FNV-32 over a dump of the kubelet's own Go types,
 // with their names, so it can change with any version of the kubelet; it finds damage, which the
@@ -16,5 +16,5 @@
 // If two updates of the kubelet cross, the older state can stay in the file until the next write. A
 // container then has less than was allocated to it, never what another pod's UID has.
 //
-// The package must never read a file that others than root can write, and asks no process.
+// The package must never read a file that users other than root can write, and asks no process.
 package checkpoint

@@ -50,7 +50,7 @@ type Host struct {
 	SysRoot string `toml:"sys-root"`
 	// StateDir holds the views and caches of this boot; root only.
 	StateDir string `toml:"state-dir"`
-	// ReadOnlyState leaves StateDir as it is, for a preview.
+	// ReadOnlyState leaves StateDir unchanged, for a preview.
 	ReadOnlyState bool `toml:"-"`
 	// LoadKernelModules lets `nvidia-shimctl prepare` load the driver's modules. The shim never
 	// does.
@@ -73,7 +73,7 @@ type Container struct {
 	OnPause string `toml:"on-pause"`
 }
 
-// What pausing a container does.
+// Values of Container.OnPause: what pausing a container does.
 const (
 	// SuspendGPU moves the container's GPU memory to the host, gives the GPU back and freezes it.
 	SuspendGPU = "suspend-gpu"
@@ -104,14 +104,14 @@ const (
 type Policy struct {
 	// Kubernetes is Enforce, Audit or TrustEnv, for containers that CRI created.
 	Kubernetes string `toml:"kubernetes"`
-	// TrustedNamespaces are the Kubernetes namespaces whose pods may use the environment as a
-	// grant: monitoring agents and the device plugin itself. Only kube-system exists in every
-	// cluster; another name could be taken by any user who may create namespaces.
+	// TrustedNamespaces are the Kubernetes namespaces in whose pods the environment is a grant, for
+	// monitoring agents and the device plugin itself. Only kube-system exists in every cluster; a
+	// user who may create namespaces could take any other name.
 	TrustedNamespaces []string `toml:"trusted-namespaces"`
 	// KubeletSocket is the kubelet's PodResources socket. The kubelet is asked there if nothing
 	// else says what was allocated to a pod.
 	KubeletSocket string `toml:"kubelet-socket"`
-	// AcceptEnvWithoutKubelet lets the environment of a pod's container grant if there is no
+	// AcceptEnvWithoutKubelet makes the environment of a pod's container a grant if there is no
 	// kubelet: neither its checkpoint nor a socket at KubeletSocket. Otherwise the container is
 	// refused.
 	AcceptEnvWithoutKubelet bool `toml:"accept-env-without-kubelet"`
@@ -121,8 +121,8 @@ type Policy struct {
 	AcceptVolumeMounts bool `toml:"accept-volume-mounts"`
 	// AcceptEnvWhenUnprivileged lets containers outside Kubernetes ask by environment.
 	AcceptEnvWhenUnprivileged bool `toml:"accept-env-when-unprivileged"`
-	// AllowFromEnvironment are the classes of devices besides GPUs that any pod's container may
-	// have by asking in its environment.
+	// AllowFromEnvironment lists the classes of devices besides GPUs that any pod's container gets
+	// if its environment asks for them.
 	AllowFromEnvironment []string `toml:"allow-from-environment"`
 	// IgnoreIMEXChannels ignores every request for IMEX channels.
 	IgnoreIMEXChannels bool `toml:"ignore-imex-channels"`
@@ -187,9 +187,9 @@ const (
 
 var sockets = []string{Persistenced, FabricManager, MPS}
 
-// SwarmPrefix begins the variables by which Docker swarm tells a task which of a node's generic
-// resources it owns: DOCKER_RESOURCE_GPU=GPU-…,GPU-…. The shim searches for it before it reads this
-// configuration.
+// SwarmPrefix is the prefix of the variables that tell a task of Docker swarm which of a node's
+// generic resources it owns: DOCKER_RESOURCE_GPU=GPU-…,GPU-…. The shim searches for it before it
+// reads this configuration.
 const SwarmPrefix = "DOCKER_RESOURCE_"
 
 // Default returns the configuration of a host without a file.
@@ -255,7 +255,7 @@ func Load(name string) (*Config, error) {
 }
 
 // ReadTrusted reads a configuration file that only root can have written: its content steers mounts
-// (T61). The file may be a link, as package managers and Kubernetes make it.
+// (T61). The file may be a link, as it is with package managers and Kubernetes.
 func ReadTrusted(name string) ([]byte, error) {
 	real, err := filepath.EvalSymlinks(name)
 	if err != nil {
@@ -283,12 +283,12 @@ func Decode(data []byte, v any) error {
 	if key == "" {
 		return fmt.Errorf("line %d: %s", row, plain(de))
 	}
-	// The library has line 1 for a list in a list.
+	// The library reports line 1 for a list in a list.
 	return fmt.Errorf("line %d: key %q: %s", max(row, lineOf(data, de.Key())), key, plain(de))
 }
 
-// WithoutLine is the error of Decode for a table that containerd has encoded again: the line is not
-// that of its file.
+// WithoutLine removes the line from an error of Decode, for a table that containerd has re-encoded:
+// the line would not be that of the file.
 func WithoutLine(err error) error {
 	if line, text, _ := strings.Cut(err.Error(), ": "); strings.HasPrefix(line, "line ") {
 		return errors.New(text)
@@ -296,14 +296,13 @@ func WithoutLine(err error) error {
 	return err
 }
 
-// kinds are words for the library's names of what is there, and for the Go types that want
-// something else.
+// kinds maps the library's names of TOML types, and Go's names of the wanted types, to plain words.
 var kinds = map[string]string{
 	"string": "a string", "bool": "true or false", "boolean": "true or false", "[]string": "a list of strings", "uint32": "a number",
 	"integer": "a number", "float": "a number", "array": "a list", "array table": "a list of tables", "inline table": "a table", "datetime": "a date",
 }
 
-// plain is the text of an error of the library without Go types.
+// plain returns the text of the library's error without Go types.
 func plain(err error) string {
 	text := strings.TrimPrefix(err.Error(), "toml: ")
 	for _, begin := range []string{"cannot decode TOML ", "cannot store a ", "cannot store an "} {

@@ -35,7 +35,7 @@ func TestAnEmptyFileIsTheDefault(t *testing.T) {
 	}
 }
 
-// What the default is, is a promise: Kubernetes never trusts an image.
+// The default is a promise: in Kubernetes, images are never trusted.
 func TestTheDefaultIsTheSafeOne(t *testing.T) {
 	c := Default()
 	if c.Policy.Kubernetes != Enforce || c.Policy.AcceptEnvWithoutKubelet || !slices.Equal(c.Policy.TrustedNamespaces, []string{"kube-system"}) || len(c.Policy.AllowFromEnvironment) != 0 || c.Policy.ForeignHooks != Replace || c.Host.StateDir != "/run/nvidia-shim" ||
@@ -143,7 +143,7 @@ func isPlain(err error) bool {
 	return !regexp.MustCompile(`[\n\r]| toml: |struct|\[\]string|\bbool\b|uint32|(?i:config\.(host|container|policy|log|config)\b)`).MatchString(err.Error())
 }
 
-// What the file says steers mounts.
+// The file's content steers mounts.
 func TestT61AFileThatOthersCouldHaveWrittenIsRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("the test changes owners: run it as root")
@@ -183,7 +183,7 @@ func TestTheEnvironmentOfContainerdNamesTheFile(t *testing.T) {
 	if c, err := Find(""); err != nil || c.Log.Level != "warn" {
 		t.Errorf("%+v, %v", c, err)
 	}
-	// A file that is named must be there: its absence is no default.
+	// A named file must exist: its absence does not mean the default.
 	t.Setenv(EnvFile, filepath.Join(t.TempDir(), "none.toml"))
 	if _, err := Find(""); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a named file that is missing: %v", err)
@@ -235,7 +235,7 @@ func FuzzLoad(f *testing.F) {
 			}
 			return
 		}
-		// Valid once, valid again: nothing of it changes.
+		// Validating again changes nothing.
 		before := *c
 		if _, err := c.validate(); err != nil || !reflect.DeepEqual(before, *c) {
 			t.Errorf("validated again: %v", err)

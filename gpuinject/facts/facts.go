@@ -32,8 +32,8 @@ type Kept struct {
 	Facts device.Facts
 }
 
-// Load returns the kept answer if it is true for the host h. It makes no state directory: the
-// container may be refused.
+// Load returns the kept answer if it is still valid for the host h. It does not create the state
+// directory: the container may be refused.
 func Load(cfg config.Host, h host.Host) Kept {
 	st, err := state.Open(cfg.StateDir, true)
 	if err != nil {
@@ -46,9 +46,9 @@ func Load(cfg config.Host, h host.Host) Kept {
 	return k
 }
 
-// Ask asks q, which includes the question to NVML, and keeps NVML's answer. If another container
-// has had NVML asked since seen, that answer is used, and only the other questions are asked. The
-// error says why there are no facts; the other replies are valid all the same.
+// Ask asks q, which includes the question to NVML, and keeps NVML's answer. If NVML was asked for
+// another container since seen, that answer is used and only the other questions are asked. The
+// error says why there are no facts; the other replies are valid nevertheless.
 func Ask(cfg config.Host, h host.Host, seen Kept, q probe.Questions, ask func(probe.Questions) probe.Answers) (Kept, probe.Answers, error) {
 	others := q
 	others.Facts = false
@@ -98,8 +98,8 @@ func check(cfg config.Host, h host.Host, before string, reply probe.Answers) err
 	return nil
 }
 
-// key is what NVML's answer depends on: boot, driver, GPUs and MIG layout. Without a boot id it is
-// that of no answer.
+// key identifies what NVML's answer depends on: boot, driver, GPUs and MIG layout. Without a boot
+// id it matches no answer.
 func key(h host.Host) string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {

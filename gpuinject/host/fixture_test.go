@@ -62,7 +62,8 @@ func (f *fixture) discover() host.Host {
 	return h
 }
 
-// files searches when what was just written may be trusted.
+// files searches after a pause, because Fresh does not trust the timestamps of files that were just
+// written.
 func (f *fixture) files() driver.Files {
 	f.Helper()
 	time.Sleep(40 * time.Millisecond)

@@ -13,19 +13,19 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/wsl"
 )
 
-// Host is this host at one time.
+// Host describes this host at one point in time.
 type Host struct {
 	device.Inventory
-	// Platform is "" for GPUs on the PCI bus with NVIDIA's kernel module, else the name of another
-	// platform. It is for messages and JSON.
+	// Platform is "" for GPUs on the PCI bus with NVIDIA's kernel module, otherwise the platform's
+	// name. It is for messages and JSON.
 	Platform string
 	// CompatDriver is the driver version by which an image's forward compatibility package is
 	// judged. It is "" if such packages do not apply to this host's GPUs.
 	CompatDriver string
 }
 
-// Discover reads the GPUs and MIG devices of this host. It is meant to be called for every
-// container. The error is device.ErrNoDriver if the host has no NVIDIA driver.
+// Discover reads the GPUs and MIG devices of this host, for every container again. The error is
+// device.ErrNoDriver if the host has no NVIDIA driver.
 func Discover(cfg config.Host) (Host, error) {
 	inv, err := device.Discover(cfg)
 	h := Host{Inventory: inv}
@@ -41,8 +41,8 @@ func Discover(cfg config.Host) (Host, error) {
 		return Host{}, err
 	}
 	h.CompatDriver = h.DriverVersion
-	// procfs shows a container everything of the machine. Where nodes are missing the difference
-	// between such a container and a host whose nodes were not made matters.
+	// In a container procfs shows everything on the machine. If nodes are missing, this host may be
+	// such a container, or a host whose nodes have not been made.
 	present := h.OnlyPresent()
 	withheld := len(present.GPUs) < len(h.GPUs) || len(present.WithheldMIG) > 0
 	if withheld && driver.IsContainer(cfg, h.DriverVersion) {
@@ -52,7 +52,7 @@ func Discover(cfg config.Host) (Host, error) {
 }
 
 // Find returns the host and its driver's files, for tools that show what a container would find. If
-// only the files cannot be searched, the host comes with the error.
+// only the search for files fails, the host is returned with the error.
 func Find(cfg config.Host) (Host, driver.Files, error) {
 	h, err := Discover(cfg)
 	if err != nil {
@@ -106,8 +106,8 @@ func (h Host) Nodes(set device.Set, caps []string, files driver.Files) ([]device
 	return h.Inventory.Nodes(set, caps)
 }
 
-// Given returns the devices whose nodes are among numbers. On a platform whose nodes do not stand
-// for one GPU each, any of them stands for all.
+// Given returns the devices whose nodes are in numbers. On a platform whose nodes do not stand for
+// one GPU each, any node stands for all GPUs.
 func (h Host) Given(numbers []device.Number) (device.Set, error) {
 	if h.Platform == "" {
 		return h.Inventory.Given(numbers)

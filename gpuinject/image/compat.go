@@ -15,9 +15,9 @@ import (
 
 const (
 	compatPath = "/usr/local/cuda/compat"
-	// driverMount is where the driver's files are mounted: what an image has there is hidden.
+	// driverMount is where the driver's files are mounted, hiding what the image has there.
 	driverMount = "/usr/local/nvidia"
-	// maxCompatFiles is the most names in the directory; real ones have about ten.
+	// maxCompatFiles bounds the names in the directory; real ones have about ten.
 	maxCompatFiles = 64
 )
 
@@ -41,10 +41,10 @@ type Compat struct {
 // The rule of nvidia-container-toolkit's enable-cuda-compat hook holds: exactly one regular file
 // libcuda.so.<version>; with the ELF note, the host's major version is in its Driver list and the
 // version is newer than the host's; without a note, its major version is greater than the host's.
-// Versions compare as numbers. Everything odd means that the driver is used.
+// Versions are compared as numbers. In any odd case the host's driver is used.
 //
-// Nothing is ever mounted from there, which was CVE-2024-0132 and CVE-2025-23359: the answer only
-// decides which directory the loader's cache names first.
+// Nothing is ever mounted from there, as it was in CVE-2024-0132 and CVE-2025-23359: the answer
+// only decides which directory comes first in the loader's cache.
 func (r *Root) findCompat(hostDriver string) Compat {
 	dir, err := r.Target(compatPath)
 	if err != nil {
@@ -80,7 +80,7 @@ func (r *Root) findCompat(hostDriver string) Compat {
 
 // compatFiles maps each name in the directory to the regular file beside it that it leads to, by
 // links to plain names in the same directory. Everything else is left out: a link elsewhere could
-// go through as many directories as an image likes.
+// lead through any number of directories.
 func (r *Root) compatFiles(dir string) (map[string]string, error) {
 	names, err := r.readDir(dir, maxCompatFiles)
 	if err != nil {
@@ -114,7 +114,7 @@ func libcudaVersion(files map[string]string) (version, reason string) {
 		if !ok || file != name {
 			continue
 		}
-		// The 1.1 of Tegra is no driver version.
+		// Tegra's 1.1 is not a driver version.
 		if n, ok := parseVersion(v); !ok || n[0] < 100 {
 			continue
 		}
@@ -141,7 +141,7 @@ func parseVersion(s string) (numbers []int, ok bool) {
 	return numbers, len(numbers) == 2 || len(numbers) == 3
 }
 
-// useCompat is the rule of findCompat for one library.
+// useCompat applies the rule of findCompat to one library.
 func useCompat(version string, lib ldcache.ELF, hostDriver string) (use bool, reason string) {
 	if !ldcache.ABI64.Matches(lib) {
 		return false, fmt.Sprintf("libcuda.so.%s of the image is for %v", version, lib.Machine)
@@ -165,7 +165,7 @@ func useCompat(version string, lib ldcache.ELF, hostDriver string) (use bool, re
 	return false, fmt.Sprintf("libcuda.so.%s of the image is not of a newer release than the host driver %s", version, hostDriver)
 }
 
-// compatEntries returns what ldconfig would list of the directory, sorted by name: each library by
+// compatEntries returns what ldconfig would list for the directory, sorted by name: each library by
 // its SONAME, and each link by its own name.
 func (r *Root) compatEntries(dir string, files map[string]string) []ldcache.Entry {
 	var entries []ldcache.Entry

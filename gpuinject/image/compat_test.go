@@ -10,6 +10,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 // compatImage makes an image whose /usr/local/cuda leads to a compat directory
@@ -93,7 +94,7 @@ func TestTheNamesOfTheCompatDirectoryAreThoseThatLdconfigLists(t *testing.T) {
 	write(t, dir+"/etc/ld.so.conf", got.Dir+"\n")
 	check(t, os.Remove(compat+"/libevil.so.1"))
 	check(t, os.Remove(compat+"/libaround.so.1"))
-	ldconfig(t, "-X", "-r", dir)
+	simtest.Ldconfig(t, "-X", "-r", dir)
 	var theirs, ours []string
 	for _, e := range readCache(t, dir).Entries {
 		theirs = append(theirs, fmt.Sprint(e))

@@ -13,19 +13,21 @@ const (
 	Musl  = "musl"
 )
 
-// maxLibrary is the size of the largest library that is read; libcuda.so has about 100 MB.
+// maxLibrary bounds the size of a library that is read; libcuda.so has about 100 MB.
 const maxLibrary = 1 << 30
 
 // Image holds what Inspect found out about an image.
 type Image struct {
-	// LibC is the C library of this machine's 64-bit ABI, or else the 32-bit one: GLibC, Musl, or
-	// "" for neither (a static program, or a system whose loader searches elsewhere, such as Nix).
+	// LibC is the C library for this machine's 64-bit ABI or, if there is none, for the 32-bit one:
+	// GLibC, Musl, or "" for neither (static programs only, or a system whose loader searches
+	// elsewhere, such as Nix).
 	LibC string
 	// LibDir is the directory, without links, that has that C library: the place for driver files
 	// that must be found even without a cache. The ELF class and machine of the file decide, never
-	// the name of a distribution. "" if LibC is, and in an image of 32-bit programs only.
+	// the name of a distribution. It is "" if LibC is "", and in an image with only 32-bit
+	// programs.
 	LibDir string
-	// LibDir32 is the same for glibc of the 32-bit ABI, "" if the image has none.
+	// LibDir32 is the directory of glibc for the 32-bit ABI, "" if the image has none.
 	LibDir32 string
 	// Compat is the image's forward compatibility package.
 	Compat Compat
@@ -41,15 +43,15 @@ func (img Image) LoaderPath() string {
 }
 
 // Inspect finds the C library and the forward compatibility package of an image; hostDriver is the
-// version of the host's driver. What is malformed, too large or no regular file counts as absent,
-// so that an odd image still starts.
+// version of the host's driver. A file that is malformed, too large or not regular is treated as
+// absent, so that an odd image still starts.
 func (r *Root) Inspect(hostDriver string) Image {
 	img := Image{
 		LibDir32: r.findGlibc(ldcache.ABI32, libDirs(ldcache.ABI32, "32")),
 		Compat:   r.findCompat(hostDriver),
 	}
-	// A glibc in a usual place is the system's. One found by its loader alone may be a guest on
-	// musl (/usr/glibc-compat on Alpine), so musl comes before it.
+	// A glibc in a usual place belongs to the system. One that is found only through its loader may
+	// be an addition to a musl system (/usr/glibc-compat on Alpine), so musl is checked first.
 	if img.LibDir = r.findGlibc(ldcache.ABI64, libDirs(ldcache.ABI64, "64")); img.LibDir != "" {
 		img.LibC = GLibC
 		return img
@@ -68,12 +70,12 @@ func (r *Root) Inspect(hostDriver string) Image {
 	return img
 }
 
-// libDirs are the default directories of Debian's, Red Hat's and plain glibc.
+// libDirs returns the default directories of Debian's, Red Hat's and unmodified glibc.
 func libDirs(a ldcache.ABI, bits string) []string {
 	return []string{"/lib/" + a.Triple, "/usr/lib/" + a.Triple, "/lib" + bits, "/usr/lib" + bits, "/lib", "/usr/lib"}
 }
 
-// findGlibc returns the first of dirs that has a libc.so.6 of the ABI. Its SONAME must be that too:
+// findGlibc returns the first of dirs that has a libc.so.6 of the ABI. Its SONAME must match too:
 // compatibility packages of musl distributions put a link to musl there.
 func (r *Root) findGlibc(a ldcache.ABI, dirs []string) string {
 	for _, dir := range dirs {

@@ -130,33 +130,12 @@ func TestAReadWithoutDescriptorsIsAnError(t *testing.T) {
 	// In a shim's own order: a first look-up may succeed and the next one fail.
 	for spare := range uint64(2) {
 		r := openRoot(t, dir)
-		limitDescriptors(t, spare, func() {
+		simtest.LimitDescriptors(t, spare, func() {
 			r.Inspect("580.1.1")
 			r.LoaderFiles(Image{LibC: GLibC}, []string{driverDir}, nil)
 		})
 		if !errors.Is(r.Err(), unix.EMFILE) {
 			t.Errorf("with %d descriptors: %v", spare, r.Err())
 		}
-	}
-}
-
-// limitDescriptors calls fn while this process can open spare more files.
-func limitDescriptors(t *testing.T, spare uint64, fn func()) {
-	t.Helper()
-	next, err := unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0) // the lowest that is free
-	if err != nil {
-		t.Fatal(err)
-	}
-	unix.Close(next)
-	var was unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &was); err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next) + spare, Max: was.Max}, nil); err != nil {
-		t.Fatal(err)
-	}
-	fn()
-	if err := unix.Prlimit(0, unix.RLIMIT_NOFILE, &was, nil); err != nil {
-		t.Fatal(err)
 	}
 }

@@ -17,9 +17,10 @@ var muslPath = "/etc/ld-musl-" + ldcache.ABI64.Arch + ".path"
 
 const (
 	confPath = "/etc/ld.so.conf"
-	// confEntryPath has a fixed name, so that there is one however often the container starts.
+	// confEntryPath has a fixed name, so that there is only one, however often the container
+	// starts.
 	confEntryPath = "/etc/ld.so.conf.d/000-nvidia-shim.conf"
-	// maxConf is the size of the largest configuration file of a loader that is read.
+	// maxConf bounds the size of a loader's configuration file that is read.
 	maxConf = 64 << 10
 )
 
@@ -30,15 +31,15 @@ type File struct {
 }
 
 // LoaderFiles computes the files that make the loader of the image find libs, which are in the
-// directories dirs of the container, and notes about what was odd in the image.
+// directories dirs of the container, and notes about oddities of the image.
 //
 // With glibc: /etc/ld.so.cache, in which the libraries of img.Compat come first if it is used, then
-// libs, then what the image listed, in its order; and what a later ldconfig needs to come to the
-// same result. A cache that is missing or damaged is replaced by one of the driver alone: the
-// loader then still finds the image's libraries in its default directories. With musl: the
-// loader's path file. With neither: nothing.
+// libs, then the image's own entries in their order; and what a later ldconfig needs to produce the
+// same result. A missing or damaged cache is replaced by one with the driver only: the loader then
+// still finds the image's libraries in its default directories. With musl: the loader's path file.
+// Otherwise nothing.
 //
-// Entries of an earlier start are removed, so that nothing accumulates in an image that was
+// Entries of an earlier start are removed, so that they do not accumulate in an image that was
 // committed from a container.
 func (r *Root) LoaderFiles(img Image, dirs []string, libs []ldcache.Entry) (files []File, notes []string) {
 	if img.LibC == "" || len(dirs) == 0 && len(libs) == 0 {
@@ -56,7 +57,7 @@ func (r *Root) LoaderFiles(img Image, dirs []string, libs []ldcache.Entry) (file
 
 // glibcFiles returns the files for glibc: the cache; the entry of /etc/ld.so.conf.d by which a
 // later ldconfig of the container (every apt or dnf runs one) lists the driver again, before
-// everything else that this directory names; and /etc/ld.so.conf if it would not read that entry.
+// everything else that this directory names; and /etc/ld.so.conf if it does not include that entry.
 func (r *Root) glibcFiles(compat Compat, dirs []string, libs []ldcache.Entry) (files []File, notes []string) {
 	confDirs := dirs
 	if compat.Use {
@@ -76,14 +77,14 @@ func (r *Root) glibcFiles(compat Compat, dirs []string, libs []ldcache.Entry) (f
 	case err != nil:
 		notes = append(notes, fmt.Sprintf("%s of the image is left as it is, so a later ldconfig may lose the driver: %v", confPath, err))
 	case !ldcache.ConfIncludes(string(conf), confEntryPath):
-		// Only our own entry: what else is in the directory was not read before.
+		// Only our own entry: the other files in that directory were not included before, either.
 		files = append(files, File{confPath, append([]byte("include "+confEntryPath+"\n"), conf...)})
 	}
 	return files, notes
 }
 
-// newCache returns the new /etc/ld.so.cache, and a note if nothing of the image's own is kept. What
-// is below the directories own is not the image's.
+// newCache returns the new /etc/ld.so.cache, and a note if none of the image's entries are kept.
+// Entries below the directories own are not the image's.
 func (r *Root) newCache(own []string, entries []ldcache.Entry) (data []byte, note string) {
 	var c *ldcache.Cache
 	old, err := r.readFile(CachePath, ldcache.MaxCacheSize)
@@ -118,7 +119,7 @@ func (r *Root) muslFiles(dirs []string, libs []ldcache.Entry) (files []File, not
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		notes = append(notes, fmt.Sprintf("%s of the image is of no use and is replaced by musl's default: %v", muslPath, err))
 	}
-	// musl gives up at a library of another ABI instead of searching further.
+	// musl gives up at a library for another ABI instead of searching further.
 	dirs = slices.DeleteFunc(slices.Clone(dirs), func(dir string) bool {
 		of := func(l ldcache.Entry) bool { return path.Dir(l.Path) == dir }
 		return slices.ContainsFunc(libs, of) &&

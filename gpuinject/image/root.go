@@ -13,8 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// resolve is how every name in an image is looked up: nothing leads out of the root or onto
-// another mount, and the kernel follows no link, magic ones included (see Root.follow).
+// resolve holds the flags for every look-up in an image: nothing leads out of the root or to
+// another mount, and the kernel follows no link, not even a magic one (see Root.follow).
 const resolve = unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_XDEV | unix.RESOLVE_NO_SYMLINKS
 
 // Limits of one look-up. The kernel follows 40 links too, but each of them may have 2,000
@@ -27,14 +27,14 @@ const (
 )
 
 var (
-	// errTooManyLinks reports that a look-up reached its limits.
+	// errTooManyLinks means that a look-up reached its limits.
 	errTooManyLinks = fmt.Errorf("more than %d symbolic links or %d directories to go through, or too many for all names together", maxLinks, maxComponents)
-	// errNotRegular says that a name is a FIFO, a device node, a socket or a directory where a
-	// file is needed (T09).
+	// errNotRegular means that a name is a FIFO, a device node, a socket or a directory, but a file
+	// is needed (T09).
 	errNotRegular = errors.New("not a regular file")
-	// errHost says that the root is the host's.
+	// errHost means that the root is the host's.
 	errHost = errors.New("the root file system is the host's own: it gets the driver's directory only")
-	// errTooLarge says that a regular file is larger than the caller's limit (T10).
+	// errTooLarge means that a regular file is larger than the caller's limit (T10).
 	errTooLarge = errors.New("file too large")
 )
 
@@ -45,11 +45,12 @@ type Root struct {
 	walked int // see maxWalked
 }
 
-// Err returns the first read that failed because this host lacks memory or descriptors, or its disk
-// failed. What it looked for was taken for absent, so nothing may be decided from it.
+// Err returns the error of the first read that failed because this host has run out of memory or
+// descriptors, or its disk failed. The file was treated as absent, so decisions must not be based
+// on what was read.
 func (r *Root) Err() error { return r.failed }
 
-// noted keeps an error for Err, and returns it.
+// noted keeps an error for Err and returns it.
 func (r *Root) noted(err error) error {
 	for _, host := range []unix.Errno{unix.ENOMEM, unix.EMFILE, unix.ENFILE, unix.EIO} {
 		if errors.Is(err, host) {
@@ -59,7 +60,7 @@ func (r *Root) noted(err error) error {
 	return err
 }
 
-// notedAny is noted for a call on an open file, whose errors all are this host's.
+// notedAny is noted for a call on an open file: all its errors are due to this host.
 func (r *Root) notedAny(err error) error {
 	if r.failed == nil {
 		r.failed = err
@@ -90,8 +91,8 @@ func (r *Root) IsHost() bool {
 	return a.Dev == b.Dev && a.Ino == b.Ino
 }
 
-// CheckMountPoint returns why a runtime must not make name a mount point, which would be on the
-// host, because the root is the host's or another mount is there, or why it cannot.
+// CheckMountPoint returns why a runtime cannot make name a mount point, or must not, because it
+// would be made on the host: the root is the host's, or name is on another mount.
 func (r *Root) CheckMountPoint(name string) error {
 	if r.IsHost() {
 		return errHost
@@ -107,7 +108,7 @@ func (r *Root) CheckMountPoint(name string) error {
 	return nil
 }
 
-// CanBeThere returns why name is not in the image and cannot be made, nil if it is there or can.
+// CanBeThere returns nil if name is in the image or can be made, otherwise why not.
 func (r *Root) CanBeThere(name string) error {
 	f, err := r.lookup(name)
 	f.close()
@@ -120,9 +121,9 @@ func (r *Root) CanBeThere(name string) error {
 	return err
 }
 
-// Target returns the path in the container where a runtime would make name: links are followed,
-// and components that do not exist are kept, so that a link into nowhere leads to where it points.
-// The error says that the image has too many links in the way.
+// Target returns the path in the container where a runtime would make name: links are followed, and
+// components that do not exist are kept, so that a dangling link leads to where it points. An error
+// means that the image has too many links on the way.
 func (r *Root) Target(name string) (string, error) {
 	way, err := r.Way(name)
 	if err != nil {
@@ -131,7 +132,7 @@ func (r *Root) Target(name string) (string, error) {
 	return way[len(way)-1], nil
 }
 
-// Way returns the places of the links that a runtime follows to make name, and Target's answer.
+// Way returns the paths of the links that a runtime follows to make name, and Target's answer.
 func (r *Root) Way(name string) ([]string, error) {
 	f, err := r.lookup(name)
 	f.close()
@@ -148,11 +149,11 @@ func (r *Root) IsFile(name string) bool {
 	return err == nil && f.is(unix.S_IFREG)
 }
 
-// found is the file that a name of the image leads to.
+// found is the file that a name in the image leads to.
 type found struct {
 	path  string   // in the image, without links
-	links []string // the places of the links that lead there
-	fd    int      // an O_PATH descriptor, -1 if there is nothing
+	links []string // the paths of the links that lead there
+	fd    int      // an O_PATH descriptor, -1 if there is no file
 	stat  unix.Stat_t
 }
 
@@ -184,7 +185,7 @@ func (r *Root) lookup(name string) (f found, err error) {
 }
 
 // open opens an absolute path without links as an O_PATH descriptor, which the caller closes. With
-// O_NOFOLLOW the last component may be a link.
+// O_NOFOLLOW, the last component may be a link.
 func (r *Root) open(real string, flags uint64) (int, error) {
 	name := strings.TrimPrefix(real, "/")
 	if name == "" {
@@ -199,16 +200,16 @@ func (r *Root) open(real string, flags uint64) (int, error) {
 	}
 }
 
-// follow resolves the links of a path, component by component, and lists their places. What cannot
-// be opened is taken for a name that does not exist yet; the caller opens the result and gets the
-// error.
+// follow resolves the links of a path, component by component, and lists the paths of the links. A
+// component that cannot be opened is treated as one that does not exist yet; the caller gets the
+// error when it opens the result.
 func (r *Root) follow(name string) (at string, links []string, err error) {
 	at, todo := "/", components(name)
 	for steps := 0; len(todo) > 0; steps++ {
 		if len(links) > maxLinks || steps >= maxComponents {
 			return "", nil, errTooManyLinks
 		}
-		// No component of at is a link, so ".." is the directory above by its text, too.
+		// No component of at is a link, so ".." can be resolved textually.
 		next := path.Join(at, todo[0])
 		todo = todo[1:]
 		if r.walked += strings.Count(next, "/"); r.walked > maxWalked {
@@ -247,7 +248,7 @@ func (r *Root) readLink(real string) (target string, isLink bool) {
 	return string(buf[:n]), true
 }
 
-// openFile opens the regular file name, of at most limit bytes, for reading, and returns its size.
+// openFile opens the regular file name, of at most limit bytes, for reading and returns its size.
 func (r *Root) openFile(name string, limit int64) (*os.File, int64, error) {
 	at, err := r.lookup(name)
 	defer at.close()
@@ -277,8 +278,8 @@ func (r *Root) readFile(name string, limit int64) ([]byte, error) {
 	return buf[:n], nil
 }
 
-// readDir returns the names in the directory name, unsorted. More than limit names are an error: no
-// image makes us read forever.
+// readDir returns the names in the directory name, unsorted. More than limit names are an error, so
+// that no image can make the shim read for long.
 func (r *Root) readDir(name string, limit int) ([]string, error) {
 	at, err := r.lookup(name)
 	defer at.close()

@@ -21,8 +21,8 @@ import (
 
 const secret = "a file of the host"
 
-// testImage is a directory that plays a root file system, beside a directory of the host that
-// nothing in the image may reach.
+// testImage is a root file system beside a directory of the host that nothing in the image may
+// reach.
 type testImage struct {
 	*Root
 	t         testing.TB
@@ -387,8 +387,8 @@ func TestNoMountIsCrossed(t *testing.T) {
 	i.unchanged()
 }
 
-// flip exchanges two names over and over until stop is called, as a second container that shares
-// the directory would (CVE-2026-24260).
+// flip exchanges two names until stop is called, like a second container that shares the directory
+// (CVE-2026-24260).
 func flip(t *testing.T, a, b string) (stop func()) {
 	t.Helper()
 	var done atomic.Bool

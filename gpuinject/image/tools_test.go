@@ -2,7 +2,6 @@ package image
 
 import (
 	"os"
-	"os/exec"
 	"path/filepath"
 	"runtime"
 	"testing"
@@ -12,15 +11,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
 )
-
-// ldconfig runs this machine's ldconfig.
-func ldconfig(t testing.TB, args ...string) {
-	t.Helper()
-	cmd := exec.Command("/sbin/ldconfig", args...)
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("%v: %v (apt-get install libc-bin)\n%s", cmd, err, out)
-	}
-}
 
 const goodNote = `{"Format":1,"CUDA Version":"13.1","Driver":[535,550,570,575,580,590],"Device":[1,2,7]}`
 

@@ -12,12 +12,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// What is made in an image belongs to the owner of the directory that it is in: that is the
-// container's root even if its ids are shifted. WriteFile and MakeLink are called before `runc
-// create` only, while no process of the container exists (invariant I4). CanWriteFile and
-// CanMakeLink are for plans: they return the error that WriteFile and MakeLink would return.
+// Files, directories and links that are made in an image get the owner of the directory that they
+// are in: the container's root, even if its ids are shifted. WriteFile and MakeLink are called
+// before `runc create` only, while no process of the container exists (invariant I4). CanWriteFile
+// and CanMakeLink are for plans: they return the error that WriteFile and MakeLink would return.
 
-// CanWriteFile returns why WriteFile cannot make name a file, nil if it can.
+// CanWriteFile returns nil if WriteFile can make name a file, otherwise why not.
 func (r *Root) CanWriteFile(name string) error {
 	f, err := r.lookup(name)
 	f.close()
@@ -27,8 +27,8 @@ func (r *Root) CanWriteFile(name string) error {
 	return r.checkDirectory(path.Dir(path.Clean("/" + name)))
 }
 
-// WriteFile makes name a regular file with the given bytes and mode 0644, and the directories above
-// it that the image lacks. What is there is replaced by rename, so that a reader sees the old file
+// WriteFile makes name a regular file with the given bytes and mode 0644, and the missing
+// directories above it. An existing file is replaced by rename, so that a reader sees the old file
 // or the new one. A file that already has these bytes is left alone.
 func (r *Root) WriteFile(name string, data []byte) error {
 	if old, err := r.readFile(name, int64(len(data))); err == nil && bytes.Equal(old, data) {
@@ -46,7 +46,7 @@ func (r *Root) WriteFile(name string, data []byte) error {
 	return nil
 }
 
-// CanMakeLink returns why MakeLink cannot make name a link, nil if it can.
+// CanMakeLink returns nil if MakeLink can make name a link, otherwise why not.
 func (r *Root) CanMakeLink(name, own string) error {
 	name = path.Clean("/" + name)
 	if err := r.checkDirectory(path.Dir(name)); err != nil {
@@ -70,9 +70,9 @@ func (r *Root) CanMakeLink(name, own string) error {
 	return &os.PathError{Op: "symlink", Path: name, Err: err}
 }
 
-// MakeLink makes name a symbolic link to target, and the directories above it that the image lacks.
-// What is there already stays, and the error is fs.ErrExist, unless it is a link that leads into
-// the directory own: such a link is of an earlier start of the container, and is replaced.
+// MakeLink makes name a symbolic link to target, and the missing directories above it. An existing
+// file stays, and the error is fs.ErrExist, unless it is a link into the directory own: such a link
+// was left by an earlier start of the container and is replaced.
 func (r *Root) MakeLink(name, target, own string) error {
 	name = path.Clean("/" + name)
 	dir, err := r.makeDirectory(path.Dir(name))
@@ -116,9 +116,8 @@ func (r *Root) ownLink(name, own string) (text string, ok bool) {
 }
 
 // checkDirectory returns why nothing can be made in the directory name of the image: it, or the
-// nearest one above it that exists, is no directory, a link into nowhere (such as /etc ->
-// /proc/1/root, attack T06), on another mount, immutable (chattr +i), or on a read-only file
-// system.
+// nearest existing one above it, is not a directory, a dangling link (such as /etc -> /proc/1/root,
+// attack T06), on another mount, immutable (chattr +i), or on a read-only file system.
 func (r *Root) checkDirectory(name string) error {
 	dir, err := r.lookup(name)
 	defer dir.close()
@@ -151,7 +150,8 @@ func (r *Root) checkDirectory(name string) error {
 	return nil
 }
 
-// makeDirectory opens the directory name, and makes it and those above it if they are missing.
+// makeDirectory opens the directory name, after making it and the directories above it if they are
+// missing.
 func (r *Root) makeDirectory(name string) (found, error) {
 	dir, err := r.lookup(name)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -172,7 +172,7 @@ func (r *Root) makeDirectory(name string) (found, error) {
 	return dir, err
 }
 
-// mkdir makes base in f a directory that every user of the container can read, whatever
+// mkdir makes a directory base in f that every user of the container can read, whatever
 // containerd's umask is.
 func (f *found) mkdir(base string) error {
 	if err := unix.Mkdirat(f.fd, base, 0); err != nil {
@@ -181,7 +181,7 @@ func (f *found) mkdir(base string) error {
 	return f.adoptName(base, unix.O_RDONLY|unix.O_DIRECTORY, unix.S_IFDIR, 0o755)
 }
 
-// symlink makes base in f a link.
+// symlink makes a link base in f.
 func (f *found) symlink(base, target string) error {
 	if err := unix.Symlinkat(target, f.fd, base); err != nil {
 		return err
@@ -189,8 +189,8 @@ func (f *found) symlink(base, target string) error {
 	return f.adoptName(base, unix.O_PATH, unix.S_IFLNK|0o777, 0)
 }
 
-// replaceFile makes base in f a file with the given bytes. Another shim that writes into the same
-// root file system can remove the temporary file.
+// replaceFile makes a file base in f with the given bytes. Another shim that writes into the same
+// root file system may remove the temporary file.
 func (f *found) replaceFile(base string, data []byte) (err error) {
 	for range 10 {
 		err = f.writeAndRename(base, data)
@@ -202,7 +202,7 @@ func (f *found) replaceFile(base string, data []byte) (err error) {
 }
 
 func (f *found) writeAndRename(base string, data []byte) error {
-	// What a killed shim left there goes, and what an image put there.
+	// Remove what a killed shim or the image may have left under this name.
 	temporary := "." + base + ".nvidia-shim"
 	_ = unix.Unlinkat(f.fd, temporary, 0)
 	fd, err := unix.Openat(f.fd, temporary, unix.O_WRONLY|unix.O_CREAT|unix.O_EXCL|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
@@ -226,7 +226,7 @@ func (f *found) writeAndRename(base string, data []byte) error {
 	return err
 }
 
-// adoptName is adopt for a name in f.
+// adoptName calls adopt for a name in f.
 func (f *found) adoptName(base string, flags int, made, mode uint32) error {
 	fd, err := unix.Openat(f.fd, base, flags|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -236,9 +236,10 @@ func (f *found) adoptName(base string, flags int, made, mode uint32) error {
 	return f.adopt(fd, made, mode)
 }
 
-// adopt gives what was just made in f, with the st_mode made, the owner of f and the permissions
-// mode. If the root file system is shared, another process may have exchanged the name since: only
-// what is of that type, without permissions yet and our own is changed, by descriptor.
+// adopt gives a file that was just made in f, with the st_mode made, the owner of f and the
+// permissions mode. If the root file system is shared, another process may have replaced it since:
+// the change is made by descriptor, and only to a file of that type that has no permissions yet and
+// belongs to this process.
 func (f *found) adopt(fd int, made, mode uint32) error {
 	var st unix.Stat_t
 	if err := unix.Fstat(fd, &st); err != nil {

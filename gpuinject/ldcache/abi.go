@@ -5,7 +5,7 @@ import (
 	"runtime"
 )
 
-// ABI is a kind of binary.
+// ABI is a binary interface: word size and machine.
 type ABI struct {
 	Class   elf.Class
 	Machine elf.Machine

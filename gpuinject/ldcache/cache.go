@@ -6,12 +6,12 @@ import (
 	"strings"
 )
 
-// Limits of a cache file. A cache beyond one of them counts as corrupt (attack T10): distributions
-// stay two orders of magnitude below.
+// Limits of a cache file. A cache that exceeds one is treated as corrupt (attack T10). The caches
+// of distributions are two orders of magnitude smaller.
 const (
-	// MaxCacheSize is the size in bytes of the largest cache, and the most its strings may add up
-	// to once they are expanded: entries may share strings, and 64k entries sharing one long string
-	// would be gigabytes.
+	// MaxCacheSize bounds the size of a cache in bytes, and the total of its strings once they are
+	// expanded: entries may share strings, and 64k entries that share one long string would be
+	// gigabytes.
 	MaxCacheSize = 4 << 20
 
 	maxEntries = 64 << 10
@@ -20,7 +20,7 @@ const (
 )
 
 // hwcapExtension marks an entry of a glibc-hwcaps subdirectory: then the low 32 bits of HWCap are
-// an index into Cache.HWCaps and the upper ones may hold an ISA level (glibc 2.33,
+// an index into Cache.HWCaps, and the upper bits may hold an ISA level (glibc 2.33,
 // DL_CACHE_HWCAP_EXTENSION in sysdeps/generic/dl-cache.h).
 const hwcapExtension = 1 << 62
 
@@ -29,7 +29,7 @@ type Entry struct {
 	Name      string // what a program asks for: "libcuda.so.1"
 	Path      string // where it is: "/usr/local/nvidia/lib64/libcuda.so.1"
 	Flags     int32  // the ABI, see ABI
-	OSVersion uint32 // least kernel version, 0 for any; not used since glibc 2.36
+	OSVersion uint32 // minimum kernel version, 0 for any; unused since glibc 2.36
 	HWCap     uint64 // 0 for any processor
 }
 
@@ -41,8 +41,8 @@ func (e *Entry) valid() bool {
 
 // Cache is the content of an /etc/ld.so.cache. The zero value is an empty cache.
 type Cache struct {
-	// Entries are the libraries in the order of the file. Of those with one name and ABI the loader
-	// takes the first that the machine can run.
+	// Entries are the libraries in the order of the file. Of entries with the same name and ABI the
+	// loader takes the first that the machine can run.
 	Entries []Entry
 	// HWCaps are the names of the glibc-hwcaps subdirectories ("x86-64-v3"), sorted as in the file.
 	// An Entry refers to them by index in the low 32 bits of HWCap if bit 62 is set, so their order
@@ -68,8 +68,8 @@ func compareEntries(a, b Entry) int {
 //     could hide the driver on new machines.
 //   - All other entries stay, in their order.
 //
-// An entry that no cache can hold (empty, a NUL byte, more than 4 KiB) is left out. Doing the same
-// again changes nothing.
+// An entry that no cache can hold (empty, with a NUL byte, longer than 4 KiB) is left out.
+// Prepending the same entries again changes nothing.
 func (c *Cache) Prepend(entries []Entry) {
 	paths := map[string]bool{}
 	var fresh []Entry

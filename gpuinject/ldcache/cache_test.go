@@ -3,7 +3,6 @@ package ldcache
 import (
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"reflect"
 	"runtime"
@@ -20,24 +19,13 @@ var hostFlags = ABI64.Flags
 
 var check = simtest.Check
 
-// ldconfig runs this machine's ldconfig and returns what it prints.
-func ldconfig(t testing.TB, args ...string) string {
-	t.Helper()
-	cmd := exec.Command("/sbin/ldconfig", args...)
-	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v: %v\n%s", cmd, err, out)
-	}
-	return string(out)
-}
-
 // hostCache is the machine's own cache, or one that its ldconfig makes.
 func hostCache(t testing.TB) []byte {
 	t.Helper()
 	data, err := os.ReadFile("/etc/ld.so.cache")
 	if err != nil {
 		file := filepath.Join(t.TempDir(), "ld.so.cache")
-		ldconfig(t, "-X", "-C", file)
+		simtest.Ldconfig(t, "-X", "-C", file)
 		data, err = os.ReadFile(file)
 	}
 	check(t, err)
@@ -59,12 +47,12 @@ func mustParse(t testing.TB, data []byte) *Cache {
 
 func x86(name, path string) Entry { return Entry{Name: name, Path: path, Flags: 0x0303} }
 
-// printed is what ldconfig prints of a cache, less the name of the file.
+// printed returns what ldconfig prints for a cache, without the name of the file.
 func printed(t *testing.T, data []byte) string {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "cache")
 	write(t, file, data)
-	return strings.ReplaceAll(ldconfig(t, "-p", "-C", file), file, "")
+	return strings.ReplaceAll(simtest.Ldconfig(t, "-p", "-C", file), file, "")
 }
 
 func TestTheMachinesOwnCacheSurvivesARoundTrip(t *testing.T) {
@@ -94,7 +82,7 @@ func TestABlockOfTheOldFormatInFrontIsSkipped(t *testing.T) {
 	}
 	write(t, dir+"/etc/ld.so.conf", []byte("/lib64\n"))
 	for _, format := range []string{"compat", "new", "old"} {
-		ldconfig(t, "-r", dir, "-c", format)
+		simtest.Ldconfig(t, "-r", dir, "-c", format)
 		data, err := os.ReadFile(dir + "/etc/ld.so.cache")
 		check(t, err)
 		c, err := ParseCache(data)

@@ -7,11 +7,11 @@ import (
 )
 
 // MuslDefault is the path that musl searches without a path file (ldso/dynlink.c). A path file
-// replaces it, so a new one has to begin with it.
+// replaces this default, so a new file has to begin with it.
 const MuslDefault = "/lib:/usr/local/lib:/usr/lib\n"
 
 // IsConfDir reports whether a directory can be a line of ld.so.conf and of musl's path file, which
-// know no quoting: "=" introduces a type, "#" a comment, ":" separates.
+// have no quoting: "=" introduces a type, "#" a comment, ":" is a separator.
 func IsConfDir(dir string) bool {
 	return path.IsAbs(dir) && path.Clean(dir) == dir && len(dir) <= maxString && dir != "/" &&
 		strings.IndexFunc(dir, func(r rune) bool {
@@ -47,7 +47,7 @@ func ConfIncludes(conf, name string) bool {
 	return false
 }
 
-// AddMuslDirs returns the text of musl's path file with those of dirs at its end that it lacks.
+// AddMuslDirs returns the text of musl's path file, with the missing ones of dirs added at its end.
 func AddMuslDirs(text string, dirs []string) []byte {
 	text, _, _ = strings.Cut(text, "\x00") // musl reads up to here
 	listed := strings.FieldsFunc(text, func(r rune) bool { return r == ':' || r == '\n' })

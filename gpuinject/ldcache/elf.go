@@ -20,7 +20,7 @@ const (
 	maxNoteJSON    = 4 << 10
 )
 
-// ELF holds what has to be known about a library.
+// ELF holds what the shim needs to know about a library.
 type ELF struct {
 	Class   elf.Class
 	Machine elf.Machine
@@ -34,11 +34,11 @@ type ELF struct {
 }
 
 // ReadELF reads a little-endian ELF file of size bytes. DT_SONAME is found as a loader finds it, by
-// the program headers; the note by section name. It reads at most about 300 KiB, whatever the file
-// says about itself, and never panics.
+// the program headers; the note by section name. It reads at most about 300 KiB, whatever the
+// headers say, and never panics.
 //
-// A file without a sound header, program headers or dynamic section is an error. Unsound sections
-// and an unsound note are ELF.NoteErr.
+// A file without a valid header, program headers or dynamic section is an error. Invalid sections
+// or an invalid note are reported in ELF.NoteErr.
 func ReadELF(r io.ReaderAt, size int64) (ELF, error) {
 	f := elfReader{r: r, size: uint64(max(size, 0))}
 	var e ELF
@@ -55,7 +55,7 @@ func ReadELF(r io.ReaderAt, size int64) (ELF, error) {
 	return e, nil
 }
 
-// elfReader reads one file by bounded pieces.
+// elfReader reads one file in bounded pieces.
 type elfReader struct {
 	r    io.ReaderAt
 	size uint64
@@ -92,7 +92,7 @@ func (f *elfReader) word(b []byte) uint64 {
 	return uint64(le.Uint32(b))
 }
 
-// pick is the value for the file's class: offsets and sizes differ.
+// pick returns the value for the file's class: offsets and sizes differ.
 func (f *elfReader) pick(wide, narrow int) int {
 	if f.wide {
 		return wide

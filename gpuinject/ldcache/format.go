@@ -40,9 +40,9 @@ var le = binary.LittleEndian
 // ParseCache reads a cache of the new format, also after a block of the old one, as ldconfig wrote
 // by default before glibc 2.32. The strings of the result share one copy of data.
 //
-// The data must be a complete, little-endian cache within MaxCacheSize, 64k entries, 4 KiB per
-// string and MaxCacheSize bytes of strings altogether, in the order in which a loader searches.
-// Everything else is an error. It never panics (attack T10).
+// The data must be a complete, little-endian cache of at most MaxCacheSize bytes, 64k entries, 4
+// KiB per string and MaxCacheSize bytes of strings in total, in the order in which a loader
+// searches. Anything else is an error. It never panics (attack T10).
 func ParseCache(data []byte) (*Cache, error) {
 	if len(data) > MaxCacheSize {
 		return nil, fmt.Errorf("%d bytes, limit %d", len(data), MaxCacheSize)
@@ -81,7 +81,7 @@ type parser struct {
 	expanded int    // bytes of strings handed out so far
 }
 
-// u32 reads a number at an offset that was checked before.
+// u32 reads a number at an offset that the caller has checked.
 func u32(s string, off int) uint32 {
 	_ = s[off+3]
 	return uint32(s[off]) | uint32(s[off+1])<<8 | uint32(s[off+2])<<16 | uint32(s[off+3])<<24
@@ -167,9 +167,9 @@ func (p *parser) extension(c *Cache) error {
 	return nil
 }
 
-// hwcaps reads the table of offsets of glibc-hwcaps names. ldconfig counts them from the magic,
-// ld.so from the start of the file (glibc 2.36): after a block of the old format ld.so does not
-// find them, but what ldconfig meant can be read.
+// hwcaps reads the table of offsets of glibc-hwcaps names. ldconfig counts them from the magic, but
+// ld.so from the start of the file (glibc 2.36), so ld.so does not find them after a block of the
+// old format. Here they are read as ldconfig meant them.
 func (p *parser) hwcaps(c *Cache, table string) error {
 	c.HWCaps = nil
 	for i := 0; i < len(table); i += 4 {
@@ -182,9 +182,9 @@ func (p *parser) hwcaps(c *Cache, table string) error {
 	return nil
 }
 
-// Encode returns the cache as a file of the new format alone, which glibc reads since 2.2, with the
-// entries in their order, which must be ld.so's. It returns nil if the file would be beyond the
-// limits of ParseCache. The same content gives the same bytes.
+// Encode returns the cache as a file in the new format only, which glibc has read since 2.2. The
+// entries keep their order, which must be the one that ld.so expects. It returns nil if the file
+// would exceed the limits of ParseCache. The same content gives the same bytes.
 func (c *Cache) Encode() []byte {
 	out := make([]byte, newHeader+len(c.Entries)*newEntry)
 	copy(out, magicNew)

@@ -7,8 +7,8 @@ import "runtime"
 const signedChar = runtime.GOARCH == "amd64" || runtime.GOARCH == "386"
 
 // libcmp compares two library names as glibc's _dl_cache_libcmp does (elf/dl-cache.c): digits as
-// numbers in a C int that wraps, everything else byte by byte. It must be the same comparison to
-// the last quirk, since ld.so searches the cache by bisection with it. Names that differ can
+// numbers in a C int that wraps, everything else byte by byte. It must be the same comparison in
+// every detail, because ld.so uses it for a binary search in the cache. Names that differ can
 // compare equal: libfoo.so.01 and libfoo.so.1.
 func libcmp(a, b string) int {
 	i, j := 0, 0
@@ -36,7 +36,7 @@ func libcmp(a, b string) int {
 	return -char(byteAt(b, j))
 }
 
-// byteAt is s[i], or the terminating NUL of a C string.
+// byteAt returns s[i], or the terminating NUL of a C string.
 func byteAt(s string, i int) byte {
 	if i < len(s) {
 		return s[i]

@@ -8,14 +8,14 @@ import (
 	"fmt"
 )
 
-// The note that is read, by section and by owner.
+// The section and the owner of the note that is read.
 const (
 	compatSection = ".note.cuda.fwd_compatibility"
 	compatOwner   = "NVIDIA Corporation"
 )
 
-// CompatNote is the JSON of the note .note.cuda.fwd_compatibility, by which a forward compatibility
-// libcuda.so says what it works with (read by the enable-cuda-compat hook of
+// CompatNote is the JSON of the note .note.cuda.fwd_compatibility, in which a forward compatibility
+// libcuda.so declares what it works with (read by the enable-cuda-compat hook of
 // nvidia-container-toolkit since v1.19).
 type CompatNote struct {
 	CUDAVersion string `json:"CUDA Version"` // "13.1"

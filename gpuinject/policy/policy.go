@@ -22,13 +22,14 @@ func IsGPUResource(name string) bool { return strings.HasPrefix(name, resourceDo
 type Allocation struct {
 	// Found is true if the kubelet knows the pod.
 	Found bool `json:"found"`
-	// Containers maps a container's name to its device ids. Of the PodResources API, init containers
-	// that run to completion and ephemeral ones are not in it (kubernetes issue 126765).
+	// Containers maps a container's name to its device ids. If it comes from the PodResources API,
+	// init containers that run to completion and ephemeral ones are missing (kubernetes issue
+	// 126765).
 	Containers map[string][]string `json:"containers"`
 }
 
-// IDs returns the device ids of a container, sorted, and whether the container is listed. One that
-// is not is an init container or an ephemeral one, and shares what its pod has.
+// IDs returns the device ids of a container, sorted, and whether the container is listed. An
+// unlisted one is an init container or an ephemeral one, and shares the devices of its pod.
 func (a Allocation) IDs(container string) (all []string, listed bool) {
 	all, listed = a.Containers[container]
 	all = slices.Clone(all)
@@ -53,8 +54,8 @@ type Grant struct {
 // Allows reports whether the grant includes the whole GPU.
 func (g Grant) Allows(gpu device.GPU) bool { return g.All || g.Set.HasGPU(gpu) }
 
-// AllowsMIG reports whether the grant includes the MIG device: by itself, or because the whole GPU
-// was given when or although it had MIG devices.
+// AllowsMIG reports whether the grant includes the MIG device, by itself or as a part of a GPU that
+// was granted as a whole.
 func (g Grant) AllowsMIG(in device.Instance) bool {
 	return g.All || g.Set.HasMIG(in) ||
 		slices.ContainsFunc(g.Set.GPUs, func(gpu device.GPU) bool { return gpu.Minor == in.Minor })
@@ -98,22 +99,22 @@ func NeedsKubelet(p config.Policy, c request.Container) bool {
 	return EnvironmentGrants(p, c) == "" && c.Kubernetes && c.Namespace != "" && c.Pod != ""
 }
 
-// KubeletAnswer is the kubelet's answer for a pod.
+// KubeletAnswer is what the kubelet allocated to a container.
 type KubeletAnswer struct {
 	Allocation Allocation
 	// NoKubelet is true if there is neither a checkpoint of a kubelet nor a socket to ask at.
 	NoKubelet bool
 	// Err is why it is not known what was allocated.
 	Err error
-	// Set are the devices of the container's ids, and SetErr why this host does not have them.
+	// Set holds the devices with the container's ids; SetErr says why this host does not have them.
 	Set    device.Set
 	SetErr error
 }
 
 // Decide returns what the container may select from, and what the mode "enforce" would grant, which
-// differs in the mode "audit" only. inSpec are the devices whose nodes, or accepted device-list
-// mounts, are in its specification; kubelet counts only if NeedsKubelet. An error means that the
-// grant cannot be found out, so that a container which asks for a GPU must not start.
+// differs only in the mode "audit". inSpec are the devices whose nodes, or accepted device-list
+// mounts, are in its specification; kubelet is used only if NeedsKubelet. An error means that the
+// grant cannot be determined, so that a container which asks for a GPU must not start.
 func Decide(p config.Policy, c request.Container, inSpec device.Set, kubelet KubeletAnswer) (g, enforced Grant, err error) {
 	if reason := EnvironmentGrants(p, c); reason != "" {
 		g = Grant{All: true, Reason: reason}
@@ -166,13 +167,13 @@ func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet 
 
 // DecideClass returns what a container whose grant of GPUs is g may have of a class of devices
 // besides GPUs, with a reason for people: all of nodes, which are those of the class that it asks
-// for, or some. named is true if a list of devices that an image cannot make asks for them:
-// accepted device-list mounts, and annotations outside Kubernetes.
+// for, or some. named is true if they are in a list of devices that an image cannot make: accepted
+// device-list mounts, and annotations outside Kubernetes.
 //
 // If the environment grants GPUs it grants these too. Otherwise a class must be in
 // allow-from-environment, or named, or the specification must already have a node of that kind.
-// Such a node stands for the class, but not for other nodes that are allocated one by one: of
-// channels, adapters and switches the container gets those of its specification.
+// Such a node stands for the class, but not for other nodes that are allocated one by one: the
+// container gets only the channels, adapters and switches in its specification.
 func DecideClass(p config.Policy, c request.Container, g Grant, class string, nodes []device.Node, named bool) (may []device.Node, all bool, reason string) {
 	switch {
 	case g.All:
@@ -190,10 +191,11 @@ func DecideClass(p config.Policy, c request.Container, g Grant, class string, no
 	return may, false, "in the container's specification"
 }
 
-// MayManageMIG reports whether the container may have the rights to configure MIG or to watch all
-// MIG devices, and what is missing. They reach every container of the host that has a GPU, so the
-// environment alone is no grant in any mode: in Kubernetes the container must be privileged or its
-// namespace trusted, elsewhere it needs CAP_SYS_ADMIN, which NVIDIA's documentation asks for.
+// MayManageMIG reports whether the container may have the rights to configure MIG or to monitor all
+// MIG devices, and otherwise what it lacks. These rights affect every container of the host that
+// has a GPU, so the environment alone is never a grant: in Kubernetes the container must be
+// privileged or its namespace trusted; elsewhere it needs CAP_SYS_ADMIN, which NVIDIA's
+// documentation requires.
 func MayManageMIG(p config.Policy, c request.Container) (may bool, missing string) {
 	if !c.Kubernetes {
 		return c.Admin, "the container needs CAP_SYS_ADMIN (--cap-add SYS_ADMIN) and no user namespace"

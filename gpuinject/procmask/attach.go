@@ -17,23 +17,23 @@ import (
 // Dir is where a container sees the mask.
 const Dir = "/proc/driver"
 
-// ErrEnded is the error of Attach if the container's init process has ended: nothing can be started
-// in the container any more, with a mask or without.
+// ErrEnded is the error of Attach if the container's init process has ended: no process can start
+// in the container any more, masked or not.
 var ErrEnded = errors.New("the container's init process has ended")
 
 // Attach mounts the mask on /proc/driver in the mount namespace of the process pid, which must be
 // the waiting init process of a created container with the root file system rootfs.
 //
 // It attaches nothing if that namespace is the caller's own or the host's, if the process has ended
-// meanwhile or has another root, or if /proc/driver is not a directory of a procfs that is reached
-// without any link.
+// meanwhile or has another root, or if /proc/driver is not a directory of a procfs that can be
+// reached without following a link.
 func (m *Mask) Attach(pid int, rootfs string) error {
 	var root unix.Stat_t
 	if err := unix.Stat(rootfs, &root); err != nil {
 		return fmt.Errorf("mask: root file system: %w", err)
 	}
-	// The pidfd pins the process: if it still runs after the namespace was opened, /proc/PID was
-	// not a later process of the same number (T17).
+	// The pidfd pins the process: if it still runs after its namespace was opened, /proc/PID did
+	// not belong to a later process with the same PID (T17).
 	pidfd, err := unix.PidfdOpen(pid, 0)
 	if errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("mask: process %d: %w", pid, ErrEnded)
@@ -67,16 +67,16 @@ func (m *Mask) attach(pid, pidfd int, root *unix.Stat_t) error {
 	if err := checkForeign(ns); err != nil {
 		return err
 	}
-	// The container's init process may have ended before the pidfd was opened. runc's exit made it a
-	// child of this process, a subreaper.
+	// The container's init process may have ended before the pidfd was opened. When runc exited, it
+	// became a child of this process, which is a subreaper.
 	if stat.Parent != os.Getpid() {
 		return fmt.Errorf("process %d is not the container's: its init process has ended", pid)
 	}
 	return mountns.Do(func() error { return m.attachIn(int(ns.Fd()), root) })
 }
 
-// hasEnded reports whether a process has ended. One that exits loses its namespaces before its
-// pidfd says so: that moment is waited for.
+// hasEnded reports whether a process has ended. An exiting process loses its namespaces before its
+// pidfd reports the end, so this waits if the process is exiting.
 func hasEnded(pid, pidfd int) bool {
 	wait := 0 // milliseconds
 	if stat, _ := procfs.Host.Stat(pid); stat.Exiting {
@@ -90,7 +90,7 @@ func hasEnded(pid, pidfd int) bool {
 	}
 }
 
-// checkForeign returns an error if ns is the mount namespace of this process or of the host's first
+// checkForeign returns an error if ns is the mount namespace of this process or of the host's init
 // process: the mask would hide the driver from the host.
 func checkForeign(ns *os.File) error {
 	var st unix.Stat_t
@@ -101,7 +101,7 @@ func checkForeign(ns *os.File) error {
 		var o unix.Stat_t
 		err := unix.Stat(own, &o)
 		if errors.Is(err, unix.EACCES) && own != "/proc/self/ns/mnt" {
-			// The first process may have capabilities that containerd was not given (ptrace(2),
+			// The init process may have capabilities that containerd was not given (ptrace(2),
 			// PTRACE_MODE_READ).
 			continue
 		}
@@ -115,14 +115,14 @@ func checkForeign(ns *os.File) error {
 	return nil
 }
 
-// attachIn attaches the mask in a mount namespace. setns(2) leaves root and working
-// directory of the thread at the root of the container.
+// attachIn attaches the mask in a mount namespace. setns(2) leaves the thread's root and working
+// directory at the root of the container.
 func (m *Mask) attachIn(nsfd int, root *unix.Stat_t) error {
 	if err := unix.Setns(nsfd, unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("enter the mount namespace: %w", err)
 	}
-	// Another container of the pod may have the number by now, and its init process is this process'
-	// child as well (T17).
+	// Another container of the pod may have the PID by now, and its init process is also a child of
+	// this process (T17).
 	var st unix.Stat_t
 	if err := unix.Stat("/", &st); err != nil {
 		return err
@@ -138,7 +138,7 @@ func (m *Mask) attachIn(nsfd int, root *unix.Stat_t) error {
 	if err := checkProcfs(proc, false); err != nil {
 		return err
 	}
-	// A mount on the way may only be procfs again: readonlyPaths are binds of it on itself.
+	// A mount on the way may only be procfs itself: readonlyPaths are bind mounts of it.
 	dir, err := openBeneath(proc, "driver")
 	if err != nil {
 		return fmt.Errorf("open it in the container: %w", err)
@@ -162,7 +162,7 @@ func openBeneath(dirfd int, name string) (int, error) {
 }
 
 // MountAt makes the directory dir, which must not exist, and attaches the mask there, in this
-// process' mount namespace: from there CRIU mounts it in a container that it restores, before the
+// process' mount namespace: CRIU then mounts it in the container that it restores, before the
 // container's processes run.
 func (m *Mask) MountAt(dir string) error {
 	if err := os.Mkdir(dir, 0o700); err != nil {
@@ -191,7 +191,7 @@ func (m *Mask) CheckAttached(pid int) error {
 	if err != nil {
 		return fmt.Errorf("mask: %w", err)
 	}
-	for _, mount := range slices.Backward(mounts) { // the last one hides those before
+	for _, mount := range slices.Backward(mounts) { // the last one hides the others
 		if mount.Mountpoint == Dir {
 			if unix.Mkdev(uint32(mount.Major), uint32(mount.Minor)) == st.Dev && mount.Root == "/" {
 				return nil

@@ -19,7 +19,7 @@ type File struct {
 	Data []byte
 }
 
-// Mask is a read-only tmpfs that is attached nowhere. It vanishes with the process that holds it.
+// Mask is a detached, read-only tmpfs. It disappears with the process that holds it.
 type Mask struct {
 	f *os.File
 }
@@ -27,7 +27,7 @@ type Mask struct {
 // New assembles a mask of the files. label is the SELinux context of the container's mounts
 // (linux.mountLabel), empty if it has none.
 //
-// The superblock itself is read-only, not just the mount, so that root of a user namespace cannot
+// The superblock itself is read-only, not just the mount, so that root in a user namespace cannot
 // remount it; the file modes are 0444 and the directories 0555. New mount API: kernel 5.2.
 func New(files []File, label string) (m *Mask, err error) {
 	fsfd, err := unix.Fsopen("tmpfs", unix.FSOPEN_CLOEXEC)
@@ -55,7 +55,8 @@ func New(files []File, label string) (m *Mask, err error) {
 		return nil, fmt.Errorf("mask: fsmount: %w", err)
 	}
 	m = &Mask{f: os.NewFile(uintptr(mfd), "mask")}
-	// The first use of pidfds has package os start a process without syscall.ForkLock: not in fill.
+	// On the first use of pidfds, package os starts a process without syscall.ForkLock. Do it now,
+	// not in fill.
 	if p, err := os.FindProcess(os.Getpid()); err == nil {
 		_ = p.Release()
 	}
@@ -73,16 +74,16 @@ func New(files []File, label string) (m *Mask, err error) {
 	return m, nil
 }
 
-// Close gives the mask up; an attached one stays attached.
+// Close releases the mask; an attached mask stays attached.
 func (m *Mask) Close() error { return m.f.Close() }
 
 // fill writes the files through mfd, the descriptor of the detached mount.
 func fill(mfd int, files []File) error {
-	// Programs that are not root read the files too, whatever umask the daemon has. The umask is
-	// this thread's own (mountns).
+	// Programs of other users read the files too, whatever umask the daemon has. The umask is this
+	// thread's own (mountns).
 	defer unix.Umask(unix.Umask(0))
-	// A process that is being started has copies of this one's files until its exec, and a file
-	// system with a file that is open for writing cannot become read-only.
+	// A process that is being started has copies of this process' descriptors until its exec, and a
+	// file system with a file that is open for writing cannot become read-only.
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
 	made := map[string]bool{}

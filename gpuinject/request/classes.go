@@ -9,9 +9,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// switched are the classes that are asked for as a whole: by a variable of their name (NVIDIA_GDS,
-// NVIDIA_GDRCOPY, NVIDIA_MOFED, NVIDIA_NVSWITCH) with the value "enabled" and no other, like the
-// feature-gated modifiers of NVIDIA's toolkit, or by the CDI name <vendor>/<class>=all.
+// switched lists the classes that are requested as a whole: by a variable of their name
+// (NVIDIA_GDS, NVIDIA_GDRCOPY, NVIDIA_MOFED, NVIDIA_NVSWITCH) whose only value is "enabled", like
+// the feature-gated modifiers of NVIDIA's toolkit, or by the CDI name <vendor>/<class>=all.
 var switched = []string{config.GDS, config.GDRCopy, config.MOFED, config.NVSwitch}
 
 // envIMEXChannels names IMEX channels.
@@ -55,9 +55,9 @@ func parseChannels(value string) ([]int, error) {
 	return channels, nil
 }
 
-// addClasses adds what is asked for besides GPUs: by variables, which count only beside a request
-// for a GPU (NVIDIA's stack follows them beside "none" as well), by names in the list l, and by
-// mounts of channels. Mounted channels go before named ones, and these before the variable's.
+// addClasses adds what is requested besides GPUs: by variables, which count only with a request for
+// a GPU (NVIDIA's stack follows them with "none" as well), by names in the list l, and by mounts of
+// channels. Mounted channels take precedence over named ones, and these over the variable's.
 func (r *Request) addClasses(s Input, l list, ignoreChannels, mounts bool) error {
 	var channels []int
 	if len(r.Devices) > 0 {
@@ -98,7 +98,8 @@ func (r *Request) addClasses(s Input, l list, ignoreChannels, mounts bool) error
 	return nil
 }
 
-// fromVariables adds what variables ask for besides GPUs and returns the IMEX channels among it.
+// fromVariables adds what variables request besides GPUs, and returns the IMEX channels they
+// request.
 func (r *Request) fromVariables(env map[string]string, ignoreChannels bool) ([]int, error) {
 	channels, err := parseChannels(env[envIMEXChannels])
 	if err != nil && ignoreChannels {

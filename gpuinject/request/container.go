@@ -26,17 +26,17 @@ const driverMajor = 195
 // Container is the identity and the privileges of the container that asks, as containerd wrote
 // them.
 type Container struct {
-	// Kubernetes is true if containerd's CRI plugin made the container, or if its cgroup is one of
-	// the kubelet's: another runtime, such as cri-dockerd, made it and wrote nothing else.
+	// Kubernetes is true if containerd's CRI plugin made the container, or if its cgroup is below
+	// the kubelet's: another runtime, such as cri-dockerd, writes no annotations.
 	Kubernetes bool
 	// Sandbox is true for the pause container of a pod.
 	Sandbox bool
 	// Namespace, Pod and UID are the pod's; Name is the container's.
 	Namespace, Pod, UID, Name string
-	// Privileged containers have CAP_SYS_ADMIN in their bounding set, nothing of /proc masked and
-	// no user namespace: the result of `--privileged` and `privileged: true`. CAP_SYS_ADMIN alone
-	// is not enough, unlike in NVIDIA's stack; in a user namespace, where a pod may ask for an
-	// unmasked /proc, the capability ends at the namespace.
+	// Privileged containers have CAP_SYS_ADMIN in their bounding set, an unmasked /proc and no user
+	// namespace: the result of `--privileged` and `privileged: true`. CAP_SYS_ADMIN alone is not
+	// enough, unlike in NVIDIA's stack; in a user namespace, where a pod may ask for an unmasked
+	// /proc, the capability is limited to the namespace.
 	Privileged bool
 	// Admin containers have CAP_SYS_ADMIN in their bounding set and no user namespace: the result
 	// of `--cap-add SYS_ADMIN`. Every privileged container is one.
@@ -44,14 +44,14 @@ type Container struct {
 	// UserNamespace is true if it runs in a user namespace: one of its own, or that of its pod,
 	// which CRI names by path (WithPodNamespaces).
 	UserNamespace bool
-	// Nodes are the character devices that the specification already carries. DriverNodes is true if
-	// nodes of the driver are among them.
+	// Nodes are the character devices that are already in the specification. DriverNodes is true if
+	// some are the driver's.
 	Nodes       []device.Number
 	DriverNodes bool
 }
 
-// isKubepods reports whether a cgroup is below that of the kubelet's pods, which --cgroup-root may
-// move: /kubepods/burstable/pod<uid>/<id>, or kubepods-burstable-pod<uid>.slice:docker:<id>.
+// isKubepods reports whether a cgroup is below the one of the kubelet's pods, which --cgroup-root
+// may move: /kubepods/burstable/pod<uid>/<id>, or kubepods-burstable-pod<uid>.slice:docker:<id>.
 func isKubepods(cgroup string) bool {
 	slice, _, _ := strings.Cut(cgroup, ":")
 	return slices.ContainsFunc(strings.Split(slice, "/"), func(dir string) bool {

@@ -18,24 +18,24 @@ const managementVendor = "management.nvidia.com"
 // imexKind is the CDI class of IMEX channels; the device is the channel's number.
 const imexKind = "imex-channel"
 
-// maxDevices bounds the identifiers of one list; no host has as many GPUs and MIG devices.
+// maxDevices bounds the identifiers in one list; no host has so many GPUs and MIG devices.
 const maxDevices = 1024
 
-// list is a parsed list of device names. Names of NVIDIA's CDI kinds mean what they mean anywhere
-// else: they are resolved against the host as it is now, and no CDI specification is read.
+// list is a parsed list of device names. Names of NVIDIA's CDI kinds have their usual meaning, but
+// they are resolved against the host as it is now: no CDI specification is read.
 type list struct {
 	// gpus are identifiers and the words "all" and "none", in order.
 	gpus []string
 	// classes are other classes of devices.
 	classes []string
-	// channels are IMEX channels; allChannels stands for every one.
+	// channels are IMEX channels; allChannels means every channel.
 	channels    []int
 	allChannels bool
 	// foreign are CDI names of other vendors.
 	foreign []string
-	// directory is true if the list names DeviceListDir itself: the mounts there are meant.
+	// directory is true if the list names DeviceListDir itself: it then means the mounts there.
 	directory bool
-	// items are all of them, as they are written.
+	// items are all items as written.
 	items []string
 }
 
@@ -89,8 +89,8 @@ func (l *list) addOwn(vendor, class, name, item string) error {
 	switch {
 	case name == "" || strings.TrimSpace(name) != name:
 		return fmt.Errorf("%s names no device", Quote(item))
-	// gpu.coherent and gpu.noncoherent tell memories apart; some specifications call MIG devices
-	// mig or mig-1g.10gb.
+	// gpu.coherent and gpu.noncoherent distinguish kinds of memory; some specifications call MIG
+	// devices mig or mig-1g.10gb.
 	case class == "gpu" || class == "gpu.coherent" || class == "gpu.noncoherent" || class == "mig" ||
 		strings.HasPrefix(class, "mig-"):
 		l.gpus = append(l.gpus, name)
@@ -122,7 +122,8 @@ func (l list) empty() bool { return len(l.items) == 0 }
 // onlyForeign reports whether the list names devices of other vendors and nothing else.
 func (l list) onlyForeign() bool { return len(l.foreign) > 0 && len(l.items) == len(l.foreign) }
 
-// word returns the first of the words "all" and "none" in a list, which decides about it, or "".
+// word returns the first of the words "all" and "none" in a list, or "". It decides what the list
+// means.
 func (l list) word() string {
 	i := slices.IndexFunc(l.gpus, func(id string) bool { return id == All || id == none })
 	if i < 0 {
@@ -131,12 +132,12 @@ func (l list) word() string {
 	return l.gpus[i]
 }
 
-// isVoid reports whether the word "void" is anywhere in a list, also behind an item that is wrong:
-// the container then wants nothing of this runtime.
+// isVoid reports whether the word "void" is anywhere in a list, even after an invalid item: the
+// container then wants nothing from this runtime.
 func isVoid(value string) bool { return slices.Contains(split(value), void) }
 
-// ids returns the identifiers that a list of mounts or annotations means: just "all" if that is
-// among them; "none" adds nothing.
+// ids returns the identifiers in a list of mounts or annotations: just "all" if that is among them;
+// "none" adds nothing.
 func (l list) ids() []string {
 	if slices.Contains(l.gpus, All) {
 		return []string{All}
@@ -150,5 +151,5 @@ func (l list) ids() []string {
 	return ids
 }
 
-// String repeats what is named, for a reason.
+// String returns the items, for the text of a reason.
 func (l list) String() string { return strings.Join(l.items, ",") }

@@ -18,11 +18,11 @@ import (
 // device: <dir>/<id>. It sets NVIDIA_VISIBLE_DEVICES to the directory itself.
 const DeviceListDir = "/var/run/nvidia-container-devices"
 
-// EnvCDI marks a container that the specification of `nvidia-shimctl cdi` edited. An image that sets
-// it gets no device by it: the nodes count.
+// EnvCDI marks a container that the specification of `nvidia-shimctl cdi` edited. An image that
+// sets it gets no device: only the nodes count.
 const EnvCDI = "NVIDIA_SHIM_CDI"
 
-// imexDir is where IMEX channels are in the device list: <dir>/imex/<id>.
+// imexDir is the place of IMEX channels in the device list: <dir>/imex/<id>.
 const imexDir = "imex/"
 
 // Annotation keys that carry CDI names: the prefix that the CDI specification gives to container
@@ -32,22 +32,23 @@ const (
 	annotationNRI = "nvidia.cdi.k8s.io"
 )
 
-// Input is everything in a specification that can ask for GPUs, parsed once. It does not depend on
-// the configuration.
+// Input holds everything in a specification that can ask for GPUs, parsed once. It does not depend
+// on the configuration.
 type Input struct {
 	Container Container
-	// Env are the variables of the contract; the last of repeated variables wins, as in every shell
-	// and in NVIDIA's stack, though not in getenv(3). An entry without "=" is no variable and is
-	// passed over: NVIDIA's stack fails such a container, which need have nothing to do with GPUs.
+	// Env holds the variables of the contract. The last of repeated variables wins, as in every
+	// shell and in NVIDIA's stack, though not in getenv(3). An entry without "=" is not a variable
+	// and is skipped; NVIDIA's stack fails such a container, even if it has nothing to do with
+	// GPUs.
 	Env map[string]string
 	// EditedByCDI is true if a CDI specification of NVIDIA's or of nvidia-shimctl was applied: the
-	// hooks of the one, or EnvCDI of the other, and nodes of the driver are in the specification.
+	// configuration contains NVIDIA's hooks or EnvCDI, and nodes of the driver.
 	EditedByCDI bool
-	// NVIDIAHooks is true if hooks of NVIDIA's are in the specification.
+	// NVIDIAHooks is true if NVIDIA's hooks are in the specification.
 	NVIDIAHooks bool
 
-	// What mounts and annotations name; channels are those of mounts. An error is that of the first
-	// item that is wrong.
+	// What mounts and annotations name; channels come from mounts. An error is that of the first
+	// invalid item.
 	mounted, channels, annotated          list
 	mountedErr, channelsErr, annotatedErr error
 	// swarm is true if the environment has a resource of Docker swarm, of whatever kind.
@@ -76,8 +77,8 @@ func Read(spec *bundle.Spec) Input {
 	if len(spec.Annotations) > 0 && !isVoid(s.Env[EnvVisibleDevices]) {
 		s.annotated, s.annotatedErr = readAnnotations(spec.Annotations, s.Container.Name)
 		if s.Container.Kubernetes {
-			// In a pod containerd applies the kubelet's CDI annotations itself, other vendors' too.
-			// A pod's author can write annotations as well, and they grant nothing.
+			// In a pod, containerd itself applies the kubelet's CDI annotations, including other
+			// vendors'. A pod's author can write annotations too, and they grant nothing.
 			if s.annotatedErr != nil || s.annotated.onlyForeign() {
 				s.annotated, s.annotatedErr = list{}, nil
 			}
@@ -118,7 +119,7 @@ func (s *Input) readMount(destination, id string) {
 }
 
 // listed returns what a mount names in the device list: its path below the directory, by whole
-// components, so that a look-alike such as <dir>X/all is an ordinary mount (T44).
+// components, so that a similar path such as <dir>X/all is an ordinary mount (T44).
 func listed(m specs.Mount) (id string, ok bool) {
 	if path.Clean(m.Source) != "/dev/null" {
 		return "", false
@@ -127,8 +128,8 @@ func listed(m specs.Mount) (id string, ok bool) {
 }
 
 // readAnnotations reads the CDI annotations that apply to a container, in the order of their keys.
-// Of NVIDIA's NRI plugin the key for the container goes before that for the pod, and both before
-// the bare key.
+// Among the keys of NVIDIA's NRI plugin, the container's takes precedence over the pod's, and both
+// over the bare key.
 func readAnnotations(annotations map[string]string, container string) (list, error) {
 	keys := slices.DeleteFunc(slices.Sorted(maps.Keys(annotations)), func(key string) bool {
 		return !strings.HasPrefix(key, annotationCDI)
@@ -151,7 +152,7 @@ func readAnnotations(annotations map[string]string, container string) (list, err
 }
 
 // Asks reports whether the container asks for the driver at all, and why not. It needs no
-// configuration: a container that does not ask never meets a configuration's errors.
+// configuration, so that errors in the configuration do not affect a container that does not ask.
 func (s Input) Asks() (asks bool, why string) {
 	asks, why = s.environmentAsks()
 	asks = asks || s.EditedByCDI || s.swarm && !s.Container.Kubernetes || !s.mounted.empty() || s.mountedErr != nil ||
@@ -163,10 +164,10 @@ func (s Input) Asks() (asks bool, why string) {
 }
 
 // isLegacy reports whether the image is older than CUDA 9: NVIDIA's stack gives such an image all
-// GPUs and all capabilities if it does not say otherwise.
+// GPUs and all capabilities by default.
 func (s Input) isLegacy() bool { return s.Env[EnvCUDAVersion] != "" && s.Env[EnvRequireCUDA] == "" }
 
-// environmentAsks reports whether the environment asks for the driver, and why or why not.
+// environmentAsks reports whether the environment asks for the driver, and why.
 func (s Input) environmentAsks() (asks bool, why string) {
 	value, set := s.Env[EnvVisibleDevices]
 	if !set && s.isLegacy() {
@@ -178,7 +179,7 @@ func (s Input) environmentAsks() (asks bool, why string) {
 	return namesDevices(value)
 }
 
-// namesDevices reports whether a list of devices asks for the driver, and why or why not.
+// namesDevices reports whether a list of devices asks for the driver, and why.
 func namesDevices(value string) (asks bool, why string) {
 	if len(split(value)) == 0 {
 		return false, EnvVisibleDevices + " is empty"
@@ -193,14 +194,14 @@ const (
 	ctkHook = "nvidia-ctk"
 )
 
-// IsCDIHook reports whether a hook is one of NVIDIA's CDI specifications.
+// IsCDIHook reports whether a hook comes from one of NVIDIA's CDI specifications.
 func IsCDIHook(h specs.Hook) bool {
 	return hookRuns(h, cdiHook) || hookRuns(h, ctkHook) && slices.Contains(h.Args, "hook")
 }
 
-// nvidiaHooks are the programs of NVIDIA's own stack that other tools put into a specification as
-// OCI hooks: docker --gpus, CDI specifications. They would inject GPUs again, or GPUs that were not
-// granted, by executing programs that work on the image (CVE-2025-23266, CVE-2025-23267).
+// nvidiaHooks are the programs of NVIDIA's stack that docker --gpus and CDI specifications add to a
+// specification as OCI hooks. They would inject GPUs again, or GPUs that were not granted, by
+// executing programs that work on the image (CVE-2025-23266, CVE-2025-23267).
 var nvidiaHooks = []string{"nvidia-container-runtime-hook", "nvidia-container-toolkit", "nvidia-container-cli", ctkHook, cdiHook}
 
 // IsNVIDIAHook reports whether a hook is one of NVIDIA's.
@@ -208,8 +209,8 @@ func IsNVIDIAHook(h specs.Hook) bool {
 	return slices.ContainsFunc(nvidiaHooks, func(name string) bool { return hookRuns(h, name) })
 }
 
-// hookRuns reports whether a hook runs a program of NVIDIA's: by its path or, if that is a wrapper,
-// by the name that it is given. The programs of GPU Operator are wrappers of <name>.real.
+// hookRuns reports whether a hook runs this program, judging by its path or, for a wrapper, by
+// args[0]. GPU Operator's programs are wrappers of <name>.real.
 func hookRuns(h specs.Hook, program string) bool {
 	if strings.TrimSuffix(path.Base(h.Path), ".real") == program {
 		return true
@@ -225,7 +226,7 @@ func Hooks(hooks specs.Hooks) []specs.Hook {
 
 // editedByCDI reports whether a CDI specification of NVIDIA's was applied to the container: by
 // containerd for CDIDevices of CRI, by docker or ctr for --device, for a claim of the DRA driver.
-// Without hooks, the author of another specification needs nothing done.
+// Without hooks, a specification of another author needs no changes.
 func editedByCDI(spec *bundle.Spec, env map[string]string) bool {
 	return (env[EnvCDI] != "" || slices.ContainsFunc(Hooks(spec.Hooks), IsCDIHook)) &&
 		slices.ContainsFunc(spec.Linux.Devices, func(d specs.LinuxDevice) bool {
@@ -233,9 +234,9 @@ func editedByCDI(spec *bundle.Spec, env map[string]string) bool {
 		})
 }
 
-// words are in the configuration of every container that asks: the variables of the contract, CDI
-// annotations, swarm's variables, the device list and NVIDIA's hooks. A container that has nodes of
-// the driver, and does not ask, is to be found as well.
+// words lists texts of which every configuration that asks has at least one: the variables of the
+// contract, CDI annotations, swarm's variables, the device list and NVIDIA's hooks. They also match
+// containers that have nodes of the driver but do not ask.
 var words = []string{
 	"/dev/nvidia",
 	EnvVisibleDevices, EnvCUDAVersion, "cdi.k8s.io", config.SwarmPrefix, path.Base(DeviceListDir),

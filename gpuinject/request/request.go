@@ -40,7 +40,7 @@ type Request struct {
 	// Driver is true if the container asks for the driver, with GPUs or without
 	// (NVIDIA_VISIBLE_DEVICES=none). Otherwise only Reason is set.
 	Driver bool
-	// Reason says, for people, what in the specification led to this request.
+	// Reason says, for people, which part of the specification led to this request.
 	Reason string
 	Source Source
 	// Devices are the identifiers as written, trimmed, without empty items; just "all" if that is
@@ -50,28 +50,28 @@ type Request struct {
 	// Capabilities are driver capabilities, sorted, all of them supported.
 	Capabilities       []string
 	CapabilitiesReason string
-	// Classes are the other kinds of devices that are asked for, in the order IMEX, GDS, GDRCopy,
-	// MOFED, NVSwitch; Granted are those of them whose naming is a grant in itself, as with Input's
-	// Granted.
+	// Classes are the other requested kinds of devices, in the order IMEX, GDS, GDRCopy, MOFED,
+	// NVSwitch; Granted are those whose request is itself a grant, as with Input.Granted.
 	Classes, Granted []string
-	// Channels are the numbers of IMEX channels, sorted. AllChannels stands for every channel of
-	// the host. ChannelsIgnored is true if channels are asked for and policy.ignore-imex-channels is
+	// Channels are the numbers of IMEX channels, sorted. AllChannels means every channel of the
+	// host. ChannelsIgnored is true if channels are requested and policy.ignore-imex-channels is
 	// true.
 	Channels                     []int
 	AllChannels, ChannelsIgnored bool
-	// MIGRights are rights over all MIG devices, "config" and "monitor"; MIGVariables are the
-	// variables that ask for them.
+	// MIGRights are the requested rights over all MIG devices, "config" and "monitor"; MIGVariables
+	// are the variables that request them.
 	MIGRights, MIGVariables []string
-	// Overridden are ways to ask that the container uses and that do not count, with the reason.
+	// Overridden lists the ways to ask that the container uses but that do not count, with the
+	// reason.
 	Overridden []Overridden
 }
 
 // Overridden is a way to ask that does not count.
 type Overridden struct{ What, Reason string }
 
-// MightAsk reports whether a configuration in JSON may be that of a container that asks, or that
-// has nodes of the driver or hooks of NVIDIA's. Most containers fail this test, and their
-// configuration need not be decoded.
+// MightAsk reports whether a configuration in JSON may belong to a container that asks, or that has
+// nodes of the driver or NVIDIA's hooks. For most containers it does not, and their configuration
+// need not be decoded.
 func MightAsk(raw []byte) bool {
 	return slices.ContainsFunc(words, func(word string) bool { return bytes.Contains(raw, []byte(word)) })
 }
@@ -82,8 +82,8 @@ func (s Input) WithoutAnnotations(cfg *config.Config) (Request, error) {
 	return s.Request(cfg)
 }
 
-// Request returns what the container asks for under a configuration. Annotations of a pod select
-// among the allocated devices only; the caller asks again without annotations if they name others.
+// Request returns what the container asks for under a configuration. Annotations of a pod only
+// select among the allocated devices; if they name others, the caller uses WithoutAnnotations.
 func (s Input) Request(cfg *config.Config) (Request, error) {
 	mounts := cfg.Policy.AcceptVolumeMounts
 	switch {
@@ -104,10 +104,10 @@ func (s Input) Request(cfg *config.Config) (Request, error) {
 	return s.fromEnvironment(cfg)
 }
 
-// fromEnvironment is the request of a container's variables.
+// fromEnvironment returns the request that a container's variables make.
 func (s Input) fromEnvironment(cfg *config.Config) (Request, error) {
 	var swarm []string
-	if !s.Container.Kubernetes { // a pod is no task of a swarm, whatever its variables are called
+	if !s.Container.Kubernetes { // a pod is not a task of a swarm, whatever its variables are called
 		for _, name := range cfg.Policy.SwarmResources {
 			if v, ok := s.Env[name]; ok {
 				swarm = append(swarm, v)
@@ -157,7 +157,7 @@ type DeniedError string
 
 func (e DeniedError) Error() string { return string(e) }
 
-// complete adds the capabilities and the other devices to a request that names the devices of l.
+// complete adds the capabilities and the other devices to a request for the devices in l.
 func (s Input) complete(r Request, l list, cfg *config.Config) (Request, error) {
 	if len(l.foreign) > 0 {
 		return Request{}, fmt.Errorf("%s is a CDI device of another vendor: name it to containerd (docker run --device, nerdctl run --device, ctr run --device, or the CDI devices of a pod)", Quote(l.foreign[0]))
@@ -172,7 +172,7 @@ func (s Input) complete(r Request, l list, cfg *config.Config) (Request, error) 
 		caps, r.CapabilitiesReason = All, "CDI injects every supported capability"
 	case set:
 		r.CapabilitiesReason = EnvCapabilities + " is empty: container.default-capabilities"
-	case s.isLegacy(): // NVIDIA's rule for such an image; only if it sets no capability
+	case s.isLegacy(): // NVIDIA's rule for such an image, if it sets no capability
 		caps, r.CapabilitiesReason = All, EnvCapabilities+" is not set in an image older than CUDA 9: all that are supported"
 	default:
 		r.CapabilitiesReason = EnvCapabilities + " is not set: container.default-capabilities"
@@ -190,7 +190,7 @@ func (s Input) complete(r Request, l list, cfg *config.Config) (Request, error) 
 	return r, nil
 }
 
-// overridden lists the ways to ask that do not count beside the source that does.
+// overridden lists the ways to ask that do not count, because another source does.
 func (s Input) overridden(source Source, cfg *config.Config) (list []Overridden) {
 	reason := map[Source]string{
 		FromCDI:         "the devices that CDI put into the specification go before it",
@@ -210,8 +210,8 @@ func (s Input) overridden(source Source, cfg *config.Config) (list []Overridden)
 	return list
 }
 
-// Granted returns the identifiers whose naming is a grant in itself: those of accepted device-list
-// mounts, and outside Kubernetes those of annotations. An image can make neither.
+// Granted returns the identifiers whose request is itself a grant: those of accepted device-list
+// mounts and, outside Kubernetes, of annotations. An image can make neither.
 func (s Input) Granted(cfg *config.Config) []string {
 	var ids []string
 	if cfg.Policy.AcceptVolumeMounts && s.mountedErr == nil {

@@ -10,26 +10,26 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// Skip is how to start a container whose image requires what this host lacks.
+// Skip tells the user how to start a container whose image requires what this host lacks.
 const Skip = "set " + EnvDisable + "=true in the container, or policy.disable-require in the shim's configuration"
 
-// Host holds a host's properties. An empty one is not known.
+// Host holds a host's properties. An empty property is unknown.
 type Host struct {
 	// Driver and CUDA are versions: "580.159.04", "13.0".
 	Driver, CUDA string
 	// GPUs of the container. Without one, every requirement on GPUs holds.
 	GPUs []GPU
-	// CUDAOnly is set on a host that cannot know the rest: a driver or a brand that is not known
-	// satisfies every requirement, as in NVIDIA's stack.
+	// CUDAOnly is true on a host where the driver and the brand cannot be known: they then satisfy
+	// every requirement, as in NVIDIA's stack.
 	CUDAOnly bool
 }
 
-// GPU holds a GPU's properties. An empty one is not known.
+// GPU holds a GPU's properties. An empty property is unknown.
 type GPU struct {
 	Index int
 	// Arch is the compute capability: "9.0".
 	Arch string
-	// Brand is NVML's, as it is written in requirements: "nvidia", "geforcertx".
+	// Brand is NVML's brand as written in requirements: "nvidia", "geforcertx".
 	Brand string
 }
 
@@ -38,16 +38,16 @@ type Verdict int
 
 // Verdicts.
 const (
-	// Unmet: whatever is not known, the requirement is not satisfied.
+	// Unmet: the requirement is not satisfied, whatever the unknown properties are.
 	Unmet Verdict = iota
-	// Unknown: it depends on what is not known.
+	// Unknown: it depends on unknown properties.
 	Unknown
 	// Met: the requirement is satisfied.
 	Met
 )
 
 // Check returns whether every GPU of the host satisfies the requirement, and the alternatives that
-// hold, of several GPUs as many as they need. The error says why the verdict is not Met.
+// hold: several if the GPUs need different ones. The error says why the verdict is not Met.
 func (r Requirement) Check(h Host) (worst Verdict, by []string, err error) {
 	alone := []Host{h}
 	if len(h.GPUs) > 0 {
@@ -76,8 +76,8 @@ func (r Requirement) Check(h Host) (worst Verdict, by []string, err error) {
 	return worst, by, err
 }
 
-// unsatisfied names the first alternative, which is the condition proper in the images of CUDA; the
-// others are for drivers with forward compatibility.
+// unsatisfied names the first alternative, which is the main condition in CUDA images; the others
+// are for drivers with forward compatibility.
 func (r Requirement) unsatisfied(h Host) error {
 	_, t := r.Expression[0].check(h)
 	others := ""
@@ -101,7 +101,7 @@ func (r Requirement) unsatisfied(h Host) error {
 		r.Variable, request.Quote(r.Expression[0].String()), others, has, remedy, Skip)
 }
 
-// unknown says what is not known although NVML was asked.
+// unknown says what is unknown although NVML was asked.
 func (g Group) unknown(h Host) error {
 	switch _, t := g.check(h); t.property {
 	case cuda:
@@ -113,7 +113,7 @@ func (g Group) unknown(h Host) error {
 	}
 }
 
-// check reports whether one of the groups holds on a host with one GPU at most, and which: the
+// check reports whether one of the groups holds on a host with at most one GPU, and which: the
 // first that does or, if the verdict is Unknown, the first that may. The group is nil if nothing is
 // required.
 func (e Expression) check(h Host) (best Verdict, group Group) {
@@ -128,7 +128,7 @@ func (e Expression) check(h Host) (best Verdict, group Group) {
 	return best, group
 }
 
-// check reports whether all terms hold. If not, term is the first that does not or may not.
+// check reports whether all terms hold. If not, first is the first term that does not, or may not.
 func (g Group) check(h Host) (worst Verdict, first term) {
 	worst = Met
 	for _, t := range g {
@@ -167,7 +167,7 @@ func (t term) check(h Host) Verdict {
 	return Unmet
 }
 
-// fact returns what is known of a property, on a host with one GPU at most.
+// fact returns what is known about a property, on a host with at most one GPU.
 func (h Host) fact(property string) string {
 	switch property {
 	case cuda:

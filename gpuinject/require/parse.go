@@ -23,7 +23,7 @@ const (
 	brand  = "brand"
 )
 
-// operators report whether they hold for the order of what the host has and a term's value.
+// operators report whether they hold, given how the host's value compares with the term's.
 var operators = map[string]func(order int) bool{
 	"=":  func(order int) bool { return order == 0 },
 	"!=": func(order int) bool { return order != 0 },
@@ -33,7 +33,7 @@ var operators = map[string]func(order int) bool{
 	">=": func(order int) bool { return order >= 0 },
 }
 
-// Expression is the value of one variable: alternatives. One without any requires nothing.
+// Expression is the value of one variable: a list of alternatives. An empty one requires nothing.
 type Expression []Group
 
 // Group is one alternative: terms that must all hold.
@@ -60,7 +60,7 @@ func (e Expression) isAbout(property string) bool {
 	return slices.ContainsFunc(slices.Concat(e...), func(t term) bool { return t.property == property })
 }
 
-// Parse reads an expression. The error quotes the term that is wrong.
+// Parse reads an expression. The error quotes the invalid term.
 func Parse(text string) (Expression, error) {
 	if len(text) > maxLength {
 		return nil, fmt.Errorf("an expression of %d bytes: no more than %d are read", len(text), maxLength)
@@ -120,8 +120,8 @@ func parseTerm(text string) (term, error) {
 // version is a version without trailing zeros: 12.0 is 12.
 type version []uint64
 
-// parseVersion reads digits and dots, beginning with a digit. Dots that follow one another count as
-// one, as in NVIDIA's stack.
+// parseVersion reads digits and dots, beginning with a digit. Consecutive dots count as one, as in
+// NVIDIA's stack.
 func parseVersion(text string) (version, error) {
 	var v version
 	for i, part := range strings.Split(text, ".") {

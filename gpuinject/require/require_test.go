@@ -189,7 +189,7 @@ func FuzzParse(f *testing.F) {
 			}
 			return
 		}
-		// What is more known never turns one certain verdict into the other.
+		// More knowledge never turns one certain verdict into the other.
 		little, _ := e.check(Host{GPUs: []GPU{{}}})
 		all, group := e.check(h200)
 		if all == Unknown || little != Unknown && little != all {
@@ -200,7 +200,7 @@ func FuzzParse(f *testing.F) {
 				t.Fatalf("%q: group %q does not hold", text, group)
 			}
 		}
-		// It reads what it prints.
+		// What it prints can be parsed again.
 		var groups []string
 		for _, g := range e {
 			groups = append(groups, g.String())

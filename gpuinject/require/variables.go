@@ -24,7 +24,7 @@ const maxVariables = 32
 
 // Requirement is what one variable of a container requires.
 type Requirement struct {
-	// Variable is its name, fit to be printed: an odd one is quoted.
+	// Variable is its name for messages: an odd one is quoted.
 	Variable string
 	// Text is the expression as it was written, or as CUDA_VERSION means it.
 	Text       string
@@ -38,9 +38,9 @@ func Disabled(env map[string]string) bool {
 	return disabled
 }
 
-// FromEnv returns what the variables of a container require, by name: every NVIDIA_REQUIRE_* but
-// those of Jetpack, which ask for mounts, and CUDA_VERSION without NVIDIA_REQUIRE_CUDA, by which
-// images older than CUDA 9 say what they need. The error names the variable.
+// FromEnv returns what the variables of a container require, sorted by name: every NVIDIA_REQUIRE_*
+// but those of Jetpack, which ask for mounts, and CUDA_VERSION without NVIDIA_REQUIRE_CUDA, by
+// which images older than CUDA 9 say what they need. The error names the variable.
 func FromEnv(env map[string]string) ([]Requirement, error) {
 	var list []Requirement
 	for _, name := range slices.Sorted(maps.Keys(env)) {
@@ -66,10 +66,10 @@ func FromEnv(env map[string]string) ([]Requirement, error) {
 	return list, nil
 }
 
-// fromCUDAVersion is the rule for images older than CUDA 9: the driver must support the version of
-// CUDA that the image is made of, but for its patch level.
+// fromCUDAVersion applies the rule for images older than CUDA 9: the driver must support the
+// image's version of CUDA, without its patch level.
 func fromCUDAVersion(value string) (Requirement, error) {
-	// 8.0.61, and what semantic versions have around it: v10.1.243-rc1+build.
+	// 8.0.61, or a semantic version: v10.1.243-rc1+build.
 	number, _, _ := strings.Cut(strings.TrimPrefix(value, "v"), "+")
 	number, _, _ = strings.Cut(number, "-")
 	v, err := parseVersion(number)
@@ -82,7 +82,7 @@ func fromCUDAVersion(value string) (Requirement, error) {
 	return Requirement{Variable: request.EnvCUDAVersion, Text: text, Expression: e}, err
 }
 
-// printable is a variable's name as an error or a record may have it.
+// printable returns a variable's name for an error or a record.
 func printable(name string) string {
 	if quoted := request.Quote(name); quoted != `"`+name+`"` {
 		return quoted

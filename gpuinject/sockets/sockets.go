@@ -17,9 +17,9 @@ const (
 	EnvMPS = "CUDA_MPS_PIPE_DIRECTORY"
 )
 
-// Daemon is one whose socket a container can be given.
+// Daemon is a daemon whose socket a container can get.
 type Daemon struct {
-	// Name in container.sockets.
+	// Name is its name in container.sockets.
 	Name string
 	// Capability is what a container must ask for to get the socket.
 	Capability string
@@ -34,13 +34,13 @@ var Daemons = []Daemon{
 	{config.MPS, config.Compute, []string{MPSDir}},
 }
 
-// inRun returns a directory below /run by both its names.
+// inRun returns both names of a directory below /run.
 func inRun(name string) []string { return []string{"/run/" + name, "/var/run/" + name} }
 
-// Mount returns the directory of the daemon's socket, which is mounted at each of Dirs, so that the
-// container sees the socket of a daemon that was restarted, and the mount's options. ownMPS is true
-// if the container says where its MPS daemon is, hasMIG if it gets MIG devices. The error is
-// fs.ErrNotExist if the daemon does not run.
+// Mount returns the directory of the daemon's socket and the mount's options. The directory is
+// mounted at each of Dirs, so that the container sees the new socket after the daemon restarts.
+// ownMPS is true if the container names its own MPS daemon, hasMIG if it gets MIG devices. The
+// error is fs.ErrNotExist if the daemon does not run.
 func (d Daemon) Mount(h config.Host, ownMPS, hasMIG bool) (source string, options []string, err error) {
 	switch {
 	case d.Name == config.MPS && ownMPS:
@@ -48,8 +48,8 @@ func (d Daemon) Mount(h config.Host, ownMPS, hasMIG bool) (source string, option
 	case d.Name == config.MPS && hasMIG:
 		return "", nil, errors.New("a MIG device needs an MPS daemon of its own")
 	}
-	// A socket of a read-only mount can be connected to, and neither it nor its neighbours can be
-	// removed or changed. The clients of MPS may make files there.
+	// A socket on a read-only mount accepts connections, and no file there can be removed or
+	// changed. Clients of MPS may create files there.
 	options = []string{"bind", "ro", "nosuid", "nodev", "noexec", "rprivate"}
 	if d.Name == config.MPS {
 		options[1] = "rw"
@@ -58,8 +58,8 @@ func (d Daemon) Mount(h config.Host, ownMPS, hasMIG bool) (source string, option
 	return source, options, err
 }
 
-// IsMount reports whether a mount at dest with these options is one of a daemon's socket as
-// NVIDIA's CDI specifications make it: nothing in it can be executed.
+// IsMount reports whether a mount at dest with these options is a mount of a daemon's socket as in
+// NVIDIA's CDI specifications, which is noexec.
 func IsMount(dest string, options []string) bool {
 	dir, name := path.Split(dest)
 	known := dest == MPSDir || name == "socket" && slices.ContainsFunc(Daemons, func(d Daemon) bool {
@@ -68,8 +68,8 @@ func IsMount(dest string, options []string) bool {
 	return known && !slices.ContainsFunc([]string{"nosuid", "nodev", "noexec"}, func(o string) bool { return !slices.Contains(options, o) })
 }
 
-// Locate finds the directory of the daemon's socket: that of MPS on this host, those of the others
-// below /run in the driver root. The error is fs.ErrNotExist if the daemon does not run.
+// Locate finds the directory of the daemon's socket: for MPS on this host, for the others below
+// /run in the driver root. The error is fs.ErrNotExist if the daemon does not run.
 func (d Daemon) Locate(h config.Host) (dir string, err error) {
 	if d.Name == config.MPS {
 		return driver.LocateSocket("/", h.MPSPipeDirectory, "control", true)

@@ -14,7 +14,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
-// eventsName is the file of events, one line of JSON each. A full one becomes olderEventsName.
+// eventsName is the file of events, one line of JSON each. When it is full, it is renamed to
+// olderEventsName.
 const (
 	eventsName      = "events.jsonl"
 	olderEventsName = "events.jsonl.1"
@@ -27,7 +28,7 @@ var maxEvents int64 = 1 << 20
 const (
 	// Created: a container that asks for GPUs was created.
 	Created = "created"
-	// Refused: it was not.
+	// Refused: creation of a container was refused or failed.
 	Refused = "refused"
 	// ViewBuilt: this host did not have the view that a container needs.
 	ViewBuilt = "view_built"
@@ -44,13 +45,14 @@ type Event struct {
 	GPU        bool    `json:"gpu,omitempty"`
 	Seconds    float64 `json:"seconds,omitempty"`
 	OwnSeconds float64 `json:"own_seconds,omitempty"`
-	// Class is that of a refusal, Reason the begin of its text, Who the container or its pod.
+	// Class is the class of a refusal, Reason the beginning of its text, Who the container or its
+	// pod.
 	Class  string `json:"class,omitempty"`
 	Reason string `json:"reason,omitempty"`
 	Who    string `json:"who,omitempty"`
 }
 
-// AddEvent appends an event to the file of this host. It does so if it can: nothing depends on it.
+// AddEvent appends an event to the file of this host, if it can: nothing depends on it.
 func (s *State) AddEvent(e Event) {
 	if s.readOnly {
 		return
@@ -68,7 +70,7 @@ func (s *State) AddEvent(e Event) {
 	}
 	defer f.Close()
 	info, err := f.Stat()
-	// It is larger than full while another process holds the lock.
+	// The file can grow beyond full while another process holds the lock.
 	if err != nil || info.Size() >= 2*maxEvents {
 		return
 	}
@@ -99,12 +101,12 @@ func cut(s string) string {
 // Events reads the events of a state directory.
 type Events struct {
 	Dir string
-	// offsets are how far files were read, by inode; earlier are those of the call before, because a
-	// file may get its other name between two reads.
+	// offsets maps inodes to how far the files were read; earlier has those of the previous call,
+	// because a file may be renamed between two reads.
 	offsets, earlier map[uint64]int64
 }
 
-// Next returns the events since the call before. all is false if earlier events may be missing.
+// Next returns the events since the previous call. all is false if earlier events may be missing.
 func (e *Events) Next() (events []Event, all bool) {
 	first := e.offsets == nil
 	before := map[uint64]int64{}
@@ -124,9 +126,9 @@ func (e *Events) read(name string, before map[uint64]int64) (events []Event) {
 	}
 	offset := before[st.Ino]
 	if offset > int64(len(data)) {
-		offset = 0 // another file has got the inode
+		offset = 0 // another file has this inode now
 	}
-	end := int64(bytes.LastIndexByte(data, '\n') + 1) // a line may be half written
+	end := int64(bytes.LastIndexByte(data, '\n') + 1) // the last line may be incomplete
 	e.offsets[st.Ino] = max(offset, end)
 	for line := range bytes.Lines(data[min(offset, end):end]) {
 		var event Event

@@ -41,7 +41,7 @@ func TestEventsAreReadOnce(t *testing.T) {
 	if got, _ := e.Next(); len(got) != 0 {
 		t.Errorf("counted twice: %+v", got)
 	}
-	// A line that is half written is read when it is whole.
+	// An incomplete line is read when it is complete.
 	f, err := os.OpenFile(filepath.Join(s.Dir(), eventsName), os.O_WRONLY|os.O_APPEND, 0)
 	check(t, err)
 	defer f.Close()
@@ -57,7 +57,7 @@ func TestEventsAreReadOnce(t *testing.T) {
 	}
 }
 
-// Two files at most, and no event is lost or torn, whoever writes at the same time.
+// There are at most two files, and concurrent writers lose or tear no event.
 func TestEventsAreBounded(t *testing.T) {
 	defer func(n int64) { maxEvents = n }(maxEvents)
 	maxEvents = 20_000

@@ -22,8 +22,8 @@ type State struct {
 }
 
 // Open makes dir (mode 0700) if it is missing and checks that only root can change it: owner, mode,
-// no symbolic link, and a parent in which others cannot rename it. A read-only State makes, keeps
-// and locks nothing.
+// not a symbolic link, and a parent directory in which others cannot rename it. A read-only State
+// creates, keeps and locks nothing.
 func Open(dir string, readOnly bool) (*State, error) {
 	if _, err := os.Lstat(dir); readOnly && errors.Is(err, fs.ErrNotExist) {
 		return &State{dir, true}, nil
@@ -34,7 +34,7 @@ func Open(dir string, readOnly bool) (*State, error) {
 		}
 	}
 	parent := filepath.Dir(dir)
-	// The parent may be a link, as /var/run is, if root made it.
+	// The parent may be a link made by root, like /var/run.
 	var st unix.Stat_t
 	if err := unix.Lstat(parent, &st); err == nil && st.Mode&unix.S_IFMT == unix.S_IFLNK && st.Uid == 0 {
 		if parent, err = filepath.EvalSymlinks(parent); err != nil {
@@ -61,8 +61,8 @@ func (s *State) Dir() string { return s.dir }
 // maxSize bounds a file of the state directory, in bytes.
 const maxSize = 16 << 20
 
-// Load reads into v the value that Store kept under name. It reports whether there is one that v
-// can hold, in a file that only root can change (T62); without one the caller finds it out again.
+// Load reads into v the value that Store kept under name. It reports whether there is a value that
+// v can hold, in a file that only root can change (T62). If not, the caller determines it again.
 func (s *State) Load(name string, v any) bool {
 	data, _, err := trusted.Read(filepath.Join(s.dir, name), maxSize)
 	return err == nil && json.Unmarshal(data, v) == nil
@@ -81,7 +81,7 @@ func (s *State) Store(name string, v any) error {
 	return atomicfile.Write(filepath.Join(s.dir, name), data, 0o600)
 }
 
-// Remove removes what was kept, and the directory unless something else is in it.
+// Remove removes all kept values, and the directory unless something else is in it.
 func (s *State) Remove() error {
 	for _, pattern := range []string{"*.json", ".*.json.*", "*.lock", eventsName + "*"} {
 		names, _ := filepath.Glob(filepath.Join(s.dir, pattern))
@@ -97,7 +97,7 @@ func (s *State) Remove() error {
 	return nil
 }
 
-// removeTemporary removes the temporary files of a Store that a kill ended before.
+// removeTemporary removes the temporary files of an earlier Store that was killed.
 func (s *State) removeTemporary(name string) {
 	left, _ := filepath.Glob(filepath.Join(s.dir, "."+name+".*"))
 	for _, file := range left {
@@ -110,9 +110,9 @@ func (s *State) removeTemporary(name string) {
 // ErrBusy is the error of Lock if another process holds the lock.
 var ErrBusy = errors.New("another process holds the lock")
 
-// Lock takes the lock name of this host. If another process holds it after limit, the error is
-// ErrBusy. Closing the file, or the end of the process, releases the lock. That of a read-only State
-// is nil.
+// Lock takes the lock name of this host. If another process still holds it after limit, the error
+// is ErrBusy. Closing the file, or the end of the process, releases the lock. For a read-only State
+// the file is nil.
 func (s *State) Lock(name string, limit time.Duration) (*os.File, error) {
 	if s.readOnly {
 		return nil, nil

@@ -14,9 +14,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
-// build assembles the view on the directory root in a mount namespace of its own and attaches the
-// finished tree to root in ours, in one step. A mount tree can be assembled unattached only from
-// kernel 6.15 on; a clone of an attached one works from 5.2 on.
+// build assembles the view on the directory root in a private mount namespace and attaches the
+// finished tree to root in ours, in one step. A detached mount tree can be assembled only since
+// kernel 6.15; an attached one can be cloned since 5.2.
 func build(root string, files []File) error {
 	tree := -1
 	err := mountns.Do(func() (err error) {
@@ -37,7 +37,7 @@ func build(root string, files []File) error {
 	}
 	defer unix.Close(tree)
 	if mounted(root) {
-		return nil // built meanwhile: one of the two processes did not get the lock
+		return nil // built meanwhile by a process that could not get the lock, either
 	}
 	if err := unix.MoveMount(tree, "", unix.AT_FDCWD, root, unix.MOVE_MOUNT_F_EMPTY_PATH); err != nil {
 		return fmt.Errorf("attach: %w", err)
@@ -49,8 +49,8 @@ const bindFlags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV
 
 // assemble mounts a tmpfs on root and fills it.
 func assemble(root string, files []File) error {
-	// Programs that are not root search its directories, whatever umask the daemon has. The umask
-	// is this thread's own (mountns).
+	// Programs of other users search its directories, whatever umask the daemon has. The umask is
+	// this thread's own (mountns).
 	defer unix.Umask(unix.Umask(0o022))
 	if err := unix.Mount("nvidia-shim", root, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, "mode=0755,size=1m"); err != nil {
 		return fmt.Errorf("mount tmpfs: %w", err)
@@ -83,8 +83,8 @@ func assemble(root string, files []File) error {
 	return nil
 }
 
-// write makes a file. No process may be started meanwhile: it would have the file open for writing
-// until its exec and keep the tmpfs from becoming read-only.
+// write makes a file. No process may be started meanwhile: until its exec it would have the file
+// open for writing and keep the tmpfs from becoming read-only.
 func write(name string, data []byte) error {
 	syscall.ForkLock.RLock()
 	defer syscall.ForkLock.RUnlock()
@@ -92,7 +92,7 @@ func write(name string, data []byte) error {
 }
 
 // bind makes target a read-only bind of the regular file source. A file that could raise
-// privileges, or that others than root can write, is no driver file and refused (T63).
+// privileges, or that users other than root can write, is refused (T63).
 func bind(source, target string) error {
 	fd, err := unix.Open(source, unix.O_PATH|unix.O_NOFOLLOW|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -106,7 +106,7 @@ func bind(source, target string) error {
 	if err := trusted.RootFile(&st); err != nil {
 		return err
 	}
-	// Mknod does not open the file, for the reason that write has.
+	// Mknod does not open the file: see write.
 	if err := unix.Mknod(target, unix.S_IFREG|0o444, 0); err != nil {
 		return &os.PathError{Op: "mknod", Path: target, Err: err}
 	}

@@ -24,7 +24,7 @@ type File struct {
 	// Source is the file on the host: an absolute path that is no symbolic link. It is "" if Data
 	// is set.
 	Source string
-	// Data is the content of a file that no host has.
+	// Data is the content of a file that the host lacks.
 	Data []byte
 	// Name is the path in the view: "lib64/libcuda.so.580.159.04".
 	Name string
@@ -34,8 +34,7 @@ type File struct {
 
 // Spec lists what a view holds.
 type Spec struct {
-	// Driver identifies the driver's files as they are now; a view of another driver is out of
-	// date.
+	// Driver identifies the current driver files; a view of another driver is out of date.
 	Driver string
 	Files  []File
 }
@@ -45,8 +44,8 @@ type Spec struct {
 const grace = time.Hour
 
 // maxViews bounds the views of a host, which differ by capabilities and by the image's forward
-// compatibility package: each is a mount for every file, and every new mount namespace copies them
-// all. recent is how long ago a view must have been used to go for that reason.
+// compatibility package: each has a mount for every file, and every new mount namespace copies them
+// all. A view used more recently than recent is not removed for this reason.
 const (
 	maxViews = 32
 	recent   = 10 * time.Second
@@ -72,8 +71,8 @@ func Path(stateDir string, spec Spec) string {
 	return filepath.Join(viewDir(stateDir), spec.key(), "root")
 }
 
-// lockName is the lock in the directory of views. lockTimeout is how long a view that another process builds is waited for. Building takes
-// milliseconds.
+// lockName is the lock in the directory of views. lockTimeout bounds the wait for a view that
+// another process builds. Building takes milliseconds.
 const (
 	lockName    = "lock"
 	lockTimeout = time.Second
@@ -92,8 +91,8 @@ func Ensure(s *state.State, spec Spec) error {
 		return fmt.Errorf("driver view: %w", err)
 	}
 	lock, err := s.Lock(filepath.Join("view", lockName), lockTimeout)
-	// flock(2) needs no right to write, so that root of a container which sees the host's /run can
-	// hold the lock for as long as it likes. The lock only saves work.
+	// flock(2) needs no write access, so root in a container that sees the host's /run can hold the
+	// lock forever. The lock only saves work.
 	if err != nil && !errors.Is(err, state.ErrBusy) {
 		return fmt.Errorf("driver view: lock: %w", err)
 	}
@@ -111,16 +110,16 @@ func Ensure(s *state.State, spec Spec) error {
 	s.AddEvent(state.Event{Kind: state.ViewBuilt})
 	collect(viewDir(s.Dir()), spec.Driver)
 	if !mounted(root) {
-		// Without the lock another builder can have made the directory of views private at the same
-		// time, over this view.
+		// Without the lock, another builder may have made the directory of views private at the
+		// same time, covering this view.
 		return fmt.Errorf("driver view: %s was covered by another mount: start the container again", root)
 	}
 	return nil
 }
 
 // makePrivate makes dir a private mount. The state directory usually is on a shared one, as /run is
-// under systemd: a view attached to a shared mount would be copied, file by file, into every mount
-// namespace that follows it.
+// under systemd: a view attached to a shared mount would be propagated, file by file, to every
+// mount namespace of its peer group.
 func makePrivate(dir string) error {
 	if !mounted(dir) {
 		if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
@@ -141,7 +140,7 @@ func mounted(dir string) bool {
 	return err == nil && stx.Attributes&unix.STATX_ATTR_MOUNT_ROOT != 0
 }
 
-// unmount takes every mount off dir.
+// unmount removes every mount on dir.
 func unmount(dir string) error {
 	for mounted(dir) {
 		if err := unix.Unmount(dir, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
@@ -151,8 +150,8 @@ func unmount(dir string) error {
 	return nil
 }
 
-// Remove takes all views off this host. Containers keep theirs. Removing a mount point takes the
-// mounts on it off in every mount namespace (kernel 3.18), so that it works from a pod, too.
+// Remove removes all views of this host. Containers keep theirs. Removing a mount point detaches
+// its mounts in every mount namespace (kernel 3.18), so this works from a pod, too.
 func Remove(s *state.State) error {
 	views := viewDir(s.Dir())
 	if err := unmount(views); err != nil { // with the views on it
@@ -161,10 +160,10 @@ func Remove(s *state.State) error {
 	entries, _ := os.ReadDir(views)
 	for _, e := range entries {
 		root := filepath.Join(views, e.Name(), "root")
-		if err := unmount(root); err != nil { // what that mount covered
+		if err := unmount(root); err != nil { // whatever was below that mount
 			return err
 		}
-		// rmdir only, so that nothing is ever removed in a view.
+		// Only rmdir, so that nothing in a view is ever removed.
 		_ = unix.Rmdir(root)
 		_ = unix.Rmdir(filepath.Dir(root))
 	}
@@ -173,8 +172,8 @@ func Remove(s *state.State) error {
 	return nil
 }
 
-// collect removes views of other drivers than the present one that have not been used for long, and
-// the least recently used of more than maxViews. What fails is tried again with the next new view.
+// collect removes views of other drivers that have not been used for a long time and, above
+// maxViews, the least recently used ones. Failures are retried with the next new view.
 func collect(views, driver string) {
 	entries, _ := os.ReadDir(views)
 	used := map[string]time.Duration{} // how long ago

@@ -22,8 +22,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
 )
 
-// The test binary runs itself: in a mount namespace of its own, so that nothing it mounts is ever
-// the host's, and as a second process that makes the view of envState and envFiles.
+// The test binary runs itself: in a private mount namespace, so that its mounts never reach the
+// host, and as a second process that makes the view described by envState and envFiles.
 const (
 	envState = "VIEW_TEST_STATE"
 	envFiles = "VIEW_TEST_FILES"
@@ -276,8 +276,7 @@ func TestManyProcessesAtOnceGetOneView(t *testing.T) {
 	whole(t, want, manyFiles(source))
 }
 
-// flock(2) needs no right to write: root of a container that sees the host's /run can hold the
-// lock.
+// flock(2) needs no write access: root in a container that sees the host's /run can hold the lock.
 func TestALockThatIsHeldDoesNotKeepAViewFromBeingBuilt(t *testing.T) {
 	f := newFixture(t)
 	held, err := os.Open(filepath.Join(viewDir(f.state.Dir()), "lock"))

@@ -125,7 +125,8 @@ func TestNamespacesAndVolumesDoNotCarryTheDriverElsewhere(t *testing.T) {
 			h.unharmed(t, func() {
 				r := h.Run(t, o)
 				if clean(t, r) {
-					// At a node the container's own volume wins, and it has no GPU there.
+					// A volume of the container at the place of a node wins, and the container has
+					// no GPU there.
 					h.noHostDirectory(t, r.Output, volume)
 					if !strings.HasPrefix(dst, "/dev/nvidia") {
 						t.Errorf("%s: it started", dst)

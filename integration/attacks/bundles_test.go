@@ -14,20 +14,18 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
-	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/api"
 )
 
-// bundle is a bundle that a test hands to the pod's shim itself, so that config.json is as it says.
+// bundle is a bundle that a test passes directly to the pod's shim, so that it controls
+// config.json.
 type bundle struct {
 	h    *host
 	id   string
@@ -110,7 +108,7 @@ func decode(t *testing.T, text []byte) any {
 	return v
 }
 
-// addFuture adds a field that no version knows to every object.
+// addFuture adds an unknown field to every object.
 func addFuture(v any) {
 	switch v := v.(type) {
 	case map[string]any:
@@ -125,7 +123,7 @@ func addFuture(v any) {
 	}
 }
 
-// lost lists what is in before and not in after. Elements may be added to arrays.
+// lost lists what is in before but not in after. Elements may have been added to arrays.
 func lost(path string, before, after any) []string {
 	switch b := before.(type) {
 	case map[string]any:
@@ -196,9 +194,9 @@ func TestT50T54UnknownFieldsAreKeptAndASecondEditAddsNothing(t *testing.T) {
 	}
 }
 
-// asRunc fails the test unless runc, which takes keys of any case and the last of several, reads
-// the edited configuration as the shim does: the GPU that its environment names and no other, and
-// no hook of NVIDIA's.
+// asRunc fails the test unless runc, which accepts keys in any case and takes the last of several,
+// reads the edited configuration as the shim does: with the GPU that the environment names and no
+// other, and without NVIDIA's hooks.
 func (h *host) asRunc(t *testing.T, text []byte) {
 	t.Helper()
 	var spec specs.Spec
@@ -295,7 +293,8 @@ func TestT52ABundleThatOthersCanChangeIsRefused(t *testing.T) {
 			}
 			h.unharmed(t, func() {
 				defer b.remove(t)
-				// A shim that waits for a writer of the FIFO answers nothing until the context's end.
+				// A shim that waits for a writer of the FIFO does not answer until the context
+				// ends.
 				if err := b.create(""); err == nil || strings.Contains(err.Error(), "\n") || b.ctx.Err() != nil {
 					t.Errorf("it was created, or not refused in one line: %v", err)
 				}
@@ -304,8 +303,8 @@ func TestT52ABundleThatOthersCanChangeIsRefused(t *testing.T) {
 	}
 }
 
-// T46: CRIU is not needed. What runc would restore is created from the same bundle instead: what
-// counts is what the shim makes of the bundle.
+// T46: CRIU is not needed. What runc would restore is created from the same bundle instead, because
+// only what the shim does to the bundle matters.
 func TestT46ACheckpointBringsNoGPUOfItsOwn(t *testing.T) {
 	h := newCluster(t, "")
 	root := h.Tree(t, "glibc-nocache")
@@ -327,7 +326,7 @@ func TestT46ACheckpointBringsNoGPUOfItsOwn(t *testing.T) {
 	}
 }
 
-// restoreWithRunc is a runc that has no CRIU. Argument: the real runc.
+// restoreWithRunc is a runc without CRIU. Its argument is the real runc.
 const restoreWithRunc = `
 case " $* " in *" restore "*) ;; *) exec %[1]s "$@" ;; esac
 while [ $# -gt 0 ]; do
@@ -342,7 +341,7 @@ done
 %[1]s $global create $local $last && exec %[1]s $global start $last
 `
 
-// restore has the shim restore a container that writes down what it sees.
+// restore makes the shim restore a container that records what it sees.
 func (h *host) restore(t *testing.T, root, checkpoint, pod, value, refusal string) {
 	t.Helper()
 	args := h.ProbeArgs()
@@ -354,7 +353,7 @@ func (h *host) restore(t *testing.T, root, checkpoint, pod, value, refusal strin
 	h.unharmed(t, func() {
 		defer b.remove(t)
 		script := simhost.Script(t, filepath.Join(h.Dir, "runc-restore"), fmt.Sprintf(restoreWithRunc, filepath.Join(h.Options.ToolsDir, "runc")))
-		_, err := b.task.Create(b.ctx, &taskapi.CreateTaskRequest{ID: b.id, Bundle: b.dir, Checkpoint: checkpoint, Options: runtimeTable(t, "BinaryName = \""+script+"\"\n")})
+		_, err := b.task.Create(b.ctx, &taskapi.CreateTaskRequest{ID: b.id, Bundle: b.dir, Checkpoint: checkpoint, Options: api.RuntimeOptions(t, "BinaryName = \""+script+"\"\n")})
 		if refusal != "" {
 			if err == nil || !strings.Contains(err.Error(), refusal) {
 				t.Errorf("not refused: %v", err)
@@ -367,7 +366,7 @@ func (h *host) restore(t *testing.T, root, checkpoint, pod, value, refusal strin
 		if _, err := b.task.Start(b.ctx, &taskapi.StartRequest{ID: b.id}); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Await(t, 20*time.Second, "the container has looked", func() bool { _, err := os.Stat(seen); return err == nil })
+		testenv.Await(t, "the container has looked", func() bool { _, err := os.Stat(seen); return err == nil })
 	})
 	if refusal != "" {
 		return
@@ -380,14 +379,4 @@ func (h *host) restore(t *testing.T, root, checkpoint, pod, value, refusal strin
 	if len(got.Dev) > 0 || strings.Contains(strings.Join(got.Mknod, " "), "ENXIO") {
 		t.Errorf("the container has devices: %+v", got)
 	}
-}
-
-// runtimeTable is runtime options that carry a handler's table.
-func runtimeTable(t *testing.T, toml string) *anypb.Any {
-	t.Helper()
-	options, err := anypb.New(&runtimeoptions.Options{ConfigBody: []byte(toml)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return options
 }

@@ -1,9 +1,9 @@
 // Package attacks tests hostile images, volumes, specifications, state and driver roots: the
-// attacks that docs/threat-model.md lists by number, as far as no other package has the parts that
-// one needs. Every name of a test begins with the numbers of its attacks.
+// attacks in docs/threat-model.md, except those that need the parts of another package. The name of
+// each test or subtest begins with the numbers of its attacks.
 //
-// One oracle is around each attack (host.unharmed): the host and the pod's shim have to be as
-// before, whether or not the container was refused.
+// Every attack is run by host.unharmed: the host and the pod's shim must be as before, whether or
+// not the container was refused.
 //
-// `make soak` has system calls of the shim fail for hours, `make test` for some seconds.
+// `make soak` makes system calls of the shim fail for hours, `make test` for a few seconds.
 package attacks

@@ -28,8 +28,8 @@ func compile(t testing.TB, h *host, name, source string, flags ...string) string
 	return file
 }
 
-// runcWrapper makes runc a script that writes its environment and descriptors down,
-// and returns the flags for ctr.
+// runcWrapper replaces runc by a script that records its environment and descriptors, and returns
+// the flags for ctr.
 func (h *host) runcWrapper(t testing.TB) (flags []string, log string) {
 	t.Helper()
 	log = filepath.Join(h.Dir, "runc.log")
@@ -66,7 +66,7 @@ func TestT19T20T23NothingOfAnImageIsExecutedOnTheHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.unharmed(t, func() {
-		// Static: nothing of the container itself loads evil.so either.
+		// Static, so that the container itself does not load evil.so either.
 		out := h.MustRun(t, testenv.RunOptions{RootfsDir: dir, Env: append([]string{one, everything}, hostile...), Args: []string{"/bin/busybox", "sh", "-c", look + "; ls -l /proc/self/fd"}, Extra: flags})
 		h.noHostDirectory(t, out)
 		// In the container: standard streams, and the directory that ls reads.

@@ -15,7 +15,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// T62: whatever the file of facts about the driver holds, containers get the GPUs of this host.
+// T62: whatever the file with facts about the driver contains, containers get the GPUs of this
+// host.
 func TestT62DamagedStateIsMadeAgain(t *testing.T) {
 	h := newHost(t, simhost.Options{})
 	name := filepath.Join(h.Driver.StateDir, "driver.json")
@@ -68,7 +69,7 @@ func TestT62DamagedStateIsMadeAgain(t *testing.T) {
 	t.Run("T62 then all is well", func(t *testing.T) { h.sees(t, testenv.RunOptions{Env: []string{one}}, 0) })
 }
 
-// T61: what others can change grants nothing and is not used, and the error names it.
+// T61: a file that other users can change grants nothing and is not used, and the error names it.
 func TestT61StateAndConfigurationThatOthersCanChange(t *testing.T) {
 	h := newHost(t, simhost.Options{})
 	state, config := h.Driver.StateDir, h.Driver.ConfigPath

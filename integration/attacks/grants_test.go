@@ -26,7 +26,7 @@ func newCluster(t *testing.T, policy string) *host {
 	return h
 }
 
-// sees fails the test unless a container starts and sees these GPUs and no other.
+// sees fails the test unless a container starts and sees exactly these GPUs.
 func (h *host) sees(t *testing.T, o testenv.RunOptions, gpus ...int) {
 	t.Helper()
 	o.Args = h.ProbeArgs()
@@ -81,7 +81,8 @@ func TestNoImageOrPodWidensItsGrant(t *testing.T) {
 	t.Run("T41 an image older than CUDA 9", func(t *testing.T) {
 		old := []string{"CUDA_VERSION=8.0.61", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"}
 		h.sees(t, testenv.RunOptions{Annotations: none, Env: old})
-		// Its variable is that of NVIDIA's device plugin; without one it asks for every GPU.
+		// Its variable is what NVIDIA's device plugin sets; without a variable it asks for every
+		// GPU.
 		h.sees(t, testenv.RunOptions{Annotations: owner, Env: append(old, "NVIDIA_VISIBLE_DEVICES="+h.Driver.GPUs[1].UUID)}, 1)
 		h.unharmed(t, func() {
 			if r := h.Run(t, testenv.RunOptions{Annotations: owner, Env: old, Args: []string{"/bin/true"}}); r.ExitCode == 0 || !strings.Contains(r.Error, "by UUID") {

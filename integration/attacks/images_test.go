@@ -21,7 +21,7 @@ type attack struct {
 	name   string
 	remove []string // what the layout replaces
 	files  []images.File
-	starts bool // the container has no excuse for failing
+	starts bool // the container must start
 }
 
 const (
@@ -39,7 +39,7 @@ func hostileImages(version string) []attack {
 	return slices.Concat(sources(version), destinations(), parsers(), walks(), loaderFiles(), places())
 }
 
-// sources are the attacks on what is mounted: links in the place of what the driver's stack reads.
+// sources are the attacks on what is mounted: links in place of files that NVIDIA's stack reads.
 func sources(version string) []attack {
 	return []attack{
 		{name: "T01 two-step mount source, CVE-2024-0132", starts: true, files: []images.File{
@@ -93,7 +93,7 @@ func destinations() []attack {
 	return attacks
 }
 
-// cache is a loader's cache of four entries that edit spoils.
+// cache is a loader's cache of four entries that edit damages.
 func cache(edit func([]byte)) []images.File {
 	data := make([]byte, 48+24*4+64)
 	copy(data, "glibc-ld.so.cache1.1")
@@ -128,7 +128,7 @@ func parsers() []attack {
 	}
 }
 
-// hostileELF is a header whose tables are everywhere but in the file.
+// hostileELF is a header whose tables lie outside the file.
 func hostileELF() []byte {
 	data := make([]byte, 4096)
 	copy(data, "\x7fELF\x02\x01\x01")
@@ -174,7 +174,7 @@ func chain(name string, depth, links int) []images.File {
 	return append(files, images.Symlink(fmt.Sprintf("%sl%d", deep, links-1), "/"+deep))
 }
 
-// loaderFiles are the attacks by what the files of the dynamic loader are.
+// loaderFiles are the attacks by the type of the dynamic loader's files.
 func loaderFiles() []attack {
 	var attacks []attack
 	for _, way := range []struct{ name, target string }{

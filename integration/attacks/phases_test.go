@@ -6,14 +6,11 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
 	"github.com/containerd/containerd/api/types/task"
@@ -29,12 +26,13 @@ import (
 type phase struct {
 	// sample is how many faults `make test` tries.
 	sample int
-	// prepare makes a container and brings it to where the phase begins.
+	// prepare makes a container and takes it to the beginning of the phase.
 	prepare func(t *testing.T, h *host, client *api.Client) (id string)
-	// trace starts strace, run is the phase under it.
+	// trace starts strace; run runs the phase under it.
 	trace func(t *testing.T, h *host, flags ...string) (stop func() string)
 	run   func(t *testing.T, h *host, client *api.Client, id string) error
-	// check, without faults, fails the test if the phase left the container in between.
+	// check, which runs without faults, fails the test if the phase left the container in an
+	// intermediate state.
 	check func(t *testing.T, h *host, client *api.Client, id string, failed error)
 }
 
@@ -53,7 +51,7 @@ var phases = map[string]phase{
 	"cleanup": {3, running, program("delete"), cleanedUp, restarted},
 }
 
-// newFaultHost is a host whose programs are traced if their file of flags is there.
+// newFaultHost starts a host whose programs are traced if their file of flags exists.
 func newFaultHost(t *testing.T) *host {
 	t.Helper()
 	dir := t.TempDir()
@@ -68,7 +66,7 @@ func newFaultHost(t *testing.T) *host {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The shim that `start` executes is not traced. The shim executes the probe that is beside it.
+	// The shim that `start` executes is not traced. The shim executes the probe beside it.
 	const script = `for verb; do
 	[ ! -e %[1]s/$verb.flags ] || exec strace -f %[2]s -o %[1]s/strace $(cat %[1]s/$verb.flags) %[3]s "$@"
 done
@@ -81,9 +79,7 @@ exec %[3]s "$@"
 		t.Fatal(err)
 	}
 	count, tar := filepath.Join(h.Dir, "count"), filepath.Join(h.Dir, "count.tar")
-	if out, err := exec.Command("gcc", "-O2", "-o", count, "../gpu/programs/count.c", "-ldl").CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v: %s", err, out)
-	}
+	testenv.CompileCount(t, count)
 	image, err := images.FromHostPrograms(countImage, []string{"sh", "sleep"}, images.FromHost("usr/bin/count", 0o755, count))
 	if err == nil {
 		err = image.Write(tar)
@@ -165,7 +161,8 @@ func deleted(t *testing.T, _ *host, client *api.Client, id string) error {
 	return err
 }
 
-// deletedAgain deletes a container whose deletion failed. If it did not fail, nothing is left.
+// deletedAgain deletes a container whose deletion failed. If the deletion succeeded, nothing may be
+// left.
 func deletedAgain(t *testing.T, h *host, client *api.Client, id string, failed error) {
 	t.Helper()
 	if failed != nil {
@@ -179,7 +176,7 @@ func deletedAgain(t *testing.T, h *host, client *api.Client, id string, failed e
 	}
 }
 
-// counting is a container of the pod with two programs that count in 2 MiB of GPU memory each.
+// counting starts a container of the pod with two programs that count in 2 MiB of GPU memory each.
 func counting(t *testing.T, h *host, client *api.Client) (id string) {
 	t.Helper()
 	id = h.NewID()
@@ -196,23 +193,10 @@ func counting(t *testing.T, h *host, client *api.Client) (id string) {
 // counts waits until both programs have passed twice more.
 func (h *host) counts(t *testing.T, id string) {
 	t.Helper()
-	passed := func(name string) int {
-		data, _ := os.ReadFile(filepath.Join(h.marks(), name))
-		lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-		last := lines[len(lines)-1]
-		n, err := strconv.Atoi(strings.TrimPrefix(last, "passed "))
-		if err != nil && last != "" && !strings.HasPrefix("passed ", last) {
-			t.Fatalf("%s: %s", name, last)
-		}
-		return n
-	}
-	for _, name := range []string{"." + id, "." + id + ".1"} {
-		from := passed(name)
-		testenv.Await(t, 20*time.Second, name+" counts", func() bool { return passed(name) >= from+2 })
-	}
+	testenv.AwaitCount(t, filepath.Join(h.marks(), "."+id), filepath.Join(h.marks(), "."+id+".1"))
 }
 
-// gpuMemory is the state of a task, and how much GPU memory its processes have.
+// gpuMemory returns the state of a task, and how much GPU memory its processes have.
 func (h *host) gpuMemory(t *testing.T, client *api.Client, id string) (status task.Status, bytes int64, err error) {
 	t.Helper()
 	ctx := client.Context(t.Context())
@@ -225,21 +209,12 @@ func (h *host) gpuMemory(t *testing.T, client *api.Client, id string) (status ta
 		return 0, 0, err
 	}
 	for _, p := range list.Processes {
-		fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", p.Pid))
-		for _, fd := range fds {
-			if to, _ := os.Readlink(fd); strings.HasPrefix(to, "/memfd:nvidia-sim-gpu") {
-				info, err := os.Stat(fd)
-				if err != nil {
-					t.Fatal(err)
-				}
-				bytes += info.Size()
-			}
-		}
+		bytes += simhost.GPUMemory(t, int(p.Pid))
 	}
 	return get.Process.Status, bytes, nil
 }
 
-// suspended pauses a container and resumes it. A container that is paused has given its GPU back.
+// suspended pauses a container and resumes it. While it is paused it must not have the GPU.
 func suspended(t *testing.T, h *host, client *api.Client, id string) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(client.Context(t.Context()), hang)
@@ -261,9 +236,9 @@ func suspended(t *testing.T, h *host, client *api.Client, id string) error {
 	return err
 }
 
-// counted is the oracle of a container after Pause or Resume: it runs, or is paused without the
-// GPU, or the error said that undoing failed. Pause and Resume work again, and the container counts
-// on with what it had.
+// counted checks a container after Pause or Resume: it runs, or is paused without the GPU, or the
+// error said that undoing failed. Pause and Resume must work again, and the container must continue
+// counting.
 func counted(t *testing.T, h *host, client *api.Client, id string, failed error) {
 	t.Helper()
 	defer func() { _ = os.Remove(filepath.Join(h.marks(), "."+id+".1")) }()
@@ -296,10 +271,10 @@ func counted(t *testing.T, h *host, client *api.Client, id string, failed error)
 	h.counts(t, id)
 }
 
-// alive reports whether the pod's shim was not killed.
+// alive reports whether the pod's shim still runs.
 func (h *host) alive() bool { return slices.Contains(h.ShimPIDs(h.pod), h.shim) }
 
-// running is a container with a shim of its own.
+// running starts a container with a shim of its own.
 func running(t *testing.T, h *host, client *api.Client) (id string) {
 	t.Helper()
 	id = h.Create(t, testenv.RunOptions{Env: []string{one}, Args: []string{"/bin/sleep", "1000000"}})
@@ -319,7 +294,7 @@ func cleanedUp(t *testing.T, h *host, _ *api.Client, id string) error {
 		}
 	}
 	left := false
-	testenv.Await(t, hang, "containerd cleans up", func() bool {
+	testenv.Await(t, "containerd cleans up", func() bool {
 		_, err := os.Stat(h.BundleDir(id))
 		left = strings.Count(h.Log(), cleanupFailed) > failed
 		return left || errors.Is(err, fs.ErrNotExist)
@@ -330,7 +305,7 @@ func cleanedUp(t *testing.T, h *host, _ *api.Client, id string) error {
 	return nil
 }
 
-// restarted has containerd clean up again what `delete` has left: as with the stock shim it does so
+// restarted makes containerd clean up what `delete` has left: as with the stock shim, it does so
 // only when it starts.
 func restarted(t *testing.T, h *host, client *api.Client, _ string, failed error) {
 	t.Helper()

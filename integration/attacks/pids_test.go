@@ -19,8 +19,8 @@ import (
 const inPIDNamespace = "NVIDIA_SHIM_TEST_PID_NAMESPACE"
 
 // reuse is the runc of T17. After `runc create` it kills the container's process, waits until the
-// shim has reaped it, and then for the test to give its number to another process. Arguments: the
-// real runc, the file that says so.
+// shim has reaped it, and then until the test has given its PID to another process. Arguments: the
+// real runc, and the file that says so.
 const reuse = `
 %[1]s "$@" || exit
 case " $* " in *" create "*) ;; *) exit 0 ;; esac
@@ -34,11 +34,11 @@ while [ -e %[2]s ]; do :; done
 exit 0
 `
 
-// takeOver waits for the number of a process that has ended, and gives it to one with a mount
-// namespace of its own.
+// takeOver waits for the PID of a process that has ended, and starts a process with this PID in
+// another mount namespace.
 func takeOver(t *testing.T, file string) (was int, process *exec.Cmd) {
 	t.Helper()
-	testenv.Await(t, 20*time.Second, "the container's process has ended", func() bool {
+	testenv.Await(t, "the container's process has ended", func() bool {
 		data, err := os.ReadFile(file)
 		if err == nil {
 			_, err = fmt.Sscan(string(data), &was)
@@ -54,7 +54,7 @@ func takeOver(t *testing.T, file string) (was int, process *exec.Cmd) {
 	if err := process.Start(); err != nil {
 		t.Error(err)
 	}
-	testenv.Await(t, 20*time.Second, "the other process runs", func() bool { _, err := os.Stat(ready); return err == nil })
+	testenv.Await(t, "the other process runs", func() bool { _, err := os.Stat(ready); return err == nil })
 	if err := os.Remove(file); err != nil {
 		t.Error(err)
 	}
@@ -136,7 +136,7 @@ func TestT18FiftyCreationsAtOnceDoNotMixUpDevices(t *testing.T) {
 						args[2] = "exec >/marks/.new" + ids[i] + "\n" + args[2] + "\nmv /marks/.new" + ids[i] + " /marks/" + ids[i] + "\nexec sleep 1000000"
 						r, err := h.TryRun(t, testenv.RunOptions{
 							ID: ids[i], Annotations: annotations, Env: []string{fmt.Sprint("NVIDIA_VISIBLE_DEVICES=", i%8)}, Args: args,
-							Mounts: []string{"type=bind,src=" + marks + ",dst=/marks,options=rbind:rw"}, Detach: true, Timeout: 5 * time.Minute,
+							Mounts: []string{"type=bind,src=" + marks + ",dst=/marks,options=rbind:rw"}, Detach: true, Timeout: 10 * time.Minute,
 						})
 						if err != nil || r.ExitCode != 0 {
 							t.Errorf("container %d: %v, exit status %d, %s", i, err, r.ExitCode, r.Error)
@@ -146,7 +146,7 @@ func TestT18FiftyCreationsAtOnceDoNotMixUpDevices(t *testing.T) {
 				group.Wait()
 				for i, id := range ids {
 					var seen []byte
-					if !t.Failed() && !testenv.Until(time.Minute, func() (ok bool) {
+					if !t.Failed() && !testenv.Until(func() (ok bool) {
 						data, err := os.ReadFile(filepath.Join(marks, id))
 						seen = data
 						return err == nil

@@ -23,8 +23,8 @@ import (
 // creates is how many containers are made against each racing flipper; `make test-long` sets 500.
 var creates = flag.Int("creates", 15, "containers against each racing flipper (T15, T16)")
 
-// flip exchanges two names until stop is called, which returns how often it did: another container
-// with the same volume (CVE-2026-24260).
+// flip exchanges two names, like another container with the same volume (CVE-2026-24260), until
+// stop is called, which returns the number of exchanges.
 func flip(t testing.TB, a, b string) (stop func() int) {
 	t.Helper()
 	var done atomic.Bool
@@ -103,7 +103,7 @@ func TestNamesThatAreExchangedWhileContainersAreMadeNeverLeadOut(t *testing.T) {
 func TestT64AnUpgradeDuringCreatesGivesOneVersionOrARefusal(t *testing.T) {
 	h := newHost(t, simhost.Options{})
 	image := h.Load(t, "glibc-hwcaps")
-	// The oracle but for the driver's files.
+	// Like unharmed, except for the driver's files.
 	machine, state, canary := h.Snapshot(t, h.State, filepath.Join(h.Root, "io.containerd.runtime.v2.task")), h.state(t), simhost.Files(t, h.canary)
 	was, other := h.Driver.Version, "590.44.01"
 	values := map[string]string{"13000": was, "13010": other}

@@ -34,18 +34,18 @@ const (
 	soakFile = "NVIDIA_SHIM_SOAK"
 	// soakCycles is how many faults a soak tries.
 	soakCycles = 10_000
-	// hang is how long a container's life may take at most, on a machine that does much else.
+	// hang bounds a container's life, on a busy machine.
 	hang = 3 * time.Minute
 )
 
-// sampled are the system calls that the sample has fail: those of our own steps. A soak takes all
-// that a shim makes, those of Go's runtime and of containerd's library too.
+// sampled are the system calls that fail in the sample: those of our own steps. A soak takes all
+// system calls of a shim, including those of Go's runtime and containerd's library.
 var sampled = strings.Fields(`bind chroot clone3 connect fchdir fchmod fchmodat fchownat flock fsconfig fsmount fsopen fstatfs
 	getdents64 linkat listen mkdirat mknodat mount move_mount open_tree openat openat2 pidfd_open pidfd_send_signal pipe2
 	readlinkat renameat setns socket statx symlinkat umount2 unlinkat unshare utimensat`)
 
-// never fail: a close that was not made leaves a descriptor open, and an ended process that was not
-// waited for is never heard of again, whatever the shim does.
+// never are the calls that must not fail: a failed close leaves a descriptor open, and the end of a
+// process whose wait failed goes unnoticed, whatever the shim does.
 var never = []string{"close", "wait4", "exit", "exit_group", "restart_syscall", "rt_sigreturn"}
 
 const killed = "signal=KILL"
@@ -64,10 +64,10 @@ type fault struct {
 
 func (f fault) String() string { return fmt.Sprintf("%s %s", f.Phase, f.inject()) }
 
-// inject is the fault as strace has it.
+// inject returns the fault in strace's syntax.
 func (f fault) inject() string { return fmt.Sprintf("%s:%s:when=%d", f.Call, f.What, f.Nth) }
 
-// faults are those of the calls that were counted, in an order that has each call early.
+// faults returns the possible faults of the counted calls, ordered so that each call comes early.
 func faults(count map[call]int) []fault {
 	rank := map[fault]uint64{}
 	for call, n := range count {
@@ -90,8 +90,8 @@ func faults(count map[call]int) []fault {
 	return byHash
 }
 
-// trace attaches strace to the threads that the shim has; its children are not traced. The function
-// that it returns detaches strace and returns what it wrote.
+// trace attaches strace to the shim's threads, but not to its children. The function that it
+// returns detaches strace and returns its output.
 func (h *host) trace(t *testing.T, flags ...string) (stop func() string) {
 	t.Helper()
 	out := filepath.Join(h.Dir, "strace")
@@ -108,7 +108,7 @@ func (h *host) trace(t *testing.T, flags ...string) (stop func() string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// strace waits for ever if the shim is killed while it attaches to its threads.
+	// strace hangs if the shim is killed while strace attaches to its threads.
 	limit := time.AfterFunc(hang, func() { _ = cmd.Process.Kill() })
 	lines := bufio.NewScanner(stderr)
 	for range threads {
@@ -133,7 +133,7 @@ func (h *host) trace(t *testing.T, flags ...string) (stop func() string) {
 
 var traced = regexp.MustCompile(`(?m)^(\d+) +(\w+)\(`)
 
-// count returns how often a thread makes each system call at most in a phase.
+// count returns, for each system call in a phase, the largest number of calls by one thread.
 func (h *host) count(t *testing.T, client *api.Client, name string) map[call]int {
 	t.Helper()
 	p := phases[name]
@@ -157,7 +157,7 @@ func (h *host) count(t *testing.T, client *api.Client, name string) map[call]int
 	return most
 }
 
-// create makes a container that writes what it sees of the GPUs into a file of its name.
+// create makes a container that writes what it sees of the GPUs to a file with its name.
 func (h *host) create(t *testing.T, annotations ...string) (id string) {
 	t.Helper()
 	args := h.ProbeArgs()
@@ -171,7 +171,7 @@ func (h *host) create(t *testing.T, annotations ...string) (id string) {
 
 func (h *host) marks() string { return filepath.Join(h.Dir, "marks") }
 
-// live is the life of a container, up to the first call that fails.
+// live takes a container through its life, up to the first call that fails.
 func live(t *testing.T, client *api.Client, id string) error {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(client.Context(t.Context()), hang)
@@ -201,11 +201,11 @@ func live(t *testing.T, client *api.Client, id string) error {
 	return err
 }
 
-// removed deletes a container whose life a fault has ended. containerd needs a moment to notice
-// that a shim is dead, and to remove what is left of the task.
+// removed deletes a container after a fault. containerd needs a moment to notice that a shim is
+// dead, and to remove what is left of the task.
 func (h *host) removed(t *testing.T, id string) {
 	t.Helper()
-	testenv.Await(t, hang, "container "+id+" can be deleted", func() bool {
+	testenv.Await(t, "container "+id+" can be deleted", func() bool {
 		_, _, _ = h.CtrErr("tasks", "resume", id)
 		_, _, _ = h.CtrErr("tasks", "rm", "--force", id)
 		_, _, err := h.CtrErr("containers", "rm", id)
@@ -214,8 +214,8 @@ func (h *host) removed(t *testing.T, id string) {
 	})
 }
 
-// afterKill makes the pod again if its shim was killed, and removes what the stock shim leaves as
-// well: the cgroups of a container without a process.
+// afterKill starts the pod again if its shim was killed, and removes what the stock shim would also
+// leave: the cgroups of a container without a process.
 func (h *host) afterKill(t *testing.T, id string) {
 	t.Helper()
 	if h.alive() {
@@ -233,18 +233,18 @@ func (h *host) afterKill(t *testing.T, id string) {
 	h.startPod(t)
 }
 
-// temporary are files that a process leaves if it is killed while it stores a value.
+// temporary matches the files that a process leaves if it is killed while it stores a value.
 var temporary = regexp.MustCompile(`^\.[a-z]+\.json\.nvidia-shim-\d+$`)
 
-// cycle is the life of a container under a fault, by the oracle: whatever happens, the container
-// has seen the GPU that is its own or has not run, nothing is left, and the next containers start.
+// cycle takes a container through its life under a fault: whatever happens, the container has seen
+// its own GPU only or has not run, nothing is left, and the next containers start.
 func (h *host) cycle(t *testing.T, client *api.Client, f fault) (hit bool, failed error) {
-	h.afterKill(t, h.pod) // of a cycle that failed the test
-	testenv.Await(t, hang, "no process of the last cycle exits", func() bool {
+	h.afterKill(t, h.pod) // left by a cycle that failed the test
+	testenv.Await(t, "no process of the last cycle exits", func() bool {
 		return !slices.Contains(h.Snapshot(t).Section("processes"), "")
 	})
 	h.unharmed(t, func() {
-		// Without kept values and views more has to be done.
+		// Without kept values and views there is more to do.
 		if err := mounts.RemoveAll(h.Driver.StateDir); err != nil {
 			t.Fatal(err)
 		}
@@ -254,7 +254,7 @@ func (h *host) cycle(t *testing.T, client *api.Client, f fault) (hit bool, faile
 		failed = p.run(t, h, client, id)
 		out := stop()
 		if f.Phase == "start" && failed != nil && (f.What == killed || strings.Contains(failed.Error(), "/dev/stdout")) {
-			// As the stock one would, a shim stays of which `start` did not tell containerd.
+			// As with the stock shim, a shim stays if `start` did not report it to containerd.
 			for _, pid := range h.ShimPIDs(id) {
 				_ = syscall.Kill(pid, syscall.SIGKILL)
 			}
@@ -296,8 +296,8 @@ func (h *host) checkMark(t *testing.T, id string) {
 	}
 }
 
-// T30, T31, T65: a system call of the shim fails, or the shim is killed at it, wherever a
-// container's life is. `make soak` tries many more.
+// T30, T31, T65: a system call of the shim fails, or the shim is killed at it, at any point of a
+// container's life. `make soak` tries many more.
 func TestT30T31T65ASystemCallFailsOrKillsTheShim(t *testing.T) {
 	h := newFaultHost(t)
 	client := api.Connect(t, h.Env)
@@ -324,7 +324,7 @@ func TestT30T31T65ASystemCallFailsOrKillsTheShim(t *testing.T) {
 	t.Logf("of %v faults %v were tried", all, tried)
 }
 
-// report counts what became of cycles.
+// report counts the outcomes of cycles.
 type report struct {
 	Faults []fault // all, in their order
 	Next   int     // how many cycles were run
@@ -368,7 +368,7 @@ func (r *report) log(t *testing.T) {
 }
 
 // soak tries faults of all system calls until it is stopped (SIGINT) or has tried soakCycles. It
-// goes on where the one before that had the same file ended.
+// continues where an earlier soak with the same file ended.
 func (h *host) soak(t *testing.T, client *api.Client, name string, count map[call]int) {
 	t.Helper()
 	var r report
@@ -377,7 +377,7 @@ func (h *host) soak(t *testing.T, client *api.Client, name string, count map[cal
 	case errors.Is(err, fs.ErrNotExist):
 		maps.DeleteFunc(count, func(c call, _ int) bool { return slices.Contains(never, c.Call) })
 		all := faults(count)
-		r.Faults = all[:min(len(all), soakCycles)] // those that can have their turn
+		r.Faults = all[:min(len(all), soakCycles)] // those that can be reached
 	case err == nil:
 		err = json.Unmarshal(data, &r)
 		fallthrough
@@ -392,7 +392,7 @@ func (h *host) soak(t *testing.T, client *api.Client, name string, count map[cal
 	defer signal.Stop(stopped)
 	for r.Next < soakCycles {
 		r.run(t, h, client, r.Faults[r.Next%len(r.Faults)])
-		if len(stopped) > 0 { // a terminal's Ctrl-C ends ctr and strace too: this cycle is run again
+		if len(stopped) > 0 { // a terminal's Ctrl-C ends ctr and strace too: repeat this cycle
 			break
 		}
 		data, err := json.Marshal(r)

@@ -18,7 +18,7 @@ const (
 // burstSize is how many containers are started at once.
 const burstSize = 64
 
-// What has a budget and is no ratio of two containers' times, with the largest value.
+// Budgets that are not a ratio of two containers' times.
 const (
 	budgetBinary  = 10_000_000 // bytes
 	budgetAnonKiB = 0.6 * 1024 // more than the stock shim's
@@ -48,8 +48,8 @@ func (s setup) cases(o options) []Case {
 	}
 	again := plain(s.small)
 	again.Name = stockAgain
-	// runc makes the nodes in any case, which on a small host takes as long as
-	// all of our own steps: there the stock shim with the same nodes is the measure.
+	// runc makes the nodes in any case, which on a small host takes as long as all of our own
+	// steps: there we compare with the stock shim with the same nodes.
 	against, budgetOne, budgetAll := bare, 1.10, 1.25
 	if o.real {
 		against, budgetOne, budgetAll = stock, 1.03, 1.10

@@ -12,11 +12,11 @@
 // parts of the page, between markers, so that the text around them stays; with
 // -json also every sample.
 //
-// All runtimes are measured in one run under one containerd of the benchmark's own:
-// each round takes every case once, the cases in random order and the runtimes of
-// a case in random order next to each other. A ratio is the median over the rounds
-// of the ratios within a round, so that a host that gets slower meanwhile favours none.
-// With -before each of the two builds has a containerd and a state directory of its own.
+// All runtimes are measured in one run under one containerd of the benchmark's own: each round
+// takes every case once, the cases in random order and the runtimes of a case in random order next
+// to each other. A ratio is the median over the rounds of the ratios within a round, so that a host
+// that becomes slower meanwhile favours none. With -before each of the two builds has a containerd
+// and a state directory of its own.
 //
 // On a GPU host neither Go, a compiler nor a network is needed:
 //

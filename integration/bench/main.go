@@ -82,7 +82,7 @@ func parse(args []string) (o options, err error) {
 			return o, err
 		}
 	}
-	// Its processes are known by their name.
+	// Its processes are recognised by their name.
 	if o.before != "" && !strings.HasPrefix(filepath.Base(o.before), "containerd-shim-") {
 		return o, fmt.Errorf("-before %s: the file's name has to begin with containerd-shim-", o.before)
 	}
@@ -144,15 +144,8 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 	if err != nil {
 		return err
 	}
-	large, err := o.image("large")
-	switch {
-	case err == nil:
-		g.large = images.Ref("large")
-		g.tars = append(g.tars, large)
-	case !o.real:
+	if err := o.addLarge(g, r); err != nil {
 		return err
-	default:
-		r.Notes = append(r.Notes, "The large image was not measured: "+err.Error())
 	}
 	r.Cases = g.cases(o)
 	env := testenv.Options{Cgroup: o.cgroup, ShimConfig: g.configPath, ShimDir: testenv.ShimDir()}
@@ -187,7 +180,30 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 	if err != nil {
 		return err
 	}
-	one, plain := variant(all, caseOne, ours), variant(all, caseOne, stock)
+	if err := o.measureOthers(ctx, b, all); err != nil {
+		return err
+	}
+	return r.measureBinaries(testenv.ShimDir(), main.env.Options.ToolsDir)
+}
+
+// addLarge adds the large image, which a GPU host need not have.
+func (o options) addLarge(g *target, r *Result) error {
+	large, err := o.image("large")
+	switch {
+	case err == nil:
+		g.large = images.Ref("large")
+		g.tars = append(g.tars, large)
+	case !o.real:
+		return err
+	default:
+		r.Notes = append(r.Notes, "The large image was not measured: "+err.Error())
+	}
+	return nil
+}
+
+// measureOthers measures what is not the time of single containers.
+func (o options) measureOthers(ctx context.Context, b *bench, all []Case) (err error) {
+	r, one, plain := b.result, variant(all, caseOne, ours), variant(all, caseOne, stock)
 	if o.wants("memory") {
 		variants := []Variant{plain, one}
 		if o.before != "" {
@@ -210,7 +226,7 @@ func (o options) measure(ctx context.Context, h *testenv.Lifetime, r *Result) er
 			}
 		}
 	}
-	return r.measureBinaries(testenv.ShimDir(), main.env.Options.ToolsDir)
+	return nil
 }
 
 // startBuild starts a containerd for one of two builds of the shim. It has the same
@@ -228,9 +244,10 @@ func startBuild(h *testenv.Lifetime, env testenv.Options, g *target, build strin
 	return startDaemon(h, env, own, g.tars), nil
 }
 
-// workDir makes a tmpfs for all files of this run, containerd's too, so that nothing depends on what
-// the disk did before: ext4 takes no inode that was deleted in the last minutes, and after a few
-// thousand containers each file that Create makes costs half a millisecond of looking for others.
+// workDir makes a tmpfs for all files of this run, containerd's too, so that nothing depends on
+// what the disk did before: ext4 does not reuse an inode that was deleted in the last minutes, so
+// after a few thousand containers each file that Create makes costs half a millisecond of
+// searching.
 func workDir(h *testenv.Lifetime) (string, error) {
 	dir, err := os.MkdirTemp("", "nvbench")
 	if err != nil {

@@ -44,7 +44,7 @@ type daemon struct {
 // startDaemon starts a containerd with the images.
 func startDaemon(h *testenv.Lifetime, o testenv.Options, stateDir string, imageTars []string) *daemon {
 	d := &daemon{stateDir: stateDir}
-	// What the shims leave mounted is taken away after containerd has ended.
+	// What the shims leave mounted is unmounted after containerd has ended.
 	h.Cleanup(func() {
 		if err := d.removeState(); err != nil {
 			h.Error(err)
@@ -96,8 +96,8 @@ func (b *bench) rounds(n int, do func(c Case, v Variant, round int) error, progr
 	return nil
 }
 
-// warmUp takes every variant once, unmeasured, and checks that it is what it
-// claims to be: containers with the GPUs that were asked for, or untouched.
+// warmUp runs every variant once, unmeasured, and checks that it is what it claims to be:
+// containers with the requested GPUs, or untouched.
 func (b *bench) warmUp(ctx context.Context) error {
 	for _, c := range b.result.Cases {
 		for _, v := range c.Variants {

@@ -10,8 +10,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/bench/report"
 )
 
-// publish prints the generated part and puts it into the page out, if there is to
-// be one. A simulated and a real run have a part each.
+// publish prints the generated part and writes it into the page out, if there is one. Simulated and
+// real runs have a part each.
 func publish(r *Result, out string, w io.Writer) error {
 	text := r.markdown()
 	fmt.Fprint(w, text)
@@ -119,7 +119,7 @@ func (r *Result) processorTime(b *strings.Builder, c Case) {
 	}
 }
 
-// others are the rows of everything else.
+// others writes all other rows.
 func (r *Result) others(b *strings.Builder) {
 	exact := func(v, budget float64) string { return verdict(v, v, v, budget) }
 	for _, way := range []string{runDetached, startTasks} {
@@ -184,7 +184,7 @@ func verdict(value, low, high, budget float64) string {
 	return v
 }
 
-// contains passes a ratio that cannot be told from 1, or is smaller.
+// contains accepts a ratio that is less than 1 or cannot be told from 1.
 func contains(_, low, _ float64) string {
 	if low <= 1 {
 		return "pass"

@@ -71,8 +71,8 @@ func placeSpec(t *testing.T, data []byte) {
 	t.Cleanup(func() { os.Remove(name) })
 }
 
-// containerd's own CDI edits the specification; what NVIDIA's would do by hooks around
-// the image is done here, once.
+// containerd's CDI code edits the specification; what NVIDIA's hooks would do to the image, the
+// shim does, once.
 func TestWhatContainerdsCDIGaveIsTakenOver(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
 		h := simhost.New(t, simhost.Options{Env: testenv.Options{Cgroup: version}})
@@ -185,7 +185,7 @@ func TestCDISpecificationOfShimctlUnderTheStockRuntime(t *testing.T) {
 	}
 }
 
-// The devices of other vendors are containerd's to give.
+// Devices of other vendors must be requested from containerd.
 func TestAnotherVendorsDeviceInTheVariableIsRefused(t *testing.T) {
 	h := simhost.New(t, simhost.Options{})
 	h.Refused(t, simhost.Visible("example.test/nic=eth0"), "example.test/nic=eth0", "containerd")

@@ -37,12 +37,12 @@ const (
 // suites are those that a shim of runc's kind takes part in.
 var suites = []string{"Run", "Exec", "OOM"}
 
-// atLeast is the number of tests, subtests included, that shimtest v0.3.0 has in
-// each suite: a parser that finds fewer has lost some.
+// atLeast is the number of tests, subtests included, that shimtest v0.3.0 has in each suite: a
+// parser that finds fewer has missed some.
 var atLeast = map[string]int{"Run": 5, "Exec": 11, "OOM": 1}
 
 func TestMain(m *testing.M) {
-	// Done by containerd's client where there is one.
+	// containerd's client does this where there is one.
 	typeurl.Register(&specs.Process{}, "types.containerd.io", "opencontainers/runtime-spec", strconv.Itoa(specs.VersionMajor), "Process")
 	if os.Getenv(childShim) != "" {
 		os.Exit(m.Run())

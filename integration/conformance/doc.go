@@ -9,7 +9,6 @@
 // The checksum database does not list shimtest v0.3.0. go.sum pins it; to change
 // the version, set GONOSUMDB=github.com/containerd/shimtest once.
 //
-// Of the suites, Run, Exec and OOM are used. Transfer, UDS and Layers are for
-// shims with virtual machines, and Network wants host-like networking, which the
-// stock shim has not got either.
+// Of the suites, Run, Exec and OOM are used. Transfer, UDS and Layers are for shims with virtual
+// machines, and Network needs host-like networking, which the stock shim does not have either.
 package conformance

@@ -11,7 +11,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// What `install --gpus-flag` places is run by CDI files that NVIDIA's toolkit makes later: it becomes
+// CDI files that NVIDIA's toolkit makes later run the link of `install --gpus-flag`: it executes
 // the toolkit's program.
 func TestTheCDIHookStepsAsideForNVIDIAs(t *testing.T) {
 	const theirs = "/usr/bin/" + runtimeclass.CDIHookName
@@ -43,7 +43,7 @@ func TestTheCDIHookStepsAsideForNVIDIAs(t *testing.T) {
 	tree.Type(t, nil, "cp "+script+" "+theirs)
 	const passed = theirs + "|update-ldcache|--folder|a b|3|1||"
 	run(hook, "7", passed)
-	// There a file of root has another owner.
+	// There, root's files appear to have another owner.
 	run("unshare --user "+hook, "7", passed)
 	tree.Type(t, nil, "chmod 775 "+theirs)
 	run(hook, "1", theirs+" can be written by others than root")

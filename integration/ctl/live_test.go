@@ -14,7 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// A support bundle has the records of containers that run, and none of their environment.
+// A support bundle has the records of running containers, without their environment.
 func TestABundleHasTheRecordsOfContainersThatRun(t *testing.T) {
 	h := simhost.New(t, simhost.Options{})
 	id := h.Start(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=2", "NVIDIA_API_KEY=hidden-value"}})

@@ -10,7 +10,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
@@ -90,7 +89,7 @@ func initPID(t testing.TB, h *simhost.Host, id string) int {
 // children are the processes that a process started.
 func children(t testing.TB, pid int) (pids []int) {
 	t.Helper()
-	testenv.Await(t, 10*time.Second, fmt.Sprintf("children of process %d", pid), func() bool {
+	testenv.Await(t, fmt.Sprintf("children of process %d", pid), func() bool {
 		data, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
 		if err != nil {
 			t.Fatal(err)

@@ -35,9 +35,9 @@ type handler struct {
 	// text is the handler's TOML. SHIM is the path of the shim, FILE that of a file
 	// with options, TABLE the name of the handler's own table.
 	text string
-	// path says that the text names the shim by runtime_path.
+	// path is true if the text names the shim by runtime_path.
 	path bool
-	// video says that the text, or FILE, sets a capability that is no default.
+	// video is true if the text, or FILE, sets a capability that is not a default.
 	video bool
 }
 
@@ -165,14 +165,14 @@ func newNodeOf(t *testing.T, r release, dir string, o testenv.Options) *node {
 	}
 	h.Ctr(t, "--namespace", criNamespace, "images", "import", tar)
 	h.Ctr(t, "--namespace", criNamespace, "images", "tag", h.Image, criImage)
-	// Who may have what is tested elsewhere; there is no kubelet here to say it.
+	// Grants are tested elsewhere; there is no kubelet here.
 	simhost.Append(t, h.Driver.ConfigPath, "\n[policy]\nkubernetes = \"trust-env\"\n")
 	conn, err := grpc.NewClient("unix://"+h.Address, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Minute)
 	t.Cleanup(cancel)
 	return &node{host: h, runtime: cri.NewRuntimeServiceClient(conn), ctx: ctx}
 }
@@ -330,7 +330,7 @@ func TestPodsOfEveryHandlerGetTheirGPUs(t *testing.T) {
 	})
 }
 
-// A pod goes on when its containerd is started again, and takes further containers.
+// A pod continues when its containerd is restarted, and takes more containers.
 func TestAPodOutlivesContainerd(t *testing.T) {
 	eachRelease(t, func(t *testing.T, r release) {
 		n := newNode(t, r)
@@ -426,7 +426,7 @@ func TestT18FiftyCreationsAtOnceUnderCRIDoNotMixUpDevices(t *testing.T) {
 // await returns when CRI answers.
 func (n *node) await(t *testing.T) {
 	t.Helper()
-	testenv.Await(t, 30*time.Second, "CRI answers", func() bool {
+	testenv.Await(t, "CRI answers", func() bool {
 		_, err := n.runtime.Version(n.ctx, &cri.VersionRequest{}, grpc.WaitForReady(true))
 		return err == nil
 	})

@@ -8,7 +8,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
@@ -39,8 +38,8 @@ func TestAContainerGetsExactlyTheGPUItAsksFor(t *testing.T) {
 	})
 }
 
-// The ways in that ctr has: by the path of the shim, and with a file of options, which
-// is the form that Docker and nerdctl send too (type and path only).
+// The ways to start the shim from ctr: by its path, and with a file of options, which is also the
+// form that Docker and nerdctl send (type and path only).
 func TestEveryWayInOfCtr(t *testing.T) {
 	eachRelease(t, func(t *testing.T, r release) {
 		h := newHost(t, r, testenv.Options{})
@@ -98,7 +97,7 @@ func TestAContainerOutlivesContainerdAndIsRemovedWithoutItsShim(t *testing.T) {
 		if err := syscall.Kill(pids[0], syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		testenv.Await(t, 20*time.Second, "the bundle is removed after the shim was killed", func() bool {
+		testenv.Await(t, "the bundle is removed after the shim was killed", func() bool {
 			_, err := os.Stat(h.BundleDir(id))
 			return os.IsNotExist(err)
 		})
@@ -143,7 +142,7 @@ func TestTheContainersOfAPodShareOneShimAndNotTheirGPUs(t *testing.T) {
 		h := newHost(t, r, testenv.Options{})
 		before := h.settle(t)
 
-		// The group may have a name that is no container's.
+		// The group's name need not be a container's.
 		pod := []string{"io.containerd.runc.v2.group=some-group"}
 		first := h.Start(t, testenv.RunOptions{Annotations: pod})
 		second := h.Start(t, testenv.RunOptions{Env: gpu(0), Annotations: pod})

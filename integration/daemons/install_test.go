@@ -10,7 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
@@ -34,14 +33,14 @@ type installation struct {
 	// root is put before the paths that nvidia-shimctl is given; binDir and config
 	// are below it.
 	root, binDir, config string
-	// dropIn says that the configuration imports a directory. NVIDIA's toolkit has a file there,
+	// dropIn is true if the configuration imports a directory. NVIDIA's toolkit has a file there,
 	// and its runtime is replaced.
 	dropIn bool
 }
 
-// Whatever containerd a node has, what `nvidia-shimctl install` makes of its
-// configuration gives pods of the handler exactly their GPUs, and leaves the other
-// pods to runc; `uninstall` gives the bytes back, and a node that works.
+// Whatever containerd a node has, what `nvidia-shimctl install` makes of its configuration gives
+// pods of the handler exactly their GPUs, and leaves the other pods to runc; `uninstall` restores
+// the file byte for byte, and the node works.
 func TestInstallMakesANodeThatRunsGPUPodsAndUninstallGivesItBack(t *testing.T) {
 	eachRelease(t, func(t *testing.T, r release) {
 		// The default configuration of containerd 2 imports a directory, and since 2.1
@@ -182,7 +181,7 @@ func (n *node) shimctl(t *testing.T, args ...string) string {
 	return string(out)
 }
 
-// mount changes what containerd alone sees of the host.
+// mount changes what only containerd sees of the host.
 func (n *node) mount(t *testing.T, command ...string) {
 	t.Helper()
 	argv := append(append([]string{}, n.Options.Wrapper...), command...)
@@ -228,13 +227,14 @@ func (n *node) gpuPod(t *testing.T, program string) {
 	}
 	n.remove(t, pod)
 	// uninstall keeps the programs while one of them runs.
-	testenv.Await(t, 20*time.Second, "the shim of the removed pod ends", func() bool {
+	testenv.Await(t, "the shim of the removed pod ends", func() bool {
 		_, err := os.Stat(exe)
 		return err != nil
 	})
 }
 
-// plainPod runs a pod of no handler: runc starts it, and it gets no GPU for asking.
+// plainPod runs a pod without a handler: runc starts it, and it gets no GPU although it asks for
+// one.
 func (n *node) plainPod(t *testing.T) {
 	t.Helper()
 	config := n.sandbox("plain")

@@ -13,7 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// release is a containerd that is in the field.
+// release is a release of containerd that is in use.
 type release struct {
 	name string
 	// dir is where build.sh put it, below bin/daemons; empty for the containerd of
@@ -21,18 +21,18 @@ type release struct {
 	dir string
 	// config is the version of its config.toml.
 	config int
-	// pathRuntime says that ctr takes the path of a shim for --runtime; containerd
-	// has it since 1.6.21 (containerd pull request 8209).
+	// pathRuntime is true if ctr accepts the path of a shim for --runtime, as since 1.6.21
+	// (containerd pull request 8209).
 	pathRuntime bool
-	// runtimePath says that CRI starts sandboxes by the handler's runtime_path too,
-	// and not by a shim of the runtime's name only (containerd issue 8207).
+	// runtimePath is true if CRI starts sandboxes by the handler's runtime_path too, and not only
+	// by a shim with the runtime's name (containerd issue 8207).
 	runtimePath bool
-	// table says that CRI sends the options table of a handler whose type is not
-	// runc's; containerd 1.6 sends its TypeUrl and ConfigPath only.
+	// table is true if CRI sends the options table of a handler whose type is not runc's;
+	// containerd 1.6 sends its TypeUrl and ConfigPath only.
 	table bool
-	// features says that CRI reports the features of handlers.
+	// features is true if CRI reports the features of handlers.
 	features bool
-	// bootstrap says that it speaks the protocol of 2.3.
+	// bootstrap is true if it speaks the protocol of 2.3.
 	bootstrap bool
 }
 
@@ -52,8 +52,7 @@ func (r release) daemonDir() string {
 	return filepath.Join(testenv.ShimDir(), "daemons", r.dir)
 }
 
-// debianMissing says why Debian's containerd cannot be tested here; empty where it
-// can.
+// debianMissing says why Debian's containerd cannot be tested here, "" if it can.
 func debianMissing() string {
 	dir := releases[0].daemonDir()
 	for name, flag := range map[string]string{"containerd": "--version", "ctr": "--version", "runc": "--version", stockShim: "-v"} {
@@ -89,7 +88,7 @@ func eachRelease(t *testing.T, test func(t *testing.T, r release)) {
 	}
 }
 
-// stockShim starts the pods of no handler.
+// stockShim starts pods without a handler.
 const stockShim = "containerd-shim-runc-v2"
 
 // host is a simulated host with one release of containerd.

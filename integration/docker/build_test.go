@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -37,7 +36,7 @@ const seen = "{ nvidia-smi -L; ls /dev; } >/seen 2>&1 || true"
 // BuildKit keeps its parent cgroup until dockerd ends.
 const buildkit = "/buildkit"
 
-// A reload makes the runtime Docker's default. The classic builder uses it; BuildKit runs runc.
+// A reload makes our runtime Docker's default. The classic builder uses it; BuildKit runs runc.
 // After uninstall dockerd has to start again: a reload takes no runtime away (moby's
 // reloadPlatform).
 func TestTheRuntimeIsTheDefault(t *testing.T) {
@@ -45,7 +44,7 @@ func TestTheRuntimeIsTheDefault(t *testing.T) {
 	shared.install(t, "--set-default")
 	shared.install(t) // an upgrade
 	shared.reload(t)
-	testenv.Await(t, 20*time.Second, "the default runtime is nvidia", func() bool { return shared.defaultRuntime(t) == "nvidia" })
+	testenv.Await(t, "the default runtime is nvidia", func() bool { return shared.defaultRuntime(t) == "nvidia" })
 	check(t, shared.probe(t, []string{"--env", "NVIDIA_VISIBLE_DEVICES=1"}, shared.image()), 1)
 	check(t, shared.probe(t, []string{"--runtime", "runc", "--env", "NVIDIA_VISIBLE_DEVICES=1"}, shared.image()))
 	t.Run("classic builder", func(t *testing.T) {
@@ -69,7 +68,7 @@ func TestTheRuntimeIsTheDefault(t *testing.T) {
 		shared.install(t)
 		t.Cleanup(func() { shared.restart(t) }) // for the link of --gpus-flag
 		shared.reload(t)
-		testenv.Await(t, 20*time.Second, "the runtime is registered again", func() bool {
+		testenv.Await(t, "the runtime is registered again", func() bool {
 			return strings.Contains(shared.docker(t, "info", "--format", "{{json .Runtimes}}"), `"nvidia":`)
 		})
 	})

@@ -2,8 +2,8 @@
 // compose of build.sh, with a simulated driver and the runtime that `nvidia-shimctl install
 // --target docker` registers.
 //
-// One dockerd with one containerd serves all tests. Its files, sockets, containers and cgroups
-// carry the environment's identifier; it has no network.
+// One dockerd with one containerd serves all tests. Its files, sockets, containers and cgroups bear
+// the environment's identifier; it has no network.
 //
 // With the tag kind, a cluster of kind runs in it (`make test-kind`), from the node image of
 // kindnode and in a network namespace.

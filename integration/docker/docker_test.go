@@ -5,9 +5,9 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
@@ -25,18 +25,9 @@ func check(t *testing.T, out string, gpus ...int) {
 	t.Helper()
 	got, want := simhost.Parse(out), shared.Expect(gpus)
 	if len(gpus) == 0 {
-		want = shared.nothing()
+		want = shared.ExpectNothing()
 	}
 	simhost.Compare(t, got, want)
-}
-
-// nothing is what a container without a GPU sees.
-func (e *engine) nothing() simhost.Seen {
-	var want simhost.Seen
-	for _, n := range e.Nodes() {
-		want.Open, want.Mknod = append(want.Open, n.Name+" ENOENT"), append(want.Mknod, n.Number+" EPERM")
-	}
-	return want
 }
 
 // probe runs a container that is removed and returns what it prints about itself.
@@ -55,7 +46,7 @@ func (e *engine) background(t *testing.T, flags ...string) string {
 	return id
 }
 
-// unchanged fails the test if it leaves something on the host that is not ignored.
+// unchanged fails the test if it leaves anything on the host, except what is ignored.
 func unchanged(t *testing.T, ignored ...string) {
 	t.Helper()
 	before := shared.Snapshot(t)
@@ -117,7 +108,7 @@ func TestGPUsWithOtherOptionsOfDockerRun(t *testing.T) {
 	})
 }
 
-// Docker watches a GPU container as any other one.
+// Docker monitors a GPU container like any other.
 func TestWhatDockerTellsOfAGPUContainer(t *testing.T) {
 	unchanged(t)
 	inspect := func(id, field string) string {
@@ -125,7 +116,7 @@ func TestWhatDockerTellsOfAGPUContainer(t *testing.T) {
 	}
 	t.Run("its health, processes and files", func(t *testing.T) {
 		id := shared.background(t, visible("1", "--health-cmd", "nvidia-smi -L", "--health-interval", "100ms")...)
-		testenv.Await(t, 20*time.Second, "the container is healthy", func() bool { return inspect(id, "Health.Status") == "healthy" })
+		testenv.Await(t, "the container is healthy", func() bool { return inspect(id, "Health.Status") == "healthy" })
 		simhost.Want(t, shared.docker(t, "inspect", "--format", "{{json .State.Health.Log}}", id), shared.Driver.GPUs[1].UUID)
 		simhost.Want(t, shared.docker(t, "top", id), "/bin/sleep 600")
 		if got := shared.docker(t, "stats", "--no-stream", "--format", "{{.MemUsage}} {{.PIDs}}", id); strings.HasPrefix(got, "0B") || strings.HasSuffix(got, " 0\n") {
@@ -183,7 +174,7 @@ func TestRefusalsReachTheUserInOneLine(t *testing.T) {
 	}
 }
 
-// What happens to a running container, and to the daemons above it, leaves it its GPU and no more.
+// A running container keeps exactly its GPU, whatever happens to it and to the daemons above it.
 func TestAContainerKeepsItsGPU(t *testing.T) {
 	unchanged(t)
 	id := shared.background(t, visible("2")...)
@@ -207,7 +198,7 @@ func TestAContainerKeepsItsGPU(t *testing.T) {
 		{"dockerd again", func() { shared.restart(t) }},
 		{"containerd again", func() {
 			shared.Restart(t)
-			testenv.Await(t, 30*time.Second, "dockerd finds containerd", func() bool { return shared.try(t, nil, "exec", id, "true").ExitCode == 0 })
+			testenv.Await(t, "dockerd finds containerd", func() bool { return shared.try(t, nil, "exec", id, "true").ExitCode == 0 })
 		}},
 	} {
 		t.Run(step.name, func(t *testing.T) {
@@ -247,39 +238,22 @@ func (e *engine) replacePrograms(t *testing.T) {
 func TestPauseSuspendsTheGPU(t *testing.T) {
 	unchanged(t)
 	program := filepath.Join(t.TempDir(), "count")
-	if out, err := exec.Command("gcc", "-O2", "-o", program, "../gpu/programs/count.c", "-ldl").CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v: %s", err, out)
-	}
+	testenv.CompileCount(t, program)
 	args := shared.run(append(visible("0"), "--detach", "--annotation", "io.containerd.nvidia.on-pause=suspend-gpu", "--volume", program+":/usr/bin/count:ro")...)
 	id := strings.TrimSpace(shared.docker(t, append(args, shared.image(), "/bin/sh", "-c", "exec count 2 >/dev/shm/passed")...))
 	t.Cleanup(func() { shared.docker(t, "rm", "--force", id) })
 	pid := strings.TrimSpace(shared.docker(t, "inspect", "--format", "{{.State.Pid}}", id))
-	memory := func() (sum int64) {
-		files, _ := filepath.Glob("/proc/" + pid + "/fd/*")
-		for _, file := range files {
-			if to, _ := os.Readlink(file); strings.HasPrefix(to, "/memfd:nvidia-sim-gpu") {
-				if info, err := os.Stat(file); err == nil {
-					sum += info.Size()
-				}
-			}
-		}
-		return sum
+	init, err := strconv.Atoi(pid)
+	if err != nil {
+		t.Fatal(err)
 	}
 	want := func(state string, bytes int64) {
 		t.Helper()
-		if got := strings.TrimSpace(shared.docker(t, "inspect", "--format", "{{.State.Status}}", id)); got != state || memory() != bytes {
-			t.Errorf("the container is %s with %d bytes of GPU memory, want %s with %d", got, memory(), state, bytes)
+		if got := strings.TrimSpace(shared.docker(t, "inspect", "--format", "{{.State.Status}}", id)); got != state || simhost.GPUMemory(t, init) != bytes {
+			t.Errorf("the container is %s with %d bytes of GPU memory, want %s with %d", got, simhost.GPUMemory(t, init), state, bytes)
 		}
 	}
-	counts := func() {
-		t.Helper()
-		passed := func() int {
-			text, _ := os.ReadFile("/proc/" + pid + "/root/dev/shm/passed")
-			return strings.Count(string(text), "passed ")
-		}
-		from := passed()
-		testenv.Await(t, 20*time.Second, "the program counts", func() bool { return passed() >= from+2 })
-	}
+	counts := func() { t.Helper(); testenv.AwaitCount(t, "/proc/"+pid+"/root/dev/shm/passed") }
 	counts()
 	shared.docker(t, "pause", id)
 	want("paused", 0)
@@ -303,7 +277,7 @@ func TestARestartPolicyGivesTheGPUEachTime(t *testing.T) {
 	args := append(shared.run("--detach", "--restart", "on-failure:2"), visible("3")...)
 	id := strings.TrimSpace(shared.docker(t, append(args, shared.image(), "/bin/sh", "-c", "nvidia-smi -L; exit 1")...))
 	t.Cleanup(func() { shared.docker(t, "rm", "--force", id) })
-	testenv.Await(t, 30*time.Second, "the container runs three times", func() bool {
+	testenv.Await(t, "the container runs three times", func() bool {
 		return shared.docker(t, "inspect", "--format", "{{.RestartCount}} {{.State.Status}}", id) == "2 exited\n"
 	})
 	if got := strings.Count(shared.docker(t, "logs", id), shared.Driver.GPUs[3].UUID); got != 3 {

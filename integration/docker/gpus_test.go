@@ -111,7 +111,7 @@ func TestABuildGetsADevice(t *testing.T) {
 	}
 }
 
-// services are the ways of compose to ask, by the name of the service.
+// services are the ways to ask in compose, by the name of the service.
 var services = map[string]struct {
 	text string
 	want []int

@@ -85,7 +85,7 @@ spec:
 `
 
 // A kind cluster, made as docs/kind.md says, gives its pods the GPUs that they were allocated, and
-// goes without a trace.
+// leaves no trace.
 func TestKind(t *testing.T) {
 	unchanged(t)
 	e := shared
@@ -93,7 +93,7 @@ func TestKind(t *testing.T) {
 	loopbackUp(t)
 	e.install(t, "--set-default")
 	e.reload(t)
-	testenv.Await(t, 20*time.Second, "the default runtime is nvidia", func() bool { return e.defaultRuntime(t) == "nvidia" })
+	testenv.Await(t, "the default runtime is nvidia", func() bool { return e.defaultRuntime(t) == "nvidia" })
 	e.Import(t, filepath.Join(testenv.ShimDir(), "kind/node.tar"))
 	e.Import(t, pluginImage(t))
 	t.Cleanup(func() {
@@ -209,8 +209,8 @@ func loopbackUp(t *testing.T) {
 	}
 }
 
-// keepSettings gives the kernel its settings back that systemd and the kubelet of the node change:
-// those of no namespace.
+// keepSettings restores the kernel settings that systemd and the kubelet of the node change and
+// that belong to no namespace.
 func keepSettings(t testing.TB) {
 	read := func() map[string]string {
 		values := map[string]string{}

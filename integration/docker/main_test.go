@@ -59,12 +59,12 @@ type engine struct {
 	// config is its daemon.json; plain is the text without the runtime.
 	config string
 	plain  []byte
-	// dir is where it has its files, wrapper is put before its command line, flags are its own.
+	// dir holds its files, wrapper is put before its command line, and flags are its flags.
 	dir            string
 	wrapper, flags []string
 	// specs is where it looks for CDI specifications.
 	specs string
-	// life is what ends it.
+	// life ends it.
 	life testing.TB
 }
 
@@ -97,7 +97,7 @@ func start(t testing.TB) *engine {
 	t.Cleanup(func() { e.daemon.Stop() })
 	e.startDaemon(t)
 	t.Cleanup(func() { e.removeContainers(t) })
-	// The view of the driver stays until the end.
+	// The driver's view stays until the end.
 	e.docker(t, append(append(e.run("--rm"), visible("0")...), e.image(), "true")...)
 	return e
 }
@@ -120,8 +120,8 @@ func (e *engine) configure(t testing.TB, settings map[string]any) {
 	simhost.WriteFile(t, e.config, string(text))
 }
 
-// makeDirectories makes those that dockerd, BuildKit's runc and kind make outside of the directories
-// that they are given, and removes them at the end.
+// makeDirectories makes the directories that dockerd, BuildKit's runc and kind make outside their
+// own, and removes them at the end.
 func makeDirectories(t testing.TB) {
 	for _, dir := range []string{"/run/docker", "/run/docker/plugins", "/run/runc", "/lib/modules"} {
 		if err := os.Mkdir(dir, 0o755); err == nil {
@@ -159,7 +159,7 @@ func (e *engine) startDaemon(t testing.TB) {
 		t.Fatal(err)
 	}
 	var last testenv.Result
-	if !testenv.Until(time.Minute, func() bool {
+	if !testenv.Until(func() bool {
 		last = e.try(t, nil, "version")
 		return last.ExitCode == 0 || e.daemon.Ended() != nil
 	}) || e.daemon.Ended() != nil {
@@ -167,7 +167,7 @@ func (e *engine) startDaemon(t testing.TB) {
 	}
 }
 
-// reload has dockerd read its configuration again, as `systemctl reload docker` does.
+// reload makes dockerd read its configuration again, as `systemctl reload docker` does.
 func (e *engine) reload(t testing.TB) {
 	t.Helper()
 	if err := syscall.Kill(e.daemon.PID(), syscall.SIGHUP); err != nil {
@@ -228,7 +228,7 @@ func (e *engine) install(t testing.TB, more ...string) {
 	e.shimctl(t, append([]string{"install", "--gpus-flag", "--from", testenv.ShimDir()}, more...)...)
 }
 
-// uninstall brings daemon.json back as it was.
+// uninstall restores daemon.json.
 func (e *engine) uninstall(t testing.TB) {
 	t.Helper()
 	e.shimctl(t, "uninstall")

@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
@@ -19,14 +18,14 @@ func (e *engine) partition(t *testing.T, device string, layout ...sim.MIGDevice)
 		t.Fatal(err)
 	}
 	e.Ctl(t, "cdi", "--output", filepath.Join(e.specs, "nvidia.yaml"))
-	testenv.Await(t, 20*time.Second, "dockerd knows "+device, func() bool {
+	testenv.Await(t, "dockerd knows "+device, func() bool {
 		return strings.Contains(e.docker(t, "info", "--format", "{{json .DiscoveredDevices}}"), `"`+device+`"`)
 	})
 }
 
 // MIG devices are named by UUID and by index, as GPUs are.
 func TestMIGDevices(t *testing.T) {
-	// Another layout brings another libnvidia-ml, and so another view.
+	// Another layout means another libnvidia-ml, and so another view.
 	unchanged(t, buildkit, shared.Driver.StateDir+"/view/")
 	t.Cleanup(func() {
 		shared.partition(t, "nvidia.com/gpu=1")

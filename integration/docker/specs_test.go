@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
@@ -77,14 +76,14 @@ func (e *engine) writeSpecs(t *testing.T) {
 		simtest.Check(t, err)
 		file := simhost.WriteFile(t, filepath.Join(e.specs, name+".json"), string(text))
 		t.Cleanup(func() { simtest.Check(t, os.Remove(file)) })
-		testenv.Await(t, 20*time.Second, "dockerd knows "+name, func() bool {
+		testenv.Await(t, "dockerd knows "+name, func() bool {
 			return strings.Contains(e.docker(t, "info", "--format", "{{json .DiscoveredDevices}}"), `"example.com/`+name+`=2"`)
 		})
 	}
 }
 
-// What a specification of others gives, two devices of it to an image that wants all: never more
-// than the devices.
+// Two devices of another program's specification, for an image that asks for all: never more than
+// these devices.
 func TestCDISpecificationsOfOthers(t *testing.T) {
 	unchanged(t)
 	shared.writeSpecs(t)
@@ -119,7 +118,7 @@ func TestCDISpecificationsOfOthers(t *testing.T) {
 				case last:
 					want = shared.Expect([]int{2})
 				case none:
-					want = shared.nothing()
+					want = shared.ExpectNothing()
 				case nodes:
 					want.SMI, want.CUDA = nil, nil
 				}

@@ -34,7 +34,7 @@ func TestInfoAgreesWithNvidiaSmi(t *testing.T) {
 			t.Errorf("info says driver %s, nvidia-smi %s", info.DriverVersion, row["driver_version"])
 		}
 	}
-	// A person sees the same.
+	// The text for people shows the same.
 	text := ctl(t, env, "info")
 	for _, g := range gpus {
 		if !strings.Contains(text.Output, g.UUID) || !strings.Contains(text.Output, g.Bus) {

@@ -88,7 +88,7 @@ func writeCDI(t *testing.T, env *testenv.Env, gpus []gpu) (mark string) {
 	return mark
 }
 
-// What CDI gave a container is given by us instead, and NVIDIA's hooks do not run.
+// The shim gives a container the devices that CDI gave it, and NVIDIA's hooks do not run.
 func TestCDIDevicesAreTakenOver(t *testing.T) {
 	gpus := hostGPUs(t)
 	env := newEnv(t, "")

@@ -14,8 +14,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// The programs of a container are written to files, the container is removed, and a new one goes on
-// where they were.
+// The programs of a container are written to files, the container is removed, and a new one
+// continues where they stopped.
 func TestACheckpointIsRestored(t *testing.T) {
 	const name = "test/checkpoint:latest"
 	version, err := exec.Command(testenv.CRIU(t), "--version").CombinedOutput()
@@ -53,7 +53,7 @@ func TestACheckpointIsRestored(t *testing.T) {
 }
 
 // keepCgroupOptions puts the host's mount options of cgroup2 back: CRIU mounts the container's
-// without them, which takes them from all (cgroup v2 has one superblock).
+// without them, which removes them from all (cgroup v2 has one superblock).
 func keepCgroupOptions(t *testing.T) {
 	t.Helper()
 	options, err := exec.Command("findmnt", "-no", "FS-OPTIONS", "/sys/fs/cgroup").Output()

@@ -1,7 +1,6 @@
-// Package gpu holds the acceptance tests that need real NVIDIA GPUs: `make
-// test-gpu`. They use the host's own driver and an image assembled from the host's
-// own programs, so that nothing is fetched. On a host without a driver they say so
-// and fail; they are no part of `make test`.
+// Package gpu holds the acceptance tests that need real NVIDIA GPUs: `make test-gpu`. They use the
+// host's own driver and an image assembled from the host's own programs, so that nothing is
+// fetched. On a host without a driver they say so and fail; they are not part of `make test`.
 //
 // The tests of graphics and OpenCL need the vendor-neutral loaders of these (Debian:
 // libegl1 libvulkan1 ocl-icd-libopencl1 libx11-6 libxext6), from this host or, where

@@ -177,7 +177,7 @@ func TestT58RegistersOfAnotherGPUCannotBeMapped(t *testing.T) {
 	}
 }
 
-// A container with one MIG device opens the capability nodes of no other.
+// A container with one MIG device cannot open the capability nodes of another.
 func TestT60ASiblingMIGDevice(t *testing.T) {
 	list, err := exec.Command("nvidia-smi", "-L").Output()
 	if err != nil {

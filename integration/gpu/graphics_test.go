@@ -34,14 +34,14 @@ func graphics(env *testenv.Env, visible, capabilities, text string) testenv.RunO
 // lister is a way to list GPUs.
 type lister struct {
 	program string
-	// with are capabilities that it needs, and without some that are not enough.
+	// with are the capabilities that it needs; without are capabilities that are not enough.
 	with, without string
-	// works is what each line has of a device that does its work.
+	// works are the texts on the line of a working device.
 	works []string
 }
 
-// exactly runs the lister for every GPU, for all, and without its capability. What a
-// device does is only wanted where the host can do it outside of a container too.
+// exactly runs the lister for every GPU, for all, and without its capability. A device has to do
+// only what it can do outside a container too.
 func (l lister) exactly(t *testing.T) {
 	gpus := hostGPUs(t)
 	env := newGraphicsEnv(t)
@@ -114,8 +114,8 @@ func TestOpenCLListsTheGrantedGPUAndNoOther(t *testing.T) {
 	lister{program: "cldevices", with: "compute,utility", without: "utility"}.exactly(t)
 }
 
-// loaded runs the program loads in a container and says which of the names were
-// found, with the line of each.
+// loaded runs the program loads in a container and returns which of the names were found, with the
+// line of each.
 func loaded(t *testing.T, env *testenv.Env, capabilities string, names ...string) map[string]string {
 	t.Helper()
 	return loadLines(env.MustRun(t, graphics(env, "0", capabilities, "loads "+strings.Join(names, " "))))
@@ -159,8 +159,8 @@ func TestVideoLibrariesLoadWithTheCapabilityOnly(t *testing.T) {
 	decoder := onHost(t, loaders, "video")
 	inside := env.MustRun(t, graphics(env, "0", "compute,video,utility", "video"))
 	t.Logf("on the host:\n%sinside:\n%s", decoder, inside)
-	// The host's first GPU is CUDA's, the fastest, and inside the granted one: of one
-	// kind on every host with several GPUs that we have.
+	// Outside, the first GPU is CUDA's fastest; inside, it is the granted one. On all our hosts
+	// with several GPUs these are of one kind.
 	if strings.Contains(decoder, "h264 supported 1") && !strings.Contains(inside, "h264 supported 1") {
 		t.Error("the decoder answers outside of a container only")
 	}

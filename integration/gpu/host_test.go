@@ -19,8 +19,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// smi asks the host's nvidia-smi: what is "gpu" or "compute-apps", a row is keyed by
-// field. What a GPU does not have is "[N/A]" or alike.
+// smi queries the host's nvidia-smi: what is "gpu" or "compute-apps", and a row is keyed by field.
+// The value of a property that a GPU does not have is "[N/A]" or similar.
 func smi(t testing.TB, what string, fields ...string) []map[string]string {
 	t.Helper()
 	out, err := exec.Command("nvidia-smi", "--query-"+what+"="+strings.Join(fields, ","), "--format=csv,noheader,nounits").CombinedOutput()
@@ -69,7 +69,7 @@ func ctl(t testing.TB, env *testenv.Env, args ...string) testenv.Result {
 	return r
 }
 
-// ctlJSON is ctl with --json, for a command that has to end well.
+// ctlJSON is ctl with --json, for a command that has to succeed.
 func ctlJSON(t testing.TB, env *testenv.Env, to any, args ...string) {
 	t.Helper()
 	r := ctl(t, env, append([]string{"--json"}, args...)...)

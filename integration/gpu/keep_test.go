@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
@@ -65,7 +64,7 @@ func startHold(t testing.TB, env *testenv.Env, visible string, mib int, variable
 	o := script(env, visible, fmt.Sprintf("hold %d 600 >/tmp/held", mib), variables...)
 	o.Detach = true
 	id := env.Run(t, o).ID
-	testenv.Await(t, time.Minute, fmt.Sprintf("container %s gets %d MiB of GPU %s", id, mib, visible), func() bool {
+	testenv.Await(t, fmt.Sprintf("container %s gets %d MiB of GPU %s", id, mib, visible), func() bool {
 		r := env.Exec(t, id, "cat", "/tmp/held")
 		if strings.Contains(r.Output, "failed") || strings.Contains(r.Error, "stopped") {
 			t.Fatalf("container %s does not get %d MiB of GPU %s: %+v", id, mib, visible, r)
@@ -107,10 +106,10 @@ func TestNoShimKeepsTheDriverOpen(t *testing.T) {
 		}
 	}
 	check("with CUDA running")
-	// The check sees a process that has the driver open.
+	// The check does find a process that has the driver open.
 	for index, id := range ids {
 		seen := false
-		for _, pid := range containerPIDs(t, env, id) {
+		for _, pid := range env.PIDs(t, id) {
 			seen = seen || slices.ContainsFunc(holds(pid), func(s string) bool { return strings.HasPrefix(s, "fd /dev/nvidia") })
 		}
 		if !seen {
@@ -124,26 +123,10 @@ func TestNoShimKeepsTheDriverOpen(t *testing.T) {
 	for _, id := range ids {
 		_, _, _ = env.CtrErr("tasks", "kill", "-s", "KILL", id)
 	}
-	testenv.Await(t, 10*time.Second, "the tasks stop", func() bool { return strings.Count(env.Ctr(t, "tasks", "ls"), "STOPPED") == len(ids) })
+	testenv.Await(t, "the tasks stop", func() bool { return strings.Count(env.Ctr(t, "tasks", "ls"), "STOPPED") == len(ids) })
 	check("after the programs' end")
 	for _, id := range ids {
 		env.Remove(t, id)
 	}
-	testenv.Await(t, 10*time.Second, "the shims end", func() bool { return len(ours(t, testenv.ShimDir(), "containerd-shim-nvidia-v2")) == 0 })
-}
-
-// containerPIDs are the processes of a container as the host numbers them.
-func containerPIDs(t testing.TB, env *testenv.Env, id string) []int {
-	t.Helper()
-	var pids []int
-	for line := range strings.Lines(env.Ctr(t, "tasks", "ps", id)) {
-		var pid int
-		if _, err := fmt.Sscan(line, &pid); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	if len(pids) == 0 {
-		t.Fatalf("container %s has no process", id)
-	}
-	return pids
+	testenv.Await(t, "the shims end", func() bool { return len(ours(t, testenv.ShimDir(), "containerd-shim-nvidia-v2")) == 0 })
 }

@@ -38,7 +38,7 @@ func startServe(t *testing.T, env *testenv.Env) (get func(path string) string) {
 	}
 	t.Cleanup(c.Stop)
 	var address []string
-	testenv.Await(t, 20*time.Second, "serve", func() bool {
+	testenv.Await(t, "serve", func() bool {
 		if err := c.Ended(); err != nil {
 			t.Fatal(err)
 		}
@@ -98,7 +98,7 @@ func TestServeAgreesWithNvidiaSmi(t *testing.T) {
 	}
 	for _, id := range ids {
 		env.Remove(t, id)
-		testenv.Await(t, 10*time.Second, "serve forgets container "+id, func() bool { return !strings.Contains(get("/metrics"), `,id="`+id+`",`) })
+		testenv.Await(t, "serve forgets container "+id, func() bool { return !strings.Contains(get("/metrics"), `,id="`+id+`",`) })
 	}
 }
 
@@ -112,7 +112,7 @@ func checkHolder(t *testing.T, env *testenv.Env, get func(string) string, g gpu,
 		t.Errorf("not %s alone:\n%s", holder, metrics)
 	}
 	want := 0.0 // MiB
-	pids := containerPIDs(t, env, id)
+	pids := env.PIDs(t, id)
 	for _, app := range smi(t, "compute-apps", "gpu_uuid", "pid", "used_memory") {
 		pid, err := strconv.Atoi(app["pid"])
 		if mib, known := number(app["used_memory"]); err == nil && known && app["gpu_uuid"] == g.UUID && slices.Contains(pids, pid) {
@@ -128,7 +128,7 @@ func checkHolder(t *testing.T, env *testenv.Env, get func(string) string, g gpu,
 	// The kernels follow each other without end, but a sample may be from before the first one.
 	busy := fmt.Sprintf(`nvidia_shim_gpu_utilization_ratio{gpu="%s",uuid="%s"}`, g.Index, g.UUID)
 	var figures string
-	if !testenv.Until(30*time.Second, func() bool {
+	if !testenv.Until(func() bool {
 		ratio, ok := value(get("/metrics"), busy)
 		percent, known := number(ask(t, g, "--query-gpu=utilization.gpu"))
 		figures = fmt.Sprintf("serve: %v %v, nvidia-smi: %v %v", ratio, ok, percent, known)

@@ -89,7 +89,7 @@ func TestStatusShowsWhoHasWhichGPU(t *testing.T) {
 // which some hosts keep empty.
 func checkContainer(t *testing.T, env *testenv.Env, s status, g gpu, id string, held uint64, apps []map[string]string) {
 	t.Helper()
-	pids := containerPIDs(t, env, id)
+	pids := env.PIDs(t, id)
 	listed := slices.ContainsFunc(apps, func(app map[string]string) bool {
 		pid, err := strconv.Atoi(app["pid"])
 		_, known := number(app["used_memory"])

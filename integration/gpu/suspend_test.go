@@ -45,37 +45,22 @@ func startCounting(t *testing.T, env *testenv.Env, visible string, sizes ...int)
 // findPrograms waits until the container has n programs.
 func (c *counting) findPrograms(t *testing.T, n int) {
 	t.Helper()
-	testenv.Await(t, time.Minute, "the programs have started", func() bool {
+	testenv.Await(t, "the programs have started", func() bool {
 		c.pids = nil
-		for _, pid := range containerPIDs(t, c.env, c.id) {
+		for _, pid := range c.env.PIDs(t, c.id) {
 			if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(comm) == "count\n" {
 				c.pids = append(c.pids, pid)
 			}
 		}
-		slices.Sort(c.pids)
 		return len(c.pids) == n
 	})
-}
-
-// passed is how often program i has checked all of its GPU memory.
-func (c *counting) passed(t *testing.T, i int) int {
-	t.Helper()
-	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/root/tmp/%d", c.pids[0], i))
-	text := strings.TrimSpace(string(data))
-	last := text[strings.LastIndex(text, "\n")+1:]
-	if last != "" && !strings.HasPrefix(last, "passed ") {
-		t.Fatalf("program %d: %s", i, last)
-	}
-	n, _ := strconv.Atoi(strings.TrimPrefix(last, "passed "))
-	return n
 }
 
 // counts waits until each program has passed twice more.
 func (c *counting) counts(t *testing.T) {
 	t.Helper()
 	for i := range c.pids {
-		from := c.passed(t, i)
-		testenv.Await(t, time.Minute, fmt.Sprintf("program %d counts", i), func() bool { return c.passed(t, i) >= from+2 })
+		testenv.AwaitCount(t, fmt.Sprintf("/proc/%d/root/tmp/%d", c.pids[0], i))
 	}
 }
 
@@ -118,8 +103,8 @@ func rss(t *testing.T, pid int) string {
 	return strings.TrimSpace(line)
 }
 
-// byHand makes the driver's calls without the shim, on the host. It returns how long the process
-// took that made them.
+// byHand makes the driver's calls on the host, without the shim, and returns how long the process
+// took.
 func byHand(t *testing.T, what string, pid int) time.Duration {
 	t.Helper()
 	dir, err := compiled()
@@ -134,8 +119,8 @@ func byHand(t *testing.T, what string, pid int) time.Duration {
 	return time.Since(start)
 }
 
-// A paused container gives all of its GPU memory back; another container can have the whole GPU
-// meanwhile, and the results are right afterwards.
+// A paused container gives all of its GPU memory back; another container can use the whole GPU
+// meanwhile, and the results are correct afterwards.
 func TestSuspendGivesTheGPUBack(t *testing.T) {
 	g := hostGPUs(t)[0]
 	env := newEnv(t, suspends)

@@ -10,7 +10,7 @@ type guard struct {
 	name     string // as in docs/security.md: its area and what it does
 	file     string
 	old, new string // a text of the file, and what it is without the guard
-	test     string // the test that fails then, after the directory of its package if that is another
+	test     string // the test that then fails, prefixed by the directory of its package if that is another
 }
 
 // where returns the directory and the name of the test.

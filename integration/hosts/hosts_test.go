@@ -16,8 +16,8 @@ import (
 
 func TestMain(m *testing.M) { simhost.Main(m) }
 
-// Hosts that put the driver where no distribution does. The layouts of Debian, RHEL
-// and GKE are those of the other tests.
+// Hosts that put the driver where no other distribution does. Other tests have the layouts of
+// Debian, RHEL and GKE.
 func TestContainersOnTalosAndNixOS(t *testing.T) {
 	for _, layout := range []sim.Layout{sim.Talos, sim.NixOS} {
 		t.Run(string(layout), func(t *testing.T) {
@@ -51,8 +51,8 @@ func TestDriverContainerComesAndGoesUnderContainerd(t *testing.T) {
 	replaceConfig(t, h, fmt.Sprintf("driver-root = %q", h.Driver.Root), fmt.Sprintf("driver-root = %q", container.At))
 	one := testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=1"}, Args: h.ProbeArgs()}
 	h.Refused(t, one, "host.driver-root")
-	// ctr's client mounts nothing: what containerd's mount namespace sees is what the
-	// host mounts later, which is propagation where it has one of its own.
+	// ctr's client mounts nothing: containerd, if it has a mount namespace of its own, sees later
+	// mounts of the host by propagation.
 	container.Start(t, h.Driver.Root)
 	want := h.Expect([]int{1})
 	simhost.Compare(t, simhost.Parse(h.MustRun(t, one)), want)

@@ -14,8 +14,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// nestedScript is what a node that is a container does: its own containerd, this shim,
-// and a container. $1 is the namespace, the rest the inner container's environment.
+// nestedScript is what a node that is a container runs: its own containerd, this shim, and a
+// container. $1 is the namespace, the rest the inner container's environment.
 const nestedScript = `
 mount -t cgroup2 none /sys/fs/cgroup || exit 90
 %s
@@ -52,8 +52,8 @@ var nestedHosts = []struct {
 	},
 }
 
-// nested starts a container as a host that is given what given names, and in it one
-// container after another that ask; they say what they see of nodes.
+// nested starts a container as a host with the devices in given, and in it a container for each of
+// ask; they print the nodes that they see.
 func nested(t *testing.T, h *simhost.Host, prepare string, o testenv.RunOptions, given string, asks []string) map[string]string {
 	t.Helper()
 	tar, err := images.Build(simhost.DefaultImage)
@@ -98,7 +98,7 @@ disabled_plugins = ["io.containerd.grpc.v1.cri", "io.containerd.cri.v1.images", 
 	return got
 }
 
-// nestedCompare compares what a container in a container sees.
+// nestedCompare compares what a nested container sees.
 func nestedCompare(t *testing.T, ask, got string, want simhost.Seen) {
 	t.Helper()
 	p := simhost.Parse(got)
@@ -109,8 +109,7 @@ func nestedCompare(t *testing.T, ask, got string, want simhost.Seen) {
 	}
 }
 
-// What a container that is a host starts gets the GPUs that it was given, counted from
-// 0, and no others.
+// Containers started by a container get the GPUs that it was given, counted from 0, and no others.
 func TestNestedContainersGetTheGPUsOfTheOuterOne(t *testing.T) {
 	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 4}, Env: testenv.Options{Cgroup: 2}})
 	uuid := func(i int) string { return h.Driver.GPUs[i].UUID }

@@ -15,7 +15,7 @@ import (
 
 const keepNode, removeNode = "node --once --host-root /", "node --once --host-root / --uninstall"
 
-// kill runs nvidia-shimctl, and kills it before it puts a file in its place or removes it.
+// kill runs nvidia-shimctl, and kills it just before it renames a file into place or removes it.
 func (n *nodeTree) kill(t *testing.T, d daemonOfNode, args, file string) {
 	t.Helper()
 	command := "strace -f -b execve -o strace -e trace=renameat,unlinkat -e inject=renameat,unlinkat:signal=KILL -P /run/" + file + " -P " + file
@@ -37,7 +37,8 @@ func (n *nodeTree) then(t *testing.T, d daemonOfNode, args, what string, want []
 	simhost.Same(t, what, want, n.files(t))
 }
 
-// A node that was killed between two files goes on when it is started again, and can be removed.
+// A node command that was killed between two files completes its work when it is started again, and
+// can be undone.
 func TestTheNodeCommandIsKilledBetweenTwoFiles(t *testing.T) {
 	d := daemonsOfNodes(t)[0]
 	n := newNodeTree(t, d.bin)

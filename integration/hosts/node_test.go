@@ -51,8 +51,8 @@ func (n *nodeTree) write(t *testing.T, name, text string) {
 	simtest.Check(t, os.WriteFile(n.Root+name, []byte(text), 0o644))
 }
 
-// run runs a command beside a process of a daemon, without the other processes of this machine. It
-// returns its output, its exit status, and what systemctl was asked for.
+// run runs a command beside a process of a daemon, with the other processes of this machine hidden.
+// It returns the output, the exit status, and what systemctl was asked to do.
 func (n *nodeTree) run(t *testing.T, daemon, command string) (out, status, asked string) {
 	t.Helper()
 	script := fmt.Sprintf(`cd /run && : >asked
@@ -67,7 +67,7 @@ echo $? >status`, daemon, command)
 	return out, strings.TrimSpace(string(code)), string(text)
 }
 
-// ctl runs nvidia-shimctl, and checks its exit status and what systemctl is asked for.
+// ctl runs nvidia-shimctl, and checks its exit status and what systemctl is asked to do.
 func (n *nodeTree) ctl(t *testing.T, daemon, args string, status int, asked ...string) string {
 	t.Helper()
 	out, got, text := n.run(t, daemon, filepath.Join(testenv.ShimDir(), runtimeclass.CtlName)+" "+args)
@@ -95,7 +95,7 @@ func (n *nodeTree) files(t *testing.T) (lines []string) {
 type daemonOfNode struct {
 	target, name, bin, process string
 	files                      map[string]string
-	// install and uninstall are what systemctl is asked for.
+	// install and uninstall are what systemctl is asked to do.
 	install, uninstall []string
 }
 
@@ -156,7 +156,7 @@ func TestTheNodeCommandWithEachDaemon(t *testing.T) {
 	}
 }
 
-// A daemon goes on with its old configuration, and so with the programs, until it is restarted.
+// A daemon keeps its old configuration, and so needs the programs, until it is restarted.
 func TestANodeIsRemovedWhenEachDaemonIsRestarted(t *testing.T) {
 	const containerd, docker = "restart containerd", "restart docker"
 	for _, c := range []struct {

@@ -12,7 +12,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// The bundle has what the programs print, of one that runs and of those that are there.
+// The bundle has the versions that real programs print, whether they run or are only installed.
 func TestTheBundleHasTheVersionsOfRealPrograms(t *testing.T) {
 	d := daemonsOfNodes(t)[0]
 	n := newNodeTree(t, d.bin)

@@ -56,7 +56,7 @@ type builder struct {
 
 func (b *builder) add(files ...File) { b.files = append(b.files, files...) }
 
-// check keeps the first error.
+// check records the first error.
 func (b *builder) check(err error) { b.err = cmp.Or(b.err, err) }
 
 // Ref is the reference of a named image in containerd.
@@ -112,8 +112,8 @@ func build(name string, r recipe) (string, error) {
 	})
 }
 
-// cached gives a file or directory in dir, calling create under a lock if it is not there.
-// create gets the path to make, in one step, and a directory to work in.
+// cached returns the path of a file or directory in dir, calling create under a lock if it does not
+// exist. create gets the path to make in one step, and a working directory.
 func cached(dir, name string, create func(path, work string) error) (string, error) {
 	path := filepath.Join(dir, name)
 	lock, err := os.OpenFile(filepath.Join(dir, "."+name+".lock"), os.O_CREATE|os.O_RDWR, 0o644)
@@ -163,8 +163,8 @@ func hashPrograms(h hash.Hash) error {
 	return nil
 }
 
-// hashPackages adds the installed versions. Where there is no dpkg, the images
-// are simply not rebuilt after an upgrade of the host.
+// hashPackages adds the installed versions. Without dpkg, images are not rebuilt after an upgrade
+// of the host.
 func hashPackages(w io.Writer, packages []string) {
 	for _, p := range packages {
 		version, err := exec.Command("dpkg-query", "-W", "-f", "${Version}", p).Output()
@@ -218,7 +218,7 @@ func tool(pkg, name string, args ...string) error {
 	return nil
 }
 
-// lookTool finds a program, also where a user's PATH has no sbin.
+// lookTool finds a program, even if the user's PATH has no sbin.
 func lookTool(name string) (string, error) {
 	if path, err := exec.LookPath(name); err == nil {
 		return path, nil

@@ -42,7 +42,7 @@ func DebianTree(packages string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Only root may look into it, since a tree has set-user-id programs.
+	// Only root may enter it, since a tree has set-user-id programs.
 	dir := filepath.Join(cache, "trees")
 	if err := os.Mkdir(dir, 0o700); err != nil && !errors.Is(err, fs.ErrExist) {
 		return "", err
@@ -107,7 +107,7 @@ func appendTo(path, line string) error {
 	return errors.Join(err, f.Close())
 }
 
-// skipInDebian is what the host gave (names, mirror, device nodes), downloads, logs, and
+// skipInDebian lists what came from the host (names, mirror, device nodes), downloads, logs, and
 // documentation.
 var skipInDebian = []string{
 	"etc/resolv.conf", "etc/hostname", "etc/apt/sources.list",

@@ -26,9 +26,9 @@
 //		images.FIFO("usr/lib/libc.so.6"),
 //	}}}}.Write(path)
 //
-// All but debian12 have busybox as /bin/sh. The test programs are in /test:
-// opendev, mkdev, hear (static, in every image), dlopen and cucount (dynamic, for the
-// image's libc; not in busybox). Each prints one line for each item.
+// All except debian12 have busybox as /bin/sh. The test programs are in /test: opendev, mkdev, hear
+// (static, in every image), dlopen and cucount (dynamic, for the image's libc; not in busybox).
+// Each prints one line for each item.
 //
 // Built images are kept in a cache directory under a name made from everything
 // that went into them; removing the directory is always safe.

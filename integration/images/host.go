@@ -69,17 +69,22 @@ func FromHostPrograms(ref string, programs []string, files ...File) (Image, erro
 				continue
 			}
 			have[name] = true
-			dest := hostLibDir[1:] + "/" + name
-			if strings.HasPrefix(name, "ld-linux-x86") {
-				dest = "usr/lib64/" + name
-			} else if strings.HasPrefix(name, "ld-linux") {
-				dest = "usr/lib/" + name
-			}
-			all = append(all, FromHost(dest, 0o755, libs[name]))
+			all = append(all, FromHost(placeOf(name), 0o755, libs[name]))
 			queue = append(queue, libs[name])
 		}
 	}
 	return Image{Name: ref, Config: Config{Env: []string{defaultPath}, Cmd: []string{"/bin/sh"}}, Layers: []Layer{{Files: all}}}, nil
+}
+
+// placeOf returns where an image has a library of the host or its loader.
+func placeOf(name string) string {
+	switch {
+	case strings.HasPrefix(name, "ld-linux-x86"):
+		return "usr/lib64/" + name
+	case strings.HasPrefix(name, "ld-linux"):
+		return "usr/lib/" + name
+	}
+	return LibraryPath(name)
 }
 
 // hostABI is how ldconfig marks libraries of this machine's 64-bit ABI.

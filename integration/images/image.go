@@ -18,7 +18,7 @@ import (
 // Config is the image's configuration of its containers.
 type Config = ocispec.ImageConfig
 
-// Image is what Write makes an OCI image layout of.
+// Image describes an image, which Write turns into an OCI image layout.
 type Image struct {
 	// Name is the reference under which containerd knows the image.
 	Name   string
@@ -29,9 +29,9 @@ type Image struct {
 // annotateName is the annotation by which containerd names an image.
 const annotateName = "io.containerd.image.name"
 
-// Write writes the image as a tar of an OCI image layout. The same image gives
-// the same bytes; layers are not compressed. A file that is there is replaced,
-// by rename, so that no process reads half of one.
+// Write writes the image as a tar of an OCI image layout. The same image gives the same bytes;
+// layers are not compressed. An existing file is replaced by rename, so that no process reads an
+// incomplete one.
 func (m Image) Write(path string) error {
 	if err := m.write(path); err != nil {
 		return fmt.Errorf("write image %s: %w", m.Name, err)

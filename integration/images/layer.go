@@ -17,7 +17,7 @@ type Layer struct {
 	// Dir is a directory of this host. Owners, modes, devices, symbolic links and hard
 	// links are kept, extended attributes are not.
 	Dir string
-	// Skip are patterns of tar, relative to Dir, of what is left out.
+	// Skip are tar patterns, relative to Dir, of files to leave out.
 	Skip []string
 	// Files are written in order.
 	Files []File

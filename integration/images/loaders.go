@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// loaderPackages have the loaders and, without what no program here runs into, the
-// libraries that they are linked with.
+// loaderPackages has the loaders and the libraries that they are linked to, except those that no
+// program here needs.
 var loaderPackages = []string{
 	"libegl1", "libglvnd0", "libvulkan1", "ocl-icd-libopencl1",
 	"libvdpau1", "libx11-6", "libxext6", "libxcb1", "libxau6", "libxdmcp6", "libbsd0", "libmd0",

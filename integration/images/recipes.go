@@ -36,7 +36,7 @@ const (
 	testerGroup  = "tester:x:1000:\n"
 )
 
-// base is what every image has that is not made by debootstrap: busybox as shell, with its applet
+// base adds what every image has that is not made by debootstrap: busybox as shell, with its applet
 // links in a directory, and the programs, some of them for a C library.
 func (b *builder) base(dir string, c libc) {
 	b.add(
@@ -69,7 +69,7 @@ func busybox(b *builder) { b.base("bin", static) }
 func muslImage(b *builder) {
 	b.base("bin", musl)
 	b.add(
-		// As Alpine has it: the loader is the C library, with a second name.
+		// As on Alpine, the loader is the C library under a second name.
 		FromHost("lib/"+b.arch.muslLoader, 0o755, "/lib/"+b.arch.muslLoader),
 		Symlink("lib/libc.musl"+strings.TrimPrefix(b.arch.muslLoader, "ld-musl"), b.arch.muslLoader))
 }
@@ -162,9 +162,9 @@ func glibcHwcaps(b *builder) {
 	b.withCache(b.debianConfs())
 }
 
-// usrLib64 is laid out as RHEL. Debian's loader does not look in /usr/lib64 by
-// itself, so here the cache is needed, made with both names of that directory
-// configured; as on RHEL the entries are below /lib64.
+// usrLib64 is laid out as RHEL. Debian's loader does not search /usr/lib64 by default, so the cache
+// is needed here. It is made with both names of that directory configured; as on RHEL, the entries
+// are below /lib64.
 func usrLib64(b *builder) {
 	b.glibcBase("usr/lib64")
 	b.libraries(library{path: "usr/lib64/libfoo.so.1", soname: "libfoo.so.1", value: 1})

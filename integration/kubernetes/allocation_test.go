@@ -27,8 +27,8 @@ func (c *cluster) use(t *testing.T, s strategy) {
 	t.Cleanup(func() { c.Plugin.use(strategy{list: envvar}) })
 }
 
-// An image that asks for everything is all that the shim sees of a plugin that sets
-// nothing: the device nodes, or else the kubelet, say what that is.
+// If a plugin sets nothing, the shim sees only an image that asks for everything: the device nodes,
+// or else the kubelet, say what was allocated.
 func TestAllMeansWhatWasAllocated(t *testing.T) {
 	c := shared
 	for _, devices := range []bool{false, true} {
@@ -168,7 +168,7 @@ func TestInitContainersSharePodsGPUs(t *testing.T) {
 			pod.Spec.InitContainers = []corev1.Container{with(run("prepare", plainImage, c.probe()...), 1)}
 			c.startPod(t, pod)
 			gpus := c.checkAllocated(t, pod, "main", true, 1)
-			// The kubelet gives an init container's devices on to the next container.
+			// The kubelet passes an init container's devices on to the next container.
 			c.compare(t, c.logs(t, pod, "prepare"), true, []int{gpus[0].Index}, nil)
 		})
 	}

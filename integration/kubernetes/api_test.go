@@ -37,12 +37,12 @@ func hasCode(err error, code int) bool {
 func isNotFound(err error) bool { return hasCode(err, http.StatusNotFound) }
 
 func newAPI(base, token string) *api {
-	// The server makes its certificate itself, and the network is the test's own.
+	// The server signs its certificate itself, and the network is the test's own.
 	transport := &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}
 	return &api{base: base, token: token, http: &http.Client{Transport: transport, Timeout: 30 * time.Second}}
 }
 
-// kubeconfig is what the kubelet and the scheduler find the API server by.
+// kubeconfig is the file by which the kubelet and the scheduler find the API server.
 func (a *api) kubeconfig() string {
 	return fmt.Sprintf(`apiVersion: v1
 kind: Config

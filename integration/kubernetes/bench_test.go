@@ -47,9 +47,9 @@ type benchPod struct {
 	attempts uint32 // 0 is the kubelet's own container
 }
 
-// BenchmarkPodContainer measures what a pod's container costs under CRI beside the
-// stock shim, and what the kubelet's answer costs: -benchtime 30x is 30 rounds. Each
-// round takes every kind of container once, in random order.
+// BenchmarkPodContainer compares the cost of a pod's container under CRI with the stock shim, and
+// measures what the kubelet's answer costs: -benchtime 30x is 30 rounds. Each round takes every
+// kind of container once, in random order.
 func BenchmarkPodContainer(b *testing.B) {
 	c := shared
 	stockPod, pod := newPod("bench-stock", wait("main", plainImage)), newPod("bench", with(wait("main", plainImage), 1))
@@ -87,7 +87,7 @@ func BenchmarkPodContainer(b *testing.B) {
 		}
 		rounds++
 	}
-	b.ReportMetric(0, "ns/op") // a whole round says nothing
+	b.ReportMetric(0, "ns/op") // the time of a whole round means nothing
 
 	text := c.benchHost(b, rounds) + tables(kinds, times)
 	fmt.Print("\n" + text)
@@ -159,9 +159,9 @@ func (c *cluster) measure(b *testing.B, k measured) float64 {
 	p := k.pod
 	p.attempts++
 	config := &cri.ContainerConfig{
-		// The name is what the shim asks the kubelet for. By the labels the kubelet
-		// takes it for a container of this pod, which it does not end, but not for
-		// the pod's own, whose place it would take.
+		// The shim asks the kubelet by this name. By its labels the kubelet considers it a
+		// container of this pod, which it does not kill, but not the pod's own, which it would
+		// replace.
 		Metadata: &cri.ContainerMetadata{Name: "main", Attempt: p.attempts},
 		Labels: map[string]string{
 			"io.kubernetes.container.name": "measured", "io.kubernetes.pod.name": p.Name,

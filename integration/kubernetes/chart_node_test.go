@@ -25,7 +25,7 @@ import (
 // chartHandler is a handler that containerd does not have yet.
 const chartHandler = "nvidia-chart"
 
-// fakeHost is an overlay of this host's root, in which the node's daemons are at their places. Its
+// fakeHost is an overlay of this host's root with the node's daemons in their usual places. Its
 // systemctl is the test's.
 type fakeHost struct {
 	root, upper        string
@@ -80,7 +80,7 @@ func newFakeHost(t *testing.T) *fakeHost {
 // restart restarts containerd when the host's systemctl is asked to.
 func (h *fakeHost) restart(t *testing.T) {
 	t.Helper()
-	simtest.Check(t, h.requests.SetReadDeadline(time.Now().Add(podLimit)))
+	simtest.Check(t, h.requests.SetReadDeadline(time.Now().Add(2*time.Minute)))
 	request, err := bufio.NewReader(h.requests).ReadString('\n')
 	if err != nil || request != "restart containerd\n" {
 		t.Fatalf("systemctl was asked to %q: %v", request, err)
@@ -114,9 +114,9 @@ func (c *cluster) config() string { return filepath.Join(c.Dir, "config.toml") }
 // binDir is where the chart's pod puts the shim: containerd, too, has this directory.
 func (c *cluster) binDir() string { return filepath.Join(c.Dir, "bin") }
 
-// admission does to the pods of the chart what is not the chart's to do: they get a host's root, a
-// way to the API server, which is at a loopback address, and the token that the API server's own
-// plugin would mount.
+// admission changes the pods of the chart for the test: they get a host's root, a way to the API
+// server, which is at a loopback address, and the token that the API server's own plugin would
+// mount.
 const admission = `{"apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingAdmissionPolicy", "metadata": {"name": "test"}, "spec": {
  "failurePolicy": "Fail", "reinvocationPolicy": "Never",
  "matchConstraints": {"resourceRules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}]},
@@ -148,13 +148,13 @@ func (c *cluster) admit(t *testing.T, root string) {
 		simtest.Check(t, c.send("POST", path, "application/json", []byte(body), nil))
 		t.Cleanup(func() { simtest.Check(t, c.do("DELETE", path+"/test", nil, nil)) })
 	}
-	// The API server takes a moment to learn of it.
+	// It takes effect after a moment.
 	pod := newPod("admission", wait("node", plainImage))
 	pod.Labels, pod.Spec.ServiceAccountName, pod.Spec.RuntimeClassName = map[string]string{"app.kubernetes.io/name": release}, "default", nil
 	pod.Spec.Volumes = []corev1.Volume{{Name: "host", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: "/nowhere"}}}}
 	pod.Spec.Containers[0].Env = []corev1.EnvVar{{Name: "A", Value: "b"}}
 	pod.Spec.Containers[0].VolumeMounts = []corev1.VolumeMount{{Name: "host", MountPath: "/host"}}
-	if err := c.await("the admission policy", podLimit, func() error {
+	if err := c.await("the admission policy", func() error {
 		var admitted corev1.Pod
 		err := c.do("POST", "/api/v1/namespaces/"+pod.Namespace+"/pods?dryRun=All", pod, &admitted)
 		if err == nil && admitted.Spec.Volumes[0].HostPath.Path != root {
@@ -166,7 +166,7 @@ func (c *cluster) admit(t *testing.T, root string) {
 	}
 }
 
-// startControllers runs those of the controller manager that the chart needs for the rest of the test.
+// startControllers runs, for the rest of the test, the controllers that the chart needs.
 func (c *cluster) startControllers(t *testing.T) {
 	t.Helper()
 	p := &testenv.Command{
@@ -191,7 +191,7 @@ func (c *cluster) startControllers(t *testing.T) {
 // awaitRollout waits until the DaemonSet's pod runs as the release wants it.
 func (c *cluster) awaitRollout(t *testing.T) {
 	t.Helper()
-	if err := c.await("the DaemonSet's pod", podLimit, func() error {
+	if err := c.await("the DaemonSet's pod", func() error {
 		var set appsv1.DaemonSet
 		err := c.do("GET", "/apis/apps/v1/namespaces/"+releaseNamespace+"/daemonsets/"+release, nil, &set)
 		if s := set.Status; err == nil && (s.ObservedGeneration != set.Generation || s.UpdatedNumberScheduled != 1 || s.NumberAvailable != 1 || s.NumberUnavailable != 0) {
@@ -206,7 +206,7 @@ func (c *cluster) awaitRollout(t *testing.T) {
 // awaitNotReady waits until the pod of a generation of the DaemonSet runs, and fails if it is ready.
 func (c *cluster) awaitNotReady(t *testing.T, generation string) {
 	t.Helper()
-	if err := c.await("the DaemonSet's pod", podLimit, func() error {
+	if err := c.await("the DaemonSet's pod", func() error {
 		var list corev1.PodList
 		err := c.do("GET", "/api/v1/namespaces/"+releaseNamespace+"/pods?labelSelector=pod-template-generation%3D"+generation, nil, &list)
 		if err == nil && len(list.Items) != 1 {
@@ -243,10 +243,10 @@ func (c *cluster) logDaemonSet(t *testing.T) {
 	})
 }
 
-// awaitLabel waits until the node has a label, or not, if the value is "".
+// awaitLabel waits until the node has a label with this value, or no such label if the value is "".
 func (c *cluster) awaitLabel(t *testing.T, name, value string) {
 	t.Helper()
-	if err := c.await("the label "+name, podLimit, func() error {
+	if err := c.await("the label "+name, func() error {
 		node, err := c.node()
 		if err == nil && node.Labels[name] != value {
 			err = fmt.Errorf("it is %q, want %q", node.Labels[name], value)
@@ -271,7 +271,7 @@ func nodeMounts(t *testing.T) string {
 	return ""
 }
 
-// uninstallAsNoted upgrades the release by the command that the chart's notes have.
+// uninstallAsNoted upgrades the release with the command in the chart's notes.
 func uninstallAsNoted(t *testing.T) {
 	t.Helper()
 	notes := mustRun(t, "helm", "get", "notes", release, "--namespace", releaseNamespace)

@@ -12,7 +12,6 @@ import (
 	"reflect"
 	"strings"
 	"testing"
-	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -226,7 +225,7 @@ func keepObjects(t testing.TB) {
 	t.Helper()
 	before := shared.chartObjects(t)
 	t.Cleanup(func() {
-		if err := shared.await("the end of the release", podLimit, func() error {
+		if err := shared.await("the end of the release", func() error {
 			if after := shared.chartObjects(t); after != before {
 				return fmt.Errorf("before:\n%s\nafter:\n%s", before, after)
 			}
@@ -256,7 +255,7 @@ func (c *cluster) runtimeClass(name string) (class nodev1.RuntimeClass, err erro
 	return class, err
 }
 
-// A RuntimeClass of another owner is used as it is, one of its own is upgraded and removed.
+// The chart uses an existing RuntimeClass as it is; it upgrades and removes its own.
 func TestChartAndTheRuntimeClass(t *testing.T) {
 	was, err := shared.runtimeClass(handler)
 	if err != nil {
@@ -347,7 +346,7 @@ func TestChartGivesNoMoreRightsThanNeeded(t *testing.T) {
 	pod, unbound := c.nodePod(t), newAPI(c.base, c.serviceAccountToken(t, nil))
 	const label = `{"metadata":{"labels":{"nvidia-shim.io/test":"true"}}}`
 	// The API server takes a moment to learn of the policy.
-	if err := c.await("the policy", time.Minute, func() error {
+	if err := c.await("the policy", func() error {
 		if err := unbound.send("PATCH", node, merge, []byte(label), nil); !hasCode(err, http.StatusUnprocessableEntity) {
 			return fmt.Errorf("a token of no node: %w", errors.Join(err, errors.New("not refused")))
 		}

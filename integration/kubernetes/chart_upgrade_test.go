@@ -114,7 +114,7 @@ func (c *cluster) upgradePrograms(t *testing.T, upgrade func(values string), old
 	c.checkShim(t, next, dir, nextGPUs)
 	sandbox := c.sandbox(t, oldPod)
 	c.delete(t, oldPod)
-	if err := c.await("the end of the old shim", podLimit, func() error {
+	if err := c.await("the end of the old shim", func() error {
 		if slices.Contains(c.ShimPIDs(sandbox), shim) {
 			return errors.New("it lives")
 		}

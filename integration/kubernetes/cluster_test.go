@@ -45,7 +45,7 @@ const (
 	pauseImage = "docker.io/test/pause:latest"
 	// plainImage says nothing of GPUs.
 	plainImage = "docker.io/test/plain:latest"
-	// greedyImage is the attack of an image: ENV NVIDIA_VISIBLE_DEVICES=all.
+	// greedyImage asks for every GPU: ENV NVIDIA_VISIBLE_DEVICES=all.
 	greedyImage = "docker.io/test/greedy:latest"
 )
 
@@ -62,7 +62,7 @@ type cluster struct {
 	processes map[string]*testenv.Command
 }
 
-// start brings the node up, with the simulated driver. life is what ends it.
+// start brings the node up, with the simulated driver; life ends it.
 func start(life *testenv.Lifetime) (*cluster, error) {
 	c := &cluster{processes: map[string]*testenv.Command{}}
 	return c, c.bringUp(life, c.makeDriver, c.startContainerd, c.importImages, c.startControlPlane, c.startKubelet, c.createRuntimeClasses, c.startPlugin)
@@ -162,7 +162,7 @@ func (c *cluster) importImages(life *testenv.Lifetime) error {
 	return c.importAll(
 		images.Image{Name: plainImage, Config: images.Config{Env: []string{path}, WorkingDir: "/"}, Layers: layers},
 		images.Image{Name: greedyImage, Config: images.Config{Env: greedy, WorkingDir: "/"}, Layers: layers},
-		// The sandbox's image is greedy as well: it gets nothing all the same.
+		// The sandbox's image is greedy as well, and must get nothing.
 		images.Image{Name: pauseImage, Config: images.Config{Env: greedy, Entrypoint: []string{"/bin/sh", "-c", untilTerm}, WorkingDir: "/"}, Layers: layers},
 	)
 }
@@ -196,11 +196,11 @@ func (c *cluster) add(life *testenv.Lifetime, name string, args ...string) error
 	return nil
 }
 
-// await polls until done says yes. An error of done is the reason reported when the
-// time is up, or when a process of the node has ended.
-func (c *cluster) await(what string, limit time.Duration, done func() error) error {
+// await polls until done returns no error. It gives up when the time is up or a process of the
+// node has ended; its error then says why.
+func (c *cluster) await(what string, done func() error) error {
 	var err, ended error
-	testenv.Until(limit, func() bool {
+	testenv.Until(func() bool {
 		if err = done(); err == nil {
 			return true
 		}
@@ -213,7 +213,7 @@ func (c *cluster) await(what string, limit time.Duration, done func() error) err
 	case ended != nil:
 		return fmt.Errorf("%s: %w", what, ended)
 	case err != nil:
-		return fmt.Errorf("%s: not within %s: %w", what, limit, err)
+		return fmt.Errorf("%s: not in time: %w", what, err)
 	}
 	return nil
 }
@@ -240,14 +240,14 @@ func (c *cluster) startControlPlane(life *testenv.Lifetime) error {
 	if err := c.add(life, "kube-apiserver", "--etcd-servers=http://127.0.0.1:2379", "--secure-port=6443", "--bind-address=127.0.0.1",
 		"--advertise-address="+nodeIP, "--endpoint-reconciler-type=none", "--cert-dir="+filepath.Join(c.dir, "apiserver"),
 		"--token-auth-file="+tokens, "--authorization-mode=RBAC", "--allow-privileged=true",
-		// Who would make service accounts, and take away the taint of a new node, is
-		// the controller manager, which is not here.
+		// The controller manager, which would make service accounts and remove the taint of a new
+		// node, is not running.
 		"--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
 		"--service-account-issuer=https://test", "--service-account-key-file="+key, "--service-account-signing-key-file="+key,
 		"--service-cluster-ip-range=203.0.113.0/24", "--kubelet-preferred-address-types=InternalIP"); err != nil {
 		return err
 	}
-	if err := c.await("the API server", 2*time.Minute, func() error {
+	if err := c.await("the API server", func() error {
 		return c.do("GET", "/readyz", nil, nil)
 	}); err != nil {
 		return err
@@ -322,7 +322,7 @@ shutdownGracePeriod: 0s
 		"--cert-dir="+filepath.Join(c.dir, "kubelet-certificates"), "--hostname-override="+nodeName, "--node-ip="+nodeIP, "--v=3"); err != nil {
 		return err
 	}
-	return c.await("the node", 2*time.Minute, c.ready)
+	return c.await("the node", c.ready)
 }
 
 // node is the API's node object.
@@ -379,7 +379,7 @@ func (c *cluster) awaitDevices() error { return c.awaitOffer(c.Plugin.resource, 
 
 // awaitOffer returns when the node offers that many devices of a resource.
 func (c *cluster) awaitOffer(resource string, count int) error {
-	return c.await("the device plugin's resources", time.Minute, func() error {
+	return c.await("the device plugin's resources", func() error {
 		node, err := c.node()
 		if err != nil {
 			return err

@@ -13,7 +13,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourcev1 "k8s.io/api/resource/v1"
@@ -121,7 +120,7 @@ func claimed(claim *resourcev1.ResourceClaim, gpus []sim.GPU) (of []sim.GPU) {
 }
 
 // claim makes a ResourceClaim for GPUs. The controller manager, which would make it from a template
-// and delete it after its pod, is not here.
+// and delete it after its pod, is not running.
 func (c *cluster) claim(t *testing.T, name string, count int) {
 	t.Helper()
 	path := resources + "namespaces/default/resourceclaims"
@@ -175,7 +174,7 @@ func (c *cluster) checkClaimed(t *testing.T, pod *corev1.Pod) []sim.GPU {
 	return gpus
 }
 
-// executions are what a shim executes, in itself and below it, while do runs.
+// executions returns the programs that a shim and its children execute while do runs.
 func executions(t *testing.T, shim int, do func()) (programs []string) {
 	t.Helper()
 	log := filepath.Join(t.TempDir(), "trace")
@@ -188,7 +187,7 @@ func executions(t *testing.T, shim int, do func()) (programs []string) {
 		_ = strace.Wait()
 	})
 	defer stop()
-	if !testenv.Until(time.Minute, func() bool {
+	if !testenv.Until(func() bool {
 		tasks, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/status", shim))
 		return len(tasks) > 0 && !slices.ContainsFunc(tasks, func(name string) bool {
 			status, err := os.ReadFile(name)
@@ -209,8 +208,7 @@ func executions(t *testing.T, shim int, do func()) (programs []string) {
 	return programs
 }
 
-// checkExecutions has the container "claims" of a pod made again by its shim, which executes runc
-// for that and nothing else.
+// checkExecutions restarts the container "claims" of a pod; its shim must execute only runc.
 func (c *cluster) checkExecutions(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	runc, count := filepath.Join(c.Options.ToolsDir, "runc"), 0
@@ -245,7 +243,7 @@ func TestDynamicResourceAllocation(t *testing.T) {
 	c.claim(t, "one", 1)
 	c.claim(t, "two", 2)
 	t.Cleanup(func() {
-		// The kubelet lets go of a pod when the driver has unprepared its claim.
+		// The kubelet releases a pod when the driver has unprepared its claim.
 		if err := c.drain(); err != nil {
 			t.Error(err)
 		}

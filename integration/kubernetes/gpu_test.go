@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -95,7 +94,7 @@ func (c *cluster) realPlugin(life *testenv.Lifetime) error {
 	}
 	life.Cleanup(p.Stop)
 	c.processes[p.Name] = p
-	return c.await("the GPUs in the node's status", time.Minute, func() error {
+	return c.await("the GPUs in the node's status", func() error {
 		node, err := c.node()
 		if err != nil {
 			return err

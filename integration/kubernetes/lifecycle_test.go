@@ -6,7 +6,6 @@ import (
 	"os"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -14,8 +13,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
-// running starts a pod for each strategy that the shim has a part in, and returns a
-// function that checks them all.
+// running starts a pod for each strategy that involves the shim, and returns a function that checks
+// them all.
 func running(t *testing.T) (pods []*corev1.Pod, check func(what string)) {
 	t.Helper()
 	c := shared
@@ -68,7 +67,7 @@ func TestPodsOutliveContainerd(t *testing.T) {
 	c := shared
 	pods, check := running(t)
 	c.Restart(t)
-	if err := c.await("the node", time.Minute, func() error {
+	if err := c.await("the node", func() error {
 		// The kubelet takes a moment to find its runtime again.
 		_, err := c.exec(pods[0].Namespace, pods[0].Name, "main", "/bin/true")
 		return errors.Join(err, c.ready())
@@ -104,7 +103,7 @@ func TestTheCPUManagersUpdatesKeepTheGPU(t *testing.T) {
 			}
 			guaranteed := newPod("exclusive", exclusive)
 			c.startPod(t, guaranteed)
-			if err := c.await("fewer processors", 30*time.Second, func() error {
+			if err := c.await("fewer processors", func() error {
 				if cpus(t, pod) == before {
 					return errors.New("still " + before)
 				}
@@ -114,7 +113,7 @@ func TestTheCPUManagersUpdatesKeepTheGPU(t *testing.T) {
 			}
 			c.check(t, pod, "main", true, gpus...)
 			c.delete(t, guaranteed)
-			if err := c.await("all processors again", 30*time.Second, func() error {
+			if err := c.await("all processors again", func() error {
 				if now := cpus(t, pod); now != before {
 					return errors.New("still " + now)
 				}
@@ -135,7 +134,7 @@ func TestNothingIsLeftOfAPod(t *testing.T) {
 	sandbox := c.sandbox(t, pod)
 	ids := []string{sandbox, id(t, now, "one"), id(t, now, "two"), id(t, now, "none")}
 	c.delete(t, pod)
-	if err := c.await("the end of the pod's shim and bundles", 30*time.Second, func() error {
+	if err := c.await("the end of the pod's shim and bundles", func() error {
 		if shims := c.ShimPIDs(sandbox); len(shims) > 0 {
 			return errors.New("the shim lives")
 		}

@@ -88,7 +88,7 @@ func outside() int {
 		fmt.Fprintln(os.Stderr, "FAIL: run the tests in namespaces of their own:", err)
 		return 1
 	}
-	// Who ends this process ends the tests, which then take the node down.
+	// If this process is told to end, it ends the tests, which then take the node down.
 	interrupted := make(chan os.Signal, 1)
 	signal.Notify(interrupted, syscall.SIGTERM, syscall.SIGINT)
 	go func() {

@@ -13,9 +13,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// mig partitions GPUs for the rest of the test and has a device plugin hand the MIG
-// devices out as resource. "nvidia.com/gpu" is what NVIDIA's plugin does with the
-// strategy single, another name what it does with mixed.
+// mig partitions GPUs for the rest of the test and has a device plugin hand the MIG devices out as
+// resource. NVIDIA's plugin uses "nvidia.com/gpu" with the strategy single, and other names with
+// mixed.
 func (c *cluster) mig(t *testing.T, resource string, layout []sim.MIGDevice) *plugin {
 	t.Helper()
 	if err := c.Driver.Reconfigure(t.Context(), layout); err != nil {

@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
@@ -15,8 +14,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// nvidia runs NVIDIA's device plugin, on the simulated NVML, in place of the test's
-// own for the rest of the test. config is its configuration file.
+// nvidia replaces the test's device plugin by NVIDIA's, on the simulated NVML, for the rest of the
+// test. config is its configuration file.
 func nvidia(t *testing.T, config string, args ...string) {
 	t.Helper()
 	c, dir := shared, t.TempDir()
@@ -61,7 +60,7 @@ func nvidia(t *testing.T, config string, args ...string) {
 		p.Stop()
 		// It does not remove its specification.
 		_ = os.Remove(filepath.Join(cdiDir, "k8s.device-plugin.nvidia.com-gpu.json"))
-		// The kubelet is to forget it before it hears of the test's own again.
+		// The kubelet must forget it before the test's own plugin registers again.
 		if err := c.Plugin.register(); err != nil {
 			t.Error(err)
 		}
@@ -72,7 +71,7 @@ func nvidia(t *testing.T, config string, args ...string) {
 			t.Log(p.Tail(8 << 10))
 		}
 	})
-	if err := c.await("the plugin's registration", time.Minute, func() error {
+	if err := c.await("the plugin's registration", func() error {
 		if !strings.Contains(p.Tail(1<<20), "Registered device plugin for") {
 			return errors.New(p.Tail(4 << 10))
 		}
@@ -100,7 +99,7 @@ func cdiHook(t *testing.T) string {
 	return name
 }
 
-// checkTakenOver checks what became of a specification that NVIDIA's CDI has edited.
+// checkTakenOver checks the result for a specification that NVIDIA's CDI has edited.
 func (c *cluster) checkTakenOver(t *testing.T, pod *corev1.Pod, plan record.Record) {
 	t.Helper()
 	if len(plan.RemovedHooks) == 0 {

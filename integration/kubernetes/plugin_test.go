@@ -38,14 +38,14 @@ func (s strategy) String() string {
 const (
 	envvar       = "envvar"
 	volumeMounts = "volume-mounts"
-	// silent sets nothing: what an image asks for is then all that the shim sees.
+	// silent sets nothing: the shim then sees only what the image asks for.
 	silent = "nothing"
 )
 
 // cdiDir is where NVIDIA's plugin writes CDI specifications.
 const cdiDir = "/run/cdi"
 
-// plugin is a device plugin: a gRPC server whose socket the kubelet is told.
+// plugin is a device plugin: a gRPC server that registers its socket with the kubelet.
 type plugin struct {
 	deviceplugin.UnimplementedDevicePluginServer
 	driver   *sim.Driver
@@ -70,8 +70,8 @@ func (p *plugin) start(life *testenv.Lifetime) error {
 	server := grpc.NewServer()
 	deviceplugin.RegisterDevicePluginServer(server, p)
 	life.Cleanup(server.Stop)
-	// The kubelet clears its directory when it starts. The server goes on listening
-	// at a place that the kubelet leaves alone, and register links it.
+	// The kubelet clears its directory when it starts. The server listens elsewhere, and register
+	// makes a link.
 	l, err := net.Listen("unix", p.hidden())
 	if err != nil {
 		return err
@@ -92,7 +92,7 @@ func (p *plugin) register() error {
 	}
 	defer conn.Close()
 	var last error
-	testenv.Until(time.Minute, func() bool {
+	testenv.Until(func() bool {
 		// The kubelet removes what it finds in its directory when it starts.
 		if last = os.Link(p.hidden(), p.socket); last != nil && !os.IsExist(last) {
 			return true
@@ -110,7 +110,7 @@ func (p *plugin) register() error {
 	return nil
 }
 
-// use sets the strategy for the allocations to come.
+// use sets the strategy for later allocations.
 func (p *plugin) use(s strategy) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

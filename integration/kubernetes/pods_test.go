@@ -25,11 +25,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 )
 
-// podLimit is how long a pod may take to do anything.
-const podLimit = 90 * time.Second
-
-// untilTerm waits, and ends at once when it is told to. A process with id 1 does not
-// do that by itself.
+// untilTerm waits until it gets SIGTERM, which a process with PID 1 ignores by default.
 const untilTerm = `trap "exit 0" TERM; sleep 86400 & wait`
 
 // wait is a container that waits.
@@ -98,14 +94,14 @@ func (c *cluster) create(t testing.TB, pod *corev1.Pod) {
 	}
 }
 
-// delete deletes a pod and waits until the kubelet has let go of it.
+// delete deletes a pod and waits until the kubelet has released it.
 func (c *cluster) delete(t testing.TB, pod *corev1.Pod) {
 	t.Helper()
 	if err := c.do("DELETE", podPath(pod), nil, nil); err != nil && !isNotFound(err) {
 		t.Error(err)
 		return
 	}
-	if err := c.await("the end of pod "+pod.Name, podLimit, func() error {
+	if err := c.await("the end of pod "+pod.Name, func() error {
 		err := c.do("GET", podPath(pod), nil, nil)
 		if err == nil {
 			return errors.New("it is still there")
@@ -130,11 +126,11 @@ func (c *cluster) namespace(t testing.TB, name string) {
 	}
 }
 
-// awaitPod polls until done says nothing more against the pod.
+// awaitPod polls a pod until done returns no error.
 func (c *cluster) awaitPod(t testing.TB, pod *corev1.Pod, what string, done func(corev1.Pod) error) corev1.Pod {
 	t.Helper()
 	var now corev1.Pod
-	if err := c.await("pod "+pod.Name+": "+what, podLimit, func() error {
+	if err := c.await("pod "+pod.Name+": "+what, func() error {
 		now = corev1.Pod{}
 		if err := c.do("GET", podPath(pod), nil, &now); err != nil {
 			return err
@@ -298,8 +294,8 @@ func (c *cluster) nodes() []simhost.Node {
 func (c *cluster) probe() []string { return c.ProbeArgs(c.nodes()...) }
 
 // compare fails the test unless a container that printed out was given exactly these GPUs and MIG
-// devices. With mknod, nodes of the container's own making are compared as well, so that the device
-// cgroup answers and not what is in /dev.
+// devices. With mknod, nodes of the container's own making are compared as well, so that the result
+// depends on the device cgroup and not on /dev.
 func (c *cluster) compare(t testing.TB, out string, mknod bool, gpus, mig []int) {
 	t.Helper()
 	got, want := simhost.Parse(out), c.ExpectNodes(c.nodes(), gpus, mig)
@@ -362,9 +358,9 @@ func (c *cluster) mustExec(t testing.TB, pod *corev1.Pod, container string, comm
 	return out
 }
 
-// drain deletes all pods and waits until the kubelet has let go of them.
+// drain deletes all pods and waits until the kubelet has released them.
 func (c *cluster) drain() error {
-	return c.await("the end of all pods", podLimit, func() error {
+	return c.await("the end of all pods", func() error {
 		var list corev1.PodList
 		if err := c.do("GET", "/api/v1/pods", nil, &list); err != nil {
 			return err

@@ -57,7 +57,7 @@ func (s *podSandbox) main(t testing.TB, image string, env ...*cri.KeyValue) (pla
 	s.attempts++
 	created, err := s.c.runtime.CreateContainer(t.Context(), &cri.CreateContainerRequest{PodSandboxId: s.id, SandboxConfig: s.config, Config: &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: "main", Attempt: s.attempts},
-		// The kubelet takes it for one of this pod, but not for the pod's own.
+		// The kubelet considers it a container of this pod, but not the pod's own.
 		Labels: map[string]string{
 			"io.kubernetes.container.name": "made-by-the-test", "io.kubernetes.pod.name": s.config.Metadata.Name,
 			"io.kubernetes.pod.namespace": s.config.Metadata.Namespace, "io.kubernetes.pod.uid": s.config.Metadata.Uid,
@@ -82,9 +82,9 @@ func visible(value string) *cri.KeyValue {
 	return &cri.KeyValue{Key: "NVIDIA_VISIBLE_DEVICES", Value: []byte(value)}
 }
 
-// A pod that was deleted by force goes on for its grace period, with the kubelet making its
-// containers, while the next one of its name is there and has GPUs. What the kubelet would do then
-// the test does itself, so that it happens each time.
+// A pod that was deleted by force continues for its grace period, and the kubelet makes its
+// containers, while the next pod of its name exists and has GPUs. The test does what the kubelet
+// would do, so that it happens every time.
 func TestAPodDeletedByForceGetsNothingOfTheNextOneOfItsName(t *testing.T) {
 	c := shared
 	c.use(t, strategy{list: silent})
@@ -137,7 +137,7 @@ func withCheckpoint(t testing.TB, change func([]byte) []byte) {
 	})
 }
 
-// Whatever becomes of the checkpoint, a container has what was allocated to it or is refused.
+// Whatever happens to the checkpoint, a container gets what was allocated to it or is refused.
 func TestADamagedCheckpoint(t *testing.T) {
 	c := shared
 	const allocated, unknown, form = "allocated by the kubelet: ", "error: is not known: ", "is no checkpoint of a known kubelet"

@@ -23,7 +23,7 @@ import (
 
 func TestMain(m *testing.M) { simhost.Main(m) }
 
-// host is a host whose runc keeps what it is sent with `update`.
+// host is a host whose runc records what `update` is sent.
 type host struct {
 	*simhost.Host
 	// updates is where the script in the place of runc puts the resources.
@@ -56,7 +56,7 @@ exec %[2]s "$@"
 	return h
 }
 
-// script is one life of a container, written down as it goes.
+// script is one life of a container, recorded step by step.
 type script struct {
 	*host
 	t       *testing.T
@@ -77,7 +77,7 @@ var (
 	seconds        = regexp.MustCompile(`"(exited_at|timestamp)":\{[^}]*\}`)
 )
 
-// normal takes out what differs between two containers of one shim.
+// normal removes what differs between two containers of one shim.
 func (s *script) normal(text string) string {
 	text = strings.ReplaceAll(text, s.ID, "ENV")
 	text = regexp.MustCompile(`\b`+regexp.QuoteMeta(s.id)+`\b`).ReplaceAllString(text, "CONTAINER")
@@ -88,7 +88,7 @@ func (s *script) normal(text string) string {
 	return seconds.ReplaceAllString(text, `"$1":T`)
 }
 
-// step runs ctr and writes down all of what it did.
+// step runs ctr and records everything that it did.
 func (s *script) step(name string, args ...string) { s.input(name, "", args...) }
 
 // input is step with a standard input.
@@ -112,7 +112,7 @@ func (s *script) logged(name string, verb []string, args ...string) {
 	s.note(name+", output", "%q", data)
 }
 
-// status writes down the state of the container's task.
+// status records the state of the container's task.
 func (s *script) status(name string) {
 	s.note(name, "%s", s.state())
 }
@@ -128,7 +128,7 @@ func (s *script) state() string {
 
 // wait waits for the task to stop.
 func (s *script) wait() {
-	testenv.Await(s.t, 20*time.Second, "the task stops", func() bool { return s.state() == "STOPPED" })
+	testenv.Await(s.t, "the task stops", func() bool { return s.state() == "STOPPED" })
 }
 
 // exec is a further process in the container.
@@ -140,7 +140,7 @@ func (s *script) execVerb() []string {
 	return []string{"tasks", "exec", "--exec-id", "e" + strconv.Itoa(len(s.lines))}
 }
 
-// metrics writes down which figures there are, and the value of one.
+// metrics records which figures there are, and some of their values.
 func (s *script) metrics(name string, values ...string) {
 	var seen []string
 	for line := range strings.Lines(s.Ctr(s.t, "tasks", "metrics", s.id)) {
@@ -275,7 +275,7 @@ func (e *events) text(t *testing.T) string {
 	return string(data)
 }
 
-// watch starts to listen, and returns when it does.
+// watch starts to listen, and returns when it listens.
 func (h *host) watch(t *testing.T) *events {
 	t.Helper()
 	e := &events{path: filepath.Join(t.TempDir(), "events")}
@@ -294,7 +294,7 @@ func (h *host) watch(t *testing.T) *events {
 		_ = cmd.Wait()
 	})
 	n := 0
-	testenv.Await(t, 20*time.Second, "ctr prints an event", func() bool {
+	testenv.Await(t, "ctr prints an event", func() bool {
 		n++
 		h.Ctr(t, "namespaces", "label", h.ID, fmt.Sprintf("watch=%d", n))
 		return strings.Contains(e.text(t), "/namespaces/")
@@ -311,7 +311,7 @@ var eventLine = regexp.MustCompile(` (/\S+) (\{.*\})$`)
 // deleted, and the stock one often ends before it has published that.
 func (e *events) of(s *script) []string {
 	var lines []string
-	testenv.Await(s.t, 10*time.Second, "events of two ends of the container", func() bool {
+	testenv.Await(s.t, "events of two ends of the container", func() bool {
 		lines = nil
 		exits := 0
 		for line := range strings.Lines(e.text(s.t)) {
@@ -350,8 +350,8 @@ func (e *events) of(s *script) []string {
 	return lines
 }
 
-// Users of containers with GPUs see the tasks that they know: every answer,
-// error, exit status and event is what the stock shim gives.
+// A container with GPUs behaves as under the stock shim: every answer, error, exit status and event
+// is the same.
 func TestAContainerWithAGPULivesAsItDoesUnderTheStockShim(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
 		h := newHost(t, version)
@@ -428,7 +428,7 @@ func TestAContainerWhoseProcessEndsBeforeItsMask(t *testing.T) {
 		if err != nil || deleted.GetExitStatus() != 137 {
 			t.Errorf("%s: deleted with status %d, %v", runtime, deleted.GetExitStatus(), err)
 		}
-		testenv.Await(t, 10*time.Second, "the exit event", func() bool {
+		testenv.Await(t, "the exit event", func() bool {
 			return strings.Contains(published.text(t), `/tasks/exit {"container_id":"`+id+`"`)
 		})
 		h.Ctr(t, "containers", "rm", id)

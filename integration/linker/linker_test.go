@@ -22,7 +22,7 @@ const (
 	driverValue = "cuDriverGetVersion=13000"
 	one         = "NVIDIA_VISIBLE_DEVICES=0"
 	dlopen      = "/test/dlopen -s cuDriverGetVersion libcuda.so.1"
-	// loaded is what dlopen prints of the driver's own.
+	// loaded is what dlopen prints for the driver's library.
 	loaded = "libcuda.so.1 OK " + simhost.Lib + "libcuda.so.1 " + driverValue
 )
 
@@ -210,7 +210,7 @@ func TestADirectoryAsRootFileSystem(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		// Once writable, so that the mount points are there; then as it was.
+		// Once writable, so that the mount points exist; then read-only.
 		h.MustRun(t, testenv.RunOptions{RootfsDir: dir, Env: []string{one}, Args: []string{"true"}})
 		if err := os.WriteFile(cache, before, 0o644); err != nil {
 			t.Fatal(err)

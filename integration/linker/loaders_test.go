@@ -15,8 +15,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// What each real loader says of the simulated driver once it has found it: the
-// library, and what it was asked for.
+// What each real loader prints about the simulated driver when it has found it: the library, and
+// the function that it called.
 var foundLines = map[string]string{
 	"vulkan": "libGLX_nvidia V vulkan driver",
 	"egl":    "libEGL_nvidia V EGL vendor",
@@ -82,7 +82,7 @@ func TestT69RealLoadersFindTheDriverOfEveryHost(t *testing.T) {
 			all := testenv.RunOptions{Image: image, Env: []string{"NVIDIA_DRIVER_CAPABILITIES=all"}}
 			t.Run("as it is", func(t *testing.T) { expectOnce(t, runLoaders(t, h, all), every...) })
 			if layout != sim.Debian {
-				return // what the shim makes of manifests does not depend on the layout
+				return // how the shim handles manifests does not depend on the layout
 			}
 			manifests := manifestsOf(h.Driver)
 			if len(manifests) < 3 {
@@ -154,7 +154,7 @@ func TestAnImageWithManifestsOfItsOwnListsNoGPUTwice(t *testing.T) {
 		{"in the data directory, by another name", []images.File{usr}, 1, false},
 		{"in the local data directory", []images.File{local}, 1, false},
 		{"for EGL", []images.File{images.Text("etc/glvnd/egl_vendor.d/10_nvidia.json", 0o644, vendor)}, 1, false},
-		// What the image does by itself, and is told about.
+		// The image itself lists it twice, which the shim notes.
 		{"two of them", []images.File{usr, local}, 2, true},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -63,7 +63,7 @@ func TestNothingAccumulatesInASnapshotThatIsStartedAgain(t *testing.T) {
 				if err := h.Driver.Upgrade(was); err != nil {
 					t.Fatal(err)
 				}
-				// And back: as if nothing had been.
+				// And back: as if nothing had happened.
 				simhost.Same(t, "the files", first, again("13000", was, next))
 			}
 		})

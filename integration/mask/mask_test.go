@@ -79,7 +79,7 @@ func TestT55T57TheMaskShowsExactlyWhatWasGranted(t *testing.T) {
 	}
 }
 
-// sorted takes the order of names, which depends on the image's sort, out.
+// sorted sorts lines, because their order depends on the image's sort.
 func sorted(s string) string {
 	list, files, _ := strings.Cut(s, "== ")
 	lines := strings.Split(strings.TrimSpace(list), "\n")

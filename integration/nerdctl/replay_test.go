@@ -102,8 +102,8 @@ func (h *host) labels(id string) map[string]string {
 	}
 }
 
-// edit makes ctr's specification of a container nerdctl's. CDI comes before the variables of the
-// image, and those of --env come last.
+// edit turns ctr's specification of a container into nerdctl's. CDI comes before the variables of
+// the image, and those of --env come last.
 func (h *host) edit(t *testing.T, spec *specs.Spec, id string, f flags) {
 	t.Helper()
 	spec.Process.Rlimits = nil

@@ -1,3 +1,3 @@
-// Package record reads what the shim notes beside a container's configuration. Its keys are
-// written down here again: other programs read them too.
+// Package record reads the record that the shim writes beside a container's configuration. The keys
+// are repeated here, because other programs read them too.
 package record

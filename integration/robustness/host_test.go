@@ -59,7 +59,7 @@ func TestT65AFullDiskOfTheBundlesLeavesNothing(t *testing.T) {
 		// A task that could not be deleted on the full disk is deleted now.
 		_, _, _ = h.CtrErr("tasks", "rm", "--force", id)
 		if strings.Contains(r.Error, "bootstrap.json") || strings.Contains(r.Error, "shim-binary-path") {
-			// containerd leaves a shim that it has started and cannot write these files for
+			// containerd leaves a shim behind if it cannot write these files after starting it
 			// (core/runtime/v2/binary.go).
 			kill(t, unix.SIGKILL, h.ShimPIDs(id)...)
 		}
@@ -107,7 +107,7 @@ func TestContainerdRestartsWhileContainersRunAndOneIsCreated(t *testing.T) {
 		_, err := client.Create(t.Context(), id)
 		created <- err
 	}()
-	testenv.Await(t, time.Minute, "the shim waits for the lock", func() bool {
+	testenv.Await(t, "the shim waits for the lock", func() bool {
 		for _, pid := range h.ShimPIDs(id) {
 			open, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 			for _, fd := range open {
@@ -158,7 +158,8 @@ func (b bus) on() (err error) {
 	return err
 }
 
-// Its containers live on, the other GPUs serve, and while it goes a creation gets it or is refused.
+// Its containers continue, the other GPUs work, and a creation meanwhile gets the GPU or is
+// refused.
 func TestAGPUFallsOffTheBus(t *testing.T) {
 	h := newHost(t, simhost.Options{}, false)
 	lost := h.Driver.GPUs[3]

@@ -44,8 +44,8 @@ func kill(t *testing.T, sig unix.Signal, pids ...int) {
 	}
 }
 
-// The shim is killed from outside wherever it happens to be. Where the container came to run all
-// the same, it ran under the mask.
+// The shim is killed from outside at a random moment. If the container ran nevertheless, it ran
+// with the mask.
 func TestT65AShimKilledAtARandomMomentOfACreateLeavesNothing(t *testing.T) {
 	h := newHost(t, simhost.Options{}, false)
 	h.MustRun(t, h.run(t, "warm", 0, "true"))
@@ -72,7 +72,7 @@ func TestT65AShimKilledAtARandomMomentOfACreateLeavesNothing(t *testing.T) {
 			}
 			started <- err
 		}()
-		testenv.Await(t, 20*time.Second, "there is a shim", func() bool { return len(h.ShimPIDs(id)) > 0 })
+		testenv.Await(t, "there is a shim", func() bool { return len(h.ShimPIDs(id)) > 0 })
 		wait := time.Duration(random.IntN(150)) * time.Millisecond
 		time.Sleep(wait)
 		kill(t, unix.SIGKILL, h.ShimPIDs(id)...)
@@ -95,7 +95,7 @@ func TestT65AShimKilledAtARandomMomentOfACreateLeavesNothing(t *testing.T) {
 		if len(views) > 1 {
 			t.Errorf("killed after %v: there are %d views", wait, len(views))
 		}
-		// What a cold Create made for later containers is not left behind.
+		// What a cold Create makes for later containers is not a leftover.
 		before.AssertUnchanged(t, h.Driver.StateDir, orphaned)
 		removeCgroups(t, h, id)
 		if t.Failed() {
@@ -111,8 +111,8 @@ func TestT65AShimKilledAtARandomMomentOfACreateLeavesNothing(t *testing.T) {
 	}
 }
 
-// orphaned ignores cgroups in a snapshot: a shim that dies takes a `runc create` with it; one that
-// has made its cgroups and not yet its state leaves them, empty, under the stock shim too.
+// orphaned ignores cgroups in a snapshot: when a shim dies, so does its `runc create`; if that has
+// made its cgroups but not yet its state, they stay, empty, under the stock shim too.
 const orphaned = "cgroups: + "
 
 // removeCgroups removes the cgroups of a container, in which no process may be.
@@ -149,8 +149,8 @@ func countEntries(t *testing.T, h *host) int {
 	return n
 }
 
-// Created, the mask attached or not, and then the shim is gone. Nothing can start the
-// container then, whether or not containerd has noticed.
+// The container is created, with or without its mask, and then the shim is killed. Nothing can
+// start the container then, whether or not containerd has noticed.
 func TestT30AContainerWhoseShimDiesBetweenCreateAndStartNeverRuns(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
 		h := newHost(t, simhost.Options{Env: testenv.Options{Cgroup: version}}, false)
@@ -175,7 +175,7 @@ func TestT30AContainerWhoseShimDiesBetweenCreateAndStartNeverRuns(t *testing.T) 
 				}
 				kill(t, unix.SIGKILL, shims...)
 				if noticed {
-					testenv.Await(t, 20*time.Second, "containerd notices", func() bool {
+					testenv.Await(t, "containerd notices", func() bool {
 						return regexp.MustCompile(`"shim disconnected".* id=` + id + `\b`).MatchString(h.Log())
 					})
 				}
@@ -245,7 +245,7 @@ func TestT65SIGTERMEndsAShimAndItsContainer(t *testing.T) {
 			t.Fatalf("%s: shims %v", runtime, shims)
 		}
 		kill(t, unix.SIGTERM, shims...)
-		testenv.Await(t, 20*time.Second, runtime+": no shim and no task", func() bool {
+		testenv.Await(t, runtime+": no shim and no task", func() bool {
 			return len(h.ShimPIDs(o.ID)) == 0 && h.Ctr(t, "tasks", "ls", "-q") == ""
 		})
 		h.remove(t, o.ID)

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -126,11 +125,11 @@ func (h *host) mark(t *testing.T, id string) []byte {
 	return data
 }
 
-// settle waits until the containers that run have left their marks and do the rest: before, they
-// are other processes.
+// settle waits until running containers have left their marks and run their last command: before,
+// they have other processes.
 func (h *host) settle(t *testing.T) {
 	t.Helper()
-	testenv.Await(t, 10*time.Second, "the containers have left their marks", func() bool {
+	testenv.Await(t, "the containers have left their marks", func() bool {
 		return !slices.ContainsFunc(h.snapshot(t).Section("processes"), func(s string) bool { return strings.Contains(s, "/marks/") || s == "runc init" })
 	})
 }
@@ -160,7 +159,7 @@ func (h *host) snapshot(t *testing.T) testenv.HostState {
 // moment to notice.
 func (h *host) remove(t *testing.T, id string) {
 	t.Helper()
-	testenv.Await(t, 20*time.Second, "container "+id+" can be deleted", func() bool {
+	testenv.Await(t, "container "+id+" can be deleted", func() bool {
 		_, _, _ = h.CtrErr("tasks", "rm", "--force", id)
 		_, _, err := h.CtrErr("containers", "rm", id)
 		return err == nil || strings.Contains(err.Error(), "not found")
@@ -207,8 +206,8 @@ func (h *host) checkState(t *testing.T) (views []string) {
 	return views
 }
 
-// Whatever goes wrong, nothing of the container has run, nothing of it
-// is left, and it can be created again.
+// Whatever goes wrong, the container has not run, nothing of it is left, and it can be created
+// again.
 func TestT30T31ACreateThatFailsOrDiesAtAnyStepLeavesNothing(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
 		h := newHost(t, simhost.Options{Env: testenv.Options{Cgroup: version}}, true)
@@ -290,7 +289,7 @@ func TestT65AStateDirectoryThatCannotBeWrittenIsAClearErrorAndLeavesNothing(t *t
 			if !strings.Contains(line, c.want) || !strings.Contains(line, h.Driver.StateDir) || strings.Contains(line, "\n") {
 				t.Errorf("the error is %q, want one line with %q and the directory %s", line, c.want, h.Driver.StateDir)
 			}
-			// What fitted stays: it is whole.
+			// What fitted stays, and is complete.
 			before.AssertUnchanged(t, filepath.Join(h.Driver.StateDir, "driver.json"), filepath.Join(h.Driver.StateDir, "events.jsonl"))
 			h.MustRun(t, plain)
 
@@ -304,8 +303,8 @@ func TestT65AStateDirectoryThatCannotBeWrittenIsAClearErrorAndLeavesNothing(t *t
 	}
 }
 
-// Containers go on, others start with the view that is there, and one that needs another view gets
-// it or is refused.
+// Containers continue, others start with the existing view, and one that needs another view gets it
+// or is refused.
 func TestT65AStateDirectoryThatBecomesReadOnlyOrFull(t *testing.T) {
 	const size = 1 << 20
 	for name, change := range map[string]func(dir string) (undo func() error, err error){

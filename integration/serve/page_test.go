@@ -36,12 +36,12 @@ func browse(t *testing.T, url string, scheme int, flags ...string) (stdout strin
 		"--disable-background-networking", "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--hide-scrollbars",
 		"--enable-logging=stderr", fmt.Sprintf("--blink-settings=preferredColorScheme=%d", scheme), "--user-data-dir="+profile, url)...)
 	r, err := testenv.Output(2*time.Minute, cmd)
-	// Its other processes may live a moment longer, and write.
-	testenv.Await(t, 10*time.Second, "Chromium's profile is removed", func() bool { return os.RemoveAll(profile) == nil })
+	// Its other processes may live a moment longer and write files.
+	testenv.Await(t, "Chromium's profile is removed", func() bool { return os.RemoveAll(profile) == nil })
 	if err != nil || r.ExitCode != 0 {
 		t.Fatalf("chromium: status %d, %v\n%s", r.ExitCode, err, r.Error)
 	}
-	// What the policy of the page does not permit, or the page does wrong.
+	// Violations of the page's policy, and errors of the page.
 	for line := range strings.Lines(r.Error) {
 		if strings.Contains(line, "CONSOLE") {
 			t.Errorf("the browser says: %s", line)
@@ -147,7 +147,7 @@ func readable(t *testing.T, page string, scheme int, picture image.Image) {
 func TestThePageInABrowser(t *testing.T) {
 	n := newNode(t)
 	url := "http://" + n.address + "/"
-	// What a reader learns, without colours and pictures.
+	// What the page says, without colours and pictures.
 	dom := browse(t, url, light, "--dump-dom")
 	simhost.Want(t, dom, "<b>team/"+n.pod+"</b>", "Free", "Partitioned into MIG devices", "MIG 2:1/0", "<b>team/"+infer+"</b>", " MiB</span>",
 		"<b>team/greedy</b> <code>invalid_argument</code>", "unknown GPU")

@@ -15,7 +15,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
@@ -37,10 +36,10 @@ func start(t *testing.T, name string, argv ...string) *testenv.Command {
 	return c
 }
 
-// await waits for a condition as long as a program runs.
+// await waits for a condition while a program runs.
 func await(t *testing.T, c *testenv.Command, what string, done func() bool) {
 	t.Helper()
-	testenv.Await(t, 30*time.Second, what, func() bool {
+	testenv.Await(t, what, func() bool {
 		if err := c.Ended(); err != nil {
 			t.Fatal(err)
 		}
@@ -205,7 +204,7 @@ func TestPrometheusScrapesServe(t *testing.T) {
 	}
 	p := newPrometheus(t, n.address)
 	holder := `nvidia_shim_device_holder{pod="` + n.pod + `"}`
-	testenv.Await(t, 30*time.Second, "a sample of "+holder, func() bool { return len(p.query(t, holder)) > 0 })
+	testenv.Await(t, "a sample of "+holder, func() bool { return len(p.query(t, holder)) > 0 })
 	for expr, want := range map[string]string{
 		holder: "namespace:team pod:" + n.pod + " uuid:" + n.Driver.GPUs[1].UUID + "] 1",
 		`nvidia_shim_device_holder{pod="` + infer + `"}`:               "mig:1/0 namespace:team",

@@ -3,6 +3,7 @@ package simhost
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -12,7 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// Visible are the options of a container with this NVIDIA_VISIBLE_DEVICES.
+// Visible returns the options of a container with this NVIDIA_VISIBLE_DEVICES.
 func Visible(value string, env ...string) testenv.RunOptions {
 	return testenv.RunOptions{Env: append([]string{"NVIDIA_VISIBLE_DEVICES=" + value}, env...)}
 }
@@ -48,7 +49,7 @@ func (h *Host) Sh(t testing.TB, id, script string) string {
 	return r.Output
 }
 
-// Refused runs a container that must not start, for a reason with these words.
+// Refused runs a container that must not start, with an error that has these words.
 func (h *Host) Refused(t testing.TB, o testenv.RunOptions, words ...string) {
 	t.Helper()
 	if o.Args == nil {
@@ -129,4 +130,22 @@ func (h *Host) RunSpec(t testing.TB, spec map[string]any, flags ...string) teste
 	name := WriteFile(t, filepath.Join(h.Dir, id+".json"), string(data))
 	defer h.Gone(t, id)
 	return h.RunConfig(t, id, append([]string{"--config", name}, flags...)...)
+}
+
+// GPUMemory returns the memory that processes have on simulated GPUs, in bytes.
+func GPUMemory(t testing.TB, pids ...int) (sum int64) {
+	t.Helper()
+	for _, pid := range pids {
+		fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
+		for _, fd := range fds {
+			if to, _ := os.Readlink(fd); strings.HasPrefix(to, "/memfd:nvidia-sim-gpu") {
+				info, err := os.Stat(fd)
+				if err != nil {
+					t.Fatal(err)
+				}
+				sum += info.Size()
+			}
+		}
+	}
+	return sum
 }

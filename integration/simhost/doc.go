@@ -1,4 +1,4 @@
-// Package simhost is a host with GPUs for tests: a real containerd and runc with the
+// Package simhost provides a host with GPUs for tests: a real containerd and runc with the
 // simulated driver of integration/simdriver, and what containers see of it.
 //
 // In: the binaries of `make build tools`, the images of integration/images. Out: a
@@ -12,6 +12,6 @@
 //		simhost.Compare(t, h.Probe(t, simhost.Visible("1")), h.Expect([]int{1}))
 //	}
 //
-// It must never take from the product what a test compares the product with: minor
-// numbers, nodes and files are written down here again.
+// It must never take from the product what a test compares the product with: minor numbers, nodes
+// and files are repeated here.
 package simhost

@@ -58,7 +58,7 @@ func Restore(t testing.TB, name string) {
 	})
 }
 
-// Away takes a file or directory away until the test ends.
+// Away removes a file or directory until the test ends.
 func Away(t testing.TB, name string) {
 	t.Helper()
 	if err := os.Rename(name, name+".away"); err != nil {
@@ -128,7 +128,7 @@ func Files(t testing.TB, dir string) []string {
 	return lines
 }
 
-// Same fails the test with the lines that are only in one of two lists.
+// Same fails the test if the two lists have different lines.
 func Same(t testing.TB, what string, before, after []string) {
 	t.Helper()
 	var diff []string

@@ -20,7 +20,7 @@ const (
 	versionLabel = "nvidia-shim.io/version"
 )
 
-// NodeAPI serves the labels of a node, as the API server does.
+// NodeAPI serves the labels of a node like the API server.
 type NodeAPI struct {
 	// Env are the variables of a pod.
 	Env []string

@@ -16,13 +16,14 @@ import (
 
 // Tree is a mount namespace.
 type Tree struct {
-	// Root is where it is, for this process.
+	// Root is its root directory, as seen by this process.
 	Root string
-	// Enter is the command that runs another one in it.
+	// Enter is the command that runs another command in it.
 	Enter []string
 }
 
-// NewTree makes one in which /etc, /usr/local and /var/lib take what a user installs.
+// NewTree makes a mount namespace in which /etc, /usr/local and /var/lib are private, for what a
+// user installs.
 func NewTree(t testing.TB) Tree {
 	return NewNamespace(t, `for d in etc usr/local var/lib; do
 		mkdir -p $1/$d/upper $1/$d/work
@@ -30,8 +31,8 @@ func NewTree(t testing.TB) Tree {
 	done`, t.TempDir())
 }
 
-// NewNamespace makes a mount namespace that ends with the test. The commands of a script make its
-// mounts, from what is in dir, $1.
+// NewNamespace makes a mount namespace that ends with the test. A script makes its mounts from the
+// content of dir, its $1.
 func NewNamespace(t testing.TB, script, dir string) Tree {
 	t.Helper()
 	script += "\necho ready\nexec sleep 86400"
@@ -73,7 +74,7 @@ func (tree Tree) Type(t testing.TB, env []string, line string) string {
 	return r.Output
 }
 
-// repository is where the tests of a package find it.
+// repository is the path of the repository from a test package.
 const repository = "../.."
 
 var (
@@ -81,7 +82,7 @@ var (
 	typed   = regexp.MustCompile(`(?m)^# (.*)$`)
 )
 
-// Commands are those that a page tells root to type between two texts.
+// Commands returns the commands that a page tells root to type between two texts.
 func Commands(t testing.TB, page, from, to string) (list []string) {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(repository, page))

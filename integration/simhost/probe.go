@@ -11,22 +11,22 @@ import (
 )
 
 // Devices are the devices of a simulated driver as a test expects them in containers. Minor
-// numbers, nodes and files are written down here again.
+// numbers, nodes and files are repeated here, independently of the product.
 type Devices struct {
 	Driver *sim.Driver
 	// Minors are the minor numbers of the GPUs, by index.
 	Minors []int
 }
 
-// minors are those that GPUs have, by index, where there are so many. The simulated
-// driver numbers GPUs as a host does whose probe order is not that of the bus ids.
+// minors are the minor numbers of GPUs, by their count and index. The simulated driver numbers them
+// like a host whose probe order differs from that of the bus ids.
 var minors = map[int][]int{
 	3: {2, 0, 1},
 	4: {2, 3, 0, 1},
 	8: {2, 3, 4, 5, 6, 7, 0, 1},
 }
 
-// NewDevices are those of a driver.
+// NewDevices returns the devices of a driver.
 func NewDevices(t testing.TB, driver *sim.Driver) Devices {
 	t.Helper()
 	h := Devices{Driver: driver}
@@ -191,7 +191,7 @@ func (h Devices) ExpectNodes(nodes []Node, gpus, mig []int, capabilities ...int)
 	}
 	for _, n := range nodes {
 		if granted[n.Name] {
-			// No driver is behind it: ENXIO is what a device cgroup lets through.
+			// There is no driver behind it: ENXIO means that the device cgroup permits it.
 			want.Open, want.Mknod, want.Dev = append(want.Open, n.Name+" ENXIO"), append(want.Mknod, n.Number+" ENXIO"), append(want.Dev, n.Name)
 		} else {
 			want.Open, want.Mknod = append(want.Open, n.Name+" ENOENT"), append(want.Mknod, n.Number+" EPERM")
@@ -201,7 +201,15 @@ func (h Devices) ExpectNodes(nodes []Node, gpus, mig []int, capabilities ...int)
 	return want
 }
 
-// Compare fails the test with how a container differs from what it must be.
+// ExpectNothing is what a container without the driver must see.
+func (h Devices) ExpectNothing() (want Seen) {
+	for _, n := range h.Nodes() {
+		want.Open, want.Mknod = append(want.Open, n.Name+" ENOENT"), append(want.Mknod, n.Number+" EPERM")
+	}
+	return want
+}
+
+// Compare fails the test if a container does not see what it must see.
 func Compare(t testing.TB, got, want Seen) {
 	t.Helper()
 	for _, c := range []struct {

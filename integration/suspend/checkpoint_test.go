@@ -8,7 +8,6 @@ import (
 	"strconv"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
@@ -114,7 +113,7 @@ func TestAContainerIsRestored(t *testing.T) {
 	}
 }
 
-// A process that looks all the time never sees /proc/driver without the mask.
+// A process that checks continuously never sees /proc/driver without the mask.
 func TestARestoredContainerIsMaskedBeforeItRuns(t *testing.T) {
 	h, _ := criuHost(t, simhost.Options{})
 	o := simhost.Visible("0")
@@ -136,7 +135,7 @@ func TestACheckpointEndsTheContainer(t *testing.T) {
 	h, _ := criuHost(t, simhost.Options{})
 	c := h.start(t, 1)
 	c.Ctr(t, "tasks", "checkpoint", "--exit", c.id)
-	testenv.Await(t, 20*time.Second, "the container has stopped", func() bool {
+	testenv.Await(t, "the container has stopped", func() bool {
 		return !strings.Contains(c.Ctr(t, "tasks", "ls"), "RUNNING")
 	})
 	c.wantGone(t)
@@ -186,7 +185,7 @@ func TestAShimThatIsKilledDuringACheckpoint(t *testing.T) {
 		_, _, err := c.CtrErr("tasks", "checkpoint", c.id)
 		done <- err
 	}()
-	testenv.Await(t, 20*time.Second, "CRIU waits", waiting)
+	testenv.Await(t, "CRIU waits", waiting)
 	c.killShim(t)
 	if err := <-done; err == nil {
 		t.Error("checkpoint succeeded without a shim")
@@ -243,7 +242,7 @@ func TestAShimThatIsKilledWhileItRestores(t *testing.T) {
 		_, _, err := c.CtrErr("containers", "restore", "--live", c.id, "test/checkpoint:killed")
 		done <- err
 	}()
-	testenv.Await(t, 20*time.Second, "CRIU waits", waiting)
+	testenv.Await(t, "CRIU waits", waiting)
 	masks := func() int {
 		mounts, err := os.ReadFile(fmt.Sprintf("/proc/%d/mountinfo", h.PID()))
 		if err != nil {
@@ -260,7 +259,7 @@ func TestAShimThatIsKilledWhileItRestores(t *testing.T) {
 	}
 	_ = os.Remove(hold)
 	h.Gone(t, c.id)
-	testenv.Await(t, 20*time.Second, "the mask is unmounted", func() bool { return masks() == 0 })
+	testenv.Await(t, "the mask is unmounted", func() bool { return masks() == 0 })
 	c.restore(t, "test/checkpoint:killed")
 	c.counts(t, 1)
 }

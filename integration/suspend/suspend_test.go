@@ -10,11 +10,11 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/containerd/console"
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
@@ -48,9 +48,7 @@ func newHost(t *testing.T, o simhost.Options) host {
 	t.Helper()
 	h := host{Host: simhost.New(t, o), out: "/dev/shm"}
 	program, tar := filepath.Join(h.Dir, "count"), filepath.Join(h.Dir, "count.tar")
-	if out, err := exec.Command("gcc", "-O2", "-o", program, "../gpu/programs/count.c", "-ldl").CombinedOutput(); err != nil {
-		t.Fatalf("gcc: %v: %s", err, out)
-	}
+	testenv.CompileCount(t, program)
 	image, err := images.FromHostPrograms(imageRef, []string{"sh", "sleep"}, images.FromHost("usr/bin/count", 0o755, program))
 	if err == nil {
 		err = image.Write(tar)
@@ -63,7 +61,7 @@ func newHost(t *testing.T, o simhost.Options) host {
 	return h
 }
 
-// container is one whose processes count in GPU memory.
+// container is a container whose processes count in GPU memory.
 type container struct {
 	host
 	id       string
@@ -90,7 +88,7 @@ func (h host) start(t *testing.T, programs int, annotations ...string) *containe
 	c := &container{host: h, id: h.Start(t, o)}
 	c.findInit(t)
 	c.counts(t, programs)
-	for _, pid := range c.pids(t) {
+	for _, pid := range c.PIDs(t, c.id) {
 		if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(comm) == "count\n" {
 			c.counters = append(c.counters, pid)
 		}
@@ -98,64 +96,22 @@ func (h host) start(t *testing.T, programs int, annotations ...string) *containe
 	return c
 }
 
-func (c *container) pids(t *testing.T) (pids []int) {
-	t.Helper()
-	for line := range strings.Lines(c.Ctr(t, "tasks", "ps", c.id)) {
-		var pid int
-		if _, err := fmt.Sscan(line, &pid); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	if len(pids) == 0 {
-		t.Fatalf("container %s has no process", c.id)
-	}
-	slices.Sort(pids)
-	return pids
-}
-
-// passed is how often program i has checked all of its GPU memory.
-func (c *container) passed(t *testing.T, i int) int {
-	t.Helper()
-	data, _ := os.ReadFile(fmt.Sprintf("/proc/%d/root%s/%d", c.init, c.out, i))
-	lines := strings.Split(strings.TrimSpace(string(data)), "\n")
-	last := lines[len(lines)-1]
-	if strings.Contains(last, "WRONG") || strings.Contains(last, "failed") || strings.Contains(last, "dlopen") {
-		t.Fatalf("program %d: %s", i, last)
-	}
-	n, _ := strconv.Atoi(strings.TrimPrefix(last, "passed "))
-	return n
+// file returns where program i writes.
+func (c *container) file(i int) string {
+	return fmt.Sprintf("/proc/%d/root%s/%d", c.init, c.out, i)
 }
 
 // counts waits until each program has passed twice more.
 func (c *container) counts(t *testing.T, programs int) {
 	t.Helper()
 	for i := range programs {
-		from := c.passed(t, i)
-		testenv.Await(t, 20*time.Second, fmt.Sprintf("program %d counts", i), func() bool { return c.passed(t, i) >= from+2 })
+		testenv.AwaitCount(t, c.file(i))
 	}
-}
-
-// memory is the GPU memory of the container's processes in bytes.
-func (c *container) memory(t *testing.T) (sum int64) {
-	t.Helper()
-	for _, pid := range c.pids(t) {
-		fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
-		for _, fd := range fds {
-			if to, _ := os.Readlink(fd); strings.HasPrefix(to, "/memfd:nvidia-sim-gpu") {
-				info, err := os.Stat(fd)
-				if err != nil {
-					t.Fatal(err)
-				}
-				sum += info.Size()
-			}
-		}
-	}
-	return sum
 }
 
 func (c *container) wantMemory(t *testing.T, want int64) {
 	t.Helper()
-	if got := c.memory(t); got != want {
+	if got := simhost.GPUMemory(t, c.PIDs(t, c.id)...); got != want {
 		t.Errorf("the processes have %d bytes of GPU memory, want %d", got, want)
 	}
 }
@@ -227,7 +183,7 @@ func (c *container) whileWaiting(t *testing.T, verb string, at sim.Checkpoint, f
 		_, _, err := c.CtrErr("tasks", verb, c.id)
 		done <- err
 	}()
-	testenv.Await(t, 20*time.Second, "the probe waits in libcuda", func() bool {
+	testenv.Await(t, "the probe waits in libcuda", func() bool {
 		return slices.ContainsFunc(probes(t), func(pid int) bool {
 			fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 			return slices.ContainsFunc(fds, func(fd string) bool {
@@ -288,6 +244,7 @@ func TestAContainerAsksByAnnotation(t *testing.T) {
 
 func TestShimctlSuspendsAndResumes(t *testing.T) {
 	h := newHost(t, simhost.Options{Config: asked + "[policy]\nkubernetes = \"trust-env\"\n"})
+	begin := time.Now()
 	suspended := func(c *container) bool {
 		t.Helper()
 		var s struct {
@@ -302,7 +259,7 @@ func TestShimctlSuspendsAndResumes(t *testing.T) {
 		}
 		for _, of := range s.Containers {
 			if of.ID == c.id {
-				suspended := of.Since != nil && time.Since(*of.Since) < time.Minute
+				suspended := of.Since != nil && of.Since.After(begin)
 				if (of.Bytes == 2*mib) != suspended {
 					t.Errorf("status says that %d bytes are suspended", of.Bytes)
 				}
@@ -411,8 +368,8 @@ func TestShimctlShowsProgress(t *testing.T) {
 		t.Fatal(err)
 	}
 	slave.Close()
-	// Without a line the program must end, so that reading does.
-	defer time.AfterFunc(20*time.Second, func() { _ = h.Driver.Checkpoints() }).Stop()
+	// If no line comes, make the program end, so that reading ends.
+	defer time.AfterFunc(2*time.Minute, func() { _ = h.Driver.Checkpoints() }).Stop()
 	screen := bufio.NewReader(master)
 	line, err := screen.ReadString('y') // the last letter of the line
 	steer(t, h)
@@ -427,22 +384,15 @@ func TestShimctlShowsProgress(t *testing.T) {
 }
 
 // terminal is a pseudoterminal of 80 columns.
-func terminal(t *testing.T) (master, slave *os.File) {
+func terminal(t *testing.T) (master console.Console, slave *os.File) {
 	t.Helper()
-	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { master.Close() })
-	n, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	master, name, err := console.NewPty()
 	if err == nil {
-		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
+		t.Cleanup(func() { master.Close() })
+		err = master.Resize(console.WinSize{Height: 24, Width: 80})
 	}
 	if err == nil {
-		err = unix.IoctlSetWinsize(int(master.Fd()), unix.TIOCSWINSZ, &unix.Winsize{Row: 24, Col: 80})
-	}
-	if err == nil {
-		slave, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+		slave, err = os.OpenFile(name, os.O_RDWR|unix.O_NOCTTY, 0)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -488,7 +438,7 @@ func TestGPUMemoryThatExceedsTheMemoryLimit(t *testing.T) {
 	c.counts(t, 1)
 }
 
-// Graphics is nothing that libcuda suspends. NVML sees that the GPU is not given back.
+// libcuda does not suspend graphics. NVML shows that the GPU was not released.
 func TestAProcessThatKeepsTheGPU(t *testing.T) {
 	h := newHost(t, simhost.Options{Config: asked, Driver: sim.Options{MIG: []sim.MIGDevice{{GPU: 1, GI: 1}}}})
 	c := h.start(t, 1)
@@ -523,7 +473,7 @@ func TestAPauseThatCannotBeUndone(t *testing.T) {
 	c.counts(t, 2)
 }
 
-// As above, for resuming: a process continues that was to stand still, and another does not.
+// The same for resuming: a process that should stay suspended continues, and another does not.
 func TestAResumeThatCannotBeUndone(t *testing.T) {
 	h := newHost(t, simhost.Options{Config: asked})
 	c := h.start(t, 2)
@@ -556,7 +506,7 @@ func TestResumeOnAFullGPU(t *testing.T) {
 	c := h.start(t, 2)
 	c.pause(t)
 	other := h.start(t, 1)
-	for range 2 { // what fails once must not be in the way later
+	for range 2 { // a failure must not prevent a later success
 		c.refused(t, "resume", fmt.Sprintf("nvidia: cannot resume the GPUs of container %s: 3 MiB of GPU 0 are free and 4 MiB are needed: free memory, then resume again", c.id))
 		c.wantStatus(t, "PAUSED")
 		c.wantMemory(t, 0)
@@ -568,8 +518,8 @@ func TestResumeOnAFullGPU(t *testing.T) {
 	c.counts(t, 2)
 }
 
-// Another container takes the memory after it was found to be free: the driver cannot restore that
-// process any more.
+// Another container takes the memory after it was found to be free: the driver can no longer
+// restore that process.
 func TestAGPUThatBecomesFullMeanwhile(t *testing.T) {
 	h := newHost(t, simhost.Options{Config: asked})
 	if err := h.Driver.Memory(5 * mib); err != nil {
@@ -626,7 +576,7 @@ func TestAProcessThatEndsMeanwhile(t *testing.T) {
 	}
 }
 
-// A process that has ended may have left its number to one of another container.
+// The PID of a process that has ended may belong to a process of another container.
 func TestAProcessWithTheNumberOfAnotherIsLeftAlone(t *testing.T) {
 	h := newHost(t, simhost.Options{Config: asked})
 	c := h.start(t, 1)
@@ -682,7 +632,7 @@ func TestAProcessThatStartsMeanwhile(t *testing.T) {
 	for i, file := range []string{"late", "later"} {
 		err := c.whileWaiting(t, "pause", sim.Checkpoint{Function: "Checkpoint", PID: c.counters[0]}, func() {
 			simhost.WriteFile(t, fmt.Sprintf("/proc/%d/root/tmp/%s", c.init, file), "")
-			testenv.Await(t, 20*time.Second, "the late process counts", func() bool { return c.passed(t, 1+i) > 0 })
+			testenv.Await(t, "the late process counts", func() bool { return testenv.Passed(t, c.file(1+i)) > 0 })
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -712,7 +662,7 @@ func TestAShimThatIsKilledMeanwhile(t *testing.T) {
 		}
 		err := c.whileWaiting(t, at.verb, sim.Checkpoint{Function: at.function, PID: c.counters[1]}, func() {
 			c.killShim(t)
-			testenv.Await(t, 20*time.Second, "the probe ends with the shim", func() bool { return len(probes(t)) == 0 })
+			testenv.Await(t, "the probe ends with the shim", func() bool { return len(probes(t)) == 0 })
 		})
 		if err == nil {
 			t.Errorf("%s succeeded without a shim", at.verb)
@@ -734,13 +684,13 @@ func (c *container) killShim(t *testing.T) {
 func (c *container) wantGone(t *testing.T) {
 	t.Helper()
 	c.Gone(t, c.id)
-	testenv.Await(t, 20*time.Second, "the container's processes end", func() bool {
+	testenv.Await(t, "the container's processes end", func() bool {
 		return !slices.ContainsFunc(c.counters, func(pid int) bool { return unix.Kill(pid, 0) == nil })
 	})
 }
 
-// slowRunc is a runc that waits in "pause" and "resume" while its file hold exists, and fails there
-// while its file fail exists.
+// slowRunc makes a runc that waits in "pause" and "resume" while a file hold exists, and fails
+// there while a file fail exists.
 func slowRunc(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -799,7 +749,7 @@ func TestAShimThatIsKilledWhileRuncRuns(t *testing.T) {
 			_, _, err := c.CtrErr("tasks", verb, c.id)
 			done <- err
 		}()
-		testenv.Await(t, 20*time.Second, "runc waits", func() bool { _, err := os.Stat(waiting); return err == nil })
+		testenv.Await(t, "runc waits", func() bool { _, err := os.Stat(waiting); return err == nil })
 		c.killShim(t)
 		if err := <-done; err == nil {
 			t.Errorf("%s succeeded without a shim", verb)

@@ -9,8 +9,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// The form of the cgroup path is enough for systemd to manage the container, and its
-// unit has the rules of the nodes that were granted: what systemd knows, it keeps.
+// The form of the cgroup path is enough for systemd to manage the container, and its unit has rules
+// for exactly the granted nodes, so that systemd keeps them.
 func TestTheScopeOfAContainerAllowsExactlyItsNodes(t *testing.T) {
 	m := startMachine(t)
 	plain := m.sleep(t, noGPU, containerOptions{runtime: testenv.StockRuntime, flags: []string{"--runc-systemd-cgroup"}})
@@ -51,8 +51,8 @@ func TestTheScopeOfAContainerAllowsExactlyItsNodes(t *testing.T) {
 	}
 }
 
-// What is done to a running container's rules on hosts of this kind, and costs
-// containers their GPUs whose rules only the kernel knows.
+// Operations that rewrite a running container's device rules on such hosts. They cost a container
+// its GPU if only the kernel knows its rules.
 func TestT36AContainerKeepsItsGPUWhateverRewritesDeviceRules(t *testing.T) {
 	m := startMachine(t)
 	writeCrun(t, m.dir+inCrun, inCrun, "/usr/bin/crun")
@@ -149,7 +149,7 @@ func newWitness(t *testing.T, m *machine) witness {
 	return witness{c, fmt.Sprintf("%d:%d", m.Driver.Majors.GPU, m.Driver.GPUs[0].Minor)}
 }
 
-// opens is the answer of the GPU's node.
+// opens returns the result of opening the GPU's node.
 func (w witness) opens(t *testing.T) string {
 	t.Helper()
 	_, answer, _ := strings.Cut(strings.TrimSpace(w.exec(t, "/test/mkdev", w.number)), " ")
@@ -170,8 +170,8 @@ func (w witness) rewrite(t *testing.T, argv ...string) {
 	w.settle(t)
 }
 
-// The field's bug, and so that the tests above can fail: rules that systemd does not
-// know are gone after a reload.
+// The bug itself, to show that the tests above can fail: rules that systemd does not know are gone
+// after a reload.
 func TestRulesMadeBehindSystemdsBackAreGoneAfterAReload(t *testing.T) {
 	w := newWitness(t, startMachine(t))
 	if got := w.opens(t); got != "EPERM" {

@@ -1,13 +1,12 @@
 // Package systemd shows that a container keeps its GPUs, and gets no others, where
 // systemd manages the cgroups, and where crun is the OCI runtime.
 //
-// The field's best known bug is that of a GPU that is gone after `systemctl
-// daemon-reload`, `docker update` or the kubelet's CPU manager: device rules that
-// were made behind the back of runc and systemd last until one of them writes its
-// own again. Ours are in the bundle's configuration, so they are part of the scope
-// unit. The tests do to a running container what administrators and kubelets do,
-// look at what it can open after each, and do the same to a container whose rules
-// were changed behind systemd's back, which loses its device.
+// The best-known bug of GPU containers is a GPU that vanishes after `systemctl daemon-reload`,
+// `docker update` or the kubelet's CPU manager: device rules set behind the back of runc and
+// systemd last until one of them writes its own rules again. Ours are in the bundle's
+// configuration, so they are part of the scope unit. The tests do to a running container what
+// administrators and kubelets do, look at what it can open after each, and do the same to a
+// container whose rules were changed behind systemd's back, which loses its device.
 //
 // It holds tests only, and they need root. In: the binaries of bin/, bin/tools
 // and bin/docker, and a Debian tree with systemd, dbus, crun and rpm, made by debootstrap from the

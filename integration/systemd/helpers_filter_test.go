@@ -7,9 +7,9 @@ import (
 	"github.com/cilium/ebpf/link"
 )
 
-// allowEveryDevice takes the device programs off a cgroup behind the back of
-// the program that attached them, as tools do that edit device rules of a running container.
-// What no program refuses is allowed. It says how many it took off.
+// allowEveryDevice removes the device programs of a cgroup behind the back of the program that
+// attached them, like tools that edit device rules of a running container. Without a program every
+// device is allowed. It returns how many programs it removed.
 func allowEveryDevice(cgroup string) (int, error) {
 	dir, err := os.Open(cgroup)
 	if err != nil {

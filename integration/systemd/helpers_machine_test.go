@@ -215,7 +215,7 @@ func (m *machine) boot(t *testing.T, tree, mounts string) {
 		t.Fatal(err)
 	}
 	t.Cleanup(m.systemd.Stop)
-	testenv.Await(t, 20*time.Second, "the machine's first process is systemd", func() bool {
+	testenv.Await(t, "the machine's first process is systemd", func() bool {
 		if err := m.systemd.Ended(); err != nil {
 			t.Fatal(err)
 		}
@@ -329,7 +329,7 @@ func (m *machine) waitRunning(t *testing.T) {
 			t.Logf("end of the machine's journal:\n%s", m.try(t, nil, "journalctl", "--no-pager", "-o", "cat", "-n", "60").Output)
 		}
 	})
-	testenv.Await(t, 90*time.Second, "systemd is running", func() bool {
+	testenv.Await(t, "systemd is running", func() bool {
 		r := m.try(t, nil, "systemctl", "is-system-running")
 		state := strings.TrimSpace(r.Output)
 		if state == "degraded" {

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -65,7 +64,7 @@ func TestTheNodeImageInstallsForDocker(t *testing.T) {
 	simhost.Want(t, n.once(t, 0, false), "found docker (", "write "+installedShim)
 	n.dockerAsked(t, "start", "reload")
 	n.api.Want(t, "true", n.version, 1)
-	testenv.Await(t, 20*time.Second, "dockerd has the runtime", func() bool {
+	testenv.Await(t, "dockerd has the runtime", func() bool {
 		return strings.Contains(n.run(t, inDocker, "info", "--format", "{{json .Runtimes}}"), `"nvidia":`)
 	})
 	simhost.Compare(t, simhost.Parse(n.run(t, run...)), n.Expect([]int{1}))

@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -21,7 +20,7 @@ func (m *machine) unit(t *testing.T, lines string) {
 	m.run(t, "sh", "-c", script)
 }
 
-// loseRegistration makes containerd's configuration the one from before the installation.
+// loseRegistration restores containerd's configuration from before the installation.
 func (m *machine) loseRegistration(t *testing.T) {
 	t.Helper()
 	m.run(t, "cp", runtimeclass.DefaultContainerdConfig+hosttree.BackupSuffix, runtimeclass.DefaultContainerdConfig)
@@ -30,13 +29,13 @@ func (m *machine) loseRegistration(t *testing.T) {
 // awaitLog waits until the pod has printed a text.
 func (n *node) awaitLog(t *testing.T, text string) {
 	t.Helper()
-	testenv.Await(t, time.Minute, "the pod says "+text, func() bool {
+	testenv.Await(t, "the pod says "+text, func() bool {
 		log, _ := os.ReadFile(filepath.Join(n.dir, inLog))
 		return strings.Contains(string(log), text)
 	})
 }
 
-// containerd goes on with its old configuration until a restart succeeds.
+// containerd keeps its old configuration until a restart succeeds.
 func TestARestartThatFailsIsRepeated(t *testing.T) {
 	n := startNode(t)
 	before := n.state(t)
@@ -64,7 +63,7 @@ func TestARestartThatFailsIsRepeated(t *testing.T) {
 		t.Errorf("containerd was restarted, or files did not come back: %s", changed(lost, after))
 	}
 	n.unit(t, "")
-	testenv.Await(t, time.Minute, "containerd is restarted", func() bool { return n.daemon(t) != daemon })
+	testenv.Await(t, "containerd is restarted", func() bool { return n.daemon(t) != daemon })
 	n.run(t, "systemctl", "start", "containerd") // waits for the end of its start
 	n.stop(t)
 }
@@ -73,12 +72,12 @@ func TestARestartThatFailsIsRepeated(t *testing.T) {
 func TestNothingIsInstalledForADaemonThatDoesNotRun(t *testing.T) {
 	n := startNode(t)
 	n.start(t, "--interval", "100ms")
-	testenv.Await(t, time.Minute, "the node is ready", n.ready("true"))
+	testenv.Await(t, "the node is ready", n.ready("true"))
 	installed := n.state(t)
 	n.run(t, "systemctl", "stop", "containerd")
 	n.loseRegistration(t)
 	lost := n.state(t)
-	testenv.Await(t, time.Minute, "the node is not ready", n.ready("false"))
+	testenv.Await(t, "the node is not ready", n.ready("false"))
 	n.awaitLog(t, "problem: install: containerd does not run; fix: start it")
 	n.awaitRounds(t)
 	if after := n.state(t); after != lost {
@@ -88,7 +87,7 @@ func TestNothingIsInstalledForADaemonThatDoesNotRun(t *testing.T) {
 		t.Error("containerd was started")
 	}
 	n.run(t, "systemctl", "start", "containerd")
-	testenv.Await(t, time.Minute, "the node is ready again", n.ready("true"))
+	testenv.Await(t, "the node is ready again", n.ready("true"))
 	if after := n.state(t); after != installed {
 		t.Errorf("the node is not as it was: %s", changed(installed, after))
 	}
@@ -113,7 +112,7 @@ func TestADaemonThatDoesNotComeBackIsNotStartedAgain(t *testing.T) {
 	}
 	n.run(t, "rm", "/run/broken")
 	n.run(t, "systemctl", "start", "containerd")
-	testenv.Await(t, time.Minute, "the node is ready", n.ready("true"))
+	testenv.Await(t, "the node is ready", n.ready("true"))
 	n.useGPU(t)
 	n.stop(t)
 }

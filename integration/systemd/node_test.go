@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 
@@ -76,7 +75,7 @@ func (n *node) start(t *testing.T, args ...string) {
 // wait waits for the end of the pod, and returns its output and exit status.
 func (n *node) wait(t *testing.T) (output string, status int) {
 	t.Helper()
-	// Of the shim, which lives on while containerd is restarted.
+	// Wait at the shim, which survives a restart of containerd.
 	bootstrap := n.run(t, "cat", "/run/containerd/io.containerd.runtime.v2.task/"+namespace+"/node/bootstrap.json")
 	service, ctx := api.TaskService(t, []byte(bootstrap), fmt.Sprintf("/proc/%d/root", n.systemd.PID()), namespace)
 	exit, err := service.Wait(ctx, &taskapi.WaitRequest{ID: "node"})
@@ -106,10 +105,10 @@ func (n *node) ready(want string) func() bool {
 func (n *node) awaitRounds(t *testing.T) {
 	t.Helper()
 	before := n.api.Rounds()
-	testenv.Await(t, time.Minute, "two rounds of the pod", func() bool { return n.api.Rounds() >= before+3 })
+	testenv.Await(t, "two rounds of the pod", func() bool { return n.api.Rounds() >= before+3 })
 }
 
-// once runs one round, and checks the exit status and how often the daemon is restarted.
+// once runs one round, and checks the exit status and whether the daemon was restarted.
 func (n *node) once(t *testing.T, status int, restarted bool, args ...string) string {
 	t.Helper()
 	before := n.daemon(t)
@@ -210,7 +209,7 @@ func TestTheOldStateReturnsIfCheckFails(t *testing.T) {
 	}
 	n.api.Want(t, "false", "", 1)
 
-	// So does an older installation, which stays in use.
+	// The same with an older installation, which stays in use.
 	n.once(t, 0, true)
 	installed := n.state(t)
 	n.once(t, 1, true, noexec...)
@@ -221,7 +220,7 @@ func TestTheOldStateReturnsIfCheckFails(t *testing.T) {
 	n.api.Want(t, "true", n.version, 2)
 }
 
-// The form of the handler is that of the containerd that runs.
+// The handler has the form for the running containerd.
 func TestTheNodeFollowsAnUpgradeOfContainerd(t *testing.T) {
 	n := startNode(t)
 	const dropIn = "/etc/systemd/system/containerd.service.d"
@@ -256,17 +255,17 @@ func TestTheNodePodFollowsTheNode(t *testing.T) {
 	n := startNode(t)
 	before := n.state(t)
 	n.start(t, "--interval", "100ms", "--listen", serveAddress)
-	testenv.Await(t, time.Minute, "the node is ready", n.ready("true"))
+	testenv.Await(t, "the node is ready", n.ready("true"))
 	installed := n.state(t)
 	n.useGPU(t)
 	simhost.Want(t, metricsOf(t), "nvidia_shim_nvml_up 1", `nvidia_shim_creations_total{gpu="true"} 1`)
 	n.run(t, "sh", "-c", "echo >>"+installedCtl)
-	testenv.Await(t, time.Minute, "a changed program is repaired", func() bool { return n.state(t) == installed })
+	testenv.Await(t, "a changed program is repaired", func() bool { return n.state(t) == installed })
 
 	n.api.SetLabel(removeLabel, "true")
-	testenv.Await(t, time.Minute, "the node is as it was", func() bool { return n.ready("")() && n.state(t) == before })
+	testenv.Await(t, "the node is as it was", func() bool { return n.ready("")() && n.state(t) == before })
 	n.api.SetLabel(removeLabel, "false")
-	testenv.Await(t, time.Minute, "the node is ready again", n.ready("true"))
+	testenv.Await(t, "the node is ready again", n.ready("true"))
 
 	n.stop(t)
 	if after := n.state(t); after != installed {
@@ -274,18 +273,18 @@ func TestTheNodePodFollowsTheNode(t *testing.T) {
 	}
 }
 
-// A new version of the driver comes while the pod runs, with other nodes and files.
+// A new version of the driver is installed while the pod runs, with other nodes and files.
 func TestTheNodePodFollowsAnUpgradeOfTheDriver(t *testing.T) {
 	n := startNode(t)
 	n.start(t, "--interval", "100ms")
-	testenv.Await(t, time.Minute, "the node is ready", n.ready("true"))
+	testenv.Await(t, "the node is ready", n.ready("true"))
 	installed := n.state(t)
 	n.run(t, installedCtl, "cdi", "--output", cdispec.Path)
 	old := n.run(t, "cat", cdispec.Path)
 
-	// The new module can be loaded only when the old one is not.
+	// The new module can be loaded only after the old one is unloaded.
 	simtest.Check(t, os.RemoveAll(filepath.Join(n.Driver.ProcRoot, "driver")))
-	testenv.Await(t, time.Minute, "the node is not ready", n.ready("false"))
+	testenv.Await(t, "the node is not ready", n.ready("false"))
 	for _, name := range []string{"nvidiactl", "nvidia-uvm", "nvidia0", "nvidia1", "nvidia2"} {
 		simtest.Check(t, os.Remove(filepath.Join(n.Driver.DevRoot, "dev", name)))
 	}
@@ -294,8 +293,8 @@ func TestTheNodePodFollowsAnUpgradeOfTheDriver(t *testing.T) {
 		t.Errorf("%s changed without a driver", cdispec.Path)
 	}
 	simtest.Check(t, n.Driver.Upgrade("999.1.2"))
-	testenv.Await(t, time.Minute, "the node is ready again", n.ready("true"))
-	testenv.Await(t, time.Minute, cdispec.Path+" is that of the new driver", func() bool {
+	testenv.Await(t, "the node is ready again", n.ready("true"))
+	testenv.Await(t, cdispec.Path+" is that of the new driver", func() bool {
 		now := n.run(t, "cat", cdispec.Path)
 		return strings.Contains(now, "999.1.2") && now == n.run(t, installedCtl, "cdi")
 	})

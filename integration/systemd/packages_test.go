@@ -9,7 +9,6 @@ import (
 	"runtime"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -116,8 +115,8 @@ func (m *machine) exists(t *testing.T, name string) bool {
 	return m.try(t, nil, "test", "-e", name).ExitCode == 0
 }
 
-// bare makes the machine one without the shim, with a Docker beside containerd. It returns the
-// configuration that the shim needs here, and what is in /etc.
+// bare removes the shim from the machine and adds Docker beside containerd. It returns the
+// configuration that the shim needs here, and the content of /etc.
 func (m *machine) bare(t *testing.T) (config, etc string) {
 	t.Helper()
 	config = m.run(t, "cat", inConfig)
@@ -133,8 +132,8 @@ func (m *machine) configure(t *testing.T, config string) {
 	}
 }
 
-// useShim registers the packaged shim as an operator does, who also sets something in the
-// configuration, and runs a container with a GPU.
+// useShim registers the packaged shim and edits the configuration as an operator does, and runs a
+// container with a GPU.
 func (m *machine) useShim(t *testing.T, config string) {
 	t.Helper()
 	m.configure(t, config)
@@ -158,7 +157,7 @@ const serveAddress = "127.0.0.1:3476"
 // metricsOf waits for serve.
 func metricsOf(t *testing.T) (metrics string) {
 	t.Helper()
-	testenv.Await(t, 20*time.Second, "serve on "+serveAddress, func() bool {
+	testenv.Await(t, "serve on "+serveAddress, func() bool {
 		r, err := http.Get("http://" + serveAddress + "/metrics")
 		if err != nil {
 			return false

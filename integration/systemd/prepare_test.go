@@ -6,7 +6,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
@@ -50,7 +49,7 @@ func TestTheUnitOfPrepareMakesTheNodes(t *testing.T) {
 	}
 	// depmod does this for the new kernel module.
 	m.run(t, "sh", "-c", "cd "+modules+" && echo >modules.dep.new && mv modules.dep.new modules.dep")
-	testenv.Await(t, 20*time.Second, cdispec.Path+" of the new driver", func() bool { return m.run(t, "cat", cdispec.Path) == want })
+	testenv.Await(t, cdispec.Path+" of the new driver", func() bool { return m.run(t, "cat", cdispec.Path) == want })
 
 	m.run(t, append([]string{"nvidia-shimctl", "uninstall", "--keep-programs"}, install...)...)
 	m.run(t, "systemctl", "daemon-reload")
@@ -76,7 +75,7 @@ func TestTheCDIFileFollowsChangesOfMIG(t *testing.T) {
 	}
 	follows := func(t *testing.T, n int) {
 		want := m.run(t, "nvidia-shimctl", "cdi")
-		testenv.Await(t, 20*time.Second, fmt.Sprintf("%s with %d MIG devices", cdispec.Path, n), func() bool {
+		testenv.Await(t, fmt.Sprintf("%s with %d MIG devices", cdispec.Path, n), func() bool {
 			return m.run(t, "cat", cdispec.Path) == want
 		})
 		if count := strings.Count(want, "name: MIG-"); count != n {
@@ -87,11 +86,11 @@ func TestTheCDIFileFollowsChangesOfMIG(t *testing.T) {
 		simtest.Check(t, m.Driver.Reconfigure(t.Context(), all[:n]))
 		follows(t, n)
 	}
-	// A change while the specification of the one before is made is not lost.
+	// A change during the update for an earlier one is not lost.
 	slow := "/run/systemd/system/" + runtimeclass.UnitName + ".d"
 	m.run(t, "sh", "-c", "mkdir -p "+slow+" && printf '[Service]\\nExecStartPost=sleep 2\\n' >"+slow+"/slow.conf && systemctl daemon-reload")
 	simtest.Check(t, m.Driver.Reconfigure(t.Context(), all[:3]))
-	testenv.Await(t, 20*time.Second, "start of prepare", func() bool {
+	testenv.Await(t, "start of prepare", func() bool {
 		return m.run(t, "systemctl", "show", "--property=SubState", "--value", runtimeclass.UnitName) == "start-post\n"
 	})
 	simtest.Check(t, m.Driver.Reconfigure(t.Context(), all[:2]))

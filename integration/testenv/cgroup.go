@@ -9,16 +9,14 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
 
 const cgroupRoot = "/sys/fs/cgroup"
 
-// CgroupVersions says which values of Options.Cgroup are possible on this host:
-// {1, 2} where it has v1 hierarchies, {2} where it has pure cgroup v2, none
-// where it has neither.
+// CgroupVersions returns the values of Options.Cgroup that are possible on this host: {1, 2} if it
+// has v1 hierarchies, {2} if it has pure cgroup v2, none if it has neither.
 func CgroupVersions() []int {
 	var st unix.Statfs_t
 	if err := unix.Statfs(cgroupRoot, &st); err != nil {
@@ -67,10 +65,10 @@ func (e *Env) removeCgroups() error {
 	return nil
 }
 
-// RemoveCgroup removes a cgroup and those below it, deepest first. The kernel lets go of
-// a killed process only after a moment, so EBUSY is tried again.
+// RemoveCgroup removes a cgroup and those below it, deepest first. The kernel releases a killed
+// process only after a moment, so EBUSY is retried.
 func RemoveCgroup(top string) (err error) {
-	Until(10*time.Second, func() bool {
+	Until(func() bool {
 		err = removeCgroup(top)
 		return err == nil || errors.Is(err, fs.ErrNotExist)
 	})

@@ -44,7 +44,7 @@ type Command struct {
 	Argv []string
 	Dir  string
 	Env  []string
-	// Log is the file to which its output is added.
+	// Log is the file to which its output is appended.
 	Log string
 	// Attributes are further attributes of its process.
 	Attributes syscall.SysProcAttr
@@ -110,7 +110,7 @@ func (c *Command) Stop() {
 	<-c.exited
 }
 
-// Ended is nil while the process runs, and then says how it ended.
+// Ended returns nil while the process runs, and afterwards an error that says how it ended.
 func (c *Command) Ended() error {
 	select {
 	case <-c.exited:

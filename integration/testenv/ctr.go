@@ -8,13 +8,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 )
-
-// ctrTimeout limits one ctr command that is not given another limit.
-const ctrTimeout = 2 * time.Minute
 
 // DefaultRuntime is the runtime of Run and Create when none is named.
 const DefaultRuntime = "io.containerd.nvidia.v2"
@@ -32,10 +30,9 @@ func (e *Env) CtrCommand(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// CtrErr runs ctr with the environment's socket and namespace. err says how it
-// failed, with ctr's own words in it.
+// CtrErr runs ctr with the environment's socket and namespace. err contains ctr's message.
 func (e *Env) CtrErr(args ...string) (stdout, stderr string, err error) {
-	r, err := Output(ctrTimeout, e.CtrCommand(args...))
+	r, err := Output(waitLimit, e.CtrCommand(args...))
 	if err == nil && r.ExitCode != 0 {
 		err = fmt.Errorf("ctr %s: exit status %d: %s", strings.Join(args, " "), r.ExitCode, strings.TrimSpace(r.Error))
 	}
@@ -61,7 +58,7 @@ func (e *Env) Import(t testing.TB, imageTar string) {
 	}
 }
 
-// RunOptions is one container. Args are needed unless the image has an entry point.
+// RunOptions describes a container. Args are needed unless the image has an entry point.
 type RunOptions struct {
 	// ID is the container's name; by default a new one.
 	ID string
@@ -71,7 +68,7 @@ type RunOptions struct {
 	RootfsDir string
 	// Runtime is a runtime name or an absolute path to a shim; DefaultRuntime.
 	Runtime string
-	// Env holds NAME=value, in order. Nothing stops a name from being repeated.
+	// Env holds NAME=value, in order. A name may be repeated.
 	Env []string
 	// Args is the command line in the container.
 	Args []string
@@ -89,7 +86,7 @@ type RunOptions struct {
 	Detach bool
 	// Extra holds further flags of `ctr run`.
 	Extra []string
-	// Timeout is for the whole command; 60 s.
+	// Timeout limits the whole command; waitLimit by default.
 	Timeout time.Duration
 }
 
@@ -97,8 +94,8 @@ type RunOptions struct {
 type Result struct {
 	// ID is the container's name.
 	ID string
-	// Output is what the command wrote to its standard output, and to its standard error
-	// before the end of the former. A test that wants all of both redirects one to the other.
+	// Output is what the command wrote to its standard output, and to its standard error until
+	// standard output ended. A test that needs all of both redirects one to the other.
 	Output string
 	// Error is what ctr itself printed, for example because a shim refused.
 	Error string
@@ -154,7 +151,7 @@ func (e *Env) fill(t testing.TB, o RunOptions) RunOptions {
 	if o.ID == "" {
 		o.ID = e.NewID()
 	}
-	o.Runtime, o.Timeout = cmp.Or(o.Runtime, DefaultRuntime), cmp.Or(o.Timeout, time.Minute)
+	o.Runtime, o.Timeout = cmp.Or(o.Runtime, DefaultRuntime), cmp.Or(o.Timeout, waitLimit)
 	return o
 }
 
@@ -179,9 +176,9 @@ func (e *Env) logged(limit time.Duration, id string, verb []string, args ...stri
 	return r, errors.Join(err, readErr)
 }
 
-// TryRun runs a container and returns what happened. A failure of ctr itself, for
-// example because the shim refused, is exit status 1 with the message in Error; err
-// means that the time was up, and the container has been removed.
+// TryRun runs a container and returns what happened. A failure of ctr itself, for example because
+// the shim refused, is exit status 1 with the message in Error; err means that the time was up; the
+// container has then been removed.
 func (e *Env) TryRun(t testing.TB, o RunOptions) (Result, error) {
 	t.Helper()
 	o = e.fill(t, o)
@@ -195,7 +192,7 @@ func (e *Env) TryRun(t testing.TB, o RunOptions) (Result, error) {
 // RunConfig runs a container from an OCI configuration: `ctr run` with these flags.
 func (e *Env) RunConfig(t testing.TB, id string, flags ...string) Result {
 	t.Helper()
-	o := RunOptions{ID: id, Timeout: time.Minute}
+	o := RunOptions{ID: id, Timeout: waitLimit}
 	r, err := e.runCtr(o, append(append([]string{"--rm", "--runtime", DefaultRuntime}, flags...), id))
 	if err != nil {
 		t.Fatalf("%v\n%s%s", err, r.Output, r.Error)
@@ -263,7 +260,7 @@ func (e *Env) Create(t testing.TB, o RunOptions) string {
 // for its end and deletes it; the container stays, so it can be started again.
 func (e *Env) StartTask(t testing.TB, id string) Result {
 	t.Helper()
-	r, err := e.logged(time.Minute, id, []string{"tasks", "start"}, id)
+	r, err := e.logged(waitLimit, id, []string{"tasks", "start"}, id)
 	if err != nil {
 		e.forceRemove(id)
 		t.Fatalf("%v\n%s%s", err, r.Output, r.Error)
@@ -274,11 +271,27 @@ func (e *Env) StartTask(t testing.TB, id string) Result {
 // Exec runs a further command in a running container.
 func (e *Env) Exec(t testing.TB, id string, args ...string) Result {
 	t.Helper()
-	r, err := e.logged(time.Minute, id, []string{"tasks", "exec", "--exec-id", e.NewID()}, append([]string{id}, args...)...)
+	r, err := e.logged(waitLimit, id, []string{"tasks", "exec", "--exec-id", e.NewID()}, append([]string{id}, args...)...)
 	if err != nil {
 		t.Fatalf("%v\n%s%s", err, r.Output, r.Error)
 	}
 	return r
+}
+
+// PIDs returns the processes of a running container as the host numbers them, sorted.
+func (e *Env) PIDs(t testing.TB, id string) (pids []int) {
+	t.Helper()
+	for line := range strings.Lines(e.Ctr(t, "tasks", "ps", id)) {
+		var pid int
+		if _, err := fmt.Sscan(line, &pid); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	if len(pids) == 0 {
+		t.Fatalf("container %s has no process", id)
+	}
+	slices.Sort(pids)
+	return pids
 }
 
 // Remove kills a container's task, if there is one, and deletes task, container

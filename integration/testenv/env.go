@@ -16,7 +16,6 @@ import (
 	"sync/atomic"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/mounts"
 )
@@ -25,7 +24,7 @@ import (
 // other test processes can be recognised and left alone.
 const prefix = "nse-"
 
-// Snapshotter is the one that containers use.
+// Snapshotter is the snapshotter that containers use.
 const Snapshotter = "overlayfs"
 
 // maxSocketPath is the longest path of a unix socket, without the final zero.
@@ -75,7 +74,7 @@ type Env struct {
 	Address string
 	// Root and State are containerd's directories of these names.
 	Root, State string
-	// Image is the reference of the image of containers that name none.
+	// Image is the reference of the default image of containers.
 	Image string
 	// Options are those it was started with, defaults filled in.
 	Options Options
@@ -87,8 +86,8 @@ type Env struct {
 	stopped bool
 }
 
-// live holds the environments that this test process has running, by ID; known
-// holds those that it ever had.
+// live holds the running environments of this test process, by ID; known holds all that it has
+// started.
 var live, known sync.Map
 
 // Start runs a containerd of the test's own and waits until it answers. The
@@ -148,8 +147,8 @@ func newEnv(o Options) (*Env, error) {
 		return nil, err
 	}
 	id := prefix + hex.EncodeToString(random)
-	// The directory is short because shims refuse socket directories of more
-	// than 42 bytes; a long TMPDIR therefore gives way to /tmp.
+	// The directory is short because shims refuse socket directories of more than 42 bytes; so a
+	// long TMPDIR is replaced by /tmp.
 	parent := os.TempDir()
 	if len(filepath.Join(parent, id, "s")) > 42 {
 		parent = "/tmp"
@@ -189,7 +188,7 @@ func (e *Env) config() string {
 	if e.Options.CRI {
 		cri = ""
 	}
-	// A power failure is no test's subject. containerd 1 does not know the option.
+	// No test needs data to survive a power failure. containerd 1 does not know the option.
 	database := "[plugins.\"io.containerd.metadata.v1.bolt\"]\n  no_sync = true\n"
 	if e.Options.ConfigVersion < 3 {
 		database = ""
@@ -261,8 +260,8 @@ func (e *Env) startDaemon() error {
 	return e.waitReady(d)
 }
 
-// environment is containerd's environment. It is made from nothing, so that a
-// variable of the developer's shell never decides a test.
+// environment is containerd's environment. It is made from nothing, so that variables of the
+// developer's shell do not affect a test.
 func (e *Env) environment() []string {
 	path := []string{e.Options.daemonDir(), e.Options.ToolsDir, "/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
 	if e.Options.ShimDir != "" {
@@ -278,7 +277,7 @@ func (e *Env) environment() []string {
 // waitReady returns when containerd answers, has ended, or takes too long.
 func (e *Env) waitReady(d *Command) error {
 	var last []byte
-	ready := Until(time.Minute, func() bool {
+	ready := Until(func() bool {
 		if d.Ended() != nil {
 			return true
 		}
@@ -293,7 +292,7 @@ func (e *Env) waitReady(d *Command) error {
 		return err
 	}
 	if !ready {
-		return fmt.Errorf("containerd did not answer within a minute: %s", bytes.TrimSpace(last))
+		return fmt.Errorf("containerd did not answer within %v: %s", waitLimit, bytes.TrimSpace(last))
 	}
 	return nil
 }
@@ -309,7 +308,7 @@ func (e *Env) PID() int {
 	return e.daemon.PID()
 }
 
-// Restart ends containerd (its containers go on) and starts it again.
+// Restart ends containerd (its containers continue) and starts it again.
 func (e *Env) Restart(t testing.TB) {
 	t.Helper()
 	e.stopDaemon()
@@ -344,10 +343,9 @@ func (e *Env) stopDaemon() {
 	}
 }
 
-// Stop ends containerd and every process of the environment, unmounts what is
-// below its directory, and removes its cgroups and files. Start registers it as
-// the test's cleanup; calling it earlier is allowed. With the test failed, the
-// end of containerd's log is logged.
+// Stop ends containerd and every process of the environment, unmounts what is below its directory,
+// and removes its cgroups and files. Start registers it as the test's cleanup; calling it earlier
+// is allowed. If the test has failed, the end of containerd's log is logged.
 func (e *Env) Stop(t testing.TB) {
 	t.Helper()
 	e.mu.Lock()

@@ -11,9 +11,9 @@ import (
 	"testing"
 )
 
-// Lifetime is what this package wants of a test, where there is none: for a command,
-// and for TestMain, whose environment outlives every test. The embedded nil value
-// stands for the methods that nothing here calls.
+// Lifetime implements the methods of a test that this package uses, for a command and for TestMain,
+// whose environment outlives every test. The embedded nil value stands for the methods that are not
+// used.
 type Lifetime struct {
 	testing.TB
 	cleanups []func()
@@ -21,7 +21,7 @@ type Lifetime struct {
 	ending   sync.Mutex
 }
 
-// failure is what Fatal ends the function with, by panic, so that cleanups run.
+// failure is the value of the panic by which Fatal ends the function, so that cleanups run.
 type failure struct{ message string }
 
 func (l *Lifetime) Helper()                   {}
@@ -35,7 +35,7 @@ func (l *Lifetime) Errorf(f string, a ...any) { l.failed = true; l.Logf(f, a...)
 func (l *Lifetime) Fatal(args ...any)         { l.failed = true; panic(failure{fmt.Sprint(args...)}) }
 func (l *Lifetime) Fatalf(f string, a ...any) { l.Fatal(fmt.Sprintf(f, a...)) }
 
-// Run calls fn and then what it registered with Cleanup, the last first.
+// Run calls fn and then the functions that it registered with Cleanup, in reverse order.
 func (l *Lifetime) Run(fn func() error) error {
 	err := guard(fn)
 	l.failed = l.failed || err != nil
@@ -48,8 +48,7 @@ func (l *Lifetime) Run(fn func() error) error {
 	return err
 }
 
-// End calls what was registered with Cleanup. Where it is called twice, the second
-// call waits for the first.
+// End calls the functions that were registered with Cleanup. A second call waits for the first.
 func (l *Lifetime) End() (err error) {
 	l.ending.Lock()
 	defer l.ending.Unlock()
@@ -63,7 +62,7 @@ func (l *Lifetime) End() (err error) {
 	return err
 }
 
-// EndOnSignal has SIGINT and SIGTERM end the process once the cleanups have run.
+// EndOnSignal makes SIGINT and SIGTERM run the cleanups and end the process.
 func (l *Lifetime) EndOnSignal() {
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, syscall.SIGTERM, syscall.SIGINT)

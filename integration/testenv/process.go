@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -80,7 +79,7 @@ func commandLine(pid int) string {
 // awaitExec waits until the process of a started container is the container's program: `runc start`
 // returns a moment before runc's init process executes it.
 func (e *Env) awaitExec(id string) {
-	Until(10*time.Second, func() bool {
+	Until(func() bool {
 		return !slices.ContainsFunc(e.processes(), func(p process) bool {
 			cgroups, _ := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", p.pid))
 			return p.command == "runc init" && bytes.Contains(cgroups, []byte("/"+e.ID+"/"+id+"\n"))
@@ -91,7 +90,7 @@ func (e *Env) awaitExec(id string) {
 // killProcesses ends what is left of the environment's processes.
 func (e *Env) killProcesses() error {
 	var left []process
-	if !Until(10*time.Second, func() bool {
+	if !Until(func() bool {
 		left = e.processes()
 		for _, p := range left {
 			e.kill(p.pid)

@@ -12,7 +12,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -112,12 +111,12 @@ func (s HostState) Diff(other HostState) string {
 func (s HostState) Section(name string) []string { return s.sections[name] }
 
 // AssertUnchanged fails the test if the host is not as it was. Shims end a moment after
-// containerd has answered, so it looks again for up to ten seconds. Lines of the
-// difference that contain one of ignored do not count.
+// containerd has answered, so it waits until the host is. Lines of the difference that contain one
+// of ignored do not count.
 func (s HostState) AssertUnchanged(t testing.TB, ignored ...string) {
 	t.Helper()
 	var left []string
-	Until(10*time.Second, func() bool {
+	Until(func() bool {
 		left = nil
 		for line := range strings.Lines(s.Diff(s.retake())) {
 			if !slices.ContainsFunc(ignored, func(word string) bool { return strings.Contains(line, word) }) {

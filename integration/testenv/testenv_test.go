@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -52,7 +51,7 @@ func TestSnapshotSeesContainers(t *testing.T) {
 		e.Import(t, busybox)
 		before := e.Snapshot(t)
 		e.Run(t, testenv.RunOptions{Image: images.Ref("busybox"), Runtime: testenv.StockRuntime, Args: []string{"sleep", "600"}, Detach: true})
-		testenv.Await(t, 10*time.Second, "a running container is in the snapshot", func() bool {
+		testenv.Await(t, "a running container is in the snapshot", func() bool {
 			diff := before.Diff(e.Snapshot(t))
 			return strings.Contains(diff, "sleep 600") && strings.Contains(diff, "containerd's mounts: +") && strings.Contains(diff, "cgroups: +")
 		})

@@ -17,8 +17,8 @@ func Write(path string, data []byte, mode os.FileMode) error {
 	return write(path, data, func(f *os.File) error { return f.Chmod(mode) })
 }
 
-// WriteLike is Write with owner, mode and SELinux label of the regular file like; mode counts if
-// there is none. The content is on the disk when it returns.
+// WriteLike is Write with the owner, mode and SELinux label of the regular file like; mode is used
+// if there is no such file. The content is on the disk when it returns.
 func WriteLike(path, like string, data []byte, mode os.FileMode) error {
 	return write(path, data, func(f *os.File) error {
 		var st unix.Stat_t

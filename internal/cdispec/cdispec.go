@@ -27,7 +27,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// Path is the file that container engines read, and that nvidia-ctk is documented to write: two
+// Path is the file that container engines read. nvidia-ctk is documented to write the same one: two
 // files of one kind in a directory make their devices unusable.
 const Path = "/etc/cdi/nvidia.yaml"
 
@@ -76,7 +76,7 @@ func describe(h host.Host, facts device.Facts, plan func(devices string) (gpuinj
 		return nil, err
 	}
 	spec := &specs.Spec{Kind: "nvidia.com/gpu", ContainerEdits: edits(common)}
-	// void keeps an NVIDIA runtime that is the engine's default from injecting, too.
+	// void prevents an NVIDIA runtime that is the engine's default from injecting GPUs as well.
 	spec.ContainerEdits.Env = []string{request.EnvVisibleDevices + "=void", request.EnvCDI + "=1"}
 	add := func(id string, names ...string) error {
 		s, err := plan(id)
@@ -86,7 +86,7 @@ func describe(h host.Host, facts device.Facts, plan func(devices string) (gpuinj
 		own := slices.DeleteFunc(edits(s).DeviceNodes, func(n *specs.DeviceNode) bool {
 			return slices.ContainsFunc(spec.ContainerEdits.DeviceNodes, func(c *specs.DeviceNode) bool { return c.Path == n.Path })
 		})
-		if len(own) == 0 { // a device without edits is not valid
+		if len(own) == 0 { // a device without edits is invalid
 			own = edits(s).DeviceNodes
 		}
 		for _, name := range names {
@@ -129,7 +129,7 @@ func Text(p preview.Planner) ([]byte, error) {
 	return runtimeclass.Marked(text.String()), err
 }
 
-// edits returns the nodes and files of a plan. Libraries are where the loaders of images look.
+// edits returns the nodes and files of a plan. Libraries go where the loaders of images look.
 func edits(s gpuinject.Standalone) specs.ContainerEdits {
 	var e specs.ContainerEdits
 	for _, n := range s.Nodes {
@@ -154,8 +154,8 @@ func edits(s gpuinject.Standalone) specs.ContainerEdits {
 	return e
 }
 
-// Read returns a specification that is as this program wrote it, or an error that is fs.ErrNotExist
-// if there is no file.
+// Read returns a specification that this program wrote and nothing has changed, or an error that is
+// fs.ErrNotExist if there is no file.
 func Read(name string) ([]byte, error) {
 	text, _, err := trusted.Read(name, maxSize)
 	if err == nil && !runtimeclass.Unchanged(text) {
@@ -164,7 +164,8 @@ func Read(name string) ([]byte, error) {
 	return text, err
 }
 
-// Write writes a specification in place of an older one. The file of another program is an error.
+// Write writes a specification, replacing an older one. A file written by another program is an
+// error.
 func Write(name string, text []byte) error {
 	if _, err := Read(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

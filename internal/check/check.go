@@ -24,23 +24,23 @@ type Finding struct {
 	Fix     string `json:"fix,omitempty"`
 }
 
-// Options say where to look.
+// Options say what to check.
 type Options struct {
 	// Root is the root of the file system: "/".
 	Root string
 	// Proc is the procfs of the node.
 	Proc procfs.FS
-	// Config is the shim's configuration file; empty for the one that containerd's environment
-	// names, or the default one.
+	// Config is the shim's configuration file; if empty, the one that containerd's environment
+	// names, or the default.
 	Config string
-	// Target is the daemon to check, as of runtimeclass; empty for the one whose configuration is
-	// named, or that runs or is there.
+	// Target is the daemon to check, as in package runtimeclass; if empty, the one whose
+	// configuration is named, or that runs or is installed.
 	Target string
-	// Containerd is containerd's program; empty for the running one, or the one in PATH.
+	// Containerd is containerd's program; if empty, the running one, or the one in PATH.
 	Containerd string
-	// ContainerdConfig is containerd's configuration file; empty for that of the running daemon.
+	// ContainerdConfig is containerd's configuration file; if empty, that of the running daemon.
 	ContainerdConfig string
-	// DockerConfig is Docker's configuration file; empty for that of the running daemon.
+	// DockerConfig is Docker's configuration file; if empty, that of the running daemon.
 	DockerConfig string
 	// CDI makes the CDI specification of this host.
 	CDI func() ([]byte, error)

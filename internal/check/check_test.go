@@ -23,7 +23,7 @@ const (
 	tomlV3   = "version = 3\n[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.runc.options]\n  SystemdCgroup = true\n"
 	nvidia   = "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia]\n"
 	byType   = "runtime_type = \"io.containerd.nvidia.v2\"\n"
-	// administrator is the status in procfs of a daemon that may do everything.
+	// administrator is the status file of a daemon with all rights.
 	administrator = "Name:\tx\nUid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n"
 )
 
@@ -405,7 +405,7 @@ func TestADistributionThatDoesNotRun(t *testing.T) {
 	f.version("/var/lib/rancher/k3s/data/current/bin/runc", "runc version 1.5.3")
 	want(t, f.check("containerd"), OK, "containerd 2.4.8")
 	want(t, f.check("runc"), OK, "runc 1.5.3")
-	// An upgrade of RKE2 leaves the programs of the version before.
+	// An upgrade of RKE2 leaves the programs of the previous version.
 	for _, version := range []string{"2.4.6", "2.4.7"} {
 		f.version("/var/lib/rancher/rke2/data/v"+version+"/bin/containerd", "containerd x "+version+" abc")
 	}

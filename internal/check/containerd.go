@@ -15,8 +15,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/options"
 )
 
-// containerdFloors are the first versions of containerd's release lines without known ways out of a
-// container.
+// containerdFloors are the first versions of containerd's release lines without known container
+// escapes.
 var containerdFloors = []floor{{1, 7, 33}, {2, 0, 10}, {2, 1, 9}, {2, 2, 5}, {2, 3, 2}}
 
 func checkContainerd(n *node) []Finding {

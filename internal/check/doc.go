@@ -8,5 +8,5 @@
 //
 // What several checks need is read once: the configurations, containerd's process and version, the
 // GPUs and driver files. Each check is a function of that. It changes nothing, and executes only
-// containerd, runc, CRIU and the installed programs, as the processes and files of root name them.
+// containerd, runc, CRIU and the installed programs that the processes and files of the node name.
 package check

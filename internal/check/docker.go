@@ -10,8 +10,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// checkDocker checks what else Docker needs: a version that reads our runtime, and a program that it
-// looks for before it resolves --gpus by a CDI file.
+// checkDocker checks what else Docker needs: a version that supports our runtime, and a program that
+// must be in its PATH before it resolves --gpus by a CDI file.
 func checkDocker(ctx context.Context, n *node) []Finding {
 	if !n.docker {
 		return nil

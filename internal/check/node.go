@@ -22,7 +22,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// node is what the checks look at. An error belongs to the value beside it.
+// node is what the checks examine. An error belongs to the value beside it.
 type node struct {
 	Options
 	// config is the shim's configuration, or the default one if there is an error.
@@ -37,7 +37,7 @@ type node struct {
 	registered    runtimeclass.Configuration
 	handlers      map[string]runtimeclass.Runtime
 	registeredErr error
-	// docker says that the handlers are Docker's runtimes.
+	// docker is true if the handlers are Docker's runtimes.
 	docker bool
 	// gpus is nil without a driver; files are incomplete if there is an error.
 	gpus    *host.Host
@@ -91,7 +91,7 @@ func inspect(ctx context.Context, o Options) *node {
 	return n
 }
 
-// findDistribution finds the programs of a distribution that does not run.
+// findDistribution finds the programs of a distribution, such as k3s, that is not running.
 func (n *node) findDistribution() {
 	for _, d := range runtimeclass.Distributions {
 		found := d.Program(n.Root)
@@ -102,7 +102,7 @@ func (n *node) findDistribution() {
 	}
 }
 
-// readDocker takes Docker's runtimes for the handlers of a host that has no others.
+// readDocker uses Docker's runtimes as the handlers of a host that has no others.
 func (n *node) readDocker() {
 	n.DockerConfig = cmp.Or(n.DockerConfig, runtimeclass.ConfigFlag(n.daemon("dockerd").Args), runtimeclass.DefaultDockerConfig)
 	list, err := runtimeclass.Host{Tree: hosttree.Tree{Root: n.Root}}.DockerRuntimes(n.DockerConfig)
@@ -112,7 +112,7 @@ func (n *node) readDocker() {
 	}
 }
 
-// real is a path of the node as this process has it.
+// real returns the path by which this process reaches a path of the node.
 func (n *node) real(name string) string { return filepath.Join(n.Root, name) }
 
 func (n *node) exists(name string) bool {
@@ -142,8 +142,8 @@ func (n *node) find(name, path string) string {
 	return ""
 }
 
-// daemon returns the process of a daemon of this host. Without one, it has only the program that
-// systemd would start, or nothing.
+// daemon returns the process of a daemon of this host. If it is not running, only Program is set,
+// to what systemd would start, or nothing.
 func (n *node) daemon(name string) (p procfs.Process) {
 	for _, p := range n.Proc.Daemons(name) {
 		p.Program = n.real(p.Program)
@@ -169,7 +169,7 @@ func (n *node) findContainerdConfig() string {
 	return runtimeclass.DefaultContainerdConfig
 }
 
-// programTimeout is for a program that answers from what it knows, and for one that asks NVML.
+// programTimeout is long enough for any program, including one that asks NVML.
 const programTimeout = 10 * time.Second
 
 func run(ctx context.Context, program string, args ...string) ([]byte, error) {

@@ -20,8 +20,8 @@ import (
 
 const fixInstall = "nvidia-shimctl install"
 
-// checkShims checks the shim of each handler: it has to start, and root alone may be able to
-// replace it.
+// checkShims checks the shim of each handler: it has to start, and only root may be able to replace
+// it.
 func checkShims(ctx context.Context, n *node) []Finding {
 	var list []Finding
 	for _, name := range n.shims() {
@@ -44,7 +44,7 @@ func checkShims(ctx context.Context, n *node) []Finding {
 	return list
 }
 
-// shims are the names or paths by which the handlers start this shim.
+// shims returns the names or paths by which the handlers start this shim.
 func (n *node) shims() []string {
 	return n.programs(func(r runtimeclass.Runtime) string {
 		if filepath.IsAbs(r.Type) {
@@ -54,8 +54,8 @@ func (n *node) shims() []string {
 	})
 }
 
-// programs are the different programs that name gives for the handlers, or for one without
-// settings if there is none.
+// programs returns the distinct results of name for the handlers, or for a handler without settings
+// if there is none.
 func (n *node) programs(name func(runtimeclass.Runtime) string) []string {
 	names := map[string]bool{}
 	for _, r := range n.handlers {
@@ -80,7 +80,7 @@ func (n *node) trust(p string) error {
 	return nil
 }
 
-// runtimes are the names or paths by which this shim starts runc.
+// runtimes returns the names or paths by which this shim starts runc.
 func (n *node) runtimes() []string {
 	return n.programs(func(r runtimeclass.Runtime) string {
 		name, _ := r.Options["BinaryName"].(string)
@@ -134,7 +134,8 @@ func checkCRIU(ctx context.Context, n *node) []Finding {
 	return fine("CRIU %d.%d", major, minor)
 }
 
-// checkProbes checks the nvidia-shimctl beside each shim, which asks the kubelet and NVML for it.
+// checkProbes checks the nvidia-shimctl beside each shim, which asks the kubelet and NVML on its
+// behalf.
 func checkProbes(ctx context.Context, n *node) []Finding {
 	var list []Finding
 	for _, name := range n.shims() {
@@ -179,7 +180,7 @@ func checkFloor(name string, v semver.Version, floors []floor) []Finding {
 	if safe {
 		return fine("%s %s", name, v)
 	}
-	message := fmt.Sprintf("%s %s has known ways out of a container; %s and later are safe", name, v, strings.Join(texts, ", "))
+	message := fmt.Sprintf("%s %s has known container escapes; %s and later are safe", name, v, strings.Join(texts, ", "))
 	if v.Distribution() {
 		return warning("check whether the distribution's package has the fixes, or update "+name, "%s", message)
 	}

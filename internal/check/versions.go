@@ -28,7 +28,7 @@ func Versions(ctx context.Context, o Options) map[string]any {
 		versions["docker_runtimes"] = types
 	}
 	programs := map[string]string{"containerd": n.Containerd, "runc": ""}
-	for _, name := range []string{"dockerd", "kubelet", "k3s"} { // k3s has its kubelet within
+	for _, name := range []string{"dockerd", "kubelet", "k3s"} { // k3s contains its kubelet
 		programs[name] = n.daemon(name).Program
 	}
 	for _, name := range append(n.runtimes(), "runc") {

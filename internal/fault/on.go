@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// Env names, in the environment of containerd, a step and what happens there: "mask=kill" ends the
-// process with SIGKILL, "mask=error" makes the step fail.
+// Env is the variable in containerd's environment that names a step and what happens there:
+// "mask=kill" ends the process with SIGKILL, "mask=error" makes the step fail.
 const Env = "NVIDIA_SHIM_FAULT"
 
 // Point is called at the beginning of each step.

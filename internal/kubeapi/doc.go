@@ -1,5 +1,5 @@
-// Package kubeapi reads and writes the labels of a node by the Kubernetes API, as the service account
-// of a pod.
+// Package kubeapi reads and writes the labels of a node through the Kubernetes API, with the
+// service account of a pod.
 //
 //	node, err := kubeapi.InCluster("node-1", kubeapi.ServiceAccount)
 //	labels, err := node.Labels(ctx)

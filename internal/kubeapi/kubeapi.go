@@ -25,7 +25,7 @@ const ServiceAccount = "/var/run/secrets/kubernetes.io/serviceaccount"
 // Node is a node of a cluster.
 type Node struct{ url, account string }
 
-// InCluster returns the node of this name, in the cluster whose pod this process is.
+// InCluster returns the node with this name in the cluster in which this process runs as a pod.
 func InCluster(name, account string) (Node, error) {
 	host, port := os.Getenv("KUBERNETES_SERVICE_HOST"), os.Getenv("KUBERNETES_SERVICE_PORT")
 	if host == "" || port == "" {

@@ -23,9 +23,9 @@ const (
 	maxWait   = 320 * time.Millisecond
 )
 
-// Allocated asks the kubelet behind the socket what it allocated to a pod, again and again while
-// the kubelet is too busy or restarts, until the context ends. The API has no UID: the answer is
-// that of any pod with this name.
+// Allocated asks the kubelet behind the socket what it allocated to a pod. While the kubelet is
+// busy or restarts, it repeats the question until the context ends. The API has no UID: the answer
+// is for any pod with this name.
 func Allocated(ctx context.Context, socket, namespace, name string) (policy.Allocation, error) {
 	list, err := Pods(ctx, socket)
 	for wait := firstWait; isBusy(err); wait = min(2*wait, maxWait) {
@@ -37,7 +37,7 @@ func Allocated(ctx context.Context, socket, namespace, name string) (policy.Allo
 		}
 		list, err = Pods(ctx, socket)
 		if code := status.Code(err); code == codes.DeadlineExceeded || code == codes.Canceled {
-			err = last // says why there was no answer in time
+			err = last // explains why there was no answer in time
 		}
 	}
 	if err != nil {
@@ -69,7 +69,7 @@ func isBusy(err error) bool {
 	return code == codes.ResourceExhausted || code == codes.Unavailable
 }
 
-// Pods asks the kubelet behind the socket for its pods. Get, which asks for one, is off by
+// Pods asks the kubelet behind the socket for all its pods. Get, which asks for one, is disabled by
 // default before Kubernetes 1.36.
 func Pods(ctx context.Context, socket string) ([]*podresources.PodResources, error) {
 	conn, err := grpc.NewClient("unix:"+socket,

@@ -51,7 +51,7 @@ func TestTheKubeletIsAsked(t *testing.T) {
 	}
 }
 
-// The kubelet has a rate limit and may be restarting: both pass.
+// The kubelet has a rate limit and may be restarting: both are temporary.
 func TestABusyKubeletIsAskedAgain(t *testing.T) {
 	for _, code := range []codes.Code{codes.ResourceExhausted, codes.Unavailable} {
 		socket := filepath.Join(t.TempDir(), "kubelet.sock")
@@ -76,7 +76,7 @@ func TestABusyKubeletIsAskedAgain(t *testing.T) {
 	}
 }
 
-// More containers than the kubelet takes calls at once (10, and 100 a second) all have their
+// More containers at once than the kubelet's rate limit permits (10, and 100 a second) all get an
 // answer.
 func TestManyAskAtOnce(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "kubelet.sock")

@@ -19,10 +19,10 @@ var (
 	start = sync.OnceFunc(func() { go work() })
 )
 
-// Do runs fn on the thread and returns fn's error. Afterwards the thread's mount namespace and root
-// are what they were; fn itself undoes every other change to the thread. A panic of fn is an error:
-// on a goroutine that does not recover it would end the process. Functions run one after another,
-// so fn must not call Do.
+// Do runs fn on the thread and returns fn's error. Afterwards it restores the thread's mount
+// namespace and root; fn must undo any other change to the thread. A panic of fn is returned as an
+// error, because on this goroutine it would end the process. Functions run one after another, so fn
+// must not call Do.
 func Do(fn func() error) error {
 	start()
 	j := job{fn, make(chan error, 1)}
@@ -30,7 +30,7 @@ func Do(fn func() error) error {
 	return <-j.result
 }
 
-// work runs functions on the thread of this goroutine, which runs nothing else.
+// work runs functions on the thread of this goroutine, which is used for nothing else.
 func work() {
 	runtime.LockOSThread()
 	if unix.Gettid() == unix.Getpid() {
@@ -57,8 +57,8 @@ func work() {
 	}
 }
 
-// replace has another thread run the functions from now on. It does not return: this goroutine
-// keeps its thread, which must not be used and must not end.
+// replace lets another thread run the functions from now on. It does not return: this goroutine
+// keeps its thread, which must neither be used nor end.
 func replace() {
 	go work()
 	select {}
@@ -67,8 +67,8 @@ func replace() {
 // namespace is a mount namespace with a root directory in it.
 type namespace struct{ mnt, root *os.File }
 
-// currentNamespace makes the thread's root and working directory its own, as setns(2) into a mount
-// namespace requires, and returns its namespace.
+// currentNamespace unshares the thread's root and working directory, as setns(2) into a mount
+// namespace requires, and returns the thread's namespace.
 func currentNamespace() (n namespace, err error) {
 	if err := unix.Unshare(unix.CLONE_FS); err != nil {
 		return n, fmt.Errorf("unshare: %w", err)

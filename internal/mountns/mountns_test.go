@@ -80,7 +80,7 @@ func TestTheThreadIsNotTheMainOneAndGoesBackToItsMountNamespace(t *testing.T) {
 // A thread that cannot return is replaced and does not end.
 func TestAThreadThatIsStuckIsReplaced(t *testing.T) {
 	var stuck, next int
-	err := Do(func() error { return nil }) // the thread has what it keeps open
+	err := Do(func() error { return nil }) // the thread has opened what it keeps open
 	before, readErr := os.ReadDir("/proc/self/fd")
 	if err := errors.Join(err, readErr); err != nil {
 		t.Fatal(err)
@@ -122,8 +122,8 @@ func TestChildrenWithAParentDeathSignalOutliveTheFunctions(t *testing.T) {
 			for range 50 {
 				cmd := exec.Command("sleep", "0.02")
 				cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-				// As containerd's reaper does: locked while it starts, no longer, and no thread
-				// waits for it.
+				// As containerd's reaper does: the thread is locked only while the child starts,
+				// and no thread waits for it while it runs.
 				runtime.LockOSThread()
 				err := cmd.Start()
 				runtime.UnlockOSThread()

@@ -36,9 +36,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 )
 
-// cudaFacts returns what libcuda knows of the host, as NVIDIA's stack asks it on a Tegra. Without a
-// GPU that starts, the version of CUDA is still known. cuInit removes a file of its own, and fails
-// if it cannot (driver 580).
+// cudaFacts returns what libcuda knows about the host, which NVIDIA's stack asks on a Tegra. If no
+// GPU starts, the version of CUDA is still known. cuInit removes a file that it made, and fails if
+// it cannot (driver 580).
 func cudaFacts(host config.Host) (f device.Facts, err error) {
 	path, err := libraryPath(host, cudaName)
 	if err == nil {

@@ -13,7 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 )
 
-// Facts returns the facts that the shim needs. The process can start no program afterwards.
+// Facts returns the facts that the shim needs. Afterwards the process cannot start programs.
 func Facts(host config.Host) (device.Facts, error) {
 	s, err := ask(host, false)
 	if errors.Is(err, errAbsent) { // a Tegra need not have NVML
@@ -41,8 +41,8 @@ type handle struct {
 	index int
 }
 
-// snapshot reads the facts about all GPUs, and their state if live is set. A lost GPU does not hide
-// the others; no GPU at all is an error only if all are lost.
+// snapshot reads the facts about all GPUs, and their state if live is true. A lost GPU does not
+// hide the others; it is an error if all GPUs are lost.
 func snapshot(l nvml.Interface, live bool) (Snapshot, error) {
 	r := &reader{library: l}
 	s := Snapshot{Driver: must(r, "driver version", l.SystemGetDriverVersion, "nvmlSystemGetDriverVersion"), GPUs: []GPU{}}
@@ -88,7 +88,7 @@ func (r *reader) gpu(d handle, live bool) GPU {
 	return g
 }
 
-// facts reads the PCI address first: by it a GPU is known whose other properties cannot be read.
+// facts reads the PCI address first: it identifies a GPU whose other properties cannot be read.
 func (r *reader) facts(d handle) device.GPUFacts {
 	var address []byte
 	for _, c := range must(r, "PCI address", d.GetPciInfo, "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetPciInfo_v2").BusId {

@@ -23,7 +23,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-// envTask has the test binary do a task in a process of its own, as nvidia-shimctl asks NVML: the
+// envTask makes the test binary do a task in a separate process, as nvidia-shimctl asks NVML: the
 // thread cannot get back what isolate takes away. It is "facts", "cuda", "live", "shared" or
 // "calls", all but the last with ":" and a configuration.
 const envTask = "NVML_TEST_TASK"

@@ -11,7 +11,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// moreMemory is what a suspended process needs on the host beside its GPU memory: 10 MiB were seen
+// moreMemory is what a suspended process needs on the host in addition to its GPU memory: 10 MiB
 // with driver 580.159.04.
 const moreMemory = 32 << 20
 
@@ -60,7 +60,7 @@ func memoryCgroup(proc procfs.FS, root string, pid int) string {
 	return filepath.Join(root, paths[""])
 }
 
-// readNumbers reads a file of lines "NAME NUMBER", or of a number alone, whose name is "".
+// readNumbers reads a file of lines "NAME NUMBER", or with a single number, whose name is "".
 func readNumbers(path string) map[string]uint64 {
 	numbers := map[string]uint64{}
 	text, _ := os.ReadFile(path)

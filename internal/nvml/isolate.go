@@ -12,7 +12,7 @@ import (
 )
 
 // isolate prepares the calling thread for NVML. The goroutine must be locked to the thread and
-// never unlock it. The library may make the denied calls in allowed.
+// never unlock it. The library may still make the calls in allowed.
 func isolate(devRoot string, allowed []uint32) error {
 	if devRoot != "/" {
 		if err := useDev(filepath.Join(devRoot, "dev")); err != nil {
@@ -26,7 +26,7 @@ func isolate(devRoot string, allowed []uint32) error {
 	return nil
 }
 
-// useDev shows dir as /dev to this thread and the threads that it starts.
+// useDev makes dir the /dev of this thread and of the threads that it starts.
 func useDev(dir string) error {
 	if err := unix.Unshare(unix.CLONE_NEWNS); err != nil {
 		return fmt.Errorf("mount namespace: %w", err)
@@ -45,8 +45,8 @@ func useDev(dir string) error {
 // same architecture x86-64.
 const x32 = 0x40000000
 
-// filter returns a filter that has the given system calls fail with EPERM, and every call of another
-// architecture's table (seccomp(2)).
+// filter returns a filter that makes the given system calls fail with EPERM, and every call through
+// another architecture's table (seccomp(2)).
 func filter(calls []uint32) []unix.SockFilter {
 	// Offsets in struct seccomp_data.
 	const nr, arch = 0, 4

@@ -4,8 +4,8 @@ import "golang.org/x/sys/unix"
 
 const auditArch = unix.AUDIT_ARCH_X86_64
 
-// denied are the system calls that start a program, make, rename, truncate or remove a file by its
-// name, change its owner or mode, mount, or load a module, and io_uring, which can do the same.
+// denied lists the system calls that start a program, make, rename, truncate or remove a file by
+// its name, change its owner or mode, mount, or load a module, and io_uring, which can do the same.
 var denied = []uint32{
 	unix.SYS_EXECVE, unix.SYS_EXECVEAT,
 	unix.SYS_MKNOD, unix.SYS_MKNODAT, unix.SYS_MKDIR, unix.SYS_MKDIRAT,
@@ -19,5 +19,5 @@ var denied = []uint32{
 	unix.SYS_INIT_MODULE, unix.SYS_FINIT_MODULE, unix.SYS_DELETE_MODULE,
 }
 
-// unlink are the calls of denied that remove a file.
+// unlink lists the calls in denied that remove a file.
 var unlink = []uint32{unix.SYS_UNLINK, unix.SYS_UNLINKAT}

@@ -11,16 +11,16 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// Live returns the state of the GPUs. A GPU that does not answer has an error of its own. The
-// process can start no program afterwards.
+// Live returns the state of the GPUs. A GPU that does not answer has an error of its own.
+// Afterwards the process cannot start programs.
 func Live(host config.Host) (Snapshot, error) { return ask(host, true) }
 
 func (r *reader) state(d handle) State {
 	return State{Memory: r.memory(d), Processes: r.processes(d)}
 }
 
-// memory returns the memory of a GPU. What the driver keeps for itself does not count as used, as
-// in nvidia-smi, if the driver is new enough to tell.
+// memory returns the memory of a GPU. As in nvidia-smi, the driver's own memory does not count as
+// used, if the driver is new enough to report it.
 func (r *reader) memory(d handle) MemoryState {
 	if m, ok := get(r, "memory", d.GetMemoryInfo_v2, "nvmlDeviceGetMemoryInfo_v2"); ok {
 		return MemoryState{Total: &m.Total, Used: &m.Used, Free: &m.Free}

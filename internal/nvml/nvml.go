@@ -15,11 +15,11 @@ const (
 	cudaName = "libcuda.so.1"
 )
 
-// errAbsent is the error if the driver of this host has no such library.
+// errAbsent means that the driver of this host has no such library.
 var errAbsent = errors.New("is not among the driver's files")
 
-// libraryPath finds a library of the loaded kernel module among the driver's files, which only root
-// can change.
+// libraryPath finds the library for the loaded kernel module among the driver's files, which only
+// root can change.
 func libraryPath(cfg config.Host, soname string) (string, error) {
 	_, files, err := host.Find(cfg)
 	if err != nil {
@@ -42,7 +42,7 @@ var brands = []string{
 	"quadrortx", "nvidiartx", "nvidia", "geforcertx", "titanrtx",
 }
 
-// brand returns the name of a number. A brand that is newer than the table is "unknown", as in the
+// brand returns the name of brand n. A brand that is newer than the table is "unknown", as in the
 // conditions of images.
 func brand(n int) string {
 	if n < 0 || n >= len(brands) {

@@ -28,12 +28,12 @@ func ask(host config.Host, live bool) (s Snapshot, err error) {
 	return s, err
 }
 
-// isolated runs fn, which may make the denied calls in allowed, on a thread that ends afterwards.
+// isolated runs fn, which may still make the calls in allowed, on a thread that ends afterwards.
 func isolated(host config.Host, allowed []uint32, fn func() error) (err error) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		// Never unlocked: the thread cannot get its rights back, and ends with this function.
+		// Never unlocked: the thread cannot regain its rights, and ends with this function.
 		runtime.LockOSThread()
 		if err = isolate(host.DevRoot, allowed); err == nil {
 			err = fn()

@@ -9,13 +9,14 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
 
-// reader reads properties until one fails for another reason than that the GPU does not have it.
+// reader reads properties until reading one fails for a reason other than that the GPU does not
+// have it.
 type reader struct {
 	library nvml.Interface
 	err     error
 }
 
-// must reads a property that the answer cannot do without.
+// must reads a property that the answer requires.
 func must[T any](r *reader, what string, fn func() (T, nvml.Return), symbols ...string) T {
 	v, ok := get(r, what, fn, symbols...)
 	if !ok && r.err == nil {
@@ -24,10 +25,10 @@ func must[T any](r *reader, what string, fn func() (T, nvml.Return), symbols ...
 	return v
 }
 
-// get reads a property that a GPU need not have. ok is false, and the value zero, if it does not
-// have it, or if something failed before. One of the symbols has to be in the library: go-nvml
-// binds a function when it is called for the first time, and one that an old driver does not have
-// ends the process.
+// get reads an optional property of a GPU. ok is false, and the value zero, if the GPU does not
+// have it or an earlier read failed. One of the symbols has to be in the library: go-nvml binds a
+// function when it is first called, and a function that an old driver does not have ends the
+// process.
 func get[T any](r *reader, what string, fn func() (T, nvml.Return), symbols ...string) (v T, ok bool) {
 	has := func(symbol string) bool { return r.library.Extensions().LookupSymbol(symbol) == nil }
 	if r.err != nil || !slices.ContainsFunc(symbols, has) {
@@ -43,8 +44,8 @@ func get[T any](r *reader, what string, fn func() (T, nvml.Return), symbols ...s
 	return v, false
 }
 
-// absent reports whether a return code means that this GPU, or this driver, does not have the
-// property at all, or does not show it now.
+// absent reports whether a return code means that this GPU or driver does not have the property, or
+// does not show it now.
 func absent(ret nvml.Return) bool {
 	switch ret {
 	case nvml.ERROR_NOT_SUPPORTED, nvml.ERROR_FUNCTION_NOT_FOUND, nvml.ERROR_NO_PERMISSION, nvml.ERROR_NO_DATA,

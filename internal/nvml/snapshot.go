@@ -2,13 +2,13 @@ package nvml
 
 import "github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 
-// Snapshot is the state of a host's GPUs, for people. A nil pointer is a property that this GPU or
-// driver does not have.
+// Snapshot is the state of a host's GPUs, for people. A nil pointer means that this GPU or driver
+// does not have the property.
 type Snapshot struct {
 	Driver string `json:"driver"`
 	CUDA   string `json:"cuda"`
 	GPUs   []GPU  `json:"gpus"`
-	// Error says why a GPU is missing in GPUs.
+	// Error says why a GPU is missing from GPUs.
 	Error string `json:"error,omitempty"`
 }
 
@@ -24,7 +24,7 @@ type GPU struct {
 	Instances []State `json:"instances,omitempty"`
 }
 
-// Utilization is in percent of the time.
+// Utilization is in percent of time.
 type Utilization struct {
 	GPU *uint32 `json:"gpu_percent,omitempty"`
 }
@@ -39,7 +39,7 @@ type State struct {
 type MemoryState struct {
 	Total *uint64 `json:"total_bytes,omitempty"`
 	Used  *uint64 `json:"used_bytes,omitempty"`
-	// Free is less than the rest if the driver keeps some for itself.
+	// Free is less than the remainder if the driver keeps some memory for itself.
 	Free *uint64 `json:"free_bytes,omitempty"`
 }
 

@@ -14,11 +14,11 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 )
 
-// modprobePath is below the driver root: a driver container has its own modules and a modprobe that
-// finds them.
+// modprobePath is relative to the driver root: a driver container has its own modules and a
+// modprobe that finds them.
 const modprobePath = "/sbin/modprobe"
 
-// modprobeTimeout is for one module. Eight GPUs take about ten seconds.
+// modprobeTimeout bounds loading one module. With eight GPUs it takes about ten seconds.
 const modprobeTimeout = 2 * time.Minute
 
 const fixModprobe = "look for NVRM in the kernel log (dmesg), and check that the driver in host.driver-root is installed for the running kernel"
@@ -45,7 +45,7 @@ func (r *Report) modules(ctx context.Context, o Options) {
 	}
 }
 
-// load loads a module, or in a dry run checks that this is possible.
+// load loads a module or, in a dry run, checks that this is possible.
 func load(ctx context.Context, o Options, name string) Result {
 	_, err := driver.Locate(o.Host.DriverRoot, modprobePath)
 	if err == nil && !o.DryRun {

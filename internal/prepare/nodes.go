@@ -64,7 +64,7 @@ func makeNode(o Options, e device.Expected) Result {
 		wrong, works := differs(&st, e)
 		switch {
 		case wrong == "" || works && e.Managed && !o.Replace:
-			// An operator may want another mode or owner.
+			// The operator may have chosen another mode or owner.
 			return Result{State: Present, Message: wrong}
 		case !e.Managed:
 			return Result{Wrong, wrong, fixUnmanaged}
@@ -85,8 +85,8 @@ func makeNode(o Options, e device.Expected) Result {
 	return done
 }
 
-// differs says how a file differs from the expected node, or "". It works if it is the expected
-// device with another mode or owner.
+// differs says how a file differs from the expected node, "" if it does not. works is true if only
+// mode or owner differ.
 func differs(st *unix.Stat_t, e device.Expected) (wrong string, works bool) {
 	if st.Mode&unix.S_IFMT != unix.S_IFCHR {
 		return "it is not a character device", false
@@ -101,9 +101,9 @@ func differs(st *unix.Stat_t, e device.Expected) (wrong string, works bool) {
 	return wrong, true
 }
 
-// openDir opens <devRoot>/dev or a directory in it, which it makes if create is set. It follows no
-// link below devRoot, and refuses a directory that others than root can change: they could replace
-// what is made there.
+// openDir opens <devRoot>/dev or a directory in it, which it makes if create is true. It follows no
+// link below devRoot, and refuses a directory that users other than root can change: they could
+// replace what is made there.
 func openDir(devRoot, dir string, create bool) (int, error) {
 	dev := filepath.Join(devRoot, "dev")
 	fd, err := openTrusted(unix.AT_FDCWD, dev, dev)
@@ -119,8 +119,8 @@ func openDir(devRoot, dir string, create bool) (int, error) {
 			return -1, &fs.PathError{Op: "mkdir", Path: real, Err: err}
 		}
 		if err == nil {
-			// The users of containers read it, whatever the umask is. The name is new in a
-			// directory of root: it is not a link.
+			// Users of containers must be able to read it, whatever the umask is. The name is new,
+			// in a directory of root's: it is not a link.
 			if err := unix.Fchmodat(fd, name, 0o755, 0); err != nil {
 				return -1, &fs.PathError{Op: "chmod", Path: real, Err: err}
 			}

@@ -11,17 +11,17 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 )
 
-// Options say what to do. With Host alone, Run makes missing nodes.
+// Options say what to do. With only Host set, Run makes missing nodes.
 type Options struct {
 	Host config.Host
 	// LoadModules loads missing modules.
 	LoadModules bool
 	// Channels are the IMEX channels that get a node.
 	Channels []int
-	// Replace corrects what exists and is wrong: nodes from an earlier load of a module, links and
-	// files in their place, other modes and owners.
+	// Replace corrects existing nodes: those from an earlier load of a module, links and files in
+	// their place, and other modes and owners.
 	Replace bool
-	// DryRun changes nothing and reports what would be done.
+	// DryRun makes Run change nothing and report what it would do.
 	DryRun bool
 }
 
@@ -34,8 +34,8 @@ type Report struct {
 	Nodes   []Node   `json:"nodes"`
 	// Notes are for the operator.
 	Notes []string `json:"notes"`
-	// Ready reports whether a GPU container finds what it needs, or this host has no GPU. In a dry
-	// run: whether that holds after the real run.
+	// Ready reports whether a GPU container finds what it needs, or this host has no GPU; in a dry
+	// run, whether that would hold after the real run.
 	Ready bool `json:"ready"`
 }
 
@@ -45,7 +45,7 @@ const (
 	Made     = "made"     // it was made, or the module loaded
 	Replaced = "replaced" // it was wrong and has been replaced
 	Missing  = "missing"  // it does not exist; Fix says what to do
-	Wrong    = "wrong"    // it exists, and is still wrong
+	Wrong    = "wrong"    // it exists and is still wrong
 	Failed   = "failed"   // it could not be made
 )
 
@@ -79,8 +79,8 @@ type Node struct {
 
 func (r Result) good() bool { return r.State == Present || r.State == Made || r.State == Replaced }
 
-// Run prepares this host. The error says what could not be read; what could not be done is in the
-// report.
+// Run prepares this host. The error says what could not be read; the report says what could not be
+// done.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	r := &Report{
 		DryRun: o.DryRun, PCI: []string{}, Modules: []Module{}, Nodes: []Node{}, Notes: []string{},
@@ -121,8 +121,8 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	return r, nil
 }
 
-// nothingToPrepare says why the nodes of this host do not belong to the NVIDIA kernel module, or
-// are not ours to make, or "".
+// nothingToPrepare says why this program must not make the nodes of this host, "" if it may: they
+// belong to another driver, or the host is a container.
 func nothingToPrepare(h config.Host) string {
 	found, err := gpuhost.Discover(h)
 	switch {
@@ -130,7 +130,7 @@ func nothingToPrepare(h config.Host) string {
 	case found.Platform != "":
 		return "the driver is that of " + gpuhost.PlatformTitle(found.Platform)
 	case driver.IsContainer(h, found.DriverVersion):
-		// With every node it would have every GPU.
+		// With all nodes it would have access to every GPU.
 		return "this host is a container, which has the nodes that it was given"
 	}
 	return ""

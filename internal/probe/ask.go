@@ -18,7 +18,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
-// programName is the program that answers.
+// programName is the name of the program that answers.
 const programName = "nvidia-shimctl"
 
 // socketWait bounds the wait for the kubelet's socket.
@@ -31,15 +31,14 @@ const maxOutput = 4 << 20
 // function kills the process and returns an error.
 type Start func(cmd *exec.Cmd) (wait func(limit time.Duration) (status int, err error), err error)
 
-// StartProcess is the Start of a program that does not reap every child that ends, as the shim
-// does.
+// StartProcess is the Start for a program that, unlike the shim, does not reap every child.
 func StartProcess(cmd *exec.Cmd) (wait func(time.Duration) (int, error), err error) {
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
 	done := make(chan struct{})
 	go func() {
-		_ = cmd.Wait() // ProcessState has the status
+		_ = cmd.Wait() // the status is in ProcessState
 		close(done)
 	}()
 	return func(limit time.Duration) (int, error) {
@@ -71,8 +70,8 @@ func Ask(program func() (path string, err error), start Start, q Questions) Answ
 	return a
 }
 
-// isMissing reports whether there is no socket within a second: the kubelet removes its socket when
-// it starts, before it listens.
+// isMissing reports whether there is still no socket after a second: a starting kubelet removes its
+// socket before it listens.
 func isMissing(socket string) bool {
 	for start := time.Now(); ; time.Sleep(10 * time.Millisecond) {
 		if _, err := os.Lstat(socket); !errors.Is(err, fs.ErrNotExist) {
@@ -85,8 +84,9 @@ func isMissing(socket string) bool {
 }
 
 // ask runs the program with an empty environment. A process that hangs in the kernel ignores
-// SIGKILL: it is left to itself, with what waits for it. One such process exists on a host at most,
-// the next one finds its lock taken and gives up. Its answer counts, even if it cannot exit.
+// SIGKILL: it is abandoned, with the goroutine that waits for it. There is at most one such process
+// on a host: the next one finds the lock taken and gives up. An answer counts even if the process
+// cannot exit.
 func ask(program func() (string, error), start Start, q Questions) (a Answers, err error) {
 	path, err := program()
 	if err != nil {
@@ -103,7 +103,7 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 	defer stdout.Close()
 	var stderr firstOutput
 	cmd := exec.Command(path, "probe", "--questions="+string(questions))
-	cmd.Args[0] = programName // in lists of processes
+	cmd.Args[0] = programName // as shown in process lists
 	cmd.Env, cmd.Dir = []string{}, "/"
 	cmd.Stdout, cmd.Stderr = w, &stderr
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
@@ -122,7 +122,7 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 	}
 	output := &io.LimitedReader{R: stdout, N: maxOutput}
 	decoded := json.NewDecoder(output).Decode(&a)
-	stdout.Close() // ends a process that still writes
+	stdout.Close() // makes a process that still writes fail
 	status, err := wait(time.Until(deadline))
 	switch {
 	case decoded == nil:

@@ -55,7 +55,7 @@ func TestNothingRunsWithoutAQuestion(t *testing.T) {
 func TestASocketThatIsMadeAgain(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "kubelet.sock")
 	program := script(t, `printf '{"pod":{"found":true}}'`)
-	time.AfterFunc(socketWait/4, func() { _ = os.WriteFile(socket, nil, 0o600) })
+	time.AfterFunc(socketWait/20, func() { _ = os.WriteFile(socket, nil, 0o600) })
 	if a := Ask(program, StartProcess, Questions{Pod: &Pod{Socket: socket}}); a.NoKubelet || a.Pod == nil || !a.Pod.Found {
 		t.Errorf("%+v", a)
 	}

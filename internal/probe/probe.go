@@ -23,7 +23,7 @@ const grace = 2 * time.Second
 
 // Questions are everything that a caller wants to know.
 type Questions struct {
-	// Config is the configuration file that says where the driver is; empty is the default one.
+	// Config is the configuration file that says where the driver is; empty means the default one.
 	Config string `json:"config,omitempty"`
 	// Facts asks NVML for the facts that the shim needs.
 	Facts bool `json:"facts,omitempty"`
@@ -31,7 +31,7 @@ type Questions struct {
 	Live bool `json:"live,omitempty"`
 	// Pod asks the kubelet what it allocated to a pod.
 	Pod *Pod `json:"pod,omitempty"`
-	// Suspend and Resume are the processes whose GPU memory is moved to the host, or back.
+	// Suspend and Resume list the processes whose GPU memory is moved to the host, or back.
 	Suspend []procfs.ID `json:"suspend,omitempty"`
 	Resume  []procfs.ID `json:"resume,omitempty"`
 	// Needs is the GPU memory that must be free before Resume moves any.
@@ -43,15 +43,16 @@ type Questions struct {
 // Memory is the GPU memory of processes in bytes, by process id and UUID of the GPU or MIG device.
 type Memory map[int]map[string]uint64
 
-// Pod is a pod of the kubelet behind a PodResources socket. containerd wrote its names, not a
-// container.
+// Pod is a pod of the kubelet behind a PodResources socket. Its names come from containerd, not
+// from a container.
 type Pod struct {
 	Socket    string `json:"socket"`
 	Namespace string `json:"namespace"`
 	Name      string `json:"name"`
 }
 
-// Answers has for each question that was asked an answer or an error text. Only these count.
+// Answers has an answer or an error text for each question that was asked. The other fields mean
+// nothing.
 type Answers struct {
 	Facts      *device.Facts `json:"facts,omitempty"`
 	FactsError string        `json:"facts_error,omitempty"`
@@ -60,12 +61,12 @@ type Answers struct {
 	LiveError string             `json:"live_error,omitempty"`
 	Pod       *policy.Allocation `json:"pod,omitempty"`
 	PodError  string             `json:"pod_error,omitempty"`
-	// Moved are the processes of Suspend or Resume that have a CUDA context. It is nil if one of them
-	// failed, or if the program does not know the question.
+	// Moved lists the processes in Suspend or Resume that have a CUDA context. It is nil if moving
+	// failed for one of them, or if the program does not know the question.
 	Moved *[]int `json:"moved,omitempty"`
 	// Memory is what Suspend moved, if NVML knows it.
 	Memory    Memory `json:"memory,omitempty"`
 	MoveError string `json:"move_error,omitempty"`
-	// NoKubelet reports that the kubelet's socket does not exist, for a second.
+	// NoKubelet is true if the kubelet's socket did not exist for a second.
 	NoKubelet bool `json:"no_kubelet,omitempty"`
 }

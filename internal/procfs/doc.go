@@ -5,6 +5,6 @@
 //		fmt.Println(p.Program, p.Environ["PATH"])
 //	}
 //
-// A process can give itself any name: only Administers says whether to believe what it says about
-// the host. Processes may end while they are read; one that cannot be read is left out.
+// A process can give itself any name: only Administers says whether to trust what it says about the
+// host. Processes may end while they are read; a process that cannot be read is left out.
 package procfs

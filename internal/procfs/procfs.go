@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// FS is the directory at which a procfs is mounted.
+// FS is the directory where a procfs is mounted.
 type FS string
 
 // Host is the procfs of this host.
@@ -24,39 +24,39 @@ const Host FS = "/proc"
 // Process is a process of the host.
 type Process struct {
 	PID int
-	// Program is the file that it executes, by its path in the process' mount namespace.
+	// Program is the path of the file that it executes, in the process' mount namespace.
 	Program string
 	Args    []string
 	Environ map[string]string
 }
 
-// ID names one process. Its number alone may be given to another process when it has ended.
+// ID identifies a process. The PID alone may be reused when it has ended.
 type ID struct {
 	PID int `json:"pid"`
 	// Start is the time of its start, in clock ticks since boot.
 	Start uint64 `json:"start"`
 }
 
-// ID returns the ID of the process that has a number now.
+// ID returns the ID of the process that has this PID now.
 func (f FS) ID(pid int) (ID, error) {
 	s, err := f.Stat(pid)
 	return ID{pid, s.Start}, err
 }
 
-// HasEnded reports whether an error is that of a process that has ended.
+// HasEnded reports whether an error means that the process has ended.
 func HasEnded(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }
 
-// Stat is what is read of a process' stat.
+// Stat holds the fields that are read from a process' stat file.
 type Stat struct {
 	// Parent is the process id of the parent.
 	Parent int
-	// Exiting reports whether the process exits (PF_EXITING).
+	// Exiting is true if the process is exiting (PF_EXITING).
 	Exiting bool
 	// Start is as in ID.
 	Start uint64
 }
 
-// Stat reads the stat of a process: fields 4, 9 and 22 (proc_pid_stat(5)).
+// Stat reads the stat file of a process: fields 4, 9 and 22 (proc_pid_stat(5)).
 func (f FS) Stat(pid int) (Stat, error) {
 	stat, err := os.ReadFile(f.Path(pid, "stat"))
 	if err != nil {
@@ -73,13 +73,13 @@ func (f FS) Stat(pid int) (Stat, error) {
 	return Stat{parent, flags&0x4 != 0, start}, cmp.Or(err1, err2, err3)
 }
 
-// Path is a file in the directory of a process.
+// Path returns the path of a file in the directory of a process.
 func (f FS) Path(pid int, name string) string {
 	return filepath.Join(string(f), strconv.Itoa(pid), name)
 }
 
-// Named lists the processes whose program or command name is name. containerd of k3s executes a
-// program of another name.
+// Named lists the processes whose program or command name is name. The containerd of k3s is a
+// program with another name.
 func (f FS) Named(name string) []Process {
 	entries, _ := os.ReadDir(string(f))
 	var list []Process
@@ -118,15 +118,15 @@ func (f FS) Daemons(name string) []Process {
 	return slices.DeleteFunc(f.Named(name), func(p Process) bool { return !f.Administers(p.PID) || f.InOtherPIDNamespace(p.PID) })
 }
 
-// Comm is the command name of a process; empty if it has ended.
+// Comm returns the command name of a process, "" if it has ended.
 func (f FS) Comm(pid int) string {
 	comm, _ := os.ReadFile(f.Path(pid, "comm"))
 	return strings.TrimSuffix(string(comm), "\n")
 }
 
-// Administers reports whether a process administers this host: it is root's, has CAP_SYS_ADMIN and
-// is in the user namespace of this process. Every user can start a program called containerd, and
-// every container one whose path is that of a file of its choice on the host.
+// Administers reports whether a process administers this host: it runs as root, has CAP_SYS_ADMIN
+// and is in the user namespace of this process. Any user can start a program called containerd, and
+// any container one whose path is that of any file on the host.
 func (f FS) Administers(pid int) bool {
 	if !f.sharesNamespace(pid, "user") {
 		return false
@@ -136,7 +136,7 @@ func (f FS) Administers(pid int) bool {
 	for line := range strings.Lines(string(status)) {
 		key, value, _ := strings.Cut(line, ":")
 		switch value = strings.Join(strings.Fields(value), " "); key {
-		case "Uid": // real, effective, saved, of files
+		case "Uid": // real, effective, saved, file system
 			root = value == "0 0 0 0"
 		case "CapEff":
 			caps, err := strconv.ParseUint(value, 16, 64)
@@ -146,19 +146,19 @@ func (f FS) Administers(pid int) bool {
 	return root && admin
 }
 
-// InOtherPIDNamespace reports whether a process is in another PID namespace than this one, or in an
-// unknown one.
+// InOtherPIDNamespace reports whether a process is in a PID namespace other than this process', or
+// in an unknown one.
 func (f FS) InOtherPIDNamespace(pid int) bool { return !f.sharesNamespace(pid, "pid") }
 
-// sharesNamespace reports whether a process is in the same namespace of a kind as this one.
+// sharesNamespace reports whether a process is in the same namespace of this kind as this process.
 func (f FS) sharesNamespace(pid int, kind string) bool {
 	own, err1 := os.Readlink(filepath.Join(string(f), "self/ns", kind))
 	theirs, err2 := os.Readlink(f.Path(pid, "ns/"+kind))
 	return err1 == nil && err2 == nil && theirs == own
 }
 
-// Cgroups are the paths of a process' cgroups by the controllers of their hierarchies, which cgroup
-// v2 does not name: "". A process that has ended has none.
+// Cgroups returns the paths of a process' cgroups by the controllers of their hierarchies; the key
+// for cgroup v2 is "". A process that has ended has none.
 func (f FS) Cgroups(pid int) map[string]string {
 	data, _ := os.ReadFile(f.Path(pid, "cgroup"))
 	paths := map[string]string{}

@@ -23,7 +23,7 @@ type counters struct {
 	creation, preparation prometheus.Histogram
 }
 
-// classes are the values of the label "reason"; any other class counts as the last one.
+// classes are the values of the label "reason"; any other class is counted under the last one.
 var classes = []string{"internal", "invalid_argument", "failed_precondition", "permission_denied", "runtime"}
 
 func newCounters() counters {
@@ -105,13 +105,13 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 // collector reads the present state.
 type collector struct{ *server }
 
-// Describe says that the metrics are found by reading them.
+// Describe describes nothing: which metrics there are is known only when they are collected.
 func (c collector) Describe(chan<- *prometheus.Desc) {}
 
 // Collect sends the metrics of the present state.
 func (c collector) Collect(ch chan<- prometheus.Metric) {
 	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		if m, err := prometheus.NewConstMetric(d, prometheus.GaugeValue, v, labels...); err == nil { // it is UTF-8
+		if m, err := prometheus.NewConstMetric(d, prometheus.GaugeValue, v, labels...); err == nil { // the labels are valid UTF-8
 			ch <- m
 		}
 	}

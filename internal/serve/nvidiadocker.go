@@ -14,7 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
-// The JSON of nvidia-docker 1, with the fields that this project knows. Memory is in MiB.
+// The JSON of nvidia-docker 1, with the fields for which this program has values. Memory is in MiB.
 type dockerInfo struct {
 	Version struct{ Driver, CUDA string }
 	Devices []dockerDevice
@@ -127,14 +127,14 @@ func (s *server) handleNVIDIADocker(mux *http.ServeMux, prefix string) {
 }
 
 // dockerCLI answers for the GPUs of the parameter "dev", separated by "+" or ",", or for all. There
-// is one volume of the driver, so "vol" chooses nothing.
+// is only one driver volume, so "vol" is ignored.
 func (s *server) dockerCLI(answer func(http.ResponseWriter, *runargs.Args) error) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		devices := strings.Join(strings.Fields(r.FormValue("dev")), ",")
 		if devices == "" || devices == "*" {
 			devices = "all"
 		}
-		s.asking.Lock() // one probe at a time: shims wait for theirs
+		s.asking.Lock() // one probe at a time, so that shims need not wait for theirs
 		args, err := s.DockerArgs(devices)
 		s.asking.Unlock()
 		if err != nil {
@@ -167,7 +167,7 @@ func printStatus(w io.Writer, host *status.Status) error {
 	return nil
 }
 
-// number returns a number as text; "-" if it is not known.
+// number returns a number as text, "-" if it is unknown.
 func number[T uint32 | uint64](v *T) string {
 	if v == nil {
 		return "-"

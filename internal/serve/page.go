@@ -27,7 +27,7 @@ var (
 
 	pageTemplate = template.Must(template.New("page").Parse(pageHTML))
 	styleSum     = sha256.Sum256([]byte(pageCSS))
-	// The browser loads nothing, and runs no script.
+	// The browser loads nothing and runs no script.
 	contentPolicy = "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; style-src 'sha256-" +
 		base64.StdEncoding.EncodeToString(styleSum[:]) + "'"
 )
@@ -41,7 +41,7 @@ type page struct {
 	Refusals             []state.Event
 }
 
-// pageDevice is a GPU or a MIG device. Memory is in MiB, and Total 0 if it is not known.
+// pageDevice is a GPU or a MIG device. Memory is in MiB; Total is 0 if it is unknown.
 type pageDevice struct {
 	Name, Model, Error, Utilization string
 	MIG, Partitioned                bool

@@ -18,13 +18,14 @@ import (
 
 // Options are what the answers are made of.
 type Options struct {
-	// StateDir is the shim's.
+	// StateDir is the shim's state directory.
 	StateDir string
 	// Status reads the status of this host.
 	Status func() (*status.Status, error)
-	// DockerArgs returns what gives a container of Docker a list of GPUs without the shim.
+	// DockerArgs returns the arguments that give a Docker container a list of GPUs without the
+	// shim.
 	DockerArgs func(devices string) (*runargs.Args, error)
-	// Loopback is true if only programs of this host can connect, by TCP.
+	// Loopback is true if the server listens on TCP and only programs on this host can connect.
 	Loopback bool
 }
 
@@ -62,8 +63,8 @@ func New(o Options) http.Handler {
 	return s.guard(mux)
 }
 
-// guard refuses names of this host that a web page on another host may have given it (DNS
-// rebinding), and sets the headers of every answer.
+// guard refuses host names that another site may have pointed at this host (DNS rebinding), and
+// sets the headers of every answer.
 func (s *server) guard(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)
@@ -92,12 +93,12 @@ func (s *server) readStatus() (*status.Status, error) {
 	return s.status, s.err
 }
 
-// maxRefusals bounds the refusals that are kept.
+// maxRefusals bounds how many refusals are kept.
 const maxRefusals = 100
 
-// follow counts the events since the last call, and returns the refusals of the last hour, the
-// latest first. After a restart, events are counted again only if all of them are there: a counter
-// that becomes smaller is one that has begun at zero.
+// follow counts the events since the last call and returns the refusals of the last hour, the
+// latest first. After a restart, older events are counted again only if none is missing: otherwise
+// counters start at zero, which Prometheus treats as a reset.
 func (s *server) follow() []state.Event {
 	s.mu.Lock()
 	defer s.mu.Unlock()

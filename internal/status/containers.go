@@ -28,7 +28,7 @@ const tasksDir = "io.containerd.runtime.v2.task"
 // maxRecord is the largest record that is read, in bytes.
 const maxRecord = 4 << 20
 
-// Record holds what the shim's record and the bundle tell about a container with GPUs.
+// Record holds what the shim's record and the bundle say about a container with GPUs.
 type Record struct {
 	gpuinject.PlanContainer
 	// PID is the container's first process; 0 if it has ended or is in a PID namespace that this
@@ -38,11 +38,11 @@ type Record struct {
 	MIG          []string `json:"mig"`
 	Capabilities []string `json:"capabilities"`
 	Grant        string   `json:"grant"`
-	// Suspended is since when the container is paused and has given its GPUs back.
+	// Suspended is the time since when the container has been paused without its GPUs.
 	Suspended *time.Time `json:"suspended_since,omitempty"`
-	// SuspendedMemory is the GPU memory in bytes that is on the host meanwhile.
+	// SuspendedMemory is its GPU memory in bytes that is on the host meanwhile.
 	SuspendedMemory uint64 `json:"suspended_bytes,omitempty"`
-	// SuspendsGPU reports whether pausing gives them back.
+	// SuspendsGPU is true if pausing releases the GPUs.
 	SuspendsGPU bool   `json:"-"`
 	Bundle      Bundle `json:"-"`
 
@@ -57,11 +57,12 @@ type Bundle struct {
 	// Namespace and ID are containerd's.
 	Namespace, ID string
 
-	// foreign is true if the PIDs in it are of another PID namespace.
+	// foreign is true if its PIDs belong to another PID namespace.
 	foreign bool
 }
 
-// Bundles lists the bundles beside those of running shims, and those in the state directories.
+// Bundles lists the bundles beside the working directories of running shims, and those in the state
+// directories.
 func Bundles(proc procfs.FS, stateDirs []string) []Bundle {
 	var list []Bundle
 	var found []os.FileInfo
@@ -74,7 +75,7 @@ func Bundles(proc procfs.FS, stateDirs []string) []Bundle {
 		for _, e := range entries {
 			b := Bundle{Dir: filepath.Join(dir, e.Name()), Root: root, Namespace: namespace, ID: e.Name(), foreign: foreign}
 			info, err := os.Lstat(b.Dir)
-			// Most are found in two ways.
+			// Most bundles are found in both ways.
 			same := func(other os.FileInfo) bool { return os.SameFile(info, other) }
 			if err == nil && info.IsDir() && !slices.ContainsFunc(found, same) {
 				list, found = append(list, b), append(found, info)
@@ -97,8 +98,8 @@ func Bundles(proc procfs.FS, stateDirs []string) []Bundle {
 	return list
 }
 
-// Plan reads the shim's record. Its error is fs.ErrNotExist if the bundle has none: a container that
-// gets no GPU, or that another runtime made.
+// Plan reads the shim's record. The error is fs.ErrNotExist if the bundle has none: the container
+// gets no GPU, or another runtime made it.
 func (b Bundle) Plan() (plan gpuinject.Plan, err error) {
 	data, _, err := trusted.Read(filepath.Join(b.Dir, gpuinject.RecordName), maxRecord)
 	if err == nil {
@@ -107,7 +108,7 @@ func (b Bundle) Plan() (plan gpuinject.Plan, err error) {
 	return plan, err
 }
 
-// Container identifies the container by its configuration.
+// Container returns the identity of the container from its configuration.
 func (b Bundle) Container() (who request.Container, err error) {
 	raw, mode, err := bundle.Read(b.Dir)
 	if err != nil {
@@ -135,7 +136,7 @@ func Read(proc procfs.FS, stateDirs []string) []Record {
 	return list
 }
 
-// record reads the record. ok is false if there is none, or it grants nothing.
+// record reads the record. ok is false if there is none, or if it grants nothing.
 func (b Bundle) record(proc procfs.FS) (r Record, ok bool) {
 	plan, err := b.Plan()
 	if err != nil || !plan.GPU || plan.Container == nil {
@@ -149,7 +150,7 @@ func (b Bundle) record(proc procfs.FS) (r Record, ok bool) {
 	if text, info, err := trusted.Read(filepath.Join(b.Dir, gpuinject.SuspendedName), maxRecord); err == nil {
 		since := time.Unix(info.Mtim.Unix())
 		r.Suspended = &since
-		r.SuspendedMemory, _ = strconv.ParseUint(string(text), 10, 64) // 0: not known
+		r.SuspendedMemory, _ = strconv.ParseUint(string(text), 10, 64) // 0 if unknown
 	}
 	for _, g := range plan.GPUs {
 		r.GPUs = append(r.GPUs, cmp.Or(g.UUID, g.PCI))

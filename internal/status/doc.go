@@ -1,5 +1,5 @@
-// Package status says which container and pod uses which GPU, how much of its memory, and by which
-// processes.
+// Package status reports which container and pod uses which GPU, how much of its memory, and with
+// which processes.
 //
 // Read finds the containers by the records that the shim leaves in their bundles, Join adds the
 // GPUs and the answer of NVML, and Print shows the result:
@@ -9,5 +9,5 @@
 //	s.Print(term.New(os.Stdout))
 //
 // A process belongs to the container of its cgroup. The package changes nothing and executes
-// nothing; without an answer of NVML it still shows which container has which GPU.
+// nothing; without an answer from NVML it still shows which container has which GPU.
 package status

@@ -110,7 +110,7 @@ func (s *Status) printProcesses(o *term.Output) {
 	}
 }
 
-// Label is the pod of a container, or its id.
+// Label returns the pod of a container, or the container's id.
 func (r Record) Label() string {
 	if r.Pod != "" {
 		return r.PodNamespace + "/" + r.Pod
@@ -135,7 +135,7 @@ func size(v *uint64) string {
 	return fmt.Sprintf("%d MiB", *v>>20)
 }
 
-// shortID is as much of a generated id as daemons print.
+// shortID shortens a generated id as daemons do.
 func shortID(id string) string {
 	if len(id) == 64 && strings.Trim(id, "0123456789abcdef") == "" {
 		return id[:12]

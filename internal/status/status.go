@@ -14,9 +14,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// Status says who uses which GPU.
+// Status is the use of this host's GPUs.
 type Status struct {
-	// Time is when it was read.
+	// Time is when the status was read.
 	Time          time.Time `json:"time"`
 	DriverVersion string    `json:"driver_version"`
 	CUDAVersion   string    `json:"cuda_version,omitempty"`
@@ -63,16 +63,16 @@ type Process struct {
 	Container string `json:"container,omitempty"`
 }
 
-// Container is a container that was given GPUs, and what its processes use.
+// Container is a container with GPUs and what its processes use.
 type Container struct {
 	Record
-	// Memory is what its processes have allocated on all GPUs, in bytes, and Processes their
-	// number. Both are absent if NVML does not say.
+	// Memory is what its processes have allocated on all GPUs, in bytes, and Processes is their
+	// number. Both are absent if NVML does not report them.
 	Memory    *uint64 `json:"memory_bytes,omitempty"`
 	Processes *int    `json:"processes,omitempty"`
 }
 
-// Join puts together what the shim's records, the host and NVML say. If NVML did not answer,
+// Join combines the shim's records, the host's GPUs and NVML's answer. If NVML did not answer,
 // nvmlErr says why.
 func Join(proc procfs.FS, inventory device.Inventory, live nvml.Snapshot, nvmlErr error, records []Record) *Status {
 	s := &Status{
@@ -152,8 +152,8 @@ func processes(proc procfs.FS, records []Record, live []nvml.Process) []Process 
 	return list
 }
 
-// usage adds up what the processes of a container use. memory is nil if NVML does not say it of
-// each.
+// usage adds up what the processes of a container use. memory is nil unless NVML reports it for
+// each process.
 func (s *Status) usage(id string) (processes *int, memory *uint64) {
 	pids, sum, known := map[int]bool{}, uint64(0), true
 	for _, d := range s.devices() {

@@ -100,7 +100,7 @@ func TestContainersAreFoundByTheirRecords(t *testing.T) {
 	f.process("100", "1", shim, sandbox, "/")
 	f.process("101", "1", shim+" (deleted)", old, "/")
 	f.process("102", "1", "/usr/bin/containerd-shim-runc-v2", filepath.Join(t.TempDir(), "x"), "/")
-	// Another user's program with the name of our shim is not believed.
+	// Another user's program with the name of our shim is not trusted.
 	f.process("103", "1", shim, f.bundle("forged", "default", "ee", 0, granted("ee", "default", "", 0)), "/")
 	f.Write("proc/103/status", "Uid:\t1000\t0\t0\t0\nCapEff:\t000001ffffffffff\n")
 

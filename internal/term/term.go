@@ -30,7 +30,7 @@ const (
 type Output struct {
 	w      io.Writer
 	colour bool
-	// width and height are in characters; both are 0 if the writer is no terminal.
+	// width and height are in characters; both are 0 if the writer is not a terminal.
 	width, height int
 	// left is the number of lines that may still be printed.
 	left int
@@ -47,7 +47,7 @@ func New(w io.Writer) *Output {
 	if err != nil {
 		return o
 	}
-	// Serial consoles have a size of 0.
+	// Serial consoles report a size of 0.
 	o.width, o.height = 80, 24
 	if size.Col > 0 && size.Row > 0 {
 		o.width, o.height = int(size.Col), int(size.Row)
@@ -68,8 +68,7 @@ func (o *Output) Clear() {
 	}
 }
 
-// Update shows a text in place of the one that it showed before, on a terminal only. An empty one
-// leaves nothing.
+// Update replaces the text that it showed before, on a terminal only. An empty text just clears it.
 func (o *Output) Update(text string) {
 	if o.Terminal() && os.Getenv("TERM") != "dumb" {
 		runes := []rune(visible(text))
@@ -110,8 +109,8 @@ func (o *Output) paint(s Style, text string) string {
 	return "\x1b[" + string(s) + "m" + text + "\x1b[0m"
 }
 
-// Wrap breaks a text at blanks into lines of at most width columns. A longer word stays whole,
-// since paths are copied from the screen.
+// Wrap breaks a text at blanks into lines of at most width columns. Longer words are not broken,
+// since users copy paths from the screen.
 func Wrap(text string, width int) []string {
 	const minWidth = 20
 	if width < minWidth {
@@ -153,14 +152,14 @@ type row struct {
 	cells []string
 }
 
-// Table begins a table.
+// Table returns an empty table with these headings.
 func (o *Output) Table(headings ...string) *Table {
 	t := &Table{o: o}
 	t.Row(Bold, headings...)
 	return t
 }
 
-// Row adds a row in a style. The most important cells go first.
+// Row adds a row in a style. The most important cells come first.
 func (t *Table) Row(s Style, cells ...string) {
 	r := row{style: s}
 	for _, c := range cells {
@@ -170,13 +169,13 @@ func (t *Table) Row(s Style, cells ...string) {
 }
 
 // Flush prints the table. On a terminal, cells that do not fit continue on further lines: nothing
-// is cut, since names and ids are copied from the screen.
+// is cut, since users copy names and ids from the screen.
 func (t *Table) Flush() {
 	const gap, indent = 2, 4
 	starts := make([]int, len(t.rows[0].cells)+1)
 	for i := range t.rows[0].cells {
 		for _, r := range t.rows {
-			// One long name does not push the other rows off the screen.
+			// One long name must not push the other rows off the screen.
 			if size := utf8.RuneCountInString(r.cells[i]); !t.o.Terminal() || size <= t.o.width/2 {
 				starts[i+1] = max(starts[i+1], starts[i]+size+gap)
 			}

@@ -19,13 +19,14 @@ const (
 	keyMode         = "nvidia-container-runtime.mode"
 )
 
-// defaultMode is the toolkit's. It becomes cdi or jit-cdi when a container is created.
+// defaultMode is the toolkit's. When a container is created it becomes cdi or jit-cdi.
 const defaultMode = "auto"
 
-// unrestrictedModes ignore what an image requires, and which capabilities it asks for.
+// unrestrictedModes are the modes that ignore an image's requirements and the capabilities it asks
+// for.
 var unrestrictedModes = []any{"auto", "cdi", "jit-cdi"}
 
-// unrestricted are the settings that preserve what these modes do.
+// unrestricted holds the settings that preserve the behaviour of these modes.
 var unrestricted = map[string]any{
 	"policy.disable-require":         true,
 	"container.default-capabilities": config.Default().Container.Supported(false),
@@ -33,8 +34,8 @@ var unrestricted = map[string]any{
 
 const whyCompat = "forward compatibility libraries of an image are used if they serve the host's driver; there is no switch"
 
-// result is what becomes of an option: the settings here that it becomes, or a state. An option
-// with neither says what is the default here.
+// result is what becomes of an option: the settings that replace it, or a state. If it has neither,
+// the option says what is the default here.
 type result struct {
 	settings   map[string]any
 	state, why string
@@ -43,7 +44,7 @@ type result struct {
 // rule decides about one option.
 type rule func(root string, value any) result
 
-// rules are the options of toolkit 1.20 and of earlier ones.
+// rules are the rules for the options of toolkit 1.20 and earlier.
 var rules = map[string]rule{
 	keyMounts: boolean("policy.accept-volume-mounts", false),
 	"accept-nvidia-visible-devices-envvar-when-unprivileged": boolean("policy.accept-env-when-unprivileged", false),
@@ -112,12 +113,12 @@ func attention(format string, args ...any) result {
 	return result{state: Attention, why: fmt.Sprintf(format, args...)}
 }
 
-// none is for an option without a meaning here, whatever its value.
+// none is the rule for an option without a meaning here, whatever its value.
 func none(why string) rule {
 	return func(string, any) result { return result{state: None, why: why} }
 }
 
-// only is for an option, or list, of which the given values say what is done here anyway.
+// only is the rule for an option, or a list, for which these values mean what the shim does anyway.
 func only(why string, values ...any) rule {
 	return func(_ string, value any) result {
 		unknown := func(s string) bool { return !slices.Contains(values, any(s)) }
@@ -140,7 +141,7 @@ func boolean(setting string, invert bool) rule {
 	}
 }
 
-// list is for an option that is a list of strings, or one string with commas.
+// list is the rule for an option that is a list of strings, or one string with commas.
 func list(decide func(values []string) result) rule {
 	return func(_ string, value any) result {
 		values, ok := texts(value)
@@ -151,7 +152,7 @@ func list(decide func(values []string) result) rule {
 	}
 }
 
-// texts is a list of strings, or one string with commas.
+// texts returns the strings of a list, or of one string with commas.
 func texts(value any) ([]string, bool) {
 	if s, ok := value.(string); ok {
 		return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' }), true
@@ -167,13 +168,23 @@ func texts(value any) ([]string, bool) {
 }
 
 func swarmResources(names []string) result {
+	fit, others := []string{}, []string{}
 	for _, name := range names {
-		// Without a configuration the shim looks at variables of such names only.
-		if rest, ok := strings.CutPrefix(name, config.SwarmPrefix); !ok || rest == "" {
-			return attention("%.64q does not begin with %s, as names in policy.swarm-resources do", name, config.SwarmPrefix)
+		// Before it reads its configuration, the shim searches only for variables with such names.
+		if rest, ok := strings.CutPrefix(name, config.SwarmPrefix); ok && rest != "" {
+			fit = append(fit, name)
+		} else {
+			others = append(others, name)
 		}
 	}
-	return carried("policy.swarm-resources", names)
+	if len(others) == 0 {
+		return carried("policy.swarm-resources", fit)
+	}
+	r := attention("%.64q does not begin with %s, as names in policy.swarm-resources do", strings.Join(others, ","), config.SwarmPrefix)
+	if len(fit) > 0 {
+		r.settings = map[string]any{"policy.swarm-resources": fit}
+	}
+	return r
 }
 
 func capabilities(given []string) result {
@@ -183,7 +194,7 @@ func capabilities(given []string) result {
 			return attention("unknown capability %.64q", c)
 		}
 	}
-	// In one order, so that the same set is the same setting.
+	// In a fixed order, so that equal sets give equal settings.
 	supported := slices.DeleteFunc(slices.Clone(all), func(c string) bool { return !slices.Contains(given, c) })
 	switch {
 	case slices.Contains(given, "all") || len(supported) == len(all):
@@ -194,8 +205,8 @@ func capabilities(given []string) result {
 	return carried("container.supported-capabilities", supported)
 }
 
-// driverRoot carries the root over. The toolkit looks for nodes below it too; here that is another
-// setting, which is made if the nodes are there and nowhere else.
+// driverRoot carries the driver root over. The toolkit also looks for device nodes below it; here
+// that is another setting, which is added if the nodes are only there.
 func driverRoot(root string, value any) result {
 	driver, _ := value.(string)
 	if !path.IsAbs(driver) {
@@ -216,7 +227,7 @@ func driverRoot(root string, value any) result {
 	return r
 }
 
-// levels are the words of logrus.
+// levels are the level names of logrus.
 var levels = map[string]string{
 	"trace": "debug", "debug": "debug", "info": "info", "warn": "warn", "warning": "warn",
 	"error": "error", "fatal": "error", "panic": "error",
@@ -243,7 +254,7 @@ func mode(_ string, value any) result {
 }
 
 func runtimes(names []string) result {
-	// The first that is installed is used.
+	// The toolkit uses the first one that is installed.
 	if len(names) > 0 && names[0] != "runc" && names[0] != "docker-runc" {
 		return attention("BinaryName = %q in the handler's options, if that runtime is wanted", names[0])
 	}

@@ -26,21 +26,21 @@ var Paths = []string{
 const (
 	// Carried options are in the new file.
 	Carried = "carried over"
-	// Default options say what is so here without a setting.
+	// Default options say what is the default here.
 	Default = "the default here"
 	// None is for options without a meaning here; nothing is lost.
 	None = "no meaning here"
-	// Attention is for options with an effect that the new file does not have. Why says what to do.
+	// Attention is for options whose effect the new file does not have. Why says what to do.
 	Attention = "look at it"
 )
 
 // Option is one option that the toolkit's file sets.
 type Option struct {
-	// Key is dotted: "nvidia-container-cli.root". Value is as TOML.
+	// Key is dotted: "nvidia-container-cli.root". Value is in TOML.
 	Key   string `json:"key"`
 	Value string `json:"value"`
 	State string `json:"state"`
-	// To is the setting here: "host.driver-root".
+	// To is the shim's setting: "host.driver-root".
 	To  string `json:"to,omitempty"`
 	Why string `json:"why,omitempty"`
 }
@@ -52,12 +52,12 @@ type Report struct {
 	Options []Option `json:"options"`
 	// Notes are about options that are not in the file, and about defaults that differ.
 	Notes []string `json:"notes"`
-	// Text is the shim's configuration, "" if nothing was carried over; To is where it belongs.
+	// Text is the shim's configuration, "" if nothing was carried over; To is the file for it.
 	Text string `json:"text"`
 	To   string `json:"to"`
 }
 
-// Read converts the first of the files that is there, below root, for the shim's file to.
+// Read converts the first existing file of names below root. The result is for the shim's file to.
 func Read(root string, names []string, to string) (Report, error) {
 	for _, name := range names {
 		text, err := hosttree.Tree{Root: root}.Read(name)
@@ -77,7 +77,7 @@ func Read(root string, names []string, to string) (Report, error) {
 	return Report{}, fmt.Errorf("no configuration of NVIDIA's toolkit at %s: name it with --toolkit-config, or leave the flag out", strings.Join(names, " or "))
 }
 
-// Convert reads the text of the toolkit's file. root is where the files are that it names.
+// Convert converts the text of the toolkit's file. root is the root of the paths in it.
 func Convert(root string, text []byte) (Report, error) {
 	values, err := flatten(text)
 	if err != nil {
@@ -114,7 +114,7 @@ func Convert(root string, text []byte) (Report, error) {
 	return r, err
 }
 
-// flatten reads TOML as values of dotted keys. An empty table sets nothing.
+// flatten decodes TOML into values by dotted keys. An empty table sets nothing.
 func flatten(text []byte) (map[string]any, error) {
 	var tree map[string]any
 	if err := config.Decode(text, &tree); err != nil {
@@ -140,7 +140,7 @@ func addValues(values map[string]any, prefix string, tree map[string]any) {
 	}
 }
 
-// notes are about the defaults of the toolkit and of the shim that differ.
+// notes returns notes about defaults that differ between the toolkit and the shim.
 func notes(values map[string]any, mode any) []string {
 	notes := []string{}
 	if slices.Contains(unrestrictedModes, mode) {

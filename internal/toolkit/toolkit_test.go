@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,7 +12,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-// load is what the shim makes of the text.
+// load returns the configuration that the shim reads from the text.
 func load(t *testing.T, text string) *config.Config {
 	t.Helper()
 	c, err := config.Load(simtest.NewRoot(t).Write("config.toml", text))
@@ -168,7 +169,7 @@ func TestEveryCapabilityIsTheDefault(t *testing.T) {
 
 func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 	for text, key := range map[string]string{
-		`swarm-resource = "DOCKER_SWARM_RESOURCE,DOCKER_RESOURCE_GPU"`:                        "swarm-resource",
+		`swarm-resource = "DOCKER_SWARM_RESOURCE"`:                                            "swarm-resource",
 		`disable-require = "yes"`:                                                             "disable-require",
 		`supported-driver-capabilities = "compute,magic"`:                                     "supported-driver-capabilities",
 		`supported-driver-capabilities = ""`:                                                  "supported-driver-capabilities",
@@ -204,7 +205,20 @@ func TestWhatIsNotUnderstoodIsNotCarriedOver(t *testing.T) {
 	}
 }
 
-// A value stays itself on its way through two files.
+// Other names are reported, and do not keep those that fit from being carried over.
+func TestSwarmResourcesThatFitAreCarriedOver(t *testing.T) {
+	r, err := Convert("/", []byte("swarm-resource = \"DOCKER_SWARM_RESOURCE,DOCKER_RESOURCE_GPU\"\nnvidia-container-runtime.mode = \"legacy\"\n"))
+	simtest.Check(t, err)
+	o := option(t, r, "swarm-resource")
+	if o.State != Attention || o.To != "policy.swarm-resources" || !strings.Contains(o.Why, "DOCKER_SWARM_RESOURCE") {
+		t.Errorf("%+v", o)
+	}
+	if got := load(t, r.Text).Policy.SwarmResources; !slices.Equal(got, []string{"DOCKER_RESOURCE_GPU"}) {
+		t.Errorf("%q", got)
+	}
+}
+
+// A value survives the way through two files.
 func TestValuesAreQuoted(t *testing.T) {
 	const odd = "/opt/a \\\"b\\\"\\\\c\\u0007d 'e'"
 	r, err := Convert("/", []byte("nvidia-container-cli.root = \""+odd+"\"\n"))

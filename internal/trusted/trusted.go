@@ -9,21 +9,21 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// byOthers are the mode bits with which others than its owner can write a file.
+// byOthers are the mode bits that let users other than the owner write a file.
 const byOthers = 0o022
 
-// WritableByOthers reports whether a file of this mode can be written by others than its owner.
+// WritableByOthers reports whether users other than the owner can write a file with this mode.
 func WritableByOthers(mode uint32) bool { return mode&byOthers != 0 }
 
 // File returns an error unless st describes a regular file that only root can change. The text of
-// the error continues the name of the file.
+// the error continues a sentence that begins with the file's name.
 func File(st *unix.Stat_t) error { return check(st, unix.S_IFREG, uint32(os.Geteuid())) }
 
-// Directory is File for a directory.
+// Directory checks a directory like File.
 func Directory(st *unix.Stat_t) error { return check(st, unix.S_IFDIR, uint32(os.Geteuid())) }
 
-// Parent is Directory for the parent of a trusted file, which may also be a sticky directory that
-// others can write to, like /tmp: there they cannot replace a file that is not theirs.
+// Parent checks the parent directory of a trusted file. It may also be a world-writable sticky
+// directory like /tmp, where other users cannot replace a file that is not theirs.
 func Parent(st *unix.Stat_t) error {
 	parent := *st
 	if parent.Mode&unix.S_ISVTX != 0 {
@@ -32,7 +32,8 @@ func Parent(st *unix.Stat_t) error {
 	return Directory(&parent)
 }
 
-// RootFile is File for a file whose owner must be root itself, and that raises no privileges.
+// RootFile checks a file like File, but its owner must be root, and it must not be set-user-id or
+// set-group-id.
 func RootFile(st *unix.Stat_t) error {
 	if err := check(st, unix.S_IFREG, 0); err != nil {
 		return err
@@ -43,7 +44,7 @@ func RootFile(st *unix.Stat_t) error {
 	return nil
 }
 
-// RootDirectory is Directory for one whose owner must be root itself.
+// RootDirectory checks a directory like Directory, but its owner must be root.
 func RootDirectory(st *unix.Stat_t) error { return check(st, unix.S_IFDIR, 0) }
 
 func check(st *unix.Stat_t, kind, owner uint32) error {
@@ -61,7 +62,7 @@ func check(st *unix.Stat_t, kind, owner uint32) error {
 }
 
 // Read reads a regular file of at most maxSize bytes that only root can change, and returns its
-// fstat(2). It does not follow a link in the last component, and does not wait for the writer of a
+// fstat(2). It does not follow a link in the last component, and does not wait for a writer of a
 // FIFO.
 func Read(path string, maxSize int64) (data []byte, st unix.Stat_t, err error) {
 	f, err := os.OpenFile(path, os.O_RDONLY|unix.O_NOFOLLOW|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)

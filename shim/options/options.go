@@ -110,7 +110,7 @@ type Table struct {
 	CriuImagePath string
 	CriuWorkPath  string
 
-	// CRI finds the table by these keys. They have no meaning here.
+	// CRI finds the table by these keys. They mean nothing here.
 	TypeURL    string `toml:"TypeUrl"`
 	ConfigPath string
 	ConfigBody string
@@ -143,8 +143,8 @@ func fromTOML(body []byte) (Options, error) {
 	if out.Overrides, err = toml.Marshal(map[string]any{"policy": t.Policy, "container": t.Container}); err != nil {
 		return Options{}, err
 	}
-	// A handler with an invalid table fails for its first container, with or without a GPU: the
-	// table is part of containerd's configuration, not of the container's.
+	// An invalid table fails every container of the handler, with or without a GPU: it is part of
+	// containerd's configuration, not of the container's.
 	return out, config.Default().Override(out.Overrides)
 }
 

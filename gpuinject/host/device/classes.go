@@ -51,13 +51,13 @@ var classes = map[string][]classNode{
 const imexDriver = "nvidia-caps-imex-channels"
 
 // ClassNodes returns the nodes of a class of config.Classes, in the order of the numbers in their
-// names. Of IMEX channels it returns those with the numbers given, or all if channels is nil; one
-// that is missing is an error that names it. Of the other classes it returns what the host has,
-// which may be nothing.
+// names. Of IMEX channels it returns those with the numbers given, or all if channels is nil; a
+// missing one is an error that names it. Of the other classes it returns what the host has, which
+// may be nothing.
 //
-// Every node is verified like those of GPUs. Beside the error of the first node that is not as it
-// should be, it returns all good ones, for a caller that only asks which of the host's nodes a
-// container has already.
+// Every node is verified like those of GPUs. With the error for the first wrong node it still
+// returns all correct ones, for a caller that only needs to know which of the host's nodes a
+// container already has.
 func (inv Inventory) ClassNodes(class string, channels []int) (nodes []Node, first error) {
 	kinds, known := classes[class]
 	if !known {
@@ -104,13 +104,13 @@ func (k classNode) node(cfg config.Host, number int, majors numbers) (Node, erro
 		w.minors = []uint32{uint32(k.minor)}
 	}
 	if k.driver == imexDriver && len(w.majors) > 0 {
-		// An administrator makes these, as NVIDIA documents it.
+		// Administrators create these nodes, as NVIDIA documents.
 		w.makeCommand = fmt.Sprintf("nvidia-shimctl prepare --imex-channels=%d", number)
 	}
 	return verify(cfg, w)
 }
 
-// present lists the numbers of the host's nodes. A kind without numbers has the one number 0.
+// present lists the numbers of the host's nodes: only 0 for a kind without numbers.
 func (k classNode) present(devRoot string) []int {
 	file := filepath.Join(devRoot, "dev", k.name)
 	if prefix, ok := strings.CutSuffix(file, "*"); ok {

@@ -12,9 +12,9 @@
 // The GPU index is the order of PCI bus ids, which is NVML's order in practice; minor numbers
 // follow probe order and may differ from it.
 //
-// A node is trusted only after lstat: it must be a character device with the major that
-// <proc>/devices gives its driver now, and with the expected minor. Majors are never constants:
-// those of nvidia-uvm and nvidia-caps change with every module load.
+// A node is trusted only after lstat: it must be a character device with the major number that
+// <proc>/devices lists for its driver now, and with the expected minor number. Majors are never
+// constants: those of nvidia-uvm and nvidia-caps change with every module load.
 //
 // The package never opens or creates a device node, loads a kernel module, or executes anything.
 // Every file that it reads is bounded.

@@ -20,14 +20,13 @@ type Expected struct {
 	// not, Major means nothing.
 	Driver string
 	Loaded bool
-	// Managed is false if the driver says that nodes are not to be made or changed
-	// (ModifyDeviceFiles, DeviceFileModify): another program's rules make them.
+	// Managed is false if the driver's parameters forbid making or changing nodes
+	// (ModifyDeviceFiles, DeviceFileModify): other software makes them.
 	Managed bool
 }
 
 // readParams returns what the driver's parameters say about every node, and the number of IMEX
-// channels. A missing parameter has the value that nvidia-modprobe takes
-// (init_device_file_parameters).
+// channels. A missing parameter gets nvidia-modprobe's default (init_device_file_parameters).
 func readParams(cfg config.Host) (e Expected, channels int, err error) {
 	data, err := ReadFile(filepath.Join(cfg.ProcRoot, "driver/nvidia/params"))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -49,8 +48,8 @@ func readParams(cfg config.Host) (e Expected, channels int, err error) {
 
 // Expected lists the nodes that the loaded modules have devices for: nvidiactl, one for each GPU,
 // nvidia-uvm and nvidia-uvm-tools, nvidia-modeset if that module is loaded, the capability nodes of
-// MIG and of its instances that exist, and the IMEX channels asked for. DRM nodes are not among
-// them: the kernel makes those.
+// MIG and of its instances that exist, and the IMEX channels asked for. DRM nodes are not included:
+// the kernel makes those.
 func (inv Inventory) Expected(channels []int) ([]Expected, error) {
 	majors, err := readMajors(inv.Config)
 	if err != nil {
@@ -75,7 +74,7 @@ func (inv Inventory) Expected(channels []int) ([]Expected, error) {
 		add(w.name, w.driver, w.minors[0])
 	}
 	if len(majors["nvidia-modeset"]) > 0 || ModuleLoaded(inv.Config, ModuleModeset) {
-		// 195 like the GPUs', whatever the module is called in /proc/devices.
+		// 195, like the GPUs' nodes, whatever name the module has in /proc/devices.
 		add("nvidia-modeset", gpuDriver(majors), minorModeset)
 	}
 	caps, err := inv.capabilities()
@@ -84,7 +83,7 @@ func (inv Inventory) Expected(channels []int) ([]Expected, error) {
 	}
 	for _, c := range caps {
 		e := add(c.node(), capsDriver, c.Minor)
-		// These belong to root whatever the parameters say (nvidia_cap_mknod).
+		// These belong to root, whatever the parameters say (nvidia_cap_mknod).
 		e.Mode, e.UID, e.GID, e.Managed = c.mode, 0, 0, e.Managed && c.modify
 	}
 	for _, n := range channels {
@@ -120,8 +119,8 @@ func (inv Inventory) capabilities() ([]Capability, error) {
 	return list, nil
 }
 
-// The driver's modules that have to do with nodes. nvidia_drm is not among them: it takes over the
-// console, and whether to load it is decided where the display is set up.
+// The driver's modules that concern nodes. nvidia_drm is not included: it takes over the console,
+// so loading it is part of setting up the display.
 const (
 	ModuleNVIDIA  = "nvidia"
 	ModuleUVM     = "nvidia_uvm"
@@ -143,9 +142,9 @@ func ModuleLoaded(cfg config.Host, name string) bool {
 	return err == nil
 }
 
-// Display returns the bus ids of NVIDIA's GPUs among the PCI devices of this host, whether a driver
-// is loaded or not: vendor 10de, class 03. Those that vfio-pci holds belong to a virtual machine
-// and are left out.
+// Display returns the bus ids of NVIDIA GPUs among the PCI devices of this host (vendor 10de, class
+// 03), whether a driver is loaded or not. GPUs bound to vfio-pci belong to a virtual machine and
+// are left out.
 func Display(cfg config.Host) ([]string, error) {
 	dir := filepath.Join(cfg.SysRoot, "bus/pci/devices")
 	entries, err := os.ReadDir(dir)

@@ -12,7 +12,7 @@ type Facts struct {
 	CUDAOnly bool `json:"cuda_only,omitempty"`
 }
 
-// GPUFacts are the facts about one GPU; Facts has them in the order of NVML's indices.
+// GPUFacts are the facts about one GPU, in the order of NVML's indices.
 type GPUFacts struct {
 	Index int    `json:"index"` // NVML's
 	Minor int    `json:"minor"`
@@ -29,8 +29,7 @@ type GPUFacts struct {
 	Instances []InstanceFacts `json:"instances"`
 }
 
-// InstanceFacts are the facts about one MIG device; GPUFacts has them in the order of NVML's
-// indices.
+// InstanceFacts are the facts about one MIG device, in the order of NVML's indices.
 type InstanceFacts struct {
 	// Index is the number behind the colon of "0:1", as in nvidia-smi -L.
 	Index int `json:"index"`
@@ -42,7 +41,7 @@ type InstanceFacts struct {
 	Name string `json:"name"` // the profile's: "1g.18gb"
 }
 
-// Annotate returns a copy of the list with NVML's names, as far as facts have them.
+// Annotate returns a copy of the list with NVML's names filled in, as far as facts contain them.
 func (inv Inventory) Annotate(list []Instance, facts Facts) []Instance {
 	list = slices.Clone(list)
 	for _, gpu := range inv.GPUs {

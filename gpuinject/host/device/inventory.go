@@ -18,7 +18,7 @@ import (
 // ErrNoDriver is returned if no NVIDIA kernel module is loaded.
 var ErrNoDriver = errors.New("no NVIDIA driver is loaded on this host")
 
-// GPU is one physical GPU.
+// GPU is a physical GPU.
 type GPU struct {
 	// Index counts the GPUs that are not excluded in the order of their PCI bus ids. It is -1 for
 	// an excluded GPU.
@@ -32,10 +32,10 @@ type GPU struct {
 	// a PCI bus.
 	BusID string
 	Model string // "NVIDIA H200"
-	Alias string // a further id of the GPU; most have none
+	Alias string // another id of the GPU; most have none
 }
 
-// Inventory is the GPUs and MIG devices of a host at one time.
+// Inventory lists the GPUs and MIG devices of a host at one point in time.
 type Inventory struct {
 	// DriverVersion is the version of the loaded kernel module: "580.159.04". It is empty on a host
 	// that has GPUs without NVIDIA's kernel module.
@@ -45,9 +45,10 @@ type Inventory struct {
 	Excluded []GPU
 	// MIG are the MIG devices that this host can use, by GPU, GPU instance and compute instance.
 	MIG []Instance
-	// WithheldMIG are the MIG devices of the machine that this host, a container, was not given.
+	// WithheldMIG are the MIG devices of the machine that were not given to this host, which is a
+	// container.
 	WithheldMIG []Instance
-	// Config says where all this was read from.
+	// Config says where the inventory was read.
 	Config config.Host
 }
 
@@ -116,7 +117,8 @@ func readVersion(file string) (string, error) {
 // parseVersion finds the version in <proc>/driver/nvidia/version. The open kernel module prints
 // "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64 580.159.04  Release Build  (…)", the
 // proprietary one "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 …". In
-// both it is the first word of two or three groups of digits; "" if there is none.
+// both, the version is the first word of two or three groups of digits. It returns "" if there is
+// none.
 func parseVersion(data []byte) string {
 	for word := range strings.FieldsSeq(parseFields(data)["NVRM version"]) {
 		groups := strings.Split(word, ".")
@@ -157,9 +159,9 @@ func isUUID(s string) bool {
 	return ok && len(rest) == 36 && strings.Trim(rest, "0123456789abcdefABCDEF-") == ""
 }
 
-// busID returns a PCI address in the one form "00000000:65:00.0", whose order is that of NVML's
-// indices; "" if s is none. Procfs prints a domain of four digits, NVML of eight, and
-// libnvidia-container accepts fewer, in any case.
+// busID normalizes a PCI address to the form "00000000:65:00.0", whose order is that of NVML's
+// indices. It returns "" if s is not one. Procfs prints a domain of four digits, NVML one of eight,
+// and libnvidia-container accepts fewer, in upper or lower case.
 func busID(s string) string {
 	domain, rest, _ := strings.Cut(strings.ToLower(s), ":")
 	ok, _ := path.Match("[0-9a-f][0-9a-f]:[0-9a-f][0-9a-f].[0-9a-f]", rest)

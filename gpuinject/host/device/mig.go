@@ -21,18 +21,18 @@ type Instance struct {
 	Parent string
 	// GI and CI are the ids of the GPU instance and of the compute instance in it.
 	GI, CI int
-	// GIRight and CIRight are the rights to use the two. A container needs both.
+	// GIRight and CIRight are the rights to use these instances. A container needs both.
 	GIRight, CIRight Capability
 
-	// UUID, Index and Profile are NVML's names of it: "MIG-…", the number behind the colon of
-	// "0:1", "1g.18gb". All three are zero unless the instance was selected by Facts or annotated.
+	// UUID, Index and Profile come from NVML: "MIG-…", the number after the colon in "0:1", and
+	// "1g.18gb". All three are zero unless the instance was selected by Facts or annotated.
 	UUID    string
 	Index   int
 	Profile string
 }
 
-// Name is an id by which a container can ask for the MIG device: the UUID, or if that is not known
-// the older form MIG-GPU-<uuid>/<gi>/<ci>, which needs no NVML.
+// Name returns an id by which a container can ask for the MIG device: the UUID or, if that is not
+// known, the older form MIG-GPU-<uuid>/<gi>/<ci>, which needs no NVML.
 func (in Instance) Name() string {
 	switch {
 	case in.UUID != "":
@@ -43,32 +43,31 @@ func (in Instance) Name() string {
 	return fmt.Sprintf("%d/%d of GPU %d", in.GI, in.CI, in.GPU)
 }
 
-// is reports whether both are the same compute instance, whatever names are known.
+// is reports whether in and x are the same compute instance, whichever names are known.
 func (in Instance) is(x Instance) bool {
 	return in.Minor == x.Minor && in.GI == x.GI && in.CI == x.CI
 }
 
 // hasGraphics reports whether the MIG device can draw: its profile is "1g.24gb+gfx". Only NVML
-// knows the profile, and most cannot.
+// knows the profile, and most profiles are without graphics.
 func (in Instance) hasGraphics() bool { return strings.Contains(in.Profile, "gfx") }
 
 func (in Instance) rights() []Capability { return []Capability{in.GIRight, in.CIRight} }
 
-// Capability is a right that the driver gives to a process that can open a node: to use a GPU
-// instance or a compute instance, to configure MIG, or to monitor it.
+// Capability is a right that a process has if it can open a certain node: to use a GPU instance or
+// a compute instance, to configure MIG, or to monitor it.
 type Capability struct {
 	// File is below <proc>/driver/nvidia/capabilities: "gpu0/mig/gi1/access".
 	File string
 	// Minor is the number of the node, /dev/nvidia-caps/nvidia-cap<minor>.
 	Minor uint32
 	mode  os.FileMode // of the node
-	// modify is false if the driver does not want its libraries to make the node.
+	// modify is false if the driver's libraries must not make the node.
 	modify bool
 }
 
-// capabilitiesDir holds a file for each capability that exists now. Of the two places with MIG in
-// procfs it is the right one: nvidia-caps/mig-minors lists every instance that could exist, on a
-// host without MIG as well.
+// capabilitiesDir holds a file for each capability that exists now. The other place in procfs,
+// nvidia-caps/mig-minors, lists every instance that could exist, even on a host without MIG.
 const capabilitiesDir = "driver/nvidia/capabilities"
 
 // Management returns the right to configure the MIG devices of the host, "config", or to monitor
@@ -81,7 +80,7 @@ func (inv Inventory) Management(name string) (Capability, error) {
 	return c, err
 }
 
-// node is its name below /dev.
+// node returns the name of its node below /dev.
 func (c Capability) node() string {
 	return "nvidia-caps/nvidia-cap" + strconv.FormatUint(uint64(c.Minor), 10)
 }
@@ -104,8 +103,8 @@ func readCapability(cfg config.Host, name string) (Capability, error) {
 	return c, nil
 }
 
-// readMIG reads the MIG devices of a GPU and the capabilities of its instances: a GPU instance
-// without a compute instance has one as well. Instances that are destroyed while it reads are left
+// readMIG reads the MIG devices of a GPU and the capabilities of its instances, including those of
+// GPU instances without a compute instance. Instances that are destroyed while it reads are left
 // out.
 func readMIG(cfg config.Host, gpu GPU) (list []Instance, all []Capability, err error) {
 	mig := fmt.Sprintf("gpu%d/mig", gpu.Minor)
@@ -146,8 +145,8 @@ func readMIG(cfg config.Host, gpu GPU) (list []Instance, all []Capability, err e
 }
 
 // OnlyPresent returns the inventory without the GPUs that have no node here, and with the MIG
-// devices that lack one of their two capability nodes in WithheldMIG. It is for a host that is a
-// container itself (kind): unless procfs is masked it shows everything of the machine there.
+// devices that lack one of their two capability nodes in WithheldMIG. It is for a host that is
+// itself a container (kind), where an unmasked procfs shows everything on the machine.
 func (inv Inventory) OnlyPresent() Inventory {
 	here := inv
 	here.GPUs, here.MIG, here.WithheldMIG = nil, nil, nil
@@ -178,9 +177,9 @@ func (inv Inventory) hasNode(name string) bool {
 // InstancesOf returns the MIG devices of a GPU.
 func (inv Inventory) InstancesOf(gpu GPU) []Instance { return instancesOf(inv.MIG, gpu) }
 
-// Withheld counts the MIG devices of a GPU that this host, a container, was not given. A GPU that
-// has such is not available as a whole, even if this host has no MIG device of it: its node was
-// given for a MIG device that is gone, or before it was partitioned.
+// Withheld counts the MIG devices of a GPU that were not given to this host, which is a container.
+// A GPU with such devices is not available as a whole, even if this host has none of its MIG
+// devices: its node was given for a MIG device that is gone, or before the GPU was partitioned.
 func (inv Inventory) Withheld(gpu GPU) int { return len(instancesOf(inv.WithheldMIG, gpu)) }
 
 func (inv Inventory) isWhole(gpu GPU) bool {

@@ -80,7 +80,7 @@ func TestAMIGDeviceHasNVMLsNamesOnlyByFacts(t *testing.T) {
 	}
 }
 
-// The facts and what procfs shows can be of different times.
+// The facts and procfs may have been read at different times.
 func TestFactsOfAnotherLayout(t *testing.T) {
 	old := migFacts()
 	now := migFacts()
@@ -150,7 +150,7 @@ func TestCapabilityFilesThatAreNoInstanceArePassedOver(t *testing.T) {
 	for _, name := range []string{"gi", "gi-1", "other"} {
 		h.Write("proc/driver/nvidia/capabilities/gpu0/mig/"+name+"/access", "")
 	}
-	// One that goes while it is read.
+	// One that disappears while it is read.
 	h.Check(os.Remove(h.cfg.ProcRoot + "/driver/nvidia/capabilities/gpu2/mig/gi10/ci1/access"))
 	if list := h.discover().MIG; len(list) != 3 {
 		t.Errorf("got %+v", list)

@@ -22,12 +22,12 @@ type Node struct {
 	Path         string // in the container: /dev/nvidia0
 	HostPath     string // on the host: <dev-root>/dev/nvidia0
 	Major, Minor uint32
-	Mode         os.FileMode // the permission bits only
+	Mode         os.FileMode // permission bits only
 	UID, GID     uint32
 	// Link is the name of a DRM node below /dev/dri/by-path: pci-0000:19:00.0-card.
 	Link string
-	// Individual is set for a node of a class that is handed out by itself: an IMEX channel, an
-	// RDMA adapter, an NVSwitch. Every container that has the class has the class's other nodes.
+	// Individual is set for nodes that are granted one by one: an IMEX channel, an RDMA adapter, an
+	// NVSwitch. The class's other nodes go to every container that gets the class.
 	Individual bool
 }
 
@@ -53,20 +53,20 @@ var fileTypes = map[uint32]string{
 	unix.S_IFDIR: "a directory", unix.S_IFBLK: "a block device",
 }
 
-// wanted is a node as its driver has it.
+// wanted describes a node as its driver defines it.
 type wanted struct {
 	name   string   // below /dev
 	driver string   // the driver's name in <proc>/devices, for messages
 	majors []uint32 // those of the driver; none if it is not loaded
 	minors []uint32 // the possible ones; nil if the driver assigns them
-	// makeCommand makes the node if it is missing. It is "" for a node that a host need not have.
+	// makeCommand makes the node if it is missing. It is "" for an optional node.
 	makeCommand string
 	// replaceable is true if nvidia-shimctl prepare --replace corrects a wrong node.
 	replaceable bool
 	link        string // see Node
 }
 
-// verify returns a node if it is its driver's.
+// verify returns a node if it is the one that its driver defines.
 func verify(cfg config.Host, w wanted) (Node, error) {
 	node, err := StatNode(filepath.Join(cfg.DevRoot, "dev", w.name))
 	node.Path, node.Link = "/dev/"+w.name, w.link
@@ -93,7 +93,8 @@ func verify(cfg config.Host, w wanted) (Node, error) {
 		node.HostPath, node.Major, node.Minor)
 }
 
-// Minor numbers that the driver fixes (nvidia-modprobe's interface); its majors are not fixed.
+// Minor numbers that the driver fixes (nvidia-modprobe's interface). Its major numbers are not
+// fixed.
 const (
 	minorModeset  = 254
 	minorControl  = 255
@@ -101,8 +102,8 @@ const (
 	minorUVMTools = 1
 )
 
-// The drivers of the nodes as <proc>/devices names them. The GPUs' is called nvidia-frontend before
-// 550.40.
+// The drivers of the nodes as named in <proc>/devices. Before 550.40 the GPUs' driver is called
+// nvidia-frontend.
 const (
 	uvmDriver  = "nvidia-uvm"
 	capsDriver = "nvidia-caps"
@@ -154,12 +155,12 @@ func (inv Inventory) Nodes(set Set, caps []string) ([]Node, error) {
 }
 
 // IsDisplayNode reports whether the node at a path sets display modes. A program that only draws
-// needs none such, and with one it could take over the host's screen.
+// does not need it, and could take over the host's screen with it.
 func IsDisplayNode(name string) bool {
 	return name == "/dev/nvidia-modeset" || strings.HasPrefix(name, "/dev/dri/card")
 }
 
-// wanted lists the nodes in the order in which they are given.
+// wanted lists the nodes in the order in which a container gets them.
 func (inv Inventory) wanted(set Set, caps []string, majors numbers) []wanted {
 	gpus := inv.Visible(set)
 	var list []wanted

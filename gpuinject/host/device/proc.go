@@ -14,7 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// maxFile bounds a file of procfs or sysfs, in bytes. The largest seen have about 1 KiB.
+// maxFile bounds a file of procfs or sysfs, in bytes. The largest known have about 1 KiB.
 const maxFile = 64 << 10
 
 // ReadFile reads a file of procfs or sysfs.
@@ -40,7 +40,7 @@ func numbered(dir, prefix string) ([]int, error) {
 	var list []int
 	for _, e := range entries {
 		digits, ok := strings.CutPrefix(e.Name(), prefix)
-		// The kernel's minors have 20 bits; a number with leading zeros is no name of its.
+		// The kernel's minor numbers have 20 bits, and it writes them without leading zeros.
 		if n, err := strconv.ParseUint(digits, 10, 20); ok && err == nil && strconv.Itoa(int(n)) == digits {
 			list = append(list, int(n))
 		}
@@ -61,7 +61,7 @@ func parseFields(data []byte) map[string]string {
 }
 
 // numbers are the device numbers that the kernel lists by name: the majors of character devices in
-// <proc>/devices, or the minors in <proc>/misc. A name can have several: ib_uverbs does.
+// <proc>/devices, or the minors in <proc>/misc. A name can have several numbers, as ib_uverbs does.
 type numbers map[string][]uint32
 
 func readMajors(cfg config.Host) (numbers, error) {

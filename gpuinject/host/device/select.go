@@ -9,11 +9,11 @@ import (
 	"strings"
 )
 
-// ErrFacts is returned by Select for an id that only NVML can resolve if it is called without
-// Facts. It does not mean that the id is unknown.
+// ErrFacts is returned by Select if it is called without Facts for an id that only NVML can
+// resolve. It does not mean that the id is unknown.
 var ErrFacts = errors.New("only NVML knows MIG devices by UUID and index")
 
-// Select turns ids into devices, each once however often it is named. An id is
+// Select turns ids into devices. Each device is listed once, however often it is named. An id is
 //
 //	all                      every GPU that is not excluded (none on a host without
 //	                         one), but instead of a MIG-partitioned GPU its MIG devices
@@ -59,7 +59,7 @@ func (inv Inventory) Select(ids []string, facts Facts) (Set, error) {
 
 // IsFull reports whether id is the full name of a device, as a device plugin gives it to the
 // kubelet: GPU-<uuid>, MIG-<uuid>, MIG-GPU-<uuid>/<gi>/<ci>, or a name that this kind of host has
-// for its GPU. It does not say that the device exists.
+// for its GPU. The device need not exist.
 func (inv Inventory) IsFull(id string) bool {
 	if rest, ok := strings.CutPrefix(id, "MIG-GPU-"); ok {
 		uuid, instances, _ := strings.Cut(rest, "/")
@@ -133,15 +133,15 @@ func IsMIG(id string) bool {
 	return isPair && !isNotNumber(gpu) && !isNotNumber(index) || hasPrefixFold(id, "MIG-")
 }
 
-// isByInstances reports whether id is of the older form, which needs no NVML.
+// isByInstances reports whether id has the older form, which needs no NVML.
 func isByInstances(id string) bool {
 	return hasPrefixFold(id, "MIG-GPU-") && strings.Count(id, "/") == 2
 }
 
 // NeedsFacts reports whether one of the ids can be resolved only by Facts that are newer than
-// these, which may be the zero value: it names a MIG device by UUID or index, and facts have no
-// such device that exists. The caller then asks the probe, discovers the inventory again, and calls
-// Select with both.
+// these, which may be the zero value: it names a MIG device by UUID or index, and facts contain no
+// existing device of that name. The caller then asks the probe, discovers the inventory again, and
+// calls Select with both.
 func (inv Inventory) NeedsFacts(ids []string, facts Facts) bool {
 	return len(inv.MIG) > 0 && slices.ContainsFunc(ids, func(id string) bool {
 		return IsMIG(id) && !isByInstances(id) && !strings.EqualFold(id, "MIG-") && len(inv.match(id, facts)) == 0
@@ -163,8 +163,8 @@ func (inv Inventory) findMIG(id string, facts Facts) (Instance, error) {
 	return Instance{}, fmt.Errorf("unknown MIG device %.256q: %s", id, inv.listMIG(facts))
 }
 
-// match returns the MIG devices of the inventory that id names. Facts say only which one a UUID or
-// an index means.
+// match returns the MIG devices of the inventory that id names. Facts are used only to resolve a
+// UUID or an index.
 func (inv Inventory) match(id string, facts Facts) []Instance {
 	return slices.DeleteFunc(inv.Annotate(inv.MIG, facts), func(in Instance) bool { return !in.isNamed(id) })
 }

@@ -7,12 +7,11 @@ import (
 	"strings"
 )
 
-// Set is the devices that a container asks for, may have or gets.
+// Set is a set of devices that a container asks for, may have or gets.
 type Set struct {
 	// GPUs are whole GPUs, in index order.
 	GPUs []GPU
-	// MIG are MIG devices, by GPU, GPU instance and compute instance. Their GPUs are not among
-	// GPUs.
+	// MIG are MIG devices, by GPU, GPU instance and compute instance. Their GPUs are not in GPUs.
 	MIG []Instance
 	// Manage are the rights to configure or monitor MIG.
 	Manage []Capability
@@ -57,7 +56,7 @@ func (s *Set) Add(other Set) {
 	}
 }
 
-// Names returns an id for each device of the set by which a container can ask for it.
+// Names returns, for each device of the set, an id by which a container can ask for it.
 func (s Set) Names() []string {
 	names := make([]string, 0, len(s.GPUs)+len(s.MIG))
 	for _, gpu := range s.GPUs {
@@ -73,8 +72,8 @@ func (s Set) Names() []string {
 // String lists the names.
 func (s Set) String() string { return strings.Join(s.Names(), ",") }
 
-// Capabilities returns the rights that the set needs besides the nodes of its GPUs, each once: two
-// MIG devices can share a GPU instance.
+// Capabilities returns the rights that the set needs besides the nodes of its GPUs. Each is listed
+// once: two MIG devices can share a GPU instance.
 func (s Set) Capabilities() []Capability {
 	var list []Capability
 	for _, in := range s.MIG {
@@ -101,8 +100,8 @@ type Number struct{ Major, Minor int64 }
 // Number returns the node's number.
 func (n Node) Number() Number { return Number{int64(n.Major), int64(n.Minor)} }
 
-// Given returns the devices whose nodes are among list. The node of a MIG-partitioned GPU alone
-// gives neither the GPU nor a MIG device; the node of a compute instance gives its MIG device.
+// Given returns the devices whose nodes are in list. The node of a MIG-partitioned GPU alone stands
+// for neither the GPU nor a MIG device; the node of a compute instance stands for its MIG device.
 func (inv Inventory) Given(list []Number) (Set, error) {
 	var s Set
 	if len(list) == 0 {

@@ -10,10 +10,10 @@ import (
 	"strings"
 )
 
-// maxManifest bounds a manifest, in bytes; NVIDIA's have some hundred.
+// maxManifest bounds a manifest, in bytes; NVIDIA's have a few hundred.
 const maxManifest = 64 << 10
 
-// binaries looks beside the libraries first, so that nvidia-smi fits them.
+// binaries looks beside the libraries first, so that nvidia-smi matches them.
 func (s *Search) binaries() {
 	var dirs []string
 	for _, prefix := range s.prefixes() {
@@ -44,7 +44,7 @@ func (s *Search) data() {
 	}
 }
 
-// copies returns the other places of the file in an image.
+// copies returns the other places where an image may have the file.
 func (k dataKind) copies() []string {
 	if len(k.also) == 0 {
 		return nil
@@ -62,7 +62,7 @@ func (k dataKind) copies() []string {
 // the container's loader would not find it (NixOS, Fedora), or is for one of two ABIs (Fedora).
 const hostOnly = `^\s*/|"library_path"\s*:\s*"[^"]*/|"library_arch"`
 
-// document finds a file of the host that containers can use.
+// document finds a data file of the host that containers can use.
 func (s *Search) document(k dataKind, dirs []string) (File, bool) {
 	manifest := slices.Contains([]string{".json", ".icd"}, path.Ext(k.names[0]))
 	bound := regexp.MustCompile(hostOnly)
@@ -88,8 +88,8 @@ func (s *Search) document(k dataKind, dirs []string) (File, bool) {
 	return File{}, false
 }
 
-// generate makes a file that the host lacks although it has the library: drivers of servers and of
-// driver containers come without it.
+// generate makes a file that the host lacks although it has the library: server drivers and driver
+// containers come without it.
 func (s *Search) generate(k dataKind) (File, bool) {
 	if k.content == nil {
 		return File{}, false
@@ -102,14 +102,14 @@ func (s *Search) generate(k dataKind) (File, bool) {
 	return File{}, false
 }
 
-// platformJSON is the form of libglvnd's vendor files and of EGL's external platforms.
+// platformJSON returns a vendor file of libglvnd or a file of an external EGL platform.
 func platformJSON(soname, _ string) string {
 	return fmt.Sprintf("{\n    \"file_format_version\" : \"1.0.0\",\n    \"ICD\" : {\n        \"library_path\" : %q\n    }\n}\n", soname)
 }
 
-// vulkanJSON is the manifest of the Vulkan driver. Of api_version the loader uses major and minor:
-// the most that an application may ask of the driver. Every release from these branches on supports
-// the version written here.
+// vulkanJSON returns the manifest of the Vulkan driver. The loader uses major and minor of
+// api_version: the highest version that an application may request. Every release from these
+// branches on supports the version written here.
 func vulkanJSON(soname, version string) string {
 	api := "1.1.99"
 	branch, _, _ := strings.Cut(version, ".")
@@ -124,8 +124,8 @@ func vulkanJSON(soname, version string) string {
 	return fmt.Sprintf("{\n    \"file_format_version\" : \"1.0.1\",\n    \"ICD\": {\n        \"library_path\": %q,\n        \"api_version\" : %q\n    }\n}\n", soname, api)
 }
 
-// xorg finds the modules of the X server, which asks for them without a version. The versioned name
-// would leave a placeholder for each version in a snapshot that outlives driver upgrades.
+// xorg finds the modules of the X server, which asks for them without a version. A versioned name
+// would leave an empty file for each version in a snapshot that outlives driver upgrades.
 func (s *Search) xorg() {
 	dirs := append(slices.Clone(xorgDirs), s.belowUsed("nvidia/xorg", "xorg/modules/drivers", "xorg/modules/extensions")...)
 	for _, m := range [][2]string{
@@ -138,7 +138,7 @@ func (s *Search) xorg() {
 	}
 }
 
-// wine finds NGX for programs of Windows. Wine's NVAPI looks for it in nvidia/wine beside the
+// wine finds NGX for Windows programs. Wine's NVAPI looks for it in nvidia/wine beside the
 // libGLX_nvidia that is loaded.
 func (s *Search) wine() {
 	for _, name := range []string{"nvngx.dll", "_nvngx.dll", "nvngx_dlssg.dll"} {
@@ -150,7 +150,7 @@ func (s *Search) wine() {
 
 const wineDir = "nvidia/wine"
 
-// belowUsed returns these subdirectories of the directories that gave a library.
+// belowUsed returns these subdirectories of the directories in which a library was found.
 func (s *Search) belowUsed(subdirs ...string) []string {
 	var dirs []string
 	for dir := range s.used {

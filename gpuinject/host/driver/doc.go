@@ -1,8 +1,9 @@
 // Package driver finds the files of this host's NVIDIA driver and the capability that each belongs
 // to.
 //
-// The loaded kernel module's version decides which of several installed versions is taken. Files is
-// plain data that is stored as JSON and used again while Fresh reports that nothing has changed.
+// The version of the loaded kernel module decides which of several installed versions is used.
+// Files is plain data that is stored as JSON and used again while Fresh reports that nothing has
+// changed.
 //
 //	files, err := driver.Discover(cfg.Host, inventory.DriverVersion)
 //	err = files.Check(caps)  // libraries absent, or of another version
@@ -13,6 +14,6 @@
 //
 // Every look-up is resolved inside the driver root (openat2, kernel 5.6), so that an absolute link
 // in a driver container's root cannot name a file of the host. Files that are set-user-id or that
-// others than root can change are refused (T63), and so are directories that everybody can write
-// to. The package never executes or loads a file, reads an image, or writes anything.
+// users other than root can change are refused (T63), and so are world-writable directories. The
+// package never executes or loads a file, reads an image, or writes anything.
 package driver

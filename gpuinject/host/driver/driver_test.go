@@ -43,8 +43,8 @@ func everything(t testing.TB) *fakeRoot {
 	return r
 }
 
-// drawn is what graphics brings besides libraries: of these the root has two, the manifests are
-// made.
+// drawn is what graphics adds besides libraries: the root has two of these, and the manifests are
+// generated.
 var drawn = []string{
 	"/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "/usr/share/egl/egl_external_platform.d/15_nvidia_gbm.json",
 	"/usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json", "/usr/share/egl/egl_external_platform.d/09_nvidia_wayland2.json",
@@ -52,20 +52,15 @@ var drawn = []string{
 	"/usr/share/nvidia/nvoptix.bin", "/etc/vulkan/icd.d/nvidia_icd.json", "drivers/nvidia_drv.so", "extensions/libglxserver_nvidia.so",
 }
 
-// T65: what a process without descriptors does not find is not said to be missing.
+// T65: a library that a process without descriptors cannot find is not reported as missing.
 func TestASearchWithoutDescriptorsHasNoResult(t *testing.T) {
 	r := everything(t)
 	want := r.discover()
-	next, err := unix.Dup(0)
-	r.Check(err)
-	r.Check(unix.Close(next))
-	var limit unix.Rlimit
-	r.Check(unix.Getrlimit(unix.RLIMIT_NOFILE, &limit))
 	fits := false
 	for spare := range uint64(8) {
-		r.Check(unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next) + spare, Max: limit.Max}))
-		got, err := Discover(r.host, version)
-		r.Check(unix.Setrlimit(unix.RLIMIT_NOFILE, &limit))
+		var got Files
+		var err error
+		simtest.LimitDescriptors(t, spare, func() { got, err = Discover(r.host, version) })
 		fits = err == nil
 		if got.Found = want.Found; fits && !reflect.DeepEqual(got, want) || !fits && !errors.Is(err, unix.EMFILE) {
 			t.Errorf("with %d descriptors: %v, %d libraries", spare, err, len(got.Libraries))

@@ -14,40 +14,39 @@ import (
 type Library struct {
 	Path string // the real file on the host, without links
 	Name string // in the container: libcuda.so.580.159.04
-	// SOName is the name that programs are linked with, libcuda.so.1; it may equal Name or be
-	// empty.
+	// SOName is the name that programs are linked to, libcuda.so.1; it may equal Name or be empty.
 	SOName string `json:",omitempty"`
-	// Links are further names to create beside it: the SONAME, the .so link that compilers use,
+	// Links are more names to create beside it: the SONAME, the .so link that compilers use,
 	// libGLX_indirect.so.0.
 	Links []string `json:",omitempty"`
-	// Capabilities that the file belongs to. For adds implied ones.
+	// Capabilities that the file belongs to. For adds implied capabilities.
 	Capabilities []string
 	Bits         int // 64 or 32
 	// Subdir is where it belongs below a library directory: "", "vdpau", "gbm" or "nvidia/wine".
 	// Only libraries without one belong in ld.so.cache.
 	Subdir string `json:",omitempty"`
 	Flags  int32  // in ld.so.cache
-	// Dir is the directory in the container in which it must be under its name; "" for the view.
+	// Dir is the directory in the container where the file must be; "" means the view.
 	Dir string `json:",omitempty"`
 }
 
-// File is a data file, or a directory of them, that has one fixed place in the container.
+// File is a data file, or a directory of them, with a fixed place in the container.
 type File struct {
-	// Path is the real file on the host, "" for one that the host lacks.
+	// Path is the real file on the host, "" if the host lacks it.
 	Path string
 	// Dest is its path in the container. A relative one is below the directory in which the X
 	// server of the image has its modules.
 	Dest         string
 	Capabilities []string
-	// Direct files are mounted by themselves and are in no view: directories, and files that do not
-	// come with the driver or change without it.
+	// Direct files are mounted on their own and are not in the view: directories, and files that do
+	// not come with the driver or can change without it.
 	Direct bool `json:",omitempty"`
-	// Data, if not nil, is what the container gets in place of the host's file.
+	// Data, if not nil, is the content that the container gets instead of the host's file.
 	Data []byte `json:",omitempty"`
-	// Copies are further paths where images bring a copy of this file. One that is there is covered
-	// in place of Dest, so that nothing is listed twice.
+	// Copies are other paths where images may have a copy of this file. An existing copy is covered
+	// instead of Dest, so that nothing is listed twice.
 	Copies []string `json:",omitempty"`
-	// Needs, if not empty, are libraries, absolute or in the image's library directory: an image
+	// Needs, if not empty, lists libraries, absolute or in the image's library directory: an image
 	// with none of them has no use for the file.
 	Needs []string `json:",omitempty"`
 }
@@ -58,7 +57,7 @@ type Binary struct {
 	Capabilities []string
 }
 
-// Refused is a file or directory that was found and not taken.
+// Refused is a file or directory that was found but not used.
 type Refused struct {
 	// Path is the host path, or the path in the driver root if the file could not be resolved.
 	Path   string
@@ -75,20 +74,21 @@ type Files struct {
 	Libraries      []Library
 	Binaries       []Binary
 	Data           []File
-	// Nodes are paths and patterns below /dev, of a host whose driver comes with a list of its
+	// Nodes are paths and patterns below /dev, on a host whose driver comes with a list of its
 	// device nodes.
 	Nodes []string `json:",omitempty"`
 	// Searched are the library directories that exist, as host paths.
 	Searched []string
-	// Missing are absent libraries that a capability is hardly of use without, as "graphics:
+	// Missing lists absent libraries without which a capability is of little use: "graphics:
 	// libGLX_nvidia.so.580.159.04".
 	Missing  []string
-	Problems map[string]string // why a capability cannot be had, by capability
+	Problems map[string]string // why a capability is not available, by capability
 	Refused  []Refused
 	Stamps   []Stamp // the files and places that the search depended on
 	Found    int64   // when the search began, in nanoseconds since 1970
-	// Identity is a sum over the states of Libraries, Binaries and Data, which a view is made of.
-	// Directories and ld.so.cache change with every package that the host installs.
+	// Identity is a checksum of the states of Libraries, Binaries and Data, of which a view is
+	// made. Directories and ld.so.cache are not included: they change with every package that the
+	// host installs.
 	Identity string
 }
 
@@ -124,9 +124,9 @@ func (f Files) For(caps []string) Files {
 	return f
 }
 
-// Check returns an error if one of these capabilities cannot be had: libcuda for compute and video,
-// or libnvidia-ml for utility, is absent, refused, or of another version than the loaded kernel
-// module ("Driver/library version mismatch" of NVML).
+// Check returns an error if one of these capabilities is not available: libcuda for compute and
+// video, or libnvidia-ml for utility, is absent, refused, or of another version than the loaded
+// kernel module ("Driver/library version mismatch" of NVML).
 func (f Files) Check(caps []string) error {
 	for _, c := range implied(caps) {
 		if text, ok := f.Problems[c]; ok {
@@ -136,7 +136,7 @@ func (f Files) Check(caps []string) error {
 	return nil
 }
 
-// InRoot returns a host path as it is in the driver root, or itself if it is elsewhere.
+// InRoot returns a host path relative to the driver root, or unchanged if it is elsewhere.
 func (f Files) InRoot(name string) string {
 	for _, root := range []string{f.Root, f.RealRoot} {
 		if rest, ok := strings.CutPrefix(name, path.Clean(root)+"/"); ok && root != "/" && root != "" {
@@ -146,12 +146,12 @@ func (f Files) InRoot(name string) string {
 	return name
 }
 
-// IsMounted reports whether the mount of a host file at dest is one of a CDI specification of this
-// driver: a file of the driver at the place that nvidia-ctk or nvidia-shimctl gives it.
+// IsMounted reports whether the mount of a host file at dest comes from a CDI specification of this
+// driver: a file of the driver at the place where nvidia-ctk or nvidia-shimctl puts it.
 func (f Files) IsMounted(source, dest string) bool {
 	base, atHome := path.Base(source), f.InRoot(source) == dest
 	below := func(dir string) bool { return strings.HasPrefix(dest, dir+"/") }
-	// run-args has libraries in the view's place.
+	// run-args puts libraries where the view would be.
 	if namesLibrary(base) && slices.ContainsFunc(slices.Concat(LoaderDirs(64), LoaderDirs(32), []string{"/usr/local/nvidia"}), below) {
 		info, err := os.Stat(source)
 		is := func(l Library) bool { return isFile(info, l.Path) }
@@ -164,10 +164,10 @@ func (f Files) IsMounted(source, dest string) bool {
 	}
 	info, err := os.Stat(source)
 	if err != nil {
-		// A file of a driver that is gone: runc would fail for it.
+		// A file of a driver that is gone: runc would fail to mount it.
 		return atHome && namesLibrary(base)
 	}
-	// The kernel loads the driver's firmware, no container does.
+	// The kernel loads the driver's firmware, not the container.
 	firmware, _ := path.Match("gsp*.bin", base)
 	firmware = firmware && strings.Contains(source, "/nvidia/")
 	library := strings.HasSuffix(base, ".so."+f.Version)

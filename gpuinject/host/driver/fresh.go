@@ -14,8 +14,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
-// format is raised if a search would find something else on the same host: what an older shim found
-// is not used then. tablesSum in the test says when the tables changed.
+// format is raised whenever a search finds something else on the same host, so that the results of
+// an older shim are not used. A test (tablesSum) notices a change of the tables.
 const format = 3
 
 // Stamp is the state of a file or directory at the time of a search. If there was none, all but
@@ -26,12 +26,11 @@ type Stamp struct {
 	Dev   uint64 `json:",omitempty"`
 	Inode uint64 `json:",omitempty"`
 	Size  int64  `json:",omitempty"`
-	// Ctime is in nanoseconds since 1970. Unlike the time of modification no program can set it
-	// back.
+	// Ctime is in nanoseconds since 1970. Unlike the modification time, no program can set it back.
 	Ctime int64 `json:",omitempty"`
 }
 
-// settling is the time within which two changes can carry the same time: the kernel's clock for
+// settling is the time within which two changes can get the same timestamp: the kernel's clock for
 // files ticks every 10 ms at worst (HZ=100).
 const settling = 20 * time.Millisecond
 
@@ -65,8 +64,8 @@ func (f Files) Fresh(cfg config.Host, version string) bool {
 		return false
 	}
 	for _, then := range f.Stamps {
-		// What changed just before the search can have changed after it with the same time. Times
-		// far in the future come from file systems that bring their own.
+		// A file changed just before the search may have changed again after it with the same
+		// timestamp. Times far in the future come from file systems with timestamps of their own.
 		since := time.Duration(then.Ctime - f.Found)
 		if then.Ctime != 0 && -settling < since && since < time.Hour || t.stamp(then.Path) != then {
 			return false
@@ -83,7 +82,7 @@ func (t *tree) stamp(name string) Stamp {
 	return newStamp(name, st)
 }
 
-// identity sums up the states of the files that a view is made of.
+// identity returns a checksum of the states of the files that a view is made of.
 func (s *Search) identity() string {
 	given := map[string]bool{}
 	for _, l := range s.files.Libraries {
@@ -101,13 +100,13 @@ func (s *Search) identity() string {
 			lines = append(lines, fmt.Sprintf("%+v", stamp))
 		}
 	}
-	slices.Sort(lines) // ld.so.cache may list them in any order
+	slices.Sort(lines) // the order in ld.so.cache may change
 	sum := sha256.Sum256([]byte(strings.Join(lines, "\n")))
 	return hex.EncodeToString(sum[:])
 }
 
-// IsContainer reports whether libcuda or libnvidia-ml is a mount of its own, as a container is
-// given them: then this host is a container itself.
+// IsContainer reports whether libcuda or libnvidia-ml is a mount point, as in a container: then
+// this host is itself a container.
 func IsContainer(cfg config.Host, version string) bool {
 	s, err := NewSearch(cfg, version)
 	if err != nil {

@@ -65,7 +65,8 @@ func (r *fakeRoot) discover() Files {
 	return files
 }
 
-// settled discovers after a pause that lets Fresh trust the times of files.
+// settled discovers after a pause, because Fresh does not trust the timestamps of files that were
+// just written. The kernel has no event for that.
 func (r *fakeRoot) settled() Files {
 	r.Helper()
 	time.Sleep(2 * settling)

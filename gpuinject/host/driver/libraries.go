@@ -17,8 +17,8 @@ const cachePath = "/etc/ld.so.cache"
 // maxCache bounds ld.so.cache, in bytes; 100,000 libraries need about 10 MiB.
 const maxCache = 32 << 20
 
-// libraries takes what ld.so.cache lists, in its order, because that is what the host's own
-// programs use, and then what lies in the directories. If a library is found twice the first wins.
+// libraries takes what ld.so.cache lists, in its order, because the host's own programs use that,
+// and then what is in the directories. If a library is found twice, the first one wins.
 func (s *Search) libraries(extra []string) {
 	var dirs []string
 	for _, entry := range s.cache() {
@@ -26,14 +26,14 @@ func (s *Search) libraries(extra []string) {
 		dirs = append(dirs, path.Dir(entry))
 	}
 	s.list(slices.Concat(dirs, extra, libraryDirs()))
-	// A driver with a tree of its own has its 32-bit libraries beside the others.
+	// A driver in a directory tree of its own has its 32-bit libraries beside the others.
 	for _, prefix := range s.prefixes() {
 		s.list([]string{path.Join(prefix, "lib"), path.Join(prefix, "lib32")})
 	}
 	s.gbm()
 }
 
-// cache returns the paths of ld.so.cache that may be driver libraries.
+// cache returns the paths in ld.so.cache that may be driver libraries.
 func (s *Search) cache() []string {
 	data, ok := s.Read(cachePath, maxCache)
 	if !ok {
@@ -53,7 +53,7 @@ func (s *Search) cache() []string {
 	return paths
 }
 
-// list takes the libraries of directories and of what belongs to them. Sorted,
+// list takes the libraries in directories and in their subdirectories for drivers. In sorted order
 // libnvidia-egl-gbm.so.1 comes before the versions that it can name.
 func (s *Search) list(dirs []string) {
 	for _, parent := range dirs {
@@ -115,8 +115,8 @@ func (s *Search) isCandidate(file string) bool {
 	return ok && (named || known && version == s.files.Version)
 }
 
-// take adds a library that was found in dir, unless one for the same programs is there already.
-// Libraries with a place of their own are all taken. An error says why it is not taken.
+// take adds a library that was found in dir, unless there is already one for the same programs.
+// Libraries with a place of their own are all taken. An error says why the library is not taken.
 func (s *Search) take(f *file, dir string, lib Library, develop bool) error {
 	if err := trusted.RootFile(&f.st); err != nil {
 		return err
@@ -137,7 +137,7 @@ func (s *Search) take(f *file, dir string, lib Library, develop bool) error {
 	return nil
 }
 
-// inspect reads the ELF headers. An error says why the file is no library for this machine.
+// inspect reads the ELF headers. An error says why the file is not a library for this machine.
 func (l *Library) inspect(f *file) error {
 	r, err := f.reopen()
 	if err != nil {
@@ -180,7 +180,7 @@ func (l *Library) link(develop bool) {
 }
 
 // gbm adds gbm/nvidia-drm_gbm.so, the name under which Mesa's loader asks for libnvidia-allocator;
-// NVIDIA's installer makes a link of it.
+// NVIDIA's installer makes it a link.
 func (s *Search) gbm() {
 	for _, lib := range slices.Clone(s.files.Libraries) {
 		if strings.HasPrefix(lib.Name, "libnvidia-allocator.so.") {
@@ -193,7 +193,7 @@ func (s *Search) gbm() {
 }
 
 // prefixes returns the directories above the library directories that were used, if the driver has
-// a tree of its own: /usr/local/nvidia of /usr/local/nvidia/lib64.
+// a directory tree of its own: /usr/local/nvidia of /usr/local/nvidia/lib64.
 func (s *Search) prefixes() []string {
 	var list []string
 	for dir := range s.used {

@@ -14,7 +14,7 @@ import (
 )
 
 // Discover finds the driver's files. Version is that of the loaded kernel module
-// (device.Inventory.DriverVersion). That a library is absent is no error here: see Files.Check.
+// (device.Inventory.DriverVersion). An absent library is not an error here: see Files.Check.
 func Discover(cfg config.Host, version string) (Files, error) {
 	if version == "" || strings.Trim(version, "0123456789.") != "" {
 		return Files{}, fmt.Errorf("find driver files: %.256q is not a driver version", version)
@@ -39,18 +39,18 @@ func Discover(cfg config.Host, version string) (Files, error) {
 	return s.Files()
 }
 
-// Search collects Files. Discover is that of an ordinary host; other platforms make theirs of its
-// methods. Paths are in the driver root.
+// Search collects Files. Discover is the search on an ordinary host; other platforms build theirs
+// from these methods. Paths are relative to the driver root.
 type Search struct {
 	*tree
 	files  Files
-	listed map[string][]string // what Names has returned
-	seen   map[string]bool     // library files looked at, by real path
-	used   map[string]bool     // directories that gave a library
+	listed map[string][]string // results of Names
+	seen   map[string]bool     // library files examined, by real path
+	used   map[string]bool     // directories in which a library was found
 	others []string            // host paths of libcuda and libnvidia-ml in other versions
 }
 
-// NewSearch opens the driver root. The caller closes it.
+// NewSearch opens the driver root. The caller must close it.
 func NewSearch(cfg config.Host, version string) (*Search, error) {
 	t, err := openTree(cfg.DriverRoot)
 	if err != nil {
@@ -66,8 +66,8 @@ func NewSearch(cfg config.Host, version string) (*Search, error) {
 	}, nil
 }
 
-// Files returns what was found. It is an error if the search could not see everything: its result
-// would be kept, and every container refused for a library that is there (T65).
+// Files returns what was found. An incomplete search is an error: its result would be kept, and
+// every container refused for a library that is there (T65).
 func (s *Search) Files() (Files, error) {
 	if s.err != nil {
 		return Files{}, fmt.Errorf("find driver files: %w", s.err)
@@ -76,14 +76,14 @@ func (s *Search) Files() (Files, error) {
 	return s.files, nil
 }
 
-// Refuse records a path that was found and not taken. The reason continues "it …".
+// Refuse records a path that was found but not used. The reason continues "it …".
 func (s *Search) Refuse(name, reason string) {
 	if r := (Refused{s.host(name), reason}); !slices.Contains(s.files.Refused, r) {
 		s.files.Refused = append(s.files.Refused, r)
 	}
 }
 
-// open opens a file and stamps it, or its absence. The caller closes it.
+// open opens a file and records its stamp, or its absence. The caller closes it.
 func (s *Search) open(name string) (*file, error) {
 	f, err := s.tree.open(name)
 	if err != nil {
@@ -94,8 +94,8 @@ func (s *Search) open(name string) (*file, error) {
 	return f, nil
 }
 
-// find opens a file that passes the check; one that does not is refused. Its name is stamped too,
-// which may be a link. Only if ok is set the caller closes the file.
+// find opens a file that passes the check and refuses one that does not. The stamp of its name,
+// which may be a link, is recorded too. The caller closes the file if ok is true.
 func (s *Search) find(name string, check func(*unix.Stat_t) error) (f *file, ok bool) {
 	f, err := s.open(name)
 	if err != nil {
@@ -124,8 +124,8 @@ func (s *Search) first(dirs []string, name string) (host string, ok bool) {
 	return "", false
 }
 
-// Names lists a directory that files may be taken from, sorted; nil if there is none. Its stamp
-// stands for the names that are not in it, too.
+// Names returns the sorted names in a directory that files may be taken from, nil if there is none.
+// The stamp of the directory also covers the names that are not in it.
 func (s *Search) Names(dir string) []string {
 	if names, ok := s.listed[dir]; ok {
 		return names
@@ -148,7 +148,7 @@ func (s *Search) Names(dir string) []string {
 	return s.listed[dir]
 }
 
-// Exists reports whether there is anything at a path; its absence is stamped.
+// Exists reports whether there is anything at a path, and records the stamp of an absent one.
 func (s *Search) Exists(name string) bool {
 	fd, _, err := s.resolve(name)
 	if err != nil {
@@ -159,7 +159,7 @@ func (s *Search) Exists(name string) bool {
 	return true
 }
 
-// Read returns the content of a file, if there is one that may be used.
+// Read returns the content of a file, if there is one and it may be used.
 func (s *Search) Read(name string, maxSize int64) ([]byte, bool) {
 	f, ok := s.find(name, trusted.RootFile)
 	if !ok {
@@ -182,7 +182,7 @@ func (s *Search) Program(b Binary, dirs []string) {
 	}
 }
 
-// Direct gives every capability a file or directory at its own path, if it may be given.
+// Direct adds a file or directory at its own path to every capability, if it may be used.
 func (s *Search) Direct(name string) {
 	if f, ok := s.find(name, usable); ok {
 		f.close()
@@ -190,8 +190,8 @@ func (s *Search) Direct(name string) {
 	}
 }
 
-// Library takes one library whose name does not have the driver's version. An error says why it was
-// not taken, and is fs.ErrNotExist if there is none.
+// Library takes one library whose name does not contain the driver's version. An error says why it
+// was not taken, and is fs.ErrNotExist if there is none.
 func (s *Search) Library(name string, lib Library, develop bool) error {
 	f, err := s.open(name)
 	if err != nil {
@@ -202,8 +202,8 @@ func (s *Search) Library(name string, lib Library, develop bool) error {
 	return s.take(f, path.Dir(name), lib, develop)
 }
 
-// Alias makes a link to a library that was taken a further name of it. It reports whether the link
-// leads to one.
+// Alias adds a link as another name of the library that it leads to. It returns false if the link
+// does not lead to a library that was taken.
 func (s *Search) Alias(link string) bool {
 	f, err := s.open(link)
 	if err != nil {
@@ -222,12 +222,12 @@ func (s *Search) Alias(link string) bool {
 	return true
 }
 
-// Searched adds a directory or list to Files.Searched.
+// Searched adds a directory or a list to Files.Searched.
 func (s *Search) Searched(name string) {
 	s.files.Searched = append(s.files.Searched, s.host(name))
 }
 
-// expected are the libraries that Missing reports. Server drivers lack the libraries that are not
+// expected lists the libraries that Missing reports. Server drivers lack those that are not
 // essential.
 var expected = []struct {
 	capability, stem string
@@ -243,8 +243,8 @@ var expected = []struct {
 }
 
 // Expect notes whether the 64-bit library that a capability needs was found, by its name or SONAME.
-// If problem is not empty the capability cannot be had without it, for that reason or because the
-// library was refused.
+// If problem is not empty, the capability is not available without the library, for that reason or
+// because the library was refused.
 func (s *Search) Expect(capability, name, problem string) {
 	if slices.ContainsFunc(s.files.Libraries, func(l Library) bool { return (l.Name == name || l.SOName == name) && l.Bits == 64 }) {
 		return

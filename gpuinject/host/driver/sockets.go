@@ -11,11 +11,11 @@ import (
 )
 
 // LocateSocket returns the host path of dir, a path below root, in which a daemon listens at the
-// socket name, or at a FIFO if pipe is set. Only root or the daemon can have put the socket there:
-// the directory is no link, and it and all directories above belong to root and only root can write
-// to them, with two exceptions. A directory above that everybody can write to, like /tmp, may be
-// sticky; then what is in it must be root's. And the daemon may run as a user of its own who owns
-// its directory, if that lies in one of root's.
+// socket name, or at a FIFO if pipe is true. Only root or the daemon can have put the socket there:
+// the directory is not a link, and it and all directories above it belong to root and are writable
+// only by root, with two exceptions. A world-writable directory above it must be sticky, like /tmp;
+// then its entry on the path must belong to root. And the daemon may run as a user of its own who
+// owns its directory, if the directory above belongs to root.
 //
 // An error that is fs.ErrNotExist means that there is no daemon.
 func LocateSocket(root, dir, name string, pipe bool) (host string, err error) {

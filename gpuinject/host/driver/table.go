@@ -25,12 +25,12 @@ var (
 	ngx         = []string{"ngx"}
 	computeAndG = []string{"compute", "graphics"}
 
-	// EveryCapability belongs to files without which no part of a driver works.
+	// EveryCapability is for files without which no part of a driver works.
 	EveryCapability = []string{"compute", "display", "graphics", "ngx", "utility", "video"}
 )
 
-// kinds are libnvidia-container's lists with the names that nvidia-container-toolkit adds and those
-// of drivers up to 590, by stem. For others see kindOf.
+// kinds has the names in libnvidia-container's lists, those that nvidia-container-toolkit adds, and
+// those of drivers up to 590, by stem. For other names see kindOf.
 var kinds = map[string]kind{
 	"libnvidia-ml":           {capabilities: utility, develop: true},
 	"libnvidia-cfg":          {capabilities: utility, develop: true},
@@ -88,8 +88,8 @@ func SplitName(name string) (stem, version string, ok bool) {
 	return stem, strings.TrimPrefix(rest, "."), true
 }
 
-// kindOf returns the kind of a stem. One that is not known may be new: a library too many is better
-// than a driver that lacks one. Only the widgets of nvidia-settings are for no container.
+// kindOf returns the kind of a stem. An unknown stem may be new: a superfluous library is better
+// than a missing one. Only the widgets of nvidia-settings are never given to containers.
 func kindOf(stem string) (k kind, ok bool) {
 	k, ok = kinds[stem]
 	if !ok && (strings.HasPrefix(stem, "libnvidia-") || strings.HasPrefix(stem, "libcuda")) && !strings.HasPrefix(stem, "libnvidia-gtk") {
@@ -114,8 +114,8 @@ func namesLibrary(name string) bool {
 
 func isNumeric(version string) bool { return strings.Trim(version, "0123456789.") == "" }
 
-// LoaderDirs returns the directories in which the loader of an image looks without a cache: Debian's
-// and those of other distributions. Of 32-bit libraries only Debian's holds nothing else.
+// LoaderDirs returns the directories that the loader of an image searches without a cache: Debian's
+// and those of other distributions. For 32-bit libraries only Debian's directory is unambiguous.
 func LoaderDirs(bits int) []string {
 	if bits == 32 {
 		return []string{"/usr/lib/" + ldcache.ABI32.Triple}
@@ -143,8 +143,8 @@ func libraryDirs() []string {
 		"/home/kubernetes/bin/nvidia/lib64", // Container-Optimized OS
 		"/run/opengl-driver/lib",            // NixOS
 		"/run/opengl-driver-32/lib",
-		// Talos has no glibc of its own: its extension brings one, and the driver goes to that
-		// one's prefix or to /usr/local (siderolabs/extensions, nvidia-gpu).
+		// Talos has no glibc: an extension brings one, and the driver is installed to that
+		// extension's prefix or to /usr/local (siderolabs/extensions, nvidia-gpu).
 		"/usr/local/glibc/usr/lib",
 		"/usr/local/glibc/usr/lib64",
 		"/usr/local/lib",
@@ -167,7 +167,7 @@ var binaryKinds = []Binary{
 	{Name: "nvidia-xconfig", Capabilities: []string{"graphics", "display"}},
 }
 
-// binaryDirs are searched for the programs after the directories beside the libraries.
+// binaryDirs are searched for programs after the directories beside the libraries.
 var binaryDirs = []string{"/usr/bin", "/usr/local/nvidia/bin", "/opt/bin", "/run/current-system/sw/bin", "/bin", "/usr/local/bin"}
 
 // dataDirs are searched for the files of dataKinds. The first place wins: /etc belongs to the
@@ -182,21 +182,21 @@ type dataKind struct {
 	// names are its names in distributions; the container sees the first.
 	names        []string
 	capabilities []string
-	// library is the one that the file makes known to a loader: if the host has it and not the
-	// file, content makes the file that NVIDIA's installer would make.
+	// library is the one that the file announces to a loader. If the host has the library but not
+	// the file, content generates what NVIDIA's installer would write.
 	library string
 	content func(soname, version string) string
-	// also are further directories where loaders look and images may have a copy.
+	// also are other directories where loaders look and images may have a copy.
 	also []string
-	// needs are libraries, absolute or below the image's library directory, without one of which a
-	// generated file is of no use.
+	// needs are libraries, absolute or below the image's library directory. A generated file is of
+	// no use to an image that has none of them.
 	needs []string
 }
 
 // dataKinds go to /etc or /usr/share in the container, whatever the host has: the directories that
 // libglvnd, the Vulkan loader, OpenCL's loader, the X server and OptiX look in as distributions
 // build them. Vulkan's files go to /etc, where images that bring copies of their own have them most
-// often: of two manifests the loader makes two drivers and lists each GPU twice, as it means to
+// often: from two manifests the loader makes two drivers and lists each GPU twice, by design
 // (Khronos Vulkan-Loader #493).
 var dataKinds = []dataKind{
 	{dest: "/usr/share", dir: "glvnd/egl_vendor.d", names: []string{"10_nvidia.json"}, capabilities: graphics,
@@ -216,7 +216,7 @@ var dataKinds = []dataKind{
 	{dest: "/etc", dir: "vulkansc/icd.d", names: []string{"nvidia_icd_vksc.json", "nvidia_icd." + ldcache.ABI64.Arch + ".json"}, capabilities: graphics},
 	{dest: "/etc", dir: "OpenCL/vendors", names: []string{"nvidia.icd"}, capabilities: compute,
 		library: "libnvidia-opencl", content: func(soname, _ string) string { return soname + "\n" },
-		// Distributions' loaders, and the one that the CUDA images have.
+		// The loaders of distributions, and the one in the CUDA images.
 		needs: []string{"libOpenCL.so.1", "/usr/local/cuda/lib64/libOpenCL.so.1"}},
 }
 

@@ -43,17 +43,17 @@ func fdPath(fd int) string { return "/proc/self/fd/" + strconv.Itoa(fd) }
 
 func (t *tree) host(inner string) string { return path.Join(t.real, inner) }
 
-// resolve returns a descriptor of the file at name, without opening the file (O_PATH): a device or
-// FIFO must not notice. Links are followed inside the root. Mounts are crossed, because the driver
-// may be one: a squashfs at /usr/local/nvidia.
+// resolve returns a descriptor of the file at name, without opening the file (O_PATH): opening a
+// device or FIFO could have an effect. Links are followed inside the root. Mounts are crossed,
+// because the driver may be on one: a squashfs at /usr/local/nvidia.
 func (t *tree) resolve(name string) (fd int, st unix.Stat_t, err error) {
 	how := unix.OpenHow{
 		Flags:   unix.O_PATH | unix.O_CLOEXEC,
 		Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
 	}
 	fd, err = -1, unix.EAGAIN
-	// EAGAIN: something was renamed or mounted meanwhile, and ".." could not be proven to stay in
-	// the root (openat2(2)).
+	// EAGAIN: something was renamed or mounted meanwhile, so the kernel could not prove that ".."
+	// stays in the root (openat2(2)).
 	for try := 0; try < 64 && (errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR)); try++ {
 		fd, err = unix.Openat2(t.fd, name, &how)
 	}
@@ -67,8 +67,8 @@ func (t *tree) resolve(name string) (fd int, st unix.Stat_t, err error) {
 	return -1, unix.Stat_t{}, &fs.PathError{Op: "open", Path: t.host(name), Err: err}
 }
 
-// keep keeps the first error that is not about a file: this process or the host has no descriptors
-// or no memory left, or the disk fails.
+// keep keeps the first error that is not about the file: this process or the host has run out of
+// descriptors or memory, or the disk fails.
 func (t *tree) keep(err error) {
 	isShort := func(e unix.Errno) bool { return errors.Is(err, e) }
 	if t.err == nil && slices.ContainsFunc([]unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.EIO}, isShort) {
@@ -81,7 +81,7 @@ type file struct {
 	tree *tree
 	fd   int
 	st   unix.Stat_t
-	// host is its path on the host and inner the one in the root, both without links.
+	// host is its path on the host and inner its path in the root, both without links.
 	host, inner string
 }
 
@@ -127,11 +127,11 @@ func (f *file) read(maxSize int64) ([]byte, error) {
 	return data, nil
 }
 
-// searchable returns an error unless files of a directory may be given to a container. The text
+// searchable returns an error unless files in a directory may be given to a container. The text
 // continues "it …".
 func searchable(st *unix.Stat_t) error {
-	// On Debian the group staff may write below /usr/local. A file there counts only if it belongs
-	// to root itself.
+	// On Debian the group staff may write below /usr/local. A file there is used only if it belongs
+	// to root.
 	dir := *st
 	dir.Mode &^= 0o020
 	return trusted.RootDirectory(&dir)
@@ -145,9 +145,9 @@ func usable(st *unix.Stat_t) error {
 	return trusted.RootFile(st)
 }
 
-// Locate returns the host path of one more file or directory below root. Links are followed inside
-// the root, and what is there must be fit for use like any file of the driver. An error that is
-// fs.ErrNotExist means that nothing is there.
+// Locate returns the host path of another file or directory below root. Links are followed inside
+// the root, and the file must pass the same checks as the driver's. An error that is fs.ErrNotExist
+// means that nothing is there.
 func Locate(root, name string) (host string, err error) {
 	t, err := openTree(root)
 	if err != nil {

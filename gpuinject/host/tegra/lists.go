@@ -31,8 +31,8 @@ type lists struct {
 
 // DriverFiles finds what the lists name, for every capability.
 //
-// Files and directories are given at their own paths. A link to a library that is listed itself is
-// a further name of that one for the linker.
+// Files and directories are given at their own paths. A link to a library that is itself listed
+// becomes another name of that library for the linker.
 func DriverFiles(cfg config.Host, version string) (driver.Files, error) {
 	s, err := driver.NewSearch(cfg, version)
 	if err != nil {
@@ -44,7 +44,7 @@ func DriverFiles(cfg config.Host, version string) (driver.Files, error) {
 		l.read(path.Join(listDir, name))
 	}
 	l.add("lib", releaseFile)
-	// Links last: what they lead to is then known.
+	// Links come last: by then their targets are known.
 	for _, kind := range []string{"lib", "dir", "sym"} {
 		for _, e := range l.entries {
 			if e.kind == kind {
@@ -111,8 +111,7 @@ func (l *lists) glob(pattern string) []string {
 // kernelTrees are the trees of a container that no list may put anything in.
 var kernelTrees = []string{"/proc", "/sys", "/dev"}
 
-// take gives an entry its place. What is not there is left out: the lists are for a family of
-// machines.
+// take adds an entry. What this machine lacks is left out: the lists are for a family of machines.
 func (l *lists) take(e entry) {
 	inTree := func(d string) bool { return e.path == d || strings.HasPrefix(e.path, d+"/") }
 	if e.path == "/" || slices.ContainsFunc(kernelTrees, inTree) {

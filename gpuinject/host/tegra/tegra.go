@@ -16,7 +16,7 @@ import (
 // Name is the platform's name in JSON.
 const Name = "tegra"
 
-// NodePrefixes begin the paths of the nodes that only these hosts have.
+// NodePrefixes are the prefixes of the paths of nodes that only these hosts have.
 var NodePrefixes = []string{"/dev/nvhost-", "/dev/nvmap", "/dev/nvgpu/"}
 
 // releaseFile is below the driver root, familyFile in sysfs.
@@ -25,9 +25,9 @@ const (
 	familyFile  = "devices/soc0/family"
 )
 
-// Is reports whether this host is one, by the criteria of NVIDIA's container toolkit. Its kernel
-// module for displays reports no GPU to procfs, or one without a UUID; later modules report the GPU
-// itself, by name.
+// Is reports whether this host is a Tegra, by the criteria of NVIDIA's container toolkit. Its
+// kernel module for displays reports no GPU to procfs, or one without a UUID; later modules report
+// the GPU itself, by name.
 func Is(cfg config.Host, gpus []device.GPU) bool {
 	discrete := func(g device.GPU) bool {
 		return g.UUID != "" && !strings.Contains(g.Model, "(nvgpu)") && !strings.Contains(g.Model, "NVIDIA Thor")
@@ -42,8 +42,8 @@ func Is(cfg config.Host, gpus []device.GPU) bool {
 	return err == nil && bytes.HasPrefix(bytes.ToLower(family), []byte("tegra"))
 }
 
-// GPUs returns the GPUs, of which procfs may know none. The first is called "tegra" by NVIDIA's
-// device plugin.
+// GPUs returns the GPUs, even if procfs lists none. NVIDIA's device plugin calls the first one
+// "tegra".
 func GPUs(gpus []device.GPU) []device.GPU {
 	gpus = slices.Clone(gpus)
 	if len(gpus) == 0 {
@@ -57,8 +57,8 @@ func GPUs(gpus []device.GPU) []device.GPU {
 // "/dev/nvhost-*"). A pattern's star stays in its directory; a match that is not a character device
 // is left out, and so is what the machine does not have, as the lists are for a family of machines.
 //
-// Nothing says which numbers such a node must have: that it is a character device, and no link, is
-// all that can be verified.
+// Nothing says which numbers such a node must have: all that can be verified is that it is a
+// character device and not a link.
 func Nodes(cfg config.Host, paths []string) ([]device.Node, error) {
 	var nodes []device.Node
 	for _, p := range paths {

@@ -30,7 +30,7 @@ const (
 	storeDir   = "/usr/lib/wsl/drivers"
 )
 
-// Is reports whether this host is one.
+// Is reports whether this host is WSL2.
 func Is(cfg config.Host) bool {
 	for _, name := range []string{filepath.Join(cfg.DevRoot, Node), filepath.Join(cfg.DriverRoot, libraryDir, "libdxcore.so")} {
 		if _, err := os.Lstat(name); err != nil {
@@ -40,12 +40,12 @@ func Is(cfg config.Host) bool {
 	return true
 }
 
-// GPUs returns one device that stands for all GPUs: below the one node they cannot be told apart.
+// GPUs returns one device that stands for all GPUs: they share one node and cannot be told apart.
 func GPUs() []device.GPU {
 	return []device.GPU{{Minor: -1, Model: "every GPU that Windows shares with WSL2"}}
 }
 
-// Nodes returns the nodes of a container, with a GPU or without.
+// Nodes returns the nodes that a container gets, with or without a GPU.
 func Nodes(cfg config.Host) ([]device.Node, error) {
 	name := path.Base(Node)
 	node, err := device.MiscNode(cfg, name, name)
@@ -55,8 +55,8 @@ func Nodes(cfg config.Host) ([]device.Node, error) {
 	return []device.Node{node}, nil
 }
 
-// onlyHere are the capabilities of the libraries that no other driver has, by stem. All of them
-// find the driver store by dxcore.
+// onlyHere maps the stems of libraries that only this driver has to their capabilities. All of them
+// find the driver store through dxcore.
 var onlyHere = map[string][]string{
 	"libdxcore":           driver.EveryCapability,
 	"libcuda_loader":      {"compute"},
@@ -79,7 +79,7 @@ func DriverFiles(cfg config.Host) (driver.Files, error) {
 	packages := storePackages(s)
 	dirs := []string{libraryDir}
 	if len(packages) == 1 {
-		// Of several packages dxcore picks the adapter's; here it is not known which.
+		// Of several packages dxcore picks the adapter's, which is not known here.
 		dirs = append(dirs, packages[0])
 	}
 	for _, dir := range dirs {

@@ -39,7 +39,8 @@ type event struct {
 	Elapsed                       float64
 }
 
-// result is that of all tests of an attack, and what the stock shim did with the same containers.
+// result combines the results of all tests of an attack with what the stock shim did with the same
+// containers.
 type result struct {
 	passed, failed, skipped int
 	started, refused        int

@@ -27,9 +27,8 @@ func Median(values []float64) float64 { return Quantile(values, 0.5) }
 // resamples is how often Bootstrap draws.
 const resamples = 4000
 
-// Bootstrap is the 95 % percentile interval of the median of values: how far the
-// median would move if the rounds had fallen out otherwise. The same values give
-// the same interval.
+// Bootstrap is the 95 % percentile interval of the median of values: how far the median would move
+// with other rounds. The same values give the same interval.
 func Bootstrap(values []float64) (low, high float64) {
 	if len(values) == 0 {
 		return math.NaN(), math.NaN()

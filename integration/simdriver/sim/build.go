@@ -40,8 +40,8 @@ type builder struct {
 	slots    chan struct{} // for compilers that run at once
 }
 
-// commonFlags keep to what old loaders and musl's can do: no stack protector and
-// no fortified functions, whose symbols are glibc's, and both kinds of hash table.
+// commonFlags restrict the output to what old loaders and musl's support: no stack protector and no
+// fortified functions, whose symbols are glibc's, and both kinds of hash table.
 var commonFlags = []string{
 	"-O1", "-Wall", "-Werror", "-fno-stack-protector", "-U_FORTIFY_SOURCE", "-fno-asynchronous-unwind-tables",
 	"-nostartfiles", "-s", "-Wl,--no-as-needed", "-Wl,--build-id=none", "-Wl,-z,noexecstack", "-Wl,--hash-style=both",
@@ -145,7 +145,7 @@ func firstLine(out []byte) string {
 	return string(line)
 }
 
-// objects compiles units and returns their files in order.
+// objects compiles units and returns the files in order.
 func (b *builder) objects(ctx context.Context, units []unit) ([]string, error) {
 	files, errs := make([]string, len(units)), make([]error, len(units))
 	var wg sync.WaitGroup

@@ -55,8 +55,7 @@ func (d *Driver) BecomeTegra(ctx context.Context) error {
 	return os.Symlink("nvidia/libcuda.so.1.1", filepath.Join(d.Root, "usr/lib", multiarch, "libcuda.so"))
 }
 
-// become takes away what the host has of the driver and gives it compiled files at
-// places, other files and nodes.
+// become removes the driver from the host and adds compiled files at places, other files and nodes.
 func (d *Driver) become(ctx context.Context, places map[string][]string, files map[string]string, nodes []node) error {
 	for _, name := range d.Installed {
 		if err := os.Remove(filepath.Join(d.Root, name)); err != nil && !errors.Is(err, fs.ErrNotExist) {

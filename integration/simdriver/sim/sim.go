@@ -47,7 +47,7 @@ type Options struct {
 	// CUDA is the version that the driver supports, as "12.4"; that of the driver's
 	// branch by default.
 	CUDA string
-	// Models are what the GPUs are, by index; an H200 where there is none.
+	// Models are the models of the GPUs, by index; the default is an H200.
 	Models map[int]Model
 }
 
@@ -117,7 +117,7 @@ type Driver struct {
 
 var versionForm = regexp.MustCompile(`^[0-9]{3,4}(\.[0-9]{1,4}){1,2}$`)
 
-// Create makes a simulated driver. What it made is removed again when it fails.
+// Create makes a simulated driver. If it fails, it removes what it has made.
 func Create(ctx context.Context, o Options) (_ *Driver, err error) {
 	d, err := plan(o)
 	if err != nil {
@@ -310,8 +310,7 @@ func (d *Driver) save() error {
 	return writeFile(filepath.Join(d.Dir, recordName), string(data)+"\n", 0o644)
 }
 
-// openDirectories gives every directory that was made its usual mode, whatever
-// the umask was.
+// openDirectories gives every new directory its usual mode, whatever the umask is.
 func (d *Driver) openDirectories() error {
 	for _, dir := range []string{d.Root, d.DevRoot, d.ProcRoot, d.SysRoot} {
 		err := filepath.WalkDir(dir, func(name string, e fs.DirEntry, err error) error {

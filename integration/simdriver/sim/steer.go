@@ -7,14 +7,14 @@ import (
 	"strings"
 )
 
-// Process is one that uses a GPU, as NVML lists it.
+// Process is a process that uses a GPU, as NVML lists it.
 type Process struct {
 	// UUID is that of the GPU or MIG device.
 	UUID string
 	PID  int
 	// Memory is what it has allocated there, in bytes.
 	Memory uint64
-	// Graphics: it draws; otherwise it computes.
+	// Graphics is true if it draws and false if it computes.
 	Graphics bool
 }
 
@@ -31,8 +31,7 @@ func (d *Driver) Place(list ...Process) error {
 	return d.steer("processes", b.String())
 }
 
-// Hang lets nvmlInit never come back, as it does where the driver is wedged; with
-// false it works again.
+// Hang makes nvmlInit hang, as with a wedged driver; with false it works again.
 func (d *Driver) Hang(on bool) error {
 	if !on {
 		return os.RemoveAll(d.steering("hang"))
@@ -40,14 +39,14 @@ func (d *Driver) Hang(on bool) error {
 	return d.steer("hang", "")
 }
 
-// Unsupport lets functions of NVML, such as "nvmlDeviceGetBrand", say that the GPU has
-// not got the property; with none every GPU has them all again.
+// Unsupport makes functions of NVML, such as "nvmlDeviceGetBrand", report that the GPU does not
+// have the property; without arguments every GPU has them all again.
 func (d *Driver) Unsupport(functions ...string) error {
 	return d.steer("unsupported", strings.Join(functions, "\n")+"\n")
 }
 
-// Modprobe lets nvmlInit execute program and make the file <program>.node, which is
-// what the real one does by nvidia-modprobe where a device node is missing.
+// Modprobe makes nvmlInit execute program and make the file <program>.node, as the real one does
+// with nvidia-modprobe if a device node is missing.
 func (d *Driver) Modprobe(program string) error { return d.steer("modprobe", program+"\n") }
 
 // Checkpoint is what a function of libcuda that suspends processes does: "Lock",
@@ -60,7 +59,7 @@ type Checkpoint struct {
 	Result int
 }
 
-// Wait lets a function wait until it is steered otherwise.
+// Wait makes a function wait until it is told otherwise.
 const Wait = -1
 
 // Checkpoints makes these functions fail or wait from now on, and no others.
@@ -72,7 +71,7 @@ func (d *Driver) Checkpoints(list ...Checkpoint) error {
 	return d.steer("checkpoint", b.String())
 }
 
-// Memory makes every GPU have so many bytes, as far as resumed processes need them.
+// Memory limits the memory of every GPU for processes that are resumed.
 func (d *Driver) Memory(bytes int) error { return d.steer("memory", fmt.Sprintln(bytes)) }
 
 func (d *Driver) steer(name, content string) error {

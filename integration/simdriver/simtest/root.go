@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -141,4 +142,28 @@ func Says(t testing.TB, err error, words ...string) {
 			t.Errorf("%q does not say %q in one line", err, w)
 		}
 	}
+}
+
+// LimitDescriptors calls fn while this process can open only spare more files.
+func LimitDescriptors(t testing.TB, spare uint64, fn func()) {
+	t.Helper()
+	next, err := unix.Open("/", unix.O_PATH|unix.O_CLOEXEC, 0) // the lowest that is free
+	Check(t, err)
+	unix.Close(next)
+	var was unix.Rlimit
+	Check(t, unix.Getrlimit(unix.RLIMIT_NOFILE, &was))
+	Check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: uint64(next) + spare, Max: was.Max}))
+	fn()
+	Check(t, unix.Setrlimit(unix.RLIMIT_NOFILE, &was))
+}
+
+// Ldconfig runs this machine's ldconfig and returns what it prints.
+func Ldconfig(t testing.TB, args ...string) string {
+	t.Helper()
+	cmd := exec.Command("/sbin/ldconfig", args...)
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %v (apt-get install libc-bin)\n%s", cmd, err, out)
+	}
+	return string(out)
 }

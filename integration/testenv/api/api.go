@@ -14,11 +14,13 @@ import (
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	snapshots "github.com/containerd/containerd/api/services/snapshots/v1"
 	tasks "github.com/containerd/containerd/api/services/tasks/v1"
+	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/ttrpc"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/protobuf/types/known/anypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
@@ -98,7 +100,17 @@ func TaskService(t testing.TB, bootstrap []byte, root, namespace string) (taskap
 	}
 	client := ttrpc.NewClient(conn)
 	t.Cleanup(func() { client.Close() })
-	ctx, cancel := context.WithTimeout(namespaces.WithNamespace(context.Background(), namespace), 30*time.Second)
+	ctx, cancel := context.WithTimeout(namespaces.WithNamespace(context.Background(), namespace), 5*time.Minute)
 	t.Cleanup(cancel)
 	return taskapi.NewTTRPCTaskClient(client), ctx
+}
+
+// RuntimeOptions returns runtime options that carry a handler's options table.
+func RuntimeOptions(t testing.TB, toml string) *anypb.Any {
+	t.Helper()
+	options, err := anypb.New(&runtimeoptions.Options{ConfigBody: []byte(toml)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return options
 }

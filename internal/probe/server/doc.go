@@ -3,6 +3,6 @@
 // because it loads NVML and has a gRPC client.
 //
 // One process asks NVML at a time. It gives up after a time limit, but a thread that hangs in the
-// driver cannot be stopped: its process then keeps the lock until the driver is reset, and the next
-// one gives up at once.
+// driver cannot be stopped: its process then holds the lock until the driver is reset, and the next
+// process gives up at once.
 package server

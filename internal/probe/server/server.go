@@ -18,8 +18,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// Answer answers the questions. If NVML was asked, the process can start no program afterwards, and
-// may be unable to exit. A program that cannot load NVML becomes the one that can, which answers.
+// Answer answers the questions. If NVML was asked, the process cannot start programs afterwards,
+// and may be unable to exit. A program that cannot load NVML becomes the one that can, which
+// answers.
 func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 	var a probe.Answers
 	if (q.Facts || q.Live || q.Suspend != nil || q.Resume != nil) && !nvml.Linked {
@@ -96,14 +97,14 @@ func move(name string, fn func(config.Host) ([]int, error)) (*[]int, string) {
 	return &moved, ""
 }
 
-// askNVML runs fn, which loads NVML, when no other process does, and gives up at the limit.
+// askNVML runs fn, which loads NVML, while no other process does so, and gives up at the limit.
 func askNVML[T any](q probe.Questions, fn func(config.Host) (T, error)) (answer T, err error) {
 	cfg, err := config.Find(q.Config)
 	if err != nil {
 		return answer, err
 	}
 	var lock *os.File
-	// For another user the directory is out of reach. The shim made it before it asks.
+	// Other users cannot use the directory. The shim makes it before it asks.
 	if _, err := os.Lstat(cfg.Host.StateDir); err == nil && os.Geteuid() == 0 {
 		if lock, err = lockNVML(cfg.Host.StateDir, q.Timeout); err != nil {
 			return answer, err
@@ -117,7 +118,7 @@ func askNVML[T any](q probe.Questions, fn func(config.Host) (T, error)) (answer 
 	go func() {
 		answer, err := fn(cfg.Host)
 		if lock != nil {
-			lock.Close() // not at the time limit: a process that hangs keeps it
+			lock.Close() // not at the time limit: a process that hangs must keep it
 		}
 		done <- result{answer, err}
 	}()
@@ -132,7 +133,7 @@ func askNVML[T any](q probe.Questions, fn func(config.Host) (T, error)) (answer 
 // lockName is the lock that the process which asks NVML holds until it has exited.
 const lockName = "nvml.lock"
 
-// lockNVML waits for the lock, unless the process that holds it should have ended by now.
+// lockNVML waits for the lock, unless the process that holds it is overdue.
 func lockNVML(stateDir string, limit time.Duration) (*os.File, error) {
 	st, err := state.Open(stateDir, false)
 	if err != nil {
@@ -151,7 +152,7 @@ func lockNVML(stateDir string, limit time.Duration) (*os.File, error) {
 	if err != nil {
 		return nil, err
 	}
-	// For those that wait: the process that has the lock, and when it will have ended.
+	// Tell waiting processes who holds the lock, and when that process will have ended.
 	if err = lock.Truncate(0); err == nil {
 		_, err = fmt.Fprintf(lock, "%d %d\n", os.Getpid(), time.Now().Add(limit+time.Second).UnixNano())
 	}
@@ -162,7 +163,8 @@ func lockNVML(stateDir string, limit time.Duration) (*os.File, error) {
 	return lock, nil
 }
 
-// readHolder reads which process has the lock and when it will have ended; 0 if that is unknown.
+// readHolder reads which process holds the lock and when it will have ended; pid is 0 if that is
+// unknown.
 func readHolder(name string) (pid int, until time.Time) {
 	var nanoseconds int64
 	data, err := os.ReadFile(name)
