@@ -346,7 +346,6 @@ func TestUnusedViewsOfAnOlderDriverGo(t *testing.T) {
 	}
 }
 
-// 128 bits each: no image can find another view of the same name.
 func TestRemoveLeavesNothingOfTheShims(t *testing.T) {
 	f := newFixture(t)
 	first, second := f.spec("580.1", 2), f.spec("590.1", 3)
@@ -381,6 +380,7 @@ func TestRemoveLeavesNothingOfTheShims(t *testing.T) {
 	}
 }
 
+// 128 bits each: no image can find another view of the same name.
 func TestTheNameOfAViewIsLong(t *testing.T) {
 	driver, files, _ := strings.Cut(Spec{}.key(), "-")
 	if len(driver) < 32 || len(files) < 32 {
@@ -424,6 +424,32 @@ func TestViewsThatWereJustUsedStay(t *testing.T) {
 		if !mounted(dir) {
 			t.Errorf("view %d is gone", i)
 		}
+	}
+}
+
+// They go with a later use of any view: no other need ever be built.
+func TestViewsThatWereJustUsedGoLater(t *testing.T) {
+	f := newFixture(t)
+	source := f.file("lib.so", 0o644)
+	view := func(i int) Spec {
+		return Spec{Driver: "580.1", Files: []File{{Source: source, Name: fmt.Sprintf("lib64/lib%d.so", i)}}}
+	}
+	for i := range 2 * maxViews {
+		f.ensure(view(i))
+	}
+	for i := range 2 * maxViews {
+		when := time.Now().Add(-time.Minute)
+		check(t, os.Chtimes(filepath.Dir(Path(f.state.Dir(), view(i))), when, when))
+	}
+	whole(t, f.ensure(view(0)), view(0))
+	left := 0
+	for i := range 2 * maxViews {
+		if mounted(Path(f.state.Dir(), view(i))) {
+			left++
+		}
+	}
+	if left > maxViews {
+		t.Errorf("%d views are there", left)
 	}
 }
 
