@@ -3,6 +3,7 @@ package view
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -290,6 +291,34 @@ func TestALockThatIsHeldDoesNotKeepAViewFromBeingBuilt(t *testing.T) {
 	// A second process that builds the same view discards its own.
 	check(t, build(dir, spec.Files))
 	whole(t, dir, spec)
+}
+
+// Two processes without the lock can both make the directory of views a mount, one over the view of
+// the other. Here the second one comes while the event of the first is written.
+func TestAViewThatIsCoveredIsAnError(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec("580.1", 2)
+	events := filepath.Join(f.state.Dir(), "events.jsonl")
+	check(t, os.Remove(events))
+	check(t, unix.Mkfifo(events, 0o600))
+	pipe, err := os.OpenFile(events, os.O_RDWR|unix.O_NONBLOCK, 0)
+	check(t, err)
+	defer pipe.Close()
+	for n := 1; n > 0; { // full, so that the event has to wait
+		n, _ = unix.Write(int(pipe.Fd()), make([]byte, 4096))
+	}
+	done := make(chan error, 1)
+	go func() { done <- Ensure(f.state, spec) }()
+	root := Path(f.state.Dir(), spec)
+	for !mounted(root) {
+		time.Sleep(time.Millisecond)
+	}
+	check(t, unix.Mount(viewDir(f.state.Dir()), viewDir(f.state.Dir()), "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(viewDir(f.state.Dir()), unix.MNT_DETACH) })
+	go func() { _, _ = io.Copy(io.Discard, pipe) }()
+	if err := <-done; err == nil || !strings.Contains(err.Error(), "start the container again") {
+		t.Errorf("error %v", err)
+	}
 }
 
 func TestABuilderThatIsKilledLeavesNothingHalfMade(t *testing.T) {
