@@ -122,7 +122,7 @@ func inspect(h host.Host, root rootfs, g grant, p *Plan) image.Image {
 func checkViewDir(root rootfs, p *Plan) (string, error) {
 	way, err := root.Way(ViewDir)
 	if err != nil {
-		return "", fail(Invalid, "%s of the image: %w", ViewDir, err)
+		return "", fail(Invalid, "%w", err)
 	}
 	at := way[len(way)-1]
 	for _, v := range root.volumes {
@@ -227,7 +227,7 @@ func place(root rootfs, own string, files []Bind, p *Plan) error {
 func (r rootfs) freePlace(dest string, p *Plan) (at string, free bool, err error) {
 	way, err := r.Way(dest)
 	if err != nil {
-		return "", false, fail(Invalid, "%s of the image: %w", dest, err)
+		return "", false, fail(Invalid, "%w", err)
 	}
 	at, _ = r.Place(dest)
 	if m, covered := r.covering(way...); covered {

@@ -338,6 +338,9 @@ var guards = []guard{
 	{"messages: values cut", "gpuinject/request/quote.go",
 		"if len(s) > maxQuoted {", "if false {",
 		"gpuinject TestMessagesQuotePaths"},
+	{"messages: paths of an image", "gpuinject/errors.go",
+		"if unicode.IsGraphic(r) {", "if unicode.IsGraphic(r) || true {",
+		"TestT47PathsOfAnImageInMessages"},
 	// The mask (I8, I10).
 	{"config.json: another's is no request", "gpuinject/container.go",
 		"if !mightAskUnchecked(filepath.Join(dir, bundle.ConfigName)) {", "if mightAskUnchecked(filepath.Join(dir, bundle.ConfigName)); true {",
