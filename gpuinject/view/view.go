@@ -72,8 +72,8 @@ func Path(stateDir string, spec Spec) string {
 	return filepath.Join(viewDir(stateDir), spec.key(), "root")
 }
 
-// lockName is the lock in the directory of views. lockTimeout is how long a view that another process
-// builds is waited for. Building takes milliseconds.
+// lockName is the lock in the directory of views. lockTimeout is how long a view that another
+// process builds is waited for. Building takes milliseconds.
 const (
 	lockName    = "lock"
 	lockTimeout = time.Second
@@ -175,7 +175,8 @@ func Remove(s *state.State) error {
 }
 
 // collectRest removes views that had just been used when the last one was built. Without it, an
-// image that is started with every set of capabilities within seconds would leave them all for good.
+// image that is started with every set of capabilities within seconds would leave them all for
+// good.
 func collectRest(s *state.State, driver string) {
 	views := viewDir(s.Dir())
 	if entries, _ := os.ReadDir(views); len(entries) <= maxViews+1 { // with the lock
