@@ -94,7 +94,10 @@ func (p *Plan) makeLinks(root *image.Root) error {
 
 func (p *Plan) writeLinkerFiles(c Container, root *image.Root) error {
 	for _, f := range p.linkerFiles {
-		if err := root.WriteFile(f.Path, f.Data); err != nil {
+		err := root.WriteFile(f.Path, f.Data)
+		if errors.Is(err, unix.EXDEV) { // as for links
+			p.note("%s is not written in the image: %v", f.Path, err)
+		} else if err != nil {
 			p.mountCache(c, f, err)
 		}
 	}

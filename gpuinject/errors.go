@@ -1,6 +1,11 @@
 package gpuinject
 
-import "fmt"
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode"
+)
 
 // Kind is the class of a refusal. The Task API's edge makes gRPC codes of it.
 type Kind int
@@ -27,7 +32,19 @@ type Error struct {
 	Err  error
 }
 
-func (e *Error) Error() string { return "nvidia: " + e.Err.Error() }
+// Error returns the text. An image chooses the names of its directories, which errors of the os
+// package repeat as they are: what is no graphic character is escaped (T47).
+func (e *Error) Error() string {
+	var b strings.Builder
+	for _, r := range "nvidia: " + e.Err.Error() {
+		if unicode.IsGraphic(r) {
+			b.WriteRune(r)
+		} else {
+			b.WriteString(strings.Trim(strconv.QuoteRuneToGraphic(r), "'"))
+		}
+	}
+	return b.String()
+}
 
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }

@@ -332,6 +332,32 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
+// FuzzKept takes any bytes as what the state directory keeps of the driver's files and of NVML's
+// answer (T62). A container gets files of the driver root, or is refused.
+func FuzzKept(f *testing.F) {
+	h := newHost(f, sim.Options{GPUs: 3, MIG: []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}}})
+	c, err := ExamineSpec(newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=1.0"), loading(h.cfg))
+	check(f, err)
+	_, err = resolveIn(f, c, f.TempDir(), h.ask)
+	check(f, err)
+	dir := h.cfg.Host.StateDir
+	driver, facts := readFile(f, dir, filesName), readFile(f, dir, "nvml.json")
+	f.Add(driver, facts)
+	f.Add(driver[:len(driver)/2], bytes.ReplaceAll(facts, []byte("0"), []byte("9")))
+	f.Add([]byte(`{"format":1,"libraries":[{}]}`), []byte(`{"Facts":{"gpus":[null,{"instances":[{}]}]}}`))
+	f.Fuzz(func(t *testing.T, driver, facts []byte) {
+		check(t, os.WriteFile(filepath.Join(dir, filesName), driver, 0o600))
+		check(t, os.WriteFile(filepath.Join(dir, "nvml.json"), facts, 0o600))
+		plan, err := resolveIn(t, c, t.TempDir(), h.ask)
+		if err != nil && strings.ContainsAny(err.Error(), "\n\r\x1b\x00") {
+			t.Fatalf("control characters in %q", err)
+		}
+		if err == nil && len(plan.Devices) == 0 {
+			t.Fatalf("no device: %+v", plan)
+		}
+	})
+}
+
 func allIDs(a probe.Answers) (ids []string) {
 	for _, list := range a.Pod.Containers {
 		ids = append(ids, list...)

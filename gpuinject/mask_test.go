@@ -1,6 +1,7 @@
 package gpuinject
 
 import (
+	"os"
 	"path"
 	"path/filepath"
 	"reflect"
@@ -188,4 +189,23 @@ func TestIsolation(t *testing.T) {
 		}},
 		{name: "a /proc that is written oddly", spec: func(s *specs.Spec) { s.Mounts[0].Destination = "proc/." }, want: "GPU 0"},
 	}}.run(t)
+}
+
+// T32: a kernel without SELinux does not know the label that a container with SELinux has.
+func TestT32TheMaskGetsTheMountLabel(t *testing.T) {
+	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0")
+	spec.Linux.MountLabel = "system_u:object_r:container_file_t:s0:c1,c2"
+	c, err := ExamineSpec(spec, loading(hostConfig(t)))
+	check(t, err)
+	c.Bundle.Dir = newBundle(t, spec)
+	_, mask, err := inject(t, c)
+	if mask != nil {
+		mask.Close()
+	}
+	_, noSELinux := os.Stat("/sys/fs/selinux/enforce")
+	if noSELinux == nil {
+		check(t, err)
+	} else if err == nil || !strings.Contains(err.Error(), spec.Linux.MountLabel) {
+		t.Errorf("error %v", err)
+	}
 }

@@ -97,7 +97,7 @@ func inspect(h host.Host, root rootfs.FS, g grant, p *Plan) image.Image {
 func checkViewDir(root rootfs.FS, p *Plan) (string, error) {
 	way, err := root.Way(ViewDir)
 	if err != nil {
-		return "", fail(Invalid, "%s of the image: %w", ViewDir, err)
+		return "", fail(Invalid, "%w", err)
 	}
 	at := way[len(way)-1]
 	for _, v := range root.Volumes {
@@ -185,7 +185,7 @@ func isOwnMount(c Container, m specs.Mount) bool {
 func freePlace(r rootfs.FS, dest string, p *Plan) (at string, free bool, err error) {
 	way, err := r.Way(dest)
 	if err != nil {
-		return "", false, fail(Invalid, "%s of the image: %w", dest, err)
+		return "", false, fail(Invalid, "%w", err)
 	}
 	at, _ = r.Place(dest)
 	if m, covered := r.Covering(way...); covered {

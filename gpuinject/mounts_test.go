@@ -125,6 +125,51 @@ func TestMessagesQuotePaths(t *testing.T) {
 	}
 }
 
+// An image chooses the names of its directories, and errors name these.
+func TestT47PathsOfAnImageInMessages(t *testing.T) {
+	const evil = "/evil\nlevel=info msg=forged\x1b[31m\u202e"
+	long := evil + strings.Repeat("/"+strings.Repeat("x", 200), 15)
+	libs := "/" + path.Dir(families()[0].libc)
+	libraryDirectory := func(dir string) func(testing.TB, string) {
+		return func(t testing.TB, root string) {
+			mkdir(t, path.Dir(root+dir))
+			check(t, os.Rename(root+libs, root+dir))
+			symlink(t, dir, root+libs)
+			for i := range 45 { // more links than are followed
+				symlink(t, fmt.Sprint("l", i+1), fmt.Sprintf("%s%s/l%d", root, dir, i))
+			}
+			symlink(t, "l0", root+dir+"/libcuda.so.1")
+		}
+	}
+	readOnlyPlace := func(t testing.TB, root string) {
+		mkdir(t, root+evil)
+		check(t, os.RemoveAll(root+"/usr/local"))
+		symlink(t, evil, root+"/usr/local")
+		readOnly(t, root)
+	}
+	for name, tc := range map[string]struct {
+		image func(testing.TB, string)
+		kind  Kind
+		words string
+	}{
+		"the library directory":     {libraryDirectory(evil), Invalid, "symbolic links"},
+		"a deep library directory":  {libraryDirectory(long), Invalid, "symbolic links"},
+		"where the driver would go": {readOnlyPlace, Precondition, "read-only file system"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			root := t.TempDir()
+			in(t, tc.image)(root)
+			c, err := ExamineSpec(newSpec(devices("0")...), loading(hostConfig(t)))
+			check(t, err)
+			_, err = resolveIn(t, c, root, noProbe)
+			refused(t, err, tc.kind, tc.words)
+			if strings.ContainsAny(err.Error(), "\x1b\u202e") || len(err.Error()) > 800 {
+				t.Errorf("the message is %q", err)
+			}
+		})
+	}
+}
+
 // A file of the view appears at its other places by a link if the image has nothing there, and
 // otherwise by a mount. A plan says the same beforehand.
 func TestLinks(t *testing.T) {

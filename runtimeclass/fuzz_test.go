@@ -75,3 +75,60 @@ func installAndUninstall(t *testing.T, h Host, o Options, check func(Host)) {
 		t.Errorf("before\n%q\nnow\n%q", before, now)
 	}
 }
+
+// FuzzVersion takes any output of a program for --version.
+func FuzzVersion(f *testing.F) {
+	for _, text := range []string{"containerd github.com/containerd/containerd/v2 v2.4.2 x\n", "runc version 1.5.0-rc.1", "x 1.6.20~ds1 y", "v999999.0.0+", "1.2.3.4"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		v, err := ParseVersion(text)
+		if err != nil {
+			if strings.ContainsAny(err.Error(), "\n\x1b") {
+				t.Errorf("%q", err)
+			}
+			return
+		}
+		if again, err := ParseVersion(v.String()); v.Known() && (err != nil || again != v) {
+			t.Errorf("%q is %+v, read again %+v, %v", text, v, again, err)
+		}
+	})
+}
+
+// FuzzKubelet takes any file or command line as that of a kubelet.
+func FuzzKubelet(f *testing.F) {
+	for _, text := range []string{"--root-dir=/var/lib/k", "kubelet-arg:\n- \"root-dir=/data/kubelet\"", "# --root-dir=/no", "root-dir /a\x00--root-dir=/b", "--root-dir='/c'"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		if dir := rootDir(text, "/default"); !strings.HasPrefix(dir, "/") || strings.ContainsAny(dir, " \t\r\n\"'") || !strings.Contains(text, dir) && dir != "/default" {
+			t.Errorf("%q", dir)
+		}
+	})
+}
+
+// FuzzRecord takes any bytes as the record of what was installed. Files that it lists are removed
+// only if they hold what was installed.
+func FuzzRecord(f *testing.F) {
+	const name = "/usr/local/bin/other"
+	f.Add(`[{"path":"` + name + `","kind":"program","sha256":"00","for":["containerd ` + testConfig + `"]}]`)
+	f.Add(`[{"path":"/etc/../usr/local/bin/other","kind":"file"},{"path":"","for":null},{"path":"/usr","kind":"directory"}]`)
+	f.Add(`{}`)
+	f.Add(`[null,{"path":1}]`)
+	f.Fuzz(func(t *testing.T, text string) {
+		o := containerdOptions(Registration{})
+		h := containerdTree(t, "none", "", v242)
+		write(t, h.real(RecordPath), text)
+		write(t, h.real(name), "a program of others")
+		p, err := Uninstall(h, o)
+		if err == nil {
+			err = p.Apply()
+		}
+		if err != nil && strings.ContainsAny(err.Error(), "\n\x1b") {
+			t.Errorf("%q", err)
+		}
+		if left, err := os.ReadFile(h.real(name)); err != nil || string(left) != "a program of others" {
+			t.Errorf("%q, %v", left, err)
+		}
+	})
+}

@@ -182,6 +182,9 @@ func TestT52OnlyARegularFileOfRootIsRead(t *testing.T) {
 		"writable by all":                      func(file string) error { return os.Chmod(file, 0o666) },
 		"of another owner":                     func(file string) error { return os.Chown(file, 1000, 0) },
 		"in a directory that all can write to": func(file string) error { return os.Chmod(filepath.Dir(file), 0o777) },
+		"too large": func(file string) error {
+			return os.WriteFile(file, append([]byte("{}"), bytes.Repeat([]byte(" "), maxConfig)...), 0)
+		},
 	} {
 		b := load(t, "{}")
 		check(t, change(filepath.Join(b.Dir, ConfigName)))

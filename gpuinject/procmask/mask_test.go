@@ -270,6 +270,26 @@ func TestT17AttachRefusesAProcessThatTookTheNumber(t *testing.T) {
 	}
 }
 
+// T32: the files have the container's label. A kernel without SELinux does not know the option.
+func TestT32TheMaskHasTheMountLabel(t *testing.T) {
+	const label = "system_u:object_r:container_file_t:s0:c1,c2"
+	m, err := New([]File{{"version", nil}}, label)
+	if _, noSELinux := os.Stat("/sys/fs/selinux/enforce"); noSELinux != nil {
+		if err == nil || !strings.Contains(err.Error(), "set context="+label) {
+			t.Errorf("error %v", err)
+		}
+		return
+	}
+	check(t, err)
+	defer m.Close()
+	value := make([]byte, 256)
+	n, err := unix.Getxattr("/proc/self/fd/"+strconv.Itoa(int(m.f.Fd()))+"/version", "security.selinux", value)
+	check(t, err)
+	if got := strings.TrimRight(string(value[:n]), "\x00"); got != label {
+		t.Errorf("the label is %q", got)
+	}
+}
+
 func TestMaskStaysWithinItself(t *testing.T) {
 	for _, name := range []string{"../x", "/x", "a/../../x"} {
 		m, err := New([]File{{name, nil}}, "")

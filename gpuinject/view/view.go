@@ -85,6 +85,7 @@ func Ensure(s *state.State, spec Spec) error {
 	if mounted(root) {
 		// The time of last use, for collect.
 		_ = unix.UtimesNanoAt(unix.AT_FDCWD, filepath.Dir(root), nil, 0)
+		collectRest(s, spec.Driver)
 		return nil
 	}
 	if err := os.MkdirAll(root, 0o700); err != nil {
@@ -170,6 +171,20 @@ func Remove(s *state.State) error {
 	_ = os.Remove(filepath.Join(views, lockName))
 	_ = unix.Rmdir(views)
 	return nil
+}
+
+// collectRest removes views that had just been used when the last one was built. Without it, an
+// image that is started with every set of capabilities within seconds would leave them all for
+// good.
+func collectRest(s *state.State, driver string) {
+	views := viewDir(s.Dir())
+	if entries, _ := os.ReadDir(views); len(entries) <= maxViews+1 { // with the lock
+		return
+	}
+	if lock, err := s.Lock(filepath.Join("view", lockName), 0); err == nil {
+		collect(views, driver)
+		lock.Close()
+	}
 }
 
 // collect removes views of other drivers that have not been used for a long time and, above

@@ -3,6 +3,7 @@ package view
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"math/rand/v2"
 	"os"
@@ -291,6 +292,34 @@ func TestALockThatIsHeldDoesNotKeepAViewFromBeingBuilt(t *testing.T) {
 	whole(t, dir, spec)
 }
 
+// Two processes without the lock can both make the directory of views a mount, one over the view of
+// the other. Here the second one comes while the event of the first is written.
+func TestAViewThatIsCoveredIsAnError(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec("580.1", 2)
+	events := filepath.Join(f.state.Dir(), "events.jsonl")
+	check(t, os.Remove(events))
+	check(t, unix.Mkfifo(events, 0o600))
+	pipe, err := os.OpenFile(events, os.O_RDWR|unix.O_NONBLOCK, 0)
+	check(t, err)
+	defer pipe.Close()
+	for n := 1; n > 0; { // full, so that the event has to wait
+		n, _ = unix.Write(int(pipe.Fd()), make([]byte, 4096))
+	}
+	done := make(chan error, 1)
+	go func() { done <- Ensure(f.state, spec) }()
+	root := Path(f.state.Dir(), spec)
+	for !mounted(root) {
+		time.Sleep(time.Millisecond)
+	}
+	check(t, unix.Mount(viewDir(f.state.Dir()), viewDir(f.state.Dir()), "", unix.MS_BIND, ""))
+	t.Cleanup(func() { _ = unix.Unmount(viewDir(f.state.Dir()), unix.MNT_DETACH) })
+	go func() { _, _ = io.Copy(io.Discard, pipe) }()
+	if err := <-done; err == nil || !strings.Contains(err.Error(), "start the container again") {
+		t.Errorf("error %v", err)
+	}
+}
+
 func TestABuilderThatIsKilledLeavesNothingHalfMade(t *testing.T) {
 	f := newFixture(t)
 	source := f.file("lib.so", 0o644)
@@ -345,7 +374,6 @@ func TestUnusedViewsOfAnOlderDriverGo(t *testing.T) {
 	}
 }
 
-// 128 bits each: no image can find another view of the same name.
 func TestRemoveLeavesNothingOfTheShims(t *testing.T) {
 	f := newFixture(t)
 	first, second := f.spec("580.1", 2), f.spec("590.1", 3)
@@ -380,6 +408,7 @@ func TestRemoveLeavesNothingOfTheShims(t *testing.T) {
 	}
 }
 
+// 128 bits each: no image can find another view of the same name.
 func TestTheNameOfAViewIsLong(t *testing.T) {
 	driver, files, _ := strings.Cut(Spec{}.key(), "-")
 	if len(driver) < 32 || len(files) < 32 {
@@ -423,6 +452,32 @@ func TestViewsThatWereJustUsedStay(t *testing.T) {
 		if !mounted(dir) {
 			t.Errorf("view %d is gone", i)
 		}
+	}
+}
+
+// They go with a later use of any view: no other need ever be built.
+func TestViewsThatWereJustUsedGoLater(t *testing.T) {
+	f := newFixture(t)
+	source := f.file("lib.so", 0o644)
+	view := func(i int) Spec {
+		return Spec{Driver: "580.1", Files: []File{{Source: source, Name: fmt.Sprintf("lib64/lib%d.so", i)}}}
+	}
+	for i := range 2 * maxViews {
+		f.ensure(view(i))
+	}
+	for i := range 2 * maxViews {
+		when := time.Now().Add(-time.Minute)
+		check(t, os.Chtimes(filepath.Dir(Path(f.state.Dir(), view(i))), when, when))
+	}
+	whole(t, f.ensure(view(0)), view(0))
+	left := 0
+	for i := range 2 * maxViews {
+		if mounted(Path(f.state.Dir(), view(i))) {
+			left++
+		}
+	}
+	if left > maxViews {
+		t.Errorf("%d views are there", left)
 	}
 }
 

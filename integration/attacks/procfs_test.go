@@ -3,6 +3,7 @@ package attacks
 import (
 	"fmt"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 
@@ -75,6 +76,9 @@ func TestT32AppArmorAndSELinux(t *testing.T) {
 	t.Run("T32 AppArmor", func(t *testing.T) {
 		if on, err := os.ReadFile("/sys/module/apparmor/parameters/enabled"); err != nil || !strings.HasPrefix(string(on), "Y") {
 			t.Skip("NOT TESTED: AppArmor is not enabled in this host's kernel")
+		}
+		if _, err := exec.LookPath("apparmor_parser"); err != nil {
+			t.Fatal("apparmor_parser is missing: install Debian's apparmor")
 		}
 		h := newHost(t, simhost.Options{})
 		r, ran := h.attempt(t, testenv.RunOptions{Env: []string{one}, Extra: []string{"--apparmor-default-profile", "nvidia-shim-test"}, Args: []string{"/bin/sh", "-c", look + "; cat /proc/self/attr/current " + simhost.Mask + "/nvidia/params; echo 1 >" + simhost.Mask + "/nvidia/params"}})

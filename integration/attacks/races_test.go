@@ -56,6 +56,7 @@ func TestNamesThatAreExchangedWhileContainersAreMadeNeverLeadOut(t *testing.T) {
 	}{
 		{"T15 gbm in a volume at the library directory", lib, "gbm", "../../../../../../CANARY"},
 		{"T15 a directory of the driver's data in a volume", "/usr/share", "glvnd", "/proc/1/root/CANARY"},
+		{"T15 a directory below etc in a volume", "/etc/vulkan", "icd.d", "/CANARY"},
 		{"T16 the compatibility directory in a volume", "/usr/local/cuda", "compat", "../../../../../../CANARY"},
 		{"T15 etc in a shared root", "", "etc", "../../../../../../CANARY"},
 		{"T15 the driver's place in a shared root", "", "usr/local/nvidia", "/CANARY"},

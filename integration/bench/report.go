@@ -158,16 +158,25 @@ func (r *Result) others(b *strings.Builder) {
 
 // many compares containers beside many others with those beside few or beside the stock shim's.
 func (r *Result) many(b *strings.Builder) {
-	compare := func(what, with string, base, own []float64) {
-		if len(base) > 0 && len(own) > 0 {
-			x, y := report.Median(base), report.Median(own)
-			row(b, what, fmt.Sprintf("%s %.1f ms", with, x), fmt.Sprintf("%.1f ms", y), fmt.Sprintf("%.3f", y/x), "", "")
+	compare := func(what, with string, base, own []float64, limit string, judge func(median, low, high float64) string) {
+		var ratios []float64
+		for i := range min(len(base), len(own)) {
+			ratios = append(ratios, own[i]/base[i])
 		}
+		if len(ratios) == 0 {
+			return
+		}
+		median := report.Median(ratios)
+		low, high := report.Bootstrap(ratios)
+		row(b, what, fmt.Sprintf("%s %.1f ms", with, report.Median(base)), fmt.Sprintf("%.1f ms", report.Median(own)),
+			fmt.Sprintf("%.3f (%.3f–%.3f)", median, low, high), limit, judge(median, low, high))
 	}
-	for _, v := range []string{stock, ours} {
-		compare(fmt.Sprintf("the last of %d running containers, %s", manySize, v), "the 10th", r.Many[v].Tenth, r.Many[v].Last)
-	}
-	compare(fmt.Sprintf("stock container beside %d with a GPU", manySize), fmt.Sprintf("beside %d of stock", manySize), r.Many[stock].Beside, r.Many[ours].Beside)
+	last := fmt.Sprintf("the last of %d running containers, ", manySize)
+	compare(last+stock, "the 10th", r.Many[stock].Tenth, r.Many[stock].Last, "", func(float64, float64, float64) string { return "" })
+	compare(last+ours, "the 10th", r.Many[ours].Tenth, r.Many[ours].Last, fmt.Sprintf("≤ %.2f", budgetLast),
+		func(median, low, high float64) string { return verdict(median, low, high, budgetLast) })
+	compare(fmt.Sprintf("stock container beside %d with a GPU", manySize), fmt.Sprintf("beside %d of stock", manySize),
+		r.Many[stock].Beside, r.Many[ours].Beside, "contains 1", contains)
 }
 
 func megabytes(n int64) string { return fmt.Sprintf("%.2f MB", float64(n)/1e6) }

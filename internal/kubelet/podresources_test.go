@@ -19,7 +19,7 @@ import (
 )
 
 func TestTheKubeletIsAsked(t *testing.T) {
-	other := kubelettest.Pod("default", "other", "GPU-other")
+	other := kubelettest.Pod("team", "other", "GPU-other")
 	namesake := kubelettest.Pod("other", "train", "GPU-other")
 	train := kubelettest.Pod("team", "train", "GPU-a", "GPU-b::3")
 	train.Containers[0].Devices = append(train.Containers[0].Devices, &podresources.ContainerDevices{ResourceName: "example.com/nic", DeviceIds: []string{"eth1"}})

@@ -302,6 +302,27 @@ func TestParseChannels(t *testing.T) {
 	}
 }
 
+// FuzzParseChannels holds that a list is of channels' numbers, each once, in order.
+func FuzzParseChannels(f *testing.F) {
+	for _, text := range []string{"0-3,7", "65535", "7, 0-1,1", "-", "1-2-3", "18446744073709551616"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		list, err := ParseChannels(text)
+		if err != nil {
+			if strings.ContainsAny(err.Error(), "\n\x1b") {
+				t.Errorf("%q", err)
+			}
+			return
+		}
+		for i, n := range list {
+			if n < 0 || n > 65535 || i > 0 && n <= list[i-1] {
+				t.Errorf("%q: %v", text, list)
+			}
+		}
+	})
+}
+
 // On these hosts the nodes do not belong to the kernel module, or the host got them as a container.
 func TestNodesOfOtherHostsAreNotOursToMake(t *testing.T) {
 	for _, tt := range []struct {

@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"unicode"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
@@ -268,4 +269,27 @@ func TestAGPUThatNVMLDoesNotListIsShown(t *testing.T) {
 	if got := print(t, s); !strings.Contains(got, "GPU 0: GPU is lost\n") || !strings.Contains(got, "no container has a GPU\n") {
 		t.Errorf("got\n%s", got)
 	}
+}
+
+// FuzzRecord takes any bytes as the shim's record of a container. What is printed of it cannot
+// control a terminal.
+func FuzzRecord(f *testing.F) {
+	for _, record := range []any{
+		granted("aa", "k8s.io", "train", 0), granted("\x1b[2J", "default\nx", "\r\u202e", 99),
+		gpuinject.Plan{GPU: true, Container: &gpuinject.PlanContainer{}}, map[string]any{"gpu": true, "mig": []any{nil}},
+	} {
+		text, err := json.Marshal(record)
+		simtest.Check(f, err)
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		fix := newFixture(t)
+		fix.Write(filepath.Join("state", tasksDir, "default/aa", gpuinject.RecordName), string(text))
+		inventory := device.Inventory{DriverVersion: "580.1", GPUs: []device.GPU{{BusID: "0000:00:00.0"}}}
+		var b bytes.Buffer
+		Join(fix.proc, inventory, nvml.Snapshot{}, errors.New("no NVML"), Read(fix.proc, []string{fix.state})).Print(term.New(&b))
+		if i := strings.IndexFunc(b.String(), func(r rune) bool { return r != '\n' && !unicode.IsGraphic(r) }); i >= 0 {
+			t.Errorf("%q", b.String()[i:])
+		}
+	})
 }

@@ -131,10 +131,11 @@ func Wrap(text string, width int) []string {
 	return lines
 }
 
-// visible replaces control characters, which a terminal would obey.
+// visible replaces control characters, which a terminal would obey, and those that change the order
+// of the text around them: a container chooses the names of its processes.
 func visible(text string) string {
 	return strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) {
+		if !unicode.IsGraphic(r) {
 			return utf8.RuneError
 		}
 		return r

@@ -172,3 +172,23 @@ func FuzzCapability(f *testing.F) {
 		}
 	})
 }
+
+// FuzzParams holds that what the driver's parameters say is a mode and a number of channels.
+func FuzzParams(f *testing.F) {
+	f.Add([]byte("ModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileGID: 44\nDeviceFileMode: 438\nImexChannelCount: 2048\n"))
+	f.Add([]byte("DeviceFileMode: 4294967295\nImexChannelCount:\t99999999999\nModifyDeviceFiles: -1\n:"))
+	root := f.TempDir()
+	file := filepath.Join(root, "driver/nvidia/params")
+	if err := os.MkdirAll(filepath.Dir(file), 0o755); err != nil {
+		f.Fatal(err)
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if err := os.WriteFile(file, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		e, channels, err := readParams(config.Host{ProcRoot: root})
+		if err == nil && (e.Mode&^0o777 != 0 || channels < 0 || channels > 1<<20) {
+			t.Errorf("%+v, %d channels", e, channels)
+		}
+	})
+}
