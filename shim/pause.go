@@ -24,7 +24,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// maxRounds bounds how often Pause starts again for processes that have begun to use a GPU since.
+// maxRounds bounds how often Pause starts again, for processes that have begun to use a GPU since, or
+// because runc could not freeze the container.
 const maxRounds = 5
 
 // Pause freezes the container. If it suspends its GPUs, the GPU memory of its processes is moved to
@@ -42,7 +43,7 @@ func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.
 	if s.status(ctx, r.ID) != task.Status_RUNNING {
 		return s.TTRPCTaskService.Pause(ctx, r) // which refuses it
 	}
-	resp, err := s.suspend(ctx, r, c.held)
+	resp, err := s.suspend(ctx, r, c)
 	if err == nil {
 		c.noteSuspended()
 		return resp, nil
@@ -64,6 +65,9 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 		return s.TTRPCTaskService.Resume(ctx, r)
 	}
 	ctx = context.WithoutCancel(ctx) // half of it would leave processes that stand still
+	once := c
+	once.placement = nil
+	s.update(r.ID, once)
 	// The driver restores a process by a thread of its own, which must not be frozen.
 	resp, err := s.TTRPCTaskService.Resume(ctx, r)
 	if err != nil {
@@ -72,7 +76,7 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 	if err = s.wake(ctx, r.ID, c, false); err == nil {
 		return resp, nil
 	}
-	_, undone := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c.held)
+	_, undone := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c)
 	return nil, s.failed(ctx, r.ID, err, undone)
 }
 
@@ -106,18 +110,20 @@ func (s *Service) status(ctx context.Context, id string) task.Status {
 }
 
 // suspend moves GPU memory to the host and freezes the container. A process that has begun to use a
-// GPU meanwhile would keep it: then both are repeated.
-func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, held probe.Memory) (resp *emptypb.Empty, err error) {
+// GPU meanwhile would keep it: then both are repeated. So they are if the container cannot be frozen:
+// on cgroup v1 runc gives up after 0.2 s, in which a busy host may run none of its processes.
+func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, c gpuContainer) (resp *emptypb.Empty, err error) {
+	var notFrozen error
 	for range maxRounds {
 		before, err := s.usersOfGPU(ctx, r.ID)
 		if err == nil {
-			err = s.move(ctx, r.ID, true, held)
+			err = s.move(ctx, r.ID, true, c)
 		}
 		if err != nil {
 			return nil, err
 		}
-		if resp, err = s.TTRPCTaskService.Pause(ctx, r); err != nil {
-			return nil, err
+		if resp, notFrozen = s.TTRPCTaskService.Pause(ctx, r); notFrozen != nil {
+			continue
 		}
 		after, err := s.usersOfGPU(ctx, r.ID)
 		if err == nil && !slices.ContainsFunc(after, func(p procfs.ID) bool { return !slices.Contains(before, p) }) {
@@ -127,23 +133,26 @@ func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, held pro
 			return nil, cmp.Or(err, thawed)
 		}
 	}
+	if notFrozen != nil {
+		return nil, notFrozen
+	}
 	return nil, &classified{errors.New("nvidia: processes of the container keep starting to use the GPU"), errdefs.ErrUnavailable}
 }
 
 // move has the probe move the GPU memory of all processes of the container, to the host or back.
-// What goes to the host is entered in held; on the way back it must be free on the GPU.
-func (s *Service) move(ctx context.Context, id string, suspend bool, held probe.Memory) error {
+// What goes to the host is entered in c.held; on the way back it must be free on the GPU.
+func (s *Service) move(ctx context.Context, id string, suspend bool, c gpuContainer) error {
 	list, err := s.processes(ctx, id)
 	if err != nil || len(list) == 0 {
 		return err
 	}
-	q, what := probe.Questions{Resume: list, Needs: held, Timeout: moveLimit}, "resume"
+	q, what := probe.Questions{Resume: list, Needs: c.held, Placement: c.placement, Timeout: moveLimit}, "resume"
 	if suspend {
-		q.Suspend, q.Resume, q.Needs, what = list, nil, nil, "suspend"
+		q, what = probe.Questions{Suspend: list, Timeout: moveLimit}, "suspend"
 	}
 	start := time.Now()
 	a := ask(q)
-	maps.Copy(held, a.Memory)
+	maps.Copy(c.held, a.Memory)
 	if a.MoveError == "" && a.Moved == nil {
 		a.MoveError = "nvidia-shimctl is of another version than the shim"
 	}

@@ -136,14 +136,21 @@ __attribute__((unused)) static int sim_each(int pid, const char *prefix, int (*f
 	return rc;
 }
 
-/* sim_add_size adds the size of a file to the off_t behind data. */
-__attribute__((unused)) static int sim_add_size(const char *path, const char *name, void *data)
+/* sim_use is what processes have allocated on a GPU. */
+struct sim_use {
+	unsigned minor;
+	off_t size;
+};
+
+/* sim_add_use adds an allocation, whose mode is the minor number of its GPU. */
+__attribute__((unused)) static int sim_add_use(const char *path, const char *name, void *data)
 {
+	struct sim_use *use = data;
 	struct stat st;
 
 	(void)name;
-	if (!stat(path, &st))
-		*(off_t *)data += st.st_size;
+	if (!stat(path, &st) && (st.st_mode & 0777) == use->minor)
+		use->size += st.st_size;
 	return 0;
 }
 
