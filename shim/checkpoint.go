@@ -106,7 +106,7 @@ func (s *Service) wake(ctx context.Context, id string, c gpuContainer, paused bo
 	}
 	if err == nil {
 		clear(c.held)
-		c.suspended = false
+		c.suspended, c.placement = false, nil
 		s.update(id, c)
 		_ = os.Remove(filepath.Join(c.bundle, gpuinject.SuspendedName))
 	}

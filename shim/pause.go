@@ -65,9 +65,9 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 		return s.TTRPCTaskService.Resume(ctx, r)
 	}
 	ctx = context.WithoutCancel(ctx) // half of it would leave processes that stand still
-	once := c
-	once.placement = nil
-	s.update(r.ID, once)
+	forgotten := c
+	forgotten.placement = nil // also if this call fails
+	s.update(r.ID, forgotten)
 	// The driver restores a process by a thread of its own, which must not be frozen.
 	resp, err := s.TTRPCTaskService.Resume(ctx, r)
 	if err != nil {

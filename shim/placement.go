@@ -88,13 +88,9 @@ func placement(text string, gpus []gpuinject.PlanGPU, held probe.Memory) (map[st
 			i := slices.IndexFunc(gpus, func(other gpuinject.PlanGPU) bool {
 				return !taken[other.UUID] && (other.UUID == g.UUID || !stays)
 			})
-			if to[g.UUID] != "" || i < 0 {
-				continue
+			if to[g.UUID] == "" && i >= 0 {
+				to[g.UUID], taken[gpus[i].UUID] = gpus[i].UUID, true
 			}
-			if goal := gpus[i]; !stays && slices.Contains(used, g.UUID) {
-				return nil, fmt.Errorf("GPU %d has memory of the container too: say where it goes, for example %d=%d", g.Index, g.Index, goal.Index)
-			}
-			to[g.UUID], taken[gpus[i].UUID] = gpus[i].UUID, true
 		}
 	}
 	return to, nil

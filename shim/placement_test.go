@@ -28,7 +28,7 @@ func TestPlacement(t *testing.T) {
 		{"2=3", onA, "acb"},
 		{"3", onAB, "its memory is on 2 GPUs: name each as OLD=NEW"},
 		{"3", nil, "its memory is on 0 GPUs: name each as OLD=NEW"},
-		{"0=2", onAB, "GPU 2 has memory of the container too: say where it goes, for example 2=0"},
+		{"0=2", onAB, "bac"},
 		{"1", onA, `"1" is not one of its GPUs: 0 (GPU-a), 2 (GPU-b), 3 (GPU-c)`},
 		{"1=2", onA, `"1" is not one of its GPUs`},
 		{"", onA, `"" is not one of its GPUs`},

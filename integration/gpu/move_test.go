@@ -3,6 +3,7 @@
 package gpu
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -70,7 +71,7 @@ func TestMemoryMovesToAnotherGPUOfTheContainer(t *testing.T) {
 	t.Logf("on GPU %s again in %s", b.Index, c.task(t, "resume"))
 	c.counts(t)
 	c.task(t, "pause")
-	t.Logf("to GPU %s in %s", a.Index, c.resumeOn(t, b.UUID+"="+a.UUID))
+	t.Logf("to GPU %s in %s", a.Index, c.resumeOn(t, a.UUID))
 	c.counts(t)
 	wantUsed(t, a, 2560)
 	if r := env.Exec(t, c.id, "ls", "/proc/driver/nvidia/gpus"); len(strings.Fields(r.Output)) != 2 {
@@ -118,16 +119,17 @@ func TestTheDriverMovesNoProcessToAGPUOutsideItsContainer(t *testing.T) {
 
 // torchProgram uses two GPUs: memory on each, copies between them and NCCL.
 const torchProgram = `
-import torch, torch.cuda.nccl as nccl
-keep = [torch.arange(n << 20, device="cuda:%d" % i, dtype=torch.float32) for i, n in enumerate((1024, 256))]
+import time, torch, torch.cuda.nccl as nccl
+keep = [torch.arange(n << 20, device="cuda:%d" % i, dtype=torch.float32) for i, n in enumerate((512, 64))]
 n = 0
 while True:
     a = [torch.full((1 << 20,), i + 1.0, device="cuda:%d" % i) for i in (0, 1)]
     nccl.all_reduce(a)
     there = keep[1].to("cuda:0")
-    ok = all(bool((t == 3).all()) for t in a) and bool((there == keep[0][:256 << 20]).all())
+    ok = all(bool((t == 3).all()) for t in a) and bool((there == keep[0][:64 << 20]).all())
     print("passed" if ok else "WRONG", n, flush=True)
     n += 1
+    time.sleep(0.05)
 `
 
 // PyTorch on two GPUs, over an overlay of this host's file system, which has it.
@@ -136,15 +138,17 @@ func TestSuspendPyTorchOnTwoGPUs(t *testing.T) {
 	if out, err := exec.Command("python3", "-c", "import torch").CombinedOutput(); err != nil {
 		t.Skipf("NOT TESTED: this host has no PyTorch: %v: %s", err, out)
 	}
+	root := overlayOfHost(t) // before containerd, so that it goes after it
 	env := newEnv(t, suspends)
-	root := overlayOfHost(t)
 	beforeA, _ := memoryOf(t, a)
 	beforeB, _ := memoryOf(t, b)
 	python, err := exec.Command("python3", "-c", "import sys; print(sys.executable)").Output()
 	if err != nil {
 		t.Fatal(err)
 	}
-	o := script(env, visible([]gpu{a, b}), fmt.Sprintf("%s -c '%s' >/tmp/0 2>&1", strings.TrimSpace(string(python)), torchProgram))
+	// Multicast memory (NVLink SHARP) cannot be moved.
+	o := script(env, visible([]gpu{a, b}), fmt.Sprintf("%s -c '%s' >/tmp/0 2>&1", strings.TrimSpace(string(python)), torchProgram),
+		"NCCL_NVLS_ENABLE=0", "TORCH_SYMM_MEM_DISABLE_MULTICAST=1")
 	o.Image, o.RootfsDir, o.Detach = "", root, true
 	c := &counting{env: env, id: env.Run(t, o).ID}
 	c.findPrograms(t, "python3", 1)
@@ -185,16 +189,12 @@ func overlayOfHost(t *testing.T) string {
 			t.Error(err)
 		}
 	})
-	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, ""); err != nil {
-		t.Fatal(err)
-	}
-	for _, name := range []string{"root", "upper", "work"} {
-		if err := os.Mkdir(filepath.Join(dir, name), 0o755); err != nil {
-			t.Fatal(err)
-		}
-	}
-	root := filepath.Join(dir, "root")
-	if err := unix.Mount("overlay", root, "overlay", 0, fmt.Sprintf("lowerdir=/,upperdir=%[1]s/upper,workdir=%[1]s/work", dir)); err != nil {
+	// What is written goes into a tmpfs: the host's file system may be an overlay itself.
+	root, changes := filepath.Join(dir, "root"), filepath.Join(dir, "changes")
+	err = errors.Join(os.Mkdir(root, 0o755), os.Mkdir(changes, 0o755), unix.Mount("tmpfs", changes, "tmpfs", 0, ""),
+		os.Mkdir(changes+"/upper", 0o755), os.Mkdir(changes+"/work", 0o755),
+		unix.Mount("overlay", root, "overlay", 0, fmt.Sprintf("lowerdir=/,upperdir=%[1]s/upper,workdir=%[1]s/work", changes)))
+	if err != nil {
 		t.Fatal(err)
 	}
 	return root

@@ -2,6 +2,7 @@ package suspend
 
 import (
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,13 +19,21 @@ import (
 func (c *container) on(t *testing.T) (gpus []int) {
 	t.Helper()
 	for _, pid := range c.pids(t) {
+		var at []byte // where it is, by the minor number of the GPU that it was allocated on
+		var minors []fs.FileMode
 		fds, _ := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", pid))
 		for _, fd := range fds {
 			to, _ := os.Readlink(fd)
 			info, err := os.Stat(fd)
-			if err == nil && info.Size() > 0 && strings.HasPrefix(to, "/memfd:nvidia-sim-gpu") {
-				gpus = append(gpus, slices.Index(c.Minors, int(info.Mode().Perm())))
+			switch {
+			case strings.HasPrefix(to, "/memfd:nvidia-sim-cuda"):
+				at, _ = os.ReadFile(fd)
+			case strings.HasPrefix(to, "/memfd:nvidia-sim-gpu") && err == nil && info.Size() > 0:
+				minors = append(minors, info.Mode().Perm())
 			}
+		}
+		for _, m := range minors {
+			gpus = append(gpus, slices.Index(c.Minors, int(at[m])))
 		}
 	}
 	slices.Sort(gpus)

@@ -171,14 +171,15 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
 
 /*
  * A process with a context has a memfd "nvidia-sim-cuda", whose first page is this,
- * and one "nvidia-sim-gpu" for each allocation, whose mode is the minor number of its
- * GPU. Another process finds them in /proc/<pid>/fd. A checkpoint moves the allocations
- * behind the first page and truncates them; a device pointer is (descriptor + 1) << 40
- * and an offset.
+ * and one "nvidia-sim-gpu" for each allocation, whose mode is the minor number of the GPU
+ * that it was made on. Another process finds them in /proc/<pid>/fd. A checkpoint moves the
+ * allocations behind the first page and truncates them; a device pointer is
+ * (descriptor + 1) << 40 and an offset.
  */
 enum { RUNNING, LOCKED, CHECKPOINTED };
 
 struct process {
+	unsigned char at[SIM_MINORS]; /* where the memory is (sim.h) */
 	int state;
 	int calls; /* that have begun and not ended */
 	int broken; /* it was restored on a full GPU, after which the driver cannot */
@@ -237,6 +238,8 @@ EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)
 	if (self == MAP_FAILED)
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	open_node();
+	for (unsigned i = 0; i < SIM_MINORS; i++)
+		self->at[i] = (unsigned char)i;
 	self->count = count;
 	memcpy(self->seen, seen, sizeof self->seen);
 	context_device = device;
@@ -450,13 +453,13 @@ static int save(const char *path, const char *name, void *data)
  * memory a test may have made smaller. */
 static int fits(unsigned minor, off_t size)
 {
-	struct sim_use use = {minor, size};
+	struct sim_use use = {.minor = minor, .size = size};
 	struct dirent *e;
 	DIR *d = opendir("/proc");
 
 	while (d && (e = readdir(d)))
 		if (atoi(e->d_name) > 0)
-			sim_each(atoi(e->d_name), "nvidia-sim-gpu", sim_add_use, &use);
+			sim_add_process(atoi(e->d_name), &use);
 	if (d)
 		closedir(d);
 	return (unsigned long long)use.size <= sim_memory();
@@ -510,12 +513,14 @@ static int valid(const struct process *p, const struct restore_args *args)
 	return args->count == p->count;
 }
 
-/* destination is the minor number of the GPU that an allocation is restored on. */
+/* destination is where memory goes that was allocated on the GPU of this minor number. */
 static unsigned destination(const struct restoration *r, unsigned minor)
 {
 	const struct process *p = r->process;
 	unsigned i;
 	CUuuid uuid;
+
+	minor = p->at[minor];
 
 	for (i = 0; i < r->args->count; i++) {
 		uuid = r->args->pairs[i].from;
@@ -533,15 +538,11 @@ static int restore(const char *path, const char *name, void *data)
 	struct move *m = &r->move;
 	struct stat st;
 	off_t size;
-	unsigned minor;
 	int rc = CUDA_ERROR_OPERATING_SYSTEM, fd = open(path, O_RDWR | O_CLOEXEC);
 
 	(void)name;
 	if (fd >= 0 && !fstat(fd, &st) && pread(m->control, &size, sizeof size, m->at) == sizeof size) {
-		minor = destination(r, st.st_mode & 0777);
-		rc = fits(minor, size) ? copy(m->control, m->at + PAGE, fd, 0, size) : CUDA_ERROR_OUT_OF_MEMORY;
-		if (rc == CUDA_SUCCESS)
-			fchmod(fd, minor);
+		rc = fits(destination(r, st.st_mode % SIM_MINORS), size) ? copy(m->control, m->at + PAGE, fd, 0, size) : CUDA_ERROR_OUT_OF_MEMORY;
 		m->at += PAGE + size;
 	}
 	close(fd);
@@ -581,6 +582,8 @@ EXPORT int cuCheckpointProcessRestore(int pid, struct restore_args *args)
 	struct process *p = MAP_FAILED;
 	struct restoration r = {{-1, PAGE}, NULL, args};
 	struct move *m = &r.move;
+	unsigned char at[SIM_MINORS];
+	unsigned i;
 	int rc = begin("Restore", pid, CHECKPOINTED, &m->control, &p);
 
 	if (p == MAP_FAILED)
@@ -595,8 +598,12 @@ EXPORT int cuCheckpointProcessRestore(int pid, struct restore_args *args)
 		p->broken = rc == CUDA_ERROR_OUT_OF_MEMORY;
 		if (rc != CUDA_SUCCESS)
 			sim_each(pid, "nvidia-sim-gpu", drop, NULL);
-		else if (ftruncate(m->control, PAGE) == 0)
+		else if (ftruncate(m->control, PAGE) == 0) {
+			for (i = 0; i < SIM_MINORS; i++)
+				at[i] = (unsigned char)destination(&r, i);
+			memcpy(p->at, at, sizeof at);
 			p->state = LOCKED;
+		}
 	}
 	return end(rc, m->control, p);
 }

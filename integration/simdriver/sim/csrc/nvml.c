@@ -369,7 +369,7 @@ typedef struct {
  * on a GPU. */
 static unsigned computing(nvmlDevice_t d, nvmlProcessInfo_t *infos, unsigned size)
 {
-	struct sim_use use = {d->gpu->minor, 0};
+	struct sim_use use = {.minor = d->gpu->minor};
 	struct dirent *e;
 	unsigned n = 0;
 	DIR *dir;
@@ -380,7 +380,7 @@ static unsigned computing(nvmlDevice_t d, nvmlProcessInfo_t *infos, unsigned siz
 	while (dir && (e = readdir(dir))) {
 		use.size = 0;
 		if (atoi(e->d_name) > 0)
-			sim_each(atoi(e->d_name), "nvidia-sim-gpu", sim_add_use, &use);
+			sim_add_process(atoi(e->d_name), &use);
 		if (!use.size)
 			continue;
 		if (n < size)
