@@ -17,6 +17,10 @@ import (
 // size of the GPU memory that is on the host, in bytes.
 const SuspendedName = "nvidia-suspended"
 
+// AnnotationResumeGPU is an annotation of the Task API's Update: the GPUs that the next Resume of a
+// suspended container moves its GPU memory to, as "[OLD=]NEW,...", by index or UUID.
+const AnnotationResumeGPU = "io.containerd.nvidia.resume-gpu"
+
 // RecordName is the file in the bundle that has the plan as it was carried out. It goes with the
 // bundle.
 const RecordName = "nvidia.json"

@@ -76,25 +76,6 @@ func installAndUninstall(t *testing.T, h Host, o Options, check func(Host)) {
 	}
 }
 
-// FuzzVersion takes any output of a program for --version.
-func FuzzVersion(f *testing.F) {
-	for _, text := range []string{"containerd github.com/containerd/containerd/v2 v2.4.2 x\n", "runc version 1.5.0-rc.1", "x 1.6.20~ds1 y", "v999999.0.0+", "1.2.3.4"} {
-		f.Add(text)
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		v, err := ParseVersion(text)
-		if err != nil {
-			if strings.ContainsAny(err.Error(), "\n\x1b") {
-				t.Errorf("%q", err)
-			}
-			return
-		}
-		if again, err := ParseVersion(v.String()); v.Known() && (err != nil || again != v) {
-			t.Errorf("%q is %+v, read again %+v, %v", text, v, again, err)
-		}
-	})
-}
-
 // FuzzKubelet takes any file or command line as that of a kubelet.
 func FuzzKubelet(f *testing.F) {
 	for _, text := range []string{"--root-dir=/var/lib/k", "kubelet-arg:\n- \"root-dir=/data/kubelet\"", "# --root-dir=/no", "root-dir /a\x00--root-dir=/b", "--root-dir='/c'"} {

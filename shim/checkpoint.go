@@ -62,7 +62,7 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskReque
 		_, err = s.TTRPCTaskService.Resume(ctx, &taskapi.ResumeRequest{ID: r.ID})
 	}
 	if err == nil && !c.suspended {
-		_, err = s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c.held)
+		_, err = s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c)
 		c.suspended = err == nil
 	}
 	if err == nil {
@@ -85,7 +85,7 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskReque
 		err = errors.New("nvidia: the checkpoint was written")
 	}
 	s.keepSuspended(r.ID, c)
-	_, again := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c.held)
+	_, again := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c)
 	return nil, s.failed(ctx, r.ID, fmt.Errorf("%w; the container stays paused: %w", err, undone), again)
 }
 
@@ -102,11 +102,11 @@ func (s *Service) wake(ctx context.Context, id string, c gpuContainer, paused bo
 		_, err = s.TTRPCTaskService.Resume(ctx, &taskapi.ResumeRequest{ID: id})
 	}
 	if err == nil {
-		err = s.move(ctx, id, false, c.held)
+		err = s.move(ctx, id, false, c)
 	}
 	if err == nil {
 		clear(c.held)
-		c.suspended = false
+		c.suspended, c.placement = false, nil
 		s.update(id, c)
 		_ = os.Remove(filepath.Join(c.bundle, gpuinject.SuspendedName))
 	}
@@ -183,7 +183,7 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 		err = mask.CheckAttached(int(resp.Pid))
 	}
 	if err == nil {
-		err = s.move(ctx, r.ID, false, c.held)
+		err = s.move(ctx, r.ID, false, c)
 	}
 	if err == nil {
 		return resp, nil

@@ -145,7 +145,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	if err != nil {
 		return nil, err
 	}
-	kept.hasGPU = plan.GPU
+	kept.hasGPU, kept.gpus = plan.GPU, exchangeable(plan)
 	if r.Checkpoint != "" && plan.GPU {
 		kept.restoration = &restoration{mask: mask, view: plan.Mounts[0].Source}
 		mask = nil

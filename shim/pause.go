@@ -25,7 +25,7 @@ import (
 )
 
 // maxRounds bounds how often Pause is repeated because processes have started to use a GPU
-// meanwhile.
+// meanwhile, or because runc could not freeze the container.
 const maxRounds = 5
 
 // Pause freezes the container. If the container suspends its GPUs, the GPU memory of its processes
@@ -44,7 +44,7 @@ func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.
 	if s.status(ctx, r.ID) != task.Status_RUNNING {
 		return s.TTRPCTaskService.Pause(ctx, r) // which refuses it
 	}
-	resp, err := s.suspend(ctx, r, c.held)
+	resp, err := s.suspend(ctx, r, c)
 	if err == nil {
 		c.noteSuspended()
 		return resp, nil
@@ -66,6 +66,9 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 		return s.TTRPCTaskService.Resume(ctx, r)
 	}
 	ctx = context.WithoutCancel(ctx) // stopping halfway would leave processes frozen
+	forgotten := c
+	forgotten.placement = nil // also if this call fails
+	s.update(r.ID, forgotten)
 	// The driver restores a process in one of the process' own threads, which must not be frozen.
 	resp, err := s.TTRPCTaskService.Resume(ctx, r)
 	if err != nil {
@@ -74,7 +77,7 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 	if err = s.wake(ctx, r.ID, c, false); err == nil {
 		return resp, nil
 	}
-	_, undone := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c.held)
+	_, undone := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c)
 	return nil, s.failed(ctx, r.ID, err, undone)
 }
 
@@ -108,18 +111,20 @@ func (s *Service) status(ctx context.Context, id string) task.Status {
 }
 
 // suspend moves GPU memory to the host and freezes the container. If a process has started to use a
-// GPU in between, which it would keep, both are repeated.
-func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, held probe.Memory) (resp *emptypb.Empty, err error) {
+// GPU in between, which it would keep, both are repeated; also if the container cannot be frozen: on
+// cgroup v1 runc gives up after 0.2 s, in which a busy host may run none of its processes.
+func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, c gpuContainer) (resp *emptypb.Empty, err error) {
+	var notFrozen error
 	for range maxRounds {
 		before, err := s.usersOfGPU(ctx, r.ID)
 		if err == nil {
-			err = s.move(ctx, r.ID, true, held)
+			err = s.move(ctx, r.ID, true, c)
 		}
 		if err != nil {
 			return nil, err
 		}
-		if resp, err = s.TTRPCTaskService.Pause(ctx, r); err != nil {
-			return nil, err
+		if resp, notFrozen = s.TTRPCTaskService.Pause(ctx, r); notFrozen != nil {
+			continue
 		}
 		after, err := s.usersOfGPU(ctx, r.ID)
 		if err == nil && !slices.ContainsFunc(after, func(p procfs.ID) bool { return !slices.Contains(before, p) }) {
@@ -129,23 +134,26 @@ func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, held pro
 			return nil, cmp.Or(err, thawed)
 		}
 	}
+	if notFrozen != nil {
+		return nil, notFrozen
+	}
 	return nil, &classified{errors.New("nvidia: processes of the container keep starting to use the GPU"), errdefs.ErrUnavailable}
 }
 
 // move has the probe move the GPU memory of all processes of the container, to the host or back.
-// What is moved to the host is added to held; to be moved back, that much must be free on the GPU.
-func (s *Service) move(ctx context.Context, id string, suspend bool, held probe.Memory) error {
+// What is moved to the host is added to c.held; to be moved back, that much must be free on the GPU.
+func (s *Service) move(ctx context.Context, id string, suspend bool, c gpuContainer) error {
 	list, err := s.processes(ctx, id)
 	if err != nil || len(list) == 0 {
 		return err
 	}
-	q, what := probe.Questions{Resume: list, Needs: held, Timeout: moveLimit}, "resume"
+	q, what := probe.Questions{Resume: list, Needs: c.held, Placement: c.placement, Timeout: moveLimit}, "resume"
 	if suspend {
-		q.Suspend, q.Resume, q.Needs, what = list, nil, nil, "suspend"
+		q, what = probe.Questions{Suspend: list, Timeout: moveLimit}, "suspend"
 	}
 	start := time.Now()
 	a := ask(q)
-	maps.Copy(held, a.Memory)
+	maps.Copy(c.held, a.Memory)
 	if a.MoveError == "" && a.Moved == nil {
 		a.MoveError = "nvidia-shimctl is of another version than the shim"
 	}

@@ -25,6 +25,8 @@ type pausedTasks struct {
 	fakeTasks
 	// pidsErr fails the next Pids.
 	pidsErr error
+	// notFrozen is how many calls of Pause fail.
+	notFrozen int
 }
 
 func (f *pausedTasks) State(context.Context, *taskapi.StateRequest) (*taskapi.StateResponse, error) {
@@ -39,6 +41,9 @@ func (f *pausedTasks) Pids(context.Context, *taskapi.PidsRequest) (*taskapi.Pids
 
 func (f *pausedTasks) Pause(context.Context, *taskapi.PauseRequest) (*emptypb.Empty, error) {
 	f.calls = append(f.calls, "pause")
+	if f.notFrozen--; f.notFrozen >= 0 {
+		return nil, errors.New("unable to freeze")
+	}
 	return &emptypb.Empty{}, nil
 }
 
@@ -117,6 +122,23 @@ func TestPauseFreezesOnlyWhatTheProbeHasSuspended(t *testing.T) {
 				t.Errorf("calls %q, want %q", f.calls, test.calls)
 			}
 		})
+	}
+}
+
+// On a busy host runc gives up freezing before each process has run.
+func TestPauseTriesAgainToFreeze(t *testing.T) {
+	reap(t)
+	putProbe(t, `echo '{"moved":[4711]}'`)
+	for fails, want := range map[int]string{maxRounds - 1: "", maxRounds: "unable to freeze"} {
+		f := &pausedTasks{notFrozen: fails}
+		s, _ := serviceAround(&f.fakeTasks)
+		s.TTRPCTaskService = f
+		s.reserve("c")
+		s.update("c", gpuContainer{ready: true, suspendsGPU: true, bundle: t.TempDir()})
+		_, err := s.Pause(t.Context(), &taskapi.PauseRequest{ID: "c"})
+		if (err == nil) != (want == "") || err != nil && !strings.HasSuffix(err.Error(), want) || len(f.calls) != maxRounds {
+			t.Errorf("%d failures: %v after %q", fails, err, f.calls)
+		}
 	}
 }
 

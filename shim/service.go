@@ -10,6 +10,7 @@ import (
 	"github.com/containerd/containerd/v2/pkg/shutdown"
 	"github.com/containerd/ttrpc"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
@@ -51,6 +52,11 @@ type gpuContainer struct {
 	bundle      string
 	// held is the GPU memory of the processes when they were suspended, while pausing is held.
 	held probe.Memory
+	// gpus are those among which Resume can move it.
+	gpus []gpuinject.PlanGPU
+	// placement is where the next Resume moves it: UUIDs by the UUID of the GPU that it was on. It
+	// is nil if it stays.
+	placement map[string]string
 }
 
 // NewService returns the Task service, with containerd's own embedded.

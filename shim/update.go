@@ -7,12 +7,23 @@ import (
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 )
 
 // Update changes the container's resources except devices. The kubelet sends the device rules
 // that containerd knows, without those that Create added; runc ignores them (update.go,
-// SkipDevices), but crun would remove the GPUs.
+// SkipDevices), but crun would remove the GPUs. An annotation says where the next Resume moves GPU
+// memory.
 func (s *Service) Update(ctx context.Context, r *taskapi.UpdateTaskRequest) (*emptypb.Empty, error) {
+	if text, ok := r.Annotations[gpuinject.AnnotationResumeGPU]; ok {
+		if err := s.place(ctx, r.ID, text); err != nil {
+			return nil, toGRPC(err)
+		}
+		if r.Resources == nil {
+			return &emptypb.Empty{}, nil
+		}
+	}
 	r.Resources = withoutDevices(r.Resources)
 	return s.TTRPCTaskService.Update(ctx, r)
 }

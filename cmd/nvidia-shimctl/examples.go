@@ -20,7 +20,7 @@ var examples = map[string][]string{
 	"serve":     {"nvidia-shimctl serve", "nvidia-shimctl serve --listen unix:/run/nvidia-shim.sock"},
 	"run-args":  {"docker run $(nvidia-shimctl run-args --for docker --devices 0) IMAGE"},
 	"suspend":   {"nvidia-shimctl suspend web", "nvidia-shimctl suspend --pod team/notebook"},
-	"resume":    {"nvidia-shimctl resume web", "nvidia-shimctl resume --pod team/notebook"},
+	"resume":    {"nvidia-shimctl resume web", "nvidia-shimctl resume --gpu 1 web", "nvidia-shimctl resume --pod team/notebook"},
 	"cdi":       {"nvidia-shimctl cdi", "nvidia-shimctl cdi --output /etc/cdi/nvidia.yaml"},
 	"check":     {"nvidia-shimctl check", "nvidia-shimctl check --target k3s"},
 	"prepare":   {"nvidia-shimctl prepare --dry-run", "nvidia-shimctl prepare --load-modules --imex-channels 0-3"},

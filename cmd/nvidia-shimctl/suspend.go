@@ -20,6 +20,7 @@ import (
 	"github.com/containerd/ttrpc"
 	"github.com/urfave/cli/v3"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
@@ -29,14 +30,28 @@ import (
 type taskCall func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error
 
 func suspendCommand() *cli.Command {
-	return pauseCommand("suspend", "pause a container, or those of a pod, so that they give their GPUs back", func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
-		_, err := tasks.Pause(ctx, &taskapi.PauseRequest{ID: id})
-		return err
+	return pauseCommand("suspend", "pause a container, or those of a pod, so that they give their GPUs back", func(*cli.Command) taskCall {
+		return func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
+			_, err := tasks.Pause(ctx, &taskapi.PauseRequest{ID: id})
+			return err
+		}
 	})
 }
 
 func resumeCommand() *cli.Command {
-	return pauseCommand("resume", "resume what suspend has paused", resumeTask)
+	gpu := &cli.StringSliceFlag{Name: "gpu", Usage: "move the GPU memory to `[OLD=]NEW`, GPUs of the container by index or UUID; may be repeated"}
+	return pauseCommand("resume", "resume what suspend has paused", func(c *cli.Command) taskCall {
+		if !c.IsSet("gpu") {
+			return resumeTask
+		}
+		return func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
+			to := map[string]string{gpuinject.AnnotationResumeGPU: strings.Join(c.StringSlice("gpu"), ",")}
+			if _, err := tasks.Update(ctx, &taskapi.UpdateTaskRequest{ID: id, Annotations: to}); err != nil {
+				return err
+			}
+			return resumeTask(ctx, tasks, id)
+		}
+	}, gpu)
 }
 
 func resumeTask(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error {
@@ -44,16 +59,19 @@ func resumeTask(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) 
 	return err
 }
 
-func pauseCommand(name, use string, call taskCall) *cli.Command {
+func pauseCommand(name, use string, call func(*cli.Command) taskCall, flags ...cli.Flag) *cli.Command {
 	return &cli.Command{
 		Name: name, Usage: use, ArgsUsage: "CONTAINER",
-		Flags: []cli.Flag{
+		Flags: append(flags,
 			&cli.StringFlag{Name: "pod", Usage: "instead of a container, those of the pod `NAMESPACE/NAME` that give GPUs back"},
 			stateFlag(),
-		},
+		),
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if (c.Args().Len() == 1) == c.IsSet("pod") {
 				return usage(fmt.Errorf("%s needs one CONTAINER or --pod", name))
+			}
+			if c.IsSet("gpu") && c.IsSet("pod") {
+				return usage(fmt.Errorf("--gpu moves the memory of one CONTAINER: name it, without --pod"))
 			}
 			if os.Geteuid() != 0 {
 				return fmt.Errorf("only root can pause containers: run %s as root", name)
@@ -63,7 +81,7 @@ func pauseCommand(name, use string, call taskCall) *cli.Command {
 				return err
 			}
 			for i, r := range list {
-				if err = callTask(ctx, r, call); err != nil {
+				if err = callTask(ctx, r, call(c)); err != nil {
 					err = fmt.Errorf("container %s: %w", r.ID, errgrpc.ToNative(err))
 					if name == "suspend" {
 						err = resumeAgain(ctx, list[:i], err)

@@ -25,7 +25,7 @@ func TestACheckpointIsRestored(t *testing.T) {
 	keepCgroupOptions(t)
 	testenv.RemoveFIFOs(t)
 	before, _ := memoryOf(t, g)
-	c := startCounting(t, env, g.Index, 512, 64)
+	c := startCounting(t, env, g.Index, "512", "64")
 	for range 2 {
 		start := time.Now()
 		if stdout, _, err := env.CtrErr("containers", "checkpoint", "--rw", "--task", c.id, name); err != nil {
@@ -42,7 +42,7 @@ func TestACheckpointIsRestored(t *testing.T) {
 			t.Fatalf("restore: %v\n%s", err, criuLog(env, c.id, "work/restore.log"))
 		}
 		t.Logf("restored in %s", time.Since(start))
-		c.findPrograms(t, 2)
+		c.findPrograms(t, "count", 2)
 		c.counts(t)
 		if list, err := os.ReadDir(fmt.Sprintf("/proc/%d/root/proc/driver/nvidia/gpus", c.pids[0])); err != nil || len(list) != 1 {
 			t.Errorf("the mask has %v, %v", list, err)

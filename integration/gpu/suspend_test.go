@@ -26,29 +26,29 @@ type counting struct {
 	pids []int // of the programs, in order
 }
 
-// startCounting starts a container with one program for each size in MiB, on the GPUs that it sees
-// first, and waits until all of them count.
-func startCounting(t *testing.T, env *testenv.Env, visible string, sizes ...int) *counting {
+// startCounting starts a container with programs "count MIB [DEVICE]", given as "MIB [DEVICE]", and
+// waits until all of them count.
+func startCounting(t *testing.T, env *testenv.Env, visible string, programs ...string) *counting {
 	t.Helper()
 	text := ""
-	for i, mib := range sizes {
-		text += fmt.Sprintf("count %d >/tmp/%d 2>&1 & ", mib, i)
+	for i, arguments := range programs {
+		text += fmt.Sprintf("count %s >/tmp/%d 2>&1 & ", arguments, i)
 	}
 	o := script(env, visible, text+"wait; sleep 600")
 	o.Detach = true
 	c := &counting{env: env, id: env.Run(t, o).ID}
-	c.findPrograms(t, len(sizes))
+	c.findPrograms(t, "count", len(programs))
 	c.counts(t)
 	return c
 }
 
-// findPrograms waits until the container has n programs.
-func (c *counting) findPrograms(t *testing.T, n int) {
+// findPrograms waits until the container has n programs of this name.
+func (c *counting) findPrograms(t *testing.T, name string, n int) {
 	t.Helper()
 	testenv.Await(t, "the programs have started", func() bool {
 		c.pids = nil
 		for _, pid := range c.env.PIDs(t, c.id) {
-			if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(comm) == "count\n" {
+			if comm, _ := os.ReadFile(fmt.Sprintf("/proc/%d/comm", pid)); string(comm) == name+"\n" {
 				c.pids = append(c.pids, pid)
 			}
 		}
@@ -126,7 +126,7 @@ func TestSuspendGivesTheGPUBack(t *testing.T) {
 	env := newEnv(t, suspends)
 	before, _ := memoryOf(t, g)
 	const size = 5700
-	c := startCounting(t, env, g.Index, size)
+	c := startCounting(t, env, g.Index, strconv.Itoa(size))
 	used, _ := memoryOf(t, g)
 	t.Logf("driver %s; %d MiB used before, %d with %d MiB counted", ask(t, g, "--query-gpu=driver_version,name"), before, used, size)
 	took := map[string][]int64{}
@@ -169,7 +169,7 @@ func TestSuspendGivesTheGPUBack(t *testing.T) {
 func TestSuspendOnAFullGPU(t *testing.T) {
 	g := hostGPUs(t)[0]
 	env := newEnv(t, suspends)
-	c := startCounting(t, env, g.Index, 2048, 2048)
+	c := startCounting(t, env, g.Index, "2048", "2048")
 	c.task(t, "pause")
 	_, free := memoryOf(t, g)
 	other := startHold(t, env, g.Index, free-2048)
@@ -185,30 +185,47 @@ func TestSuspendOnAFullGPU(t *testing.T) {
 	env.Remove(t, c.id)
 }
 
-// Several processes of a container, on every GPU in turn, again and again, beside a container that
-// is not paused.
+// Several processes of a container, on two GPUs if there are so many, again and again, beside a
+// container that is not paused.
 func TestSuspendSeveralProcessesManyTimes(t *testing.T) {
 	gpus := hostGPUs(t)
+	gpus = gpus[:min(len(gpus), 2)]
+	last := strconv.Itoa(len(gpus) - 1) // a device in the container
 	env := newEnv(t, suspends)
-	neighbour := startCounting(t, env, gpus[0].Index, 64)
-	for _, g := range gpus[:min(len(gpus), 2)] {
-		c := startCounting(t, env, g.Index, 256, 64)
-		used, _ := memoryOf(t, g)
-		first := rss(t, c.pids[0])
-		start := time.Now()
-		const cycles = 100
-		for range cycles {
-			c.task(t, "pause")
-			c.task(t, "resume")
-			c.counts(t)
+	neighbour := startCounting(t, env, gpus[0].Index, "64")
+	c := startCounting(t, env, visible(gpus), "256", "64 "+last, "64 "+last)
+	used := func() (list []int) {
+		for _, g := range gpus {
+			mib, _ := memoryOf(t, g)
+			list = append(list, mib)
 		}
-		now, _ := memoryOf(t, g)
-		t.Logf("GPU %s: %d cycles in %s; %d MiB used at first, then %d; resident %s, then %s", g.Index, cycles, time.Since(start), used, now, first, rss(t, c.pids[0]))
-		if now > used+16 {
-			t.Errorf("GPU %s: %d MiB are in use after %d cycles, %d before", g.Index, now, cycles, used)
-		}
-		env.Remove(t, c.id)
+		return list
 	}
+	was, first := used(), rss(t, c.pids[0])
+	start := time.Now()
+	const cycles = 100
+	for range cycles {
+		c.task(t, "pause")
+		c.task(t, "resume")
+		c.counts(t)
+	}
+	now := used()
+	t.Logf("%d cycles in %s; %d MiB used at first, then %d; resident %s, then %s", cycles, time.Since(start), was, now, first, rss(t, c.pids[0]))
+	for i := range gpus {
+		if now[i] > was[i]+16 {
+			t.Errorf("GPU %s: %d MiB are in use after %d cycles, %d before", gpus[i].Index, now[i], cycles, was[i])
+		}
+	}
+	env.Remove(t, c.id)
 	neighbour.counts(t)
 	env.Remove(t, neighbour.id)
+}
+
+// visible is NVIDIA_VISIBLE_DEVICES for some GPUs.
+func visible(gpus []gpu) string {
+	var list []string
+	for _, g := range gpus {
+		list = append(list, g.Index)
+	}
+	return strings.Join(list, ",")
 }

@@ -42,11 +42,14 @@ type host struct {
 	quiet bool
 	// flags are further flags of ctr run.
 	flags []string
+	// visible are the GPUs of containers.
+	visible    string
+	privileged bool
 }
 
 func newHost(t *testing.T, o simhost.Options) host {
 	t.Helper()
-	h := host{Host: simhost.New(t, o), out: "/dev/shm"}
+	h := host{Host: simhost.New(t, o), out: "/dev/shm", visible: "0"}
 	program, tar := filepath.Join(h.Dir, "count"), filepath.Join(h.Dir, "count.tar")
 	testenv.CompileCount(t, program)
 	image, err := images.FromHostPrograms(imageRef, []string{"sh", "sleep"}, images.FromHost("usr/bin/count", 0o755, program))
@@ -69,7 +72,7 @@ type container struct {
 	counters []int // process ids
 }
 
-// start starts a container with programs that count in 2 MiB of GPU 0 each, and waits until they
+// start starts a container with programs that count in 2 MiB of its first GPU each, and waits until they
 // have passed twice. With the file /tmp/late in the container a process that did not use CUDA
 // counts too, and /tmp/later starts another; until then short processes without CUDA come and go.
 func (h host) start(t *testing.T, programs int, annotations ...string) *container {
@@ -78,7 +81,8 @@ func (h host) start(t *testing.T, programs int, annotations ...string) *containe
 	for i := range programs {
 		script += fmt.Sprintf("count 2 >%s/%d & ", h.out, i)
 	}
-	o := simhost.Visible("0")
+	o := simhost.Visible(h.visible)
+	o.Privileged = h.privileged
 	if !h.quiet {
 		const late = "(while [ ! -e /tmp/%s ]; do sleep 0.05; done; %s count 2 >%s/%d; :) & "
 		script += fmt.Sprintf(late, "late", "exec", h.out, programs) + fmt.Sprintf(late, "later", "", h.out, programs+1)

@@ -26,6 +26,6 @@ func Suspend(config.Host, []procfs.ID) ([]int, probe.Memory, error) {
 }
 
 // Resume returns errors.ErrUnsupported.
-func Resume(config.Host, []procfs.ID, probe.Memory) ([]int, error) {
+func Resume(config.Host, []procfs.ID, probe.Memory, map[string]string) ([]int, error) {
 	return nil, errors.ErrUnsupported
 }

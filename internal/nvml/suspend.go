@@ -16,11 +16,16 @@ static int get_state(void *call, int pid, int *state) {
 	return ((int (*)(int, int *))call)(pid, state);
 }
 
-// All arguments have 64 bytes; but for the time-out of a lock they are 0.
+// All arguments have 64 bytes; but for the time-out of a lock and the pairs of a restore they are 0.
 static int change_state(void *call, int pid, unsigned timeout_ms) {
 	uint64_t args[8] = {0};
 	*(unsigned *)args = timeout_ms;
 	return ((int (*)(int, void *))call)(pid, args);
+}
+
+static int restore(void *call, int pid, const void *pairs, unsigned count) {
+	struct { const void *pairs; unsigned count; char zero[52]; } args = {pairs, count, {0}};
+	return ((int (*)(int, void *))call)(pid, &args);
 }
 
 static const char *error_name(void *lib, int code) {
@@ -32,11 +37,14 @@ static const char *error_name(void *lib, int code) {
 import "C"
 
 import (
+	"cmp"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"slices"
+	"strings"
 	"time"
 	"unsafe"
 
@@ -84,6 +92,8 @@ type cudaProcess struct{ pid, fd int }
 type checkpointer struct {
 	lib       unsafe.Pointer
 	functions map[string]unsafe.Pointer
+	// placement is Resume's.
+	placement map[string]string
 }
 
 // Suspend moves the GPU memory of those of the processes that have a CUDA context to the host, and
@@ -127,8 +137,8 @@ func Suspend(host config.Host, ids []procfs.ID) (moved []int, memory probe.Memor
 // gpuDevice is a GPU or a MIG device; index is the GPU's.
 type gpuDevice struct {
 	State
-	uuid  string
-	index int
+	uuid, model string
+	index       int
 }
 
 // devices asks NVML. A Tegra need not have it: then there are none.
@@ -145,9 +155,9 @@ func devices(host config.Host) (list []gpuDevice, err error) {
 		return nil, err
 	}
 	for _, g := range s.GPUs {
-		list = append(list, gpuDevice{g.State, g.Facts.UUID, g.Facts.Index})
+		list = append(list, gpuDevice{g.State, g.Facts.UUID, g.Facts.Name, g.Facts.Index})
 		for i, state := range g.Instances {
-			list = append(list, gpuDevice{state, g.Facts.Instances[i].UUID, g.Facts.Index})
+			list = append(list, gpuDevice{state, g.Facts.Instances[i].UUID, g.Facts.Instances[i].Name, g.Facts.Index})
 		}
 	}
 	return list, nil
@@ -173,8 +183,9 @@ func eachUse(host config.Host, ids []procfs.ID, fn func(gpuDevice, Process) erro
 	return nil
 }
 
-// checkFree returns an error if a device has less free memory than the processes need that are
-// suspended. The driver cannot restore a process again for which it found too little.
+// checkFree returns an error if a device has less free memory than the suspended processes need, or
+// is of another kind than the one that they were on. The driver cannot restore a process again for
+// which it found too little.
 func (c *checkpointer) checkFree(host config.Host, list []cudaProcess, needs probe.Memory) error {
 	sum := map[string]uint64{}
 	for _, p := range list {
@@ -182,13 +193,16 @@ func (c *checkpointer) checkFree(host config.Host, list []cudaProcess, needs pro
 			continue
 		}
 		for uuid, bytes := range needs[p.pid] {
-			sum[uuid] += bytes
+			sum[cmp.Or(c.placement[uuid], uuid)] += bytes
 		}
 	}
 	if len(sum) == 0 {
 		return nil
 	}
 	devices, err := devices(host)
+	if err == nil {
+		err = sameKind(devices, c.placement)
+	}
 	for _, d := range devices {
 		if free := d.Memory.Free; free != nil && *free < sum[d.uuid] {
 			return fmt.Errorf("%d MiB of GPU %d are free and %d MiB are needed: free memory, then resume again", *free>>20, d.index, sum[d.uuid]>>20)
@@ -197,10 +211,24 @@ func (c *checkpointer) checkFree(host config.Host, list []cudaProcess, needs pro
 	return err
 }
 
+// sameKind returns an error if memory would move to another model of GPU.
+func sameKind(devices []gpuDevice, placement map[string]string) error {
+	for _, from := range devices {
+		for _, to := range devices {
+			if to.uuid == placement[from.uuid] && to.model != from.model {
+				return fmt.Errorf("GPU %d is a %s and GPU %d a %s: memory moves between GPUs of one model only", from.index, from.model, to.index, to.model)
+			}
+		}
+	}
+	return nil
+}
+
 // Resume moves the GPU memory of suspended processes back, if what they need is free, and lets them
-// continue. It works on processes in any state.
-func Resume(host config.Host, ids []procfs.ID, needs probe.Memory) ([]int, error) {
+// continue. It works on processes in any state. placement is empty, or where the memory goes: it has
+// the UUID of each GPU that the processes see once as key and once as value.
+func Resume(host config.Host, ids []procfs.ID, needs probe.Memory, placement map[string]string) ([]int, error) {
 	return withProcesses(host, ids, func(c *checkpointer, list []cudaProcess) error {
+		c.placement = placement
 		if err := c.checkFree(host, list, needs); err != nil {
 			return err
 		}
@@ -258,7 +286,7 @@ func openCheckpointer(path string) (*checkpointer, error) {
 	if lib == nil {
 		return nil, fmt.Errorf("load libcuda: %s", C.GoString(C.dlerror()))
 	}
-	c := &checkpointer{lib, map[string]unsafe.Pointer{}}
+	c := &checkpointer{lib: lib, functions: map[string]unsafe.Pointer{}}
 	for _, function := range []string{"GetState", "Lock", "Checkpoint", "Restore", "Unlock"} {
 		symbol := C.CString("cuCheckpointProcess" + function)
 		c.functions[function] = C.dlsym(lib, symbol)
@@ -278,7 +306,7 @@ func (c *checkpointer) each(list []cudaProcess, from int, function string) error
 	for _, p := range list {
 		state, rc := c.state(p)
 		if rc == 0 && state == from {
-			rc = int(C.change_state(c.functions[function], C.int(p.pid), C.uint(c.timeout(function))))
+			rc = c.change(p, function)
 		}
 		switch {
 		case p.ended() || rc != 0 && p.exiting():
@@ -291,12 +319,30 @@ func (c *checkpointer) each(list []cudaProcess, from int, function string) error
 	return nil
 }
 
-// timeout is in milliseconds.
-func (c *checkpointer) timeout(function string) int64 {
-	if function == "Lock" {
-		return lockTimeout.Milliseconds()
+// change calls a function that changes the state of a process.
+func (c *checkpointer) change(p cudaProcess, function string) int {
+	call, pid := c.functions[function], C.int(p.pid)
+	switch {
+	case function == "Lock":
+		return int(C.change_state(call, pid, C.uint(lockTimeout.Milliseconds())))
+	case function == "Restore" && len(c.placement) > 0:
+		var pairs []byte // CUcheckpointGpuPair
+		for from, to := range c.placement {
+			pairs = append(append(pairs, uuidBytes(from)...), uuidBytes(to)...)
+		}
+		return int(C.restore(call, pid, unsafe.Pointer(&pairs[0]), C.uint(len(c.placement))))
 	}
-	return 0
+	return int(C.change_state(call, pid, 0))
+}
+
+// uuidBytes returns the 16 bytes of a GPU's UUID (CUuuid), "GPU-" and 36 characters. Of another text
+// it returns zeros, which the driver refuses.
+func uuidBytes(uuid string) []byte {
+	b, err := hex.DecodeString(strings.ReplaceAll(strings.TrimPrefix(uuid, "GPU-"), "-", ""))
+	if err != nil || len(b) != 16 {
+		return make([]byte, 16)
+	}
+	return b
 }
 
 // state returns the state of a process, or why the driver does not know it.
@@ -312,7 +358,10 @@ func (c *checkpointer) state(p cudaProcess) (state, rc int) {
 func (c *checkpointer) text(function string, rc int) string {
 	text := C.GoString(C.error_name(c.lib, C.int(rc)))
 	reason, ok := reasons[rc]
-	if function == "Restore" && (rc == invalidValue || rc == notSupported) {
+	switch {
+	case function == "Restore" && rc == invalidValue && len(c.placement) > 0:
+		reason, ok = "the driver does not move it between these GPUs: resume it where it was", true
+	case function == "Restore" && (rc == invalidValue || rc == notSupported):
 		reason, ok = sharesMemory, true
 	}
 	if ok {

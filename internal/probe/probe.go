@@ -36,6 +36,9 @@ type Questions struct {
 	Resume  []procfs.ID `json:"resume,omitempty"`
 	// Needs is the GPU memory that must be free before Resume moves any.
 	Needs Memory `json:"needs,omitempty"`
+	// Placement is where Resume moves it, UUIDs by the UUID of the GPU that it was on. It is empty, or
+	// has each GPU that the processes see once on either side.
+	Placement map[string]string `json:"placement,omitempty"`
 	// Timeout bounds NVML, and the processes that are suspended or resumed; 0 is NVMLTimeout.
 	Timeout time.Duration `json:"timeout,omitempty"`
 }

@@ -1,6 +1,9 @@
 package semver
 
-import "testing"
+import (
+	"strings"
+	"testing"
+)
 
 func TestVersion(t *testing.T) {
 	for _, c := range []struct {
@@ -26,4 +29,23 @@ func TestVersion(t *testing.T) {
 	if (Version{1, 5, 0, "-rc.1"}).AtLeast(1, 5, 0) || !(Version{1, 5, 0, "~ds1"}).AtLeast(1, 5, 0) {
 		t.Error("a pre-release is before its release, a package is not")
 	}
+}
+
+// FuzzVersion takes any output of a program for --version.
+func FuzzVersion(f *testing.F) {
+	for _, text := range []string{"containerd github.com/containerd/containerd/v2 v2.4.2 x\n", "runc version 1.5.0-rc.1", "x 1.6.20~ds1 y", "v999999.0.0+", "1.2.3.4"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		v, err := Parse(text)
+		if err != nil {
+			if strings.ContainsAny(err.Error(), "\n\x1b") {
+				t.Errorf("%q", err)
+			}
+			return
+		}
+		if again, err := Parse(v.String()); v.Known() && (err != nil || again != v) {
+			t.Errorf("%q is %+v, read again %+v, %v", text, v, again, err)
+		}
+	})
 }

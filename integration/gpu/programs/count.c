@@ -1,5 +1,5 @@
-// Counts on the first GPU for ever: count <MiB>. Each 32-bit word of the memory has its
-// place as value at first and is one more after each pass, which checks all of them.
+// Counts on a GPU for ever: count <MiB> [<device>], on device 0 if none is named. Each 32-bit word of
+// the memory has its place as value at first and is one more after each pass, which checks all of them.
 // After each pass it prints "passed N", or "WRONG" and ends.
 #include <stdint.h>
 #include <unistd.h>
@@ -14,16 +14,16 @@ int main(int argc, char **argv) {
 	enum { WORDS = 1 << 18 }; // a MiB
 	static uint32_t chunk[WORDS];
 	void *cuda, *context = NULL;
-	int device = 0;
+	int device = argc > 2 ? atoi(argv[2]) : 0;
 	unsigned long long memory = 0;
-	if (argc != 2) {
-		printf("usage: count <MiB>\n");
+	if (argc < 2) {
+		printf("usage: count <MiB> [<device>]\n");
 		return 2;
 	}
 	size_t mib = (size_t)atol(argv[1]);
 	cuda = open_library("libcuda.so.1");
 	CALL("cuInit", (unsigned), 0);
-	CALL("cuDeviceGet", (int *, int), &device, 0);
+	CALL("cuDeviceGet", (int *, int), &device, device);
 	CALL("cuDevicePrimaryCtxRetain", (void **, int), &context, device);
 	CALL("cuCtxSetCurrent", (void *), context);
 	CALL("cuMemAlloc_v2", (unsigned long long *, size_t), &memory, mib << 20);

@@ -61,7 +61,7 @@ func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 		})
 	case q.Resume != nil:
 		a.Moved, a.MoveError = move(q.Config, func(host config.Host) ([]int, error) {
-			return nvml.Resume(host, q.Resume, q.Needs)
+			return nvml.Resume(host, q.Resume, q.Needs, q.Placement)
 		})
 	}
 	return a

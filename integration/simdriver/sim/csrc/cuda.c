@@ -101,20 +101,28 @@ static int nibble(char c)
 	return c <= '9' ? c - '0' : (c | 0x20) - 'a' + 10;
 }
 
+static CUuuid uuid_of(const struct sim_gpu *g)
+{
+	const char *s = g->uuid + 4; /* after "GPU-" */
+	CUuuid uuid;
+	int i;
+
+	for (i = 0; i < 16; s += 2) {
+		if (*s == '-')
+			s++;
+		uuid.bytes[i++] = (char)(nibble(s[0]) << 4 | nibble(s[1]));
+	}
+	return uuid;
+}
+
 EXPORT int cuDeviceGetUuid_v2(CUuuid *uuid, int device)
 {
 	const struct sim_gpu *g;
-	const char *s;
-	int i, rc = gpu(device, &g);
+	int rc = gpu(device, &g);
 
-	if (rc != CUDA_SUCCESS)
-		return rc;
-	for (s = g->uuid + 4, i = 0; i < 16; s += 2) { /* after "GPU-" */
-		if (*s == '-')
-			s++;
-		uuid->bytes[i++] = (char)(nibble(s[0]) << 4 | nibble(s[1]));
-	}
-	return CUDA_SUCCESS;
+	if (rc == CUDA_SUCCESS)
+		*uuid = uuid_of(g);
+	return rc;
 }
 
 EXPORT int cuDeviceGetUuid(CUuuid *uuid, int device)
@@ -163,17 +171,20 @@ EXPORT int cuDeviceGetAttribute(int *value, int attribute, int device)
 
 /*
  * A process with a context has a memfd "nvidia-sim-cuda", whose first page is this,
- * and one "nvidia-sim-gpu<N>" for each allocation on GPU N. Another process finds them
- * in /proc/<pid>/fd. A checkpoint moves the allocations behind the first page and
- * truncates them; a device pointer is (descriptor + 1) << 40 and an offset.
+ * and one "nvidia-sim-gpu" for each allocation, whose mode is the minor number of the GPU
+ * that it was made on. Another process finds them in /proc/<pid>/fd. A checkpoint moves the
+ * allocations behind the first page and truncates them; a device pointer is
+ * (descriptor + 1) << 40 and an offset.
  */
 enum { RUNNING, LOCKED, CHECKPOINTED };
 
 struct process {
+	unsigned char at[SIM_MINORS]; /* where the memory is (sim.h) */
 	int state;
 	int calls; /* that have begun and not ended */
 	int broken; /* it was restored on a full GPU, after which the driver cannot */
 	int node; /* it has a node open */
+	unsigned count, seen[SIM_GPU_COUNT]; /* the GPUs that it sees, by position */
 };
 
 #define PAGE 4096
@@ -227,6 +238,10 @@ EXPORT int cuDevicePrimaryCtxRetain(void **context, int device)
 	if (self == MAP_FAILED)
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	open_node();
+	for (unsigned i = 0; i < SIM_MINORS; i++)
+		self->at[i] = (unsigned char)i;
+	self->count = count;
+	memcpy(self->seen, seen, sizeof self->seen);
 	context_device = device;
 	*context = self;
 	return CUDA_SUCCESS;
@@ -257,14 +272,13 @@ static void leave(void)
 
 EXPORT int cuMemAlloc_v2(unsigned long long *pointer, size_t size)
 {
-	char name[32];
 	int fd;
 
 	if (!self)
 		return CUDA_ERROR_NOT_INITIALIZED;
-	snprintf(name, sizeof name, "nvidia-sim-gpu%u", sim_gpus[seen[context_device]].minor);
 	enter();
-	fd = make_memfd(name, (off_t)size);
+	fd = make_memfd("nvidia-sim-gpu", (off_t)size);
+	fchmod(fd, sim_gpus[seen[context_device]].minor);
 	leave();
 	if (fd < 0)
 		return CUDA_ERROR_OUT_OF_MEMORY;
@@ -437,30 +451,98 @@ static int save(const char *path, const char *name, void *data)
 
 /* fits reports whether size bytes fit beside what all processes have on a GPU, whose
  * memory a test may have made smaller. */
-static int fits(const char *name, off_t size)
+static int fits(unsigned minor, off_t size)
 {
-	char prefix[64];
+	struct sim_use use = {.minor = minor, .size = size};
 	struct dirent *e;
-	DIR *d;
+	DIR *d = opendir("/proc");
 
-	sscanf(name, "/memfd:%63s", prefix);
-	d = opendir("/proc");
 	while (d && (e = readdir(d)))
 		if (atoi(e->d_name) > 0)
-			sim_each(atoi(e->d_name), prefix, sim_add_size, &size);
+			sim_add_process(atoi(e->d_name), &use);
 	if (d)
 		closedir(d);
-	return (unsigned long long)size <= sim_memory();
+	return (unsigned long long)use.size <= sim_memory();
+}
+
+struct restore_args { /* CUcheckpointRestoreArgs */
+	struct {
+		CUuuid from, to;
+	} *pairs;
+	unsigned count;
+};
+
+struct restoration {
+	struct move move;
+	const struct process *process;
+	const struct restore_args *args;
+};
+
+/* position is where a UUID is among the GPUs that a process sees, or count. */
+static unsigned position(const struct process *p, const CUuuid *uuid)
+{
+	unsigned i;
+	CUuuid known;
+
+	for (i = 0; i < p->count; i++) {
+		known = uuid_of(&sim_gpus[p->seen[i]]);
+		if (!memcmp(&known, uuid, sizeof known))
+			break;
+	}
+	return i;
+}
+
+/* The pairs have to name each GPU that the process sees, and no other, once on each side
+ * (seen of driver 580). */
+static int valid(const struct process *p, const struct restore_args *args)
+{
+	unsigned i, k, from = 0, to = 0;
+
+	if (args->count == 0)
+		return 1;
+	for (i = 0; i < args->count; i++) {
+		k = position(p, &args->pairs[i].from);
+		if (k == p->count || from & 1u << k)
+			return 0;
+		from |= 1u << k;
+		k = position(p, &args->pairs[i].to);
+		if (k == p->count || to & 1u << k)
+			return 0;
+		to |= 1u << k;
+	}
+	return args->count == p->count;
+}
+
+/* destination is where memory goes that was allocated on the GPU of this minor number. */
+static unsigned destination(const struct restoration *r, unsigned minor)
+{
+	const struct process *p = r->process;
+	unsigned i;
+	CUuuid uuid;
+
+	minor = p->at[minor];
+
+	for (i = 0; i < r->args->count; i++) {
+		uuid = r->args->pairs[i].from;
+		if (sim_gpus[p->seen[position(p, &uuid)]].minor == minor) {
+			uuid = r->args->pairs[i].to;
+			return sim_gpus[p->seen[position(p, &uuid)]].minor;
+		}
+	}
+	return minor;
 }
 
 static int restore(const char *path, const char *name, void *data)
 {
-	struct move *m = data;
+	struct restoration *r = data;
+	struct move *m = &r->move;
+	struct stat st;
 	off_t size;
 	int rc = CUDA_ERROR_OPERATING_SYSTEM, fd = open(path, O_RDWR | O_CLOEXEC);
 
-	if (fd >= 0 && pread(m->control, &size, sizeof size, m->at) == sizeof size) {
-		rc = fits(name, size) ? copy(m->control, m->at + PAGE, fd, 0, size) : CUDA_ERROR_OUT_OF_MEMORY;
+	(void)name;
+	if (fd >= 0 && !fstat(fd, &st) && pread(m->control, &size, sizeof size, m->at) == sizeof size) {
+		rc = fits(destination(r, st.st_mode % SIM_MINORS), size) ? copy(m->control, m->at + PAGE, fd, 0, size) : CUDA_ERROR_OUT_OF_MEMORY;
 		m->at += PAGE + size;
 	}
 	close(fd);
@@ -495,26 +577,35 @@ EXPORT int cuCheckpointProcessCheckpoint(int pid, void *args)
 	return end(rc, m.control, p);
 }
 
-EXPORT int cuCheckpointProcessRestore(int pid, void *args)
+EXPORT int cuCheckpointProcessRestore(int pid, struct restore_args *args)
 {
 	struct process *p = MAP_FAILED;
-	struct move m = {-1, PAGE};
-	int rc = begin("Restore", pid, CHECKPOINTED, &m.control, &p);
+	struct restoration r = {{-1, PAGE}, NULL, args};
+	struct move *m = &r.move;
+	unsigned char at[SIM_MINORS];
+	unsigned i;
+	int rc = begin("Restore", pid, CHECKPOINTED, &m->control, &p);
 
-	(void)args;
 	if (p == MAP_FAILED)
 		return rc;
-	if (rc == CUDA_SUCCESS && p->broken)
+	r.process = p;
+	if (rc == CUDA_SUCCESS && !valid(p, args))
+		rc = CUDA_ERROR_INVALID_VALUE;
+	else if (rc == CUDA_SUCCESS && p->broken)
 		rc = CUDA_ERROR_OPERATING_SYSTEM;
-	if (rc == CUDA_SUCCESS) {
-		rc = sim_each(pid, "nvidia-sim-gpu", restore, &m);
+	else if (rc == CUDA_SUCCESS) {
+		rc = sim_each(pid, "nvidia-sim-gpu", restore, &r);
 		p->broken = rc == CUDA_ERROR_OUT_OF_MEMORY;
 		if (rc != CUDA_SUCCESS)
 			sim_each(pid, "nvidia-sim-gpu", drop, NULL);
-		else if (ftruncate(m.control, PAGE) == 0)
+		else if (ftruncate(m->control, PAGE) == 0) {
+			for (i = 0; i < SIM_MINORS; i++)
+				at[i] = (unsigned char)destination(&r, i);
+			memcpy(p->at, at, sizeof at);
 			p->state = LOCKED;
+		}
 	}
-	return end(rc, m.control, p);
+	return end(rc, m->control, p);
 }
 
 EXPORT int cuCheckpointProcessUnlock(int pid, void *args)

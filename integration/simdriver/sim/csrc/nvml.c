@@ -369,24 +369,22 @@ typedef struct {
  * on a GPU. */
 static unsigned computing(nvmlDevice_t d, nvmlProcessInfo_t *infos, unsigned size)
 {
-	char prefix[32];
+	struct sim_use use = {.minor = d->gpu->minor};
 	struct dirent *e;
 	unsigned n = 0;
-	off_t sum;
 	DIR *dir;
 
 	if (d->mig)
 		return 0;
-	snprintf(prefix, sizeof prefix, "nvidia-sim-gpu%u ", d->gpu->minor); /* "… (deleted)" */
 	dir = opendir("/proc");
 	while (dir && (e = readdir(dir))) {
-		sum = 0;
+		use.size = 0;
 		if (atoi(e->d_name) > 0)
-			sim_each(atoi(e->d_name), prefix, sim_add_size, &sum);
-		if (!sum)
+			sim_add_process(atoi(e->d_name), &use);
+		if (!use.size)
 			continue;
 		if (n < size)
-			infos[n] = (nvmlProcessInfo_t){(unsigned)atoi(e->d_name), (unsigned long long)sum, 0xffffffff, 0xffffffff};
+			infos[n] = (nvmlProcessInfo_t){(unsigned)atoi(e->d_name), (unsigned long long)use.size, 0xffffffff, 0xffffffff};
 		n++;
 	}
 	if (dir)

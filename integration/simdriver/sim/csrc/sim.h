@@ -136,15 +136,43 @@ __attribute__((unused)) static int sim_each(int pid, const char *prefix, int (*f
 	return rc;
 }
 
-/* sim_add_size adds the size of a file to the off_t behind data. */
-__attribute__((unused)) static int sim_add_size(const char *path, const char *name, void *data)
+/* The first bytes of a process' "nvidia-sim-cuda" are where its memory is: minor numbers, by
+ * those of the GPUs that it was allocated on. */
+#define SIM_MINORS 64
+
+/* sim_use is what processes have on a GPU. */
+struct sim_use {
+	unsigned minor;
+	off_t size;
+	unsigned char at[SIM_MINORS];
+};
+
+__attribute__((unused)) static int sim_read_places(const char *path, const char *name, void *data)
 {
+	int fd = open(path, O_RDONLY | O_CLOEXEC);
+
+	(void)name;
+	(void)!pread(fd, data, SIM_MINORS, 0);
+	close(fd);
+	return 1;
+}
+
+__attribute__((unused)) static int sim_add_allocation(const char *path, const char *name, void *data)
+{
+	struct sim_use *use = data;
 	struct stat st;
 
 	(void)name;
-	if (!stat(path, &st))
-		*(off_t *)data += st.st_size;
+	if (!stat(path, &st) && use->at[st.st_mode % SIM_MINORS] == use->minor)
+		use->size += st.st_size;
 	return 0;
+}
+
+/* sim_add_process adds what a process has on the GPU. */
+__attribute__((unused)) static void sim_add_process(int pid, struct sim_use *use)
+{
+	if (sim_each(pid, "nvidia-sim-cuda", sim_read_places, use->at))
+		sim_each(pid, "nvidia-sim-gpu", sim_add_allocation, use);
 }
 
 #endif

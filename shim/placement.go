@@ -1,0 +1,117 @@
+package shim
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/errdefs"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+)
+
+// exchangeable returns the GPUs among which Resume can move a container's memory. The driver wants
+// to be told where each GPU goes that a process sees, no more and no less (580.159.04): a privileged
+// container sees GPUs that it was not granted, and MIG devices have no place in the list.
+func exchangeable(p gpuinject.Plan) []gpuinject.PlanGPU {
+	if !p.Proc.Masked || len(p.MIG) > 0 {
+		return nil
+	}
+	return p.GPUs
+}
+
+// place has the next Resume move the container's GPU memory to other GPUs of its grant. text is the
+// value of gpuinject.AnnotationResumeGPU.
+func (s *Service) place(ctx context.Context, id, text string) error {
+	s.pausing.Lock()
+	defer s.pausing.Unlock()
+	c, ok := s.get(id)
+	if !ok || !c.suspendsGPU && !c.suspended || s.status(ctx, id) != task.Status_PAUSED {
+		return &classified{fmt.Errorf("nvidia: container %s is not suspended, so its GPU memory cannot go to another GPU", id), errdefs.ErrFailedPrecondition}
+	}
+	to, err := placement(text, c.gpus, c.held)
+	if err != nil {
+		return &classified{fmt.Errorf("nvidia: container %s: GPU %s: %w", id, request.Quote(text), err), errdefs.ErrInvalidArgument}
+	}
+	c.placement = to
+	s.update(id, c)
+	return nil
+}
+
+// placement returns the GPU that each GPU's memory goes to, by UUID. text is "[OLD=]NEW,...", GPUs
+// by index or UUID; OLD may be left out if held is on one GPU. Each of the GPUs is once on either
+// side: those that text does not name stay, or take the places that are left.
+func placement(text string, gpus []gpuinject.PlanGPU, held probe.Memory) (map[string]string, error) {
+	if len(gpus) == 0 {
+		return nil, fmt.Errorf("the driver exchanges whole GPUs, and those of containers without privileges")
+	}
+	find := func(name string) (string, error) {
+		i := slices.IndexFunc(gpus, func(g gpuinject.PlanGPU) bool {
+			return strings.EqualFold(g.UUID, name) || strconv.Itoa(g.Index) == name
+		})
+		if i < 0 {
+			return "", fmt.Errorf("%s is not one of its GPUs: %s", request.Quote(name), names(gpus))
+		}
+		return gpus[i].UUID, nil
+	}
+	used := usedGPUs(held)
+	to, taken := map[string]string{}, map[string]bool{}
+	for part := range strings.SplitSeq(text, ",") {
+		before, after, ok := strings.Cut(part, "=")
+		if !ok && len(used) != 1 {
+			return nil, fmt.Errorf("its memory is on %d GPUs: name each as OLD=NEW", len(used))
+		}
+		if !ok {
+			before, after = used[0], part
+		}
+		from, err := find(before)
+		if err != nil {
+			return nil, err
+		}
+		goal, err := find(after)
+		if err != nil {
+			return nil, err
+		}
+		if to[from] != "" || taken[goal] {
+			return nil, fmt.Errorf("a GPU is named twice")
+		}
+		to[from], taken[goal] = goal, true
+	}
+	for _, stays := range []bool{true, false} {
+		for _, g := range gpus {
+			i := slices.IndexFunc(gpus, func(other gpuinject.PlanGPU) bool {
+				return !taken[other.UUID] && (other.UUID == g.UUID || !stays)
+			})
+			if to[g.UUID] == "" && i >= 0 {
+				to[g.UUID], taken[gpus[i].UUID] = gpus[i].UUID, true
+			}
+		}
+	}
+	return to, nil
+}
+
+// usedGPUs returns the UUIDs of the GPUs that suspended processes have memory on.
+func usedGPUs(held probe.Memory) []string {
+	used := map[string]bool{}
+	for _, memory := range held {
+		for uuid := range memory {
+			used[uuid] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(used))
+}
+
+// names lists GPUs as messages do.
+func names(gpus []gpuinject.PlanGPU) string {
+	var list []string
+	for _, g := range gpus {
+		list = append(list, fmt.Sprintf("%d (%s)", g.Index, g.UUID))
+	}
+	return strings.Join(list, ", ")
+}
