@@ -2,7 +2,10 @@ package shim
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -67,8 +70,8 @@ func TestStartJoinsTheGroupsShimHoweverLongItTakes(t *testing.T) {
 	ctx, params, socket := groupMember(t)
 	fd := listen(t, socket)
 	defer unix.Close(fd)
-	if !connects(socket) { // the queue is full now
-		t.Fatal("cannot connect")
+	if found, err := connects(socket); !found { // the queue is full now
+		t.Fatalf("cannot connect: %v", err)
 	}
 	time.AfterFunc(300*time.Millisecond, func() {
 		if conn, _, err := unix.Accept(fd); err == nil {
@@ -98,6 +101,20 @@ func TestStartDoesNotJoinADeadShim(t *testing.T) {
 	start("no socket")
 	unix.Close(listen(t, socket))
 	start("a socket without a listener")
+}
+
+// A second shim would take the socket of the first, whose containers the next containerd kills.
+func TestNoShimIsStartedIfItIsUnknownWhetherTheGroupHasOne(t *testing.T) {
+	ctx, params, socket := groupMember(t)
+	check(t, os.Symlink(filepath.Base(socket), socket)) // connect(2): ELOOP
+	embedded := &embeddedManager{address: "unix:///new"}
+	_, err := (&shimManager{Shim: embedded}).Start(ctx, params)
+	if !errors.Is(err, unix.ELOOP) || embedded.params != nil {
+		t.Errorf("error %v, a shim was started: %v", err, embedded.params != nil)
+	}
+	if _, err := os.Lstat("address"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("address: %v", err)
+	}
 }
 
 // Nothing would end a shim that containerd does not know of.
