@@ -14,7 +14,11 @@ import (
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/process"
+	runctask "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/runc"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/go-runc"
 	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -42,7 +46,7 @@ func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.
 	if s.status(ctx, r.ID) != task.Status_RUNNING {
 		return s.TTRPCTaskService.Pause(ctx, r) // which refuses it
 	}
-	resp, err := s.suspend(ctx, r, c.held)
+	resp, err := s.suspend(ctx, r, c)
 	if err == nil {
 		c.noteSuspended()
 		return resp, nil
@@ -65,14 +69,14 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 	}
 	ctx = context.WithoutCancel(ctx) // half of it would leave processes that stand still
 	// The driver restores a process by a thread of its own, which must not be frozen.
-	resp, err := s.TTRPCTaskService.Resume(ctx, r)
+	resp, err := s.thaw(ctx, r, c)
 	if err != nil {
 		return nil, err
 	}
 	if err = s.wake(ctx, r.ID, c, false); err == nil {
 		return resp, nil
 	}
-	_, undone := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c.held)
+	_, undone := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c)
 	return nil, s.failed(ctx, r.ID, err, undone)
 }
 
@@ -107,27 +111,69 @@ func (s *Service) status(ctx context.Context, id string) task.Status {
 
 // suspend moves GPU memory to the host and freezes the container. A process that has begun to use a
 // GPU meanwhile would keep it: then both are repeated.
-func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, held probe.Memory) (resp *emptypb.Empty, err error) {
+func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, c gpuContainer) (resp *emptypb.Empty, err error) {
 	for range maxRounds {
 		before, err := s.usersOfGPU(ctx, r.ID)
 		if err == nil {
-			err = s.move(ctx, r.ID, true, held)
+			err = s.move(ctx, r.ID, true, c.held)
 		}
 		if err != nil {
 			return nil, err
 		}
-		if resp, err = s.TTRPCTaskService.Pause(ctx, r); err != nil {
+		if resp, err = s.freeze(ctx, r, c); err != nil {
 			return nil, err
 		}
 		after, err := s.usersOfGPU(ctx, r.ID)
 		if err == nil && !slices.ContainsFunc(after, func(p procfs.ID) bool { return !slices.Contains(before, p) }) {
 			return resp, nil
 		}
-		if _, thawed := s.TTRPCTaskService.Resume(context.WithoutCancel(ctx), &taskapi.ResumeRequest{ID: r.ID}); err != nil || thawed != nil {
+		if _, thawed := s.thaw(context.WithoutCancel(ctx), &taskapi.ResumeRequest{ID: r.ID}, c); err != nil || thawed != nil {
 			return nil, cmp.Or(err, thawed)
 		}
 	}
 	return nil, &classified{errors.New("nvidia: processes of the container keep starting to use the GPU"), errdefs.ErrUnavailable}
+}
+
+// freeze is the embedded service's Pause.
+//
+// It and thaw may fail although runc did its work: runc is killed when the time of the request is
+// up, say. The embedded service then has the container as it was, and runc refuses every further
+// call. So runc undoes its work; if there is none to undo, it refuses that.
+func (s *Service) freeze(ctx context.Context, r *taskapi.PauseRequest, c gpuContainer) (*emptypb.Empty, error) {
+	resp, err := s.TTRPCTaskService.Pause(ctx, r)
+	if err != nil && s.status(ctx, r.ID) == task.Status_RUNNING {
+		if runc, noRunc := c.runc(ctx); noRunc == nil {
+			_ = runc.Resume(context.WithoutCancel(ctx), r.ID)
+		}
+	}
+	return resp, err
+}
+
+// thaw is the embedded service's Resume.
+func (s *Service) thaw(ctx context.Context, r *taskapi.ResumeRequest, c gpuContainer) (*emptypb.Empty, error) {
+	resp, err := s.TTRPCTaskService.Resume(ctx, r)
+	if err != nil && s.status(ctx, r.ID) == task.Status_PAUSED {
+		if runc, noRunc := c.runc(ctx); noRunc == nil {
+			_ = runc.Pause(context.WithoutCancel(ctx), r.ID)
+		}
+	}
+	return resp, err
+}
+
+// runc is the container's, as the embedded service executes it, but without the log from which that
+// takes the last error.
+func (c gpuContainer) runc(ctx context.Context) (*runc.Runc, error) {
+	opts, err := runctask.ReadOptions(c.bundle)
+	if err != nil {
+		return nil, err
+	}
+	namespace, err := namespaces.NamespaceRequired(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := process.NewRunc(opts.GetRoot(), c.bundle, namespace, opts.GetBinaryName(), opts.GetSystemdCgroup())
+	r.Log = ""
+	return r, nil
 }
 
 // move has the probe move the GPU memory of all processes of the container, to the host or back.
