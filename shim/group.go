@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -32,7 +33,11 @@ func socketAddress(ctx context.Context, params *bootapi.BootstrapParams, dir str
 	if socketDir == "" {
 		socketDir = filepath.Join(defaults.DefaultStateDir, "s")
 	}
-	return ctrdshim.CreateSocketAddress(ctx, socketDir, params.GetContainerdGrpcAddress(), groupOf(dir, params.GetInstanceID()), false)
+	group, err := groupOf(dir, params.GetInstanceID())
+	if err != nil {
+		return "", err
+	}
+	return ctrdshim.CreateSocketAddress(ctx, socketDir, params.GetContainerdGrpcAddress(), group, false)
 }
 
 // joinGroup returns the running shim at address, or nil if there is none.
@@ -53,19 +58,22 @@ func joinGroup(address string) (*bootapi.BootstrapResult, error) {
 }
 
 // groupOf returns the group of the container id, whose bundle is dir: id itself if it has none.
-func groupOf(dir, id string) string {
+func groupOf(dir, id string) (string, error) {
 	// The embedded manager reports a file that is missing or invalid.
-	raw, _ := os.ReadFile(filepath.Join(dir, bundle.ConfigName))
+	raw, err := os.ReadFile(filepath.Join(dir, bundle.ConfigName))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
 	var spec struct {
 		Annotations map[string]string `json:"annotations"`
 	}
 	_ = json.Unmarshal(raw, &spec)
 	for _, name := range groupAnnotations {
 		if group, ok := spec.Annotations[name]; ok {
-			return group
+			return group, nil
 		}
 	}
-	return id
+	return id, nil
 }
 
 // connects reports whether a process listens on the Unix socket path. connect(2) has no time

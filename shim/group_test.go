@@ -26,12 +26,17 @@ func TestGroupOf(t *testing.T) {
 		`{"annotations":`: "c1",
 		``:                "c1",
 	} {
-		if got := groupOf(plainBundle(t, config), "c1"); got != want {
-			t.Errorf("%s: got %q, want %q", config, got, want)
+		if got, err := groupOf(plainBundle(t, config), "c1"); err != nil || got != want {
+			t.Errorf("%s: got %q, %v, want %q", config, got, err, want)
 		}
 	}
-	if got := groupOf("/nonexistent", "c1"); got != "c1" {
-		t.Errorf("got %q without a configuration", got)
+	if got, err := groupOf("/nonexistent", "c1"); err != nil || got != "c1" {
+		t.Errorf("got %q, %v without a configuration", got, err)
+	}
+	dir := t.TempDir()
+	check(t, os.Mkdir(filepath.Join(dir, "config.json"), 0o755))
+	if got, err := groupOf(dir, "c1"); !errors.Is(err, unix.EISDIR) {
+		t.Errorf("got %q, %v of a configuration that cannot be read", got, err)
 	}
 }
 
