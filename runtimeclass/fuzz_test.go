@@ -99,8 +99,8 @@ func FuzzRecord(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		o := containerdOptions(Registration{})
 		h := containerdTree(t, "none", "", v242)
-		write(t, h.real(RecordPath), text)
-		write(t, h.real(name), "a program of others")
+		write(t, h.Real(RecordPath), text)
+		write(t, h.Real(name), "a program of others")
 		p, err := Uninstall(h, o)
 		if err == nil {
 			err = p.Apply()
@@ -108,7 +108,7 @@ func FuzzRecord(f *testing.F) {
 		if err != nil && strings.ContainsAny(err.Error(), "\n\x1b") {
 			t.Errorf("%q", err)
 		}
-		if left, err := os.ReadFile(h.real(name)); err != nil || string(left) != "a program of others" {
+		if left, err := os.ReadFile(h.Real(name)); err != nil || string(left) != "a program of others" {
 			t.Errorf("%q, %v", left, err)
 		}
 	})

@@ -59,7 +59,7 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskReque
 	}
 	c.suspended = paused && (c.suspended || c.suspendsGPU)
 	if paused && !c.suspended { // a frozen process cannot move its memory
-		_, err = s.TTRPCTaskService.Resume(ctx, &taskapi.ResumeRequest{ID: r.ID})
+		_, err = s.thaw(ctx, &taskapi.ResumeRequest{ID: r.ID}, c)
 	}
 	if err == nil && !c.suspended {
 		_, err = s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c)
@@ -99,7 +99,7 @@ func (s *Service) keepSuspended(id string, c gpuContainer) {
 // wake undoes suspend, even a failed one, and freezes the container again if it was paused.
 func (s *Service) wake(ctx context.Context, id string, c gpuContainer, paused bool) (err error) {
 	if s.status(ctx, id) == task.Status_PAUSED {
-		_, err = s.TTRPCTaskService.Resume(ctx, &taskapi.ResumeRequest{ID: id})
+		_, err = s.thaw(ctx, &taskapi.ResumeRequest{ID: id}, c)
 	}
 	if err == nil {
 		err = s.move(ctx, id, false, c)
@@ -111,7 +111,7 @@ func (s *Service) wake(ctx context.Context, id string, c gpuContainer, paused bo
 		_ = os.Remove(filepath.Join(c.bundle, gpuinject.SuspendedName))
 	}
 	if err == nil && paused {
-		_, err = s.TTRPCTaskService.Pause(ctx, &taskapi.PauseRequest{ID: id})
+		_, err = s.freeze(ctx, &taskapi.PauseRequest{ID: id}, c)
 	}
 	return err
 }

@@ -35,8 +35,8 @@ type checkpointTasks struct {
 	other  string // what a runc for another container would have it read
 	// during is called in the first call that pauses, resumes or checkpoints.
 	during func()
-	// notThawed fails the next Resume.
-	notThawed error
+	// notFrozen fails the next Pause, notThawed the next Resume.
+	notFrozen, notThawed error
 }
 
 func (f *checkpointTasks) State(context.Context, *taskapi.StateRequest) (*taskapi.StateResponse, error) {
@@ -52,6 +52,10 @@ func (f *checkpointTasks) State(context.Context, *taskapi.StateRequest) (*taskap
 
 func (f *checkpointTasks) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.Empty, error) {
 	f.begin()
+	if err := f.notFrozen; err != nil {
+		f.notFrozen = nil
+		return nil, err
+	}
 	f.paused = true
 	return f.pausedTasks.Pause(ctx, r)
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -32,49 +34,66 @@ func socketAddress(ctx context.Context, params *bootapi.BootstrapParams, dir str
 	if socketDir == "" {
 		socketDir = filepath.Join(defaults.DefaultStateDir, "s")
 	}
-	return ctrdshim.CreateSocketAddress(ctx, socketDir, params.GetContainerdGrpcAddress(), groupOf(dir, params.GetInstanceID()), false)
+	group, err := groupOf(dir, params.GetInstanceID())
+	if err != nil {
+		return "", err
+	}
+	return ctrdshim.CreateSocketAddress(ctx, socketDir, params.GetContainerdGrpcAddress(), group, false)
 }
 
 // joinGroup returns the running shim at address, or nil if there is none.
 //
-// The embedded manager does the same, but allows 100 ms for the connection (CanConnect). If
-// `start` itself gets no processor time for that long, the manager takes a running shim for dead,
-// removes its socket and starts a second one.
-func joinGroup(address string) *bootapi.BootstrapResult {
-	if !connects(strings.TrimPrefix(address, "unix://")) {
-		return nil
+// The embedded manager does the same, but takes a running shim for dead if it cannot connect within
+// 100 ms (CanConnect), whatever the reason: `start` may get no processor time, or no memory. Then
+// it removes the shim's socket and starts a second one, and the next containerd that starts kills
+// the containers of the first.
+func joinGroup(address string) (*bootapi.BootstrapResult, error) {
+	found, err := connects(strings.TrimPrefix(address, "unix://"))
+	if err != nil {
+		return nil, fmt.Errorf("look for the group's shim: %w", err)
 	}
-	return &bootapi.BootstrapResult{Version: taskVersion, Protocol: "ttrpc", Address: address}
+	if !found {
+		return nil, nil
+	}
+	return &bootapi.BootstrapResult{Version: taskVersion, Protocol: "ttrpc", Address: address}, nil
 }
 
 // groupOf returns the group of the container id, whose bundle is dir: id itself if it has none.
-func groupOf(dir, id string) string {
+func groupOf(dir, id string) (string, error) {
 	// The embedded manager reports a file that is missing or invalid.
-	raw, _ := os.ReadFile(filepath.Join(dir, bundle.ConfigName))
+	raw, err := os.ReadFile(filepath.Join(dir, bundle.ConfigName))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", err
+	}
 	var spec struct {
 		Annotations map[string]string `json:"annotations"`
 	}
 	_ = json.Unmarshal(raw, &spec)
 	for _, name := range groupAnnotations {
 		if group, ok := spec.Annotations[name]; ok {
-			return group
+			return group, nil
 		}
 	}
-	return id
+	return id, nil
 }
 
 // connects reports whether a process listens on the Unix socket path. connect(2) has no time
 // limit; it waits while the queue of the listener is full.
-func connects(path string) bool {
+func connects(path string) (bool, error) {
 	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return false
+		return false, fmt.Errorf("socket: %w", err)
 	}
 	defer unix.Close(fd)
 	for {
 		err := unix.Connect(fd, &unix.SockaddrUnix{Name: path})
-		if !errors.Is(err, unix.EINTR) {
-			return err == nil
+		switch {
+		case err == nil:
+			return true, nil
+		case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ECONNREFUSED):
+			return false, nil
+		case !errors.Is(err, unix.EINTR):
+			return false, fmt.Errorf("connect to %s: %w", path, err)
 		}
 	}
 }

@@ -2,7 +2,10 @@ package shim
 
 import (
 	"context"
+	"errors"
+	"io/fs"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -23,12 +26,17 @@ func TestGroupOf(t *testing.T) {
 		`{"annotations":`: "c1",
 		``:                "c1",
 	} {
-		if got := groupOf(plainBundle(t, config), "c1"); got != want {
-			t.Errorf("%s: got %q, want %q", config, got, want)
+		if got, err := groupOf(plainBundle(t, config), "c1"); err != nil || got != want {
+			t.Errorf("%s: got %q, %v, want %q", config, got, err, want)
 		}
 	}
-	if got := groupOf("/nonexistent", "c1"); got != "c1" {
-		t.Errorf("got %q without a configuration", got)
+	if got, err := groupOf("/nonexistent", "c1"); err != nil || got != "c1" {
+		t.Errorf("got %q, %v without a configuration", got, err)
+	}
+	dir := t.TempDir()
+	check(t, os.Mkdir(filepath.Join(dir, "config.json"), 0o755))
+	if got, err := groupOf(dir, "c1"); !errors.Is(err, unix.EISDIR) {
+		t.Errorf("got %q, %v of a configuration that cannot be read", got, err)
 	}
 }
 
@@ -67,8 +75,8 @@ func TestStartJoinsTheGroupsShimHoweverLongItTakes(t *testing.T) {
 	ctx, params, socket := groupMember(t)
 	fd := listen(t, socket)
 	defer unix.Close(fd)
-	if !connects(socket) { // the queue is full now
-		t.Fatal("cannot connect")
+	if found, err := connects(socket); !found { // the queue is full now
+		t.Fatalf("cannot connect: %v", err)
 	}
 	time.AfterFunc(300*time.Millisecond, func() {
 		if conn, _, err := unix.Accept(fd); err == nil {
@@ -98,6 +106,20 @@ func TestStartDoesNotJoinADeadShim(t *testing.T) {
 	start("no socket")
 	unix.Close(listen(t, socket))
 	start("a socket without a listener")
+}
+
+// A second shim would take the socket of the first, whose containers the next containerd kills.
+func TestNoShimIsStartedIfItIsUnknownWhetherTheGroupHasOne(t *testing.T) {
+	ctx, params, socket := groupMember(t)
+	check(t, os.Symlink(filepath.Base(socket), socket)) // connect(2): ELOOP
+	embedded := &embeddedManager{address: "unix:///new"}
+	_, err := (&shimManager{Shim: embedded}).Start(ctx, params)
+	if !errors.Is(err, unix.ELOOP) || embedded.params != nil {
+		t.Errorf("error %v, a shim was started: %v", err, embedded.params != nil)
+	}
+	if _, err := os.Lstat("address"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("address: %v", err)
+	}
 }
 
 // Nothing would end a shim that containerd does not know of.

@@ -61,12 +61,13 @@ func (m *shimManager) Start(ctx context.Context, params *bootapi.BootstrapParams
 	if err := os.WriteFile(filepath.Join(dir, "address"), []byte(address), 0o644); err != nil {
 		return nil, err
 	}
-	result := joinGroup(address)
-	if result == nil {
-		if result, err = m.Shim.Start(ctx, params); err != nil {
-			_ = os.Remove(filepath.Join(dir, "address"))
-			return nil, err
-		}
+	result, err := joinGroup(address)
+	if err == nil && result == nil {
+		result, err = m.Shim.Start(ctx, params)
+	}
+	if err != nil {
+		_ = os.Remove(filepath.Join(dir, "address"))
+		return nil, err
 	}
 	// Without this extension containerd 2.4 executes `shim -info` for every runtime other than
 	// runc's, to look for a deprecated annotation.

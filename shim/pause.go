@@ -14,7 +14,11 @@ import (
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/process"
+	runctask "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/runc"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
+	"github.com/containerd/go-runc"
 	"github.com/containerd/log"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -70,7 +74,7 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 	forgotten.placement = nil // also if this call fails
 	s.update(r.ID, forgotten)
 	// The driver restores a process in one of the process' own threads, which must not be frozen.
-	resp, err := s.TTRPCTaskService.Resume(ctx, r)
+	resp, err := s.thaw(ctx, r, c)
 	if err != nil {
 		return nil, err
 	}
@@ -123,14 +127,14 @@ func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, c gpuCon
 		if err != nil {
 			return nil, err
 		}
-		if resp, notFrozen = s.TTRPCTaskService.Pause(ctx, r); notFrozen != nil {
+		if resp, notFrozen = s.freeze(ctx, r, c); notFrozen != nil {
 			continue
 		}
 		after, err := s.usersOfGPU(ctx, r.ID)
 		if err == nil && !slices.ContainsFunc(after, func(p procfs.ID) bool { return !slices.Contains(before, p) }) {
 			return resp, nil
 		}
-		if _, thawed := s.TTRPCTaskService.Resume(context.WithoutCancel(ctx), &taskapi.ResumeRequest{ID: r.ID}); err != nil || thawed != nil {
+		if _, thawed := s.thaw(context.WithoutCancel(ctx), &taskapi.ResumeRequest{ID: r.ID}, c); err != nil || thawed != nil {
 			return nil, cmp.Or(err, thawed)
 		}
 	}
@@ -138,6 +142,48 @@ func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, c gpuCon
 		return nil, notFrozen
 	}
 	return nil, &classified{errors.New("nvidia: processes of the container keep starting to use the GPU"), errdefs.ErrUnavailable}
+}
+
+// freeze is the embedded service's Pause.
+//
+// It and thaw may fail although runc did its work: runc is killed when the time of the request is
+// up, say. The embedded service then has the container as it was, and runc refuses every further
+// call. So runc undoes its work; if there is none to undo, it refuses that.
+func (s *Service) freeze(ctx context.Context, r *taskapi.PauseRequest, c gpuContainer) (*emptypb.Empty, error) {
+	resp, err := s.TTRPCTaskService.Pause(ctx, r)
+	if err != nil && s.status(ctx, r.ID) == task.Status_RUNNING {
+		if runc, noRunc := c.runc(ctx); noRunc == nil {
+			_ = runc.Resume(context.WithoutCancel(ctx), r.ID)
+		}
+	}
+	return resp, err
+}
+
+// thaw is the embedded service's Resume.
+func (s *Service) thaw(ctx context.Context, r *taskapi.ResumeRequest, c gpuContainer) (*emptypb.Empty, error) {
+	resp, err := s.TTRPCTaskService.Resume(ctx, r)
+	if err != nil && s.status(ctx, r.ID) == task.Status_PAUSED {
+		if runc, noRunc := c.runc(ctx); noRunc == nil {
+			_ = runc.Pause(context.WithoutCancel(ctx), r.ID)
+		}
+	}
+	return resp, err
+}
+
+// runc is the container's, as the embedded service executes it, but without the log from which that
+// takes the last error.
+func (c gpuContainer) runc(ctx context.Context) (*runc.Runc, error) {
+	opts, err := runctask.ReadOptions(c.bundle)
+	if err != nil {
+		return nil, err
+	}
+	namespace, err := namespaces.NamespaceRequired(ctx)
+	if err != nil {
+		return nil, err
+	}
+	r := process.NewRunc(opts.GetRoot(), c.bundle, namespace, opts.GetBinaryName(), opts.GetSystemdCgroup())
+	r.Log = ""
+	return r, nil
 }
 
 // move has the probe move the GPU memory of all processes of the container, to the host or back.

@@ -12,7 +12,10 @@ import (
 	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	runcoptions "github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/api/types/task"
+	runctask "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/runc"
+	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -156,5 +159,40 @@ func TestAPauseThatFailsAfterTheFreezeIsUndone(t *testing.T) {
 	}
 	if _, err := os.Stat(resumed); err != nil || f.paused {
 		t.Errorf("the container does not run: paused %v, %v", f.paused, err)
+	}
+}
+
+// runc is killed when the time of a request is up, possibly after it has done its work.
+func TestWhatRuncDidThoughItFailedIsUndone(t *testing.T) {
+	reap(t)
+	putProbe(t, `echo '{"moved":[4711]}'`)
+	for _, test := range []struct {
+		paused bool
+		call   func(s *Service, ctx context.Context) error
+		want   string // the call of runc
+	}{
+		{false, func(s *Service, ctx context.Context) error {
+			_, err := s.Pause(ctx, &taskapi.PauseRequest{ID: "c"})
+			return err
+		}, "--root /r/ns --log-format json resume c"},
+		{true, func(s *Service, ctx context.Context) error {
+			_, err := s.Resume(ctx, &taskapi.ResumeRequest{ID: "c"})
+			return err
+		}, "--root /r/ns --log-format json pause c"},
+	} {
+		failed := errors.New("killed")
+		f := &checkpointTasks{paused: test.paused, notFrozen: failed, notThawed: failed}
+		s := f.serviceWith(t, gpuContainer{suspendsGPU: true})
+		c, _ := s.get("c")
+		program := filepath.Join(c.bundle, "runc")
+		check(t, os.WriteFile(program, []byte("#!/bin/sh\necho \"$*\" >>$0.calls\n"), 0o700))
+		check(t, runctask.WriteOptions(c.bundle, &runcoptions.Options{BinaryName: program, Root: "/r"}))
+		if err := test.call(s, namespaces.WithNamespace(t.Context(), "ns")); err == nil || !strings.HasSuffix(err.Error(), failed.Error()) {
+			t.Errorf("error %v", err)
+		}
+		calls, err := os.ReadFile(program + ".calls")
+		if got := strings.TrimSpace(string(calls)); got != test.want {
+			t.Errorf("runc was called %q, %v; want %q", got, err, test.want)
+		}
 	}
 }

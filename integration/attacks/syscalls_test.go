@@ -22,6 +22,8 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -48,6 +50,12 @@ var sampled = strings.Fields(`bind chroot clone3 connect fchdir fchmod fchmodat 
 // process whose wait failed goes unnoticed, whatever the shim does.
 var never = []string{"close", "wait4", "exit", "exit_group", "restart_syscall", "rt_sigreturn"}
 
+// onlyKilled are system calls of Go's runtime at which a process is killed only. The first end any
+// Go program, the stock shim too, if they fail: the runtime throws, or writes to an address that
+// does not exist, which may read "panic". Of the others it ignores how they end.
+var onlyKilled = strings.Fields(`arch_prctl epoll_pwait futex munmap rt_sigaction rt_sigprocmask sigaltstack
+	geteuid getpid getppid gettid madvise nanosleep sched_yield set_tid_address tgkill umask`)
+
 const killed = "signal=KILL"
 
 var whats = []string{"error=ENOSPC", "error=EMFILE", "error=ENOMEM", "error=EIO", "error=EINTR", killed}
@@ -73,6 +81,9 @@ func faults(count map[call]int) []fault {
 	for call, n := range count {
 		for nth := range n {
 			for _, what := range whats {
+				if what != killed && slices.Contains(onlyKilled, call.Call) {
+					continue
+				}
 				f := fault{call, nth + 1, what}
 				sum := fnv.New64a()
 				sum.Write([]byte(f.String()))
@@ -144,7 +155,7 @@ func (h *host) count(t *testing.T, client *api.Client, name string) map[call]int
 	if err != nil {
 		t.Fatalf("%s: %v", name, err)
 	}
-	h.removed(t, id)
+	h.removed(t, client, id)
 	perThread, most := map[string]int{}, map[call]int{}
 	for _, m := range traced.FindAllStringSubmatch(out, -1) {
 		perThread[m[1]+m[2]]++
@@ -201,22 +212,26 @@ func live(t *testing.T, client *api.Client, id string) error {
 	return err
 }
 
-// removed deletes a container after a fault. containerd needs a moment to notice that a shim is
-// dead, and to remove what is left of the task.
-func (h *host) removed(t *testing.T, id string) {
+// removed deletes a container whose life a fault has ended. containerd needs a moment to notice
+// that a shim is dead, and to remove what is left of the task.
+func (h *host) removed(t *testing.T, client *api.Client, id string) {
 	t.Helper()
 	testenv.Await(t, "container "+id+" can be deleted", func() bool {
-		_, _, _ = h.CtrErr("tasks", "resume", id)
-		_, _, _ = h.CtrErr("tasks", "rm", "--force", id)
+		ctx, cancel := context.WithTimeout(client.Context(t.Context()), 10*time.Second)
+		defer cancel()
+		if _, err := client.Tasks.Get(ctx, &tasks.GetRequest{ContainerID: id}); status.Code(err) != codes.NotFound {
+			_, _, _ = h.CtrErr("tasks", "resume", id)
+			_, _, _ = h.CtrErr("tasks", "rm", "--force", id)
+		}
 		_, _, err := h.CtrErr("containers", "rm", id)
 		_, bundleErr := os.Stat(h.BundleDir(id))
 		return errors.Is(bundleErr, fs.ErrNotExist) && (err == nil || strings.Contains(err.Error(), "not found"))
 	})
 }
 
-// afterKill starts the pod again if its shim was killed, and removes what the stock shim would also
-// leave: the cgroups of a container without a process.
-func (h *host) afterKill(t *testing.T, id string) {
+// afterKill makes the pod again if its shim was killed, and removes what the stock shim leaves as
+// well: the cgroups of a container without a process.
+func (h *host) afterKill(t *testing.T, client *api.Client, id string) {
 	t.Helper()
 	if h.alive() {
 		return
@@ -229,17 +244,114 @@ func (h *host) afterKill(t *testing.T, id string) {
 			}
 		}
 	}
-	h.removed(t, h.pod)
+	h.removed(t, client, h.pod)
 	h.startPod(t)
 }
 
-// temporary matches the files that a process leaves if it is killed while it stores a value.
+// disconnected kills the pod's shim if a fault has ended a connection to containerd. As with the
+// stock one containerd then kills and deletes the containers, and the shim still has them.
+func (h *host) disconnected(f fault, failed error) {
+	if !slices.Contains(connection, f.Call) {
+		return
+	}
+	closed := failed != nil && strings.Contains(failed.Error(), "ttrpc: closed")
+	if closed || strings.Contains(h.Log(), `msg="shim disconnected" id=`+h.pod+" ") {
+		h.kill()
+	}
+	h.deaf()
+}
+
+// deaf kills the pod's shim if a read from containerd failed. As in the stock one the connection
+// stays, and is never read again: every call would hang. No such read fails in practice.
+func (h *host) deaf() bool {
+	if !strings.Contains(h.Log(), `msg="error receiving message"`) {
+		return false
+	}
+	h.kill()
+	return true
+}
+
+// whenDeaf calls deaf until it is stopped.
+func (h *host) whenDeaf(t *testing.T, f fault) (stop func()) {
+	t.Helper()
+	stopped, done := make(chan bool), make(chan bool)
+	go func() {
+		defer close(done)
+		for f.Call == "read" && !h.deaf() {
+			select {
+			case <-stopped:
+				return
+			case <-t.Context().Done():
+				return
+			case <-time.After(50 * time.Millisecond):
+			}
+		}
+	}()
+	return func() { close(stopped); <-done }
+}
+
+var connection = strings.Fields("accept4 epoll_ctl fcntl read write")
+
+// kill kills the pod's shim, but not the program that containerd may execute to clean up.
+func (h *host) kill() {
+	if h.alive() {
+		_ = syscall.Kill(h.shim, syscall.SIGKILL)
+		testenv.Until(func() bool { return !h.alive() })
+	}
+}
+
+func (h *host) killShims(id string) {
+	for _, pid := range h.ShimPIDs(id) {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
+	}
+}
+
+// onlyPod removes all containers and makes the pod again, after a cycle that failed the test.
+func (h *host) onlyPod(t *testing.T, client *api.Client) {
+	t.Helper()
+	ids := strings.Fields(h.Ctr(t, "containers", "ls", "-q"))
+	for _, id := range ids {
+		h.killShims(id)
+	}
+	restarted(t, h, client, "", errors.New("the test failed"))
+	for _, id := range ids {
+		h.removed(t, client, id)
+	}
+	h.startPod(t)
+}
+
+// socket is that of the pod's shim.
+func (h *host) socket(t *testing.T) fs.FileInfo {
+	t.Helper()
+	address, err := os.ReadFile(filepath.Join(h.BundleDir(h.pod), "address"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.Stat(strings.TrimPrefix(string(address), "unix://"))
+	if err != nil {
+		t.Fatalf("the socket of the pod's shim: %v", err)
+	}
+	return info
+}
+
+// temporary are files that a process leaves if it dies while it stores a value.
 var temporary = regexp.MustCompile(`^\.[a-z]+\.json\.nvidia-shim-\d+$`)
 
-// cycle takes a container through its life under a fault: whatever happens, the container has seen
-// its own GPU only or has not run, nothing is left, and the next containers start.
+// died is what strace writes of a process that was killed, or that Go's runtime ended.
+var died = regexp.MustCompile(`\+\+\+ (killed|exited with [^0])`)
+
+// cycle is the life of a container under a fault, by the oracle: whatever happens, the container
+// has seen the GPU that is its own or has not run, nothing is left, and the next containers start.
 func (h *host) cycle(t *testing.T, client *api.Client, f fault) (hit bool, failed error) {
-	h.afterKill(t, h.pod) // left by a cycle that failed the test
+	log, out := filepath.Join(h.Dir, "containerd.log"), ""
+	if err := os.Truncate(log, 0); err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if t.Failed() {
+			t.Logf("strace:\n%s\ncontainerd's log of the cycle:\n%s", out, h.Log())
+		}
+	}()
 	testenv.Await(t, "no process of the last cycle exits", func() bool {
 		return !slices.Contains(h.Snapshot(t).Section("processes"), "")
 	})
@@ -248,32 +360,38 @@ func (h *host) cycle(t *testing.T, client *api.Client, f fault) (hit bool, faile
 		if err := mounts.RemoveAll(h.Driver.StateDir); err != nil {
 			t.Fatal(err)
 		}
+		shim, socket := h.shim, h.socket(t)
 		p := phases[f.Phase]
 		id := p.prepare(t, h, client)
 		stop := p.trace(t, h, "-e", "trace="+f.Call, "-e", "inject="+f.inject())
+		stopWaiting := h.whenDeaf(t, f)
 		failed = p.run(t, h, client, id)
-		out := stop()
-		if f.Phase == "start" && failed != nil && (f.What == killed || strings.Contains(failed.Error(), "/dev/stdout")) {
-			// As with the stock shim, a shim stays if `start` did not report it to containerd.
-			for _, pid := range h.ShimPIDs(id) {
-				_ = syscall.Kill(pid, syscall.SIGKILL)
-			}
+		out = stop()
+		dead := died.MatchString(out)
+		if f.Phase == "start" && failed != nil && (dead || strings.Contains(failed.Error(), "/dev/stdout")) {
+			// As the stock one would, a shim stays of which `start` did not tell containerd.
+			h.killShims(id)
 		}
 		hit = strings.Contains(out, "(INJECTED)") || strings.Contains(out, "killed by SIGKILL")
 		if p.check != nil {
 			p.check(t, h, client, id, failed)
 		}
-		h.removed(t, id)
-		h.afterKill(t, id)
+		h.removed(t, client, id)
+		stopWaiting()
+		h.disconnected(f, failed)
+		h.afterKill(t, client, id)
 		h.checkMark(t, id)
 		for _, name := range namesIn(h.Driver.StateDir) {
-			if temporary.MatchString(name) && (f.What == killed || strings.HasPrefix(f.Call, "unlink") || strings.HasPrefix(f.Call, "rename")) {
+			if temporary.MatchString(name) && (dead || strings.HasPrefix(f.Call, "unlink") || strings.HasPrefix(f.Call, "rename")) {
 				_ = os.Remove(filepath.Join(h.Driver.StateDir, name))
 			}
 		}
 		h.MustRun(t, testenv.RunOptions{Annotations: []string{inPod}, Args: []string{"/bin/true"}})
 		next := h.MustRun(t, testenv.RunOptions{Annotations: []string{inPod}, Env: []string{one}, Args: h.ProbeArgs()})
 		simhost.Compare(t, simhost.Parse(next), h.Expect([]int{0}))
+		if shim == h.shim && !os.SameFile(socket, h.socket(t)) {
+			t.Error("another shim has the socket of the pod's")
+		}
 	})
 	return hit, failed
 }
@@ -331,6 +449,7 @@ type report struct {
 	Hit    map[string]int
 	Failed map[string]int
 	Bad    []string // faults whose cycle failed the test
+	before []string // the last cycles
 }
 
 func (r *report) run(t *testing.T, h *host, client *api.Client, f fault) {
@@ -338,9 +457,16 @@ func (r *report) run(t *testing.T, h *host, client *api.Client, f fault) {
 		r.Hit, r.Failed = map[string]int{}, map[string]int{}
 	}
 	key := f.Phase + " " + f.Call + " " + f.What
+	before := r.before
 	good := t.Run(f.String(), func(t *testing.T) {
+		defer func() {
+			if t.Failed() {
+				t.Logf("the cycles before:\n%s", strings.Join(before, "\n"))
+			}
+		}()
 		hit, err := h.cycle(t, client, f)
 		t.Logf("hit: %v, error: %v", hit, err)
+		r.before = append(before[max(0, len(before)-4):], fmt.Sprintf("%v: hit: %v, error: %v", f, hit, err))
 		if hit {
 			r.Hit[key]++
 		}
@@ -349,7 +475,8 @@ func (r *report) run(t *testing.T, h *host, client *api.Client, f fault) {
 		}
 	})
 	if !good {
-		r.Bad = append(r.Bad, f.String())
+		r.Bad, r.before = append(r.Bad, f.String()), nil
+		h.onlyPod(t, client)
 	}
 	r.Next++
 }

@@ -708,6 +708,7 @@ func slowRunc(t *testing.T) (dir string) {
 	simhost.Script(t, filepath.Join(dir, "runc"), fmt.Sprintf(`case " $* " in
 *" pause "* | *" resume "*)
 	[ ! -e %[1]s/fail ] || { echo "runc fails" >&2; exit 1; }
+	[ ! -e %[1]s/late ] || { %[2]s "$@"; echo "runc fails" >&2; exit 1; }
 	while [ -e %[1]s/hold ]; do : >%[1]s/waiting; sleep 0.02; done ;;
 esac
 exec %[2]s "$@"
@@ -715,27 +716,30 @@ exec %[2]s "$@"
 	return dir
 }
 
+// runc fails, or does its work before it fails.
 func TestAContainerThatCannotBeFrozenGoesOn(t *testing.T) {
 	dir := slowRunc(t)
 	h := newHost(t, simhost.Options{Config: asked, Env: testenv.Options{ShimDir: dir}})
-	c := h.start(t, 1)
-	fail := simhost.WriteFile(t, filepath.Join(dir, "fail"), "")
-	c.refused(t, "pause", "runc fails")
-	c.wantStatus(t, "RUNNING")
-	c.counts(t, 1)
-	if err := os.Remove(fail); err != nil {
-		t.Fatal(err)
+	for _, how := range []string{"fail", "late"} {
+		c := h.start(t, 1)
+		fail := simhost.WriteFile(t, filepath.Join(dir, how), "")
+		c.refused(t, "pause", "runc fails")
+		c.wantStatus(t, "RUNNING")
+		c.counts(t, 1)
+		if err := os.Remove(fail); err != nil {
+			t.Fatal(err)
+		}
+		c.pause(t)
+		simhost.WriteFile(t, fail, "")
+		c.refused(t, "resume", "runc fails")
+		c.wantStatus(t, "PAUSED")
+		c.wantMemory(t, 0)
+		if err := os.Remove(fail); err != nil {
+			t.Fatal(err)
+		}
+		c.resume(t)
+		c.counts(t, 1)
 	}
-	c.pause(t)
-	simhost.WriteFile(t, fail, "")
-	c.refused(t, "resume", "runc fails")
-	c.wantStatus(t, "PAUSED")
-	c.wantMemory(t, 0)
-	if err := os.Remove(fail); err != nil {
-		t.Fatal(err)
-	}
-	c.resume(t)
-	c.counts(t, 1)
 }
 
 // Between the driver's calls and those of runc.
