@@ -169,16 +169,17 @@ func TestWhatRuncDidThoughItFailedIsUndone(t *testing.T) {
 	for _, test := range []struct {
 		paused bool
 		call   func(s *Service, ctx context.Context) error
+		fails  bool   // Pause is repeated
 		want   string // the call of runc
 	}{
 		{false, func(s *Service, ctx context.Context) error {
 			_, err := s.Pause(ctx, &taskapi.PauseRequest{ID: "c"})
 			return err
-		}, "--root /r/ns --log-format json resume c"},
+		}, false, "--root /r/ns --log-format json resume c"},
 		{true, func(s *Service, ctx context.Context) error {
 			_, err := s.Resume(ctx, &taskapi.ResumeRequest{ID: "c"})
 			return err
-		}, "--root /r/ns --log-format json pause c"},
+		}, true, "--root /r/ns --log-format json pause c"},
 	} {
 		failed := errors.New("killed")
 		f := &checkpointTasks{paused: test.paused, notFrozen: failed, notThawed: failed}
@@ -187,8 +188,8 @@ func TestWhatRuncDidThoughItFailedIsUndone(t *testing.T) {
 		program := filepath.Join(c.bundle, "runc")
 		check(t, os.WriteFile(program, []byte("#!/bin/sh\necho \"$*\" >>$0.calls\n"), 0o700))
 		check(t, runctask.WriteOptions(c.bundle, &runcoptions.Options{BinaryName: program, Root: "/r"}))
-		if err := test.call(s, namespaces.WithNamespace(t.Context(), "ns")); err == nil || !strings.HasSuffix(err.Error(), failed.Error()) {
-			t.Errorf("error %v", err)
+		if err := test.call(s, namespaces.WithNamespace(t.Context(), "ns")); (err != nil) != test.fails || err != nil && !strings.HasSuffix(err.Error(), failed.Error()) {
+			t.Errorf("paused %v: error %v", test.paused, err)
 		}
 		calls, err := os.ReadFile(program + ".calls")
 		if got := strings.TrimSpace(string(calls)); got != test.want {
