@@ -117,16 +117,17 @@ func TestTheDriverMovesNoProcessToAGPUOutsideItsContainer(t *testing.T) {
 	env.Remove(t, c.id)
 }
 
-// torchProgram uses two GPUs: memory on each, copies between them and NCCL.
+// torchProgram uses two GPUs: memory on each, copies between them and NCCL. With arrays of 1 GiB the
+// driver suspends such a process and cannot restore it, outside of containers too (580.159.04).
 const torchProgram = `
 import time, torch, torch.cuda.nccl as nccl
-keep = [torch.arange(n << 20, device="cuda:%d" % i, dtype=torch.float32) for i, n in enumerate((512, 64))]
+keep = [torch.arange(n << 20, device="cuda:%d" % i, dtype=torch.float32) for i, n in enumerate((64, 48))]
 n = 0
 while True:
     a = [torch.full((1 << 20,), i + 1.0, device="cuda:%d" % i) for i in (0, 1)]
     nccl.all_reduce(a)
     there = keep[1].to("cuda:0")
-    ok = all(bool((t == 3).all()) for t in a) and bool((there == keep[0][:64 << 20]).all())
+    ok = all(bool((t == 3).all()) for t in a) and bool((there == keep[0][:48 << 20]).all())
     print("passed" if ok else "WRONG", n, flush=True)
     n += 1
     time.sleep(0.05)

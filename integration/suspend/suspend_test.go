@@ -554,7 +554,7 @@ func TestAProcessThatUsesMemoryOfAnother(t *testing.T) {
 	for _, result := range []int{1, 801} {
 		steer(t, h, sim.Checkpoint{Function: "Restore", PID: c.counters[1], Result: result})
 		c.refused(t, "resume", fmt.Sprintf("process %d: cuCheckpointProcessRestore: CUDA_ERROR_", c.counters[1]),
-			"it uses GPU memory of another process (CUDA IPC), which the driver cannot restore", "delete the container")
+			"it uses memory of another process (CUDA IPC) or much of another GPU (peer access), which the driver cannot restore", "delete the container")
 		c.wantStatus(t, "PAUSED")
 		c.wantMemory(t, 0)
 	}

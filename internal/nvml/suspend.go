@@ -82,7 +82,7 @@ var reasons = map[int]string{
 }
 
 // sharesMemory is why a process that was suspended cannot be restored with some results.
-const sharesMemory = "it uses GPU memory of another process (CUDA IPC), which the driver cannot restore (seen with 580.159.04): delete the container"
+const sharesMemory = "it uses memory of another process (CUDA IPC) or much of another GPU (peer access), which the driver cannot restore (seen with 580.159.04): delete the container"
 
 // cudaProcess is a process with a CUDA context. While its pidfd reports that it has not been
 // reaped, no other process has its id.
