@@ -356,9 +356,9 @@ static int begin(const char *function, int pid, int from, int *control, struct p
 	if (!initialized)
 		return CUDA_ERROR_NOT_INITIALIZED;
 	*control = -1;
-	sim_each(pid, "nvidia-sim-cuda", open_control, control);
+	rc = sim_each(pid, "nvidia-sim-cuda", open_control, control);
 	if (*control < 0)
-		return CUDA_ERROR_INVALID_VALUE;
+		return rc ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_ERROR_INVALID_VALUE;
 	*p = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, *control, 0);
 	if (*p == MAP_FAILED) {
 		close(*control);

@@ -110,7 +110,8 @@ __attribute__((unused)) static unsigned long long sim_memory(void)
 }
 
 /* sim_each calls fn for every memfd of a process whose name begins with prefix; fn opens
- * path. The first result that is not 0 ends it. */
+ * path. The first result that is not 0 ends it. A process that cannot be read gives
+ * CUDA_ERROR_OPERATING_SYSTEM: without its memory it must not count as moved. */
 __attribute__((unused)) static int sim_each(int pid, const char *prefix, int (*fn)(const char *path, const char *name, void *), void *data)
 {
 	char dir[64], path[400], to[128], want[64];
@@ -122,6 +123,8 @@ __attribute__((unused)) static int sim_each(int pid, const char *prefix, int (*f
 	snprintf(dir, sizeof dir, "/proc/%d/fd", pid);
 	snprintf(want, sizeof want, "/memfd:%s", prefix);
 	d = opendir(dir);
+	if (!d && errno != ENOENT)
+		return 304;
 	while (d && !rc && (e = readdir(d))) {
 		snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
 		n = readlink(path, to, sizeof to - 1);
@@ -171,7 +174,7 @@ __attribute__((unused)) static int sim_add_allocation(const char *path, const ch
 /* sim_add_process adds what a process has on the GPU. */
 __attribute__((unused)) static void sim_add_process(int pid, struct sim_use *use)
 {
-	if (sim_each(pid, "nvidia-sim-cuda", sim_read_places, use->at))
+	if (sim_each(pid, "nvidia-sim-cuda", sim_read_places, use->at) == 1)
 		sim_each(pid, "nvidia-sim-gpu", sim_add_allocation, use);
 }
 
