@@ -15,7 +15,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// podAllocation is what one container was allocated of one resource.
+// podAllocation holds the devices of one resource that were allocated to one container.
 type podAllocation struct {
 	uid, container, resource string
 	ids                      []string
@@ -40,7 +40,7 @@ func writeCheckpoint(t *testing.T, list ...podAllocation) {
 	useCheckpoint(t, string(data))
 }
 
-// useCheckpoint is writeCheckpoint with any content; "" means no file.
+// useCheckpoint is like writeCheckpoint, with any content; "" means no file.
 func useCheckpoint(t *testing.T, content string) {
 	t.Helper()
 	was := checkpointFile
@@ -51,13 +51,13 @@ func useCheckpoint(t *testing.T, content string) {
 	}
 }
 
-// podNamed makes the container one of a pod without a device in its specification.
+// podNamed puts the container into a pod, without a device in its specification.
 func podNamed(uid, container string) func(*specs.Spec) {
 	return all(inPod(), annotated("io.kubernetes.cri.sandbox-name", "train"), annotated("io.kubernetes.cri.sandbox-uid", uid),
 		annotated("io.kubernetes.cri.container-name", container))
 }
 
-// showGrant is showGPUs, and whether ids were passed over.
+// showGrant shows the GPUs, and whether ids were passed over.
 func showGrant(p Plan) string {
 	s := showGPUs(p)
 	for _, note := range p.Notes {
@@ -77,7 +77,7 @@ func uuidOf(gpus ...int) (list []string) {
 	return list
 }
 
-// What the checkpoint has for the pod's UID is what was allocated, and nothing is asked.
+// The checkpoint's entries for the pod's UID are the allocation, and nothing is asked.
 func TestTheCheckpointGrants(t *testing.T) {
 	const none = "starts without a GPU"
 	writeCheckpoint(t,
@@ -112,9 +112,8 @@ func TestTheCheckpointGrants(t *testing.T) {
 	table{host: h, show: showGrant, rows: rows}.run(t)
 }
 
-// askKubelet resolves a container of pod default/train whose image asks for all, or for more than
-// that in env, with a reply of the kubelet. It returns the outcome, and whether the kubelet was
-// asked.
+// askKubelet resolves a container of pod default/train whose environment asks for value. reply is
+// the kubelet's answer. It returns the outcome, and whether the kubelet was asked.
 func askKubelet(t *testing.T, spec func(*specs.Spec), value string, reply probe.Answers) (outcome string, asked bool) {
 	t.Helper()
 	s := newSpec(devices(value)...)
@@ -138,7 +137,7 @@ func found(containers map[string][]string) probe.Answers {
 	return probe.Answers{Pod: &policy.Allocation{Found: true, Containers: containers}}
 }
 
-// The kubelet's API is asked if there is no checkpoint, and its answer bears no UID.
+// The kubelet's API is asked if there is no checkpoint. Its answer contains no UID.
 func TestTheKubeletsAPIGrantsByName(t *testing.T) {
 	mine, named := found(map[string][]string{"main": uuidOf(1, 2), "side": {}}), strings.Join(uuidOf(1, 2), ",")
 	const unknown = "refused: what was allocated to pod default/train is not known: "
@@ -169,8 +168,9 @@ func TestTheKubeletsAPIGrantsByName(t *testing.T) {
 	}
 }
 
-// The checkpoint does not list a container without a device. Is it one of the pod's, or one that
-// shares what the pod has? The API says so, and the devices remain those of the UID.
+// The checkpoint does not list a container without a device. The API shows whether it is one of the
+// pod's own containers or one that shares the pod's devices; the devices are still those of the
+// UID.
 func TestAContainerThatIsNotInTheCheckpoint(t *testing.T) {
 	writeCheckpoint(t, podAllocation{"u1", "main", gpuResource, uuidOf(1)}, podAllocation{"u2", "main", gpuResource, uuidOf(3)})
 	reply := found(map[string][]string{"main": uuidOf(3), "side": uuidOf(3)})
@@ -193,7 +193,8 @@ func TestAContainerThatIsNotInTheCheckpoint(t *testing.T) {
 	}
 }
 
-// The environment is not a grant in a cgroup of the kubelet, whichever runtime made the container.
+// In a cgroup of the kubelet the environment is not a grant, whichever runtime created the
+// container.
 func TestAPodOfAnotherRuntime(t *testing.T) {
 	in := func(cgroup string) func(*specs.Spec) {
 		return func(s *specs.Spec) { s.Linux.CgroupsPath = cgroup }
@@ -227,7 +228,7 @@ func TestAnUnknownDeviceListsNoGPUs(t *testing.T) {
 	}
 }
 
-// A MIG device counts by its UUID and by the older form.
+// A MIG device is recognized by its UUID and by the older form of its name.
 func TestMIGInTheCheckpoint(t *testing.T) {
 	h := newMIGHost(t)
 	older := fmt.Sprintf("MIG-%s/%d/%d", h.GPUs[1].UUID, h.MIG[0].GI, h.MIG[0].CI)

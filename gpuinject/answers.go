@@ -15,21 +15,22 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// Ask puts questions to the probe, all at once.
+// Ask sends all questions to the probe in one call.
 type Ask func(probe.Questions) probe.Answers
 
 // answers holds the answers of NVML and the kubelet.
 type answers struct {
-	// kept is NVML's; the zero value if it is not known. factsErr says why, if NVML was asked.
+	// kept holds NVML's answer, or the zero value if it is unknown. If NVML was asked, factsErr
+	// says why.
 	kept     facts.Kept
 	factsErr error
 	kubelet  policy.KubeletAnswer
-	// passedOver are ids that the kubelet allocated and that name no GPU.
+	// passedOver holds ids that the kubelet allocated but that name no GPU.
 	passedOver []string
 }
 
-// selectIDs resolves device ids. The error is device.ErrFacts if only NVML can resolve one, and it
-// gave no answer.
+// selectIDs resolves device ids. The error is device.ErrFacts if only NVML can resolve an id and
+// NVML gave no answer.
 func selectIDs(h host.Host, ids []string, a answers) (device.Set, error) {
 	set, err := h.Select(ids, a.kept.Facts)
 	if errors.Is(err, device.ErrFacts) && a.factsErr != nil {
@@ -38,8 +39,8 @@ func selectIDs(h host.Host, ids []string, a answers) (device.Set, error) {
 	return set, err
 }
 
-// selectEach is selectIDs for ids that are a grant. missing is the first one that this host does
-// not have, or that NVML did not resolve.
+// selectEach resolves ids that are a grant, one by one. missing is the first id that this host does
+// not have or that NVML did not resolve.
 func selectEach(h host.Host, ids []string, a answers) (set device.Set, missing string, err error) {
 	for _, id := range ids {
 		one, err := selectIDs(h, []string{id}, a)
@@ -51,12 +52,12 @@ func selectEach(h host.Host, ids []string, a answers) (set device.Set, missing s
 	return set, "", nil
 }
 
-// checkpointFile is the kubelet's. A variable for the tests.
+// checkpointFile is the path of the kubelet's checkpoint. Tests replace it.
 var checkpointFile = checkpoint.File
 
 // askAll collects every question that only the kubelet or NVML can answer and asks them at once.
-// granted is true if the specification itself grants devices: by its nodes, or by named, the ids
-// whose naming is a grant.
+// granted is true if the specification itself grants devices: by its nodes, or by the ids in named,
+// which grant the devices that they name.
 func askAll(c Container, h host.Host, granted bool, named []string, ask Ask) answers {
 	who := c.Input.Container
 	needsPod := !granted && policy.NeedsKubelet(c.Config.Policy, who)
@@ -70,7 +71,7 @@ func askAll(c Container, h host.Host, granted bool, named []string, ask Ask) ans
 	if len(h.MIG) > 0 || required {
 		a.kept = facts.Load(c.Config.Host, h)
 	}
-	// An id of which nothing can be granted need not be understood.
+	// Ids need not be resolved if nothing can be granted.
 	mayGrant := granted || len(allocated) > 0 || pod.Question != nil || policy.GrantsAll(c.Config.Policy, who)
 	unknown := a.kept.Asked.IsZero() && (required || pod.Question != nil && len(h.MIG) > 0)
 	ids := slices.Concat(named, allocated, c.Request.Devices)
@@ -89,19 +90,19 @@ func askAll(c Container, h host.Host, granted bool, named []string, ask Ask) ans
 	return a
 }
 
-// selectAllocated resolves what the kubelet allocated to the container. asked is true if NVML was
-// asked.
+// selectAllocated resolves the ids that the kubelet allocated to the container. asked reports
+// whether NVML was asked before.
 func (a *answers) selectAllocated(c Container, h host.Host, asked bool, ask Ask) {
 	ids, _ := a.kubelet.Allocation.IDs(c.Input.Container.Name)
 	ids, a.passedOver = allocation.FullIDs(h, ids)
 	if !asked && h.NeedsFacts(ids, a.kept.Facts) {
-		// A MIG device was made again with the ids of an earlier one, so that NVML's kept answer
-		// still has the earlier UUID. Only here is a second question needed.
+		// A MIG device was created with the instance ids of an earlier one, so NVML's kept answer
+		// still has the earlier UUID. Only this case needs a second question.
 		a.kept, _, a.factsErr = facts.Ask(c.Config.Host, h, a.kept, probe.Questions{Facts: true}, ask)
 	}
 	set, missing, err := selectEach(h, ids, *a)
 	if err != nil && !errors.Is(err, device.ErrFacts) {
-		// A pod's events have this error: it does not list the GPUs of the host.
+		// This error appears in the pod's events, so it must not list the host's GPUs.
 		err = errors.New("device " + request.Quote(missing))
 	}
 	a.kubelet.Set, a.kubelet.SetErr = set, err

@@ -16,15 +16,16 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/fault"
 )
 
-// Apply carries out a plan: in the image that is mounted at root, and in the bundle. It runs before
-// `runc create`, while nothing of the container exists (invariant I4). After an error the image may
-// hold links and a linker configuration for a directory that nothing is mounted on, which is
-// harmless, and the bundle an edited config.json, which goes with it. For a container that gets no
-// GPU, NVIDIA's hooks are removed and the mask is made; its image is left alone.
+// Apply carries out a plan in the image mounted at root and in the bundle. It runs before runc
+// creates the container, when nothing of it exists yet (invariant I4). After an error, the image
+// may contain links and a linker configuration for a directory on which nothing is mounted, which
+// is harmless, and the bundle may contain an edited config.json, which is deleted with the bundle.
+// For a container that gets no GPU, Apply removes NVIDIA's hooks and creates the mask, but leaves
+// the image alone.
 //
-// It returns the plan as it was carried out, in which a link or a file that could not be made in
-// the image after all is mounted, and the mask to attach before the container is started: nil if
-// the container gets none. The caller closes it.
+// It returns the plan as carried out: a link or file that could not be created in the image is
+// mounted instead, if possible. mask must be attached before the container starts; it is nil if the
+// container gets none. The caller closes it.
 func Apply(c Container, p Plan, root *image.Root) (done Plan, mask *procmask.Mask, err error) {
 	type step struct {
 		name string
@@ -60,7 +61,7 @@ func Apply(c Container, p Plan, root *image.Root) (done Plan, mask *procmask.Mas
 	return p, mask, nil
 }
 
-// ensureView makes the view of the driver's files if this host does not have it yet.
+// ensureView creates the view of the driver's files if this host does not have it yet.
 func ensureView(c Container, p Plan) error {
 	st, err := state.Open(c.Config.Host.StateDir, false)
 	if err != nil {
@@ -69,7 +70,7 @@ func ensureView(c Container, p Plan) error {
 	return view.Ensure(st, p.view)
 }
 
-// makeLinks makes the links in the image. One that cannot be made becomes a bind.
+// makeLinks creates the links in the image. A link that cannot be created becomes a bind mount.
 func (p *Plan) makeLinks(root *image.Root) error {
 	own, err := root.Target(ViewDir)
 	if err != nil {
@@ -78,7 +79,7 @@ func (p *Plan) makeLinks(root *image.Root) error {
 	made := []PlanLink{}
 	for _, l := range p.Links {
 		if err := root.MakeLink(l.Path, l.Target, own); err != nil {
-			if errors.Is(err, unix.EXDEV) { // runc would make the mount point on the host
+			if errors.Is(err, unix.EXDEV) { // runc would create the mount point on the host
 				p.note("no link was made in the image: %v", err)
 				continue
 			}

@@ -18,8 +18,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
 )
 
-// takeOver makes the devices that CDI put into the specification request and grant. Nodes count by
-// their numbers, whatever they are called.
+// takeOver treats the devices that CDI added to the specification as both the request and the
+// grant. Nodes are identified by their device numbers, not by their names.
 func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	g := grant{request: c.Request}
 	var err error
@@ -50,7 +50,7 @@ func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	return g, checkRequirements(c, h, g.gpus, a.kept.Facts, a.factsErr, p)
 }
 
-// hasCapability reports whether the specification has the node of a right.
+// hasCapability reports whether the specification contains the device node of a MIG right.
 func hasCapability(c Container, h host.Host, right device.Capability) bool {
 	nodes, err := h.Nodes(device.Set{Manage: []device.Capability{right}}, nil, driver.Files{})
 	return err == nil && slices.ContainsFunc(nodes, func(n device.Node) bool {
@@ -62,15 +62,16 @@ func hasNode(c Container, n device.Node) bool {
 	return slices.Contains(c.Input.Container.Nodes, n.Number())
 }
 
-// cdiClasses are the classes whose nodes NVIDIA's CDI specifications have. Plugins of other vendors
-// allocate RDMA adapters as well: their owner is not known, and they need nothing done.
+// cdiClasses are the device classes whose nodes NVIDIA's CDI specifications contain. RDMA adapters
+// are left out: other vendors' plugins allocate them too, so their origin is unknown, and they need
+// no further handling.
 var cdiClasses = []string{config.IMEX, config.GDS, config.GDRCopy, config.NVSwitch}
 
-// keptClasses returns the nodes of other classes that CDI put into the specification. Their files
-// are mounted already.
+// keptClasses returns the nodes of other device classes that CDI added to the specification. Their
+// files are already mounted.
 func keptClasses(c Container, h host.Host, p *Plan) (nodes []device.Node) {
 	for _, class := range cdiClasses {
-		// A node that is not as it should be on this host stays as CDI put it.
+		// A node that is not as expected on this host stays as CDI added it.
 		others, _ := h.ClassNodes(class, nil)
 		others = slices.DeleteFunc(others, func(n device.Node) bool { return !hasNode(c, n) })
 		if len(others) > 0 {
@@ -82,9 +83,9 @@ func keptClasses(c Container, h host.Host, p *Plan) (nodes []device.Node) {
 	return nodes
 }
 
-// planRemovals decides which mounts and rules of the specification are removed: those that CDI made
-// for what is given here, and the device list if runc could not mount it. all are the files of this
-// host's driver.
+// planRemovals decides which mounts and rules to remove from the specification: those that CDI
+// added for what the shim provides itself, and the device list if runc could not mount it. all
+// holds the files of this host's driver.
 func planRemovals(c Container, g grant, all driver.Files, p *Plan) {
 	removeList := g.request.Source == request.FromMounts && c.Input.Container.UserNamespace
 	p.edits.RemoveMount = func(m specs.Mount) bool {
@@ -94,7 +95,7 @@ func planRemovals(c Container, g grant, all driver.Files, p *Plan) {
 		return
 	}
 	nodes := p.nodes
-	// CDI's rules for nodes allow mknod.
+	// CDI's device rules allow mknod.
 	p.edits.RemoveRule = func(r specs.LinuxDeviceCgroup) bool {
 		if !r.Allow || r.Type != "c" || r.Major == nil || r.Minor == nil || !strings.Contains(r.Access, "m") {
 			return false
@@ -109,9 +110,9 @@ func planRemovals(c Container, g grant, all driver.Files, p *Plan) {
 	}
 }
 
-// isCDIMount reports whether NVIDIA's CDI specification made a mount: a file of this host's driver,
-// at the place and with the options that nvidia-ctk writes. A volume of the same file that a user
-// asks for has other options.
+// isCDIMount reports whether a mount comes from NVIDIA's CDI specification: a file of this host's
+// driver, with the destination and options that nvidia-ctk writes. A user's own mount of the same
+// file has other options.
 func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
 	if !c.Input.EditedByCDI || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "nosuid") || !slices.Contains(m.Options, "nodev") || !rootfs.IsBind(m) {
 		return false
@@ -123,13 +124,13 @@ func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
 	return slices.Contains(m.Options, "ro") && files.IsMounted(source, dest)
 }
 
-// isSocketMount reports whether CDI made a mount for a daemon's socket.
+// isSocketMount reports whether a mount has the form of CDI's mount of a daemon's socket.
 func isSocketMount(m specs.Mount) bool { return sockets.IsMount(path.Clean(m.Destination), m.Options) }
 
-// isMappedListMount reports whether a mount is one of the device list that runc would have to map
-// to the ids of a user namespace. It cannot: /dev/null is on devtmpfs, which has no mapped mounts,
-// and the container would not start (containerd maps every mount of such a pod). The list has been
-// read, and nothing in a container reads it.
+// isMappedListMount reports whether a mount belongs to the device list and has id mappings for a
+// user namespace. runc cannot create it: its source, /dev/null, is on devtmpfs, which does not
+// support idmapped mounts, so the container would not start (containerd maps every mount of such a
+// pod). The shim has already read the list, and nothing in a container reads it.
 func isMappedListMount(m specs.Mount) bool {
 	return len(m.UIDMappings)+len(m.GIDMappings) > 0 && path.Clean(m.Source) == "/dev/null" &&
 		strings.HasPrefix(path.Clean("/"+m.Destination), request.DeviceListDir+"/")

@@ -16,8 +16,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// applyCDI does to spec what containerd and docker do: the CDI project's own library,
-// rules that allow mknod included.
+// applyCDI edits spec as containerd and Docker do, with the CDI project's own library, including
+// rules that allow mknod.
 func applyCDI(t testing.TB, spec *specs.Spec, dir string, names ...string) {
 	t.Helper()
 	cache, err := cdi.NewCache(cdi.WithSpecDirs(dir), cdi.WithAutoRefresh(false))
@@ -27,7 +27,7 @@ func applyCDI(t testing.TB, spec *specs.Spec, dir string, names ...string) {
 	check(t, err)
 }
 
-// editedByCDI makes the first device that was added the node of a CDI specification with a hook.
+// editedByCDI makes the first added device a node of a CDI specification that has a hook.
 func editedByCDI(node string) func(*specs.Spec) {
 	return func(s *specs.Spec) {
 		s.Linux.Devices[0].Path = node
@@ -35,7 +35,7 @@ func editedByCDI(node string) func(*specs.Spec) {
 	}
 }
 
-// nvidiaMount are the options of mounts in specifications of nvidia-ctk 1.18 and later.
+// nvidiaMount holds the mount options in specifications of nvidia-ctk 1.18 and later.
 var nvidiaMount = []string{"ro", "nosuid", "nodev", "rbind", "rprivate"}
 
 func TestCDIEditsAreTakenOver(t *testing.T) {
@@ -45,7 +45,7 @@ func TestCDIEditsAreTakenOver(t *testing.T) {
 			before := len(spec.Mounts)
 			applyCDI(t, spec, realCDI(t), "nvidia.com/gpu="+device)
 			lib := filepath.Dir(spec.Mounts[slices.IndexFunc(spec.Mounts, func(m specs.Mount) bool { return strings.Contains(m.Destination, "/libcuda.so.") })].Destination)
-			spec.Mounts = append(spec.Mounts, // a file of a driver that is gone, in a specification that was not made again
+			spec.Mounts = append(spec.Mounts, // a file of a removed driver, in a stale specification
 				specs.Mount{Source: simulated.Root + lib + "/libnvidia-old.so.470.1.2", Destination: lib + "/libnvidia-old.so.470.1.2", Type: "bind", Options: nvidiaMount})
 			theirs := slices.Clone(spec.Mounts[before:])
 			if len(theirs) < 40 {
@@ -110,7 +110,7 @@ func TestCDIEditsAreTakenOver(t *testing.T) {
 	}
 }
 
-// The specification of nvidia-shimctl has no hooks: its variable marks it, and its libraries are
+// The specification of nvidia-shimctl has no hooks: a variable marks it, and it mounts libraries
 // where the loaders of images look.
 func TestCDIOfShimctlIsTakenOver(t *testing.T) {
 	m := simulated.Majors
@@ -128,7 +128,7 @@ func TestCDIOfShimctlIsTakenOver(t *testing.T) {
 			spec.Mounts = append(spec.Mounts,
 				mount(cuda, "/usr/lib64/libcuda.so.1"), mount(cuda, libs+"/libcuda.so"),
 				mount(cuda, ViewDir+"/lib64/libcuda.so.1"),                                 // as run-args has it
-				mount(filepath.Dir(cuda)+"/libcuda.so.470.1.2", "/usr/lib64/libcuda.so.1"), // of a driver that is gone
+				mount(filepath.Dir(cuda)+"/libcuda.so.470.1.2", "/usr/lib64/libcuda.so.1"), // of a removed driver
 				mount(simulated.Root+"/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"),
 				mount(cuda, "/opt/libcuda.so.1"), mount("/etc/hostname", "/usr/lib64/libother.so.1.2")) // a user's
 			dir := newBundle(t, spec)
@@ -149,7 +149,7 @@ func TestCDIOfShimctlIsTakenOver(t *testing.T) {
 	}
 }
 
-// An image can set the variable that marks a container of this specification: the nodes count.
+// An image can set the variable that marks this specification, so the nodes decide.
 func TestAnImageThatSetsTheMarkOfCDI(t *testing.T) {
 	control := withNode(simulated.Majors.GPU, 255)
 	table{
@@ -165,12 +165,12 @@ func TestAnImageThatSetsTheMarkOfCDI(t *testing.T) {
 	}.run(t)
 }
 
-// at moves the last node.
+// at changes the path of the last node.
 func at(name string) func(*specs.Spec) {
 	return func(s *specs.Spec) { s.Linux.Devices[len(s.Linux.Devices)-1].Path = name }
 }
 
-// Nodes in the specification are the user's words, and the environment may be the image's.
+// Nodes in the specification come from the user; the environment may come from the image.
 func TestNodesOfTheUserLimitTheEnvironment(t *testing.T) {
 	m := simulated.Majors
 	gpu := func(i int) func(*specs.Spec) { return withNode(m.GPU, simulated.GPUs[i].Minor) }
@@ -189,7 +189,7 @@ func TestNodesOfTheUserLimitTheEnvironment(t *testing.T) {
 	}.run(t)
 }
 
-// No more is taken over than the specification has.
+// Only what the specification contains is taken over.
 func TestWhatIsTakenOver(t *testing.T) {
 	m := simulated.Majors
 	edited := func(change func(*specs.Spec), names ...string) func(*specs.Spec) {
@@ -221,8 +221,8 @@ func TestWhatIsTakenOver(t *testing.T) {
 	}.run(t)
 }
 
-// realCDI is what nvidia-ctk 1.20.1 wrote for the simulated host, with its paths put
-// in: testdata/README.md.
+// realCDI returns a directory with the specification that nvidia-ctk 1.20.1 wrote for the simulated
+// host, with the test's paths filled in: see testdata/README.md.
 func realCDI(t testing.TB) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join("testdata", "nvidia-ctk-1.20.1.yaml"))

@@ -7,21 +7,22 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// grant is what a container may have of the host's devices, and what it gets.
+// grant holds the devices that a container may have and the devices that it gets.
 type grant struct {
-	// may is what it may select from; enforced is what the mode "enforce" would let it select from.
+	// may holds what the container may select from; enforced holds what it could select from in
+	// mode "enforce".
 	may, enforced policy.Grant
-	// request is what it asks for: without annotations that name what it may not have.
+	// request is the container's request, without annotations that name devices it may not have.
 	request request.Request
-	// choices are what the ids of the request mean on this host.
+	// choices holds the ids of the request with the devices that they name on this host.
 	choices []choice
-	// set are the devices that it gets.
+	// set holds the devices that the container gets.
 	set device.Set
-	// gpus are the GPUs that it sees: whole GPUs and the GPUs of its MIG devices.
+	// gpus holds the GPUs that the container sees: whole GPUs and the GPUs of its MIG devices.
 	gpus []device.GPU
 }
 
-// choice is an id and what it means on this host, granted or not.
+// choice is an id and the devices that it names on this host, granted or not.
 type choice struct {
 	id  string
 	set device.Set
@@ -33,7 +34,7 @@ func (g *grant) choose(h host.Host, r request.Request, a answers) {
 	g.request, g.choices = r, nil
 	for _, id := range r.Devices {
 		x := choice{id: id}
-		// An id of which nothing can be granted need not be understood.
+		// Ids need not be resolved if nothing can be granted.
 		if !g.may.Nothing() {
 			x.set, x.err = selectIDs(h, []string{id}, a)
 		}

@@ -21,14 +21,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
-// family is a kind of image: where its C library is, and where its libraries look for files of
-// others.
+// family is a kind of image: where its C library is, and where its libraries look for other files.
 type family struct {
 	name  string
 	libc  string            // file, below the root
 	links map[string]string // name: target
-	// plugins is the library directory that libgbm and libvdpau are built with, and
-	// modules the X server's; "" where the image can have none.
+	// plugins is the library directory that libgbm and libvdpau are built with, modules the X
+	// server's module directory. Both are "" if the image can have none.
 	plugins, modules string
 }
 
@@ -71,7 +70,7 @@ func (f family) image(t testing.TB, root string) {
 	}
 }
 
-// hostLibC is the C library of this machine.
+// hostLibC returns the path of this machine's C library.
 func hostLibC() string {
 	found, _ := filepath.Glob("/lib/*-linux-gnu/libc.so.6")
 	return found[0]
@@ -102,8 +101,8 @@ func look(t *testing.T, dir, name string) ([]byte, bool) {
 	return data, err == nil && len(data) > 0
 }
 
-// hostsOfEveryKind are the layouts of the simulated driver, and an odd one: without
-// one manifest, and with paths of the host in another.
+// hostsOfEveryKind returns a host for each layout of the simulated driver, and an odd one that
+// lacks one manifest and has a path of the host in another.
 func hostsOfEveryKind(t *testing.T) map[string]*testHost {
 	t.Helper()
 	hosts := map[string]*testHost{}
@@ -177,7 +176,7 @@ func TestProgramsThatDraw(t *testing.T) {
 		}
 		return strings.Join(list, " ")
 	}
-	// want is what a container with these GPUs gets.
+	// want returns what a container with these GPUs should get.
 	want := func(gpus ...int) string {
 		bits, links := 0, []string{}
 		for _, i := range gpus {
@@ -213,7 +212,7 @@ func TestProgramsThatDraw(t *testing.T) {
 			want: ofMIG + " pci-" + bus + "-card pci-" + bus + "-render"},
 	}}.run(t)
 	t.Run("a minor number beyond the mask is said", func(t *testing.T) {
-		// The driver's parser takes hexadecimal numbers, which JSON has not.
+		// The driver's parser accepts hexadecimal numbers, which JSON does not have.
 		const text = `{
     "profiles": [{"name": "_container_", "settings": ["EGLVisibleDGPUDevices", %#x]}],
     "rules": [{"pattern": [], "profile": "_container_"}]

@@ -14,39 +14,41 @@ import (
 
 // Container is a container whose specification has been read.
 type Container struct {
-	// ID and Namespace are containerd's, for the record. The caller sets them.
+	// ID and Namespace identify the container in containerd. The caller sets them for the record.
 	ID, Namespace string
-	// Raw is config.json as it was read; nil if it is not a regular file of root's.
+	// Raw is config.json as it was read, or nil if bundle.Read rejected the file.
 	Raw []byte
-	// Asks is true if the container asks for the driver; Reason says why, or why not.
+	// Asks reports whether the container asks for the driver; Reason says why or why not.
 	Asks   bool
 	Reason string
-	// Plain is true if the container does not ask, and its specification has no hooks of NVIDIA's
-	// and, unless it is privileged, no nodes of the driver. It is created as it is: the rest need not
-	// be set, and it never meets the configuration, the driver or their errors.
+	// Plain is true if the container does not ask for the driver, and its specification has none of
+	// NVIDIA's hooks and, unless it is privileged, no nodes of the driver. The shim creates it
+	// unchanged and does not examine the driver; the fields below need not be set.
 	Plain bool
-	// Bundle is the parsed configuration, Config the shim's configuration.
+	// Bundle holds the parsed config.json, Config the shim's configuration.
 	Bundle *bundle.Bundle
 	Config *config.Config
-	// Input is everything by which the container can ask, Request what it asks for under Config, if
-	// Asks is true.
+	// Input holds everything in the specification that can ask for the driver. Request is what the
+	// container asks for under Config, if Asks is true.
 	Input   request.Input
 	Request request.Request
 	// SuspendsGPU reports whether the container gives its GPUs back while it is paused.
 	SuspendsGPU bool
 }
 
-// annotationOnPause is an annotation that replaces container.on-pause for one container.
+// annotationOnPause is the annotation that overrides container.on-pause for one container.
 const annotationOnPause = "io.containerd.nvidia.on-pause"
 
-// Examine reads the bundle dir, once. load loads the configuration and is called only for a
-// container that asks for the driver: not if the variables are unset, empty or "void", and not for
-// the sandbox (pause) container of a pod, whose variables say nothing of its purpose.
+// Examine reads the bundle in dir, once. It calls load, which loads the configuration, only for a
+// container that asks for the driver, or whose specification has NVIDIA's hooks or, unless it is
+// privileged, nodes of the driver. A container does not ask if its variables are unset, empty or
+// "void", or if it is the sandbox (pause) container of a pod, whose variables say nothing about its
+// purpose.
 func Examine(dir string, load func() (*config.Config, error)) (Container, error) {
 	raw, mode, err := bundle.Read(dir)
 	if err != nil {
-		// The shim would not edit this file. If it does not ask for a GPU either, it is a matter
-		// between containerd and runc.
+		// The shim would not edit this file. If the file does not ask for a GPU either, the shim
+		// leaves it to runc.
 		if !mightAskUnchecked(filepath.Join(dir, bundle.ConfigName)) {
 			return Container{Plain: true, Reason: err.Error()}, nil
 		}
@@ -62,7 +64,7 @@ func Examine(dir string, load func() (*config.Config, error)) (Container, error)
 	return examine(b, load)
 }
 
-// ExamineSpec is Examine for a specification that is in no bundle.
+// ExamineSpec is like Examine, for a specification that is not in a bundle.
 func ExamineSpec(spec any, load func() (*config.Config, error)) (Container, error) {
 	raw, err := json.Marshal(spec)
 	if err != nil {
@@ -103,7 +105,7 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, 
 	return c, nil
 }
 
-// refuseRequest returns the refusal of a request that cannot be read or followed.
+// refuseRequest turns an error in a request into a refusal.
 func refuseRequest(err error) error {
 	if errors.As(err, new(request.DeniedError)) {
 		return fail(Denied, "%w", err)
@@ -111,9 +113,9 @@ func refuseRequest(err error) error {
 	return fail(Invalid, "%w", err)
 }
 
-// mightAskUnchecked is request.MightAsk of a file that is not root's alone. Anything but a regular
-// file counts as asking: the embedded service would open it, and wait for the writer of a FIFO
-// (T52).
+// mightAskUnchecked applies request.MightAsk to a file that bundle.Read rejected. Anything but a
+// regular file counts as asking: the embedded service would open it, and would block on a FIFO
+// without a writer (T52).
 func mightAskUnchecked(name string) bool {
 	info, err := os.Stat(name)
 	if err != nil || !info.Mode().IsRegular() {

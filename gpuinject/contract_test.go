@@ -17,8 +17,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
-// Each example of each table of docs/contract.md is a case: the container of the second column has
-// the outcome of the third.
+// Each example in the tables of docs/contract.md is a test case: the container in the second column
+// has the outcome in the third.
 func TestContract(t *testing.T) {
 	page, err := os.ReadFile("../docs/contract.md")
 	check(t, err)
@@ -52,7 +52,7 @@ func TestContract(t *testing.T) {
 	}
 }
 
-// contractRows reads a line of the page, whose second column has one example or several.
+// contractRows reads a line of the page, whose second column has one or more examples.
 func contractRows(t *testing.T, title, line string, words map[string]func(*row)) (rows []row) {
 	t.Helper()
 	cells := strings.Split(strings.Trim(line, "|"), "|")
@@ -120,7 +120,7 @@ func (r *row) set(t *testing.T, key string) {
 	}
 }
 
-// contractTables are the tables of the page by title, without their rows.
+// contractTables returns the tables of the page by title, without their rows.
 func contractTables(t *testing.T) map[string]table {
 	mig, tegra := newMIGHost(t), newHost(t, sim.Options{GPUs: 1})
 	check(t, tegra.BecomeTegra(t.Context()))
@@ -148,7 +148,7 @@ func contractTables(t *testing.T) map[string]table {
 	}
 }
 
-// contractWords are the words of the page's second column.
+// contractWords returns the words of the page's second column and what they change.
 func contractWords(t *testing.T) map[string]func(*row) {
 	spec := func(changes ...func(*specs.Spec)) func(*row) {
 		return func(r *row) { r.add(all(changes...)) }

@@ -7,17 +7,17 @@ import (
 	"unicode"
 )
 
-// Kind is the class of a refusal. The Task API's edge makes gRPC codes of it.
+// Kind is the class of a refusal. The edge of the Task API translates it to a gRPC code.
 type Kind int
 
 const (
-	// Internal: something failed that should not have.
+	// Internal: an unexpected failure.
 	Internal Kind = iota
-	// Invalid: the container asks for what no host has (InvalidArgument).
+	// Invalid: the container's configuration has to change (InvalidArgument).
 	Invalid
-	// Precondition: this host is not ready to give it (FailedPrecondition).
+	// Precondition: this host cannot satisfy the request in its present state (FailedPrecondition).
 	Precondition
-	// Denied: the operator's policy does not let the container have it (PermissionDenied).
+	// Denied: the operator's policy does not allow the request (PermissionDenied).
 	Denied
 )
 
@@ -26,14 +26,14 @@ func (k Kind) String() string {
 	return []string{"internal", "invalid_argument", "failed_precondition", "permission_denied"}[k]
 }
 
-// Error is a failed or refused request, in one line.
+// Error describes a failed or refused request in one line.
 type Error struct {
 	Kind Kind
 	Err  error
 }
 
-// Error returns the text. An image chooses the names of its directories, which errors of the os
-// package repeat as they are: what is no graphic character is escaped (T47).
+// Error returns the message with non-graphic characters escaped: errors of the os package contain
+// paths verbatim, and an image chooses the names of its directories (T47).
 func (e *Error) Error() string {
 	var b strings.Builder
 	for _, r := range "nvidia: " + e.Err.Error() {

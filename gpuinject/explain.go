@@ -61,7 +61,8 @@ func (p *Plan) decideDevices(h host.Host, g grant) {
 	}
 }
 
-// why returns what was decided about a device that was asked for as by says, and why.
+// why returns the decision about a device and the reason. by says how the device was asked for; it
+// is empty if it was not.
 func (g grant) why(by string, given, allowed bool) (decision, reason string) {
 	switch {
 	case given:

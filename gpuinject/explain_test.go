@@ -18,7 +18,7 @@ func TestDecisions(t *testing.T) {
 	device := func(ids string) string { return "MIG device " + h.older(ids) }
 	for _, tc := range []struct {
 		name   string
-		host   *testHost // that of most tests if it is nil
+		host   *testHost // nil means simulatedHost
 		env    []string
 		spec   func(*specs.Spec)
 		config func(*config.Config)

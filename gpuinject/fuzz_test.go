@@ -25,7 +25,7 @@ import (
 // fuzzHost is a simulated host whose kubelet gave GPU 1 to the container podAnnotations.
 func fuzzHost(f *testing.F) *testHost {
 	h := simulatedHost(f)
-	h.cfg.Policy.AcceptVolumeMounts = false // a pod's device lists are a grant otherwise
+	h.cfg.Policy.AcceptVolumeMounts = false // otherwise a pod's device lists are a grant
 	was := checkpointFile
 	f.Cleanup(func() { checkpointFile = was })
 	checkpointFile = filepath.Join(f.TempDir(), "checkpoint")
@@ -39,8 +39,8 @@ var podAnnotations = map[string]string{
 	"io.kubernetes.cri.sandbox-namespace": "team", "io.kubernetes.cri.sandbox-name": "pod",
 }
 
-// FuzzConfig takes any bytes as config.json through Examine, Resolve and Apply: as a container's,
-// and as that of a pod with GPU 1. No field is lost, and no device is given that was not granted.
+// FuzzConfig runs Examine, Resolve and Apply on any bytes as config.json, of a container and of a
+// container in a pod with GPU 1. No field is lost, and no device is given that was not granted.
 func FuzzConfig(f *testing.F) {
 	h := fuzzHost(f)
 	everything := newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
@@ -69,7 +69,7 @@ func FuzzConfig(f *testing.F) {
 		}
 		f.Add(raw)
 	}
-	// A node by another name, as CDI leaves it.
+	// A node under another name, as CDI leaves it.
 	f.Add(fmt.Appendf(nil, `{"linux":{"namespaces":[{"type":"mount"}],"devices":[{"path":"/dev/nvidia0","type":"c","major":%d,"minor":%d}]},`+
 		`"mounts":[{"destination":"/proc","type":"proc"}],"hooks":{"createContainer":[{"path":"/usr/bin/nvidia-cdi-hook"}]}}`, h.Majors.GPU, h.GPUs[0].Minor))
 	f.Add([]byte(`{"process":{"env":["NVIDIA_VISIBLE_DEVICES=0"]},"mounts":[{"type":"proc","destination":"/proc"}],"linux":{"namespaces":[{"type":"mount"}],"x":1e999,"Devices":[]}}`))
@@ -108,7 +108,7 @@ func FuzzConfig(f *testing.F) {
 	})
 }
 
-// wordsOf is everything by which a specification can name GPUs.
+// wordsOf returns every part of a specification that can name GPUs.
 func wordsOf(raw []byte) string {
 	var spec specs.Spec
 	_ = json.Unmarshal(raw, &spec)
@@ -122,8 +122,9 @@ func wordsOf(raw []byte) string {
 	return words
 }
 
-// asPod makes the specification that of the container with GPU 1. It returns false if runc would
-// read it as that of a privileged container, of another one, or of one with nodes already.
+// asPod turns a specification into one of the container with GPU 1. It returns false if runc would
+// read the result as a privileged container, as another container, or as one that already has
+// nodes.
 func asPod(t *testing.T, dir string, spec any) (text []byte, ok bool) {
 	t.Helper()
 	text, err := json.Marshal(spec)
@@ -156,8 +157,8 @@ func asPod(t *testing.T, dir string, spec any) (text []byte, ok bool) {
 	return text, !who.Privileged && len(b.Spec.Linux.Devices) == 0
 }
 
-// inject takes a container through all steps but the mask's attachment, and returns the paths of
-// the nodes that were added to its configuration, but for further names of nodes that it has.
+// inject runs all steps for a container except attaching the mask. It returns the paths of the
+// nodes that were added to its configuration, except further names of nodes that it already had.
 func (h *testHost) inject(t *testing.T, dir string, raw []byte) (added []string) {
 	t.Helper()
 	name := filepath.Join(dir, bundle.ConfigName)
@@ -182,7 +183,7 @@ func (h *testHost) inject(t *testing.T, dir string, raw []byte) (added []string)
 	}
 	var was, is specs.Spec
 	if err := errors.Join(json.Unmarshal(raw, &was), json.Unmarshal(now, &is)); err != nil {
-		return nil // runc will say so
+		return nil // runc will report it
 	}
 	if is.Linux == nil || is.Linux.Resources == nil {
 		return nil // nothing was added
@@ -209,8 +210,8 @@ func (h *testHost) inject(t *testing.T, dir string, raw []byte) (added []string)
 	return added
 }
 
-// injectFile does what the shim does with the bundle dir, but the root file system is always the
-// bundle's own. It reports whether the container got GPUs or lost hooks of NVIDIA's.
+// injectFile does what the shim does with the bundle in dir, except that the root file system is
+// always the bundle's own. It reports whether the container got GPUs or lost NVIDIA's hooks.
 func (h *testHost) injectFile(dir string) (edited bool, err error) {
 	c, err := Examine(dir, loading(h.cfg))
 	if err != nil || c.Plain {
@@ -240,14 +241,14 @@ func decode(t *testing.T, text []byte) (v any) {
 	return v
 }
 
-// editable are the arrays that Apply changes: the elements that are removed, if any.
+// editable lists the arrays that Apply changes, each with texts of the elements that it may remove.
 var editable = map[string]string{
 	".mounts": `"nosuid"|` + request.DeviceListDir, ".linux.devices": "", ".linux.resources.devices": "m", ".process.user.additionalGids": "",
 	".hooks.prestart": "nvidia", ".hooks.createRuntime": "nvidia", ".hooks.createContainer": "nvidia",
 	".hooks.startContainer": "nvidia", ".hooks.poststart": "nvidia", ".hooks.poststop": "nvidia",
 }
 
-// lost lists what is not in after as it was in before.
+// lost lists what differs between before and after, except the edits that Apply may make.
 func lost(path string, before, after any) (list []string) {
 	if words, ok := editable[path]; ok {
 		was, _ := before.([]any)
@@ -283,8 +284,7 @@ func lost(path string, before, after any) (list []string) {
 	return list
 }
 
-// FuzzAnswers takes any bytes as the answer of the probe, for a pod that names GPU 0 or a MIG
-// device.
+// FuzzAnswers uses any bytes as the probe's answer, for a pod that names GPU 0 or a MIG device.
 func FuzzAnswers(f *testing.F) {
 	h := newHost(f, sim.Options{GPUs: 3, MIG: []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}, {GPU: 1, GI: 5, CI: 1}}})
 	was := checkpointFile
@@ -332,8 +332,8 @@ func FuzzAnswers(f *testing.F) {
 	})
 }
 
-// FuzzKept takes any bytes as what the state directory keeps of the driver's files and of NVML's
-// answer (T62). A container gets files of the driver root, or is refused.
+// FuzzKept uses any bytes as the driver's files and NVML's answer kept in the state directory
+// (T62). A container gets files of the driver root, or is refused.
 func FuzzKept(f *testing.F) {
 	h := newHost(f, sim.Options{GPUs: 3, MIG: []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}}})
 	c, err := ExamineSpec(newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=1.0"), loading(h.cfg))

@@ -11,8 +11,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// grantDevices decides which devices the container gets. If p.GPU is false afterwards, it gets
-// nothing and starts without.
+// grantDevices decides which devices the container gets. If it sets p.GPU to false, the container
+// gets nothing and starts without the driver.
 func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	if c.Input.EditedByCDI {
 		return takeOver(c, h, ask, p)
@@ -29,7 +29,7 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	set, missing, err := selectEach(h, named, a)
 	switch {
 	case err != nil && c.Input.Container.Kubernetes && !errors.Is(err, device.ErrFacts):
-		// The error itself would list the GPUs of the host in the pod's events.
+		// The original error would list the host's GPUs in the pod's events.
 		return grant{}, fail(Denied, "GPU %s is not this container's: this host has no such device", request.Quote(missing))
 	case err != nil:
 		return grant{}, fail(Precondition, "%s: %w", c.Request.Reason, err)
@@ -69,8 +69,9 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	return g, checkRequirements(c, h, g.gpus, a.kept.Facts, a.factsErr, p)
 }
 
-// policyFor returns the policy for a container with these devices in its specification. Outside
-// Kubernetes a user named them there, while the environment may be the image's: it grants no more.
+// policyFor returns the policy for a container whose specification has these devices. Outside
+// Kubernetes a user named them there, whereas the environment may come from the image, so it grants
+// no further devices.
 func policyFor(c Container, inSpec device.Set) config.Policy {
 	p := c.Config.Policy
 	if c.Request.Source == request.FromEnvironment && !inSpec.Empty() {
@@ -79,9 +80,9 @@ func policyFor(c Container, inSpec device.Set) config.Policy {
 	return p
 }
 
-// startsWithout reports whether the container starts without the driver: it does not ask for it any
-// more, or it asks for what there is ("all") and may have nothing. Accepted device-list mounts that
-// name no GPU grant the driver by itself.
+// startsWithout reports whether the container starts without the driver: it no longer asks for it,
+// or it asks for whatever is available ("all") and may have nothing. Accepted device-list mounts
+// that name no GPU grant the driver alone.
 func (g *grant) startsWithout() bool {
 	if !g.request.Driver {
 		return true
@@ -90,9 +91,9 @@ func (g *grant) startsWithout() bool {
 	return g.may.Nothing() && !g.request.NamesDevices() && !driverAlone
 }
 
-// checkAnnotations drops a pod's annotations if they name what was not all allocated to the
-// container: their author may not have meant this runtime, and what was allocated is given as if
-// they were not there.
+// checkAnnotations drops a pod's annotations unless every device that they name was allocated to
+// the container. Their author may not have meant this runtime; the container gets what was
+// allocated to it as if the annotations did not exist.
 func checkAnnotations(c Container, h host.Host, g *grant, a answers, p *Plan) error {
 	r := g.request
 	if r.Source != request.FromAnnotations || !c.Input.Container.Kubernetes {
@@ -101,7 +102,7 @@ func checkAnnotations(c Container, h host.Host, g *grant, a answers, p *Plan) er
 	allowed := len(r.Devices) == 0 || !g.may.Nothing()
 	for _, x := range g.choices {
 		if allowed && errors.Is(x.err, device.ErrFacts) {
-			// Not to be taken for another's: it may be the very device that was allocated.
+			// Do not treat it as another container's: it may be the device that was allocated.
 			return fail(Precondition, "%s: %w", r.Reason, x.err)
 		}
 		allowed = allowed && x.err == nil && (g.may.AllowsAll(x.set) || x.id == request.All)
@@ -114,14 +115,14 @@ func checkAnnotations(c Container, h host.Host, g *grant, a answers, p *Plan) er
 	if err != nil {
 		return refuseRequest(err)
 	}
-	if !other.Driver { // the reason of the plan stays that of the annotations
+	if !other.Driver { // the plan keeps the reason of the annotations
 		other.Reason, other.Devices, other.Capabilities = r.Reason, r.Devices, r.Capabilities
 	}
 	g.choose(h, other, a)
 	return nil
 }
 
-// selectDevices selects the granted ones of the devices that the request names.
+// selectDevices selects the granted devices among those that the request names.
 func selectDevices(c Container, h host.Host, g grant, a answers, p *Plan) (device.Set, error) {
 	var set device.Set
 	if err := mayManageMIG(c, g); err != nil {
@@ -145,15 +146,15 @@ func selectDevices(c Container, h host.Host, g grant, a answers, p *Plan) (devic
 	return addMIGRights(h, g, set, p)
 }
 
-// checkChoice refuses an id that means no device, or one that the container may not have.
+// checkChoice refuses an id that names no device, or a device that the container may not have.
 func checkChoice(h host.Host, g grant, x choice, a answers) error {
 	reason, named := g.request.Reason, g.request.NamesDevices()
 	if errors.Is(x.err, device.ErrFacts) {
 		return fail(Precondition, "%s: %w", reason, x.err)
 	}
 	if !g.may.All && named && (g.may.Nothing() || x.err != nil || !g.may.AllowsAll(x.set)) {
-		// The same words for another container's GPU and for one that does not exist: a pod learns
-		// nothing of its neighbours.
+		// Use the same message for another container's GPU and for one that does not exist, so that
+		// a pod learns nothing about its neighbours.
 		return fail(Denied, "GPU %s is not this container's: %s", request.Quote(x.id), g.may.Reason)
 	}
 	if x.err != nil {
@@ -162,8 +163,8 @@ func checkChoice(h host.Host, g grant, x choice, a answers) error {
 	if !named || len(g.request.MIGRights) > 0 {
 		return nil
 	}
-	// CUDA sees nothing of a GPU that has MIG devices, and the container would find out only at run
-	// time.
+	// CUDA cannot use a GPU that has MIG devices as a whole, and the container would fail only at
+	// run time.
 	for _, gpu := range x.set.GPUs {
 		if instances := h.InstancesOf(gpu); len(instances) > 0 {
 			return fail(Invalid, "%s: GPU %s is partitioned by MIG and of no use by itself: ask for its MIG devices: %s",
@@ -177,8 +178,8 @@ func checkChoice(h host.Host, g grant, x choice, a answers) error {
 	return nil
 }
 
-// mayManageMIG refuses a request for the rights to configure or watch MIG from a container that may
-// not have them, and one that goes with MIG devices by name.
+// mayManageMIG refuses a request for the rights to configure or monitor MIG if the container may
+// not have them, or if it names MIG devices as well.
 func mayManageMIG(c Container, g grant) error {
 	if len(g.request.MIGRights) == 0 {
 		return nil
@@ -196,8 +197,9 @@ func mayManageMIG(c Container, g grant) error {
 	return nil
 }
 
-// addMIGRights adds the rights to configure and to watch MIG and, with them, the MIG devices of the
-// container's GPUs that it may have. A GPU of which it gets every MIG device counts as a whole GPU.
+// addMIGRights adds the requested rights to configure and to monitor MIG and, with them, the MIG
+// devices of the container's GPUs that it may have. A GPU of which the container gets every MIG
+// device counts as a whole GPU.
 func addMIGRights(h host.Host, g grant, set device.Set, p *Plan) (device.Set, error) {
 	if len(g.request.MIGRights) == 0 {
 		return set, nil

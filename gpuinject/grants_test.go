@@ -41,7 +41,7 @@ func TestAnnotations(t *testing.T) {
 // In Kubernetes the environment selects and never grants.
 func TestPods(t *testing.T) {
 	uuid := func(i int) string { return simulated.GPUs[i].UUID }
-	// A pod must not find out which GPUs there are by asking for them.
+	// A pod must not be able to find out which GPUs exist by asking for them.
 	const denied = "refused: is not this container's: in the container's specification: "
 	table{
 		show: withAudit(showGPUs),
@@ -63,12 +63,12 @@ func TestPods(t *testing.T) {
 	}.run(t)
 }
 
-// everything asks for all that there is besides GPUs.
+// everything asks for every device class besides GPUs.
 var everything = []string{
 	"NVIDIA_IMEX_CHANNELS=0,2", "NVIDIA_GDS=enabled", "NVIDIA_GDRCOPY=enabled", "NVIDIA_MOFED=enabled", "NVIDIA_NVSWITCH=enabled",
 }
 
-// furtherNodes are the nodes of a plan besides /dev/nvidiactl and those of GPUs.
+// furtherNodes returns the nodes of a plan besides /dev/nvidiactl and those of GPUs.
 func furtherNodes(p Plan) []string {
 	var nodes []string
 	for _, d := range p.Devices {
@@ -80,7 +80,7 @@ func furtherNodes(p Plan) []string {
 	return nodes
 }
 
-// otherNodes are the names of furtherNodes that are not of CUDA.
+// otherNodes returns the names of furtherNodes without CUDA's.
 func otherNodes(p Plan) string {
 	var names []string
 	for _, node := range furtherNodes(p) {
@@ -91,7 +91,7 @@ func otherNodes(p Plan) string {
 	return strings.Join(names, " ")
 }
 
-// ignored are the classes that a plan ignores.
+// ignored returns the classes that a plan ignores.
 func ignored(p Plan) string {
 	var classes []string
 	for _, s := range p.Ignored {
@@ -150,7 +150,7 @@ func TestAClassThatTheHostDoesNotHaveIsNotGiven(t *testing.T) {
 	}
 }
 
-// What GDS brings besides nodes.
+// GDS needs files besides its nodes.
 func TestGDSFiles(t *testing.T) {
 	files := func(p Plan) string {
 		var list []string
@@ -159,7 +159,7 @@ func TestGDSFiles(t *testing.T) {
 				list = append(list, m.Destination)
 			}
 		}
-		for _, f := range p.mask { // cuFile takes the driver for absent without version
+		for _, f := range p.mask { // without this file cuFile considers the driver absent
 			if f.Path == "nvidia-fs/version" {
 				list = append(list, f.Path)
 			}
@@ -175,7 +175,7 @@ func TestGDSFiles(t *testing.T) {
 		{name: "not where it is not granted", env: gds, spec: inPod(0)},
 		{name: "not over a volume of the container's", env: gds, spec: mounting("/srv", cufileJSON), want: udevDir + masked},
 	}}.run(t)
-	empty := t.TempDir() // whose /run leads out of it
+	empty := t.TempDir() // its /run leads out of it
 	symlink(t, filepath.Join(simulated.DevRoot, "dev"), empty+"/dev")
 	symlink(t, filepath.Join(simulated.DevRoot, "run"), empty+"/run")
 	check(t, os.Chmod(simulated.Root+cufileJSON, 0o666))

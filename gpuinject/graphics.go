@@ -15,7 +15,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 )
 
-// Files that are made in the bundle for one container and go with it.
+// Files created in the bundle for one container and deleted with it, and their destinations.
 const (
 	profileName = "application-profile.conf"
 	byPathName  = "dri-by-path"
@@ -31,13 +31,13 @@ var bundleFileNames = []string{profileName, byPathName, cacheName}
 // The driver's README documents 32 bits; NVIDIA's own container tools write 64.
 const maxProfileMinor = 63
 
-// profile returns the application profile of the driver that makes EGL, and Vulkan behind it, list
-// the container's GPUs only: the kernel refuses the others all the same, but a program that takes
-// the first of the list would fail. MIG devices are in it by their GPU. It is nil if there is
-// nothing to write: GPUs without minor numbers have no other GPU beside them to hide.
+// profile returns an application profile for the driver that makes EGL, and Vulkan behind it, list
+// only the container's GPUs. The kernel denies access to the others anyway, but a program that uses
+// the first listed GPU would fail. A MIG device is listed as its GPU. The result is nil if there is
+// nothing to write: a host whose GPUs have no minor numbers has no other GPUs to hide.
 //
-// The form is that of the chapter on application profiles in the driver's README: a rule whose
-// pattern is empty applies to every program.
+// The format follows the chapter on application profiles in the driver's README: a rule with an
+// empty pattern applies to every program.
 func profile(g grant, p *Plan) []byte {
 	draws := g.request.Has(config.Graphics) || g.request.Has(config.Display)
 	if !draws || len(g.gpus) == 0 || g.gpus[0].Minor < 0 {
@@ -59,7 +59,7 @@ func profile(g grant, p *Plan) []byte {
 `, mask)
 }
 
-// byPathLinks are the links of /dev/dri/by-path, to the container's own nodes only.
+// byPathLinks returns the links of /dev/dri/by-path to the container's own nodes.
 func byPathLinks(nodes []device.Node) map[string]string {
 	links := map[string]string{}
 	for _, n := range nodes {
@@ -70,15 +70,15 @@ func byPathLinks(nodes []device.Node) map[string]string {
 	return links
 }
 
-// bundlePath is the path of a file in the bundle. A plan may have no bundle.
+// bundlePath returns the path of a file in the bundle, or a placeholder if the plan has no bundle.
 func bundlePath(c Container, name string) string {
 	return path.Join(cmp.Or(c.Bundle.Dir, "<bundle>"), name)
 }
 
-// dataDest returns where a data file goes in an image, or "" if the image has no use for it. A file
-// of the image's own is covered, at whichever place it has one: with two manifests of the same
-// driver each GPU would be listed twice. Further files of the image cannot be removed, and a mount
-// over one would list the GPU once more.
+// dataDest returns the destination of a data file in an image, or "" if the image has no use for
+// it. If the image has its own copy in another place, the file covers that copy: with two manifests
+// of the same driver, each GPU would be listed twice. Further copies in the image cannot be
+// removed, and mounting over one would list the GPU once more.
 func dataDest(d driver.File, root rootfs.FS, img image.Image, p *Plan) string {
 	if !path.IsAbs(d.Dest) {
 		return path.Join(layout.XorgModules(img), d.Dest)

@@ -9,7 +9,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// planHooks removes NVIDIA's hooks, or refuses the container for them if the operator wants none.
+// planHooks removes NVIDIA's hooks, or refuses the container if the operator does not accept them.
 func planHooks(c Container, p *Plan) error {
 	p.edits.RemoveHook = request.IsNVIDIAHook
 	for _, h := range request.Hooks(c.Bundle.Spec.Hooks) {
@@ -30,8 +30,8 @@ func planHooks(c Container, p *Plan) error {
 // NVIDIA_GPU_MEMORY_REQUEST and NVIDIA_GPU_MEMORY_LIMIT (nvidia-container-toolkit 1.20).
 const memoryHook = "apply-cuda-memory-limits"
 
-// planMemoryLimits refuses a container that would lose a limit with NVIDIA's hook, and otherwise
-// records that limits are ignored.
+// planMemoryLimits refuses a container that would lose a memory limit with NVIDIA's hook, and
+// otherwise records that limits are ignored.
 func planMemoryLimits(c Container, p *Plan) error {
 	byHook := c.Input.EditedByCDI && slices.ContainsFunc(request.Hooks(c.Bundle.Spec.Hooks), func(h specs.Hook) bool {
 		return request.IsCDIHook(h) && slices.Contains(h.Args, memoryHook)

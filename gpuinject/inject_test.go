@@ -82,7 +82,7 @@ func destinations(mounts []specs.Mount) []string {
 	return out
 }
 
-// Invariant I6: whatever is asked for.
+// Invariant I6 holds for every request.
 func TestT34DeviceRules(t *testing.T) {
 	for _, devices := range []string{"all", "none", "0", "3,1", "all,none", simulated.GPUs[1].UUID, simulated.GPUs[3].BusID} {
 		dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES="+devices, "NVIDIA_DRIVER_CAPABILITIES=all"))
@@ -99,8 +99,8 @@ func TestT34DeviceRules(t *testing.T) {
 	}
 }
 
-// Invariant I2: nothing of the image is a mount source. The links of a container still work when it
-// is started again after an upgrade of the driver: their names do not contain its version.
+// Invariant I2: no mount source is in the image. A container's links still work when it is
+// restarted after a driver upgrade, because they do not contain the driver's version.
 func TestMountSourcesAndLinks(t *testing.T) {
 	cfg := hostConfig(t)
 	dir := newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"))
@@ -167,8 +167,8 @@ func TestADirectoryInPlaceOfTheLoadersCache(t *testing.T) {
 	}
 }
 
-// A user namespace has groups of its own: one of the host's that it does not map
-// fails setgroups(2), and with it the container.
+// A user namespace has its own groups. setgroups(2) fails for a host group that it does not map,
+// and the container does not start.
 func TestNodeGroups(t *testing.T) {
 	h := newHost(t, sim.Options{GPUs: 1})
 	nodes, err := filepath.Glob(h.DevRoot + "/dev/dri/*[0-9]")
@@ -212,8 +212,8 @@ func TestNodeGroups(t *testing.T) {
 	}}.run(t)
 }
 
-// runc makes no node in a user namespace but binds the host's, which it takes from
-// the same path: the pod's namespace that CRI names counts too.
+// In a user namespace, runc creates no nodes but binds the host's nodes from the same paths. The
+// pod's namespace that CRI names counts too.
 func TestNodesInUserNamespaces(t *testing.T) {
 	const node = "/dev/nvidiactl"
 	show := func(p Plan) string {
@@ -227,8 +227,8 @@ func TestNodesInUserNamespaces(t *testing.T) {
 	}}.run(t)
 }
 
-// runc would look for the nodes of CDI at their paths on the host as well, also for one that the
-// container does not get. Another device may not go by the name of one.
+// runc would also look for CDI's nodes at the same paths on the host, even for a node that the
+// container does not get. Another device may not have the name of such a node.
 func TestNodesOfCDIInUserNamespaces(t *testing.T) {
 	const node = "/dev/nvidiactl"
 	other := specs.LinuxDevice{Path: "/dev/foreign", Type: "c", Major: 240, Minor: 7}
@@ -254,9 +254,9 @@ func TestNodesOfCDIInUserNamespaces(t *testing.T) {
 	}}.run(t)
 }
 
-// containerd has runc map every mount of a pod with hostUsers: false, and devtmpfs,
-// where /dev/null is, has no mapped mounts: the device list would keep the container
-// from starting.
+// containerd has runc map every mount of a pod with hostUsers: false. devtmpfs, which contains
+// /dev/null, does not support idmapped mounts, so the device list would keep the container from
+// starting.
 func TestDeviceListInUserNamespaces(t *testing.T) {
 	list, other := request.DeviceListDir+"/"+simulated.GPUs[1].UUID, request.DeviceListDir+"X/1"
 	for name, userns := range map[string]bool{"in a user namespace": true, "elsewhere": false} {

@@ -12,8 +12,8 @@ import (
 )
 
 // planLinker decides how the image's dynamic loader finds the driver: by files written in the
-// image. If the image cannot be written, a generated cache is mounted over its own: ldconfig cannot
-// run there, so that a mounted file that cannot be replaced does no harm.
+// image. If the image is not writable, a generated cache is mounted over its own. ldconfig cannot
+// run in such an image, so it does no harm that the mounted file cannot be replaced.
 func planLinker(c Container, root rootfs.FS, img image.Image, p *Plan) {
 	entries, dirs := layout.LoaderEntries(p.files)
 	loaderFiles, notes := root.LoaderFiles(img, dirs, entries)
@@ -35,7 +35,7 @@ func planLinker(c Container, root rootfs.FS, img image.Image, p *Plan) {
 		case errors.Is(err, unix.EROFS) || errors.Is(err, unix.EPERM):
 			p.mountCache(c, f, err)
 			continue
-		case err != nil: // something in the image is in the way, of a mount too
+		case err != nil: // something in the image is in the way, also of a mount
 			p.note("%s of the image is not written: %v", f.Path, err)
 			continue
 		}

@@ -26,8 +26,7 @@ import (
 
 var check = simtest.Check
 
-// simulated is the driver of all tests: four GPUs, whose minors are not their
-// indices.
+// simulated is the driver of most tests: four GPUs whose minor numbers are not their indices.
 var simulated *sim.Driver
 
 func TestMain(m *testing.M) {
@@ -50,14 +49,14 @@ func withDriver(m *testing.M) int {
 	return m.Run()
 }
 
-// hostConfig is the configuration of the simulated host with a state directory of the test's own.
+// hostConfig returns the configuration of the simulated host with the test's own state directory.
 func hostConfig(t testing.TB) *config.Config {
 	t.Helper()
 	return configOf(t, simulated)
 }
 
-// configOf is hostConfig of another host. When the test ends, the views in the state directory are
-// unmounted.
+// configOf is like hostConfig, for another host. When the test ends, the views in the state
+// directory are unmounted.
 func configOf(t testing.TB, d *sim.Driver) *config.Config {
 	t.Helper()
 	cfg, err := config.Load(d.ConfigPath)
@@ -73,14 +72,14 @@ func configOf(t testing.TB, d *sim.Driver) *config.Config {
 type testHost struct {
 	*sim.Driver
 	cfg *config.Config
-	// asked counts the questions to NVML, which does not answer if it is silent.
+	// asked counts the questions to NVML, which does not answer if silent is true.
 	asked  int
 	silent bool
 	// change changes NVML's answer.
 	change func(*device.Facts)
 }
 
-// simulatedHost is the host of most tests, without kept answers of NVML.
+// simulatedHost returns the host of most tests, without kept answers of NVML.
 func simulatedHost(t testing.TB) *testHost {
 	t.Helper()
 	return &testHost{Driver: simulated, cfg: hostConfig(t)}
@@ -92,7 +91,7 @@ func newHost(t testing.TB, o sim.Options) *testHost {
 	return &testHost{Driver: d, cfg: configOf(t, d)}
 }
 
-// ask is the probe of this host.
+// ask answers as this host's probe.
 func (h *testHost) ask(q probe.Questions) (a probe.Answers) {
 	if q.Pod != nil {
 		a.PodError = "no kubelet in this test"
@@ -118,8 +117,7 @@ func (h *testHost) resolve(t *testing.T, spec any) (Plan, error) {
 	return resolve(t, h.cfg, spec, h.ask)
 }
 
-// factsOf returns the answer of a simulated driver's NVML. GPU 3 is of another kind than the
-// others.
+// factsOf returns the answer of a simulated driver's NVML. GPU 3 is a different model.
 func factsOf(d *sim.Driver) device.Facts {
 	f := device.Facts{Driver: d.Version, CUDA: "13.0"}
 	for _, g := range d.GPUs {
@@ -137,13 +135,13 @@ func factsOf(d *sim.Driver) device.Facts {
 	return f
 }
 
-// loading returns what Examine loads the configuration with.
+// loading returns a function that loads cfg, for Examine.
 func loading(cfg *config.Config) func() (*config.Config, error) {
 	return func() (*config.Config, error) { return cfg, nil }
 }
 
-// newSpec is the configuration of a container as containerd makes it, with the
-// variables env.
+// newSpec returns the configuration of a container as containerd creates it, with the variables
+// env.
 func newSpec(env ...string) *specs.Spec {
 	return &specs.Spec{
 		Version: specs.Version,
@@ -198,7 +196,7 @@ func readFile(t testing.TB, dir, name string) []byte {
 	return data
 }
 
-// readSpec is the configuration as runc would read it.
+// readSpec returns the configuration as runc would read it.
 func readSpec(t testing.TB, dir string) *specs.Spec {
 	t.Helper()
 	var spec specs.Spec
@@ -220,8 +218,7 @@ func resolveIn(t testing.TB, c Container, root string, ask Ask) (Plan, error) {
 	return Resolve(c, img, ask)
 }
 
-// resolve takes a container of an empty image, which asks for the driver, through Examine and
-// Resolve.
+// resolve runs Examine and Resolve for a container that asks for the driver and has an empty image.
 func resolve(t testing.TB, cfg *config.Config, spec any, ask Ask) (Plan, error) {
 	t.Helper()
 	c, err := ExamineSpec(spec, loading(cfg))
@@ -231,8 +228,8 @@ func resolve(t testing.TB, cfg *config.Config, spec any, ask Ask) (Plan, error) 
 	return resolveIn(t, c, t.TempDir(), ask)
 }
 
-// mustInject takes the container of the bundle dir through all steps but the mask's attachment. A
-// mask is there if the plan has one.
+// mustInject runs all steps for the container of the bundle in dir except attaching the mask. It
+// checks that there is a mask if the plan has one.
 func mustInject(t testing.TB, cfg *config.Config, dir string) Plan {
 	t.Helper()
 	c, err := Examine(dir, loading(cfg))
@@ -254,8 +251,7 @@ func mustInject(t testing.TB, cfg *config.Config, dir string) Plan {
 	return plan
 }
 
-// refused fails the test unless err is of the kind, in one line that has all of
-// words.
+// refused fails the test unless err has this kind and is one line that contains all words.
 func refused(t testing.TB, err error, kind Kind, words ...string) {
 	t.Helper()
 	var e *Error

@@ -19,21 +19,21 @@ func whyUnmasked(c Container, h host.Host) string {
 	case c.Input.Container.Privileged:
 		return "a privileged container can take any mask off"
 	case len(linux.MaskedPaths) == 0 && c.Input.Container.UserNamespace && !mapsHostRoot(linux.UIDMappings):
-		// It wants to run containers itself, which the kernel refuses under a mask
-		// (mount_too_revealing).
+		// The container is meant to run containers itself, which need their own procfs. The kernel
+		// refuses to mount one under a mask (mount_too_revealing).
 		return "the container asked for an unmasked /proc in a user namespace, where it cannot write these files"
 	}
 	return ""
 }
 
-// mapsHostRoot reports whether the host's root is, or may be, a user of the user namespace: the
-// owner of the driver's files in procfs is one then.
+// mapsHostRoot reports whether the user namespace maps, or may map, the host's root, which owns the
+// driver's files in procfs.
 func mapsHostRoot(mappings []specs.LinuxIDMapping) bool {
 	return len(mappings) == 0 || slices.ContainsFunc(mappings, func(m specs.LinuxIDMapping) bool { return m.HostID == 0 && m.Size > 0 })
 }
 
-// checkIsolation refuses a container whose mounts would not be its own: the mask and the driver
-// would land on the host or in another container (T26).
+// checkIsolation refuses a container without its own mount namespace: the mask and the driver would
+// be mounted on the host or in another container (T26).
 func checkIsolation(c Container) error {
 	namespaces := c.Bundle.Spec.Linux.Namespaces
 	i := slices.IndexFunc(namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.MountNamespace })
@@ -43,8 +43,8 @@ func checkIsolation(c Container) error {
 	return nil
 }
 
-// checkProc refuses a container that would have the mask on a procfs that is not its own: a bind of
-// the host's procfs, through which the mask would show on the host with rootfsPropagation "shared".
+// checkProc refuses a container whose mask would be on a procfs that is not its own: with
+// rootfsPropagation "shared", a mask on a bind of the host's procfs would appear on the host.
 func checkProc(root rootfs.FS, p *Plan) error {
 	if p.Proc.Masked && !root.OwnProc {
 		return fail(Invalid, "the container has no procfs of its own at /proc, in which other GPUs could be hidden: mount one")
@@ -64,7 +64,7 @@ func planMask(c Container, h host.Host, g grant, p *Plan) error {
 	p.Proc.Masked = true
 	p.decide("/proc/driver", "masked", "the container shall see its own devices only")
 	for _, gpu := range g.gpus {
-		if gpu.BusID != "" { // else procfs has nothing of it
+		if gpu.BusID != "" { // otherwise procfs has no entry for it
 			p.Proc.GPUs = append(p.Proc.GPUs, gpu.BusID)
 		}
 	}

@@ -60,8 +60,8 @@ func inject(t *testing.T, c Container) (Plan, *procmask.Mask, error) {
 	return Apply(c, plan, root)
 }
 
-// A pod's author can set the variable over the device plugin's value: nodes of the driver bring the
-// mask all the same.
+// A pod's author can override the device plugin's variable, but nodes of the driver still bring the
+// mask.
 func TestNodesWithoutARequestBringTheMask(t *testing.T) {
 	other := func(s *specs.Spec) {
 		s.Linux.Devices = []specs.LinuxDevice{{Path: "/dev/fuse", Type: "c", Major: 10, Minor: 229}}
@@ -123,7 +123,7 @@ func TestNodesWithoutARequestBringTheMask(t *testing.T) {
 	}
 }
 
-// NVIDIA's hooks would give a container what it asks for, whatever was granted to it.
+// NVIDIA's hooks would give a container what it asks for, regardless of what was granted to it.
 func TestT21HooksWhereNothingIsGranted(t *testing.T) {
 	for _, tc := range []struct {
 		name string

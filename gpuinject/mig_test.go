@@ -18,8 +18,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// newMIGHost makes a host with three GPUs, of which the middle one has MIG devices. NVML counts
-// them in another order than procfs shows them.
+// newMIGHost makes a host with three GPUs, of which the middle one has MIG devices. NVML lists them
+// in another order than procfs.
 func newMIGHost(t *testing.T) *testHost {
 	t.Helper()
 	return newHost(t, sim.Options{
@@ -27,10 +27,10 @@ func newMIGHost(t *testing.T) *testHost {
 	})
 }
 
-// older is the name of a MIG device of GPU 1 that needs no NVML.
+// older returns the name of a MIG device of GPU 1 that can be resolved without NVML.
 func (h *testHost) older(ids string) string { return "MIG-" + h.GPUs[1].UUID + "/" + ids }
 
-// nodes are those of MIG devices by position, sorted.
+// nodes returns the nodes of the MIG devices at these positions, sorted.
 func (h *testHost) nodes(mig ...int) (paths []string) {
 	for _, i := range mig {
 		for _, minor := range []int{h.MIG[i].GIMinor, h.MIG[i].CIMinor} {
@@ -52,7 +52,7 @@ func (h *testHost) migNodes(mig ...int) func(*specs.Spec) {
 	}
 }
 
-// inMIGPod makes the container one of a pod that has MIG devices.
+// inMIGPod puts the container into a pod that has MIG devices.
 func (h *testHost) inMIGPod(mig ...int) func(*specs.Spec) {
 	return all(inPodOf(h.Driver), h.migNodes(mig...))
 }
@@ -87,7 +87,8 @@ func TestMIGReconfigurationDuringProbe(t *testing.T) {
 	}
 }
 
-// NVML is asked only for names that nothing else knows, and nothing is granted without its answer.
+// NVML is asked only for names that cannot be resolved without it, which are refused if it does not
+// answer.
 func TestMIGWithoutNVML(t *testing.T) {
 	h := newMIGHost(t)
 	h.silent = true
@@ -146,7 +147,7 @@ func TestMIGDevicesOfPods(t *testing.T) {
 	}}.run(t)
 }
 
-// I7: a pod learns nothing of its neighbours by asking.
+// I7: a pod learns nothing about its neighbours by asking.
 func TestT40RefusalRevealsNoMIGDevice(t *testing.T) {
 	h := newMIGHost(t)
 	message := func(id string) string {
@@ -220,8 +221,8 @@ func TestMPSOfMIG(t *testing.T) {
 	}}.run(t)
 }
 
-// nested makes a container of this host the host: it has no capability node but those of the MIG
-// devices given by position, and its driver files are mounts.
+// nested turns this host into a container that serves as a host: it has no capability nodes but
+// those of the MIG devices at these positions, and its driver files are mounts.
 func (h *testHost) nested(t *testing.T, keep ...int) *testHost {
 	t.Helper()
 	libcuda, err := filepath.Glob(filepath.Join(h.Root, "usr/lib/*/libcuda.so."+h.Version))

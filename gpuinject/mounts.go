@@ -19,7 +19,7 @@ import (
 )
 
 // planFiles decides how the driver's files get into the container: the view, links and mounts
-// beside it, the loader's files, and the edits of config.json.
+// outside it, the loader's files, and the edits of config.json.
 func planFiles(c Container, h host.Host, root rootfs.FS, g grant, p *Plan) error {
 	if err := root.CheckNodes(p.nodes); err != nil {
 		return fail(Invalid, "%w", err)
@@ -42,8 +42,8 @@ func planFiles(c Container, h host.Host, root rootfs.FS, g grant, p *Plan) error
 		files = append(files, layout.Bind{Source: bundlePath(c, profileName), Destination: profileDest})
 	}
 	if p.byPath = byPathLinks(p.nodes); len(p.byPath) > 0 {
-		// This mount comes after /dev, a mount itself, and runc makes the nodes of linux.devices
-		// after all mounts: links in it lead to them.
+		// This mount comes after the mount of /dev. runc creates the nodes of linux.devices after
+		// all mounts, so the links lead to existing nodes.
 		files = append(files, layout.Bind{Source: bundlePath(c, byPathName), Destination: byPathDest})
 	}
 	if err := place(root, viewAt, files, p); err != nil {
@@ -56,8 +56,8 @@ func planFiles(c Container, h host.Host, root rootfs.FS, g grant, p *Plan) error
 	return addNodes(c, p)
 }
 
-// inspect records the C library and the forward compatibility package of the image. That package is
-// found by the loader's cache only.
+// inspect records the C library and the forward compatibility package of the image. The loader
+// finds that package only through its cache.
 func inspect(h host.Host, root rootfs.FS, g grant, p *Plan) image.Image {
 	img := root.Inspect(h.CompatDriver)
 	p.Linker = PlanLinker{LibC: img.LibC, Directory: img.LibDir, Cache: "unchanged"}
@@ -92,8 +92,8 @@ func inspect(h host.Host, root rootfs.FS, g grant, p *Plan) image.Image {
 	return img
 }
 
-// checkViewDir refuses a container whose own mounts, or whose image, take the view's place, or
-// leave none for it. It returns that place in the image.
+// checkViewDir refuses a container if its own mounts or its image occupy the view's mount point, or
+// if that cannot be created. It returns the path of the mount point in the image.
 func checkViewDir(root rootfs.FS, p *Plan) (string, error) {
 	way, err := root.Way(ViewDir)
 	if err != nil {
@@ -115,7 +115,7 @@ func checkViewDir(root rootfs.FS, p *Plan) (string, error) {
 	return at, nil
 }
 
-// filesBeside lists the files that the container finds outside the view as well.
+// filesBeside lists the files that the container also finds outside the view.
 func filesBeside(root rootfs.FS, img image.Image, p *Plan) []layout.Bind {
 	list := layout.Beside(p.files, img, p.viewRoot, p.Linker.Cache == "hidden")
 	for _, d := range p.files.Data {
@@ -130,10 +130,10 @@ func filesBeside(root rootfs.FS, img image.Image, p *Plan) []layout.Bind {
 	return list
 }
 
-// place decides how each file gets to its place: by a link if it is in the view and the image has
-// nothing there, else by a bind. runc needs some hundred system calls to make the mount point of a
-// bind. own is where the view is in the image; a link of an earlier container that leads into it is
-// replaced.
+// place decides how each file gets to its destination: by a link if the file is in the view and the
+// image has nothing there, otherwise by a bind mount. A link is cheaper: runc needs many system
+// calls to create the mount point of a bind. own is the path of the view in the image; an earlier
+// container's link into it is replaced.
 func place(root rootfs.FS, own string, files []layout.Bind, p *Plan) error {
 	linkable := true
 	for _, f := range files {
@@ -161,8 +161,8 @@ func place(root rootfs.FS, own string, files []layout.Bind, p *Plan) error {
 	return nil
 }
 
-// readMounts reads the container's own mounts over its image. Those that an earlier injection into
-// the same configuration made, or that are removed, do not count.
+// readMounts reads the container's own mounts over its image. It skips mounts that an earlier
+// injection into the same configuration added, and mounts that are removed.
 func readMounts(c Container, img *image.Root, p *Plan) (rootfs.FS, error) {
 	root, err := rootfs.Read(img, c.Bundle.Dir, c.Bundle.Spec.Mounts, func(m specs.Mount) bool {
 		return isOwnMount(c, m) || p.edits.RemoveMount != nil && p.edits.RemoveMount(m)
@@ -173,15 +173,15 @@ func readMounts(c Container, img *image.Root, p *Plan) (rootfs.FS, error) {
 	return root, nil
 }
 
-// isOwnMount reports whether an earlier injection into the same configuration made a mount.
+// isOwnMount reports whether an earlier injection into the same configuration added a mount.
 func isOwnMount(c Container, m specs.Mount) bool {
 	return strings.HasPrefix(m.Source, path.Join(c.Config.Host.StateDir, "view")+"/") ||
 		path.Dir(m.Source) == c.Bundle.Dir && slices.Contains(bundleFileNames, path.Base(m.Source))
 }
 
-// freePlace returns where a link dest is made in the image, and whether something can be put there:
-// nothing may be made in a volume of the container's own or in a directory of the host, and the
-// loader finds the driver without.
+// freePlace returns where in the image a link dest would be created, and whether something can be
+// put there. Nothing may be created in one of the container's own volumes or in a directory of the
+// host; the loader finds the driver without it.
 func freePlace(r rootfs.FS, dest string, p *Plan) (at string, free bool, err error) {
 	way, err := r.Way(dest)
 	if err != nil {
@@ -202,9 +202,10 @@ func freePlace(r rootfs.FS, dest string, p *Plan) (at string, free bool, err err
 	return at, true, nil
 }
 
-// mountSockets adds the mounts of the sockets that the operator lets containers have, of the
-// daemons that run: each place once, by whatever name, and none if the container has a mount there
-// itself. A socket that is not as it should be is not given, and the plan says so.
+// mountSockets adds the mounts of the sockets that the operator allows, for the daemons that run.
+// Each path in the image gets one mount, even if several names lead to it, and none if the
+// container has its own mount there. A socket that is not as expected is not mounted, and the plan
+// says so.
 func mountSockets(c Container, root rootfs.FS, g grant, p *Plan) error {
 	var taken []string
 	for _, d := range sockets.Daemons {

@@ -74,8 +74,8 @@ func TestVolumes(t *testing.T) {
 	table{env: devices("0"), show: show, rows: rows}.run(t)
 }
 
-// An image chooses between two views by its compatibility package, whatever libraries it claims to
-// have there.
+// The compatibility package of an image selects one of two views, whatever libraries the image
+// claims to have there.
 func TestACompatibilityPackageReplacesAFixedSet(t *testing.T) {
 	show := func(p Plan) string {
 		var left []string
@@ -125,7 +125,7 @@ func TestMessagesQuotePaths(t *testing.T) {
 	}
 }
 
-// An image chooses the names of its directories, and errors name these.
+// An image chooses the names of its directories, and errors contain these names.
 func TestT47PathsOfAnImageInMessages(t *testing.T) {
 	const evil = "/evil\nlevel=info msg=forged\x1b[31m\u202e"
 	long := evil + strings.Repeat("/"+strings.Repeat("x", 200), 15)
@@ -170,8 +170,8 @@ func TestT47PathsOfAnImageInMessages(t *testing.T) {
 	}
 }
 
-// A file of the view appears at its other places by a link if the image has nothing there, and
-// otherwise by a mount. A plan says the same beforehand.
+// Outside the view, a file appears as a link if the image has nothing there, and otherwise as a
+// mount. The plan says the same beforehand.
 func TestLinks(t *testing.T) {
 	const smi, inView = "/usr/bin/nvidia-smi", ViewDir + "/bin/nvidia-smi"
 	for _, tc := range []struct {
@@ -179,7 +179,7 @@ func TestLinks(t *testing.T) {
 		image  func(t testing.TB, root string)
 		mounts []specs.Mount
 		bound  bool
-		// left is what the link holds afterwards, if it is not ours.
+		// left is the target of the link afterwards, if it is not ours.
 		left string
 	}{
 		{name: "nothing"},
@@ -229,7 +229,7 @@ func TestLinks(t *testing.T) {
 				if last.Destination != image.CachePath || filepath.Dir(last.Source) != dir || len(readFile(t, "/", last.Source)) == 0 {
 					t.Errorf("last mount %+v", last)
 				}
-				return // a plan writes nothing, and cannot know
+				return // planning writes nothing, so it cannot know
 			}
 			if !slices.Equal(planned.Links, plan.Links) {
 				t.Errorf("links %v, planned %v", plan.Links, planned.Links)
@@ -246,8 +246,8 @@ func file(content, name string) func(testing.TB, string) {
 	return func(t testing.TB, root string) { writeFile(t, root+name, content, 0o755) }
 }
 
-// After a data file was replaced on the host, the next container has the new one: the view is made
-// again.
+// After a data file is replaced on the host, the next container has the new file: the view is
+// rebuilt.
 func TestReplacedDataFile(t *testing.T) {
 	h := newHost(t, sim.Options{GPUs: 1})
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all")
@@ -268,8 +268,8 @@ func TestReplacedDataFile(t *testing.T) {
 	}
 }
 
-// A container without our runtime has no view: each data file of the host is listed by
-// itself, and one that is made is said to be left out.
+// A container without our runtime has no view: each data file of the host is listed individually,
+// and a generated file is reported as omitted.
 func TestStandaloneDataFiles(t *testing.T) {
 	c, err := ExamineSpec(newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"), loading(hostConfig(t)))
 	check(t, err)
@@ -291,7 +291,7 @@ func TestStandaloneDataFiles(t *testing.T) {
 	}
 }
 
-// daemonsOf makes a host whose three daemons run.
+// daemonsOf makes a host on which all three daemons run.
 func daemonsOf(t *testing.T, cfg *config.Config) (run, mps string) {
 	t.Helper()
 	run = filepath.Join(simulated.Root, "run")

@@ -17,12 +17,12 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 )
 
-// nodeOptions are the mount options of a device node that is bound.
+// nodeOptions are the mount options for the bind mount of a device node.
 var nodeOptions = []string{"bind", "nosuid", "noexec", "rprivate"}
 
 // planNodes decides which device nodes the container gets: those of its GPUs and those of other
-// classes. Of these, what it may not have is ignored, and the plan says so: an image that asks for
-// more than its pod was given starts with its GPUs.
+// device classes. A class that it may not have is ignored, and the plan says so: an image that asks
+// for more than its pod was allocated still starts with its GPUs.
 func planNodes(c Container, h host.Host, g grant, files driver.Files, p *Plan) error {
 	nodes, err := h.Nodes(g.set, g.request.Capabilities, files)
 	if err != nil {
@@ -83,8 +83,8 @@ func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]devi
 	return may, nil
 }
 
-// missingChannels returns the channels that have no node among nodes. A channel is its node's minor
-// number.
+// missingChannels returns the channels that have no node among nodes. A channel's number is the
+// minor number of its node.
 func missingChannels(channels []int, nodes []device.Node) (missing []string) {
 	for _, n := range channels {
 		if !slices.ContainsFunc(nodes, func(x device.Node) bool { return int(x.Minor) == n }) {
@@ -94,7 +94,7 @@ func missingChannels(channels []int, nodes []device.Node) (missing []string) {
 	return missing
 }
 
-// Files of the host that cuFile reads besides the nodes: which disk belongs to which device, below
+// Host files that cuFile reads besides the nodes: the assignment of disks to devices, below
 // dev-root, and its configuration, below driver-root.
 const (
 	udevDir    = "/run/udev"
@@ -105,8 +105,8 @@ func (p *Plan) hasGDS() bool {
 	return slices.ContainsFunc(p.Devices, func(d PlanDevice) bool { return strings.HasPrefix(d.Path, "/dev/nvidia-fs") })
 }
 
-// addClassFiles adds the files that go with the nodes of GDS, if the host has them. They are bound
-// read-only, like every data file of the driver.
+// addClassFiles adds the files that GDS needs besides its nodes, if the host has them. They are
+// mounted read-only, like every data file of the driver.
 func addClassFiles(c Container, p *Plan) {
 	if c.Input.EditedByCDI || !p.hasGDS() {
 		return
@@ -136,7 +136,7 @@ func addNodes(c Container, p *Plan) error {
 		nodes = append(nodes, node)
 		if userns && n.HostPath != n.Path {
 			// mknod fails in a user namespace, so runc binds the host's node, which it expects at
-			// the same path (rootfs_linux.go, createDeviceNode). With another dev-root it is
+			// the same path (rootfs_linux.go, createDeviceNode). With another dev-root, the node is
 			// elsewhere.
 			p.Mounts = append(p.Mounts, PlanMount{Source: n.HostPath, Destination: n.Path, Options: nodeOptions})
 			bound[n.Path] = true
@@ -150,15 +150,15 @@ func addNodes(c Container, p *Plan) error {
 	if err := c.Bundle.CheckDevices(nodes); err != nil {
 		return fail(Invalid, "%w", err)
 	}
-	// runc would look for those of CDI at their paths on the host, too.
+	// runc would also look for CDI's nodes at the same paths on the host.
 	e.RemoveDevice = func(d specs.LinuxDevice) bool {
 		return bound[path.Clean(d.Path)] || len(bound) > 0 && c.Input.EditedByCDI && host.IsDriverNode(d.Path)
 	}
 	return nil
 }
 
-// addGroup gives a process that is not root the group of a node that only a group may use (render,
-// video).
+// addGroup adds the group of a node that only its owner and group may open (render, video), so that
+// a process that is not root can open it.
 func addGroup(c Container, n device.Node, p *Plan) {
 	if n.GID == 0 || n.Mode.Perm()&0o006 == 0o006 || n.Mode.Perm()&0o060 != 0o060 {
 		return
@@ -176,14 +176,14 @@ func addGroup(c Container, n device.Node, p *Plan) {
 	}
 	switch {
 	case !ok:
-		// setgroups(2) would fail for it, and so would the container.
+		// setgroups(2) would fail for this group, and the container would not start.
 		p.note("%s belongs to group %d, which the container's user namespace does not have: it cannot be opened there", n.Path, n.GID)
 	case !slices.Contains(p.edits.AdditionalGids, gid):
 		p.edits.AdditionalGids = append(p.edits.AdditionalGids, gid)
 	}
 }
 
-// containerID returns the id that a host's id has in a user namespace.
+// containerID maps a host id into a user namespace.
 func containerID(mappings []specs.LinuxIDMapping, host uint32) (uint32, bool) {
 	for _, m := range mappings {
 		if host >= m.HostID && host-m.HostID < m.Size {

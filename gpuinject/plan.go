@@ -13,20 +13,20 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
-// SuspendedName is a file in the bundle of a container that has given its GPUs back. It has the
-// size of the GPU memory that is on the host, in bytes.
+// SuspendedName is a file in the bundle of a container that has released its GPUs. It contains the
+// size, in bytes, of the GPU memory that was moved to the host.
 const SuspendedName = "nvidia-suspended"
 
-// AnnotationResumeGPU is an annotation of the Task API's Update: the GPUs that the next Resume of a
-// suspended container moves its GPU memory to, as "[OLD=]NEW,...", by index or UUID.
+// AnnotationResumeGPU is an annotation of the Task API's Update. It names the GPUs to which the
+// next Resume of a suspended container moves its GPU memory, as "[OLD=]NEW,...", by index or UUID.
 const AnnotationResumeGPU = "io.containerd.nvidia.resume-gpu"
 
-// RecordName is the file in the bundle that has the plan as it was carried out. It goes with the
-// bundle.
+// RecordName is the file in the bundle that contains the plan as carried out. It is deleted with
+// the bundle.
 const RecordName = "nvidia.json"
 
 // Plan is everything that will be done for a container, and why. The shim's record, nvidia-shimctl
-// and the tests read the same one.
+// and the tests use the same type.
 type Plan struct {
 	// GPU is true if the container gets the driver. If not, it starts without.
 	GPU    bool   `json:"gpu"`
@@ -34,13 +34,13 @@ type Plan struct {
 	// Error is the refusal. Only nvidia-shimctl sets it.
 	Error     string         `json:"error,omitempty"`
 	Container *PlanContainer `json:"container,omitempty"`
-	// Asked are the device identifiers as the container wrote them.
+	// Asked holds the device identifiers as the container wrote them.
 	Asked         []string `json:"asked"`
 	Grant         string   `json:"grant"`
 	DriverVersion string   `json:"driver_version"`
 	// Platform is empty on an ordinary host.
 	Platform string `json:"platform,omitempty"`
-	// GPUs are whole GPUs; that of a MIG device is not among them.
+	// GPUs holds whole GPUs, not the GPUs of MIG devices.
 	GPUs []PlanGPU `json:"gpus"`
 	MIG  []PlanMIG `json:"mig"`
 	// MIGRights are rights over all MIG devices: "config", "monitor".
@@ -48,18 +48,18 @@ type Plan struct {
 	// Requirements of the image, all of them satisfied.
 	Requirements []PlanRequirement `json:"requirements,omitempty"`
 	Capabilities []string          `json:"capabilities"`
-	// Classes are the other classes of devices that it gets: "imex", "gds", "gdrcopy", "mofed",
-	// "nvswitch". Their nodes are among Devices.
+	// Classes are the other device classes that the container gets: "imex", "gds", "gdrcopy",
+	// "mofed", "nvswitch". Their nodes are among Devices.
 	Classes []string `json:"classes,omitempty"`
 	// IMEX are the numbers of the IMEX channels.
 	IMEX []int `json:"imex,omitempty"`
-	// Sockets are the daemons of this host whose sockets it gets: "persistenced", "fabricmanager",
-	// "mps".
+	// Sockets are the daemons of this host whose sockets the container gets: "persistenced",
+	// "fabricmanager", "mps".
 	Sockets   []string     `json:"sockets,omitempty"`
 	Devices   []PlanDevice `json:"devices"`
 	Libraries []string     `json:"libraries"`
 	Binaries  []string     `json:"binaries"`
-	// Mounts are binds of files and directories; the first is the view.
+	// Mounts are bind mounts of files and directories; the first is the view.
 	Mounts []PlanMount `json:"mounts"`
 	// Links are symbolic links in the image to files of the mount at ViewDir.
 	Links        []PlanLink `json:"links"`
@@ -68,14 +68,14 @@ type Plan struct {
 	RemovedHooks []string   `json:"removed_hooks"`
 	// SuspendsGPU reports whether the container gives its GPUs back while it is paused.
 	SuspendsGPU bool `json:"suspends_gpu,omitempty"`
-	// Ignored are requests that are not followed, though the container gets its GPUs.
+	// Ignored lists requests that are ignored, although the container gets its GPUs.
 	Ignored []string `json:"ignored,omitempty"`
 	// Audit is what kubernetes = "enforce" would have refused, if the mode is "audit".
 	Audit     string     `json:"audit,omitempty"`
 	Notes     []string   `json:"notes"`
 	Decisions []Decision `json:"decisions"`
 
-	// The nodes with their owners on the host, the groups of those that only a group may open, and
+	// The nodes with their owners on the host, the groups of nodes that only a group may open, and
 	// the driver's files.
 	nodes  []device.Node
 	groups []uint32
@@ -93,12 +93,12 @@ type Plan struct {
 	mask    []procmask.File
 }
 
-// PlanContainer is a container as its daemon and Kubernetes know it.
+// PlanContainer identifies a container in its daemon and in Kubernetes.
 type PlanContainer struct {
-	// ID and Namespace are containerd's.
+	// ID and Namespace are the names in containerd.
 	ID        string `json:"id"`
 	Namespace string `json:"namespace"`
-	// PodNamespace, Pod and Name are Kubernetes'; empty elsewhere.
+	// PodNamespace, Pod and Name are set in Kubernetes only.
 	PodNamespace string `json:"pod_namespace,omitempty"`
 	Pod          string `json:"pod,omitempty"`
 	Name         string `json:"name,omitempty"`
@@ -119,7 +119,7 @@ func NewPlanGPU(g device.GPU) PlanGPU {
 
 // PlanMIG is a MIG device that the container gets.
 type PlanMIG struct {
-	// UUID and Profile are NVML's, and empty if it was not asked.
+	// UUID and Profile come from NVML; they are empty if it was not asked.
 	UUID    string `json:"uuid"`
 	Profile string `json:"profile,omitempty"`
 	// GPU is the index of the GPU, GI and CI the ids of the GPU instance and of the compute
@@ -131,7 +131,7 @@ type PlanMIG struct {
 	Name string `json:"name"`
 }
 
-// String returns one line of what nvidia-shimctl plan prints.
+// String returns the line for this device in the output of nvidia-shimctl plan.
 func (m PlanMIG) String() string {
 	return fmt.Sprintf("%s, GPU instance %d, compute instance %d of GPU %d", m.Name, m.GI, m.CI, m.GPU)
 }
@@ -160,7 +160,7 @@ type PlanLink struct {
 	Target string `json:"target"`
 }
 
-// PlanProc is what the mask over /proc/driver shows.
+// PlanProc describes what the mask over /proc/driver shows.
 type PlanProc struct {
 	// Masked is false for privileged containers.
 	Masked bool     `json:"masked"`
@@ -169,14 +169,14 @@ type PlanProc struct {
 	Capabilities []string `json:"capabilities"`
 }
 
-// PlanLinker is how programs of the image find the driver.
+// PlanLinker describes how programs in the image find the driver.
 type PlanLinker struct {
 	// LibC is "glibc", "musl" or empty.
 	LibC string `json:"libc"`
 	// Directory is the image's own library directory.
 	Directory string `json:"directory"`
-	// Cache says what becomes of the loader's cache: "written", "mounted", "unchanged", or "hidden"
-	// by a mount of the container's own.
+	// Cache is the state of the loader's cache: "written", "mounted", "unchanged", or "hidden" by
+	// one of the container's own mounts.
 	Cache string `json:"cache"`
 	// Compat is the forward compatibility directory of the image, if it is used.
 	Compat string `json:"compat"`
@@ -186,13 +186,13 @@ type PlanLinker struct {
 type PlanRequirement struct {
 	Variable   string `json:"variable"`
 	Expression string `json:"expression"`
-	// SatisfiedBy are the alternatives that hold, of several GPUs as many as they need; none if the
-	// expression is empty.
+	// SatisfiedBy lists the alternatives that hold: several if the GPUs need different ones, none
+	// if the expression is empty.
 	SatisfiedBy []string `json:"satisfied_by"`
 }
 
-// Decision is one decision about a container, for the operator. The decisions tell of every device
-// of the host, so that they never go into an error that a container's owner reads.
+// Decision is one decision about a container, for the operator. Decisions cover every device of the
+// host, so they must never appear in an error that a container's owner reads.
 type Decision struct {
 	// Subject of the decision: "GPU 2", "capabilities", "gds".
 	Subject string `json:"subject"`
@@ -201,7 +201,7 @@ type Decision struct {
 	Reason   string `json:"reason"`
 }
 
-// newPlan begins the plan of a container with its request.
+// newPlan returns a plan that contains only the container's request.
 func newPlan(c Container) Plan {
 	p := Plan{
 		GPU: c.Asks, Reason: c.Reason, Asked: c.Request.Devices, Capabilities: c.Request.Capabilities,
@@ -229,14 +229,14 @@ func (p *Plan) decide(subject, decision, format string, args ...any) {
 	p.Decisions = append(p.Decisions, Decision{Subject: subject, Decision: decision, Reason: fmt.Sprintf(format, args...)})
 }
 
-// note records something about the container that is worth knowing and no decision.
+// note records something worth knowing about the container that is not a decision.
 func (p *Plan) note(format string, args ...any) {
 	if n := fmt.Sprintf(format, args...); !slices.Contains(p.Notes, n) {
 		p.Notes = append(p.Notes, n)
 	}
 }
 
-// ignore records a request that is not followed.
+// ignore records a request that is ignored.
 func (p *Plan) ignore(what, reason string) {
 	p.Ignored = append(p.Ignored, what+": "+reason)
 	p.decide(what, "ignored", "%s", reason)

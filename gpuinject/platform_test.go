@@ -16,7 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
-// cached is what the loader of the image is told about a name.
+// cached returns the paths that the image's loader cache has for a name.
 func cached(t testing.TB, dir, name string) []string {
 	t.Helper()
 	cache, err := ldcache.ParseCache(readFile(t, dir, "rootfs/etc/ld.so.cache"))
@@ -57,7 +57,7 @@ func TestWSL(t *testing.T) {
 	})
 }
 
-// takenOver injects what CDI gave: the host's GPU, with its nodes.
+// takenOver checks that the host's GPU and its nodes are taken over from CDI.
 func takenOver(t *testing.T, h *testHost, given func(*specs.Spec), nodes int) {
 	t.Helper()
 	spec := newSpec("NVIDIA_VISIBLE_DEVICES=void")
@@ -91,7 +91,7 @@ func TestTegra(t *testing.T) {
 			t.Errorf("the loader is told %v of %s", got, name)
 		}
 	}
-	// What ldconfig in the container reads, whenever it runs.
+	// ldconfig in the container reads this file whenever it runs.
 	if conf := string(readFile(t, dir, "rootfs/etc/ld.so.conf.d/000-nvidia-shim.conf")); !slices.Contains(strings.Split(conf, "\n"), nvidia) {
 		t.Errorf("%s is not among the directories of the linker: %q", nvidia, conf)
 	}
@@ -103,8 +103,8 @@ func TestTegra(t *testing.T) {
 	})
 }
 
-// The same host, whose files are its own: a node that is missing is one to make, and no
-// reason to count GPUs otherwise.
+// On a host that is not a container itself, a missing node has to be created and does not change
+// how GPUs are counted.
 func TestMissingNode(t *testing.T) {
 	d := newHost(t, sim.Options{GPUs: 2})
 	check(t, os.Remove(fmt.Sprintf("%s/dev/nvidia%d", d.DevRoot, d.GPUs[0].Minor)))

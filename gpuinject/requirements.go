@@ -10,8 +10,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/require"
 )
 
-// checkRequirements refuses a container whose image requires what this host and the selected GPUs
-// do not have. factsErr is why NVML's facts are not known.
+// checkRequirements refuses a container if this host and the selected GPUs do not satisfy the
+// requirements of its image. factsErr says why NVML's facts are unknown.
 func checkRequirements(c Container, h host.Host, gpus []device.GPU, facts device.Facts, factsErr error, p *Plan) error {
 	list, skip, err := requirements(c)
 	if skip != "" {
@@ -42,8 +42,8 @@ func checkRequirements(c Container, h host.Host, gpus []device.GPU, facts device
 	return unknown
 }
 
-// requirements returns those of the image that are to be checked. If there are some and none is to
-// be checked, skip is the setting that says so.
+// requirements returns the requirements of the image that have to be checked. If there are
+// requirements but their check is disabled, skip names the setting that disables it.
 func requirements(c Container) (list []require.Requirement, skip string, err error) {
 	list, err = require.FromEnv(c.Input.Env)
 	switch {
@@ -59,9 +59,9 @@ func requirements(c Container) (list []require.Requirement, skip string, err err
 	return list, "", nil
 }
 
-// requirementsNeedFacts reports whether NVML has to be asked whether this host satisfies the
-// requirements of the image: the driver's version does not decide. What cannot be satisfied is
-// refused whatever NVML would say.
+// requirementsNeedFacts reports whether NVML has to be asked in order to check the requirements of
+// the image, because the driver's version alone does not decide. If a requirement cannot be
+// satisfied, the container is refused whatever NVML answers.
 func requirementsNeedFacts(c Container, h host.Host) bool {
 	list, _, _ := requirements(c) // checkRequirements returns the error
 	known := require.Host{Driver: h.DriverVersion}
@@ -83,7 +83,7 @@ func requirementsNeedFacts(c Container, h host.Host) bool {
 func requirementHost(h host.Host, gpus []device.GPU, facts device.Facts) require.Host {
 	known := require.Host{Driver: cmp.Or(h.DriverVersion, facts.Driver), CUDA: facts.CUDA, CUDAOnly: facts.CUDAOnly}
 	for _, gpu := range gpus {
-		if gpu.BusID == "" && len(facts.GPUs) > 0 { // one device that stands for all
+		if gpu.BusID == "" && len(facts.GPUs) > 0 { // one device stands for all
 			for _, f := range facts.GPUs {
 				known.GPUs = append(known.GPUs, require.GPU{Index: f.Index, Arch: f.Arch, Brand: f.Brand})
 			}

@@ -12,9 +12,10 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 )
 
-// Resolve decides everything that will be done for a container whose image is mounted at root, and
-// that is not Plain. It changes nothing but what the shim itself keeps under its state directory,
-// unless that is read-only. With an error the Plan has the decisions that led to it.
+// Resolve decides everything that will be done for a container that is not Plain and whose image is
+// mounted at root. It changes only what the shim itself keeps under its state directory, and not
+// even that if the state is read-only. With an error, the Plan contains the decisions that led to
+// it.
 func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
 	p := newPlan(c)
 	err := planHooks(c, &p)
@@ -27,8 +28,8 @@ func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
 	return p, err
 }
 
-// planDriver decides whether the container gets the driver, and if so, all that it gets. If p.GPU
-// is false afterwards, it starts without.
+// planDriver decides whether the container gets the driver and, if so, everything that it gets. If
+// it sets p.GPU to false, the container starts without the driver.
 func planDriver(c Container, img *image.Root, ask Ask, p *Plan) error {
 	h, err := host.Discover(c.Config.Host)
 	if errors.Is(err, device.ErrNoDriver) && startsWithoutDriver(c) {
@@ -72,13 +73,13 @@ func planDriver(c Container, img *image.Root, ask Ask, p *Plan) error {
 	return err
 }
 
-// planWithoutGPU decides what is done for a container that is given nothing here. If its
-// specification has nodes of the driver all the same, from a device plugin for example, it gets the
-// mask, which shows the GPUs of these nodes: a pod's author can set NVIDIA_VISIBLE_DEVICES=void
-// over the plugin's value.
+// planWithoutGPU decides what is done for a container that gets no GPU from the shim. If its
+// specification has nodes of the driver anyway, for example from a device plugin, the container
+// gets the mask, which shows the GPUs of these nodes: a pod's author can override the plugin's
+// value with NVIDIA_VISIBLE_DEVICES=void.
 func planWithoutGPU(c Container, img *image.Root, p *Plan) error {
 	if !c.Input.Container.DriverNodes {
-		return nil // the usual case of a container that asks and is granted nothing
+		return nil // the usual case: the container asks and is granted nothing
 	}
 	h, err := host.Discover(c.Config.Host)
 	if errors.Is(err, device.ErrNoDriver) {
@@ -103,7 +104,7 @@ func planWithoutGPU(c Container, img *image.Root, p *Plan) error {
 }
 
 // startsWithoutDriver reports whether a container starts without a GPU on a host without a driver:
-// nothing can have been allocated to it there, and the wish of its image is no grant.
+// nothing can have been allocated to it there, and a request by its image is not a grant.
 func startsWithoutDriver(c Container) bool {
 	if !c.Input.Container.Kubernetes {
 		return false
@@ -118,11 +119,11 @@ func startsWithoutDriver(c Container) bool {
 	return !r.NamesDevices() && r.Source != request.FromCDI && policy.EnvironmentGrants(c.Config.Policy, c.Input.Container) == ""
 }
 
-// filesName is where the state directory keeps the list of the driver's files.
+// filesName is the file in the state directory that holds the list of the driver's files.
 const filesName = "driver.json"
 
-// driverFiles returns the driver's files: those kept under the state directory if they are still
-// there unchanged, else the result of a new search, which is kept.
+// driverFiles returns the driver's files: the list kept in the state directory if these files are
+// unchanged, otherwise the result of a new search, which is then kept.
 func driverFiles(c Container, h host.Host) (driver.Files, error) {
 	st, err := state.Open(c.Config.Host.StateDir, c.Config.Host.ReadOnlyState)
 	if err != nil {

@@ -11,12 +11,13 @@ import (
 )
 
 // CheckRestore returns an error unless a container with this plan can be restored from the
-// checkpoint in dir, in which the shim has put the record of the container that was checkpointed.
-// Its processes have the driver's libraries in their memory, and the numbers of nodes in /dev; and
-// without its mask they would run before they get one.
+// checkpoint in dir, where the shim stored the record of the checkpointed container. The restored
+// processes have the driver's libraries in memory and expect the same device numbers in /dev. If
+// the checkpointed container had no mask, they would run before they get one.
 //
-// In Kubernetes none is restored: the author of a pod could have forged the checkpoint. Nor is one
-// that gets no GPU here and has nodes of the driver: its mask is not in the checkpoint (T46).
+// In Kubernetes no container with GPUs is restored: the pod's author could have forged the
+// checkpoint. A container that gets no GPU here but has nodes of the driver is not restored either:
+// its mask is not in the checkpoint (T46).
 func (p Plan) CheckRestore(c Container, dir string) error {
 	const cannot = "the container cannot be restored from a checkpoint"
 	if !p.GPU && p.Proc.Masked {
@@ -47,7 +48,7 @@ func (p Plan) CheckRestore(c Container, dir string) error {
 	return nil
 }
 
-// Names returns the granted GPUs and MIG devices.
+// Names returns the names of the granted GPUs and MIG devices.
 func (p Plan) Names() (list []string) {
 	for _, g := range p.GPUs {
 		list = append(list, g.UUID)

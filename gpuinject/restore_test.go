@@ -58,7 +58,7 @@ func TestARestoredContainerGetsWhatItHad(t *testing.T) {
 	}
 }
 
-// FuzzCheckRestore takes any bytes as the record in a checkpoint, which its author can forge.
+// FuzzCheckRestore uses any bytes as the record in a checkpoint, which its author can forge.
 func FuzzCheckRestore(f *testing.F) {
 	plan := Plan{GPU: true, DriverVersion: "580.159.04", GPUs: []PlanGPU{{UUID: "GPU-1"}}, Devices: []PlanDevice{{Path: "/dev/nvidia0", Major: 195}}}
 	data, err := json.Marshal(plan)

@@ -10,20 +10,20 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 )
 
-// Standalone is what a container needs of the host to have the same devices without the shim: for
-// engines that are told on their command line.
+// Standalone lists what a container needs from the host to have the same devices without the shim,
+// for engines that take this on their command line.
 type Standalone struct {
 	Nodes []device.Node
 	// Groups own nodes that only a group may open.
 	Groups []uint32
 	Files  []layout.Bind
-	// Omitted are places of files that only the shim makes, in a view or a bundle.
+	// Omitted lists the destinations of files that only the shim creates, in a view or a bundle.
 	Omitted []string
 }
 
-// Standalone lists what a plan gives as single files of the host: nothing of a view, which comes
-// and goes with the containers of the shim. A library is listed under each name that programs use,
-// because there are no links.
+// Standalone lists the contents of a plan as single files of the host. It uses nothing from a view,
+// because views come and go with the shim's containers. A library is listed under each name that
+// programs use, because there are no links.
 func (p Plan) Standalone() Standalone {
 	s := Standalone{Nodes: p.nodes, Groups: p.groups}
 	has := func(dest string) bool {

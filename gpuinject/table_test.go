@@ -16,8 +16,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
-// table is the form of most tests: what a container asks for, and what comes of it. Its containers
-// go through Examine and Resolve, which change nothing.
+// table is the form of most tests: a container's request and its outcome. Its containers go through
+// Examine and Resolve, which change nothing.
 type table struct {
 	// host is the simulated host of all tests if it is nil.
 	host *testHost
@@ -35,8 +35,8 @@ type row struct {
 	config func(*config.Config)
 	host   *testHost         // instead of the table's
 	image  func(root string) // makes the image, which is empty otherwise
-	// want is the outcome as it is shown, or "refused: " and a part of the message: several, if
-	// there is " ... " between them.
+	// want is the outcome as shown, or "refused: " and a part of the message, or several parts
+	// separated by " ... ".
 	want string
 	kind Kind // of the refusal; any but Internal if it is 0
 }
@@ -57,7 +57,7 @@ func (tb table) run(t *testing.T) {
 	}
 }
 
-// matches reports whether an outcome is the one that is wanted.
+// matches reports whether got is the wanted outcome.
 func matches(got, want string) bool {
 	parts, refused := strings.CutPrefix(want, "refused: ")
 	if !refused {
@@ -113,13 +113,13 @@ func (tb table) outcome(t *testing.T, r row) string {
 	return showGPUs(plan)
 }
 
-// devices is the variable, as a row's environment.
+// devices returns the environment of a row with NVIDIA_VISIBLE_DEVICES.
 func devices(value string) []string { return []string{"NVIDIA_VISIBLE_DEVICES=" + value} }
 
-// caps is the variable of capabilities, as a row's environment.
+// caps returns the environment of a row with NVIDIA_DRIVER_CAPABILITIES.
 func caps(value string) []string { return []string{"NVIDIA_DRIVER_CAPABILITIES=" + value} }
 
-// all makes several changes to a specification.
+// all combines several changes to a specification.
 func all(changes ...func(*specs.Spec)) func(*specs.Spec) {
 	return func(s *specs.Spec) {
 		for _, change := range changes {
@@ -147,10 +147,10 @@ func annotated(key, value string) func(*specs.Spec) {
 	return func(s *specs.Spec) { s.Annotations[key] = value }
 }
 
-// inPod makes the container one of a pod whose specification has the nodes of the allocated GPUs.
+// inPod puts the container into a pod, with the nodes of the allocated GPUs in its specification.
 func inPod(allocated ...int) func(*specs.Spec) { return inPodOf(simulated, allocated...) }
 
-// inPodOf is inPod on another host.
+// inPodOf is like inPod, for another host.
 func inPodOf(d *sim.Driver, gpus ...int) func(*specs.Spec) {
 	return func(s *specs.Spec) {
 		annotated("io.kubernetes.cri.container-type", "container")(s)
@@ -239,7 +239,7 @@ func showProc(p Plan) string {
 	return "masked, shows " + strings.Join(list, ", ")
 }
 
-// showAsked is showGPUs with the nodes of other classes.
+// showAsked shows the GPUs and the nodes of other classes.
 func showAsked(p Plan) string {
 	s := showGPUs(p)
 	if nodes := otherNodes(p); nodes != "" {
@@ -248,7 +248,7 @@ func showAsked(p Plan) string {
 	return s
 }
 
-// withAudit adds what an audit says.
+// withAudit adds the text of the audit.
 func withAudit(show func(Plan) string) func(Plan) string {
 	return func(p Plan) string {
 		if p.Audit == "" {

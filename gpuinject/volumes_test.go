@@ -21,7 +21,7 @@ func tmpfs(at string) func(*specs.Spec) {
 	}
 }
 
-// in makes an image of files in one with a C library.
+// in makes an image that has a C library and these files.
 func in(t *testing.T, files ...func(testing.TB, string)) func(root string) {
 	return func(root string) {
 		families()[0].image(t, root)
@@ -31,7 +31,7 @@ func in(t *testing.T, files ...func(testing.TB, string)) func(root string) {
 	}
 }
 
-// T53: runc follows links of an image and of volumes, while volumes are there.
+// T53: runc follows links in the image and in volumes that are already mounted.
 func TestNothingIsPutIntoAVolumeByALink(t *testing.T) {
 	const smi = "/usr/bin/nvidia-smi"
 	volume := t.TempDir()
@@ -76,7 +76,7 @@ func TestVolumesAreClosed(t *testing.T) {
 		planOf(t, all(mounting(volume, "/a"), mounting(volume, "/a/b"), mounting(volume, "/c")))
 	}
 	resolve()
-	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // it closes lost files
+	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // the collector would close leaked files
 	before := open()
 	for range 3 {
 		resolve()
@@ -267,7 +267,7 @@ func TestNothingIsPutIntoMountsOfTheRootFileSystem(t *testing.T) {
 	}
 }
 
-// Directories of the host that are mounted in a root file system after the plan was made.
+// The same for directories that are mounted in a root file system after the plan was made.
 func TestNothingIsPutIntoMountsThatComeLater(t *testing.T) {
 	dir := newBundle(t, newSpec(append(devices("0"), caps("all")...)...))
 	rootfs := filepath.Join(dir, "rootfs")

@@ -12,8 +12,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim"
 )
 
-// The registration follows containerd's runc shim (task/plugin), which cannot
-// be imported: the registry allows one plugin of the name.
+// The registration follows containerd's runc shim (task/plugin), which cannot be imported: the
+// registry allows only one plugin of this name.
 func init() {
 	registry.Register(&plugin.Registration{
 		Type:     plugins.TTRPCPlugin,

@@ -18,10 +18,10 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// reportSources is a variable for the tests.
+// reportSources is a variable so that tests can replace it.
 var reportSources = report.Host
 
-// bundleCommand makes the command. run runs another one.
+// bundleCommand returns the command bundle. run runs another command.
 func bundleCommand(run func(context.Context, []string, io.Writer, io.Writer) int) *cli.Command {
 	return &cli.Command{
 		Name:  "bundle",
@@ -39,7 +39,8 @@ func bundleCommand(run func(context.Context, []string, io.Writer, io.Writer) int
 			files := report.Files{}
 			for _, args := range [][]string{{"info"}, {"check"}, {"version"}, {"status"}, {"plan", "--env", "NVIDIA_VISIBLE_DEVICES=all"}} {
 				var out, errs bytes.Buffer
-				// The library takes a command line with this context for a part of this one.
+				// With ctx, the library would take this command line for a subcommand of the
+				// running one.
 				run(context.Background(), append(common(c), args...), &out, &errs)
 				files.Add(args[0]+".json", out.Bytes(), nil)
 				files.Add(args[0]+".json.err", errs.Bytes(), nil)
@@ -54,7 +55,7 @@ func bundleCommand(run func(context.Context, []string, io.Writer, io.Writer) int
 	}
 }
 
-// common begins the command lines of the other commands.
+// common returns the beginning of the other commands' command lines.
 func common(c *cli.Command) []string {
 	args := []string{runtimeclass.CtlName, "--json"}
 	if c.String("config") != "" {

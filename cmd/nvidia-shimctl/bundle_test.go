@@ -42,7 +42,7 @@ func unpack(t *testing.T, name string) map[string]string {
 	}
 }
 
-// sources replaces journalctl and the pattern of the logs of distributions, and adds files.
+// sources replaces journalctl and the pattern of the distributions' logs, and adds files.
 func sources(t *testing.T, program, logs string, files ...string) {
 	t.Helper()
 	before := reportSources
@@ -88,7 +88,7 @@ func TestABundleHasWhatAReportNeedsAndNoSecrets(t *testing.T) {
 			t.Errorf("%s has\n%s", file, text)
 		}
 	}
-	// A file that is there is not replaced, and no link is followed.
+	// An existing file is not replaced, and no link is followed.
 	for _, there := range []string{name, filepath.Join(dir, "link")} {
 		_ = os.Symlink(filepath.Join(dir, "elsewhere"), filepath.Join(dir, "link"))
 		if status, out, errs := ctl(t, "--config", d.ConfigPath, "bundle", "--output", there); status != 1 || out != "" || !strings.Contains(errs, "file exists") {
@@ -100,7 +100,7 @@ func TestABundleHasWhatAReportNeedsAndNoSecrets(t *testing.T) {
 	}
 }
 
-// What cannot be had is said, and the rest is there.
+// The bundle says what is unavailable, and contains the rest.
 func TestABundleOfABrokenHost(t *testing.T) {
 	dir, state := t.TempDir(), stateDir(t)
 	program := filepath.Join(dir, "journalctl")

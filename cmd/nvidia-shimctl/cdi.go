@@ -9,7 +9,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
-// cdiFile is a variable for the tests.
+// cdiFile is a variable so that tests can replace it.
 var cdiFile = cdispec.Path
 
 func cdiCommand() *cli.Command {

@@ -101,14 +101,14 @@ func TestCDIFileOfAnotherProgramStays(t *testing.T) {
 	stays(0, "prepare", "--cdi")
 }
 
-// useCDIFile puts the specification there, and the record of what is installed beside it.
+// useCDIFile makes name the path of the specification, and keeps the installation record beside it.
 func useCDIFile(t *testing.T, name string) {
 	file, record := cdiFile, runtimeclass.RecordPath
 	cdiFile, runtimeclass.RecordPath = name, filepath.Join(filepath.Dir(name), "record/installed.json")
 	t.Cleanup(func() { cdiFile, runtimeclass.RecordPath = file, record })
 }
 
-// Prepare makes the file again that install wrote, and no other one.
+// Prepare rewrites the file that install wrote, and no other.
 func TestCDIFileIsMadeAgain(t *testing.T) {
 	d := simulate(t)
 	file := filepath.Join(t.TempDir(), "cdi/nvidia.yaml")
@@ -140,8 +140,8 @@ func TestCDIFileIsMadeAgain(t *testing.T) {
 	}
 }
 
-// What is written and removed on the host itself is shown by a dry run, and done in
-// integration/systemd.
+// A dry run shows what would be written and removed on the host itself; integration/systemd tests
+// the real commands.
 func TestCDIFileOfInstall(t *testing.T) {
 	d := simulate(t)
 	dir := t.TempDir()
@@ -176,8 +176,8 @@ func TestCDIFileOfInstall(t *testing.T) {
 	}
 }
 
-// The last registration that asked for the file takes it with it, if it was made by the installation
-// and was not edited since.
+// Uninstalling the last registration that asked for the file removes it, if the installation
+// created it and it was not edited since.
 func TestCDIFileOfTwoInstallations(t *testing.T) {
 	d := simulate(t)
 	dir := t.TempDir()

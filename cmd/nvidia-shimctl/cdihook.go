@@ -11,8 +11,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// becomeCDIHook executes, in this process, the program of NVIDIA's toolkit that the link of
-// `install --gpus-flag` hides. CDI files of the toolkit may name the link. It returns only if that
+// becomeCDIHook replaces this process with the program of NVIDIA's toolkit that the link of
+// `install --gpus-flag` hides: CDI files of the toolkit may name the link. It returns only if that
 // fails.
 func becomeCDIHook(args, env []string) error {
 	var self, st unix.Stat_t
@@ -35,7 +35,7 @@ func becomeCDIHook(args, env []string) error {
 		return errors.New("NVIDIA's toolkit is not installed, and this is a link to nvidia-shimctl for Docker's --gpus: install the toolkit, or remove the CDI file with this hook and run nvidia-shimctl install --cdi")
 	}
 	if st.Uid == self.Uid {
-		st.Uid = 0 // in a user namespace root's files are nobody's
+		st.Uid = 0 // in a user namespace, root's files belong to the overflow user
 	}
 	if err := trusted.RootFile(&st); err != nil {
 		return fmt.Errorf("%s %w", next, err)

@@ -15,20 +15,20 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
-// This file has what the commands share.
+// This file contains code that the commands share.
 
-// errProblem ends a command with status 1 after it printed what is wrong.
+// errProblem ends a command with status 1 after it has printed the problem.
 var errProblem = errors.New("problem")
 
-// guard makes a command refuse a wrong command line before it does anything. Its help gets
-// examples.
+// guard makes a command refuse a wrong command line before it does anything, and adds examples to
+// its help.
 func guard(c *cli.Command) {
 	addExamples(c)
 	c.OnUsageError = wrongFlag
-	// A device list has commas of its own.
+	// A device list contains commas.
 	c.DisableSliceFlagSeparator = true
 	action := c.Action
-	// Not by Before, which completion runs too.
+	// Not in Before, which completion runs too.
 	c.Action = func(ctx context.Context, c *cli.Command) error {
 		switch {
 		case c.Args().Present() && c.ArgsUsage == "":
@@ -43,7 +43,7 @@ func guard(c *cli.Command) {
 }
 
 func wrongFlag(_ context.Context, c *cli.Command, err error, _ bool) error {
-	text, _, _ := strings.Cut(err.Error(), ": strconv.") // a function of Go
+	text, _, _ := strings.Cut(err.Error(), ": strconv.") // the rest names a Go function
 	if _, name, ok := strings.Cut(text, "not defined: -"); ok {
 		if near := cli.SuggestFlag(c.VisibleFlags(), strings.TrimLeft(name, "-"), true); near != "" {
 			text += ": did you mean " + near + "?"
@@ -56,14 +56,14 @@ func unknownCommand(c *cli.Command, name string) error {
 	return usage(fmt.Errorf("unknown command %.256q: did you mean %s?", name, cli.SuggestCommand(c.Root().VisibleCommands(), name)))
 }
 
-// usage is the error of a wrong command line.
+// usage returns the error for a wrong command line.
 func usage(err error) error { return cmdline.Errorf("%v", err) }
 
-// noJSON is the error of --json where no data are printed.
+// noJSON returns the error for --json with a command or flag that prints no data.
 func noJSON(with string) error { return usage(fmt.Errorf("--json does not go with %s", with)) }
 
-// loader reads the configuration that the command line names, or the shim's own. The tool changes
-// nothing of what the shim keeps.
+// loader returns a function that loads the configuration named on the command line, or the shim's
+// own. The state is read-only: the tool must not change what the shim keeps.
 func loader(c *cli.Command) func() (*config.Config, error) {
 	return func() (*config.Config, error) {
 		cfg, err := config.Find(c.String("config"))
@@ -74,7 +74,7 @@ func loader(c *cli.Command) func() (*config.Config, error) {
 	}
 }
 
-// output prints a value as JSON with --json, or as text prints it. It returns errProblem unless ok.
+// output prints v as JSON with --json, and otherwise calls text. It returns errProblem unless ok.
 func output(c *cli.Command, v any, ok bool, text func(*term.Output)) error {
 	if !c.Bool("json") {
 		text(term.New(c.Root().Writer))

@@ -14,8 +14,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
-// A command with data prints it as JSON if asked, any other refuses --json. One that only root can
-// run says so first.
+// A command that prints data prints it as JSON on request, any other refuses --json. A command that
+// needs root says so first.
 func TestEveryCommandPrintsJSONAndSaysIfItNeedsRoot(t *testing.T) {
 	d := simulate(t)
 	state := record(t, d)
@@ -68,7 +68,8 @@ func TestEveryCommandPrintsJSONAndSaysIfItNeedsRoot(t *testing.T) {
 		if !strings.HasPrefix(errs, "nvidia-shimctl: ") && tc.user != "" || !strings.Contains(errs, tc.user) || strings.Count(errs, "\n") > 1 {
 			t.Errorf("as another user %s says %q, want %q", tc.args, errs, tc.user)
 		}
-		// An empty --config is not the file of the environment for one step and the default for another.
+		// An empty --config must not mean the file of the environment in one step and the default
+		// in another.
 		t.Setenv(config.EnvFile, d.ConfigPath)
 		var stdout, stderr bytes.Buffer
 		if code := run(t.Context(), append([]string{"nvidia-shimctl", "--config", ""}, command...), &stdout, &stderr); code != 2 || stdout.Len() > 0 || !strings.HasPrefix(stderr.String(), "nvidia-shimctl: --config is empty (") {

@@ -38,14 +38,15 @@ func configureCompletion(c *cli.Command) {
 	guard(c)
 }
 
-// manCommand makes the command. newApp makes the command line that the page is about.
+// manCommand returns the command man. newApp returns the command line that the page describes.
 func manCommand(newApp func(stdout, stderr io.Writer) *cli.Command) *cli.Command {
 	return &cli.Command{
 		Name:   "man",
 		Usage:  "print the manual page",
 		Hidden: true,
 		Action: func(_ context.Context, c *cli.Command) error {
-			// Not the app that runs: the library adds to it. Section 8 is for root's programs.
+			// Use a new app, because the library adds to the running one. Section 8 is for root's
+			// programs.
 			page, err := clidocs.ToManWithSection(newApp(io.Discard, io.Discard), 8)
 			if err != nil {
 				return err

@@ -16,7 +16,7 @@ import (
 
 var writeCommands = flag.Bool("commands", false, "write the commands of docs/shimctl.md")
 
-// The list of commands in docs/shimctl.md is made from the command line itself.
+// The list of commands in docs/shimctl.md is generated from the command line itself.
 func TestCommandsOfThePage(t *testing.T) {
 	const page, begin, end = "../../docs/shimctl.md", "<!-- begin commands -->\n", "<!-- end commands -->\n"
 	data, err := os.ReadFile(page)

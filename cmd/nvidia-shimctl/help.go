@@ -14,12 +14,12 @@ const (
 	flagColumns = 29 // of a flag's name, with the indentation
 )
 
-// The library breaks no line of --help.
+// The library does not wrap --help.
 func init() {
 	library := cli.FlagStringer
 	cli.FlagStringer = func(f cli.Flag) string {
 		name, text, _ := strings.Cut(library(f), "\t")
-		name, _, _ = strings.Cut(name, " [ ") // the flag again, as it may be repeated
+		name, _, _ = strings.Cut(name, " [ ") // the library shows a repeatable flag twice
 		indent := "\n" + strings.Repeat(" ", flagColumns)
 		if gap := flagColumns - len("   ") - len(name); gap > 0 {
 			name += strings.Repeat(" ", gap)
@@ -33,7 +33,7 @@ func init() {
 	}
 }
 
-// wrapHelp breaks a text that begins in a column of --help, but neither flags nor examples.
+// wrapHelp wraps a text that begins in a column of --help. It leaves flags and examples unchanged.
 func wrapHelp(text string, column int) string {
 	if strings.HasPrefix(text, "--") {
 		return text

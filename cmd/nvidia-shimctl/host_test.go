@@ -19,7 +19,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
-// contains reports each text that is not in out.
+// contains fails the test for each text that is not in out.
 func contains(t *testing.T, out string, texts ...string) {
 	t.Helper()
 	for _, text := range texts {
@@ -122,7 +122,7 @@ func TestCheckCommand(t *testing.T) {
 	}
 }
 
-// record leaves a container's record below a state directory.
+// record writes a container's record below a state directory.
 func record(t *testing.T, d *sim.Driver) (state string) {
 	t.Helper()
 	state = t.TempDir()
@@ -151,7 +151,7 @@ func TestAHungDriverHidesNeitherGPUsNorContainers(t *testing.T) {
 	}
 }
 
-// twice is a buffer that ends a command after its second look.
+// twice is a buffer that ends a command when it contains text twice.
 type twice struct {
 	bytes.Buffer
 	text string

@@ -18,17 +18,17 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// installation is what install and uninstall print as JSON.
+// installation is the JSON output of install and uninstall.
 type installation = install.Report
 
-// write makes a file that root alone can change.
+// write makes a file that only root can change.
 func write(t *testing.T, name, text string) {
 	t.Helper()
 	simtest.Root{TB: t, Dir: "/"}.Write(name, text)
 }
 
-// installTree is a root directory with a configuration, a containerd that says its
-// version, and programs to install.
+// installTree makes a root directory with a configuration, a containerd that prints its version,
+// and programs to install.
 func installTree(t *testing.T, version, config string) (root, daemon, from string) {
 	t.Helper()
 	other := simtest.NewRoot(t)
@@ -145,7 +145,7 @@ func TestInstallOtherTargets(t *testing.T) {
 	}
 }
 
-// In a tree the operator says the version of dockerd, which is refused as that of a live one is.
+// In a tree the operator gives the version of dockerd; an old version is refused as on a live host.
 func TestInstallDockerOfAVersion(t *testing.T) {
 	root, _, from := installTree(t, "", "")
 	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
@@ -169,7 +169,7 @@ func TestInstallDockerOfAVersion(t *testing.T) {
 	}
 }
 
-// The link for dockerd is a change like others, and wants a restart even if it is the only one.
+// The link for dockerd is a change like any other: it needs a restart even if nothing else changes.
 func TestInstallTheGPUsFlag(t *testing.T) {
 	const link = "/usr/local/bin/nvidia-cdi-hook"
 	root, _, from := installTree(t, "", "")
@@ -285,15 +285,15 @@ func TestInstallNotAsRoot(t *testing.T) {
 	}
 }
 
-// Uninstall removes the registration that is there, asks if there are several, and never takes the
-// programs from another daemon.
+// Uninstall removes the registration if there is one, requires --target if there are several, and
+// never removes programs that another daemon uses.
 func TestUninstallFindsTheRegistration(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
 	write(t, filepath.Join(root, "usr/bin/containerd"), "")
 	write(t, filepath.Join(root, "usr/bin/dockerd"), "")
 	before := simtest.Tree(t, root)
 	install := []string{"install", "--root", root, "--from", from}
-	// Two configurations of the shim do not make two records.
+	// Two configurations of the shim do not lead to two records.
 	fine(t, append(install, "--target", "docker", "--set-default", "--config", "/etc/other/config.toml")...)
 	fine(t, append(install, "--target", "containerd")...)
 	if status, _, errs := ctl(t, "uninstall", "--root", root); status != 2 || !strings.Contains(errs, "docker /etc/docker/daemon.json: name one with --target") {
@@ -314,7 +314,7 @@ func TestUninstallFindsTheRegistration(t *testing.T) {
 	}
 }
 
-// A package that is removed undoes all that was installed with it.
+// Removing a package undoes everything that was installed with it.
 func TestUninstallAll(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
 	write(t, filepath.Join(root, "usr/bin/containerd"), "")
@@ -365,7 +365,8 @@ func TestInstallTreatsATreeAsData(t *testing.T) {
 	}
 }
 
-// Install registers with the daemon that is there, and asks if there are several or none.
+// Install registers with the daemon if there is one, and requires --target if there are several or
+// none.
 func TestInstallFindsTheDaemon(t *testing.T) {
 	root, _, from := installTree(t, "", "")
 	install := []string{"--json", "install", "--root", root, "--from", from, "--dry-run"}
@@ -395,8 +396,8 @@ func TestInstallFindsTheDaemon(t *testing.T) {
 	}
 }
 
-// A file that no daemon reads is refused: one that is not there, and one of a target that nothing
-// else shows, if another daemon is there.
+// A file that no daemon reads is refused: one that does not exist, and one that is the only trace
+// of its target while there is another daemon.
 func TestInstallRefusesAFileThatNoDaemonReads(t *testing.T) {
 	const k3s, rke2, containerd, docker = "/var/lib/rancher/k3s/agent", "/var/lib/rancher/rke2/server/tls", "/usr/bin/containerd", "/usr/bin/dockerd"
 	const toml, json, other = runtimeclass.DefaultContainerdConfig, runtimeclass.DefaultDockerConfig, "/srv/x.toml"
@@ -451,8 +452,8 @@ func TestInstallRefusesAFileThatNoDaemonReads(t *testing.T) {
 	}
 }
 
-// The socket of a kubelet with a root directory of its own goes into the shim's configuration, and
-// uninstall takes it away again.
+// The socket of a kubelet with its own root directory goes into the shim's configuration, and
+// uninstall removes it.
 func TestInstallFollowsTheKubelet(t *testing.T) {
 	root, _, from := installTree(t, "", containerdTOML)
 	const socket = "kubelet-socket = '/srv/k/pod-resources/kubelet.sock'\n"
@@ -472,7 +473,7 @@ func TestInstallFollowsTheKubelet(t *testing.T) {
 	if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("left %v", now)
 	}
-	// With what comes from the toolkit, and never over an operator's file.
+	// Together with the settings from the toolkit, but never in an operator's file.
 	write(t, filepath.Join(root, "toolkit.toml"), "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
 	fine(t, append(args, "--toolkit-config", "/toolkit.toml")...)
 	contains(t, read(t, file), socket, "accept-env-when-unprivileged = false\n")

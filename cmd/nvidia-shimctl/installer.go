@@ -19,12 +19,12 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// kind is the target that is no daemon of this host.
+// kind is the target that is not a daemon of this host.
 const kind = "kind"
 
 var targets = []string{runtimeclass.Containerd, "k3s", "rke2", kind, runtimeclass.Docker}
 
-// daemonFlags say what to install for, and where.
+// daemonFlags returns the flags that say for which daemon to install, and where.
 func daemonFlags() []cli.Flag {
 	return []cli.Flag{
 		&cli.StringFlag{Name: "target", Aliases: []string{"runtime"}, Usage: "`WHAT` to register with: " + strings.Join(targets, ", ") + " (default: what is there)"},
@@ -50,8 +50,8 @@ func installFlags() []cli.Flag {
 	)
 }
 
-// installer makes the installer of the flags. Those of install that node and uninstall do not have
-// are empty.
+// installer returns the installer for the flags. Flags of install that node and uninstall lack are
+// empty.
 func installer(c *cli.Command) (i install.Installer, err error) {
 	options, err := installOptions(c)
 	if err != nil {
@@ -79,7 +79,7 @@ func installer(c *cli.Command) (i install.Installer, err error) {
 	return i, checkInstaller(c, i)
 }
 
-// checkInstaller returns an error if flags do not go together.
+// checkInstaller returns an error if flags are invalid or cannot be combined.
 func checkInstaller(c *cli.Command, i install.Installer) error {
 	for _, daemon := range []string{runtimeclass.Containerd, runtimeclass.Docker} {
 		flag := daemon + "-config"

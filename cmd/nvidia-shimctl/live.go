@@ -13,8 +13,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
-// livePlan returns what the shim recorded about a container of this host. Without a record it goes
-// through the shim's own steps: the shim leaves none about a container that gets no GPU.
+// livePlan returns what the shim recorded about a container of this host. Without a record it runs
+// the shim's own steps: the shim writes none for a container that gets no GPU.
 func livePlan(c *cli.Command) (gpuinject.Plan, error) {
 	if slices.ContainsFunc([]string{"bundle", "env", "mount", "annotation", "privileged", "rootfs"}, c.IsSet) {
 		return gpuinject.Plan{}, usage(errors.New("--pod and --container cannot be combined with flags that describe a container"))
@@ -31,7 +31,7 @@ func livePlan(c *cli.Command) (gpuinject.Plan, error) {
 	if err == nil {
 		plan, err = planOf(c, container)
 	}
-	// The shim would have removed the hooks.
+	// The shim would have left a record, removed the hooks or refused the container.
 	if plan.GPU || len(plan.RemovedHooks) > 0 || errors.As(err, new(*gpuinject.Error)) {
 		plan, err = gpuinject.Plan{Reason: "it has no record of this shim: another runtime made it, or it is being created"}, nil
 	}

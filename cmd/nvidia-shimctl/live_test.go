@@ -11,7 +11,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
-// live leaves the bundle of a container below a state directory: namespace/id, name in the pod
+// live writes the bundle of a container below a state directory: namespace/id, name in the pod
 // team/train or "", environment, and a record or "".
 func live(t *testing.T, state, path, name, env, record string) (dir string) {
 	t.Helper()
@@ -33,7 +33,7 @@ func live(t *testing.T, state, path, name, env, record string) (dir string) {
 	return dir
 }
 
-// stateDir is the one state directory that the tool knows, besides those of shims that run.
+// stateDir makes the only state directory that the tool knows, besides those of running shims.
 func stateDir(t *testing.T) string {
 	t.Helper()
 	before := status.StateDirs
@@ -100,7 +100,7 @@ func TestAContainerThatExistsIsExplained(t *testing.T) {
 	}
 }
 
-// A record that others could have written is not believed.
+// A record that other users could have written is not trusted.
 func TestARecordOfOthersIsNotShown(t *testing.T) {
 	state := stateDir(t)
 	dir := live(t, state, "k8s.io/aa", "main", allDevices, recordOf("aa", "forged"))

@@ -28,7 +28,7 @@ func main() {
 	os.Exit(run(context.Background(), os.Args, os.Stdout, os.Stderr))
 }
 
-// newApp makes the command line. Each run needs its own: the library stores what it parsed in it.
+// newApp makes the command line. Each run needs its own: the library stores parsed values in it.
 func newApp(stdout, stderr io.Writer) *cli.Command {
 	app := &cli.Command{
 		Name:    "nvidia-shimctl",
@@ -62,7 +62,7 @@ func newApp(stdout, stderr io.Writer) *cli.Command {
 	return app
 }
 
-// helpCommand takes the place of the library's, which ignores further arguments.
+// helpCommand replaces the library's help command, which ignores further arguments.
 func helpCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "help",

@@ -26,7 +26,7 @@ func ctl(t *testing.T, args ...string) (status int, stdout, stderr string) {
 	return status, out.String(), errs.String()
 }
 
-// fine returns what a command prints that finds nothing wrong.
+// fine runs a command that has to succeed, and returns what it prints.
 func fine(t *testing.T, args ...string) (stdout string) {
 	t.Helper()
 	status, stdout, stderr := ctl(t, args...)

@@ -59,7 +59,7 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 	if err != nil {
 		return err
 	}
-	// On the host the programs are not beside those of the pod.
+	// In the host's root, the pod's programs are at another path.
 	i.Programs, i.Registration.BinDir = programs, filepath.Clean(c.String("bin-dir"))
 	if err := i.Registration.Validate(); err != nil {
 		return usage(err)
@@ -74,7 +74,7 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 	}
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
-	// The image has no C library, so that NVML is asked by what was installed.
+	// The image has no C library, so the installed program asks NVML.
 	askingProgram = filepath.Join(i.Registration.BinDir, runtimeclass.CtlName)
 	failed, err := serveNode(ctx, c, &k)
 	switch {
@@ -84,13 +84,13 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 		return k.Keep(ctx, c.Duration("interval"), failed)
 	}
 	if err = k.Round(ctx); ctx.Err() != nil {
-		return nil // a change that was begun is carried out
+		return nil // a change in progress is completed
 	}
 	return err
 }
 
-// serveNode starts the servers that the flags ask for, of which ready answers the pod's readiness
-// probe. The channel has the error of one that fails.
+// serveNode starts the servers that the flags ask for; ready answers the pod's readiness probe. The
+// channel receives the error of a server that fails.
 func serveNode(ctx context.Context, c *cli.Command, ready http.Handler) (<-chan error, error) {
 	failed := make(chan error, 2)
 	if c.IsSet("listen") {

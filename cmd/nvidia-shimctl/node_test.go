@@ -32,8 +32,8 @@ func TestNodeRefuses(t *testing.T) {
 	}
 }
 
-// To listen on a socket changes the umask of the process for a moment, so that it comes before the
-// first file is made.
+// Listening on a socket changes the umask of the process for a moment, so it comes before the first
+// file is created.
 func TestNodeListensFirst(t *testing.T) {
 	app := newApp(io.Discard, io.Discard)
 	i := slices.IndexFunc(app.Commands, func(c *cli.Command) bool { return c.Name == "node" })

@@ -53,8 +53,8 @@ func planCommand() *cli.Command {
 	}
 }
 
-// makePlan takes the container that the flags describe through the shim's own steps, without
-// carrying out the plan.
+// makePlan runs the shim's own steps for the container that the flags describe, without carrying
+// out the plan.
 func makePlan(c *cli.Command) (gpuinject.Plan, error) {
 	if c.IsSet("pod") || c.IsSet("container") {
 		return livePlan(c)
@@ -78,7 +78,7 @@ func examine(c *cli.Command) (gpuinject.Container, error) {
 	if slices.ContainsFunc([]string{"env", "mount", "annotation", "privileged"}, c.IsSet) {
 		return gpuinject.Container{}, usage(errors.New("--bundle cannot be combined with flags that describe a container"))
 	}
-	// The shim leaves a bundle without a configuration to runc; here it is a mistyped name.
+	// The shim leaves a bundle without a configuration to runc; here the name is mistyped.
 	if _, err := os.Stat(filepath.Join(dir, bundle.ConfigName)); err != nil {
 		return gpuinject.Container{}, err
 	}

@@ -34,7 +34,7 @@ func TestAPlanSaysWhatTheContainerWouldGet(t *testing.T) {
 	if len(plan.Mounts) == 0 || plan.Mounts[0].Destination != gpuinject.ViewDir {
 		t.Errorf("mounts %+v", plan.Mounts)
 	}
-	// Programs read this.
+	// Programs rely on these keys.
 	var keys map[string]json.RawMessage
 	decode(t, out, &keys)
 	for _, key := range []string{"gpu", "reason", "gpus", "mig", "capabilities", "devices", "libraries", "binaries", "mounts", "links", "proc", "linker", "removed_hooks"} {
@@ -54,7 +54,7 @@ func TestAPlanSaysWhatTheContainerWouldGet(t *testing.T) {
 }
 
 func TestAContainerThatDoesNotAskIsLeftAloneAndThatIsFine(t *testing.T) {
-	// Without a driver, and with a broken configuration: neither is looked at.
+	// There is no driver and the configuration is broken: neither matters.
 	name := simtest.NewRoot(t).Write("config.toml", "broken")
 	for _, tc := range []struct {
 		args []string
@@ -126,14 +126,14 @@ func TestABundleIsReadAsTheShimReadsIt(t *testing.T) {
 	if after, _ := os.ReadFile(filepath.Join(dir, "config.json")); string(after) != spec {
 		t.Errorf("config.json became %s", after)
 	}
-	// A name that is mistyped is no container that asks for nothing.
+	// A mistyped name must not look like a container that asks for nothing.
 	status, out, errs := ctl(t, "--config", d.ConfigPath, "plan", "--bundle", dir+"x")
 	if status != 1 || !strings.Contains(errs, dir+"x") {
 		t.Errorf("no such bundle: status %d, stdout %q, stderr %q", status, out, errs)
 	}
 }
 
-// The shim removes these hooks, or refuses them.
+// The shim removes these hooks, or refuses the container.
 func TestAPlanForAContainerWithNVIDIAsHooksAlone(t *testing.T) {
 	d := simulate(t)
 	dir := t.TempDir()
@@ -156,7 +156,7 @@ func TestAPlanForAContainerWithNVIDIAsHooksAlone(t *testing.T) {
 	}
 }
 
-// U12: a command that shows keeps nothing under the state directory, and does not make it.
+// U12: a read-only command keeps nothing under the state directory, and does not create it.
 func TestACommandThatShowsWritesNothing(t *testing.T) {
 	d := simulate(t)
 	simtest.Check(t, d.Reconfigure(t.Context(), []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}}))
@@ -178,7 +178,7 @@ func TestACommandThatShowsWritesNothing(t *testing.T) {
 			simtest.Check(t, os.RemoveAll(d.StateDir))
 		}
 	}
-	// Once the shim has made the directory, only the lock of NVML is taken in it.
+	// If the shim has created the directory, only NVML's lock is taken in it.
 	simtest.Check(t, os.Mkdir(d.StateDir, 0o700))
 	fine(t, "--config", d.ConfigPath, "plan", "-e", mig)
 	ctl(t, "--config", d.ConfigPath, "check") // the host may have a containerd of other tests

@@ -24,7 +24,7 @@ func TestPrepareMakesTheNodesThatAreMissing(t *testing.T) {
 	if !r.Ready || r.DryRun || strings.Count(out, `"state": "made"`) != 5 || len(r.PCI) != 3 {
 		t.Errorf("%+v", r)
 	}
-	// Something else is in the place of a node.
+	// Another file has the name of a node.
 	name := filepath.Join(d.DevRoot, "dev/nvidia1")
 	simtest.Check(t, os.Remove(name))
 	write(t, name, "")
@@ -36,7 +36,7 @@ func TestPrepareMakesTheNodesThatAreMissing(t *testing.T) {
 	}
 }
 
-// The driver root has no modprobe: the message shows who tried to load modules.
+// The driver root has no modprobe: the message shows the attempt to load modules.
 func TestPrepareLoadsModulesIfToldTo(t *testing.T) {
 	d := simulate(t)
 	simtest.Check(t, os.RemoveAll(filepath.Join(d.ProcRoot, "driver")))

@@ -19,7 +19,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
-// nvmlTimeout is how long NVML may take; tests use a shorter time.
+// nvmlTimeout is how long NVML may take. Tests use a shorter time.
 var nvmlTimeout = probe.NVMLTimeout
 
 func probeCommand() *cli.Command {
@@ -75,16 +75,16 @@ func probeQuestions(c *cli.Command) (q probe.Questions, err error) {
 	return probe.Questions{Config: c.String("config"), Facts: !c.Bool("live"), Live: c.Bool("live"), Timeout: c.Duration("timeout")}, nil
 }
 
-// askingProgram is the nvidia-shimctl that asks.
+// askingProgram is the nvidia-shimctl that runs the probe.
 var askingProgram = "/proc/self/exe"
 
-// asker returns the function that asks as the shim does, in a process of its own.
+// asker returns a function that asks as the shim does, in a separate process.
 func asker(c *cli.Command) func(probe.Questions) probe.Answers {
 	return func(q probe.Questions) probe.Answers {
 		q.Timeout = cmp.Or(q.Timeout, nvmlTimeout)
 		q.Config = c.String("config")
 		if abs, err := filepath.Abs(q.Config); err == nil && q.Config != "" {
-			q.Config = abs // the process works in another directory
+			q.Config = abs // the probe runs in another directory
 		}
 		return probe.Ask(func() (string, error) { return askingProgram, nil }, probe.StartProcess, q)
 	}

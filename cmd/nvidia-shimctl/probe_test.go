@@ -14,8 +14,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// The program starts itself to ask NVML; here that is the test binary. A shell that completes a
-// command line calls it by its name.
+// The program executes itself to ask NVML; here that is the test binary. A shell that completes a
+// command line executes it by its name.
 func TestMain(m *testing.M) {
 	if slices.Contains(os.Args[1:], "probe") || filepath.Base(os.Args[0]) == "nvidia-shimctl" {
 		os.Exit(run(context.Background(), os.Args, os.Stdout, os.Stderr))
@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runProbe runs the probe in a process of its own: one that asked NVML can start no program.
+// runProbe runs the probe in a separate process: one that has asked NVML cannot start programs.
 func runProbe(t *testing.T, args ...string) (answers probe.Answers, errs string) {
 	t.Helper()
 	var out, err strings.Builder

@@ -12,8 +12,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// fakeSystemctl is the first systemctl in PATH: it writes its arguments down, one call
-// a line, and runs the script. calls reads them.
+// fakeSystemctl puts a systemctl first in PATH that records its arguments, one call a line, and
+// runs the script. calls returns the recorded calls.
 func fakeSystemctl(t *testing.T, script string) (calls func() []string) {
 	t.Helper()
 	dir := t.TempDir()
@@ -29,8 +29,9 @@ func fakeSystemctl(t *testing.T, script string) (calls func() []string) {
 	}
 }
 
-// onThisHost is a host whose files are all below a directory, and the arguments of
-// install and uninstall for it: --restart wants the root of this host.
+// onThisHost makes a host whose files are all below a directory, and returns the arguments of
+// install and uninstall for it. It does not use --root, because --restart needs the root of this
+// host.
 func onThisHost(t *testing.T) (config string, install, uninstall []string) {
 	t.Helper()
 	root, daemon, from := installTree(t, "v2.4.2", containerdTOML)
@@ -48,7 +49,7 @@ func TestInstallRestartsTheDaemonOnlyWhenAskedToAndNeeded(t *testing.T) {
 		name string
 		args []string
 		want []string
-		// says has to be on stdout, saysNot must not.
+		// says must be on stdout, saysNot must not.
 		says, saysNot string
 	}{
 		{"a dry run", append(slices.Clip(install), "--dry-run", "--restart", "--prepare-unit"), nil, "", ""},

@@ -17,7 +17,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
-// serveTimeout is how long NVML may take: less than Prometheus waits.
+// serveTimeout is how long NVML may take. It is shorter than Prometheus waits.
 const serveTimeout = 5 * time.Second
 
 func serveCommand() *cli.Command {
@@ -42,8 +42,8 @@ func serveCommand() *cli.Command {
 	}
 }
 
-// listenToServe listens on --listen, and returns what answers there. It is called before anything
-// makes files at the same time: see serve.Listen.
+// listenToServe listens on --listen, and returns the listener and its handler. It must be called
+// before anything creates files concurrently: see serve.Listen.
 func listenToServe(ctx context.Context, c *cli.Command) (net.Listener, http.Handler, error) {
 	cfg, err := loader(c)()
 	if err != nil {

@@ -63,7 +63,7 @@ func TestServe(t *testing.T) {
 	d := simulate(t)
 	state := record(t, d)
 	socket := filepath.Join(t.TempDir(), "s")
-	// As a process leaves it that was killed.
+	// A process that is killed leaves its socket behind.
 	left, err := net.ListenUnix("unix", &net.UnixAddr{Name: socket})
 	simtest.Check(t, err)
 	left.SetUnlinkOnClose(false)
@@ -118,7 +118,7 @@ func TestServeWithADriverThatHangsOrGoes(t *testing.T) {
 	contains(t, fetch(t, "tcp", address, "/metrics"), "nvidia_shim_nvml_up 0", `id="of-gpu-1"`)
 	contains(t, fetch(t, "tcp", address, "/"), "NVML has not answered within 300ms", "Held by <b>of-gpu-1</b>")
 	simtest.Check(t, os.RemoveAll(filepath.Join(d.ProcRoot, "driver")))
-	testenv.Await(t, "the driver to be missed", func() bool { // the status is kept for a second
+	testenv.Await(t, "the driver to be missed", func() bool { // the status is cached for a second
 		return strings.Contains(fetch(t, "tcp", address, "/metrics"), "nvidia_shim_driver_up 0")
 	})
 }

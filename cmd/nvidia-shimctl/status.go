@@ -85,8 +85,8 @@ func stateDirs(c *cli.Command) ([]string, error) {
 	return dirs, nil
 }
 
-// printStatus prints a status: with --watch on a terminal in place of the one before, in a pipe
-// after it, and as JSON in one line.
+// printStatus prints a status. With --watch, it replaces the previous one on a terminal, follows it
+// in a pipe, and is a single line as JSON.
 func printStatus(c *cli.Command, s *status.Status) error {
 	w := c.Root().Writer
 	switch {

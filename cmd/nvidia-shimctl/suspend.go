@@ -26,7 +26,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
-// taskCall is a call of a container's Task service.
+// taskCall is a call to a container's Task service.
 type taskCall func(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) error
 
 func suspendCommand() *cli.Command {
@@ -94,8 +94,8 @@ func pauseCommand(name, use string, call func(*cli.Command) taskCall, flags ...c
 	}
 }
 
-// resumeAgain resumes the containers that were suspended before one failed, the last one first. It
-// adds to err what became of each.
+// resumeAgain resumes, in reverse order, the containers that were suspended before one failed. It
+// adds the outcome for each to err.
 func resumeAgain(ctx context.Context, suspended []status.Record, err error) error {
 	for _, r := range slices.Backward(suspended) {
 		if failed := callTask(ctx, r, resumeTask); failed != nil {
@@ -116,7 +116,8 @@ func pausable(c *cli.Command) ([]status.Record, error) {
 	id, pod := c.Args().First(), c.String("pod")
 	list := slices.DeleteFunc(status.Read(procfs.Host, dirs), func(r status.Record) bool {
 		if c.IsSet("pod") {
-			// Some may have been suspended alone, or resumed before one failed.
+			// Skip containers that were suspended individually, or resumed before another one
+			// failed.
 			return r.PodNamespace+"/"+r.Pod != pod || !r.SuspendsGPU && r.Suspended == nil || (r.Suspended != nil) == (c.Name == "suspend")
 		}
 		return r.ID != id && (len(id) < 12 || !strings.HasPrefix(r.ID, id))
@@ -134,7 +135,7 @@ func pausable(c *cli.Command) ([]status.Record, error) {
 	return list, nil
 }
 
-// callTask calls the Task service of the container's shim, where containerd calls it too.
+// callTask calls the Task service of the container's shim on the socket that containerd uses.
 func callTask(ctx context.Context, r status.Record, call taskCall) error {
 	conn, err := dialShim(r.Bundle)
 	if err != nil {
@@ -157,7 +158,7 @@ func callTask(ctx context.Context, r status.Record, call taskCall) error {
 			return err
 		case <-time.After(time.Second):
 			text := fmt.Sprintf("%s: %s", r.ID, time.Since(start).Truncate(time.Second))
-			if r.PID != 0 { // else the numbers of its processes are of another PID namespace
+			if r.PID != 0 { // otherwise its PIDs are of another PID namespace
 				text += fmt.Sprintf(", %d MiB in host memory", resident(processes.Processes)>>20)
 			}
 			o.Update(text)
@@ -165,7 +166,7 @@ func callTask(ctx context.Context, r status.Record, call taskCall) error {
 	}
 }
 
-// dialShim connects to the socket of the container's shim, which the daemon has noted.
+// dialShim connects to the socket of the container's shim, at the address that the daemon recorded.
 func dialShim(b status.Bundle) (net.Conn, error) {
 	var shim struct{ Address string }
 	text, err := os.ReadFile(filepath.Join(b.Dir, "bootstrap.json"))
@@ -187,11 +188,12 @@ func dialShim(b status.Bundle) (net.Conn, error) {
 		return nil, err
 	}
 	defer dir.Close()
-	// The path of a socket has 107 bytes at most.
+	// The path of a socket is limited to 107 bytes.
 	return net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)))
 }
 
-// resident is the memory of processes on the host, in bytes, with the GPU memory that is there.
+// resident returns the host memory of processes in bytes, including GPU memory that was moved
+// there.
 func resident(list []*task.ProcessInfo) (sum int) {
 	for _, p := range list {
 		var size, pages int

@@ -15,7 +15,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// toolkitTree is a host with NVIDIA's toolkit configured by one of the fixtures.
+// toolkitTree makes a host with NVIDIA's toolkit configured by one of the fixtures.
 func toolkitTree(t *testing.T, fixture, path string) (root string, install []string) {
 	t.Helper()
 	root, _, from := installTree(t, "v2.4.2", containerdTOML)
@@ -42,7 +42,7 @@ func TestInstallFromToolkitAndBack(t *testing.T) {
 			t.Errorf("%+v %v", c, err)
 		}
 		installed := simtest.Tree(t, root)
-		// Again: nothing changes; with another file of the toolkit's, ours does.
+		// Installing again changes nothing; with another file of the toolkit, our file changes.
 		status, out, _ := ctl(t, append([]string{"--json"}, append(install, "--toolkit-config="+path)...)...)
 		var o installation
 		decode(t, out, &o)
@@ -75,7 +75,7 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 		}
 		contains(t, errs, config.DefaultPath+" exists and is not overwritten", "\nload-kernel-modules = true\n")
 	}
-	// One that says the same is fine and stays after uninstall.
+	// A file with the same settings is accepted, and stays after uninstall.
 	write(t, file, "# mine\npolicy.disable-require = true\n[host]\nload-kernel-modules = true\n[container]\n"+
 		`default-capabilities = ["compute", "compat32", "graphics", "utility", "video", "display", "ngx"]`)
 	before = simtest.Tree(t, root)
@@ -87,7 +87,7 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 	if now := simtest.Tree(t, root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
-	// What install wrote and the operator changed since is the operator's.
+	// A file that install wrote and the operator has changed since belongs to the operator.
 	os.Remove(file)
 	if status, _, errs := ctl(t, install...); status != 0 {
 		t.Fatal(errs)
@@ -106,7 +106,7 @@ func TestAConfigurationOfTheOperatorsIsNotOverwritten(t *testing.T) {
 }
 
 // The steps of docs/from-nvidia-toolkit.md on a node of the GPU operator, and back. When the
-// toolkit ends it removes its runtime and its file.
+// toolkit stops, it removes its runtime and its file.
 func TestTheStepsFromTheOperatorsToolkit(t *testing.T) {
 	const theirs = "etc/containerd/conf.d/99-nvidia.toml"
 	const runtime = "[plugins.\"io.containerd.cri.v1.runtime\".containerd.runtimes.nvidia]\n  runtime_type = \"io.containerd.runc.v2\"\n" +

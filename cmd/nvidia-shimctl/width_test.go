@@ -44,7 +44,7 @@ func screen(t *testing.T, args ...string) string {
 	return out
 }
 
-// Names of pods, containers and GPUs may be long. Nothing that a pipe gets is missing on the screen.
+// Names of pods, containers and GPUs may be long. The screen shows everything that a pipe gets.
 func TestEveryTableFits80Columns(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 8, MIG: []sim.MIGDevice{{GPU: 1, GI: 9}, {GPU: 1, GI: 10, CI: 1}}, Excluded: []int{7}, Models: map[int]sim.Model{
 		0: {Name: "NVIDIA RTX PRO 6000 Blackwell Server Edition"}, 2: {Name: "NVIDIA H100 80GB HBM3"},
@@ -85,7 +85,7 @@ func TestEveryTableFits80Columns(t *testing.T) {
 		args := append([]string{"--config", d.ConfigPath}, tc.args...)
 		out := screen(t, args...)
 		for line := range strings.Lines(out) {
-			line = strings.NewReplacer(d.DevRoot, "", d.Root, "", d.Dir, "", "\n", "").Replace(line) // paths of a host are shorter
+			line = strings.NewReplacer(d.DevRoot, "", d.Root, "", d.Dir, "", "\n", "").Replace(line) // real paths are shorter
 			patch := strings.HasPrefix(line, "+") || strings.HasPrefix(line, "-")
 			// The path of a view is longer than the screen.
 			path := strings.HasPrefix(strings.TrimSpace(line), "/state/view/")
@@ -93,7 +93,7 @@ func TestEveryTableFits80Columns(t *testing.T) {
 				t.Errorf("%q: %d columns: %s", tc.args, n, line)
 			}
 		}
-		if tc.want == nil { // it shows nothing that other tests change meanwhile
+		if tc.want == nil { // other tests do not change what it shows
 			_, piped, _ := ctl(t, args...)
 			tc.want = append(tc.want, strings.Fields(piped)...)
 		}
@@ -134,7 +134,7 @@ func TestInfoIsOneScreen(t *testing.T) {
 	}
 }
 
-// Nothing that the help has to say is missing.
+// The help is complete.
 func TestHelpFits80Columns(t *testing.T) {
 	all := newApp(io.Discard, io.Discard)
 	simtest.Check(t, all.Run(t.Context(), []string{"nvidia-shimctl"})) // adds the command completion
