@@ -12,13 +12,14 @@ import (
 )
 
 type configFile struct {
-	// name is without links, so that a linked configuration stays one.
+	// name has its links resolved: a link to the file stays a link.
 	name string
-	// text is nil if there is no file; original is text without an earlier installation.
+	// text is nil if there is no file; original is text without the changes of an earlier
+	// installation.
 	text, original []byte
 }
 
-// readConfigFile reads a file in which an installation is marked by comments.
+// readConfigFile reads a file in which comments mark what an installation changed.
 func (h Host) readConfigFile(name string) (configFile, error) {
 	name, err := h.Follow(name)
 	if err != nil {
@@ -35,14 +36,14 @@ func (h Host) readConfigFile(name string) (configFile, error) {
 	return configFile{name, text, original}, nil
 }
 
-// edited is a configuration with a handler.
+// edited is a configuration to which a handler was added.
 type edited struct {
 	configFile
 	after   []byte
 	handler string
 }
 
-// edit gives a configuration its new text, and keeps the original.
+// edit plans the new text of a configuration and a backup of the original.
 func (p *Plan) edit(f edited) error {
 	p.Handler, p.configFile = f.handler, f.name
 	change := hosttree.Change{Kind: hosttree.DaemonConfig, Path: f.name, Before: f.text, After: f.after}
@@ -51,7 +52,7 @@ func (p *Plan) edit(f edited) error {
 		p.Changes = append(p.Changes, backup, change)
 		return err
 	}
-	// The operator may have added lines behind ours: nothing moves without need.
+	// The operator may have added lines after ours: they do not move if the content is the same.
 	if f.text != nil && sameContent(f.text, f.after) {
 		change.After = f.text
 	}
@@ -59,7 +60,7 @@ func (p *Plan) edit(f edited) error {
 	return nil
 }
 
-// sameContent reports whether two files of TOML or JSON say the same.
+// sameContent reports whether two TOML or JSON files have the same content.
 func sameContent(a, b []byte) bool {
 	for _, decode := range []func([]byte) (map[string]any, error){tomledit.Decode, decodeJSON} {
 		va, errA := decode(a)
@@ -71,7 +72,7 @@ func sameContent(a, b []byte) bool {
 	return false
 }
 
-// restore removes an installation from a configuration.
+// restore plans the removal of an installation from a configuration.
 func (p *Plan) restore(f configFile) error {
 	if bytes.Equal(f.text, f.original) {
 		return nil
@@ -81,7 +82,7 @@ func (p *Plan) restore(f configFile) error {
 	switch {
 	case err != nil:
 		return err
-	// The installation may have ended the last line.
+	// The installation may have added the newline at the end of the last line.
 	case backup.Before != nil && bytes.Equal(tomledit.WithLineEnd(backup.Before), tomledit.WithLineEnd(f.original)):
 		change.After = backup.Before
 		p.Changes = append(p.Changes, change, backup)
@@ -98,11 +99,11 @@ func (p *Plan) restore(f configFile) error {
 	return nil
 }
 
-// baseTemplate is a template that changes nothing. It is outside our markers: k3s copies them into
-// the configuration, and all of its own would be between them.
+// baseTemplate is a template that changes nothing. It stays outside our markers: k3s copies the
+// markers into the configuration, and everything that k3s generates would be between them.
 const baseTemplate = "{{ template \"base\" . }}\n"
 
-// isEmpty reports whether a configuration has no settings, as one that an installation made.
+// isEmpty reports whether a configuration has no settings, like one that an installation created.
 func isEmpty(text []byte) bool {
 	text = bytes.TrimSpace(text)
 	return len(text) == 0 || string(text) == "{}" || string(text) == strings.TrimSpace(baseTemplate)

@@ -10,11 +10,11 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
-// Runtime is one handler of a containerd configuration.
+// Runtime is one handler in a containerd configuration.
 type Runtime struct {
 	// Type and Path are runtime_type and runtime_path.
 	Type, Path string
-	// Options is the table of this name; nil without one.
+	// Options is the options table; nil if there is none.
 	Options map[string]any
 }
 
@@ -25,10 +25,10 @@ func (r Runtime) Ours() bool {
 
 // Configuration is the part of containerd's configuration about runtimes.
 type Configuration struct {
-	// Runtimes by handler, and the name of the default one: runc if none is named.
+	// Runtimes has the runtimes by handler. Default is the default handler: runc if none is set.
 	Runtimes map[string]Runtime
 	Default  string
-	// CRIDisabled says that the plugin that serves Kubernetes is switched off.
+	// CRIDisabled is true if the plugin that serves Kubernetes is disabled.
 	CRIDisabled bool
 }
 
@@ -55,14 +55,14 @@ type tomlFile struct {
 	configFile
 	config  map[string]any
 	version int
-	// plugin has the runtimes, in a section of its own.
+	// plugin is the plugin whose section has the runtimes.
 	plugin string
 	// imports are patterns of absolute paths.
 	imports []string
 }
 
-// loadFile reads one file. installed says whether our lines count. Imports are relative to the name
-// that containerd is given, which may be a link.
+// loadFile reads one file, with our own lines if installed is true. Imports are relative to the
+// path that containerd is given, which may be a link.
 func (h Host) loadFile(name string, installed bool) (tomlFile, error) {
 	file, err := h.readConfigFile(name)
 	if err != nil {
@@ -97,7 +97,7 @@ func (h Host) loadFile(name string, installed bool) (tomlFile, error) {
 	return tomlFile{file, config, version, criPlugin(version, config, h.Daemon), imports}, nil
 }
 
-// cri is the section of the plugin with the runtimes; nil without one.
+// cri returns the section of the plugin that has the runtimes; nil if there is none.
 func (f tomlFile) cri() map[string]any { return tomledit.Table(f.config, "plugins", f.plugin) }
 
 // load reads a file and its imports in containerd's order; the main file is first.
@@ -154,15 +154,15 @@ func effective(files []tomlFile) Configuration {
 	return c
 }
 
-// The plugins that had the runtime handlers, from the oldest on.
+// The plugins that have held the runtime handlers, oldest first.
 const (
 	criV1 = "cri"
 	criV2 = "io.containerd.grpc.v1.cri"
 	criV3 = "io.containerd.cri.v1.runtime"
 )
 
-// criPlugin is the plugin whose section holds the runtime handlers, by the version of a
-// configuration file. containerd 2.0 to 2.2 do not migrate the sections with older names in a file
+// criPlugin returns the plugin whose section holds the runtime handlers, given the version of the
+// configuration file. containerd 2.0 to 2.2 do not migrate sections with older names in a file
 // without a version, which counts as version 1.
 func criPlugin(version int, config map[string]any, daemon semver.Version) string {
 	has := func(plugin string) bool { return tomledit.Table(config, "plugins", plugin) != nil }
@@ -181,7 +181,7 @@ func criPlugin(version int, config map[string]any, daemon semver.Version) string
 	return criV3
 }
 
-// configVersion is the version that a configuration file declares; 1 without.
+// configVersion returns the version that a configuration file declares; 1 if it declares none.
 func configVersion(config map[string]any) (int, error) {
 	if config["version"] == nil {
 		return 1, nil
@@ -193,7 +193,7 @@ func configVersion(config map[string]any) (int, error) {
 	return max(1, int(v)), nil
 }
 
-// newVersion is the version of a new configuration file. containerd 1.7 reads at most 2.
+// newVersion returns the version for a new configuration file. containerd 1.7 supports at most 2.
 func newVersion(daemon semver.Version) int {
 	if daemon.AtLeast(2, 0, 0) {
 		return 3

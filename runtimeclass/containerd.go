@@ -8,18 +8,18 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
-// DropInName is the name of our file in a directory of imports. It comes after names that begin
-// with digits, such as 99-nvidia.toml of NVIDIA's toolkit: the last one wins.
+// DropInName is the name of our file in a directory of imports. It sorts after names that begin
+// with digits, such as 99-nvidia.toml of NVIDIA's toolkit: the last file wins.
 const DropInName = "nvidia-shim.toml"
 
 // mergesImports reports whether the daemon merges the tables of imported files. containerd before
-// 2.1 replaces a plugin's whole section by that of the last file that has one (containerd issue
+// 2.1 replaces a plugin's whole section with that of the last file that has one (containerd issue
 // 5837).
 func (h Host) mergesImports() bool { return h.Daemon.AtLeast(2, 1, 0) }
 
 // registerContainerd registers the handler in containerd's configuration: in a drop-in file if the
 // main file imports a directory and the daemon merges what it finds there, otherwise in a block in
-// the file that counts.
+// the file whose runtimes take effect.
 func (p *Plan) registerContainerd(o Options) (none edited, err error) {
 	h, r := p.Host, o.Registration
 	files, err := h.load(o.ConfigFile, false)
@@ -55,8 +55,7 @@ func (p *Plan) registerContainerd(o Options) (none edited, err error) {
 			case present == nil:
 			case handler == r.Handler && !replace:
 				return none, taken(handler, f.name, present, adviceReplace)
-			// registerInTOML switches it off; in a file whose section the target replaces it is
-			// off.
+			// registerInTOML comments it out, or the target replaces the whole section that has it.
 			case f.name == target, h.Daemon.Known() && !h.mergesImports():
 			case !overrides(target, main.name, f.name, present):
 				return none, taken(handler, f.name, present, adviceRemove)
@@ -75,8 +74,8 @@ func overrides(name, main, owner string, runtime map[string]any) bool {
 	return runtime["runtime_type"] == stockType && (owner == main || path.Dir(owner) == path.Dir(name) && owner < name)
 }
 
-// fileToEdit is the file whose runtimes count: the main one if the daemon merges what it imports,
-// otherwise the last with a section for them.
+// fileToEdit returns the file whose runtimes take effect: the main file if the daemon merges what
+// it imports, otherwise the last file with a section for them.
 func (h Host) fileToEdit(files []tomlFile) string {
 	name := files[0].name
 	for _, f := range files {
@@ -87,7 +86,8 @@ func (h Host) fileToEdit(files []tomlFile) string {
 	return name
 }
 
-// holder returns the last file with a runtime of that name, and the runtime; nil if there is none.
+// holder returns the last file with a runtime with that name, and the runtime; nil if there is
+// none.
 func holder(files []tomlFile, name string) (file string, runtime map[string]any) {
 	for _, f := range slices.Backward(files) {
 		if r := tomledit.Table(f.cri(), "containerd", "runtimes", name); r != nil {
@@ -97,7 +97,8 @@ func holder(files []tomlFile, name string) (file string, runtime map[string]any)
 	return "", nil
 }
 
-// dropIn is the path of our file in the first directory that a file imports as a whole.
+// dropIn returns the path of our file in the first directory that the file imports as a whole, or
+// "".
 func (f tomlFile) dropIn() string {
 	for _, pattern := range f.imports {
 		name := path.Join(path.Dir(pattern), DropInName)

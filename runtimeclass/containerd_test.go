@@ -24,7 +24,7 @@ var check = simtest.Check
 
 const testConfig = "/etc/containerd/config.toml"
 
-// versions of containerd that tests speak of.
+// Versions of containerd in the tests.
 var (
 	v1620 = semver.Version{Major: 1, Minor: 6, Patch: 20}
 	v1735 = semver.Version{Major: 1, Minor: 7, Patch: 35}
@@ -46,7 +46,7 @@ func fixture(t testing.TB, name string) []byte {
 	return read(t, filepath.Join("testdata", name))
 }
 
-// tree makes a root directory with files: each is a fixture's name, or text with a newline.
+// tree creates a root directory with files: each is a fixture's name, or text with a newline.
 func tree(t testing.TB, files map[string]string) string {
 	t.Helper()
 	root := t.TempDir()
@@ -64,7 +64,7 @@ func write(t testing.TB, name, text string) {
 	check(t, errors.Join(os.MkdirAll(filepath.Dir(name), 0o755), os.WriteFile(name, []byte(text), 0o640)))
 }
 
-// applied makes the changes of a plan: applied(t)(register(...)).
+// applied applies a plan: applied(t)(register(...)).
 func applied(t testing.TB) func(Plan, error) Plan {
 	return func(p Plan, err error) Plan {
 		t.Helper()
@@ -90,7 +90,7 @@ const (
 	extraImport = "version = 2\nimports = [\"/etc/containerd/extra.toml\"]\n[plugins.\"io.containerd.grpc.v1.cri\"]\n  sandbox_image = \"a\"\n"
 )
 
-// registrations are the configurations that an installer meets, and what must come of them.
+// registrations are configurations that an installer meets, with the expected results.
 var registrations = []struct {
 	name string
 	// config is a fixture, or text with a newline; "none" is no file.
@@ -138,7 +138,7 @@ var registrations = []struct {
 		daemon: v242, reg: Registration{Default: true}, want: byName},
 }
 
-// theDefault is the default runtime after a registration.
+// theDefault returns the default runtime after a registration.
 func theDefault(config string, reg Registration) string {
 	if reg.Default || config == "toolkit.toml" {
 		return "nvidia"
@@ -146,7 +146,8 @@ func theDefault(config string, reg Registration) string {
 	return "runc"
 }
 
-// containerdTree is a host with a configuration of containerd and a further file, if it is not "".
+// containerdTree returns a host with a configuration of containerd and a further file, if it is not
+// "".
 func containerdTree(t testing.TB, config, extra string, daemon semver.Version) Host {
 	t.Helper()
 	files := map[string]string{testConfig: config, "/etc/containerd/extra.toml": extra}
@@ -200,8 +201,8 @@ func TestInstallContainerd(t *testing.T) {
 	}
 }
 
-// checkUndone demands that a second installation changes nothing, and that the removal leaves what
-// was there before.
+// checkUndone checks that a second installation changes nothing and that the removal restores the
+// earlier files.
 func checkUndone(t *testing.T, h Host, o Options, before map[string]string) {
 	t.Helper()
 	after := simtest.Contents(t, h.Root)
@@ -215,8 +216,8 @@ func checkUndone(t *testing.T, h Host, o Options, before map[string]string) {
 	}
 }
 
-// checkKept demands that only one file changed, that each line of it is still there in its order,
-// and that there is a back-up of what was.
+// checkKept checks that only one file changed, that it still has each of its lines in order, and
+// that there is a backup of the original.
 func checkKept(t *testing.T, before, after map[string]string, changed string) {
 	t.Helper()
 	for name, text := range before {
@@ -232,7 +233,7 @@ func checkKept(t *testing.T, before, after map[string]string, changed string) {
 		}
 		rest = behind
 	}
-	// It has a back-up, or is new itself.
+	// The file has a backup, or is new.
 	if before[changed] == after[changed] || after[changed+hosttree.BackupSuffix] != before[changed] || len(after) != len(before)+1 {
 		t.Errorf("%s did not change, or has no back-up: %v", changed, slices.Sorted(maps.Keys(after)))
 	}
@@ -257,7 +258,7 @@ func TestUninstallKeepsWhatOthersChanged(t *testing.T) {
 		return strings.Replace(text, "pause:3.8", "pause:3.10", 1) + "\n[debug]\n  level = \"debug\"\n"
 	}
 	write(t, h.Real(testConfig), edit(string(read(t, h.Real(testConfig)))))
-	// The operator's lines are behind ours now; nothing has to move for that.
+	// The operator's lines follow ours now; nothing has to move.
 	again, err := register(h, o)
 	if err != nil || again.Changed() {
 		t.Errorf("%v\n%s", err, again.Diff())
@@ -275,8 +276,8 @@ func TestUninstallKeepsWhatOthersChanged(t *testing.T) {
 	}
 }
 
-// A further handler comes beside those of earlier installations, the default of which stays. The
-// back-up stays that of the first.
+// A further handler is added to those of earlier installations, and their default stays. The backup
+// is still that of the first installation.
 func TestInstallAgainWithAnotherChoice(t *testing.T) {
 	h := containerdTree(t, "v3-imports.toml", "", v2010)
 	before := simtest.Contents(t, h.Root)
@@ -289,7 +290,7 @@ func TestInstallAgainWithAnotherChoice(t *testing.T) {
 	}{
 		{v2010, Registration{Default: true}, false, withCgroup, "nvidia"},
 		{v2010, Registration{Handler: "gpu"}, false, withCgroup, "nvidia"},
-		// After an update of containerd the drop-in takes the place of the edit.
+		// After an update of containerd the drop-in replaces the edit.
 		{v242, Registration{}, false, byName, "nvidia"},
 		{v242, Registration{Handler: "gpu"}, false, byName, "nvidia"},
 		{v2010, Registration{}, false, withCgroup, "nvidia"},
@@ -347,7 +348,7 @@ func TestApplyLeavesChangedFilesAlone(t *testing.T) {
 	}
 }
 
-// A linked configuration stays one; its imports are relative to the link, as for containerd.
+// A linked configuration stays a link; its imports are relative to the link, as for containerd.
 func TestInstallKeepsLinks(t *testing.T) {
 	const target = "/etc/real/config.toml"
 	h := containerdTree(t, "none", "v2-1.7.toml", v237)
@@ -364,7 +365,7 @@ func TestInstallKeepsLinks(t *testing.T) {
 	checkUndone(t, h, o, before)
 }
 
-// daemons are the containerd programs that were built for tests.
+// daemons returns the containerd programs that were built for tests.
 func daemons(t *testing.T) []string {
 	t.Helper()
 	bin := os.Getenv("NVIDIA_SHIM_BIN")
@@ -380,7 +381,7 @@ func daemons(t *testing.T) []string {
 	return programs
 }
 
-// parsed is what one text says about runtimes.
+// parsed returns the runtime configuration in one text.
 func parsed(t *testing.T, text []byte) Configuration {
 	t.Helper()
 	h := Host{Tree: hosttree.Tree{Root: t.TempDir()}}
@@ -400,7 +401,7 @@ func TestWithoutContainerdTheTestSaysThatItIsLeftOut(t *testing.T) {
 	}
 }
 
-// containerd's own reading of the result.
+// containerd itself reads the result.
 func TestContainerdReadsTheResult(t *testing.T) {
 	all := daemons(t)
 	if len(all) == 0 {
@@ -415,11 +416,11 @@ func TestContainerdReadsTheResult(t *testing.T) {
 			}
 			t.Run(version.String()+"/"+c.name, func(t *testing.T) {
 				h := containerdTree(t, c.config, c.extra, version)
-				// The program sees the files at their real place.
+				// The program sees the files at their real paths.
 				for name := range simtest.Contents(t, h.Root) {
 					p := h.Real(name)
 					data := regexp.MustCompile(`(['"])/etc/containerd/`).ReplaceAll(read(t, p), []byte("${1}"+h.Root+"/etc/containerd/"))
-					// containerd 1.7 leaves plugins out of its dump that are switched off.
+					// containerd 1.7 omits disabled plugins from its dump.
 					data = bytes.ReplaceAll(data, []byte(`["cri"]`), []byte(`[]`))
 					write(t, p, string(data))
 				}
@@ -478,7 +479,7 @@ func TestReplaceNVIDIAsDropIn(t *testing.T) {
 	}
 }
 
-// What an installation replaced stays so without --replace, and beside a further handler.
+// What an installation replaced stays replaced without --replace, and with a further handler.
 func TestInstallAgainAfterReplace(t *testing.T) {
 	h := containerdTree(t, "toolkit.toml", "", v242)
 	before := simtest.Contents(t, h.Root)

@@ -56,7 +56,7 @@ func (p *Plan) registerDocker(o Options) (none edited, err error) {
 			runtimes[name] = ours
 		}
 	}
-	before, _ := decodeJSON(file.text) // readDocker has read it
+	before, _ := decodeJSON(file.text) // readDocker has decoded it before
 	name, _ := before["default-runtime"].(string)
 	if r.Default {
 		config["default-runtime"] = r.Handler
@@ -64,7 +64,7 @@ func (p *Plan) registerDocker(o Options) (none edited, err error) {
 		config["default-runtime"] = name
 	}
 	if name != "" && config["default-runtime"] == nil {
-		p.Restart.Verb = "restart" // a reload takes no default away
+		p.Restart.Verb = "restart" // a reload does not remove a default
 	}
 	return edited{file, encodeJSON(config, "  "), r.Handler}, nil
 }
@@ -86,8 +86,8 @@ func dockerRuntime(runtimes map[string]any, name string) Runtime {
 	return Runtime{Type: runtimeType}
 }
 
-// offerGPUs places a link to nvidia-shimctl for dockerd, which offers --gpus if it finds a program
-// of one of two names when it starts. Beside NVIDIA's own none is needed.
+// offerGPUs adds a link to nvidia-shimctl for dockerd, which offers --gpus if it finds a program
+// with one of two names when it starts. If NVIDIA's own program is installed, no link is needed.
 func (p *Plan) offerGPUs(o Options) error {
 	to := path.Join(o.Registration.BinDir, CtlName)
 	if path.Dir(to) == path.Dir(cdiHookLink) {
@@ -96,7 +96,7 @@ func (p *Plan) offerGPUs(o Options) error {
 	link, err := p.Host.Change(hosttree.Link, cdiHookLink, []byte(to))
 	now, program := path.Base(string(link.Before)), ""
 	for _, name := range append(inServicePath(CDIHookName), inServicePath(RuntimeHookName)...) {
-		c, _ := p.Host.Change(hosttree.Link, name, nil) // without a directory there is none
+		c, _ := p.Host.Change(hosttree.Link, name, nil) // none if the directory is missing
 		if base := path.Base(string(c.Before)); base != CtlName && base != "false" && p.Host.Exists(name) {
 			program = cmp.Or(program, name)
 		}
@@ -121,10 +121,10 @@ func (p *Plan) offerGPUs(o Options) error {
 	return nil
 }
 
-// noteCDIFiles says which CDI files run the link that an uninstallation removes.
+// noteCDIFiles adds a note for each CDI file that runs the link that an uninstallation removes.
 func (p *Plan) noteCDIFiles() {
 	for _, dir := range []string{"/etc/cdi", "/var/run/cdi"} {
-		names, _ := p.Host.Glob(dir + "/*") // without a directory there is none
+		names, _ := p.Host.Glob(dir + "/*") // none if the directory is missing
 		for _, name := range names {
 			if text, _ := p.Host.Read(name); bytes.Contains(text, []byte(cdiHookLink)) {
 				p.note("%s runs %s, which is removed: make it again with nvidia-ctk cdi generate", name, cdiHookLink)
@@ -133,8 +133,8 @@ func (p *Plan) noteCDIFiles() {
 	}
 }
 
-// readDocker reads daemon.json without the runtimes that install registered. That is the original
-// if nothing else changed.
+// readDocker reads daemon.json without the runtimes that install registered. The result is the
+// original if nothing else changed.
 func (h Host) readDocker(name string) (configFile, map[string]any, error) {
 	name, err := h.Follow(name)
 	if err != nil {
@@ -152,7 +152,7 @@ func (h Host) readDocker(name string) (configFile, map[string]any, error) {
 	formatted := bytes.Equal(text, encodeJSON(config, "  "))
 	removed := removeOurs(config, original)
 	switch {
-	// Without a record, a file that an installation made has nothing else.
+	// Without a backup and a record, the runtimes are ours only if the file has nothing else.
 	case backup == nil && !h.recorded(name) && !(formatted && len(config) == 0):
 		_, config, err = h.readJSON(name)
 	case backup != nil && reflect.DeepEqual(config, original):
@@ -175,9 +175,9 @@ func (h Host) readJSON(name string) ([]byte, map[string]any, error) {
 	return text, config, nil
 }
 
-// removeOurs takes our runtimes out of a configuration and puts back what the original has in their
-// place. It reports whether there were any. JSON has no comments to mark an edit with; a runtime is
-// ours by its type.
+// removeOurs removes our runtimes from a configuration and restores what the original has in their
+// place. It reports whether there were any. JSON has no comments to mark an edit with, so the type
+// identifies our runtimes.
 func removeOurs(config, original map[string]any) bool {
 	restore := func(m map[string]any, key string, value any) {
 		delete(m, key)

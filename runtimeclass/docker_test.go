@@ -24,7 +24,7 @@ const ourDockerRuntime = `{
 }
 `
 
-// dockerTree is a host with a daemon.json, unless text is "none".
+// dockerTree returns a host with a daemon.json, unless text is "none".
 func dockerTree(t testing.TB, text string) Host {
 	t.Helper()
 	h := Host{Tree: hosttree.Tree{Root: t.TempDir()}}
@@ -78,8 +78,8 @@ func TestInstallDocker(t *testing.T) {
 	}
 }
 
-// The default that an installation set stays until the operator takes it away, for which a reload is
-// not enough, or makes another one.
+// The default that an installation set stays until the operator removes it, for which a reload is
+// not enough, or sets another one.
 func TestInstallDockerKeepsTheDefault(t *testing.T) {
 	for text, other := range map[string]string{"none": "", "{}": "", `{"default-runtime": "crun", "runtimes": {"crun": {"path": "crun"}}}`: "crun"} {
 		h := dockerTree(t, text)
@@ -152,7 +152,7 @@ func TestInstallDockerRefusesVersionsThatIgnoreIt(t *testing.T) {
 	}
 }
 
-// In a tree nothing is executed, so that the version is not known.
+// Nothing in a tree is executed, so the version is unknown.
 func TestInstallDockerSaysThatTheVersionIsNotKnown(t *testing.T) {
 	h := dockerTree(t, "{}")
 	for version, want := range map[semver.Version]bool{{}: true, {Major: 29}: false} {
@@ -164,12 +164,13 @@ func TestInstallDockerSaysThatTheVersionIsNotKnown(t *testing.T) {
 	}
 }
 
-// What dockerd looks for is placed if the operator says so, and never over or beside NVIDIA's.
+// The link that dockerd looks for is created if the operator asks for it, and never over or next to
+// NVIDIA's program.
 func TestInstallDockerLooksForNVIDIAsCDIHook(t *testing.T) {
 	const usr, legacy = "/usr/bin/nvidia-cdi-hook", "/usr/bin/nvidia-container-runtime-hook"
 	for _, c := range []struct {
 		name, file string // of NVIDIA's
-		to         string // where a link leads that is there
+		to         string // the target of an existing link
 		note       string // without the flag; only with a CDI specification if it names the flag
 		flag, err  string // the note and the error with the flag
 	}{
@@ -244,7 +245,8 @@ func TestTheLinkForTheGPUsFlag(t *testing.T) {
 	}
 }
 
-// The programs may move, as to those of a package. A link that another program made of ours stays.
+// The programs may move, for example to a package's directory. Our link stays if another program
+// has changed it.
 func TestUninstallRemovesOnlyOurLinkForTheGPUsFlag(t *testing.T) {
 	for _, theirs := range []bool{false, true} {
 		h, o := dockerTree(t, "{}"), options(t)
@@ -267,7 +269,7 @@ func TestUninstallRemovesOnlyOurLinkForTheGPUsFlag(t *testing.T) {
 	}
 }
 
-// A file that comes after the plan was made stays.
+// A file that is created after the plan was made stays.
 func TestTheLinkForTheGPUsFlagReplacesNoFile(t *testing.T) {
 	h, o := dockerTree(t, "{}"), dockerOptions(Registration{})
 	o.GPUsFlag = true
@@ -287,7 +289,7 @@ func TestUninstallDockerKeepsWhatOthersChanged(t *testing.T) {
 	}
 	now := string(read(t, h.Real(DefaultDockerConfig)))
 	write(t, h.Real(DefaultDockerConfig), strings.Replace(now, "{", `{"debug": true, `, 1))
-	// A reload leaves a removed runtime, and the default, as they were (moby's reloadPlatform).
+	// A reload keeps a removed runtime and a removed default (moby's reloadPlatform).
 	p := applied(t)(unregister(h, dockerOptions(Registration{})))
 	if got, containers := p.Restart.String(), p.Restart.Containers(); got != "systemctl restart docker" || !strings.Contains(containers, "stop") {
 		t.Errorf("%s; %s", got, containers)

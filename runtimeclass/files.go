@@ -15,13 +15,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 )
 
-// This file has what an installation writes besides the configuration of a daemon: the programs,
-// the unit of systemd, and the configuration of the shim.
+// This file plans what an installation writes besides a daemon's configuration: the programs, the
+// systemd units and the shim's configuration.
 
-// machines are the architectures by the names of Go.
+// machines maps ELF machines to Go's names of architectures.
 var machines = map[elf.Machine]string{elf.EM_X86_64: "amd64", elf.EM_AARCH64: "arm64"}
 
-// arch is the architecture of a program; "" if it is not known.
+// arch returns the architecture of a program; "" if it is unknown.
 func arch(program []byte) string {
 	f, err := elf.NewFile(bytes.NewReader(program))
 	if err != nil {
@@ -55,7 +55,7 @@ func (p *Plan) installPrograms(o Options) error {
 			return err
 		}
 		if st, err := p.Host.Stat(target); err == nil && st.Mode().Perm() != hosttree.ProgramMode {
-			// It is written again, with its mode.
+			// Write it again, to restore its mode.
 			change.Before = nil
 		}
 		p.Changes = append(p.Changes, change)
@@ -66,12 +66,12 @@ func (p *Plan) installPrograms(o Options) error {
 //go:embed nvidia-shim-*
 var units embed.FS
 
-// unitMark begins a unit that is ours to replace and remove.
+// unitMark begins a unit that this program may replace and remove.
 const unitMark = "# Made by nvidia-shimctl"
 
-// installUnit writes the units and enables that of prepare. Another program's unit is an error.
+// installUnit plans the units and enables the prepare unit. Another program's unit is an error.
 func (p *Plan) installUnit(binDir string) error {
-	// systemd takes a blank for the end of the program's name, and % for a specifier.
+	// In systemd's syntax, a blank ends the program's name and % begins a specifier.
 	if strings.ContainsAny(binDir, " \t%;$") {
 		return fmt.Errorf("directory %.256q of the programs cannot be in a unit of systemd", binDir)
 	}
@@ -101,27 +101,27 @@ func (p *Plan) installUnit(binDir string) error {
 	return err
 }
 
-// The first lines of a configuration of the shim, and of a CDI specification. The sum between them
-// tells a file that is as it was written from one that the operator changed.
+// The first lines of a generated shim configuration and CDI specification. The checksum between
+// them shows whether the operator changed the file.
 const (
 	fileMark     = "# Made by nvidia-shimctl, sum "
 	fileMarkRest = ".\n# nvidia-shimctl keeps this file up to date while it is unchanged; edit it, and it is yours.\n"
 )
 
-// Marked returns the text of a file with these lines.
+// Marked returns body preceded by these lines.
 func Marked(body string) []byte {
 	sum := sha256.Sum256([]byte(body))
 	return []byte(fileMark + hex.EncodeToString(sum[:8]) + fileMarkRest + body)
 }
 
-// Unchanged reports whether text is as Marked made it.
+// Unchanged reports whether text is still as Marked returned it.
 func Unchanged(text []byte) bool {
 	_, body, ok := strings.Cut(string(text), fileMarkRest)
 	return ok && string(text) == string(Marked(body))
 }
 
-// installConfig writes a configuration of the shim. A file with the same settings stays; one with
-// others that install did not write is an error.
+// installConfig plans the shim's configuration. A file with the same settings stays. A file with
+// other settings is an error if install did not write it.
 func (p *Plan) installConfig(path, body string) error {
 	change, err := p.Host.Change(hosttree.OtherFile, path, nil)
 	if err != nil {

@@ -9,10 +9,10 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// Found is a daemon of a host, and the file or process that shows it.
+// Found is a daemon on a host, with the file or process that identifies it.
 type Found struct {
 	Target, Why string
-	// Program and ConfigFile are those of a process of containerd or Docker.
+	// Program and ConfigFile come from a running containerd or dockerd.
 	Program, ConfigFile string
 }
 
@@ -24,7 +24,7 @@ func (f Found) String() string {
 	return f.Target + " (" + why + ")"
 }
 
-// signs are the targets, the files of which one shows each, and the name of its process.
+// signs has the name of each target's process and the files any of which identifies the target.
 var signs = []struct {
 	target, process string
 	files           []string
@@ -36,8 +36,9 @@ var signs = []struct {
 	{Containerd, "containerd", slices.Concat([]string{"/kind/version"}, inServicePath("containerd"), []string{DefaultContainerdConfig})},
 }
 
-// Find returns the daemons of a host, or those of one target: those that run, if proc is not "" and
-// some do, otherwise those with files there. A containerd without CRI beside Docker is Docker's.
+// Find returns the daemons of a host, or those of one target. It returns the running daemons if
+// proc is not "" and any runs, otherwise those whose files exist. It omits a containerd without CRI
+// next to Docker, which is Docker's own.
 func Find(h Host, proc procfs.FS, target string) []Found {
 	var there, running []Found
 	for _, d := range signs {
@@ -68,13 +69,13 @@ func Find(h Host, proc procfs.FS, target string) []Found {
 		if f.Target != Containerd || !docker {
 			return false
 		}
-		// A configuration that cannot be read leaves the question to the operator.
+		// If the configuration cannot be read, the operator has to choose.
 		c, err := ReadConfiguration(h, cmp.Or(f.ConfigFile, DefaultContainerdConfig))
 		return err == nil && c.CRIDisabled
 	})
 }
 
-// Owner is the target that a process of containerd belongs to.
+// Owner returns the target that a containerd process belongs to.
 func Owner(p procfs.Process) string {
 	for name := range Distributions {
 		if strings.HasPrefix(p.Program, path.Join(rancherDir, name)+"/") {
@@ -87,7 +88,8 @@ func Owner(p procfs.Process) string {
 	return Containerd
 }
 
-// ConfigFlag is the configuration on the command line of containerd or dockerd, if it is absolute.
+// ConfigFlag returns the configuration file on the command line of containerd or dockerd. It
+// returns "" if there is none or its path is relative.
 func ConfigFlag(args []string) string {
 	for i, a := range args {
 		name, value, found := strings.Cut(a, "=")

@@ -29,7 +29,7 @@ func TestFind(t *testing.T) {
 		name   string
 		files  map[string]string
 		target string
-		// runs are commands of daemons, others those of a user and of a container.
+		// runs are commands of daemons; others are commands of a user and of a container.
 		runs, others []string
 		want         []string
 	}{
@@ -88,7 +88,8 @@ func TestTheKubeletsSocketIsFound(t *testing.T) {
 	for _, c := range []struct {
 		name  string
 		files map[string]string
-		// runs is the command of the kubelet, other that of one of a user and in a container.
+		// runs is the kubelet's command; other is the command of a kubelet of a user and in a
+		// container.
 		runs, other, want string
 	}{
 		{name: "no kubelet"},

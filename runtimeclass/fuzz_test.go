@@ -56,11 +56,12 @@ func FuzzDockerConfig(f *testing.F) {
 	})
 }
 
-// installAndUninstall registers the handler, unless that is refused, has check look at the result,
-// and fails the test unless the tree is as before when the handler was removed again.
+// installAndUninstall registers the handler, calls check with the result and removes the handler
+// again. It fails the test unless the tree is then as before, and returns early if the registration
+// is refused.
 func installAndUninstall(t *testing.T, h Host, o Options, check func(Host)) {
 	t.Helper()
-	p, err := unregister(h, o) // what the text itself says of an installation
+	p, err := unregister(h, o) // the text itself may have lines of an installation
 	if err != nil || p.Apply() != nil {
 		return
 	}
@@ -76,7 +77,7 @@ func installAndUninstall(t *testing.T, h Host, o Options, check func(Host)) {
 	}
 }
 
-// FuzzKubelet takes any file or command line as that of a kubelet.
+// FuzzKubelet reads any text as a kubelet's file or command line.
 func FuzzKubelet(f *testing.F) {
 	for _, text := range []string{"--root-dir=/var/lib/k", "kubelet-arg:\n- \"root-dir=/data/kubelet\"", "# --root-dir=/no", "root-dir /a\x00--root-dir=/b", "--root-dir='/c'"} {
 		f.Add(text)
@@ -88,7 +89,7 @@ func FuzzKubelet(f *testing.F) {
 	})
 }
 
-// FuzzRecord takes any bytes as the record of what was installed. Files that it lists are removed
+// FuzzRecord reads any bytes as the record of what was installed. Files that it lists are removed
 // only if they hold what was installed.
 func FuzzRecord(f *testing.F) {
 	const name = "/usr/local/bin/other"

@@ -18,7 +18,7 @@ const (
 	adviceRemove  = "remove it there"
 )
 
-// chooseForm decides how the handler names the shim, and says why.
+// chooseForm returns how the handler refers to the shim, and the reason.
 func chooseForm(r Registration, daemon semver.Version, options map[string]any) (Runtime, string) {
 	byPath := Runtime{stockType, r.shim(), options}
 	byName := Runtime{Type: RuntimeType}
@@ -27,8 +27,8 @@ func chooseForm(r Registration, daemon semver.Version, options map[string]any) (
 		return byPath, "the version of containerd is not known: " +
 			"runtime_type \"" + stockType + "\" with runtime_path works with every version from 1.7 on"
 	case !daemon.AtLeast(1, 7, 0):
-		// 1.6 starts a pod's sandbox without runtime_path (containerd issue 8207): the handler
-		// would silently be the stock one.
+		// containerd 1.6 ignores runtime_path for a pod's sandbox (containerd issue 8207): the
+		// handler would silently run the stock shim.
 		why := fmt.Sprintf("containerd %s: runtime_type %q, because before 1.7 a pod ignores runtime_path", daemon, RuntimeType)
 		if !r.inPath() {
 			why += fmt.Sprintf("; pods fail until %s is in the PATH of containerd's service", r.BinDir)
@@ -46,15 +46,16 @@ func chooseForm(r Registration, daemon semver.Version, options map[string]any) (
 	return byName, why
 }
 
-// override is a handler in place of another file's runtime, the options of which stay: containerd
-// merges imports key by key. With NVIDIA's BinaryName the GPUs would be injected twice.
+// override returns a handler that overrides another file's runtime. That runtime's options stay,
+// because containerd merges imports key by key. BinaryName is set to runc: with NVIDIA's the GPUs
+// would be injected twice.
 func (r Registration) override(options map[string]any) Runtime {
 	all := map[string]any{"BinaryName": "runc"}
 	maps.Copy(all, options)
 	return Runtime{stockType, r.shim(), all}
 }
 
-// tables is the handler as TOML, in the section of a plugin.
+// tables returns the handler as TOML, in the section of a plugin.
 func (r Runtime) tables(plugin, name string) string {
 	base := fmt.Sprintf("plugins.%q.containerd.runtimes.%s", plugin, name)
 	text := fmt.Sprintf("[%s]\n  runtime_type = %q\n", base, r.Type)

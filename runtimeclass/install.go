@@ -12,8 +12,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 )
 
-// Install plans the installation of the programs, the handler and what else the options ask for.
-// The registration is a valid one.
+// Install plans the installation of the programs, the handler and everything else that the options
+// request. The registration must be valid.
 func Install(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
 	record, err := p.readRecord(o)
@@ -42,8 +42,8 @@ func Install(h Host, o Options) (Plan, error) {
 	return p, err
 }
 
-// Uninstall plans the removal of what Install recorded for this registration, and no other one
-// needs.
+// Uninstall plans the removal of what Install recorded for this registration and no other
+// registration needs.
 func Uninstall(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
 	p.Restart = p.restart(o, true)
@@ -91,7 +91,7 @@ func (p *Plan) register(o Options) error {
 	return err
 }
 
-// unregister adds the removal of a registration from all files but one.
+// unregister plans the removal of a registration from all files except one.
 func (p *Plan) unregister(o Options, but string) error {
 	var files []configFile
 	var err error
@@ -116,12 +116,13 @@ func (p *Plan) unregister(o Options, but string) error {
 	return err
 }
 
-// restart makes the target's daemon read a configuration in which a handler is new or removed.
+// restart returns the command that makes the target's daemon read its configuration after a handler
+// was added or removed.
 func (p *Plan) restart(o Options, removed bool) Restart {
 	switch {
 	case o.Target == Docker && !removed:
 		return Restart{"reload", []string{"docker"}}
-	case o.Target == Docker: // a reload takes no runtime and no default away
+	case o.Target == Docker: // a reload removes neither a runtime nor a default
 		return Restart{"restart", []string{"docker"}}
 	case o.Target == Containerd:
 		return Restart{"restart", []string{"containerd"}}
@@ -129,8 +130,8 @@ func (p *Plan) restart(o Options, removed bool) Restart {
 	return Restart{"restart", p.Host.units(Distributions[o.Target])}
 }
 
-// DaemonVersion asks the target's containerd or dockerd on this host for its version. program is ""
-// to look for one; without any the version is unknown.
+// DaemonVersion asks the target's containerd or dockerd on this host for its version. If program is
+// "", it searches for one; the version is unknown if there is none.
 func DaemonVersion(ctx context.Context, target, program string) (semver.Version, error) {
 	if program == "" {
 		program = findDaemon(target)

@@ -14,7 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// options installs everything into a tree with containerd.
+// options returns the options to install everything into a tree with containerd.
 func options(t *testing.T) Options {
 	t.Helper()
 	from := t.TempDir()
@@ -27,7 +27,7 @@ func options(t *testing.T) Options {
 	return o
 }
 
-// changedFiles are the files of all kinds that a plan changes.
+// changedFiles returns the files of all kinds that a plan changes.
 func changedFiles(p Plan) (out []string) {
 	for _, kind := range []hosttree.Kind{hosttree.Program, hosttree.Original, hosttree.DaemonConfig, hosttree.OtherFile, hosttree.Link, hosttree.Record} {
 		out = append(out, p.changing(kind)...)
@@ -35,7 +35,7 @@ func changedFiles(p Plan) (out []string) {
 	return out
 }
 
-// Without the unit no program makes the CDI specification again.
+// Without the unit, no program regenerates the CDI specification.
 func TestInstallSaysWhatUpdatesTheCDISpecification(t *testing.T) {
 	h := containerdTree(t, "v2-1.7.toml", "", v1735)
 	for _, step := range []struct{ cdi, unit, want bool }{{true, false, true}, {false, false, false}, {true, true, false}, {true, false, false}} {
@@ -51,7 +51,7 @@ func TestInstallSaysWhatUpdatesTheCDISpecification(t *testing.T) {
 	}
 }
 
-// A unit below /etc would shadow the one of the package.
+// A unit in /etc would shadow the package's unit.
 func TestThePackagesUnitIsEnabled(t *testing.T) {
 	h := containerdTree(t, "v2-1.7.toml", "", v1735)
 	o := options(t)
@@ -103,7 +103,7 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 	}
 
 	removal := applied(t)(Uninstall(h, o))
-	// A shim that runs keeps its file.
+	// A running shim keeps its file.
 	proc := t.TempDir()
 	write(t, filepath.Join(proc, "7/environ"), "")
 	write(t, filepath.Join(proc, "7/cmdline"), "")
@@ -139,7 +139,7 @@ func TestInstallRefuses(t *testing.T) {
 	}
 }
 
-// patch(1) makes the new file of the old one and the difference.
+// patch(1) produces the new file from the old one and the diff.
 func TestDiffIsAPatch(t *testing.T) {
 	if _, err := exec.LookPath("patch"); err != nil {
 		t.Skipf("NOT TESTED: patch(1) is missing: %v", err)
@@ -161,7 +161,7 @@ func TestDiffIsAPatch(t *testing.T) {
 	}
 }
 
-// Undo brings back what was there, whichever of the changes were made.
+// Undo restores the earlier files, however many of the changes were made.
 func TestUndo(t *testing.T) {
 	for made := range 12 {
 		h := containerdTree(t, "v2-1.7.toml", "", v1735)
@@ -181,7 +181,7 @@ func TestUndo(t *testing.T) {
 			t.Errorf("undo changes %v and runs %q", changedFiles(undo), undo.Restart)
 		}
 		check(t, undo.Apply())
-		for _, c := range plan.Changes[:min(made, len(plan.Changes))] { // the daemon may start them until it was restarted
+		for _, c := range plan.Changes[:min(made, len(plan.Changes))] { // the daemon may start them until it is restarted
 			if now, err := h.Read(c.Path); c.Kind == hosttree.Program && (now == nil || err != nil) {
 				t.Errorf("%s has gone before the restart: %v", c.Path, err)
 			}

@@ -8,7 +8,8 @@ import (
 	"io"
 )
 
-// decodeJSON reads a file that is one object. Numbers keep their form. No text is no keys.
+// decodeJSON decodes a text that is one object. Numbers keep their form. An empty text is an empty
+// object.
 func decodeJSON(text []byte) (map[string]any, error) {
 	m := map[string]any{}
 	if len(bytes.TrimSpace(text)) == 0 {
@@ -25,7 +26,7 @@ func decodeJSON(text []byte) (map[string]any, error) {
 	return m, nil
 }
 
-// jsonError adds the line of a text to an error of JSON, and takes Go's types from it.
+// jsonError adds the line number to a JSON error and removes the names of Go types from it.
 func jsonError(text []byte, err error) error {
 	end := int64(len(text))
 	var syntax *json.SyntaxError
@@ -51,7 +52,7 @@ func encodeJSON(v any, indent string) []byte {
 	enc := json.NewEncoder(&b)
 	enc.SetEscapeHTML(false)
 	enc.SetIndent("", indent)
-	// What was decoded from JSON always encodes.
+	// A value decoded from JSON can always be encoded.
 	_ = enc.Encode(v)
 	return b.Bytes()
 }

@@ -11,14 +11,14 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
-// A Distribution of Kubernetes brings its own containerd and writes its configuration at each
-// start, from a template.
+// A Distribution of Kubernetes ships its own containerd and generates its configuration from a
+// template at each start.
 type Distribution struct {
 	// Name is "k3s" or "rke2".
 	Name string
 	// Dir holds config.toml and the templates.
 	Dir string
-	// Units are the systemd units of which one runs on a node.
+	// Units are the systemd units, one of which runs on a node.
 	Units []string
 	// Programs are patterns of the paths of its containerd.
 	Programs []string
@@ -27,7 +27,7 @@ type Distribution struct {
 // Program returns the path of its containerd below root, or "".
 func (d Distribution) Program(root string) string {
 	for _, pattern := range d.Programs {
-		found, _ := filepath.Glob(filepath.Join(root, pattern)) // the patterns are correct
+		found, _ := filepath.Glob(filepath.Join(root, pattern)) // the patterns are valid
 		if len(found) > 0 {
 			return found[len(found)-1]
 		}
@@ -35,7 +35,7 @@ func (d Distribution) Program(root string) string {
 	return ""
 }
 
-// Distributions by name.
+// Distributions are the supported distributions, by name.
 var Distributions = map[string]Distribution{
 	"k3s": {
 		Name: "k3s", Dir: rancherDir + "/k3s/agent/etc/containerd",
@@ -53,7 +53,7 @@ var Distributions = map[string]Distribution{
 
 const rancherDir = "/var/lib/rancher"
 
-// k3sHandler is used if k3s or RKE2 make a handler "nvidia" of NVIDIA's own runtime.
+// k3sHandler is used if k3s or RKE2 generate a handler "nvidia" for NVIDIA's own runtime.
 const k3sHandler = "nvidia-shim"
 
 // toolkitPaths are where k3s and RKE2 look for NVIDIA's runtime, besides PATH.
@@ -62,8 +62,8 @@ var toolkitPaths = []string{
 	"/usr/local/bin/nvidia-container-runtime",
 }
 
-// units are those of the server and of the agent, of which one is active. The one that the files
-// show is first; there are none before the first start.
+// units returns the units of the server and the agent, one of which is active. The one that the
+// files point to is first. There are none before the first start.
 func (h Host) units(d Distribution) []string {
 	switch home := path.Join(rancherDir, d.Name); {
 	case h.Exists(path.Join(home, "server/tls")):
@@ -88,8 +88,9 @@ func distributionFiles(h Host, d Distribution) ([]configFile, error) {
 }
 
 // registerDistribution registers with k3s or RKE2: in a drop-in if the generated configuration
-// imports the directory and its containerd merges it, else in a block at the end of the template.
-// Unless the operator named the handler, it gives way to one of NVIDIA's runtime.
+// imports the directory and its containerd merges it, otherwise in a block at the end of the
+// template. Unless the operator chose the handler's name, it uses another name if that one is
+// taken.
 func (p *Plan) registerDistribution(o Options) (none edited, err error) {
 	h, d, r := p.Host, Distributions[o.Target], &o.Registration
 	home := path.Join(rancherDir, d.Name)
@@ -100,7 +101,7 @@ func (p *Plan) registerDistribution(o Options) (none edited, err error) {
 	if err != nil {
 		return none, err
 	}
-	// k3s brings another containerd with each of its own versions: the form that all of them serve.
+	// Each version of k3s ships a different containerd: use the form that all of them support.
 	form := Runtime{stockType, r.shim(), effective(generated).cgroupOptions()}
 	p.note("%s: runtime_type %q with runtime_path, which each containerd that %s brings can serve", d.Name, stockType, d.Name)
 	written, err := distributionFiles(h, d)
@@ -138,7 +139,7 @@ func (p *Plan) registerDistribution(o Options) (none edited, err error) {
 	return p.registerInTOML(o, list, target, form)
 }
 
-// k3sReplaceable reports whether a file can take the place of a runtime that k3s has or makes.
+// k3sReplaceable reports whether a file can override a runtime that k3s has or generates.
 func (h Host) k3sReplaceable(name string, generated []tomlFile, handler string) bool {
 	if path.Base(name) == DropInName {
 		owner, present := holder(generated, handler)
@@ -149,15 +150,15 @@ func (h Host) k3sReplaceable(name string, generated []tomlFile, handler string) 
 	return err == nil && !base && !bytes.Equal(tomledit.SwitchOff(file.original, templateTable(name, handler)), file.original)
 }
 
-// The templates, by the version of the configuration that k3s makes of them, and the directory that
-// the latter imports.
+// The templates, by the version of the configuration that k3s generates from them, and the
+// directory that a version 3 configuration imports.
 const (
 	templateV2 = "config.toml.tmpl"
 	templateV3 = "config-v3.toml.tmpl"
 	dropInDir  = "config-v3.toml.d"
 )
 
-// k3sFile is the file to register in.
+// k3sFile returns the file to register in.
 func (p *Plan) k3sFile(d Distribution, generated tomlFile) string {
 	template := path.Join(d.Dir, templateV3)
 	drop := generated.dropIn()
@@ -173,7 +174,7 @@ func (p *Plan) k3sFile(d Distribution, generated tomlFile) string {
 	return drop
 }
 
-// registerInTemplate appends the handler to a template, or makes one.
+// registerInTemplate appends the handlers to a template, or creates one.
 func (p *Plan) registerInTemplate(o Options, list handlers, name string, form Runtime) (none edited, err error) {
 	r := o.Registration
 	if list.byDefault != "" {
@@ -226,8 +227,8 @@ func templateTable(name, handler string) []string {
 	return []string{"plugins", templatePlugin(name), "containerd", "runtimes", handler}
 }
 
-// k3sTaken says why the handler's name is taken, if it is: the generated configuration has it
-// already, or k3s makes it of NVIDIA's runtime at its next start.
+// k3sTaken returns why the handler's name is taken, or "": the generated configuration already has
+// it, or k3s will generate it for NVIDIA's runtime at its next start.
 func (h Host) k3sTaken(d Distribution, generated []tomlFile, handler string) string {
 	owner, present := holder(generated, handler)
 	if present != nil && !effective(generated).Runtimes[handler].Ours() {

@@ -95,7 +95,7 @@ func TestInstallDistribution(t *testing.T) {
 				}
 			}
 			render(t, h)
-			// What k3s generated is its own.
+			// The generated file belongs to k3s.
 			delete(before, k3sDir+"config.toml")
 			if generated, ok := simtest.Contents(t, h.Root)[k3sDir+"config.toml"]; ok {
 				before[k3sDir+"config.toml"] = generated
@@ -105,8 +105,8 @@ func TestInstallDistribution(t *testing.T) {
 	}
 }
 
-// A further handler is added to those of earlier installations, and one uninstallation, with the
-// record or without, removes all.
+// A further handler is added to those of earlier installations, and one uninstallation, with or
+// without the record, removes all of them.
 func TestAFurtherHandlerOfADistribution(t *testing.T) {
 	for _, name := range []string{"k3s", "rke2"} {
 		generated := strings.ReplaceAll(string(fixture(t, "k3s-v3.toml")), "/k3s/", "/"+name+"/")
@@ -144,7 +144,7 @@ func TestAFurtherHandlerOfADistribution(t *testing.T) {
 	}
 }
 
-// The default of a drop-in stays. A template cannot keep it, and says so.
+// A drop-in keeps the default. A template cannot keep it, and a note says so.
 func TestADistributionKeepsTheDefault(t *testing.T) {
 	h := Host{Tree: hosttree.Tree{Root: tree(t, map[string]string{k3sDir + "config.toml": "k3s-v3.toml"})}}
 	before := simtest.Contents(t, h.Root)
@@ -177,8 +177,8 @@ func TestADistributionKeepsTheDefault(t *testing.T) {
 	}
 }
 
-// render does what k3s does at its next start: the template, with the base of its own,
-// becomes the configuration. That must be TOML without a table that is there twice.
+// render does what k3s does at its next start: the template, with k3s's own base, becomes the
+// configuration. The result must be TOML without duplicate tables.
 func render(t *testing.T, h Host) {
 	t.Helper()
 	load := func(name string) string {
@@ -203,7 +203,7 @@ func render(t *testing.T, h Host) {
 	}
 }
 
-// kind mounts the programs and merges the patch of its nodes' version into their configuration.
+// kind mounts the programs and merges the patch whose version is that of the nodes' configuration.
 func TestKindCluster(t *testing.T) {
 	for _, reg := range []Registration{
 		{},

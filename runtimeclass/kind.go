@@ -20,9 +20,9 @@ containerdConfigPatches:
 %s- |-
 %s`
 
-// KindCluster is a cluster configuration for kind. Its nodes have the shim of this host and, if the
-// host's Docker runs the shim or NVIDIA's runtime by default, the GPUs. The registration is a valid
-// one.
+// KindCluster returns a cluster configuration for kind. Its nodes have the shim of this host and,
+// if the host's Docker runs the shim or NVIDIA's runtime by default, the GPUs. The registration
+// must be valid.
 func KindCluster(r Registration) string {
 	patch := func(version int, plugin string) string {
 		text := fmt.Sprintf("version = %d\n", version)

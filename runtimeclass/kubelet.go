@@ -12,32 +12,32 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
-// defaultKubeletDir is the kubelet's --root-dir without that flag; k0sKubeletDir is that of k0s.
+// defaultKubeletDir is the kubelet's default --root-dir; k0sKubeletDir is the default of k0s.
 const (
 	defaultKubeletDir = "/var/lib/kubelet"
 	k0sKubeletDir     = "/var/lib/k0s/kubelet"
 )
 
-// kubeletFiles have the flags of a kubelet; the last file that has --root-dir counts.
+// kubeletFiles can have flags of the kubelet; the last file with --root-dir wins.
 var kubeletFiles = []string{
 	"/etc/rancher/*/config.yaml", "/etc/rancher/*/config.yaml.d/*.yaml", "/etc/systemd/system/k0s*.service",
 	"/usr/lib/systemd/system/kubelet.service", "/etc/systemd/system/kubelet.service", "/usr/lib/systemd/system/kubelet.service.d/*.conf",
 	"/etc/systemd/system/kubelet.service.d/*.conf", "/var/lib/kubelet/kubeadm-flags.env", "/etc/default/kubelet", "/etc/sysconfig/kubelet",
 }
 
-// rootDirFlag is --root-dir, --kubelet-root-dir of k0s, or kubelet-arg of k3s.
+// rootDirFlag matches --root-dir, --kubelet-root-dir of k0s and kubelet-arg of k3s.
 var rootDirFlag = regexp.MustCompile(`(?m)^[^#\n]*\broot-dir[=\s]["']?(/[^\s"',\]]+)`)
 
-// KubeletSocket returns the PodResources socket of the kubelet of a host: of the one that runs, if
-// proc is not "", otherwise as the files say that it is started. It returns "" without a sign of a
-// kubelet.
+// KubeletSocket returns the PodResources socket of a host's kubelet. If proc is not "" and a
+// kubelet runs, its flags determine the path; otherwise kubeletFiles do. It returns "" if there is
+// no sign of a kubelet.
 func KubeletSocket(h Host, proc procfs.FS) string {
 	dir := ""
 	if h.Exists(k0sKubeletDir) {
 		dir = k0sKubeletDir
 	}
 	for _, pattern := range kubeletFiles {
-		names, _ := h.Glob(pattern) // the patterns are correct
+		names, _ := h.Glob(pattern) // the patterns are valid
 		for _, name := range names {
 			if text, err := h.Read(name); err == nil {
 				dir = rootDir(string(text), dir)
@@ -50,7 +50,7 @@ func KubeletSocket(h Host, proc procfs.FS) string {
 	if dir == "" {
 		return ""
 	}
-	// microk8s makes the default directory a link to its own.
+	// microk8s links the default directory to its own.
 	if real, err := h.Follow(defaultKubeletDir); err == nil && real == path.Clean(dir) {
 		dir = defaultKubeletDir
 	}
@@ -64,8 +64,8 @@ func rootDir(text, otherwise string) string {
 	return otherwise
 }
 
-// addKubelet adds the kubelet's socket to the settings of the shim, unless it is the default or the
-// file is an operator's.
+// addKubelet adds the kubelet's socket to the shim's settings, unless it is the default or the file
+// belongs to the operator.
 func (p *Plan) addKubelet(o *Options) error {
 	file, err := p.Host.Read(o.ShimConfig)
 	if err != nil || o.KubeletSocket == "" {

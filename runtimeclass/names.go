@@ -23,7 +23,7 @@ const (
 	RuntimeHookName = "nvidia-container-runtime-hook"
 )
 
-// cdiHookLink is where install places a link by that name.
+// cdiHookLink is where install creates a link with that name.
 const cdiHookLink = "/usr/local/bin/" + CDIHookName
 
 // Names of the shim. containerd derives the program's name from the runtime type.
@@ -40,7 +40,7 @@ const (
 const DefaultHandler = "nvidia"
 
 // DefaultBinDir holds the installed programs. containerd records the shim's path in every bundle
-// and needs it until the container is gone, so it must be a stable one.
+// and needs it until the container is gone, so the path must be stable.
 const DefaultBinDir = "/usr/local/bin"
 
 // PackageBinDir holds the programs that a package installed. They stay there.
@@ -49,26 +49,26 @@ const PackageBinDir = "/usr/bin"
 // ServicePath is the PATH that systemd gives to services, and so to containerd, by default.
 const ServicePath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
-// Programs are what an installation puts into its directory.
+// Programs are the programs that an installation copies to its directory.
 var Programs = []string{ShimName, CtlName, NVMLName}
 
-// Places of the unit that runs `nvidia-shimctl prepare` at boot. The link is what systemctl enable
-// makes.
+// Paths of the unit that runs `nvidia-shimctl prepare` at boot. UnitLink is the link that systemctl
+// enable creates.
 const (
 	UnitName = "nvidia-shim-prepare.service"
 	UnitPath = "/etc/systemd/system/" + UnitName
 	UnitLink = "/etc/systemd/system/multi-user.target.wants/" + UnitName
-	// The unit of the deb and the rpm, whose programs are in PackageBinDir.
+	// packagedUnit is the unit in the deb and the rpm, whose programs are in PackageBinDir.
 	packagedUnit = "/usr/lib/systemd/system/" + UnitName
 )
 
-// Units that keep the CDI specification up to date. The unit of prepare starts the first.
+// Units that keep the CDI specification up to date. The prepare unit starts cdiPath.
 const (
 	cdiPath    = "/etc/systemd/system/nvidia-shim-cdi.path"
 	cdiService = "/etc/systemd/system/nvidia-shim-cdi.service"
 )
 
-// inServicePath returns the paths of a program in the PATH of services.
+// inServicePath returns the paths that a program can have in ServicePath.
 func inServicePath(program string) (paths []string) {
 	for _, dir := range filepath.SplitList(ServicePath) {
 		paths = append(paths, path.Join(dir, program))

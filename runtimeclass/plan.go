@@ -12,31 +12,32 @@ import (
 // Host is a tree of files and the daemon that reads them.
 type Host struct {
 	hosttree.Tree
-	// Daemon is the version of containerd; zero if it is not known.
+	// Daemon is the version of containerd or dockerd; zero if it is unknown.
 	Daemon semver.Version
 }
 
-// Plan is what an installation or its removal changes.
+// Plan holds the changes of an installation or its removal.
 type Plan struct {
 	Host Host
 	// Handler is the name of the installed handler.
 	Handler string
 	// Changes are in the order in which they are made.
 	Changes []hosttree.Change
-	// Notes say what was chosen and why, for the operator.
+	// Notes tell the operator what was chosen and why.
 	Notes []string
 	// Restart makes the daemon read its configuration.
 	Restart Restart
-	// Programs are removed after the restart, by RemovePrograms, and then their lines of the
+	// Programs are removed by RemovePrograms after the restart, and then their entries in the
 	// record: until then the daemon may start the shim.
 	Programs []hosttree.Change
-	// State is the shim's state directory if it goes with this registration, the last one. The
+	// State is the shim's state directory if this is the last registration that needs it. The
 	// caller removes it after the programs.
 	State string
 
 	// configFile is the configuration with the handler.
 	configFile string
-	// dirs are those in which an installation writes, made those that installations made.
+	// dirs are the directories that an installation writes to; made are those that installations
+	// created.
 	dirs, made []string
 }
 
@@ -44,7 +45,8 @@ func (p *Plan) note(format string, args ...any) {
 	p.Notes = append(p.Notes, fmt.Sprintf(format, args...))
 }
 
-// Changed reports whether the daemon's configuration changes, or what else it reads when it starts.
+// Changed reports whether the daemon's configuration changes, or anything else that the daemon
+// reads when it starts.
 func (p Plan) Changed() bool {
 	return len(p.changing(hosttree.DaemonConfig)) > 0 || slices.Contains(p.changing(hosttree.Link), cdiHookLink)
 }
@@ -81,7 +83,7 @@ func (p Plan) paths(removed bool) []string {
 	return paths
 }
 
-// Diff shows the changes of configurations and other text files as patch(1) reads them.
+// Diff returns the changes of configurations and other text files in the format of patch(1).
 func (p Plan) Diff() string {
 	var b strings.Builder
 	for _, c := range p.Changes {
@@ -107,7 +109,7 @@ func (p Plan) Apply() error {
 	return nil
 }
 
-// removeDirectories removes those that installations made and that are empty.
+// removeDirectories removes the empty directories that installations created.
 func (p Plan) removeDirectories() {
 	slices.Sort(p.made)
 	for _, name := range slices.Backward(p.made) {
@@ -115,11 +117,11 @@ func (p Plan) removeDirectories() {
 	}
 }
 
-// Undo returns the plan that brings the files of this one back to what they are now. Programs that
-// are not there now are removed after the restart, by RemovePrograms.
+// Undo returns a plan that restores the files that p changes to their present content. Programs
+// that do not exist now are removed by RemovePrograms, after the restart.
 func (p Plan) Undo() (Plan, error) {
 	undo := Plan{Host: p.Host, Restart: p.Restart, made: p.made}
-	undo.Restart.Verb = "restart" // a reload of Docker takes no runtime away
+	undo.Restart.Verb = "restart" // a reload of Docker does not remove a runtime
 	var record []hosttree.Change
 	for _, c := range slices.Backward(p.Changes) {
 		now, err := p.Host.Change(c.Kind, c.Path, nil)
@@ -136,6 +138,6 @@ func (p Plan) Undo() (Plan, error) {
 			undo.Changes = append(undo.Changes, back)
 		}
 	}
-	undo.Programs = append(undo.Programs, record...) // it knows the programs until they are gone
+	undo.Programs = append(undo.Programs, record...) // it lists the programs until they are gone
 	return undo, nil
 }

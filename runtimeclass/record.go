@@ -23,12 +23,12 @@ type placed struct {
 	Path   string        `json:"path"`
 	Kind   hosttree.Kind `json:"kind"`
 	SHA256 string        `json:"sha256"`
-	// OldSHA256 is what it may still be if the last installation was cut short.
+	// OldSHA256 is the sum that the file may still have if the last installation was interrupted.
 	OldSHA256 string `json:"old_sha256,omitempty"`
-	// Version of this program; "" for a node that a version without a record installed.
+	// Version is this program's version; "" on a node that a version without a record installed.
 	Version string `json:"version,omitempty"`
-	// For are the registrations that need the file: a target and its configuration. A directory has
-	// none: it goes when it is empty.
+	// For lists the registrations that need the file, each a target and its configuration. A
+	// directory has none: it is removed when it is empty.
 	For []string `json:"for,omitempty"`
 }
 
@@ -90,7 +90,7 @@ func (h Host) recorded(name string) bool {
 	return slices.ContainsFunc(record, func(f placed) bool { return f.Kind == hosttree.DaemonConfig && f.Path == name })
 }
 
-// recognize makes the record of a node without one. A program is ours if a daemon is registered.
+// recognize returns a record for a node without one. A program is ours if a daemon is registered.
 func (h Host) recognize(o Options) ([]placed, error) {
 	all := []Options{o}
 	for target, file := range map[string]string{Containerd: DefaultContainerdConfig, Docker: DefaultDockerConfig, "k3s": "", "rke2": ""} {
@@ -124,7 +124,8 @@ func (h Host) recognize(o Options) ([]placed, error) {
 	return record, nil
 }
 
-// oldFiles are the files besides the daemons' configurations that versions without a record wrote.
+// oldFiles returns the files that versions without a record wrote, besides the daemons'
+// configurations.
 func (h Host) oldFiles(o Options) []hosttree.Change {
 	bin := o.Registration.BinDir
 	files := []hosttree.Change{
@@ -136,7 +137,7 @@ func (h Host) oldFiles(o Options) []hosttree.Change {
 	for i := range files {
 		c, err := h.Change(files[i].Kind, files[i].Path, nil)
 		if err != nil {
-			// It is not a file that an installation made.
+			// No installation wrote it.
 			continue
 		}
 		runs := "\nExecStart=" + path.Join(bin, CtlName) + " "
@@ -152,14 +153,14 @@ func (h Host) oldFiles(o Options) []hosttree.Change {
 	return files
 }
 
-// record writes down what the plan installs, before anything is written but the originals of
-// programs: with the record, no later installation would make them.
+// record adds the record of what the plan installs. Only the backups of programs are written before
+// it: once a program is in the record, a later installation makes no backup of it.
 func (p *Plan) record(o Options, record []placed) error {
 	name := o.registration()
 	record = slices.DeleteFunc(record, func(f placed) bool { return f.Kind == hosttree.DaemonConfig && slices.Contains(f.For, name) })
 	for _, c := range append([]hosttree.Change{{Path: RecordPath, After: []byte{}}}, p.Changes...) {
 		for dir := path.Dir(c.Path); c.After != nil && !p.Host.Exists(dir); dir = path.Dir(dir) {
-			if dir != path.Dir(RecordPath) && !slices.Contains(p.made, dir) { // that one goes with the record
+			if dir != path.Dir(RecordPath) && !slices.Contains(p.made, dir) { // removed with the record
 				p.made = append(p.made, dir)
 				record = append(record, placed{Path: dir, Kind: hosttree.Directory})
 			}
@@ -172,7 +173,7 @@ func (p *Plan) record(o Options, record []placed) error {
 		case c.Kind == hosttree.DaemonConfig && c.Path != p.configFile, c.After == nil:
 			continue
 		case i < 0 && c.Kind != hosttree.DaemonConfig && !c.Differs():
-			// It was there before: it is not ours to remove.
+			// It existed before the installation: uninstalling must not remove it.
 			continue
 		case i < 0:
 			if now, _ := p.Host.Read(c.Path); c.Kind == hosttree.Program && now != nil {
@@ -208,8 +209,8 @@ func (h Host) recordChange(record []placed) (hosttree.Change, error) {
 	return h.Change(hosttree.Record, RecordPath, text)
 }
 
-// release plans the removal of the files that no other registration needs. A file that was changed
-// since stays.
+// release plans the removal of the files that no other registration needs. A file that changed
+// since the installation stays.
 func (p *Plan) release(o Options, record []placed) error {
 	name := o.registration()
 	var keep []placed
@@ -225,7 +226,8 @@ func (p *Plan) release(o Options, record []placed) error {
 			p.note("%s stays: %s needs it", f.Path, strings.Join(f.For, ", "))
 			continue
 		}
-		// unregister has these, but for the original of a configuration that is gone or the same.
+		// unregister handles these, except for the backup of a configuration that is gone or equals
+		// it.
 		now, _ := p.Host.Read(strings.TrimSuffix(f.Path, hosttree.BackupSuffix))
 		if f.Kind == hosttree.DaemonConfig || f.Kind == hosttree.Original && now != nil && sum(now) != f.SHA256 {
 			continue
@@ -235,12 +237,12 @@ func (p *Plan) release(o Options, record []placed) error {
 		case err != nil:
 			p.note("%s stays: %v", f.Path, err)
 		case c.Before == nil:
-		case !slices.Contains([]string{f.SHA256, f.OldSHA256}, sum(c.Before)) && !Unchanged(c.Before): // prepare makes the CDI file again
+		case !slices.Contains([]string{f.SHA256, f.OldSHA256}, sum(c.Before)) && !Unchanged(c.Before): // prepare regenerates the CDI file
 			p.note("%s stays: it was changed since the installation", f.Path)
 		case f.Kind == hosttree.Program:
 			keep = append(keep, f)
 			if !o.KeepPrograms {
-				// One that was there before comes back.
+				// Restore the program that the installation replaced.
 				original, err := p.Host.Change(hosttree.Original, f.Path+hosttree.BackupSuffix, nil)
 				if err != nil {
 					return err
@@ -265,8 +267,8 @@ func (p *Plan) release(o Options, record []placed) error {
 	return err
 }
 
-// removeOriginals plans the removal of the originals of programs that are as they were: a process
-// was killed before it replaced them, or after it brought them back.
+// removeOriginals plans the removal of the backups of programs that equal their backups: a process
+// was killed before it replaced them or after it restored them.
 func (p *Plan) removeOriginals(o Options) error {
 	for _, name := range Programs {
 		program := path.Join(o.Registration.BinDir, name)
@@ -282,8 +284,8 @@ func (p *Plan) removeOriginals(o Options) error {
 	return nil
 }
 
-// RemovePrograms removes the programs of an uninstallation, unless a process runs the shim:
-// containerd needs the file to clean up after it. It returns the paths that stay.
+// RemovePrograms removes the programs of an uninstallation, unless the shim is running: containerd
+// needs its file to clean up after it. It returns the paths that stay.
 func (p Plan) RemovePrograms(proc procfs.FS) (stay []string, err error) {
 	shims := proc.Named(ShimName)
 	runs := func(c hosttree.Change) bool {

@@ -38,13 +38,13 @@ func programs(t *testing.T, h Host) (n int) {
 	return n
 }
 
-// The programs stay while another daemon is registered, with a record and without one, as a version
-// before it left the node.
+// The programs stay while another daemon is registered, with a record and without one (as earlier
+// versions left a node).
 func TestUninstallKeepsWhatAnotherDaemonNeeds(t *testing.T) {
 	for _, recorded := range []bool{true, false} {
 		h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
 		contents := simtest.Tree
-		if !recorded { // nothing says who made the directories
+		if !recorded { // the creator of the directories is unknown
 			contents = simtest.Contents
 		}
 		before := contents(t, h.Root)
@@ -75,7 +75,7 @@ func TestUninstallKeepsWhatAnotherDaemonNeeds(t *testing.T) {
 	}
 }
 
-// What the installation did not place, or what was changed since, stays.
+// Files that the installation did not write, or that changed since, stay.
 func TestUninstallKeepsFilesOfOthers(t *testing.T) {
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
 	for _, name := range Programs {
@@ -103,7 +103,7 @@ func TestUninstallKeepsFilesOfOthers(t *testing.T) {
 	}
 }
 
-// Other programs of these names that were there come back, when no process runs the shim.
+// Earlier programs with these names are restored once no process runs the shim.
 func TestUninstallBringsProgramsBack(t *testing.T) {
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
 	for _, name := range Programs {
@@ -118,7 +118,7 @@ func TestUninstallBringsProgramsBack(t *testing.T) {
 	if now := simtest.Tree(t, h.Root); !reflect.DeepEqual(now, before) {
 		t.Errorf("not as before: %v", now)
 	}
-	// One that was changed since stays, and so does what it replaced.
+	// A program that changed since stays, and so does the backup of what it replaced.
 	check(t, os.Chmod(h.Real(path.Join(DefaultBinDir, ShimName)), 0o700))
 	applied(t)(Install(h, o))
 	write(t, h.Real(path.Join(DefaultBinDir, CtlName)), "the operator's\n")
@@ -135,8 +135,8 @@ func TestUninstallBringsProgramsBack(t *testing.T) {
 	}
 }
 
-// A process is killed after some changes, while it makes the next: another one completes the
-// installation or the removal.
+// A process is killed after some changes, while it makes the next one. Another process completes
+// the installation or the removal.
 func TestAnInstallationThatIsCutShort(t *testing.T) {
 	o := options(t)
 	o.PrepareUnit, o.WriteShimConfig = false, false
@@ -206,8 +206,8 @@ func TestAnInstallationThatIsCutShort(t *testing.T) {
 	}
 }
 
-// A runtime of Docker that an operator registered by hand stays, with the programs, and an
-// installation beside it brings back every byte.
+// A runtime of Docker that an operator registered by hand stays, with the programs. Installing next
+// to it and uninstalling restores every byte.
 func TestUninstallKeepsARuntimeThatWasRegisteredByHand(t *testing.T) {
 	for _, text := range []string{
 		`{"runtimes":{"gpu":{"runtimeType":"io.containerd.nvidia.v2","options":{"A":"b"}}}}`,
@@ -242,7 +242,7 @@ func TestUninstallKeepsARuntimeThatWasRegisteredByHand(t *testing.T) {
 	}
 }
 
-// The programs of an uninstallation with KeepPrograms belong to the next one.
+// Programs that an uninstallation left because of KeepPrograms are removed by the next one.
 func TestUninstallRemovesKeptPrograms(t *testing.T) {
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
 	applied(t)(Install(h, o))

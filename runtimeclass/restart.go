@@ -8,12 +8,12 @@ import (
 	"strings"
 )
 
-// Restart is the systemctl command after which a daemon knows its new configuration.
+// Restart is the systemctl command that makes a daemon read its new configuration.
 type Restart struct {
 	// Verb is "restart" or "reload".
 	Verb string
-	// Units are the units of which one is active on a node, the likeliest first; none if none has
-	// been started yet.
+	// Units lists the units, one of which is active on a node, the likeliest first. There are none
+	// if none has been started yet.
 	Units []string
 }
 
@@ -24,7 +24,7 @@ func (r Restart) String() string {
 	return "systemctl " + r.Verb + " " + r.Units[0]
 }
 
-// Containers says what the command does to running containers.
+// Containers describes what the command does to running containers.
 func (r Restart) Containers() string {
 	if r.Verb == "restart" && r.Units[0] == Docker {
 		return "containers stop, unless Docker has live-restore"
@@ -32,14 +32,14 @@ func (r Restart) Containers() string {
 	return "running containers stay"
 }
 
-// Run runs the command for the unit that is active. out gets what systemctl prints.
+// Run runs the command for the unit that is active. out receives the output of systemctl.
 func (r Restart) Run(ctx context.Context, out io.Writer) error {
 	for _, unit := range r.Units {
 		if len(r.Units) > 1 && exec.CommandContext(ctx, "systemctl", "is-active", "--quiet", unit).Run() != nil {
 			continue
 		}
 		if err := systemctl(ctx, out, r.Verb, unit); err != nil {
-			// A second installation changes nothing, and so restarts nothing.
+			// A second installation changes nothing, so it restarts nothing.
 			return fmt.Errorf("systemctl %[1]s %[2]s: %[3]w: the files are changed and stay so; `journalctl -u %[2]s` says why, then run `systemctl %[1]s %[2]s` by hand",
 				r.Verb, unit, err)
 		}

@@ -9,16 +9,15 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
-// handlers are the handlers to register: that of a registration, and those of earlier
-// installations.
+// handlers holds the handlers to register: the new one and those of earlier installations.
 type handlers struct {
 	names []string
-	// byDefault is the one to make the default; "" for none.
+	// byDefault is the handler to make the default; "" for none.
 	byDefault string
 }
 
-// handlers returns what to register in place of what earlier installations put into files. keep
-// reports whether one of their handlers can stay.
+// handlers returns the handlers to register in place of those that earlier installations put into
+// files. keep reports whether an earlier handler can stay.
 func (o Options) handlers(texts [][]byte, keep func(name string) bool) handlers {
 	h := handlers{names: []string{o.Registration.Handler}, byDefault: ownDefault(texts)}
 	for _, text := range texts {
@@ -56,9 +55,9 @@ func ownDefault(texts [][]byte) (name string) {
 	return name
 }
 
-// ownHandlers returns the handlers in the lines that are ours.
+// ownHandlers returns the handlers in our lines.
 func ownHandlers(text []byte) (names []string) {
-	// A block that cannot be read names no handler: what comes of it is checked.
+	// A block that cannot be parsed has no handlers: the resulting text is checked.
 	config, _ := tomledit.Decode(tomledit.OwnLines(text))
 	for plugin := range tomledit.Table(config, "plugins") {
 		runtimes := tomledit.Table(config, "plugins", plugin, "containerd", "runtimes")
@@ -88,7 +87,7 @@ func (p *Plan) registerInTOML(o Options, list handlers, name string, form Runtim
 	present := tomledit.Table(f.cri(), "containerd", "runtimes")
 	current, _ := tomledit.Table(f.cri(), "containerd")["default_runtime_name"].(string)
 
-	// containerd 1.7 forgets its built-in runtime if a file names another one.
+	// containerd 1.7 drops its built-in runtime if a file defines another one.
 	stock := cmp.Or(current, "runc")
 	if f.version <= 2 && !p.Host.Daemon.AtLeast(2, 0, 0) && len(present) == 0 && !slices.Contains(list.names, stock) {
 		body += Runtime{Type: stockType}.tables(f.plugin, stock)
@@ -103,7 +102,7 @@ func (p *Plan) registerInTOML(o Options, list handlers, name string, form Runtim
 			p.note("the runtime %q (%s) is switched off by comments until uninstall", handler, describe(old))
 		}
 	}
-	// added is the text that the file is to get.
+	// added has all settings to add; body has those for the block.
 	added := body
 	if name := list.byDefault; name != "" && current != name {
 		added += defaultTable(f.plugin, name)

@@ -27,22 +27,22 @@ import (
 // container.
 const restoredMask = "nvidia-proc-driver"
 
-// restoration is kept from Create for Start, which restores the container from a checkpoint.
+// restoration is what Create keeps for Start, which restores the container from a checkpoint.
 type restoration struct {
 	mask *procmask.Mask // nil if the container gets none
 	view string         // of this host
 	done bool           // a restore was attempted
 }
 
-// close releases the mask that is kept for a restoration.
+// close releases the mask that was kept for a restoration.
 func (c gpuContainer) close() {
 	if c.restoration != nil && c.restoration.mask != nil {
 		c.restoration.mask.Close()
 	}
 }
 
-// Checkpoint has runc and CRIU write the container's processes to files. CRIU cannot save GPU
-// memory, so that is moved to the host first, whatever container.on-pause says. Unless the
+// Checkpoint makes runc and CRIU write the container's processes to files. CRIU cannot save GPU
+// memory, so it is moved to the host first, whatever the value of container.on-pause. Unless the
 // checkpoint ends the container, it continues afterwards. A container that was paused stays paused;
 // Resume moves its memory back.
 func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskRequest) (resp *emptypb.Empty, err error) {
@@ -158,7 +158,7 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 	}
 	c.restoration.done = true
 	defer c.close()
-	ctx = context.WithoutCancel(ctx) // half of it would leave processes that stand still
+	ctx = context.WithoutCancel(ctx) // stopping halfway would leave processes frozen
 	external := map[string]string{}
 	files, err := mountsBelow("self", c.restoration.view)
 	if err != nil {
@@ -204,8 +204,8 @@ func mountsBelow(process, dir string) (list []string, err error) {
 	}
 	defer f.Close()
 	_, err = mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
-		// A container that may mount chooses these names, and they are written into a configuration
-		// file of CRIU.
+		// A container that may mount chooses these names, which are written to a CRIU configuration
+		// file.
 		if strings.HasPrefix(m.Mountpoint, dir+"/") && !strings.ContainsAny(m.Mountpoint, "\"\\#\n\t ") {
 			list = append(list, m.Mountpoint)
 		}
@@ -215,7 +215,7 @@ func mountsBelow(process, dir string) (list []string, err error) {
 }
 
 // withExternal tells CRIU, which runc executes, what to mount at these paths in the container. runc
-// itself tells it only about the mounts in config.json.
+// itself tells CRIU only about the mounts in config.json.
 func withExternal(ctx context.Context, bundle string, external map[string]string) (context.Context, error) {
 	var text bytes.Buffer
 	for name, source := range external {
@@ -225,5 +225,5 @@ func withExternal(ctx context.Context, bundle string, external map[string]string
 	if err := os.WriteFile(file, text.Bytes(), 0o600); err != nil {
 		return nil, err
 	}
-	return runc.WithExtraEnv(ctx, "CRIU_CONFIG_FILE="+file), nil // besides the files in /etc/criu (criu(8))
+	return runc.WithExtraEnv(ctx, "CRIU_CONFIG_FILE="+file), nil // added to the files in /etc/criu (criu(8))
 }

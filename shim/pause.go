@@ -28,8 +28,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// maxRounds bounds how often Pause is repeated because processes have started to use a GPU
-// meanwhile, or because runc could not freeze the container.
+// maxRounds limits the attempts of Pause. It tries again if processes have started to use a GPU in
+// the meantime or if runc could not freeze the container.
 const maxRounds = 5
 
 // Pause freezes the container. If the container suspends its GPUs, the GPU memory of its processes
@@ -71,7 +71,7 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 	}
 	ctx = context.WithoutCancel(ctx) // stopping halfway would leave processes frozen
 	forgotten := c
-	forgotten.placement = nil // also if this call fails
+	forgotten.placement = nil // even if this call fails
 	s.update(r.ID, forgotten)
 	// The driver restores a process in one of the process' own threads, which must not be frozen.
 	resp, err := s.thaw(ctx, r, c)
@@ -115,8 +115,9 @@ func (s *Service) status(ctx context.Context, id string) task.Status {
 }
 
 // suspend moves GPU memory to the host and freezes the container. If a process has started to use a
-// GPU in between, which it would keep, both are repeated; also if the container cannot be frozen: on
-// cgroup v1 runc gives up after 0.2 s, in which a busy host may run none of its processes.
+// GPU in between, it would keep that GPU, so suspend repeats both steps. It also repeats them if
+// the container cannot be frozen: on cgroup v1 runc gives up after 0.2 s, in which a busy host may
+// run none of the container's processes.
 func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, c gpuContainer) (resp *emptypb.Empty, err error) {
 	var notFrozen error
 	for range maxRounds {
@@ -146,9 +147,10 @@ func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, c gpuCon
 
 // freeze is the embedded service's Pause.
 //
-// It and thaw may fail although runc did its work: runc is killed when the time of the request is
-// up, say. The embedded service then has the container as it was, and runc refuses every further
-// call. So runc undoes its work; if there is none to undo, it refuses that.
+// freeze and thaw may fail although runc did its work, for example if runc is killed when the
+// request times out. The embedded service then keeps the old state of the container, and runc
+// refuses every further call. So runc is called to undo its work; it refuses if there is nothing to
+// undo.
 func (s *Service) freeze(ctx context.Context, r *taskapi.PauseRequest, c gpuContainer) (*emptypb.Empty, error) {
 	resp, err := s.TTRPCTaskService.Pause(ctx, r)
 	if err != nil && s.status(ctx, r.ID) == task.Status_RUNNING {
@@ -170,8 +172,8 @@ func (s *Service) thaw(ctx context.Context, r *taskapi.ResumeRequest, c gpuConta
 	return resp, err
 }
 
-// runc is the container's, as the embedded service executes it, but without the log from which that
-// takes the last error.
+// runc returns the container's runc as the embedded service executes it, but without the log from
+// which that service reads the last error.
 func (c gpuContainer) runc(ctx context.Context) (*runc.Runc, error) {
 	opts, err := runctask.ReadOptions(c.bundle)
 	if err != nil {
@@ -186,8 +188,9 @@ func (c gpuContainer) runc(ctx context.Context) (*runc.Runc, error) {
 	return r, nil
 }
 
-// move has the probe move the GPU memory of all processes of the container, to the host or back.
-// What is moved to the host is added to c.held; to be moved back, that much must be free on the GPU.
+// move asks the probe to move the GPU memory of all processes of the container to the host or back.
+// It adds what is moved to the host to c.held. To move it back, that much memory must be free on
+// the GPU.
 func (s *Service) move(ctx context.Context, id string, suspend bool, c gpuContainer) error {
 	list, err := s.processes(ctx, id)
 	if err != nil || len(list) == 0 {
@@ -211,8 +214,8 @@ func (s *Service) move(ctx context.Context, id string, suspend bool, c gpuContai
 	return nil
 }
 
-// moveLimit bounds how long moving GPU memory may take: no more than this host's memory can be
-// moved, at 1 GiB a second or faster. Tests use a shorter time.
+// moveLimit is the time limit for moving GPU memory: at most this host's memory can be moved, at 1
+// GiB a second or faster. Tests use a shorter time.
 var moveLimit = func() time.Duration {
 	var info unix.Sysinfo_t
 	_ = unix.Sysinfo(&info)

@@ -16,9 +16,10 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
-// exchangeable returns the GPUs among which Resume can move a container's memory. The driver wants
-// to be told where each GPU goes that a process sees, no more and no less (580.159.04): a privileged
-// container sees GPUs that it was not granted, and MIG devices have no place in the list.
+// exchangeable returns the GPUs among which Resume can move a container's memory. The driver
+// requires a destination for exactly the GPUs that a process sees (580.159.04). So exchangeable
+// returns none for a privileged container, which sees GPUs that it was not granted, and for MIG
+// devices, which the driver's list cannot contain.
 func exchangeable(p gpuinject.Plan) []gpuinject.PlanGPU {
 	if !p.Proc.Masked || len(p.MIG) > 0 {
 		return nil
@@ -26,8 +27,8 @@ func exchangeable(p gpuinject.Plan) []gpuinject.PlanGPU {
 	return p.GPUs
 }
 
-// place has the next Resume move the container's GPU memory to other GPUs of its grant. text is the
-// value of gpuinject.AnnotationResumeGPU.
+// place makes the next Resume move the container's GPU memory to other GPUs of its grant. text is
+// the value of gpuinject.AnnotationResumeGPU.
 func (s *Service) place(ctx context.Context, id, text string) error {
 	s.pausing.Lock()
 	defer s.pausing.Unlock()
@@ -44,9 +45,10 @@ func (s *Service) place(ctx context.Context, id, text string) error {
 	return nil
 }
 
-// placement returns the GPU that each GPU's memory goes to, by UUID. text is "[OLD=]NEW,...", GPUs
-// by index or UUID; OLD may be left out if held is on one GPU. Each of the GPUs is once on either
-// side: those that text does not name stay, or take the places that are left.
+// placement maps each GPU to the GPU that its memory moves to, by UUID. text is "[OLD=]NEW,...",
+// with GPUs by index or UUID; OLD may be omitted if held is on one GPU. Each GPU is once a source
+// and once a destination. Memory on GPUs that text does not name stays if its place is free, and
+// otherwise moves to a GPU that is left.
 func placement(text string, gpus []gpuinject.PlanGPU, held probe.Memory) (map[string]string, error) {
 	if len(gpus) == 0 {
 		return nil, fmt.Errorf("the driver exchanges whole GPUs, and those of containers without privileges")
@@ -96,7 +98,7 @@ func placement(text string, gpus []gpuinject.PlanGPU, held probe.Memory) (map[st
 	return to, nil
 }
 
-// usedGPUs returns the UUIDs of the GPUs that suspended processes have memory on.
+// usedGPUs returns the UUIDs of the GPUs on which suspended processes had memory.
 func usedGPUs(held probe.Memory) []string {
 	used := map[string]bool{}
 	for _, memory := range held {
@@ -107,7 +109,7 @@ func usedGPUs(held probe.Memory) []string {
 	return slices.Sorted(maps.Keys(used))
 }
 
-// names lists GPUs as messages do.
+// names lists GPUs for messages.
 func names(gpus []gpuinject.PlanGPU) string {
 	var list []string
 	for _, g := range gpus {

@@ -23,11 +23,11 @@ type Pod struct {
 	name       string // of the container
 	socket     string
 	containers map[string][]string
-	err        error // why there is no checkpoint to read
+	err        error // why the checkpoint could not be read
 }
 
-// Read reads the kubelet's checkpoint. It is bound to the pod's UID, but does not tell a container
-// without a device from an ephemeral one, which shares what its pod has.
+// Read reads the kubelet's checkpoint. It is bound to the pod's UID, but cannot distinguish a
+// container without a device from an ephemeral container, which shares the devices of its pod.
 func Read(file, socket string, who request.Container) Pod {
 	p := Pod{name: who.Name, socket: socket}
 	p.containers, p.err = checkpoint.Pod(file, who.UID)
@@ -40,13 +40,13 @@ func Read(file, socket string, who request.Container) Pod {
 	return p
 }
 
-// IDs returns what the checkpoint says was allocated to the container.
+// IDs returns the ids that the checkpoint has for the container.
 func (p Pod) IDs() []string {
 	ids, _ := policy.Allocation{Containers: p.containers}.IDs(p.name)
 	return ids
 }
 
-// Answer joins the kubelet's answers for the pod: its checkpoint and, if asked for, its reply.
+// Answer combines the kubelet's answers for the pod: its checkpoint and, if asked for, its reply.
 // named are the devices that the container asks for.
 func (p Pod) Answer(h host.Host, named []string, reply probe.Answers) (k policy.KubeletAnswer) {
 	switch {
@@ -59,8 +59,8 @@ func (p Pod) Answer(h host.Host, named []string, reply probe.Answers) (k policy.
 	case reply.Pod == nil:
 		k.Err = fmt.Errorf("the kubelet at %s: %s", p.socket, reply.PodError)
 	case p.err == nil && reply.Pod.Found:
-		// The devices are those of the UID. The reply, of a pod of this name, adds which containers
-		// without a device there are.
+		// The devices come from the checkpoint, by UID. The reply, for a pod with this name, adds
+		// the containers without a device.
 		for name := range reply.Pod.Containers {
 			if _, ok := p.containers[name]; !ok {
 				p.containers[name] = []string{}
@@ -79,10 +79,10 @@ func (p Pod) Answer(h host.Host, named []string, reply probe.Answers) (k policy.
 	return k
 }
 
-// checkByName refuses an allocation that is bound to no UID, but to the name of a pod, unless the
+// checkByName refuses an allocation that is bound to a pod's name instead of its UID, unless the
 // container names each of its devices in full, as NVIDIA's device plugin does in the environment. A
-// pod that was deleted by force goes on creating containers while the next one of its name is
-// there, and "all" in its image would be all that the next one has.
+// pod that was deleted by force can still create containers while the next pod with its name
+// exists, and "all" in its image would mean all devices of that next pod.
 func (p Pod) checkByName(h host.Host, named []string, allocation policy.Allocation) error {
 	ids, _ := allocation.IDs(p.name)
 	if ids, _ = FullIDs(h, ids); len(ids) == 0 {
@@ -94,9 +94,9 @@ func (p Pod) checkByName(h host.Host, named []string, allocation policy.Allocati
 	return fmt.Errorf("the kubelet's API has a pod of this name, but no UID, and the container does not name its GPUs by UUID: have the device plugin pass device specifications (PASS_DEVICE_SPECS=true): %w", p.err)
 }
 
-// FullIDs returns those of a list that are full names of devices, each once, without the numbers of
-// time-slicing replicas ("GPU-…::3"). Resources of other plugins, network cards for example, have
-// other ids: "2" or "all" is no GPU there.
+// FullIDs returns the ids that are full names of devices, each once and without the number of a
+// time-slicing replica ("GPU-…::3"), and the others. Resources of other plugins, for example
+// network cards, have other ids: "2" or "all" is not a GPU there.
 func FullIDs(h host.Host, list []string) (ids, others []string) {
 	for _, id := range list {
 		name, replica, isReplica := strings.Cut(id, "::")

@@ -1,8 +1,8 @@
-// Package layout says where the driver's files are in a container: in the view, which is mounted at
-// ViewDir, and beside it, at the few places where programs look whatever the loader would find.
+// Package layout determines the paths of the driver's files in a container: in the view, which is
+// mounted at ViewDir, and in the few other places where programs look without asking the loader.
 //
 //	spec := layout.View(files)
 //	entries, dirs := layout.LoaderEntries(files)
 //
-// It is pure: it takes lists of files and returns names and places.
+// It is pure: it takes lists of files and returns names and paths.
 package layout

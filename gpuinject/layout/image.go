@@ -9,24 +9,24 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 )
 
-// Bind is a file or directory of the host, read-only at a place of the container.
+// Bind is a file or directory of the host that is mounted read-only in the container.
 type Bind struct {
 	Source      string `json:"source"`
 	Destination string `json:"destination"`
 }
 
-// directNames are in the image's own library directory as well: programs look for these files by
-// path, or the image has no loader cache.
+// directNames are also in the image's own library directory: programs open these files by path, or
+// the image has no loader cache.
 var directNames = []string{"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"}
 
-// directPrograms are in /usr/bin as well: scripts call them whatever PATH says.
+// directPrograms are also in /usr/bin: scripts must find them whatever their PATH is.
 var directPrograms = []string{"nvidia-smi"}
 
-// Beside lists the libraries and programs that a container finds outside the view as well: a
-// handful that programs look for elsewhere, and what is in no view. viewRoot is where the view is
-// on the host. Every library is beside it if the loader's cache cannot name the view. Of a library
-// that has a link without a version the source is that: it stays good after an upgrade of the
-// driver.
+// Beside lists the libraries and programs to mount outside the view: the few that programs look for
+// elsewhere, and the libraries that are in no view. viewRoot is the view's path on the host. every
+// is true if the loader's cache cannot list the view: then all libraries are mounted. The source of
+// a library is its link without a version, if it has one: that path stays valid after a driver
+// upgrade.
 func Beside(files driver.Files, img image.Image, viewRoot string, every bool) (list []Bind) {
 	for _, l := range files.Libraries {
 		put := func(name, dest string) {
@@ -64,8 +64,8 @@ func Beside(files driver.Files, img image.Image, viewRoot string, every bool) (l
 	return list
 }
 
-// WithoutCompat returns the files without the libraries that a forward compatibility package takes
-// the place of: no search path may find the host's first.
+// WithoutCompat returns the files without the libraries that a forward compatibility package
+// replaces: no search path may find the host's libraries first.
 func WithoutCompat(files driver.Files) driver.Files {
 	files.Libraries = slices.DeleteFunc(slices.Clone(files.Libraries), func(l driver.Library) bool {
 		stem, _, _ := strings.Cut(l.Name, ".so")
@@ -74,16 +74,16 @@ func WithoutCompat(files driver.Files) driver.Files {
 	return files
 }
 
-// compatNames are the libraries that belong to one libcuda: a forward compatibility package takes
-// the place of all of them. The set is fixed, so that an image cannot choose among many views.
+// compatNames are the libraries that belong to one libcuda: a forward compatibility package
+// replaces all of them. The set is fixed, so that an image cannot choose among many views.
 var compatNames = []string{
 	"libcuda", "libcudadebugger", "libnvidia-nvvm", "libnvidia-nvvm70", "libnvidia-pkcs11",
 	"libnvidia-pkcs11-openssl3", "libnvidia-ptxjitcompiler", "libnvidia-tileiras",
 }
 
-// XorgModules is where the X server of an image looks for modules: in a directory beside the
-// libraries if these are in lib64 (Fedora, RHEL, openSUSE), else in /usr/lib, also with Debian's
-// multiarch directories.
+// XorgModules returns the directory in which the X server of an image looks for modules: in
+// /usr/lib64 if the libraries are in lib64 (Fedora, RHEL, openSUSE), otherwise in /usr/lib, even
+// with Debian's multiarch directories.
 func XorgModules(img image.Image) string {
 	if path.Base(img.LibDir) == "lib64" {
 		return "/usr/lib64/xorg/modules"
@@ -91,9 +91,9 @@ func XorgModules(img image.Image) string {
 	return "/usr/lib/xorg/modules"
 }
 
-// pluginDir is the directory below which libraries of the image that are for the same programs as
-// dir, the place of a C library, look for plugins: in /usr even if the C library is not there
-// (Debian before the merge of /usr, Alpine).
+// pluginDir returns the directory below which the image's libraries look for plugins. dir is the
+// directory of the C library of the same architecture. Plugins are in /usr even if the C library is
+// not (Debian before the merge of /usr, Alpine).
 func pluginDir(dir string) string {
 	if dir == "/lib" || strings.HasPrefix(dir, "/lib64") || strings.HasPrefix(dir, "/lib32") || strings.HasPrefix(dir, "/lib/") {
 		return "/usr" + dir

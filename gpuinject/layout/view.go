@@ -14,7 +14,7 @@ import (
 // always pointed there.
 const ViewDir = "/usr/local/nvidia"
 
-// Directories of a view. 32-bit libraries have one of their own.
+// Directories of a view. 32-bit libraries have their own.
 const (
 	viewLib   = "lib64"
 	viewLib32 = "lib"
@@ -45,7 +45,7 @@ func View(files driver.Files) view.Spec {
 	return spec
 }
 
-// DataName is the name of a data file in the view: its path in the container without the first
+// DataName returns the name of a data file in the view: its path in the container without the first
 // component or two.
 func DataName(d driver.File) string {
 	if !path.IsAbs(d.Dest) {
@@ -54,7 +54,7 @@ func DataName(d driver.File) string {
 	return path.Join(viewShare, strings.TrimPrefix(strings.TrimPrefix(d.Dest, "/etc"), "/usr/share"))
 }
 
-// LibraryDir is the directory of a library in the view.
+// LibraryDir returns the directory of a library in the view.
 func LibraryDir(l driver.Library) string {
 	if l.Bits == 32 {
 		return path.Join(viewLib32, l.Subdir)
@@ -62,8 +62,8 @@ func LibraryDir(l driver.Library) string {
 	return path.Join(viewLib, l.Subdir)
 }
 
-// libraryFile is the path of a library in the container: in the view, by name if it has a link of
-// that name, or at its own path, which has no links.
+// libraryFile returns the path of a library in the container: in the view, by name if it has a link
+// with that name, or at its own path, which has no links.
 func libraryFile(l driver.Library, name string) string {
 	switch {
 	case l.Dir != "":
@@ -74,7 +74,7 @@ func libraryFile(l driver.Library, name string) string {
 	return path.Join(ViewDir, LibraryDir(l), l.Name)
 }
 
-// loaderNames are the names by which a program can ask the loader for a library.
+// loaderNames returns the names by which a program can ask the loader for a library.
 func loaderNames(l driver.Library) (names []string) {
 	all := append([]string{l.SOName}, l.Links...)
 	if l.Dir != "" {
@@ -88,8 +88,9 @@ func loaderNames(l driver.Library) (names []string) {
 	return names
 }
 
-// LoaderEntries are the names by which a program can ask the loader for the driver's libraries, and
-// the directories that they are in. A library in a subdirectory (vdpau, gbm) is opened by its path.
+// LoaderEntries returns the names by which a program can ask the loader for the driver's libraries,
+// and the directories of these libraries. A library in a subdirectory (vdpau, gbm) is opened by its
+// path.
 func LoaderEntries(files driver.Files) (entries []ldcache.Entry, dirs []string) {
 	dirs = []string{path.Join(ViewDir, viewLib)}
 	for _, l := range files.Libraries {

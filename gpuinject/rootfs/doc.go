@@ -1,9 +1,9 @@
-// Package rootfs is the root file system that a container will see: its image, and the container's
-// own mounts over it, of which nothing but names is known before runc makes them.
+// Package rootfs models the root file system that a container will see: its image, and the
+// container's own mounts over it, of which only the names are known before runc makes them.
 //
 //	root, err := rootfs.Read(img, dir, spec.Mounts, removed)
 //	volume, covered := root.Covering("/etc/ld.so.cache")
 //
-// It says where something can be put, and refuses mounts that would bring it elsewhere: nothing is
-// ever made in a volume of the container's own (T53).
+// It determines where something can be mounted, and refuses the container's mounts that would
+// redirect it: nothing is ever created in one of the container's own volumes (T53).
 package rootfs

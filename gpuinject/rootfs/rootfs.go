@@ -13,7 +13,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// Volume is a mount of the container's own that outlives it, and where in the image it really goes.
+// Volume is one of the container's own mounts that outlives the container. At is its path in the
+// image with links resolved.
 type Volume struct {
 	specs.Mount
 	At string
@@ -22,21 +23,22 @@ type Volume struct {
 // FS is the image of a container, and the container's own mounts over it.
 type FS struct {
 	*image.Root
-	// Volumes are binds, and file systems of whatever type. Nothing is ever made in them (T53).
+	// Volumes are binds, and file systems of all types but ephemeralTypes. Nothing is ever created
+	// in them (T53).
 	Volumes []Volume
-	// ephemeral end with the container: what the image has below them is not to be seen, while a
-	// mount made later is.
+	// ephemeral are the paths of mounts that end with the container. They hide what the image has
+	// there, but not a mount that is made later.
 	ephemeral []string
-	// OwnProc is true if the last mount at /proc, which the mask goes on, is a procfs of the
-	// container's own.
+	// OwnProc is true if the last mount at /proc, on which the mask is mounted, is the container's
+	// own procfs.
 	OwnProc bool
 }
 
 // ephemeralTypes are the types of mounts that end with the container.
 var ephemeralTypes = []string{"tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgroup", "cgroup2", "ramfs"}
 
-// Read resolves the container's own mounts in its image, each once. Lasting ones that are removed
-// do not count. Relative sources are below the directory of the bundle.
+// Read resolves each of the container's own mounts in its image once. It skips volumes for which
+// removed returns true. Relative sources are below the bundle's directory.
 func Read(img *image.Root, bundle string, mounts []specs.Mount, removed func(specs.Mount) bool) (FS, error) {
 	r := FS{Root: img}
 	for _, m := range mounts {
@@ -64,8 +66,8 @@ func Read(img *image.Root, bundle string, mounts []specs.Mount, removed func(spe
 	return r, nil
 }
 
-// checkLinks refuses a mount below a link of another volume: it goes where that link leads when
-// runc follows it, perhaps to the driver's files.
+// checkLinks refuses a mount below a link in another volume: runc would follow that link, perhaps
+// to the driver's files.
 func (r FS) checkLinks(bundle string, m specs.Mount, at string) error {
 	for _, above := range r.Volumes {
 		name, below := strings.CutPrefix(at, above.At+"/")
@@ -89,8 +91,8 @@ func (r FS) checkLinks(bundle string, m specs.Mount, at string) error {
 	return nil
 }
 
-// CheckNodes refuses a volume in which runc would make a device node, on the host's disk. The
-// host's own directory has the node, and below a bind at /dev runc makes none.
+// CheckNodes refuses a volume in which runc would create a device node on the host's disk. The
+// host's own directory already has the node, and runc creates none below a bind at /dev.
 func (r FS) CheckNodes(nodes []device.Node) error {
 	for _, n := range nodes {
 		for _, volume := range r.Volumes {
@@ -105,7 +107,7 @@ func (r FS) CheckNodes(nodes []device.Node) error {
 	return nil
 }
 
-// Covering returns the volume that one of these places of the image is at or below.
+// Covering returns the first volume at or above one of these paths of the image.
 func (r FS) Covering(places ...string) (specs.Mount, bool) {
 	for _, volume := range r.Volumes {
 		if slices.ContainsFunc(places, func(at string) bool { return IsBelow(at, volume.At) }) {
@@ -115,7 +117,7 @@ func (r FS) Covering(places ...string) (specs.Mount, bool) {
 	return specs.Mount{}, false
 }
 
-// Hides reports whether the container does not see what the image has at a place.
+// Hides reports whether an ephemeral mount hides what the image has at a path.
 func (r FS) Hides(at string) bool {
 	return slices.ContainsFunc(r.ephemeral, func(dir string) bool { return IsBelow(at, dir) })
 }
@@ -125,8 +127,8 @@ func IsBelow(name, dir string) bool {
 	return name == dir || dir == "/" || strings.HasPrefix(name, dir+"/")
 }
 
-// CacheMountPoint returns where the loader's cache can be mounted, "" if nowhere: runc follows a
-// link of that name, which must not lead to a volume, another file system or the host.
+// CacheMountPoint returns where the loader's cache can be mounted, or "": runc follows a link with
+// that name, which must not lead to a volume, another file system or the host.
 func (r FS) CacheMountPoint() string {
 	at, err := r.Place(image.CachePath)
 	if err == nil && r.Hides(at) {

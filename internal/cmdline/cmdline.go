@@ -2,7 +2,7 @@ package cmdline
 
 import "fmt"
 
-// Error says what is wrong with a command line.
+// Error describes what is wrong with a command line.
 type Error struct{ text string }
 
 // Errorf formats an Error.

@@ -1,3 +1,3 @@
-// Package cmdline has the error of a command line that cannot be followed, for packages that find
-// that out when they look at the host: nvidia-shimctl ends with status 2 then.
+// Package cmdline defines the error of an invalid command line, for packages that detect it only
+// when they examine the host. nvidia-shimctl then exits with status 2.
 package cmdline

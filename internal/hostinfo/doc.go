@@ -1,5 +1,5 @@
-// Package hostinfo shows what this host has for containers: the driver, its files, the GPUs and MIG
-// devices, and what is wrong with them.
+// Package hostinfo shows what this host offers to containers: the driver, its files, the GPUs and
+// MIG devices, and what is wrong with them.
 //
 //	info, err := hostinfo.Read(cfg.Host, ask)
 //	info.Print(term.New(os.Stdout))

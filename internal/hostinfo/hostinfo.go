@@ -16,10 +16,11 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
-// Info is what this host has for containers.
+// Info describes what this host offers to containers.
 type Info struct {
 	DriverVersion string `json:"driver_version"`
-	// CUDAVersion is the newest that the driver supports. NVMLError says why it is missing.
+	// CUDAVersion is the newest version that the driver supports. NVMLError is the reason if it is
+	// missing.
 	CUDAVersion string              `json:"cuda_version,omitempty"`
 	NVMLError   string              `json:"nvml_error,omitempty"`
 	Platform    string              `json:"platform,omitempty"`
@@ -37,7 +38,7 @@ type Info struct {
 type GPU struct {
 	gpuinject.PlanGPU
 	Model string `json:"model"`
-	// NVML is absent if NVML does not answer, or not for this GPU.
+	// NVML is nil if NVML does not answer at all or for this GPU.
 	NVML *device.GPUFacts `json:"nvml,omitempty"`
 }
 
@@ -117,7 +118,7 @@ func (i *Info) Print(o *term.Output) {
 	i.printProblems(o)
 }
 
-// printMIG lists the MIG devices, or counts those of each GPU if a screen does not hold them.
+// printMIG lists the MIG devices, or counts those of each GPU if they do not fit on a screen.
 func (i *Info) printMIG(o *term.Output) {
 	if len(i.MIG) == 0 {
 		return

@@ -15,19 +15,19 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
 )
 
-// Kind says what a changed file is.
+// Kind is the kind of a changed file.
 type Kind string
 
 // The kinds of files.
 const (
 	DaemonConfig Kind = "configuration" // the daemon has to read it again
 	Original     Kind = "original"      // the daemon's configuration before the installation
-	Program      Kind = "program"       // executable, and replaced even if it is another one by now
+	Program      Kind = "program"       // executable; replaced even if it changed in the meantime
 	OtherFile    Kind = "file"          // the unit, the shim's configuration
-	Generated    Kind = "generated"     // for programs to read: a difference tells people nothing
-	Link         Kind = "link"          // a symbolic link; its text is where it leads
+	Generated    Kind = "generated"     // read only by programs: its diff tells people nothing
+	Link         Kind = "link"          // a symbolic link; its text is its target
 	Record       Kind = "record"        // the list of what was installed
-	Directory    Kind = "directory"     // one that an installation made
+	Directory    Kind = "directory"     // created by an installation
 )
 
 // Change is one file before and after. A nil text means that the file does not exist.
@@ -38,7 +38,7 @@ type Change struct {
 	Before, After []byte
 }
 
-// Change returns the change of a file from what it is now. A link to it stays one.
+// Change returns the change of a file from its present content. A link to the file stays a link.
 func (t Tree) Change(kind Kind, name string, after []byte) (Change, error) {
 	c := Change{Kind: kind, Path: name, After: after}
 	var err error
@@ -63,12 +63,12 @@ func (t Tree) Change(kind Kind, name string, after []byte) (Change, error) {
 	return c, err
 }
 
-// Differs reports whether the change changes anything. An empty file is not the same as none.
+// Differs reports whether the change changes anything. An empty file differs from a missing one.
 func (c Change) Differs() bool { return !equal(c.Before, c.After) }
 
 func equal(a, b []byte) bool { return bytes.Equal(a, b) && (a == nil) == (b == nil) }
 
-// Diff returns the difference as patch(1) reads it.
+// Diff returns the difference in the format of patch(1).
 func (c Change) Diff() string {
 	name := func(text []byte) string {
 		if text == nil {
@@ -79,13 +79,14 @@ func (c Change) Diff() string {
 	return udiff.Unified(name(c.Before), name(c.After), string(c.Before), string(c.After))
 }
 
-// BackupSuffix is appended to a file's name for its state before the installation.
+// BackupSuffix is the suffix of the backup of a file from before the installation.
 const BackupSuffix = ".before-nvidia-shim"
 
 // ProgramMode is the mode of a Program.
 const ProgramMode = 0o755
 
-// Apply makes a change by an atomic rename. A file that is not as it was before is left alone.
+// Apply makes a change by an atomic rename. A file that changed in the meantime is left alone,
+// unless a Program replaces it.
 func (t Tree) Apply(c Change) error {
 	if !c.Differs() {
 		return nil
@@ -121,16 +122,16 @@ func (t Tree) Apply(c Change) error {
 		return err
 	}
 	defer opened.Close()
-	// A directory by its descriptor stays the same one.
+	// A path through the descriptor always leads to the same directory.
 	name := fmt.Sprintf("/proc/self/fd/%d/%s", opened.Fd(), filepath.Base(c.Path))
 	switch c.Kind {
 	case Link:
 		if c.Before != nil {
-			_ = os.Remove(name) // Symlink replaces nothing
+			_ = os.Remove(name) // Symlink does not replace a file
 		}
 		return os.Symlink(string(c.After), name)
 	case Program:
-		// A shim that runs keeps its file, and no process can start half of one.
+		// A running shim keeps its file, and no process can start a half-written one.
 		return atomicfile.Write(name, c.After, ProgramMode)
 	case Record:
 		return atomicfile.Write(name, c.After, 0o600)

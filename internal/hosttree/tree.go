@@ -18,7 +18,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
-// Tree is the files of a host.
+// Tree is the file tree of a host.
 type Tree struct {
 	// Root is "/" or "", or the root of a tree to prepare.
 	Root string
@@ -37,8 +37,8 @@ func (t Tree) Follow(name string) (string, error) {
 	return filepath.Join("/", name), err
 }
 
-// open opens the tree. The name that it returns is without links and relative to the tree, which
-// refuses links that others make meanwhile and that lead out of it.
+// open opens the tree. The returned name is relative to the tree and has its links resolved.
+// os.Root refuses links that are created in the meantime and lead out of the tree.
 func (t Tree) open(name string) (*os.Root, string, error) {
 	name, err := t.Follow(name)
 	if err != nil {
@@ -118,8 +118,8 @@ func (t Tree) Glob(pattern string) ([]string, error) {
 	return names, err
 }
 
-// RemoveTemporary removes from a directory the files of processes that were killed while they
-// wrote.
+// RemoveTemporary removes from a directory the temporary files of processes that were killed while
+// they were writing.
 func (t Tree) RemoveTemporary(dir string) {
 	left, _ := t.Glob(path.Join(dir, ".*"+atomicfile.Temporary+"*"))
 	for _, name := range left {

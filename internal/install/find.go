@@ -13,7 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// findTarget chooses the only daemon of the host, or of the target that the operator names, and
+// findTarget selects the only daemon of the host, or of the target that the operator named, and
 // returns it.
 func (i *Installer) findTarget() (none runtimeclass.Found, err error) {
 	if i.Containerd != "" {
@@ -40,8 +40,9 @@ func (i *Installer) findTarget() (none runtimeclass.Found, err error) {
 	return none, cmdline.Errorf("found %s: name one with --target, or its configuration file", foundNames(found))
 }
 
-// refuseUnread returns an error if no daemon would read what is installed for a target, or into its
-// named configuration: nothing but a file shows the target, and more shows another one.
+// refuseUnread returns an error if no daemon would read what is installed for a target or in its
+// named configuration: at most a file identifies the target, and there is more evidence of another
+// one.
 func (i *Installer) refuseUnread(found, all []runtimeclass.Found) error {
 	files := []string{runtimeclass.DefaultContainerdConfig, runtimeclass.DefaultDockerConfig}
 	reads := func(f runtimeclass.Found) bool {
@@ -55,7 +56,7 @@ func (i *Installer) refuseUnread(found, all []runtimeclass.Found) error {
 		files, found = append(files, i.ConfigFile), []runtimeclass.Found{{Why: i.ConfigFile}}
 	}
 	isFile := func(f runtimeclass.Found) bool { return slices.Contains(files, f.Why) }
-	// An earlier installation may have made the other's file.
+	// An earlier installation may have created the other target's file.
 	weak := len(found) > 0 || i.Host.Exists(runtimeclass.RecordPath)
 	others := slices.DeleteFunc(all, func(f runtimeclass.Found) bool { return f.Target == i.Target || weak && isFile(f) })
 	if len(others) == 0 || len(found) > 0 && !isFile(found[0]) {
@@ -68,7 +69,7 @@ func (i *Installer) refuseUnread(found, all []runtimeclass.Found) error {
 	return cmdline.Errorf("no %s here%s; found %s: name one with --target, or install or start %[1]s first", i.Target, but, foundNames(others))
 }
 
-// proc is the procfs of the host; "" for a tree.
+// proc returns the procfs of the host; "" for a tree.
 func (i *Installer) proc() procfs.FS {
 	if filepath.Clean(i.Host.Root) != "/" {
 		return ""
@@ -84,8 +85,8 @@ func foundNames(found []runtimeclass.Found) string {
 	return strings.Join(list, " and ")
 }
 
-// daemonVersion is the version that the operator says, or that of program, if one runs. Nothing of
-// a tree is executed.
+// daemonVersion returns the version that the operator gave, or else the version that the daemon's
+// program prints. It executes nothing in a tree.
 func (i *Installer) daemonVersion(ctx context.Context, program string) (none semver.Version, err error) {
 	daemon, other := runtimeclass.Containerd, runtimeclass.Docker
 	if i.Target == runtimeclass.Docker {
@@ -106,7 +107,7 @@ func (i *Installer) daemonVersion(ctx context.Context, program string) (none sem
 	}
 	v, err := runtimeclass.DaemonVersion(ctx, i.Target, cmp.Or(i.Containerd, program))
 	if err != nil && i.Containerd == "" {
-		// Without the version the handler has the form that every one serves.
+		// Without the version, the handler has the most widely supported form.
 		return none, nil
 	}
 	return v, err

@@ -13,7 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// ErrGPUsFlag is the error of --gpus-flag without Docker.
+// ErrGPUsFlag is returned for --gpus-flag without Docker.
 var ErrGPUsFlag = cmdline.Errorf("--gpus-flag goes with --target docker only")
 
 // Install plans the installation and carries it out.
@@ -29,7 +29,7 @@ func (i Installer) Install(ctx context.Context) error {
 	if i.PrepareUnit {
 		started = runtimeclass.StartUnit(ctx, i.Err)
 	}
-	// The daemon runs containers without a GPU too.
+	// Even if the unit failed: the daemon also runs containers without a GPU.
 	if plan.Changed() {
 		if err := plan.Restart.Run(ctx, i.Err); err != nil {
 			return err
@@ -38,8 +38,8 @@ func (i Installer) Install(ctx context.Context) error {
 	return started
 }
 
-// Plan plans an installation for the host's daemon, with which it completes the options. report is
-// nil unless a configuration of NVIDIA's toolkit is carried over.
+// Plan completes the options for the host's daemon and plans the installation. report is nil unless
+// a configuration of NVIDIA's toolkit is carried over.
 func (i *Installer) Plan(ctx context.Context) (none runtimeclass.Plan, report *toolkit.Report, err error) {
 	found, err := i.findTarget()
 	if err != nil {

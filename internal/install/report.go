@@ -8,11 +8,12 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// Report says what an installation or a removal changes.
+// Report describes what an installation or a removal changes.
 type Report struct {
 	DryRun  bool   `json:"dry_run"`
 	Handler string `json:"handler,omitempty"`
-	// Changed is whether the daemon's configuration changes, or what else it reads when it starts.
+	// Changed is true if the daemon's configuration changes, or anything else that the daemon reads
+	// when it starts.
 	Changed bool `json:"changed"`
 	// Written and Removed are all files that change.
 	Written []string        `json:"written"`
@@ -24,7 +25,7 @@ type Report struct {
 }
 
 // CarryOut makes the changes of a plan, unless this is a dry run, and prints the notes and the
-// difference. patch(1) passes over the notes.
+// difference. patch(1) ignores the notes.
 func (i Installer) CarryOut(plan runtimeclass.Plan, report *toolkit.Report) error {
 	if !i.DryRun {
 		if err := plan.Apply(); err != nil {

@@ -15,8 +15,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// Uninstall removes the registration that the operator names, or the only one, and the programs if
-// no other one needs them.
+// Uninstall removes the registration that the operator named, or the only one, and the programs if
+// no other registration needs them.
 func (i Installer) Uninstall(ctx context.Context) error {
 	list, err := i.registered()
 	for _, o := range list {
@@ -27,8 +27,8 @@ func (i Installer) Uninstall(ctx context.Context) error {
 	return err
 }
 
-// Remove undoes an installation. pending: the daemon has not read its configuration since
-// that changed.
+// Remove undoes an installation. pending is true if the daemon has not yet read an earlier change
+// of its configuration.
 func (i Installer) Remove(ctx context.Context, o runtimeclass.Options, pending bool) error {
 	plan, err := runtimeclass.Uninstall(i.Host, o)
 	if err != nil {
@@ -60,8 +60,7 @@ func (i Installer) Remove(ctx context.Context, o runtimeclass.Options, pending b
 	return err
 }
 
-// stateOf returns the state directory of this host if there is one and no other registration is
-// left that needs it.
+// stateOf returns the state directory of this host if it exists and no other registration needs it.
 func (i Installer) stateOf(o runtimeclass.Options) (string, error) {
 	list, err := runtimeclass.Registered(i.Host, o)
 	if n := len(list); err != nil || i.Host.Root != "/" || n > 1 && !(i.All && list[n-1].ConfigFile == o.ConfigFile) {
@@ -78,7 +77,7 @@ func (i Installer) stateOf(o runtimeclass.Options) (string, error) {
 	return cfg.Host.StateDir, nil
 }
 
-// removeState takes the views off this host and removes its state directory.
+// removeState removes the views from this host, and then its state directory.
 func removeState(dir string) error {
 	s, err := state.Open(dir, true)
 	if err == nil {
@@ -90,7 +89,7 @@ func removeState(dir string) error {
 	return err
 }
 
-// registered chooses the registrations to remove.
+// registered returns the registrations to remove.
 func (i Installer) registered() ([]runtimeclass.Options, error) {
 	list, err := runtimeclass.Registered(i.Host, i.Options)
 	list = slices.DeleteFunc(list, func(r runtimeclass.Options) bool {

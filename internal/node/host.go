@@ -12,8 +12,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// EnterHost makes the host's root that of this process. It returns the directories of this program
-// and of the service account, which are outside of it then.
+// EnterHost makes the host's root the root of this process. It returns the directories of this
+// program and of the service account, which are then outside that root.
 func EnterHost(root string) (programs, account string, err error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -27,7 +27,7 @@ func EnterHost(root string) (programs, account string, err error) {
 		return "", "", err
 	}
 	if account, err = open(kubeapi.ServiceAccount); err != nil {
-		account = kubeapi.ServiceAccount // and then no request is possible
+		account = kubeapi.ServiceAccount // API requests then fail
 	}
 	if err := os.Chdir(root); err != nil {
 		return "", "", cmdline.Errorf("--host-root: %v", err)
@@ -38,6 +38,6 @@ func EnterHost(root string) (programs, account string, err error) {
 	if procfs.Host.InOtherPIDNamespace(1) {
 		return "", "", cmdline.Errorf("--host-root %s is not the root of the host with its /proc, or the pod lacks hostPID", root)
 	}
-	// systemctl believes that the host's root is not that of systemd.
+	// Otherwise systemctl would assume that it runs in a chroot without systemd.
 	return programs, account, os.Setenv("SYSTEMD_IGNORE_CHROOT", "1")
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // install installs what is missing or different, and reports whether this version is installed. A
-// node with problems that an installation does not solve stays as it is.
+// node with problems that an installation cannot solve stays as it is.
 func (k *Keeper) install(ctx context.Context) (installed bool, _ []check.Finding, _ error) {
 	if err := k.prepare(ctx); err != nil {
 		fmt.Fprintf(k.Installer.Err, "nvidia-shimctl: prepare: %v\n", err)
@@ -25,7 +25,7 @@ func (k *Keeper) install(ctx context.Context) (installed bool, _ []check.Finding
 	if in.TargetNamed {
 		target = in.Target
 	}
-	// The configuration of a daemon that does not run is not known.
+	// The configuration of a daemon that is not running is unknown.
 	found := runtimeclass.Find(k.Installer.Host, procfs.Host, target)
 	if len(found) == 1 && found[0].Program == "" && slices.Contains([]string{runtimeclass.Containerd, runtimeclass.Docker}, found[0].Target) {
 		return false, []check.Finding{{Check: "install", Level: check.Problem, Message: found[0].Target + " does not run", Fix: "start it"}}, nil
@@ -48,7 +48,7 @@ func (k *Keeper) install(ctx context.Context) (installed bool, _ []check.Finding
 	switch {
 	case len(lasting) > 0:
 		return false, findings, fmt.Errorf("not installed: %s: %s", lasting[0].Check, lasting[0].Message)
-	case change == k.refused && pending: // the restart failed, after the files had come back
+	case change == k.refused && pending: // the restart failed after the files were restored
 		plan.Restart.Verb = "restart"
 		return false, findings, k.restart(ctx, line, plan)
 	case change == k.refused:
@@ -98,7 +98,8 @@ func (k *Keeper) restart(ctx context.Context, line string, plan runtimeclass.Pla
 	return setPending(line, false)
 }
 
-// settle runs check after a change. A distribution makes its configuration after it started.
+// settle runs check after a change. A distribution generates its configuration after it has
+// started, so settle waits for it.
 func (k *Keeper) settle(ctx context.Context, o runtimeclass.Options) ([]check.Finding, error) {
 	_, late := runtimeclass.Distributions[o.Target]
 	for start := time.Now(); ; {
@@ -117,7 +118,8 @@ func (k *Keeper) settle(ctx context.Context, o runtimeclass.Options) ([]check.Fi
 	}
 }
 
-// prepare makes the device nodes and the CDI specification of a driver that was loaded meanwhile.
+// prepare creates the device nodes and the CDI specification of a driver that was loaded in the
+// meantime.
 func (k *Keeper) prepare(ctx context.Context) error {
 	cfg, err := k.Planner.Config()
 	if err != nil {
@@ -144,7 +146,7 @@ func problems(findings []check.Finding) []check.Finding {
 	return slices.DeleteFunc(slices.Clone(findings), func(f check.Finding) bool { return f.Level != check.Problem })
 }
 
-// print prints what is wrong, if it is not what was printed last.
+// print prints the findings that are not OK, if they differ from those printed last.
 func (k *Keeper) print(findings []check.Finding) {
 	var b strings.Builder
 	for _, f := range findings {
@@ -168,7 +170,7 @@ func (k *Keeper) remove(ctx context.Context) error {
 		}
 	}
 	lines := pendingLines()
-	if err == nil && len(lines) == 0 && k.Installer.Host.Exists(runtimeclass.RecordPath) { // the programs are left
+	if err == nil && len(lines) == 0 && k.Installer.Host.Exists(runtimeclass.RecordPath) { // only the programs are left
 		err = k.Installer.Remove(ctx, k.Installer.Options, false)
 	}
 	for _, line := range lines {

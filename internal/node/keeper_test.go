@@ -9,7 +9,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// A node's pod checks the file that Docker reads. The rest is tested in a machine with systemd, as
+// A node's pod checks the file that Docker reads. The rest is tested on a machine with systemd, in
 // a container with the node's image.
 func TestDockersRuntimesAreChecked(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "daemon.json")

@@ -11,8 +11,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// pendingRestart has a line for each registration, from before the daemon's configuration changes
-// until the daemon has read it. The file is gone after a boot.
+// pendingRestart has a line for each registration whose daemon has to restart: from before the
+// daemon's configuration changes until the daemon has read it. A boot removes the file.
 const pendingRestart = "/run/nvidia-shim-node.restart"
 
 func pendingLine(o runtimeclass.Options) string { return o.Target + " " + o.ConfigFile + "\n" }

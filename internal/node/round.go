@@ -15,7 +15,7 @@ func (k *Keeper) Keep(ctx context.Context, interval time.Duration, failed <-chan
 	for {
 		err := k.Round(ctx)
 		if ctx.Err() != nil {
-			return nil // a change that was begun is carried out
+			return nil // a change that it began is complete
 		}
 		if err != nil && !errors.Is(err, ErrProblem) {
 			fmt.Fprintf(k.Installer.Err, "nvidia-shimctl: %v\n", err)
@@ -62,7 +62,7 @@ func (k *Keeper) round(ctx context.Context) error {
 		now = nil
 	}
 	if k.Uninstall || labels[RemoveLabel] == "true" {
-		// The version goes last: without it nothing is left to remove.
+		// Remove the version last: a node without it has nothing left to remove.
 		if err := errors.Join(k.setLabels(ctx, labels, nil, now), k.remove(ctx)); err != nil {
 			return err
 		}
@@ -70,7 +70,7 @@ func (k *Keeper) round(ctx context.Context) error {
 	}
 	installed, findings, err := k.install(ctx)
 	if ctx.Err() != nil {
-		return nil // the next pod goes on
+		return nil // the next pod continues
 	}
 	k.print(findings)
 	ready := len(problems(findings)) == 0
@@ -84,7 +84,7 @@ func (k *Keeper) round(ctx context.Context) error {
 	return err
 }
 
-// setLabels sets the labels of the node, if it has others; nil removes one.
+// setLabels sets the labels of the node if they differ; nil removes a label.
 func (k *Keeper) setLabels(ctx context.Context, labels map[string]string, ready, version any) error {
 	want := map[string]any{ReadyLabel: ready, VersionLabel: version}
 	for name, value := range want {

@@ -16,7 +16,7 @@ static int get_state(void *call, int pid, int *state) {
 	return ((int (*)(int, int *))call)(pid, state);
 }
 
-// All arguments have 64 bytes; but for the time-out of a lock and the pairs of a restore they are 0.
+// The arguments of each call are 64 bytes, all 0 except a lock's timeout and a restore's pairs.
 static int change_state(void *call, int pid, unsigned timeout_ms) {
 	uint64_t args[8] = {0};
 	*(unsigned *)args = timeout_ms;
@@ -55,7 +55,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// lockTimeout bounds the wait for the GPU work that a process has begun.
+// lockTimeout limits the wait for the GPU work that a process has begun.
 const lockTimeout = 10 * time.Second
 
 // The driver's states of a process (CUprocessState).
@@ -72,7 +72,7 @@ const (
 	notSupported   = 801
 )
 
-// reasons are the usual causes of results that the driver gives in a word.
+// reasons are the usual causes of the driver's results.
 var reasons = map[int]string{
 	2:   "there is not enough free memory",
 	304: "the driver cannot restore a process again for which the GPU was full (seen with 580.159.04): delete the container",
@@ -81,7 +81,7 @@ var reasons = map[int]string{
 	notSupported: "it uses MPS, or memory that the driver cannot move, such as managed memory",
 }
 
-// sharesMemory is why a process that was suspended cannot be restored with some results.
+// sharesMemory is why a suspended process cannot be restored, for some results.
 const sharesMemory = "it uses memory of another process (CUDA IPC) or much of another GPU (peer access), which the driver cannot restore (seen with 580.159.04): delete the container"
 
 // cudaProcess is a process with a CUDA context. While its pidfd reports that it has not been
@@ -92,13 +92,14 @@ type cudaProcess struct{ pid, fd int }
 type checkpointer struct {
 	lib       unsafe.Pointer
 	functions map[string]unsafe.Pointer
-	// placement is Resume's.
+	// placement is the parameter of Resume.
 	placement map[string]string
 }
 
-// Suspend moves the GPU memory of those of the processes that have a CUDA context to the host, and
-// returns them and that memory. Each is locked before the first is moved. If one of the processes
-// still uses a GPU, that is an error. After an error some may be suspended: Resume continues them.
+// Suspend moves the GPU memory of the processes that have a CUDA context to the host. It returns
+// these processes and their memory. It locks all of them before it moves the memory of the first.
+// It is an error if a process still uses a GPU afterwards. After an error some processes may be
+// suspended: Resume continues them.
 func Suspend(host config.Host, ids []procfs.ID) (moved []int, memory probe.Memory, err error) {
 	memory = probe.Memory{}
 	moved, err = withProcesses(host, ids, func(c *checkpointer, list []cudaProcess) error {
@@ -126,7 +127,7 @@ func Suspend(host config.Host, ids []procfs.ID) (moved []int, memory probe.Memor
 		return eachUse(host, ids, func(d gpuDevice, p Process) error {
 			isKnown := func(known cudaProcess) bool { return known.pid == p.PID }
 			if _, rc := c.state(cudaProcess{p.PID, -1}); rc == 0 && !slices.ContainsFunc(list, isKnown) {
-				return nil // it has begun since: the caller starts again
+				return nil // it has begun since: the caller tries again
 			}
 			return fmt.Errorf("process %d still uses GPU %d (type %s): only CUDA gives it back, graphics does not", p.PID, d.index, p.Type)
 		})
@@ -134,14 +135,14 @@ func Suspend(host config.Host, ids []procfs.ID) (moved []int, memory probe.Memor
 	return moved, memory, err
 }
 
-// gpuDevice is a GPU or a MIG device; index is the GPU's.
+// gpuDevice is a GPU or a MIG device; index is the index of the GPU.
 type gpuDevice struct {
 	State
 	uuid, model string
 	index       int
 }
 
-// devices asks NVML. A Tegra need not have it: then there are none.
+// devices returns NVML's devices. There are none if NVML is absent, as it may be on a Tegra.
 func devices(host config.Host) (list []gpuDevice, err error) {
 	path, err := libraryPath(host, nvmlName)
 	if errors.Is(err, errAbsent) {
@@ -184,8 +185,8 @@ func eachUse(host config.Host, ids []procfs.ID, fn func(gpuDevice, Process) erro
 }
 
 // checkFree returns an error if a device has less free memory than the suspended processes need, or
-// is of another kind than the one that they were on. The driver cannot restore a process again for
-// which it found too little.
+// is of another model than the one that they used. If the driver finds too little memory for a
+// process, it cannot restore that process later either.
 func (c *checkpointer) checkFree(host config.Host, list []cudaProcess, needs probe.Memory) error {
 	sum := map[string]uint64{}
 	for _, p := range list {
@@ -223,9 +224,10 @@ func sameKind(devices []gpuDevice, placement map[string]string) error {
 	return nil
 }
 
-// Resume moves the GPU memory of suspended processes back, if what they need is free, and lets them
-// continue. It works on processes in any state. placement is empty, or where the memory goes: it has
-// the UUID of each GPU that the processes see once as key and once as value.
+// Resume moves the GPU memory of suspended processes back, if enough memory is free, and lets them
+// continue. It accepts processes in any state. placement is empty or maps GPUs to the GPUs that
+// their memory moves to: it has the UUID of each GPU that the processes see once as a key and once
+// as a value.
 func Resume(host config.Host, ids []procfs.ID, needs probe.Memory, placement map[string]string) ([]int, error) {
 	return withProcesses(host, ids, func(c *checkpointer, list []cudaProcess) error {
 		c.placement = placement
@@ -245,7 +247,7 @@ func withProcesses(host config.Host, ids []procfs.ID, fn func(*checkpointer, []c
 	if err != nil {
 		return nil, err
 	}
-	found = []int{} // in JSON null would be no answer
+	found = []int{} // in JSON, null would mean no answer
 	err = isolated(host, unlink, func() error {
 		c, err := openCheckpointer(path)
 		if err != nil {
@@ -266,7 +268,7 @@ func withProcesses(host config.Host, ids []procfs.ID, fn func(*checkpointer, []c
 				return err
 			}
 			if err != nil || now != id {
-				continue // it has ended, and its number may be another process'
+				continue // it has ended; another process may have its PID
 			}
 			p := cudaProcess{id.PID, fd}
 			if _, rc := c.state(p); rc == invalidValue || rc == notInitialized {
@@ -335,8 +337,8 @@ func (c *checkpointer) change(p cudaProcess, function string) int {
 	return int(C.change_state(call, pid, 0))
 }
 
-// uuidBytes returns the 16 bytes of a GPU's UUID (CUuuid), "GPU-" and 36 characters. Of another text
-// it returns zeros, which the driver refuses.
+// uuidBytes returns the 16 bytes of a GPU's UUID (CUuuid), "GPU-" and 36 characters. For any other
+// text it returns zeros, which the driver refuses.
 func uuidBytes(uuid string) []byte {
 	b, err := hex.DecodeString(strings.ReplaceAll(strings.TrimPrefix(uuid, "GPU-"), "-", ""))
 	if err != nil || len(b) != 16 {
@@ -345,7 +347,8 @@ func uuidBytes(uuid string) []byte {
 	return b
 }
 
-// state returns the state of a process, or why the driver does not know it.
+// state returns the state of a process and the driver's result, which is not 0 if the state is
+// unknown.
 func (c *checkpointer) state(p cudaProcess) (state, rc int) {
 	var s C.int
 	if p.ended() {
@@ -377,8 +380,8 @@ func (p cudaProcess) ended() bool {
 	return err == nil && n == 1
 }
 
-// exiting reports whether the process has no memory any more: the kernel takes it away before the
-// files by which the driver finds the process, and its end is reported last.
+// exiting reports whether the process no longer has memory: the kernel first releases the memory,
+// then the files by which the driver finds the process, and reports the end of the process last.
 func (p cudaProcess) exiting() bool {
 	_, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
 	return errors.Is(err, fs.ErrNotExist)

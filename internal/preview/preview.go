@@ -16,7 +16,8 @@ type Planner struct {
 	Ask    gpuinject.Ask
 }
 
-// Spec is a container with an environment, outside Kubernetes and not privileged.
+// Spec returns the specification of an unprivileged container with an environment, outside
+// Kubernetes.
 func Spec(env []string) *specs.Spec {
 	return &specs.Spec{
 		Process: &specs.Process{Env: env, Capabilities: &specs.LinuxCapabilities{}},
@@ -28,19 +29,19 @@ func Spec(env []string) *specs.Spec {
 	}
 }
 
-// Privilege makes a container a privileged one.
+// Privilege makes a container privileged.
 func Privilege(spec *specs.Spec) {
 	spec.Process.Capabilities.Bounding = []string{"CAP_SYS_ADMIN"}
 	spec.Linux.MaskedPaths = nil
 }
 
-// Examine reads a specification that is in no bundle.
+// Examine reads a specification that has no bundle.
 func (p Planner) Examine(spec *specs.Spec) (gpuinject.Container, error) {
 	return gpuinject.ExamineSpec(spec, p.Config)
 }
 
-// Resolve resolves a container that asks for the driver, with the root file system of its image; ""
-// for an unknown image.
+// Resolve resolves a container that requests the driver. rootfs is the root file system of its
+// image; "" if the image is unknown.
 func (p Planner) Resolve(c gpuinject.Container, rootfs string) (gpuinject.Plan, error) {
 	if rootfs == "" {
 		empty, err := os.MkdirTemp("", "nvidia-shimctl-")

@@ -1,5 +1,5 @@
-// Package report collects what a report of a problem needs, and writes it into one archive. It has
-// no environment of a container, and nothing of a daemon's configuration that is not the shim's.
+// Package report collects the data for a problem report in one archive. The archive has no
+// environment of a container, and of a daemon's configuration only what concerns the shim.
 //
 //	files := report.Files{}
 //	report.Host.Collect(ctx, "", files)

@@ -28,12 +28,12 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
-// Sources are where a host has what a report needs, besides the output of commands.
+// Sources are a host's sources of the data in a report, besides the output of commands.
 type Sources struct {
 	// Files are patterns of paths.
 	Files []string
-	// Journalctl is the program that prints the log of containerd, and Logs the pattern of the
-	// files in which k3s and RKE2 keep it.
+	// Journalctl is the program that prints containerd's log. Logs is the pattern of the files in
+	// which k3s and RKE2 keep that log.
 	Journalctl, Logs string
 }
 
@@ -47,7 +47,8 @@ var Host = Sources{
 	Logs:       "/var/lib/rancher/*/agent/containerd/containerd.log",
 }
 
-// maxLog bounds a file of a log, in bytes, and logLines what is kept of all.
+// maxLog is the size limit of a log file, in bytes. logLines is the number of lines kept of all
+// logs.
 const maxLog, logLines = 256 << 20, 500
 
 // Collect adds the versions of programs, the shim's records, files of the host and the shim's lines
@@ -61,7 +62,7 @@ func (s Sources) Collect(ctx context.Context, config string, files Files) {
 		}
 	}
 	for _, pattern := range append(slices.Clone(s.Files), cmp.Or(config, shimconfig.DefaultPath)) {
-		names, _ := filepath.Glob(pattern) // the patterns are correct
+		names, _ := filepath.Glob(pattern) // the patterns are valid
 		for _, name := range names {
 			data, err := os.ReadFile(name)
 			files.Add(path.Join("host", name), data, err)
@@ -82,7 +83,8 @@ func (s Sources) shimLog(ctx context.Context) ([]byte, error) {
 	}
 	var lines [][]byte
 	for line := range bytes.Lines(text) {
-		// How the shim begins its messages, and errors in those of others.
+		// The beginning of the shim's messages, and of its errors within messages of other
+		// programs.
 		if bytes.Contains(line, []byte(`"nvidia: `)) || bytes.Contains(line, []byte(": nvidia: ")) {
 			lines = append(lines, line)
 		}
@@ -90,8 +92,8 @@ func (s Sources) shimLog(ctx context.Context) ([]byte, error) {
 	return bytes.Join(lines[max(0, len(lines)-logLines):], nil), err
 }
 
-// journal returns what daemons with a containerd logged. journalctl is executed if only root can
-// change it, by its path and with nothing of this environment.
+// journal returns the logs of daemons that have a containerd. It executes journalctl only if no
+// user but root can change it, by its path and without this process's environment.
 func (s Sources) journal(ctx context.Context) (text []byte, err error) {
 	var st unix.Stat_t
 	if err = unix.Stat(s.Journalctl, &st); err == nil {
@@ -111,10 +113,11 @@ func (s Sources) journal(ctx context.Context) (text []byte, err error) {
 	return text, err
 }
 
-// Files is the content of the files of a report by name.
+// Files maps the names of a report's files to their content.
 type Files map[string][]byte
 
-// Add adds a file that is not empty. If err is not nil, NAME.err says why NAME is not whole.
+// Add adds a file unless it is empty. If err is not nil, NAME.err has the reason why NAME is
+// incomplete.
 func (files Files) Add(name string, data []byte, err error) {
 	if len(data) > 0 {
 		files[name] = data

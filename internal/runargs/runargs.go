@@ -18,24 +18,24 @@ import (
 // Docker is the engine of `docker run`.
 const Docker = "docker"
 
-// Engines are the programs that flags can be made for.
+// Engines are the supported engines.
 var Engines = []string{Docker, "podman", "nerdctl", "ctr"}
 
 // Args are the flags for an engine.
 type Args struct {
 	For  string   `json:"for"`
 	Args []string `json:"args"`
-	// The rest is what the arguments are made of.
+	// The arguments are made from these fields.
 	GPUs    []gpuinject.PlanGPU `json:"gpus"`
 	Devices []layout.Bind       `json:"devices"`
 	Files   []layout.Bind       `json:"files"`
 	Groups  []uint32            `json:"groups"`
 	Env     []string            `json:"env"`
-	// Limits say what the shim does and these arguments cannot.
+	// Limits list what the shim does and these arguments cannot do.
 	Limits []string `json:"limits"`
 }
 
-// Make plans a container with an environment, and makes the arguments for what it needs of the
+// Make plans a container with an environment and returns the arguments for what it needs from the
 // host.
 func Make(p preview.Planner, engine string, env []string) (*Args, error) {
 	if !slices.Contains(Engines, engine) {
@@ -60,7 +60,7 @@ func Make(p preview.Planner, engine string, env []string) (*Args, error) {
 		For: engine, GPUs: plan.GPUs, Devices: []layout.Bind{}, Files: s.Files, Groups: append([]uint32{}, s.Groups...),
 		Env: []string{
 			"LD_LIBRARY_PATH=" + path.Join(gpuinject.ViewDir, "lib") + ":" + path.Join(gpuinject.ViewDir, "lib64"),
-			// Keeps an NVIDIA runtime that is the engine's default from injecting, too.
+			// Keeps an NVIDIA runtime that is the engine's default from injecting GPUs as well.
 			request.EnvVisibleDevices + "=void",
 		},
 		Limits: []string{
@@ -97,8 +97,8 @@ func (a *Args) addFlags() error {
 			a.Args = append(a.Args, "--device="+d.Source+":"+d.Destination+":rw")
 			continue
 		}
-		// The --device of ctr has no other place in the container than the host's: if that
-		// differs, it only adds the rule, and the node is bound.
+		// ctr's --device uses the host's path in the container too. If the paths differ, it only
+		// adds the device rule, and the node is bind-mounted.
 		a.Args = append(a.Args, "--device="+d.Source)
 		if d.Source != d.Destination {
 			a.Args = append(a.Args, "--mount=type=bind,src="+d.Source+",dst="+d.Destination+",options=bind:nosuid:noexec:rprivate")

@@ -9,7 +9,8 @@ import (
 // Version is a program's version, such as containerd's or runc's. The zero value is an unknown one.
 type Version struct {
 	Major, Minor, Patch int
-	// Suffix follows: "-rc.1" is before the release; "~ds1" or "-k3s1" is a distribution's.
+	// Suffix is what follows: "-rc.1" marks a pre-release; "~ds1" and "-k3s1" come from a
+	// distribution.
 	Suffix string
 }
 
@@ -37,7 +38,7 @@ func (v Version) String() string {
 	return fmt.Sprintf("%d.%d.%d%s", v.Major, v.Minor, v.Patch, v.Suffix)
 }
 
-// Known is false for the zero value.
+// Known reports whether v is not the zero value.
 func (v Version) Known() bool { return v != Version{} }
 
 // AtLeast reports whether v is major.minor.patch or newer. A pre-release comes before its release.
@@ -46,8 +47,8 @@ func (v Version) AtLeast(major, minor, patch int) bool {
 	return c > 0 || c == 0 && !preRelease.MatchString(v.Suffix)
 }
 
-// Distribution reports whether a distribution packaged this version under a number of its own,
-// possibly with fixes of later ones.
+// Distribution reports whether a distribution packaged this version under its own number, possibly
+// with fixes from later versions.
 func (v Version) Distribution() bool {
 	return v.Suffix != "" && !preRelease.MatchString(v.Suffix) && !developer.MatchString(v.Suffix)
 }

@@ -31,7 +31,7 @@ func TestVersion(t *testing.T) {
 	}
 }
 
-// FuzzVersion takes any output of a program for --version.
+// FuzzVersion parses any output of a program's --version.
 func FuzzVersion(f *testing.F) {
 	for _, text := range []string{"containerd github.com/containerd/containerd/v2 v2.4.2 x\n", "runc version 1.5.0-rc.1", "x 1.6.20~ds1 y", "v999999.0.0+", "1.2.3.4"} {
 		f.Add(text)

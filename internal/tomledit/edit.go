@@ -10,7 +10,7 @@ import (
 )
 
 // The markers are comments at the beginning of a line. The lines between blockBegin and blockEnd
-// are ours; a line with SwitchedOff is the operator's, and comes back.
+// are ours; a line that begins with SwitchedOff is the operator's, and Strip restores it.
 const (
 	blockBegin  = "# >>> nvidia-shim: written by `nvidia-shimctl install`, removed by `nvidia-shimctl uninstall`"
 	blockEnd    = "# <<< nvidia-shim"
@@ -20,7 +20,7 @@ const (
 // Block encloses body, whole lines, in our markers.
 func Block(body string) string { return blockBegin + "\n" + body + blockEnd + "\n" }
 
-// WithLineEnd ends the last line of a text, so that lines can follow.
+// WithLineEnd terminates the last line of a text, so that lines can follow.
 func WithLineEnd(text []byte) []byte {
 	if len(text) > 0 && !bytes.HasSuffix(text, []byte("\n")) {
 		return slices.Concat(text, []byte("\n"))
@@ -28,8 +28,8 @@ func WithLineEnd(text []byte) []byte {
 	return text
 }
 
-// Strip removes the lines that an installation put into a text, and gives those back that it
-// switched off. Only the end of the last line may be left. nil stays nil.
+// Strip removes the lines that an installation added to a text and restores those that it switched
+// off. Only a newline at the end of the last line may remain. nil stays nil.
 func Strip(text []byte) ([]byte, error) {
 	if text == nil {
 		return nil, nil
@@ -53,7 +53,7 @@ func Strip(text []byte) ([]byte, error) {
 	return out, nil
 }
 
-// OwnLines returns the lines that are ours.
+// OwnLines returns our lines.
 func OwnLines(text []byte) (ours []byte) {
 	inside := false
 	for line := range bytes.Lines(text) {
@@ -85,8 +85,8 @@ func SwitchOff(text []byte, path []string) []byte {
 	return out
 }
 
-// Set sets a key below the header of a table, in place of the present one. It reports whether there
-// is such a header.
+// Set sets a key below the header of a table, in place of an existing one. It reports whether the
+// header exists.
 func Set(text []byte, path []string, key, value string) (out []byte, found bool) {
 	var current []string
 	for line := range bytes.Lines(text) {
@@ -107,7 +107,7 @@ func Set(text []byte, path []string, key, value string) (out []byte, found bool)
 	return out, found
 }
 
-// tableHeader is the path of the table whose header the line is; nil for other lines.
+// tableHeader returns the path of the table if the line is a table header; nil for other lines.
 func tableHeader(line []byte) []string {
 	if !bytes.HasPrefix(bytes.TrimLeft(line, " \t"), []byte("[")) {
 		return nil
@@ -125,8 +125,8 @@ func tableHeader(line []byte) []string {
 	return path
 }
 
-// Check returns an error unless text says what is in the tables and in added, and no more. It
-// merges added into the tables.
+// Check returns an error unless text has exactly the content of tables and added. It merges added
+// into tables.
 func Check(text []byte, tables map[string]any, added string) error {
 	more, err := Decode([]byte(added))
 	if err != nil {

@@ -15,7 +15,7 @@ const original = `# mine
 [plugins.c]
   name = "x"`
 
-// A key is set, a table is switched off and lines are added, and Strip takes all of it back.
+// A key is set, a table is switched off and lines are added, and Strip undoes all of it.
 func TestAnEditIsTakenBack(t *testing.T) {
 	before, err := Decode([]byte(original))
 	text := SwitchOff(WithLineEnd([]byte(original)), []string{"plugins", "a", "runtimes", "nvidia"})

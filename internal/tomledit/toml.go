@@ -8,7 +8,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 )
 
-// Decode reads a file of TOML. An error has one line and says where.
+// Decode decodes a TOML file. An error is one line and has the position.
 func Decode(text []byte) (map[string]any, error) {
 	m := map[string]any{}
 	err := toml.Unmarshal(text, &m)
@@ -23,7 +23,7 @@ func Decode(text []byte) (map[string]any, error) {
 	return nil, fmt.Errorf("line %d: %s", line, strings.ReplaceAll(err.Error(), "\n", " "))
 }
 
-// Table descends into tables. A missing one is nil, which can be read.
+// Table returns a nested table. A missing table is nil, which can be read.
 func Table(m map[string]any, path ...string) map[string]any {
 	for _, key := range path {
 		m, _ = m[key].(map[string]any)
@@ -31,7 +31,7 @@ func Table(m map[string]any, path ...string) map[string]any {
 	return m
 }
 
-// Merge puts from over to, table by table, as containerd 2.1 and later do with imports.
+// Merge merges from into to, table by table, as containerd 2.1 and later do with imports.
 func Merge(to, from map[string]any) {
 	for key, v := range from {
 		if sub, ok := v.(map[string]any); ok {
