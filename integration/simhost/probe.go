@@ -227,6 +227,9 @@ func Compare(t testing.TB, got, want Seen) {
 			t.Errorf("%s:\ngot  %q\nwant %q", c.what, c.got, c.want)
 		}
 	}
+	if !slices.Equal(got.SMI, want.SMI) {
+		t.Errorf("nvidia-smi -L wrote %q", got.SMIText)
+	}
 	if n := fmt.Sprintf("count %d\n", len(want.CUDA)); len(want.CUDA) > 0 && !strings.Contains(got.CUDAText, n) {
 		t.Errorf("libcuda: got %q, want %q", got.CUDAText, n)
 	}
