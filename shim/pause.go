@@ -129,6 +129,9 @@ func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, c gpuCon
 			return nil, err
 		}
 		if resp, notFrozen = s.freeze(ctx, r, c); notFrozen != nil {
+			if ctx.Err() != nil {
+				return nil, notFrozen // the client no longer waits
+			}
 			continue
 		}
 		after, err := s.usersOfGPU(ctx, r.ID)

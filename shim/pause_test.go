@@ -143,6 +143,16 @@ func TestPauseTriesAgainToFreeze(t *testing.T) {
 			t.Errorf("%d failures: %v after %q", fails, err, f.calls)
 		}
 	}
+	f := &pausedTasks{notFrozen: maxRounds}
+	s, _ := serviceAround(&f.fakeTasks)
+	s.TTRPCTaskService = f
+	s.reserve("c")
+	s.update("c", gpuContainer{ready: true, suspendsGPU: true, bundle: t.TempDir()})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.Pause(ctx, &taskapi.PauseRequest{ID: "c"}); err == nil || len(f.calls) != 1 {
+		t.Errorf("a request that was cancelled: %v after %q", err, f.calls)
+	}
 }
 
 // A container that was frozen with its GPU memory on the host continues with that memory.

@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -51,7 +52,7 @@ func (s *Service) place(ctx context.Context, id, text string) error {
 // otherwise moves to a GPU that is left.
 func placement(text string, gpus []gpuinject.PlanGPU, held probe.Memory) (map[string]string, error) {
 	if len(gpus) == 0 {
-		return nil, fmt.Errorf("the driver exchanges whole GPUs, and those of containers without privileges")
+		return nil, errors.New("the driver exchanges whole GPUs, and those of containers without privileges")
 	}
 	find := func(name string) (string, error) {
 		i := slices.IndexFunc(gpus, func(g gpuinject.PlanGPU) bool {
@@ -81,7 +82,7 @@ func placement(text string, gpus []gpuinject.PlanGPU, held probe.Memory) (map[st
 			return nil, err
 		}
 		if to[from] != "" || taken[goal] {
-			return nil, fmt.Errorf("a GPU is named twice")
+			return nil, errors.New("a GPU is named twice")
 		}
 		to[from], taken[goal] = goal, true
 	}
