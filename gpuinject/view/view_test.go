@@ -416,12 +416,17 @@ func TestTheNameOfAViewIsLong(t *testing.T) {
 	}
 }
 
-func TestTheLeastRecentlyUsedOfManyViewsGo(t *testing.T) {
-	f := newFixture(t)
+// views returns a function that makes a view of its own for each number.
+func (f *fixture) views() func(i int) Spec {
 	source := f.file("lib.so", 0o644)
-	view := func(i int) Spec {
+	return func(i int) Spec {
 		return Spec{Driver: "580.1", Files: []File{{Source: source, Name: fmt.Sprintf("lib64/lib%d.so", i)}}}
 	}
+}
+
+func TestTheLeastRecentlyUsedOfManyViewsGo(t *testing.T) {
+	f := newFixture(t)
+	view := f.views()
 	for i := range 2 * maxViews {
 		f.ensure(view(i))
 		when := time.Now().Add(-time.Duration(1+i) * time.Minute)
@@ -441,10 +446,10 @@ func TestTheLeastRecentlyUsedOfManyViewsGo(t *testing.T) {
 // A creation that has just chosen one of them still finds it.
 func TestViewsThatWereJustUsedStay(t *testing.T) {
 	f := newFixture(t)
-	source := f.file("lib.so", 0o644)
+	view := f.views()
 	var dirs []string
 	for i := range maxViews + 2 {
-		dirs = append(dirs, f.ensure(Spec{Driver: "580.1", Files: []File{{Source: source, Name: fmt.Sprintf("lib64/lib%d.so", i)}}}))
+		dirs = append(dirs, f.ensure(view(i)))
 		now := time.Now().Add(time.Hour) // however slow this machine is
 		check(t, os.Chtimes(filepath.Dir(dirs[i]), now, now))
 	}
@@ -458,10 +463,7 @@ func TestViewsThatWereJustUsedStay(t *testing.T) {
 // They go with a later use of any view: no other need ever be built.
 func TestViewsThatWereJustUsedGoLater(t *testing.T) {
 	f := newFixture(t)
-	source := f.file("lib.so", 0o644)
-	view := func(i int) Spec {
-		return Spec{Driver: "580.1", Files: []File{{Source: source, Name: fmt.Sprintf("lib64/lib%d.so", i)}}}
-	}
+	view := f.views()
 	for i := range 2 * maxViews {
 		f.ensure(view(i))
 	}

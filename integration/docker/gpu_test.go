@@ -29,15 +29,7 @@ func realHost(t testing.TB) *simhost.Host {
 	}
 	before := testenv.Snapshot(t)
 	t.Cleanup(func() { before.AssertUnchanged(t) })
-	dir, err := os.MkdirTemp("", "nvgpu")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := mounts.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := mounts.TempDir(t)
 	config := simhost.WriteFile(t, filepath.Join(dir, "config.toml"), fmt.Sprintf("[host]\nstate-dir = %q\n", filepath.Join(dir, "state")))
 	h := &simhost.Host{Devices: simhost.Devices{Driver: &sim.Driver{ConfigPath: config}}}
 	h.Env = testenv.Start(t, testenv.Options{ShimConfig: config, ShimDir: testenv.ShimDir()})

@@ -118,16 +118,8 @@ func newEnv(t testing.TB, extra string) *testenv.Env {
 	t.Helper()
 	before := testenv.Snapshot(t)
 	t.Cleanup(func() { before.AssertUnchanged(t) })
-	dir, err := os.MkdirTemp("", "nvgpu")
-	if err != nil {
-		t.Fatal(err)
-	}
+	dir := mounts.TempDir(t)
 	state := filepath.Join(dir, "state")
-	t.Cleanup(func() {
-		if err := mounts.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
 	config := filepath.Join(dir, "config.toml")
 	if err := os.WriteFile(config, []byte("[host]\nstate-dir = \""+state+"\"\n"+extra), 0o644); err != nil {
 		t.Fatal(err)

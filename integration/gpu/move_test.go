@@ -181,18 +181,10 @@ func TestSuspendPyTorchOnTwoGPUs(t *testing.T) {
 // overlayOfHost mounts an overlay of this host's root file system, for a container.
 func overlayOfHost(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "nvgpu")
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := mounts.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
-	})
+	dir := mounts.TempDir(t)
 	// What is written goes into a tmpfs: the host's file system may be an overlay itself.
 	root, changes := filepath.Join(dir, "root"), filepath.Join(dir, "changes")
-	err = errors.Join(os.Mkdir(root, 0o755), os.Mkdir(changes, 0o755), unix.Mount("tmpfs", changes, "tmpfs", 0, ""),
+	err := errors.Join(os.Mkdir(root, 0o755), os.Mkdir(changes, 0o755), unix.Mount("tmpfs", changes, "tmpfs", 0, ""),
 		os.Mkdir(changes+"/upper", 0o755), os.Mkdir(changes+"/work", 0o755),
 		unix.Mount("overlay", root, "overlay", 0, fmt.Sprintf("lowerdir=/,upperdir=%[1]s/upper,workdir=%[1]s/work", changes)))
 	if err != nil {

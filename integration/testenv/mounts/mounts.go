@@ -6,6 +6,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"testing"
 
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
@@ -18,6 +19,21 @@ func RemoveAll(dir string) error {
 		return err
 	}
 	return os.RemoveAll(dir)
+}
+
+// TempDir returns a new directory, which goes with the test and what is mounted below it.
+func TempDir(t testing.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "nvgpu")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := RemoveAll(dir); err != nil {
+			t.Error(err)
+		}
+	})
+	return dir
 }
 
 // Unmount detaches the mounts below dir, the last mounted first.
