@@ -85,10 +85,11 @@ func (r *Root) Close() error { return r.f.Close() }
 // `ctr run --rootfs /`. Nothing may be written there.
 func (r *Root) IsHost() bool {
 	var a, b unix.Stat_t
-	if unix.Fstat(int(r.f.Fd()), &a) != nil || unix.Stat("/", &b) != nil {
-		return true
+	err := r.notedAny(unix.Fstat(int(r.f.Fd()), &a))
+	if err == nil {
+		err = r.notedAny(unix.Stat("/", &b))
 	}
-	return a.Dev == b.Dev && a.Ino == b.Ino
+	return err != nil || a.Dev == b.Dev && a.Ino == b.Ino
 }
 
 // CheckMountPoint returns why a runtime cannot make name a mount point, or must not, because it
@@ -176,7 +177,10 @@ func (r *Root) lookup(name string) (f found, err error) {
 		}
 	}
 	if err == nil {
-		err = r.notedAny(unix.Fstat(f.fd, &f.stat))
+		if err = r.notedAny(unix.Fstat(f.fd, &f.stat)); err != nil {
+			f.close()
+			f.fd = -1
+		}
 	}
 	if err != nil {
 		err = &os.PathError{Op: "look up", Path: name, Err: err}

@@ -470,6 +470,16 @@ func TestOpen(t *testing.T) {
 	}
 }
 
+// Otherwise a container would start without what is not put into the host's root.
+func TestWhetherARootIsTheHostsCannotBeFoundOut(t *testing.T) {
+	r, err := Open(t.TempDir())
+	check(t, err)
+	check(t, r.Close())
+	if !r.IsHost() || r.Err() == nil {
+		t.Errorf("host's: %v, error: %v", r.IsHost(), r.Err())
+	}
+}
+
 func TestDescriptorsAreClosed(t *testing.T) {
 	i := newImage(t)
 	i.write("etc/f", "x")
