@@ -4,12 +4,16 @@ import (
 	"context"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
+	"github.com/containerd/containerd/api/types/task"
 )
 
 // Delete deletes the container and unmounts the root file system that Create mounted, as the
 // embedded service does with one that it mounted itself.
 func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
 	resp, err := s.TTRPCTaskService.Delete(ctx, r)
+	if err != nil && r.ExecID == "" && s.thawStopped(ctx, r.ID) {
+		resp, err = s.TTRPCTaskService.Delete(ctx, r)
+	}
 	if err != nil || r.ExecID != "" {
 		return resp, err
 	}
@@ -19,4 +23,16 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 		s.remove(r.ID)
 	}
 	return resp, nil
+}
+
+// thawStopped thaws the container if it ended while it was frozen, and reports whether it was
+// frozen. The embedded service has runc thaw such a container once and only logs a failure; it
+// resumes no stopped container, and runc deletes no frozen one.
+func (s *Service) thawStopped(ctx context.Context, id string) bool {
+	c, ok := s.get(id)
+	if !ok || s.status(ctx, id) != task.Status_STOPPED {
+		return false
+	}
+	runc, err := c.runc(ctx)
+	return err == nil && runc.Resume(ctx, id) == nil
 }

@@ -742,6 +742,27 @@ func TestAContainerThatCannotBeFrozenGoesOn(t *testing.T) {
 	}
 }
 
+// With cgroup v2 a frozen process can be killed. The embedded service has runc thaw the container
+// then, once.
+func TestAContainerThatEndedFrozenIsDeletedAfterRuncFailed(t *testing.T) {
+	dir := slowRunc(t)
+	h := newHost(t, simhost.Options{Config: asked, Env: testenv.Options{ShimDir: dir, Cgroup: 2}})
+	c := h.start(t, 1)
+	c.pause(t)
+	fail := simhost.WriteFile(t, filepath.Join(dir, "fail"), "")
+	if err := unix.Kill(c.init, unix.SIGKILL); err != nil { // the other processes end with it
+		t.Fatal(err)
+	}
+	testenv.Await(t, "the task stops", func() bool { return strings.Contains(c.Ctr(t, "tasks", "ls"), "STOPPED") })
+	if err := os.Remove(fail); err != nil {
+		t.Fatal(err)
+	}
+	if _, stderr, err := c.CtrErr("tasks", "rm", c.id); err != nil {
+		t.Errorf("it cannot be deleted: %s", stderr)
+	}
+	c.wantGone(t)
+}
+
 // Between the driver's calls and those of runc.
 func TestAShimThatIsKilledWhileRuncRuns(t *testing.T) {
 	dir := slowRunc(t)
