@@ -38,13 +38,16 @@ const (
 	soakCycles = 10_000
 	// hang bounds a container's life, on a busy machine.
 	hang = 3 * time.Minute
+	// stuck is after how long a new shim counts as one that its `start` waits for.
+	stuck = 30 * time.Second
 )
 
 // sampled are the system calls that fail in the sample: those of our own steps. A soak takes all
 // system calls of a shim, including those of Go's runtime and containerd's library.
-var sampled = strings.Fields(`bind chroot clone3 connect fchdir fchmod fchmodat fchownat flock fsconfig fsmount fsopen fstatfs
-	getdents64 linkat listen mkdirat mknodat mount move_mount open_tree openat openat2 pidfd_open pidfd_send_signal pipe2
-	readlinkat renameat setns socket statx symlinkat umount2 unlinkat unshare utimensat`)
+var sampled = strings.Fields(`bind chroot clone3 connect fchdir fchmod fchmodat fchownat flock
+	fsconfig fsmount fsopen fstat fstatfs getdents64 linkat listen mkdirat mknodat mount move_mount
+	newfstatat open_tree openat openat2 pidfd_open pidfd_send_signal pipe2 readlinkat renameat setns
+	socket statx symlinkat umount2 unlinkat unshare utimensat`)
 
 // never are the calls that must not fail: a failed close leaves a descriptor open, and the end of a
 // process whose wait failed goes unnoticed, whatever the shim does.
@@ -271,13 +274,18 @@ func (h *host) deaf() bool {
 	return true
 }
 
-// whenDeaf calls deaf until it is stopped.
-func (h *host) whenDeaf(t *testing.T, f fault) (stop func()) {
+// whenStuck ends what waits for good after a failed read, until it is stopped: a shim that is deaf,
+// and the new shim if `start` could not read whether it was executed. Go then waits for the end of
+// a process that it takes for failed (syscall.forkExec), in the stock shim as well.
+func (h *host) whenStuck(t *testing.T, f fault, id string) (stop func()) {
 	t.Helper()
-	stopped, done := make(chan bool), make(chan bool)
+	stopped, done, begin := make(chan bool), make(chan bool), time.Now()
 	go func() {
 		defer close(done)
 		for f.Call == "read" && !h.deaf() {
+			if f.Phase == "start" && time.Since(begin) > stuck {
+				h.killShims(id)
+			}
 			select {
 			case <-stopped:
 				return
@@ -364,7 +372,7 @@ func (h *host) cycle(t *testing.T, client *api.Client, f fault) (hit bool, faile
 		p := phases[f.Phase]
 		id := p.prepare(t, h, client)
 		stop := p.trace(t, h, "-e", "trace="+f.Call, "-e", "inject="+f.inject())
-		stopWaiting := h.whenDeaf(t, f)
+		stopWaiting := h.whenStuck(t, f, id)
 		failed = p.run(t, h, client, id)
 		out = stop()
 		dead := died.MatchString(out)
@@ -373,6 +381,7 @@ func (h *host) cycle(t *testing.T, client *api.Client, f fault) (hit bool, faile
 			h.killShims(id)
 		}
 		hit = strings.Contains(out, "(INJECTED)") || strings.Contains(out, "killed by SIGKILL")
+		h.disconnected(f, failed)
 		if p.check != nil {
 			p.check(t, h, client, id, failed)
 		}

@@ -125,7 +125,7 @@ __attribute__((unused)) static int sim_each(int pid, const char *prefix, int (*f
 	d = opendir(dir);
 	if (!d && errno != ENOENT)
 		return 304;
-	while (d && !rc && (e = readdir(d))) {
+	while (d && !rc && (errno = 0, e = readdir(d))) {
 		snprintf(path, sizeof path, "%s/%s", dir, e->d_name);
 		n = readlink(path, to, sizeof to - 1);
 		if (n <= 0)
@@ -134,6 +134,8 @@ __attribute__((unused)) static int sim_each(int pid, const char *prefix, int (*f
 		if (!strncmp(to, want, strlen(want)))
 			rc = fn(path, to, data);
 	}
+	if (d && !rc && errno)
+		rc = 304;
 	if (d)
 		closedir(d);
 	return rc;
