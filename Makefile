@@ -114,7 +114,7 @@ soak: deps build tools ## fail system calls of the shim for 10,000 containers or
 
 bench: deps build tools kubernetes ## measure against the stock shim and write docs/benchmarks.md
 	$(GO) run ./integration/bench -out docs/benchmarks.md
-	cd integration/kubernetes && NVIDIA_SHIM_BENCH_PAGE=$(CURDIR)/docs/benchmarks.md $(GO) test -count=1 -timeout 40m -run '^$$' -bench PodContainer -benchtime 30x .
+	cd integration/kubernetes && NVIDIA_SHIM_BENCH_PAGE=$(CURDIR)/docs/benchmarks.md $(GO) test -count=1 -timeout 40m -run '^$$' -bench PodContainer -benchtime 150x .
 
 lint: ## run golangci-lint with the rules that guard the invariants, actionlint and govulncheck
 	@mkdir -p $(TOOLS)

@@ -41,7 +41,7 @@ func (p *Plan) decideDevices(h host.Host, g grant) {
 		by := askedBy(func(s device.Set) bool { return s.HasGPU(gpu) })
 		decision, reason := g.why(by, g.set.HasGPU(gpu), g.may.Allows(gpu))
 		if decision == "not given" && len(instances)+withheld > 0 {
-			reason = fmt.Sprintf("partitioned by MIG: its %d MIG devices are given by themselves", len(instances))
+			reason = fmt.Sprintf("partitioned by MIG: its %d MIG devices are given individually", len(instances))
 			if len(instances) == 0 {
 				reason = "partitioned by MIG, and this host, a container itself, was given none of its MIG devices"
 			}

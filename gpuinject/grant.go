@@ -167,7 +167,7 @@ func checkChoice(h host.Host, g grant, x choice, a answers) error {
 	// run time.
 	for _, gpu := range x.set.GPUs {
 		if instances := h.InstancesOf(gpu); len(instances) > 0 {
-			return fail(Invalid, "%s: GPU %s is partitioned by MIG and of no use by itself: ask for its MIG devices: %s",
+			return fail(Invalid, "%s: GPU %s is partitioned by MIG and cannot be used as a whole: ask for its MIG devices: %s",
 				reason, request.Quote(x.id), device.DescribeMIG(h.Annotate(instances, a.kept.Facts)))
 		}
 		if h.Withheld(gpu) > 0 {
@@ -190,7 +190,7 @@ func mayManageMIG(c Container, g grant) error {
 	}
 	for _, id := range g.request.Devices {
 		if device.IsMIG(id) {
-			return fail(Invalid, "%s is about whole GPUs and the container asks for MIG device %s: ask for one or the other",
+			return fail(Invalid, "%s applies to whole GPUs, but the container asks for MIG device %s: ask for one or the other",
 				variables, request.Quote(id))
 		}
 	}

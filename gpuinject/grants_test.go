@@ -181,7 +181,7 @@ func TestGDSFiles(t *testing.T) {
 	check(t, os.Chmod(simulated.Root+cufileJSON, 0o666))
 	defer func() { _ = os.Chmod(simulated.Root+cufileJSON, 0o644) }()
 	noted := func(p Plan) string {
-		return fmt.Sprint(files(p), strings.Contains(strings.Join(p.Notes, "\n"), "can be written by others"))
+		return fmt.Sprint(files(p), strings.Contains(strings.Join(p.Notes, "\n"), "is writable by users other than root"))
 	}
 	table{env: append(devices("0"), gds...), show: noted, rows: []row{
 		{name: "not where they are not root's, and not where the host has none", config: func(c *config.Config) { c.Host.DevRoot = empty }, want: masked[1:] + "true"},

@@ -92,7 +92,7 @@ func TestMIGReconfigurationDuringProbe(t *testing.T) {
 func TestMIGWithoutNVML(t *testing.T) {
 	h := newMIGHost(t)
 	h.silent = true
-	const unknown = "refused: only NVML knows"
+	const unknown = "refused: MIG devices by UUID and index need NVML"
 	annotation := annotated("cdi.k8s.io/x", "nvidia.com/gpu="+h.MIG[0].UUID)
 	table{
 		host: h,
@@ -109,7 +109,7 @@ func TestMIGWithoutNVML(t *testing.T) {
 			{name: "the older name", env: devices(h.older("9/0")), want: h.older("9/0")},
 			{name: "a pod without a device", spec: all(inPodOf(h.Driver), annotation), want: "starts without a GPU"},
 			{name: "an index", env: devices("1:0"), want: unknown, kind: Precondition},
-			{name: "a UUID", env: devices(h.MIG[0].UUID), want: unknown + " MIG devices by UUID and index: NVML was asked: NVML cannot be asked in this test", kind: Precondition},
+			{name: "a UUID", env: devices(h.MIG[0].UUID), want: unknown + ": NVML was asked: NVML cannot be asked in this test", kind: Precondition},
 			{name: "a pod with the device", spec: all(h.inMIGPod(0), annotation), want: unknown, kind: Precondition},
 		},
 	}.run(t)
@@ -246,7 +246,7 @@ func TestMIGInAContainerAsAHost(t *testing.T) {
 		{name: "all is what it was given", host: second, env: devices("all"), want: "GPU 0, GPU 2, 5/0 of GPU 1"},
 		{name: "a partitioned GPU without a MIG device is not among all", host: none, env: devices("all"), want: "GPU 0, GPU 2"},
 		{name: "nor given by name", host: none, env: devices("1"), want: "refused: was given none of its MIG devices"},
-		{name: "nor one that has some", host: second, env: devices("1"), want: "refused: partitioned by MIG and of no use by itself"},
+		{name: "nor one that has some", host: second, env: devices("1"), want: "refused: partitioned by MIG and cannot be used as a whole"},
 		{name: "an index that was not given", host: second, env: devices("1:0"), want: "refused: unknown MIG device"},
 		{name: "the right to configure brings nothing more", host: first, env: append(devices("all"), configure), spec: admin,
 			want: "GPU 0, GPU 2, 9/0 of GPU 1, the right `mig/config`"},

@@ -76,6 +76,6 @@ func TestUnknownRequirements(t *testing.T) {
 		{name: "NVML does not know the brand", host: with(func(f *device.Facts) { f.GPUs[0].Brand = "" }), kind: Precondition,
 			want: "refused: NVIDIA_REQUIRE_KIND ... the brand of GPU 0" + off},
 		{name: "NVML is of another driver", host: with(func(f *device.Facts) { f.Driver = "1.2" }), kind: Precondition,
-			want: "refused: NVML is of driver 1.2" + off},
+			want: "refused: NVML belongs to driver 1.2" + off},
 	}}.run(t)
 }

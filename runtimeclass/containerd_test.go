@@ -343,7 +343,7 @@ func TestApplyLeavesChangedFilesAlone(t *testing.T) {
 	plan, err := register(h, containerdOptions(Registration{}))
 	check(t, err)
 	write(t, h.Real(testConfig), "version = 2\n")
-	if err := plan.Apply(); err == nil || !strings.Contains(err.Error(), "changed meanwhile") {
+	if err := plan.Apply(); err == nil || !strings.Contains(err.Error(), "changed by another process") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -18,7 +18,7 @@ func (p *Plan) registerDocker(o Options) (none edited, err error) {
 	if v := p.Host.Daemon; v.Known() && !v.AtLeast(24, 0, 0) {
 		return none, fmt.Errorf("dockerd %s ignores runtimeType and would start containers without their GPUs: use Docker 24.0 or later", v)
 	} else if !v.Known() {
-		p.note("the version of dockerd is not known (--docker-version says it): Docker before 24.0 would start containers without their GPUs")
+		p.note("dockerd's version is unknown (set it with --docker-version): Docker before 24.0 would start containers without their GPUs")
 	}
 	file, config, err := p.Host.readDocker(o.ConfigFile)
 	if err != nil {
@@ -38,7 +38,7 @@ func (p *Plan) registerDocker(o Options) (none edited, err error) {
 	if !r.inPath() {
 		runtimeType = r.shim()
 	}
-	p.note("Docker: runtimeType %q, without options: the shim sees from the container's cgroup path who manages it", runtimeType)
+	p.note("Docker: runtimeType %q, without options: the shim derives the cgroup manager from the container's cgroup path", runtimeType)
 	now, err := p.Host.DockerRuntimes(file.name)
 	if err != nil {
 		return none, err

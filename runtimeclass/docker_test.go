@@ -158,7 +158,7 @@ func TestInstallDockerSaysThatTheVersionIsNotKnown(t *testing.T) {
 	for version, want := range map[semver.Version]bool{{}: true, {Major: 29}: false} {
 		h.Daemon = version
 		p, err := register(h, dockerOptions(Registration{}))
-		if got := strings.Contains(strings.Join(p.Notes, "\n"), "the version of dockerd is not known (--docker-version says it): Docker before 24.0 would start containers without their GPUs"); err != nil || got != want {
+		if got := strings.Contains(strings.Join(p.Notes, "\n"), "dockerd's version is unknown (set it with --docker-version): Docker before 24.0 would start containers without their GPUs"); err != nil || got != want {
 			t.Errorf("%v: %v, %q", version, err, p.Notes)
 		}
 	}

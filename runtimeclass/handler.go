@@ -41,7 +41,7 @@ func chooseForm(r Registration, daemon semver.Version, options map[string]any) (
 	}
 	why := fmt.Sprintf("containerd %s: runtime_type %q, which needs no options", daemon, RuntimeType)
 	if options["SystemdCgroup"] == true {
-		why += "; the shim sees from the container's cgroup path that systemd manages it"
+		why += "; the shim derives the cgroup manager, systemd, from the container's cgroup path"
 	}
 	return byName, why
 }

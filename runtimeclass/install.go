@@ -34,7 +34,7 @@ func Install(h Host, o Options) (Plan, error) {
 	}
 	p.Changes = append(p.Changes, o.CDI...)
 	if len(o.CDI) > 0 && !o.PrepareUnit && !h.Exists(UnitLink) {
-		p.note("%s does not follow changes of the driver and of MIG by itself: add --prepare-unit, or run `nvidia-shimctl prepare --cdi` after each", o.CDI[0].Path)
+		p.note("%s is not updated when the driver or MIG changes: add --prepare-unit, or run `nvidia-shimctl prepare --cdi` after each change", o.CDI[0].Path)
 	}
 	if err == nil {
 		err = p.record(o, record)

@@ -86,7 +86,7 @@ func (p *Plan) addKubelet(o *Options) error {
 		return nil
 	case file != nil && !o.WriteShimConfig && !Unchanged(file):
 		if have != o.KubeletSocket {
-			p.note("the kubelet's socket is another one: set policy.kubelet-socket = %q in %s", o.KubeletSocket, o.ShimConfig)
+			p.note("the kubelet uses another socket: set policy.kubelet-socket = %q in %s", o.KubeletSocket, o.ShimConfig)
 		}
 		return nil
 	}

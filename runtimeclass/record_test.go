@@ -261,7 +261,7 @@ func TestUninstallRemovesKeptPrograms(t *testing.T) {
 func TestARecordOfOthersIsRefused(t *testing.T) {
 	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
 	for text, want := range map[string]string{
-		"[]\n":                " can be written by others",
+		"[]\n":                " is writable by users other than root",
 		"{":                   ": line 1: unexpected end",
 		"\n{}":                ": line 2: unexpected JSON object",
 		"[\n{\"path\": 1}\n]": ": line 2: path: unexpected JSON number",

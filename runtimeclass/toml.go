@@ -91,7 +91,7 @@ func (p *Plan) registerInTOML(o Options, list handlers, name string, form Runtim
 	stock := cmp.Or(current, "runc")
 	if f.version <= 2 && !p.Host.Daemon.AtLeast(2, 0, 0) && len(present) == 0 && !slices.Contains(list.names, stock) {
 		body += Runtime{Type: stockType}.tables(f.plugin, stock)
-		p.note("the runtime %q is written out, because containerd 1.7 has no built-in runtime beside one that a file names", stock)
+		p.note("the runtime %q is added too, because containerd 1.7 drops its built-in runtime if a file names one", stock)
 	}
 	text := tomledit.WithLineEnd(f.original)
 	for _, handler := range list.names {
@@ -99,7 +99,7 @@ func (p *Plan) registerInTOML(o Options, list handlers, name string, form Runtim
 		if old := present[handler]; old != nil {
 			text = tomledit.SwitchOff(text, append(slices.Clone(section), "runtimes", handler))
 			delete(present, handler)
-			p.note("the runtime %q (%s) is switched off by comments until uninstall", handler, describe(old))
+			p.note("the runtime %q (%s) is commented out until uninstall", handler, describe(old))
 		}
 	}
 	// added has all settings to add; body has those for the block.

@@ -253,7 +253,7 @@ func logCreated(ctx context.Context, c gpuinject.Container, p gpuinject.Plan, to
 		return
 	}
 	if !p.GPU {
-		entry.WithFields(log.Fields{"reason": p.Reason, "grant": p.Grant}).Warn("nvidia: the container asks for GPUs and starts without")
+		entry.WithFields(log.Fields{"reason": p.Reason, "grant": p.Grant}).Warn("nvidia: the container asks for GPUs and starts without them")
 		return
 	}
 	if p.Audit != "" {

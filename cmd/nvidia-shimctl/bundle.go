@@ -25,7 +25,7 @@ var reportSources = report.Host
 func bundleCommand(run func(context.Context, []string, io.Writer, io.Writer) int) *cli.Command {
 	return &cli.Command{
 		Name:  "bundle",
-		Usage: "write what a report of a problem needs into one file (as root)",
+		Usage: "collect what a problem report needs in one file (as root)",
 		Description: "The tar.gz has the output of info, check, status, version and plan, the versions of the driver, the daemons and runc, the " +
 			"shim's configuration and records, the record and drop-ins of install, its runtimes in Docker's configuration, and the shim's " +
 			"lines of containerd's log. It has no environment of a container and nothing else of a daemon's configuration.",

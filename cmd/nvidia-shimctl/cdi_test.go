@@ -171,7 +171,7 @@ func TestCDIFileOfInstall(t *testing.T) {
 	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "was not written by this program") {
 		t.Errorf("over the file of another program: %d %s", status, errs)
 	}
-	if status, _, errs := ctl(t, "install", "--from", from, "--cdi", "--target", "containerd", "--root", dir); status != 2 || !strings.Contains(errs, "--cdi goes with this host only") {
+	if status, _, errs := ctl(t, "install", "--from", from, "--cdi", "--target", "containerd", "--root", dir); status != 2 || !strings.Contains(errs, "--cdi cannot be combined with --root") {
 		t.Errorf("a tree: %d %s", status, errs)
 	}
 }

@@ -60,7 +60,7 @@ func unknownCommand(c *cli.Command, name string) error {
 func usage(err error) error { return cmdline.Errorf("%v", err) }
 
 // noJSON returns the error for --json with a command or flag that prints no data.
-func noJSON(with string) error { return usage(fmt.Errorf("--json does not go with %s", with)) }
+func noJSON(with string) error { return usage(fmt.Errorf("--json cannot be combined with %s", with)) }
 
 // loader returns a function that loads the configuration named on the command line, or the shim's
 // own. The state is read-only: the tool must not change what the shim keeps.

@@ -51,7 +51,7 @@ func TestEveryCommandPrintsJSONAndSaysIfItNeedsRoot(t *testing.T) {
 		ran[command[0]] = true
 		if tc.key == none {
 			code, out, errs := ctl(t, args...)
-			if want := "nvidia-shimctl: --json does not go with " + command[0] + " ("; code != 2 || out != "" || !strings.HasPrefix(errs, want) {
+			if want := "nvidia-shimctl: --json cannot be combined with " + command[0] + " ("; code != 2 || out != "" || !strings.HasPrefix(errs, want) {
 				t.Errorf("--json %s: status %d, %s%s", tc.args, code, out, errs)
 			}
 			args = append(args[:2], command...)

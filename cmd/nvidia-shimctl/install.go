@@ -48,7 +48,7 @@ func runInstall(ctx context.Context, c *cli.Command) error {
 	case i.GPUsFlag:
 		return install.ErrGPUsFlag
 	case i.JSON:
-		return usage(errors.New("--json does not go with --target kind: its configuration is YAML"))
+		return usage(errors.New("--json cannot be combined with --target kind: its configuration is YAML"))
 	}
 	_, err = io.WriteString(i.Out, runtimeclass.KindCluster(i.Registration))
 	return err

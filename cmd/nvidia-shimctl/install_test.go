@@ -164,7 +164,7 @@ func TestInstallDockerOfAVersion(t *testing.T) {
 		}
 		fine(t, "uninstall", "--root", root)
 	}
-	if status, _, errs := ctl(t, "install", "--root", root, "--from", from, "--containerd-version", "2.1.4"); status != 2 || !strings.Contains(errs, "--containerd-version does not go with --target docker") {
+	if status, _, errs := ctl(t, "install", "--root", root, "--from", from, "--containerd-version", "2.1.4"); status != 2 || !strings.Contains(errs, "--containerd-version cannot be combined with --target docker") {
 		t.Errorf("containerd's: %d %s", status, errs)
 	}
 }
@@ -206,7 +206,7 @@ func TestInstallRefuses(t *testing.T) {
 		"a relative directory":              {[]string{"install", "--bin-dir", "bin"}, 2, "plain absolute path"},
 		"a flag of another target":          {[]string{"install", "--target", "docker", "--containerd-config", "/x"}, 2, "--containerd-config"},
 		"a containerd with Docker":          {[]string{"install", "--target", "docker", "--containerd", daemon}, 2, "--containerd"},
-		"Docker's version with containerd":  {[]string{"install", "--root", root, "--from", from, "--docker-version", "29.0.1"}, 2, "--docker-version does not go with --target containerd"},
+		"Docker's version with containerd":  {[]string{"install", "--root", root, "--from", from, "--docker-version", "29.0.1"}, 2, "--docker-version cannot be combined with --target containerd"},
 		"a relative configuration":          {[]string{"install", "--containerd-config", "x"}, 2, "absolute"},
 		"a relative file of the toolkit":    {[]string{"install", "--root", root, "--toolkit-config", "x"}, 2, "absolute"},
 		"no file of the toolkit":            {[]string{"install", "--root", root, "--from", from, "--toolkit-config", "/x"}, 1, "no configuration"},

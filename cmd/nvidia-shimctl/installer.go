@@ -94,17 +94,17 @@ func checkInstaller(c *cli.Command, i install.Installer) error {
 	thisHost := filepath.Clean(i.Host.Root) == "/"
 	switch file := c.String("toolkit-config"); {
 	case i.Target == runtimeclass.Docker && i.Containerd != "":
-		return usage(errors.New("--containerd does not go with --target docker"))
+		return usage(errors.New("--containerd cannot be combined with --target docker"))
 	case !filepath.IsAbs(i.Host.Root) || err != nil || !st.IsDir():
 		return usage(fmt.Errorf("--root %q is not the absolute path of a directory", i.Host.Root))
 	case i.Arch != "" && i.Arch != "amd64" && i.Arch != "arm64":
 		return usage(fmt.Errorf("--arch %q is not amd64 or arm64", i.Arch))
 	case i.Containerd != "" && !thisHost:
-		return usage(errors.New("--containerd goes with this host only: with --root say --containerd-version"))
+		return usage(errors.New("--containerd works on this host only: with --root use --containerd-version"))
 	case i.Restart && !thisHost:
-		return usage(errors.New("--restart goes with this host only, not with --root"))
+		return usage(errors.New("--restart cannot be combined with --root"))
 	case i.CDIFile != "" && !thisHost:
-		return usage(errors.New("--cdi goes with this host only, not with --root"))
+		return usage(errors.New("--cdi cannot be combined with --root"))
 	case file != "" && !filepath.IsAbs(file):
 		return usage(fmt.Errorf("--toolkit-config %q is not an absolute path", file))
 	case i.Target != kind && !i.DryRun && os.Geteuid() != 0:

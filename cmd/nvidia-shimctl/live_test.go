@@ -106,7 +106,7 @@ func TestARecordOfOthersIsNotShown(t *testing.T) {
 	dir := live(t, state, "k8s.io/aa", "main", allDevices, recordOf("aa", "forged"))
 	simtest.Check(t, os.Chmod(filepath.Join(dir, gpuinject.RecordName), 0o622))
 	code, out, errs := ctl(t, "plan", "--container", "aa")
-	if code != 1 || out != "" || !strings.Contains(errs, "can be written by others than root") {
+	if code != 1 || out != "" || !strings.Contains(errs, "is writable by users other than root") {
 		t.Errorf("status %d, %s%s", code, out, errs)
 	}
 }

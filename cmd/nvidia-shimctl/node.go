@@ -25,7 +25,7 @@ func nodeCommand() *cli.Command {
 		Name:  "node",
 		Usage: "keep a Kubernetes node installed, from a privileged pod",
 		Description: "It installs, runs check, sets the labels " + node.ReadyLabel + " and " + node.VersionLabel + " of the node, and repairs what changes. " +
-			"If check finds a problem after a change, the files come back as they were. The label " + node.RemoveLabel + "=true removes everything. " +
+			"If check finds a problem after a change, it restores the files. The label " + node.RemoveLabel + "=true removes everything. " +
 			"The pod needs hostPID and the host's root directory.",
 		Flags: append(daemonFlags(), handlerFlag(), replaceFlag(),
 			&cli.StringFlag{Name: "host-root", Value: "/host", Usage: "`DIR` of the pod with the host's root"},
@@ -49,7 +49,7 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 	case c.Duration("interval") <= 0:
 		return usage(errors.New("--interval has to be positive"))
 	case c.String("target") == kind:
-		return usage(errors.New("--target kind is no daemon of a host: a node of kind has containerd"))
+		return usage(errors.New("--target kind is not a daemon of this host: a node of kind runs containerd"))
 	}
 	programs, account, err := node.EnterHost(c.String("host-root"))
 	if err != nil {

@@ -22,7 +22,7 @@ func TestNodeRefuses(t *testing.T) {
 	}{
 		"no time between rounds": {[]string{"--interval", "0s"}, "--interval has to be positive"},
 		"a root that is none":    {[]string{"--host-root", "/does/not/exist"}, "--host-root: "},
-		"a target that is none":  {[]string{"--target", "kind"}, "has containerd"},
+		"a target that is none":  {[]string{"--target", "kind"}, "runs containerd"},
 		"an argument":            {[]string{"now"}, `unexpected argument "now"`},
 	} {
 		status, _, errs := ctl(t, append([]string{"node"}, c.args...)...)

@@ -10,7 +10,7 @@ import (
 func uninstallCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "uninstall",
-		Usage: "bring the configuration back as it was, and remove the programs",
+		Usage: "restore the configuration and remove the programs",
 		Flags: append(installFlags(),
 			&cli.BoolFlag{Name: "all", Usage: "undo the installation for every daemon"},
 			&cli.BoolFlag{Name: "keep-programs", Usage: "leave the programs where they are"},

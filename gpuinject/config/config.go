@@ -141,43 +141,6 @@ type Log struct {
 	Level string `toml:"level"`
 }
 
-// Values of NVIDIA_DRIVER_CAPABILITIES.
-const (
-	Compute  = "compute"
-	Compat32 = "compat32"
-	Graphics = "graphics"
-	Utility  = "utility"
-	Video    = "video"
-	Display  = "display"
-	NGX      = "ngx"
-)
-
-var capabilities = []string{Compute, Compat32, Graphics, Utility, Video, Display, NGX}
-
-// Supported returns the capabilities that a container may ask for. If the operator names none, they
-// are all of them, but for a pod not display, whose nodes can take over the host's screen (T42).
-func (c Container) Supported(pod bool) []string {
-	switch {
-	case len(c.SupportedCapabilities) > 0:
-		return slices.Clone(c.SupportedCapabilities)
-	case pod:
-		return slices.DeleteFunc(slices.Clone(capabilities), func(name string) bool { return name == Display })
-	}
-	return slices.Clone(capabilities)
-}
-
-// Kinds of devices besides GPUs that a container can ask for.
-const (
-	IMEX     = "imex"
-	GDS      = "gds"
-	GDRCopy  = "gdrcopy"
-	MOFED    = "mofed"
-	NVSwitch = "nvswitch"
-)
-
-// Classes are all of them.
-var Classes = []string{IMEX, GDS, GDRCopy, MOFED, NVSwitch}
-
 // Daemons whose sockets containers can be given.
 const (
 	Persistenced  = "persistenced"

@@ -90,7 +90,7 @@ func check(cfg config.Host, h host.Host, before string, reply probe.Answers) err
 		return fmt.Errorf("NVML was asked: %s", reply.FactsError)
 	}
 	if !reply.Facts.CUDAOnly && h.DriverVersion != "" && reply.Facts.Driver != h.DriverVersion {
-		return fmt.Errorf("NVML is of driver %s and the loaded kernel module %s: install the driver's user space of the same version, or reboot", reply.Facts.Driver, h.DriverVersion)
+		return fmt.Errorf("NVML belongs to driver %s, but the loaded kernel module is %s: install the driver's user space of that version, or reboot", reply.Facts.Driver, h.DriverVersion)
 	}
 	if after, err := host.Discover(cfg); err != nil || key(after) != before {
 		return errors.New("MIG was being configured while NVML was asked: try again")

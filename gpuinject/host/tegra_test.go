@@ -146,7 +146,7 @@ func TestTegraFiles(t *testing.T) {
 		f := tegraHost(t)
 		f.Check(os.Chmod(f.Dir+"/"+listDir+"drivers.csv", 0o666))
 		files := f.files()
-		if len(files.Libraries) != 0 || len(files.Refused) != 1 || !strings.Contains(files.Refused[0].Reason, "written by others than root") {
+		if len(files.Libraries) != 0 || len(files.Refused) != 1 || !strings.Contains(files.Refused[0].Reason, "writable by users other than root") {
 			t.Errorf("%v, refused %v", libraries(files), files.Refused)
 		}
 		simtest.Says(t, files.Check([]string{"compute"}), "Tegra", "libcuda.so.1", "nvidia-l4t")

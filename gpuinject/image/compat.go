@@ -160,9 +160,9 @@ func useCompat(version string, lib ldcache.ELF, hostDriver string) (use bool, re
 	case lib.Note != nil:
 		return true, fmt.Sprintf("libcuda.so.%s of the image (CUDA %.16s) is newer than the host driver %s and serves it", version, lib.Note.CUDAVersion, hostDriver)
 	case compat[0] > host[0]:
-		return true, fmt.Sprintf("libcuda.so.%s of the image is of a newer release than the host driver %s", version, hostDriver)
+		return true, fmt.Sprintf("libcuda.so.%s of the image belongs to a newer release than the host driver %s", version, hostDriver)
 	}
-	return false, fmt.Sprintf("libcuda.so.%s of the image is not of a newer release than the host driver %s", version, hostDriver)
+	return false, fmt.Sprintf("libcuda.so.%s of the image does not belong to a newer release than the host driver %s", version, hostDriver)
 }
 
 // compatEntries returns what ldconfig would list for the directory, sorted by name: each library by

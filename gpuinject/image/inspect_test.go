@@ -88,10 +88,10 @@ func TestAnOddLoaderFileIsReplacedOrLeft(t *testing.T) {
 		name, place, note string
 		make              func(file string)
 	}{
-		{"cache a FIFO", CachePath, "is replaced by one of the driver only", func(file string) { fifo(t, file) }},
-		{"cache a loop", CachePath, "is replaced by one of the driver only", func(file string) { symlink(t, "ld.so.cache", file) }},
-		{"cache garbage", CachePath, "is replaced by one of the driver only", func(file string) { write(t, file, strings.Repeat("\xff\x00", 5000)) }},
-		{"cache empty", CachePath, "is replaced by one of the driver only", func(file string) { write(t, file, "") }},
+		{"cache a FIFO", CachePath, "is replaced by one with the driver's libraries only", func(file string) { fifo(t, file) }},
+		{"cache a loop", CachePath, "is replaced by one with the driver's libraries only", func(file string) { symlink(t, "ld.so.cache", file) }},
+		{"cache garbage", CachePath, "is replaced by one with the driver's libraries only", func(file string) { write(t, file, strings.Repeat("\xff\x00", 5000)) }},
+		{"cache empty", CachePath, "is replaced by one with the driver's libraries only", func(file string) { write(t, file, "") }},
 		{"conf a terabyte", confPath, "is left as it is", func(file string) { sparse(t, file, 1<<40) }},
 		{"conf a directory", confPath, "is left as it is", func(file string) { mkdir(t, file) }},
 		{"etc a FIFO", "/etc", "", func(file string) { fifo(t, file) }},

@@ -95,14 +95,14 @@ func (r *Root) newCache(own []string, entries []ldcache.Entry) (data []byte, not
 	case errors.Is(err, fs.ErrNotExist):
 		note = fmt.Sprintf("the image has no %s: one of the driver only is made", CachePath)
 	case err != nil:
-		note = fmt.Sprintf("%s of the image is of no use and is replaced by one of the driver only: %v", CachePath, err)
+		note = fmt.Sprintf("%s of the image cannot be used and is replaced by one with the driver's libraries only: %v", CachePath, err)
 	default:
 		c.DropBelow(own)
 		c.Prepend(entries)
 		if data = c.Encode(); data != nil {
 			return data, ""
 		}
-		note = fmt.Sprintf("%s of the image is too large to take the driver's libraries and is replaced by one of the driver only", CachePath)
+		note = fmt.Sprintf("%s of the image is too large to add the driver's libraries and is replaced by one with only those", CachePath)
 	}
 	c = &ldcache.Cache{}
 	c.Prepend(entries)
@@ -117,7 +117,7 @@ func (r *Root) muslFiles(dirs []string, libs []ldcache.Entry) (files []File, not
 		text = []byte(ldcache.MuslDefault)
 	}
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		notes = append(notes, fmt.Sprintf("%s of the image is of no use and is replaced by musl's default: %v", muslPath, err))
+		notes = append(notes, fmt.Sprintf("%s of the image cannot be used and is replaced by musl's default: %v", muslPath, err))
 	}
 	// musl gives up at a library for another ABI instead of searching further.
 	dirs = slices.DeleteFunc(slices.Clone(dirs), func(dir string) bool {

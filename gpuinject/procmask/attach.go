@@ -70,7 +70,7 @@ func (m *Mask) attach(pid, pidfd int, root *unix.Stat_t) error {
 	// The container's init process may have ended before the pidfd was opened. When runc exited, it
 	// became a child of this process, which is a subreaper.
 	if stat.Parent != os.Getpid() {
-		return fmt.Errorf("process %d is not the container's: its init process has ended", pid)
+		return fmt.Errorf("process %d does not belong to the container: its init process has ended", pid)
 	}
 	return mountns.Do(func() error { return m.attachIn(int(ns.Fd()), root) })
 }

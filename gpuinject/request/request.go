@@ -160,7 +160,7 @@ func (e DeniedError) Error() string { return string(e) }
 // complete adds the capabilities and the other devices to a request for the devices in l.
 func (s Input) complete(r Request, l list, cfg *config.Config) (Request, error) {
 	if len(l.foreign) > 0 {
-		return Request{}, fmt.Errorf("%s is a CDI device of another vendor: name it to containerd (docker run --device, nerdctl run --device, ctr run --device, or the CDI devices of a pod)", Quote(l.foreign[0]))
+		return Request{}, fmt.Errorf("%s is a CDI device of another vendor: pass it to containerd (docker run --device, nerdctl run --device, ctr run --device, or the CDI devices of a pod)", Quote(l.foreign[0]))
 	}
 	caps, set := s.Env[EnvCapabilities]
 	// An image cannot make hooks, as it can EnvCDI.

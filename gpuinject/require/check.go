@@ -94,7 +94,7 @@ func (r Requirement) unsatisfied(h Host) error {
 	}
 	for _, property := range []string{arch, brand} {
 		if len(h.GPUs) > 0 && r.Expression.isAbout(property) {
-			has += fmt.Sprintf(", GPU %d of %s %s", h.GPUs[0].Index, property, cmp.Or(h.fact(property), "that NVML does not say"))
+			has += fmt.Sprintf(", GPU %d of %s %s", h.GPUs[0].Index, property, cmp.Or(h.fact(property), "that NVML does not report"))
 		}
 	}
 	return fmt.Errorf("%s: %s is not satisfied%s: this host has %s: %s; or %s",
@@ -105,11 +105,11 @@ func (r Requirement) unsatisfied(h Host) error {
 func (g Group) unknown(h Host) error {
 	switch _, t := g.check(h); t.property {
 	case cuda:
-		return errors.New("NVML does not say which version of CUDA the driver supports")
+		return errors.New("NVML does not report which version of CUDA the driver supports")
 	case driver:
 		return fmt.Errorf("the driver's version %s is not made of digits and dots", request.Quote(h.Driver))
 	default:
-		return fmt.Errorf("NVML does not say the %s of GPU %d", t.property, h.GPUs[0].Index)
+		return fmt.Errorf("NVML does not report the %s of GPU %d", t.property, h.GPUs[0].Index)
 	}
 }
 

@@ -206,8 +206,8 @@ func TestAFileThatIsNoDriverFileIsRefused(t *testing.T) {
 	for source, says := range map[string]string{
 		f.file("setuid", 0o755|fs.ModeSetuid): "set-user-id",
 		f.file("setgid", 0o755|fs.ModeSetgid): "set-group-id",
-		f.file("all", 0o666):                  "written by others",
-		f.file("group", 0o664):                "written by others",
+		f.file("all", 0o666):                  "writable by users other than root",
+		f.file("group", 0o664):                "writable by users other than root",
 		stranger:                              "uid 1000",
 		link:                                  "regular",
 		f.files:                               "regular",

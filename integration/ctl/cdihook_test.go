@@ -46,7 +46,7 @@ func TestTheCDIHookStepsAsideForNVIDIAs(t *testing.T) {
 	// There, root's files appear to have another owner.
 	run("unshare --user "+hook, "7", passed)
 	tree.Type(t, nil, "chmod 775 "+theirs)
-	run(hook, "1", theirs+" can be written by others than root")
+	run(hook, "1", theirs+" is writable by users other than root")
 	tree.Type(t, nil, "chmod 755 "+theirs+" && chown 1000 "+theirs)
 	run(hook, "1", theirs+" is owned by uid 1000")
 	tree.Type(t, nil, ctl+" uninstall && ! test -e /usr/local/bin/nvidia-cdi-hook && test -e "+theirs)

@@ -80,7 +80,7 @@ func TestTheOlderProgramsReturnIfTheNewerFail(t *testing.T) {
 		if status != "1" || asked != "" {
 			t.Errorf("exit status %s, systemctl was asked for %q", status, asked)
 		}
-		simhost.Want(t, out, "check after the installation: shim: ", "broken", "the files come back as they were")
+		simhost.Want(t, out, "check after the installation: shim: ", "broken", "restoring the files")
 		simhost.Same(t, "the older programs did not return", installed, n.files(t))
 	}
 	n.ctl(t, d.process, keepNode, 0)

@@ -106,7 +106,7 @@ func refusals(d *sim.Driver) []refusal {
 				}
 				t.Cleanup(func() { _ = os.Chmod(h.Driver.ConfigPath, 0o644) })
 			},
-			env: zero, words: []string{d.ConfigPath, "can be written by others than root (mode 0646)"}, code: errdefs.ErrFailedPrecondition,
+			env: zero, words: []string{d.ConfigPath, "is writable by users other than root (mode 0646)"}, code: errdefs.ErrFailedPrecondition,
 		},
 		{
 			name: "a configuration that is named and not there", spoil: func(t *testing.T, h *simhost.Host) { simhost.Away(t, h.Driver.ConfigPath) },

@@ -94,7 +94,7 @@ func TestAHandlersOptionsFileIsHonoured(t *testing.T) {
 		if err := os.Chmod(name, 0o666); err != nil {
 			t.Fatal(err)
 		}
-		h.Refused(t, testenv.RunOptions{Extra: []string{"--runtime-config-path", name}}, "can be written by others than root", name)
+		h.Refused(t, testenv.RunOptions{Extra: []string{"--runtime-config-path", name}}, "is writable by users other than root", name)
 	})
 	t.Run("a file that is not there is refused by name", func(t *testing.T) {
 		h.Refused(t, testenv.RunOptions{Extra: []string{"--runtime-config-path", "/nowhere/options.toml"}}, "/nowhere/options.toml")

@@ -57,7 +57,7 @@ func TestARestartThatFailsIsRepeated(t *testing.T) {
 	lost, daemon := n.state(t), n.daemon(t)
 	n.unit(t, refuse)
 	n.start(t, "--interval", "100ms")
-	n.awaitLog(t, "the files come back as they were")
+	n.awaitLog(t, "restoring the files")
 	n.awaitRounds(t)
 	if after := n.state(t); after != lost || n.daemon(t) != daemon {
 		t.Errorf("containerd was restarted, or files did not come back: %s", changed(lost, after))

@@ -203,7 +203,7 @@ func TestTheOldStateReturnsIfCheckFails(t *testing.T) {
 	n.run(t, "sh", "-c", "mkdir /opt/noexec && mount -t tmpfs -o noexec tmpfs /opt/noexec")
 	before := n.state(t)
 	noexec := []string{"--bin-dir", "/opt/noexec"}
-	simhost.Want(t, n.once(t, 1, true, noexec...), "check after the installation: shim: ", "permission denied", "the files come back as they were")
+	simhost.Want(t, n.once(t, 1, true, noexec...), "check after the installation: shim: ", "permission denied", "restoring the files")
 	if after := n.state(t); after != before {
 		t.Errorf("the old state did not return: %s", changed(before, after))
 	}

@@ -45,7 +45,7 @@ func Make(p preview.Planner) (*specs.Spec, error) {
 		return nil, err
 	}
 	if h.Platform != "" {
-		return nil, fmt.Errorf("the driver is that of %s, which programs find only with the linker's files of this shim: use %s", host.PlatformTitle(h.Platform), request.EnvVisibleDevices)
+		return nil, fmt.Errorf("programs find the driver of %s only with the linker files that this shim writes: use %s", host.PlatformTitle(h.Platform), request.EnvVisibleDevices)
 	}
 	var facts device.Facts
 	if len(h.MIG) > 0 {

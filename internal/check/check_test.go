@@ -174,7 +174,7 @@ func TestProblems(t *testing.T) {
 			f.chmod("opt/"+runtimeclass.ShimName, 0o644)
 		}, "shim", Problem, "permission denied"},
 		{"a runtime_path that does not exist", handler(atPath), "shim", Problem, "no such file"},
-		{"a shim that others can write", func(f *fixture) { f.chmod(shimPath, 0o777) }, "shim", Problem, "written by others"},
+		{"a shim that others can write", func(f *fixture) { f.chmod(shimPath, 0o777) }, "shim", Problem, "writable by users other than root"},
 		{"a shim that does not start", func(f *fixture) { f.write(shimPath, "\x7fELF") }, "shim", Problem, "exec format error"},
 		{"containerd below the floor", version("containerd", "containerd x v2.2.4 abc"), "containerd", Problem, "2.2.5"},
 		{"containerd of a distribution", version("containerd", "containerd x 1.7.24~ds1 abc"), "containerd", Warning, "1.7.33"},
@@ -238,14 +238,14 @@ func TestProblems(t *testing.T) {
 			f.write(runtimeclass.UnitLink, "")
 		}, "prepare", OK, "runs at boot"},
 		{"a unit that runs", func(f *fixture) { unit(f); f.write(runtimeclass.UnitLink, "") }, "prepare", OK, "runs at boot"},
-		{"no probe beside the shim", func(f *fixture) { f.remove(ctlPath) }, "probe", Problem, "pods whose allocation only the kubelet knows"},
-		{"a probe that others can write", func(f *fixture) { f.chmod(ctlPath, 0o775) }, "probe", Problem, "written by others"},
+		{"no probe beside the shim", func(f *fixture) { f.remove(ctlPath) }, "probe", Problem, "pods whose allocation has to be read from the kubelet"},
+		{"a probe that others can write", func(f *fixture) { f.chmod(ctlPath, 0o775) }, "probe", Problem, "writable by users other than root"},
 		{"a probe whose NVML fails", func(f *fixture) { f.script(ctlPath, "echo version mismatch >&2; exit 1") }, "probe", Warning, "version mismatch"},
 		{"sockets of a daemon that does not run", func(f *fixture) {
 			f.configure("", "[container]\nsockets = [\""+config.FabricManager+"\"]\n")
 		}, "sockets", Warning, "fabricmanager does not run"},
 		{"no libraries", func(*fixture) {}, "libraries", Problem, "libcuda"},
-		{"state that others can write", func(f *fixture) { f.write("state/x", ""); f.chmod("state", 0o777) }, "state", Problem, "written by others"},
+		{"state that others can write", func(f *fixture) { f.write("state/x", ""); f.chmod("state", 0o777) }, "state", Problem, "writable by users other than root"},
 		{"a kubelet without its socket", func(f *fixture) { f.write("var/lib/kubelet/x", "") }, "kubelet", Warning, "are refused"},
 		{"a kubelet that answers", func(f *fixture) {
 			f.configure("", "[policy]\nkubelet-socket = \"/k.sock\"\n")
@@ -474,7 +474,7 @@ func TestCDISpecification(t *testing.T) {
 	f.write(cdispec.Path, made)
 	want(t, f.check("cdi"), OK, "up to date")
 	f.write(cdispec.Path, string(runtimeclass.Marked("devices: []\n")))
-	want(t, f.check("cdi"), Warning, "not that of this driver")
+	want(t, f.check("cdi"), Warning, "does not match this driver")
 	err = os.ErrNotExist
 	want(t, f.check("cdi"), Warning, "cannot be checked")
 }

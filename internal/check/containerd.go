@@ -21,7 +21,7 @@ var containerdFloors = []floor{{1, 7, 33}, {2, 0, 10}, {2, 1, 9}, {2, 2, 5}, {2,
 
 func checkContainerd(n *node) []Finding {
 	if n.Containerd == "" {
-		return warning("name it with --containerd", "no containerd is running or in PATH: its version is not checked")
+		return warning("set it with --containerd", "no containerd is running or in PATH: its version is not checked")
 	}
 	if n.versionErr != nil {
 		return problem("repair "+n.Containerd, "%v", n.versionErr)
@@ -31,7 +31,7 @@ func checkContainerd(n *node) []Finding {
 
 func checkHandlers(n *node) []Finding {
 	if n.registeredErr != nil {
-		return problem("fix the daemon's configuration: the daemon does not start with it", "%v", n.registeredErr)
+		return problem("fix the daemon's configuration: the daemon cannot start with it", "%v", n.registeredErr)
 	}
 	var list []Finding
 	if n.registered.CRIDisabled {

@@ -35,7 +35,7 @@ func checkDriver(ctx context.Context, n *node) []Finding {
 		}
 		return problem(fix, "%v", n.hostErr)
 	case len(n.gpus.GPUs) == 0:
-		return problem("see the kernel's log (dmesg) for NVRM", "driver %s is loaded but has no usable GPU (%d excluded)", n.gpus.DriverVersion, len(n.gpus.Excluded))
+		return problem("check the kernel log (dmesg) for NVRM", "driver %s is loaded but has no usable GPU (%d excluded)", n.gpus.DriverVersion, len(n.gpus.Excluded))
 	case n.gpus.Platform != "":
 		return fine("%s", n.gpus.Driver())
 	}
@@ -113,7 +113,7 @@ func checkCDI(n *node) []Finding {
 	case err != nil:
 		return warning(fix, "%s cannot be checked: %v", cdispec.Path, err)
 	case !bytes.Equal(have, want):
-		return warning(fix, "%s is not that of this driver, these GPUs and this configuration: other runtimes fail with it", cdispec.Path)
+		return warning(fix, "%s does not match this driver, these GPUs and this configuration: other runtimes fail with it", cdispec.Path)
 	}
 	return fine("%s is up to date", cdispec.Path)
 }
@@ -153,7 +153,7 @@ func checkState(n *node) []Finding {
 }
 
 func checkKubelet(ctx context.Context, n *node) []Finding {
-	const fix = "let policy.kubelet-socket name pod-resources/kubelet.sock in its --root-dir"
+	const fix = "set policy.kubelet-socket to pod-resources/kubelet.sock in its --root-dir"
 	socket := n.config.Policy.KubeletSocket
 	dir := filepath.Dir(filepath.Dir(socket)) // the kubelet's --root-dir
 	theirs := runtimeclass.KubeletSocket(runtimeclass.Host{Tree: hosttree.Tree{Root: n.Root}}, n.Proc)

@@ -148,7 +148,7 @@ func checkProbes(ctx context.Context, n *node) []Finding {
 
 func checkProbe(ctx context.Context, n *node, p string) []Finding {
 	if err := n.trust(p); err != nil {
-		return problem(fixInstall, "the shim cannot run its probe, and pods whose allocation only the kubelet knows do not start: %v", err)
+		return problem(fixInstall, "the shim cannot run its probe, and pods whose allocation has to be read from the kubelet do not start: %v", err)
 	}
 	if n.gpus == nil || n.gpus.Platform != "" {
 		return fine("%s is beside the shim", p)

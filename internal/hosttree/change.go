@@ -100,7 +100,7 @@ func (t Tree) Apply(c Change) error {
 		return nil
 	}
 	if !replaces && !equal(now.Before, c.Before) {
-		return errors.New("has been changed meanwhile: run the command again")
+		return errors.New("was changed by another process: run the command again")
 	}
 	root, dir, err := t.open(filepath.Dir(c.Path))
 	if err != nil {

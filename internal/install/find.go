@@ -93,7 +93,7 @@ func (i *Installer) daemonVersion(ctx context.Context, program string) (none sem
 		daemon, other = other, daemon
 	}
 	if i.Versions[other] != "" {
-		return none, cmdline.Errorf("--%s-version does not go with --target %s", other, i.Target)
+		return none, cmdline.Errorf("--%s-version cannot be combined with --target %s", other, i.Target)
 	}
 	if version := i.Versions[daemon]; version != "" {
 		v, err := semver.Parse(version)

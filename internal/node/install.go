@@ -66,7 +66,7 @@ func (k *Keeper) install(ctx context.Context) (installed bool, _ []check.Finding
 	}
 	k.refused = change
 	k.print(findings)
-	fmt.Fprintln(k.Installer.Err, "nvidia-shimctl: the files come back as they were")
+	fmt.Fprintln(k.Installer.Err, "nvidia-shimctl: restoring the files")
 	undone := k.carryOut(ctx, line, undo)
 	if undone == nil {
 		_, undone = undo.RemovePrograms(procfs.Host)

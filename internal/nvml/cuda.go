@@ -60,7 +60,7 @@ func readCUDA(path string) (device.Facts, error) {
 	}
 	var cuda, count, major, minor C.int
 	if rc := C.version(lib, &cuda); rc != 0 {
-		return f, fmt.Errorf("libcuda cannot tell the CUDA version: error %d (%s)", rc, path)
+		return f, fmt.Errorf("libcuda does not report the CUDA version: error %d (%s)", rc, path)
 	}
 	f.CUDA = cudaVersion(int(cuda))
 	if C.init(lib) != 0 || C.count(lib, &count) != 0 {

@@ -239,13 +239,13 @@ func TestErrorsSayWhyNVMLCannotBeAsked(t *testing.T) {
 		err    string
 	}{
 		{"another user's library", func(_ *sim.Driver, l string) error { return os.Chown(l, 1000, 0) }, "it is owned by uid 1000"},
-		{"a world-writable library", func(_ *sim.Driver, l string) error { return os.Chmod(l, 0o666) }, "it can be written by others than root"},
+		{"a world-writable library", func(_ *sim.Driver, l string) error { return os.Chmod(l, 0o666) }, "it is writable by users other than root"},
 		{"no library", func(_ *sim.Driver, l string) error { return os.Remove(l) }, "libnvidia-ml.so.580.159.04 was not found"},
 		{"a library of another version than the module", func(d *sim.Driver, _ string) error { return d.LoadModule("590.44.01") }, "but the loaded kernel module is 590.44.01"},
 		{"no module", func(d *sim.Driver, _ string) error {
 			return os.Remove(filepath.Join(d.ProcRoot, "driver/nvidia/version"))
 		}, "no NVIDIA driver is loaded"},
-		{"no control node", func(d *sim.Driver, _ string) error { return os.Remove(filepath.Join(d.DevRoot, "dev/nvidiactl")) }, "NVML does not start: Driver is not loaded ("},
+		{"no control node", func(d *sim.Driver, _ string) error { return os.Remove(filepath.Join(d.DevRoot, "dev/nvidiactl")) }, "NVML cannot be initialized: Driver is not loaded ("},
 		{"no nodes at all", func(d *sim.Driver, _ string) error { return os.RemoveAll(filepath.Join(d.DevRoot, "dev")) }, "give NVML the device nodes of host.dev-root: "},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -52,7 +52,7 @@ func withLibrary(path string, live bool) (Snapshot, error) {
 	defer func() { _ = first.Close() }()
 	l := nvml.New(nvml.WithLibraryPath(path))
 	if ret := l.Init(); ret != nvml.SUCCESS {
-		return Snapshot{}, fmt.Errorf("NVML does not start: %s (%s; nvidia-smi on this host should say the same)", text(ret), path)
+		return Snapshot{}, fmt.Errorf("NVML cannot be initialized: %s (%s; nvidia-smi on this host should report the same)", text(ret), path)
 	}
 	defer func() { _ = l.Shutdown() }()
 	return snapshot(l, live)

@@ -20,7 +20,7 @@ type reader struct {
 func must[T any](r *reader, what string, fn func() (T, nvml.Return), symbols ...string) T {
 	v, ok := get(r, what, fn, symbols...)
 	if !ok && r.err == nil {
-		r.err = fmt.Errorf("NVML cannot tell the %s: this GPU or driver does not have it", what)
+		r.err = fmt.Errorf("NVML does not report the %s: this GPU or driver does not support it", what)
 	}
 	return v
 }
@@ -39,7 +39,7 @@ func get[T any](r *reader, what string, fn func() (T, nvml.Return), symbols ...s
 	case ret == nvml.SUCCESS:
 		return value, true
 	case !absent(ret):
-		r.err = fmt.Errorf("NVML cannot tell the %s: %s", what, text(ret))
+		r.err = fmt.Errorf("NVML does not report the %s: %s", what, text(ret))
 	}
 	return v, false
 }

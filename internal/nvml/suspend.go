@@ -298,7 +298,7 @@ func openCheckpointer(path string) (*checkpointer, error) {
 		}
 	}
 	if rc := C.cuda_init(lib); rc != 0 {
-		return nil, fmt.Errorf("libcuda does not start: %s", c.text("Init", int(rc)))
+		return nil, fmt.Errorf("libcuda cannot be initialized: %s", c.text("Init", int(rc)))
 	}
 	return c, nil
 }

@@ -100,7 +100,7 @@ func TestAModuleThatCannotBeLoaded(t *testing.T) {
 		{"nvidia", func(h host) { h.Write("root/later/nvidia.fails", "") }, false, "No such device"},
 		{"nvidia_modeset, which containers can do without", func(h host) { h.Write("root/later/nvidia_modeset.fails", "") }, true, "No such device"},
 		{"modprobe succeeds and nothing is loaded", func(h host) { os.RemoveAll(h.path("root/later/nvidia")) }, false, "the module is not loaded"},
-		{"a world-writable modprobe", func(h host) { os.Chmod(h.path("root/sbin/modprobe"), 0o757) }, false, "can be written by others than root"},
+		{"a world-writable modprobe", func(h host) { os.Chmod(h.path("root/sbin/modprobe"), 0o757) }, false, "is writable by users other than root"},
 		{"a link out of the driver root", func(h host) {
 			os.Rename(h.path("root/sbin/modprobe"), h.path("modprobe"))
 			os.Symlink("../../modprobe", h.path("root/sbin/modprobe"))

@@ -34,13 +34,13 @@ func (r *Report) nodes(o Options, expected []device.Expected) {
 		default:
 			n.Result = Result{Missing, fmt.Sprintf("no driver %q in /proc/devices", e.Driver), "load its kernel module"}
 			if e.Driver == "nvidia-caps-imex-channels" {
-				n.Fix = "IMEX channels need a driver and GPUs that have them"
+				n.Fix = "IMEX channels need a driver and GPUs that support them"
 			}
 		}
 		r.Nodes = append(r.Nodes, n)
 	}
 	if slices.ContainsFunc(expected, func(e device.Expected) bool { return !e.Managed }) {
-		r.Notes = append(r.Notes, "the driver's parameter ModifyDeviceFiles or DeviceFileModify is 0: prepare makes and changes none of those nodes")
+		r.Notes = append(r.Notes, "the driver's parameter ModifyDeviceFiles or DeviceFileModify is 0: prepare does not make or change its nodes")
 	}
 }
 
@@ -93,10 +93,10 @@ func differs(st *unix.Stat_t, e device.Expected) (wrong string, works bool) {
 	}
 	rdev := uint64(st.Rdev) //nolint:unconvert // 32 bits on some architectures
 	if major, minor := unix.Major(rdev), unix.Minor(rdev); major != e.Major || minor != e.Minor {
-		return fmt.Sprintf("it is %d:%d, and the driver %q has %d:%d for it", major, minor, e.Driver, e.Major, e.Minor), false
+		return fmt.Sprintf("it is %d:%d, but driver %q has %d:%d", major, minor, e.Driver, e.Major, e.Minor), false
 	}
 	if mode := os.FileMode(st.Mode & 0o7777); mode != e.Mode || st.Uid != e.UID || st.Gid != e.GID {
-		wrong = fmt.Sprintf("it has mode %04o and owner %d:%d, the driver's parameters say %04o and %d:%d", mode, st.Uid, st.Gid, e.Mode, e.UID, e.GID)
+		wrong = fmt.Sprintf("it has mode %04o and owner %d:%d, the driver's parameters require %04o and %d:%d", mode, st.Uid, st.Gid, e.Mode, e.UID, e.GID)
 	}
 	return wrong, true
 }

@@ -213,7 +213,7 @@ func TestWrongNodesAreReplacedOnlyIfToldTo(t *testing.T) {
 		says  string
 		stays bool // it is not replaced even then
 	}{
-		{"a node of an earlier load of the module", func(h host) { h.Node("nvidia-uvm", 509, 0, 0o666) }, "nvidia-uvm wrong it is 509:0, and the driver \"nvidia-uvm\" has 510:0", false},
+		{"a node of an earlier load of the module", func(h host) { h.Node("nvidia-uvm", 509, 0, 0o666) }, "nvidia-uvm wrong it is 509:0, but driver \"nvidia-uvm\" has 510:0", false},
 		{"a node of another minor", func(h host) { h.Node("nvidia0", 195, 3, 0o666) }, "nvidia0 wrong it is 195:3", false},
 		{"a link", func(h host) { os.Symlink("../secret", h.path("dev/nvidia0")) }, "nvidia0 wrong it is not a character device", false},
 		{"a file", func(h host) { h.Write("dev/nvidiactl", "") }, "nvidiactl wrong it is not a character device", false},

@@ -136,7 +136,7 @@ func TestBeside(t *testing.T) {
 		{"root's", func() error { return nil }, ""},
 		{"missing", func() error { return os.Remove(name) }, "nvidia-shimctl is not beside the shim: install it at "},
 		{"another user's", func() error { return os.Chown(name, 1000, 1000) }, "is owned by uid 1000"},
-		{"a group's", func() error { return os.Chmod(name, 0o775) }, "can be written by others than root"},
+		{"a group's", func() error { return os.Chmod(name, 0o775) }, "is writable by users other than root"},
 		{"a link", func() error {
 			if err := os.Remove(name); err != nil {
 				return err

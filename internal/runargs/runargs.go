@@ -46,7 +46,7 @@ func Make(p preview.Planner, engine string, env []string) (*Args, error) {
 		return nil, err
 	}
 	if !container.Asks {
-		return nil, cmdline.Errorf("with these variables a container does not ask for the driver: --devices")
+		return nil, cmdline.Errorf("with these variables a container does not ask for GPUs: add --devices")
 	}
 	plan, err := p.Resolve(container, "")
 	if err != nil {

@@ -52,24 +52,24 @@ var rules = map[string]rule{
 	keyCapabilities:  list(capabilities),
 	"swarm-resource": list(swarmResources),
 
-	"features.allow-cuda-compat-libs-from-container": only("nothing of an image is ever mounted", false),
+	"features.allow-cuda-compat-libs-from-container": only("no file of an image is ever mounted", false),
 	"features.allow-ldconfig-from-container":         only("ldconfig is not run", false),
 	"features.allow-unknown-oci-spec-fields":         none("fields that this build does not know always reach runc unchanged"),
 	"features.disable-cuda-compat-lib-hook":          only(whyCompat, false),
-	"features.disable-imex-channel-creation":         none("no node is ever made for a container: nvidia-shimctl prepare --imex-channels makes those of the host"),
+	"features.disable-imex-channel-creation":         none("the shim never makes nodes: nvidia-shimctl prepare --imex-channels makes the host's"),
 	"features.ignore-imex-channel-requests":          boolean("policy.ignore-imex-channels", false),
 	"features.no-additional-gids-for-device-nodes":   boolean("container.additional-gids", true),
 
 	"nvidia-container-cli.debug":       none("the log is containerd's: log.level"),
-	"nvidia-container-cli.environment": only("nothing is executed that would have an environment"),
+	"nvidia-container-cli.environment": only("no program is run that would use it"),
 	"nvidia-container-cli.ldcache":     only("the loader's cache of host.driver-root is read; name further directories in host.driver-libraries", "/etc/ld.so.cache"),
 	"nvidia-container-cli.ldconfig":    none("ldconfig is not run: the shim writes the image's loader cache"),
 	keyLoad:                            boolean("host.load-kernel-modules", false),
-	"nvidia-container-cli.no-cgroups":  only("device rules are in the container's specification; a rootless runtime leaves them out by itself", false),
+	"nvidia-container-cli.no-cgroups":  only("device rules are in the container's specification; a rootless runtime omits them", false),
 	"nvidia-container-cli.no-pivot":    only("NoPivotRoot = true in the handler's options, if the root file system is a ramfs", false),
 	"nvidia-container-cli.path":        none("nvidia-container-cli is not used"),
 	"nvidia-container-cli.root":        driverRoot,
-	"nvidia-container-cli.user":        none("NVML is asked in a process of its own, never in a container's"),
+	"nvidia-container-cli.user":        none("NVML runs in a separate process, never in a container"),
 
 	"nvidia-container-runtime.debug":         none("the log is containerd's: log.level"),
 	"nvidia-container-runtime.discover-mode": none("an option of old toolkits"),
@@ -79,7 +79,7 @@ var rules = map[string]rule{
 	"nvidia-container-runtime.runtimes":      list(runtimes),
 
 	"nvidia-container-runtime-hook.path":                none("no hook is used"),
-	"nvidia-container-runtime-hook.skip-mode-detection": none("hooks of NVIDIA's in a specification are replaced: policy.foreign-hooks"),
+	"nvidia-container-runtime-hook.skip-mode-detection": none("NVIDIA's hooks in a specification are replaced: policy.foreign-hooks"),
 	"nvidia-ctk.path": none("no hook is used"),
 
 	"nvidia-container-runtime.modes.cdi.annotation-prefixes":     only("devices in other annotations are not given", "cdi.k8s.io/", "nvidia.cdi.k8s.io/"),
@@ -100,7 +100,7 @@ func convert(root string, mode any, key string, value any) result {
 	case !ok && strings.HasPrefix(key, "nvidia-container-runtime.modes.jit-cdi."):
 		return result{state: None, why: "no CDI specification is made"}
 	case !ok:
-		return attention("this option of the toolkit is not known to this nvidia-shimctl")
+		return attention("this nvidia-shimctl does not know this option of the toolkit")
 	}
 	return rule(root, value)
 }

@@ -56,7 +56,7 @@ func check(st *unix.Stat_t, kind, owner uint32) error {
 	case st.Uid != 0 && st.Uid != owner:
 		return fmt.Errorf("is owned by uid %d: chown it to root", st.Uid)
 	case WritableByOthers(st.Mode):
-		return fmt.Errorf("can be written by others than root (mode %04o): chmod go-w it", st.Mode&0o7777)
+		return fmt.Errorf("is writable by users other than root (mode %04o): chmod go-w it", st.Mode&0o7777)
 	}
 	return nil
 }

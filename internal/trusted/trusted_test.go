@@ -24,21 +24,21 @@ func TestTheCheck(t *testing.T) {
 		{"root's file", File, file | 0o644, 0, ""},
 		{"a file of the effective user", File, file | 0o600, euid, ""},
 		{"another user's file", File, file | 0o644, 12345, "is owned by uid 12345: chown it to root"},
-		{"a group's file", File, file | 0o664, 0, "can be written by others than root (mode 0664): chmod go-w it"},
-		{"everyone's file", File, file | 0o602, 0, "can be written by others than root (mode 0602): chmod go-w it"},
+		{"a group's file", File, file | 0o664, 0, "is writable by users other than root (mode 0664): chmod go-w it"},
+		{"everyone's file", File, file | 0o602, 0, "is writable by users other than root (mode 0602): chmod go-w it"},
 		{"a directory as a file", File, dir | 0o700, 0, "is not a regular file"},
 		{"a device", File, unix.S_IFCHR | 0o600, 0, "is not a regular file"},
 		{"root's directory", Directory, dir | 0o755, 0, ""},
 		{"a file as a directory", Directory, file | 0o700, 0, "is not a directory"},
-		{"a sticky directory", Directory, dir | unix.S_ISVTX | 0o777, 0, "can be written by others than root (mode 1777)"},
+		{"a sticky directory", Directory, dir | unix.S_ISVTX | 0o777, 0, "is writable by users other than root (mode 1777)"},
 		{"a sticky parent", Parent, dir | unix.S_ISVTX | 0o777, 0, ""},
-		{"a parent that is not sticky", Parent, dir | 0o775, 0, "can be written by others than root (mode 0775)"},
+		{"a parent that is not sticky", Parent, dir | 0o775, 0, "is writable by users other than root (mode 0775)"},
 		{"another user's parent", Parent, dir | unix.S_ISVTX | 0o755, 12345, "is owned by uid 12345"},
 		{"root's driver file", RootFile, file | 0o755, 0, ""},
 		{"another user's driver file", RootFile, file | 0o755, 12345, "is owned by uid 12345"},
 		{"a driver file that raises privileges", RootFile, file | unix.S_ISUID | 0o755, 0, "is set-user-id or set-group-id"},
 		{"root's driver directory", RootDirectory, dir | 0o755, 0, ""},
-		{"a group's driver directory", RootDirectory, dir | 0o775, 0, "can be written by others than root"},
+		{"a group's driver directory", RootDirectory, dir | 0o775, 0, "is writable by users other than root"},
 	} {
 		err := tc.check(&unix.Stat_t{Mode: tc.mode, Uid: tc.uid})
 		if tc.says == "" && err != nil || tc.says != "" && (err == nil || !strings.HasPrefix(err.Error(), tc.says)) {
@@ -63,7 +63,7 @@ func TestRead(t *testing.T) {
 		t.Errorf("read %q, %v", data, err)
 	}
 	for name, says := range map[string]string{
-		"open": "can be written by others", "link": "too many levels of symbolic links", "fifo": "is not a regular file",
+		"open": "is writable by users other than root", "link": "too many levels of symbolic links", "fifo": "is not a regular file",
 		".": "is not a regular file",
 	} {
 		if _, _, err := Read(at(name), 7); err == nil || !strings.Contains(err.Error(), says) || !strings.Contains(err.Error(), at(name)) {

@@ -97,10 +97,10 @@ func TestTranslateReadsTheNamedFile(t *testing.T) {
 		t.Errorf("got %+v, %v", got, err)
 	}
 	for name, any := range map[string]*anypb.Any{
-		"can be written by others":       write("open.toml", "", 0o666),
-		`line 1: unknown key "Nonsense"`: write("unknown.toml", "Nonsense = 1\n", 0o600),
-		"no such file":                   anyOf(t, "runtimeoptions.v1.Options", &runtimeoptions.Options{ConfigPath: dir + "/absent.toml"}),
-		"is not a regular file":          anyOf(t, "runtimeoptions.v1.Options", &runtimeoptions.Options{ConfigPath: dir}),
+		"is writable by users other than root": write("open.toml", "", 0o666),
+		`line 1: unknown key "Nonsense"`:       write("unknown.toml", "Nonsense = 1\n", 0o600),
+		"no such file":                         anyOf(t, "runtimeoptions.v1.Options", &runtimeoptions.Options{ConfigPath: dir + "/absent.toml"}),
+		"is not a regular file":                anyOf(t, "runtimeoptions.v1.Options", &runtimeoptions.Options{ConfigPath: dir}),
 	} {
 		if _, err := Translate(any); !errors.Is(err, errdefs.ErrInvalidArgument) || !strings.Contains(err.Error(), name) || !strings.Contains(err.Error(), dir) {
 			t.Errorf("got %v, want InvalidArgument with %s and the file's name", err, name)

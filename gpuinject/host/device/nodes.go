@@ -86,7 +86,7 @@ func verify(cfg config.Host, w wanted) (Node, error) {
 	case slices.Contains(w.majors, node.Major) && (w.minors == nil || slices.Contains(w.minors, node.Minor)):
 		return node, nil
 	case w.replaceable:
-		return Node{}, fmt.Errorf("device node %s is %d:%d, but driver %q has %d:%d for it: %s",
+		return Node{}, fmt.Errorf("device node %s is %d:%d, but driver %q has %d:%d: %s",
 			node.HostPath, node.Major, node.Minor, w.driver, w.majors[0], w.minors[0], fix)
 	}
 	return Node{}, fmt.Errorf("device node %s is %d:%d, which is not its driver's by /proc/devices and /proc/misc: load its kernel module, or remove the node",

@@ -11,7 +11,7 @@ import (
 
 // ErrFacts is returned by Select if it is called without Facts for an id that only NVML can
 // resolve. It does not mean that the id is unknown.
-var ErrFacts = errors.New("only NVML knows MIG devices by UUID and index")
+var ErrFacts = errors.New("MIG devices by UUID and index need NVML")
 
 // Select turns ids into devices. Each device is listed once, however often it is named. An id is
 //

@@ -9,8 +9,8 @@
 //	err = files.Check(caps)  // libraries absent, or of another version
 //	mine := files.For(caps)  // the files of a container with these capabilities
 //
-// The lists of names and directories are in table.go. Hosts whose driver is laid out by other rules
-// use Search.
+// The lists of names are in kinds.go, those of directories in layouts.go. Hosts whose driver is laid
+// out by other rules use Search.
 //
 // Every look-up is resolved inside the driver root (openat2, kernel 5.6), so that an absolute link
 // in a driver container's root cannot name a file of the host. Files that are set-user-id or that

@@ -112,8 +112,8 @@ func TestT63DriverContainer(t *testing.T) {
 	}{
 		{"a set-user-id file is refused", "set-user-id", func(r *fakeRoot, p string) { r.Check(os.Chmod(p, 0o755|os.ModeSetuid)) }},
 		{"a set-group-id file is refused", "set-user-id or set-group-id", func(r *fakeRoot, p string) { r.Check(os.Chmod(p, 0o755|os.ModeSetgid)) }},
-		{"a file that everybody can write is refused", "written by others than root", func(r *fakeRoot, p string) { r.Check(os.Chmod(p, 0o757)) }},
-		{"a file that its group can write is refused", "written by others than root", func(r *fakeRoot, p string) { r.Check(os.Chmod(p, 0o775)) }},
+		{"a file that everybody can write is refused", "writable by users other than root", func(r *fakeRoot, p string) { r.Check(os.Chmod(p, 0o757)) }},
+		{"a file that its group can write is refused", "writable by users other than root", func(r *fakeRoot, p string) { r.Check(os.Chmod(p, 0o775)) }},
 		{"a file of another owner is refused", "uid 1000", func(r *fakeRoot, p string) { r.Check(os.Chown(p, 1000, 0)) }},
 		{"a text file is refused", "not a shared library", func(r *fakeRoot, p string) { r.Check(os.WriteFile(p, []byte("INPUT(libcuda.so.1)"), 0o755)) }},
 		{"a library of another machine is refused", "another machine", func(r *fakeRoot, p string) {

@@ -114,45 +114,6 @@ func namesLibrary(name string) bool {
 
 func isNumeric(version string) bool { return strings.Trim(version, "0123456789.") == "" }
 
-// LoaderDirs returns the directories that the loader of an image searches without a cache: Debian's
-// and those of other distributions. For 32-bit libraries only Debian's directory is unambiguous.
-func LoaderDirs(bits int) []string {
-	if bits == 32 {
-		return []string{"/usr/lib/" + ldcache.ABI32.Triple}
-	}
-	return []string{"/usr/lib/" + ldcache.ABI64.Triple, "/usr/lib64"}
-}
-
-// libraryDirs returns the places that are searched after ld.so.cache and the configuration.
-func libraryDirs() []string {
-	triple, triple32 := ldcache.ABI64.Triple, ldcache.ABI32.Triple
-	return []string{
-		"/usr/lib/" + triple,
-		"/usr/lib/" + triple + "/nvidia/current", // Debian's alternatives
-		"/usr/lib64",
-		"/usr/lib64/nvidia/current",
-		"/lib64",
-		"/lib/" + triple,
-		"/lib/" + triple + "/nvidia/current",
-		"/usr/lib",
-		"/usr/lib32",
-		"/usr/lib/" + triple32,
-		"/usr/lib/" + triple32 + "/nvidia/current",
-		"/usr/local/nvidia/lib64",
-		"/usr/local/nvidia/lib",
-		"/home/kubernetes/bin/nvidia/lib64", // Container-Optimized OS
-		"/run/opengl-driver/lib",            // NixOS
-		"/run/opengl-driver-32/lib",
-		// Talos has no glibc: an extension brings one, and the driver is installed to that
-		// extension's prefix or to /usr/local (siderolabs/extensions, nvidia-gpu).
-		"/usr/local/glibc/usr/lib",
-		"/usr/local/glibc/usr/lib64",
-		"/usr/local/lib",
-		"/usr/local/lib64",
-		"/usr/lib/nvidia/tesla", // Bottlerocket
-	}
-}
-
 // binaryKinds are the programs that containers get, as in NVIDIA's toolkit. nvidia-modprobe
 // (set-user-id) and nvidia-settings are never given.
 var binaryKinds = []Binary{
@@ -166,13 +127,6 @@ var binaryKinds = []Binary{
 	{Name: "nvidia-cuda-mps-server", Capabilities: compute},
 	{Name: "nvidia-xconfig", Capabilities: []string{"graphics", "display"}},
 }
-
-// binaryDirs are searched for programs after the directories beside the libraries.
-var binaryDirs = []string{"/usr/bin", "/usr/local/nvidia/bin", "/opt/bin", "/run/current-system/sw/bin", "/bin", "/usr/local/bin"}
-
-// dataDirs are searched for the files of dataKinds. The first place wins: /etc belongs to the
-// administrator.
-var dataDirs = []string{"/etc", "/usr/local/share", "/usr/share", "/run/opengl-driver/etc", "/run/opengl-driver/share", "/usr/local/glibc/etc"}
 
 // dataKind is a data file.
 type dataKind struct {
@@ -225,15 +179,4 @@ func eglPlatform(name, library string) dataKind {
 	const dir = "egl/egl_external_platform.d"
 	return dataKind{dest: "/usr/share", dir: dir, names: []string{name}, capabilities: graphics,
 		library: library, content: platformJSON, also: []string{"/etc/" + dir}}
-}
-
-// xorgDirs hold modules of the X server: where distributions, NVIDIA's installer and Debian's
-// alternatives put them.
-var xorgDirs = []string{
-	"/usr/lib/" + ldcache.ABI64.Triple + "/nvidia/xorg", "/usr/lib64/nvidia/xorg", "/usr/lib/nvidia/xorg",
-	"/usr/lib/xorg/modules/drivers", "/usr/lib/xorg/modules/extensions",
-	"/usr/lib/xorg/modules/updates/drivers", "/usr/lib/xorg/modules/updates/extensions",
-	"/usr/lib64/xorg/modules/drivers", "/usr/lib64/xorg/modules/extensions",
-	"/usr/lib64/xorg/modules/updates/drivers", "/usr/lib64/xorg/modules/updates/extensions",
-	"/usr/lib/nvidia/current",
 }
