@@ -92,7 +92,7 @@ func TestMIGReconfigurationDuringProbe(t *testing.T) {
 func TestMIGWithoutNVML(t *testing.T) {
 	h := newMIGHost(t)
 	h.silent = true
-	const unknown = "refused: MIG devices by UUID and index need NVML"
+	const unknown = "refused: only NVML can resolve a MIG device's UUID or index"
 	annotation := annotated("cdi.k8s.io/x", "nvidia.com/gpu="+h.MIG[0].UUID)
 	table{
 		host: h,

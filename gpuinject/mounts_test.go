@@ -359,6 +359,6 @@ func TestSockets(t *testing.T) {
 	check(t, os.Chmod(mps, 0o777))
 	table{host: h, env: devices("0"), show: show, rows: []row{
 		{name: "of a daemon that does not run or is not root's", config: everything, image: linked,
-			want: fabric + "; no socket of persistenced: it does not run on this host; no socket of mps: " + mps + " is not given to containers: it is writable by users other than root than its owner"},
+			want: fabric + "; no socket of persistenced: it does not run on this host; no socket of mps: " + mps + " is not given to containers: it is writable by users other than its owner"},
 	}}.run(t)
 }

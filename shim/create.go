@@ -185,6 +185,7 @@ func (s *Service) createMounted(ctx context.Context, r *taskapi.CreateTaskReques
 		s.events.rootfs.Store(r.ID, r.Rootfs)
 		r.Rootfs = nil
 	}
+	s.events.exits.Store(r.ID, make(chan struct{}))
 	if err = fault.Point("create"); err == nil {
 		resp, err = s.TTRPCTaskService.Create(ctx, r)
 	}
@@ -192,6 +193,7 @@ func (s *Service) createMounted(ctx context.Context, r *taskapi.CreateTaskReques
 		// No event was sent. The event of a created container may be sent after this function has
 		// returned.
 		s.events.rootfs.Delete(r.ID)
+		s.events.exits.Delete(r.ID)
 	}
 	return resp, err
 }
@@ -238,7 +240,7 @@ func (s *Service) destroy(ctx context.Context, id string) bool {
 		log.G(ctx).WithError(err).WithField("id", id).Warn("nvidia: kill a container that may not start")
 	}
 	_, _ = s.TTRPCTaskService.Wait(ctx, &taskapi.WaitRequest{ID: id})
-	if _, err := s.TTRPCTaskService.Delete(ctx, &taskapi.DeleteRequest{ID: id}); err != nil {
+	if _, err := s.deleteTask(ctx, &taskapi.DeleteRequest{ID: id}); err != nil {
 		log.G(ctx).WithError(err).WithField("id", id).Error("nvidia: delete a container that may not start")
 		return false
 	}

@@ -10,9 +10,9 @@ import (
 // Delete deletes the container and unmounts the root file system that Create mounted, as the
 // embedded service does with one that it mounted itself.
 func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
-	resp, err := s.TTRPCTaskService.Delete(ctx, r)
+	resp, err := s.deleteTask(ctx, r)
 	if err != nil && r.ExecID == "" && s.thawStopped(ctx, r.ID) {
-		resp, err = s.TTRPCTaskService.Delete(ctx, r)
+		resp, err = s.deleteTask(ctx, r)
 	}
 	if err != nil || r.ExecID != "" {
 		return resp, err
@@ -23,6 +23,15 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 		s.remove(r.ID)
 	}
 	return resp, nil
+}
+
+// deleteTask has the embedded service delete the container or the process.
+func (s *Service) deleteTask(ctx context.Context, r *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
+	resp, err := s.TTRPCTaskService.Delete(ctx, r)
+	if err == nil && r.ExecID == "" && resp.Pid != 0 { // it has run
+		s.events.waitExit(r.ID)
+	}
+	return resp, err
 }
 
 // thawStopped thaws the container if it ended while it was frozen, and reports whether it was

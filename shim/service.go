@@ -22,7 +22,7 @@ const runtimeName = "io.containerd.nvidia.v2"
 type Service struct {
 	taskapi.TTRPCTaskService
 
-	events *createEvents
+	events *taskEvents
 
 	mu sync.Mutex
 	// containers holds the containers with GPUs, by id.
@@ -61,7 +61,7 @@ type gpuContainer struct {
 
 // NewService returns the Task service, with containerd's own embedded.
 func NewService(ctx context.Context, publisher ctrdshim.Publisher, sd shutdown.Service) (*Service, error) {
-	events := &createEvents{Publisher: publisher}
+	events := &taskEvents{Publisher: publisher}
 	embedded, err := runctask.NewTaskService(ctx, events, sd)
 	if err != nil {
 		return nil, err
@@ -69,7 +69,7 @@ func NewService(ctx context.Context, publisher ctrdshim.Publisher, sd shutdown.S
 	return newService(embedded, events), nil
 }
 
-func newService(embedded taskapi.TTRPCTaskService, events *createEvents) *Service {
+func newService(embedded taskapi.TTRPCTaskService, events *taskEvents) *Service {
 	return &Service{
 		TTRPCTaskService: embedded, events: events,
 		containers: map[string]gpuContainer{}, creating: map[string]bool{},

@@ -10,8 +10,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	eventsapi "github.com/containerd/containerd/api/events"
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
@@ -42,6 +45,8 @@ type fakeTasks struct {
 	deleteErr error
 	// pid is that of the container's process, if not this one.
 	pid int
+	// deletePid is the pid that Delete returns. It is 0 if no process has run.
+	deletePid uint32
 	// onCreate is called by Create.
 	onCreate func(*taskapi.CreateTaskRequest)
 }
@@ -73,7 +78,7 @@ func (f *fakeTasks) Wait(context.Context, *taskapi.WaitRequest) (*taskapi.WaitRe
 
 func (f *fakeTasks) Delete(context.Context, *taskapi.DeleteRequest) (*taskapi.DeleteResponse, error) {
 	f.calls = append(f.calls, "delete")
-	return &taskapi.DeleteResponse{}, f.deleteErr
+	return &taskapi.DeleteResponse{Pid: f.deletePid}, f.deleteErr
 }
 
 func (f *fakeTasks) Shutdown(context.Context, *taskapi.ShutdownRequest) (*emptypb.Empty, error) {
@@ -84,7 +89,7 @@ func (f *fakeTasks) Shutdown(context.Context, *taskapi.ShutdownRequest) (*emptyp
 // serviceAround returns a Service with f embedded.
 func serviceAround(f *fakeTasks) (*Service, *publisher) {
 	p := &publisher{}
-	return newService(f, &createEvents{Publisher: p}), p
+	return newService(f, &taskEvents{Publisher: p}), p
 }
 
 // publisher records what is published.
@@ -282,6 +287,62 @@ func TestTheCreateEventHasTheMountsOfTheRootFileSystem(t *testing.T) {
 	if !s.reserve("c") {
 		t.Error("the id of the failed container is in use")
 	}
+}
+
+// The embedded service writes exit.json into the bundle after it has reported the exit, and before
+// it publishes the event. containerd removes the bundle when Delete has returned.
+func TestDeleteWaitsForTheExitEvent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		f := &fakeTasks{deletePid: 1}
+		s, _ := serviceAround(f)
+		create := func() {
+			t.Helper()
+			_, err := s.createMounted(t.Context(), &taskapi.CreateTaskRequest{ID: "c"}, false)
+			check(t, err)
+		}
+		remove := func() time.Duration {
+			t.Helper()
+			start := time.Now()
+			_, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"})
+			check(t, err)
+			return time.Since(start)
+		}
+		exit := func(id string) {
+			check(t, s.events.Publish(t.Context(), "/tasks/exit", &eventsapi.TaskExit{ContainerID: "c", ID: id}))
+		}
+
+		create()
+		var publishing sync.WaitGroup
+		publishing.Go(func() {
+			time.Sleep(exitLimit / 4)
+			exit("exec")
+			time.Sleep(exitLimit / 4)
+			exit("c")
+		})
+		if took := remove(); took != exitLimit/2 {
+			t.Errorf("the event came after %v, Delete returned after %v", exitLimit/2, took)
+		}
+		publishing.Wait()
+		create()
+		exit("c")
+		if took := remove(); took != 0 {
+			t.Errorf("Delete took %v although the event had been published", took)
+		}
+		create()
+		if took := remove(); took != exitLimit {
+			t.Errorf("without an event, Delete returned after %v", took)
+		}
+		if f.deletePid = 0; remove() != 0 {
+			t.Error("Delete waited for a process that has not run")
+		}
+
+		exit("c")
+		f.createErr = errors.New("runc create failed")
+		if _, err := s.createMounted(t.Context(), &taskapi.CreateTaskRequest{ID: "c"}, false); err == nil {
+			t.Fatal("created")
+		}
+		s.events.exits.Range(func(id, _ any) bool { t.Errorf("%v is kept", id); return true })
+	})
 }
 
 // An error would be final: the embedded service no longer knows the container.

@@ -102,7 +102,7 @@ func (r *Root) newCache(own []string, entries []ldcache.Entry) (data []byte, not
 		if data = c.Encode(); data != nil {
 			return data, ""
 		}
-		note = fmt.Sprintf("%s of the image is too large to add the driver's libraries and is replaced by one with only those", CachePath)
+		note = fmt.Sprintf("%s of the image is too large to be extended and is replaced by one with the driver's libraries only", CachePath)
 	}
 	c = &ldcache.Cache{}
 	c.Prepend(entries)

@@ -544,3 +544,28 @@ func (h *host) soak(t *testing.T, client *api.Client, name string, count map[cal
 	}
 	r.log(t)
 }
+
+// exitStored is strace's output of a delayed renameat(2) to exit.json that succeeded.
+var exitStored = regexp.MustCompile(`/exit\.json"( <unfinished \.\.\.>\n(.*\n)*.*<\.\.\. renameat resumed>)?\) += 0 \(DELAYED\)`)
+
+// containerd removes the bundle as soon as a task is deleted, and a client may delete it as soon as
+// the exit is reported. A shim that writes to the bundle then can leave a part of it behind.
+func TestATaskIsDeletedWhenItsExitStatusIsInTheBundle(t *testing.T) {
+	h := newFaultHost(t)
+	client := api.Connect(t, h.Env)
+	ctx := client.Context(t.Context())
+	id := h.Create(t, testenv.RunOptions{Annotations: []string{inPod}, Env: []string{one}, Args: []string{"/bin/sleep", "1000000"}})
+	started(t, client, id)
+	stop := h.trace(t, "-s", "4096", "-e", "trace=renameat", "-e", "inject=renameat:delay_enter=500000")
+	_, err := client.Tasks.Kill(ctx, &tasks.KillRequest{ContainerID: id, Signal: uint32(syscall.SIGKILL)})
+	if err == nil {
+		_, err = client.Tasks.Wait(ctx, &tasks.WaitRequest{ContainerID: id})
+	}
+	if err == nil {
+		_, err = client.Tasks.Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: id})
+	}
+	if out := stop(); err != nil || !exitStored.MatchString(out) {
+		t.Errorf("error %v; the exit status was not stored before Delete returned:\n%s", err, out)
+	}
+	h.removed(t, client, id)
+}

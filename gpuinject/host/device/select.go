@@ -11,7 +11,7 @@ import (
 
 // ErrFacts is returned by Select if it is called without Facts for an id that only NVML can
 // resolve. It does not mean that the id is unknown.
-var ErrFacts = errors.New("MIG devices by UUID and index need NVML")
+var ErrFacts = errors.New("only NVML can resolve a MIG device's UUID or index")
 
 // Select turns ids into devices. Each device is listed once, however often it is named. An id is
 //

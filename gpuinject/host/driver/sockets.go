@@ -44,7 +44,7 @@ func LocateSocket(root, dir, name string, pipe bool) (host string, err error) {
 	case d.host != link:
 		return "", errSocket(link, "is a symbolic link")
 	case trusted.WritableByOthers(d.st.Mode):
-		return "", errSocket(d.host, "is writable by users other than root than its owner")
+		return "", errSocket(d.host, "is writable by users other than its owner")
 	case kind != unix.S_IFSOCK && (!pipe || kind != unix.S_IFIFO):
 		return "", errSocket(file, "is not a socket")
 	case socket.Uid != 0 && socket.Uid != d.st.Uid:

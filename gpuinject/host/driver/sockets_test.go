@@ -23,7 +23,7 @@ func TestASocketIsGivenOnlyWhereNobodyElseCanHavePutItThere(t *testing.T) {
 		{name: "of a user of the daemon's own", change: "chown 1000 daemon daemon/socket"},
 		{name: "of another user than its directory", change: "chown 1000 daemon/socket",
 			says: "socket is not given to containers: it is owned by uid 1000"},
-		{name: "in a directory that others can write to", change: "chmod 777 daemon", says: "is writable by users other than root"},
+		{name: "in a directory that others can write to", change: "chmod 777 daemon", says: "is writable by users other than its owner"},
 		{name: "below a directory of another user", change: "chown 1000 .",
 			says: "run is not given to containers: it is owned by uid 1000"},
 		{name: "below a directory that everybody can write to", change: "chmod 777 .",
