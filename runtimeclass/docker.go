@@ -175,8 +175,8 @@ func (h Host) readJSON(name string) ([]byte, map[string]any, error) {
 	return text, config, nil
 }
 
-// removeOurs removes our runtimes from a configuration and restores what the original has in their
-// place. It reports whether there were any. JSON has no comments to mark an edit with, so the type
+// removeOurs removes our runtimes from a configuration, also as the default, and restores what the
+// original has in their place. It reports whether there were any. JSON has no comments to mark an edit with, so the type
 // identifies our runtimes.
 func removeOurs(config, original map[string]any) bool {
 	restore := func(m map[string]any, key string, value any) {
@@ -188,14 +188,17 @@ func removeOurs(config, original map[string]any) bool {
 	removed := false
 	runtimes := tomledit.Table(config, "runtimes")
 	for name, v := range runtimes {
-		before := tomledit.Table(original, "runtimes")[name]
-		if !dockerRuntime(runtimes, name).Ours() || reflect.DeepEqual(v, before) {
+		if !dockerRuntime(runtimes, name).Ours() {
 			continue
 		}
-		removed = true
-		restore(runtimes, name, before)
-		if config["default-runtime"] == name {
+		if config["default-runtime"] == name && original["default-runtime"] != name {
+			removed = true
 			restore(config, "default-runtime", original["default-runtime"])
+		}
+		// A runtime that somebody has registered by hand stays.
+		if before := tomledit.Table(original, "runtimes")[name]; !reflect.DeepEqual(v, before) {
+			removed = true
+			restore(runtimes, name, before)
 		}
 	}
 	if removed && len(runtimes) == 0 && original["runtimes"] == nil {

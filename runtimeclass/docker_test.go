@@ -59,6 +59,9 @@ func TestInstallDocker(t *testing.T) {
 		{name: "in place of NVIDIA's toolkit as the default", reg: Registration{Replace: true},
 			text: `{"default-runtime": "nvidia", "runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}`,
 			want: "{\n  \"default-runtime\": \"nvidia\",\n" + ourDockerRuntime[2:]},
+		{name: "a runtime of ours that was registered by hand, as the default", reg: Registration{Default: true},
+			text: `{"runtimes": {"nvidia": {"runtimeType": "io.containerd.nvidia.v2"}}}`,
+			want: "{\n  \"default-runtime\": \"nvidia\",\n" + ourDockerRuntime[2:]},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			h, o := dockerTree(t, c.text), dockerOptions(c.reg)
