@@ -176,8 +176,8 @@ func (h Host) readJSON(name string) ([]byte, map[string]any, error) {
 }
 
 // removeOurs removes our runtimes from a configuration, also as the default, and restores what the
-// original has in their place. It reports whether there were any. JSON has no comments to mark an edit with, so the type
-// identifies our runtimes.
+// original has in their place. It reports whether there were any. JSON has no comments to mark an
+// edit with, so the type identifies our runtimes.
 func removeOurs(config, original map[string]any) bool {
 	restore := func(m map[string]any, key string, value any) {
 		delete(m, key)
