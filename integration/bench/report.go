@@ -77,7 +77,7 @@ func (r *Result) times(b *strings.Builder, c Case) {
 				budget, judge = "contains 1", contains
 			case c.Against != "":
 				budget = fmt.Sprintf("≤ %.2f", c.Budget)
-				judge = func(m, low, high float64) string { return verdict(m, low, high, c.Budget) }
+				judge = func(m, low, high float64) string { return report.Verdict(m, low, high, c.Budget) }
 			}
 			if c.Against != stock {
 				ratio(c.Name, ours, stock, createStart, "", none)
@@ -98,7 +98,7 @@ func (r *Result) times(b *strings.Builder, c Case) {
 	if added := report.Combine(cold, warm, func(x, y float64) float64 { return x - y }); len(added) > 0 {
 		low, high := report.Bootstrap(added)
 		row(b, c.Name, fmt.Sprintf("%s %.1f ms", c.AddedTo, report.Median(values(warm))), fmt.Sprintf("%.1f ms", report.Median(values(cold))),
-			fmt.Sprintf("%+.1f ms (%.1f–%.1f)", report.Median(added), low, high), fmt.Sprintf("≤ %.0f ms added", c.BudgetAdded), verdict(report.Median(added), low, high, c.BudgetAdded))
+			fmt.Sprintf("%+.1f ms (%.1f–%.1f)", report.Median(added), low, high), fmt.Sprintf("≤ %.0f ms added", c.BudgetAdded), report.Verdict(report.Median(added), low, high, c.BudgetAdded))
 	}
 }
 
@@ -113,7 +113,7 @@ func (r *Result) processorTime(b *strings.Builder, c Case) {
 		added := mean(x) - mean(y)
 		limit, result := "", ""
 		if base == bare && !r.Real {
-			limit, result = fmt.Sprintf("≤ %.0f ms added", c.BudgetCPU), verdict(added, added, added, c.BudgetCPU)
+			limit, result = fmt.Sprintf("≤ %.0f ms added", c.BudgetCPU), report.Verdict(added, added, added, c.BudgetCPU)
 		}
 		row(b, c.Name+", processor time", fmt.Sprintf("%s %.1f ms", base, mean(y)), fmt.Sprintf("%.1f ms", mean(x)), fmt.Sprintf("%+.1f ms", added), limit, result)
 	}
@@ -121,7 +121,7 @@ func (r *Result) processorTime(b *strings.Builder, c Case) {
 
 // others writes all other rows.
 func (r *Result) others(b *strings.Builder) {
-	exact := func(v, budget float64) string { return verdict(v, v, v, budget) }
+	exact := func(v, budget float64) string { return report.Verdict(v, v, v, budget) }
 	for _, way := range []string{runDetached, startTasks} {
 		own, base := r.Burst[way][ours], r.Burst[way][stock]
 		if len(own) == 0 || len(base) == 0 {
@@ -174,24 +174,12 @@ func (r *Result) many(b *strings.Builder) {
 	last := fmt.Sprintf("the last of %d running containers, ", manySize)
 	compare(last+stock, "the 10th", r.Many[stock].Tenth, r.Many[stock].Last, "", func(float64, float64, float64) string { return "" })
 	compare(last+ours, "the 10th", r.Many[ours].Tenth, r.Many[ours].Last, fmt.Sprintf("≤ %.2f", budgetLast),
-		func(median, low, high float64) string { return verdict(median, low, high, budgetLast) })
+		func(median, low, high float64) string { return report.Verdict(median, low, high, budgetLast) })
 	compare(fmt.Sprintf("stock container beside %d with a GPU", manySize), fmt.Sprintf("beside %d of stock", manySize),
 		r.Many[stock].Beside, r.Many[ours].Beside, "contains 1", contains)
 }
 
 func megabytes(n int64) string { return fmt.Sprintf("%.2f MB", float64(n)/1e6) }
-
-// verdict compares the median with the budget, and says if the rounds do not decide.
-func verdict(value, low, high, budget float64) string {
-	v := "pass"
-	if value > budget {
-		v = "**miss**"
-	}
-	if low <= budget && budget < high {
-		v += ", within the noise"
-	}
-	return v
-}
 
 // contains accepts a ratio that is less than 1 or cannot be told from 1.
 func contains(_, low, _ float64) string {

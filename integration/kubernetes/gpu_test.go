@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -18,9 +20,9 @@ import (
 )
 
 // With the tag gpu the node has the host's real GPUs, NVIDIA's own device plugin and
-// images of the host's own programs: run -test.run '^TestOnRealGPUs'. The other
-// tests need a node with the simulated driver.
-func init() { makeNode = startReal }
+// images of the host's own programs: run -test.run '^TestOnRealGPUs' or the benchmark. The
+// other tests need a node with the simulated driver.
+func init() { makeNode, benchPart, benchDriver = startReal, "kubernetes-real", "NVIDIA driver" }
 
 func startReal(life *testenv.Lifetime) (*cluster, error) {
 	c := &cluster{processes: map[string]*testenv.Command{}}
@@ -42,10 +44,42 @@ func (c *cluster) realDriver(life *testenv.Lifetime) error {
 			life.Error(err)
 		}
 	})
-	c.Driver = &sim.Driver{ConfigPath: filepath.Join(dir, "config.toml")}
+	c.Driver = &sim.Driver{ConfigPath: filepath.Join(dir, "config.toml"), DevRoot: "/"}
 	c.shimBase = fmt.Sprintf("[host]\nstate-dir = %q\n", filepath.Join(dir, "state"))
-	return nil
+	version, err := os.ReadFile("/sys/module/nvidia/version")
+	if err != nil {
+		return err
+	}
+	c.Driver.KernelVersion = strings.TrimSpace(string(version))
+	c.Driver.GPUs, err = realGPUs()
+	return err
 }
+
+// realGPUs returns the host's GPUs as procfs describes them.
+func realGPUs() (gpus []sim.GPU, err error) {
+	files, err := filepath.Glob("/proc/driver/nvidia/gpus/*/information")
+	if err != nil {
+		return nil, err
+	}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return nil, err
+		}
+		m := gpuInformation.FindSubmatch(text)
+		if m == nil {
+			return nil, fmt.Errorf("%s: %q", file, text)
+		}
+		minor, err := strconv.Atoi(string(m[2]))
+		if err != nil {
+			return nil, err
+		}
+		gpus = append(gpus, sim.GPU{UUID: string(m[1]), Minor: minor})
+	}
+	return gpus, nil
+}
+
+var gpuInformation = regexp.MustCompile(`(?s)GPU UUID:\s*(GPU-\S+).*Device Minor:\s*(\d+)`)
 
 // delegateCgroups makes the controllers available that the kubelet wants, on a
 // cgroup v2 host that no systemd has set up.

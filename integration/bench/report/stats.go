@@ -56,3 +56,15 @@ func Combine(a, b map[int]float64, f func(x, y float64) float64) []float64 {
 	slices.Sort(out)
 	return out
 }
+
+// Verdict compares the median with the budget, and says if the rounds do not decide.
+func Verdict(value, low, high, budget float64) string {
+	v := "pass"
+	if value > budget {
+		v = "**miss**"
+	}
+	if low <= budget && budget < high {
+		v += ", within the noise"
+	}
+	return v
+}
