@@ -48,7 +48,7 @@ func (s *Service) Create(ctx context.Context, r *taskapi.CreateTaskRequest) (*ta
 		addOutcome(c, state.Event{}, err)
 		return nil, toGRPC(err)
 	}
-	if err := setOptions(ctx, r, opts, c.Raw); err != nil {
+	if err := setOptions(ctx, r, opts, cgroupsPath(c)); err != nil {
 		return nil, toGRPC(err)
 	}
 	if c.Plain {
@@ -77,15 +77,8 @@ func examine(dir string, opts options.Options) (c gpuinject.Container, err error
 }
 
 // setOptions sets runc's options in the request, with the cgroup driver that the form of the
-// container's cgroup path in config.json calls for.
-func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts options.Options, raw []byte) error {
-	var spec struct {
-		Linux struct {
-			CgroupsPath string `json:"cgroupsPath"`
-		} `json:"linux"`
-	}
-	_ = json.Unmarshal(raw, &spec) // runc reports an invalid file
-	cgroupsPath := spec.Linux.CgroupsPath
+// container's cgroup path calls for.
+func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts options.Options, cgroupsPath string) error {
 	if systemd := systemdUnit(cgroupsPath); cgroupsPath != "" && systemd != opts.Runc.SystemdCgroup {
 		if opts.SystemdCgroupSet {
 			log.G(ctx).WithField("id", r.ID).Warnf("nvidia: SystemdCgroup is %v in the runtime's options, but the cgroup path has the other form: following the path", opts.Runc.SystemdCgroup)
@@ -95,6 +88,21 @@ func setOptions(ctx context.Context, r *taskapi.CreateTaskRequest, opts options.
 	var err error
 	r.Options, err = anypb.New(opts.Runc)
 	return err
+}
+
+// cgroupsPath returns the container's cgroup path in config.json. An invalid file has none: runc
+// reports it.
+func cgroupsPath(c gpuinject.Container) string {
+	if c.Bundle != nil {
+		return c.Bundle.Spec.Linux.CgroupsPath
+	}
+	var spec struct {
+		Linux struct {
+			CgroupsPath string `json:"cgroupsPath"`
+		} `json:"linux"`
+	}
+	_ = json.Unmarshal(c.Raw, &spec)
+	return spec.Linux.CgroupsPath
 }
 
 // systemdUnit reports whether a cgroup path names a systemd unit, "slice:prefix:name". runc with
