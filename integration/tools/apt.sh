@@ -21,7 +21,7 @@ set -eu
 #   patch                        the differences that the tool prints are patches
 #   systemd                      systemd-analyze reads the unit of prepare
 #   rpm                          rpm and rpm2archive look into the rpm
-#   chromium                     the page of serve
+#   chromium-headless-shell      the page of serve
 #   gcc-aarch64-linux-gnu libc6-dev-arm64-cross   packages for arm64, on x86-64
 #   ca-certificates              TLS for the Go module proxy and Debian's mirror
 packages="
@@ -34,7 +34,7 @@ debootstrap dpkg debian-archive-keyring
 strace
 mount
 fish zsh man-db patch systemd rpm
-chromium
+chromium-headless-shell
 ca-certificates
 "
 
