@@ -178,6 +178,7 @@ func TestA32BitProgramLoads32BitLibraries(t *testing.T) {
 		t.Log("the driver has 32-bit libraries on x86-64 only: nothing to test on " + runtime.GOARCH)
 		return
 	}
+	testenv.NeedPrograms32(t)
 	for _, layout := range []sim.Layout{sim.Debian, sim.RHEL} {
 		t.Run(string(layout), func(t *testing.T) {
 			h := simhost.New(t, simhost.Options{Driver: sim.Options{Layout: layout, GPUs: 1}})

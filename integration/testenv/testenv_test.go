@@ -14,6 +14,9 @@ import (
 
 func TestMain(m *testing.M) { testenv.Main(m) }
 
+// The program that asks the kernel for 32-bit programs runs, or the kernel has none.
+func TestNeedPrograms32(t *testing.T) { testenv.NeedPrograms32(t) }
+
 // The snapshot sees each kind of thing that may be left behind.
 func TestSnapshotSees(t *testing.T) {
 	state := t.TempDir()
