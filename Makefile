@@ -11,7 +11,7 @@ LDFLAGS  := -s -w -X $(MODULE)/internal/version.Version=$(VERSION) -X $(MODULE)/
             -X $(CTRD).Version=$(VERSION) -X $(CTRD).Revision=$(REVISION)
 # Without gRPC: containerd's own Makefile builds its shim with this tag.
 SHIM_TAGS := no_grpc
-MAX_SHIM_BYTES := 10000000
+MAX_SHIM_BYTES := 10500000
 
 .DEFAULT_GOAL := help
 .PHONY: help build packages man tools daemons kubernetes docker kind demo test test-long test-kind test-unit guards test-gpu attacks soak bench lint fuzz clean deps

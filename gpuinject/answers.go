@@ -101,7 +101,7 @@ func (a *answers) selectAllocated(c Container, h host.Host, asked bool, ask Ask)
 		a.kept, _, a.factsErr = facts.Ask(c.Config.Host, h, a.kept, probe.Questions{Facts: true}, ask)
 	}
 	set, missing, err := selectEach(h, ids, *a)
-	if err != nil && !errors.Is(err, device.ErrFacts) {
+	if err != nil && !errors.Is(err, device.ErrFacts) && !isFault(err) {
 		// This error appears in the pod's events, so it must not list the host's GPUs.
 		err = errors.New("device " + request.Quote(missing))
 	}

@@ -26,6 +26,9 @@ func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	if g.set, err = h.Given(c.Input.Container.Nodes); err != nil {
 		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
+	if err := h.GivenFaulty(c.Input.Container.Nodes); err != nil && !c.Input.Container.Privileged {
+		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
+	}
 	for _, name := range []string{"config", "monitor"} {
 		// A host without MIG has no such right.
 		if right, err := h.Management(name); err == nil && hasCapability(c, h, right) {

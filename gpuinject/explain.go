@@ -56,6 +56,12 @@ func (p *Plan) decideDevices(h host.Host, g grant) {
 			p.decide("MIG device "+in.Name(), decision, "%s", reason)
 		}
 	}
+	for _, f := range h.Faulty {
+		p.decide(f.String(), "not given", "it cannot be used: %s", f.Reason)
+	}
+	for _, f := range h.FaultyMIG {
+		p.decide("MIG device "+f.Instance.Name(), "not given", "it cannot be used: %s", f.Reason)
+	}
 	for _, gpu := range h.Excluded {
 		p.decide("GPU at "+gpu.BusID, "not given", "excluded from use on this host (NVreg_ExcludedGpus)")
 	}

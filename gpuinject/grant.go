@@ -28,7 +28,7 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	a := askAll(c, h, !inSpec.Empty() || len(named) > 0, named, ask)
 	set, missing, err := selectEach(h, named, a)
 	switch {
-	case err != nil && c.Input.Container.Kubernetes && !errors.Is(err, device.ErrFacts):
+	case err != nil && c.Input.Container.Kubernetes && !errors.Is(err, device.ErrFacts) && !isFault(err):
 		// The original error would list the host's GPUs in the pod's events.
 		return grant{}, fail(Denied, "GPU %s is not this container's: this host has no such device", request.Quote(missing))
 	case err != nil:
@@ -37,6 +37,9 @@ func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	inSpec.Add(set)
 	var g grant
 	if g.may, g.enforced, err = policy.Decide(policyFor(c, inSpec), c.Input.Container, inSpec, a.kubelet); err != nil {
+		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
+	}
+	if err := h.GivenFaulty(c.Input.Container.Nodes); err != nil && !g.may.All {
 		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
 	p.Grant = g.may.Reason
@@ -132,6 +135,9 @@ func selectDevices(c Container, h host.Host, g grant, a answers, p *Plan) (devic
 		if err := checkChoice(h, g, x, a); err != nil {
 			return set, err
 		}
+		if err := checkAll(c, h, g, x, p); err != nil {
+			return set, err
+		}
 		for _, gpu := range x.set.GPUs {
 			if g.may.Allows(gpu) {
 				set.AddGPU(gpu)
@@ -157,6 +163,9 @@ func checkChoice(h host.Host, g grant, x choice, a answers) error {
 		// a pod learns nothing about its neighbours.
 		return fail(Denied, "GPU %s is not this container's: %s", request.Quote(x.id), g.may.Reason)
 	}
+	if isFault(x.err) {
+		return fail(Precondition, "%s: %w", reason, x.err)
+	}
 	if x.err != nil {
 		return fail(Invalid, "%s: %w", reason, x.err)
 	}
@@ -174,6 +183,29 @@ func checkChoice(h host.Host, g grant, x choice, a answers) error {
 			return fail(Invalid, "%s: GPU %s is partitioned by MIG, and this host, a container itself, was given none of its MIG devices: start it again with the MIG devices that containers here are to have",
 				reason, request.Quote(x.id))
 		}
+		if fault := h.FaultOf(gpu); fault != "" {
+			return fail(Precondition, "%s: GPU %s is partitioned by MIG, and its MIG devices cannot be used: %s", reason, request.Quote(x.id), fault)
+		}
+	}
+	return nil
+}
+
+// isFault reports whether an error means that a device is faulty.
+func isFault(err error) bool {
+	var fault *device.FaultError
+	return errors.As(err, &fault)
+}
+
+// checkAll refuses "all" on a host with a faulty device, or says which devices are left out.
+func checkAll(c Container, h host.Host, g grant, x choice, p *Plan) error {
+	if x.id != request.All || !g.may.All {
+		return nil
+	}
+	for _, f := range h.Faults() {
+		if c.Config.Policy.FaultyGPUs == config.Refuse {
+			return fail(Precondition, "%s: \"all\" includes %w; name other devices, or set policy.faulty-gpus = %q", g.request.Reason, f, config.LeaveOut)
+		}
+		p.warn("\"all\" leaves out %v", f)
 	}
 	return nil
 }
@@ -215,7 +247,7 @@ func addMIGRights(h host.Host, g grant, set device.Set, p *Plan) (device.Set, er
 		p.decide("MIG right "+name, "given", "asked for by %s", variables)
 	}
 	for _, gpu := range h.Visible(set) {
-		all := h.Withheld(gpu) == 0
+		all := h.Withheld(gpu) == 0 && h.FaultOf(gpu) == ""
 		for _, in := range h.InstancesOf(gpu) {
 			if g.may.AllowsMIG(in) {
 				set.AddMIG(in)

@@ -70,6 +70,8 @@ type Plan struct {
 	SuspendsGPU bool `json:"suspends_gpu,omitempty"`
 	// Ignored lists requests that are ignored, although the container gets its GPUs.
 	Ignored []string `json:"ignored,omitempty"`
+	// Warnings say what the container gets less than its request names, through a fault of the host.
+	Warnings []string `json:"warnings,omitempty"`
 	// Audit is what kubernetes = "enforce" would have refused, if the mode is "audit".
 	Audit     string     `json:"audit,omitempty"`
 	Notes     []string   `json:"notes"`
@@ -234,6 +236,11 @@ func (p *Plan) note(format string, args ...any) {
 	if n := fmt.Sprintf(format, args...); !slices.Contains(p.Notes, n) {
 		p.Notes = append(p.Notes, n)
 	}
+}
+
+// warn records a fault of the host that the operator should know.
+func (p *Plan) warn(format string, args ...any) {
+	p.Warnings = append(p.Warnings, fmt.Sprintf(format, args...))
 }
 
 // ignore records a request that is ignored.

@@ -2,6 +2,7 @@ package gpuinject
 
 import (
 	"cmp"
+	"errors"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
@@ -30,6 +31,8 @@ func checkRequirements(c Container, h host.Host, gpus []device.GPU, facts device
 		case require.Unknown:
 			if factsErr != nil {
 				err = factsErr
+			} else if fault := faultOf(gpus, facts); fault != "" {
+				err = errors.New(fault)
 			}
 			if unknown == nil {
 				unknown = fail(Precondition, "%s=%s cannot be checked: %w: %s", r.Variable, request.Quote(r.Text), err, require.Skip)
@@ -40,6 +43,16 @@ func checkRequirements(c Container, h host.Host, gpus []device.GPU, facts device
 		}
 	}
 	return unknown
+}
+
+// faultOf returns why NVML's answer about one of the GPUs is not complete, or "".
+func faultOf(gpus []device.GPU, facts device.Facts) string {
+	for _, gpu := range gpus {
+		if fault := facts.Fault(gpu); fault != "" {
+			return fault
+		}
+	}
+	return ""
 }
 
 // requirements returns the requirements of the image that have to be checked. If there are

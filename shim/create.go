@@ -268,6 +268,9 @@ func logCreated(ctx context.Context, c gpuinject.Container, p gpuinject.Plan, to
 	if p.Audit != "" {
 		entry.Warn("nvidia: " + p.Audit)
 	}
+	for _, s := range p.Warnings {
+		entry.Warn("nvidia: " + s)
+	}
 	for _, s := range p.Ignored {
 		entry.Warnf("nvidia: ignored: %s", s)
 	}

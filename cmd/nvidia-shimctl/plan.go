@@ -174,6 +174,7 @@ func printGranted(o *term.Output, p gpuinject.Plan) {
 	field("hook removed", term.Bold, p.RemovedHooks...)
 	field("socket", term.Bold, p.Sockets...)
 	field("ignored", term.Yellow, p.Ignored...)
+	field("warning", term.Yellow, p.Warnings...)
 	if p.Audit != "" {
 		field("audit", term.Yellow, p.Audit)
 	}

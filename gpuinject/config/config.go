@@ -100,6 +100,10 @@ const (
 	Refuse = "refuse"
 )
 
+// LeaveOut is the value of Policy.FaultyGPUs that gives the other GPUs of the host; Refuse is the
+// other one.
+const LeaveOut = "leave-out"
+
 // Policy holds who may have what.
 type Policy struct {
 	// Kubernetes is Enforce, Audit or TrustEnv, for containers that CRI created.
@@ -126,6 +130,8 @@ type Policy struct {
 	AllowFromEnvironment []string `toml:"allow-from-environment"`
 	// IgnoreIMEXChannels ignores every request for IMEX channels.
 	IgnoreIMEXChannels bool `toml:"ignore-imex-channels"`
+	// FaultyGPUs says what "all" means on a host with a faulty GPU: LeaveOut or Refuse.
+	FaultyGPUs string `toml:"faulty-gpus"`
 	// DisableRequire skips what images require by NVIDIA_REQUIRE_*.
 	DisableRequire bool `toml:"disable-require"`
 	// SwarmResources are the variables DOCKER_RESOURCE_<kind> whose values, if set, replace that of
@@ -181,6 +187,7 @@ func Default() *Config {
 			AcceptEnvWhenUnprivileged: true,
 			AllowFromEnvironment:      []string{},
 			SwarmResources:            []string{},
+			FaultyGPUs:                LeaveOut,
 			ForeignHooks:              Replace,
 		},
 		Log: Log{Level: "info"},
@@ -359,6 +366,7 @@ func (c *Config) validate() (string, error) {
 		{"container.on-pause", []string{c.Container.OnPause}, []string{SuspendGPU, Freeze}},
 		{"policy.allow-from-environment", c.Policy.AllowFromEnvironment, Classes},
 		{"policy.kubernetes", []string{c.Policy.Kubernetes}, []string{Enforce, Audit, TrustEnv}},
+		{"policy.faulty-gpus", []string{c.Policy.FaultyGPUs}, []string{LeaveOut, Refuse}},
 		{"policy.foreign-hooks", []string{c.Policy.ForeignHooks}, []string{Replace, Refuse}},
 		{"log.level", []string{c.Log.Level}, []string{"error", "warn", "info", "debug"}},
 	} {

@@ -75,7 +75,7 @@ func Ask(cfg config.Host, h host.Host, seen Kept, q probe.Questions, ask func(pr
 		return Kept{}, reply, err
 	}
 	k.Facts = *reply.Facts
-	if len(k.Facts.GPUs) < len(h.GPUs) {
+	if !k.Facts.Complete(h.Inventory) {
 		return k, reply, nil // a GPU that did not answer may do so later
 	}
 	if err := st.Store(Name, &k); err != nil {

@@ -36,6 +36,15 @@ func newProbed(t *testing.T) *probed {
 	return &probed{Driver: d, cfg: cfg.Host}
 }
 
+// complete is an answer about every GPU.
+func complete(p *probed) device.Facts {
+	f := device.Facts{Driver: p.Version, CUDA: "13.0"}
+	for i, g := range p.GPUs {
+		f.GPUs = append(f.GPUs, device.GPUFacts{Index: i, BusID: g.BusID})
+	}
+	return f
+}
+
 // facts returns the kept answer or a new one, as the creation of a container does.
 func (p *probed) facts() (device.Facts, error) {
 	h, err := host.Discover(p.cfg)
@@ -51,7 +60,8 @@ func (p *probed) facts() (device.Facts, error) {
 			return a
 		}
 		p.asked.Add(1)
-		f := device.Facts{Driver: h.DriverVersion, CUDA: "13.0", GPUs: make([]device.GPUFacts, len(h.GPUs))}
+		f := complete(p)
+		f.Driver, f.GPUs = h.DriverVersion, f.GPUs[:len(h.GPUs)]
 		if p.answer != nil {
 			if f, err = p.answer(); err != nil {
 				return probe.Answers{FactsError: err.Error()}
@@ -116,7 +126,7 @@ func TestContainersThatStartTogetherAskOnce(t *testing.T) {
 	p.answer = func() (device.Facts, error) {
 		close(asking)
 		<-reply
-		return device.Facts{Driver: p.Version, GPUs: make([]device.GPUFacts, 4)}, nil
+		return complete(p), nil
 	}
 	var group sync.WaitGroup
 	for range 16 {
@@ -135,20 +145,30 @@ func TestContainersThatStartTogetherAskOnce(t *testing.T) {
 }
 
 func TestAnIncompleteAnswerIsNotKept(t *testing.T) {
-	for name, answer := range map[string]func() (device.Facts, error){
-		"a failure": func() (device.Facts, error) { return device.Facts{}, errors.New("GPU is lost") },
-		"a GPU is missing": func() (device.Facts, error) {
-			return device.Facts{Driver: "580.159.04", GPUs: make([]device.GPUFacts, 3)}, nil
-		},
-		"of another driver": func() (device.Facts, error) {
-			return device.Facts{Driver: "1.2", GPUs: make([]device.GPUFacts, 4)}, nil
-		},
+	answer := func(change func(*device.Facts)) func(*probed) (device.Facts, error) {
+		return func(p *probed) (device.Facts, error) {
+			f := complete(p)
+			change(&f)
+			return f, nil
+		}
+	}
+	for name, tc := range map[string]struct {
+		answer func(*probed) (device.Facts, error)
+		fails  bool
+	}{
+		"a failure":             {func(*probed) (device.Facts, error) { return device.Facts{}, errors.New("GPU is lost") }, true},
+		"of another driver":     {answer(func(f *device.Facts) { f.Driver = "1.2" }), true},
+		"a GPU is missing":      {answer(func(f *device.Facts) { f.GPUs = f.GPUs[:3] }), false},
+		"another GPU is listed": {answer(func(f *device.Facts) { f.GPUs[3].BusID = "0000:ff:00.0" }), false},
+		"a GPU fails":           {answer(func(f *device.Facts) { f.GPUs[3].Error = "GPU 3 is lost" }), false},
+		"a MIG device of a GPU fails": {answer(func(f *device.Facts) {
+			f.GPUs[3].Instances = []device.InstanceFacts{{Error: "MIG device 3:0 is lost"}}
+		}), false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newProbed(t)
-			p.answer = answer
-			_, err := p.facts()
-			if failed := err != nil; failed != (name != "a GPU is missing") {
+			p.answer = func() (device.Facts, error) { return tc.answer(p) }
+			if _, err := p.facts(); tc.fails != (err != nil) {
 				t.Errorf("error %v", err)
 			}
 			p.answer = nil

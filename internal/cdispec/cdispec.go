@@ -95,7 +95,7 @@ func describe(h host.Host, facts device.Facts, plan func(devices string) (gpuinj
 		return nil
 	}
 	for _, g := range h.GPUs {
-		if len(h.InstancesOf(g)) == 0 && h.Withheld(g) == 0 {
+		if h.IsWhole(g) {
 			if err := add(g.UUID, strconv.Itoa(g.Index), g.UUID); err != nil {
 				return nil, err
 			}

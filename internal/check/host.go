@@ -39,7 +39,11 @@ func checkDriver(ctx context.Context, n *node) []Finding {
 	case n.gpus.Platform != "":
 		return fine("%s", n.gpus.Driver())
 	}
-	return fine("driver %s with %d GPUs", n.gpus.DriverVersion, len(n.gpus.GPUs))
+	list := fine("driver %s with %d GPUs", n.gpus.DriverVersion, len(n.gpus.GPUs))
+	for _, err := range n.gpus.Faults() {
+		list = append(list, problem("check the kernel log (dmesg) for NVRM and Xid; containers with other devices start", "%v", err)...)
+	}
+	return list
 }
 
 func checkLibraries(n *node) []Finding {

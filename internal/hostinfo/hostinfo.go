@@ -28,10 +28,12 @@ type Info struct {
 	GPUs        []GPU               `json:"gpus"`
 	Excluded    []GPU               `json:"excluded"`
 	MIG         []gpuinject.PlanMIG `json:"mig"`
-	Files       map[string][]string `json:"files"`
-	Searched    []string            `json:"searched"`
-	Missing     []string            `json:"missing"`
-	Refused     []driver.Refused    `json:"refused"`
+	// Faults say which GPUs and MIG devices cannot be used or do not answer NVML, and why.
+	Faults   []string            `json:"faults"`
+	Files    map[string][]string `json:"files"`
+	Searched []string            `json:"searched"`
+	Missing  []string            `json:"missing"`
+	Refused  []driver.Refused    `json:"refused"`
 }
 
 // GPU is a GPU of this host.
@@ -56,8 +58,16 @@ func Read(h config.Host, ask gpuinject.Ask) (*Info, error) {
 	info := &Info{
 		DriverVersion: inv.DriverVersion, Platform: inv.Platform, CUDAVersion: facts.CUDA, NVMLError: answers.FactsError,
 		Roots: map[string]string{"driver": h.DriverRoot, "dev": h.DevRoot, "proc": h.ProcRoot, "sys": h.SysRoot, "state": h.StateDir},
-		GPUs:  gpuInfos(inv.GPUs, facts), Excluded: gpuInfos(inv.Excluded, facts), MIG: []gpuinject.PlanMIG{},
+		GPUs:  gpuInfos(inv.GPUs, facts), Excluded: gpuInfos(inv.Excluded, facts), MIG: []gpuinject.PlanMIG{}, Faults: []string{},
 		Files: filesByCapability(&files), Searched: files.Searched, Missing: files.Missing, Refused: files.Refused,
+	}
+	for _, err := range inv.Faults() {
+		info.Faults = append(info.Faults, err.Error())
+	}
+	for _, g := range facts.GPUs {
+		if g.Error != "" {
+			info.Faults = append(info.Faults, g.Error)
+		}
 	}
 	for i, in := range inv.Annotate(inv.MIG, facts) {
 		info.MIG = append(info.MIG, gpuinject.PlanMIG{UUID: in.UUID, GPU: in.GPU, GI: in.GI, CI: in.CI, Name: inv.MIG[i].Name(), Profile: in.Profile})
@@ -70,7 +80,7 @@ func gpuInfos(gpus []device.GPU, facts device.Facts) []GPU {
 	for _, g := range gpus {
 		info := GPU{PlanGPU: gpuinject.NewPlanGPU(g), Model: g.Model}
 		for _, f := range facts.GPUs {
-			if strings.EqualFold(f.BusID, g.BusID) {
+			if strings.EqualFold(f.BusID, g.BusID) && f.BusID != "" {
 				info.NVML = &f
 			}
 		}
@@ -157,6 +167,9 @@ func (i *Info) printProblems(o *term.Output) {
 		if g.NVML == nil && i.NVMLError == "" {
 			o.Field(fmt.Sprintf("GPU %d:", g.Index), 7, term.Red, "NVML does not list it")
 		}
+	}
+	for _, f := range i.Faults {
+		o.Field("faulty:", 10, term.Red, f)
 	}
 	for _, g := range i.Excluded {
 		o.Field("excluded:", 10, term.Yellow, fmt.Sprintf("%s at %s (NVreg_ExcludedGpus)", cmp.Or(g.UUID, g.Model), g.PCI))

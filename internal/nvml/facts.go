@@ -3,8 +3,10 @@
 package nvml
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"golang.org/x/sys/unix"
@@ -24,10 +26,10 @@ func Facts(host config.Host) (device.Facts, error) {
 	}
 	f := device.Facts{Driver: s.Driver, CUDA: s.CUDA, GPUs: []device.GPUFacts{}}
 	for _, g := range s.GPUs {
-		if g.Error != "" {
-			return f, fmt.Errorf("GPU %d: %s", g.Facts.Index, g.Error)
-		}
 		f.GPUs = append(f.GPUs, g.Facts)
+	}
+	if s.Error != "" {
+		f.GPUs = append(f.GPUs, device.GPUFacts{Index: -1, Error: s.Error, Instances: []device.InstanceFacts{}})
 	}
 	return f, nil
 }
@@ -41,28 +43,76 @@ type handle struct {
 	index int
 }
 
-// snapshot reads the facts about all GPUs, and their state if live is true. A lost GPU does not
-// hide the others; it is an error if all GPUs are lost.
-func snapshot(l nvml.Interface, live bool) (Snapshot, error) {
+// gpuLimit bounds the questions about one GPU, and gpusLimit those about all of them: less than the
+// time limit of the whole question, so that one hanging GPU does not hide the others. A GPU that
+// nothing uses is initialized first, which takes about a second without persistence mode. Variables
+// for the tests.
+var gpuLimit, gpusLimit = 3 * time.Second, 7 * time.Second
+
+// snapshot reads the facts about all GPUs, and their state if live is true. A lost or hanging GPU
+// does not hide the others; it is an error if no GPU answers. Each GPU is asked on one of threads,
+// which is abandoned at the time limit; without threads, on this one, without a limit.
+func snapshot(l nvml.Interface, live bool, threads chan<- func()) (Snapshot, error) {
 	r := &reader{library: l}
 	s := Snapshot{Driver: must(r, "driver version", l.SystemGetDriverVersion, "nvmlSystemGetDriverVersion"), GPUs: []GPU{}}
 	s.CUDA = cudaVersion(must(r, "CUDA version", l.SystemGetCudaDriverVersion, "nvmlSystemGetCudaDriverVersion"))
 	count := must(r, "number of GPUs", l.DeviceGetCount, "nvmlDeviceGetCount_v2", "nvmlDeviceGetCount")
+	deadline := time.Now().Add(gpusLimit)
 	for i := range count {
-		one := &reader{library: l}
-		d := must(one, fmt.Sprintf("handle of GPU %d", i), func() (nvml.Device, nvml.Return) { return l.DeviceGetHandleByIndex(i) },
-			"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex")
+		g, err := within(min(gpuLimit, time.Until(deadline)), threads, func() (GPU, error) { return readGPU(l, i, live) })
+		if errors.Is(err, errHangs) {
+			s.hangs = true
+			err = fmt.Errorf("NVML does not answer about GPU %d: %w", i, err)
+		}
 		switch {
-		case one.err == nil:
-			s.GPUs = append(s.GPUs, one.gpu(handle{d, i}, live))
+		case err == nil:
+			s.GPUs = append(s.GPUs, g)
 		case s.Error == "":
-			s.Error = one.err.Error()
+			s.Error = err.Error()
 		}
 	}
 	if r.err == nil && len(s.GPUs) == 0 && s.Error != "" {
 		return s, errors.New(s.Error)
 	}
 	return s, r.err
+}
+
+// errHangs means that NVML did not answer within the time limit.
+var errHangs = errors.New("the call hangs")
+
+// within runs fn on one of threads and returns what it returns, or errHangs after limit.
+func within(limit time.Duration, threads chan<- func(), fn func() (GPU, error)) (GPU, error) {
+	if threads == nil {
+		return fn()
+	}
+	type answer struct {
+		gpu GPU
+		err error
+	}
+	done := make(chan answer, 1)
+	timeout := time.After(limit)
+	select {
+	case threads <- func() { gpu, err := fn(); done <- answer{gpu, err} }:
+	case <-timeout: // every thread hangs
+		return GPU{}, errHangs
+	}
+	select {
+	case a := <-done:
+		return a.gpu, a.err
+	case <-timeout:
+		return GPU{}, errHangs
+	}
+}
+
+// readGPU reads one GPU. The error means that NVML has no handle of it.
+func readGPU(l nvml.Interface, i int, live bool) (GPU, error) {
+	r := &reader{library: l}
+	d := must(r, fmt.Sprintf("handle of GPU %d", i), func() (nvml.Device, nvml.Return) { return l.DeviceGetHandleByIndex(i) },
+		"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetHandleByIndex")
+	if r.err != nil {
+		return GPU{}, r.err
+	}
+	return r.gpu(handle{d, i}, live), nil
 }
 
 func (r *reader) gpu(d handle, live bool) GPU {
@@ -76,14 +126,21 @@ func (r *reader) gpu(d handle, live bool) GPU {
 	if g.Facts.MIG {
 		g.State.Processes = []Process{} // they use the MIG devices
 		for _, m := range r.migDevices(d) {
-			g.Facts.Instances = append(g.Facts.Instances, r.instanceFacts(m))
+			one := &reader{library: r.library, err: r.err}
+			facts := one.instanceFacts(m)
 			if live {
-				g.Instances = append(g.Instances, r.state(m))
+				g.Instances = append(g.Instances, one.state(m))
 			}
+			if one.err != nil {
+				facts.Error = fmt.Sprintf("MIG device %d:%d: %s", d.index, m.index, one.err)
+				g.Error = cmp.Or(g.Error, facts.Error)
+			}
+			g.Facts.Instances = append(g.Facts.Instances, facts)
 		}
 	}
 	if r.err != nil {
 		g.Error = r.err.Error()
+		g.Facts.Error = fmt.Sprintf("GPU %d: %s", d.index, r.err)
 	}
 	return g
 }

@@ -11,14 +11,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// isolate prepares the calling thread for NVML. The goroutine must be locked to the thread and
-// never unlock it. The library may still make the calls in allowed.
-func isolate(devRoot string, allowed []uint32) error {
-	if devRoot != "/" {
-		if err := useDev(filepath.Join(devRoot, "dev")); err != nil {
-			return fmt.Errorf("give NVML the device nodes of host.dev-root: %w", err)
-		}
+// useDevRoot makes the device nodes of host.dev-root those of the calling thread. The goroutine must
+// be locked to the thread and never unlock it.
+func useDevRoot(devRoot string) error {
+	if devRoot == "/" {
+		return nil
 	}
+	if err := useDev(filepath.Join(devRoot, "dev")); err != nil {
+		return fmt.Errorf("give NVML the device nodes of host.dev-root: %w", err)
+	}
+	return nil
+}
+
+// denyAllBut denies the process the calls that NVML must not make, except those in allowed.
+func denyAllBut(allowed []uint32) error {
 	calls := slices.DeleteFunc(slices.Clone(denied), func(call uint32) bool { return slices.Contains(allowed, call) })
 	if err := deny(calls); err != nil {
 		return fmt.Errorf("keep NVML from starting programs and making device nodes: %w", err)

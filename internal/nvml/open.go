@@ -3,6 +3,7 @@
 package nvml
 
 import (
+	"cmp"
 	"fmt"
 	"runtime"
 	"strings"
@@ -16,12 +17,15 @@ import (
 // Linked reports whether this program can load NVML.
 const Linked = true
 
+// threadCount is how many threads ask about GPUs: within gpusLimit two can hang.
+const threadCount = 3
+
 // ask takes a snapshot with NVML open.
 func ask(host config.Host, live bool) (s Snapshot, err error) {
 	path, err := libraryPath(host, nvmlName)
 	if err == nil {
-		err = isolated(host, nil, func() error {
-			s, err = withLibrary(path, live)
+		err = onThreads(host, nil, threadCount, func(threads chan<- func()) error {
+			s, err = withLibrary(path, live, threads)
 			return err
 		})
 	}
@@ -30,32 +34,75 @@ func ask(host config.Host, live bool) (s Snapshot, err error) {
 
 // isolated runs fn, which may still make the calls in allowed, on a thread that ends afterwards.
 func isolated(host config.Host, allowed []uint32, fn func() error) (err error) {
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		// Never unlocked: the thread cannot regain its rights, and ends with this function.
-		runtime.LockOSThread()
-		if err = isolate(host.DevRoot, allowed); err == nil {
-			err = fn()
-		}
-	}()
-	<-done
-	return err
+	return onThreads(host, allowed, 1, func(threads chan<- func()) error { return on(threads, fn) })
 }
 
-func withLibrary(path string, live bool) (Snapshot, error) {
+// on runs fn on one of threads and waits for it.
+func on(threads chan<- func(), fn func() error) error {
+	done := make(chan error, 1)
+	threads <- func() { done <- fn() }
+	return <-done
+}
+
+// onThreads makes n isolated threads that run the functions sent to them, which may still make the
+// calls in allowed, until fn has returned.
+func onThreads(host config.Host, allowed []uint32, n int, fn func(threads chan<- func()) error) error {
+	threads := make(chan func())
+	defer close(threads)
+	ready := make(chan error, n)
+	for range n {
+		go func() {
+			// Never unlocked: the thread cannot regain its rights, and ends with this function.
+			runtime.LockOSThread()
+			ready <- useDevRoot(host.DevRoot)
+			for f := range threads {
+				f()
+			}
+		}()
+	}
+	var err error
+	for range n {
+		err = cmp.Or(err, <-ready)
+	}
+	if err == nil {
+		err = denyAllBut(allowed)
+	}
+	if err != nil {
+		return err
+	}
+	return fn(threads)
+}
+
+// withLibrary takes a snapshot on threads, or without them on this thread.
+func withLibrary(path string, live bool, threads chan<- func()) (Snapshot, error) {
+	run := func(fn func() error) error { return fn() }
+	if threads != nil {
+		run = func(fn func() error) error { return on(threads, fn) }
+	}
+	l := nvml.New(nvml.WithLibraryPath(path))
 	// Loaded here first, because go-nvml does not return the reason why a library cannot be loaded.
 	first := dl.New(path, dl.RTLD_LAZY|dl.RTLD_GLOBAL)
-	if err := first.Open(); err != nil {
-		return Snapshot{}, fmt.Errorf("load NVML: %w", err)
+	err := run(func() error {
+		if err := first.Open(); err != nil {
+			return fmt.Errorf("load NVML: %w", err)
+		}
+		if ret := l.Init(); ret != nvml.SUCCESS {
+			_ = first.Close()
+			return fmt.Errorf("NVML cannot be initialized: %s (%s; nvidia-smi on this host should report the same)", text(ret), path)
+		}
+		return nil
+	})
+	if err != nil {
+		return Snapshot{}, err
 	}
-	defer func() { _ = first.Close() }()
-	l := nvml.New(nvml.WithLibraryPath(path))
-	if ret := l.Init(); ret != nvml.SUCCESS {
-		return Snapshot{}, fmt.Errorf("NVML cannot be initialized: %s (%s; nvidia-smi on this host should report the same)", text(ret), path)
+	s, err := snapshot(l, live, threads)
+	if !s.hangs { // otherwise nvmlShutdown might hang as well
+		_ = run(func() error {
+			_ = l.Shutdown()
+			return first.Close()
+		})
 	}
-	defer func() { _ = l.Shutdown() }()
-	return snapshot(l, live)
+	return s, err
 }
 
 // text returns NVML's text for a return code, in one line.

@@ -10,6 +10,8 @@ type Snapshot struct {
 	GPUs   []GPU  `json:"gpus"`
 	// Error says why a GPU is missing from GPUs.
 	Error string `json:"error,omitempty"`
+
+	hangs bool // a call has not returned, and holds what it holds
 }
 
 // GPU is one GPU of a snapshot.

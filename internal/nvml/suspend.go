@@ -151,7 +151,7 @@ func devices(host config.Host) (list []gpuDevice, err error) {
 	if err != nil {
 		return nil, err
 	}
-	s, err := withLibrary(path, true)
+	s, err := withLibrary(path, true, nil)
 	if err != nil {
 		return nil, err
 	}

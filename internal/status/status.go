@@ -99,11 +99,20 @@ func Join(proc procfs.FS, inventory device.Inventory, live nvml.Snapshot, nvmlEr
 			})
 			g.MIG = append(g.MIG, m)
 		}
+		g.Error = inventory.FaultOf(gpu)
 		if nvmlErr == nil {
 			g.addLive(proc, records, live)
 		}
 		s.GPUs = append(s.GPUs, g)
 	}
+	for _, f := range inventory.Faulty {
+		g := GPU{PlanGPU: gpuinject.NewPlanGPU(f.GPU), Model: f.GPU.Model, MIG: []MIG{}, Error: f.Reason}
+		g.Containers = holders(records, func(r Record) bool {
+			return slices.ContainsFunc(r.plan.GPUs, func(p gpuinject.PlanGPU) bool { return p.PCI == f.GPU.BusID })
+		})
+		s.GPUs = append(s.GPUs, g)
+	}
+	slices.SortFunc(s.GPUs, func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
 	for _, r := range records {
 		c := Container{Record: r}
 		if nvmlErr == nil {
@@ -127,11 +136,11 @@ func holders(records []Record, has func(Record) bool) []string {
 func (g *GPU) addLive(proc procfs.FS, records []Record, live nvml.Snapshot) {
 	i := slices.IndexFunc(live.GPUs, func(l nvml.GPU) bool { return strings.EqualFold(l.Facts.BusID, g.PCI) })
 	if i < 0 {
-		g.Error = cmp.Or(live.Error, "NVML does not list it")
+		g.Error = cmp.Or(g.Error, live.Error, "NVML does not list it")
 		return
 	}
 	l := live.GPUs[i]
-	g.UUID, g.Error, g.Utilization = cmp.Or(g.UUID, l.Facts.UUID), l.Error, &l.Utilization
+	g.UUID, g.Error, g.Utilization = cmp.Or(g.UUID, l.Facts.UUID), cmp.Or(g.Error, l.Error), &l.Utilization
 	g.Memory, g.Processes = &l.State.Memory, processes(proc, records, l.State.Processes)
 	for k := range g.MIG {
 		m := &g.MIG[k]

@@ -110,11 +110,11 @@ func (inv Inventory) capabilities() ([]Capability, error) {
 		list = append(list, c)
 	}
 	for _, gpu := range inv.GPUs {
-		_, all, err := readMIG(inv.Config, gpu)
+		mig, err := readMIG(inv.Config, gpu)
 		if err != nil {
 			return nil, err
 		}
-		list = append(list, all...)
+		list = append(list, mig.rights...)
 	}
 	return list, nil
 }

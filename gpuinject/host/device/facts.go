@@ -14,7 +14,11 @@ type Facts struct {
 
 // GPUFacts are the facts about one GPU, in the order of NVML's indices.
 type GPUFacts struct {
-	Index int    `json:"index"` // NVML's
+	Index int `json:"index"` // NVML's
+	// Error says why the answer about this GPU, which it names, is not complete: the GPU is lost,
+	// for example. The facts about other GPUs are complete nevertheless. Without a handle of the
+	// GPU, only the error is known.
+	Error string `json:"error,omitempty"`
 	Minor int    `json:"minor"`
 	UUID  string `json:"uuid"`
 	// BusID is the PCI address in procfs' form: "0000:65:00.0".
@@ -39,6 +43,40 @@ type InstanceFacts struct {
 	GI   int    `json:"gi"`
 	CI   int    `json:"ci"`
 	Name string `json:"name"` // the profile's: "1g.18gb"
+	// Error says, naming the MIG device, why these facts are not complete.
+	Error string `json:"error,omitempty"`
+}
+
+// unknown returns why NVML's answer about a GPU is missing, or "" if every answer is complete.
+func (f Facts) unknown() string {
+	for _, g := range f.GPUs {
+		if g.Error != "" {
+			return g.Error
+		}
+		for _, in := range g.Instances {
+			if in.Error != "" {
+				return in.Error
+			}
+		}
+	}
+	return ""
+}
+
+// Fault returns why NVML's answer about the GPU is not complete, or "".
+func (f Facts) Fault(gpu GPU) string {
+	for _, g := range f.GPUs {
+		if sameBusID(g.BusID, gpu.BusID) {
+			return g.Error
+		}
+	}
+	return f.unknown()
+}
+
+// Complete reports whether NVML answered in full about every GPU of the inventory.
+func (f Facts) Complete(inv Inventory) bool {
+	return f.unknown() == "" && len(f.GPUs) >= len(inv.GPUs) && !slices.ContainsFunc(inv.GPUs, func(gpu GPU) bool {
+		return gpu.BusID != "" && !slices.ContainsFunc(f.GPUs, func(g GPUFacts) bool { return sameBusID(g.BusID, gpu.BusID) })
+	})
 }
 
 // Annotate returns a copy of the list with NVML's names filled in, as far as facts contain them.
@@ -50,6 +88,9 @@ func (inv Inventory) Annotate(list []Instance, facts Facts) []Instance {
 			continue
 		}
 		for _, f := range facts.GPUs[i].Instances {
+			if f.Error != "" {
+				continue // its ids may be zero
+			}
 			if j := slices.IndexFunc(list, Instance{Minor: gpu.Minor, GI: f.GI, CI: f.CI}.is); j >= 0 {
 				list[j].UUID, list[j].Index, list[j].Profile = f.UUID, f.Index, f.Name
 			}

@@ -43,8 +43,13 @@ type Inventory struct {
 	GPUs          []GPU // usable ones, in index order
 	// Excluded are the GPUs that the administrator took from use (NVreg_ExcludedGpus).
 	Excluded []GPU
+	// Faulty are the GPUs that the driver lists but whose procfs files cannot be used. They keep
+	// their index and are in no other list, and nothing selects them.
+	Faulty []Fault
 	// MIG are the MIG devices that this host can use, by GPU, GPU instance and compute instance.
 	MIG []Instance
+	// FaultyMIG are the MIG devices whose capabilities cannot be read. They are not in MIG.
+	FaultyMIG []MIGFault
 	// WithheldMIG are the MIG devices of the machine that were not given to this host, which is a
 	// container.
 	WithheldMIG []Instance
@@ -52,8 +57,21 @@ type Inventory struct {
 	Config config.Host
 }
 
-// Discover reads the driver's procfs: one file for each GPU and two for each MIG device. Without a
-// loaded driver the error is ErrNoDriver.
+// Fault is a GPU that cannot be used. Of the GPU only the index and the PCI address are certain.
+type Fault struct {
+	GPU    GPU
+	Reason string // one line, with the file
+}
+
+// MIGFault is a MIG device that cannot be used. Its rights are not certain.
+type MIGFault struct {
+	Instance Instance
+	Reason   string // one line, with the file
+}
+
+// Discover reads the driver's procfs: one file for each GPU and two for each MIG device. A GPU or
+// MIG device whose files cannot be used is in Faulty or FaultyMIG and does not hide the others.
+// Without a loaded driver the error is ErrNoDriver.
 func Discover(cfg config.Host) (Inventory, error) {
 	inv := Inventory{Config: cfg}
 	dir := filepath.Join(cfg.ProcRoot, "driver/nvidia")
@@ -66,37 +84,56 @@ func Discover(cfg config.Host) (Inventory, error) {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return inv, fmt.Errorf("list GPUs: %w", err)
 	}
+	var found []Fault // those without a reason are usable
 	for _, e := range entries {
 		if busID(e.Name()) == "" {
 			continue
 		}
-		file := filepath.Join(dir, "gpus", e.Name(), "information")
-		data, err := ReadFile(file)
-		if err != nil {
-			return inv, fmt.Errorf("read GPU information: %w", err)
-		}
-		gpu, excluded, err := parseInformation(data)
-		if err != nil {
-			return inv, fmt.Errorf("read GPU information: %s: %w", file, err)
-		}
+		gpu, excluded, err := readInformation(filepath.Join(dir, "gpus", e.Name(), "information"))
 		gpu.BusID = e.Name()
-		if excluded {
+		switch {
+		case err != nil:
+			found = append(found, Fault{gpu, err.Error()})
+		case excluded:
 			inv.Excluded = append(inv.Excluded, gpu)
-		} else {
-			inv.GPUs = append(inv.GPUs, gpu)
+		default:
+			found = append(found, Fault{GPU: gpu})
 		}
 	}
-	slices.SortFunc(inv.GPUs, compareBusID)
 	slices.SortFunc(inv.Excluded, compareBusID)
-	for i := range inv.GPUs {
-		inv.GPUs[i].Index = i
-		mig, _, err := readMIG(cfg, inv.GPUs[i])
-		if err != nil {
-			return inv, err
-		}
-		inv.MIG = append(inv.MIG, mig...)
+	slices.SortFunc(found, func(a, b Fault) int { return compareBusID(a.GPU, b.GPU) })
+	for i, f := range found {
+		f.GPU.Index = i
+		inv.add(f)
 	}
 	return inv, nil
+}
+
+// add adds a GPU and its MIG devices to the inventory. It is faulty if it has a reason, or if its
+// MIG devices cannot be listed.
+func (inv *Inventory) add(f Fault) {
+	if f.Reason == "" {
+		mig, err := readMIG(inv.Config, f.GPU)
+		if err == nil {
+			inv.GPUs = append(inv.GPUs, f.GPU)
+			inv.MIG = append(inv.MIG, mig.usable...)
+			inv.FaultyMIG = append(inv.FaultyMIG, mig.faulty...)
+			return
+		}
+		f.Reason = err.Error()
+	}
+	inv.Faulty = append(inv.Faulty, f)
+}
+
+func readInformation(file string) (gpu GPU, excluded bool, err error) {
+	data, err := ReadFile(file)
+	if err != nil {
+		return GPU{Minor: -1}, false, fmt.Errorf("read GPU information: %w", err)
+	}
+	if gpu, excluded, err = parseInformation(data); err != nil {
+		err = fmt.Errorf("read GPU information: %s: %w", file, err)
+	}
+	return gpu, excluded, err
 }
 
 func readVersion(file string) (string, error) {

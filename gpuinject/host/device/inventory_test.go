@@ -58,25 +58,83 @@ func TestDiscover(t *testing.T) {
 		access      = "proc/driver/nvidia/capabilities/gpu2/mig/gi9/ci0/access"
 	)
 	for _, tt := range []struct{ name, file, text string }{
-		{"a version file without a version is an error", version, "NVRM version: ../../etc\n"},
-		{"a GPU without a minor is an error", information, "Model: x\n"},
-		{"a minor that is no number is an error", information, "Device Minor: many\n"},
-		{"a minor that no kernel has is an error", information, "Device Minor: 1048576\n"},
-		{"an information file without end is an error", information, strings.Repeat("Model: x\n", 10000)},
-		{"a negative minor is an error and not a default", information, "Device Minor: -1\n"},
-		{"a capability without a minor is an error", access, "DeviceFileMode: 292\n"},
-		{"a capability's minor that is no number is an error", access, "DeviceFileMinor: many\n"},
-		{"a capability's minor that no kernel has is an error", access, "DeviceFileMinor: 1048576\n"},
-		{"a capability file without end is an error", access, "DeviceFileMinor: 5\n" + strings.Repeat("x: y\n", 100000)},
-		{"a capability's negative minor is an error and no default", access, "DeviceFileMinor: -1\n"},
+		{"a GPU without a minor", information, "Model: x\n"},
+		{"a minor that is no number", information, "Device Minor: many\n"},
+		{"a minor that no kernel has", information, "Device Minor: 1048576\n"},
+		{"an information file without end", information, strings.Repeat("Model: x\n", 10000)},
+		{"a negative minor, which is no default", information, "Device Minor: -1\n"},
+		{"a capability without a minor", access, "DeviceFileMode: 292\n"},
+		{"a capability's minor that is no number", access, "DeviceFileMinor: many\n"},
+		{"a capability's minor that no kernel has", access, "DeviceFileMinor: 1048576\n"},
+		{"a capability file without end", access, "DeviceFileMinor: 5\n" + strings.Repeat("x: y\n", 100000)},
+		{"a capability's negative minor, which is no default", access, "DeviceFileMinor: -1\n"},
+	} {
+		t.Run("faulty: "+tt.name, func(t *testing.T) {
+			h := migHost(t)
+			healthy := h.discover()
+			h.Write(tt.file, tt.text)
+			inv := h.discover()
+			faults := inv.Faults()
+			if len(faults) != 1 || !strings.Contains(faults[0].Error(), h.Dir+"/"+tt.file) {
+				t.Fatalf("faults: %v", faults)
+			}
+			is := func(gpu GPU) bool { return len(inv.Faulty) == 1 && inv.Faulty[0].GPU.BusID == gpu.BusID }
+			if want := slices.DeleteFunc(slices.Clone(healthy.GPUs), is); !slices.Equal(inv.GPUs, want) {
+				t.Errorf("usable: %+v, want %+v", inv.GPUs, want)
+			}
+			for _, gpu := range inv.GPUs {
+				if inv.IsWhole(gpu) != healthy.IsWhole(gpu) {
+					t.Errorf("GPU %d counts as partitioned: %v", gpu.Index, !inv.IsWhole(gpu))
+				}
+			}
+		})
+	}
+	t.Run("a version file without a version is an error", func(t *testing.T) {
+		h := newHost(t)
+		h.Write(version, "NVRM version: ../../etc\n")
+		_, err := Discover(h.cfg)
+		simtest.Says(t, err, h.Dir+"/"+version)
+		if errors.Is(err, ErrNoDriver) {
+			t.Errorf("the driver is there: %v", err)
+		}
+	})
+}
+
+// A GPU all of whose MIG devices are faulty is still partitioned, and its node gives neither.
+func TestFaultyMIGDevicesDoNotMakeAGPUWhole(t *testing.T) {
+	h := migHost(t)
+	h.Write("proc/driver/nvidia/capabilities/gpu3/mig/gi1/access", "")
+	inv := h.discover()
+	if len(inv.FaultyMIG) != 1 || inv.IsWhole(inv.GPUs[2]) {
+		t.Fatalf("%+v", inv.FaultyMIG)
+	}
+	node := []Number{{195, 3}}
+	if set, err := inv.Given(node); err != nil || !set.Empty() {
+		t.Errorf("its node gives %s, %v", set, err)
+	}
+	compute := Number{241, int64(giNode(3, 1) + 1)}
+	if err := inv.GivenFaulty([]Number{compute}); err == nil {
+		t.Error("the node of its compute instance is not that of a faulty device")
+	}
+}
+
+func TestGivenFaulty(t *testing.T) {
+	for _, tt := range []struct {
+		name, text string
+		numbers    []Number
+		faulty     bool
+	}{
+		{"its own node, whose minor is not known", "", []Number{{195, 2}}, true},
+		{"the node of another GPU", "", []Number{{195, 0}}, false},
+		{"the control nodes", "", []Number{{195, 255}, {195, 254}}, false},
+		{"a node of another driver", "", []Number{{238, 2}}, false},
+		{"no node", "", nil, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			h := migHost(t)
-			h.Write(tt.file, tt.text)
-			_, err := Discover(h.cfg)
-			simtest.Says(t, err, h.Dir+"/"+tt.file)
-			if errors.Is(err, ErrNoDriver) {
-				t.Errorf("the driver is there: %v", err)
+			h := fourGPUs(t)
+			h.Write("proc/driver/nvidia/gpus/0000:65:00.0/information", tt.text)
+			if err := h.discover().GivenFaulty(tt.numbers); tt.faulty != (err != nil) {
+				t.Errorf("error %v", err)
 			}
 		})
 	}

@@ -1,6 +1,7 @@
 package device
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -103,59 +104,115 @@ func readCapability(cfg config.Host, name string) (Capability, error) {
 	return c, nil
 }
 
-// readMIG reads the MIG devices of a GPU and the capabilities of its instances, including those of
-// GPU instances without a compute instance. Instances that are destroyed while it reads are left
-// out.
-func readMIG(cfg config.Host, gpu GPU) (list []Instance, all []Capability, err error) {
+// migDevices are the MIG devices of a GPU.
+type migDevices struct {
+	usable []Instance
+	faulty []MIGFault
+	// rights are the capabilities of all instances, including those of GPU instances without a
+	// compute instance.
+	rights []Capability
+}
+
+// readMIG reads the MIG devices of a GPU. Instances that are destroyed while it reads are left out.
+func readMIG(cfg config.Host, gpu GPU) (migDevices, error) {
+	var m migDevices
 	mig := fmt.Sprintf("gpu%d/mig", gpu.Minor)
 	gis, err := numbered(filepath.Join(cfg.ProcRoot, capabilitiesDir, mig), "gi")
 	if err != nil {
-		return nil, nil, fmt.Errorf("list MIG devices: %w", err)
+		return m, fmt.Errorf("list MIG devices: %w", err)
 	}
 	for _, gi := range gis {
-		dir := fmt.Sprintf("%s/gi%d", mig, gi)
-		parent, err := readCapability(cfg, dir+"/access")
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, nil, err
-		}
-		all = append(all, parent)
-		cis, err := numbered(filepath.Join(cfg.ProcRoot, capabilitiesDir, dir), "ci")
-		if err != nil {
-			return nil, nil, fmt.Errorf("list MIG devices: %w", err)
-		}
-		for _, ci := range cis {
-			right, err := readCapability(cfg, fmt.Sprintf("%s/ci%d/access", dir, ci))
-			if errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
-			if err != nil {
-				return nil, nil, err
-			}
-			all = append(all, right)
-			list = append(list, Instance{
-				GPU: gpu.Index, Minor: gpu.Minor, Parent: gpu.UUID, GI: gi, CI: ci,
-				GIRight: parent, CIRight: right,
-			})
+		if err := m.readGPUInstance(cfg, gpu, gi, fmt.Sprintf("%s/gi%d", mig, gi)); err != nil {
+			return m, err
 		}
 	}
-	return list, all, nil
+	return m, nil
+}
+
+// readGPUInstance reads the MIG devices in dir, that of a GPU instance.
+func (m *migDevices) readGPUInstance(cfg config.Host, gpu GPU, gi int, dir string) error {
+	parent, gone, parentErr := readAccess(cfg, dir)
+	if gone {
+		return nil
+	}
+	if parentErr == nil {
+		m.rights = append(m.rights, parent)
+	}
+	cis, err := numbered(filepath.Join(cfg.ProcRoot, capabilitiesDir, dir), "ci")
+	if err != nil {
+		return fmt.Errorf("list MIG devices: %w", err)
+	}
+	for _, ci := range cis {
+		right, gone, err := readAccess(cfg, fmt.Sprintf("%s/ci%d", dir, ci))
+		if gone {
+			continue
+		}
+		in := Instance{
+			GPU: gpu.Index, Minor: gpu.Minor, Parent: gpu.UUID, GI: gi, CI: ci,
+			GIRight: parent, CIRight: right,
+		}
+		if err == nil {
+			m.rights = append(m.rights, right)
+		}
+		if err := cmp.Or(parentErr, err); err != nil {
+			m.faulty = append(m.faulty, MIGFault{in, err.Error()})
+		} else {
+			m.usable = append(m.usable, in)
+		}
+	}
+	return nil
+}
+
+// readAccess reads the right to use the instance of dir. gone is true if the instance does not exist
+// any more.
+func readAccess(cfg config.Host, dir string) (c Capability, gone bool, err error) {
+	c, err = readCapability(cfg, dir+"/access")
+	if errors.Is(err, fs.ErrNotExist) {
+		_, statErr := os.Lstat(filepath.Join(cfg.ProcRoot, capabilitiesDir, dir))
+		gone = errors.Is(statErr, fs.ErrNotExist)
+	}
+	return c, gone, err
 }
 
 // OnlyPresent returns the inventory without the GPUs that have no node here, and with the MIG
 // devices that lack one of their two capability nodes in WithheldMIG. It is for a host that is
-// itself a container (kind), where an unmasked procfs shows everything on the machine.
+// itself a container (kind), where an unmasked procfs shows everything on the machine. A faulty GPU
+// without a known node is left out: nothing says that it was given to this host.
 func (inv Inventory) OnlyPresent() Inventory {
 	here := inv
-	here.GPUs, here.MIG, here.WithheldMIG = nil, nil, nil
-	for _, g := range inv.GPUs {
-		if g.Minor >= 0 && !inv.hasNode("nvidia"+strconv.Itoa(g.Minor)) {
-			continue
+	here.GPUs, here.MIG, here.WithheldMIG, here.Faulty, here.FaultyMIG = nil, nil, nil, nil, nil
+	present := func(g GPU) bool { return inv.hasNode("nvidia" + strconv.Itoa(g.Minor)) }
+	for _, f := range inv.Faulty {
+		if f.GPU.Minor >= 0 && present(f.GPU) {
+			here.Faulty = append(here.Faulty, f)
 		}
+	}
+	for _, g := range inv.GPUs {
+		if g.Minor < 0 || present(g) {
+			here.GPUs = append(here.GPUs, g)
+		}
+	}
+	before := func(g GPU) int { // how many GPUs are here with a lower index
+		n := 0
+		for _, x := range here.GPUs {
+			if compareBusID(x, g) < 0 {
+				n++
+			}
+		}
+		for _, x := range here.Faulty {
+			if compareBusID(x.GPU, g) < 0 {
+				n++
+			}
+		}
+		return n
+	}
+	for i, f := range here.Faulty {
+		here.Faulty[i].GPU.Index = before(f.GPU)
+	}
+	for i, g := range here.GPUs {
+		here.GPUs[i].Index = before(g)
 		for _, in := range inv.InstancesOf(g) {
-			in.GPU = len(here.GPUs)
+			in.GPU = here.GPUs[i].Index
 			missing := func(c Capability) bool { return !inv.hasNode(c.node()) }
 			if slices.ContainsFunc(in.rights(), missing) {
 				here.WithheldMIG = append(here.WithheldMIG, in)
@@ -163,8 +220,10 @@ func (inv Inventory) OnlyPresent() Inventory {
 				here.MIG = append(here.MIG, in)
 			}
 		}
-		g.Index = len(here.GPUs)
-		here.GPUs = append(here.GPUs, g)
+		for _, f := range inv.faultyMIGOf(g) {
+			f.Instance.GPU = here.GPUs[i].Index
+			here.FaultyMIG = append(here.FaultyMIG, f)
+		}
 	}
 	return here
 }
@@ -182,8 +241,21 @@ func (inv Inventory) InstancesOf(gpu GPU) []Instance { return instancesOf(inv.MI
 // devices: its node was given for a MIG device that is gone, or before the GPU was partitioned.
 func (inv Inventory) Withheld(gpu GPU) int { return len(instancesOf(inv.WithheldMIG, gpu)) }
 
-func (inv Inventory) isWhole(gpu GPU) bool {
-	return len(inv.InstancesOf(gpu)) == 0 && inv.Withheld(gpu) == 0
+// FaultOf returns why MIG devices of a GPU cannot be used, or "".
+func (inv Inventory) FaultOf(gpu GPU) string {
+	for _, f := range inv.faultyMIGOf(gpu) {
+		return f.Reason
+	}
+	return ""
+}
+
+func (inv Inventory) faultyMIGOf(gpu GPU) []MIGFault {
+	return slices.DeleteFunc(slices.Clone(inv.FaultyMIG), func(f MIGFault) bool { return f.Instance.Minor != gpu.Minor })
+}
+
+// IsWhole reports whether the GPU is not MIG-partitioned, so that a container can use all of it.
+func (inv Inventory) IsWhole(gpu GPU) bool {
+	return len(inv.InstancesOf(gpu)) == 0 && inv.Withheld(gpu) == 0 && len(inv.faultyMIGOf(gpu)) == 0
 }
 
 func instancesOf(list []Instance, gpu GPU) []Instance {

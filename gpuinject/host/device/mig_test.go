@@ -242,12 +242,13 @@ func TestMIGDevicesThatAContainerWasNotGivenAreUnknownThere(t *testing.T) {
 	}
 }
 
-// A partitioned GPU whose MIG devices are not known would be given as a whole.
-func TestMIGThatCannotBeListedIsAnError(t *testing.T) {
+// A partitioned GPU whose MIG devices are not known must not be given as a whole.
+func TestAGPUWhoseMIGCannotBeListedIsFaulty(t *testing.T) {
 	h := migHost(t)
 	h.Check(os.RemoveAll(filepath.Join(h.cfg.ProcRoot, capabilitiesDir, "gpu2/mig")))
 	h.Write("proc/"+capabilitiesDir+"/gpu2/mig", "")
-	if inv, err := Discover(h.cfg); err == nil {
-		t.Errorf("%d MIG devices", len(inv.MIG))
+	inv := h.discover()
+	if len(inv.Faulty) != 1 || inv.Faulty[0].GPU.Minor != 2 || len(inv.GPUs) != 2 || len(inv.MIG) != 1 {
+		t.Errorf("faulty: %+v, usable: %+v, MIG: %+v", inv.Faulty, inv.GPUs, inv.MIG)
 	}
 }

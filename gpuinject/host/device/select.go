@@ -13,9 +13,35 @@ import (
 // resolve. It does not mean that the id is unknown.
 var ErrFacts = errors.New("only NVML can resolve a MIG device's UUID or index")
 
+// FaultError is returned by Select for an id that names a GPU or MIG device that cannot be used.
+type FaultError struct {
+	ID     string // as it was asked for
+	Device string // "GPU 1"
+	Reason string
+}
+
+func (e *FaultError) Error() string {
+	return fmt.Sprintf("%s (%.256q), which cannot be used: %s", e.Device, e.ID, e.Reason)
+}
+
+// String names the GPU in a message.
+func (f Fault) String() string { return fmt.Sprintf("GPU %d", f.GPU.Index) }
+
+// Faults lists the faulty GPUs and MIG devices as errors.
+func (inv Inventory) Faults() []error {
+	var list []error
+	for _, f := range inv.Faulty {
+		list = append(list, &FaultError{ID: f.GPU.BusID, Device: f.String(), Reason: f.Reason})
+	}
+	for _, f := range inv.FaultyMIG {
+		list = append(list, &FaultError{ID: f.Instance.Name(), Device: "a MIG device", Reason: f.Reason})
+	}
+	return list
+}
+
 // Select turns ids into devices. Each device is listed once, however often it is named. An id is
 //
-//	all                      every GPU that is not excluded (none on a host without
+//	all                      every GPU that is neither excluded nor faulty (none on a host without
 //	                         one), but instead of a MIG-partitioned GPU its MIG devices
 //	0, 1, …                  a GPU's index
 //	GPU-fef8089b-…           a GPU's UUID in any case, or the beginning of exactly one
@@ -33,7 +59,7 @@ func (inv Inventory) Select(ids []string, facts Facts) (Set, error) {
 		switch {
 		case id == "all":
 			for _, gpu := range inv.GPUs {
-				if inv.isWhole(gpu) {
+				if inv.IsWhole(gpu) {
 					set.AddGPU(gpu)
 				}
 			}
@@ -82,11 +108,17 @@ func (inv Inventory) find(id string) (GPU, error) {
 			sameBusID(g.BusID, id) || g.Alias != "" && g.Alias == id
 	}
 	found := slices.DeleteFunc(slices.Clone(inv.GPUs), func(g GPU) bool { return !named(g) })
+	faulty := slices.DeleteFunc(slices.Clone(inv.Faulty), func(f Fault) bool { return !named(f.GPU) })
 	switch {
-	case len(found) == 1:
+	case len(found) == 1 && len(faulty) == 0:
 		return found[0], nil
-	case len(found) > 1:
+	case len(found)+len(faulty) > 1:
+		for _, f := range faulty {
+			found = append(found, f.GPU)
+		}
 		return GPU{}, fmt.Errorf("GPU %.256q is the beginning of %d UUIDs: %s", id, len(found), inv.describe(found))
+	case len(faulty) == 1:
+		return GPU{}, &FaultError{ID: id, Device: faulty[0].String(), Reason: faulty[0].Reason}
 	case slices.ContainsFunc(inv.Excluded, named):
 		return GPU{}, fmt.Errorf("GPU %.256q is excluded from use on this host (NVreg_ExcludedGpus): %s", id, inv.list())
 	}
@@ -94,10 +126,14 @@ func (inv Inventory) find(id string) (GPU, error) {
 }
 
 func (inv Inventory) list() string {
-	if len(inv.GPUs) == 0 {
-		return "this host has no usable GPU"
+	text := "this host has no usable GPU"
+	if len(inv.GPUs) > 0 {
+		text = "this host has " + inv.describe(inv.GPUs)
 	}
-	return "this host has " + inv.describe(inv.GPUs)
+	for _, f := range inv.Faulty {
+		text += fmt.Sprintf(", and %s (%s), which cannot be used: %s", f, f.GPU.BusID, f.Reason)
+	}
+	return text
 }
 
 func (inv Inventory) describe(gpus []GPU) string {
@@ -143,20 +179,29 @@ func isByInstances(id string) bool {
 // existing device of that name. The caller then asks the probe, discovers the inventory again, and
 // calls Select with both.
 func (inv Inventory) NeedsFacts(ids []string, facts Facts) bool {
-	return len(inv.MIG) > 0 && slices.ContainsFunc(ids, func(id string) bool {
-		return IsMIG(id) && !isByInstances(id) && !strings.EqualFold(id, "MIG-") && len(inv.match(id, facts)) == 0
+	return len(inv.MIG)+len(inv.FaultyMIG) > 0 && slices.ContainsFunc(ids, func(id string) bool {
+		return IsMIG(id) && !isByInstances(id) && !strings.EqualFold(id, "MIG-") &&
+			len(inv.match(id, facts)) == 0 && len(inv.matchFaulty(id, facts)) == 0
 	})
 }
 
 func (inv Inventory) findMIG(id string, facts Facts) (Instance, error) {
 	found := inv.match(id, facts)
+	faulty := inv.matchFaulty(id, facts)
 	switch {
 	case strings.EqualFold(id, "MIG-"):
 		return Instance{}, fmt.Errorf("MIG device %q is the beginning of every UUID: %s", id, inv.listMIG(facts))
-	case len(found) == 1:
+	case len(found) == 1 && len(faulty) == 0:
 		return found[0], nil
-	case len(found) > 1:
+	case len(found)+len(faulty) > 1:
+		for _, f := range faulty {
+			found = append(found, f.Instance)
+		}
 		return Instance{}, fmt.Errorf("MIG device %.256q is the beginning of %d UUIDs: %s", id, len(found), DescribeMIG(found))
+	case len(faulty) == 1:
+		return Instance{}, &FaultError{ID: id, Device: "MIG device " + faulty[0].Instance.Name(), Reason: faulty[0].Reason}
+	case facts.unknown() != "" && !isByInstances(id):
+		return Instance{}, fmt.Errorf("MIG device %.256q: %w: %s", id, ErrFacts, facts.unknown())
 	case len(facts.GPUs) == 0 && facts.Driver == "" && inv.NeedsFacts([]string{id}, facts):
 		return Instance{}, fmt.Errorf("MIG device %.256q: %w", id, ErrFacts)
 	}
@@ -167,6 +212,17 @@ func (inv Inventory) findMIG(id string, facts Facts) (Instance, error) {
 // UUID or an index.
 func (inv Inventory) match(id string, facts Facts) []Instance {
 	return slices.DeleteFunc(inv.Annotate(inv.MIG, facts), func(in Instance) bool { return !in.isNamed(id) })
+}
+
+// matchFaulty returns the faulty MIG devices that id names.
+func (inv Inventory) matchFaulty(id string, facts Facts) []MIGFault {
+	var list []MIGFault
+	for _, f := range inv.FaultyMIG {
+		if f.Instance = inv.Annotate([]Instance{f.Instance}, facts)[0]; f.Instance.isNamed(id) {
+			list = append(list, f)
+		}
+	}
+	return list
 }
 
 // isNamed reports whether id names the MIG device: by the beginning of the GPU's UUID and the ids

@@ -45,6 +45,23 @@ func (d *Driver) Unsupport(functions ...string) error {
 	return d.steer("unsupported", strings.Join(functions, "\n")+"\n")
 }
 
+// Fault is what a function of NVML does for one device.
+type Fault struct {
+	Function string // "nvmlDeviceGetUUID"
+	UUID     string // of the GPU or MIG device
+	// Code is the nvmlReturn_t, such as 15 for a lost GPU, or Wait: it does not return.
+	Code int
+}
+
+// Faults makes functions of NVML fail or hang for a device from now on, and no others.
+func (d *Driver) Faults(list ...Fault) error {
+	var b strings.Builder
+	for _, f := range list {
+		fmt.Fprintf(&b, "%s %s %d\n", f.Function, f.UUID, f.Code)
+	}
+	return d.steer("faults", b.String())
+}
+
 // Modprobe makes nvmlInit execute program and make the file <program>.node, as the real one does
 // with nvidia-modprobe if a device node is missing.
 func (d *Driver) Modprobe(program string) error { return d.steer("modprobe", program+"\n") }

@@ -1,0 +1,263 @@
+package faults
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
+)
+
+func TestMain(m *testing.M) { simhost.Main(m) }
+
+// newDriver has a GPU that stays healthy, one to break, and a third with two MIG devices of which
+// the first is to break.
+func newDriver(t *testing.T) *sim.Driver {
+	return simtest.New(t, sim.Options{
+		GPUs: 3, MIG: []sim.MIGDevice{{GPU: 2, GI: 5, CI: 0}, {GPU: 2, GI: 9, CI: 0}},
+	})
+}
+
+const (
+	healthy, broken, divided = 0, 1, 2 // GPUs
+	brokenMIG, healthyMIG    = 0, 1
+)
+
+type plan struct {
+	GPUs     []struct{ Index int }   `json:"gpus"`
+	MIG      []struct{ UUID string } `json:"mig"`
+	Warnings []string                `json:"warnings"`
+	Error    string                  `json:"error"`
+}
+
+// ctl runs nvidia-shimctl on the driver's host. No question may take longer than limit.
+func ctl(t *testing.T, d *sim.Driver, args ...string) string {
+	t.Helper()
+	const limit = 15 * time.Second
+	cmd := exec.Command(filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), append([]string{"--config", d.ConfigPath, "--json"}, args...)...)
+	r, err := testenv.Output(limit, cmd)
+	if err != nil {
+		t.Fatalf("nvidia-shimctl %s: %v: %s", strings.Join(args, " "), err, r.Error)
+	}
+	return r.Output
+}
+
+// ask returns the plan of a container with these devices, whose image also has a requirement that
+// only NVML can decide.
+func ask(t *testing.T, d *sim.Driver, devices string) (p plan) {
+	t.Helper()
+	out := ctl(t, d, "plan", "--env", "NVIDIA_VISIBLE_DEVICES="+devices, "--env", "NVIDIA_REQUIRE_ARCH=arch>=5.0")
+	if err := json.Unmarshal([]byte(out), &p); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	return p
+}
+
+// forget removes NVML's kept answer.
+func forget(t *testing.T, d *sim.Driver) {
+	t.Helper()
+	simtest.Check(t, os.RemoveAll(filepath.Join(d.StateDir, "nvml.json")))
+}
+
+// starts fails the test unless a container with these devices gets so many GPUs and MIG devices.
+func starts(t *testing.T, d *sim.Driver, devices string, gpus, mig int) plan {
+	t.Helper()
+	p := ask(t, d, devices)
+	if p.Error != "" || len(p.GPUs) != gpus || len(p.MIG) != mig {
+		t.Errorf("%s: %d GPUs and %d MIG devices, want %d and %d: %s", devices, len(p.GPUs), len(p.MIG), gpus, mig, p.Error)
+	}
+	return p
+}
+
+// refused fails the test unless a container with these devices is refused with all of the words.
+func refused(t *testing.T, d *sim.Driver, devices string, words ...string) {
+	t.Helper()
+	p := ask(t, d, devices)
+	for _, word := range words {
+		if !strings.Contains(p.Error, word) {
+			t.Errorf("%s: the refusal lacks %q: %q", devices, word, p.Error)
+		}
+	}
+}
+
+// contents are what a broken file holds; nil is no file.
+var contents = map[string][]byte{"missing": nil, "empty": {}, "garbage": []byte("Model: \x00\xff\nDevice Minor: zero\nDeviceFileMinor: -\n")}
+
+// spoil breaks a file until the test ends.
+func spoil(t *testing.T, file string, content []byte) {
+	t.Helper()
+	before, err := os.ReadFile(file)
+	simtest.Check(t, err)
+	t.Cleanup(func() { simtest.Check(t, os.WriteFile(file, before, 0o444)) })
+	simtest.Check(t, os.Remove(file))
+	if content != nil {
+		simtest.Check(t, os.WriteFile(file, content, 0o444))
+	}
+}
+
+func TestAFileOfOneGPUIsBroken(t *testing.T) {
+	d := newDriver(t)
+	file := filepath.Join(d.ProcRoot, "driver/nvidia/gpus", d.GPUs[broken].BusID, "information")
+	for how, content := range contents {
+		t.Run(how, func(t *testing.T) {
+			spoil(t, file, content)
+			starts(t, d, d.GPUs[healthy].UUID, 1, 0)
+			starts(t, d, d.MIG[healthyMIG].UUID, 0, 1)
+			p := starts(t, d, "all", 1, 2)
+			if len(p.Warnings) != 1 || !strings.Contains(p.Warnings[0], file) {
+				t.Errorf("warnings %q", p.Warnings)
+			}
+			for _, id := range []string{"1", d.GPUs[broken].BusID} {
+				refused(t, d, id, "GPU 1", "cannot be used", file)
+			}
+			shown(t, d, file)
+		})
+	}
+}
+
+func TestAFileOfOneMIGDeviceIsBroken(t *testing.T) {
+	d := newDriver(t)
+	dir := filepath.Join(d.ProcRoot, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/gi5", d.GPUs[divided].Minor))
+	for _, file := range []string{filepath.Join(dir, "access"), filepath.Join(dir, "ci0/access")} {
+		for how, content := range contents {
+			t.Run(filepath.Base(filepath.Dir(file))+" "+how, func(t *testing.T) {
+				spoil(t, file, content)
+				starts(t, d, "0,1", 2, 0)
+				starts(t, d, d.MIG[healthyMIG].UUID, 0, 1)
+				starts(t, d, "all", 2, 1)
+				for _, id := range []string{d.MIG[brokenMIG].UUID, "MIG-" + d.GPUs[divided].UUID + "/5/0"} {
+					refused(t, d, id, "MIG device", "cannot be used", file)
+				}
+				refused(t, d, "2", "partitioned by MIG")
+				shown(t, d, file)
+			})
+		}
+	}
+}
+
+// shown fails the test unless info, status and check name the file.
+func shown(t *testing.T, d *sim.Driver, file string) {
+	t.Helper()
+	for _, command := range []string{"info", "status", "check"} {
+		if out := ctl(t, d, command); !strings.Contains(out, file) {
+			t.Errorf("%s does not name %s: %s", command, file, out)
+		}
+	}
+}
+
+func TestEveryMIGDeviceOfAGPUIsBroken(t *testing.T) {
+	d := newDriver(t)
+	for _, gi := range []string{"gi5", "gi9"} {
+		spoil(t, filepath.Join(d.ProcRoot, fmt.Sprintf("driver/nvidia/capabilities/gpu%d/mig/%s/access", d.GPUs[divided].Minor, gi)), []byte{})
+	}
+	starts(t, d, "all", 2, 0)
+	refused(t, d, "2", "partitioned by MIG", "cannot be used")
+}
+
+func TestAllIsRefusedIfConfigured(t *testing.T) {
+	d := newDriver(t)
+	simhost.Append(t, d.ConfigPath, "[policy]\nfaulty-gpus = \"refuse\"\n")
+	starts(t, d, "all", 2, 2)
+	spoil(t, filepath.Join(d.ProcRoot, "driver/nvidia/gpus", d.GPUs[broken].BusID, "information"), []byte{})
+	refused(t, d, "all", "GPU 1", "leave-out")
+	starts(t, d, "0", 1, 0)
+}
+
+// The results of NVML: NVML_ERROR_GPU_IS_LOST, _UNKNOWN and _NOT_SUPPORTED.
+var results = map[string]int{"lost": 15, "unknown": 999, "not supported": 3}
+
+func TestACallOfNVMLFailsForOneGPU(t *testing.T) {
+	d := newDriver(t)
+	for _, call := range []struct {
+		name     string
+		required map[string]bool // the requirement cannot be decided after these results
+	}{
+		{"nvmlDeviceGetHandleByIndex_v2", map[string]bool{"lost": true, "unknown": true, "not supported": true}},
+		{"nvmlDeviceGetPciInfo_v3", map[string]bool{"lost": true, "unknown": true, "not supported": true}},
+		{"nvmlDeviceGetMinorNumber", map[string]bool{"lost": true, "unknown": true, "not supported": true}},
+		{"nvmlDeviceGetUUID", map[string]bool{"lost": true, "unknown": true, "not supported": true}},
+		{"nvmlDeviceGetName", map[string]bool{"lost": true, "unknown": true, "not supported": true}},
+		{"nvmlDeviceGetBrand", map[string]bool{"lost": true, "unknown": true}},
+		{"nvmlDeviceGetCudaComputeCapability", map[string]bool{"lost": true, "unknown": true, "not supported": true}},
+		{"nvmlDeviceGetMigMode", nil},
+	} {
+		for result, code := range results {
+			t.Run(call.name+" "+result, func(t *testing.T) {
+				simtest.Check(t, d.Faults(sim.Fault{Function: call.name, UUID: d.GPUs[broken].UUID, Code: code}))
+				forget(t, d)
+				starts(t, d, "0", 1, 0)
+				forget(t, d)
+				starts(t, d, d.MIG[healthyMIG].UUID, 0, 1)
+				forget(t, d)
+				if call.required[result] {
+					refused(t, d, "1", "NVIDIA_REQUIRE_ARCH", "GPU 1")
+				} else {
+					starts(t, d, "1", 1, 0)
+				}
+			})
+		}
+	}
+}
+
+func TestACallOfNVMLFailsForOneMIGDevice(t *testing.T) {
+	d := newDriver(t)
+	for _, call := range []string{"nvmlDeviceGetUUID", "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetName"} {
+		for result, code := range results {
+			t.Run(call+" "+result, func(t *testing.T) {
+				simtest.Check(t, d.Faults(sim.Fault{Function: call, UUID: d.MIG[brokenMIG].UUID, Code: code}))
+				forget(t, d)
+				starts(t, d, "0", 1, 0)
+				forget(t, d)
+				starts(t, d, d.MIG[healthyMIG].UUID, 0, 1)
+				forget(t, d)
+				refused(t, d, d.MIG[brokenMIG].UUID, "MIG device 2:", "NVML does not report")
+			})
+		}
+	}
+}
+
+func TestACallOfNVMLHangsForOneGPU(t *testing.T) {
+	d := newDriver(t)
+	for _, call := range []string{"nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetName"} {
+		t.Run(call, func(t *testing.T) {
+			simtest.Check(t, d.Faults(sim.Fault{Function: call, UUID: d.GPUs[broken].UUID, Code: sim.Wait}))
+			forget(t, d)
+			starts(t, d, "0", 1, 0)
+			forget(t, d)
+			starts(t, d, d.MIG[healthyMIG].UUID, 0, 1)
+			forget(t, d)
+			refused(t, d, "1", "GPU 1", "hangs")
+		})
+	}
+}
+
+// With a real containerd: the container of another GPU runs, the faulty one's is refused and leaves
+// nothing behind, and "all" warns in containerd's log.
+func TestAFaultyGPUUnderContainerd(t *testing.T) {
+	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 2}})
+	file := filepath.Join(h.Driver.ProcRoot, "driver/nvidia/gpus", h.Driver.GPUs[0].BusID, "information")
+	spoil(t, file, []byte{})
+	script := []string{"/bin/sh", "-c", "ls /dev | grep '^nvidia[0-9]'"}
+	for _, devices := range []string{"1", "all"} {
+		o := simhost.Visible(devices)
+		o.Args, o.ID = script, "faulty-"+devices
+		if out := h.MustRun(t, o); out != fmt.Sprintf("nvidia%d\n", h.Driver.GPUs[1].Minor) {
+			t.Errorf("%s: nodes %q", devices, out)
+		}
+	}
+	if lines := h.LogLines("faulty-all", "warning"); len(lines) != 1 || !strings.Contains(lines[0], file) {
+		t.Errorf("warnings %q", lines)
+	}
+	before := h.Snapshot(t, h.State)
+	h.Refused(t, simhost.Visible("0"), "GPU 0", "cannot be used", file)
+	before.AssertUnchanged(t)
+}
