@@ -328,7 +328,7 @@ var guards = []guard{
 		"gpuinject TestAFaultyGPU"},
 	{"grant: no whole GPU whose MIG devices are faulty", "gpuinject/host/device/mig.go",
 		"inv.Withheld(gpu) == 0 && len(inv.faultyMIGOf(gpu)) == 0", "inv.Withheld(gpu) == 0",
-		"TestFaulty"},
+		"TestFaultyMIGDevicesDoNotMakeAGPUWhole"},
 	{"grant: supported-capabilities", "gpuinject/request/request.go",
 		"for _, name := range caps {\n\t\tif !slices.Contains(supported, name) {", "for _, name := range caps {\n\t\tif false {",
 		"TestCapabilities"},
