@@ -89,10 +89,9 @@ func keptClasses(c Container, h host.Host, p *Plan) (nodes []device.Node) {
 // planRemovals decides which mounts and rules to remove from the specification: those that CDI
 // added for what the shim provides itself, and the device list if runc could not mount it. all
 // holds the files of this host's driver.
-func planRemovals(c Container, g grant, all driver.Files, p *Plan) {
-	removeList := g.request.Source == request.FromMounts && c.Input.Container.UserNamespace
+func planRemovals(c Container, all driver.Files, p *Plan) {
 	p.edits.RemoveMount = func(m specs.Mount) bool {
-		return isCDIMount(c, all, m) || removeList && isMappedListMount(m)
+		return isCDIMount(c, all, m) || c.Input.Container.UserNamespace && isMappedListMount(m)
 	}
 	if !c.Input.EditedByCDI {
 		return
@@ -114,7 +113,7 @@ func planRemovals(c Container, g grant, all driver.Files, p *Plan) {
 }
 
 // isCDIMount reports whether a mount comes from NVIDIA's CDI specification: a file of this host's
-// driver, with the destination and options that nvidia-ctk writes. A user's own mount of the same
+// driver, with the destination and options that nvidia-ctk writes, or request.VoidMount. A user's own mount of the same
 // file has other options.
 func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
 	if !c.Input.EditedByCDI || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "nosuid") || !slices.Contains(m.Options, "nodev") || !rootfs.IsBind(m) {
@@ -123,6 +122,9 @@ func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
 	source, dest := path.Clean(m.Source), path.Clean(m.Destination)
 	if isSocketMount(m) {
 		return (dest != sockets.MPSDir || c.Input.Env[sockets.EnvMPS] == "") && (files.InRoot(source) == dest || source == dest)
+	}
+	if source == "/dev/null" && dest == request.VoidMount {
+		return true
 	}
 	return slices.Contains(m.Options, "ro") && files.IsMounted(source, dest)
 }

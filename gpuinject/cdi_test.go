@@ -221,20 +221,71 @@ func TestWhatIsTakenOver(t *testing.T) {
 	}.run(t)
 }
 
-// realCDI returns a directory with the specification that nvidia-ctk 1.20.1 wrote for the simulated
+// nvidia-ctk writes a mount "void" into the device list since 1.20.2. The specifications are applied
+// as containerd and Docker do, with and without the variable that a specification sets last.
+func TestTheVoidMountOfNVIDIAsCDI(t *testing.T) {
+	withoutHooks := func(s *specs.Spec) { s.Hooks = nil }
+	cdi := func(names ...string) func(*specs.Spec) {
+		return func(s *specs.Spec) { applyCDI(t, s, realCDI(t), names...) }
+	}
+	setting := func(value string) func(*specs.Spec) {
+		return func(s *specs.Spec) { s.Process.Env = append(s.Process.Env, "NVIDIA_VISIBLE_DEVICES="+value) }
+	}
+	const gds, channel = "nvidia.com/gds=all", "nvidia.com/imex-channel=1"
+	table{
+		env: caps("utility"),
+		show: func(p Plan) string {
+			for _, d := range p.Decisions {
+				if d.Subject == "device-list mounts" {
+					return d.Subject + " " + d.Decision
+				}
+			}
+			return showAsked(p)
+		},
+		rows: []row{
+			{name: "the mount alone", spec: listing("void"), want: "left alone"},
+			{name: "beside other mounts", spec: listing("0", "1", "void"), want: "left alone"},
+			{name: "beside a variable", env: devices("0"), spec: listing("void"), want: "GPU 0"},
+			{name: "beside mounts and a variable", env: devices("all"), spec: listing("0", "1", "void"), want: "every GPU"},
+			{name: "beside mounts that are invalid", env: devices("1"), spec: listing("cdi/foo", "void", "cdi/example.com/nic/0"), want: "GPU 1"},
+			{name: "beside an old image's variables", env: []string{"CUDA_VERSION=8.0.61"}, spec: listing("0", "void"), want: "every GPU"},
+			{name: "an image that may not ask", env: devices("all"), spec: listing("0", "void"), config: noEnv, want: "starts without a GPU"},
+			{name: "below cdi", spec: listing("cdi/void"), want: `refused: "void" is not a CDI name`},
+			{name: "the variable that names the list", env: devices(request.DeviceListDir), spec: listing("0", "void"), want: "refused: " + request.DeviceListDir + "/void ... do not count"},
+			{name: "mounts not accepted", env: devices("0"), spec: listing("void"), config: noMounts, want: "GPU 0"},
+			{name: "a channel's mount", env: devices("0"), spec: listing("1", "void", "imex/2"), want: "GPU 0, `channel2`"},
+			{name: "of another source", env: devices("0"), spec: mounting("/dev/zero", request.DeviceListDir+"/void"), want: "GPU 0"},
+
+			{name: "a GPU with hooks", spec: cdi("nvidia.com/gpu=1"), want: "GPU 1"},
+			{name: "a GPU without hooks", spec: all(cdi("nvidia.com/gpu=1"), withoutHooks), want: "left alone"},
+			{name: "a GPU without hooks, and a variable that comes last", spec: all(cdi("nvidia.com/gpu=1"), withoutHooks, setting("all")), want: "GPU 1"},
+			{name: "a GPU without hooks in a pod", spec: all(inPod(), cdi("nvidia.com/gpu=1"), withoutHooks), want: "left alone"},
+			{name: "gds alone", spec: cdi(gds), want: "left alone"},
+			{name: "a channel alone", spec: cdi(channel), want: "left alone"},
+			{name: "gds, and a variable that comes last", spec: all(cdi(gds), setting("2")), want: "GPU 2"},
+			{name: "gds, and mounts of a device plugin", env: devices(request.DeviceListDir), spec: all(inPod(2), listing(simulated.GPUs[2].UUID), cdi(gds)), want: "left alone"},
+			{name: "gds, and a variable of a device plugin", spec: all(inPod(2), listing("void"), cdi(gds), setting(simulated.GPUs[2].UUID)), want: "GPU 2"},
+			{name: "a GPU with hooks, and gds", spec: cdi("nvidia.com/gpu=1", gds), want: "GPU 1, `nvidia-fs0`, `nvidia-fs1`"},
+		},
+	}.run(t)
+}
+
+// realCDI returns a directory with the specifications that nvidia-ctk 1.20.2 wrote for the simulated
 // host, with the test's paths filled in: see testdata/README.md.
 func realCDI(t testing.TB) string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("testdata", "nvidia-ctk-1.20.1.yaml"))
-	check(t, err)
 	found, _ := filepath.Glob(simulated.Root + "/usr/lib/*/libcuda.so." + simulated.Version)
 	if len(found) == 0 {
 		t.Fatal("the simulated driver has no libcuda")
 	}
-	text := strings.NewReplacer("DEVROOT", simulated.DevRoot, "ROOT", simulated.Root, "VERSION", simulated.Version,
-		"TRIPLE", filepath.Base(filepath.Dir(found[0]))).Replace(string(data))
+	filledIn := strings.NewReplacer("DEVROOT", simulated.DevRoot, "ROOT", simulated.Root, "VERSION", simulated.Version,
+		"TRIPLE", filepath.Base(filepath.Dir(found[0])))
 	dir := t.TempDir()
 	check(t, os.Chmod(dir, 0o755))
-	writeFile(t, filepath.Join(dir, "nvidia.yaml"), text, 0o644)
+	for _, name := range []string{"nvidia-ctk-1.20.2.yaml", "nvidia-ctk-1.20.2-gds.yaml", "nvidia-ctk-1.20.2-imex-channel.yaml"} {
+		data, err := os.ReadFile(filepath.Join("testdata", name))
+		check(t, err)
+		writeFile(t, filepath.Join(dir, name), filledIn.Replace(string(data)), 0o644)
+	}
 	return dir
 }

@@ -203,6 +203,7 @@ func contractWords(t *testing.T) map[string]func(*row) {
 		"`--device nvidia.com/gpu=1`":         spec(cdi),
 		"`CDIDevices` of CRI":                 spec(cdi),
 		"a specification without hooks":       spec(cdi, func(s *specs.Spec) { s.Hooks = nil }),
+		"`--device nvidia.com/gds=all`":       spec(func(s *specs.Spec) { applyCDI(t, s, realCDI(t), "nvidia.com/gds=all") }),
 	}
 }
 

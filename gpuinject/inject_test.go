@@ -258,10 +258,18 @@ func TestNodesOfCDIInUserNamespaces(t *testing.T) {
 // /dev/null, does not support idmapped mounts, so the device list would keep the container from
 // starting.
 func TestDeviceListInUserNamespaces(t *testing.T) {
-	list, other := request.DeviceListDir+"/"+simulated.GPUs[1].UUID, request.DeviceListDir+"X/1"
-	for name, userns := range map[string]bool{"in a user namespace": true, "elsewhere": false} {
+	other := request.DeviceListDir + "X/1"
+	for name, tc := range map[string]struct {
+		userns      bool
+		value, list string
+	}{
+		"in a user namespace": {true, request.DeviceListDir, request.DeviceListDir + "/" + simulated.GPUs[1].UUID},
+		"void of CDI":         {true, "1", request.DeviceListDir + "/void"},
+		"elsewhere":           {false, request.DeviceListDir, request.DeviceListDir + "/" + simulated.GPUs[1].UUID},
+	} {
 		t.Run(name, func(t *testing.T) {
-			spec := newSpec("NVIDIA_VISIBLE_DEVICES=" + request.DeviceListDir)
+			userns, list := tc.userns, tc.list
+			spec := newSpec("NVIDIA_VISIBLE_DEVICES=" + tc.value)
 			all(mounting("/dev/null", list), mounting("/dev/null", other))(spec)
 			if userns {
 				userNamespace("")(spec)

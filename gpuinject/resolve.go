@@ -62,7 +62,7 @@ func planDriver(c Container, img *image.Root, ask Ask, p *Plan) error {
 	if err := planMask(c, h, granted, p); err != nil {
 		return err
 	}
-	planRemovals(c, granted, files, p)
+	planRemovals(c, files, p)
 	root, err := readMounts(c, img, p)
 	if err == nil {
 		err = planFiles(c, h, root, granted, p)

@@ -22,6 +22,10 @@ const DeviceListDir = "/var/run/nvidia-container-devices"
 // sets it gets no device: only the nodes count.
 const EnvCDI = "NVIDIA_SHIM_CDI"
 
+// VoidMount is the item of the device list that empties it. nvidia-ctk puts it into every CDI
+// specification since 1.20.2, so that device-list mounts do not ask again for what CDI gave.
+const VoidMount = DeviceListDir + "/" + void
+
 // imexDir is the place of IMEX channels in the device list: <dir>/imex/<id>.
 const imexDir = "imex/"
 
@@ -51,6 +55,10 @@ type Input struct {
 	// invalid item.
 	mounted, channels, annotated          list
 	mountedErr, channelsErr, annotatedErr error
+	// voided is true if VoidMount is among the mounts: then mounted is empty, and the variable
+	// decides (NVIDIA/nvidia-container-toolkit 1.20.2, internal/config/image/cuda_image.go,
+	// visibleDevicesFromMounts). Mounts of channels still count.
+	voided bool
 	// swarm is true if the environment has a resource of Docker swarm, of whatever kind.
 	swarm bool
 }
@@ -70,8 +78,12 @@ func Read(spec *bundle.Spec) Input {
 	s.EditedByCDI = editedByCDI(spec, s.Env)
 	for _, m := range spec.Mounts {
 		if id, ok := listed(m); ok {
+			s.voided = s.voided || id == void
 			s.readMount(m.Destination, id)
 		}
+	}
+	if s.voided {
+		s.mounted, s.mountedErr = list{}, nil
 	}
 	// The environment of a container that CDI edits says "void": its devices are there already.
 	if len(spec.Annotations) > 0 && !isVoid(s.Env[EnvVisibleDevices]) {

@@ -138,6 +138,8 @@ func (s Input) fromEnvironment(cfg *config.Config) (Request, error) {
 		return Request{}, fmt.Errorf("%s=%s: %w", EnvVisibleDevices, Quote(value), err)
 	case l.directory && !cfg.Policy.AcceptVolumeMounts:
 		return Request{}, DeniedError(EnvVisibleDevices + "=" + DeviceListDir + " means the mounts there, and policy.accept-volume-mounts is false: set it to true, or have the device plugin use another strategy")
+	case l.directory && s.voided:
+		return Request{}, fmt.Errorf("%s=%s means the mounts below %s, and the mount %s, which NVIDIA's CDI specifications add, says that they do not count: name the devices, or request them all by CDI", EnvVisibleDevices, Quote(value), DeviceListDir, VoidMount)
 	case l.directory:
 		return Request{}, fmt.Errorf("%s=%s means the mounts below %s, and the container has none: start it with the device plugin's mounts, or name the devices", EnvVisibleDevices, Quote(value), DeviceListDir)
 	case word == All:
