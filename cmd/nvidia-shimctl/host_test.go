@@ -75,6 +75,28 @@ func TestInfoShowsTheHost(t *testing.T) {
 	}
 }
 
+// What containers do not get of the driver is in info and check.
+func TestWhatTheDriverLacksIsShown(t *testing.T) {
+	d := simulate(t)
+	cuda, err := filepath.Glob(d.Root + "/usr/lib/*-linux-gnu/libcuda.so." + d.Version)
+	if err != nil || len(cuda) == 0 {
+		t.Fatal("no libcuda", err)
+	}
+	data, err := os.ReadFile(cuda[0])
+	if err == nil {
+		err = os.WriteFile(filepath.Join(filepath.Dir(cuda[0]), "libGL.so."+d.Version), data, 0o755)
+	}
+	if err == nil {
+		err = os.Remove(d.Root + "/usr/bin/nvidia-smi")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	contains(t, fine(t, "--config", d.ConfigPath, "info"), "missing: utility: nvidia-smi\n", "libGL.so."+d.Version+": containers never get it")
+	_, out, _ := ctl(t, "--config", d.ConfigPath, "check")
+	contains(t, out, "libGL.so."+d.Version+": containers never get it", "containers with the capability utility get no nvidia-smi")
+}
+
 // Hosts without the kernel module of PCI GPUs.
 func TestOtherPlatforms(t *testing.T) {
 	for _, tt := range []struct {

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
@@ -58,6 +59,14 @@ func checkLibraries(n *node) []Finding {
 		return problem("install the driver's libraries in the version of the loaded kernel module, or reload the module", "%v", err)
 	}
 	list := fine("%d driver libraries of version %s", len(n.files.Libraries), cmp.Or(n.gpus.DriverVersion, "the platform"))
+	for _, m := range n.files.Missing {
+		if capability, name, _ := strings.Cut(m, ": "); slices.Contains(n.config.Container.DefaultCapabilities, capability) {
+			list = append(list, warning("install it with the driver, at one of the places in docs/install.md", "containers with the capability %s get no %s: this host's driver has none", capability, name)...)
+		}
+	}
+	for _, l := range n.files.LeftOut {
+		list = append(list, fine("left out: %s: %s", l.Path, l.Reason)...)
+	}
 	for _, r := range n.files.Refused {
 		list = append(list, warning("reinstall the driver's package", "containers do not get %s: it %s", r.Path, r.Reason)...)
 	}

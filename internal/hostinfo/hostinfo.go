@@ -34,6 +34,8 @@ type Info struct {
 	Searched []string            `json:"searched"`
 	Missing  []string            `json:"missing"`
 	Refused  []driver.Refused    `json:"refused"`
+	// LeftOut are libraries of the driver that containers do not get.
+	LeftOut []driver.Refused `json:"left_out,omitempty"`
 }
 
 // GPU is a GPU of this host.
@@ -59,7 +61,7 @@ func Read(h config.Host, ask gpuinject.Ask) (*Info, error) {
 		DriverVersion: inv.DriverVersion, Platform: inv.Platform, CUDAVersion: facts.CUDA, NVMLError: answers.FactsError,
 		Roots: map[string]string{"driver": h.DriverRoot, "dev": h.DevRoot, "proc": h.ProcRoot, "sys": h.SysRoot, "state": h.StateDir},
 		GPUs:  gpuInfos(inv.GPUs, facts), Excluded: gpuInfos(inv.Excluded, facts), MIG: []gpuinject.PlanMIG{}, Faults: []string{},
-		Files: filesByCapability(&files), Searched: files.Searched, Missing: files.Missing, Refused: files.Refused,
+		Files: filesByCapability(&files), Searched: files.Searched, Missing: files.Missing, Refused: files.Refused, LeftOut: files.LeftOut,
 	}
 	for _, err := range inv.Faults() {
 		info.Faults = append(info.Faults, err.Error())
@@ -179,6 +181,9 @@ func (i *Info) printProblems(o *term.Output) {
 	}
 	for _, r := range i.Refused {
 		o.Field("refused:", 9, term.Red, r.Path+": it "+r.Reason)
+	}
+	for _, r := range i.LeftOut {
+		o.Field("left out:", 10, term.Plain, r.Path+": "+r.Reason)
 	}
 }
 

@@ -2,6 +2,7 @@ package driver
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"path"
 	"regexp"
@@ -21,7 +22,9 @@ func (s *Search) binaries() {
 	}
 	dirs = append(dirs, binaryDirs...)
 	for _, b := range binaryKinds {
-		s.Program(b, dirs)
+		if !s.Program(b, dirs) && slices.Contains(expectedPrograms, b.Name) {
+			s.files.Missing = append(s.files.Missing, b.Capabilities[0]+": "+b.Name)
+		}
 	}
 }
 
@@ -35,57 +38,91 @@ func (s *Search) data() {
 	for _, k := range dataKinds {
 		f, ok := s.document(k, dirs)
 		if !ok {
+			keep := f.Dest
 			f, ok = s.generate(k)
+			f.Dest = keep
 		}
 		if ok {
-			f.Dest, f.Capabilities, f.Copies = path.Join(k.dest, k.dir, k.names[0]), k.capabilities, k.copies()
+			name := cmp.Or(f.Dest, k.names[0])
+			f.Dest, f.Capabilities, f.Copies = path.Join(k.dest, k.dir, name), k.capabilities, k.copies(name)
 			s.files.Data = append(s.files.Data, f)
 		}
 	}
 }
 
-// copies returns the other places where an image may have the file.
-func (k dataKind) copies() []string {
+// copies returns the other places where an image may have the file that goes to its directory by
+// this name.
+func (k dataKind) copies(given string) []string {
 	if len(k.also) == 0 {
 		return nil
 	}
+	names := k.names
+	if !slices.Contains(names, given) {
+		names = append([]string{given}, names...)
+	}
+	dest := path.Join(k.dest, k.dir)
 	var list []string
-	for _, dir := range append([]string{path.Join(k.dest, k.dir)}, k.also...) {
-		for _, name := range k.names {
-			list = append(list, path.Join(dir, name))
+	for _, dir := range append([]string{dest}, k.also...) {
+		for _, name := range names {
+			if at := path.Join(dir, name); at != path.Join(dest, given) {
+				list = append(list, at)
+			}
 		}
 	}
-	return list[1:]
+	return list
+}
+
+// order matches the number of a file that is read in the order of names.
+var order = regexp.MustCompile(`^[0-9]+[-_]`)
+
+// namesIn returns the names in a directory that the file may have, the best first.
+func (s *Search) namesIn(dir string, k dataKind) []string {
+	if !k.ordered {
+		return k.names
+	}
+	stem := order.ReplaceAllString(k.names[0], "")
+	var others []string
+	for _, name := range s.Names(dir) {
+		if name != k.names[0] && order.ReplaceAllString(name, "") == stem {
+			others = append(others, name)
+		}
+	}
+	return append(slices.Clone(k.names), others...)
 }
 
 // hostOnly matches a manifest that only this host can use: it names a library by its path, where
 // the container's loader would not find it (NixOS, Fedora), or is for one of two ABIs (Fedora).
 const hostOnly = `^\s*/|"library_path"\s*:\s*"[^"]*/|"library_arch"`
 
-// document finds a data file of the host that containers can use.
+// document finds a data file of the host that containers can use. Dest of the result is the host's
+// name if that is to be kept, even if the file cannot be used.
 func (s *Search) document(k dataKind, dirs []string) (File, bool) {
 	manifest := slices.Contains([]string{".json", ".icd"}, path.Ext(k.names[0]))
 	bound := regexp.MustCompile(hostOnly)
+	keep := ""
 	for _, dir := range dirs {
 		dir = path.Join(dir, k.dir)
-		for _, name := range k.names {
+		for _, name := range s.namesIn(dir, k) {
 			file, ok := s.first([]string{dir}, name)
-			if ok && !manifest {
-				return File{Path: file}, true
-			}
 			if !ok {
 				continue
 			}
+			if k.ordered {
+				keep = name
+			}
+			if !manifest {
+				return File{Path: file, Dest: keep}, true
+			}
 			text, ok := s.Read(path.Join(dir, name), maxManifest)
 			if ok && !bound.Match(text) {
-				return File{Path: file}, true
+				return File{Path: file, Dest: keep}, true
 			}
 			if ok && k.content == nil {
 				s.Refuse(path.Join(dir, name), "names a library by its place on this host")
 			}
 		}
 	}
-	return File{}, false
+	return File{Dest: keep}, false
 }
 
 // generate makes a file that the host lacks although it has the library: server drivers and driver
@@ -122,6 +159,36 @@ func vulkanJSON(soname, version string) string {
 		api = "1.2.133"
 	}
 	return fmt.Sprintf("{\n    \"file_format_version\" : \"1.0.1\",\n    \"ICD\": {\n        \"library_path\": %q,\n        \"api_version\" : %q\n    }\n}\n", soname, api)
+}
+
+// fileList is the driver's own list of its files for containers, since 570.86.
+const fileList = "/usr/share/nvidia/files.d/sandboxutils-filelist.json"
+
+// compareFileList records the libraries in fileList that this host has beside the others and that
+// were not taken. A list in another form is ignored.
+func (s *Search) compareFileList() {
+	data, ok := s.Read(fileList, 1<<20)
+	if !ok {
+		return
+	}
+	var list []struct{ Name, Type string }
+	if json.Unmarshal(data, &list) != nil {
+		return
+	}
+	for _, e := range list {
+		name := path.Base(e.Name)
+		stem, _, ok := SplitName(name)
+		is := func(l Library) bool { return l.Name == name || slices.Contains(l.Links, name) }
+		if !ok || e.Type != "LIB" || isNeverGiven(stem) || slices.ContainsFunc(s.files.Libraries, is) {
+			continue
+		}
+		for dir := range s.used {
+			if slices.Contains(s.Names(dir), name) {
+				s.leaveOut(path.Join(dir, name), "it is in the driver's list of files for containers, and unknown here")
+			}
+		}
+	}
+	slices.SortFunc(s.files.LeftOut, func(a, b Refused) int { return strings.Compare(a.Path, b.Path) })
 }
 
 // xorg finds the modules of the X server, which asks for them without a version. A versioned name

@@ -109,6 +109,48 @@ func TestManifests(t *testing.T) {
 	})
 }
 
+// Loaders read these files in the order of their names.
+func TestAFileThatIsReadInOrderKeepsItsName(t *testing.T) {
+	const egl, glvnd, x11 = "/usr/share/egl/egl_external_platform.d/", "/usr/share/glvnd/egl_vendor.d/", "/usr/share/X11/xorg.conf.d/"
+	for _, tt := range []struct{ host, text, dest string }{
+		{egl + "99_nvidia_wayland2.json", icd("libnvidia-egl-wayland2.so.1", ""), egl + "99_nvidia_wayland2.json"},
+		{egl + "99_nvidia_wayland2.json", icd("/nix/store/a/libnvidia-egl-wayland2.so.1", ""), egl + "99_nvidia_wayland2.json"},
+		{egl + "09_nvidia_wayland2.json", icd("libnvidia-egl-wayland2.so.1", ""), egl + "09_nvidia_wayland2.json"},
+		{egl + "05_nvidia_gbm.json", icd("libnvidia-egl-gbm.so.1", ""), egl + "05_nvidia_gbm.json"},
+		{"/etc/egl/egl_external_platform.d/40_nvidia_xcb.json", icd("libnvidia-egl-xcb.so.1", ""), egl + "40_nvidia_xcb.json"},
+		{glvnd + "60_nvidia.json", icd("libEGL_nvidia.so.0", ""), glvnd + "60_nvidia.json"},
+		{x11 + "90-nvidia.conf", "", x11 + "90-nvidia.conf"},
+		{x11 + "10-nvidia-drm-outputclass.conf", "", x11 + "10-nvidia-drm-outputclass.conf"},
+		{x11 + "nvidia-drm-outputclass.conf", "", x11 + "nvidia-drm-outputclass.conf"},
+	} {
+		t.Run(tt.host, func(t *testing.T) {
+			r := drawing(t, "usr/lib64")
+			for _, stem := range []string{"wayland2", "gbm", "xcb"} {
+				r.lib("usr/lib64/libnvidia-egl-"+stem+".so.1.1.1", "libnvidia-egl-"+stem+".so.1")
+			}
+			r.Write(tt.host[1:], tt.text)
+			r.Write(egl[1:]+"98_nvidia_wayland2.json.rpmnew", "")
+			r.Write(glvnd[1:]+"50_mesa.json", "")
+			files := r.discover()
+			f, ok := given(files, tt.dest)
+			usable := !strings.Contains(tt.text, "/nix")
+			if !ok || usable != (f.Path == r.Dir+tt.host) || usable == (f.Data != nil) {
+				t.Errorf("%v, %+v in %+v", ok, f, files.Data)
+			}
+			stem := order.ReplaceAllString(filepath.Base(tt.dest), "")
+			n := 0
+			for _, d := range files.Data {
+				if order.ReplaceAllString(filepath.Base(d.Dest), "") == stem {
+					n++
+				}
+			}
+			if n != 1 || slices.Contains(f.Copies, tt.dest) {
+				t.Errorf("%d files of this name, copies %v", n, f.Copies)
+			}
+		})
+	}
+}
+
 func TestLibrariesOf32BitsAreKnownByTheirClassWhereverTheyAre(t *testing.T) {
 	for _, dir := range []string{
 		"usr/lib", "usr/lib32", "usr/lib/" + ldcache.ABI32.Triple, "usr/lib/" + ldcache.ABI32.Triple + "/nvidia/current", "run/opengl-driver-32/lib",

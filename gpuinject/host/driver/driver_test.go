@@ -5,6 +5,7 @@ import (
 	"os"
 	"reflect"
 	"slices"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -26,6 +27,12 @@ func everything(t testing.TB) *fakeRoot {
 	r.lib("usr/lib64/libnvidia-future.so."+version, "libnvidia-future.so.1")
 	r.lib("usr/lib64/libnvidia-gtk3.so."+version, "libnvidia-gtk3.so."+version)
 	r.lib("usr/lib64/libother.so."+version, "libother.so.1")
+	r.lib("usr/lib64/libolder.so.570.86.15", "libolder.so.1")
+	r.lib("opt/lib/libelsewhere.so."+version, "libelsewhere.so.1")
+	r.lib("usr/lib64/libGL.so."+version, "libGL.so.1")
+	r.lib("usr/lib64/libnvunknown.so.1.7", "libnvunknown.so.1")
+	r.Write("usr/share/nvidia/files.d/sandboxutils-filelist.json", `[{"name": "libcuda.so.`+version+`", "type": "LIB", "category": ["cuda"]}, {"name": "libcuda.so.1", "type": "SYMLINK"},
+		{"name": "libnvunknown.so.1.7", "type": "LIB"}, {"name": "libnvabsent.so.1.7", "type": "LIB"}, {"name": "libGL.so.1.7.0", "type": "LIB"}, {"name": "nvidia-smi", "type": "BINARY"}]`)
 	r.lib("usr/lib64/libnvidia-container.so.1.18.0", "libnvidia-container.so.1")
 	r.lib("usr/lib64/libcudart.so.13.0.48", "libcudart.so.13")
 	r.lib("usr/lib64/libGL.so.1.7.0", "libGL.so.1")
@@ -89,8 +96,8 @@ func TestFor(t *testing.T) {
 		{name: "utility is NVML and the tools", caps: []string{"utility"}, bin: 6,
 			has:   []string{"libnvidia-ml" + v, "libnvidia-cfg" + v, "libnvidia-nscq" + v, "libnvidia-sandboxutils" + v},
 			lacks: []string{"libcuda" + v, "libGLX_nvidia" + v}},
-		{name: "compute is CUDA, OpenCL and the unknown library of the driver", caps: []string{"compute"}, bin: 2,
-			has:   []string{"libcuda" + v, "libnvidia-future" + v, "libnvidia-nvvm70" + own, "libcudadebugger" + v},
+		{name: "compute is CUDA, OpenCL and the unknown libraries of the driver", caps: []string{"compute"}, bin: 2,
+			has:   []string{"libcuda" + v, "libnvidia-future" + v, "libother" + v, "libnvcuextend" + v, "libnvidia-nvvm70" + own, "libcudadebugger" + v},
 			lacks: []string{"libnvidia-ml" + v, "libnvidia-encode" + v, "libGLX_nvidia" + v, "libcudart.so.13.0.48"},
 			data:  []string{"/etc/OpenCL/vendors/nvidia.icd"}},
 		{name: "video brings CUDA with it, without its programs", caps: []string{"video"},
@@ -124,7 +131,7 @@ func TestFor(t *testing.T) {
 					t.Errorf("no %s in %v", n, names)
 				}
 			}
-			for _, n := range append(tt.lacks, "libother.so."+version, "libnvidia-gtk3.so."+version, "libnvidia-container.so.1.18.0") {
+			for _, n := range append(tt.lacks, "libolder.so.570.86.15", "libelsewhere.so."+version, "libGL.so."+version, "libnvunknown.so.1.7", "libnvidia-gtk3.so."+version, "libnvidia-container.so.1.18.0") {
 				if slices.Contains(names, n) {
 					t.Errorf("%s is there", n)
 				}
@@ -140,6 +147,119 @@ func TestFor(t *testing.T) {
 			}
 		})
 	}
+}
+
+// What containers do not get is not dropped without a word.
+func TestWhatIsLeftOut(t *testing.T) {
+	r := everything(t)
+	var got []string
+	for _, l := range r.discover().LeftOut {
+		got = append(got, strings.TrimPrefix(l.Path, r.Dir+"/usr/lib64/")+" "+l.Reason)
+	}
+	want := []string{"libGL.so." + version + " containers never get it", "libnvidia-gtk3.so." + version + " containers never get it",
+		"libnvunknown.so.1.7 it is in the driver's list of files for containers, and unknown here"}
+	if !slices.Equal(got, want) {
+		t.Errorf("left out %q, want %q", got, want)
+	}
+	r.Write("usr/share/nvidia/files.d/sandboxutils-filelist.json", `{"another": "form"}`)
+	if n := len(r.discover().LeftOut); n != 2 {
+		t.Errorf("%d left out with a list in another form", n)
+	}
+}
+
+// A store names files by their content, and a link can lead either way: the name that was found
+// decides, for libraries, programs and manifests.
+func TestTheNameThatWasFoundDecides(t *testing.T) {
+	cuda, ml, smi, icds := "usr/lib64/libcuda.so."+version, "usr/lib64/libnvidia-ml.so."+version, "usr/bin/nvidia-smi", "etc/vulkan/icd.d/nvidia_icd.json"
+	for _, tt := range []struct {
+		name string
+		make func(r *fakeRoot)
+	}{
+		{"a store", func(r *fakeRoot) {
+			r.Write("store/2f8a", elf64("libcuda.so.1"))
+			r.Write("store/77c1", elf64("libnvidia-ml.so.1"))
+			r.Write("store/bin", "")
+			r.Write("store/icd", icd("libGLX_nvidia.so.0", ""))
+			r.Link(cuda, "/store/2f8a")
+			r.Link("usr/lib64/libcuda.so.1", "libcuda.so."+version)
+			r.Link(ml, "../../store/77c1")
+			r.Link(smi, "/store/bin")
+			r.Link(icds, "/store/icd")
+		}},
+		{"a store, every name a link of its own, and ld.so.cache", func(r *fakeRoot) {
+			r.Write("store/2f8a", elf64("libcuda.so.1"))
+			for _, name := range []string{"libcuda.so", "libcuda.so.1", "libcuda.so." + version} {
+				r.Link("usr/lib64/"+name, "/store/2f8a")
+			}
+			r.Write("store/libnvidia-ml.so", elf64("libnvidia-ml.so.1"))
+			r.Link(ml, "/store/libnvidia-ml.so")
+			r.Write("store/smi.real", "")
+			r.Link(smi, "/store/smi.real")
+			r.Write("store/icd.json", icd("libGLX_nvidia.so.0", ""))
+			r.Link(icds, "/store/icd.json")
+			r.cache("/usr/lib64/libcuda.so.1")
+		}},
+		{"links from the version to the SONAME", func(r *fakeRoot) {
+			r.Write("usr/lib64/libcuda.so.1", elf64("libcuda.so.1"))
+			r.Link(cuda, "libcuda.so.1")
+			r.Write("usr/lib64/libnvidia-ml.so", elf64("libnvidia-ml.so.1"))
+			r.Link("usr/lib64/libnvidia-ml.so.1", "libnvidia-ml.so")
+			r.Link(ml, "libnvidia-ml.so.1")
+			r.Write("usr/bin/nvidia-smi-"+version, "")
+			r.Link(smi, "nvidia-smi-"+version)
+			r.Write("etc/vulkan/icd.d/nvidia.json", icd("libGLX_nvidia.so.0", ""))
+			r.Link(icds, "nvidia.json")
+		}},
+		{"a file with another library's name", func(r *fakeRoot) {
+			r.Write("usr/lib64/libcuda-impl.so."+version+".bin", elf64("libcuda.so.1"))
+			r.Link(cuda, "libcuda-impl.so."+version+".bin")
+			r.Write("usr/lib64/libimpl.so.1.2.3", elf64("libnvidia-ml.so.1"))
+			r.Link(ml, "libimpl.so.1.2.3")
+			r.Write("usr/bin/busy", "")
+			r.Link(smi, "busy")
+			r.Write("etc/vulkan/icd.d/intel_icd.json", icd("libGLX_nvidia.so.0", ""))
+			r.Link(icds, "intel_icd.json")
+		}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			r := newRoot(t)
+			tt.make(r)
+			files := r.discover()
+			r.Check(files.Check([]string{"compute", "utility"}))
+			if got := libraryNames(files); !slices.Equal(got, []string{"libcuda.so." + version, "libnvidia-ml.so." + version}) {
+				t.Errorf("libraries %v", got)
+			}
+			if l := r.library(files, "libcuda.so."+version); !slices.Equal(l.Links, []string{"libcuda.so.1", "libcuda.so"}) {
+				t.Errorf("links %v", l.Links)
+			}
+			if len(files.Binaries) != 1 || files.Binaries[0].Name != "nvidia-smi" {
+				t.Errorf("programs %+v", files.Binaries)
+			}
+			if f, ok := given(files, vulkanICD); !ok || f.Data != nil {
+				t.Errorf("the manifest is %+v", f)
+			}
+			for _, l := range files.Libraries {
+				if !files.IsMounted(l.Path, "/usr/lib64/"+l.SOName) || files.IsMounted(l.Path, "/opt/"+l.SOName) {
+					t.Errorf("a CDI specification's mount of %s is not recognized, or a user's is", l.Name)
+				}
+			}
+			if b := files.Binaries[0]; !files.IsMounted(b.Path, "/usr/bin/nvidia-smi") || files.IsMounted(b.Path, "/opt/nvidia-smi") {
+				t.Errorf("a CDI specification's mount of %s is not recognized, or a user's is", b.Path)
+			}
+		})
+	}
+	t.Run("a target that says another version", func(t *testing.T) {
+		r := newRoot(t)
+		r.lib("usr/lib64/libcuda.so.570.86.15", "libcuda.so.1")
+		r.Link(cuda, "libcuda.so.570.86.15")
+		simtest.Says(t, r.discover().Check([]string{"compute"}), "libcuda.so.570.86.15", "reboot")
+	})
+	t.Run("a refused file in a store", func(t *testing.T) {
+		r := newRoot(t)
+		r.Check(os.Chmod(r.Write("store/2f8a", elf64("libcuda.so.1")), 0o757))
+		r.Link(cuda, "/store/2f8a")
+		simtest.Says(t, r.discover().Check([]string{"compute"}), "libcuda.so."+version, "refused", "writable by users")
+	})
 }
 
 func TestLibraryPlaces(t *testing.T) {

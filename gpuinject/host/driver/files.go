@@ -84,8 +84,11 @@ type Files struct {
 	Missing  []string
 	Problems map[string]string // why a capability is not available, by capability
 	Refused  []Refused
-	Stamps   []Stamp // the files and places that the search depended on
-	Found    int64   // when the search began, in nanoseconds since 1970
+	// LeftOut are libraries of the driver that containers never get, or that the driver's own list
+	// has and no list here.
+	LeftOut []Refused `json:",omitempty"`
+	Stamps  []Stamp   // the files and places that the search depended on
+	Found   int64     // when the search began, in nanoseconds since 1970
 	// Identity is a checksum of the states of Libraries, Binaries and Data, of which a view is
 	// made. Directories and ld.so.cache are not included: they change with every package that the
 	// host installs.
@@ -152,17 +155,13 @@ func (f Files) IsMounted(source, dest string) bool {
 	base, atHome := path.Base(source), f.InRoot(source) == dest
 	below := func(dir string) bool { return strings.HasPrefix(dest, dir+"/") }
 	// run-args puts libraries where the view would be.
-	if namesLibrary(base) && slices.ContainsFunc(slices.Concat(LoaderDirs(64), LoaderDirs(32), []string{"/usr/local/nvidia"}), below) {
-		info, err := os.Stat(source)
-		is := func(l Library) bool { return isFile(info, l.Path) }
-		if err != nil || slices.ContainsFunc(f.Libraries, is) {
-			return true
-		}
-	}
-	if base != path.Base(dest) {
-		return false
-	}
 	info, err := os.Stat(source)
+	is := func(name string) bool { return err == nil && isFile(info, name) }
+	isLibrary := func(l Library) bool { return is(l.Path) }
+	if slices.ContainsFunc(slices.Concat(LoaderDirs(64), LoaderDirs(32), []string{"/usr/local/nvidia"}), below) &&
+		(err != nil && namesLibrary(base) || slices.ContainsFunc(f.Libraries, isLibrary)) {
+		return true
+	}
 	if err != nil {
 		// A file of a driver that is gone: runc would fail to mount it.
 		return atHome && namesLibrary(base)
@@ -174,10 +173,9 @@ func (f Files) IsMounted(source, dest string) bool {
 	if atHome && (firmware || library && f.isSearched(path.Dir(source))) {
 		return true
 	}
-	is := func(name, place string) bool { return (atHome || dest == place) && isFile(info, name) }
-	return slices.ContainsFunc(f.Libraries, func(l Library) bool { return is(l.Path, "") }) ||
-		slices.ContainsFunc(f.Binaries, func(b Binary) bool { return is(b.Path, "/usr/bin/"+b.Name) }) ||
-		slices.ContainsFunc(f.Data, func(d File) bool { return is(d.Path, d.Dest) })
+	return atHome && slices.ContainsFunc(f.Libraries, isLibrary) ||
+		slices.ContainsFunc(f.Binaries, func(b Binary) bool { return (atHome || dest == "/usr/bin/"+b.Name) && is(b.Path) }) ||
+		slices.ContainsFunc(f.Data, func(d File) bool { return (atHome || dest == d.Dest) && is(d.Path) })
 }
 
 // isSearched reports whether a directory is one of Searched, by any path.

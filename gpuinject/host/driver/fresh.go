@@ -16,7 +16,7 @@ import (
 
 // format is raised whenever a search finds something else on the same host, so that the results of
 // an older shim are not used. A test (tablesSum) notices a change of the tables.
-const format = 3
+const format = 4
 
 // Stamp is the state of a file or directory at the time of a search. If there was none, all but
 // Path is zero.
@@ -85,8 +85,12 @@ func (t *tree) stamp(name string) Stamp {
 // identity returns a checksum of the states of the files that a view is made of.
 func (s *Search) identity() string {
 	given := map[string]bool{}
+	var lines []string
 	for _, l := range s.files.Libraries {
 		given[l.Path] = true
+		if path.Base(l.Path) != l.Name {
+			lines = append(lines, l.Path+" is "+l.Name)
+		}
 	}
 	for _, b := range s.files.Binaries {
 		given[b.Path] = true
@@ -94,7 +98,6 @@ func (s *Search) identity() string {
 	for _, d := range s.files.Data {
 		given[d.Path] = d.Data == nil && !d.Direct
 	}
-	var lines []string
 	for _, stamp := range s.files.Stamps {
 		if given[path.Join(s.real, stamp.Path)] {
 			lines = append(lines, fmt.Sprintf("%+v", stamp))

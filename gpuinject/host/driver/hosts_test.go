@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -95,7 +96,16 @@ var hosts = []hostLayout{
 		links: [][2]string{{"opt/nvidia/current", "580"}},
 	},
 	{
-		name: "Bottlerocket", libs: "bottlerocket/sys-root/usr/lib/nvidia/tesla", programs: "bottlerocket/sys-root/usr/bin", links: [][2]string{{"usr", "bottlerocket/sys-root/usr"}},
+		name: "Bottlerocket since 1.9", libs: "usr/lib/nvidia/tesla", programs: "usr/libexec/nvidia/tesla/bin",
+	},
+	{
+		name: "Container-Optimized OS outside GKE", libs: "var/lib/nvidia/lib64", programs: "var/lib/nvidia/bin", cache: []string{"/lib64"},
+	},
+	{
+		name: "Clear Linux", libs: "opt/nvidia/lib64", libs32: "opt/nvidia/lib32", programs: "opt/nvidia/bin",
+	},
+	{
+		name: "Bottlerocket, programs in /usr/bin", libs: "bottlerocket/sys-root/usr/lib/nvidia/tesla", programs: "bottlerocket/sys-root/usr/bin", links: [][2]string{{"usr", "bottlerocket/sys-root/usr"}},
 		data: []string{"bottlerocket/sys-root/usr/share/glvnd/egl_vendor.d/10_nvidia.json", "bottlerocket/sys-root/usr/share/nvidia/nvoptix.bin", "bottlerocket/sys-root/usr/share/vulkan/icd.d/nvidia_icd.json"},
 	},
 }
@@ -174,6 +184,12 @@ func TestHosts(t *testing.T) {
 				slices.Sort(data)
 				if !slices.Equal(data, h.data) {
 					t.Errorf("data %v, want %v", data, h.data)
+				}
+				if err := os.Remove(filepath.Join(r.Dir, h.programs, "nvidia-smi")); err != nil {
+					t.Fatal(err)
+				}
+				if without := r.discover(); !slices.Contains(without.Missing, "utility: nvidia-smi") && h.programs != "usr/local/bin" {
+					t.Errorf("without nvidia-smi missing is %v", without.Missing)
 				}
 				if !slices.Equal(files.Missing, []string{"ngx: libnvidia-ngx.so." + version}) || len(files.Refused) != 0 {
 					t.Errorf("missing %v, refused %v", files.Missing, files.Refused)

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"slices"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
@@ -30,7 +31,7 @@ var (
 )
 
 // kinds has the names in libnvidia-container's lists, those that nvidia-container-toolkit adds, and
-// those of drivers up to 590, by stem. For other names see kindOf.
+// those of drivers up to 610, by stem. For other names see kindOf and Search.beside.
 var kinds = map[string]kind{
 	"libnvidia-ml":           {capabilities: utility, develop: true},
 	"libnvidia-cfg":          {capabilities: utility, develop: true},
@@ -39,6 +40,7 @@ var kinds = map[string]kind{
 	"libnvidia-sandboxutils": {capabilities: utility},
 	"libcuda":                {capabilities: compute, develop: true},
 	"libcudadebugger":        {capabilities: compute},
+	"libnvcuextend":          {capabilities: compute},
 	"libnvidia-opencl":       {capabilities: compute},
 	"libnvidia-allocator":    {capabilities: computeAndG, develop: true},
 	"libnvidia-api":          {capabilities: computeAndG, own: true},
@@ -88,11 +90,23 @@ func SplitName(name string) (stem, version string, ok bool) {
 	return stem, strings.TrimPrefix(rest, "."), true
 }
 
+// neverGiven are libraries of the driver's version that containers never get, besides the widgets of
+// nvidia-settings (libnvidia-gtk*): its X extension, the X server's module, which has another place, and the dispatching
+// libraries of drivers without libglvnd, which would take the place of the image's.
+var neverGiven = []string{
+	"libXNVCtrl", "libXvMCNVIDIA", "libglxserver_nvidia",
+	"libGL", "libEGL", "libGLX", "libGLESv1_CM", "libGLESv2", "libGLdispatch", "libOpenGL", "libOpenCL",
+}
+
+func isNeverGiven(stem string) bool {
+	return strings.HasPrefix(stem, "libnvidia-gtk") || slices.Contains(neverGiven, stem)
+}
+
 // kindOf returns the kind of a stem. An unknown stem may be new: a superfluous library is better
-// than a missing one. Only the widgets of nvidia-settings are never given to containers.
+// than a missing one.
 func kindOf(stem string) (k kind, ok bool) {
 	k, ok = kinds[stem]
-	if !ok && (strings.HasPrefix(stem, "libnvidia-") || strings.HasPrefix(stem, "libcuda")) && !strings.HasPrefix(stem, "libnvidia-gtk") {
+	if !ok && (strings.HasPrefix(stem, "libnvidia-") || strings.HasPrefix(stem, "libcuda")) && !isNeverGiven(stem) {
 		return kind{capabilities: computeAndG}, true
 	}
 	return k, ok
@@ -128,13 +142,20 @@ var binaryKinds = []Binary{
 	{Name: "nvidia-xconfig", Capabilities: []string{"graphics", "display"}},
 }
 
+// expectedPrograms are those that every driver comes with. Their absence is reported as that of a
+// library.
+var expectedPrograms = []string{"nvidia-smi", "nvidia-debugdump", "nvidia-cuda-mps-control", "nvidia-cuda-mps-server"}
+
 // dataKind is a data file.
 type dataKind struct {
 	// dest is the directory of the image that dir goes below; dir is below one of dataDirs on the
 	// host.
 	dest, dir string
 	// names are its names in distributions; the container sees the first.
-	names        []string
+	names []string
+	// ordered: the number before the name decides when the file is read. A host's file may have
+	// another one, and keeps it.
+	ordered      bool
 	capabilities []string
 	// library is the one that the file announces to a loader. If the host has the library but not
 	// the file, content generates what NVIDIA's installer would write.
@@ -153,7 +174,7 @@ type dataKind struct {
 // often: from two manifests the loader makes two drivers and lists each GPU twice, by design
 // (Khronos Vulkan-Loader #493).
 var dataKinds = []dataKind{
-	{dest: "/usr/share", dir: "glvnd/egl_vendor.d", names: []string{"10_nvidia.json"}, capabilities: graphics,
+	{dest: "/usr/share", dir: "glvnd/egl_vendor.d", names: []string{"10_nvidia.json"}, ordered: true, capabilities: graphics,
 		library: "libEGL_nvidia", content: platformJSON, also: []string{"/etc/glvnd/egl_vendor.d"}},
 	eglPlatform("15_nvidia_gbm.json", "libnvidia-egl-gbm"),
 	eglPlatform("10_nvidia_wayland.json", "libnvidia-egl-wayland"),
@@ -161,8 +182,8 @@ var dataKinds = []dataKind{
 	eglPlatform("20_nvidia_xcb.json", "libnvidia-egl-xcb"),
 	eglPlatform("20_nvidia_xlib.json", "libnvidia-egl-xlib"),
 	{dest: "/usr/share", dir: "nvidia", names: []string{"nvoptix.bin"}, capabilities: graphics},
-	{dest: "/usr/share", dir: "X11/xorg.conf.d", names: []string{"10-nvidia.conf"}, capabilities: graphics},
-	{dest: "/usr/share", dir: "X11/xorg.conf.d", names: []string{"nvidia-drm-outputclass.conf"}, capabilities: graphics},
+	{dest: "/usr/share", dir: "X11/xorg.conf.d", names: []string{"10-nvidia.conf"}, ordered: true, capabilities: graphics},
+	{dest: "/usr/share", dir: "X11/xorg.conf.d", names: []string{"nvidia-drm-outputclass.conf"}, ordered: true, capabilities: graphics},
 	{dest: "/etc", dir: "vulkan/icd.d", names: []string{"nvidia_icd.json", "nvidia_icd." + ldcache.ABI64.Arch + ".json"}, capabilities: graphics,
 		library: "libGLX_nvidia", content: vulkanJSON, also: []string{"/usr/share/vulkan/icd.d", "/usr/local/share/vulkan/icd.d"}},
 	{dest: "/etc", dir: "vulkan/implicit_layer.d", names: []string{"nvidia_layers.json"}, capabilities: graphics,
@@ -177,6 +198,6 @@ var dataKinds = []dataKind{
 // eglPlatform is the file of an external platform of EGL.
 func eglPlatform(name, library string) dataKind {
 	const dir = "egl/egl_external_platform.d"
-	return dataKind{dest: "/usr/share", dir: dir, names: []string{name}, capabilities: graphics,
+	return dataKind{dest: "/usr/share", dir: dir, names: []string{name}, ordered: true, capabilities: graphics,
 		library: library, content: platformJSON, also: []string{"/etc/" + dir}}
 }

@@ -28,7 +28,8 @@ func libraryDirs() []string {
 		"/usr/lib/" + triple32 + "/nvidia/current",
 		"/usr/local/nvidia/lib64",
 		"/usr/local/nvidia/lib",
-		"/home/kubernetes/bin/nvidia/lib64", // Container-Optimized OS
+		"/home/kubernetes/bin/nvidia/lib64", // Container-Optimized OS in GKE
+		"/var/lib/nvidia/lib64",             // Container-Optimized OS elsewhere (cos-gpu-installer)
 		"/run/opengl-driver/lib",            // NixOS
 		"/run/opengl-driver-32/lib",
 		// Talos has no glibc: an extension brings one, and the driver is installed to that
@@ -37,12 +38,15 @@ func libraryDirs() []string {
 		"/usr/local/glibc/usr/lib64",
 		"/usr/local/lib",
 		"/usr/local/lib64",
-		"/usr/lib/nvidia/tesla", // Bottlerocket
+		"/usr/lib/nvidia/tesla",         // Bottlerocket
+		"/opt/nvidia/current/usr/lib64", // Flatcar's sysext
+		"/opt/nvidia/lib64",             // Clear Linux
 	}
 }
 
-// binaryDirs are searched for programs after the directories beside the libraries.
-var binaryDirs = []string{"/usr/bin", "/usr/local/nvidia/bin", "/opt/bin", "/run/current-system/sw/bin", "/bin", "/usr/local/bin"}
+// binaryDirs are searched for programs after the directories beside the libraries. The last is
+// Bottlerocket's.
+var binaryDirs = []string{"/usr/bin", "/usr/local/nvidia/bin", "/opt/bin", "/run/current-system/sw/bin", "/bin", "/usr/local/bin", "/usr/libexec/nvidia/tesla/bin"}
 
 // dataDirs are searched for the files of dataKinds. The first place wins: /etc belongs to the
 // administrator.

@@ -66,44 +66,78 @@ func (s *Search) list(dirs []string) {
 				s.Searched(dir)
 			}
 			for _, name := range names {
-				s.library(path.Join(dir, name))
+				if file := path.Join(dir, name); s.isCandidate(file) {
+					s.library(file)
+				}
 			}
+			s.beside(dir, names)
+		}
+	}
+}
+
+// beside takes the other libraries of the wanted version in a directory that has libcuda: a newer
+// driver has libraries that no list here names.
+func (s *Search) beside(dir string, names []string) {
+	if !s.cudaDirs[dir] {
+		return
+	}
+	for _, name := range names {
+		stem, version, ok := SplitName(name)
+		_, known := kindOf(stem)
+		switch file := path.Join(dir, name); {
+		case !ok || version != s.files.Version || !strings.HasPrefix(name, "lib"):
+		case isNeverGiven(stem):
+			s.leaveOut(file, "containers never get it")
+		case !known:
+			s.library(file)
 		}
 	}
 }
 
 // library takes a file if it is a library of the wanted version.
 func (s *Search) library(found string) {
-	if !s.isCandidate(found) {
-		return
-	}
 	f, err := s.open(found)
 	if err != nil {
 		return
 	}
 	defer f.close()
-	if s.seen[f.inner] {
+	name, at := path.Base(f.inner), f.inner
+	if !namesSame(path.Base(found), name) {
+		name, at = path.Base(found), found
+	}
+	if s.seen[f.inner+"/"+name] {
 		return
 	}
-	s.seen[f.inner] = true
-	name := path.Base(f.host)
+	s.seen[f.inner+"/"+name] = true
 	stem, version, _ := SplitName(name)
 	k, ok := kindOf(stem)
+	if !ok {
+		k = kind{capabilities: computeAndG}
+	}
 	wanted := version == s.files.Version
 	if k.own {
 		wanted = version != "" && isNumeric(version)
 	}
 	switch {
-	case !ok:
-		return
 	case wanted:
 		lib := Library{Name: name, Capabilities: k.capabilities, Subdir: k.subdir}
 		if err := s.take(f, path.Dir(found), lib, k.develop); err != nil {
-			s.Refuse(f.inner, err.Error())
+			s.Refuse(at, err.Error())
+		} else if stem == "libcuda" {
+			s.cudaDirs[path.Dir(found)], s.cudaDirs[path.Dir(f.inner)] = true, true
 		}
 	case strings.Contains(version, ".") && (stem == "libcuda" || stem == "libnvidia-ml"):
-		s.others = append(s.others, f.host)
+		s.others = append(s.others, s.host(at))
 	}
+}
+
+// namesSame reports whether the name of a file says more than the name by which it was found: the
+// same library with its version. Otherwise the latter decides, whichever of them is a link: a store
+// names files by their content (/store/2f8a).
+func namesSame(found, file string) bool {
+	stem, _, _ := SplitName(found)
+	same, version, ok := SplitName(file)
+	return ok && stem == same && strings.Contains(version, ".") && isNumeric(version)
 }
 
 // isCandidate reports whether a file may be a library of the driver in the wanted version, so that
@@ -129,7 +163,10 @@ func (s *Search) take(f *file, dir string, lib Library, develop bool) error {
 	same := func(l Library) bool {
 		return l.Bits == lib.Bits && cmp.Or(l.SOName, l.Name) == cmp.Or(lib.SOName, lib.Name)
 	}
-	if lib.Dir == "" && slices.ContainsFunc(s.files.Libraries, same) {
+	if i := slices.IndexFunc(s.files.Libraries, same); lib.Dir == "" && i >= 0 {
+		if l := &s.files.Libraries[i]; l.Path == lib.Path && l.Name != lib.Name && !slices.Contains(l.Links, lib.Name) {
+			l.Links = append(l.Links, lib.Name) // programs may load it by this name
+		}
 		return nil
 	}
 	s.used[dir] = true

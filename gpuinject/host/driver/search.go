@@ -36,6 +36,7 @@ func Discover(cfg config.Host, version string) (Files, error) {
 		}
 		s.Expect(e.capability, e.stem+".so."+version, problem)
 	}
+	s.compareFileList()
 	return s.Files()
 }
 
@@ -45,9 +46,11 @@ type Search struct {
 	*tree
 	files  Files
 	listed map[string][]string // results of Names
-	seen   map[string]bool     // library files examined, by real path
+	seen   map[string]bool     // library files examined, by real path and name
 	used   map[string]bool     // directories in which a library was found
 	others []string            // host paths of libcuda and libnvidia-ml in other versions
+	// cudaDirs are the directories of libcuda in the wanted version.
+	cudaDirs map[string]bool
 }
 
 // NewSearch opens the driver root. The caller must close it.
@@ -62,7 +65,7 @@ func NewSearch(cfg config.Host, version string) (*Search, error) {
 			Format: format, Version: version, Root: cfg.DriverRoot, RealRoot: t.real, Extra: slices.Clone(cfg.DriverLibraries),
 			Found: time.Now().UnixNano(), Problems: map[string]string{},
 		},
-		listed: map[string][]string{}, seen: map[string]bool{}, used: map[string]bool{},
+		listed: map[string][]string{}, seen: map[string]bool{}, used: map[string]bool{}, cudaDirs: map[string]bool{},
 	}, nil
 }
 
@@ -80,6 +83,14 @@ func (s *Search) Files() (Files, error) {
 func (s *Search) Refuse(name, reason string) {
 	if r := (Refused{s.host(name), reason}); !slices.Contains(s.files.Refused, r) {
 		s.files.Refused = append(s.files.Refused, r)
+	}
+}
+
+// leaveOut records a library of the driver that containers do not get, although nothing is wrong
+// with it. The reason continues the path.
+func (s *Search) leaveOut(name, reason string) {
+	if r := (Refused{s.host(name), reason}); !slices.Contains(s.files.LeftOut, r) {
+		s.files.LeftOut = append(s.files.LeftOut, r)
 	}
 }
 
@@ -174,12 +185,12 @@ func (s *Search) Read(name string, maxSize int64) ([]byte, bool) {
 	return data, true
 }
 
-// Program takes a program from the first directory that has it.
-func (s *Search) Program(b Binary, dirs []string) {
-	var ok bool
+// Program takes a program from the first directory that has it. It returns false if none has.
+func (s *Search) Program(b Binary, dirs []string) (ok bool) {
 	if b.Path, ok = s.first(dirs, b.Name); ok {
 		s.files.Binaries = append(s.files.Binaries, b)
 	}
+	return ok
 }
 
 // Direct adds a file or directory at its own path to every capability, if it may be used.
