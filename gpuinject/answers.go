@@ -68,12 +68,14 @@ func askAll(c Container, h host.Host, granted bool, named []string, ask Ask) ans
 	allocated, _ := allocation.FullIDs(h, pod.IDs())
 	required := requirementsNeedFacts(c, h)
 	var a answers
-	if len(h.MIG) > 0 || required {
+	// Only NVML knows some names of devices.
+	names := len(h.MIG)+len(h.FaultyMIG) > 0 || h.LacksUUIDs()
+	if names || required {
 		a.kept = facts.Load(c.Config.Host, h)
 	}
 	// Ids need not be resolved if nothing can be granted.
 	mayGrant := granted || len(allocated) > 0 || pod.Question != nil || policy.GrantsAll(c.Config.Policy, who)
-	unknown := a.kept.Asked.IsZero() && (required || pod.Question != nil && len(h.MIG) > 0)
+	unknown := a.kept.Asked.IsZero() && (required || pod.Question != nil && names)
 	ids := slices.Concat(named, allocated, c.Request.Devices)
 	q := probe.Questions{Pod: pod.Question, Facts: mayGrant && (unknown || h.NeedsFacts(ids, a.kept.Facts))}
 	var reply probe.Answers

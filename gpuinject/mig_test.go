@@ -92,7 +92,7 @@ func TestMIGReconfigurationDuringProbe(t *testing.T) {
 func TestMIGWithoutNVML(t *testing.T) {
 	h := newMIGHost(t)
 	h.silent = true
-	const unknown = "refused: only NVML can resolve a MIG device's UUID or index"
+	const unknown = "refused: only NVML can resolve this UUID or index"
 	annotation := annotated("cdi.k8s.io/x", "nvidia.com/gpu="+h.MIG[0].UUID)
 	table{
 		host: h,
@@ -115,6 +115,45 @@ func TestMIGWithoutNVML(t *testing.T) {
 	}.run(t)
 	if h.asked != 3 {
 		t.Errorf("NVML was asked %d times", h.asked)
+	}
+}
+
+// The driver knows a GPU's UUID only after something opened the GPU.
+func TestUUIDsThatTheDriverDoesNotKnowYet(t *testing.T) {
+	cold := func(t *testing.T) *testHost {
+		h := newHost(t, sim.Options{GPUs: 3, MIG: []sim.MIGDevice{{GPU: 1, GI: 9}}})
+		for _, g := range h.GPUs {
+			file := filepath.Join(h.ProcRoot, "driver/nvidia/gpus", g.BusID, "information")
+			text := strings.ReplaceAll(string(readFile(t, filepath.Dir(file), "information")), g.UUID, "GPU-????????-????-????-????-????????????")
+			writeFile(t, file, text, 0o444)
+		}
+		return h
+	}
+	h := cold(t)
+	first, other := h.GPUs[0].UUID, "GPU-00000000-0000-0000-0000-000000000000"
+	const unknown, denied = "refused: unknown GPU", "refused: is not this container's"
+	table{host: h, show: showMIG, rows: []row{
+		{name: "an index", env: devices("0"), want: "GPU 0"},
+		{name: "a UUID", env: devices(first), want: "GPU 0"},
+		{name: "its beginning", env: devices(first[:12]), want: "GPU 0"},
+		{name: "by CDI name", env: devices("nvidia.com/gpu=" + first), want: "GPU 0"},
+		{name: "by a mount", spec: listing(first), want: "GPU 0"},
+		{name: "a MIG device by its GPU's", env: devices(h.older("9/0")), want: "9/0 of GPU 1"},
+		{name: "a pod", env: devices(first), spec: inPodOf(h.Driver, 0), want: "GPU 0"},
+		{name: "a pod that names another's", env: devices(h.GPUs[2].UUID), spec: inPodOf(h.Driver, 0), want: denied},
+		{name: "a pod with device-list mounts", spec: all(inPodOf(h.Driver), listing(first)), want: "GPU 0"},
+		{name: "a UUID that no GPU has", env: devices(other), want: unknown, kind: Invalid},
+	}}.run(t)
+	h = cold(t)
+	h.silent = true
+	table{host: h, show: showMIG, rows: []row{
+		{name: "an index without NVML", env: devices("0"), want: "GPU 0"},
+		{name: "a UUID without NVML", env: devices(first), want: "refused: while the driver does not know the UUID of every GPU: only NVML can resolve this UUID or index ... NVML was asked", kind: Precondition},
+	}}.run(t)
+	warm := newHost(t, sim.Options{GPUs: 3})
+	table{host: warm, show: showMIG, rows: []row{{name: "a UUID that no GPU has, on a host whose UUIDs are known", env: devices(other), want: unknown}}}.run(t)
+	if warm.asked != 0 {
+		t.Errorf("NVML was asked %d times", warm.asked)
 	}
 }
 

@@ -48,12 +48,13 @@ func Make(p preview.Planner) (*specs.Spec, error) {
 		return nil, fmt.Errorf("programs find the driver of %s only with the linker files that this shim writes: use %s", host.PlatformTitle(h.Platform), request.EnvVisibleDevices)
 	}
 	var facts device.Facts
-	if len(h.MIG) > 0 {
+	if len(h.MIG) > 0 || h.LacksUUIDs() {
 		answers := p.Ask(probe.Questions{Facts: true})
 		if answers.Facts == nil {
 			return nil, errors.New(answers.FactsError)
 		}
 		facts = *answers.Facts
+		h.Inventory = h.WithUUIDs(facts)
 	}
 	return describe(h, facts, func(devices string) (gpuinject.Standalone, error) {
 		spec := preview.Spec([]string{request.EnvVisibleDevices + "=" + devices})
@@ -96,7 +97,11 @@ func describe(h host.Host, facts device.Facts, plan func(devices string) (gpuinj
 	}
 	for _, g := range h.GPUs {
 		if h.IsWhole(g) {
-			if err := add(g.UUID, strconv.Itoa(g.Index), g.UUID); err != nil {
+			names := []string{strconv.Itoa(g.Index)}
+			if g.UUID != "" {
+				names = append(names, g.UUID)
+			}
+			if err := add(names[0], names...); err != nil {
 				return nil, err
 			}
 		}

@@ -56,6 +56,7 @@ func Read(h config.Host, ask gpuinject.Ask) (*Info, error) {
 	var facts device.Facts
 	if answers.Facts != nil {
 		facts = *answers.Facts
+		inv.Inventory = inv.WithUUIDs(facts)
 	}
 	info := &Info{
 		DriverVersion: inv.DriverVersion, Platform: inv.Platform, CUDAVersion: facts.CUDA, NVMLError: answers.FactsError,

@@ -11,7 +11,7 @@ import (
 
 // ErrFacts is returned by Select if it is called without Facts for an id that only NVML can
 // resolve. It does not mean that the id is unknown.
-var ErrFacts = errors.New("only NVML can resolve a MIG device's UUID or index")
+var ErrFacts = errors.New("only NVML can resolve this UUID or index")
 
 // FaultError is returned by Select for an id that names a GPU or MIG device that cannot be used.
 type FaultError struct {
@@ -50,13 +50,18 @@ func (inv Inventory) Faults() []error {
 //	MIG-GPU-fef8089b-…/1/0   a MIG device by its GPU and the ids of its instances
 //	0:1                      MIG device 1 of GPU 0, as nvidia-smi -L counts them
 //
-// Only the UUID and the index of a MIG device need facts; see NeedsFacts. An unknown id is an error
+// Only the UUID and the index of a MIG device need facts, and every UUID while the driver does not
+// know a GPU's; see NeedsFacts. An unknown id is an error
 // that lists the devices of the host. The caller decides whether a GPU that is named may be
 // MIG-partitioned.
 func (inv Inventory) Select(ids []string, facts Facts) (Set, error) {
 	var set Set
+	asked := len(facts.GPUs) > 0 || facts.Driver != ""
+	inv = inv.WithUUIDs(facts)
 	for _, id := range ids {
 		switch {
+		case !asked && inv.lacksUUID(id):
+			return Set{}, fmt.Errorf("GPU %.256q, while the driver does not know the UUID of every GPU: %w", id, ErrFacts)
 		case id == "all":
 			for _, gpu := range inv.GPUs {
 				if inv.IsWhole(gpu) {
@@ -101,10 +106,9 @@ func (inv Inventory) find(id string) (GPU, error) {
 	if strings.EqualFold(id, "GPU-") {
 		return GPU{}, fmt.Errorf("GPU %q is the beginning of every UUID: %s", id, inv.list())
 	}
-	index, notIndex := strconv.ParseUint(id, 10, 31)
 	isUUID := hasPrefixFold(id, "GPU-")
 	named := func(g GPU) bool {
-		return notIndex == nil && g.Index == int(index) || isUUID && hasPrefixFold(g.UUID, id) ||
+		return isIndex(id, g.Index) || isUUID && hasPrefixFold(g.UUID, id) ||
 			sameBusID(g.BusID, id) || g.Alias != "" && g.Alias == id
 	}
 	found := slices.DeleteFunc(slices.Clone(inv.GPUs), func(g GPU) bool { return !named(g) })
@@ -174,12 +178,51 @@ func isByInstances(id string) bool {
 	return hasPrefixFold(id, "MIG-GPU-") && strings.Count(id, "/") == 2
 }
 
+// WithUUIDs returns the inventory with NVML's UUIDs for GPUs whose UUID the driver does not know.
+func (inv Inventory) WithUUIDs(facts Facts) Inventory {
+	if !inv.LacksUUIDs() {
+		return inv
+	}
+	inv.GPUs, inv.MIG = slices.Clone(inv.GPUs), slices.Clone(inv.MIG)
+	for i, gpu := range inv.GPUs {
+		for _, f := range facts.GPUs {
+			if gpu.UUID == "" && sameBusID(f.BusID, gpu.BusID) && isUUID(f.UUID) {
+				inv.GPUs[i].UUID = f.UUID
+			}
+		}
+		for j := range inv.MIG {
+			if inv.MIG[j].Minor == gpu.Minor {
+				inv.MIG[j].Parent = inv.GPUs[i].UUID
+			}
+		}
+	}
+	return inv
+}
+
+// LacksUUIDs reports whether the driver does not know the UUID of a GPU on the PCI bus: nothing has
+// opened it since boot.
+func (inv Inventory) LacksUUIDs() bool {
+	return slices.ContainsFunc(inv.GPUs, func(g GPU) bool { return g.UUID == "" && g.BusID != "" })
+}
+
+// lacksUUID reports whether id may be the UUID of a GPU, or name a MIG device by it, that the driver
+// does not know.
+func (inv Inventory) lacksUUID(id string) bool {
+	uuid := id
+	if isByInstances(id) {
+		uuid, _, _ = strings.Cut(id[len("MIG-"):], "/")
+	}
+	known := func(g GPU) bool { return hasPrefixFold(g.UUID, uuid) }
+	return hasPrefixFold(uuid, "GPU-") && len(uuid) > len("GPU-") && strings.Trim(uuid[len("GPU-"):], "0123456789abcdefABCDEF-") == "" && inv.LacksUUIDs() && !slices.ContainsFunc(inv.GPUs, known)
+}
+
 // NeedsFacts reports whether one of the ids can be resolved only by Facts that are newer than
-// these, which may be the zero value: it names a MIG device by UUID or index, and facts contain no
-// existing device of that name. The caller then asks the probe, discovers the inventory again, and
-// calls Select with both.
+// these, which may be the zero value: it names a MIG device by UUID or index, or a GPU whose UUID
+// the driver does not know yet, and facts contain no existing device of that name. The caller then
+// asks the probe, discovers the inventory again, and calls Select with both.
 func (inv Inventory) NeedsFacts(ids []string, facts Facts) bool {
-	return len(inv.MIG)+len(inv.FaultyMIG) > 0 && slices.ContainsFunc(ids, func(id string) bool {
+	known := inv.WithUUIDs(facts)
+	return slices.ContainsFunc(ids, known.lacksUUID) || len(inv.MIG)+len(inv.FaultyMIG) > 0 && slices.ContainsFunc(ids, func(id string) bool {
 		return IsMIG(id) && !isByInstances(id) && !strings.EqualFold(id, "MIG-") &&
 			len(inv.match(id, facts)) == 0 && len(inv.matchFaulty(id, facts)) == 0
 	})
@@ -232,7 +275,16 @@ func (in Instance) isNamed(id string) bool {
 		gpu, instances, _ := strings.Cut(id, "/")
 		return hasPrefixFold("MIG-"+in.Parent, gpu) && instances == fmt.Sprintf("%d/%d", in.GI, in.CI)
 	}
-	return hasPrefixFold(in.UUID, id) || in.UUID != "" && id == fmt.Sprintf("%d:%d", in.GPU, in.Index)
+	if gpu, index, ok := strings.Cut(id, ":"); ok {
+		return in.UUID != "" && isIndex(gpu, in.GPU) && isIndex(index, in.Index)
+	}
+	return hasPrefixFold(in.UUID, id)
+}
+
+// isIndex reports whether id is this number, also with leading zeros.
+func isIndex(id string, number int) bool {
+	n, err := strconv.ParseUint(id, 10, 31)
+	return err == nil && int(n) == number
 }
 
 func (inv Inventory) listMIG(facts Facts) string {

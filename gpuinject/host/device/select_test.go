@@ -32,6 +32,7 @@ func TestSelect(t *testing.T) {
 		{"a MIG UUID in capitals", []string{strings.ToUpper(migUUID("bbbb0000"))}, true, []string{"0 9/0"}, ""},
 		{"the beginning of one MIG UUID", []string{"MIG-cc"}, true, []string{"2 1/0"}, ""},
 		{"an index is NVML's and not the order of procfs", []string{"0:0"}, true, []string{"0 10/1"}, ""},
+		{"an index with leading zeros", []string{"00:00", "0:04"}, true, []string{"0 9/0", "0 10/1"}, ""},
 		{"an index after a gap", []string{"0:4"}, true, []string{"0 9/0"}, ""},
 		{"by any name it is one device", []string{"0:0", migUUID("aaaa0000"), "MIG-" + uuid("fef8aaaa") + "/10/1", "0:0"}, true, []string{"0 10/1"}, ""},
 		{"beside a whole GPU", []string{"2:0", "1"}, true, []string{"1", "2 1/0"}, ""},
