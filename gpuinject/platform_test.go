@@ -57,6 +57,40 @@ func TestWSL(t *testing.T) {
 	})
 }
 
+// On WSL2 every full id that the kubelet allocated is the one device. On other hosts an id "all" is
+// another plugin's, for example of a network card.
+func TestAllocationsOnWSL(t *testing.T) {
+	d := newHost(t, sim.Options{GPUs: 1})
+	check(t, d.BecomeWSL(t.Context()))
+	const uuid, none = "GPU-5a1d4e3c-7e5f-4b6e-9d5c-3f2a1b0c9d8e", "starts without a GPU"
+	writeCheckpoint(t,
+		podAllocation{"u1", "main", gpuResource, []string{"all"}},
+		podAllocation{"u1", "init", gpuResource, []string{"all"}},
+		podAllocation{"u2", "main", "nvidia.com/gpu.shared", []string{"all::0"}},
+		podAllocation{"u3", "main", gpuResource, []string{uuid}},
+		podAllocation{"u4", "main", gpuResource, []string{uuid + "::3"}},
+		podAllocation{"u5", "main", gpuResource, []string{"MIG-5a1d4e3c-7e5f-4b6e-9d5c-3f2a1b0c9d8e"}},
+		podAllocation{"u6", "main", gpuResource, []string{"all::x", "0", "GPU-5a1d4e3c", "everything"}},
+		podAllocation{"u7", "main", "example.com/gpu", []string{"all"}},
+	)
+	table{host: d, rows: []row{
+		{name: "all", env: devices("all"), spec: podNamed("u1", "main"), want: "GPU 0"},
+		{name: "an init container", env: devices("all"), spec: podNamed("u1", "init"), want: "GPU 0"},
+		{name: "a replica", env: devices("all"), spec: podNamed("u2", "main"), want: "GPU 0"},
+		{name: "a UUID", env: devices(uuid), spec: podNamed("u3", "main"), want: "GPU 0"},
+		{name: "a replica by UUID", env: devices(uuid), spec: podNamed("u4", "main"), want: "GPU 0"},
+		{name: "a MIG device's UUID", env: devices("all"), spec: podNamed("u5", "main"), want: "GPU 0"},
+		{name: "ids that are not full", env: devices("all"), spec: podNamed("u6", "main"), want: none},
+		{name: "another domain", env: devices("all"), spec: podNamed("u7", "main"), want: none},
+		{name: "nothing", env: devices("all"), spec: podNamed("u9", "main"), want: none},
+		{name: "nothing, by index", env: devices("0"), spec: podNamed("u9", "main"), want: "refused: is not this container's"},
+		{name: "device-list mounts", spec: all(podNamed("u1", "main"), listing("all")), want: "GPU 0"},
+		{name: "a UUID outside Kubernetes", env: devices(uuid), want: "GPU 0"},
+		{name: "on a host with GPUs on its PCI bus", env: devices("all"), spec: podNamed("u1", "main"), host: simulatedHost(t), want: none},
+		{name: "a replica there", env: devices("all"), spec: podNamed("u2", "main"), host: simulatedHost(t), want: none},
+	}}.run(t)
+}
+
 // takenOver checks that the host's GPU and its nodes are taken over from CDI.
 func takenOver(t *testing.T, h *testHost, given func(*specs.Spec), nodes int) {
 	t.Helper()

@@ -32,7 +32,7 @@ type GPU struct {
 	// a PCI bus.
 	BusID string
 	Model string // "NVIDIA H200"
-	Alias string // another id of the GPU; most have none
+	Alias string // another id of the GPU; most have none. "all": every full id names it, see Select
 }
 
 // Inventory lists the GPUs and MIG devices of a host at one point in time.

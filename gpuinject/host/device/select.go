@@ -71,6 +71,8 @@ func (inv Inventory) Select(ids []string, facts Facts) (Set, error) {
 			for _, in := range inv.MIG {
 				set.AddMIG(in)
 			}
+		case len(inv.GPUs) == 1 && inv.GPUs[0].Alias == "all" && inv.IsFull(id): // WSL2
+			set.AddGPU(inv.GPUs[0])
 		case IsMIG(id):
 			in, err := inv.findMIG(id, facts)
 			if err != nil {

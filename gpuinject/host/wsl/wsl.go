@@ -41,8 +41,10 @@ func Is(cfg config.Host) bool {
 }
 
 // GPUs returns one device that stands for all GPUs: they share one node and cannot be told apart.
+// NVIDIA's device plugin calls it "all" since 0.19.1, and before by the UUID that NVML reports for
+// one of them.
 func GPUs() []device.GPU {
-	return []device.GPU{{Minor: -1, Model: "every GPU that Windows shares with WSL2"}}
+	return []device.GPU{{Minor: -1, Model: "every GPU that Windows shares with WSL2", Alias: "all"}}
 }
 
 // Nodes returns the nodes that a container gets, with or without a GPU.
