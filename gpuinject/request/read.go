@@ -30,7 +30,9 @@ const VoidMount = DeviceListDir + "/" + void
 const imexDir = "imex/"
 
 // Annotation keys that carry CDI names: the prefix that the CDI specification gives to container
-// engines, and the key of NVIDIA's NRI plugin, for a pod or for one container of it.
+// engines, and NVIDIA's. The latter alone and with two suffixes is a key of NVIDIA's NRI plugin, for
+// a pod or for one container of it; with any other it comes from a device plugin whose
+// --cdi-annotation-prefix GPU Operator sets to it.
 const (
 	annotationCDI = "cdi.k8s.io/"
 	annotationNRI = "nvidia.cdi.k8s.io"
@@ -139,12 +141,18 @@ func listed(m specs.Mount) (id string, ok bool) {
 	return strings.CutPrefix(path.Clean("/"+m.Destination), DeviceListDir+"/")
 }
 
+// isAnnotationKey reports whether an annotation carries CDI names, except for keys of the NRI plugin.
+func isAnnotationKey(key string) bool {
+	suffix, nvidia := strings.CutPrefix(key, annotationNRI+"/")
+	return strings.HasPrefix(key, annotationCDI) || nvidia && suffix != "pod" && !strings.HasPrefix(suffix, "container.")
+}
+
 // readAnnotations reads the CDI annotations that apply to a container, in the order of their keys.
 // Among the keys of NVIDIA's NRI plugin, the container's takes precedence over the pod's, and both
 // over the bare key.
 func readAnnotations(annotations map[string]string, container string) (list, error) {
 	keys := slices.DeleteFunc(slices.Sorted(maps.Keys(annotations)), func(key string) bool {
-		return !strings.HasPrefix(key, annotationCDI)
+		return !isAnnotationKey(key)
 	})
 	for _, key := range []string{annotationNRI + "/container." + container, annotationNRI + "/pod", annotationNRI} {
 		if _, ok := annotations[key]; ok {
