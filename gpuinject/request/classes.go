@@ -22,15 +22,15 @@ var migVariables = []struct{ variable, right string }{
 	{"NVIDIA_MIG_CONFIG_DEVICES", "config"}, {"NVIDIA_MIG_MONITOR_DEVICES", "monitor"},
 }
 
-// maxChannels bounds the numbers of IMEX channels: 0 to 2047, the default of the kernel module's
-// parameter NVreg_ImexChannelCount. (NVIDIA's toolkit accepts 20 bits and fails later for want of a
-// node.)
-const maxChannels = 2048
+// maxChannels bounds the numbers of IMEX channels: the kernel's minors have 20 bits. How many a host
+// has is the kernel module's parameter NVreg_ImexChannelCount, by default 2048; a channel without a
+// node is refused later.
+const maxChannels = 1 << 20
 
 // channel parses "7" or "channel7".
 func channel(id string) (int, error) {
 	digits, _ := strings.CutPrefix(id, "channel")
-	n, err := strconv.ParseUint(digits, 10, 16)
+	n, err := strconv.ParseUint(digits, 10, 32)
 	if err != nil || n >= maxChannels {
 		return 0, fmt.Errorf("%s is not an IMEX channel: 0 to %d, or channel0 to channel%d", Quote(id), maxChannels-1, maxChannels-1)
 	}

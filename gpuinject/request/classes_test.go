@@ -26,11 +26,11 @@ func TestOtherDevices(t *testing.T) {
 	}{
 		{name: "unset"},
 		{name: "channels by number", env: list{"NVIDIA_IMEX_CHANNELS=2,0"}, want: " imex 0 2", ignored: true},
-		{name: "channels by name, with blanks, empty and repeated items", env: list{"NVIDIA_IMEX_CHANNELS= channel7 ,,7,2047,"}, want: " imex 7 2047", ignored: true},
+		{name: "channels by name, with blanks, empty and repeated items", env: list{"NVIDIA_IMEX_CHANNELS= channel7 ,,7,4095,channel1048575,"}, want: " imex 7 4095 1048575", ignored: true},
 		{name: "all channels", env: list{"NVIDIA_IMEX_CHANNELS=0,all"}},
 		{name: "no channels", env: list{"NVIDIA_IMEX_CHANNELS=0,none"}},
 		{name: "void channels", env: list{"NVIDIA_IMEX_CHANNELS=void"}},
-		{name: "a channel out of range", env: list{"NVIDIA_IMEX_CHANNELS=2048"}, want: `error: "2048" is not an IMEX channel`, ignored: true},
+		{name: "a channel out of range", env: list{"NVIDIA_IMEX_CHANNELS=1048576"}, want: `error: "1048576" is not an IMEX channel`, ignored: true},
 		{name: "what is no channel", env: list{"NVIDIA_IMEX_CHANNELS=0-3"}, want: `error: "0-3" is not an IMEX channel`, ignored: true},
 		{name: "GDS", env: list{"NVIDIA_GDS=enabled"}, want: " gds", otherwise: " gds"},
 		{name: "several", env: list{"NVIDIA_NVSWITCH=enabled", "NVIDIA_MOFED=enabled", "NVIDIA_GDRCOPY=enabled", "NVIDIA_IMEX_CHANNELS=1"}, want: " imex gdrcopy mofed nvswitch 1", ignored: true, otherwise: " gdrcopy mofed nvswitch"},

@@ -1,7 +1,9 @@
 package device
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -107,7 +109,14 @@ func (k classNode) node(cfg config.Host, number int, majors numbers) (Node, erro
 		// Administrators create these nodes, as NVIDIA documents.
 		w.makeCommand = fmt.Sprintf("nvidia-shimctl prepare --imex-channels=%d", number)
 	}
-	return verify(cfg, w)
+	n, err := verify(cfg, w)
+	if k.driver == imexDriver && errors.Is(err, fs.ErrNotExist) {
+		if _, channels, e := readParams(cfg); e == nil && number >= channels {
+			err = fmt.Errorf("device node %s is missing, and the driver has the channels 0 to %d: load the nvidia module with NVreg_ImexChannelCount=%d or more: %w",
+				filepath.Join(cfg.DevRoot, "dev", name), channels-1, number+1, fs.ErrNotExist)
+		}
+	}
+	return n, err
 }
 
 // present lists the numbers of the host's nodes: only 0 for a kind without numbers.

@@ -186,6 +186,12 @@ func TestClassNodes(t *testing.T) {
 			}
 		}
 	})
+	t.Run("a channel beyond those of the driver", func(t *testing.T) {
+		_, err := inv.ClassNodes("imex", []int{4095})
+		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "channel4095 is missing, and the driver has the channels 0 to 2047: load the nvidia module with NVreg_ImexChannelCount=4096") {
+			t.Errorf("error %v", err)
+		}
+	})
 	t.Run("a channel without a node is an error that says how to make it, beside those that are there", func(t *testing.T) {
 		nodes, err := inv.ClassNodes("imex", []int{0, 5})
 		if !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "channel5 is missing: run \"nvidia-shimctl prepare --imex-channels=5\"") {
