@@ -92,7 +92,7 @@ func TestVisibleDevices(t *testing.T) {
 		`error: "nvidia.com/gds=0": nvidia.com/gds has the one device all`:                                                  {"nvidia.com/gds=0"},
 		`error: NVIDIA_VISIBLE_DEVICES="nvidia.com/toaster=0": "nvidia.com/toaster=0" is of an unknown CDI kind (known cla`: {"nvidia.com/toaster=0"},
 		`error: "k8s.gpu.nvidia.com/claim=x" is of an unknown CDI kind (known vendors`:                                      {"k8s.gpu.nvidia.com/claim=x"},
-		`error: "1048576" is not an IMEX channel`:                                                                              {"0,nvidia.com/imex-channel=1048576"},
+		`error: "1048576" is not an IMEX channel`:                                                                           {"0,nvidia.com/imex-channel=1048576"},
 		`error: "nvidia.com/gpu=" names no device`:                                                                          {"nvidia.com/gpu="},
 	} {
 		for _, value := range values {
