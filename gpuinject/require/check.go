@@ -88,17 +88,25 @@ func (r Requirement) unsatisfied(h Host) error {
 	if t.property == arch || t.property == brand {
 		remedy = "use another GPU or another image"
 	}
-	has := "driver " + h.Driver
+	return fmt.Errorf("%s: %s is not satisfied%s: this host has %s: %s; or %s",
+		r.Variable, request.Quote(r.Expression[0].String()), others, r.describe(h), remedy, Skip)
+}
+
+// describe lists what is known of a host and its first GPU.
+func (r Requirement) describe(h Host) string {
+	var has []string
+	if h.Driver != "" {
+		has = append(has, "driver "+h.Driver)
+	}
 	if h.CUDA != "" {
-		has += ", CUDA " + h.CUDA
+		has = append(has, "CUDA "+h.CUDA)
 	}
 	for _, property := range []string{arch, brand} {
 		if len(h.GPUs) > 0 && r.Expression.isAbout(property) {
-			has += fmt.Sprintf(", GPU %d of %s %s", h.GPUs[0].Index, property, cmp.Or(h.fact(property), "that NVML does not report"))
+			has = append(has, fmt.Sprintf("GPU %d of %s %s", h.GPUs[0].Index, property, cmp.Or(h.fact(property), "that NVML does not report")))
 		}
 	}
-	return fmt.Errorf("%s: %s is not satisfied%s: this host has %s: %s; or %s",
-		r.Variable, request.Quote(r.Expression[0].String()), others, has, remedy, Skip)
+	return cmp.Or(strings.Join(has, ", "), "a driver of unknown version")
 }
 
 // unknown says what is unknown although NVML was asked.
