@@ -1,12 +1,15 @@
 package main
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
+	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/specs-go"
 
@@ -73,6 +76,38 @@ func TestCDISpecificationOfTheHost(t *testing.T) {
 	}
 	if len(spec.ContainerEdits.Hooks) > 0 {
 		t.Error("a runtime would execute something")
+	}
+}
+
+// A container's node has the host's owner, group and mode, whoever the container's user is.
+func TestCDINodesKeepTheirOwners(t *testing.T) {
+	d := simulate(t)
+	gpu := filepath.Join(d.DevRoot, "dev/nvidia"+minor(d, 0))
+	if err := errors.Join(os.Chown(gpu, 0, 44), os.Chmod(gpu, 0o660)); err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "cdi", "nvidia.yaml")
+	fine(t, "--config", d.ConfigPath, "cdi", "--output", file)
+	cache, err := cdi.NewCache(cdi.WithSpecDirs(filepath.Dir(file)), cdi.WithAutoRefresh(false))
+	if err != nil {
+		t.Fatal(err)
+	}
+	spec := &oci.Spec{Process: &oci.Process{User: oci.User{UID: 1000, GID: 1000}}, Linux: &oci.Linux{}}
+	if _, err := cache.InjectDevices(spec, "nvidia.com/gpu=0"); err != nil {
+		t.Fatal(err)
+	}
+	for _, n := range spec.Linux.Devices {
+		info, err := os.Stat(filepath.Join(d.DevRoot, n.Path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		st := info.Sys().(*syscall.Stat_t)
+		if n.UID == nil || n.GID == nil || n.FileMode == nil || *n.UID != st.Uid || *n.GID != st.Gid || n.FileMode.Perm() != info.Mode().Perm() {
+			t.Errorf("%s: uid %v, gid %v, mode %v", n.Path, n.UID, n.GID, n.FileMode)
+		}
+	}
+	if !slices.Contains(spec.Process.User.AdditionalGids, 44) || len(spec.Linux.Devices) < 3 {
+		t.Errorf("groups %v, nodes %v", spec.Process.User.AdditionalGids, spec.Linux.Devices)
 	}
 }
 

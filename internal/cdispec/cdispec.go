@@ -138,7 +138,12 @@ func Text(p preview.Planner) ([]byte, error) {
 func edits(s gpuinject.Standalone) specs.ContainerEdits {
 	var e specs.ContainerEdits
 	for _, n := range s.Nodes {
-		e.DeviceNodes = append(e.DeviceNodes, &specs.DeviceNode{Path: n.Path, HostPath: n.HostPath, Permissions: "rw"})
+		// Without an owner the CDI library gives the node to the container's user and drops the
+		// host's group.
+		mode, uid, gid := n.Mode.Perm(), n.UID, n.GID
+		e.DeviceNodes = append(e.DeviceNodes, &specs.DeviceNode{
+			Path: n.Path, HostPath: n.HostPath, Permissions: "rw", FileMode: &mode, UID: &uid, GID: &gid,
+		})
 	}
 	for _, f := range s.Files {
 		places := []string{f.Destination}
