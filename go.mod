@@ -3,6 +3,7 @@ module github.com/containerd-shim-nvidia/containerd-shim-nvidia
 go 1.26.6
 
 require (
+	github.com/Masterminds/semver/v3 v3.5.0
 	github.com/NVIDIA/go-nvml v0.13.4-0
 	github.com/aymanbagabas/go-udiff v0.4.1
 	github.com/cilium/ebpf v0.17.3

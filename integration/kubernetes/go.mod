@@ -18,6 +18,7 @@ require (
 )
 
 require (
+	github.com/Masterminds/semver/v3 v3.5.0 // indirect
 	github.com/Microsoft/go-winio v0.6.3-0.20251027160822-ad3df93bed29 // indirect
 	github.com/aymanbagabas/go-udiff v0.4.1 // indirect
 	github.com/containerd/continuity v0.5.0 // indirect

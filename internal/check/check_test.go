@@ -176,20 +176,23 @@ func TestProblems(t *testing.T) {
 		{"a runtime_path that does not exist", handler(atPath), "shim", Problem, "no such file"},
 		{"a shim that others can write", func(f *fixture) { f.chmod(shimPath, 0o777) }, "shim", Problem, "writable by users other than root"},
 		{"a shim that does not start", func(f *fixture) { f.write(shimPath, "\x7fELF") }, "shim", Problem, "exec format error"},
-		{"containerd below the floor", version("containerd", "containerd x v2.2.4 abc"), "containerd", Problem, "2.2.5"},
+		{"containerd below the floor", version("containerd", "containerd x v2.2.4 abc"), "containerd", Warning, "2.2.5"},
 		{"containerd of a distribution", version("containerd", "containerd x 1.7.24~ds1 abc"), "containerd", Warning, "1.7.33"},
 		{"no containerd that answers", func(f *fixture) { f.script("usr/bin/containerd", "exit 3") }, "containerd", Problem, "exit status 3"},
 		{"no containerd", func(f *fixture) { f.remove("usr/bin/containerd") }, "containerd", Warning, "--containerd"},
-		{"runc below the floor", version("runc", "runc version 1.3.5"), "runc", Problem, "1.3.6"},
-		{"a pre-release of runc", version("runc", "runc version 1.5.0-rc.1"), "runc", Problem, "1.5.0"},
+		{"runc below the floor", version("runc", "runc version 1.3.5"), "runc", Warning, "1.3.6"},
+		{"runc of Debian, which does not keep a node from being installed", version("runc", "runc version 1.1.15+ds1\ncommit: 1.1.15+ds1-2+b4"), "runc", Warning, "runc 1.1.15+ds1"},
+		{"runc of Ubuntu", version("runc", "runc version 1.4.3-0ubuntu1"), "runc", OK, "runc 1.4.3-0ubuntu1"},
+		{"a runc without a version", version("runc", "runc version main"), "runc", Warning, "install a released runc"},
+		{"a pre-release of runc", version("runc", "runc version 1.5.0-rc.1"), "runc", Warning, "1.5.0"},
 		{"a handler with another runc, below the floor", func(f *fixture) {
 			handler(byType + "options = {BinaryName = \"/opt/old/runc\"}\n")(f)
 			f.version("/opt/old/runc", "runc version 1.2.4")
-		}, "runc", Problem, "runc 1.2.4"},
+		}, "runc", Warning, "runc 1.2.4"},
 		{"a handler with a runc by name", func(f *fixture) {
 			handler(byType + "options = {BinaryName = \"runc-old\"}\n")(f)
 			f.version("/usr/sbin/runc-old", "runc version 1.4.2")
-		}, "runc", Problem, "runc 1.4.2"},
+		}, "runc", Warning, "runc 1.4.2"},
 		{"a handler with a safe runc, and one in PATH that is not", func(f *fixture) {
 			handler(byType + "options = {BinaryName = \"/opt/new/runc\"}\n")(f)
 			f.version("runc", "runc version 1.0.0")
@@ -447,9 +450,9 @@ func TestAProgramIsNotExecutedBecauseAProcessHasTheNameContainerd(t *testing.T) 
 func TestT70Floors(t *testing.T) {
 	floors := []floor{{1, 7, 33}, {2, 0, 10}, {2, 3, 2}}
 	for v, level := range map[string]string{
-		"1.6.40": Problem, "1.7.32": Problem, "1.7.33": OK, "1.7.40": OK, "1.8.0": Problem,
-		"2.0.9": Problem, "2.0.10": OK, "2.1.99": Problem, "2.3.1": Problem, "2.3.2": OK, "2.3.2-rc.1": Problem,
-		"2.4.0-rc.1": Problem, "2.4.0": OK, "3.0.0": OK,
+		"1.6.40": Warning, "1.7.32": Warning, "1.7.33": OK, "1.7.40": OK, "1.8.0": Warning,
+		"2.0.9": Warning, "2.0.10": OK, "2.1.99": Warning, "2.3.1": Warning, "2.3.2": OK, "2.3.2-rc.1": Warning,
+		"2.4.0-rc.1": Warning, "2.4.0": OK, "3.0.0": OK,
 	} {
 		parsed, err := semver.Parse(v)
 		simtest.Check(t, err)

@@ -112,7 +112,7 @@ func checkRuntime(ctx context.Context, n *node, name string) []Finding {
 	}
 	v, err := semver.Parse(text.Runc)
 	if err != nil {
-		return problem("install a released runc", "%s: %v", p, err)
+		return warning("install a released runc", "%s: its version is not checked: %v", p, err)
 	}
 	return checkFloor("runc", v, []floor{{1, 3, 6}, {1, 4, 3}, {1, 5, 0}})
 }
@@ -181,8 +181,5 @@ func checkFloor(name string, v semver.Version, floors []floor) []Finding {
 		return fine("%s %s", name, v)
 	}
 	message := fmt.Sprintf("%s %s has known container escapes; %s and later are safe", name, v, strings.Join(texts, ", "))
-	if v.Distribution() {
-		return warning("check whether the distribution's package has the fixes, or update "+name, "%s", message)
-	}
-	return problem("update "+name, "%s", message)
+	return warning("update "+name+", or check that the distribution's package has the fixes", "%s", message)
 }

@@ -1,34 +1,35 @@
 package semver
 
 import (
-	"cmp"
 	"fmt"
 	"regexp"
+	"strconv"
+
+	"github.com/Masterminds/semver/v3"
 )
 
 // Version is a program's version, such as containerd's or runc's. The zero value is an unknown one.
 type Version struct {
 	Major, Minor, Patch int
-	// Suffix is what follows: "-rc.1" marks a pre-release; "~ds1" and "-k3s1" come from a
-	// distribution.
+	// Suffix is what follows: "-rc.1" marks a pre-release; anything else, such as "+ds1",
+	// "-0ubuntu1", "-4.fc43", "-k3s1" or "-12-gabcdef", comes from a distribution or a build of the
+	// release or of what followed it.
 	Suffix string
 }
 
 var (
-	versionText = regexp.MustCompile(`(?:^|[\s:])v?(\d{1,6}\.\d{1,6}\.\d{1,6})([-~+][-~+.0-9A-Za-z]*)?(?:[\s,]|$)`)
-	preRelease  = regexp.MustCompile(`^[-~](rc|beta|alpha)`)
-	developer   = regexp.MustCompile(`^\+|^-[0-9]+-g[0-9a-f]+|^-dirty`)
+	versionText = regexp.MustCompile(`(?:^|[\s:])v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?([-~+._][-~+._0-9A-Za-z]*)?(?:[\s,]|$)`)
+	preRelease  = regexp.MustCompile(`^[-~](rc|beta|alpha)\.?(\d*)`)
 )
 
-// Parse reads the first version in a program's --version output.
+// Parse reads the first version in a program's --version output. A missing patch number is 0.
 func Parse(output string) (Version, error) {
 	m := versionText.FindStringSubmatch(output)
 	if m == nil {
 		return Version{}, fmt.Errorf("no version in %.256q", output)
 	}
-	v := Version{Suffix: m[2]}
-	_, err := fmt.Sscanf(m[1], "%d.%d.%d", &v.Major, &v.Minor, &v.Patch)
-	return v, err
+	number := func(text string) int { n, _ := strconv.Atoi(text); return n } // at most six digits
+	return Version{number(m[1]), number(m[2]), number(m[3]), m[4]}, nil
 }
 
 func (v Version) String() string {
@@ -41,14 +42,20 @@ func (v Version) String() string {
 // Known reports whether v is not the zero value.
 func (v Version) Known() bool { return v != Version{} }
 
-// AtLeast reports whether v is major.minor.patch or newer. A pre-release comes before its release.
+// Compare returns -1, 0 or 1 if v is before, equal to or after other, by the upstream versions: a
+// pre-release comes before its release, and a distribution's suffix does not count.
+func (v Version) Compare(other Version) int { return v.upstream().Compare(other.upstream()) }
+
+// AtLeast reports whether v is major.minor.patch or newer.
 func (v Version) AtLeast(major, minor, patch int) bool {
-	c := cmp.Or(cmp.Compare(v.Major, major), cmp.Compare(v.Minor, minor), cmp.Compare(v.Patch, patch))
-	return c > 0 || c == 0 && !preRelease.MatchString(v.Suffix)
+	return v.Compare(Version{Major: major, Minor: minor, Patch: patch}) >= 0
 }
 
-// Distribution reports whether a distribution packaged this version under its own number, possibly
-// with fixes from later versions.
-func (v Version) Distribution() bool {
-	return v.Suffix != "" && !preRelease.MatchString(v.Suffix) && !developer.MatchString(v.Suffix)
+// upstream returns the version that upstream gave it. Debian writes "~rc1" for "-rc.1".
+func (v Version) upstream() *semver.Version {
+	pre := ""
+	if m := preRelease.FindStringSubmatch(v.Suffix); m != nil {
+		pre = m[1] + "." + m[2]
+	}
+	return semver.New(uint64(v.Major), uint64(v.Minor), uint64(v.Patch), pre, "")
 }
