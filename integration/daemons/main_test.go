@@ -39,7 +39,7 @@ type release struct {
 // The rows are in the order of their age.
 var releases = []release{
 	{name: "Debian's 1.6.20", dir: "debian", config: 2},
-	{name: "1.7.35", dir: "containerd-1.7", config: 2, pathRuntime: true, runtimePath: true, table: true},
+	{name: "1.7.36", dir: "containerd-1.7", config: 2, pathRuntime: true, runtimePath: true, table: true},
 	{name: "2.2.9", dir: "containerd-2.2", config: 3, pathRuntime: true, runtimePath: true, table: true, features: true},
 	{name: "2.3.7", dir: "containerd-2.3", config: 3, pathRuntime: true, runtimePath: true, table: true, features: true, bootstrap: true},
 	{name: "2.4.2", config: 3, pathRuntime: true, runtimePath: true, table: true, features: true, bootstrap: true},
