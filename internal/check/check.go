@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
@@ -55,6 +56,7 @@ func Node(ctx context.Context, o Options) []Finding {
 		findings []Finding
 	}{
 		{"configuration", checkConfiguration(n)},
+		{"advisories", checkAdvisories(time.Now())},
 		{"shim", checkShims(ctx, n)},
 		{"containerd", checkContainerd(n)},
 		{"docker", checkDocker(ctx, n)},

@@ -7,13 +7,14 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -43,7 +44,8 @@ func healthy(t *testing.T) *fixture {
 	f.script(shimPath, "echo '  Version:  1.2.3'")
 	f.script(ctlPath, "echo {}")
 	f.version("containerd", "containerd github.com/containerd/containerd/v2 2.4.2 abc")
-	f.version("runc", "runc version 1.5.2")
+	f.version("runc", "runc version 1.5.3")
+	f.write("proc/sys/kernel/osrelease", "6.18.0-1-amd64\n")
 	f.containerd(tomlV3 + nvidia + byType)
 	f.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.159.04  Release Build\n")
 	f.write("proc/driver/nvidia/gpus/0000:65:00.0/information",
@@ -137,7 +139,7 @@ func TestAHealthyNode(t *testing.T) {
 	f := healthy(t)
 	for name, text := range map[string]string{
 		"configuration": "enforce", "shim": "/usr/local/bin/" + runtimeclass.ShimName + " 1.2.3", "containerd": "2.4.2", "handler": `"nvidia"`,
-		"runc": "1.5.2", "driver": "580.159.04 with 1 GPUs", "nodes": "4 device nodes, 0 MIG devices",
+		"runc": "1.5.3", "driver": "580.159.04 with 1 GPUs", "nodes": "4 device nodes, 0 MIG devices",
 		"prepare": "the driver's own tools", "probe": "asks NVML", "sockets": "no sockets", "state": "first GPU container",
 		"kubelet": "not a Kubernetes node", "criu": "criu is not installed",
 	} {
@@ -176,16 +178,22 @@ func TestProblems(t *testing.T) {
 		{"a runtime_path that does not exist", handler(atPath), "shim", Problem, "no such file"},
 		{"a shim that others can write", func(f *fixture) { f.chmod(shimPath, 0o777) }, "shim", Problem, "writable by users other than root"},
 		{"a shim that does not start", func(f *fixture) { f.write(shimPath, "\x7fELF") }, "shim", Problem, "exec format error"},
-		{"containerd below the floor", version("containerd", "containerd x v2.2.4 abc"), "containerd", Warning, "2.2.5"},
-		{"containerd of a distribution", version("containerd", "containerd x 1.7.24~ds1 abc"), "containerd", Warning, "1.7.33"},
+		{"containerd with an advisory", version("containerd", "containerd x v2.4.0 abc"), "containerd", Warning,
+			"containerd 2.4.0 is affected by CVE-2026-53493 (an image with endless references exhausts the daemon's memory), CVE-2026-95839 "},
+		{"containerd with its fix", version("containerd", "containerd x v2.3.2 abc"), "containerd", Warning, "fix: update containerd to 2.3.7, 2.4.2 or later, or check that its package has the fixes"},
+		{"containerd of a distribution", version("containerd", "containerd x 1.7.24~ds1 abc"), "containerd", Warning, "CVE-2026-53488"},
+		{"a driver with an advisory", func(f *fixture) {
+			f.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.126.09  Release Build\n")
+		}, "driver", Warning, "NVIDIA driver 580.126.9 is affected by CVE-2026-24187 and others (a process with a GPU runs code in the kernel); fix: update NVIDIA driver to 535.309.01, 580.159.03, 595.71.05"},
 		{"no containerd that answers", func(f *fixture) { f.script("usr/bin/containerd", "exit 3") }, "containerd", Problem, "exit status 3"},
 		{"no containerd", func(f *fixture) { f.remove("usr/bin/containerd") }, "containerd", Warning, "--containerd"},
-		{"runc below the floor", version("runc", "runc version 1.3.5"), "runc", Warning, "1.3.6"},
+		{"runc with an advisory", version("runc", "runc version 1.3.5"), "runc", Warning, "CVE-2026-41579"},
+		{"runc whose kernel matters", version("runc", "runc version 1.4.3"), "runc", Warning, "corrupts runc's memory"},
 		{"runc of Debian, which does not keep a node from being installed", version("runc", "runc version 1.1.15+ds1\ncommit: 1.1.15+ds1-2+b4"), "runc", Warning, "runc 1.1.15+ds1"},
-		{"runc of Ubuntu", version("runc", "runc version 1.4.3-0ubuntu1"), "runc", OK, "runc 1.4.3-0ubuntu1"},
+		{"runc of Ubuntu", version("runc", "runc version 1.4.4-0ubuntu1"), "runc", OK, "runc 1.4.4-0ubuntu1"},
 		{"a runc without a version", version("runc", "runc version main"), "runc", Warning, "install a released runc"},
-		{"a pre-release of runc", version("runc", "runc version 1.5.0-rc.1"), "runc", Warning, "1.5.0"},
-		{"a handler with another runc, below the floor", func(f *fixture) {
+		{"a pre-release of runc", version("runc", "runc version 1.6.0-rc.1"), "runc", Warning, "CVE-2026-119101"},
+		{"a handler with another runc", func(f *fixture) {
 			handler(byType + "options = {BinaryName = \"/opt/old/runc\"}\n")(f)
 			f.version("/opt/old/runc", "runc version 1.2.4")
 		}, "runc", Warning, "runc 1.2.4"},
@@ -196,13 +204,18 @@ func TestProblems(t *testing.T) {
 		{"a handler with a safe runc, and one in PATH that is not", func(f *fixture) {
 			handler(byType + "options = {BinaryName = \"/opt/new/runc\"}\n")(f)
 			f.version("runc", "runc version 1.0.0")
-			f.version("/opt/new/runc", "runc version 1.5.2")
-		}, "runc", OK, "runc 1.5.2"},
+			f.version("/opt/new/runc", "runc version 1.5.3")
+		}, "runc", OK, "runc 1.5.3"},
 		{"a handler with crun", func(f *fixture) {
 			handler(byType + "options = {BinaryName = \"/usr/bin/crun\"}\n")(f)
-			f.version("crun", "crun version 1.21")
-		}, "runc", OK, "/usr/bin/crun is not runc"},
-		{"a CRIU", version("criu", "Version: 4.2"), "criu", OK, "CRIU 4.2"},
+			f.version("crun", "crun version 1.30")
+		}, "runc", Warning, "crun 1.30.0 is affected by CVE-2026-115520"},
+		{"a handler with another runtime", func(f *fixture) {
+			handler(byType + "options = {BinaryName = \"/usr/bin/youki\"}\n")(f)
+			f.version("youki", "youki 0.5.0")
+		}, "runc", OK, "/usr/bin/youki is neither runc nor crun"},
+		{"a CRIU", version("criu", "Version: 4.3.1"), "criu", OK, "CRIU 4.3.1"},
+		{"a CRIU with an advisory", version("criu", "Version: 4.2"), "criu", Warning, "CVE-2026-119614"},
 		{"an old CRIU", version("criu", "Version: 3.17.1\nGitID: v3.17.1"), "criu", OK, `need CRIU 4.0 or later; /usr/bin/criu is "Version: 3.17.1`},
 		{"a CRIU that fails", func(f *fixture) { f.script("usr/bin/criu", "exit 3") }, "criu", OK, "exit status 3"},
 		{"no runc", func(f *fixture) { f.remove("usr/bin/runc") }, "runc", Problem, "no container can start"},
@@ -313,9 +326,9 @@ func TestAHostOfDockerAlone(t *testing.T) {
 	f.containerd(`disabled_plugins = ["cri"]`)
 	want(t, f.check("docker"), Warning, "no dockerd is running or in PATH")
 	f.version("dockerd", "Docker version 29.1.0, build abc")
-	f.version("containerd", "containerd github.com/containerd/containerd/v2 2.2.5 abc")
+	f.version("containerd", "containerd github.com/containerd/containerd/v2 2.3.7 abc")
 	for _, g := range f.check("") {
-		if g.Level != OK && g.Check != "libraries" {
+		if g.Level != OK && g.Check != "libraries" && g.Check != "advisories" {
 			t.Errorf("%+v", g)
 		}
 	}
@@ -374,7 +387,7 @@ func TestVersions(t *testing.T) {
 	}
 	wanted(map[string]string{
 		"driver": "driver 580.159.04", "containerd": "ROOT/usr/bin/containerd: containerd github.com/containerd/containerd/v2 2.4.2 abc",
-		"runc": "ROOT/usr/bin/runc: runc version 1.5.2", "dockerd": "not found", "docker_runtimes": "not found", "kubelet": "not found", "k3s": "not found",
+		"runc": "ROOT/usr/bin/runc: runc version 1.5.3", "dockerd": "not found", "docker_runtimes": "not found", "kubelet": "not found", "k3s": "not found",
 	})
 	f.containerd(tomlV3 + nvidia + byType + strings.Replace(nvidia, "]", ".options]", 1) + `BinaryName = "/opt/crun"`)
 	f.script("opt/crun", "echo crun version 1.2; echo commit: x")
@@ -387,7 +400,7 @@ func TestVersions(t *testing.T) {
 	f.version("kubelet", "Kubernetes v1.33.0") // it does not run
 	f.remove("proc/driver")
 	wanted(map[string]string{
-		"driver": "not found", "runc": "ROOT/usr/bin/runc: runc version 1.5.2", "/opt/crun": "ROOT/opt/crun: crun version 1.2",
+		"driver": "not found", "runc": "ROOT/usr/bin/runc: runc version 1.5.3", "/opt/crun": "ROOT/opt/crun: crun version 1.2",
 		"dockerd": "ROOT/opt/dockerd --version: exit status 3", "docker_runtimes": "map[gpu:io.containerd.nvidia.v2]",
 		"kubelet": "ROOT/opt/kubelet: Kubernetes v1.36.3",
 	})
@@ -447,17 +460,23 @@ func TestAProgramIsNotExecutedBecauseAProcessHasTheNameContainerd(t *testing.T) 
 	}
 }
 
-func TestT70Floors(t *testing.T) {
-	floors := []floor{{1, 7, 33}, {2, 0, 10}, {2, 3, 2}}
-	for v, level := range map[string]string{
-		"1.6.40": Warning, "1.7.32": Warning, "1.7.33": OK, "1.7.40": OK, "1.8.0": Warning,
-		"2.0.9": Warning, "2.0.10": OK, "2.1.99": Warning, "2.3.1": Warning, "2.3.2": OK, "2.3.2-rc.1": Warning,
-		"2.4.0-rc.1": Warning, "2.4.0": OK, "3.0.0": OK,
-	} {
-		parsed, err := semver.Parse(v)
-		simtest.Check(t, err)
-		if f := checkFloor("x", parsed, floors); f[0].Level != level {
-			t.Errorf("%s: %+v, want %s", v, f, level)
+func TestTheTableOfAdvisoriesAges(t *testing.T) {
+	reviewed, err := time.Parse(time.DateOnly, advisories.Reviewed)
+	simtest.Check(t, err)
+	want(t, checkAdvisories(reviewed.Add(90*24*time.Hour)), OK, "known on "+advisories.Reviewed)
+	want(t, checkAdvisories(reviewed.Add(91*24*time.Hour)), Warning, "is 91 days old")
+}
+
+// A node is not refused for the version of a component, however old.
+func TestNoVersionIsAProblem(t *testing.T) {
+	f := healthy(t)
+	f.version("containerd", "containerd x 1.6.20~ds1 abc")
+	f.version("runc", "runc version 1.1.5+ds1")
+	f.version("criu", "Version: 3.1")
+	f.write("proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  470.42.01  Release Build\n")
+	for _, g := range f.check("") {
+		if g.Level == Problem && g.Check != "libraries" {
+			t.Errorf("%+v", g)
 		}
 	}
 }

@@ -11,13 +11,10 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/anypb"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/options"
 )
-
-// containerdFloors are the first versions of containerd's release lines without known container
-// escapes.
-var containerdFloors = []floor{{1, 7, 33}, {2, 0, 10}, {2, 1, 9}, {2, 2, 5}, {2, 3, 2}}
 
 func checkContainerd(n *node) []Finding {
 	if n.Containerd == "" {
@@ -26,7 +23,7 @@ func checkContainerd(n *node) []Finding {
 	if n.versionErr != nil {
 		return problem("repair "+n.Containerd, "%v", n.versionErr)
 	}
-	return checkFloor("containerd", n.version, containerdFloors)
+	return n.checkVersion(advisories.Containerd, n.version)
 }
 
 func checkHandlers(n *node) []Finding {

@@ -14,11 +14,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/kubelet"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -43,6 +45,11 @@ func checkDriver(ctx context.Context, n *node) []Finding {
 	list := fine("driver %s with %d GPUs", n.gpus.DriverVersion, len(n.gpus.GPUs))
 	for _, err := range n.gpus.Faults() {
 		list = append(list, problem("check the kernel log (dmesg) for NVRM and Xid; containers with other devices start", "%v", err)...)
+	}
+	if v, err := semver.Parse(n.gpus.DriverVersion); err == nil {
+		if compared := n.checkVersion(advisories.Driver, v); compared[0].Level != OK {
+			list = append(list, compared...)
+		}
 	}
 	return list
 }

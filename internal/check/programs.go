@@ -10,9 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containerd/go-runc"
 	"golang.org/x/sys/unix"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
@@ -101,20 +101,19 @@ func checkRuntime(ctx context.Context, n *node, name string) []Finding {
 	if err != nil {
 		return problem("install "+name, "%v: no container can start", err)
 	}
-	ctx, cancel := context.WithTimeout(ctx, programTimeout)
-	defer cancel()
-	text, err := (&runc.Runc{Command: n.real(p)}).Version(ctx)
+	text, err := run(ctx, n.real(p), "--version")
 	if err != nil {
-		return problem("install a working "+name, "%s: %v", p, err)
+		return problem("install a working "+name, "%v", err)
 	}
-	if text.Runc == "" {
-		return fine("%s is not runc: its version is not checked", p)
+	component, _, _ := strings.Cut(string(text), " version ")
+	if component != advisories.Runc && component != advisories.Crun {
+		return fine("%s is neither runc nor crun: its version is not checked", p)
 	}
-	v, err := semver.Parse(text.Runc)
+	v, err := semver.Parse(string(text))
 	if err != nil {
-		return warning("install a released runc", "%s: its version is not checked: %v", p, err)
+		return warning("install a released "+component, "%s: its version is not checked: %v", p, err)
 	}
-	return checkFloor("runc", v, []floor{{1, 3, 6}, {1, 4, 3}, {1, 5, 0}})
+	return n.checkVersion(component, v)
 }
 
 // checkCRIU looks for CRIU, which only checkpoints need.
@@ -127,11 +126,11 @@ func checkCRIU(ctx context.Context, n *node) []Finding {
 	if err != nil {
 		return fine("containers cannot be checkpointed: %v", err)
 	}
-	var major, minor int
-	if _, err := fmt.Sscanf(string(text), "Version: %d.%d", &major, &minor); err != nil || major < 4 {
+	v, err := semver.Parse(string(text))
+	if err != nil || !v.AtLeast(4, 0, 0) {
 		return fine("GPU containers cannot be checkpointed: they need CRIU 4.0 or later; %s is %q", p, bytes.TrimSpace(text))
 	}
-	return fine("CRIU %d.%d", major, minor)
+	return n.checkVersion(advisories.CRIU, v)
 }
 
 // checkProbes checks the nvidia-shimctl beside each shim, which asks the kubelet and NVML on its
@@ -162,24 +161,4 @@ func checkProbe(ctx context.Context, n *node, p string) []Finding {
 			"%v; without NVML, MIG devices by UUID, and images that require an architecture or a brand, are refused", err)
 	}
 	return fine("%s asks NVML", p)
-}
-
-// floor is the first safe version of a release line.
-type floor struct{ major, minor, patch int }
-
-// checkFloor compares a version with the floor of its line. Lines after the last one are safe,
-// lines between and before them are not.
-func checkFloor(name string, v semver.Version, floors []floor) []Finding {
-	var texts []string
-	last := floors[len(floors)-1]
-	safe := v.AtLeast(last.major, last.minor+1, 0)
-	for _, f := range floors {
-		texts = append(texts, fmt.Sprintf("%d.%d.%d", f.major, f.minor, f.patch))
-		safe = safe || v.Major == f.major && v.Minor == f.minor && v.AtLeast(f.major, f.minor, f.patch)
-	}
-	if safe {
-		return fine("%s %s", name, v)
-	}
-	message := fmt.Sprintf("%s %s has known container escapes; %s and later are safe", name, v, strings.Join(texts, ", "))
-	return warning("update "+name+", or check that the distribution's package has the fixes", "%s", message)
 }

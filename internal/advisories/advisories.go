@@ -1,0 +1,122 @@
+package advisories
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
+)
+
+// Advisory is a published vulnerability, or a defect that matters as much.
+type Advisory struct {
+	// Component is one of the constants, as are the classes.
+	Component string
+	// ID is a CVE, or another name that its source uses.
+	ID    string
+	Class string
+	// Effect says what can happen, in a clause; empty if the source does not say.
+	Effect string
+	// Since is the first affected version; "" if all before the fix are.
+	Since string
+	// Fixed has the first fixed version of each release line, in ascending order. Lines after the
+	// last one are fixed, lines without an entry are not. Without any entry no fix is known.
+	Fixed []string
+	// Kernels are the first affected and the first fixed version of the kernel; empty if the kernel
+	// does not matter.
+	Kernels []string
+	// Source is the address of the advisory.
+	Source string
+}
+
+// Check returns the advisories that a component's version is affected by. The kernel is the running
+// one; advisories for some kernels count only if it is known and one of them.
+func Check(component string, v, kernel semver.Version) []Advisory {
+	var list []Advisory
+	for _, a := range Table {
+		if a.Component == component && a.affects(v, kernel) {
+			list = append(list, a)
+		}
+	}
+	return list
+}
+
+// Safe returns the versions with which Check finds nothing, the first of each release line.
+func Safe(component string, kernel semver.Version) []string {
+	var list []string
+	for _, a := range Table {
+		for _, text := range a.Fixed {
+			if a.Component == component && !slices.Contains(list, text) && len(Check(component, version(text), kernel)) == 0 {
+				list = append(list, text)
+			}
+		}
+	}
+	slices.SortFunc(list, func(a, b string) int { return version(a).Compare(version(b)) })
+	return list
+}
+
+func (a Advisory) affects(v, kernel semver.Version) bool {
+	if len(a.Kernels) > 0 && (!kernel.Known() || kernel.Compare(version(a.Kernels[0])) < 0 || kernel.Compare(version(a.Kernels[1])) >= 0) {
+		return false
+	}
+	if a.Since != "" && v.Compare(version(a.Since)) < 0 {
+		return false
+	}
+	var after semver.Version // the line after the last one with a fix
+	for _, text := range a.Fixed {
+		f := version(text)
+		after = semver.Version{Major: f.Major, Minor: f.Minor + 1}
+		sameLine := f.Major == v.Major && f.Minor == v.Minor
+		if a.Component == Driver { // 580 is a line
+			after, sameLine = semver.Version{Major: f.Major + 1}, f.Major == v.Major
+		}
+		if sameLine && v.Compare(f) >= 0 {
+			return false
+		}
+	}
+	return len(a.Fixed) == 0 || v.Compare(after) < 0
+}
+
+// String returns the id with what is known about it.
+func (a Advisory) String() string {
+	if a.Effect == "" {
+		return a.ID + " (effect not published)"
+	}
+	return fmt.Sprintf("%s (%s)", a.ID, a.Effect)
+}
+
+// Age returns how long ago the sources were read.
+func Age(now time.Time) time.Duration {
+	day, _ := time.Parse(time.DateOnly, Reviewed) // a test parses it
+	return now.Sub(day)
+}
+
+// Markdown returns the table for a page, without a heading.
+func Markdown() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Sources read on %s.\n\n|Component|Advisory|Class|Effect|Fixed in|\n|---|---|---|---|---|\n", Reviewed)
+	for _, a := range Table {
+		effect, fixed := a.Effect, strings.Join(a.Fixed, ", ")
+		if effect == "" {
+			effect = "not published"
+		}
+		if len(a.Kernels) > 0 {
+			effect += fmt.Sprintf(", on kernels from %s to before %s", a.Kernels[0], a.Kernels[1])
+		}
+		if a.Since != "" {
+			fixed += "; not before " + a.Since
+		}
+		if len(a.Fixed) == 0 {
+			fixed = "no fixed version known"
+		}
+		fmt.Fprintf(&b, "|%s|[%s](%s)|%s|%s|%s|\n", a.Component, a.ID, a.Source, a.Class, effect, fixed)
+	}
+	return b.String()
+}
+
+// version parses a version of the table.
+func version(text string) semver.Version {
+	v, _ := semver.Parse(text) // a test parses all
+	return v
+}
