@@ -22,6 +22,7 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 		unmountRootfs(ctx, c.rootfs)
 		s.remove(r.ID)
 	}
+	s.resumeShutdown()
 	return resp, nil
 }
 

@@ -29,6 +29,8 @@ type Service struct {
 	containers map[string]gpuContainer
 	// creating holds the ids of the containers whose Create is in progress.
 	creating map[string]bool
+	// deferred is the last Shutdown that came during the Create of another container, or nil.
+	deferred *taskapi.ShutdownRequest
 
 	// pausing is held while a container is suspended or resumed.
 	pausing sync.Mutex

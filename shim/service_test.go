@@ -403,33 +403,76 @@ func TestCreateOpensTheConfigurationOnce(t *testing.T) {
 	}
 }
 
-// In a group the Delete of one container is followed by Shutdown, maybe while another one is
-// created. A daemon that gives up on a Create calls Shutdown for the same container.
+// containerd sends Shutdown once, after the Delete of a pod's sandbox, maybe while a container of the
+// pod is created. A daemon that gives up on a Create calls Shutdown for the same container.
 func TestShutdownDuringACreate(t *testing.T) {
 	for _, tc := range []struct {
-		shutdown string
-		want     []string
+		shutdown      string
+		err           error
+		during, after []string
 	}{
-		{"deleted", []string{"create"}},
-		{"created", []string{"create", "shutdown"}},
+		{"sandbox", errors.New("runc create failed"), []string{"create"}, []string{"create", "shutdown"}},
+		{"sandbox", nil, []string{"create"}, []string{"create", "shutdown"}},
+		{"created", nil, []string{"create", "shutdown"}, []string{"create", "shutdown"}},
 	} {
+		dir := plainBundle(t, "{}")
+		synctest.Test(t, func(t *testing.T) {
+			f := &fakeTasks{createErr: tc.err}
+			s, _ := serviceAround(f)
+			f.onCreate = func(*taskapi.CreateTaskRequest) {
+				if _, err := s.Shutdown(t.Context(), &taskapi.ShutdownRequest{ID: tc.shutdown}); err != nil {
+					t.Error(err)
+				}
+			}
+			if _, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "created", Bundle: dir}); (err == nil) != (tc.err == nil) {
+				t.Fatal(err)
+			}
+			// containerd gets the response before the shim ends.
+			if synctest.Wait(); !slices.Equal(f.calls, tc.during) {
+				t.Errorf("Shutdown of %q: calls %v, want %v", tc.shutdown, f.calls, tc.during)
+			}
+			time.Sleep(2 * shutdownDelay)
+			if synctest.Wait(); !slices.Equal(f.calls, tc.after) {
+				t.Errorf("Shutdown of %q: calls %v after Create, want %v", tc.shutdown, f.calls, tc.after)
+			}
+		})
+	}
+}
+
+func TestADeferredShutdownWaitsForTheLastCreateAndTheLastDelete(t *testing.T) {
+	dir := plainBundle(t, "{}")
+	synctest.Test(t, func(t *testing.T) {
 		f := &fakeTasks{}
 		s, _ := serviceAround(f)
+		create := func() {
+			t.Helper()
+			_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir})
+			check(t, err)
+		}
 		f.onCreate = func(*taskapi.CreateTaskRequest) {
-			if _, err := s.Shutdown(t.Context(), &taskapi.ShutdownRequest{ID: tc.shutdown}); err != nil {
-				t.Error(err)
-			}
+			_, err := s.Shutdown(t.Context(), &taskapi.ShutdownRequest{ID: "sandbox"})
+			check(t, err)
 		}
-		if _, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "created", Bundle: plainBundle(t, "{}")}); err != nil {
-			t.Fatal(err)
+		create()
+		f.onCreate = func(*taskapi.CreateTaskRequest) { time.Sleep(2 * shutdownDelay) }
+		create()
+		if want := []string{"create", "create"}; !slices.Equal(f.calls, want) {
+			t.Errorf("during the second Create: calls %v, want %v", f.calls, want)
 		}
-		if !slices.Equal(f.calls, tc.want) {
-			t.Errorf("Shutdown of %q: calls %v, want %v", tc.shutdown, f.calls, tc.want)
+		time.Sleep(2 * shutdownDelay)
+		synctest.Wait()
+		if want := []string{"create", "create", "shutdown"}; !slices.Equal(f.calls, want) {
+			t.Errorf("after the second Create: calls %v, want %v", f.calls, want)
 		}
-		if _, err := s.Shutdown(t.Context(), &taskapi.ShutdownRequest{ID: tc.shutdown}); err != nil || !slices.Equal(f.calls, append(tc.want, "shutdown")) {
-			t.Errorf("Shutdown of %q after Create: %v, calls %v", tc.shutdown, err, f.calls)
+		// The embedded service ignored it if a container was left.
+		_, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"})
+		check(t, err)
+		time.Sleep(2 * shutdownDelay)
+		synctest.Wait()
+		if want := []string{"create", "create", "shutdown", "delete", "shutdown"}; !slices.Equal(f.calls, want) {
+			t.Errorf("after Delete: calls %v, want %v", f.calls, want)
 		}
-	}
+	})
 }
 
 // Docker's daemon.json and nerdctl send a type and at most a path. The cgroup path shows whether
