@@ -2,9 +2,9 @@
 // service, embedded and wrapped.
 //
 // Service overrides Create (it gives the container its GPUs), Start and Delete (they complete what
-// Create began), Pause, Resume and Checkpoint (a container may give up its GPUs in the meantime),
-// Update (devices are never updated), Shutdown (not during a Create), and the registration of the
-// service. All other calls go to the embedded service.
+// Create began), Exec (never before the mask is attached), Pause, Resume and Checkpoint (a container
+// may give up its GPUs in the meantime), Update (devices are never updated), Shutdown (not during a
+// Create), and the registration of the service. All other calls go to the embedded service.
 //
 // In: ttrpc requests of containerd. Out: the same requests to the embedded service, with an
 // edited bundle. Errors get their gRPC codes here and nowhere below.

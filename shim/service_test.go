@@ -67,6 +67,11 @@ func (f *fakeTasks) Start(context.Context, *taskapi.StartRequest) (*taskapi.Star
 	return &taskapi.StartResponse{Pid: uint32(os.Getpid())}, nil
 }
 
+func (f *fakeTasks) Exec(context.Context, *taskapi.ExecProcessRequest) (*emptypb.Empty, error) {
+	f.calls = append(f.calls, "exec")
+	return &emptypb.Empty{}, nil
+}
+
 func (f *fakeTasks) Kill(context.Context, *taskapi.KillRequest) (*emptypb.Empty, error) {
 	f.calls = append(f.calls, "kill")
 	return &emptypb.Empty{}, nil
@@ -161,8 +166,16 @@ func TestAContainerWithoutItsMaskIsNeverStarted(t *testing.T) {
 	if !errdefs.IsFailedPrecondition(errgrpc.ToNative(err)) {
 		t.Errorf("start: %v", err)
 	}
-	if slices.Contains(f.calls, "start") {
-		t.Errorf("the container was started: %v", f.calls)
+	_, err = s.Exec(t.Context(), &taskapi.ExecProcessRequest{ID: "c", ExecID: "e"})
+	if !errdefs.IsFailedPrecondition(errgrpc.ToNative(err)) {
+		t.Errorf("exec: %v", err)
+	}
+	_, err = s.Start(t.Context(), &taskapi.StartRequest{ID: "c", ExecID: "e"})
+	if !errdefs.IsFailedPrecondition(errgrpc.ToNative(err)) {
+		t.Errorf("start of an exec: %v", err)
+	}
+	if slices.Contains(f.calls, "start") || slices.Contains(f.calls, "exec") {
+		t.Errorf("the container or a process in it was started: %v", f.calls)
 	}
 	// It can be deleted later, and the id is free then.
 	f.deleteErr = nil
