@@ -85,6 +85,9 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, 
 	if c.Plain {
 		return c, nil
 	}
+	if err := b.Spec.CheckCounts(); err != nil {
+		return c, fail(Invalid, "%w", err)
+	}
 	var err error
 	if c.Config, err = load(); err != nil {
 		return c, fail(Precondition, "%w", err)
@@ -113,14 +116,27 @@ func refuseRequest(err error) error {
 	return fail(Invalid, "%w", err)
 }
 
-// mightAskUnchecked applies request.MightAsk to a file that bundle.Read rejected. Anything but a
-// regular file counts as asking: the embedded service would open it, and would block on a FIFO
-// without a writer (T52).
+// mightAskUnchecked applies request.MightAsk to a file of any size that bundle.Read rejected.
+// Anything but a regular file counts as asking: the embedded service would open it, and would block
+// on a FIFO without a writer (T52).
 func mightAskUnchecked(name string) bool {
 	info, err := os.Stat(name)
 	if err != nil || !info.Mode().IsRegular() {
 		return err == nil
 	}
-	raw, err := os.ReadFile(name)
-	return err == nil && request.MightAsk(raw)
+	f, err := os.Open(name)
+	if err != nil {
+		return false
+	}
+	defer f.Close()
+	const overlap = 64 // more than the longest word
+	part := make([]byte, 0, 1<<20)
+	for {
+		n, err := f.Read(part[len(part):cap(part)])
+		part = part[:len(part)+n]
+		if err != nil || request.MightAsk(part) {
+			return err == nil
+		}
+		part = append(part[:0], part[max(0, len(part)-overlap):]...)
+	}
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -62,4 +64,51 @@ func TestExamineBrokenFiles(t *testing.T) {
 	broken := func() (*config.Config, error) { return nil, errors.New("configuration /etc/x: line 3: unknown key") }
 	_, err = Examine(newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0")), broken)
 	refused(t, err, Precondition, "/etc/x", "unknown key")
+}
+
+// The size of config.json, of its variables and of its lists is checked before a GPU is looked for.
+func TestExamineLargeConfigurations(t *testing.T) {
+	const asks = "NVIDIA_VISIBLE_DEVICES=0"
+	long := strings.Repeat("x", 8<<20)
+	mounts := func(s *specs.Spec) { s.Mounts = slices.Repeat(s.Mounts[:1], 4097) }
+	devices := func(s *specs.Spec) { s.Linux.Devices = make([]specs.LinuxDevice, 4097) }
+	for _, tc := range []struct {
+		name string
+		spec *specs.Spec
+		kind Kind
+		want string // the error, if any
+	}{
+		{"config.json", newSpec(asks, long), Precondition, "is larger than 8388608 bytes"},
+		{"config.json with the request at its end", newSpec(long, asks), Precondition, "is larger than 8388608 bytes"},
+		{"config.json without a request", newSpec(long), 0, ""},
+		{"variables", newSpec(append(slices.Repeat([]string{"A="}, 128<<10), asks)...), Invalid, "more than 131072 commas"},
+		{"100,000 variables", newSpec(append(slices.Repeat([]string{"A="}, 100_000), asks)...), 0, ""},
+		{"one variable", newSpec("NVIDIA_VISIBLE_DEVICES=" + strings.Repeat("0", 128<<10)), Invalid, "has 131095 bytes"},
+		{"mounts", changed(newSpec(asks), mounts), Invalid, "has 4097 mounts, a container with GPUs may have 4096"},
+		{"mounts without a request", changed(newSpec("NVIDIA_VISIBLE_DEVICES=void"), mounts), 0, ""},
+		{"devices", changed(newSpec(asks), devices), Invalid, "has 4097 devices"},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c, err := Examine(newBundle(t, tc.spec), loading(hostConfig(t)))
+			if tc.want != "" {
+				refused(t, err, tc.kind, tc.want)
+			} else if err != nil || c.Asks != slices.Contains(tc.spec.Process.Env, asks) {
+				t.Errorf("asks: %v, %v", c.Asks, err)
+			}
+		})
+	}
+}
+
+func TestARequestInAFileOfAnySizeIsFound(t *testing.T) {
+	name := filepath.Join(t.TempDir(), bundle.ConfigName)
+	for before := 1<<20 - 40; before < 1<<20+4; before++ { // the file is read in parts of 1 MiB
+		writeFile(t, name, strings.Repeat("x", before)+"NVIDIA_VISIBLE_DEVICES"+strings.Repeat("x", 100), 0o600)
+		if !mightAskUnchecked(name) {
+			t.Errorf("not found after %d bytes", before)
+		}
+	}
+	writeFile(t, name, strings.Repeat("x", 3<<20), 0o600)
+	if mightAskUnchecked(name) {
+		t.Error("found in a file without a request")
+	}
 }

@@ -1,18 +1,22 @@
 package gpuinject
 
 import (
+	"fmt"
 	"os"
 	"path"
 	"path/filepath"
+	"runtime"
 	"runtime/debug"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 )
 
 func tmpfs(at string) func(*specs.Spec) {
@@ -58,9 +62,44 @@ func TestNothingIsPutIntoAVolumeByALink(t *testing.T) {
 		{name: "below a file", image: in(t), spec: all(mounting("/etc/passwd", "/data"), mounting("/srv", "/data/link"))},
 		{name: "below a link of another volume", image: in(t), spec: all(mounting(volume, "/data"), mounting("/srv", "/data/link/bin")), kind: Invalid,
 			want: `refused: the container mounts a volume at "/data/link/bin", by a link in its volume at "/data"`},
+		{name: "below a link of the last volume at a path", image: in(t), spec: all(mounting("/srv", "/data"), mounting(volume, "/data"), mounting("/srv", "/data/link/bin")), kind: Invalid,
+			want: `refused: the container mounts a volume at "/data/link/bin", by a link in its volume at "/data"`},
+		{name: "below a link of a volume that another one hides", image: in(t), spec: all(mounting(volume, "/data"), mounting("/srv", "/data"), mounting("/srv", "/data/link/bin"))},
+		{name: "below a link of a volume that hides another one", image: in(t), spec: all(mounting("/srv", "/data/link"), mounting(volume, "/data"), mounting("/srv", "/data/link/bin")), kind: Invalid,
+			want: `refused: the container mounts a volume at "/data/link/bin", by a link in its volume at "/data"`},
+		{name: "below a volume in a volume with a link", image: in(t), spec: all(mounting(volume, "/data"), mounting("/srv", "/data/plain"), mounting("/srv", "/data/plain/link"))},
 		{name: "below such a link, by a link of the image", image: in(t, link("/data/relative", "/alias")), kind: Invalid,
 			spec: all(mounting(volume, "/data"), mounting("/srv", "/alias/bin")), want: `refused: "/alias/bin", by a link in its volume at "/data"`},
 	}}.run(t)
+}
+
+// Every volume is compared with one other, not with all. The limit is many times what this takes,
+// and a fraction of what comparing them all takes.
+func TestManyVolumes(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	processorTime := func() time.Duration {
+		var used unix.Rusage
+		check(t, unix.Getrusage(unix.RUSAGE_THREAD, &used))
+		return time.Duration(used.Utime.Nano() + used.Stime.Nano())
+	}
+	img, err := image.Open(t.TempDir())
+	check(t, err)
+	defer img.Close()
+	volume := t.TempDir()
+	var mounts []specs.Mount
+	for i := range 4096 {
+		at := "/v"
+		if i >= 2048 {
+			at = fmt.Sprint("/v/", i)
+		}
+		mounts = append(mounts, specs.Mount{Source: volume, Destination: at, Type: "bind"})
+	}
+	before := processorTime()
+	root, err := rootfs.Read(img, "", mounts, func(specs.Mount) bool { return false })
+	if took := processorTime() - before; err != nil || len(root.Volumes) != len(mounts) || took > 2*time.Second {
+		t.Errorf("%d volumes, %v, took %v", len(root.Volumes), err, took)
+	}
 }
 
 // No descriptor of a volume stays open: a pod's shim lives as long as the pod.

@@ -1,6 +1,7 @@
 package bundle
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -17,8 +18,14 @@ import (
 // ConfigName is the name of the OCI configuration in a bundle (runtime-spec, "Filesystem Bundle").
 const ConfigName = "config.json"
 
-// maxConfig bounds config.json, in bytes.
-const maxConfig = 64 << 20
+// The bounds of config.json. They leave room for the longest environment that the kernel passes to
+// a program, 6 MiB with its pointers (execve(2)), and bound the memory of the decoded values.
+const (
+	maxConfig = 8 << 20 // bytes
+	maxCommas = 128 << 10
+	// maxElements bounds mounts, devices, device rules, hooks, namespaces and id mappings, each.
+	maxElements = 4096
+)
 
 // Bundle is a container's bundle with its configuration.
 type Bundle struct {
@@ -88,6 +95,9 @@ func Read(dir string) ([]byte, os.FileMode, error) {
 // Parse makes a Bundle of what Read returned.
 func Parse(dir string, raw []byte, mode os.FileMode) (*Bundle, error) {
 	b := &Bundle{Dir: dir, raw: raw, mode: mode}
+	if bytes.Count(raw, []byte{','}) > maxCommas {
+		return nil, b.wrap(fmt.Errorf("more than %d commas: shorten its variables, annotations and lists", maxCommas))
+	}
 	err := json.Unmarshal(raw, &b.Spec)
 	var kind *json.UnmarshalTypeError
 	if errors.As(err, &kind) {
@@ -97,6 +107,28 @@ func Parse(dir string, raw []byte, mode os.FileMode) (*Bundle, error) {
 		return nil, b.wrap(err)
 	}
 	return b, nil
+}
+
+// CheckCounts returns an error if a list of the configuration is too long for a container with
+// GPUs: its elements are resolved in the image and compared with each other.
+func (s *Spec) CheckCounts() error {
+	for _, list := range []struct {
+		name string
+		n    int
+	}{
+		{"mounts", len(s.Mounts)},
+		{"devices", len(s.Linux.Devices)},
+		{"device rules", len(s.Linux.Resources.Devices)},
+		//nolint:staticcheck // Prestart is deprecated and still what docker --gpus uses.
+		{"hooks", len(s.Hooks.Prestart) + len(s.Hooks.CreateRuntime) + len(s.Hooks.CreateContainer) + len(s.Hooks.StartContainer) + len(s.Hooks.Poststart) + len(s.Hooks.Poststop)},
+		{"namespaces", len(s.Linux.Namespaces)},
+		{"id mappings", len(s.Linux.UIDMappings) + len(s.Linux.GIDMappings)},
+	} {
+		if list.n > maxElements {
+			return fmt.Errorf("the container has %d %s, a container with GPUs may have %d", list.n, list.name, maxElements)
+		}
+	}
+	return nil
 }
 
 // Raw returns the configuration as JSON, edits included.

@@ -42,7 +42,7 @@ func channel(id string) (int, error) {
 // older than the variable would otherwise get every channel. Neither do "none" and "void".
 func parseChannels(value string) ([]int, error) {
 	var channels []int
-	for _, item := range split(value) {
+	for item := range split(value) {
 		if item == All || item == none || item == void {
 			return nil, nil
 		}

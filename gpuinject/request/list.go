@@ -2,6 +2,7 @@ package request
 
 import (
 	"fmt"
+	"iter"
 	"path"
 	"slices"
 	"strings"
@@ -21,6 +22,10 @@ const imexKind = "imex-channel"
 // maxDevices bounds the identifiers in one list; no host has so many GPUs and MIG devices.
 const maxDevices = 1024
 
+// maxText bounds a variable, with its name, and the value of an annotation, in bytes: the kernel
+// starts no program with a longer variable (execve(2), MAX_ARG_STRLEN).
+const maxText = 128 << 10
+
 // list is a parsed list of device names. Names of NVIDIA's CDI kinds have their usual meaning, but
 // they are resolved against the host as it is now: no CDI specification is read.
 type list struct {
@@ -39,14 +44,23 @@ type list struct {
 	items []string
 }
 
-// split returns the items of a comma-separated list, trimmed, without empty ones.
-func split(value string) (items []string) {
-	for item := range strings.SplitSeq(value, ",") {
-		if item = strings.TrimSpace(item); item != "" {
-			items = append(items, item)
+// split yields the items of a comma-separated list, trimmed, without empty ones.
+func split(value string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for item := range strings.SplitSeq(value, ",") {
+			if item = strings.TrimSpace(item); item != "" && !yield(item) {
+				return
+			}
 		}
 	}
-	return items
+}
+
+// isBlank reports whether a comma-separated list has no items.
+func isBlank(value string) bool {
+	for range split(value) {
+		return false
+	}
+	return true
 }
 
 func (l *list) addCDI(item string) error {
@@ -134,7 +148,14 @@ func (l list) word() string {
 
 // isVoid reports whether the word "void" is anywhere in a list, even after an invalid item: the
 // container then wants nothing from this runtime.
-func isVoid(value string) bool { return slices.Contains(split(value), void) }
+func isVoid(value string) bool {
+	for item := range split(value) {
+		if item == void {
+			return true
+		}
+	}
+	return false
+}
 
 // ids returns the identifiers in a list of mounts or annotations: just "all" if that is among them;
 // "none" adds nothing.

@@ -1,8 +1,8 @@
 package request
 
 import (
+	"cmp"
 	"fmt"
-	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -47,6 +47,9 @@ type Input struct {
 	// and is skipped; NVIDIA's stack fails such a container, even if it has nothing to do with
 	// GPUs.
 	Env map[string]string
+	// envErr names the first variable of the contract that is too long: a request is refused, before
+	// a list is split.
+	envErr error
 	// EditedByCDI is true if a CDI specification of NVIDIA's or of nvidia-shimctl was applied: the
 	// configuration contains NVIDIA's hooks or EnvCDI, and nodes of the driver.
 	EditedByCDI bool
@@ -72,10 +75,15 @@ func Read(spec *bundle.Spec) Input {
 		NVIDIAHooks: slices.ContainsFunc(Hooks(spec.Hooks), IsNVIDIAHook),
 	}
 	for _, entry := range spec.Process.Env {
-		if name, value, ok := strings.Cut(entry, "="); ok && ofContract(name) {
-			s.Env[name] = value
-			s.swarm = s.swarm || strings.HasPrefix(name, config.SwarmPrefix)
+		name, value, ok := strings.Cut(entry, "=")
+		if !ok || !ofContract(name) {
+			continue
 		}
+		if len(entry) > maxText {
+			s.envErr = cmp.Or(s.envErr, fmt.Errorf("the variable %s has %d bytes, with which no program can be started: at most %d", Quote(name), len(entry), maxText))
+		}
+		s.Env[name] = value
+		s.swarm = s.swarm || strings.HasPrefix(name, config.SwarmPrefix)
 	}
 	s.EditedByCDI = editedByCDI(spec, s.Env)
 	for _, m := range spec.Mounts {
@@ -151,9 +159,13 @@ func isAnnotationKey(key string) bool {
 // Among the keys of NVIDIA's NRI plugin, the container's takes precedence over the pod's, and both
 // over the bare key.
 func readAnnotations(annotations map[string]string, container string) (list, error) {
-	keys := slices.DeleteFunc(slices.Sorted(maps.Keys(annotations)), func(key string) bool {
-		return !isAnnotationKey(key)
-	})
+	var keys []string
+	for key := range annotations {
+		if isAnnotationKey(key) {
+			keys = append(keys, key)
+		}
+	}
+	slices.Sort(keys)
 	for _, key := range []string{annotationNRI + "/container." + container, annotationNRI + "/pod", annotationNRI} {
 		if _, ok := annotations[key]; ok {
 			keys = append(keys, key)
@@ -162,7 +174,10 @@ func readAnnotations(annotations map[string]string, container string) (list, err
 	}
 	var l list
 	for _, key := range keys {
-		for _, item := range split(annotations[key]) {
+		if n := len(annotations[key]); n > maxText {
+			return list{}, fmt.Errorf("annotation %s has %d bytes: at most %d", Quote(key), n, maxText)
+		}
+		for item := range split(annotations[key]) {
 			if err := l.addCDI(item); err != nil {
 				return list{}, fmt.Errorf("annotation %s: %w", Quote(key), err)
 			}
@@ -201,7 +216,7 @@ func (s Input) environmentAsks() (asks bool, why string) {
 
 // namesDevices reports whether a list of devices asks for the driver, and why.
 func namesDevices(value string) (asks bool, why string) {
-	if len(split(value)) == 0 {
+	if isBlank(value) {
 		return false, EnvVisibleDevices + " is empty"
 	}
 	return !isVoid(value), EnvVisibleDevices + "=" + Quote(value)

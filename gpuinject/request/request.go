@@ -87,6 +87,8 @@ func (s Input) WithoutAnnotations(cfg *config.Config) (Request, error) {
 func (s Input) Request(cfg *config.Config) (Request, error) {
 	mounts := cfg.Policy.AcceptVolumeMounts
 	switch {
+	case s.envErr != nil:
+		return Request{}, s.envErr
 	case s.EditedByCDI:
 		return s.complete(Request{Driver: true, Source: FromCDI,
 			Reason: "CDI put device nodes of the driver into the container's specification"}, list{}, cfg)
@@ -127,7 +129,7 @@ func (s Input) fromEnvironment(cfg *config.Config) (Request, error) {
 	}
 	var l list
 	var err error
-	for _, item := range split(value) {
+	for item := range split(value) {
 		if err = l.add(item); err != nil {
 			break
 		}
@@ -168,7 +170,7 @@ func (s Input) complete(r Request, l list, cfg *config.Config) (Request, error) 
 	// An image cannot make hooks, as it can EnvCDI.
 	byNVIDIA := r.Source == FromCDI && s.NVIDIAHooks
 	switch {
-	case len(split(caps)) > 0:
+	case !isBlank(caps):
 		r.CapabilitiesReason = EnvCapabilities + "=" + Quote(caps)
 	case byNVIDIA:
 		caps, r.CapabilitiesReason = All, "CDI injects every supported capability"
@@ -227,7 +229,7 @@ func (s Input) Granted(cfg *config.Config) []string {
 
 // parseCapabilities parses the value of NVIDIA_DRIVER_CAPABILITIES.
 func parseCapabilities(value string, supported, byDefault []string) ([]string, error) {
-	caps := split(value)
+	caps := slices.Collect(split(value))
 	if slices.Contains(caps, All) {
 		caps = slices.Clone(supported)
 	} else if len(caps) == 0 {

@@ -106,6 +106,37 @@ func TestVisibleDevices(t *testing.T) {
 	}
 }
 
+// No list is split that is longer than what the kernel passes to a program.
+func TestLongLists(t *testing.T) {
+	const limit = 128 << 10
+	for _, tc := range []struct {
+		name string
+		spec *bundle.Spec
+		want string
+	}{
+		{"a variable", specOf(visible(strings.Repeat("0,", limit)), nil, nil), `error: the variable "NVIDIA_VISIBLE_DEVICES" has 262167 bytes`},
+		{"another one", specOf(append(visible("0"), EnvCapabilities+"="+strings.Repeat(",", limit)), nil, nil), `error: the variable "NVIDIA_DRIVER_CAPABILITIES" has`},
+		{"a long name", specOf(append(visible("0"), "CUDA_"+strings.Repeat("x", limit)+"="), nil, nil), `error: the variable "CUDA_xxx`},
+		{"a variable with its own name", specOf(append(visible("0"), "CUDA_X="+strings.Repeat("x", limit-len("CUDA_X="))), nil, nil), `["0"]`},
+		{"one that says void", specOf(visible(strings.Repeat(",", limit)+"void"), nil, nil), "left alone"},
+		{"one without a request", specOf([]string{"CUDA_X=" + strings.Repeat("x", limit)}, nil, nil), "left alone"},
+		{"one of the image's own", specOf(append(visible("0"), "X="+strings.Repeat("x", limit)), nil, nil), `["0"]`},
+		{"an annotation", specOf(nil, nil, []string{"cdi.k8s.io/x=" + strings.Repeat("nvidia.com/gpu=0,", limit/16)}), `error: annotation "cdi.k8s.io/x" has 139264 bytes: at most 131072`},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			s := Read(tc.spec)
+			if asks, _ := s.Asks(); asks == (tc.want == "left alone") {
+				t.Errorf("asks: %v", asks)
+			}
+			if tc.want == "left alone" {
+				return
+			}
+			r, err := s.Request(config.Default())
+			check(t, r, err, tc.want)
+		})
+	}
+}
+
 func TestEnvironment(t *testing.T) {
 	for _, tc := range []struct {
 		name string
@@ -278,7 +309,7 @@ func TestCapabilities(t *testing.T) {
 		{" video ,,compute", "all", "compute video"},
 		{"utility,utility", "all", "utility"},
 		{"compute,foo", "all", `error: "foo"`},
-		{strings.Repeat("x", 1<<20) + "\n\x1b[31m", "all", "error: not supported"},
+		{strings.Repeat("x", 100<<10) + "\n\x1b[31m", "all", "error: not supported"},
 		{"graphics", "utility", "error: supported: utility"},
 		{"all", "utility", "utility"},
 		{"", "utility", "utility"},

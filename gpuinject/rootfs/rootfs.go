@@ -41,6 +41,7 @@ var ephemeralTypes = []string{"tmpfs", "proc", "sysfs", "devpts", "mqueue", "cgr
 // removed returns true. Relative sources are below the bundle's directory.
 func Read(img *image.Root, bundle string, mounts []specs.Mount, removed func(specs.Mount) bool) (FS, error) {
 	r := FS{Root: img}
+	seen := map[string]int{}
 	for _, m := range mounts {
 		at, err := r.Target(m.Destination)
 		if err != nil {
@@ -54,9 +55,10 @@ func Read(img *image.Root, bundle string, mounts []specs.Mount, removed func(spe
 			continue
 		}
 		if lasting {
-			if err := r.checkLinks(bundle, m, at); err != nil {
+			if err := r.checkLinks(bundle, m, at, seen); err != nil {
 				return r, err
 			}
+			seen[at] = len(r.Volumes)
 			r.Volumes = append(r.Volumes, Volume{m, at})
 		}
 		if slices.Contains(ephemeralTypes, m.Type) {
@@ -67,26 +69,33 @@ func Read(img *image.Root, bundle string, mounts []specs.Mount, removed func(spe
 }
 
 // checkLinks refuses a mount below a link in another volume: runc would follow that link, perhaps
-// to the driver's files.
-func (r FS) checkLinks(bundle string, m specs.Mount, at string) error {
-	for _, above := range r.Volumes {
-		name, below := strings.CutPrefix(at, above.At+"/")
-		if !below {
-			continue
+// to the driver's files. seen has the last volume at each path, by its place in r.Volumes.
+//
+// A volume hides those that were mounted below it before. So a path leads into the volume above it
+// that was mounted last; the way to that one was checked when it was read.
+func (r FS) checkLinks(bundle string, m specs.Mount, at string, seen map[string]int) error {
+	last := -1
+	for i, c := range at {
+		if n, ok := seen[at[:i]]; ok && c == '/' {
+			last = max(last, n)
 		}
-		source := above.Source
-		if !path.IsAbs(source) {
-			source = path.Join(bundle, source)
-		}
-		dir, err := image.Open(source)
-		if err != nil { // not a directory: nothing is below it
-			continue
-		}
-		target, err := dir.Target(name)
-		dir.Close()
-		if err != nil || target != "/"+name {
-			return fmt.Errorf("the container mounts a volume at %s, by a link in its volume at %s: mount it where that link leads", request.Quote(m.Destination), request.Quote(above.Destination))
-		}
+	}
+	if last < 0 {
+		return nil
+	}
+	above := r.Volumes[last]
+	source := above.Source
+	if !path.IsAbs(source) {
+		source = path.Join(bundle, source)
+	}
+	dir, err := image.Open(source)
+	if err != nil { // not a directory: nothing is below it
+		return nil
+	}
+	defer dir.Close()
+	name := strings.TrimPrefix(at, above.At)
+	if target, err := dir.Target(name); err != nil || target != name {
+		return fmt.Errorf("the container mounts a volume at %s, by a link in its volume at %s: mount it where that link leads", request.Quote(m.Destination), request.Quote(above.Destination))
 	}
 	return nil
 }
@@ -94,9 +103,9 @@ func (r FS) checkLinks(bundle string, m specs.Mount, at string) error {
 // CheckNodes refuses a volume in which runc would create a device node on the host's disk. The
 // host's own directory already has the node, and runc creates none below a bind at /dev.
 func (r FS) CheckNodes(nodes []device.Node) error {
-	for _, n := range nodes {
-		for _, volume := range r.Volumes {
-			for _, at := range []string{volume.At, path.Clean("/" + volume.Destination)} {
+	for _, volume := range r.Volumes {
+		for _, at := range []string{volume.At, path.Clean("/" + volume.Destination)} {
+			for _, n := range nodes {
 				name, below := strings.CutPrefix(n.Path, at+"/")
 				if below && at != "/dev" && path.Join(volume.Source, name) != n.HostPath {
 					return fmt.Errorf("the container mounts a volume at %s, where the device node %s goes: mount it elsewhere", request.Quote(volume.Destination), n.Path)
