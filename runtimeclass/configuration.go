@@ -2,6 +2,7 @@ package runtimeclass
 
 import (
 	"fmt"
+	"maps"
 	"path"
 	"slices"
 	"strings"
@@ -55,8 +56,10 @@ type tomlFile struct {
 	configFile
 	config  map[string]any
 	version int
-	// plugin is the plugin whose section has the runtimes.
-	plugin string
+	// sections are the plugins whose sections the daemon reads runtimes from: a runtimes table of
+	// an earlier one hides those of later ones. plugin is the one to add a runtime to.
+	sections []string
+	plugin   string
 	// imports are patterns of absolute paths.
 	imports []string
 }
@@ -94,11 +97,73 @@ func (h Host) loadFile(name string, installed bool) (tomlFile, error) {
 			imports = append(imports, path.Clean(p))
 		}
 	}
-	return tomlFile{file, config, version, criPlugin(version, config, h.Daemon), imports}, nil
+	sections := criSections(version, config, h.Daemon)
+	f := tomlFile{file, config, version, sections, "", imports}
+	f.plugin = h.pluginOf([]tomlFile{f})
+	return f, nil
 }
 
-// cri returns the section of the plugin that has the runtimes; nil if there is none.
-func (f tomlFile) cri() map[string]any { return tomledit.Table(f.config, "plugins", f.plugin) }
+// cri returns the section with the runtimes as the daemon reads it; nil if there is none.
+// containerd copies from the section of its 1.x releases what the newer one lacks, key by key, so
+// the runtimes are those of one section. The tables below the result are those of the file.
+func (f tomlFile) cri() map[string]any {
+	var cri map[string]any
+	for _, section := range slices.Backward(f.sections) {
+		table := tomledit.Table(f.config, "plugins", section)
+		if table == nil {
+			continue
+		}
+		if cri == nil {
+			cri = map[string]any{}
+		}
+		keys := maps.Clone(tomledit.Table(cri, "containerd"))
+		maps.Copy(cri, table)
+		if keys != nil {
+			maps.Copy(keys, tomledit.Table(table, "containerd"))
+			cri["containerd"] = keys
+		}
+	}
+	return cri
+}
+
+// defaultPlugin returns the plugin in whose section the name of the default runtime takes effect.
+func (f tomlFile) defaultPlugin() string {
+	for _, section := range f.sections {
+		if tomledit.Table(f.config, "plugins", section, "containerd")["default_runtime_name"] != nil {
+			return section
+		}
+	}
+	return f.plugin
+}
+
+// pluginOf returns the plugin to add a runtime to, so that it hides no runtime of the files, which
+// have the same sections.
+func (h Host) pluginOf(files []tomlFile) string {
+	sections := files[0].sections
+	for _, section := range sections {
+		for _, f := range files {
+			if tomledit.Table(f.config, "plugins", section, "containerd", "runtimes") != nil {
+				return section
+			}
+		}
+	}
+	old := sections[len(sections)-1]
+	switch {
+	case files[0].version >= 3:
+		return sections[0]
+	// containerd 2 takes the snapshotter from an old section only if that has runtimes.
+	case h.Daemon.AtLeast(2, 0, 0) && tomledit.Table(files[0].config, "plugins", old, "containerd") != nil:
+		return sections[0]
+	case files[0].version == 2: // an older daemon can read it too
+		return old
+	}
+	for _, section := range slices.Backward(sections) {
+		if tomledit.Table(files[0].config, "plugins", section) != nil {
+			return section
+		}
+	}
+	return sections[0]
+}
 
 // load reads a file and its imports in containerd's order; the main file is first.
 func (h Host) load(name string, installed bool) ([]tomlFile, error) {
@@ -124,7 +189,37 @@ func (h Host) load(name string, installed bool) ([]tomlFile, error) {
 			pending = append(pending, matches...)
 		}
 	}
+	h.mergeSections(out)
 	return out, nil
+}
+
+// mergesFirst reports whether the daemon migrates the sections of files after it has merged the
+// files, and not one by one: the version of the last file then is that of all.
+func (h Host) mergesFirst() bool { return h.Daemon.AtLeast(2, 0, 0) && !h.Daemon.AtLeast(2, 3, 0) }
+
+// mergeSections gives files that the daemon merges first the version and the sections of the whole.
+// A file without settings has no part in it.
+func (h Host) mergeSections(files []tomlFile) {
+	version := 0
+	for _, f := range files {
+		switch {
+		case len(f.config) == 0:
+		case f.version < 2: // migrated by itself
+			version = 3
+		default:
+			version = f.version
+		}
+	}
+	if !h.mergesFirst() || version == 0 {
+		return
+	}
+	for i := range files {
+		files[i].version, files[i].sections = version, criSections(version, files[i].config, h.Daemon)
+	}
+	plugin := h.pluginOf(files)
+	for i := range files {
+		files[i].plugin = plugin
+	}
 }
 
 // effective merges files as containerd 2.1 and later do.
@@ -161,24 +256,29 @@ const (
 	criV3 = "io.containerd.cri.v1.runtime"
 )
 
-// criPlugin returns the plugin whose section holds the runtime handlers, given the version of the
-// configuration file. containerd 2.0 to 2.2 do not migrate sections with older names in a file
-// without a version, which counts as version 1.
-func criPlugin(version int, config map[string]any, daemon semver.Version) string {
+// criSections returns the plugins whose sections of a file the daemon reads runtimes from, given
+// the version of the file: a runtimes table of an earlier one hides those of later ones. containerd
+// 2.3 and later read the section of 1.x up to version 3, and 2.0 to 2.2 up to version 2. Without a
+// version, which counts as version 1, these do not migrate any section.
+func criSections(version int, config map[string]any, daemon semver.Version) []string {
 	has := func(plugin string) bool { return tomledit.Table(config, "plugins", plugin) != nil }
+	v1, v2 := daemon.Known() && !daemon.AtLeast(2, 0, 0), daemon.AtLeast(2, 0, 0)
+	each := daemon.AtLeast(2, 3, 0)
 	switch {
-	case version >= 3:
-		return criV3
-	case version == 2:
-		return criV2
-	case !daemon.Known() && has(criV3), daemon.AtLeast(2, 0, 0) && !daemon.AtLeast(2, 3, 0):
-		return criV3
-	case !daemon.AtLeast(2, 0, 0), has(criV1):
-		return criV1
-	case has(criV2):
-		return criV2
+	case version >= 4, version == 3 && v2 && !each:
+		return []string{criV3}
+	case version == 2 && v1:
+		return []string{criV2}
+	case version >= 2:
+		return []string{criV3, criV2}
+	case v2 && !each, !daemon.Known() && has(criV3):
+		return []string{criV3}
+	case !each:
+		return []string{criV1}
+	case has(criV1): // renamed to criV2
+		return []string{criV3, criV1}
 	}
-	return criV3
+	return []string{criV3, criV2}
 }
 
 // configVersion returns the version that a configuration file declares; 1 if it declares none.

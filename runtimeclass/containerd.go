@@ -66,7 +66,7 @@ func (p *Plan) registerContainerd(o Options) (none edited, err error) {
 		}
 	}
 	p.note("%s", why)
-	return p.registerInTOML(o, list, target, form)
+	return p.registerInTOML(o, list, files, target, form)
 }
 
 // overrides reports whether a file with Registration.override wins over another file's runtime.

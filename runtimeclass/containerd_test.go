@@ -84,6 +84,15 @@ var (
 	overNVIDIA = Runtime{byPath.Type, byPath.Path, map[string]any{"SystemdCgroup": true, "BinaryName": "runc"}}
 )
 
+// Handlers in the section of the other generation, and a drop-in beside them.
+const (
+	twoRuntimes = "[plugins.\"SECTION\".containerd]\n  default_runtime_name = \"runc\"\n[plugins.\"SECTION\".containerd.runtimes.kata]\n  runtime_type = \"io.containerd.kata.v2\"\n" +
+		"[plugins.\"SECTION\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n  [plugins.\"SECTION\".containerd.runtimes.runc.options]\n    SystemdCgroup = true\n"
+	confD = "imports = [\"/etc/containerd/conf.d/*.toml\"]\n"
+)
+
+func runtimesIn(section string) string { return strings.ReplaceAll(twoRuntimes, "SECTION", section) }
+
 const (
 	dropIn      = "/etc/containerd/conf.d/nvidia-shim.toml"
 	v2Section   = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n"
@@ -134,6 +143,15 @@ var registrations = []struct {
 	{name: "in place of NVIDIA's toolkit, 2.0", config: "toolkit.toml", daemon: v2010, reg: Registration{Replace: true}, want: withCgroup},
 	{name: "below a default table without the key", config: v2Section + "  snapshotter = \"native\"\n", daemon: v242, reg: Registration{Default: true}, want: byName},
 	{name: "the default as the last line, without its end", config: v2Section + "default_runtime_name = \"runc\"", daemon: v242, reg: Registration{Default: true}, want: byName},
+	{name: "version 3 with the section of 1.x", config: "version = 3\n" + runtimesIn(criV2), daemon: v242, reg: Registration{Default: true}, want: byName},
+	{name: "version 3 with the section of 1.x, unknown daemon", config: "version = 3\n" + runtimesIn(criV2), want: withCgroup},
+	{name: "version 3 with the section of 1.x, beside a drop-in", config: "version = 3\n" + confD + runtimesIn(criV2), daemon: v242, reg: Registration{Default: true}, changed: dropIn, want: byName},
+	{name: "version 2 with the section of 2.x", config: "version = 2\n" + runtimesIn(criV3), daemon: v242, reg: Registration{Default: true}, want: byName},
+	{name: "version 2 with the section of 2.x, 2.2", config: "version = 2\n" + runtimesIn(criV3), daemon: v229, want: withCgroup},
+	{name: "a drop-in beside version 2, 2.4", config: "version = 2\n" + confD + runtimesIn(criV2), daemon: v242, reg: Registration{Default: true}, changed: dropIn, want: byName},
+	{name: "a drop-in beside version 2, 2.2, which merges before it migrates", config: "version = 2\n" + confD + runtimesIn(criV2), daemon: v229, reg: Registration{Default: true}, changed: dropIn, want: withCgroup},
+	{name: "a drop-in beside version 2 with the section of 2.x, 2.2", config: "version = 2\n" + confD + runtimesIn(criV3), daemon: v229, changed: dropIn, want: withCgroup},
+	{name: "the default in one section and the runtimes in the other", config: "version = 3\n[plugins.\"" + criV3 + "\".containerd]\n  default_runtime_name = \"runc\"\n" + runtimesIn(criV2), daemon: v242, reg: Registration{Default: true}, want: byName},
 	{name: "lines that end like those of Windows", config: "version = 3\r\n[plugins.\"io.containerd.cri.v1.runtime\".containerd]\r\n  default_runtime_name = \"runc\"\r\n",
 		daemon: v242, reg: Registration{Default: true}, want: byName},
 }
@@ -175,6 +193,7 @@ func register(h Host, o Options) (Plan, error) {
 func unregister(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
 	p.Restart = p.restart(o, true)
+	p.readBy(o)
 	err := p.unregister(o, "")
 	return p, err
 }
@@ -411,7 +430,9 @@ func TestContainerdReadsTheResult(t *testing.T) {
 		version, err := DaemonVersion(t.Context(), Containerd, program)
 		check(t, err)
 		for _, c := range registrations {
-			if c.daemon.Known() && c.daemon.AtLeast(2, 0, 0) != version.AtLeast(2, 0, 0) {
+			newer := strings.HasPrefix(c.config, "default-2.4") && !version.AtLeast(2, 3, 0) || // of version 4
+				strings.HasPrefix(c.config, "version = 3") && !version.AtLeast(2, 0, 0)
+			if c.daemon.Known() && c.daemon.AtLeast(2, 0, 0) != version.AtLeast(2, 0, 0) || newer {
 				continue
 			}
 			t.Run(version.String()+"/"+c.name, func(t *testing.T) {
@@ -426,7 +447,8 @@ func TestContainerdReadsTheResult(t *testing.T) {
 				}
 				o := containerdOptions(c.reg)
 				o.ConfigFile = h.Real(testConfig)
-				applied(t)(register(Host{Daemon: version}, o))
+				// containerd's own dump is compared before and after.
+				applied(t)(register(Host{Daemon: version, Program: program}, o))
 				dump, err := exec.Command(program, "--config", o.ConfigFile, "config", "dump").Output()
 				if err != nil {
 					t.Fatalf("config dump: %v", err)
@@ -441,6 +463,7 @@ func TestContainerdReadsTheResult(t *testing.T) {
 				if name, _ := r.Options["BinaryName"].(string); name != "" && name != "runc" || got.Runtimes["runc"].Type == "" {
 					t.Errorf("runc is lost, or its options are another runtime's: %v", got.Runtimes)
 				}
+				applied(t)(unregister(Host{Daemon: version, Program: program}, o))
 			})
 		}
 	}

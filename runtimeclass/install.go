@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"slices"
 	"time"
@@ -47,6 +48,7 @@ func Install(h Host, o Options) (Plan, error) {
 func Uninstall(h Host, o Options) (Plan, error) {
 	p := Plan{Host: h}
 	p.Restart = p.restart(o, true)
+	p.readBy(o)
 	record, err := p.readRecord(o)
 	if err == nil {
 		err = p.unregister(o, "")
@@ -69,6 +71,7 @@ func Uninstall(h Host, o Options) (Plan, error) {
 // register adds the handler to one file, and removes an earlier registration from the others.
 func (p *Plan) register(o Options) error {
 	p.Restart = p.restart(o, false)
+	p.readBy(o)
 	var f edited
 	var err error
 	switch o.Target {
@@ -114,6 +117,14 @@ func (p *Plan) unregister(o Options, but string) error {
 		}
 	}
 	return err
+}
+
+// readBy notes which daemon reads the changes, and from which file it starts.
+func (p *Plan) readBy(o Options) {
+	p.target, p.mainFile = o.Target, o.ConfigFile
+	if d, ok := Distributions[o.Target]; ok {
+		p.mainFile = path.Join(d.Dir, "config.toml")
+	}
 }
 
 // restart returns the command that makes the target's daemon read its configuration after a handler

@@ -136,7 +136,7 @@ func (p *Plan) registerDistribution(o Options) (none edited, err error) {
 			p.note("%s: it is overridden until uninstall", why)
 		}
 	}
-	return p.registerInTOML(o, list, target, form)
+	return p.registerInTOML(o, list, generated, target, form)
 }
 
 // k3sReplaceable reports whether a file can override a runtime that k3s has or generates.

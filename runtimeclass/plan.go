@@ -14,6 +14,9 @@ type Host struct {
 	hosttree.Tree
 	// Daemon is the version of containerd or dockerd; zero if it is unknown.
 	Daemon semver.Version
+	// Program is the daemon's program on this host, which is asked for the configuration that it
+	// reads; "" to ask none.
+	Program string
 }
 
 // Plan holds the changes of an installation or its removal.
@@ -34,8 +37,11 @@ type Plan struct {
 	// caller removes it after the programs.
 	State string
 
-	// configFile is the configuration with the handler.
-	configFile string
+	// target is the daemon, and mainFile the configuration that it is started with.
+	target, mainFile string
+	// configFile is the configuration with the handler. byDefault is the handler that an
+	// installation makes the default; "" for none.
+	configFile, byDefault string
 	// dirs are the directories that an installation writes to; made are those that installations
 	// created.
 	dirs, made []string
@@ -95,8 +101,16 @@ func (p Plan) Diff() string {
 }
 
 // Apply makes the changes, each by an atomic rename. A file that changed since the plan was made is
-// left alone.
+// left alone. If the daemon can be asked, it must then read the same configuration as before, except
+// for this shim's runtimes: otherwise all changes are taken back.
 func (p Plan) Apply() error {
+	if file := p.dumpFile(); file != "" {
+		return p.applyCompared(file)
+	}
+	return p.apply()
+}
+
+func (p Plan) apply() error {
 	for _, dir := range p.dirs {
 		p.Host.RemoveTemporary(dir)
 	}

@@ -73,9 +73,22 @@ func ownHandlers(text []byte) (names []string) {
 	return names
 }
 
-// registerInTOML adds the handlers to a configuration file of containerd.
-func (p *Plan) registerInTOML(o Options, list handlers, name string, form Runtime) (none edited, err error) {
-	f, err := p.Host.loadFile(name, false)
+// fileOf returns the file with that name, as one of files, which the daemon reads.
+func (h Host) fileOf(files []tomlFile, name string) (tomlFile, error) {
+	f, err := h.loadFile(name, false)
+	if err != nil || !h.mergesFirst() {
+		return f, err
+	}
+	if i := slices.IndexFunc(files, func(f tomlFile) bool { return len(f.config) > 0 }); i >= 0 {
+		f.version, f.sections, f.plugin = files[i].version, files[i].sections, files[i].plugin
+	}
+	return f, nil
+}
+
+// registerInTOML adds the handlers to one of a daemon's configuration files.
+func (p *Plan) registerInTOML(o Options, list handlers, files []tomlFile, name string, form Runtime) (none edited, err error) {
+	p.byDefault = list.byDefault
+	f, err := p.Host.fileOf(files, name)
 	if err != nil {
 		return none, err
 	}
@@ -83,7 +96,7 @@ func (p *Plan) registerInTOML(o Options, list handlers, name string, form Runtim
 	if len(f.original) == 0 {
 		body = fmt.Sprintf("version = %d\n", f.version)
 	}
-	section := []string{"plugins", f.plugin, "containerd"}
+	runtimes := []string{"plugins", f.plugin, "containerd", "runtimes"}
 	present := tomledit.Table(f.cri(), "containerd", "runtimes")
 	current, _ := tomledit.Table(f.cri(), "containerd")["default_runtime_name"].(string)
 
@@ -97,7 +110,7 @@ func (p *Plan) registerInTOML(o Options, list handlers, name string, form Runtim
 	for _, handler := range list.names {
 		body += form.tables(f.plugin, handler)
 		if old := present[handler]; old != nil {
-			text = tomledit.SwitchOff(text, append(slices.Clone(section), "runtimes", handler))
+			text = tomledit.SwitchOff(text, append(slices.Clone(runtimes), handler))
 			delete(present, handler)
 			p.note("the runtime %q (%s) is commented out until uninstall", handler, describe(old))
 		}
@@ -105,9 +118,10 @@ func (p *Plan) registerInTOML(o Options, list handlers, name string, form Runtim
 	// added has all settings to add; body has those for the block.
 	added := body
 	if name := list.byDefault; name != "" && current != name {
-		added += defaultTable(f.plugin, name)
+		plugin := f.defaultPlugin()
+		added += defaultTable(plugin, name)
 		var found bool
-		if text, found = tomledit.Set(text, section, "default_runtime_name", name); !found {
+		if text, found = tomledit.Set(text, []string{"plugins", plugin, "containerd"}, "default_runtime_name", name); !found {
 			body = added
 		}
 	}

@@ -32,7 +32,7 @@ func write(t *testing.T, name, text string) {
 func installTree(t *testing.T, version, config string) (root, daemon, from string) {
 	t.Helper()
 	other := simtest.NewRoot(t)
-	daemon = other.Write("containerd", "#!/bin/sh\necho containerd github.com/containerd/containerd/v2 "+version+"\n")
+	daemon = other.Write("containerd", "#!/bin/sh\n[ \"$4\" = dump ] && exec cat \"$2\"\n[ \"$2\" = default ] || echo containerd github.com/containerd/containerd/v2 "+version+"\n")
 	for _, name := range runtimeclass.Programs {
 		from = filepath.Dir(other.Write("programs/"+name, "a program"))
 	}

@@ -85,6 +85,26 @@ func foundNames(found []runtimeclass.Found) string {
 	return strings.Join(list, " and ")
 }
 
+// daemonProgram returns the program to ask for the configuration that it reads: none in a tree, or
+// if the operator gave the version of the daemon instead of a daemon.
+func (i *Installer) daemonProgram(target, running string) string {
+	if i.proc() == "" || i.Versions[target] != "" || i.Versions[runtimeclass.Containerd] != "" {
+		return ""
+	}
+	return runtimeclass.DaemonProgram(target, cmp.Or(i.Containerd, running))
+}
+
+// runningProgram returns the program of the daemon of a registration, as daemonProgram does.
+func (i *Installer) runningProgram(o runtimeclass.Options) string {
+	running := ""
+	for _, f := range runtimeclass.Find(i.Host, i.proc(), o.Target) {
+		if cmp.Or(f.ConfigFile, i.Configs[o.Target]) == o.ConfigFile {
+			running = f.Program
+		}
+	}
+	return i.daemonProgram(o.Target, running)
+}
+
 // daemonVersion returns the version that the operator gave, or else the version that the daemon's
 // program prints. It executes nothing in a tree.
 func (i *Installer) daemonVersion(ctx context.Context, program string) (none semver.Version, err error) {

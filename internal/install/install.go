@@ -51,6 +51,7 @@ func (i *Installer) Plan(ctx context.Context) (none runtimeclass.Plan, report *t
 	if i.Host.Daemon, err = i.daemonVersion(ctx, found.Program); err != nil {
 		return none, nil, err
 	}
+	i.Host.Program = i.daemonProgram(i.Target, found.Program)
 	if len(i.Toolkit) > 0 {
 		read, err := toolkit.Read(i.Host.Root, i.Toolkit, i.ShimConfig)
 		if err != nil {

@@ -30,6 +30,7 @@ func (i Installer) Uninstall(ctx context.Context) error {
 // Remove undoes an installation. pending is true if the daemon has not yet read an earlier change
 // of its configuration.
 func (i Installer) Remove(ctx context.Context, o runtimeclass.Options, pending bool) error {
+	i.Host.Program = i.runningProgram(o)
 	plan, err := runtimeclass.Uninstall(i.Host, o)
 	if err != nil {
 		return err

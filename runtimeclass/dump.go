@@ -1,0 +1,191 @@
+package runtimeclass
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os/exec"
+	"path"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
+)
+
+// This file compares what a containerd says it will run before and after a change. Releases differ
+// in which sections of a file they read, and whether they merge files before they migrate them: a
+// correct table in the wrong section takes other runtimes away without a word.
+
+// DaemonProgram returns the program of a target's daemon: that of the running process if it is
+// known, otherwise the one that is installed; "" if there is none.
+func DaemonProgram(target, running string) string {
+	if running != "" {
+		return running
+	}
+	return findDaemon(target)
+}
+
+// dumped is the configuration that containerd would start with, in its own words.
+type dumped struct {
+	settings map[string]any
+	runtimes Configuration
+}
+
+// dumpFile returns the configuration to compare, or "": a change of a template is seen only after
+// the distribution's next start, and dockerd has no such command.
+func (p Plan) dumpFile() string {
+	switch {
+	case p.Host.Program == "" || len(p.changing(hosttree.DaemonConfig)) == 0:
+	case p.target == Containerd:
+		return p.mainFile
+	case slices.ContainsFunc(p.changing(hosttree.DaemonConfig), func(name string) bool { return path.Base(name) == DropInName }):
+		return p.mainFile
+	}
+	return ""
+}
+
+// dump asks containerd for its whole configuration. containerd 1.7 cannot dump a missing file, but
+// starts without one.
+func (h Host) dump(file string) (none dumped, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	args := []string{"--config", file, "config", "dump"}
+	if !h.Exists(file) {
+		args = []string{"config", "default"}
+	}
+	cmd := exec.CommandContext(ctx, h.Program, args...)
+	cmd.WaitDelay = time.Second
+	out, err := cmd.Output()
+	if err != nil {
+		var exit *exec.ExitError
+		if errors.As(err, &exit) {
+			lines := strings.Split(strings.TrimSpace(string(exit.Stderr)), "\n")
+			err = fmt.Errorf("%w: %.256q", err, lines[len(lines)-1]) // warnings come first
+		}
+		return none, err
+	}
+	settings, err := tomledit.Decode(out)
+	if err != nil {
+		return none, err
+	}
+	sections := []string{criV3, criV2}
+	if tomledit.Table(settings, "plugins", criV3) != nil {
+		sections = sections[:1]
+	}
+	return dumped{settings, effective([]tomlFile{{config: settings, sections: sections}})}, nil
+}
+
+// applyCompared makes the changes of a plan, and takes them back if containerd's own dump then
+// differs in more than this shim's runtimes.
+func (p Plan) applyCompared(file string) error {
+	before, err := p.Host.dump(file)
+	if err != nil {
+		return fmt.Errorf("%s cannot read %s, so nothing is changed (%w): correct the file, or name its program with --containerd", p.Host.Program, file, err)
+	}
+	undo, err := p.Undo()
+	if err == nil {
+		err = p.apply()
+	}
+	if err != nil {
+		return err
+	}
+	after, err := p.Host.dump(file)
+	if err == nil {
+		err = p.compare(before, after)
+	}
+	if err == nil {
+		return nil
+	}
+	err = fmt.Errorf("the changes of %s were taken back: %w", strings.Join(p.changing(hosttree.DaemonConfig), ", "), err)
+	undone := undo.apply()
+	if undone == nil {
+		_, undone = undo.RemovePrograms(procfs.Host)
+	}
+	return errors.Join(err, undone)
+}
+
+// compare returns an error unless the only difference is this shim's runtimes and a default that
+// names one, and they are as planned.
+func (p Plan) compare(before, after dumped) error {
+	var ours []string
+	for _, d := range []dumped{before, after} {
+		for name, r := range d.runtimes.Runtimes {
+			if r.Ours() {
+				ours = append(ours, name)
+			}
+		}
+	}
+	isOurs := func(name string) bool { return slices.Contains(ours, name) }
+	both := isOurs(before.runtimes.Default) || isOurs(after.runtimes.Default)
+	was, is := before.others(ours, both), after.others(ours, both)
+	var differ []string
+	for key := range maps.Keys(was) {
+		if is[key] != was[key] {
+			differ = append(differ, key)
+		}
+	}
+	for key := range maps.Keys(is) {
+		if was[key] == "" {
+			differ = append(differ, key)
+		}
+	}
+	slices.Sort(differ)
+	handler, theDefault := after.runtimes.Runtimes[p.Handler], after.runtimes.Default
+	switch {
+	case len(differ) > 0:
+		return fmt.Errorf("containerd would also change or lose %s: move its runtimes to the section that this containerd writes (`containerd config migrate`), then run this again",
+			strings.Join(differ[:min(len(differ), 4)], ", "))
+	case before.criDisabled():
+		return nil
+	case p.Handler != "" && !handler.Ours():
+		return fmt.Errorf("containerd would have no runtime %q of this shim (%s): add it by hand", p.Handler, describe(handler))
+	case p.byDefault != "" && theDefault != p.byDefault:
+		return fmt.Errorf("containerd's default runtime would be %q and not %q: set default_runtime_name by hand", theDefault, p.byDefault)
+	}
+	return nil
+}
+
+// criDisabled reports whether the daemon does not read the runtimes.
+func (d dumped) criDisabled() bool {
+	return d.runtimes.CRIDisabled || tomledit.Table(d.settings, "plugins", criV3) == nil && tomledit.Table(d.settings, "plugins", criV2) == nil
+}
+
+// others returns all settings by their path except the runtimes with these names and, if it is to
+// be left out, the name of the default runtime. Empty values count as missing, because a table that
+// is written out has them and a built-in one does not. The list of imports and the version are
+// those of the files, not of what runs.
+func (d dumped) others(names []string, exceptDefault bool) map[string]string {
+	for _, section := range []string{criV1, criV2, criV3} {
+		containerd := tomledit.Table(d.settings, "plugins", section, "containerd")
+		if exceptDefault {
+			delete(containerd, "default_runtime_name")
+		}
+		for _, name := range names {
+			delete(tomledit.Table(containerd, "runtimes"), name)
+		}
+	}
+	delete(d.settings, "imports")
+	delete(d.settings, "version")
+	all := map[string]string{}
+	flatten("", d.settings, all)
+	return all
+}
+
+// flatten adds the values of a table that are not empty, by their path.
+func flatten(prefix string, table map[string]any, to map[string]string) {
+	for key, v := range table {
+		if sub, ok := v.(map[string]any); ok {
+			flatten(prefix+key+".", sub, to)
+			continue
+		}
+		switch text := strings.TrimSpace(string(encodeJSON(v, ""))); text {
+		case `""`, "0", "false", "[]", "null", `"podsandbox"`: // the default of sandboxer
+		default:
+			to[prefix+key] = text
+		}
+	}
+}
