@@ -47,7 +47,7 @@ type edited struct {
 func (p *Plan) edit(f edited) error {
 	p.Handler, p.configFile = f.handler, f.name
 	change := hosttree.Change{Kind: hosttree.DaemonConfig, Path: f.name, Before: f.text, After: f.after}
-	if f.text != nil && bytes.Equal(f.text, f.original) {
+	if f.text != nil && bytes.Equal(f.text, f.original) && !hasOurs(f.text) {
 		backup, err := p.Host.Change(hosttree.Original, f.name+hosttree.BackupSuffix, f.text)
 		p.Changes = append(p.Changes, backup, change)
 		return err
@@ -72,6 +72,16 @@ func sameContent(a, b []byte) bool {
 	return false
 }
 
+// hasOurs reports whether a configuration has a runtime of this shim without our marks.
+func hasOurs(text []byte) bool {
+	original, err := tomledit.Strip(text)
+	if err != nil {
+		return false
+	}
+	config, err := tomledit.Decode(original)
+	return err == nil && len(oursIn(config)) > 0
+}
+
 // restore plans the removal of an installation from a configuration.
 func (p *Plan) restore(f configFile) error {
 	if bytes.Equal(f.text, f.original) {
@@ -83,6 +93,8 @@ func (p *Plan) restore(f configFile) error {
 	case err != nil:
 		return err
 	// The installation may have added the newline at the end of the last line.
+	case hasOurs(backup.Before):
+		p.note("%s has a runtime of this shim: it is not the original, and it stays", filepath.Base(backup.Path))
 	case backup.Before != nil && bytes.Equal(tomledit.WithLineEnd(backup.Before), tomledit.WithLineEnd(f.original)):
 		change.After = backup.Before
 		p.Changes = append(p.Changes, change, backup)

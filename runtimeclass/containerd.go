@@ -21,12 +21,17 @@ func (h Host) mergesImports() bool { return h.Daemon.AtLeast(2, 1, 0) }
 // main file imports a directory and the daemon merges what it finds there, otherwise in a block in
 // the file whose runtimes take effect.
 func (p *Plan) registerContainerd(o Options) (none edited, err error) {
-	h, r := p.Host, o.Registration
+	h := p.Host
 	files, err := h.load(o.ConfigFile, false)
 	if err != nil {
 		return none, err
 	}
+	stays, err := p.adopt(&o, files)
+	if err != nil {
+		return none, err
+	}
 	main, config := files[0], effective(files)
+	r := o.Registration
 	form, why := chooseForm(r, h.Daemon, config.cgroupOptions())
 	if config.CRIDisabled {
 		p.note("disabled_plugins switches CRI off in this configuration: Kubernetes cannot use this containerd before that line is gone")
@@ -34,6 +39,8 @@ func (p *Plan) registerContainerd(o Options) (none edited, err error) {
 	drop := main.dropIn()
 	target := h.fileToEdit(files)
 	switch {
+	case stays != "":
+		target = stays
 	case drop != "" && h.mergesImports():
 		target = drop
 		p.note("%s imports %s: a file there, and no edit", main.name, path.Dir(drop))
@@ -47,6 +54,9 @@ func (p *Plan) registerContainerd(o Options) (none edited, err error) {
 		texts = append(texts, f.text)
 	}
 	list := o.handlers(texts, func(string) bool { return true })
+	if stays != "" {
+		list.names = slices.DeleteFunc(list.names, func(name string) bool { return name == r.Handler })
+	}
 	replace := r.Replace || registers(texts, r.Handler)
 	for _, f := range files {
 		for _, handler := range list.names {

@@ -112,6 +112,7 @@ func (p Plan) applyCompared(file string) error {
 // names one, and they are as planned.
 func (p Plan) compare(before, after dumped) error {
 	var ours []string
+	left := oursIn(after.settings)
 	for _, d := range []dumped{before, after} {
 		for name, r := range d.runtimes.Runtimes {
 			if r.Ours() {
@@ -145,6 +146,10 @@ func (p Plan) compare(before, after dumped) error {
 		return fmt.Errorf("containerd would have no runtime %q of this shim (%s): add it by hand", p.Handler, describe(handler))
 	case p.byDefault != "" && theDefault != p.byDefault:
 		return fmt.Errorf("containerd's default runtime would be %q and not %q: set default_runtime_name by hand", theDefault, p.byDefault)
+	case p.Handler == "" && p.target == Containerd && len(left) > 0:
+		return fmt.Errorf("containerd would still have %v, which start this shim: remove them from its files by hand, then uninstall again", left)
+	case p.Handler == "" && isOurs(theDefault) && after.runtimes.Runtimes[theDefault].Type == "":
+		return fmt.Errorf("containerd's default runtime would still be %q: remove default_runtime_name from its files by hand, then uninstall again", theDefault)
 	}
 	return nil
 }

@@ -72,3 +72,25 @@ func TestAChangeThatContainerdReadsDifferentlyIsTakenBack(t *testing.T) {
 		})
 	}
 }
+
+// uninstall removes nothing while containerd would still start this shim.
+func TestUninstallIsTakenBackWhileContainerdHasARuntimeOfOurs(t *testing.T) {
+	const ours = "[plugins.\"" + criV3 + "\".containerd.runtimes.gpu]\n  runtime_type = \"" + RuntimeType + "\"\n"
+	const named = "[plugins.\"" + criV3 + "\".containerd]\n  default_runtime_name = \"gpu\"\n"
+	for after, want := range map[string]string{"": "", ours: "would still have [gpu]", named: `default runtime would still be "gpu"`} {
+		root := tree(t, map[string]string{testConfig: "version = 2\n"})
+		o := containerdOptions(Registration{})
+		o.ConfigFile = filepath.Join(root, testConfig)
+		applied(t)(register(Host{Daemon: v242}, o))
+		files := simtest.Contents(t, root)
+		p, err := unregister(Host{Daemon: v242, Program: dumper(t, prints(after), prints(named+ours))}, o)
+		check(t, err)
+		err = p.Apply()
+		if want == "" && err != nil || want != "" && (err == nil || !strings.Contains(err.Error(), want)) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+		if unchanged := reflect.DeepEqual(simtest.Contents(t, root), files); unchanged != (want != "") {
+			t.Errorf("%q: unchanged %v", want, unchanged)
+		}
+	}
+}

@@ -102,6 +102,13 @@ func (p *Plan) unregister(o Options, but string) error {
 	case Containerd:
 		var loaded []tomlFile
 		loaded, err = p.Host.load(o.ConfigFile, false)
+		if err == nil && p.Host.registered(o) {
+			names := removed(loaded)
+			if but != "" { // install writes this one again, and leaves the others
+				names = slices.DeleteFunc(unmarked(loaded), func(name string) bool { return name != o.Registration.Handler })
+			}
+			err = takeOut(loaded, names)
+		}
 		for _, f := range loaded {
 			files = append(files, f.configFile)
 		}

@@ -59,23 +59,15 @@ func ownDefault(texts [][]byte) (name string) {
 func ownHandlers(text []byte) (names []string) {
 	// A block that cannot be parsed has no handlers: the resulting text is checked.
 	config, _ := tomledit.Decode(tomledit.OwnLines(text))
-	for plugin := range tomledit.Table(config, "plugins") {
-		runtimes := tomledit.Table(config, "plugins", plugin, "containerd", "runtimes")
-		for name := range runtimes {
-			r := tomledit.Table(runtimes, name)
-			typ, _ := r["runtime_type"].(string)
-			file, _ := r["runtime_path"].(string)
-			if (Runtime{Type: typ, Path: file}).Ours() {
-				names = append(names, name)
-			}
-		}
-	}
-	return names
+	return oursIn(config)
 }
 
 // fileOf returns the file with that name, as one of files, which the daemon reads.
 func (h Host) fileOf(files []tomlFile, name string) (tomlFile, error) {
 	f, err := h.loadFile(name, false)
+	if i := slices.IndexFunc(files, func(loaded tomlFile) bool { return loaded.name == f.name }); err == nil && i >= 0 {
+		return files[i], nil
+	}
 	if err != nil || !h.mergesFirst() {
 		return f, err
 	}
@@ -125,7 +117,10 @@ func (p *Plan) registerInTOML(o Options, list handlers, files []tomlFile, name s
 			body = added
 		}
 	}
-	after := slices.Concat(text, []byte(tomledit.Block(body)))
+	after := f.text
+	if body != "" || !bytes.Equal(text, f.original) {
+		after = slices.Concat(text, []byte(tomledit.Block(body)))
+	}
 	if err := tomledit.Check(after, f.config, added); err != nil {
 		return none, fmt.Errorf("%s: the tables of this file cannot be extended by further lines (%w): add by hand\n%s", name, err, added)
 	}

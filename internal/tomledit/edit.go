@@ -85,6 +85,33 @@ func SwitchOff(text []byte, path []string) []byte {
 	return out
 }
 
+// RemoveTable removes a table and the tables below it.
+func RemoveTable(text []byte, path []string) []byte {
+	var out []byte
+	for line := range bytes.Lines(SwitchOff(text, path)) {
+		if !bytes.HasPrefix(line, []byte(SwitchedOff)) {
+			out = append(out, line...)
+		}
+	}
+	return out
+}
+
+// Remove removes a key below the header of a table.
+func Remove(text []byte, path []string, key string) []byte {
+	var out []byte
+	var current []string
+	for line := range bytes.Lines(text) {
+		if header := tableHeader(line); header != nil {
+			current = header
+		}
+		if m, err := Decode(line); slices.Equal(current, path) && err == nil && m[key] != nil {
+			continue
+		}
+		out = append(out, line...)
+	}
+	return out
+}
+
 // Set sets a key below the header of a table, in place of an existing one. It reports whether the
 // header exists.
 func Set(text []byte, path []string, key, value string) (out []byte, found bool) {

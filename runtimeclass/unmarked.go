@@ -1,0 +1,148 @@
+package runtimeclass
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
+)
+
+// This file handles runtimes of this shim without our marks: a program that writes a configuration
+// out again, such as `containerd config migrate` or `nvidia-ctk runtime configure`, drops comments.
+
+// sectionNames are the plugins that can have runtimes.
+var sectionNames = []string{criV1, criV2, criV3}
+
+// oursIn returns the runtimes in a configuration that start this shim.
+func oursIn(config map[string]any) (names []string) {
+	for _, section := range sectionNames {
+		runtimes := tomledit.Table(config, "plugins", section, "containerd", "runtimes")
+		for _, name := range slices.Sorted(maps.Keys(runtimes)) {
+			r := tomledit.Table(runtimes, name)
+			typ, _ := r["runtime_type"].(string)
+			file, _ := r["runtime_path"].(string)
+			if (Runtime{Type: typ, Path: file}).Ours() && !slices.Contains(names, name) {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// unmarked returns the runtimes of this shim without our marks. The files are without marked lines.
+func unmarked(files []tomlFile) (names []string) {
+	for _, f := range files {
+		names = append(names, oursIn(f.config)...)
+	}
+	return names
+}
+
+// removed returns the runtimes that are gone from files after an uninstallation: those without our
+// marks, and those with marks that no other line of the files defines.
+func removed(files []tomlFile) []string {
+	names := unmarked(files)
+	for _, f := range files {
+		for _, name := range ownHandlers(f.text) {
+			if _, present := holder(files, name); present == nil {
+				names = append(names, name)
+			}
+		}
+	}
+	return names
+}
+
+// isUnmarkedDefault reports whether a line without our marks makes the runtime the default.
+func isUnmarkedDefault(files []tomlFile, name string) bool {
+	return slices.ContainsFunc(files, func(f tomlFile) bool {
+		return slices.ContainsFunc(sectionNames, func(section string) bool {
+			return tomledit.Table(f.config, "plugins", section, "containerd")["default_runtime_name"] == name
+		})
+	})
+}
+
+// takeOut removes runtimes of this shim, and a default that names one of them, from the originals
+// of files.
+func takeOut(files []tomlFile, names []string) error {
+	for i := range files {
+		f := &files[i]
+		text, ours, found := f.original, oursIn(f.config), false
+		for _, section := range sectionNames {
+			path := []string{"plugins", section, "containerd"}
+			containerd := tomledit.Table(f.config, path...)
+			if name, _ := containerd["default_runtime_name"].(string); slices.Contains(names, name) {
+				text = tomledit.Remove(text, path, "default_runtime_name")
+				delete(containerd, "default_runtime_name")
+				found = true
+			}
+			runtimes := tomledit.Table(containerd, "runtimes")
+			for _, name := range names {
+				if slices.Contains(ours, name) && runtimes[name] != nil {
+					text = tomledit.RemoveTable(text, append(slices.Clone(path), "runtimes", name))
+					delete(runtimes, name)
+					found = true
+				}
+			}
+		}
+		if !found {
+			continue
+		}
+		got, err := tomledit.Decode(text)
+		if err == nil && !reflect.DeepEqual(withoutEmpty(got), withoutEmpty(f.config)) {
+			err = errors.New("the lines of others would change")
+		}
+		if err != nil {
+			return fmt.Errorf("%s: the runtime of this shim is not in tables of its own there (%v): remove %v and a default that names it by hand, then run this again", f.name, err, names)
+		}
+		f.original, f.config = text, got
+	}
+	return nil
+}
+
+// withoutEmpty returns a copy of a table without empty tables.
+func withoutEmpty(table map[string]any) map[string]any {
+	out := map[string]any{}
+	for key, v := range table {
+		sub, ok := v.(map[string]any)
+		if ok {
+			sub = withoutEmpty(sub)
+			v = sub
+		}
+		if !ok || len(sub) > 0 {
+			out[key] = v
+		}
+	}
+	return out
+}
+
+// registered reports whether an installation for these options is in the record.
+func (h Host) registered(o Options) bool {
+	record, _ := h.loadRecord() // Plan.readRecord returns the error
+	return slices.ContainsFunc(record, func(f placed) bool {
+		return f.Kind == hosttree.DaemonConfig && slices.Contains(f.For, o.registration())
+	})
+}
+
+// adopt prepares a registration beside an unmarked runtime of the same name: that of an
+// installation is taken out, to be written again; one that an operator wrote stays as it is, and
+// adopt returns its file.
+func (p *Plan) adopt(o *Options, files []tomlFile) (file string, err error) {
+	handler := o.Registration.Handler
+	if !slices.Contains(unmarked(files), handler) {
+		return "", nil
+	}
+	name, present := holder(files, handler)
+	options := tomledit.Table(present, "options")
+	if binary, _ := options["BinaryName"].(string); present != nil && !p.Host.registered(*o) && (binary == "" || binary == "runc") {
+		p.note("the runtime %q of %s starts this shim: it stays as it is", handler, name)
+		return name, nil
+	}
+	if isUnmarkedDefault(files, handler) && !o.DropDefault {
+		o.Registration.Default = true
+	}
+	p.note("the runtime %q starts this shim, but the marks of install are gone: it is written again", handler)
+	return "", takeOut(files, []string{handler})
+}
