@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
+	"google.golang.org/protobuf/encoding/protowire"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
@@ -21,6 +22,9 @@ type podAllocation struct {
 	ids                      []string
 }
 
+// answered is an id for which the plugin answered this UUID.
+func answered(id, uuid string) []string { return []string{id + "=" + uuid} }
+
 // writeCheckpoint makes the shim read this kubelet checkpoint for the rest of the test.
 func writeCheckpoint(t *testing.T, list ...podAllocation) {
 	t.Helper()
@@ -31,13 +35,30 @@ func writeCheckpoint(t *testing.T, list ...podAllocation) {
 	}
 	entries := []entry{}
 	for _, a := range list {
-		entries = append(entries, entry{a.uid, a.container, a.resource, map[int64][]string{-1: a.ids}, nil})
+		ids, uuid := a.ids, ""
+		if len(ids) == 1 && strings.Contains(ids[0], "=") {
+			id, u, _ := strings.Cut(ids[0], "=")
+			ids, uuid = []string{id}, u
+		}
+		entries = append(entries, entry{a.uid, a.container, a.resource, map[int64][]string{-1: ids}, pluginAnswer(uuid)})
 	}
 	data, err := json.Marshal(map[string]any{
 		"Data": map[string]any{"PodDeviceEntries": entries, "RegisteredDevices": map[string][]string{}}, "Checksum": 1,
 	})
 	check(t, err)
 	useCheckpoint(t, string(data))
+}
+
+// pluginAnswer encodes a ContainerAllocateResponse with this NVIDIA_VISIBLE_DEVICES.
+func pluginAnswer(visible string) []byte {
+	if visible == "" {
+		return nil
+	}
+	var env []byte
+	for i, text := range []string{"NVIDIA_VISIBLE_DEVICES", visible} {
+		env = protowire.AppendString(protowire.AppendTag(env, protowire.Number(i+1), protowire.BytesType), text)
+	}
+	return protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), env)
 }
 
 // useCheckpoint is like writeCheckpoint, with any content; "" means no file.
@@ -89,6 +110,9 @@ func TestTheCheckpointGrants(t *testing.T) {
 		podAllocation{"u3", "main", "nvidia.com/hostdev", []string{"0000:65:00.0", "GPU-0"}},
 		podAllocation{"u4", "main", "example.com/gpu", uuidOf(0)},
 		podAllocation{"u5", "main", gpuResource, []string{"GPU-00000000-0000-0000-0000-000000000000"}},
+		podAllocation{"u7", "main", gpuResource, answered(uuidOf(0)[0]+"-3", uuidOf(2)[0])},
+		podAllocation{"u8", "main", gpuResource, []string{uuidOf(0)[0] + "-3"}},
+		podAllocation{"u9", "main", "volcano.sh/vgpu-number", answered(uuidOf(3)[0]+"-1", uuidOf(3)[0])},
 		podAllocation{"u6", "main", gpuResource, []string{uuidOf(0)[0] + "::all", strings.TrimPrefix(uuidOf(0)[0], "GPU-"), "GPU-" + uuidOf(0)[0][4:12]}},
 	)
 	h := simulatedHost(t)
@@ -97,13 +121,17 @@ func TestTheCheckpointGrants(t *testing.T) {
 		{name: "another container of the pod", env: devices("all"), spec: podNamed("u1", "two"), want: "GPUs 2, 3"},
 		{name: "an init container, with replicas", env: devices("all"), spec: podNamed("u1", "prepare"), want: "GPUs 2, 3"},
 		{name: "another container's GPU", env: devices(uuidOf(2)[0]), spec: podNamed("u1", "main"), want: "refused: is not this container's: allocated by the kubelet: " + uuidOf(1)[0]},
-		{name: "a pod that has nothing", env: devices("all"), spec: podNamed("u9", "main"), want: none},
+		{name: "a pod that has nothing", env: devices("all"), spec: podNamed("u10", "main"), want: none},
 		{name: "a pod whose UID begins alike", env: devices("all"), spec: podNamed("u", "main"), want: none},
 		{name: "a network card with a GPU's words", env: devices("all"), spec: podNamed("u2", "main"), want: none},
-		{name: "a network card, a GPU by index", env: devices("2"), spec: podNamed("u2", "main"), want: "refused: is not this container's: no GPU was allocated"},
+		{name: "a network card, a GPU by index", env: devices("2"), spec: podNamed("u2", "main"), want: `refused: is not this container's: the kubelet allocated "0:1"`},
 		{name: "a GPU and a network card", env: devices("all"), spec: podNamed("u3", "main"), want: `GPU 0; 2 device ids that the kubelet allocated name no GPU and were passed over, such as "0000:65:00.0"`},
 		{name: "another domain", env: devices("all"), spec: podNamed("u4", "main"), want: none},
 		{name: "a GPU that is gone", env: devices("all"), spec: podNamed("u5", "main"), want: `refused: the kubelet allocated what this host does not have: device "GPU-00000000-0000-0000-0000-000000000000"`},
+		{name: "HAMi: what its plugin answered", env: devices("all"), spec: podNamed("u7", "main"), want: "GPU 2"},
+		{name: "HAMi: another GPU by the id", env: devices(uuidOf(0)[0]), spec: podNamed("u7", "main"), want: "refused: is not this container's"},
+		{name: "HAMi: an answer without UUIDs", env: devices("0"), spec: podNamed("u8", "main"), want: "refused: the kubelet allocated \"" + uuidOf(0)[0] + "-3\" ... names no GPU by UUID"},
+		{name: "Volcano's resource", env: devices("all"), spec: podNamed("u9", "main"), want: "GPU 3"},
 		{name: "ids that are nearly a GPU's", env: devices("all"), spec: podNamed("u6", "main"), want: none},
 	}
 	for i := range rows {

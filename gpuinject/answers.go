@@ -97,6 +97,9 @@ func askAll(c Container, h host.Host, granted bool, named []string, ask Ask) ans
 func (a *answers) selectAllocated(c Container, h host.Host, asked bool, ask Ask) {
 	ids, _ := a.kubelet.Allocation.IDs(c.Input.Container.Name)
 	ids, a.passedOver = allocation.FullIDs(h, ids)
+	if len(a.passedOver) > 0 {
+		a.kubelet.PassedOver = a.passedOver[0]
+	}
 	if !asked && h.NeedsFacts(ids, a.kept.Facts) {
 		// A MIG device was created with the instance ids of an earlier one, so NVML's kept answer
 		// still has the earlier UUID. Only this case needs a second question.

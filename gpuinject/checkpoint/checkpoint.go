@@ -36,8 +36,9 @@ type entry struct {
 	AllocResp     json.RawMessage
 }
 
-// Pod returns the device ids that the kubelet allocated to a pod, of resources that can be GPUs, by
-// container. A container without such a device is not among them.
+// Pod returns the devices that the kubelet allocated to a pod, by container: those that the device
+// plugin's response names by UUID, of any resource, otherwise the ids, of resources that can be GPUs.
+// A container without such a device is not among them.
 func Pod(file, uid string) (containers map[string][]string, err error) {
 	if uid == "" {
 		return nil, errors.New("the container's specification does not have its pod's UID")
@@ -52,7 +53,14 @@ func Pod(file, uid string) (containers map[string][]string, err error) {
 	}
 	containers = map[string][]string{}
 	for _, e := range entries {
-		if e.PodUID != uid || !policy.IsGPUResource(e.ResourceName) {
+		if e.PodUID != uid {
+			continue
+		}
+		if named := answered(e.AllocResp); named != nil {
+			containers[e.ContainerName] = append(containers[e.ContainerName], named...)
+			continue
+		}
+		if !policy.IsGPUResource(e.ResourceName) {
 			continue
 		}
 		for _, ids := range e.DeviceIDs {

@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 )
@@ -99,7 +100,8 @@ func TestOnlyAFileOfRootsCounts(t *testing.T) {
 	}
 }
 
-// FuzzPod holds that a pod gets only ids of entries of its own, of resources that can be GPUs.
+// FuzzPod holds that a pod gets only ids of entries of its own: of resources that can be GPUs, or
+// UUIDs that a plugin answered.
 func FuzzPod(f *testing.F) {
 	f.Add([]byte(written))
 	f.Add([]byte(`{"Data":{"PodDeviceEntries":[{"PodUID":"0b3e","PodUID":"x","ContainerName":"c","ResourceName":"nvidia.com/gpu","DeviceIDs":{"9":[]}}],"RegisteredDevices":{}},"Checksum":1}`))
@@ -117,7 +119,9 @@ func FuzzPod(f *testing.F) {
 			return
 		}
 		for container, ids := range pod {
-			if container == "" || !bytes.Contains(data, []byte("nvidia.com")) && !bytes.Contains(data, []byte(`\`)) {
+			resource := bytes.Contains(data, []byte("nvidia.com")) || bytes.Contains(data, []byte(`\`))
+			isUUID := func(id string) bool { return strings.HasPrefix(id, "GPU-") || strings.HasPrefix(id, "MIG-") }
+			if container == "" || !resource && slices.ContainsFunc(ids, func(id string) bool { return !isUUID(id) }) {
 				t.Errorf("container %q has %q", container, ids)
 			}
 		}

@@ -106,6 +106,8 @@ type KubeletAnswer struct {
 	NoKubelet bool
 	// Err is why it is not known what was allocated.
 	Err error
+	// PassedOver is an id that the kubelet allocated to the container and that names no GPU, or "".
+	PassedOver string
 	// Set holds the devices with the container's ids; SetErr says why this host does not have them.
 	Set    device.Set
 	SetErr error
@@ -157,6 +159,8 @@ func allocated(p config.Policy, c request.Container, inSpec device.Set, kubelet 
 	case nothing && !listed:
 		// It may be an init container whose GPU no other container gets.
 		return Grant{Reason: "no GPU was allocated to a container that the kubelet lists, and init containers it does not list: have the device plugin pass device specifications (PASS_DEVICE_SPECS=true)"}, nil
+	case nothing && kubelet.PassedOver != "":
+		return Grant{Reason: fmt.Sprintf("the kubelet allocated %.256q to the container, which is no GPU's UUID, and the device plugin's answer names no GPU by UUID: have it answer with UUIDs, or pass device specifications (PASS_DEVICE_SPECS=true)", kubelet.PassedOver)}, nil
 	case nothing:
 		return Grant{Reason: "no GPU was allocated to the container, says the kubelet"}, nil
 	case kubelet.SetErr != nil:
