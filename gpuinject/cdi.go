@@ -22,7 +22,10 @@ import (
 // grant. Nodes are identified by their device numbers, not by their names.
 func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	g := grant{request: c.Request}
-	var err error
+	err := checkStale(c, h)
+	if err != nil {
+		return g, err
+	}
 	if g.set, err = h.Given(c.Input.Container.Nodes); err != nil {
 		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
@@ -51,6 +54,27 @@ func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 	p.decideDevices(h, g)
 	p.setDevices(g.set)
 	return g, checkRequirements(c, h, g.gpus, a.kept.Facts, a.factsErr, p)
+}
+
+// staleCDI says what to do about device numbers that this host does not have.
+const staleCDI = "if a CDI file is the reason, it is from another boot, MIG layout or driver: make it again (nvidia-shimctl prepare --cdi; systemctl restart nvidia-cdi-refresh, or nvidia-ctk cdi generate --output FILE; restart the device plugin) and create the container again"
+
+// checkStale refuses a container whose specification has a node of the driver with a major number
+// that the host's node of that path does not have: most of the driver's majors are assigned when a
+// module is loaded, and a CDI file with numbers outlives the boot. Another minor number alone is a
+// node by another name.
+func checkStale(c Container, h host.Host) error {
+	for _, d := range c.Bundle.Spec.Linux.Devices {
+		name := path.Clean(d.Path)
+		if !host.IsDriverNode(name) || d.Type != "c" && d.Type != "u" {
+			continue
+		}
+		n, err := device.StatNode(path.Join(h.Config.DevRoot, name))
+		if err == nil && int64(n.Major) != d.Major {
+			return fail(Precondition, "%s: it has %s as c %d:%d, and this host as c %d:%d: %s", c.Request.Reason, request.Quote(name), d.Major, d.Minor, n.Major, n.Minor, staleCDI)
+		}
+	}
+	return nil
 }
 
 // hasCapability reports whether the specification contains the device node of a MIG right.

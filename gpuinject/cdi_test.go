@@ -270,6 +270,40 @@ func TestTheVoidMountOfNVIDIAsCDI(t *testing.T) {
 	}.run(t)
 }
 
+// A CDI file has the numbers of the boot at which it was made.
+func TestAStaleCDIFile(t *testing.T) {
+	m := simulated.Majors
+	mig := newMIGHost(t)
+	// stale gives a node the major of another boot.
+	stale := func(name string) func(*specs.Spec) {
+		return func(s *specs.Spec) {
+			applyCDI(t, s, realCDI(t), "nvidia.com/gpu=1")
+			i := slices.IndexFunc(s.Linux.Devices, func(d specs.LinuxDevice) bool { return d.Path == name })
+			if i < 0 {
+				withNode(1234, 7)(s)
+				i = len(s.Linux.Devices) - 1
+			}
+			s.Linux.Devices[i].Path, s.Linux.Devices[i].Major = name, 1234
+		}
+	}
+	const again = " ... it is from another boot, MIG layout or driver: make it again (nvidia-shimctl prepare --cdi; systemctl restart nvidia-cdi-refresh"
+	uvm := fmt.Sprintf("refused: it has \"/dev/nvidia-uvm\" as c 1234:0, and this host as c %d:0", m.UVM)
+	table{rows: []row{
+		{name: "nvidia-uvm", spec: stale("/dev/nvidia-uvm"), want: uvm + again, kind: Precondition},
+		{name: "in a pod", spec: all(inPod(), stale("/dev/nvidia-uvm")), want: uvm + again, kind: Precondition},
+		{name: "an IMEX channel", spec: stale("/dev/nvidia-caps-imex-channels/channel0"), want: "refused: /dev/nvidia-caps-imex-channels/channel0" + again, kind: Precondition},
+		{name: "a MIG device", host: mig, want: "refused: " + mig.nodes(0)[0] + again, kind: Precondition, spec: func(s *specs.Spec) {
+			mig.inMIGPod(0)(s)
+			s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: mig.nodes(0)[0], Type: "c", Major: 1234})
+			s.Hooks = &specs.Hooks{CreateContainer: []specs.Hook{{Path: "/usr/bin/nvidia-cdi-hook"}}}
+		}},
+		{name: "without hooks, and a variable", env: devices("1"), spec: all(stale("/dev/nvidia-uvm"), func(s *specs.Spec) {
+			s.Hooks, s.Process.Env = nil, append(s.Process.Env, "NVIDIA_VISIBLE_DEVICES=1")
+		}), want: "refused: is already in the container's configuration as c 1234:0" + again},
+		{name: "of a driver node that the host lacks", spec: stale("/dev/nvidia99"), want: "GPU 1"},
+	}}.run(t)
+}
+
 // realCDI returns a directory with the specifications that nvidia-ctk 1.20.2 wrote for the simulated
 // host, with the test's paths filled in: see testdata/README.md.
 func realCDI(t testing.TB) string {

@@ -148,7 +148,7 @@ func addNodes(c Container, p *Plan) error {
 		addGroup(c, n, p)
 	}
 	if err := c.Bundle.CheckDevices(nodes); err != nil {
-		return fail(Invalid, "%w", err)
+		return fail(Invalid, "%w: %s", err, staleCDI)
 	}
 	// runc would also look for CDI's nodes at the same paths on the host.
 	e.RemoveDevice = func(d specs.LinuxDevice) bool {
