@@ -145,7 +145,7 @@ func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
 	}
 	source, dest := path.Clean(m.Source), path.Clean(m.Destination)
 	if isSocketMount(m) {
-		return (dest != sockets.MPSDir || c.Input.Env[sockets.EnvMPS] == "") && (files.InRoot(source) == dest || source == dest)
+		return (dest != sockets.MPSDir || !sockets.NamesOwnMPS(c.Config.Host, c.Input.Env[sockets.EnvMPS])) && (files.InRoot(source) == dest || source == dest)
 	}
 	if source == "/dev/null" && dest == request.VoidMount {
 		return true

@@ -212,7 +212,8 @@ func mountSockets(c Container, root rootfs.FS, g grant, p *Plan) error {
 		if !slices.Contains(c.Config.Container.Sockets, d.Name) || !g.request.Has(d.Capability) {
 			continue
 		}
-		source, options, err := d.Mount(c.Config.Host, c.Input.Env[sockets.EnvMPS] != "", len(g.set.MIG) > 0)
+		mps := c.Input.Env[sockets.EnvMPS]
+		source, options, err := d.Mount(c.Config.Host, mps, len(g.set.MIG) > 0)
 		if errors.Is(err, fs.ErrNotExist) {
 			err = errors.New("it does not run on this host")
 		}
@@ -223,7 +224,7 @@ func mountSockets(c Container, root rootfs.FS, g grant, p *Plan) error {
 		}
 		p.Sockets = append(p.Sockets, d.Name)
 		p.decide("socket of "+d.Name, "given", "container.sockets has it")
-		for _, dir := range d.Dirs {
+		for _, dir := range d.Destinations(mps) {
 			at, free, err := freePlace(root, dir, p)
 			if err != nil {
 				return err

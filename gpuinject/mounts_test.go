@@ -347,6 +347,9 @@ func TestSockets(t *testing.T) {
 		{name: "with compute alone only MPS", env: caps("compute"), config: everything, image: linked, want: pipe},
 		{name: "MPS of the container's own", env: []string{"CUDA_MPS_PIPE_DIRECTORY=/mps/pipe"}, config: configured(config.MPS),
 			want: "no socket of mps: the container has an MPS daemon of its own by CUDA_MPS_PIPE_DIRECTORY"},
+		{name: "the host's MPS by its directory in the container", env: []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps/"}, config: configured(config.MPS), want: pipe},
+		{name: "the host's MPS by its directory on the host", env: []string{"CUDA_MPS_PIPE_DIRECTORY=" + mps}, config: configured(config.MPS), want: mps + " rw"},
+		{name: "the host's MPS, not allowed", env: []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps"}, config: configured(config.FabricManager), want: fabric, image: linked},
 		{name: "a mount of the container's there", spec: mounting("/srv", "/tmp"), config: configured(config.MPS),
 			want: "not mounted at /tmp/nvidia-mps: the container mounts \"/tmp\" there"},
 		{name: "a tmpfs of the container's above", config: configured(config.MPS), want: pipe, spec: func(s *specs.Spec) {

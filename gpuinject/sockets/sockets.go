@@ -11,7 +11,7 @@ import (
 )
 
 // MPSDir is where CUDA looks for an MPS daemon by default, and EnvMPS the variable of a container
-// that looks elsewhere: the device plugin sets it, with mounts of its own.
+// that looks elsewhere: see NamesOwnMPS.
 const (
 	MPSDir = "/tmp/nvidia-mps"
 	EnvMPS = "CUDA_MPS_PIPE_DIRECTORY"
@@ -37,13 +37,28 @@ var Daemons = []Daemon{
 // inRun returns both names of a directory below /run.
 func inRun(name string) []string { return []string{"/run/" + name, "/var/run/" + name} }
 
+// NamesOwnMPS reports whether the value of EnvMPS names an MPS daemon of the container's own: the
+// device plugin sets it, with mounts of its own. The host's daemon can be named by its directory on
+// the host and by MPSDir.
+func NamesOwnMPS(h config.Host, value string) bool {
+	return value != "" && path.Clean(value) != MPSDir && path.Clean(value) != path.Clean(h.MPSPipeDirectory)
+}
+
+// Destinations returns where the container looks for the daemon. mps is its value of EnvMPS.
+func (d Daemon) Destinations(mps string) []string {
+	if d.Name == config.MPS && mps != "" {
+		return []string{path.Clean(mps)}
+	}
+	return d.Dirs
+}
+
 // Mount returns the directory of the daemon's socket and the mount's options. The directory is
-// mounted at each of Dirs, so that the container sees the new socket after the daemon restarts.
-// ownMPS is true if the container names its own MPS daemon, hasMIG if it gets MIG devices. The
-// error is fs.ErrNotExist if the daemon does not run.
-func (d Daemon) Mount(h config.Host, ownMPS, hasMIG bool) (source string, options []string, err error) {
+// mounted at each of Destinations, so that the container sees the new socket after the daemon
+// restarts. mps is the container's value of EnvMPS; hasMIG is true if it gets MIG devices. The error
+// is fs.ErrNotExist if the daemon does not run.
+func (d Daemon) Mount(h config.Host, mps string, hasMIG bool) (source string, options []string, err error) {
 	switch {
-	case d.Name == config.MPS && ownMPS:
+	case d.Name == config.MPS && NamesOwnMPS(h, mps):
 		return "", nil, errors.New("the container has an MPS daemon of its own by " + EnvMPS)
 	case d.Name == config.MPS && hasMIG:
 		return "", nil, errors.New("a MIG device needs an MPS daemon of its own")

@@ -68,7 +68,12 @@ func checkLibraries(n *node) []Finding {
 	list := fine("%d driver libraries of version %s", len(n.files.Libraries), cmp.Or(n.gpus.DriverVersion, "the platform"))
 	for _, m := range n.files.Missing {
 		if capability, name, _ := strings.Cut(m, ": "); slices.Contains(n.config.Container.DefaultCapabilities, capability) {
-			list = append(list, warning("install it with the driver, at one of the places in docs/install.md", "containers with the capability %s get no %s: this host's driver has none", capability, name)...)
+			const text = "containers with the capability %s get no %s: this host's driver has none"
+			if name == "nvidia-smi" {
+				list = append(list, warning("install it with the driver, at one of the places in docs/install.md", text, capability, name)...)
+			} else {
+				list = append(list, fine(text, capability, name)...)
+			}
 		}
 	}
 	for _, l := range n.files.LeftOut {
