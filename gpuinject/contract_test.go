@@ -182,6 +182,7 @@ func contractWords(t *testing.T) map[string]func(*row) {
 		"a host with MIG":                   on(newMIGHost(t)),
 		"a host of 11 GPUs":                 on(newHost(t, sim.Options{GPUs: 11, MIG: []sim.MIGDevice{{GPU: 10, GI: 9}}})),
 		"no `/dev/nvidia-fs*`":              on(newHost(t, sim.Options{GPUs: 1})),
+		"`uverbs1` near GPU 0":              on(withAdapters(t)),
 		"no `libnvidia-ml.so.1`":            on(tegra),
 		"Thor with a discrete GPU":          on(thor),
 		"they all run":                      func(r *row) { r.config = daemons },
@@ -205,6 +206,31 @@ func contractWords(t *testing.T) map[string]func(*row) {
 		"a specification without hooks":       spec(cdi, func(s *specs.Spec) { s.Hooks = nil }),
 		"`--device nvidia.com/gds=all`":       spec(func(s *specs.Spec) { applyCDI(t, s, realCDI(t), "nvidia.com/gds=all") }),
 	}
+}
+
+// withAdapters returns a host whose GPU 0 and adapter uverbs1 are below one PCI switch, and everything
+// else below others.
+func withAdapters(t *testing.T) *testHost {
+	h := newHost(t, sim.Options{GPUs: 3, Others: sim.Others{MOFED: true}})
+	placeInSysfs(t, h, "class/infiniband_verbs/uverbs0/device", "pci0000:4a/0000:4a:01.0/0000:4b:00.0", "1")
+	placeInSysfs(t, h, "class/infiniband_verbs/uverbs1/device", "pci0000:17/0000:17:01.0/0000:18:00.0/0000:1a:00.0", "0")
+	for i, at := range []string{"pci0000:17/0000:17:01.0/0000:18:01.0/0000:1b:00.0", "pci0000:3a/0000:3a:01.0/0000:3b:00.0", "pci0000:5c/0000:5c:01.0/0000:5d:00.0"} {
+		placeInSysfs(t, h, "bus/pci/devices/"+h.GPUs[i].BusID, at, "0")
+	}
+	return h
+}
+
+// placeInSysfs makes a name in sysfs a link to a device of the PCI bus.
+func placeInSysfs(t *testing.T, h *testHost, name, device, numa string) {
+	t.Helper()
+	at, link := filepath.Join(h.SysRoot, "devices", device), filepath.Join(h.SysRoot, name)
+	mkdir(t, filepath.Dir(link))
+	mkdir(t, filepath.Dir(at))
+	if os.Rename(link, at) != nil { // the simulated host has no such device
+		mkdir(t, at)
+	}
+	writeFile(t, filepath.Join(at, "numa_node"), numa+"\n", 0o444)
+	symlink(t, at, link)
 }
 
 // showTegra shows the GPUs, the recognised platform, and forward compatibility.

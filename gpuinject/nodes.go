@@ -78,9 +78,38 @@ func planClass(c Container, h host.Host, g grant, class string, p *Plan) ([]devi
 			p.audit(class + ": " + reason)
 		}
 	}
+	if class == config.MOFED && c.Config.Policy.RDMAAdapters == config.Near && !slices.Contains(r.Named, class) {
+		may = nearAdapters(c, h, g, may, p)
+	}
+	if len(may) == 0 {
+		return nil, nil
+	}
 	p.decide(class, "given", "%s", reason)
 	p.addClass(class, may)
 	return may, nil
+}
+
+// nearAdapters leaves out the RDMA adapters that are neither near the container's GPUs nor in its
+// specification, and the connection manager if no adapter is left.
+func nearAdapters(c Container, h host.Host, g grant, may []device.Node, p *Plan) []device.Node {
+	near, far := h.Near(may, g.gpus)
+	var names []string
+	for _, n := range far {
+		if hasNode(c, n) {
+			near = append(near, n)
+		} else {
+			names = append(names, path.Base(n.Path))
+		}
+	}
+	if len(names) == 0 {
+		return may
+	}
+	p.decide(config.MOFED+" "+strings.Join(names, ","), "not given", "not near the container's GPUs: policy.rdma-adapters = %q gives every adapter", config.AllAdapters)
+	if !slices.ContainsFunc(near, func(n device.Node) bool { return n.Individual }) {
+		p.note("%s: no adapter of this host is near the container's GPUs: policy.rdma-adapters = %q gives every adapter", config.MOFED, config.AllAdapters)
+		return nil
+	}
+	return near
 }
 
 // missingChannels returns the channels that have no node among nodes. A channel's number is the

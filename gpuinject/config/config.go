@@ -104,6 +104,14 @@ const (
 // other one.
 const LeaveOut = "leave-out"
 
+// Which RDMA adapters a container gets that asks for the class as a whole.
+const (
+	// Near are those near one of its GPUs.
+	Near = "near"
+	// AllAdapters are all of the host.
+	AllAdapters = "all"
+)
+
 // Policy holds who may have what.
 type Policy struct {
 	// Kubernetes is Enforce, Audit or TrustEnv, for containers that CRI created.
@@ -128,6 +136,9 @@ type Policy struct {
 	// AllowFromEnvironment lists the classes of devices besides GPUs that any pod's container gets
 	// if its environment asks for them.
 	AllowFromEnvironment []string `toml:"allow-from-environment"`
+	// RDMAAdapters is Near or AllAdapters: what NVIDIA_MOFED=enabled asks for. All adapters disturb
+	// NCCL's choice of paths (GPU Operator 26.3.3).
+	RDMAAdapters string `toml:"rdma-adapters"`
 	// IgnoreIMEXChannels ignores every request for IMEX channels.
 	IgnoreIMEXChannels bool `toml:"ignore-imex-channels"`
 	// FaultyGPUs says what "all" means on a host with a faulty GPU: LeaveOut or Refuse.
@@ -189,6 +200,7 @@ func Default() *Config {
 			SwarmResources:            []string{},
 			FaultyGPUs:                LeaveOut,
 			ForeignHooks:              Replace,
+			RDMAAdapters:              Near,
 		},
 		Log: Log{Level: "info"},
 	}
@@ -367,6 +379,7 @@ func (c *Config) validate() (string, error) {
 		{"policy.allow-from-environment", c.Policy.AllowFromEnvironment, Classes},
 		{"policy.kubernetes", []string{c.Policy.Kubernetes}, []string{Enforce, Audit, TrustEnv}},
 		{"policy.faulty-gpus", []string{c.Policy.FaultyGPUs}, []string{LeaveOut, Refuse}},
+		{"policy.rdma-adapters", []string{c.Policy.RDMAAdapters}, []string{Near, AllAdapters}},
 		{"policy.foreign-hooks", []string{c.Policy.ForeignHooks}, []string{Replace, Refuse}},
 		{"log.level", []string{c.Log.Level}, []string{"error", "warn", "info", "debug"}},
 	} {

@@ -71,7 +71,7 @@ func (r *Request) addClasses(s Input, l list, ignoreChannels, mounts bool) error
 		named = append(named, config.IMEX)
 		r.AllChannels, channels = l.allChannels, l.channels
 	}
-	r.Classes = append(r.Classes, l.classes...)
+	r.Classes, r.Named = append(r.Classes, l.classes...), l.classes
 	if r.Source == FromMounts || r.Source == FromAnnotations && !s.Container.Kubernetes {
 		r.Granted = named
 	}

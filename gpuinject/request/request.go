@@ -52,7 +52,8 @@ type Request struct {
 	CapabilitiesReason string
 	// Classes are the other requested kinds of devices, in the order IMEX, GDS, GDRCopy, MOFED,
 	// NVSwitch; Granted are those whose request is itself a grant, as with Input.Granted.
-	Classes, Granted []string
+	// Named are those that a list of devices names as a whole: nvidia.com/mofed=all.
+	Classes, Granted, Named []string
 	// Channels are the numbers of IMEX channels, sorted. AllChannels means every channel of the
 	// host. ChannelsIgnored is true if channels are requested and policy.ignore-imex-channels is
 	// true.
