@@ -13,6 +13,7 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
 // This file plans what an installation writes besides a daemon's configuration: the programs, the
@@ -120,20 +121,36 @@ func Unchanged(text []byte) bool {
 	return ok && string(text) == string(Marked(body))
 }
 
-// installConfig plans the shim's configuration. A file with the same settings stays. A file with
-// other settings is an error if install did not write it.
+// hasSettings reports whether a TOML file sets anything. One that cannot be read does.
+func hasSettings(text []byte) bool {
+	config, err := tomledit.Decode(text)
+	return err != nil || len(withoutEmpty(config)) > 0
+}
+
+// installConfig plans the shim's configuration. A file with the same settings stays, and one
+// without settings, such as that of the package, is kept as the original. A file with other settings
+// is an error if install did not write it.
 func (p *Plan) installConfig(path, body string) error {
 	change, err := p.Host.Change(hosttree.OtherFile, path, nil)
 	if err != nil {
 		return err
 	}
-	if change.Before != nil && !Unchanged(change.Before) {
-		if !sameContent(change.Before, []byte(body)) {
-			return fmt.Errorf("%s exists and is not overwritten: remove it, or add to it by hand\n%s", path, strings.TrimSpace(body))
+	switch {
+	case change.Before == nil || Unchanged(change.Before):
+		if body != "" {
+			change.After = Marked(body)
 		}
+	case sameContent(change.Before, []byte(body)):
 		change.After = change.Before
-	} else if body != "" {
+	case hasSettings(change.Before):
+		return fmt.Errorf("%s exists and is not overwritten: remove it, or add to it by hand\n%s", path, strings.TrimSpace(body))
+	default:
 		change.After = Marked(body)
+		original, err := p.Host.Change(hosttree.Original, path+hosttree.BackupSuffix, change.Before)
+		if err != nil {
+			return err
+		}
+		p.Changes = append(p.Changes, original)
 	}
 	p.Changes = append(p.Changes, change)
 	return nil

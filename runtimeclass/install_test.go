@@ -139,6 +139,29 @@ func TestInstallRefuses(t *testing.T) {
 	}
 }
 
+// The configuration of the package has only comments: it makes way, and uninstall restores it.
+func TestAConfigurationWithoutSettingsMakesWay(t *testing.T) {
+	for _, text := range []string{"# nothing\n", "", "# the defaults\n[host]\n# dev-root = \"/\"\n[policy]\n"} {
+		for _, toolkit := range []bool{true, false} {
+			h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
+			o.WriteShimConfig, o.KubeletSocket = toolkit, "/data/kubelet/pod-resources/kubelet.sock"
+			write(t, h.Real(o.ShimConfig), text)
+			before := simtest.Contents(t, h.Root)
+			for range 2 {
+				applied(t)(Install(h, o))
+				got := string(read(t, h.Real(o.ShimConfig)))
+				if !strings.Contains(got, o.KubeletSocket) || strings.Contains(got, "debug") != toolkit || !Unchanged([]byte(got)) {
+					t.Errorf("%q, toolkit %v: %s", text, toolkit, got)
+				}
+			}
+			uninstall(t, h, o)
+			if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+				t.Errorf("%q: not as before: %v", text, now)
+			}
+		}
+	}
+}
+
 // patch(1) produces the new file from the old one and the diff.
 func TestDiffIsAPatch(t *testing.T) {
 	if _, err := exec.LookPath("patch"); err != nil {

@@ -84,7 +84,7 @@ func (p *Plan) addKubelet(o *Options) error {
 	switch {
 	case !set && o.KubeletSocket == path.Join(defaultKubeletDir, "pod-resources/kubelet.sock"):
 		return nil
-	case file != nil && !o.WriteShimConfig && !Unchanged(file):
+	case file != nil && !o.WriteShimConfig && !Unchanged(file) && hasSettings(file):
 		if have != o.KubeletSocket {
 			p.note("the kubelet uses another socket: set policy.kubelet-socket = %q in %s", o.KubeletSocket, o.ShimConfig)
 		}

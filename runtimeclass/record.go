@@ -242,16 +242,18 @@ func (p *Plan) release(o Options, record []placed) error {
 		case f.Kind == hosttree.Program:
 			keep = append(keep, f)
 			if !o.KeepPrograms {
-				// Restore the program that the installation replaced.
-				original, err := p.Host.Change(hosttree.Original, f.Path+hosttree.BackupSuffix, nil)
+				original, err := p.putBack(&c)
 				if err != nil {
 					return err
 				}
-				c.After = original.Before
 				p.Programs = append(p.Programs, c, original)
 			}
 		default:
-			p.Changes = append(p.Changes, c)
+			original, err := p.putBack(&c)
+			if err != nil {
+				return err
+			}
+			p.Changes = append(p.Changes, c, original)
 		}
 	}
 	change, err := p.Host.recordChange(keep)
@@ -265,6 +267,14 @@ func (p *Plan) release(o Options, record []placed) error {
 	rest.Before = change.After
 	p.Programs = append(p.Programs, rest)
 	return err
+}
+
+// putBack makes a removal restore the file that the installation replaced, if any, and returns the
+// removal of its backup.
+func (p *Plan) putBack(c *hosttree.Change) (hosttree.Change, error) {
+	original, err := p.Host.Change(hosttree.Original, c.Path+hosttree.BackupSuffix, nil)
+	c.After = original.Before
+	return original, err
 }
 
 // removeOriginals plans the removal of the backups of programs that equal their backups: a process
