@@ -2,6 +2,7 @@ package shim
 
 import (
 	"context"
+	"runtime/debug"
 	"sync"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
@@ -61,8 +62,13 @@ type gpuContainer struct {
 	placement map[string]string
 }
 
+// memoryLimit is the soft limit of the memory that Go manages, in bytes. A shim needs a tenth of it
+// unless a bundle is hostile; then Go collects garbage more often instead of growing.
+const memoryLimit = 48 << 20
+
 // NewService returns the Task service, with containerd's own embedded.
 func NewService(ctx context.Context, publisher ctrdshim.Publisher, sd shutdown.Service) (*Service, error) {
+	debug.SetMemoryLimit(memoryLimit)
 	events := &taskEvents{Publisher: publisher}
 	embedded, err := runctask.NewTaskService(ctx, events, sd)
 	if err != nil {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"sync"
@@ -22,6 +23,7 @@ import (
 	runcoptions "github.com/containerd/containerd/api/types/runc/options"
 	runtimeoptions "github.com/containerd/containerd/api/types/runtimeoptions/v1"
 	"github.com/containerd/containerd/v2/core/events"
+	"github.com/containerd/containerd/v2/pkg/shutdown"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"golang.org/x/sys/unix"
@@ -522,5 +524,16 @@ func TestTheCgroupDriverFollowsTheCgroupPath(t *testing.T) {
 		if _, err := s.Create(t.Context(), r); err != nil || !proto.Equal(&got, tc.want) {
 			t.Errorf("%s with %v: %v, %v", tc.config, tc.message, &got, err)
 		}
+	}
+}
+
+func TestMemoryIsLimited(t *testing.T) {
+	defer debug.SetMemoryLimit(debug.SetMemoryLimit(-1))
+	ctx, sd := shutdown.WithShutdown(t.Context())
+	defer sd.Shutdown()
+	_, err := NewService(ctx, &publisher{}, sd)
+	check(t, err)
+	if limit := debug.SetMemoryLimit(-1); limit > 64<<20 {
+		t.Errorf("the limit is %d bytes", limit)
 	}
 }
