@@ -93,22 +93,26 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskReque
 func (s *Service) keepSuspended(id string, c gpuContainer) {
 	c.suspended = true
 	s.update(id, c)
-	c.noteSuspended()
+	s.noteSuspended(id, c)
 }
 
-// wake undoes suspend, even a failed one, and freezes the container again if it was paused.
+// wake undoes suspend, even a failed one, and freezes the container again if it was paused. The driver
+// restores a process in one of the process' own threads, so it thaws a frozen container, but not before
+// everything else is prepared.
 func (s *Service) wake(ctx context.Context, id string, c gpuContainer, paused bool) (err error) {
+	var thaw func() error
 	if s.status(ctx, id) == task.Status_PAUSED {
-		_, err = s.thaw(ctx, &taskapi.ResumeRequest{ID: id}, c)
+		thaw = func() error {
+			_, err := s.thaw(ctx, &taskapi.ResumeRequest{ID: id}, c)
+			return err
+		}
 	}
-	if err == nil {
-		err = s.move(ctx, id, false, c)
-	}
-	if err == nil {
+	if err = s.move(ctx, id, false, c, thaw); err == nil {
 		clear(c.held)
 		c.suspended, c.placement = false, nil
-		s.update(id, c)
-		_ = os.Remove(filepath.Join(c.bundle, gpuinject.SuspendedName))
+		if s.update(id, c) {
+			_ = os.Remove(filepath.Join(c.bundle, gpuinject.SuspendedName))
+		}
 	}
 	if err == nil && paused {
 		_, err = s.freeze(ctx, &taskapi.PauseRequest{ID: id}, c)
@@ -183,7 +187,7 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 		err = mask.CheckAttached(int(resp.Pid))
 	}
 	if err == nil {
-		err = s.move(ctx, r.ID, false, c)
+		err = s.move(ctx, r.ID, false, c, nil)
 	}
 	if err == nil {
 		return resp, nil

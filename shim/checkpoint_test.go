@@ -82,10 +82,9 @@ func (f *checkpointTasks) serviceWith(t *testing.T, c gpuContainer) *Service {
 	t.Helper()
 	s, _ := serviceAround(&f.fakeTasks)
 	s.TTRPCTaskService = f
-	s.reserve("c")
 	c.ready, c.hasGPU, c.bundle, c.held = true, true, t.TempDir(), probe.Memory{}
 	check(t, os.WriteFile(filepath.Join(c.bundle, gpuinject.RecordName), []byte("{}"), 0o600))
-	s.update("c", c)
+	s.put("c", c)
 	return s
 }
 
@@ -120,7 +119,7 @@ func TestCheckpoint(t *testing.T) {
 	exit, err := anypb.New(&runcoptions.CheckpointOptions{Exit: true})
 	check(t, err)
 	const works = `echo '{"moved":[4711]}'`
-	const full = `case "$*" in *resume*) echo '{"move_error":"full"}';; *) echo '{"moved":[4711]}';; esac`
+	const full = `case "$questions" in *'"resume"'*) echo '{"move_error":"full"}';; *) echo '{"moved":[4711]}';; esac`
 	for _, test := range []struct {
 		name      string
 		suspended bool // on-pause is suspend-gpu
@@ -137,7 +136,7 @@ func TestCheckpoint(t *testing.T) {
 		{"ends", false, false, works, nil, exit, "pause checkpoint", ""},
 		{"CRIU fails", false, false, works, errors.New("criu failed"), exit, "pause checkpoint resume", "criu failed"},
 		{"the container ends meanwhile", false, false, full, errEnded, nil, "pause checkpoint", "the container has ended"},
-		{"the driver fails", false, true, `case "$*" in *suspend*) echo '{"move_error":"no"}';; *) echo '{"moved":[4711]}';; esac`, nil, nil,
+		{"the driver fails", false, true, `case "$questions" in *'"suspend"'*) echo '{"move_error":"no"}';; *) echo '{"moved":[4711]}';; esac`, nil, nil,
 			"resume pause", "cannot suspend the GPUs of container c: no"},
 		{"the GPU is full afterwards", false, false, full, nil, nil, "pause checkpoint resume pause",
 			"nvidia: the checkpoint was written; the container stays paused: nvidia: cannot resume the GPUs of container c: full"},
@@ -232,7 +231,7 @@ func TestResumeAfterACheckpointThatLeftTheContainerPaused(t *testing.T) {
 	dir := t.TempDir()
 	full, resumed := filepath.Join(dir, "full"), filepath.Join(dir, "resumed")
 	check(t, os.WriteFile(full, nil, 0o600))
-	putProbe(t, fmt.Sprintf(`case "$*" in *resume*) if rm %s 2>/dev/null; then echo '{"move_error":"full"}'; exit; fi; : >%s;; esac; echo '{"moved":[4711]}'`, full, resumed))
+	putProbe(t, fmt.Sprintf(`case "$questions" in *'"resume"'*) if rm %s 2>/dev/null; then echo '{"move_error":"full"}'; exit; fi; : >%s;; esac; echo '{"moved":[4711]}'`, full, resumed))
 	f := &checkpointTasks{}
 	s := f.serviceWith(t, gpuContainer{})
 	done := make(chan struct{})
@@ -303,8 +302,7 @@ func TestACheckpointOfAContainerWithoutGPUsOrThatHasEnded(t *testing.T) {
 			t.Errorf("%v, CRIU reads %q", err, f.config)
 		}
 		f.ended = true
-		s.reserve("c")
-		s.update("c", gpuContainer{ready: true, hasGPU: true})
+		s.put("c", gpuContainer{ready: true, hasGPU: true})
 	}
 }
 
@@ -386,8 +384,7 @@ func TestARestoredContainerHasTheMaskWhenItStarts(t *testing.T) {
 			mask, err := procmask.New([]procmask.File{{Path: "nvidia/version", Data: []byte("x")}}, "")
 			check(t, err)
 			bundle := t.TempDir()
-			s.reserve("c")
-			s.update("c", gpuContainer{ready: true, hasGPU: true, bundle: bundle, restoration: &restoration{mask: mask, view: "/nonexistent"}})
+			s.put("c", gpuContainer{ready: true, hasGPU: true, bundle: bundle, restoration: &restoration{mask: mask, view: "/nonexistent"}})
 			_, err = s.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
 			for unix.Unmount(test.at, unix.MNT_DETACH) == nil {
 			}

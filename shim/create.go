@@ -130,7 +130,8 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		// Cleaning up would remove the other container's root file system.
 		return nil, fmt.Errorf("container %s: %w", r.ID, errdefs.ErrAlreadyExists)
 	}
-	kept := gpuContainer{suspendsGPU: c.SuspendsGPU, bundle: r.Bundle, held: probe.Memory{}}
+	kept, _ := s.get(r.ID)
+	kept.suspendsGPU, kept.bundle, kept.held = c.SuspendsGPU, r.Bundle, probe.Memory{}
 	rootPath := c.Bundle.RootPath() // if containerd's client has mounted it
 	destroyed := true
 	defer func() {
@@ -152,7 +153,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	if err != nil {
 		return nil, err
 	}
-	kept.hasGPU, kept.gpus = plan.GPU, exchangeable(plan)
+	kept.hasGPU, kept.gpus, kept.addresses = plan.GPU, exchangeable(plan), plan.Proc.GPUs
 	if r.Checkpoint != "" && plan.GPU {
 		kept.restoration = &restoration{mask: mask, view: plan.Mounts[0].Source}
 		mask = nil

@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
@@ -24,6 +24,8 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
@@ -50,7 +52,7 @@ func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.
 	}
 	resp, err := s.suspend(ctx, r, c)
 	if err == nil {
-		c.noteSuspended()
+		s.noteSuspended(r.ID, c)
 		return resp, nil
 	}
 	ctx = context.WithoutCancel(ctx) // the request that failed may have been cancelled
@@ -73,20 +75,25 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 	forgotten := c
 	forgotten.placement = nil // even if this call fails
 	s.update(r.ID, forgotten)
-	// The driver restores a process in one of the process' own threads, which must not be frozen.
-	resp, err := s.thaw(ctx, r, c)
-	if err != nil {
-		return nil, err
+	if s.status(ctx, r.ID) != task.Status_PAUSED {
+		return s.TTRPCTaskService.Resume(ctx, r) // which refuses it
 	}
-	if err = s.wake(ctx, r.ID, c, false); err == nil {
-		return resp, nil
+	err := s.wake(ctx, r.ID, c, false)
+	if err == nil {
+		return &emptypb.Empty{}, nil
+	}
+	if s.status(ctx, r.ID) == task.Status_PAUSED { // it failed before it thawed
+		return nil, toGRPC(err)
 	}
 	_, undone := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c)
 	return nil, s.failed(ctx, r.ID, err, undone)
 }
 
 // noteSuspended records in the bundle, for display, how much GPU memory is on the host.
-func (c gpuContainer) noteSuspended() {
+func (s *Service) noteSuspended(id string, c gpuContainer) {
+	if !s.isCurrent(id, c) {
+		return // the bundle is another container's
+	}
 	sum := uint64(0)
 	for _, memory := range c.held {
 		for _, bytes := range memory {
@@ -123,7 +130,10 @@ func (s *Service) suspend(ctx context.Context, r *taskapi.PauseRequest, c gpuCon
 	for range maxRounds {
 		before, err := s.usersOfGPU(ctx, r.ID)
 		if err == nil {
-			err = s.move(ctx, r.ID, true, c)
+			err = s.move(ctx, r.ID, true, c, nil)
+		}
+		if err == nil && !s.isCurrent(r.ID, c) {
+			err = notFound(r.ID) // it was deleted meanwhile
 		}
 		if err != nil {
 			return nil, err
@@ -193,19 +203,39 @@ func (c gpuContainer) runc(ctx context.Context) (*runc.Runc, error) {
 
 // move asks the probe to move the GPU memory of all processes of the container to the host or back.
 // It adds what is moved to the host to c.held. To move it back, that much memory must be free on
-// the GPU.
-func (s *Service) move(ctx context.Context, id string, suspend bool, c gpuContainer) error {
+// the GPU. If thaw is not nil, the container is frozen: move calls it when the probe is prepared.
+func (s *Service) move(ctx context.Context, id string, suspend bool, c gpuContainer, thaw func() error) error {
+	if !s.isCurrent(id, c) {
+		return notFound(id) // it was deleted meanwhile
+	}
 	list, err := s.processes(ctx, id)
-	if err != nil || len(list) == 0 {
+	if err != nil {
 		return err
 	}
-	q, what := probe.Questions{Resume: list, Needs: c.held, Placement: c.placement, Timeout: moveLimit}, "resume"
+	if len(list) == 0 {
+		if thaw != nil {
+			return thaw()
+		}
+		return nil
+	}
+	q, what := probe.Questions{Resume: list, Needs: c.held, Placement: c.placement}, "resume"
 	if suspend {
-		q, what = probe.Questions{Suspend: list, Timeout: moveLimit}, "suspend"
+		q, what = probe.Questions{Suspend: list}, "suspend"
+	}
+	q.GPUs, q.Timeout = c.addresses, moveLimit
+	var notThawed error
+	if thaw != nil {
+		q.Ready = func() error {
+			notThawed = thaw()
+			return notThawed
+		}
 	}
 	start := time.Now()
 	a := ask(q)
 	maps.Copy(c.held, a.Memory)
+	if notThawed != nil {
+		return notThawed
+	}
 	if a.MoveError == "" && a.Moved == nil {
 		a.MoveError = "nvidia-shimctl is of another version than the shim"
 	}
@@ -216,6 +246,9 @@ func (s *Service) move(ctx context.Context, id string, suspend bool, c gpuContai
 	log.G(ctx).WithFields(log.Fields{"id": id, "processes": *a.Moved, "took": time.Since(start).String()}).Infof("nvidia: %s GPUs", what)
 	return nil
 }
+
+// notFound is the error for a container that was deleted, even if another one has its id.
+func notFound(id string) error { return fmt.Errorf("container %s: %w", id, errdefs.ErrNotFound) }
 
 // moveLimit is the time limit for moving GPU memory: at most this host's memory can be moved, at 1
 // GiB a second or faster. Tests use a shorter time.
@@ -259,17 +292,70 @@ func (s *Service) pids(ctx context.Context, id string) ([]int, error) {
 
 // usersOfGPU returns the processes of the container that have CUDA's device node open. A suspended
 // process has closed it; a child of a process that uses CUDA may have inherited it.
-func (s *Service) usersOfGPU(ctx context.Context, id string) ([]procfs.ID, error) {
+func (s *Service) usersOfGPU(ctx context.Context, id string) (users []procfs.ID, err error) {
+	cfg, err := config.Find("")
+	if err != nil {
+		return nil, err
+	}
+	majors, err := device.UVMMajors(cfg.Host)
+	if err != nil {
+		return nil, err
+	}
 	list, err := s.processes(ctx, id)
-	return slices.DeleteFunc(list, func(p procfs.ID) bool { return !usesGPU(p.PID) }), err
+	limit := maxDescriptors
+	for _, p := range list {
+		uses, err := usesGPU(ctx, p.PID, majors, &limit)
+		if err != nil {
+			return nil, err
+		}
+		if uses {
+			users = append(users, p)
+		}
+	}
+	return users, err
 }
 
-// usesGPU reports whether a process has CUDA's device node open.
-func usesGPU(pid int) bool {
-	dir := fmt.Sprintf("/proc/%d/fd/", pid)
-	entries, _ := os.ReadDir(dir) // it may have ended
-	return slices.ContainsFunc(entries, func(e os.DirEntry) bool {
-		to, _ := os.Readlink(dir + e.Name())
-		return strings.HasSuffix(to, "/nvidia-uvm")
-	})
+// maxDescriptors limits the descriptors that a container's processes may have to be suspended: reading
+// them takes a microsecond each.
+const maxDescriptors = 1 << 18
+
+// usesGPU reports whether a process has a character device with one of these major numbers open, by
+// whatever name. It reduces limit by the descriptors that it reads.
+func usesGPU(ctx context.Context, pid int, majors []uint32, limit *int) (bool, error) {
+	dir, err := os.Open(procfs.Host.Path(pid, "fd"))
+	if procfs.HasEnded(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	defer dir.Close()
+	for {
+		names, err := dir.Readdirnames(512)
+		for _, name := range names {
+			if *limit--; *limit < 0 {
+				err := fmt.Errorf("nvidia: the container's processes have more than %d open files", maxDescriptors)
+				return false, &classified{err, errdefs.ErrFailedPrecondition}
+			}
+			// DONT_SYNC: the file may be on a file system whose server does not answer.
+			var st unix.Statx_t
+			const flags = unix.AT_STATX_DONT_SYNC | unix.AT_NO_AUTOMOUNT
+			if err := unix.Statx(int(dir.Fd()), name, flags, unix.STATX_TYPE, &st); procfs.HasEnded(err) {
+				continue // it was closed
+			} else if err != nil {
+				return true, nil // it may be that node
+			}
+			if st.Mode&unix.S_IFMT == unix.S_IFCHR && slices.Contains(majors, st.Rdev_major) {
+				return true, nil
+			}
+		}
+		switch {
+		case errors.Is(err, io.EOF) || procfs.HasEnded(err):
+			return false, nil
+		case err != nil:
+			return false, err
+		case ctx.Err() != nil:
+			return false, ctx.Err()
+		}
+	}
 }

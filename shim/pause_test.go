@@ -30,6 +30,8 @@ type pausedTasks struct {
 	pidsErr error
 	// notFrozen is how many calls of Pause fail.
 	notFrozen int
+	// onPause is called by Pause.
+	onPause func()
 }
 
 func (f *pausedTasks) State(context.Context, *taskapi.StateRequest) (*taskapi.StateResponse, error) {
@@ -44,6 +46,9 @@ func (f *pausedTasks) Pids(context.Context, *taskapi.PidsRequest) (*taskapi.Pids
 
 func (f *pausedTasks) Pause(context.Context, *taskapi.PauseRequest) (*emptypb.Empty, error) {
 	f.calls = append(f.calls, "pause")
+	if f.onPause != nil {
+		f.onPause()
+	}
 	if f.notFrozen--; f.notFrozen >= 0 {
 		return nil, errors.New("unable to freeze")
 	}
@@ -102,8 +107,8 @@ func TestPauseFreezesOnlyWhatTheProbeHasSuspended(t *testing.T) {
 	}{
 		{"suspended", `echo '{"moved":[4711]}'`, "", []string{"pause"}},
 		{"a probe that does not know the question", `echo '{}'`, ": nvidia-shimctl is of another version than the shim; undoing it failed too, so pause the container again or delete it: nvidia: cannot resume the GPUs of container c: nvidia-shimctl is of another version than the shim", nil},
-		{"a failure that is undone", `case "$*" in *suspend*) echo '{"move_error":"no"}';; *) echo '{"moved":[4711]}';; esac`, "nvidia: cannot suspend the GPUs of container c: no", nil},
-		{"a probe that hangs", `case "$*" in *suspend*) exec sleep 60;; *) echo '{"moved":[4711]}';; esac`, "nvidia: cannot suspend the GPUs of container c: nvidia-shimctl did not answer within 2.001s", nil},
+		{"a failure that is undone", `case "$questions" in *'"suspend"'*) echo '{"move_error":"no"}';; *) echo '{"moved":[4711]}';; esac`, "nvidia: cannot suspend the GPUs of container c: no", nil},
+		{"a probe that hangs", `case "$questions" in *'"suspend"'*) exec sleep 60;; *) echo '{"moved":[4711]}';; esac`, "nvidia: cannot suspend the GPUs of container c: nvidia-shimctl did not answer within 2.001s", nil},
 		{"a probe that dies", `kill -9 $$`, "cannot resume the GPUs of container c: nvidia-shimctl ended with status 137 and no message", nil},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -115,8 +120,7 @@ func TestPauseFreezesOnlyWhatTheProbeHasSuspended(t *testing.T) {
 			f := &pausedTasks{}
 			s, _ := serviceAround(&f.fakeTasks)
 			s.TTRPCTaskService = f
-			s.reserve("c")
-			s.update("c", gpuContainer{ready: true, suspendsGPU: true, bundle: t.TempDir()})
+			s.put("c", gpuContainer{ready: true, suspendsGPU: true, bundle: t.TempDir()})
 			_, err := s.Pause(t.Context(), &taskapi.PauseRequest{ID: "c"})
 			if (err == nil) != (test.end == "") || err != nil && !strings.HasSuffix(err.Error(), test.end) {
 				t.Errorf("error %v, want %q", err, test.end)
@@ -136,8 +140,7 @@ func TestPauseTriesAgainToFreeze(t *testing.T) {
 		f := &pausedTasks{notFrozen: fails}
 		s, _ := serviceAround(&f.fakeTasks)
 		s.TTRPCTaskService = f
-		s.reserve("c")
-		s.update("c", gpuContainer{ready: true, suspendsGPU: true, bundle: t.TempDir()})
+		s.put("c", gpuContainer{ready: true, suspendsGPU: true, bundle: t.TempDir()})
 		_, err := s.Pause(t.Context(), &taskapi.PauseRequest{ID: "c"})
 		if (err == nil) != (want == "") || err != nil && !strings.HasSuffix(err.Error(), want) || len(f.calls) != maxRounds {
 			t.Errorf("%d failures: %v after %q", fails, err, f.calls)
@@ -146,10 +149,9 @@ func TestPauseTriesAgainToFreeze(t *testing.T) {
 	f := &pausedTasks{notFrozen: maxRounds}
 	s, _ := serviceAround(&f.fakeTasks)
 	s.TTRPCTaskService = f
-	s.reserve("c")
-	s.update("c", gpuContainer{ready: true, suspendsGPU: true, bundle: t.TempDir()})
+	s.put("c", gpuContainer{ready: true, suspendsGPU: true, bundle: t.TempDir()})
 	ctx, cancel := context.WithCancel(t.Context())
-	cancel()
+	f.onPause = cancel
 	if _, err := s.Pause(ctx, &taskapi.PauseRequest{ID: "c"}); err == nil || len(f.calls) != 1 {
 		t.Errorf("a request that was cancelled: %v after %q", err, f.calls)
 	}
@@ -159,7 +161,7 @@ func TestPauseTriesAgainToFreeze(t *testing.T) {
 func TestAPauseThatFailsAfterTheFreezeIsUndone(t *testing.T) {
 	reap(t)
 	resumed := filepath.Join(t.TempDir(), "resumed")
-	putProbe(t, fmt.Sprintf(`case "$*" in *resume*) : >%s;; esac; echo '{"moved":[4711]}'`, resumed))
+	putProbe(t, fmt.Sprintf(`case "$questions" in *'"resume"'*) : >%s;; esac; echo '{"moved":[4711]}'`, resumed))
 	f := &checkpointTasks{notThawed: errors.New("not thawed")}
 	s := f.serviceWith(t, gpuContainer{suspendsGPU: true})
 	f.during = func() { f.pidsErr = errors.New("no cgroup") }

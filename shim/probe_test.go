@@ -36,20 +36,28 @@ func reap(t *testing.T) {
 	})
 }
 
-// putProbe installs a shell script beside the test binary, which is the shim here.
+// putProbe installs a shell script beside the test binary, which is the shim here. It has the questions
+// in a variable. If the shim thaws a container, it has done so when the script begins.
 func putProbe(t *testing.T, script string) {
+	t.Helper()
+	putUnprepared(t, `case "$questions" in *'"wait":true'*) echo '{"ready":true}'; [ "$(head -c 1 <&3 | wc -c)" = 1 ] || exit 9;; esac
+`+script)
+}
+
+// putUnprepared is putProbe, but the script has not had the shim thaw a container.
+func putUnprepared(t *testing.T, script string) {
 	t.Helper()
 	self, err := os.Readlink("/proc/self/exe")
 	check(t, err)
 	name := filepath.Join(filepath.Dir(self), "nvidia-shimctl")
-	check(t, os.WriteFile(name, []byte("#!/bin/sh\n"+script+"\n"), 0o755))
+	check(t, os.WriteFile(name, []byte("#!/bin/sh\nquestions=$(cat)\n"+script+"\n"), 0o755))
 	t.Cleanup(func() { os.Remove(name) })
 }
 
 func TestTheShimAsksTheProgramBesideIt(t *testing.T) {
 	reap(t)
 	t.Setenv(config.EnvFile, "/etc/other.toml")
-	putProbe(t, `case "$*" in *'"config":"/etc/other.toml"'*) echo '{"facts":{"driver":"580.1.2"}}';; *) exit 3;; esac`)
+	putProbe(t, `case "$questions" in *'"config":"/etc/other.toml"'*) echo '{"facts":{"driver":"580.1.2"}}';; *) exit 3;; esac`)
 	if a := ask(probe.Questions{Facts: true}); a.Facts == nil || a.Facts.Driver != "580.1.2" {
 		t.Errorf("answers %+v", a)
 	}

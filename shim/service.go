@@ -28,6 +28,8 @@ type Service struct {
 	mu sync.Mutex
 	// containers holds the containers with GPUs, by id.
 	containers map[string]gpuContainer
+	// generation is that of the last container.
+	generation uint64
 	// creating holds the ids of the containers whose Create is in progress.
 	creating map[string]bool
 	// deferred is the last Shutdown that came during the Create of another container, or nil.
@@ -39,6 +41,8 @@ type Service struct {
 
 // gpuContainer is what Create keeps for the calls that follow.
 type gpuContainer struct {
+	// generation tells the container from an earlier one with its id.
+	generation uint64
 	// rootfs is the mount that Create made and Delete removes. It is empty if containerd's
 	// client made the mount.
 	rootfs string
@@ -53,6 +57,8 @@ type gpuContainer struct {
 	// restoration is nil unless Start restores the container from a checkpoint.
 	restoration *restoration
 	bundle      string
+	// addresses are the PCI addresses of the GPUs that it sees. There are none if it sees all.
+	addresses []string
 	// held is the GPU memory of the processes when they were suspended, while pausing is held.
 	held probe.Memory
 	// gpus are those among which Resume can move it.
@@ -107,17 +113,27 @@ func (s *Service) reserve(id string) bool {
 	if _, ok := s.containers[id]; ok {
 		return false
 	}
-	s.containers[id] = gpuContainer{}
+	s.generation++
+	s.containers[id] = gpuContainer{generation: s.generation}
 	return true
 }
 
-// update replaces the container with this id, unless Delete has removed it.
-func (s *Service) update(id string, c gpuContainer) {
+// update replaces the container with this id, unless Delete has removed it, even if Create has made
+// another one since. It reports whether it did.
+func (s *Service) update(id string, c gpuContainer) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.containers[id]; ok {
+	now, ok := s.containers[id]
+	if ok = ok && now.generation == c.generation; ok {
 		s.containers[id] = c
 	}
+	return ok
+}
+
+// isCurrent reports whether c, possibly changed, is the container with this id.
+func (s *Service) isCurrent(id string, c gpuContainer) bool {
+	now, ok := s.get(id)
+	return ok && now.generation == c.generation
 }
 
 func (s *Service) remove(id string) {

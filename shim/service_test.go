@@ -99,6 +99,14 @@ func serviceAround(f *fakeTasks) (*Service, *publisher) {
 	return newService(f, &taskEvents{Publisher: p}), p
 }
 
+// put registers a container.
+func (s *Service) put(id string, c gpuContainer) {
+	s.reserve(id)
+	now, _ := s.get(id)
+	c.generation = now.generation
+	s.update(id, c)
+}
+
 // publisher records what is published.
 type publisher struct{ published []events.Event }
 
@@ -253,8 +261,7 @@ func TestASecondContainerOfTheSameIDDoesNotDisturbTheFirst(t *testing.T) {
 	f := &fakeTasks{}
 	dir := simulatedHost(t, masked)
 	s, _ := serviceAround(f)
-	s.reserve("c")
-	s.update("c", gpuContainer{ready: true})
+	s.put("c", gpuContainer{ready: true})
 	_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir})
 	if !errdefs.IsAlreadyExists(errgrpc.ToNative(err)) || len(f.calls) > 0 {
 		t.Errorf("error %v, calls %v", err, f.calls)

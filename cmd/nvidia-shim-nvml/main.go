@@ -15,8 +15,7 @@ import (
 )
 
 func main() {
-	var q probe.Questions
-	err := json.Unmarshal([]byte(os.Args[len(os.Args)-1]), &q)
+	q, err := probe.ReadQuestions(os.Stdin)
 	if err == nil {
 		err = json.NewEncoder(os.Stdout).Encode(server.Answer(context.Background(), q))
 	}

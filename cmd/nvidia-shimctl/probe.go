@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"os"
 	"path/filepath"
 	"time"
@@ -31,7 +30,7 @@ func probeCommand() *cli.Command {
 			&cli.StringFlag{Name: "pod", Usage: "ask the kubelet instead what it allocated to the pod `NAMESPACE/NAME`"},
 			&cli.StringFlag{Name: "socket", Usage: "the kubelet's PodResources `SOCKET`", Value: config.Default().Policy.KubeletSocket},
 			&cli.DurationFlag{Name: "timeout", Usage: "give up on NVML after `TIME`", Value: nvmlTimeout},
-			&cli.StringFlag{Name: "questions", Usage: "the shim's questions as `JSON`", Hidden: true},
+			&cli.BoolFlag{Name: "questions", Usage: "the shim's questions as JSON in the standard input", Hidden: true},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			q, err := probeQuestions(c)
@@ -59,10 +58,7 @@ func probeCommand() *cli.Command {
 
 func probeQuestions(c *cli.Command) (q probe.Questions, err error) {
 	if c.IsSet("questions") {
-		if err := json.Unmarshal([]byte(c.String("questions")), &q); err != nil {
-			return q, fmt.Errorf("--questions: %w", err)
-		}
-		return q, nil
+		return probe.ReadQuestions(c.Root().Reader)
 	}
 	if c.IsSet("pod") {
 		namespace, name, err := podFlag(c)

@@ -61,7 +61,7 @@ func TestProbePrintsAnswers(t *testing.T) {
 	if !strings.HasPrefix(errs, "nvidia-shimctl: NVML has not answered within 300ms") || a.FactsError == "" {
 		t.Errorf("a hung driver: %+v, %s", a, errs)
 	}
-	for _, args := range [][]string{{"--pod", "train"}, {"--pod", "/train"}, {"--questions", "x"}, {"nvml"}} {
+	for _, args := range [][]string{{"--pod", "train"}, {"--pod", "/train"}, {"--questions", "--timeout=x"}, {"nvml"}} {
 		if status, _, errs := ctl(t, append([]string{"probe"}, args...)...); status != 2 {
 			t.Errorf("%q: status %d, %s", args, status, errs)
 		}

@@ -50,6 +50,18 @@ type host struct {
 func newHost(t *testing.T, o simhost.Options) host {
 	t.Helper()
 	h := host{Host: simhost.New(t, o), out: "/dev/shm", visible: "0"}
+	err := os.MkdirAll(h.Driver.ProcDir(), 0o755)
+	if err == nil {
+		err = unix.Mount("proc", h.Driver.ProcDir(), "proc", unix.MS_RDONLY, "")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(h.Driver.ProcDir(), 0); err != nil {
+			t.Error(err)
+		}
+	})
 	program, tar := filepath.Join(h.Dir, "count"), filepath.Join(h.Dir, "count.tar")
 	testenv.CompileCount(t, program)
 	image, err := images.FromHostPrograms(imageRef, []string{"sh", "sleep"}, images.FromHost("usr/bin/count", 0o755, program))
@@ -591,13 +603,9 @@ func TestAProcessWithTheNumberOfAnotherIsLeftAlone(t *testing.T) {
 	ask := func(q probe.Questions) (a probe.Answers) {
 		t.Helper()
 		q.Config, q.Timeout = h.Driver.ConfigPath, 30*time.Second
-		text, err := json.Marshal(q)
-		if err != nil {
-			t.Fatal(err)
-		}
-		out := h.Ctl(t, "probe", "--questions="+string(text))
-		if err = json.Unmarshal([]byte(out), &a); err != nil || a.MoveError != "" || a.Moved == nil {
-			t.Fatalf("%s: %v %s", text, err, out)
+		a = probe.Ask(func() (string, error) { return filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), nil }, probe.StartProcess, q)
+		if a.MoveError != "" || a.Moved == nil {
+			t.Fatalf("%+v", a)
 		}
 		return a
 	}

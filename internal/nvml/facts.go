@@ -125,7 +125,11 @@ func (r *reader) gpu(d handle, live bool) GPU {
 	}
 	if g.Facts.MIG {
 		g.State.Processes = []Process{} // they use the MIG devices
-		for _, m := range r.migDevices(d) {
+		list, complete := r.migDevices(d)
+		if !complete {
+			g.State.unlisted = "MIG devices"
+		}
+		for _, m := range list {
 			one := &reader{library: r.library, err: r.err}
 			facts := one.instanceFacts(m)
 			if live {
@@ -184,16 +188,20 @@ func (r *reader) instanceFacts(m handle) device.InstanceFacts {
 	}
 }
 
-// migDevices lists the MIG devices of a GPU. Indices have gaps if instances were destroyed.
-func (r *reader) migDevices(d handle) []handle {
-	count, _ := get(r, "number of MIG devices", d.GetMaxMigDeviceCount, "nvmlDeviceGetMaxMigDeviceCount")
-	var list []handle
+// migDevices lists the MIG devices of a GPU, and reports whether NVML has listed all of them. Indices
+// have gaps if instances were destroyed.
+func (r *reader) migDevices(d handle) (list []handle, complete bool) {
+	count, complete := get(r, "number of MIG devices", d.GetMaxMigDeviceCount, "nvmlDeviceGetMaxMigDeviceCount")
 	for i := range count {
-		m, ok := get(r, fmt.Sprintf("handle of MIG device %d", i),
-			func() (nvml.Device, nvml.Return) { return d.GetMigDeviceHandleByIndex(i) }, "nvmlDeviceGetMigDeviceHandleByIndex")
+		ret := nvml.ERROR_UNKNOWN
+		m, ok := get(r, fmt.Sprintf("handle of MIG device %d", i), func() (m nvml.Device, _ nvml.Return) {
+			m, ret = d.GetMigDeviceHandleByIndex(i)
+			return m, ret
+		}, "nvmlDeviceGetMigDeviceHandleByIndex")
 		if ok {
 			list = append(list, handle{m, i})
 		}
+		complete = complete && (ok || ret == nvml.ERROR_NOT_FOUND)
 	}
-	return list
+	return list, complete
 }

@@ -24,8 +24,8 @@ import (
 )
 
 // envTask makes the test binary do a task in a separate process, as nvidia-shimctl asks NVML: the
-// thread cannot get back what isolate takes away. It is "facts", "cuda", "live", "shared" or
-// "calls", all but the last with ":" and a configuration.
+// thread cannot get back what isolate takes away. It is "facts", "cuda", "live", "shared",
+// "calls" or one of suspend_test.go, all but "calls" with ":" and a configuration.
 const envTask = "NVML_TEST_TASK"
 
 func TestMain(m *testing.M) {
@@ -50,6 +50,18 @@ func do(task string) error {
 	}
 	if what == "shared" {
 		return askShared(name)
+	}
+	switch what {
+	case "confine":
+		return confineAnd(name, "move")
+	case "confine-try":
+		return confineAnd(name, "try")
+	case "try":
+		return try(name)
+	case "move":
+		return move(name)
+	case "reuse":
+		return reuse(name)
 	}
 	cfg, err := config.Load(name)
 	if err != nil {

@@ -15,26 +15,38 @@ import (
 // with driver 580.159.04.
 const moreMemory = 32 << 20
 
-// checkHostMemory returns an error if GPU memory does not fit into the host's memory and the memory
-// limits of the processes' cgroups: the kernel would kill a process. root is where cgroups are
-// mounted.
-func checkHostMemory(proc procfs.FS, root string, memory probe.Memory) error {
-	needs, sum := map[string]uint64{}, uint64(0) // by cgroup, and of all
+// hostNeeds returns the memory, in bytes, that GPU memory of these processes takes in each of their
+// cgroups, by directory, and on the host, by "". root is where cgroups are mounted.
+func hostNeeds(proc procfs.FS, root string, memory probe.Memory) map[string]uint64 {
+	needs := map[string]uint64{}
 	for pid, devices := range memory {
 		need := uint64(moreMemory)
 		for _, bytes := range devices {
 			need += bytes
 		}
-		sum += need
+		needs[""] += need
 		for dir := memoryCgroup(proc, root, pid); len(dir) > len(root); dir = filepath.Dir(dir) {
 			needs[dir] += need
 		}
 	}
+	return needs
+}
+
+// checkHostMemory returns an error if these needs, beside what others move meanwhile, do not fit into
+// the host's memory and the memory limits of the cgroups: the kernel would kill a process.
+func checkHostMemory(proc procfs.FS, root string, needs, others map[string]uint64) error {
 	host := readNumbers(filepath.Join(string(proc), "meminfo"))
-	if free, ok := host["MemAvailable:"]; ok && free+host["SwapFree:"] < sum>>10 { // in KiB
-		return fmt.Errorf("this host has %d MiB of memory available, and %d MiB are needed for GPU memory", free>>10, sum>>20)
+	free, ok := host["MemAvailable:"] // in KiB
+	if !ok {
+		return fmt.Errorf("%s does not say how much memory is available", filepath.Join(string(proc), "meminfo"))
+	}
+	if free+host["SwapFree:"] < (needs[""]+others[""])>>10 {
+		return fmt.Errorf("this host has %d MiB of memory available, and %d MiB are needed for GPU memory%s", free>>10, needs[""]>>20, promised(others[""]))
 	}
 	for dir, need := range needs {
+		if dir == "" {
+			continue
+		}
 		limit, used, cache := "memory.max", "memory.current", "" // of cgroup v2
 		if _, err := os.Lstat(filepath.Join(dir, limit)); err != nil {
 			limit, used, cache = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
@@ -43,9 +55,9 @@ func checkHostMemory(proc procfs.FS, root string, memory probe.Memory) error {
 		stat := readNumbers(filepath.Join(dir, "memory.stat"))
 		taken := readNumbers(filepath.Join(dir, used))[""]
 		taken -= min(taken, stat[cache+"inactive_file"]+stat[cache+"active_file"]) // the kernel reclaims these
-		if free := most - min(most, taken); limited && free < need {
-			return fmt.Errorf("the memory limit of cgroup %s leaves %d of %d MiB, and %d MiB are needed for GPU memory: raise the limit",
-				strings.TrimPrefix(dir, root), free>>20, most>>20, need>>20)
+		if free := most - min(most, taken); limited && free-min(free, others[dir]) < need {
+			return fmt.Errorf("the memory limit of cgroup %s leaves %d of %d MiB, and %d MiB are needed for GPU memory%s: raise the limit",
+				strings.TrimPrefix(dir, root), free>>20, most>>20, need>>20, promised(others[dir]))
 		}
 	}
 	return nil

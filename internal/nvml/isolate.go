@@ -51,22 +51,31 @@ func useDev(dir string) error {
 // same architecture x86-64.
 const x32 = 0x40000000
 
+// Offsets in struct seccomp_data. An argument has 64 bits, the lower half first on the architectures of
+// this program.
+const (
+	offsetNumber = 0
+	offsetArch   = 4
+	offsetArg0   = 16
+)
+
+func load(offset uint32) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
+}
+
+func ret(action uint32) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: action}
+}
+
+func jump(condition uint16, k uint32, yes, no int) unix.SockFilter {
+	return unix.SockFilter{Code: unix.BPF_JMP | condition | unix.BPF_K, Jt: uint8(yes), Jf: uint8(no), K: k}
+}
+
 // filter returns a filter that makes the given system calls fail with EPERM, and every call through
 // another architecture's table (seccomp(2)).
 func filter(calls []uint32) []unix.SockFilter {
-	// Offsets in struct seccomp_data.
-	const nr, arch = 0, 4
-	load := func(offset uint32) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_LD | unix.BPF_W | unix.BPF_ABS, K: offset}
-	}
-	ret := func(action uint32) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_RET | unix.BPF_K, K: action}
-	}
-	jump := func(condition uint16, k uint32, yes, no int) unix.SockFilter {
-		return unix.SockFilter{Code: unix.BPF_JMP | condition | unix.BPF_K, Jt: uint8(yes), Jf: uint8(no), K: k}
-	}
 	n := len(calls)
-	program := []unix.SockFilter{load(arch), jump(unix.BPF_JEQ, auditArch, 0, n+3), load(nr), jump(unix.BPF_JGE, x32, n+1, 0)}
+	program := []unix.SockFilter{load(offsetArch), jump(unix.BPF_JEQ, auditArch, 0, n+3), load(offsetNumber), jump(unix.BPF_JGE, x32, n+1, 0)}
 	for i, call := range calls {
 		program = append(program, jump(unix.BPF_JEQ, call, n-i, 0))
 	}
@@ -80,14 +89,20 @@ func deny(calls []uint32) error {
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("prctl: %w", err)
 	}
+	stray, err := setFilter(program, unix.SECCOMP_FILTER_FLAG_TSYNC)
+	if err == nil && stray != 0 {
+		err = fmt.Errorf("seccomp: thread %d has a filter of its own", stray)
+	}
+	return err
+}
+
+// setFilter is seccomp(2).
+func setFilter(program []unix.SockFilter, flags uintptr) (result int, err error) {
 	fprog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	stray, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&fprog)))
+	r, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&fprog)))
 	runtime.KeepAlive(program)
 	if errno != 0 {
-		return fmt.Errorf("seccomp: %w", errno)
+		return 0, os.NewSyscallError("seccomp", errno)
 	}
-	if stray != 0 {
-		return fmt.Errorf("seccomp: thread %d has a filter of its own", stray)
-	}
-	return nil
+	return int(r), nil
 }

@@ -16,7 +16,9 @@ import (
 func Live(host config.Host) (Snapshot, error) { return ask(host, true) }
 
 func (r *reader) state(d handle) State {
-	return State{Memory: r.memory(d), Processes: r.processes(d)}
+	s := State{Memory: r.memory(d)}
+	s.Processes, s.unlisted = r.processes(d)
+	return s
 }
 
 // memory returns the memory of a GPU. As in nvidia-smi, the driver's own memory does not count as
@@ -31,9 +33,10 @@ func (r *reader) memory(d handle) MemoryState {
 	return MemoryState{}
 }
 
-// processes lists the processes that use a GPU for computing, for graphics or for both.
-func (r *reader) processes(d handle) []Process {
-	list := []Process{}
+// processes lists the processes that use a GPU for computing, for graphics or for both. unlisted says
+// which of them NVML does not list, if any.
+func (r *reader) processes(d handle) (list []Process, unlisted string) {
+	list = []Process{}
 	for _, kind := range []struct {
 		name, what, symbol string
 		fn                 func() ([]nvml.ProcessInfo, nvml.Return)
@@ -41,7 +44,10 @@ func (r *reader) processes(d handle) []Process {
 		{"C", "compute processes", "nvmlDeviceGetComputeRunningProcesses", d.GetComputeRunningProcesses},
 		{"G", "graphics processes", "nvmlDeviceGetGraphicsRunningProcesses", d.GetGraphicsRunningProcesses},
 	} {
-		infos, _ := get(r, kind.what, kind.fn, kind.symbol+"_v3", kind.symbol+"_v2", kind.symbol)
+		infos, ok := get(r, kind.what, kind.fn, kind.symbol+"_v3", kind.symbol+"_v2", kind.symbol)
+		if !ok {
+			unlisted = kind.what
+		}
 		for _, in := range infos {
 			i := slices.IndexFunc(list, func(p Process) bool { return p.PID == int(in.Pid) })
 			if i >= 0 {
@@ -57,5 +63,5 @@ func (r *reader) processes(d handle) []Process {
 			list = append(list, p)
 		}
 	}
-	return list
+	return list, unlisted
 }

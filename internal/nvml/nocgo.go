@@ -8,7 +8,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // Linked reports whether this program can load NVML.
@@ -21,11 +20,11 @@ func Facts(config.Host) (device.Facts, error) { return device.Facts{}, errors.Er
 func Live(config.Host) (Snapshot, error) { return Snapshot{}, errors.ErrUnsupported }
 
 // Suspend returns errors.ErrUnsupported.
-func Suspend(config.Host, []procfs.ID) ([]int, probe.Memory, error) {
+func Suspend(config.Host, probe.Questions) ([]int, probe.Memory, error) {
 	return nil, nil, errors.ErrUnsupported
 }
 
 // Resume returns errors.ErrUnsupported.
-func Resume(config.Host, []procfs.ID, probe.Memory, map[string]string) ([]int, error) {
+func Resume(config.Host, probe.Questions, func() error) ([]int, error) {
 	return nil, errors.ErrUnsupported
 }

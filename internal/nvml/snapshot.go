@@ -35,6 +35,8 @@ type Utilization struct {
 type State struct {
 	Memory    MemoryState `json:"memory"`
 	Processes []Process   `json:"processes"`
+	// unlisted is the kind of processes that this GPU or driver does not list, if any.
+	unlisted string
 }
 
 // MemoryState is in bytes.

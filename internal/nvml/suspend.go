@@ -2,51 +2,12 @@
 
 package nvml
 
-/*
-#include <dlfcn.h>
-#include <stdint.h>
-#include <stdlib.h>
-
-static int cuda_init(void *lib) {
-	int (*call)(unsigned) = (int (*)(unsigned))dlsym(lib, "cuInit");
-	return call ? call(0) : -1;
-}
-
-static int get_state(void *call, int pid, int *state) {
-	return ((int (*)(int, int *))call)(pid, state);
-}
-
-// The arguments of each call are 64 bytes, all 0 except a lock's timeout and a restore's pairs.
-static int change_state(void *call, int pid, unsigned timeout_ms) {
-	uint64_t args[8] = {0};
-	*(unsigned *)args = timeout_ms;
-	return ((int (*)(int, void *))call)(pid, args);
-}
-
-static int restore(void *call, int pid, const void *pairs, unsigned count) {
-	struct { const void *pairs; unsigned count; char zero[52]; } args = {pairs, count, {0}};
-	return ((int (*)(int, void *))call)(pid, &args);
-}
-
-static const char *error_name(void *lib, int code) {
-	const char *name = NULL;
-	int (*call)(int, const char **) = (int (*)(int, const char **))dlsym(lib, "cuGetErrorName");
-	return call && call(code, &name) == 0 && name ? name : "unknown error";
-}
-*/
-import "C"
-
 import (
 	"cmp"
-	"encoding/hex"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
+	"maps"
 	"slices"
-	"strings"
-	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -55,125 +16,195 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// lockTimeout limits the wait for the GPU work that a process has begun.
-const lockTimeout = 10 * time.Second
-
-// The driver's states of a process (CUprocessState).
-const (
-	running = iota
-	locked
-	checkpointed
-)
-
-// Results of the driver (CUresult).
-const (
-	invalidValue   = 1
-	notInitialized = 3
-	notSupported   = 801
-)
-
-// reasons are the usual causes of the driver's results.
-var reasons = map[int]string{
-	2:   "there is not enough free memory",
-	304: "the driver cannot restore a process again for which the GPU was full (seen with 580.159.04): delete the container",
-	600: fmt.Sprintf("its GPU work did not end within %s", lockTimeout),
-
-	notSupported: "it uses MPS, or memory that the driver cannot move, such as managed memory",
-}
-
-// sharesMemory is why a suspended process cannot be restored, for some results.
-const sharesMemory = "it uses memory of another process (CUDA IPC) or much of another GPU (peer access), which the driver cannot restore (seen with 580.159.04): delete the container"
-
-// cudaProcess is a process with a CUDA context. While its pidfd reports that it has not been
-// reaped, no other process has its id.
-type cudaProcess struct{ pid, fd int }
-
-// checkpointer calls the functions of libcuda that suspend another process.
-type checkpointer struct {
-	lib       unsafe.Pointer
-	functions map[string]unsafe.Pointer
-	// placement is the parameter of Resume.
-	placement map[string]string
-}
-
-// Suspend moves the GPU memory of the processes that have a CUDA context to the host. It returns
-// these processes and their memory. It locks all of them before it moves the memory of the first.
-// It is an error if a process still uses a GPU afterwards. After an error some processes may be
-// suspended: Resume continues them.
-func Suspend(host config.Host, ids []procfs.ID) (moved []int, memory probe.Memory, err error) {
+// Suspend moves the GPU memory of the processes in q.Suspend that have a CUDA context to the host. It
+// returns these processes and their memory. It locks all of them before it moves the memory of the
+// first. It is an error if a process still uses a GPU afterwards, and if NVML does not say so for each
+// GPU in q.GPUs. After an error some processes may be suspended: Resume continues them.
+func Suspend(host config.Host, q probe.Questions) (moved []int, memory probe.Memory, err error) {
 	memory = probe.Memory{}
-	moved, err = withProcesses(host, ids, func(c *checkpointer, list []cudaProcess) error {
-		if err := c.each(list, running, "Lock"); err != nil {
-			return err
-		}
-		err := eachUse(host, ids, func(d gpuDevice, p Process) error {
-			if memory[p.PID] == nil {
-				memory[p.PID] = map[string]uint64{}
-			}
-			if p.Memory != nil {
-				memory[p.PID][d.uuid] = *p.Memory
-			}
-			return nil
-		})
+	moved, err = withCheckpointer(host, func(c *checkpointer) ([]int, error) {
+		list, err := c.processes(q.Suspend)
+		defer closeAll(list)
 		if err == nil {
-			err = checkHostMemory(procfs.Host, "/sys/fs/cgroup", memory)
+			err = c.each(list, running, "Lock")
+		}
+		if err == nil {
+			err = addUsed(host, q, memory)
+		}
+		if err == nil {
+			err = reserveHostMemory(host, memory)
 		}
 		if err == nil {
 			err = c.each(list, locked, "Checkpoint")
 		}
-		if err != nil {
-			return err
+		if err == nil {
+			err = eachUse(host, q, func(d gpuDevice, p Process) error {
+				isKnown := func(known cudaProcess) bool { return known.PID == p.PID }
+				if _, rc := c.state(cudaProcess{procfs.ID{PID: p.PID}, -1}); rc == 0 && !slices.ContainsFunc(list, isKnown) {
+					return nil // it has begun since: the caller tries again
+				}
+				return fmt.Errorf("process %d still uses GPU %d (type %s): only CUDA gives it back, graphics does not", p.PID, d.index, p.Type)
+			})
 		}
-		return eachUse(host, ids, func(d gpuDevice, p Process) error {
-			isKnown := func(known cudaProcess) bool { return known.pid == p.PID }
-			if _, rc := c.state(cudaProcess{p.PID, -1}); rc == 0 && !slices.ContainsFunc(list, isKnown) {
-				return nil // it has begun since: the caller tries again
-			}
-			return fmt.Errorf("process %d still uses GPU %d (type %s): only CUDA gives it back, graphics does not", p.PID, d.index, p.Type)
-		})
+		return pids(list), err
 	})
 	return moved, memory, err
 }
 
-// gpuDevice is a GPU or a MIG device; index is the index of the GPU.
-type gpuDevice struct {
-	State
-	uuid, model string
-	index       int
+// addUsed adds the GPU memory of the processes.
+func addUsed(host config.Host, q probe.Questions, memory probe.Memory) error {
+	return eachUse(host, q, func(d gpuDevice, p Process) error {
+		if p.Memory == nil {
+			return fmt.Errorf("NVML does not report how much memory process %d has on GPU %d", p.PID, d.index)
+		}
+		if memory[p.PID] == nil {
+			memory[p.PID] = map[string]uint64{}
+		}
+		memory[p.PID][d.uuid] = *p.Memory
+		return nil
+	})
 }
 
-// devices returns NVML's devices. There are none if NVML is absent, as it may be on a Tegra.
-func devices(host config.Host) (list []gpuDevice, err error) {
-	path, err := libraryPath(host, nvmlName)
-	if errors.Is(err, errAbsent) {
-		return nil, nil
+// Resume moves the GPU memory of the suspended processes in q.Resume back, if q.Needs is free, and lets
+// them continue. It accepts processes in any state. If q.Wait is true they are frozen: it calls ready
+// before it touches them, and fails before that if it can.
+func Resume(host config.Host, q probe.Questions, ready func() error) ([]int, error) {
+	return withCheckpointer(host, func(c *checkpointer) ([]int, error) {
+		c.placement = q.Placement
+		if q.Wait { // all of them are suspended
+			if err := reserveGPUMemory(host, q, q.Resume); err != nil {
+				return nil, err
+			}
+		}
+		if err := ready(); err != nil {
+			return nil, err
+		}
+		list, err := c.processes(q.Resume)
+		defer closeAll(list)
+		if err == nil && !q.Wait {
+			err = reserveGPUMemory(host, q, c.suspended(list))
+		}
+		if err == nil {
+			err = c.each(list, checkpointed, "Restore")
+		}
+		if err == nil {
+			err = c.each(list, locked, "Unlock")
+		}
+		return pids(list), err
+	})
+}
+
+// reserveGPUMemory returns an error if a device has less free memory than the suspended processes need,
+// or is of another model than the one that they used. If the driver finds too little memory for a
+// process, it cannot restore that process later either. The memory stays reserved until this process
+// ends.
+func reserveGPUMemory(host config.Host, q probe.Questions, suspended []procfs.ID) error {
+	sum := map[string]uint64{}
+	for _, id := range suspended {
+		for uuid, bytes := range q.Needs[id.PID] {
+			sum[cmp.Or(q.Placement[uuid], uuid)] += bytes
+		}
 	}
+	if len(sum) == 0 {
+		return nil
+	}
+	list, err := devices(host, q.GPUs)
+	if err == nil {
+		err = sameKind(list, q.Placement)
+	}
+	if err != nil {
+		return err
+	}
+	others, err := inheritedReservation(host).take(sum)
+	if err != nil {
+		return err
+	}
+	for _, d := range list {
+		need := sum[d.uuid]
+		if need == 0 {
+			continue
+		}
+		if d.err != nil {
+			return d.err
+		}
+		// A GPU that shares the host's memory need not report how much is free.
+		if free := d.Memory.Free; free != nil && *free-min(*free, others[d.uuid]) < need {
+			return fmt.Errorf("%d MiB of GPU %d are free and %d MiB are needed: free memory, then resume again%s", *free>>20, d.index, need>>20, promised(others[d.uuid]))
+		}
+		delete(sum, d.uuid)
+	}
+	for _, uuid := range slices.Sorted(maps.Keys(sum)) {
+		return fmt.Errorf("NVML does not list GPU %s, on which the processes had memory", uuid)
+	}
+	return nil
+}
+
+// gpuDevice is a GPU or a MIG device; index and address are those of the GPU.
+type gpuDevice struct {
+	State
+	uuid, model, address string
+	index                int
+	// err says why NVML's answer is incomplete, if the processes may use the GPU.
+	err error
+}
+
+// devices returns NVML's devices. It is an error if there is none of the GPUs with these PCI addresses,
+// or of any GPU if there are no addresses.
+func devices(host config.Host, addresses []string) (list []gpuDevice, err error) {
+	path, err := libraryPath(host, nvmlName)
 	if err != nil {
 		return nil, err
 	}
 	s, err := withLibrary(path, true, nil)
+	if err == nil && len(addresses) == 0 && s.Error != "" {
+		err = errors.New(s.Error)
+	}
 	if err != nil {
 		return nil, err
 	}
 	for _, g := range s.GPUs {
-		list = append(list, gpuDevice{g.State, g.Facts.UUID, g.Facts.Name, g.Facts.Index})
+		d := gpuDevice{g.State, g.Facts.UUID, g.Facts.Name, g.Facts.BusID, g.Facts.Index, nil}
+		mayUse := len(addresses) == 0 || slices.Contains(addresses, d.address)
+		switch {
+		case mayUse && g.Error != "":
+			d.err = fmt.Errorf("GPU %d: %s", d.index, g.Error)
+		case mayUse && d.unlisted != "":
+			d.err = fmt.Errorf("NVML does not list the %s of GPU %d: this GPU or driver does not support it", d.unlisted, d.index)
+		}
+		list = append(list, d)
 		for i, state := range g.Instances {
-			list = append(list, gpuDevice{state, g.Facts.Instances[i].UUID, g.Facts.Instances[i].Name, g.Facts.Index})
+			d.State, d.uuid, d.model = state, g.Facts.Instances[i].UUID, g.Facts.Instances[i].Name
+			if d.err == nil && mayUse && d.unlisted != "" {
+				d.err = fmt.Errorf("NVML does not list the %s of a MIG device of GPU %d: this driver does not support it", d.unlisted, d.index)
+			}
+			list = append(list, d)
+		}
+	}
+	for _, address := range addresses {
+		if !slices.ContainsFunc(list, func(d gpuDevice) bool { return d.address == address }) {
+			return nil, fmt.Errorf("NVML does not list GPU %s: %s", address, cmp.Or(s.Error, "it may be lost, or unbound from the driver"))
 		}
 	}
 	return list, nil
 }
 
-// eachUse calls fn for each device that one of the processes uses.
-func eachUse(host config.Host, ids []procfs.ID, fn func(gpuDevice, Process) error) error {
-	list, err := devices(host)
+// eachUse calls fn for each device that one of the processes uses. A GPU about which NVML does not
+// say everything may be in use: that is an error.
+func eachUse(host config.Host, q probe.Questions, fn func(gpuDevice, Process) error) error {
+	list, err := devices(host, q.GPUs)
 	if err != nil {
 		return err
 	}
 	for _, d := range list {
+		if d.err != nil {
+			return d.err
+		}
 		for _, p := range d.Processes {
 			id, err := procfs.Host.ID(p.PID)
-			if err != nil || !slices.Contains(ids, id) {
+			if err != nil && !procfs.HasEnded(err) {
+				return err
+			}
+			if err != nil || !slices.Contains(q.Suspend, id) {
 				continue
 			}
 			if err := fn(d, p); err != nil {
@@ -182,34 +213,6 @@ func eachUse(host config.Host, ids []procfs.ID, fn func(gpuDevice, Process) erro
 		}
 	}
 	return nil
-}
-
-// checkFree returns an error if a device has less free memory than the suspended processes need, or
-// is of another model than the one that they used. If the driver finds too little memory for a
-// process, it cannot restore that process later either.
-func (c *checkpointer) checkFree(host config.Host, list []cudaProcess, needs probe.Memory) error {
-	sum := map[string]uint64{}
-	for _, p := range list {
-		if state, rc := c.state(p); rc != 0 || state != checkpointed {
-			continue
-		}
-		for uuid, bytes := range needs[p.pid] {
-			sum[cmp.Or(c.placement[uuid], uuid)] += bytes
-		}
-	}
-	if len(sum) == 0 {
-		return nil
-	}
-	devices, err := devices(host)
-	if err == nil {
-		err = sameKind(devices, c.placement)
-	}
-	for _, d := range devices {
-		if free := d.Memory.Free; free != nil && *free < sum[d.uuid] {
-			return fmt.Errorf("%d MiB of GPU %d are free and %d MiB are needed: free memory, then resume again", *free>>20, d.index, sum[d.uuid]>>20)
-		}
-	}
-	return err
 }
 
 // sameKind returns an error if memory would move to another model of GPU.
@@ -224,165 +227,85 @@ func sameKind(devices []gpuDevice, placement map[string]string) error {
 	return nil
 }
 
-// Resume moves the GPU memory of suspended processes back, if enough memory is free, and lets them
-// continue. It accepts processes in any state. placement is empty or maps GPUs to the GPUs that
-// their memory moves to: it has the UUID of each GPU that the processes see once as a key and once
-// as a value.
-func Resume(host config.Host, ids []procfs.ID, needs probe.Memory, placement map[string]string) ([]int, error) {
-	return withProcesses(host, ids, func(c *checkpointer, list []cudaProcess) error {
-		c.placement = placement
-		if err := c.checkFree(host, list, needs); err != nil {
-			return err
-		}
-		if err := c.each(list, checkpointed, "Restore"); err != nil {
-			return err
-		}
-		return c.each(list, locked, "Unlock")
-	})
-}
-
-// withProcesses calls fn with the processes that have a CUDA context, and returns their ids.
-func withProcesses(host config.Host, ids []procfs.ID, fn func(*checkpointer, []cudaProcess) error) (found []int, err error) {
+// withCheckpointer calls fn with libcuda loaded. It returns the ids that fn returns.
+func withCheckpointer(host config.Host, fn func(*checkpointer) ([]int, error)) (moved []int, err error) {
 	path, err := libraryPath(host, cudaName)
 	if err != nil {
 		return nil, err
 	}
-	found = []int{} // in JSON, null would mean no answer
-	err = isolated(host, unlink, func() error {
+	err = confined(func() error {
+		defer inheritedReservation(host).release()
 		c, err := openCheckpointer(path)
-		if err != nil {
-			return err
+		if err == nil {
+			moved, err = fn(c)
 		}
-		var list []cudaProcess
-		for _, id := range ids {
-			fd, err := unix.PidfdOpen(id.PID, 0)
-			if errors.Is(err, unix.ESRCH) {
-				continue
-			}
-			if err != nil {
-				return fmt.Errorf("process %d: %w", id.PID, err)
-			}
-			defer unix.Close(fd)
-			now, err := procfs.Host.ID(id.PID)
-			if err != nil && !procfs.HasEnded(err) {
-				return err
-			}
-			if err != nil || now != id {
-				continue // it has ended; another process may have its PID
-			}
-			p := cudaProcess{id.PID, fd}
-			if _, rc := c.state(p); rc == invalidValue || rc == notInitialized {
-				continue // it has no CUDA context
-			}
-			list, found = append(list, p), append(found, id.PID)
-		}
-		return fn(c, list)
+		return err
 	})
-	return found, err
+	return moved, err
 }
 
-func openCheckpointer(path string) (*checkpointer, error) {
-	name := C.CString(path)
-	defer C.free(unsafe.Pointer(name))
-	lib := C.dlopen(name, C.RTLD_LAZY)
-	if lib == nil {
-		return nil, fmt.Errorf("load libcuda: %s", C.GoString(C.dlerror()))
-	}
-	c := &checkpointer{lib: lib, functions: map[string]unsafe.Pointer{}}
-	for _, function := range []string{"GetState", "Lock", "Checkpoint", "Restore", "Unlock"} {
-		symbol := C.CString("cuCheckpointProcess" + function)
-		c.functions[function] = C.dlsym(lib, symbol)
-		C.free(unsafe.Pointer(symbol))
-		if c.functions[function] == nil {
-			return nil, fmt.Errorf("the driver cannot suspend processes: it needs release 570 or later (%s)", path)
+// processes returns the processes that have a CUDA context.
+func (c *checkpointer) processes(ids []procfs.ID) (list []cudaProcess, err error) {
+	for _, id := range ids {
+		fd, err := unix.PidfdOpen(id.PID, 0)
+		if errors.Is(err, unix.ESRCH) {
+			continue
 		}
+		if err != nil {
+			return list, fmt.Errorf("process %d: %w", id.PID, err)
+		}
+		p := cudaProcess{id, fd}
+		now, err := procfs.Host.ID(id.PID)
+		if err != nil && !procfs.HasEnded(err) {
+			unix.Close(fd)
+			return list, err
+		}
+		ended := err != nil || now != id // another process may have its PID
+		if !ended {
+			_, rc := c.state(p)
+			ended = rc == invalidValue || rc == notInitialized // it has no CUDA context
+		}
+		if ended {
+			unix.Close(fd)
+			continue
+		}
+		list = append(list, p)
 	}
-	if rc := C.cuda_init(lib); rc != 0 {
-		return nil, fmt.Errorf("libcuda cannot be initialized: %s", c.text("Init", int(rc)))
-	}
-	return c, nil
+	return list, nil
 }
 
-// each calls a function for each process in the state from.
-func (c *checkpointer) each(list []cudaProcess, from int, function string) error {
+// suspended returns the processes that are suspended.
+func (c *checkpointer) suspended(list []cudaProcess) (ids []procfs.ID) {
 	for _, p := range list {
-		state, rc := c.state(p)
-		if rc == 0 && state == from {
-			rc = c.change(p, function)
-		}
-		switch {
-		case p.ended() || rc != 0 && p.exiting():
-		case rc != 0:
-			return fmt.Errorf("process %d: cuCheckpointProcess%s: %s", p.pid, function, c.text(function, rc))
-		case state > checkpointed:
-			return fmt.Errorf("process %d: a suspension or resumption that failed has left it in the driver's state %d", p.pid, state)
+		if state, rc := c.state(p); rc == 0 && state == checkpointed {
+			ids = append(ids, p.ID)
 		}
 	}
-	return nil
+	return ids
 }
 
-// change calls a function that changes the state of a process.
-func (c *checkpointer) change(p cudaProcess, function string) int {
-	call, pid := c.functions[function], C.int(p.pid)
-	switch {
-	case function == "Lock":
-		return int(C.change_state(call, pid, C.uint(lockTimeout.Milliseconds())))
-	case function == "Restore" && len(c.placement) > 0:
-		var pairs []byte // CUcheckpointGpuPair
-		for from, to := range c.placement {
-			pairs = append(append(pairs, uuidBytes(from)...), uuidBytes(to)...)
-		}
-		return int(C.restore(call, pid, unsafe.Pointer(&pairs[0]), C.uint(len(c.placement))))
+func closeAll(list []cudaProcess) {
+	for _, p := range list {
+		unix.Close(p.fd)
 	}
-	return int(C.change_state(call, pid, 0))
 }
 
-// uuidBytes returns the 16 bytes of a GPU's UUID (CUuuid), "GPU-" and 36 characters. For any other
-// text it returns zeros, which the driver refuses.
-func uuidBytes(uuid string) []byte {
-	b, err := hex.DecodeString(strings.ReplaceAll(strings.TrimPrefix(uuid, "GPU-"), "-", ""))
-	if err != nil || len(b) != 16 {
-		return make([]byte, 16)
+// pids is not nil: in JSON, null would mean no answer.
+func pids(list []cudaProcess) []int {
+	pids := []int{}
+	for _, p := range list {
+		pids = append(pids, p.PID)
 	}
-	return b
+	return pids
 }
 
-// state returns the state of a process and the driver's result, which is not 0 if the state is
-// unknown.
-func (c *checkpointer) state(p cudaProcess) (state, rc int) {
-	var s C.int
-	if p.ended() {
-		return 0, notInitialized
+// reserveHostMemory reserves memory of the host for GPU memory, if there is enough.
+func reserveHostMemory(host config.Host, memory probe.Memory) error {
+	const root = "/sys/fs/cgroup"
+	needs := hostNeeds(procfs.Host, root, memory)
+	others, err := inheritedReservation(host).take(needs)
+	if err != nil {
+		return err
 	}
-	rc = int(C.get_state(c.functions["GetState"], C.int(p.pid), &s))
-	return int(s), rc
-}
-
-func (c *checkpointer) text(function string, rc int) string {
-	text := C.GoString(C.error_name(c.lib, C.int(rc)))
-	reason, ok := reasons[rc]
-	switch {
-	case function == "Restore" && rc == invalidValue && len(c.placement) > 0:
-		reason, ok = "the driver does not move it between these GPUs: resume it where it was", true
-	case function == "Restore" && (rc == invalidValue || rc == notSupported):
-		reason, ok = sharesMemory, true
-	}
-	if ok {
-		text += ": " + reason
-	}
-	return text
-}
-
-// ended reports whether the process has ended.
-func (p cudaProcess) ended() bool {
-	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}
-	n, err := unix.Poll(fds, 0)
-	return err == nil && n == 1
-}
-
-// exiting reports whether the process no longer has memory: the kernel first releases the memory,
-// then the files by which the driver finds the process, and reports the end of the process last.
-func (p cudaProcess) exiting() bool {
-	_, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", p.pid))
-	return errors.Is(err, fs.ErrNotExist)
+	return checkHostMemory(procfs.Host, root, needs, others)
 }

@@ -92,20 +92,28 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 	if err != nil {
 		return a, err
 	}
-	questions, err := json.Marshal(q)
+	q.Wait = q.Ready != nil
+	stdin, err := QuestionsFile(q)
 	if err != nil {
 		return a, err
 	}
+	defer stdin.Close()
 	stdout, w, err := os.Pipe()
 	if err != nil {
 		return a, err
 	}
 	defer stdout.Close()
+	theirs, ready, err := os.Pipe()
+	if err != nil {
+		w.Close()
+		return a, err
+	}
+	defer ready.Close()
 	var stderr firstOutput
-	cmd := exec.Command(path, "probe", "--questions="+string(questions))
+	cmd := exec.Command(path, "probe", "--questions")
 	cmd.Args[0] = programName // as shown in process lists
 	cmd.Env, cmd.Dir = []string{}, "/"
-	cmd.Stdout, cmd.Stderr = w, &stderr
+	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = stdin, w, &stderr, []*os.File{theirs} // ReadyFD
 	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
 	limit := q.Timeout + grace
 	if q.Pod != nil {
@@ -114,6 +122,7 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 	deadline := time.Now().Add(limit)
 	wait, err := start(cmd)
 	w.Close()
+	theirs.Close()
 	if err != nil {
 		return a, err
 	}
@@ -121,10 +130,23 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 		return a, err
 	}
 	output := &io.LimitedReader{R: stdout, N: maxOutput}
-	decoded := json.NewDecoder(output).Decode(&a)
+	decoder := json.NewDecoder(output)
+	decoded := decoder.Decode(&a)
+	var refused error
+	if decoded == nil && a.Ready && q.Wait {
+		a = Answers{}
+		if refused = q.Ready(); refused == nil {
+			if _, decoded = ready.Write([]byte{1}); decoded == nil {
+				decoded = decoder.Decode(&a)
+			}
+		}
+	}
+	ready.Close()  // ends a process that waits
 	stdout.Close() // makes a process that still writes fail
 	status, err := wait(time.Until(deadline))
 	switch {
+	case refused != nil:
+		return a, refused
 	case decoded == nil:
 		return a, nil
 	case err != nil:
@@ -138,6 +160,38 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 		return a, errors.New(strings.TrimPrefix(line[:min(len(line), 1024)], programName+": "))
 	}
 	return a, fmt.Errorf("%s ended with status %d and no message", programName, status)
+}
+
+// QuestionsFile returns a file in memory, open at its beginning, that contains the questions as JSON. In
+// an argument, which has at most 128 KiB (MAX_ARG_STRLEN), the ids of 4,000 processes do not fit.
+func QuestionsFile(q Questions) (*os.File, error) {
+	fd, err := unix.MemfdCreate("questions", unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
+	if errors.Is(err, unix.EINVAL) { // before Linux 6.3
+		fd, err = unix.MemfdCreate("questions", unix.MFD_CLOEXEC)
+	}
+	if err != nil {
+		return nil, os.NewSyscallError("memfd_create", err)
+	}
+	f := os.NewFile(uintptr(fd), "questions")
+	if err = json.NewEncoder(f).Encode(q); err == nil {
+		_, err = f.Seek(0, io.SeekStart)
+	}
+	if err != nil {
+		f.Close()
+		return nil, err
+	}
+	return f, nil
+}
+
+// maxQuestions bounds the questions, in bytes: they hold some tens for each process.
+const maxQuestions = 64 << 20
+
+// ReadQuestions reads the questions from the standard input of the program.
+func ReadQuestions(stdin io.Reader) (q Questions, err error) {
+	if err = json.NewDecoder(io.LimitReader(stdin, maxQuestions)).Decode(&q); err != nil {
+		err = fmt.Errorf("questions: %w", err)
+	}
+	return q, err
 }
 
 // firstOutput keeps the first maxOutput bytes that are written to it and never fails.

@@ -1,6 +1,8 @@
 package probe
 
 import (
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -9,6 +11,7 @@ import (
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 var check = simtest.Check
@@ -26,7 +29,7 @@ func TestQuestionsAndAnswers(t *testing.T) {
 	socket := filepath.Join(t.TempDir(), "kubelet.sock")
 	check(t, os.WriteFile(socket, nil, 0o600))
 	arguments := filepath.Join(t.TempDir(), "arguments")
-	program := script(t, `echo "$*" > `+arguments+`; printf '{"facts":{"driver":"%s"},"pod_error":"overloaded"}' "$(pwd) ${LD_LIBRARY_PATH-unset}"`)
+	program := script(t, `(echo "$*"; cat) > `+arguments+`; printf '{"facts":{"driver":"%s"},"pod_error":"overloaded"}' "$(pwd) ${LD_LIBRARY_PATH-unset}"`)
 	a := Ask(program, StartProcess, Questions{Config: "/etc/other.toml", Facts: true, Pod: &Pod{Socket: socket, Namespace: "team", Name: "train"}})
 	if a.Facts == nil || a.Facts.Driver != "/ unset" || a.FactsError != "" {
 		t.Errorf("facts %+v %q, want the directory / and no environment", a.Facts, a.FactsError)
@@ -34,9 +37,47 @@ func TestQuestionsAndAnswers(t *testing.T) {
 	if a.Pod != nil || a.PodError != "overloaded" || a.NoKubelet {
 		t.Errorf("pod %+v %q", a.Pod, a.PodError)
 	}
-	want := `probe --questions={"config":"/etc/other.toml","facts":true,"pod":{"socket":"` + socket + `","namespace":"team","name":"train"},"timeout":10000000000}` + "\n"
+	want := "probe --questions\n" + `{"config":"/etc/other.toml","facts":true,"pod":{"socket":"` + socket + `","namespace":"team","name":"train"},"timeout":10000000000}` + "\n"
 	if got, err := os.ReadFile(arguments); err != nil || string(got) != want {
 		t.Errorf("arguments %q %v, want %q", got, err, want)
+	}
+}
+
+// An argument may have 128 KiB.
+func TestManyProcesses(t *testing.T) {
+	var q Questions
+	for pid := range 20_000 {
+		q.Suspend = append(q.Suspend, procfs.ID{PID: 1_000_000 + pid, Start: 1 << 40})
+	}
+	if a := Ask(script(t, `cat >/dev/null; printf '{"moved":[1]}'`), StartProcess, q); a.MoveError != "" || a.Moved == nil {
+		t.Errorf("%+v", a)
+	}
+}
+
+// The caller does its part between the two halves of the program.
+func TestReady(t *testing.T) {
+	ran := filepath.Join(t.TempDir(), "ran")
+	program := script(t, `cat >/dev/null; printf '{"ready":true}'; [ "$(head -c 1 <&3 | wc -c)" = 1 ] || exit 3; : >`+ran+`; printf '{"moved":[1]}'`)
+	called := false
+	q := Questions{Resume: []procfs.ID{{PID: 1}}, Ready: func() error {
+		_, err := os.Stat(ran)
+		called = errors.Is(err, fs.ErrNotExist)
+		return nil
+	}}
+	if a := Ask(program, StartProcess, q); !called || a.Moved == nil || a.MoveError != "" {
+		t.Errorf("called at the right time: %v, %+v", called, a)
+	}
+	check(t, os.Remove(ran))
+	q.Ready = func() error { return errors.New("not thawed") }
+	if a := Ask(program, StartProcess, q); a.Moved != nil || a.MoveError != "not thawed" {
+		t.Errorf("%+v", a)
+	}
+	if _, err := os.Stat(ran); err == nil {
+		t.Error("the program went on")
+	}
+	q.Ready = func() error { t.Error("a failure is ready"); return nil }
+	if a := Ask(script(t, `printf '{"move_error":"full"}'`), StartProcess, q); a.MoveError != "full" {
+		t.Errorf("%+v", a)
 	}
 }
 

@@ -18,6 +18,14 @@ const (
 	NVMLTimeout = 10 * time.Second
 )
 
+// Descriptors of the program, beside its standard input, which has the questions as JSON.
+const (
+	// ReadyFD is where the program reads one byte when Questions.Ready has returned.
+	ReadyFD = 3
+	// ReservationFD is the file in which the program that suspends notes what it moves.
+	ReservationFD = 4
+)
+
 // grace is the time for starting the probe and for printing that a question timed out.
 const grace = 2 * time.Second
 
@@ -34,11 +42,20 @@ type Questions struct {
 	// Suspend and Resume list the processes whose GPU memory is moved to the host, or back.
 	Suspend []procfs.ID `json:"suspend,omitempty"`
 	Resume  []procfs.ID `json:"resume,omitempty"`
+	// GPUs are the PCI addresses of the GPUs that these processes may use; none means all GPUs. An
+	// error of another GPU does not matter.
+	GPUs []string `json:"gpus,omitempty"`
 	// Needs is the GPU memory that must be free before Resume moves any.
 	Needs Memory `json:"needs,omitempty"`
 	// Placement is where Resume moves it, UUIDs by the UUID of the GPU that it was on. It is empty, or
 	// has each GPU that the processes see once on either side.
 	Placement map[string]string `json:"placement,omitempty"`
+	// Ready is called when everything for Resume is prepared that needs no process to run: libraries
+	// are loaded, and the memory is free. Only then the processes are touched. Its error ends the
+	// question.
+	Ready func() error `json:"-"`
+	// Wait is true if there is a Ready. Ask sets it.
+	Wait bool `json:"wait,omitempty"`
 	// Timeout bounds NVML, and the processes that are suspended or resumed; 0 is NVMLTimeout.
 	Timeout time.Duration `json:"timeout,omitempty"`
 }
@@ -70,6 +87,8 @@ type Answers struct {
 	// Memory is what Suspend moved, if NVML knows it.
 	Memory    Memory `json:"memory,omitempty"`
 	MoveError string `json:"move_error,omitempty"`
+	// Ready asks for the call of Questions.Ready. The answer follows it.
+	Ready bool `json:"ready,omitempty"`
 	// NoKubelet is true if the kubelet's socket did not exist for a second.
 	NoKubelet bool `json:"no_kubelet,omitempty"`
 }

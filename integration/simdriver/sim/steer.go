@@ -72,12 +72,16 @@ type Checkpoint struct {
 	Function string
 	// PID is the process that is suspended; 0 is every process.
 	PID int
-	// Result is the CUresult, or Wait.
+	// Result is the CUresult, or Wait or WaitFirst.
 	Result int
 }
 
-// Wait makes a function wait until it is told otherwise.
-const Wait = -1
+// Wait makes a function wait until it is told otherwise, when it has found the process; WaitFirst
+// before it looks for it.
+const (
+	Wait      = -1
+	WaitFirst = -2
+)
 
 // Checkpoints makes these functions fail or wait from now on, and no others.
 func (d *Driver) Checkpoints(list ...Checkpoint) error {
@@ -87,6 +91,15 @@ func (d *Driver) Checkpoints(list ...Checkpoint) error {
 	}
 	return d.steer("checkpoint", b.String())
 }
+
+// Lose makes the GPUs at these positions unknown to NVML, and no others.
+func (d *Driver) Lose(positions ...int) error {
+	return d.steer("lost", strings.Trim(fmt.Sprintln(positions), "[]\n"))
+}
+
+// ProcDir is where a procfs is mounted in which the driver sees every process, as the kernel does. If
+// there is none, it sees what the program sees that asks it.
+func (d *Driver) ProcDir() string { return d.steering("proc") }
 
 // Memory limits the memory of every GPU for processes that are resumed.
 func (d *Driver) Memory(bytes int) error { return d.steer("memory", fmt.Sprintln(bytes)) }

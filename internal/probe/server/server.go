@@ -1,12 +1,15 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
+	"runtime"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -56,15 +59,30 @@ func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 		}
 	case q.Suspend != nil:
 		a.Moved, a.MoveError = move(q.Config, func(host config.Host) (moved []int, err error) {
-			moved, a.Memory, err = nvml.Suspend(host, q.Suspend)
+			moved, a.Memory, err = nvml.Suspend(host, q)
 			return moved, err
 		})
 	case q.Resume != nil:
 		a.Moved, a.MoveError = move(q.Config, func(host config.Host) ([]int, error) {
-			return nvml.Resume(host, q.Resume, q.Needs, q.Placement)
+			return nvml.Resume(host, q, func() error { return waitReady(q) })
 		})
 	}
 	return a
+}
+
+// waitReady has the caller call Questions.Ready, if there is one, and waits for its end.
+func waitReady(q probe.Questions) error {
+	if !q.Wait {
+		return nil
+	}
+	if err := json.NewEncoder(os.Stdout).Encode(probe.Answers{Ready: true}); err != nil {
+		return err
+	}
+	var buf [1]byte
+	if n, err := unix.Read(probe.ReadyFD, buf[:]); n != 1 {
+		return fmt.Errorf("the caller has given up: %w", cmp.Or(err, io.EOF))
+	}
+	return nil
 }
 
 // becomeNVMLProgram executes nvidia-shim-nvml in this process. It returns only if that fails.
@@ -73,11 +91,25 @@ func becomeNVMLProgram(q probe.Questions) error {
 	if err != nil {
 		return err
 	}
-	questions, err := json.Marshal(q)
+	questions, err := probe.QuestionsFile(q)
 	if err != nil {
 		return err
 	}
-	if err := unix.Exec(path, []string{filepath.Base(path), string(questions)}, []string{}); err != nil {
+	defer questions.Close()
+	if err := unix.Dup3(int(questions.Fd()), unix.Stdin, 0); err != nil {
+		return os.NewSyscallError("dup3", err)
+	}
+	if q.Suspend != nil || q.Resume != nil {
+		runtime.LockOSThread() // for good: Exec keeps what this thread has
+		cfg, err := config.Find(q.Config)
+		if err == nil {
+			err = nvml.Confine(cfg.Host, append(q.Suspend, q.Resume...), path, q.Config)
+		}
+		if err != nil {
+			return fmt.Errorf("confine the probe: %w", err)
+		}
+	}
+	if err := unix.Exec(path, []string{filepath.Base(path)}, []string{}); err != nil {
 		return fmt.Errorf("%s needs the C library of this host, glibc 2.34 or later: %w", path, err)
 	}
 	return nil

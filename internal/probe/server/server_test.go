@@ -25,12 +25,10 @@ const envStay = "SERVER_TEST_STAY"
 
 // TestMain answers like nvidia-shimctl if the arguments are the client's.
 func TestMain(m *testing.M) {
-	questions, ok := strings.CutPrefix(os.Args[len(os.Args)-1], "--questions=")
-	if !ok {
+	if os.Args[len(os.Args)-1] != "--questions" {
 		os.Exit(m.Run())
 	}
-	var q probe.Questions
-	err := json.Unmarshal([]byte(questions), &q)
+	q, err := probe.ReadQuestions(os.Stdin)
 	if err == nil {
 		err = json.NewEncoder(os.Stdout).Encode(Answer(context.Background(), q))
 	}
@@ -82,13 +80,15 @@ func TestAProcessThatHangsKeepsItsLock(t *testing.T) {
 	check(t, os.Mkdir(d.StateDir, 0o700))
 	questions, err := json.Marshal(probe.Questions{Config: d.ConfigPath, Facts: true, Timeout: 100 * time.Millisecond})
 	check(t, err)
-	cmd := exec.Command("/proc/self/exe", "--questions="+string(questions))
+	cmd := exec.Command("/proc/self/exe", "--questions")
 	cmd.Env = []string{envStay + "=1"}
 	stdin, err := cmd.StdinPipe()
 	check(t, err)
 	stdout, err := cmd.StdoutPipe()
 	check(t, err)
 	check(t, cmd.Start())
+	_, err = stdin.Write(questions)
+	check(t, err)
 	var a probe.Answers
 	check(t, json.NewDecoder(stdout).Decode(&a))
 	// The driver stays as it is: a slow process may not even have come to where it hangs.

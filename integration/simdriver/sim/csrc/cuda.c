@@ -325,8 +325,8 @@ static int open_control(const char *path, const char *name, void *data)
 }
 
 /* steered reads what a test wants of a function: lines "FUNCTION PID CODE", with PID 0
- * for every process. With CODE -1 the call waits until the line has gone. */
-static int steered(const char *function, int pid)
+ * for every process. With CODE wait the call waits until the line has gone. */
+static int steered(const char *function, int pid, int wait)
 {
 	char path[512], name[64];
 	int for_pid, code, found;
@@ -342,9 +342,9 @@ static int steered(const char *function, int pid)
 				break;
 			}
 		fclose(f);
-		if (found == -1)
+		if (found == wait)
 			usleep(5000);
-	} while (found == -1);
+	} while (found == wait);
 	return found;
 }
 
@@ -355,6 +355,7 @@ static int begin(const char *function, int pid, int from, int *control, struct p
 
 	if (!initialized)
 		return CUDA_ERROR_NOT_INITIALIZED;
+	steered(function, pid, -2);
 	*control = -1;
 	rc = sim_each(pid, "nvidia-sim-cuda", open_control, control);
 	if (*control < 0)
@@ -364,7 +365,7 @@ static int begin(const char *function, int pid, int from, int *control, struct p
 		close(*control);
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	}
-	rc = steered(function, pid);
+	rc = steered(function, pid, -1);
 	if (rc == CUDA_SUCCESS && from >= 0 && (*p)->state != from)
 		rc = CUDA_ERROR_ILLEGAL_STATE;
 	return rc;
@@ -455,7 +456,7 @@ static int fits(unsigned minor, off_t size)
 {
 	struct sim_use use = {.minor = minor, .size = size};
 	struct dirent *e;
-	DIR *d = opendir("/proc");
+	DIR *d = opendir(sim_proc());
 
 	while (d && (e = readdir(d)))
 		if (atoi(e->d_name) > 0)

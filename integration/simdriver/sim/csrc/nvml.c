@@ -5,6 +5,7 @@
  *
  * Files in nvidia-sim/ beside the device nodes steer it, where a test made them
  * (sim.Driver.Place, Hang, Unsupport); a container never sees them:
+ *   lost         positions of GPUs that are lost, one a line
  *   processes    lines of <UUID of a GPU or MIG device> <pid> <bytes> <C or G>
  *   hang         nvmlInit does not come back
  *   unsupported  names of functions that say "not supported", one a line
@@ -77,6 +78,20 @@ static int unsupported(const char *function)
 		line[strcspn(line, "\n")] = 0;
 		found = !strcmp(line, function);
 	}
+	fclose(f);
+	return found;
+}
+
+static int lost(unsigned index)
+{
+	unsigned i;
+	int found = 0;
+	FILE *f = steering("lost");
+
+	if (!f)
+		return 0;
+	while (!found && fscanf(f, "%u", &i) == 1)
+		found = i == index;
 	fclose(f);
 	return found;
 }
@@ -187,6 +202,8 @@ EXPORT const char *nvmlErrorString(int code)
 		return "GPU is lost";
 	case NVML_ERROR_FUNCTION_NOT_FOUND:
 		return "Local version of NVML doesn't implement this function";
+	case NVML_ERROR_GPU_IS_LOST:
+		return "GPU is lost";
 	}
 	return "Unknown Error";
 }
@@ -283,6 +300,8 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *d)
 		return rc;
 	if (index >= gpu_count)
 		return NVML_ERROR_INVALID_ARGUMENT;
+	if (lost(index))
+		return NVML_ERROR_GPU_IS_LOST;
 	*d = &gpus[index];
 	return fault(__func__, *d);
 }
@@ -410,7 +429,7 @@ static unsigned computing(nvmlDevice_t d, nvmlProcessInfo_t *infos, unsigned siz
 
 	if (d->mig)
 		return 0;
-	dir = opendir("/proc");
+	dir = opendir(sim_proc());
 	while (dir && (e = readdir(dir))) {
 		use.size = 0;
 		if (atoi(e->d_name) > 0)
@@ -567,6 +586,8 @@ static int running(nvmlDevice_t d, char kind, unsigned *n, nvmlProcessInfo_t *in
 	unsigned size, found;
 	int rc = valid(d, n);
 
+	if (rc == NVML_SUCCESS && unsupported(kind == 'C' ? "nvmlDeviceGetComputeRunningProcesses" : "nvmlDeviceGetGraphicsRunningProcesses"))
+		return NVML_ERROR_NOT_SUPPORTED;
 	if (rc != NVML_SUCCESS)
 		return rc;
 	size = infos ? *n : 0;
@@ -618,6 +639,8 @@ EXPORT int nvmlDeviceGetMaxMigDeviceCount(nvmlDevice_t d, unsigned *n)
 {
 	int rc = valid(d, n);
 
+	if (rc == NVML_SUCCESS && unsupported("nvmlDeviceGetMaxMigDeviceCount"))
+		return NVML_ERROR_NOT_SUPPORTED;
 	if (rc == NVML_SUCCESS)
 		*n = d->gpu->mig ? SIM_MAX_MIG : 0;
 	return rc;

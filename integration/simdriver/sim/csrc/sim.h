@@ -109,18 +109,18 @@ __attribute__((unused)) static unsigned long long sim_memory(void)
 	return total;
 }
 
-/* sim_each calls fn for every memfd of a process whose name begins with prefix; fn opens
- * path. The first result that is not 0 ends it. A process that cannot be read gives
+/* sim_each_in calls fn for every memfd of a process whose name begins with prefix; fn opens
+ * path, which is in the procfs at proc. The first result that is not 0 ends it. A process that cannot be read gives
  * CUDA_ERROR_OPERATING_SYSTEM: without its memory it must not count as moved. */
-__attribute__((unused)) static int sim_each(int pid, const char *prefix, int (*fn)(const char *path, const char *name, void *), void *data)
+__attribute__((unused)) static int sim_each_in(const char *proc, int pid, const char *prefix, int (*fn)(const char *path, const char *name, void *), void *data)
 {
-	char dir[64], path[400], to[128], want[64];
+	char dir[560], path[840], to[128], want[64];
 	struct dirent *e;
 	ssize_t n;
 	DIR *d;
 	int rc = 0;
 
-	snprintf(dir, sizeof dir, "/proc/%d/fd", pid);
+	snprintf(dir, sizeof dir, "%s/%d/fd", proc, pid);
 	snprintf(want, sizeof want, "/memfd:%s", prefix);
 	d = opendir(dir);
 	if (!d && errno != ENOENT)
@@ -139,6 +139,20 @@ __attribute__((unused)) static int sim_each(int pid, const char *prefix, int (*f
 	if (d)
 		closedir(d);
 	return rc;
+}
+
+__attribute__((unused)) static int sim_each(int pid, const char *prefix, int (*fn)(const char *path, const char *name, void *), void *data)
+{
+	return sim_each_in("/proc", pid, prefix, fn, data);
+}
+
+/* sim_proc is where the driver itself, which is in the kernel, sees every process: a program may see
+ * only some in /proc. */
+__attribute__((unused)) static const char *sim_proc(void)
+{
+	static char path[512];
+
+	return sim_path(path, sizeof path, "nvidia-sim/proc") && !access(path, F_OK) ? path : "/proc";
 }
 
 /* The first bytes of a process' "nvidia-sim-cuda" are where its memory is: minor numbers, by
@@ -176,8 +190,8 @@ __attribute__((unused)) static int sim_add_allocation(const char *path, const ch
 /* sim_add_process adds what a process has on the GPU. */
 __attribute__((unused)) static void sim_add_process(int pid, struct sim_use *use)
 {
-	if (sim_each(pid, "nvidia-sim-cuda", sim_read_places, use->at) == 1)
-		sim_each(pid, "nvidia-sim-gpu", sim_add_allocation, use);
+	if (sim_each_in(sim_proc(), pid, "nvidia-sim-cuda", sim_read_places, use->at) == 1)
+		sim_each_in(sim_proc(), pid, "nvidia-sim-gpu", sim_add_allocation, use);
 }
 
 #endif
