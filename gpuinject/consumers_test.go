@@ -273,3 +273,28 @@ func TestDataFileDecisions(t *testing.T) {
 		{name: "a loader of OpenCL in CUDA", host: without, env: caps("compute"), image: with("usr/local/cuda/lib64/libOpenCL.so.1"), want: made},
 	}}.run(t)
 }
+
+// Slim images have no libraries of X11, and nothing says so when the driver's GLX is loaded.
+func TestWhatGraphicsLacksIsNoted(t *testing.T) {
+	x11, xext := path.Join(path.Dir("/"+families()[0].libc), "libX11.so.6"), path.Join(path.Dir("/"+families()[0].libc), "libXext.so.6")
+	show := func(p Plan) string {
+		var list []string
+		for _, n := range p.Notes {
+			for _, word := range []string{"libX11.so.6, libXext.so.6, not in", "need libXext.so.6, not in", "/dev/nvidia-modeset without the capability display"} {
+				if strings.Contains(n, word) {
+					list = append(list, word)
+				}
+			}
+		}
+		return strings.Join(list, "; ")
+	}
+	const both, one, node = "libX11.so.6, libXext.so.6, not in", "need libXext.so.6, not in", "/dev/nvidia-modeset without the capability display"
+	table{env: devices("0"), show: show, rows: []row{
+		{name: "a slim image", env: caps("graphics"), image: in(t), want: both + "; " + node},
+		{name: "with display", env: caps("display"), image: in(t), want: both},
+		{name: "one library", env: caps("display"), image: in(t, file("", x11)), want: one},
+		{name: "both", env: caps("graphics,display"), image: in(t, file("", x11), file("", xext))},
+		{name: "compute", env: caps("compute"), image: in(t)},
+		{name: "no C library", env: caps("graphics")},
+	}}.run(t)
+}

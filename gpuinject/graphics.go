@@ -59,6 +59,25 @@ func profile(g grant, p *Plan) []byte {
 `, mask)
 }
 
+// needsX11 are libraries that libGLX_nvidia is linked to, which is also the driver of Vulkan.
+var needsX11 = []string{"libX11.so.6", "libXext.so.6"}
+
+// noteGraphics notes what a container that draws lacks: slim images have no libraries of X11, and
+// the node of the modeset module comes with the capability display.
+func noteGraphics(root rootfs.FS, img image.Image, g grant, p *Plan) {
+	isGLX := func(l driver.Library) bool { return strings.HasPrefix(l.Name, "libGLX_nvidia.so.") && l.Bits == 64 }
+	if img.LibC != image.GLibC || img.LibDir == "" || !slices.ContainsFunc(p.files.Libraries, isGLX) {
+		return
+	}
+	missing := slices.DeleteFunc(slices.Clone(needsX11), func(name string) bool { return root.IsFile(path.Join(img.LibDir, name)) })
+	if len(missing) > 0 {
+		p.note("GLX and Vulkan need %s, not in %s of the image: install them (Debian: libx11-6, libxext6); EGL without a display works", strings.Join(missing, ", "), img.LibDir)
+	}
+	if !g.request.Has(config.Display) {
+		p.note("no /dev/nvidia-modeset without the capability display: Vulkan's swapchains need it")
+	}
+}
+
 // byPathLinks returns the links of /dev/dri/by-path to the container's own nodes.
 func byPathLinks(nodes []device.Node) map[string]string {
 	links := map[string]string{}

@@ -25,6 +25,7 @@ func planFiles(c Container, h host.Host, root rootfs.FS, g grant, p *Plan) error
 		return fail(Invalid, "%w", err)
 	}
 	img := inspect(h, root, g, p)
+	noteGraphics(root, img, g, p)
 	if img.Compat.Use {
 		p.files = layout.WithoutCompat(p.files)
 	}
