@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"path"
 	"reflect"
+	"slices"
+	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
@@ -56,6 +58,9 @@ func (p *Plan) registerDocker(o Options) (none edited, err error) {
 			runtimes[name] = ours
 		}
 	}
+	if err := p.offerCDI(o, file.name, config); err != nil {
+		return none, err
+	}
 	before, _ := decodeJSON(file.text) // readDocker has decoded it before
 	name, _ := before["default-runtime"].(string)
 	if r.Default {
@@ -84,6 +89,51 @@ func (h Host) DockerRuntimes(name string) (map[string]Runtime, error) {
 func dockerRuntime(runtimes map[string]any, name string) Runtime {
 	runtimeType, _ := tomledit.Table(runtimes, name)["runtimeType"].(string)
 	return Runtime{Type: runtimeType}
+}
+
+// offerCDI sets what this dockerd needs for a CDI specification, or refuses what it cannot do. By
+// its sources, dockerd has CDI from 25.0 on, without features.cdi from 28.2 on, and resolves --gpus
+// by CDI from 29.0 on: earlier ones look for NVIDIA's nvidia-container-runtime-hook only.
+func (p *Plan) offerCDI(o Options, file string, config map[string]any) error {
+	v, before := p.Host.Daemon, func(major, minor int) bool { return p.Host.Daemon.Known() && !p.Host.Daemon.AtLeast(major, minor, 0) }
+	features, isTable := config["features"].(map[string]any)
+	const instead = "use `--runtime` with NVIDIA_VISIBLE_DEVICES"
+	switch {
+	case o.GPUsFlag && before(29, 0) && !slices.ContainsFunc(inServicePath(RuntimeHookName), p.Host.Exists):
+		return fmt.Errorf("--gpus-flag: dockerd %s does not resolve --gpus by CDI: use Docker 29.0 or later, or leave the flag out and %s", v, instead)
+	case len(o.CDI) == 0 && !p.Host.madeCDI():
+		return nil
+	case before(25, 0):
+		return fmt.Errorf("--cdi: dockerd %s has no CDI: use Docker 25.0 or later, or leave the flag out and %s", v, instead)
+	case config["features"] != nil && !isTable:
+		return fmt.Errorf("%s: features is not a JSON object", file)
+	case features["cdi"] == false:
+		return fmt.Errorf("--cdi: features.cdi is false in %s: remove it, or leave the flag out and %s", file, instead)
+	case before(29, 0) && len(o.CDI) > 0:
+		p.note("dockerd %s: `--device nvidia.com/gpu=0` works with the CDI file; `--gpus` needs Docker 29.0 or NVIDIA's toolkit", v)
+	case !v.Known():
+		p.note("Docker 25.0 to 28.1 also needs \"features\": {\"cdi\": true} in %s for the CDI file", file)
+	}
+	if !before(28, 2) || features["cdi"] == true {
+		return nil
+	}
+	if features == nil {
+		features = map[string]any{}
+		config["features"] = features
+	}
+	features["cdi"] = true
+	if _, now, err := p.Host.readJSON(file); err == nil && tomledit.Table(now, "features")["cdi"] != true {
+		p.Restart.Verb = "restart" // dockerd reads it when it starts
+	}
+	return nil
+}
+
+// madeCDI reports whether an installation for Docker wrote a CDI specification.
+func (h Host) madeCDI() bool {
+	record, _ := h.loadRecord() // Plan.readRecord returns the error
+	return slices.ContainsFunc(record, func(f placed) bool {
+		return f.Kind == hosttree.Generated && slices.ContainsFunc(f.For, func(name string) bool { return strings.HasPrefix(name, Docker+" ") })
+	})
 }
 
 // offerGPUs adds a link to nvidia-shimctl for dockerd, which offers --gpus if it finds a program
@@ -115,7 +165,7 @@ func (p *Plan) offerGPUs(o Options) error {
 		}
 	case now == "false":
 		p.note("the link %s hides the program of NVIDIA's toolkit: remove it, then install with --gpus-flag, which steps aside", cdiHookLink)
-	case len(o.CDI) > 0 && program == "" && link.Before == nil:
+	case len(o.CDI) > 0 && program == "" && link.Before == nil && (!p.Host.Daemon.Known() || p.Host.Daemon.AtLeast(29, 0, 0)):
 		p.note("docker run --gpus also needs --gpus-flag, unless NVIDIA's toolkit is installed")
 	}
 	return nil
@@ -150,7 +200,7 @@ func (h Host) readDocker(name string) (configFile, map[string]any, error) {
 	}
 	file := configFile{name, text, text}
 	formatted := bytes.Equal(text, encodeJSON(config, "  "))
-	removed := removeOurs(config, original)
+	removed := removeOurs(config, original, h.madeCDI())
 	switch {
 	// Without a backup and a record, the runtimes are ours only if the file has nothing else.
 	case backup == nil && !h.recorded(name) && !(formatted && len(config) == 0):
@@ -177,8 +227,8 @@ func (h Host) readJSON(name string) ([]byte, map[string]any, error) {
 
 // removeOurs removes our runtimes from a configuration, also as the default, and restores what the
 // original has in their place. It reports whether there were any. JSON has no comments to mark an
-// edit with, so the type identifies our runtimes.
-func removeOurs(config, original map[string]any) bool {
+// edit with, so the type identifies our runtimes. With cdi it removes features.cdi too.
+func removeOurs(config, original map[string]any, cdi bool) bool {
 	restore := func(m map[string]any, key string, value any) {
 		delete(m, key)
 		if value != nil {
@@ -203,6 +253,14 @@ func removeOurs(config, original map[string]any) bool {
 	}
 	if removed && len(runtimes) == 0 && original["runtimes"] == nil {
 		delete(config, "runtimes")
+	}
+	features := tomledit.Table(config, "features")
+	if cdi && features["cdi"] == true && tomledit.Table(original, "features")["cdi"] == nil {
+		removed = true
+		delete(features, "cdi")
+		if len(features) == 0 && original["features"] == nil {
+			delete(config, "features")
+		}
 	}
 	return removed
 }

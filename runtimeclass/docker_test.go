@@ -1,6 +1,7 @@
 package runtimeclass
 
 import (
+	"cmp"
 	"errors"
 	"os"
 	"path/filepath"
@@ -13,6 +14,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
 )
 
 const ourDockerRuntime = `{
@@ -151,6 +153,67 @@ func TestInstallDockerRefusesVersionsThatIgnoreIt(t *testing.T) {
 		}
 		if _, err := register(h, dockerOptions(Registration{})); (err != nil) != refused || refused && !strings.Contains(err.Error(), "ignores runtimeType") {
 			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+// What a version of Docker can do with a CDI specification is set up, and the rest is refused.
+func TestInstallDockerSetsUpWhatTheVersionCanDo(t *testing.T) {
+	const hook = "/usr/bin/" + RuntimeHookName
+	for _, c := range []struct {
+		version string
+		flag    bool
+		text    string
+		hook    string
+		feature bool   // set by install
+		err     string // of it
+	}{
+		{version: "24.0.9", err: "dockerd 24.0.9 has no CDI"},
+		{version: "25.0.0", feature: true},
+		{version: "26.1.5", flag: true, err: "dockerd 26.1.5 does not resolve --gpus by CDI"},
+		{version: "26.1.5", flag: true, hook: hook, feature: true},
+		{version: "28.1.1", feature: true, text: `{"features": {"containerd-snapshotter": true}, "debug": true}`},
+		{version: "28.1.1", text: `{"features": {"cdi": true}}`},
+		{version: "28.1.1", text: `{"features": {"cdi": false}}`, err: "features.cdi is false in " + DefaultDockerConfig},
+		{version: "28.1.1", text: `{"features": 1}`, err: "features is not a JSON object"},
+		{version: "28.2.0"},
+		{version: "28.5.2", flag: true, err: "dockerd 28.5.2 does not resolve --gpus"},
+		{version: "29.0.0", flag: true},
+		{version: "29.0.0", text: `{"features": {"cdi": false}}`, err: "features.cdi is false"},
+	} {
+		h, o := dockerTree(t, cmp.Or(c.text, "none")), withDocker(options(t))
+		var err error
+		h.Daemon, err = semver.Parse("Docker version " + c.version + ", build 1")
+		check(t, err)
+		if c.hook != "" {
+			write(t, h.Real(c.hook), "")
+		}
+		before := simtest.Contents(t, h.Root)
+		o.GPUsFlag, o.PrepareUnit = c.flag, false
+		o.CDI = []hosttree.Change{{Kind: hosttree.Generated, Path: "/etc/cdi/nvidia.yaml", After: []byte("devices: []\n")}}
+		p, err := Install(h, o)
+		if c.err != "" {
+			if err == nil || !strings.Contains(err.Error(), c.err) {
+				t.Errorf("%+v: error %v", c, err)
+			}
+			continue
+		}
+		applied(t)(p, err)
+		if c.feature != (p.Restart.Verb == "restart") && !c.flag {
+			t.Errorf("%+v: %s", c, p.Restart)
+		}
+		o.CDI, o.GPUsFlag = nil, false
+		if again := applied(t)(Install(h, o)); again.Changed() {
+			t.Errorf("%+v: again\n%s", c, again.Diff())
+		}
+		_, config, err := h.readJSON(DefaultDockerConfig)
+		check(t, err)
+		if got := tomledit.Table(config, "features")["cdi"] == true; got != (c.feature || strings.Contains(c.text, "cdi")) {
+			t.Errorf("%+v: features %v", c, config["features"])
+		}
+		uninstall(t, h, o)
+		if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+			t.Errorf("%+v: not as before: %v", c, now)
 		}
 	}
 }

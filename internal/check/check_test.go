@@ -364,7 +364,15 @@ func TestWhatDockerNeedsBesides(t *testing.T) {
 	want(t, f.check("docker"), Warning, "(/opt:/usr/bin)")
 	f.script("opt/nvidia-cdi-hook", "")
 	want(t, f.check("docker"), OK, "29.1.0")
+	f.version("/opt/dockerd", "Docker version 28.5.2, build abc")
+	want(t, f.check("docker"), Warning, "docker run --gpus fails: dockerd 28.5.2 does not resolve it by CDI")
 	f.remove("opt/nvidia-cdi-hook")
+	want(t, f.check("docker"), OK, "28.5.2")
+	f.version("/opt/dockerd", "Docker version 26.1.5, build abc")
+	want(t, f.check("docker"), Warning, "docker run --device nvidia.com/gpu=0 fails")
+	f.write("opt/docker.json", `{"features": {"cdi": true}, "runtimes": {"nvidia": {"runtimeType": "io.containerd.nvidia.v2"}}}`)
+	want(t, f.check("docker"), OK, "26.1.5")
+	f.version("/opt/dockerd", "Docker version 29.1.0, build abc")
 	simtest.Check(t, os.Symlink("/bin/false", filepath.Join(f.Root, "opt/nvidia-cdi-hook"))) // earlier advice
 	want(t, f.check("docker"), Warning, "the link /opt/nvidia-cdi-hook to /bin/false hides")
 	if fix := f.check("docker")[0].Fix; !strings.HasPrefix(fix, "rm /opt/nvidia-cdi-hook, then nvidia-shimctl install ") {

@@ -3,6 +3,9 @@ package check
 import (
 	"cmp"
 	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -34,8 +37,31 @@ func checkDocker(ctx context.Context, n *node) []Finding {
 		return warning("rm "+hook+", then "+install, "the link %s to %s hides the program of NVIDIA's toolkit", hook, to)
 	}
 	_, err = cdispec.Read(n.real(cdispec.Path))
-	if err == nil && hook == "" && n.find(runtimeclass.RuntimeHookName, path) == "" {
+	runtimeHook := n.find(runtimeclass.RuntimeHookName, path)
+	switch features, readErr := n.dockerFeatures(); {
+	case err != nil || readErr != nil:
+	case v.Known() && !v.AtLeast(28, 2, 0) && !features["cdi"]:
+		return warning("use Docker 28.2 or later, or set \"features\": {\"cdi\": true} in "+n.DockerConfig+" (Docker 25.0), then systemctl restart docker",
+			"docker run --device nvidia.com/gpu=0 fails: CDI is not on by default in dockerd %s", v)
+	case v.Known() && !v.AtLeast(29, 0, 0) && hook != "" && runtimeHook == "":
+		return warning("use Docker 29.0 or later, or ask with --device nvidia.com/gpu=0", "docker run --gpus fails: dockerd %s does not resolve it by CDI", v)
+	case (!v.Known() || v.AtLeast(29, 0, 0)) && hook == "" && runtimeHook == "":
 		return warning(install, "docker run --gpus fails: %s is not in dockerd's PATH (%s)", runtimeclass.CDIHookName, path)
 	}
 	return fine("dockerd %s reads the runtimes of %s", v, n.DockerConfig)
+}
+
+// dockerFeatures returns the features that daemon.json sets.
+func (n *node) dockerFeatures() (map[string]bool, error) {
+	var config struct {
+		Features map[string]bool `json:"features"`
+	}
+	text, err := os.ReadFile(n.real(n.DockerConfig))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err == nil {
+		err = json.Unmarshal(text, &config)
+	}
+	return config.Features, err
 }
