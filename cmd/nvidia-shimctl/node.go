@@ -31,7 +31,6 @@ func nodeCommand() *cli.Command {
 			&cli.StringFlag{Name: "host-root", Value: "/host", Usage: "`DIR` of the pod with the host's root"},
 			&cli.StringFlag{Name: "node-name", Sources: cli.EnvVars("NODE_NAME"), Usage: "`NAME` of the node with the labels; none without it"},
 			&cli.DurationFlag{Name: "interval", Value: time.Minute, Usage: "`TIME` between two rounds"},
-			&cli.StringFlag{Name: "listen", Usage: "also serve what the command serve does, on `ADDRESS`"},
 			&cli.Uint16Flag{Name: "ready-port", Usage: "`PORT` on which GET /readyz is 200 if the last round succeeded, else 503"},
 			&cli.BoolFlag{Name: "once", Usage: "end after the first round"},
 			&cli.BoolFlag{Name: "uninstall", Usage: "remove everything, and keep it removed"},
@@ -76,7 +75,7 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 	defer stop()
 	// The image has no C library, so the installed program asks NVML.
 	askingProgram = filepath.Join(i.Registration.BinDir, runtimeclass.CtlName)
-	failed, err := serveNode(ctx, c, &k)
+	failed, err := serveReady(ctx, c.Uint16("ready-port"), &k)
 	switch {
 	case err != nil:
 		return err
@@ -89,18 +88,10 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 	return err
 }
 
-// serveNode starts the servers that the flags ask for; ready answers the pod's readiness probe. The
-// channel receives the error of a server that fails.
-func serveNode(ctx context.Context, c *cli.Command, ready http.Handler) (<-chan error, error) {
-	failed := make(chan error, 2)
-	if c.IsSet("listen") {
-		listener, handler, err := listenToServe(ctx, c)
-		if err != nil {
-			return nil, err
-		}
-		go func() { failed <- serve.Run(ctx, listener, handler) }()
-	}
-	port := c.Uint16("ready-port")
+// serveReady answers the pod's readiness probe, unless the port is 0. The channel receives the error
+// of the server if it fails.
+func serveReady(ctx context.Context, port uint16, ready http.Handler) (<-chan error, error) {
+	failed := make(chan error, 1)
 	if port == 0 {
 		return failed, nil
 	}

@@ -1,17 +1,8 @@
 package main
 
 import (
-	"context"
-	"errors"
-	"io"
-	"io/fs"
-	"net/http"
-	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
-
-	"github.com/urfave/cli/v3"
 )
 
 // The rest is tested in a machine with systemd, as a container with the node's image.
@@ -29,21 +20,5 @@ func TestNodeRefuses(t *testing.T) {
 		if status != 2 || !strings.Contains(errs, c.want) {
 			t.Errorf("%s: status %d, %s", name, status, errs)
 		}
-	}
-}
-
-// Listening on a socket changes the umask of the process for a moment, so it comes before the first
-// file is created.
-func TestNodeListensFirst(t *testing.T) {
-	app := newApp(io.Discard, io.Discard)
-	i := slices.IndexFunc(app.Commands, func(c *cli.Command) bool { return c.Name == "node" })
-	app.Commands[i].Action = func(ctx context.Context, c *cli.Command) error {
-		_, err := serveNode(ctx, c, http.NotFoundHandler())
-		return err
-	}
-	socket := filepath.Join(t.TempDir(), "missing", "socket")
-	err := app.Run(t.Context(), []string{"nvidia-shimctl", "node", "--listen", "unix:" + socket, "--ready-port", "0"})
-	if !errors.Is(err, fs.ErrNotExist) {
-		t.Errorf("%v: nothing listened before serve returned", err)
 	}
 }

@@ -7,14 +7,17 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/node"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/runargs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/serve"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // serveTimeout is how long NVML may take. It is shorter than Prometheus waits.
@@ -28,10 +31,16 @@ func serveCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "listen", Value: "127.0.0.1:3476", Usage: "`ADDRESS`: HOST:PORT or unix:PATH"},
 			stateFlag(),
+			&cli.StringFlag{Name: "host-root", Usage: "`DIR` with the host's root, in a privileged pod with hostPID"},
+			&cli.StringFlag{Name: "bin-dir", Value: runtimeclass.DefaultBinDir, Usage: "`DIR` of the host with the installed programs; only with --host-root"},
 		},
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if os.Geteuid() != 0 {
 				return errors.New("only root can read which container has which GPU: run serve as root")
+			}
+			serve.LimitMemory()
+			if err := enterHost(c); err != nil {
+				return err
 			}
 			listener, handler, err := listenToServe(ctx, c)
 			if err != nil {
@@ -42,8 +51,22 @@ func serveCommand() *cli.Command {
 	}
 }
 
-// listenToServe listens on --listen, and returns the listener and its handler. It must be called
-// before anything creates files concurrently: see serve.Listen.
+// enterHost makes the host's root that of this process. The image of a pod has no C library, so the
+// installed program asks NVML.
+func enterHost(c *cli.Command) error {
+	root := c.String("host-root")
+	if root == "" {
+		if c.IsSet("bin-dir") {
+			return usage(errors.New("--bin-dir goes with --host-root only"))
+		}
+		return nil
+	}
+	askingProgram = filepath.Join(c.String("bin-dir"), runtimeclass.CtlName)
+	_, _, err := node.EnterHost(root)
+	return err
+}
+
+// listenToServe listens on --listen, and returns the listener and its handler.
 func listenToServe(ctx context.Context, c *cli.Command) (net.Listener, http.Handler, error) {
 	cfg, err := loader(c)()
 	if err != nil {

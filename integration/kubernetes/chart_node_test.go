@@ -216,6 +216,9 @@ func (c *cluster) awaitNotReady(t *testing.T, generation string) {
 			return err
 		}
 		for _, s := range list.Items[0].Status.ContainerStatuses {
+			if s.Name != "node" {
+				continue
+			}
 			if s.Ready {
 				t.Fatal("the pod is ready before its node is")
 			}
@@ -237,7 +240,7 @@ func (c *cluster) logDaemonSet(t *testing.T) {
 			return
 		}
 		for _, pod := range list.Items {
-			out, err := c.raw("GET", podPath(&pod)+"/log", "", nil)
+			out, err := c.raw("GET", podPath(&pod)+"/log?container=node", "", nil)
 			t.Logf("%s: %s: %v\n%s\n%s", pod.Name, pod.Status.Phase, err, out, c.events(&pod))
 		}
 	})
@@ -301,7 +304,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	label(`"true"`)
 	t.Cleanup(func() { label("null") })
 	args := "--target=containerd,--containerd-config=" + c.config() + ",--bin-dir=" + c.binDir() + ",--interval=1s"
-	install(t, "--set", "metrics.port=3476,runtimeClass.name="+chartHandler+",runtimeClass.handler="+chartHandler, "--set", "args={"+args+"}")
+	install(t, "--set", "metrics.port=3476,runtimeClass.name="+chartHandler+",runtimeClass.handler="+chartHandler, "--set", "args={"+args+"},metrics.args={--bin-dir="+c.binDir()+"}")
 
 	c.logDaemonSet(t)
 	c.awaitNotReady(t, "1") // it waits for host.restart

@@ -10,14 +10,18 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	nodev1 "k8s.io/api/node/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
@@ -128,6 +132,8 @@ func TestChartIsSound(t *testing.T) {
 		"maxUnavailable=0":            "/maxUnavailable",
 		"maxUnavailable=101%":         "/maxUnavailable",
 		"metrics.port=70000":          "/metrics/port",
+		"metrics.resources.limit=1":   "limit",
+		"networkPolicy.create=2":      "/networkPolicy/create",
 		"uninstall=1":                 "/uninstall",
 		"args=--once":                 "/args",
 		"nodeSelector.a=1":            "/nodeSelector/a",
@@ -147,8 +153,33 @@ func TestChartIsSound(t *testing.T) {
 			t.Errorf("no %q in:\n%s", want, out)
 		}
 	}
+	if strings.Contains(out, "name: metrics") || strings.Contains(out, "ingress:") {
+		t.Errorf("a listener without metrics.port in:\n%s", out)
+	}
 	if strings.Contains(out, "kind: RuntimeClass") {
 		t.Errorf("a RuntimeClass in:\n%s", out)
+	}
+}
+
+// The listener is a container of its own, with its own memory, and reached by the configured peers.
+func TestChartSeparatesTheListener(t *testing.T) {
+	all := objects(t, template(t, "--set", "metrics.port=3476,metrics.args={--bin-dir=/opt}", "--set", "networkPolicy.from[0].podSelector.matchLabels.app=prometheus"))
+	var set appsv1.DaemonSet
+	var policy networkingv1.NetworkPolicy
+	for path, into := range map[string]any{"/apis/apps/v1/namespaces/" + releaseNamespace + "/daemonsets/" + release: &set,
+		"/apis/networking.k8s.io/v1/namespaces/" + releaseNamespace + "/networkpolicies/" + release: &policy} {
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(all[path].Object, into); err != nil {
+			t.Fatal(err)
+		}
+	}
+	containers := set.Spec.Template.Spec.Containers
+	if len(containers) != 2 || slices.ContainsFunc(containers[0].Args, func(arg string) bool { return strings.Contains(arg, "listen") }) ||
+		!slices.Contains(containers[1].Command, "--listen=:3476") || !slices.Contains(containers[1].Command, "--bin-dir=/opt") || containers[1].Resources.Limits.Memory().IsZero() {
+		t.Errorf("%+v", containers)
+	}
+	rules := policy.Spec.Ingress
+	if len(rules) != 1 || len(rules[0].Ports) != 1 || rules[0].Ports[0].Port.IntValue() != 3476 || len(rules[0].From) != 1 || rules[0].From[0].PodSelector.MatchLabels["app"] != "prometheus" {
+		t.Errorf("%+v", rules)
 	}
 }
 
@@ -174,7 +205,7 @@ func TestChartAndKustomizeBaseAreTheSame(t *testing.T) {
 			t.Errorf("%s: kustomize has\n%v\nthe chart\n%v", path, got[path], want[path])
 		}
 	}
-	if len(got) != len(want) || len(want) != 7 {
+	if len(got) != len(want) || len(want) != 8 {
 		t.Errorf("kustomize has %d objects, the chart %d", len(got), len(want))
 	}
 	if out := mustRun(t, "helm", "template", release, packagedChart(t), "--namespace", releaseNamespace,
@@ -204,7 +235,7 @@ func (c *cluster) chartObjects(t testing.TB) string {
 	t.Helper()
 	var names bytes.Buffer
 	for _, path := range []string{
-		"/api/v1/namespaces", "/api/v1/secrets", "/api/v1/serviceaccounts", "/api/v1/namespaces/" + releaseNamespace + "/pods", "/apis/apps/v1/daemonsets", "/apis/apps/v1/controllerrevisions",
+		"/api/v1/namespaces", "/api/v1/secrets", "/api/v1/serviceaccounts", "/api/v1/namespaces/" + releaseNamespace + "/pods", "/apis/apps/v1/daemonsets", "/apis/apps/v1/controllerrevisions", "/apis/networking.k8s.io/v1/networkpolicies",
 		"/apis/rbac.authorization.k8s.io/v1/clusterroles", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings",
 		"/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies", "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicybindings",
 		"/apis/node.k8s.io/v1/runtimeclasses",

@@ -72,6 +72,17 @@ func (n *node) start(t *testing.T, args ...string) {
 	n.run(t, append(slices.Concat(n.pod, []string{"--detach", "--log-uri", "file://" + inLog, n.image, "node", "/usr/bin/nvidia-shimctl", "node"}), args...)...)
 }
 
+// serve runs the pod's second container until the test ends.
+func (n *node) serve(t *testing.T) {
+	t.Helper()
+	args := slices.Clone(n.pod)
+	for i, arg := range args {
+		args[i] = strings.Replace(arg, "system.slice:node:node", "system.slice:node:serve", 1)
+	}
+	n.run(t, append(args, "--detach", n.image, "serve", "/usr/bin/nvidia-shimctl", "serve", "--host-root", "/host", "--listen", serveAddress)...)
+	t.Cleanup(func() { n.run(t, "ctr", "tasks", "delete", "--force", "serve") })
+}
+
 // wait waits for the end of the pod, and returns its output and exit status.
 func (n *node) wait(t *testing.T) (output string, status int) {
 	t.Helper()
@@ -254,7 +265,8 @@ func TestANodeWithoutDriverStaysAsItIs(t *testing.T) {
 func TestTheNodePodFollowsTheNode(t *testing.T) {
 	n := startNode(t)
 	before := n.state(t)
-	n.start(t, "--interval", "100ms", "--listen", serveAddress)
+	n.start(t, "--interval", "100ms")
+	n.serve(t)
 	testenv.Await(t, "the node is ready", n.ready("true"))
 	installed := n.state(t)
 	n.useGPU(t)

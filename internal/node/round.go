@@ -10,7 +10,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/version"
 )
 
-// Keep makes rounds until ctx ends or one of the servers of the pod fails.
+// Keep makes rounds until ctx ends or the server of the readiness probe fails.
 func (k *Keeper) Keep(ctx context.Context, interval time.Duration, failed <-chan error) error {
 	for {
 		err := k.Round(ctx)

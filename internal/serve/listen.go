@@ -8,9 +8,11 @@ import (
 	"net/http"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strings"
 	"time"
 
+	"golang.org/x/net/netutil"
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cmdline"
@@ -42,16 +44,35 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	return new(net.ListenConfig).Listen(ctx, "unix", path)
 }
 
-// Run serves until SIGTERM or SIGINT, and ends cleanly.
+// Limits of a server. A client that is slow, idle or one of many holds little, and not for long.
+const (
+	maxConnections = 64
+	maxHeader      = 8 << 10
+	readTimeout    = 2 * time.Second // for the whole request: it has no body
+	writeTimeout   = 15 * time.Second
+	idleTimeout    = 5 * time.Second
+	// memoryLimit is a soft limit: the collector works harder near it.
+	memoryLimit = 64 << 20
+)
+
+// LimitMemory sets a soft limit for the memory of this process, unless GOMEMLIMIT does.
+func LimitMemory() {
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(memoryLimit)
+	}
+}
+
+// Run serves until SIGTERM or SIGINT, and ends cleanly. Connections beyond the limit wait in the
+// kernel's queue until others end.
 func Run(ctx context.Context, listener net.Listener, handler http.Handler) error {
 	ctx, stop := signal.NotifyContext(ctx, unix.SIGTERM, unix.SIGINT)
 	defer stop()
 	server := &http.Server{
-		Handler: handler, MaxHeaderBytes: 16 << 10,
-		ReadTimeout: 5 * time.Second, WriteTimeout: 30 * time.Second, IdleTimeout: time.Minute,
+		Handler: withoutBody(handler), MaxHeaderBytes: maxHeader,
+		ReadTimeout: readTimeout, WriteTimeout: writeTimeout, IdleTimeout: idleTimeout,
 	}
 	ended := make(chan error, 1)
-	go func() { ended <- server.Serve(listener) }()
+	go func() { ended <- server.Serve(netutil.LimitListener(listener, maxConnections)) }()
 	select {
 	case err := <-ended:
 		return err
@@ -63,4 +84,17 @@ func Run(ctx context.Context, listener net.Listener, handler http.Handler) error
 		return server.Close() // an answer still waits for NVML
 	}
 	return nil
+}
+
+// withoutBody refuses a request with a body and closes its connection: otherwise net/http reads
+// what a client sends after the answer.
+func withoutBody(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ContentLength != 0 {
+			w.Header().Set("Connection", "close")
+			http.Error(w, "send no body", http.StatusRequestEntityTooLarge)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
