@@ -108,8 +108,10 @@ test-gpu: build packages tools kubernetes docker ## run the acceptance tests on 
 	$(GO) test -count=1 -v -timeout 20m -tags gpu -run '^TestOnRealGPUs' ./integration/systemd
 
 SOAK ?= $(BIN)/soak.json
+SOAK_SERVE ?= 1h
 
-soak: deps build tools ## fail system calls of the shim for 10,000 containers or until stopped; goes on with $SOAK
+soak: deps build tools ## an hour of clients against serve, then failing system calls of the shim for 10,000 containers or until stopped; goes on with $SOAK
+	NVIDIA_SHIM_SOAK_SERVE=$(SOAK_SERVE) $(GO) test -count=1 -v -timeout 0 -run UnderManyConnections ./integration/serve
 	NVIDIA_SHIM_SOAK=$(SOAK) $(GO) test -count=1 -v -timeout 0 -run ASystemCallFails ./integration/attacks
 
 bench: deps build tools kubernetes ## measure against the stock shim and write docs/benchmarks.md
