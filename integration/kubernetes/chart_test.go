@@ -25,6 +25,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
@@ -352,8 +354,13 @@ func (c *cluster) nodePod(t testing.TB) *api {
 // serviceAccountToken is a token of the chart's service account, as the kubelet asks for it.
 func (c *cluster) serviceAccountToken(t testing.TB, bound *authenticationv1.BoundObjectReference) string {
 	t.Helper()
+	return c.tokenOf(t, release, bound)
+}
+
+func (c *cluster) tokenOf(t testing.TB, account string, bound *authenticationv1.BoundObjectReference) string {
+	t.Helper()
 	request := authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{BoundObjectRef: bound}}
-	if err := c.do("POST", "/api/v1/namespaces/"+releaseNamespace+"/serviceaccounts/"+release+"/token", request, &request); err != nil {
+	if err := c.do("POST", "/api/v1/namespaces/"+releaseNamespace+"/serviceaccounts/"+account+"/token", request, &request); err != nil {
 		t.Fatal(err)
 	}
 	return request.Status.Token
@@ -420,6 +427,34 @@ func TestChartGivesNoMoreRightsThanNeeded(t *testing.T) {
 	}
 	if err := c.send("PATCH", node, merge, []byte(`{"metadata":{"labels":{"another":null}}}`), nil); err != nil {
 		t.Error(err)
+	}
+}
+
+// A kustomization may rename everything: the policy still applies to the service account.
+func TestNamesOfAKustomizationKeepThePolicy(t *testing.T) {
+	c := shared
+	base, err := filepath.Abs(kustomizeBase)
+	simtest.Check(t, err)
+	dir := t.TempDir()
+	relative, err := filepath.Rel(dir, base)
+	simtest.Check(t, err)
+	simhost.WriteFile(t, filepath.Join(dir, "kustomization.yaml"), "namePrefix: my-\nnameSuffix: -b\nresources: ["+relative+"]\n")
+	for path, o := range objects(t, mustRun(t, "kustomize", "build", "--load-restrictor=LoadRestrictionsNone", dir)) {
+		switch o.GetKind() {
+		case "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding":
+			c.apply(t, path+"?force=true", o)
+			t.Cleanup(func() { simtest.Check(t, c.do("DELETE", path, nil, nil)) })
+		}
+	}
+	account := newAPI(c.base, c.tokenOf(t, "my-nvidia-shim-b", nil)) // of no node
+	if err := c.await("the policy", func() error {
+		err := account.send("PATCH", "/api/v1/nodes/"+nodeName, "application/merge-patch+json", []byte(`{"metadata":{"labels":{"nvidia-shim.io/test":null}}}`), nil)
+		if !hasCode(err, http.StatusUnprocessableEntity) {
+			return fmt.Errorf("not refused: %v", err)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
 	}
 }
 
