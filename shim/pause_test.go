@@ -19,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
@@ -130,6 +131,127 @@ func TestPauseFreezesOnlyWhatTheProbeHasSuspended(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The driver needs running processes, but a container that is thawed for nothing uses a GPU that it does
+// not have.
+func TestResumeThawsWhenTheProbeIsPrepared(t *testing.T) {
+	reap(t)
+	for _, test := range []struct {
+		name  string
+		put   func(*testing.T, string)
+		calls string
+	}{
+		{"it fails before", putUnprepared, ""},
+		{"it fails afterwards", putProbe, "resume pause"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			test.put(t, `case "$questions" in *'"resume"'*) echo '{"move_error":"full"}';; *) echo '{"moved":[4711]}';; esac`)
+			f := &checkpointTasks{paused: true}
+			s := f.serviceWith(t, gpuContainer{suspendsGPU: true})
+			_, err := s.Resume(t.Context(), &taskapi.ResumeRequest{ID: "c"})
+			if err == nil || !strings.HasSuffix(err.Error(), "cannot resume the GPUs of container c: full") || strings.Join(f.calls, " ") != test.calls || !f.paused {
+				t.Errorf("%v, calls %q, want %q", err, f.calls, test.calls)
+			}
+		})
+	}
+}
+
+// replacedTasks is an embedded service whose container is deleted, and another one created with its id,
+// at a call.
+type replacedTasks struct {
+	checkpointTasks
+	at      string
+	replace func()
+}
+
+func (f *replacedTasks) call(name string) {
+	if name == f.at && f.replace != nil {
+		f.replace()
+		f.replace = nil
+	}
+}
+
+func (f *replacedTasks) Pids(ctx context.Context, r *taskapi.PidsRequest) (*taskapi.PidsResponse, error) {
+	f.call("pids")
+	return f.checkpointTasks.Pids(ctx, r)
+}
+
+func (f *replacedTasks) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.Empty, error) {
+	f.call("pause")
+	return f.checkpointTasks.Pause(ctx, r)
+}
+
+func (f *replacedTasks) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptypb.Empty, error) {
+	f.call("resume")
+	return f.checkpointTasks.Resume(ctx, r)
+}
+
+func TestALaterContainerOfTheIDIsNotChanged(t *testing.T) {
+	reap(t)
+	putProbe(t, `echo '{"moved":[4711],"memory":{"4711":{"GPU-a":1}}}'`)
+	for _, at := range []string{"pids", "pause", "resume"} {
+		t.Run(at, func(t *testing.T) {
+			f := &replacedTasks{at: at}
+			f.paused = at == "resume"
+			s := f.serviceWith(t, gpuContainer{suspendsGPU: true})
+			s.TTRPCTaskService = f
+			old, _ := s.get("c")
+			f.replace = func() {
+				s.remove("c")
+				s.put("c", gpuContainer{ready: true, bundle: old.bundle, rootfs: "new"})
+			}
+			if f.paused {
+				_, _ = s.Resume(t.Context(), &taskapi.ResumeRequest{ID: "c"})
+			} else {
+				_, _ = s.Pause(t.Context(), &taskapi.PauseRequest{ID: "c"})
+			}
+			if c, _ := s.get("c"); c.rootfs != "new" || c.suspendsGPU || f.replace != nil {
+				t.Errorf("%+v", c)
+			}
+			if _, err := os.Stat(filepath.Join(old.bundle, gpuinject.SuspendedName)); err == nil {
+				t.Error("the later container is shown as suspended")
+			}
+			if at == "pids" && slices.Contains(f.calls, "pause") {
+				t.Errorf("the later container was frozen: %q", f.calls)
+			}
+		})
+	}
+}
+
+func TestAProcessUsesAGPUByTheNumberOfItsNode(t *testing.T) {
+	const major = 0xfff // no driver has it
+	dir := t.TempDir()
+	uses := func(limit int, ctx context.Context) (bool, error) {
+		return usesGPU(ctx, os.Getpid(), []uint32{major}, &limit)
+	}
+	named, err := os.Create(filepath.Join(dir, "nvidia-uvm"))
+	check(t, err)
+	defer named.Close()
+	if got, err := uses(1000, t.Context()); got || err != nil {
+		t.Errorf("a file with the name of the node: %v, %v", got, err)
+	}
+	if _, err := uses(2, t.Context()); err == nil || !strings.Contains(err.Error(), "open files") {
+		t.Errorf("too many descriptors: %v", err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := uses(1000, ctx); !errors.Is(err, context.Canceled) {
+		t.Errorf("a request that was cancelled: %v", err)
+	}
+	name := filepath.Join(dir, "renamed")
+	check(t, unix.Mknod(name, unix.S_IFCHR|0o600, int(unix.Mkdev(major, 0))))
+	node, err := unix.Open(name, unix.O_PATH|unix.O_CLOEXEC, 0)
+	check(t, err)
+	defer unix.Close(node)
+	if got, err := uses(1000, t.Context()); !got || err != nil {
+		t.Errorf("a renamed node: %v, %v", got, err)
+	}
+	simtest.LimitDescriptors(t, 0, func() {
+		if _, err := uses(1000, t.Context()); !errors.Is(err, unix.EMFILE) {
+			t.Errorf("a process that cannot be read: %v", err)
+		}
+	})
 }
 
 // On a busy host runc gives up freezing before each process has run.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
@@ -28,15 +29,37 @@ func TestTheProgramThatSuspendsIsConfined(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 1})
 	self, err := procfs.Host.ID(os.Getpid())
 	check(t, err)
-	before, err := os.ReadFile("/proc/self/mountinfo")
-	check(t, err)
-	a := answer(t, d, "confine-try", probe.Questions{Suspend: []procfs.ID{self}})
+	a := answer(t, d, "shared-try", probe.Questions{Suspend: []procfs.ID{self}})
 	for line := range strings.Lines(a.MoveError) {
 		t.Error(line)
 	}
-	if after, err := os.ReadFile("/proc/self/mountinfo"); err != nil || string(after) != string(before) {
-		t.Errorf("this host's mounts changed: %v\n%s\nwere\n%s", err, after, before)
+}
+
+// tryShared runs try where mounts are shared, as those of a host are under systemd, and compares them
+// before and after.
+func tryShared(name string) error {
+	err := unix.Unshare(unix.CLONE_NEWNS)
+	if err == nil {
+		err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")
 	}
+	if err == nil {
+		err = unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, "")
+	}
+	if err != nil {
+		return err
+	}
+	before, _ := os.ReadFile("/proc/thread-self/mountinfo")
+	cmd := exec.Command("/proc/self/exe")
+	cmd.Env = []string{envTask + "=confine-try:" + name}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	if err := cmd.Run(); err != nil {
+		return err
+	}
+	after, _ := os.ReadFile("/proc/thread-self/mountinfo")
+	if string(after) != string(before) || !strings.Contains(string(after), "shared:") {
+		return fmt.Errorf("this host's mounts changed:\n%s\nwere\n%s", after, before)
+	}
+	return nil
 }
 
 // try prints in an Answers what a confined process could do.

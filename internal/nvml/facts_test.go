@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"strings"
 	"syscall"
 	"testing"
@@ -56,6 +57,9 @@ func do(task string) error {
 		return confineAnd(name, "move")
 	case "confine-try":
 		return confineAnd(name, "try")
+	case "shared-try":
+		runtime.LockOSThread()
+		return tryShared(name)
 	case "try":
 		return try(name)
 	case "move":

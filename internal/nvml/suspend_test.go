@@ -172,9 +172,8 @@ func TestAnIncompleteAnswerIsRefused(t *testing.T) {
 			"NVML does not list the compute processes of GPU 0: this GPU or driver does not support it"},
 		{"no graphics processes", func() error { return d.Unsupport("nvmlDeviceGetGraphicsRunningProcesses") }, nil,
 			"NVML does not list the graphics processes of GPU 0: this GPU or driver does not support it"},
-		{"unknown memory", func() error {
-			return d.Place(sim.Process{UUID: first.UUID, PID: id.PID, Memory: ^uint64(0), Graphics: true})
-		}, []string{first.BusID}, ""},
+		{"unknown memory", func() error { return d.Place(sim.Process{UUID: second.UUID, PID: id.PID, Memory: ^uint64(0)}) }, []string{first.BusID},
+			fmt.Sprintf("NVML does not report how much memory process %d has on GPU 1", id.PID)},
 		{"a lost GPU", func() error { return d.Lose(1) }, []string{first.BusID, second.BusID},
 			fmt.Sprintf("NVML does not list GPU %s: NVML does not report the handle of GPU 1: GPU is lost", second.BusID)},
 		{"a lost GPU of a container with all GPUs", func() error { return d.Lose(1) }, nil, "NVML does not report the handle of GPU 1: GPU is lost"},
@@ -185,7 +184,7 @@ func TestAnIncompleteAnswerIsRefused(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			check(t, test.change())
 			a := answer(t, d, "confine", probe.Questions{Suspend: []procfs.ID{id}, GPUs: test.gpus})
-			if a.MoveError == "" || test.err != "" && a.MoveError != test.err {
+			if a.MoveError != test.err {
 				t.Errorf("%+v, want %q", a, test.err)
 			}
 			check(t, errors.Join(d.Unsupport(), d.Lose(), d.Place()))
