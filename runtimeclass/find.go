@@ -3,6 +3,7 @@ package runtimeclass
 import (
 	"cmp"
 	"path"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -12,7 +13,9 @@ import (
 // Found is a daemon on a host, with the file or process that identifies it.
 type Found struct {
 	Target, Why string
-	// Program and ConfigFile come from a running containerd or dockerd.
+	// Runs is true if a process identifies it. Program and ConfigFile are then those of a containerd
+	// or dockerd; Program is "" if its program is none to execute: see Place.
+	Runs                bool
 	Program, ConfigFile string
 }
 
@@ -48,10 +51,10 @@ func Find(h Host, proc procfs.FS, target string) []Found {
 		if i := slices.IndexFunc(d.files, h.Exists); i >= 0 {
 			there = append(there, Found{Target: d.target, Why: d.files[i]})
 		}
-		for _, p := range proc.Daemons(d.process) {
-			f := Found{Target: d.target, Why: p.Program + " runs"}
+		for _, p := range proc.Running(d.process) {
+			f := Found{Target: d.target, Why: p.Program + " runs", Runs: true}
 			if Distributions[d.target].Name == "" {
-				f.Program, f.ConfigFile = p.Program, ConfigFlag(p.Args)
+				f.Program, f.ConfigFile = h.Place(p, d.process), ConfigFlag(p.Args)
 			}
 			// A distribution and Docker write the configuration of their own containerd.
 			owned := d.target == Containerd && Owner(p) != Containerd
@@ -73,6 +76,26 @@ func Find(h Host, proc procfs.FS, target string) []Found {
 		c, err := ReadConfiguration(h, cmp.Or(f.ConfigFile, DefaultContainerdConfig))
 		return err == nil && c.CRIDisabled
 	})
+}
+
+// programDirs are patterns of the directories in which a daemon's program is executed, to ask for its
+// version: those of packages and of distributions of Kubernetes.
+var programDirs = append(filepath.SplitList(ServicePath), "/opt/bin", "/var/lib/k0s/bin", "/snap/microk8s/current/bin",
+	rancherDir+"/k3s/data/current/bin", rancherDir+"/rke2/bin", rancherDir+"/rke2/data/*/bin")
+
+// Place returns the path of a daemon's program if the process executes it, otherwise "". It is one
+// of programDirs, whatever path the process was started by: a program is not executed because a
+// process names it.
+func (h Host) Place(p procfs.Process, name string) string {
+	for _, dir := range programDirs {
+		found, _ := h.Glob(path.Join(dir, name)) // the patterns are valid
+		for _, program := range found {
+			if p.Executes(h.Real(program)) {
+				return program
+			}
+		}
+	}
+	return ""
 }
 
 // Owner returns the target that a containerd process belongs to.

@@ -1,26 +1,40 @@
 package runtimeclass
 
 import (
-	"errors"
 	"os"
+	"path"
 	"reflect"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// process adds a process to a fixture of procfs.
-func process(t *testing.T, proc procfs.FS, pid int, command, uid, namespace string) {
+// hostWith is a tree with files and processes. Those of others are a user's and a container's.
+func hostWith(t *testing.T, files map[string]string, runs, others []string) (Host, procfs.FS) {
 	t.Helper()
-	args := strings.Fields(command)
-	write(t, proc.Path(pid, "environ"), "")
-	write(t, proc.Path(pid, "cmdline"), strings.Join(args, "\x00"))
-	write(t, proc.Path(pid, "status"), "Uid: "+strings.Repeat(" "+uid, 4)+"\nCapEff: 000001ffffffffff\n")
-	check(t, errors.Join(os.Symlink(args[0], proc.Path(pid, "exe")), os.Mkdir(proc.Path(pid, "ns"), 0o755),
-		os.Symlink(namespace, proc.Path(pid, "ns/pid")), os.Symlink("user:[1]", proc.Path(pid, "ns/user"))))
+	r := simtest.Root{TB: t, Dir: tree(t, files)}
+	const proc = "processes"
+	r.Process(proc, 1, "/sbin/init", nil)
+	for i, command := range append(runs[:len(runs):len(runs)], slices.Concat(others, others)...) {
+		args := strings.Fields(command)
+		if i >= len(runs) {
+			args[0] = "/elsewhere" + args[0] // no file of the host is made
+		}
+		r.Process(proc, 10+i, args[0], nil, args[1:]...)
+		dir := path.Join(proc, strconv.Itoa(10+i))
+		switch {
+		case i >= len(runs)+len(others):
+			r.ReplaceLink(dir+"/ns/mnt", "mnt:[2]")
+		case i >= len(runs):
+			r.Write(dir+"/status", "Uid: 1000 1000 1000 1000\nCapEff: 000001ffffffffff\n")
+		}
+	}
+	return Host{Tree: hosttree.Tree{Root: r.Dir}}, procfs.FS(path.Join(r.Dir, proc))
 }
 
 func TestFind(t *testing.T) {
@@ -56,25 +70,18 @@ func TestFind(t *testing.T) {
 			want: []string{"containerd (/usr/bin/containerd)"}},
 		{name: "dockerd with a configuration elsewhere", runs: []string{docker + " --config-file=/srv/daemon.json"},
 			want: []string{"docker (/usr/bin/dockerd runs with /srv/daemon.json)"}},
+		{name: "not executed", files: map[string]string{containerd: ""}, runs: []string{"/srv/containerd"}, want: []string{"containerd (/srv/containerd runs)"}},
 		{name: "with a configuration elsewhere", runs: []string{containerd + " -c /etc/k0s/containerd.toml", containerd + " -c /etc/k0s/containerd.toml"},
 			want: []string{"containerd (/usr/bin/containerd runs with /etc/k0s/containerd.toml)"}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			proc := procfs.FS(t.TempDir())
-			process(t, proc, 1, "/sbin/init", "0", "pid:[1]")
-			check(t, os.Symlink("1", string(proc)+"/self"))
-			for i, command := range c.runs {
-				process(t, proc, 10+i, command, "0", "pid:[1]")
-			}
-			for i, command := range c.others {
-				process(t, proc, 20+i, command, "1000", "pid:[1]")
-				process(t, proc, 30+i, command, "0", "pid:["+strconv.Itoa(30+i)+"]")
-			}
+			h, proc := hostWith(t, c.files, c.runs, c.others)
 			var got []string
-			for _, f := range Find(Host{Tree: hosttree.Tree{Root: tree(t, c.files)}}, proc, c.target) {
+			for _, f := range Find(h, proc, c.target) {
 				got = append(got, f.String())
-				if f.Program != "" && f.Program != containerd && f.Program != docker || (f.Program == "") != (len(c.runs) == 0 || Distributions[f.Target].Name != "") {
-					t.Errorf("program %q", f.Program)
+				if f.Runs != (len(c.runs) > 0) || f.Program != "" && f.Program != containerd && f.Program != docker ||
+					(f.Program == "") != (!f.Runs || Distributions[f.Target].Name != "" || strings.HasPrefix(f.Why, "/srv")) {
+					t.Errorf("runs: %t, program %q", f.Runs, f.Program)
 				}
 			}
 			if !reflect.DeepEqual(got, c.want) {
@@ -106,21 +113,19 @@ func TestTheKubeletsSocketIsFound(t *testing.T) {
 		{name: "k0s elsewhere", files: map[string]string{"/etc/systemd/system/k0sworker.service": "ExecStart=/usr/bin/k0s worker --kubelet-root-dir=/srv/k\n"}, want: "/srv/k"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			proc := procfs.FS(t.TempDir())
-			process(t, proc, 1, "/sbin/init", "0", "pid:[1]")
-			check(t, os.Symlink("1", string(proc)+"/self"))
+			var runs, others []string
 			if c.runs != "" {
-				process(t, proc, 10, c.runs, "0", "pid:[1]")
+				runs = []string{c.runs}
 			}
 			if c.other != "" {
-				process(t, proc, 20, c.other, "1000", "pid:[1]")
-				process(t, proc, 30, c.other, "0", "pid:[30]")
+				others = []string{c.other}
 			}
+			h, proc := hostWith(t, c.files, runs, others)
 			want := ""
 			if c.want != "" {
 				want = c.want + "/pod-resources/kubelet.sock"
 			}
-			if got := KubeletSocket(Host{Tree: hosttree.Tree{Root: tree(t, c.files)}}, proc); got != want {
+			if got := KubeletSocket(h, proc); got != want {
 				t.Errorf("found %q, want %q", got, want)
 			}
 		})

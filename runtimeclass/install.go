@@ -11,6 +11,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
 // Install plans the installation of the programs, the handler and everything else that the options
@@ -149,7 +150,8 @@ func (p *Plan) restart(o Options, removed bool) Restart {
 }
 
 // DaemonVersion asks the target's containerd or dockerd on this host for its version. If program is
-// "", it searches for one; the version is unknown if there is none.
+// "", it searches for one; the version is unknown if there is none. Only a program that no user but
+// root can replace is executed.
 func DaemonVersion(ctx context.Context, target, program string) (semver.Version, error) {
 	if program == "" {
 		program = findDaemon(target)
@@ -157,9 +159,14 @@ func DaemonVersion(ctx context.Context, target, program string) (semver.Version,
 	if program == "" {
 		return semver.Version{}, nil
 	}
+	real, err := trusted.Program(program)
+	if err != nil {
+		return semver.Version{}, fmt.Errorf("not executed: %w", err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program, "--version")
+	cmd := exec.CommandContext(ctx, real, "--version")
+	cmd.Args[0] = program // the programs of k3s are links to one
 	cmd.WaitDelay = time.Second
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -103,16 +103,17 @@ func TestInstallAndUninstallEverything(t *testing.T) {
 	}
 
 	removal := applied(t)(Uninstall(h, o))
-	// A running shim keeps its file.
-	proc := t.TempDir()
-	write(t, filepath.Join(proc, "7/environ"), "")
-	write(t, filepath.Join(proc, "7/cmdline"), "")
-	check(t, os.Symlink(shim+" (deleted)", filepath.Join(proc, "7/exe")))
-	if stay, err := removal.RemovePrograms(procfs.FS(proc)); err != nil || len(stay) != 3 {
+	// A running shim keeps its file, by whatever name; one of a user or a container does not.
+	r := simtest.Root{TB: t, Dir: t.TempDir()}
+	check(t, os.Link(shim, filepath.Join(r.Dir, ShimName)))
+	r.Process("proc", 7, ShimName, nil)
+	if stay, err := removal.RemovePrograms(procfs.FS(r.Dir + "/proc")); err != nil || len(stay) != 3 {
 		t.Errorf("stay %v, %v", stay, err)
 	}
+	r.ReplaceLink("proc/7/ns/mnt", "mnt:[2]")
+	r.ReplaceLink("proc/7/exe", shim)
 	// A second removal finds them in the record.
-	if stay, err := applied(t)(Uninstall(h, o)).RemovePrograms(procfs.FS(t.TempDir())); err != nil || len(stay) != 0 {
+	if stay, err := applied(t)(Uninstall(h, o)).RemovePrograms(procfs.FS(r.Dir + "/proc")); err != nil || len(stay) != 0 {
 		t.Errorf("stay %v, %v", stay, err)
 	}
 	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {

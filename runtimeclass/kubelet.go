@@ -44,7 +44,7 @@ func KubeletSocket(h Host, proc procfs.FS) string {
 			}
 		}
 	}
-	for _, p := range proc.Daemons("kubelet") {
+	for _, p := range proc.Running("kubelet") {
 		dir = rootDir(strings.Join(p.Args, "\n"), defaultKubeletDir)
 	}
 	if dir == "" {

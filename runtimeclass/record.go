@@ -294,12 +294,12 @@ func (p *Plan) removeOriginals(o Options) error {
 	return nil
 }
 
-// RemovePrograms removes the programs of an uninstallation, unless the shim is running: containerd
-// needs its file to clean up after it. It returns the paths that stay.
+// RemovePrograms removes the programs of an uninstallation, unless a process of the host runs the
+// shim: containerd needs its file to clean up after it. It returns the paths that stay.
 func (p Plan) RemovePrograms(proc procfs.FS) (stay []string, err error) {
-	shims := proc.Named(ShimName)
+	shims := proc.Running(ShimName)
 	runs := func(c hosttree.Change) bool {
-		return slices.ContainsFunc(shims, func(r procfs.Process) bool { return r.Program == p.Host.Real(c.Path) })
+		return slices.ContainsFunc(shims, func(r procfs.Process) bool { return r.Executes(p.Host.Real(c.Path)) })
 	}
 	if slices.ContainsFunc(p.Programs, runs) {
 		for _, c := range p.Programs {

@@ -116,7 +116,7 @@ func TestABundleOfABrokenHost(t *testing.T) {
 	files := unpack(t, name)
 	for file, want := range map[string]string{
 		"info.json.err": "wrong.toml", "status.json.err": "wrong.toml", "plan.json": "wrong.toml", "host" + wrong: "broken", "check.json": "wrong.toml",
-		"containers/k8s.io/bad.json.err": "is writable by users other than root", "log.txt.err": program + ": is writable by users other than root",
+		"containers/k8s.io/bad.json.err": "is writable by users other than root", "log.txt.err": program + " is writable by users other than root",
 	} {
 		if !strings.Contains(files[file], want) {
 			t.Errorf("%s: no %q in\n%s", file, want, files[file])

@@ -166,6 +166,7 @@ func TestAHungDriverHidesNeitherGPUsNorContainers(t *testing.T) {
 		want []string
 	}{
 		{[]string{"status", "--state", state}, []string{"NVML: NVML has not answered within 300ms", "of-gpu-1", d.GPUs[1].Name}},
+		{[]string{"status", "--root", filepath.Dir(state), "--state", "/" + filepath.Base(state)}, []string{"of-gpu-1"}},
 		{[]string{"--json", "status", "--state", state}, []string{`"nvml_error": "NVML has not answered within 300ms`, `"of-gpu-1"`}},
 		{[]string{"info"}, []string{"NVML: NVML has not answered within 300ms", d.GPUs[1].UUID}},
 	} {
@@ -216,7 +217,7 @@ func TestStatusIsRepeated(t *testing.T) {
 		if command == "suspend" {
 			args = append(args, "container")
 		}
-		if code, out, errs := ctl(t, args...); code != 1 || out != "" || !strings.Contains(errs, "--state: stat /nope") {
+		if code, out, errs := ctl(t, args...); code != 1 || out != "" || !strings.Contains(errs, "--state: open /nope") {
 			t.Errorf("%s: a state directory that does not exist: status %d, %s%s", command, code, out, errs)
 		}
 	}

@@ -9,7 +9,6 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
@@ -51,5 +50,9 @@ func findBundle(c *cli.Command) (b status.Bundle, err error) {
 			return b, err
 		}
 	}
-	return status.Find(status.Bundles(procfs.Host, status.StateDirs), namespace, pod, c.String("container"))
+	source, err := readSource(c)
+	if err != nil {
+		return b, err
+	}
+	return status.Find(source.Bundles(), namespace, pod, c.String("container"))
 }

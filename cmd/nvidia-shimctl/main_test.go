@@ -65,6 +65,7 @@ func TestWrongUsageEndsWithStatusTwo(t *testing.T) {
 		{"prepare", "--imex-channels", "x"},
 		{"status", "x"},
 		{"status", "--interval=1ms"},
+		{"status", "--root", "x"},
 		{"serve", "--listen", "3476"},
 		{"version", "x"},
 		{"version", "help"},

@@ -36,6 +36,7 @@ func planCommand() *cli.Command {
 			&cli.StringMapFlag{Name: "annotation", Usage: "annotation `K=V` of the container; may be repeated"},
 			&cli.BoolFlag{Name: "privileged", Usage: "the container is privileged"},
 			&cli.StringFlag{Name: "rootfs", Usage: "root file system `DIR` of the image, to include its C library"},
+			stateFlag(),
 		},
 		Action: func(_ context.Context, c *cli.Command) error {
 			plan, err := makePlan(c)

@@ -28,12 +28,11 @@ func serveCommand() *cli.Command {
 		Name:        "serve",
 		Usage:       "serve metrics, a page about this node and the endpoints of nvidia-docker 1 (as root)",
 		Description: "It answers GET on /, /metrics, /healthz, /gpu/info, /gpu/status, /docker/cli and /mesos/cli, without authentication.",
-		Flags: []cli.Flag{
+		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "listen", Value: "127.0.0.1:3476", Usage: "`ADDRESS`: HOST:PORT or unix:PATH"},
-			stateFlag(),
 			&cli.StringFlag{Name: "host-root", Usage: "`DIR` with the host's root, in a privileged pod with hostPID"},
 			&cli.StringFlag{Name: "bin-dir", Value: runtimeclass.DefaultBinDir, Usage: "`DIR` of the host with the installed programs; only with --host-root"},
-		},
+		}, sourceFlags()...),
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if os.Geteuid() != 0 {
 				return errors.New("only root can read which container has which GPU: run serve as root")

@@ -1,16 +1,19 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
+	"path/filepath"
 	"time"
 
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
@@ -20,11 +23,10 @@ func statusCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "status",
 		Usage: "show which container and pod uses which GPU, and how much of its memory",
-		Flags: []cli.Flag{
+		Flags: append([]cli.Flag{
 			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "repeat until interrupted"},
 			&cli.DurationFlag{Name: "interval", Usage: "`TIME` between two repetitions of --watch", Value: 2 * time.Second},
-			stateFlag(),
-		},
+		}, sourceFlags()...),
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if c.Duration("interval") < 100*time.Millisecond {
 				return usage(fmt.Errorf("--interval %s is less than 100ms", c.Duration("interval")))
@@ -51,6 +53,14 @@ func stateFlag() cli.Flag {
 	return &cli.StringSliceFlag{Name: "state", Usage: "state `DIR` of a containerd (default: those of running shims, containerd, k3s and Docker); may be repeated"}
 }
 
+// sourceFlags say whose containers are listed.
+func sourceFlags() []cli.Flag {
+	return []cli.Flag{
+		stateFlag(),
+		&cli.StringFlag{Name: "root", Value: "/", Usage: "list the containers below `DIR` instead of this host's: /proc/PID/root of a kind node, whose root is then believed"},
+	}
+}
+
 func readStatus(c *cli.Command, limit time.Duration) (*status.Status, error) {
 	if os.Geteuid() != 0 {
 		return nil, errors.New("only root can read which container has which GPU: run status as root")
@@ -59,7 +69,7 @@ func readStatus(c *cli.Command, limit time.Duration) (*status.Status, error) {
 	if err != nil {
 		return nil, err
 	}
-	dirs, err := stateDirs(c)
+	source, err := readSource(c)
 	if err != nil {
 		return nil, err
 	}
@@ -68,21 +78,34 @@ func readStatus(c *cli.Command, limit time.Duration) (*status.Status, error) {
 		return nil, err
 	}
 	live, nvmlErr := askLive(c, limit)
-	return status.Join(procfs.Host, h.Inventory, live, nvmlErr, status.Read(procfs.Host, dirs)), nil
+	return status.Join(procfs.Host, h.Inventory, live, nvmlErr, source.Read()), nil
 }
 
-// stateDirs returns the directories of --state, or those where daemons keep their state.
-func stateDirs(c *cli.Command) ([]string, error) {
-	dirs := c.StringSlice("state")
-	if len(dirs) == 0 {
-		return status.StateDirs, nil
+// readSource returns the containers that --root and --state name, or those of this host's daemons.
+func readSource(c *cli.Command) (status.Source, error) {
+	s := status.Source{Proc: procfs.Host, Root: cmp.Or(c.String("root"), "/"), StateDirs: c.StringSlice("state")}
+	if !filepath.IsAbs(s.Root) {
+		return s, usage(fmt.Errorf("--root %.256q is not an absolute path", s.Root))
 	}
-	for _, dir := range dirs {
-		if _, err := os.Stat(dir); err != nil {
-			return nil, fmt.Errorf("--state: %w", err)
+	if len(s.StateDirs) == 0 {
+		s.StateDirs = status.StateDirs
+		_, err := os.Stat(s.Root)
+		return s, err
+	}
+	for i, dir := range s.StateDirs {
+		abs, err := filepath.Abs(dir)
+		if err != nil {
+			return s, err
 		}
+		s.StateDirs[i] = abs
+		// The directory may be a link.
+		f, _, err := hosttree.Tree{Root: s.Root}.OpenPath(abs + "/.")
+		if err != nil {
+			return s, fmt.Errorf("--state: %w", err)
+		}
+		f.Close()
 	}
-	return dirs, nil
+	return s, nil
 }
 
 // printStatus prints a status. With --watch, it replaces the previous one on a terminal, follows it

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"time"
@@ -19,9 +18,10 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/ttrpc"
 	"github.com/urfave/cli/v3"
+	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
@@ -62,10 +62,9 @@ func resumeTask(ctx context.Context, tasks taskapi.TTRPCTaskService, id string) 
 func pauseCommand(name, use string, call func(*cli.Command) taskCall, flags ...cli.Flag) *cli.Command {
 	return &cli.Command{
 		Name: name, Usage: use, ArgsUsage: "CONTAINER",
-		Flags: append(flags,
+		Flags: append(append(flags,
 			&cli.StringFlag{Name: "pod", Usage: "instead of a container, those of the pod `NAMESPACE/NAME` that give GPUs back"},
-			stateFlag(),
-		),
+		), sourceFlags()...),
 		Action: func(ctx context.Context, c *cli.Command) error {
 			if (c.Args().Len() == 1) == c.IsSet("pod") {
 				return usage(fmt.Errorf("%s needs one CONTAINER or --pod", name))
@@ -109,12 +108,12 @@ func resumeAgain(ctx context.Context, suspended []status.Record, err error) erro
 
 // pausable finds the containers that the command line names.
 func pausable(c *cli.Command) ([]status.Record, error) {
-	dirs, err := stateDirs(c)
+	source, err := readSource(c)
 	if err != nil {
 		return nil, err
 	}
 	id, pod := c.Args().First(), c.String("pod")
-	list := slices.DeleteFunc(status.Read(procfs.Host, dirs), func(r status.Record) bool {
+	list := slices.DeleteFunc(source.Read(), func(r status.Record) bool {
 		if c.IsSet("pod") {
 			// Skip containers that were suspended individually, or resumed before another one
 			// failed.
@@ -169,11 +168,11 @@ func callTask(ctx context.Context, r status.Record, call taskCall) error {
 // dialShim connects to the socket of the container's shim, at the address that the daemon recorded.
 func dialShim(b status.Bundle) (net.Conn, error) {
 	var shim struct{ Address string }
-	text, err := os.ReadFile(filepath.Join(b.Dir, "bootstrap.json"))
+	text, _, err := b.Read("bootstrap.json")
 	if err == nil {
 		err = json.Unmarshal(text, &shim)
 	} else if errors.Is(err, fs.ErrNotExist) { // an older containerd
-		text, err = os.ReadFile(filepath.Join(b.Dir, "address"))
+		text, _, err = b.Read("address")
 		shim.Address = string(text)
 	}
 	if err != nil {
@@ -183,13 +182,16 @@ func dialShim(b status.Bundle) (net.Conn, error) {
 	if !ok {
 		return nil, fmt.Errorf("%.256q is not the address of a socket", shim.Address)
 	}
-	dir, err := os.Open(filepath.Dir(b.Root + path))
+	socket, st, err := b.Tree.OpenPath(path)
 	if err != nil {
 		return nil, err
 	}
-	defer dir.Close()
+	defer socket.Close()
+	if st.Mode&unix.S_IFMT != unix.S_IFSOCK || st.Uid != 0 {
+		return nil, fmt.Errorf("%.256q is not a socket of root", path)
+	}
 	// The path of a socket is limited to 107 bytes.
-	return net.Dial("unix", fmt.Sprintf("/proc/self/fd/%d/%s", dir.Fd(), filepath.Base(path)))
+	return net.Dial("unix", hosttree.Path(socket))
 }
 
 // resident returns the host memory of processes in bytes, including GPU memory that was moved

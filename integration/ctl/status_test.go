@@ -57,7 +57,7 @@ type statusContainer struct {
 func statusOf(t testing.TB, h *simhost.Host) status {
 	t.Helper()
 	var s status
-	if err := json.Unmarshal([]byte(h.Ctl(t, "--json", "status")), &s); err != nil {
+	if err := json.Unmarshal([]byte(h.Ctl(t, "--json", "status", "--state", h.State)), &s); err != nil {
 		t.Fatal(err)
 	}
 	return s

@@ -115,7 +115,7 @@ func TestContainersOfOnePodHaveDifferentGPUsAndOneShim(t *testing.T) {
 func (c *cluster) checkPlan(t *testing.T, pod *corev1.Pod, container string, gpus []sim.GPU) {
 	t.Helper()
 	out, err := exec.Command(filepath.Join(testenv.ShimDir(), "nvidia-shimctl"), "--config", c.Driver.ConfigPath, "--json",
-		"plan", "--pod", pod.Namespace+"/"+pod.Name, "--container", container).Output()
+		"plan", "--state", c.State, "--pod", pod.Namespace+"/"+pod.Name, "--container", container).Output()
 	var p struct {
 		GPU       bool
 		GPUs      []sim.GPU

@@ -263,9 +263,11 @@ func (c *cluster) awaitLabel(t *testing.T, name, value string) {
 // nodeMounts is the mount table of the chart's pod.
 func nodeMounts(t *testing.T) string {
 	t.Helper()
-	for _, p := range procfs.Host.Named("nvidia-shimctl") {
-		if p.Program == "/usr/bin/nvidia-shimctl" {
-			table, err := os.ReadFile(procfs.Host.Path(p.PID, "mountinfo"))
+	programs, err := filepath.Glob("/proc/[0-9]*/exe")
+	simtest.Check(t, err)
+	for _, program := range programs {
+		if path, err := os.Readlink(program); err == nil && path == "/usr/bin/nvidia-shimctl" {
+			table, err := os.ReadFile(filepath.Join(filepath.Dir(program), "mountinfo"))
 			simtest.Check(t, err)
 			return string(table)
 		}
@@ -316,7 +318,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	c.startPod(t, gpu)
 	given := c.checkAllocated(t, gpu, "main", true, 1)
 	installed := filepath.Join(c.binDir(), "containerd-shim-nvidia-v2")
-	if list := procfs.Host.Named(filepath.Base(installed)); !slices.ContainsFunc(list, func(p procfs.Process) bool { return p.Program == installed }) {
+	if list := procfs.Host.Running(filepath.Base(installed)); !slices.ContainsFunc(list, func(p procfs.Process) bool { return p.Program == installed }) {
 		t.Errorf("%s does not run, only %v", installed, list)
 	}
 

@@ -17,6 +17,9 @@ import (
 )
 
 func checkContainerd(n *node) []Finding {
+	if n.elsewhere != "" {
+		return warning("set it with --containerd", "%s", notExecuted("containerd", n.elsewhere))
+	}
 	if n.Containerd == "" {
 		return warning("set it with --containerd", "no containerd is running or in PATH: its version is not checked")
 	}

@@ -19,15 +19,18 @@ func checkDocker(ctx context.Context, n *node) []Finding {
 	if !n.docker {
 		return nil
 	}
-	p := n.daemon("dockerd")
-	path := cmp.Or(p.Environ["PATH"], runtimeclass.ServicePath)
-	if p.Program == "" {
+	d := n.daemon("dockerd")
+	path := cmp.Or(d.Environ["PATH"], runtimeclass.ServicePath)
+	switch {
+	case d.program == "" && d.Program != "":
+		return warning("check that `"+d.Program+" --version` says 24.0 or later", "%s", notExecuted("dockerd", d.Program))
+	case d.program == "":
 		return warning("install Docker, or check another daemon with --target", "no dockerd is running or in PATH: its version is not checked")
 	}
-	v, err := runtimeclass.DaemonVersion(ctx, runtimeclass.Docker, p.Program)
+	v, err := runtimeclass.DaemonVersion(ctx, runtimeclass.Docker, d.program)
 	switch {
 	case err != nil:
-		return problem("repair "+p.Program, "%v", err)
+		return problem("repair "+d.program, "%v", err)
 	case v.Known() && !v.AtLeast(24, 0, 0):
 		return problem("use Docker 24.0 or later", "dockerd %s ignores runtimeType: containers start without their GPUs", v)
 	}

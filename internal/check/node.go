@@ -19,6 +19,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
@@ -28,8 +29,10 @@ type node struct {
 	// config is the shim's configuration, or the default one if there is an error.
 	config    *config.Config
 	configErr error
-	// path is containerd's PATH.
-	path       string
+	// path has the directories of containerd's PATH in which programs are looked up.
+	path string
+	// elsewhere is the program of a running containerd that is not executed: see runtimeclass.Place.
+	elsewhere  string
 	version    semver.Version
 	versionErr error
 	// registered is containerd's configuration, and handlers are the runtime handlers in it that
@@ -51,21 +54,17 @@ func inspect(ctx context.Context, o Options) *node {
 		o.Target = runtimeclass.Docker
 	}
 	n := &node{Options: o, path: runtimeclass.ServicePath}
-	for _, p := range n.Proc.Daemons("containerd") {
+	for _, p := range n.Proc.Running("containerd") {
 		owner := runtimeclass.Owner(p)
 		// Docker uses the host's containerd, or one of its own.
 		uses := n.Target == "" || owner == n.Target || n.Target == runtimeclass.Docker && owner == runtimeclass.Containerd
-		if !uses {
-			continue
+		if uses {
+			n.readDaemon(p, owner)
+			break
 		}
-		n.Containerd = cmp.Or(n.Containerd, n.real(p.Program))
-		n.path = cmp.Or(p.Environ["PATH"], n.path)
-		n.Config = cmp.Or(n.Config, p.Environ[config.EnvFile])
-		n.ContainerdConfig = cmp.Or(n.ContainerdConfig, runtimeclass.ConfigFlag(p.Args))
-		break
 	}
 	_, isDistribution := runtimeclass.Distributions[n.Target]
-	if p := n.find("containerd", n.path); p != "" && !isDistribution {
+	if p := n.find("containerd", n.path); p != "" && !isDistribution && n.elsewhere == "" {
 		n.Containerd = cmp.Or(n.Containerd, n.real(p))
 	}
 	n.ContainerdConfig = cmp.Or(n.ContainerdConfig, n.findContainerdConfig())
@@ -76,7 +75,7 @@ func inspect(ctx context.Context, o Options) *node {
 	if n.Containerd != "" {
 		n.version, n.versionErr = runtimeclass.DaemonVersion(ctx, runtimeclass.Containerd, n.Containerd)
 	}
-	n.registered, n.registeredErr = runtimeclass.ReadConfiguration(runtimeclass.Host{Tree: hosttree.Tree{Root: n.Root}, Daemon: n.version}, n.ContainerdConfig)
+	n.registered, n.registeredErr = runtimeclass.ReadConfiguration(n.host(), n.ContainerdConfig)
 	n.handlers = maps.Clone(n.registered.Runtimes)
 	maps.DeleteFunc(n.handlers, func(_ string, r runtimeclass.Runtime) bool { return !r.Ours() })
 	if o.Target == runtimeclass.Docker || o.ContainerdConfig == "" {
@@ -91,13 +90,42 @@ func inspect(ctx context.Context, o Options) *node {
 	return n
 }
 
+// readDaemon reads what a running containerd says about itself. Its PATH selects among the
+// directories of services, and adds none: nothing is executed because a process names it.
+func (n *node) readDaemon(p procfs.Process, owner string) {
+	if place := n.host().Place(p, "containerd"); place != "" {
+		n.Containerd = cmp.Or(n.Containerd, n.real(place))
+	} else if n.Containerd == "" {
+		n.elsewhere = p.Program
+	}
+	if path := p.Environ["PATH"]; path != "" {
+		theirs := filepath.SplitList(path)
+		n.path = strings.Join(slices.DeleteFunc(filepath.SplitList(n.path), func(dir string) bool { return !slices.Contains(theirs, dir) }), ":")
+	}
+	if _, ok := runtimeclass.Distributions[owner]; ok && n.Containerd != "" {
+		n.addProgramsOf(n.Containerd)
+	}
+	n.Config = cmp.Or(n.Config, p.Environ[config.EnvFile])
+	n.ContainerdConfig = cmp.Or(n.ContainerdConfig, runtimeclass.ConfigFlag(p.Args))
+}
+
+// host returns the files of the node.
+func (n *node) host() runtimeclass.Host {
+	return runtimeclass.Host{Tree: hosttree.Tree{Root: n.Root}, Daemon: n.version}
+}
+
+// addProgramsOf puts the directory of a distribution's containerd in front of path.
+func (n *node) addProgramsOf(containerd string) {
+	n.path = filepath.Join("/", strings.TrimPrefix(filepath.Dir(containerd), n.Root)) + ":" + n.path
+}
+
 // findDistribution finds the programs of a distribution, such as k3s, that is not running.
 func (n *node) findDistribution() {
 	for _, d := range runtimeclass.Distributions {
 		found := d.Program(n.Root)
 		if found != "" && n.Containerd == "" && n.ContainerdConfig == filepath.Join(d.Dir, "config.toml") {
 			n.Containerd = found
-			n.path = filepath.Join("/", strings.TrimPrefix(filepath.Dir(found), n.Root)) + ":" + n.path
+			n.addProgramsOf(found)
 		}
 	}
 }
@@ -105,7 +133,7 @@ func (n *node) findDistribution() {
 // readDocker uses Docker's runtimes as the handlers of a host that has no others.
 func (n *node) readDocker() {
 	n.DockerConfig = cmp.Or(n.DockerConfig, runtimeclass.ConfigFlag(n.daemon("dockerd").Args), runtimeclass.DefaultDockerConfig)
-	list, err := runtimeclass.Host{Tree: hosttree.Tree{Root: n.Root}}.DockerRuntimes(n.DockerConfig)
+	list, err := n.host().DockerRuntimes(n.DockerConfig)
 	if n.Target == runtimeclass.Docker || n.Target == "" && len(n.handlers) == 0 && len(list) > 0 {
 		n.docker, n.handlers, n.registered, n.registeredErr = true, list, runtimeclass.Configuration{}, err
 		n.ContainerdConfig = n.DockerConfig
@@ -142,17 +170,31 @@ func (n *node) find(name, path string) string {
 	return ""
 }
 
-// daemon returns the process of a daemon of this host. If it is not running, only Program is set,
-// to what systemd would start, or nothing.
-func (n *node) daemon(name string) (p procfs.Process) {
-	for _, p := range n.Proc.Daemons(name) {
-		p.Program = n.real(p.Program)
-		return p
+// daemon is a daemon of this host.
+type daemon struct {
+	procfs.Process
+	// program is its program, or, if it is not running, what systemd would start; "" if that is not
+	// there, or if the program that runs is none to execute.
+	program string
+}
+
+func (n *node) daemon(name string) (d daemon) {
+	for _, p := range n.Proc.Running(name) {
+		d.Process = p
+		if place := n.host().Place(p, name); place != "" {
+			d.program = n.real(place)
+		}
+		return d
 	}
 	if found := n.find(name, runtimeclass.ServicePath); found != "" {
-		p.Program = n.real(found)
+		d.program = n.real(found)
 	}
-	return p
+	return d
+}
+
+// notExecuted says why the version of a running daemon is unknown.
+func notExecuted(name, program string) string {
+	return fmt.Sprintf("%s runs as %s, which is not executed, because only a process names it: its version is not checked", name, program)
 }
 
 // findContainerdConfig prefers the configuration of containerd itself to that of a distribution.
@@ -172,10 +214,16 @@ func (n *node) findContainerdConfig() string {
 // programTimeout is long enough for any program, including one that asks NVML.
 const programTimeout = 10 * time.Second
 
+// run executes a program that no user but root can replace, and returns its output.
 func run(ctx context.Context, program string, args ...string) ([]byte, error) {
+	real, err := trusted.Program(program)
+	if err != nil {
+		return nil, fmt.Errorf("not executed: %w", err)
+	}
 	ctx, cancel := context.WithTimeout(ctx, programTimeout)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, program, args...)
+	cmd := exec.CommandContext(ctx, real, args...)
+	cmd.Args[0] = program // the programs of k3s are links to one
 	cmd.WaitDelay = time.Second
 	out, err := cmd.Output()
 	var exit *exec.ExitError

@@ -10,8 +10,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
@@ -69,15 +67,8 @@ func (n *node) programs(name func(runtimeclass.Runtime) string) []string {
 
 // trust returns an error unless p is a program that only root can change.
 func (n *node) trust(p string) error {
-	var st unix.Stat_t
-	err := unix.Stat(n.real(p), &st)
-	if err == nil {
-		err = trusted.RootFile(&st)
-	}
-	if err != nil {
-		return fmt.Errorf("%s: %w", p, err)
-	}
-	return nil
+	_, err := trusted.Program(n.real(p))
+	return err
 }
 
 // runtimes returns the names or paths by which this shim starts runc.
@@ -100,6 +91,9 @@ func checkRuntime(ctx context.Context, n *node, name string) []Finding {
 	p, err := n.lookPath(name)
 	if err != nil {
 		return problem("install "+name, "%v: no container can start", err)
+	}
+	if err := n.trust(p); err != nil {
+		return problem("chown it to root and chmod go-w it, and its directories", "%s is not executed: %v", name, err)
 	}
 	text, err := run(ctx, n.real(p), "--version")
 	if err != nil {

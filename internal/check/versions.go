@@ -3,9 +3,6 @@ package check
 import (
 	"context"
 	"strings"
-
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
 
 // Versions returns the versions of the driver and of the programs that start containers, and
@@ -17,7 +14,7 @@ func Versions(ctx context.Context, o Options) map[string]any {
 	if n.gpus != nil {
 		versions["driver"] = n.gpus.Driver()
 	}
-	list, err := runtimeclass.Host{Tree: hosttree.Tree{Root: n.Root}}.DockerRuntimes(n.DockerConfig)
+	list, err := n.host().DockerRuntimes(n.DockerConfig)
 	types := map[string]string{}
 	for name, r := range list {
 		types[name] = r.Type
@@ -28,8 +25,13 @@ func Versions(ctx context.Context, o Options) map[string]any {
 		versions["docker_runtimes"] = types
 	}
 	programs := map[string]string{"containerd": n.Containerd, "runc": ""}
+	elsewhere := map[string]string{"containerd": n.elsewhere}
 	for _, name := range []string{"dockerd", "kubelet", "k3s"} { // k3s contains its kubelet
-		programs[name] = n.daemon(name).Program
+		d := n.daemon(name)
+		programs[name] = d.program
+		if d.program == "" && d.Program != "" {
+			elsewhere[name] = d.Program
+		}
 	}
 	for _, name := range append(n.runtimes(), "runc") {
 		if p, err := n.lookPath(name); err == nil {
@@ -38,6 +40,9 @@ func Versions(ctx context.Context, o Options) map[string]any {
 	}
 	for name, program := range programs {
 		versions[name] = notFound
+		if program == "" && elsewhere[name] != "" {
+			versions[name] = notExecuted(name, elsewhere[name])
+		}
 		if program == "" {
 			continue
 		}

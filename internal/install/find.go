@@ -107,7 +107,7 @@ func (i *Installer) runningProgram(o runtimeclass.Options) string {
 
 // daemonVersion returns the version that the operator gave, or else the version that the daemon's
 // program prints. It executes nothing in a tree.
-func (i *Installer) daemonVersion(ctx context.Context, program string) (none semver.Version, err error) {
+func (i *Installer) daemonVersion(ctx context.Context, found runtimeclass.Found) (none semver.Version, err error) {
 	daemon, other := runtimeclass.Containerd, runtimeclass.Docker
 	if i.Target == runtimeclass.Docker {
 		daemon, other = other, daemon
@@ -122,10 +122,11 @@ func (i *Installer) daemonVersion(ctx context.Context, program string) (none sem
 		}
 		return v, nil
 	}
-	if i.proc() == "" {
+	_, isDistribution := runtimeclass.Distributions[i.Target]
+	if i.proc() == "" || found.Runs && found.Program == "" && !isDistribution {
 		return none, nil
 	}
-	v, err := runtimeclass.DaemonVersion(ctx, i.Target, cmp.Or(i.Containerd, program))
+	v, err := runtimeclass.DaemonVersion(ctx, i.Target, cmp.Or(i.Containerd, found.Program))
 	if err != nil && i.Containerd == "" {
 		// Without the version, the handler has the most widely supported form.
 		return none, nil

@@ -48,7 +48,7 @@ func (i *Installer) Plan(ctx context.Context) (none runtimeclass.Plan, report *t
 	if i.GPUsFlag && i.Target != runtimeclass.Docker {
 		return none, nil, ErrGPUsFlag
 	}
-	if i.Host.Daemon, err = i.daemonVersion(ctx, found.Program); err != nil {
+	if i.Host.Daemon, err = i.daemonVersion(ctx, found); err != nil {
 		return none, nil, err
 	}
 	i.Host.Program = i.daemonProgram(i.Target, found.Program)

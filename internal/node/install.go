@@ -27,7 +27,7 @@ func (k *Keeper) install(ctx context.Context) (installed bool, _ []check.Finding
 	}
 	// The configuration of a daemon that is not running is unknown.
 	found := runtimeclass.Find(k.Installer.Host, procfs.Host, target)
-	if len(found) == 1 && found[0].Program == "" && slices.Contains([]string{runtimeclass.Containerd, runtimeclass.Docker}, found[0].Target) {
+	if len(found) == 1 && !found[0].Runs && slices.Contains([]string{runtimeclass.Containerd, runtimeclass.Docker}, found[0].Target) {
 		return false, []check.Finding{{Check: "install", Level: check.Problem, Message: found[0].Target + " does not run", Fix: "start it"}}, nil
 	}
 	plan, _, err := in.Plan(ctx)

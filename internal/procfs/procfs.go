@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -20,15 +19,6 @@ type FS string
 
 // Host is the procfs of this host.
 const Host FS = "/proc"
-
-// Process is a process of the host.
-type Process struct {
-	PID int
-	// Program is the path of the file that it executes, in the process' mount namespace.
-	Program string
-	Args    []string
-	Environ map[string]string
-}
 
 // ID identifies a process. The PID alone may be reused when it has ended.
 type ID struct {
@@ -78,83 +68,10 @@ func (f FS) Path(pid int, name string) string {
 	return filepath.Join(string(f), strconv.Itoa(pid), name)
 }
 
-// Named lists the processes whose program or command name is name. The containerd of k3s is a
-// program with another name.
-func (f FS) Named(name string) []Process {
-	entries, _ := os.ReadDir(string(f))
-	var list []Process
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		program, err := os.Readlink(f.Path(pid, "exe"))
-		if err != nil {
-			continue
-		}
-		program = strings.TrimSuffix(program, " (deleted)")
-		if filepath.Base(program) != name && f.Comm(pid) != name {
-			continue
-		}
-		environ, err1 := os.ReadFile(f.Path(pid, "environ"))
-		cmdline, err2 := os.ReadFile(f.Path(pid, "cmdline"))
-		if err1 != nil || err2 != nil {
-			continue
-		}
-		p := Process{PID: pid, Program: program, Environ: map[string]string{}}
-		p.Args = strings.Split(strings.TrimSuffix(string(cmdline), "\x00"), "\x00")
-		for v := range strings.SplitSeq(string(environ), "\x00") {
-			key, value, _ := strings.Cut(v, "=")
-			p.Environ[key] = value
-		}
-		list = append(list, p)
-	}
-	return list
-}
-
-// Daemons lists the processes of a name that administer this host and are in the PID namespace of
-// this process: those of users and in containers read other files.
-func (f FS) Daemons(name string) []Process {
-	return slices.DeleteFunc(f.Named(name), func(p Process) bool { return !f.Administers(p.PID) || f.InOtherPIDNamespace(p.PID) })
-}
-
 // Comm returns the command name of a process, "" if it has ended.
 func (f FS) Comm(pid int) string {
 	comm, _ := os.ReadFile(f.Path(pid, "comm"))
 	return strings.TrimSuffix(string(comm), "\n")
-}
-
-// Administers reports whether a process administers this host: it runs as root, has CAP_SYS_ADMIN
-// and is in the user namespace of this process. Any user can start a program called containerd, and
-// any container one whose path is that of any file on the host.
-func (f FS) Administers(pid int) bool {
-	if !f.sharesNamespace(pid, "user") {
-		return false
-	}
-	status, _ := os.ReadFile(f.Path(pid, "status"))
-	root, admin := false, false
-	for line := range strings.Lines(string(status)) {
-		key, value, _ := strings.Cut(line, ":")
-		switch value = strings.Join(strings.Fields(value), " "); key {
-		case "Uid": // real, effective, saved, file system
-			root = value == "0 0 0 0"
-		case "CapEff":
-			caps, err := strconv.ParseUint(value, 16, 64)
-			admin = err == nil && caps&(1<<unix.CAP_SYS_ADMIN) != 0
-		}
-	}
-	return root && admin
-}
-
-// InOtherPIDNamespace reports whether a process is in a PID namespace other than this process', or
-// in an unknown one.
-func (f FS) InOtherPIDNamespace(pid int) bool { return !f.sharesNamespace(pid, "pid") }
-
-// sharesNamespace reports whether a process is in the same namespace of this kind as this process.
-func (f FS) sharesNamespace(pid int, kind string) bool {
-	own, err1 := os.Readlink(filepath.Join(string(f), "self/ns", kind))
-	theirs, err2 := os.Readlink(f.Path(pid, "ns/"+kind))
-	return err1 == nil && err2 == nil && theirs == own
 }
 
 // Cgroups returns the paths of a process' cgroups by the controllers of their hierarchies; the key

@@ -17,8 +17,6 @@ import (
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	shimconfig "github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
@@ -55,7 +53,7 @@ const maxLog, logLines = 256 << 20, 500
 // of containerd's log. config is the shim's configuration; "" for the default one.
 func (s Sources) Collect(ctx context.Context, config string, files Files) {
 	files.addJSON("versions.json", check.Versions(ctx, check.Options{Root: "/", Proc: procfs.Host, Config: config}), nil)
-	for _, b := range status.Bundles(procfs.Host, status.StateDirs) {
+	for _, b := range (status.Source{Proc: procfs.Host, Root: "/", StateDirs: status.StateDirs}).Bundles() {
 		plan, err := b.Plan()
 		if !errors.Is(err, fs.ErrNotExist) {
 			files.addJSON(path.Join("containers", b.Namespace, b.ID+".json"), plan, err)
@@ -95,19 +93,16 @@ func (s Sources) shimLog(ctx context.Context) ([]byte, error) {
 // journal returns the logs of daemons that have a containerd. It executes journalctl only if no
 // user but root can change it, by its path and without this process's environment.
 func (s Sources) journal(ctx context.Context) (text []byte, err error) {
-	var st unix.Stat_t
-	if err = unix.Stat(s.Journalctl, &st); err == nil {
-		err = trusted.RootFile(&st)
-	}
-	if err == nil {
-		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-		defer cancel()
-		cmd := exec.CommandContext(ctx, s.Journalctl, "--quiet", "--no-pager", "--lines=50000",
-			"--unit=containerd", "--unit=docker", "--unit=k3s", "--unit=k3s-agent", "--unit=rke2-server", "--unit=rke2-agent")
-		cmd.Env, cmd.WaitDelay = []string{"LC_ALL=C"}, time.Second
-		text, err = cmd.Output()
-	}
+	real, err := trusted.Program(s.Journalctl)
 	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, real, "--quiet", "--no-pager", "--lines=50000",
+		"--unit=containerd", "--unit=docker", "--unit=k3s", "--unit=k3s-agent", "--unit=rke2-server", "--unit=rke2-agent")
+	cmd.Env, cmd.WaitDelay = []string{"LC_ALL=C"}, time.Second
+	if text, err = cmd.Output(); err != nil {
 		err = fmt.Errorf("%s: %w", s.Journalctl, err)
 	}
 	return text, err

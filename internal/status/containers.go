@@ -3,6 +3,7 @@ package status
 import (
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,9 +11,12 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
@@ -25,8 +29,26 @@ var StateDirs = []string{"/run/containerd", "/run/k3s/containerd", "/run/docker/
 // directory.
 const tasksDir = "io.containerd.runtime.v2.task"
 
-// maxRecord is the largest record that is read, in bytes.
-const maxRecord = 4 << 20
+// Limits of what is read, because the root of a node of kind belongs to a container: bundles of a
+// namespace and namespaces of a state directory, bytes of a file, and of all records.
+const (
+	maxBundles = 4096
+	maxRecord  = 4 << 20
+	maxRecords = 256 << 20
+)
+
+// Source says which containers are listed.
+type Source struct {
+	// Proc is the procfs of this host.
+	Proc procfs.FS
+	// Root is "/" for the containers of this host. Those of another root, such as that of a node of
+	// kind, are listed only if the operator names it, because root of that container writes the records.
+	Root string
+	// StateDirs are state directories of containerd below Root.
+	StateDirs []string
+}
+
+func (s Source) foreign() bool { return filepath.Clean(s.Root) != "/" }
 
 // Record holds what the shim's record and the bundle say about a container with GPUs.
 type Record struct {
@@ -51,66 +73,94 @@ type Record struct {
 
 // Bundle is the bundle of a container. containerd keeps it while the container has a task.
 type Bundle struct {
-	Dir string
-	// Root is the daemon's root directory, as seen from here.
-	Root string
+	// Dir is a path below the root of Tree.
+	Dir  string
+	Tree hosttree.Tree
 	// Namespace and ID are containerd's.
 	Namespace, ID string
-
-	// foreign is true if its PIDs belong to another PID namespace.
-	foreign bool
 }
 
-// Bundles lists the bundles beside the working directories of running shims, and those in the state
-// directories.
-func Bundles(proc procfs.FS, stateDirs []string) []Bundle {
-	var list []Bundle
-	var found []os.FileInfo
-	read := func(root, dir string, foreign bool) {
-		namespace, dir := filepath.Base(dir), root+dir
-		entries, err := os.ReadDir(dir)
-		if err != nil {
-			return
-		}
-		for _, e := range entries {
-			b := Bundle{Dir: filepath.Join(dir, e.Name()), Root: root, Namespace: namespace, ID: e.Name(), foreign: foreign}
-			info, err := os.Lstat(b.Dir)
-			// Most bundles are found in both ways.
-			same := func(other os.FileInfo) bool { return os.SameFile(info, other) }
-			if err == nil && info.IsDir() && !slices.ContainsFunc(found, same) {
-				list, found = append(list, b), append(found, info)
+// Bundles lists the bundles in the state directories, and, on this host, those beside the working
+// directories of running shims.
+func (s Source) Bundles() []Bundle {
+	tree := hosttree.Tree{Root: s.Root}
+	var dirs []string
+	if !s.foreign() {
+		for _, p := range s.Proc.Running(runtimeclass.ShimName) {
+			if cwd, err := os.Readlink(s.Proc.Path(p.PID, "cwd")); err == nil { // the bundle of its first container
+				dirs = append(dirs, filepath.Dir(cwd))
 			}
 		}
 	}
-	for _, p := range proc.Named(runtimeclass.ShimName) {
-		cwd, err := os.Readlink(proc.Path(p.PID, "cwd")) // the bundle of its first container
-		if err == nil && proc.Administers(p.PID) {
-			// Through /proc, because the daemon may have mounts of its own, as a node of kind has.
-			read(proc.Path(p.PID, "root"), filepath.Dir(cwd), proc.InOtherPIDNamespace(p.PID))
+	for _, state := range s.StateDirs {
+		for _, namespace := range sortedNames(tree, filepath.Join(state, tasksDir)) {
+			dirs = append(dirs, filepath.Join(state, tasksDir, namespace))
 		}
 	}
-	for _, state := range stateDirs {
-		dirs, _ := filepath.Glob(filepath.Join(state, tasksDir, "*")) // a bad pattern matches nothing
-		for _, dir := range dirs {
-			read("", dir, false)
+	var list []Bundle
+	found := map[[2]uint64]bool{} // most bundles are found in both ways
+	for _, dir := range dirs {
+		for _, id := range sortedNames(tree, dir) {
+			b := Bundle{Dir: filepath.Join(dir, id), Tree: tree, Namespace: filepath.Base(dir), ID: id}
+			f, st, err := tree.OpenPath(b.Dir)
+			if err != nil {
+				continue
+			}
+			f.Close()
+			key := [2]uint64{st.Dev, st.Ino}
+			if st.Mode&unix.S_IFMT == unix.S_IFDIR && !found[key] {
+				found[key], list = true, append(list, b)
+			}
 		}
 	}
 	return list
 }
 
+func sortedNames(tree hosttree.Tree, dir string) []string {
+	names, _ := tree.ReadDir(dir, maxBundles) // there may be none
+	slices.Sort(names)
+	return names
+}
+
+// Read reads a file of the bundle.
+func (b Bundle) Read(name string) ([]byte, unix.Stat_t, error) {
+	return b.Tree.ReadRegular(filepath.Join(b.Dir, name), maxRecord)
+}
+
+// readOwned reads a file of the bundle that only root can change.
+func (b Bundle) readOwned(name string) ([]byte, unix.Stat_t, error) {
+	data, st, err := b.Read(name)
+	if err == nil {
+		if err = trusted.File(&st); err != nil {
+			err = fmt.Errorf("%s %w", filepath.Join(b.Dir, name), err)
+		}
+	}
+	return data, st, err
+}
+
 // Plan reads the shim's record. The error is fs.ErrNotExist if the bundle has none: the container
 // gets no GPU, or another runtime made it.
 func (b Bundle) Plan() (plan gpuinject.Plan, err error) {
-	data, _, err := trusted.Read(filepath.Join(b.Dir, gpuinject.RecordName), maxRecord)
+	plan, _, err = b.readPlan()
+	return plan, err
+}
+
+func (b Bundle) readPlan() (plan gpuinject.Plan, size int, err error) {
+	data, _, err := b.readOwned(gpuinject.RecordName)
 	if err == nil {
 		err = json.Unmarshal(data, &plan)
 	}
-	return plan, err
+	return plan, len(data), err
 }
 
 // Container returns the identity of the container from its configuration.
 func (b Bundle) Container() (who request.Container, err error) {
-	raw, mode, err := bundle.Read(b.Dir)
+	dir, _, err := b.Tree.OpenPath(b.Dir)
+	if err != nil {
+		return who, err
+	}
+	defer dir.Close()
+	raw, mode, err := bundle.Read(hosttree.Path(dir))
 	if err != nil {
 		return who, err
 	}
@@ -122,11 +172,16 @@ func (b Bundle) Container() (who request.Container, err error) {
 }
 
 // Read lists the containers that were given GPUs.
-func Read(proc procfs.FS, stateDirs []string) []Record {
+func (s Source) Read() []Record {
 	var list []Record
-	for _, b := range Bundles(proc, stateDirs) {
-		if r, ok := b.record(proc); ok {
-			list = append(list, r)
+	total := 0
+	for _, b := range s.Bundles() {
+		plan, size, err := b.readPlan()
+		if total += size; total > maxRecords {
+			break
+		}
+		if err == nil && plan.GPU && plan.Container != nil {
+			list = append(list, s.record(b, plan))
 		}
 	}
 	slices.SortFunc(list, func(a, b Record) int {
@@ -136,19 +191,15 @@ func Read(proc procfs.FS, stateDirs []string) []Record {
 	return list
 }
 
-// record reads the record. ok is false if there is none, or if it grants nothing.
-func (b Bundle) record(proc procfs.FS) (r Record, ok bool) {
-	plan, err := b.Plan()
-	if err != nil || !plan.GPU || plan.Container == nil {
-		return r, false
-	}
-	r = Record{
+// record returns what the bundle of a container with GPUs says.
+func (s Source) record(b Bundle, plan gpuinject.Plan) Record {
+	r := Record{
 		PlanContainer: *plan.Container, GPUs: []string{}, MIG: []string{},
 		Capabilities: plan.Capabilities, Grant: plan.Grant, plan: plan,
 		SuspendsGPU: plan.SuspendsGPU, Bundle: b,
 	}
-	if text, info, err := trusted.Read(filepath.Join(b.Dir, gpuinject.SuspendedName), maxRecord); err == nil {
-		since := time.Unix(info.Mtim.Unix())
+	if text, st, err := b.readOwned(gpuinject.SuspendedName); err == nil {
+		since := time.Unix(st.Mtim.Unix())
 		r.Suspended = &since
 		r.SuspendedMemory, _ = strconv.ParseUint(string(text), 10, 64) // 0 if unknown
 	}
@@ -158,14 +209,14 @@ func (b Bundle) record(proc procfs.FS) (r Record, ok bool) {
 	for _, m := range plan.MIG {
 		r.MIG = append(r.MIG, cmp.Or(m.UUID, m.Name))
 	}
-	text, err := os.ReadFile(filepath.Join(b.Dir, "init.pid"))
-	if err != nil || b.foreign {
-		return r, true
+	text, _, err := b.Read("init.pid")
+	if err != nil || s.foreign() {
+		return r
 	}
-	if pid, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && pid > 1 && proc.Comm(pid) != "" {
+	if pid, err := strconv.Atoi(strings.TrimSpace(string(text))); err == nil && pid > 1 && s.Proc.Comm(pid) != "" {
 		r.PID = pid
 	}
-	return r, true
+	return r
 }
 
 // owner returns the id of the container that a process belongs to, or "". Daemons name a

@@ -4,7 +4,7 @@
 // Read finds the containers by the records that the shim leaves in their bundles, Join adds the
 // GPUs and the answer of NVML, and Print shows the result:
 //
-//	records := status.Read(procfs.Host, status.StateDirs)
+//	records := status.Source{Proc: procfs.Host, Root: "/", StateDirs: status.StateDirs}.Read()
 //	s := status.Join(procfs.Host, inventory, live, nvmlErr, records)
 //	s.Print(term.New(os.Stdout))
 //

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"unicode"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
@@ -24,36 +26,21 @@ import (
 // fixture is a procfs of plain files and links, and the state directory of a containerd.
 type fixture struct {
 	simtest.Root
-	proc  procfs.FS
-	state string
+	Source
 }
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	root := simtest.NewRoot(t)
-	f := &fixture{Root: root, proc: procfs.FS(root.Dir + "/proc"), state: root.Dir + "/state"}
-	f.process("self", "1", "/usr/bin/nvidia-shimctl", "", "/")
-	return f
+	return &fixture{root, Source{Proc: procfs.FS(root.Dir + "/proc"), Root: "/", StateDirs: []string{root.Dir + "/state"}}}
 }
 
-// process adds a process, by PID or "self", in a PID namespace and a cgroup. It is root's.
-func (f *fixture) process(pid, namespace, exe, cwd, cgroup string) {
+// process adds a process of root in a cgroup.
+func (f *fixture) process(pid int, exe, cgroup string) {
 	f.Helper()
-	dir := filepath.Join("proc", pid)
-	f.Check(os.RemoveAll(filepath.Join(f.Dir, dir)))
-	for name, text := range map[string]string{
-		// One hierarchy of cgroup v1 has no container in it.
-		"cgroup": "2:freezer:/daemons\n1:name=systemd:/\n0::" + cgroup + "\n",
-		"status": "Uid:\t0\t0\t0\t0\nCapEff:\t000001ffffffffff\n",
-		"comm":   filepath.Base(exe) + "\n", "environ": "", "cmdline": exe + "\x00", "ns/x": "",
-	} {
-		f.Write(filepath.Join(dir, name), text)
-	}
-	for name, target := range map[string]string{"exe": exe, "cwd": cwd, "root": "/", "ns/pid": "pid:[" + namespace + "]", "ns/user": "user:[1]"} {
-		if target != "" {
-			f.Link(filepath.Join(dir, name), target)
-		}
-	}
+	f.Process("proc", pid, exe, nil)
+	// One hierarchy of cgroup v1 has no container in it.
+	f.Write(fmt.Sprintf("proc/%d/cgroup", pid), "2:freezer:/daemons\n1:name=systemd:/\n0::"+cgroup+"\n")
 }
 
 // bundle writes a container's record below a directory of the fixture, and returns the bundle.
@@ -95,27 +82,90 @@ func TestContainersAreFoundByTheirRecords(t *testing.T) {
 	// Others could have written this record.
 	open := f.bundle("state", "default", "open", 0, granted("open", "default", "", 0))
 	f.Check(os.Chmod(filepath.Join(open, gpuinject.RecordName), 0o622))
-	// A pod's shim works in the bundle of its sandbox; the second one was replaced on disk; the
-	// third is another shim.
-	shim := "/usr/local/bin/" + runtimeclass.ShimName
-	f.process("100", "1", shim, sandbox, "/")
-	f.process("101", "1", shim+" (deleted)", old, "/")
-	f.process("102", "1", "/usr/bin/containerd-shim-runc-v2", filepath.Join(t.TempDir(), "x"), "/")
-	// Another user's program with the name of our shim is not trusted.
-	f.process("103", "1", shim, f.bundle("forged", "default", "ee", 0, granted("ee", "default", "", 0)), "/")
+	// A pod's shim works in the bundle of its sandbox; the second one is another shim; the others are
+	// another user's and a container's.
+	for pid, dir := range map[int]string{
+		100: sandbox, 101: old, 102: f.bundle("runc", "default", "ee", 0, granted("ee", "default", "", 0)),
+		103: f.bundle("user", "default", "ff", 0, granted("ff", "default", "", 0)), 104: f.bundle("forged", "default", "gg", 0, granted("gg", "default", "", 0)),
+	} {
+		name := runtimeclass.ShimName
+		if pid == 102 {
+			name = "containerd-shim-runc-v2"
+		}
+		f.process(pid, "/usr/local/bin/"+name, "/")
+		f.Link(fmt.Sprintf("proc/%d/cwd", pid), dir)
+	}
 	f.Write("proc/103/status", "Uid:\t1000\t0\t0\t0\nCapEff:\t000001ffffffffff\n")
+	f.ReplaceLink("proc/104/ns/mnt", "mnt:[2]")
 
 	ids := func(dirs ...string) (names []string) {
-		for _, c := range Read(f.proc, dirs) {
+		f.StateDirs = dirs
+		for _, c := range f.Read() {
 			names = append(names, c.Namespace+"/"+c.ID)
 		}
 		return names
 	}
-	if got, want := ids(f.state, "/nonexistent"), []string{"default/dd", "k8s.io/aa", "k8s.io/bb", "old/cc"}; !slices.Equal(got, want) {
+	if got, want := ids(f.Dir+"/state", "/nonexistent"), []string{"default/dd", "k8s.io/aa", "k8s.io/bb", "old/cc"}; !slices.Equal(got, want) {
 		t.Errorf("containers %q, want %q", got, want)
 	}
 	if got, want := ids(filepath.Join(f.Dir, elsewhere)), []string{"k8s.io/aa", "k8s.io/bb", "old/cc"}; !slices.Equal(got, want) {
 		t.Errorf("found in two ways, containers %q, want %q", got, want)
+	}
+	f.Source.Root = f.Dir
+	if got, want := ids("/state"), []string{"default/dd"}; !slices.Equal(got, want) {
+		t.Errorf("below a root, containers %q, want %q", got, want)
+	}
+}
+
+// A node of kind is a container: its root can put anything where containerd keeps its state.
+func TestT75FilesOfAnotherRoot(t *testing.T) {
+	f := newFixture(t)
+	f.Source.Root, f.StateDirs = filepath.Join(f.Dir, "node"), []string{"/run/containerd"}
+	const tasks = "node/run/containerd/" + tasksDir
+	record := func(at, id string) string {
+		return f.Write(filepath.Join(at, id, gpuinject.RecordName), asJSON(f, granted(id, "default", "", 0)))
+	}
+	record(tasks+"/default", "aa")
+	f.Write(tasks+"/default/aa/init.pid", fmt.Sprint(os.Getpid()))
+	record("host/"+tasksDir+"/default", "bb")
+	f.Link("node/up", "../host") // out of the root, if the kernel followed it
+	f.Link("node/absolute", f.Dir+"/host")
+	f.StateDirs = append(f.StateDirs, "/up", "/absolute", "/../host")
+	f.Link(tasks+"/namespace", f.Dir+"/host/"+tasksDir+"/default")
+	f.Link(tasks+"/default/linked", f.Dir+"/host/"+tasksDir+"/default/bb")
+	f.Link(tasks+"/default/cc/"+gpuinject.RecordName, f.Dir+"/host/"+tasksDir+"/default/bb/"+gpuinject.RecordName)
+	f.Check(errors.Join(os.Mkdir(filepath.Join(f.Dir, tasks, "default/dd"), 0o755), unix.Mkfifo(filepath.Join(f.Dir, tasks, "default/dd", gpuinject.RecordName), 0o644)))
+	record(tasks+"/default", "ee")
+	f.Check(unix.Mkfifo(filepath.Join(f.Dir, tasks, "default/ee/init.pid"), 0o644))
+	f.Check(unix.Mkfifo(filepath.Join(f.Dir, tasks, "default/ee", gpuinject.SuspendedName), 0o644))
+	f.Check(unix.Mkfifo(filepath.Join(f.Dir, tasks, "default/ee/config.json"), 0o644))
+	long := record(tasks+"/default", "ff")
+	f.Write(strings.TrimPrefix(long, f.Dir), asJSON(f, granted("ff", "default", "", 0))+strings.Repeat(" ", maxRecord))
+	f.Link(tasks+"/default/gg/"+gpuinject.RecordName, "../aa/"+gpuinject.RecordName)
+	var got []string
+	for _, r := range f.Read() {
+		if got = append(got, r.ID); r.PID != 0 || r.Suspended != nil {
+			t.Errorf("%+v", r)
+		}
+		if _, err := r.Bundle.Container(); err == nil {
+			t.Errorf("%s has a configuration", r.ID)
+		}
+	}
+	if want := []string{"aa", "ee"}; !slices.Equal(got, want) {
+		t.Errorf("containers %q, want %q", got, want)
+	}
+	for i := range maxBundles {
+		f.Check(os.MkdirAll(filepath.Join(f.Dir, tasks, "many", fmt.Sprint(i)), 0o755))
+	}
+	f.Check(os.Mkdir(filepath.Join(f.Dir, tasks, "many/x"), 0o755))
+	f.Check(os.RemoveAll(filepath.Join(f.Dir, tasks, "default")))
+	if n := len(f.Bundles()); n != maxBundles {
+		t.Errorf("%d bundles", n)
+	}
+	// A link of procfs leads out of any root.
+	f.Source.Root, f.StateDirs = "/", []string{"/proc/self/root" + f.Dir + "/host"}
+	if list := f.Read(); len(list) > 0 {
+		t.Errorf("by way of procfs: %+v", list)
 	}
 }
 
@@ -126,19 +176,19 @@ func TestAProcessBelongsToItsContainer(t *testing.T) {
 	for _, id := range []string{"one", "outer", "inner"} {
 		f.bundle("state", "default", id, 0, granted(id, "default", "", 0))
 	}
-	list := Read(f.proc, []string{f.state})
+	list := f.Read()
 	for cgroup, want := range map[string]string{
 		"/default/one": "one", "/default/one/worker": "one", "/default/one-more": "", "/user.slice": "", "/": "",
 		"/kubepods.slice/kubepods-pod1.slice/cri-containerd-" + long + ".scope": long,
 		"/kubepods/burstable/pod1/" + long:                                      long,
 		"/default/outer/docker/inner":                                           "inner", "/default/outer/docker": "outer",
 	} {
-		f.process("999", "1", "/bin/train", "", cgroup)
-		if got := owner(f.proc, list, 999); got != want {
+		f.process(999, "/bin/train", cgroup)
+		if got := owner(f.Proc, list, 999); got != want {
 			t.Errorf("a process in %s is %q's, want %q", cgroup, got, want)
 		}
 	}
-	if owner(f.proc, list, 998) != "" {
+	if owner(f.Proc, list, 998) != "" {
 		t.Error("a process that has ended has an owner")
 	}
 }
@@ -154,10 +204,10 @@ func statusFixture(t *testing.T) (*fixture, device.Inventory, nvml.Snapshot) {
 	for i, plan := range []gpuinject.Plan{granted("one", "default", "", 0, 1), granted("two", "k8s.io", "train", 0), granted("idle", "default", "", 1), mig} {
 		c := plan.Container
 		f.bundle("state", c.Namespace, c.ID, 10*(i+1), plan)
-		f.process(fmt.Sprint(10*(i+1)), fmt.Sprint(10*(i+1)), "/bin/"+c.ID, "", "/"+c.Namespace+"/"+c.ID)
+		f.process(10*(i+1), "/bin/"+c.ID, "/"+c.Namespace+"/"+c.ID)
 	}
-	f.process("11", "10", "/bin/worker", "", "/default/one/a")
-	f.process("90", "1", "/usr/bin/Xorg", "", "/")
+	f.process(11, "/bin/worker", "/default/one/a")
+	f.process(90, "/usr/bin/Xorg", "/")
 	inventory := device.Inventory{
 		DriverVersion: "580.1.2",
 		GPUs: []device.GPU{
@@ -227,7 +277,7 @@ func asJSON(t testing.TB, v any) string {
 
 func TestStatusJoinsRecordsAndNVML(t *testing.T) {
 	f, inventory, live := statusFixture(t)
-	s := Join(f.proc, inventory, live, nil, Read(f.proc, []string{f.state}))
+	s := Join(f.Proc, inventory, live, nil, f.Read())
 	if got := print(t, s); got != statusText {
 		t.Errorf("got\n%s\nwant\n%s", got, statusText)
 	}
@@ -246,7 +296,7 @@ func TestStatusJoinsRecordsAndNVML(t *testing.T) {
 
 func TestStatusWithoutNVMLShowsGrants(t *testing.T) {
 	f, inventory, _ := statusFixture(t)
-	s := Join(f.proc, inventory, nvml.Snapshot{}, errors.New("NVML does not answer"), Read(f.proc, []string{f.state}))
+	s := Join(f.Proc, inventory, nvml.Snapshot{}, errors.New("NVML does not answer"), f.Read())
 	for _, field := range []string{"memory", "utilization", "processes"} {
 		if got := asJSON(t, s); strings.Contains(got, field) {
 			t.Errorf("the unknown field %q is in\n%s", field, got)
@@ -262,7 +312,7 @@ func TestStatusWithoutNVMLShowsGrants(t *testing.T) {
 func TestAGPUThatNVMLDoesNotListIsShown(t *testing.T) {
 	f, inventory, live := statusFixture(t)
 	live.GPUs, live.Error = live.GPUs[:1], "GPU is lost"
-	s := Join(f.proc, inventory, live, nil, nil)
+	s := Join(f.Proc, inventory, live, nil, nil)
 	if s.GPUs[0].Error != "GPU is lost" || s.GPUs[0].Memory != nil || s.GPUs[1].Memory == nil {
 		t.Errorf("%s", asJSON(t, s))
 	}
@@ -287,7 +337,7 @@ func FuzzRecord(f *testing.F) {
 		fix.Write(filepath.Join("state", tasksDir, "default/aa", gpuinject.RecordName), string(text))
 		inventory := device.Inventory{DriverVersion: "580.1", GPUs: []device.GPU{{BusID: "0000:00:00.0"}}}
 		var b bytes.Buffer
-		Join(fix.proc, inventory, nvml.Snapshot{}, errors.New("no NVML"), Read(fix.proc, []string{fix.state})).Print(term.New(&b))
+		Join(fix.Proc, inventory, nvml.Snapshot{}, errors.New("no NVML"), fix.Read()).Print(term.New(&b))
 		if i := strings.IndexFunc(b.String(), func(r rune) bool { return r != '\n' && !unicode.IsGraphic(r) }); i >= 0 {
 			t.Errorf("%q", b.String()[i:])
 		}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 
 	"golang.org/x/sys/unix"
 )
@@ -46,6 +47,48 @@ func RootFile(st *unix.Stat_t) error {
 
 // RootDirectory checks a directory like Directory, but its owner must be root.
 func RootDirectory(st *unix.Stat_t) error { return check(st, unix.S_IFDIR, 0) }
+
+// Above returns an error unless only root can replace the file at an absolute path without links: it
+// checks each directory above it like Parent. Debian lets the group staff write below /usr/local,
+// so a group may.
+func Above(name string) error {
+	for dir := filepath.Dir(name); ; dir = filepath.Dir(dir) {
+		var st unix.Stat_t
+		err := unix.Stat(dir, &st)
+		st.Mode &^= 0o020
+		if err == nil {
+			err = Parent(&st)
+		}
+		if err != nil {
+			return fmt.Errorf("%s %w", dir, err)
+		}
+		if dir == "/" || dir == "." {
+			return nil
+		}
+	}
+}
+
+// Program returns the path without links of a program, or an error unless it is root's, like
+// RootFile, and only root can replace it, like Above.
+func Program(name string) (string, error) {
+	f, err := os.OpenFile(name, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return "", err
+	}
+	defer f.Close()
+	var st unix.Stat_t
+	if err = unix.Fstat(int(f.Fd()), &st); err == nil {
+		err = RootFile(&st)
+	}
+	if err != nil {
+		return "", fmt.Errorf("%s %w", name, err)
+	}
+	real, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", f.Fd()))
+	if err == nil {
+		err = Above(real)
+	}
+	return real, err
+}
 
 func check(st *unix.Stat_t, kind, owner uint32) error {
 	switch {

@@ -77,3 +77,32 @@ func TestRead(t *testing.T) {
 		t.Errorf("missing: %v", err)
 	}
 }
+
+func TestAProgram(t *testing.T) {
+	dir := t.TempDir()
+	at := func(name string) string { return filepath.Join(dir, name) }
+	for _, name := range []string{"bin/run", "others/run", "owned/run", "group/run"} {
+		err := errors.Join(os.MkdirAll(filepath.Dir(at(name)), 0o755), os.WriteFile(at(name), nil, 0o755))
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := errors.Join(os.Symlink("bin/run", at("link")), os.Symlink("others/run", at("link to others")),
+		os.Chmod(at("others"), 0o777), os.Chown(at("owned"), 65534, 0), os.Chmod(at("group"), 0o2775),
+		os.WriteFile(at("bin/owned"), nil, 0o755), os.Chown(at("bin/owned"), 65534, 0)); err != nil {
+		t.Fatal(err)
+	}
+	for name, want := range map[string]string{
+		"bin/run": "", "link": "", "group/run": "", "none": "no such file", "bin": "is not a regular file",
+		"others/run": "others is writable by users other than root", "link to others": "others is writable by users other than root",
+		"owned/run": "owned is owned by uid 65534", "bin/owned": "bin/owned is owned by uid 65534",
+	} {
+		real, err := Program(at(name))
+		switch {
+		case want == "" && (err != nil || filepath.Base(real) != "run"):
+			t.Errorf("%s: %s, %v", name, real, err)
+		case want != "" && (err == nil || !strings.Contains(err.Error(), want)):
+			t.Errorf("%s: %v, want %q", name, err, want)
+		}
+	}
+}
