@@ -294,7 +294,7 @@ func TestT74AProgramIsNotExecutedBecauseAProcessNamesIt(t *testing.T) {
 		f.script("opt/x/"+name, "touch "+f.Root+"/executed")
 	}
 	want(t, f.check("containerd"), Warning, "containerd runs as /opt/x/containerd, which is not executed, because only a process names it: its version is not checked; fix: set it with --containerd")
-	want(t, f.check("runc"), OK, "runc 1.5.2")
+	want(t, f.check("runc"), OK, "runc 1.5.3")
 	want(t, f.check("shim"), OK, "containerd finds /usr/local/bin/")
 	f.Target = runtimeclass.Docker
 	want(t, f.check("docker"), Warning, "dockerd runs as /opt/x/dockerd, which is not executed")
@@ -408,15 +408,15 @@ func TestWhatDockerNeedsBesides(t *testing.T) {
 	want(t, f.check("docker"), Warning, "(/opt:/usr/bin)")
 	f.script("opt/nvidia-cdi-hook", "")
 	want(t, f.check("docker"), OK, "29.1.0")
-	f.version("/opt/dockerd", "Docker version 28.5.2, build abc")
+	f.version("/opt/bin/dockerd", "Docker version 28.5.2, build abc")
 	want(t, f.check("docker"), Warning, "docker run --gpus fails: dockerd 28.5.2 does not resolve it by CDI")
 	f.remove("opt/nvidia-cdi-hook")
 	want(t, f.check("docker"), OK, "28.5.2")
-	f.version("/opt/dockerd", "Docker version 26.1.5, build abc")
+	f.version("/opt/bin/dockerd", "Docker version 26.1.5, build abc")
 	want(t, f.check("docker"), Warning, "docker run --device nvidia.com/gpu=0 fails")
 	f.write("opt/docker.json", `{"features": {"cdi": true}, "runtimes": {"nvidia": {"runtimeType": "io.containerd.nvidia.v2"}}}`)
 	want(t, f.check("docker"), OK, "26.1.5")
-	f.version("/opt/dockerd", "Docker version 29.1.0, build abc")
+	f.version("/opt/bin/dockerd", "Docker version 29.1.0, build abc")
 	simtest.Check(t, os.Symlink("/bin/false", filepath.Join(f.Root, "opt/nvidia-cdi-hook"))) // earlier advice
 	want(t, f.check("docker"), Warning, "the link /opt/nvidia-cdi-hook to /bin/false hides")
 	if fix := f.check("docker")[0].Fix; !strings.HasPrefix(fix, "rm /opt/nvidia-cdi-hook, then nvidia-shimctl install ") {

@@ -162,6 +162,7 @@ func TestAnIncompleteAnswerIsRefused(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 3, MIG: []sim.MIGDevice{{GPU: 2, GI: 1}}})
 	id, output := startCounter(t, d)
 	first, second := d.GPUs[0], d.GPUs[1]
+	lost := sim.Fault{Function: "nvmlDeviceGetHandleByIndex_v2", UUID: second.UUID, Code: 15} // NVML_ERROR_GPU_IS_LOST
 	for _, test := range []struct {
 		name   string
 		change func() error
@@ -174,9 +175,9 @@ func TestAnIncompleteAnswerIsRefused(t *testing.T) {
 			"NVML does not list the graphics processes of GPU 0: this GPU or driver does not support it"},
 		{"unknown memory", func() error { return d.Place(sim.Process{UUID: second.UUID, PID: id.PID, Memory: ^uint64(0)}) }, []string{first.BusID},
 			fmt.Sprintf("NVML does not report how much memory process %d has on GPU 1", id.PID)},
-		{"a lost GPU", func() error { return d.Lose(1) }, []string{first.BusID, second.BusID},
+		{"a lost GPU", func() error { return d.Faults(lost) }, []string{first.BusID, second.BusID},
 			fmt.Sprintf("NVML does not list GPU %s: NVML does not report the handle of GPU 1: GPU is lost", second.BusID)},
-		{"a lost GPU of a container with all GPUs", func() error { return d.Lose(1) }, nil, "NVML does not report the handle of GPU 1: GPU is lost"},
+		{"a lost GPU of a container with all GPUs", func() error { return d.Faults(lost) }, nil, "NVML does not report the handle of GPU 1: GPU is lost"},
 		{"a GPU that has gone", func() error { return nil }, []string{"0000:ff:00.0"}, "NVML does not list GPU 0000:ff:00.0: it may be lost, or unbound from the driver"},
 		{"no MIG devices", func() error { return d.Unsupport("nvmlDeviceGetMaxMigDeviceCount") }, []string{d.GPUs[2].BusID},
 			"NVML does not list the MIG devices of GPU 2: this GPU or driver does not support it"},
@@ -187,14 +188,14 @@ func TestAnIncompleteAnswerIsRefused(t *testing.T) {
 			if a.MoveError != test.err {
 				t.Errorf("%+v, want %q", a, test.err)
 			}
-			check(t, errors.Join(d.Unsupport(), d.Lose(), d.Place()))
+			check(t, errors.Join(d.Unsupport(), d.Faults(), d.Place()))
 			if a := answer(t, d, "confine", probe.Questions{Resume: []procfs.ID{id}}); a.MoveError != "" {
 				t.Errorf("it does not continue: %s", a.MoveError)
 			}
 			check(t, counts(output))
 		})
 	}
-	check(t, d.Lose(1))
+	check(t, d.Faults(lost))
 	if a := answer(t, d, "confine", probe.Questions{Suspend: []procfs.ID{id}, GPUs: []string{first.BusID}}); a.MoveError != "" {
 		t.Errorf("another GPU is lost: %s", a.MoveError)
 	}

@@ -92,11 +92,6 @@ func (d *Driver) Checkpoints(list ...Checkpoint) error {
 	return d.steer("checkpoint", b.String())
 }
 
-// Lose makes the GPUs at these positions unknown to NVML, and no others.
-func (d *Driver) Lose(positions ...int) error {
-	return d.steer("lost", strings.Trim(fmt.Sprintln(positions), "[]\n"))
-}
-
 // ProcDir is where a procfs is mounted in which the driver sees every process, as the kernel does. If
 // there is none, it sees what the program sees that asks it.
 func (d *Driver) ProcDir() string { return d.steering("proc") }

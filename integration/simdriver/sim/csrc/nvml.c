@@ -5,7 +5,6 @@
  *
  * Files in nvidia-sim/ beside the device nodes steer it, where a test made them
  * (sim.Driver.Place, Hang, Unsupport); a container never sees them:
- *   lost         positions of GPUs that are lost, one a line
  *   processes    lines of <UUID of a GPU or MIG device> <pid> <bytes> <C or G>
  *   hang         nvmlInit does not come back
  *   unsupported  names of functions that say "not supported", one a line
@@ -78,20 +77,6 @@ static int unsupported(const char *function)
 		line[strcspn(line, "\n")] = 0;
 		found = !strcmp(line, function);
 	}
-	fclose(f);
-	return found;
-}
-
-static int lost(unsigned index)
-{
-	unsigned i;
-	int found = 0;
-	FILE *f = steering("lost");
-
-	if (!f)
-		return 0;
-	while (!found && fscanf(f, "%u", &i) == 1)
-		found = i == index;
 	fclose(f);
 	return found;
 }
@@ -202,8 +187,6 @@ EXPORT const char *nvmlErrorString(int code)
 		return "GPU is lost";
 	case NVML_ERROR_FUNCTION_NOT_FOUND:
 		return "Local version of NVML doesn't implement this function";
-	case NVML_ERROR_GPU_IS_LOST:
-		return "GPU is lost";
 	}
 	return "Unknown Error";
 }
@@ -300,8 +283,6 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, nvmlDevice_t *d)
 		return rc;
 	if (index >= gpu_count)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	if (lost(index))
-		return NVML_ERROR_GPU_IS_LOST;
 	*d = &gpus[index];
 	return fault(__func__, *d);
 }
