@@ -45,10 +45,34 @@ func Discover(cfg config.Host) (Host, error) {
 	// such a container, or a host whose nodes have not been made.
 	present := h.OnlyPresent()
 	withheld := len(present.GPUs) < len(h.GPUs) || len(present.WithheldMIG) > 0
-	if withheld && driver.IsContainer(cfg, h.DriverVersion) {
+	if withheld && IsContainer(cfg, h.DriverVersion) {
 		h.Inventory = present
 	}
 	return h, nil
+}
+
+// IsContainer reports whether this host is itself a container: its driver's libraries or its nodes
+// are mounted, or it cannot make nodes. version is that of the loaded kernel module.
+func IsContainer(cfg config.Host, version string) bool {
+	return device.IsContainer(cfg) || driver.IsContainer(cfg, version)
+}
+
+// StartAgain says what to do about nodes on a host that is itself a container.
+const StartAgain = "this host is itself a container: start it again with what its containers are to have (docker run --device, or mounts), or set that right on the machine"
+
+// advise replaces what an error about a node says to do, if this host is itself a container.
+func (h Host) advise(err error) error {
+	var fix *device.FixError
+	if !errors.As(err, &fix) || !IsContainer(h.Config, h.DriverVersion) {
+		return err
+	}
+	return &device.FixError{Problem: fix.Problem, Fix: StartAgain, Err: fix.Err}
+}
+
+// ClassNodes is Inventory.ClassNodes, with errors for this kind of host.
+func (h Host) ClassNodes(class string, channels []int) ([]device.Node, error) {
+	nodes, err := h.Inventory.ClassNodes(class, channels)
+	return nodes, h.advise(err)
 }
 
 // Find returns the host and its driver's files, for tools that show what a container would find. If
@@ -103,7 +127,8 @@ func (h Host) Nodes(set device.Set, caps []string, files driver.Files) ([]device
 			return device.IsDisplayNode(n.Path) && !slices.Contains(caps, config.Display)
 		}), err
 	}
-	return h.Inventory.Nodes(set, caps)
+	nodes, err := h.Inventory.Nodes(set, caps)
+	return nodes, h.advise(err)
 }
 
 // Given returns the devices whose nodes are in numbers. On a platform whose nodes do not stand for

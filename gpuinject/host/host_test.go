@@ -3,7 +3,9 @@ package host_test
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -11,6 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 func TestDiscoverRecognisesThePlatform(t *testing.T) {
@@ -104,6 +107,63 @@ func TestAHostThatIsAContainerHasTheDevicesThatItWasGiven(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A container whose driver is installed inside: its nodes, its user namespace or its capabilities
+// tell, and what cannot be done there is not advised.
+func TestAHostThatIsAContainerByOtherSigns(t *testing.T) {
+	const allCaps = "Name:\tsystemd\nCapBnd:\t000001ffffffffff\n"
+	for _, tt := range []struct {
+		name      string
+		make      func(f *fixture)
+		container bool
+	}{
+		{"an ordinary host", func(f *fixture) {}, false},
+		{"process 1 with all rights", func(f *fixture) {
+			f.Write("proc/1/status", allCaps)
+			f.Write("proc/1/uid_map", "         0          0 4294967295\n")
+		}, false},
+		{"a mounted node of a GPU", func(f *fixture) { f.mount("dev/nvidia1") }, true},
+		{"a mounted control node", func(f *fixture) { f.mount("dev/nvidiactl") }, true},
+		{"a user namespace", func(f *fixture) { f.Write("proc/1/uid_map", "0 100000 65536\n") }, true},
+		{"no CAP_MKNOD", func(f *fixture) { f.Write("proc/1/status", "CapBnd:\t000001fff7ffffff\n") }, true},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			f := newFixture(t)
+			f.module()
+			f.gpu(0, "NVIDIA H200", uuid(1))
+			f.gpu(1, "NVIDIA H200", uuid(2))
+			f.Node("nvidiactl", 195, 255, 0o666)
+			tt.make(f)
+			h := f.discover()
+			// /dev/nvidia-uvm was not given to it.
+			_, err := h.Nodes(device.Set{GPUs: h.GPUs}, []string{"compute"}, driver.Files{})
+			if err == nil || !errors.Is(err, fs.ErrNotExist) || strings.Contains(err.Error(), "prepare") == tt.container || strings.Contains(err.Error(), host.StartAgain) != tt.container {
+				t.Errorf("error %v", err)
+			}
+			if got := host.IsContainer(f.cfg, version); got != tt.container {
+				t.Errorf("is a container: %v", got)
+			}
+			f.Node("nvidia-uvm", 1, 3, 0o666)
+			_, err = h.Nodes(device.Set{GPUs: h.GPUs}, []string{"compute"}, driver.Files{})
+			simtest.Says(t, err, "nvidia-uvm is 1:3")
+			if strings.Contains(err.Error(), "prepare") == tt.container {
+				t.Errorf("error %v", err)
+			}
+			f.Check(os.Remove(f.Dir + "/dev/nvidia0"))
+			if h := f.discover(); (len(h.GPUs) == 1) != tt.container {
+				t.Errorf("without a GPU's node: GPUs %+v", h.GPUs)
+			}
+		})
+	}
+}
+
+// mount makes a file a mount point until the test ends.
+func (f *fixture) mount(name string) {
+	f.Helper()
+	name = f.Dir + "/" + name
+	f.Check(unix.Mount(name, name, "", unix.MS_BIND, ""))
+	f.Cleanup(func() { _ = unix.Unmount(name, unix.MNT_DETACH) })
 }
 
 func TestDriverFilesAreSearchedOnce(t *testing.T) {

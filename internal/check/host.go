@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
@@ -33,7 +34,9 @@ func checkDriver(ctx context.Context, n *node) []Finding {
 	switch {
 	case n.gpus == nil:
 		fix := "nvidia-shimctl prepare --load-modules"
-		if report, err := prepare.Run(ctx, prepare.Options{Host: n.config.Host, DryRun: true}); err == nil && len(report.PCI) == 0 {
+		if host.IsContainer(n.config.Host, "") {
+			fix = "load the driver on the machine: " + host.StartAgain
+		} else if report, err := prepare.Run(ctx, prepare.Options{Host: n.config.Host, DryRun: true}); err == nil && len(report.PCI) == 0 {
 			fix = "this host has no NVIDIA GPU on its PCI bus: keep GPU pods off this node by a node selector"
 		}
 		return problem(fix, "%v", n.hostErr)
@@ -62,6 +65,9 @@ func checkLibraries(n *node) []Finding {
 	if err == nil {
 		err = n.files.Check(n.config.Container.DefaultCapabilities)
 	}
+	if err != nil && host.IsContainer(n.config.Host, n.gpus.DriverVersion) {
+		return problem("install the driver's libraries in the version of the machine's kernel module here, or mount the machine's", "%v", err)
+	}
 	if err != nil {
 		return problem("install the driver's libraries in the version of the loaded kernel module, or reload the module", "%v", err)
 	}
@@ -80,7 +86,11 @@ func checkLibraries(n *node) []Finding {
 		list = append(list, fine("left out: %s: %s", l.Path, l.Reason)...)
 	}
 	for _, r := range n.files.Refused {
-		list = append(list, warning("reinstall the driver's package", "containers do not get %s: it %s", r.Path, r.Reason)...)
+		fix := "reinstall the driver's package"
+		if host.IsContainer(n.config.Host, n.gpus.DriverVersion) {
+			fix = "install the file here, or mount one that belongs to root in this container"
+		}
+		list = append(list, warning(fix, "containers do not get %s: it %s", r.Path, r.Reason)...)
 	}
 	return list
 }
@@ -90,6 +100,9 @@ func checkNodes(ctx context.Context, n *node) []Finding {
 		return nil
 	}
 	nodes, err := n.gpus.Nodes(device.Set{GPUs: n.gpus.GPUs, MIG: n.gpus.MIG}, []string{"compute", "utility"}, n.files)
+	if err != nil && host.IsContainer(n.config.Host, n.gpus.DriverVersion) {
+		return problem(host.StartAgain, "%v", err)
+	}
 	if err != nil {
 		return problem(fixPrepare, "%v", err)
 	}

@@ -8,7 +8,6 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	gpuhost "github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 )
 
 // Options say what to do. With only Host set, Run makes missing nodes.
@@ -129,7 +128,7 @@ func nothingToPrepare(h config.Host) string {
 	case err != nil:
 	case found.Platform != "":
 		return "the driver is that of " + gpuhost.PlatformTitle(found.Platform)
-	case driver.IsContainer(h, found.DriverVersion):
+	case gpuhost.IsContainer(h, found.DriverVersion):
 		// With all nodes it would have access to every GPU.
 		return "this host is a container, which has the nodes that it was given"
 	}

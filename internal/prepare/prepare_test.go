@@ -339,6 +339,15 @@ func TestNodesOfOtherHostsAreNotOursToMake(t *testing.T) {
 			t.Cleanup(func() { unix.Unmount(lib, unix.MNT_DETACH) })
 			return os.Remove(fmt.Sprintf("%s/dev/nvidia%d", d.DevRoot, d.GPUs[1].Minor))
 		}},
+		{"a container with the driver installed inside", "is a container", func(d *sim.Driver) error {
+			node := d.DevRoot + "/dev/nvidiactl"
+			t.Cleanup(func() { unix.Unmount(node, unix.MNT_DETACH) })
+			return unix.Mount(node, node, "", unix.MS_BIND, "")
+		}},
+		{"a container without CAP_MKNOD", "is a container", func(d *sim.Driver) error {
+			simtest.Root{TB: t, Dir: d.ProcRoot}.Write("1/status", "CapBnd:\t00000000000425fb\n")
+			return nil
+		}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			d := simtest.New(t, sim.Options{GPUs: 2})

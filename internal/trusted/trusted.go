@@ -89,6 +89,8 @@ func Program(name string) (string, error) {
 	}
 	return real, err
 }
+// unmapped is the owner of a file whose uid the user namespace does not have (overflowuid).
+const unmapped = 65534
 
 func check(st *unix.Stat_t, kind, owner uint32) error {
 	switch {
@@ -96,6 +98,8 @@ func check(st *unix.Stat_t, kind, owner uint32) error {
 		return errors.New("is not a directory")
 	case st.Mode&unix.S_IFMT != kind:
 		return errors.New("is not a regular file")
+	case st.Uid == unmapped && st.Uid != owner:
+		return fmt.Errorf("is owned by uid %d: chown it to root, or if this is a user namespace, where that uid stands for every unmapped one, mount it with root mapped", st.Uid)
 	case st.Uid != 0 && st.Uid != owner:
 		return fmt.Errorf("is owned by uid %d: chown it to root", st.Uid)
 	case WritableByOthers(st.Mode):

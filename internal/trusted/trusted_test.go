@@ -24,6 +24,7 @@ func TestTheCheck(t *testing.T) {
 		{"root's file", File, file | 0o644, 0, ""},
 		{"a file of the effective user", File, file | 0o600, euid, ""},
 		{"another user's file", File, file | 0o644, 12345, "is owned by uid 12345: chown it to root"},
+		{"a file of an unmapped user", File, file | 0o644, 65534, "is owned by uid 65534: chown it to root, or if this is a user namespace, "},
 		{"a group's file", File, file | 0o664, 0, "is writable by users other than root (mode 0664): chmod go-w it"},
 		{"everyone's file", File, file | 0o602, 0, "is writable by users other than root (mode 0602): chmod go-w it"},
 		{"a directory as a file", File, dir | 0o700, 0, "is not a regular file"},

@@ -66,7 +66,8 @@ type wanted struct {
 	link        string // see Node
 }
 
-// verify returns a node if it is the one that its driver defines.
+// verify returns a node if it is the one that its driver defines. The error is a *FixError, or
+// fs.ErrNotExist for an optional node.
 func verify(cfg config.Host, w wanted) (Node, error) {
 	node, err := StatNode(filepath.Join(cfg.DevRoot, "dev", w.name))
 	node.Path, node.Link = "/dev/"+w.name, w.link
@@ -76,21 +77,21 @@ func verify(cfg config.Host, w wanted) (Node, error) {
 	}
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && w.makeCommand != "":
-		return Node{}, fmt.Errorf("device node %s is missing: run %q on the host: %w", filepath.Join(cfg.DevRoot, "dev", w.name), w.makeCommand, fs.ErrNotExist)
+		return Node{}, &FixError{fmt.Sprintf("device node %s is missing", filepath.Join(cfg.DevRoot, "dev", w.name)), fmt.Sprintf("run %q on the host", w.makeCommand), fs.ErrNotExist}
 	case errors.Is(err, fs.ErrNotExist):
 		return Node{}, err
 	case err != nil:
-		return Node{}, fmt.Errorf("%w: %s", err, fix)
+		return Node{}, &FixError{err.Error(), fix, nil}
 	case len(w.majors) == 0:
-		return Node{}, fmt.Errorf("device node %s is there, but no driver %q in /proc/devices: load its kernel module", node.HostPath, w.driver)
+		return Node{}, &FixError{fmt.Sprintf("device node %s is there, but no driver %q in /proc/devices", node.HostPath, w.driver), "load its kernel module", nil}
 	case slices.Contains(w.majors, node.Major) && (w.minors == nil || slices.Contains(w.minors, node.Minor)):
 		return node, nil
 	case w.replaceable:
-		return Node{}, fmt.Errorf("device node %s is %d:%d, but driver %q has %d:%d: %s",
-			node.HostPath, node.Major, node.Minor, w.driver, w.majors[0], w.minors[0], fix)
+		return Node{}, &FixError{fmt.Sprintf("device node %s is %d:%d, but driver %q has %d:%d",
+			node.HostPath, node.Major, node.Minor, w.driver, w.majors[0], w.minors[0]), fix, nil}
 	}
-	return Node{}, fmt.Errorf("device node %s is %d:%d, which is not its driver's by /proc/devices and /proc/misc: load its kernel module, or remove the node",
-		node.HostPath, node.Major, node.Minor)
+	return Node{}, &FixError{fmt.Sprintf("device node %s is %d:%d, which is not its driver's by /proc/devices and /proc/misc",
+		node.HostPath, node.Major, node.Minor), "load its kernel module, or remove the node", nil}
 }
 
 // Minor numbers that the driver fixes (nvidia-modprobe's interface). Its major numbers are not
