@@ -135,11 +135,14 @@ func (p Plan) compare(before, after dumped) error {
 		}
 	}
 	slices.Sort(differ)
+	earlier := before.runtimes.Runtimes[p.Handler]
 	handler, theDefault := after.runtimes.Runtimes[p.Handler], after.runtimes.Default
 	switch {
 	case len(differ) > 0:
 		return fmt.Errorf("containerd would also change or lose %s: move its runtimes to the section that this containerd writes (`containerd config migrate`), then run this again",
 			strings.Join(differ[:min(len(differ), 4)], ", "))
+	case p.Handler != "" && earlier.Type != "" && !earlier.Ours() && !p.replace:
+		return fmt.Errorf("containerd has a runtime %q of its own (%s): use another --handler, or %s", p.Handler, earlier.Type, adviceReplace)
 	case before.criDisabled():
 		return nil
 	case p.Handler != "" && !handler.Ours():

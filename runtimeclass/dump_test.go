@@ -29,6 +29,7 @@ func TestAChangeThatContainerdReadsDifferentlyIsTakenBack(t *testing.T) {
 		stock = "[plugins.\"" + criV3 + "\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n  runtime_path = \"\"\n"
 		kata  = "[plugins.\"" + criV3 + "\".containerd.runtimes.kata]\n  runtime_type = \"io.containerd.kata.v2\"\n"
 		ours  = "[plugins.\"" + criV3 + "\".containerd.runtimes.nvidia]\n  runtime_type = \"" + RuntimeType + "\"\n"
+		other = "[plugins.\"" + criV3 + "\".containerd.runtimes.nvidia]\n  runtime_type = \"io.containerd.kata.v2\"\n"
 		named = "[plugins.\"" + criV3 + "\".containerd]\n  default_runtime_name = \"nvidia\"\n"
 	)
 	for _, c := range []struct {
@@ -47,6 +48,8 @@ func TestAChangeThatContainerdReadsDifferentlyIsTakenBack(t *testing.T) {
 		{name: "the default changes without a request", before: prints(stock), after: prints("[plugins.\"" + criV3 + "\".containerd]\n  default_runtime_name = \"kata\"\n" + stock + ours), want: "default_runtime_name"},
 		{name: "the new file cannot be read", before: prints(stock), after: "echo warning >&2; echo broken >&2; exit 1", want: `"broken"`},
 		{name: "the old file cannot be read", before: "echo broken >&2; exit 1", after: prints(stock + ours), want: "nothing is changed"},
+		{name: "a runtime that is built in", before: prints(other), after: prints(ours), want: `runtime "nvidia" of its own (io.containerd.kata.v2)`},
+		{name: "a runtime that is built in, replaced", before: prints(other), after: prints(ours), reg: Registration{Replace: true}},
 		{name: "CRI is switched off", before: prints("disabled_plugins = ['" + criV3 + "']\n"), after: prints("disabled_plugins = ['" + criV3 + "']\n")},
 	} {
 		t.Run(c.name, func(t *testing.T) {

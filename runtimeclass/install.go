@@ -129,7 +129,7 @@ func (p *Plan) unregister(o Options, but string) error {
 
 // readBy notes which daemon reads the changes, and from which file it starts.
 func (p *Plan) readBy(o Options) {
-	p.target, p.mainFile = o.Target, o.ConfigFile
+	p.target, p.mainFile, p.replace = o.Target, o.ConfigFile, o.Registration.Replace
 	if d, ok := Distributions[o.Target]; ok {
 		p.mainFile = path.Join(d.Dir, "config.toml")
 	}

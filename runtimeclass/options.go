@@ -58,6 +58,9 @@ type Registration struct {
 	Replace bool
 }
 
+// builtIn is the runtime that daemons have without any configuration.
+const builtIn = "runc"
+
 var dnsLabel = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$`)
 
 // ValidHandler returns an error unless name can be a RuntimeClass handler: a DNS label (RFC 1123),
@@ -73,6 +76,9 @@ func ValidHandler(name string) error {
 func (r Registration) Validate() error {
 	if err := ValidHandler(r.Handler); err != nil {
 		return err
+	}
+	if r.Handler == builtIn {
+		return fmt.Errorf("handler %q is the runtime that containerd and Docker have built in, for containers that name none: use another --handler, and --set-default for those", builtIn)
 	}
 	if !path.IsAbs(r.BinDir) || strings.ContainsAny(r.BinDir, "\n\r\"'\\{}") {
 		return fmt.Errorf("directory %.256q of the programs is not a plain absolute path", r.BinDir)

@@ -39,6 +39,8 @@ type Plan struct {
 
 	// target is the daemon, and mainFile the configuration that it is started with.
 	target, mainFile string
+	// replace is true if another runtime with the handler's name may be overridden.
+	replace bool
 	// configFile is the configuration with the handler. byDefault is the handler that an
 	// installation makes the default; "" for none.
 	configFile, byDefault string

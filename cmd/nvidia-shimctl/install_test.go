@@ -222,6 +222,8 @@ func TestInstallRefuses(t *testing.T) {
 		"programs that are not there":       {[]string{"install", "--root", root, "--from", root}, 1, runtimeclass.ShimName},
 		"rke2 where there is none":          {[]string{"install", "--root", root, "--from", from, "--target", "rke2"}, 2, "no rke2 here; found containerd (/usr/bin/containerd): name one with --target, or install or start rke2 first"},
 		"Docker where there is none":        {[]string{"install", "--root", root, "--from", from, "--target", "docker"}, 2, "no docker here"},
+		"the daemons' own runtime":          {[]string{"install", "--root", root, "--from", from, "--handler", "runc", "--replace"}, 2, `handler "runc" is the runtime that containerd and Docker have built in`},
+		"the daemons' own runtime in kind":  {[]string{"install", "--target", "kind", "--handler", "runc"}, 2, `handler "runc"`},
 		"a manifest of a handler with dots": {[]string{"manifest", "--handler", "a.b"}, 2, "DNS label"},
 		"a manifest with half a label":      {[]string{"manifest", "--node-selector", "gpu"}, 2, `item "gpu" is missing separator "="`},
 		"Docker's --gpus of containerd":     {[]string{"install", "--root", root, "--from", from, "--gpus-flag"}, 2, "--gpus-flag goes with --target docker only"},
