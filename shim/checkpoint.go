@@ -96,9 +96,9 @@ func (s *Service) keepSuspended(id string, c gpuContainer) {
 	s.noteSuspended(id, c)
 }
 
-// wake undoes suspend, even a failed one, and freezes the container again if it was paused. The driver
-// restores a process in one of the process' own threads, so it thaws a frozen container, but not before
-// everything else is prepared.
+// wake undoes suspend, even a failed one, and freezes the container again if it was paused. The
+// driver restores a process in one of the process' own threads, so it thaws a frozen container, but
+// not before everything else is prepared.
 func (s *Service) wake(ctx context.Context, id string, c gpuContainer, paused bool) (err error) {
 	var thaw func() error
 	if s.status(ctx, id) == task.Status_PAUSED {

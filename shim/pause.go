@@ -315,8 +315,8 @@ func (s *Service) usersOfGPU(ctx context.Context, id string) (users []procfs.ID,
 	return users, err
 }
 
-// maxDescriptors limits the descriptors that a container's processes may have to be suspended: reading
-// them takes a microsecond each.
+// maxDescriptors limits the descriptors that a container's processes may have to be suspended:
+// reading them takes a microsecond each.
 const maxDescriptors = 1 << 18
 
 // usesGPU reports whether a process has a character device with one of these major numbers open, by

@@ -133,8 +133,8 @@ func TestPauseFreezesOnlyWhatTheProbeHasSuspended(t *testing.T) {
 	}
 }
 
-// The driver needs running processes, but a container that is thawed for nothing uses a GPU that it does
-// not have.
+// The driver needs running processes, but a container that is thawed for nothing uses a GPU that it
+// does not have.
 func TestResumeThawsWhenTheProbeIsPrepared(t *testing.T) {
 	reap(t)
 	for _, test := range []struct {
@@ -157,8 +157,8 @@ func TestResumeThawsWhenTheProbeIsPrepared(t *testing.T) {
 	}
 }
 
-// replacedTasks is an embedded service whose container is deleted, and another one created with its id,
-// at a call.
+// replacedTasks is an embedded service whose container is deleted, and another one created with its
+// id, at a call.
 type replacedTasks struct {
 	checkpointTasks
 	at      string

@@ -36,8 +36,8 @@ func reap(t *testing.T) {
 	})
 }
 
-// putProbe installs a shell script beside the test binary, which is the shim here. It has the questions
-// in a variable. If the shim thaws a container, it has done so when the script begins.
+// putProbe installs a shell script beside the test binary, which is the shim here. It has the
+// questions in a variable. If the shim thaws a container, it has done so when the script begins.
 func putProbe(t *testing.T, script string) {
 	t.Helper()
 	putUnprepared(t, `case "$questions" in *'"wait":true'*) echo '{"ready":true}'; [ "$(head -c 1 <&3 | wc -c)" = 1 ] || exit 9;; esac

@@ -2,10 +2,11 @@ package nvml
 
 import "golang.org/x/sys/unix"
 
-// allowed lists the system calls of the program that suspends, besides those in legacy: what libcuda,
-// NVML, glibc and Go need to read files, to use the driver's nodes, to have memory and threads, and to
-// wait. Nothing here starts a program, mounts, makes a device node or a socket, traces or signals another
-// process, loads code into the kernel, or changes keys. unlinkat is for the file that cuInit makes.
+// allowed lists the system calls of the program that suspends, besides those in legacy: what
+// libcuda, NVML, glibc and Go need to read files, to use the driver's nodes, to have memory and
+// threads, and to wait. Nothing here starts a program, mounts, makes a device node or a socket,
+// traces or signals another process, loads code into the kernel, or changes keys. unlinkat is for
+// the file that cuInit makes.
 var allowed = []uint32{
 	unix.SYS_READ, unix.SYS_READV, unix.SYS_PREAD64, unix.SYS_PREADV, unix.SYS_WRITE, unix.SYS_WRITEV,
 	unix.SYS_PWRITE64, unix.SYS_PWRITEV, unix.SYS_OPENAT, unix.SYS_OPENAT2, unix.SYS_CLOSE, unix.SYS_CLOSE_RANGE,
@@ -34,13 +35,13 @@ var allowed = []uint32{
 	unix.SYS_EPOLL_PWAIT, unix.SYS_EPOLL_PWAIT2, unix.SYS_TIMERFD_CREATE, unix.SYS_TIMERFD_SETTIME, unix.SYS_TIMERFD_GETTIME,
 }
 
-// unreported lists calls that libraries try and can do without; the program does not mention them. A
-// socket could reach containerd's, and with that the host. The flags of clone3 cannot be read by a
-// filter; without it, libraries use clone.
+// unreported lists calls that libraries try and can do without; the program does not mention them.
+// A socket could reach containerd's, and with that the host. The flags of clone3 cannot be read by
+// a filter; without it, libraries use clone.
 var unreported = []uint32{unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_CLONE3}
 
-// allowList returns the filter of the program that suspends, whose process id is pid. Other calls get
-// the action other.
+// allowList returns the filter of the program that suspends, whose process id is pid. Other calls
+// get the action other.
 func allowList(pid, other uint32) []unix.SockFilter {
 	nosys := ret(unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS))
 	denied := ret(unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM))

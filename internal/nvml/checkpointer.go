@@ -142,8 +142,8 @@ func (c *checkpointer) each(list []cudaProcess, from int, function string) error
 // inverse undoes a function.
 var inverse = map[string]string{"Lock": "Unlock", "Checkpoint": "Restore", "Restore": "Checkpoint", "Unlock": "Lock"}
 
-// undoOther undoes a call that has reached another process: the driver finds a process by its PID, and
-// p may have ended, and another process got its PID, after state found it alive.
+// undoOther undoes a call that has reached another process: the driver finds a process by its PID,
+// and p may have ended, and another process got its PID, after state found it alive.
 func (c *checkpointer) undoOther(p cudaProcess, function string) error {
 	if !p.ended() {
 		return nil

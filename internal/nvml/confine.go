@@ -19,28 +19,30 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// maxData limits the private memory of the program that suspends, in bytes (RLIMIT_DATA). Address space
-// is not limited: libcuda reserves more than a host has.
+// maxData limits the private memory of the program that suspends, in bytes (RLIMIT_DATA). Address
+// space is not limited: libcuda reserves more than a host has.
 const maxData = 4 << 30
 
 // maxTmpfs limits each writable directory of the program that suspends.
 const maxTmpfs = "size=16m,nr_inodes=1k,mode=1777"
 
-// keptCapabilities are the capabilities of the program that suspends: libcuda and NVML read /proc/PID of
-// processes of other users, and open their files there.
+// keptCapabilities are the capabilities of the program that suspends: libcuda and NVML read
+// /proc/PID of processes of other users, and open their files there.
 var keptCapabilities = []uintptr{unix.CAP_DAC_OVERRIDE, unix.CAP_SYS_PTRACE}
 
-// kernelFiles are the files of /proc, besides those of processes, that the program that suspends sees.
+// kernelFiles are the files of /proc, besides those of processes, that the program that suspends
+// sees.
 var kernelFiles = []string{
 	"cgroups", "cmdline", "cpuinfo", "devices", "driver", "filesystems", "interrupts", "loadavg", "meminfo",
 	"misc", "modules", "stat", "sys", "uptime", "version", "vmstat",
 }
 
-// Confine confines the calling thread, and the program that it executes next: nvidia-shim-nvml, whose
-// libcuda reads what the processes ids wrote. The program keeps the capabilities in keptCapabilities. In
-// a mount namespace of its own every mount is read-only, without device nodes; /dev has NVIDIA's alone,
-// and /proc has only these processes and itself. It has no network. Afterwards, probe.ReservationFD is
-// the file in which it reserves memory. The paths keep stay visible even below /tmp, which is empty.
+// Confine confines the calling thread, and the program that it executes next: nvidia-shim-nvml,
+// whose libcuda reads what the processes ids wrote. The program keeps the capabilities in
+// keptCapabilities. In a mount namespace of its own every mount is read-only, without device nodes;
+// /dev has NVIDIA's alone, and /proc has only these processes and itself. It has no network.
+// Afterwards, probe.ReservationFD is the file in which it reserves memory. The paths keep stay
+// visible even below /tmp, which is empty.
 //
 // The caller has locked its goroutine to the thread, and cannot go on if this fails.
 func Confine(host config.Host, ids []procfs.ID, keep ...string) error {
@@ -105,8 +107,8 @@ func confineMounts(host config.Host, ids []procfs.ID, keep []string) error {
 	return confineProc(ids)
 }
 
-// confineDev replaces /dev by a directory with NVIDIA's nodes in dev, and a few that every program may
-// expect.
+// confineDev replaces /dev by a directory with NVIDIA's nodes in dev, and a few that every program
+// may expect.
 func confineDev(dev string) error {
 	entries, err := os.ReadDir(dev)
 	if err != nil {
@@ -170,8 +172,8 @@ func emptyTmp(dir string, keep []string) error {
 }
 
 // confineProc replaces /proc by a directory with these processes, their threads, this process and
-// kernelFiles. A directory of a process that has ended stays empty: a later process with its PID is not
-// in it.
+// kernelFiles. A directory of a process that has ended stays empty: a later process with its PID is
+// not in it.
 func confineProc(ids []procfs.ID) error {
 	proc, err := unix.Open("/proc", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -254,8 +256,8 @@ func attachTree(tree int, at string) error {
 	return nil
 }
 
-// dropCapabilities leaves keptCapabilities to the program that this thread executes: those of root's
-// program are in the bounding set (capabilities(7)).
+// dropCapabilities leaves keptCapabilities to the program that this thread executes: those of
+// root's program are in the bounding set (capabilities(7)).
 func dropCapabilities() error {
 	kept := uint64(0)
 	for _, capability := range keptCapabilities {

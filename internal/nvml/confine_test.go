@@ -25,7 +25,7 @@ import (
 )
 
 // The program tries what libcuda could try after a process of a container has taken it over.
-func TestTheProgramThatSuspendsIsConfined(t *testing.T) {
+func TestT76TheProgramThatSuspendsIsConfined(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 1})
 	self, err := procfs.Host.ID(os.Getpid())
 	check(t, err)
@@ -35,8 +35,8 @@ func TestTheProgramThatSuspendsIsConfined(t *testing.T) {
 	}
 }
 
-// tryShared runs try where mounts are shared, as those of a host are under systemd, and compares them
-// before and after.
+// tryShared runs try where mounts are shared, as those of a host are under systemd, and compares
+// them before and after.
 func tryShared(name string) error {
 	err := unix.Unshare(unix.CLONE_NEWNS)
 	if err == nil {

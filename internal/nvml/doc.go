@@ -9,8 +9,10 @@
 // make, rename or change a file: otherwise libnvidia-ml would run nvidia-modprobe if a device node
 // is missing, but making nodes is the operator's decision.
 //
-// Suspend and Resume load libcuda instead, through which the driver moves the GPU memory of other
-// processes to the host and back.
+// Suspend and Resume load libcuda as well, through which the driver moves the GPU memory of other
+// processes to the host and back. These processes are hostile, so the whole program is confined: a
+// program that does not link libraries calls Confine and executes nvidia-shim-nvml, which may then
+// make the system calls of an allow-list only.
 //
 // A property that a GPU does not have is absent from the answer, never zero. A program
 // without cgo cannot load a library: Linked is false, and every question is an error.

@@ -188,8 +188,8 @@ func (r *reader) instanceFacts(m handle) device.InstanceFacts {
 	}
 }
 
-// migDevices lists the MIG devices of a GPU, and reports whether NVML has listed all of them. Indices
-// have gaps if instances were destroyed.
+// migDevices lists the MIG devices of a GPU, and reports whether NVML has listed all of them.
+// Indices have gaps if instances were destroyed.
 func (r *reader) migDevices(d handle) (list []handle, complete bool) {
 	count, complete := get(r, "number of MIG devices", d.GetMaxMigDeviceCount, "nvmlDeviceGetMaxMigDeviceCount")
 	for i := range count {

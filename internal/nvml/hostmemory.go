@@ -32,8 +32,8 @@ func hostNeeds(proc procfs.FS, root string, memory probe.Memory) map[string]uint
 	return needs
 }
 
-// checkHostMemory returns an error if these needs, beside what others move meanwhile, do not fit into
-// the host's memory and the memory limits of the cgroups: the kernel would kill a process.
+// checkHostMemory returns an error if these needs, beside what others move meanwhile, do not fit
+// into the host's memory and the memory limits of the cgroups: the kernel would kill a process.
 func checkHostMemory(proc procfs.FS, root string, needs, others map[string]uint64) error {
 	host := readNumbers(filepath.Join(string(proc), "meminfo"))
 	free, ok := host["MemAvailable:"] // in KiB

@@ -51,8 +51,8 @@ func useDev(dir string) error {
 // same architecture x86-64.
 const x32 = 0x40000000
 
-// Offsets in struct seccomp_data. An argument has 64 bits, the lower half first on the architectures of
-// this program.
+// Offsets in struct seccomp_data. An argument has 64 bits, the lower half first on the
+// architectures of this program.
 const (
 	offsetNumber = 0
 	offsetArch   = 4

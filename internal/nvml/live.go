@@ -33,8 +33,8 @@ func (r *reader) memory(d handle) MemoryState {
 	return MemoryState{}
 }
 
-// processes lists the processes that use a GPU for computing, for graphics or for both. unlisted says
-// which of them NVML does not list, if any.
+// processes lists the processes that use a GPU for computing, for graphics or for both. unlisted
+// says which of them NVML does not list, if any.
 func (r *reader) processes(d handle) (list []Process, unlisted string) {
 	list = []Process{}
 	for _, kind := range []struct {

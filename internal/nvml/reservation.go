@@ -16,10 +16,10 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// reservation is the memory that this process moves, in a file of the state directory. It ends with the
-// process: the file's name says which process that is. There is no lock. Each process writes its own
-// file before it reads the files of others, so of two processes that want the same memory at least one
-// sees the other.
+// reservation is the memory that this process moves, in a file of the state directory. It ends with
+// the process: the file's name says which process that is. There is no lock. Each process writes
+// its own file before it reads the files of others, so of two processes that want the same memory
+// at least one sees the other.
 type reservation struct {
 	dir  string
 	file *os.File
@@ -28,8 +28,8 @@ type reservation struct {
 // reservationName is the name of the file of a process.
 func reservationName(id procfs.ID) string { return fmt.Sprintf("moving-%d-%d.json", id.PID, id.Start) }
 
-// openReservation makes the file of this process in the state directory and removes those of processes
-// that have ended.
+// openReservation makes the file of this process in the state directory and removes those of
+// processes that have ended.
 func openReservation(stateDir string) (r reservation, err error) {
 	st, err := state.Open(stateDir, false)
 	if err != nil {
@@ -62,8 +62,8 @@ func inheritedReservation(host config.Host) reservation {
 	return reservation{host.StateDir, inheritedFile()}
 }
 
-// take reserves memory, in bytes by what it is of: a GPU's UUID, a directory of cgroups, or "" for the
-// host. It returns what other processes have reserved.
+// take reserves memory, in bytes by what it is of: a GPU's UUID, a directory of cgroups, or "" for
+// the host. It returns what other processes have reserved.
 func (r reservation) take(needs map[string]uint64) (others map[string]uint64, err error) {
 	data, err := json.Marshal(needs)
 	if err == nil {

@@ -11,8 +11,8 @@ package nvml
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-// Calls that the filter refused. The thread that notes them is no Go code: a call of Go's runtime may
-// wait for it.
+// Calls that the filter refused. The thread that notes them is no Go code: a call of Go's runtime
+// may wait for it.
 enum { MOST = 16 };
 static int refused[MOST];
 static atomic_int count;
@@ -75,8 +75,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// confined runs fn in a process that Confine has confined, with the system calls of allowList alone. If
-// fn fails, its error also names the calls that were refused.
+// confined runs fn in a process that Confine has confined, with the system calls of allowList
+// alone. If fn fails, its error also names the calls that were refused.
 func confined(fn func() error) error {
 	if err := checkConfined(); err != nil {
 		return err
@@ -105,8 +105,8 @@ func checkConfined() error {
 	return nil
 }
 
-// allowCalls applies allowList to every thread of this process. A call that it does not have fails with
-// ENOSYS and is noted. A kernel or a sandbox around this process may not support notes.
+// allowCalls applies allowList to every thread of this process. A call that it does not have fails
+// with ENOSYS and is noted. A kernel or a sandbox around this process may not support notes.
 func allowCalls() error {
 	pid := uint32(os.Getpid())
 	if C.prepare_notes() == 0 {

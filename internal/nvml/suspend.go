@@ -16,10 +16,10 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// Suspend moves the GPU memory of the processes in q.Suspend that have a CUDA context to the host. It
-// returns these processes and their memory. It locks all of them before it moves the memory of the
-// first. It is an error if a process still uses a GPU afterwards, and if NVML does not say so for each
-// GPU in q.GPUs. After an error some processes may be suspended: Resume continues them.
+// Suspend moves the GPU memory of the processes in q.Suspend that have a CUDA context to the host.
+// It returns these processes and their memory. It locks all of them before it moves the memory of
+// the first. It is an error if a process still uses a GPU afterwards, and if NVML does not say so
+// for each GPU in q.GPUs. After an error some processes may be suspended: Resume continues them.
 func Suspend(host config.Host, q probe.Questions) (moved []int, memory probe.Memory, err error) {
 	memory = probe.Memory{}
 	moved, err = withCheckpointer(host, func(c *checkpointer) ([]int, error) {
@@ -65,9 +65,9 @@ func addUsed(host config.Host, q probe.Questions, memory probe.Memory) error {
 	})
 }
 
-// Resume moves the GPU memory of the suspended processes in q.Resume back, if q.Needs is free, and lets
-// them continue. It accepts processes in any state. If q.Wait is true they are frozen: it calls ready
-// before it touches them, and fails before that if it can.
+// Resume moves the GPU memory of the suspended processes in q.Resume back, if q.Needs is free, and
+// lets them continue. It accepts processes in any state. If q.Wait is true they are frozen: it
+// calls ready before it touches them, and fails before that if it can.
 func Resume(host config.Host, q probe.Questions, ready func() error) ([]int, error) {
 	return withCheckpointer(host, func(c *checkpointer) ([]int, error) {
 		c.placement = q.Placement
@@ -94,10 +94,10 @@ func Resume(host config.Host, q probe.Questions, ready func() error) ([]int, err
 	})
 }
 
-// reserveGPUMemory returns an error if a device has less free memory than the suspended processes need,
-// or is of another model than the one that they used. If the driver finds too little memory for a
-// process, it cannot restore that process later either. The memory stays reserved until this process
-// ends.
+// reserveGPUMemory returns an error if a device has less free memory than the suspended processes
+// need, or is of another model than the one that they used. If the driver finds too little memory
+// for a process, it cannot restore that process later either. The memory stays reserved until this
+// process ends.
 func reserveGPUMemory(host config.Host, q probe.Questions, suspended []procfs.ID) error {
 	sum := map[string]uint64{}
 	for _, id := range suspended {
@@ -148,8 +148,8 @@ type gpuDevice struct {
 	err error
 }
 
-// devices returns NVML's devices. It is an error if there is none of the GPUs with these PCI addresses,
-// or of any GPU if there are no addresses.
+// devices returns NVML's devices. It is an error if there is none of the GPUs with these PCI
+// addresses, or of any GPU if there are no addresses.
 func devices(host config.Host, addresses []string) (list []gpuDevice, err error) {
 	path, err := libraryPath(host, nvmlName)
 	if err != nil {

@@ -158,7 +158,7 @@ func TestSuspendAndResume(t *testing.T) {
 }
 
 // Otherwise a process could keep a GPU, or need more memory than there is.
-func TestAnIncompleteAnswerIsRefused(t *testing.T) {
+func TestT78AnIncompleteAnswerIsRefused(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 3, MIG: []sim.MIGDevice{{GPU: 2, GI: 1}}})
 	id, output := startCounter(t, d)
 	first, second := d.GPUs[0], d.GPUs[1]
@@ -206,8 +206,9 @@ func TestAnIncompleteAnswerIsRefused(t *testing.T) {
 	}
 }
 
-// Two suspensions at once must not need more than the host has, nor two resumptions more than a GPU.
-func TestWhatOthersMoveIsReserved(t *testing.T) {
+// Two suspensions at once must not need more than the host has, nor two resumptions more than a
+// GPU.
+func TestT79WhatOthersMoveIsReserved(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 1})
 	id, _ := startCounter(t, d)
 	check(t, os.Mkdir(d.StateDir, 0o700))
@@ -242,7 +243,7 @@ func TestWhatOthersMoveIsReserved(t *testing.T) {
 }
 
 // The driver finds a process by its PID, which another one has by then.
-func TestACallThatReachesAnotherProcessIsUndone(t *testing.T) {
+func TestT77ACallThatReachesAnotherProcessIsUndone(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 1})
 	cmd := exec.Command("/proc/self/exe")
 	cmd.Env = []string{envTask + "=reuse:" + d.ConfigPath, "COUNT=" + counter(t), "PATH=" + os.Getenv("PATH")}

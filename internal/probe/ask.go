@@ -162,8 +162,9 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 	return a, fmt.Errorf("%s ended with status %d and no message", programName, status)
 }
 
-// QuestionsFile returns a file in memory, open at its beginning, that contains the questions as JSON. In
-// an argument, which has at most 128 KiB (MAX_ARG_STRLEN), the ids of 4,000 processes do not fit.
+// QuestionsFile returns a file in memory, open at its beginning, that contains the questions as
+// JSON. In an argument, which has at most 128 KiB (MAX_ARG_STRLEN), the ids of 4,000 processes do
+// not fit.
 func QuestionsFile(q Questions) (*os.File, error) {
 	fd, err := unix.MemfdCreate("questions", unix.MFD_CLOEXEC|unix.MFD_NOEXEC_SEAL)
 	if errors.Is(err, unix.EINVAL) { // before Linux 6.3

@@ -4,6 +4,7 @@
 //	a := probe.Ask(program, start, probe.Questions{Facts: true, Pod: &probe.Pod{…}})
 //
 // All questions of a caller go into one process, and each has its own answer or error text: a GPU
-// that hangs does not hide the kubelet's answer. The process has an empty environment, a time limit
-// and an output limit. Package server, which only nvidia-shimctl may link, answers.
+// that hangs does not hide the kubelet's answer. The process has the questions in its standard
+// input, an empty environment, a time limit and an output limit. Package server, which only
+// nvidia-shimctl may link, answers.
 package probe

@@ -89,6 +89,7 @@ func Program(name string) (string, error) {
 	}
 	return real, err
 }
+
 // unmapped is the owner of a file whose uid the user namespace does not have (overflowuid).
 const unmapped = 65534
 

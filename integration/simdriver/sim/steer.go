@@ -92,8 +92,8 @@ func (d *Driver) Checkpoints(list ...Checkpoint) error {
 	return d.steer("checkpoint", b.String())
 }
 
-// ProcDir is where a procfs is mounted in which the driver sees every process, as the kernel does. If
-// there is none, it sees what the program sees that asks it.
+// ProcDir is where a procfs is mounted in which the driver sees every process, as the kernel does.
+// If there is none, it sees what the program sees that asks it.
 func (d *Driver) ProcDir() string { return d.steering("proc") }
 
 // Memory limits the memory of every GPU for processes that are resumed.
