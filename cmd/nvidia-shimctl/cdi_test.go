@@ -111,6 +111,21 @@ func TestCDINodesKeepTheirOwners(t *testing.T) {
 	}
 }
 
+// A second file with our names would leave container engines without any.
+func TestInstallRefusesASecondCDIFile(t *testing.T) {
+	d := simulate(t)
+	root, daemon, from := installTree(t, "v2.4.2", "")
+	dir := filepath.Join(t.TempDir(), "cdi")
+	useCDIFile(t, filepath.Join(dir, "nvidia.yaml"))
+	copied := filepath.Join(dir, ".nvidia.yaml")
+	write(t, copied, "cdiVersion: 0.6.0\nkind: nvidia.com/gpu\ndevices: [{name: all, containerEdits: {env: [A=b]}}]\n")
+	status, _, errs := ctl(t, "--config", d.ConfigPath, "install", "--containerd-config", filepath.Join(root, "config.toml"), "--bin-dir", filepath.Join(root, "bin"),
+		"--from", from, "--containerd", daemon, "--cdi")
+	if _, err := os.Stat(cdiFile); status != 1 || !strings.Contains(errs, "remove "+copied) || err == nil {
+		t.Errorf("status %d, %s, %v", status, errs, err)
+	}
+}
+
 func minor(d *sim.Driver, gpu int) string { return string(rune('0' + d.GPUs[gpu].Minor)) }
 
 func TestCDIFileOfAnotherProgramStays(t *testing.T) {

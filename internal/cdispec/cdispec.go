@@ -175,10 +175,15 @@ func Read(name string) ([]byte, error) {
 }
 
 // Write writes a specification, replacing an older one. A file written by another program is an
-// error.
+// error, and so is one that takes devices away from container engines.
 func Write(name string, text []byte) error {
 	if _, err := Read(name); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
+	}
+	if dir := filepath.Dir(name); slices.Contains(Dirs, dir) {
+		if err := CheckConflicts(name, text, dir); err != nil {
+			return err
+		}
 	}
 	if err := os.MkdirAll(filepath.Dir(name), 0o755); err != nil {
 		return err

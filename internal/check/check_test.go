@@ -513,7 +513,8 @@ func TestNoVersionIsAProblem(t *testing.T) {
 }
 
 func TestCDISpecification(t *testing.T) {
-	made := string(runtimeclass.Marked("kind: nvidia.com/gpu\n"))
+	const devices = "kind: nvidia.com/gpu\ndevices: [{name: all}]\n"
+	made := string(runtimeclass.Marked(devices))
 	f := healthy(t)
 	var err error
 	f.CDI = func() ([]byte, error) { return []byte(made), err }
@@ -525,6 +526,11 @@ func TestCDISpecification(t *testing.T) {
 		t.Errorf("that of another program: %+v", list)
 	}
 	f.write(cdispec.Path, made)
+	want(t, f.check("cdi"), OK, "up to date")
+	f.write("etc/cdi/nvidia.old.yaml", devices)
+	want(t, f.check("cdi"), Problem, "nvidia.old.yaml both define nvidia.com/gpu=all")
+	f.remove("etc/cdi/nvidia.old.yaml")
+	f.write("var/run/cdi/theirs.yaml", devices)
 	want(t, f.check("cdi"), OK, "up to date")
 	f.write(cdispec.Path, string(runtimeclass.Marked("devices: []\n")))
 	want(t, f.check("cdi"), Warning, "does not match this driver")

@@ -146,6 +146,13 @@ func checkCDI(n *node) []Finding {
 	if err != nil {
 		return nil
 	}
+	var dirs []string
+	for _, dir := range cdispec.Dirs {
+		dirs = append(dirs, n.real(dir))
+	}
+	if err := cdispec.CheckConflicts(n.real(cdispec.Path), have, dirs...); err != nil {
+		return problem("remove or move one of them", "%v", err)
+	}
 	want, err := n.CDI()
 	switch {
 	case err != nil:

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"path/filepath"
 	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
@@ -82,6 +83,9 @@ func (i *Installer) addCDI() error {
 		return err
 	}
 	text, err := i.MakeCDI()
+	if err == nil {
+		err = cdispec.CheckConflicts(i.CDIFile, text, filepath.Dir(i.CDIFile), cdispec.Dirs[1])
+	}
 	i.CDI = []hosttree.Change{{Kind: hosttree.Generated, Path: i.CDIFile, Before: before, After: text}}
 	return err
 }
