@@ -641,7 +641,7 @@ var guards = []guard{
 		"jump(unix.BPF_JEQ, auditArch, 0, n+3)", "jump(unix.BPF_JEQ, auditArch, 0, 0)",
 		"TestTheFilterDeniesCallsOfOtherArchitectures"},
 	{"probe: confined when it suspends", "internal/nvml/sandbox.go",
-		"if err1 != nil || err2 != nil || admin != 0 || locked != 1 {", "if err1 != nil || err2 != nil || admin < 0 || locked < 0 {",
+		"if !IsConfined() {", "if IsConfined() && false {",
 		"TestSuspendAndResume"},
 	{"probe: private mounts", "internal/nvml/confine.go",
 		`unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, "")`, `unix.Mount("", "/", "", unix.MS_REC|unix.MS_SHARED, "")`,

@@ -77,6 +77,13 @@ func Confine(host config.Host, ids []procfs.ID, keep ...string) error {
 	return dropCapabilities()
 }
 
+// IsConfined reports whether Confine was called in an earlier program of this process.
+func IsConfined() bool {
+	admin, err1 := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_ADMIN, 0, 0, 0)
+	locked, err2 := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
+	return err1 == nil && err2 == nil && admin == 0 && locked == 1
+}
+
 // confineMounts changes the mounts of this thread's mount namespace.
 func confineMounts(host config.Host, ids []procfs.ID, keep []string) error {
 	// The mounts that follow must not propagate to the host.

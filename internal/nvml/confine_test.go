@@ -139,6 +139,9 @@ func tryFiles(host config.Host, pid int, add func(string, ...any)) {
 	if f, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", pid), os.O_RDWR, 0); !errors.Is(err, unix.EROFS) {
 		add("memory of the process: %v, %v", f, err)
 	}
+	if f, err := os.OpenFile("/dev/null", os.O_RDWR, 0); err != nil { // as the driver's nodes
+		add("%v, %v", f, err)
+	}
 	for _, path := range []string{"/tmp", "/dev/shm"} { // for cuInit
 		name := filepath.Join(path, "made")
 		if err := errors.Join(os.WriteFile(name, nil, 0o600), os.Remove(name)); err != nil {

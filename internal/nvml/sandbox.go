@@ -78,8 +78,8 @@ import (
 // confined runs fn in a process that Confine has confined, with the system calls of allowList
 // alone. If fn fails, its error also names the calls that were refused.
 func confined(fn func() error) error {
-	if err := checkConfined(); err != nil {
-		return err
+	if !IsConfined() {
+		return errors.New("this program is not confined: only nvidia-shimctl probe may start it")
 	}
 	if err := allowCalls(); err != nil {
 		return fmt.Errorf("limit system calls: %w", err)
@@ -93,16 +93,6 @@ func confined(fn func() error) error {
 		err = fmt.Errorf("%w (the probe may not make the driver's system calls %s)", err, strings.Join(list, ", "))
 	}
 	return err
-}
-
-// checkConfined returns an error unless Confine was called in an earlier program of this process.
-func checkConfined() error {
-	admin, err1 := unix.PrctlRetInt(unix.PR_CAPBSET_READ, unix.CAP_SYS_ADMIN, 0, 0, 0)
-	locked, err2 := unix.PrctlRetInt(unix.PR_GET_NO_NEW_PRIVS, 0, 0, 0, 0)
-	if err1 != nil || err2 != nil || admin != 0 || locked != 1 {
-		return errors.New("this program is not confined: only nvidia-shimctl probe may start it")
-	}
-	return nil
 }
 
 // allowCalls applies allowList to every thread of this process. A call that it does not have fails

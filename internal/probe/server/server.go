@@ -26,7 +26,8 @@ import (
 // answers.
 func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 	var a probe.Answers
-	if (q.Facts || q.Live || q.Suspend != nil || q.Resume != nil) && !nvml.Linked {
+	moves := q.Suspend != nil || q.Resume != nil
+	if (q.Facts || q.Live || moves) && !nvml.Linked || moves && !nvml.IsConfined() {
 		text := fmt.Sprintf("NVML cannot be asked: %v", becomeNVMLProgram(q))
 		a.FactsError, a.LiveError, a.MoveError = text, text, text
 		q.Facts, q.Live, q.Suspend, q.Resume = false, false, nil, nil
