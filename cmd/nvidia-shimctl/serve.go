@@ -81,11 +81,13 @@ func listenToServe(ctx context.Context, c *cli.Command) (net.Listener, http.Hand
 		address = tcp.String()
 	}
 	fmt.Fprintln(c.Root().Writer, "listening on "+address)
+	plans := planner(c)
+	plans.Ask = serve.Limited(plans.Ask)
 	return listener, serve.New(serve.Options{
 		StateDir: cfg.Host.StateDir, Loopback: ok && tcp.IP.IsLoopback(),
 		Status: func() (*status.Status, error) { return readStatus(c, min(serveTimeout, nvmlTimeout)) },
 		DockerArgs: func(devices string) (*runargs.Args, error) {
-			return runargs.Make(planner(c), runargs.Docker, []string{request.EnvVisibleDevices + "=" + devices})
+			return runargs.Make(plans, runargs.Docker, []string{request.EnvVisibleDevices + "=" + devices})
 		},
 	}), nil
 }

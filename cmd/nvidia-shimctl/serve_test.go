@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/runargs"
@@ -120,5 +121,19 @@ func TestServeWithADriverThatHangsOrGoes(t *testing.T) {
 	simtest.Check(t, os.RemoveAll(filepath.Join(d.ProcRoot, "driver")))
 	testenv.Await(t, "the driver to be missed", func() bool { // the status is cached for a second
 		return strings.Contains(fetch(t, "tcp", address, "/metrics"), "nvidia_shim_driver_up 0")
+	})
+}
+
+func TestT80UnknownMIGDevicesAreNotAskedForByEachRequest(t *testing.T) {
+	d := simtest.New(t, sim.Options{GPUs: 2, MIG: []sim.MIGDevice{{GPU: 0, GI: 1}}})
+	line, stop := serveOn(t, "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", record(t, d))
+	defer stop()
+	address := strings.TrimSpace(strings.TrimPrefix(line, "listening on "))
+	testenv.Await(t, "a refusal to ask NVML again", func() bool {
+		r, err := http.Get("http://" + address + "/docker/cli?dev=MIG-5a1d4e3c-7e5f-4b6e-9d5c-3f2a1b0c9d8e")
+		simtest.Check(t, err)
+		defer r.Body.Close()
+		text, err := io.ReadAll(r.Body)
+		return err == nil && r.StatusCode == http.StatusBadRequest && strings.Contains(string(text), "NVML was asked less than 1s ago")
 	})
 }

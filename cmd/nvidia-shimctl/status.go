@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v3"
@@ -83,7 +84,7 @@ func readStatus(c *cli.Command, limit time.Duration) (*status.Status, error) {
 
 // readSource returns the containers that --root and --state name, or those of this host's daemons.
 func readSource(c *cli.Command) (status.Source, error) {
-	s := status.Source{Proc: procfs.Host, Root: cmp.Or(c.String("root"), "/"), StateDirs: c.StringSlice("state")}
+	s := status.Source{Proc: procfs.Host, Root: cmp.Or(c.String("root"), "/"), StateDirs: slices.Clone(c.StringSlice("state"))}
 	if !filepath.IsAbs(s.Root) {
 		return s, usage(fmt.Errorf("--root %.256q is not an absolute path", s.Root))
 	}

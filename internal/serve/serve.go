@@ -38,9 +38,8 @@ type server struct {
 	events   state.Events
 	counters counters
 	refusals []state.Event // of the last hour
-	read     time.Time     // when status was read, with err
-	status   *status.Status
-	err      error
+
+	present present
 }
 
 // New returns the handler of all requests.
@@ -80,17 +79,6 @@ func (s *server) guard(next http.Handler) http.Handler {
 		h.Set("X-Content-Type-Options", "nosniff")
 		next.ServeHTTP(w, r)
 	})
-}
-
-// readStatus returns the status of this host, which is read at most once a second.
-func (s *server) readStatus() (*status.Status, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if time.Since(s.read) > time.Second {
-		s.status, s.err = s.Status()
-		s.read = time.Now()
-	}
-	return s.status, s.err
 }
 
 // maxRefusals bounds how many refusals are kept.

@@ -18,6 +18,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/runargs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
@@ -264,5 +265,45 @@ func TestTheStatusIsKeptForASecond(t *testing.T) {
 	}
 	if n == 5 { // more than once, if this machine is slow
 		t.Error("each request reads the status")
+	}
+	f.status = func() (*status.Status, error) { panic("a defect") }
+	f.restart()
+	f.want("/", "panic: a defect")
+}
+
+// A status that is never read hangs no request, and is read once for all of them.
+func TestT80AStatusThatIsNeverReadHangsNoRequest(t *testing.T) {
+	defer func(d time.Duration) { statusLimit = d }(statusLimit)
+	statusLimit = 10 * time.Millisecond
+	f := newFixture(t)
+	hangs, n := make(chan struct{}), 0
+	f.status = func() (*status.Status, error) { n++; <-hangs; return example(), nil }
+	for range 3 {
+		f.want("/metrics", "nvidia_shim_driver_up 0\n")
+		f.want("/", "the status of this host was not read within 10ms")
+	}
+	statusLimit = time.Minute
+	close(hangs)
+	f.want("/gpu/info", "Driver version:          580.1\n")
+	if n > 2 { // twice, if this machine is slow
+		t.Errorf("it is read %d times at once", n)
+	}
+}
+
+func TestT80NVMLIsNotAskedByEachRequest(t *testing.T) {
+	n := 0
+	ask := func(probe.Questions) probe.Answers { n++; return probe.Answers{} }
+	seldom, often := limited(ask, time.Hour), limited(ask, 0)
+	if a := seldom(probe.Questions{}); a.FactsError != "" || n != 1 {
+		t.Errorf("%+v, asked %d times", a, n)
+	}
+	if a := seldom(probe.Questions{}); !strings.Contains(a.FactsError, "try again") || n != 1 {
+		t.Errorf("%+v, asked %d times", a, n)
+	}
+	for range 2 {
+		often(probe.Questions{})
+	}
+	if n != 3 {
+		t.Errorf("asked %d times", n)
 	}
 }

@@ -1,0 +1,85 @@
+package serve
+
+import (
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
+)
+
+// statusLimit is how long a request waits for the status of this host. It is shorter than Prometheus
+// waits. A variable for the tests.
+var statusLimit = 8 * time.Second
+
+// present is the latest status of this host.
+type present struct {
+	mu      sync.Mutex
+	reading chan struct{} // closed when the reading in progress ends; nil if there is none
+	read    time.Time
+	status  *status.Status
+	err     error
+}
+
+// readStatus returns the status of this host, which is read at most once a second, and by one
+// goroutine. A request does not wait longer than statusLimit for it.
+func (s *server) readStatus() (*status.Status, error) {
+	p := &s.present
+	p.mu.Lock()
+	if p.reading == nil && time.Since(p.read) > time.Second {
+		p.reading = make(chan struct{})
+		go p.update(s.Status)
+	}
+	reading := p.reading
+	p.mu.Unlock()
+	if reading != nil {
+		select {
+		case <-reading:
+		case <-time.After(statusLimit):
+			return nil, fmt.Errorf("the status of this host was not read within %s", statusLimit)
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.status, p.err
+}
+
+func (p *present) update(read func() (*status.Status, error)) {
+	latest, err := protected(read)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.status, p.err, p.read = latest, err, time.Now()
+	close(p.reading)
+	p.reading = nil
+}
+
+// Limited returns a function that asks NVML at most once a second: requests need no password, and
+// each question starts a process. The answer is kept in the state directory, so only requests for
+// devices that NVML does not know repeat the question.
+func Limited(ask gpuinject.Ask) gpuinject.Ask { return limited(ask, time.Second) }
+
+func limited(ask gpuinject.Ask, every time.Duration) gpuinject.Ask {
+	var mu sync.Mutex
+	var last time.Time
+	return func(q probe.Questions) probe.Answers {
+		mu.Lock()
+		defer mu.Unlock()
+		if time.Since(last) < every {
+			return probe.Answers{FactsError: fmt.Sprintf("NVML was asked less than %s ago: try again", every)}
+		}
+		defer func() { last = time.Now() }()
+		return ask(q)
+	}
+}
+
+// protected turns a panic into an error: outside a request it would end the process.
+func protected(read func() (*status.Status, error)) (latest *status.Status, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			latest, err = nil, fmt.Errorf("panic: %v", p)
+		}
+	}()
+	return read()
+}
