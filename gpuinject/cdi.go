@@ -2,6 +2,7 @@ package gpuinject
 
 import (
 	"cmp"
+	"os"
 	"path"
 	"slices"
 	"strings"
@@ -115,7 +116,10 @@ func keptClasses(c Container, h host.Host, p *Plan) (nodes []device.Node) {
 // holds the files of this host's driver.
 func planRemovals(c Container, all driver.Files, p *Plan) {
 	p.edits.RemoveMount = func(m specs.Mount) bool {
-		return isCDIMount(c, all, m) || c.Input.Container.UserNamespace && isMappedListMount(m)
+		return isCDIMount(c, all, m) || c.Input.Container.UserNamespace && isMappedListMount(m) || isDriverDir(all, m)
+	}
+	if slices.ContainsFunc(c.Bundle.Spec.Mounts, func(m specs.Mount) bool { return isDriverDir(all, m) }) {
+		p.decide("mount at "+ViewDir, "replaced", "it is this host's directory of the driver")
 	}
 	if !c.Input.EditedByCDI {
 		return
@@ -151,6 +155,22 @@ func isCDIMount(c Container, files driver.Files, m specs.Mount) bool {
 		return true
 	}
 	return slices.Contains(m.Options, "ro") && files.IsMounted(source, dest)
+}
+
+// isDriverDir reports whether a read-only mount at ViewDir is this host's directory of the driver, as
+// GKE's device plugin mounts it into every container that has a GPU. The view takes its place.
+func isDriverDir(files driver.Files, m specs.Mount) bool {
+	if path.Clean(m.Destination) != ViewDir || !path.IsAbs(m.Source) || !slices.Contains(m.Options, "ro") || !rootfs.IsBind(m) {
+		return false
+	}
+	source, err := os.Stat(m.Source)
+	return err == nil && slices.ContainsFunc(files.Libraries, func(l driver.Library) bool {
+		if l.SOName != "libcuda.so.1" {
+			return false
+		}
+		dir, err := os.Stat(path.Dir(path.Dir(l.Path))) // above lib64
+		return err == nil && os.SameFile(dir, source)
+	})
 }
 
 // isSocketMount reports whether a mount has the form of CDI's mount of a daemon's socket.
