@@ -292,6 +292,9 @@ func TestAStaleCDIFile(t *testing.T) {
 		{name: "nvidia-uvm", spec: stale("/dev/nvidia-uvm"), want: uvm + again, kind: Precondition},
 		{name: "in a pod", spec: all(inPod(), stale("/dev/nvidia-uvm")), want: uvm + again, kind: Precondition},
 		{name: "an IMEX channel", spec: stale("/dev/nvidia-caps-imex-channels/channel0"), want: "refused: /dev/nvidia-caps-imex-channels/channel0" + again, kind: Precondition},
+		{name: "GDRCopy", spec: stale("/dev/gdrdrv"), want: "refused: /dev/gdrdrv" + again, kind: Precondition},
+		{name: "an RDMA adapter", spec: stale("/dev/infiniband/uverbs0"), want: "refused: /dev/infiniband/uverbs0" + again, kind: Precondition},
+		{name: "another device", spec: stale("/dev/fuse"), want: "GPU 1"},
 		{name: "a MIG device", host: mig, want: "refused: " + mig.nodes(0)[0] + again, kind: Precondition, spec: func(s *specs.Spec) {
 			mig.inMIGPod(0)(s)
 			s.Linux.Devices = append(s.Linux.Devices, specs.LinuxDevice{Path: mig.nodes(0)[0], Type: "c", Major: 1234})
