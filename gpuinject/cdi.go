@@ -61,10 +61,9 @@ func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 const staleCDI = "if a CDI file is the reason, it is from another boot, MIG layout or driver: make it again (nvidia-shimctl prepare --cdi; systemctl restart nvidia-cdi-refresh, or nvidia-ctk cdi generate --output FILE; restart the device plugin) and create the container again"
 
 // checkStale refuses a container whose specification has a node of the driver, of GDRCopy or of an
-// RDMA adapter with a major number
-// that the host's node of that path does not have: most of the driver's majors are assigned when a
-// module is loaded, and a CDI file with numbers outlives the boot. Another minor number alone is a
-// node by another name.
+// RDMA adapter with a major number that the host's node of that path does not have: most majors are
+// assigned when a module is loaded, and a CDI file with numbers outlives the boot. Another minor
+// number alone is a node by another name.
 func checkStale(c Container, h host.Host) error {
 	for _, d := range c.Bundle.Spec.Linux.Devices {
 		name := path.Clean(d.Path)
