@@ -17,6 +17,9 @@ import (
 // registerDocker registers the handler in daemon.json.
 func (p *Plan) registerDocker(o Options) (none edited, err error) {
 	r := o.Registration
+	if err := p.Host.RefuseDocker(o.ConfigFile); err != nil {
+		return none, err
+	}
 	if v := p.Host.Daemon; v.Known() && !v.AtLeast(24, 0, 0) {
 		return none, fmt.Errorf("dockerd %s ignores runtimeType and would start containers without their GPUs: use Docker 24.0 or later", v)
 	} else if !v.Known() {
@@ -72,6 +75,35 @@ func (p *Plan) registerDocker(o Options) (none edited, err error) {
 		p.Restart.Verb = "restart" // a reload does not remove a default
 	}
 	return edited{file, encodeJSON(config, "  "), r.Handler}, nil
+}
+
+// Places of the daemons that this shim cannot serve: the snap's containerd finds no program outside
+// the snap, and a rootless dockerd starts shims without the rights that this one needs.
+const (
+	snapDir        = "/var/snap/docker"
+	rootlessSocket = "/run/user/*/docker.sock"
+	rootlessConfig = "/.config/docker/"
+)
+
+// RefuseDocker returns an error if the host's Docker is a snap or rootless, and so does not read the
+// configuration or cannot start the shim. A dockerd of the system beside it is served.
+func (h Host) RefuseDocker(config string) error {
+	const instead = "install Docker as a service of the system (docs.docker.com/engine/install) and start it"
+	sockets, err := h.Glob(rootlessSocket)
+	if err != nil {
+		return err
+	}
+	system := slices.ContainsFunc(inServicePath("dockerd"), h.Exists)
+	serves := h.Exists("/run/docker.sock") || h.Exists("/var/run/docker.sock")
+	switch {
+	case strings.HasPrefix(config, snapDir+"/"), h.Exists(snapDir) && !system:
+		return fmt.Errorf("this host's Docker is a snap (%s), which starts no program from outside: %s", snapDir, instead)
+	case strings.Contains(config, rootlessConfig):
+		return fmt.Errorf("%s is read by a rootless Docker, which cannot start this shim: %s", config, instead)
+	case len(sockets) > 0 && !serves:
+		return fmt.Errorf("this host's Docker is rootless (%s) and cannot start this shim, and no other dockerd runs: %s", sockets[0], instead)
+	}
+	return nil
 }
 
 // DockerRuntimes returns the runtimes of a daemon.json that start this shim.

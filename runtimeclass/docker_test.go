@@ -218,6 +218,33 @@ func TestInstallDockerSetsUpWhatTheVersionCanDo(t *testing.T) {
 	}
 }
 
+// A snap and a rootless dockerd do not read /etc/docker/daemon.json.
+func TestInstallDockerRefusesTheSnapAndARootlessOne(t *testing.T) {
+	const snap, rootless, system = "/var/snap/docker/current/config/daemon.json", "/run/user/1000/docker.sock", "/usr/bin/dockerd"
+	for _, c := range []struct {
+		files  []string
+		config string
+		want   string // of the error; "" for none
+	}{
+		{files: []string{snap}, want: "Docker is a snap"},
+		{files: []string{snap, "/run/docker.sock"}, want: "Docker is a snap"},
+		{files: []string{snap, system}},
+		{files: []string{snap, system}, config: snap, want: "Docker is a snap"},
+		{files: []string{system, rootless}, want: "Docker is rootless (" + rootless + ")"},
+		{files: []string{system, rootless, "/run/docker.sock"}},
+		{files: []string{system, "/run/docker.sock"}, config: "/home/a/.config/docker/daemon.json", want: "is read by a rootless Docker"},
+	} {
+		h, o := dockerTree(t, "{}"), dockerOptions(Registration{})
+		for _, name := range c.files {
+			write(t, h.Real(name), "{}")
+		}
+		o.ConfigFile = cmp.Or(c.config, o.ConfigFile)
+		if _, err := register(h, o); (err != nil) != (c.want != "") || err != nil && !strings.Contains(err.Error(), c.want) {
+			t.Errorf("%+v: error %v", c, err)
+		}
+	}
+}
+
 // Nothing in a tree is executed, so the version is unknown.
 func TestInstallDockerSaysThatTheVersionIsNotKnown(t *testing.T) {
 	h := dockerTree(t, "{}")

@@ -375,6 +375,12 @@ func TestInstallFindsTheDaemon(t *testing.T) {
 	if status, _, errs := ctl(t, install...); status != 2 || !strings.Contains(errs, "no containerd, k3s, RKE2 or Docker below "+root) {
 		t.Errorf("nothing: %d %s", status, errs)
 	}
+	snap := filepath.Join(root, "var/snap/docker")
+	simtest.Check(t, os.MkdirAll(snap, 0o755))
+	if status, _, errs := ctl(t, install...); status != 1 || !strings.Contains(errs, "Docker is a snap") {
+		t.Errorf("a snap: %d %s", status, errs)
+	}
+	simtest.Check(t, os.Remove(snap))
 	var o installation
 	simtest.Check(t, os.MkdirAll(filepath.Join(root, "var/lib/rancher/k3s"), 0o755))
 	if decode(t, fine(t, append(install, "--target", "k3s")...), &o); o.Restart != "" || !o.Changed {

@@ -35,6 +35,9 @@ func (i *Installer) findTarget() (none runtimeclass.Found, err error) {
 		i.ConfigFile = cmp.Or(found[0].ConfigFile, i.Configs[i.Target])
 		return found[0], nil
 	case len(found) == 0:
+		if err := i.Host.RefuseDocker(""); err != nil {
+			return none, err
+		}
 		return none, cmdline.Errorf("no containerd, k3s, RKE2 or Docker below %s: name one with --target", i.Host.Root)
 	}
 	return none, cmdline.Errorf("found %s: name one with --target, or its configuration file", foundNames(found))
