@@ -1,7 +1,7 @@
 #!/bin/sh
-# Nothing is registered here: the operator decides when. dpkg says "configure" and the version
-# before, rpm the number of versions.
-if [ "$1" = 1 ] || { [ "$1" = configure ] && [ -z "$2" ]; }; then
+# Nothing is registered here: the operator decides when. The record of installations tells, not the
+# argument: after a removal dpkg passes the version that was removed, as for an upgrade.
+if [ ! -e /etc/nvidia-shim/installed.json ]; then
 	echo "containerd-shim-nvidia: to register the runtime, run: nvidia-shimctl install"
 fi
 if [ -d /run/systemd/system ]; then

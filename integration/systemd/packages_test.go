@@ -260,6 +260,7 @@ func TestTheDebIsInstalledUpgradedRemovedAndPurged(t *testing.T) {
 	if m.run(t, "cat", inConfig) != config {
 		t.Error("removing changed the operator's configuration")
 	}
+	simhost.Want(t, m.run(t, "dpkg", "-i", "/srv/"+filepath.Base(deb)), nextCommand) // dpkg passes the removed version
 	m.run(t, "dpkg", "-P", "containerd-shim-nvidia")
 	if m.exists(t, filepath.Dir(inConfig)) {
 		t.Errorf("purging left %s", m.run(t, "ls", "-l", filepath.Dir(inConfig)))
