@@ -29,7 +29,7 @@ func planCommand() *cli.Command {
 		Description: "The container is one that exists, or one with the variables, mounts and annotations of these flags.",
 		Flags: []cli.Flag{
 			&cli.StringFlag{Name: "pod", Usage: "what was done for the container of the pod `NAMESPACE/NAME`"},
-			&cli.StringFlag{Name: "container", Usage: "its `NAME` in the pod; without --pod containerd's id, or the beginning of it, or NAMESPACE/ID"},
+			&cli.StringFlag{Name: "container", Usage: "its `NAME` in the pod; without --pod its name in Docker, containerd's id, or the beginning of it, or NAMESPACE/ID"},
 			&cli.StringFlag{Name: "bundle", Usage: "OCI bundle `DIR` of the container"},
 			&cli.StringSliceFlag{Name: "env", Aliases: []string{"e"}, Usage: "environment variable `K=V` of the container; may be repeated"},
 			&cli.StringSliceFlag{Name: "mount", Usage: "bind mount `SRC:DST` of the container; may be repeated"},

@@ -119,7 +119,7 @@ func pausable(c *cli.Command) ([]status.Record, error) {
 			// failed.
 			return r.PodNamespace+"/"+r.Pod != pod || !r.SuspendsGPU && r.Suspended == nil || (r.Suspended != nil) == (c.Name == "suspend")
 		}
-		return r.ID != id && (len(id) < 12 || !strings.HasPrefix(r.ID, id))
+		return r.ID != id && (len(id) < 12 || !strings.HasPrefix(r.ID, id)) && status.DockerName(r.Namespace, r.ID) != id
 	})
 	switch {
 	case len(list) == 0 && c.IsSet("pod"):

@@ -8,7 +8,8 @@ import (
 )
 
 // Find returns the one container of a pod with this name, or, if pod is "", the one with this ID or
-// NAMESPACE/ID, of which the end may be left out. The error says which there are.
+// NAMESPACE/ID, of which the end may be left out, or with this name in Docker. The error says which
+// there are.
 func Find(all []Bundle, namespace, pod, name string) (b Bundle, err error) {
 	found, what := byID(all, name), fmt.Sprintf("container %.256q", name)
 	if pod != "" {
@@ -25,7 +26,8 @@ func Find(all []Bundle, namespace, pod, name string) (b Bundle, err error) {
 	return b, fmt.Errorf("%s may be %s: choose with --container", what, labels(found))
 }
 
-// byID finds a container by ID or NAMESPACE/ID, of which the end may be left out.
+// byID finds a container by ID or NAMESPACE/ID, of which the end may be left out, or by its name in
+// Docker, which comes before the beginning of an ID.
 func byID(all []Bundle, name string) (found []Bundle) {
 	var begin []Bundle
 	for _, b := range all {
@@ -33,7 +35,7 @@ func byID(all []Bundle, name string) (found []Bundle) {
 		if strings.Contains(name, "/") {
 			id = b.Namespace + "/" + b.ID
 		}
-		if id == name {
+		if id == name || name != "" && DockerName(b.Namespace, b.ID) == name {
 			found = append(found, b)
 		} else if name != "" && strings.HasPrefix(id, name) {
 			begin = append(begin, b)
@@ -72,6 +74,8 @@ func labels(list []Bundle) string {
 		text := b.Namespace + "/" + b.ID
 		if who, err := b.Container(); err == nil && who.Name != "" {
 			text += fmt.Sprintf(" (%.256q)", who.Namespace+"/"+who.Pod+"/"+who.Name)
+		} else if name := DockerName(b.Namespace, b.ID); name != "" {
+			text += fmt.Sprintf(" (%.256q)", name)
 		}
 		texts = append(texts, text)
 	}

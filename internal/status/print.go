@@ -110,10 +110,13 @@ func (s *Status) printProcesses(o *term.Output) {
 	}
 }
 
-// Label returns the pod of a container, or the container's id.
+// Label returns the pod of a container, its name in Docker, or its id.
 func (r Record) Label() string {
-	if r.Pod != "" {
+	switch {
+	case r.Pod != "":
 		return r.PodNamespace + "/" + r.Pod
+	case r.Name != "":
+		return r.Name
 	}
 	return shortID(r.ID)
 }

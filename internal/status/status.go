@@ -115,6 +115,9 @@ func Join(proc procfs.FS, inventory device.Inventory, live nvml.Snapshot, nvmlEr
 	slices.SortFunc(s.GPUs, func(a, b GPU) int { return cmp.Compare(a.Index, b.Index) })
 	for _, r := range records {
 		c := Container{Record: r}
+		if c.Name == "" {
+			c.Name = DockerName(r.Namespace, r.ID)
+		}
 		if nvmlErr == nil {
 			c.Processes, c.Memory = s.usage(r.ID)
 		}
