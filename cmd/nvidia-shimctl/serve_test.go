@@ -78,7 +78,7 @@ func TestServe(t *testing.T) {
 		t.Errorf("%v, %v", info, err)
 	}
 	metrics := fetch(t, "unix", socket, "/metrics")
-	contains(t, metrics, `nvidia_shim_device_holder{container="",gpu="1",id="of-gpu-1",mig="",namespace="default",pod="",uuid="`+d.GPUs[1].UUID+`"} 1`,
+	contains(t, metrics, `nvidia_shim_device_holder{gpu="1",holder_container="",holder_namespace="default",holder_pod="",id="of-gpu-1",mig="",uuid="`+d.GPUs[1].UUID+`"} 1`,
 		"nvidia_shim_nvml_up 1", `nvidia_shim_gpu_memory_used_bytes{gpu="2",uuid="`+d.GPUs[2].UUID+`"}`)
 	text := fetch(t, "unix", socket, "/docker/cli?dev=1")
 	want := fine(t, "--config", d.ConfigPath, "--json", "run-args", "--for", "docker", "--devices", "1")

@@ -107,7 +107,7 @@ func TestServeAgreesWithNvidiaSmi(t *testing.T) {
 func checkHolder(t *testing.T, env *testenv.Env, get func(string) string, g gpu, id string) {
 	t.Helper()
 	metrics := get("/metrics")
-	holder := fmt.Sprintf(`nvidia_shim_device_holder{container="",gpu="%s",id="%s",mig="",namespace="%s",pod="",uuid="%s"}`, g.Index, id, env.ID, g.UUID)
+	holder := fmt.Sprintf(`nvidia_shim_device_holder{gpu="%s",holder_container="",holder_namespace="%s",holder_pod="",id="%s",mig="",uuid="%s"}`, g.Index, env.ID, id, g.UUID)
 	if _, ok := value(metrics, holder); !ok || strings.Count(metrics, `,id="`+id+`",mig="`) != 1 {
 		t.Errorf("not %s alone:\n%s", holder, metrics)
 	}
@@ -119,7 +119,7 @@ func checkHolder(t *testing.T, env *testenv.Env, get func(string) string, g gpu,
 			want += mib
 		}
 	}
-	memory := fmt.Sprintf(`nvidia_shim_container_memory_used_bytes{container="",id="%s",namespace="%s",pod=""}`, id, env.ID)
+	memory := fmt.Sprintf(`nvidia_shim_container_memory_used_bytes{holder_container="",holder_namespace="%s",holder_pod="",id="%s"}`, env.ID, id)
 	if got, ok := value(metrics, memory); want == 0 {
 		t.Logf("nvidia-smi ON THIS HOST DOES NOT LIST the process of container %s, so its memory is not compared", id)
 	} else if !ok || math.Abs(got/(1<<20)-want) > 64 {

@@ -119,7 +119,7 @@ func newPrometheus(t *testing.T, target string) prometheus {
 	t.Helper()
 	dir := t.TempDir()
 	config := simhost.WriteFile(t, filepath.Join(dir, "prometheus.yml"),
-		"global: {scrape_interval: 1s}\nscrape_configs:\n- job_name: nvidia-shim\n  static_configs:\n  - targets: ['"+target+"']\n")
+		"global: {scrape_interval: 1s}\nscrape_configs:\n- job_name: nvidia-shim\n  static_configs:\n  - targets: ['"+target+"']\n    labels: {namespace: monitoring, pod: scraped, container: serve}\n")
 	// Not installed: Debian's package starts a service.
 	root, err := images.UnpackPackages(dir, []string{"prometheus"})
 	if err != nil {
@@ -203,18 +203,18 @@ func TestPrometheusScrapesServe(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := newPrometheus(t, n.address)
-	holder := `nvidia_shim_device_holder{pod="` + n.pod + `"}`
+	holder := `nvidia_shim_device_holder{holder_pod="` + n.pod + `"}`
 	testenv.Await(t, "a sample of "+holder, func() bool { return len(p.query(t, holder)) > 0 })
 	for expr, want := range map[string]string{
-		holder: "namespace:team pod:" + n.pod + " uuid:" + n.Driver.GPUs[1].UUID + "] 1",
-		`nvidia_shim_device_holder{pod="` + infer + `"}`:               "mig:1/0 namespace:team",
-		`nvidia_shim_creations_total{gpu="true"}`:                      "] 2",
-		`nvidia_shim_refusals_total{reason="invalid_argument"}`:        "] 1",
-		`nvidia_shim_create_duration_seconds_count`:                    "] 2",
-		`nvidia_shim_cold_views_total`:                                 "] 1",
-		`nvidia_shim_probe_failures_total`:                             "] 1",
-		`nvidia_shim_container_memory_used_bytes{pod="` + n.pod + `"}`: "] 96636764160",
-		`sum(nvidia_shim_gpu_info)`:                                    "] 3",
+		holder: "holder_namespace:team holder_pod:" + n.pod + " id:",
+		`nvidia_shim_device_holder{holder_pod="` + infer + `"}`:               "mig:1/0 namespace:monitoring",
+		`nvidia_shim_creations_total{gpu="true"}`:                             "] 2",
+		`nvidia_shim_refusals_total{reason="invalid_argument"}`:               "] 1",
+		`nvidia_shim_create_duration_seconds_count`:                           "] 2",
+		`nvidia_shim_cold_views_total`:                                        "] 1",
+		`nvidia_shim_probe_failures_total`:                                    "] 1",
+		`nvidia_shim_container_memory_used_bytes{holder_pod="` + n.pod + `"}`: "] 96636764160",
+		`sum(nvidia_shim_gpu_info)`:                                           "] 3",
 	} {
 		got := p.query(t, expr)
 		if len(got) != 1 || !strings.Contains(got[0], want) {

@@ -77,9 +77,10 @@ func (c *counters) add(e state.Event) {
 
 // Metrics of the present state. A GPU's index and UUID, and a MIG device's "gi/ci", are its labels.
 var (
-	gpuLabels    = []string{"gpu", "uuid"}
-	migLabels    = []string{"gpu", "mig", "uuid"}
-	holderLabels = []string{"namespace", "pod", "container", "id"}
+	gpuLabels = []string{"gpu", "uuid"}
+	migLabels = []string{"gpu", "mig", "uuid"}
+	// Prometheus sets namespace, pod and container to those of the process that it scrapes.
+	holderLabels = []string{"holder_namespace", "holder_pod", "holder_container", "id"}
 
 	buildInfo   = desc("build_info", "Version of the program, always 1.", "version", "revision")
 	up          = desc("driver_up", "1 if the kernel driver is loaded and its GPUs can be listed.")

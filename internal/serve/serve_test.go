@@ -8,6 +8,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -118,10 +119,10 @@ func TestMetricsOfThePresentState(t *testing.T) {
 		`nvidia_shim_gpu_memory_used_bytes{gpu="0",uuid="GPU-0"} 4.294967296e+09`, `nvidia_shim_gpu_utilization_ratio{gpu="0",uuid="GPU-0"} 0.25`,
 		`nvidia_shim_gpu_error{gpu="0",uuid="GPU-0"} 0`, `nvidia_shim_gpu_error{gpu="2",uuid="GPU-2"} 1`,
 		`nvidia_shim_mig_memory_total_bytes{gpu="1",mig="9/0",uuid="MIG-1"} 1.7179869184e+10`,
-		`nvidia_shim_device_holder{container="main",gpu="0",id="c1",mig="",namespace="team",pod="<b>\"train\"",uuid="GPU-0"} 1`,
-		`nvidia_shim_device_holder{container="",gpu="1",id="c2",mig="9/0",namespace="default",pod="",uuid="MIG-1"} 1`,
-		`nvidia_shim_container_memory_used_bytes{container="main",id="c1",namespace="team",pod="<b>\"train\""} 3.221225472e+09`,
-		`nvidia_shim_container_suspended{container="",id="c2",namespace="default",pod=""} 1`,
+		`nvidia_shim_device_holder{gpu="0",holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1",mig="",uuid="GPU-0"} 1`,
+		`nvidia_shim_device_holder{gpu="1",holder_container="",holder_namespace="default",holder_pod="",id="c2",mig="9/0",uuid="MIG-1"} 1`,
+		`nvidia_shim_container_memory_used_bytes{holder_container="main",holder_namespace="team",holder_pod="<b>\"train\"",id="c1"} 3.221225472e+09`,
+		`nvidia_shim_container_suspended{holder_container="",holder_namespace="default",holder_pod="",id="c2"} 1`,
 		// Rates need a first value.
 		`nvidia_shim_refusals_total{reason="permission_denied"} 0`, `nvidia_shim_creations_total{gpu="true"} 0`)
 	for _, line := range strings.Split(f.get("/metrics"), "\n") {
@@ -182,6 +183,18 @@ func TestRefusalsAreThoseOfTheLastHour(t *testing.T) {
 	f.want("/", "<b>lately</b>")
 	if page := f.get("/"); strings.Contains(page, "<b>before</b>") {
 		t.Errorf("a refusal of more than an hour ago:\n%s", page)
+	}
+}
+
+// Without honor_labels, Prometheus renames labels that it sets itself for the process that it scrapes.
+func TestNoLabelIsOneOfTheScrapes(t *testing.T) {
+	f := newFixture(t)
+	f.state.AddEvent(state.Event{Kind: state.Created, GPU: true, Seconds: 0.03})
+	text := f.get("/metrics")
+	for _, label := range []string{"namespace", "pod", "container", "node", "service", "endpoint", "job", "instance"} {
+		if regexp.MustCompile(`[{,]` + label + `="`).MatchString(text) {
+			t.Errorf("a metric has the label %s", label)
+		}
 	}
 }
 
