@@ -92,7 +92,7 @@ func TestT70Advisories(t *testing.T) {
 	if list := Check(Runc, semver.Version{Major: 9}, semver.Version{}); len(list) > 0 {
 		t.Errorf("a later line: %v", list)
 	}
-	if (Advisory{}).affects(semver.Version{Major: 9}, semver.Version{}) == false {
+	if !(Advisory{}).affects(semver.Version{Major: 9}, semver.Version{}) {
 		t.Error("without a known fix every version is affected")
 	}
 }
