@@ -30,6 +30,9 @@ func planFiles(c Container, h host.Host, root rootfs.FS, g grant, p *Plan) error
 		p.files = layout.WithoutCompat(p.files)
 	}
 	planView(c, p)
+	if err := checkReplaced(p); err != nil {
+		return err
+	}
 	viewAt, err := checkViewDir(root, p)
 	if err != nil {
 		return err

@@ -3,6 +3,7 @@ package gpuinject
 import (
 	"errors"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
@@ -123,7 +124,9 @@ func startsWithoutDriver(c Container) bool {
 const filesName = "driver.json"
 
 // driverFiles returns the driver's files: the list kept in the state directory if these files are
-// unchanged, otherwise the result of a new search, which is then kept.
+// unchanged, otherwise the result of a new search, which is then kept. Between an upgrade of the
+// driver's packages and the reboot, the host has only files of a driver that is not loaded: then the
+// kept list is returned as Replaced, because a view may still hold the loaded driver's files.
 func driverFiles(c Container, h host.Host) (driver.Files, error) {
 	st, err := state.Open(c.Config.Host.StateDir, c.Config.Host.ReadOnlyState)
 	if err != nil {
@@ -136,6 +139,12 @@ func driverFiles(c Container, h host.Host) (driver.Files, error) {
 	files, err := h.DriverFiles()
 	if err != nil {
 		return driver.Files{}, fail(Precondition, "%w", err)
+	}
+	if kept.Version != "" && kept.Version == h.DriverVersion && kept.Root == files.Root && len(files.Others) > 0 {
+		if err := files.Check([]string{config.Utility}); err != nil && kept.Check([]string{config.Utility}) == nil {
+			kept.Replaced = err.Error()
+			return kept, nil
+		}
 	}
 	if err := st.Store(filesName, &files); err != nil {
 		return driver.Files{}, fail(Internal, "keep the list of driver files: %w", err)

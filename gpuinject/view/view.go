@@ -133,6 +133,9 @@ func makePrivate(dir string) error {
 	return nil
 }
 
+// IsMounted reports whether the view at root, a result of Path, is there.
+func IsMounted(root string) bool { return mounted(root) }
+
 // mounted reports whether dir is the root of a mount in this mount namespace.
 // STATX_ATTR_MOUNT_ROOT: kernel 5.8.
 func mounted(dir string) bool {

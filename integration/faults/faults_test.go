@@ -261,3 +261,45 @@ func TestAFaultyGPUUnderContainerd(t *testing.T) {
 	h.Refused(t, simhost.Visible("0"), "GPU 0", "cannot be used", file)
 	before.AssertUnchanged(t)
 }
+
+// The driver's packages were upgraded and the module was not: containers get the loaded driver's
+// files while a view holds them.
+func TestUserSpaceIsUpgradedUnderTheLoadedModule(t *testing.T) {
+	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 1}})
+	loaded := h.Driver.Version
+	o := simhost.Visible("0", "NVIDIA_DRIVER_CAPABILITIES=compute,utility")
+	o.Args = []string{"/bin/sh", "-c", "/test/dlopen libcuda.so.1 && ls /usr/local/nvidia/lib64"}
+	was := h.MustRun(t, o)
+	simtest.Check(t, h.Driver.Upgrade("999.1.2"))
+	simtest.Check(t, h.Driver.LoadModule(loaded))
+	o.ID = "replaced"
+	if out := h.MustRun(t, o); out != was || !strings.Contains(out, "libcuda.so."+loaded) {
+		t.Errorf("it was\n%s\nand is\n%s", was, out)
+	}
+	if lines := h.LogLines("replaced", "warning"); len(lines) != 1 || !strings.Contains(lines[0], "until the next reboot") || !strings.Contains(lines[0], "999.1.2") {
+		t.Errorf("warnings %q", lines)
+	}
+	before := h.Snapshot(t, h.State)
+	h.Refused(t, simhost.Visible("0", "NVIDIA_DRIVER_CAPABILITIES=all"), "999.1.2", loaded, "reboot")
+	before.AssertUnchanged(t)
+	simtest.Check(t, h.Driver.LoadModule("999.1.2"))
+	o.ID = "rebooted"
+	if out := h.MustRun(t, o); !strings.Contains(out, "libcuda.so.999.1.2") || strings.Contains(out, loaded) {
+		t.Errorf("after the reboot:\n%s", out)
+	}
+}
+
+// A view in which a file is not what it was is not used.
+func TestAReplacedFileOfTheViewIsNotUsed(t *testing.T) {
+	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 1}})
+	loaded := h.Driver.Version
+	h.MustRun(t, testenv.RunOptions{Env: []string{"NVIDIA_VISIBLE_DEVICES=0"}, Args: []string{"/bin/true"}})
+	f, err := os.OpenFile(filepath.Join(h.Driver.Root, simhost.Multiarch, "libcuda.so."+loaded), os.O_WRONLY|os.O_APPEND, 0)
+	simtest.Check(t, err)
+	_, err = f.WriteString("x")
+	simtest.Check(t, err)
+	simtest.Check(t, f.Close())
+	simtest.Check(t, h.Driver.Upgrade("999.1.2"))
+	simtest.Check(t, h.Driver.LoadModule(loaded))
+	h.Refused(t, simhost.Visible("0"), "999.1.2", loaded, "reboot")
+}

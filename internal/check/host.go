@@ -68,6 +68,9 @@ func checkLibraries(n *node) []Finding {
 	if err != nil && host.IsContainer(n.config.Host, n.gpus.DriverVersion) {
 		return problem("install the driver's libraries in the version of the machine's kernel module here, or mount the machine's", "%v", err)
 	}
+	if err != nil && len(n.files.Others) > 0 {
+		return problem("reboot, or reload the module; until then only containers start whose capabilities were in use before the upgrade", "%v", err)
+	}
 	if err != nil {
 		return problem("install the driver's libraries in the version of the loaded kernel module, or reload the module", "%v", err)
 	}

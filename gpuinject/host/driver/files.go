@@ -87,8 +87,13 @@ type Files struct {
 	// LeftOut are libraries of the driver that containers never get, or that the driver's own list
 	// has and no list here.
 	LeftOut []Refused `json:",omitempty"`
-	Stamps  []Stamp   // the files and places that the search depended on
-	Found   int64     // when the search began, in nanoseconds since 1970
+	// Others are libraries libcuda and libnvidia-ml of other versions.
+	Others []string `json:",omitempty"`
+	// Replaced, in a list that was kept, says that the files have gone and those of another version
+	// took their place. They may still be in a view.
+	Replaced string  `json:"-"`
+	Stamps   []Stamp // the files and places that the search depended on
+	Found    int64   // when the search began, in nanoseconds since 1970
 	// Identity is a checksum of the states of Libraries, Binaries and Data, of which a view is
 	// made. Directories and ld.so.cache are not included: they change with every package that the
 	// host installs.
@@ -137,6 +142,16 @@ func (f Files) Check(caps []string) error {
 		}
 	}
 	return nil
+}
+
+// StampOf returns the stamp of a host path, or the zero value.
+func (f Files) StampOf(name string) Stamp {
+	for _, s := range f.Stamps {
+		if path.Join(f.RealRoot, s.Path) == name {
+			return s
+		}
+	}
+	return Stamp{}
 }
 
 // InRoot returns a host path relative to the driver root, or unchanged if it is elsewhere.

@@ -16,7 +16,7 @@ import (
 
 // format is raised whenever a search finds something else on the same host, so that the results of
 // an older shim are not used. A test (tablesSum) notices a change of the tables.
-const format = 4
+const format = 5
 
 // Stamp is the state of a file or directory at the time of a search. If there was none, all but
 // Path is zero.
@@ -28,6 +28,16 @@ type Stamp struct {
 	Size  int64  `json:",omitempty"`
 	// Ctime is in nanoseconds since 1970. Unlike the modification time, no program can set it back.
 	Ctime int64 `json:",omitempty"`
+	// Mtime is in nanoseconds since 1970. Removing a name changes Ctime, but not Mtime.
+	Mtime int64 `json:",omitempty"`
+}
+
+// IsContentOf reports whether a file still has the content that it had at the time of the stamp,
+// whatever its names.
+func (s Stamp) IsContentOf(st unix.Stat_t) bool {
+	now := newStamp(s.Path, st)
+	now.Ctime = s.Ctime
+	return s.Inode != 0 && now == s
 }
 
 // settling is the time within which two changes can get the same timestamp: the kernel's clock for
@@ -43,7 +53,7 @@ func (s *Search) stamp(name string, st unix.Stat_t) {
 
 func newStamp(name string, st unix.Stat_t) Stamp {
 	return Stamp{
-		Path: name, Inode: st.Ino, Size: st.Size, Ctime: st.Ctim.Nano(),
+		Path: name, Inode: st.Ino, Size: st.Size, Ctime: st.Ctim.Nano(), Mtime: st.Mtim.Nano(),
 		Dev: uint64(st.Dev), //nolint:unconvert // 32 bits on some architectures
 	}
 }

@@ -11,8 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/ldcache"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
 func TestFresh(t *testing.T) {
@@ -154,7 +157,7 @@ func TestIdentityIsOfEveryFileOfTheDriverAndNothingElse(t *testing.T) {
 
 // A host that an older shim has searched is searched again only if format is raised.
 func TestTheFormatFollowsTheTables(t *testing.T) {
-	const tablesFormat, tablesSum = 4, "65a3013a98b848c3"
+	const tablesFormat, tablesSum = 5, "65a3013a98b848c3"
 	var text strings.Builder
 	fmt.Fprint(&text, kinds, neverGiven, libraryDirs(), binaryKinds, expectedPrograms, binaryDirs, dataDirs, xorgDirs)
 	for _, k := range dataKinds {
@@ -163,5 +166,28 @@ func TestTheFormatFollowsTheTables(t *testing.T) {
 	plain := strings.NewReplacer(ldcache.ABI64.Triple, "", ldcache.ABI32.Triple, "", ldcache.ABI64.Arch, "").Replace(text.String())
 	if sum := fmt.Sprintf("%x", sha256.Sum256([]byte(plain)))[:16]; format != tablesFormat || sum != tablesSum {
 		t.Errorf("format is %d, the sum of the tables %s: if the tables changed, raise format in fresh.go; then write both here", format, sum)
+	}
+}
+
+// A name may go; the content must stay.
+func TestAStampKnowsTheContent(t *testing.T) {
+	name := filepath.Join(t.TempDir(), "libcuda.so.1.2")
+	simtest.Check(t, os.WriteFile(name, []byte("old"), 0o644))
+	f, err := os.Open(name)
+	simtest.Check(t, err)
+	defer f.Close()
+	stat := func() (st unix.Stat_t) {
+		simtest.Check(t, unix.Fstat(int(f.Fd()), &st))
+		return st
+	}
+	then := newStamp(name, stat())
+	simtest.Check(t, os.Rename(name, name+".old"))
+	if !then.IsContentOf(stat()) {
+		t.Error("another name is another content")
+	}
+	simtest.Check(t, os.WriteFile(name+".old", []byte("new"), 0o644))
+	simtest.Check(t, os.Chtimes(name+".old", time.Time{}, time.Unix(1, 0)))
+	if then.IsContentOf(stat()) || (Stamp{}).IsContentOf(unix.Stat_t{}) {
+		t.Error("a changed file, or none, counts as the same content")
 	}
 }

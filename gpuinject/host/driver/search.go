@@ -76,6 +76,7 @@ func (s *Search) Files() (Files, error) {
 		return Files{}, fmt.Errorf("find driver files: %w", s.err)
 	}
 	s.files.Identity = s.identity()
+	s.files.Others = s.others
 	return s.files, nil
 }
 
