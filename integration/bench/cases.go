@@ -20,7 +20,7 @@ const burstSize = 64
 
 // Budgets that are not a ratio of two containers' times.
 const (
-	budgetBinary  = 10_000_000 // bytes
+	budgetBinary  = 10_500_000 // bytes
 	budgetAnonKiB = 0.6 * 1024 // more than the stock shim's
 	budgetBurst   = 0.97       // of the stock shim's containers a second, at least
 	budgetLast    = 1.10       // of the 10th container's time
