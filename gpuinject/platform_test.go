@@ -147,3 +147,25 @@ func TestMissingNode(t *testing.T) {
 		{name: "of another GPU", env: devices("1"), want: "GPU 1"},
 	}}.run(t)
 }
+
+// What the driver lacks of a requested capability is noted, and a host that is a container is not
+// told to reboot.
+func TestWhatTheDriverLacks(t *testing.T) {
+	d := newHost(t, sim.Options{GPUs: 1})
+	check(t, os.Remove(filepath.Join(d.Root, "usr/bin/nvidia-smi")))
+	const note = "utility: this host's driver has no nvidia-smi"
+	table{host: d, env: devices("0"), show: func(p Plan) string { return fmt.Sprint(slices.Contains(p.Notes, note)) }, rows: []row{
+		{name: "utility", env: caps("utility"), want: "true"},
+		{name: "compute", env: caps("compute"), want: "false"},
+	}}.run(t)
+	other := newHost(t, sim.Options{GPUs: 1, KernelVersion: "580.200.01"})
+	_, err := other.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	if err == nil || !strings.Contains(err.Error(), "reboot") || strings.Contains(err.Error(), "a container") {
+		t.Errorf("another version: %v", err)
+	}
+	writeFile(t, filepath.Join(other.ProcRoot, "1/uid_map"), "0 100000 65536\n", 0o444)
+	_, err = other.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=0"))
+	if err == nil || !strings.Contains(err.Error(), "this host is itself a container: install the driver's user-space") {
+		t.Errorf("in a container: %v", err)
+	}
+}

@@ -2,6 +2,7 @@ package gpuinject
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
@@ -50,9 +51,14 @@ func planDriver(c Container, img *image.Root, ask Ask, p *Plan) error {
 		return err
 	}
 	if err := files.Check(granted.request.Capabilities); err != nil {
-		return fail(Precondition, "%w", err)
+		return fail(Precondition, "%w", h.AdviseFiles(err))
 	}
 	p.files = files.For(granted.request.Capabilities)
+	for _, m := range files.Missing {
+		if capability, name, _ := strings.Cut(m, ": "); granted.request.Has(capability) {
+			p.note("%s: this host's driver has no %s", capability, name)
+		}
+	}
 	if err := planNodes(c, h, granted, files, p); err != nil {
 		return err
 	}

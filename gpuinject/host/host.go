@@ -2,6 +2,7 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"path"
 	"slices"
 	"strings"
@@ -67,6 +68,15 @@ func (h Host) advise(err error) error {
 		return err
 	}
 	return &device.FixError{Problem: fix.Problem, Fix: StartAgain, Err: fix.Err}
+}
+
+// AdviseFiles adds to an error about the driver's files what can be done if this host is itself a
+// container.
+func (h Host) AdviseFiles(err error) error {
+	if !IsContainer(h.Config, h.DriverVersion) {
+		return err
+	}
+	return fmt.Errorf("%w; this host is itself a container: install the driver's user-space of the machine's version here, or mount the machine's", err)
 }
 
 // ClassNodes is Inventory.ClassNodes, with errors for this kind of host.
