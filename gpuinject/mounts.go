@@ -60,13 +60,16 @@ func planFiles(c Container, h host.Host, root rootfs.FS, g grant, p *Plan) error
 	return addNodes(c, p)
 }
 
+// NoteNoCLibrary begins the note about an image without a C library.
+const NoteNoCLibrary = "the image has no C library that the driver could use"
+
 // inspect records the C library and the forward compatibility package of the image. The loader
 // finds that package only through its cache.
 func inspect(h host.Host, root rootfs.FS, g grant, p *Plan) image.Image {
 	img := root.Inspect(h.CompatDriver)
 	p.Linker = PlanLinker{LibC: img.LibC, Directory: img.LibDir, Cache: "unchanged"}
 	if img.LibC == "" {
-		p.note("the image has no C library that the driver could use: its files are at %s all the same", ViewDir)
+		p.note(NoteNoCLibrary+": its files are at %s all the same", ViewDir)
 	}
 	compat := &img.Compat
 	at, _ := root.Place(img.LoaderPath())

@@ -45,8 +45,8 @@ sort -u "$work/modules" |
 			[ ! -f "$file" ] || { echo "== $module: ${file##*/}" && cat "$file"; }
 		done
 	done | gzip -9n >"$common/licenses.gz"
-# The defaults as comments: what the operator writes below them counts.
-sed 's/^[^#]/# &/' ../docs/config.toml >"$common/config.toml"
+# The defaults as comments below the headers of their tables: one that loses its mark counts.
+sed 's/^[^#[]/# &/' ../docs/config.toml >"$common/config.toml"
 for unit in nvidia-shim-prepare.service nvidia-shim-cdi.path nvidia-shim-cdi.service; do
 	sed '1d; s,/usr/local/bin,/usr/bin,' "../runtimeclass/$unit" >"$common/$unit"
 done

@@ -45,7 +45,9 @@ func guard(c *cli.Command) {
 func wrongFlag(_ context.Context, c *cli.Command, err error, _ bool) error {
 	text, _, _ := strings.Cut(err.Error(), ": strconv.") // the rest names a Go function
 	if _, name, ok := strings.Cut(text, "not defined: -"); ok {
-		if near := cli.SuggestFlag(c.VisibleFlags(), strings.TrimLeft(name, "-"), true); near != "" {
+		name = strings.TrimLeft(name, "-")
+		// The library suggests the nearest flag, however far it is.
+		if near := cli.SuggestFlag(c.VisibleFlags(), name, true); name != "" && strings.HasPrefix(near, "--"+name[:1]) {
 			text += ": did you mean " + near + "?"
 		}
 	}

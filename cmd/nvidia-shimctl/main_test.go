@@ -108,6 +108,7 @@ func TestAWrongNameBringsTheRightOne(t *testing.T) {
 		{"instal", `unknown command "instal": did you mean install?`},
 		{"install --dryrun", "flag provided but not defined: -dryrun: did you mean --dry-run?"},
 		{"--jsn info", "did you mean --json?"},
+		{"plan --gpus all", "flag provided but not defined: -gpus (see"},
 		{"check --runtime kind", "is not one of containerd, k3s, rke2, docker"},
 		{"completion bash --no", "flag provided but not defined: -no (see"},
 		{"node --ready-port 99999", `invalid value "99999" for flag -ready-port (see`},

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
@@ -50,6 +51,29 @@ func TestAPlanSaysWhatTheContainerWouldGet(t *testing.T) {
 		"\n              GPU 2: given: asked for as \"2\"\n")
 	if strings.Contains(out, d.GPUs[0].UUID) {
 		t.Errorf("output:\n%s", out)
+	}
+}
+
+// Nothing is said about the image if none is named.
+func TestThePlanWithoutAnImageSaysNothingAboutIt(t *testing.T) {
+	d := simulate(t)
+	plan := []string{"--config", d.ConfigPath, "plan", "-e", "NVIDIA_VISIBLE_DEVICES=0"}
+	const note = "the image has no C library"
+	if out := fine(t, plan...); strings.Contains(out, note) {
+		t.Errorf("without an image:\n%s", out)
+	}
+	contains(t, fine(t, append(plan, "--rootfs", t.TempDir())...), note)
+}
+
+// Programs that read JSON need no case for a list that is missing.
+func TestInfoHasNoNullAndLowerCaseKeys(t *testing.T) {
+	d := simulate(t)
+	if out := fine(t, "--config", d.ConfigPath, "--json", "info"); strings.Contains(out, "null") {
+		t.Errorf("%s", out)
+	}
+	text, err := json.Marshal(driver.Refused{Path: "/a", Reason: "b"})
+	if want := `{"path":"/a","reason":"b"}`; err != nil || string(text) != want {
+		t.Errorf("%s, %v", text, err)
 	}
 }
 

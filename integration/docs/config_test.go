@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"reflect"
 	"regexp"
@@ -48,6 +49,45 @@ func inTOML(t *testing.T, v reflect.Value) string {
 		t.Fatal(err)
 	}
 	return strings.ReplaceAll(string(text), `","`, `", "`)
+}
+
+// The configuration of the packages sets nothing, and each line that loses its mark sets that key.
+func TestThePackagedConfigurationIsTheSampleAsComments(t *testing.T) {
+	edit := regexp.MustCompile(`(?m)^sed '(.*)' \.\./docs/config\.toml`).FindStringSubmatch(page(t, "packaging/build.sh"))
+	if edit == nil {
+		t.Fatal("packaging/build.sh does not make the configuration with sed")
+	}
+	sample := page(t, "docs/config.toml")
+	cmd := exec.Command("sed", edit[1])
+	cmd.Stdin = strings.NewReader(sample)
+	packaged, err := cmd.Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	decode := func(text string) (tables map[string]map[string]any) {
+		t.Helper()
+		if err := toml.Unmarshal([]byte(text), &tables); err != nil {
+			t.Fatal(err)
+		}
+		return tables
+	}
+	all := decode(sample)
+	for name, table := range decode(string(packaged)) {
+		if len(table) > 0 {
+			t.Errorf("[%s] sets %v", name, table)
+		}
+	}
+	for name, table := range all {
+		for key, want := range table {
+			mark := regexp.MustCompile(`(?m)^# (` + key + ` = .*)$`)
+			if lines := mark.FindAllString(string(packaged), -1); len(lines) != 1 {
+				continue // a key of several tables or lines
+			}
+			if got := decode(mark.ReplaceAllString(string(packaged), "$1"))[name][key]; !reflect.DeepEqual(got, want) {
+				t.Errorf("[%s] %s is %v, want %v", name, key, got, want)
+			}
+		}
+	}
 }
 
 func TestEveryKeyIsDocumentedWithItsDefault(t *testing.T) {

@@ -62,7 +62,8 @@ func Read(h config.Host, ask gpuinject.Ask) (*Info, error) {
 		DriverVersion: inv.DriverVersion, Platform: inv.Platform, CUDAVersion: facts.CUDA, NVMLError: answers.FactsError,
 		Roots: map[string]string{"driver": h.DriverRoot, "dev": h.DevRoot, "proc": h.ProcRoot, "sys": h.SysRoot, "state": h.StateDir},
 		GPUs:  gpuInfos(inv.GPUs, facts), Excluded: gpuInfos(inv.Excluded, facts), MIG: []gpuinject.PlanMIG{}, Faults: []string{},
-		Files: filesByCapability(&files), Searched: files.Searched, Missing: files.Missing, Refused: files.Refused, LeftOut: files.LeftOut,
+		Files: filesByCapability(&files), Searched: append([]string{}, files.Searched...), Missing: append([]string{}, files.Missing...),
+		Refused: append([]driver.Refused{}, files.Refused...), LeftOut: files.LeftOut,
 	}
 	for _, err := range inv.Faults() {
 		info.Faults = append(info.Faults, err.Error())

@@ -2,6 +2,8 @@ package preview
 
 import (
 	"os"
+	"slices"
+	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -43,7 +45,8 @@ func (p Planner) Examine(spec *specs.Spec) (gpuinject.Container, error) {
 // Resolve resolves a container that requests the driver. rootfs is the root file system of its
 // image; "" if the image is unknown.
 func (p Planner) Resolve(c gpuinject.Container, rootfs string) (gpuinject.Plan, error) {
-	if rootfs == "" {
+	unknown := rootfs == ""
+	if unknown {
 		empty, err := os.MkdirTemp("", "nvidia-shimctl-")
 		if err != nil {
 			return gpuinject.Plan{}, err
@@ -56,5 +59,9 @@ func (p Planner) Resolve(c gpuinject.Container, rootfs string) (gpuinject.Plan, 
 		return gpuinject.Plan{}, err
 	}
 	defer root.Close()
-	return gpuinject.Resolve(c, root, p.Ask)
+	plan, err := gpuinject.Resolve(c, root, p.Ask)
+	if unknown {
+		plan.Notes = slices.DeleteFunc(plan.Notes, func(n string) bool { return strings.HasPrefix(n, gpuinject.NoteNoCLibrary) })
+	}
+	return plan, err
 }

@@ -60,8 +60,8 @@ type Binary struct {
 // Refused is a file or directory that was found but not used.
 type Refused struct {
 	// Path is the host path, or the path in the driver root if the file could not be resolved.
-	Path   string
-	Reason string
+	Path   string `json:"path"`
+	Reason string `json:"reason"`
 }
 
 // Files are the driver files of a host. The zero value has none.
