@@ -29,6 +29,13 @@ func DaemonProgram(target, running string) string {
 	return findDaemon(target)
 }
 
+// daemonCommand is a command of the program that DaemonProgram returned.
+func daemonCommand(ctx context.Context, program string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, program, args...)
+	cmd.WaitDelay = time.Second
+	return cmd
+}
+
 // dumped is the configuration that containerd would start with, in its own words.
 type dumped struct {
 	settings map[string]any
@@ -57,9 +64,7 @@ func (h Host) dump(file string) (none dumped, err error) {
 	if !h.Exists(file) {
 		args = []string{"config", "default"}
 	}
-	cmd := exec.CommandContext(ctx, h.Program, args...)
-	cmd.WaitDelay = time.Second
-	out, err := cmd.Output()
+	out, err := daemonCommand(ctx, h.Program, args...).Output()
 	if err != nil {
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {
