@@ -20,6 +20,10 @@ import (
 // in which sections of a file they read, and whether they merge files before they migrate them: a
 // correct table in the wrong section takes other runtimes away without a word.
 
+// ErrNothingChanged is the error of Apply if the daemon would read another configuration than
+// planned: the changes were not made, or were taken back.
+var ErrNothingChanged = errors.New("nothing is changed")
+
 // DaemonProgram returns the program of a target's daemon: that of the running process if it is
 // known, otherwise the one that is installed; "" if there is none.
 func DaemonProgram(target, running string) string {
@@ -89,7 +93,7 @@ func (h Host) dump(file string) (none dumped, err error) {
 func (p Plan) applyCompared(file string) error {
 	before, err := p.Host.dump(file)
 	if err != nil {
-		return fmt.Errorf("%s cannot read %s, so nothing is changed (%w): correct the file, or name its program with --containerd", p.Host.Program, file, err)
+		return fmt.Errorf("%w: %s cannot read %s (%w): correct the file, or name the daemon's program with --containerd", ErrNothingChanged, p.Host.Program, file, err)
 	}
 	undo, err := p.Undo()
 	if err == nil {
@@ -101,16 +105,20 @@ func (p Plan) applyCompared(file string) error {
 	after, err := p.Host.dump(file)
 	if err == nil {
 		err = p.compare(before, after)
+	} else {
+		err = fmt.Errorf("%s ends with %w", p.Host.Program, err)
 	}
 	if err == nil {
 		return nil
 	}
-	err = fmt.Errorf("the changes of %s were taken back: %w", strings.Join(p.changing(hosttree.DaemonConfig), ", "), err)
 	undone := undo.apply()
 	if undone == nil {
 		_, undone = undo.RemovePrograms(procfs.Host)
 	}
-	return errors.Join(err, undone)
+	if undone != nil {
+		return fmt.Errorf("%w; the changes could not be taken back: %w", err, undone)
+	}
+	return fmt.Errorf("%w: with %s %w", ErrNothingChanged, strings.Join(p.changing(hosttree.DaemonConfig), ", "), err)
 }
 
 // compare returns an error unless the only difference is this shim's runtimes and a default that

@@ -65,6 +65,9 @@ func (k *Keeper) install(ctx context.Context) (installed bool, _ []check.Finding
 		return true, findings, err
 	}
 	k.refused = change
+	if errors.Is(err, runtimeclass.ErrNothingChanged) { // the daemon need not read anything again
+		return false, findings, errors.Join(err, setPending(line, pending))
+	}
 	k.print(findings)
 	fmt.Fprintln(k.Installer.Err, "nvidia-shimctl: restoring the files")
 	undone := k.carryOut(ctx, line, undo)
