@@ -537,3 +537,15 @@ func TestCDISpecification(t *testing.T) {
 	err = os.ErrNotExist
 	want(t, f.check("cdi"), Warning, "cannot be checked")
 }
+
+// A file with another owner needs no other package.
+func TestTheAdviceForARefusedFileIsThatOfItsReason(t *testing.T) {
+	for reason, want := range map[string]string{
+		"is owned by uid 7: chown it to root": "chown it to root, or reinstall the driver's package",
+		"is not a regular file":               "reinstall the driver's package",
+	} {
+		if got := repair(reason); got != want {
+			t.Errorf("%s: %s", reason, got)
+		}
+	}
+}

@@ -89,13 +89,23 @@ func checkLibraries(n *node) []Finding {
 		list = append(list, fine("left out: %s: %s", l.Path, l.Reason)...)
 	}
 	for _, r := range n.files.Refused {
-		fix := "reinstall the driver's package"
+		fix := repair(r.Reason)
 		if host.IsContainer(n.config.Host, n.gpus.DriverVersion) {
 			fix = "install the file here, or mount one that belongs to root in this container"
 		}
 		list = append(list, warning(fix, "containers do not get %s: it %s", r.Path, r.Reason)...)
 	}
 	return list
+}
+
+// repair returns the advice for a file of the driver that was refused: that of the reason, if it has
+// one.
+func repair(reason string) string {
+	const reinstall = "reinstall the driver's package"
+	if _, advice, ok := strings.Cut(reason, ": "); ok {
+		return advice + ", or " + reinstall
+	}
+	return reinstall
 }
 
 func checkNodes(ctx context.Context, n *node) []Finding {
