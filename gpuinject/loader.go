@@ -9,6 +9,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
 )
 
 // planLinker decides how the image's dynamic loader finds the driver: by files written in the
@@ -20,7 +21,9 @@ func planLinker(c Container, root rootfs.FS, img image.Image, p *Plan) {
 	for _, n := range notes {
 		p.note("%s", n)
 	}
-	p.cacheAt = root.CacheMountPoint()
+	if at := root.CacheMountPoint(); !criu.HasSeparator(at) {
+		p.cacheAt = at
+	}
 	for _, f := range loaderFiles {
 		at, _ := root.Place(f.Path)
 		m, covered := root.Covering(at)

@@ -16,6 +16,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
 )
 
 // planFiles decides how the driver's files get into the container: the view, links and mounts
@@ -107,6 +108,9 @@ func checkViewDir(root rootfs.FS, p *Plan) (string, error) {
 		return "", fail(Invalid, "%w", err)
 	}
 	at := way[len(way)-1]
+	if criu.HasSeparator(at) {
+		return "", fail(Invalid, "%s of the image is %s, by a link: CRIU reads that name as another one: remove the link", ViewDir, request.Quote(at))
+	}
 	for _, v := range root.Volumes {
 		over := func(name string) bool { return rootfs.IsBelow(name, v.At) }
 		if slices.ContainsFunc(way, over) || rootfs.IsBelow(v.At, at) {
@@ -198,6 +202,9 @@ func freePlace(r rootfs.FS, dest string, p *Plan) (at string, free bool, err err
 	if m, covered := r.Covering(way...); covered {
 		p.note("not mounted at %s: the container mounts %s there", dest, request.Quote(m.Destination))
 		return at, false, nil
+	}
+	if criu.HasSeparator(at) {
+		return "", false, fail(Invalid, "%s of the image is %s, by a link: CRIU reads that name as another one: remove the link", request.Quote(dest), request.Quote(at))
 	}
 	if r.Hides(at) {
 		return at, true, nil

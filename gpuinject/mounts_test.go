@@ -57,6 +57,9 @@ func TestVolumes(t *testing.T) {
 		{name: "a tmpfs", spec: other(specs.Mount{Source: "tmpfs", Destination: "/usr/local", Type: "tmpfs"}), want: everywhere},
 		{name: "the driver's place is a link to the root", image: func(root string) { symlink(t, "/", root+ViewDir) }, kind: Invalid,
 			want: "refused: /usr/local/nvidia of the image is its root directory"},
+		// CVE-2026-119101: CRIU reads the name of such a mount as another one.
+		{name: "T72 the driver's place is a link to a name with CRIU's separator", image: func(root string) { symlink(t, "/opt/harmless]:name", root+ViewDir) }, kind: Invalid,
+			want: `refused: /usr/local/nvidia of the image is "/opt/harmless]:name", by a link`},
 		{name: "the driver's place is a link into a volume", spec: volume("/data"), image: func(root string) { symlink(t, "/data/driver", root+ViewDir) }, kind: Invalid,
 			want: "refused: /data"},
 	}
@@ -127,7 +130,7 @@ func TestMessagesQuotePaths(t *testing.T) {
 
 // An image chooses the names of its directories, and errors contain these names.
 func TestT47PathsOfAnImageInMessages(t *testing.T) {
-	const evil = "/evil\nlevel=info msg=forged\x1b[31m\u202e"
+	const evil = "/evil\nlevel=info msg=forged\x1bc\u202e"
 	long := evil + strings.Repeat("/"+strings.Repeat("x", 200), 15)
 	libs := "/" + path.Dir(families()[0].libc)
 	libraryDirectory := func(dir string) func(testing.TB, string) {
@@ -355,6 +358,8 @@ func TestSockets(t *testing.T) {
 		{name: "a tmpfs of the container's above", config: configured(config.MPS), want: pipe, spec: func(s *specs.Spec) {
 			s.Mounts = append(s.Mounts, specs.Mount{Source: "tmpfs", Destination: "/tmp", Type: "tmpfs"})
 		}},
+		{name: "a socket's place is such a link", config: configured(config.Persistenced), image: func(root string) { symlink(t, "/opt/harmless:name", root+"/run") }, kind: Invalid,
+			want: `refused: "/run/nvidia-persistenced" of the image is "/opt/harmless:name/nvidia-persistenced", by a link`},
 		{name: "an image whose /var/run is not /run", config: configured(config.Persistenced), image: func(root string) { mkdir(t, root+"/var/run") },
 			want: persistenced + "; /var" + persistenced},
 	}}.run(t)

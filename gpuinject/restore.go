@@ -29,6 +29,9 @@ func (p Plan) CheckRestore(c Container, dir string) error {
 	if c.Input.Container.Kubernetes {
 		return fail(Precondition, "%s in Kubernetes: create it without one", cannot)
 	}
+	if !c.Config.Policy.AllowCheckpoints {
+		return fail(Denied, "%s: policy.allow-checkpoints is false in the shim's configuration", cannot)
+	}
 	data, _, err := trusted.Read(filepath.Join(dir, RecordName), 1<<20)
 	var was Plan
 	if err == nil {

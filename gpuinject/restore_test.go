@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 )
 
 func TestARestoredContainerGetsWhatItHad(t *testing.T) {
@@ -19,6 +21,8 @@ func TestARestoredContainerGetsWhatItHad(t *testing.T) {
 		return p
 	}
 	same := func(*Plan) {}
+	allowed := Container{Config: config.Default()}
+	allowed.Config.Policy.AllowCheckpoints = true
 	for _, test := range []struct {
 		name   string
 		change func(*Plan)
@@ -41,17 +45,20 @@ func TestARestoredContainerGetsWhatItHad(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			err = plan(test.change).CheckRestore(Container{}, dir)
+			err = plan(test.change).CheckRestore(allowed, dir)
 			if (err == nil) != (test.want == "") || err != nil && !strings.Contains(err.Error(), test.want) {
 				t.Errorf("%v, want %q", err, test.want)
 			}
 		})
 	}
-	err := plan(same).CheckRestore(Container{}, t.TempDir())
+	err := plan(same).CheckRestore(allowed, t.TempDir())
 	if err == nil || !strings.Contains(err.Error(), "cannot be restored from a checkpoint that this shim did not make") {
 		t.Errorf("without a record: %v", err)
 	}
-	var pod Container
+	if err := plan(same).CheckRestore(Container{Config: config.Default()}, t.TempDir()); err == nil || !strings.Contains(err.Error(), "policy.allow-checkpoints is false") {
+		t.Errorf("by default: %v", err)
+	}
+	pod := allowed
 	pod.Input.Container.Kubernetes = true
 	if err := plan(same).CheckRestore(pod, t.TempDir()); err == nil || !strings.Contains(err.Error(), "in Kubernetes") {
 		t.Errorf("in Kubernetes: %v", err)
@@ -70,11 +77,13 @@ func FuzzCheckRestore(f *testing.F) {
 	f.Add(bytes.Replace(data, []byte("GPU-1"), []byte(`GPU-2\r`+strings.Repeat("x", 2000)), 1))
 	f.Add(bytes.Replace(data, []byte("195"), []byte("195"+strings.Repeat("0", 2000)), 1))
 	dir := f.TempDir()
+	allowed := Container{Config: config.Default()}
+	allowed.Config.Policy.AllowCheckpoints = true
 	f.Fuzz(func(t *testing.T, record []byte) {
 		if err := os.WriteFile(filepath.Join(dir, RecordName), record, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		err := plan.CheckRestore(Container{}, dir)
+		err := plan.CheckRestore(allowed, dir)
 		if err == nil && !bytes.Contains(record, []byte("nvidia0")) && !bytes.Contains(record, []byte(`\`)) {
 			t.Errorf("%q is accepted", record)
 		}

@@ -198,6 +198,7 @@ func TestWhereTheLoadersCacheGoes(t *testing.T) {
 		{name: "read-only", image: image(file("", cache), readOnly), want: mounted},
 		{name: "read-only, without a cache", image: image(readOnly), want: "unchanged"},
 		{name: "read-only, a link", image: image(elsewhere, file("", "/data/cache"), readOnly), want: "mounted /data/cache"},
+		{name: "read-only, a link to a name with CRIU's separator", image: image(link("/data/harmless:name", cache), file("", "/data/harmless:name"), readOnly), want: "unchanged"},
 		{name: "read-only, a link into nowhere", image: image(elsewhere, readOnly), want: "unchanged"},
 		{name: "immutable", image: image(file("", cache), immutable("/etc")), want: mounted},
 		{name: "read-only, a link into a volume", image: image(elsewhere, readOnly), spec: mounting("/srv", "/data"), want: "unchanged"},

@@ -2,6 +2,7 @@ package shim
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,15 +13,18 @@ import (
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	runcoptions "github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/api/types/task"
+	runctask "github.com/containerd/containerd/v2/cmd/containerd-shim-runc-v2/runc"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/go-runc"
 	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
 )
 
 // restoredMask is the directory in the bundle that the mask is mounted on while CRIU restores the
@@ -57,6 +61,9 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskReque
 	if !paused && status != task.Status_RUNNING {
 		return s.TTRPCTaskService.Checkpoint(ctx, r) // which refuses it
 	}
+	if err := c.checkCheckpoint(r.ID); err != nil {
+		return nil, toGRPC(err)
+	}
 	c.suspended = paused && (c.suspended || c.suspendsGPU)
 	if paused && !c.suspended { // a frozen process cannot move its memory
 		_, err = s.thaw(ctx, &taskapi.ResumeRequest{ID: r.ID}, c)
@@ -87,6 +94,46 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskReque
 	s.keepSuspended(r.ID, c)
 	_, again := s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c)
 	return nil, s.failed(ctx, r.ID, fmt.Errorf("%w; the container stays paused: %w", err, undone), again)
+}
+
+// checkCheckpoint returns an error unless the container may be written to a checkpoint and the
+// programs that write it are safe.
+func (c gpuContainer) checkCheckpoint(id string) error {
+	if !c.checkpoints {
+		err := fmt.Errorf("nvidia: container %s has GPUs: it is written to a checkpoint only outside Kubernetes and if policy.allow-checkpoints is true in the shim's configuration", id)
+		return &classified{err, errdefs.ErrPermissionDenied}
+	}
+	opts, err := runctask.ReadOptions(c.bundle)
+	if err != nil {
+		return err
+	}
+	return checkPrograms(opts.GetBinaryName())
+}
+
+// checkCheckpointPrograms returns an error unless the programs that restore a container with these
+// runtime options are safe.
+func checkCheckpointPrograms(message *anypb.Any) error {
+	var opts runcoptions.Options
+	if err := message.UnmarshalTo(&opts); err != nil {
+		return err
+	}
+	return checkPrograms(opts.BinaryName)
+}
+
+// checkPrograms returns an error unless this runtime, "" for runc, and the CRIU that it will execute
+// have the fixes without which an image chooses what CRIU mounts (package criu).
+func checkPrograms(runtime string) error {
+	versions, err := versionsOf(cmp.Or(runtime, "runc"), "criu")
+	if err == nil {
+		err = criu.CheckRuntime(versions[0])
+	}
+	if err == nil {
+		err = criu.CheckCRIU(versions[1])
+	}
+	if err != nil {
+		err = &gpuinject.Error{Kind: gpuinject.Precondition, Err: fmt.Errorf("a container with GPUs is neither written to a checkpoint nor restored: %w", err)}
+	}
+	return err
 }
 
 // keepSuspended makes the next Resume move GPU memory back.
@@ -178,11 +225,11 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 		}
 		defer procmask.Unmount(filepath.Join(c.bundle, restoredMask))
 	}
-	criu, err := withExternal(ctx, c.bundle, external)
+	withCRIU, err := withExternal(ctx, c.bundle, external)
 	if err != nil {
 		return nil, toGRPC(err)
 	}
-	resp, err = s.TTRPCTaskService.Start(criu, r)
+	resp, err = s.TTRPCTaskService.Start(withCRIU, r)
 	if mask := c.restoration.mask; err == nil && mask != nil && s.status(ctx, r.ID) != task.Status_STOPPED {
 		err = mask.CheckAttached(int(resp.Pid))
 	}
@@ -200,6 +247,9 @@ func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuCon
 	return nil, toGRPC(err)
 }
 
+// maxExternal bounds the mounts that CRIU is told about. A view has a few hundred.
+const maxExternal = 4096
+
 // mountsBelow returns the mount points below dir that a process sees.
 func mountsBelow(process, dir string) (list []string, err error) {
 	f, err := os.Open("/proc/" + process + "/mountinfo")
@@ -210,11 +260,14 @@ func mountsBelow(process, dir string) (list []string, err error) {
 	_, err = mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
 		// A container that may mount chooses these names, which are written to a CRIU configuration
 		// file.
-		if strings.HasPrefix(m.Mountpoint, dir+"/") && !strings.ContainsAny(m.Mountpoint, "\"\\#\n\t ") {
+		if strings.HasPrefix(m.Mountpoint, dir+"/") && criu.IsPlain(m.Mountpoint) {
 			list = append(list, m.Mountpoint)
 		}
-		return true, false
+		return true, len(list) > maxExternal
 	})
+	if len(list) > maxExternal {
+		err = fmt.Errorf("more than %d mounts below %s", maxExternal, dir)
+	}
 	return list, err
 }
 
@@ -223,6 +276,9 @@ func mountsBelow(process, dir string) (list []string, err error) {
 func withExternal(ctx context.Context, bundle string, external map[string]string) (context.Context, error) {
 	var text bytes.Buffer
 	for name, source := range external {
+		if !criu.IsPlain(name) || !criu.IsPlain(source) {
+			return nil, fmt.Errorf("nvidia: %q and %q cannot both be named to CRIU: one has a character that CRIU gives a meaning to", name, source)
+		}
 		fmt.Fprintf(&text, "external \"mnt[%s]:%s\"\n", name, source)
 	}
 	file := filepath.Join(bundle, "nvidia-criu.conf")

@@ -15,12 +15,15 @@ import (
 	taskapi "github.com/containerd/containerd/api/runtime/task/v3"
 	runcoptions "github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/errdefs"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/go-runc"
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/types/known/anypb"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
@@ -82,7 +85,7 @@ func (f *checkpointTasks) serviceWith(t *testing.T, c gpuContainer) *Service {
 	t.Helper()
 	s, _ := serviceAround(&f.fakeTasks)
 	s.TTRPCTaskService = f
-	c.ready, c.hasGPU, c.bundle, c.held = true, true, t.TempDir(), probe.Memory{}
+	c.ready, c.hasGPU, c.checkpoints, c.bundle, c.held = true, true, true, t.TempDir(), probe.Memory{}
 	check(t, os.WriteFile(filepath.Join(c.bundle, gpuinject.RecordName), []byte("{}"), 0o600))
 	s.put("c", c)
 	return s
@@ -306,6 +309,102 @@ func TestACheckpointOfAContainerWithoutGPUsOrThatHasEnded(t *testing.T) {
 	}
 }
 
+// Without the fixes of runc and CRIU an image would choose what CRIU mounts.
+func TestT72CheckpointsAreRefused(t *testing.T) {
+	reap(t)
+	for _, test := range []struct {
+		name, versions string
+		allowed        bool
+		denied         bool
+		want           string
+	}{
+		{"not allowed", `"runc version 1.5.3","Version: 4.3.1"`, false, true, "policy.allow-checkpoints"},
+		{"runc", `"runc version 1.5.2","Version: 4.3.1"`, true, false, "update runc"},
+		{"CRIU", `"runc version 1.5.3","Version: 4.3"`, true, false, "update CRIU"},
+		{"unknown", `"runc version 1.5.3"`, true, false, "another version"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			putVersions(t, test.versions, `echo '{"moved":[4711]}'`)
+			f := &checkpointTasks{}
+			s := f.serviceWith(t, gpuContainer{})
+			c, _ := s.get("c")
+			c.checkpoints = test.allowed
+			s.update("c", c)
+			_, err := s.Checkpoint(t.Context(), &taskapi.CheckpointTaskRequest{ID: "c", Path: t.TempDir()})
+			native := errgrpc.ToNative(err)
+			if !strings.Contains(fmt.Sprint(err), test.want) || errdefs.IsPermissionDenied(native) != test.denied || errdefs.IsFailedPrecondition(native) == test.denied {
+				t.Errorf("%v, want %q", err, test.want)
+			}
+			if len(f.calls) > 0 {
+				t.Errorf("calls %v", f.calls)
+			}
+		})
+	}
+}
+
+// A pod, and a container whose configuration does not allow it, is neither written nor restored.
+func TestWhoMayHaveCheckpoints(t *testing.T) {
+	if !inOwnMounts(t) {
+		return
+	}
+	reap(t)
+	for _, test := range []struct {
+		name, config, cgroup string
+		versions             string
+		written              string // why it is not
+		restored             string
+	}{
+		{"by default", "", "", `"runc version 1.5.3","Version: 4.3.1"`, "policy.allow-checkpoints", "policy.allow-checkpoints is false"},
+		{"in Kubernetes", "allow-checkpoints = true", "/kubepods/pod1/c", `"runc version 1.5.3","Version: 4.3.1"`, "outside Kubernetes", "in Kubernetes"},
+		{"allowed", "allow-checkpoints = true", "", `"runc version 1.5.3","Version: 4.3.1"`, "", ""},
+		{"an old runc", "allow-checkpoints = true", "", `"runc version 1.5.2","Version: 4.3.1"`, "update runc", "update runc"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			putVersions(t, test.versions, `echo '{"moved":[4711]}'`)
+			dir := simulatedHost(t, admin)
+			file := filepath.Join(dir, "config.json")
+			text, err := os.ReadFile(file)
+			check(t, err)
+			check(t, os.WriteFile(file, []byte(strings.Replace(string(text), `"linux": {`, `"linux": {"cgroupsPath": "`+test.cgroup+`", `, 1)), 0o600))
+			settings, err := os.ReadFile(os.Getenv(config.EnvFile))
+			check(t, err)
+			check(t, os.WriteFile(os.Getenv(config.EnvFile), append(settings, "\n[policy]\nkubernetes = \"trust-env\"\n"+test.config+"\n"...), 0o600))
+
+			f := &checkpointTasks{}
+			s, _ := serviceAround(&f.fakeTasks)
+			s.TTRPCTaskService = f
+			_, err = s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir})
+			check(t, err)
+			image := t.TempDir()
+			_, err = s.Checkpoint(t.Context(), &taskapi.CheckpointTaskRequest{ID: "c", Path: image})
+			if (err == nil) != (test.written == "") || !strings.Contains(fmt.Sprint(err), test.written) {
+				t.Errorf("written: %v, want %q", err, test.written)
+			}
+			if err != nil {
+				record, err := os.ReadFile(filepath.Join(dir, gpuinject.RecordName))
+				check(t, err)
+				check(t, os.WriteFile(filepath.Join(image, gpuinject.RecordName), record, 0o600))
+			}
+			_, err = s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "d", Bundle: dir, Checkpoint: image})
+			if (err == nil) != (test.restored == "") || !strings.Contains(fmt.Sprint(err), test.restored) {
+				t.Errorf("restored: %v, want %q", err, test.restored)
+			}
+		})
+	}
+}
+
+func TestNoAmbiguousNameIsWrittenForCRIU(t *testing.T) {
+	for name, source := range map[string]string{"/a]:b": "/c", "/a": "/b\nc", "/a\"b": "/c"} {
+		dir := t.TempDir()
+		if _, err := withExternal(t.Context(), dir, map[string]string{name: source}); err == nil {
+			t.Errorf("%q, %q: written", name, source)
+		}
+		if _, err := os.Stat(filepath.Join(dir, "nvidia-criu.conf")); err == nil {
+			t.Error("there is a file")
+		}
+	}
+}
+
 // restoreTasks notes what CRIU would mount at /proc/driver.
 type restoreTasks struct {
 	checkpointTasks
@@ -337,12 +436,12 @@ func (f *restoreTasks) Start(ctx context.Context, r *taskapi.StartRequest) (*tas
 }
 
 // A container that may mount chooses names. CRIU's file may name programs, which CRIU runs as root.
-func TestNoMountAddsToCRIUsFile(t *testing.T) {
+func TestT72NoMountAddsToCRIUsFile(t *testing.T) {
 	if !inOwnMounts(t) {
 		return
 	}
 	dir := t.TempDir()
-	for _, name := range []string{"good", "line\nfeed", "a\"quote", "a\\b", "#comment", "a\tb", "a b"} {
+	for _, name := range []string{"good", "line\nfeed", "a\"quote", "a\\b", "#comment", "a\tb", "a b", "a]:b", "a[b"} {
 		at := filepath.Join(dir, name)
 		check(t, os.Mkdir(at, 0o700))
 		check(t, unix.Mount("tmpfs", at, "tmpfs", 0, ""))

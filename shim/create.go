@@ -131,6 +131,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		return nil, fmt.Errorf("container %s: %w", r.ID, errdefs.ErrAlreadyExists)
 	}
 	kept, _ := s.get(r.ID)
+	kept.checkpoints = c.Config.Policy.AllowCheckpoints && !c.Input.Container.Kubernetes
 	kept.suspendsGPU, kept.bundle, kept.held = c.SuspendsGPU, r.Bundle, probe.Memory{}
 	rootPath := c.Bundle.RootPath() // if containerd's client has mounted it
 	destroyed := true
@@ -149,7 +150,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		rootPath = kept.rootfs
 		s.update(r.ID, kept)
 	}
-	plan, mask, err := inject(c, rootPath, r.Checkpoint)
+	plan, mask, err := inject(c, rootPath, r)
 	if err != nil {
 		return nil, err
 	}
@@ -208,7 +209,7 @@ func (s *Service) createMounted(ctx context.Context, r *taskapi.CreateTaskReques
 
 // inject resolves what the container gets and carries it out, in the root file system at rootPath
 // and in the bundle.
-func inject(c gpuinject.Container, rootPath, checkpoint string) (plan gpuinject.Plan, mask *procmask.Mask, err error) {
+func inject(c gpuinject.Container, rootPath string, r *taskapi.CreateTaskRequest) (plan gpuinject.Plan, mask *procmask.Mask, err error) {
 	defer recovered(&err)
 	root, err := image.Open(rootPath)
 	if err != nil {
@@ -216,8 +217,11 @@ func inject(c gpuinject.Container, rootPath, checkpoint string) (plan gpuinject.
 	}
 	defer root.Close()
 	plan, err = gpuinject.Resolve(c, root, asking(c.Config))
-	if err == nil && checkpoint != "" {
-		err = plan.CheckRestore(c, checkpoint)
+	if err == nil && r.Checkpoint != "" {
+		err = plan.CheckRestore(c, r.Checkpoint)
+		if err == nil && plan.GPU {
+			err = checkCheckpointPrograms(r.Options)
+		}
 	}
 	if err != nil {
 		return plan, nil, err

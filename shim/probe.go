@@ -2,6 +2,7 @@ package shim
 
 import (
 	"cmp"
+	"errors"
 	"os"
 	"os/exec"
 	"time"
@@ -30,6 +31,27 @@ func asking(cfg *config.Config) gpuinject.Ask {
 func ask(q probe.Questions) probe.Answers {
 	q.Config = os.Getenv(config.EnvFile)
 	return probe.Ask(probe.Beside, startProbe, q)
+}
+
+// versionsOf returns what each program, looked for in PATH as by runc and this process, prints as its
+// version. The probe executes them.
+func versionsOf(programs ...string) ([]string, error) {
+	q := probe.Questions{}
+	for _, name := range programs {
+		path, err := exec.LookPath(name)
+		if err != nil {
+			return nil, err
+		}
+		q.Programs = append(q.Programs, path)
+	}
+	a := ask(q)
+	if a.VersionsError != "" {
+		return nil, errors.New(a.VersionsError)
+	}
+	if len(a.Versions) != len(programs) {
+		return nil, errors.New("nvidia-shimctl is of another version than the shim")
+	}
+	return a.Versions, nil
 }
 
 // startProbe starts a process that the reaper waits for: this process reaps every child that ends,

@@ -38,9 +38,24 @@ func reap(t *testing.T) {
 
 // putProbe installs a shell script beside the test binary, which is the shim here. It has the
 // questions in a variable. If the shim thaws a container, it has done so when the script begins.
+// Asked for versions, it prints those of programs that may write checkpoints.
 func putProbe(t *testing.T, script string) {
 	t.Helper()
-	putUnprepared(t, `case "$questions" in *'"wait":true'*) echo '{"ready":true}'; [ "$(head -c 1 <&3 | wc -c)" = 1 ] || exit 9;; esac
+	putVersions(t, `"runc version 1.5.3","Version: 4.3.1"`, script)
+}
+
+// putVersions is putProbe with other versions. PATH then has the programs.
+func putVersions(t *testing.T, versions, script string) {
+	t.Helper()
+	dir := t.TempDir()
+	for _, name := range []string{"runc", "criu"} {
+		check(t, os.WriteFile(filepath.Join(dir, name), nil, 0o755))
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	putUnprepared(t, `case "$questions" in
+*'"programs"'*) echo '{"versions":[`+versions+`]}'; exit;;
+*'"wait":true'*) echo '{"ready":true}'; [ "$(head -c 1 <&3 | wc -c)" = 1 ] || exit 9;;
+esac
 `+script)
 }
 

@@ -50,6 +50,8 @@ type gpuContainer struct {
 	ready bool
 	// hasGPU reports whether GPUs were granted.
 	hasGPU bool
+	// checkpoints reports whether the container may be written to a checkpoint.
+	checkpoints bool
 	// suspendsGPU reports whether Pause gives the GPUs back.
 	suspendsGPU bool
 	// suspended reports whether Checkpoint has left the container paused, without its GPUs.

@@ -238,7 +238,7 @@ func TestT46ACheckpointBringsNoGPU(t *testing.T) {
 	s, _ := serviceAround(f)
 	r := &taskapi.CreateTaskRequest{ID: "c", Bundle: simulatedHost(t, masked), Checkpoint: "/checkpoint"}
 	_, err := s.Create(t.Context(), r)
-	if !errdefs.IsFailedPrecondition(errgrpc.ToNative(err)) || len(f.calls) > 0 || !s.reserve("c") {
+	if !errdefs.IsPermissionDenied(errgrpc.ToNative(err)) || len(f.calls) > 0 || !s.reserve("c") {
 		t.Errorf("error %v, calls %v, the id is free: %v", err, f.calls, s.reserve("c"))
 	}
 	// Neither is one that has nodes of the driver without asking.

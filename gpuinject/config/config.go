@@ -148,6 +148,9 @@ type Policy struct {
 	// SwarmResources are the variables DOCKER_RESOURCE_<kind> whose values, if set, replace that of
 	// NVIDIA_VISIBLE_DEVICES.
 	SwarmResources []string `toml:"swarm-resources"`
+	// AllowCheckpoints lets containers with GPUs outside Kubernetes be written to a checkpoint and
+	// restored from one.
+	AllowCheckpoints bool `toml:"allow-checkpoints"`
 	// ForeignHooks is Replace or Refuse.
 	ForeignHooks string `toml:"foreign-hooks"`
 }

@@ -21,7 +21,8 @@ func TestACheckpointIsRestored(t *testing.T) {
 	version, err := exec.Command(testenv.CRIU(t), "--version").CombinedOutput()
 	t.Logf("%s%v", version, err)
 	g := hostGPUs(t)[0]
-	env := newEnv(t, suspends) // so that files and memory are of one moment
+	// Suspended, so that files and memory are of one moment.
+	env := newEnv(t, suspends+"[policy]\nallow-checkpoints = true\n")
 	keepCgroupOptions(t)
 	testenv.RemoveFIFOs(t)
 	before, _ := memoryOf(t, g)

@@ -5,10 +5,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"testing"
+
+	versions "github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
 )
 
 // CRIU returns the program criu in PATH or beside the shim, which comes first in containerd's PATH.
-// Without one that works here the test is skipped. Call it before Start.
+// Without one that works here, and a runc, that may write checkpoints, the test is skipped. Call it
+// before Start.
 func CRIU(t testing.TB) string {
 	t.Helper()
 	criu, err := exec.LookPath("criu")
@@ -16,7 +19,20 @@ func CRIU(t testing.TB) string {
 		criu, err = exec.LookPath(filepath.Join(ShimDir(), "criu"))
 	}
 	if err != nil {
-		t.Skip("NOT TESTED: criu, 4.0 or later, is not in PATH")
+		t.Skip("NOT TESTED: criu, 4.3.1 or later, is not in PATH")
+	}
+	tools, err := ToolsDir()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for program, safe := range map[string]func(string) error{criu: versions.CheckCRIU, filepath.Join(tools, "runc"): versions.CheckRuntime} {
+		out, err := exec.Command(program, "--version").Output()
+		if err == nil {
+			err = safe(string(out))
+		}
+		if err != nil {
+			t.Skipf("NOT TESTED: %s: %v", program, err)
+		}
 	}
 	for _, cache := range []string{"/run/criu.kdat", "/run/criu.kdat.tmp"} { // of what the kernel can do
 		if _, err := os.Stat(cache); err != nil {

@@ -202,8 +202,7 @@ func TestProblems(t *testing.T) {
 			f.version("youki", "youki 0.5.0")
 		}, "runc", OK, "/usr/bin/youki is neither runc nor crun"},
 		{"a CRIU", version("criu", "Version: 4.3.1"), "criu", OK, "CRIU 4.3.1"},
-		{"a CRIU with an advisory", version("criu", "Version: 4.2"), "criu", Warning, "CVE-2026-119614"},
-		{"an old CRIU", version("criu", "Version: 3.17.1\nGitID: v3.17.1"), "criu", OK, `need CRIU 4.0 or later; /usr/bin/criu is "Version: 3.17.1`},
+		{"an old CRIU", version("criu", "Version: 4.2\nGitID: v4.2"), "criu", OK, `cannot be checkpointed: /usr/bin/criu: CRIU "Version: 4.2" has CVE-2026-119614: update CRIU to 4.3.1`},
 		{"a CRIU that fails", func(f *fixture) { f.script("usr/bin/criu", "exit 3") }, "criu", OK, "exit status 3"},
 		{"no runc", func(f *fixture) { f.remove("usr/bin/runc") }, "runc", Problem, "no container can start"},
 		{"no handler", containerd(tomlV3), "handler", Problem, "no runtime handler"},

@@ -1,7 +1,6 @@
 package check
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"maps"
@@ -10,6 +9,7 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
@@ -116,11 +116,11 @@ func checkCRIU(ctx context.Context, n *node) []Finding {
 	if err != nil {
 		return fine("containers cannot be checkpointed: %v", err)
 	}
-	v, err := semver.Parse(string(text))
-	if err != nil || !v.AtLeast(4, 0, 0) {
-		return fine("GPU containers cannot be checkpointed: they need CRIU 4.0 or later; %s is %q", p, bytes.TrimSpace(text))
+	if err := criu.CheckCRIU(string(text)); err != nil {
+		return fine("GPU containers cannot be checkpointed: %s: %v", p, err)
 	}
-	return n.checkVersion(advisories.CRIU, v)
+	version, _, _ := strings.Cut(string(text), "\n")
+	return fine("CRIU %s", strings.TrimPrefix(version, "Version: "))
 }
 
 // checkProbes checks the nvidia-shimctl beside each shim, which asks the kubelet and NVML on its

@@ -60,10 +60,10 @@ func Ask(program func() (path string, err error), start Start, q Questions) Answ
 	}
 	q.Timeout = cmp.Or(q.Timeout, NVMLTimeout)
 	var a Answers
-	if q.Facts || q.Live || q.Pod != nil || q.Suspend != nil || q.Resume != nil {
+	if q.Facts || q.Live || q.Pod != nil || q.Suspend != nil || q.Resume != nil || q.Programs != nil {
 		var err error
 		if a, err = ask(program, start, q); err != nil {
-			a = Answers{FactsError: err.Error(), LiveError: err.Error(), PodError: err.Error(), MoveError: err.Error()}
+			a = Answers{FactsError: err.Error(), LiveError: err.Error(), PodError: err.Error(), MoveError: err.Error(), VersionsError: err.Error()}
 		}
 	}
 	a.NoKubelet = noKubelet

@@ -56,6 +56,8 @@ type Questions struct {
 	Ready func() error `json:"-"`
 	// Wait is true if there is a Ready. Ask sets it.
 	Wait bool `json:"wait,omitempty"`
+	// Programs are paths of programs whose versions are asked for: `<program> --version`.
+	Programs []string `json:"programs,omitempty"`
 	// Timeout bounds NVML, and the processes that are suspended or resumed; 0 is NVMLTimeout.
 	Timeout time.Duration `json:"timeout,omitempty"`
 }
@@ -89,6 +91,9 @@ type Answers struct {
 	MoveError string `json:"move_error,omitempty"`
 	// Ready asks for the call of Questions.Ready. The answer follows it.
 	Ready bool `json:"ready,omitempty"`
+	// Versions are what Programs printed, in their order.
+	Versions      []string `json:"versions,omitempty"`
+	VersionsError string   `json:"versions_error,omitempty"`
 	// NoKubelet is true if the kubelet's socket did not exist for a second.
 	NoKubelet bool `json:"no_kubelet,omitempty"`
 }

@@ -42,6 +42,12 @@ func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 			a.Pod = &pod
 		}
 	}
+	if q.Programs != nil {
+		var err error
+		if a.Versions, err = versions(ctx, q.Programs); err != nil {
+			a.VersionsError = err.Error()
+		}
+	}
 	switch {
 	case q.Live:
 		live, err := askNVML(q, nvml.Live)

@@ -137,3 +137,21 @@ func TestOneProcessAsksNVML(t *testing.T) {
 		}
 	}
 }
+
+func TestProgramsAreAskedForTheirVersions(t *testing.T) {
+	dir := t.TempDir()
+	put := func(name, script string) string {
+		file := filepath.Join(dir, name)
+		check(t, os.WriteFile(file, []byte("#!/bin/sh\n"+script+"\n"), 0o700))
+		return file
+	}
+	runc, criu := put("runc", `echo "runc version $1 $HOME"; yes | head -c 100000`), put("criu", "echo Version: 4.3.1")
+	a := ask(probe.Questions{Programs: []string{runc, criu}})
+	if a.VersionsError != "" || len(a.Versions) != 2 || !strings.HasPrefix(a.Versions[0], "runc version --version \ny\n") || len(a.Versions[0]) > maxVersion || a.Versions[1] != "Version: 4.3.1" {
+		t.Errorf("%.300q, %s", a.Versions, a.VersionsError)
+	}
+	a = ask(probe.Questions{Programs: []string{runc, put("broken", "exit 3")}})
+	if want := filepath.Join(dir, "broken") + " --version: exit status 3"; a.VersionsError != want || a.Versions != nil {
+		t.Errorf("%q, want %q", a.VersionsError, want)
+	}
+}
