@@ -86,7 +86,8 @@ const (
 )
 
 // RefuseDocker returns an error if the host's Docker is a snap or rootless, and so does not read the
-// configuration or cannot start the shim. A dockerd of the system beside it is served.
+// configuration or cannot start the shim. A dockerd of the system beside it is served. config is ""
+// if the daemon is not known yet.
 func (h Host) RefuseDocker(config string) error {
 	const instead = "install Docker as a service of the system (docs.docker.com/engine/install) and start it"
 	sockets, err := h.Glob(rootlessSocket)
@@ -100,7 +101,7 @@ func (h Host) RefuseDocker(config string) error {
 		return fmt.Errorf("this host's Docker is a snap (%s), which starts no program from outside: %s", snapDir, instead)
 	case strings.Contains(config, rootlessConfig):
 		return fmt.Errorf("%s is read by a rootless Docker, which cannot start this shim: %s", config, instead)
-	case len(sockets) > 0 && !serves:
+	case len(sockets) > 0 && !serves && (config == "" || config == DefaultDockerConfig):
 		return fmt.Errorf("this host's Docker is rootless (%s) and cannot start this shim, and no other dockerd runs: %s", sockets[0], instead)
 	}
 	return nil

@@ -232,6 +232,7 @@ func TestInstallDockerRefusesTheSnapAndARootlessOne(t *testing.T) {
 		{files: []string{snap, system}, config: snap, want: "Docker is a snap"},
 		{files: []string{system, rootless}, want: "Docker is rootless (" + rootless + ")"},
 		{files: []string{system, rootless, "/run/docker.sock"}},
+		{files: []string{system, rootless}, config: "/opt/docker.json"},
 		{files: []string{system, "/run/docker.sock"}, config: "/home/a/.config/docker/daemon.json", want: "is read by a rootless Docker"},
 	} {
 		h, o := dockerTree(t, "{}"), dockerOptions(Registration{})

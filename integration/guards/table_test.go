@@ -273,7 +273,7 @@ var guards = []guard{
 		`if other := seen[device]; other != "" {`, `if other := seen[device]; other == "/" {`,
 		"TestADeviceThatAnotherFileDefines"},
 	{"installation: no rootless Docker", "runtimeclass/docker.go",
-		"case len(sockets) > 0 && !serves:", "case len(sockets) > 9 && !serves:",
+		"case len(sockets) > 0 && !serves &&", "case len(sockets) > 9 && !serves &&",
 		"TestInstallDockerRefusesTheSnapAndARootlessOne"},
 	{"installation: no snap", "runtimeclass/docker.go",
 		"h.Exists(snapDir) && !system:", "false && !system:",
