@@ -63,6 +63,9 @@ func Uninstall(h Host, o Options) (Plan, error) {
 	if err == nil {
 		err = p.release(o, record)
 	}
+	if err == nil {
+		p.keepNeeded(o)
+	}
 	if slices.Contains(p.changing(hosttree.Link), cdiHookLink) {
 		p.noteCDIFiles()
 	}

@@ -33,6 +33,9 @@ type Plan struct {
 	// Programs are removed by RemovePrograms after the restart, and then their entries in the
 	// record: until then the daemon may start the shim.
 	Programs []hosttree.Change
+	// NeededBy lists the runtimes, with their files, that keep an uninstallation from removing the
+	// programs: an operator wrote them.
+	NeededBy []string
 	// State is the shim's state directory if this is the last registration that needs it. The
 	// caller removes it after the programs.
 	State string

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"path"
 	"reflect"
 	"slices"
 
@@ -71,17 +72,17 @@ func takeOut(files []tomlFile, names []string) error {
 		f := &files[i]
 		text, ours, found := f.original, oursIn(f.config), false
 		for _, section := range sectionNames {
-			path := []string{"plugins", section, "containerd"}
-			containerd := tomledit.Table(f.config, path...)
+			table := []string{"plugins", section, "containerd"}
+			containerd := tomledit.Table(f.config, table...)
 			if name, _ := containerd["default_runtime_name"].(string); slices.Contains(names, name) {
-				text = tomledit.Remove(text, path, "default_runtime_name")
+				text = tomledit.Remove(text, table, "default_runtime_name")
 				delete(containerd, "default_runtime_name")
 				found = true
 			}
 			runtimes := tomledit.Table(containerd, "runtimes")
 			for _, name := range names {
 				if slices.Contains(ours, name) && runtimes[name] != nil {
-					text = tomledit.RemoveTable(text, append(slices.Clone(path), "runtimes", name))
+					text = tomledit.RemoveTable(text, append(slices.Clone(table), "runtimes", name))
 					delete(runtimes, name)
 					found = true
 				}
@@ -145,4 +146,43 @@ func (p *Plan) adopt(o *Options, files []tomlFile) (file string, err error) {
 	}
 	p.note("the runtime %q starts this shim, but the marks of install are gone: it is written again", handler)
 	return "", takeOut(files, []string{handler})
+}
+
+// keepNeeded makes an uninstallation leave the programs if daemons still have runtimes that start
+// the shim: those that an operator wrote for Docker, or for a daemon without an installation.
+func (p *Plan) keepNeeded(o Options) {
+	goes := func(c hosttree.Change) bool { return path.Base(c.Path) == ShimName && c.After == nil }
+	if !slices.ContainsFunc(p.Programs, goes) {
+		return
+	}
+	files := []string{DefaultDockerConfig}
+	if o.Target == Docker && o.ConfigFile != DefaultDockerConfig {
+		files = append(files, o.ConfigFile)
+	}
+	for _, file := range files {
+		text, _ := p.Host.Read(file) // a daemon whose file cannot be read starts nothing
+		for _, c := range p.Changes {
+			if c.Path == file {
+				text = c.After
+			}
+		}
+		config, _ := decodeJSON(text)
+		runtimes := tomledit.Table(config, "runtimes")
+		for _, name := range slices.Sorted(maps.Keys(runtimes)) {
+			if dockerRuntime(runtimes, name).Ours() {
+				p.NeededBy = append(p.NeededBy, file+": "+name)
+			}
+		}
+	}
+	if o.Target != Containerd {
+		c, _ := ReadConfiguration(p.Host, DefaultContainerdConfig)
+		for _, name := range slices.Sorted(maps.Keys(c.Runtimes)) {
+			if c.Runtimes[name].Ours() {
+				p.NeededBy = append(p.NeededBy, DefaultContainerdConfig+": "+name)
+			}
+		}
+	}
+	if len(p.NeededBy) > 0 {
+		p.Programs = nil
+	}
 }

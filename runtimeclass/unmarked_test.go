@@ -1,7 +1,10 @@
 package runtimeclass
 
 import (
+	"errors"
+	"os"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
@@ -136,5 +139,40 @@ func TestARuntimeWrittenByHandKeepsItsOptions(t *testing.T) {
 		if c := theConfiguration(t, h); c.Runtimes[name].Ours() || c.Runtimes["nvidia"].Ours() {
 			t.Errorf("%s: left %+v", name, c.Runtimes)
 		}
+	}
+}
+
+// The programs stay while a runtime that an operator wrote for another daemon, or for Docker, starts
+// them.
+func TestARuntimeWrittenByHandKeepsThePrograms(t *testing.T) {
+	const docker = `{"runtimes": {"gpu": {"runtimeType": "` + RuntimeType + `"}}}`
+	for name, c := range map[string]struct {
+		config, docker string // containerd's file and daemon.json
+		target         string
+		want           []string
+	}{
+		"none":                           {"v2-1.7.toml", "{}", Containerd, nil},
+		"one of Docker":                  {"v2-1.7.toml", docker, Containerd, []string{DefaultDockerConfig + ": gpu"}},
+		"one of Docker, of Docker's own": {"v2-1.7.toml", docker, Docker, []string{DefaultDockerConfig + ": gpu"}},
+		"one of containerd": {"version = 2\n[plugins.\"" + criV2 + "\".containerd.runtimes.gpu]\n  runtime_type = \"" + RuntimeType + "\"\n", "{}", Docker,
+			[]string{testConfig + ": gpu"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, o := containerdTree(t, c.config, "", v1735), options(t)
+			write(t, h.Real(DefaultDockerConfig), c.docker)
+			if c.target == Docker {
+				h.Daemon, o = semver.Version{Major: 29}, withDocker(o)
+			}
+			applied(t)(Install(h, o))
+			p := uninstall(t, h, o)
+			if !slices.Equal(p.NeededBy, c.want) || (programs(t, h) > 0) != (c.want != nil) {
+				t.Errorf("needed by %v, %d programs", p.NeededBy, programs(t, h))
+			}
+			// Without them a second removal finds the programs in the record.
+			check(t, errors.Join(os.Remove(h.Real(testConfig)), os.Remove(h.Real(DefaultDockerConfig))))
+			if p := uninstall(t, h, o); len(p.NeededBy) > 0 || programs(t, h) > 0 {
+				t.Errorf("again: needed by %v, %d programs", p.NeededBy, programs(t, h))
+			}
+		})
 	}
 }

@@ -193,6 +193,20 @@ func TestInstallTheGPUsFlag(t *testing.T) {
 	}
 }
 
+// uninstall that leaves the programs says what needs them, and is no success.
+func TestUninstallSaysWhatStillStartsThePrograms(t *testing.T) {
+	root, _, from := installTree(t, "", containerdTOML)
+	write(t, filepath.Join(root, runtimeclass.DefaultDockerConfig), `{"runtimes": {"gpu": {"runtimeType": "io.containerd.nvidia.v2"}}}`)
+	fine(t, "install", "--root", root, "--from", from, "--target", "containerd")
+	status, _, errs := ctl(t, "uninstall", "--root", root, "--target", "containerd")
+	if status != 1 || !strings.Contains(errs, "the programs stay") || !strings.Contains(errs, runtimeclass.DefaultDockerConfig+": gpu") {
+		t.Errorf("status %d, %s", status, errs)
+	}
+	if _, err := os.Stat(filepath.Join(root, runtimeclass.DefaultBinDir, runtimeclass.ShimName)); err != nil {
+		t.Error(err)
+	}
+}
+
 func TestInstallRefuses(t *testing.T) {
 	root, daemon, from := installTree(t, "nonsense", containerdTOML)
 	write(t, filepath.Join(root, "usr/bin/containerd"), "")

@@ -38,6 +38,9 @@ func (i Installer) Remove(ctx context.Context, o runtimeclass.Options, pending b
 	if plan.State, err = i.stateOf(o); err != nil {
 		return err
 	}
+	if len(plan.NeededBy) > 0 {
+		plan.State = ""
+	}
 	if err := i.CarryOut(plan, nil); err != nil || i.DryRun {
 		return err
 	}
@@ -50,6 +53,9 @@ func (i Installer) Remove(ctx context.Context, o runtimeclass.Options, pending b
 	}
 	if err != nil {
 		return err
+	}
+	if len(plan.NeededBy) > 0 {
+		return fmt.Errorf("the programs stay, because runtimes start them that install did not write (%s): remove those, then uninstall again", strings.Join(plan.NeededBy, ", "))
 	}
 	stay, err := plan.RemovePrograms(procfs.Host)
 	for _, p := range stay {
