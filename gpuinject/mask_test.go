@@ -78,6 +78,7 @@ func TestNodesWithoutARequestBringTheMask(t *testing.T) {
 		{"outside Kubernetes", nil, withNode(simulated.Majors.GPU, simulated.GPUs[3].Minor), "masked, shows GPU 3"},
 		{"the control node alone", devices("void"), withNode(simulated.Majors.GPU, 255), "masked, shows "},
 		{"annotations that do not count", devices("void"), all(inPod(1), annotated("nvidia.cdi.k8s.io", "nvidia.com/gpu=3")), "masked, shows GPU 1"},
+		{"under another name", nil, all(withNode(simulated.Majors.GPU, simulated.GPUs[3].Minor), func(s *specs.Spec) { s.Linux.Devices[0].Path = "/dev/gpu0" }), "masked, shows GPU 3"},
 		{"privileged", devices("void"), all(inPod(1), privileged), "left alone"},
 		{"no node of the driver", devices("void"), all(inPod(), other), "left alone"},
 	} {
@@ -85,7 +86,7 @@ func TestNodesWithoutARequestBringTheMask(t *testing.T) {
 			spec := newSpec(tc.env...)
 			tc.spec(spec)
 			for i := range spec.Linux.Devices { // as a device plugin names them
-				if spec.Linux.Devices[i].Major == 195 {
+				if spec.Linux.Devices[i].Major == 195 && spec.Linux.Devices[i].Path != "/dev/gpu0" {
 					spec.Linux.Devices[i].Path = "/dev/nvidia0"
 				}
 			}

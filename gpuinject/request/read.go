@@ -271,9 +271,11 @@ func editedByCDI(spec *bundle.Spec, env map[string]string) bool {
 
 // words lists texts of which every configuration that asks has at least one: the variables of the
 // contract, CDI annotations, swarm's variables, the device list and NVIDIA's hooks. They also match
-// containers that have nodes of the driver but do not ask.
+// containers that have nodes of the driver but do not ask: by number, since a user may give a node
+// another name (docker run --device /dev/nvidia0:/dev/gpu0), as Go's JSON encoder writes it. The
+// driver's other majors vary, but their nodes are useless without those of this one.
 var words = []string{
-	"/dev/nvidia",
+	"/dev/nvidia", fmt.Sprintf(`"major":%d`, driverMajor), fmt.Sprintf(`"major": %d`, driverMajor),
 	EnvVisibleDevices, EnvCUDAVersion, "cdi.k8s.io", config.SwarmPrefix, path.Base(DeviceListDir),
 	cdiHook, ctkHook, "nvidia-container-",
 }
