@@ -12,11 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/kubelettest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // envStay keeps a process that has answered until its standard input ends, as one that hangs in the
@@ -109,16 +112,18 @@ func TestOneProcessAsksNVML(t *testing.T) {
 	lock, err := st.Lock(lockName, 0)
 	check(t, err)
 	defer lock.Close()
+	self, err := procfs.Host.ID(os.Getpid())
+	check(t, err)
 	for _, tc := range []struct {
 		name    string
 		until   time.Time
 		timeout time.Duration
 		err     string
 	}{
-		{"it should have ended long ago", time.Now().Add(-time.Minute), 20 * time.Second, "process 4711 asked NVML and should have ended at "},
-		{"it may still answer", time.Now().Add(time.Hour), 500 * time.Millisecond, "process 4711 is asking NVML and has not ended within 500ms"},
+		{"it should have ended long ago", time.Now().Add(-time.Minute), 20 * time.Second, fmt.Sprintf("process %d asked NVML and should have ended at ", self.PID)},
+		{"it may still answer", time.Now().Add(time.Hour), 500 * time.Millisecond, fmt.Sprintf("process %d is asking NVML and has not ended within 500ms", self.PID)},
 	} {
-		note := fmt.Sprintf("4711 %d\n", tc.until.UnixNano())
+		note := fmt.Sprintf("%d %d %d\n", self.PID, tc.until.UnixNano(), self.Start)
 		check(t, os.WriteFile(filepath.Join(d.StateDir, lockName), []byte(note), 0o600))
 		start := time.Now()
 		a := ask(probe.Questions{Config: d.ConfigPath, Facts: true, Timeout: tc.timeout})
@@ -153,5 +158,22 @@ func TestProgramsAreAskedForTheirVersions(t *testing.T) {
 	a = ask(probe.Questions{Programs: []string{runc, put("broken", "exit 3")}})
 	if want := filepath.Join(dir, "broken") + " --version: exit status 3"; a.VersionsError != want || a.Versions != nil {
 		t.Errorf("%q, want %q", a.VersionsError, want)
+	}
+}
+
+// Root in a container that sees the host's /run can hold the lock, but cannot write the file.
+func TestALockThatAnotherProgramHoldsStopsNoQuestion(t *testing.T) {
+	d := simtest.New(t, sim.Options{GPUs: 1})
+	check(t, os.MkdirAll(d.StateDir, 0o700))
+	name := filepath.Join(d.StateDir, lockName)
+	for _, note := range []string{"", fmt.Sprintf("%d %d 1\n", os.Getpid(), time.Now().Add(-time.Hour).UnixNano()), "none\n"} {
+		check(t, os.WriteFile(name, []byte(note), 0o600))
+		lock, err := os.Open(name)
+		check(t, err)
+		check(t, unix.Flock(int(lock.Fd()), unix.LOCK_EX))
+		if a := ask(probe.Questions{Config: d.ConfigPath, Facts: true}); a.Facts == nil {
+			t.Errorf("with %q in the file: %s", note, a.FactsError)
+		}
+		lock.Close()
 	}
 }
