@@ -410,10 +410,8 @@ type restoreTasks struct {
 	checkpointTasks
 	mask  []os.DirEntry
 	start error
-	// at is where CRIU mounts the mask, or part of it; covered is true if something is mounted over
-	// it.
-	at, part string
-	covered  bool
+	// at is where CRIU mounts the mask, or part of it; over is where it mounts a procfs then.
+	at, part, over string
 }
 
 func (f *restoreTasks) Start(ctx context.Context, r *taskapi.StartRequest) (*taskapi.StartResponse, error) {
@@ -427,8 +425,8 @@ func (f *restoreTasks) Start(ctx context.Context, r *taskapi.StartRequest) (*tas
 	if err := unix.Mount(at+f.part, f.at, "", unix.MS_BIND, ""); err != nil {
 		return nil, err
 	}
-	if f.covered {
-		if err := unix.Mount("tmpfs", f.at, "tmpfs", 0, ""); err != nil {
+	if f.over != "" {
+		if err := unix.Mount("proc", f.over, "proc", 0, ""); err != nil {
 			return nil, err
 		}
 	}
@@ -465,19 +463,19 @@ func TestARestoredContainerHasTheMaskWhenItStarts(t *testing.T) {
 		start        error
 		at, calls    string
 		err          string
-		part         string
-		covered      bool
+		part, over   string
 	}{
-		{"restored", moved, nil, procmask.Dir, "start", "", "", false},
-		{"CRIU fails", `exit 1`, errors.New("criu failed"), "", "kill", "criu failed", "", false},
-		{"the GPU is full", `echo '{"move_error":"full"}'`, nil, procmask.Dir, "start kill", "nvidia: cannot resume the GPUs of container c: full", "", false},
-		{"a forged checkpoint", moved, nil, "/mnt", "start kill", forged, "", false},
-		{"one with a part of the mask", moved, nil, procmask.Dir, "start kill", forged, "/nvidia", false},
-		{"one that covers the mask", moved, nil, procmask.Dir, "start kill", forged, "", true},
+		{"restored", moved, nil, procmask.Dir, "start", "", "", ""},
+		{"CRIU fails", `exit 1`, errors.New("criu failed"), "", "kill", "criu failed", "", ""},
+		{"the GPU is full", `echo '{"move_error":"full"}'`, nil, procmask.Dir, "start kill", "nvidia: cannot resume the GPUs of container c: full", "", ""},
+		{"a forged checkpoint", moved, nil, "/mnt", "start kill", forged, "", ""},
+		{"one with a part of the mask", moved, nil, procmask.Dir, "start kill", forged, "/nvidia", ""},
+		{"one that covers the mask", moved, nil, procmask.Dir, "start kill", forged, "", procmask.Dir},
+		{"one that covers /proc", moved, nil, procmask.Dir, "start kill", forged, "", "/proc"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			putProbe(t, test.script)
-			f := &restoreTasks{start: test.start, at: test.at, part: test.part, covered: test.covered}
+			f := &restoreTasks{start: test.start, at: test.at, part: test.part, over: test.over}
 			s, _ := serviceAround(&f.fakeTasks)
 			s.TTRPCTaskService = f
 			mask, err := procmask.New([]procmask.File{{Path: "nvidia/version", Data: []byte("x")}}, "")
@@ -485,6 +483,9 @@ func TestARestoredContainerHasTheMaskWhenItStarts(t *testing.T) {
 			bundle := t.TempDir()
 			s.put("c", gpuContainer{ready: true, hasGPU: true, bundle: bundle, restoration: &restoration{mask: mask, view: "/nonexistent"}})
 			_, err = s.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
+			if test.over != "" {
+				check(t, unix.Unmount(test.over, unix.MNT_DETACH))
+			}
 			for unix.Unmount(test.at, unix.MNT_DETACH) == nil {
 			}
 			if (err == nil) != (test.err == "") || err != nil && !strings.HasSuffix(err.Error(), test.err) {

@@ -4,10 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"strconv"
+	"strings"
 
-	"github.com/moby/sys/mountinfo"
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/mountns"
@@ -174,32 +173,31 @@ func (m *Mask) MountAt(dir string) error {
 	return nil
 }
 
-// CheckAttached returns an error unless the process pid sees the mask: the author of a forged
-// checkpoint chooses what CRIU mounts.
+// CheckAttached returns an error unless the process pid sees the mask at /proc/driver: the author of
+// a forged checkpoint chooses what CRIU mounts, and in which order.
 func (m *Mask) CheckAttached(pid int) error {
-	var st unix.Stat_t
-	err := unix.Fstat(int(m.f.Fd()), &st)
+	var mask, seen unix.Stat_t
+	err := unix.Fstat(int(m.f.Fd()), &mask)
 	if err != nil {
 		return fmt.Errorf("mask: %w", err)
 	}
-	f, err := os.Open("/proc/" + strconv.Itoa(pid) + "/mountinfo")
+	root, err := unix.Open("/proc/"+strconv.Itoa(pid)+"/root", unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 	if err != nil {
+		return fmt.Errorf("mask: root directory of process %d: %w", pid, err)
+	}
+	defer unix.Close(root)
+	dir, err := openBeneath(root, strings.TrimPrefix(Dir, "/"))
+	if err != nil {
+		return fmt.Errorf("mask: %s of process %d: %w", Dir, pid, err)
+	}
+	defer unix.Close(dir)
+	if err := unix.Fstat(dir, &seen); err != nil {
 		return fmt.Errorf("mask: %w", err)
 	}
-	defer f.Close()
-	mounts, err := mountinfo.GetMountsFromReader(f, nil)
-	if err != nil {
-		return fmt.Errorf("mask: %w", err)
+	if seen.Dev != mask.Dev || seen.Ino != mask.Ino {
+		return fmt.Errorf("mask: it is not on %s of process %d", Dir, pid)
 	}
-	for _, mount := range slices.Backward(mounts) { // the last one hides the others
-		if mount.Mountpoint == Dir {
-			if unix.Mkdev(uint32(mount.Major), uint32(mount.Minor)) == st.Dev && mount.Root == "/" {
-				return nil
-			}
-			break
-		}
-	}
-	return fmt.Errorf("mask: it is not on %s of process %d", Dir, pid)
+	return nil
 }
 
 // Unmount undoes MountAt.
