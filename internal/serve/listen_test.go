@@ -3,6 +3,7 @@ package serve
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"math"
 	"net"
@@ -99,7 +100,7 @@ func TestSlowAndIdleConnectionsAreClosed(t *testing.T) {
 			c := send(t, address, text)
 			start := time.Now()
 			_, err := io.Copy(io.Discard, c)
-			if e, ok := err.(net.Error); ok && e.Timeout() {
+			if e, ok := errors.AsType[net.Error](err); ok && e.Timeout() {
 				t.Errorf("it is open after %s", time.Since(start))
 			}
 		})
