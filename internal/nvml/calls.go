@@ -1,6 +1,12 @@
 package nvml
 
-import "golang.org/x/sys/unix"
+import (
+	"fmt"
+	"os"
+	"slices"
+
+	"golang.org/x/sys/unix"
+)
 
 // allowed lists the system calls of the program that suspends, besides those in legacy: what
 // libcuda, NVML, glibc and Go need to read files, to use the driver's nodes, to have memory and
@@ -22,7 +28,7 @@ var allowed = []uint32{
 	unix.SYS_FUTEX, unix.SYS_SET_ROBUST_LIST, unix.SYS_GET_ROBUST_LIST, unix.SYS_RSEQ, unix.SYS_SET_TID_ADDRESS,
 	unix.SYS_EXIT, unix.SYS_EXIT_GROUP, unix.SYS_RT_SIGACTION, unix.SYS_RT_SIGPROCMASK, unix.SYS_RT_SIGRETURN,
 	unix.SYS_RT_SIGTIMEDWAIT, unix.SYS_RT_SIGPENDING, unix.SYS_SIGALTSTACK, unix.SYS_RESTART_SYSCALL,
-	unix.SYS_PRCTL, unix.SYS_SECCOMP, unix.SYS_PIDFD_OPEN,
+	unix.SYS_PRCTL, unix.SYS_PIDFD_OPEN,
 
 	unix.SYS_GETPID, unix.SYS_GETPPID, unix.SYS_GETTID, unix.SYS_GETUID, unix.SYS_GETEUID, unix.SYS_GETGID,
 	unix.SYS_GETEGID, unix.SYS_GETRESUID, unix.SYS_GETRESGID, unix.SYS_GETGROUPS, unix.SYS_GETPGID, unix.SYS_GETSID,
@@ -35,26 +41,35 @@ var allowed = []uint32{
 	unix.SYS_EPOLL_PWAIT, unix.SYS_EPOLL_PWAIT2, unix.SYS_TIMERFD_CREATE, unix.SYS_TIMERFD_SETTIME, unix.SYS_TIMERFD_GETTIME,
 }
 
-// unreported lists calls that libraries try and can do without; the program does not mention them.
-// A socket could reach containerd's, and with that the host. The flags of clone3 cannot be read by
-// a filter; without it, libraries use clone.
-var unreported = []uint32{unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_CLONE3}
+// refused lists calls that libraries try and can do without. A socket could reach containerd's, and
+// with that the host. A filter cannot read the flags of clone3; without it, libraries use clone.
+var refused = []uint32{unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_CLONE3}
 
-// allowList returns the filter of the program that suspends, whose process id is pid. Other calls
-// get the action other.
+// limitCalls leaves the calls in allowed to this process. Others fail as if the kernel did not have
+// them, and the kernel's log names them, except those in refused.
+func limitCalls() error {
+	err := deny(refused, unix.ENOSYS)
+	if err == nil {
+		err = setFilter(allowList(uint32(os.Getpid()), unix.SECCOMP_RET_ERRNO|uint32(unix.ENOSYS)), unix.SECCOMP_FILTER_FLAG_LOG)
+	}
+	if err != nil {
+		return fmt.Errorf("limit system calls: %w", err)
+	}
+	return nil
+}
+
+// allowList returns a filter for the process id pid that allows the calls in allowed. It leaves
+// those in refused to another filter, so that they are not logged. Other calls get the action
+// other.
 func allowList(pid, other uint32) []unix.SockFilter {
-	nosys := ret(unix.SECCOMP_RET_ERRNO | uint32(unix.ENOSYS))
 	denied := ret(unix.SECCOMP_RET_ERRNO | uint32(unix.EPERM))
 	ok := ret(unix.SECCOMP_RET_ALLOW)
 	program := []unix.SockFilter{
 		load(offsetArch), jump(unix.BPF_JEQ, auditArch, 1, 0), denied,
 		load(offsetNumber), jump(unix.BPF_JGE, x32, 0, 1), denied,
 	}
-	for _, call := range append(legacy, allowed...) {
+	for _, call := range slices.Concat(legacy, allowed, refused) {
 		program = append(program, jump(unix.BPF_JEQ, call, 0, 1), ok)
-	}
-	for _, call := range unreported {
-		program = append(program, jump(unix.BPF_JEQ, call, 0, 1), nosys)
 	}
 	// Threads, but no processes.
 	const thread = unix.CLONE_VM | unix.CLONE_THREAD

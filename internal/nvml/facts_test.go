@@ -55,6 +55,10 @@ func do(task string) error {
 	switch what {
 	case "confine":
 		return confineAnd(name, "move")
+	case "confine-measure":
+		return confineAnd(name, "measure")
+	case "measure":
+		return measure(name)
 	case "confine-try":
 		return confineAnd(name, "try")
 	case "shared-try":

@@ -26,7 +26,7 @@ func useDevRoot(devRoot string) error {
 // denyAllBut denies the process the calls that NVML must not make, except those in allowed.
 func denyAllBut(allowed []uint32) error {
 	calls := slices.DeleteFunc(slices.Clone(denied), func(call uint32) bool { return slices.Contains(allowed, call) })
-	if err := deny(calls); err != nil {
+	if err := deny(calls, unix.EPERM); err != nil {
 		return fmt.Errorf("keep NVML from starting programs and making device nodes: %w", err)
 	}
 	return nil
@@ -71,38 +71,37 @@ func jump(condition uint16, k uint32, yes, no int) unix.SockFilter {
 	return unix.SockFilter{Code: unix.BPF_JMP | condition | unix.BPF_K, Jt: uint8(yes), Jf: uint8(no), K: k}
 }
 
-// filter returns a filter that makes the given system calls fail with EPERM, and every call through
-// another architecture's table (seccomp(2)).
-func filter(calls []uint32) []unix.SockFilter {
+// filter returns a filter that makes the given system calls fail, and every call through another
+// architecture's table (seccomp(2)).
+func filter(calls []uint32, errno unix.Errno) []unix.SockFilter {
 	n := len(calls)
 	program := []unix.SockFilter{load(offsetArch), jump(unix.BPF_JEQ, auditArch, 0, n+3), load(offsetNumber), jump(unix.BPF_JGE, x32, n+1, 0)}
 	for i, call := range calls {
 		program = append(program, jump(unix.BPF_JEQ, call, n-i, 0))
 	}
-	return append(program, ret(unix.SECCOMP_RET_ALLOW), ret(unix.SECCOMP_RET_ERRNO|uint32(unix.EPERM)))
+	return append(program, ret(unix.SECCOMP_RET_ALLOW), ret(unix.SECCOMP_RET_ERRNO|uint32(errno)))
 }
 
 // deny applies the filter of these calls to the whole process. Child processes inherit it.
-func deny(calls []uint32) error {
-	program := filter(calls)
+func deny(calls []uint32, errno unix.Errno) error {
+	program := filter(calls, errno)
 	// A process without CAP_SYS_ADMIN needs it for the filter.
 	if err := unix.Prctl(unix.PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0); err != nil {
 		return fmt.Errorf("prctl: %w", err)
 	}
-	stray, err := setFilter(program, unix.SECCOMP_FILTER_FLAG_TSYNC)
-	if err == nil && stray != 0 {
-		err = fmt.Errorf("seccomp: thread %d has a filter of its own", stray)
-	}
-	return err
+	return setFilter(program, 0)
 }
 
-// setFilter is seccomp(2).
-func setFilter(program []unix.SockFilter, flags uintptr) (result int, err error) {
+// setFilter applies a filter to every thread of this process. It needs no_new_privs.
+func setFilter(program []unix.SockFilter, flags uintptr) error {
 	fprog := unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]}
-	r, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags, uintptr(unsafe.Pointer(&fprog)))
+	stray, _, errno := unix.Syscall(unix.SYS_SECCOMP, unix.SECCOMP_SET_MODE_FILTER, flags|unix.SECCOMP_FILTER_FLAG_TSYNC, uintptr(unsafe.Pointer(&fprog)))
 	runtime.KeepAlive(program)
 	if errno != 0 {
-		return 0, os.NewSyscallError("seccomp", errno)
+		return fmt.Errorf("seccomp: %w", errno)
 	}
-	return int(r), nil
+	if stray != 0 {
+		return fmt.Errorf("seccomp: thread %d has a filter of its own", stray)
+	}
+	return nil
 }

@@ -227,21 +227,25 @@ func sameKind(devices []gpuDevice, placement map[string]string) error {
 	return nil
 }
 
-// withCheckpointer calls fn with libcuda loaded. It returns the ids that fn returns.
-func withCheckpointer(host config.Host, fn func(*checkpointer) ([]int, error)) (moved []int, err error) {
+// withCheckpointer calls fn with libcuda loaded, in a process that Confine has confined. It returns
+// the ids that fn returns.
+func withCheckpointer(host config.Host, fn func(*checkpointer) ([]int, error)) ([]int, error) {
 	path, err := libraryPath(host, cudaName)
 	if err != nil {
 		return nil, err
 	}
-	err = confined(func() error {
-		defer inheritedReservation(host).release()
-		c, err := openCheckpointer(path)
-		if err == nil {
-			moved, err = fn(c)
-		}
-		return err
-	})
-	return moved, err
+	if !IsConfined() {
+		return nil, errors.New("this program is not confined: only nvidia-shimctl probe may start it")
+	}
+	if err := limitCalls(); err != nil {
+		return nil, err
+	}
+	defer inheritedReservation(host).release()
+	c, err := openCheckpointer(path)
+	if err != nil {
+		return nil, err
+	}
+	return fn(c)
 }
 
 // processes returns the processes that have a CUDA context.

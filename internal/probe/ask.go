@@ -130,17 +130,7 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 		return a, err
 	}
 	output := &io.LimitedReader{R: stdout, N: maxOutput}
-	decoder := json.NewDecoder(output)
-	decoded := decoder.Decode(&a)
-	var refused error
-	if decoded == nil && a.Ready && q.Wait {
-		a = Answers{}
-		if refused = q.Ready(); refused == nil {
-			if _, decoded = ready.Write([]byte{1}); decoded == nil {
-				decoded = decoder.Decode(&a)
-			}
-		}
-	}
+	a, refused, decoded := readAnswers(q, output, ready)
 	ready.Close()  // ends a process that waits
 	stdout.Close() // makes a process that still writes fail
 	status, err := wait(time.Until(deadline))
@@ -156,10 +146,33 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 	case status == 0:
 		return a, fmt.Errorf("%s did not answer in JSON: %w", programName, decoded)
 	}
-	if line, _, _ := strings.Cut(strings.TrimSpace(string(stderr)), "\n"); line != "" {
-		return a, errors.New(strings.TrimPrefix(line[:min(len(line), 1024)], programName+": "))
+	return a, failure(status, string(stderr))
+}
+
+// failure returns the error of a program that has failed: its first line.
+func failure(status int, stderr string) error {
+	if line, _, _ := strings.Cut(strings.TrimSpace(stderr), "\n"); line != "" {
+		return errors.New(strings.TrimPrefix(line[:min(len(line), 1024)], programName+": "))
 	}
-	return a, fmt.Errorf("%s ended with status %d and no message", programName, status)
+	return fmt.Errorf("%s ended with status %d and no message", programName, status)
+}
+
+// readAnswers reads the answers of the program, and calls q.Ready, whose error is refused, when the
+// program asks for that. decoded is not nil if there is no answer.
+func readAnswers(q Questions, output io.Reader, ready io.Writer) (a Answers, refused, decoded error) {
+	decoder := json.NewDecoder(output)
+	if decoded = decoder.Decode(&a); decoded != nil || !a.Ready || !q.Wait {
+		return a, nil, decoded
+	}
+	if refused = q.Ready(); refused != nil {
+		return Answers{}, refused, nil
+	}
+	if _, decoded = ready.Write([]byte{1}); decoded != nil {
+		return Answers{}, nil, decoded
+	}
+	a = Answers{}
+	decoded = decoder.Decode(&a)
+	return a, nil, decoded
 }
 
 // QuestionsFile returns a file in memory, open at its beginning, that contains the questions as
