@@ -132,9 +132,14 @@ func confineDev(dev string) error {
 	}
 	trees := map[string]int{}
 	for _, node := range nodes {
-		if trees[filepath.Base(node)], err = openTree(unix.AT_FDCWD, node); err != nil {
+		tree, err := openTree(unix.AT_FDCWD, node)
+		if errors.Is(err, fs.ErrNotExist) { // it was removed, or is a link to nothing
+			continue
+		}
+		if err != nil {
 			return err
 		}
+		trees[filepath.Base(node)] = tree
 	}
 	if err := mountTmpfs("/dev", "size=64k,mode=755"); err != nil {
 		return err

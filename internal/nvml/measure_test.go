@@ -28,7 +28,8 @@ import (
 //	echo '{"suspend": [{"pid": PID, "start": FIELD-22-OF-ITS-STAT}]}' |
 //		NVML_TEST_TASK=confine-measure:/etc/nvidia-shim/config.toml ./nvml.test
 //
-// for a process that uses CUDA. The calls that it prints must be added to allowed, or are not needed.
+// for a process that uses CUDA. The calls that it prints must be added to allowed, or are not
+// needed.
 func TestTheDriverNeedsNoOtherSystemCalls(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 2, MIG: []sim.MIGDevice{{GPU: 1, GI: 1}}})
 	id, output := startCounter(t, d)
@@ -55,8 +56,8 @@ type seccompAnswer struct {
 	Flags uint32
 }
 
-// measure suspends and resumes processes, lets the driver make every call that is not in refused, and
-// prints the calls that are not in allowed.
+// measure suspends and resumes processes, lets the driver make every call that is not in refused,
+// and prints the calls that are not in allowed.
 func measure(name string) error {
 	cfg, err := config.Load(name)
 	if err != nil {
