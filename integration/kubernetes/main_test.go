@@ -19,12 +19,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
 )
 
-// inside is set in the environment of the processes that are in the tests' namespaces: asFirst for
-// process 1, asTests for the tests.
-const (
-	inside           = "NVIDIA_SHIM_TEST_NAMESPACES"
-	asFirst, asTests = "first", "tests"
-)
+// inside is set in the environment of the test process that is in the namespaces.
+const inside = "NVIDIA_SHIM_TEST_NAMESPACES"
 
 // nodeIP is an address of documentation (RFC 5737) on the loopback interface of the
 // test's network namespace: the kubelet takes no 127.0.0.1.
@@ -45,11 +41,8 @@ var shared *cluster
 
 func TestMain(m *testing.M) {
 	flag.Parse()
-	switch os.Getenv(inside) {
-	case "":
+	if os.Getenv(inside) == "" {
 		os.Exit(outside())
-	case asFirst:
-		os.Exit(first())
 	}
 	if err := errors.Join(setUpLoopback(), coverPlaces()); err != nil {
 		fmt.Fprintln(os.Stderr, "FAIL:", err)
@@ -85,18 +78,25 @@ func outside() int {
 	}
 	defer keepSysctls()()
 	defer makeMountPoints()()
-	// The os package makes all mounts of the new namespace private. nvidia-shimctl looks for daemons in
-	// the mount namespace of process 1.
-	attributes := &syscall.SysProcAttr{
-		Unshareflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET, Cloneflags: syscall.CLONE_NEWPID, Pdeathsig: syscall.SIGTERM,
-	}
+	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
+	cmd.Env = append(os.Environ(), inside+"=1")
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
+	// The os package makes all mounts of the new namespace private.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Unshareflags: syscall.CLONE_NEWNS | syscall.CLONE_NEWNET, Pdeathsig: syscall.SIGTERM}
 	runtime.LockOSThread() // Pdeathsig is about the thread that forked
-	cmd, err := startSelf(asFirst, attributes)
-	if err != nil {
+	if err := cmd.Start(); err != nil {
 		fmt.Fprintln(os.Stderr, "FAIL: run the tests in namespaces of their own:", err)
 		return 1
 	}
-	err = cmd.Wait()
+	// If this process is told to end, it ends the tests, which then take the node down.
+	interrupted := make(chan os.Signal, 1)
+	signal.Notify(interrupted, syscall.SIGTERM, syscall.SIGINT)
+	go func() {
+		for sig := range interrupted {
+			_ = cmd.Process.Signal(sig)
+		}
+	}()
+	err := cmd.Wait()
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
@@ -133,49 +133,6 @@ func keepSysctls() func() {
 			}
 		}
 	}
-}
-
-// startSelf starts this program again. If this process is told to end, it ends that one, and the
-// tests then take the node down.
-func startSelf(as string, attributes *syscall.SysProcAttr) (*exec.Cmd, error) {
-	cmd := exec.Command("/proc/self/exe", os.Args[1:]...)
-	cmd.Env = append(os.Environ(), inside+"="+as)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = os.Stdin, os.Stdout, os.Stderr
-	cmd.SysProcAttr = attributes
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	interrupted := make(chan os.Signal, 1)
-	signal.Notify(interrupted, syscall.SIGTERM, syscall.SIGINT)
-	go func() {
-		for sig := range interrupted {
-			_ = cmd.Process.Signal(sig)
-		}
-	}()
-	return cmd, nil
-}
-
-// first is process 1 of the tests' PID namespace: it runs the tests, and takes the place of the
-// parents that processes have lost. It returns the tests' exit status.
-func first() int {
-	err := unix.Mount("proc", "/proc", "proc", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "")
-	var cmd *exec.Cmd
-	if err == nil {
-		cmd, err = startSelf(asTests, nil)
-	}
-	for err == nil {
-		var pid int
-		var status unix.WaitStatus
-		pid, err = unix.Wait4(-1, &status, 0, nil)
-		if err == nil && pid == cmd.Process.Pid {
-			return status.ExitStatus()
-		}
-		if errors.Is(err, unix.EINTR) {
-			err = nil
-		}
-	}
-	fmt.Fprintln(os.Stderr, "FAIL: process 1 of the tests:", err)
-	return 1
 }
 
 // places are those that containerd, runc and the kubelet use whatever they are told:
