@@ -78,10 +78,19 @@ func Find(h Host, proc procfs.FS, target string) []Found {
 	})
 }
 
-// programDirs are patterns of the directories in which a daemon's program is executed, to ask for its
-// version: those of packages and of distributions of Kubernetes.
+// programDirs are patterns of the directories in which programs are executed, to ask for their
+// versions: those of packages and of distributions of Kubernetes.
 var programDirs = append(filepath.SplitList(ServicePath), "/opt/bin", "/var/lib/k0s/bin", "/snap/microk8s/current/bin",
 	rancherDir+"/k3s/data/current/bin", rancherDir+"/rke2/bin", rancherDir+"/rke2/data/*/bin")
+
+// IsProgramDir reports whether a directory has programs that may be executed. Those in other
+// directories of a daemon's PATH are not.
+func IsProgramDir(dir string) bool {
+	return slices.ContainsFunc(programDirs, func(pattern string) bool {
+		matches, _ := path.Match(pattern, dir) // the patterns are valid
+		return matches
+	})
+}
 
 // Place returns the path of a daemon's program if the process executes it, otherwise "". It is one
 // of programDirs, whatever path the process was started by: a program is not executed because a

@@ -19,7 +19,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
 // chartHandler is a handler that containerd does not have yet.
@@ -260,20 +259,26 @@ func (c *cluster) awaitLabel(t *testing.T, name, value string) {
 	}
 }
 
-// nodeMounts is the mount table of the chart's pod.
-func nodeMounts(t *testing.T) string {
+// processOf is the directory of a process that executes the file at path in its own file tree.
+func processOf(t *testing.T, path string) string {
 	t.Helper()
 	programs, err := filepath.Glob("/proc/[0-9]*/exe")
 	simtest.Check(t, err)
 	for _, program := range programs {
-		if path, err := os.Readlink(program); err == nil && path == "/usr/bin/nvidia-shimctl" {
-			table, err := os.ReadFile(filepath.Join(filepath.Dir(program), "mountinfo"))
-			simtest.Check(t, err)
-			return string(table)
+		if at, err := os.Readlink(program); err == nil && at == path {
+			return filepath.Dir(program)
 		}
 	}
-	t.Fatal("the chart's pod has no process")
+	t.Fatalf("no process executes %s", path)
 	return ""
+}
+
+// nodeMounts is the mount table of the chart's pod.
+func nodeMounts(t *testing.T) string {
+	t.Helper()
+	table, err := os.ReadFile(filepath.Join(processOf(t, "/usr/bin/nvidia-shimctl"), "mountinfo"))
+	simtest.Check(t, err)
+	return string(table)
 }
 
 // uninstallAsNoted upgrades the release with the command in the chart's notes.
@@ -317,10 +322,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	gpu.Spec.RuntimeClassName = new(chartHandler)
 	c.startPod(t, gpu)
 	given := c.checkAllocated(t, gpu, "main", true, 1)
-	installed := filepath.Join(c.binDir(), "containerd-shim-nvidia-v2")
-	if list := procfs.Host.Running(filepath.Base(installed)); !slices.ContainsFunc(list, func(p procfs.Process) bool { return p.Program == installed }) {
-		t.Errorf("%s does not run, only %v", installed, list)
-	}
+	processOf(t, filepath.Join(c.binDir(), "containerd-shim-nvidia-v2"))
 
 	metrics, err := newAPI("http://"+nodeIP+":3476", "").raw("GET", "/metrics", "", nil)
 	if err != nil || !strings.Contains(string(metrics), given[0].UUID) {

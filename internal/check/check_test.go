@@ -277,7 +277,7 @@ func TestTheRunningDaemonCounts(t *testing.T) {
 	f.Config = ""
 	list := f.check("")
 	want(t, list, Problem, `unknown key "nonsense"`)
-	want(t, list, Problem, "not in containerd's PATH (/usr/bin)")
+	want(t, list, Problem, "not in containerd's PATH (/opt/x:/usr/bin)")
 	want(t, list, OK, "containerd 2.3.9")
 	want(t, list, Warning, `handler "its"`)
 }
@@ -292,14 +292,19 @@ func TestT74AProgramIsNotExecutedBecauseAProcessNamesIt(t *testing.T) {
 	for _, name := range []string{"containerd", "dockerd", "kubelet", "runc", "criu", runtimeclass.ShimName, runtimeclass.CtlName} {
 		f.script("opt/x/"+name, "touch "+f.Root+"/executed")
 	}
-	want(t, f.check("containerd"), Warning, "containerd runs as /opt/x/containerd, which is not executed, because only a process names it: its version is not checked; fix: set it with --containerd")
-	want(t, f.check("runc"), OK, "runc 1.5.3")
-	want(t, f.check("shim"), OK, "containerd finds /usr/local/bin/")
+	const why = ", which is not executed, because only a process or its PATH names it: its version is not checked"
+	want(t, f.check("containerd"), Warning, "containerd is /opt/x/containerd"+why+"; fix: set it with --containerd")
+	want(t, f.check("runc"), Warning, "runc is /opt/x/runc"+why+"; fix: name its path in the handler's BinaryName")
+	want(t, f.check("criu"), OK, "criu is /opt/x/criu"+why)
+	want(t, f.check("shim"), Warning, runtimeclass.ShimName+" is /opt/x/"+runtimeclass.ShimName+why)
+	if list := f.check("probe"); len(list) > 0 {
+		t.Errorf("%+v", list)
+	}
 	f.Target = runtimeclass.Docker
-	want(t, f.check("docker"), Warning, "dockerd runs as /opt/x/dockerd, which is not executed")
+	want(t, f.check("docker"), Warning, "dockerd is /opt/x/dockerd"+why)
 	have := Versions(t.Context(), f.Options)
-	for _, name := range []string{"containerd", "dockerd", "kubelet"} {
-		if text := fmt.Sprint(have[name]); !strings.Contains(text, "runs as /opt/x/"+name+", which is not executed") {
+	for _, name := range []string{"containerd", "dockerd", "kubelet", "runc"} {
+		if text := fmt.Sprint(have[name]); text != name+" is /opt/x/"+name+why {
 			t.Errorf("%s: %s", name, text)
 		}
 	}

@@ -29,7 +29,7 @@ type node struct {
 	// config is the shim's configuration, or the default one if there is an error.
 	config    *config.Config
 	configErr error
-	// path has the directories of containerd's PATH in which programs are looked up.
+	// path is containerd's PATH.
 	path string
 	// elsewhere is the program of a running containerd that is not executed: see runtimeclass.Place.
 	elsewhere  string
@@ -64,7 +64,7 @@ func inspect(ctx context.Context, o Options) *node {
 		}
 	}
 	_, isDistribution := runtimeclass.Distributions[n.Target]
-	if p := n.find("containerd", n.path); p != "" && !isDistribution && n.elsewhere == "" {
+	if p := n.find("containerd", runtimeclass.ServicePath); p != "" && !isDistribution && n.elsewhere == "" {
 		n.Containerd = cmp.Or(n.Containerd, n.real(p))
 	}
 	n.ContainerdConfig = cmp.Or(n.ContainerdConfig, n.findContainerdConfig())
@@ -90,18 +90,14 @@ func inspect(ctx context.Context, o Options) *node {
 	return n
 }
 
-// readDaemon reads what a running containerd says about itself. Its PATH selects among the
-// directories of services, and adds none: nothing is executed because a process names it.
+// readDaemon reads what a running containerd says about itself.
 func (n *node) readDaemon(p procfs.Process, owner string) {
 	if place := n.host().Place(p, "containerd"); place != "" {
 		n.Containerd = cmp.Or(n.Containerd, n.real(place))
 	} else if n.Containerd == "" {
 		n.elsewhere = p.Program
 	}
-	if path := p.Environ["PATH"]; path != "" {
-		theirs := filepath.SplitList(path)
-		n.path = strings.Join(slices.DeleteFunc(filepath.SplitList(n.path), func(dir string) bool { return !slices.Contains(theirs, dir) }), ":")
-	}
+	n.path = cmp.Or(p.Environ["PATH"], n.path)
 	if _, ok := runtimeclass.Distributions[owner]; ok && n.Containerd != "" {
 		n.addProgramsOf(n.Containerd)
 	}
@@ -148,15 +144,17 @@ func (n *node) exists(name string) bool {
 	return err == nil
 }
 
-// lookPath finds a program in containerd's PATH, unless it is given by its path.
-func (n *node) lookPath(name string) (string, error) {
+// lookPath finds a program in containerd's PATH, unless it is given by its path. known is false for
+// a program that must not be executed, because only the environment of a process names its
+// directory.
+func (n *node) lookPath(name string) (p string, known bool, err error) {
 	if filepath.IsAbs(name) {
-		return name, nil
+		return name, true, nil
 	}
 	if p := n.find(name, n.path); p != "" {
-		return p, nil
+		return p, runtimeclass.IsProgramDir(filepath.Dir(p)), nil
 	}
-	return "", fmt.Errorf("%s is not in containerd's PATH (%s)", name, n.path)
+	return "", false, fmt.Errorf("%s is not in containerd's PATH (%s)", name, n.path)
 }
 
 // find returns the program of that name in a PATH, or "".
@@ -192,9 +190,9 @@ func (n *node) daemon(name string) (d daemon) {
 	return d
 }
 
-// notExecuted says why the version of a running daemon is unknown.
+// notExecuted says why the version of a program is unknown.
 func notExecuted(name, program string) string {
-	return fmt.Sprintf("%s runs as %s, which is not executed, because only a process names it: its version is not checked", name, program)
+	return fmt.Sprintf("%s is %s, which is not executed, because only a process or its PATH names it: its version is not checked", name, program)
 }
 
 // findContainerdConfig prefers the configuration of containerd itself to that of a distribution.

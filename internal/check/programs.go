@@ -22,17 +22,20 @@ const fixInstall = "nvidia-shimctl install"
 func checkShims(ctx context.Context, n *node) []Finding {
 	var list []Finding
 	for _, name := range n.shims() {
-		p, err := n.lookPath(name)
+		p, known, err := n.lookPath(name)
 		if err == nil {
 			err = n.trust(p)
 		}
 		var text []byte
-		if err == nil {
+		if err == nil && known {
 			text, err = run(ctx, n.real(p), "-v")
 		}
-		if err != nil {
+		switch {
+		case err != nil:
 			list = append(list, problem(fixInstall, "%v", err)...)
-		} else {
+		case !known:
+			list = append(list, warning("move it to "+runtimeclass.DefaultBinDir, "%s", notExecuted(name, p))...)
+		default:
 			_, version, _ := strings.Cut(string(text), "Version:")
 			version, _, _ = strings.Cut(version, "\n")
 			list = append(list, fine("containerd finds %s %s", p, strings.TrimSpace(version))...)
@@ -87,9 +90,12 @@ func checkRunc(ctx context.Context, n *node) []Finding {
 }
 
 func checkRuntime(ctx context.Context, n *node, name string) []Finding {
-	p, err := n.lookPath(name)
+	p, known, err := n.lookPath(name)
 	if err != nil {
 		return problem("install "+name, "%v: no container can start", err)
+	}
+	if !known {
+		return warning("name its path in the handler's BinaryName", "%s", notExecuted(name, p))
 	}
 	text, err := run(ctx, n.real(p), "--version")
 	if err != nil {
@@ -108,9 +114,12 @@ func checkRuntime(ctx context.Context, n *node, name string) []Finding {
 
 // checkCRIU looks for CRIU, which only checkpoints need.
 func checkCRIU(ctx context.Context, n *node) []Finding {
-	p, err := n.lookPath("criu")
+	p, known, err := n.lookPath("criu")
 	if err != nil {
 		return fine("criu is not installed: containers cannot be checkpointed")
+	}
+	if !known {
+		return fine("%s", notExecuted("criu", p))
 	}
 	text, err := run(ctx, n.real(p), "--version")
 	if err != nil {
@@ -128,7 +137,7 @@ func checkCRIU(ctx context.Context, n *node) []Finding {
 func checkProbes(ctx context.Context, n *node) []Finding {
 	var list []Finding
 	for _, name := range n.shims() {
-		if shim, err := n.lookPath(name); err == nil { // checkShims reports an error
+		if shim, known, err := n.lookPath(name); err == nil && known { // checkShims reports the others
 			list = append(list, checkProbe(ctx, n, filepath.Join(filepath.Dir(shim), runtimeclass.CtlName))...)
 		}
 	}

@@ -34,8 +34,10 @@ func Versions(ctx context.Context, o Options) map[string]any {
 		}
 	}
 	for _, name := range append(n.runtimes(), "runc") {
-		if p, err := n.lookPath(name); err == nil {
+		if p, known, err := n.lookPath(name); err == nil && known {
 			programs[name] = n.real(p)
+		} else if err == nil {
+			elsewhere[name] = p
 		}
 	}
 	for name, program := range programs {
