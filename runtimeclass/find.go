@@ -81,7 +81,7 @@ func Find(h Host, proc procfs.FS, target string) []Found {
 // programDirs are patterns of the directories in which programs are executed, to ask for their
 // versions: those of packages and of distributions of Kubernetes.
 var programDirs = append(filepath.SplitList(ServicePath), "/opt/bin", "/var/lib/k0s/bin", "/snap/microk8s/current/bin",
-	rancherDir+"/k3s/data/current/bin", rancherDir+"/rke2/bin", rancherDir+"/rke2/data/*/bin")
+	rancherDir+"/k3s/data/*/bin", rancherDir+"/rke2/bin", rancherDir+"/rke2/data/*/bin")
 
 // IsProgramDir reports whether a directory has programs that may be executed. Those in other
 // directories of a daemon's PATH are not.

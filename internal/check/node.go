@@ -59,7 +59,7 @@ func inspect(ctx context.Context, o Options) *node {
 		// Docker uses the host's containerd, or one of its own.
 		uses := n.Target == "" || owner == n.Target || n.Target == runtimeclass.Docker && owner == runtimeclass.Containerd
 		if uses {
-			n.readDaemon(p, owner)
+			n.readDaemon(p)
 			break
 		}
 	}
@@ -91,16 +91,13 @@ func inspect(ctx context.Context, o Options) *node {
 }
 
 // readDaemon reads what a running containerd says about itself.
-func (n *node) readDaemon(p procfs.Process, owner string) {
+func (n *node) readDaemon(p procfs.Process) {
 	if place := n.host().Place(p, "containerd"); place != "" {
 		n.Containerd = cmp.Or(n.Containerd, n.real(place))
 	} else if n.Containerd == "" {
 		n.elsewhere = p.Program
 	}
 	n.path = cmp.Or(p.Environ["PATH"], n.path)
-	if _, ok := runtimeclass.Distributions[owner]; ok && n.Containerd != "" {
-		n.addProgramsOf(n.Containerd)
-	}
 	n.Config = cmp.Or(n.Config, p.Environ[config.EnvFile])
 	n.ContainerdConfig = cmp.Or(n.ContainerdConfig, runtimeclass.ConfigFlag(p.Args))
 }
@@ -110,18 +107,13 @@ func (n *node) host() runtimeclass.Host {
 	return runtimeclass.Host{Tree: hosttree.Tree{Root: n.Root}, Daemon: n.version}
 }
 
-// addProgramsOf puts the directory of a distribution's containerd in front of path.
-func (n *node) addProgramsOf(containerd string) {
-	n.path = filepath.Join("/", strings.TrimPrefix(filepath.Dir(containerd), n.Root)) + ":" + n.path
-}
-
 // findDistribution finds the programs of a distribution, such as k3s, that is not running.
 func (n *node) findDistribution() {
 	for _, d := range runtimeclass.Distributions {
 		found := d.Program(n.Root)
 		if found != "" && n.Containerd == "" && n.ContainerdConfig == filepath.Join(d.Dir, "config.toml") {
 			n.Containerd = found
-			n.addProgramsOf(found)
+			n.path = filepath.Join("/", strings.TrimPrefix(filepath.Dir(found), n.Root)) + ":" + n.path
 		}
 	}
 }
