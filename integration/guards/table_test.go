@@ -788,7 +788,7 @@ var guards = []guard{
 		"if !c.checkpoints {", "if false {",
 		"TestT72CheckpointsAreRefused"},
 	{"shim: no checkpoints of pods", "shim/create.go",
-		" && !c.Input.Container.Kubernetes", ",",
+		" && !c.Input.Container.Kubernetes", "",
 		"TestWhoMayHaveCheckpoints"},
 	{"shim: restores allowed", "gpuinject/restore.go",
 		"if !c.Config.Policy.AllowCheckpoints {", "if false {",
