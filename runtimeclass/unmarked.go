@@ -96,7 +96,7 @@ func takeOut(files []tomlFile, names []string) error {
 			err = errors.New("the lines of others would change")
 		}
 		if err != nil {
-			return fmt.Errorf("%s: the runtime of this shim is not in tables of its own there (%v): remove %v and a default that names it by hand, then run this again", f.name, err, names)
+			return fmt.Errorf("%s: the runtime of this shim is not in tables of its own there (%w): remove %v and a default that names it by hand, then run this again", f.name, err, names)
 		}
 		f.original, f.config = text, got
 	}

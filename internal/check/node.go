@@ -169,9 +169,9 @@ type daemon struct {
 }
 
 func (n *node) daemon(name string) (d daemon) {
-	for _, p := range n.Proc.Running(name) {
-		d.Process = p
-		if place := n.host().Place(p, name); place != "" {
+	if running := n.Proc.Running(name); len(running) > 0 {
+		d.Process = running[0]
+		if place := n.host().Place(d.Process, name); place != "" {
 			d.program = n.real(place)
 		}
 		return d

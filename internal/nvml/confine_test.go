@@ -104,7 +104,7 @@ func try(name string) error {
 		{"the x32 table", unix.EPERM, x32 | 39, [3]uintptr{}},
 	}
 	for _, c := range tryCalls {
-		if pid, _, errno := unix.RawSyscall(c.call, c.args[0], c.args[1], c.args[2]); errno != c.errno {
+		if pid, _, errno := unix.RawSyscall(c.call, c.args[0], c.args[1], c.args[2]); !errors.Is(errno, c.errno) {
 			if errno == 0 && c.call == unix.SYS_CLONE && pid == 0 {
 				unix.Exit(0)
 			}
