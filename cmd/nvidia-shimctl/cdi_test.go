@@ -79,7 +79,7 @@ func TestCDISpecificationOfTheHost(t *testing.T) {
 	}
 }
 
-// A container's node has the host's owner, group and mode, whoever the container's user is.
+// A container's node has the host's owner, group and mode, for every user of a container.
 func TestCDINodesKeepTheirOwners(t *testing.T) {
 	d := simulate(t)
 	gpu := filepath.Join(d.DevRoot, "dev/nvidia"+minor(d, 0))
