@@ -719,7 +719,7 @@ var guards = []guard{
 		"others[key] += bytes", "others[key] += 0 * bytes",
 		"TestT79WhatOthersMoveIsReserved"},
 	{"probe: reserved by the living", "internal/nvml/reservation.go",
-		"if err == nil && now != id || procfs.HasEnded(err) {", "if err == nil && now.PID == 0 {",
+		"unix.LOCK_SH|unix.LOCK_NB); err == nil {", "unix.LOCK_SH|unix.LOCK_NB); err == nil && false {",
 		"TestT79WhatOthersMoveIsReserved"},
 	{"probe: empty environment", "internal/probe/ask.go",
 		`cmd.Env, cmd.Dir = []string{}, "/"`, `cmd.Dir = "/"`,

@@ -4,54 +4,50 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
-// reservation is the memory that this process moves, in a file of the state directory. It ends with
-// the process: the file's name says which process that is. There is no lock. Each process writes
-// its own file before it reads the files of others, so of two processes that want the same memory
-// at least one sees the other.
+// reservation is the memory that this process moves, in a file of the state directory that it has
+// locked: the end of the process ends it. Each process writes its own file before it reads those of
+// others, so of two processes that want the same memory at least one sees the other.
 type reservation struct {
 	dir  string
 	file *os.File
 }
 
-// reservationName is the name of the file of a process.
-func reservationName(id procfs.ID) string { return fmt.Sprintf("moving-%d-%d.json", id.PID, id.Start) }
+// maxReservations limits the processes that move memory at once.
+const maxReservations = 256
 
-// openReservation makes the file of this process in the state directory and removes those of
-// processes that have ended.
+func reservationName(n int) string { return fmt.Sprintf("moving-%d.json", n) }
+
+// openReservation takes a file of the state directory that no process has.
 func openReservation(stateDir string) (r reservation, err error) {
 	st, err := state.Open(stateDir, false)
 	if err != nil {
 		return r, err
 	}
-	r.dir = st.Dir()
-	names, _ := filepath.Glob(filepath.Join(r.dir, "moving-*.json"))
-	for _, name := range names {
-		var id procfs.ID
-		if _, err := fmt.Sscanf(filepath.Base(name), "moving-%d-%d.json", &id.PID, &id.Start); err != nil {
+	for n := range maxReservations {
+		f, err := st.Lock(reservationName(n), 0)
+		if errors.Is(err, state.ErrBusy) {
 			continue
 		}
-		now, err := procfs.Host.ID(id.PID)
-		if err == nil && now != id || procfs.HasEnded(err) {
-			_ = os.Remove(name)
+		if err == nil {
+			err = f.Truncate(0)
 		}
+		return reservation{st.Dir(), f}, err
 	}
-	self, err := procfs.Host.ID(os.Getpid())
-	if err == nil {
-		r.file, err = os.OpenFile(filepath.Join(r.dir, reservationName(self)), os.O_RDWR|os.O_CREATE|os.O_TRUNC, 0o600)
-	}
-	return r, err
+	return r, fmt.Errorf("%d processes suspend or resume GPUs: try again", maxReservations)
 }
 
 // inheritedFile is the file that Confine has opened. It is never closed.
@@ -62,10 +58,16 @@ func inheritedReservation(host config.Host) reservation {
 	return reservation{host.StateDir, inheritedFile()}
 }
 
+// maxReservation limits the size of a file, in bytes.
+const maxReservation = 1 << 20
+
 // take reserves memory, in bytes by what it is of: a GPU's UUID, a directory of cgroups, or "" for
 // the host. It returns what other processes have reserved.
 func (r reservation) take(needs map[string]uint64) (others map[string]uint64, err error) {
 	data, err := json.Marshal(needs)
+	if err == nil && len(data) > maxReservation {
+		err = errors.New("the processes are in too many cgroups")
+	}
 	if err == nil {
 		_, err = r.file.WriteAt(data, 0)
 	}
@@ -93,14 +95,26 @@ func (r reservation) take(needs map[string]uint64) (others map[string]uint64, er
 	return others, nil
 }
 
-// readReservation reads the file of another process, which may be writing it now.
+// readReservation reads the file of another process, which may be writing it now. It returns nil if
+// no process has it.
 func readReservation(name string) (needs map[string]uint64, err error) {
+	f, err := os.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
 	for range 20 {
-		data, err := os.ReadFile(name)
-		if errors.Is(err, fs.ErrNotExist) || err == nil && len(data) == 0 {
+		if err = unix.Flock(int(f.Fd()), unix.LOCK_SH|unix.LOCK_NB); err == nil {
 			return nil, nil
 		}
-		if err != nil {
+		if !errors.Is(err, unix.EWOULDBLOCK) {
+			return nil, err
+		}
+		data, err := io.ReadAll(io.NewSectionReader(f, 0, maxReservation))
+		if err != nil || len(data) == 0 {
 			return nil, err
 		}
 		if json.Unmarshal(data, &needs) == nil {

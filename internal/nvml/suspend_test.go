@@ -21,6 +21,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
@@ -212,28 +213,29 @@ func TestT79WhatOthersMoveIsReserved(t *testing.T) {
 	d := simtest.New(t, sim.Options{GPUs: 1})
 	id, _ := startCounter(t, d)
 	check(t, os.Mkdir(d.StateDir, 0o700))
-	self, err := procfs.Host.ID(os.Getpid())
-	check(t, err)
-	gone := procfs.ID{PID: self.PID, Start: self.Start - 1}
-	put := func(id procfs.ID, key string) string {
-		name := filepath.Join(d.StateDir, reservationName(id))
+	put := func(n int, key string) {
+		name := filepath.Join(d.StateDir, reservationName(n))
 		check(t, os.WriteFile(name, fmt.Appendf(nil, `{%q:%d}`, key, uint64(1)<<60), 0o600))
-		return name
 	}
-	crashed := put(gone, "")
+	for n := range 3 { // two were left by processes that have ended, and this test has the last one
+		put(n, "")
+	}
+	st, err := state.Open(d.StateDir, false)
+	check(t, err)
+	check(t, os.Truncate(filepath.Join(d.StateDir, reservationName(2)), 0))
+	lock, err := st.Lock(reservationName(2), 0)
+	check(t, err)
+	defer lock.Close()
 	if a := answer(t, d, "confine", probe.Questions{Suspend: []procfs.ID{id}}); a.MoveError != "" {
 		t.Errorf("a process that has ended counts: %s", a.MoveError)
 	}
-	if _, err := os.Stat(crashed); err == nil {
-		t.Error("its file stays")
-	}
 	resume := probe.Questions{Resume: []procfs.ID{id}, Needs: probe.Memory{id.PID: {d.GPUs[0].UUID: 2 << 20}}}
-	put(self, d.GPUs[0].UUID)
+	put(2, d.GPUs[0].UUID)
 	const beside = ", beside 1099511627776 MiB that other containers move now"
 	if a := answer(t, d, "confine", resume); !strings.HasSuffix(a.MoveError, beside) {
 		t.Errorf("memory of the GPU: %+v", a)
 	}
-	put(self, "")
+	put(2, "")
 	if a := answer(t, d, "confine", resume); a.MoveError != "" {
 		t.Fatalf("memory of the host: %s", a.MoveError)
 	}
