@@ -30,6 +30,7 @@ func (p *Plan) registerContainerd(o Options) (none edited, err error) {
 	if err != nil {
 		return none, err
 	}
+	p.kept = unmarked(files)
 	main, config := files[0], effective(files)
 	r := o.Registration
 	form, why := chooseForm(r, h.Daemon, config.cgroupOptions())

@@ -278,7 +278,7 @@ func removeOurs(config, original map[string]any, cdi bool) bool {
 			removed = true
 			restore(config, "default-runtime", original["default-runtime"])
 		}
-		// A runtime that somebody has registered by hand stays.
+		// A runtime that the operator registered by hand stays.
 		if before := tomledit.Table(original, "runtimes")[name]; !reflect.DeepEqual(v, before) {
 			removed = true
 			restore(runtimes, name, before)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os/exec"
 	"path"
 	"slices"
@@ -128,7 +127,7 @@ func (p Plan) compare(before, after dumped) error {
 	left := oursIn(after.settings)
 	for _, d := range []dumped{before, after} {
 		for name, r := range d.runtimes.Runtimes {
-			if r.Ours() {
+			if r.Ours() && !slices.Contains(p.kept, name) {
 				ours = append(ours, name)
 			}
 		}
@@ -137,12 +136,12 @@ func (p Plan) compare(before, after dumped) error {
 	both := isOurs(before.runtimes.Default) || isOurs(after.runtimes.Default)
 	was, is := before.others(ours, both), after.others(ours, both)
 	var differ []string
-	for key := range maps.Keys(was) {
+	for key := range was {
 		if is[key] != was[key] {
 			differ = append(differ, key)
 		}
 	}
-	for key := range maps.Keys(is) {
+	for key := range is {
 		if was[key] == "" {
 			differ = append(differ, key)
 		}

@@ -16,7 +16,7 @@ import (
 func dumper(t *testing.T, before, after string) string {
 	t.Helper()
 	program := filepath.Join(t.TempDir(), "containerd")
-	script := fmt.Sprintf("#!/bin/sh\n[ \"$1 $3 $4\" = '--config config dump' ] || exit 9\nif grep -q nvidia \"$2\"; then\n%s\nelse\n%s\nfi\n", after, before)
+	script := fmt.Sprintf("#!/bin/sh\n[ \"$1 $3 $4\" = '--config config dump' ] || exit 9\nif grep -q runtimes.nvidia \"$2\"; then\n%s\nelse\n%s\nfi\n", after, before)
 	check(t, os.WriteFile(program, []byte(script), 0o755))
 	return program
 }
@@ -30,12 +30,14 @@ func TestAChangeThatContainerdReadsDifferentlyIsTakenBack(t *testing.T) {
 		kata  = "[plugins.\"" + criV3 + "\".containerd.runtimes.kata]\n  runtime_type = \"io.containerd.kata.v2\"\n"
 		ours  = "[plugins.\"" + criV3 + "\".containerd.runtimes.nvidia]\n  runtime_type = \"" + RuntimeType + "\"\n"
 		other = "[plugins.\"" + criV3 + "\".containerd.runtimes.nvidia]\n  runtime_type = \"io.containerd.kata.v2\"\n"
+		hand  = "[plugins.\"" + criV3 + "\".containerd.runtimes.gpu]\n  runtime_type = \"" + RuntimeType + "\"\n"
 		named = "[plugins.\"" + criV3 + "\".containerd]\n  default_runtime_name = \"nvidia\"\n"
 	)
 	for _, c := range []struct {
 		name, before, after string
 		want                string // of the error; "" for none
 		reg                 Registration
+		config              string // besides the version
 	}{
 		{name: "only our runtime", before: prints("imports = []\n" + stock + kata), after: prints("imports = ['/a']\n" + stock + kata + ours)},
 		{name: "an empty value that was not there", before: prints(stock), after: prints(stock + "  snapshotter = \"\"\n" + ours)},
@@ -48,12 +50,14 @@ func TestAChangeThatContainerdReadsDifferentlyIsTakenBack(t *testing.T) {
 		{name: "the default changes without a request", before: prints(stock), after: prints("[plugins.\"" + criV3 + "\".containerd]\n  default_runtime_name = \"kata\"\n" + stock + ours), want: "default_runtime_name"},
 		{name: "the new file cannot be read", before: prints(stock), after: "echo warning >&2; echo broken >&2; exit 1", want: `"broken"`},
 		{name: "the old file cannot be read", before: "echo broken >&2; exit 1", after: prints(stock + ours), want: "nothing is changed"},
+		{name: "another runtime of ours is lost", before: prints(stock + hand), after: prints(stock + ours), want: "runtimes.gpu.runtime_type",
+			config: strings.ReplaceAll(hand, criV3, criV2)},
 		{name: "a runtime that is built in", before: prints(other), after: prints(ours), want: `runtime "nvidia" of its own (io.containerd.kata.v2)`},
 		{name: "a runtime that is built in, replaced", before: prints(other), after: prints(ours), reg: Registration{Replace: true}},
 		{name: "CRI is switched off", before: prints("disabled_plugins = ['" + criV3 + "']\n"), after: prints("disabled_plugins = ['" + criV3 + "']\n")},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			root := tree(t, map[string]string{testConfig: "version = 2\n"})
+			root := tree(t, map[string]string{testConfig: "version = 2\n" + c.config})
 			files := simtest.Contents(t, root)
 			o := containerdOptions(c.reg)
 			o.ConfigFile = filepath.Join(root, testConfig)
