@@ -291,9 +291,18 @@ func TestT80AStatusThatIsNeverReadHangsNoRequest(t *testing.T) {
 	f := newFixture(t)
 	hangs, n := make(chan struct{}), 0
 	f.status = func() (*status.Status, error) { n++; <-hangs; return example(), nil }
-	for range 3 {
-		f.want("/metrics", "nvidia_shim_driver_up 0\n")
-		f.want("/", "the status of this host was not read within 10ms")
+	answered := make(chan struct{})
+	go func() {
+		defer close(answered)
+		for range 3 {
+			f.want("/metrics", "nvidia_shim_driver_up 0\n")
+			f.want("/", "the status of this host was not read within 10ms")
+		}
+	}()
+	select {
+	case <-answered:
+	case <-time.After(30 * time.Second):
+		t.Fatal("a request hangs")
 	}
 	statusLimit = time.Minute
 	close(hangs)
