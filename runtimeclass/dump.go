@@ -13,6 +13,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/tomledit"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
 // This file compares what a containerd says it will run before and after a change. Releases differ
@@ -32,11 +33,17 @@ func DaemonProgram(target, running string) string {
 	return findDaemon(target)
 }
 
-// daemonCommand is a command of the program that DaemonProgram returned.
-func daemonCommand(ctx context.Context, program string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, program, args...)
+// daemonCommand is a command of the program that DaemonProgram returned. Only a program that no user
+// but root can replace is executed.
+func daemonCommand(ctx context.Context, program string, args ...string) (*exec.Cmd, error) {
+	real, err := trusted.Program(program)
+	if err != nil {
+		return nil, fmt.Errorf("not executed: %w", err)
+	}
+	cmd := exec.CommandContext(ctx, real, args...)
+	cmd.Args[0] = program // the programs of k3s are links to one
 	cmd.WaitDelay = time.Second
-	return cmd
+	return cmd, nil
 }
 
 // dumped is the configuration that containerd would start with, in its own words.
@@ -67,7 +74,11 @@ func (h Host) dump(file string) (none dumped, err error) {
 	if !h.Exists(file) {
 		args = []string{"config", "default"}
 	}
-	out, err := daemonCommand(ctx, h.Program, args...).Output()
+	cmd, err := daemonCommand(ctx, h.Program, args...)
+	if err != nil {
+		return none, err
+	}
+	out, err := cmd.Output()
 	if err != nil {
 		var exit *exec.ExitError
 		if errors.As(err, &exit) {

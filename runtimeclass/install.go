@@ -11,7 +11,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
 // Install plans the installation of the programs, the handler and everything else that the options
@@ -162,15 +161,12 @@ func DaemonVersion(ctx context.Context, target, program string) (semver.Version,
 	if program == "" {
 		return semver.Version{}, nil
 	}
-	real, err := trusted.Program(program)
-	if err != nil {
-		return semver.Version{}, fmt.Errorf("not executed: %w", err)
-	}
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, real, "--version")
-	cmd.Args[0] = program // the programs of k3s are links to one
-	cmd.WaitDelay = time.Second
+	cmd, err := daemonCommand(ctx, program, "--version")
+	if err != nil {
+		return semver.Version{}, err
+	}
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return semver.Version{}, fmt.Errorf("%s --version: %w: %.256q", program, err, out)

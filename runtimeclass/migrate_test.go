@@ -33,7 +33,9 @@ func TestContainerdMigratesAnInstallation(t *testing.T) {
 			write(t, o.ConfigFile, "version = 2\n"+runtimesIn(criV2))
 			dump := func() (text []byte, c Configuration) {
 				t.Helper()
-				text, err := daemonCommand(t.Context(), program, "--config", o.ConfigFile, "config", "dump").Output()
+				cmd, err := daemonCommand(t.Context(), program, "--config", o.ConfigFile, "config", "dump")
+				check(t, err)
+				text, err = cmd.Output()
 				check(t, err)
 				d, err := h.dump(o.ConfigFile)
 				check(t, err)

@@ -185,7 +185,8 @@ func countingShims(t *testing.T) (dir, count string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	probe := fmt.Sprintf("#!/bin/sh\necho \"$*\" >> %s\nexec %s \"$@\"\n", count, filepath.Join(testenv.ShimDir(), "nvidia-shimctl"))
+	// The questions are in a file, which is opened again here.
+	probe := fmt.Sprintf("#!/bin/sh\n{ cat /proc/self/fd/0; echo; } >> %s\nexec %s \"$@\"\n", count, filepath.Join(testenv.ShimDir(), "nvidia-shimctl"))
 	for name, content := range map[string]string{"containerd-shim-nvidia-v2": string(shim), "nvidia-shimctl": probe} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(content), 0o755); err != nil {
 			t.Fatal(err)

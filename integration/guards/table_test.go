@@ -324,7 +324,7 @@ var guards = []guard{
 	{"programs: none that others can replace, by check", "internal/check/node.go",
 		"real, err := trusted.Program(program)", "real, err := program, error(nil); _ = trusted.Program",
 		"TestAProgramThatOthersCanReplaceIsNotExecuted"},
-	{"programs: no such daemon", "runtimeclass/install.go",
+	{"programs: no such daemon", "runtimeclass/dump.go",
 		"real, err := trusted.Program(program)", "real, err := program, error(nil); _ = trusted.Program",
 		"internal/check TestAProgramThatOthersCanReplaceIsNotExecuted"},
 	{"records: inside the root", "internal/hosttree/open.go",

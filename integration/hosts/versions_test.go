@@ -20,12 +20,13 @@ func TestTheBundleHasTheVersionsOfRealPrograms(t *testing.T) {
 	want := map[string]string{}
 	for name, from := range map[string]string{
 		"containerd": n.Root + d.bin + "/containerd", "runc": n.Root + d.bin + "/runc",
-		"dockerd": testenv.ShimDir() + "/docker/dockerd", "kubelet": testenv.ShimDir() + "/kubernetes/kubelet",
+		"kubelet": testenv.ShimDir() + "/kubernetes/kubelet",
 	} {
 		out, err := exec.Command(from, "--version").Output()
 		simtest.Check(t, err)
 		want[name], _, _ = strings.Cut(string(out), "\n")
 	}
+	// A program that only a process names is not executed.
 	simtest.Check(t, os.Symlink(testenv.ShimDir()+"/kubernetes/kubelet", n.Root+"/usr/local/bin/kubelet"))
 	n.ctl(t, d.process, "bundle --output /run/bundle.tar.gz", 0)
 	out, err := exec.Command("tar", "-xzOf", filepath.Join(n.Root, "run/bundle.tar.gz"), "nvidia-shim/versions.json").Output()
@@ -37,7 +38,7 @@ func TestTheBundleHasTheVersionsOfRealPrograms(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, line)
 		}
 	}
-	for _, text := range []string{`"gpu": "io.containerd.nvidia.v2"`, `"driver": "driver 5`, `"k3s": "not found"`} {
+	for _, text := range []string{`"gpu": "io.containerd.nvidia.v2"`, `"driver": "driver 5`, `"k3s": "not found"`, `"dockerd": "dockerd is `+testenv.ShimDir()+`/docker/dockerd, which is not executed`} {
 		if !strings.Contains(string(out), text) {
 			t.Errorf("no %s in %s", text, out)
 		}

@@ -88,24 +88,29 @@ func foundNames(found []runtimeclass.Found) string {
 	return strings.Join(list, " and ")
 }
 
-// daemonProgram returns the program to ask for the configuration that it reads: none in a tree, or
-// if the operator gave the version of the daemon instead of a daemon.
-func (i *Installer) daemonProgram(target, running string) string {
-	if i.proc() == "" || i.Versions[target] != "" || i.Versions[runtimeclass.Containerd] != "" {
+// daemonProgram returns the program to ask for the configuration that it reads: none in a tree, if
+// the operator gave the version of the daemon instead of a daemon, or if the running daemon's program
+// is not to be executed: another one need not read the same.
+func (i *Installer) daemonProgram(target string, found runtimeclass.Found) string {
+	_, distribution := runtimeclass.Distributions[target]
+	switch {
+	case i.proc() == "" || i.Versions[target] != "" || i.Versions[runtimeclass.Containerd] != "":
+		return ""
+	case i.Containerd == "" && found.Runs && found.Program == "" && !distribution:
 		return ""
 	}
-	return runtimeclass.DaemonProgram(target, cmp.Or(i.Containerd, running))
+	return runtimeclass.DaemonProgram(target, cmp.Or(i.Containerd, found.Program))
 }
 
 // runningProgram returns the program of the daemon of a registration, as daemonProgram does.
 func (i *Installer) runningProgram(o runtimeclass.Options) string {
-	running := ""
+	var found runtimeclass.Found
 	for _, f := range runtimeclass.Find(i.Host, i.proc(), o.Target) {
 		if cmp.Or(f.ConfigFile, i.Configs[o.Target]) == o.ConfigFile {
-			running = f.Program
+			found = f
 		}
 	}
-	return i.daemonProgram(o.Target, running)
+	return i.daemonProgram(o.Target, found)
 }
 
 // daemonVersion returns the version that the operator gave, or else the version that the daemon's
