@@ -2,9 +2,14 @@ package kubelet
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"math/rand/v2"
+	"net"
+	"os"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
@@ -71,8 +76,22 @@ func isBusy(err error) bool {
 
 // Pods asks the kubelet behind the socket for all its pods. Get, which asks for one, is disabled by
 // default before Kubernetes 1.36.
+//
+// A server of another user than root is not believed: its answers are grants.
 func Pods(ctx context.Context, socket string) ([]*podresources.PodResources, error) {
+	refused := make(chan error, 1) // gRPC would only say that the kubelet is unavailable
+	dial := func(ctx context.Context, _ string) (net.Conn, error) {
+		conn, err := dialRoot(ctx, socket)
+		if errors.Is(err, errNotRoot) {
+			select {
+			case refused <- err:
+			default:
+			}
+		}
+		return conn, err
+	}
 	conn, err := grpc.NewClient("unix:"+socket,
+		grpc.WithContextDialer(dial),
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxMessage)))
 	if err != nil {
@@ -80,5 +99,36 @@ func Pods(ctx context.Context, socket string) ([]*podresources.PodResources, err
 	}
 	defer conn.Close()
 	response, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{})
+	select {
+	case err = <-refused:
+	default:
+	}
 	return response.GetPodResources(), err
+}
+
+// errNotRoot is the error of a socket on which another user than root listens.
+var errNotRoot = errors.New("only a kubelet that root runs is asked")
+
+// dialRoot connects to a Unix socket on which root, or this process' user, listens.
+func dialRoot(ctx context.Context, socket string) (net.Conn, error) {
+	var d net.Dialer
+	conn, err := d.DialContext(ctx, "unix", socket)
+	if err != nil {
+		return nil, err
+	}
+	raw, err := conn.(*net.UnixConn).SyscallConn()
+	var peer *unix.Ucred
+	if err == nil {
+		err = errors.Join(raw.Control(func(fd uintptr) {
+			peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		}), err)
+	}
+	if err == nil && peer.Uid != 0 && int(peer.Uid) != os.Geteuid() {
+		err = fmt.Errorf("uid %d listens on %s: %w", peer.Uid, socket, errNotRoot)
+	}
+	if err != nil {
+		conn.Close()
+		return nil, err
+	}
+	return conn, nil
 }

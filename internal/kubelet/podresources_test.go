@@ -2,14 +2,17 @@ package kubelet
 
 import (
 	"context"
+	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
@@ -117,5 +120,33 @@ func TestAKubeletThatDoesNotAnswerCostsTheTimeLimit(t *testing.T) {
 			t.Errorf("error %v, want %v", err, want)
 		}
 		cancel()
+	}
+}
+
+func TestAServerOfAnotherUserIsNotBelieved(t *testing.T) {
+	dir := t.TempDir()
+	for name, mode := range map[string]os.FileMode{dir: 0o777, filepath.Dir(dir): 0o755} {
+		if err := os.Chmod(name, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	socket := filepath.Join(dir, "kubelet.sock")
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		// Only this thread is another user. A socket keeps the user who listens.
+		if _, _, errno := unix.RawSyscall(unix.SYS_SETRESUID, ^uintptr(0), 65534, ^uintptr(0)); errno != 0 {
+			t.Error(errno)
+			return
+		}
+		kubelettest.Serve(t, socket, kubelettest.Pod("team", "train", "GPU-a"))
+	}()
+	<-done
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	got, err := Allocated(ctx, socket, "team", "train")
+	if got.Found || err == nil || !strings.Contains(err.Error(), "uid 65534 listens on "+socket) {
+		t.Errorf("%+v, %v", got, err)
 	}
 }
