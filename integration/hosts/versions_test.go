@@ -38,7 +38,7 @@ func TestTheBundleHasTheVersionsOfRealPrograms(t *testing.T) {
 			t.Errorf("%s: %q, want %q", name, got, line)
 		}
 	}
-	for _, text := range []string{`"gpu": "io.containerd.nvidia.v2"`, `"driver": "driver 5`, `"k3s": "not found"`, `"dockerd": "dockerd is `+testenv.ShimDir()+`/docker/dockerd, which is not executed`} {
+	for _, text := range []string{`"gpu": "io.containerd.nvidia.v2"`, `"driver": "driver 5`, `"k3s": "not found"`, `"dockerd": "dockerd is ` + testenv.ShimDir() + `/docker/dockerd, which is not executed`} {
 		if !strings.Contains(string(out), text) {
 			t.Errorf("no %s in %s", text, out)
 		}

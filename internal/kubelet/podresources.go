@@ -127,7 +127,7 @@ func dialRoot(ctx context.Context, socket string) (net.Conn, error) {
 		err = fmt.Errorf("uid %d listens on %s: %w", peer.Uid, socket, errNotRoot)
 	}
 	if err != nil {
-		conn.Close()
+		_ = conn.Close()
 		return nil, err
 	}
 	return conn, nil
