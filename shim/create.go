@@ -159,9 +159,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		kept.restoration = &restoration{mask: mask, view: plan.Mounts[0].Source}
 		mask = nil
 	}
-	if mask != nil {
-		defer mask.Close()
-	}
+	defer mask.Close()
 	took := time.Since(start)
 	outcome.GPU, outcome.OwnSeconds = plan.GPU, took.Seconds()
 	resp, err := s.createMounted(ctx, r, kept.rootfs != "")

@@ -74,8 +74,13 @@ func New(files []File, label string) (m *Mask, err error) {
 	return m, nil
 }
 
-// Close releases the mask; an attached mask stays attached.
-func (m *Mask) Close() error { return m.f.Close() }
+// Close releases the mask, if there is one; an attached mask stays attached.
+func (m *Mask) Close() error {
+	if m == nil {
+		return nil
+	}
+	return m.f.Close()
+}
 
 // fill writes the files through mfd, the descriptor of the detached mount.
 func fill(mfd int, files []File) error {

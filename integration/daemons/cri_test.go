@@ -12,7 +12,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
@@ -201,7 +203,7 @@ func (n *node) run(t *testing.T, handler string, pod *cri.PodSandboxConfig) stri
 }
 
 // start starts a container that waits, with the environment given.
-func (n *node) start(pod string, config *cri.PodSandboxConfig, name, devices string) (string, error) {
+func (n *node) start(pod string, config *cri.PodSandboxConfig, name, devices string, env ...string) (string, error) {
 	c := &cri.ContainerConfig{
 		Metadata: &cri.ContainerMetadata{Name: name},
 		Image:    &cri.ImageSpec{Image: criImage},
@@ -209,7 +211,11 @@ func (n *node) start(pod string, config *cri.PodSandboxConfig, name, devices str
 		Linux:    &cri.LinuxContainerConfig{SecurityContext: &cri.LinuxContainerSecurityContext{NamespaceOptions: config.Linux.SecurityContext.NamespaceOptions}},
 	}
 	if devices != "" {
-		c.Envs = []*cri.KeyValue{{Key: "NVIDIA_VISIBLE_DEVICES", Value: []byte(devices)}}
+		env = append(env, "NVIDIA_VISIBLE_DEVICES="+devices)
+	}
+	for _, variable := range env {
+		key, value, _ := strings.Cut(variable, "=")
+		c.Envs = append(c.Envs, &cri.KeyValue{Key: key, Value: []byte(value)})
 	}
 	r, err := n.runtime.CreateContainer(n.ctx, &cri.CreateContainerRequest{PodSandboxId: pod, Config: c, SandboxConfig: config})
 	if err != nil {
@@ -328,6 +334,35 @@ func TestPodsOfEveryHandlerGetTheirGPUs(t *testing.T) {
 			})
 		}
 	})
+}
+
+// A kubelet gives up on a container whose creation takes too long, and stops the pod at once:
+// containerd then tells the shim to end while the creation still runs, and never again.
+func TestAShimDoesNotOutliveAPodWhoseCreationIsCut(t *testing.T) {
+	r := releases[len(releases)-1]
+	n := newNode(t, r)
+	settle := n.sandbox("settle")
+	pod := n.run(t, "nvidia", settle)
+	n.mustStart(t, pod, settle, "settle", "0")
+	n.remove(t, pod)
+	before := n.Snapshot(t)
+	// The question to NVML ends at its time limit, and the creation with it.
+	if err := n.Driver.Hang(true); err != nil {
+		t.Fatal(err)
+	}
+	config := n.sandbox("cut")
+	pod = n.run(t, "nvidia", config)
+	slow := *n
+	var cancel context.CancelFunc
+	slow.ctx, cancel = context.WithTimeout(n.ctx, 2*time.Second)
+	defer cancel()
+	_, err := slow.start(pod, config, "slow", "0", "NVIDIA_REQUIRE_ARCH=arch>=5.0")
+	if status.Code(err) != codes.DeadlineExceeded {
+		t.Fatalf("the creation was not cut: %v", err)
+	}
+	n.remove(t, pod)
+	testenv.Await(t, "the end of the pod's shim", func() bool { return len(n.ShimPIDs(pod)) == 0 })
+	before.AssertUnchanged(t)
 }
 
 // A pod continues when its containerd is restarted, and takes more containers.
