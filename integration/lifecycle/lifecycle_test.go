@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -355,11 +354,6 @@ func (e *events) of(s *script) []string {
 func TestAContainerWithAGPULivesAsItDoesUnderTheStockShim(t *testing.T) {
 	testenv.EachCgroup(t, func(t *testing.T, version int) {
 		h := newHost(t, version)
-		if criu, err := exec.LookPath("criu"); err == nil {
-			t.Logf("checkpoints are made by %s", criu)
-		} else {
-			t.Log("there is no criu: the error of a checkpoint is compared")
-		}
 		published := h.watch(t)
 		lives := map[string][]string{}
 		for _, runtime := range []string{testenv.StockRuntime, testenv.DefaultRuntime} {
@@ -367,11 +361,15 @@ func TestAContainerWithAGPULivesAsItDoesUnderTheStockShim(t *testing.T) {
 			lives[runtime] = s.life(published)
 		}
 		stock, ours := lives[testenv.StockRuntime], lives[testenv.DefaultRuntime]
-		// A container with GPUs is paused for its checkpoint, since their memory is moved before.
-		for _, topic := range []string{"/tasks/paused", "/tasks/resumed"} {
-			i := slices.IndexFunc(stock, func(step string) bool { return strings.HasPrefix(step, "event "+topic) })
-			stock = append(stock, stock[i])
+		// A container with GPUs is written to a checkpoint only if policy.allow-checkpoints is true.
+		const refusal = `checkpoint: "", "ctr: nvidia: container CONTAINER has GPUs: it is written to a checkpoint only outside Kubernetes and if policy.allow-checkpoints is true`
+		if !slices.ContainsFunc(ours, func(step string) bool { return strings.HasPrefix(step, refusal) }) {
+			t.Errorf("a checkpoint is not refused:\n%s", strings.Join(ours, "\n"))
 		}
+		ofCheckpoints := func(step string) bool {
+			return strings.HasPrefix(step, "checkpoint: ") || strings.HasPrefix(step, "event /tasks/checkpointed")
+		}
+		stock, ours = slices.DeleteFunc(stock, ofCheckpoints), slices.DeleteFunc(ours, ofCheckpoints)
 		for i := range stock {
 			stock[i] = strings.ReplaceAll(stock[i], testenv.StockRuntime, testenv.DefaultRuntime)
 		}
