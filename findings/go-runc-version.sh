@@ -6,7 +6,9 @@
 # Expected before the first run: an error.
 set -euo pipefail
 dir=$(mktemp -d)
-trap 'chmod -R u+w "$dir"; rm -rf "$dir"' EXIT
+[ -d /run/crun ] && had=yes || had=no
+# crun makes /run/crun even for --version.
+trap 'chmod -R u+w "$dir"; rm -rf "$dir"; [ $had = yes ] || rmdir /run/crun 2>/dev/null || true' EXIT
 cd "$dir"
 apt-get download -q crun=1.8.1-1+deb12u1 libyajl2=2.1.0-3+deb12u2 >/dev/null 2>&1
 for package in ./*.deb; do dpkg-deb -x "$package" root; done
