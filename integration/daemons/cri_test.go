@@ -360,8 +360,11 @@ func TestAShimDoesNotOutliveAPodWhoseCreationIsCut(t *testing.T) {
 	if status.Code(err) != codes.DeadlineExceeded {
 		t.Fatalf("the creation was not cut: %v", err)
 	}
-	n.remove(t, pod)
+	if _, err := n.runtime.StopPodSandbox(n.ctx, &cri.StopPodSandboxRequest{PodSandboxId: pod}); err != nil {
+		t.Fatal(err)
+	}
 	testenv.Await(t, "the end of the pod's shim", func() bool { return len(n.ShimPIDs(pod)) == 0 })
+	n.remove(t, pod)
 	before.AssertUnchanged(t)
 }
 
@@ -399,7 +402,8 @@ func TestAPodIsSuspendedAndResumed(t *testing.T) {
 			command string
 			paused  int
 		}{{"suspend", 2}, {"resume", 0}, {"suspend", 2}} {
-			n.Ctl(t, step.command, "--state", n.State, "--pod", "default/pod")
+			// This containerd has a /run/containerd of its own.
+			n.Ctl(t, step.command, "--root", fmt.Sprintf("/proc/%d/root", n.PID()), "--state", n.State, "--pod", "default/pod")
 			if got := strings.Count(n.Ctr(t, "--namespace", criNamespace, "tasks", "ls"), "PAUSED"); got != step.paused {
 				t.Errorf("after %s %d containers are paused, want %d", step.command, got, step.paused)
 			}

@@ -235,11 +235,17 @@ func TestTheOldStateReturnsIfCheckFails(t *testing.T) {
 func TestTheNodeFollowsAnUpgradeOfContainerd(t *testing.T) {
 	n := startNode(t)
 	const dropIn = "/etc/systemd/system/containerd.service.d"
+	// The version is asked of a program in a directory of services only.
+	installed := func(program string) {
+		n.run(t, "sh", "-c", "mkdir -p /opt/bin && ln -sfn "+inBin+"/"+program+" /opt/bin/containerd")
+	}
+	installed("daemons/containerd-2.3/containerd")
 	n.run(t, "sh", "-c", "mkdir "+dropIn+" && printf '[Service]\nExecStart=\nExecStart="+inBin+"/daemons/containerd-2.3/containerd\n' >"+dropIn+"/older.conf")
 	n.run(t, "sh", "-c", "systemctl daemon-reload && systemctl restart containerd")
 	n.once(t, 0, true)
 	simhost.Want(t, n.run(t, "cat", runtimeclass.DefaultContainerdConfig), `runtime_path = "`+installedShim+`"`)
 	n.useGPU(t)
+	installed("tools/containerd")
 	n.run(t, "sh", "-c", "rm -r "+dropIn+" && systemctl daemon-reload && systemctl restart containerd")
 	n.once(t, 0, true)
 	simhost.Want(t, n.run(t, "cat", runtimeclass.DefaultContainerdConfig), `runtime_type = "`+runtimeclass.RuntimeType+`"`)
@@ -266,8 +272,8 @@ func TestTheNodePodFollowsTheNode(t *testing.T) {
 	n := startNode(t)
 	before := n.state(t)
 	n.start(t, "--interval", "100ms")
-	n.serve(t)
 	testenv.Await(t, "the node is ready", n.ready("true"))
+	n.serve(t) // when containerd has been restarted
 	installed := n.state(t)
 	n.useGPU(t)
 	simhost.Want(t, metricsOf(t), "nvidia_shim_nvml_up 1", `nvidia_shim_creations_total{gpu="true"} 1`)

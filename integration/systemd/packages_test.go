@@ -146,6 +146,8 @@ func (m *machine) useShim(t *testing.T, config string) {
 	}
 	c := m.sleep(t, 1, containerOptions{runtime: packagedShim})
 	c.check(t)
+	// The state directory is not below /run here.
+	m.run(t, "sh", "-c", "mkdir -p /run/systemd/system/"+serveUnit+".d && printf '[Service]\\nReadWritePaths="+inDriver+"\\n' >/run/systemd/system/"+serveUnit+".d/state.conf && systemctl daemon-reload")
 	m.run(t, "systemctl", "enable", "--now", serveUnit)
 	simhost.Want(t, metricsOf(t), "nvidia_shim_device_holder{", "nvidia_shim_nvml_up 1", `nvidia_shim_creations_total{gpu="true"} 1`)
 	c.remove(t)
