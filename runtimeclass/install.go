@@ -106,9 +106,12 @@ func (p *Plan) unregister(o Options, but string) error {
 		var loaded []tomlFile
 		loaded, err = p.Host.load(o.ConfigFile, false)
 		if err == nil && p.Host.registered(o) {
-			names := removed(loaded)
-			if but != "" { // install writes this one again, and leaves the others
-				names = slices.DeleteFunc(unmarked(loaded), func(name string) bool { return name != o.Registration.Handler })
+			// Others were written by an operator.
+			isOther := func(name string) bool { return name != o.Registration.Handler }
+			names := slices.DeleteFunc(unmarked(loaded), isOther)
+			if but == "" { // otherwise install writes these again
+				names = append(names, marked(loaded)...)
+				p.byHand = startedFrom(loaded, o.Registration.BinDir, isOther)
 			}
 			err = takeOut(loaded, names)
 		}

@@ -47,6 +47,9 @@ type Plan struct {
 	// configFile is the configuration with the handler. byDefault is the handler that an
 	// installation makes the default; "" for none.
 	configFile, byDefault string
+	// byHand lists, like NeededBy, the runtimes of containerd that an operator wrote and that start
+	// the programs.
+	byHand []string
 	// kept are runtimes of this shim that an installation leaves as they are.
 	kept []string
 	// dirs are the directories that an installation writes to; made are those that installations

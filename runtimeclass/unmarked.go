@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"path"
+	"path/filepath"
 	"reflect"
 	"slices"
 
@@ -42,10 +43,27 @@ func unmarked(files []tomlFile) (names []string) {
 	return names
 }
 
-// removed returns the runtimes that are gone from files after an uninstallation: those without our
-// marks, and those with marks that no other line of the files defines.
-func removed(files []tomlFile) []string {
-	names := unmarked(files)
+// startedFrom returns the runtimes without our marks, of those that is selects, that start the shim
+// in a directory: by its path, or by its name if the directory is in the PATH of services.
+func startedFrom(files []tomlFile, dir string, is func(name string) bool) (list []string) {
+	for _, f := range files {
+		for _, name := range slices.DeleteFunc(oursIn(f.config), func(name string) bool { return !is(name) }) {
+			file := ""
+			for _, section := range sectionNames {
+				if r, ok := tomledit.Table(f.config, "plugins", section, "containerd", "runtimes", name)["runtime_path"].(string); ok {
+					file = r
+				}
+			}
+			if path.Dir(file) == dir || file == "" && slices.Contains(filepath.SplitList(ServicePath), dir) {
+				list = append(list, f.name+": "+name)
+			}
+		}
+	}
+	return list
+}
+
+// marked returns the runtimes with our marks that no other line of the files defines.
+func marked(files []tomlFile) (names []string) {
 	for _, f := range files {
 		for _, name := range ownHandlers(f.text) {
 			if _, present := holder(files, name); present == nil {
@@ -174,6 +192,7 @@ func (p *Plan) keepNeeded(o Options) {
 			}
 		}
 	}
+	p.NeededBy = append(p.NeededBy, p.byHand...)
 	if o.Target != Containerd {
 		c, _ := ReadConfiguration(p.Host, DefaultContainerdConfig)
 		for _, name := range slices.Sorted(maps.Keys(c.Runtimes)) {

@@ -60,7 +60,14 @@ func TestOurRuntimeWithoutMarks(t *testing.T) {
 			if ok != (config != "none") || backup != before[testConfig] {
 				t.Errorf("%s, %+v: the back-up is not the original", config, again)
 			}
-			uninstall(t, h, o)
+			removal := uninstall(t, h, o)
+			// Under another name, nothing says that an installation made the first one.
+			if again.Handler != "" {
+				if c := theConfiguration(t, h); len(removal.NeededBy) != 1 || programs(t, h) == 0 || !c.Runtimes["nvidia"].Ours() || c.Runtimes["gpu"].Ours() {
+					t.Errorf("%s, %+v: needed by %v, %d programs, %+v", config, again, removal.NeededBy, programs(t, h), c)
+				}
+				continue
+			}
 			if text := string(read(t, h.Real(testConfig))); strings.Contains(text, "nvidia") {
 				t.Errorf("%s, %+v: left\n%s", config, again, text)
 			}
@@ -135,9 +142,14 @@ func TestARuntimeWrittenByHandKeepsItsOptions(t *testing.T) {
 		if h.Exists(testConfig + hosttree.BackupSuffix) {
 			t.Errorf("%s: a file with a runtime of ours is kept as the original", name)
 		}
-		uninstall(t, h, o)
-		if c := theConfiguration(t, h); c.Runtimes[name].Ours() || c.Runtimes["nvidia"].Ours() {
+		// The runtime of the installation goes, another one stays, and with it what it starts.
+		removal := uninstall(t, h, o)
+		stays := name == "other"
+		if c := theConfiguration(t, h); c.Runtimes["other"].Ours() != stays || c.Runtimes["nvidia"].Ours() {
 			t.Errorf("%s: left %+v", name, c.Runtimes)
+		}
+		if (len(removal.NeededBy) > 0) != stays || (programs(t, h) > 0) != stays {
+			t.Errorf("%s: needed by %v, %d programs", name, removal.NeededBy, programs(t, h))
 		}
 	}
 }

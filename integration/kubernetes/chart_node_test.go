@@ -349,7 +349,7 @@ func TestChartInstallsTheNode(t *testing.T) {
 	}
 
 	// What is refused stops a rolling update.
-	upgrade("args={" + args + ",--handler=" + handler + "}")
+	upgrade("args={" + args + ",--handler=" + otherHandler + "}")
 	c.awaitLabel(t, "nvidia-shim.io/ready", "false")
 	c.awaitNotReady(t, "3")
 	if _, err := helmRelease(t, "rollback"); err != nil {

@@ -35,6 +35,8 @@ const (
 	criNamespace = "k8s.io"
 	// handler is the name of the runtime class and of containerd's handler.
 	handler = "nvidia"
+	// otherHandler is a handler of another shim.
+	otherHandler = "other"
 	// annotatedHandler passes every annotation of pods on to the specification, as
 	// some operators configure it.
 	annotatedHandler = "nvidia-annotated"
@@ -125,12 +127,14 @@ default_runtime_name = 'runc'
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]
 runtime_type = 'io.containerd.runc.v2'
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%s]
+runtime_type = 'io.containerd.runc.v2'
+[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%s]
 runtime_type = 'io.containerd.nvidia.v2'
 [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.%s]
 runtime_type = 'io.containerd.nvidia.v2'
 pod_annotations = ['*', '*/*']
 container_annotations = ['*', '*/*']
-`, pauseImage, cdiDir, filepath.Join(binDir(), "cni"), filepath.Join(dir, "net.d"), handler, annotatedHandler)
+`, pauseImage, cdiDir, filepath.Join(binDir(), "cni"), filepath.Join(dir, "net.d"), otherHandler, handler, annotatedHandler)
 	c.Env = testenv.Start(life, testenv.Options{
 		CRI: true, Config: config, ShimConfig: c.Driver.ConfigPath, ShimDir: testenv.ShimDir(),
 	})
