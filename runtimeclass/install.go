@@ -107,7 +107,11 @@ func (p *Plan) unregister(o Options, but string) error {
 		loaded, err = p.Host.load(o.ConfigFile, false)
 		if err == nil && p.Host.registered(o) {
 			// Others were written by an operator.
-			isOther := func(name string) bool { return name != o.Registration.Handler }
+			own := registeredIn(loaded)
+			if but != "" || len(own) == 0 {
+				own = []string{o.Registration.Handler}
+			}
+			isOther := func(name string) bool { return !slices.Contains(own, name) }
 			names := slices.DeleteFunc(unmarked(loaded), isOther)
 			if but == "" { // otherwise install writes these again
 				names = append(names, marked(loaded)...)

@@ -62,6 +62,14 @@ func startedFrom(files []tomlFile, dir string, is func(name string) bool) (list 
 	return list
 }
 
+// registeredIn returns the runtimes with our marks.
+func registeredIn(files []tomlFile) (names []string) {
+	for _, f := range files {
+		names = append(names, ownHandlers(f.text)...)
+	}
+	return names
+}
+
 // marked returns the runtimes with our marks that no other line of the files defines.
 func marked(files []tomlFile) (names []string) {
 	for _, f := range files {

@@ -154,6 +154,19 @@ func TestARuntimeWrittenByHandKeepsItsOptions(t *testing.T) {
 	}
 }
 
+// An installation under another name leaves a runtime that an operator called nvidia.
+func TestARuntimeWrittenByHandIsNotTheInstalledOne(t *testing.T) {
+	hand := "[plugins.\"" + criV2 + "\".containerd.runtimes.nvidia]\n  runtime_type = \"" + RuntimeType + "\"\n"
+	h, o := containerdTree(t, string(fixture(t, "v2-1.7.toml"))+hand, "", v1735), options(t)
+	o.Registration.Handler = "gpu"
+	applied(t)(Install(h, o))
+	o.Registration.Handler = "nvidia" // the default of uninstall
+	removal := uninstall(t, h, o)
+	if c := theConfiguration(t, h); !c.Runtimes["nvidia"].Ours() || c.Runtimes["gpu"].Ours() || len(removal.NeededBy) != 1 {
+		t.Errorf("left %+v, needed by %v", c.Runtimes, removal.NeededBy)
+	}
+}
+
 // The programs stay while a runtime that an operator wrote for another daemon, or for Docker, starts
 // them.
 func TestARuntimeWrittenByHandKeepsThePrograms(t *testing.T) {
