@@ -10,16 +10,16 @@ import (
 
 // allowed lists the system calls of the program that suspends, besides those in legacy: what
 // libcuda, NVML, glibc and Go need to read files, to use the driver's nodes, to have memory and
-// threads, and to wait. Nothing here starts a program, mounts, makes a device node or a socket,
-// traces or signals another process, loads code into the kernel, or changes keys. unlinkat is for
-// the file that cuInit makes.
+// threads, and to wait. Nothing here starts a program, mounts, makes a device node, connects to
+// another process, traces or signals it, loads code into the kernel, or changes keys. Mounts are
+// read-only, so that few files can be made and removed.
 var allowed = []uint32{
 	unix.SYS_READ, unix.SYS_READV, unix.SYS_PREAD64, unix.SYS_PREADV, unix.SYS_WRITE, unix.SYS_WRITEV,
 	unix.SYS_PWRITE64, unix.SYS_PWRITEV, unix.SYS_OPENAT, unix.SYS_OPENAT2, unix.SYS_CLOSE, unix.SYS_CLOSE_RANGE,
 	unix.SYS_FSTAT, unix.SYS_STATX, unix.SYS_STATFS, unix.SYS_FSTATFS, unix.SYS_LSEEK, unix.SYS_READLINKAT,
 	unix.SYS_GETDENTS64, unix.SYS_FACCESSAT, unix.SYS_FACCESSAT2, unix.SYS_FTRUNCATE, unix.SYS_FALLOCATE,
 	unix.SYS_FCNTL, unix.SYS_FLOCK, unix.SYS_DUP, unix.SYS_DUP3, unix.SYS_PIPE2, unix.SYS_MEMFD_CREATE,
-	unix.SYS_UNLINKAT, unix.SYS_GETCWD, unix.SYS_UMASK, unix.SYS_IOCTL,
+	unix.SYS_UNLINKAT, unix.SYS_MKDIRAT, unix.SYS_SYMLINKAT, unix.SYS_GETCWD, unix.SYS_UMASK, unix.SYS_IOCTL,
 
 	unix.SYS_MMAP, unix.SYS_MUNMAP, unix.SYS_MPROTECT, unix.SYS_MREMAP, unix.SYS_MADVISE, unix.SYS_MSYNC,
 	unix.SYS_MINCORE, unix.SYS_MLOCK, unix.SYS_MLOCK2, unix.SYS_MUNLOCK, unix.SYS_BRK, unix.SYS_MEMBARRIER,
@@ -39,16 +39,27 @@ var allowed = []uint32{
 	unix.SYS_CLOCK_GETTIME, unix.SYS_CLOCK_GETRES, unix.SYS_CLOCK_NANOSLEEP, unix.SYS_NANOSLEEP, unix.SYS_GETTIMEOFDAY,
 	unix.SYS_GETRANDOM, unix.SYS_PPOLL, unix.SYS_PSELECT6, unix.SYS_EVENTFD2, unix.SYS_EPOLL_CREATE1, unix.SYS_EPOLL_CTL,
 	unix.SYS_EPOLL_PWAIT, unix.SYS_EPOLL_PWAIT2, unix.SYS_TIMERFD_CREATE, unix.SYS_TIMERFD_SETTIME, unix.SYS_TIMERFD_GETTIME,
+
+	unix.SYS_BIND, unix.SYS_LISTEN, unix.SYS_ACCEPT4, unix.SYS_GETSOCKNAME, unix.SYS_SETSOCKOPT, unix.SYS_GETSOCKOPT,
 }
 
-// refused lists calls that libraries try and can do without. A socket could reach containerd's, and
-// with that the host. A filter cannot read the flags of clone3; without it, libraries use clone.
-var refused = []uint32{unix.SYS_SOCKET, unix.SYS_SOCKETPAIR, unix.SYS_CLONE3}
+// refused lists calls that libraries try and can do without. A filter cannot read the flags of
+// clone3; without it, libraries use clone. cuInit tries to connect to MPS.
+var refused = []uint32{unix.SYS_CLONE3, unix.SYS_CONNECT}
+
+// denyRefused makes the calls in refused fail as if nothing was there.
+func denyRefused() error {
+	err := deny([]uint32{unix.SYS_CLONE3}, unix.ENOSYS)
+	if err == nil {
+		err = deny([]uint32{unix.SYS_CONNECT}, unix.ECONNREFUSED)
+	}
+	return err
+}
 
 // limitCalls leaves the calls in allowed to this process. Others fail as if the kernel did not have
 // them, and the kernel's log names them, except those in refused.
 func limitCalls() error {
-	err := deny(refused, unix.ENOSYS)
+	err := denyRefused()
 	if err == nil {
 		err = setFilter(allowList(uint32(os.Getpid()), unix.SECCOMP_RET_ERRNO|uint32(unix.ENOSYS)), unix.SECCOMP_FILTER_FLAG_LOG)
 	}
@@ -75,6 +86,10 @@ func allowList(pid, other uint32) []unix.SockFilter {
 	const thread = unix.CLONE_VM | unix.CLONE_THREAD
 	program = append(program, jump(unix.BPF_JEQ, unix.SYS_CLONE, 0, 5), load(offsetArg0),
 		unix.SockFilter{Code: unix.BPF_ALU | unix.BPF_AND | unix.BPF_K, K: thread}, jump(unix.BPF_JEQ, thread, 0, 1), ok, denied)
+	// cuInit listens at a Unix socket with an abstract name, which no process of another network
+	// namespace can reach. No call connects a socket or sends to an address: that would reach
+	// containerd's, and with that the host.
+	program = append(program, jump(unix.BPF_JEQ, unix.SYS_SOCKET, 0, 4), load(offsetArg0), jump(unix.BPF_JEQ, unix.AF_UNIX, 0, 1), ok, denied)
 	// Of this process alone: root's other processes have the same user.
 	for _, call := range []uint32{unix.SYS_TGKILL, unix.SYS_PRLIMIT64, unix.SYS_SCHED_SETAFFINITY} {
 		program = append(program, jump(unix.BPF_JEQ, call, 0, 5), load(offsetArg0),

@@ -63,15 +63,15 @@ const (
 
 // Results of the driver (CUresult).
 const (
-	invalidValue   = 1
-	notInitialized = 3
-	notSupported   = 801
+	invalidValue    = 1
+	notInitialized  = 3
+	operatingSystem = 304
+	notSupported    = 801
 )
 
 // reasons are the usual causes of the driver's results.
 var reasons = map[int]string{
 	2:   "there is not enough free memory",
-	304: "the driver cannot restore a process again for which the GPU was full (seen with 580.159.04): delete the container",
 	600: fmt.Sprintf("its GPU work did not end within %s", lockTimeout),
 
 	notSupported: "it uses MPS, or memory that the driver cannot move, such as managed memory",
@@ -216,6 +216,8 @@ func (c *checkpointer) text(function string, rc int) string {
 		reason, ok = "the driver does not move it between these GPUs: resume it where it was", true
 	case function == "Restore" && (rc == invalidValue || rc == notSupported):
 		reason, ok = sharesMemory, true
+	case function == "Restore" && rc == operatingSystem:
+		reason, ok = "the driver cannot restore a process again for which the GPU was full (seen with 580.159.04): delete the container", true
 	}
 	if ok {
 		text += ": " + reason

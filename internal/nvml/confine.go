@@ -230,6 +230,11 @@ func confineProc(ids []procfs.ID) error {
 	if err := unix.Mount("", "/proc", "", unix.MS_REMOUNT|unix.MS_BIND|unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, ""); err != nil {
 		return &os.PathError{Op: "make read-only", Path: "/proc", Err: err}
 	}
+	// cuInit names its threads there, and fails if it cannot (driver 580).
+	own := filepath.Join("/proc", self)
+	if err := unix.MountSetattr(unix.AT_FDCWD, own, 0, &unix.MountAttr{Attr_clr: unix.MOUNT_ATTR_RDONLY}); err != nil {
+		return &os.PathError{Op: "make writable", Path: own, Err: err}
+	}
 	return unix.Close(proc)
 }
 

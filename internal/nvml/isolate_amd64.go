@@ -25,6 +25,6 @@ var unlink = []uint32{unix.SYS_UNLINK, unix.SYS_UNLINKAT}
 // legacy lists the calls of this architecture that are older forms of those in allowed.
 var legacy = []uint32{
 	unix.SYS_OPEN, unix.SYS_STAT, unix.SYS_LSTAT, unix.SYS_NEWFSTATAT, unix.SYS_ACCESS, unix.SYS_READLINK, unix.SYS_GETDENTS,
-	unix.SYS_DUP2, unix.SYS_PIPE, unix.SYS_UNLINK, unix.SYS_POLL, unix.SYS_SELECT, unix.SYS_EVENTFD, unix.SYS_EPOLL_CREATE,
+	unix.SYS_DUP2, unix.SYS_PIPE, unix.SYS_UNLINK, unix.SYS_MKDIR, unix.SYS_SYMLINK, unix.SYS_POLL, unix.SYS_SELECT, unix.SYS_EVENTFD, unix.SYS_EPOLL_CREATE,
 	unix.SYS_EPOLL_WAIT, unix.SYS_TIME, unix.SYS_GETPGRP, unix.SYS_GETRLIMIT, unix.SYS_ARCH_PRCTL,
 }

@@ -22,8 +22,9 @@ const (
 const (
 	// ReadyFD is where the program reads one byte when Questions.Ready has returned.
 	ReadyFD = 3
-	// ReservationFD is the file in which the program that suspends notes what it moves.
-	ReservationFD = 4
+	// ReservationFD is the file in which the program that suspends notes what it moves. The number
+	// is beyond those that Go's runtime has for itself.
+	ReservationFD = 100
 )
 
 // grace is the time for starting the probe and for printing that a question timed out.

@@ -3,8 +3,11 @@
 #define _GNU_SOURCE /* O_PATH */
 #include "sim.h"
 
+#include <stddef.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -29,6 +32,35 @@ typedef struct {
 static int initialized;
 static unsigned seen[SIM_GPU_COUNT + 1], count;
 
+/* names_thread writes the name of this thread, and reports whether that was possible. */
+static int names_thread(void)
+{
+	char path[64];
+	snprintf(path, sizeof path, "/proc/self/task/%ld/comm", syscall(SYS_gettid));
+	int fd = open(path, O_RDWR | O_CLOEXEC);
+	char name[16];
+	ssize_t n = fd < 0 ? -1 : read(fd, name, sizeof name);
+	int ok = n > 1 && write(fd, name, (size_t)n - 1) == n - 1; /* without the newline */
+	if (fd >= 0)
+		close(fd);
+	return ok;
+}
+
+/* has_socket binds a socket to an abstract name of this process, and reports whether it has one. */
+static int has_socket(void)
+{
+	static int fd = -1;
+	if (fd >= 0)
+		return 1;
+	struct stat ns;
+	struct sockaddr_un at = {.sun_family = AF_UNIX};
+	if (stat("/proc/self/ns/pid", &ns))
+		return 0;
+	int n = snprintf(at.sun_path + 1, sizeof at.sun_path - 1, "cuda-uvmfd-%lu-%d", (unsigned long)ns.st_ino, getpid());
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+	return fd >= 0 && !bind(fd, (struct sockaddr *)&at, (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n));
+}
+
 EXPORT int cuInit(unsigned flags)
 {
 	if (flags)
@@ -38,8 +70,10 @@ EXPORT int cuInit(unsigned flags)
 	count = sim_visible(seen);
 	if (count == 0)
 		return CUDA_ERROR_NO_DEVICE;
-	/* As seen of driver 580 under a filter of system calls. */
+	/* As seen of driver 580 under a filter of system calls, and with a read-only /proc. */
 	if (unlink("/tmp/simulated-cuda") && errno == EPERM)
+		return CUDA_ERROR_OPERATING_SYSTEM;
+	if (!names_thread() || !has_socket())
 		return CUDA_ERROR_OPERATING_SYSTEM;
 	if (!sim_may_open("nvidia-uvm", O_RDWR))
 		return CUDA_ERROR_UNKNOWN;
