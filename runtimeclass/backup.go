@@ -93,8 +93,6 @@ func (p *Plan) restore(f configFile) error {
 	case err != nil:
 		return err
 	// The installation may have added the newline at the end of the last line.
-	case hasOurs(backup.Before):
-		p.note("%s has a runtime of this shim: it is not the original, and it stays", filepath.Base(backup.Path))
 	case backup.Before != nil && bytes.Equal(tomledit.WithLineEnd(backup.Before), tomledit.WithLineEnd(f.original)):
 		change.After = backup.Before
 		p.Changes = append(p.Changes, change, backup)

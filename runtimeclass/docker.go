@@ -232,11 +232,9 @@ func (h Host) readDocker(name string) (configFile, map[string]any, error) {
 		return configFile{}, nil, err
 	}
 	file := configFile{name, text, text}
-	formatted := bytes.Equal(text, encodeJSON(config, "  "))
 	removed := removeOurs(config, original, h.madeCDI())
 	switch {
-	// Without a backup and a record, the runtimes are ours only if the file has nothing else.
-	case backup == nil && !h.recorded(name) && !(formatted && len(config) == 0):
+	case backup == nil && !h.recorded(name): // an operator wrote them
 		_, config, err = h.readJSON(name)
 	case backup != nil && reflect.DeepEqual(config, original):
 		file.original = backup

@@ -46,7 +46,6 @@ func TestInstallDocker(t *testing.T) {
 		reg        Registration
 		want       string
 	}{
-		{name: "no file", text: "none", want: ourDockerRuntime},
 		{name: "an empty file", text: "", want: ourDockerRuntime},
 		{name: "an empty object", text: "{}", want: ourDockerRuntime},
 		{name: "unknown fields and odd numbers", text: "{\n\t\"zeta\": [1,  2],\n\t\"alpha\": {\"x\" : 1e3, \"y\": 12345678901234567890, \"z\": \"<&>\"}\n}",
@@ -75,7 +74,7 @@ func TestInstallDocker(t *testing.T) {
 			if got := string(read(t, h.Real(DefaultDockerConfig))); got != c.want {
 				t.Errorf("got\n%s\nwant\n%s", got, c.want)
 			}
-			if backup, ok := after[DefaultDockerConfig+hosttree.BackupSuffix]; ok != (c.text != "none") || backup != before[DefaultDockerConfig] {
+			if backup, ok := after[DefaultDockerConfig+hosttree.BackupSuffix]; !ok || backup != before[DefaultDockerConfig] {
 				t.Errorf("the original is kept as %q", backup)
 			}
 			checkUndone(t, h, o, before)
@@ -107,16 +106,35 @@ func TestInstallDockerKeepsTheDefault(t *testing.T) {
 			{Registration{}, false, other, "reload"},
 			{Registration{Default: true}, false, "nvidia", "reload"},
 		} {
-			o := dockerOptions(s.reg)
-			o.DropDefault = s.drop
-			p := applied(t)(register(h, o))
+			o := withDocker(options(t))
+			o.Registration, o.DropDefault = s.reg.filled(), s.drop
+			p := applied(t)(Install(h, o))
 			_, config, err := h.readJSON(DefaultDockerConfig)
 			check(t, err)
 			if got, _ := config["default-runtime"].(string); got != s.want || p.Restart.Verb != s.restart {
 				t.Errorf("%s, step %d: default %q, want %q; %s", text, i, got, s.want, p.Restart)
 			}
 		}
-		checkUndone(t, h, dockerOptions(Registration{}), before)
+		uninstall(t, h, withDocker(options(t)))
+		if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+			t.Errorf("not as before: %v", now)
+		}
+	}
+}
+
+// The record says that install made the file.
+func TestInstallDockerMakesTheFile(t *testing.T) {
+	h, o := dockerTree(t, "none"), withDocker(options(t))
+	before := simtest.Contents(t, h.Root)
+	for range 2 {
+		applied(t)(Install(h, o))
+		if got := string(read(t, h.Real(DefaultDockerConfig))); got != ourDockerRuntime || h.Exists(DefaultDockerConfig+hosttree.BackupSuffix) {
+			t.Errorf("got\n%s", got)
+		}
+	}
+	uninstall(t, h, o)
+	if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+		t.Errorf("not as before: %v", now)
 	}
 }
 

@@ -3,7 +3,6 @@ package runtimeclass
 import (
 	"bytes"
 	"cmp"
-	"os"
 	"path"
 	"path/filepath"
 	"reflect"
@@ -105,40 +104,35 @@ func TestInstallDistribution(t *testing.T) {
 	}
 }
 
-// A further handler is added to those of earlier installations, and one uninstallation, with or
-// without the record, removes all of them.
+// A further handler is added to those of earlier installations, and one uninstallation removes all of
+// them.
 func TestAFurtherHandlerOfADistribution(t *testing.T) {
 	for _, name := range []string{"k3s", "rke2"} {
 		generated := strings.ReplaceAll(string(fixture(t, "k3s-v3.toml")), "/k3s/", "/"+name+"/")
 		for _, daemon := range []semver.Version{v229, v2010} {
-			for _, recorded := range []bool{true, false} {
-				dir := Distributions[name].Dir
-				h := Host{Tree: hosttree.Tree{Root: tree(t, map[string]string{dir + "/config.toml": generated, rancherDir + "/" + name + "/server/tls/x": "\n"})}, Daemon: daemon}
-				before := simtest.Contents(t, h.Root)
-				o := options(t)
-				o.Target, o.ConfigFile = name, ""
-				for _, handler := range []string{"nvidia", "gpu"} {
-					o.Registration.Handler = handler
-					applied(t)(Install(h, o))
-				}
-				p, err := Install(h, o)
-				check(t, err)
-				file := path.Join(dir, map[semver.Version]string{v229: "config-v3.toml.d/nvidia-shim.toml", v2010: templateV3}[daemon])
-				text := string(read(t, h.Real(file)))
-				if p.Changed() || strings.Count(text, "runtimes.nvidia]") != 1 || strings.Count(text, "runtimes.gpu]") != 1 {
-					t.Errorf("%s, containerd %s: changed %v,\n%s", name, daemon, p.Changed(), text)
-				}
-				if !recorded {
-					check(t, os.Remove(h.Real(RecordPath)))
-				}
-				list, err := Registered(h, Options{Registration: o.Registration, ShimConfig: o.ShimConfig})
-				if err != nil || len(list) != 1 || list[0].Target != name {
-					t.Fatalf("%s, recorded %v: registrations %+v, %v", name, recorded, list, err)
-				}
-				uninstall(t, h, list[0])
-				if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
-					t.Errorf("%s, recorded %v: not as before: %v", name, recorded, now)
-				}
+			dir := Distributions[name].Dir
+			h := Host{Tree: hosttree.Tree{Root: tree(t, map[string]string{dir + "/config.toml": generated, rancherDir + "/" + name + "/server/tls/x": "\n"})}, Daemon: daemon}
+			before := simtest.Contents(t, h.Root)
+			o := options(t)
+			o.Target, o.ConfigFile = name, ""
+			for _, handler := range []string{"nvidia", "gpu"} {
+				o.Registration.Handler = handler
+				applied(t)(Install(h, o))
+			}
+			p, err := Install(h, o)
+			check(t, err)
+			file := path.Join(dir, map[semver.Version]string{v229: "config-v3.toml.d/nvidia-shim.toml", v2010: templateV3}[daemon])
+			text := string(read(t, h.Real(file)))
+			if p.Changed() || strings.Count(text, "runtimes.nvidia]") != 1 || strings.Count(text, "runtimes.gpu]") != 1 {
+				t.Errorf("%s, containerd %s: changed %v,\n%s", name, daemon, p.Changed(), text)
+			}
+			list, err := Registered(h, Options{Registration: o.Registration, ShimConfig: o.ShimConfig})
+			if err != nil || len(list) != 1 || list[0].Target != name {
+				t.Fatalf("%s: registrations %+v, %v", name, list, err)
+			}
+			uninstall(t, h, list[0])
+			if now := simtest.Contents(t, h.Root); !reflect.DeepEqual(now, before) {
+				t.Errorf("%s: not as before: %v", name, now)
 			}
 		}
 	}

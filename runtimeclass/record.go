@@ -25,7 +25,7 @@ type placed struct {
 	SHA256 string        `json:"sha256"`
 	// OldSHA256 is the sum that the file may still have if the last installation was interrupted.
 	OldSHA256 string `json:"old_sha256,omitempty"`
-	// Version is this program's version; "" on a node that a version without a record installed.
+	// Version is the version of this program that wrote the file last.
 	Version string `json:"version,omitempty"`
 	// For lists the registrations that need the file, each a target and its configuration. A
 	// directory has none: it is removed when it is empty.
@@ -39,7 +39,7 @@ func sum(text []byte) string {
 
 // Registered returns the options for each registration on a host.
 func Registered(h Host, o Options) ([]Options, error) {
-	record, err := h.readRecord(o)
+	record, err := h.loadRecord()
 	var names []string
 	for _, f := range record {
 		names = append(names, f.For...)
@@ -55,21 +55,12 @@ func Registered(h Host, o Options) ([]Options, error) {
 
 // readRecord reads the record for a plan.
 func (p *Plan) readRecord(o Options) ([]placed, error) {
-	record, err := p.Host.readRecord(o)
+	record, err := p.Host.loadRecord()
 	p.dirs = []string{o.Registration.BinDir, path.Dir(RecordPath)}
 	for _, f := range record {
 		p.dirs = append(p.dirs, path.Dir(f.Path))
 	}
 	return record, err
-}
-
-// readRecord reads the record, or recognizes what versions without one installed.
-func (h Host) readRecord(o Options) ([]placed, error) {
-	record, err := h.loadRecord()
-	if err != nil || record != nil {
-		return record, err
-	}
-	return h.recognize(o)
 }
 
 // loadRecord reads the record; it returns nil if there is none.
@@ -88,69 +79,6 @@ func (h Host) loadRecord() (record []placed, err error) {
 func (h Host) recorded(name string) bool {
 	record, _ := h.loadRecord() // Plan.readRecord returns the error
 	return slices.ContainsFunc(record, func(f placed) bool { return f.Kind == hosttree.DaemonConfig && f.Path == name })
-}
-
-// recognize returns a record for a node without one. A program is ours if a daemon is registered.
-func (h Host) recognize(o Options) ([]placed, error) {
-	all := []Options{o}
-	for target, file := range map[string]string{Containerd: DefaultContainerdConfig, Docker: DefaultDockerConfig, "k3s": "", "rke2": ""} {
-		all = append(all, Options{Target: target, ConfigFile: file})
-	}
-	var record []placed
-	var names []string
-	for _, other := range all {
-		p := Plan{Host: h}
-		name := other.registration()
-		if other.Target == "" || slices.Contains(names, name) {
-			continue
-		}
-		if p.unregister(other, "") != nil {
-			// That daemon cannot read its configuration either.
-			continue
-		}
-		for _, file := range p.changing(hosttree.DaemonConfig) {
-			record = append(record, placed{Path: file, Kind: hosttree.DaemonConfig, For: []string{name}})
-			names = append(names, name)
-		}
-	}
-	if len(names) == 0 {
-		return nil, nil
-	}
-	for _, c := range h.oldFiles(o) {
-		if c.Before != nil {
-			record = append(record, placed{Path: c.Path, Kind: c.Kind, SHA256: sum(c.Before), For: slices.Clone(names)})
-		}
-	}
-	return record, nil
-}
-
-// oldFiles returns the files that versions without a record wrote, besides the daemons'
-// configurations.
-func (h Host) oldFiles(o Options) []hosttree.Change {
-	bin := o.Registration.BinDir
-	files := []hosttree.Change{
-		{Kind: hosttree.Program, Path: path.Join(bin, ShimName)}, {Kind: hosttree.Program, Path: path.Join(bin, CtlName)},
-		{Kind: hosttree.Program, Path: path.Join(bin, NVMLName)},
-		{Kind: hosttree.Link, Path: UnitLink}, {Kind: hosttree.OtherFile, Path: UnitPath}, {Kind: hosttree.OtherFile, Path: o.ShimConfig},
-		{Kind: hosttree.OtherFile, Path: cdiPath}, {Kind: hosttree.OtherFile, Path: cdiService},
-	}
-	for i := range files {
-		c, err := h.Change(files[i].Kind, files[i].Path, nil)
-		if err != nil {
-			// No installation wrote it.
-			continue
-		}
-		runs := "\nExecStart=" + path.Join(bin, CtlName) + " "
-		switch name := files[i].Path; {
-		case c.Kind == hosttree.Link && string(c.Before) != UnitPath,
-			c.Kind == hosttree.OtherFile && !bytes.HasPrefix(c.Before, []byte(unitMark)),
-			name == UnitPath && !bytes.Contains(c.Before, []byte(runs)),
-			name == o.ShimConfig && !Unchanged(c.Before):
-			continue
-		}
-		files[i] = c
-	}
-	return files
 }
 
 // record adds the record of what the plan installs. Only the backups of programs are written before

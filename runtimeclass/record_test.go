@@ -38,39 +38,29 @@ func programs(t *testing.T, h Host) (n int) {
 	return n
 }
 
-// The programs stay while another daemon is registered, with a record and without one (as earlier
-// versions left a node).
+// The programs stay while another daemon is registered.
 func TestUninstallKeepsWhatAnotherDaemonNeeds(t *testing.T) {
-	for _, recorded := range []bool{true, false} {
-		h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
-		contents := simtest.Tree
-		if !recorded { // the creator of the directories is unknown
-			contents = simtest.Contents
-		}
-		before := contents(t, h.Root)
-		applied(t)(Install(Host{Tree: hosttree.Tree{Root: h.Root}}, withDocker(o)))
-		applied(t)(Install(h, o))
-		if st, err := os.Stat(h.Real(RecordPath)); err != nil || st.Mode().Perm() != 0o600 {
-			t.Fatalf("record: %v %v", st, err)
-		}
-		if !recorded {
-			check(t, os.Remove(h.Real(RecordPath)))
-		}
-		if list, err := Registered(h, o); err != nil || len(list) != 2 {
-			t.Errorf("recorded %v: registrations %+v, %v", recorded, list, err)
-		}
-		uninstall(t, h, o)
-		if n := programs(t, h); n != len(Programs) {
-			t.Errorf("recorded %v: %d programs left for Docker", recorded, n)
-		}
-		p := uninstall(t, h, withDocker(o))
-		if now := contents(t, h.Root); !reflect.DeepEqual(now, before) {
-			t.Errorf("recorded %v: not as before: %v", recorded, now)
-		}
-		for _, name := range []string{UnitPath, UnitLink, o.ShimConfig, path.Join(DefaultBinDir, ShimName), DefaultDockerConfig} {
-			if !slices.Contains(p.Removed(), name) {
-				t.Errorf("recorded %v: the plan does not list %s: %v", recorded, name, p.Removed())
-			}
+	h, o := containerdTree(t, "v2-1.7.toml", "", v1735), options(t)
+	before := simtest.Tree(t, h.Root)
+	applied(t)(Install(Host{Tree: hosttree.Tree{Root: h.Root}}, withDocker(o)))
+	applied(t)(Install(h, o))
+	if st, err := os.Stat(h.Real(RecordPath)); err != nil || st.Mode().Perm() != 0o600 {
+		t.Fatalf("record: %v %v", st, err)
+	}
+	if list, err := Registered(h, o); err != nil || len(list) != 2 {
+		t.Errorf("registrations %+v, %v", list, err)
+	}
+	uninstall(t, h, o)
+	if n := programs(t, h); n != len(Programs) {
+		t.Errorf("%d programs left for Docker", n)
+	}
+	p := uninstall(t, h, withDocker(o))
+	if now := simtest.Tree(t, h.Root); !reflect.DeepEqual(now, before) {
+		t.Errorf("not as before: %v", now)
+	}
+	for _, name := range []string{UnitPath, UnitLink, o.ShimConfig, path.Join(DefaultBinDir, ShimName), DefaultDockerConfig} {
+		if !slices.Contains(p.Removed(), name) {
+			t.Errorf("the plan does not list %s: %v", name, p.Removed())
 		}
 	}
 }
