@@ -3,7 +3,6 @@ module github.com/containerd-shim-nvidia/containerd-shim-nvidia
 go 1.26.6
 
 require (
-	github.com/Masterminds/semver/v3 v3.5.0
 	github.com/NVIDIA/go-nvml v0.13.4-0
 	github.com/aymanbagabas/go-udiff v0.4.1
 	github.com/cilium/ebpf v0.17.3
@@ -26,6 +25,7 @@ require (
 	github.com/urfave/cli-docs/v3 v3.2.0
 	github.com/urfave/cli/v3 v3.11.0
 	go.yaml.in/yaml/v3 v3.0.5
+	golang.org/x/mod v0.43.0
 	golang.org/x/net v0.58.0
 	golang.org/x/sys v0.48.0
 	google.golang.org/grpc v1.83.2

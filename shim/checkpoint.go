@@ -24,6 +24,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
 )
 
@@ -121,14 +122,14 @@ func checkCheckpointPrograms(message *anypb.Any) error {
 }
 
 // checkPrograms returns an error unless this runtime, "" for runc, and the CRIU that it will execute
-// have the fixes without which an image chooses what CRIU mounts (package criu).
+// have the fixes without which an image chooses what CRIU mounts (package advisories).
 func checkPrograms(runtime string) error {
 	versions, err := versionsOf(cmp.Or(runtime, "runc"), "criu")
 	if err == nil {
-		err = criu.CheckRuntime(versions[0])
+		err = advisories.CheckRuntime(versions[0])
 	}
 	if err == nil {
-		err = criu.CheckCRIU(versions[1])
+		err = advisories.CheckCRIU(versions[1])
 	}
 	if err != nil {
 		err = &gpuinject.Error{Kind: gpuinject.Precondition, Err: fmt.Errorf("a container with GPUs is neither written to a checkpoint nor restored: %w", err)}

@@ -6,7 +6,7 @@ import (
 	"path/filepath"
 	"testing"
 
-	versions "github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
 )
 
 // CRIU returns the program criu in PATH or beside the shim, which comes first in containerd's PATH.
@@ -25,7 +25,7 @@ func CRIU(t testing.TB) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for program, safe := range map[string]func(string) error{criu: versions.CheckCRIU, filepath.Join(tools, "runc"): versions.CheckRuntime} {
+	for program, safe := range map[string]func(string) error{criu: advisories.CheckCRIU, filepath.Join(tools, "runc"): advisories.CheckRuntime} {
 		out, err := exec.Command(program, "--version").Output()
 		if err == nil {
 			err = safe(string(out))

@@ -42,6 +42,45 @@ func Check(component string, v, kernel semver.Version) []Advisory {
 	return list
 }
 
+// CheckRuntime returns an error unless the output of `<runtime> --version` is that of a runc or crun
+// that can write and restore checkpoints safely: no advisory of the class Restore affects it.
+func CheckRuntime(output string) error {
+	line, _, _ := strings.Cut(output, "\n")
+	component, text, _ := strings.Cut(line, " version ")
+	text, _, _ = strings.Cut(text, " ")
+	v, err := semver.Parse(text)
+	if err != nil || component != Runc && component != Crun {
+		return fmt.Errorf("%.64q is neither runc nor crun", line)
+	}
+	if err := checkRestore(component, v); err != nil {
+		return fmt.Errorf("%.64q %w", line, err)
+	}
+	return nil
+}
+
+// CheckCRIU is CheckRuntime for the output of `criu --version`.
+func CheckCRIU(output string) error {
+	line, _, _ := strings.Cut(output, "\n")
+	text, ok := strings.CutPrefix(line, "Version: ")
+	v, err := semver.Parse(text)
+	if err != nil || !ok {
+		return fmt.Errorf("%.64q is not the version of a CRIU", line)
+	}
+	if err := checkRestore(CRIU, v); err != nil {
+		return fmt.Errorf("CRIU %.64q %w", line, err)
+	}
+	return nil
+}
+
+func checkRestore(component string, v semver.Version) error {
+	for _, a := range Check(component, v, semver.Version{}) {
+		if a.Class == Restore {
+			return fmt.Errorf("has %s: update %s to %s or later", a.ID, component, strings.Join(a.Fixed, ", "))
+		}
+	}
+	return nil
+}
+
 // Safe returns the versions with which Check finds nothing, the first of each release line.
 func Safe(component string, kernel semver.Version) []string {
 	var list []string

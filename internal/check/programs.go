@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/advisories"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/semver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
@@ -125,7 +124,7 @@ func checkCRIU(ctx context.Context, n *node) []Finding {
 	if err != nil {
 		return fine("containers cannot be checkpointed: %v", err)
 	}
-	if err := criu.CheckCRIU(string(text)); err != nil {
+	if err := advisories.CheckCRIU(string(text)); err != nil {
 		return fine("GPU containers cannot be checkpointed: %s: %v", p, err)
 	}
 	version, _, _ := strings.Cut(string(text), "\n")

@@ -1,11 +1,14 @@
 package semver
 
 import (
+	"cmp"
 	"fmt"
 	"regexp"
 	"strconv"
+	"strings"
+	"sync"
 
-	"github.com/Masterminds/semver/v3"
+	"golang.org/x/mod/semver"
 )
 
 // Version is a program's version, such as containerd's or runc's. The zero value is an unknown one.
@@ -17,14 +20,19 @@ type Version struct {
 	Suffix string
 }
 
+// Compiled on first use: a start of the shim needs neither.
 var (
-	versionText = regexp.MustCompile(`(?:^|[\s:])v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?([-~+._][-~+._0-9A-Za-z]*)?(?:[\s,]|$)`)
-	preRelease  = regexp.MustCompile(`^[-~](rc|beta|alpha)\.?(\d*)`)
+	versionText = lazy(`(?:^|[\s:])v?(\d{1,6})\.(\d{1,6})(?:\.(\d{1,6}))?([-~+._][-~+._0-9A-Za-z]*)?(?:[\s,]|$)`)
+	preRelease  = lazy(`^[-~](rc|beta|alpha)\.?(\d*)`)
 )
+
+func lazy(pattern string) func() *regexp.Regexp {
+	return sync.OnceValue(func() *regexp.Regexp { return regexp.MustCompile(pattern) })
+}
 
 // Parse reads the first version in a program's --version output. A missing patch number is 0.
 func Parse(output string) (Version, error) {
-	m := versionText.FindStringSubmatch(output)
+	m := versionText().FindStringSubmatch(output)
 	if m == nil {
 		return Version{}, fmt.Errorf("no version in %.256q", output)
 	}
@@ -44,7 +52,7 @@ func (v Version) Known() bool { return v != Version{} }
 
 // Compare returns -1, 0 or 1 if v is before, equal to or after other, by the upstream versions: a
 // pre-release comes before its release, and a distribution's suffix does not count.
-func (v Version) Compare(other Version) int { return v.upstream().Compare(other.upstream()) }
+func (v Version) Compare(other Version) int { return semver.Compare(v.upstream(), other.upstream()) }
 
 // AtLeast reports whether v is major.minor.patch or newer.
 func (v Version) AtLeast(major, minor, patch int) bool {
@@ -52,10 +60,10 @@ func (v Version) AtLeast(major, minor, patch int) bool {
 }
 
 // upstream returns the version that upstream gave it. Debian writes "~rc1" for "-rc.1".
-func (v Version) upstream() *semver.Version {
-	pre := ""
-	if m := preRelease.FindStringSubmatch(v.Suffix); m != nil {
-		pre = m[1] + "." + m[2]
+func (v Version) upstream() string {
+	text := fmt.Sprintf("v%d.%d.%d", v.Major, v.Minor, v.Patch)
+	if m := preRelease().FindStringSubmatch(v.Suffix); m != nil {
+		text += "-" + m[1] + "." + cmp.Or(strings.TrimLeft(m[2], "0"), "0")
 	}
-	return semver.New(uint64(v.Major), uint64(v.Minor), uint64(v.Patch), pre, "")
+	return text
 }
