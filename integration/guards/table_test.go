@@ -856,7 +856,7 @@ var guards = []guard{
 	{"advisories: pre-releases", "internal/semver/semver.go",
 		"m != nil {\n\t\ttext +=", "m != nil && len(m) > 9 {\n\t\ttext +=",
 		"TestCompare"},
-	{"advisories: no checkpoints", "internal/advisories/advisories.go",
+	{"advisories: fixed versions for checkpoints", "internal/advisories/advisories.go",
 		"if a.Class == Restore {", "if a.Class == Escape {",
 		"TestCheckpointsNeedTheFixes"},
 	{"advisories: no refusal", "internal/check/advisories.go",
