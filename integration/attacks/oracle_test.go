@@ -180,6 +180,25 @@ func (h *host) unharmed(t *testing.T, attack func()) {
 	}
 }
 
+// The oracle says nothing of the containers that another engine of the machine makes and removes
+// during an attack.
+func TestTheOracleLooksAtItsOwnContainersOnly(t *testing.T) {
+	h := newHost(t, simhost.Options{})
+	busybox, err := images.Build("busybox")
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := testenv.StartEngine(t, busybox, images.Ref("busybox"))
+	attack := testenv.RunOptions{Env: []string{one}, Args: []string{"/bin/true"}}
+	var remove func()
+	h.unharmed(t, func() { h.Run(t, attack); remove = other.Leave(t) })
+	h.unharmed(t, func() { h.Run(t, attack); remove() })
+	other.Churn(t)
+	for range 10 {
+		h.attempt(t, testenv.RunOptions{Env: []string{one}, Args: []string{"/bin/sh", "-c", look}})
+	}
+}
+
 // files are the files of the machine that attacks aim at: the canary, the driver's, the system's.
 func (h *host) files(t testing.TB) []string {
 	t.Helper()

@@ -14,15 +14,17 @@
 //			before := e.Snapshot(t)
 //			r := e.Run(t, testenv.RunOptions{Image: images.Ref("busybox"), Args: []string{"true"}})
 //			…
-//			e.AssertUnchanged(t, before)
+//			before.AssertUnchanged(t)
 //		})
 //	}
 //
 // Everything of one environment carries its random identifier (Env.ID): the
 // temporary directory, the containerd namespace and so the cgroups. That is how
 // it finds its own processes, mounts and cgroups, and it never touches others.
-// Environments of other test processes are left out of snapshots, so packages
-// may be tested in parallel.
+// What tests make themselves is in the temporary directory of their process,
+// which has a name of its own. A snapshot has what bears one of these names, and
+// the places of the host that no other program changes: packages may be tested
+// in parallel, beside other container engines.
 //
 // Cgroup version 1 means the hierarchies as the host has them (v1 or hybrid).
 // Version 2 is available everywhere: on a host with v1, containerd gets a mount

@@ -98,7 +98,7 @@ func Start(t testing.TB, o Options) *Env {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := newEnv(o)
+	e, err := newEnv(os.TempDir(), prefix, o)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,16 +140,16 @@ func (o Options) withDefaults() (Options, error) {
 // daemonDir is where containerd and ctr are.
 func (o Options) daemonDir() string { return cmp.Or(o.DaemonDir, o.ToolsDir) }
 
-// newEnv makes the directory and the configuration.
-func newEnv(o Options) (*Env, error) {
+// newEnv makes the directory, in parent, and the configuration of an environment whose ID starts
+// with kind.
+func newEnv(parent, kind string, o Options) (*Env, error) {
 	random := make([]byte, 4)
 	if _, err := rand.Read(random); err != nil {
 		return nil, err
 	}
-	id := prefix + hex.EncodeToString(random)
+	id := kind + hex.EncodeToString(random)
 	// The directory is short because shims refuse socket directories of more than 42 bytes; so a
-	// long TMPDIR is replaced by /tmp.
-	parent := os.TempDir()
+	// long parent is replaced by /tmp.
 	if len(filepath.Join(parent, id, "s")) > 42 {
 		parent = "/tmp"
 	}

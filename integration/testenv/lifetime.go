@@ -35,9 +35,19 @@ func (l *Lifetime) Errorf(f string, a ...any) { l.failed = true; l.Logf(f, a...)
 func (l *Lifetime) Fatal(args ...any)         { l.failed = true; panic(failure{fmt.Sprint(args...)}) }
 func (l *Lifetime) Fatalf(f string, a ...any) { l.Fatal(fmt.Sprintf(f, a...)) }
 
-// Run calls fn and then the functions that it registered with Cleanup, in reverse order.
+// Run calls fn, in a temporary directory which it must leave empty, and then the functions that it
+// registered with Cleanup, in reverse order.
 func (l *Lifetime) Run(fn func() error) error {
-	err := guard(fn)
+	remove, err := makeTemp()
+	if err != nil {
+		return err
+	}
+	l.Cleanup(func() {
+		if err := remove(); err != nil {
+			l.Error(err)
+		}
+	})
+	err = guard(fn)
 	l.failed = l.failed || err != nil
 	if e := l.End(); e != nil && err == nil {
 		err = e

@@ -24,7 +24,7 @@ func Main(m *testing.M, programs ...string) {
 	flag.Parse()
 	missing := Missing(programs...)
 	if len(missing) == 0 {
-		os.Exit(m.Run())
+		os.Exit(runInTemp(m))
 	}
 	verdict := "FAIL"
 	if testing.Short() {
@@ -38,6 +38,21 @@ func Main(m *testing.M, programs ...string) {
 		os.Exit(0)
 	}
 	os.Exit(1)
+}
+
+// runInTemp runs the tests in a temporary directory, which they must leave empty.
+func runInTemp(m *testing.M) int {
+	remove, err := makeTemp()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "FAIL:", err)
+		return 1
+	}
+	code := m.Run()
+	if err := remove(); err != nil {
+		fmt.Fprintln(os.Stderr, "FAIL:", err)
+		return 1
+	}
+	return code
 }
 
 // Missing lists, for a reader, what an environment needs and this host lacks.

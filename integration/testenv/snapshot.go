@@ -7,7 +7,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"syscall"
@@ -17,21 +16,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// HostState is what a container may have left on the host: sections ("mounts",
-// "dev", "processes", "cgroups", "run", the directories that the caller named)
-// with one line for each thing.
+// HostState is what the tests of this process have on the host: sections ("mounts", "dev",
+// "processes", "cgroups", "run", "default places", the directories that the caller named) with one
+// line for each thing. What other programs of the host do meanwhile is not in it.
 type HostState struct {
 	sections map[string][]string
 	retake   func() HostState
 }
 
-// Snapshot records the host's mount table, /dev (types, modes, numbers), the
-// processes and cgroups of this test process's environments, /run, and the
-// content of dirs. What belongs to environments of other test processes is left
-// out.
+// Snapshot records the mounts, processes, cgroups and files of /run that bear a name of this test
+// process (see owned), the host's /dev, the product's default places and the content of dirs.
 func Snapshot(t testing.TB, dirs ...string) HostState {
 	t.Helper()
-	take := func() HostState { return takeSnapshot(liveEnvs(), dirs) }
+	places := absent(defaultPlaces)
+	take := func() HostState { return takeSnapshot(liveEnvs(), places, dirs) }
 	s := take()
 	s.retake = take
 	return s
@@ -41,8 +39,9 @@ func Snapshot(t testing.TB, dirs ...string) HostState {
 // before and after: the mount table is that of containerd's namespace.
 func (e *Env) Snapshot(t testing.TB, dirs ...string) HostState {
 	t.Helper()
+	places := absent(defaultPlaces)
 	take := func() HostState {
-		s := takeSnapshot([]*Env{e}, dirs)
+		s := takeSnapshot([]*Env{e}, places, dirs)
 		s.sections["containerd's mounts"] = mountLines(fmt.Sprintf("/proc/%d/mountinfo", e.PID()), []*Env{e})
 		return s
 	}
@@ -60,22 +59,22 @@ func liveEnvs() []*Env {
 	return envs
 }
 
-func takeSnapshot(envs []*Env, dirs []string) HostState {
+func takeSnapshot(envs []*Env, places, dirs []string) HostState {
 	s := HostState{sections: map[string][]string{
-		"mounts":  mountLines("/proc/self/mountinfo", envs),
-		"dev":     listing("/dev", skipDev),
-		"cgroups": cgroups(envs),
-		"run":     listing("/run", skipRun(envs)),
+		"mounts":         mountLines("/proc/self/mountinfo", envs),
+		"dev":            listing("/dev", isDevice),
+		"cgroups":        cgroups(envs),
+		"run":            listing("/run", func(path string, _ fs.FileMode) bool { return isOwnRun(path, envs) }),
+		"default places": present(places),
+		"processes":      commands(),
 	}}
-	var processes []string
 	for _, e := range envs {
 		for _, p := range e.processes() {
-			processes = append(processes, p.command)
+			s.sections["processes"] = append(s.sections["processes"], p.command)
 		}
 	}
-	s.sections["processes"] = processes
 	for _, dir := range dirs {
-		s.sections[dir] = listing(dir, func(string) bool { return false })
+		s.sections[dir] = listing(dir, func(string, fs.FileMode) bool { return true })
 	}
 	for _, lines := range s.sections {
 		slices.Sort(lines)
@@ -130,26 +129,6 @@ func (s HostState) AssertUnchanged(t testing.TB, ignored ...string) {
 	}
 }
 
-var anyID = regexp.MustCompile(prefix + `[0-9a-f]{8}`)
-
-// foreign reports whether text names an environment that is none of envs: one of
-// another test process, or of a test that runs at the same time. An environment
-// of this process that has stopped is never foreign: what still bears its name
-// was left behind.
-func foreign(text string, envs []*Env) bool {
-	id := anyID.FindString(text)
-	if id == "" {
-		return false
-	}
-	if _, ours := known.Load(id); !ours {
-		return true
-	}
-	if _, running := live.Load(id); !running {
-		return false
-	}
-	return !slices.ContainsFunc(envs, func(e *Env) bool { return e.ID == id })
-}
-
 // MountTable is the mount table of containerd's namespace, as the kernel prints
 // it in mountinfo.
 func (e *Env) MountTable(t testing.TB) string {
@@ -169,7 +148,7 @@ func mountLines(table string, envs []*Env) []string {
 	}
 	defer f.Close()
 	mounts, err := mountinfo.GetMountsFromReader(f, func(m *mountinfo.Info) (skip, stop bool) {
-		return foreign(m.Mountpoint+" "+m.Root+" "+m.Source+" "+m.VFSOptions, envs), false
+		return !isOwnMount(m, envs), false
 	})
 	if err != nil {
 		return []string{err.Error()}
@@ -181,53 +160,36 @@ func mountLines(table string, envs []*Env) []string {
 	return lines
 }
 
-// skipDev leaves out what other processes of the host make and remove all the
-// time: terminals, shared memory, message queues.
-func skipDev(path string) bool {
-	return slices.Contains([]string{"/dev/pts", "/dev/shm", "/dev/mqueue", "/dev/hugepages", "/dev/fd"}, path)
-}
-
-// skipRun leaves out other environments, and the directories that every
-// containerd of the host shares.
-func skipRun(envs []*Env) func(string) bool {
-	return func(path string) bool {
-		// util-linux makes /run/mount when the first mount or umount of a boot runs.
-		others := []string{"/run/user", "/run/systemd", "/run/udev", "/run/docker", "/run/mount"}
-		return slices.Contains(others, path) || foreign(path, envs)
-	}
-}
-
-// listing is one line for each entry below dir: type, mode, owner, device
-// numbers or link target. Symbolic links and other file systems are not entered,
-// except the top. Directories that are shared by all containerds (below
-// /run/containerd) and a live environment's own are not lines, their content is.
-func listing(dir string, skip func(path string) bool) []string {
+// listing is one line for each entry below dir for which isOwn is true: type, mode, owner, device
+// numbers or link target. Symbolic links and other file systems are not entered, except the top.
+func listing(dir string, isOwn func(path string, mode fs.FileMode) bool) []string {
 	var lines []string
+	device := deviceOf(dir)
 	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err != nil {
-			if !errors.Is(err, fs.ErrNotExist) { // gone between the two calls
+		if path == dir {
+			return nil
+		}
+		// An entry may go between two calls.
+		if d != nil && isOwn(path, d.Type()) {
+			if err != nil && !errors.Is(err, fs.ErrNotExist) {
 				lines = append(lines, err.Error())
+			} else if line := describe(path); line != "" && err == nil {
+				lines = append(lines, line)
 			}
-			return nil
 		}
-		if skip(path) {
-			if d.IsDir() {
-				return filepath.SkipDir
-			}
-			return nil
-		}
-		if path == dir || path == "/run/containerd" || path == runcRoot {
-			return nil
-		}
-		if _, ok := live.Load(filepath.Base(path)); ok && filepath.Dir(path) == runcRoot {
-			return nil
-		}
-		if line := describe(path); line != "" {
-			lines = append(lines, line)
+		if err != nil || d.IsDir() && deviceOf(path) != device {
+			return fs.SkipDir
 		}
 		return nil
 	})
 	return lines
+}
+
+// deviceOf is the number of the file system that a path is on, 0 if there is no such path.
+func deviceOf(path string) uint64 {
+	var st unix.Stat_t
+	_ = unix.Stat(path, &st)
+	return st.Dev
 }
 
 func describe(path string) string {
@@ -251,41 +213,18 @@ func describe(path string) string {
 	return line
 }
 
-// cgroups lists the cgroups of envs below their own directory, and the first
-// level of every hierarchy. Deeper levels of others are the business of the program that
-// manages the host.
+// cgroups lists the cgroups of all hierarchies that bear a name of ours. That of a running
+// environment is not a line, those below it are.
 func cgroups(envs []*Env) []string {
-	tops := []string{cgroupRoot}
-	if hierarchies, err := filepath.Glob(filepath.Join(cgroupRoot, "*", "cgroup.procs")); err == nil {
-		for _, h := range hierarchies {
-			tops = append(tops, filepath.Dir(h))
-		}
-	}
 	var lines []string
-	for _, top := range tops {
-		entries, err := os.ReadDir(top)
-		if err != nil {
-			continue
+	_ = filepath.WalkDir(cgroupRoot, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return nil
 		}
-		for _, entry := range entries {
-			path := filepath.Join(top, entry.Name())
-			if !entry.IsDir() || foreign(path, envs) {
-				continue
-			}
-			if _, ok := live.Load(entry.Name()); !ok {
-				lines = append(lines, path)
-			}
+		if _, running := live.Load(d.Name()); !running && owned(path, envs) {
+			lines = append(lines, path)
 		}
-	}
-	for _, e := range envs {
-		for _, own := range e.ownCgroups() {
-			_ = filepath.WalkDir(own, func(path string, d fs.DirEntry, err error) error {
-				if err == nil && d.IsDir() && path != own {
-					lines = append(lines, path)
-				}
-				return nil
-			})
-		}
-	}
+		return nil
+	})
 	return lines
 }

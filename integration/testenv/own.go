@@ -1,0 +1,144 @@
+package testenv
+
+import (
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/moby/sys/mountinfo"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv/mounts"
+)
+
+// temp is the temporary directory of this test process, empty before makeTemp.
+var temp string
+
+var (
+	anyID   = regexp.MustCompile(prefix + `[0-9a-f]{8}`)
+	anyTemp = regexp.MustCompile(`nvtest-[0-9]+`)
+)
+
+// makeTemp gives this process a temporary directory of its own, by whose name its tests' files and
+// mounts are told from those of other processes. The function that it returns removes it; what is
+// in it by then is an error.
+func makeTemp() (remove func() error, err error) {
+	if temp != "" {
+		return func() error { return nil }, nil
+	}
+	outer := os.Getenv("TMPDIR")
+	if temp, err = os.MkdirTemp("", "nvtest-"); err != nil {
+		return nil, fmt.Errorf("make a temporary directory for the tests: %w", err)
+	}
+	// Users of a container's user namespace pass through it.
+	if err := os.Chmod(temp, 0o711); err != nil {
+		return nil, err
+	}
+	if err := os.Setenv("TMPDIR", temp); err != nil {
+		return nil, err
+	}
+	return func() error {
+		left, err := filepath.Glob(filepath.Join(temp, "*"))
+		if err == nil {
+			err = mounts.RemoveAll(temp)
+		}
+		if err == nil && len(left) > 0 {
+			err = fmt.Errorf("the tests left %q behind", left)
+		}
+		temp = ""
+		_ = os.Setenv("TMPDIR", outer)
+		return err
+	}, nil
+}
+
+// owned reports whether text, a path or the fields of a mount, names an environment or the temporary
+// directory of this process. An environment that runs and is none of envs belongs to a test that
+// runs at the same time; what bears the name of one that has stopped was left behind.
+func owned(text string, envs []*Env) bool {
+	for _, id := range anyID.FindAllString(text, -1) {
+		if _, ours := known.Load(id); !ours {
+			continue
+		}
+		_, running := live.Load(id)
+		return !running || slices.ContainsFunc(envs, func(e *Env) bool { return e.ID == id })
+	}
+	return temp != "" && slices.Contains(anyTemp.FindAllString(text, -1), filepath.Base(temp))
+}
+
+// systemPlaces are where no container engine mounts anything, but a container that breaks out would.
+var systemPlaces = []string{"/bin", "/boot", "/etc", "/lib", "/lib32", "/lib64", "/proc/driver", "/root", "/sbin", "/usr"}
+
+func isOwnMount(m *mountinfo.Info, envs []*Env) bool {
+	if owned(strings.Join([]string{m.Mountpoint, m.Root, m.Source, m.VFSOptions}, " "), envs) {
+		return true
+	}
+	return m.Mountpoint == "/" || slices.ContainsFunc(systemPlaces, func(dir string) bool { return isBelow(m.Mountpoint, dir) })
+}
+
+func isBelow(path, dir string) bool { return path == dir || strings.HasPrefix(path, dir+"/") }
+
+// isDevice leaves out what other programs of the host make and remove all the time: disks and their
+// links, terminals, shared memory, message queues.
+func isDevice(path string, mode fs.FileMode) bool {
+	others := []string{"/dev/block", "/dev/bus", "/dev/disk", "/dev/fd", "/dev/hugepages", "/dev/input", "/dev/mapper", "/dev/mqueue", "/dev/pts", "/dev/shm"}
+	isDisk := mode&fs.ModeDevice != 0 && mode&fs.ModeCharDevice == 0
+	isTerminal := strings.HasPrefix(path, "/dev/tty") || strings.HasPrefix(path, "/dev/vcs")
+	return !isDisk && !isTerminal && !slices.ContainsFunc(others, func(dir string) bool { return isBelow(path, dir) })
+}
+
+// isOwnRun leaves out the directory that a running environment's containers share in runcRoot; its
+// content counts.
+func isOwnRun(path string, envs []*Env) bool {
+	if _, running := live.Load(filepath.Base(path)); running && filepath.Dir(path) == runcRoot {
+		return false
+	}
+	return owned(path, envs)
+}
+
+// defaultPlaces are where the product's programs write unless told another place.
+var defaultPlaces = []string{"/etc/cdi/nvidia.yaml", "/etc/nvidia-shim", "/run/nvidia-shim"}
+
+// absent returns the paths at which there is nothing: another installation of the host uses the
+// others, which are its own.
+func absent(paths []string) []string {
+	return slices.DeleteFunc(slices.Clone(paths), func(path string) bool {
+		_, err := os.Lstat(path)
+		return err == nil
+	})
+}
+
+// present describes what is at these paths.
+func present(paths []string) []string {
+	var lines []string
+	for _, path := range paths {
+		if line := describe(path); line != "" {
+			lines = append(lines, line)
+		}
+	}
+	return lines
+}
+
+// commands are the command lines of the programs that this process or its children have started
+// with their own environment.
+func commands() []string {
+	entries, err := os.ReadDir("/proc")
+	if err != nil || temp == "" {
+		return nil
+	}
+	var lines []string
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		environ, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "environ"))
+		if err == nil && slices.Contains(strings.Split(string(environ), "\x00"), "TMPDIR="+temp) {
+			lines = append(lines, commandLine(pid))
+		}
+	}
+	return lines
+}
