@@ -1,0 +1,128 @@
+package docs
+
+import (
+	"encoding/json"
+	"maps"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "github.com/containerd-shim-nvidia/containerd-shim-nvidia/"
+
+// floors are those of docs/architecture.md, the highest first. A package imports packages of its own
+// floor and of lower ones. A package that is not named is on the floor of the nearest directory above
+// it that is.
+var floors = [][]string{
+	{"cmd"},
+	{
+		"internal/advisories", "internal/cdispec", "internal/check", "internal/hostinfo", "internal/install", "internal/kubeapi",
+		"internal/node", "internal/prepare", "internal/preview", "internal/report", "internal/runargs", "internal/serve",
+		"internal/status", "internal/toolkit",
+	},
+	{"shim", "runtimeclass"},
+	{"gpuinject"},
+	{
+		"gpuinject/allocation", "gpuinject/checkpoint", "gpuinject/facts", "gpuinject/host", "gpuinject/layout", "gpuinject/policy",
+		"gpuinject/request", "gpuinject/require", "gpuinject/rootfs", "gpuinject/sockets",
+	},
+	{
+		"gpuinject/bundle", "gpuinject/config", "gpuinject/image", "gpuinject/ldcache", "gpuinject/procmask", "gpuinject/state",
+		"gpuinject/view",
+	},
+	{"internal/kubelet", "internal/nvml", "internal/probe"},
+	{
+		"internal/atomicfile", "internal/cmdline", "internal/criu", "internal/fault", "internal/hosttree", "internal/mountns",
+		"internal/procfs", "internal/semver", "internal/term", "internal/tomledit", "internal/trusted", "internal/version",
+	},
+}
+
+// upward are the imports of a higher floor that are still there. The list only shrinks.
+var upward = []string{
+	"gpuinject/procmask imports gpuinject/host/device",
+	"internal/kubelet imports gpuinject/policy",
+	"internal/nvml imports gpuinject/config",
+	"internal/nvml imports gpuinject/host",
+	"internal/nvml imports gpuinject/host/device",
+	"internal/nvml imports gpuinject/state",
+	"internal/probe imports gpuinject/host/device",
+	"internal/probe imports gpuinject/policy",
+	"internal/probe/server imports gpuinject/config",
+	"internal/probe/server imports gpuinject/state",
+}
+
+func TestImportsPointDown(t *testing.T) {
+	found := map[string]bool{}
+	named := map[string]bool{}
+	for from, imports := range imports(t) {
+		below, name := floor(from)
+		named[name] = true
+		if below < 0 {
+			t.Errorf("%s is on no floor: name it in floors", from)
+		}
+		for _, to := range imports {
+			if above, _ := floor(to); above < below { // of no floor, too: a package of tests
+				found[from+" imports "+to] = true
+			}
+		}
+	}
+	for _, arrow := range slices.Sorted(maps.Keys(found)) {
+		if !slices.Contains(upward, arrow) {
+			t.Errorf("%s, which is on a higher floor", arrow)
+		}
+	}
+	for _, arrow := range upward {
+		if !found[arrow] {
+			t.Errorf("%s no longer: remove it from upward", arrow)
+		}
+	}
+	for _, name := range slices.Concat(floors...) {
+		if !named[name] {
+			t.Errorf("there is no package %s: remove it from floors", name)
+		}
+	}
+}
+
+// floor is the floor of a package, 0 for the highest and -1 for none, and the name in floors.
+func floor(pkg string) (floor int, name string) {
+	floor = -1
+	for i, names := range floors {
+		for _, n := range names {
+			if (pkg == n || strings.HasPrefix(pkg, n+"/")) && len(n) > len(name) {
+				floor, name = i, n
+			}
+		}
+	}
+	return floor, name
+}
+
+// imports are the packages of the product, and what each imports of the others.
+func imports(t *testing.T) map[string][]string {
+	t.Helper()
+	cmd := exec.Command("go", "list", "-json=ImportPath,Imports", "./cmd/...", "./internal/...", "./shim/...", "./runtimeclass/...", "./gpuinject/...")
+	cmd.Dir, cmd.Env = "../..", append(os.Environ(), "CGO_ENABLED=1") // a package of cgo has files only with it
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v: %v", cmd, err)
+	}
+	all := map[string][]string{}
+	for decoder := json.NewDecoder(strings.NewReader(string(out))); decoder.More(); {
+		var p struct {
+			ImportPath string
+			Imports    []string
+		}
+		if err := decoder.Decode(&p); err != nil {
+			t.Fatal(err)
+		}
+		name := strings.TrimPrefix(p.ImportPath, module)
+		all[name] = nil
+		for _, imported := range p.Imports {
+			if to, ours := strings.CutPrefix(imported, module); ours {
+				all[name] = append(all[name], to)
+			}
+		}
+	}
+	return all
+}
