@@ -36,14 +36,6 @@ const restoredMask = "nvidia-proc-driver"
 type restoration struct {
 	mask *procmask.Mask // nil if the container gets none
 	view string         // of this host
-	done bool           // a restore was attempted
-}
-
-// close releases the mask that was kept for a restoration.
-func (c gpuContainer) close() {
-	if c.restoration != nil && c.restoration.mask != nil {
-		c.restoration.mask.Close()
-	}
 }
 
 // Checkpoint makes runc and CRIU write the container's processes to files. CRIU cannot save GPU
@@ -51,12 +43,14 @@ func (c gpuContainer) close() {
 // checkpoint ends the container, it continues afterwards. A container that was paused stays paused;
 // Resume moves its memory back.
 func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskRequest) (resp *emptypb.Empty, err error) {
-	if c, ok := s.get(r.ID); !ok || !c.hasGPU {
+	c, does, unlock, err := s.lock(r.ID, callCheckpoint)
+	defer unlock()
+	if err != nil {
+		return nil, toGRPC(err)
+	}
+	if does == pass || !c.hasGPU {
 		return s.TTRPCTaskService.Checkpoint(ctx, r)
 	}
-	s.pausing.Lock()
-	defer s.pausing.Unlock()
-	c, _ := s.get(r.ID)
 	status := s.status(ctx, r.ID)
 	paused := status == task.Status_PAUSED
 	if !paused && status != task.Status_RUNNING {
@@ -65,13 +59,13 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskReque
 	if err := c.checkCheckpoint(r.ID); err != nil {
 		return nil, toGRPC(err)
 	}
-	c.suspended = paused && (c.suspended || c.suspendsGPU)
-	if paused && !c.suspended { // a frozen process cannot move its memory
+	onHost := paused && c.state == suspended
+	if paused && !onHost { // a frozen process cannot move its memory
 		_, err = s.thaw(ctx, &taskapi.ResumeRequest{ID: r.ID}, c)
 	}
-	if err == nil && !c.suspended {
+	if err == nil && !onHost {
 		_, err = s.suspend(ctx, &taskapi.PauseRequest{ID: r.ID}, c)
-		c.suspended = err == nil
+		onHost = err == nil
 	}
 	if err == nil {
 		resp, err = s.dump(ctx, r, c)
@@ -80,7 +74,7 @@ func (s *Service) Checkpoint(ctx context.Context, r *taskapi.CheckpointTaskReque
 	if err == nil && r.Options.UnmarshalTo(&opts) == nil && opts.Exit {
 		return resp, nil
 	}
-	if paused && c.suspended {
+	if paused && onHost {
 		s.keepSuspended(r.ID, c)
 		return resp, toGRPC(err)
 	}
@@ -137,13 +131,6 @@ func checkPrograms(runtime string) error {
 	return err
 }
 
-// keepSuspended makes the next Resume move GPU memory back.
-func (s *Service) keepSuspended(id string, c gpuContainer) {
-	c.suspended = true
-	s.update(id, c)
-	s.noteSuspended(id, c)
-}
-
 // wake undoes suspend, even a failed one, and freezes the container again if it was paused. The
 // driver restores a process in one of the process' own threads, so it thaws a frozen container, but
 // not before everything else is prepared.
@@ -157,7 +144,7 @@ func (s *Service) wake(ctx context.Context, id string, c gpuContainer, paused bo
 	}
 	if err = s.move(ctx, id, false, c, thaw); err == nil {
 		clear(c.held)
-		c.suspended, c.placement = false, nil
+		c.state, c.placement = ready, nil
 		if s.update(id, c) {
 			_ = os.Remove(filepath.Join(c.bundle, gpuinject.SuspendedName))
 		}
@@ -202,14 +189,14 @@ func (s *Service) dump(ctx context.Context, r *taskapi.CheckpointTaskRequest, c 
 // restore starts a container from its checkpoint. CRIU mounts the mask before the processes run;
 // then their GPU memory is moved back. If that fails, the container is killed.
 func (s *Service) restore(ctx context.Context, r *taskapi.StartRequest, c gpuContainer) (resp *taskapi.StartResponse, err error) {
-	s.pausing.Lock()
-	defer s.pausing.Unlock()
-	if c.restoration.done {
-		err := fmt.Errorf("nvidia: container %s could not be restored: create it again", r.ID)
-		return nil, toGRPC(&classified{err, errdefs.ErrFailedPrecondition})
-	}
-	c.restoration.done = true
-	defer c.close()
+	defer func() {
+		c.restoration.mask.Close()
+		c.state = ready
+		if err != nil {
+			c.state = notRestored
+		}
+		s.update(r.ID, c)
+	}()
 	ctx = context.WithoutCancel(ctx) // stopping halfway would leave processes frozen
 	external := map[string]string{}
 	files, err := mountsBelow("self", c.restoration.view)

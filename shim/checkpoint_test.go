@@ -36,7 +36,7 @@ type checkpointTasks struct {
 	err    error
 	config string // what CRIU would read
 	other  string // what a runc for another container would have it read
-	// during is called in the first call that pauses, resumes or checkpoints.
+	// during is called in the first call that pauses, resumes, checkpoints or restores.
 	during func()
 	// notFrozen fails the next Pause, notThawed the next Resume.
 	notFrozen, notThawed error
@@ -85,7 +85,13 @@ func (f *checkpointTasks) serviceWith(t *testing.T, c gpuContainer) *Service {
 	t.Helper()
 	s, _ := serviceAround(&f.fakeTasks)
 	s.TTRPCTaskService = f
-	c.ready, c.hasGPU, c.checkpoints, c.bundle, c.held = true, true, true, t.TempDir(), probe.Memory{}
+	c.hasGPU, c.checkpoints, c.bundle, c.held = true, true, t.TempDir(), probe.Memory{}
+	if c.state == unknown {
+		c.state = ready
+		if f.paused && c.suspendsGPU {
+			c.state = suspended
+		}
+	}
 	check(t, os.WriteFile(filepath.Join(c.bundle, gpuinject.RecordName), []byte("{}"), 0o600))
 	s.put("c", c)
 	return s
@@ -252,8 +258,8 @@ func TestResumeAfterACheckpointThatLeftTheContainerPaused(t *testing.T) {
 	if _, err := os.Stat(resumed); err != nil || f.paused {
 		t.Errorf("GPU memory was not moved back: %v", err)
 	}
-	c, _ := s.get("c")
-	if _, err := os.Stat(filepath.Join(c.bundle, gpuinject.SuspendedName)); err == nil || c.suspended {
+	c := s.get("c")
+	if _, err := os.Stat(filepath.Join(c.bundle, gpuinject.SuspendedName)); err == nil || c.state != ready {
 		t.Error("the container is still said to be suspended")
 	}
 }
@@ -269,8 +275,8 @@ func TestACheckpointAfterOneThatFailed(t *testing.T) {
 		if err := pausing["Checkpoint"](s, t.TempDir()); (err != nil) != fails {
 			t.Error(err)
 		}
-		c, _ := s.get("c")
-		if _, err := os.Stat(filepath.Join(c.bundle, gpuinject.SuspendedName)); (err == nil) != fails || c.suspended != fails {
+		c := s.get("c")
+		if _, err := os.Stat(filepath.Join(c.bundle, gpuinject.SuspendedName)); (err == nil) != fails || (c.state == suspended) != fails {
 			t.Errorf("suspended: %v, want %v", !fails, fails)
 		}
 		putProbe(t, `echo '{"moved":[4711]}'`)
@@ -291,7 +297,7 @@ func TestAContainerIsKilledAndDeletedDuringACheckpoint(t *testing.T) {
 	if err := pausing["Checkpoint"](s, t.TempDir()); err == nil || !strings.HasSuffix(err.Error(), errEnded.Error()) {
 		t.Error(err)
 	}
-	if _, ok := s.get("c"); ok {
+	if s.get("c").state != unknown {
 		t.Error("the container is still known")
 	}
 }
@@ -305,7 +311,7 @@ func TestACheckpointOfAContainerWithoutGPUsOrThatHasEnded(t *testing.T) {
 			t.Errorf("%v, CRIU reads %q", err, f.config)
 		}
 		f.ended = true
-		s.put("c", gpuContainer{ready: true, hasGPU: true})
+		s.put("c", gpuContainer{state: ready, hasGPU: true})
 	}
 }
 
@@ -327,7 +333,7 @@ func TestT72CheckpointsAreRefused(t *testing.T) {
 			putVersions(t, test.versions, `echo '{"moved":[4711]}'`)
 			f := &checkpointTasks{}
 			s := f.serviceWith(t, gpuContainer{})
-			c, _ := s.get("c")
+			c := s.get("c")
 			c.checkpoints = test.allowed
 			s.update("c", c)
 			_, err := s.Checkpoint(t.Context(), &taskapi.CheckpointTaskRequest{ID: "c", Path: t.TempDir()})
@@ -419,6 +425,7 @@ func (f *restoreTasks) Start(ctx context.Context, r *taskapi.StartRequest) (*tas
 	_, at, _ := strings.Cut(f.config, "mnt[/proc/driver]:")
 	at, _, _ = strings.Cut(at, "\"")
 	f.mask, _ = os.ReadDir(at)
+	f.begin()
 	if f.start != nil {
 		return nil, f.start
 	}
@@ -481,7 +488,13 @@ func TestARestoredContainerHasTheMaskWhenItStarts(t *testing.T) {
 			mask, err := procmask.New([]procmask.File{{Path: "nvidia/version", Data: []byte("x")}}, "")
 			check(t, err)
 			bundle := t.TempDir()
-			s.put("c", gpuContainer{ready: true, hasGPU: true, bundle: bundle, restoration: &restoration{mask: mask, view: "/nonexistent"}})
+			s.put("c", gpuContainer{state: restoring, hasGPU: true, bundle: bundle, restoration: restoration{mask: mask, view: "/nonexistent"}})
+			f.during = func() {
+				_, err := s.Exec(t.Context(), &taskapi.ExecProcessRequest{ID: "c", ExecID: "e"})
+				if !errdefs.IsFailedPrecondition(errgrpc.ToNative(err)) {
+					t.Errorf("exec before the mask is seen: %v", err)
+				}
+			}
 			_, err = s.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
 			if test.over != "" {
 				check(t, unix.Unmount(test.over, unix.MNT_DETACH))
@@ -494,9 +507,12 @@ func TestARestoredContainerHasTheMaskWhenItStarts(t *testing.T) {
 			if got := strings.Join(f.calls, " "); got != test.calls {
 				t.Errorf("calls %q, want %q", got, test.calls)
 			}
-			_, err = s.Start(t.Context(), &taskapi.StartRequest{ID: "c"})
-			if err == nil || !strings.HasSuffix(err.Error(), "nvidia: container c could not be restored: create it again") {
-				t.Errorf("started again: %v", err)
+			want := ready
+			if test.err != "" {
+				want = notRestored
+			}
+			if got := s.get("c").state; got != want {
+				t.Errorf("state %v, want %v", got, want)
 			}
 			if len(f.mask) != 1 || f.mask[0].Name() != "nvidia" {
 				t.Errorf("CRIU mounts %v by %s", f.mask, f.config)

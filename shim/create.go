@@ -126,11 +126,11 @@ func recovered(err *error) {
 // bundle, creates the container and attaches the mask. After an error, nothing is left behind.
 func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskRequest, c gpuinject.Container, outcome *state.Event) (_ *taskapi.CreateTaskResponse, err error) {
 	start := time.Now()
-	if !s.reserve(r.ID) {
+	kept, err := s.reserve(r.ID)
+	if err != nil {
 		// Cleaning up would remove the other container's root file system.
-		return nil, fmt.Errorf("container %s: %w", r.ID, errdefs.ErrAlreadyExists)
+		return nil, err
 	}
-	kept, _ := s.get(r.ID)
 	kept.checkpoints = c.Config.Policy.AllowCheckpoints && !c.Input.Container.Kubernetes
 	kept.suspendsGPU, kept.bundle, kept.held = c.SuspendsGPU, r.Bundle, probe.Memory{}
 	rootPath := c.Bundle.RootPath() // if containerd's client has mounted it
@@ -138,7 +138,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	defer func() {
 		// A container that could not be destroyed stays registered, so that Start refuses it.
 		if err != nil && destroyed {
-			kept.close()
+			kept.restoration.mask.Close()
 			unmountRootfs(ctx, kept.rootfs)
 			s.remove(r.ID)
 		}
@@ -155,9 +155,10 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		return nil, err
 	}
 	kept.hasGPU, kept.gpus, kept.addresses = plan.GPU, exchangeable(plan), plan.Proc.GPUs
+	created := ready
 	if r.Checkpoint != "" && plan.GPU {
-		kept.restoration = &restoration{mask: mask, view: plan.Mounts[0].Source}
-		mask = nil
+		kept.restoration = restoration{mask: mask, view: plan.Mounts[0].Source}
+		created, mask = restoring, nil
 	}
 	defer mask.Close()
 	took := time.Since(start)
@@ -170,7 +171,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 		err := attachMask(mask, int(resp.Pid), rootPath)
 		if errors.Is(err, procmask.ErrEnded) {
 			// As with the stock shim, the state is "stopped" and the exit event is sent. Start
-			// refuses the container, which is not ready.
+			// refuses the container, which stays in the state creating.
 			log.G(ctx).WithError(err).WithField("id", r.ID).Warn("nvidia: the container has ended before it was started")
 			return resp, nil
 		}
@@ -179,7 +180,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 			return nil, err
 		}
 	}
-	kept.ready = true
+	kept.state = created
 	s.update(r.ID, kept)
 	logCreated(ctx, c, plan, took)
 	return resp, nil

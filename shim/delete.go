@@ -17,8 +17,8 @@ func (s *Service) Delete(ctx context.Context, r *taskapi.DeleteRequest) (*taskap
 	if err != nil || r.ExecID != "" {
 		return resp, err
 	}
-	if c, ok := s.get(r.ID); ok {
-		c.close()
+	if c := s.get(r.ID); rules[callDelete][c.state] == acts {
+		c.restoration.mask.Close()
 		unmountRootfs(ctx, c.rootfs)
 		s.remove(r.ID)
 	}
@@ -39,8 +39,8 @@ func (s *Service) deleteTask(ctx context.Context, r *taskapi.DeleteRequest) (*ta
 // frozen. The embedded service has runc thaw such a container once and only logs a failure; it
 // resumes no stopped container, and runc deletes no frozen one.
 func (s *Service) thawStopped(ctx context.Context, id string) bool {
-	c, ok := s.get(id)
-	if !ok || s.status(ctx, id) != task.Status_STOPPED {
+	c := s.get(id)
+	if c.state == unknown || s.status(ctx, id) != task.Status_STOPPED {
 		return false
 	}
 	runc, err := c.runc(ctx)

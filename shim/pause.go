@@ -38,13 +38,12 @@ const maxRounds = 5
 // is moved to the host first, and they release the GPUs. After an error the container runs as
 // before.
 func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.Empty, error) {
-	if _, ok := s.get(r.ID); !ok {
-		return s.TTRPCTaskService.Pause(ctx, r)
+	c, does, unlock, err := s.lock(r.ID, callPause)
+	defer unlock()
+	if err != nil {
+		return nil, toGRPC(err)
 	}
-	s.pausing.Lock()
-	defer s.pausing.Unlock()
-	c, _ := s.get(r.ID)
-	if !c.suspendsGPU {
+	if does == pass || !c.suspendsGPU {
 		return s.TTRPCTaskService.Pause(ctx, r)
 	}
 	if s.status(ctx, r.ID) != task.Status_RUNNING {
@@ -52,23 +51,26 @@ func (s *Service) Pause(ctx context.Context, r *taskapi.PauseRequest) (*emptypb.
 	}
 	resp, err := s.suspend(ctx, r, c)
 	if err == nil {
-		s.noteSuspended(r.ID, c)
+		s.keepSuspended(r.ID, c)
 		return resp, nil
 	}
 	ctx = context.WithoutCancel(ctx) // the request that failed may have been cancelled
-	return nil, s.failed(ctx, r.ID, err, s.wake(ctx, r.ID, c, false))
+	undone := s.wake(ctx, r.ID, c, false)
+	if undone != nil {
+		s.keepSuspended(r.ID, c)
+	}
+	return nil, s.failed(ctx, r.ID, err, undone)
 }
 
 // Resume continues a paused container. If its processes cannot get their GPU memory back, it stays
 // paused, so that a later call may succeed.
 func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptypb.Empty, error) {
-	if _, ok := s.get(r.ID); !ok {
-		return s.TTRPCTaskService.Resume(ctx, r)
+	c, does, unlock, err := s.lock(r.ID, callResume)
+	defer unlock()
+	if err != nil {
+		return nil, toGRPC(err)
 	}
-	s.pausing.Lock()
-	defer s.pausing.Unlock()
-	c, _ := s.get(r.ID)
-	if !c.suspendsGPU && !c.suspended {
+	if does == pass {
 		return s.TTRPCTaskService.Resume(ctx, r)
 	}
 	ctx = context.WithoutCancel(ctx) // stopping halfway would leave processes frozen
@@ -78,8 +80,7 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 	if s.status(ctx, r.ID) != task.Status_PAUSED {
 		return s.TTRPCTaskService.Resume(ctx, r) // which refuses it
 	}
-	err := s.wake(ctx, r.ID, c, false)
-	if err == nil {
+	if err = s.wake(ctx, r.ID, c, false); err == nil {
 		return &emptypb.Empty{}, nil
 	}
 	if s.status(ctx, r.ID) == task.Status_PAUSED { // it failed before it thawed
@@ -89,9 +90,24 @@ func (s *Service) Resume(ctx context.Context, r *taskapi.ResumeRequest) (*emptyp
 	return nil, s.failed(ctx, r.ID, err, undone)
 }
 
-// noteSuspended records in the bundle, for display, how much GPU memory is on the host.
-func (s *Service) noteSuspended(id string, c gpuContainer) {
-	if !s.isCurrent(id, c) {
+// lock returns the container and what this service does with a call that may move its GPU memory.
+// Until unlock is called, no other call moves GPU memory. Only containers with GPUs wait for that.
+func (s *Service) lock(id string, what call) (c gpuContainer, does rule, unlock func(), err error) {
+	unlock = func() {}
+	if s.get(id).state != unknown {
+		s.pausing.Lock()
+		unlock = s.pausing.Unlock
+	}
+	c = s.get(id)
+	does, err = c.permit(what, id)
+	return c, does, unlock, err
+}
+
+// keepSuspended makes the next Resume move GPU memory back. It records in the bundle, for display,
+// how much is on the host.
+func (s *Service) keepSuspended(id string, c gpuContainer) {
+	c.state = suspended
+	if !s.update(id, c) {
 		return // the bundle is another container's
 	}
 	sum := uint64(0)

@@ -121,7 +121,7 @@ func TestPauseFreezesOnlyWhatTheProbeHasSuspended(t *testing.T) {
 			f := &pausedTasks{}
 			s, _ := serviceAround(&f.fakeTasks)
 			s.TTRPCTaskService = f
-			s.put("c", gpuContainer{ready: true, suspendsGPU: true, bundle: t.TempDir()})
+			s.put("c", gpuContainer{state: ready, suspendsGPU: true, bundle: t.TempDir()})
 			_, err := s.Pause(t.Context(), &taskapi.PauseRequest{ID: "c"})
 			if (err == nil) != (test.end == "") || err != nil && !strings.HasSuffix(err.Error(), test.end) {
 				t.Errorf("error %v, want %q", err, test.end)
@@ -196,17 +196,17 @@ func TestALaterContainerOfTheIDIsNotChanged(t *testing.T) {
 			f.paused = at == "resume"
 			s := f.serviceWith(t, gpuContainer{suspendsGPU: true})
 			s.TTRPCTaskService = f
-			old, _ := s.get("c")
+			old := s.get("c")
 			f.replace = func() {
 				s.remove("c")
-				s.put("c", gpuContainer{ready: true, bundle: old.bundle, rootfs: "new"})
+				s.put("c", gpuContainer{state: ready, bundle: old.bundle, rootfs: "new"})
 			}
 			if f.paused {
 				_, _ = s.Resume(t.Context(), &taskapi.ResumeRequest{ID: "c"})
 			} else {
 				_, _ = s.Pause(t.Context(), &taskapi.PauseRequest{ID: "c"})
 			}
-			if c, _ := s.get("c"); c.rootfs != "new" || c.suspendsGPU || f.replace != nil {
+			if c := s.get("c"); c.rootfs != "new" || c.suspendsGPU || f.replace != nil {
 				t.Errorf("%+v", c)
 			}
 			if _, err := os.Stat(filepath.Join(old.bundle, gpuinject.SuspendedName)); err == nil {
@@ -262,7 +262,7 @@ func TestPauseTriesAgainToFreeze(t *testing.T) {
 		f := &pausedTasks{notFrozen: fails}
 		s, _ := serviceAround(&f.fakeTasks)
 		s.TTRPCTaskService = f
-		s.put("c", gpuContainer{ready: true, suspendsGPU: true, bundle: t.TempDir()})
+		s.put("c", gpuContainer{state: ready, suspendsGPU: true, bundle: t.TempDir()})
 		_, err := s.Pause(t.Context(), &taskapi.PauseRequest{ID: "c"})
 		if (err == nil) != (want == "") || err != nil && !strings.HasSuffix(err.Error(), want) || len(f.calls) != maxRounds {
 			t.Errorf("%d failures: %v after %q", fails, err, f.calls)
@@ -271,7 +271,7 @@ func TestPauseTriesAgainToFreeze(t *testing.T) {
 	f := &pausedTasks{notFrozen: maxRounds}
 	s, _ := serviceAround(&f.fakeTasks)
 	s.TTRPCTaskService = f
-	s.put("c", gpuContainer{ready: true, suspendsGPU: true, bundle: t.TempDir()})
+	s.put("c", gpuContainer{state: ready, suspendsGPU: true, bundle: t.TempDir()})
 	ctx, cancel := context.WithCancel(t.Context())
 	f.onPause = cancel
 	if _, err := s.Pause(ctx, &taskapi.PauseRequest{ID: "c"}); err == nil || len(f.calls) != 1 {
@@ -318,7 +318,7 @@ func TestWhatRuncDidThoughItFailedIsUndone(t *testing.T) {
 		failed := errors.New("killed")
 		f := &checkpointTasks{paused: test.paused, notFrozen: failed, notThawed: failed}
 		s := f.serviceWith(t, gpuContainer{suspendsGPU: true})
-		c, _ := s.get("c")
+		c := s.get("c")
 		program := filepath.Join(c.bundle, "runc")
 		check(t, os.WriteFile(program, []byte("#!/bin/sh\necho \"$*\" >>$0.calls\n"), 0o700))
 		check(t, runctask.WriteOptions(c.bundle, &runcoptions.Options{BinaryName: program, Root: "/r"}))

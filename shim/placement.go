@@ -33,9 +33,13 @@ func exchangeable(p gpuinject.Plan) []gpuinject.PlanGPU {
 func (s *Service) place(ctx context.Context, id, text string) error {
 	s.pausing.Lock()
 	defer s.pausing.Unlock()
-	c, ok := s.get(id)
-	if !ok || !c.suspendsGPU && !c.suspended || s.status(ctx, id) != task.Status_PAUSED {
-		return &classified{fmt.Errorf("nvidia: container %s is not suspended, so its GPU memory cannot go to another GPU", id), errdefs.ErrFailedPrecondition}
+	c := s.get(id)
+	_, err := c.permit(callPlace, id)
+	if err == nil && s.status(ctx, id) != task.Status_PAUSED {
+		err = notSuspended(id)
+	}
+	if err != nil {
+		return err
 	}
 	to, err := placement(text, c.gpus, c.held)
 	if err != nil {

@@ -43,21 +43,18 @@ type Service struct {
 type gpuContainer struct {
 	// generation tells the container from an earlier one with its id.
 	generation uint64
+	state      containerState
 	// rootfs is the mount that Create made and Delete removes. It is empty if containerd's
 	// client made the mount.
 	rootfs string
-	// ready reports whether the container may be started: its mask is attached.
-	ready bool
 	// hasGPU reports whether GPUs were granted.
 	hasGPU bool
 	// checkpoints reports whether the container may be written to a checkpoint.
 	checkpoints bool
 	// suspendsGPU reports whether Pause gives the GPUs back.
 	suspendsGPU bool
-	// suspended reports whether Checkpoint has left the container paused, without its GPUs.
-	suspended bool
-	// restoration is nil unless Start restores the container from a checkpoint.
-	restoration *restoration
+	// restoration is what Start restores the container with.
+	restoration restoration
 	bundle      string
 	// addresses are the PCI addresses of the GPUs that it sees. There are none if it sees all.
 	addresses []string
@@ -100,24 +97,23 @@ func (s *Service) RegisterTTRPC(server *ttrpc.Server) error {
 	return nil
 }
 
-// get returns the container with this id, if it has GPUs.
-func (s *Service) get(id string) (c gpuContainer, ok bool) {
+// get returns the container with this id. Its state is unknown if no container with GPUs has it.
+func (s *Service) get(id string) gpuContainer {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	c, ok = s.containers[id]
-	return c, ok
+	return s.containers[id]
 }
 
-// reserve registers a container that is not ready. It returns false if the id is in use.
-func (s *Service) reserve(id string) bool {
+// reserve registers a container that is being created.
+func (s *Service) reserve(id string) (gpuContainer, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if _, ok := s.containers[id]; ok {
-		return false
+	if _, err := s.containers[id].permit(callCreate, id); err != nil {
+		return gpuContainer{}, err
 	}
 	s.generation++
-	s.containers[id] = gpuContainer{generation: s.generation}
-	return true
+	s.containers[id] = gpuContainer{generation: s.generation, state: creating}
+	return s.containers[id], nil
 }
 
 // update replaces the container with this id, unless Delete has removed it, even if Create has made
@@ -125,17 +121,16 @@ func (s *Service) reserve(id string) bool {
 func (s *Service) update(id string, c gpuContainer) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, ok := s.containers[id]
-	if ok = ok && now.generation == c.generation; ok {
+	current := s.containers[id].generation == c.generation
+	if current {
 		s.containers[id] = c
 	}
-	return ok
+	return current
 }
 
 // isCurrent reports whether c, possibly changed, is the container with this id.
 func (s *Service) isCurrent(id string, c gpuContainer) bool {
-	now, ok := s.get(id)
-	return ok && now.generation == c.generation
+	return s.get(id).generation == c.generation
 }
 
 func (s *Service) remove(id string) {

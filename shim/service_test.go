@@ -101,8 +101,7 @@ func serviceAround(f *fakeTasks) (*Service, *publisher) {
 
 // put registers a container.
 func (s *Service) put(id string, c gpuContainer) {
-	s.reserve(id)
-	now, _ := s.get(id)
+	now, _ := s.reserve(id)
 	c.generation = now.generation
 	s.update(id, c)
 }
@@ -189,7 +188,7 @@ func TestAContainerWithoutItsMaskIsNeverStarted(t *testing.T) {
 	}
 	// It can be deleted later, and the id is free then.
 	f.deleteErr = nil
-	if _, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); err != nil || !s.reserve("c") {
+	if _, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); err != nil || s.get("c").state != unknown {
 		t.Errorf("delete: %v, the id is in use", err)
 	}
 }
@@ -204,7 +203,7 @@ func TestAContainerWhoseMaskFailedIsDestroyed(t *testing.T) {
 	if err == nil || !strings.Contains(err.Error(), "mount namespace of the host") {
 		t.Error(err)
 	}
-	if want := []string{"create", "kill", "delete"}; !slices.Equal(f.calls, want) || !s.reserve("c") {
+	if want := []string{"create", "kill", "delete"}; !slices.Equal(f.calls, want) || s.get("c").state != unknown {
 		t.Errorf("calls %v, want %v and a free id", f.calls, want)
 	}
 }
@@ -225,7 +224,7 @@ func TestAContainerWhoseProcessHasEndedIsNotStarted(t *testing.T) {
 	if !errdefs.IsFailedPrecondition(errgrpc.ToNative(err)) || !slices.Equal(f.calls, []string{"create"}) {
 		t.Errorf("start: %v, calls %v", err, f.calls)
 	}
-	if _, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); err != nil || !s.reserve("c") {
+	if _, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); err != nil || s.get("c").state != unknown {
 		t.Errorf("delete: %v, the id is in use", err)
 	}
 }
@@ -238,8 +237,8 @@ func TestT46ACheckpointBringsNoGPU(t *testing.T) {
 	s, _ := serviceAround(f)
 	r := &taskapi.CreateTaskRequest{ID: "c", Bundle: simulatedHost(t, masked), Checkpoint: "/checkpoint"}
 	_, err := s.Create(t.Context(), r)
-	if !errdefs.IsPermissionDenied(errgrpc.ToNative(err)) || len(f.calls) > 0 || !s.reserve("c") {
-		t.Errorf("error %v, calls %v, the id is free: %v", err, f.calls, s.reserve("c"))
+	if !errdefs.IsPermissionDenied(errgrpc.ToNative(err)) || len(f.calls) > 0 || s.get("c").state != unknown {
+		t.Errorf("error %v, calls %v, the id is free: %v", err, f.calls, s.get("c").state == unknown)
 	}
 	// Neither is one that has nodes of the driver without asking.
 	r = &taskapi.CreateTaskRequest{ID: "m", Checkpoint: "/checkpoint", Bundle: plainBundle(t, `{"linux": {"namespaces": [{"type": "mount"}],
@@ -261,7 +260,7 @@ func TestASecondContainerOfTheSameIDDoesNotDisturbTheFirst(t *testing.T) {
 	f := &fakeTasks{}
 	dir := simulatedHost(t, masked)
 	s, _ := serviceAround(f)
-	s.put("c", gpuContainer{ready: true})
+	s.put("c", gpuContainer{state: ready})
 	_, err := s.Create(t.Context(), &taskapi.CreateTaskRequest{ID: "c", Bundle: dir})
 	if !errdefs.IsAlreadyExists(errgrpc.ToNative(err)) || len(f.calls) > 0 {
 		t.Errorf("error %v, calls %v", err, f.calls)
@@ -306,7 +305,7 @@ func TestTheCreateEventHasTheMountsOfTheRootFileSystem(t *testing.T) {
 		t.Fatal("created")
 	}
 	s.events.rootfs.Range(func(id, _ any) bool { t.Errorf("mounts of %v are kept", id); return true })
-	if !s.reserve("c") {
+	if s.get("c").state != unknown {
 		t.Error("the id of the failed container is in use")
 	}
 }
@@ -383,7 +382,7 @@ func TestADeleteUnmountsARootFileSystemThatIsInUse(t *testing.T) {
 	if _, err := s.Delete(t.Context(), &taskapi.DeleteRequest{ID: "c"}); err != nil {
 		t.Error(err)
 	}
-	if _, err := os.Stat(inUse.Name()); err == nil || !s.reserve("c") {
+	if _, err := os.Stat(inUse.Name()); err == nil || s.get("c").state != unknown {
 		t.Error("it is still mounted, or the id is in use")
 	}
 }
