@@ -38,6 +38,14 @@ func handlerFlag() cli.Flag {
 	return &cli.StringFlag{Name: "handler", Value: runtimeclass.DefaultHandler, Usage: "`NAME` of the runtime handler"}
 }
 
+func setDefaultFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "set-default", Aliases: []string{"set-as-default"}, Usage: "make it the runtime of containers that name none, until --set-default=false"}
+}
+
+func fromToolkitFlag() cli.Flag {
+	return &cli.BoolFlag{Name: "from-toolkit", Usage: "carry over the options of NVIDIA's container toolkit, from the configuration of its package or operator"}
+}
+
 func replaceFlag() cli.Flag {
 	return &cli.BoolFlag{Name: "replace", Usage: "override another runtime of that name; uninstall restores it"}
 }

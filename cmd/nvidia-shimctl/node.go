@@ -27,7 +27,8 @@ func nodeCommand() *cli.Command {
 		Description: "It installs, runs check, sets the labels " + node.ReadyLabel + " and " + node.VersionLabel + " of the node, and repairs what changes. " +
 			"If check finds a problem after a change, it restores the files. The label " + node.RemoveLabel + "=true removes everything. " +
 			"The pod needs hostPID and the host's root directory.",
-		Flags: append(daemonFlags(), handlerFlag(), replaceFlag(),
+		Flags: append(daemonFlags(), handlerFlag(), setDefaultFlag(), replaceFlag(), fromToolkitFlag(),
+			&cli.StringFlag{Name: "settings", Usage: "the shim's configuration on the node, as `TOML`; without it, that of the node"},
 			&cli.StringFlag{Name: "host-root", Value: "/host", Usage: "`DIR` of the pod with the host's root"},
 			&cli.StringFlag{Name: "node-name", Sources: cli.EnvVars("NODE_NAME"), Usage: "`NAME` of the node with the labels; none without it"},
 			&cli.DurationFlag{Name: "interval", Value: time.Minute, Usage: "`TIME` between two rounds"},
@@ -47,6 +48,8 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 		return errors.New("only root can install a node")
 	case c.Duration("interval") <= 0:
 		return usage(errors.New("--interval has to be positive"))
+	case node.CheckSettings(c.String("settings")) != nil:
+		return usage(fmt.Errorf("--settings: %w", node.CheckSettings(c.String("settings"))))
 	case c.String("target") == kind:
 		return usage(errors.New("--target kind is not a daemon of this host: a node of kind runs containerd"))
 	}
@@ -64,6 +67,7 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 		return usage(err)
 	}
 	k := node.Keeper{Installer: i, Planner: planner(c), Config: c.String("config"), CDIFile: cdiFile, Uninstall: c.Bool("uninstall")}
+	k.Settings, k.FromToolkit, k.Installer.Toolkit = c.String("settings"), c.Bool("from-toolkit"), nil
 	if name := c.String("node-name"); name != "" {
 		n, err := kubeapi.InCluster(name, account)
 		if err != nil {

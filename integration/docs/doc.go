@@ -1,5 +1,5 @@
-// Package docs proves that the pages say what the program does: README.md, docs/ and the other
-// pages in the root of the repository.
+// Package docs proves that the pages say what the program does: README.md, docs/, the
+// chart's README and the other pages in the root of the repository.
 //
 // Pages are compared with values of the program: keys and defaults of the configuration, options of
 // a handler, fields of the record, commands and flags, targets of the Makefile. Links between pages

@@ -138,6 +138,10 @@ func TestChartIsSound(t *testing.T) {
 		"networkPolicy.create=2":      "/networkPolicy/create",
 		"uninstall=1":                 "/uninstall",
 		"args=--once":                 "/args",
+		"config.policy=1":             "/config",
+		"config=[policy":              "config: toml: line 1",
+		"fromToolkit=1":               "/fromToolkit",
+		"setDefault=1":                "/setDefault",
 		"nodeSelector.a=1":            "/nodeSelector/a",
 		"tolerations[0].effect=No":    "/tolerations/0/effect",
 		"resources.limit=1":           "limit",
@@ -160,6 +164,26 @@ func TestChartIsSound(t *testing.T) {
 	}
 	if strings.Contains(out, "kind: RuntimeClass") {
 		t.Errorf("a RuntimeClass in:\n%s", out)
+	}
+}
+
+// What config holds reaches the node's command line as it is: the kubelet replaces $(NAME).
+func TestChartConfiguresTheShim(t *testing.T) {
+	const config = "[policy]\nkubernetes = \"audit\" # $(NODE_NAME) {{ .Values }}\n"
+	name := filepath.Join(t.TempDir(), "values.yaml")
+	simhost.WriteFile(t, name, fmt.Sprintf("{config: %q, fromToolkit: true, setDefault: false}", config))
+	for _, tc := range []struct{ values, want []string }{
+		{nil, nil}, {[]string{"--set", "setDefault=true"}, []string{"--set-default=true"}},
+		{[]string{"--values", name}, []string{"--settings=" + strings.ReplaceAll(config, "$", "$$"), "--from-toolkit", "--set-default=false"}},
+	} {
+		var set appsv1.DaemonSet
+		path := "/apis/apps/v1/namespaces/" + releaseNamespace + "/daemonsets/" + release
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(objects(t, template(t, tc.values...))[path].Object, &set); err != nil {
+			t.Fatal(err)
+		}
+		if got := set.Spec.Template.Spec.Containers[0].Args; !slices.Equal(got[2:], tc.want) {
+			t.Errorf("%q: %q, want %q", tc.values, got, tc.want)
+		}
 	}
 }
 

@@ -4,16 +4,24 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cdispec"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/check"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hosttree"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/prepare"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/preview"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
+
+// plannedConfig has the shim's configuration of a plan while it is checked.
+const plannedConfig = "/run/nvidia-shim-node.toml"
 
 // install installs what is missing or different, and reports whether this version is installed. A
 // node with problems that an installation cannot solve stays as it is.
@@ -30,9 +38,13 @@ func (k *Keeper) install(ctx context.Context) (installed bool, _ []check.Finding
 	if len(found) == 1 && !found[0].Runs && slices.Contains([]string{runtimeclass.Containerd, runtimeclass.Docker}, found[0].Target) {
 		return false, []check.Finding{{Check: "install", Level: check.Problem, Message: found[0].Target + " does not run", Fix: "start it"}}, nil
 	}
-	plan, _, err := in.Plan(ctx)
+	var plan runtimeclass.Plan
+	err := k.configure(&in)
+	if err == nil {
+		plan, _, err = in.Plan(ctx)
+	}
 	o := in.Options
-	findings := k.check(ctx, o)
+	findings := k.checkPlanned(ctx, plan, o)
 	if err != nil {
 		return false, append(findings, check.Finding{Check: "install", Level: check.Problem, Message: err.Error(), Fix: "nvidia-shimctl node --help"}), nil
 	}
@@ -134,10 +146,36 @@ func (k *Keeper) prepare(ctx context.Context) error {
 	return cdispec.Refresh(k.CDIFile, k.Planner)
 }
 
+// checkPlanned runs check with the shim's configuration that a plan makes: the present one may name
+// no driver.
+func (k *Keeper) checkPlanned(ctx context.Context, plan runtimeclass.Plan, o runtimeclass.Options) []check.Finding {
+	i := slices.IndexFunc(plan.Changes, func(c hosttree.Change) bool { return c.Path == o.ShimConfig && c.Differs() })
+	if i < 0 {
+		return k.check(ctx, o)
+	}
+	defer os.Remove(plannedConfig)
+	if err := atomicfile.Write(plannedConfig, plan.Changes[i].After, 0o600); err != nil {
+		return []check.Finding{{Check: "install", Level: check.Problem, Message: err.Error(), Fix: "make /run writable"}}
+	}
+	planner := k.Planner
+	planner.Config = func() (*config.Config, error) {
+		cfg, err := config.Load(plannedConfig)
+		if err == nil {
+			cfg.Host.ReadOnlyState = true
+		}
+		return cfg, err
+	}
+	return checkWith(ctx, o, plannedConfig, planner)
+}
+
 func (k *Keeper) check(ctx context.Context, o runtimeclass.Options) []check.Finding {
+	return checkWith(ctx, o, k.Config, k.Planner)
+}
+
+func checkWith(ctx context.Context, o runtimeclass.Options, shimConfig string, p preview.Planner) []check.Finding {
 	options := check.Options{
-		Root: "/", Proc: procfs.Host, Config: k.Config, ContainerdConfig: o.ConfigFile, Target: o.Target,
-		CDI: func() ([]byte, error) { return cdispec.Text(k.Planner) },
+		Root: "/", Proc: procfs.Host, Config: shimConfig, ContainerdConfig: o.ConfigFile, Target: o.Target,
+		CDI: func() ([]byte, error) { return cdispec.Text(p) },
 	}
 	if o.Target == runtimeclass.Docker {
 		options.ContainerdConfig, options.DockerConfig = "", o.ConfigFile

@@ -30,11 +30,15 @@ type Keeper struct {
 	CDIFile string
 	// API is nil without a cluster.
 	API *kubeapi.Node
+	// Settings are the shim's configuration, in TOML; "" leaves it to the node. With FromToolkit the
+	// options of NVIDIA's toolkit are carried over, below Settings.
+	Settings    string
+	FromToolkit bool
 	// Uninstall removes everything, and keeps it removed.
 	Uninstall bool
 
 	// refused is the change after which check found a problem. findings is the text of the findings
-	// that were printed last.
-	refused, findings string
-	ready             atomic.Bool // the last round succeeded
+	// that were printed last, and carried the text about the toolkit's options.
+	refused, findings, carried string
+	ready                      atomic.Bool // the last round succeeded
 }
