@@ -52,8 +52,6 @@ func newFakeHost(t *testing.T) *fakeHost {
 	}
 	mount("overlay", h.root, "overlay", 0, "lowerdir=/,upperdir="+h.upper+",workdir="+dir+"/work")
 	mount("tmpfs", h.root+"/run", "tmpfs", 0, "mode=0755")
-	config, err := os.ReadFile(shared.Driver.ConfigPath)
-	simtest.Check(t, errors.Join(err, os.MkdirAll(h.root+"/etc/nvidia-shim", 0o755), os.WriteFile(h.root+"/etc/nvidia-shim/config.toml", config, 0o644)))
 	for _, dir := range []string{"/proc", "/dev", os.TempDir(), testenv.ShimDir(), "/var/lib/kubelet"} {
 		mount(dir, h.root+dir, "", unix.MS_BIND|unix.MS_REC, "")
 	}
@@ -311,7 +309,8 @@ func TestChartInstallsTheNode(t *testing.T) {
 	label(`"true"`)
 	t.Cleanup(func() { label("null") })
 	args := "--target=containerd,--containerd-config=" + c.config() + ",--bin-dir=" + c.binDir() + ",--interval=1s"
-	install(t, "--set", "metrics.port=3476,runtimeClass.name="+chartHandler+",runtimeClass.handler="+chartHandler, "--set", "args={"+args+"},metrics.args={--bin-dir="+c.binDir()+"}")
+	install(t, "--set", "metrics.port=3476,runtimeClass.name="+chartHandler+",runtimeClass.handler="+chartHandler, "--set", "args={"+args+"},metrics.args={--bin-dir="+c.binDir()+"}",
+		"--set-file", "config="+c.Driver.ConfigPath)
 
 	c.logDaemonSet(t)
 	c.awaitNotReady(t, "1") // it waits for host.restart
