@@ -116,6 +116,12 @@ const imageRef = "test/gpu:latest"
 // newEnv starts a containerd that uses the real driver, with the image in it.
 func newEnv(t testing.TB, extra string) *testenv.Env {
 	t.Helper()
+	return newEnvFrom(t, extra, testenv.ShimDir())
+}
+
+// newEnvFrom is newEnv with the shim's programs in another directory.
+func newEnvFrom(t testing.TB, extra, programs string) *testenv.Env {
+	t.Helper()
 	before := testenv.Snapshot(t)
 	t.Cleanup(func() { before.AssertUnchanged(t) })
 	dir := mounts.TempDir(t)
@@ -124,7 +130,7 @@ func newEnv(t testing.TB, extra string) *testenv.Env {
 	if err := os.WriteFile(config, []byte("[host]\nstate-dir = \""+state+"\"\n"+extra), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	env := testenv.Start(t, testenv.Options{ShimConfig: config, ShimDir: testenv.ShimDir()})
+	env := testenv.Start(t, testenv.Options{ShimConfig: config, ShimDir: programs})
 	tar, err := buildImage()
 	if err != nil {
 		t.Fatal(err)

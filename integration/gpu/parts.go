@@ -7,6 +7,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/images"
@@ -18,8 +19,11 @@ var sources embed.FS
 // Programs are the names of the C programs that the tests run on the GPUs.
 var Programs = []string{"vectoradd", "mapbar", "hold", "count", "suspend", "loads", "egldevices", "vkdevices", "cldevices", "video"}
 
-// Compile makes Programs in the existing directory dir with the host's gcc. They need
-// the C library alone; all else they open by name.
+// LostLibrary is a library that Compile makes beside Programs.
+const LostLibrary = "lost.so"
+
+// Compile makes Programs and LostLibrary in the existing directory dir with the host's
+// gcc. They need the C library alone; all else they open by name.
 func Compile(dir string) error {
 	work, err := os.MkdirTemp("", "nvgpu")
 	if err != nil {
@@ -29,10 +33,14 @@ func Compile(dir string) error {
 	if err := os.CopyFS(work, sources); err != nil {
 		return err
 	}
-	for _, name := range Programs {
-		cmd := exec.Command("gcc", "-O2", "-s", "-o", filepath.Join(dir, name), filepath.Join(work, "programs", name+".c"), "-ldl")
-		if out, err := cmd.CombinedOutput(); err != nil {
-			return fmt.Errorf("gcc %s.c: %w: %s", name, err, out)
+	for _, name := range append(slices.Clone(Programs), LostLibrary) {
+		source, isLibrary := strings.CutSuffix(name, ".so")
+		args := []string{"-O2", "-s", "-o", filepath.Join(dir, name), filepath.Join(work, "programs", source+".c"), "-ldl"}
+		if isLibrary {
+			args = append(args, "-shared", "-fPIC")
+		}
+		if out, err := exec.Command("gcc", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("gcc %s.c: %w: %s", source, err, out)
 		}
 	}
 	return nil
