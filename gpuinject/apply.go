@@ -3,13 +3,13 @@ package gpuinject
 import (
 	"encoding/json"
 	"errors"
-	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
@@ -31,21 +31,25 @@ func Apply(c Container, p Plan, root *image.Root) (done Plan, mask *procmask.Mas
 		name string
 		run  func() error
 	}
-	edit := step{"edit", func() error { return p.writeBundle(c) }}
+	ch := &p.Changes
+	edit := step{"edit", func() error { return ch.writeBundle(c) }}
 	maskBuild := step{"mask-build", func() (err error) {
 		if p.Proc.Masked {
-			mask, err = procmask.New(p.mask, c.Bundle.Spec.Linux.MountLabel)
+			mask, err = procmask.New(ch.Mask, c.Bundle.Spec.Linux.MountLabel)
 		}
 		return err
 	}}
 	steps := []step{edit, maskBuild}
 	if p.GPU {
 		steps = []step{
-			{"view", func() error { return ensureView(c, p) }},
-			{"links", func() error { return p.makeLinks(root) }},
-			{"linker", func() error { return p.writeLinkerFiles(c, root) }},
+			{"view", func() error { return ensureView(c, *ch.View) }},
+			{"links", func() error { return ch.makeLinks(root) }},
+			{"linker", func() error { return ch.writeLinkerFiles(c, root) }},
 			edit,
-			{"record", func() error { return p.writeRecord(c) }},
+			{"record", func() error {
+				p = p.describeChanges()
+				return p.writeRecord(c)
+			}},
 			maskBuild,
 		}
 	}
@@ -62,72 +66,72 @@ func Apply(c Container, p Plan, root *image.Root) (done Plan, mask *procmask.Mas
 }
 
 // ensureView creates the view of the driver's files if this host does not have it yet.
-func ensureView(c Container, p Plan) error {
+func ensureView(c Container, v View) error {
 	st, err := state.Open(c.Config.Host.StateDir, false)
 	if err != nil {
 		return err
 	}
-	return view.Ensure(st, p.view)
+	return view.Ensure(st, v.Spec)
 }
 
 // makeLinks creates the links in the image. A link that cannot be created becomes a bind mount.
-func (p *Plan) makeLinks(root *image.Root) error {
+func (ch *Changes) makeLinks(root *image.Root) error {
 	own, err := root.Target(ViewDir)
 	if err != nil {
 		return err
 	}
-	made := []PlanLink{}
-	for _, l := range p.Links {
-		if err := root.MakeLink(l.Path, l.Target, own); err != nil {
+	var made []Link
+	for _, l := range ch.Links {
+		if err := root.MakeLink(l.Path, l.target(), own); err != nil {
 			if errors.Is(err, unix.EXDEV) { // runc would create the mount point on the host
-				p.note("no link was made in the image: %v", err)
+				ch.Note("no link was made in the image: %v", err)
 				continue
 			}
-			p.note("no link was made in the image, the file is mounted: %v", err)
-			p.mountFile(p.viewRoot+strings.TrimPrefix(l.Target, ViewDir), l.Path)
+			ch.Note("no link was made in the image, the file is mounted: %v", err)
+			ch.mountFile(layout.Bind{Name: l.Name, Destination: l.Path}, ch.View.Root)
 			continue
 		}
 		made = append(made, l)
 	}
-	p.Links = made
+	ch.Links = made
 	return nil
 }
 
-func (p *Plan) writeLinkerFiles(c Container, root *image.Root) error {
-	for _, f := range p.linkerFiles {
+func (ch *Changes) writeLinkerFiles(c Container, root *image.Root) error {
+	for _, f := range ch.LinkerFiles {
 		err := root.WriteFile(f.Path, f.Data)
 		if errors.Is(err, unix.EXDEV) { // as for links
-			p.note("%s is not written in the image: %v", f.Path, err)
+			ch.Note("%s is not written in the image: %v", f.Path, err)
 		} else if err != nil {
-			p.mountCache(c, f, err)
+			ch.mountCache(c, f, ch.CacheAt, err)
 		}
 	}
 	return nil
 }
 
-func (p *Plan) writeBundle(c Container) error {
-	for _, f := range p.bundleFiles {
+func (ch *Changes) writeBundle(c Container) error {
+	for _, f := range ch.BundleFiles {
 		if err := bundle.WriteFile(c.Bundle.Dir, f.Path, f.Data, 0o644); err != nil {
 			return err
 		}
 	}
-	if len(p.byPath) > 0 {
-		if err := bundle.WriteLinks(c.Bundle.Dir, byPathName, p.byPath); err != nil {
+	if len(ch.ByPath) > 0 {
+		if err := bundle.WriteLinks(c.Bundle.Dir, byPathName, ch.ByPath); err != nil {
 			return err
 		}
 	}
-	for _, m := range p.Mounts {
-		p.edits.Mounts = append(p.edits.Mounts, specs.Mount{
+	for _, m := range ch.Mounts {
+		ch.Edits.Mounts = append(ch.Edits.Mounts, specs.Mount{
 			Source: m.Source, Destination: m.Destination, Type: "bind", Options: m.Options,
 		})
 	}
-	if err := c.Bundle.Apply(p.edits); err != nil {
+	if err := c.Bundle.Apply(ch.Edits); err != nil {
 		return err
 	}
 	return c.Bundle.Save()
 }
 
-func (p *Plan) writeRecord(c Container) error {
+func (p Plan) writeRecord(c Container) error {
 	data, err := json.MarshalIndent(p, "", "  ")
 	if err != nil {
 		return err

@@ -21,7 +21,7 @@ import (
 
 // takeOver treats the devices that CDI added to the specification as both the request and the
 // grant. Nodes are identified by their device numbers, not by their names.
-func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
+func takeOver(c Container, h host.Host, ask Ask) (grant, error) {
 	g := grant{request: c.Request}
 	err := checkStale(c, h)
 	if err != nil {
@@ -37,24 +37,21 @@ func takeOver(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
 		// A host without MIG has no such right.
 		if right, err := h.Management(name); err == nil && hasCapability(c, h, right) {
 			g.set.Manage = append(g.set.Manage, right)
-			p.MIGRights = append(p.MIGRights, name)
+			g.migRights = append(g.migRights, name)
 		}
 	}
 	a := askAll(c, h, true, nil, ask)
 	g.set.MIG = h.Annotate(g.set.MIG, a.kept.Facts)
 	g.gpus = h.Visible(g.set)
-	names := g.set.Names()
-	p.Asked, p.Grant = names, "taken over from CDI: "+cmp.Or(g.set.String(), "no GPU")
-	g.may = policy.Grant{Set: g.set, Reason: p.Grant}
+	g.may = policy.Grant{Set: g.set, Reason: "taken over from CDI: " + cmp.Or(g.set.String(), "no GPU")}
 	g.enforced = g.may
-	p.decideGrant(g.may)
-	p.decide("capabilities", strings.Join(p.Capabilities, ","), "%s", c.Request.CapabilitiesReason)
+	g.decideGrant()
+	g.Decide("capabilities", strings.Join(c.Request.Capabilities, ","), "%s", c.Request.CapabilitiesReason)
 	r := c.Request
-	r.Devices = names
+	r.Devices = g.set.Names()
 	g.choose(h, r, a)
-	p.decideDevices(h, g)
-	p.setDevices(g.set)
-	return g, checkRequirements(c, h, g.gpus, a.kept.Facts, a.factsErr, p)
+	g.decideDevices(h)
+	return g, g.checkRequirements(c, h, a.kept.Facts, a.factsErr)
 }
 
 // staleCDI says what to do about device numbers that this host does not have.
@@ -98,36 +95,33 @@ var cdiClasses = []string{config.IMEX, config.GDS, config.GDRCopy, config.NVSwit
 
 // keptClasses returns the nodes of other device classes that CDI added to the specification. Their
 // files are already mounted.
-func keptClasses(c Container, h host.Host, p *Plan) (nodes []device.Node) {
+func keptClasses(c Container, h host.Host) (ch Changes) {
 	for _, class := range cdiClasses {
 		// A node that is not as expected on this host stays as CDI added it.
 		others, _ := h.ClassNodes(class, nil)
 		others = slices.DeleteFunc(others, func(n device.Node) bool { return !hasNode(c, n) })
 		if len(others) > 0 {
-			p.decide(class, "given", "CDI put its nodes into the specification")
-			p.addClass(class, others)
-			nodes = append(nodes, others...)
+			ch.addClass(class, others, "CDI put its nodes into the specification")
 		}
 	}
-	return nodes
+	return ch
 }
 
-// planRemovals decides which mounts and rules to remove from the specification: those that CDI
+// removeReplaced decides which mounts and rules to remove from the specification: those that CDI
 // added for what the shim provides itself, and the device list if runc could not mount it. all
-// holds the files of this host's driver.
-func planRemovals(c Container, all driver.Files, p *Plan) {
-	p.edits.RemoveMount = func(m specs.Mount) bool {
+// holds the files of this host's driver, nodes the nodes that the container gets.
+func removeReplaced(c Container, all driver.Files, nodes []device.Node) (ch Changes) {
+	ch.Edits.RemoveMount = func(m specs.Mount) bool {
 		return isCDIMount(c, all, m) || c.Input.Container.UserNamespace && isMappedListMount(m) || isDriverDir(all, m)
 	}
 	if slices.ContainsFunc(c.Bundle.Spec.Mounts, func(m specs.Mount) bool { return isDriverDir(all, m) }) {
-		p.decide("mount at "+ViewDir, "replaced", "it is this host's directory of the driver")
+		ch.Decide("mount at "+ViewDir, "replaced", "it is this host's directory of the driver")
 	}
 	if !c.Input.EditedByCDI {
-		return
+		return ch
 	}
-	nodes := p.nodes
 	// CDI's device rules allow mknod.
-	p.edits.RemoveRule = func(r specs.LinuxDeviceCgroup) bool {
+	ch.Edits.RemoveRule = func(r specs.LinuxDeviceCgroup) bool {
 		if !r.Allow || r.Type != "c" || r.Major == nil || r.Minor == nil || !strings.Contains(r.Access, "m") {
 			return false
 		}
@@ -136,9 +130,10 @@ func planRemovals(c Container, all driver.Files, p *Plan) {
 	}
 	for _, m := range c.Bundle.Spec.Mounts {
 		if isCDIMount(c, all, m) && isSocketMount(m) {
-			p.note("not mounted: %s, which CDI gives every container; see container.sockets", m.Destination)
+			ch.Note("not mounted: %s, which CDI gives every container; see container.sockets", m.Destination)
 		}
 	}
+	return ch
 }
 
 // isCDIMount reports whether a mount comes from NVIDIA's CDI specification: a file of this host's

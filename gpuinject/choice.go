@@ -7,8 +7,15 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// grant holds the devices that a container may have and the devices that it gets.
+// grant holds the devices that a container may have and the devices that it gets, and why.
 type grant struct {
+	Log
+	// without is true if the container starts without the driver.
+	without bool
+	// requirements of the image, all of them satisfied.
+	requirements []PlanRequirement
+	// migRights are the names of the rights in set.
+	migRights []string
 	// may holds what the container may select from; enforced holds what it could select from in
 	// mode "enforce".
 	may, enforced policy.Grant

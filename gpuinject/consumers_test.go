@@ -157,14 +157,14 @@ func TestProgramsThatDraw(t *testing.T) {
 	mask := regexp.MustCompile("0x[0-9a-f]+")
 	show := func(p Plan) string {
 		var list []string
-		for _, f := range p.bundleFiles {
+		for _, f := range p.Changes.BundleFiles {
 			if f.Path == profileName {
 				list = append(list, mask.FindString(string(f.Data)))
 			}
 		}
 		if slices.ContainsFunc(p.Mounts, func(m PlanMount) bool { return m.Destination == byPathDest }) {
-			for _, name := range slices.Sorted(maps.Keys(p.byPath)) {
-				node := path.Join(byPathDest, p.byPath[name])
+			for _, name := range slices.Sorted(maps.Keys(p.Changes.ByPath)) {
+				node := path.Join(byPathDest, p.Changes.ByPath[name])
 				if !slices.ContainsFunc(p.Devices, func(d PlanDevice) bool { return d.Path == node }) {
 					t.Errorf("%s leads to %s, which is no node of the container", name, node)
 				}
@@ -219,11 +219,11 @@ func TestProgramsThatDraw(t *testing.T) {
 }
 `
 		for minor, want := range map[int]bool{0: true, 31: true, 32: true, 63: true, 64: false, 255: false} {
-			var plan Plan
+			var log Log
 			g := grant{request: request.Request{Capabilities: []string{config.Graphics}}, gpus: []device.GPU{{Minor: minor}}}
-			data := profile(g, &plan)
-			if has := data != nil; has != want || has == strings.Contains(strings.Join(plan.Notes, ""), "EGL may list GPUs") {
-				t.Errorf("minor %d: profile is %v, notes %q", minor, has, plan.Notes)
+			data := profile(g, &log)
+			if has := data != nil; has != want || has == strings.Contains(strings.Join(log.Notes, ""), "EGL may list GPUs") {
+				t.Errorf("minor %d: profile is %v, notes %q", minor, has, log.Notes)
 			}
 			if want && string(data) != fmt.Sprintf(text, uint64(1)<<minor) {
 				t.Errorf("minor %d: %s", minor, data)

@@ -291,8 +291,8 @@ func ignoredAny(p Plan) bool { return len(p.Ignored) > 0 }
 // hasNodeTwice reports whether a node is in the specification under two entries.
 func hasNodeTwice(p Plan) bool {
 	seen := map[string]bool{}
-	for _, d := range p.edits.Devices {
+	for _, d := range p.Changes.Edits.Devices {
 		seen[d.Path] = true
 	}
-	return len(seen) < len(p.edits.Devices)
+	return len(seen) < len(p.Changes.Edits.Devices)
 }

@@ -23,7 +23,7 @@ func TestAMountOfTheDriverDirectoryIsTheDriver(t *testing.T) {
 		host: h, env: devices("0"),
 		show: func(p Plan) string {
 			for _, m := range p.Mounts {
-				if m.Destination == ViewDir && m.Source == p.viewRoot {
+				if m.Destination == ViewDir && m.Source == p.Changes.View.Root {
 					return "view"
 				}
 			}

@@ -8,22 +8,21 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
 // decideGrant records what the container may have.
-func (p *Plan) decideGrant(g policy.Grant) {
-	what := cmp.Or(g.Set.String(), "none")
-	if g.All {
+func (g *grant) decideGrant() {
+	what := cmp.Or(g.may.Set.String(), "none")
+	if g.may.All {
 		what = "every device of this host"
 	}
-	p.decide("grant", what, "%s", g.Reason)
+	g.Decide("grant", what, "%s", g.may.Reason)
 }
 
 // decideDevices records what was decided about every device of this host, whether or not the
 // request was refused.
-func (p *Plan) decideDevices(h host.Host, g grant) {
+func (g *grant) decideDevices(h host.Host) {
 	askedBy := func(has func(device.Set) bool) string {
 		var ids []string
 		for _, x := range g.choices {
@@ -46,30 +45,30 @@ func (p *Plan) decideDevices(h host.Host, g grant) {
 				reason = "partitioned by MIG, and this host, a container itself, was given none of its MIG devices"
 			}
 		}
-		p.decide(fmt.Sprintf("GPU %d", gpu.Index), decision, "%s", reason)
+		g.Decide(fmt.Sprintf("GPU %d", gpu.Index), decision, "%s", reason)
 		for _, in := range instances {
 			by := askedBy(func(s device.Set) bool { return s.HasMIG(in) })
 			decision, reason := g.why(by, g.set.HasMIG(in), g.may.AllowsMIG(in))
 			if decision == "given" && by == "" {
 				reason = "it belongs to a GPU whose MIG devices the container may configure or watch"
 			}
-			p.decide("MIG device "+in.Name(), decision, "%s", reason)
+			g.Decide("MIG device "+in.Name(), decision, "%s", reason)
 		}
 	}
 	for _, f := range h.Faulty {
-		p.decide(f.String(), "not given", "it cannot be used: %s", f.Reason)
+		g.Decide(f.String(), "not given", "it cannot be used: %s", f.Reason)
 	}
 	for _, f := range h.FaultyMIG {
-		p.decide("MIG device "+f.Instance.Name(), "not given", "it cannot be used: %s", f.Reason)
+		g.Decide("MIG device "+f.Instance.Name(), "not given", "it cannot be used: %s", f.Reason)
 	}
 	for _, gpu := range h.Excluded {
-		p.decide("GPU at "+gpu.BusID, "not given", "excluded from use on this host (NVreg_ExcludedGpus)")
+		g.Decide("GPU at "+gpu.BusID, "not given", "excluded from use on this host (NVreg_ExcludedGpus)")
 	}
 }
 
 // why returns the decision about a device and the reason. by says how the device was asked for; it
 // is empty if it was not.
-func (g grant) why(by string, given, allowed bool) (decision, reason string) {
+func (g *grant) why(by string, given, allowed bool) (decision, reason string) {
 	switch {
 	case given:
 		return "given", by

@@ -11,65 +11,63 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// grantDevices decides which devices the container gets. If it sets p.GPU to false, the container
-// gets nothing and starts without the driver.
-func grantDevices(c Container, h host.Host, ask Ask, p *Plan) (grant, error) {
+// grantDevices decides which devices the container gets.
+func grantDevices(c Container, h host.Host, ask Ask) (grant, error) {
 	if c.Input.EditedByCDI {
-		return takeOver(c, h, ask, p)
+		return takeOver(c, h, ask)
 	}
+	g := grant{request: c.Request}
 	var named []string
 	if policy.EnvironmentGrants(c.Config.Policy, c.Input.Container) == "" {
 		named = c.Input.Granted(c.Config)
 	}
 	inSpec, err := h.Given(c.Input.Container.Nodes)
 	if err != nil {
-		return grant{}, fail(Precondition, "%s: %w", c.Request.Reason, err)
+		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
 	a := askAll(c, h, !inSpec.Empty() || len(named) > 0, named, ask)
 	set, missing, err := selectEach(h, named, a)
 	switch {
 	case err != nil && c.Input.Container.Kubernetes && !errors.Is(err, device.ErrFacts) && !isFault(err):
 		// The original error would list the host's GPUs in the pod's events.
-		return grant{}, fail(Denied, "GPU %s is not this container's: this host has no such device", request.Quote(missing))
+		return g, fail(Denied, "GPU %s is not this container's: this host has no such device", request.Quote(missing))
 	case err != nil:
-		return grant{}, fail(Precondition, "%s: %w", c.Request.Reason, err)
+		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
 	inSpec.Add(set)
-	var g grant
-	if g.may, g.enforced, err = policy.Decide(policyFor(c, inSpec), c.Input.Container, inSpec, a.kubelet); err != nil {
+	may, enforced, err := policy.Decide(policyFor(c, inSpec), c.Input.Container, inSpec, a.kubelet)
+	if err != nil {
 		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
-	if err := h.GivenFaulty(c.Input.Container.Nodes); err != nil && !g.may.All {
+	if err := h.GivenFaulty(c.Input.Container.Nodes); err != nil && !may.All {
 		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
 	}
-	p.Grant = g.may.Reason
-	p.decideGrant(g.may)
+	g.may, g.enforced = may, enforced
+	g.decideGrant()
 	if n := len(a.passedOver); n > 0 {
-		p.note("%d device ids that the kubelet allocated name no GPU and were passed over, such as %s", n, request.Quote(a.passedOver[0]))
+		g.Note("%d device ids that the kubelet allocated name no GPU and were passed over, such as %s", n, request.Quote(a.passedOver[0]))
 	}
 	g.choose(h, c.Request, a)
-	if err := checkAnnotations(c, h, &g, a, p); err != nil {
+	if err := g.checkAnnotations(c, h, a); err != nil {
 		return g, err
 	}
-	p.Asked, p.Capabilities, p.Reason = g.request.Devices, g.request.Capabilities, g.request.Reason
-	p.decide("capabilities", strings.Join(p.Capabilities, ","), "%s", g.request.CapabilitiesReason)
-	if g.startsWithout() {
-		p.decideDevices(h, g)
-		p.GPU = false
+	g.Decide("capabilities", strings.Join(g.request.Capabilities, ","), "%s", g.request.CapabilitiesReason)
+	if g.without = g.startsWithout(); g.without {
+		g.decideDevices(h)
 		return g, nil
 	}
-	g.set, err = selectDevices(c, h, g, a, p)
-	p.decideDevices(h, g)
+	err = g.selectDevices(c, h, a)
+	g.decideDevices(h)
 	if err != nil {
+		g.set = device.Set{}
 		return g, err
 	}
 	g.set.MIG = h.Annotate(g.set.MIG, a.kept.Facts)
 	g.gpus = h.Visible(g.set)
-	p.setDevices(g.set)
 	if g.may.All && !g.enforced.All && (g.enforced.Nothing() || !g.enforced.AllowsAll(g.set)) {
-		p.audit(g.enforced.Reason)
+		g.Audit = append(g.Audit, g.enforced.Reason)
 	}
-	return g, checkRequirements(c, h, g.gpus, a.kept.Facts, a.factsErr, p)
+	return g, g.checkRequirements(c, h, a.kept.Facts, a.factsErr)
 }
 
 // policyFor returns the policy for a container whose specification has these devices. Outside
@@ -97,7 +95,7 @@ func (g *grant) startsWithout() bool {
 // checkAnnotations drops a pod's annotations unless every device that they name was allocated to
 // the container. Their author may not have meant this runtime; the container gets what was
 // allocated to it as if the annotations did not exist.
-func checkAnnotations(c Container, h host.Host, g *grant, a answers, p *Plan) error {
+func (g *grant) checkAnnotations(c Container, h host.Host, a answers) error {
 	r := g.request
 	if r.Source != request.FromAnnotations || !c.Input.Container.Kubernetes {
 		return nil
@@ -113,7 +111,7 @@ func checkAnnotations(c Container, h host.Host, g *grant, a answers, p *Plan) er
 	if allowed {
 		return nil
 	}
-	p.ignore(r.Reason, "not what was allocated to the container: "+g.may.Reason)
+	g.Ignore(r.Reason, "not what was allocated to the container: "+g.may.Reason)
 	other, err := c.Input.WithoutAnnotations(c.Config)
 	if err != nil {
 		return refuseRequest(err)
@@ -126,34 +124,33 @@ func checkAnnotations(c Container, h host.Host, g *grant, a answers, p *Plan) er
 }
 
 // selectDevices selects the granted devices among those that the request names.
-func selectDevices(c Container, h host.Host, g grant, a answers, p *Plan) (device.Set, error) {
-	var set device.Set
-	if err := mayManageMIG(c, g); err != nil {
-		return set, err
+func (g *grant) selectDevices(c Container, h host.Host, a answers) error {
+	if err := g.mayManageMIG(c); err != nil {
+		return err
 	}
 	for _, x := range g.choices {
-		if err := checkChoice(h, g, x, a); err != nil {
-			return set, err
+		if err := g.checkChoice(h, x, a); err != nil {
+			return err
 		}
-		if err := checkAll(c, h, g, x, p); err != nil {
-			return set, err
+		if err := g.checkAll(c, h, x); err != nil {
+			return err
 		}
 		for _, gpu := range x.set.GPUs {
 			if g.may.Allows(gpu) {
-				set.AddGPU(gpu)
+				g.set.AddGPU(gpu)
 			}
 		}
 		for _, in := range x.set.MIG {
 			if g.may.AllowsMIG(in) {
-				set.AddMIG(in)
+				g.set.AddMIG(in)
 			}
 		}
 	}
-	return addMIGRights(h, g, set, p)
+	return g.addMIGRights(h)
 }
 
 // checkChoice refuses an id that names no device, or a device that the container may not have.
-func checkChoice(h host.Host, g grant, x choice, a answers) error {
+func (g *grant) checkChoice(h host.Host, x choice, a answers) error {
 	reason, named := g.request.Reason, g.request.NamesDevices()
 	if errors.Is(x.err, device.ErrFacts) {
 		return fail(Precondition, "%s: %w", reason, x.err)
@@ -197,7 +194,7 @@ func isFault(err error) bool {
 }
 
 // checkAll refuses "all" on a host with a faulty device, or says which devices are left out.
-func checkAll(c Container, h host.Host, g grant, x choice, p *Plan) error {
+func (g *grant) checkAll(c Container, h host.Host, x choice) error {
 	if x.id != request.All || !g.may.All {
 		return nil
 	}
@@ -205,14 +202,14 @@ func checkAll(c Container, h host.Host, g grant, x choice, p *Plan) error {
 		if c.Config.Policy.FaultyGPUs == config.Refuse {
 			return fail(Precondition, "%s: \"all\" includes %w; name other devices, or set policy.faulty-gpus = %q", g.request.Reason, f, config.LeaveOut)
 		}
-		p.warn("\"all\" leaves out %v", f)
+		g.Warn("\"all\" leaves out %v", f)
 	}
 	return nil
 }
 
 // mayManageMIG refuses a request for the rights to configure or monitor MIG if the container may
 // not have them, or if it names MIG devices as well.
-func mayManageMIG(c Container, g grant) error {
+func (g *grant) mayManageMIG(c Container) error {
 	if len(g.request.MIGRights) == 0 {
 		return nil
 	}
@@ -232,32 +229,32 @@ func mayManageMIG(c Container, g grant) error {
 // addMIGRights adds the requested rights to configure and to monitor MIG and, with them, the MIG
 // devices of the container's GPUs that it may have. A GPU of which the container gets every MIG
 // device counts as a whole GPU.
-func addMIGRights(h host.Host, g grant, set device.Set, p *Plan) (device.Set, error) {
+func (g *grant) addMIGRights(h host.Host) error {
 	if len(g.request.MIGRights) == 0 {
-		return set, nil
+		return nil
 	}
 	variables := strings.Join(g.request.MIGVariables, " and ")
 	for _, name := range g.request.MIGRights {
 		right, err := h.Management(name)
 		if err != nil {
-			return set, fail(Precondition, "%s: %w", variables, err)
+			return fail(Precondition, "%s: %w", variables, err)
 		}
-		set.Manage = append(set.Manage, right)
-		p.MIGRights = append(p.MIGRights, name)
-		p.decide("MIG right "+name, "given", "asked for by %s", variables)
+		g.set.Manage = append(g.set.Manage, right)
+		g.migRights = append(g.migRights, name)
+		g.Decide("MIG right "+name, "given", "asked for by %s", variables)
 	}
-	for _, gpu := range h.Visible(set) {
+	for _, gpu := range h.Visible(g.set) {
 		all := h.Withheld(gpu) == 0 && h.FaultOf(gpu) == ""
 		for _, in := range h.InstancesOf(gpu) {
 			if g.may.AllowsMIG(in) {
-				set.AddMIG(in)
+				g.set.AddMIG(in)
 			} else {
 				all = false
 			}
 		}
 		if all {
-			set.AddGPU(gpu)
+			g.set.AddGPU(gpu)
 		}
 	}
-	return set, nil
+	return nil
 }

@@ -159,7 +159,7 @@ func TestGDSFiles(t *testing.T) {
 				list = append(list, m.Destination)
 			}
 		}
-		for _, f := range p.mask { // without this file cuFile considers the driver absent
+		for _, f := range p.Changes.Mask { // without this file cuFile considers the driver absent
 			if f.Path == "nvidia-fs/version" {
 				list = append(list, f.Path)
 			}

@@ -38,7 +38,7 @@ const maxProfileMinor = 63
 //
 // The format follows the chapter on application profiles in the driver's README: a rule with an
 // empty pattern applies to every program.
-func profile(g grant, p *Plan) []byte {
+func profile(g grant, log *Log) []byte {
 	draws := g.request.Has(config.Graphics) || g.request.Has(config.Display)
 	if !draws || len(g.gpus) == 0 || g.gpus[0].Minor < 0 {
 		return nil
@@ -46,12 +46,12 @@ func profile(g grant, p *Plan) []byte {
 	var mask uint64
 	for _, gpu := range g.gpus {
 		if gpu.Minor > maxProfileMinor {
-			p.note("EGL may list GPUs that cannot be opened: a minor number above %d has no place in an application profile", maxProfileMinor)
+			log.Note("EGL may list GPUs that cannot be opened: a minor number above %d has no place in an application profile", maxProfileMinor)
 			return nil
 		}
 		mask |= 1 << gpu.Minor
 	}
-	p.decide("EGL", "lists the container's GPUs only", "by an application profile with their minor numbers")
+	log.Decide("EGL", "lists the container's GPUs only", "by an application profile with their minor numbers")
 	return fmt.Appendf(nil, `{
     "profiles": [{"name": "_container_", "settings": ["EGLVisibleDGPUDevices", 0x%x]}],
     "rules": [{"pattern": [], "profile": "_container_"}]
@@ -64,18 +64,33 @@ var needsX11 = []string{"libX11.so.6", "libXext.so.6"}
 
 // noteGraphics notes what a container that draws lacks: slim images have no libraries of X11, and
 // the node of the modeset module comes with the capability display.
-func noteGraphics(root rootfs.FS, img image.Image, g grant, p *Plan) {
+func noteGraphics(root rootfs.FS, img image.Image, files driver.Files, display bool) (log Log) {
 	isGLX := func(l driver.Library) bool { return strings.HasPrefix(l.Name, "libGLX_nvidia.so.") && l.Bits == 64 }
-	if img.LibC != image.GLibC || img.LibDir == "" || !slices.ContainsFunc(p.files.Libraries, isGLX) {
-		return
+	if img.LibC != image.GLibC || img.LibDir == "" || !slices.ContainsFunc(files.Libraries, isGLX) {
+		return log
 	}
 	missing := slices.DeleteFunc(slices.Clone(needsX11), func(name string) bool { return root.IsFile(path.Join(img.LibDir, name)) })
 	if len(missing) > 0 {
-		p.note("GLX and Vulkan need %s, not in %s of the image: install them (Debian: libx11-6, libxext6); EGL without a display works", strings.Join(missing, ", "), img.LibDir)
+		log.Note("GLX and Vulkan need %s, not in %s of the image: install them (Debian: libx11-6, libxext6); EGL without a display works", strings.Join(missing, ", "), img.LibDir)
 	}
-	if !g.request.Has(config.Display) {
-		p.note("no /dev/nvidia-modeset without the capability display: Vulkan's swapchains need it")
+	if !display {
+		log.Note("no /dev/nvidia-modeset without the capability display: Vulkan's swapchains need it")
 	}
+	return log
+}
+
+// filesInBundle makes the files in the bundle for one container, and lists their mounts.
+func filesInBundle(c Container, g grant, nodes []device.Node) (list []layout.Bind, ch Changes) {
+	if data := profile(g, &ch.Log); data != nil {
+		ch.BundleFiles = []image.File{{Path: profileName, Data: data}}
+		list = append(list, layout.Bind{Source: bundlePath(c, profileName), Destination: profileDest, Made: true})
+	}
+	if ch.ByPath = byPathLinks(nodes); len(ch.ByPath) > 0 {
+		// This mount comes after the mount of /dev. runc creates the nodes of linux.devices after
+		// all mounts, so the links lead to existing nodes.
+		list = append(list, layout.Bind{Source: bundlePath(c, byPathName), Destination: byPathDest, Made: true})
+	}
+	return list, ch
 }
 
 // byPathLinks returns the links of /dev/dri/by-path to the container's own nodes.
@@ -98,7 +113,7 @@ func bundlePath(c Container, name string) string {
 // it. If the image has its own copy in another place, the file covers that copy: with two manifests
 // of the same driver, each GPU would be listed twice. Further copies in the image cannot be
 // removed, and mounting over one would list the GPU once more.
-func dataDest(d driver.File, root rootfs.FS, img image.Image, p *Plan) string {
+func dataDest(d driver.File, root rootfs.FS, img image.Image, log *Log) string {
 	if !path.IsAbs(d.Dest) {
 		return path.Join(layout.XorgModules(img), d.Dest)
 	}
@@ -109,17 +124,17 @@ func dataDest(d driver.File, root rootfs.FS, img image.Image, p *Plan) string {
 		return root.IsFile(name)
 	})
 	if !needed {
-		p.decide(d.Dest, "not given", "this host has none, and the image has none of %s to read one that is made", strings.Join(d.Needs, ", "))
+		log.Decide(d.Dest, "not given", "this host has none, and the image has none of %s to read one that is made", strings.Join(d.Needs, ", "))
 		return ""
 	}
 	dest := d.Dest
 	copies := slices.DeleteFunc(slices.Clone(d.Copies), func(name string) bool { return !root.IsFile(name) })
 	if len(copies) > 0 && !root.IsFile(dest) {
 		dest = copies[0]
-		p.decide(dest, "covered", "the image has a file of its own there: with one at %s besides, each GPU would be listed twice", d.Dest)
+		log.Decide(dest, "covered", "the image has a file of its own there: with one at %s besides, each GPU would be listed twice", d.Dest)
 	}
 	if d.Data != nil {
-		p.decide(dest, "made", "this host has the library and no such file that a container can use")
+		log.Decide(dest, "made", "this host has the library and no such file that a container can use")
 	}
 	at, _ := root.Target(dest) // place returns the error
 	copies = slices.DeleteFunc(copies, func(name string) bool {
@@ -127,7 +142,7 @@ func dataDest(d driver.File, root rootfs.FS, img image.Image, p *Plan) string {
 		return other == at
 	})
 	if len(copies) > 0 {
-		p.note("the image has %s besides %s: each GPU may be listed more than once", strings.Join(copies, ", "), dest)
+		log.Note("the image has %s besides %s: each GPU may be listed more than once", strings.Join(copies, ", "), dest)
 	}
 	return dest
 }

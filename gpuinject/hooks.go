@@ -5,47 +5,48 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
 
-// planHooks removes NVIDIA's hooks, or refuses the container if the operator does not accept them.
-func planHooks(c Container, p *Plan) error {
-	p.edits.RemoveHook = request.IsNVIDIAHook
+// removeHooks removes NVIDIA's hooks, or refuses the container if the operator does not accept them.
+func removeHooks(c Container) (Changes, error) {
+	ch := Changes{Edits: bundle.Edits{RemoveHook: request.IsNVIDIAHook}}
 	for _, h := range request.Hooks(c.Bundle.Spec.Hooks) {
 		switch subject := "hook " + request.Quote(h.Path); {
 		case !request.IsNVIDIAHook(h):
-			p.decide(subject, "kept", "it is not one of NVIDIA's")
+			ch.Decide(subject, "kept", "it is not one of NVIDIA's")
 		case c.Config.Policy.ForeignHooks == config.Refuse:
-			return fail(Denied, "the container has NVIDIA's OCI hook %s and foreign-hooks is \"refuse\": remove what adds it", request.Quote(h.Path))
+			return ch, fail(Denied, "the container has NVIDIA's OCI hook %s and foreign-hooks is \"refuse\": remove what adds it", request.Quote(h.Path))
 		default:
-			p.RemovedHooks = append(p.RemovedHooks, h.Path)
-			p.decide(subject, "removed", "it is NVIDIA's: the devices that were granted are injected here")
+			ch.RemovedHooks = append(ch.RemovedHooks, h.Path)
+			ch.Decide(subject, "removed", "it is NVIDIA's: the devices that were granted are injected here")
 		}
 	}
-	return nil
+	return ch, nil
 }
 
 // memoryHook is the argument of NVIDIA's hook that limits the GPU memory of a container by
 // NVIDIA_GPU_MEMORY_REQUEST and NVIDIA_GPU_MEMORY_LIMIT (nvidia-container-toolkit 1.20).
 const memoryHook = "apply-cuda-memory-limits"
 
-// planMemoryLimits refuses a container that would lose a memory limit with NVIDIA's hook, and
+// ignoreMemoryLimits refuses a container that would lose a memory limit with NVIDIA's hook, and
 // otherwise records that limits are ignored.
-func planMemoryLimits(c Container, p *Plan) error {
+func ignoreMemoryLimits(c Container) (ch Changes, err error) {
 	byHook := c.Input.EditedByCDI && slices.ContainsFunc(request.Hooks(c.Bundle.Spec.Hooks), func(h specs.Hook) bool {
 		return request.IsCDIHook(h) && slices.Contains(h.Args, memoryHook)
 	})
 	for _, name := range []string{"NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT"} {
 		switch _, ok := c.Input.Env[name]; {
 		case ok && byHook:
-			return fail(Denied, "%q limits GPU memory by a hook of NVIDIA's CDI specification, which this runtime does not run: remove the variable, or start the container with another runtime", name)
+			return ch, fail(Denied, "%q limits GPU memory by a hook of NVIDIA's CDI specification, which this runtime does not run: remove the variable, or start the container with another runtime", name)
 		case ok:
-			p.ignore(name, "this runtime does not limit GPU memory")
+			ch.Ignore(name, "this runtime does not limit GPU memory")
 		}
 	}
 	if _, ok := c.Input.Env["NVIDIA_GPU_MEMORY_LIMITS"]; ok {
-		p.ignore("NVIDIA_GPU_MEMORY_LIMITS", "there is no such variable; NVIDIA's is NVIDIA_GPU_MEMORY_LIMIT, and this runtime does not limit GPU memory")
+		ch.Ignore("NVIDIA_GPU_MEMORY_LIMITS", "there is no such variable; NVIDIA's is NVIDIA_GPU_MEMORY_LIMIT, and this runtime does not limit GPU memory")
 	}
-	return nil
+	return ch, nil
 }

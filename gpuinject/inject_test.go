@@ -197,7 +197,7 @@ func TestNodeGroups(t *testing.T) {
 	// Groups in the container, groups of the same container without the shim, and whether a note
 	// says that one is missing.
 	show := func(p Plan) string {
-		return fmt.Sprint(p.edits.AdditionalGids, p.groups, strings.Contains(strings.Join(p.Notes, "\n"), "group"))
+		return fmt.Sprint(p.Changes.Edits.AdditionalGids, p.Changes.Groups, strings.Contains(strings.Join(p.Notes, "\n"), "group"))
 	}
 	table{host: h, env: append(devices("0"), caps("display")...), show: show, rows: []row{
 		{name: "no user namespace", config: owned(44, 0o660), want: "[44] [44] false"},
@@ -218,7 +218,7 @@ func TestNodesInUserNamespaces(t *testing.T) {
 	const node = "/dev/nvidiactl"
 	show := func(p Plan) string {
 		i := slices.IndexFunc(p.Mounts, func(m PlanMount) bool { return m.Destination == node })
-		return fmt.Sprint(len(p.edits.Devices), " nodes, bound ", p.Mounts[i].Options, " from ", p.Mounts[i].Source)
+		return fmt.Sprint(len(p.Changes.Edits.Devices), " nodes, bound ", p.Mounts[i].Options, " from ", p.Mounts[i].Source)
 	}
 	want := "0 nodes, bound [bind nosuid noexec rprivate] from " + simulated.DevRoot + node
 	table{env: devices("0"), show: show, rows: []row{

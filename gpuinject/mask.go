@@ -6,6 +6,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 )
@@ -45,36 +46,36 @@ func checkIsolation(c Container) error {
 
 // checkProc refuses a container whose mask would be on a procfs that is not its own: with
 // rootfsPropagation "shared", a mask on a bind of the host's procfs would appear on the host.
-func checkProc(root rootfs.FS, p *Plan) error {
-	if p.Proc.Masked && !root.OwnProc {
+func checkProc(root rootfs.FS, masked bool) error {
+	if masked && !root.OwnProc {
 		return fail(Invalid, "the container has no procfs of its own at /proc, in which other GPUs could be hidden: mount one")
 	}
 	return nil
 }
 
-// planMask decides what the mask shows.
-func planMask(c Container, h host.Host, g grant, p *Plan) error {
+// maskProc decides what the mask shows of GPUs and the devices of set. gds is true if the container
+// gets nodes of GPUDirect Storage.
+func maskProc(c Container, h host.Host, gpus []device.GPU, set device.Set, gds bool) (ch Changes, err error) {
 	if err := checkIsolation(c); err != nil {
-		return err
+		return ch, err
 	}
 	if reason := whyUnmasked(c, h); reason != "" {
-		p.decide("/proc/driver", "not masked", "%s", reason)
-		return nil
+		ch.Decide("/proc/driver", "not masked", "%s", reason)
+		return ch, nil
 	}
-	p.Proc.Masked = true
-	p.decide("/proc/driver", "masked", "the container shall see its own devices only")
-	for _, gpu := range g.gpus {
+	ch.Proc.Masked = true
+	ch.Decide("/proc/driver", "masked", "the container shall see its own devices only")
+	for _, gpu := range gpus {
 		if gpu.BusID != "" { // otherwise procfs has no entry for it
-			p.Proc.GPUs = append(p.Proc.GPUs, gpu.BusID)
+			ch.Proc.GPUs = append(ch.Proc.GPUs, gpu.BusID)
 		}
 	}
-	rights := g.set.Capabilities()
+	rights := set.Capabilities()
 	for _, right := range rights {
-		p.Proc.Capabilities = append(p.Proc.Capabilities, right.File)
+		ch.Proc.Capabilities = append(ch.Proc.Capabilities, right.File)
 	}
-	var err error
-	if p.mask, err = procmask.Files(c.Config.Host.ProcRoot, p.Proc.GPUs, rights, p.hasGDS()); err != nil {
-		return fail(Precondition, "%w", err)
+	if ch.Mask, err = procmask.Files(c.Config.Host.ProcRoot, ch.Proc.GPUs, rights, gds); err != nil {
+		return ch, fail(Precondition, "%w", err)
 	}
-	return nil
+	return ch, nil
 }

@@ -41,9 +41,9 @@ func TestWhoGetsTheMask(t *testing.T) {
 		{name: "an unmasked /proc in a user namespace of unknown users", spec: all(unmasked, userNamespace("/proc/1/ns/user")), want: masked},
 	}}.run(t)
 	plan := mustInject(t, hostConfig(t), newBundle(t, newSpec("NVIDIA_VISIBLE_DEVICES=0")))
-	params := slices.IndexFunc(plan.mask, func(f procmask.File) bool { return path.Base(f.Path) == "params" })
-	if !plan.Proc.Masked || params < 0 || !strings.Contains(string(plan.mask[params].Data), "ModifyDeviceFiles: 0\n") {
-		t.Errorf("the mask is %q", plan.mask)
+	params := slices.IndexFunc(plan.Changes.Mask, func(f procmask.File) bool { return path.Base(f.Path) == "params" })
+	if !plan.Proc.Masked || params < 0 || !strings.Contains(string(plan.Changes.Mask[params].Data), "ModifyDeviceFiles: 0\n") {
+		t.Errorf("the mask is %q", plan.Changes.Mask)
 	}
 }
 

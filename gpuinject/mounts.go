@@ -11,6 +11,8 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
@@ -19,90 +21,95 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
 )
 
-// planFiles decides how the driver's files get into the container: the view, links and mounts
-// outside it, the loader's files, and the edits of config.json.
-func planFiles(c Container, h host.Host, root rootfs.FS, g grant, p *Plan) error {
-	if err := root.CheckNodes(p.nodes); err != nil {
-		return fail(Invalid, "%w", err)
+// placeFiles decides how the driver's files and the nodes get into the container: the view, links
+// and mounts outside it, the loader's files, and the edits of config.json. masked is true if the
+// container gets the mask.
+func placeFiles(c Container, h host.Host, root rootfs.FS, g grant, files driver.Files, nodes []device.Node, masked bool) (all Changes, err error) {
+	if err := root.CheckNodes(nodes); err != nil {
+		return all, fail(Invalid, "%w", err)
 	}
-	img := inspect(h, root, g, p)
-	noteGraphics(root, img, g, p)
+	img, all := inspect(h.CompatDriver, root, g.request.Has(config.Compute))
+	all.Join(noteGraphics(root, img, files, g.request.Has(config.Display)))
 	if img.Compat.Use {
-		p.files = layout.WithoutCompat(p.files)
+		files = layout.WithoutCompat(files)
 	}
-	planView(c, p)
-	if err := checkReplaced(p); err != nil {
-		return err
+	view := newView(c.Config.Host.StateDir, files)
+	if err := all.add(view, nil); err != nil {
+		return all, err
 	}
-	viewAt, err := checkViewDir(root, p)
+	if err := all.add(checkReplaced(*view.View)); err != nil {
+		return all, err
+	}
+	viewAt, err := checkViewDir(root, g.request.Reason)
 	if err != nil {
-		return err
+		return all, err
 	}
-	if err := checkProc(root, p); err != nil {
-		return err
+	if err := checkProc(root, masked); err != nil {
+		return all, err
 	}
-	files := filesBeside(root, img, p)
-	if data := profile(g, p); data != nil {
-		p.bundleFiles = append(p.bundleFiles, image.File{Path: profileName, Data: data})
-		files = append(files, layout.Bind{Source: bundlePath(c, profileName), Destination: profileDest})
+	beside, log := filesBeside(root, img, files, all.Linker.Cache == hidden)
+	all.Join(log)
+	made, own := filesInBundle(c, g, nodes)
+	if err := all.add(own, nil); err != nil {
+		return all, err
 	}
-	if p.byPath = byPathLinks(p.nodes); len(p.byPath) > 0 {
-		// This mount comes after the mount of /dev. runc creates the nodes of linux.devices after
-		// all mounts, so the links lead to existing nodes.
-		files = append(files, layout.Bind{Source: bundlePath(c, byPathName), Destination: byPathDest})
+	if err := all.add(place(root, viewAt, view.View.Root, append(beside, made...))); err != nil {
+		return all, err
 	}
-	if err := place(root, viewAt, files, p); err != nil {
-		return err
+	if err := all.add(mountSockets(c, root, g)); err != nil {
+		return all, err
 	}
-	if err := mountSockets(c, root, g, p); err != nil {
-		return err
+	if err := all.add(findableByLoader(c, root, img, files), nil); err != nil {
+		return all, err
 	}
-	planLinker(c, root, img, p)
-	return addNodes(c, p)
+	return all, all.add(addNodes(c, nodes))
 }
 
 // NoteNoCLibrary begins the note about an image without a C library.
 const NoteNoCLibrary = "the image has no C library that the driver could use"
 
-// inspect records the C library and the forward compatibility package of the image. The loader
-// finds that package only through its cache.
-func inspect(h host.Host, root rootfs.FS, g grant, p *Plan) image.Image {
-	img := root.Inspect(h.CompatDriver)
-	p.Linker = PlanLinker{LibC: img.LibC, Directory: img.LibDir, Cache: "unchanged"}
+// hidden is the state of a loader's cache under one of the container's own mounts.
+const hidden = "hidden"
+
+// inspect finds the C library and the forward compatibility package of the image, which is used for
+// containers with the capability compute. The loader finds that package only through its cache.
+func inspect(compatDriver string, root rootfs.FS, compute bool) (img image.Image, ch Changes) {
+	img = root.Inspect(compatDriver)
+	ch.Linker = PlanLinker{LibC: img.LibC, Directory: img.LibDir, Cache: "unchanged"}
 	if img.LibC == "" {
-		p.note(NoteNoCLibrary+": its files are at %s all the same", ViewDir)
+		ch.Note(NoteNoCLibrary+": its files are at %s all the same", ViewDir)
 	}
 	compat := &img.Compat
 	at, _ := root.Place(img.LoaderPath())
-	m, hidden := root.Covering(at)
-	if img.LibC != "" && hidden {
-		p.Linker.Cache = "hidden"
-		p.note("the container mounts %s over %s: the driver's libraries are in %s as well", request.Quote(m.Destination), img.LoaderPath(), img.LibDir)
+	m, covered := root.Covering(at)
+	if img.LibC != "" && covered {
+		ch.Linker.Cache = hidden
+		ch.Note("the container mounts %s over %s: the driver's libraries are in %s as well", request.Quote(m.Destination), img.LoaderPath(), img.LibDir)
 		for _, level := range []string{"x86-64-v2", "x86-64-v3", "x86-64-v4"} {
 			if name := path.Join(img.LibDir, "glibc-hwcaps", level, "libcuda.so.1"); root.IsFile(name) {
-				p.note("the loader may prefer %s of the image to the driver's", name)
+				ch.Note("the loader may prefer %s of the image to the driver's", name)
 			}
 		}
 		compat.Use, compat.Reason = false, "the container mounts "+request.Quote(m.Destination)+" over the loader's cache"
 	}
 	if compat.Dir == "" {
-		return img
+		return img, ch
 	}
-	if !g.request.Has(config.Compute) {
+	if !compute {
 		compat.Use, compat.Reason = false, "the container does not have the capability compute"
 	}
 	decision := "not used"
 	if compat.Use {
-		decision, p.Linker.Compat = "used", compat.Dir
+		decision, ch.Linker.Compat = "used", compat.Dir
 	}
-	p.note("forward compatibility: %s", compat.Reason)
-	p.decide("forward compatibility", decision, "%s: %s", compat.Dir, compat.Reason)
-	return img
+	ch.Note("forward compatibility: %s", compat.Reason)
+	ch.Decide("forward compatibility", decision, "%s: %s", compat.Dir, compat.Reason)
+	return img, ch
 }
 
 // checkViewDir refuses a container if its own mounts or its image occupy the view's mount point, or
 // if that cannot be created. It returns the path of the mount point in the image.
-func checkViewDir(root rootfs.FS, p *Plan) (string, error) {
+func checkViewDir(root rootfs.FS, reason string) (string, error) {
 	way, err := root.Way(ViewDir)
 	if err != nil {
 		return "", fail(Invalid, "%w", err)
@@ -121,62 +128,70 @@ func checkViewDir(root rootfs.FS, p *Plan) (string, error) {
 		return "", fail(Invalid, "%s of the image is its root directory, by a link: the NVIDIA driver cannot be mounted there", ViewDir)
 	}
 	if err := root.CanBeThere(ViewDir); err != nil && !root.Hides(at) {
-		return "", fail(Precondition, "%s: the image has no directory %s, and it cannot be made: %w: make the root file system writable (readOnlyRootFilesystem does no harm), or add that directory to the image", p.Reason, ViewDir, err)
+		return "", fail(Precondition, "%s: the image has no directory %s, and it cannot be made: %w: make the root file system writable (readOnlyRootFilesystem does no harm), or add that directory to the image", reason, ViewDir, err)
 	}
 	return at, nil
 }
 
-// filesBeside lists the files that the container also finds outside the view.
-func filesBeside(root rootfs.FS, img image.Image, p *Plan) []layout.Bind {
-	list := layout.Beside(p.files, img, p.viewRoot, p.Linker.Cache == "hidden")
-	for _, d := range p.files.Data {
-		switch dest := dataDest(d, root, img, p); {
+// filesBeside lists the files that the container also finds outside the view: with every, all
+// libraries.
+func filesBeside(root rootfs.FS, img image.Image, files driver.Files, every bool) (list []layout.Bind, log Log) {
+	list = layout.Beside(files, img, every)
+	for _, d := range files.Data {
+		switch dest := dataDest(d, root, img, &log); {
 		case dest == "":
 		case d.Direct:
 			list = append(list, layout.Bind{Source: d.Path, Destination: dest})
 		default:
-			list = append(list, layout.Bind{Source: path.Join(p.viewRoot, layout.DataName(d)), Destination: dest})
+			list = append(list, layout.Bind{Name: layout.DataName(d), Destination: dest})
 		}
 	}
-	return list
+	return list, log
 }
 
 // place decides how each file gets to its destination: by a link if the file is in the view and the
 // image has nothing there, otherwise by a bind mount. A link is cheaper: runc needs many system
 // calls to create the mount point of a bind. own is the path of the view in the image; an earlier
-// container's link into it is replaced.
-func place(root rootfs.FS, own string, files []layout.Bind, p *Plan) error {
+// container's link into it is replaced. viewRoot is its path on the host.
+func place(root rootfs.FS, own, viewRoot string, files []layout.Bind) (ch Changes, err error) {
 	linkable := true
 	for _, f := range files {
-		at, free, err := freePlace(root, f.Destination, p)
+		at, free, err := freePlace(root, f.Destination, &ch.Log)
 		if err != nil {
-			return err
+			return ch, err
 		}
 		if !free {
 			continue
 		}
-		name, inView := strings.CutPrefix(f.Source, p.viewRoot)
-		if inView && linkable && !root.Hides(at) {
+		if f.Name != "" && linkable && !root.Hides(at) {
 			err := root.CanMakeLink(f.Destination, own)
 			if err == nil {
-				p.Links = append(p.Links, PlanLink{Path: f.Destination, Target: ViewDir + name})
+				ch.Links = append(ch.Links, Link{f.Destination, f.Name})
 				continue
 			}
 			if !errors.Is(err, fs.ErrExist) {
-				p.note("no link is made in the image, files are mounted: %v", err)
+				ch.Note("no link is made in the image, files are mounted: %v", err)
 				linkable = false
 			}
 		}
-		p.mountFile(f.Source, f.Destination)
+		ch.mountFile(f, viewRoot)
 	}
-	return nil
+	return ch, nil
+}
+
+// mountFile adds the mount of a file of the host or, if it has a name in it, of the view at viewRoot.
+func (ch *Changes) mountFile(f layout.Bind, viewRoot string) {
+	if f.Name != "" {
+		f.Source = path.Join(viewRoot, f.Name)
+	}
+	ch.Mounts = append(ch.Mounts, Mount{PlanMount{f.Source, f.Destination, fileOptions}, f.Made || f.Name != ""})
 }
 
 // readMounts reads the container's own mounts over its image. It skips mounts that an earlier
-// injection into the same configuration added, and mounts that are removed.
-func readMounts(c Container, img *image.Root, p *Plan) (rootfs.FS, error) {
+// injection into the same configuration added, and those for which removed, if any, returns true.
+func readMounts(c Container, img *image.Root, removed func(specs.Mount) bool) (rootfs.FS, error) {
 	root, err := rootfs.Read(img, c.Bundle.Dir, c.Bundle.Spec.Mounts, func(m specs.Mount) bool {
-		return isOwnMount(c, m) || p.edits.RemoveMount != nil && p.edits.RemoveMount(m)
+		return isOwnMount(c, m) || removed != nil && removed(m)
 	})
 	if err != nil {
 		return root, fail(Invalid, "%w", err)
@@ -193,14 +208,14 @@ func isOwnMount(c Container, m specs.Mount) bool {
 // freePlace returns where in the image a link dest would be created, and whether something can be
 // put there. Nothing may be created in one of the container's own volumes or in a directory of the
 // host; the loader finds the driver without it.
-func freePlace(r rootfs.FS, dest string, p *Plan) (at string, free bool, err error) {
+func freePlace(r rootfs.FS, dest string, log *Log) (at string, free bool, err error) {
 	way, err := r.Way(dest)
 	if err != nil {
 		return "", false, fail(Invalid, "%w", err)
 	}
 	at, _ = r.Place(dest)
 	if m, covered := r.Covering(way...); covered {
-		p.note("not mounted at %s: the container mounts %s there", dest, request.Quote(m.Destination))
+		log.Note("not mounted at %s: the container mounts %s there", dest, request.Quote(m.Destination))
 		return at, false, nil
 	}
 	if criu.HasSeparator(at) {
@@ -210,7 +225,7 @@ func freePlace(r rootfs.FS, dest string, p *Plan) (at string, free bool, err err
 		return at, true, nil
 	}
 	if err := r.CheckMountPoint(dest); err != nil {
-		p.note("%v", err)
+		log.Note("%v", err)
 		return at, false, nil
 	}
 	return at, true, nil
@@ -220,7 +235,7 @@ func freePlace(r rootfs.FS, dest string, p *Plan) (at string, free bool, err err
 // Each path in the image gets one mount, even if several names lead to it, and none if the
 // container has its own mount there. A socket that is not as expected is not mounted, and the plan
 // says so.
-func mountSockets(c Container, root rootfs.FS, g grant, p *Plan) error {
+func mountSockets(c Container, root rootfs.FS, g grant) (ch Changes, err error) {
 	var taken []string
 	for _, d := range sockets.Daemons {
 		if !slices.Contains(c.Config.Container.Sockets, d.Name) || !g.request.Has(d.Capability) {
@@ -232,22 +247,22 @@ func mountSockets(c Container, root rootfs.FS, g grant, p *Plan) error {
 			err = errors.New("it does not run on this host")
 		}
 		if err != nil {
-			p.note("no socket of %s: %v", d.Name, err)
-			p.decide("socket of "+d.Name, "not given", "%v", err)
+			ch.Note("no socket of %s: %v", d.Name, err)
+			ch.Decide("socket of "+d.Name, "not given", "%v", err)
 			continue
 		}
-		p.Sockets = append(p.Sockets, d.Name)
-		p.decide("socket of "+d.Name, "given", "container.sockets has it")
+		ch.Sockets = append(ch.Sockets, d.Name)
+		ch.Decide("socket of "+d.Name, "given", "container.sockets has it")
 		for _, dir := range d.Destinations(mps) {
-			at, free, err := freePlace(root, dir, p)
+			at, free, err := freePlace(root, dir, &ch.Log)
 			if err != nil {
-				return err
+				return ch, err
 			}
 			if free && !slices.Contains(taken, at) {
 				taken = append(taken, at)
-				p.Mounts = append(p.Mounts, PlanMount{Source: source, Destination: dir, Options: options})
+				ch.Mounts = append(ch.Mounts, Mount{PlanMount: PlanMount{source, dir, options}})
 			}
 		}
 	}
-	return nil
+	return ch, nil
 }

@@ -82,7 +82,7 @@ func TestVolumes(t *testing.T) {
 func TestACompatibilityPackageReplacesAFixedSet(t *testing.T) {
 	show := func(p Plan) string {
 		var left []string
-		for _, f := range p.view.Files {
+		for _, f := range p.Changes.View.Spec.Files {
 			stem, _, _ := strings.Cut(path.Base(f.Name), ".so")
 			if slices.Contains([]string{"libcuda", "libcudadebugger", "libnvidia-ml", "libnvidia-nvvm", "libnvidia-opencl", "libnvidia-ptxjitcompiler"}, stem) {
 				left = append(left, stem)
@@ -279,10 +279,10 @@ func TestStandaloneDataFiles(t *testing.T) {
 	plan, err := resolveIn(t, c, t.TempDir(), noProbe)
 	check(t, err)
 	s := plan.Standalone()
-	if len(plan.files.Data) < 8 {
-		t.Fatalf("data files %v", plan.files.Data)
+	if len(plan.Changes.View.Files.Data) < 8 {
+		t.Fatalf("data files %v", plan.Changes.View.Files.Data)
 	}
-	for _, d := range plan.files.Data {
+	for _, d := range plan.Changes.View.Files.Data {
 		dest := d.Dest
 		if !path.IsAbs(dest) {
 			dest = "/usr/lib/xorg/modules/" + dest

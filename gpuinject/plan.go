@@ -3,14 +3,10 @@ package gpuinject
 import (
 	"fmt"
 	"slices"
+	"strings"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
 
 // SuspendedName is a file in the bundle of a container that has released its GPUs. It contains the
@@ -77,22 +73,8 @@ type Plan struct {
 	Notes     []string   `json:"notes"`
 	Decisions []Decision `json:"decisions"`
 
-	// The nodes with their owners on the host, the groups of nodes that only a group may open, and
-	// the driver's files.
-	nodes  []device.Node
-	groups []uint32
-	files  driver.Files
-
-	// What Apply carries out, in this order.
-	view        view.Spec
-	viewRoot    string            // where the view is on the host
-	bundleFiles []image.File      // made in the bundle for one container, by name
-	byPath      map[string]string // links of /dev/dri/by-path, by name
-	linkerFiles []image.File
-	// cacheAt is where the loader's cache is mounted if it cannot be written, "" if nowhere.
-	cacheAt string
-	edits   bundle.Edits
-	mask    []procmask.File
+	// Changes are what Apply carries out. The lists above describe them.
+	Changes Changes `json:"-"`
 }
 
 // PlanContainer identifies a container in its daemon and in Kubernetes.
@@ -193,91 +175,57 @@ type PlanRequirement struct {
 	SatisfiedBy []string `json:"satisfied_by"`
 }
 
-// Decision is one decision about a container, for the operator. Decisions cover every device of the
-// host, so they must never appear in an error that a container's owner reads.
-type Decision struct {
-	// Subject of the decision: "GPU 2", "capabilities", "gds".
-	Subject string `json:"subject"`
-	// Decision is one to four words: "given", "refused", "masked".
-	Decision string `json:"decision"`
-	Reason   string `json:"reason"`
-}
-
-// newPlan returns a plan that contains only the container's request.
-func newPlan(c Container) Plan {
+// newPlan returns the plan for a container: what it asks for, what it gets on a host, and how.
+func newPlan(c Container, h host.Host, g grant, ch Changes) Plan {
 	p := Plan{
-		GPU: c.Asks, Reason: c.Reason, Asked: c.Request.Devices, Capabilities: c.Request.Capabilities,
-		GPUs: []PlanGPU{}, MIG: []PlanMIG{}, Devices: []PlanDevice{}, Mounts: []PlanMount{}, Links: []PlanLink{},
-		Libraries: []string{}, Binaries: []string{}, RemovedHooks: []string{},
-		Proc: PlanProc{GPUs: []string{}, Capabilities: []string{}}, SuspendsGPU: c.SuspendsGPU,
+		GPU: c.Asks && !g.without, Reason: c.Reason, Asked: c.Request.Devices, Capabilities: c.Request.Capabilities,
+		Grant: g.may.Reason, DriverVersion: h.DriverVersion, Platform: h.Platform, GPUs: []PlanGPU{}, MIG: []PlanMIG{},
+		MIGRights: g.migRights, Requirements: g.requirements, SuspendsGPU: c.SuspendsGPU, Changes: ch,
+	}
+	if g.request.Driver {
+		p.Reason, p.Asked, p.Capabilities = g.request.Reason, g.request.Devices, g.request.Capabilities
 	}
 	if c.ID != "" {
 		who := c.Input.Container
 		p.Container = &PlanContainer{ID: c.ID, Namespace: c.Namespace, PodNamespace: who.Namespace, Pod: who.Pod, Name: who.Name}
 	}
-	decision := "asks for the driver"
-	if !c.Asks {
-		decision = "does not ask for the driver"
+	for _, gpu := range g.set.GPUs {
+		p.GPUs = append(p.GPUs, NewPlanGPU(gpu))
 	}
-	p.decide("container", decision, "%s", c.Reason)
-	for _, o := range c.Request.Overridden {
-		p.decide(o.What, "not followed", "%s", o.Reason)
-	}
-	return p
-}
-
-// decide records a decision.
-func (p *Plan) decide(subject, decision, format string, args ...any) {
-	p.Decisions = append(p.Decisions, Decision{Subject: subject, Decision: decision, Reason: fmt.Sprintf(format, args...)})
-}
-
-// note records something worth knowing about the container that is not a decision.
-func (p *Plan) note(format string, args ...any) {
-	if n := fmt.Sprintf(format, args...); !slices.Contains(p.Notes, n) {
-		p.Notes = append(p.Notes, n)
-	}
-}
-
-// warn records a fault of the host that the operator should know.
-func (p *Plan) warn(format string, args ...any) {
-	p.Warnings = append(p.Warnings, fmt.Sprintf(format, args...))
-}
-
-// ignore records a request that is ignored.
-func (p *Plan) ignore(what, reason string) {
-	p.Ignored = append(p.Ignored, what+": "+reason)
-	p.decide(what, "ignored", "%s", reason)
-}
-
-// audit records what kubernetes = "enforce" would have refused.
-func (p *Plan) audit(reason string) {
-	if p.Audit == "" {
-		p.Audit = "kubernetes = \"enforce\" would have refused this: " + reason
-	} else {
-		p.Audit += "; " + reason
-	}
-}
-
-func (p *Plan) setDevices(set device.Set) {
-	for _, g := range set.GPUs {
-		p.GPUs = append(p.GPUs, NewPlanGPU(g))
-	}
-	for _, in := range set.MIG {
+	for _, in := range g.set.MIG {
 		p.MIG = append(p.MIG, PlanMIG{UUID: in.UUID, GPU: in.GPU, GI: in.GI, CI: in.CI, Name: in.Name(), Profile: in.Profile})
 	}
+	return p.describeChanges()
 }
 
-// addClass records a class of devices that the container gets.
-func (p *Plan) addClass(class string, nodes []device.Node) {
-	p.Classes = append(p.Classes, class)
-	if class == config.IMEX {
-		for _, n := range nodes {
-			p.IMEX = append(p.IMEX, int(n.Minor))
+// describeChanges returns the plan with the description of its changes.
+func (p Plan) describeChanges() Plan {
+	ch := p.Changes
+	p.Libraries, p.Binaries, p.Devices, p.Mounts, p.Links = []string{}, []string{}, []PlanDevice{}, []PlanMount{}, []PlanLink{}
+	if ch.View != nil {
+		for _, l := range ch.View.Files.Libraries {
+			p.Libraries = append(p.Libraries, l.Name)
+		}
+		slices.Sort(p.Libraries)
+		for _, b := range ch.View.Files.Binaries {
+			p.Binaries = append(p.Binaries, b.Name)
 		}
 	}
-}
-
-// mountFile adds the mount of a single driver file.
-func (p *Plan) mountFile(source, dest string) {
-	p.Mounts = append(p.Mounts, PlanMount{Source: source, Destination: dest, Options: fileOptions})
+	for _, n := range ch.Nodes {
+		p.Devices = append(p.Devices, PlanDevice{Path: n.Path, Major: n.Major, Minor: n.Minor})
+	}
+	for _, m := range ch.Mounts {
+		p.Mounts = append(p.Mounts, m.PlanMount)
+	}
+	for _, l := range ch.Links {
+		p.Links = append(p.Links, PlanLink{Path: l.Path, Target: l.target()})
+	}
+	p.Classes, p.IMEX, p.Sockets, p.Linker = ch.Classes, ch.IMEX, ch.Sockets, ch.Linker
+	p.RemovedHooks = append([]string{}, ch.RemovedHooks...)
+	p.Proc = PlanProc{ch.Proc.Masked, append([]string{}, ch.Proc.GPUs...), append([]string{}, ch.Proc.Capabilities...)}
+	p.Ignored, p.Warnings, p.Notes, p.Decisions = ch.Ignored, ch.Warnings, ch.Notes, ch.Decisions
+	if len(ch.Audit) > 0 {
+		p.Audit = "kubernetes = \"enforce\" would have refused this: " + strings.Join(ch.Audit, "; ")
+	}
+	return p
 }

@@ -11,18 +11,18 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/require"
 )
 
-// checkRequirements refuses a container if this host and the selected GPUs do not satisfy the
+// checkRequirements refuses a container if this host and its GPUs do not satisfy the
 // requirements of its image. factsErr says why NVML's facts are unknown.
-func checkRequirements(c Container, h host.Host, gpus []device.GPU, facts device.Facts, factsErr error, p *Plan) error {
+func (g *grant) checkRequirements(c Container, h host.Host, facts device.Facts, factsErr error) error {
 	list, skip, err := requirements(c)
 	if skip != "" {
-		p.decide("requirements", "not checked", "%s is true", skip)
-		p.note("requirements of the image are not checked: %s is true", skip)
+		g.Decide("requirements", "not checked", "%s is true", skip)
+		g.Note("requirements of the image are not checked: %s is true", skip)
 	}
 	if err != nil || len(list) == 0 {
 		return err
 	}
-	known := requirementHost(h, gpus, facts)
+	known := requirementHost(h, g.gpus, facts)
 	var unknown error
 	for _, r := range list {
 		switch verdict, by, err := r.Check(known); verdict {
@@ -31,15 +31,15 @@ func checkRequirements(c Container, h host.Host, gpus []device.GPU, facts device
 		case require.Unknown:
 			if factsErr != nil {
 				err = factsErr
-			} else if fault := faultOf(gpus, facts); fault != "" {
+			} else if fault := faultOf(g.gpus, facts); fault != "" {
 				err = errors.New(fault)
 			}
 			if unknown == nil {
 				unknown = fail(Precondition, "%s=%s cannot be checked: %w: %s", r.Variable, request.Quote(r.Text), err, require.Skip)
 			}
 		case require.Met:
-			p.Requirements = append(p.Requirements, PlanRequirement{Variable: r.Variable, Expression: r.Text, SatisfiedBy: by})
-			p.decide(r.Variable, "satisfied", "by %q", by)
+			g.requirements = append(g.requirements, PlanRequirement{Variable: r.Variable, Expression: r.Text, SatisfiedBy: by})
+			g.Decide(r.Variable, "satisfied", "by %q", by)
 		}
 	}
 	return unknown

@@ -2,6 +2,7 @@ package gpuinject
 
 import (
 	"errors"
+	"slices"
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
@@ -19,95 +20,123 @@ import (
 // even that if the state is read-only. With an error, the Plan contains the decisions that led to
 // it.
 func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
-	p := newPlan(c)
-	err := planHooks(c, &p)
+	all := Changes{Log: describeRequest(c)}
+	err := all.add(removeHooks(c))
+	var h host.Host
+	var g grant
 	if err == nil && c.Asks {
-		err = planDriver(c, root, ask, &p)
-	}
-	if err == nil && !p.GPU {
-		err = planWithoutGPU(c, root, &p)
-	}
-	return p, err
-}
-
-// planDriver decides whether the container gets the driver and, if so, everything that it gets. If
-// it sets p.GPU to false, the container starts without the driver.
-func planDriver(c Container, img *image.Root, ask Ask, p *Plan) error {
-	h, err := host.Discover(c.Config.Host)
-	if errors.Is(err, device.ErrNoDriver) && startsWithoutDriver(c) {
-		p.GPU, p.Grant = false, "no GPU can have been allocated: "+err.Error()
-		return nil
-	}
-	if err != nil {
-		return fail(Precondition, "%s: %w", c.Request.Reason, err)
-	}
-	p.DriverVersion, p.Platform = h.DriverVersion, h.Platform
-	granted, err := grantDevices(c, h, ask, p)
-	if err != nil || !p.GPU {
-		return err
-	}
-	files, err := driverFiles(c, h)
-	if err != nil {
-		return err
-	}
-	if err := files.Check(granted.request.Capabilities); err != nil {
-		return fail(Precondition, "%w", h.AdviseFiles(err))
-	}
-	p.files = files.For(granted.request.Capabilities)
-	for _, m := range files.Missing {
-		if capability, name, _ := strings.Cut(m, ": "); granted.request.Has(capability) {
-			p.note("%s: this host's driver has no %s", capability, name)
+		h, g, err = findGrant(c, ask)
+		all.Join(g.Log)
+		if err == nil && !g.without {
+			err = all.add(giveDriver(c, root, h, g))
 		}
 	}
-	if err := planNodes(c, h, granted, files, p); err != nil {
-		return err
+	if err == nil && (!c.Asks || g.without) {
+		err = all.add(maskWithoutGPU(c, root))
 	}
-	addClassFiles(c, p)
-	if err := planMemoryLimits(c, p); err != nil {
-		return err
+	return newPlan(c, h, g, all), err
+}
+
+// describeRequest records what the container asks for.
+func describeRequest(c Container) (log Log) {
+	decision := "asks for the driver"
+	if !c.Asks {
+		decision = "does not ask for the driver"
 	}
-	if err := planMask(c, h, granted, p); err != nil {
-		return err
+	log.Decide("container", decision, "%s", c.Reason)
+	for _, o := range c.Request.Overridden {
+		log.Decide(o.What, "not followed", "%s", o.Reason)
 	}
-	planRemovals(c, files, p)
-	root, err := readMounts(c, img, p)
+	return log
+}
+
+// findGrant decides which devices of this host the container gets, or whether it starts without the
+// driver.
+func findGrant(c Container, ask Ask) (host.Host, grant, error) {
+	h, err := host.Discover(c.Config.Host)
+	if errors.Is(err, device.ErrNoDriver) && startsWithoutDriver(c) {
+		return host.Host{}, grant{without: true, may: policy.Grant{Reason: "no GPU can have been allocated: " + err.Error()}}, nil
+	}
+	if err != nil {
+		return host.Host{}, grant{}, fail(Precondition, "%s: %w", c.Request.Reason, err)
+	}
+	g, err := grantDevices(c, h, ask)
+	return h, g, err
+}
+
+// giveDriver decides how the container gets the driver with the devices of its grant.
+func giveDriver(c Container, img *image.Root, h host.Host, g grant) (all Changes, err error) {
+	found, err := driverFiles(c, h)
+	if err != nil {
+		return all, err
+	}
+	if err := found.Check(g.request.Capabilities); err != nil {
+		return all, fail(Precondition, "%w", h.AdviseFiles(err))
+	}
+	files := found.For(g.request.Capabilities)
+	for _, m := range found.Missing {
+		if capability, name, _ := strings.Cut(m, ": "); g.request.Has(capability) {
+			all.Note("%s: this host's driver has no %s", capability, name)
+		}
+	}
+	chosen, err := chooseNodes(c, h, g, found)
+	if err := all.add(chosen, err); err != nil {
+		return all, err
+	}
+	nodes := chosen.Nodes
+	more, ch := classFiles(c, nodes)
+	files.Data = slices.Concat(files.Data, more)
+	if err := all.add(ch, nil); err != nil {
+		return all, err
+	}
+	if err := all.add(ignoreMemoryLimits(c)); err != nil {
+		return all, err
+	}
+	mask, err := maskProc(c, h, g.gpus, g.set, hasGDS(nodes))
+	if err := all.add(mask, err); err != nil {
+		return all, err
+	}
+	removed := removeReplaced(c, found, nodes)
+	if err := all.add(removed, nil); err != nil {
+		return all, err
+	}
+	root, err := readMounts(c, img, removed.Edits.RemoveMount)
 	if err == nil {
-		err = planFiles(c, h, root, granted, p)
+		err = all.add(placeFiles(c, h, root, g, files, nodes, mask.Proc.Masked))
 	}
 	if img.Err() != nil {
 		err = fail(Internal, "read the image: %w", img.Err())
 	}
-	return err
+	return all, err
 }
 
-// planWithoutGPU decides what is done for a container that gets no GPU from the shim. If its
+// maskWithoutGPU decides what is done for a container that gets no GPU from the shim. If its
 // specification has nodes of the driver anyway, for example from a device plugin, the container
 // gets the mask, which shows the GPUs of these nodes: a pod's author can override the plugin's
 // value with NVIDIA_VISIBLE_DEVICES=void.
-func planWithoutGPU(c Container, img *image.Root, p *Plan) error {
+func maskWithoutGPU(c Container, img *image.Root) (ch Changes, err error) {
 	if !c.Input.Container.DriverNodes {
-		return nil // the usual case: the container asks and is granted nothing
+		return ch, nil // the usual case: the container asks and is granted nothing
 	}
 	h, err := host.Discover(c.Config.Host)
 	if errors.Is(err, device.ErrNoDriver) {
-		return nil
+		return ch, nil
 	}
-	var g grant
+	var set device.Set
 	if err == nil {
-		g.set, err = h.Given(c.Input.Container.Nodes)
+		set, err = h.Given(c.Input.Container.Nodes)
 	}
 	if err != nil {
-		return fail(Precondition, "the container's specification has nodes of the NVIDIA driver: %w", err)
+		return ch, fail(Precondition, "the container's specification has nodes of the NVIDIA driver: %w", err)
 	}
-	g.gpus = h.Visible(g.set)
-	if err := planMask(c, h, g, p); err != nil || !p.Proc.Masked {
-		return err
+	if ch, err = maskProc(c, h, h.Visible(set), set, false); err != nil || !ch.Proc.Masked {
+		return ch, err
 	}
-	root, err := readMounts(c, img, p)
+	root, err := readMounts(c, img, nil)
 	if err != nil {
-		return err
+		return ch, err
 	}
-	return checkProc(root, p)
+	return ch, checkProc(root, true)
 }
 
 // startsWithoutDriver reports whether a container starts without a GPU on a host without a driver:

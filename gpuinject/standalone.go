@@ -7,7 +7,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 )
 
 // Standalone lists what a container needs from the host to have the same devices without the shim,
@@ -25,11 +24,15 @@ type Standalone struct {
 // because views come and go with the shim's containers. A library is listed under each name that
 // programs use, because there are no links.
 func (p Plan) Standalone() Standalone {
-	s := Standalone{Nodes: p.nodes, Groups: p.groups}
+	s := Standalone{Nodes: p.Changes.Nodes, Groups: p.Changes.Groups}
+	if p.Changes.View == nil {
+		return s
+	}
+	files := p.Changes.View.Files
 	has := func(dest string) bool {
 		return slices.ContainsFunc(s.Files, func(b layout.Bind) bool { return b.Destination == dest })
 	}
-	for _, l := range p.files.Libraries {
+	for _, l := range files.Libraries {
 		names := append([]string{cmp.Or(l.SOName, l.Name)}, l.Links...)
 		if name, ok := layout.PluginName(l); ok {
 			names = []string{name}
@@ -41,10 +44,10 @@ func (p Plan) Standalone() Standalone {
 			}
 		}
 	}
-	for _, b := range p.files.Binaries {
+	for _, b := range files.Binaries {
 		s.Files = append(s.Files, layout.Bind{Source: b.Path, Destination: path.Join("/usr/bin", b.Name)})
 	}
-	for _, d := range p.files.Data {
+	for _, d := range files.Data {
 		dest := d.Dest
 		if !path.IsAbs(dest) {
 			dest = path.Join("/usr/lib/xorg/modules", dest)
@@ -57,11 +60,10 @@ func (p Plan) Standalone() Standalone {
 			s.Files = append(s.Files, layout.Bind{Source: d.Path, Destination: dest})
 		}
 	}
-	for _, m := range p.Mounts {
+	for _, m := range p.Changes.Mounts {
 		switch {
 		case m.Destination == ViewDir || has(m.Destination):
-		// A path that is not absolute is below the bundle.
-		case !path.IsAbs(m.Source) || rootfs.IsBelow(m.Source, p.viewRoot):
+		case m.Made:
 			s.Omitted = append(s.Omitted, m.Destination)
 		default:
 			s.Files = append(s.Files, layout.Bind{Source: m.Source, Destination: m.Destination})

@@ -17,37 +17,38 @@ const ViewDir = layout.ViewDir
 // viewOptions are the mount options of the view, which is a tree of mounts.
 var viewOptions = []string{"rbind", "ro", "nosuid", "nodev", "rprivate"}
 
-// planView lays out the driver's files in a view and records them.
-func planView(c Container, p *Plan) {
-	for _, l := range p.files.Libraries {
-		p.Libraries = append(p.Libraries, l.Name)
-	}
-	slices.Sort(p.Libraries)
-	for _, b := range p.files.Binaries {
-		p.Binaries = append(p.Binaries, b.Name)
-	}
-	p.view = layout.View(p.files)
-	p.viewRoot = view.Path(c.Config.Host.StateDir, p.view)
-	p.Mounts = []PlanMount{{Source: p.viewRoot, Destination: ViewDir, Options: viewOptions}}
+// View holds the driver's files that a container gets.
+type View struct {
+	Files driver.Files
+	// Spec is the layout of the files that are in the view, Root its path on the host.
+	Spec view.Spec
+	Root string
+}
+
+// newView lays out the driver's files in a view and mounts it.
+func newView(stateDir string, files driver.Files) Changes {
+	v := View{Files: files, Spec: layout.View(files)}
+	v.Root = view.Path(stateDir, v.Spec)
+	return Changes{View: &v, Mounts: []Mount{{PlanMount{Source: v.Root, Destination: ViewDir, Options: viewOptions}, true}}}
 }
 
 // checkReplaced refuses a container whose driver's files were replaced on the host by those of
 // another version, unless the view with its files is still there and holds all of them as they were.
-func checkReplaced(p *Plan) error {
-	if p.files.Replaced == "" {
-		return nil
+func checkReplaced(v View) (ch Changes, err error) {
+	if v.Files.Replaced == "" {
+		return ch, nil
 	}
-	whole := view.IsMounted(p.viewRoot)
-	for _, f := range p.view.Files {
+	whole := view.IsMounted(v.Root)
+	for _, f := range v.Spec.Files {
 		var st unix.Stat_t
-		err := unix.Lstat(path.Join(p.viewRoot, f.Name), &st)
-		whole = whole && err == nil && (f.Source == "" || p.files.StampOf(f.Source).IsContentOf(st))
+		err := unix.Lstat(path.Join(v.Root, f.Name), &st)
+		whole = whole && err == nil && (f.Source == "" || v.Files.StampOf(f.Source).IsContentOf(st))
 	}
-	outside := slices.ContainsFunc(p.files.Libraries, func(l driver.Library) bool { return l.Dir != "" }) ||
-		slices.ContainsFunc(p.files.Data, func(d driver.File) bool { return d.Direct })
+	outside := slices.ContainsFunc(v.Files.Libraries, func(l driver.Library) bool { return l.Dir != "" }) ||
+		slices.ContainsFunc(v.Files.Data, func(d driver.File) bool { return d.Direct })
 	if !whole || outside {
-		return fail(Precondition, "%s", p.files.Replaced)
+		return ch, fail(Precondition, "%s", v.Files.Replaced)
 	}
-	p.warn("the driver's files were replaced, and the container gets those of the loaded module, which are still mounted, until the next reboot: %s", p.files.Replaced)
-	return nil
+	ch.Warn("the driver's files were replaced, and the container gets those of the loaded module, which are still mounted, until the next reboot: %s", v.Files.Replaced)
+	return ch, nil
 }

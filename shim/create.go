@@ -157,7 +157,7 @@ func (s *Service) createWithGPU(ctx context.Context, r *taskapi.CreateTaskReques
 	kept.hasGPU, kept.gpus, kept.addresses = plan.GPU, exchangeable(plan), plan.Proc.GPUs
 	created := ready
 	if r.Checkpoint != "" && plan.GPU {
-		kept.restoration = restoration{mask: mask, view: plan.Mounts[0].Source}
+		kept.restoration = restoration{mask: mask, view: plan.Changes.View.Root}
 		created, mask = restoring, nil
 	}
 	defer mask.Close()

@@ -13,6 +13,10 @@ import (
 type Bind struct {
 	Source      string `json:"source"`
 	Destination string `json:"destination"`
+	// Name is the path in the view of a file that is there, which has no Source. Made is true for a
+	// file of the bundle.
+	Name string `json:"-"`
+	Made bool   `json:"-"`
 }
 
 // directNames are also in the image's own library directory: programs open these files by path, or
@@ -23,18 +27,17 @@ var directNames = []string{"libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"}
 var directPrograms = []string{"nvidia-smi"}
 
 // Beside lists the libraries and programs to mount outside the view: the few that programs look for
-// elsewhere, and the libraries that are in no view. viewRoot is the view's path on the host. every
-// is true if the loader's cache cannot list the view: then all libraries are mounted. The source of
-// a library is its link without a version, if it has one: that path stays valid after a driver
-// upgrade.
-func Beside(files driver.Files, img image.Image, viewRoot string, every bool) (list []Bind) {
+// elsewhere, and the libraries that are in no view. every is true if the loader's cache cannot list
+// the view: then all libraries are mounted. A library is named by its link without a version, if it
+// has one: that path stays valid after a driver upgrade.
+func Beside(files driver.Files, img image.Image, every bool) (list []Bind) {
 	for _, l := range files.Libraries {
 		put := func(name, dest string) {
-			source := l.Path
 			if l.Dir == "" {
-				source = viewRoot + strings.TrimPrefix(libraryFile(l, name), ViewDir)
+				list = append(list, Bind{Name: nameInView(l, name), Destination: dest})
+			} else {
+				list = append(list, Bind{Source: l.Path, Destination: dest})
 			}
-			list = append(list, Bind{source, dest})
 		}
 		if l.Dir != "" { // in no view, but at its own path
 			put(l.Name, libraryFile(l, l.Name))
@@ -58,7 +61,7 @@ func Beside(files driver.Files, img image.Image, viewRoot string, every bool) (l
 	}
 	for _, b := range files.Binaries {
 		if slices.Contains(directPrograms, b.Name) {
-			list = append(list, Bind{path.Join(viewRoot, viewBin, b.Name), path.Join("/usr/bin", b.Name)})
+			list = append(list, Bind{Name: path.Join(viewBin, b.Name), Destination: path.Join("/usr/bin", b.Name)})
 		}
 	}
 	return list

@@ -62,16 +62,21 @@ func LibraryDir(l driver.Library) string {
 	return path.Join(viewLib, l.Subdir)
 }
 
-// libraryFile returns the path of a library in the container: in the view, by name if it has a link
-// with that name, or at its own path, which has no links.
-func libraryFile(l driver.Library, name string) string {
-	switch {
-	case l.Dir != "":
-		return path.Join(l.Dir, l.Name)
-	case slices.Contains(l.Links, name):
-		return path.Join(ViewDir, LibraryDir(l), name)
+// nameInView returns the path of a library in the view: by name if it has a link with that name.
+func nameInView(l driver.Library, name string) string {
+	if !slices.Contains(l.Links, name) {
+		name = l.Name
 	}
-	return path.Join(ViewDir, LibraryDir(l), l.Name)
+	return path.Join(LibraryDir(l), name)
+}
+
+// libraryFile returns the path of a library in the container: in the view, or at its own path, which
+// has no links.
+func libraryFile(l driver.Library, name string) string {
+	if l.Dir != "" {
+		return path.Join(l.Dir, l.Name)
+	}
+	return path.Join(ViewDir, nameInView(l, name))
 }
 
 // loaderNames returns the names by which a program can ask the loader for a library.
