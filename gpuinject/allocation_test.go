@@ -10,6 +10,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/encoding/protowire"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/checkpoint"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
@@ -64,11 +65,11 @@ func pluginAnswer(visible string) []byte {
 // useCheckpoint is like writeCheckpoint, with any content; "" means no file.
 func useCheckpoint(t *testing.T, content string) {
 	t.Helper()
-	was := checkpointFile
-	t.Cleanup(func() { checkpointFile = was })
-	checkpointFile = filepath.Join(t.TempDir(), "kubelet_internal_checkpoint")
+	was := checkpoint.File
+	t.Cleanup(func() { checkpoint.File = was })
+	checkpoint.File = filepath.Join(t.TempDir(), "kubelet_internal_checkpoint")
 	if content != "" {
-		writeFile(t, checkpointFile, content, 0o600)
+		writeFile(t, checkpoint.File, content, 0o600)
 	}
 }
 

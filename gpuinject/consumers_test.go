@@ -13,9 +13,9 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
@@ -162,7 +162,7 @@ func TestProgramsThatDraw(t *testing.T) {
 				list = append(list, mask.FindString(string(f.Data)))
 			}
 		}
-		if slices.ContainsFunc(p.Mounts, func(m PlanMount) bool { return m.Destination == byPathDest }) {
+		if slices.ContainsFunc(p.Mounts, func(m place.Mount) bool { return m.Destination == byPathDest }) {
 			for _, name := range slices.Sorted(maps.Keys(p.Changes.ByPath)) {
 				node := path.Join(byPathDest, p.Changes.ByPath[name])
 				if !slices.ContainsFunc(p.Devices, func(d PlanDevice) bool { return d.Path == node }) {
@@ -211,25 +211,6 @@ func TestProgramsThatDraw(t *testing.T) {
 		{name: "a MIG device with display", host: &gfx, env: append(devices(h.MIG[0].UUID), caps("display")...),
 			want: ofMIG + " pci-" + bus + "-card pci-" + bus + "-render"},
 	}}.run(t)
-	t.Run("a minor number beyond the mask is said", func(t *testing.T) {
-		// The driver's parser accepts hexadecimal numbers, which JSON does not have.
-		const text = `{
-    "profiles": [{"name": "_container_", "settings": ["EGLVisibleDGPUDevices", %#x]}],
-    "rules": [{"pattern": [], "profile": "_container_"}]
-}
-`
-		for minor, want := range map[int]bool{0: true, 31: true, 32: true, 63: true, 64: false, 255: false} {
-			var log Log
-			g := grant{request: request.Request{Capabilities: []string{config.Graphics}}, gpus: []device.GPU{{Minor: minor}}}
-			data := profile(g, &log)
-			if has := data != nil; has != want || has == strings.Contains(strings.Join(log.Notes, ""), "EGL may list GPUs") {
-				t.Errorf("minor %d: profile is %v, notes %q", minor, has, log.Notes)
-			}
-			if want && string(data) != fmt.Sprintf(text, uint64(1)<<minor) {
-				t.Errorf("minor %d: %s", minor, data)
-			}
-		}
-	})
 }
 
 func TestDataFileDecisions(t *testing.T) {

@@ -3,13 +3,15 @@ package gpuinject
 import (
 	"cmp"
 	"encoding/json"
-	"errors"
 	"os"
 	"path/filepath"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/grant"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 // Container is a container whose specification has been read.
@@ -36,6 +38,14 @@ type Container struct {
 	SuspendsGPU bool
 }
 
+func (c Container) toGrant() grant.Container {
+	return grant.Container{Config: c.Config, Input: c.Input, Request: c.Request, Devices: c.Bundle.Spec.Linux.Devices}
+}
+
+func (c Container) toPlace() place.Container {
+	return place.Container{Bundle: c.Bundle, Input: c.Input, Host: c.Config.Host, Settings: c.Config.Container}
+}
+
 // annotationOnPause is the annotation that overrides container.on-pause for one container.
 const annotationOnPause = "io.containerd.nvidia.on-pause"
 
@@ -52,14 +62,14 @@ func Examine(dir string, load func() (*config.Config, error)) (Container, error)
 		if !mightAskUnchecked(filepath.Join(dir, bundle.ConfigName)) {
 			return Container{Plain: true, Reason: err.Error()}, nil
 		}
-		return Container{}, fail(Precondition, "%w", err)
+		return Container{}, verdict.Precondition("%w", err)
 	}
 	if !request.MightAsk(raw) {
 		return Container{Raw: raw, Plain: true, Reason: request.EnvVisibleDevices + " is not set"}, nil
 	}
 	b, err := bundle.Parse(dir, raw, mode)
 	if err != nil {
-		return Container{Raw: raw}, fail(Invalid, "%w", err)
+		return Container{Raw: raw}, verdict.Invalid("%w", err)
 	}
 	return examine(b, load)
 }
@@ -72,7 +82,7 @@ func ExamineSpec(spec any, load func() (*config.Config, error)) (Container, erro
 	}
 	b, err := bundle.Parse("", raw, 0o600)
 	if err != nil {
-		return Container{}, fail(Invalid, "%w", err)
+		return Container{}, verdict.Invalid("%w", err)
 	}
 	return examine(b, load)
 }
@@ -86,34 +96,26 @@ func examine(b *bundle.Bundle, load func() (*config.Config, error)) (Container, 
 		return c, nil
 	}
 	if err := b.Spec.CheckCounts(); err != nil {
-		return c, fail(Invalid, "%w", err)
+		return c, verdict.Invalid("%w", err)
 	}
 	var err error
 	if c.Config, err = load(); err != nil {
-		return c, fail(Precondition, "%w", err)
+		return c, verdict.Precondition("%w", err)
 	}
 	if !asks {
 		return c, nil
 	}
 	if c.Request, err = c.Input.Request(c.Config); err != nil {
-		return c, refuseRequest(err)
+		return c, grant.RefuseRequest(err)
 	}
 	onPause := cmp.Or(b.Spec.Annotations[annotationOnPause], c.Config.Container.OnPause)
 	if onPause != config.SuspendGPU && onPause != config.Freeze {
-		return c, fail(Invalid, "annotation %s: %.256q is not %s or %s", annotationOnPause, onPause, config.SuspendGPU, config.Freeze)
+		return c, verdict.Invalid("annotation %s: %.256q is not %s or %s", annotationOnPause, onPause, config.SuspendGPU, config.Freeze)
 	}
 	c.Asks, c.Reason = c.Request.Driver, c.Request.Reason
 	c.Plain = !c.Asks && !hasDriver
 	c.SuspendsGPU = c.Asks && onPause == config.SuspendGPU
 	return c, nil
-}
-
-// refuseRequest turns an error in a request into a refusal.
-func refuseRequest(err error) error {
-	if errors.As(err, new(request.DeniedError)) {
-		return fail(Denied, "%w", err)
-	}
-	return fail(Invalid, "%w", err)
 }
 
 // mightAskUnchecked applies request.MightAsk to a file of any size that bundle.Read rejected.

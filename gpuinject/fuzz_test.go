@@ -16,6 +16,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/checkpoint"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
@@ -26,10 +27,10 @@ import (
 func fuzzHost(f *testing.F) *testHost {
 	h := simulatedHost(f)
 	h.cfg.Policy.AcceptVolumeMounts = false // otherwise a pod's device lists are a grant
-	was := checkpointFile
-	f.Cleanup(func() { checkpointFile = was })
-	checkpointFile = filepath.Join(f.TempDir(), "checkpoint")
-	writeFile(f, checkpointFile, `{"Data":{"PodDeviceEntries":[{"PodUID":"uid","ContainerName":"main","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["`+
+	was := checkpoint.File
+	f.Cleanup(func() { checkpoint.File = was })
+	checkpoint.File = filepath.Join(f.TempDir(), "checkpoint")
+	writeFile(f, checkpoint.File, `{"Data":{"PodDeviceEntries":[{"PodUID":"uid","ContainerName":"main","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["`+
 		h.GPUs[1].UUID+`"]},"AllocResp":""}],"RegisteredDevices":{}},"Checksum":1}`, 0o600)
 	return h
 }
@@ -287,9 +288,9 @@ func lost(path string, before, after any) (list []string) {
 // FuzzAnswers uses any bytes as the probe's answer, for a pod that names GPU 0 or a MIG device.
 func FuzzAnswers(f *testing.F) {
 	h := newHost(f, sim.Options{GPUs: 3, MIG: []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}, {GPU: 1, GI: 5, CI: 1}}})
-	was := checkpointFile
-	f.Cleanup(func() { checkpointFile = was })
-	checkpointFile = filepath.Join(f.TempDir(), "none")
+	was := checkpoint.File
+	f.Cleanup(func() { checkpoint.File = was })
+	checkpoint.File = filepath.Join(f.TempDir(), "none")
 	facts := factsOf(h.Driver)
 	ids := []string{h.GPUs[0].UUID, h.MIG[0].UUID, h.MIG[1].UUID, h.GPUs[1].UUID}
 	for i := range ids {

@@ -11,6 +11,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
 
@@ -138,7 +139,7 @@ func TestAClassThatTheHostDoesNotHaveIsNotGiven(t *testing.T) {
 	decided := func() string {
 		p, err := h.resolve(t, newSpec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GDRCOPY=enabled"))
 		check(t, err)
-		i := slices.IndexFunc(p.Decisions, func(d Decision) bool { return d.Subject == "gdrcopy" })
+		i := slices.IndexFunc(p.Decisions, func(d verdict.Decision) bool { return d.Subject == "gdrcopy" })
 		return fmt.Sprint(p.Classes, " ", p.Decisions[i].Decision)
 	}
 	if got := decided(); got != "[gdrcopy] given" {

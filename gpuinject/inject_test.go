@@ -18,6 +18,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
@@ -217,7 +218,7 @@ func TestNodeGroups(t *testing.T) {
 func TestNodesInUserNamespaces(t *testing.T) {
 	const node = "/dev/nvidiactl"
 	show := func(p Plan) string {
-		i := slices.IndexFunc(p.Mounts, func(m PlanMount) bool { return m.Destination == node })
+		i := slices.IndexFunc(p.Mounts, func(m place.Mount) bool { return m.Destination == node })
 		return fmt.Sprint(len(p.Changes.Edits.Devices), " nodes, bound ", p.Mounts[i].Options, " from ", p.Mounts[i].Source)
 	}
 	want := "0 nodes, bound [bind nosuid noexec rprivate] from " + simulated.DevRoot + node

@@ -19,6 +19,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
@@ -78,6 +79,16 @@ type testHost struct {
 	// change changes NVML's answer.
 	change func(*device.Facts)
 }
+
+// Places in a container and its bundle.
+const (
+	profileName = "application-profile.conf"
+	cacheName   = "ld.so.cache"
+	byPathName  = "dri-by-path"
+	byPathDest  = "/dev/dri/by-path"
+	udevDir     = "/run/udev"
+	cufileJSON  = "/etc/cufile.json"
+)
 
 // simulatedHost returns the host of most tests, without kept answers of NVML.
 func simulatedHost(t testing.TB) *testHost {
@@ -278,7 +289,7 @@ func given(t testing.TB, dir string) []string {
 	t.Helper()
 	spec := readSpec(t, dir)
 	places := destinations(spec.Mounts)
-	var links []PlanLink
+	var links []place.Link
 	root := filepath.Join(dir, "rootfs")
 	err := filepath.WalkDir(root, func(name string, e fs.DirEntry, err error) error {
 		if err != nil || e.Type() != fs.ModeSymlink {
@@ -290,7 +301,7 @@ func given(t testing.TB, dir string) []string {
 			if info, err := os.Stat(filepath.Join(source, inView)); err != nil || !info.Mode().IsRegular() {
 				t.Errorf("%s leads to %s: %v", name, target, err)
 			}
-			links = append(links, PlanLink{strings.TrimPrefix(name, root), target})
+			links = append(links, place.Link{Path: strings.TrimPrefix(name, root), Target: target})
 		}
 		return err
 	})

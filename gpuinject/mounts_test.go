@@ -18,7 +18,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/elffile"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 )
@@ -287,7 +287,7 @@ func TestStandaloneDataFiles(t *testing.T) {
 		if !path.IsAbs(dest) {
 			dest = "/usr/lib/xorg/modules/" + dest
 		}
-		listed := slices.Contains(s.Files, layout.Bind{Source: d.Path, Destination: dest})
+		listed := slices.Contains(s.Files, place.Bind{Source: d.Path, Destination: dest})
 		if omitted := slices.Contains(s.Omitted, dest); listed == omitted || listed != (d.Data == nil) {
 			t.Errorf("%s of %s: listed %v, omitted %v", dest, cmp.Or(d.Path, "nothing"), listed, omitted)
 		}

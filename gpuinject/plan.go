@@ -5,8 +5,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/grant"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 // SuspendedName is a file in the bundle of a container that has released its GPUs. It contains the
@@ -42,8 +45,8 @@ type Plan struct {
 	// MIGRights are rights over all MIG devices: "config", "monitor".
 	MIGRights []string `json:"mig_rights,omitempty"`
 	// Requirements of the image, all of them satisfied.
-	Requirements []PlanRequirement `json:"requirements,omitempty"`
-	Capabilities []string          `json:"capabilities"`
+	Requirements []grant.Requirement `json:"requirements,omitempty"`
+	Capabilities []string            `json:"capabilities"`
 	// Classes are the other device classes that the container gets: "imex", "gds", "gdrcopy",
 	// "mofed", "nvswitch". Their nodes are among Devices.
 	Classes []string `json:"classes,omitempty"`
@@ -56,12 +59,12 @@ type Plan struct {
 	Libraries []string     `json:"libraries"`
 	Binaries  []string     `json:"binaries"`
 	// Mounts are bind mounts of files and directories; the first is the view.
-	Mounts []PlanMount `json:"mounts"`
+	Mounts []place.Mount `json:"mounts"`
 	// Links are symbolic links in the image to files of the mount at ViewDir.
-	Links        []PlanLink `json:"links"`
-	Proc         PlanProc   `json:"proc"`
-	Linker       PlanLinker `json:"linker"`
-	RemovedHooks []string   `json:"removed_hooks"`
+	Links        []place.Link `json:"links"`
+	Proc         place.Proc   `json:"proc"`
+	Linker       place.Linker `json:"linker"`
+	RemovedHooks []string     `json:"removed_hooks"`
 	// SuspendsGPU reports whether the container gives its GPUs back while it is paused.
 	SuspendsGPU bool `json:"suspends_gpu,omitempty"`
 	// Ignored lists requests that are ignored, although the container gets its GPUs.
@@ -69,12 +72,12 @@ type Plan struct {
 	// Warnings say what the container gets less than its request names, through a fault of the host.
 	Warnings []string `json:"warnings,omitempty"`
 	// Audit is what kubernetes = "enforce" would have refused, if the mode is "audit".
-	Audit     string     `json:"audit,omitempty"`
-	Notes     []string   `json:"notes"`
-	Decisions []Decision `json:"decisions"`
+	Audit     string             `json:"audit,omitempty"`
+	Notes     []string           `json:"notes"`
+	Decisions []verdict.Decision `json:"decisions"`
 
 	// Changes are what Apply carries out. The lists above describe them.
-	Changes Changes `json:"-"`
+	Changes place.Changes `json:"-"`
 }
 
 // PlanContainer identifies a container in its daemon and in Kubernetes.
@@ -127,72 +130,24 @@ type PlanDevice struct {
 	Minor uint32 `json:"minor"`
 }
 
-// PlanMount is a mount that the container gets.
-type PlanMount struct {
-	Source      string   `json:"source"`
-	Destination string   `json:"destination"`
-	Options     []string `json:"options"`
-}
-
-// fileOptions are the mount options of a single driver file: never noexec, because libraries and
-// programs are mapped executable.
-var fileOptions = []string{"bind", "ro", "nosuid", "nodev", "rprivate"}
-
-// PlanLink is a symbolic link that the container gets in its image.
-type PlanLink struct {
-	Path   string `json:"path"`
-	Target string `json:"target"`
-}
-
-// PlanProc describes what the mask over /proc/driver shows.
-type PlanProc struct {
-	// Masked is false for privileged containers.
-	Masked bool     `json:"masked"`
-	GPUs   []string `json:"gpus"`
-	// Capabilities are the capability files of MIG: "gpu0/mig/gi1/access".
-	Capabilities []string `json:"capabilities"`
-}
-
-// PlanLinker describes how programs in the image find the driver.
-type PlanLinker struct {
-	// LibC is "glibc", "musl" or empty.
-	LibC string `json:"libc"`
-	// Directory is the image's own library directory.
-	Directory string `json:"directory"`
-	// Cache is the state of the loader's cache: "written", "mounted", "unchanged", or "hidden" by
-	// one of the container's own mounts.
-	Cache string `json:"cache"`
-	// Compat is the forward compatibility directory of the image, if it is used.
-	Compat string `json:"compat"`
-}
-
-// PlanRequirement is a requirement of the image that this host satisfies.
-type PlanRequirement struct {
-	Variable   string `json:"variable"`
-	Expression string `json:"expression"`
-	// SatisfiedBy lists the alternatives that hold: several if the GPUs need different ones, none
-	// if the expression is empty.
-	SatisfiedBy []string `json:"satisfied_by"`
-}
-
 // newPlan returns the plan for a container: what it asks for, what it gets on a host, and how.
-func newPlan(c Container, h host.Host, g grant, ch Changes) Plan {
+func newPlan(c Container, h host.Host, g grant.Grant, ch place.Changes) Plan {
 	p := Plan{
-		GPU: c.Asks && !g.without, Reason: c.Reason, Asked: c.Request.Devices, Capabilities: c.Request.Capabilities,
-		Grant: g.may.Reason, DriverVersion: h.DriverVersion, Platform: h.Platform, GPUs: []PlanGPU{}, MIG: []PlanMIG{},
-		MIGRights: g.migRights, Requirements: g.requirements, SuspendsGPU: c.SuspendsGPU, Changes: ch,
+		GPU: c.Asks && !g.Without, Reason: c.Reason, Asked: c.Request.Devices, Capabilities: c.Request.Capabilities,
+		Grant: g.May.Reason, DriverVersion: h.DriverVersion, Platform: h.Platform, GPUs: []PlanGPU{}, MIG: []PlanMIG{},
+		MIGRights: g.MIGRights, Requirements: g.Requirements, SuspendsGPU: c.SuspendsGPU, Changes: ch,
 	}
-	if g.request.Driver {
-		p.Reason, p.Asked, p.Capabilities = g.request.Reason, g.request.Devices, g.request.Capabilities
+	if g.Request.Driver {
+		p.Reason, p.Asked, p.Capabilities = g.Request.Reason, g.Request.Devices, g.Request.Capabilities
 	}
 	if c.ID != "" {
 		who := c.Input.Container
 		p.Container = &PlanContainer{ID: c.ID, Namespace: c.Namespace, PodNamespace: who.Namespace, Pod: who.Pod, Name: who.Name}
 	}
-	for _, gpu := range g.set.GPUs {
+	for _, gpu := range g.Set.GPUs {
 		p.GPUs = append(p.GPUs, NewPlanGPU(gpu))
 	}
-	for _, in := range g.set.MIG {
+	for _, in := range g.Set.MIG {
 		p.MIG = append(p.MIG, PlanMIG{UUID: in.UUID, GPU: in.GPU, GI: in.GI, CI: in.CI, Name: in.Name(), Profile: in.Profile})
 	}
 	return p.describeChanges()
@@ -201,7 +156,7 @@ func newPlan(c Container, h host.Host, g grant, ch Changes) Plan {
 // describeChanges returns the plan with the description of its changes.
 func (p Plan) describeChanges() Plan {
 	ch := p.Changes
-	p.Libraries, p.Binaries, p.Devices, p.Mounts, p.Links = []string{}, []string{}, []PlanDevice{}, []PlanMount{}, []PlanLink{}
+	p.Libraries, p.Binaries, p.Devices = []string{}, []string{}, []PlanDevice{}
 	if ch.View != nil {
 		for _, l := range ch.View.Files.Libraries {
 			p.Libraries = append(p.Libraries, l.Name)
@@ -214,15 +169,11 @@ func (p Plan) describeChanges() Plan {
 	for _, n := range ch.Nodes {
 		p.Devices = append(p.Devices, PlanDevice{Path: n.Path, Major: n.Major, Minor: n.Minor})
 	}
-	for _, m := range ch.Mounts {
-		p.Mounts = append(p.Mounts, m.PlanMount)
-	}
-	for _, l := range ch.Links {
-		p.Links = append(p.Links, PlanLink{Path: l.Path, Target: l.target()})
-	}
+	p.Mounts, p.Links = append([]place.Mount{}, ch.Mounts...), append([]place.Link{}, ch.Links...)
 	p.Classes, p.IMEX, p.Sockets, p.Linker = ch.Classes, ch.IMEX, ch.Sockets, ch.Linker
 	p.RemovedHooks = append([]string{}, ch.RemovedHooks...)
-	p.Proc = PlanProc{ch.Proc.Masked, append([]string{}, ch.Proc.GPUs...), append([]string{}, ch.Proc.Capabilities...)}
+	p.Proc = ch.Proc
+	p.Proc.GPUs, p.Proc.Capabilities = append([]string{}, ch.Proc.GPUs...), append([]string{}, ch.Proc.Capabilities...)
 	p.Ignored, p.Warnings, p.Notes, p.Decisions = ch.Ignored, ch.Warnings, ch.Notes, ch.Decisions
 	if len(ch.Audit) > 0 {
 		p.Audit = "kubernetes = \"enforce\" would have refused this: " + strings.Join(ch.Audit, "; ")

@@ -6,13 +6,15 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/grant"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 // Resolve decides everything that will be done for a container that is not Plain and whose image is
@@ -20,25 +22,25 @@ import (
 // even that if the state is read-only. With an error, the Plan contains the decisions that led to
 // it.
 func Resolve(c Container, root *image.Root, ask Ask) (Plan, error) {
-	all := Changes{Log: describeRequest(c)}
-	err := all.add(removeHooks(c))
+	all := place.Changes{Log: describeRequest(c)}
+	err := all.Append(place.RemoveHooks(c.toPlace(), c.Config.Policy.ForeignHooks == config.Refuse))
 	var h host.Host
-	var g grant
+	var g grant.Grant
 	if err == nil && c.Asks {
 		h, g, err = findGrant(c, ask)
 		all.Join(g.Log)
-		if err == nil && !g.without {
-			err = all.add(giveDriver(c, root, h, g))
+		if err == nil && !g.Without {
+			err = all.Append(giveDriver(c, root, h, g))
 		}
 	}
-	if err == nil && (!c.Asks || g.without) {
-		err = all.add(maskWithoutGPU(c, root))
+	if err == nil && (!c.Asks || g.Without) {
+		err = all.Append(maskWithoutGPU(c, root))
 	}
 	return newPlan(c, h, g, all), err
 }
 
 // describeRequest records what the container asks for.
-func describeRequest(c Container) (log Log) {
+func describeRequest(c Container) (log verdict.Log) {
 	decision := "asks for the driver"
 	if !c.Asks {
 		decision = "does not ask for the driver"
@@ -52,60 +54,62 @@ func describeRequest(c Container) (log Log) {
 
 // findGrant decides which devices of this host the container gets, or whether it starts without the
 // driver.
-func findGrant(c Container, ask Ask) (host.Host, grant, error) {
+func findGrant(c Container, ask grant.Ask) (host.Host, grant.Grant, error) {
 	h, err := host.Discover(c.Config.Host)
-	if errors.Is(err, device.ErrNoDriver) && startsWithoutDriver(c) {
-		return host.Host{}, grant{without: true, may: policy.Grant{Reason: "no GPU can have been allocated: " + err.Error()}}, nil
+	if errors.Is(err, device.ErrNoDriver) && grant.StartsWithoutDriver(c.toGrant()) {
+		return host.Host{}, grant.Grant{Without: true, May: policy.Grant{Reason: "no GPU can have been allocated: " + err.Error()}}, nil
 	}
 	if err != nil {
-		return host.Host{}, grant{}, fail(Precondition, "%s: %w", c.Request.Reason, err)
+		return host.Host{}, grant.Grant{}, verdict.Precondition("%s: %w", c.Request.Reason, err)
 	}
-	g, err := grantDevices(c, h, ask)
+	g, err := grant.Decide(c.toGrant(), h, ask)
 	return h, g, err
 }
 
 // giveDriver decides how the container gets the driver with the devices of its grant.
-func giveDriver(c Container, img *image.Root, h host.Host, g grant) (all Changes, err error) {
+func giveDriver(c Container, img *image.Root, h host.Host, g grant.Grant) (all place.Changes, err error) {
 	found, err := driverFiles(c, h)
 	if err != nil {
 		return all, err
 	}
-	if err := found.Check(g.request.Capabilities); err != nil {
-		return all, fail(Precondition, "%w", h.AdviseFiles(err))
+	if err := found.Check(g.Request.Capabilities); err != nil {
+		return all, verdict.Precondition("%w", h.AdviseFiles(err))
 	}
-	files := found.For(g.request.Capabilities)
+	files := found.For(g.Request.Capabilities)
 	for _, m := range found.Missing {
-		if capability, name, _ := strings.Cut(m, ": "); g.request.Has(capability) {
+		if capability, name, _ := strings.Cut(m, ": "); g.Request.Has(capability) {
 			all.Note("%s: this host's driver has no %s", capability, name)
 		}
 	}
-	chosen, err := chooseNodes(c, h, g, found)
-	if err := all.add(chosen, err); err != nil {
+	nodes, err := g.Nodes(c.toGrant(), h, found)
+	chosen := place.Changes{Log: nodes.Log, Nodes: nodes.List, Classes: nodes.Classes, IMEX: nodes.IMEX}
+	if err := all.Append(chosen, err); err != nil {
 		return all, err
 	}
-	nodes := chosen.Nodes
-	more, ch := classFiles(c, nodes)
+	pc := c.toPlace()
+	more, ch := place.ClassFiles(pc, nodes.List)
 	files.Data = slices.Concat(files.Data, more)
-	if err := all.add(ch, nil); err != nil {
+	if err := all.Append(ch, nil); err != nil {
 		return all, err
 	}
-	if err := all.add(ignoreMemoryLimits(c)); err != nil {
+	if err := all.Append(place.IgnoreMemoryLimits(pc)); err != nil {
 		return all, err
 	}
-	mask, err := maskProc(c, h, g.gpus, g.set, hasGDS(nodes))
-	if err := all.add(mask, err); err != nil {
+	mask, err := place.Mask(pc, h.DriverVersion, g.GPUs, g.Set, place.HasGDS(nodes.List))
+	if err := all.Append(mask, err); err != nil {
 		return all, err
 	}
-	removed := removeReplaced(c, found, nodes)
-	if err := all.add(removed, nil); err != nil {
+	removed := place.RemoveReplaced(pc, found, nodes.List)
+	if err := all.Append(removed, nil); err != nil {
 		return all, err
 	}
-	root, err := readMounts(c, img, removed.Edits.RemoveMount)
+	root, err := place.ReadMounts(pc, img, removed.Edits.RemoveMount)
 	if err == nil {
-		err = all.add(placeFiles(c, h, root, g, files, nodes, mask.Proc.Masked))
+		given := place.Given{Request: g.Request, Set: g.Set, GPUs: g.GPUs, Nodes: nodes.List, Files: files, Masked: mask.Proc.Masked}
+		err = all.Append(place.Files(pc, root, given, h.CompatDriver))
 	}
 	if img.Err() != nil {
-		err = fail(Internal, "read the image: %w", img.Err())
+		err = verdict.Internal("read the image: %w", img.Err())
 	}
 	return all, err
 }
@@ -114,7 +118,7 @@ func giveDriver(c Container, img *image.Root, h host.Host, g grant) (all Changes
 // specification has nodes of the driver anyway, for example from a device plugin, the container
 // gets the mask, which shows the GPUs of these nodes: a pod's author can override the plugin's
 // value with NVIDIA_VISIBLE_DEVICES=void.
-func maskWithoutGPU(c Container, img *image.Root) (ch Changes, err error) {
+func maskWithoutGPU(c Container, img *image.Root) (ch place.Changes, err error) {
 	if !c.Input.Container.DriverNodes {
 		return ch, nil // the usual case: the container asks and is granted nothing
 	}
@@ -127,32 +131,17 @@ func maskWithoutGPU(c Container, img *image.Root) (ch Changes, err error) {
 		set, err = h.Given(c.Input.Container.Nodes)
 	}
 	if err != nil {
-		return ch, fail(Precondition, "the container's specification has nodes of the NVIDIA driver: %w", err)
+		return ch, verdict.Precondition("the container's specification has nodes of the NVIDIA driver: %w", err)
 	}
-	if ch, err = maskProc(c, h, h.Visible(set), set, false); err != nil || !ch.Proc.Masked {
+	pc := c.toPlace()
+	if ch, err = place.Mask(pc, h.DriverVersion, h.Visible(set), set, false); err != nil || !ch.Proc.Masked {
 		return ch, err
 	}
-	root, err := readMounts(c, img, nil)
+	root, err := place.ReadMounts(pc, img, nil)
 	if err != nil {
 		return ch, err
 	}
-	return ch, checkProc(root, true)
-}
-
-// startsWithoutDriver reports whether a container starts without a GPU on a host without a driver:
-// nothing can have been allocated to it there, and a request by its image is not a grant.
-func startsWithoutDriver(c Container) bool {
-	if !c.Input.Container.Kubernetes {
-		return false
-	}
-	r := c.Request
-	if r.Source == request.FromAnnotations {
-		other, err := c.Input.WithoutAnnotations(c.Config)
-		if err == nil && !other.Driver {
-			return true
-		}
-	}
-	return !r.NamesDevices() && r.Source != request.FromCDI && policy.EnvironmentGrants(c.Config.Policy, c.Input.Container) == ""
+	return ch, place.CheckProc(root, true)
 }
 
 // filesName is the file in the state directory that holds the list of the driver's files.
@@ -165,7 +154,7 @@ const filesName = "driver.json"
 func driverFiles(c Container, h host.Host) (driver.Files, error) {
 	st, err := state.Open(c.Config.Host.StateDir, c.Config.Host.ReadOnlyState)
 	if err != nil {
-		return driver.Files{}, fail(Precondition, "%w", err)
+		return driver.Files{}, verdict.Precondition("%w", err)
 	}
 	var kept driver.Files
 	if st.Load(filesName, &kept) && kept.Fresh(h.Config, h.DriverVersion) {
@@ -173,7 +162,7 @@ func driverFiles(c Container, h host.Host) (driver.Files, error) {
 	}
 	files, err := h.DriverFiles()
 	if err != nil {
-		return driver.Files{}, fail(Precondition, "%w", err)
+		return driver.Files{}, verdict.Precondition("%w", err)
 	}
 	if kept.Version != "" && kept.Version == h.DriverVersion && kept.Root == files.Root && len(files.Others) > 0 {
 		if err := files.Check([]string{config.Utility}); err != nil && kept.Check([]string{config.Utility}) == nil {
@@ -182,7 +171,7 @@ func driverFiles(c Container, h host.Host) (driver.Files, error) {
 		}
 	}
 	if err := st.Store(filesName, &files); err != nil {
-		return driver.Files{}, fail(Internal, "keep the list of driver files: %w", err)
+		return driver.Files{}, verdict.Internal("keep the list of driver files: %w", err)
 	}
 	return files, nil
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
@@ -21,16 +22,16 @@ import (
 func (p Plan) CheckRestore(c Container, dir string) error {
 	const cannot = "the container cannot be restored from a checkpoint"
 	if !p.GPU && p.Proc.Masked {
-		return fail(Precondition, "a container with nodes of the NVIDIA driver that were not granted here cannot be restored from a checkpoint: create it without one")
+		return verdict.Precondition("a container with nodes of the NVIDIA driver that were not granted here cannot be restored from a checkpoint: create it without one")
 	}
 	if !p.GPU {
 		return nil
 	}
 	if c.Input.Container.Kubernetes {
-		return fail(Precondition, "%s in Kubernetes: create it without one", cannot)
+		return verdict.Precondition("%s in Kubernetes: create it without one", cannot)
 	}
 	if !c.Config.Policy.AllowCheckpoints {
-		return fail(Denied, "%s: policy.allow-checkpoints is false in the shim's configuration", cannot)
+		return verdict.Denied("%s: policy.allow-checkpoints is false in the shim's configuration", cannot)
 	}
 	data, _, err := trusted.Read(filepath.Join(dir, RecordName), 1<<20)
 	var was Plan
@@ -38,15 +39,15 @@ func (p Plan) CheckRestore(c Container, dir string) error {
 		err = json.Unmarshal(data, &was)
 	}
 	if err != nil {
-		return fail(Precondition, "%s that this shim did not make for a container with GPUs: %.256v", cannot, err)
+		return verdict.Precondition("%s that this shim did not make for a container with GPUs: %.256v", cannot, err)
 	}
 	switch {
 	case was.DriverVersion != p.DriverVersion:
-		return fail(Precondition, "%s of driver %s: this host has %s", cannot, request.Quote(was.DriverVersion), p.DriverVersion)
+		return verdict.Precondition("%s of driver %s: this host has %s", cannot, request.Quote(was.DriverVersion), p.DriverVersion)
 	case !slices.Equal(was.Names(), p.Names()):
-		return fail(Precondition, "%s of a container with %s: it gets %s now", cannot, request.Quote(strings.Join(was.Names(), ", ")), strings.Join(p.Names(), ", "))
+		return verdict.Precondition("%s of a container with %s: it gets %s now", cannot, request.Quote(strings.Join(was.Names(), ", ")), strings.Join(p.Names(), ", "))
 	case !slices.Equal(was.Devices, p.Devices) || was.Proc.Masked != p.Proc.Masked:
-		return fail(Precondition, "%s of a container with other device nodes, capabilities or privileges", cannot)
+		return verdict.Precondition("%s of a container with other device nodes, capabilities or privileges", cannot)
 	}
 	return nil
 }

@@ -9,13 +9,14 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 )
 
 func TestARestoredContainerGetsWhatItHad(t *testing.T) {
 	plan := func(change func(*Plan)) Plan {
 		p := Plan{
 			GPU: true, DriverVersion: "580.159.04", GPUs: []PlanGPU{{UUID: "GPU-1"}}, MIG: []PlanMIG{{Name: "MIG-2"}},
-			Devices: []PlanDevice{{Path: "/dev/nvidia0", Major: 195}}, Proc: PlanProc{Masked: true},
+			Devices: []PlanDevice{{Path: "/dev/nvidia0", Major: 195}}, Proc: place.Proc{Masked: true},
 		}
 		change(&p)
 		return p

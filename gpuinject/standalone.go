@@ -6,7 +6,7 @@ import (
 	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 )
 
 // Standalone lists what a container needs from the host to have the same devices without the shim,
@@ -15,7 +15,7 @@ type Standalone struct {
 	Nodes []device.Node
 	// Groups own nodes that only a group may open.
 	Groups []uint32
-	Files  []layout.Bind
+	Files  []place.Bind
 	// Omitted lists the destinations of files that only the shim creates, in a view or a bundle.
 	Omitted []string
 }
@@ -30,22 +30,22 @@ func (p Plan) Standalone() Standalone {
 	}
 	files := p.Changes.View.Files
 	has := func(dest string) bool {
-		return slices.ContainsFunc(s.Files, func(b layout.Bind) bool { return b.Destination == dest })
+		return slices.ContainsFunc(s.Files, func(b place.Bind) bool { return b.Destination == dest })
 	}
 	for _, l := range files.Libraries {
 		names := append([]string{cmp.Or(l.SOName, l.Name)}, l.Links...)
-		if name, ok := layout.PluginName(l); ok {
+		if name, ok := place.PluginName(l); ok {
 			names = []string{name}
 		}
 		for _, name := range names {
-			dest := path.Join(ViewDir, layout.LibraryDir(l), name)
+			dest := path.Join(ViewDir, place.LibraryDir(l), name)
 			if l.Dir == "" && !has(dest) { // others are among the mounts
-				s.Files = append(s.Files, layout.Bind{Source: l.Path, Destination: dest})
+				s.Files = append(s.Files, place.Bind{Source: l.Path, Destination: dest})
 			}
 		}
 	}
 	for _, b := range files.Binaries {
-		s.Files = append(s.Files, layout.Bind{Source: b.Path, Destination: path.Join("/usr/bin", b.Name)})
+		s.Files = append(s.Files, place.Bind{Source: b.Path, Destination: path.Join("/usr/bin", b.Name)})
 	}
 	for _, d := range files.Data {
 		dest := d.Dest
@@ -57,7 +57,7 @@ func (p Plan) Standalone() Standalone {
 		case d.Data != nil:
 			s.Omitted = append(s.Omitted, dest)
 		default:
-			s.Files = append(s.Files, layout.Bind{Source: d.Path, Destination: dest})
+			s.Files = append(s.Files, place.Bind{Source: d.Path, Destination: dest})
 		}
 	}
 	for _, m := range p.Changes.Mounts {
@@ -66,7 +66,7 @@ func (p Plan) Standalone() Standalone {
 		case m.Made:
 			s.Omitted = append(s.Omitted, m.Destination)
 		default:
-			s.Files = append(s.Files, layout.Bind{Source: m.Source, Destination: m.Destination})
+			s.Files = append(s.Files, place.Bind{Source: m.Source, Destination: m.Destination})
 		}
 	}
 	return s

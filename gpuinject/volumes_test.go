@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 )
 
@@ -156,8 +157,8 @@ func TestWhereTheLoadersCacheGoes(t *testing.T) {
 				list = append(list, m.Destination)
 			}
 		}
-		if slices.ContainsFunc(p.Links, func(l PlanLink) bool { return l.Path == jit }) ||
-			slices.ContainsFunc(p.Mounts, func(m PlanMount) bool { return m.Destination == jit }) {
+		if slices.ContainsFunc(p.Links, func(l place.Link) bool { return l.Path == jit }) ||
+			slices.ContainsFunc(p.Mounts, func(m place.Mount) bool { return m.Destination == jit }) {
 			list = append(list, "libraries")
 		}
 		if strings.Contains(strings.Join(p.Notes, "\n"), "the loader may prefer "+libs+"/glibc-hwcaps/") {
@@ -234,7 +235,7 @@ func TestAnImageThatCannotBeWritten(t *testing.T) {
 	const smi = "/usr/bin/nvidia-smi"
 	show := func(p Plan) string {
 		switch {
-		case slices.ContainsFunc(p.Mounts, func(m PlanMount) bool { return m.Destination == smi }):
+		case slices.ContainsFunc(p.Mounts, func(m place.Mount) bool { return m.Destination == smi }):
 			return "nvidia-smi is mounted"
 		case strings.Contains(strings.Join(p.Notes, "\n"), "nothing is put at "+smi+": "):
 			return "the view alone"
@@ -318,7 +319,7 @@ func TestNothingIsPutIntoMountsThatComeLater(t *testing.T) {
 	defer root.Close()
 	plan, err := Resolve(c, root, noProbe)
 	check(t, err)
-	if plan.Linker.Cache != "written" || !slices.ContainsFunc(plan.Links, func(l PlanLink) bool { return l.Path == "/usr/bin/nvidia-smi" }) {
+	if plan.Linker.Cache != "written" || !slices.ContainsFunc(plan.Links, func(l place.Link) bool { return l.Path == "/usr/bin/nvidia-smi" }) {
 		t.Fatalf("cache %s, links %+v", plan.Linker.Cache, plan.Links)
 	}
 	host := t.TempDir()

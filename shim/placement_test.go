@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
@@ -53,7 +54,7 @@ func TestPlacement(t *testing.T) {
 }
 
 func TestWhichGPUsAreExchanged(t *testing.T) {
-	masked := gpuinject.PlanProc{Masked: true}
+	masked := place.Proc{Masked: true}
 	gpus := []gpuinject.PlanGPU{{UUID: "GPU-a"}}
 	for name, tc := range map[string]struct {
 		plan gpuinject.Plan

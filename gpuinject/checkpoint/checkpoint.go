@@ -12,8 +12,8 @@ import (
 )
 
 // File is the kubelet's checkpoint. Its directory is DevicePluginPath of the device plugin API, a
-// constant that no --root-dir changes.
-const File = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+// constant that no --root-dir changes. A variable for the tests.
+var File = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 
 // maxSize bounds the file, in bytes. An entry has some hundred, those of many nodes or mounts a few
 // thousand.

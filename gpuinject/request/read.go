@@ -279,3 +279,6 @@ var words = []string{
 	EnvVisibleDevices, EnvCUDAVersion, "cdi.k8s.io", config.SwarmPrefix, path.Base(DeviceListDir),
 	cdiHook, ctkHook, "nvidia-container-",
 }
+
+// StaleCDI says what to do about device numbers that this host does not have.
+const StaleCDI = "if a CDI file is the reason, it is from another boot, MIG layout or driver: make it again (nvidia-shimctl prepare --cdi; systemctl restart nvidia-cdi-refresh, or nvidia-ctk cdi generate --output FILE; restart the device plugin) and create the container again"

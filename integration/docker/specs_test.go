@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
@@ -26,7 +26,7 @@ const refusal = "this hook refuses"
 // dockerd has read them.
 func (e *engine) writeSpecs(t *testing.T) {
 	t.Helper()
-	var all struct{ Devices, Files []layout.Bind }
+	var all struct{ Devices, Files []place.Bind }
 	simtest.Check(t, json.Unmarshal([]byte(e.Ctl(t, "--json", "run-args", "--for", "docker")), &all))
 	var nodes, places, homes []object
 	for _, d := range all.Devices {

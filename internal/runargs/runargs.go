@@ -9,7 +9,7 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/cmdline"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/preview"
@@ -27,8 +27,8 @@ type Args struct {
 	Args []string `json:"args"`
 	// The arguments are made from these fields.
 	GPUs    []gpuinject.PlanGPU `json:"gpus"`
-	Devices []layout.Bind       `json:"devices"`
-	Files   []layout.Bind       `json:"files"`
+	Devices []place.Bind        `json:"devices"`
+	Files   []place.Bind        `json:"files"`
 	Groups  []uint32            `json:"groups"`
 	Env     []string            `json:"env"`
 	// Limits list what the shim does and these arguments cannot do.
@@ -57,7 +57,7 @@ func Make(p preview.Planner, engine string, env []string) (*Args, error) {
 	}
 	s := plan.Standalone()
 	a := &Args{
-		For: engine, GPUs: plan.GPUs, Devices: []layout.Bind{}, Files: s.Files, Groups: append([]uint32{}, s.Groups...),
+		For: engine, GPUs: plan.GPUs, Devices: []place.Bind{}, Files: s.Files, Groups: append([]uint32{}, s.Groups...),
 		Env: []string{
 			"LD_LIBRARY_PATH=" + path.Join(gpuinject.ViewDir, "lib") + ":" + path.Join(gpuinject.ViewDir, "lib64"),
 			// Keeps an NVIDIA runtime that is the engine's default from injecting GPUs as well.
@@ -71,7 +71,7 @@ func Make(p preview.Planner, engine string, env []string) (*Args, error) {
 		},
 	}
 	for _, n := range s.Nodes {
-		a.Devices = append(a.Devices, layout.Bind{Source: n.HostPath, Destination: n.Path})
+		a.Devices = append(a.Devices, place.Bind{Source: n.HostPath, Destination: n.Path})
 	}
 	for _, name := range s.Omitted {
 		a.Limits = append(a.Limits, name+" is a file that the shim makes: it is left out")

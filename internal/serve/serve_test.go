@@ -16,7 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
@@ -78,7 +78,7 @@ func (f *fixture) restart() {
 			if devices == "9" {
 				return nil, errors.New("unknown GPU")
 			}
-			return &runargs.Args{Args: []string{"--device=" + devices, "--env=A=b"}, Files: []layout.Bind{{Source: "/a", Destination: "/b"}}, Devices: []layout.Bind{{Source: "/dev/nvidia0"}}}, nil
+			return &runargs.Args{Args: []string{"--device=" + devices, "--env=A=b"}, Files: []place.Bind{{Source: "/a", Destination: "/b"}}, Devices: []place.Bind{{Source: "/dev/nvidia0"}}}, nil
 		},
 	})
 }

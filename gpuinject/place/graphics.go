@@ -1,4 +1,4 @@
-package gpuinject
+package place
 
 import (
 	"cmp"
@@ -11,8 +11,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 // Files created in the bundle for one container and deleted with it, and their destinations.
@@ -38,13 +38,13 @@ const maxProfileMinor = 63
 //
 // The format follows the chapter on application profiles in the driver's README: a rule with an
 // empty pattern applies to every program.
-func profile(g grant, log *Log) []byte {
-	draws := g.request.Has(config.Graphics) || g.request.Has(config.Display)
-	if !draws || len(g.gpus) == 0 || g.gpus[0].Minor < 0 {
+func profile(g Given, log *verdict.Log) []byte {
+	draws := g.Request.Has(config.Graphics) || g.Request.Has(config.Display)
+	if !draws || len(g.GPUs) == 0 || g.GPUs[0].Minor < 0 {
 		return nil
 	}
 	var mask uint64
-	for _, gpu := range g.gpus {
+	for _, gpu := range g.GPUs {
 		if gpu.Minor > maxProfileMinor {
 			log.Note("EGL may list GPUs that cannot be opened: a minor number above %d has no place in an application profile", maxProfileMinor)
 			return nil
@@ -64,7 +64,7 @@ var needsX11 = []string{"libX11.so.6", "libXext.so.6"}
 
 // noteGraphics notes what a container that draws lacks: slim images have no libraries of X11, and
 // the node of the modeset module comes with the capability display.
-func noteGraphics(root rootfs.FS, img image.Image, files driver.Files, display bool) (log Log) {
+func noteGraphics(root rootfs.FS, img image.Image, files driver.Files, display bool) (log verdict.Log) {
 	isGLX := func(l driver.Library) bool { return strings.HasPrefix(l.Name, "libGLX_nvidia.so.") && l.Bits == 64 }
 	if img.LibC != image.GLibC || img.LibDir == "" || !slices.ContainsFunc(files.Libraries, isGLX) {
 		return log
@@ -80,15 +80,15 @@ func noteGraphics(root rootfs.FS, img image.Image, files driver.Files, display b
 }
 
 // filesInBundle makes the files in the bundle for one container, and lists their mounts.
-func filesInBundle(c Container, g grant, nodes []device.Node) (list []layout.Bind, ch Changes) {
+func filesInBundle(c Container, g Given) (list []Bind, ch Changes) {
 	if data := profile(g, &ch.Log); data != nil {
 		ch.BundleFiles = []image.File{{Path: profileName, Data: data}}
-		list = append(list, layout.Bind{Source: bundlePath(c, profileName), Destination: profileDest, Made: true})
+		list = append(list, Bind{Source: bundlePath(c, profileName), Destination: profileDest, Made: true})
 	}
-	if ch.ByPath = byPathLinks(nodes); len(ch.ByPath) > 0 {
+	if ch.ByPath = byPathLinks(g.Nodes); len(ch.ByPath) > 0 {
 		// This mount comes after the mount of /dev. runc creates the nodes of linux.devices after
 		// all mounts, so the links lead to existing nodes.
-		list = append(list, layout.Bind{Source: bundlePath(c, byPathName), Destination: byPathDest, Made: true})
+		list = append(list, Bind{Source: bundlePath(c, byPathName), Destination: byPathDest, Made: true})
 	}
 	return list, ch
 }
@@ -113,9 +113,9 @@ func bundlePath(c Container, name string) string {
 // it. If the image has its own copy in another place, the file covers that copy: with two manifests
 // of the same driver, each GPU would be listed twice. Further copies in the image cannot be
 // removed, and mounting over one would list the GPU once more.
-func dataDest(d driver.File, root rootfs.FS, img image.Image, log *Log) string {
+func dataDest(d driver.File, root rootfs.FS, img image.Image, log *verdict.Log) string {
 	if !path.IsAbs(d.Dest) {
-		return path.Join(layout.XorgModules(img), d.Dest)
+		return path.Join(XorgModules(img), d.Dest)
 	}
 	needed := len(d.Needs) == 0 || slices.ContainsFunc(d.Needs, func(name string) bool {
 		if !path.IsAbs(name) {

@@ -1,4 +1,4 @@
-package layout
+package place
 
 import (
 	"path"
@@ -23,8 +23,8 @@ const (
 	viewXorg  = "xorg"
 )
 
-// View lays out the driver's files in a view.
-func View(files driver.Files) view.Spec {
+// layOut lays out the driver's files in a view.
+func layOut(files driver.Files) view.Spec {
 	spec := view.Spec{Driver: files.Key()}
 	for _, l := range files.Libraries {
 		if l.Dir == "" {

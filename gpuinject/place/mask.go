@@ -1,21 +1,21 @@
-package gpuinject
+package place
 
 import (
 	"slices"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 // whyUnmasked returns why the container does not get the mask, or "" if it does.
-func whyUnmasked(c Container, h host.Host) string {
+func whyUnmasked(c Container, driverVersion string) string {
 	linux := c.Bundle.Spec.Linux
 	switch {
-	case h.DriverVersion == "":
+	case driverVersion == "":
 		return "this host has no NVIDIA kernel module"
 	case c.Input.Container.Privileged:
 		return "a privileged container can take any mask off"
@@ -39,27 +39,27 @@ func checkIsolation(c Container) error {
 	namespaces := c.Bundle.Spec.Linux.Namespaces
 	i := slices.IndexFunc(namespaces, func(ns specs.LinuxNamespace) bool { return ns.Type == specs.MountNamespace })
 	if i < 0 || namespaces[i].Path != "" {
-		return fail(Invalid, "the container has no mount namespace of its own: a GPU container needs one")
+		return verdict.Invalid("the container has no mount namespace of its own: a GPU container needs one")
 	}
 	return nil
 }
 
-// checkProc refuses a container whose mask would be on a procfs that is not its own: with
+// CheckProc refuses a container whose mask would be on a procfs that is not its own: with
 // rootfsPropagation "shared", a mask on a bind of the host's procfs would appear on the host.
-func checkProc(root rootfs.FS, masked bool) error {
+func CheckProc(root rootfs.FS, masked bool) error {
 	if masked && !root.OwnProc {
-		return fail(Invalid, "the container has no procfs of its own at /proc, in which other GPUs could be hidden: mount one")
+		return verdict.Invalid("the container has no procfs of its own at /proc, in which other GPUs could be hidden: mount one")
 	}
 	return nil
 }
 
-// maskProc decides what the mask shows of GPUs and the devices of set. gds is true if the container
+// Mask decides what the mask shows of GPUs and the devices of set. gds is true if the container
 // gets nodes of GPUDirect Storage.
-func maskProc(c Container, h host.Host, gpus []device.GPU, set device.Set, gds bool) (ch Changes, err error) {
+func Mask(c Container, driverVersion string, gpus []device.GPU, set device.Set, gds bool) (ch Changes, err error) {
 	if err := checkIsolation(c); err != nil {
 		return ch, err
 	}
-	if reason := whyUnmasked(c, h); reason != "" {
+	if reason := whyUnmasked(c, driverVersion); reason != "" {
 		ch.Decide("/proc/driver", "not masked", "%s", reason)
 		return ch, nil
 	}
@@ -74,8 +74,8 @@ func maskProc(c Container, h host.Host, gpus []device.GPU, set device.Set, gds b
 	for _, right := range rights {
 		ch.Proc.Capabilities = append(ch.Proc.Capabilities, right.File)
 	}
-	if ch.Mask, err = procmask.Files(c.Config.Host.ProcRoot, ch.Proc.GPUs, rights, gds); err != nil {
-		return ch, fail(Precondition, "%w", err)
+	if ch.Mask, err = procmask.Files(c.Host.ProcRoot, ch.Proc.GPUs, rights, gds); err != nil {
+		return ch, verdict.Precondition("%w", err)
 	}
 	return ch, nil
 }

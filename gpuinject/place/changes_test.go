@@ -1,4 +1,4 @@
-package gpuinject
+package place
 
 import (
 	"reflect"
@@ -12,11 +12,12 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 // parts are changes that have each field of Changes, and go together.
 func parts() []Changes {
-	var log Log
+	var log verdict.Log
 	log.Decide("gds", "given", "for a test")
 	log.Note("a note")
 	log.Warn("a warning")
@@ -25,10 +26,10 @@ func parts() []Changes {
 	return []Changes{
 		{Log: log},
 		{Nodes: []device.Node{{Path: "/dev/a"}}, Groups: []uint32{4}, Classes: []string{"imex"}, IMEX: []int{1}},
-		{View: &View{Root: "/run/view"}, Mounts: []Mount{{PlanMount{Destination: ViewDir}, true}}},
-		{Sockets: []string{"mps"}, Mounts: []Mount{{PlanMount: PlanMount{Destination: "/tmp/nvidia-mps"}}}},
-		{Links: []Link{{"/usr/bin/nvidia-smi", "bin/nvidia-smi"}}},
-		{Linker: PlanLinker{LibC: "glibc", Directory: "/lib", Cache: "written", Compat: "/compat"},
+		{View: &View{Root: "/run/view"}, Mounts: []Mount{{Destination: ViewDir, Made: true}}},
+		{Sockets: []string{"mps"}, Mounts: []Mount{{Destination: "/tmp/nvidia-mps"}}},
+		{Links: []Link{{"/usr/bin/nvidia-smi", ViewDir + "/bin/nvidia-smi", "bin/nvidia-smi"}}},
+		{Linker: Linker{LibC: "glibc", Directory: "/lib", Cache: "written", Compat: "/compat"},
 			LinkerFiles: []image.File{{Path: "/etc/ld.so.cache"}}, CacheAt: "/etc/ld.so.cache"},
 		{BundleFiles: []image.File{{Path: "profile"}}},
 		{ByPath: map[string]string{"pci-0": "../card0"}},
@@ -38,7 +39,7 @@ func parts() []Changes {
 			Devices: []specs.LinuxDevice{{Path: "/dev/a"}}, Rules: []specs.LinuxDeviceCgroup{{Access: "rw"}}, AdditionalGids: []uint32{4},
 		}},
 		{Edits: bundle.Edits{RemoveHook: func(h specs.Hook) bool { return h.Path == "b" }}, RemovedHooks: []string{"b"}},
-		{Proc: PlanProc{Masked: true}, Mask: []procmask.File{{Path: "version"}}},
+		{Proc: Proc{Masked: true}, Mask: []procmask.File{{Path: "version"}}},
 	}
 }
 
@@ -47,7 +48,7 @@ func parts() []Changes {
 func TestAddLosesNothing(t *testing.T) {
 	var all Changes
 	for _, part := range parts() {
-		if err := all.add(part, nil); err != nil {
+		if err := all.Append(part, nil); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,4 +1,4 @@
-package gpuinject
+package grant
 
 import (
 	"errors"
@@ -9,40 +9,41 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
-// grantDevices decides which devices the container gets.
-func grantDevices(c Container, h host.Host, ask Ask) (grant, error) {
+// Decide decides which devices of the host the container gets. The grant explains an error.
+func Decide(c Container, h host.Host, ask Ask) (Grant, error) {
 	if c.Input.EditedByCDI {
 		return takeOver(c, h, ask)
 	}
-	g := grant{request: c.Request}
+	g := Grant{Request: c.Request}
 	var named []string
 	if policy.EnvironmentGrants(c.Config.Policy, c.Input.Container) == "" {
 		named = c.Input.Granted(c.Config)
 	}
 	inSpec, err := h.Given(c.Input.Container.Nodes)
 	if err != nil {
-		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
+		return g, verdict.Precondition("%s: %w", c.Request.Reason, err)
 	}
 	a := askAll(c, h, !inSpec.Empty() || len(named) > 0, named, ask)
 	set, missing, err := selectEach(h, named, a)
 	switch {
 	case err != nil && c.Input.Container.Kubernetes && !errors.Is(err, device.ErrFacts) && !isFault(err):
 		// The original error would list the host's GPUs in the pod's events.
-		return g, fail(Denied, "GPU %s is not this container's: this host has no such device", request.Quote(missing))
+		return g, verdict.Denied("GPU %s is not this container's: this host has no such device", request.Quote(missing))
 	case err != nil:
-		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
+		return g, verdict.Precondition("%s: %w", c.Request.Reason, err)
 	}
 	inSpec.Add(set)
 	may, enforced, err := policy.Decide(policyFor(c, inSpec), c.Input.Container, inSpec, a.kubelet)
 	if err != nil {
-		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
+		return g, verdict.Precondition("%s: %w", c.Request.Reason, err)
 	}
 	if err := h.GivenFaulty(c.Input.Container.Nodes); err != nil && !may.All {
-		return g, fail(Precondition, "%s: %w", c.Request.Reason, err)
+		return g, verdict.Precondition("%s: %w", c.Request.Reason, err)
 	}
-	g.may, g.enforced = may, enforced
+	g.May, g.enforced = may, enforced
 	g.decideGrant()
 	if n := len(a.passedOver); n > 0 {
 		g.Note("%d device ids that the kubelet allocated name no GPU and were passed over, such as %s", n, request.Quote(a.passedOver[0]))
@@ -51,23 +52,39 @@ func grantDevices(c Container, h host.Host, ask Ask) (grant, error) {
 	if err := g.checkAnnotations(c, h, a); err != nil {
 		return g, err
 	}
-	g.Decide("capabilities", strings.Join(g.request.Capabilities, ","), "%s", g.request.CapabilitiesReason)
-	if g.without = g.startsWithout(); g.without {
+	g.Decide("capabilities", strings.Join(g.Request.Capabilities, ","), "%s", g.Request.CapabilitiesReason)
+	if g.Without = g.startsWithout(); g.Without {
 		g.decideDevices(h)
 		return g, nil
 	}
 	err = g.selectDevices(c, h, a)
 	g.decideDevices(h)
 	if err != nil {
-		g.set = device.Set{}
+		g.Set = device.Set{}
 		return g, err
 	}
-	g.set.MIG = h.Annotate(g.set.MIG, a.kept.Facts)
-	g.gpus = h.Visible(g.set)
-	if g.may.All && !g.enforced.All && (g.enforced.Nothing() || !g.enforced.AllowsAll(g.set)) {
+	g.Set.MIG = h.Annotate(g.Set.MIG, a.kept.Facts)
+	g.GPUs = h.Visible(g.Set)
+	if g.May.All && !g.enforced.All && (g.enforced.Nothing() || !g.enforced.AllowsAll(g.Set)) {
 		g.Audit = append(g.Audit, g.enforced.Reason)
 	}
 	return g, g.checkRequirements(c, h, a.kept.Facts, a.factsErr)
+}
+
+// StartsWithoutDriver reports whether a container starts without a GPU on a host without a driver:
+// nothing can have been allocated to it there, and a request by its image is not a grant.
+func StartsWithoutDriver(c Container) bool {
+	if !c.Input.Container.Kubernetes {
+		return false
+	}
+	r := c.Request
+	if r.Source == request.FromAnnotations {
+		other, err := c.Input.WithoutAnnotations(c.Config)
+		if err == nil && !other.Driver {
+			return true
+		}
+	}
+	return !r.NamesDevices() && r.Source != request.FromCDI && policy.EnvironmentGrants(c.Config.Policy, c.Input.Container) == ""
 }
 
 // policyFor returns the policy for a container whose specification has these devices. Outside
@@ -84,37 +101,37 @@ func policyFor(c Container, inSpec device.Set) config.Policy {
 // startsWithout reports whether the container starts without the driver: it no longer asks for it,
 // or it asks for whatever is available ("all") and may have nothing. Accepted device-list mounts
 // that name no GPU grant the driver alone.
-func (g *grant) startsWithout() bool {
-	if !g.request.Driver {
+func (g *Grant) startsWithout() bool {
+	if !g.Request.Driver {
 		return true
 	}
-	driverAlone := g.request.Source == request.FromMounts && len(g.request.Devices) == 0
-	return g.may.Nothing() && !g.request.NamesDevices() && !driverAlone
+	driverAlone := g.Request.Source == request.FromMounts && len(g.Request.Devices) == 0
+	return g.May.Nothing() && !g.Request.NamesDevices() && !driverAlone
 }
 
 // checkAnnotations drops a pod's annotations unless every device that they name was allocated to
 // the container. Their author may not have meant this runtime; the container gets what was
 // allocated to it as if the annotations did not exist.
-func (g *grant) checkAnnotations(c Container, h host.Host, a answers) error {
-	r := g.request
+func (g *Grant) checkAnnotations(c Container, h host.Host, a answers) error {
+	r := g.Request
 	if r.Source != request.FromAnnotations || !c.Input.Container.Kubernetes {
 		return nil
 	}
-	allowed := len(r.Devices) == 0 || !g.may.Nothing()
+	allowed := len(r.Devices) == 0 || !g.May.Nothing()
 	for _, x := range g.choices {
 		if allowed && errors.Is(x.err, device.ErrFacts) {
 			// Do not treat it as another container's: it may be the device that was allocated.
-			return fail(Precondition, "%s: %w", r.Reason, x.err)
+			return verdict.Precondition("%s: %w", r.Reason, x.err)
 		}
-		allowed = allowed && x.err == nil && (g.may.AllowsAll(x.set) || x.id == request.All)
+		allowed = allowed && x.err == nil && (g.May.AllowsAll(x.set) || x.id == request.All)
 	}
 	if allowed {
 		return nil
 	}
-	g.Ignore(r.Reason, "not what was allocated to the container: "+g.may.Reason)
+	g.Ignore(r.Reason, "not what was allocated to the container: "+g.May.Reason)
 	other, err := c.Input.WithoutAnnotations(c.Config)
 	if err != nil {
-		return refuseRequest(err)
+		return RefuseRequest(err)
 	}
 	if !other.Driver { // the plan keeps the reason of the annotations
 		other.Reason, other.Devices, other.Capabilities = r.Reason, r.Devices, r.Capabilities
@@ -123,8 +140,16 @@ func (g *grant) checkAnnotations(c Container, h host.Host, a answers) error {
 	return nil
 }
 
+// RefuseRequest turns an error in a request into a refusal.
+func RefuseRequest(err error) error {
+	if errors.As(err, new(request.DeniedError)) {
+		return verdict.Denied("%w", err)
+	}
+	return verdict.Invalid("%w", err)
+}
+
 // selectDevices selects the granted devices among those that the request names.
-func (g *grant) selectDevices(c Container, h host.Host, a answers) error {
+func (g *Grant) selectDevices(c Container, h host.Host, a answers) error {
 	if err := g.mayManageMIG(c); err != nil {
 		return err
 	}
@@ -136,13 +161,13 @@ func (g *grant) selectDevices(c Container, h host.Host, a answers) error {
 			return err
 		}
 		for _, gpu := range x.set.GPUs {
-			if g.may.Allows(gpu) {
-				g.set.AddGPU(gpu)
+			if g.May.Allows(gpu) {
+				g.Set.AddGPU(gpu)
 			}
 		}
 		for _, in := range x.set.MIG {
-			if g.may.AllowsMIG(in) {
-				g.set.AddMIG(in)
+			if g.May.AllowsMIG(in) {
+				g.Set.AddMIG(in)
 			}
 		}
 	}
@@ -150,38 +175,38 @@ func (g *grant) selectDevices(c Container, h host.Host, a answers) error {
 }
 
 // checkChoice refuses an id that names no device, or a device that the container may not have.
-func (g *grant) checkChoice(h host.Host, x choice, a answers) error {
-	reason, named := g.request.Reason, g.request.NamesDevices()
+func (g *Grant) checkChoice(h host.Host, x choice, a answers) error {
+	reason, named := g.Request.Reason, g.Request.NamesDevices()
 	if errors.Is(x.err, device.ErrFacts) {
-		return fail(Precondition, "%s: %w", reason, x.err)
+		return verdict.Precondition("%s: %w", reason, x.err)
 	}
-	if !g.may.All && named && (g.may.Nothing() || x.err != nil || !g.may.AllowsAll(x.set)) {
+	if !g.May.All && named && (g.May.Nothing() || x.err != nil || !g.May.AllowsAll(x.set)) {
 		// Use the same message for another container's GPU and for one that does not exist, so that
 		// a pod learns nothing about its neighbours.
-		return fail(Denied, "GPU %s is not this container's: %s", request.Quote(x.id), g.may.Reason)
+		return verdict.Denied("GPU %s is not this container's: %s", request.Quote(x.id), g.May.Reason)
 	}
 	if isFault(x.err) {
-		return fail(Precondition, "%s: %w", reason, x.err)
+		return verdict.Precondition("%s: %w", reason, x.err)
 	}
 	if x.err != nil {
-		return fail(Invalid, "%s: %w", reason, x.err)
+		return verdict.Invalid("%s: %w", reason, x.err)
 	}
-	if !named || len(g.request.MIGRights) > 0 {
+	if !named || len(g.Request.MIGRights) > 0 {
 		return nil
 	}
 	// CUDA cannot use a GPU that has MIG devices as a whole, and the container would fail only at
 	// run time.
 	for _, gpu := range x.set.GPUs {
 		if instances := h.InstancesOf(gpu); len(instances) > 0 {
-			return fail(Invalid, "%s: GPU %s is partitioned by MIG and cannot be used as a whole: ask for its MIG devices: %s",
+			return verdict.Invalid("%s: GPU %s is partitioned by MIG and cannot be used as a whole: ask for its MIG devices: %s",
 				reason, request.Quote(x.id), device.DescribeMIG(h.Annotate(instances, a.kept.Facts)))
 		}
 		if h.Withheld(gpu) > 0 {
-			return fail(Invalid, "%s: GPU %s is partitioned by MIG, and this host, a container itself, was given none of its MIG devices: start it again with the MIG devices that containers here are to have",
+			return verdict.Invalid("%s: GPU %s is partitioned by MIG, and this host, a container itself, was given none of its MIG devices: start it again with the MIG devices that containers here are to have",
 				reason, request.Quote(x.id))
 		}
 		if fault := h.FaultOf(gpu); fault != "" {
-			return fail(Precondition, "%s: GPU %s is partitioned by MIG, and its MIG devices cannot be used: %s", reason, request.Quote(x.id), fault)
+			return verdict.Precondition("%s: GPU %s is partitioned by MIG, and its MIG devices cannot be used: %s", reason, request.Quote(x.id), fault)
 		}
 	}
 	return nil
@@ -194,13 +219,13 @@ func isFault(err error) bool {
 }
 
 // checkAll refuses "all" on a host with a faulty device, or says which devices are left out.
-func (g *grant) checkAll(c Container, h host.Host, x choice) error {
-	if x.id != request.All || !g.may.All {
+func (g *Grant) checkAll(c Container, h host.Host, x choice) error {
+	if x.id != request.All || !g.May.All {
 		return nil
 	}
 	for _, f := range h.Faults() {
 		if c.Config.Policy.FaultyGPUs == config.Refuse {
-			return fail(Precondition, "%s: \"all\" includes %w; name other devices, or set policy.faulty-gpus = %q", g.request.Reason, f, config.LeaveOut)
+			return verdict.Precondition("%s: \"all\" includes %w; name other devices, or set policy.faulty-gpus = %q", g.Request.Reason, f, config.LeaveOut)
 		}
 		g.Warn("\"all\" leaves out %v", f)
 	}
@@ -209,17 +234,17 @@ func (g *grant) checkAll(c Container, h host.Host, x choice) error {
 
 // mayManageMIG refuses a request for the rights to configure or monitor MIG if the container may
 // not have them, or if it names MIG devices as well.
-func (g *grant) mayManageMIG(c Container) error {
-	if len(g.request.MIGRights) == 0 {
+func (g *Grant) mayManageMIG(c Container) error {
+	if len(g.Request.MIGRights) == 0 {
 		return nil
 	}
-	variables := strings.Join(g.request.MIGVariables, " and ")
+	variables := strings.Join(g.Request.MIGVariables, " and ")
 	if may, missing := policy.MayManageMIG(c.Config.Policy, c.Input.Container); !may {
-		return fail(Denied, "%s is not for this container: %s", variables, missing)
+		return verdict.Denied("%s is not for this container: %s", variables, missing)
 	}
-	for _, id := range g.request.Devices {
+	for _, id := range g.Request.Devices {
 		if device.IsMIG(id) {
-			return fail(Invalid, "%s applies to whole GPUs, but the container asks for MIG device %s: ask for one or the other",
+			return verdict.Invalid("%s applies to whole GPUs, but the container asks for MIG device %s: ask for one or the other",
 				variables, request.Quote(id))
 		}
 	}
@@ -229,31 +254,31 @@ func (g *grant) mayManageMIG(c Container) error {
 // addMIGRights adds the requested rights to configure and to monitor MIG and, with them, the MIG
 // devices of the container's GPUs that it may have. A GPU of which the container gets every MIG
 // device counts as a whole GPU.
-func (g *grant) addMIGRights(h host.Host) error {
-	if len(g.request.MIGRights) == 0 {
+func (g *Grant) addMIGRights(h host.Host) error {
+	if len(g.Request.MIGRights) == 0 {
 		return nil
 	}
-	variables := strings.Join(g.request.MIGVariables, " and ")
-	for _, name := range g.request.MIGRights {
+	variables := strings.Join(g.Request.MIGVariables, " and ")
+	for _, name := range g.Request.MIGRights {
 		right, err := h.Management(name)
 		if err != nil {
-			return fail(Precondition, "%s: %w", variables, err)
+			return verdict.Precondition("%s: %w", variables, err)
 		}
-		g.set.Manage = append(g.set.Manage, right)
-		g.migRights = append(g.migRights, name)
+		g.Set.Manage = append(g.Set.Manage, right)
+		g.MIGRights = append(g.MIGRights, name)
 		g.Decide("MIG right "+name, "given", "asked for by %s", variables)
 	}
-	for _, gpu := range h.Visible(g.set) {
+	for _, gpu := range h.Visible(g.Set) {
 		all := h.Withheld(gpu) == 0 && h.FaultOf(gpu) == ""
 		for _, in := range h.InstancesOf(gpu) {
-			if g.may.AllowsMIG(in) {
-				g.set.AddMIG(in)
+			if g.May.AllowsMIG(in) {
+				g.Set.AddMIG(in)
 			} else {
 				all = false
 			}
 		}
 		if all {
-			g.set.AddGPU(gpu)
+			g.Set.AddGPU(gpu)
 		}
 	}
 	return nil

@@ -1,4 +1,4 @@
-package gpuinject
+package place
 
 import (
 	"errors"
@@ -7,7 +7,6 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
@@ -17,7 +16,7 @@ import (
 // image. If the image is not writable, a generated cache is mounted over its own. ldconfig cannot
 // run in such an image, so it does no harm that the mounted file cannot be replaced.
 func findableByLoader(c Container, root rootfs.FS, img image.Image, files driver.Files) (ch Changes) {
-	entries, dirs := layout.LoaderEntries(files)
+	entries, dirs := LoaderEntries(files)
 	loaderFiles, notes := root.LoaderFiles(img, dirs, entries)
 	for _, n := range notes {
 		ch.Note("%s", n)
@@ -59,6 +58,6 @@ func (ch *Changes) mountCache(c Container, f image.File, at string, err error) {
 		return
 	}
 	ch.BundleFiles = append(ch.BundleFiles, image.File{Path: cacheName, Data: f.Data})
-	ch.mountFile(layout.Bind{Source: bundlePath(c, cacheName), Destination: at, Made: true}, "")
+	ch.mountFile(Bind{Source: bundlePath(c, cacheName), Destination: at, Made: true}, "")
 	ch.Linker.Cache = "mounted"
 }

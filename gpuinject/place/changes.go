@@ -1,20 +1,20 @@
-package gpuinject
+package place
 
 import (
 	"cmp"
-	"path"
 	"slices"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 // Changes is everything that is done for a container, and why. Each part of Resolve returns one;
 // with an error, it contains the decisions that led to it. Add joins two.
 type Changes struct {
-	Log
+	verdict.Log
 	// Nodes are device nodes of other classes and GPUs, Groups those to which nodes belong that only
 	// a group may open. IMEX are the numbers of the IMEX channels among the nodes.
 	Nodes   []device.Node
@@ -30,7 +30,7 @@ type Changes struct {
 	Links []Link
 	// Linker describes how the image's loader finds the driver. LinkerFiles are written in the image;
 	// if the loader's cache cannot be, it is mounted at CacheAt, or nowhere if that is "".
-	Linker      PlanLinker
+	Linker      Linker
 	LinkerFiles []image.File
 	CacheAt     string
 	// BundleFiles are made in the bundle for one container, by name. ByPath are links of
@@ -41,21 +41,52 @@ type Changes struct {
 	Edits        bundle.Edits
 	RemovedHooks []string
 	// Mask are the files of the mask over /proc/driver, Proc what they show.
-	Proc PlanProc
+	Proc Proc
 	Mask []procmask.File
 }
 
-// Mount is a bind mount that the container gets.
+// Mount is a mount that the container gets.
 type Mount struct {
-	PlanMount
+	Source      string   `json:"source"`
+	Destination string   `json:"destination"`
+	Options     []string `json:"options"`
 	// Made is true if the source is not a file of the host, but in the view or the bundle.
-	Made bool
+	Made bool `json:"-"`
 }
 
-// Link is a symbolic link in the image at Path to the file Name of the view.
-type Link struct{ Path, Name string }
+// fileOptions are the mount options of a single driver file: never noexec, because libraries and
+// programs are mapped executable.
+var fileOptions = []string{"bind", "ro", "nosuid", "nodev", "rprivate"}
 
-func (l Link) target() string { return path.Join(ViewDir, l.Name) }
+// Link is a symbolic link in the image to a file of the view.
+type Link struct {
+	Path   string `json:"path"`
+	Target string `json:"target"`
+	// Name is the file's path in the view.
+	Name string `json:"-"`
+}
+
+// Proc describes what the mask over /proc/driver shows.
+type Proc struct {
+	// Masked is false for privileged containers.
+	Masked bool     `json:"masked"`
+	GPUs   []string `json:"gpus"`
+	// Capabilities are the capability files of MIG: "gpu0/mig/gi1/access".
+	Capabilities []string `json:"capabilities"`
+}
+
+// Linker describes how programs in the image find the driver.
+type Linker struct {
+	// LibC is "glibc", "musl" or empty.
+	LibC string `json:"libc"`
+	// Directory is the image's own library directory.
+	Directory string `json:"directory"`
+	// Cache is the state of the loader's cache: "written", "mounted", "unchanged", or "hidden" by
+	// one of the container's own mounts.
+	Cache string `json:"cache"`
+	// Compat is the forward compatibility directory of the image, if it is used.
+	Compat string `json:"compat"`
+}
 
 // Add joins two changes. The error names a place at which both put something; then nothing may be
 // done.
@@ -64,7 +95,7 @@ func Add(a, b Changes) (Changes, error) {
 	have := a.places()
 	for _, at := range b.places() {
 		if slices.Contains(have, at) {
-			err = fail(Internal, "two parts of the plan decide about %s", at)
+			err = verdict.Internal("two parts of the plan decide about %s", at)
 		}
 	}
 	a.Log.Join(b.Log)
@@ -76,7 +107,7 @@ func Add(a, b Changes) (Changes, error) {
 	a.Mounts = slices.Concat(a.Mounts, b.Mounts)
 	a.Sockets = slices.Concat(a.Sockets, b.Sockets)
 	a.Links = slices.Concat(a.Links, b.Links)
-	a.Linker = PlanLinker{
+	a.Linker = Linker{
 		cmp.Or(a.Linker.LibC, b.Linker.LibC), cmp.Or(a.Linker.Directory, b.Linker.Directory),
 		cmp.Or(b.Linker.Cache, a.Linker.Cache), cmp.Or(a.Linker.Compat, b.Linker.Compat),
 	}
@@ -102,8 +133,8 @@ func Add(a, b Changes) (Changes, error) {
 	return a, err
 }
 
-// add joins what a part returns. Its decisions count even with an error.
-func (ch *Changes) add(more Changes, err error) error {
+// Append joins what a part returns. Its decisions count even with an error.
+func (ch *Changes) Append(more Changes, err error) error {
 	all, contradiction := Add(*ch, more)
 	*ch = all
 	return cmp.Or(err, contradiction)

@@ -1,4 +1,4 @@
-package gpuinject
+package verdict
 
 import (
 	"fmt"

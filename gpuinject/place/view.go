@@ -1,4 +1,4 @@
-package gpuinject
+package place
 
 import (
 	"path"
@@ -7,12 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/view"
 )
-
-// ViewDir is where a container finds the driver.
-const ViewDir = layout.ViewDir
 
 // viewOptions are the mount options of the view, which is a tree of mounts.
 var viewOptions = []string{"rbind", "ro", "nosuid", "nodev", "rprivate"}
@@ -27,9 +24,9 @@ type View struct {
 
 // newView lays out the driver's files in a view and mounts it.
 func newView(stateDir string, files driver.Files) Changes {
-	v := View{Files: files, Spec: layout.View(files)}
+	v := View{Files: files, Spec: layOut(files)}
 	v.Root = view.Path(stateDir, v.Spec)
-	return Changes{View: &v, Mounts: []Mount{{PlanMount{Source: v.Root, Destination: ViewDir, Options: viewOptions}, true}}}
+	return Changes{View: &v, Mounts: []Mount{{v.Root, ViewDir, viewOptions, true}}}
 }
 
 // checkReplaced refuses a container whose driver's files were replaced on the host by those of
@@ -47,7 +44,7 @@ func checkReplaced(v View) (ch Changes, err error) {
 	outside := slices.ContainsFunc(v.Files.Libraries, func(l driver.Library) bool { return l.Dir != "" }) ||
 		slices.ContainsFunc(v.Files.Data, func(d driver.File) bool { return d.Direct })
 	if !whole || outside {
-		return ch, fail(Precondition, "%s", v.Files.Replaced)
+		return ch, verdict.Precondition("%s", v.Files.Replaced)
 	}
 	ch.Warn("the driver's files were replaced, and the container gets those of the loaded module, which are still mounted, until the next reboot: %s", v.Files.Replaced)
 	return ch, nil

@@ -1,4 +1,4 @@
-package gpuinject
+package place
 
 import (
 	"slices"
@@ -6,19 +6,19 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
-// removeHooks removes NVIDIA's hooks, or refuses the container if the operator does not accept them.
-func removeHooks(c Container) (Changes, error) {
+// RemoveHooks removes NVIDIA's hooks or, with refuse, refuses the container.
+func RemoveHooks(c Container, refuse bool) (Changes, error) {
 	ch := Changes{Edits: bundle.Edits{RemoveHook: request.IsNVIDIAHook}}
 	for _, h := range request.Hooks(c.Bundle.Spec.Hooks) {
 		switch subject := "hook " + request.Quote(h.Path); {
 		case !request.IsNVIDIAHook(h):
 			ch.Decide(subject, "kept", "it is not one of NVIDIA's")
-		case c.Config.Policy.ForeignHooks == config.Refuse:
-			return ch, fail(Denied, "the container has NVIDIA's OCI hook %s and foreign-hooks is \"refuse\": remove what adds it", request.Quote(h.Path))
+		case refuse:
+			return ch, verdict.Denied("the container has NVIDIA's OCI hook %s and foreign-hooks is \"refuse\": remove what adds it", request.Quote(h.Path))
 		default:
 			ch.RemovedHooks = append(ch.RemovedHooks, h.Path)
 			ch.Decide(subject, "removed", "it is NVIDIA's: the devices that were granted are injected here")
@@ -31,16 +31,16 @@ func removeHooks(c Container) (Changes, error) {
 // NVIDIA_GPU_MEMORY_REQUEST and NVIDIA_GPU_MEMORY_LIMIT (nvidia-container-toolkit 1.20).
 const memoryHook = "apply-cuda-memory-limits"
 
-// ignoreMemoryLimits refuses a container that would lose a memory limit with NVIDIA's hook, and
+// IgnoreMemoryLimits refuses a container that would lose a memory limit with NVIDIA's hook, and
 // otherwise records that limits are ignored.
-func ignoreMemoryLimits(c Container) (ch Changes, err error) {
+func IgnoreMemoryLimits(c Container) (ch Changes, err error) {
 	byHook := c.Input.EditedByCDI && slices.ContainsFunc(request.Hooks(c.Bundle.Spec.Hooks), func(h specs.Hook) bool {
 		return request.IsCDIHook(h) && slices.Contains(h.Args, memoryHook)
 	})
 	for _, name := range []string{"NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT"} {
 		switch _, ok := c.Input.Env[name]; {
 		case ok && byHook:
-			return ch, fail(Denied, "%q limits GPU memory by a hook of NVIDIA's CDI specification, which this runtime does not run: remove the variable, or start the container with another runtime", name)
+			return ch, verdict.Denied("%q limits GPU memory by a hook of NVIDIA's CDI specification, which this runtime does not run: remove the variable, or start the container with another runtime", name)
 		case ok:
 			ch.Ignore(name, "this runtime does not limit GPU memory")
 		}

@@ -1,4 +1,4 @@
-package gpuinject
+package verdict
 
 import (
 	"fmt"
@@ -11,14 +11,15 @@ import (
 type Kind int
 
 const (
-	// Internal: an unexpected failure.
-	Internal Kind = iota
-	// Invalid: the container's configuration has to change (InvalidArgument).
-	Invalid
-	// Precondition: this host cannot satisfy the request in its present state (FailedPrecondition).
-	Precondition
-	// Denied: the operator's policy does not allow the request (PermissionDenied).
-	Denied
+	// KindInternal: an unexpected failure.
+	KindInternal Kind = iota
+	// KindInvalid: the container's configuration has to change (InvalidArgument).
+	KindInvalid
+	// KindPrecondition: this host cannot satisfy the request in its present state
+	// (FailedPrecondition).
+	KindPrecondition
+	// KindDenied: the operator's policy does not allow the request (PermissionDenied).
+	KindDenied
 )
 
 // String returns the name of the gRPC code.
@@ -49,6 +50,18 @@ func (e *Error) Error() string {
 // Unwrap returns the cause.
 func (e *Error) Unwrap() error { return e.Err }
 
-func fail(kind Kind, format string, args ...any) error {
+// Internal returns an error of KindInternal.
+func Internal(format string, args ...any) error { return refuse(KindInternal, format, args) }
+
+// Invalid returns an error of KindInvalid.
+func Invalid(format string, args ...any) error { return refuse(KindInvalid, format, args) }
+
+// Precondition returns an error of KindPrecondition.
+func Precondition(format string, args ...any) error { return refuse(KindPrecondition, format, args) }
+
+// Denied returns an error of KindDenied.
+func Denied(format string, args ...any) error { return refuse(KindDenied, format, args) }
+
+func refuse(kind Kind, format string, args []any) error {
 	return &Error{Kind: kind, Err: fmt.Errorf(format, args...)}
 }

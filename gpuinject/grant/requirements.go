@@ -1,4 +1,4 @@
-package gpuinject
+package grant
 
 import (
 	"cmp"
@@ -9,11 +9,21 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/require"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
+
+// Requirement is a requirement of the image that this host satisfies.
+type Requirement struct {
+	Variable   string `json:"variable"`
+	Expression string `json:"expression"`
+	// SatisfiedBy lists the alternatives that hold: several if the GPUs need different ones, none
+	// if the expression is empty.
+	SatisfiedBy []string `json:"satisfied_by"`
+}
 
 // checkRequirements refuses a container if this host and its GPUs do not satisfy the
 // requirements of its image. factsErr says why NVML's facts are unknown.
-func (g *grant) checkRequirements(c Container, h host.Host, facts device.Facts, factsErr error) error {
+func (g *Grant) checkRequirements(c Container, h host.Host, facts device.Facts, factsErr error) error {
 	list, skip, err := requirements(c)
 	if skip != "" {
 		g.Decide("requirements", "not checked", "%s is true", skip)
@@ -22,23 +32,23 @@ func (g *grant) checkRequirements(c Container, h host.Host, facts device.Facts, 
 	if err != nil || len(list) == 0 {
 		return err
 	}
-	known := requirementHost(h, g.gpus, facts)
+	known := requirementHost(h, g.GPUs, facts)
 	var unknown error
 	for _, r := range list {
-		switch verdict, by, err := r.Check(known); verdict {
+		switch result, by, err := r.Check(known); result {
 		case require.Unmet:
-			return fail(Precondition, "%w", err)
+			return verdict.Precondition("%w", err)
 		case require.Unknown:
 			if factsErr != nil {
 				err = factsErr
-			} else if fault := faultOf(g.gpus, facts); fault != "" {
+			} else if fault := faultOf(g.GPUs, facts); fault != "" {
 				err = errors.New(fault)
 			}
 			if unknown == nil {
-				unknown = fail(Precondition, "%s=%s cannot be checked: %w: %s", r.Variable, request.Quote(r.Text), err, require.Skip)
+				unknown = verdict.Precondition("%s=%s cannot be checked: %w: %s", r.Variable, request.Quote(r.Text), err, require.Skip)
 			}
 		case require.Met:
-			g.requirements = append(g.requirements, PlanRequirement{Variable: r.Variable, Expression: r.Text, SatisfiedBy: by})
+			g.Requirements = append(g.Requirements, Requirement{Variable: r.Variable, Expression: r.Text, SatisfiedBy: by})
 			g.Decide(r.Variable, "satisfied", "by %q", by)
 		}
 	}
@@ -67,7 +77,7 @@ func requirements(c Container) (list []require.Requirement, skip string, err err
 	case require.Disabled(c.Input.Env):
 		return nil, require.EnvDisable, nil
 	case err != nil:
-		return nil, "", fail(Invalid, "requirements of the image: %w (%s=true skips them)", err, require.EnvDisable)
+		return nil, "", verdict.Invalid("requirements of the image: %w (%s=true skips them)", err, require.EnvDisable)
 	}
 	return list, "", nil
 }
@@ -83,11 +93,11 @@ func requirementsNeedFacts(c Container, h host.Host) bool {
 	}
 	needs := false
 	for _, r := range list {
-		verdict, _, _ := r.Check(known)
-		if verdict == require.Unmet {
+		result, _, _ := r.Check(known)
+		if result == require.Unmet {
 			return false
 		}
-		needs = needs || verdict == require.Unknown
+		needs = needs || result == require.Unknown
 	}
 	return needs
 }

@@ -1,4 +1,4 @@
-package gpuinject
+package place
 
 import (
 	"errors"
@@ -10,59 +10,58 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/layout"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/sockets"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/criu"
 )
 
-// placeFiles decides how the driver's files and the nodes get into the container: the view, links
-// and mounts outside it, the loader's files, and the edits of config.json. masked is true if the
-// container gets the mask.
-func placeFiles(c Container, h host.Host, root rootfs.FS, g grant, files driver.Files, nodes []device.Node, masked bool) (all Changes, err error) {
-	if err := root.CheckNodes(nodes); err != nil {
-		return all, fail(Invalid, "%w", err)
+// Files decides how the driver's files and the nodes get into the container: the view, links and
+// mounts outside it, the loader's files, and the edits of config.json. compatDriver is the version
+// that the image's forward compatibility package is compared with.
+func Files(c Container, root rootfs.FS, g Given, compatDriver string) (all Changes, err error) {
+	files := g.Files
+	if err := root.CheckNodes(g.Nodes); err != nil {
+		return all, verdict.Invalid("%w", err)
 	}
-	img, all := inspect(h.CompatDriver, root, g.request.Has(config.Compute))
-	all.Join(noteGraphics(root, img, files, g.request.Has(config.Display)))
+	img, all := inspect(compatDriver, root, g.Request.Has(config.Compute))
+	all.Join(noteGraphics(root, img, files, g.Request.Has(config.Display)))
 	if img.Compat.Use {
-		files = layout.WithoutCompat(files)
+		files = WithoutCompat(files)
 	}
-	view := newView(c.Config.Host.StateDir, files)
-	if err := all.add(view, nil); err != nil {
+	laid := newView(c.Host.StateDir, files)
+	if err := all.Append(laid, nil); err != nil {
 		return all, err
 	}
-	if err := all.add(checkReplaced(*view.View)); err != nil {
+	if err := all.Append(checkReplaced(*laid.View)); err != nil {
 		return all, err
 	}
-	viewAt, err := checkViewDir(root, g.request.Reason)
+	viewAt, err := checkViewDir(root, g.Request.Reason)
 	if err != nil {
 		return all, err
 	}
-	if err := checkProc(root, masked); err != nil {
+	if err := CheckProc(root, g.Masked); err != nil {
 		return all, err
 	}
 	beside, log := filesBeside(root, img, files, all.Linker.Cache == hidden)
 	all.Join(log)
-	made, own := filesInBundle(c, g, nodes)
-	if err := all.add(own, nil); err != nil {
+	made, own := filesInBundle(c, g)
+	if err := all.Append(own, nil); err != nil {
 		return all, err
 	}
-	if err := all.add(place(root, viewAt, view.View.Root, append(beside, made...))); err != nil {
+	if err := all.Append(place(root, viewAt, laid.View.Root, append(beside, made...))); err != nil {
 		return all, err
 	}
-	if err := all.add(mountSockets(c, root, g)); err != nil {
+	if err := all.Append(mountSockets(c, root, g)); err != nil {
 		return all, err
 	}
-	if err := all.add(findableByLoader(c, root, img, files), nil); err != nil {
+	if err := all.Append(findableByLoader(c, root, img, files), nil); err != nil {
 		return all, err
 	}
-	return all, all.add(addNodes(c, nodes))
+	return all, all.Append(addNodes(c, g.Nodes))
 }
 
 // NoteNoCLibrary begins the note about an image without a C library.
@@ -75,7 +74,7 @@ const hidden = "hidden"
 // containers with the capability compute. The loader finds that package only through its cache.
 func inspect(compatDriver string, root rootfs.FS, compute bool) (img image.Image, ch Changes) {
 	img = root.Inspect(compatDriver)
-	ch.Linker = PlanLinker{LibC: img.LibC, Directory: img.LibDir, Cache: "unchanged"}
+	ch.Linker = Linker{LibC: img.LibC, Directory: img.LibDir, Cache: "unchanged"}
 	if img.LibC == "" {
 		ch.Note(NoteNoCLibrary+": its files are at %s all the same", ViewDir)
 	}
@@ -112,38 +111,38 @@ func inspect(compatDriver string, root rootfs.FS, compute bool) (img image.Image
 func checkViewDir(root rootfs.FS, reason string) (string, error) {
 	way, err := root.Way(ViewDir)
 	if err != nil {
-		return "", fail(Invalid, "%w", err)
+		return "", verdict.Invalid("%w", err)
 	}
 	at := way[len(way)-1]
 	if criu.HasSeparator(at) {
-		return "", fail(Invalid, "%s of the image is %s, by a link: CRIU reads that name as another one: remove the link", ViewDir, request.Quote(at))
+		return "", verdict.Invalid("%s of the image is %s, by a link: CRIU reads that name as another one: remove the link", ViewDir, request.Quote(at))
 	}
 	for _, v := range root.Volumes {
 		over := func(name string) bool { return rootfs.IsBelow(name, v.At) }
 		if slices.ContainsFunc(way, over) || rootfs.IsBelow(v.At, at) {
-			return "", fail(Invalid, "the container mounts a volume at %s, over %s where the NVIDIA driver goes: mount it elsewhere", request.Quote(v.Destination), ViewDir)
+			return "", verdict.Invalid("the container mounts a volume at %s, over %s where the NVIDIA driver goes: mount it elsewhere", request.Quote(v.Destination), ViewDir)
 		}
 	}
 	if at == "/" {
-		return "", fail(Invalid, "%s of the image is its root directory, by a link: the NVIDIA driver cannot be mounted there", ViewDir)
+		return "", verdict.Invalid("%s of the image is its root directory, by a link: the NVIDIA driver cannot be mounted there", ViewDir)
 	}
 	if err := root.CanBeThere(ViewDir); err != nil && !root.Hides(at) {
-		return "", fail(Precondition, "%s: the image has no directory %s, and it cannot be made: %w: make the root file system writable (readOnlyRootFilesystem does no harm), or add that directory to the image", reason, ViewDir, err)
+		return "", verdict.Precondition("%s: the image has no directory %s, and it cannot be made: %w: make the root file system writable (readOnlyRootFilesystem does no harm), or add that directory to the image", reason, ViewDir, err)
 	}
 	return at, nil
 }
 
 // filesBeside lists the files that the container also finds outside the view: with every, all
 // libraries.
-func filesBeside(root rootfs.FS, img image.Image, files driver.Files, every bool) (list []layout.Bind, log Log) {
-	list = layout.Beside(files, img, every)
+func filesBeside(root rootfs.FS, img image.Image, files driver.Files, every bool) (list []Bind, log verdict.Log) {
+	list = Beside(files, img, every)
 	for _, d := range files.Data {
 		switch dest := dataDest(d, root, img, &log); {
 		case dest == "":
 		case d.Direct:
-			list = append(list, layout.Bind{Source: d.Path, Destination: dest})
+			list = append(list, Bind{Source: d.Path, Destination: dest})
 		default:
-			list = append(list, layout.Bind{Name: layout.DataName(d), Destination: dest})
+			list = append(list, Bind{Name: DataName(d), Destination: dest})
 		}
 	}
 	return list, log
@@ -153,7 +152,7 @@ func filesBeside(root rootfs.FS, img image.Image, files driver.Files, every bool
 // image has nothing there, otherwise by a bind mount. A link is cheaper: runc needs many system
 // calls to create the mount point of a bind. own is the path of the view in the image; an earlier
 // container's link into it is replaced. viewRoot is its path on the host.
-func place(root rootfs.FS, own, viewRoot string, files []layout.Bind) (ch Changes, err error) {
+func place(root rootfs.FS, own, viewRoot string, files []Bind) (ch Changes, err error) {
 	linkable := true
 	for _, f := range files {
 		at, free, err := freePlace(root, f.Destination, &ch.Log)
@@ -166,7 +165,7 @@ func place(root rootfs.FS, own, viewRoot string, files []layout.Bind) (ch Change
 		if f.Name != "" && linkable && !root.Hides(at) {
 			err := root.CanMakeLink(f.Destination, own)
 			if err == nil {
-				ch.Links = append(ch.Links, Link{f.Destination, f.Name})
+				ch.Links = append(ch.Links, Link{f.Destination, path.Join(ViewDir, f.Name), f.Name})
 				continue
 			}
 			if !errors.Is(err, fs.ErrExist) {
@@ -180,38 +179,38 @@ func place(root rootfs.FS, own, viewRoot string, files []layout.Bind) (ch Change
 }
 
 // mountFile adds the mount of a file of the host or, if it has a name in it, of the view at viewRoot.
-func (ch *Changes) mountFile(f layout.Bind, viewRoot string) {
+func (ch *Changes) mountFile(f Bind, viewRoot string) {
 	if f.Name != "" {
 		f.Source = path.Join(viewRoot, f.Name)
 	}
-	ch.Mounts = append(ch.Mounts, Mount{PlanMount{f.Source, f.Destination, fileOptions}, f.Made || f.Name != ""})
+	ch.Mounts = append(ch.Mounts, Mount{f.Source, f.Destination, fileOptions, f.Made || f.Name != ""})
 }
 
-// readMounts reads the container's own mounts over its image. It skips mounts that an earlier
+// ReadMounts reads the container's own mounts over its image. It skips mounts that an earlier
 // injection into the same configuration added, and those for which removed, if any, returns true.
-func readMounts(c Container, img *image.Root, removed func(specs.Mount) bool) (rootfs.FS, error) {
+func ReadMounts(c Container, img *image.Root, removed func(specs.Mount) bool) (rootfs.FS, error) {
 	root, err := rootfs.Read(img, c.Bundle.Dir, c.Bundle.Spec.Mounts, func(m specs.Mount) bool {
 		return isOwnMount(c, m) || removed != nil && removed(m)
 	})
 	if err != nil {
-		return root, fail(Invalid, "%w", err)
+		return root, verdict.Invalid("%w", err)
 	}
 	return root, nil
 }
 
 // isOwnMount reports whether an earlier injection into the same configuration added a mount.
 func isOwnMount(c Container, m specs.Mount) bool {
-	return strings.HasPrefix(m.Source, path.Join(c.Config.Host.StateDir, "view")+"/") ||
+	return strings.HasPrefix(m.Source, path.Join(c.Host.StateDir, "view")+"/") ||
 		path.Dir(m.Source) == c.Bundle.Dir && slices.Contains(bundleFileNames, path.Base(m.Source))
 }
 
 // freePlace returns where in the image a link dest would be created, and whether something can be
 // put there. Nothing may be created in one of the container's own volumes or in a directory of the
 // host; the loader finds the driver without it.
-func freePlace(r rootfs.FS, dest string, log *Log) (at string, free bool, err error) {
+func freePlace(r rootfs.FS, dest string, log *verdict.Log) (at string, free bool, err error) {
 	way, err := r.Way(dest)
 	if err != nil {
-		return "", false, fail(Invalid, "%w", err)
+		return "", false, verdict.Invalid("%w", err)
 	}
 	at, _ = r.Place(dest)
 	if m, covered := r.Covering(way...); covered {
@@ -219,7 +218,7 @@ func freePlace(r rootfs.FS, dest string, log *Log) (at string, free bool, err er
 		return at, false, nil
 	}
 	if criu.HasSeparator(at) {
-		return "", false, fail(Invalid, "%s of the image is %s, by a link: CRIU reads that name as another one: remove the link", request.Quote(dest), request.Quote(at))
+		return "", false, verdict.Invalid("%s of the image is %s, by a link: CRIU reads that name as another one: remove the link", request.Quote(dest), request.Quote(at))
 	}
 	if r.Hides(at) {
 		return at, true, nil
@@ -235,14 +234,14 @@ func freePlace(r rootfs.FS, dest string, log *Log) (at string, free bool, err er
 // Each path in the image gets one mount, even if several names lead to it, and none if the
 // container has its own mount there. A socket that is not as expected is not mounted, and the plan
 // says so.
-func mountSockets(c Container, root rootfs.FS, g grant) (ch Changes, err error) {
+func mountSockets(c Container, root rootfs.FS, g Given) (ch Changes, err error) {
 	var taken []string
 	for _, d := range sockets.Daemons {
-		if !slices.Contains(c.Config.Container.Sockets, d.Name) || !g.request.Has(d.Capability) {
+		if !slices.Contains(c.Settings.Sockets, d.Name) || !g.Request.Has(d.Capability) {
 			continue
 		}
 		mps := c.Input.Env[sockets.EnvMPS]
-		source, options, err := d.Mount(c.Config.Host, mps, len(g.set.MIG) > 0)
+		source, options, err := d.Mount(c.Host, mps, len(g.Set.MIG) > 0)
 		if errors.Is(err, fs.ErrNotExist) {
 			err = errors.New("it does not run on this host")
 		}
@@ -260,7 +259,7 @@ func mountSockets(c Container, root rootfs.FS, g grant) (ch Changes, err error) 
 			}
 			if free && !slices.Contains(taken, at) {
 				taken = append(taken, at)
-				ch.Mounts = append(ch.Mounts, Mount{PlanMount: PlanMount{source, dir, options}})
+				ch.Mounts = append(ch.Mounts, Mount{Source: source, Destination: dir, Options: options})
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-package gpuinject
+package grant
 
 import (
 	"cmp"
@@ -12,17 +12,17 @@ import (
 )
 
 // decideGrant records what the container may have.
-func (g *grant) decideGrant() {
-	what := cmp.Or(g.may.Set.String(), "none")
-	if g.may.All {
+func (g *Grant) decideGrant() {
+	what := cmp.Or(g.May.Set.String(), "none")
+	if g.May.All {
 		what = "every device of this host"
 	}
-	g.Decide("grant", what, "%s", g.may.Reason)
+	g.Decide("grant", what, "%s", g.May.Reason)
 }
 
 // decideDevices records what was decided about every device of this host, whether or not the
 // request was refused.
-func (g *grant) decideDevices(h host.Host) {
+func (g *Grant) decideDevices(h host.Host) {
 	askedBy := func(has func(device.Set) bool) string {
 		var ids []string
 		for _, x := range g.choices {
@@ -38,7 +38,7 @@ func (g *grant) decideDevices(h host.Host) {
 	for _, gpu := range h.GPUs {
 		instances, withheld := h.InstancesOf(gpu), h.Withheld(gpu)
 		by := askedBy(func(s device.Set) bool { return s.HasGPU(gpu) })
-		decision, reason := g.why(by, g.set.HasGPU(gpu), g.may.Allows(gpu))
+		decision, reason := g.why(by, g.Set.HasGPU(gpu), g.May.Allows(gpu))
 		if decision == "not given" && len(instances)+withheld > 0 {
 			reason = fmt.Sprintf("partitioned by MIG: its %d MIG devices are given individually", len(instances))
 			if len(instances) == 0 {
@@ -48,7 +48,7 @@ func (g *grant) decideDevices(h host.Host) {
 		g.Decide(fmt.Sprintf("GPU %d", gpu.Index), decision, "%s", reason)
 		for _, in := range instances {
 			by := askedBy(func(s device.Set) bool { return s.HasMIG(in) })
-			decision, reason := g.why(by, g.set.HasMIG(in), g.may.AllowsMIG(in))
+			decision, reason := g.why(by, g.Set.HasMIG(in), g.May.AllowsMIG(in))
 			if decision == "given" && by == "" {
 				reason = "it belongs to a GPU whose MIG devices the container may configure or watch"
 			}
@@ -68,18 +68,18 @@ func (g *grant) decideDevices(h host.Host) {
 
 // why returns the decision about a device and the reason. by says how the device was asked for; it
 // is empty if it was not.
-func (g *grant) why(by string, given, allowed bool) (decision, reason string) {
+func (g *Grant) why(by string, given, allowed bool) (decision, reason string) {
 	switch {
 	case given:
 		return "given", by
 	case by != "" && !allowed:
-		return "refused", by + ", and not among the devices that were granted: " + g.may.Reason
+		return "refused", by + ", and not among the devices that were granted: " + g.May.Reason
 	case by != "":
 		return "not given", by + "; the request was refused"
-	case len(g.request.Devices) == 0:
+	case len(g.Request.Devices) == 0:
 		return "not given", "the driver was asked for without a GPU"
-	case g.may.Nothing():
-		return "not given", "nothing was granted: " + g.may.Reason
+	case g.May.Nothing():
+		return "not given", "nothing was granted: " + g.May.Reason
 	}
 	return "not given", "not asked for"
 }

@@ -1,4 +1,4 @@
-package gpuinject
+package grant
 
 import (
 	"errors"
@@ -52,9 +52,6 @@ func selectEach(h host.Host, ids []string, a answers) (set device.Set, missing s
 	return set, "", nil
 }
 
-// checkpointFile is the path of the kubelet's checkpoint. Tests replace it.
-var checkpointFile = checkpoint.File
-
 // askAll collects every question that only the kubelet or NVML can answer and asks them at once.
 // granted is true if the specification itself grants devices: by its nodes, or by the ids in named,
 // which grant the devices that they name.
@@ -63,7 +60,7 @@ func askAll(c Container, h host.Host, granted bool, named []string, ask Ask) ans
 	needsPod := !granted && policy.NeedsKubelet(c.Config.Policy, who)
 	var pod allocation.Pod
 	if needsPod {
-		pod = allocation.Read(checkpointFile, c.Config.Policy.KubeletSocket, who)
+		pod = allocation.Read(checkpoint.File, c.Config.Policy.KubeletSocket, who)
 	}
 	allocated, _ := allocation.FullIDs(h, pod.IDs())
 	required := requirementsNeedFacts(c, h)

@@ -1,0 +1,133 @@
+package grant
+
+import (
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
+)
+
+// Nodes are the device nodes that a container gets.
+type Nodes struct {
+	verdict.Log
+	List []device.Node
+	// Classes are the device classes besides GPUs, IMEX the numbers of the IMEX channels.
+	Classes []string
+	IMEX    []int
+}
+
+// Nodes decides which device nodes the container gets: those of its GPUs and those of other
+// device classes. A class that it may not have is ignored, and the plan says so: an image that asks
+// for more than its pod was allocated still starts with its GPUs.
+func (g Grant) Nodes(c Container, h host.Host, files driver.Files) (ch Nodes, err error) {
+	nodes, err := h.Nodes(g.Set, g.Request.Capabilities, files)
+	if err != nil {
+		return ch, verdict.Precondition("%w", err)
+	}
+	if c.Input.EditedByCDI {
+		ch = keptClasses(c, h)
+	}
+	if g.Request.ChannelsIgnored {
+		ch.Ignore(config.IMEX, "policy.ignore-imex-channels is true")
+	}
+	for _, class := range g.Request.Classes {
+		if err := ch.chooseClass(c, h, g, class); err != nil {
+			ch.List = nil
+			return ch, err
+		}
+	}
+	ch.List = append(nodes, ch.List...)
+	return ch, nil
+}
+
+func (n *Nodes) chooseClass(c Container, h host.Host, g Grant, class string) error {
+	r, who := g.Request, c.Input.Container
+	var channels []int
+	if class == config.IMEX && !r.AllChannels {
+		channels = r.Channels
+	}
+	nodes, err := h.ClassNodes(class, channels)
+	named := slices.Contains(r.Granted, class)
+	may, all, reason := policy.DecideClass(c.Config.Policy, who, g.May, class, nodes, named)
+	switch {
+	case all && err != nil:
+		return verdict.Precondition("%w", err)
+	case !all && len(may) == 0:
+		n.Ignore(class, reason)
+		return nil
+	}
+	if missing := missingChannels(channels, may); len(missing) > 0 {
+		n.Ignore(class+" "+strings.Join(missing, ","), "not among the channels that were allocated to the container")
+	}
+	if len(may) == 0 {
+		n.Decide(class, "not given", "this host has no such device")
+		n.Note("%s: this host has no such device", class)
+		return nil
+	}
+	if g.May.All && !g.enforced.All {
+		would, all, reason := policy.DecideClass(c.Config.Policy, who, g.enforced, class, nodes, named)
+		if !all && len(would) < len(may) {
+			n.Audit = append(n.Audit, class+": "+reason)
+		}
+	}
+	if class == config.MOFED && c.Config.Policy.RDMAAdapters == config.Near && !slices.Contains(r.Named, class) {
+		may = nearAdapters(c, h, g, may, &n.Log)
+	}
+	if len(may) > 0 {
+		n.addClass(class, may, reason)
+	}
+	return nil
+}
+
+// addClass adds the nodes of a class, and the reason why the container gets them.
+func (ch *Nodes) addClass(class string, nodes []device.Node, reason string) {
+	ch.Decide(class, "given", "%s", reason)
+	ch.Classes = append(ch.Classes, class)
+	ch.List = append(ch.List, nodes...)
+	if class == config.IMEX {
+		for _, n := range nodes {
+			ch.IMEX = append(ch.IMEX, int(n.Minor))
+		}
+	}
+}
+
+// nearAdapters leaves out the RDMA adapters that are neither near the container's GPUs nor in its
+// specification, and the connection manager if no adapter is left.
+func nearAdapters(c Container, h host.Host, g Grant, may []device.Node, log *verdict.Log) []device.Node {
+	near, far := h.Near(may, g.GPUs)
+	var names []string
+	for _, n := range far {
+		if hasNode(c, n) {
+			near = append(near, n)
+		} else {
+			names = append(names, path.Base(n.Path))
+		}
+	}
+	if len(names) == 0 {
+		return may
+	}
+	log.Decide(config.MOFED+" "+strings.Join(names, ","), "not given", "not near the container's GPUs: policy.rdma-adapters = %q gives every adapter", config.AllAdapters)
+	if !slices.ContainsFunc(near, func(n device.Node) bool { return n.Individual }) {
+		log.Note("%s: no adapter of this host is near the container's GPUs: policy.rdma-adapters = %q gives every adapter", config.MOFED, config.AllAdapters)
+		return nil
+	}
+	return near
+}
+
+// missingChannels returns the channels that have no node among nodes. A channel's number is the
+// minor number of its node.
+func missingChannels(channels []int, nodes []device.Node) (missing []string) {
+	for _, n := range channels {
+		if !slices.ContainsFunc(nodes, func(x device.Node) bool { return int(x.Minor) == n }) {
+			missing = append(missing, strconv.Itoa(n))
+		}
+	}
+	return missing
+}

@@ -1,0 +1,30 @@
+package place
+
+import (
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
+)
+
+// Container is a container and the settings that say where things are.
+type Container struct {
+	*bundle.Bundle
+	Input    request.Input
+	Host     config.Host
+	Settings config.Container
+}
+
+// Given is what a container gets.
+type Given struct {
+	Request request.Request
+	// Set holds its devices, GPUs the GPUs that it sees, Nodes the device nodes.
+	Set   device.Set
+	GPUs  []device.GPU
+	Nodes []device.Node
+	// Files of the driver, for the capabilities of the request.
+	Files driver.Files
+	// Masked is true if the container gets the mask over /proc/driver.
+	Masked bool
+}
