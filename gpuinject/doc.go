@@ -9,9 +9,9 @@
 // The mask is attached between `runc create` and `runc start`. The caller is the shim, which
 // manages the container's life cycle, or a tool that prints the Plan: a preview runs the same code.
 //
-// Package request reads what a container asks for, package host what the host has; package policy
-
-// decides who may have what. No package below this one imports containerd, executes a program or
-// uses NVML. Questions that only the kubelet or NVML can answer are collected and asked together,
+// Package request reads what a container asks for, package host what the host has; package grant
+// decides who may have what, and package place where it goes. No package below this one imports
+// containerd, executes a program or uses NVML. Questions that only the kubelet or NVML can answer
+// are collected and asked together,
 // by the function that the caller passes to Resolve.
 package gpuinject
