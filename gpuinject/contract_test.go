@@ -12,6 +12,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
@@ -124,11 +125,14 @@ func (r *row) set(t *testing.T, key string) {
 func contractTables(t *testing.T) map[string]table {
 	mig, tegra := newMIGHost(t), newHost(t, sim.Options{GPUs: 1})
 	check(t, tegra.BecomeTegra(t.Context()))
+	sick := newHost(t, sim.Options{GPUs: 4})
+	sick.say(t, map[int]string{1: health.Refuse})
 	gpu0 := devices("0")
 	return map[string]table{
 		"NVIDIA_VISIBLE_DEVICES":         {},
 		"Device-list mounts":             {},
 		"MIG devices":                    {host: mig, show: showMIG},
+		"GPU 1 is sick":                  {host: sick},
 		"Rights over MIG":                {host: mig, env: devices("all"), show: showMIG},
 		"Tegra":                          {host: tegra, show: showTegra},
 		"NVIDIA_DRIVER_CAPABILITIES":     {env: gpu0, show: showCapabilities},

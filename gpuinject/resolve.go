@@ -62,7 +62,14 @@ func findGrant(c Container, ask grant.Ask) (host.Host, grant.Grant, error) {
 	if err != nil {
 		return host.Host{}, grant.Grant{}, verdict.Precondition("%s: %w", c.Request.Reason, err)
 	}
+	sick, log := readHealth(c.Config, h)
+	if c.Config.Policy.Health == config.Refuse {
+		h = withholdSick(h, sick)
+	}
 	g, err := grant.Decide(c.toGrant(), h, ask)
+	log.Join(g.Log)
+	warnOfSick(sick, g.GPUs, &log)
+	g.Log = log
 	return h, g, err
 }
 

@@ -104,6 +104,14 @@ const (
 // other one.
 const LeaveOut = "leave-out"
 
+// Values of Policy.Health besides Refuse, which makes a sick GPU count as faulty.
+const (
+	// Off: nothing watches, and the shim does not read what a watcher wrote.
+	Off = "off"
+	// Warn: a container that gets a sick GPU starts with a warning.
+	Warn = "warn"
+)
+
 // Which RDMA adapters a container gets that asks for the class as a whole.
 const (
 	// Near are those near one of its GPUs.
@@ -143,6 +151,9 @@ type Policy struct {
 	IgnoreIMEXChannels bool `toml:"ignore-imex-channels"`
 	// FaultyGPUs says what "all" means on a host with a faulty GPU: LeaveOut or Refuse.
 	FaultyGPUs string `toml:"faulty-gpus"`
+	// Health is Off, Warn or Refuse: what is done with a GPU that the watcher of this host calls
+	// sick.
+	Health string `toml:"health"`
 	// DisableRequire skips what images require by NVIDIA_REQUIRE_*.
 	DisableRequire bool `toml:"disable-require"`
 	// SwarmResources are the variables DOCKER_RESOURCE_<kind> whose values, if set, replace that of
@@ -202,6 +213,7 @@ func Default() *Config {
 			AllowFromEnvironment:      []string{},
 			SwarmResources:            []string{},
 			FaultyGPUs:                LeaveOut,
+			Health:                    Warn,
 			ForeignHooks:              Replace,
 			RDMAAdapters:              Near,
 		},
@@ -382,6 +394,7 @@ func (c *Config) validate() (string, error) {
 		{"policy.allow-from-environment", c.Policy.AllowFromEnvironment, Classes},
 		{"policy.kubernetes", []string{c.Policy.Kubernetes}, []string{Enforce, Audit, TrustEnv}},
 		{"policy.faulty-gpus", []string{c.Policy.FaultyGPUs}, []string{LeaveOut, Refuse}},
+		{"policy.health", []string{c.Policy.Health}, []string{Off, Warn, Refuse}},
 		{"policy.rdma-adapters", []string{c.Policy.RDMAAdapters}, []string{Near, AllAdapters}},
 		{"policy.foreign-hooks", []string{c.Policy.ForeignHooks}, []string{Replace, Refuse}},
 		{"log.level", []string{c.Log.Level}, []string{"error", "warn", "info", "debug"}},

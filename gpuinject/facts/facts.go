@@ -40,7 +40,7 @@ func Load(cfg config.Host, h host.Host) Kept {
 		return Kept{} // the error returns when the driver's files are searched
 	}
 	var k Kept
-	if !st.Load(Name, &k) || k.Key != key(h) {
+	if !st.Load(Name, &k) || k.Key != key(h.Inventory.Found()) {
 		return Kept{}
 	}
 	return k
@@ -64,7 +64,7 @@ func Ask(cfg config.Host, h host.Host, seen Kept, q probe.Questions, ask func(pr
 		return Kept{}, ask(others), err
 	}
 	defer lock.Close()
-	k := Kept{Key: key(h)}
+	k := Kept{Key: key(h.Inventory.Found())}
 	var kept Kept
 	if st.Load(Name, &kept) && kept.Key == k.Key && kept.Asked.After(seen.Asked) && kept.Asked.Before(time.Now()) {
 		return kept, ask(others), nil
@@ -75,7 +75,7 @@ func Ask(cfg config.Host, h host.Host, seen Kept, q probe.Questions, ask func(pr
 		return Kept{}, reply, err
 	}
 	k.Facts = *reply.Facts
-	if !k.Facts.Complete(h.Inventory) {
+	if !k.Facts.Complete(h.Inventory.Found()) {
 		return k, reply, nil // a GPU that did not answer may do so later
 	}
 	if err := st.Store(Name, &k); err != nil {
@@ -92,7 +92,7 @@ func check(cfg config.Host, h host.Host, before string, reply probe.Answers) err
 	if !reply.Facts.CUDAOnly && h.DriverVersion != "" && reply.Facts.Driver != h.DriverVersion {
 		return fmt.Errorf("NVML belongs to driver %s, but the loaded kernel module is %s: install the driver's user space of that version, or reboot", reply.Facts.Driver, h.DriverVersion)
 	}
-	if after, err := host.Discover(cfg); err != nil || key(after) != before {
+	if after, err := host.Discover(cfg); err != nil || key(after.Inventory) != before {
 		return errors.New("MIG was being configured while NVML was asked: try again")
 	}
 	return nil
@@ -100,7 +100,7 @@ func check(cfg config.Host, h host.Host, before string, reply probe.Answers) err
 
 // key identifies what NVML's answer depends on: boot, driver, GPUs and MIG layout. Without a boot
 // id it matches no answer.
-func key(h host.Host) string {
+func key(h device.Inventory) string {
 	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
 	if err != nil {
 		return ""

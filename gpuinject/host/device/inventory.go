@@ -55,6 +55,8 @@ type Inventory struct {
 	WithheldMIG []Instance
 	// Config says where the inventory was read.
 	Config config.Host
+
+	found *Inventory // before Withhold
 }
 
 // Fault is a GPU that cannot be used. Of the GPU only the index and the PCI address are certain.
@@ -123,6 +125,32 @@ func (inv *Inventory) add(f Fault) {
 		f.Reason = err.Error()
 	}
 	inv.Faulty = append(inv.Faulty, f)
+}
+
+// Withhold makes a GPU faulty for the given reason, or its MIG devices if it has some: nothing
+// selects them.
+func (inv *Inventory) Withhold(gpu GPU, reason string) {
+	if inv.found == nil {
+		found := *inv
+		inv.found = &found
+	}
+	if inv.IsWhole(gpu) {
+		inv.Faulty = append(slices.Clone(inv.Faulty), Fault{gpu, reason})
+		inv.GPUs = slices.DeleteFunc(slices.Clone(inv.GPUs), func(g GPU) bool { return g == gpu })
+		return
+	}
+	for _, in := range inv.InstancesOf(gpu) {
+		inv.FaultyMIG = append(slices.Clone(inv.FaultyMIG), MIGFault{in, reason})
+	}
+	inv.MIG = slices.DeleteFunc(slices.Clone(inv.MIG), func(in Instance) bool { return in.Minor == gpu.Minor })
+}
+
+// Found returns the inventory as Discover found it, with the GPUs that are withheld.
+func (inv Inventory) Found() Inventory {
+	if inv.found == nil {
+		return inv
+	}
+	return *inv.found
 }
 
 func readInformation(file string) (gpu GPU, excluded bool, err error) {
