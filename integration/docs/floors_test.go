@@ -18,23 +18,24 @@ const module = "github.com/containerd-shim-nvidia/containerd-shim-nvidia/"
 var floors = [][]string{
 	{"cmd"},
 	{
-		"internal/advisories", "internal/cdispec", "internal/check", "internal/hostinfo", "internal/install", "internal/kubeapi",
+		"internal/cdispec", "internal/check", "internal/hostinfo", "internal/install", "internal/kubeapi",
 		"internal/node", "internal/prepare", "internal/preview", "internal/report", "internal/runargs", "internal/serve",
 		"internal/status", "internal/toolkit",
 	},
 	{"shim", "runtimeclass"},
 	{"gpuinject"},
+	{"gpuinject/grant", "gpuinject/place"},
 	{
-		"gpuinject/allocation", "gpuinject/checkpoint", "gpuinject/facts", "gpuinject/host", "gpuinject/layout", "gpuinject/policy",
+		"gpuinject/allocation", "gpuinject/checkpoint", "gpuinject/facts", "gpuinject/host", "gpuinject/policy",
 		"gpuinject/request", "gpuinject/require", "gpuinject/rootfs", "gpuinject/sockets",
 	},
 	{
-		"gpuinject/bundle", "gpuinject/config", "gpuinject/image", "gpuinject/ldcache", "gpuinject/procmask", "gpuinject/state",
-		"gpuinject/view",
+		"gpuinject/bundle", "gpuinject/config", "gpuinject/health", "gpuinject/image", "gpuinject/ldcache", "gpuinject/procmask", "gpuinject/state",
+		"gpuinject/verdict", "gpuinject/view",
 	},
 	{"internal/kubelet", "internal/nvml", "internal/probe"},
 	{
-		"internal/atomicfile", "internal/cmdline", "internal/criu", "internal/fault", "internal/hosttree", "internal/mountns",
+		"internal/advisories", "internal/atomicfile", "internal/cmdline", "internal/criu", "internal/fault", "internal/hosttree", "internal/mountns",
 		"internal/procfs", "internal/semver", "internal/term", "internal/tomledit", "internal/trusted", "internal/version",
 	},
 }
