@@ -84,6 +84,7 @@ func keepNode(ctx context.Context, c *cli.Command) error {
 	case err != nil:
 		return err
 	case !c.Bool("once"):
+		defer watchHealth(ctx, c)()
 		return k.Keep(ctx, c.Duration("interval"), failed)
 	}
 	if err = k.Round(ctx); ctx.Err() != nil {

@@ -78,12 +78,18 @@ var askingProgram = "/proc/self/exe"
 func asker(c *cli.Command) func(probe.Questions) probe.Answers {
 	return func(q probe.Questions) probe.Answers {
 		q.Timeout = cmp.Or(q.Timeout, nvmlTimeout)
-		q.Config = c.String("config")
-		if abs, err := filepath.Abs(q.Config); err == nil && q.Config != "" {
-			q.Config = abs // the probe runs in another directory
-		}
+		q.Config = probeConfig(c)
 		return probe.Ask(func() (string, error) { return askingProgram, nil }, probe.StartProcess, q)
 	}
+}
+
+// probeConfig returns --config for the probe, which runs in another directory.
+func probeConfig(c *cli.Command) string {
+	name := c.String("config")
+	if abs, err := filepath.Abs(name); err == nil && name != "" {
+		return abs
+	}
+	return name
 }
 
 func askLive(c *cli.Command, limit time.Duration) (live nvml.Snapshot, err error) {

@@ -45,6 +45,7 @@ func serveCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
+			defer watchHealth(ctx, c)()
 			return serve.Run(ctx, listener, handler)
 		},
 	}

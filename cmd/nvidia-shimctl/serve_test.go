@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/testenv"
@@ -110,6 +111,7 @@ func TestServeWithADriverThatHangsOrGoes(t *testing.T) {
 	nvmlTimeout = 300 * time.Millisecond
 	d := simulate(t)
 	simtest.Check(t, d.Hang(true))
+	noHealth(t, d) // its question would hang first
 	line, stop := serveOn(t, "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", record(t, d))
 	defer stop()
 	address := strings.TrimSpace(strings.TrimPrefix(line, "listening on "))
@@ -136,4 +138,38 @@ func TestT80UnknownMIGDevicesAreNotAskedForByEachRequest(t *testing.T) {
 		text, err := io.ReadAll(r.Body)
 		return err == nil && r.StatusCode == http.StatusBadRequest && strings.Contains(string(text), "NVML was asked less than 1s ago")
 	})
+}
+
+// noHealth turns off what watches the health of GPUs.
+func noHealth(t *testing.T, d *sim.Driver) {
+	t.Helper()
+	f, err := os.OpenFile(d.ConfigPath, os.O_WRONLY|os.O_APPEND, 0)
+	simtest.Check(t, err)
+	defer f.Close()
+	_, err = f.WriteString("[policy]\nhealth = \"off\"\n")
+	simtest.Check(t, err)
+}
+
+// serve keeps the file up to date from which the shim knows a sick GPU.
+func TestServeWatchesTheHealthOfGPUs(t *testing.T) {
+	d := simulate(t)
+	_, stop := serveOn(t, "--config", d.ConfigPath, "serve", "--listen", "127.0.0.1:0", "--state", record(t, d))
+	sick := func() (health.GPU, bool) {
+		f, err := health.Read(d.StateDir, d.Version, time.Now())
+		simtest.Check(t, err)
+		return f.GPU(d.GPUs[1].BusID)
+	}
+	testenv.Await(t, "the file", func() bool { _, err := os.Stat(filepath.Join(d.StateDir, health.Name)); return err == nil })
+	if g, is := sick(); is {
+		t.Errorf("%+v", g)
+	}
+	simtest.Check(t, d.Xid(d.GPUs[1].UUID, 79))
+	testenv.Await(t, "the Xid", func() bool { _, is := sick(); return is })
+	g, _ := sick()
+	contains(t, g.String(), "unhealthy since "+time.Now().Format(time.DateOnly), "Xid 79 (GPU has fallen off the bus)", "drain the node and reboot it")
+	out := fine(t, "--config", d.ConfigPath, "plan", "--env", "NVIDIA_VISIBLE_DEVICES=1")
+	contains(t, out, "Xid 79")
+	if code := stop(); code != 0 {
+		t.Errorf("status %d", code)
+	}
 }

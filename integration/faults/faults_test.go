@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/health"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simhost"
@@ -260,6 +261,50 @@ func TestAFaultyGPUUnderContainerd(t *testing.T) {
 	before := h.Snapshot(t, h.State)
 	h.Refused(t, simhost.Visible("0"), "GPU 0", "cannot be used", file)
 	before.AssertUnchanged(t)
+}
+
+// With a real containerd and serve: the container of a sick GPU starts with a warning, or is refused
+// and leaves nothing behind. Without the watcher it starts when the file is old.
+func TestASickGPUUnderContainerd(t *testing.T) {
+	h := simhost.New(t, simhost.Options{Driver: sim.Options{GPUs: 2}})
+	serve := &testenv.Command{Name: "serve", Dir: t.TempDir(), Log: filepath.Join(t.TempDir(), "log"),
+		Argv: []string{filepath.Join(testenv.ShimDir(), runtimeclass.CtlName), "--config", h.Driver.ConfigPath, "serve", "--listen", "127.0.0.1:0"}}
+	simtest.Check(t, serve.Start())
+	t.Cleanup(serve.Stop)
+	name := filepath.Join(h.Driver.StateDir, health.Name)
+	testenv.Await(t, "the health file", func() bool { _, err := os.Stat(name); return err == nil })
+	o := simhost.Visible("0")
+	o.Args, o.ID = []string{"/bin/true"}, "healthy"
+	h.MustRun(t, o)
+	simtest.Check(t, h.Driver.Xid(h.Driver.GPUs[0].UUID, 79))
+	testenv.Await(t, "the Xid", func() bool { text, _ := os.ReadFile(name); return strings.Contains(string(text), "Xid 79") })
+	o.ID = "warned"
+	h.MustRun(t, o)
+	if lines := h.LogLines("warned", "warning"); len(lines) != 1 || !strings.Contains(lines[0], "GPU 0 is unhealthy since") || !strings.Contains(lines[0], "Xid 79") {
+		t.Errorf("warnings %q", lines)
+	}
+	if lines := h.LogLines("healthy", "warning"); len(lines) > 0 {
+		t.Errorf("warnings of a healthy GPU: %q", lines)
+	}
+	simhost.Append(t, h.Driver.ConfigPath, "[policy]\nhealth = \"refuse\"\n")
+	before := h.Snapshot(t, h.State)
+	h.Refused(t, simhost.Visible("0"), "GPU 0", "cannot be used", "unhealthy since", "Xid 79", "drain the node and reboot it")
+	before.AssertUnchanged(t)
+	script := []string{"/bin/sh", "-c", "ls /dev | grep '^nvidia[0-9]'"}
+	for _, devices := range []string{"1", "all"} {
+		o := simhost.Visible(devices)
+		o.Args, o.ID = script, "sick-"+devices
+		if out := h.MustRun(t, o); out != fmt.Sprintf("nvidia%d\n", h.Driver.GPUs[1].Minor) {
+			t.Errorf("%s: nodes %q", devices, out)
+		}
+	}
+	serve.Stop()
+	old, err := health.Load(h.Driver.StateDir)
+	simtest.Check(t, err)
+	old.Time = old.Time.Add(-health.Valid)
+	simtest.Check(t, health.Write(h.Driver.StateDir, old))
+	o.ID = "unwatched"
+	h.MustRun(t, o)
 }
 
 // The driver's packages were upgraded and the module was not: containers get the loaded driver's

@@ -81,26 +81,26 @@ func snapshot(l nvml.Interface, live bool, threads chan<- func()) (Snapshot, err
 var errHangs = errors.New("the call hangs")
 
 // within runs fn on one of threads and returns what it returns, or errHangs after limit.
-func within(limit time.Duration, threads chan<- func(), fn func() (GPU, error)) (GPU, error) {
+func within[T any](limit time.Duration, threads chan<- func(), fn func() (T, error)) (none T, _ error) {
 	if threads == nil {
 		return fn()
 	}
 	type answer struct {
-		gpu GPU
-		err error
+		value T
+		err   error
 	}
 	done := make(chan answer, 1)
 	timeout := time.After(limit)
 	select {
-	case threads <- func() { gpu, err := fn(); done <- answer{gpu, err} }:
+	case threads <- func() { value, err := fn(); done <- answer{value, err} }:
 	case <-timeout: // every thread hangs
-		return GPU{}, errHangs
+		return none, errHangs
 	}
 	select {
 	case a := <-done:
-		return a.gpu, a.err
+		return a.value, a.err
 	case <-timeout:
-		return GPU{}, errHangs
+		return none, errHangs
 	}
 }
 

@@ -22,6 +22,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 // envTask makes the test binary do a task in a separate process, as nvidia-shimctl asks NVML: the
@@ -81,6 +82,9 @@ func do(task string) error {
 		v, err = Facts(cfg.Host)
 	case "cuda":
 		v, err = cudaFacts(cfg.Host)
+	case "watch":
+		answers := json.NewEncoder(os.Stdout)
+		return Watch(cfg.Host, watchInterval, func(o probe.Observation) error { return answers.Encode(o) })
 	default:
 		v, err = Live(cfg.Host)
 	}

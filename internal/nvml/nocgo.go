@@ -4,6 +4,7 @@ package nvml
 
 import (
 	"errors"
+	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
@@ -18,6 +19,11 @@ func Facts(config.Host) (device.Facts, error) { return device.Facts{}, errors.Er
 
 // Live returns errors.ErrUnsupported.
 func Live(config.Host) (Snapshot, error) { return Snapshot{}, errors.ErrUnsupported }
+
+// Watch returns errors.ErrUnsupported.
+func Watch(config.Host, time.Duration, func(probe.Observation) error) error {
+	return errors.ErrUnsupported
+}
 
 // Suspend returns errors.ErrUnsupported.
 func Suspend(config.Host, probe.Questions) ([]int, probe.Memory, error) {

@@ -74,7 +74,17 @@ func onThreads(host config.Host, allowed []uint32, n int, fn func(threads chan<-
 }
 
 // withLibrary takes a snapshot on threads, or without them on this thread.
-func withLibrary(path string, live bool, threads chan<- func()) (Snapshot, error) {
+func withLibrary(path string, live bool, threads chan<- func()) (s Snapshot, err error) {
+	err = opened(path, threads, func(l nvml.Interface) (hangs bool, err error) {
+		s, err = snapshot(l, live, threads)
+		return s.hangs, err
+	})
+	return s, err
+}
+
+// opened runs fn with NVML open on one of threads, or without threads on this one. It does not close
+// NVML if fn says that a call hangs: nvmlShutdown might hang as well.
+func opened(path string, threads chan<- func(), fn func(nvml.Interface) (hangs bool, err error)) error {
 	run := func(fn func() error) error { return fn() }
 	if threads != nil {
 		run = func(fn func() error) error { return on(threads, fn) }
@@ -93,16 +103,16 @@ func withLibrary(path string, live bool, threads chan<- func()) (Snapshot, error
 		return nil
 	})
 	if err != nil {
-		return Snapshot{}, err
+		return err
 	}
-	s, err := snapshot(l, live, threads)
-	if !s.hangs { // otherwise nvmlShutdown might hang as well
+	hangs, err := fn(l)
+	if !hangs {
 		_ = run(func() error {
 			_ = l.Shutdown()
 			return first.Close()
 		})
 	}
-	return s, err
+	return err
 }
 
 // text returns NVML's text for a return code, in one line.

@@ -14,6 +14,7 @@ import (
 type reader struct {
 	library nvml.Interface
 	err     error
+	code    nvml.Return // of err, if NVML returned one
 }
 
 // must reads a property that the answer requires.
@@ -39,7 +40,7 @@ func get[T any](r *reader, what string, fn func() (T, nvml.Return), symbols ...s
 	case ret == nvml.SUCCESS:
 		return value, true
 	case !absent(ret):
-		r.err = fmt.Errorf("NVML does not report the %s: %s", what, text(ret))
+		r.code, r.err = ret, fmt.Errorf("NVML does not report the %s: %s", what, text(ret))
 	}
 	return v, false
 }

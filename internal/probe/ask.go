@@ -110,11 +110,8 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 	}
 	defer ready.Close()
 	var stderr firstOutput
-	cmd := exec.Command(path, "probe", "--questions")
-	cmd.Args[0] = programName // as shown in process lists
-	cmd.Env, cmd.Dir = []string{}, "/"
-	cmd.Stdin, cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = stdin, w, &stderr, []*os.File{theirs} // ReadyFD
-	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	cmd := command(path, stdin, w, &stderr)
+	cmd.ExtraFiles = []*os.File{theirs} // ReadyFD
 	limit := q.Timeout + grace
 	if q.Pod != nil {
 		limit += KubeletTimeout
@@ -147,6 +144,16 @@ func ask(program func() (string, error), start Start, q Questions) (a Answers, e
 		return a, fmt.Errorf("%s did not answer in JSON: %w", programName, decoded)
 	}
 	return a, failure(status, string(stderr))
+}
+
+// command returns the command that runs the program.
+func command(path string, stdin, stdout *os.File, stderr io.Writer) *exec.Cmd {
+	cmd := exec.Command(path, "probe", "--questions")
+	cmd.Args[0] = programName // as shown in process lists
+	cmd.Env, cmd.Dir = []string{}, "/"
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = stdin, stdout, stderr
+	cmd.SysProcAttr = &unix.SysProcAttr{Pdeathsig: unix.SIGKILL}
+	return cmd
 }
 
 // failure returns the error of a program that has failed: its first line.

@@ -57,6 +57,9 @@ type Questions struct {
 	Ready func() error `json:"-"`
 	// Wait is true if there is a Ready. Ask sets it.
 	Wait bool `json:"wait,omitempty"`
+	// Watch is how often the health of the GPUs is observed, and besides after each of NVML's events,
+	// until the program is ended: see Watch. Ask does not ask this.
+	Watch time.Duration `json:"watch,omitempty"`
 	// Programs are paths of programs whose versions are asked for: `<program> --version`.
 	Programs []string `json:"programs,omitempty"`
 	// Timeout bounds NVML, and the processes that are suspended or resumed; 0 is NVMLTimeout.
@@ -65,6 +68,35 @@ type Questions struct {
 
 // Memory is the GPU memory of processes in bytes, by process id and UUID of the GPU or MIG device.
 type Memory map[int]map[string]uint64
+
+// Observation is what NVML says about the health of the GPUs.
+type Observation struct {
+	// Unwatched says which GPUs, or all, have no events, and why; "" if each has.
+	Unwatched string     `json:"unwatched,omitempty"`
+	GPUs      []Observed `json:"gpus"`
+}
+
+// Observed is what NVML says about the health of a GPU. What this GPU or driver does not report is
+// as if nothing was wrong, but Recovery is nil.
+type Observed struct {
+	PCI  string `json:"pci"`
+	UUID string `json:"uuid,omitempty"`
+	// Error says why the rest is incomplete. Lost and NeedsReset are NVML's errors
+	// NVML_ERROR_GPU_IS_LOST and NVML_ERROR_RESET_REQUIRED.
+	Error      string `json:"error,omitempty"`
+	Lost       bool   `json:"lost,omitempty"`
+	NeedsReset bool   `json:"needs_reset,omitempty"`
+	// Recovery is nvmlDeviceGpuRecoveryAction_t (driver 570).
+	Recovery     *uint32 `json:"recovery,omitempty"`
+	RemapPending bool    `json:"remap_pending,omitempty"`
+	RemapFailed  bool    `json:"remap_failed,omitempty"`
+	PagesPending bool    `json:"pages_pending,omitempty"`
+	Unrepairable bool    `json:"unrepairable,omitempty"`
+	// Uncorrected counts the uncorrected ECC errors since the driver was loaded.
+	Uncorrected uint64 `json:"uncorrected,omitempty"`
+	// Xids are the critical Xids since the previous observation, each number once.
+	Xids []uint64 `json:"xids,omitempty"`
+}
 
 // Pod is a pod of the kubelet behind a PodResources socket. Its names come from containerd, not
 // from a container.
@@ -92,6 +124,9 @@ type Answers struct {
 	MoveError string `json:"move_error,omitempty"`
 	// Ready asks for the call of Questions.Ready. The answer follows it.
 	Ready bool `json:"ready,omitempty"`
+	// Observed is one of the answers to Questions.Watch. The last one is WatchError.
+	Observed   *Observation `json:"observed,omitempty"`
+	WatchError string       `json:"watch_error,omitempty"`
 	// Versions are what Programs printed, in their order.
 	Versions      []string `json:"versions,omitempty"`
 	VersionsError string   `json:"versions_error,omitempty"`

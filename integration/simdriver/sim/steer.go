@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -60,6 +61,84 @@ func (d *Driver) Faults(list ...Fault) error {
 		fmt.Fprintf(&b, "%s %s %d\n", f.Function, f.UUID, f.Code)
 	}
 	return d.steer("faults", b.String())
+}
+
+// Types of NVML's events.
+const (
+	DoubleBitECC   = 0x2
+	CriticalXid    = 0x8
+	RecoveryAction = 0x8000
+)
+
+// Event is an event of a GPU.
+type Event struct {
+	UUID string // of the GPU
+	Type int
+	// Data of a CriticalXid is its number.
+	Data int
+}
+
+// Raise gives events to the event sets that exist.
+func (d *Driver) Raise(list ...Event) error {
+	if err := os.MkdirAll(filepath.Dir(d.steering("events")), 0o755); err != nil {
+		return err
+	}
+	f, err := os.OpenFile(d.steering("events"), os.O_WRONLY|os.O_APPEND|os.O_CREATE, 0o644)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var b strings.Builder
+	for _, e := range list {
+		fmt.Fprintf(&b, "%s %d %d\n", e.UUID, e.Type, e.Data)
+	}
+	_, err = f.WriteString(b.String())
+	return err
+}
+
+// recovery has the recovery action of NVML after an Xid: 1 resets the GPU, 2 reboots the node.
+var recovery = map[int]int{48: 1, 62: 1, 64: 1, 79: 2, 95: 1, 119: 1, 120: 1, 140: 1, 143: 1}
+
+// Xid reports an Xid of a GPU, and from then on the recovery action that it needs.
+func (d *Driver) Xid(uuid string, number int) error {
+	var err error
+	if action := recovery[number]; action > 0 {
+		err = d.Set(Property{uuid, "recovery", action})
+	}
+	return errors.Join(err, d.Raise(Event{uuid, CriticalXid, number}))
+}
+
+// Property is what NVML reports about the health of a GPU: "recovery" (nvmlDeviceGpuRecoveryAction_t),
+// "ecc" (uncorrected errors since the driver was loaded), "ecc-corrected", "remap-pending",
+// "remap-failed", "pages-pending".
+type Property struct {
+	UUID, Name string
+	Value      int
+}
+
+// Set sets the properties, and every other one to 0.
+func (d *Driver) Set(list ...Property) error {
+	var b strings.Builder
+	for _, p := range list {
+		fmt.Fprintf(&b, "%s %s %d\n", p.UUID, p.Name, p.Value)
+	}
+	return d.steer("properties", b.String())
+}
+
+// Busy is how much of the time a process keeps a GPU busy, in percent.
+type Busy struct {
+	UUID    string
+	PID     int
+	Percent int
+}
+
+// Utilize makes NVML report the utilization of these processes from now on, and of no others.
+func (d *Driver) Utilize(list ...Busy) error {
+	var b strings.Builder
+	for _, u := range list {
+		fmt.Fprintf(&b, "%s %d %d\n", u.UUID, u.PID, u.Percent)
+	}
+	return d.steer("utilization", b.String())
 }
 
 // Modprobe makes nvmlInit execute program and make the file <program>.node, as the real one does

@@ -28,10 +28,10 @@ import (
 func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 	var a probe.Answers
 	moves := q.Suspend != nil || q.Resume != nil
-	if (q.Facts || q.Live || moves) && !nvml.Linked || moves && !nvml.IsConfined() {
+	if (q.Facts || q.Live || q.Watch > 0 || moves) && !nvml.Linked || moves && !nvml.IsConfined() {
 		text := fmt.Sprintf("NVML cannot be asked: %v", becomeNVMLProgram(q))
-		a.FactsError, a.LiveError, a.MoveError = text, text, text
-		q.Facts, q.Live, q.Suspend, q.Resume = false, false, nil, nil
+		a.FactsError, a.LiveError, a.MoveError, a.WatchError = text, text, text, text
+		q.Facts, q.Live, q.Watch, q.Suspend, q.Resume = false, false, 0, nil, nil
 	}
 	if q.Pod != nil {
 		ctx, cancel := context.WithTimeout(ctx, probe.KubeletTimeout)
@@ -50,6 +50,8 @@ func Answer(ctx context.Context, q probe.Questions) probe.Answers {
 		}
 	}
 	switch {
+	case q.Watch > 0:
+		a.WatchError = watch(q).Error()
 	case q.Live:
 		live, err := askNVML(q, nvml.Live)
 		if err == nil {
@@ -143,12 +145,9 @@ func askNVML[T any](q probe.Questions, fn func(config.Host) (T, error)) (answer 
 	if err != nil {
 		return answer, err
 	}
-	var lock *os.File
-	// Other users cannot use the directory. The shim makes it before it asks.
-	if _, err := os.Lstat(cfg.Host.StateDir); err == nil && os.Geteuid() == 0 {
-		if lock, err = lockNVML(cfg.Host.StateDir, q.Timeout); err != nil {
-			return answer, err
-		}
+	lock, err := lockHost(cfg.Host, q.Timeout)
+	if err != nil {
+		return answer, err
 	}
 	type result struct {
 		answer T
@@ -168,6 +167,36 @@ func askNVML[T any](q probe.Questions, fn func(config.Host) (T, error)) (answer 
 	case <-time.After(q.Timeout):
 		return answer, fmt.Errorf("NVML has not answered within %s: nvidia-smi on this host should hang as well; without persistence mode the driver starts slowly (nvidia-persistenced avoids that), else look for Xid in the kernel log", q.Timeout)
 	}
+}
+
+// watch answers Questions.Watch, until the caller reads no more or NVML fails. Only its first
+// question is one that others wait for: NVML answers many processes at once, and if it hangs later,
+// the caller starts no other watcher.
+func watch(q probe.Questions) error {
+	cfg, err := config.Find(q.Config)
+	if err != nil {
+		return err
+	}
+	lock, err := lockHost(cfg.Host, q.Timeout)
+	if err != nil {
+		return err
+	}
+	answers := json.NewEncoder(os.Stdout)
+	err = nvml.Watch(cfg.Host, q.Watch, func(o probe.Observation) error {
+		lock.Close()
+		return answers.Encode(probe.Answers{Observed: &o})
+	})
+	lock.Close()
+	return cmp.Or(err, io.EOF)
+}
+
+// lockHost takes the lock of those that ask NVML. It is nil for users that cannot use the state
+// directory, which the shim makes before it asks.
+func lockHost(host config.Host, limit time.Duration) (*os.File, error) {
+	if _, err := os.Lstat(host.StateDir); err != nil || os.Geteuid() != 0 {
+		return nil, nil
+	}
+	return lockNVML(host.StateDir, limit)
 }
 
 // lockName is the lock that the process which asks NVML holds until it has exited. The file says which

@@ -11,6 +11,11 @@
  *   faults       lines of <function> <UUID of a GPU or MIG device> <error code or
  *                -1>: the function returns the code for that device, or does not
  *                come back
+ *   properties   lines of <UUID of a GPU> <property> <number>: what the health functions
+ *                report, 0 without a line
+ *   events       lines of <UUID of a GPU> <event type> <data>, appended: an event set
+ *                gets those appended after it was made
+ *   utilization  lines of <UUID of a GPU> <pid> <percent>
  *   modprobe     path that nvmlInit executes and makes a device node beside, as
  *                the real library starts nvidia-modprobe
  */
@@ -29,6 +34,7 @@ enum {
 	NVML_ERROR_NOT_FOUND = 6,
 	NVML_ERROR_INSUFFICIENT_SIZE = 7,
 	NVML_ERROR_DRIVER_NOT_LOADED = 9,
+	NVML_ERROR_TIMEOUT = 10,
 	NVML_ERROR_FUNCTION_NOT_FOUND = 13,
 	NVML_ERROR_GPU_IS_LOST = 15,
 	NVML_ERROR_UNKNOWN = 999,
@@ -313,7 +319,7 @@ EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *d)
 {
 	char full[32], brief[32];
 	unsigned i;
-	int rc = valid(gpus, d);
+	int rc = usable(gpus, d);
 
 	if (rc != NVML_SUCCESS)
 		return rc;
@@ -326,7 +332,7 @@ EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *id, nvmlDevice_t *d)
 		snprintf(brief, sizeof brief, "%04X:%02X:%02X.0", g->domain, g->bus, g->device);
 		if (!strcasecmp(id, full) || !strcasecmp(id, brief)) {
 			*d = &gpus[i];
-			return NVML_SUCCESS;
+			return fault(__func__, *d);
 		}
 	}
 	return NVML_ERROR_NOT_FOUND;
@@ -684,6 +690,244 @@ EXPORT int nvmlDeviceGetComputeInstanceId(nvmlDevice_t d, unsigned *id)
 	if (!d->mig)
 		return NVML_ERROR_NOT_SUPPORTED;
 	*id = d->mig->ci;
+	return NVML_SUCCESS;
+}
+
+/* property returns a number of the file properties. */
+static unsigned long long property(nvmlDevice_t d, const char *name)
+{
+	char uuid[96], found[64];
+	unsigned long long value, last = 0;
+	FILE *f = steering("properties");
+
+	if (!f)
+		return 0;
+	while (fscanf(f, "%95s %63s %llu", uuid, found, &value) == 3)
+		if (!strcmp(uuid, d->gpu->uuid) && !strcmp(found, name))
+			last = value;
+	fclose(f);
+	return last;
+}
+
+/* supported is valid for a property that a MIG device does not have, and that a GPU may
+ * not have. */
+static int supported_for(const char *function, nvmlDevice_t d, const void *out)
+{
+	int rc = valid_for(function, d, out);
+
+	return rc == NVML_SUCCESS && (d->mig || unsupported(function)) ? NVML_ERROR_NOT_SUPPORTED : rc;
+}
+#define supported(d, out) supported_for(__func__, d, out)
+
+EXPORT int nvmlDeviceGetTemperature(nvmlDevice_t d, unsigned sensor, unsigned *celsius)
+{
+	int rc = supported(d, celsius);
+
+	(void)sensor;
+	if (rc == NVML_SUCCESS)
+		*celsius = 41 + d->index;
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetPowerUsage(nvmlDevice_t d, unsigned *milliwatts)
+{
+	int rc = supported(d, milliwatts);
+
+	if (rc == NVML_SUCCESS)
+		*milliwatts = 118400;
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetEnforcedPowerLimit(nvmlDevice_t d, unsigned *milliwatts)
+{
+	int rc = supported(d, milliwatts);
+
+	if (rc == NVML_SUCCESS)
+		*milliwatts = 700000;
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetTotalEccErrors(nvmlDevice_t d, int type, int counter, unsigned long long *n)
+{
+	int rc = supported(d, n);
+
+	if (rc == NVML_SUCCESS)
+		*n = property(d, type ? (counter ? "ecc-ever" : "ecc") : "ecc-corrected");
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetRemappedRows(nvmlDevice_t d, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed)
+{
+	int rc = supported(d, corrected && uncorrected && pending ? failed : NULL);
+
+	if (rc == NVML_SUCCESS) {
+		*corrected = *uncorrected = 0;
+		*pending = (unsigned)property(d, "remap-pending");
+		*failed = (unsigned)property(d, "remap-failed");
+	}
+	return rc;
+}
+
+EXPORT int nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t d, unsigned *pending)
+{
+	int rc = supported(d, pending);
+
+	if (rc == NVML_SUCCESS)
+		*pending = (unsigned)property(d, "pages-pending");
+	return rc;
+}
+
+typedef struct {
+	unsigned field, scope;
+	long long time, latency;
+	unsigned type, rc;
+	union {
+		unsigned ui;
+		unsigned long long ull;
+	} value;
+} nvmlFieldValue_t;
+
+/* The driver has had NVML_FI_DEV_GET_GPU_RECOVERY_ACTION since 570. */
+EXPORT int nvmlDeviceGetFieldValues(nvmlDevice_t d, int count, nvmlFieldValue_t *values)
+{
+	int i, rc = valid(d, values);
+
+	for (i = 0; rc == NVML_SUCCESS && i < count; i++) {
+		values[i].rc = NVML_ERROR_INVALID_ARGUMENT;
+		if (values[i].field != 230 || atoi(SIM_VERSION) < 570)
+			continue;
+		values[i].rc = NVML_SUCCESS;
+		values[i].type = 1;
+		values[i].value.ui = (unsigned)property(d, "recovery");
+	}
+	return rc;
+}
+
+typedef struct {
+	unsigned pid;
+	unsigned long long time;
+	unsigned sm, mem, enc, dec;
+} nvmlProcessUtilizationSample_t;
+
+EXPORT int nvmlDeviceGetProcessUtilization(nvmlDevice_t d, nvmlProcessUtilizationSample_t *samples, unsigned *n, unsigned long long since)
+{
+	char uuid[96];
+	unsigned pid, busy, size, found = 0;
+	int rc = supported(d, n);
+	FILE *f = rc == NVML_SUCCESS ? steering("utilization") : NULL;
+
+	(void)since;
+	if (rc != NVML_SUCCESS)
+		return rc;
+	size = samples ? *n : 0;
+	while (f && fscanf(f, "%95s %u %u", uuid, &pid, &busy) == 3) {
+		if (strcmp(uuid, d->gpu->uuid))
+			continue;
+		if (found < size)
+			samples[found] = (nvmlProcessUtilizationSample_t){pid, 1, busy, 0, 0, 0};
+		found++;
+	}
+	if (f)
+		fclose(f);
+	*n = found;
+	return found == 0 ? NVML_ERROR_NOT_FOUND : found > size ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+}
+
+/* struct events is what an event set points to. */
+typedef struct events {
+	long offset; /* in the file */
+	unsigned long long types[SIM_GPU_COUNT + 1];
+} *nvmlEventSet_t;
+
+EXPORT int nvmlEventSetCreate(nvmlEventSet_t *set)
+{
+	FILE *f = steering("events");
+
+	if (users == 0)
+		return NVML_ERROR_UNINITIALIZED;
+	*set = calloc(1, sizeof **set);
+	if (f) {
+		fseek(f, 0, SEEK_END);
+		(*set)->offset = ftell(f);
+		fclose(f);
+	}
+	return NVML_SUCCESS;
+}
+
+EXPORT int nvmlEventSetFree(nvmlEventSet_t set)
+{
+	free(set);
+	return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetSupportedEventTypes(nvmlDevice_t d, unsigned long long *types)
+{
+	int rc = supported(d, types);
+
+	if (rc == NVML_SUCCESS)
+		*types = atoi(SIM_VERSION) < 570 ? 0x19f : 0xff9f;
+	return rc;
+}
+
+EXPORT int nvmlDeviceRegisterEvents(nvmlDevice_t d, unsigned long long types, nvmlEventSet_t set)
+{
+	unsigned long long all;
+	int rc = supported(d, set);
+
+	if (rc == NVML_SUCCESS)
+		rc = nvmlDeviceGetSupportedEventTypes(d, &all);
+	if (rc == NVML_SUCCESS && types & ~all)
+		rc = NVML_ERROR_NOT_SUPPORTED;
+	if (rc == NVML_SUCCESS)
+		set->types[d->index] |= types;
+	return rc;
+}
+
+typedef struct {
+	nvmlDevice_t device;
+	unsigned long long type, data;
+	unsigned gi, ci;
+} nvmlEventData_t;
+
+/* next returns 1 with the next event of a set, if there is one. */
+static int next(nvmlEventSet_t set, nvmlEventData_t *event)
+{
+	char line[256], uuid[96];
+	unsigned i;
+	FILE *f = steering("events");
+	int found = 0;
+
+	if (!f)
+		return 0;
+	fseek(f, set->offset, SEEK_SET);
+	while (!found && fgets(line, sizeof line, f) && strchr(line, '\n')) {
+		set->offset = ftell(f);
+		if (sscanf(line, "%95s %llu %llu", uuid, &event->type, &event->data) != 3)
+			continue;
+		for (i = 0; !found && i < gpu_count; i++)
+			if (!strcmp(uuid, gpus[i].gpu->uuid) && set->types[i] & event->type) {
+				event->device = &gpus[i];
+				event->gi = event->ci = 0xffffffff;
+				found = 1;
+			}
+	}
+	fclose(f);
+	return found;
+}
+
+EXPORT int nvmlEventSetWait_v2(nvmlEventSet_t set, nvmlEventData_t *event, unsigned milliseconds)
+{
+	unsigned waited;
+
+	if (users == 0)
+		return NVML_ERROR_UNINITIALIZED;
+	if (unsupported(__func__))
+		return NVML_ERROR_UNKNOWN;
+	for (waited = 0; !next(set, event); waited += 5) {
+		if (waited >= milliseconds)
+			return NVML_ERROR_TIMEOUT;
+		usleep(5000);
+	}
 	return NVML_SUCCESS;
 }
 
