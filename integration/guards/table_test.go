@@ -746,7 +746,7 @@ var guards = []guard{
 		"p[:min(len(p), maxOutput-len(*f))]", "p",
 		"TestTheFirstOutputIsKept"},
 	{"probe: one process asks NVML", "internal/probe/server/server.go",
-		"if _, err := os.Lstat(cfg.Host.StateDir); err == nil && os.Geteuid() == 0 {", "if false {",
+		"if _, err := os.Lstat(host.StateDir); err != nil || os.Geteuid() != 0 {", "if true {",
 		"TestOneProcessAsksNVML"},
 	{"probe: kubelet of root", "internal/kubelet/podresources.go",
 		"if err == nil && peer.Uid != 0 &&", "if false && peer.Uid != 0 &&",
