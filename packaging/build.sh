@@ -35,7 +35,9 @@ common=$work/common
 mkdir "$common"
 mv "$work/native/share" "$common"
 gzip -9n "$common/share/man/man8/nvidia-shimctl.8"
-cp ../LICENSE nvidia-shim-serve.service grafana-dashboard.json "$common"
+cp ../LICENSE nvidia-shim-serve.service "$common"
+cp ../deploy/helm/nvidia-shim/files/dashboard.json "$common/grafana-dashboard.json"
+cp ../deploy/helm/nvidia-shim/files/rules.yaml "$common/alert-rules.yaml"
 echo "go $("$GO" env GOROOT)" >"$work/modules"
 # No pipe, in which it could fail unseen.
 (cd .. && CGO_ENABLED=1 "$GO" list -deps -f '{{with .Module}}{{.Path}} {{.Dir}}{{end}}' ./cmd/...) >>"$work/modules"

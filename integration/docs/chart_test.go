@@ -14,7 +14,7 @@ const chartDir = "deploy/helm/nvidia-shim/"
 func values(out map[string]string, prefix string, node map[string]any) {
 	for key, value := range node {
 		sub, ok := value.(map[string]any)
-		if ok && !slices.Contains([]string{"resources", "nodeSelector", "affinity"}, key) {
+		if ok && !slices.Contains([]string{"resources", "nodeSelector", "affinity", "labels"}, key) {
 			values(out, prefix+key+".", sub)
 			continue
 		}

@@ -163,12 +163,12 @@ func (p prometheus) query(t *testing.T, expr string) (series []string) {
 	return series
 }
 
-const dashboard = "../../packaging/grafana-dashboard.json"
+const chartFiles = "../../deploy/helm/nvidia-shim/files"
 
 // expressions are the queries of the dashboard, without its variables.
 func expressions(t *testing.T) (list []string) {
 	t.Helper()
-	data, err := os.ReadFile(dashboard)
+	data, err := os.ReadFile(filepath.Join(chartFiles, "dashboard.json"))
 	if err != nil {
 		t.Fatal(err)
 	}

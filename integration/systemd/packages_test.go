@@ -105,7 +105,7 @@ func besides(zsh string) []string {
 		"/usr/lib/systemd/system/" + runtimeclass.UnitName + "\n", "/usr/lib/systemd/system/" + serveUnit + "\n",
 		"/usr/share/man/man8/nvidia-shimctl.8.gz\n", "/usr/share/bash-completion/completions/nvidia-shimctl\n",
 		"/usr/share/zsh/" + zsh + "/_nvidia-shimctl\n", "/usr/share/fish/vendor_completions.d/nvidia-shimctl.fish\n",
-		"/usr/share/doc/containerd-shim-nvidia/grafana-dashboard.json\n", "/usr/share/doc/containerd-shim-nvidia/copyright\n",
+		"/usr/share/doc/containerd-shim-nvidia/grafana-dashboard.json\n", "/usr/share/doc/containerd-shim-nvidia/alert-rules.yaml\n", "/usr/share/doc/containerd-shim-nvidia/copyright\n",
 	}
 }
 
