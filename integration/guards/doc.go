@@ -5,6 +5,6 @@
 // of the one file without it, so the product carries nothing for these tests.
 //
 // `make test` checks the table: it fits the source, what it makes compiles, its tests exist, and
-// docs/security.md has the same rows. `make guards` removes one guard at a time and runs its test,
+// docs/guards.md has the same rows. `make guards` removes one guard at a time and runs its test,
 // as root, in a mount namespace of its own.
 package guards

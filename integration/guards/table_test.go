@@ -7,7 +7,7 @@ import (
 
 // guard is one guard of the product.
 type guard struct {
-	name     string // as in docs/security.md: its area and what it does
+	name     string // as in docs/guards.md: its area and what it does
 	file     string
 	old, new string // a text of the file, and what it is without the guard
 	test     string // the test that then fails, prefixed by the directory of its package if that is another
