@@ -10,11 +10,11 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 	"google.golang.org/protobuf/encoding/protowire"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/checkpoint"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/kubelet"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 // podAllocation holds the devices of one resource that were allocated to one container.
@@ -65,11 +65,11 @@ func pluginAnswer(visible string) []byte {
 // useCheckpoint is like writeCheckpoint, with any content; "" means no file.
 func useCheckpoint(t *testing.T, content string) {
 	t.Helper()
-	was := checkpoint.File
-	t.Cleanup(func() { checkpoint.File = was })
-	checkpoint.File = filepath.Join(t.TempDir(), "kubelet_internal_checkpoint")
+	was := kubelet.CheckpointFile
+	t.Cleanup(func() { kubelet.CheckpointFile = was })
+	kubelet.CheckpointFile = filepath.Join(t.TempDir(), "kubelet_internal_checkpoint")
 	if content != "" {
-		writeFile(t, checkpoint.File, content, 0o600)
+		writeFile(t, kubelet.CheckpointFile, content, 0o600)
 	}
 }
 
@@ -143,11 +143,11 @@ func TestTheCheckpointGrants(t *testing.T) {
 
 // askKubelet resolves a container of pod default/train whose environment asks for value. reply is
 // the kubelet's answer. It returns the outcome, and whether the kubelet was asked.
-func askKubelet(t *testing.T, spec func(*specs.Spec), value string, reply probe.Answers) (outcome string, asked bool) {
+func askKubelet(t *testing.T, spec func(*specs.Spec), value string, reply question.Answers) (outcome string, asked bool) {
 	t.Helper()
 	s := newSpec(devices(value)...)
 	spec(s)
-	plan, err := resolve(t, hostConfig(t), s, func(q probe.Questions) probe.Answers {
+	plan, err := resolve(t, hostConfig(t), s, func(q question.Questions) question.Answers {
 		asked = q.Pod != nil && q.Pod.Namespace == "default" && q.Pod.Name == "train"
 		return reply
 	})
@@ -162,8 +162,8 @@ func askKubelet(t *testing.T, spec func(*specs.Spec), value string, reply probe.
 	return showGPUs(plan), asked
 }
 
-func found(containers map[string][]string) probe.Answers {
-	return probe.Answers{Pod: &policy.Allocation{Found: true, Containers: containers}}
+func found(containers map[string][]string) question.Answers {
+	return question.Answers{Pod: &policy.Allocation{Found: true, Containers: containers}}
 }
 
 // The kubelet's API is asked if there is no checkpoint. Its answer contains no UID.
@@ -172,7 +172,7 @@ func TestTheKubeletsAPIGrantsByName(t *testing.T) {
 	const unknown = "refused: what was allocated to pod default/train is not known: "
 	for _, tc := range []struct {
 		name, checkpoint, container, value string
-		reply                              probe.Answers
+		reply                              question.Answers
 		want                               string
 	}{
 		{"its GPUs by UUID", "", "main", named, mine, "GPUs 1, 2"},
@@ -183,12 +183,12 @@ func TestTheKubeletsAPIGrantsByName(t *testing.T) {
 		{"a UUID and an index", "", "main", uuidOf(1)[0] + ",2", mine, unknown},
 		{"another GPU", "", "main", uuidOf(0)[0], mine, "refused: is not this container's"},
 		{"all, and the pod has nothing", "", "side", "all", mine, "starts without a GPU: no GPU was allocated to the container"},
-		{"a pod that is not there", "", "main", "all", probe.Answers{Pod: &policy.Allocation{}}, "starts without a GPU: no GPU was allocated: the kubelet does not know pod default/train"},
+		{"a pod that is not there", "", "main", "all", question.Answers{Pod: &policy.Allocation{}}, "starts without a GPU: no GPU was allocated: the kubelet does not know pod default/train"},
 		{"a damaged checkpoint", "{", "main", "all", mine, unknown + "... is no checkpoint of a known kubelet"},
 		{"a damaged checkpoint, and a UUID", "{", "main", named, mine, "GPUs 1, 2"},
-		{"a kubelet that does not answer", "", "main", named, probe.Answers{PodError: "busy"}, unknown + "the kubelet at /var/lib/kubelet/pod-resources/kubelet.sock: busy"},
-		{"no kubelet", "", "main", named, probe.Answers{NoKubelet: true}, unknown + "there is no kubelet at ... policy.kubelet-socket ... policy.accept-env-without-kubelet"},
-		{"no socket, and a damaged checkpoint", "{", "main", named, probe.Answers{NoKubelet: true}, unknown + "there is no kubelet at ... is no checkpoint of a known kubelet"},
+		{"a kubelet that does not answer", "", "main", named, question.Answers{PodError: "busy"}, unknown + "the kubelet at /var/lib/kubelet/pod-resources/kubelet.sock: busy"},
+		{"no kubelet", "", "main", named, question.Answers{NoKubelet: true}, unknown + "there is no kubelet at ... policy.kubelet-socket ... policy.accept-env-without-kubelet"},
+		{"no socket, and a damaged checkpoint", "{", "main", named, question.Answers{NoKubelet: true}, unknown + "there is no kubelet at ... is no checkpoint of a known kubelet"},
 	} {
 		useCheckpoint(t, tc.checkpoint)
 		if got, asked := askKubelet(t, podNamed("u1", tc.container), tc.value, tc.reply); !asked || !strings.HasPrefix(got, tc.want) && !matches(got, tc.want) {
@@ -205,14 +205,14 @@ func TestAContainerThatIsNotInTheCheckpoint(t *testing.T) {
 	reply := found(map[string][]string{"main": uuidOf(3), "side": uuidOf(3)})
 	for _, tc := range []struct {
 		name, uid, container string
-		reply                probe.Answers
+		reply                question.Answers
 		want                 string
 		asked                bool
 	}{
 		{"a container of the pod", "u1", "side", reply, "starts without a GPU: no GPU was allocated to the container", true},
 		{"an ephemeral one", "u1", "debug", reply, "GPU 1", true},
-		{"a pod that the API does not have", "u1", "debug", probe.Answers{Pod: &policy.Allocation{}}, "starts without a GPU: no GPU was allocated: the kubelet does not know", true},
-		{"no API", "u1", "debug", probe.Answers{NoKubelet: true}, "refused: what was allocated to pod default/train is not known: there is no kubelet at", true},
+		{"a pod that the API does not have", "u1", "debug", question.Answers{Pod: &policy.Allocation{}}, "starts without a GPU: no GPU was allocated: the kubelet does not know", true},
+		{"no API", "u1", "debug", question.Answers{NoKubelet: true}, "refused: what was allocated to pod default/train is not known: there is no kubelet at", true},
 		{"a pod that has nothing", "u3", "main", reply, "starts without a GPU: no GPU was allocated to the container", false},
 	} {
 		got, asked := askKubelet(t, podNamed(tc.uid, tc.container), "all", tc.reply)

@@ -16,21 +16,21 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/checkpoint"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/kubelet"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 // fuzzHost is a simulated host whose kubelet gave GPU 1 to the container podAnnotations.
 func fuzzHost(f *testing.F) *testHost {
 	h := simulatedHost(f)
 	h.cfg.Policy.AcceptVolumeMounts = false // otherwise a pod's device lists are a grant
-	was := checkpoint.File
-	f.Cleanup(func() { checkpoint.File = was })
-	checkpoint.File = filepath.Join(f.TempDir(), "checkpoint")
-	writeFile(f, checkpoint.File, `{"Data":{"PodDeviceEntries":[{"PodUID":"uid","ContainerName":"main","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["`+
+	was := kubelet.CheckpointFile
+	f.Cleanup(func() { kubelet.CheckpointFile = was })
+	kubelet.CheckpointFile = filepath.Join(f.TempDir(), "checkpoint")
+	writeFile(f, kubelet.CheckpointFile, `{"Data":{"PodDeviceEntries":[{"PodUID":"uid","ContainerName":"main","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":["`+
 		h.GPUs[1].UUID+`"]},"AllocResp":""}],"RegisteredDevices":{}},"Checksum":1}`, 0o600)
 	return h
 }
@@ -288,14 +288,14 @@ func lost(path string, before, after any) (list []string) {
 // FuzzAnswers uses any bytes as the probe's answer, for a pod that names GPU 0 or a MIG device.
 func FuzzAnswers(f *testing.F) {
 	h := newHost(f, sim.Options{GPUs: 3, MIG: []sim.MIGDevice{{GPU: 1, GI: 9, CI: 0}, {GPU: 1, GI: 5, CI: 1}}})
-	was := checkpoint.File
-	f.Cleanup(func() { checkpoint.File = was })
-	checkpoint.File = filepath.Join(f.TempDir(), "none")
+	was := kubelet.CheckpointFile
+	f.Cleanup(func() { kubelet.CheckpointFile = was })
+	kubelet.CheckpointFile = filepath.Join(f.TempDir(), "none")
 	facts := factsOf(h.Driver)
 	ids := []string{h.GPUs[0].UUID, h.MIG[0].UUID, h.MIG[1].UUID, h.GPUs[1].UUID}
 	for i := range ids {
 		allocation := `{"pod":{"found":true,"containers":{"main":["` + ids[i] + `"],"x":["` + ids[0] + `::1","all",""]}}}`
-		var a probe.Answers
+		var a question.Answers
 		if err := json.Unmarshal([]byte(allocation), &a); err != nil {
 			f.Fatal(err)
 		}
@@ -308,7 +308,7 @@ func FuzzAnswers(f *testing.F) {
 	}
 	f.Add([]byte(`{"facts":{"driver":"x","gpus":[{"minor":-1,"index":99,"instances":[{"gi":5,"ci":1}]}]},"pod_error":"busy","no_kubelet":true}`), 0)
 	f.Fuzz(func(t *testing.T, text []byte, i int) {
-		var a probe.Answers
+		var a question.Answers
 		if json.Unmarshal(text, &a) != nil {
 			return
 		}
@@ -318,7 +318,7 @@ func FuzzAnswers(f *testing.F) {
 		spec.Annotations = podAnnotations
 		c, err := ExamineSpec(spec, loading(h.cfg))
 		check(t, err)
-		plan, err := resolveIn(t, c, t.TempDir(), func(probe.Questions) probe.Answers { return a })
+		plan, err := resolveIn(t, c, t.TempDir(), func(question.Questions) question.Answers { return a })
 		if err != nil && strings.ContainsAny(err.Error(), "\n\r\x1b\x00") {
 			t.Fatalf("control characters in %q", err)
 		}
@@ -359,7 +359,7 @@ func FuzzKept(f *testing.F) {
 	})
 }
 
-func allIDs(a probe.Answers) (ids []string) {
+func allIDs(a question.Answers) (ids []string) {
 	for _, list := range a.Pod.Containers {
 		ids = append(ids, list...)
 	}

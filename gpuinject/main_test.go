@@ -20,9 +20,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/image"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 var check = simtest.Check
@@ -103,7 +103,7 @@ func newHost(t testing.TB, o sim.Options) *testHost {
 }
 
 // ask answers as this host's probe.
-func (h *testHost) ask(q probe.Questions) (a probe.Answers) {
+func (h *testHost) ask(q question.Questions) (a question.Answers) {
 	if q.Pod != nil {
 		a.PodError = "no kubelet in this test"
 	}
@@ -216,8 +216,8 @@ func readSpec(t testing.TB, dir string) *specs.Spec {
 }
 
 // noProbe is a probe that cannot be started.
-func noProbe(probe.Questions) probe.Answers {
-	return probe.Answers{FactsError: "no probe in this test", PodError: "no probe in this test"}
+func noProbe(question.Questions) question.Answers {
+	return question.Answers{FactsError: "no probe in this test", PodError: "no probe in this test"}
 }
 
 // resolveIn resolves a container whose image is at root.

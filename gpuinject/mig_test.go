@@ -13,9 +13,9 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 // newMIGHost makes a host with three GPUs, of which the middle one has MIG devices. NVML lists them
@@ -210,7 +210,7 @@ func TestT40RefusalRevealsNoMIGDevice(t *testing.T) {
 func TestKubeletAndNVMLAreAskedTogether(t *testing.T) {
 	h := newMIGHost(t)
 	var asked []string
-	ask := func(q probe.Questions) (a probe.Answers) {
+	ask := func(q question.Questions) (a question.Answers) {
 		if q.Pod != nil {
 			asked = append(asked, q.Pod.Namespace+"/"+q.Pod.Name)
 			a.Pod = &policy.Allocation{Found: true, Containers: map[string][]string{"main": {h.MIG[2].UUID}}}

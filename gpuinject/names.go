@@ -1,15 +1,15 @@
 package gpuinject
 
 import (
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/grant"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 // What callers of this package need of the packages below it.
 type (
 	// Ask sends all questions to the probe in one call.
-	Ask = grant.Ask
+	Ask = question.Ask
 	// Error describes a failed or refused request in one line, Kind its class.
 	Error = verdict.Error
 	Kind  = verdict.Kind

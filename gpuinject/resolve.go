@@ -54,7 +54,7 @@ func describeRequest(c Container) (log verdict.Log) {
 
 // findGrant decides which devices of this host the container gets, or whether it starts without the
 // driver.
-func findGrant(c Container, ask grant.Ask) (host.Host, grant.Grant, error) {
+func findGrant(c Container, ask Ask) (host.Host, grant.Grant, error) {
 	h, err := host.Discover(c.Config.Host)
 	if errors.Is(err, device.ErrNoDriver) && grant.StartsWithoutDriver(c.toGrant()) {
 		return host.Host{}, grant.Grant{Without: true, May: policy.Grant{Reason: "no GPU can have been allocated: " + err.Error()}}, nil

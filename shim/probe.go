@@ -17,13 +17,13 @@ import (
 
 // asking returns a function that calls ask and adds a failure to the events of the host.
 func asking(cfg *config.Config) gpuinject.Ask {
-	return func(q probe.Questions) probe.Answers {
+	return probe.ForContainer(func(q probe.Questions) probe.Answers {
 		a := ask(q)
 		if a.FactsError != "" || a.PodError != "" {
 			addEvent(cfg, state.Event{Kind: state.ProbeFailed, Reason: cmp.Or(a.FactsError, a.PodError)})
 		}
 		return a
-	}
+	})
 }
 
 // ask asks the probe beside the shim. The name of the configuration file comes from containerd's

@@ -6,6 +6,7 @@ import (
 	"github.com/urfave/cli/v3"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/hostinfo"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
@@ -21,7 +22,7 @@ func infoCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
-			info, err := hostinfo.Read(cfg.Host, asker(c))
+			info, err := hostinfo.Read(cfg.Host, probe.ForContainer(asker(c)))
 			if err != nil {
 				return err
 			}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/preview"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 func planOf(c *cli.Command, container gpuinject.Container) (gpuinject.Plan, error) {
@@ -23,7 +24,7 @@ func planOf(c *cli.Command, container gpuinject.Container) (gpuinject.Plan, erro
 
 // planner plans containers with the shim's configuration and probe.
 func planner(c *cli.Command) preview.Planner {
-	return preview.Planner{Config: loader(c), Ask: asker(c)}
+	return preview.Planner{Config: loader(c), Ask: probe.ForContainer(asker(c))}
 }
 
 // envFlag returns the variables of --env.

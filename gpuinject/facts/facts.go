@@ -10,8 +10,8 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 // Name is where the state directory keeps NVML's answer. lockName is held while NVML is asked:
@@ -49,7 +49,7 @@ func Load(cfg config.Host, h host.Host) Kept {
 // Ask asks q, which includes the question to NVML, and keeps NVML's answer. If NVML was asked for
 // another container since seen, that answer is used and only the other questions are asked. The
 // error says why there are no facts; the other replies are valid nevertheless.
-func Ask(cfg config.Host, h host.Host, seen Kept, q probe.Questions, ask func(probe.Questions) probe.Answers) (Kept, probe.Answers, error) {
+func Ask(cfg config.Host, h host.Host, seen Kept, q question.Questions, ask question.Ask) (Kept, question.Answers, error) {
 	others := q
 	others.Facts = false
 	st, err := state.Open(cfg.StateDir, cfg.ReadOnlyState)
@@ -85,7 +85,7 @@ func Ask(cfg config.Host, h host.Host, seen Kept, q probe.Questions, ask func(pr
 }
 
 // check returns why an answer of NVML cannot be used.
-func check(cfg config.Host, h host.Host, before string, reply probe.Answers) error {
+func check(cfg config.Host, h host.Host, before string, reply question.Answers) error {
 	if reply.Facts == nil {
 		return fmt.Errorf("NVML was asked: %s", reply.FactsError)
 	}

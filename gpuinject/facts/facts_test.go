@@ -13,10 +13,10 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/sim"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 // probed is a host whose NVML counts how often it is asked.
@@ -55,7 +55,7 @@ func (p *probed) facts() (device.Facts, error) {
 	if seen.Facts.Driver != "" {
 		return seen.Facts, nil
 	}
-	k, _, err := Ask(p.cfg, h, seen, probe.Questions{Facts: true}, func(q probe.Questions) (a probe.Answers) {
+	k, _, err := Ask(p.cfg, h, seen, question.Questions{Facts: true}, func(q question.Questions) (a question.Answers) {
 		if !q.Facts {
 			return a
 		}
@@ -64,10 +64,10 @@ func (p *probed) facts() (device.Facts, error) {
 		f.Driver, f.GPUs = h.DriverVersion, f.GPUs[:len(h.GPUs)]
 		if p.answer != nil {
 			if f, err = p.answer(); err != nil {
-				return probe.Answers{FactsError: err.Error()}
+				return question.Answers{FactsError: err.Error()}
 			}
 		}
-		return probe.Answers{Facts: &f}
+		return question.Answers{Facts: &f}
 	})
 	return k.Facts, err
 }

@@ -5,18 +5,14 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/allocation"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/checkpoint"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/facts"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/kubelet"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
-
-// Ask sends all questions to the probe in one call.
-type Ask func(probe.Questions) probe.Answers
 
 // answers holds the answers of NVML and the kubelet.
 type answers struct {
@@ -55,14 +51,14 @@ func selectEach(h host.Host, ids []string, a answers) (set device.Set, missing s
 // askAll collects every question that only the kubelet or NVML can answer and asks them at once.
 // granted is true if the specification itself grants devices: by its nodes, or by the ids in named,
 // which grant the devices that they name.
-func askAll(c Container, h host.Host, granted bool, named []string, ask Ask) answers {
+func askAll(c Container, h host.Host, granted bool, named []string, ask question.Ask) answers {
 	who := c.Input.Container
 	needsPod := !granted && policy.NeedsKubelet(c.Config.Policy, who)
-	var pod allocation.Pod
+	var pod kubelet.Pod
 	if needsPod {
-		pod = allocation.Read(checkpoint.File, c.Config.Policy.KubeletSocket, who)
+		pod = kubelet.Read(kubelet.CheckpointFile, c.Config.Policy.KubeletSocket, who)
 	}
-	allocated, _ := allocation.FullIDs(h, pod.IDs())
+	allocated, _ := kubelet.FullIDs(h, pod.IDs())
 	required := requirementsNeedFacts(c, h)
 	var a answers
 	// Only NVML knows some names of devices.
@@ -74,8 +70,8 @@ func askAll(c Container, h host.Host, granted bool, named []string, ask Ask) ans
 	mayGrant := granted || len(allocated) > 0 || pod.Question != nil || policy.GrantsAll(c.Config.Policy, who)
 	unknown := a.kept.Asked.IsZero() && (required || pod.Question != nil && names)
 	ids := slices.Concat(named, allocated, c.Request.Devices)
-	q := probe.Questions{Pod: pod.Question, Facts: mayGrant && (unknown || h.NeedsFacts(ids, a.kept.Facts))}
-	var reply probe.Answers
+	q := question.Questions{Pod: pod.Question, Facts: mayGrant && (unknown || h.NeedsFacts(ids, a.kept.Facts))}
+	var reply question.Answers
 	switch {
 	case q.Facts:
 		a.kept, reply, a.factsErr = facts.Ask(c.Config.Host, h, a.kept, q, ask)
@@ -91,16 +87,16 @@ func askAll(c Container, h host.Host, granted bool, named []string, ask Ask) ans
 
 // selectAllocated resolves the ids that the kubelet allocated to the container. asked reports
 // whether NVML was asked before.
-func (a *answers) selectAllocated(c Container, h host.Host, asked bool, ask Ask) {
+func (a *answers) selectAllocated(c Container, h host.Host, asked bool, ask question.Ask) {
 	ids, _ := a.kubelet.Allocation.IDs(c.Input.Container.Name)
-	ids, a.passedOver = allocation.FullIDs(h, ids)
+	ids, a.passedOver = kubelet.FullIDs(h, ids)
 	if len(a.passedOver) > 0 {
 		a.kubelet.PassedOver = a.passedOver[0]
 	}
 	if !asked && h.NeedsFacts(ids, a.kept.Facts) {
 		// A MIG device was created with the instance ids of an earlier one, so NVML's kept answer
 		// still has the earlier UUID. Only this case needs a second question.
-		a.kept, _, a.factsErr = facts.Ask(c.Config.Host, h, a.kept, probe.Questions{Facts: true}, ask)
+		a.kept, _, a.factsErr = facts.Ask(c.Config.Host, h, a.kept, question.Questions{Facts: true}, ask)
 	}
 	set, missing, err := selectEach(h, ids, *a)
 	if err != nil && !errors.Is(err, device.ErrFacts) && !isFault(err) {

@@ -11,13 +11,14 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 // takeOver treats the devices that CDI added to the specification as both the request and the
 // grant. Nodes are identified by their device numbers, not by their names.
-func takeOver(c Container, h host.Host, ask Ask) (Grant, error) {
+func takeOver(c Container, h host.Host, ask question.Ask) (Grant, error) {
 	g := Grant{Request: c.Request}
 	err := checkStale(c, h)
 	if err != nil {

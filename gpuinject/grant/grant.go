@@ -8,12 +8,13 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/verdict"
 )
 
 // Decide decides which devices of the host the container gets. The grant explains an error.
-func Decide(c Container, h host.Host, ask Ask) (Grant, error) {
+func Decide(c Container, h host.Host, ask question.Ask) (Grant, error) {
 	if c.Input.EditedByCDI {
 		return takeOver(c, h, ask)
 	}

@@ -19,10 +19,10 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/atomicfile"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/preview"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/runtimeclass"
 )
@@ -49,7 +49,7 @@ func Make(p preview.Planner) (*specs.Spec, error) {
 	}
 	var facts device.Facts
 	if len(h.MIG) > 0 || h.LacksUUIDs() {
-		answers := p.Ask(probe.Questions{Facts: true})
+		answers := p.Ask(question.Questions{Facts: true})
 		if answers.Facts == nil {
 			return nil, errors.New(answers.FactsError)
 		}

@@ -12,7 +12,7 @@ import (
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/term"
 )
 
@@ -52,7 +52,7 @@ func Read(h config.Host, ask gpuinject.Ask) (*Info, error) {
 	if err != nil {
 		return nil, err
 	}
-	answers := ask(probe.Questions{Facts: true})
+	answers := ask(question.Questions{Facts: true})
 	var facts device.Facts
 	if answers.Facts != nil {
 		facts = *answers.Facts

@@ -6,6 +6,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/procfs"
 )
 
@@ -98,12 +99,15 @@ type Observed struct {
 	Xids []uint64 `json:"xids,omitempty"`
 }
 
-// Pod is a pod of the kubelet behind a PodResources socket. Its names come from containerd, not
-// from a container.
-type Pod struct {
-	Socket    string `json:"socket"`
-	Namespace string `json:"namespace"`
-	Name      string `json:"name"`
+// Pod is a pod of the kubelet.
+type Pod = question.Pod
+
+// ForContainer returns the part of ask that decides about a container.
+func ForContainer(ask func(Questions) Answers) question.Ask {
+	return func(q question.Questions) question.Answers {
+		a := ask(Questions{Facts: q.Facts, Pod: q.Pod})
+		return question.Answers{Facts: a.Facts, FactsError: a.FactsError, Pod: a.Pod, PodError: a.PodError, NoKubelet: a.NoKubelet}
+	}
 }
 
 // Answers has an answer or an error text for each question that was asked. The other fields mean

@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
 
@@ -63,11 +63,11 @@ func Limited(ask gpuinject.Ask) gpuinject.Ask { return limited(ask, time.Second)
 func limited(ask gpuinject.Ask, every time.Duration) gpuinject.Ask {
 	var mu sync.Mutex
 	var last time.Time
-	return func(q probe.Questions) probe.Answers {
+	return func(q question.Questions) question.Answers {
 		mu.Lock()
 		defer mu.Unlock()
 		if time.Since(last) < every {
-			return probe.Answers{FactsError: fmt.Sprintf("NVML was asked less than %s ago: try again", every)}
+			return question.Answers{FactsError: fmt.Sprintf("NVML was asked less than %s ago: try again", every)}
 		}
 		defer func() { last = time.Now() }()
 		return ask(q)

@@ -17,9 +17,9 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/place"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/state"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/nvml"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/runargs"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/status"
 )
@@ -314,16 +314,16 @@ func TestT80AStatusThatIsNeverReadHangsNoRequest(t *testing.T) {
 
 func TestT80NVMLIsNotAskedByEachRequest(t *testing.T) {
 	n := 0
-	ask := func(probe.Questions) probe.Answers { n++; return probe.Answers{} }
+	ask := func(question.Questions) question.Answers { n++; return question.Answers{} }
 	seldom, often := limited(ask, time.Hour), limited(ask, 0)
-	if a := seldom(probe.Questions{}); a.FactsError != "" || n != 1 {
+	if a := seldom(question.Questions{}); a.FactsError != "" || n != 1 {
 		t.Errorf("%+v, asked %d times", a, n)
 	}
-	if a := seldom(probe.Questions{}); !strings.Contains(a.FactsError, "try again") || n != 1 {
+	if a := seldom(question.Questions{}); !strings.Contains(a.FactsError, "try again") || n != 1 {
 		t.Errorf("%+v, asked %d times", a, n)
 	}
 	for range 2 {
-		often(probe.Questions{})
+		often(question.Questions{})
 	}
 	if n != 3 {
 		t.Errorf("asked %d times", n)

@@ -1,4 +1,4 @@
-package checkpoint
+package kubelet
 
 import (
 	"encoding/json"
@@ -88,7 +88,7 @@ func TestAnAnswerGoesBeforeTheIDs(t *testing.T) {
 		entry("0b3e", "nic", "example.com/nic", "GPU-e", nil),
 		entry("other", "main", "nvidia.com/gpu", "GPU-f", gpu("GPU-f")),
 	}, ",")+`],"RegisteredDevices":{}},"Checksum":1}`)
-	got, err := Pod(file, "0b3e")
+	got, err := readPod(file, "0b3e")
 	if err != nil {
 		t.Fatal(err)
 	}

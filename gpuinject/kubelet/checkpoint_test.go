@@ -1,4 +1,4 @@
-package checkpoint
+package kubelet
 
 import (
 	"bytes"
@@ -30,14 +30,14 @@ func write(t *testing.T, content string) string {
 
 func TestPod(t *testing.T) {
 	file := write(t, written)
-	got, err := Pod(file, "0b3e")
+	got, err := readPod(file, "0b3e")
 	if err != nil || len(got["main"]) != 3 || !reflect.DeepEqual(got["prepare"], []string{"GPU-d"}) || len(got) != 2 {
 		t.Errorf("got %v, %v", got, err)
 	}
 	for name, content := range map[string]string{
 		"another pod": written, "a kubelet that has allocated nothing": `{"Data":{"PodDeviceEntries":null,"RegisteredDevices":{}},"Checksum":1}` + "\n",
 	} {
-		if got, err := Pod(write(t, content), "b3e"); err != nil || len(got) != 0 {
+		if got, err := readPod(write(t, content), "b3e"); err != nil || len(got) != 0 {
 			t.Errorf("%s: got %v, %v", name, got, err)
 		}
 	}
@@ -62,7 +62,7 @@ func TestAFileOfAnotherFormIsAnError(t *testing.T) {
 		"too large":                    written + strings.Repeat(" ", maxSize),
 	} {
 		file := write(t, content)
-		if got, err := Pod(file, "0b3e"); err == nil || got != nil || !strings.Contains(err.Error(), file) || strings.Contains(err.Error(), "\n") {
+		if got, err := readPod(file, "0b3e"); err == nil || got != nil || !strings.Contains(err.Error(), file) || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: got %v, %v", name, got, err)
 		}
 	}
@@ -91,11 +91,11 @@ func TestOnlyAFileOfRootsCounts(t *testing.T) {
 		} else if err != nil {
 			t.Fatal(err)
 		}
-		if got, err := Pod(file, "0b3e"); err == nil || !strings.Contains(err.Error(), tc.says) {
+		if got, err := readPod(file, "0b3e"); err == nil || !strings.Contains(err.Error(), tc.says) {
 			t.Errorf("%s: got %v, %v", tc.name, got, err)
 		}
 	}
-	if got, err := Pod(write(t, written), ""); err == nil || !strings.Contains(err.Error(), "UID") {
+	if got, err := readPod(write(t, written), ""); err == nil || !strings.Contains(err.Error(), "UID") {
 		t.Errorf("without a UID: got %v, %v", got, err)
 	}
 }
@@ -111,7 +111,7 @@ func FuzzPod(f *testing.F) {
 		if err := os.WriteFile(file, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		pod, err := Pod(file, "0b3e")
+		pod, err := readPod(file, "0b3e")
 		if err != nil {
 			if pod != nil || strings.Contains(err.Error(), "\n") {
 				t.Errorf("%v, %q", pod, err)

@@ -1,9 +1,13 @@
-// Package checkpoint reads what the kubelet's device manager allocated from the file that it keeps:
-// device ids by pod UID, container and resource, init containers included.
+// Package kubelet determines what the kubelet allocated to a container: from its device manager's
+// checkpoint, which is bound to the pod's UID and includes init containers, and, if that is not
+// enough, from its API, to which the caller sends Pod.Question.
 //
-//	containers, err := checkpoint.Pod(checkpoint.File, uid)
+//	pod := kubelet.Read(kubelet.CheckpointFile, socket, container)
+//	answer := pod.Answer(host, named, reply)
 //
-// The kubelet writes the file when it admits a pod, before any container of the pod is created, and
+// Ids of other plugins' resources are not devices: only full names of GPUs and MIG devices count.
+//
+// The kubelet writes the checkpoint when it admits a pod, before any container of the pod is created, and
 // a pod whose write fails is not admitted: pkg/kubelet/cm/devicemanager of Kubernetes. It replaces
 // the file by rename after fsync, so a reader sees the old state or the new one, never a part.
 // Another process can still have damaged it, and a later kubelet can use another format: a file
@@ -17,4 +21,5 @@
 // container then has less than was allocated to it, never what another pod's UID has.
 //
 // The package must never read a file that users other than root can write, and asks no process.
-package checkpoint
+
+package kubelet

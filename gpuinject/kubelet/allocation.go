@@ -1,4 +1,4 @@
-package allocation
+package kubelet
 
 import (
 	"errors"
@@ -8,17 +8,16 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/checkpoint"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/policy"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/question"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/probe"
 )
 
 // Pod holds the kubelet's checkpoint of a container's pod.
 type Pod struct {
 	// Question is for the kubelet's API; nil if the checkpoint answers.
-	Question *probe.Pod
+	Question *question.Pod
 
 	name       string // of the container
 	socket     string
@@ -30,12 +29,12 @@ type Pod struct {
 // container without a device from an ephemeral container, which shares the devices of its pod.
 func Read(file, socket string, who request.Container) Pod {
 	p := Pod{name: who.Name, socket: socket}
-	p.containers, p.err = checkpoint.Pod(file, who.UID)
+	p.containers, p.err = readPod(file, who.UID)
 	if p.err == nil && len(p.containers) == 0 {
 		p.containers = map[string][]string{who.Name: {}}
 	}
 	if _, listed := p.containers[who.Name]; !listed {
-		p.Question = &probe.Pod{Socket: socket, Namespace: who.Namespace, Name: who.Pod}
+		p.Question = &question.Pod{Socket: socket, Namespace: who.Namespace, Name: who.Pod}
 	}
 	return p
 }
@@ -48,7 +47,7 @@ func (p Pod) IDs() []string {
 
 // Answer combines the kubelet's answers for the pod: its checkpoint and, if asked for, its reply.
 // named are the devices that the container asks for.
-func (p Pod) Answer(h host.Host, named []string, reply probe.Answers) (k policy.KubeletAnswer) {
+func (p Pod) Answer(h host.Host, named []string, reply question.Answers) (k policy.KubeletAnswer) {
 	switch {
 	case p.Question == nil:
 		k.Allocation = policy.Allocation{Found: true, Containers: p.containers}

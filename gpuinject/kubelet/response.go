@@ -1,4 +1,4 @@
-package checkpoint
+package kubelet
 
 import (
 	"encoding/json"
