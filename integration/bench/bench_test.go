@@ -11,7 +11,7 @@ func TestMarkdown(t *testing.T) {
 	r := &Result{Rounds: 4, Many: map[string]Many{
 		stock: {Tenth: []float64{50}, Last: []float64{60}, Beside: []float64{40}},
 		ours:  {Tenth: []float64{50}, Last: []float64{60}, Beside: []float64{44}},
-	}, Cases: setup{gpus: 8, small: "s", middle: "m", large: "l"}.cases(options{})}
+	}, Cases: setup{gpus: 8, small: "s", middle: "m", large: "l"}.cases(options{before: "another"})}
 	for round := range 4 {
 		slow := float64(1 + round)
 		for _, c := range r.Cases {
@@ -23,7 +23,7 @@ func TestMarkdown(t *testing.T) {
 				if c.Name == caseCold {
 					f += 50
 				}
-				r.Samples = append(r.Samples, Sample{Case: c.Name, Variant: v.Name, Round: round, Create: 20 * f, Start: 10 * f})
+				r.Samples = append(r.Samples, Sample{Case: c.Name, Variant: v.Name, Round: round, Create: 20 * f, Start: 10 * f, Own: map[string]float64{ours: f, before: 2 * f}[v.Name]})
 			}
 		}
 	}
@@ -33,6 +33,8 @@ func TestMarkdown(t *testing.T) {
 		"| no GPU | stock, again 75.0 ms | 90.0 ms | 1.200 (1.200–1.200) | contains 1 | **miss** |",
 		"| no GPU: stock, again | stock 75.0 ms | 75.0 ms | 1.000 (1.000–1.000) |\n",
 		"| all GPUs | stock, same nodes 75.0 ms | 90.0 ms | 1.200 (1.200–1.200) | ≤ 1.25 | pass |",
+		"| one GPU, task made again | stock 75.0 ms | 90.0 ms | 1.200 (1.200–1.200) | ≤ 1.20 | pass |",
+		"| one GPU, own steps | before 5.00 ms | 3.00 ms | 0.600 (0.600–0.600) |",
 		"| one GPU, cold view | one GPU 90.0 ms | 1590.0 ms | +1500.0 ms (1500.0–1500.0) | ≤ 100 ms added | **miss** |",
 		"| the last of 200 running containers, stock | the 10th 50.0 ms | 60.0 ms | 1.200 (1.200–1.200) |\n",
 		"| the last of 200 running containers, ours | the 10th 50.0 ms | 60.0 ms | 1.200 (1.200–1.200) | ≤ 1.10 | **miss** |",

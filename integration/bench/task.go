@@ -46,8 +46,8 @@ func (d *daemon) start(ctx context.Context, id string) (*task, error) {
 	return t, nil
 }
 
-// remove ends the task and deletes it, its container and its snapshot.
-func (t *task) remove(ctx context.Context) error {
+// stop ends the task and deletes it.
+func (t *task) stop(ctx context.Context) error {
 	ctx = t.client.Context(ctx)
 	api := t.client.Tasks
 	if _, err := api.Kill(ctx, &tasks.KillRequest{ContainerID: t.id, Signal: uint32(unix.SIGKILL), All: true}); err != nil {
@@ -59,6 +59,15 @@ func (t *task) remove(ctx context.Context) error {
 	if _, err := api.Delete(ctx, &tasks.DeleteTaskRequest{ContainerID: t.id}); err != nil {
 		return fmt.Errorf("delete the task of %s: %w", t.id, err)
 	}
+	return nil
+}
+
+// remove ends the task and deletes it, its container and its snapshot.
+func (t *task) remove(ctx context.Context) error {
+	if err := t.stop(ctx); err != nil {
+		return err
+	}
+	ctx = t.client.Context(ctx)
 	if _, err := containers.NewContainersClient(t.client.Conn).Delete(ctx, &containers.DeleteContainerRequest{ID: t.id}); err != nil {
 		return fmt.Errorf("delete container %s: %w", t.id, err)
 	}
