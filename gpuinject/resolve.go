@@ -94,7 +94,7 @@ func giveDriver(c Container, img *image.Root, h host.Host, g grant.Grant) (all p
 		return all, err
 	}
 	pc := c.toPlace()
-	more, ch := place.ClassFiles(pc, nodes.List)
+	more, ch := place.ClassFiles(pc, nodes.Classes)
 	files.Data = slices.Concat(files.Data, more)
 	if err := all.Append(ch, nil); err != nil {
 		return all, err
@@ -102,7 +102,7 @@ func giveDriver(c Container, img *image.Root, h host.Host, g grant.Grant) (all p
 	if err := all.Append(place.IgnoreMemoryLimits(pc)); err != nil {
 		return all, err
 	}
-	mask, err := place.Mask(pc, h.DriverVersion, g.GPUs, g.Set, place.HasGDS(nodes.List))
+	mask, err := place.Mask(pc, h.DriverVersion, g.GPUs, g.Set, nodes.Classes)
 	if err := all.Append(mask, err); err != nil {
 		return all, err
 	}
@@ -141,7 +141,7 @@ func maskWithoutGPU(c Container, img *image.Root) (ch place.Changes, err error) 
 		return ch, verdict.Precondition("the container's specification has nodes of the NVIDIA driver: %w", err)
 	}
 	pc := c.toPlace()
-	if ch, err = place.Mask(pc, h.DriverVersion, h.Visible(set), set, false); err != nil || !ch.Proc.Masked {
+	if ch, err = place.Mask(pc, h.DriverVersion, h.Visible(set), set, nil); err != nil || !ch.Proc.Masked {
 		return ch, err
 	}
 	root, err := place.ReadMounts(pc, img, nil)

@@ -14,6 +14,7 @@ import (
 	"github.com/pelletier/go-toml/v2"
 	"github.com/pelletier/go-toml/v2/unstable"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/internal/trusted"
 )
 
@@ -391,7 +392,7 @@ func (c *Config) validate() (string, error) {
 		{"container.default-capabilities", c.Container.DefaultCapabilities, capabilities},
 		{"container.sockets", c.Container.Sockets, sockets},
 		{"container.on-pause", []string{c.Container.OnPause}, []string{SuspendGPU, Freeze}},
-		{"policy.allow-from-environment", c.Policy.AllowFromEnvironment, Classes},
+		{"policy.allow-from-environment", c.Policy.AllowFromEnvironment, devnode.Names()},
 		{"policy.kubernetes", []string{c.Policy.Kubernetes}, []string{Enforce, Audit, TrustEnv}},
 		{"policy.faulty-gpus", []string{c.Policy.FaultyGPUs}, []string{LeaveOut, Refuse}},
 		{"policy.health", []string{c.Policy.Health}, []string{Off, Warn, Refuse}},

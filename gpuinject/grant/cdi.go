@@ -6,7 +6,7 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
@@ -58,7 +58,7 @@ func takeOver(c Container, h host.Host, ask question.Ask) (Grant, error) {
 func checkStale(c Container, h host.Host) error {
 	for _, d := range c.Devices {
 		name := path.Clean(d.Path)
-		given := host.IsDriverNode(name) || name == "/dev/gdrdrv" || strings.HasPrefix(name, "/dev/infiniband/")
+		given := devnode.IsDriver(name) || devnode.IsOfClass(name)
 		if !given || d.Type != "c" && d.Type != "u" {
 			continue
 		}
@@ -82,17 +82,15 @@ func hasNode(c Container, n device.Node) bool {
 	return slices.Contains(c.Input.Container.Nodes, n.Number())
 }
 
-// cdiClasses are the device classes whose nodes NVIDIA's CDI specifications contain. RDMA adapters
-// are left out: other vendors' plugins allocate them too, so their origin is unknown, and they need
-// no further handling.
-var cdiClasses = []string{config.IMEX, config.GDS, config.GDRCopy, config.NVSwitch}
-
 // keptClasses returns the nodes of other device classes that CDI added to the specification. Their
 // files are already mounted.
 func keptClasses(c Container, h host.Host) (ch Nodes) {
-	for _, class := range cdiClasses {
+	for _, class := range devnode.Classes {
+		if !class.InCDI {
+			continue
+		}
 		// A node that is not as expected on this host stays as CDI added it.
-		others, _ := h.ClassNodes(class, nil)
+		others, _ := h.ClassNodes(class.Name, nil)
 		others = slices.DeleteFunc(others, func(n device.Node) bool { return !hasNode(c, n) })
 		if len(others) > 0 {
 			ch.addClass(class, others, "CDI put its nodes into the specification")

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
@@ -35,9 +36,10 @@ func (g Grant) Nodes(c Container, h host.Host, files driver.Files) (ch Nodes, er
 		ch = keptClasses(c, h)
 	}
 	if g.Request.ChannelsIgnored {
-		ch.Ignore(config.IMEX, "policy.ignore-imex-channels is true")
+		ch.Ignore(devnode.IMEX, "policy.ignore-imex-channels is true")
 	}
-	for _, class := range g.Request.Classes {
+	for _, name := range g.Request.Classes {
+		class, _ := devnode.ByName(name)
 		if err := ch.chooseClass(c, h, g, class); err != nil {
 			ch.List = nil
 			return ch, err
@@ -47,10 +49,10 @@ func (g Grant) Nodes(c Container, h host.Host, files driver.Files) (ch Nodes, er
 	return ch, nil
 }
 
-func (n *Nodes) chooseClass(c Container, h host.Host, g Grant, class string) error {
-	r, who := g.Request, c.Input.Container
+func (n *Nodes) chooseClass(c Container, h host.Host, g Grant, kind devnode.Class) error {
+	r, who, class := g.Request, c.Input.Container, kind.Name
 	var channels []int
-	if class == config.IMEX && !r.AllChannels {
+	if kind.Numbered && !r.AllChannels {
 		channels = r.Channels
 	}
 	nodes, err := h.ClassNodes(class, channels)
@@ -77,21 +79,21 @@ func (n *Nodes) chooseClass(c Container, h host.Host, g Grant, class string) err
 			n.Audit = append(n.Audit, class+": "+reason)
 		}
 	}
-	if class == config.MOFED && c.Config.Policy.RDMAAdapters == config.Near && !slices.Contains(r.Named, class) {
-		may = nearAdapters(c, h, g, may, &n.Log)
+	if kind.NearGPUs && c.Config.Policy.RDMAAdapters == config.Near && !slices.Contains(r.Named, class) {
+		may = nearAdapters(c, h, g, class, may, &n.Log)
 	}
 	if len(may) > 0 {
-		n.addClass(class, may, reason)
+		n.addClass(kind, may, reason)
 	}
 	return nil
 }
 
 // addClass adds the nodes of a class, and the reason why the container gets them.
-func (ch *Nodes) addClass(class string, nodes []device.Node, reason string) {
-	ch.Decide(class, "given", "%s", reason)
-	ch.Classes = append(ch.Classes, class)
+func (ch *Nodes) addClass(class devnode.Class, nodes []device.Node, reason string) {
+	ch.Decide(class.Name, "given", "%s", reason)
+	ch.Classes = append(ch.Classes, class.Name)
 	ch.List = append(ch.List, nodes...)
-	if class == config.IMEX {
+	if class.Numbered {
 		for _, n := range nodes {
 			ch.IMEX = append(ch.IMEX, int(n.Minor))
 		}
@@ -100,7 +102,7 @@ func (ch *Nodes) addClass(class string, nodes []device.Node, reason string) {
 
 // nearAdapters leaves out the RDMA adapters that are neither near the container's GPUs nor in its
 // specification, and the connection manager if no adapter is left.
-func nearAdapters(c Container, h host.Host, g Grant, may []device.Node, log *verdict.Log) []device.Node {
+func nearAdapters(c Container, h host.Host, g Grant, class string, may []device.Node, log *verdict.Log) []device.Node {
 	near, far := h.Near(may, g.GPUs)
 	var names []string
 	for _, n := range far {
@@ -113,9 +115,9 @@ func nearAdapters(c Container, h host.Host, g Grant, may []device.Node, log *ver
 	if len(names) == 0 {
 		return may
 	}
-	log.Decide(config.MOFED+" "+strings.Join(names, ","), "not given", "not near the container's GPUs: policy.rdma-adapters = %q gives every adapter", config.AllAdapters)
+	log.Decide(class+" "+strings.Join(names, ","), "not given", "not near the container's GPUs: policy.rdma-adapters = %q gives every adapter", config.AllAdapters)
 	if !slices.ContainsFunc(near, func(n device.Node) bool { return n.Individual }) {
-		log.Note("%s: no adapter of this host is near the container's GPUs: policy.rdma-adapters = %q gives every adapter", config.MOFED, config.AllAdapters)
+		log.Note("%s: no adapter of this host is near the container's GPUs: policy.rdma-adapters = %q gives every adapter", class, config.AllAdapters)
 		return nil
 	}
 	return near

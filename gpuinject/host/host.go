@@ -3,11 +3,10 @@ package host
 import (
 	"errors"
 	"fmt"
-	"path"
 	"slices"
-	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/tegra"
@@ -143,7 +142,7 @@ func (h Host) Nodes(set device.Set, caps []string, files driver.Files) ([]device
 
 // Given returns the devices whose nodes are in numbers. On a platform whose nodes do not stand for
 // one GPU each, any node stands for all GPUs.
-func (h Host) Given(numbers []device.Number) (device.Set, error) {
+func (h Host) Given(numbers []devnode.Number) (device.Set, error) {
 	if h.Platform == "" {
 		return h.Inventory.Given(numbers)
 	}
@@ -160,11 +159,4 @@ func (h Host) Given(numbers []device.Number) (device.Set, error) {
 		return device.Set{}, err
 	}
 	return all, nil
-}
-
-// IsDriverNode reports whether a path in a container is that of a node of a GPU driver, on any
-// platform.
-func IsDriverNode(name string) bool {
-	prefixes := append([]string{"/dev/nvidia", wsl.Node}, tegra.NodePrefixes...)
-	return slices.ContainsFunc(prefixes, func(p string) bool { return strings.HasPrefix(path.Clean(name), p) })
 }

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
@@ -188,7 +189,7 @@ func TestIsDriverNode(t *testing.T) {
 		"/dev/nvidia0": true, "/dev/nvidia-caps/nvidia-cap1": true, "/dev/dxg": true, "/dev/nvhost-gpu": true, "/dev/nvmap": true,
 		"/dev/nvgpu/igpu0/as": true, "/dev/../dev/nvidiactl": true, "/dev/null": false, "/x/dev/nvidia0": false, "": false,
 	} {
-		if got := host.IsDriverNode(name); got != want {
+		if got := devnode.IsDriver(name); got != want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
@@ -73,8 +74,8 @@ func TestTegraDevices(t *testing.T) {
 	if nodes, err := h.Nodes(device.Set{}, nil, files); err != nil || len(nodes) != 0 {
 		t.Errorf("without a GPU: %v, %v", nodes, err)
 	}
-	for number, want := range map[device.Number]int{{Major: 505, Minor: 2}: 1, {Major: 10, Minor: 80}: 1, {Major: 10, Minor: 57}: 0} {
-		if set, err := h.Given([]device.Number{number}); err != nil || len(set.GPUs) != want {
+	for number, want := range map[devnode.Number]int{{Major: 505, Minor: 2}: 1, {Major: 10, Minor: 80}: 1, {Major: 10, Minor: 57}: 0} {
+		if set, err := h.Given([]devnode.Number{number}); err != nil || len(set.GPUs) != want {
 			t.Errorf("node %v gives %v, %v", number, set, err)
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
@@ -51,8 +52,8 @@ func TestWSLDevices(t *testing.T) {
 			t.Errorf("%+v, %v", nodes, err)
 		}
 	}
-	for number, want := range map[device.Number]int{{Major: 10, Minor: 125}: 1, {Major: 10, Minor: 57}: 0, {Major: 195}: 0} {
-		if set, err := h.Given([]device.Number{number}); err != nil || len(set.GPUs) != want {
+	for number, want := range map[devnode.Number]int{{Major: 10, Minor: 125}: 1, {Major: 10, Minor: 57}: 0, {Major: 195}: 0} {
+		if set, err := h.Given([]devnode.Number{number}); err != nil || len(set.GPUs) != want {
 			t.Errorf("node %v gives %v, %v", number, set, err)
 		}
 	}

@@ -5,6 +5,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/procmask"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/rootfs"
@@ -53,9 +54,8 @@ func CheckProc(root rootfs.FS, masked bool) error {
 	return nil
 }
 
-// Mask decides what the mask shows of GPUs and the devices of set. gds is true if the container
-// gets nodes of GPUDirect Storage.
-func Mask(c Container, driverVersion string, gpus []device.GPU, set device.Set, gds bool) (ch Changes, err error) {
+// Mask decides what the mask shows of GPUs, the devices of set, and other classes of devices.
+func Mask(c Container, driverVersion string, gpus []device.GPU, set device.Set, classes []string) (ch Changes, err error) {
 	if err := checkIsolation(c); err != nil {
 		return ch, err
 	}
@@ -74,7 +74,12 @@ func Mask(c Container, driverVersion string, gpus []device.GPU, set device.Set, 
 	for _, right := range rights {
 		ch.Proc.Capabilities = append(ch.Proc.Capabilities, right.File)
 	}
-	if ch.Mask, err = procmask.Files(c.Host.ProcRoot, ch.Proc.GPUs, rights, gds); err != nil {
+	var more []string
+	for _, name := range classes {
+		class, _ := devnode.ByName(name)
+		more = append(more, class.Mask...)
+	}
+	if ch.Mask, err = procmask.Files(c.Host.ProcRoot, ch.Proc.GPUs, rights, more); err != nil {
 		return ch, verdict.Precondition("%w", err)
 	}
 	return ch, nil

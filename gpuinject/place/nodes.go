@@ -5,11 +5,10 @@ import (
 	"io/fs"
 	"path"
 	"slices"
-	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
@@ -19,31 +18,26 @@ import (
 // nodeOptions are the mount options for the bind mount of a device node.
 var nodeOptions = []string{"bind", "nosuid", "noexec", "rprivate"}
 
-// Host files that cuFile reads besides the nodes: the assignment of disks to devices, below
-// dev-root, and its configuration, below driver-root.
-const (
-	udevDir    = "/run/udev"
-	cufileJSON = "/etc/cufile.json"
-)
-
-func HasGDS(nodes []device.Node) bool {
-	return slices.ContainsFunc(nodes, func(n device.Node) bool { return strings.HasPrefix(n.Path, "/dev/nvidia-fs") })
-}
-
-// ClassFiles returns the files that GDS needs besides its nodes, if the host has them. They are
+// ClassFiles returns the files of the host that go with the classes, if the host has them. They are
 // mounted read-only, like every data file of the driver.
-func ClassFiles(c Container, nodes []device.Node) (files []driver.File, ch Changes) {
-	if c.Input.EditedByCDI || !HasGDS(nodes) {
+func ClassFiles(c Container, classes []string) (files []driver.File, ch Changes) {
+	if c.Input.EditedByCDI {
 		return nil, ch
 	}
-	for _, f := range [][2]string{{c.Host.DevRoot, udevDir}, {c.Host.DriverRoot, cufileJSON}} {
-		root, name := f[0], f[1]
-		at, err := driver.Locate(root, name)
-		switch {
-		case err == nil:
-			files = append(files, driver.File{Path: at, Dest: name, Direct: true})
-		case !errors.Is(err, fs.ErrNotExist):
-			ch.Note("gds: %v", err)
+	for _, name := range classes {
+		class, _ := devnode.ByName(name)
+		for _, f := range class.Files {
+			root := c.Host.DriverRoot
+			if f.InDevRoot {
+				root = c.Host.DevRoot
+			}
+			at, err := driver.Locate(root, f.Path)
+			switch {
+			case err == nil:
+				files = append(files, driver.File{Path: at, Dest: f.Path, Direct: true})
+			case !errors.Is(err, fs.ErrNotExist):
+				ch.Note("%s: %v", name, err)
+			}
 		}
 	}
 	return files, ch
@@ -78,7 +72,7 @@ func addNodes(c Container, list []device.Node) (ch Changes, err error) {
 	}
 	// runc would also look for CDI's nodes at the same paths on the host.
 	e.RemoveDevice = func(d specs.LinuxDevice) bool {
-		return bound[path.Clean(d.Path)] || len(bound) > 0 && c.Input.EditedByCDI && host.IsDriverNode(d.Path)
+		return bound[path.Clean(d.Path)] || len(bound) > 0 && c.Input.EditedByCDI && devnode.IsDriver(d.Path)
 	}
 	return ch, nil
 }

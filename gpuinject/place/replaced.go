@@ -8,6 +8,7 @@ import (
 
 	"github.com/opencontainers/runtime-spec/specs-go"
 
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
@@ -33,7 +34,7 @@ func RemoveReplaced(c Container, all driver.Files, nodes []device.Node) (ch Chan
 		if !r.Allow || r.Type != "c" || r.Major == nil || r.Minor == nil || !strings.Contains(r.Access, "m") {
 			return false
 		}
-		number := device.Number{Major: *r.Major, Minor: *r.Minor}
+		number := devnode.Number{Major: *r.Major, Minor: *r.Minor}
 		return slices.ContainsFunc(nodes, func(n device.Node) bool { return n.Number() == number })
 	}
 	for _, m := range c.Bundle.Spec.Mounts {

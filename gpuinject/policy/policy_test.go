@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/request"
 )
@@ -171,19 +172,19 @@ func TestDecideClass(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		all   bool
-		spec  []device.Number
+		spec  []devnode.Number
 		allow string
 		named bool
 		want  string
 	}{
 		{name: "the environment grants GPUs", all: true, want: every},
-		{name: "a GPU was allocated", spec: []device.Number{{Major: 195, Minor: 0}}},
+		{name: "a GPU was allocated", spec: []devnode.Number{{Major: 195, Minor: 0}}},
 		{name: "the operator allows the class", allow: "mofed", want: every},
 		{name: "the operator allows another class", allow: "imex"},
 		{name: "named by a device list", named: true, want: every},
-		{name: "a node in the specification brings what all share", spec: []device.Number{{Major: 231, Minor: 1}}, want: "verbs1 cm"},
-		{name: "what all share brings no other node", spec: []device.Number{{Major: 231, Minor: 9}}, want: "cm"},
-		{name: "a node of the same minor and another major", spec: []device.Number{{Major: 195, Minor: 1}}},
+		{name: "a node in the specification brings what all share", spec: []devnode.Number{{Major: 231, Minor: 1}}, want: "verbs1 cm"},
+		{name: "what all share brings no other node", spec: []devnode.Number{{Major: 231, Minor: 9}}, want: "cm"},
+		{name: "a node of the same minor and another major", spec: []devnode.Number{{Major: 195, Minor: 1}}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			p := config.Default().Policy

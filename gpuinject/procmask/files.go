@@ -20,9 +20,9 @@ type shown struct {
 	line string
 }
 
-// Files returns the files of a mask that shows GPUs, by their bus ids, and the rights of MIG; with
-// gds also what libcufile reads of the driver of GPUDirect Storage.
-func Files(procRoot string, gpus []string, rights []device.Capability, gds bool) (list []File, err error) {
+// Files returns the files of a mask that shows GPUs, by their bus ids, and the rights of MIG, and
+// those of more that the host has.
+func Files(procRoot string, gpus []string, rights []device.Capability, more []string) (list []File, err error) {
 	// ModifyDeviceFiles lets NVIDIA's libraries make device nodes by themselves, and is 1 if it is
 	// missing (nvidia-modprobe, init_device_file_parameters). A capability file has a parameter of
 	// its own, DeviceFileModify.
@@ -37,10 +37,8 @@ func Files(procRoot string, gpus []string, rights []device.Capability, gds bool)
 		// NVIDIA's device plugin looks them up in this table, where the names lack "mig/".
 		minors = fmt.Appendf(minors, "%s %d\n", strings.Replace(right.File, "mig/", "", 1), right.Minor)
 	}
-	if gds {
-		for _, name := range []string{"version", "devcount", "bridges", "modules", "peer_distance"} {
-			files = append(files, shown{name: filepath.Join("nvidia-fs", name), optional: true})
-		}
+	for _, name := range more {
+		files = append(files, shown{name: name, optional: true})
 	}
 	for _, f := range files {
 		data, err := device.ReadFile(filepath.Join(procRoot, "driver", f.name))

@@ -6,16 +6,8 @@ import (
 	"strconv"
 	"strings"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 )
-
-// switched lists the classes that are requested as a whole: by a variable of their name
-// (NVIDIA_GDS, NVIDIA_GDRCOPY, NVIDIA_MOFED, NVIDIA_NVSWITCH) whose only value is "enabled", like
-// the feature-gated modifiers of NVIDIA's toolkit, or by the CDI name <vendor>/<class>=all.
-var switched = []string{config.GDS, config.GDRCopy, config.MOFED, config.NVSwitch}
-
-// envIMEXChannels names IMEX channels.
-const envIMEXChannels = "NVIDIA_IMEX_CHANNELS"
 
 // migVariables ask for rights over all MIG devices, with the value "all" in any case.
 var migVariables = []struct{ variable, right string }{
@@ -68,7 +60,7 @@ func (r *Request) addClasses(s Input, l list, ignoreChannels, mounts bool) error
 	}
 	named := slices.Clone(l.classes)
 	if len(l.channels) > 0 || l.allChannels {
-		named = append(named, config.IMEX)
+		named = append(named, devnode.IMEX)
 		r.AllChannels, channels = l.allChannels, l.channels
 	}
 	r.Classes, r.Named = append(r.Classes, l.classes...), l.classes
@@ -80,20 +72,21 @@ func (r *Request) addClasses(s Input, l list, ignoreChannels, mounts bool) error
 			return s.channelsErr
 		}
 		r.ChannelsIgnored = ignoreChannels
-		r.Granted = append(r.Granted, config.IMEX)
+		r.Granted = append(r.Granted, devnode.IMEX)
 		r.AllChannels, channels = s.channels.allChannels, s.channels.channels
 	}
 	switch asked := r.AllChannels || len(channels) > 0; {
 	case ignoreChannels:
 		r.ChannelsIgnored, r.AllChannels = r.ChannelsIgnored || asked, false
-		r.Granted = slices.DeleteFunc(r.Granted, func(c string) bool { return c == config.IMEX })
+		r.Granted = slices.DeleteFunc(r.Granted, func(c string) bool { return c == devnode.IMEX })
 	case asked:
-		r.Classes = append(r.Classes, config.IMEX)
+		r.Classes = append(r.Classes, devnode.IMEX)
 		if !r.AllChannels {
 			r.Channels = slices.Compact(slices.Sorted(slices.Values(channels)))
 		}
 	}
-	slices.SortFunc(r.Classes, func(a, b string) int { return slices.Index(switched, a) - slices.Index(switched, b) })
+	names := devnode.Names()
+	slices.SortFunc(r.Classes, func(a, b string) int { return slices.Index(names, a) - slices.Index(names, b) })
 	r.Classes = slices.Compact(r.Classes)
 	return nil
 }
@@ -101,15 +94,17 @@ func (r *Request) addClasses(s Input, l list, ignoreChannels, mounts bool) error
 // fromVariables adds what variables request besides GPUs, and returns the IMEX channels they
 // request.
 func (r *Request) fromVariables(env map[string]string, ignoreChannels bool) ([]int, error) {
-	channels, err := parseChannels(env[envIMEXChannels])
+	imex, _ := devnode.ByName(devnode.IMEX)
+	channels, err := parseChannels(env[imex.Variable])
 	if err != nil && ignoreChannels {
 		r.ChannelsIgnored = true
 	} else if err != nil {
-		return nil, fmt.Errorf("%s=%s: %w", envIMEXChannels, Quote(env[envIMEXChannels]), err)
+		return nil, fmt.Errorf("%s=%s: %w", imex.Variable, Quote(env[imex.Variable]), err)
 	}
-	for _, class := range switched {
-		if env["NVIDIA_"+strings.ToUpper(class)] == "enabled" {
-			r.Classes = append(r.Classes, class)
+	for _, c := range devnode.Classes {
+		// The one value of the feature-gated modifiers of NVIDIA's toolkit.
+		if !c.Numbered && env[c.Variable] == "enabled" {
+			r.Classes = append(r.Classes, c.Name)
 		}
 	}
 	for _, v := range migVariables {

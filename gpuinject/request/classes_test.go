@@ -11,7 +11,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 )
 
 func TestOtherDevices(t *testing.T) {
@@ -55,7 +55,7 @@ func TestOtherDevices(t *testing.T) {
 				cfg.Policy.IgnoreIMEXChannels = ignore
 				r, err := Read(specOf(tc.env, append(tc.mounts, "0"), nil)).Request(cfg)
 				check(t, r, err, want)
-				if r.ChannelsIgnored != (ignore && tc.ignored) || ignore && slices.Contains(r.Granted, config.IMEX) {
+				if r.ChannelsIgnored != (ignore && tc.ignored) || ignore && slices.Contains(r.Granted, devnode.IMEX) {
 					t.Errorf("ignored %v, granted %q", r.ChannelsIgnored, r.Granted)
 				}
 			}
@@ -67,7 +67,7 @@ func TestOtherDevices(t *testing.T) {
 		t.Errorf("MIG rights without a GPU: %q", r.MIGRights)
 	}
 	r, err = Read(specOf([]string{"NVIDIA_MOFED=enabled"}, []string{"0", "cdi/nvidia.com/gds/all", "cdi/nvidia.com/imex-channel=2"}, nil)).Request(config.Default())
-	if check(t, r, err, `["0"] imex gds mofed 2`); !slices.Equal(r.Granted, []string{config.GDS, config.IMEX}) {
+	if check(t, r, err, `["0"] imex gds mofed 2`); !slices.Equal(r.Granted, []string{"gds", devnode.IMEX}) {
 		t.Errorf("granted %q", r.Granted)
 	}
 }
@@ -120,7 +120,7 @@ func TestContainer(t *testing.T) {
 			spec.Linux.Namespaces = []specs.LinuxNamespace{{Type: specs.UserNamespace, Path: "/proc/7/ns/user"}}
 		}
 		spec.Linux.Devices = []specs.LinuxDevice{{Type: "c", Major: 195, Minor: 1}, {Type: "b", Major: 8}, {Type: "u", Major: 195, Minor: 2}}
-		tc.want.Nodes, tc.want.DriverNodes = []device.Number{{Major: 195, Minor: 1}, {Major: 195, Minor: 2}}, true
+		tc.want.Nodes, tc.want.DriverNodes = []devnode.Number{{Major: 195, Minor: 1}, {Major: 195, Minor: 2}}, true
 		s := Read(spec)
 		if asks, _ := s.Asks(); !reflect.DeepEqual(s.Container, tc.want) || asks == tc.want.Sandbox {
 			t.Errorf("%+v: got %+v, asks %v", tc, s.Container, asks)
@@ -201,11 +201,4 @@ func FuzzRead(f *testing.F) {
 			t.Fatalf("nothing asks for %+v", r)
 		}
 	})
-}
-
-func TestEveryClassCanBeAskedFor(t *testing.T) {
-	known := append([]string{config.IMEX}, switched...)
-	if !slices.Equal(known, config.Classes) {
-		t.Errorf("a container can ask for %q, an operator can allow %q", known, config.Classes)
-	}
 }

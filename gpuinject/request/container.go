@@ -7,8 +7,7 @@ import (
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 )
 
 // Annotations that containerd's CRI plugin writes (internal/cri/annotations).
@@ -19,9 +18,6 @@ const (
 	annotationUID           = "io.kubernetes.cri.sandbox-uid"
 	annotationContainer     = "io.kubernetes.cri.container-name"
 )
-
-// driverMajor is registered for NVIDIA's driver (Documentation/admin-guide/devices.txt of Linux).
-const driverMajor = 195
 
 // Container is the identity and the privileges of the container that asks, as containerd wrote
 // them.
@@ -46,7 +42,7 @@ type Container struct {
 	UserNamespace bool
 	// Nodes are the character devices that are already in the specification. DriverNodes is true if
 	// some are the driver's.
-	Nodes       []device.Number
+	Nodes       []devnode.Number
 	DriverNodes bool
 }
 
@@ -79,8 +75,8 @@ func identify(spec *bundle.Spec) Container {
 	c.Privileged = c.Admin && len(spec.Linux.MaskedPaths) == 0
 	for _, d := range spec.Linux.Devices {
 		if d.Type == "c" || d.Type == "u" {
-			c.Nodes = append(c.Nodes, device.Number{Major: d.Major, Minor: d.Minor})
-			c.DriverNodes = c.DriverNodes || d.Major == driverMajor || host.IsDriverNode(d.Path)
+			c.Nodes = append(c.Nodes, devnode.Number{Major: d.Major, Minor: d.Minor})
+			c.DriverNodes = c.DriverNodes || d.Major == devnode.DriverMajor || devnode.IsDriver(d.Path)
 		}
 	}
 	return c

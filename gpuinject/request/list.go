@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	"tags.cncf.io/container-device-interface/pkg/parser"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 )
 
 // ownVendors are the vendors of CDI kinds that NVIDIA's tools write specifications for: nvidia-ctk,
@@ -15,9 +17,6 @@ import (
 var ownVendors = []string{"nvidia.com", "runtime.nvidia.com", "k8s.device-plugin.nvidia.com", managementVendor}
 
 const managementVendor = "management.nvidia.com"
-
-// imexKind is the CDI class of IMEX channels; the device is the channel's number.
-const imexKind = "imex-channel"
 
 // maxDevices bounds the identifiers in one list; no host has so many GPUs and MIG devices.
 const maxDevices = 1024
@@ -112,22 +111,36 @@ func (l *list) addOwn(vendor, class, name, item string) error {
 			// A container that manages the driver gets the channels as well.
 			l.allChannels = true
 		}
-	case class == imexKind && name == All:
-		l.allChannels = true
-	case class == imexKind:
-		n, err := channel(name)
-		if err != nil {
-			return err
-		}
-		l.channels = append(l.channels, n)
-	case slices.Contains(switched, class) && name == All:
-		l.classes = append(l.classes, class)
-	case slices.Contains(switched, class):
-		return fmt.Errorf("%s: %s/%s has the one device %s", Quote(item), vendor, class, All)
 	default:
-		return fmt.Errorf("%s is of an unknown CDI kind (known classes: gpu, mig, %s, %s)", Quote(item), imexKind, strings.Join(switched, ", "))
+		return l.addOther(vendor, class, name, item)
 	}
 	return nil
+}
+
+// addOther adds a device that is no GPU.
+func (l *list) addOther(vendor, kind, name, item string) error {
+	var kinds []string
+	for _, c := range devnode.Classes {
+		kinds = append(kinds, c.CDIKind)
+		switch {
+		case c.CDIKind != kind:
+			continue
+		case name == All && c.Numbered:
+			l.allChannels = true
+		case name == All:
+			l.classes = append(l.classes, c.Name)
+		case c.Numbered:
+			n, err := channel(name)
+			if err != nil {
+				return err
+			}
+			l.channels = append(l.channels, n)
+		default:
+			return fmt.Errorf("%s: %s/%s has the one device %s", Quote(item), vendor, kind, All)
+		}
+		return nil
+	}
+	return fmt.Errorf("%s is of an unknown CDI kind (known classes: gpu, mig, %s)", Quote(item), strings.Join(kinds, ", "))
 }
 
 // empty reports whether the list names nothing.

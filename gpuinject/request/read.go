@@ -11,7 +11,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/bundle"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 )
 
 // DeviceListDir is where a device plugin with the strategy volume-mounts mounts /dev/null once per
@@ -120,7 +120,8 @@ func (s *Input) readMount(destination, id string) {
 	var err error
 	if channel, ok := strings.CutPrefix(id, imexDir); ok {
 		l, failed = &s.channels, &s.channelsErr
-		err = l.add("nvidia.com/" + imexKind + "=" + channel)
+		imex, _ := devnode.ByName(devnode.IMEX)
+		err = l.add("nvidia.com/" + imex.CDIKind + "=" + channel)
 	} else if cdi, ok := strings.CutPrefix(id, "cdi/"); ok {
 		// <dir>/cdi/<vendor>/<class>/<name>, or the CDI name itself.
 		if parts := strings.SplitN(cdi, "/", 3); len(parts) == 3 && !strings.Contains(parts[0]+parts[1], "=") {
@@ -265,7 +266,7 @@ func Hooks(hooks specs.Hooks) []specs.Hook {
 func editedByCDI(spec *bundle.Spec, env map[string]string) bool {
 	return (env[EnvCDI] != "" || slices.ContainsFunc(Hooks(spec.Hooks), IsCDIHook)) &&
 		slices.ContainsFunc(spec.Linux.Devices, func(d specs.LinuxDevice) bool {
-			return (d.Type == "c" || d.Type == "u") && host.IsDriverNode(path.Clean(d.Path))
+			return (d.Type == "c" || d.Type == "u") && devnode.IsDriver(path.Clean(d.Path))
 		})
 }
 
@@ -275,7 +276,7 @@ func editedByCDI(spec *bundle.Spec, env map[string]string) bool {
 // another name (docker run --device /dev/nvidia0:/dev/gpu0), as Go's JSON encoder writes it. The
 // driver's other majors vary, but their nodes are useless without those of this one.
 var words = []string{
-	"/dev/nvidia", fmt.Sprintf(`"major":%d`, driverMajor), fmt.Sprintf(`"major": %d`, driverMajor),
+	"/dev/nvidia", fmt.Sprintf(`"major":%d`, devnode.DriverMajor), fmt.Sprintf(`"major": %d`, devnode.DriverMajor),
 	EnvVisibleDevices, EnvCUDAVersion, "cdi.k8s.io", config.SwarmPrefix, path.Base(DeviceListDir),
 	cdiHook, ctkHook, "nvidia-container-",
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	shimoptions "github.com/containerd-shim-nvidia/containerd-shim-nvidia/shim/options"
 )
 
@@ -157,6 +158,27 @@ func TestEveryHandlerOptionIsDocumented(t *testing.T) {
 }
 
 var quoted = regexp.MustCompile("`([^`]+)`")
+
+func TestEveryDeviceClassIsDocumented(t *testing.T) {
+	var documented []string
+	for _, row := range rows(page(t, "docs/environment.md"), "Variable") {
+		if len(row) == 3 {
+			variable, _, _ := strings.Cut(strings.Trim(row[0], "`"), "=")
+			documented = append(documented, variable+" "+strings.Trim(row[1], "`"))
+		}
+	}
+	for _, c := range devnode.Classes {
+		if want := c.Variable + " " + c.Name; !slices.Contains(documented, want) {
+			t.Errorf("docs/environment.md has no row %q: %q", want, documented)
+		}
+		if !c.Numbered && !strings.Contains(page(t, "docs/environment.md"), "`"+c.CDIKind+"=all`") {
+			t.Errorf("docs/environment.md does not have the CDI name %s=all", c.CDIKind)
+		}
+	}
+	if want := "Of `" + strings.Join(devnode.Names(), "`, `") + "`: "; !strings.Contains(page(t, "docs/configuration.md"), want) {
+		t.Errorf("docs/configuration.md does not have %q", want)
+	}
+}
 
 func TestEveryFieldOfTheRecordIsDocumented(t *testing.T) {
 	var documented []string

@@ -516,7 +516,7 @@ var guards = []guard{
 		"c.Input.NVIDIAHooks || c.Input.Container.DriverNodes && !c.Input.Container.Privileged", "c.Input.NVIDIAHooks",
 		"TestNodesWithoutARequestBringTheMask"},
 	{"mask: driver's major number", "gpuinject/request/container.go",
-		"d.Major == driverMajor ||", "false ||",
+		"d.Major == devnode.DriverMajor ||", "false ||",
 		"gpuinject TestNodesWithoutARequestBringTheMask"},
 	{"mask: driver's nodes under other names", "gpuinject/request/read.go",
 		"`\"major\":%d`", "`\"none\":%d`",

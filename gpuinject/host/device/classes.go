@@ -11,48 +11,10 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 )
 
-// classNode is one kind of nodes of a class.
-type classNode struct {
-	// name is below /dev; a star at its end stands for a number.
-	name       string
-	individual bool
-	// driver is the name in <proc>/devices, or for a misc device in <proc>/misc. A star at its end
-	// stands for anything.
-	driver string
-	misc   bool
-	// minor is the node's minor number, or one of the rules below.
-	minor int
-}
-
-// Rules for minor numbers that are not fixed.
-const (
-	minorNumber = -1 // the number in the node's name
-	minorAny    = -2 // the driver assigns them
-)
-
-// classes are the nodes by class. The numbers come from the kernel modules' sources:
-// nv-caps-imex.c (minor == channel), nvidia-fs (register_chrdev "nvidia-fs…"), gdrdrv.c (one
-// device, minor 0), ib_uverbs (IB_UVERBS_MAJOR and a dynamic region of the same name), ucma.c (a
-// misc device) and linux_nvswitch.c (minor == instance, 255 for control).
-var classes = map[string][]classNode{
-	config.IMEX:    {{name: "nvidia-caps-imex-channels/channel*", individual: true, driver: imexDriver, minor: minorNumber}},
-	config.GDS:     {{name: "nvidia-fs*", driver: "nvidia-fs*", minor: minorAny}},
-	config.GDRCopy: {{name: "gdrdrv", driver: "gdrdrv", minor: 0}},
-	config.MOFED: {
-		{name: "infiniband/uverbs*", individual: true, driver: "infiniband_verbs", minor: minorAny},
-		{name: "infiniband/rdma_cm", driver: "rdma_cm", misc: true},
-	},
-	config.NVSwitch: {
-		{name: "nvidia-nvswitchctl", driver: "nvidia-nvswitch", minor: 255},
-		{name: "nvidia-nvswitch*", individual: true, driver: "nvidia-nvswitch", minor: minorNumber},
-	},
-}
-
-const imexDriver = "nvidia-caps-imex-channels"
-
-// ClassNodes returns the nodes of a class of config.Classes, in the order of the numbers in their
+// ClassNodes returns the nodes of a class of devnode.Classes, in the order of the numbers in their
 // names. Of IMEX channels it returns those with the numbers given, or all if channels is nil; a
 // missing one is an error that names it. Of the other classes it returns what the host has, which
 // may be nothing.
@@ -61,7 +23,7 @@ const imexDriver = "nvidia-caps-imex-channels"
 // returns all correct ones, for a caller that only needs to know which of the host's nodes a
 // container already has.
 func (inv Inventory) ClassNodes(class string, channels []int) (nodes []Node, first error) {
-	kinds, known := classes[class]
+	c, known := devnode.ByName(class)
 	if !known {
 		return nil, fmt.Errorf("there is no class %q", class)
 	}
@@ -69,15 +31,15 @@ func (inv Inventory) ClassNodes(class string, channels []int) (nodes []Node, fir
 	if err != nil {
 		return nil, err
 	}
-	for _, k := range kinds {
+	for _, k := range c.Nodes {
 		list := channels
-		if class != config.IMEX || channels == nil {
-			list = k.present(inv.Config.DevRoot)
+		if !c.Numbered || channels == nil {
+			list = present(inv.Config.DevRoot, k.Name)
 		}
 		for _, n := range list {
-			node, err := k.node(inv.Config, n, majors)
+			node, err := classNode(inv.Config, k, n, majors)
 			if err == nil {
-				node.Individual = k.individual
+				node.Individual = k.Individual
 				nodes = append(nodes, node)
 			} else if first == nil {
 				first = err
@@ -87,30 +49,31 @@ func (inv Inventory) ClassNodes(class string, channels []int) (nodes []Node, fir
 	return nodes, first
 }
 
-// node verifies the node with that number.
-func (k classNode) node(cfg config.Host, number int, majors numbers) (Node, error) {
-	name := strings.Replace(k.name, "*", strconv.Itoa(number), 1)
-	if k.misc {
-		return MiscNode(cfg, name, k.driver)
+// classNode verifies the node of a kind with that number.
+func classNode(cfg config.Host, k devnode.Node, number int, majors numbers) (Node, error) {
+	isIMEX := k.Driver == devnode.IMEXDriver
+	name := strings.Replace(k.Name, "*", strconv.Itoa(number), 1)
+	if k.Misc {
+		return MiscNode(cfg, name, k.Driver)
 	}
-	w := wanted{name: name, driver: k.driver}
+	w := wanted{name: name, driver: k.Driver}
 	for driver, list := range majors {
-		if ok, _ := path.Match(k.driver, driver); ok {
+		if ok, _ := path.Match(k.Driver, driver); ok {
 			w.majors = append(w.majors, list...)
 		}
 	}
 	switch {
-	case k.minor == minorNumber:
+	case k.Minor == devnode.MinorNumber:
 		w.minors = []uint32{uint32(number)}
-	case k.minor >= 0:
-		w.minors = []uint32{uint32(k.minor)}
+	case k.Minor >= 0:
+		w.minors = []uint32{uint32(k.Minor)}
 	}
-	if k.driver == imexDriver && len(w.majors) > 0 {
+	if isIMEX && len(w.majors) > 0 {
 		// Administrators create these nodes, as NVIDIA documents.
 		w.makeCommand = fmt.Sprintf("nvidia-shimctl prepare --imex-channels=%d", number)
 	}
 	n, err := verify(cfg, w)
-	if k.driver == imexDriver && errors.Is(err, fs.ErrNotExist) {
+	if isIMEX && errors.Is(err, fs.ErrNotExist) {
 		if _, channels, e := readParams(cfg); e == nil && number >= channels {
 			err = fmt.Errorf("device node %s is missing, and the driver has the channels 0 to %d: load the nvidia module with NVreg_ImexChannelCount=%d or more: %w",
 				filepath.Join(cfg.DevRoot, "dev", name), channels-1, number+1, fs.ErrNotExist)
@@ -120,8 +83,8 @@ func (k classNode) node(cfg config.Host, number int, majors numbers) (Node, erro
 }
 
 // present lists the numbers of the host's nodes: only 0 for a kind without numbers.
-func (k classNode) present(devRoot string) []int {
-	file := filepath.Join(devRoot, "dev", k.name)
+func present(devRoot, name string) []int {
+	file := filepath.Join(devRoot, "dev", name)
 	if prefix, ok := strings.CutSuffix(file, "*"); ok {
 		found, _ := numbered(filepath.Dir(prefix), filepath.Base(prefix))
 		return found

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 )
 
 // Expected is a node that this host should have, with the mode and owner that the driver wants.
@@ -90,7 +91,7 @@ func (inv Inventory) Expected(channels []int) ([]Expected, error) {
 		if n < 0 || n >= maxChannels {
 			return nil, fmt.Errorf("IMEX channel %d: the driver has 0 to %d", n, maxChannels-1)
 		}
-		add(imexDriver+"/channel"+strconv.Itoa(n), imexDriver, uint32(n))
+		add(devnode.IMEXDriver+"/channel"+strconv.Itoa(n), devnode.IMEXDriver, uint32(n))
 	}
 	return list, nil
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
@@ -108,12 +109,12 @@ func TestFaultyMIGDevicesDoNotMakeAGPUWhole(t *testing.T) {
 	if len(inv.FaultyMIG) != 1 || inv.IsWhole(inv.GPUs[2]) {
 		t.Fatalf("%+v", inv.FaultyMIG)
 	}
-	node := []Number{{195, 3}}
+	node := []devnode.Number{{Major: 195, Minor: 3}}
 	if set, err := inv.Given(node); err != nil || !set.Empty() {
 		t.Errorf("its node gives %s, %v", set, err)
 	}
-	compute := Number{241, int64(giNode(3, 1) + 1)}
-	if err := inv.GivenFaulty([]Number{compute}); err == nil {
+	compute := devnode.Number{Major: 241, Minor: int64(giNode(3, 1) + 1)}
+	if err := inv.GivenFaulty([]devnode.Number{compute}); err == nil {
 		t.Error("the node of its compute instance is not that of a faulty device")
 	}
 }
@@ -121,13 +122,13 @@ func TestFaultyMIGDevicesDoNotMakeAGPUWhole(t *testing.T) {
 func TestGivenFaulty(t *testing.T) {
 	for _, tt := range []struct {
 		name, text string
-		numbers    []Number
+		numbers    []devnode.Number
 		faulty     bool
 	}{
-		{"its own node, whose minor is not known", "", []Number{{195, 2}}, true},
-		{"the node of another GPU", "", []Number{{195, 0}}, false},
-		{"the control nodes", "", []Number{{195, 255}, {195, 254}}, false},
-		{"a node of another driver", "", []Number{{238, 2}}, false},
+		{"its own node, whose minor is not known", "", []devnode.Number{{Major: 195, Minor: 2}}, true},
+		{"the node of another GPU", "", []devnode.Number{{Major: 195, Minor: 0}}, false},
+		{"the control nodes", "", []devnode.Number{{Major: 195, Minor: 255}, {Major: 195, Minor: 254}}, false},
+		{"a node of another driver", "", []devnode.Number{{Major: 238, Minor: 2}}, false},
 		{"no node", "", nil, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {

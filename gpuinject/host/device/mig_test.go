@@ -8,6 +8,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 )
 
 // instance makes a MIG device of the GPU with that minor number, as the driver shows it, with the
@@ -122,19 +124,19 @@ func TestGiven(t *testing.T) {
 	inv := migHost(t).discover()
 	for _, tt := range []struct {
 		name    string
-		numbers []Number
+		numbers []devnode.Number
 		want    []string
 	}{
 		{"no node gives nothing", nil, nil},
-		{"the node of a GPU without MIG gives it", []Number{{195, 255}, {195, 0}}, []string{"1"}},
-		{"the node of a GPU that has MIG devices gives neither it nor one of them", []Number{{195, 2}}, nil},
-		{"with the node of a GPU instance it still does not", []Number{{195, 2}, {241, 363}}, nil},
-		{"the node of a compute instance gives its MIG device", []Number{{195, 2}, {241, 363}, {241, 365}}, []string{"0 10/1"}},
-		{"without the GPU's node too", []Number{{241, 355}}, []string{"0 9/0"}},
-		{"another driver's node of that number gives nothing", []Number{{195, 355}, {238, 355}}, nil},
-		{"the right to configure MIG gives no device", []Number{{241, 1}, {241, 2}}, nil},
-		{"several", []Number{{195, 0}, {195, 2}, {195, 3}, {241, 355}, {241, 418}}, []string{"1", "0 9/0", "2 1/0"}},
-		{"a MIG device that could exist and does not", []Number{{195, 0}, {241, 5}}, []string{"1"}},
+		{"the node of a GPU without MIG gives it", []devnode.Number{{Major: 195, Minor: 255}, {Major: 195, Minor: 0}}, []string{"1"}},
+		{"the node of a GPU that has MIG devices gives neither it nor one of them", []devnode.Number{{Major: 195, Minor: 2}}, nil},
+		{"with the node of a GPU instance it still does not", []devnode.Number{{Major: 195, Minor: 2}, {Major: 241, Minor: 363}}, nil},
+		{"the node of a compute instance gives its MIG device", []devnode.Number{{Major: 195, Minor: 2}, {Major: 241, Minor: 363}, {Major: 241, Minor: 365}}, []string{"0 10/1"}},
+		{"without the GPU's node too", []devnode.Number{{Major: 241, Minor: 355}}, []string{"0 9/0"}},
+		{"another driver's node of that number gives nothing", []devnode.Number{{Major: 195, Minor: 355}, {Major: 238, Minor: 355}}, nil},
+		{"the right to configure MIG gives no device", []devnode.Number{{Major: 241, Minor: 1}, {Major: 241, Minor: 2}}, nil},
+		{"several", []devnode.Number{{Major: 195, Minor: 0}, {Major: 195, Minor: 2}, {Major: 195, Minor: 3}, {Major: 241, Minor: 355}, {Major: 241, Minor: 418}}, []string{"1", "0 9/0", "2 1/0"}},
+		{"a MIG device that could exist and does not", []devnode.Number{{Major: 195, Minor: 0}, {Major: 241, Minor: 5}}, []string{"1"}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			set, err := inv.Given(tt.numbers)
@@ -211,7 +213,7 @@ func TestAContainerAsAHostHasWhatItWasGiven(t *testing.T) {
 				t.Errorf("withheld %v, want %v", withheld, tc.withheld)
 			}
 			// Nodes that a pod there was given are no more than that.
-			given, err := inv.Given([]Number{{195, 0}, {195, 2}, {195, 3}, {241, 355}, {241, 364}, {241, 365}, {241, 418}})
+			given, err := inv.Given([]devnode.Number{{Major: 195, Minor: 0}, {Major: 195, Minor: 2}, {Major: 195, Minor: 3}, {Major: 241, Minor: 355}, {Major: 241, Minor: 364}, {Major: 241, Minor: 365}, {Major: 241, Minor: 418}})
 			if err != nil || !slices.Equal(shown(given), tc.all) {
 				t.Errorf("given %q, %v, want %q", shown(given), err, tc.all)
 			}

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/integration/simdriver/simtest"
 )
 
@@ -180,7 +180,7 @@ func TestClassNodes(t *testing.T) {
 	}
 	t.Run("a host without any has none, and that is no error", func(t *testing.T) {
 		inv := newHost(t).discover()
-		for _, class := range config.Classes {
+		for _, class := range devnode.Names() {
 			if nodes, err := inv.ClassNodes(class, nil); err != nil || len(nodes) != 0 {
 				t.Errorf("%s: %v, %v", class, nodes, err)
 			}

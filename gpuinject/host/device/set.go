@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 )
 
 // Set is a set of devices that a container asks for, may have or gets.
@@ -94,15 +96,14 @@ func (inv Inventory) Visible(s Set) []GPU {
 	})
 }
 
-// Number is a device number.
-type Number struct{ Major, Minor int64 }
-
 // Number returns the node's number.
-func (n Node) Number() Number { return Number{int64(n.Major), int64(n.Minor)} }
+func (n Node) Number() devnode.Number {
+	return devnode.Number{Major: int64(n.Major), Minor: int64(n.Minor)}
+}
 
 // Given returns the devices whose nodes are in list. The node of a MIG-partitioned GPU alone stands
 // for neither the GPU nor a MIG device; the node of a compute instance stands for its MIG device.
-func (inv Inventory) Given(list []Number) (Set, error) {
+func (inv Inventory) Given(list []devnode.Number) (Set, error) {
 	var s Set
 	if len(list) == 0 {
 		return s, nil
@@ -113,7 +114,7 @@ func (inv Inventory) Given(list []Number) (Set, error) {
 	}
 	has := func(driver string, minor int) bool {
 		return slices.ContainsFunc(majors[driver], func(major uint32) bool {
-			return slices.Contains(list, Number{int64(major), int64(minor)})
+			return slices.Contains(list, devnode.Number{Major: int64(major), Minor: int64(minor)})
 		})
 	}
 	for _, gpu := range inv.GPUs {
@@ -131,7 +132,7 @@ func (inv Inventory) Given(list []Number) (Set, error) {
 
 // GivenFaulty returns the error of the first faulty GPU or MIG device whose node is in list, or nil.
 // A node of a GPU that is no other GPU's counts as that of a faulty GPU whose minor is not known.
-func (inv Inventory) GivenFaulty(list []Number) error {
+func (inv Inventory) GivenFaulty(list []devnode.Number) error {
 	if len(list) == 0 || len(inv.Faulty)+len(inv.FaultyMIG) == 0 {
 		return nil
 	}
@@ -154,7 +155,7 @@ func (inv Inventory) GivenFaulty(list []Number) error {
 		}
 	}
 	for _, f := range inv.FaultyMIG {
-		given := func(n Number) bool {
+		given := func(n devnode.Number) bool {
 			return slices.Contains(majors[capsDriver], uint32(n.Major)) && n.Minor == int64(f.Instance.CIRight.Minor)
 		}
 		if f.Instance.CIRight.File != "" && slices.ContainsFunc(list, given) {

@@ -16,9 +16,6 @@ import (
 // Name is the platform's name in JSON.
 const Name = "tegra"
 
-// NodePrefixes are the prefixes of the paths of nodes that only these hosts have.
-var NodePrefixes = []string{"/dev/nvhost-", "/dev/nvmap", "/dev/nvgpu/"}
-
 // releaseFile is below the driver root, familyFile in sysfs.
 const (
 	releaseFile = "/etc/nv_tegra_release"

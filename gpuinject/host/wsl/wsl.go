@@ -12,16 +12,13 @@ import (
 	"strings"
 
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/config"
+	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/devnode"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/device"
 	"github.com/containerd-shim-nvidia/containerd-shim-nvidia/gpuinject/host/driver"
 )
 
 // Name is the platform's name in JSON.
 const Name = "wsl"
-
-// Node is the one device node. It is a misc device with a dynamic minor number and the same name
-// (dxg_drv_init in drivers/hv/dxgkrnl/dxgmodule.c of Microsoft's kernel).
-const Node = "/dev/dxg"
 
 // The places at which Windows shows its driver: what programs link with, and the driver store, a
 // directory for each driver package of Windows.
@@ -32,7 +29,7 @@ const (
 
 // Is reports whether this host is WSL2.
 func Is(cfg config.Host) bool {
-	for _, name := range []string{filepath.Join(cfg.DevRoot, Node), filepath.Join(cfg.DriverRoot, libraryDir, "libdxcore.so")} {
+	for _, name := range []string{filepath.Join(cfg.DevRoot, devnode.WSL), filepath.Join(cfg.DriverRoot, libraryDir, "libdxcore.so")} {
 		if _, err := os.Lstat(name); err != nil {
 			return false
 		}
@@ -49,7 +46,7 @@ func GPUs() []device.GPU {
 
 // Nodes returns the nodes that a container gets, with or without a GPU.
 func Nodes(cfg config.Host) ([]device.Node, error) {
-	name := path.Base(Node)
+	name := path.Base(devnode.WSL)
 	node, err := device.MiscNode(cfg, name, name)
 	if err != nil {
 		return nil, err
